@@ -13,8 +13,9 @@ local function number(name, low, high, whole)
   end
 end
 
---- A parser, and its options by name. options: a list of { name, text, default, and for numbers the least, the most, whether whole };
---- argparse shows defaults that are strings. Rank 0 alone speaks: the others wait for it, so that nobody ends the run before it has spoken.
+--- A parser, and its options by name. options: a list of { name, text, default, and for numbers the least, the most,
+--- whether whole }; argparse shows defaults that are strings. Rank 0 alone speaks: the others wait for it, so that
+--- nobody ends the run before it has spoken.
 return function(name, text, options)
   local first = peri.rank() == 0
   local function leave(stream, words, code)

@@ -4,9 +4,9 @@
 --   perilune run -n 2 examples/dlrm.lua --data train.txt --steps 5000          a file in the Criteo layout
 --   perilune run -n 2 examples/dlrm.lua --data synthetic:1000000               made-up samples
 --
--- It leaves OUT/log.jsonl (an object per logged step), OUT/tensorboard (the same, as an event file), OUT/curve.png (if gnuplot is there)
--- and OUT/summary.json. What is trained does not depend on the number of ranks or on the plan: --batch-size counts the samples of all ranks
--- together.
+-- It leaves OUT/log.jsonl (an object per logged step), OUT/tensorboard (the same, as an event file), OUT/curve.png (if
+-- gnuplot is there) and OUT/summary.json. What is trained does not depend on the number of ranks or on the plan:
+-- --batch-size counts the samples of all ranks together.
 local here = arg[0]:match "^(.*/)" or "./"
 package.path = here .. "?.lua;" .. package.path
 
@@ -25,8 +25,8 @@ local report = require "dlrm.report"
 local function build(options, data)
   peri.ffi.state.seed, peri.ffi.state.device = options.seed, options.device
   local module = dofile(options.model) {
-    tables = data.tables, dense_features = data.dense_features, embedding_dim = options.dim, learning_rate = options.learning_rate,
-    eps = options.eps,
+    tables = data.tables, dense_features = data.dense_features, embedding_dim = options.dim,
+    learning_rate = options.learning_rate, eps = options.eps,
   }
   if options.precision == "bf16" then
     local forward, kind = module.forward, options.device:match "^[%a_]+"
@@ -35,7 +35,8 @@ local function build(options, data)
     peri.set_float32_matmul_precision(options.precision)
   end
   local model = peri.DistributedModelParallel { module = module, plan = options.plan, device = options.device }
-  return model, peri.nn.optim.Adagrad { params = model:named_parameters(), lr = options.dense_learning_rate, eps = options.eps }
+  return model, peri.nn.optim.Adagrad { params = model:named_parameters(), lr = options.dense_learning_rate,
+    eps = options.eps }
 end
 
 local function copy(to, from, names)
@@ -45,8 +46,9 @@ end
 
 --- What the model is worth on the test samples, beside what it must beat.
 local function judge(options, data, model, summary, say)
-  local result = evaluation.evaluate(model, data.loader { part = "test", batch_size = evaluation.batch_size(model, options),
-    num_workers = options.num_workers })
+  local result = evaluation.evaluate(model,
+    data.loader { part = "test", batch_size = evaluation.batch_size(model, options),
+      num_workers = options.num_workers })
   copy(summary, result, { "auc", "ne", "logloss", "calibration" })
   summary.test_samples = result.samples
   summary.baseline = { base_rate = baselines.base_rate(data, result.ctr) }
@@ -70,16 +72,17 @@ local function main()
   settings.fit(options, data.samples)
   local prepared = Progress.now() - started
   local grouped = Progress.grouped
-  say(("%s: %s training, %s validation and %s test samples of %d dense and %d sparse features (%.1f s)"):format(data.name,
-    grouped(data.samples), grouped(data.validation_samples), grouped(data.test_samples), data.dense_features, #data.keys, prepared))
+  say(("%s: %s training, %s validation and %s test samples of %d dense and %d sparse features (%.1f s)"):format(
+    data.name, grouped(data.samples), grouped(data.validation_samples), grouped(data.test_samples), data.dense_features,
+    #data.keys, prepared))
 
   local model, optimizer = build(options, data)
   if options.device ~= "cpu" then say("transports: " .. peri.world():transports()) end
   local places = placement.of(model, options.plan)
   say(placement.text(places))
-  say(("training on %d %s of %s, each with %d workers for its batches, at most %d steps of %d samples (%.1f passes), learning rates %g "
-    .. "(tables) and %g (dense)"):format(peri.world_size(), peri.world_size() == 1 and "rank" or "ranks",
-    options.device, options.num_workers, options.steps, options.batch_size,
+  say(("training on %d %s of %s, each with %d workers for its batches, at most %d steps of %d samples (%.1f passes), "
+    .. "learning rates %g (tables) and %g (dense)"):format(peri.world_size(), peri.world_size() == 1 and "rank"
+    or "ranks", options.device, options.num_workers, options.steps, options.batch_size,
     options.steps / options.steps_per_pass, options.learning_rate, options.dense_learning_rate))
   local points, result = training.run(options, data, model, optimizer, log)
   log:close()
@@ -90,14 +93,16 @@ local function main()
   say(training.words(options, result))
 
   local summary = copy({ data = data.name, ranks = peri.world_size(), steps = result.steps, kept_step = result.kept,
-    schedule = options.schedule.name, stopped_early = result.stopped, finished = result.finished, validation = result.validation,
-    seconds_preparing = prepared, seconds_training = result.seconds,
+    schedule = options.schedule.name, stopped_early = result.stopped, finished = result.finished,
+    validation = result.validation, seconds_preparing = prepared, seconds_training = result.seconds,
     samples = result.steps * options.batch_size, tables = places.list,
   }, options, { "batch_size", "steps_per_pass", "learning_rate", "dense_learning_rate", "plan", "seed", "device" })
-  if result.taken > 0 then summary.samples_per_s = result.taken * options.batch_size / result.seconds end -- of this start
+  -- of this start
+  if result.taken > 0 then summary.samples_per_s = result.taken * options.batch_size / result.seconds end
   summary.plan = summary.plan or "automatic"
   judge(options, data, model, summary, say)
-  if peri.stopped() then return stopped "before all was judged" end -- loaders end early then: numbers would be of some samples
+  -- loaders end early then: numbers would be of some samples
+  if peri.stopped() then return stopped "before all was judged" end
   summary.seconds = Progress.now() - started
   if first then report.finish(options.out, summary, points) end
 end

@@ -1,6 +1,6 @@
--- stream.lua: ids that no one has seen before arrive all the time; tables stay as they are. Two models see the same stream, with equally
--- much memory: one hashes ids into its tables (modulo rows), the other has managed collision, which gives rows to ids that are asked for,
--- and takes them from ids that no longer are.
+-- stream.lua: ids that no one has seen before arrive all the time; tables stay as they are. Two models see the same
+-- stream, with equally much memory: one hashes ids into its tables (modulo rows), the other has managed collision,
+-- which gives rows to ids that are asked for, and takes them from ids that no longer are.
 --
 --   perilune run -n 2 examples/stream.lua                          the package lists of this Debian machine
 --   perilune run -n 2 examples/stream.lua --data synthetic:60000   made-up packages
@@ -39,7 +39,8 @@ local function point(models, step)
 end
 
 local function run(options, stream, models)
-  local progress = Progress { total = options.steps, samples_per_step = options.batch_size, style = peri.rank() > 0 and "off" or nil }
+  local progress = Progress { total = options.steps, samples_per_step = options.batch_size, style = peri.rank() > 0
+    and "off" or nil }
   local points, rows = {}, models.rows
   for step = 1, options.steps do
     peri.scope(function()
@@ -78,14 +79,15 @@ local function main()
   local stream = source.Source(options)
   local models = model.pair(options)
   local grouped = Progress.grouped
-  say(("%s: %s packages, each lives %d of %d steps; tables of %s rows (managed collision) and %s (modulo), %s bytes both"):format(
+  say(("%s: %s packages, each lives %d of %d steps; tables of %s rows (managed collision) and %s (modulo), %s bytes "
+    .. "both"):format(
     options.data, grouped(stream.packages.n), options.life, options.steps, grouped(options.rows), grouped(models.rows),
     grouped(models.bytes)))
   local points = run(options, stream, models)
   say(("%s samples of %s packages"):format(grouped(options.steps * options.batch_size), grouped(stream.distinct)))
   for _, m in ipairs(models) do
-    say(("%-18s %s  AUC %.4f in the second half, %.4f at the end"):format(m.name, picture.bars(points, m.key, models), late(points, m.key),
-      points[#points][m.key]))
+    say(("%-18s %s  AUC %.4f in the second half, %.4f at the end"):format(m.name, picture.bars(points, m.key, models),
+      late(points, m.key), points[#points][m.key]))
   end
   if path then
     picture.write(path, points, models)

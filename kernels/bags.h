@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels/bags.h: what lookups in one matrix need beside kernels/tbe.h: torch's padding ids, largest elements of bags, and rows that are
- * scaled down when they are looked up. A bag is ids[offsets[b] .. offsets[b + 1]); every read of an offset is clamped to what makes a bag
- * of n_ids ids, and ids outside 0..rows-1 count as none, so that no kernel leaves its memory.
+ * kernels/bags.h: what lookups in one matrix need beside kernels/tbe.h: torch's padding ids, largest elements of bags,
+ * and rows that are scaled down when they are looked up. A bag is ids[offsets[b] .. offsets[b + 1]); every read of an
+ * offset is clamped to what makes a bag of n_ids ids, and ids outside 0..rows-1 count as none, so that no kernel leaves
+ * its memory.
  */
 #ifndef PERI_KERNELS_BAGS_H
 #define PERI_KERNELS_BAGS_H
@@ -33,8 +34,8 @@ typedef struct peri_k_bag_scale_args {
     int64_t padding;
 } peri_k_bag_scale_args;
 
-/** out[b][d] = the largest x[id][d] over the ids of the bag, NaN if there is one, 0 if the bag has no ids; places[b][d] = the place in the
- *  bag of the first id that has it, -1 if there are none. Bags have fewer than 2^31 ids.
+/** out[b][d] = the largest x[id][d] over the ids of the bag, NaN if there is one, 0 if the bag has no ids; places[b][d]
+ *  = the place in the bag of the first id that has it, -1 if there are none. Bags have fewer than 2^31 ids.
  *  range: bags. */
 typedef struct peri_k_bag_max_args {
     peri_k_bags bags;
@@ -46,8 +47,8 @@ typedef struct peri_k_bag_max_args {
 
 enum { PERI_K_BAG_COLUMNS = 16 };
 
-/** dx[id][d] += grad[b][d] for every bag b, in order, and column d of the range, where id is the one at places[b][d], if any.
- *  range: blocks of PERI_K_BAG_COLUMNS columns. */
+/** dx[id][d] += grad[b][d] for every bag b, in order, and column d of the range, where id is the one at places[b][d],
+ *  if any. range: blocks of PERI_K_BAG_COLUMNS columns. */
 typedef struct peri_k_bag_max_grad_args {
     peri_k_bags bags;
     const float *grad;
@@ -56,9 +57,9 @@ typedef struct peri_k_bag_max_grad_args {
     int64_t n; /* bags */
 } peri_k_bag_max_grad_args;
 
-/** For each of ids, each of which stands there once: x[id][d] *= max_norm / (norm + 1e-7) where the norm of x[id] is above max_norm; in
- *  f64, rounded once (torch's embedding_renorm). norm = (sum of |x[id][d]|^norm_type)^(1 / norm_type), in the order of d; norm_type
- *  infinite: the largest |x[id][d]|. range: ids. */
+/** For each of ids, each of which stands there once: x[id][d] *= max_norm / (norm + 1e-7) where the norm of x[id] is
+ *  above max_norm; in f64, rounded once (torch's embedding_renorm). norm = (sum of |x[id][d]|^norm_type)^(1 /
+ *  norm_type), in the order of d; norm_type infinite: the largest |x[id][d]|. range: ids. */
 typedef struct peri_k_bag_renorm_args {
     const void *ids;
     float *x; /* rows x cols */

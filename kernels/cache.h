@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels/cache.h: rows of cached tables between their slots in a table batch and records, the form in which a file keeps them.
+ * kernels/cache.h: rows of cached tables between their slots in a table batch and records, the form in which a file
+ * keeps them.
  *
- * A record holds all that belongs to one row: 8 bytes for whoever stores it, then the parts in order. A part is the row of a matrix laid
- * out as the weights (the weights themselves, full optimizer states), or one element per row (row states). Parts are packed.
+ * A record holds all that belongs to one row: 8 bytes for whoever stores it, then the parts in order. A part is the row
+ * of a matrix laid out as the weights (the weights themselves, full optimizer states), or one element per row (row
+ * states). Parts are packed.
  */
 #ifndef PERI_KERNELS_CACHE_H
 #define PERI_KERNELS_CACHE_H
@@ -27,8 +29,8 @@ typedef struct peri_k_cache_move {
     int32_t table, slot; /* slot < tables[table].rows */
 } peri_k_cache_move;
 
-/** cache_fill:  slot <- record;  cache_spill: record <- slot (its first 8 bytes stay). Slots, and records, of one call are distinct.
- *  range: moves. */
+/** cache_fill:  slot <- record;  cache_spill: record <- slot (its first 8 bytes stay). Slots, and records, of one call
+ *  are distinct. range: moves. */
 typedef struct peri_k_cache_args {
     const peri_k_tbe_table *tables;
     const peri_k_cache_move *moves;

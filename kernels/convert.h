@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels/convert.h: filling, copying between layouts and dtypes, random numbers, combining the buffers of several ranks.
+ * kernels/convert.h: filling, copying between layouts and dtypes, random numbers, combining the buffers of several
+ * ranks.
  */
 #ifndef PERI_KERNELS_CONVERT_H
 #define PERI_KERNELS_CONVERT_H
@@ -20,9 +21,10 @@ typedef struct peri_k_fill_args {
 /** for each index (i0, ..., i{ndim-1}) in row-major order: dst[sum i*dst_stride] = cast(src[sum i*src_stride]).
  *  range: elements in row-major order of `shape`. Strides are in elements and may be 0 on the source (broadcast).
  *
- *  Casts: between floats, round to nearest even; f16 and bf16 overflow to infinity, NaN stays NaN. Float to integer truncates
- *  towards zero, saturates at the integer's range, NaN becomes 0. Integer to narrower integer keeps the low bits. To bool: x != 0
- *  (NaN is true). bool to number: 0 or 1. Real to complex: imaginary part 0; complex to real: the real part. */
+ *  Casts: between floats, round to nearest even; f16 and bf16 overflow to infinity, NaN stays NaN. Float to integer
+ *  truncates towards zero, saturates at the integer's range, NaN becomes 0. Integer to narrower integer keeps the low
+ *  bits. To bool: x != 0 (NaN is true). bool to number: 0 or 1. Real to complex: imaginary part 0; complex to real: the
+ *  real part. */
 typedef struct peri_k_convert_args {
     void *dst;
     const void *src;
@@ -49,9 +51,9 @@ typedef struct peri_k_random_args {
     uint64_t seed, random_stream;
 } peri_k_random_args;
 
-/** dst[i] = src[0][i] op src[1][i] op ... op src[n-1][i], combined in this order: f16 and bf16 in f32, rounded once at the end; integers
- *  wrap; min and max give NaN if any is NaN; bool and complex as peri_coll_all_reduce allows. range: elements. dst may be one of the
- *  sources. */
+/** dst[i] = src[0][i] op src[1][i] op ... op src[n-1][i], combined in this order: f16 and bf16 in f32, rounded once at
+ *  the end; integers wrap; min and max give NaN if any is NaN; bool and complex as peri_coll_all_reduce allows. range:
+ *  elements. dst may be one of the sources. */
 typedef struct peri_k_reduce_args {
     void *dst;
     const void *const *src; /* n pointers, in the device's memory */

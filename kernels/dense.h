@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels/dense.h: the dense part of a model. All kernels take f32 or f64; f32 results of the vectorised kernels may differ from ref's
- * by rounding (ref computes each element in f64 and rounds once). Kernels that say "16 bits too" also take f16 and bf16: what they read is
- * computed in f32 or better and rounded to the dtype when it is stored. Arrays are contiguous unless a stride is given.
+ * kernels/dense.h: the dense part of a model. All kernels take f32 or f64; f32 results of the vectorised kernels may
+ * differ from ref's by rounding (ref computes each element in f64 and rounds once). Kernels that say "16 bits too" also
+ * take f16 and bf16: what they read is computed in f32 or better and rounded to the dtype when it is stored. Arrays are
+ * contiguous unless a stride is given.
  */
 #ifndef PERI_KERNELS_DENSE_H
 #define PERI_KERNELS_DENSE_H
@@ -11,16 +12,19 @@
 
 #include "list.h"
 
-/** Operation: C = alpha * op(A) * op(B) + beta * C, row-major, `batch` times with element strides between the matrices. op(A) is m x k,
- *  op(B) is k x n, C is m x n; lda, ldb, ldc are elements from one stored row to the next. beta = 0 never reads C. In what order products
- *  are added is the device's affair; they are added in f32 (f64: in f64), and the sum is rounded once. */
+/** Operation: C = alpha * op(A) * op(B) + beta * C, row-major, `batch` times with element strides between the matrices.
+ *  op(A) is m x k, op(B) is k x n, C is m x n; lda, ldb, ldc are elements from one stored row to the next. beta = 0
+ *  never reads C. In what order products are added is the device's affair; they are added in f32 (f64: in f64), and the
+ *  sum is rounded once. */
 typedef struct peri_op_gemm {
     int32_t dtype;          /* of A and B: PERI_F32 or PERI_F64; PERI_F16 and PERI_BF16 where the device can */
     int32_t c_dtype;        /* of C and bias: `dtype`, or PERI_F32 */
-    bool biased;            /* bias[j] is added to each C[i][j] before it is rounded; batch 1, alpha 1, beta 0. Where the device can */
+    bool biased;            /* bias[j] is added to each C[i][j] before it is rounded; batch 1, alpha 1, beta 0. Where
+                               the device can */
     bool trans_a, trans_b;  /* A is stored k x m; B is stored n x k */
     bool tf32;              /* factors of PERI_F32 may be rounded to TF32 (10 bits of mantissa) */
-    bool ordered;           /* products of PERI_F32 are added as panel_product adds them, whatever m and n are. Where the device can */
+    bool ordered;           /* products of PERI_F32 are added as panel_product adds them, whatever m and n are. Where
+                               the device can */
     int64_t m, n, k, batch; /* batch >= 1 */
     double alpha, beta;
     const void *a, *b, *bias;
@@ -37,9 +41,10 @@ typedef struct peri_k_axpy_args {
     double alpha;
 } peri_k_axpy_args;
 
-/* -- elementwise --------------------------------------------------------------------------------------------------------------- */
+/* -- elementwise --------------------------------------------------------------------------------------------------- */
 
-/** f(x) of `unary`; the comment names its derivative in terms of x or of y = f(x): what `unary_grad` wants as `saved`. */
+/** f(x) of `unary`; the comment names its derivative in terms of x or of y = f(x): what `unary_grad` wants as
+ *  `saved`. */
 enum {
     PERI_UNARY_IDENTITY = 0,   /* x                                    1 */
     PERI_UNARY_RELU = 1,       /* x > 0 ? x : 0 (NaN stays)            y > 0 ? 1 : 0 */
@@ -48,7 +53,8 @@ enum {
     PERI_UNARY_EXP = 4,        /* exp x                                y */
     PERI_UNARY_SQRT = 5,       /* sqrt x                               1 / (2 y) */
     PERI_UNARY_SILU = 6,       /* x sigmoid(x)                         s (1 + x (1 - s)), s = sigmoid(x) */
-    PERI_UNARY_GELU = 7,       /* x (1 + erf(x / sqrt 2)) / 2          (1 + erf(x / sqrt 2)) / 2 + x exp(-x^2 / 2) / sqrt(2 pi) */
+    PERI_UNARY_GELU = 7,       /* x (1 + erf(x / sqrt 2)) / 2          (1 + erf(x / sqrt 2)) / 2 + x exp(-x^2 / 2) /
+                                  sqrt(2 pi) */
     PERI_UNARY_SOFTPLUS = 8,   /* log(1 + exp x)                       sigmoid(x) */
     PERI_UNARY_LOGSIGMOID = 9, /* -log(1 + exp(-x))                    1 - sigmoid(x) */
     PERI_UNARY_LEAKY_RELU = 10, /* x > 0 ? x : a x                     x > 0 ? 1 : a */
@@ -58,18 +64,22 @@ enum {
     PERI_UNARY_POW = 14,       /* x^a                                  a x^(a - 1), 0 if a = 0 */
     PERI_UNARY_AFFINE = 15,    /* a x + b                              a */
     PERI_UNARY_RECIPROCAL = 16, /* a / x                               -a / x^2 */
-    PERI_UNARY_CLAMP = 17,     /* x below a: a, above b: b (NaN stays) 1 where a < x < b, else 0; infinite bounds are none */
+    PERI_UNARY_CLAMP = 17,     /* x below a: a, above b: b (NaN stays) 1 where a < x < b, else 0; infinite bounds are
+                                  none */
     PERI_UNARY_ROOT = 18,      /* sqrt x                               1 / (2 sqrt x), 0 at 0 */
     PERI_UNARY_COUNT = 19
 };
 /** Their names, in this order: what model files call them. */
-#define PERI_UNARY_NAMES                                                                                                                  \
-    {"identity", "relu", "sigmoid", "tanh", "exp", "sqrt", "silu", "gelu", "softplus", "logsigmoid", "leaky_relu", "log", "abs",          \
-     "square", "pow", "affine", "reciprocal", "clamp", "root"}
+#define PERI_UNARY_NAMES                                                                                               \
+    {                                                                                                                  \
+        "identity", "relu", "sigmoid", "tanh", "exp", "sqrt", "silu", "gelu", "softplus", "logsigmoid", "leaky_relu",  \
+            "log", "abs", "square", "pow", "affine", "reciprocal", "clamp", "root"                                     \
+    }
 /** X(NAME, name) for those of x alone, which are operations on tensors: peri_op_<name>(x, out). */
-#define PERI_UNARY_PLAIN(X)                                                                                                               \
-    X(RELU, relu) X(SIGMOID, sigmoid) X(TANH, tanh) X(EXP, exp) X(SQRT, sqrt) X(SILU, silu) X(GELU, gelu) X(SOFTPLUS, softplus)           \
-    X(LOGSIGMOID, logsigmoid) X(LOG, log) X(ABS, abs) X(SQUARE, square) X(ROOT, root)
+#define PERI_UNARY_PLAIN(X)                                                                                            \
+    X(RELU, relu)                                                                                                      \
+    X(SIGMOID, sigmoid) X(TANH, tanh) X(EXP, exp) X(SQRT, sqrt) X(SILU, silu) X(GELU, gelu) X(SOFTPLUS, softplus)      \
+        X(LOGSIGMOID, logsigmoid) X(LOG, log) X(ABS, abs) X(SQUARE, square) X(ROOT, root)
 /** The last function whose derivative is a function of y alone. */
 enum { PERI_UNARY_FROM_OUTPUT = PERI_UNARY_SQRT };
 
@@ -81,8 +91,8 @@ typedef struct peri_k_unary_args {
     double a, b;
 } peri_k_unary_args;
 
-/** dx[i] = dy[i] * f'. saved: y for op <= PERI_UNARY_FROM_OUTPUT, else x; not read by IDENTITY and AFFINE. 16 bits too. range: elements.
- *  dx may be dy. a and b are those of unary. */
+/** dx[i] = dy[i] * f'. saved: y for op <= PERI_UNARY_FROM_OUTPUT, else x; not read by IDENTITY and AFFINE. 16 bits too.
+ *  range: elements. dx may be dy. a and b are those of unary. */
 typedef struct peri_k_unary_grad_args {
     void *dx;
     const void *dy, *saved;
@@ -91,11 +101,19 @@ typedef struct peri_k_unary_grad_args {
 } peri_k_unary_grad_args;
 
 /** MAX and MIN: the larger and the smaller one; NaN if either is. */
-enum { PERI_BINARY_ADD = 0, PERI_BINARY_SUB = 1, PERI_BINARY_MUL = 2, PERI_BINARY_DIV = 3, PERI_BINARY_MAX = 4, PERI_BINARY_MIN = 5,
-       PERI_BINARY_COUNT = 6 };
+enum {
+    PERI_BINARY_ADD = 0,
+    PERI_BINARY_SUB = 1,
+    PERI_BINARY_MUL = 2,
+    PERI_BINARY_DIV = 3,
+    PERI_BINARY_MAX = 4,
+    PERI_BINARY_MIN = 5,
+    PERI_BINARY_COUNT = 6
+};
 
-/** For each index in row-major order of shape: dst[i] = a[sum index*a_stride] op b[sum index*b_stride]. Strides are in elements; 0
- *  repeats. dst is contiguous and may be a or b where that one is laid out like it. 16 bits too. range: elements. */
+/** For each index in row-major order of shape: dst[i] = a[sum index*a_stride] op b[sum index*b_stride]. Strides are in
+ *  elements; 0 repeats. dst is contiguous and may be a or b where that one is laid out like it. 16 bits too. range:
+ *  elements. */
 typedef struct peri_k_binary_args {
     void *dst;
     const void *a, *b;
@@ -111,10 +129,10 @@ typedef struct peri_k_muladd_args {
     double scale;
 } peri_k_muladd_args;
 
-/* -- the sides of a linear layer -------------------------------------------------------------------------------------------------- */
+/* -- the sides of a linear layer ----------------------------------------------------------------------------------- */
 
-/** y[r][c] = f(y[r][c] + bias[c]), in place; f = `act`, one of the unary functions up to PERI_UNARY_FROM_OUTPUT; bias may be NULL.
- *  16 bits too. range: rows. */
+/** y[r][c] = f(y[r][c] + bias[c]), in place; f = `act`, one of the unary functions up to PERI_UNARY_FROM_OUTPUT; bias
+ *  may be NULL. 16 bits too. range: rows. */
 typedef struct peri_k_bias_act_args {
     void *y;
     const void *bias;
@@ -125,13 +143,14 @@ typedef struct peri_k_bias_act_args {
 /** Columns of a panel. */
 enum { PERI_PANEL = 16 };
 
-/** Step: y[r][c] = f(s + bias[c]), s = the sum of x[r][k] * w[c][k] over k < inner: it begins with +0, and each product, in the order of
- *  k, is added by one fma (rounded once). So a row of y is a function of its row of x alone, and where `act` is IDENTITY or RELU every
- *  instruction set computes the same bits. bias may be NULL: nothing is added. f = `act` as in bias_act. f32.
+/** Step: y[r][c] = f(s + bias[c]), s = the sum of x[r][k] * w[c][k] over k < inner: it begins with +0, and each
+ *  product, in the order of k, is added by one fma (rounded once). So a row of y is a function of its row of x alone,
+ *  and where `act` is IDENTITY or RELU every instruction set computes the same bits. bias may be NULL: nothing is
+ *  added. f = `act` as in bias_act. f32.
  *  w lies in panels of PERI_PANEL columns, f32 or bf16 (which are f32 before they are multiplied): w[c][k] is
- *  panels[((c / PERI_PANEL) * inner + k) * PERI_PANEL + c % PERI_PANEL]; what is behind the last column is read and does not matter.
- *  Panels of i8 have codes there, and after the codes of each panel a scale (f32) for each of its columns: the sum is of x and codes, and
- *  is multiplied by the scale before the bias is added.
+ *  panels[((c / PERI_PANEL) * inner + k) * PERI_PANEL + c % PERI_PANEL]; what is behind the last column is read and
+ *  does not matter. Panels of i8 have codes there, and after the codes of each panel a scale (f32) for each of its
+ *  columns: the sum is of x and codes, and is multiplied by the scale before the bias is added.
  *  Strides in elements. range: rows. */
 typedef struct peri_k_panel_product_args {
     float *y;
@@ -142,29 +161,35 @@ typedef struct peri_k_panel_product_args {
 } peri_k_panel_product_args;
 
 /** Numbers of a matrix of @cols x @inner in panels. */
-static inline int64_t peri_panel_size(int64_t cols, int64_t inner) { return (cols + PERI_PANEL - 1) / PERI_PANEL * PERI_PANEL * inner; }
+static inline int64_t peri_panel_size(int64_t cols, int64_t inner)
+{
+    return (cols + PERI_PANEL - 1) / PERI_PANEL * PERI_PANEL * inner;
+}
 
 /** Bytes of so many columns of panels of @dtype. */
 static inline int64_t peri_panel_bytes(int64_t cols, int64_t inner, int32_t dtype)
 {
     const int64_t n = peri_panel_size(cols, inner);
-    return dtype == PERI_I8 ? n + (cols + PERI_PANEL - 1) / PERI_PANEL * PERI_PANEL * 4 : n * (dtype == PERI_BF16 ? 2 : 4);
+    return dtype == PERI_I8 ? n + (cols + PERI_PANEL - 1) / PERI_PANEL * PERI_PANEL * 4
+                            : n * (dtype == PERI_BF16 ? 2 : 4);
 }
 
 /** Put w[c][k] = from[c * c_stride + k * k_stride] into panels; zeros behind the last column. */
-static inline void peri_panel_pack(float *panels, const float *from, int64_t cols, int64_t inner, int64_t c_stride, int64_t k_stride)
+static inline void peri_panel_pack(float *panels, const float *from, int64_t cols, int64_t inner, int64_t c_stride,
+                                   int64_t k_stride)
 {
     for (int64_t c = 0; c < cols; c += PERI_PANEL)
         for (int64_t k = 0; k < inner; k++)
-            for (int64_t i = 0; i < PERI_PANEL; i++) *panels++ = c + i < cols ? from[(c + i) * c_stride + k * k_stride] : 0;
+            for (int64_t i = 0; i < PERI_PANEL; i++)
+                *panels++ = c + i < cols ? from[(c + i) * c_stride + k * k_stride] : 0;
 }
 
 /** Rows of one partial sum of act_grad, cross_grad and layer_norm_grad. */
 enum { PERI_SUM_ROWS = 64 };
 
-/** dz[r][c] = dy[r * dy_stride + c] * f'(y[r][c]) (dz may be NULL: not stored; y is not read by IDENTITY), and, if partial is not NULL,
- *  partial[k][c] = sum of dz[r][c] over rows [64 k, 64 (k + 1)). dz may be dy if dy_stride = cols. 16 bits too, with f32 partial sums.
- *  range: blocks of PERI_SUM_ROWS rows. */
+/** dz[r][c] = dy[r * dy_stride + c] * f'(y[r][c]) (dz may be NULL: not stored; y is not read by IDENTITY), and, if
+ *  partial is not NULL, partial[k][c] = sum of dz[r][c] over rows [64 k, 64 (k + 1)). dz may be dy if dy_stride = cols.
+ *  16 bits too, with f32 partial sums. range: blocks of PERI_SUM_ROWS rows. */
 typedef struct peri_k_act_grad_args {
     void *dz, *partial;
     const void *dy, *y;
@@ -172,10 +197,10 @@ typedef struct peri_k_act_grad_args {
     int64_t rows, cols, dy_stride;
 } peri_k_act_grad_args;
 
-/* -- a layer of a cross network ---------------------------------------------------------------------------------------------------- */
+/* -- a layer of a cross network ------------------------------------------------------------------------------------ */
 
-/** y[r][c] = x0[r][c] * (u[r][c] + bias[c]) + x[r][c]. bias may be NULL. 16 bits too, with a bias of f32. y may be any of x0, u and x.
- *  range: rows. */
+/** y[r][c] = x0[r][c] * (u[r][c] + bias[c]) + x[r][c]. bias may be NULL. 16 bits too, with a bias of f32. y may be any
+ *  of x0, u and x. range: rows. */
 typedef struct peri_k_cross_args {
     void *y;
     const void *x0, *u, *bias, *x;
@@ -184,10 +209,11 @@ typedef struct peri_k_cross_args {
 } peri_k_cross_args;
 
 /** The gradients of cross, but for that of x, which is dy:
- *    du[r][c] = dy[r][c] * x0[r][c], and, if partial is not NULL, partial[k][c] = sum of du[r][c] over rows [64 k, 64 (k + 1));
- *    dx0[r][c] = dy[r][c] * (u[r][c] + bias[c]); `same` says that x is x0, which adds dy[r][c]; `add` adds it to what dx0 holds.
- *  bias may be NULL. 16 bits too, with a bias and partial sums of f32; partial sums are of du as it is stored. du may be u, dx0 may be dy
- *  where `add` is not set. range: blocks of PERI_SUM_ROWS rows. */
+ *    du[r][c] = dy[r][c] * x0[r][c], and, if partial is not NULL, partial[k][c] = sum of du[r][c] over rows [64 k, 64
+ *    (k + 1)); dx0[r][c] = dy[r][c] * (u[r][c] + bias[c]); `same` says that x is x0, which adds dy[r][c]; `add` adds it
+ *    to what dx0 holds.
+ *  bias may be NULL. 16 bits too, with a bias and partial sums of f32; partial sums are of du as it is stored. du may
+ *  be u, dx0 may be dy where `add` is not set. range: blocks of PERI_SUM_ROWS rows. */
 typedef struct peri_k_cross_grad_args {
     void *du, *dx0, *partial;
     const void *dy, *x0, *u, *bias;
@@ -196,7 +222,7 @@ typedef struct peri_k_cross_grad_args {
     int64_t rows, cols;
 } peri_k_cross_grad_args;
 
-/* -- reductions ---------------------------------------------------------------------------------------------------------------- */
+/* -- reductions ---------------------------------------------------------------------------------------------------- */
 
 /** Columns that one element of sum_dim's range covers. */
 enum { PERI_SUM_COLUMNS = 1024 };
@@ -212,8 +238,8 @@ typedef struct peri_k_sum_dim_args {
     double scale;
 } peri_k_sum_dim_args;
 
-/** x is [outer][n][inner], n >= 1: values[o][i] = the largest x[o][r][i] (`least`: the smallest), NaN if there is one; indices[o][i] = the
- *  first r that has it. f32, f64 and i64. range: outer * inner. */
+/** x is [outer][n][inner], n >= 1: values[o][i] = the largest x[o][r][i] (`least`: the smallest), NaN if there is one;
+ *  indices[o][i] = the first r that has it. f32, f64 and i64. range: outer * inner. */
 typedef struct peri_k_max_dim_args {
     void *values;
     int64_t *indices;
@@ -232,7 +258,8 @@ typedef struct peri_k_max_dim_grad_args {
     int64_t n, inner;
 } peri_k_max_dim_grad_args;
 
-/** x and y are [outer][n][inner]; along n: y = exp(x - max) / sum exp(x - max), or its logarithm. range: outer * inner. */
+/** x and y are [outer][n][inner]; along n: y = exp(x - max) / sum exp(x - max), or its logarithm. range: outer *
+ *  inner. */
 typedef struct peri_k_softmax_args {
     void *y;
     const void *x;
@@ -250,8 +277,8 @@ typedef struct peri_k_softmax_grad_args {
     int64_t n, inner;
 } peri_k_softmax_grad_args;
 
-/** For each row: mean, rstd = 1 / sqrt(variance + eps) (biased variance), y = (x - mean) rstd * weight + bias. weight and bias may be
- *  NULL (1 and 0). range: rows. */
+/** For each row: mean, rstd = 1 / sqrt(variance + eps) (biased variance), y = (x - mean) rstd * weight + bias. weight
+ *  and bias may be NULL (1 and 0). range: rows. */
 typedef struct peri_k_layer_norm_args {
     void *y, *mean, *rstd; /* [rows][cols], [rows], [rows] */
     const void *x, *weight, *bias;
@@ -260,8 +287,9 @@ typedef struct peri_k_layer_norm_args {
     double eps;
 } peri_k_layer_norm_args;
 
-/** With h = (x - mean) rstd and g = dy * weight: dx = rstd (g - mean(g) - h mean(g h)); per block k of PERI_SUM_ROWS rows
- *  dweight[k][c] = sum dy h and dbias[k][c] = sum dy. dx, dweight and dbias may be NULL. range: blocks of PERI_SUM_ROWS rows. */
+/** With h = (x - mean) rstd and g = dy * weight: dx = rstd (g - mean(g) - h mean(g h)); per block k of PERI_SUM_ROWS
+ *  rows dweight[k][c] = sum dy h and dbias[k][c] = sum dy. dx, dweight and dbias may be NULL. range: blocks of
+ *  PERI_SUM_ROWS rows. */
 typedef struct peri_k_layer_norm_grad_args {
     void *dx, *dweight, *dbias;
     const void *dy, *x, *mean, *rstd, *weight;
@@ -269,10 +297,11 @@ typedef struct peri_k_layer_norm_grad_args {
     int64_t rows, cols;
 } peri_k_layer_norm_grad_args;
 
-/* -- dropout ------------------------------------------------------------------------------------------------------------------- */
+/* -- dropout ------------------------------------------------------------------------------------------------------- */
 
-/** y[i] = word(offset + i) >= threshold ? x[i] * scale : 0, where word is that of kernels/convert.h (seed, random_stream): the mask depends
- *  on the element's number in the whole batch, not on how the batch is cut. range: elements. y may be x. */
+/** y[i] = word(offset + i) >= threshold ? x[i] * scale : 0, where word is that of kernels/convert.h (seed,
+ *  random_stream): the mask depends on the element's number in the whole batch, not on how the batch is cut. range:
+ *  elements. y may be x. */
 typedef struct peri_k_dropout_args {
     void *y;
     const void *x;
@@ -282,7 +311,7 @@ typedef struct peri_k_dropout_args {
     double scale; /* 1 / (1 - p) */
 } peri_k_dropout_args;
 
-/* -- pairwise dot products ------------------------------------------------------------------------------------------------------- */
+/* -- pairwise dot products ----------------------------------------------------------------------------------------- */
 
 /** Of each sample, v[0] = its row of dense and v[1..features] = its rows of sparse, all of `dim` numbers:
  *    y[b] = (dense[b], v[i] . v[j] for 0 <= i < j <= features, i outermost), dim + features (features + 1) / 2 numbers.
@@ -294,8 +323,8 @@ typedef struct peri_k_interaction_args {
     int64_t features, dim, dense_stride, sparse_stride, feature_stride;
 } peri_k_interaction_args;
 
-/** ddense[b] = dy[b][0..dim) + sum over j > 0 of g[0][j] v[j]; dsparse[b][i - 1] = sum over j != i of g[i][j] v[j], where g is dy's
- *  triangle made symmetric. ddense and dsparse are contiguous; either may be NULL. range: samples. */
+/** ddense[b] = dy[b][0..dim) + sum over j > 0 of g[0][j] v[j]; dsparse[b][i - 1] = sum over j != i of g[i][j] v[j],
+ *  where g is dy's triangle made symmetric. ddense and dsparse are contiguous; either may be NULL. range: samples. */
 typedef struct peri_k_interaction_grad_args {
     void *ddense, *dsparse;
     const void *dy, *dense, *sparse;
@@ -303,9 +332,10 @@ typedef struct peri_k_interaction_grad_args {
     int64_t features, dim, dy_stride, dense_stride, sparse_stride, feature_stride;
 } peri_k_interaction_grad_args;
 
-/* -- losses -------------------------------------------------------------------------------------------------------------------- */
+/* -- losses -------------------------------------------------------------------------------------------------------- */
 
-/** One element's loss of prediction x and target t, with weight w (1 if NULL) and, for BCE_LOGITS, p = pos_weight (1 if NULL). */
+/** One element's loss of prediction x and target t, with weight w (1 if NULL) and, for BCE_LOGITS, p = pos_weight (1 if
+ *  NULL). */
 enum {
     PERI_LOSS_BCE_LOGITS = 0, /* w ((1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))) */
     PERI_LOSS_BCE = 1,        /* -w (t max(log x, -100) + (1 - t) max(log(1 - x), -100)); NaN for x outside [0, 1] */
@@ -320,7 +350,8 @@ typedef struct peri_k_loss_args {
     int32_t dtype, kind;
 } peri_k_loss_args;
 
-/** dx[i] = scale * g[i * g_stride] * d loss / dx. The derivative of BCE is w (x - t) / max(x (1 - x), 1e-12). range: elements. */
+/** dx[i] = scale * g[i * g_stride] * d loss / dx. The derivative of BCE is w (x - t) / max(x (1 - x), 1e-12). range:
+ *  elements. */
 typedef struct peri_k_loss_grad_args {
     void *dx;
     const void *g, *x, *t, *weight, *pos_weight;
@@ -329,8 +360,9 @@ typedef struct peri_k_loss_grad_args {
     double scale;
 } peri_k_loss_grad_args;
 
-/** One number, the mean of a loss over ranks: total = sum[0], n = count ? count[0] : number. Whatever of the outputs is not NULL:
- *    parts[0] = total, parts[1] = n: what ranks add up;  value[0] = total / max(n, 1e-30);  scale[0] = ranks / max(n, 1e-30).
+/** One number, the mean of a loss over ranks: total = sum[0], n = count ? count[0] : number. Whatever of the outputs is
+ *    not NULL: parts[0] = total, parts[1] = n: what ranks add up;  value[0] = total / max(n, 1e-30);  scale[0] = ranks
+ *    / max(n, 1e-30).
  *  Quotients are made in f64. range: 1. */
 typedef struct peri_k_mean_args {
     double *parts;
@@ -341,7 +373,8 @@ typedef struct peri_k_mean_args {
     double number, ranks;
 } peri_k_mean_args;
 
-/** loss[r] = lse[r] - x[r][labels[r]], lse[r] = log(sum over c of exp(x[r][c])). Labels have been checked. range: rows. */
+/** loss[r] = lse[r] - x[r][labels[r]], lse[r] = log(sum over c of exp(x[r][c])). Labels have been checked. range:
+ *  rows. */
 typedef struct peri_k_cross_entropy_args {
     void *loss, *lse;
     const void *x;

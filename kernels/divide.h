@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * divide.h: division of many numbers by one, without a division. A processor divides 64-bit numbers in some 20 to 40 cycles, a GPU in
- * some 100 instructions; a multiplication by the reciprocal, of which the high half counts, takes 4 to 12. The host makes the reciprocal
- * once a call (Granlund and Montgomery, "Division by invariant integers using multiplication", 1994).
+ * divide.h: division of many numbers by one, without a division. A processor divides 64-bit numbers in some 20 to 40
+ * cycles, a GPU in some 100 instructions; a multiplication by the reciprocal, of which the high half counts, takes 4 to
+ * 12. The host makes the reciprocal once a call (Granlund and Montgomery, "Division by invariant integers using
+ * multiplication", 1994).
  *
- * With d in (2^(l - 1), 2^l] and m = ceil(2^(63 + l) / d), which is below 2^64, m d = 2^(63 + l) + e for an e in [0, d). So
- * n m / 2^(63 + l) = n / d + n e / (d 2^(63 + l)), whose last term is below 1 / d for all n < 2^63: both have the same whole part.
+ * With d in (2^(l - 1), 2^l] and m = ceil(2^(63 + l) / d), which is below 2^64, m d = 2^(63 + l) + e for an e in [0,
+ * d). So
+ * n m / 2^(63 + l) = n / d + n e / (d 2^(63 + l)), whose last term is below 1 / d for all n < 2^63: both have the same
+ * whole part.
  */
 #ifndef PERI_KERNELS_DIVIDE_H
 #define PERI_KERNELS_DIVIDE_H
@@ -32,12 +35,16 @@ static inline peri_k_divisor peri_k_divisor_of(int64_t d)
 /** n / d for n < 2^32: two multiplications. */
 K_INLINE uint32_t peri_k_quotient_32(uint32_t n, const peri_k_divisor *d)
 {
-    const uint64_t high = (uint64_t)n * (d->multiplier >> 32) + ((uint64_t)n * (uint32_t)d->multiplier >> 32); /* n m / 2^32 */
+    /* n m / 2^32 */
+    const uint64_t high = (uint64_t)n * (d->multiplier >> 32) + ((uint64_t)n * (uint32_t)d->multiplier >> 32);
     return d->shift ? (uint32_t)(high >> 32 >> (d->shift - 1)) : n;
 }
 
 /** n / d for n < 2^63: four. */
-K_INLINE uint64_t peri_k_quotient_63(uint64_t n, const peri_k_divisor *d) { return peri_k_high(n << 1, d->multiplier) >> d->shift; }
+K_INLINE uint64_t peri_k_quotient_63(uint64_t n, const peri_k_divisor *d)
+{
+    return peri_k_high(n << 1, d->multiplier) >> d->shift;
+}
 
 /** The same, for numbers most of which are below 2^32. */
 K_INLINE uint64_t peri_k_quotient(uint64_t n, const peri_k_divisor *d)

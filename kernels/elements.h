@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels/elements.h: elements compared, chosen, picked by an index, added up one after the other, numbered and sorted. Strides count
- * elements; 0 repeats. What is called `dst` is contiguous.
+ * kernels/elements.h: elements compared, chosen, picked by an index, added up one after the other, numbered and sorted.
+ * Strides count elements; 0 repeats. What is called `dst` is contiguous.
  */
 #ifndef PERI_KERNELS_ELEMENTS_H
 #define PERI_KERNELS_ELEMENTS_H
@@ -10,8 +10,9 @@
 
 #include "list.h"
 
-/** For each index in row-major order of shape: dst[i] = a[..] op b[..], 0 or 1. b NULL: the number `value` (floats) or `whole` (integers
- *  and bool) stands for each b. Any dtype that is not complex, the same for a and b; with a NaN only NE is true. range: elements. */
+/** For each index in row-major order of shape: dst[i] = a[..] op b[..], 0 or 1. b NULL: the number `value` (floats) or
+ *  `whole` (integers and bool) stands for each b. Any dtype that is not complex, the same for a and b; with a NaN only
+ *  NE is true. range: elements. */
 typedef struct peri_k_compare_args {
     uint8_t *dst;
     const void *a, *b;
@@ -21,8 +22,8 @@ typedef struct peri_k_compare_args {
     int64_t shape[PERI_MAX_DIMS], a_stride[PERI_MAX_DIMS], b_stride[PERI_MAX_DIMS];
 } peri_k_compare_args;
 
-/** dst[i] = condition[..] ? a[..] : b[..], elements of `width` (1, 2, 4, 8 or 16) bytes. A NULL a or b stands for zeros everywhere.
- *  range: elements. */
+/** dst[i] = condition[..] ? a[..] : b[..], elements of `width` (1, 2, 4, 8 or 16) bytes. A NULL a or b stands for zeros
+ *  everywhere. range: elements. */
 typedef struct peri_k_where_args {
     void *dst;
     const uint8_t *condition;
@@ -31,8 +32,8 @@ typedef struct peri_k_where_args {
     int64_t shape[PERI_MAX_DIMS], condition_stride[PERI_MAX_DIMS], a_stride[PERI_MAX_DIMS], b_stride[PERI_MAX_DIMS];
 } peri_k_where_args;
 
-/** dst[i] = src[place], place being that of i with index[..] as its coordinate of dimension `dim`. Indices have been checked. `width` as in
- *  where. range: elements. */
+/** dst[i] = src[place], place being that of i with index[..] as its coordinate of dimension `dim`. Indices have been
+ *  checked. `width` as in where. range: elements. */
 typedef struct peri_k_take_args {
     void *dst;
     const void *src;
@@ -41,9 +42,9 @@ typedef struct peri_k_take_args {
     int64_t shape[PERI_MAX_DIMS], src_stride[PERI_MAX_DIMS], index_stride[PERI_MAX_DIMS];
 } peri_k_take_args;
 
-/** The adjoint of take: for each line u along the dimension `dim` of shape (lines in row-major order of the other dimensions), and j from 0
- *  up to shape[dim] - 1: dst[.., index[.., j, ..], ..] += src[.., j, ..]. Strides of all three; no two lines share elements of dst.
- *  f32 and f64. range: lines. */
+/** The adjoint of take: for each line u along the dimension `dim` of shape (lines in row-major order of the other
+ *  dimensions), and j from 0 up to shape[dim] - 1: dst[.., index[.., j, ..], ..] += src[.., j, ..]. Strides of all
+ *  three; no two lines share elements of dst. f32 and f64. range: lines. */
 typedef struct peri_k_take_add_args {
     void *dst;
     const void *src;
@@ -52,8 +53,8 @@ typedef struct peri_k_take_add_args {
     int64_t shape[PERI_MAX_DIMS], dst_stride[PERI_MAX_DIMS], src_stride[PERI_MAX_DIMS], index_stride[PERI_MAX_DIMS];
 } peri_k_take_add_args;
 
-/** x and y are [outer][n][inner]: y[o][r][i] = x[o][0][i] + ... + x[o][r][i]; backwards: x[o][r][i] + ... + x[o][n - 1][i]. f32 and f64 add
- *  up in f64 and round each result once; i64 wraps. range: outer * inner. */
+/** x and y are [outer][n][inner]: y[o][r][i] = x[o][0][i] + ... + x[o][r][i]; backwards: x[o][r][i] + ... + x[o][n -
+ *  1][i]. f32 and f64 add up in f64 and round each result once; i64 wraps. range: outer * inner. */
 typedef struct peri_k_running_sum_args {
     void *y;
     const void *x;
@@ -70,9 +71,9 @@ typedef struct peri_k_iota_args {
     int64_t whole_start, whole_step;
 } peri_k_iota_args;
 
-/** Operation sort_lines: of each line of x [lines][n] the first k elements in rising (`descending`: falling) order with their places:
- *  values[l][r], indices[l][r]. NaN is larger than all numbers; elements that are equal (-0 and 0, two NaNs) keep their order. Any dtype
- *  that is not complex. 0 <= k <= n; lines * n < 2^31. */
+/** Operation sort_lines: of each line of x [lines][n] the first k elements in rising (`descending`: falling) order with
+ *  their places: values[l][r], indices[l][r]. NaN is larger than all numbers; elements that are equal (-0 and 0, two
+ *  NaNs) keep their order. Any dtype that is not complex. 0 <= k <= n; lines * n < 2^31. */
 typedef struct peri_op_sort_lines {
     const void *x;
     void *values;     /* lines * k */

@@ -2,11 +2,12 @@
  *
  * kernels/jagged.h: jagged arrays (values cut into bags by lengths or offsets) and the sparse operators over them.
  *
- * Words: a *bag* is the list of ids of one row of one key; bag i covers values [offsets[i], offsets[i+1]). `offsets` are complete (one
- * more entry than bags, first 0). Arrays of lengths, offsets, ids and permutations are i32 or i64, named by a dtype beside the
- * pointer; scratch and reports are i64. `width` is the size of one row of values in bytes.
+ * Words: a *bag* is the list of ids of one row of one key; bag i covers values [offsets[i], offsets[i+1]). `offsets`
+ * are complete (one more entry than bags, first 0). Arrays of lengths, offsets, ids and permutations are i32 or i64,
+ * named by a dtype beside the pointer; scratch and reports are i64. `width` is the size of one row of values in bytes.
  *
- * The steps of cumulative sums and checks run over blocks of PERI_JAGGED_BLOCK elements, whatever the number of threads.
+ * The steps of cumulative sums and checks run over blocks of PERI_JAGGED_BLOCK elements, whatever the number of
+ * threads.
  */
 #ifndef PERI_KERNELS_JAGGED_H
 #define PERI_KERNELS_JAGGED_H
@@ -17,23 +18,25 @@
 
 enum { PERI_JAGGED_BLOCK = 4096 };
 
-/* -- cumulative sums ------------------------------------------------------------------------------------------------------------- */
+/* -- cumulative sums ----------------------------------------------------------------------------------------------- */
 
 /** Operation: the cumulative sum of each row of x [rows x cols], modulo 2^64 (2^32 when y is i32). mode: PERI_CUMSUM_*.
- *  `limit` >= 0 asks for a checked sum of lengths: an x outside [0, limit] counts as 0, and no y exceeds limit, so that y is monotone and
- *  inside [0, limit] whatever x holds; limit < 2^50. */
+ *  `limit` >= 0 asks for a checked sum of lengths: an x outside [0, limit] counts as 0, and no y exceeds limit, so that
+ *  y is monotone and inside [0, limit] whatever x holds; limit < 2^50. */
 typedef struct peri_op_cumsum {
     const void *x;
     void *y;        /* COMPLETE: rows x (cols + 1), else rows x cols; NULL: only what is found */
     int64_t *total; /* rows: the sum of each row; checked: INT64_MAX if it is beyond 2^63. NULL: nobody asks */
-    int64_t *bad;   /* 1: checked sums only: flat index of the first x outside [0, limit], else INT64_MAX. NULL: nobody asks */
+    int64_t *bad;   /* 1: checked sums only: flat index of the first x outside [0, limit], else INT64_MAX. NULL: nobody
+                       asks */
     int64_t rows, cols, limit; /* limit < 0: unchecked */
     int32_t x_dtype, y_dtype, mode;
 } peri_op_cumsum;
 
-/** Arguments of the three steps. x is rows x cols; each row is cut into `blocks` = max(1, ceil(cols / PERI_JAGGED_BLOCK)).
- *  Sums are modulo 2^64 (2^32 when y is i32). `limit` >= 0 asks for a checked sum of lengths: an x outside [0, limit] counts as 0, and
- *  no y exceeds limit, so that y is monotone and inside [0, limit] whatever x holds; limit < 2^50. */
+/** Arguments of the three steps. x is rows x cols; each row is cut into `blocks` = max(1, ceil(cols /
+ *  PERI_JAGGED_BLOCK)).
+ *  Sums are modulo 2^64 (2^32 when y is i32). `limit` >= 0 asks for a checked sum of lengths: an x outside [0, limit]
+ *  counts as 0, and no y exceeds limit, so that y is monotone and inside [0, limit] whatever x holds; limit < 2^50. */
 typedef struct peri_k_cumsum_args {
     const void *x;
     void *y;        /* COMPLETE: rows x (cols + 1), else rows x cols */
@@ -44,15 +47,16 @@ typedef struct peri_k_cumsum_args {
     int32_t x_dtype, y_dtype, mode;
 } peri_k_cumsum_args;
 
-/** cumsum_sums: for each block: sums[r * (blocks + 1) + b] = sum of its x; bad = flat index of its first x outside [0, limit], else
- *  INT64_MAX; most = max(0, max x). range: rows * blocks.
+/** cumsum_sums: for each block: sums[r * (blocks + 1) + b] = sum of its x; bad = flat index of its first x outside [0,
+ *  limit], else INT64_MAX; most = max(0, max x). range: rows * blocks.
  *  cumsum_scan: for each row: sums[r] becomes its exclusive cumulative sum, the total in its last entry. range: rows.
  *  cumsum_write: for each block, from the block's entry of sums: y. range: rows * blocks. */
 
-/* -- checking bags --------------------------------------------------------------------------------------------------------------- */
+/* -- checking bags ------------------------------------------------------------------------------------------------- */
 
-/** For each block of PERI_JAGGED_BLOCK bags: bad[b] = first bag i with offsets[i] < 0, offsets[i+1] < offsets[i], offsets[i+1] > limit or
- *  (if lengths) lengths[i] != offsets[i+1] - offsets[i], else INT64_MAX; most[b] = longest bag (at least 0). range: blocks. */
+/** For each block of PERI_JAGGED_BLOCK bags: bad[b] = first bag i with offsets[i] < 0, offsets[i+1] < offsets[i],
+ *  offsets[i+1] > limit or (if lengths) lengths[i] != offsets[i+1] - offsets[i], else INT64_MAX; most[b] = longest bag
+ *  (at least 0). range: blocks. */
 typedef struct peri_k_jagged_check_args {
     const void *offsets, *lengths; /* lengths may be NULL */
     int64_t *bad, *most;
@@ -75,13 +79,14 @@ enum {
 /** Where bags_report looks. */
 enum {
     PERI_BAGS_SOUND = 0,  /* nothing is looked for: the offsets are known to be well formed */
-    PERI_BAGS_LENGTHS = 1, /* the offsets are the sum of the lengths, made here; a length outside [0, values] counts as 0 */
+    PERI_BAGS_LENGTHS = 1, /* the offsets are the sum of the lengths, made here; a length outside [0, values] counts as
+                              0 */
     PERI_BAGS_OFFSETS = 2 /* offsets, and lengths if they are there */
 };
 
-/** Operation: what the host wants to know of bags: report[PERI_REPORT_*] (SOUND: only FIRST and TOTAL mean something), and
- *  report[PERI_REPORT_HEADER + i] = offsets[bounds ? bounds[i] : i * step] for i in [0, n_bounds). A bag is malformed if it is for
- *  jagged_check, or if its length is outside [0, values]. */
+/** Operation: what the host wants to know of bags: report[PERI_REPORT_*] (SOUND: only FIRST and TOTAL mean something),
+ *  and report[PERI_REPORT_HEADER + i] = offsets[bounds ? bounds[i] : i * step] for i in [0, n_bounds). A bag is
+ *  malformed if it is for jagged_check, or if its length is outside [0, values]. */
 typedef struct peri_op_bags_report {
     const void *lengths, *offsets; /* lengths may be NULL but for LENGTHS */
     int64_t *sums;                 /* LENGTHS: gets the offsets [bags + 1], if not NULL; offsets are these sums then */
@@ -91,8 +96,8 @@ typedef struct peri_op_bags_report {
     int32_t lengths_dtype, offsets_dtype, look;
 } peri_op_bags_report;
 
-/** report[PERI_REPORT_*] from the blocks' findings, and report[PERI_REPORT_HEADER + i] = offsets[bounds ? bounds[i] : i * step] for i in
- *  [0, n_bounds). range: 1. */
+/** report[PERI_REPORT_*] from the blocks' findings, and report[PERI_REPORT_HEADER + i] = offsets[bounds ? bounds[i] : i
+ *  * step] for i in [0, n_bounds). range: 1. */
 typedef struct peri_k_jagged_report_args {
     const void *lengths, *offsets; /* lengths may be NULL */
     const int64_t *bad, *most, *total; /* total: NULL when offsets were given */
@@ -102,7 +107,7 @@ typedef struct peri_k_jagged_report_args {
     int32_t lengths_dtype, offsets_dtype;
 } peri_k_jagged_report_args;
 
-/* -- bounds, lengths, segments --------------------------------------------------------------------------------------------------- */
+/* -- bounds, lengths, segments ------------------------------------------------------------------------------------- */
 
 /** out[i] = offsets[bounds ? bounds[i] : i * step] - base, base = rebase ? offsets[bound(0)] : 0. range: n. */
 typedef struct peri_k_jagged_bounds_args {
@@ -123,8 +128,8 @@ typedef struct peri_k_jagged_lengths_args {
 
 /** Copy segments of rows: for t in [0, segments), p = permute ? permute[t] : t, n = out(t + 1) - out(t):
  *    dst[out(t) .. out(t) + n) = src[in(p) .. in(p) + n)
- *  with out(t) = out_offsets ? out_offsets[t] : t * out_step, and in(p) likewise. out(0) = 0. range: rows of dst; rows from
- *  out(segments) on stay as they are. Every permute[t] must be a segment of src. */
+ *  with out(t) = out_offsets ? out_offsets[t] : t * out_step, and in(p) likewise. out(0) = 0. range: rows of dst; rows
+ *  from out(segments) on stay as they are. Every permute[t] must be a segment of src. */
 typedef struct peri_k_jagged_copy_args {
     void *dst;
     const void *src, *out_offsets, *in_offsets, *permute;
@@ -133,9 +138,10 @@ typedef struct peri_k_jagged_copy_args {
 } peri_k_jagged_copy_args;
 
 /** The adjoint of copying segments: for each segment p of dst, n = in(p + 1) - in(p) rows:
- *    dst[in(p) + i] = sum over j in [list_offsets[p], list_offsets[p + 1]) of src[out(list[j]) + i], 0 if there are none,
- *  in this order of j, from the first on, in f32 (f64 for f64). Offsets as in jagged_copy, all i64; NULL: segments of one row.
- *  range: rows of dst. */
+ *    dst[in(p) + i] = sum over j in [list_offsets[p], list_offsets[p + 1]) of src[out(list[j]) + i], 0 if there are
+ *    none,
+ *  in this order of j, from the first on, in f32 (f64 for f64). Offsets as in jagged_copy, all i64; NULL: segments of
+ *  one row. range: rows of dst. */
 typedef struct peri_k_jagged_sum_args {
     void *dst;
     const void *src;
@@ -144,11 +150,11 @@ typedef struct peri_k_jagged_sum_args {
     int32_t dtype;             /* PERI_F32, PERI_F64 */
 } peri_k_jagged_sum_args;
 
-/* -- padded rows ----------------------------------------------------------------------------------------------------------------- */
+/* -- padded rows --------------------------------------------------------------------------------------------------- */
 
-/** jagged_to_padded: for each bag b, j in [0, max): padded[b][j] = j < n ? values[offsets[b] + j] : padding, n = the bag's length:
- *  longer bags keep their first `max` rows. jagged_from_padded: values[offsets[b] + j] = j < max ? padded[b][j] : 0 for j in [0, n).
- *  range: bags. */
+/** jagged_to_padded: for each bag b, j in [0, max): padded[b][j] = j < n ? values[offsets[b] + j] : padding, n = the
+ *  bag's length: longer bags keep their first `max` rows. jagged_from_padded: values[offsets[b] + j] = j < max ?
+ *  padded[b][j] : 0 for j in [0, n). range: bags. */
 typedef struct peri_k_jagged_padded_args {
     void *padded, *values;
     const void *offsets;
@@ -157,14 +163,23 @@ typedef struct peri_k_jagged_padded_args {
     int32_t offsets_dtype;
 } peri_k_jagged_padded_args;
 
-/* -- columns --------------------------------------------------------------------------------------------------------------------- */
+/* -- columns ------------------------------------------------------------------------------------------------------- */
 
-/** Words of an item and of a source in the tables of columns_sum. Strides are elements from row to row; addresses are the device's. */
-enum { PERI_ITEM_DST = 0, PERI_ITEM_STRIDE = 1, PERI_ITEM_COLUMNS = 2, PERI_ITEM_FIRST = 3, PERI_ITEM_SOURCES = 4, PERI_ITEM_WORDS = 5 };
+/** Words of an item and of a source in the tables of columns_sum. Strides are elements from row to row; addresses are
+ *  the device's. */
+enum {
+    PERI_ITEM_DST = 0,
+    PERI_ITEM_STRIDE = 1,
+    PERI_ITEM_COLUMNS = 2,
+    PERI_ITEM_FIRST = 3,
+    PERI_ITEM_SOURCES = 4,
+    PERI_ITEM_WORDS = 5
+};
 enum { PERI_SOURCE_ADDRESS = 0, PERI_SOURCE_STRIDE = 1, PERI_SOURCE_WORDS = 2 };
 
-/** Column blocks of matrices of equal row counts: for each row r and item: dst[r][c] = sum of its sources' [r][c], in their order, from the
- *  first on, in f32 (f64 for f64), rounded once; 0 without sources; a copy of the bits with one. range: rows. */
+/** Column blocks of matrices of equal row counts: for each row r and item: dst[r][c] = sum of its sources' [r][c], in
+ *  their order, from the first on, in f32 (f64 for f64), rounded once; 0 without sources; a copy of the bits with one.
+ *  range: rows. */
 typedef struct peri_k_columns_sum_args {
     const int64_t *items, *sources;
     int64_t n_items;

@@ -8,10 +8,10 @@
 #include "list.h"
 #include "quantize.h"
 
-/** score(q, i) = sum over d of queries[q, d] * item i's number d, products and sums in f32, summed in any order that depends on dim alone:
- *  not on the other queries and items. Rows of codes are what rows_restore makes of them. A score that is NaN counts as -infinity.
- *  scores[q], indices[q]: the k items with the largest scores, the largest first; of equal ones the one with the smaller number comes
- *  first. 1 <= k <= n_items, k <= PERI_NEAREST_MOST. */
+/** score(q, i) = sum over d of queries[q, d] * item i's number d, products and sums in f32, summed in any order that
+ *  depends on dim alone: not on the other queries and items. Rows of codes are what rows_restore makes of them. A score
+ *  that is NaN counts as -infinity. scores[q], indices[q]: the k items with the largest scores, the largest first; of
+ *  equal ones the one with the smaller number comes first. 1 <= k <= n_items, k <= PERI_NEAREST_MOST. */
 typedef struct peri_op_nearest {
     const float *queries;    /* n_queries x dim */
     const void *items;       /* n_items rows that lie `stride` bytes apart */
@@ -28,8 +28,8 @@ enum {
     PERI_NEAREST_ROWS = 80    /* rows of f32 that it has room for: those, and sixteen more */
 };
 
-/** nearest_part: the best of the items [p * n_items / parts, (p + 1) * n_items / parts) for all queries; fewer than k are followed by
- *  -infinity and number -1. range: parts. nearest_merge: from these the results. range: queries. */
+/** nearest_part: the best of the items [p * n_items / parts, (p + 1) * n_items / parts) for all queries; fewer than k
+ *  are followed by -infinity and number -1. range: parts. nearest_merge: from these the results. range: queries. */
 typedef struct peri_k_nearest_args {
     peri_op_nearest op;
     float *part_scores;    /* parts x n_queries x k */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels/optim.h: optimizers of the dense part, norms and clipping of gradients. All take f32 or f64 and work in place on contiguous
- * arrays of parameters w, gradients g (not changed) and states; formulas and their order are PyTorch's. f32 results of the vectorised
- * kernels may differ from ref's by rounding. Each takes a list of arrays at once, so that a step of an optimizer is one launch; what an
- * array becomes does not depend on what else is in the list.
+ * kernels/optim.h: optimizers of the dense part, norms and clipping of gradients. All take f32 or f64 and work in place
+ * on contiguous arrays of parameters w, gradients g (not changed) and states; formulas and their order are PyTorch's.
+ * f32 results of the vectorised kernels may differ from ref's by rounding. Each takes a list of arrays at once, so that
+ * a step of an optimizer is one launch; what an array becomes does not depend on what else is in the list.
  */
 #ifndef PERI_KERNELS_OPTIM_H
 #define PERI_KERNELS_OPTIM_H
@@ -21,8 +21,9 @@ typedef struct peri_optim_part {
     int64_t n;   /* elements of w */
 } peri_optim_part;
 
-/** The parts of a launch, by value: a launch's arguments are at most 4 KiB on a GPU. The range of a kernel counts the units of the first
- *  part, then those of the second, and so on: with parts of 3 and 5 elements, unit 4 is element 1 of part 1. */
+/** The parts of a launch, by value: a launch's arguments are at most 4 KiB on a GPU. The range of a kernel counts the
+ *  units of the first part, then those of the second, and so on: with parts of 3 and 5 elements, unit 4 is element 1 of
+ *  part 1. */
 enum { PERI_OPTIM_PARTS = 64 };
 typedef struct peri_optim_list {
     int32_t n; /* 1..PERI_OPTIM_PARTS */
@@ -39,7 +40,8 @@ typedef struct peri_k_optim_sgd_args {
     peri_optim_list list;
 } peri_k_optim_sgd_args;
 
-/** g' as in sgd;  sum += g'^2;  w -= lr * g' / (sqrt(sum) + eps).  lr includes its decay. state[0]: sum. range: elements. */
+/** g' as in sgd;  sum += g'^2;  w -= lr * g' / (sqrt(sum) + eps).  lr includes its decay. state[0]: sum. range:
+ *  elements. */
 typedef struct peri_k_optim_adagrad_args {
     int32_t dtype;
     bool maximize;
@@ -81,8 +83,8 @@ typedef struct peri_k_optim_rowwise_adagrad_args {
 /** Elements of one partial norm. */
 enum { PERI_NORM_BLOCK = 4096 };
 
-/** For blocks of PERI_NORM_BLOCK elements of each part: partial[unit] = sum of |w[i]|^p over the block, or their maximum if p is infinite;
- *  in f64. range: the blocks of all parts. */
+/** For blocks of PERI_NORM_BLOCK elements of each part: partial[unit] = sum of |w[i]|^p over the block, or their
+ *  maximum if p is infinite; in f64. range: the blocks of all parts. */
 typedef struct peri_k_norm_partial_args {
     double *partial;
     int32_t dtype;
@@ -90,7 +92,8 @@ typedef struct peri_k_norm_partial_args {
     peri_optim_list list;
 } peri_k_norm_partial_args;
 
-/** Operation and step: out[0] = the sum (maximum if p is infinite) of partial[0..count), to the power 1/p if `root`. range: 1. */
+/** Operation and step: out[0] = the sum (maximum if p is infinite) of partial[0..count), to the power 1/p if `root`.
+ *  range: 1. */
 typedef struct peri_k_norm_finish_args {
     double *out;
     const double *partial;

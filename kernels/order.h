@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * order.h: keys whose order as unsigned numbers is that of elements (kernels/elements.h, sort), for the host and for GPUs.
+ * order.h: keys whose order as unsigned numbers is that of elements (kernels/elements.h, sort), for the host and for
+ * GPUs.
  */
 #ifndef PERI_KERNELS_ORDER_H
 #define PERI_KERNELS_ORDER_H

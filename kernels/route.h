@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * kernels/route.h: moving ids to the ranks that own their rows, and pooled rows back.
- * Words. A *feature* of the local input has `bags` consecutive bags (its batch). A *partition* is one feature cut by one table's row
- * boundaries into n_parts *strands*, each of which goes to one rank; a table that is not cut by rows has one strand, and a table that every
- * rank holds has none: its ids are only checked. All strands together lie in wire order: by destination rank, then by the destination's own
- * order. `slot` of a bag in wire order = wire_bag[strand] + bag.
+ * Words. A *feature* of the local input has `bags` consecutive bags (its batch). A *partition* is one feature cut by
+ * one table's row boundaries into n_parts *strands*, each of which goes to one rank; a table that is not cut by rows
+ * has one strand, and a table that every rank holds has none: its ids are only checked. All strands together lie in
+ * wire order: by destination rank, then by the destination's own order. `slot` of a bag in wire order =
+ * wire_bag[strand] + bag.
  */
 #ifndef PERI_KERNELS_ROUTE_H
 #define PERI_KERNELS_ROUTE_H
@@ -19,15 +20,16 @@ typedef struct peri_k_partition {
     int64_t bag_start;   /* range index of its first bag: sum of `bags` of the partitions before */
     int64_t first_bag;   /* first bag in the input's offsets */
     int64_t bags;
-    int64_t rows;        /* of the whole table; ids are legal in [0, rows), and -1 (no row: skipped). Raw ids: buckets of the whole table */
+    int64_t rows;        /* of the whole table; ids are legal in [0, rows), and -1 (no row: skipped). Raw ids: buckets
+                            of the whole table */
     int64_t first_bound; /* in bounds: n_parts + 1 row (raw ids: bucket) boundaries, from 0 to rows */
     int64_t block;       /* rows of an even part, for the first guess; 0: search the boundaries */
     int64_t bucket_ids;  /* raw ids by PERI_K_SPREAD_RANGE: ids of a bucket */
     int32_t n_parts;
     int32_t first_strand; /* in wire_bag: its n_parts strands */
     int32_t check;        /* which report ids out of range go into: 0..PERI_ROUTE_REPORTS - 1; more: none */
-    int32_t raw;         /* 0: ids are rows. Else they are raw, each belongs to the part that has its bucket by spread raw - 1
-                            (PERI_K_SPREAD_*), and travels as it is; all that have a bucket are legal, -1 too */
+    int32_t raw;         /* 0: ids are rows. Else they are raw, each belongs to the part that has its bucket by spread
+                            raw - 1 (PERI_K_SPREAD_*), and travels as it is; all that have a bucket are legal, -1 too */
 } peri_k_partition;
 
 /** What of @id is compared with a partition's boundaries: < -1: the id is not legal; -1: it is skipped. */
@@ -58,9 +60,10 @@ typedef struct peri_k_route_report {
     int64_t position; /* its position in the bag */
 } peri_k_route_report;
 
-/** lengths[wire_bag[strand] + bag] = number of ids of the bag in that strand's rows, for every partition and bag. Ids of -1 and ids out of
- *  range are in no strand. The latter are counted in reports[i * PERI_ROUTE_REPORTS + check], for each of the fixed blocks i of
- *  PERI_ROUTE_BLOCK range indices, so that the first offender does not depend on the split. range: blocks of bags over all partitions. */
+/** lengths[wire_bag[strand] + bag] = number of ids of the bag in that strand's rows, for every partition and bag. Ids
+ *  of -1 and ids out of range are in no strand. The latter are counted in reports[i * PERI_ROUTE_REPORTS + check], for
+ *  each of the fixed blocks i of PERI_ROUTE_BLOCK range indices, so that the first offender does not depend on the
+ *  split. range: blocks of bags over all partitions. */
 enum { PERI_ROUTE_BLOCK = 4096, PERI_ROUTE_REPORTS = 3 };
 typedef struct peri_k_route_count_args {
     const void *ids;        /* i64 or i32, the input's values */
@@ -81,8 +84,9 @@ typedef struct peri_k_route_totals_args {
     const int64_t *positions, *at;
 } peri_k_route_totals_args;
 
-/** scale[wire_bag[strand] + bag] = 1 / max(number of ids of the bag in the input, 1), the factor of mean pooling, for every strand of every
- *  partition: an owner sees only those of its ids that are its own. range: bags over all partitions. */
+/** scale[wire_bag[strand] + bag] = 1 / max(number of ids of the bag in the input, 1), the factor of mean pooling, for
+ *  every strand of every partition: an owner sees only those of its ids that are its own. range: bags over all
+ *  partitions. */
 typedef struct peri_k_route_mean_args {
     float *scale;
     const int64_t *offsets;
@@ -91,9 +95,10 @@ typedef struct peri_k_route_mean_args {
     int32_t n_partitions;
 } peri_k_route_mean_args;
 
-/** For each bag of each partition and each id of it in order: place = cursor[slot]++; out[place] = id - first row of the strand (raw: id);
- *  out_weights[place] = weights[i]; places[place_first[partition] + i - first id of its first bag] = place, -1 for ids that are in no
- *  strand (a partition without strands has no places); origins[place] = i - first id of its first bag. `cursor`
+/** For each bag of each partition and each id of it in order: place = cursor[slot]++; out[place] = id - first row of
+ *  the strand (raw: id); out_weights[place] = weights[i]; places[place_first[partition] + i - first id of its first
+ *  bag] = place, -1 for ids that are in no strand (a partition without strands has no places); origins[place] = i -
+ *  first id of its first bag. `cursor`
  *  starts as the exclusive cumulative sum of `lengths`. range: bags over
  *  all partitions. */
 typedef struct peri_k_route_pack_args {
@@ -113,9 +118,9 @@ typedef struct peri_k_route_pack_args {
     bool ids_i32, out_i32;
 } peri_k_route_pack_args;
 
-/** The way back of one number an id: for each partition in order, each of its bags and each id of it in order that is in a strand: place =
- *  cursor[slot]++ as in route_pack; out[i] += factor * back[place] (f32, each rounded). range: bags of the *input*, so that the partitions
- *  of a feature add up in their order. */
+/** The way back of one number an id: for each partition in order, each of its bags and each id of it in order that is
+ *  in a strand: place = cursor[slot]++ as in route_pack; out[i] += factor * back[place] (f32, each rounded). range:
+ *  bags of the *input*, so that the partitions of a feature add up in their order. */
 typedef struct peri_k_route_return_args {
     const void *ids;
     const int64_t *offsets;
@@ -138,7 +143,8 @@ typedef struct peri_k_output {
     double sent_divisor;   /* of pieces of other ranks */
 } peri_k_output;
 
-/** Where a piece lies: elements from the start of the received buffer, or of this rank's own. Row j is at offset + j * cols. */
+/** Where a piece lies: elements from the start of the received buffer, or of this rank's own. Row j is at offset + j *
+ *  cols. */
 typedef struct peri_k_piece {
     int64_t offset;
     int64_t own;
@@ -157,9 +163,9 @@ typedef struct peri_k_route_combine_args {
     bool past;   /* written past the caches where that can be */
 } peri_k_route_combine_args;
 
-/** The adjoint: piece[bag][c] = sum over rows b with bag(b) = bag, ascending, of grad[b][column + c] / divisor (f32), for every piece of
- *  every output; / sent_divisor for a piece that is not own. range: bags of pieces, up to the most that an output has (without `inverse`:
- *  rows of grad). */
+/** The adjoint: piece[bag][c] = sum over rows b with bag(b) = bag, ascending, of grad[b][column + c] / divisor (f32),
+ *  for every piece of every output; / sent_divisor for a piece that is not own. range: bags of pieces, up to the most
+ *  that an output has (without `inverse`: rows of grad). */
 typedef struct peri_k_route_spread_args {
     const float *grad;
     int64_t stride, rows; /* of grad */
@@ -178,22 +184,26 @@ typedef struct peri_k_rows {
     int64_t column, cols;  /* columns of a row of the values */
     int64_t first_id;      /* of the feature, in the input's ids */
     int64_t place_first;   /* of the feature's partition in `places`; -1: a replica, whose row k is that of id k */
-    int64_t first_piece;   /* one for each part of the partition, in order: the row of place x is at offset + x * cols */
+    int64_t first_piece;   /* one for each part of the partition, in order: the row of place x is at offset + x *
+                              cols */
     double divisor, sent_divisor; /* as in peri_k_output */
     int32_t partition;
-    int32_t all;           /* the partition has one part, and each id is in it: the places of ids that follow each other do so too */
+    int32_t all;           /* the partition has one part, and each id is in it: the places of ids that follow each other
+                              do so too */
 } peri_k_rows;
 
-/** route_rows: values[row][column + c] = piece[place][c] for every id of every output, where `piece` is that of the part that has the id's
- *  row; zeros for an id that is in no strand (place -1). route_rows_back, its adjoint: piece[place][c] = values[row][column + c] / divisor
- *  (f32), / sent_divisor for a piece that is not own; ids that are in no strand have none. range: rows of the values. */
+/** route_rows: values[row][column + c] = piece[place][c] for every id of every output, where `piece` is that of the
+ *  part that has the id's row; zeros for an id that is in no strand (place -1). route_rows_back, its adjoint:
+ *  piece[place][c] = values[row][column + c] / divisor (f32), / sent_divisor for a piece that is not own; ids that are
+ *  in no strand have none. range: rows of the values. */
 typedef struct peri_k_route_rows_args {
     float *values;
     int64_t stride; /* elements from one row of the values to the next */
     float *received, *own;
     const void *ids;       /* i64 or i32 */
     const int64_t *places; /* of route_pack */
-    const int32_t *origins; /* of route_pack, or NULL: the way back from a place, in which the rows of a piece can be taken as they lie */
+    const int32_t *origins; /* of route_pack, or NULL: the way back from a place, in which the rows of a piece can be
+                               taken as they lie */
     const peri_k_partition *partitions;
     const int64_t *bounds;
     const peri_k_rows *outputs;
@@ -205,8 +215,9 @@ typedef struct peri_k_route_rows_args {
     bool direct; /* so are those of pieces that are not own (route_lines moves them) */
 } peri_k_route_rows_args;
 
-/** Rows that lie together at one end and apart at the other: values[at(i) * stride + c] = together[i * cols + c] with at(i) = index[i], i
- *  without index; its adjoint (back): together[i * cols + c] = values[at(i) * stride + c] / divisor (f32). range: i. */
+/** Rows that lie together at one end and apart at the other: values[at(i) * stride + c] = together[i * cols + c] with
+ *  at(i) = index[i], i without index; its adjoint (back): together[i * cols + c] = values[at(i) * stride + c] / divisor
+ *  (f32). range: i. */
 typedef struct peri_k_route_lines_args {
     float *values, *together;
     int64_t stride, cols;
@@ -221,17 +232,19 @@ typedef struct peri_k_pool {
     int64_t first_bag, bags; /* of the feature, in `offsets` */
     int64_t inverse;       /* as in peri_k_output */
     int64_t from;          /* its first column in the table's rows */
-    int64_t grad, grad_stride; /* route_pool_weights: where its columns of the gradient of the first bag are, and from bag to bag */
+    int64_t grad, grad_stride; /* route_pool_weights: where its columns of the gradient of the first bag are, and from
+                                  bag to bag */
     int32_t mean;          /* pooled by the mean of the bag's ids, whichever they are; else the sum */
     int32_t last;          /* of the blocks of a table's row, which follow each other */
 } peri_k_pool;
 
 /** The lookup of kernels/tbe.h at the place where rows arrive one by one, bit for bit:
- *  route_pool: for every pool and row b of the output, with the ids i of bag(b) in order that have a row (as in route_rows):
+ *  route_pool: for every pool and row b of the output, with the ids i of bag(b) in order that have a row (as in
+ *  route_rows):
  *      acc[c] = fma(weights[i], row(i)[c], acc[c]), from 0        values[b][column + c] = acc[c] * factor
- *  with weights[i] = 1 without weights; factor = 1 / number of ids of the bag if `mean` and it has any, else 1. range: rows of the output.
- *  route_pool_weights: grad_weights[i] += fl(sum16(grad of the bag * row(i)) * factor), where the row is that of the table, over its
- *  blocks, for each table in order. range: bags, up to the most that a pool has. */
+ *  with weights[i] = 1 without weights; factor = 1 / number of ids of the bag if `mean` and it has any, else 1. range:
+ *  rows of the output. route_pool_weights: grad_weights[i] += fl(sum16(grad of the bag * row(i)) * factor), where the
+ *  row is that of the table, over its blocks, for each table in order. range: bags, up to the most that a pool has. */
 typedef struct peri_k_route_pool_args {
     peri_k_route_rows_args rows; /* where rows are, and where they go; without its outputs */
     const peri_k_pool *pools;
@@ -248,8 +261,8 @@ typedef struct peri_k_run {
     int64_t to, from, n, own;
 } peri_k_run;
 
-/** All runs; their rows of dst do not overlap. Each is the first of `lines`, one after the other in the source and `step` rows apart in
- *  dst: line k is dst[to + k * step ..] = [from + k * n ..]. range: lines of all runs. */
+/** All runs; their rows of dst do not overlap. Each is the first of `lines`, one after the other in the source and
+ *  `step` rows apart in dst: line k is dst[to + k * step ..] = [from + k * n ..]. range: lines of all runs. */
 typedef struct peri_k_route_place_args {
     void *dst;
     const void *received, *own;
@@ -257,7 +270,8 @@ typedef struct peri_k_route_place_args {
     int64_t width; /* bytes of a row */
     int64_t lines; /* of a run; 0 is 1 */
     int64_t step;
-    bool past;     /* what is copied does not fit the caches with what else is in use: long runs are written past them */
+    bool past;     /* what is copied does not fit the caches with what else is in use: long runs are written past
+                      them */
 } peri_k_route_place_args;
 
 PERI_KERNELS_ROUTE(PERI_K_ARGS_OF)

@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/** Which instruction sets were compiled: those that the Makefile names (its ISA), PERI_ISA_avx2 and PERI_ISA_avx512, or all up to
+/** Which instruction sets were compiled: those that the Makefile names (its ISA), PERI_ISA_avx2 and PERI_ISA_avx512, or
+ *  all up to
  *  PERI_ISA_MOST: a program of two files has less (runtime/gen/amalgamation.lua). */
 #if defined(PERI_ISA_MOST) && defined(__x86_64__)
 #if PERI_ISA_MOST >= 1

@@ -2,9 +2,9 @@
  *
  * kernels/sequence.h: attention within the sequences of a jagged array, and the places and times of their members.
  *
- * Words: sequence s has the rows [offsets[s], offsets[s + 1]), which are its members 0, 1, ... Its last targets[s] members are *targets*:
- * items that a ranker is asked about. The members before them are the *history*. All kernels take i64 offsets (complete) and targets;
- * a number of targets outside of 0..length counts as the nearest allowed one.
+ * Words: sequence s has the rows [offsets[s], offsets[s + 1]), which are its members 0, 1, ... Its last targets[s]
+ * members are *targets*: items that a ranker is asked about. The members before them are the *history*. All kernels
+ * take i64 offsets (complete) and targets; a number of targets outside of 0..length counts as the nearest allowed one.
  */
 #ifndef PERI_KERNELS_SEQUENCE_H
 #define PERI_KERNELS_SEQUENCE_H
@@ -14,8 +14,9 @@
 #include "inline.h"
 #include "list.h"
 
-/** Arguments of attention and of its gradients, f32 or f64. A row of q, k and dq, dk has heads x dim numbers, one of v, out, dout and dv
- *  heads x v_dim, head after head. q, k and v lie stride elements from row to row, everything else is contiguous.
+/** Arguments of attention and of its gradients, f32 or f64. A row of q, k and dq, dk has heads x dim numbers, one of v,
+ *  out, dout and dv heads x v_dim, head after head. q, k and v lie stride elements from row to row, everything else is
+ *  contiguous.
  *
  *  Of query i and key j of one sequence and head: s = alpha * q[i] . k[j], and
  *    PERI_ATTENTION_SOFTMAX  w = exp(s) / sum over the keys that i sees of exp(s)
@@ -23,7 +24,8 @@
  *  out[i] = sum over the keys j that i sees of w * v[j]; peri_k_attention_keys says which these are. */
 typedef struct peri_k_attention_args {
     void *out;
-    void *lse;   /* [heads][rows]: log of the sum of exp(s); SOFTMAX only. Written by attention, read by the gradients */
+    void *lse;   /* [heads][rows]: log of the sum of exp(s); SOFTMAX only. Written by attention, read by the
+                    gradients */
     void *dq, *dk, *dv;
     void *delta; /* [heads][rows]: out . dout; SOFTMAX only. Written by attention_grad_q, read by attention_grad_kv */
     const void *q, *k, *v, *dout;
@@ -80,8 +82,9 @@ typedef struct peri_k_members {
     int64_t from, to, self;
 } peri_k_members;
 
-/** The keys that query @i sees. A target sees the history and itself, and stands, for the window, where the history ends. A member of the
- *  history sees itself and what is at most `window` before it; without `causal` also what is at most `window` behind it. */
+/** The keys that query @i sees. A target sees the history and itself, and stands, for the window, where the history
+ *  ends. A member of the history sees itself and what is at most `window` before it; without `causal` also what is at
+ *  most `window` behind it. */
 K_INLINE peri_k_members peri_k_attention_keys(const peri_k_attention_args *a, peri_k_sequence s, int64_t i)
 {
     const int64_t history = s.n - s.t, window = a->window > 0 ? a->window : s.n, at = i < history ? i : history;
@@ -116,8 +119,8 @@ K_INLINE int64_t peri_k_member(peri_k_members m, int64_t c) { return c < m.to - 
 /** How many they are. */
 K_INLINE int64_t peri_k_member_count(peri_k_members m) { return m.to - m.from + (m.self >= 0 ? 1 : 0); }
 
-/** out[r] of member i of sequence s of n members, t of which are targets: min((n - t) - min(i, n - t), most - 1): how far it is from the
- *  first target, which is n - i where there are no targets; with `number`: s. range: rows. */
+/** out[r] of member i of sequence s of n members, t of which are targets: min((n - t) - min(i, n - t), most - 1): how
+ *  far it is from the first target, which is n - i where there are no targets; with `number`: s. range: rows. */
 typedef struct peri_k_sequence_positions_args {
     int64_t *out;
     const int64_t *offsets, *targets; /* targets: NULL: none */
@@ -125,9 +128,9 @@ typedef struct peri_k_sequence_positions_args {
     bool number;
 } peri_k_sequence_positions_args;
 
-/** out[r] = how long before the last member of its sequence a member happened, in numbers of 0..most: the whole part of sqrt(x) or log(x)
- *  of x = max(d, 1e-6) / increment, d the difference of their times (of i64 and i32 exact, but rounded to f64; NaN counts as 0).
- *  range: rows. */
+/** out[r] = how long before the last member of its sequence a member happened, in numbers of 0..most: the whole part of
+ *  sqrt(x) or log(x) of x = max(d, 1e-6) / increment, d the difference of their times (of i64 and i32 exact, but
+ *  rounded to f64; NaN counts as 0). range: rows. */
 typedef struct peri_k_time_buckets_args {
     int64_t *out;
     const void *times;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * spread.h: which bucket of a managed-collision table an id belongs to. The rule depends on the id and on the table's number of buckets
- * only, never on ranks: the kernels that route ids to ranks and those that map them to rows share it.
+ * spread.h: which bucket of a managed-collision table an id belongs to. The rule depends on the id and on the table's
+ * number of buckets only, never on ranks: the kernels that route ids to ranks and those that map them to rows share it.
  */
 #ifndef PERI_KERNELS_SPREAD_H
 #define PERI_KERNELS_SPREAD_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels/work.h: kernels, steps and operations by number: all that their launch needs beside the header of the family (kernels/tbe.h, ...)
- * that describes the arguments.
+ * kernels/work.h: kernels, steps and operations by number: all that their launch needs beside the header of the family
+ * (kernels/tbe.h, ...) that describes the arguments.
  */
 #ifndef PERI_KERNELS_WORK_H
 #define PERI_KERNELS_WORK_H
@@ -37,11 +37,13 @@ extern const peri_kernels peri_kernels_ref;
 /** Names by number (PERI_K_*, PERI_OP_*), for messages and benches. */
 extern const char *const peri_kernel_names[PERI_WORK_COUNT];
 
-/** The kernels of the best instruction set of this processor, at most PERI_CPU_ISA=ref|avx2|avx512; no entry is NULL. */
+/** The kernels of the best instruction set of this processor, at most PERI_CPU_ISA=ref|avx2|avx512; no entry is
+ *  NULL. */
 const peri_kernels *peri_kernels_get(void);
 /** What PERI_CPU_ISA asks for if that is the name of no instruction set; else NULL. */
 const char *peri_kernels_unknown(void);
-/** The table of one instruction set, completed from below; NULL if this processor or build lacks it. Tests and benches. */
+/** The table of one instruction set, completed from below; NULL if this processor or build lacks it. Tests and
+ *  benches. */
 const peri_kernels *peri_kernels_isa(const char *isa);
 
 #endif

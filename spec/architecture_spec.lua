@@ -1,4 +1,5 @@
--- docs/architecture.md says all files of the folders that it describes, and all files that are touched to add something.
+-- docs/architecture.md says all files of the folders that it describes, and all files that are touched to add
+-- something.
 local shell = require "spec.support.shell"
 local keys = require("perilune.util").keys
 local page = shell.read "docs/architecture.md"
@@ -24,7 +25,9 @@ describe("docs/architecture.md", function()
       for row in (rows .. "\n"):gmatch "| ([^|\n]*) |[^\n]*\n" do
         for _, name in ipairs(quoted(row)) do named[name] = true end
       end
-      for name in shell.run("ls -p " .. folder):gmatch "%S+" do there[name:match "/$" and name or name:match "^[%w_]+"] = true end
+      for name in shell.run("ls -p " .. folder):gmatch "%S+" do
+        there[name:match "/$" and name or name:match "^[%w_]+"] = true
+      end
       assert.same(keys(there), keys(named), folder)
       folders = folders + 1
     end

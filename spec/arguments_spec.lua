@@ -1,4 +1,5 @@
--- What functions are given is looked at before it is used: an error names the function, the argument, the value, and what is allowed.
+-- What functions are given is looked at before it is used: an error names the function, the argument, the value, and
+-- what is allowed.
 local peri = require "perilune"
 local ffi = require "ffi"
 
@@ -14,7 +15,9 @@ describe("arguments", function()
   local nine = { 1, 1, 1, 1, 1, 1, 1, 1, 1 }
 
   it("are shapes of at most 8 whole numbers", function()
-    for _, make in ipairs { peri.zeros, peri.empty, peri.ones } do refuses("shape of 9 sizes, at most 8", make, nine) end
+    for _, make in ipairs { peri.zeros, peri.empty, peri.ones } do
+      refuses("shape of 9 sizes, at most 8", make, nine)
+    end
     refuses("shape of 9 sizes", peri.full, nine, 0)
     refuses("shape of 9 sizes", peri.Tensor.uniform, nine, 0, 1, 1)
     refuses("shape of 9 sizes", peri.Tensor.normal, nine, 0, 1, 1)
@@ -32,8 +35,8 @@ describe("arguments", function()
 
   it("have the types that the list of them says", function()
     local util = peri.util
-    local spec = { n = util.required.number, names = util.optional.list, options = util.optional.table, rows = util.any(5),
-      x = util.required, eps = 0.5, sizes = { 1 }, style = "plain" }
+    local spec = { n = util.required.number, names = util.optional.list, options = util.optional.table,
+      rows = util.any(5), x = util.required, eps = 0.5, sizes = { 1 }, style = "plain" }
     local function named(args) return util.named("f", args, spec) end
     local a = named { n = 3LL, x = false, rows = { 1, 2 }, style = 7 }
     assert.same({ n = 3, x = false, rows = { 1, 2 }, eps = 0.5, sizes = { 1 }, style = 7 }, a)
@@ -87,7 +90,8 @@ describe("arguments", function()
       { function(l) return peri.nn.functional.cat(l, 1) end, p(), p() },
       { function(l) return peri.embed.HashZchEvictionConfig { features = l, single_ttl = 1 } end, "f", "g" },
       { function(l) return peri.nn.metrics.evaluate(l, { 1, 0 }) end, 0.25, 0.5 },
-      { function(l) return peri.data.samples { batch_size = 1, dense = l, make = function() return function() end end } end, "a", "b" },
+      { function(l) return peri.data.samples { batch_size = 1, dense = l,
+        make = function() return function() end end } end, "a", "b" },
     }
     for i, taker in ipairs(takers) do
       local f, a, b = unpack(taker)
@@ -103,14 +107,16 @@ describe("arguments", function()
   end)
 
   it("are numbers that fit the dtype", function()
-    for dtype, bad in pairs { u8 = { 300, -1, 0.5, 0 / 0 }, i8 = { 128, -129 }, i16 = { 32768 }, i32 = { 2 ^ 31, 1 / 0 },
-      i64 = { 1.5, 2 ^ 63, -1 / 0, 0xffffffffffffffffULL }, f32 = { 1e300, -1e39 }, f16 = { 65520 }, bf16 = { 3.4e38 } } do
+    for dtype, bad in pairs { u8 = { 300, -1, 0.5, 0 / 0 }, i8 = { 128, -129 }, i16 = { 32768 },
+      i32 = { 2 ^ 31, 1 / 0 }, i64 = { 1.5, 2 ^ 63, -1 / 0, 0xffffffffffffffffULL }, f32 = { 1e300, -1e39 },
+      f16 = { 65520 }, bf16 = { 3.4e38 } } do
       for _, x in ipairs(bad) do
-        refuses("entry %[1%]%[2%] is .*, which does not fit " .. dtype .. ", allowed: ", peri.tensor, { { 1, x } }, dtype)
+        refuses("entry %[1%]%[2%] is .*, which does not fit " .. dtype .. ", allowed: ", peri.tensor, { { 1, x } },
+          dtype)
       end
     end
-    for dtype, good in pairs { u8 = { 0, 255 }, i8 = { -128, 127 }, i16 = { -32768, 32767 }, i32 = { -2 ^ 31, 2 ^ 31 - 1 },
-      f16 = { 65504, -65504 }, f64 = { 1e300 } } do
+    for dtype, good in pairs { u8 = { 0, 255 }, i8 = { -128, 127 }, i16 = { -32768, 32767 },
+      i32 = { -2 ^ 31, 2 ^ 31 - 1 }, f16 = { 65504, -65504 }, f64 = { 1e300 } } do
       assert.same(good, peri.tensor(good, dtype):to_list())
     end
     local inf = math.huge
@@ -118,20 +124,24 @@ describe("arguments", function()
     local most = peri.tensor({ 0x7fffffffffffffffLL, -0x7fffffffffffffffLL - 1, 7ULL }, "i64"):read()
     assert.is_true(most[0] == 0x7fffffffffffffffLL and most[1] == -0x7fffffffffffffffLL - 1 and most[2] == 7)
     -- a 64-bit integer is the number that was written: no dtype rounds it without a word
-    local exact = { f64 = { 9007199254740992LL, 0x1000000000000000LL }, f32 = { 16777216LL, 3ULL }, bf16 = { -7LL, 128ULL } }
+    local exact = { f64 = { 9007199254740992LL, 0x1000000000000000LL }, f32 = { 16777216LL, 3ULL },
+      bf16 = { -7LL, 128ULL } }
     for dtype, good in pairs(exact) do
       assert.same(peri.util.map(good, function(x) return tonumber(x) end), peri.tensor(good, dtype):to_list())
     end
-    for dtype, bad in pairs { f64 = { 9007199254740993LL, 0x7fffffffffffffffLL, -1ULL }, f32 = { 16777217LL, -0x7fffffffffffffffLL },
-      f16 = { 16777217LL }, bf16 = { 9007199254740993ULL }, c64 = { 16777217LL } } do
+    for dtype, bad in pairs { f64 = { 9007199254740993LL, 0x7fffffffffffffffLL, -1ULL },
+      f32 = { 16777217LL, -0x7fffffffffffffffLL }, f16 = { 16777217LL }, bf16 = { 9007199254740993ULL },
+      c64 = { 16777217LL } } do
       for _, x in ipairs(bad) do
-        refuses(("is %s, which %s rounds"):format(tostring(x):gsub("-", "%%-"), dtype), peri.tensor, { { 1, x } }, dtype)
+        refuses(("is %s, which %s rounds"):format(tostring(x):gsub("-", "%%-"), dtype), peri.tensor, { { 1, x } },
+          dtype)
       end
     end
     refuses("JaggedTensor: values: entry %[1%] is 9007199254740993LL, which f32 rounds", peri.JaggedTensor,
       { values = { 9007199254740993LL }, lengths = { 1 } })
     refuses("Dropout: p is 9007199254740993LL, wanted a number below 2^53", peri.nn.Dropout, { p = 9007199254740993LL })
-    refuses("decay_exponent is 18446744073709551615ULL, wanted a number", peri.embed.LRU_EvictionPolicy, { decay_exponent = -1ULL })
+    refuses("decay_exponent is 18446744073709551615ULL, wanted a number", peri.embed.LRU_EvictionPolicy,
+      { decay_exponent = -1ULL })
     assert.same({ 1, 0, 1, 1 }, peri.tensor({ true, false, 0.25, 0 / 0 }, "bool"):to_list())
     refuses("300 does not fit u8", function() return peri.zeros({ 2 }, "u8"):fill(300) end)
     refuses("1.5 does not fit i64", peri.full, { 2 }, 1.5, "i64")
@@ -162,7 +172,8 @@ describe("arguments", function()
     refuses("sum: dim is a table, wanted a dimension", t.sum, t, { 1, 0 })
     refuses("transpose: b is 0", t.transpose, t, 1, 0)
     refuses("slice: d is 0", t.slice, t, 0, 0, 1)
-    refuses("read: tensor u8 %[2147483648%] on cpu is 2147483648 bytes, allowed: 2147483392", t.read, peri.empty({ 2 ^ 31 }, "u8"))
+    refuses("read: tensor u8 %[2147483648%] on cpu is 2147483648 bytes, allowed: 2147483392", t.read,
+      peri.empty({ 2 ^ 31 }, "u8"))
     refuses("cat: dim is 0", peri.nn.functional.cat, { t, t }, 0)
   end)
 
@@ -187,7 +198,8 @@ describe("arguments", function()
   it("are no parts of a sharded module that was released", function()
     local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2 }, lengths = { 1, 1 } }
     local module = peri.shard.ShardedEmbeddingBagCollection {
-      tables = { peri.EmbeddingBagConfig { name = "t", embedding_dim = 4, num_embeddings = 10, feature_names = { "f" } } },
+      tables = { peri.EmbeddingBagConfig { name = "t", embedding_dim = 4, num_embeddings = 10,
+        feature_names = { "f" } } },
       group = peri.init(), fused_params = { optimizer = "adagrad" },
       plan = { t = peri.ParameterSharding { sharding_type = "table_wise", compute_kernel = "fused", ranks = { 0 } } },
     }
@@ -203,7 +215,8 @@ describe("arguments", function()
       write = function() piece.write("weight", 0, row) end, shape = function() piece.shape "weight" end,
       names = function() piece.names() end,
       iteration = function() piece.iteration() end, cache_statistics = function() piece.cache_statistics() end,
-      input_dist = function() module:input_dist(kjt) end, compute = function() module:compute_and_output_dist(pending) end,
+      input_dist = function() module:input_dist(kjt) end,
+      compute = function() module:compute_and_output_dist(pending) end,
       prefetch = function() module:prefetch(pending) end, local_shards = function() module:local_shards() end,
       set_learning_rate = function() module:set_learning_rate(1) end,
     } do
@@ -218,7 +231,8 @@ describe("arguments", function()
   end)
 
   it("have operators without the module of neural networks", function()
-    local script = 'local peri = require "perilune"; print((2 * peri.tensor { 1, 2 } + 1):sum():item(), package.loaded["perilune.nn"])'
+    local script = 'local peri = require "perilune"; print((2 * peri.tensor { 1, 2 } + 1):sum():item(), '
+      .. 'package.loaded["perilune.nn"])'
     local pipe = assert(io.popen(("luajit -e '%s' 2>&1"):format(script)))
     local said = pipe:read "*a"
     pipe:close()
@@ -230,15 +244,17 @@ describe("arguments", function()
     local table_wise_by_size = peri.plan.table_wise_by_size
     refuses("modules%['ebc'%] %[1%] has embedding_dim = nil, wanted a number", table_wise_by_size,
       { ebc = { { name = "t", num_embeddings = 3 } } }, { world_size = 1 })
-    refuses("modules%['ebc'%] %[1%] is 7, wanted the configuration of a table", table_wise_by_size, { ebc = { 7 } }, { world_size = 1 })
+    refuses("modules%['ebc'%] %[1%] is 7, wanted the configuration of a table", table_wise_by_size, { ebc = { 7 } },
+      { world_size = 1 })
     refuses("env has world_size = 'two', wanted a whole number", table_wise_by_size, {}, { world_size = "two" })
     local config = require "perilune.embed.config"
     refuses("output_names: tables %[1%] has feature_names = a table, wanted a list of strings", config.output_names,
       { { name = "t", embedding_dim = 4, feature_names = { false } } })
-    refuses("fill_cache_params: slot is true, wanted a peri_cache_params", config._fill_cache_params, "f", true, config.CacheParams(),
-      "FP32")
+    refuses("fill_cache_params: slot is true, wanted a peri_cache_params", config._fill_cache_params, "f", true,
+      config.CacheParams(), "FP32")
     refuses("LambdaLR: lr_lambda is 3, wanted a function", peri.nn.optim.LambdaLR, { optimizer = sgd, lr_lambda = 3 })
-    refuses("StepLR: optimizer has lr = nil, wanted a function", peri.nn.optim.StepLR, { optimizer = {}, step_size = 1 })
+    refuses("StepLR: optimizer has lr = nil, wanted a function", peri.nn.optim.StepLR,
+      { optimizer = {}, step_size = 1 })
     refuses("what lr_lambda returned is nil", peri.nn.optim.LambdaLR, { optimizer = sgd, lr_lambda = function() end })
     refuses("alltoall_pooled: codecs has forward = 3, wanted a QuantizedCommCodec", peri.dist.ops.alltoall_pooled,
       { a2a_pooled_embs_tensor = t, batch_size_per_rank = { 2 }, dim_sum_per_rank = { 3 }, codecs = { forward = 3 } })
@@ -249,15 +265,17 @@ describe("arguments", function()
       peri.shard.EmbeddingBagCollectionSharder().shard, peri.shard.EmbeddingBagCollectionSharder(), {}, {}, {})
     refuses("Loader:init: source has count = nil, wanted a function", peri.data.Loader, "f", {}, {})
     local module = peri.nn.Linear { in_features = 1, out_features = 1 } -- whose fields would be renamed
-    refuses("utils.add_prefix_to_state_dict: state_dict is .*, wanted a state_dict", peri.shard.utils.add_prefix_to_state_dict, module,
-      "a.")
-    refuses("utils.filter_state_dict: state_dict is .*, wanted a state_dict", peri.shard.utils.filter_state_dict, module, "a")
+    refuses("utils.add_prefix_to_state_dict: state_dict is .*, wanted a state_dict",
+      peri.shard.utils.add_prefix_to_state_dict, module, "a.")
+    refuses("utils.filter_state_dict: state_dict is .*, wanted a state_dict", peri.shard.utils.filter_state_dict,
+      module, "a")
     local env = peri.plan.ShardingEnv.from_local(2)
     for _, modules in ipairs { module, { { "t" } }, { ebc = 3 } } do
       refuses("with_modules: modules is .*, wanted a table: path of a module", env.with_modules, env, modules)
     end
     local pieces = { size = { 2, 3 }, dtype = "f32", local_shards = {}, shards_metadata = {} }
-    for name, wrong in peri.util.ordered { local_shards = { 1 }, shards_metadata = { { shard_sizes = 3 } }, size = { "x" } } do
+    for name, wrong in peri.util.ordered { local_shards = { 1 }, shards_metadata = { { shard_sizes = 3 } },
+      size = { "x" } } do
       local args = peri.util.copy(pieces)
       args[name] = wrong
       refuses("ShardedTensor: " .. name .. " %[1%]", peri.shard.ShardedTensor, args)
@@ -266,8 +284,10 @@ describe("arguments", function()
 
   it("are plain numbers, lists and tensors where these are named", function()
     refuses("Reducer: params is 3, wanted a list", peri.dist.Reducer, { group = peri.init(), params = 3 })
-    refuses("WarmupOptimizer: stages is 'mean', wanted a list", peri.nn.optim.WarmupOptimizer, { optimizer = {}, stages = "mean" })
-    refuses("CosineAnnealingLR: T_max is .*, wanted a number", peri.nn.optim.CosineAnnealingLR, { optimizer = {}, T_max = t })
+    refuses("WarmupOptimizer: stages is 'mean', wanted a list", peri.nn.optim.WarmupOptimizer,
+      { optimizer = {}, stages = "mean" })
+    refuses("CosineAnnealingLR: T_max is .*, wanted a number", peri.nn.optim.CosineAnnealingLR,
+      { optimizer = {}, T_max = t })
     for _, group in ipairs { 1, "f", peri.dist.Group } do
       refuses("Linear:load_state_dict: groups%[1%] is .*, wanted a Group", function()
         peri.nn.Linear({ in_features = 1, out_features = 1 }):load_state_dict({}, nil, { group })
@@ -283,12 +303,14 @@ describe("arguments", function()
       { lengths = t, indices = t, block_sizes = { 1 }, my_size = t })
     refuses("plan.save_json: path is a table, wanted a string", peri.plan.save_json, peri.ShardingPlan {}, {})
     refuses("class Name: its base is 3, wanted a class", peri.dist.lazy_class, "Name", 3)
-    refuses("LogisticRegression: dense_features is a tensor, wanted", peri.data.LogisticRegression, { rows = {}, dense_features = t })
+    refuses("LogisticRegression: dense_features is a tensor, wanted", peri.data.LogisticRegression,
+      { rows = {}, dense_features = t })
     refuses("Loader.numbered: letter is a table, wanted a string", peri.data.Loader.numbered, {}, 1)
   end)
 
   it("may be lazy results that have no such name", function()
-    for result, kind in pairs { [1LL] = "int64_t", [require("ffi").new "peri_row_format"] = "struct peri_row_format" } do
+    for result, kind in pairs { [1LL] = "int64_t",
+      [require("ffi").new "peri_row_format"] = "struct peri_row_format" } do
       local lazy = peri.LazyNoWait(result)
       refuses("LazyNoWait: its result is a " .. kind .. ", which has no 'lr'", function() return lazy.lr end)
       refuses("LazyNoWait: its result is a " .. kind .. ", which has no 'lr'", function() lazy.lr = 1 end)

@@ -1,4 +1,5 @@
--- A field that an object does not have cannot be assigned: `optimizer.lr = 5` would do nothing. The error tells the names that there are.
+-- A field that an object does not have cannot be assigned: `optimizer.lr = 5` would do nothing. The error tells the
+-- names that there are.
 local peri = require "perilune"
 local util = peri.util
 local nn, plan, embed, optim = peri.nn, peri.plan, peri.embed, peri.nn.optim
@@ -25,8 +26,9 @@ local makers = {
   SGD = sgd, Adam = function() return optim.Adam { params = parameters() } end,
   RowWiseAdagrad = function() return optim.RowWiseAdagrad { params = parameters() } end,
   StepLR = function() return optim.StepLR { optimizer = sgd(), step_size = 1 } end,
-  OneCycleLR = function() return optim.OneCycleLR { optimizer = sgd(), max_lr = 1, total_steps = 9, cycle_momentum = false } end,
-  WarmupOptimizer = function() return optim.WarmupOptimizer { optimizer = sgd(), stages = {} } end,
+  OneCycleLR = function()
+    return optim.OneCycleLR { optimizer = sgd(), max_lr = 1, total_steps = 9, cycle_momentum = false }
+  end, WarmupOptimizer = function() return optim.WarmupOptimizer { optimizer = sgd(), stages = {} } end,
   GradientClippingOptimizer = function() return optim.GradientClippingOptimizer { optimizer = sgd() } end,
   CombinedOptimizer = function() return optim.CombinedOptimizer { sgd() } end,
   FusedOptimizer = function() return dmp():fused_optimizer() end,
@@ -35,19 +37,21 @@ local makers = {
   end,
   CacheParams = function() return embed.CacheParams {} end,
   HashZchEvictionConfig = function() return embed.HashZchEvictionConfig { features = { "f" }, single_ttl = 1 } end,
-  ParameterSharding = function() return plan.row_wise() end, ParameterConstraints = function() return plan.ParameterConstraints {} end,
+  ParameterSharding = function() return plan.row_wise() end,
+  ParameterConstraints = function() return plan.ParameterConstraints {} end,
   ShardingPlan = function() return plan.ShardingPlan {} end, Topology = topology,
   EmbeddingShardingPlanner = function() return plan.EmbeddingShardingPlanner { topology = topology() } end,
   QuantizedCommCodec = function() return peri.dist.QuantizedCommCodec {} end,
-  QuantizedCommCodecs = function() return peri.dist.QuantizedCommCodecs {} end, ["peri.Group"] = function() return world end,
+  QuantizedCommCodecs = function() return peri.dist.QuantizedCommCodecs {} end,
+  ["peri.Group"] = function() return world end,
   TrainPipelineBase = function() return peri.TrainPipelineBase { model = nn.Sequential {}, optimizer = false } end,
   Schedule = function() return peri.pipeline.schedules.base end,
   NEMetric = function() return nn.metrics.NEMetric {} end, AUCMetric = function() return nn.metrics.AUCMetric {} end,
-  Linear = function() return nn.Linear { in_features = 3, out_features = 2 } end, Dropout = function() return nn.Dropout {} end,
+  Linear = function() return nn.Linear { in_features = 3, out_features = 2 } end,
+  Dropout = function() return nn.Dropout {} end,
   MLP = function() return nn.MLP { in_size = 3, layer_sizes = { 2 } } end,
-  BatchNorm1d = function() return nn.BatchNorm1d { num_features = 3 } end,
-  EmbeddingBagCollection = ebc, ShardedEmbeddingBagCollection = function() return dmp().module.ebc end,
-  ["synthetic loader"] = function()
+  BatchNorm1d = function() return nn.BatchNorm1d { num_features = 3 } end, EmbeddingBagCollection = ebc,
+  ShardedEmbeddingBagCollection = function() return dmp().module.ebc end, ["synthetic loader"] = function()
     return peri.data.synthetic { batch_size = 2, num_rows = 10 }
   end,
 }
@@ -74,8 +78,9 @@ describe("an object", function()
     local o = optim.SGD { params = parameters(), lr = 1 }
     local ok, err = pcall(function() o.lr = 5 end)
     assert.is_false(ok)
-    assert.equal("SGD: no field 'lr' can be set, it is a method; allowed: names, param_groups, params; numbers are fields of "
-      .. "param_groups[i]: dampening, lr, momentum, weight_decay; set_lr(lr) sets the rate of all", err.message)
+    assert.equal("SGD: no field 'lr' can be set, it is a method; allowed: names, param_groups, params; numbers are "
+      .. "fields of param_groups[i]: dampening, lr, momentum, weight_decay; set_lr(lr) sets the rate of all",
+      err.message)
     assert.equal(1, o:lr())
     assert.is_false((pcall(function() o.param_groups[1].lrr = 5 end)))
   end)
@@ -125,8 +130,9 @@ describe("a parameter", function()
     end
     refused(twice:format "grad_norm", optim.grad_norm, { p, q, p })
     refused(twice:format "clip_grad_norm", optim.clip_grad_norm, { p, q, p }, 1)
-    refused("CombinedOptimizer: the parameters of all, params[3] is the same tensor as the parameters of all, params[1]; each may be there "
-      .. "once", optim.CombinedOptimizer, { { name = "a", optimizer = optim.SGD { params = { p, q } } }, { name = "b",
+    refused("CombinedOptimizer: the parameters of all, params[3] is the same tensor as the parameters of all, "
+      .. "params[1]; each may be there once", optim.CombinedOptimizer,
+      { { name = "a", optimizer = optim.SGD { params = { p, q } } }, { name = "b",
         optimizer = optim.Adam { params = { p } } } })
     local tied = nn.Module()
     tied.a, tied.b = nn.Linear { in_features = 3, out_features = 2 }, nn.Linear { in_features = 3, out_features = 2 }

@@ -1,4 +1,5 @@
--- The boundary between C and Lua: the generated declarations, the layouts, the handshake of versions, and where the library is found.
+-- The boundary between C and Lua: the generated declarations, the layouts, the handshake of versions, and where the
+-- library is found.
 local shell = require "spec.support.shell"
 local build = shell.build
 
@@ -83,7 +84,8 @@ describe("loading", function()
   it("works under the launcher, which needs nothing else", function()
     if shell.no_launcher() then return pending(shell.no_launcher()) end
     shell.write(folder .. "/hello.lua", "print(require('perilune').tensor({1, 2, 3}):to_list()[3])")
-    local out, status = shell.run(("cd / && %s/%s run %s/hello.lua"):format(here, shell.perilune, folder), { LUA_PATH = "/nowhere/?.lua" })
+    local out, status = shell.run(("cd / && %s/%s run %s/hello.lua"):format(here, shell.perilune, folder),
+      { LUA_PATH = "/nowhere/?.lua" })
     assert.equal("3\n", out)
     assert.equal(0, status)
   end)
@@ -94,7 +96,8 @@ describe("loading", function()
     assert.equal(0, status, out)
     out, status = shell.run(hello, { LUA_PATH = lua_path, PERI_LIBRARY = folder .. "/fake.so" })
     assert.equal(1, status)
-    assert.matches("the library %(contract 999%) and the Lua files %(contract %d+%) are from different builds; run `make`", out)
+    assert.matches("the library %(contract 999%) and the Lua files %(contract %d+%) are from different builds; run "
+      .. "`make`", out)
   end)
 
   it("refuses Lua files of another contract", function()

@@ -18,8 +18,8 @@ describe("LuaJIT's compiler", function()
     assert.equal(compiler.wrong(jit.arch, jit.version) ~= "everything", (jit.status()))
   end)
 
-  -- In a process of its own, where it is always the same: the compiler of March 2022 gives up the outer loop after some 40,000 rounds, and
-  -- then ends it after one of five entries.
+  -- In a process of its own, where it is always the same: the compiler of March 2022 gives up the outer loop after some
+  -- 40,000 rounds, and then ends it after one of five entries.
   it("traverses whole tables, loops inside loops too", function()
     local pipe = assert(io.popen([[luajit - 2>&1 <<'END'
       package.path = "lua/?.lua;lua/?/init.lua;" .. package.path

@@ -105,8 +105,8 @@ $L__BB0_9:
       file:close()
       count = count + here
       for _, f in ipairs(list) do
-        wrong[#wrong + 1] = ("%s:%d: a barrier of %s that only some threads come to: see the branch of line %d"):format(path, f.line,
-          f.kernel, f.branch)
+        wrong[#wrong + 1] = ("%s:%d: a barrier of %s that only some threads come to: see the branch of line %d"):format(
+          path, f.line, f.kernel, f.branch)
       end
     end
     pipe:close()

@@ -1,5 +1,5 @@
--- kernels/cuda and the device backend of CUDA, on a pretended GPU (tests/cuda_host): how devices are found, named and shared among ranks.
--- What they compute: make check-cuda, and the programs of tests/kernels.
+-- kernels/cuda and the device backend of CUDA, on a pretended GPU (tests/cuda_host): how devices are found, named and
+-- shared among ranks. What they compute: make check-cuda, and the programs of tests/kernels.
 -- takes: 20 s
 
 local shell = require "spec.support.shell"
@@ -13,7 +13,8 @@ local function run(env, script)
   local file = assert(io.open(path, "w"))
   file:write(script)
   file:close()
-  local pipe = assert(io.popen(("PERI_PLUGIN_PATH=%s LUA_PATH='%s' %s luajit %s 2>&1"):format(folder, package.path, env, path)))
+  local pipe = assert(io.popen(("PERI_PLUGIN_PATH=%s LUA_PATH='%s' %s luajit %s 2>&1"):format(folder, package.path, env,
+    path)))
   local text = pipe:read "*a"
   pipe:close()
   os.remove(path)
@@ -157,7 +158,8 @@ describe("GPUs", function()
     local text = info("cuda_host:1", 2)
     assert.matches("\n  cuda_host +usable: 0: pretended GPU, 3 GiB, [^\n]*; 1: pretended GPU", text)
     assert.matches("\n  default +cuda_host:1 %(PERI_DEVICE%)", text)
-    assert.matches("\n  default +'cuda_host:1', not usable: cuda_host: device 1, allowed: 0 to 0", info("cuda_host:1", 1))
+    assert.matches("\n  default +'cuda_host:1', not usable: cuda_host: device 1, allowed: 0 to 0",
+      info("cuda_host:1", 1))
     assert.matches("\n  smoke +not usable: .*no libperilune_smoke.so", info("smoke", 1))
     local _, opaque = info("opaque", 1):gsub("opaque +usable", "") -- once
     assert.equal(1, opaque)
@@ -184,16 +186,19 @@ describe("GPUs", function()
       room:release()
       print(b:lookup(ids, offsets, list, 2e4, 256):size(1))]])
     local short = "cuda_host:0: no memory for %d+ bytes %(%d+ of 3221225472 are free%)"
-    local out = "compute_kernel fused_uvm has rows in the host's memory, fused_uvm_caching too, with a cache of them on the device"
-    assert.matches("table 'users' of 8000000 x 64 takes 4096 MB with its states, the largest of 2, which take 4096 MB: " .. short .. "; "
-      .. out, text)
+    local out = "compute_kernel fused_uvm has rows in the host's memory, fused_uvm_caching too, with a cache of them "
+      .. "on the device"
+    assert.matches("table 'users' of 8000000 x 64 takes 4096 MB with its states, the largest of 2, which take 4096 "
+      .. "MB: " .. short .. "; " .. out, text)
     assert.matches("table 'codes' of 67108864 x 64 takes 4832 MB with its states: " .. short
       .. "; compute_kernel quant_uvm has rows in the host's memory", text)
-    assert.matches("a batch of 1 ids, table 'users', feature 'id': " .. short .. "; the tables take 0 MB of it: " .. out, text)
+    assert.matches("a batch of 1 ids, table 'users', feature 'id': " .. short .. "; the tables take 0 MB of it: "
+      .. out, text)
     assert.matches("\n20000\n$", text)
   end)
 
-  --- What rank 0 of two says of its transports after it has made a sum, of tensors of cuda_host. `join`: how it joins the world.
+  --- What rank 0 of two says of its transports after it has made a sum, of tensors of cuda_host. `join`: how it joins
+  --- the world.
   local function chosen(title, env, join, wanted)
     test(title, function()
       if not shell.has "mpirun" then return pending "mpirun was not found" end
@@ -207,7 +212,8 @@ describe("GPUs", function()
         local by = world:transport_of "cuda_host"
         if peri.rank() == 0 then io.write("sum ", sum, " by ", by, "; ", world:transports(), "\n") end
         peri.finish()]]):format(join))
-      local all = { PERI_CUDA_HOST_GPUS = 2, PERI_PLUGIN_PATH = folder .. ":" .. here .. "/" .. build, PERI_LOG = "error" }
+      local all = { PERI_CUDA_HOST_GPUS = 2, PERI_PLUGIN_PATH = folder .. ":" .. here .. "/" .. build,
+        PERI_LOG = "error" }
       for name, value in pairs(env) do all[name] = value end
       local out, status = shell.run(("%s run -n 2 %s/sum.lua"):format(shell.perilune, path), all)
       clean()
@@ -217,15 +223,17 @@ describe("GPUs", function()
   end
 
   local by_nccl = "sum 6 by nccl; mpi, and nccl for tensors of cuda_host: each of the 2 ranks has a GPU of its own"
-  chosen("exchange by NCCL where each rank has its own, which is its default device", { PERI_DEVICE = "cuda_host" }, "peri.init()", by_nccl)
+  chosen("exchange by NCCL where each rank has its own, which is its default device", { PERI_DEVICE = "cuda_host" },
+    "peri.init()", by_nccl)
   chosen("exchange by NCCL where peri.init names them", {}, 'peri.init { device = "cuda_host" }', by_nccl)
   chosen("exchange by NCCL where a model is made for them", {}, [[
     peri.init()
     peri.DistributedModelParallel { device = "cuda_host", plan = {},
       module = peri.nn.Linear { in_features = 2, out_features = 2, device = "cuda_host" } }]], by_nccl)
-  chosen("exchange through the host's memory where ranks share one, and say so", { PERI_DEVICE = "cuda_host", PERI_CUDA_HOST_GPUS = 1 },
-    "peri.init()", "sum 6 by mpi; mpi, also for tensors of cuda_host, through the host's memory: ranks 0 and 1 share a GPU "
-    .. "%(0000:00:00.0%), and nccl wants one for each rank")
+  chosen("exchange through the host's memory where ranks share one, and say so",
+    { PERI_DEVICE = "cuda_host", PERI_CUDA_HOST_GPUS = 1 }, "peri.init()",
+    "sum 6 by mpi; mpi, also for tensors of cuda_host, through the host's memory: ranks 0 and 1 share a GPU "
+      .. "%(0000:00:00.0%), and nccl wants one for each rank")
   chosen("exchange through the host's memory where nobody names them", {}, "peri.init()", "sum 6 by mpi; mpi\n")
   chosen("exchange as asked for", {}, 'peri.init { device_transport = "nccl", device = "cuda_host" }',
     "sum 6 by nccl; mpi, and nccl for tensors of cuda_host, as was asked for")
@@ -259,7 +267,8 @@ describe("GPUs", function()
           if i == 1 and peri.rank() == 0 then os.execute "ls -d /dev/shm/perilune-nccl-$PPID-*" end
         end
         io.write("all ", peri.world_size(), "\n")]])
-      local all = { PERI_CUDA_HOST_GPUS = 2, PERI_PLUGIN_PATH = folder .. ":" .. here .. "/" .. build, LD_LIBRARY_PATH = folder }
+      local all = { PERI_CUDA_HOST_GPUS = 2, PERI_PLUGIN_PATH = folder .. ":" .. here .. "/" .. build,
+        LD_LIBRARY_PATH = folder }
       for name, value in pairs(env) do all[name] = value end
       local out, status = shell.run(("%s run -n 2 %s/sum.lua"):format(shell.perilune, path), all)
       clean()
@@ -267,23 +276,26 @@ describe("GPUs", function()
     end)
   end
 
-  summing("end an operation that NCCL reports an error of while it runs, on all ranks, with NCCL's words", { PERI_FAKE_NCCL = "fail:2",
-    PERI_FAKE_NCCL_RANK = 1 }, function(out, status)
+  summing("end an operation that NCCL reports an error of while it runs, on all ranks, with NCCL's words",
+    { PERI_FAKE_NCCL = "fail:2", PERI_FAKE_NCCL_RANK = 1 }, function(out, status)
     assert.equal(1, status, out)
-    -- Which rank speaks first is mpirun's choice, and where it hears of the error: at its next operation, or at its end.
+    -- Which rank speaks first is mpirun's choice, and where it hears of the error: at its next operation, or at its
+    -- end.
     -- Where both hear of it at the same operation, their errors are one line.
-    assert.matches("%[ranks? [01][-01]*%][^\n]*rank [^\n]*of 2 in group 'world', operation [123]: all_reduce sum f32 %[2%][^\n]*"
-      .. "rank 1: ncclCommGetAsyncError: internal error", out)
+    assert.matches("%[ranks? [01][-01]*%][^\n]*rank [^\n]*of 2 in group 'world', operation [123]: all_reduce sum f32 "
+      .. "%[2%][^\n]*rank 1: ncclCommGetAsyncError: internal error", out)
     assert.not_matches("no end after", out)
   end)
 
   summing("that ranks share are refused by NCCL, with the way out", { PERI_CUDA_HOST_GPUS = 1 }, function(out, status)
     assert.equal(1, status, out)
-    assert.matches(".-CommInitRankConfig: invalid usage: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 0; NCCL "
-      .. "wants a GPU for each rank: start no more ranks on a machine than it has GPUs, or leave device_transport out", out)
+    assert.matches(".-CommInitRankConfig: invalid usage: Duplicate GPU detected : rank 0 and rank 1 both on CUDA "
+      .. "device 0; NCCL wants a GPU for each rank: start no more ranks on a machine than it has GPUs, or leave "
+      .. "device_transport out", out)
   end)
 
-  for text, said in pairs { nonsense = "PERI_FAKE_NCCL is 'nonsense', allowed: delay:N, fail:N, die:N", -- any order: each by itself
+  -- any order: each by itself
+  for text, said in pairs { nonsense = "PERI_FAKE_NCCL is 'nonsense', allowed: delay:N, fail:N, die:N",
     ["die:0"] = "PERI_FAKE_NCCL is 'die:0'", ["fail:2x"] = "PERI_FAKE_NCCL is 'fail:2x'" } do
     summing("are not run with a fault that there is not: " .. text, { PERI_FAKE_NCCL = text }, function(out, status)
       assert.equal(1, status, out)
@@ -308,8 +320,8 @@ describe("GPUs", function()
       print(ok, err)
       os.exit(3, true)]])
     local out = shell.run(("timeout -k 3 50 %s --enable-recovery -n 2 luajit %s/late.lua"):format(shell.mpirun, path), {
-      PERI_CUDA_HOST_GPUS = 2, PERI_CUDA_HOST_LAZY = 1, PERI_PLUGIN_PATH = folder .. ":" .. here .. "/" .. build, LUA_PATH = package.path,
-      PERI_LIBRARY = ("%s/%s/libperilune.so"):format(here, build) })
+      PERI_CUDA_HOST_GPUS = 2, PERI_CUDA_HOST_LAZY = 1, PERI_PLUGIN_PATH = folder .. ":" .. here .. "/" .. build,
+      LUA_PATH = package.path, PERI_LIBRARY = ("%s/%s/libperilune.so"):format(here, build) })
     clean()
     assert.matches("false\t[^\n]*operation 2: all_reduce sum f32 %[2%][^\n]*: rank 1 %(process %d+%) is gone", out)
   end)

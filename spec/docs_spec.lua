@@ -3,9 +3,10 @@ local peri = require "perilune"
 local shell = require "spec.support.shell"
 
 describe("the examples of", function()
-  local documents = { data = 7, embedding_tables = 5, managed_collision = 3, models = 4, pipelines = 4, plans = 4, precision = 2,
-    quantized_tables = 4, sequences = 3, sharded_tables = 6, sparse_operators = 1, streams = 1, tensors = 2,
-    tutorial_first_model = 2, tutorial_from_torchrec = 1, tutorial_own_data = 3, tutorial_plan_and_schedule = 2 }
+  local documents = { data = 7, embedding_tables = 5, managed_collision = 3, models = 4, pipelines = 4, plans = 4,
+    precision = 2, quantized_tables = 4, sequences = 3, sharded_tables = 6, sparse_operators = 1, streams = 1,
+    tensors = 2, tutorial_first_model = 2, tutorial_from_torchrec = 1, tutorial_own_data = 3,
+    tutorial_plan_and_schedule = 2 }
   for document, examples in peri.util.ordered(documents) do
     document = "docs/" .. document .. ".md"
     it(document, function()
@@ -20,7 +21,8 @@ describe("the examples of", function()
 
   it("docs/tutorial_serve.md, and its commands up to the model file", function()
     if shell.no_launcher() then return pending(shell.no_launcher()) end
-    local text, perilune = shell.read "docs/tutorial_serve.md", shell.run("pwd"):match "^[^\n]*" .. "/" .. shell.perilune
+    local text, perilune = shell.read "docs/tutorial_serve.md", shell.run("pwd"):match "^[^\n]*" .. "/"
+      .. shell.perilune
     local folder, clean = shell.temporary()
     for block in text:gmatch "```lua\n(.-)```" do shell.write(folder .. "/" .. block:match "^%-%- (%S+)", block) end
     for command in text:gmatch "\nperilune (%l+ [^\n]+)" do
@@ -29,7 +31,8 @@ describe("the examples of", function()
       assert.equal(0, status, command .. "\n" .. out)
     end
     local file = peri.export.open(folder .. "/clicks.peri")
-    assert.equal("dense_features c1 c2 c3", table.concat(peri.util.map(file:inputs(), function(i) return i.name end), " "))
+    assert.equal("dense_features c1 c2 c3", table.concat(peri.util.map(file:inputs(), function(i) return i.name end),
+      " "))
     clean()
   end)
 end)

@@ -1,4 +1,5 @@
--- Whose line an error names: the script's, whatever of Perilune lies between, under the launcher (packed Lua files) and plain luajit.
+-- Whose line an error names: the script's, whatever of Perilune lies between, under the launcher (packed Lua files) and
+-- plain luajit.
 local shell = require "spec.support.shell"
 local errors = require "perilune.errors"
 local peri = require "perilune"
@@ -81,7 +82,8 @@ end)
 local own = {
   { "a field of nil, in a module", model .. "peri.scope(function() peri.nn.Sequential { model, model }(1) end)",
     "0: attempt to index local 't' (a nil value) (script.lua:14)\n" },
-  { "error with a text", "local peri = require 'perilune'\nperi.scope(function()\n  error 'stop'\nend)", "stop (script.lua:3)\n" },
+  { "error with a text", "local peri = require 'perilune'\nperi.scope(function()\n  error 'stop'\nend)",
+    "stop (script.lua:3)\n" },
   { "an argument that no check foresees", unforeseen,
     "measure('x', nil): these arguments do not fit (PERI_TRACEBACK=1 tells where) (script.lua:4)\n" },
 }
@@ -105,11 +107,13 @@ describe("the place of an error from", function()
   end
 
   it("ranks that take turns", function()
-    local ok, err = pcall(require("perilune.dist.sim").run, 3, function(rank) if rank == 1 then peri.empty { -1 } end end)
+    local ok, err = pcall(require("perilune.dist.sim").run, 3, function(rank)
+      if rank == 1 then peri.empty { -1 } end
+    end)
     assert.is_false(ok)
     local line = debug.getinfo(1, "l").currentline - 2
-    assert.equal(("rank 1 of 3: peri_tensor_new: the size -1 of the 1st dimension is negative (spec/errors_spec.lua:%d)"):format(line),
-      tostring(err))
+    assert.equal(("rank 1 of 3: peri_tensor_new: the size -1 of the 1st dimension is negative "
+      .. "(spec/errors_spec.lua:%d)"):format(line), tostring(err))
     assert.equal(1, err.rank)
   end)
 end)
@@ -139,9 +143,11 @@ for _ in pipeline:run(batches) do end]], { PERI_TRACEBACK = "1" })
     assert.matches("\n\tscript.lua:14: in function 'forward'\n.*\n\tperilune/pipeline/pipeline.lua:%d+: ", out)
     assert.matches("\n\tscript.lua:21: in function", out)
     out = launch(model .. "peri.no_grad(function()\nmodel(peri.zeros { 4, 16 })\nend)", { PERI_TRACEBACK = "1" })
-    assert.matches("\nEINVAL in runtime/tensor/ops_matmul%.c:%d+\nstack traceback:\n.*\n\tscript.lua:20: in function", out)
+    assert.matches("\nEINVAL in runtime/tensor/ops_matmul%.c:%d+\nstack traceback:\n.*\n\tscript.lua:20: in function",
+      out)
     out = launch(unforeseen, { PERI_TRACEBACK = "1" })
-    assert.matches("^perilune: measure%('x', nil%): these arguments do not fit %(script.lua:4%)\nperilune/example.lua:1: attempt to ", out)
+    assert.matches("^perilune: measure%('x', nil%): these arguments do not fit "
+      .. "%(script.lua:4%)\nperilune/example.lua:1: attempt to ", out)
   end)
 end)
 

@@ -1,5 +1,6 @@
--- A model file that follows a run answers, after each save, with the bits of a file that is exported from the trainer at that moment: all
--- dtypes of tables, all ways to cut them, over increments, full checkpoints and compacted chains; what is damaged changes nothing.
+-- A model file that follows a run answers, after each save, with the bits of a file that is exported from the trainer
+-- at that moment: all dtypes of tables, all ways to cut them, over increments, full checkpoints and compacted chains;
+-- what is damaged changes nothing.
 -- takes: 3 s
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
@@ -19,7 +20,9 @@ end
 function Net:forward(kjt) return self.over(self.ebc(kjt):values()):matmul(self.last) + self.shift end
 
 local ROWS = 500
-local function build(world, entry) return small.build(world, entry, { rows = ROWS, outputs = 40, exact = false }, Net) end
+local function build(world, entry)
+  return small.build(world, entry, { rows = ROWS, outputs = 40, exact = false }, Net)
+end
 
 local function train(model, optimizer, from, last)
   for i = from, last do
@@ -46,13 +49,14 @@ local function bits(file, keep)
   return require("ffi").string(buffer, 4 * n)
 end
 
---- A run whose saves follow each other; each(rank, step, export) comes after each: export(tables) is the path of a file of that moment.
+--- A run whose saves follow each other; each(rank, step, export) comes after each: export(tables) is the path of a file
+--- of that moment.
 local function run(of, entry, ranks, steps, full_every, each)
   sim.run(ranks, function(rank, world)
     local model = build(ranks > 1 and world, entry)
     local optimizer = nn.optim.SGD { params = model:parameters(), lr = 0.05 }
-    local saver = peri.checkpoint.Saver { folder = of, parts = { model = model }, every = 1, full_every = full_every, keep = 100,
-      group = world }
+    local saver = peri.checkpoint.Saver { folder = of, parts = { model = model }, every = 1, full_every = full_every,
+      keep = 100, group = world }
     local function export(tables)
       local path = ("%s/%s.peri"):format(folder, tables)
       model:export(path, { batches = { held_out() }, call = call, tables = tables, allowed_difference = 10,
@@ -119,8 +123,8 @@ describe("a model file that follows", function()
       elseif step == 3 then
         assert.is_nil((follower:poll())) -- both are in use
         want.first:release()
-        shell.run(("cd %s/save-000003-step-3 && f=$(ls *.safetensors | head -1) && printf x | dd of=$f bs=1 conv=notrunc "
-          .. "seek=$(($(stat -c %%s $f) - 1))"):format(of))
+        shell.run(("cd %s/save-000003-step-3 && f=$(ls *.safetensors | head -1) && printf x | dd of=$f bs=1 "
+          .. "conv=notrunc seek=$(($(stat -c %%s $f) - 1))"):format(of))
         local model, why = follower:poll()
         assert.is_nil(model)
         assert.is_truthy(why:find("save-000003-step-3", 1, true), why)

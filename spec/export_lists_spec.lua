@@ -1,5 +1,6 @@
--- Models whose rows are as many as a batch has ids (examples/models: din, hstu), as model files: they have the bits of their model for any
--- samples together and alone, in Lua and over HTTP; numbers of lists that do not fit are refused by name.
+-- Models whose rows are as many as a batch has ids (examples/models: din, hstu), as model files: they have the bits of
+-- their model for any samples together and alone, in Lua and over HTTP; numbers of lists that do not fit are refused by
+-- name.
 -- takes: 2 s
 local json = require "dkjson"
 local peri = require "perilune"
@@ -11,7 +12,8 @@ local folder, clean = shell.temporary()
 teardown(clean)
 
 local ROWS = 30
---- A batch of the samples from `first` to `last`; lengths: key -> function(sample), ids are functions of key, sample and place.
+--- A batch of the samples from `first` to `last`; lengths: key -> function(sample), ids are functions of key, sample
+--- and place.
 local function lists(lengths, first, last)
   local keys, values, all = peri.util.keys(lengths), {}, {}
   for k, key in ipairs(keys) do
@@ -20,12 +22,15 @@ local function lists(lengths, first, last)
       for i = 1, all[#all] do values[#values + 1] = (k * 7 + b * 5 + i * 3) % ROWS end
     end
   end
-  return peri.KeyedJaggedTensor { keys = keys, values = peri.tensor(values, "i64"), lengths = all, stride = last - first + 1 }
+  return peri.KeyedJaggedTensor { keys = keys, values = peri.tensor(values, "i64"), lengths = all, stride = last
+    - first + 1 }
 end
 
 local function one() return 1 end
 local function some(b) return b * b % 7 end
-local function of_din(first, last) return { sparse_features = lists({ history = some, candidate = one }, first, last) } end
+local function of_din(first, last)
+  return { sparse_features = lists({ history = some, candidate = one }, first, last) }
+end
 
 local function length(b) return b * b % 9 + 1 end
 local function targets_of(b) return b % 3 % (length(b) + 1) end
@@ -41,12 +46,14 @@ local function of_hstu(first, last)
     for _, x in ipairs(times_of(b)) do times[#times + 1] = x end
     for i = 1, targets_of(b) do labels[#labels + 1] = i % 2 end
   end
-  return { sparse_features = lists({ item = length, action = length }, first, last), timestamps = peri.tensor(times, "i64"),
-    num_targets = peri.tensor(targets, "i64"), labels = peri.tensor(labels) }
+  return { sparse_features = lists({ item = length, action = length }, first, last),
+    timestamps = peri.tensor(times, "i64"), num_targets = peri.tensor(targets, "i64"), labels = peri.tensor(labels) }
 end
 
 local function model(name, args) return dofile(("examples/models/%s.lua"):format(name))(args) end
-local function numbers(t) return table.concat(peri.util.map(t:reshape(-1):to_list(), function(x) return ("%.9g"):format(x) end), " ") end
+local function numbers(t)
+  return table.concat(peri.util.map(t:reshape(-1):to_list(), function(x) return ("%.9g"):format(x) end), " ")
+end
 
 local function whole(t) return peri.util.map(t:to_list(), function(x) return tonumber(x) end) end
 local function size_of(path) return #shell.read(path) end
@@ -59,7 +66,8 @@ describe("a model of lists", function()
     local together = numbers(file:predict(of_din(1, 12)).logits)
     for b = 1, 12 do alone[b] = numbers(file:predict(of_din(b, b)).logits) end
     assert.equal(together, table.concat(alone, " "))
-    local wrong = { sparse_features = lists({ history = some, candidate = function(b) return b == 3 and 2 or 1 end }, 1, 5) }
+    local wrong = { sparse_features = lists({ history = some, candidate = function(b) return b == 3 and 2 or 1 end }, 1,
+      5) }
     assert.error_matches(function() file:predict(wrong) end, "input 'candidate', sample 2: a list of 2, allowed: 1")
     file:release()
     local bytes = size_of(path)
@@ -69,12 +77,13 @@ describe("a model of lists", function()
 
   it("has the bits of its file, and a list of answers for a sample: hstu", function()
     local path = folder .. "/hstu.peri"
-    assert.equal(0, model("hstu", { items = ROWS, actions = ROWS, max_seq_len = 9 }):export(path, { batches = { of_hstu(1, 40),
-      of_hstu(1, 300) }, name = "hstu" }).differ)
+    assert.equal(0, model("hstu", { items = ROWS, actions = ROWS, max_seq_len = 9 }):export(path,
+      { batches = { of_hstu(1, 40), of_hstu(1, 300) }, name = "hstu" }).differ)
     local file, alone, lengths = peri.export.open(path), {}, {}
     local together = file:predict(of_hstu(1, 12))
     for b = 1, 12 do
-      alone[#alone + 1], lengths[b] = targets_of(b) > 0 and numbers(file:predict(of_hstu(b, b)).logits) or nil, targets_of(b)
+      alone[#alone + 1], lengths[b] = targets_of(b) > 0 and numbers(file:predict(of_hstu(b, b)).logits) or nil,
+        targets_of(b)
     end
     assert.equal(numbers(together.logits), table.concat(alone, " "))
     assert.same(lengths, whole(together["logits.lengths"]))
@@ -83,7 +92,8 @@ describe("a model of lists", function()
       change(batch)
       assert.error_matches(function() file:predict(batch) end, what)
     end
-    refused("input 'num_targets', sample 3 is 9, allowed: whole numbers 0..8, the length of its list 'item'", function(batch)
+    refused("input 'num_targets', sample 3 is 9, allowed: whole numbers 0..8, the length of its list 'item'",
+      function(batch)
       batch.num_targets = peri.tensor({ 0, 0, 0, 9, 0 }, "i64")
     end)
     refused("input 'action', sample 1: a list of %d, allowed: 5, the length of its list 'item'", function(batch)
@@ -97,15 +107,17 @@ describe("a model of lists", function()
   end)
 
   it("is refused with its line where members of different lists meet", function()
-    local collection = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = ROWS, embedding_dim = 4,
-      feature_names = { "history", "other" } } } }
+    local collection = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = ROWS,
+      embedding_dim = 4, feature_names = { "history", "other" } } } }
     local function other(b) return some(b <= 5 and 6 - b or b <= 11 and 17 - b or b) end -- as many in all
     local batch = { sparse_features = lists({ history = some, other = other }, 1, 42) }
     local Net = nn.Module:extend "Net"
     function Net:init() self.rows = collection end
     local function try(why, f)
       local ok, said = pcall(function()
-        Net():export(folder .. "/no.peri", { batches = { batch }, call = function(m, b) return f(m.rows(b.sparse_features)) end })
+        Net():export(folder .. "/no.peri", { batches = { batch }, call = function(m, b)
+          return f(m.rows(b.sparse_features))
+        end })
       end)
       assert.is_false(ok)
       assert.matches("export: .*export_lists_spec.lua:%d+: .*" .. why, tostring(said))

@@ -1,5 +1,6 @@
--- Maps of raw ids in model files: for all 64-bit ids, whatever a map says of those that have no row, a file answers with the bits of the
--- Lua model in evaluation; alone and over ranks; and a file that follows a run knows what its maps have learned and forgotten.
+-- Maps of raw ids in model files: for all 64-bit ids, whatever a map says of those that have no row, a file answers
+-- with the bits of the Lua model in evaluation; alone and over ranks; and a file that follows a run knows what its maps
+-- have learned and forgotten.
 -- takes: 3 s
 local ffi = require "ffi"
 local json = require "dkjson"
@@ -17,15 +18,17 @@ local ROWS = 40
 local kinds = {
   row = function() return peri.MCHManagedCollisionModule { zch_size = ROWS, buckets = 3, eviction_interval = 1,
     eviction_policy = embed.LRU_EvictionPolicy {} } end,
-  mch_hash = function() return peri.MCHManagedCollisionModule { zch_size = ROWS, buckets = 4, eviction_interval = 2, on_miss = "hash",
-    spread = "modulo", eviction_policy = embed.LFU_EvictionPolicy {} } end,
+  mch_hash = function() return peri.MCHManagedCollisionModule { zch_size = ROWS, buckets = 4, eviction_interval = 2,
+    on_miss = "hash", spread = "modulo", eviction_policy = embed.LFU_EvictionPolicy {} } end,
   segments = function() return peri.MCHManagedCollisionModule { zch_size = ROWS, output_segments = { 0, 1, 17, ROWS },
-    eviction_interval = 1, on_miss = "drop", eviction_policy = embed.DistanceLFU_EvictionPolicy { decay_exponent = 1 } } end,
-  probe = function() return peri.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 4, max_probe = 3 } end,
-  probe_row = function() return peri.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 1, max_probe = 8,
-    on_miss = "row", spread = "modulo" } end,
-  probe_drop = function() return peri.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 2, max_probe = 5,
-    disable_fallback = true, eviction_policy_name = "SINGLE_TTL_EVICTION",
+    eviction_interval = 1, on_miss = "drop",
+    eviction_policy = embed.DistanceLFU_EvictionPolicy { decay_exponent = 1 } } end,
+  probe = function()
+    return peri.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 4, max_probe = 3 }
+  end, probe_row = function() return peri.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 1,
+    max_probe = 8, on_miss = "row", spread = "modulo" } end,
+  probe_drop = function() return peri.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 2,
+    max_probe = 5, disable_fallback = true, eviction_policy_name = "SINGLE_TTL_EVICTION",
     eviction_config = { features = { "f_probe_drop", "g_probe_drop" }, single_ttl = 1 } } end,
 }
 local names = peri.util.keys(kinds)
@@ -35,13 +38,14 @@ function Net:init(args)
   local tables, modules = {}, {}
   for i, name in ipairs(args and args.names or names) do
     modules[name] = (args and args.modules or kinds)[name]()
-    tables[i] = peri.EmbeddingBagConfig { name = name, num_embeddings = ROWS, embedding_dim = 4, pooling = i % 2 == 0 and "MEAN" or "SUM",
-      feature_names = { "f_" .. name, "g_" .. name } }
+    tables[i] = peri.EmbeddingBagConfig { name = name, num_embeddings = ROWS, embedding_dim = 4, pooling = i % 2 == 0
+      and "MEAN" or "SUM", feature_names = { "f_" .. name, "g_" .. name } }
   end
   self.mc = peri.ManagedCollisionEmbeddingBagCollection {
-    embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, seed = 4, is_weighted = args and args.weighted,
-      fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1, exact = true } },
-    managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables, managed_collision_modules = modules } }
+    embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, seed = 4, is_weighted = args
+      and args.weighted, fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1, exact = true } },
+    managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables,
+      managed_collision_modules = modules } }
 end
 function Net:forward(b)
   local rows = self.mc(b.ids) -- the second result, rows for ids, is none of the file's
@@ -134,12 +138,13 @@ describe("a model file with maps of raw ids", function()
   end)
 
   local only = { names = { "strict", "range" }, modules = {
-    strict = function() return peri.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 2, on_miss = "error" } end,
-    range = function() return peri.MCHManagedCollisionModule { zch_size = ROWS, buckets = 4, spread = "range", input_hash_size = 1001,
-      eviction_interval = 1, eviction_policy = embed.LFU_EvictionPolicy {} } end } }
+    strict = function()
+      return peri.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 2, on_miss = "error" }
+    end, range = function() return peri.MCHManagedCollisionModule { zch_size = ROWS, buckets = 4, spread = "range",
+      input_hash_size = 1001, eviction_interval = 1, eviction_policy = embed.LFU_EvictionPolicy {} } end } }
   local function asked(strict, range)
-    return { ids = peri.KeyedJaggedTensor { keys = { "f_strict", "g_strict", "f_range", "g_range" }, lengths = { 1, 0, 1, 0 },
-      values = peri.tensor({ strict, range }, "i64") } }
+    return { ids = peri.KeyedJaggedTensor { keys = { "f_strict", "g_strict", "f_range", "g_range" },
+      lengths = { 1, 0, 1, 0 }, values = peri.tensor({ strict, range }, "i64") } }
   end
 
   it("refuses ids that its maps refuse, by feature, sample and id", function()
@@ -152,7 +157,9 @@ describe("a model file with maps of raw ids", function()
     local b = { ids = peri.KeyedJaggedTensor { keys = held, lengths = lengths, values = peri.tensor(values, "i64") } }
     assert.equal(0, model:export(path, { batches = { b } }).differ)
     local file = peri.export.open(path)
-    for _, input in ipairs(file:inputs()) do assert.equal(input.name:match "strict" and "refuse" or "skip", input.unknown) end
+    for _, input in ipairs(file:inputs()) do
+      assert.equal(input.name:match "strict" and "refuse" or "skip", input.unknown)
+    end
     file:predict(asked(77LL, 1000LL))
     for _, case in ipairs { { 78LL, 5LL, "'f_strict', sample 0: id 78 .* has no row in the model's map" },
       { -1LL, 5LL, "id 18446744073709551615 %(as a signed number %-1%) has no row" },
@@ -163,9 +170,13 @@ describe("a model file with maps of raw ids", function()
   end)
 
   it("refuses a function of Lua in front of a map, by its name", function()
-    local model = Net { names = { "a" }, modules = { a = function() return peri.MCHManagedCollisionModule { zch_size = ROWS,
-      eviction_interval = 1, eviction_policy = embed.LFU_EvictionPolicy {}, input_hash_func = function(ids) return ids end } end } }
-    local ok, why = pcall(model.export, model, folder .. "/never.peri", { batches = { batch(random(1), 20, { names = { "a" } }) } })
+    local model = Net { names = { "a" },
+      modules = { a = function()
+        return peri.MCHManagedCollisionModule { zch_size = ROWS, eviction_interval = 1,
+          eviction_policy = embed.LFU_EvictionPolicy {}, input_hash_func = function(ids) return ids end }
+      end } }
+    local ok, why = pcall(model.export, model, folder .. "/never.peri",
+      { batches = { batch(random(1), 20, { names = { "a" } }) } })
     assert.is_false(ok)
     assert.matches("module 'mc': table 'a' has an input_hash_func", tostring(why))
   end)
@@ -176,8 +187,11 @@ describe("a model file with maps of raw ids", function()
       local follower, before
       sim.run(ranks, function(rank, world)
         local model, draw = Net(), random(9 + ranks)
-        if ranks > 1 then model = peri.DistributedModelParallel { module = model, group = world, plan = entries_of(1) } end
-        local saver = peri.checkpoint.Saver { folder = of, parts = { model = model }, every = 1, full_every = 5, keep = 100, group = world }
+        if ranks > 1 then
+          model = peri.DistributedModelParallel { module = model, group = world, plan = entries_of(1) }
+        end
+        local saver = peri.checkpoint.Saver { folder = of, parts = { model = model }, every = 1, full_every = 5,
+          keep = 100, group = world }
         for step = 1, 9 do
           local path = ("%s/follow%d.peri"):format(folder, ranks)
           local held = batch(random(77), 300, { from = 20 })
@@ -229,7 +243,8 @@ describe("a model file with maps of raw ids", function()
       local raw = ffi.string(ffi.new("int64_t[1]", id), 8)
       local head = '{"inputs":[{"name":"f_row","shape":[1,1],"datatype":"UINT64","parameters":{"binary_data_size":8}},'
         .. '{"name":"g_row","shape":[1,0],"datatype":"UINT64","parameters":{"binary_data_size":0}}]}'
-      same(json.decode(server:post("v2/models/m/infer", head .. raw, ("-H 'Inference-Header-Content-Length: %d'"):format(#head)))
+      same(json.decode(server:post("v2/models/m/infer", head .. raw,
+        ("-H 'Inference-Header-Content-Length: %d'"):format(#head)))
         .outputs[1].data, wanted, "binary " .. text)
     end
     server:post("v1/models/m:predict", '{"instances":[{"f_row":[123456789,123456790],"g_row":[]}]}')

@@ -1,4 +1,5 @@
--- A model file answers what its model answers, bit for bit, whatever stands beside a sample; what cannot be written down is refused.
+-- A model file answers what its model answers, bit for bit, whatever stands beside a sample; what cannot be written
+-- down is refused.
 local ffi = require "ffi"
 local peri = require "perilune"
 local nn, F = peri.nn, peri.nn.functional
@@ -24,23 +25,24 @@ local function batch(n, seed, weighted)
   end
   for i = 1, n do labels[i] = draw(2) end
   return { dense_features = peri.Tensor.uniform({ n, 13 }, -1, 1, seed), labels = peri.tensor(labels),
-    sparse_features = peri.KeyedJaggedTensor { keys = NAMES, values = values, lengths = lengths, weights = weighted and weights or nil } }
+    sparse_features = peri.KeyedJaggedTensor { keys = NAMES, values = values, lengths = lengths, weights = weighted
+      and weights or nil } }
 end
 
 local function collection(args)
   args = args or {}
   local tables = {}
   for i, name in ipairs(NAMES) do
-    tables[i] = peri.EmbeddingBagConfig { name = "t_" .. name, num_embeddings = ROWS, embedding_dim = 8, feature_names = { name },
-      pooling = args.pooling, data_type = args.data_type }
+    tables[i] = peri.EmbeddingBagConfig { name = "t_" .. name, num_embeddings = ROWS, embedding_dim = 8,
+      feature_names = { name }, pooling = args.pooling, data_type = args.data_type }
   end
   return peri.EmbeddingBagCollection { tables = tables, is_weighted = args.weighted,
     fused_params = { optimizer = "sgd", learning_rate = 0.1 } }
 end
 
 local function dlrm(args)
-  return nn.DLRMTrain(nn.DLRM { embedding_bag_collection = collection(args), dense_in_features = 13, dense_arch_layer_sizes = { 20, 8 },
-    over_arch_layer_sizes = { 33, 1 } })
+  return nn.DLRMTrain(nn.DLRM { embedding_bag_collection = collection(args), dense_in_features = 13,
+    dense_arch_layer_sizes = { 20, 8 }, over_arch_layer_sizes = { 33, 1 } })
 end
 
 local function both(m, b) return m(b.dense_features, b.sparse_features) end
@@ -74,11 +76,12 @@ describe("a model file", function()
     ["DLRM, f16 tables"] = function() return dlrm { data_type = "FP16" } end,
     ["DCN v2"] = function() return nn.DLRMTrain(nn.DLRM_DCN(cross { dcn_num_layers = 3, dcn_low_rank_dim = 5 })) end,
     ["projections"] = function()
-      return nn.DLRMTrain(nn.DLRM_Projection(cross { interaction_branch1_layer_sizes = { 24 }, interaction_branch2_layer_sizes = { 16 } }))
+      return nn.DLRMTrain(nn.DLRM_Projection(cross { interaction_branch1_layer_sizes = { 24 },
+        interaction_branch2_layer_sizes = { 16 } }))
     end,
     ["DeepFM"] = function()
-      return nn.SimpleDeepFMNN { num_dense_features = 13, embedding_bag_collection = collection(), hidden_layer_size = 20,
-        deep_fm_dimension = 6 }, both
+      return nn.SimpleDeepFMNN { num_dense_features = 13, embedding_bag_collection = collection(),
+        hidden_layer_size = 20, deep_fm_dimension = 6 }, both
     end,
   }
   for name, make in peri.util.ordered(models) do
@@ -106,8 +109,8 @@ describe("a model file", function()
             at = at + n
           end
         end
-        ids.sparse_features = peri.KeyedJaggedTensor { keys = NAMES, values = peri.tensor(mine.values, "i64"), lengths = mine.lengths,
-          weights = weighted and peri.tensor(mine.weights) or nil }
+        ids.sparse_features = peri.KeyedJaggedTensor { keys = NAMES, values = peri.tensor(mine.values, "i64"),
+          lengths = mine.lengths, weights = weighted and peri.tensor(mine.weights) or nil }
         ids.dense_features = b.dense_features:slice(1, 130, 131):contiguous()
         return ids
       end)()).logits
@@ -137,19 +140,23 @@ describe("a model file", function()
     assert.same({ "mean", "most", "sum" }, peri.util.map(file:outputs(), function(o) return o.name end))
   end)
 
-  -- as docs/tutorial_first_model.md writes them: forward gives the loss first, sizes come from batch.rows, batches from a loader
+  -- as docs/tutorial_first_model.md writes them: forward gives the loss first, sizes come from batch.rows, batches from
+  -- a loader
   it("is made of a model for pipelines and batches of a loader", function()
     local function batches()
-      return peri.data.synthetic { num_rows = 100, batch_size = 30, dense_features = 13, sparse_features = 3, rows = ROWS, bias = 0 }
+      return peri.data.synthetic { num_rows = 100, batch_size = 30, dense_features = 13, sparse_features = 3,
+        rows = ROWS, bias = 0 }
     end
     local Clicks = nn.Module:extend "Clicks"
     function Clicks:init()
       local tables = {}
       for i, t in ipairs(batches():table_list()) do
-        tables[i] = peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.rows, embedding_dim = 8, feature_names = t.features }
+        tables[i] = peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.rows, embedding_dim = 8,
+          feature_names = t.features }
       end
       self.tables = peri.EmbeddingBagCollection { tables = tables }
-      self.out, self.loss = nn.Linear { in_features = 13 + 24, out_features = 1 }, nn.BCEWithLogitsLoss { reduction = "global_mean" }
+      self.out, self.loss = nn.Linear { in_features = 13 + 24, out_features = 1 },
+        nn.BCEWithLogitsLoss { reduction = "global_mean" }
     end
     function Clicks:forward(b)
       local logits = self.out(F.cat({ b.dense_features, self.tables(b.sparse_features):values() }, 2)):reshape(b.rows)
@@ -158,7 +165,8 @@ describe("a model file", function()
     local model = Clicks()
     local report = export(model, { batches = batches() })
     assert.same({ 100, 0 }, { report.samples, report.difference })
-    assert.error_matches(function() model:export(path, { batches = 7 }) end, "export: batches is 7, wanted a list of batches or a loader")
+    assert.error_matches(function() model:export(path, { batches = 7 }) end,
+      "export: batches is 7, wanted a list of batches or a loader")
   end)
 
   it("is the same file of a sharded model", function()
@@ -166,7 +174,8 @@ describe("a model file", function()
     local model = dlrm { pooling = "MEAN", weighted = true }
     export(model, { weighted = true })
     local digest = peri.export.open(path):describe().digest
-    local sharded = peri.DistributedModelParallel { module = dlrm { pooling = "MEAN", weighted = true }, init_data_parallel = false }
+    local sharded = peri.DistributedModelParallel { module = dlrm { pooling = "MEAN", weighted = true },
+      init_data_parallel = false }
     sharded:load_state_dict(model:state_dict())
     local report = export(sharded, { weighted = true })
     assert.equal(0, report.differ)
@@ -175,7 +184,8 @@ describe("a model file", function()
 
   it("rounds its tables as asked, and tells how much that costs", function()
     for dtype, most in peri.util.ordered { int8 = 0.01, f16 = 0.001, bf16 = 0.01 } do
-      local report, file = export(dlrm {}, { tables = { default = dtype, t_a = "f32" }, allowed_difference = most, allowed_ne = 0.1 })
+      local report, file = export(dlrm {}, { tables = { default = dtype, t_a = "f32" }, allowed_difference = most,
+        allowed_ne = 0.1 })
       assert.is_true(report.difference > 0 and report.difference <= most)
       assert.same({ "f32", dtype, dtype }, peri.util.map(file:tables(), function(t) return t.dtype end))
       assert.is_truthy(report.model.auc and report.file.ne)
@@ -230,15 +240,16 @@ describe("a model file", function()
       assert.same({ "f32", "f32" }, { dtypes[1], dtypes[3] })
       assert.is_true(dtypes[2] ~= "f32")
       assert.equal(0, report.difference) -- the other numbers are the model's
-      assert.matches("table t_a: f32, 1600 bytes\ntable t_b: %w+, %d+ bytes, not f32; by itself that changes answers by 0 of",
-        tostring(report))
+      assert.matches("table t_a: f32, 1600 bytes\ntable t_b: %w+, %d+ bytes, not f32; by itself that changes answers "
+        .. "by 0 of", tostring(report))
       dtypes, report = chosen(rows * 1.2, loose)
       assert.equal("f32", dtypes[1])
       assert.is_true(dtypes[2] ~= "f32" and dtypes[3] ~= "f32" and report.difference > 0)
     end)
     it("is refused where that is too small, or loses too much", function()
       assert.error_matches(function() chosen(rows * 3) end, "with all tables as small as can be the file has some %d+")
-      assert.error_matches(function() chosen(rows * 2.2, { allowed_difference = 1e-9 }) end, "the file would answer otherwise")
+      assert.error_matches(function() chosen(rows * 2.2, { allowed_difference = 1e-9 }) end,
+        "the file would answer otherwise")
       assert.error_matches(function() export(model, { size = "2X" }) end, "size '2X', wanted bytes, such as 2G")
       assert.error_matches(function() export(model, { size = "2G", tables = "int8" }) end, "allowed: one of them")
     end)
@@ -279,13 +290,16 @@ describe("a model file", function()
     refused("'max' has no form for inference", function(self, b) return (F.max(self.linear(b.dense_features), 2)) end)
   end)
   it("refuses numbers that depend on the size of the batch", function()
-    refused("must not depend on their number", function(self, b) return self.linear(b.dense_features) * (1 / b.dense_features:size(1)) end)
+    refused("must not depend on their number", function(self, b)
+      return self.linear(b.dense_features) * (1 / b.dense_features:size(1))
+    end)
   end)
 
   it("weighs places as the model's processors do, and refuses longer lists", function()
     local Model = nn.Module:extend "Model"
     function Model:init()
-      self.fp = peri.embed.FeatureProcessedEmbeddingBagCollection { embedding_bag_collection = collection { weighted = true },
+      self.fp = peri.embed.FeatureProcessedEmbeddingBagCollection {
+        embedding_bag_collection = collection { weighted = true },
         feature_processors = { a = peri.embed.PositionWeightedModule { max_feature_length = 4 },
           c = peri.embed.PositionWeightedModule { max_feature_length = 6 } } }
     end

@@ -1,5 +1,5 @@
--- Retrieval in model files: a model that ends in sparse.top_products becomes a file that answers with the best items and their scores, as a
--- sort of all products says; over HTTP too; and it follows a run whose items change.
+-- Retrieval in model files: a model that ends in sparse.top_products becomes a file that answers with the best items
+-- and their scores, as a sort of all products says; over HTTP too; and it follows a run whose items change.
 -- takes: 2 s
 local ffi = require "ffi"
 local json = require "dkjson"
@@ -70,7 +70,8 @@ describe("a model file that finds items", function()
       local answers = peri.export.open(path):predict(batch(40))
       same(by_sorting(model, batch(40), round), answers.scores:to_table(), answers.items:to_table())
     end
-    model:export(path, { batches = { batch(40) }, tables = { items = "int8", default = "f32" }, allowed_difference = 1e9 })
+    model:export(path, { batches = { batch(40) }, tables = { items = "int8", default = "f32" },
+      allowed_difference = 1e9 })
     local found, hits = peri.export.open(path):predict(batch(40)).items:to_table(), 0
     for q, list in ipairs(by_sorting(model, batch(40))) do
       for _, x in ipairs(list) do hits = hits + (peri.util.index_of(found[q])[x.number] and 1 or 0) end

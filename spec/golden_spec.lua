@@ -1,4 +1,5 @@
--- The golden vectors themselves: spec/golden/README.md says what lies there, and the comparison with them accepts what it should.
+-- The golden vectors themselves: spec/golden/README.md says what lies there, and the comparison with them accepts what
+-- it should.
 local golden = require "spec.support.golden"
 local shell = require "spec.support.shell"
 

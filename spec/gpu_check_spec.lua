@@ -15,8 +15,8 @@ describe("gpu-check", function()
     end)
   end
   local function check(words)
-    return shell.run(("luajit tests/gpu/check.lua --build=%s --device=cuda_host --kernels=%s --busted=yes --cmocka=yes %s"):format(build,
-      kernels, words))
+    return shell.run(("luajit tests/gpu/check.lua --build=%s --device=cuda_host --kernels=%s --busted=yes "
+      .. "--cmocka=yes %s"):format(build, kernels, words))
   end
 
   test("runs case lists and specs on the device, the demonstration and the benchmark, and counts", function()
@@ -36,7 +36,8 @@ describe("gpu-check", function()
     local out, status = check "--only=none.has.this.name --sanitizer=false --parts=racecheck,kernels,families,initcheck"
     assert.equal(1, status)
     assert.matches("tensors on cuda_host are those of cpu.-== kernels.-== racecheck.-== initcheck", out)
-    assert.matches("\nfailed: racecheck: [^\n]*\nfailed: initcheck: [^\n]*\nfailed: no spec or case list is named 'none", out)
+    assert.matches("\nfailed: racecheck: [^\n]*\nfailed: initcheck: [^\n]*\nfailed: no spec or case list is named "
+      .. "'none", out)
     assert.matches("2 passed, 3 failed, 0 skipped\n$", out)
   end)
 
@@ -56,25 +57,30 @@ esac
     local out, status = check(("--sanitizer=%s --parts=memcheck,synccheck --most=2"):format(tool))
     clean()
     assert.equal(1, status)
-    assert.matches("== memcheck.-the kernel began\nFAILED  memcheck.-\nmemcheck did not end within 2 s and was stopped\n", out)
+    assert.matches("== memcheck.-the kernel began\nFAILED  memcheck.-\nmemcheck did not end within 2 s and was "
+      .. "stopped\n", out)
     assert.matches("== synccheck", out)
-    assert.matches("\nfailed: memcheck: [^\n]*%(memcheck did not end within 2 s and was stopped%)\n2 passed, 1 failed, 0 skipped\n$", out)
+    assert.matches("\nfailed: memcheck: [^\n]*%(memcheck did not end within 2 s and was stopped%)\n2 passed, 1 "
+      .. "failed, 0 skipped\n$", out)
   end)
 
   test("gives up when the device does not answer in time", function()
     local folder, clean = shell.temporary()
     shell.write(folder .. "/perilune", "#!/bin/sh\nsleep 60\n")
     os.execute(("chmod +x %s/perilune"):format(folder))
-    local out, status = shell.run(("luajit tests/gpu/check.lua --build=%s --device=cuda_host --most=0.5"):format(folder))
+    local out, status = shell.run(("luajit tests/gpu/check.lua --build=%s --device=cuda_host --most=0.5"):format(
+      folder))
     clean()
     assert.equal(1, status)
-    assert.matches("device 'cuda_host' cannot be used here, its first call did not end within 0.5 s: nothing was checked", out)
+    assert.matches("device 'cuda_host' cannot be used here, its first call did not end within 0.5 s: nothing was "
+      .. "checked", out)
   end)
 
   -- What checks a GPU first has to try everything that can be wrong on it.
   test("calls every kernel and operation in short.lua, but those that run on the host only", function()
     local out, status = shell.run(build .. "/perilune run tests/gpu/short.lua cuda_host", {
-      PERI_PLUGIN_PATH = ("%s/cuda_host:%s"):format(shell.luajit_env().PERI_PLUGIN_PATH, shell.luajit_env().PERI_PLUGIN_PATH),
+      PERI_PLUGIN_PATH = ("%s/cuda_host:%s"):format(shell.luajit_env().PERI_PLUGIN_PATH,
+        shell.luajit_env().PERI_PLUGIN_PATH),
       PERI_CUDA_HOST_UNCALLED = "1" })
     assert.equal(0, status, out)
     assert.matches("%d+ tensors on cuda_host are those of cpu\nnot called: route_lines\n", out)
@@ -82,7 +88,8 @@ esac
 
   it("does not wait for a process that cannot be killed", function()
     local process = require "tests.harness.process"
-    local p = { pid = 2 ^ 30, start = process.now() - 100, ends = process.now() - 30, deadline = 70 } -- no process, so no news of its end
+    -- no process, so no news of its end
+    local p = { pid = 2 ^ 30, start = process.now() - 100, ends = process.now() - 30, deadline = 70 }
     assert.is_false(process.poll(p))
     assert.is_true(process.poll(p))
     assert.equal("it did not end within 70 s, nor when it was killed", process.how(p))
@@ -98,9 +105,9 @@ esac
     local folder = os.tmpname() .. ".d"
     --- What driver.lua says with a driver whose cuInit returns `status`, and that sees `gpus`.
     local function driver(status, gpus, device)
-      return shell.run(("mkdir -p %s; echo 'int cuInit(unsigned f) { return f + %d; } int cuDeviceGetCount(int *n) { *n = %d; return 0; }' "
-        .. "| cc -shared -fPIC -xc - -o %s/libcuda.so.1 && LD_LIBRARY_PATH=%s luajit tests/gpu/driver.lua %s"):format(folder, status, gpus,
-        folder, folder, device))
+      return shell.run(("mkdir -p %s; echo 'int cuInit(unsigned f) { return f + %d; } int cuDeviceGetCount(int *n) { "
+        .. "*n = %d; return 0; }' | cc -shared -fPIC -xc - -o %s/libcuda.so.1 && LD_LIBRARY_PATH=%s luajit "
+        .. "tests/gpu/driver.lua %s"):format(folder, status, gpus, folder, folder, device))
     end
     local function says(what, status, gpus, device)
       local out, code = driver(status, gpus, device or "cuda")

@@ -34,7 +34,8 @@ for _, device in ipairs { "cpu", "opaque" } do
 
     it("an expanded tensor is not written to", function()
       local wide = t({ 1 }):expand { 3 }
-      fails("peri_tensor_copy: elements of the 1st dimension of f32 %[3%] are all one place", wide.copy, wide, t { 1, 2, 3 })
+      fails("peri_tensor_copy: elements of the 1st dimension of f32 %[3%] are all one place", wide.copy, wide,
+        t { 1, 2, 3 })
       fails("peri_tensor_write: elements of the 1st dimension", wide.write, wide, string.rep("\0", 12))
     end)
 
@@ -53,7 +54,8 @@ for _, device in ipairs { "cpu", "opaque" } do
     }
     local changes = {
       fill = function(z) z:fill(7) end, copy = function(z) z:copy(t { { 5, 6 }, { 7, 8 } }) end,
-      write = function(z) z:write(string.rep("\0", 16)) end, ["through a view"] = function(z) z:slice(1, 0, 1):fill(3) end,
+      write = function(z) z:write(string.rep("\0", 16)) end,
+      ["through a view"] = function(z) z:slice(1, 0, 1):fill(3) end,
       ["by detached"] = function(z) z:detach():fill(3) end,
     }
     for _, case in ipairs(saved) do
@@ -62,7 +64,8 @@ for _, device in ipairs { "cpu", "opaque" } do
           local x, y = t({ { 1, 2 }, { 3, 4 } }):requires_grad(), t { { 5, 6 }, { 7, 8 } }
           local z, operand = case[2](x, y)
           change(operand)
-          fails("peri_backward_step: " .. case[1] .. " needs a tensor %(f32 %[2, 2%]%) that was changed in place", function()
+          fails("peri_backward_step: " .. case[1] .. " needs a tensor %(f32 %[2, 2%]%) that was changed in place",
+            function()
             z:sum():backward()
           end)
           assert.is_nil(x:grad(), how)
@@ -96,11 +99,12 @@ for _, device in ipairs { "cpu", "opaque" } do
     it("refuses probabilities outside 0..1, and says which", function()
       local labels = t { 1, 0, 1 }
       for _, reduction in ipairs { "mean", "sum", "none" } do
-        fails("peri_op_bce: element 1 of x is 1.5, allowed: probabilities 0..1", F.binary_cross_entropy, t { 0.5, 1.5, 0.5 }, labels, nil,
-          reduction)
+        fails("peri_op_bce: element 1 of x is 1.5, allowed: probabilities 0..1", F.binary_cross_entropy,
+          t { 0.5, 1.5, 0.5 }, labels, nil, reduction)
         fails("element 2 of x is %-0.25", F.binary_cross_entropy, t { 0.5, 0.5, -0.25 }, labels, nil, reduction)
         fails("element 0 of x is nan", F.binary_cross_entropy, t { 0 / 0, 0.5, 0 }, labels, nil, reduction)
-        fails("element 1 of x is 1.5", F.binary_cross_entropy, t({ 0.5, 1.5, 0.5 }, "f64"), labels:to "f64", nil, reduction)
+        fails("element 1 of x is 1.5", F.binary_cross_entropy, t({ 0.5, 1.5, 0.5 }, "f64"), labels:to "f64", nil,
+          reduction)
       end
       assert.near(100 * 2 / 3, F.binary_cross_entropy(t { 0, 1, 1 }, labels):item(), 1e-4) -- logarithms end at -100
       assert.equal(0, F.binary_cross_entropy(t {}, t {}, nil, "sum"):item())
@@ -117,14 +121,16 @@ describe("the environment", function()
     return said
   end
   for variable, words in pairs {
-    ["PERI_NUM_THREADS=abc"] = "PERI_NUM_THREADS is 'abc', allowed: whole numbers 1..256", ["PERI_NUM_THREADS=0"] = "'0', allowed",
-    ["PERI_NUM_THREADS=4x"] = "'4x', allowed", ["PERI_NUM_THREADS=257"] = "'257', allowed",
+    ["PERI_NUM_THREADS=abc"] = "PERI_NUM_THREADS is 'abc', allowed: whole numbers 1..256",
+    ["PERI_NUM_THREADS=0"] = "'0', allowed", ["PERI_NUM_THREADS=4x"] = "'4x', allowed",
+    ["PERI_NUM_THREADS=257"] = "'257', allowed",
     ["PERI_CPU_ISA=foo"] = "PERI_CPU_ISA is 'foo', allowed: ref, avx2, avx512",
     ["PERI_TUNE=x=y"] = "PERI_TUNE: 'x' is no choice, known: lookup_prefetch, ",
     ["PERI_TUNE=copy_by=foo"] = "PERI_TUNE: 'copy_by=foo', allowed ways of copy_by: receiver, sender",
-    ["PERI_TUNE=off"] = "tensor f32 [1] on cpu",
-    ["PERI_MPI_NEAR=7"] = "PERI_MPI_NEAR is '7', allowed: 0, 1", ["PERI_MPI_NEAR=1"] = "tensor f32 [1] on cpu",
-    ["PERI_ROW_IO=foo"] = "PERI_ROW_IO is 'foo', allowed: auto, uring, threads", ["PERI_ROW_IO=uring"] = "tensor f32 [1] on cpu",
+    ["PERI_TUNE=off"] = "tensor f32 [1] on cpu", ["PERI_MPI_NEAR=7"] = "PERI_MPI_NEAR is '7', allowed: 0, 1",
+    ["PERI_MPI_NEAR=1"] = "tensor f32 [1] on cpu",
+    ["PERI_ROW_IO=foo"] = "PERI_ROW_IO is 'foo', allowed: auto, uring, threads",
+    ["PERI_ROW_IO=uring"] = "tensor f32 [1] on cpu",
     ["PERI_CUDA_TF32=1"] = "call peri.set_float32_matmul_precision \"high\"",
     ["PERI_TRACEBACK=yes"] = "PERI_TRACEBACK is 'yes', allowed: 0, 1",
     ["PERI_BLAS=mkl"] = "PERI_BLAS is 'mkl', allowed: onednn, openblas",

@@ -1,4 +1,5 @@
--- `make install`: what a C program, plain luajit and the launcher find afterwards, and that `make uninstall` takes all of it away.
+-- `make install`: what a C program, plain luajit and the launcher find afterwards, and that `make uninstall` takes all
+-- of it away.
 -- deadline: 180 s
 -- takes: 15 s
 local shell = require "spec.support.shell"
@@ -26,7 +27,8 @@ describe("an installation", function()
   end
 
   local function pkg_config(words)
-    local out = shell.run("pkg-config " .. words, { PKG_CONFIG_PATH = prefix .. "/lib/pkgconfig", PKG_CONFIG_SYSROOT_DIR = root })
+    local out = shell.run("pkg-config " .. words,
+      { PKG_CONFIG_PATH = prefix .. "/lib/pkgconfig", PKG_CONFIG_SYSROOT_DIR = root })
     return (out:gsub("\n", " "))
   end
 
@@ -48,7 +50,8 @@ describe("an installation", function()
 
   it("has a library with a SONAME, and a pkg-config file that names no place of the build", function()
     if need() then return pending(need()) end
-    assert.matches("libperilune%.so%.1%s", (shell.run(("objdump -p %s/lib/libperilune.so | grep SONAME"):format(prefix))))
+    assert.matches("libperilune%.so%.1%s",
+      (shell.run(("objdump -p %s/lib/libperilune.so | grep SONAME"):format(prefix))))
     local pc = shell.read(prefix .. "/lib/pkgconfig/perilune.pc")
     assert.matches("prefix=/opt/moon\n", pc)
     local here = io.popen("pwd"):read "*l"
@@ -61,13 +64,13 @@ describe("an installation", function()
     if need() then return pending(need()) end
     shell.write(root .. "/t.c", program)
     local flags = pkg_config "--cflags perilune"
-    local out, status = shell.run(("${CC:-cc} -std=c11 -Wall -Werror -Wpedantic %s %s/t.c -o %s/shared %s"):format(flags, root, root,
-      pkg_config "--libs perilune"))
+    local out, status = shell.run(("${CC:-cc} -std=c11 -Wall -Werror -Wpedantic %s %s/t.c -o %s/shared %s"):format(
+      flags, root, root, pkg_config "--libs perilune"))
     assert.equal(0, status, out)
     out = shell.run(root .. "/shared", { LD_LIBRARY_PATH = prefix .. "/lib" })
     assert.matches("^%d+%.%d+%.%d+ 2%.5\n$", out)
-    out, status = shell.run(("${CC:-cc} -std=c11 %s %s/t.c -o %s/static %s/lib/libperilune.a %s"):format(flags, root, root, prefix,
-      pkg_config("--static --libs perilune"):gsub("%-lperilune", "")))
+    out, status = shell.run(("${CC:-cc} -std=c11 %s %s/t.c -o %s/static %s/lib/libperilune.a %s"):format(flags, root,
+      root, prefix, pkg_config("--static --libs perilune"):gsub("%-lperilune", "")))
     assert.equal(0, status, out)
     assert.matches(" 2%.5\n$", (shell.run(root .. "/static")))
     assert.not_matches("libperilune", (shell.run(("ldd %s/static"):format(root))))
@@ -77,16 +80,16 @@ describe("an installation", function()
     if need() then return pending(need()) end
     if not shell.has "c++" then return pending "there is no C++ compiler" end
     shell.write(root .. "/t.cc", "#include <perilune/perilune.h>\nint main() { return peri_abi_version() == 0; }\n")
-    local out, status = shell.run(("c++ -Wall -Werror %s %s/t.cc -o %s/cxx %s"):format(pkg_config "--cflags perilune", root, root,
-      pkg_config "--libs perilune"))
+    local out, status = shell.run(("c++ -Wall -Werror %s %s/t.cc -o %s/cxx %s"):format(pkg_config "--cflags perilune",
+      root, root, pkg_config "--libs perilune"))
     assert.equal(0, status, out)
   end)
 
   --- An example host, as somebody who has the installation only would build it.
   local function host(name, compiler)
     local path = ("%s/%s-%s"):format(root, name, compiler:match "c%+%+" and "cxx" or "c")
-    local out, status = shell.run(("%s -Wall -Wextra -Wpedantic -Werror %s %s/share/perilune/examples/hosts/%s.c -o %s %s"):format(compiler,
-      pkg_config "--cflags perilune", prefix, name, path, pkg_config "--libs perilune"))
+    local out, status = shell.run(("%s -Wall -Wextra -Wpedantic -Werror %s %s/share/perilune/examples/hosts/%s.c -o "
+      .. "%s %s"):format(compiler, pkg_config "--cflags perilune", prefix, name, path, pkg_config "--libs perilune"))
     assert.equal(0, status, out)
     return path
   end
@@ -103,7 +106,8 @@ describe("an installation", function()
         assert.equal("clicked: 1009 1009.75 1010.5 1011.25\ntags: 3.5 3.75 4 4.25\n", out)
         assert.equal(0, status)
         out, status = shell.run(lookup .. " 3 1000", library())
-        assert.matches("table 'items', feature 'clicked', sample 0: id 1000 at place 1 of the bag, allowed: 0%.%.999", out)
+        assert.matches("table 'items', feature 'clicked', sample 0: id 1000 at place 1 of the bag, allowed: 0%.%.999",
+          out)
         assert.equal(1, status)
         assert.equal(2, select(2, shell.run(lookup, library())))
         assert.equal(2, select(2, shell.run(lookup .. " 3x", library())))
@@ -117,7 +121,9 @@ describe("an installation", function()
     local linear = peri.nn.Linear { in_features = 3, out_features = 1 }
     linear.weight:detach():copy(peri.tensor { { 1, 2, 3 } })
     linear.bias:detach():fill(0.5)
-    linear:export(root .. "/linear.peri", { batches = { { x = peri.ones { 11, 3 } } }, call = function(m, b) return m(b.x) end })
+    linear:export(root .. "/linear.peri", { batches = { { x = peri.ones { 11, 3 } } }, call = function(m, b)
+      return m(b.x)
+    end })
     for _, compiler in ipairs(compilers) do
       if not compiler:match "^c%+%+" or shell.has "c++" then
         local serve = host("serve", compiler) .. " " .. root .. "/linear.peri"
@@ -132,7 +138,8 @@ describe("an installation", function()
     end
   end)
 
-  it("serves a host whose model is a script, and one whose threads run it over a shared table, in C11 and C++17", function()
+  it("serves a host whose model is a script, and one whose threads run it over a shared table, in C11 and C++17",
+    function()
     if need() then return pending(need()) end
     if shell.no_launcher() then return pending(shell.no_launcher()) end
     local script = prefix .. "/share/perilune/examples/hosts/score.lua"
@@ -142,7 +149,8 @@ describe("an installation", function()
         local out, status = shell.run(run .. script .. " 1,2,3 4,5,6", library())
         assert.equal("14.5\n32.5\na linear model, 4 parameters\n2 buffers are the program's again\n", out)
         assert.equal(0, status)
-        out, status = shell.run(run .. shell.write(root .. "/bad.lua", "return { score = function(x) return x + nil end }") .. " 1,2,3",
+        out, status = shell.run(run
+          .. shell.write(root .. "/bad.lua", "return { score = function(x) return x + nil end }") .. " 1,2,3",
           library())
         assert.matches("^lua: peri_lua_call: .*bad.lua:1%)\n$", out)
         assert.equal(1, status)
@@ -168,9 +176,11 @@ describe("an installation", function()
         assert.is_true(losses[4] < 0.05 and losses[4] < losses[1]) -- a coin has log 2 = 0.693
         first = first or out
         assert.equal(first, out)
-        for _, ranks in ipairs(shell.has "mpirun" and io.open(prefix .. "/lib/perilune/libperilune_mpi.so") and { 2, 3 } or {}) do
+        for _, ranks in ipairs(shell.has "mpirun" and io.open(prefix .. "/lib/perilune/libperilune_mpi.so")
+          and { 2, 3 } or {}) do
           -- Without TCP, of which Open MPI 5 complains where a machine's own address leads through its loopback.
-          out, status = shell.run(("mpirun --oversubscribe --allow-run-as-root --mca btl ^tcp -n %d %s"):format(ranks, train), library())
+          out, status = shell.run(("mpirun --oversubscribe --allow-run-as-root --mca btl ^tcp -n %d %s"):format(ranks,
+            train), library())
           assert.equal(0, status, out)
           assert.equal(first, out)
         end
@@ -178,7 +188,8 @@ describe("an installation", function()
     end
   end)
 
-  it("serves a host that saves and loads checkpoints, which Lua reads and writes too, on other numbers of ranks", function()
+  it("serves a host that saves and loads checkpoints, which Lua reads and writes too, on other numbers of ranks",
+    function()
     if need() then return pending(need()) end
     local path, script = host("checkpoint", compilers[1]), shell.write(root .. "/model.lua", [[
       local peri = require "perilune"
@@ -206,7 +217,8 @@ describe("an installation", function()
     assert.equal("0.1\t0.5\n", (shell.run(("%s run %s %s/c-1 %s/lua-1"):format(shell.perilune, script, root, root))))
     shell.run(("cp -r %s/lua-1 %s/lua-2"):format(root, root))
     run(ranks and 3, "load " .. root .. "/lua-2") -- and saves it again
-    assert.matches("^all 4 tensors are equal", (shell.run(("%s checkpoint diff %s/lua-1 %s/lua-2"):format(shell.perilune, root, root))))
+    assert.matches("^all 4 tensors are equal",
+      (shell.run(("%s checkpoint diff %s/lua-1 %s/lua-2"):format(shell.perilune, root, root))))
   end)
 
   it("has documents and examples, which run from there", function()
@@ -225,7 +237,8 @@ describe("an installation", function()
   it("serves plain luajit from any folder", function()
     if need() then return pending(need()) end
     local path = ("%s/share/lua/5.1/?.lua;%s/share/lua/5.1/?/init.lua"):format(prefix, prefix)
-    local out, status = shell.run("cd / && luajit -e 'print(require(\"perilune\").tensor({1, 2, 3}):to_list()[3])'", { LUA_PATH = path })
+    local out, status = shell.run("cd / && luajit -e 'print(require(\"perilune\").tensor({1, 2, 3}):to_list()[3])'",
+      { LUA_PATH = path })
     assert.equal("3\n", out)
     assert.equal(0, status)
   end)
@@ -255,7 +268,8 @@ describe("an installation", function()
     local own, clean_own = shell.temporary()
     local here = shell.run "pwd":match "^[^\n]*"
     local function prefix_of(word)
-      local out, status = shell.run(("make --no-print-directory install DESTDIR=%s PREFIX='%s'"):format(own, word), { HOME = "/opt/luna" })
+      local out, status = shell.run(("make --no-print-directory install DESTDIR=%s PREFIX='%s'"):format(own, word),
+        { HOME = "/opt/luna" })
       assert.equal(0, status, out)
       local path = shell.run(("find %s -name perilune.pc"):format(own)):match "^[^\n]*"
       local text = shell.read(path)
@@ -273,7 +287,8 @@ describe("an installation", function()
   it("says that there is no launcher where it could not be built", function()
     if shell.build ~= "build" then return pending "a sanitizer's library is for tests only" end
     local own, clean_own = shell.temporary()
-    shell.write(own .. "/config.mk", (shell.read("build/config.mk"):gsub("HAVE_ARGPARSE := [^\n]*", "HAVE_ARGPARSE :=")))
+    shell.write(own .. "/config.mk",
+      (shell.read("build/config.mk"):gsub("HAVE_ARGPARSE := [^\n]*", "HAVE_ARGPARSE :=")))
     local out = shell.run(("make -n install DESTDIR=%s CONFIG=%s/config.mk"):format(own, own))
     assert.matches("without the launcher, `perilune`: lua%-argparse was not found%. Run: make setup install", out)
     clean_own()

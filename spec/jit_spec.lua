@@ -1,4 +1,5 @@
--- The functions of a training step compile: no aborted traces, no stitches (style J2). The harness is spec/support/jit.lua.
+-- The functions of a training step compile: no aborted traces, no stitches (style J2). The harness is
+-- spec/support/jit.lua.
 local peri = require "perilune"
 local support = require "spec.support.jit"
 
@@ -25,7 +26,8 @@ describe("the JIT harness", function()
   end)
 
   it("passes an error of the function on", function()
-    assert.error_matches(function() support.watch(function(i) if i == 5 then error("at five", 0) end end) end, "^at five$")
+    assert.error_matches(function() support.watch(function(i) if i == 5 then error("at five", 0) end end) end,
+      "^at five$")
   end)
 end)
 

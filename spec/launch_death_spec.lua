@@ -1,5 +1,5 @@
--- Runs that end badly, through the launcher as users start it: ranks that die without a word, signals to the launcher, mpirun that cannot
--- start. Each ends soon, with a line that says what happened. (mpirun: none: it starts its own)
+-- Runs that end badly, through the launcher as users start it: ranks that die without a word, signals to the launcher,
+-- mpirun that cannot start. Each ends soon, with a line that says what happened. (mpirun: none: it starts its own)
 -- deadline: 240 s
 -- takes: 30 s, mostly waits
 local shell = require "spec.support.shell"
@@ -94,7 +94,8 @@ describe("a rank that dies without a word is named,", function()
       local out, code = run(([[rm -f %s; %s run -n 3 %s & while ! test -s %s; do sleep 0.01; done; sleep %.3f; kill -9 $(cat %s); wait $!]])
         :format(file, perilune, path, file, moment / 1000, file))
       assert.equal(137, code, out)
-      assert.is_truthy(out:find(("perilune: rank %d (process %s on %s, "):format(rank, shell.read(file), host), 1, true), out)
+      assert.is_truthy(out:find(("perilune: rank %d (process %s on %s, "):format(rank, shell.read(file), host), 1,
+        true), out)
     end
   end)
 
@@ -115,9 +116,9 @@ describe("a signal to the launcher ends all ranks, and says so:", function()
     while true do peri.world():all_reduce(peri.ones { 3 }):wait() end
   ]]
 
-  --- The signal comes when all ranks have joined. to: what kill takes: "-$run", the terminal's way, to all processes of the launcher;
-  --- "$run", to it alone. (env: a shell lets its background commands ignore interrupts. setsid: a process group of its own, as in a
-  --- terminal. The watch ends what outlives 40 s.)
+  --- The signal comes when all ranks have joined. to: what kill takes: "-$run", the terminal's way, to all processes of
+  --- the launcher; "$run", to it alone. (env: a shell lets its background commands ignore interrupts. setsid: a process
+  --- group of its own, as in a terminal. The watch ends what outlives 40 s.)
   local function signalled(name, signal, to, status, line)
     check(name, function()
       local pids = folder .. "/pids"
@@ -157,18 +158,23 @@ describe("a run that cannot start says why:", function()
       assert.is_true(seconds < 20, seconds .. " s")
     end)
   end
-  refused("no hostfile", "PERILUNE run -n 2 --hostfile /no/where", "perilune: --hostfile: '/no/where': No such file or directory\n")
-  refused("too few slots", "PERILUNE run -n 3 --host " .. host .. ":2", "perilune: the nodes offer fewer slots than there are ranks")
-  refused("too few files", "ulimit -n 256; PERILUNE run -n 100", "perilune: -n 100: this process and its children may open 256 files")
+  refused("no hostfile", "PERILUNE run -n 2 --hostfile /no/where",
+    "perilune: --hostfile: '/no/where': No such file or directory\n")
+  refused("too few slots", "PERILUNE run -n 3 --host " .. host .. ":2",
+    "perilune: the nodes offer fewer slots than there are ranks")
+  refused("too few files", "ulimit -n 256; PERILUNE run -n 100",
+    "perilune: -n 100: this process and its children may open 256 files")
   refused("too many ranks", "PERILUNE run -n 9", "perilune: -n 9: PERI_MOST_RANKS is 8\n", { PERI_MOST_RANKS = "8" })
   refused("no mpirun", "PATH=/none PERILUNE run -n 2",
     "perilune: 2 ranks need Open MPI's mpirun (Debian: openmpi-bin): mpirun: No such file")
   refused("a node that never answers", "PERILUNE run -n 2 --host 192.0.2.1:2 --mpi --mca plm_rsh_agent FOLDER/agent",
-    "perilune: 2 of 2 ranks did not start within 1 s (PERI_START_TIMEOUT_S): rank 0, rank 1\n", { PERI_START_TIMEOUT_S = "1" })
+    "perilune: 2 of 2 ranks did not start within 1 s (PERI_START_TIMEOUT_S): rank 0, rank 1\n",
+    { PERI_START_TIMEOUT_S = "1" })
   refused("an option that mpirun does not know", "PERILUNE run -n 2 --mpi --no-such-option", "--no-such-option")
 
   check("mpirun's own options pass", function()
-    for _, words in ipairs { "--mpi --mca btl self,vader", "--mpi '--mca btl self,vader'", "--mpi=--mca --mpi btl --mpi self,vader" } do
+    for _, words in ipairs { "--mpi --mca btl self,vader", "--mpi '--mca btl self,vader'",
+      "--mpi=--mca --mpi btl --mpi self,vader" } do
       local out, code = run(("%s run -n 2 %s %s"):format(perilune, words, shell.write(folder .. "/btl.lua",
         "print(os.getenv 'OMPI_MCA_btl')")))
       assert.equal(0, code, out)

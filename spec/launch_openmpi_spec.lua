@@ -7,7 +7,8 @@ describe("facts of Open MPI", function()
   it("are told by what mpirun says of its version", function()
     for version, apart in pairs { ["4.1.4"] = "vader", ["3.1.6"] = "vader", ["5.0.7"] = "smsc", ["5.1.0rc1"] = "smsc",
       ["6.0.0"] = "smsc" } do
-      local f = openmpi.of(("mpirun (Open MPI) %s\n\nReport bugs to http://www.open-mpi.org/community/help/\n"):format(version))
+      local f = openmpi.of(("mpirun (Open MPI) %s\n\nReport bugs to http://www.open-mpi.org/community/help/\n"):format(
+        version))
       assert.equal(version, f.version)
       assert.matches(apart, table.concat(f.apart, " "))
     end
@@ -18,25 +19,27 @@ describe("facts of Open MPI", function()
 
   it("say what ranks can be bound to", function()
     local function refusal(version, bind)
-      return launch.refusal({ ranks = 2, bind = bind }, { openmpi = openmpi.of(("mpirun (Open MPI) %s\n"):format(version)), files = 1000,
-        memory = 1000, cpus = 4 })
+      return launch.refusal({ ranks = 2, bind = bind },
+        { openmpi = openmpi.of(("mpirun (Open MPI) %s\n"):format(version)), files = 1000, memory = 1000, cpus = 4 })
     end
     assert.is_nil(refusal("4.1.4", "board"))
     assert.is_nil(refusal("5.0.7", "package:if-supported"))
-    assert.equal("--bind: 'board', which Open MPI 5.0.7 does not know, allowed: none, hwthread, core, l1cache, l2cache, l3cache, "
-      .. "package, socket, numa", refusal("5.0.7", "board:overload-allowed"))
+    assert.equal("--bind: 'board', which Open MPI 5.0.7 does not know, allowed: none, hwthread, core, l1cache, "
+      .. "l2cache, l3cache, package, socket, numa", refusal("5.0.7", "board:overload-allowed"))
     assert.matches("'package', which Open MPI 4.1.4 does not know", refusal("4.1.4", "package"))
   end)
 end)
 
 describe("what mpirun says", function()
-  it("of a rank that was killed within MPI_Init is its watcher's line alone, behind a zero byte too, and that signal's code", function()
+  it("of a rank that was killed within MPI_Init is its watcher's line alone, behind a zero byte too, and that "
+    .. "signal's code", function()
     local out = ""
     local F = job.filter(function(text) out = out .. text end)
     local edge = ("-"):rep(74) .. "\n"
     F.feed(edge .. "It looks like MPI_INIT failed for some reason; your parallel process is\nlikely to abort.\n" .. edge
       .. "[vm:00000] *** An error occurred in MPI_Init_thread\n[vm:00000] *** Unknown error\n")
-    local line = "perilune: rank 1 (process 7 on vm, 0.6 s old) was killed by signal 9 (SIGKILL); not by the out-of-memory killer\n"
+    local line = "perilune: rank 1 (process 7 on vm, 0.6 s old) was killed by signal 9 (SIGKILL); not by the "
+      .. "out-of-memory killer\n"
     F.feed("\0" .. line)
     F.flush()
     F.finish(false)
@@ -68,18 +71,22 @@ describe("what mpirun says", function()
     end
     assert.equal("rank 1 on moon was killed by signal 9 (Killed)",
       said "mpirun noticed that process rank 1 with PID 0 on node moon exited on signal 9 (Killed).\n")
-    assert.equal("rank 1 on moon was killed by signal 11 (Segmentation fault)", said("prterun noticed that process rank 1 with PID 1641 on "
-      .. "node moon exited on\nsignal 11 (Segmentation fault).\n"))
-    local exited = "processes exited with non-zero status,\nthus causing the job to be terminated. The first process to do so was:\n\n"
+    assert.equal("rank 1 on moon was killed by signal 11 (Segmentation fault)",
+      said("prterun noticed that process rank 1 with PID 1641 on "
+        .. "node moon exited on\nsignal 11 (Segmentation fault).\n"))
+    local exited = "processes exited with non-zero status,\nthus causing the job to be terminated. The first process "
+      .. "to do so was:\n\n"
     assert.equal("rank 1 ended with exit code 5", said("mpirun detected that one or more " .. exited
       .. "  Process name: [[23110,1],1]\n  Exit code:    5\n"))
     assert.equal("rank 1 ended with exit code 5", said("prterun detected that one or more " .. exited
       .. "   Process name: [prterun-moon-16385@1,1]\n   Exit code:    5\n"))
-    assert.equal("perilune: mpirun: unknown option \"--no-such\": see --mpi\n", said("An unrecognized option was included on the mpirun "
-      .. "command line:\n\n  Option: --no-such\n\nPlease use the \"mpirun --help\" command to obtain a list of\nall supported options.\n"))
-    assert.matches("^perilune: mpirun does not reach node mars, or has lost it: [^\n]*\n$", said("PRTE has lost communication with a "
-      .. "remote daemon.\n\n  HNP daemon   : [prterun-moon-16@0,0] on node moon\n  Remote daemon: [prterun-moon-16@0,1] on node mars\n\n"
-      .. "This is usually due to either a failure of the TCP network\n"))
+    assert.equal("perilune: mpirun: unknown option \"--no-such\": see --mpi\n",
+      said("An unrecognized option was included on the mpirun " .. "command line:\n\n  Option: --no-such\n\nPlease "
+        .. "use the \"mpirun --help\" command to obtain a list of\nall supported options.\n"))
+    assert.matches("^perilune: mpirun does not reach node mars, or has lost it: [^\n]*\n$",
+      said("PRTE has lost communication with a " .. "remote daemon.\n\n  HNP daemon   : [prterun-moon-16@0,0] on node "
+      .. "moon\n  Remote daemon: [prterun-moon-16@0,1] on node mars\n\nThis is usually due to either a failure of the "
+      .. "TCP network\n"))
   end)
 
   it("about an order to end is left out, with the empty line behind it", function()
@@ -104,7 +111,8 @@ describe("what mpirun says", function()
   it("about a rank that is gone waits until somebody says more", function()
     local line = ("-"):rep(74) .. "\n"
     local lost = line .. "An MPI communication peer process has unexpectedly disconnected.\n" .. line
-    local unreachable = line .. "WARNING: Open MPI failed to TCP connect to a peer MPI process.\n  Error: No route to host\n" .. line
+    local unreachable = line
+      .. "WARNING: Open MPI failed to TCP connect to a peer MPI process.\n  Error: No route to host\n" .. line
     local function said(words, good)
       local text = ""
       local F = job.filter(function(t) text = text .. t end)

@@ -15,10 +15,11 @@ end
 
 describe("reports of ranks", function()
   it("are put together", function()
-    assert.equal("[ranks 0-3] x (s.lua:1)\n", (told(4, { { 2, "x (s.lua:1)" }, { 0, "x (s.lua:1)" }, { 3, "x (s.lua:1)" },
+    assert.equal("[ranks 0-3] x (s.lua:1)\n",
+      (told(4, { { 2, "x (s.lua:1)" }, { 0, "x (s.lua:1)" }, { 3, "x (s.lua:1)" },
       { 1, "x (s.lua:1)" } })))
-    assert.equal("[ranks 0, 2, 4-6] low\n[rank 1] high\n", (told(8, { { 4, "low" }, { 1, "high" }, { 0, "low" }, { 2, "low" }, { 6, "low" },
-      { 5, "low" } })))
+    assert.equal("[ranks 0, 2, 4-6] low\n[rank 1] high\n",
+      (told(8, { { 4, "low" }, { 1, "high" }, { 0, "low" }, { 2, "low" }, { 6, "low" }, { 5, "low" } })))
     assert.equal("perilune: alone\n", (told(1, { { 0, "alone" } })))
   end)
 
@@ -30,7 +31,9 @@ describe("reports of ranks", function()
   end)
 
   it("are the same when each rank names itself only", function()
-    local function message(r) return ("rank %d of 3 in group 'world', operation 2: barrier: waiting for rank 1 (s.lua:4)"):format(r) end
+    local function message(r)
+      return ("rank %d of 3 in group 'world', operation 2: barrier: waiting for rank 1 (s.lua:4)"):format(r)
+    end
     assert.equal("[ranks 0, 2] one rank of 3 in group 'world', operation 2: barrier: waiting for rank 1 (s.lua:4)\n",
       (told(3, { { 0, message(0) }, { 2, message(2) } })))
     assert.equal("[rank 2] " .. message(2) .. "\n", (told(3, { { 2, message(2) } })))
@@ -51,7 +54,8 @@ describe("the launcher", function()
   teardown(function() clean() end)
 
   local function run(n, text, env)
-    local path = shell.write(folder .. "/script.lua", "local peri = require 'perilune'\nperi.init()\nlocal rank = peri.rank()\n" .. text)
+    local path = shell.write(folder .. "/script.lua",
+      "local peri = require 'perilune'\nperi.init()\nlocal rank = peri.rank()\n" .. text)
     local out, status = shell.run(("%s run -n %d %s"):format(shell.perilune, n, path), env)
     assert.equal(1, status)
     return (out:gsub(folder:gsub("%p", "%%%0") .. "/", ""))
@@ -74,7 +78,8 @@ describe("the launcher", function()
 
   it("tells the error of one rank, and who died, at once", function()
     local started = os.time()
-    assert.equal("[rank 1] only me (script.lua:4)\n", run(3, "if rank == 1 then error 'only me' end peri.world():barrier():wait()"))
+    assert.equal("[rank 1] only me (script.lua:4)\n",
+      run(3, "if rank == 1 then error 'only me' end peri.world():barrier():wait()"))
     assert.is_true(os.time() - started < 20)
     local path = shell.write(folder .. "/dies.lua", [[
       local peri = require "perilune"

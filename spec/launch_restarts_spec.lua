@@ -1,5 +1,5 @@
--- perilune run --max-restarts: a job whose rank died goes on from its newest checkpoint, to the numbers of the run that never stopped; one
--- that would only fail again ends; 75 means "start me again"; a machine that vanished is left out.
+-- perilune run --max-restarts: a job whose rank died goes on from its newest checkpoint, to the numbers of the run that
+-- never stopped; one that would only fail again ends; 75 means "start me again"; a machine that vanished is left out.
 -- runs alone
 -- deadline: 120 s
 local shell = require "spec.support.shell"
@@ -41,8 +41,8 @@ if peri.rank() == 0 then print("done", step, peri.world_size()) end
 local count = 0
 local function run(how, words, before)
   count = count + 1
-  local out, status = shell.run(("%s %s run -n 2 --checkpoint %s/c%d --every 3steps --max-restarts 3 %s %s '%s'"):format(before or "",
-    shell.perilune, folder, count, words or "", script, how))
+  local out, status = shell.run(("%s %s run -n 2 --checkpoint %s/c%d --every 3steps --max-restarts 3 %s %s "
+    .. "'%s'"):format(before or "", shell.perilune, folder, count, words or "", script, how))
   local told = {}
   for line in out:gmatch "[^\n]+" do
     if line:match "^done" or line:match "again" or line:match "^perilune: without" then
@@ -55,8 +55,8 @@ end
 describe("perilune run --max-restarts", function()
   it("goes on from the newest checkpoint after a rank was killed", function()
     local told, status, out = run "dies"
-    assert.equal("start 1 of 3 again, from 'save-000001-step-3', 2 ranks\nstart 2 of 3 again, from 'save-000002-step-6', 2 ranks\n"
-      .. "done 9 2", told, out)
+    assert.equal("start 1 of 3 again, from 'save-000001-step-3', 2 ranks\nstart 2 of 3 again, from "
+      .. "'save-000002-step-6', 2 ranks\ndone 9 2", told, out)
     assert.equal(0, status)
   end)
 
@@ -65,14 +65,16 @@ describe("perilune run --max-restarts", function()
     assert.equal("the job failed before its first step, so it is not started again", told, out)
     assert.equal(1, status)
     told, status, out = run "fails"
-    assert.equal("start 1 of 3 again, 2 ranks\nthe job failed twice in the same way without a newer checkpoint, so it is not started again",
-      told, out)
+    assert.equal("start 1 of 3 again, 2 ranks\nthe job failed twice in the same way without a newer checkpoint, so it "
+      .. "is not started again", told, out)
     assert.equal(1, status)
   end)
 
-  it("takes 75, of a job of which one rank was asked to stop, for 'start me again'; --resume no holds for the first start", function()
+  it("takes 75, of a job of which one rank was asked to stop, for 'start me again'; --resume no holds for the first "
+    .. "start", function()
     local told, status, out = run("is asked", "--resume no")
-    assert.truthy(told:find("^done %d 2\nstopped after a step, as it was asked to %(SIGTERM%): it can be started again\n"
+    assert.truthy(told:find("^done %d 2\nstopped after a step, as it was asked to %(SIGTERM%): it can be started "
+      .. "again\n"
       .. "start 1 of 3 again, from 'save%-00000%d%-step%-%d', 2 ranks\ndone 9 2$"), out)
     assert.equal(0, status)
   end)
@@ -83,7 +85,8 @@ describe("perilune run --max-restarts", function()
     local why, cannot = shell.run "tests/net/nodes 1,1 true"
     if cannot ~= 0 then return pending(why) end
     local told, status, out = run("vanishes", nil, nodes)
-    assert.equal("without node1, which does not answer\nstart 1 of 3 again, from 'save-000001-step-3', 1 rank\ndone 9 1", told, out)
+    assert.equal("without node1, which does not answer\nstart 1 of 3 again, from 'save-000001-step-3', 1 rank\ndone 9 "
+      .. "1", told, out)
     assert.equal(0, status)
   end)
 end)

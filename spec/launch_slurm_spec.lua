@@ -1,6 +1,6 @@
--- Ranks that srun has started: how they end when one fails. mpirun stands in for srun here: it starts ranks with PMIx too, and is told to
--- leave the others alone when one fails, as srun does. Slurm kills a job when the connection of a rank to PMIx breaks; the words by which
--- PMIx tells that a rank has left it in order are what is looked for.
+-- Ranks that srun has started: how they end when one fails. mpirun stands in for srun here: it starts ranks with PMIx
+-- too, and is told to leave the others alone when one fails, as srun does. Slurm kills a job when the connection of a
+-- rank to PMIx breaks; the words by which PMIx tells that a rank has left it in order are what is looked for.
 -- takes: 12 s
 local shell = require "spec.support.shell"
 local missing = shell.no_launcher() or not shell.has "mpirun" and "mpirun was not found"
@@ -9,7 +9,8 @@ local folder, clean
 setup(function() folder, clean = shell.temporary() end)
 teardown(function() clean() end)
 
---- Three ranks, of which rank 1 does `act`: what they print, their exit codes by rank, and which have left PMIx in order.
+--- Three ranks, of which rank 1 does `act`: what they print, their exit codes by rank, and which have left PMIx in
+--- order.
 local function srun(act)
   local rank = shell.write(folder .. "/rank.sh", [[
     rank=$OMPI_COMM_WORLD_RANK
@@ -70,15 +71,16 @@ describe("under srun", function()
 
   each("without PMIx the error says what to do", function()
     local path = shell.write(folder .. "/script.lua", "require('perilune').init()")
-    local out, status = shell.run(("%s run %s"):format(shell.perilune, path), { SLURM_PROCID = "0", SLURM_STEP_NUM_TASKS = "2" })
+    local out, status = shell.run(("%s run %s"):format(shell.perilune, path),
+      { SLURM_PROCID = "0", SLURM_STEP_NUM_TASKS = "2" })
     assert.equal(1, status)
     assert.matches("^%[rank 0%] mpi: srun has started this rank without PMIx[^\n]*: srun %-%-mpi=pmix", out)
   end)
 
   each("without the transport no rank trains alone", function() -- a launcher without its plugins
     local path = shell.write(folder .. "/script.lua", "require('perilune').init()")
-    local out, status = shell.run(("cp %s %s/perilune && %s/perilune run %s"):format(shell.perilune, folder, folder, path),
-      { SLURM_PROCID = "1", SLURM_STEP_NUM_TASKS = "2", PERI_PLUGIN_PATH = folder })
+    local out, status = shell.run(("cp %s %s/perilune && %s/perilune run %s"):format(shell.perilune, folder, folder,
+      path), { SLURM_PROCID = "1", SLURM_STEP_NUM_TASKS = "2", PERI_PLUGIN_PATH = folder })
     assert.equal(1, status)
     assert.matches("^%[rank 1%] [^\n]*launched as one of 2 ranks, but transport 'mpi' cannot be used", out)
   end)

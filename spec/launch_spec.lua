@@ -81,7 +81,8 @@ describe_launcher("perilune run, one rank", function()
     assert.equal("nil\n", (run("run " .. path)))
   end)
 
-  it("starts within 20 ms of processor time", function() -- other processes do not lengthen it, as they do the time that passes
+  -- other processes do not lengthen it, as they do the time that passes
+  it("starts within 20 ms of processor time", function()
     if shell.sanitizer ~= "" then return pending "a sanitizer is slower" end
     local best = math.huge
     for _ = 1, 8 do
@@ -136,7 +137,8 @@ describe_launcher("perilune run, several ranks", function()
     refused("--bind foo", "%-%-bind: 'foo', allowed: none, hwthread, core, ")
     refused("--bind core:foo", "%-%-bind: 'core:foo', allowed: none, hwthread, core, ")
     local five = tonumber(openmpi.find().version:match "^%d+") >= 5 -- it names the option on the standard output
-    refused("--mpi --nosuchoption", five and "mpirun: its command line is refused" or 'mpirun: unknown option "%-%-nosuchoption"')
+    refused("--mpi --nosuchoption", five and "mpirun: its command line is refused"
+      or 'mpirun: unknown option "%-%-nosuchoption"')
     refused("", "PERI_START_TIMEOUT_S is 'x', allowed: numbers above 0", { PERI_START_TIMEOUT_S = "x" })
     refused("", "PERI_START_TIMEOUT_S is '%-3', allowed: numbers above 0", { PERI_START_TIMEOUT_S = "-3" })
     refused("", "PERI_MOST_RANKS is 'x', allowed: whole numbers above 0", { PERI_MOST_RANKS = "x" })
@@ -224,7 +226,8 @@ describe_launcher("perilune run, several ranks", function()
     local out, status = run("run -n 3 " .. script "print 'once'", inside)
     assert.equal(2, status)
     assert.matches("%-n 3 inside a world of 4 ranks that mpirun has made", out)
-    assert.equal("once\n", (run("run -n 2 " .. script "print 'once'", { SLURM_STEP_NUM_TASKS = "2", SLURM_PROCID = "1" })))
+    assert.equal("once\n", (run("run -n 2 " .. script "print 'once'",
+      { SLURM_STEP_NUM_TASKS = "2", SLURM_PROCID = "1" })))
     out = run("run " .. script "error 'x'", { SLURM_STEP_NUM_TASKS = "2", SLURM_PROCID = "1" })
     assert.matches("^%[rank 1%] ", out)
   end)
@@ -249,7 +252,8 @@ describe_launcher("a reason in one line", function()
     ["--host a --host b"] = "\nperilune: option '%-%-host' must be used at most 1 time\n$",
     ["--hostfile missing"] = "^perilune: %-%-hostfile: 'missing': No such file or directory\n$",
     ["-n 2 --mpi -np"] = { "^perilune: mpirun cannot read its option 'np', which got '[^\n]*perilune': see %-%-mpi\n$",
-      "^perilune: mpirun takes 'run' for the program to run: an option before it [^\n]*: see %-%-mpi\n$" }, -- Open MPI 4, 5
+      -- Open MPI 4, 5
+      "^perilune: mpirun takes 'run' for the program to run: an option before it [^\n]*: see %-%-mpi\n$" },
   } do
     it("is there for " .. words, function()
       if need_mpi() then return pending(need_mpi()) end
@@ -356,7 +360,8 @@ describe("launch.command", function()
   end
 
   it("ends with the launcher, the script and its arguments", function()
-    assert.matches(" /bin/perilune run a b%.lua %-n x $", words { ranks = 2, script = "a b.lua", arguments = { "-n", "x" } })
+    assert.matches(" /bin/perilune run a b%.lua %-n x $",
+      words { ranks = 2, script = "a b.lua", arguments = { "-n", "x" } })
     assert.matches(" %-n 2 ", words { ranks = 2 })
     assert.matches(" run %-%-traceback s%.lua ", words { ranks = 2, traceback = true })
   end)
@@ -381,7 +386,8 @@ describe("launch.command", function()
   it("lets ranks on other nodes see the variables that choose how they work", function()
     if shell.no_launcher() or not shell.has "mpirun" then return pending "no launcher, or no mpirun" end
     for _, name in ipairs { "PERI_BLAS", "PERI_TUNE", "PERI_CPU_ISA", "PERI_NUM_THREADS" } do
-      local out = run(("run -n 1 --host $(uname -n) %s"):format(script(("print(os.getenv '%s')"):format(name))), { [name] = "1" })
+      local out = run(("run -n 1 --host $(uname -n) %s"):format(script(("print(os.getenv '%s')"):format(name))),
+        { [name] = "1" })
       assert.matches("\n?1\n", out)
     end
   end)

@@ -1,5 +1,6 @@
--- Every way in which a host can link the library, as an outsider would with the installed pkg-config file: shared, static, fully static,
--- loaded late by a program that knows nothing of it, twice in one process; and a program that was built when this version came out.
+-- Every way in which a host can link the library, as an outsider would with the installed pkg-config file: shared,
+-- static, fully static, loaded late by a program that knows nothing of it, twice in one process; and a program that was
+-- built when this version came out.
 -- deadline: 300 s
 -- takes: 14 s
 local shell = require "spec.support.shell"
@@ -22,12 +23,15 @@ describe("linking", function()
   end
   --- Compile `source` of tests/linking to `name`; the words that come after it are for the linker.
   local function compile(source, name, before, after)
-    local out, status = shell.run(("${CC:-cc} -std=c11 -O1 -Wall -Wextra -Werror -D_GNU_SOURCE %s %s tests/linking/%s.c -o %s/%s %s")
+    local out, status = shell.run(("${CC:-cc} -std=c11 -O1 -Wall -Wextra -Werror -D_GNU_SOURCE %s %s "
+      .. "tests/linking/%s.c -o %s/%s %s")
       :format(before, flags "--cflags", source, root, name, after or ""))
     assert.equal(0, status, out)
     return ("%s/%s"):format(root, name)
   end
-  local function static() return (flags "--static --libs":gsub("%-lperilune", "-Wl,-Bstatic -lperilune -Wl,-Bdynamic")) end
+  local function static()
+    return (flags "--static --libs":gsub("%-lperilune", "-Wl,-Bstatic -lperilune -Wl,-Bdynamic"))
+  end
   local shared_library = function() return { LD_LIBRARY_PATH = prefix .. "/lib" } end
   local function runs(command, want)
     local out, status = shell.run(command, shared_library())
@@ -45,8 +49,11 @@ describe("linking", function()
 
   it("goes fully static, with the OpenBLAS that the program was linked with", function()
     if need() then return pending(need()) end
-    if shell.run "${CC:-cc} -print-file-name=libopenblas.a" == "libopenblas.a\n" then return pending "there is no libopenblas.a" end
-    local path = compile("use", "whole", "-DPROGRAM -static", "-u cblas_sgemm -u cblas_dgemm " .. flags "--static --libs"
+    if shell.run "${CC:-cc} -print-file-name=libopenblas.a" == "libopenblas.a\n" then
+      return pending "there is no libopenblas.a"
+    end
+    local path = compile("use", "whole", "-DPROGRAM -static", "-u cblas_sgemm -u cblas_dgemm "
+      .. flags "--static --libs"
       .. "-lopenblas -lpthread -lm 2>/dev/null")
     assert.matches("not a dynamic executable", (shell.run("ldd " .. path)))
     runs(path)
@@ -57,7 +64,8 @@ describe("linking", function()
     local load = compile("load", "load", "", "-ldl -lpthread")
     local shared = compile("use", "shared.so", "-shared -fPIC", flags "--libs")
     local own = "-Wl,--exclude-libs,libperilune.a " .. static()
-    local first, second = compile("use", "first.so", "-shared -fPIC", own), compile("use", "second.so", "-shared -fPIC", own)
+    local first, second = compile("use", "first.so", "-shared -fPIC", own),
+      compile("use", "second.so", "-shared -fPIC", own)
     runs(("%s 100 %s"):format(load, shared), "^ok, no mapping is left\n$")
     runs(("%s 10 %s %s"):format(load, first, second), "^ok, no mapping is left\n$") -- twice in one process
     runs(("%s 10 %s %s"):format(load, first, shared))
@@ -72,15 +80,18 @@ describe("linking", function()
     if not libs or not shell.has "mpirun" then return pending "Open MPI was not found" end
     local ranks = compile("ranks", "ranks", cflags, flags "--libs" .. libs)
     local function run(words)
-      return shell.run(("mpirun --oversubscribe --allow-run-as-root --mca btl ^tcp -n 4 %s %s"):format(ranks, words), shared_library())
+      return shell.run(("mpirun --oversubscribe --allow-run-as-root --mca btl ^tcp -n 4 %s %s"):format(ranks, words),
+        shared_library())
     end
     local out, status = run ""
     assert.equal("0 wrong, sum 6\n", out)
     assert.equal(0, status)
     out = run "low"
-    assert.matches("EUNSUPPORTED: mpi: the program has initialised MPI for MPI_THREAD_SINGLE; wanted: MPI_THREAD_SERIALIZED or more", out)
+    assert.matches("EUNSUPPORTED: mpi: the program has initialised MPI for MPI_THREAD_SINGLE; wanted: "
+      .. "MPI_THREAD_SERIALIZED or more", out)
     out = run "late"
-    assert.matches("ETIMEOUT: mpi: joining the world took longer than 1 s: not all ranks of the program's communicator have come", out)
+    assert.matches("ETIMEOUT: mpi: joining the world took longer than 1 s: not all ranks of the program's "
+      .. "communicator have come", out)
   end)
 
   it("goes with two files that the program compiles itself, in one call", function()
@@ -88,7 +99,8 @@ describe("linking", function()
     local out, status = shell.run "make --no-print-directory amalgamation"
     assert.equal(0, status, out)
     -- Whether it compiles: the program itself takes a minute, and is `make check-amalgamation`.
-    out, status = shell.run("${CC:-cc} -std=gnu11 -Wall -Wno-unused-function -Werror -fsyntax-only build/amalgamation/perilune.c")
+    out, status = shell.run("${CC:-cc} -std=gnu11 -Wall -Wno-unused-function -Werror -fsyntax-only "
+      .. "build/amalgamation/perilune.c")
     assert.equal(0, status, out)
   end)
 
@@ -97,7 +109,9 @@ describe("linking", function()
     local contract = shell.read "runtime/include/perilune/base.h":match "PERI_ABI_VERSION = (%d+)"
     local machine = shell.run "uname -m":match "%S+"
     local function kept(name) return ("tests/kept/%s-%s-%s"):format(name, contract, machine) end
-    if not io.open(kept "lookup") then return pending("no programs are kept for " .. machine .. " and contract " .. contract) end
+    if not io.open(kept "lookup") then
+      return pending("no programs are kept for " .. machine .. " and contract " .. contract)
+    end
     local env = { LD_LIBRARY_PATH = shell.build }
     local out, status = shell.run(kept "lookup" .. " 3 7 999", env)
     if out:match "GLIBC_" then return pending "the C library is older than the one with which they were built" end

@@ -1,4 +1,5 @@
--- Several machines, pretended by network namespaces (tests/net/nodes): the tool itself, and what goes wrong between machines.
+-- Several machines, pretended by network namespaces (tests/net/nodes): the tool itself, and what goes wrong between
+-- machines.
 -- deadline: 120 s
 -- takes: 16 s
 local json = require "dkjson"
@@ -39,7 +40,8 @@ describe("pretended machines", function()
   end)
 
   each("give a command's words, input and exit code on", function()
-    local out, status = shell.run(("echo in | PERI_BUILD=%s sh tests/net/nodes 1,1 sh -c 'cat; echo \"$1\"; exit 5' x \"a  b\""):format(
+    local out, status = shell.run(("echo in | PERI_BUILD=%s sh tests/net/nodes 1,1 sh -c 'cat; echo \"$1\"; exit 5' x "
+      .. "\"a  b\""):format(
       shell.build))
     assert.equal("in\na  b\n", out)
     assert.equal(5, status)
@@ -68,8 +70,9 @@ describe("pretended machines", function()
 end)
 
 describe("between machines", function()
-  --- Four ranks on two machines reduce again and again; after a moment rank 3, or its machine, suffers `what`. Starts it; the function that
-  --- is returned gives what the launcher says, its exit code, what each rank ended with, and how many processes are left.
+  --- Four ranks on two machines reduce again and again; after a moment rank 3, or its machine, suffers `what`. Starts
+  --- it; the function that is returned gives what the launcher says, its exit code, what each rank ended with, and how
+  --- many processes are left.
   local function suffer(name, what)
     local place = ("%s/%s"):format(folder, name)
     os.execute("mkdir " .. place)
@@ -107,15 +110,18 @@ describe("between machines", function()
 
   each("sums of a table cut within a machine cross once, in as few bytes as their codec says", function()
     local bench = folder .. "/net.jsonl"
-    local out, status = nodes(("2,2 %s run -n 4 tests/bench/net.lua --batch 512 --tables 4 --rounds 2 --codecs FP32,INT8 --out %s"):format(
+    local out, status = nodes(("2,2 %s run -n 4 tests/bench/net.lua --batch 512 --tables 4 --rounds 2 --codecs "
+      .. "FP32,INT8 --out %s"):format(
       shell.perilune, bench))
     assert.equal(0, status, out)
     local seen = {}
     for line in shell.read(bench):gmatch "[^\n]+" do
       local case = json.decode(line)
       seen[#seen + 1] = case.sharding .. " " .. case.codec
-      local share = case.bytes / (case.expected_rows + case.expected_ids) -- beside them: headers of packets, sizes, fingerprints
-      assert.is_true(share > 1 and share < 1.08, ("%s: %g of %g bytes"):format(seen[#seen], case.bytes, case.bytes / share))
+      -- beside them: headers of packets, sizes, fingerprints
+      local share = case.bytes / (case.expected_rows + case.expected_ids)
+      assert.is_true(share > 1 and share < 1.08, ("%s: %g of %g bytes"):format(seen[#seen], case.bytes,
+        case.bytes / share))
     end
     assert.same({ "row_wise FP32", "table_row_wise FP32", "row_wise INT8", "table_row_wise INT8" }, seen)
   end)
@@ -150,7 +156,8 @@ describe("between machines", function()
       assert.matches(("or node%d cannot be reached"):format(rank < 2 and 1 or 0), message)
     end
     assert.matches("%[ranks? [01]", out)
-    assert.matches("perilune: mpirun has not ended rank 2 %(process %d+ on node1%), rank 3 %(process %d+ on node1%) within 10 s", out)
+    assert.matches("perilune: mpirun has not ended rank 2 %(process %d+ on node1%), rank 3 %(process %d+ on node1%) "
+      .. "within 10 s", out)
     assert.equal(0, left, out)
   end)
 end)

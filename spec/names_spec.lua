@@ -1,5 +1,5 @@
--- docs/parity.md: every public name of TorchRec (tests/parity/torchrec.txt) has one answer, whose symbol exists and whose spec says what it
--- proves.
+-- docs/parity.md: every public name of TorchRec (tests/parity/torchrec.txt) has one answer, whose symbol exists and
+-- whose spec says what it proves.
 local peri = require "perilune"
 local shell = require "spec.support.shell"
 local page = dofile "tests/parity/page.lua"
@@ -106,10 +106,13 @@ describe("docs/parity.md", function()
     local wrong = {}
     local function face(path) return select(2, pcall(function() return path == "" and peri or peri[path] end)) end
     for _, r in ipairs(rows) do
-      if page.kind(r.row) ~= "here" and r.row[1]:match "^%u" then -- functions of other modules may have a short name too
+      -- functions of other modules may have a short name too
+      if page.kind(r.row) ~= "here" and r.row[1]:match "^%u" then
         for _, path in ipairs { "", "nn", "embed", "plan", "shard", "model", "pipeline", "dist", "jagged", "sparse" } do
           local ok, value = pcall(function() return face(path)[r.row[1]] end)
-          if ok and value ~= nil then wrong[#wrong + 1] = ("%s.%s: peri.%s has it"):format(r.section, r.row[1], path) end
+          if ok and value ~= nil then
+            wrong[#wrong + 1] = ("%s.%s: peri.%s has it"):format(r.section, r.row[1], path)
+          end
         end
       end
     end

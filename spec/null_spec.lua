@@ -1,6 +1,7 @@
--- Every C function that takes a pointer is called with nothing (NULL for every pointer, 0 for every number), and with each of its pointers
--- missing while the others are there. One that can say an error must say what is missing, or that there is nothing to do; the others answer
--- nothing (0, NULL, false; -1 for a number that counts from 0), and none crashes.
+-- Every C function that takes a pointer is called with nothing (NULL for every pointer, 0 for every number), and with
+-- each of its pointers missing while the others are there. One that can say an error must say what is missing, or that
+-- there is nothing to do; the others answer nothing (0, NULL, false; -1 for a number that counts from 0), and none
+-- crashes.
 -- What such calls made is never released, which is no leak of the library's.
 local COMMAND = 'ASAN_OPTIONS="$ASAN_OPTIONS:detect_leaks=0" luajit spec/support/null_calls.lua %d 2>&1'
 

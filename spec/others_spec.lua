@@ -1,5 +1,5 @@
--- Other users of the machine, and programs that have other rights than whoever starts them: they neither end a job nor choose what is
--- loaded or written. (mpirun: none: it starts its own)
+-- Other users of the machine, and programs that have other rights than whoever starts them: they neither end a job nor
+-- choose what is loaded or written. (mpirun: none: it starts its own)
 -- deadline: 120 s
 local shell = require "spec.support.shell"
 
@@ -106,8 +106,8 @@ describe("a run on one machine", function()
       peri.init()
       print(os.getenv "LD_PRELOAD")
       peri.world():barrier():wait()]])
-    local out, status = shell.run(("mkdir -p %s/tmp; TMPDIR=%s/tmp %s run -n 2 %s; ls -A %s/tmp"):format(folder, folder, shell.perilune,
-      script, folder))
+    local out, status = shell.run(("mkdir -p %s/tmp; TMPDIR=%s/tmp %s run -n 2 %s; ls -A %s/tmp"):format(folder, folder,
+      shell.perilune, script, folder))
     assert.equal(0, status, out)
     assert.equal("nil\nnil\n", out)
   end)
@@ -180,7 +180,8 @@ describe("a program that has other rights than its caller (AT_SECURE)", function
           return 0;
       }]])
     local out, status = shell.run(("cd %s && %s -shared -fPIC evil.c -o libperilune_evil.so && "
-      .. "%s -I%s/runtime/include program.c -o program %s/libperilune.so -Wl,-rpath,%s"):format(folder, cc, cc, here, build, build))
+      .. "%s -I%s/runtime/include program.c -o program %s/libperilune.so -Wl,-rpath,%s"):format(folder, cc, cc, here,
+      build, build))
     assert.equal(0, status, out)
   end)
 

@@ -1,8 +1,9 @@
--- Facts that have a page of their own are all on it: environment variables (docs/running.md), dependencies (docs/dependencies.md); and the
--- pages are those that the README leads to.
+-- Facts that have a page of their own are all on it: environment variables (docs/running.md), dependencies
+-- (docs/dependencies.md); and the pages are those that the README leads to.
 local shell = require "spec.support.shell"
 
---- Variables that are no user's: between processes of one run, and of tests. PERI_CUDA_TF32 is refused with words that say what to set.
+--- Variables that are no user's: between processes of one run, and of tests. PERI_CUDA_TF32 is refused with words that
+--- say what to set.
 local ours = { PERI_LAUNCHER = true, PERI_CUDA_TF32 = true, PERI_OPAQUE_DEVICE = true, PERI_OPAQUE_SEED = true,
   PERI_TEST_COUNT_LIMIT = true }
 
@@ -18,7 +19,9 @@ describe("docs/running.md", function()
       end
     end
     for name in page:gmatch "\n| `(PERI_[%u%d_]+)" do
-      if not read[name] and #shell.run(("grep -rl '%s' runtime lua"):format(name)) == 0 then wrong[#wrong + 1] = name .. " is not read" end
+      if not read[name] and #shell.run(("grep -rl '%s' runtime lua"):format(name)) == 0 then
+        wrong[#wrong + 1] = name .. " is not read"
+      end
     end
     table.sort(wrong)
     assert.same({}, wrong)
@@ -29,7 +32,8 @@ end)
 describe("docs/dependencies.md", function()
   it("has whatever the build looks for", function()
     local page, missing, found = shell.read("docs/dependencies.md"):lower(), {}, 0
-    local called = { compiler = "c11 compiler", libluajit = "luajit", ["c++"] = "g++" } -- in the build's table, and on the page
+    -- in the build's table, and on the page
+    local called = { compiler = "c11 compiler", libluajit = "luajit", ["c++"] = "g++" }
     for name in shell.read("Makefile"):gmatch "%$%(call row,([^,]+),HAVE_" do
       found = found + 1
       name = name:lower()
@@ -51,7 +55,8 @@ end)
 describe("docs/models.md", function()
   --- Names that others use, not users: how handles are made, parts of optimizers and of collective metrics.
   local inner = { ptr = true, wrap = true, meta = true, methods = true, embedding_bag = true, keep_rows = true,
-    own_parts = true, restart_rows = true, retire = true, retired = true, all_or_none = true, gather = true, group_of = true }
+    own_parts = true, restart_rows = true, retire = true, retired = true, all_or_none = true, gather = true,
+    group_of = true }
 
   it("has every name of tensors, nn and KeyedJaggedTensors", function()
     local peri = require "perilune"
@@ -59,8 +64,8 @@ describe("docs/models.md", function()
     local faces = { tensor = peri.Tensor.methods, KeyedJaggedTensor = peri.KeyedJaggedTensor,
       ["a KeyedJaggedTensor"] = peri.KeyedJaggedTensor.methods, JaggedTensor = peri.JaggedTensor,
       ["a JaggedTensor"] = peri.JaggedTensor.methods, KeyedTensor = peri.KeyedTensor }
-    for _, name in ipairs { "functional", "layers", "losses", "models", "interaction", "embedding", "module", "parameter", "ranks",
-      "metrics", "optim", "schedule" } do
+    for _, name in ipairs { "functional", "layers", "losses", "models", "interaction", "embedding", "module",
+      "parameter", "ranks", "metrics", "optim", "schedule" } do
       faces["nn." .. name] = require("perilune.nn." .. name)
     end
     local names = 0
@@ -82,7 +87,8 @@ describe("the README", function()
   it("leads to every page, or the index of the documents does", function()
     local text, index, lost = shell.read "README.md", shell.read "docs/README.md", {}
     for path in shell.run("ls docs/*.md"):gmatch "%S+" do
-      if not text:find("](" .. path .. ")", 1, true) and not index:find("](" .. path:gsub("^docs/", "") .. ")", 1, true) then
+      if not text:find("](" .. path .. ")", 1, true) and not index:find("](" .. path:gsub("^docs/", "") .. ")", 1,
+        true) then
         lost[#lost + 1] = path
       end
     end
@@ -90,7 +96,8 @@ describe("the README", function()
   end)
 
   it("is read in three minutes", function()
-    local text, words = shell.read("README.md"):gsub("```.-```", ""):gsub("%]%([^)]*%)", "]"), 0 -- without code and addresses
+    -- without code and addresses
+    local text, words = shell.read("README.md"):gsub("```.-```", ""):gsub("%]%([^)]*%)", "]"), 0
     for word in text:gmatch "%S+" do
       if word:match "%w" then words = words + 1 end
     end

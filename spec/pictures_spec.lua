@@ -1,5 +1,5 @@
--- The pictures of the documents: what is drawn from numbers is drawn from those that docs/benchmarks.md gives, and is the drawing that is
--- kept.
+-- The pictures of the documents: what is drawn from numbers is drawn from those that docs/benchmarks.md gives, and is
+-- the drawing that is kept.
 local shell = require "spec.support.shell"
 
 local charts = dofile "tests/pictures/figures.lua"
@@ -33,7 +33,8 @@ describe("docs/pictures", function()
   it("shows numbers that docs/benchmarks.md has in words, below the chart", function()
     local page, missing = shell.read "docs/benchmarks.md", {}
     for _, chart in ipairs(charts) do
-      local below = page:match("pictures/" .. chart.name .. "%.svg%)(.-)\n## ") or page:match("pictures/" .. chart.name .. "%.svg%)(.*)$")
+      local below = page:match("pictures/" .. chart.name .. "%.svg%)(.-)\n## ")
+        or page:match("pictures/" .. chart.name .. "%.svg%)(.*)$")
       for _, panel in ipairs(chart.panels) do
         for _, row in ipairs(panel.rows) do
           for i = 2, #row do

@@ -1,5 +1,5 @@
--- What a process is given may change or be short: clocks that are set, addresses that are limited, signals that are blocked. (mpirun: none:
--- it starts its own)
+-- What a process is given may change or be short: clocks that are set, addresses that are limited, signals that are
+-- blocked. (mpirun: none: it starts its own)
 -- deadline: 120 s
 local shell = require "spec.support.shell"
 
@@ -49,7 +49,8 @@ describe("the wall clock", function()
       }]])
     local out, status = shell.run(("%s -shared -fPIC -o %s/clock.so %s/clock.c -ldl"):format(cc, folder, folder))
     assert.equal(0, status, out)
-    local mpirun = shell.run("command -v mpirun"):match "^[^\n]*" -- ranks start late, which has a deadline of five minutes
+    -- ranks start late, which has a deadline of five minutes
+    local mpirun = shell.run("command -v mpirun"):match "^[^\n]*"
     shell.write(folder .. "/mpirun", ('#!/bin/sh\n[ "$1" = --version ] || sleep 1.3\nexec %s "$@"\n'):format(mpirun))
     os.execute(("chmod +x %s/mpirun"):format(folder))
     local script = shell.write(folder .. "/script.lua", [[
@@ -61,8 +62,8 @@ describe("the wall clock", function()
       end
       print "well"]])
     for _, jump in ipairs { 86400, -86400 } do
-      out, status = shell.run(("PATH=%s:$PATH JUMP=%d LD_PRELOAD=%s/clock.so %s run -n 2 %s"):format(folder, jump, folder,
-        shell.perilune, script))
+      out, status = shell.run(("PATH=%s:$PATH JUMP=%d LD_PRELOAD=%s/clock.so %s run -n 2 %s"):format(folder, jump,
+        folder, shell.perilune, script))
       assert.equal(0, status, out)
       assert.equal("well\nwell\n", out)
     end
@@ -116,7 +117,8 @@ describe("a signal that a C program blocks in order to wait for it", function()
           printf("waited for %d\n", sigtimedwait(&set, NULL, &limit));
           return 0;
       }]])
-    local out, status = shell.run(("%s -std=gnu11 -I%s/runtime/include %s/program.c -o %s/program %s/libperilune.so -Wl,-rpath,%s"):format(
+    local out, status = shell.run(("%s -std=gnu11 -I%s/runtime/include %s/program.c -o %s/program %s/libperilune.so "
+      .. "-Wl,-rpath,%s"):format(
       cc, here, folder, folder, build, build))
     assert.equal(0, status, out)
     for _, library in ipairs { "openblas", "" } do

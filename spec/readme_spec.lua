@@ -1,11 +1,12 @@
--- The README's example runs as it stands there, and does what the README says of it: what is learned is the same on any number of ranks.
+-- The README's example runs as it stands there, and does what the README says of it: what is learned is the same on any
+-- number of ranks.
 -- deadline: 360 s
 -- takes: 15 s
 local json = require "dkjson"
 local shell = require "spec.support.shell"
 
--- Small tables and few samples, in batches of 53 rows and a last one of 3: of 2 or 4 ranks some have a row more than others, and of 4
--- one has none of the last batch.
+-- Small tables and few samples, in batches of 53 rows and a last one of 3: of 2 or 4 ranks some have a row more than
+-- others, and of 4 one has none of the last batch.
 local SAMPLES, BATCH, ROWS = 53 * 9 + 3, 53, 40
 
 --- Appended to the script: every rank writes what it has learned and all losses.
@@ -59,8 +60,8 @@ describe("the README's example", function()
     return out
   end
 
-  --- What `ranks` ranks learned from a script: losses, dense parameters by name, tables by "name.state": a list of rows * columns numbers.
-  --- What several ranks have must be the same to the last bit.
+  --- What `ranks` ranks learned from a script: losses, dense parameters by name, tables by "name.state": a list of rows
+  --- * columns numbers. What several ranks have must be the same to the last bit.
   local function learned(ranks, script)
     run(ranks, script)
     local all = { tables = {} }
@@ -70,7 +71,8 @@ describe("the README's example", function()
       assert.same(all.losses, got.losses, "losses of rank " .. rank)
       assert.same(all.dense, got.dense, "the dense part of rank " .. rank)
       for _, s in ipairs(got.tables) do
-        local by_row = #s.numbers == s.rows and s.cols > 1 -- a state of one number for each row, of each block of columns
+        -- a state of one number for each row, of each block of columns
+        local by_row = #s.numbers == s.rows and s.cols > 1
         local name = s.table .. "." .. s.state .. (by_row and s.col > 0 and " of column " .. s.col or "")
         local whole = all.tables[name] or {}
         all.tables[name] = whole
@@ -85,8 +87,8 @@ describe("the README's example", function()
     return all
   end
 
-  --- Equal to the rounding of f32, but for `share` of the numbers: Adagrad divides gradients by their own size, so that those which are 0
-  --- but for rounding make steps of their own, far below a whole one (0.05).
+  --- Equal to the rounding of f32, but for `share` of the numbers: Adagrad divides gradients by their own size, so that
+  --- those which are 0 but for rounding make steps of their own, far below a whole one (0.05).
   local function near(want, got, what, share)
     assert.equal(#want, #got, what)
     local off = 0
@@ -98,8 +100,9 @@ describe("the README's example", function()
     assert.is_true(off <= share * #want, ("%s: %d of %d numbers differ"):format(what, off, #want))
   end
 
-  --- What one rank and several learned is the same. `state` is how many numbers for each row the optimizer keeps (16: one for each column).
-  --- With one for each row it is whole rows whose gradients are 0 but for rounding, sixteen numbers at once.
+  --- What one rank and several learned is the same. `state` is how many numbers for each row the optimizer keeps (16:
+  --- one for each column). With one for each row it is whole rows whose gradients are 0 but for rounding, sixteen
+  --- numbers at once.
   local function compare(one, many, state)
     assert.equal(10, #many.losses)
     near(one.losses, many.losses, "losses", 0)
@@ -143,7 +146,8 @@ describe("the README's example", function()
   it("learns the same under an optimizer with a number for each row, where no row is cut", function()
     if shell.no_launcher() then return pending(shell.no_launcher()) end
     if not shell.has "mpirun" then return pending "mpirun was not found" end
-    local script = replaced(shell.read(folder .. "/small.lua"), 'optimizer = "adagrad"', 'optimizer = "rowwise_adagrad"')
+    local script = replaced(shell.read(folder .. "/small.lua"), 'optimizer = "adagrad"',
+      'optimizer = "rowwise_adagrad"')
     shell.write(folder .. "/by_rows.lua", (replaced(script, "plan%.column_wise%(%)", "plan.table_wise(0)")))
     local whole = learned(1, "by_rows.lua")
     compare(whole, learned(2, "by_rows.lua"), 1)

@@ -1,9 +1,10 @@
--- The reference (lua/perilune/reference, docs/reference): it describes what is there, with the arguments and defaults that the library
--- has; its examples run and print what they say; what it describes refuses wrong arguments in words; and no public name is without a
--- description.
+-- The reference (lua/perilune/reference, docs/reference): it describes what is there, with the arguments and defaults
+-- that the library has; its examples run and print what they say; what it describes refuses wrong arguments in words;
+-- and no public name is without a description.
 -- takes: 1 s
 local util = require "perilune.util"
-local heard = {} -- the name of a function that takes named arguments -> their spec: a class looks at them before those above it do
+-- the name of a function that takes named arguments -> their spec: a class looks at them before those above it do
+local heard = {}
 local named = util.named
 util.named = function(func, args, spec)
   if type(func) == "string" then heard[func] = heard[func] or spec end
@@ -29,11 +30,13 @@ local function spec_of(name)
   end
 end
 
---- Run an example. What it prints stands behind --> in its lines, in their order. made: class -> an object of it among its locals.
+--- Run an example. What it prints stands behind --> in its lines, in their order. made: class -> an object of it among
+--- its locals.
 local function run(example, name, made)
   local printed, wanted = {}, {}
   for text in (example .. "\n"):gmatch "%-%-> (.-)\n" do wanted[#wanted + 1] = text end
-  local prelude = "local peri = require 'perilune'; local nn, plan, data = peri.nn, peri.plan, peri.data; local _ = nn, plan, data; "
+  local prelude = "local peri = require 'perilune'; local nn, plan, data = peri.nn, peri.plan, peri.data; local _ = "
+    .. "nn, plan, data; "
   local f = assert(loadstring(prelude .. example .. "\nthe_end()", "=" .. name))
   local function print_(...)
     local parts = {}
@@ -62,11 +65,14 @@ local function check_words(page, made)
   local wrong = {}
   for _, entry in ipairs(page.entries) do
     local value, object = names.value(entry.name), entry.colon and made[names.value(entry.owner)] or nil
-    local takes = entry.kind == "function" and #entry.params > 0 and (object or not entry.colon) or entry.kind == "class" and entry.overload
+    local takes = entry.kind == "function" and #entry.params > 0 and (object or not entry.colon)
+      or entry.kind == "class" and entry.overload
     for _, x in ipairs(value and takes and strange or {}) do
       local ok, err
       if object then ok, err = pcall(value, object, x, x) else ok, err = pcall(value, x, x, x) end
-      if not ok and not (type(err) == "table" and err.message) then wrong[#wrong + 1] = ("%s: %s"):format(entry.name, tostring(err)) end
+      if not ok and not (type(err) == "table" and err.message) then
+        wrong[#wrong + 1] = ("%s: %s"):format(entry.name, tostring(err))
+      end
     end
   end
   assert.same({}, wrong, "an error of Lua, where the library could say what is wrong")
@@ -100,9 +106,11 @@ describe("the reference", function()
     each(function(entry)
       local value = names.value(entry.name)
       if value == nil and entry.kind ~= "value" then wrong[#wrong + 1] = entry.name .. ": there is no such name"
-      elseif entry.kind == "function" and not util.is_callable(value) then wrong[#wrong + 1] = entry.name .. ": it is no function"
+      elseif entry.kind == "function" and not util.is_callable(value) then wrong[#wrong + 1] = entry.name
+        .. ": it is no function"
       elseif entry.kind == "class" and value and entry.base ~= above(value) then
-        wrong[#wrong + 1] = ("%s: it is below %s, not %s"):format(entry.name, tostring(above(value)), tostring(entry.base))
+        wrong[#wrong + 1] = ("%s: it is below %s, not %s"):format(entry.name, tostring(above(value)),
+          tostring(entry.base))
       end
     end)
     assert.same({}, wrong)
@@ -142,22 +150,27 @@ describe("the reference", function()
         local default = spec[f.name]
         local text = f.text:match "%(default:? ([^%)]+)%)"
         if default == nil then wrong[#wrong + 1] = ("%s: there is no argument '%s'"):format(entry.name, f.name)
-        elseif util.is_required(default) and f.optional then wrong[#wrong + 1] = ("%s: '%s' must be given"):format(entry.name, f.name)
+        elseif util.is_required(default) and f.optional then wrong[#wrong + 1] =
+          ("%s: '%s' must be given"):format(entry.name, f.name)
         elseif type(default) == "number" or type(default) == "boolean" or type(default) == "string" then
           local words = type(default) == "string" and default or tostring(default)
           if not text or text:gsub("[`\"]", "") ~= words and tonumber(text:match "[%d%.e%-]+") ~= default then
-            wrong[#wrong + 1] = ("%s: the default of '%s' is %s, not %s"):format(entry.name, f.name, words, tostring(text))
+            wrong[#wrong + 1] = ("%s: the default of '%s' is %s, not %s"):format(entry.name, f.name, words,
+              tostring(text))
           end
         end
       end
       for name in util.ordered(spec) do
-        if not said[name] then wrong[#wrong + 1] = ("%s: the argument '%s' is not described"):format(entry.name, name) end
+        if not said[name] then
+          wrong[#wrong + 1] = ("%s: the argument '%s' is not described"):format(entry.name, name)
+        end
       end
     end)
     assert.same({}, wrong)
   end)
 
   it("leaves no public name without a description", function()
-    assert.same({}, (names.undescribed(pages)), "add them to lua/perilune/reference (docs/testing.md), or make them private: _name")
+    assert.same({}, (names.undescribed(pages)),
+      "add them to lua/perilune/reference (docs/testing.md), or make them private: _name")
   end)
 end)

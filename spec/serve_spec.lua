@@ -1,5 +1,5 @@
--- `perilune serve`: a model file answers over HTTP what it answers from Lua, bit for bit, in every form of request; the command, its stop.
--- What clients do that mean no good is in tests/unit/test_serve.c.
+-- `perilune serve`: a model file answers over HTTP what it answers from Lua, bit for bit, in every form of request; the
+-- command, its stop. What clients do that mean no good is in tests/unit/test_serve.c.
 -- takes: 4 s, mostly waits
 local ffi = require "ffi"
 local peri = require "perilune"
@@ -50,11 +50,12 @@ end
 local function make_model()
   local tables = {}
   for i, name in ipairs(NAMES) do
-    tables[i] = peri.EmbeddingBagConfig { name = "t_" .. name, num_embeddings = ROWS, embedding_dim = 8, feature_names = { name } }
+    tables[i] = peri.EmbeddingBagConfig { name = "t_" .. name, num_embeddings = ROWS, embedding_dim = 8,
+      feature_names = { name } }
   end
   local collection = peri.EmbeddingBagCollection { tables = tables, is_weighted = true }
-  return nn.DLRMTrain(nn.DLRM { embedding_bag_collection = collection, dense_in_features = 13, dense_arch_layer_sizes = { 20, 8 },
-    over_arch_layer_sizes = { 33, 1 } })
+  return nn.DLRMTrain(nn.DLRM { embedding_bag_collection = collection, dense_in_features = 13,
+    dense_arch_layer_sizes = { 20, 8 }, over_arch_layer_sizes = { 33, 1 } })
 end
 
 local function list_of(numbers)
@@ -99,8 +100,8 @@ local function binary(samples)
     for i, x in ipairs(values) do bytes[i - 1] = x end
     local size = #values * ffi.sizeof(ctype)
     data[#data + 1] = ffi.string(bytes, size)
-    parts[#parts + 1] = ('{"name":"%s","shape":%s,"datatype":"%s","parameters":{"binary_data_size":%d}}'):format(name, shape, datatype,
-      size)
+    parts[#parts + 1] = ('{"name":"%s","shape":%s,"datatype":"%s","parameters":{"binary_data_size":%d}}'):format(name,
+      shape, datatype, size)
   end
   for _, name in ipairs(FEATURES) do
     local flat, lengths = {}, {}
@@ -169,7 +170,8 @@ describe("perilune serve", function()
     same(json.decode(post("v1/models/demo:predict", columns(samples))).outputs)
     for i, sample in ipairs(samples) do -- the same alone
       local one = json.decode(post("v1/models/demo:predict", rows { sample })).predictions
-      assert.equal(tostring(json.decode(post("v1/models/demo:predict", rows(samples))).predictions[i]), tostring(one[1]))
+      assert.equal(tostring(json.decode(post("v1/models/demo:predict", rows(samples))).predictions[i]),
+        tostring(one[1]))
       if i == 2 then break end
     end
   end)
@@ -194,7 +196,8 @@ describe("perilune serve", function()
     local bad = post("v1/models/demo:predict", (rows(samples):gsub('"a":%[[^%]]*%]', '"a":[50]', 1)))
     assert.matches("feature 'a', sample 0: id 50, allowed: 0 to 49", bad, 1, true)
     assert.matches("no feature 'x'", post("v1/models/demo:predict", '{"instances":[{"x":1}]}'), 1, true)
-    assert.matches('perilune_feature_values_total{feature="a",what="range"} 1', run("curl -s " .. url .. "metrics"), 1, true)
+    assert.matches('perilune_feature_values_total{feature="a",what="range"} 1', run("curl -s " .. url .. "metrics"), 1,
+      true)
     assert.matches("Host is not a name", run("curl -s -H 'Host: evil.example' " .. url .. "health"), 1, true)
     assert.matches("the method is GET, allowed: POST", run("curl -s " .. url .. "v1/models/demo:predict"), 1, true)
     assert.matches('"ready":true', run("curl -s -H 'Host: predict.example' " .. url .. "health"), 1, true)
@@ -229,12 +232,14 @@ describe("perilune serve", function()
     still()
   end)
 
-  it("follows its trainer: answers soon have the bits of what was saved, after a kill, too; a damaged save changes nothing", function()
+  it("follows its trainer: answers soon have the bits of what was saved, after a kill, too; a damaged save changes "
+    .. "nothing", function()
     local folder, clean = shell.temporary()
     stop()
     local model, held = make_model(), { batch(make_samples(30)), batch(samples) }
     local optimizer = nn.optim.SGD { params = model:parameters(), lr = 0.1 }
-    local saver = peri.checkpoint.Saver { folder = folder .. "/run", parts = { model = model }, every = 1, full_every = 4, keep = 9 }
+    local saver = peri.checkpoint.Saver { folder = folder .. "/run", parts = { model = model }, every = 1,
+      full_every = 4, keep = 9 }
     local file = folder .. "/now.peri"
     local function export_now()
       model:export(file, { batches = held, step = 0 })
@@ -255,7 +260,8 @@ describe("perilune serve", function()
       saver:step(step)
       local last = ("%s/run/save-%06d-step-%d"):format(folder, step, step)
       if step == 3 then
-        shell.run(("f=$(ls %s/*.safetensors | head -1); printf xx | dd of=$f bs=1 conv=notrunc seek=$(($(stat -c %%s $f) - 2))"):format(
+        shell.run(("f=$(ls %s/*.safetensors | head -1); printf xx | dd of=$f bs=1 conv=notrunc seek=$(($(stat -c %%s "
+          .. "$f) - 2))"):format(
           last))
         os.execute("kill -CONT " .. process)
         health "the last good model serves on"
@@ -299,7 +305,8 @@ describe("perilune serve", function()
     assert.matches("/nowhere.peri", out, 1, true)
     assert.equal(1, code)
     for words, part in pairs { ["--timeout 0"] = "--timeout: '0', allowed: times", ["--port 70000"] = "--port: '70000'",
-      ["--body 1X"] = "--body: '1X', allowed: sizes", ["--workers 0"] = "--workers: '0'", ["--delay -1ms"] = "--delay" } do
+      ["--body 1X"] = "--body: '1X', allowed: sizes", ["--workers 0"] = "--workers: '0'",
+      ["--delay -1ms"] = "--delay" } do
       out, code = run(("%s serve %s %s"):format(PERILUNE, path, words))
       assert.matches(part, out, 1, true)
       assert.equal(2, code)

@@ -1,4 +1,5 @@
--- Interactive sessions: editing lines, completion, what values look like; perilune -e, -i, -l; perilune help, doctor, completion.
+-- Interactive sessions: editing lines, completion, what values look like; perilune -e, -i, -l; perilune help, doctor,
+-- completion.
 local shell = require "spec.support.shell"
 local complete = require "perilune.launch.complete"
 local editor = require "perilune.launch.editor"
@@ -66,7 +67,8 @@ describe("completion", function()
   end
 
   it("knows globals, parts of the library that are not loaded, classes, objects and handles", function()
-    _G.session = { peri = peri, jt = peri.JaggedTensor { values = { 1 }, lengths = { 1 } }, x = peri.ones { 2 }, linear =
+    _G.session = { peri = peri, jt = peri.JaggedTensor { values = { 1 }, lengths = { 1 } }, x = peri.ones { 2 },
+      linear =
       peri.nn.Linear { in_features = 2, out_features = 1 } }
     finally(function() _G.session = nil end)
     assert.same({ "tostring" }, select(2, words "print(tost"))
@@ -86,8 +88,8 @@ end)
 describe("a session", function()
   it("shows values", function()
     assert.equal("\"a\\n\"", repl.show "a\n")
-    assert.equal("{ 1, 2, x = { \"y\" }, [0] = true }", repl.show({ 1, 2, x = { "y" }, [0] = true }):gsub("%[0%] = true, x = { \"y\" }",
-      "x = { \"y\" }, [0] = true"))
+    assert.equal("{ 1, 2, x = { \"y\" }, [0] = true }",
+      repl.show({ 1, 2, x = { "y" }, [0] = true }):gsub("%[0%] = true, x = { \"y\" }", "x = { \"y\" }, [0] = true"))
     assert.equal("{ { { {...} } } }", repl.show { { { { 1 } } } })
     assert.matches("^tensor f32 %[2%]", repl.show(peri.ones { 2 }))
     assert.matches("%.%.%. 76 more", repl.show((function()
@@ -107,8 +109,8 @@ describe("a session", function()
   end)
 
   it("takes -l, -e, -i", function()
-    assert.same({ steps = { { "l", "a.b" }, { "e", "x" }, { "e", "y" } }, arguments = { "2" }, interactive = true, script = "s.lua" },
-      repl.parse { "-l", "a.b", "-e", "x", "-ey", "-i", "s.lua", "2" })
+    assert.same({ steps = { { "l", "a.b" }, { "e", "x" }, { "e", "y" } }, arguments = { "2" }, interactive = true,
+      script = "s.lua" }, repl.parse { "-l", "a.b", "-e", "x", "-ey", "-i", "s.lua", "2" })
     assert.matches("does not go with", select(2, repl.parse { "-e", "x", "--no" }))
     assert.matches("followed by", select(2, repl.parse { "-e" }))
   end)
@@ -144,7 +146,8 @@ describe("the launcher", function()
   it("completes in bash", function()
     local function completes(words, at)
       return (shell.run(("PATH=%s:$PATH bash -c 'eval \"$(perilune completion bash)\"; COMP_WORDS=(%s); COMP_CWORD=%d; "
-        .. "_perilune_or_help perilune \"${COMP_WORDS[%d]}\" \"\"; echo \"${COMPREPLY[*]}\"'"):format(shell.build, words, at, at)))
+        .. "_perilune_or_help perilune \"${COMP_WORDS[%d]}\" \"\"; echo \"${COMPREPLY[*]}\"'"):format(shell.build,
+        words, at, at)))
     end
     assert.equal("calibrate\n", completes("perilune cal", 1))
     assert.equal("KeyedJaggedTensor.permute\n", completes("perilune help KeyedJaggedTensor.perm", 2))
@@ -155,7 +158,8 @@ describe("the launcher", function()
     local folder, clean = shell.temporary()
     finally(clean)
     local a = shell.write(folder .. "/a.jsonl", '{"step":1,"loss":4}\n{"step":2,"loss":2}\n{"step":3,"loss":0}\n')
-    local b = shell.write(folder .. "/b.jsonl", '{"step":1,"loss":4,"auc":0.5}\n{"step":3,"loss":1,"auc":0.7}\n{"step":')
+    local b = shell.write(folder .. "/b.jsonl",
+      '{"step":1,"loss":4,"auc":0.5}\n{"step":3,"loss":1,"auc":0.7}\n{"step":')
     local out, status = run("compare " .. a .. " " .. b)
     assert.equal(0, status)
     local drawn = out:match "\nloss: 0 to 4, steps 1 to 3\n(.-)  %+"

@@ -65,7 +65,9 @@ describe("make", function()
     for _, name in ipairs { ... } do text = text:gsub("(HAVE_" .. name .. ") := [^\n]*", "%1 :=") end
     return shell.write(folder .. "/config.mk", text)
   end
-  local function make(words, ...) return shell.run(("make --no-print-directory %s CONFIG=%s"):format(words, without(...))) end
+  local function make(words, ...)
+    return shell.run(("make --no-print-directory %s CONFIG=%s"):format(words, without(...)))
+  end
 
   it("gives the demonstration its words whole, and two ranks unless told", function()
     local out = shell.run [[make -n demo-run RANKS= DATA="/tmp/it's a b.txt" PLAN='my plan.lua']]
@@ -89,7 +91,8 @@ describe("make", function()
     local out, status = make("needed", "OPENBLAS")
     assert.not_equal(0, status)
     assert.matches("needed and not found: OpenBLAS%. Run: make setup\n", out)
-    assert.matches("not found: a C compiler, OpenBLAS, xxHash%. Run: make setup\n", (make("needed", "OPENBLAS", "CC", "XXHASH")))
+    assert.matches("not found: a C compiler, OpenBLAS, xxHash%. Run: make setup\n",
+      (make("needed", "OPENBLAS", "CC", "XXHASH")))
     out, status = make("needed MPI=1", "MPI")
     assert.not_equal(0, status)
     assert.matches("MPI=1 but Open MPI was not found", out)
@@ -124,8 +127,9 @@ describe("make", function()
 
   it("takes warnings for errors in continuous integration only", function()
     local function compiled(words)
-      local out, list = shell.run("make -n CUDA_HOME=/cuda -W runtime/base/error.c -W tests/cuda_host/device.cc -W kernels/cuda/bags.cu "
-        .. "build/obj/runtime/base/error.o build/cuda_host/tests/cuda_host/device.o build/cuda/kernels/cuda/bags.o " .. words), {}
+      local out, list = shell.run("make -n CUDA_HOME=/cuda -W runtime/base/error.c -W tests/cuda_host/device.cc -W "
+        .. "kernels/cuda/bags.cu build/obj/runtime/base/error.o build/cuda_host/tests/cuda_host/device.o "
+        .. "build/cuda/kernels/cuda/bags.o " .. words), {}
       for line in out:gmatch "[^\n]*%-Wall[^\n]*" do list[#list + 1] = line end
       assert.is_true(#list >= 3, out)
       return list
@@ -139,7 +143,9 @@ describe("make", function()
 end)
 
 describe("setup.sh", function()
-  local function setup_sh(words) return shell.run("sh runtime/gen/setup.sh " .. words, { PATH = folder .. "/bin:/usr/bin:/bin" }) end
+  local function setup_sh(words)
+    return shell.run("sh runtime/gen/setup.sh " .. words, { PATH = folder .. "/bin:/usr/bin:/bin" })
+  end
 
   it("prints one line to run without root, and does not fail", function()
     program("id", "echo 1000")
@@ -162,7 +168,8 @@ describe("setup.sh", function()
 
   it("goes on without the one package that cannot be had", function()
     program("id", "echo 0")
-    program("apt-get", ("echo \"$*\" >>%s/log; case \"$*\" in *nonsense*) echo E: no nonsense; exit 100;; esac"):format(folder))
+    program("apt-get", ("echo \"$*\" >>%s/log; case \"$*\" in *nonsense*) echo E: no nonsense; exit 100;; esac"):format(
+      folder))
     local out, status = setup_sh "luajit nonsense lua-check"
     assert.equal(0, status)
     assert.matches("nonsense could not be installed:\nE: no nonsense", out)

@@ -1,5 +1,5 @@
--- Being asked to stop, by a signal or by the script: all ranks stop after the same step, on_stop is called once on each, and whoever does
--- not stop is ended when the grace time is over. (mpirun: none: it starts its own)
+-- Being asked to stop, by a signal or by the script: all ranks stop after the same step, on_stop is called once on
+-- each, and whoever does not stop is ended when the grace time is over. (mpirun: none: it starts its own)
 -- deadline: 240 s
 -- takes: 22 s, mostly waits
 local peri = require "perilune"
@@ -40,7 +40,8 @@ describe("a rank that is asked to stop", function()
       for n = 1, 3 do
         for odd = 0, n - 1 do
           local results = sim.run(n, function(rank)
-            local model = peri.DistributedModelParallel { module = Net(), plan = { ebc = { t = peri.plan.row_wise() } } }
+            local model = peri.DistributedModelParallel { module = Net(),
+              plan = { ebc = { t = peri.plan.row_wise() } } }
             local pipeline = peri.pipeline[class] { model = model, optimizer = false }
             local told, given, steps, runs = {}, 0, 0, 0
             peri.on_stop(function(reason, left) told[#told + 1] = { "first", reason, left, steps } end)

@@ -1,4 +1,5 @@
--- Streams and events: order within streams, and between them where events say so; the current stream is each rank's own.
+-- Streams and events: order within streams, and between them where events say so; the current stream is each rank's
+-- own.
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local P = require "perilune.ffi"
@@ -202,7 +203,9 @@ describe("streams", function()
       assert.error_matches(function() f(unpack(args)) end, text)
     end
     fails("peri_stream_wait: a stream of cpu and an event of opaque", cpu.wait_stream, cpu, opaque)
-    fails("peri_event_record: an event of cpu and a stream of opaque", function() stream.Event("cpu"):record(opaque) end)
+    fails("peri_event_record: an event of cpu and a stream of opaque", function()
+      stream.Event("cpu"):record(opaque)
+    end)
     fails("stream.run: stream is 'cpu', wanted a Stream", stream.run, "cpu", print)
     fails("stream.run: f is 3, wanted a function", stream.run, cpu, 3)
     fails("Stream:wait_event: event is a Stream, wanted an Event", cpu.wait_event, cpu, opaque)

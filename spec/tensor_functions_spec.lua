@@ -1,5 +1,5 @@
--- Everyday functions of tensors: values and gradients as PyTorch's (spec/golden/tensor.py), gradients by finite differences, indexing,
--- printing, errors; on both devices.
+-- Everyday functions of tensors: values and gradients as PyTorch's (spec/golden/tensor.py), gradients by finite
+-- differences, indexing, printing, errors; on both devices.
 -- cuda: always
 local peri = require "perilune"
 local F = require "perilune.nn.functional"
@@ -28,37 +28,43 @@ local inf = math.huge
 local functions = {
   isnan = F.isnan, isfinite = F.isfinite, where = F.where, ["where broadcast"] = F.where,
   ["where number"] = function(m, t) return F.where(m, t, 0.5) end,
-  masked_fill = function(t, m) return t:masked_fill(m, -2) end, ["masked_fill of a row"] = function(t, m) return t:masked_fill(m, -2) end,
+  masked_fill = function(t, m) return t:masked_fill(m, -2) end,
+  ["masked_fill of a row"] = function(t, m) return t:masked_fill(m, -2) end,
   clamp = function(t) return t:clamp(-0.5, 0.75) end, ["clamp min"] = function(t) return t:clamp(0) end,
-  ["clamp max"] = function(t) return t:clamp(nil, 1) end, ["clamp at the bounds"] = function(t) return t:clamp(2, 3) end,
-  ["clamp crossed"] = function(t) return t:clamp(1, -1) end,
-  maximum = F.maximum, ["maximum nan and ties"] = F.max, minimum = F.minimum, ["minimum nan"] = F.min,
-  clone = function(t) return t:clone() * 2 end,
+  ["clamp max"] = function(t) return t:clamp(nil, 1) end,
+  ["clamp at the bounds"] = function(t) return t:clamp(2, 3) end,
+  ["clamp crossed"] = function(t) return t:clamp(1, -1) end, maximum = F.maximum, ["maximum nan and ties"] = F.max,
+  minimum = F.minimum, ["minimum nan"] = F.min, clone = function(t) return t:clone() * 2 end,
   ["gather 1"] = function(t, i) return t:gather(1, i) end, ["gather 2"] = function(t, i) return t:gather(2, i) end,
   ["gather -1"] = function(t, i) return t:gather(-1, i) end,
-  ["index_select 1"] = function(t, i) return t:index_select(1, i) end, ["index_select 2"] = function(t, i) return t:index_select(2, i) end,
+  ["index_select 1"] = function(t, i) return t:index_select(1, i) end,
+  ["index_select 2"] = function(t, i) return t:index_select(2, i) end,
   ["index_select -1"] = function(t, i) return t:index_select(-1, i) end,
   ["index by ids"] = function(t, i) return t[i] end, index = function(t) return t[1] * 2 end,
   ["index -1"] = function(t) return t[-1] * 2 end,
-  ["index several"] = function(t) return t[{ 1, { 0, 3, 2 }, -1 }] * 2 end, ["index part"] = function(t) return t[{ {}, { 1 } }] * 2 end,
+  ["index several"] = function(t) return t[{ 1, { 0, 3, 2 }, -1 }] * 2 end,
+  ["index part"] = function(t) return t[{ {}, { 1 } }] * 2 end,
   squeeze = function(t) return t:reshape(3, 1, 4):squeeze(2) * 2 end,
   ["squeeze all"] = function(t) return t:reshape(1, 3, 1, 4):squeeze() * 2 end,
   unsqueeze = function(t) return t:unsqueeze(2) * 2 end, ["unsqueeze -1"] = function(t) return t:unsqueeze(-1) * 2 end,
-  permute = function(t) return t:permute { 3, 1, 2 } * 2 end,
-  ["max of all"] = F.max, ["min of all"] = F.min, ["max along 2"] = function(t) return t:max(2) end,
-  ["min along 1, kept"] = function(t) return t:min(1, true) end, ["max of whole numbers"] = function(t) return (t:max(2)) end,
-  ["amax of two dimensions"] = function(t) return t:amax { 1, 3 } end, ["var correction 0"] = function(t) return t:var(2, false, 0) end,
+  permute = function(t) return t:permute { 3, 1, 2 } * 2 end, ["max of all"] = F.max, ["min of all"] = F.min,
+  ["max along 2"] = function(t) return t:max(2) end, ["min along 1, kept"] = function(t) return t:min(1, true) end,
+  ["max of whole numbers"] = function(t) return (t:max(2)) end,
+  ["amax of two dimensions"] = function(t) return t:amax { 1, 3 } end,
+  ["var correction 0"] = function(t) return t:var(2, false, 0) end,
   ["var of two dimensions"] = function(t) return t:var { 1, 3 } end, ["var of one"] = function(t) return t:var(2) end,
   ["std of equal numbers"] = function(t) return t:std(2) end, ["norm of zeros"] = function(t) return t:norm(2, 2) end,
-  ["norm 3 of zeros"] = function(t) return t:norm(3, 2) end, ["norm inf of ties"] = function(t) return t:norm(inf, 2) end,
-  ["cumsum 1"] = function(t) return t:cumsum(1) end, ["cumsum -1"] = function(t) return t:cumsum(-1) end,
-  ["cumsum of whole numbers"] = function(t) return t:cumsum(2) end, ["cumsum of bool"] = function(t) return t:cumsum(1) end,
-  ["sum of bool"] = function(t) return t:sum(2) end, ["sum of whole numbers"] = function(t) return t:sum() end,
-  argsort = function(t) return t:argsort(2) end, topk = function(t) return t:topk(2) end,
-  ["topk along 1, smallest"] = function(t) return t:topk(2, 1, false) end, ["topk of nan"] = function(t) return (t:topk(1, 2)) end,
+  ["norm 3 of zeros"] = function(t) return t:norm(3, 2) end,
+  ["norm inf of ties"] = function(t) return t:norm(inf, 2) end, ["cumsum 1"] = function(t) return t:cumsum(1) end,
+  ["cumsum -1"] = function(t) return t:cumsum(-1) end, ["cumsum of whole numbers"] = function(t) return t:cumsum(2) end,
+  ["cumsum of bool"] = function(t) return t:cumsum(1) end, ["sum of bool"] = function(t) return t:sum(2) end,
+  ["sum of whole numbers"] = function(t) return t:sum() end, argsort = function(t) return t:argsort(2) end,
+  topk = function(t) return t:topk(2) end, ["topk along 1, smallest"] = function(t) return t:topk(2, 1, false) end,
+  ["topk of nan"] = function(t) return (t:topk(1, 2)) end,
 }
 for name in pairs(comparisons) do
-  functions[name .. " tensors"], functions[name .. " broadcast"], functions[name .. " whole numbers"] = F[name], F[name], F[name]
+  functions[name .. " tensors"], functions[name .. " broadcast"], functions[name .. " whole numbers"] = F[name],
+    F[name], F[name]
   functions[name .. " number"] = function(t) return F[name](t, 2.5) end
   functions[name .. " whole and 2"] = function(t) return F[name](t, 2) end
   functions[name .. " whole and 1.5"] = function(t) return F[name](t, 1.5) end
@@ -87,7 +93,8 @@ end
 local function compare(name, entry, got)
   assert.equal(entry[1], got:dtype(), name)
   assert.same(entry[2], got:shape(), name)
-  golden.assert_near(numbers(entry[3], entry[1]), got:to_list(), entry[1]:match "^f" and document.tolerance or nil, name)
+  golden.assert_near(numbers(entry[3], entry[1]), got:to_list(), entry[1]:match "^f" and document.tolerance or nil,
+    name)
 end
 
 local function check(case, device)
@@ -121,19 +128,23 @@ for _, device in ipairs(devices) do
 
     it("have the gradients of finite differences", function()
       local mask = peri.tensor({ { 1, 0, 1 }, { 0, 0, 1 } }, "bool", device)
-      local ids, places = peri.tensor({ 1, 0, 1 }, "i64", device), peri.tensor({ { 1, 0, 1 }, { 0, 0, 1 } }, "i64", device)
+      local ids, places = peri.tensor({ 1, 0, 1 }, "i64", device), peri.tensor({ { 1, 0, 1 }, { 0, 0, 1 } }, "i64",
+        device)
       local cases = {
         { function(x, y) return F.where(mask, x, y) end, { { 2, 3 }, { 3 } } },
         { function(x) return x:masked_fill(mask, 3) end, { { 2, 3 } } },
         { function(x) return x:clamp(-0.4, 0.5) end, { { 2, 3 } } }, { F.maximum, { { 2, 3 }, { 2, 1 } } },
         { F.minimum, { { 3 }, { 2, 3 } } },
-        { function(x) return x:gather(1, places) end, { { 2, 3 } } }, { function(x) return x:index_select(1, ids) end, { { 2, 3 } } },
+        { function(x) return x:gather(1, places) end, { { 2, 3 } } }, { function(x) return x:index_select(1, ids) end,
+          { { 2, 3 } } },
         { function(x) return (x:sort(1)) end, { { 4, 3 } } }, { function(x) return (x:topk(2, 2)) end, { { 2, 5 } } },
-        { function(x) return (x:min(2)) end, { { 2, 3, 4 } } }, { function(x) return x:amax { 1, 3 } end, { { 2, 3, 4 } } },
+        { function(x) return (x:min(2)) end, { { 2, 3, 4 } } },
+        { function(x) return x:amax { 1, 3 } end, { { 2, 3, 4 } } },
         { function(x) return x:var { 1, 2 } end, { { 2, 3, 4 } } }, { function(x) return x:std(2) end, { { 2, 4 } } },
         { function(x) return x:norm() end, { { 2, 3 } } }, { function(x) return x:norm(3, -1) end, { { 2, 3 } } },
         { function(x) return x:cumsum(1) end, { { 5, 3 } } }, { function(x) return x:cumsum(-1) end, { { 2, 40 } } },
-        { function(x) return x[{ 1, { 0, 3, 2 } }] * x[0][1] end, { { 2, 3 } } }, { function(x) return x:clone():squeeze():unsqueeze(1) end,
+        { function(x) return x[{ 1, { 0, 3, 2 } }] * x[0][1] end, { { 2, 3 } } },
+        { function(x) return x:clone():squeeze():unsqueeze(1) end,
           { { 2, 1, 3 } } },
         { function(a, b) return F.einsum("bij,bkj->bik", a, b) end, { { 2, 2, 3 }, { 2, 4, 3 } } },
         { function(a, b, c) return F.einsum("bi,ij,bj->b", a, b, c) end, { { 2, 3 }, { 3, 2 }, { 2, 2 } } },
@@ -198,7 +209,9 @@ for _, device in ipairs(devices) do
       refuses("write it with LL", function() return peri.zeros({ 1 }, "i64", device):eq(2 ^ 53) end)
       refuses("condition is f32", F.where, x, x, x)
       refuses("min and max are nil", x.clamp, x)
-      refuses("the 1st dimension of f32 %[0, 3%] is empty", function() return peri.empty({ 0, 3 }, "f32", device):amax() end)
+      refuses("the 1st dimension of f32 %[0, 3%] is empty", function()
+        return peri.empty({ 0, 3 }, "f32", device):amax()
+      end)
       refuses("'j' has the sizes 3 and 2", F.einsum, "ij,jk->ik", x, x)
       refuses("'ii' has 'i' twice", F.einsum, "ii->i", x)
       refuses("norm: p is %-1, allowed", x.norm, x, -1)
@@ -218,12 +231,15 @@ for _, device in ipairs(devices) do
       shows("tensor f32 [2, 3]" .. on .. "[[ 1.0000, -2.5000,     nan],\n [ 0.0000,     inf,  3.2500]]",
         peri.tensor({ { 1, -2.5, 0 / 0 }, { 0, inf, 3.25 } }, "f32", device))
       shows("tensor f32 [3]" .. on .. "[1., 2., 3.]", peri.tensor({ 1, 2, 3 }, "f32", device))
-      shows("tensor i64 [2]" .. on .. "[9007199254740993,               -1]", peri.tensor({ 9007199254740993LL, -1 }, "i64", device))
+      shows("tensor i64 [2]" .. on .. "[9007199254740993,               -1]",
+        peri.tensor({ 9007199254740993LL, -1 }, "i64", device))
       shows("tensor bool [2]" .. on .. "[ true, false]", peri.tensor({ true, false }, "bool", device))
       shows("tensor f32 []" .. on .. "0.5000", peri.tensor(0.5, "f32", device))
       shows("tensor f32 [2]" .. on .. "[1.0000e+10, 1.0000e+00]", peri.tensor({ 1e10, 1 }, "f32", device))
-      shows("tensor i64 [2000]" .. on .. "[   0,    1,    2, ..., 1997, 1998, 1999]", peri.arange(2000, nil, nil, nil, device))
-      shows("tensor i64 [2, 2, 1]" .. on .. "[[[0],\n  [1]],\n\n [[2],\n  [3]]]", peri.arange(4, nil, nil, nil, device):reshape(2, 2, 1))
+      shows("tensor i64 [2000]" .. on .. "[   0,    1,    2, ..., 1997, 1998, 1999]",
+        peri.arange(2000, nil, nil, nil, device))
+      shows("tensor i64 [2, 2, 1]" .. on .. "[[[0],\n  [1]],\n\n [[2],\n  [3]]]",
+        peri.arange(4, nil, nil, nil, device):reshape(2, 2, 1))
       assert.equal(9, select(2, tostring(peri.zeros({ 500, 500 }, "f32", device)):gsub("\n", "\n")) + 2)
       shows("tensor f32 [0, 3] on " .. peri.zeros({ 1 }, "f32", device):device(), peri.empty({ 0, 3 }, "f32", device))
     end)

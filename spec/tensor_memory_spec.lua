@@ -1,5 +1,5 @@
--- Numbers that enter tensors, and leave them, as what they are: C memory goes by its type, and whole numbers that Lua's do not hold are
--- taken and given as 64-bit integers only.
+-- Numbers that enter tensors, and leave them, as what they are: C memory goes by its type, and whole numbers that Lua's
+-- do not hold are taken and given as 64-bit integers only.
 local ffi = require "ffi"
 local peri = require "perilune"
 local draw = require("spec.support.tbe").generator(53)
@@ -12,9 +12,9 @@ end
 
 --- C types by the dtype whose elements they are; those of no dtype under "none".
 local elements = { f32 = { "float" }, f64 = { "double" }, i64 = { "int64_t", "long", "long long", "ptrdiff_t" },
-  i32 = { "int32_t", "int" }, i16 = { "int16_t", "short" }, i8 = { "int8_t" }, u8 = { "uint8_t" }, bool = { "bool", "uint8_t" },
-  f16 = { "uint16_t" }, bf16 = { "uint16_t" }, c64 = { "complex float", "float" }, c128 = { "complex", "double" },
-  none = { "uint64_t", "uint32_t", "struct spec_number", "enum spec_name" } }
+  i32 = { "int32_t", "int" }, i16 = { "int16_t", "short" }, i8 = { "int8_t" }, u8 = { "uint8_t" },
+  bool = { "bool", "uint8_t" }, f16 = { "uint16_t" }, bf16 = { "uint16_t" }, c64 = { "complex float", "float" },
+  c128 = { "complex", "double" }, none = { "uint64_t", "uint32_t", "struct spec_number", "enum spec_name" } }
 ffi.cdef "struct spec_number { float x; }; enum spec_name { SPEC_NAME };"
 local COUNT = 4
 
@@ -69,9 +69,12 @@ describe("C memory", function()
     for _, data in ipairs { ffi.new "float", 3LL, ffi.cast("float *", nil), ffi.typeof "float", t } do
       refuses("write: data is", t.write, t, data)
     end
-    local probabilities, model = ffi.new("double[?]", 4), peri.data.LogisticRegression { rows = { 10 }, dense_features = 1 }
-    local batch = peri.data.synthetic { sparse_features = 1, dense_features = 1, rows = 10, batch_size = 4, num_rows = 4 }
-    refuses("LogisticRegression:predict: data is C memory of 'double'", model.predict, model, batch:next_host(), probabilities)
+    local probabilities, model = ffi.new("double[?]", 4),
+      peri.data.LogisticRegression { rows = { 10 }, dense_features = 1 }
+    local batch = peri.data.synthetic { sparse_features = 1, dense_features = 1, rows = 10, batch_size = 4,
+      num_rows = 4 }
+    refuses("LogisticRegression:predict: data is C memory of 'double'", model.predict, model, batch:next_host(),
+      probabilities)
   end)
 end)
 
@@ -122,15 +125,17 @@ describe("Whole numbers of 64 bits", function()
       return peri.sparse.block_bucketize_sparse_features(a)
     end
     local entries = {
-      tensor = function(x) peri.tensor({ 1, x }, "i64") end, ["nested lists"] = function(x) peri.tensor({ { 1 }, { x } }, "i64") end,
+      tensor = function(x) peri.tensor({ 1, x }, "i64") end,
+      ["nested lists"] = function(x) peri.tensor({ { 1 }, { x } }, "i64") end,
       full = function(x) peri.full({ 2 }, x, "i64") end, fill = function(x) peri.zeros({ 2 }, "i64"):fill(x) end,
       ["fill of a view"] = function(x) peri.zeros({ 2, 2 }, "i64"):slice(2, 0, 1):fill(x) end,
       values = function(x) kjt("values", { x }) end, offsets = function(x) kjt("offsets", { 0, x }) end,
-      ["from_lists"] = function(x) K.from_lists { keys = { "a" }, { { x } } } end,
-      ["values beside 64-bit ones"] = function(x) K { keys = { "a" }, values = { 5LL, x }, lengths = { 2 } } end,
+      ["from_lists"] = function(x) K.from_lists { keys = { "a" }, { { x } } } end, ["values beside 64-bit ones"] =
+      function(x) K { keys = { "a" }, values = { 5LL, x }, lengths = { 2 } } end,
       stride = function(x) kjt("stride", x) end, strides = function(x) kjt("stride_per_key_per_rank", { { x } }) end,
       ["inverse indices"] = function(x)
-        K { keys = { "a" }, values = { 1 }, lengths = { 1 }, stride_per_key_per_rank = { { 1 } }, inverse_indices = { { "a" }, { { x } } } }
+        K { keys = { "a" }, values = { 1 }, lengths = { 1 }, stride_per_key_per_rank = { { 1 } },
+          inverse_indices = { { "a" }, { { x } } } }
       end,
       ["jagged offsets"] = function(x) peri.JaggedTensor { values = { 1 }, offsets = { 0, x } } end,
       ["desired_length"] = function(x) peri.JaggedTensor { values = { 1 }, offsets = { 0, 1 } }:to_padded_dense(x) end,
@@ -144,21 +149,26 @@ describe("Whole numbers of 64 bits", function()
       end,
       seed = function(x) peri.Tensor.uniform({ 1 }, 0, 1, x) end,
       ["seed of tables"] = function(x)
-        peri.embed.tbe.new { tables = { { name = "t", rows = 4, cols = 4 } }, seed = x, fused_params = { optimizer = "none" } }
+        peri.embed.tbe.new { tables = { { name = "t", rows = 4, cols = 4 } }, seed = x,
+          fused_params = { optimizer = "none" } }
       end,
       ["seed of a collection"] = function(x)
-        peri.EmbeddingBagCollection { seed = x, tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 4, embedding_dim = 4,
-          feature_names = { "f" } } } }
+        peri.EmbeddingBagCollection { seed = x,
+          tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 4, embedding_dim = 4,
+            feature_names = { "f" } } } }
       end,
       ["seed of synthetic samples"] = function(x)
-        peri.data.synthetic { sparse_features = 1, dense_features = 1, rows = 10, batch_size = 4, num_rows = 4, seed = x }
+        peri.data.synthetic { sparse_features = 1, dense_features = 1, rows = 10, batch_size = 4, num_rows = 4,
+          seed = x }
       end,
       ["rows of a table batch"] = function(x)
-        peri.embed.tbe.new { tables = { { name = "t", rows = 4, cols = 4, total_rows = x } }, fused_params = { optimizer = "none" } }
+        peri.embed.tbe.new { tables = { { name = "t", rows = 4, cols = 4, total_rows = x } },
+          fused_params = { optimizer = "none" } }
       end,
     }
     for name, f in peri.util.ordered(entries) do
-      for _, x in ipairs { 2 ^ 53, -2 ^ 53, 2 ^ 53 + 2, tonumber "9007199254740993", 1e18, 2 ^ 63, 0.5, 0 / 0, math.huge } do
+      for _, x in ipairs { 2 ^ 53, -2 ^ 53, 2 ^ 53 + 2, tonumber "9007199254740993", 1e18, 2 ^ 63, 0.5, 0 / 0,
+        math.huge } do
         local ok, why = pcall(f, x)
         assert.is_false(ok, ("%s: %.0f"):format(name, x))
         assert.truthy(tostring(why):find "allowed: " or tostring(why):find "wanted a whole number", tostring(why))

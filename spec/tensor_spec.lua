@@ -52,8 +52,10 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({ 127, -128, 0, 1, -1 }, t({ 1e9, -1e9, 0 / 0, 1.9, -1.9 }):to("i8"):to_list())
       assert.same({ 255, 0, 0 }, t({ 300, -5, 0.99 }):to("u8"):to_list())
       assert.same({ inf, -inf, 65504, 0 }, t({ 65520, -1e9, 65519, 2 ^ -26 }):to("f16"):to_list())
-      assert.same({ 2 ^ -24, 2 ^ -23, 2 ^ -24 * 1023 }, t({ 2 ^ -24, 2 ^ -24 * 1.5, 2 ^ -24 * 1023 }):to("f16"):to_list())
-      assert.same({ 1, 1 + 2 ^ -6, 1 + 2 ^ -7 }, t({ 1 + 2 ^ -8, 1 + 2 ^ -7 + 2 ^ -8, 1 + 2 ^ -8 + 2 ^ -20 }):to("bf16"):to_list())
+      assert.same({ 2 ^ -24, 2 ^ -23, 2 ^ -24 * 1023 },
+        t({ 2 ^ -24, 2 ^ -24 * 1.5, 2 ^ -24 * 1023 }):to("f16"):to_list())
+      assert.same({ 1, 1 + 2 ^ -6, 1 + 2 ^ -7 },
+        t({ 1 + 2 ^ -8, 1 + 2 ^ -7 + 2 ^ -8, 1 + 2 ^ -8 + 2 ^ -20 }):to("bf16"):to_list())
       -- one rounding from f64 to f16, not two
       assert.equal(1 + 2 ^ -10, t({ 1 + 2 ^ -11 + 2 ^ -40 }, "f64"):to("f16"):item())
       assert.same({ 1, 0, 1 }, t({ 0.1, 0, 0 / 0 }):to("bool"):to_list())
@@ -99,7 +101,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({ 11, 23, 203 }, w:grad():to_list())
       assert.error_matches(function() peri.backward({ w:sum() }, {}) end, "backward: 0 gradients for 1 tensors")
       assert.error_matches(function() peri.backward {} end, "peri_backward_new: 0 roots, allowed: 1 and more")
-      assert.error_matches(function() peri.backward({ w, doubled }, { w:detach(), w:detach() }) end, "already used by a backward pass")
+      assert.error_matches(function() peri.backward({ w, doubled }, { w:detach(), w:detach() }) end,
+        "already used by a backward pass")
       assert.same({ 11, 23, 203 }, w:grad():to_list())
     end)
 

@@ -89,7 +89,8 @@ describe("tables larger than the caches", function()
       for _, what in ipairs { "lookups", "updates", "the sort" } do
         local found = out:find(("measured %s in %%d+ ms; passes of one way differed by %%d+ %%%%"):format(what)) ~= nil
         if not disturbed[what] then assert.equal(wanted[what] or false, found, what .. ": " .. out) end
-        disturbed[what] = out:find(("measuring %s: other programs disturbed it; what was found is not kept"):format(what), 1, true) ~= nil
+        disturbed[what] = out:find(("measuring %s: other programs disturbed it; what was found is not kept"):format(
+          what), 1, true) ~= nil
       end
     end
     measured("none", { lookups = true })

@@ -1,31 +1,37 @@
--- run.lua: runs the tests: cmocka programs, busted specs, the same specs under mpirun and on several machines, fuzzers, lint. `make test`
--- calls it.
+-- run.lua: runs the tests: cmocka programs, busted specs, the same specs under mpirun and on several machines, fuzzers,
+-- lint. `make test` calls it.
 --
---   luajit tests/run.lua [--parts=c,lua,mpi,net,fuzz,lint,cuda,cuda-short,gpu,gpu-kernels] [--only=PATTERN] [--seed=N] [--jobs=N]
+--   luajit tests/run.lua [--parts=c,lua,mpi,net,fuzz,lint,cuda,cuda-short,gpu,gpu-kernels] [--only=PATTERN] [--seed=N]
+--     [--jobs=N]
 --     [--fuzz-seconds=N] --build=build ...
 --
 -- Files are found by their places: tests/unit/*.c, tests/kernels/*.c, tests/fuzz/*.c (programs are built by make under
 -- <build>/tests), spec/**/*_spec.lua. A file may say, within its first lines, in a comment:
 --   deadline: 300 s     its time (default 60 s for C, 120 s for Lua)
---   mpirun: 2 3 4       run it under mpirun too, at these world sizes (spec/dist and spec/shard: 2 3 4 unless said otherwise;
+--   mpirun: 2 3 4       run it under mpirun too, at these world sizes (spec/dist and spec/shard: 2 3 4 unless said
+--                       otherwise;
 --                       "mpirun: none" keeps a file out)
---   machines: 2,2 3,1   run it on pretended machines too (tests/net/nodes), of so many ranks each; --parts=all-net runs all that run under
+--   machines: 2,2 3,1   run it on pretended machines too (tests/net/nodes), of so many ranks each; --parts=all-net runs
+--                       all that run under
 --                       mpirun -n 4 on 2,2 and on 1,1,1,1
---   nccl: too           a spec that starts its own ranks: --parts=cuda has them exchange tensors of devices by the transport nccl
--- --parts=cuda has another device behind the name `opaque`: kernels/cuda compiled for the host (cuda-short: the short specs only, in one
--- process each). --parts=gpu has --device there (cuda), and nccl with as many ranks as there are --gpus. --parts=gpu-kernels runs the case
--- lists of tests/kernels on the kernels of that device (--kernels: their library).
+--   nccl: too           a spec that starts its own ranks: --parts=cuda has them exchange tensors of devices by the
+--                       transport nccl
+-- --parts=cuda has another device behind the name `opaque`: kernels/cuda compiled for the host (cuda-short: the short
+-- specs only, in one process each). --parts=gpu has --device there (cuda), and nccl with as many ranks as there are
+-- --gpus. --parts=gpu-kernels runs the case lists of tests/kernels on the kernels of that device (--kernels: their
+-- library).
 --   cuda: always        a short one of those that --parts=cuda runs: run it so beside --parts=lua (mpi: on nccl) too
 --     inputs: 30000       how many a fuzzer makes (default 100000; lua.lua counts children)
 --
--- Fuzzers make the same inputs on every machine and every day: as many as that, of seed 1 unless --seed says another. With --fuzz-seconds
--- each runs for so long instead, with a seed from the clock (`make fuzz`).
+-- Fuzzers make the same inputs on every machine and every day: as many as that, of seed 1 unless --seed says another.
+-- With --fuzz-seconds each runs for so long instead, with a seed from the clock (`make fuzz`).
 package.path = "./?.lua;" .. package.path
 local process = require "tests.harness.process"
 local report = require "tests.harness.report"
 local schedule = require "tests.harness.schedule"
 
---- Processor seconds that all programs of `make test` may take on two usual cores, beside which the last lines tell what they took.
+--- Processor seconds that all programs of `make test` may take on two usual cores, beside which the last lines tell
+--- what they took.
 local BUDGET = 1000
 local ALL_PARTS = "lint,c,lua,mpi,net,fuzz"
 
@@ -59,7 +65,7 @@ local cpus = tonumber(lines("nproc")[1]) or 1
 local jobs_limit = tonumber(options.jobs) or cpus
 local here = lines("pwd")[1]
 
--- -- what there is to run ----------------------------------------------------------------------------------------------------------
+-- -- what there is to run ---------------------------------------------------------------------------------------------
 
 local jobs, skips = {}, {}
 local wanted = {}
@@ -83,7 +89,8 @@ local base_env = {
   PERI_PLUGIN_PATH = here .. "/" .. B,
   PERI_NUM_THREADS = "2",
   XDG_CACHE_HOME = ("%s/%s/cache"):format(here, B), -- what this build measures stays with it
-  PMIX_MCA_psec = "^munge", -- as the launcher sets it: where MUNGE is installed and does not run, each mpirun waits 2 s for it
+  PMIX_MCA_psec = "^munge", -- as the launcher sets it: where MUNGE is installed and does not run, each mpirun waits 2 s
+                            -- for it
   PERI_LUA_PATH = false, PERI_LOG = false, PERI_TRACEBACK = false, MAKEFLAGS = false, MFLAGS = false, MAKELEVEL = false,
   CMOCKA_MESSAGE_OUTPUT = "TAP",
   ASAN_OPTIONS = ("suppressions=%s/tests/harness/asan.supp:detect_leaks=1:allocator_may_return_null=1"):format(here),
@@ -112,7 +119,8 @@ local function skip(name, reason) skips[#skips + 1] = { name = name, reason = re
 local function programs(folder)
   local found = {}
   for _, path in ipairs(lines(("ls tests/%s/*.c tests/%s/*.cc 2>/dev/null"):format(folder, folder))) do
-    found[#found + 1] = { name = path, program = ("./%s/%s"):format(B, (path:gsub("%.cc?$", ""))), head = head_of(path) }
+    found[#found + 1] = { name = path, program = ("./%s/%s"):format(B, (path:gsub("%.cc?$", ""))),
+      head = head_of(path) }
   end
   return found
 end
@@ -127,7 +135,8 @@ if wanted.c then
     for _, p in ipairs(programs(folder)) do
       if options.cmocka == "" then skip(p.name, "cmocka was not found")
       elseif p.name:find "%.cc$" and not io.open(p.program) then skip(p.name, "no C++ compiler was found")
-      else job { name = p.name, part = "C programs", head = p.head, argv = { p.program }, deadline = 60, tap = true } end
+      else job { name = p.name, part = "C programs", head = p.head, argv = { p.program }, deadline = 60,
+        tap = true } end
     end
   end
 end
@@ -137,7 +146,8 @@ local function fuzz_length(head, usual)
   return fuzz_seconds and ("%gs"):format(fuzz_seconds) or head:match "inputs: (%d+)" or usual
 end
 
---- Does a test use the device `opaque`, in so many words or through worlds.each? Then it can run on another device of that name.
+--- Does a test use the device `opaque`, in so many words or through worlds.each? Then it can run on another device of
+--- that name.
 local function on_opaque(path)
   local file = assert(io.open(path))
   local text = file:read "*a"
@@ -158,8 +168,9 @@ stand_ins.cuda.short = (wanted.lua or wanted.mpi) and not wanted.cuda and option
 for part, s in pairs(stand_ins) do -- any order: each by itself
   if wanted[part] or s.short then
     local pretended = s.device == "cuda_host"
-    s.env = { PERI_OPAQUE_DEVICE = s.device, PERI_PLUGIN_PATH = (pretended and on_host .. ":" or "") .. here .. "/" .. B,
-      LD_LIBRARY_PATH = pretended and on_host or nil, PERI_CUDA_KERNELS = options.kernels ~= "" and options.kernels or nil }
+    s.env = { PERI_OPAQUE_DEVICE = s.device, PERI_PLUGIN_PATH = (pretended and on_host .. ":" or "") .. here .. "/"
+      .. B, LD_LIBRARY_PATH = pretended and on_host or nil, PERI_CUDA_KERNELS = options.kernels ~= ""
+      and options.kernels or nil }
   else stand_ins[part] = nil end
 end
 
@@ -174,36 +185,39 @@ end
 for _, s in pairs(stand_ins) do -- any order: jobs are shuffled
   for _, p in ipairs(options.cmocka ~= "" and programs "unit" or {}) do
     if on_opaque(p.name) and not s.short and not s.few and not s.kernels then
-      job { name = ("%s (%s)"):format(p.name, s.name), part = s.name, head = p.head, argv = { p.program }, deadline = 120, tap = true,
-        env = s.env }
+      job { name = ("%s (%s)"):format(p.name, s.name), part = s.name, head = p.head, argv = { p.program },
+        deadline = 120, tap = true, env = s.env }
     end
   end
   for _, p in ipairs(options.cmocka ~= "" and s.kernels and programs "kernels" or {}) do
-    job { name = ("%s (%s)"):format(p.name, s.name), part = s.name, head = p.head, argv = { p.program }, deadline = 120, tap = true,
-      env = s.env }
+    job { name = ("%s (%s)"):format(p.name, s.name), part = s.name, head = p.head, argv = { p.program }, deadline = 120,
+      tap = true, env = s.env }
   end
 end
 
---- The pretended GPU whose device code is watched for races (tests/cuda_host/races.cc): the case lists, and the short specs.
+--- The pretended GPU whose device code is watched for races (tests/cuda_host/races.cc): the case lists, and the short
+--- specs.
 local races = wanted.cuda and not wanted["cuda-short"] and io.open(on_host .. "/races/libperilune_cuda_host.so")
 local watched = { name = "watched for races", env = { PERI_OPAQUE_DEVICE = "cuda_host",
-  PERI_PLUGIN_PATH = ("%s/races:%s/%s"):format(on_host, here, B), PERI_CUDA_KERNELS = on_host .. "/races/libperilune_cuda_host.so" } }
+  PERI_PLUGIN_PATH = ("%s/races:%s/%s"):format(on_host, here, B), PERI_CUDA_KERNELS = on_host
+    .. "/races/libperilune_cuda_host.so" } }
 if races then races:close() else watched = nil end
 for _, p in ipairs(watched and options.cmocka ~= "" and programs "kernels" or {}) do
-  job { name = ("%s (%s)"):format(p.name, watched.name), part = watched.name, head = p.head, argv = { p.program }, deadline = 360,
-    tap = true, env = watched.env }
+  job { name = ("%s (%s)"):format(p.name, watched.name), part = watched.name, head = p.head, argv = { p.program },
+    deadline = 360, tap = true, env = watched.env }
 end
 
 if wanted.fuzz then
   local deadline = 60 + (fuzz_seconds or 0)
   for _, p in ipairs(programs "fuzz") do
-    job { name = p.name, part = "fuzzers", head = p.head, argv = { p.program, fuzz_length(p.head, "100000"), tostring(fuzz_seed) },
-      deadline = deadline, whole = true }
+    job { name = p.name, part = "fuzzers", head = p.head, argv = { p.program, fuzz_length(p.head, "100000"),
+      tostring(fuzz_seed) }, deadline = deadline, whole = true }
   end
   for _, path in ipairs(lines "ls tests/fuzz/*.lua 2>/dev/null") do -- each starts children of its own, which may crash
     local head = head_of(path)
-    job { name = path, part = "fuzzers", head = head, argv = { "luajit", path, fuzz_length(head, "20"), tostring(fuzz_seed) },
-      deadline = deadline + 90, whole = true, env = { PERI_FUZZ_PRELOAD = options.preload ~= "" and options.preload } }
+    job { name = path, part = "fuzzers", head = head, argv = { "luajit", path, fuzz_length(head, "20"),
+      tostring(fuzz_seed) }, deadline = deadline + 90, whole = true, env = { PERI_FUZZ_PRELOAD = options.preload ~= ""
+        and options.preload } }
   end
 end
 
@@ -237,8 +251,8 @@ local function on_machines(path, head, shapes)
     if named and not known_machines then known_machines, why_no_machines = true, no_machines() end
     if named and why_no_machines then skip(name, why_no_machines)
     elseif named then
-      job { name = name, part = "specs on several machines", head = head, ranks = ranks, deadline = 120, weight = jobs_limit,
-        env = { PERI_NUM_THREADS = "1", PERI_COMM_TIMEOUT_S = "30" },
+      job { name = name, part = "specs on several machines", head = head, ranks = ranks, deadline = 120,
+        weight = jobs_limit, env = { PERI_NUM_THREADS = "1", PERI_COMM_TIMEOUT_S = "30" },
         argv = busted_argv({ "sh", "tests/net/nodes", shape, B .. "/perilune", "run", "-n", tostring(ranks) }, path) }
     end
   end
@@ -257,22 +271,24 @@ for _, path in ipairs(specs) do
         env = { LD_PRELOAD = options.preload ~= "" and options.preload, PERI_GOLDEN_READ = golden_read } }
     end
   end
-  for _, s in pairs(options.busted ~= "" and not wanted["gpu-kernels"] and stand_ins or {}) do -- any order: jobs are shuffled
+  -- any order: jobs are shuffled
+  for _, s in pairs(options.busted ~= "" and not wanted["gpu-kernels"] and stand_ins or {}) do
     local nccl = with(s.env, { PERI_TEST_DEVICE_TRANSPORT = "nccl",
       PERI_CUDA_HOST_GPUS = s.device == "cuda_host" and tostring(s.most) or nil }) -- NCCL wants one for each rank
     local ranked = { PERI_NUM_THREADS = "1", PERI_COMM_TIMEOUT_S = "30" }
     local function under_mpirun(what, n, env)
-      job { name = ("%s (%s, mpirun -n %s)"):format(path, what, n), part = "specs on " .. what, head = head, ranks = tonumber(n),
-        deadline = 360, argv = busted_argv({ B .. "/perilune", "run", "-n", n }, path), env = with(env, ranked) }
+      job { name = ("%s (%s, mpirun -n %s)"):format(path, what, n), part = "specs on " .. what, head = head,
+        ranks = tonumber(n), deadline = 360, argv = busted_argv({ B .. "/perilune", "run", "-n", n }, path),
+        env = with(env, ranked) }
     end
     local taken = not s.short and not s.few or head:find("cuda: always", 1, true)
     if on_opaque(path) and taken and (wanted.lua or not s.short) then
-      job { name = ("%s (%s)"):format(path, s.name), part = s.name, head = head, argv = busted_argv({ "luajit" }, path), deadline = 360,
-        env = with(s.env, { LD_PRELOAD = options.preload ~= "" and options.preload or nil }) }
+      job { name = ("%s (%s)"):format(path, s.name), part = s.name, head = head, argv = busted_argv({ "luajit" }, path),
+        deadline = 360, env = with(s.env, { LD_PRELOAD = options.preload ~= "" and options.preload or nil }) }
     end
     if watched and s.device == "cuda_host" and head:find("cuda: always", 1, true) and on_opaque(path) then
-      job { name = ("%s (%s)"):format(path, watched.name), part = watched.name, head = head, argv = busted_argv({ "luajit" }, path),
-        deadline = 900, env = watched.env }
+      job { name = ("%s (%s)"):format(path, watched.name), part = watched.name, head = head,
+        argv = busted_argv({ "luajit" }, path), deadline = 900, env = watched.env }
     end
     if head:match "nccl: too" and not s.short and not s.few and options.mpi ~= "" and s.most >= 4 then
       job { name = path .. " (nccl)", part = "specs on nccl", head = head, deadline = 600, env = nccl,
@@ -291,8 +307,9 @@ for _, path in ipairs(specs) do
     elseif options.busted == "" then skip(path .. " under mpirun", "busted was not found")
     else
       for n in worlds:gmatch "%d+" do
-        job { name = ("%s (mpirun -n %s)"):format(path, n), part = "specs under mpirun", head = head, ranks = tonumber(n), deadline = 120,
-          env = { PERI_NUM_THREADS = "1", PERI_COMM_TIMEOUT_S = "30" }, argv = busted_argv({ B .. "/perilune", "run", "-n", n }, path) }
+        job { name = ("%s (mpirun -n %s)"):format(path, n), part = "specs under mpirun", head = head,
+          ranks = tonumber(n), deadline = 120, env = { PERI_NUM_THREADS = "1", PERI_COMM_TIMEOUT_S = "30" },
+          argv = busted_argv({ B .. "/perilune", "run", "-n", n }, path) }
       end
     end
   end
@@ -301,7 +318,7 @@ for _, path in ipairs(specs) do
   elseif wanted.net and shapes then on_machines(path, head, shapes) end
 end
 
--- -- running -------------------------------------------------------------------------------------------------------------------------
+-- -- running ----------------------------------------------------------------------------------------------------------
 
 local seconds_of = {} -- part -> the seconds of its programs, which may run beside each other
 local totals = { pass = 0, fail = 0, skip = #skips }
@@ -329,7 +346,8 @@ local function results(j)
   end
   if j.whole then
     local ok = p.code == 0 and not p.late
-    return { { status = ok and "pass" or "fail", name = j.name, message = ok and "" or process.how(p) .. "\n" .. read_file(p.log) } }
+    return { { status = ok and "pass" or "fail", name = j.name, message = ok and "" or process.how(p) .. "\n"
+      .. read_file(p.log) } }
   end
   local complete, any = true, false
   for rank = 0, (j.ranks or 1) - 1 do
@@ -357,7 +375,8 @@ local function results(j)
     end
   end
   if complete and unclean and not any then
-    order[#order + 1] = { status = "fail", name = "(end of the program)", message = process.how(p), log = read_file(p.log) }
+    order[#order + 1] = { status = "fail", name = "(end of the program)", message = process.how(p),
+      log = read_file(p.log) }
   end
   return order
 end
@@ -393,8 +412,8 @@ local function finish(j)
       failed_names[#failed_names + 1] = j.name .. ": " .. t.name
     else count = count + 1 end
   end
-  io.write(("  %-6s %-58s %4d passed  %5.1f s, of a processor %5.1f s\n"):format(bad > 0 and "FAILED" or "ok", j.name, count,
-    j.process.seconds, j.process.cpu_seconds or 0))
+  io.write(("  %-6s %-58s %4d passed  %5.1f s, of a processor %5.1f s\n"):format(bad > 0 and "FAILED" or "ok", j.name,
+    count, j.process.seconds, j.process.cpu_seconds or 0))
   for _, t in ipairs(tests) do
     if t.status == "fail" then print_failure(j, t) end
   end
@@ -437,7 +456,7 @@ local function check_golden()
 end
 if wanted.lua and options.only == "" and options.busted ~= "" and options.san == "" then check_golden() end
 
--- -- closing -------------------------------------------------------------------------------------------------------------------------
+-- -- closing ----------------------------------------------------------------------------------------------------------
 
 if #skips > 0 then
   print "\nskipped:"
@@ -455,9 +474,11 @@ local whole_run = options.parts == ALL_PARTS and options.only == "" and options.
 if #order > 1 then print("\n" .. table.concat(schedule.report(order, whole_run and BUDGET), "\n")) end
 local parts = {}
 for _, part in ipairs { "lint", "C programs", "fuzzers", "specs", "specs under mpirun", "specs on several machines",
-  "kernels/cuda on the host", "watched for races", "specs on nccl", options.device, "specs on a shared " .. options.device } do
+  "kernels/cuda on the host", "watched for races", "specs on nccl", options.device, "specs on a shared "
+    .. options.device } do
   if seconds_of[part] then parts[#parts + 1] = ("%s %.0f"):format(part, seconds_of[part]) end
 end
-print(("%.1f s; seconds of all programs, %d at a time: %s"):format(process.now() - began, jobs_limit, table.concat(parts, ", ")))
+print(("%.1f s; seconds of all programs, %d at a time: %s"):format(process.now() - began, jobs_limit,
+  table.concat(parts, ", ")))
 print(("%d passed, %d failed, %d skipped"):format(totals.pass, totals.fail, totals.skip))
 os.exit(totals.fail == 0 and 0 or 1)

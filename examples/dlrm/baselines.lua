@@ -37,7 +37,8 @@ local function predictions(model, loader)
     for i = 0, tonumber(host.ptr.rows) - 1 do p[at + i], y[at + i] = buffer[i], host.ptr.labels[i] end
     at = at + tonumber(host.ptr.rows)
   end
-  return metrics.evaluate(peri.Tensor.from_memory(p, { at }, "f64", "cpu"), peri.Tensor.from_memory(y, { at }, "f64", "cpu"))
+  return metrics.evaluate(peri.Tensor.from_memory(p, { at }, "f64", "cpu"),
+    peri.Tensor.from_memory(y, { at }, "f64", "cpu"))
 end
 
 local function regression(source, lr)
@@ -55,8 +56,8 @@ end
 local RATES = { 0.01, 0.03, 0.1 }
 local TRIAL = 600000 -- samples on which rates are compared
 
---- Normalized entropy on the validation part (without one: on the trained samples) of a regression trained on part of the training samples
---- with each rate; this rank tries its share.
+--- Normalized entropy on the validation part (without one: on the trained samples) of a regression trained on part of
+--- the training samples with each rate; this rank tries its share.
 local function try_rates(source, batch_size)
   local ne = ffi.new("double[?]", #RATES)
   for i = 1 + peri.rank(), #RATES, peri.world_size() do
@@ -72,8 +73,8 @@ local function try_rates(source, batch_size)
   return sums:to_list()
 end
 
---- Train a logistic regression on what the model saw (`summary` tells), with the best of RATES, and judge it on the test samples.
---- Collective; rank 0 has the result, the others nil.
+--- Train a logistic regression on what the model saw (`summary` tells), with the best of RATES, and judge it on the
+--- test samples. Collective; rank 0 has the result, the others nil.
 function M.logistic_regression(source, options, summary, say)
   local started = Progress.now()
   local ne, best = try_rates(source, options.batch_size), 1

@@ -1,5 +1,5 @@
--- best.lua: the weights at the lowest validation loss, kept as a checkpoint: FOLDER/best-STEP. A run may go on from any checkpoint that
--- is in the folder, so those that one of them knows stay too.
+-- best.lua: the weights at the lowest validation loss, kept as a checkpoint: FOLDER/best-STEP. A run may go on from any
+-- checkpoint that is in the folder, so those that one of them knows stay too.
 local peri = require "perilune"
 local names = require "perilune.checkpoint.names"
 
@@ -7,7 +7,8 @@ local Best = peri.util.class "Best"
 
 --- model: a DistributedModelParallel; folder: where the weights are kept.
 function Best:init(model, folder)
-  self.folder, self.name, self.saved = folder, false, false -- names: of the best; of that which the last save of this run knows
+  -- names: of the best; of that which the last save of this run knows
+  self.folder, self.name, self.saved = folder, false, false
   self.parts = { model = { -- the weights alone, without the states of the tables' optimizers
     state_dict = function() return model:state_dict() end,
     check_state_dict = function(_, dict) return model:check_state_dict(dict) end,

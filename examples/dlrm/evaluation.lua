@@ -27,7 +27,8 @@ end
 
 local BATCH = 8192
 
---- Samples of a batch that is only looked at: those of a step where tables are in files, whose caches must hold the rows of a batch.
+--- Samples of a batch that is only looked at: those of a step where tables are in files, whose caches must hold the
+--- rows of a batch.
 function M.batch_size(model, options)
   for _, sharded in ipairs(model.sharded) do
     for _, t in ipairs(sharded.tables) do
@@ -45,7 +46,8 @@ function M.logits(model, batch, to)
   end)
 end
 
---- Metrics of all batches of a loader (over all ranks): samples, auc, ne, logloss, calibration, ctr, accuracy. Collective.
+--- Metrics of all batches of a loader (over all ranks): samples, auc, ne, logloss, calibration, ctr, accuracy.
+--- Collective.
 function M.evaluate(model, loader)
   local room = loader:count()
   local p, y, n = ffi.new("double[?]", room), ffi.new("double[?]", room), 0
@@ -61,7 +63,8 @@ function M.evaluate(model, loader)
   model:train()
   M.sum_over_ranks(p, n)
   M.sum_over_ranks(y, n)
-  return metrics.evaluate(peri.Tensor.from_memory(p, { n }, "f64", "cpu"), peri.Tensor.from_memory(y, { n }, "f64", "cpu"))
+  return metrics.evaluate(peri.Tensor.from_memory(p, { n }, "f64", "cpu"),
+    peri.Tensor.from_memory(y, { n }, "f64", "cpu"))
 end
 
 return M

@@ -1,7 +1,9 @@
--- export.lua: the demonstration's model as `perilune export --model` wants it, and five questions for the server: samples that nobody was
--- trained on, as JSON, in OUT/question-1.json to question-5.json; OUT/answers.txt has what became of them (1 or 0).
+-- export.lua: the demonstration's model as `perilune export --model` wants it, and five questions for the server:
+-- samples that nobody was trained on, as JSON, in OUT/question-1.json to question-5.json; OUT/answers.txt has what
+-- became of them (1 or 0).
 --
--- The words of examples/dlrm.lua stand in PERI_DEMO_WORDS, separated by spaces: the data and the model are made as it makes them.
+-- The words of examples/dlrm.lua stand in PERI_DEMO_WORDS, separated by spaces: the data and the model are made as it
+-- makes them.
 local peri = require "perilune"
 local here = debug.getinfo(1, "S").source:match "^@(.*/)dlrm/[^/]*$" or "./examples/"
 package.path = here .. "?.lua;" .. package.path
@@ -17,8 +19,8 @@ for word in (os.getenv "PERI_DEMO_WORDS" or ""):gmatch "%S+" do words[#words + 1
 local options = settings.parse(words, here)
 local data = sources.open(options, function() end)
 peri.ffi.state.seed = options.seed
-local model = dofile(options.model) { tables = data.tables, dense_features = data.dense_features, embedding_dim = options.dim,
-  learning_rate = options.learning_rate, eps = options.eps }
+local model = dofile(options.model) { tables = data.tables, dense_features = data.dense_features,
+  embedding_dim = options.dim, learning_rate = options.learning_rate, eps = options.eps }
 
 --- The numbers of sample i of a batch by the names of its features.
 local function question(batch, i)
@@ -42,8 +44,8 @@ end
 
 local batches = {}
 for batch in data.loader { part = "test", batch_size = SAMPLES } do
-  batches[#batches + 1] = { dense_features = peri.keep(batch.dense_features), sparse_features = peri.keep(batch.sparse_features),
-    labels = peri.keep(batch.labels) }
+  batches[#batches + 1] = { dense_features = peri.keep(batch.dense_features),
+    sparse_features = peri.keep(batch.sparse_features), labels = peri.keep(batch.labels) }
   if #batches == BATCHES then break end
 end
 local answers = batches[1].labels:to_list()

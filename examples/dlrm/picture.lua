@@ -1,5 +1,5 @@
--- picture.lua: the learning curve as a picture, drawn by gnuplot: training and validation loss above, validation AUC below, the ends of the
--- passes, and the point whose weights were kept.
+-- picture.lua: the learning curve as a picture, drawn by gnuplot: training and validation loss above, validation AUC
+-- below, the ends of the passes, and the point whose weights were kept.
 local files = require "dlrm.files"
 
 local M = {}
@@ -33,20 +33,23 @@ local function marks(script, summary)
   for pass = 1, passes <= MOST_PASSES and passes or 0 do
     local x = pass * summary.steps_per_pass
     add(script, "set arrow from %d, graph 0 to %d, graph 1 nohead dashtype 3 linecolor rgb '#888888' back", x, x)
-    add(script, "set label 'end of pass %d' at %d, graph 0.02 rotate by 90 offset -0.6, 0 font ',8' textcolor rgb '#888888'", pass, x)
+    add(script, "set label 'end of pass %d' at %d, graph 0.02 rotate by 90 offset -0.6, 0 font ',8' textcolor rgb "
+      .. "'#888888'", pass, x)
   end
   if summary.validation then
-    add(script, "set arrow from %d, graph 0 to %d, graph 1 nohead linewidth 1.5 linecolor rgb '#2a9d2a' back", summary.kept_step,
-      summary.kept_step)
+    add(script, "set arrow from %d, graph 0 to %d, graph 1 nohead linewidth 1.5 linecolor rgb '#2a9d2a' back",
+      summary.kept_step, summary.kept_step)
   end
 end
 
 local function losses(script, points, summary)
   local parts = { "$loss using 1:2 with lines linewidth 1.5 linecolor rgb '#9ecae1' title 'training loss'" }
   if has(points, "validation_loss") then
-    parts[2] = "$validation_loss using 1:2 with linespoints linewidth 2 pointtype 7 pointsize 0.6 linecolor rgb '#d95f02' "
+    parts[2] = "$validation_loss using 1:2 with linespoints linewidth 2 pointtype 7 pointsize 0.6 linecolor rgb "
+      .. "'#d95f02' "
       .. "title 'validation loss'"
-    parts[3] = ("'+' using (%d):(%.9g) every ::0::0 with points pointtype 6 pointsize 2 linewidth 2 linecolor rgb '#2a9d2a' title %s")
+    parts[3] = ("'+' using (%d):(%.9g) every ::0::0 with points pointtype 6 pointsize 2 linewidth 2 linecolor rgb "
+      .. "'#2a9d2a' title %s")
       :format(summary.kept_step, summary.validation.loss, text_of(("weights kept: step %d"):format(summary.kept_step)))
   end
   add(script, "set ylabel 'log-loss'")
@@ -55,11 +58,12 @@ end
 
 local function areas(script, summary)
   local logistic = summary.baseline.logistic_regression
-  local title = ("test AUC: DLRM %.4f%s"):format(summary.auc, logistic and (", logistic regression %.4f"):format(logistic.auc) or "")
+  local title = ("test AUC: DLRM %.4f%s"):format(summary.auc, logistic
+    and (", logistic regression %.4f"):format(logistic.auc) or "")
   add(script, "set title %s", text_of(title))
   add(script, "unset label\nset ylabel 'AUC'")
-  add(script, "plot $validation_auc using 1:2 with linespoints linewidth 2 pointtype 7 pointsize 0.6 linecolor rgb '#7570b3' title "
-    .. "'validation AUC'")
+  add(script, "plot $validation_auc using 1:2 with linespoints linewidth 2 pointtype 7 pointsize 0.6 linecolor rgb "
+    .. "'#7570b3' title 'validation AUC'")
 end
 
 --- What a file has; "" where there is none.
@@ -86,9 +90,11 @@ function M.draw(out, summary, points)
   add(script, "set terminal pngcairo size 1000,%d", two and 800 or 500)
   add(script, "set output %s", text_of(path))
   if two then add(script, "set multiplot layout 2, 1") end
-  add(script, "set grid\nset xlabel 'step' offset 0, 0.6\nset xrange [0:%d]\nset lmargin 10\nset key below", summary.steps)
+  add(script, "set grid\nset xlabel 'step' offset 0, 0.6\nset xrange [0:%d]\nset lmargin 10\nset key below",
+    summary.steps)
   local ranks = summary.ranks == 1 and "1 rank" or summary.ranks .. " ranks"
-  add(script, "set title %s noenhanced", text_of(("DLRM on %s, %s, batches of %d"):format(summary.data, ranks, summary.batch_size)))
+  add(script, "set title %s noenhanced",
+    text_of(("DLRM on %s, %s, batches of %d"):format(summary.data, ranks, summary.batch_size)))
   marks(script, summary)
   losses(script, points, summary)
   if two then areas(script, summary) end

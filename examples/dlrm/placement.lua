@@ -13,8 +13,8 @@ local function bytes(n)
   return (unit > 1 and n < 100 and "%.1f %s" or "%.0f %s"):format(n, units[unit])
 end
 
---- Of a model: plan (its file), and list: by table { table =, rows =, columns =, sharding =, compute_kernel =, bytes = { by rank } }, where
---- bytes are those of the weights.
+--- Of a model: plan (its file), and list: by table { table =, rows =, columns =, sharding =, compute_kernel =, bytes =
+--- { by rank } }, where bytes are those of the weights.
 function M.of(model, plan_file)
   local places = { plan = plan_file, list = {}, ranks = model.group:size() }
   for _, sharded in ipairs(model.sharded) do
@@ -24,7 +24,9 @@ function M.of(model, plan_file)
       local row = { table = t.name, rows = t.num_embeddings, columns = t.embedding_dim, sharding = entry.sharding_type,
         compute_kernel = entry.compute_kernel, bytes = {} }
       local element = t.data_type == "FP32" and 4 or 2
-      for rank = 1, places.ranks do row.bytes[rank] = #shards == 0 and t.num_embeddings * t.embedding_dim * element or 0 end
+      for rank = 1, places.ranks do
+        row.bytes[rank] = #shards == 0 and t.num_embeddings * t.embedding_dim * element or 0
+      end
       for _, s in ipairs(shards) do row.bytes[s.rank + 1] = row.bytes[s.rank + 1] + s.rows * s.cols * element end
       places.list[#places.list + 1] = row
     end

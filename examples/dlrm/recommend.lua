@@ -1,4 +1,5 @@
--- recommend.lua: what the model would suggest for some held-out packages, of which it is shown all dependencies but one.
+-- recommend.lua: what the model would suggest for some held-out packages, of which it is shown all dependencies but
+-- one.
 local ffi = require "ffi"
 local peri = require "perilune"
 local evaluation = require "dlrm.evaluation"
@@ -10,8 +11,8 @@ local SUGGESTED, LEAST = 5, 3
 -- One package of each of these sections, where there is one.
 local SECTIONS = { "games", "graphics", "video", "editors", "web", "gnome", "python", "science" }
 
---- The held-out package of a section with 6 to 30 dependencies and the most tags; and the dependency of it to hide: the one of median
---- popularity among those that training has seen.
+--- The held-out package of a section with 6 to 30 dependencies and the most tags; and the dependency of it to hide: the
+--- one of median popularity among those that training has seen.
 local function choose(source, section)
   local lists, popularity = source.lists, source.features.popularity
   local offsets, best, most = lists.dependencies.offsets, nil, -1
@@ -26,12 +27,15 @@ local function choose(source, section)
     local c = lists.dependencies.values[j]
     if popularity[c] >= LEAST then targets[#targets + 1] = c end
   end
-  table.sort(targets, function(a, b) return popularity[a] < popularity[b] or (popularity[a] == popularity[b] and a < b) end)
+  table.sort(targets, function(a, b)
+    return popularity[a] < popularity[b] or (popularity[a] == popularity[b] and a < b)
+  end)
   return best, targets[math.ceil(#targets / 2)]
 end
 
---- For n candidates: the logarithm of how likely package s needs each, up to a constant, with p hidden. The model was trained against
---- candidates drawn by popularity, so its logit tells how much likelier than popular; the popularity is put back here. Collective.
+--- For n candidates: the logarithm of how likely package s needs each, up to a constant, with p hidden. The model was
+--- trained against candidates drawn by popularity, so its logit tells how much likelier than popular; the popularity is
+--- put back here. Collective.
 local function scores(model, loader, s, candidates, n, p)
   local source, out = loader.source, ffi.new("double[?]", n)
   for from = 0, n - 1, loader.batch_size do
@@ -93,7 +97,8 @@ function M.run(model, data_source, batch_size, say)
       n = n + 1
     end
   end
-  say(("recommendations for held-out packages, one of whose dependencies is hidden from the model (*), among %d candidates:"):format(n))
+  say(("recommendations for held-out packages, one of whose dependencies is hidden from the model (*), among %d "
+    .. "candidates:"):format(n))
   model:eval()
   for _, section in ipairs(SECTIONS) do
     local number = lists.section_ids[section]
@@ -102,8 +107,9 @@ function M.run(model, data_source, batch_size, say)
       local r = suggest(lists, s, hidden, candidates, n, scores(model, loader, s, candidates, n, hidden))
       results[#results + 1] = r
       local shown = peri.util.map(r.suggested, function(name) return name == r.hidden and name .. " *" or name end)
-      say(("  %s, already depends on %s\n    suggested: %s%s"):format(r.package, join(r.depends, 5), table.concat(shown, ", "),
-        r.place_of_hidden > SUGGESTED and ("; hidden *: %s, place %d"):format(r.hidden, r.place_of_hidden) or ""))
+      say(("  %s, already depends on %s\n    suggested: %s%s"):format(r.package, join(r.depends, 5),
+        table.concat(shown, ", "), r.place_of_hidden > SUGGESTED and ("; hidden *: %s, place %d"):format(r.hidden,
+          r.place_of_hidden) or ""))
     end
   end
   model:train()

@@ -1,4 +1,5 @@
--- report.lua: the log while training; the table, the picture and the summary at the end. A file that cannot be written is an error.
+-- report.lua: the log while training; the table, the picture and the summary at the end. A file that cannot be written
+-- is an error.
 local json = require "dkjson"
 local Progress = require "perilune.progress"
 local SummaryWriter = require("perilune").nn.metrics.SummaryWriter
@@ -8,13 +9,14 @@ local files = require "dlrm.files"
 local M = {}
 
 local LOG_ORDER = { "step", "pass", "loss", "samples_per_s", "validation_loss", "validation_auc", "best" }
-local SUMMARY_ORDER = { "data", "auc", "ne", "logloss", "calibration", "test_samples", "ranks", "steps", "kept_step", "stopped_early",
-  "finished", "validation", "steps_per_pass", "batch_size", "learning_rate", "dense_learning_rate", "plan", "seed", "device", "samples",
-  "samples_per_s", "seconds", "seconds_preparing", "seconds_training", "baseline", "base_rate", "logistic_regression", "rate",
-  "recommendations", "package", "depends", "suggested", "hidden", "place_of_hidden", "tables" }
+local SUMMARY_ORDER = { "data", "auc", "ne", "logloss", "calibration", "test_samples", "ranks", "steps", "kept_step",
+  "stopped_early", "finished", "validation", "steps_per_pass", "batch_size", "learning_rate", "dense_learning_rate",
+  "plan", "seed", "device", "samples", "samples_per_s", "seconds", "seconds_preparing", "seconds_training", "baseline",
+  "base_rate", "logistic_regression", "rate", "recommendations", "package", "depends", "suggested", "hidden",
+  "place_of_hidden", "tables" }
 
---- A log of one JSON object per line in the folder `out`, and the same numbers as an event file for TensorBoard; on other ranks than the
---- first it swallows everything.
+--- A log of one JSON object per line in the folder `out`, and the same numbers as an event file for TensorBoard; on
+--- other ranks than the first it swallows everything.
 function M.log(out, first)
   if not first then return { write = function() end, close = function() end } end
   files.folder(out)
@@ -63,7 +65,8 @@ function M.finish(out, summary, points)
   file:write(json.encode(summary, { indent = true, keyorder = SUMMARY_ORDER }) .. "\n")
   file:close()
   local drawn = picture.draw(out, summary, points)
-  local rate = summary.samples_per_s and Progress.grouped(summary.samples_per_s) .. " samples/s" or "no step was left to train"
+  local rate = summary.samples_per_s and Progress.grouped(summary.samples_per_s) .. " samples/s"
+    or "no step was left to train"
   print(("\n%s, %s in all; see %s/log.jsonl, %ssummary.json"):format(rate,
     Progress.duration(summary.seconds), out, drawn and "curve.png, " or ""))
 end

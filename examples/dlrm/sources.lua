@@ -1,5 +1,6 @@
--- sources.lua: --data as a table: name, loader(args) (a loader of args.part with args.batch_size and so on), training_part, samples (of
--- that part), validation_samples, test_samples, keys, tables, dense_features, table_rows, and for the package lists `packages`.
+-- sources.lua: --data as a table: name, loader(args) (a loader of args.part with args.batch_size and so on),
+-- training_part, samples (of that part), validation_samples, test_samples, keys, tables, dense_features, table_rows,
+-- and for the package lists `packages`.
 local peri = require "perilune"
 local data = peri.data
 
@@ -12,8 +13,8 @@ local function samples_of(loader, part) return loader({ part = part, batch_size 
 local function described(name, loader, options, extra)
   local part = options.validation > 0 and "fit" or "train"
   local train = loader { part = part, batch_size = 1 }
-  local source = { name = name, loader = loader, training_part = part, samples = train.source:count(), keys = train.keys,
-    rows = train.rows, tables = train:table_list(), dense_features = #train.dense }
+  local source = { name = name, loader = loader, training_part = part, samples = train.source:count(),
+    keys = train.keys, rows = train.rows, tables = train:table_list(), dense_features = #train.dense }
   source.validation_samples = options.validation > 0 and samples_of(loader, "validation") or 0
   source.test_samples = samples_of(loader, "test")
   if source.samples == 0 or source.test_samples == 0 then
@@ -36,13 +37,15 @@ local function debian(options, say)
   say "reading the package lists ..."
   local packages = data.debian.read()
   return described("package lists", function(args)
-    return data.debian(with(args, { packages = packages, seed = options.seed, holdout = HOLDOUT, validation = options.validation }))
+    return data.debian(with(args, { packages = packages, seed = options.seed, holdout = HOLDOUT,
+      validation = options.validation }))
   end, options, { packages = packages })
 end
 
 local function criteo(options)
   return described(options.data, function(args)
-    return data.criteo(with(args, { path = options.data, rows = options.rows, holdout = HOLDOUT, validation = options.validation }))
+    return data.criteo(with(args, { path = options.data, rows = options.rows, holdout = HOLDOUT,
+      validation = options.validation }))
   end, options)
 end
 

@@ -6,8 +6,8 @@ local Best = require "dlrm.best"
 
 local M = {}
 
---- What a look at the validation samples found: whether it is the best so far, and whether to go on. Collective; all ranks judge the same
---- numbers, and so alike.
+--- What a look at the validation samples found: whether it is the best so far, and whether to go on. Collective; all
+--- ranks judge the same numbers, and so alike.
 local function judge(watch, step, result)
   local best = not watch.lowest or result.logloss < watch.lowest.loss
   watch.last = { step = step, loss = result.logloss, auc = result.auc }
@@ -22,8 +22,8 @@ end
 
 --- The loader of all looks, made once: to make one reads the validation part to its end (counts, an order of samples).
 local function looked_at(options, data, model)
-  return data.loader { part = "validation", batch_size = evaluation.batch_size(model, options), limit = options.eval_samples,
-    num_workers = options.num_workers }
+  return data.loader { part = "validation", batch_size = evaluation.batch_size(model, options),
+    limit = options.eval_samples, num_workers = options.num_workers }
 end
 
 local function check_loss(loss, step)
@@ -50,12 +50,15 @@ end
 
 --- Train once on the validation samples too: in a log they are the newest.
 local function finish(options, data, pipeline)
-  local batches = data.loader { part = "validation", batch_size = options.batch_size, num_workers = options.num_workers }
+  local batches = data.loader { part = "validation", batch_size = options.batch_size,
+    num_workers = options.num_workers }
   for loss in function() return step_of(pipeline, batches) end do loss:release() end
 end
 
 local function pipeline_of(options, model, optimizer)
-  if options.schedule.name == "sparse_dist" then return peri.TrainPipelineSparseDist { model = model, optimizer = optimizer } end
+  if options.schedule.name == "sparse_dist" then
+    return peri.TrainPipelineSparseDist { model = model, optimizer = optimizer }
+  end
   return peri.pipeline.Pipeline { model = model, optimizer = optimizer, schedule = options.schedule }
 end
 
@@ -89,15 +92,19 @@ local function trace(options, pipeline, step)
   local show = peri.pipeline.show
   local found = show.write(pipeline, options.trace)
   pipeline:measure(false)
-  if peri.rank() == 0 then print(("%s: steps %d to %d\n%s"):format(options.trace, WARM + 1, step, show.waits_text(found))) end
+  if peri.rank() == 0 then
+    print(("%s: steps %d to %d\n%s"):format(options.trace, WARM + 1, step, show.waits_text(found)))
+  end
 end
 
---- The end of a training: the best weights, what is said of them, and a pass over the validation samples. Returns `result`.
+--- The end of a training: the best weights, what is said of them, and a pass over the validation samples. Returns
+--- `result`.
 local function conclude(options, data, pipeline, watch, result)
   if watched(options, data) then
     local kept = watch.best and watch.lowest or watch.last
     result.kept = kept.step
-    result.validation = { samples = data.validation_samples, loss = kept.loss, auc = kept.auc, last_loss = watch.last.loss }
+    result.validation = { samples = data.validation_samples, loss = kept.loss, auc = kept.auc,
+      last_loss = watch.last.loss }
   end
   if watch.best then
     if result.kept < result.steps then watch.best:restore() end
@@ -108,15 +115,15 @@ local function conclude(options, data, pipeline, watch, result)
   return result
 end
 
---- Train at most options.steps steps; afterwards the model has the best weights (options.patience > 0) or the last. Returns the points of
---- the curve { step =, pass =, loss =, samples_per_s =, validation_loss =, validation_auc =, best = }, and a table: steps (taken), kept
---- (the step of the weights), stopped (early), interrupted (asked to stop: then there are only steps), finished (with the validation
---- samples), validation { samples =, loss =, auc = (of those weights), last_loss = } or nil, taken (steps of this start), seconds (for
---- these, no looks). Collective.
+--- Train at most options.steps steps; afterwards the model has the best weights (options.patience > 0) or the last.
+--- Returns the points of the curve { step =, pass =, loss =, samples_per_s =, validation_loss =, validation_auc =, best
+--- = }, and a table: steps (taken), kept (the step of the weights), stopped (early), interrupted (asked to stop: then
+--- there are only steps), finished (with the validation samples), validation { samples =, loss =, auc = (of those
+--- weights), last_loss = } or nil, taken (steps of this start), seconds (for these, no looks). Collective.
 function M.run(options, data, model, optimizer, log)
   local pipeline = pipeline_of(options, model, optimizer)
-  local batches = data.loader { part = data.training_part, batch_size = options.batch_size, epochs = math.huge, drop_last = true,
-    num_workers = options.num_workers }
+  local batches = data.loader { part = data.training_part, batch_size = options.batch_size, epochs = math.huge,
+    drop_last = true, num_workers = options.num_workers }
   local saver = peri.checkpoint.Saver { parts = { model = model, optimizer = optimizer, batches = batches } }
   local looking = watched(options, data)
   local samples = looking and looked_at(options, data, model)
@@ -130,8 +137,8 @@ function M.run(options, data, model, optimizer, log)
 
   --- A point of the curve, with a look where one is due.
   local function add_point()
-    local point = { step = step, pass = step / options.steps_per_pass, loss = check_loss(evaluation.mean_loss(losses), step),
-      samples_per_s = progress:rate(step) }
+    local point = { step = step, pass = step / options.steps_per_pass,
+      loss = check_loss(evaluation.mean_loss(losses), step), samples_per_s = progress:rate(step) }
     if looking and looks_now(options, step) then
       local result = progress:pause(evaluation.evaluate, model, samples:rewind())
       watch.pending = peri.stopped() ~= nil
@@ -153,7 +160,9 @@ function M.run(options, data, model, optimizer, log)
     step = step + 1
     losses[#losses + 1] = loss
     trace(options, pipeline, step)
-    if looking and looks_now(options, step) or step % options.log_every == 0 or step == options.steps then add_point() end
+    if looking and looks_now(options, step) or step % options.log_every == 0 or step == options.steps then
+      add_point()
+    end
     if points[1] then progress:update(step, points[#points].loss, note) end
     local saved = saver:step(step, values)
     if saved and watch.best then watch.best:was_saved() end
@@ -170,8 +179,8 @@ function M.run(options, data, model, optimizer, log)
   if last and watch.best then watch.best:was_saved() end
   pipeline:close() -- batches that were loaded ahead
   batches:stop()
-  return points, conclude(options, data, pipeline, watch, { steps = step, kept = step, stopped = not go_on and step < options.steps,
-    seconds = progress:seconds(), taken = step - first })
+  return points, conclude(options, data, pipeline, watch, { steps = step, kept = step, stopped = not go_on
+    and step < options.steps, seconds = progress:seconds(), taken = step - first })
 end
 
 --- What came of it, in words.
@@ -188,10 +197,12 @@ function M.kept(options, result)
   end
   local function pass(step) return ("step %d (pass %.1f)"):format(step, step / options.steps_per_pass) end
   if result.kept == result.steps then
-    return ("the validation loss was lowest at the end, %.4f (more passes, --epochs, may help): the weights of the last step are kept")
+    return ("the validation loss was lowest at the end, %.4f (more passes, --epochs, may help): the weights of the "
+      .. "last step are kept")
       :format(v.loss)
   end
-  return ("%sthe validation loss was lowest at %s, %.4f, and %.4f at the end%s: the weights of step %d are kept"):format(
+  return ("%sthe validation loss was lowest at %s, %.4f, and %.4f at the end%s: the weights of step %d are "
+    .. "kept"):format(
     result.stopped and ("stopped early, after step %d of at most %d: "):format(result.steps, options.steps) or "",
     pass(result.kept), v.loss, v.last_loss, v.last_loss > 1.005 * v.loss and " (overfitting)" or "", result.kept)
 end

@@ -4,8 +4,8 @@
  *
  *   cc checkpoint.c $(pkg-config --cflags --libs perilune) -o checkpoint
  *   mpirun -n 2 ./checkpoint save model-1 && mpirun -n 3 ./checkpoint load model-1
- * Names and values are those of peri.checkpoint (docs/checkpoints.md): Lua reads it as a model with a collection `ebc` and a layer `over`,
- * and writes what this program reads.
+ * Names and values are those of peri.checkpoint (docs/checkpoints.md): Lua reads it as a model with a collection `ebc`
+ * and a layer `over`, and writes what this program reads.
  */
 #include <perilune/perilune.h>
 #include <stdio.h>
@@ -18,7 +18,8 @@ static peri_group *world;
 
 static void check(peri_status status)
 {
-    if (status < 0 && world) peri_group_abort(world, peri_error_message()); /* the other ranks end with the same message */
+    /* the other ranks end with the same message */
+    if (status < 0 && world) peri_group_abort(world, peri_error_message());
     if (status < 0) exit((fprintf(stderr, "checkpoint: %s\n", peri_error_message()), 1));
 }
 /* The texts of all ranks, TEXT bytes each. */
@@ -30,8 +31,10 @@ static void gather(const char *text, char *all)
     peri_work *work;
     if (snprintf(own, sizeof own, "%s", text) >= TEXT) exit(1); /* more tables than this program has */
     check(peri_tensor_new(cpu, PERI_U8, 1, &bytes, &in)), check(peri_tensor_new(cpu, PERI_U8, 1, &total, &out));
-    check(peri_tensor_write(in, own, bytes)), check(peri_coll_all_gather(world, out, in, 0, &work)), check(peri_work_wait(work));
-    check(peri_tensor_read(out, all, total)), peri_work_release(work), peri_tensor_release(in), peri_tensor_release(out);
+    check(peri_tensor_write(in, own, bytes)), check(peri_coll_all_gather(world, out, in, 0, &work)),
+        check(peri_work_wait(work));
+    check(peri_tensor_read(out, all, total)), peri_work_release(work), peri_tensor_release(in),
+        peri_tensor_release(out);
 }
 
 static void save(peri_checkpoint_state *state, const char *path)
@@ -41,22 +44,26 @@ static void save(peri_checkpoint_state *state, const char *path)
     static char all[MOST * TEXT], digest[PERI_CHECKPOINT_DIGEST + 1], stem[32];
     peri_checkpoint_folder *folder = NULL;
     peri_checkpoint_writer *writer;
-    if (rank == 0) check(peri_checkpoint_folder_new(path, &folder)); /* 1: a folder beside the name that it is to have */
+    /* 1: a folder beside the name that it is to have */
+    if (rank == 0) check(peri_checkpoint_folder_new(path, &folder));
     gather(folder ? peri_checkpoint_folder_path(folder) : "", all);
     check(peri_checkpoint_folder_await(all)), snprintf(stem, sizeof stem, "rank-%d", rank);
-    check(peri_checkpoint_writer_new(all, stem, 0, &writer)), check(peri_checkpoint_state_write(state, writer)); /* 2: each rank's pieces */
+    /* 2: each rank's pieces */
+    check(peri_checkpoint_writer_new(all, stem, 0, &writer)), check(peri_checkpoint_state_write(state, writer));
     check(peri_checkpoint_writer_part(writer, &part));
     gather(part, all); /* 3: rank 0 joins what they say, and the folder gets its name */
     for (int32_t r = 0; r < size; r++) parts[r] = all + TEXT * r;
     peri_checkpoint_facts facts = {.size = sizeof facts};
     check(peri_checkpoint_state_values(state, NULL, &facts.values));
-    if (rank == 0) check(peri_checkpoint_publish(peri_checkpoint_folder_path(folder), path, parts, size, &facts, true, digest));
+    if (rank == 0)
+        check(peri_checkpoint_publish(peri_checkpoint_folder_path(folder), path, parts, size, &facts, true, digest));
     peri_checkpoint_writer_release(writer), peri_checkpoint_folder_release(folder);
 }
 static void load(peri_checkpoint_state *state, const char *path)
 {
     peri_checkpoint *checkpoint;
-    check(peri_checkpoint_open(path, &checkpoint)), check(peri_checkpoint_state_read(state, checkpoint)); /* what this rank has of it */
+    /* what this rank has of it */
+    check(peri_checkpoint_open(path, &checkpoint)), check(peri_checkpoint_state_read(state, checkpoint));
     peri_checkpoint_release(checkpoint);
 }
 
@@ -71,14 +78,28 @@ int main(int argc, char **argv)
         return fprintf(stderr, "usage: checkpoint save|load PATH\n"), 2;
     check(peri_comm_open(NULL, &world)), check(peri_device_get("cpu", &cpu));
     check(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &adagrad)), adagrad.learning_rate = 0.1;
-    const peri_sharded_table table = {.size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS, .features = (int32_t[]){0},
-                                      .n_features = 1, .sharding_type = PERI_ROW_WISE, .compute_kernel = PERI_KERNEL_FUSED};
+    const peri_sharded_table table = {.size = sizeof table,
+                                      .name = "t",
+                                      .rows = ROWS,
+                                      .cols = COLS,
+                                      .features = (int32_t[]){0},
+                                      .n_features = 1,
+                                      .sharding_type = PERI_ROW_WISE,
+                                      .compute_kernel = PERI_KERNEL_FUSED};
     const peri_sharded_config config = {.size = sizeof config,
-                                        .group = world, .device = cpu, .tables = &table, .n_tables = 1, .seed = 1, .features = features,
-                                        .n_features = 1, .optimizers = &adagrad, .n_optimizers = 1};
+                                        .group = world,
+                                        .device = cpu,
+                                        .tables = &table,
+                                        .n_tables = 1,
+                                        .seed = 1,
+                                        .features = features,
+                                        .n_features = 1,
+                                        .optimizers = &adagrad,
+                                        .n_optimizers = 1};
     check(peri_sharded_new(&config, &tables));
     check(peri_tensor_full(cpu, PERI_F32, 2, (int64_t[]){1, COLS}, 0.5, &layer)); /* then training, as in train.c */
-    check(peri_checkpoint_state_new(peri_group_rank(world), &state)); /* what is saved and loaded, and how it is called */
+    /* what is saved and loaded, and how it is called */
+    check(peri_checkpoint_state_new(peri_group_rank(world), &state));
     check(peri_checkpoint_state_tensor(state, "model/over.weight", layer));
     check(peri_checkpoint_state_tables(state, "model", "ebc", tables, &config));
     if (strcmp(argv[1], "load") == 0) load(state, argv[2]);

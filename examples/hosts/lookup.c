@@ -4,8 +4,8 @@
  *
  *   cc lookup.c $(pkg-config --cflags --libs perilune) -o lookup && ./lookup 3 7 999
  *
- * The arguments are one user's clicked items. The program prints the sum of their rows and the mean of the same user's two tags. Numbers
- * that no item has end in the library's message.
+ * The arguments are one user's clicked items. The program prints the sum of their rows and the mean of the same user's
+ * two tags. Numbers that no item has end in the library's message.
  */
 #include <perilune/perilune.h>
 #include <stdio.h>

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lua.c: a C program whose model is a Lua script. The buffers are the program's: the script reads and writes them in place.
+ * lua.c: a C program whose model is a Lua script. The buffers are the program's: the script reads and writes them in
+ * place.
  *
  *   cc lua.c $(pkg-config --cflags --libs perilune) -o lua && ./lua score.lua 1,2,3 4,5,6
  *
- * The arguments are samples of three numbers each. The program prints a score for each, and what the script says of its model.
+ * The arguments are samples of three numbers each. The program prints a score for each, and what the script says of its
+ * model.
  */
 #include <perilune/host.h>
 #include <stdio.h>
@@ -44,14 +46,16 @@ int main(int argc, char **argv)
     const int64_t n = argc - 2;
     int given_back = 0;
     if (argc < 3 || n > MOST) {
-        fprintf(stderr, "usage: lua SCRIPT SAMPLE ...: up to %d samples of %d numbers with commas between\n", MOST, FEATURES);
+        fprintf(stderr, "usage: lua SCRIPT SAMPLE ...: up to %d samples of %d numbers with commas between\n", MOST,
+                FEATURES);
         return 2;
     }
     for (int i = 0; i < n; i++) {
         char *at = argv[i + 2];
         for (int k = 0; k < FEATURES; k++) {
             samples[i][k] = strtof(at, &at);
-            if (*at != (k < FEATURES - 1 ? ',' : 0)) return fprintf(stderr, "lua: '%s': not %d numbers\n", argv[i + 2], FEATURES), 2;
+            if (*at != (k < FEATURES - 1 ? ',' : 0))
+                return fprintf(stderr, "lua: '%s': not %d numbers\n", argv[i + 2], FEATURES), 2;
             at++;
         }
     }

@@ -2,10 +2,11 @@
  *
  * serve.c: a C program that answers with a model file, without Lua.
  *
- *   cc serve.c $(pkg-config --cflags --libs perilune) -o serve && ./serve model.peri dense_features=0.5,1,2 user=7 items=3,7:0.5
+ *   cc serve.c $(pkg-config --cflags --libs perilune) -o serve && ./serve model.peri dense_features=0.5,1,2 user=7
+ *   items=3,7:0.5
  *
- * One sample a call. Each argument is an input by its name: numbers of a dense input, or ids, with a weight behind a colon where the model
- * wants weights. The program prints the outputs. Without inputs it prints what the model takes.
+ * One sample a call. Each argument is an input by its name: numbers of a dense input, or ids, with a weight behind a
+ * colon where the model wants weights. The program prints the outputs. Without inputs it prints what the model takes.
  */
 #include <perilune/model.h>
 #include <stdio.h>
@@ -34,7 +35,9 @@ static int list(const peri_model *model)
     const peri_model_output *out = peri_model_outputs(model, &outputs);
     for (int64_t i = 0; i < inputs; i++) {
         if (in[i].kind == PERI_MODEL_DENSE) printf("input %s: %lld numbers\n", in[i].name, (long long)in[i].columns);
-        else printf("input %s: ids 0..%lld%s\n", in[i].name, (long long)in[i].rows - 1, in[i].weighted ? ", with weights" : "");
+        else
+            printf("input %s: ids 0..%lld%s\n", in[i].name, (long long)in[i].rows - 1,
+                   in[i].weighted ? ", with weights" : "");
     }
     for (int64_t i = 0; i < outputs; i++) printf("output %s: %lld numbers\n", out[i].name, (long long)out[i].columns);
     return 0;
@@ -96,9 +99,12 @@ int main(int argc, char **argv)
     for (int a = 2; a < argc; a++) {
         const char *equals = strchr(argv[a], '=');
         int64_t i = 0;
-        while (equals && i < inputs && (strncmp(in[i].name, argv[a], (size_t)(equals - argv[a])) != 0 || in[i].name[equals - argv[a]])) i++;
+        while (equals && i < inputs &&
+               (strncmp(in[i].name, argv[a], (size_t)(equals - argv[a])) != 0 || in[i].name[equals - argv[a]]))
+            i++;
         if (!equals || i == inputs) return fprintf(stderr, "serve: '%s' is no input of the model\n", argv[a]), 2;
-        int failed = in[i].kind == PERI_MODEL_DENSE ? read_dense(&in[i], equals + 1, &values[i]) : read_ids(&in[i], equals + 1, &values[i]);
+        int failed = in[i].kind == PERI_MODEL_DENSE ? read_dense(&in[i], equals + 1, &values[i])
+                                                    : read_ids(&in[i], equals + 1, &values[i]);
         if (failed) return 2;
     }
     for (int64_t i = 0; i < outputs; i++) answers[i] = (float *)zeros((size_t)out[i].columns, sizeof **answers);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * threads.c: a C program in which many threads run the same Lua script at once. Each has a Lua of its own; all look up in one table, whose
- * rows lie in the program's memory.
+ * threads.c: a C program in which many threads run the same Lua script at once. Each has a Lua of its own; all look up
+ * in one table, whose rows lie in the program's memory.
  *
  *   cc threads.c $(pkg-config --cflags --libs perilune) -lpthread -o threads && ./threads score.lua 4
  *
@@ -65,7 +65,8 @@ static void *serve(void *number)
         int64_t n = 0, sum[BAGS];
         for (int b = 0; b < BAGS; b++) { /* batches of different lengths */
             lengths[b] = (call + b) % BAGS, sum[b] = 0;
-            for (int64_t i = 0; i < lengths[b]; i++) sum[b] += ids[n++] = (call * 31 + b * 7 + i * (int64_t)(size_t)number) % ROWS;
+            for (int64_t i = 0; i < lengths[b]; i++)
+                sum[b] += ids[n++] = (call * 31 + b * 7 + i * (int64_t)(size_t)number) % ROWS;
         }
         peri_lua_value values[3];
         values[0] = tensor_over(PERI_I64, 1, &n, ids);

@@ -1,5 +1,5 @@
--- din.lua: Deep Interest Network: what a person did before counts as much as it has to do with the item that is asked about. A small
--- network looks at each pair of a member of the history and the candidate, and gives it a weight.
+-- din.lua: Deep Interest Network: what a person did before counts as much as it has to do with the item that is asked
+-- about. A small network looks at each pair of a member of the history and the candidate, and gives it a weight.
 local peri = require "perilune"
 local nn, F, sparse = peri.nn, peri.nn.functional, peri.sparse
 local util = peri.util
@@ -43,8 +43,9 @@ function DIN:forward(batch)
   return self.loss(logits, batch.labels), logits:detach(), batch.labels
 end
 
---- items: rows of the table; embedding_dim; attention_size and hidden_size: of the two networks; learning_rate and eps: of the table.
+--- items: rows of the table; embedding_dim; attention_size and hidden_size: of the two networks; learning_rate and eps:
+--- of the table.
 return function(args)
-  return DIN(util.named("DIN", args, { items = util.required.number, embedding_dim = 16, attention_size = 16, hidden_size = 32,
-    learning_rate = 0.05, eps = 1e-8 }))
+  return DIN(util.named("DIN", args, { items = util.required.number, embedding_dim = 16, attention_size = 16,
+    hidden_size = 32, learning_rate = 0.05, eps = 1e-8 }))
 end

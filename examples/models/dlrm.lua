@@ -9,9 +9,10 @@ local function with(list, last)
   return out
 end
 
---- tables: list of { name =, rows =, features = }, as a loader's table_list() gives; dense_features: their number; embedding_dim;
---- dense_layers and over_layers: sizes of the hidden layers; learning_rate and eps: of the tables; pooling: "MEAN" or "SUM". Returns an
---- nn.Module that is called with a batch, and whose logits(batch) are asked for in evaluation: here an nn.DLRMTrain.
+--- tables: list of { name =, rows =, features = }, as a loader's table_list() gives; dense_features: their number;
+--- embedding_dim; dense_layers and over_layers: sizes of the hidden layers; learning_rate and eps: of the tables;
+--- pooling: "MEAN" or "SUM". Returns an nn.Module that is called with a batch, and whose logits(batch) are asked for in
+--- evaluation: here an nn.DLRMTrain.
 return function(args)
   local a = peri.util.named("DLRM", args, {
     tables = peri.util.required.list, dense_features = peri.util.required, embedding_dim = 32, dense_layers = { 64 },
@@ -20,7 +21,8 @@ return function(args)
   local tables = {}
   for i, t in ipairs(a.tables) do
     tables[i] = peri.EmbeddingBagConfig {
-      name = t.name, num_embeddings = t.rows, embedding_dim = a.embedding_dim, feature_names = t.features, pooling = a.pooling,
+      name = t.name, num_embeddings = t.rows, embedding_dim = a.embedding_dim, feature_names = t.features,
+      pooling = a.pooling,
     }
   end
   local dlrm = nn.DLRM {

@@ -1,17 +1,19 @@
--- hstu.lua: a ranker of the HSTU kind (generative recommenders). A person's sequence has the items of the past, the oldest first, and
--- behind them the items that are asked about (targets). Every layer lets each member look at what came before it; a target sees the past
--- and itself, so many targets are ranked at the price of one pass. Nothing is padded: docs/sequences.md.
+-- hstu.lua: a ranker of the HSTU kind (generative recommenders). A person's sequence has the items of the past, the
+-- oldest first, and behind them the items that are asked about (targets). Every layer lets each member look at what
+-- came before it; a target sees the past and itself, so many targets are ranked at the price of one pass. Nothing is
+-- padded: docs/sequences.md.
 --
--- A batch: sparse_features: ids by "item" (the sequence with its targets) and "action" (what the person did with each item; for targets
--- the number of "not known yet"), of equal lengths; timestamps [n] in seconds, i64; num_targets [B]; labels: 0 or 1 for each target, [T].
+-- A batch: sparse_features: ids by "item" (the sequence with its targets) and "action" (what the person did with each
+-- item; for targets the number of "not known yet"), of equal lengths; timestamps [n] in seconds, i64; num_targets [B];
+-- labels: 0 or 1 for each target, [T].
 local peri = require "perilune"
 local nn, F, sparse = peri.nn, peri.nn.functional, peri.sparse
 local util = peri.util
 
--- -- a layer ---------------------------------------------------------------------------------------------------------------------------
+-- -- a layer ----------------------------------------------------------------------------------------------------------
 
---- A sequential transduction unit: one product makes u, v, q and k of each member; attention with the weights silu(q . k); what comes out
---- is normed, gated by u, and added to what came in.
+--- A sequential transduction unit: one product makes u, v, q and k of each member; attention with the weights silu(q .
+--- k); what comes out is normed, gated by u, and added to what came in.
 local STULayer = nn.Module:extend "STULayer"
 
 function STULayer:init(a)
@@ -31,11 +33,12 @@ function STULayer:forward(x, offsets, num_targets)
   local u, v, q, k = unpack(parts)
   local size = self.attention / self.heads
   local y = sparse.hstu_mha { max_seq_len = self.max_seq_len, alpha = self.alpha, q = q:reshape(n, self.heads, size),
-    k = k:reshape(n, self.heads, size), v = v:reshape(n, self.heads, self.hidden), seq_offsets = offsets, num_targets = num_targets }
+    k = k:reshape(n, self.heads, size), v = v:reshape(n, self.heads, self.hidden), seq_offsets = offsets,
+    num_targets = num_targets }
   return x + self.output(self.drop(u * self.output_norm(y:reshape(n, hidden))))
 end
 
--- -- the model -------------------------------------------------------------------------------------------------------------------------
+-- -- the model --------------------------------------------------------------------------------------------------------
 
 local HSTU = nn.Module:extend "HSTU"
 
@@ -62,9 +65,11 @@ function HSTU:logits(batch)
   local rows = self.embeddings(batch.sparse_features)
   local items, targets = rows.item, batch.num_targets
   local offsets, n = items:offsets(), items:values():size(1)
-  local places = sparse.sequence_positions { seq_offsets = offsets, rows = n, num_targets = targets, max_positions = self.positions }
+  local places = sparse.sequence_positions { seq_offsets = offsets, rows = n, num_targets = targets,
+    max_positions = self.positions }
   local times = sparse.time_buckets { timestamps = batch.timestamps, seq_offsets = offsets, num_buckets = self.buckets }
-  local x = self.input_drop(items:values() * self.scale + rows.action:values() + self.position(places) + self.time(times))
+  local x = self.input_drop(items:values() * self.scale + rows.action:values() + self.position(places)
+    + self.time(times))
   for i = 1, #self.layers:children() do x = self.layers[i](x, offsets, targets) end
   local asked = sparse.masked_select_jagged_1d(self.norm(x), items:lengths(), places:eq(0)) -- targets have place 0
   return self.head(asked):reshape(-1)
@@ -75,11 +80,11 @@ function HSTU:forward(batch)
   return self.loss(logits, batch.labels), logits:detach(), batch.labels
 end
 
---- items and actions: rows of the tables; embedding_dim; num_layers; num_heads, of attention_dim and hidden_dim numbers each;
---- max_seq_len: of a sequence with its targets; num_time_buckets; dropout: of what goes into the first layer and out of each, while it is
---- trained; learning_rate and eps: of the tables.
+--- items and actions: rows of the tables; embedding_dim; num_layers; num_heads, of attention_dim and hidden_dim numbers
+--- each; max_seq_len: of a sequence with its targets; num_time_buckets; dropout: of what goes into the first layer and
+--- out of each, while it is trained; learning_rate and eps: of the tables.
 return function(args)
-  return HSTU(util.named("HSTU", args, { items = util.required.number, actions = util.required.number, embedding_dim = 32, num_layers = 2,
-    num_heads = 2, attention_dim = 16, hidden_dim = 16, max_seq_len = 200, num_time_buckets = 2048, dropout = 0,
-    learning_rate = 0.05, eps = 1e-8 }))
+  return HSTU(util.named("HSTU", args, { items = util.required.number, actions = util.required.number,
+    embedding_dim = 32, num_layers = 2, num_heads = 2, attention_dim = 16, hidden_dim = 16, max_seq_len = 200,
+    num_time_buckets = 2048, dropout = 0, learning_rate = 0.05, eps = 1e-8 }))
 end

@@ -1,4 +1,5 @@
--- mmoe.lua: several tasks (will it be clicked? bought?) that share experts: each task has a gate, which says how much of each expert it
+-- mmoe.lua: several tasks (will it be clicked? bought?) that share experts: each task has a gate, which says how much
+-- of each expert it
 -- takes, and a tower of its own (multi-gate mixture of experts).
 local peri = require "perilune"
 local nn, F = peri.nn, peri.nn.functional
@@ -44,9 +45,9 @@ function MMoE:forward(batch)
   return self.loss(logits, batch.labels), logits:detach(), batch.labels
 end
 
---- tables: list of { name =, rows =, features = }; dense_features: their number; tasks; experts and expert_size; tower_size;
---- embedding_dim; learning_rate and eps: of the tables.
+--- tables: list of { name =, rows =, features = }; dense_features: their number; tasks; experts and expert_size;
+--- tower_size; embedding_dim; learning_rate and eps: of the tables.
 return function(args)
-  return MMoE(util.named("MMoE", args, { tables = util.required.list, dense_features = util.required.number, tasks = 2, experts = 4,
-    expert_size = 32, tower_size = 16, embedding_dim = 16, learning_rate = 0.05, eps = 1e-8 }))
+  return MMoE(util.named("MMoE", args, { tables = util.required.list, dense_features = util.required.number, tasks = 2,
+    experts = 4, expert_size = 32, tower_size = 16, embedding_dim = 16, learning_rate = 0.05, eps = 1e-8 }))
 end

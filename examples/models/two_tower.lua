@@ -1,5 +1,6 @@
--- two_tower.lua: retrieval with two towers: one makes a vector of what is known about a person, the other one of an item; their product
--- says how well they fit. Vectors of items can be made ahead and searched with peri.sparse.top_products.
+-- two_tower.lua: retrieval with two towers: one makes a vector of what is known about a person, the other one of an
+-- item; their product says how well they fit. Vectors of items can be made ahead and searched with
+-- peri.sparse.top_products.
 local peri = require "perilune"
 local nn, F = peri.nn, peri.nn.functional
 local util = peri.util
@@ -43,9 +44,10 @@ function TwoTower:forward(batch)
   return self.loss(logits, batch.labels), logits:detach(), batch.labels
 end
 
---- tables: list of { name =, rows =, features = }; query_features and candidate_features: names of features; embedding_dim; layer_sizes of
---- both towers; learning_rate and eps: of the tables.
+--- tables: list of { name =, rows =, features = }; query_features and candidate_features: names of features;
+--- embedding_dim; layer_sizes of both towers; learning_rate and eps: of the tables.
 return function(args)
   return TwoTower(util.named("TwoTower", args, { tables = util.required.list, query_features = util.required.list,
-    candidate_features = util.required.list, embedding_dim = 32, layer_sizes = { 64, 32 }, learning_rate = 0.05, eps = 1e-8 }))
+    candidate_features = util.required.list, embedding_dim = 32, layer_sizes = { 64, 32 }, learning_rate = 0.05,
+    eps = 1e-8 }))
 end

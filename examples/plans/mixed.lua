@@ -1,5 +1,6 @@
--- mixed.lua: every sharding type at once, for any model: of each collection the largest table by rows, the second by columns, small ones on
--- every rank, the rest whole, dealt out in turn. env.modules has the tables of each collection by its path.
+-- mixed.lua: every sharding type at once, for any model: of each collection the largest table by rows, the second by
+-- columns, small ones on every rank, the rest whole, dealt out in turn. env.modules has the tables of each collection
+-- by its path.
 local plan = require "perilune.plan"
 
 local function larger(a, b)

@@ -1,5 +1,6 @@
--- within_nodes.lua: for ranks on several nodes, between which bytes are dear: tables by rows within a node, the nodes in turn, so that one
--- sum of a bag crosses the network; of each collection the largest table over all nodes, a block of columns on each.
+-- within_nodes.lua: for ranks on several nodes, between which bytes are dear: tables by rows within a node, the nodes
+-- in turn, so that one sum of a bag crosses the network; of each collection the largest table over all nodes, a block
+-- of columns on each.
 local plan = require "perilune.plan"
 
 local function count(nodes)
@@ -18,7 +19,8 @@ return function(env)
       if t.num_embeddings > largest.num_embeddings then largest = t end
     end
     for _, t in ipairs(tables) do
-      if t == largest and t.embedding_dim % 4 == 0 and t.embedding_dim / 4 >= nodes then entries[t.name] = plan.grid_shard()
+      if t == largest and t.embedding_dim % 4 == 0 and t.embedding_dim / 4 >= nodes then entries[t.name] =
+        plan.grid_shard()
       else
         entries[t.name] = plan.table_row_wise(turn % nodes)
         turn = turn + 1

@@ -1,16 +1,18 @@
--- model.lua: the two models of the stream: the same network over tables that are looked up by managed rows, or by ids modulo rows.
+-- model.lua: the two models of the stream: the same network over tables that are looked up by managed rows, or by ids
+-- modulo rows.
 local peri = require "perilune"
 local nn, embed = peri.nn, peri.embed
 
 local M = {}
 
---- Bytes of a row's weights and its optimizer's state, and of a row in a map of ids: what perilune/collision.h says it keeps for one.
+--- Bytes of a row's weights and its optimizer's state, and of a row in a map of ids: what perilune/collision.h says it
+--- keeps for one.
 local function row_bytes(dim) return 4 * dim + 4 end
 local MAP_BYTES = 64
 
 local function tables(dim, rows)
-  return { peri.EmbeddingBagConfig { name = "releases", num_embeddings = rows, embedding_dim = dim, feature_names = { "release" },
-    init_fn = embed.uniform(-0.01, 0.01) } }
+  return { peri.EmbeddingBagConfig { name = "releases", num_embeddings = rows, embedding_dim = dim,
+    feature_names = { "release" }, init_fn = embed.uniform(-0.01, 0.01) } }
 end
 
 local function collection(options, configs)
@@ -21,11 +23,12 @@ end
 local function managed(options, configs)
   local modules = {}
   for _, t in ipairs(configs) do
-    modules[t.name] = peri.MCHManagedCollisionModule { zch_size = t.num_embeddings, eviction_interval = options.interval,
-      eviction_policy = embed.DistanceLFU_EvictionPolicy { decay_exponent = 1 } }
+    modules[t.name] = peri.MCHManagedCollisionModule { zch_size = t.num_embeddings,
+      eviction_interval = options.interval, eviction_policy = embed.DistanceLFU_EvictionPolicy { decay_exponent = 1 } }
   end
   return peri.ManagedCollisionEmbeddingBagCollection { embedding_bag_collection = collection(options, configs),
-    managed_collision_collection = peri.ManagedCollisionCollection { managed_collision_modules = modules, embedding_configs = configs } }
+    managed_collision_collection = peri.ManagedCollisionCollection { managed_collision_modules = modules,
+      embedding_configs = configs } }
 end
 
 local Net = nn.Module:extend "Net"

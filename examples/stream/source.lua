@@ -1,6 +1,7 @@
--- source.lua: a stream of samples about Debian packages. A sample is a release of a package, as a raw 64-bit hash of its name and version;
--- its label: whether other packages need it, which only who has seen it before can know. Each release is new at some time, is asked for
--- more and more often, then less, and is never seen again: over the whole stream there are many times more ids than at any time.
+-- source.lua: a stream of samples about Debian packages. A sample is a release of a package, as a raw 64-bit hash of
+-- its name and version; its label: whether other packages need it, which only who has seen it before can know. Each
+-- release is new at some time, is asked for more and more often, then less, and is never seen again: over the whole
+-- stream there are many times more ids than at any time.
 local ffi = require "ffi"
 local peri = require "perilune"
 local C = peri.ffi.C
@@ -40,7 +41,8 @@ local function make_packages(n, seed)
   return p
 end
 
---- When each package is new, in steps (before the start for those that are there at first), and how much it is asked for.
+--- When each package is new, in steps (before the start for those that are there at first), and how much it is asked
+--- for.
 local function schedule(self)
   local n, seed, span = self.packages.n, self.seed, self.steps + self.life
   local births, order = ffi.new("double[?]", n), {}
@@ -105,11 +107,12 @@ local function draw(self, step, who)
 end
 
 local function kjt(values, lengths, n)
-  return peri.KeyedJaggedTensor { keys = KEYS, values = peri.Tensor.from_memory(values, { n }, "i64"), lengths = lengths, stride = n }
+  return peri.KeyedJaggedTensor { keys = KEYS, values = peri.Tensor.from_memory(values, { n }, "i64"),
+    lengths = lengths, stride = n }
 end
 
---- The samples of a step (from 1): this rank's share as { raw = KeyedJaggedTensor of raw ids, hashed = the same modulo `rows`, labels =,
---- n = samples of this rank }.
+--- The samples of a step (from 1): this rank's share as { raw = KeyedJaggedTensor of raw ids, hashed = the same modulo
+--- `rows`, labels =, n = samples of this rank }.
 function Source:batch(step, rows)
   self.who = self.who or ffi.new("int32_t[?]", self.batch_size)
   draw(self, step, self.who)
@@ -122,7 +125,8 @@ function Source:batch(step, rows)
     hashed[i] = ffi.cast("int64_t", ffi.cast("uint64_t", raw[i]) % rows)
   end
   local lengths = peri.ones({ n }, "i32")
-  return { raw = kjt(raw, lengths, n), hashed = kjt(hashed, lengths, n), labels = peri.Tensor.from_memory(labels, { n }, "f32"), n = n }
+  return { raw = kjt(raw, lengths, n), hashed = kjt(hashed, lengths, n),
+    labels = peri.Tensor.from_memory(labels, { n }, "f32"), n = n }
 end
 
 M.Source = Source

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codec.c (cpu): see kernels/codec.h. The same arithmetic as ref, without branches, in loops that the compiler vectorises: equal bits.
- * Short blocks go through ref.
+ * codec.c (cpu): see kernels/codec.h. The same arithmetic as ref, without branches, in loops that the compiler
+ * vectorises: equal bits. Short blocks go through ref.
  */
 
-/* -- 16 bits ------------------------------------------------------------------------------------------------------------------------- */
+/* -- 16 bits ------------------------------------------------------------------------------------------------------- */
 
 static inline float cpu_codec_clamp(float x, float max)
 {
@@ -48,7 +48,7 @@ static void cpu_codec_decode16(const peri_k_codec_args *a, int64_t begin, int64_
     for (; i < end; i++) x[i] = ref_codec_from16(y[i], a->format) / a->loss_scale;
 }
 
-/* -- 8-bit floats ---------------------------------------------------------------------------------------------------------------------- */
+/* -- 8-bit floats -------------------------------------------------------------------------------------------------- */
 
 /** What the conversion of one number needs. */
 typedef struct cpu_fp8 {
@@ -61,8 +61,13 @@ static cpu_fp8 cpu_fp8_of(const peri_k_codec_args *a)
 {
     int32_t m = 7 - a->exponent_bits, b = a->exponent_bias;
     uint32_t drop = (uint32_t)(REF_CODEC_MANTISSA - m);
-    return (cpu_fp8){.max = ref_fp8_max(a), .least = k_two_to(1 - b), .magic = k_two_to(REF_CODEC_MANTISSA + 1 - b - m), .drop = drop,
-                     .half = (1u << (drop - 1)) - 1u, .rebias = (uint32_t)(127 - b) << m, .step = k_two_to(1 - b - m)};
+    return (cpu_fp8){.max = ref_fp8_max(a),
+                     .least = k_two_to(1 - b),
+                     .magic = k_two_to(REF_CODEC_MANTISSA + 1 - b - m),
+                     .drop = drop,
+                     .half = (1u << (drop - 1)) - 1u,
+                     .rebias = (uint32_t)(127 - b) << m,
+                     .step = k_two_to(1 - b - m)};
 }
 
 static inline uint8_t cpu_fp8_encode(const cpu_fp8 *f, float x)
@@ -81,7 +86,8 @@ static void cpu_fp8_table(const peri_k_codec_args *a, float *table)
     for (int code = 0; code < 256; code++) table[code] = ref_fp8_decode(a, (uint8_t)code);
 }
 
-static void cpu_fp8_encode_all(const cpu_fp8 *f, const float *restrict x, uint8_t *restrict wire, int64_t n, float scale)
+static void cpu_fp8_encode_all(const cpu_fp8 *f, const float *restrict x, uint8_t *restrict wire, int64_t n,
+                               float scale)
 {
     cpu_fp8 g = *f;
     for (int64_t i = 0; i < n; i++) wire[i] = cpu_fp8_encode(&g, x[i] * scale);
@@ -114,7 +120,8 @@ static void cpu_fp8_row_encode(const peri_k_codec_args *a, const cpu_fp8 *f, con
     memcpy(wire + codes, tail, 8);
 }
 
-static void cpu_fp8_decode_all(const float *restrict table, float *restrict x, const uint8_t *restrict wire, int64_t n, float scale)
+static void cpu_fp8_decode_all(const float *restrict table, float *restrict x, const uint8_t *restrict wire, int64_t n,
+                               float scale)
 {
     for (int64_t i = 0; i < n; i++) x[i] = table[wire[i]] / scale;
 }
@@ -150,7 +157,7 @@ static void cpu_codec_decode_fp8(const peri_k_codec_args *a, int64_t begin, int6
     }
 }
 
-/* -- 8-bit integers -------------------------------------------------------------------------------------------------------------------- */
+/* -- 8-bit integers ------------------------------------------------------------------------------------------------ */
 
 /** A whole block of @n numbers. */
 static inline void cpu_int8_encode(const float *restrict x, int64_t n, uint8_t *restrict wire)
@@ -197,7 +204,7 @@ static void cpu_codec_decode_int8(const peri_k_codec_args *a, int64_t begin, int
     }
 }
 
-/* -- 4-bit floats with a shared exponent ----------------------------------------------------------------------------------------------- */
+/* -- 4-bit floats with a shared exponent --------------------------------------------------------------------------- */
 
 enum { CPU_MX4_MOST = 64 }; /* blocks up to this size are coded at once */
 
@@ -208,7 +215,8 @@ static inline void cpu_mx4_codes(const float *restrict x, int64_t n, float scale
     for (int64_t i = 0; i < n; i++) {
         uint32_t u = k_bits(x[i]);
         float m = k_float(u & 0x7fffffffu) * scale;
-        code[i] = (u >> 28 & 8u) + (m >= 0.25f) + (m >= 0.75f) + (m >= 1.25f) + (m >= 1.75f) + (m >= 2.5f) + (m >= 3.5f) + (m >= 5.0f);
+        code[i] = (u >> 28 & 8u) + (m >= 0.25f) + (m >= 0.75f) + (m >= 1.25f) + (m >= 1.75f) + (m >= 2.5f) +
+                  (m >= 3.5f) + (m >= 5.0f);
     }
     for (int64_t i = 0; i < n; i += 2) wire[i / 2] = (uint8_t)(code[i] | code[i + 1] << 4);
 }
@@ -254,7 +262,7 @@ static void cpu_codec_decode_mx4(const peri_k_codec_args *a, int64_t begin, int6
     }
 }
 
-/* -- the kernels ----------------------------------------------------------------------------------------------------------------------- */
+/* -- the kernels --------------------------------------------------------------------------------------------------- */
 
 static void cpu_codec_encode(const void *args, int64_t begin, int64_t end)
 {

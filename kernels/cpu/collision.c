@@ -15,11 +15,12 @@ typedef struct cpu_map_aim {
 /** The bucket of @id, whose mix is @mixed. */
 static inline const peri_k_collision_bucket *cpu_map_bucket(const peri_k_collision_map *m, int64_t id, uint64_t mixed)
 {
-    if (m->spread == PERI_K_SPREAD_HASH) return &m->bucket[(int64_t)peri_k_high(mixed, (uint64_t)m->buckets) - m->first_bucket];
+    if (m->spread == PERI_K_SPREAD_HASH)
+        return &m->bucket[(int64_t)peri_k_high(mixed, (uint64_t)m->buckets) - m->first_bucket];
     return ref_bucket_of(m, id);
 }
 
-/* -- MCH ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- MCH ----------------------------------------------------------------------------------------------------------- */
 
 /** The home line of @id. */
 CPU_MAP_INLINE peri_k_mch_slot *cpu_mch_aim(const peri_k_collision_map *m, int64_t id)
@@ -33,7 +34,8 @@ CPU_MAP_INLINE peri_k_mch_slot *cpu_mch_aim(const peri_k_collision_map *m, int64
 /** The high 64 bits of each number times @b < 2^32; @high, @low: its halves, each in the low half of a word. */
 CPU_MAP_INLINE __m512i cpu_high8(__m512i high, __m512i low, __m512i b)
 {
-    return _mm512_srli_epi64(_mm512_add_epi64(_mm512_mul_epu32(high, b), _mm512_srli_epi64(_mm512_mul_epu32(low, b), 32)), 32);
+    return _mm512_srli_epi64(
+        _mm512_add_epi64(_mm512_mul_epu32(high, b), _mm512_srli_epi64(_mm512_mul_epu32(low, b), 32)), 32);
 }
 
 /** As cpu_mch_aim, of eight ids spread by hash over less than 2^32 buckets. */
@@ -41,13 +43,16 @@ CPU_MAP_INLINE void cpu_mch_aim8(const peri_k_collision_map *m, const int64_t *i
 {
     enum { WORDS = sizeof(peri_k_collision_bucket) / 8 };
     __m512i x = _mm512_loadu_si512(ids); /* peri_k_mix */
-    x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 33)), _mm512_set1_epi64((int64_t)0xff51afd7ed558ccdu));
-    x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 33)), _mm512_set1_epi64((int64_t)0xc4ceb9fe1a85ec53u));
+    x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 33)),
+                           _mm512_set1_epi64((int64_t)0xff51afd7ed558ccdu));
+    x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 33)),
+                           _mm512_set1_epi64((int64_t)0xc4ceb9fe1a85ec53u));
     x = _mm512_xor_si512(x, _mm512_srli_epi64(x, 33));
     const __m512i high = _mm512_srli_epi64(x, 32);
     __m512i b = _mm512_sub_epi64(cpu_high8(high, x, _mm512_set1_epi64(m->buckets)), _mm512_set1_epi64(m->first_bucket));
     b = _mm512_mullo_epi64(b, _mm512_set1_epi64(WORDS));
-    const __m512i first = _mm512_i64gather_epi64(b, &m->bucket->first_line, 8), lines = _mm512_i64gather_epi64(b, &m->bucket->lines, 8);
+    const __m512i first = _mm512_i64gather_epi64(b, &m->bucket->first_line, 8),
+                  lines = _mm512_i64gather_epi64(b, &m->bucket->lines, 8);
     const __m512i line = _mm512_add_epi64(first, cpu_high8(x, high, lines));
     const __m512i bytes = _mm512_mullo_epi64(line, _mm512_set1_epi64(PERI_MCH_LINE * sizeof(peri_k_mch_slot)));
     _mm512_storeu_si512(home, _mm512_add_epi64(bytes, _mm512_set1_epi64((intptr_t)m->slots)));
@@ -92,7 +97,8 @@ CPU_MAP_INLINE peri_k_mch_slot *cpu_mch_slot(const peri_k_collision_map *m, peri
     return s->row != UINT32_MAX ? s : NULL;
 }
 
-/** Who else adds to windows while a part does, and with it where it may add without locking the line, which takes 20 cycles and more. */
+/** Who else adds to windows while a part does, and with it where it may add without locking the line, which takes 20
+ *  cycles and more. */
 typedef enum cpu_window_way {
     CPU_WINDOW_NONE,  /* nothing is added */
     CPU_WINDOW_ALONE, /* nobody */
@@ -124,9 +130,10 @@ CPU_MAP_INLINE int64_t cpu_window_add(peri_k_mch_slot *slot, bool counted, int64
     return more;
 }
 
-/** Ids [begin, end); @out: their rows are wanted. While a block of ids is read, the homes of the next one are asked for. */
-CPU_MAP_INLINE int64_t cpu_mch_range(const peri_k_collision_find_args *a, ref_logger *log, int64_t begin, int64_t end, const bool out,
-                                     const cpu_window_way way)
+/** Ids [begin, end); @out: their rows are wanted. While a block of ids is read, the homes of the next one are asked
+ *  for. */
+CPU_MAP_INLINE int64_t cpu_mch_range(const peri_k_collision_find_args *a, ref_logger *log, int64_t begin, int64_t end,
+                                     const bool out, const cpu_window_way way)
 {
     const peri_k_collision_map m = a->map;
     const int64_t *ids = a->ids;
@@ -156,8 +163,8 @@ CPU_MAP_INLINE int64_t cpu_mch_range(const peri_k_collision_find_args *a, ref_lo
     return hits;
 }
 
-CPU_MAP_INLINE int64_t cpu_mch_learn(const peri_k_collision_find_args *a, ref_logger *log, int64_t begin, int64_t end, const bool out,
-                                     cpu_window_way way)
+CPU_MAP_INLINE int64_t cpu_mch_learn(const peri_k_collision_find_args *a, ref_logger *log, int64_t begin, int64_t end,
+                                     const bool out, cpu_window_way way)
 {
     switch (way) {
     case CPU_WINDOW_ALONE: return cpu_mch_range(a, log, begin, end, out, CPU_WINDOW_ALONE);
@@ -172,7 +179,9 @@ static void cpu_mch_find(const void *args, int64_t first_part, int64_t past_part
     const peri_k_collision_find_args *a = args;
     ref_logger log = {.a = a};
     for (int64_t part = first_part; part < past_part; part++) {
-        const cpu_window_way way = a->parts == 1 ? CPU_WINDOW_ALONE : a->parts > 2 ? CPU_WINDOW_SHARED : CPU_WINDOW_LOW + part;
+        const cpu_window_way way = a->parts == 1  ? CPU_WINDOW_ALONE
+                                   : a->parts > 2 ? CPU_WINDOW_SHARED
+                                                  : CPU_WINDOW_LOW + part;
         const int64_t begin = a->n * part / a->parts, end = a->n * (part + 1) / a->parts;
         const int64_t learned = a->learn < begin ? begin : a->learn < end ? a->learn : end;
         if (!a->out) {
@@ -186,11 +195,12 @@ static void cpu_mch_find(const void *args, int64_t first_part, int64_t past_part
     if (log.n) ref_flush(&log);
 }
 
-/* -- hash maps ------------------------------------------------------------------------------------------------------------------------ */
+/* -- hash maps ----------------------------------------------------------------------------------------------------- */
 
 static inline cpu_map_aim cpu_hash_aim(const peri_k_collision_map *m, int64_t id)
 {
-    const peri_k_collision_bucket *b = cpu_map_bucket(m, id, m->spread == PERI_K_SPREAD_HASH ? peri_k_mix((uint64_t)id) : 0);
+    const peri_k_collision_bucket *b =
+        cpu_map_bucket(m, id, m->spread == PERI_K_SPREAD_HASH ? peri_k_mix((uint64_t)id) : 0);
     int64_t row = b->first_row + ref_hash_home(b, id);
     __builtin_prefetch(&m->rows[row], 1);
     return (cpu_map_aim){b, row};
@@ -217,7 +227,8 @@ static void cpu_hash_map_find(const void *args, int64_t begin, int64_t end)
     cpu_map_aim ring[CPU_MAP_AHEAD];
     ref_logger log = {.a = a};
     int64_t hits = 0, missed = 0;
-    for (int64_t i = begin; i < end && i < begin + CPU_MAP_AHEAD; i++) ring[i & (CPU_MAP_AHEAD - 1)] = cpu_hash_aim(m, a->ids[i]);
+    for (int64_t i = begin; i < end && i < begin + CPU_MAP_AHEAD; i++)
+        ring[i & (CPU_MAP_AHEAD - 1)] = cpu_hash_aim(m, a->ids[i]);
     for (int64_t i = begin; i < end; i++) {
         int64_t id = a->ids[i];
         cpu_map_aim aim = ring[i & (CPU_MAP_AHEAD - 1)];

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * convert.c (cpu): the common cases of fill and convert as straight loops: contiguous rows of equal dtype, of f32 to and from the
- * 16-bit floats and f64, and of i32 to and from i64. Everything else goes through ref's scalar rules row by row.
+ * convert.c (cpu): the common cases of fill and convert as straight loops: contiguous rows of equal dtype, of f32 to
+ * and from the 16-bit floats and f64, and of i32 to and from i64. Everything else goes through ref's scalar rules row
+ * by row.
  */
 
 static void cpu_fill(const void *args, int64_t begin, int64_t end)
@@ -82,7 +83,8 @@ static void cpu_convert(const void *args, int64_t begin, int64_t end)
     int32_t nd = 0;
     for (int32_t d = 0; d < a.ndim; d++) {
         if (a.shape[d] == 1) continue;
-        if (nd > 0 && a.dst_stride[nd - 1] == a.dst_stride[d] * a.shape[d] && a.src_stride[nd - 1] == a.src_stride[d] * a.shape[d]) {
+        if (nd > 0 && a.dst_stride[nd - 1] == a.dst_stride[d] * a.shape[d] &&
+            a.src_stride[nd - 1] == a.src_stride[d] * a.shape[d]) {
             a.shape[nd - 1] *= a.shape[d];
             a.dst_stride[nd - 1] = a.dst_stride[d];
             a.src_stride[nd - 1] = a.src_stride[d];
@@ -103,12 +105,13 @@ static void cpu_convert(const void *args, int64_t begin, int64_t end)
             dst += at * a.dst_stride[d];
             src += at * a.src_stride[d];
         }
-        cpu_convert_row((char *)a.dst + dst * dsize, a.dst_dtype, ds, (const char *)a.src + src * ssize, a.src_dtype, ss, n);
+        cpu_convert_row((char *)a.dst + dst * dsize, a.dst_dtype, ds, (const char *)a.src + src * ssize, a.src_dtype,
+                        ss, n);
         i += n;
     }
 }
 
-/* -- reduce: blocks that stay in the nearest cache while all sources pass through them -------------------------------------------- */
+/* -- reduce: blocks that stay in the nearest cache while all sources pass through them ----------------------------- */
 
 enum { K_REDUCE_BLOCK = 1024 };
 
@@ -116,30 +119,30 @@ enum { K_REDUCE_BLOCK = 1024 };
 #define K_REDUCE_MIN(x, y) ((x) != (x) || (x) < (y) ? (x) : (y))
 #define K_REDUCE_MAX(x, y) ((x) != (x) || (x) > (y) ? (x) : (y))
 /* acc[0, n) = load(src[0]) op load(src[1]) ...; two sources, the usual case, need no pass for the first. */
-#define K_REDUCE_LOOP(type, load, op)                                                                                                 \
-    do {                                                                                                                              \
-        if (a->n == 1)                                                                                                                \
-            for (int64_t j = 0; j < n; j++) acc[j] = load(((const type *)a->src[0])[i + j]);                                          \
-        else                                                                                                                          \
-            for (int64_t j = 0; j < n; j++)                                                                                           \
-                acc[j] = op(load(((const type *)a->src[0])[i + j]), load(((const type *)a->src[1])[i + j]));                          \
-        for (int32_t k = 2; k < a->n; k++) {                                                                                          \
-            const type *s = (const type *)a->src[k] + i;                                                                              \
-            for (int64_t j = 0; j < n; j++) acc[j] = op(acc[j], load(s[j]));                                                          \
-        }                                                                                                                             \
+#define K_REDUCE_LOOP(type, load, op)                                                                                  \
+    do {                                                                                                               \
+        if (a->n == 1)                                                                                                 \
+            for (int64_t j = 0; j < n; j++) acc[j] = load(((const type *)a->src[0])[i + j]);                           \
+        else                                                                                                           \
+            for (int64_t j = 0; j < n; j++)                                                                            \
+                acc[j] = op(load(((const type *)a->src[0])[i + j]), load(((const type *)a->src[1])[i + j]));           \
+        for (int32_t k = 2; k < a->n; k++) {                                                                           \
+            const type *s = (const type *)a->src[k] + i;                                                               \
+            for (int64_t j = 0; j < n; j++) acc[j] = op(acc[j], load(s[j]));                                           \
+        }                                                                                                              \
     } while (0)
-#define K_REDUCE_TYPE(name, type, wide, load, store)                                                                                  \
-    static void name(const peri_k_reduce_args *a, int64_t begin, int64_t end)                                                         \
-    {                                                                                                                                 \
-        wide acc[K_REDUCE_BLOCK];                                                                                                     \
-        for (int64_t i = begin; i < end; i += K_REDUCE_BLOCK) {                                                                       \
-            int64_t n = end - i < K_REDUCE_BLOCK ? end - i : K_REDUCE_BLOCK;                                                          \
-            if (a->reduce == PERI_REDUCE_SUM) K_REDUCE_LOOP(type, load, K_REDUCE_SUM);                                                \
-            else if (a->reduce == PERI_REDUCE_MIN) K_REDUCE_LOOP(type, load, K_REDUCE_MIN);                                           \
-            else K_REDUCE_LOOP(type, load, K_REDUCE_MAX);                                                                             \
-            type *d = (type *)a->dst + i;                                                                                             \
-            for (int64_t j = 0; j < n; j++) d[j] = store(acc[j]);                                                                     \
-        }                                                                                                                             \
+#define K_REDUCE_TYPE(name, type, wide, load, store)                                                                   \
+    static void name(const peri_k_reduce_args *a, int64_t begin, int64_t end)                                          \
+    {                                                                                                                  \
+        wide acc[K_REDUCE_BLOCK];                                                                                      \
+        for (int64_t i = begin; i < end; i += K_REDUCE_BLOCK) {                                                        \
+            int64_t n = end - i < K_REDUCE_BLOCK ? end - i : K_REDUCE_BLOCK;                                           \
+            if (a->reduce == PERI_REDUCE_SUM) K_REDUCE_LOOP(type, load, K_REDUCE_SUM);                                 \
+            else if (a->reduce == PERI_REDUCE_MIN) K_REDUCE_LOOP(type, load, K_REDUCE_MIN);                            \
+            else K_REDUCE_LOOP(type, load, K_REDUCE_MAX);                                                              \
+            type *d = (type *)a->dst + i;                                                                              \
+            for (int64_t j = 0; j < n; j++) d[j] = store(acc[j]);                                                      \
+        }                                                                                                              \
     }
 #define K_REDUCE_SAME(x) (x)
 K_REDUCE_TYPE(cpu_reduce_f64, double, double, K_REDUCE_SAME, K_REDUCE_SAME)
@@ -210,7 +213,8 @@ static inline void cpu_random_words(uint64_t seed, uint64_t stream, uint64_t blo
     word[0] = c0, word[1] = c1, word[2] = c2, word[3] = c3;
 }
 
-/** Uniform f32 in rows of consecutive indices. Sums and products stay apart: every instruction set makes the same bits. */
+/** Uniform f32 in rows of consecutive indices. Sums and products stay apart: every instruction set makes the same
+ *  bits. */
 __attribute__((optimize("fp-contract=off"))) static void cpu_random(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_random_args *a = args;
@@ -242,6 +246,6 @@ __attribute__((optimize("fp-contract=off"))) static void cpu_random(const void *
     }
 }
 
-#define K_CPU_CONVERT                                                                                                                 \
-    [PERI_K_fill] = cpu_fill, [PERI_K_convert] = cpu_convert, [PERI_K_random] = cpu_random, [PERI_K_reduce] = cpu_reduce,             \
-    [PERI_K_divide] = cpu_divide,
+#define K_CPU_CONVERT                                                                                                  \
+    [PERI_K_fill] = cpu_fill, [PERI_K_convert] = cpu_convert, [PERI_K_random] = cpu_random,                            \
+    [PERI_K_reduce] = cpu_reduce, [PERI_K_divide] = cpu_divide,

@@ -17,29 +17,29 @@ static inline void k_store_n(void *p, int64_t i, k_vec v, int64_t n)
 }
 
 /** dst[i] = expr for i in [begin, end), where expr computes on v = x[i], and on w = y[i], u = z[i] where given. */
-#define K_MAP(dst, x, expr)                                                                                                           \
-    do {                                                                                                                              \
-        int64_t i_ = begin;                                                                                                           \
-        for (; i_ + K_LANES <= end; i_ += K_LANES) {                                                                                  \
-            k_vec v = k_load((x) + i_);                                                                                               \
-            k_store((dst) + i_, (expr));                                                                                              \
-        }                                                                                                                             \
-        if (i_ < end) {                                                                                                               \
-            k_vec v = k_load_part((x) + i_, end - i_);                                                                                \
-            k_store_part((dst) + i_, (expr), end - i_);                                                                               \
-        }                                                                                                                             \
+#define K_MAP(dst, x, expr)                                                                                            \
+    do {                                                                                                               \
+        int64_t i_ = begin;                                                                                            \
+        for (; i_ + K_LANES <= end; i_ += K_LANES) {                                                                   \
+            k_vec v = k_load((x) + i_);                                                                                \
+            k_store((dst) + i_, (expr));                                                                               \
+        }                                                                                                              \
+        if (i_ < end) {                                                                                                \
+            k_vec v = k_load_part((x) + i_, end - i_);                                                                 \
+            k_store_part((dst) + i_, (expr), end - i_);                                                                \
+        }                                                                                                              \
     } while (0)
-#define K_MAP2(dst, x, y, expr)                                                                                                       \
-    do {                                                                                                                              \
-        int64_t i_ = begin;                                                                                                           \
-        for (; i_ + K_LANES <= end; i_ += K_LANES) {                                                                                  \
-            k_vec v = k_load((x) + i_), w = k_load((y) + i_);                                                                         \
-            k_store((dst) + i_, (expr));                                                                                              \
-        }                                                                                                                             \
-        if (i_ < end) {                                                                                                               \
-            k_vec v = k_load_part((x) + i_, end - i_), w = k_load_part((y) + i_, end - i_);                                           \
-            k_store_part((dst) + i_, (expr), end - i_);                                                                               \
-        }                                                                                                                             \
+#define K_MAP2(dst, x, y, expr)                                                                                        \
+    do {                                                                                                               \
+        int64_t i_ = begin;                                                                                            \
+        for (; i_ + K_LANES <= end; i_ += K_LANES) {                                                                   \
+            k_vec v = k_load((x) + i_), w = k_load((y) + i_);                                                          \
+            k_store((dst) + i_, (expr));                                                                               \
+        }                                                                                                              \
+        if (i_ < end) {                                                                                                \
+            k_vec v = k_load_part((x) + i_, end - i_), w = k_load_part((y) + i_, end - i_);                            \
+            k_store_part((dst) + i_, (expr), end - i_);                                                                \
+        }                                                                                                              \
     } while (0)
 
 static void cpu_axpy(const void *args, int64_t begin, int64_t end)
@@ -55,7 +55,7 @@ static void cpu_axpy(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- elementwise --------------------------------------------------------------------------------------------------------------- */
+/* -- elementwise --------------------------------------------------------------------------------------------------- */
 
 static void cpu_unary(const void *args, int64_t begin, int64_t end)
 {
@@ -177,7 +177,8 @@ static void cpu_binary(const void *args, int64_t begin, int64_t end)
         return;
     }
     int32_t last = a->ndim - 1;
-    int64_t row = last >= 0 ? a->shape[last] : 1, sa = last >= 0 ? a->a_stride[last] : 1, sb = last >= 0 ? a->b_stride[last] : 1;
+    int64_t row = last >= 0 ? a->shape[last] : 1, sa = last >= 0 ? a->a_stride[last] : 1,
+            sb = last >= 0 ? a->b_stride[last] : 1;
     for (int64_t i = begin; i < end;) {
         int64_t in_row = i % row, n = row - in_row < end - i ? row - in_row : end - i, rest = i / row;
         int64_t at_a = in_row * sa, at_b = in_row * sb;
@@ -203,13 +204,16 @@ static void cpu_muladd(const void *args, int64_t begin, int64_t end)
     const float *x = a->a, *y = a->b, *z = a->c;
     k_vec scale = k_set((float)a->scale);
     int64_t i = begin;
-    for (; i + K_LANES <= end; i += K_LANES) k_store(dst + i, k_fma(k_load(x + i), k_load(y + i), k_load(z + i) * scale));
+    for (; i + K_LANES <= end; i += K_LANES)
+        k_store(dst + i, k_fma(k_load(x + i), k_load(y + i), k_load(z + i) * scale));
     if (i < end)
-        k_store_part(dst + i, k_fma(k_load_part(x + i, end - i), k_load_part(y + i, end - i), k_load_part(z + i, end - i) * scale),
-                     end - i);
+        k_store_part(
+            dst + i,
+            k_fma(k_load_part(x + i, end - i), k_load_part(y + i, end - i), k_load_part(z + i, end - i) * scale),
+            end - i);
 }
 
-/* -- the sides of a linear layer -------------------------------------------------------------------------------------------------- */
+/* -- the sides of a linear layer ----------------------------------------------------------------------------------- */
 
 static void cpu_bias_act(const void *args, int64_t begin_row, int64_t end_row)
 {
@@ -243,13 +247,16 @@ static inline k_vec cpu_act_df(int32_t act, k_vec dy, k_vec y)
     return dy;
 }
 
-/** Rows [first, last) of act_grad with `act` known to the compiler; the sums go through `partial`, four rows at a time. */
-static inline void cpu_act_grad_rows(const peri_k_act_grad_args *a, int32_t act, int64_t first, int64_t last, float *partial)
+/** Rows [first, last) of act_grad with `act` known to the compiler; the sums go through `partial`, four rows at a
+ *  time. */
+static inline void cpu_act_grad_rows(const peri_k_act_grad_args *a, int32_t act, int64_t first, int64_t last,
+                                     float *partial)
 {
     int64_t cols = a->cols;
     for (int64_t r = first; r < last; r += 4) {
         int64_t rows = last - r < 4 ? last - r : 4;
-        const float *dy = (const float *)a->dy + r * a->dy_stride, *y = act == PERI_UNARY_IDENTITY ? dy : (const float *)a->y + r * cols;
+        const float *dy = (const float *)a->dy + r * a->dy_stride,
+                    *y = act == PERI_UNARY_IDENTITY ? dy : (const float *)a->y + r * cols;
         int64_t y_stride = act == PERI_UNARY_IDENTITY ? a->dy_stride : cols;
         float *dz = a->dz ? (float *)a->dz + r * cols : NULL;
         int64_t c = 0;
@@ -265,11 +272,13 @@ static inline void cpu_act_grad_rows(const peri_k_act_grad_args *a, int32_t act,
         if (c < cols) {
             k_vec sum = {0};
             for (int64_t q = 0; q < rows; q++) {
-                k_vec z = cpu_act_df(act, k_load_part(dy + q * a->dy_stride + c, cols - c), k_load_part(y + q * y_stride + c, cols - c));
+                k_vec z = cpu_act_df(act, k_load_part(dy + q * a->dy_stride + c, cols - c),
+                                     k_load_part(y + q * y_stride + c, cols - c));
                 if (dz) k_store_part(dz + q * cols + c, z, cols - c);
                 sum += z;
             }
-            if (partial) k_store_part(partial + c, r == first ? sum : k_load_part(partial + c, cols - c) + sum, cols - c);
+            if (partial)
+                k_store_part(partial + c, r == first ? sum : k_load_part(partial + c, cols - c) + sum, cols - c);
         }
     }
 }
@@ -277,7 +286,8 @@ static inline void cpu_act_grad_rows(const peri_k_act_grad_args *a, int32_t act,
 static void cpu_act_grad(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_act_grad_args *a = args;
-    bool known = a->act == PERI_UNARY_IDENTITY || a->act == PERI_UNARY_RELU || a->act == PERI_UNARY_SIGMOID || a->act == PERI_UNARY_TANH;
+    bool known = a->act == PERI_UNARY_IDENTITY || a->act == PERI_UNARY_RELU || a->act == PERI_UNARY_SIGMOID ||
+                 a->act == PERI_UNARY_TANH;
     if (a->dtype != PERI_F32 || !known) {
         ref_act_grad(args, begin, end);
         return;
@@ -292,7 +302,7 @@ static void cpu_act_grad(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- a layer of a cross network ---------------------------------------------------------------------------------------------------- */
+/* -- a layer of a cross network ------------------------------------------------------------------------------------ */
 
 static void cpu_cross(const void *args, int64_t begin_row, int64_t end_row)
 {
@@ -341,14 +351,15 @@ static void cpu_cross_grad(const void *args, int64_t begin, int64_t end)
         for (int64_t r = first; r < last; r += 2)
             for (int64_t c = 0; c < a.cols; c += K_LANES) {
                 int64_t n = a.cols - c;
-                k_vec bias = a.bias ? k_load_n(a.bias, c, n) : k_set(0), sum = cpu_cross_grad_vector(&a, r * a.cols + c, bias, n);
+                k_vec bias = a.bias ? k_load_n(a.bias, c, n) : k_set(0),
+                      sum = cpu_cross_grad_vector(&a, r * a.cols + c, bias, n);
                 if (r + 1 < last) sum += cpu_cross_grad_vector(&a, (r + 1) * a.cols + c, bias, n);
                 if (partial) k_store_n(partial, c, k_load_n(partial, c, n) + sum, n);
             }
     }
 }
 
-/* -- reductions ---------------------------------------------------------------------------------------------------------------- */
+/* -- reductions ---------------------------------------------------------------------------------------------------- */
 
 static float cpu_sum(const float *x, int64_t n)
 {
@@ -526,7 +537,8 @@ static void cpu_layer_norm_grad(const void *args, int64_t begin_block, int64_t e
         return;
     }
     for (int64_t k = begin_block; k < end_block; k++) {
-        float *dweight = a->dweight ? (float *)a->dweight + k * a->cols : NULL, *dbias = a->dbias ? (float *)a->dbias + k * a->cols : NULL;
+        float *dweight = a->dweight ? (float *)a->dweight + k * a->cols : NULL,
+              *dbias = a->dbias ? (float *)a->dbias + k * a->cols : NULL;
         int64_t first = k * PERI_SUM_ROWS, begin = 0, end = a->cols;
         for (int64_t r = first; r < ref_block_end(k, a->rows); r++) {
             const float *dy = (const float *)a->dy + r * a->cols, *x = (const float *)a->x + r * a->cols;
@@ -538,7 +550,8 @@ static void cpu_layer_norm_grad(const void *args, int64_t begin_block, int64_t e
             } else if (dweight) {
                 for (int64_t c = 0; c < end; c += K_LANES) {
                     int64_t left = end - c;
-                    if (left >= K_LANES) k_store(dweight + c, k_fma(k_load(dy + c), (k_load(x + c) - mean) * rstd, k_load(dweight + c)));
+                    if (left >= K_LANES)
+                        k_store(dweight + c, k_fma(k_load(dy + c), (k_load(x + c) - mean) * rstd, k_load(dweight + c)));
                     else
                         k_store_part(dweight + c,
                                      k_fma(k_load_part(dy + c, left), (k_load_part(x + c, left) - mean) * rstd,
@@ -551,7 +564,7 @@ static void cpu_layer_norm_grad(const void *args, int64_t begin_block, int64_t e
     }
 }
 
-/* -- dropout ------------------------------------------------------------------------------------------------------------------- */
+/* -- dropout ------------------------------------------------------------------------------------------------------- */
 
 static void cpu_dropout(const void *args, int64_t begin, int64_t end)
 {
@@ -573,7 +586,7 @@ static void cpu_dropout(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- losses -------------------------------------------------------------------------------------------------------------------- */
+/* -- losses -------------------------------------------------------------------------------------------------------- */
 
 static void cpu_loss(const void *args, int64_t begin, int64_t end)
 {
@@ -620,11 +633,12 @@ static void cpu_cross_entropy_grad(const void *args, int64_t begin_row, int64_t 
     }
 }
 
-#define K_CPU_DENSE                                                                                                                   \
-    [PERI_K_axpy] = cpu_axpy, [PERI_K_unary] = cpu_unary, [PERI_K_unary_grad] = cpu_unary_grad, [PERI_K_binary] = cpu_binary,         \
-    [PERI_K_muladd] = cpu_muladd, [PERI_K_bias_act] = cpu_bias_act, [PERI_K_panel_product] = cpu_panel_product,                           \
-    [PERI_K_act_grad] = cpu_act_grad, [PERI_K_cross] = cpu_cross,                                                                     \
-    [PERI_K_cross_grad] = cpu_cross_grad, [PERI_K_sum_dim] = cpu_sum_dim,                                                             \
-    [PERI_K_softmax] = cpu_softmax, [PERI_K_softmax_grad] = cpu_softmax_grad, [PERI_K_layer_norm] = cpu_layer_norm,                   \
-    [PERI_K_layer_norm_grad] = cpu_layer_norm_grad, [PERI_K_dropout] = cpu_dropout, [PERI_K_loss] = cpu_loss,           \
-    [PERI_K_cross_entropy] = cpu_cross_entropy, [PERI_K_cross_entropy_grad] = cpu_cross_entropy_grad, K_CPU_INTERACTION
+#define K_CPU_DENSE                                                                                                    \
+    [PERI_K_axpy] = cpu_axpy, [PERI_K_unary] = cpu_unary, [PERI_K_unary_grad] = cpu_unary_grad,                        \
+    [PERI_K_binary] = cpu_binary, [PERI_K_muladd] = cpu_muladd, [PERI_K_bias_act] = cpu_bias_act,                      \
+    [PERI_K_panel_product] = cpu_panel_product, [PERI_K_act_grad] = cpu_act_grad, [PERI_K_cross] = cpu_cross,          \
+    [PERI_K_cross_grad] = cpu_cross_grad, [PERI_K_sum_dim] = cpu_sum_dim, [PERI_K_softmax] = cpu_softmax,              \
+    [PERI_K_softmax_grad] = cpu_softmax_grad, [PERI_K_layer_norm] = cpu_layer_norm,                                    \
+    [PERI_K_layer_norm_grad] = cpu_layer_norm_grad, [PERI_K_dropout] = cpu_dropout, [PERI_K_loss] = cpu_loss,          \
+    [PERI_K_cross_entropy] = cpu_cross_entropy, [PERI_K_cross_entropy_grad] = cpu_cross_entropy_grad,                  \
+    K_CPU_INTERACTION

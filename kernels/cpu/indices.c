@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * indices.c (cpu): permutations, sums of segments, levels of bags and distinct ids: see kernels/sparse.h. Kernels whose plain loops the
- * compiler makes into vectors are ref's, compiled here for the instruction set.
+ * indices.c (cpu): permutations, sums of segments, levels of bags and distinct ids: see kernels/sparse.h. Kernels whose
+ * plain loops the compiler makes into vectors are ref's, compiled here for the instruction set.
  */
 
-/* -- checks ---------------------------------------------------------------------------------------------------------------------- */
+/* -- checks -------------------------------------------------------------------------------------------------------- */
 
-#define CPU_EXTENT(name, X)                                                                                                           \
-    static cpu_extent name(const X *restrict x, int64_t n)                                                                            \
-    {                                                                                                                                 \
-        X min = x[0], max = x[0];                                                                                                     \
-        for (int64_t i = 0; i < n; i++) {                                                                                             \
-            min = x[i] < min ? x[i] : min;                                                                                            \
-            max = x[i] > max ? x[i] : max;                                                                                            \
-        }                                                                                                                             \
-        return (cpu_extent){0, min, max};                                                                                             \
+#define CPU_EXTENT(name, X)                                                                                            \
+    static cpu_extent name(const X *restrict x, int64_t n)                                                             \
+    {                                                                                                                  \
+        X min = x[0], max = x[0];                                                                                      \
+        for (int64_t i = 0; i < n; i++) {                                                                              \
+            min = x[i] < min ? x[i] : min;                                                                             \
+            max = x[i] > max ? x[i] : max;                                                                             \
+        }                                                                                                              \
+        return (cpu_extent){0, min, max};                                                                              \
     }
 CPU_EXTENT(cpu_ends_i32, int32_t)
 CPU_EXTENT(cpu_ends_i64, int64_t)
@@ -25,7 +25,9 @@ static void cpu_index_check(const void *args, int64_t begin, int64_t end)
     for (int64_t b = begin; b < end; b++) {
         int64_t i = b * PERI_JAGGED_BLOCK, n = ref_min(a->n - i, PERI_JAGGED_BLOCK);
         cpu_extent e = {0, INT64_MAX, INT64_MIN};
-        if (n > 0) e = a->dtype == PERI_I32 ? cpu_ends_i32((const int32_t *)a->x + i, n) : cpu_ends_i64((const int64_t *)a->x + i, n);
+        if (n > 0)
+            e = a->dtype == PERI_I32 ? cpu_ends_i32((const int32_t *)a->x + i, n)
+                                     : cpu_ends_i64((const int64_t *)a->x + i, n);
         if (a->extent) a->extent[2 * b] = e.min;
         if (a->extent) a->extent[2 * b + 1] = e.max;
         if (a->bad) a->bad[b] = INT64_MAX;
@@ -37,12 +39,12 @@ static void cpu_index_check(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- permutations ---------------------------------------------------------------------------------------------------------------- */
+/* -- permutations -------------------------------------------------------------------------------------------------- */
 
-#define CPU_COUNT_UP(name, X, U)                                                                                                      \
-    static inline void name(X *restrict out, int64_t n, int64_t first)                                                                \
-    {                                                                                                                                 \
-        for (int64_t i = 0; i < n; i++) out[i] = (X)((U)first + (U)i);                                                                \
+#define CPU_COUNT_UP(name, X, U)                                                                                       \
+    static inline void name(X *restrict out, int64_t n, int64_t first)                                                 \
+    {                                                                                                                  \
+        for (int64_t i = 0; i < n; i++) out[i] = (X)((U)first + (U)i);                                                 \
     }
 CPU_COUNT_UP(cpu_count_i32, int32_t, uint32_t)
 CPU_COUNT_UP(cpu_count_i64, int64_t, uint64_t)
@@ -80,7 +82,8 @@ static void cpu_jagged_places(const void *args, int64_t begin, int64_t end)
         int64_t p = a->permute ? ref_int(a->permute, t, a->permute_dtype) : t;
         int64_t first = ref_offset(a->out_offsets, a->out_dtype, a->out_step, t);
         int64_t last = ref_min(ref_offset(a->out_offsets, a->out_dtype, a->out_step, t + 1), end);
-        cpu_count_up(a->out, row, last - row, ref_offset(a->in_offsets, a->in_dtype, a->in_step, p) + row - first, a->dtype);
+        cpu_count_up(a->out, row, last - row, ref_offset(a->in_offsets, a->in_dtype, a->in_step, p) + row - first,
+                     a->dtype);
         row = last;
     }
 }
@@ -101,7 +104,7 @@ static void cpu_invert_permute(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- sums of segments ------------------------------------------------------------------------------------------------------------ */
+/* -- sums of segments ---------------------------------------------------------------------------------------------- */
 
 #if defined(__AVX512F__)
 /** As ref adds: 16 partial sums, then in halves. */
@@ -128,7 +131,8 @@ static inline float cpu_segment_f32(const float *x, int64_t n)
     }
     if (n > 0) { /* what is not there must not be added: -0 + 0 is 0 */
         __m256i first = k_mask(n), second = k_mask(n - 8);
-        __m256 a = _mm256_add_ps(low, _mm256_maskload_ps(x, first)), b = _mm256_add_ps(high, _mm256_maskload_ps(x + 8, second));
+        __m256 a = _mm256_add_ps(low, _mm256_maskload_ps(x, first)),
+               b = _mm256_add_ps(high, _mm256_maskload_ps(x + 8, second));
         low = _mm256_blendv_ps(low, a, _mm256_castsi256_ps(first));
         high = _mm256_blendv_ps(high, b, _mm256_castsi256_ps(second));
     }
@@ -139,18 +143,18 @@ static inline float cpu_segment_f32(const float *x, int64_t n)
 }
 #endif
 
-#define CPU_SUM_INTS(name, X, U)                                                                                                      \
-    static inline X name(const X *restrict x, int64_t n)                                                                              \
-    {                                                                                                                                 \
-        U sum = 0;                                                                                                                    \
-        for (int64_t i = 0; i < n; i++) sum += (U)x[i];                                                                               \
-        return (X)sum;                                                                                                                \
+#define CPU_SUM_INTS(name, X, U)                                                                                       \
+    static inline X name(const X *restrict x, int64_t n)                                                               \
+    {                                                                                                                  \
+        U sum = 0;                                                                                                     \
+        for (int64_t i = 0; i < n; i++) sum += (U)x[i];                                                                \
+        return (X)sum;                                                                                                 \
     }
 CPU_SUM_INTS(cpu_segment_i32, int32_t, uint32_t)
 CPU_SUM_INTS(cpu_segment_i64, int64_t, uint64_t)
 
-static inline __attribute__((always_inline)) void cpu_segment_run(const peri_k_segment_sum_args *a, int64_t begin, int64_t end,
-                                                                 int32_t offsets_dtype)
+static inline __attribute__((always_inline)) void cpu_segment_run(const peri_k_segment_sum_args *a, int64_t begin,
+                                                                  int64_t end, int32_t offsets_dtype)
 {
     int64_t first = ref_int(a->offsets, begin, offsets_dtype) * a->step;
     for (int64_t s = begin; s < end; s++) {
@@ -171,14 +175,15 @@ static void cpu_segment_sum(const void *args, int64_t begin, int64_t end)
     else cpu_segment_run(a, begin, end, PERI_I64);
 }
 
-/* -- several levels of bags ------------------------------------------------------------------------------------------------------ */
+/* -- several levels of bags ---------------------------------------------------------------------------------------- */
 
-/** Rows [begin, end) of dense below bag @bag of level @l, whose first row is @base; each member of the bag covers @rows[l] rows. @bag < 0:
- *  nothing is there. */
-static void cpu_levels_fill(const peri_k_levels_args *a, int32_t l, int64_t bag, int64_t base, const int64_t *rows, int64_t begin,
-                            int64_t end)
+/** Rows [begin, end) of dense below bag @bag of level @l, whose first row is @base; each member of the bag covers
+ *  @rows[l] rows. @bag < 0: nothing is there. */
+static void cpu_levels_fill(const peri_k_levels_args *a, int32_t l, int64_t bag, int64_t base, const int64_t *rows,
+                            int64_t begin, int64_t end)
 {
-    int64_t size = rows[l] * a->max[l], from = base > begin ? base : begin, to = ref_min(base + size, end), first = 0, n = 0;
+    int64_t size = rows[l] * a->max[l], from = base > begin ? base : begin, to = ref_min(base + size, end), first = 0,
+            n = 0;
     if (from >= to) return;
     if (bag >= 0) {
         first = ref_int(a->offsets[l], bag, a->offsets_dtype);
@@ -209,7 +214,8 @@ static void cpu_levels_to_dense(const void *args, int64_t begin, int64_t end)
     for (int64_t bag = begin / all; bag * all < end; bag++) cpu_levels_fill(a, 0, bag, bag * all, rows, begin, end);
 }
 
-/** The bags that hold the current value, from the last level up; they are found anew only when a level's bag has ended. */
+/** The bags that hold the current value, from the last level up; they are found anew only when a level's bag has
+ *  ended. */
 static void cpu_levels_from_dense(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_levels_args *a = args;
@@ -235,15 +241,15 @@ static void cpu_levels_from_dense(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- distinct ids ---------------------------------------------------------------------------------------------------------------- */
+/* -- distinct ids -------------------------------------------------------------------------------------------------- */
 
-#define CPU_MARK(name, X)                                                                                                             \
-    static void name(const X *restrict x, uint64_t *restrict marks, int64_t base, int64_t begin, int64_t end)                         \
-    {                                                                                                                                 \
-        for (int64_t i = begin; i < end; i++) {                                                                                       \
-            uint64_t at = (uint64_t)((int64_t)x[i] - base);                                                                           \
-            marks[at / 64] |= (uint64_t)1 << (at % 64);                                                                               \
-        }                                                                                                                             \
+#define CPU_MARK(name, X)                                                                                              \
+    static void name(const X *restrict x, uint64_t *restrict marks, int64_t base, int64_t begin, int64_t end)          \
+    {                                                                                                                  \
+        for (int64_t i = begin; i < end; i++) {                                                                        \
+            uint64_t at = (uint64_t)((int64_t)x[i] - base);                                                            \
+            marks[at / 64] |= (uint64_t)1 << (at % 64);                                                                \
+        }                                                                                                              \
     }
 CPU_MARK(cpu_mark_i32, int32_t)
 CPU_MARK(cpu_mark_i64, int64_t)
@@ -260,20 +266,21 @@ static void cpu_mark_set(const void *args, int64_t begin, int64_t end)
     }
 }
 
-#define CPU_LOOKUP(name, X)                                                                                                           \
-    static inline __attribute__((always_inline)) void name(const peri_k_mark_args *a, int64_t p, bool inverted, bool tallied)         \
-    {                                                                                                                                 \
-        const X *restrict x = a->x;                                                                                                   \
-        const uint64_t *restrict words = a->words;                                                                                    \
-        const int32_t *restrict ranks = a->ranks;                                                                                     \
-        int64_t *restrict inverse = a->inverse, end = ref_mark_part(a, p + 1);                                                        \
-        uint32_t *restrict tallies = a->tallies + (tallied ? p * a->total : 0);                                                       \
-        for (int64_t i = ref_mark_part(a, p); i < end; i++) {                                                                         \
-            uint64_t at = (uint64_t)((int64_t)x[i] - a->base);                                                                        \
-            int64_t u = ranks[at / 64] + __builtin_popcountll(words[at / 64] & (((uint64_t)1 << (at % 64)) - 1));                     \
-            if (inverted) inverse[i] = u;                                                                                             \
-            if (tallied) tallies[u]++;                                                                                                \
-        }                                                                                                                             \
+#define CPU_LOOKUP(name, X)                                                                                            \
+    static inline __attribute__((always_inline)) void name(const peri_k_mark_args *a, int64_t p, bool inverted,        \
+                                                           bool tallied)                                               \
+    {                                                                                                                  \
+        const X *restrict x = a->x;                                                                                    \
+        const uint64_t *restrict words = a->words;                                                                     \
+        const int32_t *restrict ranks = a->ranks;                                                                      \
+        int64_t *restrict inverse = a->inverse, end = ref_mark_part(a, p + 1);                                         \
+        uint32_t *restrict tallies = a->tallies + (tallied ? p * a->total : 0);                                        \
+        for (int64_t i = ref_mark_part(a, p); i < end; i++) {                                                          \
+            uint64_t at = (uint64_t)((int64_t)x[i] - a->base);                                                         \
+            int64_t u = ranks[at / 64] + __builtin_popcountll(words[at / 64] & (((uint64_t)1 << (at % 64)) - 1));      \
+            if (inverted) inverse[i] = u;                                                                              \
+            if (tallied) tallies[u]++;                                                                                 \
+        }                                                                                                              \
     }
 CPU_LOOKUP(cpu_lookup_i32, int32_t)
 CPU_LOOKUP(cpu_lookup_i64, int64_t)
@@ -323,34 +330,35 @@ static void cpu_sort_order(const void *args, int64_t begin, int64_t end)
     }
 }
 
-#define CPU_UNIQUE(count, write, X)                                                                                                   \
-    static int64_t count(const X *restrict x, const int64_t *restrict order, X *restrict sorted, int64_t first, int64_t end, int64_t n) \
-    {                                                                                                                                 \
-        int64_t sum = first == 0;                                                                                                     \
-        X before = first > 0 ? x[order[first - 1]] : x[order[0]];                                                                     \
-        for (int64_t i = first; i < end; i++) {                                                                                       \
-            if (i + CPU_FORWARD < n) __builtin_prefetch(x + order[i + CPU_FORWARD]);                                                  \
-            X now = x[order[i]];                                                                                                      \
-            sum += now != before;                                                                                                     \
-            sorted[i] = before = now;                                                                                                 \
-        }                                                                                                                             \
-        return sum;                                                                                                                   \
-    }                                                                                                                                 \
-    static void write(const peri_k_unique_args *a, int64_t first, int64_t end, int64_t u)                                             \
-    {                                                                                                                                 \
-        const X *restrict sorted = a->sorted;                                                                                         \
-        const int64_t *restrict order = a->order;                                                                                     \
-        int64_t *restrict inverse = a->inverse;                                                                                       \
-        X *restrict unique = a->unique;                                                                                               \
-        for (int64_t i = first; i < end; i++) {                                                                                       \
-            if (inverse && i + CPU_FORWARD < a->n) __builtin_prefetch(inverse + order[i + CPU_FORWARD], 1);                           \
-            if (i == 0 || sorted[i] != sorted[i - 1]) {                                                                               \
-                unique[++u] = sorted[i];                                                                                              \
-                if (a->starts) a->starts[u] = i;                                                                                      \
-            }                                                                                                                         \
-            if (inverse) inverse[order[i]] = u;                                                                                       \
-        }                                                                                                                             \
-        if (a->starts && end == a->n) a->starts[u + 1] = a->n;                                                                        \
+#define CPU_UNIQUE(count, write, X)                                                                                    \
+    static int64_t count(const X *restrict x, const int64_t *restrict order, X *restrict sorted, int64_t first,        \
+                         int64_t end, int64_t n)                                                                       \
+    {                                                                                                                  \
+        int64_t sum = first == 0;                                                                                      \
+        X before = first > 0 ? x[order[first - 1]] : x[order[0]];                                                      \
+        for (int64_t i = first; i < end; i++) {                                                                        \
+            if (i + CPU_FORWARD < n) __builtin_prefetch(x + order[i + CPU_FORWARD]);                                   \
+            X now = x[order[i]];                                                                                       \
+            sum += now != before;                                                                                      \
+            sorted[i] = before = now;                                                                                  \
+        }                                                                                                              \
+        return sum;                                                                                                    \
+    }                                                                                                                  \
+    static void write(const peri_k_unique_args *a, int64_t first, int64_t end, int64_t u)                              \
+    {                                                                                                                  \
+        const X *restrict sorted = a->sorted;                                                                          \
+        const int64_t *restrict order = a->order;                                                                      \
+        int64_t *restrict inverse = a->inverse;                                                                        \
+        X *restrict unique = a->unique;                                                                                \
+        for (int64_t i = first; i < end; i++) {                                                                        \
+            if (inverse && i + CPU_FORWARD < a->n) __builtin_prefetch(inverse + order[i + CPU_FORWARD], 1);            \
+            if (i == 0 || sorted[i] != sorted[i - 1]) {                                                                \
+                unique[++u] = sorted[i];                                                                               \
+                if (a->starts) a->starts[u] = i;                                                                       \
+            }                                                                                                          \
+            if (inverse) inverse[order[i]] = u;                                                                        \
+        }                                                                                                              \
+        if (a->starts && end == a->n) a->starts[u + 1] = a->n;                                                         \
     }
 CPU_UNIQUE(cpu_distinct_i32, cpu_write_i32, int32_t)
 CPU_UNIQUE(cpu_distinct_i64, cpu_write_i64, int64_t)
@@ -375,11 +383,12 @@ static void cpu_unique_write(const void *args, int64_t begin, int64_t end)
     }
 }
 
-#define K_CPU_INDICES                                                                                                                 \
-    [PERI_K_index_check] = cpu_index_check, [PERI_K_jagged_places] = cpu_jagged_places,                                               \
-    [PERI_K_invert_permute] = cpu_invert_permute, [PERI_K_segment_sum] = cpu_segment_sum,                                             \
-    [PERI_K_segment_spread] = ref_segment_spread, [PERI_K_levels_to_dense] = cpu_levels_to_dense,                                     \
-    [PERI_K_levels_from_dense] = cpu_levels_from_dense, [PERI_K_sort_keys] = cpu_sort_keys, [PERI_K_sort_order] = cpu_sort_order,     \
-    [PERI_K_unique_count] = cpu_unique_count, [PERI_K_unique_write] = cpu_unique_write, [PERI_K_unique_counts] = ref_unique_counts,   \
-    [PERI_K_mark_set] = cpu_mark_set, [PERI_K_mark_count] = ref_mark_count, [PERI_K_mark_write] = ref_mark_write,                     \
+#define K_CPU_INDICES                                                                                                  \
+    [PERI_K_index_check] = cpu_index_check, [PERI_K_jagged_places] = cpu_jagged_places,                                \
+    [PERI_K_invert_permute] = cpu_invert_permute, [PERI_K_segment_sum] = cpu_segment_sum,                              \
+    [PERI_K_segment_spread] = ref_segment_spread, [PERI_K_levels_to_dense] = cpu_levels_to_dense,                      \
+    [PERI_K_levels_from_dense] = cpu_levels_from_dense, [PERI_K_sort_keys] = cpu_sort_keys,                            \
+    [PERI_K_sort_order] = cpu_sort_order, [PERI_K_unique_count] = cpu_unique_count,                                    \
+    [PERI_K_unique_write] = cpu_unique_write, [PERI_K_unique_counts] = ref_unique_counts,                              \
+    [PERI_K_mark_set] = cpu_mark_set, [PERI_K_mark_count] = ref_mark_count, [PERI_K_mark_write] = ref_mark_write,      \
     [PERI_K_mark_lookup] = cpu_mark_lookup, [PERI_K_mark_tally] = ref_mark_tally,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * interaction.c (cpu): pairwise dot products of a sample's vectors, in f32. Forward, a tile of 4 x K_LANES / 4 products is accumulated in
- * K_LANES vectors and then summed across lanes by one tree, which leaves the tile in one vector. Backward is a small symmetric
- * matrix times the vectors, whose coefficients are read where they lie in dy.
+ * interaction.c (cpu): pairwise dot products of a sample's vectors, in f32. Forward, a tile of 4 x K_LANES / 4 products
+ * is accumulated in K_LANES vectors and then summed across lanes by one tree, which leaves the tile in one vector.
+ * Backward is a small symmetric matrix times the vectors, whose coefficients are read where they lie in dy.
  */
 
 enum { K_TILE_ROWS = 4, K_TILE_COLS = K_LANES / 4 };
@@ -18,12 +18,16 @@ static inline k_vec k_sum_lanes(const k_vec *acc)
         __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
         quarter[j] = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
     }
-    __m512d xy = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(quarter[0], quarter[1]), _mm512_unpackhi_ps(quarter[0], quarter[1]));
-    __m512d zw = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(quarter[2], quarter[3]), _mm512_unpackhi_ps(quarter[2], quarter[3]));
+    __m512d xy =
+        (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(quarter[0], quarter[1]), _mm512_unpackhi_ps(quarter[0], quarter[1]));
+    __m512d zw =
+        (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(quarter[2], quarter[3]), _mm512_unpackhi_ps(quarter[2], quarter[3]));
     return (k_vec)_mm512_add_ps((__m512)_mm512_unpacklo_pd(xy, zw), (__m512)_mm512_unpackhi_pd(xy, zw));
 #else
-    __m256 low = _mm256_hadd_ps(_mm256_hadd_ps((__m256)acc[0], (__m256)acc[1]), _mm256_hadd_ps((__m256)acc[2], (__m256)acc[3]));
-    __m256 high = _mm256_hadd_ps(_mm256_hadd_ps((__m256)acc[4], (__m256)acc[5]), _mm256_hadd_ps((__m256)acc[6], (__m256)acc[7]));
+    __m256 low =
+        _mm256_hadd_ps(_mm256_hadd_ps((__m256)acc[0], (__m256)acc[1]), _mm256_hadd_ps((__m256)acc[2], (__m256)acc[3]));
+    __m256 high =
+        _mm256_hadd_ps(_mm256_hadd_ps((__m256)acc[4], (__m256)acc[5]), _mm256_hadd_ps((__m256)acc[6], (__m256)acc[7]));
     return (k_vec)_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
 #endif
 }
@@ -67,7 +71,8 @@ static void cpu_interaction(const void *args, int64_t begin, int64_t end)
     }
     int64_t last = a->features, width = a->dim + last * (last + 1) / 2;
     for (int64_t b = begin; b < end; b++) {
-        const float *dense = (const float *)a->dense + b * a->dense_stride, *sparse = (const float *)a->sparse + b * a->sparse_stride;
+        const float *dense = (const float *)a->dense + b * a->dense_stride,
+                    *sparse = (const float *)a->sparse + b * a->sparse_stride;
         float *y = (float *)a->y + b * width, *pairs = y + a->dim;
         memcpy(y, dense, (size_t)a->dim * sizeof *y);
         for (int64_t i0 = 0; i0 < last; i0 += K_TILE_ROWS) {
@@ -94,7 +99,7 @@ static void cpu_interaction(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- backward ------------------------------------------------------------------------------------------------------------------ */
+/* -- backward ------------------------------------------------------------------------------------------------------ */
 
 /** One sample's vectors and upstream gradient. */
 typedef struct k_sample {
@@ -103,8 +108,8 @@ typedef struct k_sample {
 } k_sample;
 
 /** acc[r][v] += coefficient[r] * vector j's columns from d on. */
-static inline void k_accumulate(k_vec *acc, int rows, int vectors, const k_sample *s, int64_t j, int64_t d, const float *const *coefficient,
-                                int64_t left)
+static inline void k_accumulate(k_vec *acc, int rows, int vectors, const k_sample *s, int64_t j, int64_t d,
+                                const float *const *coefficient, int64_t left)
 {
     const float *v = cpu_vector(s->dense, s->sparse, s->feature_stride, j) + d;
     k_vec x[4];
@@ -115,8 +120,10 @@ static inline void k_accumulate(k_vec *acc, int rows, int vectors, const k_sampl
     }
 }
 
-/** acc = gradients of vectors [i0, i0 + rows), columns from d on: `vectors` whole vectors, or, if left > 0, one of `left` lanes. */
-static inline void k_gradient_tile(k_vec *acc, int rows, int vectors, const k_sample *s, int64_t i0, int64_t d, int64_t left)
+/** acc = gradients of vectors [i0, i0 + rows), columns from d on: `vectors` whole vectors, or, if left > 0, one of
+ *  `left` lanes. */
+static inline void k_gradient_tile(k_vec *acc, int rows, int vectors, const k_sample *s, int64_t i0, int64_t d,
+                                   int64_t left)
 {
     static const float zero = 0;
     const float *c[K_TILE_ROWS];
@@ -141,7 +148,8 @@ static inline void k_gradient_tile(k_vec *acc, int rows, int vectors, const k_sa
 }
 
 /** Gradients of vectors [i0, i0 + rows) of sample b. */
-static inline void k_gradient_rows(const peri_k_interaction_grad_args *a, const k_sample *s, int64_t b, int64_t i0, int rows)
+static inline void k_gradient_rows(const peri_k_interaction_grad_args *a, const k_sample *s, int64_t b, int64_t i0,
+                                   int rows)
 {
     enum { WIDE = K_LANES == 16 ? 4 : 2 };
     const float *dy = s->pairs - a->dim;

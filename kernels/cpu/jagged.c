@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * jagged.c (cpu): see kernels/jagged.h. Whole blocks run as straight loops that the compiler vectorises; a block with malformed input, and
- * what is small anyway, goes through ref's scalar rules.
+ * jagged.c (cpu): see kernels/jagged.h. Whole blocks run as straight loops that the compiler vectorises; a block with
+ * malformed input, and what is small anyway, goes through ref's scalar rules.
  */
 
-/* -- cumulative sums ------------------------------------------------------------------------------------------------------------- */
+/* -- cumulative sums ----------------------------------------------------------------------------------------------- */
 
 /** Sum (modulo 2^64), smallest and largest of x[n]. */
 typedef struct cpu_extent {
@@ -41,7 +41,8 @@ static void cpu_cumsum_sums(const void *args, int64_t begin, int64_t end)
     for (int64_t at = begin; at < end; at++) {
         int64_t r = at / a->blocks, b = at % a->blocks, first = b * PERI_JAGGED_BLOCK;
         int64_t i = r * a->cols + first, n = ref_min(a->cols - first, PERI_JAGGED_BLOCK);
-        cpu_extent e = a->x_dtype == PERI_I32 ? cpu_extent_i32((const int32_t *)a->x + i, n) : cpu_extent_i64((const int64_t *)a->x + i, n);
+        cpu_extent e = a->x_dtype == PERI_I32 ? cpu_extent_i32((const int32_t *)a->x + i, n)
+                                              : cpu_extent_i64((const int64_t *)a->x + i, n);
         if (n > 0 && a->limit >= 0 && (e.min < 0 || e.max > a->limit)) {
             ref_cumsum_sums(args, at, at + 1);
             continue;
@@ -53,11 +54,11 @@ static void cpu_cumsum_sums(const void *args, int64_t begin, int64_t end)
 }
 
 /** y[i] = sum + x[0] + ... + x[i]. */
-#define CPU_SCAN(name, X, Y, U)                                                                                                       \
-    static void name(const X *restrict x, Y *restrict y, int64_t n, int64_t start)                                                    \
-    {                                                                                                                                 \
-        U sum = (U)start;                                                                                                             \
-        for (int64_t i = 0; i < n; i++) y[i] = (Y)(sum += (U)x[i]);                                                                   \
+#define CPU_SCAN(name, X, Y, U)                                                                                        \
+    static void name(const X *restrict x, Y *restrict y, int64_t n, int64_t start)                                     \
+    {                                                                                                                  \
+        U sum = (U)start;                                                                                              \
+        for (int64_t i = 0; i < n; i++) y[i] = (Y)(sum += (U)x[i]);                                                    \
     }
 CPU_SCAN(cpu_scan_32_32, int32_t, int32_t, uint32_t)
 CPU_SCAN(cpu_scan_32_64_rest, int32_t, int64_t, uint64_t)
@@ -82,9 +83,11 @@ static void cpu_cumsum_write(const void *args, int64_t begin, int64_t end)
     const peri_k_cumsum_args *a = args;
     int64_t complete = a->mode == PERI_CUMSUM_COMPLETE, width = a->cols + complete;
     for (int64_t at = begin; at < end; at++) {
-        int64_t r = at / a->blocks, b = at % a->blocks, first = b * PERI_JAGGED_BLOCK, n = ref_min(a->cols - first, PERI_JAGGED_BLOCK);
+        int64_t r = at / a->blocks, b = at % a->blocks, first = b * PERI_JAGGED_BLOCK,
+                n = ref_min(a->cols - first, PERI_JAGGED_BLOCK);
         const int64_t *sums = a->sums + r * (a->blocks + 1) + b;
-        if (a->limit >= 0 && (!a->bad || a->bad[at] != INT64_MAX || sums[1] > a->limit)) { /* malformed: every step is clamped */
+        /* malformed: every step is clamped */
+        if (a->limit >= 0 && (!a->bad || a->bad[at] != INT64_MAX || sums[1] > a->limit)) {
             ref_cumsum_write(args, at, at + 1);
             continue;
         }
@@ -103,20 +106,20 @@ static void cpu_cumsum_write(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- checks and lengths ------------------------------------------------------------------------------------------------------------ */
+/* -- checks and lengths -------------------------------------------------------------------------------------------- */
 
 /** Longest of n bags, -1 if any is malformed. */
-#define CPU_BAGS(name, O, L)                                                                                                          \
-    static int64_t name(const O *restrict offsets, const L *restrict lengths, int64_t n, int64_t limit)                               \
-    {                                                                                                                                 \
-        int64_t bad = 0, most = 0;                                                                                                    \
-        for (int64_t i = 0; i < n; i++) {                                                                                             \
-            int64_t from = offsets[i], to = offsets[i + 1], length = (int64_t)((uint64_t)to - (uint64_t)from);                        \
-            bad |= (from < 0) | (to < from) | (to > limit);                                                                           \
-            if (lengths) bad |= lengths[i] != length;                                                                                 \
-            most = length > most ? length : most;                                                                                     \
-        }                                                                                                                             \
-        return bad ? -1 : most;                                                                                                       \
+#define CPU_BAGS(name, O, L)                                                                                           \
+    static int64_t name(const O *restrict offsets, const L *restrict lengths, int64_t n, int64_t limit)                \
+    {                                                                                                                  \
+        int64_t bad = 0, most = 0;                                                                                     \
+        for (int64_t i = 0; i < n; i++) {                                                                              \
+            int64_t from = offsets[i], to = offsets[i + 1], length = (int64_t)((uint64_t)to - (uint64_t)from);         \
+            bad |= (from < 0) | (to < from) | (to > limit);                                                            \
+            if (lengths) bad |= lengths[i] != length;                                                                  \
+            most = length > most ? length : most;                                                                      \
+        }                                                                                                              \
+        return bad ? -1 : most;                                                                                        \
     }
 CPU_BAGS(cpu_bags_32_32, int32_t, int32_t)
 CPU_BAGS(cpu_bags_32_64, int32_t, int64_t)
@@ -143,10 +146,10 @@ static void cpu_jagged_check(const void *args, int64_t begin, int64_t end)
     }
 }
 
-#define CPU_LENGTHS(name, O, L)                                                                                                       \
-    static void name(const O *restrict offsets, L *restrict out, int64_t n)                                                           \
-    {                                                                                                                                 \
-        for (int64_t i = 0; i < n; i++) out[i] = (L)((uint64_t)offsets[i + 1] - (uint64_t)offsets[i]);                                \
+#define CPU_LENGTHS(name, O, L)                                                                                        \
+    static void name(const O *restrict offsets, L *restrict out, int64_t n)                                            \
+    {                                                                                                                  \
+        for (int64_t i = 0; i < n; i++) out[i] = (L)((uint64_t)offsets[i + 1] - (uint64_t)offsets[i]);                 \
     }
 CPU_LENGTHS(cpu_lengths_32_32, int32_t, int32_t)
 CPU_LENGTHS(cpu_lengths_32_64, int32_t, int64_t)
@@ -170,7 +173,7 @@ static void cpu_jagged_lengths(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- segments -------------------------------------------------------------------------------------------------------------------- */
+/* -- segments ------------------------------------------------------------------------------------------------------ */
 
 typedef struct cpu_16 {
     char bytes[16];
@@ -217,9 +220,10 @@ static inline void cpu_move(char *restrict dst, const char *restrict src, int64_
     }
 }
 
-/** The rows [begin, end) of dst from segment t on; offsets are i64 arrays. The next segments' sources are asked for ahead. */
-static inline __attribute__((always_inline)) void cpu_copy_segments(const peri_k_jagged_copy_args *a, int64_t begin, int64_t end, int64_t t,
-                                                                    int32_t permute_dtype)
+/** The rows [begin, end) of dst from segment t on; offsets are i64 arrays. The next segments' sources are asked for
+ *  ahead. */
+static inline __attribute__((always_inline)) void cpu_copy_segments(const peri_k_jagged_copy_args *a, int64_t begin,
+                                                                    int64_t end, int64_t t, int32_t permute_dtype)
 {
     enum { AHEAD = 8 };
     const int64_t *out = a->out_offsets, *in = a->in_offsets;
@@ -300,7 +304,8 @@ static void cpu_jagged_sum(const void *args, int64_t begin, int64_t end)
     }
     int64_t p = ref_segment_of(a->in_offsets, PERI_I64, 1, a->segments, begin);
     for (int64_t row = begin; row < end; p++) {
-        int64_t last = ref_min(ref_offset(a->in_offsets, PERI_I64, 1, p + 1), end), at = row - ref_offset(a->in_offsets, PERI_I64, 1, p);
+        int64_t last = ref_min(ref_offset(a->in_offsets, PERI_I64, 1, p + 1), end),
+                at = row - ref_offset(a->in_offsets, PERI_I64, 1, p);
         int64_t n = (last - row) * a->columns;
         float *dst = (float *)a->dst + row * a->columns;
         int64_t j = a->list_offsets[p], stop = a->list_offsets[p + 1];
@@ -310,7 +315,8 @@ static void cpu_jagged_sum(const void *args, int64_t begin, int64_t end)
             int64_t count = 0;
             if (!first) blocks[count++] = dst; /* go on from what is there */
             while (j < stop && count <= AT_ONCE)
-                blocks[count++] = (const float *)a->src + (ref_offset(a->out_offsets, PERI_I64, 1, a->list[j++]) + at) * a->columns;
+                blocks[count++] =
+                    (const float *)a->src + (ref_offset(a->out_offsets, PERI_I64, 1, a->list[j++]) + at) * a->columns;
             if (first) cpu_sum_f32(dst, blocks, count, n);
             else
                 for (int64_t k = 1; k < count; k++)
@@ -320,7 +326,7 @@ static void cpu_jagged_sum(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- padded rows ----------------------------------------------------------------------------------------------------------------- */
+/* -- padded rows --------------------------------------------------------------------------------------------------- */
 
 /** Repeat one element over n bytes. */
 static void cpu_pad(char *dst, int64_t n, const uint64_t *padding, int64_t element)
@@ -345,7 +351,8 @@ static void cpu_short_rows(const peri_k_jagged_padded_args *a, int64_t begin, in
     cpu_pad(pattern, 64, a->padding, a->element);
     __m512i padding = _mm512_loadu_si512(pattern);
     for (int64_t b = begin; b < end; b++) {
-        int64_t from = ref_int(a->offsets, b, a->offsets_dtype), n = ref_int(a->offsets, b + 1, a->offsets_dtype) - from;
+        int64_t from = ref_int(a->offsets, b, a->offsets_dtype),
+                n = ref_int(a->offsets, b + 1, a->offsets_dtype) - from;
         const char *src = (const char *)a->values + from * a->width;
         char *row = (char *)a->padded + b * row_bytes;
         for (int64_t at = 0; at < row_bytes; at += 64) {
@@ -367,7 +374,8 @@ static void cpu_jagged_to_padded(const void *args, int64_t begin, int64_t end)
     }
 #endif
     for (int64_t b = begin; b < end; b++) {
-        int64_t from = ref_int(a->offsets, b, a->offsets_dtype), n = ref_int(a->offsets, b + 1, a->offsets_dtype) - from;
+        int64_t from = ref_int(a->offsets, b, a->offsets_dtype),
+                n = ref_int(a->offsets, b + 1, a->offsets_dtype) - from;
         int64_t bytes = ref_min(n, a->max) * a->width;
         char *row = (char *)a->padded + b * row_bytes;
         cpu_move(row, (const char *)a->values + from * a->width, bytes);
@@ -379,7 +387,8 @@ static void cpu_jagged_from_padded(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_jagged_padded_args *a = args;
     for (int64_t b = begin; b < end; b++) {
-        int64_t from = ref_int(a->offsets, b, a->offsets_dtype), n = ref_int(a->offsets, b + 1, a->offsets_dtype) - from;
+        int64_t from = ref_int(a->offsets, b, a->offsets_dtype),
+                n = ref_int(a->offsets, b + 1, a->offsets_dtype) - from;
         int64_t kept = ref_min(n, a->max);
         char *row = (char *)a->values + from * a->width;
         cpu_move(row, (const char *)a->padded + b * a->max * a->width, kept * a->width);
@@ -387,7 +396,7 @@ static void cpu_jagged_from_padded(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- columns --------------------------------------------------------------------------------------------------------------------- */
+/* -- columns ------------------------------------------------------------------------------------------------------- */
 
 static void cpu_columns_sum(const void *args, int64_t begin, int64_t end)
 {
@@ -395,7 +404,8 @@ static void cpu_columns_sum(const void *args, int64_t begin, int64_t end)
     int64_t size = a->dtype == PERI_F64 ? 8 : a->dtype == PERI_F32 ? 4 : 2;
     for (int64_t row = begin; row < end; row++)
         for (int64_t i = 0; i < a->n_items; i++) {
-            const int64_t *item = a->items + i * PERI_ITEM_WORDS, *source = a->sources + item[PERI_ITEM_FIRST] * PERI_SOURCE_WORDS;
+            const int64_t *item = a->items + i * PERI_ITEM_WORDS,
+                          *source = a->sources + item[PERI_ITEM_FIRST] * PERI_SOURCE_WORDS;
             char *dst = (char *)(intptr_t)item[PERI_ITEM_DST] + row * item[PERI_ITEM_STRIDE] * size;
             int64_t columns = item[PERI_ITEM_COLUMNS], count = item[PERI_ITEM_SOURCES];
             if (count == 0) { /* and there is no source to look at */
@@ -410,7 +420,8 @@ static void cpu_columns_sum(const void *args, int64_t begin, int64_t end)
                 memcpy(sum, src + row * source[PERI_SOURCE_STRIDE] * size, (size_t)(columns * size));
                 for (int64_t s = 1; s < count; s++) {
                     const int64_t *from = source + s * PERI_SOURCE_WORDS;
-                    const float *restrict x = (const float *)(intptr_t)from[PERI_SOURCE_ADDRESS] + row * from[PERI_SOURCE_STRIDE];
+                    const float *restrict x =
+                        (const float *)(intptr_t)from[PERI_SOURCE_ADDRESS] + row * from[PERI_SOURCE_STRIDE];
                     for (int64_t c = 0; c < columns; c++) sum[c] += x[c];
                 }
             } else {
@@ -422,8 +433,9 @@ static void cpu_columns_sum(const void *args, int64_t begin, int64_t end)
         }
 }
 
-#define K_CPU_JAGGED                                                                                                                  \
-    [PERI_K_cumsum_sums] = cpu_cumsum_sums, [PERI_K_cumsum_write] = cpu_cumsum_write, [PERI_K_jagged_check] = cpu_jagged_check,       \
-    [PERI_K_jagged_lengths] = cpu_jagged_lengths, [PERI_K_jagged_copy] = cpu_jagged_copy, [PERI_K_jagged_sum] = cpu_jagged_sum,       \
-    [PERI_K_jagged_to_padded] = cpu_jagged_to_padded, [PERI_K_jagged_from_padded] = cpu_jagged_from_padded,                           \
+#define K_CPU_JAGGED                                                                                                   \
+    [PERI_K_cumsum_sums] = cpu_cumsum_sums, [PERI_K_cumsum_write] = cpu_cumsum_write,                                  \
+    [PERI_K_jagged_check] = cpu_jagged_check, [PERI_K_jagged_lengths] = cpu_jagged_lengths,                            \
+    [PERI_K_jagged_copy] = cpu_jagged_copy, [PERI_K_jagged_sum] = cpu_jagged_sum,                                      \
+    [PERI_K_jagged_to_padded] = cpu_jagged_to_padded, [PERI_K_jagged_from_padded] = cpu_jagged_from_padded,            \
     [PERI_K_columns_sum] = cpu_columns_sum,

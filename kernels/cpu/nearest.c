@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * nearest.c (cpu): kernels/nearest.h by the products of product.c: items are turned into panels, of which a vector has one number of as
- * many items as it has lanes, so a score is a sum in the order of the numbers, whatever stands beside it. Scores are compared with the
- * worst that their query has; only what is above goes into a heap.
+ * nearest.c (cpu): kernels/nearest.h by the products of product.c: items are turned into panels, of which a vector has
+ * one number of as many items as it has lanes, so a score is a sum in the order of the numbers, whatever stands beside
+ * it. Scores are compared with the worst that their query has; only what is above goes into a heap.
  */
 
 enum {
@@ -28,11 +28,13 @@ static void cpu_nearest_rows(const peri_op_nearest *op, int64_t i, int64_t n, fl
         cpu_rows_restore(&block, 0, n);
         return;
     }
-    for (int64_t r = 0; r < n; r++) cpu_convert_row(room + r * op->dim, PERI_F32, 1, first + r * op->stride, op->dtype, 1, op->dim);
+    for (int64_t r = 0; r < n; r++)
+        cpu_convert_row(room + r * op->dim, PERI_F32, 1, first + r * op->stride, op->dtype, 1, op->dim);
 }
 
 /* A mask of lane numbers of two vectors, whose lanes are numbered one behind the other: f(lane, h) for each. */
-#define K_EIGHT(f, l, h) f(l, h), f(l + 1, h), f(l + 2, h), f(l + 3, h), f(l + 4, h), f(l + 5, h), f(l + 6, h), f(l + 7, h)
+#define K_EIGHT(f, l, h)                                                                                               \
+    f(l, h), f(l + 1, h), f(l + 2, h), f(l + 3, h), f(l + 4, h), f(l + 5, h), f(l + 6, h), f(l + 7, h)
 #if defined(__AVX512F__)
 #define K_LANE_NUMBERS(f, h) ((k_ivec){K_EIGHT(f, 0, h), K_EIGHT(f, 8, h)})
 #else
@@ -63,7 +65,8 @@ static inline __attribute__((always_inline)) void k_transpose(k_vec r[K_LANES])
 }
 
 /** K_LANES rows from column d on, turned, to K_LANES lines of a panel, which are PERI_PANEL numbers apart. */
-static inline __attribute__((always_inline)) void cpu_nearest_turn(float *to, const float *const *rows, int64_t d, int64_t left)
+static inline __attribute__((always_inline)) void cpu_nearest_turn(float *to, const float *const *rows, int64_t d,
+                                                                   int64_t left)
 {
     k_vec r[K_LANES];
     if (left >= K_LANES) {
@@ -83,7 +86,8 @@ static inline __attribute__((always_inline)) void cpu_nearest_turn(float *to, co
 static inline void cpu_nearest_panel(float *panel, const float *const *rows, int64_t dim)
 {
     for (int half = 0; half < PERI_PANEL; half += K_LANES)
-        for (int64_t d = 0; d < dim; d += K_LANES) cpu_nearest_turn(panel + d * PERI_PANEL + half, rows + half, d, dim - d);
+        for (int64_t d = 0; d < dim; d += K_LANES)
+            cpu_nearest_turn(panel + d * PERI_PANEL + half, rows + half, d, dim - d);
 }
 
 /** The lanes in which @a is above @b, one bit each. */
@@ -127,15 +131,21 @@ static inline void cpu_nearest_block(const cpu_nearest_best *b, const float *pan
     float scores[CPU_NEAREST_QUERIES * PERI_NEAREST_ITEMS];
     for (int64_t q = 0; q < op->n_queries; q += CPU_NEAREST_QUERIES) {
         const int64_t queries = op->n_queries - q < CPU_NEAREST_QUERIES ? op->n_queries - q : CPU_NEAREST_QUERIES;
-        const peri_k_panel_product_args product = {.y = scores, .x = op->queries + q * op->dim, .panels = panels,
-                                                   .act = PERI_UNARY_IDENTITY, .inner = op->dim, .cols = n, .x_stride = op->dim,
+        const peri_k_panel_product_args product = {.y = scores,
+                                                   .x = op->queries + q * op->dim,
+                                                   .panels = panels,
+                                                   .act = PERI_UNARY_IDENTITY,
+                                                   .inner = op->dim,
+                                                   .cols = n,
+                                                   .x_stride = op->dim,
                                                    .y_stride = PERI_NEAREST_ITEMS};
         cpu_panel_product(&product, 0, queries);
         for (int64_t j = 0; j < queries; j++) cpu_nearest_offer(b, q + j, scores + j * PERI_NEAREST_ITEMS, i, n);
     }
 }
 
-/** Ask for the items of the next panel: turning reads a line of each in turn, which hardware does not take for one stream. */
+/** Ask for the items of the next panel: turning reads a line of each in turn, which hardware does not take for one
+ *  stream. */
 static inline void cpu_nearest_ahead(const peri_op_nearest *op, int64_t i)
 {
     if (i + PERI_PANEL > op->n_items) return;
@@ -159,7 +169,8 @@ static void cpu_nearest_part(const void *args, int64_t begin, int64_t end)
                 const int64_t some = n - at < PERI_PANEL ? n - at : PERI_PANEL;
                 cpu_nearest_ahead(op, i + at + CPU_NEAREST_AHEAD);
                 cpu_nearest_rows(op, i + at, some, room, rows);
-                for (int64_t r = some; r < PERI_PANEL; r++) rows[r] = rows[some - 1]; /* what comes of them is not looked at */
+                /* what comes of them is not looked at */
+                for (int64_t r = some; r < PERI_PANEL; r++) rows[r] = rows[some - 1];
                 cpu_nearest_panel(panels + at * op->dim, rows, op->dim);
             }
             cpu_nearest_block(&b, panels, i, n);

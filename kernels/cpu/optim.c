@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * optim.c (cpu): the f32 cases of kernels/optim.h. The body of each update is written once, over one vector, and run on whole vectors and
- * on the rest of the range.
+ * optim.c (cpu): the f32 cases of kernels/optim.h. The body of each update is written once, over one vector, and run on
+ * whole vectors and on the rest of the range.
  */
 
 /** The gradient with its sign and weight decay. */
@@ -22,7 +22,8 @@ static inline void cpu_sgd_vector(const peri_k_optim_sgd_args *a, const peri_opt
     k_store_n(p->w, i, k_fma(k_set((float)-a->lr), g, w), n);
 }
 
-static inline void cpu_adagrad_vector(const peri_k_optim_adagrad_args *a, const peri_optim_part *p, int64_t i, int64_t n)
+static inline void cpu_adagrad_vector(const peri_k_optim_adagrad_args *a, const peri_optim_part *p, int64_t i,
+                                      int64_t n)
 {
     k_vec w = k_load_n(p->w, i, n), g = cpu_decayed(w, k_load_n(p->g, i, n), a->maximize, (float)a->weight_decay);
     k_vec sum = k_fma(g, g, k_load_n(p->state[0], i, n));
@@ -47,7 +48,8 @@ static inline void cpu_adam_vector(const peri_k_optim_adam_args *a, const peri_o
     k_store_n(p->w, i, w - k_set((float)a->step_size) * m / d, n);
 }
 
-static inline void cpu_rmsprop_vector(const peri_k_optim_rmsprop_args *a, const peri_optim_part *p, int64_t i, int64_t n)
+static inline void cpu_rmsprop_vector(const peri_k_optim_rmsprop_args *a, const peri_optim_part *p, int64_t i,
+                                      int64_t n)
 {
     k_vec w = k_load_n(p->w, i, n), g = cpu_decayed(w, k_load_n(p->g, i, n), a->maximize, (float)a->weight_decay);
     k_vec v = k_fma(k_set((float)(1 - a->alpha)) * g, g, k_set((float)a->alpha) * k_load_n(p->state[0], i, n)), d = v;
@@ -66,21 +68,21 @@ static inline void cpu_rmsprop_vector(const peri_k_optim_rmsprop_args *a, const 
     k_store_n(p->w, i, k_fma(k_set((float)-a->lr), update, w), n);
 }
 
-#define K_OPTIMIZER(name)                                                                                                             \
-    static void cpu_optim_##name(const void *args, int64_t begin, int64_t end)                                                        \
-    {                                                                                                                                 \
-        const peri_k_optim_##name##_args *a = args;                                                                                   \
-        if (a->dtype != PERI_F32) {                                                                                                   \
-            ref_optim_##name(args, begin, end);                                                                                       \
-            return;                                                                                                                   \
-        }                                                                                                                             \
-        for (int32_t q = 0; q < a->list.n; q++) {                                                                                     \
-            const ref_slice s = ref_slice_of(&a->list, q, begin, end);                                                                \
-            const peri_optim_part part = a->list.part[q]; /* a copy, which stores cannot change */                                    \
-            int64_t i = s.first;                                                                                                      \
-            for (; i + K_LANES <= s.last; i += K_LANES) cpu_##name##_vector(a, &part, i, K_LANES);                                    \
-            if (i < s.last) cpu_##name##_vector(a, &part, i, s.last - i);                                                             \
-        }                                                                                                                             \
+#define K_OPTIMIZER(name)                                                                                              \
+    static void cpu_optim_##name(const void *args, int64_t begin, int64_t end)                                         \
+    {                                                                                                                  \
+        const peri_k_optim_##name##_args *a = args;                                                                    \
+        if (a->dtype != PERI_F32) {                                                                                    \
+            ref_optim_##name(args, begin, end);                                                                        \
+            return;                                                                                                    \
+        }                                                                                                              \
+        for (int32_t q = 0; q < a->list.n; q++) {                                                                      \
+            const ref_slice s = ref_slice_of(&a->list, q, begin, end);                                                 \
+            const peri_optim_part part = a->list.part[q]; /* a copy, which stores cannot change */                     \
+            int64_t i = s.first;                                                                                       \
+            for (; i + K_LANES <= s.last; i += K_LANES) cpu_##name##_vector(a, &part, i, K_LANES);                     \
+            if (i < s.last) cpu_##name##_vector(a, &part, i, s.last - i);                                              \
+        }                                                                                                              \
     }
 
 K_OPTIMIZER(sgd)
@@ -115,7 +117,8 @@ static void cpu_norm_partial(const void *args, int64_t begin, int64_t end)
         const ref_slice s = ref_slice_of(&a->list, q, begin, end);
         for (int64_t k = s.first; k < s.last; k++) {
             int64_t first = k * PERI_NORM_BLOCK, left = s.part->n - first;
-            a->partial[s.before + k] = cpu_squares((const float *)s.part->w + first, left < PERI_NORM_BLOCK ? left : PERI_NORM_BLOCK);
+            a->partial[s.before + k] =
+                cpu_squares((const float *)s.part->w + first, left < PERI_NORM_BLOCK ? left : PERI_NORM_BLOCK);
         }
     }
 }
@@ -136,6 +139,7 @@ static void cpu_clip_norm(const void *args, int64_t begin_unit, int64_t end_unit
     }
 }
 
-#define K_CPU_OPTIM                                                                                                                   \
-    [PERI_K_optim_sgd] = cpu_optim_sgd, [PERI_K_optim_adagrad] = cpu_optim_adagrad, [PERI_K_optim_adam] = cpu_optim_adam,             \
-    [PERI_K_optim_rmsprop] = cpu_optim_rmsprop, [PERI_K_norm_partial] = cpu_norm_partial, [PERI_K_clip_norm] = cpu_clip_norm,
+#define K_CPU_OPTIM                                                                                                    \
+    [PERI_K_optim_sgd] = cpu_optim_sgd, [PERI_K_optim_adagrad] = cpu_optim_adagrad,                                    \
+    [PERI_K_optim_adam] = cpu_optim_adam, [PERI_K_optim_rmsprop] = cpu_optim_rmsprop,                                  \
+    [PERI_K_norm_partial] = cpu_norm_partial, [PERI_K_clip_norm] = cpu_clip_norm,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * product.c (cpu): products whose sums have one order. A tile of y, some rows by some panels, is kept in registers while k runs: a vector
- * of each panel is loaded once and multiplied by one number of each row. Few rows take many panels at a time, since an fma has to wait
- * for the one before it in its own sum.
+ * product.c (cpu): products whose sums have one order. A tile of y, some rows by some panels, is kept in registers
+ * while k runs: a vector of each panel is loaded once and multiplied by one number of each row. Few rows take many
+ * panels at a time, since an fma has to wait for the one before it in its own sum.
  */
 
 enum { K_PANEL_VECTORS = PERI_PANEL / K_LANES, K_TILE_MOST_ROWS = 6 };
@@ -28,12 +28,13 @@ static inline void k_panel_end(const peri_k_panel_product_args *a, float *y, int
 static inline __attribute__((always_inline)) k_vec k_panel_load(const char *panel, int64_t at, const int32_t dtype)
 {
     if (dtype == PERI_I8) return k_load_i8((const int8_t *)panel + at);
-    return dtype == PERI_F32 ? k_load((const float *)(const void *)panel + at) : k_load_bf16((const uint16_t *)(const void *)panel + at);
+    return dtype == PERI_F32 ? k_load((const float *)(const void *)panel + at)
+                             : k_load_bf16((const uint16_t *)(const void *)panel + at);
 }
 
 /** Rows [row, row + rows) times panels [panel, panel + n). @rows, @n and @dtype are constants where this is called. */
-static inline __attribute__((always_inline)) void k_panel_tile(const peri_k_panel_product_args *a, int64_t row, int rows, int64_t panel,
-                                                               int n, const int32_t dtype)
+static inline __attribute__((always_inline)) void k_panel_tile(const peri_k_panel_product_args *a, int64_t row,
+                                                               int rows, int64_t panel, int n, const int32_t dtype)
 {
     const int64_t step = peri_panel_bytes(PERI_PANEL, a->inner, dtype);
     const char *w = (const char *)a->panels + panel * step;
@@ -48,7 +49,8 @@ static inline __attribute__((always_inline)) void k_panel_tile(const peri_k_pane
         k_vec column[8 * K_PANEL_VECTORS];
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; v++)
-            column[v] = k_panel_load(w + v / K_PANEL_VECTORS * step, k * PERI_PANEL + v % K_PANEL_VECTORS * K_LANES, dtype);
+            column[v] =
+                k_panel_load(w + v / K_PANEL_VECTORS * step, k * PERI_PANEL + v % K_PANEL_VECTORS * K_LANES, dtype);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             const k_vec number = k_set(x[r * a->x_stride + k]);
@@ -61,14 +63,16 @@ static inline __attribute__((always_inline)) void k_panel_tile(const peri_k_pane
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; v++) {
             const char *scales = w + v / K_PANEL_VECTORS * step + PERI_PANEL * a->inner;
-            if (dtype == PERI_I8) s[r][v] *= k_load((const float *)(const void *)scales + v % K_PANEL_VECTORS * K_LANES);
+            if (dtype == PERI_I8)
+                s[r][v] *= k_load((const float *)(const void *)scales + v % K_PANEL_VECTORS * K_LANES);
             k_panel_end(a, a->y + (row + r) * a->y_stride, panel * PERI_PANEL + v * K_LANES, s[r][v]);
         }
 }
 
 /** All rows times panels [panel, panel + n), @most rows at a time. */
-static inline __attribute__((always_inline)) void k_panel_rows(const peri_k_panel_product_args *a, int64_t begin, int64_t end, int most,
-                                                               int64_t panel, int n, const int32_t dtype)
+static inline __attribute__((always_inline)) void k_panel_rows(const peri_k_panel_product_args *a, int64_t begin,
+                                                               int64_t end, int most, int64_t panel, int n,
+                                                               const int32_t dtype)
 {
     int64_t row = begin;
     for (; row + most <= end; row += most) k_panel_tile(a, row, most, panel, n, dtype);
@@ -85,14 +89,16 @@ static inline __attribute__((always_inline)) void k_panel_rows(const peri_k_pane
 /** Panels of a tile of K_TILE_MOST_ROWS rows, and of one row: as many as there are registers for. */
 enum { K_PANELS = K_LANES == 16 ? 4 : 1, K_PANELS_OF_ONE = K_LANES == 16 ? 8 : 4 };
 
-static inline __attribute__((always_inline)) void k_panel_product(const peri_k_panel_product_args *a, int64_t begin, int64_t end,
-                                                                  const int32_t dtype)
+static inline __attribute__((always_inline)) void k_panel_product(const peri_k_panel_product_args *a, int64_t begin,
+                                                                  int64_t end, const int32_t dtype)
 {
     const int64_t panels = (a->cols + PERI_PANEL - 1) / PERI_PANEL;
     int64_t panel = 0;
     if (end - begin == 1)
-        for (; panel + K_PANELS_OF_ONE <= panels; panel += K_PANELS_OF_ONE) k_panel_tile(a, begin, 1, panel, K_PANELS_OF_ONE, dtype);
-    for (; panel + K_PANELS <= panels; panel += K_PANELS) k_panel_rows(a, begin, end, K_TILE_MOST_ROWS, panel, K_PANELS, dtype);
+        for (; panel + K_PANELS_OF_ONE <= panels; panel += K_PANELS_OF_ONE)
+            k_panel_tile(a, begin, 1, panel, K_PANELS_OF_ONE, dtype);
+    for (; panel + K_PANELS <= panels; panel += K_PANELS)
+        k_panel_rows(a, begin, end, K_TILE_MOST_ROWS, panel, K_PANELS, dtype);
     for (; panel < panels; panel++) k_panel_rows(a, begin, end, K_TILE_MOST_ROWS, panel, 1, dtype);
 }
 

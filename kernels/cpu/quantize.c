@@ -22,14 +22,23 @@ QROWS k_vec cpu_numbers(const void *row, int64_t c, int64_t n, int32_t dtype, fl
 
 #if defined(__AVX512F__)
 QROWS k_vec cpu_min(k_vec a, k_vec b) { return (k_vec)_mm512_min_ps((__m512)a, (__m512)b); }
-QROWS k_vec cpu_rint(k_vec v) { return (k_vec)_mm512_roundscale_ps((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+QROWS k_vec cpu_rint(k_vec v)
+{
+    return (k_vec)_mm512_roundscale_ps((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 QROWS k_ivec cpu_to_int(k_vec v) { return (k_ivec)_mm512_cvttps_epi32((__m512)v); }
 QROWS k_vec cpu_to_float(k_ivec v) { return (k_vec)_mm512_cvtepi32_ps((__m512i)v); }
 QROWS void cpu_store_codes(uint8_t *p, k_ivec v) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)v)); }
-QROWS k_ivec cpu_load_codes(const uint8_t *p) { return (k_ivec)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+QROWS k_ivec cpu_load_codes(const uint8_t *p)
+{
+    return (k_ivec)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
 #else
 QROWS k_vec cpu_min(k_vec a, k_vec b) { return (k_vec)_mm256_min_ps((__m256)a, (__m256)b); }
-QROWS k_vec cpu_rint(k_vec v) { return (k_vec)_mm256_round_ps((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+QROWS k_vec cpu_rint(k_vec v)
+{
+    return (k_vec)_mm256_round_ps((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 QROWS k_ivec cpu_to_int(k_vec v) { return (k_ivec)_mm256_cvttps_epi32((__m256)v); }
 QROWS k_vec cpu_to_float(k_ivec v) { return (k_vec)_mm256_cvtepi32_ps((__m256i)v); }
 QROWS void cpu_store_codes(uint8_t *p, k_ivec v)
@@ -38,7 +47,10 @@ QROWS void cpu_store_codes(uint8_t *p, k_ivec v)
     __m128i words = _mm_packus_epi32(low, high);
     _mm_storel_epi64((__m128i *)p, _mm_packus_epi16(words, words));
 }
-QROWS k_ivec cpu_load_codes(const uint8_t *p) { return (k_ivec)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+QROWS k_ivec cpu_load_codes(const uint8_t *p)
+{
+    return (k_ivec)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+}
 #endif
 
 QROWS k_vec cpu_select(k_ivec mask, k_vec a, k_vec b) { return (k_vec)(((k_ivec)a & mask) | ((k_ivec)b & ~mask)); }
@@ -140,10 +152,11 @@ QROWS void cpu_unpack(uint8_t *restrict codes, const uint8_t *restrict src, int6
 }
 
 /** The codes of a row, K_LANES at a time, to its bytes. @kind: 0 fp8, 1 with f32 scale, 2 with f16 scale. */
-QROWS void cpu_row_codes(const peri_k_rows_args *a, const void *x, uint8_t *dst, k_scale s, const cpu_row_fp8 *f, int32_t dtype, int kind,
-                         int32_t bits)
+QROWS void cpu_row_codes(const peri_k_rows_args *a, const void *x, uint8_t *dst, k_scale s, const cpu_row_fp8 *f,
+                         int32_t dtype, int kind, int32_t bits)
 {
-    const k_vec bias = k_set(s.bias), inverse = k_set(s.inverse), most = k_set((float)((1 << bits) - 1)), zero = k_set(0);
+    const k_vec bias = k_set(s.bias), inverse = k_set(s.inverse), most = k_set((float)((1 << bits) - 1)),
+                zero = k_set(0);
     uint8_t codes[CPU_CODES];
     for (int64_t from = 0; from < a->cols; from += CPU_CODES) {
         int64_t n = ref_min(a->cols - from, CPU_CODES);
@@ -169,7 +182,8 @@ QROWS void cpu_row_codes(const peri_k_rows_args *a, const void *x, uint8_t *dst,
     }
 }
 
-QROWS void cpu_quantize_run(const peri_k_rows_args *a, int64_t begin, int64_t end, int32_t dtype, int kind, int32_t bits)
+QROWS void cpu_quantize_run(const peri_k_rows_args *a, int64_t begin, int64_t end, int32_t dtype, int kind,
+                            int32_t bits)
 {
     bool scaled = a->scale_at >= 0;
     int64_t width = dtype == PERI_F32 ? 4 : 2, code_bytes = (a->cols * bits + 7) / 8;
@@ -217,7 +231,7 @@ static void cpu_rows_quantize(const void *args, int64_t begin, int64_t end)
     else cpu_quantize_run(a, begin, end, PERI_F32, 2, 2);
 }
 
-/* -- back ------------------------------------------------------------------------------------------------------------------------ */
+/* -- back ---------------------------------------------------------------------------------------------------------- */
 
 /** v as numbers [c, c + n) of a row, n <= K_LANES. */
 QROWS void cpu_numbers_set(void *row, int64_t c, int64_t n, int32_t dtype, k_vec v)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * route.c (cpu): see kernels/route.h. The common shapes have loops of their own: a partition of one part (ids pass through a range check),
- * a part found by one division of even blocks, rows of one piece copied.
+ * route.c (cpu): see kernels/route.h. The common shapes have loops of their own: a partition of one part (ids pass
+ * through a range check), a part found by one division of even blocks, rows of one piece copied.
  */
 
 /** Loops for a number of columns that is a constant. */
@@ -30,8 +30,8 @@ static inline int32_t cpu_route_part(const peri_k_partition *p, const int64_t *b
     return low;
 }
 
-/** Number of ids of [from, to) that are -1, if all others are in [0, rows); -1 if one is not. Raw ids: 0 if all are legal; else -1 (or
- *  nobody looked). */
+/** Number of ids of [from, to) that are -1, if all others are in [0, rows); -1 if one is not. Raw ids: 0 if all are
+ *  legal; else -1 (or nobody looked). */
 static int64_t cpu_route_pruned(const peri_k_partition *p, const void *ids, bool i32, int64_t from, int64_t to)
 {
     int64_t pruned = 0;
@@ -57,12 +57,16 @@ static int64_t cpu_route_pruned(const peri_k_partition *p, const void *ids, bool
 
 enum { ROUTE_CHUNK = 512, ROUTE_PARTS = 32 }; /* ids whose parts are found together; parts for which that is done */
 
-/** Whether the parts of ids are found by comparing many of them with one boundary after the other, instead of one by one. */
-static inline bool cpu_route_many(const peri_k_partition *p) { return p->n_parts > 1 && p->n_parts <= ROUTE_PARTS && !p->raw; }
+/** Whether the parts of ids are found by comparing many of them with one boundary after the other, instead of one by
+ *  one. */
+static inline bool cpu_route_many(const peri_k_partition *p)
+{
+    return p->n_parts > 1 && p->n_parts <= ROUTE_PARTS && !p->raw;
+}
 
 /** parts[k] = the part of id @from + k, n_parts for one that has none; x[k] = that id. */
-static void cpu_route_parts(const peri_k_partition *p, const int64_t *bounds, const void *ids, bool i32, int64_t from, int64_t n,
-                            int64_t *x, int64_t *parts)
+static void cpu_route_parts(const peri_k_partition *p, const int64_t *bounds, const void *ids, bool i32, int64_t from,
+                            int64_t n, int64_t *x, int64_t *parts)
 {
     const int64_t *b = bounds + p->first_bound;
     if (i32)
@@ -76,8 +80,8 @@ static void cpu_route_parts(const peri_k_partition *p, const int64_t *bounds, co
 }
 
 /** Report the ids of range index @i that are not legal. */
-static void cpu_route_report(const peri_k_route_count_args *a, const peri_k_partition *p, int64_t block, int64_t i, int64_t from,
-                             int64_t to)
+static void cpu_route_report(const peri_k_route_count_args *a, const peri_k_partition *p, int64_t block, int64_t i,
+                             int64_t from, int64_t to)
 {
     peri_k_route_report *report = &a->reports[block * PERI_ROUTE_REPORTS + p->check];
     for (int64_t at = from; at < to && p->check < PERI_ROUTE_REPORTS; at++) {
@@ -89,8 +93,8 @@ static void cpu_route_report(const peri_k_route_count_args *a, const peri_k_part
 }
 
 /** Bags [bag, bag + n) of a partition, @offsets being theirs, from range index @i on. */
-static void cpu_route_count_many(const peri_k_route_count_args *a, const peri_k_partition *p, int64_t block, int64_t i, int64_t bag,
-                                 int64_t n, const int64_t *offsets)
+static void cpu_route_count_many(const peri_k_route_count_args *a, const peri_k_partition *p, int64_t block, int64_t i,
+                                 int64_t bag, int64_t n, const int64_t *offsets)
 {
     const int64_t *wire = a->wire_bag + p->first_strand;
     int64_t x[ROUTE_CHUNK], parts[ROUTE_CHUNK], k = 0;
@@ -132,7 +136,8 @@ static void cpu_route_count(const void *args, int64_t begin, int64_t end)
             }
             double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
             const int64_t *wire = a->wire_bag + p->first_strand;
-            for (int32_t s = 0; s < p->n_parts; s++) memset(a->lengths + wire[s] + bag, 0, sizeof *a->lengths * (size_t)n);
+            for (int32_t s = 0; s < p->n_parts; s++)
+                memset(a->lengths + wire[s] + bag, 0, sizeof *a->lengths * (size_t)n);
             for (int64_t k = 0; k < n; k++, i++)
                 for (int64_t at = offsets[k]; at < offsets[k + 1]; at++) {
                     const int64_t id = cpu_route_id(a->ids, at, a->ids_i32), key = peri_k_route_key(p, id);
@@ -143,7 +148,8 @@ static void cpu_route_count(const void *args, int64_t begin, int64_t end)
                         if (!report->where) report->where = i + 1, report->id = id, report->position = at - offsets[k];
                         continue;
                     }
-                    if (key >= 0 && p->n_parts > 0) a->lengths[wire[cpu_route_part(p, a->bounds, inverse_block, key)] + bag + k]++;
+                    if (key >= 0 && p->n_parts > 0)
+                        a->lengths[wire[cpu_route_part(p, a->bounds, inverse_block, key)] + bag + k]++;
                 }
         }
     }
@@ -156,12 +162,13 @@ static inline void cpu_route_put(const peri_k_route_pack_args *a, int64_t place,
     if (a->weights) a->out_weights[place] = a->weights[k];
 }
 
-/** Ids of bags [bag, bag + n) that several strands share: which one is a coin's toss, so nothing branches on it. The bags of a strand
- *  follow each other on the wire. */
-static void cpu_route_pack_many(const peri_k_route_pack_args *a, const peri_k_partition *p, const int64_t *offsets, int64_t bag, int64_t n,
-                                int64_t *kept)
+/** Ids of bags [bag, bag + n) that several strands share: which one is a coin's toss, so nothing branches on it. The
+ *  bags of a strand follow each other on the wire. */
+static void cpu_route_pack_many(const peri_k_route_pack_args *a, const peri_k_partition *p, const int64_t *offsets,
+                                int64_t bag, int64_t n, int64_t *kept)
 {
-    const int64_t *wire = a->wire_bag + p->first_strand, *b = a->bounds + p->first_bound, first = a->offsets[p->first_bag];
+    const int64_t *wire = a->wire_bag + p->first_strand, *b = a->bounds + p->first_bound,
+                  first = a->offsets[p->first_bag];
     int64_t x[ROUTE_CHUNK], parts[ROUTE_CHUNK], cursor[ROUTE_PARTS + 1];
     int32_t *origins = a->origins;
     for (int32_t s = 0; s < p->n_parts; s++) cursor[s] = a->cursor[wire[s] + bag];
@@ -204,9 +211,11 @@ static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
                     else ((int64_t *)a->out)[place + k] = id;
                 }
             }
-            if (a->weights && count) memcpy(a->out_weights + place, a->weights + from, sizeof *a->weights * (size_t)count);
+            if (a->weights && count)
+                memcpy(a->out_weights + place, a->weights + from, sizeof *a->weights * (size_t)count);
             for (int64_t k = 0; k < count && kept; k++) kept[from + k] = place + k;
-            for (int64_t k = 0; k < count && a->origins; k++) a->origins[place + k] = (int32_t)(from - a->offsets[p->first_bag] + k);
+            for (int64_t k = 0; k < count && a->origins; k++)
+                a->origins[place + k] = (int32_t)(from - a->offsets[p->first_bag] + k);
         } else if (cpu_route_many(p)) {
             cpu_route_pack_many(a, p, offsets, bag, n, kept);
         } else {
@@ -231,7 +240,8 @@ static void cpu_route_return(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_return_args *a = args;
     for (const peri_k_partition *p = a->partitions; p < a->partitions + a->n_partitions && begin < end; p++) {
-        int64_t from = begin > p->first_bag ? begin : p->first_bag, to = end < p->first_bag + p->bags ? end : p->first_bag + p->bags;
+        int64_t from = begin > p->first_bag ? begin : p->first_bag,
+                to = end < p->first_bag + p->bags ? end : p->first_bag + p->bags;
         double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
         for (int64_t b = from; b < to && p->n_parts > 0; b++)
             for (int64_t k = a->offsets[b]; k < a->offsets[b + 1]; k++) {
@@ -266,10 +276,10 @@ static inline void cpu_route_ask(const float *row, int64_t cols)
 
 enum { ROUTE_ROWS = 16 }; /* of each output in turn */
 
-/** Rows [b, stop) of an output, of [b, end). The same rows of all others come before its next ones, which are asked for meanwhile:
- *  hardware does not guess as many streams. */
-ROUTE_INLINE void cpu_route_combine_rows(const peri_k_route_combine_args *a, const peri_k_output *out, int64_t b, int64_t stop, int64_t end,
-                                         const int64_t cols, const bool streams)
+/** Rows [b, stop) of an output, of [b, end). The same rows of all others come before its next ones, which are asked for
+ *  meanwhile: hardware does not guess as many streams. */
+ROUTE_INLINE void cpu_route_combine_rows(const peri_k_route_combine_args *a, const peri_k_output *out, int64_t b,
+                                         int64_t stop, int64_t end, const int64_t cols, const bool streams)
 {
     const peri_k_piece *pieces = a->pieces + out->first_piece;
     for (; b < stop; b++) {
@@ -304,8 +314,8 @@ static void cpu_route_combine(const void *args, int64_t begin, int64_t end)
             const peri_k_output *out = &a->outputs[o];
             const int64_t stop = b + ROUTE_ROWS < end ? b + ROUTE_ROWS : end, cols = out->cols;
             const bool streams = a->past && cpu_route_whole_lines(a->out + out->column, a->stride, cols);
-#define ROUTE_COMBINE(n)                                                                                                                   \
-    if (streams) cpu_route_combine_rows(a, out, b, stop, end, n, true);                                                                    \
+#define ROUTE_COMBINE(n)                                                                                               \
+    if (streams) cpu_route_combine_rows(a, out, b, stop, end, n, true);                                                \
     else cpu_route_combine_rows(a, out, b, stop, end, n, false)
             switch (cols) {
             case 16: ROUTE_COMBINE(16); break;
@@ -319,7 +329,8 @@ static void cpu_route_combine(const void *args, int64_t begin, int64_t end)
     if (a->past) _mm_sfence();
 }
 
-/** What gradients are divided by. Those of a power of two are multiplied by its inverse instead: the bits are the same. */
+/** What gradients are divided by. Those of a power of two are multiplied by its inverse instead: the bits are the
+ *  same. */
 typedef struct route_divisor {
     k_vec by;
     float divisor;
@@ -334,7 +345,8 @@ static inline route_divisor cpu_route_divisor(double divisor)
     return (route_divisor){k_set(multiplies ? 1 / d : d), d, multiplies};
 }
 
-ROUTE_INLINE void cpu_route_divide(float *restrict to, const float *restrict from, const int64_t cols, const route_divisor *d)
+ROUTE_INLINE void cpu_route_divide(float *restrict to, const float *restrict from, const int64_t cols,
+                                   const route_divisor *d)
 {
     int64_t c = 0;
     if (d->multiplies)
@@ -349,8 +361,8 @@ ROUTE_INLINE void cpu_route_past(float *restrict to, const float *restrict from,
     for (int64_t c = 0; c < cols; c += K_LANES) cpu_route_stream(to + c, k_load(from + c) * by);
 }
 
-ROUTE_INLINE void cpu_route_spread_rows(const route_divisor *d, float *to, const float *grad, int64_t stride, int64_t n, int64_t more,
-                                        const int64_t cols, const bool streams)
+ROUTE_INLINE void cpu_route_spread_rows(const route_divisor *d, float *to, const float *grad, int64_t stride, int64_t n,
+                                        int64_t more, const int64_t cols, const bool streams)
 {
     for (int64_t i = 0; i < n; i++, to += cols, grad += stride) {
         if (i < more) cpu_route_ask(grad + ROUTE_ROWS * stride, cols);
@@ -360,16 +372,16 @@ ROUTE_INLINE void cpu_route_spread_rows(const route_divisor *d, float *to, const
 }
 
 /** Rows [begin, end) of an output's gradient, of [begin, last), divided, to one piece. */
-static inline void cpu_route_spread_piece(const peri_k_route_spread_args *a, const peri_k_output *out, const peri_k_piece *piece,
-                                          int64_t begin, int64_t end, int64_t last)
+static inline void cpu_route_spread_piece(const peri_k_route_spread_args *a, const peri_k_output *out,
+                                          const peri_k_piece *piece, int64_t begin, int64_t end, int64_t last)
 {
     const route_divisor d = cpu_route_divisor(piece->own ? out->divisor : out->sent_divisor);
     const int64_t more = last - begin - ROUTE_ROWS; /* rows that others follow which will be read */
     float *to = (piece->own ? a->own : a->sent) + piece->offset + begin * out->cols;
     const float *grad = a->grad + begin * a->stride + out->column;
     const bool streams = a->past && d.multiplies && cpu_route_whole_lines(to, out->cols, out->cols);
-#define ROUTE_SPREAD(n)                                                                                                                    \
-    if (streams) cpu_route_spread_rows(&d, to, grad, a->stride, end - begin, more, n, true);                                               \
+#define ROUTE_SPREAD(n)                                                                                                \
+    if (streams) cpu_route_spread_rows(&d, to, grad, a->stride, end - begin, more, n, true);                           \
     else cpu_route_spread_rows(&d, to, grad, a->stride, end - begin, more, n, false)
     switch (out->cols) {
     case 16: ROUTE_SPREAD(16); break;
@@ -382,18 +394,22 @@ static inline void cpu_route_spread_piece(const peri_k_route_spread_args *a, con
 }
 
 /** to += from / divisor. */
-ROUTE_INLINE void cpu_route_add_divided(float *restrict to, const float *restrict from, const int64_t cols, const route_divisor *d)
+ROUTE_INLINE void cpu_route_add_divided(float *restrict to, const float *restrict from, const int64_t cols,
+                                        const route_divisor *d)
 {
     int64_t c = 0;
     if (d->multiplies)
         for (; c + K_LANES <= cols; c += K_LANES) k_store(to + c, k_load(to + c) + k_load(from + c) * d->by);
     for (; c + K_LANES <= cols; c += K_LANES) k_store(to + c, k_load(to + c) + k_load(from + c) / d->by);
-    if (c < cols) k_store_part(to + c, k_load_part(to + c, cols - c) + k_load_part(from + c, cols - c) / k_set(d->divisor), cols - c);
+    if (c < cols)
+        k_store_part(to + c, k_load_part(to + c, cols - c) + k_load_part(from + c, cols - c) / k_set(d->divisor),
+                     cols - c);
 }
 
 /** @n rows of a gradient to the bags that @inverse says, of [begin, end); as many as @more follow. */
-ROUTE_INLINE void cpu_route_spread_inverse(const route_divisor *d, float *to, const float *grad, int64_t stride, const int64_t *inverse,
-                                           int64_t n, int64_t more, int64_t begin, int64_t end, const int64_t cols)
+ROUTE_INLINE void cpu_route_spread_inverse(const route_divisor *d, float *to, const float *grad, int64_t stride,
+                                           const int64_t *inverse, int64_t n, int64_t more, int64_t begin, int64_t end,
+                                           const int64_t cols)
 {
     for (int64_t i = 0; i < n; i++, grad += stride) {
         const int64_t bag = inverse[i];
@@ -405,9 +421,11 @@ ROUTE_INLINE void cpu_route_spread_inverse(const route_divisor *d, float *to, co
     }
 }
 
-/** Bags [begin, end) of a piece of an output with an inverse: add what rows [b, stop) of its gradient have for them, of [b, last). */
-static inline void cpu_route_spread_sums(const peri_k_route_spread_args *a, const peri_k_output *out, const peri_k_piece *piece,
-                                         int64_t begin, int64_t end, int64_t b, int64_t stop, int64_t last)
+/** Bags [begin, end) of a piece of an output with an inverse: add what rows [b, stop) of its gradient have for them, of
+ *  [b, last). */
+static inline void cpu_route_spread_sums(const peri_k_route_spread_args *a, const peri_k_output *out,
+                                         const peri_k_piece *piece, int64_t begin, int64_t end, int64_t b, int64_t stop,
+                                         int64_t last)
 {
     const route_divisor d = cpu_route_divisor(piece->own ? out->divisor : out->sent_divisor);
     float *to = (piece->own ? a->own : a->sent) + piece->offset;
@@ -433,7 +451,8 @@ static bool cpu_route_spread_zeros(const peri_k_route_spread_args *a, int64_t be
         const int64_t stop = end < a->bags[o] ? end : a->bags[o];
         if (out->inverse < 0) continue;
         any = true;
-        for (const peri_k_piece *k = a->pieces + out->first_piece; k < a->pieces + out->first_piece + out->n_pieces && begin < stop; k++) {
+        for (const peri_k_piece *k = a->pieces + out->first_piece;
+             k < a->pieces + out->first_piece + out->n_pieces && begin < stop; k++) {
             float *to = (k->own ? a->own : a->sent) + k->offset;
             memset(to + begin * out->cols, 0, sizeof *to * (size_t)((stop - begin) * out->cols));
         }
@@ -450,9 +469,12 @@ static void cpu_route_spread(const void *args, int64_t begin, int64_t end)
         for (int32_t o = 0; o < a->n_outputs; o++) {
             const peri_k_output *out = &a->outputs[o];
             const peri_k_piece *pieces = a->pieces + out->first_piece;
-            const int64_t from = b < begin ? begin : b, stop = b + ROUTE_ROWS < last ? b + ROUTE_ROWS : last, to = stop < end ? stop : end;
+            const int64_t from = b < begin ? begin : b, stop = b + ROUTE_ROWS < last ? b + ROUTE_ROWS : last,
+                          to = stop < end ? stop : end;
             for (int64_t k = 0; k < out->n_pieces; k++) {
-                if (out->inverse >= 0) cpu_route_spread_sums(a, out, &pieces[k], begin, end < a->bags[o] ? end : a->bags[o], b, stop, last);
+                if (out->inverse >= 0)
+                    cpu_route_spread_sums(a, out, &pieces[k], begin, end < a->bags[o] ? end : a->bags[o], b, stop,
+                                          last);
                 else if (from < to) cpu_route_spread_piece(a, out, &pieces[k], from, to, last < end ? last : end);
             }
         }
@@ -460,7 +482,8 @@ static void cpu_route_spread(const void *args, int64_t begin, int64_t end)
 }
 
 /** Where the row of id @k of an output lies; NULL: it is in no strand. */
-static inline float *cpu_route_row(const peri_k_route_rows_args *a, const peri_k_rows *out, double inverse_block, int64_t k, bool *own)
+static inline float *cpu_route_row(const peri_k_route_rows_args *a, const peri_k_rows *out, double inverse_block,
+                                   int64_t k, bool *own)
 {
     const peri_k_piece *piece = a->pieces + out->first_piece;
     if (out->place_first >= 0) {
@@ -495,7 +518,8 @@ static inline route_mover cpu_route_mover(const peri_k_route_rows_args *a, const
     return cpu_route_mover_of(back ? own ? out->divisor : out->sent_divisor : 1, out->cols, a->past);
 }
 
-ROUTE_INLINE void cpu_route_move(const route_mover *m, float *restrict to, const float *restrict from, const int64_t cols)
+ROUTE_INLINE void cpu_route_move(const route_mover *m, float *restrict to, const float *restrict from,
+                                 const int64_t cols)
 {
     if (m->past && (uintptr_t)to % 64 == 0) cpu_route_past(to, from, cols, m->d.by);
     else if (m->copies) memcpy(to, from, sizeof *to * (size_t)cols);
@@ -503,21 +527,24 @@ ROUTE_INLINE void cpu_route_move(const route_mover *m, float *restrict to, const
 }
 
 /** Rows [begin, end) of one output, one by one. */
-static inline void cpu_route_rows_any(const peri_k_route_rows_args *a, const peri_k_rows *out, int64_t begin, int64_t end, bool back)
+static inline void cpu_route_rows_any(const peri_k_route_rows_args *a, const peri_k_rows *out, int64_t begin,
+                                      int64_t end, bool back)
 {
     const int64_t block = out->place_first >= 0 ? a->partitions[out->partition].block : 0;
     const double inverse_block = block > 0 ? 1.0 / (double)block : 0;
     const route_mover mine = cpu_route_mover(a, out, true, back), sent = cpu_route_mover(a, out, false, back);
     for (int64_t row = begin; row < end; row++) {
         bool own = false;
-        float *values = a->values + row * a->stride + out->column, *there = cpu_route_row(a, out, inverse_block, row - out->row, &own);
+        float *values = a->values + row * a->stride + out->column,
+              *there = cpu_route_row(a, out, inverse_block, row - out->row, &own);
         if (there && out->place_first >= 0 && (own ? a->placed : a->direct)) continue;
         if (there) cpu_route_move(own ? &mine : &sent, back ? there : values, back ? values : there, out->cols);
         else if (!back) memset(values, 0, sizeof *values * (size_t)out->cols);
     }
 }
 
-/** Ask for the row that is read AHEAD rows from now: where a row has other columns too, it is not what hardware guesses. */
+/** Ask for the row that is read AHEAD rows from now: where a row has other columns too, it is not what hardware
+ *  guesses. */
 static inline void cpu_route_ahead(const float *row, int64_t cols)
 {
     for (int64_t c = 0; c < cols; c += 16) _mm_prefetch((const char *)(row + c), _MM_HINT_T0);
@@ -526,8 +553,8 @@ static inline void cpu_route_ahead(const float *row, int64_t cols)
 enum { ROUTE_AHEAD = 16 };
 
 /** @n rows that follow each other on both sides. */
-ROUTE_INLINE void cpu_route_rows_together(const route_mover *m, float *values, int64_t stride, float *there, const int64_t cols, int64_t n,
-                                      bool back)
+ROUTE_INLINE void cpu_route_rows_together(const route_mover *m, float *values, int64_t stride, float *there,
+                                          const int64_t cols, int64_t n, bool back)
 {
     for (int64_t i = 0; i < n; i++, values += stride, there += cols) {
         if (back && stride != cols && i + ROUTE_AHEAD < n) cpu_route_ahead(values + ROUTE_AHEAD * stride, cols);
@@ -536,8 +563,8 @@ ROUTE_INLINE void cpu_route_rows_together(const route_mover *m, float *values, i
 }
 
 /** Rows of a piece at places [i, end), as they lie there. */
-ROUTE_INLINE void cpu_route_rows_placed(const route_mover *m, float *values, int64_t stride, float *there, const int32_t *origins,
-                                    const int64_t cols, int64_t i, int64_t end, bool back)
+ROUTE_INLINE void cpu_route_rows_placed(const route_mover *m, float *values, int64_t stride, float *there,
+                                        const int32_t *origins, const int64_t cols, int64_t i, int64_t end, bool back)
 {
     for (; i < end; i++) {
         float *row = values + origins[i] * stride;
@@ -559,11 +586,12 @@ static int64_t cpu_route_place_of(const int32_t *origins, int64_t from, int64_t 
 }
 
 /** Rows of ids [begin, end) of an output that one of its pieces has. */
-static void cpu_route_rows_piece(const peri_k_route_rows_args *a, const peri_k_rows *out, const peri_k_piece *piece, int64_t begin,
-                                 int64_t end, bool back)
+static void cpu_route_rows_piece(const peri_k_route_rows_args *a, const peri_k_rows *out, const peri_k_piece *piece,
+                                 int64_t begin, int64_t end, bool back)
 {
     const route_mover m = cpu_route_mover(a, out, piece->own, back);
-    float *values = a->values + out->row * a->stride + out->column, *there = (piece->own ? a->own : a->received) + piece->offset;
+    float *values = a->values + out->row * a->stride + out->column,
+          *there = (piece->own ? a->own : a->received) + piece->offset;
     if (out->place_first < 0 || out->all) {
         const int64_t place = out->all ? piece->first : 0, cols = out->cols;
         float *first = values + begin * a->stride, *with = there + (place + begin) * cols;
@@ -590,11 +618,13 @@ static void cpu_route_rows_none(const peri_k_route_rows_args *a, const peri_k_ro
 {
     const int64_t *places = a->places + out->place_first;
     for (int64_t k = begin; k < end; k++)
-        if (places[k] < 0) memset(a->values + (out->row + k) * a->stride + out->column, 0, sizeof *a->values * (size_t)out->cols);
+        if (places[k] < 0)
+            memset(a->values + (out->row + k) * a->stride + out->column, 0, sizeof *a->values * (size_t)out->cols);
 }
 
 /** Rows [begin, end) of one output. */
-static void cpu_route_rows_one(const peri_k_route_rows_args *a, const peri_k_rows *out, int64_t begin, int64_t end, bool back)
+static void cpu_route_rows_one(const peri_k_route_rows_args *a, const peri_k_rows *out, int64_t begin, int64_t end,
+                               bool back)
 {
     const peri_k_piece *pieces = a->pieces + out->first_piece;
     const int32_t n = out->place_first < 0 || out->all ? 1 : a->partitions[out->partition].n_parts;
@@ -617,9 +647,11 @@ static inline void cpu_route_rows_move(const peri_k_route_rows_args *a, int64_t 
     enum { ROWS = 128 };
     for (int32_t o = 0, past; o < a->n_outputs; o = past) {
         const peri_k_rows *out = &a->outputs[o];
-        for (past = o + 1; past < a->n_outputs && a->outputs[past].row == out->row && a->outputs[past].ids == out->ids; past++) {
+        for (past = o + 1; past < a->n_outputs && a->outputs[past].row == out->row && a->outputs[past].ids == out->ids;
+             past++) {
         }
-        const int64_t first = begin > out->row ? begin : out->row, stop = end < out->row + out->ids ? end : out->row + out->ids;
+        const int64_t first = begin > out->row ? begin : out->row,
+                      stop = end < out->row + out->ids ? end : out->row + out->ids;
         const int64_t step = past == o + 1 ? stop - first : ROWS;
         for (int64_t row = first; row < stop; row += step)
             for (int32_t k = o; k < past; k++)
@@ -628,16 +660,23 @@ static inline void cpu_route_rows_move(const peri_k_route_rows_args *a, int64_t 
     if (a->past) _mm_sfence();
 }
 
-static void cpu_route_rows(const void *args, int64_t begin, int64_t end) { cpu_route_rows_move(args, begin, end, false); }
-static void cpu_route_rows_back(const void *args, int64_t begin, int64_t end) { cpu_route_rows_move(args, begin, end, true); }
+static void cpu_route_rows(const void *args, int64_t begin, int64_t end)
+{
+    cpu_route_rows_move(args, begin, end, false);
+}
+static void cpu_route_rows_back(const void *args, int64_t begin, int64_t end)
+{
+    cpu_route_rows_move(args, begin, end, true);
+}
 
 static void cpu_route_lines(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_lines_args *a = args;
     const route_mover m = cpu_route_mover_of(a->back ? a->divisor : 1, a->cols, a->past);
-    float *values = a->values + (a->index ? 0 : begin * a->stride), *together = a->together + (a->index ? 0 : begin * a->cols);
-#define ROUTE_LINES(n)                                                                                                                     \
-    if (a->index) cpu_route_rows_placed(&m, values, a->stride, together, a->index, n, begin, end, a->back);                                \
+    float *values = a->values + (a->index ? 0 : begin * a->stride),
+          *together = a->together + (a->index ? 0 : begin * a->cols);
+#define ROUTE_LINES(n)                                                                                                 \
+    if (a->index) cpu_route_rows_placed(&m, values, a->stride, together, a->index, n, begin, end, a->back);            \
     else cpu_route_rows_together(&m, values, a->stride, together, n, end - begin, a->back)
     switch (a->cols) {
     case 16: ROUTE_LINES(16); break;
@@ -660,7 +699,8 @@ static void cpu_route_pool(const void *args, int64_t begin, int64_t end)
         for (int64_t b = begin; b < end; b++) {
             int64_t bag = pool->first_bag + (pool->inverse >= 0 ? a->inverse[pool->inverse + b] : b);
             int64_t from = a->offsets[bag], to = a->offsets[bag + 1];
-            float *out = a->rows.values + b * a->rows.stride + pool->rows.column, factor = ref_route_factor(pool, to - from);
+            float *out = a->rows.values + b * a->rows.stride + pool->rows.column,
+                  factor = ref_route_factor(pool, to - from);
             memset(out, 0, sizeof *out * (size_t)cols);
             for (int64_t i = from; i < to; i++) {
                 bool own = false;
@@ -669,17 +709,21 @@ static void cpu_route_pool(const void *args, int64_t begin, int64_t end)
                 const float *row = cpu_route_row(&a->rows, &pool->rows, inverse_block, i - pool->rows.first_id, &own);
                 const k_vec w = k_set(a->weights ? a->weights[i] : 1);
                 if (!row) continue;
-                for (int64_t c = 0; c < whole; c += K_LANES) k_store(out + c, k_fma(w, k_load(row + c), k_load(out + c)));
+                for (int64_t c = 0; c < whole; c += K_LANES)
+                    k_store(out + c, k_fma(w, k_load(row + c), k_load(out + c)));
                 if (whole < cols)
-                    k_store_part(out + whole, k_fma(w, k_load_part(row + whole, cols - whole), k_load_part(out + whole, cols - whole)),
-                                 cols - whole);
+                    k_store_part(
+                        out + whole,
+                        k_fma(w, k_load_part(row + whole, cols - whole), k_load_part(out + whole, cols - whole)),
+                        cols - whole);
             }
             for (int64_t c = 0; c < cols; c++) out[c] *= factor;
         }
     }
 }
 
-/** memcpy past the caches: what is written is larger than they are, and reading its lines first would be for nothing. */
+/** memcpy past the caches: what is written is larger than they are, and reading its lines first would be for
+ *  nothing. */
 static void cpu_copy_past(char *restrict to, const char *restrict from, int64_t bytes)
 {
     enum { AHEAD = 2 << 10 }; /* the rows of a source follow each other: what comes next is often theirs too */
@@ -689,7 +733,8 @@ static void cpu_copy_past(char *restrict to, const char *restrict from, int64_t 
     int64_t i = head;
     for (; i + 64 <= bytes; i += 64) {
         _mm_prefetch(from + i + AHEAD, _MM_HINT_T0);
-        for (int k = 0; k < 64; k += 32) _mm256_stream_si256((__m256i *)(to + i + k), _mm256_loadu_si256((const __m256i *)(from + i + k)));
+        for (int k = 0; k < 64; k += 32)
+            _mm256_stream_si256((__m256i *)(to + i + k), _mm256_loadu_si256((const __m256i *)(from + i + k)));
     }
     memcpy(to + i, from + i, (size_t)(bytes - i));
 }
@@ -726,8 +771,10 @@ static void cpu_route_place(const void *args, int64_t begin, int64_t end)
     if (a->past) _mm_sfence();
 }
 
-#define K_CPU_ROUTE                                                                                                                   \
-    [PERI_K_route_count] = cpu_route_count, [PERI_K_route_pack] = cpu_route_pack, [PERI_K_route_return] = cpu_route_return,       \
-    [PERI_K_route_combine] = cpu_route_combine, [PERI_K_route_spread] = cpu_route_spread,                         \
-    [PERI_K_route_rows] = cpu_route_rows, [PERI_K_route_rows_back] = cpu_route_rows_back, [PERI_K_route_pool] = cpu_route_pool,    \
-    [PERI_K_route_pool_weights] = ref_route_pool_weights, [PERI_K_route_place] = cpu_route_place, [PERI_K_route_lines] = cpu_route_lines,
+#define K_CPU_ROUTE                                                                                                    \
+    [PERI_K_route_count] = cpu_route_count, [PERI_K_route_pack] = cpu_route_pack,                                      \
+    [PERI_K_route_return] = cpu_route_return, [PERI_K_route_combine] = cpu_route_combine,                              \
+    [PERI_K_route_spread] = cpu_route_spread, [PERI_K_route_rows] = cpu_route_rows,                                    \
+    [PERI_K_route_rows_back] = cpu_route_rows_back, [PERI_K_route_pool] = cpu_route_pool,                              \
+    [PERI_K_route_pool_weights] = ref_route_pool_weights, [PERI_K_route_place] = cpu_route_place,                      \
+    [PERI_K_route_lines] = cpu_route_lines,

@@ -2,10 +2,11 @@
  *
  * sequence.c (cpu): attention in f32; see kernels/sequence.h.
  *
- * A *tile* is up to CPU_SEQ_ROWS neighbouring rows of one head and sequence. It meets the rows of the other side (keys for queries, queries
- * for keys) in *blocks* of K_LANES, which begin at multiples of K_LANES within the sequence. A block is copied into a *panel*, in which
- * number d of all its rows is one vector, so that the products of a row with the whole block are one vector, too. Which members of the
- * block a row sees is a mask, a bit each. What comes out for a row is a function of its blocks alone, whatever tile it is in.
+ * A *tile* is up to CPU_SEQ_ROWS neighbouring rows of one head and sequence. It meets the rows of the other side (keys
+ * for queries, queries for keys) in *blocks* of K_LANES, which begin at multiples of K_LANES within the sequence. A
+ * block is copied into a *panel*, in which number d of all its rows is one vector, so that the products of a row with
+ * the whole block are one vector, too. Which members of the block a row sees is a mask, a bit each. What comes out for
+ * a row is a function of its blocks alone, whatever tile it is in.
  */
 #include "vmath.h"
 
@@ -30,9 +31,18 @@ static inline cpu_seq_rows cpu_seq_head(const void *p, int64_t stride, int64_t d
 {
     return (cpu_seq_rows){(const float *)p + t->s.first * stride + t->h * dim, stride, dim};
 }
-static inline cpu_seq_rows cpu_seq_q(const cpu_seq_tile *t) { return cpu_seq_head(t->a->q, t->a->q_stride, t->a->dim, t); }
-static inline cpu_seq_rows cpu_seq_k(const cpu_seq_tile *t) { return cpu_seq_head(t->a->k, t->a->k_stride, t->a->dim, t); }
-static inline cpu_seq_rows cpu_seq_v(const cpu_seq_tile *t) { return cpu_seq_head(t->a->v, t->a->v_stride, t->a->v_dim, t); }
+static inline cpu_seq_rows cpu_seq_q(const cpu_seq_tile *t)
+{
+    return cpu_seq_head(t->a->q, t->a->q_stride, t->a->dim, t);
+}
+static inline cpu_seq_rows cpu_seq_k(const cpu_seq_tile *t)
+{
+    return cpu_seq_head(t->a->k, t->a->k_stride, t->a->dim, t);
+}
+static inline cpu_seq_rows cpu_seq_v(const cpu_seq_tile *t)
+{
+    return cpu_seq_head(t->a->v, t->a->v_stride, t->a->v_dim, t);
+}
 static inline cpu_seq_rows cpu_seq_dout(const cpu_seq_tile *t)
 {
     return cpu_seq_head(t->a->dout, t->a->heads * t->a->v_dim, t->a->v_dim, t);
@@ -97,8 +107,10 @@ static bool cpu_seq_masks(const cpu_seq_tile *t, int64_t j, uint32_t *mask)
     return any != 0;
 }
 
-/** s[r] = products of rows [first, first + n) of @x with the rows of @y from @j on, of which there are @there (the rest: 0). */
-static void cpu_seq_products(k_vec *s, cpu_seq_rows x, int64_t first, int64_t n, cpu_seq_rows y, int64_t j, int64_t there)
+/** s[r] = products of rows [first, first + n) of @x with the rows of @y from @j on, of which there are @there (the
+ *  rest: 0). */
+static void cpu_seq_products(k_vec *s, cpu_seq_rows x, int64_t first, int64_t n, cpu_seq_rows y, int64_t j,
+                             int64_t there)
 {
     float panel[CPU_SEQ_DEPTH * K_LANES];
     for (int64_t r = 0; r < n; r++) s[r] = k_set(0);
@@ -130,7 +142,8 @@ static void cpu_seq_products(k_vec *s, cpu_seq_rows x, int64_t first, int64_t n,
     }
 }
 
-/** out = by * out + sum over the members of the mask of their weight times their row of @x, from @j on; by = 0 does not read out. */
+/** out = by * out + sum over the members of the mask of their weight times their row of @x, from @j on; by = 0 does not
+ *  read out. */
 static void cpu_seq_add(float *out, float by, k_vec weights, uint32_t mask, cpu_seq_rows x, int64_t j)
 {
     enum { WIDE = 4 };
@@ -178,7 +191,8 @@ static inline k_vec cpu_seq_weight(const peri_k_attention_args *a, k_vec s, k_ve
 }
 
 /** alpha times the gradients of scores @s, from those of their weights @g. */
-static inline k_vec cpu_seq_slope(const peri_k_attention_args *a, k_vec s, k_vec lse, k_vec g, k_vec delta, k_ivec lanes)
+static inline k_vec cpu_seq_slope(const peri_k_attention_args *a, k_vec s, k_vec lse, k_vec g, k_vec delta,
+                                  k_ivec lanes)
 {
     k_vec ds;
     if (a->form == PERI_ATTENTION_SOFTMAX) {
@@ -190,9 +204,10 @@ static inline k_vec cpu_seq_slope(const peri_k_attention_args *a, k_vec s, k_vec
     return k_select(lanes, ds * (float)a->alpha, k_set(0));
 }
 
-/* -- forward -------------------------------------------------------------------------------------------------------------------------- */
+/* -- forward ------------------------------------------------------------------------------------------------------- */
 
-/** What of a query is kept from block to block: the largest score so far, the sum of exp(s - largest), whether it has seen a block. */
+/** What of a query is kept from block to block: the largest score so far, the sum of exp(s - largest), whether it has
+ *  seen a block. */
 typedef struct cpu_seq_state {
     float most, sum;
     bool begun;
@@ -237,7 +252,7 @@ static void cpu_seq_forward(const cpu_seq_tile *t)
     }
 }
 
-/* -- backward ------------------------------------------------------------------------------------------------------------------------- */
+/* -- backward ------------------------------------------------------------------------------------------------------ */
 
 static void cpu_seq_backward_q(const cpu_seq_tile *t)
 {
@@ -262,7 +277,8 @@ static void cpu_seq_backward_q(const cpu_seq_tile *t)
         cpu_seq_products(g, dout, t->first, t->n, cpu_seq_v(t), j, there);
         for (int64_t r = 0; r < t->n; r++) {
             if (!mask[r]) continue;
-            const k_vec ds = cpu_seq_slope(a, s[r] * (float)a->alpha, k_set(lse[r]), g[r], k_set(delta[r]), cpu_seq_lanes(mask[r]));
+            const k_vec ds =
+                cpu_seq_slope(a, s[r] * (float)a->alpha, k_set(lse[r]), g[r], k_set(delta[r]), cpu_seq_lanes(mask[r]));
             cpu_seq_add(cpu_seq_out(a->dq, a->dim, t, t->first + r), begun[r] ? 1 : 0, ds, mask[r], cpu_seq_k(t), j);
             begun[r] = true;
         }
@@ -299,9 +315,10 @@ static void cpu_seq_backward_kv(const cpu_seq_tile *t)
     }
 }
 
-/* -- the kernels ----------------------------------------------------------------------------------------------------------------------- */
+/* -- the kernels --------------------------------------------------------------------------------------------------- */
 
-static void cpu_seq_each(const peri_k_attention_args *a, int64_t begin, int64_t end, bool queries, void (*f)(const cpu_seq_tile *))
+static void cpu_seq_each(const peri_k_attention_args *a, int64_t begin, int64_t end, bool queries,
+                         void (*f)(const cpu_seq_tile *))
 {
     cpu_seq_tile t;
     for (int64_t item = begin; item < end; item += t.n) {
@@ -331,6 +348,6 @@ static void cpu_attention_grad_kv(const void *args, int64_t begin, int64_t end)
     else cpu_seq_each(a, begin, end, false, cpu_seq_backward_kv);
 }
 
-#define K_CPU_SEQUENCE                                                                                                                \
-    [PERI_K_attention] = cpu_attention, [PERI_K_attention_grad_q] = cpu_attention_grad_q,                                             \
+#define K_CPU_SEQUENCE                                                                                                 \
+    [PERI_K_attention] = cpu_attention, [PERI_K_attention_grad_q] = cpu_attention_grad_q,                              \
     [PERI_K_attention_grad_kv] = cpu_attention_grad_kv,

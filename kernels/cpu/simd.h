@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * simd.h: one vector of f32, as wide as the instruction set: the few words in which the families are written. GCC's vector extension
- * carries the arithmetic; loads, stores and conversions that need an instruction are named here.
+ * simd.h: one vector of f32, as wide as the instruction set: the few words in which the families are written. GCC's
+ * vector extension carries the arithmetic; loads, stores and conversions that need an instruction are named here.
  */
 #ifndef PERI_KERNELS_SIMD_H
 #define PERI_KERNELS_SIMD_H
@@ -32,8 +32,12 @@ static inline k_vec k_set(float x) { return x - (k_vec){0}; }
 #if defined(__AVX512F__)
 static inline k_vec k_sqrt(k_vec v) { return (k_vec)_mm512_sqrt_ps((__m512)v); }
 static inline k_vec k_max(k_vec a, k_vec b) { return (k_vec)_mm512_max_ps((__m512)a, (__m512)b); }
-static inline k_vec k_fma(k_vec a, k_vec b, k_vec c) { return (k_vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); } /* a b + c */
-static inline k_vec k_load_f16(const uint16_t *p) { return (k_vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+/* a b + c */
+static inline k_vec k_fma(k_vec a, k_vec b, k_vec c) { return (k_vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+static inline k_vec k_load_f16(const uint16_t *p)
+{
+    return (k_vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
 static inline void k_store_f16(uint16_t *p, k_vec v)
 {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
@@ -47,7 +51,10 @@ static inline k_vec k_load_i8(const int8_t *p)
     return (k_vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 static inline float k_sum(k_vec v) { return _mm512_reduce_add_ps((__m512)v); }
-static inline k_lvec k_widen(const int32_t *p) { return (k_lvec)_mm512_cvtepi32_epi64(_mm256_loadu_si256((const __m256i *)p)); }
+static inline k_lvec k_widen(const int32_t *p)
+{
+    return (k_lvec)_mm512_cvtepi32_epi64(_mm256_loadu_si256((const __m256i *)p));
+}
 /** Lane i: the sum of lanes 0..i. */
 static inline k_lvec k_scan(k_lvec v)
 {
@@ -70,8 +77,12 @@ static inline void k_store_part(float *p, k_vec v, int64_t n)
 #else
 static inline k_vec k_sqrt(k_vec v) { return (k_vec)_mm256_sqrt_ps((__m256)v); }
 static inline k_vec k_max(k_vec a, k_vec b) { return (k_vec)_mm256_max_ps((__m256)a, (__m256)b); }
-static inline k_vec k_fma(k_vec a, k_vec b, k_vec c) { return (k_vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); } /* a b + c */
-static inline k_vec k_load_f16(const uint16_t *p) { return (k_vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+/* a b + c */
+static inline k_vec k_fma(k_vec a, k_vec b, k_vec c) { return (k_vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+static inline k_vec k_load_f16(const uint16_t *p)
+{
+    return (k_vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
 static inline void k_store_f16(uint16_t *p, k_vec v)
 {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
@@ -90,10 +101,14 @@ static inline float k_sum(k_vec v)
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
-static inline k_lvec k_widen(const int32_t *p) { return (k_lvec)_mm256_cvtepi32_epi64(_mm_loadu_si128((const __m128i *)p)); }
+static inline k_lvec k_widen(const int32_t *p)
+{
+    return (k_lvec)_mm256_cvtepi32_epi64(_mm_loadu_si128((const __m128i *)p));
+}
 static inline k_lvec k_scan(k_lvec v)
 {
-    v += (k_lvec)_mm256_blend_epi32(_mm256_permute4x64_epi64((__m256i)v, _MM_SHUFFLE(2, 1, 0, 0)), _mm256_setzero_si256(), 0x03);
+    v += (k_lvec)_mm256_blend_epi32(_mm256_permute4x64_epi64((__m256i)v, _MM_SHUFFLE(2, 1, 0, 0)),
+                                    _mm256_setzero_si256(), 0x03);
     return v + (k_lvec)_mm256_permute2x128_si256((__m256i)v, (__m256i)v, 0x08);
 }
 static inline k_lvec k_last(k_lvec v) { return (k_lvec)_mm256_permute4x64_epi64((__m256i)v, _MM_SHUFFLE(3, 3, 3, 3)); }

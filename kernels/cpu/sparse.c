@@ -3,14 +3,15 @@
  * sparse.c (cpu): see kernels/sparse.h.
  */
 
-/* -- buckets --------------------------------------------------------------------------------------------------------------------- */
+/* -- buckets ------------------------------------------------------------------------------------------------------- */
 
 #if defined(__AVX512F__)
 enum { CPU_WIDE = 8 };
 #else
 enum { CPU_WIDE = 4 };
 #endif
-enum { CPU_CHUNK = 256, CPU_AHEAD = 512 }; /* ids whose buckets are found together; how far ahead the next ones are asked for */
+enum { CPU_CHUNK = 256, CPU_AHEAD = 512 }; /* ids whose buckets are found together; how far ahead the next ones are
+                                              asked for */
 
 typedef double cpu_dvec __attribute__((vector_size(CPU_WIDE * 8)));
 typedef int64_t cpu_lvec __attribute__((vector_size(CPU_WIDE * 8)));
@@ -46,18 +47,21 @@ static inline void cpu_store_i32(int32_t *p, cpu_dvec v)
 #endif
 }
 
-/** c->id and c->bucket from quotients and remainders of c->u by @d: the bucket is the quotient, or with @turns the remainder. For u < 2^51,
- *  d <= 2^51. Whole numbers below 2^52 go to and from doubles by the bits of their sum with 2^52. u * (1 / d) is off by less than 1/2 (by a
- *  relative 2^-52 of at most 2^50; exact for d = 1), so its nearest whole number is the quotient or one more; the remainder is exact (one
- *  fused operation on whole numbers below 2^53) and tells which. */
+/** c->id and c->bucket from quotients and remainders of c->u by @d: the bucket is the quotient, or with @turns the
+ *  remainder. For u < 2^51, d <= 2^51. Whole numbers below 2^52 go to and from doubles by the bits of their sum with
+ *  2^52. u * (1 / d) is off by less than 1/2 (by a relative 2^-52 of at most 2^50; exact for d = 1), so its nearest
+ *  whole number is the quotient or one more; the remainder is exact (one fused operation on whole numbers below 2^53)
+ *  and tells which. */
 static inline __attribute__((always_inline)) void cpu_quotients(cpu_chunk *c, int64_t n, uint64_t d, bool turns)
 {
-    const cpu_dvec magic = cpu_dset(0x1p52), divisor = cpu_dset((double)d), inverse = cpu_dset(1.0 / (double)d), one = cpu_dset(1.0);
+    const cpu_dvec magic = cpu_dset(0x1p52), divisor = cpu_dset((double)d), inverse = cpu_dset(1.0 / (double)d),
+                   one = cpu_dset(1.0);
     const cpu_qvec bits = (cpu_qvec)magic, low = cpu_qset(((uint64_t)1 << 52) - 1);
     for (int64_t i = 0; i < n; i += CPU_WIDE) {
         cpu_qvec v;
         memcpy(&v, c->u + i, sizeof v);
-        cpu_dvec x = (cpu_dvec)((v & low) | bits) - magic, q = (x * inverse + magic) - magic, r = cpu_fnma(q, divisor, x);
+        cpu_dvec x = (cpu_dvec)((v & low) | bits) - magic, q = (x * inverse + magic) - magic,
+                 r = cpu_fnma(q, divisor, x);
         cpu_lvec under = r < cpu_dset(0);
         q -= (cpu_dvec)((cpu_lvec)one & under);
         r += (cpu_dvec)((cpu_lvec)divisor & under);
@@ -86,7 +90,8 @@ static void cpu_intervals(cpu_chunk *c, int64_t n, const int64_t *bounds, int64_
 }
 
 /** One id by the rules, whatever it is; bounds by halving. */
-static void cpu_bucket_scalar(const peri_k_bucketize_args *a, const int64_t *feature, uint64_t u, int32_t *bucket, uint64_t *id)
+static void cpu_bucket_scalar(const peri_k_bucketize_args *a, const int64_t *feature, uint64_t u, int32_t *bucket,
+                              uint64_t *id)
 {
     const int64_t *bounds = feature[PERI_BUCKET_BOUNDS] >= 0 ? a->bounds + feature[PERI_BUCKET_BOUNDS] : NULL;
     if (!bounds || u >= (uint64_t)bounds[a->buckets]) {
@@ -135,10 +140,11 @@ static void cpu_chunk_fill(cpu_chunk *c, const peri_k_bucketize_args *a, const i
         if (c->u[k] >= limit) cpu_bucket_scalar(a, feature, c->u[k], &c->bucket[k], &c->id[k]);
 }
 
-/* -- counting -------------------------------------------------------------------------------------------------------------------- */
+/* -- counting ------------------------------------------------------------------------------------------------------ */
 
-/** Bags are counted in tiles, in a small array [buckets][tile]: the lengths of neighbouring buckets often lie a power of two apart in
- *  memory, in one set of the cache. No loop runs over the ids of a single bag, whose length no branch predictor knows. */
+/** Bags are counted in tiles, in a small array [buckets][tile]: the lengths of neighbouring buckets often lie a power
+ *  of two apart in memory, in one set of the cache. No loop runs over the ids of a single bag, whose length no branch
+ *  predictor knows. */
 enum { CPU_TILE_SLOTS = 2048, CPU_TILE_BAGS = 128, CPU_TILE_BUCKETS = 256, CPU_SPREAD = 64, CPU_MASKS = 16 };
 enum { CPU_MASK_BYTES = CPU_CHUNK / 8 };
 
@@ -149,16 +155,18 @@ typedef struct cpu_count_state {
     int64_t slots[CPU_TILE_SLOTS];
 } cpu_count_state;
 
-/** state->bag for the ids [from, from + n), which belong to bags @bag and following; returns the bag that has the id after them. */
-static inline int64_t cpu_spread_bags(cpu_count_state *s, const void *offsets, int32_t dtype, int64_t first, int64_t bag, int64_t from,
-                                      int64_t n)
+/** state->bag for the ids [from, from + n), which belong to bags @bag and following; returns the bag that has the id
+ *  after them. */
+static inline int64_t cpu_spread_bags(cpu_count_state *s, const void *offsets, int32_t dtype, int64_t first,
+                                      int64_t bag, int64_t from, int64_t n)
 {
     for (;; bag++) {
         int64_t at = ref_int(offsets, bag, dtype) - from, last = ref_int(offsets, bag + 1, dtype) - from;
         if (at < 0) at = 0;
         int64_t end = ref_min(last, n);
         do {
-            memset(s->bag + at, (int)(bag - first), CPU_SPREAD); /* what is too much is overwritten by the bags that follow */
+            /* what is too much is overwritten by the bags that follow */
+            memset(s->bag + at, (int)(bag - first), CPU_SPREAD);
             at += CPU_SPREAD;
         } while (at < end);
         if (last > n) return bag;
@@ -175,7 +183,8 @@ static void cpu_bucket_masks(cpu_count_state *s, int64_t n, int64_t buckets)
             uint16_t mask = _mm512_cmpeq_epi32_mask(_mm512_loadu_si512(s->chunk.bucket + k), _mm512_set1_epi32((int)b));
             memcpy(s->masks[b] + k / 8, &mask, 2);
 #else
-            __m256i same = _mm256_cmpeq_epi32(_mm256_loadu_si256((const __m256i *)(s->chunk.bucket + k)), _mm256_set1_epi32((int)b));
+            __m256i same = _mm256_cmpeq_epi32(_mm256_loadu_si256((const __m256i *)(s->chunk.bucket + k)),
+                                              _mm256_set1_epi32((int)b));
             s->masks[b][k / 8] = (uint8_t)_mm256_movemask_ps((__m256)same);
 #endif
         }
@@ -195,8 +204,8 @@ static inline int64_t cpu_count_bits(const uint8_t *mask, int64_t begin, int64_t
 }
 
 /** Add the ids [from, from + n) to the slots of their bags by counting bits. */
-static int64_t cpu_count_by_bits(cpu_count_state *s, const peri_k_bucketize_args *a, int32_t dtype, int64_t tile, int64_t first,
-                                 int64_t bag, int64_t from, int64_t n)
+static int64_t cpu_count_by_bits(cpu_count_state *s, const peri_k_bucketize_args *a, int32_t dtype, int64_t tile,
+                                 int64_t first, int64_t bag, int64_t from, int64_t n)
 {
     int64_t p = a->buckets;
     cpu_bucket_masks(s, n, p);
@@ -216,8 +225,8 @@ static int64_t cpu_count_by_bits(cpu_count_state *s, const peri_k_bucketize_args
 }
 
 /** Lengths of bags [begin, end) of one feature. */
-static inline __attribute__((always_inline)) void cpu_count_run(const peri_k_bucketize_args *a, int32_t dtype, const int64_t *feature,
-                                                               int64_t begin, int64_t end)
+static inline __attribute__((always_inline)) void cpu_count_run(const peri_k_bucketize_args *a, int32_t dtype,
+                                                                const int64_t *feature, int64_t begin, int64_t end)
 {
     cpu_count_state s;
     int64_t p = a->buckets, tile = ref_min(CPU_TILE_SLOTS / p, CPU_TILE_BAGS);
@@ -269,10 +278,10 @@ static void cpu_bucketize_count(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- placing --------------------------------------------------------------------------------------------------------------------- */
+/* -- placing ------------------------------------------------------------------------------------------------------- */
 
-/** The ids of one bucket lie in one piece for consecutive bags: placing a range of bags is cutting its ids into one stream per bucket, in
- *  order. Buckets are done CPU_STREAMS at a time. */
+/** The ids of one bucket lie in one piece for consecutive bags: placing a range of bags is cutting its ids into one
+ *  stream per bucket, in order. Buckets are done CPU_STREAMS at a time. */
 enum { CPU_STREAMS = 1024, CPU_VECTOR_STREAMS = 4 };
 
 typedef struct cpu_place_state {
@@ -281,9 +290,11 @@ typedef struct cpu_place_state {
 } cpu_place_state;
 
 #if defined(__AVX512F__)
-/** A chunk into few streams, eight ids at a time: the ids of each bucket are pressed together and stored, and their places spread back. */
-static inline __attribute__((always_inline)) void cpu_place_vector(cpu_place_state *s, const peri_k_bucketize_args *a, int64_t from,
-                                                                  int64_t n, bool narrow, bool sequence, bool weighted)
+/** A chunk into few streams, eight ids at a time: the ids of each bucket are pressed together and stored, and their
+ *  places spread back. */
+static inline __attribute__((always_inline)) void cpu_place_vector(cpu_place_state *s, const peri_k_bucketize_args *a,
+                                                                   int64_t from, int64_t n, bool narrow, bool sequence,
+                                                                   bool weighted)
 {
     const __m512i iota = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
     for (int64_t k = 0; k < n; k += 8) {
@@ -299,8 +310,10 @@ static inline __attribute__((always_inline)) void cpu_place_vector(cpu_place_sta
             __m512i pressed = _mm512_maskz_compress_epi64(here, id);
             if (narrow) _mm256_mask_storeu_epi32((int32_t *)a->new_ids + at, front, _mm512_cvtepi64_epi32(pressed));
             else _mm512_mask_storeu_epi64((int64_t *)a->new_ids + at, front, pressed);
-            if (weighted) _mm256_mask_storeu_epi32(a->new_weights + at * 4, front, _mm256_maskz_compress_epi32(here, weight));
-            if (sequence) places = _mm512_mask_expand_epi64(places, here, _mm512_add_epi64(iota, _mm512_set1_epi64(at)));
+            if (weighted)
+                _mm256_mask_storeu_epi32(a->new_weights + at * 4, front, _mm256_maskz_compress_epi32(here, weight));
+            if (sequence)
+                places = _mm512_mask_expand_epi64(places, here, _mm512_add_epi64(iota, _mm512_set1_epi64(at)));
             s->at[b] = at + count;
         }
         if (sequence) _mm512_mask_storeu_epi64(a->unbucketize + from + k, live, places);
@@ -330,10 +343,11 @@ static bool cpu_place_few(cpu_place_state *s, const peri_k_bucketize_args *a, in
 }
 #endif
 
-/** A chunk into the streams of buckets [low, low + CPU_STREAMS); *bag is the bag of its first id and becomes that of the id after it. */
-static inline __attribute__((always_inline)) void cpu_place_chunk(cpu_place_state *s, const peri_k_bucketize_args *args, int64_t low,
-                                                                 int64_t from, int64_t n, int64_t *bag, bool narrow, bool sequence,
-                                                                 bool more)
+/** A chunk into the streams of buckets [low, low + CPU_STREAMS); *bag is the bag of its first id and becomes that of
+ *  the id after it. */
+static inline __attribute__((always_inline)) void cpu_place_chunk(cpu_place_state *s, const peri_k_bucketize_args *args,
+                                                                  int64_t low, int64_t from, int64_t n, int64_t *bag,
+                                                                  bool narrow, bool sequence, bool more)
 {
     const peri_k_bucketize_args a = *args; /* a copy that stores into outputs cannot change */
     const uint64_t *ids = s->chunk.id;
@@ -357,7 +371,8 @@ static inline __attribute__((always_inline)) void cpu_place_chunk(cpu_place_stat
     }
 }
 
-static void cpu_place_many(cpu_place_state *s, const peri_k_bucketize_args *a, int64_t low, int64_t from, int64_t n, int64_t *bag)
+static void cpu_place_many(cpu_place_state *s, const peri_k_bucketize_args *a, int64_t low, int64_t from, int64_t n,
+                           int64_t *bag)
 {
     bool more = a->weights || a->positions || a->mapping;
     switch ((a->ids_dtype == PERI_I32) + 2 * (a->unbucketize != NULL) + 4 * more) {
@@ -378,7 +393,8 @@ static void cpu_bucketize_place(const void *args, int64_t begin, int64_t end)
     cpu_place_state s;
     for (int64_t low = 0; low < a->buckets; low += CPU_STREAMS) {
         if (begin < end)
-            for (int64_t b = low; b < ref_min(a->buckets, low + CPU_STREAMS); b++) s.at[b - low] = a->starts[b * a->bags + begin];
+            for (int64_t b = low; b < ref_min(a->buckets, low + CPU_STREAMS); b++)
+                s.at[b - low] = a->starts[b * a->bags + begin];
         for (int64_t f = 0, first = begin, last; first < end; first = last) {
             const int64_t *feature = cpu_feature(a, first, end, &f, &last);
             int64_t stop = ref_int(a->offsets, last, a->offsets_dtype), bag = first;
@@ -391,4 +407,5 @@ static void cpu_bucketize_place(const void *args, int64_t begin, int64_t end)
     }
 }
 
-#define K_CPU_SPARSE [PERI_K_bucketize_count] = cpu_bucketize_count, [PERI_K_bucketize_place] = cpu_bucketize_place, K_CPU_INDICES
+#define K_CPU_SPARSE                                                                                                   \
+    [PERI_K_bucketize_count] = cpu_bucketize_count, [PERI_K_bucketize_place] = cpu_bucketize_place, K_CPU_INDICES

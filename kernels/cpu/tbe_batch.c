@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_batch.c: SGD and row-wise Adagrad on rows of the common widths. Row-wise Adagrad waits: between a row's gradient and its weights
- * stand a sum of squares, a square root and a division, more cycles than a processor looks ahead. So rows are updated in batches:
- * the rates of all of them first, sixteen in one vector, then the rows.
+ * tbe_batch.c: SGD and row-wise Adagrad on rows of the common widths. Row-wise Adagrad waits: between a row's gradient
+ * and its weights stand a sum of squares, a square root and a division, more cycles than a processor looks ahead. So
+ * rows are updated in batches: the rates of all of them first, sixteen in one vector, then the rows.
  */
 #include "tbe_row.h"
 #include "tbe_update.h"
@@ -35,7 +35,8 @@ static __attribute__((noinline)) void tbe_batch_sum(tbe_updater *u, int64_t e, i
     tbe_sum_items(u, e, past, cols, g);
 }
 
-/** tbe_update_ahead, short for rows as wide as these: the lines to ask for are constants. Rows of other tables go the long way. */
+/** tbe_update_ahead, short for rows as wide as these: the lines to ask for are constants. Rows of other tables go the
+ *  long way. */
 TBE_INLINE void tbe_batch_ahead(tbe_updater *u, const int kind, const int32_t dtype, const int cols)
 {
     const peri_k_tbe_update_args *a = u->a;
@@ -51,15 +52,17 @@ TBE_INLINE void tbe_batch_ahead(tbe_updater *u, const int kind, const int32_t dt
     if (linear != u->ahead_row) {
         const int bytes = dtype == PERI_F32 ? 4 : 2;
         u->ahead_row = linear;
-        tbe_prefetch((const char *)a->rows.weight + (t->offset + (int64_t)row * t->stride) * bytes, tbe_batch_lines(cols * bytes), u->near);
+        tbe_prefetch((const char *)a->rows.weight + (t->offset + (int64_t)row * t->stride) * bytes,
+                     tbe_batch_lines(cols * bytes), u->near);
         if (kind == PERI_TBE_ROWWISE_ADAGRAD) tbe_prefetch((const char *)(a->rows.momentum1 + linear), 1, u->near);
     }
     tbe_prefetch((const char *)(a->grad + (key & u->payload_mask)), tbe_batch_lines(cols * 4), u->near);
 }
 
-/** m += sum16(g * g) / n and rate = -lr / (sqrt(m) + eps) for all rows, of which @part is multiplied with g: a power of two, so it does not
- *  matter when. @momentum: of the table's first row. */
-TBE_INLINE void tbe_batch_rates(const peri_k_tbe_optimizer *o, tbe_batch *b, float *momentum, float part, const int cols)
+/** m += sum16(g * g) / n and rate = -lr / (sqrt(m) + eps) for all rows, of which @part is multiplied with g: a power of
+ *  two, so it does not matter when. @momentum: of the table's first row. */
+TBE_INLINE void tbe_batch_rates(const peri_k_tbe_optimizer *o, tbe_batch *b, float *momentum, float part,
+                                const int cols)
 {
     float m[TBE_BATCH] = {0}, squares[TBE_BATCH] = {0};
     for (int32_t i = 0; i < b->n; i++) {
@@ -84,12 +87,14 @@ TBE_INLINE void tbe_batch_row(float *w, const float *g, v16 rate, v16 keep, cons
 #pragma GCC unroll 16
     for (int k = 0; k < tbe_vectors(cols); k++) {
         const int d = 16 * tbe_scattered(k, tbe_vectors(cols), PERI_F32);
-        tbe_batch_store(w + d, v16_fma(rate, tbe_batch_load(g + d, cols), v16_mul(keep, tbe_batch_load(w + d, cols))), cols);
+        tbe_batch_store(w + d, v16_fma(rate, tbe_batch_load(g + d, cols), v16_mul(keep, tbe_batch_load(w + d, cols))),
+                        cols);
     }
 }
 
 /** The same of f16 or bf16, in f32; returns the largest size, lane by lane. */
-TBE_INLINE u16x tbe_batch_row_values(const uint16_t *w, const float *g, v16 rate, v16 keep, v16 *x, const int nv, const int32_t dtype)
+TBE_INLINE u16x tbe_batch_row_values(const uint16_t *w, const float *g, v16 rate, v16 keep, v16 *x, const int nv,
+                                     const int32_t dtype)
 {
     u16x most = u16x_zero();
 #pragma GCC unroll 16
@@ -111,7 +116,8 @@ TBE_INLINE void tbe_batch_row_nearest(uint16_t *w, const v16 *x, const int nv, c
 }
 
 /** Round it stochastically. @lane: of the table's first column. */
-TBE_INLINE void tbe_batch_row_round(uint16_t *w, const v16 *x, uint64_t key, uint32_t lane, const int nv, const int32_t dtype)
+TBE_INLINE void tbe_batch_row_round(uint16_t *w, const v16 *x, uint64_t key, uint32_t lane, const int nv,
+                                    const int32_t dtype)
 {
 #pragma GCC unroll 8
     for (int k = 0; k < nv; k += 2) {
@@ -128,8 +134,8 @@ TBE_INLINE void tbe_batch_row_round(uint16_t *w, const v16 *x, uint64_t key, uin
 }
 
 /** Any row of f16 or bf16. Computes it again: nobody points to the values that are in registers. */
-static __attribute__((noinline)) void tbe_batch_row_odd(const peri_k_tbe_update_args *a, const peri_k_tbe_table *t, int64_t row,
-                                                        const float *g, float rate, float keep)
+static __attribute__((noinline)) void tbe_batch_row_odd(const peri_k_tbe_update_args *a, const peri_k_tbe_table *t,
+                                                        int64_t row, const float *g, float rate, float keep)
 {
     enum { MOST_COLS = 256 };
     const int32_t dtype = a->rows.weight_dtype;
@@ -142,7 +148,8 @@ static __attribute__((noinline)) void tbe_batch_row_odd(const peri_k_tbe_update_
     tbe_row_round(&a->optimizer, t, tbe_table_row(&a->rows, t, row), w, wide, room, dtype);
 }
 
-/** Ask for a row of the batch into the first-level cache, where the processor does not look far ahead: rounding is long. */
+/** Ask for a row of the batch into the first-level cache, where the processor does not look far ahead: rounding is
+ *  long. */
 TBE_INLINE void tbe_batch_near(const void *row, const int lines)
 {
 #pragma GCC unroll 16
@@ -150,8 +157,8 @@ TBE_INLINE void tbe_batch_near(const void *row, const int lines)
 }
 
 /** Update the batch's rows, and empty it. */
-TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_batch *b, const int kind, const int32_t dtype,
-                                 const int cols)
+TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_batch *b, const int kind,
+                                 const int32_t dtype, const int cols)
 {
     const int nv = tbe_vectors(cols);
     const peri_k_tbe_rows *rows = &u->a->rows;
@@ -163,7 +170,8 @@ TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_
     for (int32_t i = 0; i < b->n; i++) {
         const float rate = kind == PERI_TBE_SGD ? -o->lr * part : b->rate[i];
         if (dtype == PERI_F32) {
-            tbe_batch_row((float *)rows->weight + t->offset + b->row[i] * t->stride, b->g[i], v16_set(rate), v16_set(keep), cols);
+            tbe_batch_row((float *)rows->weight + t->offset + b->row[i] * t->stride, b->g[i], v16_set(rate),
+                          v16_set(keep), cols);
         } else {
             uint16_t *first = (uint16_t *)rows->weight + t->offset, *w = first + b->row[i] * t->stride;
             const int32_t next = i + 1 < b->n ? i + 1 : i;
@@ -188,8 +196,8 @@ TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_
 }
 
 /** A tbe_batches. */
-TBE_INLINE int64_t tbe_update_batches(tbe_updater *u, const peri_k_tbe_table *t, int64_t e, int64_t last, const int kind,
-                                      const int32_t dtype, const int cols)
+TBE_INLINE int64_t tbe_update_batches(tbe_updater *u, const peri_k_tbe_table *t, int64_t e, int64_t last,
+                                      const int kind, const int32_t dtype, const int cols)
 {
     enum { MOST_COLS = 256 };
     float sums[TBE_BATCH][MOST_COLS] __attribute__((aligned(64)));
@@ -209,13 +217,13 @@ TBE_INLINE int64_t tbe_update_batches(tbe_updater *u, const peri_k_tbe_table *t,
     return e;
 }
 
-#define TBE_BATCHES(name, kind, dtype, cols)                                                                                               \
-    static __attribute__((noinline)) int64_t tbe_batches_##name##_##cols(tbe_updater *u, const peri_k_tbe_table *t, int64_t e,             \
-                                                                        int64_t last)                                                      \
-    {                                                                                                                                      \
-        return tbe_update_batches(u, t, e, last, kind, dtype, cols);                                                                       \
+#define TBE_BATCHES(name, kind, dtype, cols)                                                                           \
+    static __attribute__((noinline))                                                                                   \
+    int64_t tbe_batches_##name##_##cols(tbe_updater *u, const peri_k_tbe_table *t, int64_t e, int64_t last)            \
+    {                                                                                                                  \
+        return tbe_update_batches(u, t, e, last, kind, dtype, cols);                                                   \
     }
-#define TBE_BOTH(X, MORE, name, dtype)                                                                                                     \
+#define TBE_BOTH(X, MORE, name, dtype)                                                                                 \
     MORE(X, sgd_##name, PERI_TBE_SGD, dtype) MORE(X, adagrad_##name, PERI_TBE_ROWWISE_ADAGRAD, dtype)
 /* Narrow rows of f32 only: stochastic bits belong to 32 columns at once. */
 #define TBE_NARROW(X, name, kind, dtype) X(name, kind, dtype, 8) X(name, kind, dtype, 16)
@@ -226,7 +234,7 @@ K_CAT(TBE_ALL_, K_PIECE, )(TBE_BATCHES)
 
 tbe_batches *K_SHARED(K_CAT(tbe_batches_, K_PIECE, ))(int32_t kind, int64_t cols)
 {
-#define TBE_CHOICE(name, k, dtype, width)                                                                                                  \
+#define TBE_CHOICE(name, k, dtype, width)                                                                              \
     if (kind == (k) && cols == (width)) return tbe_batches_##name##_##width;
     K_CAT(TBE_ALL_, K_PIECE, )(TBE_CHOICE)
 #undef TBE_CHOICE

@@ -8,10 +8,10 @@
 #include "../ref/tbe_place.h"
 #include "../tbe.h"
 
-/* -- lookups: tbe_forward.h ------------------------------------------------------------------------------------------------------------ */
+/* -- lookups: tbe_forward.h ---------------------------------------------------------------------------------------- */
 
-/** How many rows the walk ahead keeps in flight. The caller says how many bytes: enough to cover the memory's latency, few enough to stay
- *  in the cache until they are used. */
+/** How many rows the walk ahead keeps in flight. The caller says how many bytes: enough to cover the memory's latency,
+ *  few enough to stay in the cache until they are used. */
 enum { TBE_AHEAD_LEAST = 8, TBE_AHEAD_MOST = 128 };
 
 /** A call's part of the walk, and the block in which it is. */
@@ -26,7 +26,7 @@ typedef struct tbe_walk {
     const char *ring[TBE_AHEAD_MOST]; /* the rows asked for, by item; NULL: no row, or beyond the end of the call */
 } tbe_walk;
 
-/* -- updates: tbe_update.h ------------------------------------------------------------------------------------------------------------- */
+/* -- updates: tbe_update.h ----------------------------------------------------------------------------------------- */
 
 /** The part of an update that one call does. */
 typedef struct tbe_updater {

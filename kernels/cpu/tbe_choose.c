@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_choose.c: the kernels of table batches whose work is that of other units: lookups by the format of rows, updates by the optimizer.
+ * tbe_choose.c: the kernels of table batches whose work is that of other units: lookups by the format of rows, updates
+ * by the optimizer.
  */
 #include "tbe_forward.h"
 #include "tbe_update.h"
@@ -14,7 +15,7 @@ static void cpu_tbe_forward(const void *args, int64_t begin, int64_t end)
     w.past_caches = a->out_dtype == PERI_F32 && (uintptr_t)a->out % TBE_LINE == 0 && a->reach.past > 0 &&
                     s->spans[s->n_blocks].cost * tbe_unit(a->weight_dtype) >= a->reach.past;
     switch (a->weight_dtype) {
-#define X(name, format)                                                                                                                    \
+#define X(name, format)                                                                                                \
     case format: K_SHARED(tbe_forward_##name)(&w, at, stop); break;
         TBE_FORMATS(X)
 #undef X
@@ -34,7 +35,7 @@ static void cpu_tbe_update(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_update_args *a = args;
     switch (tbe_function_of(a->optimizer.kind)) {
-#define X(kind)                                                                                                                            \
+#define X(kind)                                                                                                        \
     case PERI_TBE_##kind: K_SHARED(tbe_update_##kind)(a, begin, end); break;
         TBE_KINDS(X, X)
 #undef X
@@ -47,7 +48,7 @@ static void cpu_tbe_dense_update(const void *args, int64_t begin, int64_t end)
     const peri_k_tbe_dense_update_args *a = args;
     switch (tbe_function_of(a->optimizer.kind)) {
 #define NOTHING(kind)
-#define X(kind)                                                                                                                            \
+#define X(kind)                                                                                                        \
     case PERI_TBE_##kind: K_SHARED(tbe_dense_##kind)(a, begin, end); break;
         TBE_KINDS(X, NOTHING)
 #undef X

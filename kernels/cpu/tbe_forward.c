@@ -26,7 +26,8 @@ static __attribute__((noinline)) void tbe_forward_narrow(const tbe_walk *w, int6
 }
 
 /** Results to element @at. */
-TBE_INLINE void tbe_forward_store(const tbe_walk *w, int64_t at, const v16 *acc, const v16 factor, const int nv, const int64_t tail)
+TBE_INLINE void tbe_forward_store(const tbe_walk *w, int64_t at, const v16 *acc, const v16 factor, const int nv,
+                                  const int64_t tail)
 {
     float room[16 * TBE_PANEL], *out = w->a->out_dtype == PERI_F32 ? (float *)w->a->out + at : room;
     if (w->past && tail == 16) {
@@ -41,12 +42,15 @@ TBE_INLINE void tbe_forward_store(const tbe_walk *w, int64_t at, const v16 *acc,
     if (out == room) tbe_forward_narrow(w, at, room, 16 * (nv - 1) + tail);
 }
 
-/** How a bag is read: the first pass over it counts bad ids; with the walk ahead or without; lines in order or scattered. */
+/** How a bag is read: the first pass over it counts bad ids; with the walk ahead or without; lines in order or
+ *  scattered. */
 enum { TBE_FIRST = 1, TBE_WALKS = 2, TBE_IN_ORDER = 4 };
 
-/** Columns [c, c + 16 * (nv - 1) + tail) of ids [from, past), pooled, to element @at. @how: best known at compile time. */
-TBE_INLINE void tbe_forward_panel(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past, float factor, int64_t at,
-                                  const int32_t format, int64_t c, const int nv, const int64_t tail, const int lines, const int how)
+/** Columns [c, c + 16 * (nv - 1) + tail) of ids [from, past), pooled, to element @at. @how: best known at compile
+ *  time. */
+TBE_INLINE void tbe_forward_panel(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past,
+                                  float factor, int64_t at, const int32_t format, int64_t c, const int nv,
+                                  const int64_t tail, const int lines, const int how)
 {
     const uint64_t rows = (uint64_t)w->t->rows;
     const int64_t cols = w->t->cols;
@@ -74,32 +78,34 @@ TBE_INLINE void tbe_forward_panel(tbe_walk *w, tbe_ahead *h, const tbe_source *s
                 acc[v] = v16_fma(x, y, acc[v]);
             }
         }
-        if (how & TBE_WALKS) *place = tbe_ahead_step(h, source, lines); /* behind the reads: they would wait for the misses that it makes */
+        /* behind the reads: they would wait for the misses that it makes */
+        if (how & TBE_WALKS) *place = tbe_ahead_step(h, source, lines);
     }
     tbe_forward_store(w, at + c, acc, v16_set(factor), nv, tail);
 }
 
 /** One bag of 16 * nv columns, which are known at compile time, as @how is. */
-TBE_INLINE void tbe_forward_common(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past, float factor,
-                                   int64_t at, const int32_t format, const int nv, const int how)
+TBE_INLINE void tbe_forward_common(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past,
+                                   float factor, int64_t at, const int32_t format, const int nv, const int how)
 {
     const int each = nv < TBE_PANEL ? nv : TBE_PANEL;
-    tbe_forward_panel(w, h, source, from, past, factor, at, format, 0, each, 16, TBE_LINES(format, 16 * nv), how | TBE_FIRST);
+    tbe_forward_panel(w, h, source, from, past, factor, at, format, 0, each, 16, TBE_LINES(format, 16 * nv),
+                      how | TBE_FIRST);
     for (int v = each; v < nv; v += each)
         tbe_forward_panel(w, h, source, from, past, factor, at, format, 16 * v, each, 16, 0, how & TBE_IN_ORDER);
 }
 
 /** One bag of any width. */
-TBE_INLINE void tbe_forward_any(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past, float factor, int64_t at,
-                                const int32_t format)
+TBE_INLINE void tbe_forward_any(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past,
+                                float factor, int64_t at, const int32_t format)
 {
     const int first = source->reach.ahead > 0 ? TBE_FIRST | TBE_WALKS : TBE_FIRST;
     int64_t c = 0;
     for (; c + 16 * TBE_WIDE < w->t->cols; c += 16 * TBE_WIDE)
         tbe_forward_panel(w, h, source, from, past, factor, at, format, c, TBE_WIDE, 16, 0, c == 0 ? first : 0);
     const int64_t left = w->t->cols - c, tail = (left - 1) % 16 + 1, panels = (left + 15) / 16;
-#define TBE_LAST(n)                                                                                                                        \
-    if ((n) <= TBE_WIDE && panels == (n))                                                                                                  \
+#define TBE_LAST(n)                                                                                                    \
+    if ((n) <= TBE_WIDE && panels == (n))                                                                              \
     tbe_forward_panel(w, h, source, from, past, factor, at, format, c, n, tail, 0, c == 0 ? first : 0)
     TBE_LAST(1);
     else TBE_LAST(2);
@@ -113,10 +119,11 @@ TBE_INLINE void tbe_forward_any(tbe_walk *w, tbe_ahead *h, const tbe_source *sou
 }
 
 /** One bag whose width is known at compile time (nv > 0: 16 * nv columns), or any. */
-TBE_INLINE void tbe_forward_bag(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past, float factor, int64_t at,
-                                const int32_t format, const int nv)
+TBE_INLINE void tbe_forward_bag(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past,
+                                float factor, int64_t at, const int32_t format, const int nv)
 {
-    const bool walks = source->reach.ahead > 0, plain = tbe_bits(format) >= 16; /* the ways of rows of bytes are not worth their code */
+    /* the ways of rows of bytes are not worth their code */
+    const bool walks = source->reach.ahead > 0, plain = tbe_bits(format) >= 16;
     if (!nv || (!plain && !walks)) {
         tbe_forward_any(w, h, source, from, past, factor, at, format);
     } else if (!plain) {
@@ -131,8 +138,8 @@ TBE_INLINE void tbe_forward_bag(tbe_walk *w, tbe_ahead *h, const tbe_source *sou
 }
 
 /** Bags [j, stop) of the walk's block; @rows: pooling NONE. */
-TBE_INLINE void tbe_forward_bags(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t j, int64_t stop, const int32_t format,
-                                 const int nv, bool rows)
+TBE_INLINE void tbe_forward_bags(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t j, int64_t stop,
+                                 const int32_t format, const int nv, bool rows)
 {
     const peri_k_tbe_list *s = source->s;
     const peri_k_tbe_block *b = &s->blocks[w->k];
@@ -146,8 +153,12 @@ TBE_INLINE void tbe_forward_bags(tbe_walk *w, tbe_ahead *h, const tbe_source *so
         const int64_t step = rows ? 1 : past - from;
         int64_t i = from;
         for (int64_t n = rows ? past - from : 1; n > 0; n--, i += step) /* one place in the code for both: it is long */
-            tbe_forward_bag(w, h, source, i, i + step, factor, b->out_offset + (rows ? i : places ? places[j] : j) * b->out_stride, format,
-                            nv);
+            tbe_forward_bag(w, h, source, i, i + step, factor,
+                            b->out_offset + (rows     ? i
+                                             : places ? places[j]
+                                                      : j) *
+                                                b->out_stride,
+                            format, nv);
     }
 }
 
@@ -162,22 +173,25 @@ TBE_INLINE void tbe_walk_enter(tbe_walk *w, int64_t k, const int32_t format)
     w->past = w->past_caches && w->t->cols % 16 == 0 && (b->out_offset | b->out_stride) % 16 == 0;
 }
 
-/** Results of bags [j, stop) of a block without items: most blocks are of that kind where rows lie on many ranks, each of which gets all
- *  bags. Its bags' offsets need no look. */
-static __attribute__((noinline)) void tbe_forward_zeros(const peri_k_tbe_forward_args *a, int64_t k, int64_t j, int64_t stop)
+/** Results of bags [j, stop) of a block without items: most blocks are of that kind where rows lie on many ranks, each
+ *  of which gets all bags. Its bags' offsets need no look. */
+static __attribute__((noinline)) void tbe_forward_zeros(const peri_k_tbe_forward_args *a, int64_t k, int64_t j,
+                                                        int64_t stop)
 {
     const peri_k_tbe_block *b = &a->list.blocks[k];
     const int64_t size = a->out_dtype == PERI_F32 ? 4 : 2, cols = a->list.tables[b->table].cols;
     const int32_t *places = tbe_places(&a->list, b);
     char *out = (char *)a->out + (b->out_offset + j * b->out_stride) * size;
     if (places)
-        for (; j < stop; j++) memset((char *)a->out + (b->out_offset + places[j] * b->out_stride) * size, 0, (size_t)(cols * size));
+        for (; j < stop; j++)
+            memset((char *)a->out + (b->out_offset + places[j] * b->out_stride) * size, 0, (size_t)(cols * size));
     else if (b->out_stride == cols) memset(out, 0, (size_t)((stop - j) * cols * size));
     else
         for (; j < stop; j++, out += b->out_stride * size) memset(out, 0, (size_t)(cols * size));
 }
 
-/** Whether a block's bags are empty and nothing is to be counted: then its results are zeros (times a scale they might not be). */
+/** Whether a block's bags are empty and nothing is to be counted: then its results are zeros (times a scale they might
+ *  not be). */
 TBE_INLINE bool tbe_forward_empty(const peri_k_tbe_forward_args *a, int64_t k)
 {
     if (a->report || a->list.scale || tbe_items(&a->list, k) != 0) return false;
@@ -191,11 +205,12 @@ TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, cons
     if (at.k >= s->n_blocks) return;
     const tbe_source source = tbe_source_of(s, w->a->weight, format, &w->a->reach);
     int64_t first = tbe_bag_start(s, at.k, at.j), last = s->spans[s->n_blocks].items;
-    if (stop.k < s->n_blocks) last = s->spans[stop.k].items + tbe_bag_start(s, stop.k, stop.j) - s->spans[stop.k].first_id;
+    if (stop.k < s->n_blocks)
+        last = s->spans[stop.k].items + tbe_bag_start(s, stop.k, stop.j) - s->spans[stop.k].first_id;
     tbe_ahead h = {.at = 0};
     if (source.reach.ahead > 0)
-        h = tbe_ahead_start(&source, w->ring, at.k, first, last - (s->spans[at.k].items + first - s->spans[at.k].first_id),
-                            TBE_LINES(format, 64));
+        h = tbe_ahead_start(&source, w->ring, at.k, first,
+                            last - (s->spans[at.k].items + first - s->spans[at.k].first_id), TBE_LINES(format, 64));
     for (; at.k < stop.k || (at.k == stop.k && at.j < stop.j); at.k++, at.j = 0) {
         int64_t past = at.k == stop.k ? stop.j : s->blocks[at.k].bags;
         if (tbe_forward_empty(w->a, at.k)) {

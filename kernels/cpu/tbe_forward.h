@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_forward.h: what the parts of a lookup share. A call walks its part of the list bag by bag, while a second walk, some rows ahead, asks
- * for the rows that come later, across bags, blocks and tables: with random ids a lookup is nothing but waiting for memory.
+ * tbe_forward.h: what the parts of a lookup share. A call walks its part of the list bag by bag, while a second walk,
+ * some rows ahead, asks for the rows that come later, across bags, blocks and tables: with random ids a lookup is
+ * nothing but waiting for memory.
  */
 #ifndef PERI_KERNELS_TBE_FORWARD_H
 #define PERI_KERNELS_TBE_FORWARD_H
@@ -23,7 +24,8 @@ typedef struct tbe_ahead_block {
 /** The walk ahead. Kept in registers: nobody points to it. */
 typedef struct tbe_ahead {
     tbe_ahead_block in;
-    uint32_t at, mask; /* the next item's place in the ring, and that of the item a ring ahead; the ring's length, a power of two, less 1 */
+    uint32_t at, mask; /* the next item's place in the ring, and that of the item a ring ahead; the ring's length, a
+                          power of two, less 1 */
 } tbe_ahead;
 
 /** What a walk ahead reads. */
@@ -37,13 +39,15 @@ typedef struct tbe_source {
     peri_k_tbe_reach reach;
 } tbe_source;
 
-TBE_INLINE tbe_source tbe_source_of(const peri_k_tbe_list *s, const void *weight, int32_t format, const peri_k_tbe_reach *reach)
+TBE_INLINE tbe_source tbe_source_of(const peri_k_tbe_list *s, const void *weight, int32_t format,
+                                    const peri_k_tbe_reach *reach)
 {
     return (tbe_source){s, weight, s->ids, s->weights, format, s->ids_dtype == PERI_I32, *reach};
 }
 
 /** Block k from id i on, `left` items before the end of the call. */
-static __attribute__((noinline)) void tbe_ahead_find(const tbe_source *source, int64_t k, int64_t i, int64_t left, tbe_ahead_block *to)
+static __attribute__((noinline)) void tbe_ahead_find(const tbe_source *source, int64_t k, int64_t i, int64_t left,
+                                                     tbe_ahead_block *to)
 {
     const peri_k_tbe_list *s = source->s;
     int64_t items = s->spans[k].first_id + tbe_items(s, k) - i;
@@ -70,7 +74,8 @@ TBE_INLINE tbe_ahead_block tbe_ahead_enter(const tbe_source *source, int64_t k, 
 }
 
 /** The next block behind block k that has ids. */
-static __attribute__((noinline)) void tbe_ahead_find_next(const tbe_source *source, int64_t k, int64_t left, tbe_ahead_block *to)
+static __attribute__((noinline)) void tbe_ahead_find_next(const tbe_source *source, int64_t k, int64_t left,
+                                                          tbe_ahead_block *to)
 {
     const peri_k_tbe_list *s = source->s;
     while (k + 2 < s->n_blocks && tbe_items(s, k + 1) == 0) k++;
@@ -92,8 +97,8 @@ TBE_INLINE int64_t tbe_source_id(const tbe_source *source, int64_t i)
     return source->narrow ? ((const int32_t *)source->ids)[i] : ((const int64_t *)source->ids)[i];
 }
 
-/** Ask for one more row; returns it. NULL: it is no row, or the call has no more. @lines: what the caller expects it to touch, known at
- *  compile time. */
+/** Ask for one more row; returns it. NULL: it is no row, or the call has no more. @lines: what the caller expects it to
+ *  touch, known at compile time. */
 TBE_INLINE const char *tbe_ahead_step(tbe_ahead *h, const tbe_source *source, const int lines)
 {
     if (__builtin_expect(h->in.i >= h->in.end, 0)) {
@@ -121,7 +126,8 @@ TBE_INLINE const char *tbe_ahead_step(tbe_ahead *h, const tbe_source *source, co
 TBE_INLINE const char **tbe_ahead_place(tbe_ahead *h, const char **ring) { return &ring[h->at++ & h->mask]; }
 
 /** A walk ahead from a place of the list, `left` items before the end of the call. */
-TBE_INLINE tbe_ahead tbe_ahead_start(const tbe_source *source, const char **ring, int64_t k, int64_t i, int64_t left, const int lines)
+TBE_INLINE tbe_ahead tbe_ahead_start(const tbe_source *source, const char **ring, int64_t k, int64_t i, int64_t left,
+                                     const int lines)
 {
     tbe_ahead h = {.at = 0};
     if (left <= 0) return h;
@@ -133,10 +139,12 @@ TBE_INLINE tbe_ahead tbe_ahead_start(const tbe_source *source, const char **ring
     return h;
 }
 
-/** X(name, format) for every format of rows: unit_tbe_forward.c is compiled once for each, as its piece of that name. */
-#define TBE_FORMATS(X)                                                                                                                     \
-    X(f32, PERI_F32) X(f16, PERI_F16) X(bf16, PERI_BF16) X(int8, PERI_ROWS_INT8) X(int8_half, PERI_ROWS_INT8_HALF)                         \
-    X(fp8, PERI_ROWS_FP8) X(int4, PERI_ROWS_INT4) X(int2, PERI_ROWS_INT2)
+/** X(name, format) for every format of rows: unit_tbe_forward.c is compiled once for each, as its piece of that
+ *  name. */
+#define TBE_FORMATS(X)                                                                                                 \
+    X(f32, PERI_F32)                                                                                                   \
+    X(f16, PERI_F16) X(bf16, PERI_BF16) X(int8, PERI_ROWS_INT8) X(int8_half, PERI_ROWS_INT8_HALF)                      \
+        X(fp8, PERI_ROWS_FP8) X(int4, PERI_ROWS_INT4) X(int2, PERI_ROWS_INT2)
 
 /** A call's bags, from @at up to @stop, of rows of one format. */
 #define X(name, format) K_HIDDEN void K_SHARED(tbe_forward_##name)(tbe_walk *w, tbe_place at, tbe_place stop);

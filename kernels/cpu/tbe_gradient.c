@@ -9,7 +9,8 @@
 TBE_INLINE float tbe_weight_dot(const float *grad, const void *row, int64_t n, const int32_t dtype)
 {
     v16 sum = v16_zero();
-    for (int64_t d = 0; d < n; d += 16) sum = v16_fma(tbe_get(grad + d, n - d), tbe_get_weights(row, d, n - d, dtype), sum);
+    for (int64_t d = 0; d < n; d += 16)
+        sum = v16_fma(tbe_get(grad + d, n - d), tbe_get_weights(row, d, n - d, dtype), sum);
     return v16_sum(sum);
 }
 
@@ -22,11 +23,13 @@ static void cpu_tbe_weight_gradient(const void *args, int64_t begin, int64_t end
     for (int64_t k = 0; k < s->n_blocks; k++) {
         const peri_k_tbe_block *b = &s->blocks[k];
         const peri_k_tbe_table *t = &s->tables[b->table];
-        int64_t i = tbe_clamp(s->spans[k].first_id, from, to), stop = tbe_clamp(s->spans[k].first_id + tbe_items(s, k), from, to);
+        int64_t i = tbe_clamp(s->spans[k].first_id, from, to),
+                stop = tbe_clamp(s->spans[k].first_id + tbe_items(s, k), from, to);
         if (i >= stop) continue;
         const char *ring[TBE_AHEAD_MOST];
         const tbe_source source = tbe_source_of(s, a->weight, a->weight_dtype, &a->reach);
-        tbe_ahead h = tbe_ahead_start(&source, ring, k, i, stop - i, 0); /* the rows come from it: with nothing ahead, TBE_AHEAD_LEAST */
+        /* the rows come from it: with nothing ahead, TBE_AHEAD_LEAST */
+        tbe_ahead h = tbe_ahead_start(&source, ring, k, i, stop - i, 0);
         for (int64_t j = tbe_bag_of(s, k, i); i < stop; j++) {
             int64_t first = tbe_bag_start(s, k, j), past = tbe_bag_start(s, k, j + 1);
             float factor = tbe_factor(s, t, b->first_bag + j, past - first);

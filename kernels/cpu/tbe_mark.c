@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_mark.c: kernels/tbe.h: rows in a bitmap. Items name ascending rows, so the bits of a word come one after the other and are written
- * together. Other threads write to the first and the last word of a range at most: those are written atomically, the rest is not.
+ * tbe_mark.c: kernels/tbe.h: rows in a bitmap. Items name ascending rows, so the bits of a word come one after the
+ * other and are written together. Other threads write to the first and the last word of a range at most: those are
+ * written atomically, the rest is not.
  */
 #include "../ref/tbe_sorted.h"
 

@@ -28,7 +28,8 @@ static __attribute__((noinline)) h16x v16_round_odd(v16 x, u16x bits, int32_t dt
     uint16_t out[16];
     v16_store(number, x);
     u16x_store(random, bits);
-    for (int i = 0; i < 16; i++) out[i] = dtype == PERI_F16 ? tbe_round_f16(number[i], random[i]) : tbe_round_bf16(number[i], random[i]);
+    for (int i = 0; i < 16; i++)
+        out[i] = dtype == PERI_F16 ? tbe_round_f16(number[i], random[i]) : tbe_round_bf16(number[i], random[i]);
     return *(const h16x_unaligned *)out;
 }
 

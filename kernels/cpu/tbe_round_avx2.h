@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_round_avx2.h: part of tbe_round.h: sixteen 32-bit lanes in two registers, in intrinsics: what GCC makes of vectors of sixteen lanes
- * goes through memory, and lane by lane where they become narrower.
+ * tbe_round_avx2.h: part of tbe_round.h: sixteen 32-bit lanes in two registers, in intrinsics: what GCC makes of
+ * vectors of sixteen lanes goes through memory, and lane by lane where they become narrower.
  */
 #ifndef PERI_KERNELS_TBE_ROUND_AVX2_H
 #define PERI_KERNELS_TBE_ROUND_AVX2_H
@@ -36,7 +36,10 @@ TBE_INLINE u16x u16x_max_size(u16x most, v16 x)
     return (u16x){_mm256_max_epu32(most.a, v8_size(u.a)), _mm256_max_epu32(most.b, v8_size(u.b))};
 }
 /** Lanes of at most 16 bits, narrowed. */
-TBE_INLINE h16x u16x_narrow(u16x x) { return (h16x)_mm256_permute4x64_epi64(_mm256_packus_epi32(x.a, x.b), _MM_SHUFFLE(3, 1, 2, 0)); }
+TBE_INLINE h16x u16x_narrow(u16x x)
+{
+    return (h16x)_mm256_permute4x64_epi64(_mm256_packus_epi32(x.a, x.b), _MM_SHUFFLE(3, 1, 2, 0));
+}
 TBE_INLINE u16x u16x_widen(const uint16_t *p)
 {
     const __m128i *from = (const __m128i *)p;
@@ -72,8 +75,9 @@ TBE_INLINE h16x v16_to_f16(v16 x)
     return (h16x)_mm256_set_m128i(b, a);
 }
 
-/** Eight f16 of numbers of at most 65504, which are below 2^-14 in *small: those are moved away from 0, where f16 are whole numbers of
- *  2^-24 too, and become 0x400 too large. The others have 0 added, which leaves them: they are no zeros. */
+/** Eight f16 of numbers of at most 65504, which are below 2^-14 in *small: those are moved away from 0, where f16 are
+ *  whole numbers of 2^-24 too, and become 0x400 too large. The others have 0 added, which leaves them: they are no
+ *  zeros. */
 TBE_INLINE __m128i v8_round_f16(__m256 x, __m256i bits, __m256i *small)
 {
     const __m256i least = _mm256_set1_epi32(0x38800000), sign = _mm256_set1_epi32(INT32_MIN);
@@ -95,7 +99,8 @@ TBE_INLINE h16x v16_round_f16(v16 x, u16x bits)
 TBE_INLINE h16x v16_round_bf16(v16 x, u16x bits)
 {
     u16x u = u16x_of(x);
-    return u16x_narrow((u16x){_mm256_srli_epi32(_mm256_add_epi32(u.a, bits.a), 16), _mm256_srli_epi32(_mm256_add_epi32(u.b, bits.b), 16)});
+    return u16x_narrow((u16x){_mm256_srli_epi32(_mm256_add_epi32(u.a, bits.a), 16),
+                              _mm256_srli_epi32(_mm256_add_epi32(u.b, bits.b), 16)});
 }
 /** The same of 32 columns, stored. */
 TBE_INLINE void v16_store_round_bf16(uint16_t *p, v16 x, u16x x_bits, v16 y, u16x y_bits)
@@ -117,9 +122,11 @@ TBE_INLINE u16x tbe_random_words(uint64_t key, uint32_t lane)
 {
 #define PLACE(i) (int)((i) * 0x9e3779b9u)
     const __m256i a = _mm256_setr_epi32(PLACE(0), PLACE(1), PLACE(2), PLACE(3), PLACE(4), PLACE(5), PLACE(6), PLACE(7));
-    const __m256i b = _mm256_setr_epi32(PLACE(8), PLACE(9), PLACE(10), PLACE(11), PLACE(12), PLACE(13), PLACE(14), PLACE(15));
+    const __m256i b =
+        _mm256_setr_epi32(PLACE(8), PLACE(9), PLACE(10), PLACE(11), PLACE(12), PLACE(13), PLACE(14), PLACE(15));
 #undef PLACE
-    __m256i first = _mm256_set1_epi32((int)(lane * 0x9e3779b9u + (uint32_t)key)), high = _mm256_set1_epi32((int)(key >> 32));
+    __m256i first = _mm256_set1_epi32((int)(lane * 0x9e3779b9u + (uint32_t)key)),
+            high = _mm256_set1_epi32((int)(key >> 32));
     return (u16x){v8_random(_mm256_add_epi32(a, first), high), v8_random(_mm256_add_epi32(b, first), high)};
 }
 TBE_INLINE u16x tbe_random_first(u16x words, const int32_t dtype)

@@ -72,7 +72,10 @@ TBE_INLINE u16x tbe_random_words(uint64_t key, uint32_t lane)
     x = (x ^ x >> 15 ^ (uint32_t)(key >> 32)) * 0x846ca68bu;
     return x ^ x >> 16;
 }
-TBE_INLINE u16x tbe_random_first(u16x words, const int32_t dtype) { return words & (dtype == PERI_F16 ? 0x1fffu : 0xffffu); }
+TBE_INLINE u16x tbe_random_first(u16x words, const int32_t dtype)
+{
+    return words & (dtype == PERI_F16 ? 0x1fffu : 0xffffu);
+}
 TBE_INLINE u16x tbe_random_other(u16x words, const int32_t dtype) { return words >> (dtype == PERI_F16 ? 19 : 16); }
 
 #endif

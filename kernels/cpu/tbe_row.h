@@ -26,7 +26,10 @@ TBE_INLINE float tbe_dot(const float *x, const float *y, int64_t n)
 
 TBE_INLINE float tbe_norm(const float *x, int64_t n) { return sqrtf(tbe_dot(x, x, n)); }
 
-TBE_INLINE float tbe_keep(const peri_k_tbe_optimizer *o) { return o->decay == PERI_DECAY_DECOUPLE ? 1 - o->lr * o->weight_decay : 1; }
+TBE_INLINE float tbe_keep(const peri_k_tbe_optimizer *o)
+{
+    return o->decay == PERI_DECAY_DECOUPLE ? 1 - o->lr * o->weight_decay : 1;
+}
 
 /** f16 or bf16 weights as f32. */
 TBE_INLINE void tbe_row_widen(float *w, const uint16_t *narrow, int64_t n, const int32_t dtype)
@@ -40,7 +43,7 @@ K_HIDDEN void tbe_row_limit(float *w, int64_t n, float most);
 
 /** Store n f32 as f16 or bf16 weights. @room: random bits of the row's columns, whole groups of 32. */
 #define tbe_row_round K_SHARED(tbe_row_round)
-K_HIDDEN void tbe_row_round(const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row, uint16_t *narrow, const float *w,
-                            uint16_t *room, int32_t dtype);
+K_HIDDEN void tbe_row_round(const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row, uint16_t *narrow,
+                            const float *w, uint16_t *room, int32_t dtype);
 
 #endif

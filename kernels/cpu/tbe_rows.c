@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_rows.c: the optimizers: one row each, by the formulas of kernels/tbe.h. Rows of f16 and bf16 tables are unpacked into scratch,
- * updated there and rounded back: the first-level cache hides it.
+ * tbe_rows.c: the optimizers: one row each, by the formulas of kernels/tbe.h. Rows of f16 and bf16 tables are unpacked
+ * into scratch, updated there and rounded back: the first-level cache hides it.
  */
 #include "../ref/tbe_step.h"
 #include "tbe_row.h"
 
-/** What the update of one row works on: m1, m2: of the row; one number where the optimizer keeps one. u: scratch of a row. */
+/** What the update of one row works on: m1, m2: of the row; one number where the optimizer keeps one. u: scratch of a
+ *  row. */
 typedef struct tbe_spot {
     float *w, *m1, *m2, *counter, *u;
     int64_t *prev;
@@ -56,7 +57,8 @@ TBE_INLINE void tbe_row_rowwise_adagrad(const peri_k_tbe_optimizer *o, const tbe
 }
 
 /** Factors of the moments, and the row's second moment if it has one only. */
-TBE_INLINE void tbe_row_count(const peri_k_tbe_optimizer *o, const tbe_spot *p, const float *g, float *c1, float *c2, const bool row)
+TBE_INLINE void tbe_row_count(const peri_k_tbe_optimizer *o, const tbe_spot *p, const float *g, float *c1, float *c2,
+                              const bool row)
 {
     *c1 = o->correction1;
     *c2 = o->correction2;
@@ -69,8 +71,8 @@ TBE_INLINE void tbe_row_count(const peri_k_tbe_optimizer *o, const tbe_spot *p, 
 }
 
 /** Moments from column d on, and u of there. */
-TBE_INLINE v16 tbe_row_moments(const peri_k_tbe_optimizer *o, const tbe_spot *p, const float *g, int64_t d, float c1, float c2,
-                               const bool row)
+TBE_INLINE v16 tbe_row_moments(const peri_k_tbe_optimizer *o, const tbe_spot *p, const float *g, int64_t d, float c1,
+                               float c2, const bool row)
 {
     int64_t n = p->n - d;
     v16 x = tbe_get(g + d, n), a = v16_fma(v16_set(o->rest1), x, v16_mul(v16_set(o->beta1), tbe_get(p->m1 + d, n))), b;
@@ -150,8 +152,13 @@ static __attribute__((noinline)) void tbe_row_stepped(const peri_k_tbe_optimizer
         v16 x = tbe_decayed(o, p->w + d, g + d, n - d);
         squares = v16_fma(x, x, squares);
     }
-    tbe_row_numbers row = {.m = p->m1, .counter = p->counter, .prev = p->prev, .most = p->most, .squares = v16_sum(squares),
-                           .weight_norm = o->counter.clip ? tbe_norm(p->w, p->n) : 0, .n = p->n};
+    tbe_row_numbers row = {.m = p->m1,
+                           .counter = p->counter,
+                           .prev = p->prev,
+                           .most = p->most,
+                           .squares = v16_sum(squares),
+                           .weight_norm = o->counter.clip ? tbe_norm(p->w, p->n) : 0,
+                           .n = p->n};
     tbe_step step = tbe_step_of(o, &row);
     v16 rate = v16_set(-step.rate), keep = v16_set(step.keep);
     for (int64_t d = 0, n = p->n; d < n; d += 16)
@@ -173,10 +180,10 @@ TBE_INLINE bool tbe_has_row2(const int kind)
     return kind == PERI_TBE_PARTIAL_ROWWISE_ADAM || kind == PERI_TBE_PARTIAL_ROWWISE_LAMB;
 }
 
-/** Update row @row of table @t with summed gradient @g. @room: three rows and a constant. @kind is known at compile time;
- *  ROWWISE_RMSPROP_AR stands for all of tbe_row_stepped. */
-TBE_INLINE void tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row, const float *g,
-                        float *room, const int kind)
+/** Update row @row of table @t with summed gradient @g. @room: three rows and a constant. @kind is known at compile
+ *  time; ROWWISE_RMSPROP_AR stands for all of tbe_row_stepped. */
+TBE_INLINE void tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t,
+                        int64_t row, const float *g, float *room, const int kind)
 {
     int64_t n = t->cols, at = t->offset + row * t->stride, linear = t->first_row + row, wide = (n + 15) / 16 * 16;
     const int32_t dtype = rows->weight_dtype;
@@ -208,5 +215,6 @@ TBE_INLINE void tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer 
     default: break;
     }
     if (o->max_norm > 0) tbe_row_limit(p.w, n, o->max_norm);
-    if (dtype != PERI_F32) tbe_row_round(o, t, tbe_table_row(rows, t, row), narrow, p.w, (uint16_t *)(room + 2 * wide), dtype);
+    if (dtype != PERI_F32)
+        tbe_row_round(o, t, tbe_table_row(rows, t, row), narrow, p.w, (uint16_t *)(room + 2 * wide), dtype);
 }

@@ -7,9 +7,10 @@
 
 enum { TBE_GROUP = 256 };
 
-/** Add columns [0, 16 * nv) (with tail > 0: 16 * (nv - 1) + tail) of an item's gradient row to acc, or begin with them. */
-TBE_INLINE void tbe_sum_item(const peri_k_tbe_update_args *a, const float *row, float scale, v16 *acc, const int nv, const int64_t tail,
-                             const bool begin)
+/** Add columns [0, 16 * nv) (with tail > 0: 16 * (nv - 1) + tail) of an item's gradient row to acc, or begin with
+ *  them. */
+TBE_INLINE void tbe_sum_item(const peri_k_tbe_update_args *a, const float *row, float scale, v16 *acc, const int nv,
+                             const int64_t tail, const bool begin)
 {
     float most = a->optimizer.max_gradient;
     v16 factor = v16_set(scale), limit = v16_set(most);
@@ -21,9 +22,10 @@ TBE_INLINE void tbe_sum_item(const peri_k_tbe_update_args *a, const float *row, 
     }
 }
 
-/** The sum over items [e, past) of those columns, from column c on, into g, which has room for whole sixteens: a load of what a masked
- *  store wrote waits until that is in the cache, and all that follows with it. */
-TBE_INLINE void tbe_sum_panel(tbe_updater *u, int64_t e, int64_t past, int64_t c, float *g, const int nv, const int64_t tail)
+/** The sum over items [e, past) of those columns, from column c on, into g, which has room for whole sixteens: a load
+ *  of what a masked store wrote waits until that is in the cache, and all that follows with it. */
+TBE_INLINE void tbe_sum_panel(tbe_updater *u, int64_t e, int64_t past, int64_t c, float *g, const int nv,
+                              const int64_t tail)
 {
     float scale = 1;
     v16 acc[TBE_PANEL];
@@ -80,10 +82,10 @@ void tbe_sum_items(tbe_updater *u, int64_t e, int64_t past, int64_t cols, float 
     int64_t c = 0;
     enum { WIDE = TBE_PANEL > 8 ? 8 : TBE_PANEL };
     for (; c + 16 * WIDE <= cols; c += 16 * WIDE) tbe_sum_panel(u, e, past, c, room, WIDE, 0);
-#define TBE_STEP(nv)                                                                                                                       \
-    if (WIDE > (nv) && c + 16 * (nv) <= cols) {                                                                                            \
-        tbe_sum_panel(u, e, past, c, room, (nv), 0);                                                                                    \
-        c += 16 * (nv);                                                                                                                    \
+#define TBE_STEP(nv)                                                                                                   \
+    if (WIDE > (nv) && c + 16 * (nv) <= cols) {                                                                        \
+        tbe_sum_panel(u, e, past, c, room, (nv), 0);                                                                   \
+        c += 16 * (nv);                                                                                                \
     }
     TBE_STEP(4)
     TBE_STEP(2) TBE_STEP(1)

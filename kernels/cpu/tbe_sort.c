@@ -4,12 +4,14 @@
  */
 
 /** Items [p, stop) of block k: keys, and factors where there are any; counts the first digit. */
-TBE_INLINE void tbe_keys_block(const peri_k_tbe_keys_args *a, int64_t k, int64_t p, int64_t stop, uint32_t *counts, const bool factors)
+TBE_INLINE void tbe_keys_block(const peri_k_tbe_keys_args *a, int64_t k, int64_t p, int64_t stop, uint32_t *counts,
+                               const bool factors)
 {
     const peri_k_tbe_list *s = &a->list;
     const peri_k_tbe_block *b = &s->blocks[k];
     const peri_k_tbe_table *t = &s->tables[b->table];
-    uint64_t mask = ((uint64_t)1 << a->bits) - 1, none = (uint64_t)a->total_rows << a->payload_bits, first_row = (uint64_t)t->first_row;
+    uint64_t mask = ((uint64_t)1 << a->bits) - 1, none = (uint64_t)a->total_rows << a->payload_bits,
+             first_row = (uint64_t)t->first_row;
     int64_t i = s->spans[k].first_id + p - s->spans[k].items, j = tbe_bag_of(s, k, i);
     const int32_t *places = tbe_places(s, b);
     for (; p < stop; j++) {
@@ -23,7 +25,8 @@ TBE_INLINE void tbe_keys_block(const peri_k_tbe_keys_args *a, int64_t k, int64_t
             key |= factors ? (uint64_t)p : (uint64_t)grad;
             a->keys[p] = key;
             counts[(key >> a->shift) & mask]++;
-            if (factors) a->items[p] = (peri_k_tbe_item){.grad = grad, .scale = s->weights ? s->weights[i] * factor : factor};
+            if (factors)
+                a->items[p] = (peri_k_tbe_item){.grad = grad, .scale = s->weights ? s->weights[i] * factor : factor};
         }
     }
 }
@@ -48,7 +51,7 @@ static void cpu_tbe_keys(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- table by table ------------------------------------------------------------------------------------------------------------------ */
+/* -- table by table ------------------------------------------------------------------------------------------------ */
 
 /** How the keys of one table are sorted: by rows of the table, 0..rows (invalid), in digits. */
 typedef struct tbe_digits {
@@ -71,8 +74,8 @@ static tbe_digits tbe_digits_of(int64_t rows, int64_t n)
 }
 
 /** Keys of block k, with rows of its own table; counts all digits. */
-TBE_INLINE uint64_t *tbe_sort_block(const peri_k_tbe_sort_args *a, int64_t k, tbe_digits digits, uint64_t *key, uint32_t *counts,
-                                    const bool factors, const int passes)
+TBE_INLINE uint64_t *tbe_sort_block(const peri_k_tbe_sort_args *a, int64_t k, tbe_digits digits, uint64_t *key,
+                                    uint32_t *counts, const bool factors, const int passes)
 {
     const peri_k_tbe_list *s = &a->list;
     const peri_k_tbe_block *b = &s->blocks[k];
@@ -85,13 +88,16 @@ TBE_INLINE uint64_t *tbe_sort_block(const peri_k_tbe_sort_args *a, int64_t k, tb
     for (int64_t j = 0; i < end; j++) {
         int64_t from = i, past = j + 1 < b->bags ? tbe_bag_start(s, k, j + 1) : end;
         if (past <= i) continue;
-        uint64_t grad = (uint64_t)(b->out_offset + tbe_out_row(t, places, j, i) * b->out_stride), step = none ? (uint64_t)b->out_stride : 0;
+        uint64_t grad = (uint64_t)(b->out_offset + tbe_out_row(t, places, j, i) * b->out_stride),
+                 step = none ? (uint64_t)b->out_stride : 0;
         float factor = factors ? tbe_factor(s, t, b->first_bag + j, past - from) : 1;
         for (; i < past; i++, p++, grad += step) {
             uint64_t id = (uint64_t)tbe_id(s, i), row = id < rows ? id : rows;
             *key++ = row << payload_bits | (factors ? (uint64_t)p : grad);
             for (int d = 0; d < passes; d++) counts[(d << bits) + (row >> (d * bits) & mask)]++;
-            if (factors) a->items[p] = (peri_k_tbe_item){.grad = (int64_t)grad, .scale = s->weights ? s->weights[i] * factor : factor};
+            if (factors)
+                a->items[p] =
+                    (peri_k_tbe_item){.grad = (int64_t)grad, .scale = s->weights ? s->weights[i] * factor : factor};
         }
     }
     return key;
@@ -104,8 +110,8 @@ typedef struct tbe_sort_next {
 } tbe_sort_next;
 
 /** Keys [i, past) of a pass. */
-TBE_INLINE void tbe_sort_keys(const uint64_t *src, uint64_t *dst, int64_t i, int64_t past, uint32_t *counts, int32_t shift, uint64_t mask,
-                              uint64_t add)
+TBE_INLINE void tbe_sort_keys(const uint64_t *src, uint64_t *dst, int64_t i, int64_t past, uint32_t *counts,
+                              int32_t shift, uint64_t mask, uint64_t add)
 {
     for (; i < past; i++) {
         uint64_t key = src[i];
@@ -114,8 +120,8 @@ TBE_INLINE void tbe_sort_keys(const uint64_t *src, uint64_t *dst, int64_t i, int
 }
 
 /** One pass; @add is added to every key on the way. */
-TBE_INLINE void tbe_sort_pass(const uint64_t *src, uint64_t *dst, int64_t n, uint32_t *counts, int32_t shift, uint64_t mask, uint64_t add,
-                              tbe_sort_next next)
+TBE_INLINE void tbe_sort_pass(const uint64_t *src, uint64_t *dst, int64_t n, uint32_t *counts, int32_t shift,
+                              uint64_t mask, uint64_t add, tbe_sort_next next)
 {
     enum { GROUP = TBE_LINE / 8 };
     int64_t i = 0;
@@ -137,11 +143,13 @@ static void tbe_sort_table(const peri_k_tbe_sort_args *a, int64_t k, int64_t pas
     uint64_t *src = digits.passes % 2 ? room : a->keys + first, *dst = digits.passes % 2 ? a->keys + first : room;
     uint64_t *key = src, mask = ((uint64_t)1 << digits.bits) - 1;
     int64_t id_bytes = s->ids_dtype == PERI_I32 ? 4 : 8;
-    tbe_sort_next next = {(const char *)s->ids + s->spans[past].first_id * id_bytes, (const char *)(a->keys + first + n), id_bytes};
+    tbe_sort_next next = {(const char *)s->ids + s->spans[past].first_id * id_bytes,
+                          (const char *)(a->keys + first + n), id_bytes};
     memset(counts, 0, sizeof *counts * (size_t)((int64_t)digits.passes << digits.bits));
     for (; k < past; k++) {
         if (digits.passes == 2) {
-            key = a->items ? tbe_sort_block(a, k, digits, key, counts, true, 2) : tbe_sort_block(a, k, digits, key, counts, false, 2);
+            key = a->items ? tbe_sort_block(a, k, digits, key, counts, true, 2)
+                           : tbe_sort_block(a, k, digits, key, counts, false, 2);
         } else {
             key = a->items ? tbe_sort_block(a, k, digits, key, counts, true, digits.passes)
                            : tbe_sort_block(a, k, digits, key, counts, false, digits.passes);
@@ -180,7 +188,7 @@ static void cpu_tbe_sort(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- all tables at once ---------------------------------------------------------------------------------------------------------------- */
+/* -- all tables at once -------------------------------------------------------------------------------------------- */
 
 static void cpu_radix_histogram(const void *args, int64_t begin, int64_t end)
 {

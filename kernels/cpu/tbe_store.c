@@ -12,8 +12,8 @@ void tbe_row_limit(float *w, int64_t n, float most)
     for (int64_t d = 0; d < n; d += 16) tbe_put(w + d, v16_mul(tbe_get(w + d, n - d), factor), n - d);
 }
 
-void tbe_row_round(const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row, uint16_t *narrow, const float *w,
-                   uint16_t *room, int32_t dtype)
+void tbe_row_round(const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row, uint16_t *narrow,
+                   const float *w, uint16_t *room, int32_t dtype)
 {
     int64_t n = t->cols, first = t->col_offset % 32, d = 0;
     if (!o->stochastic) {

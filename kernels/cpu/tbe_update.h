@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_update.h: what the parts of an update share. Sorted items come in runs of equal rows, whose gradients are summed. Two streams of
- * random addresses have to be asked for ahead of time: rows of the gradient (one for each item, mostly in the last-level cache), and rows
- * of the tables with their optimizer state (one for each run of equal rows, in memory).
+ * tbe_update.h: what the parts of an update share. Sorted items come in runs of equal rows, whose gradients are summed.
+ * Two streams of random addresses have to be asked for ahead of time: rows of the gradient (one for each item, mostly
+ * in the last-level cache), and rows of the tables with their optimizer state (one for each run of equal rows, in
+ * memory).
  */
 #ifndef PERI_KERNELS_TBE_UPDATE_H
 #define PERI_KERNELS_TBE_UPDATE_H
@@ -63,7 +64,8 @@ TBE_INLINE void tbe_update_ahead(tbe_updater *u)
             tbe_update_enter(u, tbe_table_of(u->ahead_table, linear));
         const peri_k_tbe_table *t = u->ahead_table;
         int64_t at = t->offset + ((int64_t)linear - t->first_row) * t->stride, lines = u->ahead_lines;
-        tbe_prefetch((const char *)a->rows.weight + at * tbe_weight_bytes(a->rows.weight_dtype), u->ahead_weight_lines, u->near);
+        tbe_prefetch((const char *)a->rows.weight + at * tbe_weight_bytes(a->rows.weight_dtype), u->ahead_weight_lines,
+                     u->near);
         for (int i = 0; i < 2; i++) {
             if (u->full[i]) tbe_prefetch((const char *)(u->full[i] + at), lines, u->near);
             if (u->row[i]) tbe_prefetch((const char *)(u->row[i] + linear), 1, u->near);
@@ -109,17 +111,18 @@ TBE_INLINE bool tbe_in_table(const tbe_updater *u, const peri_k_tbe_table *t, in
     return *linear - (uint64_t)t->first_row < (uint64_t)t->rows;
 }
 
-/** The optimizers, by the pieces of unit_tbe_rows.c: X(kind). ROWWISE_RMSPROP_AR stands for all of tbe_row_stepped. SUMS(NONE): no
- *  optimizer, sums go where the caller wants them. */
+/** The optimizers, by the pieces of unit_tbe_rows.c: X(kind). ROWWISE_RMSPROP_AR stands for all of tbe_row_stepped.
+ *  SUMS(NONE): no optimizer, sums go where the caller wants them. */
 #define TBE_KINDS_rates(X, SUMS) SUMS(NONE) X(SGD) X(ADAGRAD) X(ROWWISE_ADAGRAD)
 #define TBE_KINDS_moments(X, SUMS) X(ADAM) X(PARTIAL_ROWWISE_ADAM) X(LARS_SGD) X(LION)
 #define TBE_KINDS_norms(X, SUMS) X(LAMB) X(PARTIAL_ROWWISE_LAMB) X(ROWWISE_RMSPROP_AR)
 #define TBE_KINDS(X, SUMS) TBE_KINDS_rates(X, SUMS) TBE_KINDS_moments(X, SUMS) TBE_KINDS_norms(X, SUMS)
 
 /** Chunks [begin, end) of an update, and of a dense one. */
-#define TBE_SUMS(kind) K_HIDDEN void K_SHARED(tbe_update_##kind)(const peri_k_tbe_update_args *a, int64_t begin, int64_t end);
-#define X(kind)                                                                                                                            \
-    TBE_SUMS(kind)                                                                                                                         \
+#define TBE_SUMS(kind)                                                                                                 \
+    K_HIDDEN void K_SHARED(tbe_update_##kind)(const peri_k_tbe_update_args *a, int64_t begin, int64_t end);
+#define X(kind)                                                                                                        \
+    TBE_SUMS(kind)                                                                                                     \
     K_HIDDEN void K_SHARED(tbe_dense_##kind)(const peri_k_tbe_dense_update_args *a, int64_t begin, int64_t end);
 TBE_KINDS(X, TBE_SUMS)
 #undef X

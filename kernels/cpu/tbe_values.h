@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_values.h: rows of every format of kernels/tbe.h as f32, sixteen columns at a time, and in which order their lines are read.
+ * tbe_values.h: rows of every format of kernels/tbe.h as f32, sixteen columns at a time, and in which order their lines
+ * are read.
  */
 #ifndef PERI_KERNELS_TBE_VALUES_H
 #define PERI_KERNELS_TBE_VALUES_H
@@ -12,7 +13,8 @@
 typedef struct tbe_codes {
     const void *at;
     v16 scale, bias; /* of the formats that have them */
-    v16 values;      /* of the 16 codes of four bits; of the 4 codes of two bits, again and again. Without AVX-512 of the latter only */
+    v16 values;      /* of the 16 codes of four bits; of the 4 codes of two bits, again and again. Without AVX-512 of
+                        the latter only */
 } tbe_codes;
 
 /** What the codes of four or two bits stand for: a row's numbers are looked up then. */
@@ -34,7 +36,8 @@ TBE_INLINE tbe_codes tbe_row_codes(const char *row, int64_t cols, const int32_t 
         int32_t pair;
         __builtin_memcpy(&pair, row, 4);
         __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(pair));
-        tbe_codes c = {row + 4, v16_set(_mm_cvtss_f32(both)), v16_set(_mm_cvtss_f32(_mm_movehdup_ps(both))), v16_zero()};
+        tbe_codes c = {row + 4, v16_set(_mm_cvtss_f32(both)), v16_set(_mm_cvtss_f32(_mm_movehdup_ps(both))),
+                       v16_zero()};
         if (format != PERI_ROWS_INT8_HALF) c.values = tbe_code_values(c.scale, c.bias, format);
         return c;
     }
@@ -44,9 +47,13 @@ TBE_INLINE tbe_codes tbe_row_codes(const char *row, int64_t cols, const int32_t 
 #if defined(__AVX512F__)
 TBE_INLINE v16 v16_of_u8(__m128i x) { return (v16){_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(x))}; }
 TBE_INLINE v16 v16_of_f16(__m256i x) { return (v16){_mm512_cvtph_ps(x)}; }
-TBE_INLINE __m128i tbe_bytes_part(const uint8_t *p, int64_t n) { return _mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1u), p); }
-/** Sixteen codes of four or two bits, from the lowest bits of @bytes on. A lane's shift leaves bits of other codes above its own: the
- *  lookup of four bits does not see them, and that of two finds the same value whatever the two bits above are. */
+TBE_INLINE __m128i tbe_bytes_part(const uint8_t *p, int64_t n)
+{
+    return _mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1u), p);
+}
+/** Sixteen codes of four or two bits, from the lowest bits of @bytes on. A lane's shift leaves bits of other codes
+ *  above its own: the lookup of four bits does not see them, and that of two finds the same value whatever the two bits
+ *  above are. */
 TBE_INLINE v16 tbe_packed_values(const tbe_codes *codes, __m128i bytes, const int32_t format)
 {
     const __m512i halves = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
@@ -59,7 +66,8 @@ TBE_INLINE v16 tbe_packed_values(const tbe_codes *codes, __m128i bytes, const in
 #else
 TBE_INLINE v16 v16_of_u8(__m128i x)
 {
-    return (v16){_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
+    return (v16){_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)),
+                 _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
 }
 TBE_INLINE v16 v16_of_f16(__m256i x)
 {
@@ -71,11 +79,13 @@ TBE_INLINE __m128i tbe_bytes_part(const uint8_t *p, int64_t n)
     __builtin_memcpy(room, p, (size_t)n);
     return _mm_loadu_si128((const __m128i *)room);
 }
-/** As above; sixteen values are too many for a lookup here, so codes of four bits become numbers as those of eight do. */
+/** As above; sixteen values are too many for a lookup here, so codes of four bits become numbers as those of eight
+ *  do. */
 TBE_INLINE v16 tbe_packed_values(const tbe_codes *codes, __m128i bytes, const int32_t format)
 {
     const __m256i by4 = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), most = _mm256_set1_epi32(15);
-    const __m256i by2 = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14), behind = _mm256_setr_epi32(16, 18, 20, 22, 24, 26, 28, 30);
+    const __m256i by2 = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14),
+                  behind = _mm256_setr_epi32(16, 18, 20, 22, 24, 26, 28, 30);
     __m256i all = _mm256_broadcastd_epi32(bytes);
     if (format == PERI_ROWS_INT2)
         return (v16){_mm256_permutevar8x32_ps(codes->values.a, _mm256_srlv_epi32(all, by2)),
@@ -94,8 +104,8 @@ TBE_INLINE __m128i tbe_packed_bytes(const uint8_t *p, int64_t n, const int32_t f
     return format == PERI_ROWS_INT2 ? _mm_loadu_si32(p) : _mm_loadl_epi64((const __m128i *)p);
 }
 
-/** FP8 by way of f16, which has one bit of exponent more and another bias: sign, exponent and mantissa move, TBE_FP8_SCALE times the
- *  result is the number. */
+/** FP8 by way of f16, which has one bit of exponent more and another bias: sign, exponent and mantissa move,
+ *  TBE_FP8_SCALE times the result is the number. */
 #define TBE_FP8_SCALE 256.0f
 TBE_INLINE v16 v16_of_fp8(__m128i x)
 {
@@ -103,20 +113,24 @@ TBE_INLINE v16 v16_of_fp8(__m128i x)
     return v16_of_f16(_mm256_and_si256(w, _mm256_set1_epi16((short)0xbfff)));
 }
 
-/** Columns [d, d + 16) of a row, or the first n <= 16 of them. @scaled: the caller multiplies those of FP8 rows by TBE_FP8_SCALE. */
+/** Columns [d, d + 16) of a row, or the first n <= 16 of them. @scaled: the caller multiplies those of FP8 rows by
+ *  TBE_FP8_SCALE. */
 TBE_INLINE v16 tbe_row_values(const tbe_codes *codes, int64_t d, int64_t n, const int32_t format, const bool scaled)
 {
-    if (format == PERI_F32 || format == PERI_F16 || format == PERI_BF16) return tbe_get_weights(codes->at, d, n, format);
+    if (format == PERI_F32 || format == PERI_F16 || format == PERI_BF16)
+        return tbe_get_weights(codes->at, d, n, format);
     if (tbe_bits(format) < 8)
-        return tbe_packed_values(codes, tbe_packed_bytes((const uint8_t *)codes->at + d * tbe_bits(format) / 8, n, format), format);
+        return tbe_packed_values(
+            codes, tbe_packed_bytes((const uint8_t *)codes->at + d * tbe_bits(format) / 8, n, format), format);
     const uint8_t *p = (const uint8_t *)codes->at + d;
     __m128i bytes = n >= 16 ? _mm_loadu_si128((const __m128i *)p) : tbe_bytes_part(p, n);
     if (format == PERI_ROWS_FP8) return scaled ? v16_of_fp8(bytes) : v16_mul(v16_of_fp8(bytes), v16_set(TBE_FP8_SCALE));
     return v16_fma(v16_of_u8(bytes), codes->scale, codes->bias);
 }
 
-/** Which of n neighbouring lines is read k-th. Processors that see neighbouring lines asked for one after the other fetch the lines behind
- *  them too, which with random rows are nobody's: 1.5 times the time of rows of 4 or 8 lines on a Zen 4. Out of order they do not. */
+/** Which of n neighbouring lines is read k-th. Processors that see neighbouring lines asked for one after the other
+ *  fetch the lines behind them too, which with random rows are nobody's: 1.5 times the time of rows of 4 or 8 lines on
+ *  a Zen 4. Out of order they do not. */
 TBE_INLINE int tbe_scattered_line(const int k, const int n)
 {
     static const int of8[8] = {2, 6, 5, 7, 3, 0, 4, 1}, of4[4] = {3, 1, 0, 2}, of3[3] = {2, 0, 1};

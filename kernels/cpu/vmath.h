@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vmath.h: functions of a vector of f32, accurate to a few units in the last place unless they say otherwise. Infinities,
+ * vmath.h: functions of a vector of f32, accurate to a few units in the last place unless they say otherwise.
+ * Infinities,
  * NaN, zeros and signs come out as in libm; subnormal results of k_exp are flushed to zero.
  */
 #ifndef PERI_KERNELS_VMATH_H
@@ -8,7 +9,10 @@
 
 #include "simd.h"
 
-static inline k_vec k_select(k_ivec mask, k_vec yes, k_vec no) { return (k_vec)((mask & (k_ivec)yes) | (~mask & (k_ivec)no)); }
+static inline k_vec k_select(k_ivec mask, k_vec yes, k_vec no)
+{
+    return (k_vec)((mask & (k_ivec)yes) | (~mask & (k_ivec)no));
+}
 static inline k_vec k_abs(k_vec x) { return (k_vec)((k_ivec)x & 0x7fffffff); }
 
 /** e^x: x = n ln 2 + r with |r| <= ln 2 / 2, and the Taylor series of e^r to r^7 (next term below 6e-9). */
@@ -16,7 +20,8 @@ static inline k_vec k_exp(k_vec x)
 {
     const k_vec shift = k_set(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
     k_vec t = k_fma(x, k_set(1.44269504f), shift), n = t - shift;
-    k_vec r = k_fma(n, k_set(-0x1.62e4p-1f), x); /* ln 2 in two parts: the first has few bits, so that n times it is exact */
+    k_vec r = k_fma(n, k_set(-0x1.62e4p-1f), x); /* ln 2 in two parts: the first has few bits, so that n times it is
+                                                    exact */
     r = k_fma(n, k_set(-0x1.7f7d1cp-20f), r);
     k_vec p = k_fma(r, k_set(1 / 5040.0f), k_set(1 / 720.0f));
     p = k_fma(p, r, k_set(1 / 120.0f));
@@ -32,13 +37,15 @@ static inline k_vec k_exp(k_vec x)
     return k_select(x == x, y, x);
 }
 
-/** ln x: x = 2^e m with m in [sqrt(1/2), sqrt 2), ln m = 2 artanh s with s = (m - 1) / (m + 1), to s^11 (next term below 2e-11). */
+/** ln x: x = 2^e m with m in [sqrt(1/2), sqrt 2), ln m = 2 artanh s with s = (m - 1) / (m + 1), to s^11 (next term
+ *  below 2e-11). */
 static inline k_vec k_log(k_vec x)
 {
     k_ivec tiny = x < k_set(0x1p-126f);
     k_vec y = k_select(tiny, x * k_set(0x1p23f), x);
     k_ivec e = (k_ivec)((k_uvec)y - 0x3f3504f3u) >> 23;
-    k_vec m = (k_vec)((k_uvec)y - ((k_uvec)e << 23)), exponent = __builtin_convertvector(e, k_vec) - k_select(tiny, k_set(23), k_set(0));
+    k_vec m = (k_vec)((k_uvec)y - ((k_uvec)e << 23)),
+          exponent = __builtin_convertvector(e, k_vec) - k_select(tiny, k_set(23), k_set(0));
     k_vec f = m - 1, s = f / (f + 2), s2 = s * s;
     k_vec p = k_fma(s2, k_set(2 / 11.0f), k_set(2 / 9.0f));
     p = k_fma(p, s2, k_set(2 / 7.0f));
@@ -81,7 +88,8 @@ static inline k_vec k_tanh(k_vec x)
     return (k_vec)((k_ivec)y | ((k_ivec)x & (int32_t)0x80000000));
 }
 
-/** The normal distribution function (1 + erf(x / sqrt 2)) / 2, to 1e-7 absolute: erf by formula 7.1.26 of Abramowitz and Stegun. */
+/** The normal distribution function (1 + erf(x / sqrt 2)) / 2, to 1e-7 absolute: erf by formula 7.1.26 of Abramowitz
+ *  and Stegun. */
 static inline k_vec k_normal_cdf(k_vec x)
 {
     k_vec a = k_abs(x) * k_set(0.707106781f), t = 1 / k_fma(a, k_set(0.3275911f), k_set(1));

@@ -92,7 +92,8 @@ struct renorm_row {
             }
         }
         double norm = a.norm_type == 2 ? sqrt(sum) : most || a.norm_type == 1 ? sum : pow(sum, 1 / a.norm_type);
-        for (int64_t d = lane; d < a.cols && norm > a.max_norm; d += 32) x[d] = (float)((double)x[d] * (a.max_norm / (norm + 1e-7)));
+        for (int64_t d = lane; d < a.cols && norm > a.max_norm; d += 32)
+            x[d] = (float)((double)x[d] * (a.max_norm / (norm + 1e-7)));
     }
 };
 

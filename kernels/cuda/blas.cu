@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * blas.cu: the operation gemm (kernels/dense.h) by cuBLASLt: f32 (also by TF32), f64, f16 and bf16. Row-major C = A B is column-major
- * C' = B' A', so the operands change places, and what the contract says of C's columns cuBLASLt says of D's rows.
+ * blas.cu: the operation gemm (kernels/dense.h) by cuBLASLt: f32 (also by TF32), f64, f16 and bf16. Row-major C = A B
+ * is column-major C' = B' A', so the operands change places, and what the contract says of C's columns cuBLASLt says of
+ * D's rows.
  *
- * The same product of the same numbers has the same bits, in whatever stream and beside whatever else it runs: the algorithm depends on the
- * numbers of the call alone (what the library suggests first, asked once for each kind of call), its workspace is the call's own scratch,
- * and parts of a sum (split k) are added in f32, in a fixed order.
+ * The same product of the same numbers has the same bits, in whatever stream and beside whatever else it runs: the
+ * algorithm depends on the numbers of the call alone (what the library suggests first, asked once for each kind of
+ * call), its workspace is the call's own scratch, and parts of a sum (split k) are added in f32, in a fixed order.
  */
 #include "blas.h"
 #include "value.cuh"
@@ -25,7 +26,8 @@
 namespace {
 
 enum { DEVICES_MOST = 64, ALIGNMENT_MOST = 256 };
-const size_t WORKSPACE_MOST = 32u << 20; /* what NVIDIA advises for compute capability 9; an algorithm may want less, and most want none */
+const size_t WORKSPACE_MOST = 32u << 20; /* what NVIDIA advises for compute capability 9; an algorithm may want less,
+                                            and most want none */
 
 /** What an algorithm is chosen by. Compared byte by byte: it is cleared before it is filled. */
 struct kind {
@@ -83,7 +85,10 @@ cudaError_t error_of(cublasStatus_t status)
 
 cudaDataType_t type_of(int32_t dtype)
 {
-    return dtype == PERI_F64 ? CUDA_R_64F : dtype == PERI_F16 ? CUDA_R_16F : dtype == PERI_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    return dtype == PERI_F64    ? CUDA_R_64F
+           : dtype == PERI_F16  ? CUDA_R_16F
+           : dtype == PERI_BF16 ? CUDA_R_16BF
+                                : CUDA_R_32F;
 }
 
 int64_t bytes_of(int32_t dtype) { return dtype == PERI_F64 ? 8 : dtype == PERI_F32 ? 4 : 2; }
@@ -100,7 +105,8 @@ kind kind_of(const peri_op_gemm *g)
     kind key;
     memset(&key, 0, sizeof key);
     key.dtype = g->dtype, key.c_dtype = g->c_dtype;
-    key.flags = g->trans_a | g->trans_b << 1 | (g->tf32 && g->dtype == PERI_F32) << 2 | g->biased << 3 | (g->beta == 0) << 4;
+    key.flags =
+        g->trans_a | g->trans_b << 1 | (g->tf32 && g->dtype == PERI_F32) << 2 | g->biased << 3 | (g->beta == 0) << 4;
     key.m = g->m, key.n = g->n, key.k = g->k, key.batch = g->batch;
     key.lda = g->lda, key.ldb = g->ldb, key.ldc = g->ldc;
     if (g->batch > 1) key.stride_a = g->stride_a, key.stride_b = g->stride_b, key.stride_c = g->stride_c;
@@ -123,8 +129,8 @@ cublasStatus_t set(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t what, 
 }
 
 /** A column-major matrix of @rows x @cols, and those of its batch. */
-cublasStatus_t layout(cublasLtMatrixLayoutOpaque_t *l, cudaDataType_t type, int64_t rows, int64_t cols, int64_t ld, int64_t batch,
-                      int64_t stride)
+cublasStatus_t layout(cublasLtMatrixLayoutOpaque_t *l, cudaDataType_t type, int64_t rows, int64_t cols, int64_t ld,
+                      int64_t batch, int64_t stride)
 {
     int32_t count = (int32_t)batch;
     cublasStatus_t s = cublasLtMatrixLayoutInit(l, type, (uint64_t)rows, (uint64_t)cols, ld);
@@ -159,7 +165,8 @@ cublasStatus_t describe(const peri_op_gemm *g, described *d)
     return layout(&d->c, type_of(g->c_dtype), g->n, g->m, g->ldc, g->batch, g->stride_c);
 }
 
-cublasStatus_t limit(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t what, uint64_t value, size_t size)
+cublasStatus_t limit(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t what, uint64_t value,
+                     size_t size)
 {
     uint32_t narrow = (uint32_t)value;
     return cublasLtMatmulPreferenceSetAttribute(p, what, size == 4 ? (const void *)&narrow : &value, size);
@@ -168,7 +175,8 @@ cublasStatus_t limit(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttri
 cublasStatus_t limits(const kind *key, cublasLtMatmulPreference_t p)
 {
     const bool wide = key->c_dtype == PERI_F32 || key->c_dtype == PERI_F64;
-    const uint32_t sums = wide ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* not in 16 bits */
+    /* not in 16 bits */
+    const uint32_t sums = wide ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     BLAS_TRY(limit(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE_MOST, 8));
     BLAS_TRY(limit(p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums, 4));
     BLAS_TRY(limit(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint64_t)key->align_b, 4));
@@ -185,9 +193,12 @@ choice choose(products *p, const peri_op_gemm *g, const kind &key)
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t best;
     int count = 0;
-    if (describe(g, &d) != CUBLAS_STATUS_SUCCESS || cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) return c;
+    if (describe(g, &d) != CUBLAS_STATUS_SUCCESS ||
+        cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS)
+        return c;
     if (limits(&key, preference) == CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatmulAlgoGetHeuristic(p->lt, &d.product, &d.a, &d.b, &d.c, &d.c, preference, 1, &best, &count) == CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatmulAlgoGetHeuristic(p->lt, &d.product, &d.a, &d.b, &d.c, &d.c, preference, 1, &best, &count) ==
+            CUBLAS_STATUS_SUCCESS &&
         count > 0 && best.state == CUBLAS_STATUS_SUCCESS) {
         c.found = true;
         c.algorithm = best.algo;
@@ -228,8 +239,8 @@ cudaError_t product(const peri_op_gemm *g, const peri_cuda_call *call)
     const float alpha = (float)g->alpha, beta = (float)g->beta;
     const bool wide = g->dtype == PERI_F64;
     return error_of(cublasLtMatmul(p->lt, &d.product, wide ? (const void *)&g->alpha : &alpha, g->b, &d.a, g->a, &d.b,
-                                   wide ? (const void *)&g->beta : &beta, g->c, &d.c, g->c, &d.c, &c.algorithm, call->scratch,
-                                   (size_t)c.workspace, call->stream));
+                                   wide ? (const void *)&g->beta : &beta, g->c, &d.c, g->c, &d.c, &c.algorithm,
+                                   call->scratch, (size_t)c.workspace, call->stream));
 }
 
 } // namespace
@@ -284,7 +295,8 @@ bool peri_cuda_has_gemm(const peri_op_gemm *g)
     if (!narrow && g->dtype != PERI_F32 && g->dtype != PERI_F64) return false;
     if (g->c_dtype != g->dtype && !(narrow && g->c_dtype == PERI_F32)) return false;
     if (g->biased && (g->batch != 1 || g->alpha != 1 || g->beta != 0)) return false;
-    if (g->m > most || g->n > most || g->k > most || g->lda > most || g->ldb > most || g->ldc > most || g->batch > most) return false;
+    if (g->m > most || g->n > most || g->k > most || g->lda > most || g->ldb > most || g->ldc > most || g->batch > most)
+        return false;
     return empty(g) ? !g->biased : possible(g);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * blas.h: matrix products of the device, by cuBLASLt. A thin wrapper (blas.cu); kernels/cuda uses cuBLASLt nowhere else, and on
- * tests/cuda_host its twin there takes its place.
+ * blas.h: matrix products of the device, by cuBLASLt. A thin wrapper (blas.cu); kernels/cuda uses cuBLASLt nowhere
+ * else, and on tests/cuda_host its twin there takes its place.
  */
 #ifndef PERI_KERNELS_CUDA_BLAS_H
 #define PERI_KERNELS_CUDA_BLAS_H

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * buckets.cu: bucketize of kernels/sparse.h. Ids of one bucket keep their order, whichever bags they are in, so that cutting bags into
- * buckets is a stable partition of all ids by bucket. Parts of PART ids, a warp each, know nothing of bags: a long bag and many short ones
- * are the same work.
+ * buckets.cu: bucketize of kernels/sparse.h. Ids of one bucket keep their order, whichever bags they are in, so that
+ * cutting bags into buckets is a stable partition of all ids by bucket. Parts of PART ids, a warp each, know nothing of
+ * bags: a long bag and many short ones are the same work.
  *
- *   begin_lengths   clears the lengths that no tile writes as a whole: those of empty bags, and of bags that lie in several tiles
- *   count_tiles     lengths, and how many ids of each part go to each bucket: sums[bucket][part]
+ *   begin_lengths   clears the lengths that no tile writes as a whole: those of empty bags, and of bags that lie in
+ *   several tiles count_tiles     lengths, and how many ids of each part go to each bucket: sums[bucket][part]
  *   (CUB)           sums become those of what lies before: where the ids of each part begin in each bucket
- *   place_parts     every id to its place. A warp sorts its part in shared memory first, so that ids of one bucket are stored side by side
+ *   place_parts     every id to its place. A warp sorts its part in shared memory first, so that ids of one bucket are
+ *   stored side by side
  */
 #include "cub.cuh"
 #include "cuda.h"
@@ -19,9 +20,11 @@
 
 namespace {
 
-/** Ids of a part; of a tile, whose parts are a block's; ids that a lane asks for at once, for counting and for placing. */
+/** Ids of a part; of a tile, whose parts are a block's; ids that a lane asks for at once, for counting and for
+ *  placing. */
 enum { PART = 512, TILE = PART * PERI_WARPS, FEW = 4, MANY = 8 };
-/** More buckets than MOST_BUCKETS are counted, and have their cursors, where the lengths and sums are: parts are longer then. */
+/** More buckets than MOST_BUCKETS are counted, and have their cursors, where the lengths and sums are: parts are longer
+ *  then. */
 enum { MOST_BUCKETS = 512, LONG_PART = 16 * PART };
 /** Counters of bags in shared memory, and how long a bag a lane counts alone. */
 enum { COUNTERS = 8192, SHORT = 64 };
@@ -62,7 +65,8 @@ __device__ __forceinline__ const int64_t *feature_by_warp(const cut &c, int64_t 
     PERI_ROLLED
     for (int64_t low = 1; low < c.a.n_features; low += 32) {
         const int64_t f = low + peri_lane();
-        const bool before = f < c.a.n_features && c.offset(c.a.features[f * PERI_BUCKET_WORDS + PERI_BUCKET_FIRST_BAG]) <= i;
+        const bool before =
+            f < c.a.n_features && c.offset(c.a.features[f * PERI_BUCKET_WORDS + PERI_BUCKET_FIRST_BAG]) <= i;
         const unsigned those = __ballot_sync(0xffffffffu, before);
         found += __popc(those);
         if (those != 0xffffffffu) break;
@@ -70,7 +74,8 @@ __device__ __forceinline__ const int64_t *feature_by_warp(const cut &c, int64_t 
     return c.a.features + found * PERI_BUCKET_WORDS;
 }
 
-/** The first bag that begins at id @i or behind it, by a warp; @bags if none does. 32 places cut what is left into 33 pieces. */
+/** The first bag that begins at id @i or behind it, by a warp; @bags if none does. 32 places cut what is left into 33
+ *  pieces. */
 __device__ __forceinline__ int64_t bag_by_warp(const cut &c, int64_t i)
 {
     int64_t low = -1, high = c.a.bags; /* offset(low) < i <= offset(high) */
@@ -124,13 +129,15 @@ struct common {
     const int64_t *feature; /* NULL: several features */
     peri_k_divisor block;
     uint64_t limit, scale; /* ids below `limit` are cut by blocks; new id: u - bucket * scale */
-    __device__ common(const cut &c, int64_t first, int64_t stop) : feature(feature_by_warp(c, first)), block{0, 0, 0}, limit(0), scale(0)
+    __device__ common(const cut &c, int64_t first, int64_t stop)
+        : feature(feature_by_warp(c, first)), block{0, 0, 0}, limit(0), scale(0)
     {
         const int64_t *next = feature + PERI_BUCKET_WORDS;
         const bool last = next >= c.a.features + c.a.n_features * PERI_BUCKET_WORDS;
         if (!last && c.offset(next[PERI_BUCKET_FIRST_BAG]) < stop) feature = NULL;
         else if (feature[PERI_BUCKET_BOUNDS] < 0) {
-            block = {(uint64_t)feature[PERI_BUCKET_BLOCK], (uint64_t)feature[PERI_BUCKET_MULTIPLIER], (int32_t)feature[PERI_BUCKET_SHIFT]};
+            block = {(uint64_t)feature[PERI_BUCKET_BLOCK], (uint64_t)feature[PERI_BUCKET_MULTIPLIER],
+                     (int32_t)feature[PERI_BUCKET_SHIFT]};
             limit = block.by * c.buckets.by;
             scale = feature[PERI_BUCKET_KEEP] ? 0 : block.by;
         }
@@ -145,7 +152,8 @@ struct common {
         const uint64_t bucket = peri_k_quotient_63(u, &block);
         return {u - (uint32_t)bucket * scale, (int32_t)bucket};
     }
-    /** What a warp's next N * 32 ids are: 0: some are beyond the limit, or not there; 1: all are below 2^32; 2: not all. */
+    /** What a warp's next N * 32 ids are: 0: some are beyond the limit, or not there; 1: all are below 2^32; 2: not
+     *  all. */
     template <int N> __device__ __forceinline__ int kind(const uint64_t (&u)[N], bool all_there) const
     {
         uint64_t most = 0;
@@ -171,7 +179,8 @@ struct clear_sums {
     __device__ void operator()(int64_t i) const { sums[i] = 0; }
 };
 
-/** The lanes whose bucket is this lane's, for buckets below 2^BITS; 0: any. @bucket -1: none; ALL: there is no such lane. */
+/** The lanes whose bucket is this lane's, for buckets below 2^BITS; 0: any. @bucket -1: none; ALL: there is no such
+ *  lane. */
 template <int BITS, bool ALL = false> __device__ __forceinline__ unsigned same_bucket(int32_t bucket)
 {
     if (BITS == 0) return __match_any_sync(0xffffffffu, bucket);
@@ -192,7 +201,8 @@ __device__ __forceinline__ void note(int32_t bucket, int i, uint16_t *codes, uin
 }
 
 /** The buckets of a part's @n ids into @codes; @histogram counts them. T: ids as unsigned numbers. */
-template <class T> __device__ __forceinline__ void find_buckets(const cut &c, int64_t first, int n, uint16_t *codes, uint32_t *histogram)
+template <class T>
+__device__ __forceinline__ void find_buckets(const cut &c, int64_t first, int n, uint16_t *codes, uint32_t *histogram)
 {
     const common part(c, first, first + n);
     for (int from = 0; from < n; from += 32 * FEW) {
@@ -234,16 +244,18 @@ __device__ __forceinline__ void count_by_warp(const uint16_t *codes, int from, i
     }
 }
 
-/** Counts a bag's ids [from, to) of the tile in a column of @counters, which is the lane's own; those of its warp's lanes lie side by side.
- *  The warp counts long bags together, one after the other: parts that lie in the bag as a whole have been counted, in @histograms. */
+/** Counts a bag's ids [from, to) of the tile in a column of @counters, which is the lane's own; those of its warp's
+ *  lanes lie side by side. The warp counts long bags together, one after the other: parts that lie in the bag as a
+ *  whole have been counted, in @histograms. */
 template <int BITS>
-__device__ __forceinline__ void count_bag(const uint16_t *codes, const uint32_t *histograms, int from, int to, uint16_t *counters,
-                                          int buckets, int pitch)
+__device__ __forceinline__ void count_bag(const uint16_t *codes, const uint32_t *histograms, int from, int to,
+                                          uint16_t *counters, int buckets, int pitch)
 {
     for (int b = 0; b < buckets && from < to; b++) counters[b * pitch] = 0;
     for (int i = from; i < to && to - from <= SHORT; i++) counters[codes[i] * pitch]++;
     for (unsigned those = __ballot_sync(0xffffffffu, to - from > SHORT); those; those &= those - 1) {
-        const int lane = __ffs((int)those) - 1, begin = __shfl_sync(0xffffffffu, from, lane), end = __shfl_sync(0xffffffffu, to, lane);
+        const int lane = __ffs((int)those) - 1, begin = __shfl_sync(0xffffffffu, from, lane),
+                  end = __shfl_sync(0xffffffffu, to, lane);
         const int part = (begin + PART - 1) / PART, past = end / PART; /* whole parts */
         uint16_t *column = counters - peri_lane() + lane;
         __syncwarp();
@@ -261,10 +273,11 @@ __device__ __forceinline__ void count_bag(const uint16_t *codes, const uint32_t 
     }
 }
 
-/** The lengths of bags [begin, end), which have a part in the tile whose @n ids begin with number @first. A lane has a bag. */
+/** The lengths of bags [begin, end), which have a part in the tile whose @n ids begin with number @first. A lane has a
+ *  bag. */
 template <class L, int BITS>
-__device__ __forceinline__ void write_lengths(const cut &c, const uint16_t *codes, const uint32_t *histograms, int64_t first, int n,
-                                              uint16_t *counters, int64_t begin, int64_t end)
+__device__ __forceinline__ void write_lengths(const cut &c, const uint16_t *codes, const uint32_t *histograms,
+                                              int64_t first, int n, uint16_t *counters, int64_t begin, int64_t end)
 {
     const int p = (int)c.a.buckets;
     uint16_t *column = counters + threadIdx.x;
@@ -285,7 +298,8 @@ __device__ __forceinline__ void write_lengths(const cut &c, const uint16_t *code
     }
 }
 
-template <class T, int BITS> __global__ void __launch_bounds__(PERI_BLOCK, 5) count_tiles(const PERI_GRID_CONSTANT cut c)
+template <class T, int BITS>
+__global__ void __launch_bounds__(PERI_BLOCK, 5) count_tiles(const PERI_GRID_CONSTANT cut c)
 {
     PERI_SHARED(uint16_t, codes, TILE);
     PERI_SHARED(int64_t, range, 2);
@@ -310,7 +324,8 @@ template <class T, int BITS> __global__ void __launch_bounds__(PERI_BLOCK, 5) co
         PERI_ROLLED
         for (int i = (int)threadIdx.x; i < p * PERI_WARPS; i += PERI_BLOCK) {
             const int64_t part = tile * PERI_WARPS + i % PERI_WARPS;
-            if (part < c.parts) c.sums[i / PERI_WARPS * c.parts + part] = histograms[i % PERI_WARPS * p + i / PERI_WARPS];
+            if (part < c.parts)
+                c.sums[i / PERI_WARPS * c.parts + part] = histograms[i % PERI_WARPS * p + i / PERI_WARPS];
         }
         if (c.a.lengths_dtype == PERI_I32)
             write_lengths<int32_t, BITS>(c, codes, histograms, first, n, counters, range[0], range[1]);
@@ -333,7 +348,8 @@ template <class T> struct count_one {
 /** What goes along with id number @i to place @at. */
 __device__ __forceinline__ void place_more(const cut &c, int64_t i, int64_t at, int32_t bucket)
 {
-    for (int64_t w = 0; w < (c.a.weights ? c.a.width : 0); w++) c.a.new_weights[at * c.a.width + w] = c.a.weights[i * c.a.width + w];
+    for (int64_t w = 0; w < (c.a.weights ? c.a.width : 0); w++)
+        c.a.new_weights[at * c.a.width + w] = c.a.weights[i * c.a.width + w];
     if (c.a.positions) {
         const int64_t bag = peri_segment_of(c.a.offsets, c.a.offsets_dtype, 0, c.a.bags, i);
         peri_set_index(c.a.positions, at, c.a.ids_dtype, i - c.offset(bag));
@@ -342,8 +358,8 @@ __device__ __forceinline__ void place_more(const cut &c, int64_t i, int64_t at, 
     if (c.a.mapping) c.a.mapping[i] = bucket;
 }
 
-/** A cursor moves on for the ids of 32 lanes, in their order: the place of this lane's. All lanes call it. @bucket -1: none; ALL: there is
- *  no such lane. */
+/** A cursor moves on for the ids of 32 lanes, in their order: the place of this lane's. All lanes call it. @bucket -1:
+ *  none; ALL: there is no such lane. */
 template <int BITS, bool ALL, class T> __device__ __forceinline__ T next_place(T *cursors, int64_t step, int32_t bucket)
 {
     const unsigned same = same_bucket<BITS, ALL>(bucket);
@@ -383,7 +399,8 @@ struct sorted_part {
         int before = 0;
         for (int low = 0; low < p; low += 32) {
             const int b = low + lane;
-            const int64_t begins = b < p ? c.sums[b * c.parts + part] : 0, ends = b < p ? c.sums[b * c.parts + part + 1] : 0;
+            const int64_t begins = b < p ? c.sums[b * c.parts + part] : 0,
+                          ends = b < p ? c.sums[b * c.parts + part + 1] : 0;
             int sum = (int)(ends - begins);
             PERI_UNROLL
             for (int by = 1; by < 32; by *= 2) {
@@ -418,7 +435,8 @@ struct sorted_part {
     }
 };
 
-template <class T, int BITS> __global__ void __launch_bounds__(PERI_BLOCK, 4) place_parts(const PERI_GRID_CONSTANT cut c, int bytes)
+template <class T, int BITS>
+__global__ void __launch_bounds__(PERI_BLOCK, 4) place_parts(const PERI_GRID_CONSTANT cut c, int bytes)
 {
     PERI_SHARED_DYNAMIC(char, all);
     const int p = (int)c.a.buckets, lane = peri_lane();
@@ -438,12 +456,14 @@ template <class T, int BITS> __global__ void __launch_bounds__(PERI_BLOCK, 4) pl
             const int kind = of_part.kind(u, from + 32 * MANY <= n);
             if (kind == 1) {
                 PERI_UNROLL
-                for (int k = 0; k < MANY; k++) sorted.put<BITS, true>(of_part.place_for<false>(u[k]), from + k * 32 + lane);
+                for (int k = 0; k < MANY; k++)
+                    sorted.put<BITS, true>(of_part.place_for<false>(u[k]), from + k * 32 + lane);
                 continue;
             }
             if (kind == 2) {
                 PERI_UNROLL
-                for (int k = 0; k < MANY; k++) sorted.put<BITS, true>(of_part.place_for<true>(u[k]), from + k * 32 + lane);
+                for (int k = 0; k < MANY; k++)
+                    sorted.put<BITS, true>(of_part.place_for<true>(u[k]), from + k * 32 + lane);
                 continue;
             }
             PERI_ROLLED
@@ -496,8 +516,11 @@ template <class T> cudaError_t count(const cut &k, const peri_cuda_call *c)
     PERI_CUDA_TRY(each(0, k.a.bags, c, begin_lengths{k}));
     PERI_CUDA_TRY(each(p > MOST_BUCKETS ? 0 : p * k.parts, p * k.parts + 1, c, clear_sums{k.sums}));
     if (p > MOST_BUCKETS) return each(0, k.a.n, c, count_one<T>{k});
-    return peri_cuda_launch(p <= 8 ? count_tiles<T, 3> : p <= 64 ? count_tiles<T, 6> : count_tiles<T, 0>, peri_cuda_grid(tiles, 1, c),
-                            PERI_BLOCK, (size_t)(4 * p * PERI_WARPS + 2 * p * k.bags), c, k);
+    return peri_cuda_launch(p <= 8    ? count_tiles<T, 3>
+                            : p <= 64 ? count_tiles<T, 6>
+                                      : count_tiles<T, 0>,
+                            peri_cuda_grid(tiles, 1, c), PERI_BLOCK, (size_t)(4 * p * PERI_WARPS + 2 * p * k.bags), c,
+                            k);
 }
 
 template <class T> cudaError_t place_all(const cut &k, const peri_cuda_call *c)
@@ -506,8 +529,11 @@ template <class T> cudaError_t place_all(const cut &k, const peri_cuda_call *c)
     const int64_t warps = most < PERI_WARPS ? most : (int)PERI_WARPS;
     if (p > MOST_BUCKETS)
         return peri_cuda_launch(place_long_parts<T>, peri_cuda_grid(k.parts, PERI_WARPS, c), PERI_BLOCK, 0, c, k);
-    return peri_cuda_launch(p <= 8 ? place_parts<T, 3> : p <= 64 ? place_parts<T, 6> : place_parts<T, 0>, peri_cuda_grid(k.parts, warps, c),
-                            (unsigned)warps * 32, (size_t)(warps * bytes), c, k, (int)bytes);
+    return peri_cuda_launch(p <= 8    ? place_parts<T, 3>
+                            : p <= 64 ? place_parts<T, 6>
+                                      : place_parts<T, 0>,
+                            peri_cuda_grid(k.parts, warps, c), (unsigned)warps * 32, (size_t)(warps * bytes), c, k,
+                            (int)bytes);
 }
 
 template <class T> cudaError_t bucketize(const cut &k, const peri_cuda_call *c)
@@ -518,8 +544,9 @@ template <class T> cudaError_t bucketize(const cut &k, const peri_cuda_call *c)
     size_t bytes = (size_t)(c->scratch + c->bytes - rest);
     PERI_CUDA_TRY(count<T>(k, c));
     if (a->starts)
-        PERI_CUDA_TRY(peri_cumsum({a->lengths, a->starts, (int64_t *)rest, NULL, NULL, NULL, 1, slots, peri_cumsum_blocks(slots), -1,
-                                   a->lengths_dtype, PERI_I64, PERI_CUMSUM_COMPLETE}, c));
+        PERI_CUDA_TRY(peri_cumsum({a->lengths, a->starts, (int64_t *)rest, NULL, NULL, NULL, 1, slots,
+                                   peri_cumsum_blocks(slots), -1, a->lengths_dtype, PERI_I64, PERI_CUMSUM_COMPLETE},
+                                  c));
     if (!a->new_ids || a->n == 0) return cudaSuccess;
     PERI_CUDA_TRY(peri_exclusive_sum(rest, bytes, (const int64_t *)k.sums, k.sums, sums, c->stream));
     return place_all<T>(k, c);

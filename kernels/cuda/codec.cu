@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codec.cu: kernels/codec.h. Formats of single numbers: a thread has four neighbours, twice. Formats of blocks: 8 or 32 lanes have a
- * block, each lane four neighbours at a time; the second pass over a block finds it in the cache.
+ * codec.cu: kernels/codec.h. Formats of single numbers: a thread has four neighbours, twice. Formats of blocks: 8 or 32
+ * lanes have a block, each lane four neighbours at a time; the second pass over a block finds it in the cache.
  */
 #include "quad.cuh"
 #include "random.cuh"
@@ -10,7 +10,7 @@
 
 namespace {
 
-/* -- numbers on their own ------------------------------------------------------------------------------------------------------------- */
+/* -- numbers on their own ------------------------------------------------------------------------------------------ */
 
 /** f32 on the wire as 16 bits of T, of magnitude @most at most. */
 template <class T> struct code16 {
@@ -55,30 +55,34 @@ template <class C, bool BACK> struct code_quads {
         peri_load_quads<from>(src, i, j, end, v);
         PERI_UNROLL
         for (int k = 0; k < 2; k++) {
-            v[k] = BACK ? make_float4(code.decode(v[k].x), code.decode(v[k].y), code.decode(v[k].z), code.decode(v[k].w))
-                        : make_float4(code.encode(v[k].x), code.encode(v[k].y), code.encode(v[k].z), code.encode(v[k].w));
+            v[k] =
+                BACK ? make_float4(code.decode(v[k].x), code.decode(v[k].y), code.decode(v[k].z), code.decode(v[k].w))
+                     : make_float4(code.encode(v[k].x), code.encode(v[k].y), code.encode(v[k].z), code.encode(v[k].w));
             peri_store_quad<to>(dst, k ? j : i, end, v[k]);
         }
     }
 };
 
-template <bool BACK, class C> cudaError_t single(const peri_k_codec_args *a, int64_t begin, int64_t end, const peri_cuda_call *c, C code)
+template <bool BACK, class C>
+cudaError_t single(const peri_k_codec_args *a, int64_t begin, int64_t end, const peri_cuda_call *c, C code)
 {
     typedef code_quads<C, BACK> job;
     const int64_t pairs = (end - begin + 7) / 8;
     const void *src = BACK ? (const void *)a->wire : a->x;
     void *dst = BACK ? (void *)a->x : (void *)a->wire;
-    return each(0, pairs, c, job{code, (const typename job::from::type *)src, (typename job::to::type *)dst, begin, end, pairs});
+    return each(0, pairs, c,
+                job{code, (const typename job::from::type *)src, (typename job::to::type *)dst, begin, end, pairs});
 }
 
-/* -- blocks --------------------------------------------------------------------------------------------------------------------------- */
+/* -- blocks -------------------------------------------------------------------------------------------------------- */
 
 /** Where block @b begins, and how many numbers it has. */
 __device__ int64_t block_place(const peri_k_codec_args &a, int64_t b, int64_t *count)
 {
     int64_t first_block = 0, first = 0, end = a.n;
     if (a.segments) {
-        int64_t low = 0, high = a.n_segments - 1; /* the last segment that begins at b or before: those without blocks are passed over */
+        int64_t low = 0, high = a.n_segments - 1; /* the last segment that begins at b or before: those without blocks
+                                                     are passed over */
         while (low < high) {
             const int64_t middle = (low + high + 1) / 2;
             if (a.segments[2 * middle] <= b) low = middle;
@@ -137,7 +141,8 @@ struct int8_block {
     float factor, scale, least;
     __host__ __device__ static int64_t codes(int64_t block) { return block; } /* bytes of codes */
     __host__ __device__ static int64_t bytes(int64_t block) { return block + 8; }
-    template <int LANES> __device__ bool measure(const peri_k_codec_args &, const float *x, int64_t n, int64_t, int lane, unsigned mask)
+    template <int LANES>
+    __device__ bool measure(const peri_k_codec_args &, const float *x, int64_t n, int64_t, int lane, unsigned mask)
     {
         const range r = range_of<LANES>(x, n, lane, mask);
         const float first = n ? r.least : 0, width = n ? r.most - r.least : 0;
@@ -148,7 +153,10 @@ struct int8_block {
         if (least == 0 && n) least = first_zero_negative<LANES>(x, n, lane, mask) ? -0.0f : 0.0f;
         return good;
     }
-    __device__ uint32_t encode(const peri_k_codec_args &, float x) const { return (uint32_t)rintf((x - least) * factor) & 255; }
+    __device__ uint32_t encode(const peri_k_codec_args &, float x) const
+    {
+        return (uint32_t)rintf((x - least) * factor) & 255;
+    }
     __device__ void end(uint8_t *tail) const { peri_store_float(tail, scale), peri_store_float(tail + 4, least); }
     __device__ void begin(const uint8_t *tail) { scale = peri_load_float(tail), least = peri_load_float(tail + 4); }
     __device__ float decode(const peri_k_codec_args &, uint32_t code) const { return fmaf((float)code, scale, least); }
@@ -158,7 +166,8 @@ struct fp8_block {
     float scale;
     __host__ __device__ static int64_t codes(int64_t block) { return (block + 3) / 4 * 4; }
     __host__ __device__ static int64_t bytes(int64_t block) { return codes(block) + 8; }
-    template <int LANES> __device__ bool measure(const peri_k_codec_args &a, const float *x, int64_t n, int64_t, int lane, unsigned mask)
+    template <int LANES>
+    __device__ bool measure(const peri_k_codec_args &a, const float *x, int64_t n, int64_t, int lane, unsigned mask)
     {
         const range r = range_of<LANES>(x, n, lane, mask);
         scale = r.finite ? k_fp8_largest(a.exponent_bits, a.exponent_bias) / (1e-20f + r.magnitude) : NAN;
@@ -181,12 +190,14 @@ struct mx4_block {
     uint8_t shared;
     __host__ __device__ static int64_t codes(int64_t block) { return block / 2; }
     __host__ __device__ static int64_t bytes(int64_t block) { return block / 2 + 1; }
-    template <int LANES> __device__ bool measure(const peri_k_codec_args &a, const float *x, int64_t n, int64_t b, int lane, unsigned mask)
+    template <int LANES>
+    __device__ bool measure(const peri_k_codec_args &a, const float *x, int64_t n, int64_t b, int lane, unsigned mask)
     {
         const range r = range_of<LANES>(x, n, lane, mask);
         uint32_t u = k_bits(r.magnitude > 0 ? r.magnitude : 0x1p-126f);
         switch (a.rounding) {
-        case PERI_ROUND_NEAREST: u += (u & 0x7fffffu) > 0x3504f3u ? 0x800000u : 0; break; /* mantissa beyond the square root of 2 */
+        /* mantissa beyond the square root of 2 */
+        case PERI_ROUND_NEAREST: u += (u & 0x7fffffu) > 0x3504f3u ? 0x800000u : 0; break;
         case PERI_ROUND_EVEN: u += 0x200000u; break;
         case PERI_ROUND_CEIL: u += (u & 0x7fffffu) ? 0x800000u : 0; break;
         case PERI_ROUND_STOCHASTIC: u += peri_random_word(a.seed, 0, (uint64_t)b) & 0x3fffffu; break;
@@ -201,7 +212,8 @@ struct mx4_block {
     __device__ uint32_t encode(const peri_k_codec_args &, float x) const
     {
         const float m = fabsf(x) * scale; /* from here on the next value is nearer: */
-        const uint32_t code = (m >= 0.25f) + (m >= 0.75f) + (m >= 1.25f) + (m >= 1.75f) + (m >= 2.5f) + (m >= 3.5f) + (m >= 5);
+        const uint32_t code =
+            (m >= 0.25f) + (m >= 0.75f) + (m >= 1.25f) + (m >= 1.75f) + (m >= 2.5f) + (m >= 3.5f) + (m >= 5);
         return code | (k_bits(x) >> 28 & 8u);
     }
     __device__ void end(uint8_t *tail) const { *tail = shared; }
@@ -250,7 +262,13 @@ template <class F, int LANES> struct decode_block {
     peri_k_codec_args a;
     __device__ void operator()(int64_t b, int lane, unsigned) const
     {
-        enum { PACK = packing<F>::PACK, BITS = packing<F>::BITS, CODE = (1 << BITS) - 1, BYTES = packing<F>::BYTES, AHEAD = 4 };
+        enum {
+            PACK = packing<F>::PACK,
+            BITS = packing<F>::BITS,
+            CODE = (1 << BITS) - 1,
+            BYTES = packing<F>::BYTES,
+            AHEAD = 4
+        };
         int64_t n;
         float *x = a.x + block_place(a, b, &n);
         const uint8_t *wire = (const uint8_t *)a.wire + b * F::bytes(a.block);
@@ -260,7 +278,8 @@ template <class F, int LANES> struct decode_block {
         const auto put = [&](uint32_t word, int64_t i) {
             peri_store_quad<peri_f32>(x, i, n,
                                       make_float4(f.decode(a, word & CODE), f.decode(a, word >> BITS & CODE),
-                                                  f.decode(a, word >> 2 * BITS & CODE), f.decode(a, word >> 3 * BITS & CODE)));
+                                                  f.decode(a, word >> 2 * BITS & CODE),
+                                                  f.decode(a, word >> 3 * BITS & CODE)));
         };
         int64_t i = 4 * lane;
         for (; ((uintptr_t)wire | (uintptr_t)codes) % BYTES == 0 && i < n; i += AHEAD * 4 * LANES) {
@@ -273,11 +292,13 @@ template <class F, int LANES> struct decode_block {
     }
 };
 
-template <class F, bool BACK> cudaError_t blocks(const peri_k_codec_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+template <class F, bool BACK>
+cudaError_t blocks(const peri_k_codec_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     typedef typename std::conditional<BACK, decode_block<F, 8>, encode_block<F, 8>>::type small;
     typedef typename std::conditional<BACK, decode_block<F, 32>, encode_block<F, 32>>::type large;
-    return a->block <= (BACK ? 128 : 32) ? each_group<8>(begin, end, c, small{*a}) : each_group<32>(begin, end, c, large{*a});
+    return a->block <= (BACK ? 128 : 32) ? each_group<8>(begin, end, c, small{*a})
+                                         : each_group<32>(begin, end, c, large{*a});
 }
 
 template <bool BACK> cudaError_t coded(const peri_k_codec_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * collision.cu: kernels/collision.h: looking ids up, and the log of those that have none. A thread has an id, and looks at one line of the
- * index, or at rows one after the other. What all threads write to (the end of the log, the sums, the window of an id that comes often) a
- * warp writes once for all its lanes, sums a block once.
+ * collision.cu: kernels/collision.h: looking ids up, and the log of those that have none. A thread has an id, and looks
+ * at one line of the index, or at rows one after the other. What all threads write to (the end of the log, the sums,
+ * the window of an id that comes often) a warp writes once for all its lanes, sums a block once.
  */
 #include "collision.cuh"
 
@@ -12,7 +12,8 @@ template <class F> __global__ void __launch_bounds__(PERI_BLOCK) rounds_kernel(F
 {
     int64_t hits = 0, missed = 0;
     end = f.stop(end);
-    for (int64_t i = begin + peri_grid_thread(); i - peri_lane() < end; i += peri_grid_threads()) f(i, i < end, hits, missed);
+    for (int64_t i = begin + peri_grid_thread(); i - peri_lane() < end; i += peri_grid_threads())
+        f(i, i < end, hits, missed);
     f.finish(hits, missed);
 }
 
@@ -20,7 +21,8 @@ template <class F> __global__ void __launch_bounds__(PERI_BLOCK) rounds_kernel(F
 template <class F> cudaError_t each_round(int64_t begin, int64_t end, const peri_cuda_call *c, F f)
 {
     if (begin >= end) return cudaSuccess;
-    return peri_cuda_launch(rounds_kernel<F>, peri_cuda_grid(end - begin, PERI_BLOCK, c), PERI_BLOCK, 0, c, f, begin, end);
+    return peri_cuda_launch(rounds_kernel<F>, peri_cuda_grid(end - begin, PERI_BLOCK, c), PERI_BLOCK, 0, c, f, begin,
+                            end);
 }
 
 __device__ __forceinline__ unsigned lanes_before() { return (1u << peri_lane()) - 1; }
@@ -37,7 +39,7 @@ struct check_one {
     }
 };
 
-/* -- looking up ------------------------------------------------------------------------------------------------------------------- */
+/* -- looking up ---------------------------------------------------------------------------------------------------- */
 
 /** What an id without a row gets. */
 __device__ int64_t miss(const peri_k_collision_map &m, const peri_k_collision_bucket &b, int64_t id, int64_t place)
@@ -83,7 +85,8 @@ __device__ void count_found(const peri_k_collision_map &m, int64_t hits, int64_t
 struct mch_look {
     peri_k_collision_find_args a;
     __device__ int64_t stop(int64_t end) const { return end; }
-    /** How many of the lane's id the log must have: 0, 1 or 256; @slot: NULL where there is none. Lanes with one slot add together. */
+    /** How many of the lane's id the log must have: 0, 1 or 256; @slot: NULL where there is none. Lanes with one slot
+     *  add together. */
     __device__ int unseen(peri_k_mch_slot *slot) const
     {
         const unsigned same = __match_any_sync(PERI_WARP, (uint64_t)(uintptr_t)slot);
@@ -141,7 +144,7 @@ struct hash_look {
     __device__ void finish(int64_t hits, int64_t missed) const { count_found(a.map, hits, missed); }
 };
 
-/* -- the log ---------------------------------------------------------------------------------------------------------------------- */
+/* -- the log ------------------------------------------------------------------------------------------------------- */
 
 /** Entries of the log that there are, of those before @end. */
 __device__ __forceinline__ int64_t log_stop(const peri_k_collision_map &m, int64_t end)

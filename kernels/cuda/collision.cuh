@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * collision.cuh: what kernels/cuda/collision*.cu share: where ids are in a map, and what the threads of a block do together.
+ * collision.cuh: what kernels/cuda/collision*.cu share: where ids are in a map, and what the threads of a block do
+ * together.
  */
 #ifndef PERI_KERNELS_CUDA_COLLISION_CUH
 #define PERI_KERNELS_CUDA_COLLISION_CUH
@@ -12,13 +13,14 @@
 
 enum : unsigned { PERI_WARP = 0xffffffffu };
 
-/* -- maps --------------------------------------------------------------------------------------------------------------------------- */
+/* -- maps ---------------------------------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ uint64_t peri_sortable(int64_t x) { return (uint64_t)x ^ (uint64_t)1 << 63; }
 static __device__ __forceinline__ int64_t peri_id_of(uint64_t word) { return (int64_t)(word ^ (uint64_t)1 << 63); }
 
 /** The bucket of @id among the map's own. */
-static __device__ __forceinline__ const peri_k_collision_bucket *peri_bucket_of(const peri_k_collision_map &m, int64_t id)
+static __device__ __forceinline__ const peri_k_collision_bucket *peri_bucket_of(const peri_k_collision_map &m,
+                                                                                int64_t id)
 {
     return &m.bucket[peri_k_bucket(id, m.spread, m.buckets, m.block) - m.first_bucket];
 }
@@ -30,7 +32,8 @@ static __device__ __forceinline__ int64_t peri_mch_home(const peri_k_collision_b
 }
 
 /** The slot of @id; NULL: it has none. A line is four loads of 16 bytes that do not wait for each other. */
-static __device__ peri_k_mch_slot *peri_mch_slot(const peri_k_collision_map &m, const peri_k_collision_bucket &b, int64_t id)
+static __device__ peri_k_mch_slot *peri_mch_slot(const peri_k_collision_map &m, const peri_k_collision_bucket &b,
+                                                 int64_t id)
 {
     struct alignas(16) slot {
         int64_t id;
@@ -52,7 +55,8 @@ static __device__ peri_k_mch_slot *peri_mch_slot(const peri_k_collision_map &m, 
 }
 
 /** Put @id, which the index has not, into it; others do so at the same time, and nobody looks or takes any out. */
-static __device__ void peri_mch_put(const peri_k_collision_map &m, const peri_k_collision_bucket &b, int64_t id, int64_t row)
+static __device__ void peri_mch_put(const peri_k_collision_map &m, const peri_k_collision_bucket &b, int64_t id,
+                                    int64_t row)
 {
     int64_t line = peri_mch_home(b, id);
     for (int64_t seen = 0; seen < b.lines; seen++, line = line + 1 < b.lines ? line + 1 : 0) {
@@ -75,7 +79,8 @@ static __device__ __forceinline__ int64_t peri_hash_home(const peri_k_collision_
 static __device__ int64_t peri_hash_row(const peri_k_collision_map &m, const peri_k_collision_bucket &b, int64_t id)
 {
     if (id == -1) return -1;
-    int64_t most = m.max_probe < b.usable ? m.max_probe : b.usable, at = peri_hash_home(b, peri_k_murmur((uint64_t)id, 0, 0));
+    int64_t most = m.max_probe < b.usable ? m.max_probe : b.usable,
+            at = peri_hash_home(b, peri_k_murmur((uint64_t)id, 0, 0));
     for (int64_t seen = 0; seen < most; seen++, at = at + 1 < b.usable ? at + 1 : 0) {
         int64_t found = m.rows[b.first_row + at].id;
         if (found == id) return b.first_row + at;
@@ -84,7 +89,7 @@ static __device__ int64_t peri_hash_row(const peri_k_collision_map &m, const per
     return -1;
 }
 
-/* -- the threads of a block: all of them call these --------------------------------------------------------------------------------- */
+/* -- the threads of a block: all of them call these ---------------------------------------------------------------- */
 
 static __device__ int64_t peri_block_sum(int64_t x)
 {
@@ -110,7 +115,8 @@ static __device__ int64_t peri_block_min(int64_t x)
     return x;
 }
 
-/** How many threads before this one come with @flag; *total: how many in all. A barrier: what was read before is read. */
+/** How many threads before this one come with @flag; *total: how many in all. A barrier: what was read before is
+ *  read. */
 static __device__ int peri_block_place(bool flag, int *total)
 {
     PERI_SHARED(int, parts, PERI_WARPS);
@@ -135,12 +141,14 @@ static __device__ void peri_head_add(int64_t *head, int word, int64_t n)
     if (threadIdx.x == 0 && n) peri_atomic_add(&head[word], n);
 }
 
-/* -- sorting records: a bitonic network in which the lesser always goes to the lower place, so that what lies behind the last record need
- * not be there. Steps within a tile run in shared memory. ------------------------------------------------------------------------------ */
+/* -- sorting records: a bitonic network in which the lesser always goes to the lower place, so that what lies behind
+ * the last record need not be there. Steps within a tile run in shared memory.
+ * ------------------------------------------------------------------------------ */
 
 enum { PERI_SORT_TILE = 512 };
 
-static __device__ __forceinline__ bool peri_record_less(const peri_k_collision_record &a, const peri_k_collision_record &b)
+static __device__ __forceinline__ bool peri_record_less(const peri_k_collision_record &a,
+                                                        const peri_k_collision_record &b)
 {
     PERI_UNROLL
     for (int w = 0; w < 3; w++)
@@ -190,7 +198,7 @@ static __device__ void peri_sort_records(peri_k_collision_record *r, int64_t n)
     }
 }
 
-/* -- launches ----------------------------------------------------------------------------------------------------------------------- */
+/* -- launches ------------------------------------------------------------------------------------------------------ */
 
 template <class F> __global__ void __launch_bounds__(PERI_BLOCK) peri_bucket_kernel(F f, int64_t begin, int64_t end)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * collision_learn.cu: kernels/collision.h: what a bucket of a map learns, and which of its rows it gives up for it. A block has a bucket.
- * Records are sorted by the block; where results go one after the other, tile by tile; ids are put into a hash map in order, by a warp that
- * looks at 32 rows at a time.
+ * collision_learn.cu: kernels/collision.h: what a bucket of a map learns, and which of its rows it gives up for it. A
+ * block has a bucket. Records are sorted by the block; where results go one after the other, tile by tile; ids are put
+ * into a hash map in order, by a warp that looks at 32 rows at a time.
  */
 #include "collision.cuh"
 
@@ -32,7 +32,7 @@ __device__ void changed(const peri_k_collision_map &m, int64_t bucket, int64_t r
     s.changed++;
 }
 
-/* -- what was seen since the last eviction ------------------------------------------------------------------------------------------ */
+/* -- what was seen since the last eviction ------------------------------------------------------------------------- */
 
 __device__ __forceinline__ int64_t window_count(const peri_k_collision_map &m, uint32_t window)
 {
@@ -47,7 +47,8 @@ __device__ __forceinline__ int64_t window_last(const peri_k_collision_learn_args
 /** The filter for a bucket's window of n ids seen sum times. */
 struct filter {
     float threshold, rest;
-    __device__ filter(const peri_k_collision_learn_args &a, int64_t n, int64_t sum) : threshold(0), rest((float)(1 - a.filter_arg))
+    __device__ filter(const peri_k_collision_learn_args &a, int64_t n, int64_t sum)
+        : threshold(0), rest((float)(1 - a.filter_arg))
     {
         if (a.filter == PERI_K_FILTER_DYNAMIC) threshold = (float)(1.0 / (double)n * a.filter_arg) * (float)sum;
         if (a.filter == PERI_K_FILTER_AVERAGE) threshold = (float)sum / (float)n;
@@ -115,7 +116,8 @@ struct coalesce {
         }
         return ids;
     }
-    __device__ filter filter_of(const peri_k_collision_record *r, int64_t logged, const peri_k_mch_slot *slots, int64_t n_slots) const
+    __device__ filter filter_of(const peri_k_collision_record *r, int64_t logged, const peri_k_mch_slot *slots,
+                                int64_t n_slots) const
     {
         int64_t n = 0, sum = 0;
         if (a.filter == PERI_K_FILTER_DYNAMIC || a.filter == PERI_K_FILTER_AVERAGE) {
@@ -183,7 +185,7 @@ struct coalesce {
     }
 };
 
-/* -- eviction ------------------------------------------------------------------------------------------------------------------------- */
+/* -- eviction ------------------------------------------------------------------------------------------------------ */
 
 __device__ uint64_t float_key(double score)
 {
@@ -216,8 +218,9 @@ struct evict {
     {
         const peri_k_collision_record *r = a.records + a.starts[bucket];
         for (int64_t i = threadIdx.x; i < a.news[bucket]; i += PERI_BLOCK) {
-            const uint64_t score = a.map.policy == PERI_K_EVICT_USER ? float_key(a.new_scores[a.starts[bucket] + i])
-                                                                     : score_of(a, (int64_t)r[i].word[1], (int64_t)r[i].word[2]);
+            const uint64_t score = a.map.policy == PERI_K_EVICT_USER
+                                       ? float_key(a.new_scores[a.starts[bucket] + i])
+                                       : score_of(a, (int64_t)r[i].word[1], (int64_t)r[i].word[2]);
             rank[i] = {{~score, ~r[i].word[1], r[i].word[0], (uint64_t)i}};
         }
         peri_sort_records(rank, a.news[bucket]);
@@ -243,8 +246,12 @@ struct evict {
         }
         return 0;
     }
-    __device__ static uint64_t at_word(const uint64_t *words, int word) { return word == 0 ? words[0] : word == 1 ? words[1] : words[2]; }
-    /** The byte @digit of the rank of the last of the @left worst rows that equal *limit before it; *left: how many of these it counts. */
+    __device__ static uint64_t at_word(const uint64_t *words, int word)
+    {
+        return word == 0 ? words[0] : word == 1 ? words[1] : words[2];
+    }
+    /** The byte @digit of the rank of the last of the @left worst rows that equal *limit before it; *left: how many of
+     *  these it counts. */
     __device__ bool next_digit(const peri_k_collision_bucket &b, uint64_t *limit, int digit, int64_t *left) const
     {
         PERI_SHARED(uint32_t, bins, 256);
@@ -254,7 +261,8 @@ struct evict {
         for (int64_t first = 0; first < b.usable; first += PERI_BLOCK) {
             const int64_t row = first + threadIdx.x;
             const peri_k_collision_record x = row < b.usable ? rank_of(b.first_row + row) : peri_k_collision_record{};
-            const int bin = row < b.usable && compare(x, limit, digit) == 0 ? (int)(at_word(x.word, word) >> shift & 255) : -1;
+            const int bin =
+                row < b.usable && compare(x, limit, digit) == 0 ? (int)(at_word(x.word, word) >> shift & 255) : -1;
             const unsigned same = __match_any_sync(PERI_WARP, bin); /* many rows have one count */
             if (bin >= 0 && peri_lane() == __ffs((int)same) - 1) atomicAdd(&bins[bin], (uint32_t)__popc(same));
         }
@@ -268,7 +276,8 @@ struct evict {
         __syncthreads();
         return exact;
     }
-    /** The @n worst usable rows, the worst first: byte by byte the rank of the last of them is found, then all up to it are taken. */
+    /** The @n worst usable rows, the worst first: byte by byte the rank of the last of them is found, then all up to it
+     *  are taken. */
     __device__ void rank_rows(const peri_k_collision_bucket &b, peri_k_collision_record *rank, int64_t n) const
     {
         PERI_SHARED(unsigned, have, 1);
@@ -285,7 +294,8 @@ struct evict {
         peri_sort_records(rank, n);
     }
     /** The first @n of news take the rows of the first n of rows, the best that of the best. */
-    __device__ void take(int64_t bucket, const peri_k_collision_record *news, const peri_k_collision_record *rows, int64_t n) const
+    __device__ void take(int64_t bucket, const peri_k_collision_record *news, const peri_k_collision_record *rows,
+                         int64_t n) const
     {
         const peri_k_collision_map &m = a.map;
         const peri_k_collision_record *r = a.records + a.starts[bucket];
@@ -300,7 +310,8 @@ struct evict {
         }
         add_sums(m.head, s);
     }
-    /** The index anew, for many ids leave and come: all windows are empty, and the threads of a block put ids in together. */
+    /** The index anew, for many ids leave and come: all windows are empty, and the threads of a block put ids in
+     *  together. */
     __device__ void index(const peri_k_collision_bucket &b) const
     {
         const peri_k_collision_map &m = a.map;
@@ -328,11 +339,12 @@ struct evict {
     }
 };
 
-/* -- hash maps ------------------------------------------------------------------------------------------------------------------------ */
+/* -- hash maps ----------------------------------------------------------------------------------------------------- */
 
 struct insert {
     peri_k_collision_learn_args a;
-    /** Where an id with murmur @hash is put: a place in the bucket, or -1. By a warp. *taken: whether its home is another id's. */
+    /** Where an id with murmur @hash is put: a place in the bucket, or -1. By a warp. *taken: whether its home is
+     *  another id's. */
     __device__ int64_t place_of(const peri_k_collision_bucket &b, uint64_t hash, bool *taken) const
     {
         const peri_k_collision_map &m = a.map;
@@ -340,7 +352,8 @@ struct insert {
         int64_t oldest = INT64_MAX; /* (expiry, rows from home): PROBE_LRU */
         *taken = false;
         for (int64_t first = 0; first < most; first += 32) {
-            const int64_t seen = first + peri_lane(), at = home + seen < b.usable ? home + seen : home + seen - b.usable;
+            const int64_t seen = first + peri_lane(),
+                          at = home + seen < b.usable ? home + seen : home + seen - b.usable;
             bool takes = false, here = false; /* here: the row has an id */
             int64_t age = INT64_MAX;
             if (seen < most) {
@@ -348,7 +361,8 @@ struct insert {
                 const bool idle = r.touched != (uint32_t)a.call;
                 here = r.id != -1;
                 takes = !here || (m.policy == PERI_K_EVICT_TTL && idle && r.expiry < a.now);
-                if (m.policy == PERI_K_EVICT_PROBE_LRU && idle) age = (int64_t)((uint64_t)(int64_t)r.expiry << 32) | seen;
+                if (m.policy == PERI_K_EVICT_PROBE_LRU && idle)
+                    age = (int64_t)((uint64_t)(int64_t)r.expiry << 32) | seen;
             }
             if (first == 0) *taken = __shfl_sync(PERI_WARP, (int)here, 0) != 0;
             const unsigned those = __ballot_sync(PERI_WARP, takes);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * collision_state.cu: kernels/collision.h: what a map has learned, written out and read back. A block has a bucket; its threads have rows.
+ * collision_state.cu: kernels/collision.h: what a map has learned, written out and read back. A block has a bucket; its
+ * threads have rows.
  */
 #include "collision.cuh"
 
@@ -73,7 +74,8 @@ __device__ bool at_home(const peri_k_collision_map &m, int64_t id, int64_t k)
     return peri_k_bucket(id, m.spread, m.buckets, m.block) == m.first_bucket + k;
 }
 
-__device__ void report_fault(const peri_k_collision_state_args &a, int64_t k, int64_t fault, int64_t id, int64_t row, int64_t value)
+__device__ void report_fault(const peri_k_collision_state_args &a, int64_t k, int64_t fault, int64_t id, int64_t row,
+                             int64_t value)
 {
     int64_t *report = a.report + k * PERI_COLLISION_FAULT_WORDS;
     report[PERI_COLLISION_FAULT] = fault;
@@ -82,7 +84,7 @@ __device__ void report_fault(const peri_k_collision_state_args &a, int64_t k, in
     report[PERI_COLLISION_FAULT_VALUE] = value;
 }
 
-/* -- MCH ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- MCH ----------------------------------------------------------------------------------------------------------- */
 
 struct write_sorted {
     peri_k_collision_state_args a;
@@ -91,7 +93,8 @@ struct write_sorted {
         const peri_k_collision_map &m = a.map;
         const peri_k_collision_bucket b = m.bucket[k];
         peri_k_collision_record *r = a.scratch + b.first_row;
-        for (int64_t i = threadIdx.x; i < b.rows; i += PERI_BLOCK) /* that of the last row stays last: its row is the greatest */
+        /* that of the last row stays last: its row is the greatest */
+        for (int64_t i = threadIdx.x; i < b.rows; i += PERI_BLOCK)
             r[i] = {{peri_sortable(m.ids[b.first_row + i]), (uint64_t)(b.first_row + i), 0, 0}};
         peri_sort_records(r, b.rows);
         for (int64_t i = threadIdx.x; i < b.rows; i += PERI_BLOCK) {
@@ -108,8 +111,8 @@ struct write_sorted {
 struct validate_sorted {
     peri_k_collision_state_args a;
     /** That of place @i, and of a number *value. first[row]: the first place that has the row of the bucket. */
-    __device__ int64_t fault(const peri_k_collision_bucket &b, const peri_k_collision_record *first, int64_t k, int64_t i,
-                             int64_t *value) const
+    __device__ int64_t fault(const peri_k_collision_bucket &b, const peri_k_collision_record *first, int64_t k,
+                             int64_t i, int64_t *value) const
     {
         const int64_t *ids = a.sorted + b.first_row - a.state_row, id = ids[i];
         const int64_t row = a.mapping[b.first_row - a.state_row + i] - a.first_row - b.first_row;
@@ -167,7 +170,7 @@ struct load_sorted {
     }
 };
 
-/* -- hash maps ------------------------------------------------------------------------------------------------------------------------ */
+/* -- hash maps ----------------------------------------------------------------------------------------------------- */
 
 struct write_rows {
     peri_k_collision_state_args a;
@@ -185,7 +188,8 @@ struct write_rows {
 struct validate_rows {
     peri_k_collision_state_args a;
     /** Of row @i of the bucket, whose identities are @ids. *hole: a free row comes before the id's. */
-    __device__ int64_t fault(const peri_k_collision_bucket &b, const int64_t *ids, int64_t k, int64_t i, bool *hole) const
+    __device__ int64_t fault(const peri_k_collision_bucket &b, const int64_t *ids, int64_t k, int64_t i,
+                             bool *hole) const
     {
         const peri_k_collision_map &m = a.map;
         const int64_t id = ids[i], most = m.max_probe < b.usable ? m.max_probe : b.usable;
@@ -241,7 +245,8 @@ struct load_rows {
 };
 
 /** Bucket from + i for i in the range. */
-template <class F> cudaError_t each_from(const peri_k_collision_state_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+template <class F>
+cudaError_t each_from(const peri_k_collision_state_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     return peri_each_bucket(a->from + begin, a->from + end, c, F{*a});
 }

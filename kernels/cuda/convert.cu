@@ -17,8 +17,8 @@ template <class T> struct fill_words {
     __device__ void operator()(int64_t i) const { dst[i] = value; }
 };
 
-/** Where the elements of both tensors lie: the dimensions that are left when those of one element are dropped, and neighbours joined that
- *  lie in both tensors as one would. Contiguous tensors have none or one. */
+/** Where the elements of both tensors lie: the dimensions that are left when those of one element are dropped, and
+ *  neighbours joined that lie in both tensors as one would. Contiguous tensors have none or one. */
 struct layout {
     int32_t ndim;
     peri_k_divisor shape[PERI_MAX_DIMS];
@@ -29,7 +29,8 @@ struct layout {
             if (a->shape[d] == 1) continue;
             const int32_t k = ndim - 1;
             int64_t n = a->shape[d];
-            if (k >= 0 && dst_stride[k] == a->dst_stride[d] * n && src_stride[k] == a->src_stride[d] * n) n *= (int64_t)shape[k].by;
+            if (k >= 0 && dst_stride[k] == a->dst_stride[d] * n && src_stride[k] == a->src_stride[d] * n)
+                n *= (int64_t)shape[k].by;
             else ndim++;
             shape[ndim - 1] = peri_k_divisor_of(n > 0 ? n : 1);
             dst_stride[ndim - 1] = a->dst_stride[d];
@@ -68,8 +69,8 @@ struct convert_one {
     }
 };
 
-/** Of one dtype: sizeof(T) bytes at a time, which are an element, or several of a row. A thread has word i and the one @apart of it, which
- *  are in flight at once. */
+/** Of one dtype: sizeof(T) bytes at a time, which are an element, or several of a row. A thread has word i and the one
+ *  @apart of it, which are in flight at once. */
 template <class T> struct move_two {
     T *dst;
     const T *src;
@@ -101,7 +102,8 @@ template <class D, class S> struct cast_strided {
     }
 };
 
-/** Both contiguous: elements [begin + 4 q, begin + 4 q + 4), and those @apart quads behind them; both loads are in flight at once. */
+/** Both contiguous: elements [begin + 4 q, begin + 4 q + 4), and those @apart quads behind them; both loads are in
+ *  flight at once. */
 template <class D, class S> struct cast_quads {
     typename D::type *dst;
     const typename S::type *src;
@@ -132,10 +134,12 @@ struct random_one {
         uint64_t index = (uint64_t)((a.row_offset + row) * a.total_cols + a.col_offset + i - row * a.cols);
         peri_value v = {};
         if (a.kind == PERI_RANDOM_UNIFORM) {
-            v.re = a.low + (a.high - a.low) * ((double)(peri_random_word(a.seed, a.random_stream, index) >> 8) * 0x1p-24);
+            v.re =
+                a.low + (a.high - a.low) * ((double)(peri_random_word(a.seed, a.random_stream, index) >> 8) * 0x1p-24);
         } else {
             double u1 = ((double)peri_random_word(a.seed, a.random_stream, index & ~(uint64_t)1) + 1) * 0x1p-32;
-            double angle = 6.283185307179586476925 * ((double)peri_random_word(a.seed, a.random_stream, index | 1) * 0x1p-32);
+            double angle =
+                6.283185307179586476925 * ((double)peri_random_word(a.seed, a.random_stream, index | 1) * 0x1p-32);
             v.re = a.low + a.high * sqrt(-2 * log(u1)) * (index & 1 ? sin(angle) : cos(angle));
         }
         peri_store(a.dst, i, a.dtype, v);
@@ -187,9 +191,11 @@ template <class T> cudaError_t fill_with(const peri_k_fill_args *a, int64_t begi
     return each(begin, end, c, fill_words<T>{(T *)a->dst, word.words});
 }
 
-template <class T> cudaError_t moved(const peri_k_convert_args *a, layout l, int64_t begin, int64_t end, const peri_cuda_call *c)
+template <class T>
+cudaError_t moved(const peri_k_convert_args *a, layout l, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
-    const int64_t of = (int64_t)sizeof(T) / peri_dtype_bytes(a->dst_dtype); /* elements of a word: more than one in rows only */
+    /* elements of a word: more than one in rows only */
+    const int64_t of = (int64_t)sizeof(T) / peri_dtype_bytes(a->dst_dtype);
     for (int32_t d = 0; d < l.ndim; d++) {
         if (d + 1 == l.ndim && of > 1) l.shape[d] = peri_k_divisor_of((int64_t)l.shape[d].by / of);
         else l.dst_stride[d] /= of, l.src_stride[d] /= of;
@@ -201,7 +207,8 @@ template <class T> cudaError_t moved(const peri_k_convert_args *a, layout l, int
 }
 
 /** Elements of one dtype, in the widest words of which all rows, and the range, are made. */
-cudaError_t moved_by_words(const peri_k_convert_args *a, const layout &l, int64_t begin, int64_t end, const peri_cuda_call *c)
+cudaError_t moved_by_words(const peri_k_convert_args *a, const layout &l, int64_t begin, int64_t end,
+                           const peri_cuda_call *c)
 {
     const int64_t bytes = peri_dtype_bytes(a->dst_dtype);
     int64_t odd = (begin | end) * bytes;
@@ -223,7 +230,8 @@ cudaError_t cast(const peri_k_convert_args *a, const layout &l, int64_t begin, i
 }
 
 template <class D>
-cudaError_t cast_from(const peri_k_convert_args *a, const layout &l, int64_t begin, int64_t end, const peri_cuda_call *c)
+cudaError_t cast_from(const peri_k_convert_args *a, const layout &l, int64_t begin, int64_t end,
+                      const peri_cuda_call *c)
 {
     switch (a->src_dtype) {
     case PERI_F32: return cast<D, peri_f32>(a, l, begin, end, c);
@@ -263,6 +271,7 @@ PERI_CUDA_KERNEL(reduce) { return each(begin, end, c, reduce_one{*a}); }
 
 PERI_CUDA_KERNEL(divide)
 {
-    if (a->dtype == PERI_F32) return each(begin, end, c, divide_one<float>{(float *)a->dst, (const float *)a->src, (float)a->divisor});
+    if (a->dtype == PERI_F32)
+        return each(begin, end, c, divide_one<float>{(float *)a->dst, (const float *)a->src, (float)a->divisor});
     return each(begin, end, c, divide_one<double>{(double *)a->dst, (const double *)a->src, a->divisor});
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels/cuda/cuda.h: what the families of this folder share. Each .cu file mirrors one or more of kernels/cpu and defines, for every
- * kernel and operation of its family's header,
+ * kernels/cuda/cuda.h: what the families of this folder share. Each .cu file mirrors one or more of kernels/cpu and
+ * defines, for every kernel and operation of its family's header,
  *
  *   PERI_CUDA_KERNEL(name)    the kernel over [begin, end), queued on c->stream
  *   PERI_CUDA_OP(name)        the operation, queued on c->stream; its scratch is c->scratch, of c->bytes
@@ -10,11 +10,12 @@
  * which table.c collects. The same sources compile for the host, on tests/cuda_host. Rules:
  *
  * - Nothing here waits, allocates or copies to the host. What fails is a cudaError_t of the launch.
- * - A kernel is launched by `each`, `each_warp`, `each_group`, or `peri_cuda_launch` (or `peri_cuda_launch_early`) with its own shape.
+ * - A kernel is launched by `each`, `each_warp`, `each_group`, or `peri_cuda_launch` (or `peri_cuda_launch_early`) with
+ * its own shape.
  * - All shared memory by PERI_SHARED or PERI_SHARED_DYNAMIC: the host's stand-in finds what reaches beyond it.
  * - Shuffles, votes and matches name their lanes; a loop around one has the same number of rounds for all of them.
- * - Compiled without contraction of a * b + c; where kernels/ says FMA, call fmaf or fma. Sums that must not depend on the order of
- *   threads are made in an order that the arguments fix.
+ * - Compiled without contraction of a * b + c; where kernels/ says FMA, call fmaf or fma. Sums that must not depend on
+ *   the order of threads are made in an order that the arguments fix.
  * - Numbers of rows, bytes and ids are int64.
  */
 #ifndef PERI_KERNELS_CUDA_H
@@ -48,16 +49,19 @@ typedef struct peri_cuda_call {
         return name##_of((const peri_k_args_of_##name *)a, begin, end, c); \
     } \
     static cudaError_t name##_of(const peri_k_args_of_##name *a, int64_t begin, int64_t end, const peri_cuda_call *c)
-#define PERI_CUDA_OP(name)                                                                                                                 \
-    static cudaError_t name##_of(const peri_op_args_of_##name *a, const peri_cuda_call *c);                                                \
-    extern "C" cudaError_t peri_cuda_op_##name(const void *a, const peri_cuda_call *c)                                                     \
-    {                                                                                                                                      \
-        return name##_of((const peri_op_args_of_##name *)a, c);                                                                            \
-    }                                                                                                                                      \
+#define PERI_CUDA_OP(name)                                                                                             \
+    static cudaError_t name##_of(const peri_op_args_of_##name *a, const peri_cuda_call *c);                            \
+    extern "C" cudaError_t peri_cuda_op_##name(const void *a, const peri_cuda_call *c)                                 \
+    {                                                                                                                  \
+        return name##_of((const peri_op_args_of_##name *)a, c);                                                        \
+    }                                                                                                                  \
     static cudaError_t name##_of(const peri_op_args_of_##name *a, const peri_cuda_call *c)
-#define PERI_CUDA_SCRATCH(name) \
-    static int64_t name##_scratch(const peri_op_args_of_##name *a); \
-    extern "C" int64_t peri_cuda_scratch_##name(const void *a) { return name##_scratch((const peri_op_args_of_##name *)a); } \
+#define PERI_CUDA_SCRATCH(name)                                                                                        \
+    static int64_t name##_scratch(const peri_op_args_of_##name *a);                                                    \
+    extern "C" int64_t peri_cuda_scratch_##name(const void *a)                                                         \
+    {                                                                                                                  \
+        return name##_scratch((const peri_op_args_of_##name *)a);                                                      \
+    }                                                                                                                  \
     static int64_t name##_scratch(const peri_op_args_of_##name *a)
 
 #define PERI_CUDA_TRY(call) \
@@ -66,7 +70,7 @@ typedef struct peri_cuda_call {
         if (error_ != cudaSuccess) return error_; \
     } while (0)
 
-/* -- shared memory ------------------------------------------------------------------------------------------------------------------- */
+/* -- shared memory ------------------------------------------------------------------------------------------------- */
 
 #if defined(PERI_CUDA_HOST)
 #define PERI_SHARED(type, name, n) \
@@ -89,13 +93,14 @@ typedef struct peri_cuda_call {
 #define PERI_GRID_CONSTANT __grid_constant__
 #endif
 
-/* -- launches ------------------------------------------------------------------------------------------------------------------------ */
+/* -- launches ------------------------------------------------------------------------------------------------------ */
 
 enum { PERI_BLOCK = 256, PERI_WARPS = PERI_BLOCK / 32, PERI_ALL = -1 };
 
 /** Launch @kernel(args...) on the call's stream. */
 template <class... P, class... A>
-static inline cudaError_t peri_cuda_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, const peri_cuda_call *c, A... args)
+static inline cudaError_t peri_cuda_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
+                                           const peri_cuda_call *c, A... args)
 {
 #if defined(PERI_CUDA_HOST)
     return peri_cuda_host::launch((const void *)kernel, grid, block, shared, c->stream, [=] { kernel(args...); });
@@ -117,10 +122,12 @@ static inline bool peri_cuda_places_early()
 #endif
 }
 
-/** As peri_cuda_launch, but where the kernel in front has said peri_next_may_start, the blocks of this one may be placed while that one
- *  ends: a launch costs less (CUDA's programmatic dependent launch). Every thread calls peri_wait_for_earlier before it touches memory. */
+/** As peri_cuda_launch, but where the kernel in front has said peri_next_may_start, the blocks of this one may be
+ *  placed while that one ends: a launch costs less (CUDA's programmatic dependent launch). Every thread calls
+ *  peri_wait_for_earlier before it touches memory. */
 template <class... P, class... A>
-static inline cudaError_t peri_cuda_launch_early(void (*kernel)(P...), dim3 grid, dim3 block, const peri_cuda_call *c, A... args)
+static inline cudaError_t peri_cuda_launch_early(void (*kernel)(P...), dim3 grid, dim3 block, const peri_cuda_call *c,
+                                                 A... args)
 {
 #if defined(PERI_CUDA_HOST)
     return peri_cuda_launch(kernel, grid, block, 0, c, args...);
@@ -151,7 +158,8 @@ static __device__ __forceinline__ void peri_next_may_start()
 #endif
 }
 
-/** Blocks of @per items that n items need; never more than fill the device @waves times over: what is above takes turns. */
+/** Blocks of @per items that n items need; never more than fill the device @waves times over: what is above takes
+ *  turns. */
 static inline unsigned peri_cuda_grid(int64_t n, int64_t per, const peri_cuda_call *c, int waves = 16)
 {
     int64_t blocks = (n + per - 1) / per, most = (int64_t)c->processors * waves;
@@ -172,22 +180,27 @@ template <class F> __global__ void __launch_bounds__(PERI_BLOCK) peri_each_kerne
 template <class F> static inline cudaError_t each(int64_t begin, int64_t end, const peri_cuda_call *c, F f)
 {
     if (begin >= end) return cudaSuccess;
-    return peri_cuda_launch(peri_each_kernel<F>, peri_cuda_grid(end - begin, PERI_BLOCK, c), PERI_BLOCK, 0, c, f, begin, end);
+    return peri_cuda_launch(peri_each_kernel<F>, peri_cuda_grid(end - begin, PERI_BLOCK, c), PERI_BLOCK, 0, c, f, begin,
+                            end);
 }
 
-template <int LANES, class F> __global__ void __launch_bounds__(PERI_BLOCK) peri_group_kernel(F f, int64_t begin, int64_t end)
+template <int LANES, class F>
+__global__ void __launch_bounds__(PERI_BLOCK) peri_group_kernel(F f, int64_t begin, int64_t end)
 {
     const int lane = (int)(threadIdx.x % LANES);
-    const unsigned mask = LANES == 32 ? 0xffffffffu : ((1u << (LANES & 31)) - 1) << ((threadIdx.x & 31) / LANES * LANES);
+    const unsigned mask =
+        LANES == 32 ? 0xffffffffu : ((1u << (LANES & 31)) - 1) << ((threadIdx.x & 31) / LANES * LANES);
     for (int64_t i = begin + peri_grid_thread() / LANES; i < end; i += peri_grid_threads() / LANES) f(i, lane, mask);
 }
 
-/** f(i, lane, mask) for i in [begin, end) by LANES (1, 2, 4, ..., 32) neighbouring threads each; @mask names them for warp operations. */
-template <int LANES, class F> static inline cudaError_t each_group(int64_t begin, int64_t end, const peri_cuda_call *c, F f)
+/** f(i, lane, mask) for i in [begin, end) by LANES (1, 2, 4, ..., 32) neighbouring threads each; @mask names them for
+ *  warp operations. */
+template <int LANES, class F>
+static inline cudaError_t each_group(int64_t begin, int64_t end, const peri_cuda_call *c, F f)
 {
     if (begin >= end) return cudaSuccess;
-    return peri_cuda_launch(peri_group_kernel<LANES, F>, peri_cuda_grid(end - begin, PERI_BLOCK / LANES, c), PERI_BLOCK, 0, c, f, begin,
-                            end);
+    return peri_cuda_launch(peri_group_kernel<LANES, F>, peri_cuda_grid(end - begin, PERI_BLOCK / LANES, c), PERI_BLOCK,
+                            0, c, f, begin, end);
 }
 
 /** f(i, lane, mask) by a whole warp each. */
@@ -196,7 +209,7 @@ template <class F> static inline cudaError_t each_warp(int64_t begin, int64_t en
     return each_group<32>(begin, end, c, f);
 }
 
-/* -- sums in a fixed order ------------------------------------------------------------------------------------------------------------ */
+/* -- sums in a fixed order ----------------------------------------------------------------------------------------- */
 
 /** The sum over the lanes of @mask (LANES of them), in all of them, as a tree whose shape is fixed. */
 template <int LANES, class T> static __device__ __forceinline__ T peri_group_sum(T x, unsigned mask)
@@ -226,7 +239,8 @@ template <int LANES, class T> static __device__ __forceinline__ T peri_group_min
     return x;
 }
 
-/** *@p, parts of which other threads change by atomic operations meanwhile: the caller takes what it was, or what it has become. */
+/** *@p, parts of which other threads change by atomic operations meanwhile: the caller takes what it was, or what it
+ *  has become. */
 template <class T> static __device__ __forceinline__ T peri_load_beside(const T *p)
 {
 #if defined(PERI_CUDA_HOST)
@@ -260,7 +274,7 @@ static __device__ __forceinline__ int64_t peri_atomic_add(int64_t *p, int64_t x)
     return (int64_t)atomicAdd((unsigned long long *)p, (unsigned long long)x);
 }
 
-/* -- indices of either width --------------------------------------------------------------------------------------------------------- */
+/* -- indices of either width --------------------------------------------------------------------------------------- */
 
 /** x[i] of PERI_I32 or PERI_I64. */
 static __device__ __forceinline__ int64_t peri_index(const void *x, int64_t i, int32_t dtype)

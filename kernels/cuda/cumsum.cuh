@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cumsum.cuh: cumulative sums of kernels/jagged.h, in three launches: sums of blocks of PERI_JAGGED_BLOCK elements, their sums, the
- * elements; one for a single block. They are not CUB's since the sums of malformed lengths must not wrap.
+ * cumsum.cuh: cumulative sums of kernels/jagged.h, in three launches: sums of blocks of PERI_JAGGED_BLOCK elements,
+ * their sums, the elements; one for a single block. They are not CUB's since the sums of malformed lengths must not
+ * wrap.
  */
 #ifndef PERI_KERNELS_CUDA_CUMSUM_CUH
 #define PERI_KERNELS_CUDA_CUMSUM_CUH
@@ -37,9 +38,10 @@ struct set_words {
     }
 };
 
-/** Block @b of row @r as it counts: the thread's elements are PERI_BLOCK apart; 0 where x is wrong or ends. What is wrong and the longest
- *  are reported. All loads are in flight at once. */
-__device__ __forceinline__ void load_block(const peri_cumsum_call &s, int64_t r, int64_t b, bool report, int64_t (&v)[SUM_ITEMS])
+/** Block @b of row @r as it counts: the thread's elements are PERI_BLOCK apart; 0 where x is wrong or ends. What is
+ *  wrong and the longest are reported. All loads are in flight at once. */
+__device__ __forceinline__ void load_block(const peri_cumsum_call &s, int64_t r, int64_t b, bool report,
+                                           int64_t (&v)[SUM_ITEMS])
 {
     const int64_t first = b * PERI_JAGGED_BLOCK + threadIdx.x;
     int64_t bad = INT64_MAX, most = 0;
@@ -63,12 +65,13 @@ __device__ __forceinline__ void load_block(const peri_cumsum_call &s, int64_t r,
     }
 }
 
-/** y of a block whose elements are @v, the sum of those before it being @before. Elements pass through shared memory, where a thread has
- *  SUM_ITEMS neighbours: one scan of the block serves all. Returns the sum up to its end. */
+/** y of a block whose elements are @v, the sum of those before it being @before. Elements pass through shared memory,
+ *  where a thread has SUM_ITEMS neighbours: one scan of the block serves all. Returns the sum up to its end. */
 __device__ __forceinline__ int64_t write_block(const peri_cumsum_call &s, int64_t r, int64_t b, int64_t before,
                                                const int64_t (&v)[SUM_ITEMS])
 {
-    PERI_SHARED(int64_t, lined, PERI_JAGGED_BLOCK + PERI_BLOCK); /* a word of room behind each thread's: no two in one bank */
+    /* a word of room behind each thread's: no two in one bank */
+    PERI_SHARED(int64_t, lined, PERI_JAGGED_BLOCK + PERI_BLOCK);
     const bool complete = s.mode == PERI_CUMSUM_COMPLETE, inclusive = complete || s.mode == PERI_CUMSUM_INCLUSIVE;
     const int64_t width = complete ? s.cols + 1 : s.cols, cap = s.limit >= 0 ? s.limit : INT64_MAX;
     const int own = (int)threadIdx.x * (SUM_ITEMS + 1);
@@ -172,10 +175,16 @@ __global__ void __launch_bounds__(PERI_BLOCK) sum_one_block(peri_cumsum_call s)
 
 } // namespace
 
-static inline int64_t peri_cumsum_blocks(int64_t n) { return n > PERI_JAGGED_BLOCK ? (n + PERI_JAGGED_BLOCK - 1) / PERI_JAGGED_BLOCK : 1; }
+static inline int64_t peri_cumsum_blocks(int64_t n)
+{
+    return n > PERI_JAGGED_BLOCK ? (n + PERI_JAGGED_BLOCK - 1) / PERI_JAGGED_BLOCK : 1;
+}
 
 /** Bytes of `sums`. */
-static inline int64_t peri_cumsum_scratch(int64_t rows, int64_t cols) { return 8 * rows * (peri_cumsum_blocks(cols) + 1); }
+static inline int64_t peri_cumsum_scratch(int64_t rows, int64_t cols)
+{
+    return 8 * rows * (peri_cumsum_blocks(cols) + 1);
+}
 
 static inline cudaError_t peri_cumsum(const peri_cumsum_call &s, const peri_cuda_call *c)
 {

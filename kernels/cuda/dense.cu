@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dense.cu: the elementwise part of kernels/dense.h, by packs of 16 bytes where arrays are laid out alike (vector.cuh); dropout and the
- * losses: a thread an element.
+ * dense.cu: the elementwise part of kernels/dense.h, by packs of 16 bytes where arrays are laid out alike (vector.cuh);
+ * dropout and the losses: a thread an element.
  */
 #include "cuda.h"
 #include "functions.cuh"
@@ -11,13 +11,13 @@
 
 namespace {
 
-/* -- functions of one or more arrays that are laid out alike -------------------------------------------------------------------------- */
+/* -- functions of one or more arrays that are laid out alike ------------------------------------------------------- */
 
 /** Packs of a thread: their loads are in flight together. */
 enum { PACKS = 2 };
 
-/** F: `element`, INPUTS, in(k), out(), and number operator()(const number (&x)[INPUTS]), of one element of each input. Elements
- *  [begin, end): packs, which are aligned, and then fewer than a pack. */
+/** F: `element`, INPUTS, in(k), out(), and number operator()(const number (&x)[INPUTS]), of one element of each input.
+ *  Elements [begin, end): packs, which are aligned, and then fewer than a pack. */
 template <class F> __global__ void __launch_bounds__(PERI_BLOCK) packs_kernel(F f, int64_t begin, int64_t end)
 {
     typedef typename F::element E;
@@ -31,7 +31,8 @@ template <class F> __global__ void __launch_bounds__(PERI_BLOCK) packs_kernel(F 
             if (first + q * PERI_BLOCK >= packs) continue;
             PERI_UNROLL
             for (int k = 0; k < INPUTS; k++)
-                in[q][k] = peri_load_pack<E>((const typename E::type *)f.in(k) + begin + (first + q * PERI_BLOCK) * N, N, true);
+                in[q][k] = peri_load_pack<E>((const typename E::type *)f.in(k) + begin + (first + q * PERI_BLOCK) * N,
+                                             N, true);
         }
         PERI_UNROLL
         for (int q = 0; q < PACKS; q++) {
@@ -46,7 +47,8 @@ template <class F> __global__ void __launch_bounds__(PERI_BLOCK) packs_kernel(F 
                 for (int k = 0; k < INPUTS; k++) one[k] = x[k][j];
                 y[j] = f(one);
             }
-            peri_store_pack<E>((typename E::type *)f.out() + begin + (first + q * PERI_BLOCK) * N, N, true, peri_to_pack<E>(y));
+            peri_store_pack<E>((typename E::type *)f.out() + begin + (first + q * PERI_BLOCK) * N, N, true,
+                               peri_to_pack<E>(y));
         }
     }
     if (blockIdx.x == 0 && (int64_t)threadIdx.x < end - begin - packs * N) f.one(begin + packs * N + threadIdx.x);
@@ -66,7 +68,8 @@ template <class F> cudaError_t map(int64_t begin, int64_t end, const peri_cuda_c
     if (begin >= end) return cudaSuccess;
     if (bits % 16 != 0) return each(begin, end, c, numbers<F>{f});
     const int64_t size = PACKS * PERI_BLOCK * peri_pack<typename F::element>::N;
-    return peri_cuda_launch(packs_kernel<F>, peri_cuda_grid(end - begin, size, c, 1 << 12), PERI_BLOCK, 0, c, f, begin, end);
+    return peri_cuda_launch(packs_kernel<F>, peri_cuda_grid(end - begin, size, c, 1 << 12), PERI_BLOCK, 0, c, f, begin,
+                            end);
 }
 
 /** What all have in common: element i by itself. */
@@ -99,7 +102,10 @@ template <class E> struct muladd_map {
     peri_k_muladd_args a;
     BOTH const void *in(int k) const { return k == 0 ? a.a : k == 1 ? a.b : a.c; }
     BOTH void *out() const { return a.dst; }
-    __device__ __forceinline__ number operator()(const number (&x)[3]) const { return x[0] * x[1] + x[2] * (number)a.scale; }
+    __device__ __forceinline__ number operator()(const number (&x)[3]) const
+    {
+        return x[0] * x[1] + x[2] * (number)a.scale;
+    }
     ONE_BY_ONE
 };
 
@@ -156,7 +162,7 @@ template <class E, int OP> struct binary_map {
     ONE_BY_ONE
 };
 
-/* -- arithmetic of arrays that are laid out otherwise --------------------------------------------------------------------------------- */
+/* -- arithmetic of arrays that are laid out otherwise -------------------------------------------------------------- */
 
 /** Row @row of the result, a row being the last dimension: where it begins in both operands is divided out once. */
 template <class E> struct binary_row {
@@ -193,7 +199,8 @@ template <class E> struct binary_one {
             at_a += at * a.a_stride[d];
             at_b += at * a.b_stride[d];
         }
-        const PERI_COMPUTED(E) x = E::load((const typename E::type *)a.a, at_a), y = E::load((const typename E::type *)a.b, at_b);
+        const PERI_COMPUTED(E) x = E::load((const typename E::type *)a.a, at_a),
+                               y = E::load((const typename E::type *)a.b, at_b);
         E::store((typename E::type *)a.dst, i, combine(a.op, x, y));
     }
 };
@@ -207,7 +214,7 @@ template <class T> struct dropout_one {
     }
 };
 
-/* -- losses ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- losses -------------------------------------------------------------------------------------------------------- */
 
 template <class T> struct loss_one {
     peri_k_loss_args a;
@@ -273,7 +280,8 @@ bool flat(const int64_t *shape, const int64_t *stride, int32_t ndim)
     return true;
 }
 
-template <class E> cudaError_t binary_as(const peri_k_binary_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+template <class E>
+cudaError_t binary_as(const peri_k_binary_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     if (flat(a->shape, a->a_stride, a->ndim) && flat(a->shape, a->b_stride, a->ndim)) {
         switch (a->op) {
@@ -286,7 +294,8 @@ template <class E> cudaError_t binary_as(const peri_k_binary_args *a, int64_t be
         }
     }
     const int64_t cols = a->ndim > 0 ? a->shape[a->ndim - 1] : 1;
-    if (cols >= 32 && begin % cols == 0 && end % cols == 0) return each_row(begin / cols, end / cols, cols, c, binary_row<E>{*a});
+    if (cols >= 32 && begin % cols == 0 && end % cols == 0)
+        return each_row(begin / cols, end / cols, cols, c, binary_row<E>{*a});
     return each(begin, end, c, binary_one<E>{*a});
 }
 
@@ -300,7 +309,8 @@ template <class E> cudaError_t unary_as(const peri_k_unary_args *a, int64_t begi
     }
 }
 
-template <class E> cudaError_t unary_grad_as(const peri_k_unary_grad_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+template <class E>
+cudaError_t unary_grad_as(const peri_k_unary_grad_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     switch (a->op) {
     case PERI_UNARY_RELU: return map(begin, end, c, unary_grad_map<E, PERI_UNARY_RELU, true>{*a});
@@ -314,7 +324,8 @@ template <class E> cudaError_t unary_grad_as(const peri_k_unary_grad_args *a, in
 } // namespace
 
 /** The same functor in float or double. */
-#define BY_DTYPE(call, name) (a->dtype == PERI_F64 ? call(begin, end, c, name<double>{*a}) : call(begin, end, c, name<float>{*a}))
+#define BY_DTYPE(call, name)                                                                                           \
+    (a->dtype == PERI_F64 ? call(begin, end, c, name<double>{*a}) : call(begin, end, c, name<float>{*a}))
 
 /** The same for numbers of each dtype. */
 #define BY_ELEMENT(call) \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dense_reduce.cu: the reductions of kernels/dense.h. Where what is reduced lies next to each other a warp does it, else a thread, whose
- * neighbours
+ * dense_reduce.cu: the reductions of kernels/dense.h. Where what is reduced lies next to each other a warp does it,
+ * else a thread, whose neighbours
  * have neighbouring columns. Sums are made in double, as trees whose shape the sizes fix.
  */
 #include "cuda.h"
@@ -9,9 +9,10 @@
 
 namespace {
 
-/* -- sums and maxima ----------------------------------------------------------------------------------------------------------------- */
+/* -- sums and maxima ----------------------------------------------------------------------------------------------- */
 
-/** i: an element of dst, [outer][blocks][inner]. One lane sums few numbers as T in order, which is how parts of ranks are summed. */
+/** i: an element of dst, [outer][blocks][inner]. One lane sums few numbers as T in order, which is how parts of ranks
+ *  are summed. */
 template <int LANES, class T, class Sum> struct sum_one {
     peri_k_sum_dim_args a;
     int64_t blocks;
@@ -20,17 +21,20 @@ template <int LANES, class T, class Sum> struct sum_one {
         int64_t at = i / a.inner, column = i - at * a.inner, o = at / blocks, k = at - o * blocks;
         int64_t last = (k + 1) * a.block < a.n ? (k + 1) * a.block : a.n;
         Sum sum = 0;
-        for (int64_t r = k * a.block + lane; r < last; r += LANES) sum += (Sum)((const T *)a.x)[(o * a.n + r) * a.inner + column];
+        for (int64_t r = k * a.block + lane; r < last; r += LANES)
+            sum += (Sum)((const T *)a.x)[(o * a.n + r) * a.inner + column];
         sum = peri_group_sum<LANES>(sum, mask);
         if (lane == 0) ((T *)a.dst)[i] = (T)(sum * a.scale);
     }
 };
 
-/** The elements of dst that elements [begin, end) of sum_dim's range cover: whole blocks of columns, of one row of them at a time. */
+/** The elements of dst that elements [begin, end) of sum_dim's range cover: whole blocks of columns, of one row of them
+ *  at a time. */
 template <int LANES, class T, class Sum = double>
 cudaError_t sum_range(const peri_k_sum_dim_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
-    int64_t blocks = a->n ? (a->n + a->block - 1) / a->block : 1, parts = (a->inner + PERI_SUM_COLUMNS - 1) / PERI_SUM_COLUMNS;
+    int64_t blocks = a->n ? (a->n + a->block - 1) / a->block : 1,
+            parts = (a->inner + PERI_SUM_COLUMNS - 1) / PERI_SUM_COLUMNS;
     if (parts == 0 || begin >= end) return cudaSuccess;
     int64_t first = begin % parts * PERI_SUM_COLUMNS, last = end % parts * PERI_SUM_COLUMNS;
     return each_group<LANES>(begin / parts * a->inner + first, end / parts * a->inner + last, c,
@@ -39,7 +43,8 @@ cudaError_t sum_range(const peri_k_sum_dim_args *a, int64_t begin, int64_t end, 
 
 /** Elements [from, to) of dst by blocks of threads: 32 columns side by side, PERI_WARPS rows of x at once. */
 template <class T>
-__global__ void __launch_bounds__(PERI_BLOCK) sum_columns(peri_k_sum_dim_args a, int64_t blocks, int64_t from, int64_t to)
+__global__ void __launch_bounds__(PERI_BLOCK)
+    sum_columns(peri_k_sum_dim_args a, int64_t blocks, int64_t from, int64_t to)
 {
     PERI_SHARED(double, parts, PERI_BLOCK);
     const int lane = peri_lane(), warp = (int)(threadIdx.x / 32);
@@ -64,9 +69,11 @@ __global__ void __launch_bounds__(PERI_BLOCK) sum_columns(peri_k_sum_dim_args a,
 }
 
 /** What sum_range does, by sum_columns. */
-template <class T> cudaError_t sum_rows(const peri_k_sum_dim_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+template <class T>
+cudaError_t sum_rows(const peri_k_sum_dim_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
-    const int64_t blocks = a->n ? (a->n + a->block - 1) / a->block : 1, parts = (a->inner + PERI_SUM_COLUMNS - 1) / PERI_SUM_COLUMNS;
+    const int64_t blocks = a->n ? (a->n + a->block - 1) / a->block : 1,
+                  parts = (a->inner + PERI_SUM_COLUMNS - 1) / PERI_SUM_COLUMNS;
     if (parts == 0 || begin >= end) return cudaSuccess;
     const int64_t from = begin / parts * a->inner + begin % parts * PERI_SUM_COLUMNS;
     const int64_t to = end / parts * a->inner + end % parts * PERI_SUM_COLUMNS;
@@ -114,9 +121,10 @@ template <class T> struct max_grad_one {
     }
 };
 
-/* -- softmax ------------------------------------------------------------------------------------------------------------------------- */
+/* -- softmax ------------------------------------------------------------------------------------------------------- */
 
-template <int LANES, class T> __device__ __forceinline__ T largest(const T *x, int64_t n, int64_t step, int lane, unsigned mask)
+template <int LANES, class T>
+__device__ __forceinline__ T largest(const T *x, int64_t n, int64_t step, int lane, unsigned mask)
 {
     T max = -(T)INFINITY;
     for (int64_t r = lane; r < n; r += LANES) max = x[r * step] > max ? x[r * step] : max;
@@ -149,11 +157,13 @@ template <int LANES, class T> struct softmax_grad_one {
         const T *dy = (const T *)a.dy + base, *y = (const T *)a.y + base;
         T *dx = (T *)a.dx + base;
         double sum = 0;
-        for (int64_t r = lane; r < a.n; r += LANES) sum += (double)dy[r * a.inner] * (a.log ? 1.0 : (double)y[r * a.inner]);
+        for (int64_t r = lane; r < a.n; r += LANES)
+            sum += (double)dy[r * a.inner] * (a.log ? 1.0 : (double)y[r * a.inner]);
         sum = peri_group_sum<LANES>(sum, mask);
         for (int64_t r = lane; r < a.n; r += LANES) {
             double g = (double)dy[r * a.inner];
-            dx[r * a.inner] = a.log ? (T)(g - (double)peri_exp(y[r * a.inner]) * sum) : (T)((double)y[r * a.inner] * (g - sum));
+            dx[r * a.inner] =
+                a.log ? (T)(g - (double)peri_exp(y[r * a.inner]) * sum) : (T)((double)y[r * a.inner] * (g - sum));
         }
     }
 };
@@ -184,7 +194,7 @@ template <class T> struct cross_entropy_grad_one {
     }
 };
 
-/* -- layer norm ---------------------------------------------------------------------------------------------------------------------- */
+/* -- layer norm ---------------------------------------------------------------------------------------------------- */
 
 template <class T> struct norm_row {
     peri_k_layer_norm_args a;
@@ -231,19 +241,22 @@ template <class T> struct norm_grad_column {
     peri_k_layer_norm_grad_args a;
     __device__ void operator()(int64_t i) const
     {
-        int64_t k = i / a.cols, c = i - k * a.cols, last = (k + 1) * PERI_SUM_ROWS < a.rows ? (k + 1) * PERI_SUM_ROWS : a.rows;
+        int64_t k = i / a.cols, c = i - k * a.cols,
+                last = (k + 1) * PERI_SUM_ROWS < a.rows ? (k + 1) * PERI_SUM_ROWS : a.rows;
         double dweight = 0, dbias = 0;
         for (int64_t r = k * PERI_SUM_ROWS; r < last; r++) {
             double g = (double)((const T *)a.dy)[r * a.cols + c];
             dbias += g;
-            dweight += g * ((double)((const T *)a.x)[r * a.cols + c] - (double)((const T *)a.mean)[r]) * (double)((const T *)a.rstd)[r];
+            dweight += g * ((double)((const T *)a.x)[r * a.cols + c] - (double)((const T *)a.mean)[r]) *
+                       (double)((const T *)a.rstd)[r];
         }
         if (a.dweight) ((T *)a.dweight)[i] = (T)dweight;
         if (a.dbias) ((T *)a.dbias)[i] = (T)dbias;
     }
 };
 
-template <class T> cudaError_t norm_grad(const peri_k_layer_norm_grad_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+template <class T>
+cudaError_t norm_grad(const peri_k_layer_norm_grad_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     int64_t first = begin * PERI_SUM_ROWS, last = end * PERI_SUM_ROWS < a->rows ? end * PERI_SUM_ROWS : a->rows;
     PERI_CUDA_TRY(each(begin * a->cols, end * a->cols, c, norm_grad_column<T>{*a}));
@@ -253,24 +266,28 @@ template <class T> cudaError_t norm_grad(const peri_k_layer_norm_grad_args *a, i
 } // namespace
 
 /** A warp for each where what is reduced is contiguous, or nearly so, else a thread. */
-#define BY_INNER(name, inner)                                                                                                              \
-    ((inner) < 8                                                                                                                           \
-         ? (a->dtype == PERI_F64 ? each_group<32>(begin, end, c, name<32, double>{*a})                                                     \
-                                 : each_group<32>(begin, end, c, name<32, float>{*a}))                                                     \
-         : (a->dtype == PERI_F64 ? each_group<1>(begin, end, c, name<1, double>{*a}) : each_group<1>(begin, end, c, name<1, float>{*a})))
+#define BY_INNER(name, inner)                                                                                          \
+    ((inner) < 8 ? (a->dtype == PERI_F64 ? each_group<32>(begin, end, c, name<32, double>{*a})                         \
+                                         : each_group<32>(begin, end, c, name<32, float>{*a}))                         \
+                 : (a->dtype == PERI_F64 ? each_group<1>(begin, end, c, name<1, double>{*a})                           \
+                                         : each_group<1>(begin, end, c, name<1, float>{*a})))
 
 PERI_CUDA_KERNEL(sum_dim)
 {
     const int64_t numbers = a->n < a->block ? a->n : a->block;
-    if (numbers <= 64) return a->dtype == PERI_F64 ? sum_range<1, double>(a, begin, end, c) : sum_range<1, float, float>(a, begin, end, c);
-    if (a->inner < 8) return a->dtype == PERI_F64 ? sum_range<32, double>(a, begin, end, c) : sum_range<32, float>(a, begin, end, c);
+    if (numbers <= 64)
+        return a->dtype == PERI_F64 ? sum_range<1, double>(a, begin, end, c)
+                                    : sum_range<1, float, float>(a, begin, end, c);
+    if (a->inner < 8)
+        return a->dtype == PERI_F64 ? sum_range<32, double>(a, begin, end, c) : sum_range<32, float>(a, begin, end, c);
     return a->dtype == PERI_F64 ? sum_rows<double>(a, begin, end, c) : sum_rows<float>(a, begin, end, c);
 }
 
 PERI_CUDA_KERNEL(max_dim)
 {
     if (a->dtype != PERI_I64) return BY_INNER(max_one, a->inner);
-    return a->inner < 8 ? each_group<32>(begin, end, c, max_one<32, int64_t>{*a}) : each_group<1>(begin, end, c, max_one<1, int64_t>{*a});
+    return a->inner < 8 ? each_group<32>(begin, end, c, max_one<32, int64_t>{*a})
+                        : each_group<1>(begin, end, c, max_one<1, int64_t>{*a});
 }
 
 PERI_CUDA_KERNEL(max_dim_grad)
@@ -287,7 +304,8 @@ PERI_CUDA_KERNEL(max_dim_grad)
         return cudaSuccess;
     }
     begin *= a->n, end *= a->n;
-    return a->dtype == PERI_F64 ? each(begin, end, c, max_grad_one<double>{*a}) : each(begin, end, c, max_grad_one<float>{*a});
+    return a->dtype == PERI_F64 ? each(begin, end, c, max_grad_one<double>{*a})
+                                : each(begin, end, c, max_grad_one<float>{*a});
 }
 
 PERI_CUDA_KERNEL(softmax) { return BY_INNER(softmax_one, a->inner); }
@@ -295,7 +313,8 @@ PERI_CUDA_KERNEL(softmax_grad) { return BY_INNER(softmax_grad_one, a->inner); }
 
 PERI_CUDA_KERNEL(layer_norm)
 {
-    return a->dtype == PERI_F64 ? each_warp(begin, end, c, norm_row<double>{*a}) : each_warp(begin, end, c, norm_row<float>{*a});
+    return a->dtype == PERI_F64 ? each_warp(begin, end, c, norm_row<double>{*a})
+                                : each_warp(begin, end, c, norm_row<float>{*a});
 }
 
 PERI_CUDA_KERNEL(layer_norm_grad)

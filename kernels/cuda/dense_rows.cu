@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dense_rows.cu: kernels of kernels/dense.h that repeat a row (a bias) down a matrix, or add up its columns: bias_act, act_grad, cross and
- * cross_grad. Blocks of threads cover the matrix pack by pack (vector.cuh), so that no element's column has to be divided out.
+ * dense_rows.cu: kernels of kernels/dense.h that repeat a row (a bias) down a matrix, or add up its columns: bias_act,
+ * act_grad, cross and cross_grad. Blocks of threads cover the matrix pack by pack (vector.cuh), so that no element's
+ * column has to be divided out.
  */
 #include "cuda.h"
 #include "functions.cuh"
@@ -9,14 +10,16 @@
 
 namespace {
 
-/** Where a thread works: the pack of columns from `column` on, n of which are there, in rows row, row + step, ... before last. */
+/** Where a thread works: the pack of columns from `column` on, n of which are there, in rows row, row + step, ...
+ *  before last. */
 struct strip {
     int64_t row, last, column;
     int step, n;
     bool whole;
 };
 
-/** Call f.rows<ROWS, WHOLE>(...): whole packs load ROWS rows at once, others (a matrix of odd width) come number by number, row by row. */
+/** Call f.rows<ROWS, WHOLE>(...): whole packs load ROWS rows at once, others (a matrix of odd width) come number by
+ *  number, row by row. */
 #define BY_WHOLE(s, ROWS, ...) ((s).whole ? rows<ROWS, true>(__VA_ARGS__) : rows<1, false>(__VA_ARGS__))
 
 /** A row that is repeated, such as a bias: f32 beside f16 and bf16. NULL: zeros. */
@@ -26,7 +29,8 @@ template <class E> struct repeated {
     __device__ __forceinline__ repeated(const void *row, const strip &s)
     {
         PERI_UNROLL
-        for (int k = 0; k < peri_pack<E>::N; k++) x[k] = row && k < s.n ? ((const number *)row)[s.column + k] : number(0);
+        for (int k = 0; k < peri_pack<E>::N; k++)
+            x[k] = row && k < s.n ? ((const number *)row)[s.column + k] : number(0);
     }
 };
 
@@ -42,7 +46,8 @@ template <> struct summed<peri_f64> {
 };
 
 /** F(s): a strip. */
-template <class F> __global__ void __launch_bounds__(PERI_BLOCK) strips_kernel(F f, peri_tiles t, int64_t begin, int64_t end)
+template <class F>
+__global__ void __launch_bounds__(PERI_BLOCK) strips_kernel(F f, peri_tiles t, int64_t begin, int64_t end)
 {
     const int n = peri_pack<typename F::element>::N, height = PERI_BLOCK >> t.shift;
     const int x = (int)threadIdx.x & (t.wide - 1), y = (int)threadIdx.x >> t.shift;
@@ -59,12 +64,15 @@ template <class F> cudaError_t each_strip(int64_t begin, int64_t end, const peri
 {
     if (begin >= end || t.cols == 0) return cudaSuccess;
     const int64_t bands = (end - begin + PERI_SUM_ROWS - 1) / PERI_SUM_ROWS;
-    return peri_cuda_launch(strips_kernel<F>, peri_cuda_grid(bands * t.across, 1, c, 1 << 12), PERI_BLOCK, 0, c, f, t, begin, end);
+    return peri_cuda_launch(strips_kernel<F>, peri_cuda_grid(bands * t.across, 1, c, 1 << 12), PERI_BLOCK, 0, c, f, t,
+                            begin, end);
 }
 
-/** F(s, sum): a strip, whose column sums it adds to sum[N]; they become row k of `partial`, k in [begin, end) the blocks of 64 rows. */
+/** F(s, sum): a strip, whose column sums it adds to sum[N]; they become row k of `partial`, k in [begin, end) the
+ *  blocks of 64 rows. */
 template <class F>
-__global__ void __launch_bounds__(PERI_BLOCK) summed_strips_kernel(F f, peri_tiles t, void *partial, int64_t begin, int64_t end)
+__global__ void __launch_bounds__(PERI_BLOCK)
+    summed_strips_kernel(F f, peri_tiles t, void *partial, int64_t begin, int64_t end)
 {
     typedef typename F::element E;
     typedef typename summed<E>::type sum_type;
@@ -73,8 +81,10 @@ __global__ void __launch_bounds__(PERI_BLOCK) summed_strips_kernel(F f, peri_til
     const int x = (int)threadIdx.x & (t.wide - 1), y = (int)threadIdx.x >> t.shift;
     PERI_SHARED(sum_type, parts, PERI_BLOCK * peri_pack<E>::N); /* [height][width] */
     for (int64_t b = blockIdx.x; b < (end - begin) * t.across; b += gridDim.x) {
-        const int64_t band = b / t.across, first = (b - band * t.across) * width, column = first + x * n, left = t.cols - column;
-        const int64_t k = begin + band, row = k * PERI_SUM_ROWS, last = row + PERI_SUM_ROWS < t.rows ? row + PERI_SUM_ROWS : t.rows;
+        const int64_t band = b / t.across, first = (b - band * t.across) * width, column = first + x * n,
+                      left = t.cols - column;
+        const int64_t k = begin + band, row = k * PERI_SUM_ROWS,
+                      last = row + PERI_SUM_ROWS < t.rows ? row + PERI_SUM_ROWS : t.rows;
         sum_type sum[peri_pack<E>::N];
         PERI_UNROLL
         for (int i = 0; i < n; i++) sum[i] = 0;
@@ -94,14 +104,15 @@ __global__ void __launch_bounds__(PERI_BLOCK) summed_strips_kernel(F f, peri_til
 
 /** f over blocks [begin, end) of 64 rows. */
 template <class F>
-cudaError_t each_summed_strip(int64_t begin, int64_t end, const peri_tiles &t, void *partial, const peri_cuda_call *c, F f)
+cudaError_t each_summed_strip(int64_t begin, int64_t end, const peri_tiles &t, void *partial, const peri_cuda_call *c,
+                              F f)
 {
     if (begin >= end || t.cols == 0) return cudaSuccess;
     const unsigned grid = peri_cuda_grid((end - begin) * t.across, 1, c, 1 << 12);
     return peri_cuda_launch(summed_strips_kernel<F>, grid, PERI_BLOCK, 0, c, f, t, partial, begin, end);
 }
 
-/* -- the sides of a linear layer ------------------------------------------------------------------------------------------------------- */
+/* -- the sides of a linear layer ----------------------------------------------------------------------------------- */
 
 template <class E, int ACT, int AT_ONCE = 4> struct bias_act_strip {
     typedef E element;
@@ -143,7 +154,8 @@ template <class E, int ACT, int AT_ONCE = 8> struct act_grad_strip {
     template <int ROWS, bool WHOLE> __device__ __forceinline__ void rows(const strip &s, sums &sum) const
     {
         const int n = peri_pack<E>::N;
-        const typename E::type *dy = (const typename E::type *)a.dy + s.column, *y = (const typename E::type *)a.y + s.column;
+        const typename E::type *dy = (const typename E::type *)a.dy + s.column,
+                               *y = (const typename E::type *)a.y + s.column;
         typename E::type *dz = (typename E::type *)a.dz + s.column;
         for (int64_t r = s.row; r < s.last; r += ROWS * s.step) {
             peri_pack<E> at_dy[ROWS], at_y[ROWS];
@@ -160,7 +172,8 @@ template <class E, int ACT, int AT_ONCE = 8> struct act_grad_strip {
                 peri_unpack<E>(at_dy[q], z);
                 if (ACT != PERI_UNARY_IDENTITY) peri_unpack<E>(at_y[q], of);
                 PERI_UNROLL
-                for (int k = 0; k < n; k++) z[k] *= peri_df(ACT, ACT == PERI_UNARY_IDENTITY ? number(0) : of[k], number(0), number(0));
+                for (int k = 0; k < n; k++)
+                    z[k] *= peri_df(ACT, ACT == PERI_UNARY_IDENTITY ? number(0) : of[k], number(0), number(0));
                 const peri_pack<E> rounded = peri_to_pack<E>(z);
                 if (a.dz) peri_store_pack<E>(dz + (r + q * s.step) * a.cols, s.n, WHOLE, rounded);
                 peri_unpack<E>(rounded, z);
@@ -171,7 +184,7 @@ template <class E, int ACT, int AT_ONCE = 8> struct act_grad_strip {
     }
 };
 
-/* -- a layer of a cross network -------------------------------------------------------------------------------------------------------- */
+/* -- a layer of a cross network ------------------------------------------------------------------------------------ */
 
 template <class E, int AT_ONCE = 4> struct cross_strip {
     typedef E element;
@@ -182,7 +195,8 @@ template <class E, int AT_ONCE = 4> struct cross_strip {
     {
         const int n = peri_pack<E>::N;
         typename E::type *y = (typename E::type *)a.y + s.column;
-        const typename E::type *x0 = (const typename E::type *)a.x0 + s.column, *u = (const typename E::type *)a.u + s.column;
+        const typename E::type *x0 = (const typename E::type *)a.x0 + s.column,
+                               *u = (const typename E::type *)a.u + s.column;
         const typename E::type *x = (const typename E::type *)a.x + s.column;
         const repeated<E> bias(a.bias, s);
         for (int64_t r = s.row; r < s.last; r += ROWS * s.step) {
@@ -221,7 +235,8 @@ template <class E, bool ADD, bool SAME, int AT_ONCE = 4> struct cross_grad_strip
     {
         const int n = peri_pack<E>::N;
         typename E::type *du = (typename E::type *)a.du + s.column, *dx0 = (typename E::type *)a.dx0 + s.column;
-        const typename E::type *dy = (const typename E::type *)a.dy + s.column, *x0 = (const typename E::type *)a.x0 + s.column;
+        const typename E::type *dy = (const typename E::type *)a.dy + s.column,
+                               *x0 = (const typename E::type *)a.x0 + s.column;
         const typename E::type *u = (const typename E::type *)a.u + s.column;
         const repeated<E> bias(a.bias, s);
         for (int64_t r = s.row; r < s.last; r += ROWS * s.step) {
@@ -262,7 +277,8 @@ template <class E, bool ADD, bool SAME, int AT_ONCE = 4> struct cross_grad_strip
     }
 };
 
-template <class E> cudaError_t cross_grad_as(const peri_k_cross_grad_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+template <class E>
+cudaError_t cross_grad_as(const peri_k_cross_grad_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     const uint64_t bits = (uint64_t)a->du | (uint64_t)a->dx0 | (uint64_t)a->dy | (uint64_t)a->x0 | (uint64_t)a->u;
     const peri_tiles t = peri_tiles_of<E>(a->rows, a->cols, bits);
@@ -292,7 +308,8 @@ template <class E> cudaError_t cross_grad_as(const peri_k_cross_grad_args *a, in
 
 PERI_CUDA_KERNEL(bias_act)
 {
-#define RUN(E, ACT) each_strip(begin, end, peri_tiles_of<E>(end, a->cols, (uint64_t)a->y), c, bias_act_strip<E, ACT>{*a})
+#define RUN(E, ACT)                                                                                                    \
+    each_strip(begin, end, peri_tiles_of<E>(end, a->cols, (uint64_t)a->y), c, bias_act_strip<E, ACT>{*a})
 #define ACTS(E) BY_ACT(RUN, E)
     return BY_DTYPE(ACTS);
 #undef ACTS
@@ -302,9 +319,10 @@ PERI_CUDA_KERNEL(bias_act)
 PERI_CUDA_KERNEL(act_grad)
 {
 #define STEP(E) (uint64_t)a->dy_stride * sizeof(E::type)
-#define RUN(E, ACT) \
-    each_summed_strip(begin, end, peri_tiles_of<E>(a->rows, a->cols, (uint64_t)a->dz | (uint64_t)a->dy | (uint64_t)a->y | STEP(E)), \
-                      a->partial, c, act_grad_strip<E, ACT>{*a})
+#define RUN(E, ACT)                                                                                                    \
+    each_summed_strip(                                                                                                 \
+        begin, end, peri_tiles_of<E>(a->rows, a->cols, (uint64_t)a->dz | (uint64_t)a->dy | (uint64_t)a->y | STEP(E)),  \
+        a->partial, c, act_grad_strip<E, ACT>{*a})
 #define ACTS(E) BY_ACT(RUN, E)
     return BY_DTYPE(ACTS);
 #undef ACTS
@@ -314,9 +332,10 @@ PERI_CUDA_KERNEL(act_grad)
 
 PERI_CUDA_KERNEL(cross)
 {
-#define RUN(E) \
-    each_strip(begin, end, \
-               peri_tiles_of<E>(end, a->cols, (uint64_t)a->y | (uint64_t)a->x0 | (uint64_t)a->u | (uint64_t)a->x), c, cross_strip<E>{*a})
+#define RUN(E)                                                                                                         \
+    each_strip(begin, end,                                                                                             \
+               peri_tiles_of<E>(end, a->cols, (uint64_t)a->y | (uint64_t)a->x0 | (uint64_t)a->u | (uint64_t)a->x), c,  \
+               cross_strip<E>{*a})
     return BY_DTYPE(RUN);
 #undef RUN
 }

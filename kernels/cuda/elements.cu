@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * elements.cu: kernels/elements.h. What has strides: a thread an element. Sorts are CUB's: one of all elements by their keys and then, of
- * several lines, one by the line.
+ * elements.cu: kernels/elements.h. What has strides: a thread an element. Sorts are CUB's: one of all elements by their
+ * keys and then, of several lines, one by the line.
  */
 #include "cub.cuh"
 #include "rows.cuh"
@@ -94,7 +94,7 @@ template <class T> struct take_add_line {
     }
 };
 
-/* -- running sums ---------------------------------------------------------------------------------------------------------------------- */
+/* -- running sums -------------------------------------------------------------------------------------------------- */
 
 /** Line u by LANES threads, which add up as many neighbours at a time. */
 template <int LANES, class T, class Sum> struct running_line {
@@ -118,7 +118,8 @@ template <int LANES, class T, class Sum> struct running_line {
     }
 };
 
-template <int LANES> cudaError_t running(const peri_k_running_sum_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+template <int LANES>
+cudaError_t running(const peri_k_running_sum_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     switch (a->dtype) {
     case PERI_F64: return each_group<LANES>(begin, end, c, running_line<LANES, double, double>{*a});
@@ -142,7 +143,7 @@ struct iota_one {
     }
 };
 
-/* -- sorting --------------------------------------------------------------------------------------------------------------------------- */
+/* -- sorting ------------------------------------------------------------------------------------------------------- */
 
 struct element_keys {
     peri_op_sort_lines a;
@@ -192,7 +193,8 @@ PERI_CUDA_KERNEL(take) { return PERI_BY_WORD(a->width, TAKE); }
 
 PERI_CUDA_KERNEL(take_add)
 {
-    return a->dtype == PERI_F64 ? each(begin, end, c, take_add_line<double>{*a}) : each(begin, end, c, take_add_line<float>{*a});
+    return a->dtype == PERI_F64 ? each(begin, end, c, take_add_line<double>{*a})
+                                : each(begin, end, c, take_add_line<float>{*a});
 }
 
 PERI_CUDA_KERNEL(running_sum) { return a->inner < 8 ? running<32>(a, begin, end, c) : running<1>(a, begin, end, c); }
@@ -214,12 +216,12 @@ PERI_CUDA_OP(sort_lines)
     size_t bytes = (size_t)(c->bytes - 4 * part);
     if (wanted == 0) return cudaSuccess;
     PERI_CUDA_TRY(each(0, n, c, element_keys{*a, keys, places}));
-    PERI_CUDA_TRY(peri_sort_pairs(at + 4 * part, bytes, (const uint64_t *)keys, sorted, (const int64_t *)places, moved, n, 0,
-                                  k_sort_bits(a->dtype), c->stream));
+    PERI_CUDA_TRY(peri_sort_pairs(at + 4 * part, bytes, (const uint64_t *)keys, sorted, (const int64_t *)places, moved,
+                                  n, 0, k_sort_bits(a->dtype), c->stream));
     if (a->lines > 1) {
         PERI_CUDA_TRY(each(0, n, c, line_keys{moved, keys, a->n}));
-        PERI_CUDA_TRY(peri_sort_pairs(at + 4 * part, bytes, (const uint64_t *)keys, sorted, (const int64_t *)moved, places, n, 0,
-                                      bits_below(a->lines), c->stream));
+        PERI_CUDA_TRY(peri_sort_pairs(at + 4 * part, bytes, (const uint64_t *)keys, sorted, (const int64_t *)moved,
+                                      places, n, 0, bits_below(a->lines), c->stream));
         moved = places;
     }
 #define SORTED(T) each(0, wanted, c, sorted_one<T>{*a, moved})

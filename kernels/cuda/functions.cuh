@@ -98,6 +98,9 @@ template <class T> static __device__ __forceinline__ T peri_df(int32_t op, T s, 
 }
 
 /** Does the derivative read what was saved? */
-static __device__ __forceinline__ bool peri_reads_saved(int32_t op) { return op != PERI_UNARY_IDENTITY && op != PERI_UNARY_AFFINE; }
+static __device__ __forceinline__ bool peri_reads_saved(int32_t op)
+{
+    return op != PERI_UNARY_IDENTITY && op != PERI_UNARY_AFFINE;
+}
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * interaction.cu: pairwise dot products (kernels/dense.h). A block a sample: its vectors come to shared memory once, in rows that are one
- * number
- * longer than they need be, so that threads with neighbouring vectors read neighbouring banks. Samples too large for it are read in place.
+ * interaction.cu: pairwise dot products (kernels/dense.h). A block a sample: its vectors come to shared memory once, in
+ * rows that are one number
+ * longer than they need be, so that threads with neighbouring vectors read neighbouring banks. Samples too large for it
+ * are read in place.
  */
 #include "cuda.h"
 #include "functions.cuh"
@@ -32,10 +33,14 @@ template <class T, class A> __device__ vectors<T> load_vectors(const A &a, int64
 }
 
 /** Place of pair (i, j), i < j, among the products of vectors 0..features. */
-__device__ __forceinline__ int64_t pair_at(int64_t i, int64_t j, int64_t features) { return i * features - i * (i - 1) / 2 + j - i - 1; }
+__device__ __forceinline__ int64_t pair_at(int64_t i, int64_t j, int64_t features)
+{
+    return i * features - i * (i - 1) / 2 + j - i - 1;
+}
 
 template <class T>
-__global__ void __launch_bounds__(PERI_BLOCK) products(peri_k_interaction_args a, bool staged, int64_t begin, int64_t end)
+__global__ void __launch_bounds__(PERI_BLOCK)
+    products(peri_k_interaction_args a, bool staged, int64_t begin, int64_t end)
 {
     PERI_SHARED_DYNAMIC(T, room);
     const int64_t pairs = a.features * (a.features + 1) / 2;
@@ -54,7 +59,8 @@ __global__ void __launch_bounds__(PERI_BLOCK) products(peri_k_interaction_args a
                 for (int n = 0; n < 8; n++) part[n] = peri_fma(x[d + n], z[d + n], part[n]);
             }
             PERI_UNROLL
-            for (int n = 0; n < 8; n++) /* each sum has a register: an index that is not known here would put them into local memory */
+            /* each sum has a register: an index that is not known here would put them into local memory */
+            for (int n = 0; n < 8; n++)
                 if (d + n < a.dim) part[n] = peri_fma(x[d + n], z[d + n], part[n]);
             y[a.dim + pair_at(i, j, a.features)] =
                 ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
@@ -64,7 +70,8 @@ __global__ void __launch_bounds__(PERI_BLOCK) products(peri_k_interaction_args a
 }
 
 template <class T>
-__global__ void __launch_bounds__(PERI_BLOCK) gradients(peri_k_interaction_grad_args a, bool staged, int64_t begin, int64_t end)
+__global__ void __launch_bounds__(PERI_BLOCK)
+    gradients(peri_k_interaction_grad_args a, bool staged, int64_t begin, int64_t end)
 {
     PERI_SHARED_DYNAMIC(T, room);
     for (int64_t b = begin + blockIdx.x; b < end; b += gridDim.x) {
@@ -83,13 +90,14 @@ __global__ void __launch_bounds__(PERI_BLOCK) gradients(peri_k_interaction_grad_
 }
 
 template <class T, class A>
-cudaError_t by_samples(void (*kernel)(A, bool, int64_t, int64_t), const A *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+cudaError_t by_samples(void (*kernel)(A, bool, int64_t, int64_t), const A *a, int64_t begin, int64_t end,
+                       const peri_cuda_call *c)
 {
     if (begin >= end) return cudaSuccess;
     int64_t bytes = (a->features + 1) * (a->dim + 1) * (int64_t)sizeof(T);
     bool staged = bytes <= SHARED_MOST;
-    return peri_cuda_launch(kernel, peri_cuda_grid(end - begin, 1, c, 32), PERI_BLOCK, staged ? (size_t)bytes : 0, c, *a, staged, begin,
-                            end);
+    return peri_cuda_launch(kernel, peri_cuda_grid(end - begin, 1, c, 32), PERI_BLOCK, staged ? (size_t)bytes : 0, c,
+                            *a, staged, begin, end);
 }
 
 } // namespace

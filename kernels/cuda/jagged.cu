@@ -12,9 +12,10 @@
 
 namespace {
 
-/* -- checks and reports -------------------------------------------------------------------------------------------------------------- */
+/* -- checks and reports -------------------------------------------------------------------------------------------- */
 
-/** A block has CHECKED bags at a time, all of whose offsets are under way at once; what it finds goes out by one atomic operation each. */
+/** A block has CHECKED bags at a time, all of whose offsets are under way at once; what it finds goes out by one atomic
+ *  operation each. */
 enum { CHECKED = 4 };
 
 __global__ void __launch_bounds__(PERI_BLOCK) check_bags(peri_op_bags_report a, int64_t *bad, int64_t *most)
@@ -50,7 +51,9 @@ struct report_words {
     const int64_t *bad, *most, *total;
     __device__ void operator()(int64_t i) const
     {
-        if (i < a.n_bounds) a.report[PERI_REPORT_HEADER + i] = peri_index(a.offsets, a.bounds ? a.bounds[i] : i * a.step, a.offsets_dtype);
+        if (i < a.n_bounds)
+            a.report[PERI_REPORT_HEADER + i] =
+                peri_index(a.offsets, a.bounds ? a.bounds[i] : i * a.step, a.offsets_dtype);
         if (i > 0) return;
         int64_t first = bad ? *bad : INT64_MAX;
         bool any = first != INT64_MAX;
@@ -64,14 +67,15 @@ struct report_words {
     }
 };
 
-/* -- bounds, lengths, segments --------------------------------------------------------------------------------------------------------- */
+/* -- bounds, lengths, segments ------------------------------------------------------------------------------------- */
 
 struct bound {
     peri_k_jagged_bounds_args a;
     __device__ void operator()(int64_t i) const
     {
         int64_t base = a.rebase ? peri_index(a.offsets, a.bounds ? a.bounds[0] : 0, a.offsets_dtype) : 0;
-        peri_set_index(a.out, i, a.out_dtype, peri_index(a.offsets, a.bounds ? a.bounds[i] : i * a.step, a.offsets_dtype) - base);
+        peri_set_index(a.out, i, a.out_dtype,
+                       peri_index(a.offsets, a.bounds ? a.bounds[i] : i * a.step, a.offsets_dtype) - base);
     }
 };
 
@@ -80,7 +84,8 @@ struct length_of {
     __device__ void operator()(int64_t i) const
     {
         int64_t p = a.permute ? peri_index(a.permute, i, a.permute_dtype) : i;
-        uint64_t from = (uint64_t)peri_index(a.offsets, p, a.offsets_dtype), to = (uint64_t)peri_index(a.offsets, p + 1, a.offsets_dtype);
+        uint64_t from = (uint64_t)peri_index(a.offsets, p, a.offsets_dtype),
+                 to = (uint64_t)peri_index(a.offsets, p + 1, a.offsets_dtype);
         peri_set_index(a.out, i, a.out_dtype, (int64_t)(to - from));
     }
 };
@@ -101,7 +106,10 @@ struct word_source {
         const int64_t from = peri_offset(a.in_offsets, a.in_dtype, a.in_step, p);
         return (from - peri_offset(a.out_offsets, a.out_dtype, a.out_step, t)) * (int64_t)words.by;
     }
-    __device__ __forceinline__ int64_t row(int64_t word) const { return (int64_t)peri_k_quotient((uint64_t)word, &words); }
+    __device__ __forceinline__ int64_t row(int64_t word) const
+    {
+        return (int64_t)peri_k_quotient((uint64_t)word, &words);
+    }
     /** Of word @i, in one of the segments [low, high]. */
     __device__ __forceinline__ int64_t one(int64_t i, int64_t low, int64_t high) const
     {
@@ -109,10 +117,11 @@ struct word_source {
         if (a.out_offsets) return i + shift(peri_segment_between(a.out_offsets, a.out_dtype, low, high + 1, r));
         return i + shift((int64_t)peri_k_quotient((uint64_t)r, &step));
     }
-    /** Of words first + 32 k + lane (but of none from @stop on) in segments [low, high], at most 32: a lane finds out about one, and all
-     *  ask each other. */
+    /** Of words first + 32 k + lane (but of none from @stop on) in segments [low, high], at most 32: a lane finds out
+     *  about one, and all ask each other. */
     template <int ITEMS>
-    __device__ __forceinline__ void few(int64_t first, int64_t stop, int64_t low, int64_t high, int64_t (&from)[ITEMS]) const
+    __device__ __forceinline__ void few(int64_t first, int64_t stop, int64_t low, int64_t high,
+                                        int64_t (&from)[ITEMS]) const
     {
         const int64_t t = low + peri_lane() < high ? low + peri_lane() : high, base = row(first), by = shift(t);
         const int64_t start = peri_index(a.out_offsets, t, a.out_dtype) - base;
@@ -132,12 +141,13 @@ struct word_source {
     }
 };
 
-/** Words of rows [begin, end), a run of neighbours a warp, whatever the length of rows and of segments. The segments of a run are found by
- *  its first and last word: in a long segment it is a plain copy, in short ones each word looks among those few. */
+/** Words of rows [begin, end), a run of neighbours a warp, whatever the length of rows and of segments. The segments of
+ *  a run are found by its first and last word: in a long segment it is a plain copy, in short ones each word looks
+ *  among those few. */
 template <class T>
-__global__ void __launch_bounds__(PERI_BLOCK) copy_words(const PERI_GRID_CONSTANT peri_k_jagged_copy_args a,
-                                                         const PERI_GRID_CONSTANT peri_k_divisor words,
-                                                         const PERI_GRID_CONSTANT peri_k_divisor step, int64_t begin, int64_t end)
+__global__ void __launch_bounds__(PERI_BLOCK)
+    copy_words(const PERI_GRID_CONSTANT peri_k_jagged_copy_args a, const PERI_GRID_CONSTANT peri_k_divisor words,
+               const PERI_GRID_CONSTANT peri_k_divisor step, int64_t begin, int64_t end)
 {
     enum { ITEMS = at_once<T>::WORDS, RUN = 32 * ITEMS };
     const word_source source = {a, words, step};
@@ -164,7 +174,8 @@ __global__ void __launch_bounds__(PERI_BLOCK) copy_words(const PERI_GRID_CONSTAN
         } else {
             PERI_UNROLL
             for (int k = 0; k < ITEMS; k++)
-                from[k] = source.one(first + k * 32 + peri_lane() < stop ? first + k * 32 + peri_lane() : first, low, high);
+                from[k] =
+                    source.one(first + k * 32 + peri_lane() < stop ? first + k * 32 + peri_lane() : first, low, high);
         }
         PERI_UNROLL
         for (int k = 0; k < ITEMS; k++)
@@ -175,7 +186,8 @@ __global__ void __launch_bounds__(PERI_BLOCK) copy_words(const PERI_GRID_CONSTAN
     }
 }
 
-template <class T> cudaError_t copy_rows(const peri_k_jagged_copy_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+template <class T>
+cudaError_t copy_rows(const peri_k_jagged_copy_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     const int64_t words = a->width / (int64_t)sizeof(T);
     if (begin >= end) return cudaSuccess;
@@ -202,7 +214,7 @@ template <class T> struct sum_element {
     }
 };
 
-/* -- padded rows --------------------------------------------------------------------------------------------------------------------- */
+/* -- padded rows --------------------------------------------------------------------------------------------------- */
 
 /** T: of one element's bits, or of several. A warp a bag. */
 template <class T> struct pad_bag {
@@ -210,7 +222,8 @@ template <class T> struct pad_bag {
     T padding;
     __device__ void operator()(int64_t b, int lane, unsigned) const
     {
-        int64_t from = peri_index(a.offsets, b, a.offsets_dtype), n = peri_index(a.offsets, b + 1, a.offsets_dtype) - from;
+        int64_t from = peri_index(a.offsets, b, a.offsets_dtype),
+                n = peri_index(a.offsets, b + 1, a.offsets_dtype) - from;
         int64_t of = a.width / (int64_t)sizeof(T), kept = (n < a.max ? n : a.max) * of;
         const T *src = (const T *)a.values + from * of;
         T *dst = (T *)a.padded + b * a.max * of;
@@ -222,7 +235,8 @@ template <class T> struct unpad_bag {
     peri_k_jagged_padded_args a;
     __device__ void operator()(int64_t b, int lane, unsigned) const
     {
-        int64_t from = peri_index(a.offsets, b, a.offsets_dtype), n = peri_index(a.offsets, b + 1, a.offsets_dtype) - from;
+        int64_t from = peri_index(a.offsets, b, a.offsets_dtype),
+                n = peri_index(a.offsets, b + 1, a.offsets_dtype) - from;
         int64_t of = a.width / (int64_t)sizeof(T), kept = (n < a.max ? n : a.max) * of;
         const T *src = (const T *)a.padded + b * a.max * of;
         T *dst = (T *)a.values + from * of;
@@ -234,19 +248,21 @@ template <class T> struct unpad_bag {
     }
 };
 
-template <class T> cudaError_t pad(const peri_k_jagged_padded_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+template <class T>
+cudaError_t pad(const peri_k_jagged_padded_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     pad_bag<T> f = {*a, {}};
     peri_repeat(&f.padding, sizeof f.padding, a->padding, a->element);
     return each_warp(begin, end, c, f);
 }
 
-template <class T> cudaError_t unpad(const peri_k_jagged_padded_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+template <class T>
+cudaError_t unpad(const peri_k_jagged_padded_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     return each_warp(begin, end, c, unpad_bag<T>{*a});
 }
 
-/* -- columns ------------------------------------------------------------------------------------------------------------------------- */
+/* -- columns ------------------------------------------------------------------------------------------------------- */
 
 /** A warp a row of an item; i = row * n_items + item. T: the element's bits; E: how it is loaded and stored. */
 template <class E, class W> struct sum_columns {
@@ -284,8 +300,9 @@ PERI_CUDA_SCRATCH(cumsum) { return peri_cumsum_scratch(a->rows, a->cols); }
 
 PERI_CUDA_OP(cumsum)
 {
-    return peri_cumsum({a->x, a->y, (int64_t *)c->scratch, a->bad, NULL, a->total, a->rows, a->cols, peri_cumsum_blocks(a->cols), a->limit,
-                        a->x_dtype, a->y_dtype, a->mode}, c);
+    return peri_cumsum({a->x, a->y, (int64_t *)c->scratch, a->bad, NULL, a->total, a->rows, a->cols,
+                        peri_cumsum_blocks(a->cols), a->limit, a->x_dtype, a->y_dtype, a->mode},
+                       c);
 }
 
 /** The bad one and the longest, then sums. */
@@ -293,17 +310,19 @@ PERI_CUDA_SCRATCH(bags_report) { return a->look == PERI_BAGS_SOUND ? 0 : 8 * (3 
 
 PERI_CUDA_OP(bags_report)
 {
-    int64_t *bad = a->look == PERI_BAGS_SOUND ? NULL : (int64_t *)c->scratch, *most = bad ? bad + 1 : NULL, *total = NULL;
+    int64_t *bad = a->look == PERI_BAGS_SOUND ? NULL : (int64_t *)c->scratch, *most = bad ? bad + 1 : NULL,
+            *total = NULL;
     if (a->look == PERI_BAGS_LENGTHS) {
         int64_t blocks = peri_cumsum_blocks(a->bags);
         total = bad + 2 + blocks;
-        PERI_CUDA_TRY(peri_cumsum({a->lengths, a->sums, bad + 2, bad, most, NULL, 1, a->bags, blocks, a->values, a->lengths_dtype, PERI_I64,
-                              PERI_CUMSUM_COMPLETE}, c));
+        PERI_CUDA_TRY(peri_cumsum({a->lengths, a->sums, bad + 2, bad, most, NULL, 1, a->bags, blocks, a->values,
+                                   a->lengths_dtype, PERI_I64, PERI_CUMSUM_COMPLETE},
+                                  c));
     } else if (bad) {
         PERI_CUDA_TRY(each(0, 1, c, set_words{bad, most}));
         if (a->bags > 0)
-            PERI_CUDA_TRY(peri_cuda_launch(check_bags, peri_cuda_grid(a->bags, CHECKED * PERI_BLOCK, c), PERI_BLOCK, 0, c, *a, bad,
-                                           most));
+            PERI_CUDA_TRY(peri_cuda_launch(check_bags, peri_cuda_grid(a->bags, CHECKED * PERI_BLOCK, c), PERI_BLOCK, 0,
+                                           c, *a, bad, most));
     }
     return each(0, a->n_bounds > 0 ? a->n_bounds : 1, c, report_words{*a, bad, most, total});
 }

@@ -18,7 +18,7 @@ struct nothing_bad {
     __device__ void operator()(int64_t) const { *bad = INT64_MAX; }
 };
 
-/* -- ids of several tables ------------------------------------------------------------------------------------------------------------- */
+/* -- ids of several tables ----------------------------------------------------------------------------------------- */
 
 struct row_of {
     peri_k_table_rows_args a;
@@ -27,7 +27,8 @@ struct row_of {
     {
         int64_t bag = peri_segment_of(a.offsets, a.offsets_dtype, 1, a.tables * a.step, i);
         int64_t t = (int64_t)peri_k_quotient((uint64_t)bag, &step);
-        int64_t start = peri_index(a.starts, t, a.starts_dtype), size = peri_index(a.starts, t + 1, a.starts_dtype) - start;
+        int64_t start = peri_index(a.starts, t, a.starts_dtype),
+                size = peri_index(a.starts, t + 1, a.starts_dtype) - start;
         int64_t id = peri_index(a.ids, i, a.ids_dtype), out = -1;
         bool whole = a.remap && size == 0, good = id >= 0 && (id < size || whole);
         if (good) out = whole ? id : a.remap ? peri_index(a.remap, start + id, a.remap_dtype) : start + id;
@@ -37,7 +38,7 @@ struct row_of {
     }
 };
 
-/* -- rows of several matrices -------------------------------------------------------------------------------------------------------- */
+/* -- rows of several matrices -------------------------------------------------------------------------------------- */
 
 /** The last matrix whose word is at most @x. */
 __device__ const int64_t *matrix_of(const peri_k_batch_select_args &a, int word, int64_t x)
@@ -63,10 +64,12 @@ template <class T> struct select_row {
     __device__ void operator()(int64_t k, int lane, unsigned) const
     {
         const int64_t *m = matrix_of(a, PERI_SELECT_PLACE, k);
-        const T *from = (const T *)a.matrix + m[PERI_SELECT_FROM] + (a.rows[k] - m[PERI_SELECT_ROW]) * m[PERI_SELECT_COLUMNS];
+        const T *from =
+            (const T *)a.matrix + m[PERI_SELECT_FROM] + (a.rows[k] - m[PERI_SELECT_ROW]) * m[PERI_SELECT_COLUMNS];
         T *to = (T *)a.result + place_in_result(a, m, k);
         const int64_t words = m[PERI_SELECT_COLUMNS], bytes = words * (int64_t)sizeof(T);
-        if (((uintptr_t)to | (uintptr_t)from | (uintptr_t)bytes) % 16 == 0) peri_row_copy<uint4>(to, from, bytes / 16, lane, 32);
+        if (((uintptr_t)to | (uintptr_t)from | (uintptr_t)bytes) % 16 == 0)
+            peri_row_copy<uint4>(to, from, bytes / 16, lane, 32);
         else peri_row_copy<T>(to, from, words, lane, 32);
     }
 };
@@ -89,7 +92,7 @@ template <class T> struct select_sum_row {
     }
 };
 
-/* -- numbers by id ------------------------------------------------------------------------------------------------------------------- */
+/* -- numbers by id ------------------------------------------------------------------------------------------------- */
 
 /** i = bag * tasks + task. */
 template <class T> struct sum_bag {
@@ -98,7 +101,8 @@ template <class T> struct sum_bag {
     {
         int64_t bag = i / a.tasks, task = i - bag * a.tasks, t = bag / a.batch, b = bag - t * a.batch;
         T sum = 0;
-        for (int64_t k = peri_index(a.offsets, bag, a.offsets_dtype); k < peri_index(a.offsets, bag + 1, a.offsets_dtype); k++)
+        for (int64_t k = peri_index(a.offsets, bag, a.offsets_dtype);
+             k < peri_index(a.offsets, bag + 1, a.offsets_dtype); k++)
             sum += ((const T *)a.weight)[task * a.width + a.rows[k]];
         ((T *)a.out)[(task * a.batch + b) * a.tables + t] = sum;
     }
@@ -157,13 +161,14 @@ template <class T> struct sum_id {
     }
 };
 
-/* -- bags and pruned tables ---------------------------------------------------------------------------------------------------------- */
+/* -- bags and pruned tables ---------------------------------------------------------------------------------------- */
 
 struct slice_bag {
     peri_k_slice_bounds_args a;
     __device__ void operator()(int64_t b) const
     {
-        int64_t first = peri_index(a.offsets, b, a.offsets_dtype), members = peri_index(a.offsets, b + 1, a.offsets_dtype) - first;
+        int64_t first = peri_index(a.offsets, b, a.offsets_dtype),
+                members = peri_index(a.offsets, b + 1, a.offsets_dtype) - first;
         int64_t start = peri_index(a.start, b, a.start_dtype), rest = members - start;
         bool good = start >= 0 && start <= members;
         if (!good) peri_atomic_min(a.bad, b);
@@ -213,7 +218,8 @@ struct insert_table {
     __device__ void operator()(int64_t t) const
     {
         table_slots s(a, t);
-        int64_t i = peri_index(a.offsets, t * a.step, a.offsets_dtype), last = peri_index(a.offsets, (t + 1) * a.step, a.offsets_dtype);
+        int64_t i = peri_index(a.offsets, t * a.step, a.offsets_dtype),
+                last = peri_index(a.offsets, (t + 1) * a.step, a.offsets_dtype);
         for (; i < last && s.slots > 0; i++) {
             int64_t id = peri_index(a.ids, i, a.ids_dtype), row = peri_index(a.rows, i, a.rows_dtype), slot = -1;
             if (row == -1 && id >= 0) continue;
@@ -243,14 +249,14 @@ struct find_row {
     }
 };
 
-/* -- hashes and calibration ---------------------------------------------------------------------------------------------------------- */
+/* -- hashes and calibration ---------------------------------------------------------------------------------------- */
 
 struct hash_one {
     peri_k_murmur_hash3_args a;
     __device__ void operator()(int64_t i) const
     {
-        a.out[i] =
-            (int64_t)peri_k_murmur((uint64_t)a.x[i], (uint64_t)(a.y ? a.y[i] : a.y_number), (uint64_t)(a.seed ? a.seed[i] : a.seed_number));
+        a.out[i] = (int64_t)peri_k_murmur((uint64_t)a.x[i], (uint64_t)(a.y ? a.y[i] : a.y_number),
+                                          (uint64_t)(a.seed ? a.seed[i] : a.seed_number));
     }
 };
 
@@ -318,7 +324,8 @@ PERI_CUDA_KERNEL(unary_sum)
 PERI_CUDA_KERNEL(unary_sum_back)
 {
     begin *= a->tasks, end *= a->tasks;
-    return a->dtype == PERI_F64 ? each(begin, end, c, sum_bag_back<double>{*a}) : each(begin, end, c, sum_bag_back<float>{*a});
+    return a->dtype == PERI_F64 ? each(begin, end, c, sum_bag_back<double>{*a})
+                                : each(begin, end, c, sum_bag_back<float>{*a});
 }
 
 /** Keys, sorted keys, places, sorted places; then CUB's. */
@@ -326,13 +333,14 @@ PERI_CUDA_SCRATCH(weights_by_id) { return 4 * peri_part(8 * a->n) + peri_part((i
 
 PERI_CUDA_OP(weights_by_id)
 {
-    int64_t part = peri_part(8 * a->n), *places = (int64_t *)(c->scratch + 2 * part), *moved = (int64_t *)(c->scratch + 3 * part);
+    int64_t part = peri_part(8 * a->n), *places = (int64_t *)(c->scratch + 2 * part),
+            *moved = (int64_t *)(c->scratch + 3 * part);
     uint64_t *keys = (uint64_t *)c->scratch, *sorted = (uint64_t *)(c->scratch + part);
     size_t bytes = (size_t)(c->bytes - 4 * part);
     if (a->n > 0) {
         PERI_CUDA_TRY(each(0, a->n, c, keys_of_ids{*a, keys, places}));
-        PERI_CUDA_TRY(peri_sort_pairs(c->scratch + 4 * part, bytes, (const uint64_t *)keys, sorted, (const int64_t *)places, moved, a->n, 0,
-                                      64, c->stream));
+        PERI_CUDA_TRY(peri_sort_pairs(c->scratch + 4 * part, bytes, (const uint64_t *)keys, sorted,
+                                      (const int64_t *)places, moved, a->n, 0, 64, c->stream));
     }
     if (a->dtype == PERI_F64) return each(0, a->numbers, c, sum_id<double>{*a, sorted, moved});
     return each(0, a->numbers, c, sum_id<float>{*a, sorted, moved});

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mask.cu: rows that a mask picks (kernels/lookup.h). Blocks of PERI_JAGGED_BLOCK rows are counted, CUB sums the counts, and a block of
- * threads
+ * mask.cu: rows that a mask picks (kernels/lookup.h). Blocks of PERI_JAGGED_BLOCK rows are counted, CUB sums the
+ * counts, and a block of threads
  * numbers the rows of each; then its warps copy them.
  */
 #include "cub.cuh"
@@ -41,7 +41,8 @@ template <int WHAT, class T> __global__ void __launch_bounds__(PERI_BLOCK) move_
         for (int64_t k = 0; k < PERI_JAGGED_BLOCK && b * PERI_JAGGED_BLOCK + k < a.n; k += PERI_BLOCK) {
             int64_t first = b * PERI_JAGGED_BLOCK + k, i = first + threadIdx.x;
             bool picked = i < a.n && a.mask[i] != 0;
-            int64_t upto = peri_block_scan(picked, &all); /* called here by all threads, whether their row is picked or not */
+            int64_t upto = peri_block_scan(picked, &all); /* called here by all threads, whether their row is picked or
+                                                             not */
             int64_t place = picked ? before + upto - 1 : -1;
             before += all;
             if (WHAT == PLACES) {
@@ -105,7 +106,8 @@ template <int WHAT, class T> cudaError_t moved(const peri_k_mask_args *given, co
 {
     peri_k_mask_args a = *given;
     PERI_CUDA_TRY(number(&a, c));
-    return peri_cuda_launch(move_rows<WHAT, T>, peri_cuda_grid(blocks_of(a.n), 1, c), PERI_BLOCK, 0, c, a, blocks_of(a.n));
+    return peri_cuda_launch(move_rows<WHAT, T>, peri_cuda_grid(blocks_of(a.n), 1, c), PERI_BLOCK, 0, c, a,
+                            blocks_of(a.n));
 }
 
 } // namespace

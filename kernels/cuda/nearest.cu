@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * nearest.cu: the largest products (kernels/nearest.h). A block has a part of the items and one query: by chunks, its warps make the
- * products, and the best of a chunk, one after the other, go into the list of the best so far, until one is not better than the list's
- * last. Then a block a query does the same with what the parts have found.
+ * nearest.cu: the largest products (kernels/nearest.h). A block has a part of the items and one query: by chunks, its
+ * warps make the products, and the best of a chunk, one after the other, go into the list of the best so far, until one
+ * is not better than the list's last. Then a block a query does the same with what the parts have found.
  */
 #include "value.cuh"
 
@@ -52,8 +52,9 @@ __device__ void insert(best &b, float s, int64_t i)
     __syncthreads();
 }
 
-/** The best of keys[0..CHUNK) go into the list, as long as they are better than its last. A key: a score's bits, and 2^32 - 1 - its place,
- *  so that of equal ones the first is the largest; 0: nothing. Places have number `first` + place, or indices[place]. */
+/** The best of keys[0..CHUNK) go into the list, as long as they are better than its last. A key: a score's bits, and
+ *  2^32 - 1 - its place, so that of equal ones the first is the largest; 0: nothing. Places have number `first` +
+ *  place, or indices[place]. */
 __device__ void take(best &b, uint64_t *keys, int64_t first, const int64_t *indices)
 {
     for (;;) {
@@ -69,7 +70,10 @@ __device__ void take(best &b, uint64_t *keys, int64_t first, const int64_t *indi
     }
 }
 
-__device__ __forceinline__ uint64_t key_of(float s, int place) { return (uint64_t)ordered(s) << 32 | (0xffffffffu - (uint32_t)place); }
+__device__ __forceinline__ uint64_t key_of(float s, int place)
+{
+    return (uint64_t)ordered(s) << 32 | (0xffffffffu - (uint32_t)place);
+}
 
 /** Number @d of an item. */
 __device__ __forceinline__ float number(const peri_op_nearest &a, const uint8_t *item, const k_scale &s, int64_t d)
@@ -139,7 +143,9 @@ __global__ void __launch_bounds__(PERI_BLOCK) merge(peri_k_nearest_args a)
             const int64_t at = (p * a.op.n_queries + q) * k;
             for (int64_t from = 0; from < k; from += CHUNK) {
                 for (int e = (int)threadIdx.x; e < CHUNK; e += PERI_BLOCK)
-                    keys[e] = from + e < k && a.part_indices[at + from + e] >= 0 ? key_of(a.part_scores[at + from + e], e) : 0;
+                    keys[e] = from + e < k && a.part_indices[at + from + e] >= 0
+                                  ? key_of(a.part_scores[at + from + e], e)
+                                  : 0;
                 __syncthreads();
                 take(b, keys, 0, a.part_indices + at + from);
             }

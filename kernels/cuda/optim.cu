@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * optim.cu: kernels/optim.h. A launch updates a list of parameters: each block of threads takes a chunk of one of them, pack by pack
- * (vector.cuh), and looks up whose chunk it is. Norms are sums in double whose order the sizes fix.
+ * optim.cu: kernels/optim.h. A launch updates a list of parameters: each block of threads takes a chunk of one of them,
+ * pack by pack (vector.cuh), and looks up whose chunk it is. Norms are sums in double whose order the sizes fix.
  */
 #include "cuda.h"
 #include "functions.cuh"
@@ -29,7 +29,10 @@ __device__ __forceinline__ int part_of(const peri_optim_list &list, int64_t unit
     }
     return low;
 }
-__device__ __forceinline__ int64_t first_of(const peri_optim_list &list, int part) { return part ? list.part[part - 1].end : 0; }
+__device__ __forceinline__ int64_t first_of(const peri_optim_list &list, int part)
+{
+    return part ? list.part[part - 1].end : 0;
+}
 
 /** The gradient with its sign and weight decay. */
 template <class T, class A> __device__ __forceinline__ T decayed(const A &a, T w, T g, double weight_decay)
@@ -37,13 +40,15 @@ template <class T, class A> __device__ __forceinline__ T decayed(const A &a, T w
     return (a.maximize ? -g : g) + (T)weight_decay * w;
 }
 
-/* -- updates of one element: of its weight w, gradient g and states s, which become the new ones --------------------------------------- */
+/* -- updates of one element: of its weight w, gradient g and states s, which become the new ones ------------------- */
 
-/** STATES: how many arrays of states there are at most; has[k]: whether this launch has the k-th. GRADIENT: whether it reads gradients. */
+/** STATES: how many arrays of states there are at most; has[k]: whether this launch has the k-th. GRADIENT: whether it
+ *  reads gradients. */
 struct sgd_step {
     typedef peri_k_optim_sgd_args arguments;
     enum { STATES = 1, GRADIENT = 1 };
-    template <class T> static __device__ __forceinline__ void step(const arguments &a, const bool (&has)[3], T &w, T g, T (&s)[3])
+    template <class T>
+    static __device__ __forceinline__ void step(const arguments &a, const bool (&has)[3], T &w, T g, T (&s)[3])
     {
         g = decayed<T>(a, w, g, a.weight_decay);
         if (has[0]) {
@@ -58,7 +63,8 @@ struct sgd_step {
 struct adagrad_step {
     typedef peri_k_optim_adagrad_args arguments;
     enum { STATES = 1, GRADIENT = 1 };
-    template <class T> static __device__ __forceinline__ void step(const arguments &a, const bool (&)[3], T &w, T g, T (&s)[3])
+    template <class T>
+    static __device__ __forceinline__ void step(const arguments &a, const bool (&)[3], T &w, T g, T (&s)[3])
     {
         g = decayed<T>(a, w, g, a.weight_decay);
         s[0] = s[0] + g * g;
@@ -69,7 +75,8 @@ struct adagrad_step {
 struct adam_step {
     typedef peri_k_optim_adam_args arguments;
     enum { STATES = 3, GRADIENT = 1 };
-    template <class T> static __device__ __forceinline__ void step(const arguments &a, const bool (&has)[3], T &w, T g, T (&s)[3])
+    template <class T>
+    static __device__ __forceinline__ void step(const arguments &a, const bool (&has)[3], T &w, T g, T (&s)[3])
     {
         g = decayed<T>(a, w, g, a.decoupled ? 0 : a.weight_decay);
         if (a.decoupled) w *= (T)(1 - a.lr * a.weight_decay);
@@ -87,7 +94,8 @@ struct adam_step {
 struct rmsprop_step {
     typedef peri_k_optim_rmsprop_args arguments;
     enum { STATES = 3, GRADIENT = 1 };
-    template <class T> static __device__ __forceinline__ void step(const arguments &a, const bool (&has)[3], T &w, T g, T (&s)[3])
+    template <class T>
+    static __device__ __forceinline__ void step(const arguments &a, const bool (&has)[3], T &w, T g, T (&s)[3])
     {
         g = decayed<T>(a, w, g, a.weight_decay);
         T d = (T)a.alpha * s[0] + (T)(1 - a.alpha) * g * g;
@@ -108,7 +116,8 @@ struct rmsprop_step {
 struct clip_norm_step {
     typedef peri_k_clip_norm_args arguments;
     enum { STATES = 0, GRADIENT = 0 };
-    template <class T> static __device__ __forceinline__ void step(const arguments &a, const bool (&)[3], T &w, T, T (&)[3])
+    template <class T>
+    static __device__ __forceinline__ void step(const arguments &a, const bool (&)[3], T &w, T, T (&)[3])
     {
         const double factor = a.limit / (a.norm[0] + 1e-6);
         w *= (T)(factor > 1 ? 1 : factor);
@@ -118,14 +127,15 @@ struct clip_norm_step {
 struct clip_value_step {
     typedef peri_k_clip_value_args arguments;
     enum { STATES = 0, GRADIENT = 0 };
-    template <class T> static __device__ __forceinline__ void step(const arguments &a, const bool (&)[3], T &w, T, T (&)[3])
+    template <class T>
+    static __device__ __forceinline__ void step(const arguments &a, const bool (&)[3], T &w, T, T (&)[3])
     {
         const T limit = (T)a.limit;
         w = w > limit ? limit : w < -limit ? -limit : w;
     }
 };
 
-/* -- chunks of parameters ------------------------------------------------------------------------------------------------------------- */
+/* -- chunks of parameters ------------------------------------------------------------------------------------------ */
 
 /** Packs of a thread in a chunk: their loads are in flight together. */
 enum { AT_ONCE = 1 };
@@ -137,8 +147,9 @@ struct chunks {
 };
 
 template <class E, class S, bool WHOLE>
-__device__ __forceinline__ void update_pack(const typename S::arguments &a, const peri_optim_part &p, const bool (&has)[3],
-                                            const peri_pack<E> &of_g, peri_pack<E> of_w, peri_pack<E> (&of_s)[3], int64_t i, int n)
+__device__ __forceinline__ void update_pack(const typename S::arguments &a, const peri_optim_part &p,
+                                            const bool (&has)[3], const peri_pack<E> &of_g, peri_pack<E> of_w,
+                                            peri_pack<E> (&of_s)[3], int64_t i, int n)
 {
     typedef PERI_COMPUTED(E) T;
     const int N = peri_pack<E>::N;
@@ -164,12 +175,14 @@ __device__ __forceinline__ void update_pack(const typename S::arguments &a, cons
 
 /** Elements [first, last) of part p, by a block of threads: PER_THREAD packs of each at once. */
 template <class E, class S, int PER_THREAD, bool WHOLE>
-__device__ __forceinline__ void update_chunk(const typename S::arguments &a, const peri_optim_part &p, int64_t first, int64_t last)
+__device__ __forceinline__ void update_chunk(const typename S::arguments &a, const peri_optim_part &p, int64_t first,
+                                             int64_t last)
 {
     const int N = peri_pack<E>::N;
     const bool has[3] = {p.state[0] != NULL, p.state[1] != NULL, p.state[2] != NULL};
     for (int64_t from = first + threadIdx.x * N; from < last; from += PER_THREAD * PERI_BLOCK * N) {
-        peri_pack<E> w[PER_THREAD] = {}, g[PER_THREAD] = {}, s[PER_THREAD][3] = {}; /* a state that is left out counts as 0 */
+        /* a state that is left out counts as 0 */
+        peri_pack<E> w[PER_THREAD] = {}, g[PER_THREAD] = {}, s[PER_THREAD][3] = {};
         PERI_UNROLL
         for (int q = 0; q < PER_THREAD; q++) {
             const int64_t i = from + q * PERI_BLOCK * N, left = last - i;
@@ -206,7 +219,8 @@ __global__ void __launch_bounds__(PERI_BLOCK)
         }
         const int64_t before = first_of(a.list, low), all = a.list.part[low].end - before;
         const int64_t start = begin > before ? begin - before : 0, stop = end - before < all ? end - before : all;
-        const int64_t first = start + (int64_t)(b - (low ? c.end[low - 1] : 0)) * size, last = first + size < stop ? first + size : stop;
+        const int64_t first = start + (int64_t)(b - (low ? c.end[low - 1] : 0)) * size,
+                      last = first + size < stop ? first + size : stop;
         /* Whole packs first; what is left of the part is less than a pack. */
         const int64_t middle = c.aligned >> low & 1 ? last - (last - first) % peri_pack<E>::N : first;
         update_chunk<E, S, PACKS, true>(a, a.list.part[low], first, middle);
@@ -223,7 +237,8 @@ cudaError_t update(const typename S::arguments *a, int64_t begin, int64_t end, c
     for (int32_t i = 0; i < a->list.n; i++) {
         const peri_optim_part *p = &a->list.part[i];
         const int64_t start = begin > before ? begin : before, stop = end < p->end ? end : p->end;
-        uint64_t bits = (uint64_t)p->w | (uint64_t)p->g | (uint64_t)p->state[0] | (uint64_t)p->state[1] | (uint64_t)p->state[2];
+        uint64_t bits =
+            (uint64_t)p->w | (uint64_t)p->g | (uint64_t)p->state[0] | (uint64_t)p->state[1] | (uint64_t)p->state[2];
         bits |= (uint64_t)(start - before) * sizeof(typename E::type);
         if (stop > start) count += (stop - start + size - 1) / size;
         if (bits % 16 == 0) c.aligned |= (uint64_t)1 << i;
@@ -231,13 +246,14 @@ cudaError_t update(const typename S::arguments *a, int64_t begin, int64_t end, c
         before = p->end;
     }
     if (count == 0) return cudaSuccess;
-    return peri_cuda_launch(update_kernel<E, S, PACKS>, peri_cuda_grid(count, 1, call, 1 << 12), PERI_BLOCK, 0, call, *a, c, begin, end);
+    return peri_cuda_launch(update_kernel<E, S, PACKS>, peri_cuda_grid(count, 1, call, 1 << 12), PERI_BLOCK, 0, call,
+                            *a, c, begin, end);
 }
 
 /** A warp a row. */
 template <class T>
-__global__ void __launch_bounds__(PERI_BLOCK) rowwise_kernel(const PERI_CONSTANT peri_k_optim_rowwise_adagrad_args a, int64_t begin,
-                                                             int64_t end)
+__global__ void __launch_bounds__(PERI_BLOCK)
+    rowwise_kernel(const PERI_CONSTANT peri_k_optim_rowwise_adagrad_args a, int64_t begin, int64_t end)
 {
     const int lane = peri_lane();
     for (int64_t unit = begin + peri_grid_thread() / 32; unit < end; unit += peri_grid_threads() / 32) {
@@ -260,7 +276,7 @@ __global__ void __launch_bounds__(PERI_BLOCK) rowwise_kernel(const PERI_CONSTANT
     }
 }
 
-/* -- norms ----------------------------------------------------------------------------------------------------------------------------- */
+/* -- norms --------------------------------------------------------------------------------------------------------- */
 
 struct add {
     __device__ double operator()(double x, double y) const { return x + y; }
@@ -272,7 +288,8 @@ struct larger {
 
 /** A block of threads a block of elements. */
 template <class T>
-__global__ void __launch_bounds__(PERI_BLOCK) partial_norms(const PERI_CONSTANT peri_k_norm_partial_args a, int64_t begin, int64_t end)
+__global__ void __launch_bounds__(PERI_BLOCK)
+    partial_norms(const PERI_CONSTANT peri_k_norm_partial_args a, int64_t begin, int64_t end)
 {
     const bool most = isinf(a.p);
     for (int64_t unit = begin + blockIdx.x; unit < end; unit += gridDim.x) {
@@ -297,7 +314,8 @@ __global__ void __launch_bounds__(PERI_BLOCK) finish_norm(peri_k_norm_finish_arg
 {
     const bool most = isinf(a.p);
     double sum = 0;
-    for (int64_t k = threadIdx.x; k < a.count; k += PERI_BLOCK) sum = most ? larger()(sum, a.partial[k]) : sum + a.partial[k];
+    for (int64_t k = threadIdx.x; k < a.count; k += PERI_BLOCK)
+        sum = most ? larger()(sum, a.partial[k]) : sum + a.partial[k];
     sum = most ? peri_block_combine(sum, larger()) : peri_block_combine(sum, add());
     if (threadIdx.x != 0) return;
     a.out[0] = !a.root || most ? sum : a.p == 2 ? sqrt(sum) : a.p == 1 ? sum : pow(sum, 1 / a.p);
@@ -305,7 +323,8 @@ __global__ void __launch_bounds__(PERI_BLOCK) finish_norm(peri_k_norm_finish_arg
 
 } // namespace
 
-#define BY_DTYPE(step) (a->dtype == PERI_F64 ? update<peri_f64, step>(a, begin, end, c) : update<peri_f32, step>(a, begin, end, c))
+#define BY_DTYPE(step)                                                                                                 \
+    (a->dtype == PERI_F64 ? update<peri_f64, step>(a, begin, end, c) : update<peri_f32, step>(a, begin, end, c))
 
 PERI_CUDA_KERNEL(optim_sgd) { return BY_DTYPE(sgd_step); }
 PERI_CUDA_KERNEL(optim_adagrad) { return BY_DTYPE(adagrad_step); }

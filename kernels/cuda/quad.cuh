@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quad.cuh: four neighbouring numbers or bytes at a time, in one access where they are aligned and all there. Rows of bytes have no
- * alignment.
+ * quad.cuh: four neighbouring numbers or bytes at a time, in one access where they are aligned and all there. Rows of
+ * bytes have no alignment.
  */
 #ifndef PERI_KERNELS_CUDA_QUAD_CUH
 #define PERI_KERNELS_CUDA_QUAD_CUH
@@ -9,7 +9,8 @@
 #include "value.cuh"
 
 /** Numbers [i, i + 4) of x[n] as f32. Those that are not there are @rest. */
-template <class T> static __device__ __forceinline__ float4 peri_load_quad(const typename T::type *x, int64_t i, int64_t n, float rest)
+template <class T>
+static __device__ __forceinline__ float4 peri_load_quad(const typename T::type *x, int64_t i, int64_t n, float rest)
 {
     struct alignas(4 * sizeof(typename T::type)) four {
         typename T::type v[4];
@@ -18,13 +19,15 @@ template <class T> static __device__ __forceinline__ float4 peri_load_quad(const
         const four f = *(const four *)(x + i);
         return make_float4(T::load(f.v, 0), T::load(f.v, 1), T::load(f.v, 2), T::load(f.v, 3));
     }
-    return make_float4(i < n ? T::load(x, i) : rest, i + 1 < n ? T::load(x, i + 1) : rest, i + 2 < n ? T::load(x, i + 2) : rest,
-                       i + 3 < n ? T::load(x, i + 3) : rest);
+    return make_float4(i < n ? T::load(x, i) : rest, i + 1 < n ? T::load(x, i + 1) : rest,
+                       i + 2 < n ? T::load(x, i + 2) : rest, i + 3 < n ? T::load(x, i + 3) : rest);
 }
 
-/** Numbers [i, i + 4) and [j, j + 4) of x[n]; those that are not there are 0. Where all are, both loads are in flight at once. */
+/** Numbers [i, i + 4) and [j, j + 4) of x[n]; those that are not there are 0. Where all are, both loads are in flight
+ *  at once. */
 template <class T>
-static __device__ __forceinline__ void peri_load_quads(const typename T::type *x, int64_t i, int64_t j, int64_t n, float4 (&v)[2])
+static __device__ __forceinline__ void peri_load_quads(const typename T::type *x, int64_t i, int64_t j, int64_t n,
+                                                       float4 (&v)[2])
 {
     struct alignas(4 * sizeof(typename T::type)) four {
         typename T::type v[4];
@@ -40,7 +43,8 @@ static __device__ __forceinline__ void peri_load_quads(const typename T::type *x
 }
 
 /** The reverse: numbers that are not there are not written. */
-template <class T> static __device__ __forceinline__ void peri_store_quad(typename T::type *x, int64_t i, int64_t n, float4 v)
+template <class T>
+static __device__ __forceinline__ void peri_store_quad(typename T::type *x, int64_t i, int64_t n, float4 v)
 {
     struct alignas(4 * sizeof(typename T::type)) four {
         typename T::type v[4];
@@ -60,7 +64,8 @@ template <class T> static __device__ __forceinline__ void peri_store_quad(typena
 
 /** Numbers [i, i + N) of x[n] in one access where they are aligned and all there. */
 template <class T, int N>
-static __device__ __forceinline__ void peri_store_numbers(typename T::type *x, int64_t i, int64_t n, const float (&v)[N])
+static __device__ __forceinline__ void peri_store_numbers(typename T::type *x, int64_t i, int64_t n,
+                                                          const float (&v)[N])
 {
     struct alignas(N * sizeof(typename T::type)) many {
         typename T::type v[N];
@@ -104,10 +109,12 @@ static __device__ __forceinline__ void peri_store_bytes(uint8_t *p, int64_t n, u
         if (k < n) p[k] = (uint8_t)(word >> 8 * k);
 }
 
-/** words[k] = @bytes (8, 4, 2, 1, no more than a W has) bytes from p + k * @step on, which are aligned, while that is less than @left; else
+/** words[k] = @bytes (8, 4, 2, 1, no more than a W has) bytes from p + k * @step on, which are aligned, while that is
+ *  less than @left; else
  *  0. All loads are in flight at once. */
 template <class W, int K>
-static __device__ __forceinline__ void peri_load_codes(const uint8_t *p, int step, int64_t left, int bytes, W (&words)[K])
+static __device__ __forceinline__ void peri_load_codes(const uint8_t *p, int step, int64_t left, int bytes,
+                                                       W (&words)[K])
 {
     PERI_UNROLL
     for (int k = 0; k < K; k++) words[k] = 0;
@@ -136,7 +143,13 @@ static __device__ __forceinline__ uint64_t peri_load_code(const uint8_t *p, int6
 }
 
 /** An f32 at any byte. */
-static __device__ __forceinline__ float peri_load_float(const uint8_t *p) { return __uint_as_float(peri_load_bytes(p, 4)); }
-static __device__ __forceinline__ void peri_store_float(uint8_t *p, float x) { peri_store_bytes(p, 4, __float_as_uint(x)); }
+static __device__ __forceinline__ float peri_load_float(const uint8_t *p)
+{
+    return __uint_as_float(peri_load_bytes(p, 4));
+}
+static __device__ __forceinline__ void peri_store_float(uint8_t *p, float x)
+{
+    peri_store_bytes(p, 4, __float_as_uint(x));
+}
 
 #endif

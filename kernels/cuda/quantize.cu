@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quantize.cu: kernels/quantize.h. 8 or 32 lanes have a row. On the way there each has four neighbours at a time, and the second pass over
- * a row finds it in the cache; on the way back, the codes of 16 bytes of the result, several of them in flight.
+ * quantize.cu: kernels/quantize.h. 8 or 32 lanes have a row. On the way there each has four neighbours at a time, and
+ * the second pass over a row finds it in the cache; on the way back, the codes of 16 bytes of the result, several of
+ * them in flight.
  */
 #include "quad.cuh"
 
@@ -11,7 +12,10 @@
 namespace {
 
 /** Bytes of the codes of @cols numbers. */
-__device__ __forceinline__ int64_t code_bytes(const peri_k_rows_args &a, int64_t cols) { return (cols * a.bits + 7) / 8; }
+__device__ __forceinline__ int64_t code_bytes(const peri_k_rows_args &a, int64_t cols)
+{
+    return (cols * a.bits + 7) / 8;
+}
 
 __device__ uint32_t code_of(const peri_k_rows_args &a, const k_scale &s, float x)
 {
@@ -25,7 +29,8 @@ __device__ void store_scale(const peri_k_rows_args &a, uint8_t *row, const k_sca
 {
     if (a.scale_at < 0) return;
     if (a.half) {
-        /* Rows are compared byte by byte: where there is no scale, its NaN has the bits of ref's, not those of the hardware's. */
+        /* Rows are compared byte by byte: where there is no scale, its NaN has the bits of ref's, not those of the
+         * hardware's. */
         peri_store_bytes(row + a.scale_at, 4, s.scale == s.scale ? peri_f16::pair(s.scale, s.bias) : 0x7e007e00u);
     } else {
         peri_store_float(row + a.scale_at, s.scale);
@@ -126,17 +131,20 @@ template <class T, int LANES> struct restore_row {
             PERI_UNROLL
             for (int k = 0; k < AHEAD; k++) put(words[k], i + VEC * LANES * k);
         }
-        for (; i < a.cols; i += VEC * LANES) put(peri_load_code(codes + i * a.bits / 8, code_bytes(a, a.cols - i), bytes), i);
+        for (; i < a.cols; i += VEC * LANES)
+            put(peri_load_code(codes + i * a.bits / 8, code_bytes(a, a.cols - i), bytes), i);
     }
 };
 
 template <template <class, int> class F, class T>
 cudaError_t rows_of(const peri_k_rows_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
-    return a->cols <= F<T, 8>::NARROW ? each_group<8>(begin, end, c, F<T, 8>{*a}) : each_group<32>(begin, end, c, F<T, 32>{*a});
+    return a->cols <= F<T, 8>::NARROW ? each_group<8>(begin, end, c, F<T, 8>{*a})
+                                      : each_group<32>(begin, end, c, F<T, 32>{*a});
 }
 
-template <template <class, int> class F> cudaError_t rows(const peri_k_rows_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+template <template <class, int> class F>
+cudaError_t rows(const peri_k_rows_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     switch (a->dtype) {
     case PERI_F32: return rows_of<F, peri_f32>(a, begin, end, c);

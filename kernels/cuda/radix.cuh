@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * radix.cuh: a stable sort of 64-bit keys by some of their bits, for callers that make the keys themselves and count their digits on the
- * way. CUB's sort reads all keys once more to count, sums up in a launch of its own, and clears its memory in pieces; for the few
- * hundred thousand keys of a batch these launches take longer than the sort.
+ * radix.cuh: a stable sort of 64-bit keys by some of their bits, for callers that make the keys themselves and count
+ * their digits on the way. CUB's sort reads all keys once more to count, sums up in a launch of its own, and clears its
+ * memory in pieces; for the few hundred thousand keys of a batch these launches take longer than the sort.
  *
- * From the lowest digit to the highest, one launch a digit. A thread block takes a tile of keys, ranks them in shared memory, and has to
- * know how many keys with each digit lie in the tiles before: it adds up what they have published, from the nearest back to the first that
- * published a sum of its own (Merrill and Garland's decoupled look-back; Adinets and Merrill's Onesweep). Tiles are taken in the order of a
- * counter, so that a block only waits for blocks that run.
+ * From the lowest digit to the highest, one launch a digit. A thread block takes a tile of keys, ranks them in shared
+ * memory, and has to know how many keys with each digit lie in the tiles before: it adds up what they have published,
+ * from the nearest back to the first that published a sum of its own (Merrill and Garland's decoupled look-back;
+ * Adinets and Merrill's Onesweep). Tiles are taken in the order of a counter, so that a block only waits for blocks
+ * that run.
  */
 #ifndef PERI_KERNELS_CUDA_RADIX_CUH
 #define PERI_KERNELS_CUDA_RADIX_CUH
@@ -28,7 +29,10 @@ struct peri_radix {
     int64_t published, next, cleared, keys[2], bytes; /* the first `cleared` bytes start as 0 */
 
     /** [passes][PERI_RADIX]: keys with each digit. The caller counts. */
-    __host__ __device__ unsigned long long *counts_of(int pass) const { return (unsigned long long *)scratch + pass * PERI_RADIX; }
+    __host__ __device__ unsigned long long *counts_of(int pass) const
+    {
+        return (unsigned long long *)scratch + pass * PERI_RADIX;
+    }
     /** [PERI_RADIX] of a tile: see peri_radix_state. */
     __device__ unsigned long long *published_of(int pass, int64_t tile) const
     {
@@ -87,11 +91,13 @@ static __device__ __forceinline__ unsigned long long peri_radix_published(unsign
 #endif
 }
 
-/** Rank a warp's keys: place[i] = of the keys before key i, those with the same digit. counts: of each digit, all of them in the end.
- *  lanes: of each digit, the lanes whose key has it; 0 before and after. Both are the warp's own, in shared memory. */
+/** Rank a warp's keys: place[i] = of the keys before key i, those with the same digit. counts: of each digit, all of
+ *  them in the end. lanes: of each digit, the lanes whose key has it; 0 before and after. Both are the warp's own, in
+ *  shared memory. */
 template <int ITEMS>
-static __device__ __forceinline__ void peri_radix_rank(const peri_radix &r, int pass, const uint64_t (&keys)[ITEMS], int left,
-                                                       unsigned *counts, unsigned *lanes, unsigned (&place)[ITEMS])
+static __device__ __forceinline__ void peri_radix_rank(const peri_radix &r, int pass, const uint64_t (&keys)[ITEMS],
+                                                       int left, unsigned *counts, unsigned *lanes,
+                                                       unsigned (&place)[ITEMS])
 {
     PERI_UNROLL
     for (int i = 0; i < ITEMS; i++) {
@@ -129,12 +135,15 @@ static __device__ __forceinline__ uint64_t peri_radix_before(unsigned long long 
     return before;
 }
 
-/** One pass: the keys of @from by digit @pass into @to. Each warp of a block has a part of its tile, 32 keys at a time. */
-static __global__ void __launch_bounds__(PERI_RADIX, 3) peri_radix_pass(peri_radix r, int pass, const uint64_t *from, uint64_t *to)
+/** One pass: the keys of @from by digit @pass into @to. Each warp of a block has a part of its tile, 32 keys at a
+ *  time. */
+static __global__ void __launch_bounds__(PERI_RADIX, 3)
+    peri_radix_pass(peri_radix r, int pass, const uint64_t *from, uint64_t *to)
 {
     enum { ITEMS = PERI_RADIX_ITEMS };
     PERI_SHARED(unsigned, tile_of, 1);
-    PERI_SHARED(unsigned, ranks, PERI_WARPS * PERI_RADIX); /* [warp][digit]: keys of the warp that have it; then of the warps before */
+    PERI_SHARED(unsigned, ranks, PERI_WARPS * PERI_RADIX); /* [warp][digit]: keys of the warp that have it; then of the
+                                                              warps before */
     PERI_SHARED(unsigned, lanes, PERI_WARPS * PERI_RADIX);
     PERI_SHARED(unsigned, starts, PERI_RADIX);    /* of a digit in the sorted tile */
     PERI_SHARED(int64_t, moves, PERI_RADIX);      /* from there to its place in `to` */
@@ -150,7 +159,8 @@ static __global__ void __launch_bounds__(PERI_RADIX, 3) peri_radix_pass(peri_rad
     PERI_UNROLL
     for (int i = 0; i < ITEMS; i++) {
         const int at = first_of_warp + i * 32 + peri_lane();
-        keys[i] = at < in_tile ? from[begin + at] : ~(uint64_t)0; /* has the last digit, and is behind all others that have it */
+        /* has the last digit, and is behind all others that have it */
+        keys[i] = at < in_tile ? from[begin + at] : ~(uint64_t)0;
     }
     unsigned *const mine = ranks + warp * PERI_RADIX;
     peri_radix_rank(r, pass, keys, in_tile - first_of_warp, mine, lanes + warp * PERI_RADIX, place);

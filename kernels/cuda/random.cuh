@@ -14,7 +14,8 @@ static __device__ __forceinline__ uint32_t peri_random_word(uint64_t seed, uint6
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     PERI_UNROLL
     for (int round = 0; round < 10; round++, k0 += 0x9e3779b9u, k1 += 0xbb67ae85u) {
-        uint32_t h0 = __umulhi(0xd2511f53u, c0), l0 = 0xd2511f53u * c0, h1 = __umulhi(0xcd9e8d57u, c2), l1 = 0xcd9e8d57u * c2;
+        uint32_t h0 = __umulhi(0xd2511f53u, c0), l0 = 0xd2511f53u * c0, h1 = __umulhi(0xcd9e8d57u, c2),
+                 l1 = 0xcd9e8d57u * c2;
         c0 = h1 ^ c1 ^ k0;
         c1 = l1;
         c2 = h0 ^ c3 ^ k1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * route.cu: kernels/route.h: ids on their way to the ranks that own their rows. A bag of a partition is 8 lanes': they read 8 ids at a
- * time, one after the other in memory, and place them among themselves by a match of their strands.
+ * route.cu: kernels/route.h: ids on their way to the ranks that own their rows. A bag of a partition is 8 lanes': they
+ * read 8 ids at a time, one after the other in memory, and place them among themselves by a match of their strands.
  */
 #include "route.cuh"
 
@@ -35,7 +35,8 @@ struct count_bag {
         for (int64_t k = b.from + lane; k < b.to; k += IDS) {
             const int64_t key = peri_k_route_key(b.p, peri_index(a.ids, k, a.ids_i32 ? PERI_I32 : PERI_I64));
             if (key < -1 || key >= b.p->rows) bad++;
-            else if (key >= 0 && b.p->n_parts > 1) atomicAdd(&a.lengths[wire[peri_route_part(b.p, a.bounds, key)] + b.bag], 1);
+            else if (key >= 0 && b.p->n_parts > 1)
+                atomicAdd(&a.lengths[wire[peri_route_part(b.p, a.bounds, key)] + b.bag], 1);
             else mine += key >= 0;
         }
         if (b.p->n_parts == 1) {
@@ -86,10 +87,10 @@ struct mean_bag {
     }
 };
 
-/** The place on the wire of an id of each lane, all of one bag, whose strands' cursors move on; -1: it is in no strand. @part: of the
- *  lane's id, -1: none; @bag: in the partition. All lanes of @mask call it. */
-__device__ __forceinline__ int64_t next_place(int64_t *cursor, const int64_t *wire, int64_t bag, int32_t part, int32_t n_parts,
-                                              unsigned mask)
+/** The place on the wire of an id of each lane, all of one bag, whose strands' cursors move on; -1: it is in no strand.
+ *  @part: of the lane's id, -1: none; @bag: in the partition. All lanes of @mask call it. */
+__device__ __forceinline__ int64_t next_place(int64_t *cursor, const int64_t *wire, int64_t bag, int32_t part,
+                                              int32_t n_parts, unsigned mask)
 {
     const unsigned here = __ballot_sync(mask, part >= 0), same = n_parts > 1 ? __match_any_sync(mask, part) : here;
     const unsigned before = (1u << peri_lane()) - 1;
@@ -115,7 +116,8 @@ struct pack_bag {
             const int64_t place = next_place(a.cursor, wire, b.bag, part, b.p->n_parts, mask);
             if (k < b.to && kept) kept[k] = place;
             if (place < 0) continue;
-            peri_set_index(a.out, place, a.out_i32 ? PERI_I32 : PERI_I64, b.p->raw ? id : id - a.bounds[b.p->first_bound + part]);
+            peri_set_index(a.out, place, a.out_i32 ? PERI_I32 : PERI_I64,
+                           b.p->raw ? id : id - a.bounds[b.p->first_bound + part]);
             if (a.weights) a.out_weights[place] = a.weights[k];
             if (a.origins) a.origins[place] = (int32_t)(k - a.offsets[b.p->first_bag]);
         }
@@ -140,7 +142,8 @@ struct return_bag {
         const int shift = __ffs((int)mask) - 1;
         for (int32_t first = 0; first < a.n_partitions; first += IDS) {
             const peri_k_partition *p = a.partitions + first + lane;
-            const bool mine = first + lane < a.n_partitions && p->n_parts > 0 && i >= p->first_bag && i < p->first_bag + p->bags;
+            const bool mine =
+                first + lane < a.n_partitions && p->n_parts > 0 && i >= p->first_bag && i < p->first_bag + p->bags;
             for (unsigned those = __ballot_sync(mask, mine) >> shift; those; those &= those - 1)
                 add(a.partitions + first + __ffs((int)those) - 1, i, lane, mask);
         }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * route_rows.cu: kernels/route.h: rows on their way back. 16 lanes have a row of a block of columns, by 16 bytes where rows are aligned;
- * the addresses of 16 rows are found by a lane each, so that the rows' loads follow each other without waiting.
+ * route_rows.cu: kernels/route.h: rows on their way back. 16 lanes have a row of a block of columns, by 16 bytes where
+ * rows are aligned; the addresses of 16 rows are found by a lane each, so that the rows' loads follow each other
+ * without waiting.
  */
 #include "route.cuh"
 
@@ -12,13 +13,16 @@ enum { LANES = 16, AHEAD = 4 }; /* lanes of a row; loads in flight */
 __device__ __forceinline__ bool aligned16(const void *p) { return ((uintptr_t)p & 15) == 0; }
 
 __device__ __forceinline__ float add(float a, float b) { return a + b; }
-__device__ __forceinline__ float4 add(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+__device__ __forceinline__ float4 add(float4 a, float4 b)
+{
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
 __device__ __forceinline__ float divide(float a, float d) { return a / d; }
 __device__ __forceinline__ float4 divide(float4 a, float d) { return make_float4(a.x / d, a.y / d, a.z / d, a.w / d); }
 __device__ __forceinline__ void zero(float &x) { x = 0; }
 __device__ __forceinline__ void zero(float4 &x) { x = make_float4(0, 0, 0, 0); }
 
-/* -- pooled rows ------------------------------------------------------------------------------------------------------------------ */
+/* -- pooled rows --------------------------------------------------------------------------------------------------- */
 
 struct combine_cell {
     peri_k_route_combine_args a;
@@ -96,7 +100,8 @@ struct spread_cell {
 enum { BAGS = 128, TILE = 2048, SEGMENT = TILE / PERI_WARPS, GROUPS = PERI_BLOCK / LANES };
 
 /** grad[0..cols) / divisor is added to the row of @bag of every piece of @out. */
-__device__ void spread_add(const peri_k_route_spread_args &a, const peri_k_output &out, int64_t bag, const float *grad, int lane)
+__device__ void spread_add(const peri_k_route_spread_args &a, const peri_k_output &out, int64_t bag, const float *grad,
+                           int lane)
 {
     for (int64_t k = 0; k < out.n_pieces; k++) {
         const peri_k_piece p = a.pieces[out.first_piece + k];
@@ -106,9 +111,9 @@ __device__ void spread_add(const peri_k_route_spread_args &a, const peri_k_outpu
     }
 }
 
-/** The sums of outputs with an inverse. A block has BAGS neighbouring bags of an output, each of which belongs to one group of lanes. It
- *  goes through all rows by tiles: a warp lists those of its stretch of the tile that are of these bags, and every group goes through the
- *  lists in order and adds what is its own. */
+/** The sums of outputs with an inverse. A block has BAGS neighbouring bags of an output, each of which belongs to one
+ *  group of lanes. It goes through all rows by tiles: a warp lists those of its stretch of the tile that are of these
+ *  bags, and every group goes through the lists in order and adds what is its own. */
 __global__ void __launch_bounds__(PERI_BLOCK) spread_inverse(peri_k_route_spread_args a, int64_t begin, int64_t end)
 {
     PERI_SHARED(int32_t, rows, TILE);
@@ -145,7 +150,8 @@ __global__ void __launch_bounds__(PERI_BLOCK) spread_inverse(peri_k_route_spread
             for (int w = 0; w < PERI_WARPS; w++)
                 for (int e = 0; e < listed[w]; e += LANES) {
                     const int at = w * SEGMENT + e + lane;
-                    unsigned mine = __ballot_sync(mask, e + lane < listed[w] && bags[at] % GROUPS == group) >> shift & ((1u << LANES) - 1);
+                    unsigned mine = __ballot_sync(mask, e + lane < listed[w] && bags[at] % GROUPS == group) >> shift &
+                                    ((1u << LANES) - 1);
                     for (; mine; mine &= mine - 1) {
                         const int x = w * SEGMENT + e + __ffs((int)mine) - 1;
                         spread_add(a, out, first + bags[x], a.grad + (tile + rows[x]) * a.stride + out.column, lane);
@@ -156,10 +162,12 @@ __global__ void __launch_bounds__(PERI_BLOCK) spread_inverse(peri_k_route_spread
     }
 }
 
-/* -- rows of ids -------------------------------------------------------------------------------------------------------------------- */
+/* -- rows of ids --------------------------------------------------------------------------------------------------- */
 
-/** The row of id @k of an output; NULL: it has none. *divisor: that of the way back; *placed: the row is where it belongs. */
-__device__ __forceinline__ float *row_of(const peri_k_route_rows_args &a, const peri_k_rows &out, int64_t k, float *divisor, bool *placed)
+/** The row of id @k of an output; NULL: it has none. *divisor: that of the way back; *placed: the row is where it
+ *  belongs. */
+__device__ __forceinline__ float *row_of(const peri_k_route_rows_args &a, const peri_k_rows &out, int64_t k,
+                                         float *divisor, bool *placed)
 {
     int32_t part = 0;
     int64_t place = k;
@@ -168,7 +176,8 @@ __device__ __forceinline__ float *row_of(const peri_k_route_rows_args &a, const 
         place = a.places[out.place_first + k];
         if (place < 0) return nullptr;
         if (p->n_parts > 1)
-            part = peri_route_part(p, a.bounds, peri_k_route_key(p, peri_index(a.ids, out.first_id + k, a.ids_i32 ? PERI_I32 : PERI_I64)));
+            part = peri_route_part(
+                p, a.bounds, peri_k_route_key(p, peri_index(a.ids, out.first_id + k, a.ids_i32 ? PERI_I32 : PERI_I64)));
     }
     const peri_k_piece piece = a.pieces[out.first_piece + part];
     *divisor = (float)(piece.own ? out.divisor : out.sent_divisor);
@@ -176,14 +185,16 @@ __device__ __forceinline__ float *row_of(const peri_k_route_rows_args &a, const 
     return (piece.own ? a.own : a.received) + piece.offset + place * out.cols;
 }
 
-/** Stretches of LANES rows of the values, counted from row `begin`: a lane finds a row each, then they move all of them together. */
+/** Stretches of LANES rows of the values, counted from row `begin`: a lane finds a row each, then they move all of them
+ *  together. */
 template <bool BACK> struct rows_cell {
     peri_k_route_rows_args a;
     int64_t begin, end; /* rows */
     __device__ void narrow(int32_t o, int64_t &from, int64_t &to) const
     {
         const peri_k_rows &out = a.outputs[o];
-        const int64_t first = out.row > begin ? out.row : begin, stop = out.row + out.ids < end ? out.row + out.ids : end;
+        const int64_t first = out.row > begin ? out.row : begin,
+                      stop = out.row + out.ids < end ? out.row + out.ids : end;
         from = (first - begin) / LANES;
         to = first < stop ? (stop - begin + LANES - 1) / LANES : from;
     }
@@ -217,18 +228,21 @@ template <bool BACK> struct rows_cell {
             float *there = (float *)__shfl_sync(mask, (uintptr_t)mine, r, LANES);
             const float d = __shfl_sync(mask, divisor, r, LANES);
             if (!(rows >> r & 1) || (BACK && !there)) continue;
-            if (aligned16(values) && aligned16(there) && cols % 4 == 0) move((float4 *)values, (float4 *)there, cols / 4, d, lane);
+            if (aligned16(values) && aligned16(there) && cols % 4 == 0)
+                move((float4 *)values, (float4 *)there, cols / 4, d, lane);
             else move(values, there, cols, d, lane);
         }
     }
 };
 
-template <bool BACK> cudaError_t rows_moved(const peri_k_route_rows_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+template <bool BACK>
+cudaError_t rows_moved(const peri_k_route_rows_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
-    return peri_each_cell<LANES>(0, (end - begin + LANES - 1) / LANES, a->n_outputs, c, rows_cell<BACK>{*a, begin, end});
+    return peri_each_cell<LANES>(0, (end - begin + LANES - 1) / LANES, a->n_outputs, c,
+                                 rows_cell<BACK>{*a, begin, end});
 }
 
-/* -- pooling where rows arrive ---------------------------------------------------------------------------------------------------- */
+/* -- pooling where rows arrive ------------------------------------------------------------------------------------- */
 
 /** The row of id @i of the input in a pool; NULL: it has none. */
 __device__ __forceinline__ const float *pooled_row(const peri_k_route_pool_args &a, const peri_k_pool &pool, int64_t i)
@@ -253,7 +267,8 @@ struct pool_cell {
     __device__ void operator()(int64_t b, int32_t o, int lane, unsigned mask) const
     {
         const peri_k_pool &pool = a.pools[o];
-        const int64_t bag = pool.first_bag + (pool.inverse >= 0 ? a.inverse[pool.inverse + b] : b), cols = pool.rows.cols;
+        const int64_t bag = pool.first_bag + (pool.inverse >= 0 ? a.inverse[pool.inverse + b] : b),
+                      cols = pool.rows.cols;
         const int64_t from = a.offsets[bag], to = a.offsets[bag + 1];
         const float factor = pool_factor(pool, to - from);
         float *out = a.rows.values + b * a.rows.stride + pool.rows.column;
@@ -278,8 +293,8 @@ struct pool_cell {
     }
 };
 
-/** Bag `bag` of all pools of one feature, in their order: of the first of them. Lane l has the sum of columns l, l + 16, ... of
- *  the table. */
+/** Bag `bag` of all pools of one feature, in their order: of the first of them. Lane l has the sum of columns l, l +
+ *  16, ... of the table. */
 struct pool_weights_cell {
     peri_k_route_pool_args a;
     __device__ void narrow(int32_t o, int64_t &, int64_t &to) const
@@ -296,7 +311,8 @@ struct pool_weights_cell {
             for (const peri_k_pool *pool = first; !last; last = pool++->last) {
                 const float *row = pooled_row(a, *pool, i), *grad = a.grad + pool->grad + bag * pool->grad_stride;
                 any = any || row;
-                for (int64_t c = (lane - pool->from) & (LANES - 1); row && c < pool->rows.cols; c += LANES) s = fmaf(grad[c], row[c], s);
+                for (int64_t c = (lane - pool->from) & (LANES - 1); row && c < pool->rows.cols; c += LANES)
+                    s = fmaf(grad[c], row[c], s);
             }
             s = peri_group_sum<LANES>(s, mask);
             if (any && lane == 0) a.grad_weights[i] += s * pool_factor(*first, to - from);
@@ -307,14 +323,15 @@ struct pool_weights_cell {
         const int64_t feature = a.pools[o].first_bag;
         for (int32_t first = 0; first < o; first += LANES) { /* another one has this feature */
             const peri_k_pool *pool = a.pools + first + lane;
-            if (__any_sync(mask, first + lane < o && pool->from == 0 && pool->first_bag == feature && pool->bags > bag)) return;
+            if (__any_sync(mask, first + lane < o && pool->from == 0 && pool->first_bag == feature && pool->bags > bag))
+                return;
         }
         for (const peri_k_pool *pool = a.pools + o; pool < a.pools + a.n_pools; pool++)
             if (pool->from == 0 && pool->first_bag == feature && pool->bags > bag) table(pool, bag, lane, mask);
     }
 };
 
-/* -- rows together and apart --------------------------------------------------------------------------------------------------------- */
+/* -- rows together and apart --------------------------------------------------------------------------------------- */
 
 /** Row i by a warp. */
 struct line {
@@ -330,10 +347,11 @@ struct line {
     }
 };
 
-/* -- runs of rows ------------------------------------------------------------------------------------------------------------------- */
+/* -- runs of rows -------------------------------------------------------------------------------------------------- */
 
 /** n bytes by @threads threads, of which this is @thread: by words of V where both ends lie alike. */
-template <class V> __device__ __forceinline__ void copy_words(char *to, const char *from, int64_t n, int64_t thread, int64_t threads)
+template <class V>
+__device__ __forceinline__ void copy_words(char *to, const char *from, int64_t n, int64_t thread, int64_t threads)
 {
     int64_t head = (int64_t)(-(uintptr_t)to & (sizeof(V) - 1));
     if (head > n) head = n;
@@ -373,7 +391,8 @@ struct place_row {
 /** Runs may be long: the blocks (x, y) share run y, y + gridDim.y, ... */
 __global__ void __launch_bounds__(PERI_BLOCK) place_runs(peri_k_route_place_args a, int64_t begin, int64_t end)
 {
-    for (int64_t i = begin + blockIdx.y; i < end; i += gridDim.y) place_line(a, i, peri_grid_thread(), peri_grid_threads());
+    for (int64_t i = begin + blockIdx.y; i < end; i += gridDim.y)
+        place_line(a, i, peri_grid_thread(), peri_grid_threads());
 }
 
 } // namespace
@@ -384,7 +403,8 @@ PERI_CUDA_KERNEL(route_spread)
 {
     PERI_CUDA_TRY(peri_each_cell<LANES>(begin, end, a->n_outputs, c, spread_cell{*a}));
     if (!a->inverse || begin >= end || a->n_outputs <= 0) return cudaSuccess;
-    const dim3 grid((unsigned)((end - begin + BAGS - 1) / BAGS), (unsigned)(a->n_outputs < 65535 ? a->n_outputs : 65535));
+    const dim3 grid((unsigned)((end - begin + BAGS - 1) / BAGS),
+                    (unsigned)(a->n_outputs < 65535 ? a->n_outputs : 65535));
     return peri_cuda_launch(spread_inverse, grid, PERI_BLOCK, 0, c, *a, begin, end);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.cuh: rows of bytes, copied by neighbouring threads in the widest words that their addresses allow; and where rows of jagged arrays
- * lie.
+ * rows.cuh: rows of bytes, copied by neighbouring threads in the widest words that their addresses allow; and where
+ * rows of jagged arrays lie.
  */
 #ifndef PERI_KERNELS_CUDA_ROWS_CUH
 #define PERI_KERNELS_CUDA_ROWS_CUH
@@ -44,7 +44,8 @@ template <class F> struct peri_by_lanes {
 };
 
 /** f(row, lane, lanes) for rows [begin, end), each by as many threads as @words words keep busy. */
-template <class F> static inline cudaError_t each_row(int64_t begin, int64_t end, int64_t words, const peri_cuda_call *c, F f)
+template <class F>
+static inline cudaError_t each_row(int64_t begin, int64_t end, int64_t words, const peri_cuda_call *c, F f)
 {
     int32_t shift = peri_row_shift(words);
     return each(begin << shift, end << shift, c, peri_by_lanes<F>{f, shift});
@@ -52,7 +53,8 @@ template <class F> static inline cudaError_t each_row(int64_t begin, int64_t end
 
 /** Copy a row of @words words. @src NULL: clear it. */
 template <class T>
-static __device__ __forceinline__ void peri_row_copy(void *dst, const void *src, int64_t words, int64_t lane, int64_t lanes)
+static __device__ __forceinline__ void peri_row_copy(void *dst, const void *src, int64_t words, int64_t lane,
+                                                     int64_t lanes)
 {
     for (int64_t i = lane; i < words; i += lanes) {
         T x = {};
@@ -62,11 +64,11 @@ static __device__ __forceinline__ void peri_row_copy(void *dst, const void *src,
 }
 
 /** Call launch<T>() with the type of words of @bytes bytes. */
-#define PERI_BY_WORD(bytes, call)                                                                                                          \
-    ((bytes) == 16  ? call(uint4)                                                                                                          \
-     : (bytes) == 8 ? call(uint2)                                                                                                          \
-     : (bytes) == 4 ? call(uint32_t)                                                                                                       \
-     : (bytes) == 2 ? call(uint16_t)                                                                                                       \
+#define PERI_BY_WORD(bytes, call)                                                                                      \
+    ((bytes) == 16  ? call(uint4)                                                                                      \
+     : (bytes) == 8 ? call(uint2)                                                                                      \
+     : (bytes) == 4 ? call(uint32_t)                                                                                   \
+     : (bytes) == 2 ? call(uint16_t)                                                                                   \
                     : call(uint8_t))
 
 /** Offset t of an array, or of equal steps. */
@@ -76,7 +78,8 @@ static __device__ __forceinline__ int64_t peri_offset(const void *offsets, int32
 }
 
 /** The last t in [low, high) whose offset is at most @row, which that of @low is. */
-static __device__ __forceinline__ int64_t peri_segment_between(const void *offsets, int32_t dtype, int64_t low, int64_t high, int64_t row)
+static __device__ __forceinline__ int64_t peri_segment_between(const void *offsets, int32_t dtype, int64_t low,
+                                                               int64_t high, int64_t row)
 {
     while (high - low > 1) {
         int64_t middle = (low + high) >> 1;
@@ -87,7 +90,8 @@ static __device__ __forceinline__ int64_t peri_segment_between(const void *offse
 }
 
 /** The last t in [0, segments) whose offset is at most @row. */
-static __device__ __forceinline__ int64_t peri_segment_of(const void *offsets, int32_t dtype, int64_t step, int64_t segments, int64_t row)
+static __device__ __forceinline__ int64_t peri_segment_of(const void *offsets, int32_t dtype, int64_t step,
+                                                          int64_t segments, int64_t row)
 {
     return offsets ? peri_segment_between(offsets, dtype, 0, segments, row) : row / step;
 }

@@ -7,7 +7,8 @@
 
 #include "cuda.h"
 
-/** The sum of x over this thread and those before it, modulo 2^64; *all gets the sum over the block. All threads call it. */
+/** The sum of x over this thread and those before it, modulo 2^64; *all gets the sum over the block. All threads call
+ *  it. */
 static __device__ __forceinline__ int64_t peri_block_scan(int64_t x, int64_t *all)
 {
     PERI_SHARED(int64_t, sums, PERI_WARPS);
@@ -31,7 +32,8 @@ static __device__ __forceinline__ int64_t peri_block_scan(int64_t x, int64_t *al
     return (int64_t)(before + sum);
 }
 
-/** x of all threads of the block, combined by op(a, b) as a tree whose shape is fixed; in all of them. All threads call it. */
+/** x of all threads of the block, combined by op(a, b) as a tree whose shape is fixed; in all of them. All threads call
+ *  it. */
 template <class T, class F> static __device__ __forceinline__ T peri_block_combine(T x, F op)
 {
     PERI_SHARED(T, parts, PERI_WARPS);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sequence.cu: kernels/sequence.h. A warp has one row of one head: of 32 members that it sees, each lane makes the score of one; then each
- * lane has columns of the result, to which it adds the members one after the other.
+ * sequence.cu: kernels/sequence.h. A warp has one row of one head: of 32 members that it sees, each lane makes the
+ * score of one; then each lane has columns of the result, to which it adds the members one after the other.
  */
 #include "cuda.h"
 #include "functions.cuh"
@@ -29,15 +29,27 @@ template <class T> struct head_of {
         s = peri_k_sequence_at(a.offsets, a.targets, peri_k_sequence_of(a.offsets, a.sequences, row));
         i = row - s.first;
     }
-    __device__ __forceinline__ const T *q(int64_t m) const { return (const T *)a.q + (s.first + m) * a.q_stride + h * a.dim; }
-    __device__ __forceinline__ const T *k(int64_t m) const { return (const T *)a.k + (s.first + m) * a.k_stride + h * a.dim; }
-    __device__ __forceinline__ const T *v(int64_t m) const { return (const T *)a.v + (s.first + m) * a.v_stride + h * a.v_dim; }
+    __device__ __forceinline__ const T *q(int64_t m) const
+    {
+        return (const T *)a.q + (s.first + m) * a.q_stride + h * a.dim;
+    }
+    __device__ __forceinline__ const T *k(int64_t m) const
+    {
+        return (const T *)a.k + (s.first + m) * a.k_stride + h * a.dim;
+    }
+    __device__ __forceinline__ const T *v(int64_t m) const
+    {
+        return (const T *)a.v + (s.first + m) * a.v_stride + h * a.v_dim;
+    }
     __device__ __forceinline__ int64_t wide(int64_t m) const { return ((s.first + m) * a.heads + h) * a.v_dim; }
     __device__ __forceinline__ int64_t narrow(int64_t m) const { return ((s.first + m) * a.heads + h) * a.dim; }
     __device__ __forceinline__ const T *dout(int64_t m) const { return (const T *)a.dout + wide(m); }
     /** Of a [heads][rows] array. */
     __device__ __forceinline__ int64_t flat(int64_t m) const { return h * a.rows + s.first + m; }
-    __device__ __forceinline__ T score(int64_t query, int64_t key) const { return (T)a.alpha * dot(q(query), k(key), a.dim); }
+    __device__ __forceinline__ T score(int64_t query, int64_t key) const
+    {
+        return (T)a.alpha * dot(q(query), k(key), a.dim);
+    }
     __device__ __forceinline__ T weight(T x, T lse) const
     {
         return a.form == PERI_ATTENTION_SOFTMAX ? peri_exp(x - lse) : (T)a.scale * x * peri_sigmoid(x);
@@ -46,15 +58,17 @@ template <class T> struct head_of {
     __device__ __forceinline__ T slope(T x, T lse, T g, T delta) const
     {
         const T y = peri_sigmoid(x);
-        return (T)a.alpha * (a.form == PERI_ATTENTION_SOFTMAX ? peri_exp(x - lse) * (g - delta) : (T)a.scale * g * (y * (1 + x * (1 - y))));
+        return (T)a.alpha * (a.form == PERI_ATTENTION_SOFTMAX ? peri_exp(x - lse) * (g - delta)
+                                                              : (T)a.scale * g * (y * (1 + x * (1 - y))));
     }
 };
 
-/** out[c] = by * out[c] + sum over 32 members, number first + l of @m by lane l, of lane l's w times their rows from @base on; a lane has
- *  columns lane, lane + 32, ... `begun`: out holds something. */
+/** out[c] = by * out[c] + sum over 32 members, number first + l of @m by lane l, of lane l's w times their rows from
+ *  @base on; a lane has columns lane, lane + 32, ... `begun`: out holds something. */
 template <class T>
-static __device__ __forceinline__ void add_rows(T *out, bool begun, T by, T w, const peri_k_members &m, int64_t first, int n, const T *base,
-                                                int64_t stride, int64_t columns, int lane, unsigned mask)
+static __device__ __forceinline__ void add_rows(T *out, bool begun, T by, T w, const peri_k_members &m, int64_t first,
+                                                int n, const T *base, int64_t stride, int64_t columns, int lane,
+                                                unsigned mask)
 {
     for (int64_t c0 = 0; c0 < columns; c0 += 32) {
         const int64_t c = c0 + lane;
@@ -88,7 +102,8 @@ template <class T> struct attend {
             }
             const T w = there ? x.weight(s, most) : T(0);
             sum = sum * by + peri_group_sum<32>(w, mask);
-            add_rows(out, first > 0, by, w, keys, first, (int)(n - first < 32 ? n - first : 32), x.v(0), a.v_stride, a.v_dim, lane, mask);
+            add_rows(out, first > 0, by, w, keys, first, (int)(n - first < 32 ? n - first : 32), x.v(0), a.v_stride,
+                     a.v_dim, lane, mask);
         }
         if (!softmax) return;
         for (int64_t c = lane; c < a.v_dim; c += 32) out[c] /= sum;
@@ -105,7 +120,8 @@ template <class T> struct attend_grad_q {
         const int64_t n = peri_k_member_count(keys);
         T lse = 0, delta = 0;
         if (a.form == PERI_ATTENTION_SOFTMAX) {
-            for (int64_t c = lane; c < a.v_dim; c += 32) delta = peri_fma(((const T *)a.out)[x.wide(x.i) + c], x.dout(x.i)[c], delta);
+            for (int64_t c = lane; c < a.v_dim; c += 32)
+                delta = peri_fma(((const T *)a.out)[x.wide(x.i) + c], x.dout(x.i)[c], delta);
             delta = peri_group_sum<32>(delta, mask);
             lse = ((const T *)a.lse)[item];
             if (lane == 0) ((T *)a.delta)[item] = delta;
@@ -116,8 +132,8 @@ template <class T> struct attend_grad_q {
                 const int64_t j = peri_k_member(keys, first + lane);
                 ds = x.slope(x.score(x.i, j), lse, dot(x.dout(x.i), x.v(j), a.v_dim), delta);
             }
-            add_rows((T *)a.dq + x.narrow(x.i), first > 0, T(1), ds, keys, first, (int)(n - first < 32 ? n - first : 32), x.k(0),
-                     a.k_stride, a.dim, lane, mask);
+            add_rows((T *)a.dq + x.narrow(x.i), first > 0, T(1), ds, keys, first,
+                     (int)(n - first < 32 ? n - first : 32), x.k(0), a.k_stride, a.dim, lane, mask);
         }
     }
 };
@@ -137,18 +153,20 @@ template <class T> struct attend_grad_kv {
                 const int64_t i = peri_k_member(queries, first + lane);
                 const T s = x.score(i, x.i), lse = softmax ? ((const T *)a.lse)[x.flat(i)] : T(0);
                 w = x.weight(s, lse);
-                ds = x.slope(s, lse, dot(x.dout(i), x.v(x.i), a.v_dim), softmax ? ((const T *)a.delta)[x.flat(i)] : T(0));
+                ds = x.slope(s, lse, dot(x.dout(i), x.v(x.i), a.v_dim),
+                             softmax ? ((const T *)a.delta)[x.flat(i)] : T(0));
             }
             if (a.dk)
-                add_rows((T *)a.dk + x.narrow(x.i), first > 0, T(1), ds, queries, first, members, x.q(0), a.q_stride, a.dim, lane, mask);
+                add_rows((T *)a.dk + x.narrow(x.i), first > 0, T(1), ds, queries, first, members, x.q(0), a.q_stride,
+                         a.dim, lane, mask);
             if (a.dv)
-                add_rows((T *)a.dv + x.wide(x.i), first > 0, T(1), w, queries, first, members, x.dout(0), a.heads * a.v_dim, a.v_dim, lane,
-                         mask);
+                add_rows((T *)a.dv + x.wide(x.i), first > 0, T(1), w, queries, first, members, x.dout(0),
+                         a.heads * a.v_dim, a.v_dim, lane, mask);
         }
     }
 };
 
-/* -- places and times ------------------------------------------------------------------------------------------------------------------ */
+/* -- places and times ---------------------------------------------------------------------------------------------- */
 
 struct position_of {
     peri_k_sequence_positions_args a;
@@ -185,12 +203,14 @@ struct bucket_of {
 
 PERI_CUDA_KERNEL(attention)
 {
-    return a->dtype == PERI_F64 ? each_warp(begin, end, c, attend<double>{*a}) : each_warp(begin, end, c, attend<float>{*a});
+    return a->dtype == PERI_F64 ? each_warp(begin, end, c, attend<double>{*a})
+                                : each_warp(begin, end, c, attend<float>{*a});
 }
 
 PERI_CUDA_KERNEL(attention_grad_q)
 {
-    return a->dtype == PERI_F64 ? each_warp(begin, end, c, attend_grad_q<double>{*a}) : each_warp(begin, end, c, attend_grad_q<float>{*a});
+    return a->dtype == PERI_F64 ? each_warp(begin, end, c, attend_grad_q<double>{*a})
+                                : each_warp(begin, end, c, attend_grad_q<float>{*a});
 }
 
 PERI_CUDA_KERNEL(attention_grad_kv)

@@ -10,7 +10,7 @@
 
 namespace {
 
-/* -- buckets ------------------------------------------------------------------------------------------------------------------------- */
+/* -- buckets ------------------------------------------------------------------------------------------------------- */
 
 /** Warps of a block whose counters of buckets fit into its shared memory (48 KiB need no asking); 0: not one. */
 int warps_for(int64_t buckets)
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(PERI_BLOCK) replay(peri_k_bucketize_replay_arg
     }
 }
 
-/* -- indices and permutations -------------------------------------------------------------------------------------------------------- */
+/* -- indices and permutations -------------------------------------------------------------------------------------- */
 
 struct start_check {
     int64_t *bad, *extent;
@@ -115,14 +115,15 @@ struct invert_one {
     }
 };
 
-/* -- segments ------------------------------------------------------------------------------------------------------------------------ */
+/* -- segments ------------------------------------------------------------------------------------------------------ */
 
 /** 16 threads a segment of floats: the partial sums that the header lays down. */
 template <class T> struct sum_segment {
     peri_k_segment_sum_args a;
     __device__ void operator()(int64_t s, int lane, unsigned mask) const
     {
-        int64_t first = peri_index(a.offsets, s, a.offsets_dtype) * a.step, last = peri_index(a.offsets, s + 1, a.offsets_dtype) * a.step;
+        int64_t first = peri_index(a.offsets, s, a.offsets_dtype) * a.step,
+                last = peri_index(a.offsets, s + 1, a.offsets_dtype) * a.step;
         T sum = 0;
         for (int64_t i = first + lane; i < last; i += 16) sum += ((const T *)a.values)[i];
         sum = peri_group_sum<16>(sum, mask);
@@ -134,7 +135,8 @@ struct sum_integers {
     peri_k_segment_sum_args a;
     __device__ void operator()(int64_t s, int lane, unsigned mask) const
     {
-        int64_t first = peri_index(a.offsets, s, a.offsets_dtype) * a.step, last = peri_index(a.offsets, s + 1, a.offsets_dtype) * a.step;
+        int64_t first = peri_index(a.offsets, s, a.offsets_dtype) * a.step,
+                last = peri_index(a.offsets, s + 1, a.offsets_dtype) * a.step;
         uint64_t sum = 0;
         for (int64_t i = first + lane; i < last; i += 16) sum += (uint64_t)peri_index(a.values, i, a.dtype);
         sum = peri_group_sum<16>(sum, mask);
@@ -146,7 +148,8 @@ template <class T> struct spread_segment {
     peri_k_segment_spread_args a;
     __device__ void operator()(int64_t s, int lane, unsigned) const
     {
-        int64_t first = peri_index(a.offsets, s, a.offsets_dtype) * a.step, last = peri_index(a.offsets, s + 1, a.offsets_dtype) * a.step;
+        int64_t first = peri_index(a.offsets, s, a.offsets_dtype) * a.step,
+                last = peri_index(a.offsets, s + 1, a.offsets_dtype) * a.step;
         T *out = (T *)a.out, x = ((const T *)a.grad)[s];
         for (int64_t i = lane; s == 0 && i < first; i += 32) out[i] = 0;
         for (int64_t i = first + lane; i < last; i += 32) out[i] = x;
@@ -154,7 +157,7 @@ template <class T> struct spread_segment {
     }
 };
 
-/* -- several levels of bags ---------------------------------------------------------------------------------------------------------- */
+/* -- several levels of bags ---------------------------------------------------------------------------------------- */
 
 /** T: of one element's bits, or of several. */
 template <class T> struct level_to_dense {
@@ -202,7 +205,8 @@ template <class T> struct level_from_dense {
     }
 };
 
-template <class T> cudaError_t to_dense(const peri_k_levels_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+template <class T>
+cudaError_t to_dense(const peri_k_levels_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     level_to_dense<T> f = {*a, {}};
     peri_repeat(&f.padding, sizeof f.padding, a->padding, a->element);
@@ -216,8 +220,8 @@ PERI_CUDA_KERNEL(bucketize_replay)
     const int warps = warps_for(a->buckets);
     if (begin >= end) return cudaSuccess;
     if (warps == 0) return cudaErrorNotSupported; /* more buckets than counters fit */
-    return peri_cuda_launch(replay, peri_cuda_grid(end - begin, warps, c), (unsigned)warps * 32, (size_t)(warps * a->buckets * 4), c, *a,
-                            begin, end);
+    return peri_cuda_launch(replay, peri_cuda_grid(end - begin, warps, c), (unsigned)warps * 32,
+                            (size_t)(warps * a->buckets * 4), c, *a, begin, end);
 }
 
 PERI_CUDA_SCRATCH(index_check)

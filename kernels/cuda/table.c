@@ -7,8 +7,8 @@
 #define X(name, args) cudaError_t peri_cuda_k_##name(const void *, int64_t, int64_t, const peri_cuda_call *);
 PERI_KERNELS(X)
 #undef X
-#define X(name, args)                                                                                                                      \
-    cudaError_t peri_cuda_op_##name(const void *, const peri_cuda_call *);                                                                 \
+#define X(name, args)                                                                                                  \
+    cudaError_t peri_cuda_op_##name(const void *, const peri_cuda_call *);                                             \
     int64_t peri_cuda_scratch_##name(const void *);
 PERI_OPS(X)
 #undef X

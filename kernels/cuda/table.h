@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * table.h: the kernels and operations of this folder by number (PERI_K_*, PERI_OP_*), for the device backend and for tests.
+ * table.h: the kernels and operations of this folder by number (PERI_K_*, PERI_OP_*), for the device backend and for
+ * tests.
  */
 #ifndef PERI_KERNELS_CUDA_TABLE_H
 #define PERI_KERNELS_CUDA_TABLE_H

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe.cuh: walking a block list of kernels/tbe.h on the device, and four columns at a time between memory and registers.
+ * tbe.cuh: walking a block list of kernels/tbe.h on the device, and four columns at a time between memory and
+ * registers.
  *
- * Bags have no search: the grid is two-dimensional, a block of the list in y and its bags in x, and both take turns where the grid is
- * smaller. The host knows the sizes by peri_k_tbe_list's hints only; a block with fewer bags ends at once.
+ * Bags have no search: the grid is two-dimensional, a block of the list in y and its bags in x, and both take turns
+ * where the grid is smaller. The host knows the sizes by peri_k_tbe_list's hints only; a block with fewer bags ends at
+ * once.
  */
 #ifndef PERI_KERNELS_CUDA_TBE_CUH
 #define PERI_KERNELS_CUDA_TBE_CUH
@@ -21,9 +23,11 @@ template <int LANES, class F>
 __global__ void __launch_bounds__(PERI_BLOCK, 3) peri_bags_kernel(F f, const peri_k_tbe_block *blocks, int64_t n_blocks)
 {
     const int lane = (int)(threadIdx.x % LANES);
-    const unsigned mask = LANES == 32 ? 0xffffffffu : ((1u << (LANES & 31)) - 1) << ((threadIdx.x & 31) / LANES * LANES);
+    const unsigned mask =
+        LANES == 32 ? 0xffffffffu : ((1u << (LANES & 31)) - 1) << ((threadIdx.x & 31) / LANES * LANES);
     for (int k = (int)blockIdx.y; k < (int)n_blocks; k += (int)gridDim.y)
-        for (int64_t j = peri_grid_thread() / LANES; j < blocks[k].bags; j += peri_grid_threads() / LANES) f(k, j, lane, mask);
+        for (int64_t j = peri_grid_thread() / LANES; j < blocks[k].bags; j += peri_grid_threads() / LANES)
+            f(k, j, lane, mask);
 }
 
 /** Blocks in y, their bags in x. */
@@ -35,10 +39,12 @@ template <int LANES> static inline dim3 peri_bags_grid(const peri_k_tbe_list *s)
 }
 
 /** f(k, j, lane, mask) for each bag j of each block k, by LANES neighbouring threads. */
-template <int LANES, class F> static inline cudaError_t peri_each_bag(const peri_k_tbe_list *s, const peri_cuda_call *c, F f)
+template <int LANES, class F>
+static inline cudaError_t peri_each_bag(const peri_k_tbe_list *s, const peri_cuda_call *c, F f)
 {
     if (s->n_blocks <= 0) return cudaSuccess;
-    return peri_cuda_launch(peri_bags_kernel<LANES, F>, peri_bags_grid<LANES>(s), PERI_BLOCK, 0, c, f, s->blocks, s->n_blocks);
+    return peri_cuda_launch(peri_bags_kernel<LANES, F>, peri_bags_grid<LANES>(s), PERI_BLOCK, 0, c, f, s->blocks,
+                            s->n_blocks);
 }
 
 /** Whether memory at @p can be read and written 16 bytes at a time. */
@@ -72,8 +78,10 @@ static __device__ __forceinline__ float peri_half_float(unsigned word, bool bf16
     return bf16 ? k_bf16_to_f32((uint16_t)word) : k_f16_to_f32((uint16_t)word);
 }
 
-/** The same of weights or outputs of f32, f16 or bf16, from element @at. @fast: the four lie at a multiple of their size. */
-static __device__ __forceinline__ void peri_weight4(const void *w, int64_t at, int64_t left, int32_t dtype, bool fast, float (&x)[4])
+/** The same of weights or outputs of f32, f16 or bf16, from element @at. @fast: the four lie at a multiple of their
+ *  size. */
+static __device__ __forceinline__ void peri_weight4(const void *w, int64_t at, int64_t left, int32_t dtype, bool fast,
+                                                    float (&x)[4])
 {
     if (dtype == PERI_F32) return peri_load4((const float *)w + at, left, fast, x);
     const uint16_t *p = (const uint16_t *)w + at;
@@ -115,8 +123,9 @@ static __device__ inline void peri_tbe_merge(peri_k_tbe_report *report, const tb
 
 /** Count what is bad in bag j of block k, whose LANES lanes share its ids [first, past). */
 template <int LANES>
-static __device__ __forceinline__ void peri_tbe_check_bag(const peri_k_tbe_list *s, peri_k_tbe_report *report, int64_t k, int64_t j,
-                                                          int64_t first, int64_t past, int64_t rows, int lane)
+static __device__ __forceinline__ void peri_tbe_check_bag(const peri_k_tbe_list *s, peri_k_tbe_report *report,
+                                                          int64_t k, int64_t j, int64_t first, int64_t past,
+                                                          int64_t rows, int lane)
 {
     tbe_count count = {0, 0, 0, 0};
     if (lane == 0) tbe_count_bag(s, k, j, &count);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_batch.cu: kernels/tbe.h: the list of a batch, and what is wrong with it. Sums over the blocks of a list, of which there are few,
- * are one thread block's.
+ * tbe_batch.cu: kernels/tbe.h: the list of a batch, and what is wrong with it. Sums over the blocks of a list, of which
+ * there are few, are one thread block's.
  */
 #include "tbe.cuh"
 
@@ -31,7 +31,8 @@ __device__ int64_t block_sum(int64_t x, int64_t *room, int64_t *all)
     return before + x;
 }
 
-/** Blocks in tiles of a thread each. What `capacity` cuts: items before a block are the least of the sum of all lengths and of it. */
+/** Blocks in tiles of a thread each. What `capacity` cuts: items before a block are the least of the sum of all lengths
+ *  and of it. */
 __global__ void __launch_bounds__(LISTED) prepare(peri_k_tbe_prepare_args a)
 {
     PERI_SHARED(int64_t, room, LISTED / 32);
@@ -90,7 +91,10 @@ struct describe {
 
 struct shift_one {
     peri_k_tbe_shift_args a;
-    __device__ void operator()(int64_t i) const { a.dst[i] = tbe_clamp(peri_index(a.src, i, a.dtype), 0, a.most) + a.add; }
+    __device__ void operator()(int64_t i) const
+    {
+        a.dst[i] = tbe_clamp(peri_index(a.src, i, a.dtype), 0, a.most) + a.add;
+    }
 };
 
 /** A table in y; the threads in x share its runs. */
@@ -111,7 +115,8 @@ __global__ void __launch_bounds__(PERI_BLOCK) run_tables(peri_k_tbe_run_tables_a
             a.first[t] = edge[0];
             if (t == 0) a.first[a.n_tables] = *a.runs;
         }
-        for (int64_t r = edge[0] + peri_grid_thread(); r < edge[1]; r += peri_grid_threads()) a.rows[r] = a.run_rows[r] - first_row;
+        for (int64_t r = edge[0] + peri_grid_thread(); r < edge[1]; r += peri_grid_threads())
+            a.rows[r] = a.run_rows[r] - first_row;
     }
 }
 
@@ -161,7 +166,8 @@ struct mark_one {
 dim3 tables_grid(int64_t tables, const peri_cuda_call *c)
 {
     const int64_t wanted = 8 * c->processors;
-    return dim3((unsigned)(tables < wanted ? (wanted + tables - 1) / tables : 1), (unsigned)(tables < 65535 ? tables : 65535));
+    return dim3((unsigned)(tables < wanted ? (wanted + tables - 1) / tables : 1),
+                (unsigned)(tables < 65535 ? tables : 65535));
 }
 
 } // namespace

@@ -3,16 +3,18 @@
  * tbe_forward.cu: kernels/tbe.h: pooled lookups.
  *
  * A group of lanes has a bag: as many lanes as a row has vectors of 16 bytes (rows of codes: of 16 columns). Each
- * lane reads one id of the bag and works out where its row lies. The lanes then go through these rows together, ROWS at a time: a shuffle
- * tells all lanes where a row lies, each loads its own columns of it, and only when all ROWS loads are under way is the first one added.
- * Each lane keeps the sums of its columns in registers, and adds in the order of the ids.
+ * lane reads one id of the bag and works out where its row lies. The lanes then go through these rows together, ROWS at
+ * a time: a shuffle tells all lanes where a row lies, each loads its own columns of it, and only when all ROWS loads
+ * are under way is the first one added. Each lane keeps the sums of its columns in registers, and adds in the order of
+ * the ids.
  *
- * Three loads depend on each other: offsets of a bag, its ids, its rows. So a group has several bags, one after the other, and loads the
- * ids of the next one, and the offsets of the one after it, while it adds up the rows of this one. Rows wider than a group's lanes are
- * several strips of columns, each as if it were a bag of its own.
+ * Three loads depend on each other: offsets of a bag, its ids, its rows. So a group has several bags, one after the
+ * other, and loads the ids of the next one, and the offsets of the one after it, while it adds up the rows of this one.
+ * Rows wider than a group's lanes are several strips of columns, each as if it were a bag of its own.
  *
- * Registers decide how many warps are resident, and so how many rows are under way on a multiprocessor: hence the launch bounds, and
- * hence numbers of a table or block are read again where they are needed, once a bag, instead of being kept.
+ * Registers decide how many warps are resident, and so how many rows are under way on a multiprocessor: hence the
+ * launch bounds, and hence numbers of a table or block are read again where they are needed, once a bag, instead of
+ * being kept.
  */
 #include "tbe.cuh"
 
@@ -25,16 +27,26 @@
 
 namespace {
 
-/* -- formats -------------------------------------------------------------------------------------------------------------------------- */
+/* -- formats ------------------------------------------------------------------------------------------------------- */
 
-/* Each has: VEC, the columns that a lane has of a row; MULTIPLE and ALIGN: a row is `fast` if its columns are a multiple of the one and its
- * address one of the other; ROWS in flight; HEAD: bytes in front of the columns; BLOCKS that are resident on a multiprocessor, by which
- * registers are handed out (4: 64 a thread, 3: 80); WAVES: how many of them a multiprocessor gets in turn, at most; `load` of a lane's
- * columns at @p, and their `values`. */
+/* Each has: VEC, the columns that a lane has of a row; MULTIPLE and ALIGN: a row is `fast` if its columns are a
+ * multiple of the one and its address one of the other; ROWS in flight; HEAD: bytes in front of the columns; BLOCKS
+ * that are resident on a multiprocessor, by which registers are handed out (4: 64 a thread, 3: 80); WAVES: how many of
+ * them a multiprocessor gets in turn, at most; `load` of a lane's columns at @p, and their `values`. */
 
 struct row_f32 {
     enum {
-        FORMAT = PERI_F32, VEC = 4, MULTIPLE = 4, ALIGN = 16, ROWS = 4, BLOCKS = 4, WAVES = 16, HEAD = 0, CODES = 0, PAIR = 0, LEAVES = 1
+        FORMAT = PERI_F32,
+        VEC = 4,
+        MULTIPLE = 4,
+        ALIGN = 16,
+        ROWS = 4,
+        BLOCKS = 4,
+        WAVES = 16,
+        HEAD = 0,
+        CODES = 0,
+        PAIR = 0,
+        LEAVES = 1
     };
     float4 raw;
     __device__ __forceinline__ void load(const char *p, int, bool, bool leave_soon)
@@ -49,7 +61,17 @@ struct row_f32 {
 
 template <int32_t DTYPE> struct row_half {
     enum {
-        FORMAT = DTYPE, VEC = 8, MULTIPLE = 8, ALIGN = 16, ROWS = 4, BLOCKS = 4, WAVES = 16, HEAD = 0, CODES = 0, PAIR = 0, LEAVES = 1
+        FORMAT = DTYPE,
+        VEC = 8,
+        MULTIPLE = 8,
+        ALIGN = 16,
+        ROWS = 4,
+        BLOCKS = 4,
+        WAVES = 16,
+        HEAD = 0,
+        CODES = 0,
+        PAIR = 0,
+        LEAVES = 1
     };
     uint4 raw;
     __device__ __forceinline__ void load(const char *p, int, bool, bool leave_soon)
@@ -67,11 +89,21 @@ template <int32_t DTYPE> struct row_half {
 /** Rows of codes of BITS bits: a lane has 16 of them. */
 template <int32_t CODES_> struct row_codes {
     enum {
-        FORMAT = CODES_, BITS = CODES_ == PERI_ROWS_INT4 ? 4 : CODES_ == PERI_ROWS_INT2 ? 2 : 8, MULTIPLE = 32 / BITS, ALIGN = 4,
-        WORDS = BITS / 2, VEC = 16, ROWS = BITS == 4 ? 8 : 4, /* a row of int4 is few bytes: more of them */
-        BLOCKS = BITS == 2 ? 4 : 3, WAVES = 2, /* bound by instructions, of which a block that begins has some */
-        HEAD = CODES_ == PERI_ROWS_INT8 || CODES_ == PERI_ROWS_FP8 ? 0 : 4, CODES = CODES_ != PERI_ROWS_FP8,
-        PAIR = BITS == 8 && HEAD == 0 ? 1 : 0, LEAVES = 0
+        FORMAT = CODES_,
+        BITS = CODES_ == PERI_ROWS_INT4   ? 4
+               : CODES_ == PERI_ROWS_INT2 ? 2
+                                          : 8,
+        MULTIPLE = 32 / BITS,
+        ALIGN = 4,
+        WORDS = BITS / 2,
+        VEC = 16,
+        ROWS = BITS == 4 ? 8 : 4, /* a row of int4 is few bytes: more of them */
+        BLOCKS = BITS == 2 ? 4 : 3,
+        WAVES = 2, /* bound by instructions, of which a block that begins has some */
+        HEAD = CODES_ == PERI_ROWS_INT8 || CODES_ == PERI_ROWS_FP8 ? 0 : 4,
+        CODES = CODES_ != PERI_ROWS_FP8,
+        PAIR = BITS == 8 && HEAD == 0 ? 1 : 0,
+        LEAVES = 0
     };
     unsigned raw[WORDS];
     /** @left: columns that the row has from @p on. @pair: p is a multiple of 8, and so are these columns. */
@@ -84,32 +116,41 @@ template <int32_t CODES_> struct row_codes {
                 raw[w] = both.x, raw[w + PAIR] = both.y;
             } else {
                 raw[w] = w == 0 || left > w * MULTIPLE ? *(const unsigned *)(p + 4 * w) : 0;
-                if (WORDS > 1) raw[w + (WORDS > 1)] = left > (w + 1) * MULTIPLE ? *(const unsigned *)(p + 4 * w + 4) : 0;
+                if (WORDS > 1)
+                    raw[w + (WORDS > 1)] = left > (w + 1) * MULTIPLE ? *(const unsigned *)(p + 4 * w + 4) : 0;
             }
         }
     }
-    /** Code @c as a float, exactly: its byte becomes the last one of the mantissa of 2^23, which is subtracted. Codes of fewer bits become
-     *  bytes first, those of one place in all bytes of a word at once. @two_to_23: the bits of 2^23, which the kernel gets as an argument:
-     *  of a constant the compiler makes the operand that the selector could be, and puts selectors into registers, one a code. */
+    /** Code @c as a float, exactly: its byte becomes the last one of the mantissa of 2^23, which is subtracted. Codes
+     *  of fewer bits become bytes first, those of one place in all bytes of a word at once. @two_to_23: the bits of
+     *  2^23, which the kernel gets as an argument: of a constant the compiler makes the operand that the selector could
+     *  be, and puts selectors into registers, one a code. */
     __device__ __forceinline__ float code(int c, unsigned two_to_23) const
     {
         const int place = BITS * c % 8, byte = BITS * c % 32 / 8;
-        const unsigned bytes = BITS == 8 ? raw[c / MULTIPLE] : raw[c / MULTIPLE] >> place & 0x01010101u * ((1u << BITS) - 1);
+        const unsigned bytes =
+            BITS == 8 ? raw[c / MULTIPLE] : raw[c / MULTIPLE] >> place & 0x01010101u * ((1u << BITS) - 1);
         return k_float(__byte_perm(bytes, two_to_23, 0x7440u | (unsigned)byte)) - 0x1p23f;
     }
-    /** An 8-bit float moves its exponent and mantissa to where f32 has them; 2^120 makes up for the biases, also of subnormal numbers. */
-    __device__ static __forceinline__ float fp8(unsigned code) { return k_float((code & 0x80u) << 24 | (code & 0x7fu) << 20) * 0x1p120f; }
+    /** An 8-bit float moves its exponent and mantissa to where f32 has them; 2^120 makes up for the biases, also of
+     *  subnormal numbers. */
+    __device__ static __forceinline__ float fp8(unsigned code)
+    {
+        return k_float((code & 0x80u) << 24 | (code & 0x7fu) << 20) * 0x1p120f;
+    }
     __device__ __forceinline__ void values(float scale, float bias, unsigned two_to_23, float (&x)[VEC]) const
     {
         PERI_UNROLL
         for (int c = 0; c < VEC; c++) {
-            x[c] = CODES_ == PERI_ROWS_FP8 ? fp8(raw[c / MULTIPLE] >> BITS * (c % MULTIPLE)) : fmaf(code(c, two_to_23), scale, bias);
+            x[c] = CODES_ == PERI_ROWS_FP8 ? fp8(raw[c / MULTIPLE] >> BITS * (c % MULTIPLE))
+                                           : fmaf(code(c, two_to_23), scale, bias);
         }
     }
 };
 
 /** Elements [at, at + VEC) of the output, the first @left of them. */
-template <int VEC> __device__ __forceinline__ void store_vec(void *out, int64_t at, int left, int32_t dtype, const float (&x)[VEC])
+template <int VEC>
+__device__ __forceinline__ void store_vec(void *out, int64_t at, int left, int32_t dtype, const float (&x)[VEC])
 {
     const bool bf16 = dtype == PERI_BF16;
     char *p = (char *)out + at * (dtype == PERI_F32 ? 4 : 2);
@@ -119,10 +160,12 @@ template <int VEC> __device__ __forceinline__ void store_vec(void *out, int64_t 
     } else if (left >= VEC && ((uintptr_t)p & (2 * VEC - 1) & 15) == 0 && dtype != PERI_F32) {
         unsigned word[VEC / 2];
         PERI_UNROLL
-        for (int c = 0; c < VEC / 2; c++) word[c] = bf16 ? peri_bf16::pair(x[2 * c], x[2 * c + 1]) : peri_f16::pair(x[2 * c], x[2 * c + 1]);
+        for (int c = 0; c < VEC / 2; c++)
+            word[c] = bf16 ? peri_bf16::pair(x[2 * c], x[2 * c + 1]) : peri_f16::pair(x[2 * c], x[2 * c + 1]);
         if (VEC == 4) *(uint2 *)p = make_uint2(word[0], word[1]);
         PERI_UNROLL
-        for (int c = 0; c + 4 <= VEC / 2; c += 4) ((uint4 *)p)[c / 4] = make_uint4(word[c], word[c + 1], word[c + 2], word[c + 3]);
+        for (int c = 0; c + 4 <= VEC / 2; c += 4)
+            ((uint4 *)p)[c / 4] = make_uint4(word[c], word[c + 1], word[c + 2], word[c + 3]);
     } else {
         PERI_UNROLL
         for (int c = 0; c < VEC; c++)
@@ -130,7 +173,7 @@ template <int VEC> __device__ __forceinline__ void store_vec(void *out, int64_t 
     }
 }
 
-/* -- bags ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- bags ---------------------------------------------------------------------------------------------------------- */
 
 /** Scale and bias of the codes of a row, as they lie in it. */
 template <int32_t FORMAT> struct row_scale {
@@ -252,7 +295,8 @@ template <class R, int LANES> struct group {
     /** Codes of 8 bits: whether a lane's two words, and scale and bias, lie at multiples of 8. */
     __device__ __forceinline__ bool lies_in_pairs() const
     {
-        return R::PAIR && (((uintptr_t)a.weight | (uintptr_t)t->offset | (uintptr_t)t->stride | (uintptr_t)t->cols) & 7) == 0;
+        return R::PAIR &&
+               (((uintptr_t)a.weight | (uintptr_t)t->offset | (uintptr_t)t->stride | (uintptr_t)t->cols) & 7) == 0;
     }
 
     /** N rows on their way: of lanes @i to i + N, whose rows begin at their @own. */
@@ -267,7 +311,8 @@ template <class R, int LANES> struct group {
             PERI_UNROLL
             for (int r = 0; r < N; r++) at[r] = __shfl_sync(mask, own, i + r, LANES);
             PERI_UNROLL
-            for (int r = 0; r < N; r++) raw[r] = R{}; /* not loaded: 0 in so many words, or the compiler moves what was, and waits for it */
+            /* not loaded: 0 in so many words, or the compiler moves what was, and waits for it */
+            for (int r = 0; r < N; r++) raw[r] = R{};
             if (R::LEAVES && g.leave_soon) {
                 PERI_UNROLL
                 for (int r = 0; r < N; r++)
@@ -279,8 +324,8 @@ template <class R, int LANES> struct group {
             }
         }
         /** acc += row r, times its lane's @weight. */
-        __device__ __forceinline__ void add(const group &g, unsigned mask, int r, float weight, const row_scale<R::FORMAT> &own, int i,
-                                            float (&acc)[R::VEC]) const
+        __device__ __forceinline__ void add(const group &g, unsigned mask, int r, float weight,
+                                            const row_scale<R::FORMAT> &own, int i, float (&acc)[R::VEC]) const
         {
             float x[R::VEC], scale = 1, bias = 0;
             if (R::CODES) own.get(mask, i + r, LANES, &scale, &bias);
@@ -292,8 +337,9 @@ template <class R, int LANES> struct group {
         }
     };
 
-    /** Well-lying rows, summed. @item: the first of this group's, which are @step apart: strips of bags. The groups of a warp go through
-     *  as many rows as the longest of their bags has: shuffles of whole warps need no check of who is there. */
+    /** Well-lying rows, summed. @item: the first of this group's, which are @step apart: strips of bags. The groups of
+     *  a warp go through as many rows as the longest of their bags has: shuffles of whole warps need no check of who is
+     *  there. */
     __device__ __forceinline__ void pooled(int item, int step) const
     {
         const int strips = ((int)t->cols + STRIP - 1) / STRIP, group_of_warp = (int)(threadIdx.x & 31) / LANES;
@@ -307,7 +353,8 @@ template <class R, int LANES> struct group {
         int64_t id = id_of(x, 0);
         for (; item - group_of_warp < b->bags * strips; item += step) {
             const bag_ids after = bag_at(item + step);
-            const int d = (strips > 1 ? item % strips * STRIP : 0) + lane * R::VEC, longest = most_of_groups<LANES>(x.count);
+            const int d = (strips > 1 ? item % strips * STRIP : 0) + lane * R::VEC,
+                      longest = most_of_groups<LANES>(x.count);
             float acc[R::VEC] = {};
             int from = 0;
             do { /* once also for empty bags: the ids of the next ones are loaded here */
@@ -386,7 +433,8 @@ template <class R, int LANES> struct group {
                     PERI_UNROLL
                     for (int c = 0; c < R::VEC; c++)
                         if (at >= 0 && d + c < (int)t->cols)
-                            acc[c] = fmaf(by, tbe_value((const char *)a.weight + at, t->cols, d + c, R::FORMAT), acc[c]);
+                            acc[c] =
+                                fmaf(by, tbe_value((const char *)a.weight + at, t->cols, d + c, R::FORMAT), acc[c]);
                     if (t->pooling == PERI_POOLING_NONE) give(x.first + from + i, d, factor, acc);
                 }
             }
@@ -400,7 +448,8 @@ __global__ void __launch_bounds__(PERI_BLOCK, R::BLOCKS - PERI_LOOKUP_FEWER)
     lookup(peri_k_tbe_forward_args a, bool leave_soon, unsigned two_to_23)
 {
     const int lane = (int)(threadIdx.x % LANES);
-    const unsigned mask = LANES == 32 ? 0xffffffffu : ((1u << (LANES & 31)) - 1) << ((threadIdx.x & 31) / LANES * LANES);
+    const unsigned mask =
+        LANES == 32 ? 0xffffffffu : ((1u << (LANES & 31)) - 1) << ((threadIdx.x & 31) / LANES * LANES);
     const int first = (int)(peri_grid_thread() / LANES), step = (int)(peri_grid_threads() / LANES);
     peri_next_may_start();
     peri_wait_for_earlier();
@@ -416,9 +465,10 @@ __global__ void __launch_bounds__(PERI_BLOCK, R::BLOCKS - PERI_LOOKUP_FEWER)
     }
 }
 
-/** Bytes of rows of calls that the second-level cache (50 MB on an H100) does not hold, but a good part of. Caches drop what was used the
- *  longest ago: of such a call's rows all, before the next call or the backward pass comes to them again. Of rows that may leave soon they
- *  keep some, and give up others. Calls that are larger still gain nothing, and lose 1.4 % (f32 rows, H100). */
+/** Bytes of rows of calls that the second-level cache (50 MB on an H100) does not hold, but a good part of. Caches drop
+ *  what was used the longest ago: of such a call's rows all, before the next call or the backward pass comes to them
+ *  again. Of rows that may leave soon they keep some, and give up others. Calls that are larger still gain nothing, and
+ *  lose 1.4 % (f32 rows, H100). */
 enum { SOON_FROM = 32 << 20, SOON_TO = 256 << 20 };
 
 /** Each group has some bags to go through, but there are enough blocks that they end at about the same time. */
@@ -426,13 +476,16 @@ template <class R, int LANES> cudaError_t launch(const peri_k_tbe_forward_args *
 {
     const peri_k_tbe_list *s = &a->list;
     if (s->n_blocks <= 0) return cudaSuccess;
-    if (s->n_ids > INT32_MAX || s->n_bags > INT32_MAX / 2) return cudaErrorInvalidValue; /* places in a block and in a bag are int */
+    /* places in a block and in a bag are int */
+    if (s->n_ids > INT32_MAX || s->n_bags > INT32_MAX / 2) return cudaErrorInvalidValue;
     dim3 grid = peri_bags_grid<LANES>(s);
-    const int64_t strips = (s->width + LANES * R::VEC - 1) / (LANES * R::VEC), wanted = grid.x * (strips > 1 ? strips : 1);
+    const int64_t strips = (s->width + LANES * R::VEC - 1) / (LANES * R::VEC),
+                  wanted = grid.x * (strips > 1 ? strips : 1);
     const int64_t most = (int64_t)c->processors * R::BLOCKS * R::WAVES / grid.y + 1;
     grid.x = (unsigned)(wanted < most ? wanted : most);
     const int64_t bytes = s->capacity * s->width * tbe_bits(R::FORMAT) / 8;
-    return peri_cuda_launch_early(lookup<R, LANES>, grid, PERI_BLOCK, c, *a, bytes >= SOON_FROM && bytes <= SOON_TO, 0x4b000000u);
+    return peri_cuda_launch_early(lookup<R, LANES>, grid, PERI_BLOCK, c, *a, bytes >= SOON_FROM && bytes <= SOON_TO,
+                                  0x4b000000u);
 }
 
 template <class R> cudaError_t forward(const peri_k_tbe_forward_args *a, const peri_cuda_call *c)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_gradient.cu: kernels/tbe.h: gradients of the ids' weights. Products of rows first, four lanes an item, each with its own part of
- * sum16, eight items of a bag at a time; then each id adds up what the blocks that hold it found, in the order of the blocks. Few blocks
- * hold the ids of one thread block: those are picked first.
+ * tbe_gradient.cu: kernels/tbe.h: gradients of the ids' weights. Products of rows first, four lanes an item, each with
+ * its own part of sum16, eight items of a bag at a time; then each id adds up what the blocks that hold it found, in
+ * the order of the blocks. Few blocks hold the ids of one thread block: those are picked first.
  */
 #include "tbe.cuh"
 
@@ -57,7 +57,8 @@ struct multiply_bag {
             const int64_t id = tbe_id(s, i);
             const float *grad = a.grad + b->out_offset + tbe_out_row(t, tbe_places(s, b), j, i) * b->out_stride;
             float sum = 0;
-            if (id >= 0 && id < t->rows) sum = product(grad, t->offset + id * t->stride, t->cols, fast, lane, four) * factor;
+            if (id >= 0 && id < t->rows)
+                sum = product(grad, t->offset + id * t->stride, t->cols, fast, lane, four) * factor;
             if ((lane & 3) == 0) products[place + i] = sum;
         }
     }
@@ -115,5 +116,6 @@ PERI_CUDA_OP(tbe_weight_gradient)
     if (a->list.n_ids <= 0) return cudaSuccess;
     PERI_CUDA_TRY(each(0, a->list.capacity, c, start_products{products}));
     PERI_CUDA_TRY(peri_each_bag<32>(&a->list, c, multiply_bag{*a, products}));
-    return peri_cuda_launch(add_products, peri_cuda_grid(a->list.n_ids, IDS, c), IDS, 0, c, *a, (const float *)products);
+    return peri_cuda_launch(add_products, peri_cuda_grid(a->list.n_ids, IDS, c), IDS, 0, c, *a,
+                            (const float *)products);
 }

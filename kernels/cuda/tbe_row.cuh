@@ -2,15 +2,15 @@
  *
  * tbe_row.cuh: kernels/tbe.h: the update of a row by every optimizer, weights and gradient in registers.
  *
- * A row is LANES lanes', each of which holds K vectors of four neighbouring columns. Four lanes hold 16 * K columns, sixteen of them side
- * by side K times, and the next four lanes hold the 16 * K columns behind those. LANES 8, K 2:
+ * A row is LANES lanes', each of which holds K vectors of four neighbouring columns. Four lanes hold 16 * K columns,
+ * sixteen of them side by side K times, and the next four lanes hold the 16 * K columns behind those. LANES 8, K 2:
  *
  *     columns   0..3   4..7   8..11  12..15 16..19 20..23 24..27 28..31 32..35 36..39 ...
  *     lane      0      1      2      3      0      1      2      3      4      5
  *
- * So memory is met in pieces of 64 bytes, and each of the sixteen partial sums of sum16 stays in one lane for K additions before it goes
- * to the next four lanes. Rows that are wider than a group's registers (WIDE) are met strip by strip, and lie in between in a room of the
- * group's.
+ * So memory is met in pieces of 64 bytes, and each of the sixteen partial sums of sum16 stays in one lane for K
+ * additions before it goes to the next four lanes. Rows that are wider than a group's registers (WIDE) are met strip by
+ * strip, and lie in between in a room of the group's.
  */
 #ifndef PERI_KERNELS_CUDA_TBE_ROW_CUH
 #define PERI_KERNELS_CUDA_TBE_ROW_CUH
@@ -24,7 +24,10 @@ template <int LANES_, int K_, bool WIDE_ = false> struct peri_tbe_shape {
     static constexpr bool WIDE = WIDE_;
 
     /** The first of the four columns that vector @k of @lane holds, in a strip. */
-    static __device__ __forceinline__ int column(int lane, int k) { return lane / 4 * (16 * K_) + 16 * k + lane % 4 * 4; }
+    static __device__ __forceinline__ int column(int lane, int k)
+    {
+        return lane / 4 * (16 * K_) + 16 * k + lane % 4 * 4;
+    }
 };
 typedef peri_tbe_shape<32, 8, true> peri_tbe_wide;
 
@@ -73,8 +76,8 @@ template <class S> struct peri_sum16 {
     }
 };
 
-/** Load and store numbers of rows, which a call meets once: the second-level cache gives them up first, and keeps the gradients, which
- *  many rows share. */
+/** Load and store numbers of rows, which a call meets once: the second-level cache gives them up first, and keeps the
+ *  gradients, which many rows share. */
 template <class T> static __device__ __forceinline__ T peri_load_once(const T *p)
 {
 #if defined(PERI_CUDA_HOST)
@@ -95,17 +98,18 @@ template <class T> static __device__ __forceinline__ void peri_store_once(T *p, 
 /** How weights become numbers of 16 bits. */
 struct peri_tbe_narrow {
     bool f16; /* else bf16 */
-    float most, least; /* the largest number; the least of f16 that is not subnormal (bf16: 0, its subnormal numbers are f32's) */
+    float most, least; /* the largest number; the least of f16 that is not subnormal (bf16: 0, its subnormal numbers are
+                          f32's) */
     int32_t bits;  /* random ones that stochastic rounding adds */
     uint32_t kept; /* those of f32 that there is room for */
     __device__ __forceinline__ explicit peri_tbe_narrow(bool is_f16)
-        : f16(is_f16), most(is_f16 ? 65504.0f : 0x1.fep127f), least(is_f16 ? 0x1p-14f : 0.0f), bits(is_f16 ? TBE_BITS_F16 : TBE_BITS_BF16),
-          kept(~0u << (is_f16 ? TBE_BITS_F16 : TBE_BITS_BF16))
+        : f16(is_f16), most(is_f16 ? 65504.0f : 0x1.fep127f), least(is_f16 ? 0x1p-14f : 0.0f),
+          bits(is_f16 ? TBE_BITS_F16 : TBE_BITS_BF16), kept(~0u << (is_f16 ? TBE_BITS_F16 : TBE_BITS_BF16))
     {
     }
 
-    /** What tbe_round_f16 and tbe_round_bf16 make of a finite x, as a float. What is subnormal in f16 is moved up by 2^-14 meanwhile, where
-     *  f32 goes in steps of 2^-37. */
+    /** What tbe_round_f16 and tbe_round_bf16 make of a finite x, as a float. What is subnormal in f16 is moved up by
+     *  2^-14 meanwhile, where f32 goes in steps of 2^-37. */
     __device__ __forceinline__ float shaken(float x, uint32_t random) const
     {
         const float size = fminf(fabsf(x), most), up = size < least ? least : 0.0f;
@@ -123,7 +127,8 @@ struct peri_tbe_narrow {
         PERI_UNROLL
         for (int c = 0; c < 4; c++) finite = finite && fabsf(x[c]) <= 0x1.fffffep127f;
         PERI_UNROLL
-        for (int c = 0; c < 2; c++) y[c] = pair(shaken(x[2 * c], random[2 * c]), shaken(x[2 * c + 1], random[2 * c + 1]));
+        for (int c = 0; c < 2; c++)
+            y[c] = pair(shaken(x[2 * c], random[2 * c]), shaken(x[2 * c + 1], random[2 * c + 1]));
         if (finite) return;
         PERI_UNROLL
         for (int c = 0; c < 4; c++) {
@@ -159,8 +164,9 @@ static __device__ __forceinline__ void peri_tbe_put4(float *p, int64_t left, boo
 }
 
 /** x as weights from element @at, of column @column of the whole table; rounded as the tables are. @key: of the row. */
-static __device__ __forceinline__ void peri_tbe_store4(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o, uint64_t key, int64_t at,
-                                                       int64_t column, int64_t left, bool fast, const float (&x)[4])
+static __device__ __forceinline__ void peri_tbe_store4(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o,
+                                                       uint64_t key, int64_t at, int64_t column, int64_t left,
+                                                       bool fast, const float (&x)[4])
 {
     if (rows->weight_dtype == PERI_F32) return peri_tbe_put4((float *)rows->weight + at, left, fast, x);
     if (left <= 0) return;
@@ -187,16 +193,17 @@ struct peri_tbe_place {
     uint64_t key;       /* of its random bits; of tables that round stochastically */
     int32_t table, cols;
 };
-static __device__ __forceinline__ peri_tbe_place peri_tbe_place_in(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o,
-                                                                   int64_t table, int64_t linear)
+static __device__ __forceinline__ peri_tbe_place peri_tbe_place_in(const peri_k_tbe_rows *rows,
+                                                                   const peri_k_tbe_optimizer *o, int64_t table,
+                                                                   int64_t linear)
 {
     const peri_k_tbe_table *t = &rows->tables[table];
     const int64_t row = linear - t->first_row;
     const uint64_t key = o->stochastic ? tbe_row_key(o, t, tbe_table_row(rows, t, row)) : 0;
     return peri_tbe_place{linear, t->offset + row * t->stride, key, (int32_t)table, (int32_t)t->cols};
 }
-static __device__ __forceinline__ peri_tbe_place peri_tbe_place_of(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o,
-                                                                   int64_t linear)
+static __device__ __forceinline__ peri_tbe_place peri_tbe_place_of(const peri_k_tbe_rows *rows,
+                                                                   const peri_k_tbe_optimizer *o, int64_t linear)
 {
     return peri_tbe_place_in(rows, o, peri_tbe_table_of(rows->tables, rows->n_tables, linear), linear);
 }
@@ -215,12 +222,13 @@ template <class S> struct peri_tbe_row {
     float g[S::K][4], w[S::K][4];
     float m1[S::K][4], m2[S::K][4]; /* the moments, where a kernel of adam's own has asked for them */
 
-    __device__ __forceinline__ peri_tbe_row(const peri_k_tbe_rows *rows_, const peri_k_tbe_optimizer *o_, const peri_tbe_place &place,
-                                            float *room_, int lane_, unsigned mask_)
-        : rows(rows_), o(o_), t(&rows_->tables[place.table]), linear(place.linear), at(place.at), key(place.key), cols(place.cols),
-          room(room_), lane(lane_), mask(mask_)
+    __device__ __forceinline__ peri_tbe_row(const peri_k_tbe_rows *rows_, const peri_k_tbe_optimizer *o_,
+                                            const peri_tbe_place &place, float *room_, int lane_, unsigned mask_)
+        : rows(rows_), o(o_), t(&rows_->tables[place.table]), linear(place.linear), at(place.at), key(place.key),
+          cols(place.cols), room(room_), lane(lane_), mask(mask_)
     {
-        fast = at % 4 == 0 && (((uintptr_t)rows->weight | (uintptr_t)rows->momentum1 | (uintptr_t)rows->momentum2) & 15) == 0;
+        fast = at % 4 == 0 &&
+               (((uintptr_t)rows->weight | (uintptr_t)rows->momentum1 | (uintptr_t)rows->momentum2) & 15) == 0;
     }
 
     __device__ __forceinline__ int column(int strip, int k) const { return strip + S::column(lane, k); }
@@ -232,9 +240,10 @@ template <class S> struct peri_tbe_row {
         for (int strip = 0; S::WIDE && strip < cols; strip += S::STRIP) f(strip);
     }
 
-    /** x = this lane's columns of the strip, of f32 numbers whose column 0 is at @p. Where no vector is cut, all loads are in flight. ONCE:
-     *  see peri_load_once. */
-    template <bool ONCE = false> __device__ __forceinline__ void load(const float *p, int strip, bool aligned, float (&x)[S::K][4])
+    /** x = this lane's columns of the strip, of f32 numbers whose column 0 is at @p. Where no vector is cut, all loads
+     *  are in flight. ONCE: see peri_load_once. */
+    template <bool ONCE = false>
+    __device__ __forceinline__ void load(const float *p, int strip, bool aligned, float (&x)[S::K][4])
     {
         if (aligned && cols % 4 == 0) {
             float4 v[S::K];
@@ -252,8 +261,8 @@ template <class S> struct peri_tbe_row {
         for (int k = 0; k < S::K; k++) peri_load4(p + column(strip, k), cols - column(strip, k), false, x[k]);
     }
 
-    /** Start to load the weights of a strip: nothing waits for them until open_weights. Until then, w holds the two words of four 16-bit
-     *  weights in its first two numbers. */
+    /** Start to load the weights of a strip: nothing waits for them until open_weights. Until then, w holds the two
+     *  words of four 16-bit weights in its first two numbers. */
     __device__ __forceinline__ void ask_weights(int strip)
     {
         if (rows->weight_dtype == PERI_F32) return load<true>((const float *)rows->weight + at, strip, fast, w);
@@ -334,7 +343,8 @@ template <class S> struct peri_tbe_row {
     }
 
     /** adam and its kin: the moments of a column with gradient @y, and u. @one: the second one is the row's. */
-    __device__ __forceinline__ float moment(const peri_tbe_numbers &n, bool one, float y, float &first, float &second) const
+    __device__ __forceinline__ float moment(const peri_tbe_numbers &n, bool one, float y, float &first,
+                                            float &second) const
     {
         first = fmaf(o->rest1, y, o->beta1 * first);
         if (!one) second = fmaf(o->rest2 * y, y, o->beta2 * second);
@@ -365,14 +375,15 @@ template <class S> struct peri_tbe_row {
             const int d = column(strip, k);
             PERI_UNROLL
             for (int c = 0; c < 4; c++)
-                w[k][c] = w[k][c] - o->lr * fmaf(o->weight_decay, w[k][c], moment(n, false, g[k][c], m1[k][c], m2[k][c]));
+                w[k][c] =
+                    w[k][c] - o->lr * fmaf(o->weight_decay, w[k][c], moment(n, false, g[k][c], m1[k][c], m2[k][c]));
             peri_tbe_put4(rows->momentum1 + at + d, cols - d, fast, m1[k]);
             peri_tbe_put4(rows->momentum2 + at + d, cols - d, fast, m2[k]);
         }
     }
 
-    /** Vectors k and k + 1 of a row's weights are 16 columns apart, and share the words of their random bits if the shard begins at a
-     *  multiple of 32 columns of the whole table (PAIRED). */
+    /** Vectors k and k + 1 of a row's weights are 16 columns apart, and share the words of their random bits if the
+     *  shard begins at a multiple of 32 columns of the whole table (PAIRED). */
     template <bool PAIRED> __device__ __forceinline__ void store_rounded(int strip)
     {
         const peri_tbe_narrow narrow(rows->weight_dtype == PERI_F16);
@@ -409,14 +420,15 @@ template <class S> struct peri_tbe_row {
         }
     }
 
-    /* -- optimizers -------------------------------------------------------------------------------------------------------------------- */
+    /* -- optimizers ------------------------------------------------------------------------------------------------ */
 
     __device__ __forceinline__ bool is(int kind, int a, int b) const { return kind == a || kind == b; }
 
-    /** The numbers of the row, of sums over it; the row's states become those after the step. @state: momentum1 of row-wise Adagrad, which
-     *  was loaded with the weights. */
+    /** The numbers of the row, of sums over it; the row's states become those after the step. @state: momentum1 of
+     *  row-wise Adagrad, which was loaded with the weights. */
     template <int KIND>
-    __device__ __forceinline__ peri_tbe_numbers numbers(int kind, float state, float squares, float weights, float gradients)
+    __device__ __forceinline__ peri_tbe_numbers numbers(int kind, float state, float squares, float weights,
+                                                        float gradients)
     {
         peri_tbe_numbers n = {o->lr, 1, o->correction1, o->correction2, 0};
         if (is(kind, PERI_TBE_SGD, PERI_TBE_ADAGRAD)) {
@@ -453,7 +465,8 @@ template <class S> struct peri_tbe_row {
             rows->prev_iter[linear] = prev;
             if (rows->row_counter) rows->row_counter[linear] = counter;
         } else if (kind != PERI_TBE_LION) {
-            const bool one = is(kind, PERI_TBE_PARTIAL_ROWWISE_ADAM, PERI_TBE_PARTIAL_ROWWISE_LAMB), counted = o->row_bias_correction;
+            const bool one = is(kind, PERI_TBE_PARTIAL_ROWWISE_ADAM, PERI_TBE_PARTIAL_ROWWISE_LAMB),
+                       counted = o->row_bias_correction;
             const float step = counted ? rows->row_counter[linear] + 1 : 0;
             if (counted) n->c1 = (float)(1 / (1 - tbe_power(o->exact_beta1, (uint64_t)step)));
             if (counted) n->c2 = (float)(1 / (1 - tbe_power(o->exact_beta2, (uint64_t)step)));
@@ -469,9 +482,11 @@ template <class S> struct peri_tbe_row {
     {
         const float wd = o->weight_decay, lr = o->lr, rate = n.rate, keep = n.keep;
         const bool l2 = o->decay == PERI_DECAY_L2;
-        if (kind == PERI_TBE_SGD) each_column([=](float &x, float y) { x = fmaf(-lr, l2 ? fmaf(wd, x, y) : y, keep * x); });
+        if (kind == PERI_TBE_SGD)
+            each_column([=](float &x, float y) { x = fmaf(-lr, l2 ? fmaf(wd, x, y) : y, keep * x); });
         else if (KIND == PERI_TBE_ADAM) adam(strip, n);
-        else if (kind == PERI_TBE_ROWWISE_ADAGRAD || KIND >= 0) each_column([=](float &x, float y) { x = fmaf(-rate, y, keep * x); });
+        else if (kind == PERI_TBE_ROWWISE_ADAGRAD || KIND >= 0)
+            each_column([=](float &x, float y) { x = fmaf(-rate, y, keep * x); });
         else more_steps(kind, strip, n);
     }
 
@@ -547,8 +562,9 @@ template <class S> struct peri_tbe_row {
         });
     }
 
-    /** Update the row; source(strip) puts a strip of its gradient into g. KIND: the optimizer, -1: what o->kind says. NEAR: the weights are
-     *  on their way to the second-level cache already, so that they need no registers while the gradient is added up. */
+    /** Update the row; source(strip) puts a strip of its gradient into g. KIND: the optimizer, -1: what o->kind says.
+     *  NEAR: the weights are on their way to the second-level cache already, so that they need no registers while the
+     *  gradient is added up. */
     template <int KIND, bool NEAR = false, class F> __device__ __forceinline__ void update(F source)
     {
         const int kind = KIND >= 0 ? KIND : o->kind;
@@ -597,13 +613,14 @@ template <class S> struct peri_tbe_row {
     }
 };
 
-/** Rows of a job, a group each: job.rows, job.optimizer; job.count() of them, on the device; job.find(i, &table, &linear): whether i has
- *  anything to do; job.run<KIND>(row, i): do it. */
+/** Rows of a job, a group each: job.rows, job.optimizer; job.count() of them, on the device; job.find(i, &table,
+ *  &linear): whether i has anything to do; job.run<KIND>(row, i): do it. */
 template <class S, int KIND, class J>
 __global__ void __launch_bounds__(PERI_BLOCK, KIND < 0 ? 1 : 2) peri_tbe_rows_kernel(J job, float *rooms, int64_t room)
 {
     const int lane = (int)(threadIdx.x % S::LANES);
-    const unsigned mask = S::LANES == 32 ? 0xffffffffu : ((1u << (S::LANES & 31)) - 1) << ((threadIdx.x & 31) / S::LANES * S::LANES);
+    const unsigned mask =
+        S::LANES == 32 ? 0xffffffffu : ((1u << (S::LANES & 31)) - 1) << ((threadIdx.x & 31) / S::LANES * S::LANES);
     const int64_t group = peri_grid_thread() / S::LANES, groups = peri_grid_threads() / S::LANES, n = job.count();
     for (int64_t i = group; i < n; i += groups) {
         int64_t table, linear;
@@ -621,7 +638,8 @@ static inline cudaError_t peri_tbe_each_row(int64_t n, int64_t max_cols, float *
     if (n <= 0) return cudaSuccess;
     unsigned grid = peri_cuda_grid(n, PERI_BLOCK / S::LANES, c);
     if (S::WIDE && grid > PERI_TBE_WIDE_BLOCKS) grid = PERI_TBE_WIDE_BLOCKS;
-    return peri_cuda_launch(peri_tbe_rows_kernel<S, KIND, J>, grid, PERI_BLOCK, 0, c, job, rooms, peri_tbe_room(max_cols));
+    return peri_cuda_launch(peri_tbe_rows_kernel<S, KIND, J>, grid, PERI_BLOCK, 0, c, job, rooms,
+                            peri_tbe_room(max_cols));
 }
 
 #endif

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_update.cu: kernels/tbe.h: the backward pass of sorted items. A warp has a window of the sorted items, finds the runs of equal rows
- * that begin there, and deals them out to groups of its lanes. A group sums the gradients of a run, 128 bits a lane and K of them in
- * flight, and updates the row at once. Runs have no numbers but where the summed gradients themselves are asked for, one behind the other.
+ * tbe_update.cu: kernels/tbe.h: the backward pass of sorted items. A warp has a window of the sorted items, finds the
+ * runs of equal rows that begin there, and deals them out to groups of its lanes. A group sums the gradients of a run,
+ * 128 bits a lane and K of them in flight, and updates the row at once. Runs have no numbers but where the summed
+ * gradients themselves are asked for, one behind the other.
  *
- * Runs of more than one group of 256 items are cut: sums of whole groups are a warp's each, and the run's group adds them up, in the
- * order that the header fixes. Where the sum of a group lies needs neither a list nor an atomic counter: of the items of
- * [256 w, 256 w + 256) at most one is the first of a cut run and at most one begins a later group of one, since cut runs are longer than
- * that: slots 2 w + 1 and 2 w.
+ * Runs of more than one group of 256 items are cut: sums of whole groups are a warp's each, and the run's group adds
+ * them up, in the order that the header fixes. Where the sum of a group lies needs neither a list nor an atomic
+ * counter: of the items of
+ * [256 w, 256 w + 256) at most one is the first of a cut run and at most one begins a later group of one, since cut
+ * runs are longer than that: slots 2 w + 1 and 2 w.
  */
 #include "tbe_row.cuh"
 
@@ -15,22 +17,26 @@ namespace {
 
 enum {
     GROUP = 256,
-    WINDOW = 8, /* items whose runs a warp updates; more would ask for more rows than fit the second-level cache beside the gradients */
+    WINDOW = 8, /* items whose runs a warp updates; more would ask for more rows than fit the second-level cache beside
+                   the gradients */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    ASKS = 1 /* whether a warp asks for the rows of its window before it adds up their gradients: there is an instruction for a whole row */
+    ASKS = 1 /* whether a warp asks for the rows of its window before it adds up their gradients: there is an
+                instruction for a whole row */
 #else
     ASKS = 0
 #endif
 };
 
-/** Whether a kernel asks so. Adam's rows have three parts, of 3 KiB for 128 columns: it has all of them on their way to registers. */
+/** Whether a kernel asks so. Adam's rows have three parts, of 3 KiB for 128 columns: it has all of them on their way to
+ *  registers. */
 __host__ __device__ constexpr bool asks(int kind) { return ASKS && kind >= 0 && kind != PERI_TBE_ADAM; }
 
 /** What lies in the operation's scratch. */
 struct runs {
     uint32_t *number; /* of each item: runs that begin at or before it; where runs are numbered */
     float *sums; /* [slots][width]: sums of the groups of runs that are cut */
-    double *largest, *exact; /* [slots][width]; exact mode in place of sums. largest: of a run, in the slot of its first group */
+    double *largest, *exact; /* [slots][width]; exact mode in place of sums. largest: of a run, in the slot of its first
+                                group */
     int64_t width;
 };
 
@@ -41,8 +47,14 @@ struct update_args {
     runs r;
 
     __device__ __forceinline__ uint64_t row(int64_t e) const { return a.sorted[e] >> a.payload_bits; }
-    __device__ __forceinline__ bool valid(int64_t e, int64_t n) const { return e < n && row(e) < (uint64_t)a.rows.total_rows; }
-    __device__ __forceinline__ bool head(int64_t e, int64_t n) const { return valid(e, n) && (e == 0 || row(e - 1) != row(e)); }
+    __device__ __forceinline__ bool valid(int64_t e, int64_t n) const
+    {
+        return e < n && row(e) < (uint64_t)a.rows.total_rows;
+    }
+    __device__ __forceinline__ bool head(int64_t e, int64_t n) const
+    {
+        return valid(e, n) && (e == 0 || row(e - 1) != row(e));
+    }
 
     /** Where a run ends of which item @e is one: steps that double, then halves of the last one. */
     __device__ int64_t end_of(int64_t e, int64_t n) const
@@ -105,7 +117,8 @@ struct mark_heads {
 };
 
 /** Columns d..d+3 of the sum of items [e, past): at most a group. The loads of several are in flight. */
-__device__ __forceinline__ void sum_items(const update_args &u, int64_t e, int64_t past, int64_t d, int64_t left, float (&sum)[4])
+__device__ __forceinline__ void sum_items(const update_args &u, int64_t e, int64_t past, int64_t d, int64_t left,
+                                          float (&sum)[4])
 {
     enum { ITEMS = 8 };
     for (int64_t i = e; i < past; i += ITEMS) {
@@ -141,7 +154,8 @@ __device__ __forceinline__ void sum_items(const update_args &u, int64_t e, int64
 }
 
 /** The largest |term| of each column. */
-__device__ __forceinline__ void most_items(const update_args &u, int64_t e, int64_t past, int64_t d, int64_t left, double (&most)[4])
+__device__ __forceinline__ void most_items(const update_args &u, int64_t e, int64_t past, int64_t d, int64_t left,
+                                           double (&most)[4])
 {
     for (int64_t i = e; i < past; i++) {
         float scale, x[4];
@@ -180,7 +194,7 @@ __device__ double big_of(double largest, int64_t items)
     return largest;
 }
 
-/* -- groups of cut runs ---------------------------------------------------------------------------------------------------------------- */
+/* -- groups of cut runs -------------------------------------------------------------------------------------------- */
 
 enum { SUMS, LARGEST, EXACT };
 
@@ -243,13 +257,14 @@ struct zero_doubles {
     __device__ void operator()(int64_t i) const { x[i] = 0; }
 };
 
-/* -- runs ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- runs ---------------------------------------------------------------------------------------------------------- */
 
 template <bool IN_ORDER> struct update_runs {
     const update_args &u;
 
     /** All columns of a lane side by side: their loads are in flight at once. */
-    template <class S> __device__ __forceinline__ void short_run(peri_tbe_row<S> &row, uint32_t start, uint32_t end, int strip) const
+    template <class S>
+    __device__ __forceinline__ void short_run(peri_tbe_row<S> &row, uint32_t start, uint32_t end, int strip) const
     {
         float scale, next_scale = 1;
         const float *grad = u.item(start, &scale), *next = grad;
@@ -273,11 +288,13 @@ template <bool IN_ORDER> struct update_runs {
             PERI_UNROLL
             for (int k = 0; k < S::K; k++) {
                 PERI_UNROLL
-                for (int c = 0; c < 4; c++) row.g[k][c] = u.a.items ? fmaf(scale, x[k][c], row.g[k][c]) : row.g[k][c] + x[k][c];
+                for (int c = 0; c < 4; c++)
+                    row.g[k][c] = u.a.items ? fmaf(scale, x[k][c], row.g[k][c]) : row.g[k][c] + x[k][c];
             }
         }
     }
-    template <class S> __device__ __forceinline__ void cut_run(peri_tbe_row<S> &row, uint32_t start, uint32_t end, int strip) const
+    template <class S>
+    __device__ __forceinline__ void cut_run(peri_tbe_row<S> &row, uint32_t start, uint32_t end, int strip) const
     {
         for (uint32_t from = start; from < end; from += GROUP) {
             const float *sums = u.r.sums + slot_of(from, from == start) * u.r.width;
@@ -307,7 +324,8 @@ template <bool IN_ORDER> struct update_runs {
             for (int c = 0; c < 4; c++) row.g[k][c] = (float)sum[c];
         }
     }
-    template <class S> __device__ __forceinline__ void sum(peri_tbe_row<S> &row, uint32_t start, uint32_t end, int strip) const
+    template <class S>
+    __device__ __forceinline__ void sum(peri_tbe_row<S> &row, uint32_t start, uint32_t end, int strip) const
     {
         if (!IN_ORDER) exact_run(row, start, end, strip);
         else if (end - start <= GROUP) short_run(row, start, end, strip);
@@ -321,7 +339,8 @@ template <bool IN_ORDER> struct update_runs {
         }
     }
 
-    template <int KIND, class S> __device__ __forceinline__ void run(peri_tbe_row<S> &row, uint32_t start, uint32_t end) const
+    template <int KIND, class S>
+    __device__ __forceinline__ void run(peri_tbe_row<S> &row, uint32_t start, uint32_t end) const
     {
         if (KIND < 0 && u.a.optimizer.kind == PERI_TBE_NONE) return give(row, start, end);
         row.template update<KIND, asks(KIND)>([&](int strip) { sum(row, start, end, strip); });
@@ -336,7 +355,8 @@ template <bool IN_ORDER> struct update_runs {
         row.strips([&](int strip) {
             sum(row, start, end, strip);
             PERI_UNROLL
-            for (int k = 0; k < S::K; k++) peri_store4(to + row.column(strip, k), row.cols - row.column(strip, k), fast, row.g[k]);
+            for (int k = 0; k < S::K; k++)
+                peri_store4(to + row.column(strip, k), row.cols - row.column(strip, k), fast, row.g[k]);
         });
         if (row.lane != 0) return;
         if (u.a.run_values) u.a.run_rows[number] = row.linear;
@@ -351,7 +371,8 @@ __device__ __forceinline__ void ask_for_row(const update_args &u, const peri_tbe
     const unsigned width = u.a.rows.weight_dtype == PERI_F32 ? 4 : 2, bytes = (unsigned)place.cols * width;
     const char *p = (const char *)u.a.rows.weight + place.at * width;
     if ((((unsigned)(uintptr_t)p | bytes) & 15) == 0)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "r"(bytes) : "memory");
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "r"(bytes)
+                     : "memory");
     if (u.a.rows.momentum1) asm volatile("prefetch.global.L2 [%0];" ::"l"(u.a.rows.momentum1 + place.linear));
 #else
     (void)u, (void)place;
@@ -364,9 +385,11 @@ struct found_run {
     uint32_t start, end;
 };
 
-/** The runs that begin in the WINDOW items from @window on, in the order of their rows; all lanes call it. They hold the item before the
- *  window, those in it, and the one behind, so that each sees where a run begins and whether it ends in the window. */
-template <int KIND> __device__ __forceinline__ int find_runs(const update_args &u, uint32_t window, uint32_t n, found_run *runs)
+/** The runs that begin in the WINDOW items from @window on, in the order of their rows; all lanes call it. They hold
+ *  the item before the window, those in it, and the one behind, so that each sees where a run begins and whether it
+ *  ends in the window. */
+template <int KIND>
+__device__ __forceinline__ int find_runs(const update_args &u, uint32_t window, uint32_t n, found_run *runs)
 {
     const unsigned all = 0xffffffffu;
     const int lane = peri_lane();
@@ -374,7 +397,8 @@ template <int KIND> __device__ __forceinline__ int find_runs(const update_args &
     const uint64_t row = lane < WINDOW + 2 && e < n ? u.row(e) : (uint64_t)-1;
     const bool valid = row < (uint64_t)u.a.rows.total_rows, begins = __shfl_up_sync(all, row, 1) != row;
     const bool head = valid && begins && lane > 0 && lane <= WINDOW;
-    const unsigned heads = __ballot_sync(all, head), edges = __ballot_sync(all, lane < WINDOW + 2 && (begins || !valid));
+    const unsigned heads = __ballot_sync(all, head),
+                   edges = __ballot_sync(all, lane < WINDOW + 2 && (begins || !valid));
     __syncwarp(); /* the runs of the window before have been read */
     if (head) {
         const peri_tbe_place place = peri_tbe_place_of(&u.a.rows, &u.a.optimizer, (int64_t)row);
@@ -387,8 +411,8 @@ template <int KIND> __device__ __forceinline__ int find_runs(const update_args &
     return __popc(heads);
 }
 
-/** A warp has the runs that begin in a window; each group of its lanes takes the next one. Groups that find none go along with no column,
- *  since all lanes meet in the shuffles. */
+/** A warp has the runs that begin in a window; each group of its lanes takes the next one. Groups that find none go
+ *  along with no column, since all lanes meet in the shuffles. */
 template <class S, int KIND, bool IN_ORDER, int BLOCKS>
 __global__ void __launch_bounds__(PERI_BLOCK, BLOCKS) update_windows(update_args u, float *rooms, int64_t room)
 {
@@ -396,7 +420,8 @@ __global__ void __launch_bounds__(PERI_BLOCK, BLOCKS) update_windows(update_args
     PERI_SHARED(found_run, found, PERI_WARPS * WINDOW);
     PERI_SHARED(uint32_t, counts, PERI_WARPS);
     const int warp = threadIdx.x / 32, lane = peri_lane() % S::LANES, group = peri_lane() / S::LANES;
-    const unsigned mask = KIND >= 0 || S::LANES == 32 ? 0xffffffffu : ((1u << (S::LANES & 31)) - 1) << (group * S::LANES);
+    const unsigned mask =
+        KIND >= 0 || S::LANES == 32 ? 0xffffffffu : ((1u << (S::LANES & 31)) - 1) << (group * S::LANES);
     const uint32_t n = (uint32_t)*u.a.n;
     found_run *const runs = found + warp * WINDOW;
     uint32_t all = 0;
@@ -408,8 +433,8 @@ __global__ void __launch_bounds__(PERI_BLOCK, BLOCKS) update_windows(update_args
             const found_run *f = &runs[r < count ? r : 0];
             peri_tbe_place place = f->place;
             if (KIND >= 0 && r >= count) place.cols = 0;
-            peri_tbe_row<S> row(&u.a.rows, &u.a.optimizer, place, S::WIDE ? rooms + peri_grid_thread() / S::LANES * room : NULL, lane,
-                                mask);
+            peri_tbe_row<S> row(&u.a.rows, &u.a.optimizer, place,
+                                S::WIDE ? rooms + peri_grid_thread() / S::LANES * room : NULL, lane, mask);
             update_runs<IN_ORDER>{u}.template run<KIND>(row, f->start, f->end);
         }
     }
@@ -421,7 +446,7 @@ __global__ void __launch_bounds__(PERI_BLOCK, BLOCKS) update_windows(update_args
     if (u.a.run_values && blockIdx.x == 0) *u.a.runs = u.r.number[u.a.capacity - 1];
 }
 
-/* -- the operation --------------------------------------------------------------------------------------------------------------------- */
+/* -- the operation ------------------------------------------------------------------------------------------------- */
 
 struct plan {
     int64_t slots, width, scan; /* bytes of the cumulative sum */
@@ -460,11 +485,12 @@ cudaError_t update(const update_args &u, float *rooms, const peri_cuda_call *c)
     const int64_t windows = (u.a.capacity + WINDOW - 1) / WINDOW, blocks = (windows + PERI_WARPS - 1) / PERI_WARPS;
     const int64_t most = S::WIDE ? PERI_TBE_WIDE_BLOCKS : INT32_MAX;
     const unsigned grid = (unsigned)(blocks < most ? blocks : most);
-    return peri_cuda_launch(update_windows<S, KIND, IN_ORDER, BLOCKS>, grid, PERI_BLOCK, 0, c, u, rooms, peri_tbe_room(u.a.rows.max_cols));
+    return peri_cuda_launch(update_windows<S, KIND, IN_ORDER, BLOCKS>, grid, PERI_BLOCK, 0, c, u, rooms,
+                            peri_tbe_room(u.a.rows.max_cols));
 }
 
-/** The optimizers that most steps spend their time with: two vectors a lane, so that four blocks fit a multiprocessor (three of Adam, which
- *  keeps the moments in registers, too). */
+/** The optimizers that most steps spend their time with: two vectors a lane, so that four blocks fit a multiprocessor
+ *  (three of Adam, which keeps the moments in registers, too). */
 template <int KIND> cudaError_t update_fast(const update_args &u, float *rooms, const peri_cuda_call *c)
 {
     enum { BLOCKS = KIND == PERI_TBE_ADAM ? 3 : 4 };
@@ -496,13 +522,15 @@ PERI_CUDA_OP(tbe_update)
                                 (double *)(c->scratch + p.exact), p.width}};
     if (a->run_values) {
         PERI_CUDA_TRY(each(0, n, c, mark_heads{u}));
-        PERI_CUDA_TRY((peri_inclusive_sum<uint32_t, uint32_t>(c->scratch + p.room, scan, u.r.number, u.r.number, n, c->stream)));
+        PERI_CUDA_TRY(
+            (peri_inclusive_sum<uint32_t, uint32_t>(c->scratch + p.room, scan, u.r.number, u.r.number, n, c->stream)));
     }
     PERI_CUDA_TRY(sum_pieces(u, p, c));
     if (a->optimizer.exact) return update_any<false>(u, rooms, c);
     const bool narrow = a->rows.max_cols <= peri_tbe_shape<32, 4>::STRIP;
     if (narrow && a->optimizer.kind == PERI_TBE_SGD) return update_fast<PERI_TBE_SGD>(u, rooms, c);
-    if (narrow && a->optimizer.kind == PERI_TBE_ROWWISE_ADAGRAD) return update_fast<PERI_TBE_ROWWISE_ADAGRAD>(u, rooms, c);
+    if (narrow && a->optimizer.kind == PERI_TBE_ROWWISE_ADAGRAD)
+        return update_fast<PERI_TBE_ROWWISE_ADAGRAD>(u, rooms, c);
     if (narrow && a->optimizer.kind == PERI_TBE_ADAM) return update_fast<PERI_TBE_ADAM>(u, rooms, c);
     return update_any<true>(u, rooms, c);
 }

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_whole.cu: kernels/tbe.h: what goes over more than the rows of a batch: updates by a dense gradient, averages in place, Shampoo.
+ * tbe_whole.cu: kernels/tbe.h: what goes over more than the rows of a batch: updates by a dense gradient, averages in
+ * place, Shampoo.
  *
- * Shampoo's root: a thread block a table. Jacobi's method turns all of n / 2 disjoint pairs of rows and columns at once, and as in a
- * tournament every pair comes once a sweep; rotations of disjoint pairs do not meet, so a sweep does what one in the order of rows does.
+ * Shampoo's root: a thread block a table. Jacobi's method turns all of n / 2 disjoint pairs of rows and columns at
+ * once, and as in a tournament every pair comes once a sweep; rotations of disjoint pairs do not meet, so a sweep does
+ * what one in the order of rows does.
  */
 #include "tbe_row.cuh"
 
 namespace {
 
-/* -- dense gradients ----------------------------------------------------------------------------------------------------------------- */
+/* -- dense gradients ----------------------------------------------------------------------------------------------- */
 
 struct dense_rows {
     peri_k_tbe_rows rows;
@@ -34,7 +36,7 @@ struct dense_rows {
     }
 };
 
-/* -- averages in place --------------------------------------------------------------------------------------------------------------- */
+/* -- averages in place --------------------------------------------------------------------------------------------- */
 
 struct average_row {
     peri_k_tbe_ema_args a;
@@ -55,7 +57,7 @@ struct average_row {
     }
 };
 
-/* -- Shampoo ------------------------------------------------------------------------------------------------------------------------- */
+/* -- Shampoo ------------------------------------------------------------------------------------------------------- */
 
 /** Table t's place among all grams. */
 struct square {
@@ -197,7 +199,8 @@ __global__ void __launch_bounds__(PERI_BLOCK) diagonalize(peri_k_tbe_shampoo s, 
         if (!(off > 1e-26 * all)) break;
         for (int64_t round = 0; round + 1 < n + n % 2; round++) turn_pairs(a, v, angles + q.columns + q.t, n, round);
     }
-    for (int64_t i = threadIdx.x; i < n; i += PERI_BLOCK) a[i * n + i] = 1 / sqrt((a[i * n + i] > 0 ? a[i * n + i] : 0) + s.eps);
+    for (int64_t i = threadIdx.x; i < n; i += PERI_BLOCK)
+        a[i * n + i] = 1 / sqrt((a[i * n + i] > 0 ? a[i * n + i] : 0) + s.eps);
 }
 
 struct root_element {
@@ -298,7 +301,8 @@ PERI_CUDA_OP(tbe_shampoo)
     float *rooms = (float *)(c->scratch + p.rooms);
     if (s.n_tables <= 0) return cudaSuccess;
     PERI_CUDA_TRY(each(0, s.squares, c, gram_element{s}));
-    PERI_CUDA_TRY(peri_cuda_launch(diagonalize, (unsigned)s.n_tables, PERI_BLOCK, 0, c, s, (double *)(c->scratch + p.angles)));
+    PERI_CUDA_TRY(
+        peri_cuda_launch(diagonalize, (unsigned)s.n_tables, PERI_BLOCK, 0, c, s, (double *)(c->scratch + p.angles)));
     PERI_CUDA_TRY(each(0, s.squares, c, root_element{s}));
     if (cols <= 128) return peri_tbe_each_row<peri_tbe_shape<4, 8>, PERI_TBE_SGD>(s.most_rows, cols, rooms, c, job);
     return peri_tbe_each_row<peri_tbe_wide, PERI_TBE_SGD>(s.most_rows, cols, rooms, c, job);

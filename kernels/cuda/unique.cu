@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * unique.cu: the sorting operations of kernels/sparse.h: lists of equal numbers, unique ids. One sort of the device each (cub.cuh).
+ * unique.cu: the sorting operations of kernels/sparse.h: lists of equal numbers, unique ids. One sort of the device
+ * each (cub.cuh).
  */
 #include "cub.cuh"
 #include "cuda.h"
@@ -30,7 +31,7 @@ struct fill_keys {
     }
 };
 
-/* -- lists --------------------------------------------------------------------------------------------------------------------------- */
+/* -- lists --------------------------------------------------------------------------------------------------------- */
 
 /** offsets[l] = the first i with keys[i] >= l. */
 struct cut_lists {
@@ -48,7 +49,7 @@ struct cut_lists {
     }
 };
 
-/* -- unique ids ---------------------------------------------------------------------------------------------------------------------- */
+/* -- unique ids ---------------------------------------------------------------------------------------------------- */
 
 struct mark_first {
     const uint64_t *keys;
@@ -106,8 +107,8 @@ PERI_CUDA_OP(lists)
     size_t bytes = (size_t)(c->bytes - 3 * part);
     if (a->n > 0) {
         PERI_CUDA_TRY(each(0, a->n, c, fill_keys{a->x, keys, places, 0, a->dtype}));
-        PERI_CUDA_TRY(peri_sort_pairs(at + 3 * part, bytes, (const uint64_t *)keys, sorted, (const int64_t *)places, a->list, a->n, 0,
-                                      bits_of((uint64_t)a->lists), c->stream));
+        PERI_CUDA_TRY(peri_sort_pairs(at + 3 * part, bytes, (const uint64_t *)keys, sorted, (const int64_t *)places,
+                                      a->list, a->n, 0, bits_of((uint64_t)a->lists), c->stream));
     }
     return each(0, a->lists + 1, c, cut_lists{sorted, a->offsets, a->n});
 }
@@ -129,8 +130,8 @@ PERI_CUDA_OP(unique)
     size_t bytes = (size_t)(c->bytes - 4 * part);
     int bits = bits_of((uint64_t)a->most - (uint64_t)a->least);
     PERI_CUDA_TRY(each(0, a->n, c, fill_keys{a->x, keys, places, a->least, a->dtype}));
-    PERI_CUDA_TRY(peri_sort_pairs(at + 4 * part, bytes, (const uint64_t *)keys, sorted, (const int64_t *)places, moved, a->n, 0, bits,
-                                  c->stream));
+    PERI_CUDA_TRY(peri_sort_pairs(at + 4 * part, bytes, (const uint64_t *)keys, sorted, (const int64_t *)places, moved,
+                                  a->n, 0, bits, c->stream));
     PERI_CUDA_TRY(each(0, a->n, c, mark_first{sorted, ranks}));
     PERI_CUDA_TRY(peri_inclusive_sum(at + 4 * part, bytes, (const int64_t *)ranks, ranks, a->n, c->stream));
     PERI_CUDA_TRY(each(0, a->n, c, write_unique{*a, sorted, moved, ranks, starts}));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * value.cuh: numbers of every dtype: on their way between dtypes without loss (peri_value), and types by which templates load and store
- * f32, f16 and bf16 as f32 (peri_f32, ...).
+ * value.cuh: numbers of every dtype: on their way between dtypes without loss (peri_value), and types by which
+ * templates load and store f32, f16 and bf16 as f32 (peri_f32, ...).
  */
 #ifndef PERI_KERNELS_CUDA_VALUE_CUH
 #define PERI_KERNELS_CUDA_VALUE_CUH
@@ -49,7 +49,8 @@ struct peri_bf16 {
 };
 
 /** Elements i and i + 1. p + i is a multiple of both. */
-template <class T> static __device__ __forceinline__ void peri_store_two(typename T::type *p, int64_t i, float x, float y)
+template <class T>
+static __device__ __forceinline__ void peri_store_two(typename T::type *p, int64_t i, float x, float y)
 {
     T::store(p, i, x);
     T::store(p, i + 1, y);

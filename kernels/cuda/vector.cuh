@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vector.cuh: numbers of f64, f32, f16 and bf16 by packs of 16 bytes, which one access moves, and matrices that blocks of threads cover
- * pack by pack. What is computed with f16 and bf16 is computed in f32 and rounded when it is stored.
+ * vector.cuh: numbers of f64, f32, f16 and bf16 by packs of 16 bytes, which one access moves, and matrices that blocks
+ * of threads cover pack by pack. What is computed with f16 and bf16 is computed in f32 and rounded when it is stored.
  */
 #ifndef PERI_KERNELS_CUDA_VECTOR_CUH
 #define PERI_KERNELS_CUDA_VECTOR_CUH
@@ -60,7 +60,8 @@ template <class E> static __device__ __forceinline__ void peri_keep(peri_pack<E>
 }
 
 /** The first @n numbers at @p, the others 0; @whole: all N are there, and p is aligned to 16 bytes. */
-template <class E> static __device__ __forceinline__ peri_pack<E> peri_load_pack(const typename E::type *p, int n, bool whole)
+template <class E>
+static __device__ __forceinline__ peri_pack<E> peri_load_pack(const typename E::type *p, int n, bool whole)
 {
     peri_pack<E> pack;
     if (whole) {
@@ -83,7 +84,8 @@ static __device__ __forceinline__ void peri_store_words(uint4 *p, uint4 words)
 #endif
 }
 
-template <class E> static __device__ __forceinline__ void peri_store_pack(typename E::type *p, int n, bool whole, const peri_pack<E> &pack)
+template <class E>
+static __device__ __forceinline__ void peri_store_pack(typename E::type *p, int n, bool whole, const peri_pack<E> &pack)
 {
     if (whole) {
         peri_store_words((uint4 *)p, make_uint4(pack.w[0], pack.w[1], pack.w[2], pack.w[3]));
@@ -95,7 +97,8 @@ template <class E> static __device__ __forceinline__ void peri_store_pack(typena
 }
 
 /* The numbers of a pack, and back. f16 and bf16 go through the processor's conversions of pairs. */
-template <class E> static __device__ __forceinline__ void peri_unpack(const peri_pack<E> &pack, PERI_COMPUTED(E) (&x)[peri_pack<E>::N])
+template <class E>
+static __device__ __forceinline__ void peri_unpack(const peri_pack<E> &pack, PERI_COMPUTED(E) (&x)[peri_pack<E>::N])
 {
     PERI_UNROLL
     for (int k = 0; k < peri_pack<E>::N; k++) {
@@ -103,7 +106,8 @@ template <class E> static __device__ __forceinline__ void peri_unpack(const peri
         x[k] = E::load(&kept, 0);
     }
 }
-template <class E> static __device__ __forceinline__ peri_pack<E> peri_to_pack(const PERI_COMPUTED(E) (&x)[peri_pack<E>::N])
+template <class E>
+static __device__ __forceinline__ peri_pack<E> peri_to_pack(const PERI_COMPUTED(E) (&x)[peri_pack<E>::N])
 {
     peri_pack<E> pack;
     PERI_UNROLL
@@ -118,7 +122,8 @@ template <class E> static __device__ __forceinline__ peri_pack<E> peri_to_pack(c
 template <> __device__ __forceinline__ void peri_unpack<peri_bf16>(const peri_pack<peri_bf16> &pack, float (&x)[8])
 {
     PERI_UNROLL
-    for (int k = 0; k < 4; k++) x[2 * k] = __uint_as_float(pack.w[k] << 16), x[2 * k + 1] = __uint_as_float(pack.w[k] & 0xffff0000u);
+    for (int k = 0; k < 4; k++)
+        x[2 * k] = __uint_as_float(pack.w[k] << 16), x[2 * k + 1] = __uint_as_float(pack.w[k] & 0xffff0000u);
 }
 template <> __device__ __forceinline__ peri_pack<peri_bf16> peri_to_pack<peri_bf16>(const float (&x)[8])
 {
@@ -152,9 +157,9 @@ template <> __device__ __forceinline__ peri_pack<peri_f16> peri_to_pack<peri_f16
 }
 #endif
 
-/** A rows x cols matrix under blocks of threads: `wide` threads (a power of two) side by side with a pack of columns each, and as many
- *  below one another as there are left. A block has the rows [64 k, 64 (k + 1)) of its columns: what is summed by columns is summed over
- *  these. */
+/** A rows x cols matrix under blocks of threads: `wide` threads (a power of two) side by side with a pack of columns
+ *  each, and as many below one another as there are left. A block has the rows [64 k, 64 (k + 1)) of its columns: what
+ *  is summed by columns is summed over these. */
 struct peri_tiles {
     int64_t rows, cols;
     int wide, shift; /* wide = 2^shift */

@@ -94,6 +94,7 @@ static void ref_bag_renorm(const void *args, int64_t begin, int64_t end)
         if (id < 0 || id >= a->rows) continue;
         float *x = a->x + id * a->cols;
         double norm = ref_bag_norm(x, a->cols, a->norm_type);
-        for (int64_t d = 0; d < a->cols && norm > a->max_norm; d++) x[d] = (float)((double)x[d] * (a->max_norm / (norm + 1e-7)));
+        for (int64_t d = 0; d < a->cols && norm > a->max_norm; d++)
+            x[d] = (float)((double)x[d] * (a->max_norm / (norm + 1e-7)));
     }
 }

@@ -29,7 +29,7 @@ static int64_t ref_codec_place(const peri_k_codec_args *a, int64_t b, int64_t *s
     return first;
 }
 
-/* -- 16 bits ------------------------------------------------------------------------------------------------------------------------- */
+/* -- 16 bits ------------------------------------------------------------------------------------------------------- */
 
 static uint16_t ref_codec_to16(float x, int32_t format)
 {
@@ -39,13 +39,19 @@ static uint16_t ref_codec_to16(float x, int32_t format)
     return format == PERI_CODEC_FP16 ? k_f32_to_f16(x) : k_f32_to_bf16(x);
 }
 
-static float ref_codec_from16(uint16_t y, int32_t format) { return format == PERI_CODEC_FP16 ? k_f16_to_f32(y) : k_bf16_to_f32(y); }
+static float ref_codec_from16(uint16_t y, int32_t format)
+{
+    return format == PERI_CODEC_FP16 ? k_f16_to_f32(y) : k_bf16_to_f32(y);
+}
 
-/* -- 8-bit floats ---------------------------------------------------------------------------------------------------------------------- */
+/* -- 8-bit floats -------------------------------------------------------------------------------------------------- */
 
 static float ref_fp8_max(const peri_k_codec_args *a) { return k_fp8_largest(a->exponent_bits, a->exponent_bias); }
 
-static uint8_t ref_fp8_encode(const peri_k_codec_args *a, float x) { return k_f32_to_fp8(x, a->exponent_bits, a->exponent_bias); }
+static uint8_t ref_fp8_encode(const peri_k_codec_args *a, float x)
+{
+    return k_f32_to_fp8(x, a->exponent_bits, a->exponent_bias);
+}
 
 static float ref_fp8_decode(const peri_k_codec_args *a, uint8_t code)
 {
@@ -72,7 +78,7 @@ static void ref_fp8_row_decode(const peri_k_codec_args *a, float *x, int64_t n, 
     for (int64_t i = 0; i < n; i++) x[i] = ref_fp8_decode(a, wire[i]) / scale;
 }
 
-/* -- 8-bit integers -------------------------------------------------------------------------------------------------------------------- */
+/* -- 8-bit integers ------------------------------------------------------------------------------------------------ */
 
 static void ref_int8_encode(const peri_k_codec_args *a, const float *x, int64_t n, uint8_t *wire)
 {
@@ -96,17 +102,19 @@ static void ref_int8_decode(const peri_k_codec_args *a, float *x, int64_t n, con
     for (int64_t i = 0; i < n; i++) x[i] = fmaf((float)wire[i], tail[0], tail[1]);
 }
 
-/* -- 4-bit floats with a shared exponent ----------------------------------------------------------------------------------------------- */
+/* -- 4-bit floats with a shared exponent --------------------------------------------------------------------------- */
 
 static const float ref_mx4_values[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-static const float ref_mx4_limits[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5}; /* from here on the next value is nearer */
+/* from here on the next value is nearer */
+static const float ref_mx4_limits[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5};
 
 /** Shared exponent of a block whose largest magnitude is @most (finite). */
 static int32_t ref_mx4_exponent(const peri_k_codec_args *a, float most, int64_t block)
 {
     uint32_t u = k_bits(most > 0 ? most : 0x1p-126f);
     switch (a->rounding) {
-    case PERI_ROUND_NEAREST: u += (u & 0x7fffffu) > 0x3504f3u ? 0x800000u : 0; break; /* mantissa beyond the square root of 2 */
+    /* mantissa beyond the square root of 2 */
+    case PERI_ROUND_NEAREST: u += (u & 0x7fffffu) > 0x3504f3u ? 0x800000u : 0; break;
     case PERI_ROUND_EVEN: u += 0x200000u; break; /* from 1.75 on */
     case PERI_ROUND_CEIL: u += (u & 0x7fffffu) ? 0x800000u : 0; break;
     case PERI_ROUND_STOCHASTIC: u += ref_random_word(a->seed, 0, (uint64_t)block) & 0x3fffffu; break;
@@ -148,7 +156,7 @@ static void ref_mx4_decode(const peri_k_codec_args *a, float *x, int64_t n, cons
     }
 }
 
-/* -- the kernels ----------------------------------------------------------------------------------------------------------------------- */
+/* -- the kernels --------------------------------------------------------------------------------------------------- */
 
 static void ref_codec_encode(const void *args, int64_t begin, int64_t end)
 {

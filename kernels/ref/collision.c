@@ -17,7 +17,8 @@ static inline void ref_head_add(int64_t *word, int64_t n)
 static inline void ref_lower(int64_t *word, int64_t value)
 {
     int64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
-    while (value < seen && !__atomic_compare_exchange_n(word, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
+    while (value < seen && !__atomic_compare_exchange_n(word, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        continue;
 }
 
 static void ref_collision_check(const void *args, int64_t begin, int64_t end)
@@ -33,7 +34,7 @@ static void ref_collision_check(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- looking up ---------------------------------------------------------------------------------------------------------------- */
+/* -- looking up ---------------------------------------------------------------------------------------------------- */
 
 /** The home line of an id, whose mix is @mixed, among its bucket's. */
 static inline int64_t ref_mch_line(const peri_k_collision_bucket *b, uint64_t mixed)
@@ -41,7 +42,10 @@ static inline int64_t ref_mch_line(const peri_k_collision_bucket *b, uint64_t mi
     return (int64_t)peri_k_high(peri_k_rotate(mixed, 32), (uint64_t)b->lines);
 }
 
-static inline int64_t ref_mch_home(const peri_k_collision_bucket *b, int64_t id) { return ref_mch_line(b, peri_k_mix((uint64_t)id)); }
+static inline int64_t ref_mch_home(const peri_k_collision_bucket *b, int64_t id)
+{
+    return ref_mch_line(b, peri_k_mix((uint64_t)id));
+}
 
 /** The slot of @id, or the free one where it would go; NULL: neither, which only an id that no row can have meets. */
 static inline peri_k_mch_slot *ref_mch_slot(const peri_k_collision_map *m, const peri_k_collision_bucket *b, int64_t id)
@@ -74,7 +78,8 @@ static inline int64_t ref_hash_row(const peri_k_collision_map *m, const peri_k_c
     return -1;
 }
 
-static inline int64_t ref_miss(const peri_k_collision_map *m, const peri_k_collision_bucket *b, int64_t id, int64_t place)
+static inline int64_t ref_miss(const peri_k_collision_map *m, const peri_k_collision_bucket *b, int64_t id,
+                               int64_t place)
 {
     if (m->on_miss == PERI_K_MISS_ROW) return b->first_row + b->rows - 1;
     if (m->on_miss == PERI_K_MISS_HASH) return b->first_row + ref_hash_home(b, id);
@@ -90,7 +95,8 @@ static inline int64_t ref_window_add(peri_k_mch_slot *slot, bool counted, int64_
     do {
         more = peri_k_window_next(seen, 1, counted, when, &next);
         if (more == 1) return 1;
-    } while (next != seen && !__atomic_compare_exchange_n(&slot->window, &seen, next, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    } while (next != seen &&
+             !__atomic_compare_exchange_n(&slot->window, &seen, next, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
     return more;
 }
 
@@ -134,7 +140,8 @@ static void ref_mch_find(const void *args, int64_t begin, int64_t end)
         const peri_k_collision_bucket *b = ref_bucket_of(m, id);
         peri_k_mch_slot *slot = ref_mch_slot(m, b, id);
         bool hit = slot && slot->row != UINT32_MAX;
-        int64_t times = i < a->learn && id != INT64_MAX ? hit ? ref_window_add(slot, m->counted, peri_k_window_when(a)) : 1 : 0;
+        int64_t times =
+            i < a->learn && id != INT64_MAX ? hit ? ref_window_add(slot, m->counted, peri_k_window_when(a)) : 1 : 0;
         if (times) ref_log(&log, id, a->now, times);
         if (!a->out) continue;
         hits += hit;
@@ -151,7 +158,9 @@ static inline void ref_touch(const peri_k_collision_map *m, int64_t row, const p
     peri_k_hash_row *r = &m->rows[row];
     __atomic_store_n(&r->touched, (uint32_t)a->now, __ATOMIC_RELAXED);
     int32_t seen = __atomic_load_n(&r->expiry, __ATOMIC_RELAXED), next = (int32_t)a->expiry;
-    while (seen < next && !__atomic_compare_exchange_n(&r->expiry, &seen, next, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
+    while (seen < next &&
+           !__atomic_compare_exchange_n(&r->expiry, &seen, next, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        continue;
 }
 
 static void ref_hash_map_find(const void *args, int64_t begin, int64_t end)
@@ -205,7 +214,7 @@ static void ref_hash_map_again(const void *args, int64_t begin, int64_t end)
     ref_count(m, hits, missed);
 }
 
-/* -- the log by bucket ----------------------------------------------------------------------------------------------------------- */
+/* -- the log by bucket --------------------------------------------------------------------------------------------- */
 
 static inline uint64_t ref_sortable(int64_t x) { return (uint64_t)x ^ (uint64_t)1 << 63; }
 
@@ -242,7 +251,8 @@ static void ref_collision_group(const void *args, int64_t begin, int64_t end)
             const peri_k_collision_entry *from = &a->log[e];
             int64_t at = __atomic_fetch_add(&a->sizes[ref_bucket_of(m, from->id) - m->bucket], 1, __ATOMIC_RELAXED);
             uint64_t id = ref_sortable(from->id), when = (uint64_t)from->when;
-            if (m->rows) a->records[at] = (peri_k_collision_record){{peri_k_murmur((uint64_t)from->id, 0, 0), id, when, 0}};
+            if (m->rows)
+                a->records[at] = (peri_k_collision_record){{peri_k_murmur((uint64_t)from->id, 0, 0), id, when, 0}};
             else a->records[at] = (peri_k_collision_record){{id, (uint64_t)from->place, when, 0}};
         }
     }

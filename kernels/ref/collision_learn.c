@@ -3,7 +3,7 @@
  * collision_learn.c: what a bucket of a map learns, and which of its rows it gives up for it.
  */
 
-/* -- sorting records --------------------------------------------------------------------------------------------------------------- */
+/* -- sorting records ----------------------------------------------------------------------------------------------- */
 
 static inline bool ref_record_less(const peri_k_collision_record *a, const peri_k_collision_record *b)
 {
@@ -19,7 +19,8 @@ static inline void ref_record_swap(peri_k_collision_record *a, peri_k_collision_
     *b = t;
 }
 
-/** Split r[n], n > 1, about one of its records: [0, *left) are at most it, [*right, n) at least it, all between equal to it. */
+/** Split r[n], n > 1, about one of its records: [0, *left) are at most it, [*right, n) at least it, all between equal
+ *  to it. */
 static void ref_split(peri_k_collision_record *r, int64_t n, int64_t *left, int64_t *right)
 {
     peri_k_collision_record middle = r[peri_k_high(peri_k_mix((uint64_t)n), (uint64_t)n)];
@@ -70,7 +71,7 @@ static void ref_record_select(peri_k_collision_record *r, int64_t n, int64_t k)
     }
 }
 
-/* -- what was seen since the last eviction ------------------------------------------------------------------------------------------- */
+/* -- what was seen since the last eviction ------------------------------------------------------------------------- */
 
 /** What a slot's window says. */
 static inline int64_t ref_window_count(const peri_k_collision_map *m, uint32_t window)
@@ -84,8 +85,10 @@ static inline int64_t ref_window_last(const peri_k_collision_learn_args *a, uint
 
 static int64_t ref_id_of(uint64_t word) { return (int64_t)(word ^ (uint64_t)1 << 63); }
 
-/** Records (id, times, when) of a bucket, sorted, become (id, count, last, 1 + place of the id's slot or 0); how many. */
-static int64_t ref_merge(const peri_k_collision_map *m, const peri_k_collision_bucket *b, peri_k_collision_record *r, int64_t n)
+/** Records (id, times, when) of a bucket, sorted, become (id, count, last, 1 + place of the id's slot or 0); how
+ *  many. */
+static int64_t ref_merge(const peri_k_collision_map *m, const peri_k_collision_bucket *b, peri_k_collision_record *r,
+                         int64_t n)
 {
     int64_t ids = 0;
     ref_record_sort(r, n);
@@ -180,7 +183,7 @@ static void ref_mch_coalesce(const void *args, int64_t begin, int64_t end)
     for (int64_t b = begin; b < end; b++) ref_coalesce(args, b);
 }
 
-/* -- rows that change their ids ------------------------------------------------------------------------------------------------------- */
+/* -- rows that change their ids ------------------------------------------------------------------------------------ */
 
 /** Say that @row of @bucket got another id; @had: it had one before. */
 static void ref_changed(const peri_k_collision_map *m, int64_t bucket, int64_t row, bool had)
@@ -225,7 +228,7 @@ static void ref_mch_drop(const peri_k_collision_map *m, const peri_k_collision_b
     *last = (peri_k_mch_slot){INT64_MAX, UINT32_MAX, 0};
 }
 
-/* -- eviction ------------------------------------------------------------------------------------------------------------------------- */
+/* -- eviction ------------------------------------------------------------------------------------------------------ */
 
 static uint64_t ref_float_key(double score)
 {
@@ -263,20 +266,24 @@ static void ref_rank_news(const peri_k_collision_learn_args *a, int64_t bucket, 
 {
     const peri_k_collision_record *r = a->records + a->starts[bucket];
     for (int64_t i = 0; i < a->news[bucket]; i++) {
-        uint64_t score = a->map.policy == PERI_K_EVICT_USER ? ref_float_key(a->new_scores[a->starts[bucket] + i])
-                                                            : ref_score(a, (int64_t)r[i].word[1], (int64_t)r[i].word[2]);
+        uint64_t score = a->map.policy == PERI_K_EVICT_USER
+                             ? ref_float_key(a->new_scores[a->starts[bucket] + i])
+                             : ref_score(a, (int64_t)r[i].word[1], (int64_t)r[i].word[2]);
         rank[i] = (peri_k_collision_record){{~score, ~r[i].word[1], r[i].word[0], (uint64_t)i}};
     }
     ref_record_sort(rank, a->news[bucket]);
 }
 
-/** The @n worst usable rows of @bucket, the worst first: (score, turned id, turned row, row). @rank has room for 2 n. */
-static void ref_rank_rows(const peri_k_collision_learn_args *a, int64_t bucket, peri_k_collision_record *rank, int64_t n)
+/** The @n worst usable rows of @bucket, the worst first: (score, turned id, turned row, row). @rank has room for 2
+ *  n. */
+static void ref_rank_rows(const peri_k_collision_learn_args *a, int64_t bucket, peri_k_collision_record *rank,
+                          int64_t n)
 {
     const peri_k_collision_map *m = &a->map;
     const peri_k_collision_bucket *b = &m->bucket[bucket];
     int64_t have = 0;
-    uint64_t most[2] = {UINT64_MAX, UINT64_MAX}; /* first words of the best of n rows that are worse than all others so far */
+    uint64_t most[2] = {UINT64_MAX, UINT64_MAX}; /* first words of the best of n rows that are worse than all others so
+                                                    far */
     for (int64_t row = b->first_row + b->usable - 1; row >= b->first_row; row--) { /* those on top are free first */
         const uint64_t score = ref_row_score(a, row);
         if (score > most[0]) continue;
@@ -325,7 +332,7 @@ static void ref_mch_evict(const void *args, int64_t begin, int64_t end)
     for (int64_t b = begin; b < end; b++) ref_evict(args, b);
 }
 
-/* -- hash maps ------------------------------------------------------------------------------------------------------------------------ */
+/* -- hash maps ----------------------------------------------------------------------------------------------------- */
 
 /** Where an id with murmur @hash is put: a place in the bucket, or -1. */
 static int64_t ref_hash_place(const peri_k_collision_learn_args *a, const peri_k_collision_bucket *b, uint64_t hash)
@@ -340,7 +347,8 @@ static int64_t ref_hash_place(const peri_k_collision_learn_args *a, const peri_k
         if (r->id == -1) return at;
         if (m->policy == PERI_K_EVICT_NONE || r->touched == (uint32_t)a->call) continue;
         if (m->policy == PERI_K_EVICT_TTL && r->expiry < a->now) return at;
-        if (m->policy == PERI_K_EVICT_PROBE_LRU && (oldest < 0 || r->expiry < m->rows[b->first_row + oldest].expiry)) oldest = at;
+        if (m->policy == PERI_K_EVICT_PROBE_LRU && (oldest < 0 || r->expiry < m->rows[b->first_row + oldest].expiry))
+            oldest = at;
     }
     return oldest;
 }
@@ -358,7 +366,8 @@ static void ref_insert(const peri_k_collision_learn_args *a, int64_t bucket)
         if (place < 0) continue;
         peri_k_hash_row *row = &m->rows[b->first_row + place];
         ref_changed(m, bucket, b->first_row + place, row->id != -1);
-        *row = (peri_k_hash_row){ref_id_of(r[i].word[1]), m->policy == PERI_K_EVICT_NONE ? -1 : (int32_t)r[i].word[2], (uint32_t)a->call};
+        *row = (peri_k_hash_row){ref_id_of(r[i].word[1]), m->policy == PERI_K_EVICT_NONE ? -1 : (int32_t)r[i].word[2],
+                                 (uint32_t)a->call};
     }
 }
 

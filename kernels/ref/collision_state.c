@@ -11,7 +11,8 @@ static void ref_collision_changed(const void *args, int64_t begin, int64_t end)
     for (int64_t b = 0; b < begin; b++) at += a->n_before[b];
     for (int64_t b = begin; b < end; b++) {
         int64_t *list = m->changed + m->bucket[b].first_row, n = a->n_before[b];
-        /* The list is as long as the bucket has rows at most: where it is long, going through the flags is less work than sorting. */
+        /* The list is as long as the bucket has rows at most: where it is long, going through the flags is less work
+         * than sorting. */
         if (n < m->bucket[b].rows / 64) {
             for (int64_t i = 1; i < n; i++)
                 for (int64_t j = i, row = list[i]; j > 0 && list[j - 1] > row; j--) {
@@ -62,7 +63,8 @@ static void ref_collision_reset(const void *args, int64_t begin, int64_t end)
     }
 }
 
-static void ref_report_number(const peri_k_collision_state_args *a, int64_t b, int64_t fault, int64_t id, int64_t row, int64_t value)
+static void ref_report_number(const peri_k_collision_state_args *a, int64_t b, int64_t fault, int64_t id, int64_t row,
+                              int64_t value)
 {
     int64_t *report = a->report + b * PERI_COLLISION_FAULT_WORDS;
     report[PERI_COLLISION_FAULT] = fault;
@@ -82,7 +84,7 @@ static bool ref_at_home(const peri_k_collision_map *m, int64_t id, int64_t b)
     return peri_k_bucket(id, m->spread, m->buckets, m->block) == m->first_bucket + b;
 }
 
-/* -- MCH ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- MCH ----------------------------------------------------------------------------------------------------------- */
 
 static void ref_mch_sorted(const void *args, int64_t begin, int64_t end)
 {
@@ -92,7 +94,8 @@ static void ref_mch_sorted(const void *args, int64_t begin, int64_t end)
         const peri_k_collision_bucket *b = &m->bucket[k];
         peri_k_collision_record *r = a->scratch + b->first_row;
         for (int64_t i = 0; i < b->rows; i++) /* that of the last row stays last: its row is the greatest */
-            r[i] = (peri_k_collision_record){{ref_sortable(m->ids[b->first_row + i]), (uint64_t)(b->first_row + i), 0, 0}};
+            r[i] =
+                (peri_k_collision_record){{ref_sortable(m->ids[b->first_row + i]), (uint64_t)(b->first_row + i), 0, 0}};
         ref_record_sort(r, b->rows);
         for (int64_t i = 0; i < b->rows; i++) {
             int64_t row = (int64_t)r[i].word[1], to = b->first_row + i - a->state_row;
@@ -115,9 +118,11 @@ static void ref_mch_fault(const peri_k_collision_state_args *a, int64_t k)
     for (int64_t i = 0; i < b->rows; i++) {
         int64_t id = ids[i], row = mapping[i] - a->first_row - b->first_row, value;
         bool last = i == b->rows - 1;
-        if (row < 0 || row >= b->rows || seen[row]) return ref_report_fault(a, k, PERI_COLLISION_ROW_OUT, id, mapping[i]);
+        if (row < 0 || row >= b->rows || seen[row])
+            return ref_report_fault(a, k, PERI_COLLISION_ROW_OUT, id, mapping[i]);
         seen[row] = 1;
-        if (last != (row == b->rows - 1) || (last && id != INT64_MAX)) return ref_report_fault(a, k, PERI_COLLISION_LAST, id, mapping[i]);
+        if (last != (row == b->rows - 1) || (last && id != INT64_MAX))
+            return ref_report_fault(a, k, PERI_COLLISION_LAST, id, mapping[i]);
         if (i > 0 && id < ids[i - 1]) return ref_report_fault(a, k, PERI_COLLISION_ORDER, id, mapping[i]);
         int64_t fault = peri_k_mch_numbers(a, b->first_row - a->state_row + i, last, &value);
         if (fault != PERI_COLLISION_SOUND) return ref_report_number(a, k, fault, id, mapping[i], value);
@@ -152,7 +157,7 @@ static void ref_mch_load(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- hash maps ------------------------------------------------------------------------------------------------------------------------ */
+/* -- hash maps ----------------------------------------------------------------------------------------------------- */
 
 static void ref_hash_map_read(const void *args, int64_t begin, int64_t end)
 {
@@ -166,8 +171,10 @@ static void ref_hash_map_read(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/** Whether @id stands twice within reach of its home, in the bucket's identities @ids. *hole: a free row comes before the first. */
-static int64_t ref_times_found(const peri_k_collision_map *m, const peri_k_collision_bucket *b, const int64_t *ids, int64_t id, bool *hole)
+/** Whether @id stands twice within reach of its home, in the bucket's identities @ids. *hole: a free row comes before
+ *  the first. */
+static int64_t ref_times_found(const peri_k_collision_map *m, const peri_k_collision_bucket *b, const int64_t *ids,
+                               int64_t id, bool *hole)
 {
     int64_t most = m->max_probe < b->usable ? m->max_probe : b->usable, at = ref_hash_home(b, id), times = 0;
     *hole = false;
@@ -187,11 +194,13 @@ static void ref_hash_fault(const peri_k_collision_state_args *a, int64_t k)
     for (int64_t i = 0; i < b->rows; i++) {
         int64_t row = a->first_row + b->first_row + i, place = b->first_row - a->state_row + i;
         bool hole;
-        if (!peri_k_hash_expiry(a, place)) return ref_report_number(a, k, PERI_COLLISION_EXPIRY, ids[i], row, a->expiries[place]);
+        if (!peri_k_hash_expiry(a, place))
+            return ref_report_number(a, k, PERI_COLLISION_EXPIRY, ids[i], row, a->expiries[place]);
         if (ids[i] == -1) continue;
         if (i >= b->usable) return ref_report_fault(a, k, PERI_COLLISION_LAST, ids[i], row);
         if (!ref_at_home(m, ids[i], k)) return ref_report_fault(a, k, PERI_COLLISION_STRAY, ids[i], row);
-        int64_t reach = (i - ref_hash_home(b, ids[i]) + b->usable) % b->usable, times = ref_times_found(m, b, ids, ids[i], &hole);
+        int64_t reach = (i - ref_hash_home(b, ids[i]) + b->usable) % b->usable,
+                times = ref_times_found(m, b, ids, ids[i], &hole);
         if (reach >= m->max_probe) return ref_report_fault(a, k, PERI_COLLISION_FAR, ids[i], row);
         if (times > 1) return ref_report_fault(a, k, PERI_COLLISION_TWICE, ids[i], row);
         if (hole) ref_report_fault(a, k, PERI_COLLISION_HOLE, ids[i], row);

@@ -34,7 +34,8 @@ static uint32_t ref_random_word(uint64_t seed, uint64_t stream, uint64_t i)
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++, k0 += 0x9e3779b9u, k1 += 0xbb67ae85u) {
         uint64_t p0 = 0xd2511f53ull * c[0], p1 = 0xcd9e8d57ull * c[2];
-        uint32_t next[4] = {(uint32_t)(p1 >> 32) ^ c[1] ^ k0, (uint32_t)p1, (uint32_t)(p0 >> 32) ^ c[3] ^ k1, (uint32_t)p0};
+        uint32_t next[4] = {(uint32_t)(p1 >> 32) ^ c[1] ^ k0, (uint32_t)p1, (uint32_t)(p0 >> 32) ^ c[3] ^ k1,
+                            (uint32_t)p0};
         memcpy(c, next, sizeof c);
     }
     return c[i & 3];
@@ -47,10 +48,12 @@ static void ref_random(const void *args, int64_t begin, int64_t end)
         uint64_t index = (uint64_t)((a->row_offset + i / a->cols) * a->total_cols + a->col_offset + i % a->cols);
         ref_value v = {0};
         if (a->kind == PERI_RANDOM_UNIFORM) {
-            v.re = a->low + (a->high - a->low) * ((double)(ref_random_word(a->seed, a->random_stream, index) >> 8) * 0x1p-24);
+            v.re = a->low +
+                   (a->high - a->low) * ((double)(ref_random_word(a->seed, a->random_stream, index) >> 8) * 0x1p-24);
         } else {
             double u1 = ((double)ref_random_word(a->seed, a->random_stream, index & ~(uint64_t)1) + 1) * 0x1p-32;
-            double angle = 6.283185307179586476925 * ((double)ref_random_word(a->seed, a->random_stream, index | 1) * 0x1p-32);
+            double angle =
+                6.283185307179586476925 * ((double)ref_random_word(a->seed, a->random_stream, index | 1) * 0x1p-32);
             v.re = a->low + a->high * sqrt(-2 * log(u1)) * (index & 1 ? sin(angle) : cos(angle));
         }
         ref_store(a->dst, i, a->dtype, v);

@@ -35,7 +35,7 @@ static void ref_axpy(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- elementwise --------------------------------------------------------------------------------------------------------------- */
+/* -- elementwise --------------------------------------------------------------------------------------------------- */
 
 static double ref_sigmoid(double x) { return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x)); }
 static double ref_softplus(double x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
@@ -96,7 +96,8 @@ static double ref_df(int32_t op, double s, double a, double b)
 static void ref_unary(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_unary_args *a = args;
-    for (int64_t i = begin; i < end; i++) ref_put(a->dst, i, a->dtype, ref_f(a->op, ref_get(a->x, i, a->dtype), a->a, a->b));
+    for (int64_t i = begin; i < end; i++)
+        ref_put(a->dst, i, a->dtype, ref_f(a->op, ref_get(a->x, i, a->dtype), a->a, a->b));
 }
 
 static bool ref_reads_saved(int32_t op) { return op != PERI_UNARY_IDENTITY && op != PERI_UNARY_AFFINE; }
@@ -146,7 +147,7 @@ static void ref_muladd(const void *args, int64_t begin, int64_t end)
                 ref_get(a->a, i, a->dtype) * ref_get(a->b, i, a->dtype) + ref_get(a->c, i, a->dtype) * a->scale);
 }
 
-/* -- the sides of a linear layer -------------------------------------------------------------------------------------------------- */
+/* -- the sides of a linear layer ----------------------------------------------------------------------------------- */
 
 static void ref_bias_act(const void *args, int64_t begin, int64_t end)
 {
@@ -165,7 +166,8 @@ static void ref_panel_product(const void *args, int64_t begin, int64_t end)
     for (int64_t r = begin; r < end; r++)
         for (int64_t c = 0; c < a->cols; c++) {
             const float *x = a->x + r * a->x_stride;
-            const char *panel = (const char *)a->panels + peri_panel_bytes(c / PERI_PANEL * PERI_PANEL, a->inner, a->dtype);
+            const char *panel =
+                (const char *)a->panels + peri_panel_bytes(c / PERI_PANEL * PERI_PANEL, a->inner, a->dtype);
             const int64_t w = c % PERI_PANEL;
             float s = 0, scale;
             for (int64_t k = 0; k < a->inner; k++)
@@ -201,7 +203,7 @@ static void ref_act_grad(const void *args, int64_t begin, int64_t end)
         }
 }
 
-/* -- a layer of a cross network ---------------------------------------------------------------------------------------------------- */
+/* -- a layer of a cross network ------------------------------------------------------------------------------------ */
 
 static void ref_cross(const void *args, int64_t begin, int64_t end)
 {
@@ -222,7 +224,8 @@ static void ref_cross_grad(const void *args, int64_t begin, int64_t end)
             double sum = 0, bias = a->bias ? ref_get(a->bias, c, ref_wide(a->dtype)) : 0;
             for (int64_t r = k * PERI_SUM_ROWS; r < ref_block_end(k, a->rows); r++) {
                 int64_t i = r * a->cols + c;
-                double dy = ref_get(a->dy, i, a->dtype), x0 = ref_get(a->x0, i, a->dtype), u = ref_get(a->u, i, a->dtype);
+                double dy = ref_get(a->dy, i, a->dtype), x0 = ref_get(a->x0, i, a->dtype),
+                       u = ref_get(a->u, i, a->dtype);
                 double before = a->add ? ref_get(a->dx0, i, a->dtype) : 0;
                 ref_put(a->du, i, a->dtype, dy * x0);
                 ref_put(a->dx0, i, a->dtype, before + dy * (u + bias) + (a->same ? dy : 0));
@@ -232,7 +235,7 @@ static void ref_cross_grad(const void *args, int64_t begin, int64_t end)
         }
 }
 
-/* -- reductions ---------------------------------------------------------------------------------------------------------------- */
+/* -- reductions ---------------------------------------------------------------------------------------------------- */
 
 static void ref_sum_dim(const void *args, int64_t begin, int64_t end)
 {
@@ -251,16 +254,16 @@ static void ref_sum_dim(const void *args, int64_t begin, int64_t end)
     }
 }
 
-#define REF_MAX(T)                                                                                                                    \
-    do {                                                                                                                              \
-        const T *x = (const T *)a->x + base;                                                                                          \
-        int64_t best = 0;                                                                                                             \
-        for (int64_t r = 1; r < a->n && x[best * a->inner] == x[best * a->inner]; r++) {                                              \
-            const T now = x[r * a->inner], most = x[best * a->inner];                                                                 \
-            if (!(a->least ? now >= most : now <= most)) best = r;                                                                    \
-        }                                                                                                                             \
-        ((T *)a->values)[u] = x[best * a->inner];                                                                                     \
-        a->indices[u] = best;                                                                                                         \
+#define REF_MAX(T)                                                                                                     \
+    do {                                                                                                               \
+        const T *x = (const T *)a->x + base;                                                                           \
+        int64_t best = 0;                                                                                              \
+        for (int64_t r = 1; r < a->n && x[best * a->inner] == x[best * a->inner]; r++) {                               \
+            const T now = x[r * a->inner], most = x[best * a->inner];                                                  \
+            if (!(a->least ? now >= most : now <= most)) best = r;                                                     \
+        }                                                                                                              \
+        ((T *)a->values)[u] = x[best * a->inner];                                                                      \
+        a->indices[u] = best;                                                                                          \
     } while (0)
 
 static void ref_max_dim(const void *args, int64_t begin, int64_t end)
@@ -349,7 +352,8 @@ static void ref_layer_norm_grad(const void *args, int64_t begin, int64_t end)
             for (int64_t r = k * PERI_SUM_ROWS; r < ref_block_end(k, a->rows); r++) {
                 double g = ref_get(a->dy, r * a->cols + c, a->dtype);
                 dbias += g;
-                dweight += g * (ref_get(a->x, r * a->cols + c, a->dtype) - ref_get(a->mean, r, a->dtype)) * ref_get(a->rstd, r, a->dtype);
+                dweight += g * (ref_get(a->x, r * a->cols + c, a->dtype) - ref_get(a->mean, r, a->dtype)) *
+                           ref_get(a->rstd, r, a->dtype);
             }
             if (a->dweight) ref_put(a->dweight, k * a->cols + c, a->dtype, dweight);
             if (a->dbias) ref_put(a->dbias, k * a->cols + c, a->dtype, dbias);
@@ -358,7 +362,8 @@ static void ref_layer_norm_grad(const void *args, int64_t begin, int64_t end)
             double mean = ref_get(a->mean, r, a->dtype), rstd = ref_get(a->rstd, r, a->dtype), sum_g = 0, sum_gh = 0;
             for (int pass = 0; pass < 2; pass++)
                 for (int64_t c = 0; c < a->cols; c++) {
-                    double g = ref_get(a->dy, r * a->cols + c, a->dtype) * (a->weight ? ref_get(a->weight, c, a->dtype) : 1);
+                    double g =
+                        ref_get(a->dy, r * a->cols + c, a->dtype) * (a->weight ? ref_get(a->weight, c, a->dtype) : 1);
                     double h = (ref_get(a->x, r * a->cols + c, a->dtype) - mean) * rstd;
                     if (pass == 0) sum_g += g, sum_gh += g * h;
                     else ref_put(a->dx, r * a->cols + c, a->dtype, rstd * (g - (sum_g + h * sum_gh) / (double)a->cols));
@@ -376,7 +381,7 @@ static void ref_dropout(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- pairwise dot products ------------------------------------------------------------------------------------------------------- */
+/* -- pairwise dot products ----------------------------------------------------------------------------------------- */
 
 static void ref_interaction(const void *args, int64_t begin, int64_t end)
 {
@@ -384,13 +389,15 @@ static void ref_interaction(const void *args, int64_t begin, int64_t end)
     int64_t width = a->dim + a->features * (a->features + 1) / 2;
     for (int64_t b = begin; b < end; b++) {
         int64_t at = b * width;
-        for (int64_t d = 0; d < a->dim; d++) ref_put(a->y, at++, a->dtype, ref_get(a->dense, b * a->dense_stride + d, a->dtype));
+        for (int64_t d = 0; d < a->dim; d++)
+            ref_put(a->y, at++, a->dtype, ref_get(a->dense, b * a->dense_stride + d, a->dtype));
         for (int64_t i = 0; i <= a->features; i++)
             for (int64_t j = i + 1; j <= a->features; j++) {
                 double sum = 0;
                 for (int64_t d = 0; d < a->dim; d++) {
-                    double vi = i == 0 ? ref_get(a->dense, b * a->dense_stride + d, a->dtype)
-                                       : ref_get(a->sparse, b * a->sparse_stride + (i - 1) * a->feature_stride + d, a->dtype);
+                    double vi =
+                        i == 0 ? ref_get(a->dense, b * a->dense_stride + d, a->dtype)
+                               : ref_get(a->sparse, b * a->sparse_stride + (i - 1) * a->feature_stride + d, a->dtype);
                     sum += vi * ref_get(a->sparse, b * a->sparse_stride + (j - 1) * a->feature_stride + d, a->dtype);
                 }
                 ref_put(a->y, at++, a->dtype, sum);
@@ -414,8 +421,9 @@ static void ref_interaction_grad(const void *args, int64_t begin, int64_t end)
                 double sum = i == 0 ? ref_get(a->dy, b * a->dy_stride + d, a->dtype) : 0;
                 for (int64_t j = 0; j <= a->features; j++) {
                     if (j == i) continue;
-                    double v = j == 0 ? ref_get(a->dense, b * a->dense_stride + d, a->dtype)
-                                      : ref_get(a->sparse, b * a->sparse_stride + (j - 1) * a->feature_stride + d, a->dtype);
+                    double v =
+                        j == 0 ? ref_get(a->dense, b * a->dense_stride + d, a->dtype)
+                               : ref_get(a->sparse, b * a->sparse_stride + (j - 1) * a->feature_stride + d, a->dtype);
                     sum += v * ref_get(a->dy, b * a->dy_stride + a->dim + ref_pair(i, j, a->features), a->dtype);
                 }
                 if (i == 0 && a->ddense) ref_put(a->ddense, b * a->dim + d, a->dtype, sum);
@@ -423,14 +431,15 @@ static void ref_interaction_grad(const void *args, int64_t begin, int64_t end)
             }
 }
 
-/* -- losses -------------------------------------------------------------------------------------------------------------------- */
+/* -- losses -------------------------------------------------------------------------------------------------------- */
 
 static void ref_loss(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_loss_args *a = args;
     for (int64_t i = begin; i < end; i++) {
         double x = ref_get(a->x, i, a->dtype), t = ref_get(a->t, i, a->dtype), l;
-        double w = a->weight ? ref_get(a->weight, i, a->dtype) : 1, p = a->pos_weight ? ref_get(a->pos_weight, i, a->dtype) : 1;
+        double w = a->weight ? ref_get(a->weight, i, a->dtype) : 1,
+               p = a->pos_weight ? ref_get(a->pos_weight, i, a->dtype) : 1;
         if (a->kind == PERI_LOSS_BCE_LOGITS) l = (1 - t) * x + (1 + (p - 1) * t) * ref_softplus(-x);
         else if (a->kind == PERI_LOSS_BCE && !(x >= 0 && x <= 1)) l = NAN;
         else if (a->kind == PERI_LOSS_BCE) l = -(t * fmax(log(x), -100) + (1 - t) * fmax(log1p(-x), -100));
@@ -444,7 +453,8 @@ static void ref_loss_grad(const void *args, int64_t begin, int64_t end)
     const peri_k_loss_grad_args *a = args;
     for (int64_t i = begin; i < end; i++) {
         double x = ref_get(a->x, i, a->dtype), t = ref_get(a->t, i, a->dtype), d;
-        double w = a->weight ? ref_get(a->weight, i, a->dtype) : 1, p = a->pos_weight ? ref_get(a->pos_weight, i, a->dtype) : 1;
+        double w = a->weight ? ref_get(a->weight, i, a->dtype) : 1,
+               p = a->pos_weight ? ref_get(a->pos_weight, i, a->dtype) : 1;
         if (a->kind == PERI_LOSS_BCE_LOGITS) d = (1 - t) - (1 + (p - 1) * t) * ref_sigmoid(-x);
         else if (a->kind == PERI_LOSS_BCE) d = (x - t) / fmax(x * (1 - x), 1e-12);
         else d = 2 * (x - t);
@@ -456,7 +466,8 @@ static void ref_mean(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_mean_args *a = args;
     if (begin >= end) return;
-    double total = ref_get(a->sum, 0, a->sum_dtype), n = a->count ? a->count[0] : a->number, divisor = n > 1e-30 || n != n ? n : 1e-30;
+    double total = ref_get(a->sum, 0, a->sum_dtype), n = a->count ? a->count[0] : a->number,
+           divisor = n > 1e-30 || n != n ? n : 1e-30;
     if (a->parts) a->parts[0] = total, a->parts[1] = n;
     if (a->value) ref_put(a->value, 0, a->dtype, total / divisor);
     if (a->scale) ref_put(a->scale, 0, a->dtype, a->ranks / divisor);

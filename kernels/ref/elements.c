@@ -18,22 +18,36 @@ static int64_t ref_row_place(int64_t row, int32_t ndim, const int64_t *shape, co
     return at;
 }
 
-/** For each part of a row of the range [begin, end) of elements: columns [first, last) of row `row`, the first being element i. */
-#define REF_ROWS(cols)                                                                                                                \
-    for (int64_t i = begin, row = begin / (cols), first = begin % (cols), last; i < end; i += last - first, row++, first = 0)        \
+/** For each part of a row of the range [begin, end) of elements: columns [first, last) of row `row`, the first being
+ *  element i. */
+#define REF_ROWS(cols)                                                                                                 \
+    for (int64_t i = begin, row = begin / (cols), first = begin % (cols), last; i < end;                               \
+         i += last - first, row++, first = 0)                                                                          \
         if ((last = first + (end - i) < (cols) ? first + (end - i) : (cols)), 1)
 
-#define REF_COMPARE(T, LOAD, NUMBER)                                                                                                  \
-    do {                                                                                                                              \
-        const T number = (T)(NUMBER), *x = (const T *)a->a + at_a, *y = a->b ? (const T *)a->b + at_b : &number;                      \
-        switch (a->op) {                                                                                                              \
-        case PERI_COMPARE_EQ: for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) == LOAD(y[c * sb]); break;                     \
-        case PERI_COMPARE_NE: for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) != LOAD(y[c * sb]); break;                     \
-        case PERI_COMPARE_LT: for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) < LOAD(y[c * sb]); break;                      \
-        case PERI_COMPARE_LE: for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) <= LOAD(y[c * sb]); break;                     \
-        case PERI_COMPARE_GT: for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) > LOAD(y[c * sb]); break;                      \
-        default: for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) >= LOAD(y[c * sb]); break;                                  \
-        }                                                                                                                             \
+#define REF_COMPARE(T, LOAD, NUMBER)                                                                                   \
+    do {                                                                                                               \
+        const T number = (T)(NUMBER), *x = (const T *)a->a + at_a, *y = a->b ? (const T *)a->b + at_b : &number;       \
+        switch (a->op) {                                                                                               \
+        case PERI_COMPARE_EQ:                                                                                          \
+            for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) == LOAD(y[c * sb]);                               \
+            break;                                                                                                     \
+        case PERI_COMPARE_NE:                                                                                          \
+            for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) != LOAD(y[c * sb]);                               \
+            break;                                                                                                     \
+        case PERI_COMPARE_LT:                                                                                          \
+            for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) < LOAD(y[c * sb]);                                \
+            break;                                                                                                     \
+        case PERI_COMPARE_LE:                                                                                          \
+            for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) <= LOAD(y[c * sb]);                               \
+            break;                                                                                                     \
+        case PERI_COMPARE_GT:                                                                                          \
+            for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) > LOAD(y[c * sb]);                                \
+            break;                                                                                                     \
+        default:                                                                                                       \
+            for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) >= LOAD(y[c * sb]);                               \
+            break;                                                                                                     \
+        }                                                                                                              \
     } while (0)
 #define REF_SAME(x) (x)
 
@@ -67,12 +81,12 @@ typedef struct ref_wide16 {
     uint64_t half[2];
 } ref_wide16;
 
-#define REF_WHERE(T)                                                                                                                  \
-    do {                                                                                                                              \
-        static const T zero;                                                                                                          \
-        const T *x = a->a ? (const T *)a->a + at_a : &zero, *y = a->b ? (const T *)a->b + at_b : &zero;                               \
-        T *dst = (T *)a->dst + i;                                                                                                     \
-        for (int64_t c = 0; c < n; c++) dst[c] = condition[c * sc] ? x[c * sa] : y[c * sb];                                           \
+#define REF_WHERE(T)                                                                                                   \
+    do {                                                                                                               \
+        static const T zero;                                                                                           \
+        const T *x = a->a ? (const T *)a->a + at_a : &zero, *y = a->b ? (const T *)a->b + at_b : &zero;                \
+        T *dst = (T *)a->dst + i;                                                                                      \
+        for (int64_t c = 0; c < n; c++) dst[c] = condition[c * sc] ? x[c * sa] : y[c * sb];                            \
     } while (0)
 
 static void ref_where(const void *args, int64_t begin, int64_t end)
@@ -85,7 +99,8 @@ static void ref_where(const void *args, int64_t begin, int64_t end)
         const int64_t n = last - first;
         const int64_t at_a = a->a ? ref_row_place(row, a->ndim, a->shape, a->a_stride) + first * sa : 0;
         const int64_t at_b = a->b ? ref_row_place(row, a->ndim, a->shape, a->b_stride) + first * sb : 0;
-        const uint8_t *condition = a->condition + ref_row_place(row, a->ndim, a->shape, a->condition_stride) + first * sc;
+        const uint8_t *condition =
+            a->condition + ref_row_place(row, a->ndim, a->shape, a->condition_stride) + first * sc;
         switch (a->width) {
         case 1: REF_WHERE(uint8_t); break;
         case 2: REF_WHERE(uint16_t); break;
@@ -96,11 +111,11 @@ static void ref_where(const void *args, int64_t begin, int64_t end)
     }
 }
 
-#define REF_TAKE(T)                                                                                                                   \
-    do {                                                                                                                              \
-        const T *src = (const T *)a->src + at;                                                                                        \
-        T *dst = (T *)a->dst + i;                                                                                                     \
-        for (int64_t c = 0; c < n; c++) dst[c] = src[c * ss + index[c * si] * along];                                                 \
+#define REF_TAKE(T)                                                                                                    \
+    do {                                                                                                               \
+        const T *src = (const T *)a->src + at;                                                                         \
+        T *dst = (T *)a->dst + i;                                                                                      \
+        for (int64_t c = 0; c < n; c++) dst[c] = src[c * ss + index[c * si] * along];                                  \
     } while (0)
 
 static void ref_take(const void *args, int64_t begin, int64_t end)
@@ -109,7 +124,8 @@ static void ref_take(const void *args, int64_t begin, int64_t end)
     int64_t stride[PERI_MAX_DIMS], along = a->src_stride[a->dim];
     memcpy(stride, a->src_stride, sizeof stride);
     stride[a->dim] = 0;
-    const int64_t cols = ref_cols(a->ndim, a->shape), ss = ref_step(a->ndim, stride), si = ref_step(a->ndim, a->index_stride);
+    const int64_t cols = ref_cols(a->ndim, a->shape), ss = ref_step(a->ndim, stride),
+                  si = ref_step(a->ndim, a->index_stride);
     REF_ROWS(cols)
     {
         const int64_t n = last - first, at = ref_row_place(row, a->ndim, a->shape, stride) + first * ss;
@@ -146,12 +162,12 @@ static void ref_take_add(const void *args, int64_t begin, int64_t end)
     }
 }
 
-#define REF_RUNNING(T, Sum)                                                                                                           \
-    do {                                                                                                                              \
-        const T *x = (const T *)a->x + at;                                                                                            \
-        T *y = (T *)a->y + at;                                                                                                        \
-        Sum sum = 0;                                                                                                                  \
-        for (int64_t r = 0; r < a->n; r++) y[r * by] = (T)(sum += (Sum)x[r * by]);                                                    \
+#define REF_RUNNING(T, Sum)                                                                                            \
+    do {                                                                                                               \
+        const T *x = (const T *)a->x + at;                                                                             \
+        T *y = (T *)a->y + at;                                                                                         \
+        Sum sum = 0;                                                                                                   \
+        for (int64_t r = 0; r < a->n; r++) y[r * by] = (T)(sum += (Sum)x[r * by]);                                     \
     } while (0)
 
 static void ref_running_sum(const void *args, int64_t begin, int64_t end)
@@ -159,7 +175,8 @@ static void ref_running_sum(const void *args, int64_t begin, int64_t end)
     const peri_k_running_sum_args *a = args;
     const int64_t by = a->backwards ? -a->inner : a->inner;
     for (int64_t u = begin; u < end; u++) {
-        const int64_t base = u / a->inner * a->n * a->inner + u % a->inner, at = a->backwards ? base + (a->n - 1) * a->inner : base;
+        const int64_t base = u / a->inner * a->n * a->inner + u % a->inner,
+                      at = a->backwards ? base + (a->n - 1) * a->inner : base;
         switch (a->dtype) {
         case PERI_F64: REF_RUNNING(double, double); break;
         case PERI_I64: REF_RUNNING(int64_t, uint64_t); break;
@@ -183,7 +200,7 @@ static void ref_iota(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- sorting: merges of runs, which keep the order of equal keys ------------------------------------------------------------------- */
+/* -- sorting: merges of runs, which keep the order of equal keys --------------------------------------------------- */
 
 enum { REF_SORT_RUN = 16 }; /* entries of a run that insertion sorts */
 
@@ -204,7 +221,8 @@ static peri_k_sort_entry *ref_sort_entries(peri_k_sort_entry *e, peri_k_sort_ent
     for (int64_t run = REF_SORT_RUN; run < n; run *= 2) {
         for (int64_t at = 0; at < n; at += 2 * run) {
             int64_t x = at, middle = at + run < n ? at + run : n, y = middle, end = at + 2 * run < n ? at + 2 * run : n;
-            for (int64_t i = at; i < end; i++) spare[i] = x < middle && (y == end || e[x].key <= e[y].key) ? e[x++] : e[y++];
+            for (int64_t i = at; i < end; i++)
+                spare[i] = x < middle && (y == end || e[x].key <= e[y].key) ? e[x++] : e[y++];
         }
         peri_k_sort_entry *swap = e;
         e = spare;
@@ -213,7 +231,8 @@ static peri_k_sort_entry *ref_sort_entries(peri_k_sort_entry *e, peri_k_sort_ent
     return e;
 }
 
-/** The first k of the entries of a line in order, e[k], k >= 1: most of the n elements only look at the last of them. */
+/** The first k of the entries of a line in order, e[k], k >= 1: most of the n elements only look at the last of
+ *  them. */
 static void ref_sort_first(const peri_op_sort_lines *s, int64_t line, peri_k_sort_entry *e)
 {
     int64_t have = 0;
@@ -230,20 +249,23 @@ static void ref_sort_line(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_sort_line_args *a = args;
     const peri_op_sort_lines *s = &a->sort;
-    const size_t width = s->dtype == PERI_F64 || s->dtype == PERI_I64 ? 8 : s->dtype == PERI_F32 || s->dtype == PERI_I32 ? 4
-        : s->dtype == PERI_I8 || s->dtype == PERI_U8 || s->dtype == PERI_BOOL                                            ? 1
-                                                                                                                        : 2;
+    const size_t width = s->dtype == PERI_F64 || s->dtype == PERI_I64                          ? 8
+                         : s->dtype == PERI_F32 || s->dtype == PERI_I32                        ? 4
+                         : s->dtype == PERI_I8 || s->dtype == PERI_U8 || s->dtype == PERI_BOOL ? 1
+                                                                                               : 2;
     for (int64_t l = begin; l < end; l++) {
         peri_k_sort_entry *e = a->room + 2 * l * s->n;
         if (s->k > 0 && s->k <= REF_SORT_RUN && s->k < s->n) {
             ref_sort_first(s, l, e);
         } else {
-            for (int64_t i = 0; i < s->n; i++) e[i] = (peri_k_sort_entry){k_sort_key(s->x, l * s->n + i, s->dtype, s->descending), i};
+            for (int64_t i = 0; i < s->n; i++)
+                e[i] = (peri_k_sort_entry){k_sort_key(s->x, l * s->n + i, s->dtype, s->descending), i};
             e = ref_sort_entries(e, e + s->n, s->n);
         }
         for (int64_t r = 0; r < s->k; r++) {
             s->indices[l * s->k + r] = e[r].place;
-            memcpy((char *)s->values + (size_t)(l * s->k + r) * width, (const char *)s->x + (size_t)(l * s->n + e[r].place) * width, width);
+            memcpy((char *)s->values + (size_t)(l * s->k + r) * width,
+                   (const char *)s->x + (size_t)(l * s->n + e[r].place) * width, width);
         }
     }
 }

@@ -30,7 +30,8 @@ static void ref_cumsum_sums(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_cumsum_args *a = args;
     for (int64_t at = begin; at < end; at++) {
-        int64_t r = at / a->blocks, b = at % a->blocks, first = b * PERI_JAGGED_BLOCK, last = ref_min(a->cols, first + PERI_JAGGED_BLOCK);
+        int64_t r = at / a->blocks, b = at % a->blocks, first = b * PERI_JAGGED_BLOCK,
+                last = ref_min(a->cols, first + PERI_JAGGED_BLOCK);
         int64_t sum = 0, bad = INT64_MAX, most = 0;
         for (int64_t c = last - 1; c >= first; c--) {
             int64_t i = r * a->cols + c, x = ref_int(a->x, i, a->x_dtype);
@@ -63,13 +64,16 @@ static void ref_cumsum_write(const void *args, int64_t begin, int64_t end)
     const peri_k_cumsum_args *a = args;
     int64_t width = a->mode == PERI_CUMSUM_COMPLETE ? a->cols + 1 : a->cols, cap = a->limit >= 0 ? a->limit : INT64_MAX;
     for (int64_t at = begin; at < end; at++) {
-        int64_t r = at / a->blocks, b = at % a->blocks, first = b * PERI_JAGGED_BLOCK, last = ref_min(a->cols, first + PERI_JAGGED_BLOCK);
+        int64_t r = at / a->blocks, b = at % a->blocks, first = b * PERI_JAGGED_BLOCK,
+                last = ref_min(a->cols, first + PERI_JAGGED_BLOCK);
         int64_t sum = a->sums[r * (a->blocks + 1) + b];
         if (a->mode == PERI_CUMSUM_COMPLETE && b == 0) ref_int_set(a->y, r * width, a->y_dtype, 0);
         for (int64_t c = first; c < last; c++) {
             int64_t next = ref_add(sum, ref_counted(a, r * a->cols + c));
             if (a->mode == PERI_CUMSUM_COMPLETE) ref_int_set(a->y, r * width + c + 1, a->y_dtype, ref_min(next, cap));
-            else ref_int_set(a->y, r * width + c, a->y_dtype, ref_min(a->mode == PERI_CUMSUM_INCLUSIVE ? next : sum, cap));
+            else
+                ref_int_set(a->y, r * width + c, a->y_dtype,
+                            ref_min(a->mode == PERI_CUMSUM_INCLUSIVE ? next : sum, cap));
             sum = next;
         }
     }
@@ -113,7 +117,8 @@ static void ref_jagged_report(const void *args, int64_t begin, int64_t end)
     a->report[PERI_REPORT_TOTAL] = a->total ? *a->total : ref_int(a->offsets, a->bags, a->offsets_dtype);
     a->report[PERI_REPORT_MOST] = most;
     for (int64_t i = 0; i < a->n_bounds; i++)
-        a->report[PERI_REPORT_HEADER + i] = ref_int(a->offsets, a->bounds ? a->bounds[i] : i * a->step, a->offsets_dtype);
+        a->report[PERI_REPORT_HEADER + i] =
+            ref_int(a->offsets, a->bounds ? a->bounds[i] : i * a->step, a->offsets_dtype);
 }
 
 static void ref_jagged_bounds(const void *args, int64_t begin, int64_t end)
@@ -121,7 +126,8 @@ static void ref_jagged_bounds(const void *args, int64_t begin, int64_t end)
     const peri_k_jagged_bounds_args *a = args;
     int64_t base = a->rebase ? ref_int(a->offsets, a->bounds ? a->bounds[0] : 0, a->offsets_dtype) : 0;
     for (int64_t i = begin; i < end; i++)
-        ref_int_set(a->out, i, a->out_dtype, ref_int(a->offsets, a->bounds ? a->bounds[i] : i * a->step, a->offsets_dtype) - base);
+        ref_int_set(a->out, i, a->out_dtype,
+                    ref_int(a->offsets, a->bounds ? a->bounds[i] : i * a->step, a->offsets_dtype) - base);
 }
 
 static void ref_jagged_lengths(const void *args, int64_t begin, int64_t end)
@@ -171,14 +177,16 @@ static void ref_jagged_sum(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_jagged_sum_args *a = args;
     for (int64_t row = begin; row < end; row++) {
-        int64_t p = ref_segment_of(a->in_offsets, PERI_I64, 1, a->segments, row), at = row - ref_offset(a->in_offsets, PERI_I64, 1, p);
+        int64_t p = ref_segment_of(a->in_offsets, PERI_I64, 1, a->segments, row),
+                at = row - ref_offset(a->in_offsets, PERI_I64, 1, p);
         for (int64_t c = 0; c < a->columns; c++) {
             double wide = 0;
             float sum = 0;
             for (int64_t j = a->list_offsets[p]; j < a->list_offsets[p + 1]; j++) {
                 int64_t from = (ref_offset(a->out_offsets, PERI_I64, 1, a->list[j]) + at) * a->columns + c;
                 bool first = j == a->list_offsets[p];
-                if (a->dtype == PERI_F64) wide = first ? ((const double *)a->src)[from] : wide + ((const double *)a->src)[from];
+                if (a->dtype == PERI_F64)
+                    wide = first ? ((const double *)a->src)[from] : wide + ((const double *)a->src)[from];
                 else sum = first ? ((const float *)a->src)[from] : sum + ((const float *)a->src)[from];
             }
             if (a->dtype == PERI_F64) ((double *)a->dst)[row * a->columns + c] = wide;
@@ -191,11 +199,13 @@ static void ref_jagged_to_padded(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_jagged_padded_args *a = args;
     for (int64_t b = begin; b < end; b++) {
-        int64_t from = ref_int(a->offsets, b, a->offsets_dtype), n = ref_int(a->offsets, b + 1, a->offsets_dtype) - from;
+        int64_t from = ref_int(a->offsets, b, a->offsets_dtype),
+                n = ref_int(a->offsets, b + 1, a->offsets_dtype) - from;
         char *row = (char *)a->padded + b * a->max * a->width;
         n = ref_min(n, a->max);
         memcpy(row, (const char *)a->values + from * a->width, (size_t)(n * a->width));
-        for (int64_t at = n * a->width; at < a->max * a->width; at += a->element) memcpy(row + at, a->padding, (size_t)a->element);
+        for (int64_t at = n * a->width; at < a->max * a->width; at += a->element)
+            memcpy(row + at, a->padding, (size_t)a->element);
     }
 }
 
@@ -203,7 +213,8 @@ static void ref_jagged_from_padded(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_jagged_padded_args *a = args;
     for (int64_t b = begin; b < end; b++) {
-        int64_t from = ref_int(a->offsets, b, a->offsets_dtype), n = ref_int(a->offsets, b + 1, a->offsets_dtype) - from;
+        int64_t from = ref_int(a->offsets, b, a->offsets_dtype),
+                n = ref_int(a->offsets, b + 1, a->offsets_dtype) - from;
         int64_t kept = ref_min(n, a->max);
         char *row = (char *)a->values + from * a->width;
         memcpy(row, (const char *)a->padded + b * a->max * a->width, (size_t)(kept * a->width));
@@ -217,16 +228,19 @@ static void ref_columns_sum(const void *args, int64_t begin, int64_t end)
     int64_t size = a->dtype == PERI_F64 ? 8 : a->dtype == PERI_F32 ? 4 : 2;
     for (int64_t row = begin; row < end; row++)
         for (int64_t i = 0; i < a->n_items; i++) {
-            const int64_t *item = a->items + i * PERI_ITEM_WORDS, *source = a->sources + item[PERI_ITEM_FIRST] * PERI_SOURCE_WORDS;
+            const int64_t *item = a->items + i * PERI_ITEM_WORDS,
+                          *source = a->sources + item[PERI_ITEM_FIRST] * PERI_SOURCE_WORDS;
             char *dst = (char *)(intptr_t)item[PERI_ITEM_DST] + row * item[PERI_ITEM_STRIDE] * size;
             for (int64_t c = 0; c < item[PERI_ITEM_COLUMNS]; c++) {
                 ref_value sum = {0};
                 float f = 0;
                 for (int64_t s = 0; s < item[PERI_ITEM_SOURCES]; s++) {
                     const int64_t *from = source + s * PERI_SOURCE_WORDS;
-                    const char *src = (const char *)(intptr_t)from[PERI_SOURCE_ADDRESS] + (row * from[PERI_SOURCE_STRIDE] + c) * size;
+                    const char *src =
+                        (const char *)(intptr_t)from[PERI_SOURCE_ADDRESS] + (row * from[PERI_SOURCE_STRIDE] + c) * size;
                     if (item[PERI_ITEM_SOURCES] == 1) memcpy(dst + c * size, src, (size_t)size);
-                    else if (a->dtype == PERI_F64) sum.re = s ? sum.re + ref_load(src, 0, a->dtype).re : ref_load(src, 0, a->dtype).re;
+                    else if (a->dtype == PERI_F64)
+                        sum.re = s ? sum.re + ref_load(src, 0, a->dtype).re : ref_load(src, 0, a->dtype).re;
                     else f = s ? f + (float)ref_load(src, 0, a->dtype).re : (float)ref_load(src, 0, a->dtype).re;
                 }
                 if (a->dtype != PERI_F64) sum.re = f;

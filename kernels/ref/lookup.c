@@ -4,7 +4,7 @@
  */
 #include "value.h"
 
-/* -- ids of several tables ------------------------------------------------------------------------------------------------------- */
+/* -- ids of several tables ----------------------------------------------------------------------------------------- */
 
 static void ref_table_rows(const void *args, int64_t begin, int64_t end)
 {
@@ -14,7 +14,8 @@ static void ref_table_rows(const void *args, int64_t begin, int64_t end)
         int64_t bad = INT64_MAX, stop = ref_min(a->n, (b + 1) * PERI_JAGGED_BLOCK);
         for (int64_t i = b * PERI_JAGGED_BLOCK; i < stop; i++) {
             int64_t bag = ref_segment_of(a->offsets, a->offsets_dtype, 1, bags, i), t = bag / a->step;
-            int64_t start = ref_int(a->starts, t, a->starts_dtype), size = ref_int(a->starts, t + 1, a->starts_dtype) - start;
+            int64_t start = ref_int(a->starts, t, a->starts_dtype),
+                    size = ref_int(a->starts, t + 1, a->starts_dtype) - start;
             int64_t id = ref_int(a->ids, i, a->ids_dtype), out = -1;
             bool whole = a->remap && size == 0, good = id >= 0 && (id < size || whole);
             if (good) out = whole ? id : a->remap ? ref_int(a->remap, start + id, a->remap_dtype) : start + id;
@@ -26,7 +27,7 @@ static void ref_table_rows(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- rows of several matrices ------------------------------------------------------------------------------------------------------ */
+/* -- rows of several matrices -------------------------------------------------------------------------------------- */
 
 /** The last matrix whose word is at most @x. */
 static const int64_t *ref_select_matrix(const peri_k_batch_select_args *a, int word, int64_t x)
@@ -58,28 +59,34 @@ static void ref_batch_select_sum(const void *args, int64_t begin, int64_t end)
     const peri_k_batch_select_args *a = args;
     for (int64_t r = begin; r < end; r++) {
         const int64_t *m = ref_select_matrix(a, PERI_SELECT_ROW, r);
-        int64_t at = m[PERI_SELECT_FROM] + (r - m[PERI_SELECT_ROW]) * m[PERI_SELECT_COLUMNS], first = a->list_offsets[r];
+        int64_t at = m[PERI_SELECT_FROM] + (r - m[PERI_SELECT_ROW]) * m[PERI_SELECT_COLUMNS],
+                first = a->list_offsets[r];
         for (int64_t c = 0; c < m[PERI_SELECT_COLUMNS]; c++) {
             double wide = 0;
             float narrow = 0;
             for (int64_t j = first; j < a->list_offsets[r + 1]; j++) {
-                const char *p = a->result + (ref_select_to(a, ref_select_matrix(a, PERI_SELECT_PLACE, a->list[j]), a->list[j]) + c) *
-                    a->element;
-                if (a->element == 8) wide = j == first ? *(const double *)(const void *)p : wide + *(const double *)(const void *)p;
+                const char *p =
+                    a->result +
+                    (ref_select_to(a, ref_select_matrix(a, PERI_SELECT_PLACE, a->list[j]), a->list[j]) + c) *
+                        a->element;
+                if (a->element == 8)
+                    wide = j == first ? *(const double *)(const void *)p : wide + *(const double *)(const void *)p;
                 else narrow = j == first ? *(const float *)(const void *)p : narrow + *(const float *)(const void *)p;
             }
-            memcpy(a->matrix + (at + c) * a->element, a->element == 8 ? (void *)&wide : (void *)&narrow, (size_t)a->element);
+            memcpy(a->matrix + (at + c) * a->element, a->element == 8 ? (void *)&wide : (void *)&narrow,
+                   (size_t)a->element);
         }
     }
 }
 
-/* -- numbers by id --------------------------------------------------------------------------------------------------------------- */
+/* -- numbers by id ------------------------------------------------------------------------------------------------- */
 
 static void ref_unary_sum(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_unary_sum_args *a = args;
     for (int64_t bag = begin; bag < end; bag++) {
-        int64_t first = ref_int(a->offsets, bag, a->offsets_dtype), last = ref_int(a->offsets, bag + 1, a->offsets_dtype);
+        int64_t first = ref_int(a->offsets, bag, a->offsets_dtype),
+                last = ref_int(a->offsets, bag + 1, a->offsets_dtype);
         int64_t t = bag / a->batch, b = bag % a->batch;
         for (int64_t task = 0; task < a->tasks; task++) {
             int64_t to = (task * a->batch + b) * a->tables + t;
@@ -103,7 +110,8 @@ static void ref_unary_sum_back(const void *args, int64_t begin, int64_t end)
             double wide = 0;
             float narrow = 0;
             for (int64_t j = a->list_offsets[r]; j < a->list_offsets[r + 1]; j++) {
-                int64_t bag = a->bag[a->list[j]], from = (task * a->batch + bag % a->batch) * a->tables + bag / a->batch;
+                int64_t bag = a->bag[a->list[j]],
+                        from = (task * a->batch + bag % a->batch) * a->tables + bag / a->batch;
                 if (a->dtype == PERI_F64) wide += ((const double *)a->out)[from];
                 else narrow += ((const float *)a->out)[from];
             }
@@ -130,7 +138,7 @@ static void ref_weights_by_id(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- rows picked ----------------------------------------------------------------------------------------------------------------- */
+/* -- rows picked --------------------------------------------------------------------------------------------------- */
 
 static void ref_mask_sums(const void *args, int64_t begin, int64_t end)
 {
@@ -169,7 +177,8 @@ static void ref_mask_places(const void *args, int64_t begin, int64_t end)
     const peri_k_mask_args *a = args;
     for (int64_t b = begin; b < end; b++) {
         int64_t stop = ref_min(a->n, (b + 1) * PERI_JAGGED_BLOCK), at = a->sums[b];
-        for (int64_t i = b * PERI_JAGGED_BLOCK; i < stop; i++) ref_int_set(a->places, i, a->places_dtype, a->mask[i] ? at++ : -1);
+        for (int64_t i = b * PERI_JAGGED_BLOCK; i < stop; i++)
+            ref_int_set(a->places, i, a->places_dtype, a->mask[i] ? at++ : -1);
     }
 }
 
@@ -189,7 +198,8 @@ static void ref_slice_bounds(const void *args, int64_t begin, int64_t end)
     for (int64_t block = begin; block < end; block++) {
         int64_t bad = INT64_MAX, stop = ref_min(a->bags, (block + 1) * PERI_JAGGED_BLOCK);
         for (int64_t b = block * PERI_JAGGED_BLOCK; b < stop; b++) {
-            int64_t first = ref_int(a->offsets, b, a->offsets_dtype), members = ref_int(a->offsets, b + 1, a->offsets_dtype) - first;
+            int64_t first = ref_int(a->offsets, b, a->offsets_dtype),
+                    members = ref_int(a->offsets, b + 1, a->offsets_dtype) - first;
             int64_t start = ref_int(a->start, b, a->start_dtype);
             bool good = start >= 0 && start <= members;
             if (!good) bad = ref_min(bad, b);
@@ -200,7 +210,7 @@ static void ref_slice_bounds(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- pruned tables --------------------------------------------------------------------------------------------------------------- */
+/* -- pruned tables ------------------------------------------------------------------------------------------------- */
 
 static void ref_prune_mark(const void *args, int64_t begin, int64_t end)
 {
@@ -239,12 +249,14 @@ static void ref_hash_insert(const void *args, int64_t begin, int64_t end)
     const peri_k_hash_args *a = args;
     for (int64_t t = begin; t < end; t++) {
         int64_t first = ref_int(a->slots, t, a->slots_dtype), slots = ref_int(a->slots, t + 1, a->slots_dtype) - first;
-        int64_t i = ref_int(a->offsets, t * a->step, a->offsets_dtype), last = ref_int(a->offsets, (t + 1) * a->step, a->offsets_dtype);
+        int64_t i = ref_int(a->offsets, t * a->step, a->offsets_dtype),
+                last = ref_int(a->offsets, (t + 1) * a->step, a->offsets_dtype);
         a->bad[t] = INT64_MAX;
         for (; i < last && slots > 0; i++) {
             int64_t id = ref_int(a->ids, i, a->ids_dtype), row = ref_int(a->rows, i, a->rows_dtype), slot = -1;
             if (row == -1 && id >= 0) continue;
-            if (row >= 0 && id >= 0) slot = ref_probe(a, id, first, slots, (int64_t)ref_slot_of(id, a->ids_dtype, slots));
+            if (row >= 0 && id >= 0)
+                slot = ref_probe(a, id, first, slots, (int64_t)ref_slot_of(id, a->ids_dtype, slots));
             if (slot < 0) {
                 a->bad[t] = i;
                 break;
@@ -269,7 +281,7 @@ static void ref_hash_find(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- hashes and calibration -------------------------------------------------------------------------------------------------------- */
+/* -- hashes and calibration ---------------------------------------------------------------------------------------- */
 
 static void ref_murmur_hash3(const void *args, int64_t begin, int64_t end)
 {

@@ -21,7 +21,8 @@ static inline void ref_sink(float *scores, int64_t *indices, int64_t n, float s,
     indices[at] = i;
 }
 
-/** Item @i with score @s for a query that has n of at most k; items come by rising numbers. Returns how many it has then. */
+/** Item @i with score @s for a query that has n of at most k; items come by rising numbers. Returns how many it has
+ *  then. */
 static inline int64_t ref_offer(float *scores, int64_t *indices, int64_t n, int64_t k, float s, int64_t i)
 {
     if (!(s == s)) s = -INFINITY;

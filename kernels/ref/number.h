@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * number.h: scalar conversions that ref, the instruction-set variants and CUDA share: f16, bf16 and 8-bit floats with round to nearest
- * even. On a GPU its own instructions convert f16 and bf16: they give the same bits, but for the payload of a NaN.
+ * number.h: scalar conversions that ref, the instruction-set variants and CUDA share: f16, bf16 and 8-bit floats with
+ * round to nearest even. On a GPU its own instructions convert f16 and bf16: they give the same bits, but for the
+ * payload of a NaN.
  */
 #ifndef PERI_KERNELS_NUMBER_H
 #define PERI_KERNELS_NUMBER_H
@@ -67,7 +68,8 @@ K_INLINE uint16_t k_f32_to_f16(float x)
 #else
     uint32_t u = k_bits(x), sign = (u >> 16) & 0x8000u, magnitude = u & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu)); /* NaN */
-    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);                           /* 65520 and more round to infinity */
+    /* 65520 and more round to infinity */
+    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
     if (magnitude < 0x38800000u) {
         /* Subnormal f16 come in steps of 2^-24, which is the spacing of f32 at 0.5: the addition rounds to them. */
         float shifted = k_float(magnitude) + 0.5f;
@@ -80,7 +82,8 @@ K_INLINE uint16_t k_f32_to_f16(float x)
 /** 2^e for -149 <= e <= 127. */
 K_INLINE float k_two_to(int32_t e) { return e >= -126 ? k_float((uint32_t)(e + 127) << 23) : k_float(1u << (e + 149)); }
 
-/* 8-bit floats of sign, e bits of exponent and m = 7 - e of mantissa, with exponent bias b: kernels/quantize.h, kernels/codec.h. */
+/* 8-bit floats of sign, e bits of exponent and m = 7 - e of mantissa, with exponent bias b: kernels/quantize.h,
+ * kernels/codec.h. */
 
 K_INLINE float k_fp8_largest(int32_t e, int32_t b) { return k_two_to((1 << e) - 2 - b) * (2 - k_two_to(e - 7)); }
 
@@ -100,7 +103,8 @@ K_INLINE float k_fp8_to_f32(uint8_t code, int32_t e, int32_t b)
 {
     int32_t m = 7 - e, field = (code & 0x7f) >> m;
     uint32_t mantissa = code & ((1u << m) - 1);
-    float x = field ? k_float(((uint32_t)(field + 127 - b) << 23) | mantissa << (23 - m)) : (float)mantissa * k_two_to(1 - b - m);
+    float x = field ? k_float(((uint32_t)(field + 127 - b) << 23) | mantissa << (23 - m))
+                    : (float)mantissa * k_two_to(1 - b - m);
     return code & 0x80 ? -x : x;
 }
 

@@ -3,7 +3,8 @@
  * optim.c (ref): see kernels/optim.h. Each element is computed in f64; what is stored is rounded once.
  */
 
-/** What of [begin, end) of the range lies in one part of a list: its units [first, last); `before` are in the parts before it. */
+/** What of [begin, end) of the range lies in one part of a list: its units [first, last); `before` are in the parts
+ *  before it. */
 typedef struct ref_slice {
     const peri_optim_part *part;
     int64_t first, last, before;
@@ -13,18 +14,19 @@ static ref_slice ref_slice_of(const peri_optim_list *list, int32_t q, int64_t be
 {
     const peri_optim_part *p = &list->part[q];
     int64_t before = q ? p[-1].end : 0, last = end < p->end ? end : p->end;
-    return (ref_slice){.part = p, .first = begin > before ? begin - before : 0, .last = last - before, .before = before};
+    return (ref_slice){
+        .part = p, .first = begin > before ? begin - before : 0, .last = last - before, .before = before};
 }
 
 /** The kernel, of what it does with unit i of a part: ref_NAME_one(args, part, i). */
-#define REF_EACH_ELEMENT(name)                                                                                                        \
-    static void ref_##name(const void *args, int64_t begin, int64_t end)                                                              \
-    {                                                                                                                                 \
-        const peri_k_##name##_args *a = args;                                                                                         \
-        for (int32_t q = 0; q < a->list.n; q++) {                                                                                     \
-            const ref_slice s = ref_slice_of(&a->list, q, begin, end);                                                                \
-            for (int64_t i = s.first; i < s.last; i++) ref_##name##_one(a, s.part, i);                                                \
-        }                                                                                                                             \
+#define REF_EACH_ELEMENT(name)                                                                                         \
+    static void ref_##name(const void *args, int64_t begin, int64_t end)                                               \
+    {                                                                                                                  \
+        const peri_k_##name##_args *a = args;                                                                          \
+        for (int32_t q = 0; q < a->list.n; q++) {                                                                      \
+            const ref_slice s = ref_slice_of(&a->list, q, begin, end);                                                 \
+            for (int64_t i = s.first; i < s.last; i++) ref_##name##_one(a, s.part, i);                                 \
+        }                                                                                                              \
     }
 
 /** The gradient with its sign and weight decay. */
@@ -48,7 +50,8 @@ REF_EACH_ELEMENT(optim_sgd)
 
 static void ref_optim_adagrad_one(const peri_k_optim_adagrad_args *a, const peri_optim_part *p, int64_t i)
 {
-    double g = ref_decayed(p->w, p->g, i, a->dtype, a->maximize, a->weight_decay), sum = ref_get(p->state[0], i, a->dtype) + g * g;
+    double g = ref_decayed(p->w, p->g, i, a->dtype, a->maximize, a->weight_decay),
+           sum = ref_get(p->state[0], i, a->dtype) + g * g;
     ref_put(p->state[0], i, a->dtype, sum);
     ref_put(p->w, i, a->dtype, ref_get(p->w, i, a->dtype) - a->lr * g / (sqrt(sum) + a->eps));
 }
@@ -92,18 +95,21 @@ static void ref_optim_rmsprop_one(const peri_k_optim_rmsprop_args *a, const peri
 }
 REF_EACH_ELEMENT(optim_rmsprop)
 
-static void ref_optim_rowwise_adagrad_row(const peri_k_optim_rowwise_adagrad_args *a, const peri_optim_part *p, int64_t r, int64_t cols)
+static void ref_optim_rowwise_adagrad_row(const peri_k_optim_rowwise_adagrad_args *a, const peri_optim_part *p,
+                                          int64_t r, int64_t cols)
 {
     double squares = 0;
     for (int64_t i = r * cols; i < (r + 1) * cols; i++) {
         double g = ref_decayed(p->w, p->g, i, a->dtype, a->maximize, a->weight_decay);
         squares += g * g;
     }
-    double sum = ref_get(p->state[0], r, a->dtype) + (cols ? squares / (double)cols : 0), scale = a->lr / (sqrt(sum) + a->eps);
+    double sum = ref_get(p->state[0], r, a->dtype) + (cols ? squares / (double)cols : 0),
+           scale = a->lr / (sqrt(sum) + a->eps);
     ref_put(p->state[0], r, a->dtype, sum);
     for (int64_t i = r * cols; i < (r + 1) * cols; i++)
         ref_put(p->w, i, a->dtype,
-                ref_get(p->w, i, a->dtype) - scale * ref_decayed(p->w, p->g, i, a->dtype, a->maximize, a->weight_decay));
+                ref_get(p->w, i, a->dtype) -
+                    scale * ref_decayed(p->w, p->g, i, a->dtype, a->maximize, a->weight_decay));
 }
 
 static void ref_optim_rowwise_adagrad(const void *args, int64_t begin, int64_t end)
@@ -111,7 +117,8 @@ static void ref_optim_rowwise_adagrad(const void *args, int64_t begin, int64_t e
     const peri_k_optim_rowwise_adagrad_args *a = args;
     for (int32_t q = 0; q < a->list.n; q++) {
         const ref_slice s = ref_slice_of(&a->list, q, begin, end);
-        for (int64_t r = s.first; r < s.last; r++) ref_optim_rowwise_adagrad_row(a, s.part, r, s.part->n / (s.part->end - s.before));
+        for (int64_t r = s.first; r < s.last; r++)
+            ref_optim_rowwise_adagrad_row(a, s.part, r, s.part->n / (s.part->end - s.before));
     }
 }
 

@@ -68,6 +68,7 @@ static void ref_rows_restore(const void *args, int64_t begin, int64_t end)
     for (int64_t r = begin; r < end; r++) {
         const uint8_t *row = (const uint8_t *)a->bytes + r * a->stride;
         k_scale s = k_scale_load(a, row);
-        for (int64_t c = 0; c < a->cols; c++) ref_number_set(a->x, r * a->cols + c, a->dtype, k_row_number(a, row, &s, c));
+        for (int64_t c = 0; c < a->cols; c++)
+            ref_number_set(a->x, r * a->cols + c, a->dtype, k_row_number(a, row, &s, c));
     }
 }

@@ -3,7 +3,10 @@
  * route.c (ref): see kernels/route.h.
  */
 
-static int64_t ref_route_id(const void *ids, int64_t i, bool i32) { return i32 ? ((const int32_t *)ids)[i] : ((const int64_t *)ids)[i]; }
+static int64_t ref_route_id(const void *ids, int64_t i, bool i32)
+{
+    return i32 ? ((const int32_t *)ids)[i] : ((const int64_t *)ids)[i];
+}
 
 /** Which part of @p has row (or bucket) @id. */
 static int32_t ref_route_part(const peri_k_partition *p, const int64_t *bounds, int64_t id)
@@ -21,7 +24,8 @@ static void ref_route_count(const void *args, int64_t begin, int64_t end)
         int64_t first = block * PERI_ROUTE_BLOCK;
         for (int64_t i = first; i < first + PERI_ROUTE_BLOCK && i < a->bags; i++) {
             const peri_k_partition *p = peri_k_route_find(a->partitions, a->n_partitions, i);
-            int64_t bag = i - p->bag_start, from = a->offsets[p->first_bag + bag], to = a->offsets[p->first_bag + bag + 1];
+            int64_t bag = i - p->bag_start, from = a->offsets[p->first_bag + bag],
+                    to = a->offsets[p->first_bag + bag + 1];
             for (int32_t s = 0; s < p->n_parts; s++) a->lengths[a->wire_bag[p->first_strand + s] + bag] = 0;
             for (int64_t k = from; k < to; k++) {
                 int64_t id = ref_route_id(a->ids, k, a->ids_i32);
@@ -29,7 +33,8 @@ static void ref_route_count(const void *args, int64_t begin, int64_t end)
                 bool bad = key < -1 || key >= p->rows;
                 peri_k_route_report *report = bad && p->check < PERI_ROUTE_REPORTS ? &reports[p->check] : NULL;
                 if (report && report->bad++ == 0) report->where = i + 1, report->id = id, report->position = k - from;
-                if (key >= 0 && !bad && p->n_parts) a->lengths[a->wire_bag[p->first_strand + ref_route_part(p, a->bounds, key)] + bag]++;
+                if (key >= 0 && !bad && p->n_parts)
+                    a->lengths[a->wire_bag[p->first_strand + ref_route_part(p, a->bounds, key)] + bag]++;
             }
         }
     }
@@ -47,7 +52,8 @@ static void ref_route_mean(const void *args, int64_t begin, int64_t end)
     for (int64_t i = begin; i < end; i++) {
         const peri_k_partition *p = peri_k_route_find(a->partitions, a->n_partitions, i);
         int64_t bag = i - p->bag_start, n = a->offsets[p->first_bag + bag + 1] - a->offsets[p->first_bag + bag];
-        for (int32_t s = 0; s < p->n_parts; s++) a->scale[a->wire_bag[p->first_strand + s] + bag] = 1.0f / (float)(n > 1 ? n : 1);
+        for (int32_t s = 0; s < p->n_parts; s++)
+            a->scale[a->wire_bag[p->first_strand + s] + bag] = 1.0f / (float)(n > 1 ? n : 1);
     }
 }
 
@@ -57,14 +63,17 @@ static void ref_route_pack(const void *args, int64_t begin, int64_t end)
     for (int64_t i = begin; i < end; i++) {
         const peri_k_partition *p = peri_k_route_find(a->partitions, a->n_partitions, i);
         int64_t bag = i - p->bag_start, from = a->offsets[p->first_bag + bag], to = a->offsets[p->first_bag + bag + 1];
-        int64_t *kept = a->places && p->n_parts > 0 ? a->places + a->place_first[p - a->partitions] - a->offsets[p->first_bag] : NULL;
+        int64_t *kept = a->places && p->n_parts > 0
+                            ? a->places + a->place_first[p - a->partitions] - a->offsets[p->first_bag]
+                            : NULL;
         for (int64_t k = from; k < to && p->n_parts > 0; k++) {
             int64_t id = ref_route_id(a->ids, k, a->ids_i32);
             if (kept) kept[k] = -1;
             int64_t key = peri_k_route_key(p, id);
             if (key < 0 || key >= p->rows) continue;
             int32_t part = ref_route_part(p, a->bounds, key), strand = p->first_strand + part;
-            int64_t place = a->cursor[a->wire_bag[strand] + bag]++, local = p->raw ? id : id - a->bounds[p->first_bound + part];
+            int64_t place = a->cursor[a->wire_bag[strand] + bag]++,
+                    local = p->raw ? id : id - a->bounds[p->first_bound + part];
             if (a->out_i32) ((int32_t *)a->out)[place] = (int32_t)local;
             else ((int64_t *)a->out)[place] = local;
             if (a->weights) a->out_weights[place] = a->weights[k];
@@ -78,13 +87,15 @@ static void ref_route_return(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_return_args *a = args;
     for (const peri_k_partition *p = a->partitions; p < a->partitions + a->n_partitions && begin < end; p++) {
-        int64_t from = begin > p->first_bag ? begin : p->first_bag, to = end < p->first_bag + p->bags ? end : p->first_bag + p->bags;
+        int64_t from = begin > p->first_bag ? begin : p->first_bag,
+                to = end < p->first_bag + p->bags ? end : p->first_bag + p->bags;
         for (int64_t b = from; b < to && p->n_parts > 0; b++)
             for (int64_t k = a->offsets[b]; k < a->offsets[b + 1]; k++) {
                 int64_t id = ref_route_id(a->ids, k, a->ids_i32);
                 int64_t key = peri_k_route_key(p, id);
                 if (key < 0 || key >= p->rows) continue;
-                int64_t *at = &a->cursor[a->wire_bag[p->first_strand + ref_route_part(p, a->bounds, key)] + b - p->first_bag];
+                int64_t *at =
+                    &a->cursor[a->wire_bag[p->first_strand + ref_route_part(p, a->bounds, key)] + b - p->first_bag];
                 float x = a->factor * a->back[(*at)++];
                 a->out[k] += x;
             }
@@ -120,7 +131,8 @@ static void ref_route_spread_one(const peri_k_route_spread_args *a, int64_t o, i
     end = end < stop ? end : stop;
     for (int64_t k = 0; k < out->n_pieces && begin < end; k++) {
         const peri_k_piece *piece = &a->pieces[out->first_piece + k];
-        float *to = (piece->own ? a->own : a->sent) + piece->offset, divisor = (float)(piece->own ? out->divisor : out->sent_divisor);
+        float *to = (piece->own ? a->own : a->sent) + piece->offset,
+              divisor = (float)(piece->own ? out->divisor : out->sent_divisor);
         if (!direct) memset(to + begin * out->cols, 0, sizeof *to * (size_t)((end - begin) * out->cols));
         for (int64_t b = direct ? begin : 0; b < (direct ? end : a->rows); b++) {
             int64_t bag = direct ? b : a->inverse[out->inverse + b];
@@ -141,7 +153,8 @@ static void ref_route_spread(const void *args, int64_t begin, int64_t end)
 }
 
 /** The piece of id @k of an output, and where its row begins there; -1: it has none. */
-static int64_t ref_route_row(const peri_k_route_rows_args *a, const peri_k_rows *out, int64_t k, const peri_k_piece **piece)
+static int64_t ref_route_row(const peri_k_route_rows_args *a, const peri_k_rows *out, int64_t k,
+                             const peri_k_piece **piece)
 {
     int32_t part = 0;
     int64_t place = k;
@@ -173,8 +186,14 @@ static void ref_route_rows_move(const peri_k_route_rows_args *a, int64_t begin, 
     }
 }
 
-static void ref_route_rows(const void *args, int64_t begin, int64_t end) { ref_route_rows_move(args, begin, end, false); }
-static void ref_route_rows_back(const void *args, int64_t begin, int64_t end) { ref_route_rows_move(args, begin, end, true); }
+static void ref_route_rows(const void *args, int64_t begin, int64_t end)
+{
+    ref_route_rows_move(args, begin, end, false);
+}
+static void ref_route_rows_back(const void *args, int64_t begin, int64_t end)
+{
+    ref_route_rows_move(args, begin, end, true);
+}
 
 /** The row of id @i of the input in a pool; NULL: it has none. */
 static const float *ref_route_pooled(const peri_k_route_pool_args *a, const peri_k_pool *pool, int64_t i)
@@ -187,7 +206,10 @@ static const float *ref_route_pooled(const peri_k_route_pool_args *a, const peri
     return at < 0 ? NULL : (piece->own ? a->rows.own : a->rows.received) + at;
 }
 
-static float ref_route_factor(const peri_k_pool *pool, int64_t length) { return pool->mean && length > 0 ? 1.0f / (float)length : 1.0f; }
+static float ref_route_factor(const peri_k_pool *pool, int64_t length)
+{
+    return pool->mean && length > 0 ? 1.0f / (float)length : 1.0f;
+}
 
 static void ref_route_pool(const void *args, int64_t begin, int64_t end)
 {
@@ -196,25 +218,30 @@ static void ref_route_pool(const void *args, int64_t begin, int64_t end)
         for (int64_t b = begin; b < end; b++) {
             int64_t bag = pool->first_bag + (pool->inverse >= 0 ? a->inverse[pool->inverse + b] : b);
             int64_t from = a->offsets[bag], to = a->offsets[bag + 1];
-            float *out = a->rows.values + b * a->rows.stride + pool->rows.column, factor = ref_route_factor(pool, to - from);
+            float *out = a->rows.values + b * a->rows.stride + pool->rows.column,
+                  factor = ref_route_factor(pool, to - from);
             for (int64_t c = 0; c < pool->rows.cols; c++) out[c] = 0;
             for (int64_t i = from; i < to; i++) {
                 const float *row = ref_route_pooled(a, pool, i);
-                for (int64_t c = 0; row && c < pool->rows.cols; c++) out[c] = fmaf(a->weights ? a->weights[i] : 1, row[c], out[c]);
+                for (int64_t c = 0; row && c < pool->rows.cols; c++)
+                    out[c] = fmaf(a->weights ? a->weights[i] : 1, row[c], out[c]);
             }
             for (int64_t c = 0; c < pool->rows.cols; c++) out[c] *= factor;
         }
 }
 
-/** sum16 of the gradient of bag @bag times the row of id @i, over the blocks from @pool to the last of its table; *@any: it has a row. */
-static float ref_route_pool_dot(const peri_k_route_pool_args *a, const peri_k_pool *pool, int64_t bag, int64_t i, bool *any)
+/** sum16 of the gradient of bag @bag times the row of id @i, over the blocks from @pool to the last of its table;
+ *  *@any: it has a row. */
+static float ref_route_pool_dot(const peri_k_route_pool_args *a, const peri_k_pool *pool, int64_t bag, int64_t i,
+                                bool *any)
 {
     float s[16] = {0};
     *any = false;
     for (bool last = false; !last; last = pool++->last) {
         const float *row = ref_route_pooled(a, pool, i), *grad = a->grad + pool->grad + bag * pool->grad_stride;
         *any = *any || row;
-        for (int64_t c = 0; row && c < pool->rows.cols; c++) s[(pool->from + c) % 16] = fmaf(grad[c], row[c], s[(pool->from + c) % 16]);
+        for (int64_t c = 0; row && c < pool->rows.cols; c++)
+            s[(pool->from + c) % 16] = fmaf(grad[c], row[c], s[(pool->from + c) % 16]);
     }
     for (int h = 8; h > 0; h /= 2)
         for (int l = 0; l < h; l++) s[l] += s[l + h];

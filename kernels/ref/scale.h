@@ -49,7 +49,8 @@ K_INLINE k_scale k_no_scale(void) { return k_scale_make(k_float(0x7fc00000u), k_
 
 K_INLINE int k_finite(float x) { return x - x == 0; }
 
-/** From the least and the largest number of a row that has some, all finite; for fp8 @largest is the largest magnitude. */
+/** From the least and the largest number of a row that has some, all finite; for fp8 @largest is the largest
+ *  magnitude. */
 K_INLINE k_scale k_scale_of(const peri_k_rows_args *a, float least, float largest)
 {
     k_scale s = {0, 0, 0};

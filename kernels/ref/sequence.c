@@ -24,7 +24,8 @@ typedef struct ref_seq_vector {
 static double ref_seq_dot(ref_seq_vector a, ref_seq_vector b)
 {
     double sum = 0;
-    for (int64_t d = 0; d < a.dim; d++) sum += ref_seq_get(a.p, a.at + d, a.dtype) * ref_seq_get(b.p, b.at + d, b.dtype);
+    for (int64_t d = 0; d < a.dim; d++)
+        sum += ref_seq_get(a.p, a.at + d, a.dtype) * ref_seq_get(b.p, b.at + d, b.dtype);
     return sum;
 }
 
@@ -88,20 +89,25 @@ static void ref_attention(const void *args, int64_t begin, int64_t end)
         int64_t n = peri_k_member_count(keys);
         double max = -INFINITY, sum = 0, lse = 0;
         if (a->form == PERI_ATTENTION_SOFTMAX) {
-            for (int64_t c = 0; c < n; c++) max = fmax(max, ref_seq_score(a, x.row, x.s.first + peri_k_member(keys, c), x.h));
-            for (int64_t c = 0; c < n; c++) sum += exp(ref_seq_score(a, x.row, x.s.first + peri_k_member(keys, c), x.h) - max);
+            for (int64_t c = 0; c < n; c++)
+                max = fmax(max, ref_seq_score(a, x.row, x.s.first + peri_k_member(keys, c), x.h));
+            for (int64_t c = 0; c < n; c++)
+                sum += exp(ref_seq_score(a, x.row, x.s.first + peri_k_member(keys, c), x.h) - max);
             lse = max + log(sum);
             ref_seq_put(a->lse, item, a->dtype, lse);
         }
-        for (int64_t d0 = 0; d0 < a->v_dim; d0 += 64) { /* the weights are made again for every 64 columns: there is no room for them */
+        /* the weights are made again for every 64 columns: there is no room for them */
+        for (int64_t d0 = 0; d0 < a->v_dim; d0 += 64) {
             double out[64] = {0};
             int64_t d1 = a->v_dim - d0 < 64 ? a->v_dim - d0 : 64;
             for (int64_t c = 0; c < n; c++) {
                 int64_t j = x.s.first + peri_k_member(keys, c);
                 double w = ref_seq_weight(a, ref_seq_score(a, x.row, j, x.h), lse);
-                for (int64_t d = 0; d < d1; d++) out[d] += w * ref_seq_get(a->v, ref_seq_value(a, j, x.h).at + d0 + d, a->dtype);
+                for (int64_t d = 0; d < d1; d++)
+                    out[d] += w * ref_seq_get(a->v, ref_seq_value(a, j, x.h).at + d0 + d, a->dtype);
             }
-            for (int64_t d = 0; d < d1; d++) ref_seq_put(a->out, ref_seq_out(a, NULL, x.row, x.h).at + d0 + d, a->dtype, out[d]);
+            for (int64_t d = 0; d < d1; d++)
+                ref_seq_put(a->out, ref_seq_out(a, NULL, x.row, x.h).at + d0 + d, a->dtype, out[d]);
         }
     }
 }
@@ -122,10 +128,13 @@ static void ref_attention_grad_q(const void *args, int64_t begin, int64_t end)
             int64_t d1 = a->dim - d0 < 64 ? a->dim - d0 : 64;
             for (int64_t c = 0; c < peri_k_member_count(keys); c++) {
                 int64_t j = x.s.first + peri_k_member(keys, c);
-                double ds = ref_seq_slope(a, ref_seq_score(a, x.row, j, x.h), lse, ref_seq_dot(dout, ref_seq_value(a, j, x.h)), delta);
-                for (int64_t d = 0; d < d1; d++) dq[d] += a->alpha * ds * ref_seq_get(a->k, ref_seq_key(a, j, x.h).at + d0 + d, a->dtype);
+                double ds = ref_seq_slope(a, ref_seq_score(a, x.row, j, x.h), lse,
+                                          ref_seq_dot(dout, ref_seq_value(a, j, x.h)), delta);
+                for (int64_t d = 0; d < d1; d++)
+                    dq[d] += a->alpha * ds * ref_seq_get(a->k, ref_seq_key(a, j, x.h).at + d0 + d, a->dtype);
             }
-            for (int64_t d = 0; d < d1; d++) ref_seq_put(a->dq, (x.row * a->heads + x.h) * a->dim + d0 + d, a->dtype, dq[d]);
+            for (int64_t d = 0; d < d1; d++)
+                ref_seq_put(a->dq, (x.row * a->heads + x.h) * a->dim + d0 + d, a->dtype, dq[d]);
         }
     }
 }
@@ -138,7 +147,8 @@ static void ref_seq_grad_kv(const peri_k_attention_args *a, ref_seq_item x, int6
     double dk[64] = {0}, dv[64] = {0};
     for (int64_t c = 0; c < peri_k_member_count(queries); c++) {
         int64_t i = x.s.first + peri_k_member(queries, c), at = x.h * a->rows + i;
-        double lse = softmax ? ref_seq_get(a->lse, at, a->dtype) : 0, delta = softmax ? ref_seq_get(a->delta, at, a->dtype) : 0;
+        double lse = softmax ? ref_seq_get(a->lse, at, a->dtype) : 0,
+               delta = softmax ? ref_seq_get(a->delta, at, a->dtype) : 0;
         ref_seq_vector dout = ref_seq_out(a, a->dout, i, x.h);
         double s = ref_seq_score(a, i, x.row, x.h), w = ref_seq_weight(a, s, lse);
         double ds = ref_seq_slope(a, s, lse, ref_seq_dot(dout, ref_seq_value(a, x.row, x.h)), delta);

@@ -43,7 +43,8 @@ static void ref_bucketize_count(const void *args, int64_t begin, int64_t end)
     for (int64_t bag = begin; bag < end; bag++) {
         for (int64_t b = 0; b < a->buckets; b++) ref_int_set(a->lengths, b * a->bags + bag, a->lengths_dtype, 0);
         const int64_t *feature = ref_feature(a, bag);
-        for (int64_t i = ref_int(a->offsets, bag, a->offsets_dtype); i < ref_int(a->offsets, bag + 1, a->offsets_dtype); i++) {
+        for (int64_t i = ref_int(a->offsets, bag, a->offsets_dtype); i < ref_int(a->offsets, bag + 1, a->offsets_dtype);
+             i++) {
             uint64_t id;
             int64_t at = ref_bucket(a, feature, ref_id(a->ids, i, a->ids_dtype), &id) * a->bags + bag;
             ref_int_set(a->lengths, at, a->lengths_dtype, ref_int(a->lengths, at, a->lengths_dtype) + 1);
@@ -56,11 +57,14 @@ static void ref_bucketize_place(const void *args, int64_t begin, int64_t end)
     const peri_k_bucketize_args *a = args;
     for (int64_t bag = begin; bag < end; bag++) {
         const int64_t *feature = ref_feature(a, bag);
-        int64_t first = ref_int(a->offsets, bag, a->offsets_dtype), last = ref_int(a->offsets, bag + 1, a->offsets_dtype);
+        int64_t first = ref_int(a->offsets, bag, a->offsets_dtype),
+                last = ref_int(a->offsets, bag + 1, a->offsets_dtype);
         for (int64_t i = first; i < last; i++) {
             uint64_t id, other;
-            int64_t bucket = ref_bucket(a, feature, ref_id(a->ids, i, a->ids_dtype), &id), at = a->starts[bucket * a->bags + bag];
-            for (int64_t j = first; j < i; j++) at += ref_bucket(a, feature, ref_id(a->ids, j, a->ids_dtype), &other) == bucket;
+            int64_t bucket = ref_bucket(a, feature, ref_id(a->ids, i, a->ids_dtype), &id),
+                    at = a->starts[bucket * a->bags + bag];
+            for (int64_t j = first; j < i; j++)
+                at += ref_bucket(a, feature, ref_id(a->ids, j, a->ids_dtype), &other) == bucket;
             ref_int_set(a->new_ids, at, a->ids_dtype, (int64_t)id);
             if (a->weights) memcpy(a->new_weights + at * a->width, a->weights + i * a->width, (size_t)a->width);
             if (a->positions) ref_int_set(a->positions, at, a->ids_dtype, i - first);
@@ -81,7 +85,7 @@ static void ref_bucketize_replay(const void *args, int64_t begin, int64_t end)
         }
 }
 
-/* -- indices and permutations ------------------------------------------------------------------------------------------------------ */
+/* -- indices and permutations -------------------------------------------------------------------------------------- */
 
 static void ref_index_check(const void *args, int64_t begin, int64_t end)
 {
@@ -107,8 +111,8 @@ static void ref_jagged_places(const void *args, int64_t begin, int64_t end)
     end = ref_min(end, ref_offset(a->out_offsets, a->out_dtype, a->out_step, a->segments));
     for (int64_t row = begin; row < end; row++) {
         int64_t t = ref_segment_of(a->out_offsets, a->out_dtype, a->out_step, a->segments, row);
-        int64_t p = a->permute ? ref_int(a->permute, t, a->permute_dtype) : t, at = row - ref_offset(a->out_offsets, a->out_dtype,
-                                                                                                     a->out_step, t);
+        int64_t p = a->permute ? ref_int(a->permute, t, a->permute_dtype) : t,
+                at = row - ref_offset(a->out_offsets, a->out_dtype, a->out_step, t);
         ref_int_set(a->out, row, a->dtype, ref_offset(a->in_offsets, a->in_dtype, a->in_step, p) + at);
     }
 }
@@ -128,7 +132,8 @@ static void ref_segment_sum(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_segment_sum_args *a = args;
     for (int64_t s = begin; s < end; s++) {
-        int64_t first = ref_int(a->offsets, s, a->offsets_dtype) * a->step, last = ref_int(a->offsets, s + 1, a->offsets_dtype) * a->step;
+        int64_t first = ref_int(a->offsets, s, a->offsets_dtype) * a->step,
+                last = ref_int(a->offsets, s + 1, a->offsets_dtype) * a->step;
         if (a->dtype == PERI_I32 || a->dtype == PERI_I64) {
             int64_t sum = 0;
             for (int64_t i = first; i < last; i++) sum = ref_add(sum, ref_int(a->values, i, a->dtype));
@@ -158,14 +163,15 @@ static void ref_segment_spread(const void *args, int64_t begin, int64_t end)
     char *out = a->out;
     const char *grad = a->grad;
     for (int64_t s = begin; s < end; s++) {
-        int64_t first = ref_int(a->offsets, s, a->offsets_dtype) * a->step, last = ref_int(a->offsets, s + 1, a->offsets_dtype) * a->step;
+        int64_t first = ref_int(a->offsets, s, a->offsets_dtype) * a->step,
+                last = ref_int(a->offsets, s + 1, a->offsets_dtype) * a->step;
         if (s == 0) memset(out, 0, (size_t)(first * width));
         for (int64_t i = first; i < last; i++) memcpy(out + i * width, grad + s * width, (size_t)width);
         if (s == a->segments - 1) memset(out + last * width, 0, (size_t)((a->n - last) * width));
     }
 }
 
-/* -- several levels of bags -------------------------------------------------------------------------------------------------------- */
+/* -- several levels of bags ---------------------------------------------------------------------------------------- */
 
 static void ref_levels_to_dense(const void *args, int64_t begin, int64_t end)
 {
@@ -209,7 +215,7 @@ static void ref_levels_from_dense(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- sorting and unique ids -------------------------------------------------------------------------------------------------------- */
+/* -- sorting and unique ids ---------------------------------------------------------------------------------------- */
 
 static void ref_sort_keys(const void *args, int64_t begin, int64_t end)
 {

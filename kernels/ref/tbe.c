@@ -8,7 +8,7 @@
 #include "tbe_round.h"
 #include "tbe_step.h"
 
-/* -- the list -------------------------------------------------------------------------------------------------------------------- */
+/* -- the list ------------------------------------------------------------------------------------------------------ */
 
 static void ref_tbe_prepare(const void *args, int64_t begin, int64_t end)
 {
@@ -57,10 +57,11 @@ static void ref_tbe_report(const void *args, int64_t begin, int64_t end)
     if (begin < end) tbe_describe(args);
 }
 
-/* -- forward --------------------------------------------------------------------------------------------------------------------- */
+/* -- forward ------------------------------------------------------------------------------------------------------- */
 
 /** Ids [first, past) of block k as one bag, to element @at of the output. */
-static void ref_tbe_forward_bag(const peri_k_tbe_forward_args *a, int64_t k, int64_t first, int64_t past, float factor, int64_t at)
+static void ref_tbe_forward_bag(const peri_k_tbe_forward_args *a, int64_t k, int64_t first, int64_t past, float factor,
+                                int64_t at)
 {
     const peri_k_tbe_list *s = &a->list;
     const peri_k_tbe_table *t = &s->tables[s->blocks[k].table];
@@ -143,7 +144,7 @@ static void ref_tbe_weight_gradient(const void *args, int64_t begin, int64_t end
     }
 }
 
-/* -- sorting --------------------------------------------------------------------------------------------------------------------- */
+/* -- sorting ------------------------------------------------------------------------------------------------------- */
 
 static void ref_radix_histogram(const void *args, int64_t begin, int64_t end)
 {
@@ -177,7 +178,8 @@ static void ref_radix_scatter(const void *args, int64_t begin, int64_t end)
     for (int64_t c = begin; c < end; c++) {
         uint32_t *counts = a->counts + (c << a->bits);
         int64_t last = tbe_part(*a->n, c + 1, a->chunks);
-        for (int64_t i = tbe_part(*a->n, c, a->chunks); i < last; i++) a->dst[counts[(a->src[i] >> a->shift) & mask]++] = a->src[i];
+        for (int64_t i = tbe_part(*a->n, c, a->chunks); i < last; i++)
+            a->dst[counts[(a->src[i] >> a->shift) & mask]++] = a->src[i];
     }
 }
 
@@ -187,7 +189,8 @@ static void ref_tbe_keys(const void *args, int64_t begin, int64_t end)
     const peri_k_tbe_list *s = &a->list;
     int64_t n = s->spans[s->n_blocks].items;
     for (int64_t p = tbe_part(n, begin, a->chunks); p < tbe_part(n, end, a->chunks); p++) {
-        int64_t k = tbe_block_of(s, p), i = s->spans[k].first_id + p - s->spans[k].items, j = tbe_bag_of(s, k, i), id = tbe_id(s, i);
+        int64_t k = tbe_block_of(s, p), i = s->spans[k].first_id + p - s->spans[k].items, j = tbe_bag_of(s, k, i),
+                id = tbe_id(s, i);
         const peri_k_tbe_block *b = &s->blocks[k];
         const peri_k_tbe_table *t = &s->tables[b->table];
         uint64_t row = (uint64_t)(id >= 0 && id < t->rows ? t->first_row + id : a->total_rows);

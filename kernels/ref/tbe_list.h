@@ -140,8 +140,8 @@ K_INLINE int64_t tbe_bags_before(const peri_k_tbe_list *s, int64_t k)
     return n;
 }
 
-/** Whether @end, an end of a bag of block k, lies behind the block's own ids because `capacity` cut them: offsets that run backwards
- *  between the blocks ask for more items than there can be. */
+/** Whether @end, an end of a bag of block k, lies behind the block's own ids because `capacity` cut them: offsets that
+ *  run backwards between the blocks ask for more items than there can be. */
 K_INLINE bool tbe_cut(const peri_k_tbe_list *s, int64_t k, int64_t end)
 {
     int64_t past = s->spans[k].first_id + tbe_items(s, k);

@@ -2,19 +2,20 @@
  *
  * tbe_round.h: weights of f16 and bf16 tables: reading them, and rounding them stochastically. Scalar and normative.
  *
- * Random bits. Stochastic rounding wants 16 bits for every weight that is written, at the speed at which memory takes the weights, so the
- * generator is a counter-based hash, not Philox, which alone would take longer than the update of the row. With c the column of the whole
- * table, 32-bit arithmetic unless said otherwise:
+ * Random bits. Stochastic rounding wants 16 bits for every weight that is written, at the speed at which memory takes
+ * the weights, so the generator is a counter-based hash, not Philox, which alone would take longer than the update of
+ * the row. With c the column of the whole table, 32-bit arithmetic unless said otherwise:
  *   key   = mix64(mix64(mix64(seed ^ random_stream of the table) + iteration) + row of the whole table), in 64 bits;
  *           mix64 is the output function of SplitMix64 (Steele, Lea, Flood 2014)
  *   lane  = c / 32 * 16 + c % 16
  *   x     = low(key) + lane * 0x9e3779b9
- *   x    ^= x >> 16;  x *= 0x7feb352d;  x ^= (x >> 15) ^ high(key);  x *= 0x846ca68b;  x ^= x >> 16     (constants: C. Wellons' lowbias32)
- *   bits  = the lowest bits of x where c / 16 % 2 == 0, else its highest: 16 for bf16, 13 for f16, as many as f32 has more of
+ *   x    ^= x >> 16;  x *= 0x7feb352d;  x ^= (x >> 15) ^ high(key);  x *= 0x846ca68b;  x ^= x >> 16     (constants: C.
+ *   Wellons' lowbias32) bits  = the lowest bits of x where c / 16 % 2 == 0, else its highest: 16 for bf16, 13 for f16,
+ *   as many as f32 has more of
  *
- * Rounding: a number between two neighbours a < b of the narrow type becomes b with probability (x - a) / (b - a); what f16 holds as
- * subnormal numbers only is rounded to multiples of 2^-37 first. A number that the narrow type holds stays as it is. Finite numbers stay
- * finite: beyond the largest they become the largest.
+ * Rounding: a number between two neighbours a < b of the narrow type becomes b with probability (x - a) / (b - a); what
+ * f16 holds as subnormal numbers only is rounded to multiples of 2^-37 first. A number that the narrow type holds stays
+ * as it is. Finite numbers stay finite: beyond the largest they become the largest.
  */
 #ifndef PERI_KERNELS_TBE_ROUND_H
 #define PERI_KERNELS_TBE_ROUND_H
@@ -96,7 +97,8 @@ K_INLINE uint16_t tbe_round_f16(float x, uint32_t bits)
 K_INLINE float tbe_weight(const void *weight, int64_t i, int32_t dtype)
 {
     if (dtype == PERI_F32) return ((const float *)weight)[i];
-    return dtype == PERI_F16 ? k_f16_to_f32(((const uint16_t *)weight)[i]) : k_bf16_to_f32(((const uint16_t *)weight)[i]);
+    return dtype == PERI_F16 ? k_f16_to_f32(((const uint16_t *)weight)[i])
+                             : k_bf16_to_f32(((const uint16_t *)weight)[i]);
 }
 
 #endif

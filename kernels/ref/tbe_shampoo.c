@@ -3,7 +3,8 @@
  * tbe_shampoo.c (ref): the steps of Shampoo: see kernels/tbe.h.
  */
 
-/** The table that holds row @i of all tables' statistics, columns of the tables before it in *before, its squares in *offset. */
+/** The table that holds row @i of all tables' statistics, columns of the tables before it in *before, its squares in
+ *  *offset. */
 static int64_t ref_shampoo_table(const peri_k_tbe_shampoo *s, int64_t i, int64_t *before, int64_t *offset)
 {
     int64_t t = 0;
@@ -40,7 +41,8 @@ static void ref_shampoo_turn(double *x, int64_t n, int64_t p, int64_t q, double 
     }
 }
 
-/** Jacobi's method (Golub, Van Loan: cyclic by rows): symmetric @a becomes diagonal, the rows of @v its eigenvectors. */
+/** Jacobi's method (Golub, Van Loan: cyclic by rows): symmetric @a becomes diagonal, the rows of @v its
+ *  eigenvectors. */
 static void ref_shampoo_jacobi(double *a, double *v, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
@@ -95,7 +97,8 @@ static void ref_tbe_root(const void *args, int64_t begin, int64_t end)
 static void ref_tbe_precondition(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_shampoo *s = args;
-    int64_t all = s->first[s->n_tables], from = tbe_part(all, begin, s->chunks), to = tbe_part(all, end, s->chunks), offset = 0;
+    int64_t all = s->first[s->n_tables], from = tbe_part(all, begin, s->chunks), to = tbe_part(all, end, s->chunks),
+            offset = 0;
     float *u = s->scratch + begin * s->scratch_stride;
     peri_k_tbe_optimizer step = s->optimizer;
     step.kind = PERI_TBE_SGD;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_sorted.h: sorted items of kernels/tbe.h: the sums and the rows of their runs. Shared by ref and the instruction sets.
+ * tbe_sorted.h: sorted items of kernels/tbe.h: the sums and the rows of their runs. Shared by ref and the instruction
+ * sets.
  */
 #ifndef PERI_KERNELS_TBE_SORTED_H
 #define PERI_KERNELS_TBE_SORTED_H

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_step.h: what one step of the optimizers with counters does to a row, w = fma(-rate, g, keep * w): the numbers, by the formulas of
- * kernels/tbe.h, once a row and in f64. ref and cpu share them, so that no instruction set has an exponential of its own.
+ * tbe_step.h: what one step of the optimizers with counters does to a row, w = fma(-rate, g, keep * w): the numbers, by
+ * the formulas of kernels/tbe.h, once a row and in f64. ref and cpu share them, so that no instruction set has an
+ * exponential of its own.
  */
 #ifndef PERI_KERNELS_REF_TBE_STEP_H
 #define PERI_KERNELS_REF_TBE_STEP_H
@@ -40,7 +41,8 @@ K_INLINE int64_t tbe_gap(const peri_k_tbe_optimizer *o, int64_t *prev)
 
 K_INLINE tbe_step tbe_step_rmsprop_ar(const peri_k_tbe_optimizer *o, const tbe_row_numbers *row)
 {
-    double gap = (double)tbe_gap(o, row->prev), shrink = (double)o->lr * (double)o->ar_alpha * gap, least = o->min_shrinkage;
+    double gap = (double)tbe_gap(o, row->prev), shrink = (double)o->lr * (double)o->ar_alpha * gap,
+           least = o->min_shrinkage;
     *row->m = fmaf(o->rest1, row->squares / (float)row->n, o->beta1 * *row->m);
     double keep = shrink < 1 ? 1 - shrink : 0, rate = (double)o->lr / (sqrt((double)*row->m) + (double)o->eps);
     return tbe_step_make((float)rate, (float)(keep < least ? least : keep));
@@ -50,11 +52,16 @@ K_INLINE tbe_step tbe_step_rmsprop_ar(const peri_k_tbe_optimizer *o, const tbe_r
 K_INLINE double tbe_rate_counted(const peri_k_tbe_optimizer *o, double c, double most, double mult)
 {
     const peri_k_tbe_counter *k = &o->counter;
-    double tail = k->tail_ratio ? floor((double)k->tail * most) : (double)k->tail, up = (double)k->adjustment_ub, factor;
+    double tail = k->tail_ratio ? floor((double)k->tail * most) : (double)k->tail, up = (double)k->adjustment_ub,
+           factor;
     if (k->rates == PERI_RATES_EQUAL || !(c > tail)) return mult;
     switch (k->rates) {
-    case PERI_RATES_TAIL_ID_INCREASE: factor = pow(most / (c + 1), up); return mult * (factor < 1 ? 1 : factor > 10 ? 10 : factor);
-    case PERI_RATES_TAIL_ID_DECREASE: factor = pow((c + 1) / most, up); return mult * (factor < 0.1 ? 0.1 : factor > 1 ? 1 : factor);
+    case PERI_RATES_TAIL_ID_INCREASE:
+        factor = pow(most / (c + 1), up);
+        return mult * (factor < 1 ? 1 : factor > 10 ? 10 : factor);
+    case PERI_RATES_TAIL_ID_DECREASE:
+        factor = pow((c + 1) / most, up);
+        return mult * (factor < 0.1 ? 0.1 : factor > 1 ? 1 : factor);
     default: return (double)o->lr / (sqrt(up * c) + (double)o->eps);
     }
 }

@@ -4,7 +4,7 @@
  */
 #include "tbe_sorted.h"
 
-/* -- one row ----------------------------------------------------------------------------------------------------------------------- */
+/* -- one row ------------------------------------------------------------------------------------------------------- */
 
 /** sqrt of sum16 of x[d] * x[d]. */
 static float ref_tbe_norm(const float *x, int64_t n) { return sqrtf(ref_tbe_dot(x, x, n)); }
@@ -113,8 +113,13 @@ static void ref_tbe_lion(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, 
 /** rowwise rmsprop ar, rowwise adagrad with counter. */
 static void ref_tbe_stepped(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, const float *g)
 {
-    tbe_row_numbers row = {.m = p->m1, .counter = p->counter, .prev = p->prev, .most = p->most, .squares = ref_tbe_squares(o, p, g),
-                           .weight_norm = ref_tbe_norm(p->w, p->n), .n = p->n};
+    tbe_row_numbers row = {.m = p->m1,
+                           .counter = p->counter,
+                           .prev = p->prev,
+                           .most = p->most,
+                           .squares = ref_tbe_squares(o, p, g),
+                           .weight_norm = ref_tbe_norm(p->w, p->n),
+                           .n = p->n};
     tbe_step step = tbe_step_of(o, &row);
     for (int64_t d = 0; d < p->n; d++) p->w[d] = fmaf(-step.rate, g[d], step.keep * p->w[d]);
 }
@@ -122,8 +127,8 @@ static void ref_tbe_stepped(const peri_k_tbe_optimizer *o, const ref_tbe_place *
 static int64_t ref_tbe_round16(int64_t n) { return (n + 15) / 16 * 16; }
 
 /** Store a row of f32 as f16 or bf16. */
-static void ref_tbe_store(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row,
-                          const float *w)
+static void ref_tbe_store(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t,
+                          int64_t row, const float *w)
 {
     uint16_t *narrow = (uint16_t *)rows->weight + t->offset + row * t->stride;
     uint64_t key = tbe_row_key(o, t, tbe_table_row(rows, t, row));
@@ -136,8 +141,8 @@ static void ref_tbe_store(const peri_k_tbe_rows *rows, const peri_k_tbe_optimize
 }
 
 /** Update row @row of table @t with summed gradient @g. @room: three rows. */
-static void ref_tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row, const float *g,
-                        float *room)
+static void ref_tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t,
+                        int64_t row, const float *g, float *room)
 {
     int64_t n = t->cols, at = t->offset + row * t->stride, linear = t->first_row + row;
     bool wide = rows->weight_dtype == PERI_F32,
@@ -170,12 +175,13 @@ static void ref_tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer 
     if (!wide) ref_tbe_store(rows, o, t, row, p.w);
 }
 
-/* -- sums ------------------------------------------------------------------------------------------------------------------------ */
+/* -- sums ---------------------------------------------------------------------------------------------------------- */
 
 /** Item e of the sorted keys: element d of its gradient row, clamped; its factor. */
 static float ref_tbe_term(const peri_k_tbe_update_args *a, int64_t e, int64_t d, float *scale)
 {
-    int64_t payload = (int64_t)(a->sorted[e] & (((uint64_t)1 << a->payload_bits) - 1)), at = a->items ? a->items[payload].grad : payload;
+    int64_t payload = (int64_t)(a->sorted[e] & (((uint64_t)1 << a->payload_bits) - 1)),
+            at = a->items ? a->items[payload].grad : payload;
     float x = a->grad[at + d], most = a->optimizer.max_gradient;
     *scale = a->items ? a->items[payload].scale : 1;
     return most > 0 ? (x < -most ? -most : x > most ? most : x) : x;
@@ -215,7 +221,7 @@ static float ref_tbe_exact_sum(const peri_k_tbe_update_args *a, int64_t e, int64
     return (float)sum;
 }
 
-/* -- kernels ----------------------------------------------------------------------------------------------------------------------- */
+/* -- kernels ------------------------------------------------------------------------------------------------------- */
 
 static void ref_tbe_update(const void *args, int64_t begin, int64_t end)
 {
@@ -234,7 +240,8 @@ static void ref_tbe_update(const void *args, int64_t begin, int64_t end)
         const peri_k_tbe_table *t = &rows->tables[table];
         int64_t row = (int64_t)linear - t->first_row;
         for (int64_t d = 0; d < t->cols; d++)
-            g[d] = ldexpf(a->optimizer.exact ? ref_tbe_exact_sum(a, e, past, d) : ref_tbe_sum(a, e, past, d), -a->halvings);
+            g[d] = ldexpf(a->optimizer.exact ? ref_tbe_exact_sum(a, e, past, d) : ref_tbe_sum(a, e, past, d),
+                          -a->halvings);
         runs++;
         if (a->optimizer.kind != PERI_TBE_NONE) {
             ref_tbe_row(rows, &a->optimizer, t, row, g, g + ref_tbe_round16(t->cols));

@@ -55,7 +55,8 @@ K_INLINE float tbe_value(const void *row, int64_t cols, int64_t d, int32_t forma
     case PERI_ROWS_INT4:
     case PERI_ROWS_INT2:
         memcpy(halves, bytes, 4);
-        return fmaf((float)(bytes[4 + d * bits / 8] >> d * bits % 8 & ((1 << bits) - 1)), k_f16_to_f32(halves[0]), k_f16_to_f32(halves[1]));
+        return fmaf((float)(bytes[4 + d * bits / 8] >> d * bits % 8 & ((1 << bits) - 1)), k_f16_to_f32(halves[0]),
+                    k_f16_to_f32(halves[1]));
     case PERI_ROWS_FP8: return tbe_fp8_to_f32(bytes[d]);
     default: return ((const float *)row)[d];
     }

@@ -49,7 +49,8 @@ static float ref_to_odd(ref_value v)
     double x = v.re;
     if (v.integer) {
         uint64_t m = v.i < 0 ? 0u - (uint64_t)v.i : (uint64_t)v.i;
-        if (m >> 53) m = ((m >> 11) | ((m & 0x7ffu) != 0)) << 11; /* what a double cannot hold goes into its lowest bit */
+        /* what a double cannot hold goes into its lowest bit */
+        if (m >> 53) m = ((m >> 11) | ((m & 0x7ffu) != 0)) << 11;
         x = v.i < 0 ? -(double)m : (double)m;
     }
     float f = (float)x;

@@ -7,7 +7,8 @@ local M = {}
 
 local sources = { [0] = "default", "measured", "kept", "given" }
 
---- All choices: lists of { name, text, ways = { { word, ns } }, way, usual, source, measured, noise }; way and usual are words.
+--- All choices: lists of { name, text, ways = { { word, ns } }, way, usual, source, measured, noise }; way and usual
+--- are words.
 function M.list()
   local list, c = {}, P.struct "peri_tune_choice"
   for i = 0, C.peri_tune_count() - 1 do

@@ -1,5 +1,5 @@
--- cli.lua: the command line of the launcher: run, plan, schedule, checkpoint, info, doctor, calibrate, help, completion, version, and
--- interactive sessions. Returns exit codes; 2: the line is wrong.
+-- cli.lua: the command line of the launcher: run, plan, schedule, checkpoint, info, doctor, calibrate, help,
+-- completion, version, and interactive sessions. Returns exit codes; 2: the line is wrong.
 local argparse = require "argparse"
 local openmpi = require "perilune.launch.openmpi"
 
@@ -7,28 +7,36 @@ local M = {}
 
 --- Options of `run`: flags, whether a value follows, and the help. The script's own options begin after its name.
 local run_options = {
-  { "-n", "--ranks", value = "RANKS", help = "Number of ranks (processes); default 1, or mpirun's world when already inside one." },
-  { "-t", "--threads", value = "THREADS", help = "Worker threads of each rank; default: the node's processors shared among its ranks." },
+  { "-n", "--ranks", value = "RANKS",
+    help = "Number of ranks (processes); default 1, or mpirun's world when already inside one." },
+  { "-t", "--threads", value = "THREADS",
+    help = "Worker threads of each rank; default: the node's processors shared among its ranks." },
   { "--host", value = "LIST", help = "Nodes for mpirun, such as a:4,b:4." },
   { "--hostfile", value = "FILE", help = "File of nodes for mpirun." },
   { "--bind", value = "POLICY", help = "Bind ranks: none (default), hwthread, core, l1cache, l2cache, l3cache, "
-    .. "package, socket, numa, board, cpu-list, as the version of Open MPI has them (mpirun's --bind-to, with its qualifiers, such as "
-    .. "core:overload-allowed)." },
-  { "--mpi", value = "WORDS", many = true, help = "More arguments for mpirun, as one word or quoted: --mpi --oversubscribe, "
+    .. "package, socket, numa, board, cpu-list, as the version of Open MPI has them (mpirun's --bind-to, with its "
+    .. "qualifiers, such as core:overload-allowed)." },
+  { "--mpi", value = "WORDS", many = true,
+    help = "More arguments for mpirun, as one word or quoted: --mpi --oversubscribe, "
     .. "--mpi \"--mca btl tcp,self\"; may be repeated." },
   { "--checkpoint", value = "FOLDER", help = "Where the script's Saver keeps checkpoints (docs/checkpoints.md)." },
   { "--every", value = "TIME", help = "With --checkpoint: save so often: 10m (default), 90s, 2h, 1000steps." },
-  { "--full-every", value = "N", help = "With --checkpoint: every N-th save is a full checkpoint, those between are increments: rows "
-    .. "that changed (default: 1, all are full)." },
+  { "--full-every", value = "N",
+    help = "With --checkpoint: every N-th save is a full checkpoint, those between are increments: rows "
+      .. "that changed (default: 1, all are full)." },
   { "--keep", value = "N", help = "With --checkpoint: keep the newest N (default: 3)." },
   { "--async", help = "With --checkpoint: go on with the next step while a checkpoint is written." },
-  { "--resume", value = "WHICH", help = "With --checkpoint: go on from the newest good checkpoint (auto, the default), from none "
-    .. "(no), or from that of a path." },
-  { "--max-restarts", value = "RESTARTS", help = "Start a job that failed, or ended with exit code 75, again from its newest "
+  { "--resume", value = "WHICH",
+    help = "With --checkpoint: go on from the newest good checkpoint (auto, the default), from none "
+      .. "(no), or from that of a path." },
+  { "--max-restarts", value = "RESTARTS",
+    help = "Start a job that failed, or ended with exit code 75, again from its newest "
     .. "checkpoint, on the hosts that are left: at most so many times. Of scripts that have a Saver." },
-  { "--grace", value = "GRACE", help = "How long a script that has called peri.on_stop may take to stop when SIGTERM or Ctrl-C asks: "
-    .. "25s (default), 2m; a second Ctrl-C ends it at once." },
-  { "--stop-on", value = "SIGNAL", many = true, help = "SIGUSR1 or SIGUSR2: it asks to stop too, as Slurm's --signal=USR1@120 does." },
+  { "--grace", value = "GRACE",
+    help = "How long a script that has called peri.on_stop may take to stop when SIGTERM or Ctrl-C asks: "
+      .. "25s (default), 2m; a second Ctrl-C ends it at once." },
+  { "--stop-on", value = "SIGNAL", many = true,
+    help = "SIGUSR1 or SIGUSR2: it asks to stop too, as Slurm's --signal=USR1@120 does." },
   { "--traceback", help = "Print where an error came from (also PERI_TRACEBACK=1)." },
 }
 
@@ -39,7 +47,9 @@ local function whole(option, most)
   return function(text)
     local n = tonumber(text)
     if n and n == math.floor(n) and n >= 1 and n <= (most or 2 ^ 31 - 1) then return n end
-    if not n or n < 1 or n ~= math.floor(n) then return nil, ("%s: '%s' is not a whole number above 0"):format(option, text) end
+    if not n or n < 1 or n ~= math.floor(n) then
+      return nil, ("%s: '%s' is not a whole number above 0"):format(option, text)
+    end
     return nil, ("%s: %s, allowed: whole numbers 1..%d"):format(option, text, most or 2 ^ 31 - 1)
   end
 end
@@ -63,8 +73,8 @@ local function nodes(text)
     local known = name:match "^[%w._%-]+$" or name:match "^%+[en]%d*$" -- relative ones: +e, +n0
     local n = tonumber(slots)
     if not known or not (entry == name or slots == "*" or slots:match "^%d+$" and n > 0) then
-      return nil, ("--host: '%s' in '%s', allowed: names of nodes, each with the number of its ranks if it has several, and a comma "
-        .. "between two: a:4,b:4"):format(entry, text)
+      return nil, ("--host: '%s' in '%s', allowed: names of nodes, each with the number of its ranks if it has "
+        .. "several, and a comma between two: a:4,b:4"):format(entry, text)
     end
   end
   return text
@@ -85,94 +95,117 @@ end
 
 --- What makes a value of the text of an option, by its name or what stands for it in the help.
 local converters = {
-  ["--full-every"] = whole "--full-every", ["--keep"] = whole "--keep", GRACE = duration, SIGNAL = warning, RANKS = whole "-n",
-  THREADS = whole("-t", MOST_THREADS), POLICY = binding, LIST = nodes, RESTARTS = whole "--max-restarts",
+  ["--full-every"] = whole "--full-every", ["--keep"] = whole "--keep", GRACE = duration, SIGNAL = warning,
+  RANKS = whole "-n", THREADS = whole("-t", MOST_THREADS), POLICY = binding, LIST = nodes,
+  RESTARTS = whole "--max-restarts",
 }
 
 local function add_plan(parser)
-  local plan = parser:command("plan", "Plan where the tables of a model live, and say why; needs no ranks and no weights.")
-    :epilog("The Lua file returns an nn.Module, or { tables = { { name =, num_embeddings =, embedding_dim = }, ... } }, or one of these as "
-      .. "{ model =, constraints = { table = { sharding_types = ... } }, relations = { ... }, cost =, objective = } (docs/plans.md).")
-  plan:argument("model", "The Lua file; without one, --data decides: a table for each category, as the demonstration makes them."):args "?"
+  local plan = parser:command("plan",
+    "Plan where the tables of a model live, and say why; needs no ranks and no weights.")
+    :epilog("The Lua file returns an nn.Module, or { tables = { { name =, num_embeddings =, embedding_dim = }, ... } "
+      .. "}, or one of these as { model =, constraints = { table = { sharding_types = ... } }, relations = { ... }, "
+      .. "cost =, objective = } (docs/plans.md).")
+  plan:argument("model", "The Lua file; without one, --data decides: a table for each category, as the demonstration "
+    .. "makes them."):args "?"
   plan:option("--topology", "A file that plan.Topology:save wrote, or the name of a machine (plan.Topology.presets).")
-  plan:option("--machine", "The same as --topology NAME -n RANKS: h100:8 is a host of 8 GPUs, h100:512 are 64 of them."):argname(
+  plan:option("--machine",
+    "The same as --topology NAME -n RANKS: h100:8 is a host of 8 GPUs, h100:512 are 64 of them."):argname(
     "NAME:RANKS")
-  plan:option("--precision", "Of the dense part, where the machine has prices of it: highest (f32), high (TF32), bf16 (autocast).")
+  plan:option("--precision",
+    "Of the dense part, where the machine has prices of it: highest (f32), high (TF32), bf16 (autocast).")
     :choices { "highest", "high", "bf16" }
   plan:option("-n --ranks", "Ranks; default: those of the topology."):argname "RANKS":convert(whole "-n")
   plan:option("--batch-size", "Samples of a rank; default: 512.", 512, whole "--batch-size")
-  plan:option("--data", "A file in the Criteo layout: its ids are counted, and the plan is made for what they are like."):argname "FILE"
+  plan:option("--data", "A file in the Criteo layout: its ids are counted, and the plan is made for what they are "
+    .. "like."):argname "FILE"
   plan:option("--samples", "With --data: read so many samples, rounded up to whole batches; default: all."):argname "N"
     :convert(whole "--samples")
   plan:option("--rows", "With --data and no model: rows of each table (100000)."):argname "N":convert(whole "--rows")
   plan:option("--dim", "With --data and no model: columns of each table (32)."):argname "N":convert(whole "--dim")
   plan:option("--save", "Write the plan to a file (name.plan), which DistributedModelParallel takes."):argname "FILE"
-  plan:option("--html", "Draw the plan on a page of its own, which any browser shows, also without a network."):argname "FILE"
-  plan:option("--simulate", "Simulate steps of the plan under a schedule: a name such as sparse_dist, or a Lua file."):argname "SCHEDULE"
-  plan:option("--times", "With --simulate: milliseconds of what tables do not decide, such as forward=1,backward=2."):argname "TIMES"
-  plan:option("--scale", "With --simulate: plan and simulate other numbers of ranks too, such as 8,64,512."):argname "LIST"
+  plan:option("--html", "Draw the plan on a page of its own, which any browser shows, also without a "
+    .. "network."):argname "FILE"
+  plan:option("--simulate",
+    "Simulate steps of the plan under a schedule: a name such as sparse_dist, or a Lua file."):argname "SCHEDULE"
+  plan:option("--times", "With --simulate: milliseconds of what tables do not decide, such as "
+    .. "forward=1,backward=2."):argname "TIMES"
+  plan:option("--scale", "With --simulate: plan and simulate other numbers of ranks too, such as "
+    .. "8,64,512."):argname "LIST"
   plan:option("--trace", "With --simulate: write a timeline, Chrome trace JSON."):argname "FILE"
-  plan:flag("--verify", "Run steps of the plan's collections on as many ranks, with made-up ids, and print what they take beside what was "
-    .. "predicted; perilune calibrate goes before.")
+  plan:flag("--verify", "Run steps of the plan's collections on as many ranks, with made-up ids, and print what they "
+    .. "take beside what was predicted; perilune calibrate goes before.")
   plan:flag("--no-reasons", "Do not say why other ways lost.")
 end
 
 local function add_checkpoint(parser)
   local command = parser:command("checkpoint", "Look at what was saved.")
-    :epilog("ls FOLDER: its checkpoints. show PATH: its tensors and values. verify PATH: compare all bytes with their checksums. diff A B: "
-      .. "which tensors differ, and by how much (exit code 1 if some do). export PATH TENSOR: one tensor as a file for numpy. "
-      .. "compact PATH: a full checkpoint of an increment and what it is an increment of, in its place or (-o) elsewhere; several paths: a "
-      .. "full one and its increments in their order, wherever they lie. PATH of an increment means what it is an increment of, too.")
+    :epilog("ls FOLDER: its checkpoints. show PATH: its tensors and values. verify PATH: compare all bytes with their "
+      .. "checksums. diff A B: which tensors differ, and by how much (exit code 1 if some do). export PATH TENSOR: "
+      .. "one tensor as a file for numpy. compact PATH: a full checkpoint of an increment and what it is an increment "
+      .. "of, in its place or (-o) elsewhere; several paths: a full one and its increments in their order, wherever "
+      .. "they lie. PATH of an increment means what it is an increment of, too.")
   command:argument("action", "What to do."):choices { "ls", "show", "verify", "diff", "export", "compact" }
   command:argument("paths", "Checkpoints, or what the action wants."):args "*"
-  command:option("-o --output", "export: the file (default: the tensor's name, with .npy); compact: the checkpoint that is made (default: "
-    .. "PATH is replaced)."):argname "FILE"
+  command:option("-o --output",
+    "export: the file (default: the tensor's name, with .npy); compact: the checkpoint that is made (default: "
+      .. "PATH is replaced)."):argname "FILE"
 end
 
 local function add_export(parser)
   local command = parser:command("export", "Write a trained model as one file that answers (docs/model_file.md).")
-    :epilog("SCRIPT returns { model = an nn.Module, batches = { held-out batches } }, and whatever else peri.export.save takes. The "
-      .. "answers of the file are compared with the model's; AUC and NE of both, and the largest difference, are printed.")
+    :epilog("SCRIPT returns { model = an nn.Module, batches = { held-out batches } }, and whatever else "
+      .. "peri.export.save takes. The answers of the file are compared with the model's; AUC and NE of both, and the "
+      .. "largest difference, are printed.")
   command:argument("checkpoint", "A checkpoint that is loaded into the model first."):args "?"
   command:option("--model", "The Lua file that makes the model."):argname "SCRIPT"
   command:option("-o --output", "The model file."):argname "FILE"
-  command:option("--tables", "How tables are stored: f32, f16, bf16, int8, int8_half, int4, int2, fp8, or NAME=DTYPE,...,default=DTYPE.")
+  command:option("--tables",
+    "How tables are stored: f32, f16, bf16, int8, int8_half, int4, int2, fp8, or NAME=DTYPE,...,default=DTYPE.")
     :argname "DTYPE"
-  command:option("--size", "The file has at most so many bytes: dtypes of tables are chosen for it, those that change answers least, and "
-    .. "printed; 2G, 512M."):argname "BYTES"
-  command:option("--dense", "How the matrices of linear layers are stored: f32 (default); bf16: half as large, and faster where a batch is "
-    .. "small; int8: a quarter."):argname("DTYPE"):choices { "f32", "bf16", "int8" }
-  command:option("--verify", "Compare a model file with its checksums, and print what it takes and gives."):argname "FILE"
+  command:option("--size",
+    "The file has at most so many bytes: dtypes of tables are chosen for it, those that change answers least, and "
+      .. "printed; 2G, 512M."):argname "BYTES"
+  command:option("--dense",
+    "How the matrices of linear layers are stored: f32 (default); bf16: half as large, and faster where a batch is "
+      .. "small; int8: a quarter."):argname("DTYPE"):choices { "f32", "bf16", "int8" }
+  command:option("--verify",
+    "Compare a model file with its checksums, and print what it takes and gives."):argname "FILE"
 end
 
 local function add_calibrate(parser)
-  local calibrate = parser:command("calibrate", "Measure this machine: what processors differ about, for the next runs, and rates and "
-    .. "prices, for plans.")
-    :epilog("PERI_TUNE=\"name=way,...\" goes before what is kept; PERI_TUNE=off uses the defaults, and keeps nothing but in --output. "
-      .. "The topology is that of so many ranks as measure: perilune calibrate -n 4, or under mpirun; plans for as many use it "
-      .. "(docs/plans.md).")
+  local calibrate = parser:command("calibrate",
+    "Measure this machine: what processors differ about, for the next runs, and rates and " .. "prices, for plans.")
+    :epilog("PERI_TUNE=\"name=way,...\" goes before what is kept; PERI_TUNE=off uses the defaults, and keeps nothing "
+      .. "but in --output. The topology is that of so many ranks as measure: perilune calibrate -n 4, or under "
+      .. "mpirun; plans for as many use it (docs/plans.md).")
   calibrate:option("--rounds", "How often each way of a choice is timed.", 15, whole("--rounds", 1000))
-  calibrate:option("-n --ranks", "Ranks (processes) that measure together; default 1."):argname "RANKS":convert(whole "-n")
+  calibrate:option("-n --ranks", "Ranks (processes) that measure together; default 1."):argname "RANKS":convert(
+    whole "-n")
   calibrate:option("-t --threads", "Worker threads of each rank."):argname "THREADS":convert(whole("-t", MOST_THREADS))
   calibrate:option("--host", "Nodes for mpirun, such as a:4,b:4."):argname "LIST":convert(nodes)
   calibrate:option("--hostfile", "File of nodes for mpirun."):argname "FILE"
-  calibrate:option("--seconds", "About so many for the prices of a step (default: 15; across hosts 10).", nil, whole("--seconds", 3600))
-  calibrate:option("-o --output", "The topology's file; default: beside the choices, where plans find it."):argname "FILE"
+  calibrate:option("--seconds", "About so many for the prices of a step (default: 15; across hosts 10).", nil,
+    whole("--seconds", 3600))
+  calibrate:option("-o --output",
+    "The topology's file; default: beside the choices, where plans find it."):argname "FILE"
   calibrate:option("--only", "Measure one part: choices, machine."):choices { "choices", "machine" }
-  calibrate:option("--device", "Measure this device (cuda) in place of the processor, for plans of models on it."):argname "DEVICE"
+  calibrate:option("--device",
+    "Measure this device (cuda) in place of the processor, for plans of models on it."):argname "DEVICE"
   calibrate:flag("--dry-run", "Measure nothing: only see that the ranks meet and that the file can be written.")
 end
 
 local function make_parser()
   local parser = argparse("perilune", "Train and serve recommendation models with sharded embeddings from Lua scripts.")
-    :epilog("perilune COMMAND --help tells about one command. perilune alone, on a terminal, begins an interactive session; "
-      .. "perilune -l MODULE -e TEXT -i SCRIPT loads a module, runs a text, and then begins one.")
+    :epilog("perilune COMMAND --help tells about one command. perilune alone, on a terminal, begins an interactive "
+      .. "session; perilune -l MODULE -e TEXT -i SCRIPT loads a module, runs a text, and then begins one.")
     :command_target "command"
     :require_command(true)
   parser:flag("-v --version", "Print the version and leave."):action(function() M.version() os.exit(0) end)
 
   local run = parser:command("run", "Run a Lua script on one rank or, through mpirun, on several.")
-    :epilog "Everything after the script's name is the script's own. Under mpirun or srun the script runs inside the world they made."
+    :epilog("Everything after the script's name is the script's own. Under mpirun or srun the script runs inside the "
+      .. "world they made.")
   for _, o in ipairs(run_options) do
     local flags = table.concat(o, " ")
     if not o.value then run:flag(flags, o.help)
@@ -186,10 +219,12 @@ local function make_parser()
   run:argument("script", "The Lua file.")
   run:argument("arguments", "Arguments of the script (its `arg`)."):args "*"
 
-  local schedule = parser:command("schedule", "Look at a training schedule: its slots, what follows from it, a step of it.")
+  local schedule = parser:command("schedule",
+    "Look at a training schedule: its slots, what follows from it, a step of it.")
     :epilog "FILE returns a Schedule (docs/pipelines.md), or is the name of one of the library's, such as sparse_dist."
-  schedule:argument("action", "print: its slots; check: what follows, or why it is refused; sim: a step with given times; trace: a "
-    .. "measured one."):choices { "print", "check", "sim", "trace" }
+  schedule:argument("action",
+    "print: its slots; check: what follows, or why it is refused; sim: a step with given times; trace: a "
+      .. "measured one."):choices { "print", "check", "sim", "trace" }
   schedule:argument("file", "The schedule.")
   schedule:option("--times", "sim: what operations take, such as forward=3,backward=6; others take 1."):argname "TIMES"
   schedule:option("-n --ranks", "trace: run on so many ranks (default: 1).", nil, whole "--ranks"):argname "RANKS"
@@ -203,20 +238,23 @@ local function make_parser()
   add_checkpoint(parser)
   require("perilune.launch.serve").add(parser)
   add_export(parser)
-  local help = parser:command("help", "What the reference (docs/reference) says of a name, such as KeyedJaggedTensor or permute.")
+  local help = parser:command("help",
+    "What the reference (docs/reference) says of a name, such as KeyedJaggedTensor or permute.")
   help:argument("name", "A name of Lua or C, or a page; without one: the pages."):args "?"
   help:flag("--names", "Print all names that it tells about.")
-  local compare = parser:command("compare", "Draw the numbers of runs' logs (JSON lines, as of the demonstration) over steps.")
+  local compare = parser:command("compare",
+    "Draw the numbers of runs' logs (JSON lines, as of the demonstration) over steps.")
   compare:argument("logs", "The files."):args "+"
   compare:option("--fields", "Only these, such as loss,auc."):argname "NAMES"
-  parser:command("completion", "Print a script with which a shell completes perilune's words: eval \"$(perilune completion bash)\"")
+  parser:command("completion",
+    "Print a script with which a shell completes perilune's words: eval \"$(perilune completion bash)\"")
     :argument("shell", "The shell."):choices { "bash", "zsh" }
   parser:command("version", "Print the version.")
   return parser
 end
 
---- Put "--" before the script's name, so that the options after it stay the script's, and the values of --mpi, which look like options,
---- into one word with it.
+--- Put "--" before the script's name, so that the options after it stay the script's, and the values of --mpi, which
+--- look like options, into one word with it.
 function M.separate(words)
   local takes_value = {}
   for _, o in ipairs(run_options) do
@@ -240,11 +278,12 @@ function M.separate(words)
   return out
 end
 
--- -- commands ------------------------------------------------------------------------------------------------------------------------
+-- -- commands ---------------------------------------------------------------------------------------------------------
 
 function M.version_text()
   local C = require("perilune").ffi.C
-  return ("perilune %s (contract %d, %s)"):format(require("ffi").string(C.peri_version()), C.peri_abi_version(), jit.version)
+  return ("perilune %s (contract %d, %s)"):format(require("ffi").string(C.peri_version()), C.peri_abi_version(),
+    jit.version)
 end
 
 function M.version()
@@ -274,14 +313,16 @@ end
 local function set_checkpoint(options)
   local launcher = require "perilune.launcher"
   for _, name in ipairs { "every", "full_every", "keep", "async", "resume" } do
-    if options[name] and not options.checkpoint then return ("run: --%s goes with --checkpoint FOLDER"):format((name:gsub("_", "-"))) end
+    if options[name] and not options.checkpoint then
+      return ("run: --%s goes with --checkpoint FOLDER"):format((name:gsub("_", "-")))
+    end
   end
   if not options.checkpoint then return nil end
   local ok, err = pcall(require "perilune.checkpoint.interval", "run", options.every or "10m")
   if not ok then return (require("perilune.errors").describe(err)) end
   launcher.setenv("PERI_CHECKPOINT", options.checkpoint)
-  for name, value in require("perilune.util").ordered { EVERY = options.every, FULL_EVERY = options.full_every, KEEP = options.keep,
-    RESUME = options.resume, ASYNC = options.async and "1" or nil } do
+  for name, value in require("perilune.util").ordered { EVERY = options.every, FULL_EVERY = options.full_every,
+    KEEP = options.keep, RESUME = options.resume, ASYNC = options.async and "1" or nil } do
     launcher.setenv("PERI_CHECKPOINT_" .. name, tostring(value))
   end
 end
@@ -295,7 +336,8 @@ local function calibrate_refused(options)
   if options.only ~= "choices" then return nil end
   for _, name in ipairs { "ranks", "host", "hostfile", "output", "dry_run" } do
     if options[name] then
-      return ("calibrate: --%s does not go with --only choices, which are measured by one process and kept in a file of their own"):format(
+      return ("calibrate: --%s does not go with --only choices, which are measured by one process and kept in a file "
+        .. "of their own"):format(
         (name:gsub("_", "-")))
     end
   end
@@ -310,16 +352,17 @@ local function calibrate(options, words)
   local function on_all_ranks(dry_run)
     local list = { unpack(words) }
     if dry_run and not options.dry_run then list[#list + 1] = "--dry-run" end
-    return launch.run { ranks = options.ranks, hosts = options.host, hostfile = options.hostfile, words = list, arguments = {},
-      script = function()
-        require("perilune.calibration.machine").run { output = options.output, seconds = options.seconds, choices = choices.ways(),
-          device = options.device, dry_run = dry_run }
+    return launch.run { ranks = options.ranks, hosts = options.host, hostfile = options.hostfile, words = list,
+      arguments = {}, script = function()
+        require("perilune.calibration.machine").run { output = options.output, seconds = options.seconds,
+          choices = choices.ways(), device = options.device, dry_run = dry_run }
       end }
   end
   if launch.world() or options.dry_run then return on_all_ranks(options.dry_run) end
   local code = options.only == "choices" and 0 or on_all_ranks(true)
   if code == 0 and options.only ~= "machine" then
-    code = require("perilune.calibration.choices").run(options.rounds, require("perilune.calibration.beside").others_of_process)
+    code = require("perilune.calibration.choices").run(options.rounds,
+      require("perilune.calibration.beside").others_of_process)
   end
   if code ~= 0 or options.only == "choices" then return code end
   return on_all_ranks(false)
@@ -375,7 +418,8 @@ local simple = {
   end,
 }
 
---- An interactive session, if the words ask for one: none on a terminal, or -e, -i, -l. Returns the exit code; nil: they do not.
+--- An interactive session, if the words ask for one: none on a terminal, or -e, -i, -l. Returns the exit code; nil:
+--- they do not.
 local function session(words)
   local first = words[1] and words[1]:sub(1, 2)
   if words[1] and first ~= "-e" and first ~= "-i" and first ~= "-l" then return nil end
@@ -401,7 +445,8 @@ function M.main(words)
   local parser = make_parser()
   parser.error = function(self, message)
     local hint = ""
-    message = message:gsub("^unknown option '(%-%d[%d.]*)'.*$", "'%1' is no option, and no number that an option takes: none is below 0")
+    message = message:gsub("^unknown option '(%-%d[%d.]*)'.*$",
+      "'%1' is no option, and no number that an option takes: none is below 0")
     local file = list[1] and list[1]:match "%.lua$" and io.open(list[1])
     if file then
       file:close()
@@ -440,8 +485,8 @@ function M.main(words)
     for word in words_of:gmatch "%S+" do mpi[#mpi + 1] = word end
   end
   return require("perilune.launch").run {
-    ranks = options.ranks, script = options.script, arguments = options.arguments, hosts = options.host, hostfile = options.hostfile,
-    bind = options.bind, mpi = mpi, traceback = options.traceback, grace = options.grace,
+    ranks = options.ranks, script = options.script, arguments = options.arguments, hosts = options.host,
+    hostfile = options.hostfile, bind = options.bind, mpi = mpi, traceback = options.traceback, grace = options.grace,
     stop_on = options.stop_on, max_restarts = options.max_restarts, checkpoint = options.checkpoint,
   }
 end

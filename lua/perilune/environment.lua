@@ -1,5 +1,6 @@
--- environment.lua: environment(name), a variable's text or nil. A program that runs with other rights than whoever started it has (setuid,
--- capabilities: AT_SECURE) has none: they would choose the libraries that it loads. C's files go by secure_getenv for the same reason.
+-- environment.lua: environment(name), a variable's text or nil. A program that runs with other rights than whoever
+-- started it has (setuid, capabilities: AT_SECURE) has none: they would choose the libraries that it loads. C's files
+-- go by secure_getenv for the same reason.
 local ffi = require "ffi"
 
 ffi.cdef "char *secure_getenv(const char *name);"

@@ -1,9 +1,10 @@
--- errors.lua: what Perilune raises, and whose line it is: every error ends with the script's file and line, and inside a model it begins
--- with the module's path:   over_arch.model.0: Linear: x is [4, 16], wanted [*, 15] (my_model.lua:31)
+-- errors.lua: what Perilune raises, and whose line it is: every error ends with the script's file and line, and inside
+-- a model it begins with the module's path:   over_arch.model.0: Linear: x is [4, 16], wanted [*, 15] (my_model.lua:31)
 --
--- The place is the innermost frame that is not Perilune's own. It is looked for when an error is raised, never before: running code pays
--- nothing. Errors that C or a check of Perilune raises know their place at once (`fail`, `raise`); those of scripts, and what a check
--- forgot, get it from `locate`, the handler of every xpcall of Perilune. Requires nothing of Perilune but the environment.
+-- The place is the innermost frame that is not Perilune's own. It is looked for when an error is raised, never before:
+-- running code pays nothing. Errors that C or a check of Perilune raises know their place at once (`fail`, `raise`);
+-- those of scripts, and what a check forgot, get it from `locate`, the handler of every xpcall of Perilune. Requires
+-- nothing of Perilune but the environment.
 local getenv = require "perilune.environment"
 
 local M = {}
@@ -14,12 +15,13 @@ M.tracing = getenv "PERI_TRACEBACK" == "1"
 --- The number of the rank that runs, or nil. perilune.ffi says how.
 function M.rank() end
 
--- -- the error -------------------------------------------------------------------------------------------------------------------
+-- -- the error --------------------------------------------------------------------------------------------------------
 
 --- What failing calls raise.
 ---   code     negative number       name    "EINVAL"                 message   what was wrong, without the places
 ---   where    place in C ("runtime/x.c:12") or ""                    rank      that failed, or nil
----   place    of the script ("my_model.lua:31") or nil               path      of the module ("over_arch.model.0") or nil
+---   place    of the script ("my_model.lua:31") or nil               path      of the module ("over_arch.model.0") or
+---   nil
 ---   trace    the stack (only when tracing)
 --- As text it is "path: message (place)".
 local Error = { class_name = "peri.Error" }
@@ -34,9 +36,10 @@ end
 function Error.__tostring(e) return text(e.message, e.path, e.place) end
 function Error.__concat(a, b) return tostring(a) .. tostring(b) end
 
--- -- whose frame it is -------------------------------------------------------------------------------------------------------------
+-- -- whose frame it is ------------------------------------------------------------------------------------------------
 
--- Chunks of Perilune: files beside this one; what the launcher has packed (runtime/gen/pack.lua), and what is made of text (signature.lua).
+-- Chunks of Perilune: files beside this one; what the launcher has packed (runtime/gen/pack.lua), and what is made of
+-- text (signature.lua).
 local NAMED = "=perilune"
 local folder = debug.getinfo(1, "S").source:match "^(.*)errors%.lua$"
 
@@ -93,7 +96,8 @@ local function path_between(from, to, seen)
   end
 end
 
---- The path of the innermost of `modules` (innermost first) in the outermost that has it. Wrappers of whole models have no part in paths.
+--- The path of the innermost of `modules` (innermost first) in the outermost that has it. Wrappers of whole models have
+--- no part in paths.
 local function find_path(modules)
   for i = #modules, 2, -1 do
     local path = modules[i].wraps ~= true and path_between(modules[i], modules[1], {})
@@ -111,8 +115,8 @@ local function path_of(modules)
   return ok and path or nil
 end
 
---- Functions of Perilune that do nothing but run a script's function, which they take first: they tell of it when it has made room for what
---- it called. And those that run the forward of the module that they take first.
+--- Functions of Perilune that do nothing but run a script's function, which they take first: they tell of it when it
+--- has made room for what it called. And those that run the forward of the module that they take first.
 M.runners, M.module_calls = setmetatable({}, { __mode = "k" }), setmetatable({}, { __mode = "k" })
 
 local function through(...) return ... end
@@ -133,7 +137,9 @@ local function survey()
     end
     local run = M.runners[info.func] and value or M.module_calls[info.func] and value.forward
     if not place and run and inner ~= run then place = tail_place(run) end
-    if not place and info.currentline > 0 and not of_library(info.source) then place = place_of(info, info.currentline) end
+    if not place and info.currentline > 0 and not of_library(info.source) then
+      place = place_of(info, info.currentline)
+    end
     if info.what ~= "C" then inner = info.func end
     level = level + 1
   end
@@ -144,11 +150,13 @@ end
 local function stack()
   if not M.tracing then return end
   local level = 2
-  while debug.getinfo(level, "S") and debug.getinfo(level, "S").source == folder .. "errors.lua" do level = level + 1 end
+  while debug.getinfo(level, "S") and debug.getinfo(level, "S").source == folder .. "errors.lua" do
+    level = level + 1
+  end
   return (debug.traceback("", level):gsub("^\n", ""))
 end
 
--- -- raising ---------------------------------------------------------------------------------------------------------------------
+-- -- raising ----------------------------------------------------------------------------------------------------------
 
 --- The name of a module's class, if it is one of Perilune's.
 local function own_class(module)
@@ -170,7 +178,7 @@ end
 --- An error for misuse that Lua found. -1: PERI_EINVAL.
 function M.fail(message) M.raise { code = -1, name = "EINVAL", message = message, where = "" } end
 
--- -- errors of others --------------------------------------------------------------------------------------------------------------
+-- -- errors of others -------------------------------------------------------------------------------------------------
 
 --- A function(x) that names a tensor in a few words, and returns false for other values; of tensor/core.lua.
 M.handle_text = false
@@ -205,7 +213,8 @@ local function fields_of(value)
   return #parts > 0 and "{ " .. table.concat(parts, ", ") .. " }" or "{}"
 end
 
---- "name(arguments)" of the function that runs at a level: arguments first, first + step, ... (negative numbers: of `...`).
+--- "name(arguments)" of the function that runs at a level: arguments first, first + step, ... (negative numbers: of
+--- `...`).
 local function given(name, level, first, step)
   local values, n, i = {}, 0, first
   while true do
@@ -215,7 +224,8 @@ local function given(name, level, first, step)
     if value ~= nil then n = #values end
     i = i + step
   end
-  return ("%s(%s)"):format(name, table.concat(values, ", ", 1, math.min(n + 1, #values))) -- one nil may be meant, or be the mistake
+  -- one nil may be meant, or be the mistake
+  return ("%s(%s)"):format(name, table.concat(values, ", ", 1, math.min(n + 1, #values)))
 end
 
 --- The name of a function that a module of Perilune offers, or nil: a tail call leaves no name on the stack.
@@ -231,8 +241,8 @@ local function public_name(f)
   return found
 end
 
---- The function of Perilune that the script called, with what it was given: "matmul(tensor f32 [2, 3] on cpu, nil)"; inside a model, the
---- innermost module. The stack is that of an error inside it.
+--- The function of Perilune that the script called, with what it was given: "matmul(tensor f32 [2, 3] on cpu, nil)";
+--- inside a model, the innermost module. The stack is that of an error inside it.
 local function called()
   local level, said = 2, "Perilune"
   while true do
@@ -284,8 +294,9 @@ end
 -- What was raised last that is no Error: its value, which must stay as it is, and its places.
 local last = { value = false }
 
---- The handler of Perilune's protected calls: xpcall(f, errors.locate, ...). Messages of Lua become Errors with their places. A value that
---- a script raised on purpose (a table, a text without a position) stays as it is, and its places are kept for `describe`.
+--- The handler of Perilune's protected calls: xpcall(f, errors.locate, ...). Messages of Lua become Errors with their
+--- places. A value that a script raised on purpose (a table, a text without a position) stays as it is, and its places
+--- are kept for `describe`.
 function M.locate(err)
   if getmetatable(err) == Error then return err end
   if rawequal(err, last.value) and passed_on() then return err end
@@ -307,7 +318,8 @@ function M.locate(err)
   else
     place = place_of(info, info.currentline)
   end
-  local fields = { code = -1, name = "ELUA", message = message, where = "", rank = M.rank(), place = place, path = path, trace = trace }
+  local fields = { code = -1, name = "ELUA", message = message, where = "", rank = M.rank(), place = place, path = path,
+    trace = trace }
   return setmetatable(fields, Error)
 end
 
@@ -324,14 +336,15 @@ function M.said(err)
   if message == nil then return "an error without a message" end
   if type(message) ~= "table" or (getmetatable(message) or {}).__tostring then
     local ok, text_of = pcall(tostring, message)
-    return ok and text_of or "an error object whose __tostring fails: " .. (type(text_of) == "string" and text_of or kind(text_of))
+    return ok and text_of or "an error object whose __tostring fails: " .. (type(text_of) == "string" and text_of
+      or kind(text_of))
   end
   local fields = fields_of(message)
   return "the script raised a table" .. (fields and ": " .. fields or "")
 end
 
---- The parts of a caught error, whatever it is: its text with its places, the name of its status (nil for scripts' own), its stack (nil
---- unless tracing), and its place in C.
+--- The parts of a caught error, whatever it is: its text with its places, the name of its status (nil for scripts'
+--- own), its stack (nil unless tracing), and its place in C.
 function M.describe(err)
   if getmetatable(err) == Error then return tostring(err), err.name, err.trace, err.where end
   local kept = rawequal(err, last.value) and last or {}

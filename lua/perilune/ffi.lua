@@ -1,5 +1,5 @@
--- ffi.lua: what every file that calls C requires: the library (library.lua), the state of the running rank (state.lua), handles and scopes
--- (handles.lua), and C's structures, dtypes and devices.
+-- ffi.lua: what every file that calls C requires: the library (library.lua), the state of the running rank (state.lua),
+-- handles and scopes (handles.lua), and C's structures, dtypes and devices.
 local ffi = require "ffi"
 local errors = require "perilune.errors"
 local util = require "perilune.util"
@@ -14,11 +14,11 @@ for _, part in ipairs { rank_state, require "perilune.handles" } do
   end
 end
 
---- What failing calls raise, see errors.lua; the handler of protected calls that pass errors on: xpcall(f, P.locate, ...) instead of
---- pcall(f, ...); and an error of the same kind for misuse found in Lua.
+--- What failing calls raise, see errors.lua; the handler of protected calls that pass errors on: xpcall(f, P.locate,
+--- ...) instead of pcall(f, ...); and an error of the same kind for misuse found in Lua.
 M.Error, M.locate, M.fail = errors.Error, errors.locate, errors.fail
 
--- -- structures that begin with their size ------------------------------------------------------------------------------------------
+-- -- structures that begin with their size ----------------------------------------------------------------------------
 
 --- A structure of C's, such as "peri_kjt_args": zeros, or `init`, and its size, which every such structure begins with.
 function M.struct(name, init)
@@ -41,7 +41,7 @@ function M.clear(s)
   s.size = size
 end
 
--- -- small conversions -------------------------------------------------------------------------------------------------------------
+-- -- small conversions ------------------------------------------------------------------------------------------------
 
 M.dtype_names = {}
 for code = 0, C.PERI_DTYPE_COUNT - 1 do M.dtype_names[code] = ffi.string(C.peri_dtype_name(code)) end

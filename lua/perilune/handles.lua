@@ -1,5 +1,5 @@
--- handles.lua: the life of what C made: handles, which are released by the scope in which they were made, or by the garbage collector. And
--- memory pressure: the collector does not see how large they are.
+-- handles.lua: the life of what C made: handles, which are released by the scope in which they were made, or by the
+-- garbage collector. And memory pressure: the collector does not see how large they are.
 local ffi = require "ffi"
 local errors = require "perilune.errors"
 local util = require "perilune.util"
@@ -9,13 +9,13 @@ local state = require("perilune.state").now
 local M = {}
 local locate, fail = errors.locate, errors.fail
 
--- -- handles -----------------------------------------------------------------------------------------------------------------------
+-- -- handles ----------------------------------------------------------------------------------------------------------
 
 local PRESSURE = 128 * 1024 * 1024 -- off-heap bytes that came since there were fewest, before a collection is forced
 local made, least = 0, math.huge
 
---- Collect what the collector cannot see the size of. What was released since does not count: a step that releases what it makes never
---- waits for a collection, however much that is.
+--- Collect what the collector cannot see the size of. What was released since does not count: a step that releases what
+--- it makes never waits for a collection, however much that is.
 local function relieve()
   local live = tonumber(C.peri_mem_live())
   least = math.min(least, live)
@@ -26,9 +26,10 @@ local function relieve()
   end
 end
 
-local operators = { __add = "+", __sub = "-", __mul = "*", __div = "/", __mod = "%", __pow = "^", __concat = "..", __lt = "<", __le = "<=" }
-local refusals = { __unm = "operator '-'", __len = "length '#'", __call = "call: it is no function", __pairs = "pairs: it is no table",
-  __ipairs = "ipairs: it is no table" }
+local operators = { __add = "+", __sub = "-", __mul = "*", __div = "/", __mod = "%", __pow = "^", __concat = "..",
+  __lt = "<", __le = "<=" }
+local refusals = { __unm = "operator '-'", __len = "length '#'", __call = "call: it is no function",
+  __pairs = "pairs: it is no table", __ipairs = "ipairs: it is no table" }
 
 local methods_of = {} -- list of { ctype, methods } of all handles
 
@@ -45,9 +46,13 @@ local function refuse(meta, text)
     meta[event] = meta[event] or function(a, b) fail(words(a, b)) end
   end
   for event, operator in util.ordered(operators) do
-    add(event, function(a, b) return ("no operator '%s' for %s and %s"):format(operator, errors.kind(a), errors.kind(b)) end)
+    add(event, function(a, b)
+      return ("no operator '%s' for %s and %s"):format(operator, errors.kind(a), errors.kind(b))
+    end)
   end
-  for event, words in util.ordered(refusals) do add(event, function() return ("%s has no %s"):format(text, words) end) end
+  for event, words in util.ordered(refusals) do
+    add(event, function() return ("%s has no %s"):format(text, words) end)
+  end
   add("__newindex", function(_, key) return ("%s has no field %s that could be set"):format(text, errors.kind(key)) end)
 end
 
@@ -55,7 +60,8 @@ end
 local function or_refused(methods, text)
   return setmetatable(methods, { __index = function(_, key)
     if type(key) == "string" then util.unknown(text, key, { methods }, "method ") end
-    fail(("%s is not indexed with %s; its elements: to_table(), to_list(), item(position from 0)"):format(text, errors.kind(key)))
+    fail(("%s is not indexed with %s; its elements: to_table(), to_list(), item(position from 0)"):format(text,
+      errors.kind(key)))
   end })
 end
 
@@ -68,11 +74,12 @@ local function pointer_check(name, ctype, text)
   end
 end
 
---- Define a handle class over `struct <name>_ref { <name> *ptr; }`: returns wrap(pointer) -> handle, its ctype, and ptr(handle) -> pointer,
---- which is an error unless it gets a live handle, or a lazy awaitable that stands for one; `text` names the class in that error.
---- A handle made inside a scope is released when the scope ends; one made outside is released by the garbage collector; handle:release()
---- does it at once. Fourth, a wrap whose handles no scope releases, wherever they are made. `meta` (optional) is the metatable; its
---- __index, if it has one, must look methods up itself.
+--- Define a handle class over `struct <name>_ref { <name> *ptr; }`: returns wrap(pointer) -> handle, its ctype, and
+--- ptr(handle) -> pointer, which is an error unless it gets a live handle, or a lazy awaitable that stands for one;
+--- `text` names the class in that error. A handle made inside a scope is released when the scope ends; one made outside
+--- is released by the garbage collector; handle:release() does it at once. Fourth, a wrap whose handles no scope
+--- releases, wherever they are made. `meta` (optional) is the metatable; its __index, if it has one, must look methods
+--- up itself.
 function M.handle(name, methods, meta, text)
   text, meta = text or (name:gsub("^peri_", "")), meta or {}
   local release_name = name .. "_release"
@@ -132,7 +139,7 @@ function M.handle(name, methods, meta, text)
   return wrap, ctype, pointer, wrap_lasting
 end
 
--- -- scopes ------------------------------------------------------------------------------------------------------------------------
+-- -- scopes -----------------------------------------------------------------------------------------------------------
 
 local Scope = {}
 Scope.__index = Scope
@@ -178,9 +185,9 @@ local function finish(scope, ok, a, b, c, d)
   return a, b, c, d
 end
 
---- Run f(...) with up to six arguments; handles made meanwhile are released at its end, also when it fails. Returns what f returns, up to
---- four values (handles among them only if they were kept: f can reach the scope as peri.ffi.state.scope, or use peri.keep). Not as `...`:
---- that is not compiled.
+--- Run f(...) with up to six arguments; handles made meanwhile are released at its end, also when it fails. Returns
+--- what f returns, up to four values (handles among them only if they were kept: f can reach the scope as
+--- peri.ffi.state.scope, or use peri.keep). Not as `...`: that is not compiled.
 function M.scope(f, a, b, c, d, e, g)
   if not util.is_callable(f) then fail(("scope: f is %s, wanted a function"):format(errors.kind(f))) end
   local scope = table.remove(spare) or setmetatable({ n = 0, outer = false }, Scope)
@@ -195,15 +202,17 @@ local function outside(scope, ok, ...)
   if not ok then error((...), 0) end
   return ...
 end
---- Run f(...) outside any scope: handles that it makes live until they are released or collected. Returns what f returns.
+--- Run f(...) outside any scope: handles that it makes live until they are released or collected. Returns what f
+--- returns.
 function M.lasting(f, ...)
   local scope = state.scope
   state.scope = false
   return outside(scope, xpcall(f, locate, ...))
 end
 
---- Run f(a, b, ...) in the scope that was open when something was begun (state.scope then), so that the handles that it makes live as long
---- as if it had been finished then. A scope that is over: in the current one. Returns what f returns, one value; at most six arguments.
+--- Run f(a, b, ...) in the scope that was open when something was begun (state.scope then), so that the handles that it
+--- makes live as long as if it had been finished then. A scope that is over: in the current one. Returns what f
+--- returns, one value; at most six arguments.
 function M.within(scope, f, a, b, c, d, e, g)
   local now = state.scope
   local at = now
@@ -216,7 +225,8 @@ function M.within(scope, f, a, b, c, d, e, g)
   return result
 end
 
---- A scope that is open now and then: `inside` runs a function in it, `close_scope` releases what was made there. It can be used again.
+--- A scope that is open now and then: `inside` runs a function in it, `close_scope` releases what was made there. It
+--- can be used again.
 function M.new_scope() return setmetatable({ n = 0, outer = false }, Scope) end
 
 local function come_out(scope, ok, a, b, c)
@@ -225,8 +235,8 @@ local function come_out(scope, ok, a, b, c)
   if not ok then error(a, 0) end
   return a, b, c
 end
---- Run f(a, b, c) in a scope of new_scope, which stays; keep() moves a handle to the scope that was open before. Returns what f returns, up
---- to three values.
+--- Run f(a, b, c) in a scope of new_scope, which stays; keep() moves a handle to the scope that was open before.
+--- Returns what f returns, up to three values.
 function M.inside(scope, f, a, b, c)
   scope.outer = state.scope
   state.scope = scope

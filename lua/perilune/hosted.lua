@@ -1,6 +1,6 @@
--- hosted.lua: calls from a C program (perilune/lua.h): pointers that come in become handles, and handles that go out pointers again.
--- runtime/host/guest/state.c calls its functions. A value comes as two: the kind of a handle (PERI_LUA_*) and its pointer, or 0 and the
--- value itself.
+-- hosted.lua: calls from a C program (perilune/lua.h): pointers that come in become handles, and handles that go out
+-- pointers again. runtime/host/guest/state.c calls its functions. A value comes as two: the kind of a handle
+-- (PERI_LUA_*) and its pointer, or 0 and the value itself.
 local ffi = require "ffi"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
@@ -50,7 +50,8 @@ local function values(given)
   return list
 end
 
---- Put a result into its slot (kind, pointer) if it is a handle or a 64-bit integer; otherwise it is what the caller gets.
+--- Put a result into its slot (kind, pointer) if it is a handle or a 64-bit integer; otherwise it is what the caller
+--- gets.
 local function give(slots, i, value)
   if type(value) == "cdata" and (ffi.istype("int64_t", value) or ffi.istype("uint64_t", value)) then
     slots[2 * i], slots[2 * i + 1] = INTEGER, ffi.cast("int64_t", value)
@@ -67,7 +68,8 @@ local function give(slots, i, value)
   return value
 end
 
---- The function that `method` names: "score" of the target, ":forward" with the target as its first argument, nil: the target itself.
+--- The function that `method` names: "score" of the target, ":forward" with the target as its first argument, nil: the
+--- target itself.
 local function find(target, method)
   if not method then return target end
   local name, own = method:gsub("^:", "")

@@ -1,4 +1,5 @@
--- init.lua: `require "perilune"`: one table whose lazy submodules are the library's faces; everyday names are reachable directly.
+-- init.lua: `require "perilune"`: one table whose lazy submodules are the library's faces; everyday names are reachable
+-- directly.
 local util = require "perilune.util"
 
 --- The faces, in the order of the layers.
@@ -25,8 +26,8 @@ local modules = {
 --- Everyday names and the face that has them.
 local names = {
   Error = "ffi", scope = "ffi", keep = "ffi", no_grad = "ffi",
-  tensor = "Tensor", empty = "Tensor", zeros = "Tensor", ones = "Tensor", full = "Tensor", arange = "Tensor", rand = "Tensor",
-  randn = "Tensor", backward = "Tensor",
+  tensor = "Tensor", empty = "Tensor", zeros = "Tensor", ones = "Tensor", full = "Tensor", arange = "Tensor",
+  rand = "Tensor", randn = "Tensor", backward = "Tensor",
   autocast = "Tensor", set_float32_matmul_precision = "Tensor", get_float32_matmul_precision = "Tensor",
   JaggedTensor = "jagged", KeyedJaggedTensor = "jagged", KeyedTensor = "jagged",
   on_stop = "stop", stopping = "stop", stopped = "stop", request_stop = "stop",
@@ -36,14 +37,14 @@ local names = {
   EmbeddingConfig = "embed", EmbeddingCollection = "embed",
   FeatureProcessedEmbeddingBagCollection = "embed", PiecewiseEmbeddingBagCollection = "embed",
   QuantEmbeddingBagCollection = "embed", QuantEmbeddingCollection = "embed", quantize_embeddings = "embed",
-  ManagedCollisionCollection = "embed", ManagedCollisionEmbeddingBagCollection = "embed", ManagedCollisionEmbeddingCollection = "embed",
-  MCHManagedCollisionModule = "embed", HashZchManagedCollisionModule = "embed",
-  ParameterSharding = "plan", EmbeddingModuleShardingPlan = "plan", ShardingPlan = "plan", ShardingEnv = "plan",
-  DistributedModelParallel = "model", DMPCollection = "model", TrainPipelineBase = "pipeline",
-  TrainPipelineSparseDist = "pipeline", TrainPipelineSparseDistLite = "pipeline", TrainPipelineFusedSparseDist = "pipeline",
-  TrainPipelineSemiSync = "pipeline", PrefetchTrainPipelineSparseDist = "pipeline", EvalPipelineSparseDist = "pipeline",
-  EvalPipelineFusedSparseDist = "pipeline", GradientAccumulationPipeline = "pipeline",
-  Schedule = "pipeline",
+  ManagedCollisionCollection = "embed", ManagedCollisionEmbeddingBagCollection = "embed",
+  ManagedCollisionEmbeddingCollection = "embed", MCHManagedCollisionModule = "embed", HashZchManagedCollisionModule =
+  "embed", ParameterSharding = "plan", EmbeddingModuleShardingPlan = "plan", ShardingPlan = "plan",
+  ShardingEnv = "plan", DistributedModelParallel = "model", DMPCollection = "model", TrainPipelineBase = "pipeline",
+  TrainPipelineSparseDist = "pipeline", TrainPipelineSparseDistLite = "pipeline",
+  TrainPipelineFusedSparseDist = "pipeline", TrainPipelineSemiSync = "pipeline", PrefetchTrainPipelineSparseDist =
+  "pipeline", EvalPipelineSparseDist = "pipeline", EvalPipelineFusedSparseDist = "pipeline",
+  GradientAccumulationPipeline = "pipeline", Schedule = "pipeline",
 }
 
 return util.face("peri", {}, modules, names) --[[@as peri]]

@@ -1,6 +1,8 @@
--- launch.lua: running a script as one rank, or handing it over to mpirun as many. Used by the launcher's command line (cli.lua).
+-- launch.lua: running a script as one rank, or handing it over to mpirun as many. Used by the launcher's command line
+-- (cli.lua).
 --
--- A rank that fails prints its message once, ends the group so that no other rank waits for it, and leaves with a non-zero code.
+-- A rank that fails prints its message once, ends the group so that no other rank waits for it, and leaves with a
+-- non-zero code.
 local errors = require "perilune.errors"
 local util = require "perilune.util"
 local reports = require "perilune.launch.reports"
@@ -18,10 +20,10 @@ local function signals(names)
   return list
 end
 
--- -- the world around this process -------------------------------------------------------------------------------------------------
+-- -- the world around this process ------------------------------------------------------------------------------------
 
---- Launchers of processes and the variables by which they tell a process its place. Slurm sets SLURM_PROCID in batch scripts too;
---- only a step (srun) of several tasks is a world.
+--- Launchers of processes and the variables by which they tell a process its place. Slurm sets SLURM_PROCID in batch
+--- scripts too; only a step (srun) of several tasks is a world.
 local launchers = {
   { name = "mpirun", size = "OMPI_COMM_WORLD_SIZE", rank = "OMPI_COMM_WORLD_RANK", least = 1 },
   { name = "PMI", size = "PMI_SIZE", rank = "PMI_RANK", least = 1 },
@@ -36,13 +38,14 @@ function M.world()
   end
 end
 
--- -- handing over to mpirun --------------------------------------------------------------------------------------------------------
+-- -- handing over to mpirun -------------------------------------------------------------------------------------------
 
 --- Variables that ranks on other nodes need too.
-local exported = { "LUA_PATH", "LUA_CPATH", "PERI_BLAS", "PERI_CHECKPOINT", "PERI_CHECKPOINT_ASYNC", "PERI_CHECKPOINT_EVERY",
-  "PERI_CHECKPOINT_FULL_EVERY", "PERI_CHECKPOINT_KEEP", "PERI_CHECKPOINT_RESUME", "PERI_CPU_ISA", "PERI_COMM_TIMEOUT_S",
-  "PERI_LAUNCHER", "PERI_LIBRARY", "PERI_LOG",
-  "PERI_LUA_PATH", "PERI_MPI_NEAR", "PERI_NUM_THREADS", "PERI_PLUGIN_PATH", "PERI_PROGRESS", "PERI_TRACEBACK", "PERI_TUNE" }
+local exported = { "LUA_PATH", "LUA_CPATH", "PERI_BLAS", "PERI_CHECKPOINT", "PERI_CHECKPOINT_ASYNC",
+  "PERI_CHECKPOINT_EVERY", "PERI_CHECKPOINT_FULL_EVERY", "PERI_CHECKPOINT_KEEP", "PERI_CHECKPOINT_RESUME",
+  "PERI_CPU_ISA", "PERI_COMM_TIMEOUT_S", "PERI_LAUNCHER", "PERI_LIBRARY", "PERI_LOG",
+  "PERI_LUA_PATH", "PERI_MPI_NEAR", "PERI_NUM_THREADS", "PERI_PLUGIN_PATH", "PERI_PROGRESS", "PERI_TRACEBACK",
+  "PERI_TUNE" }
 
 local FILES_PER_RANK = 8     -- pipes and a socket that mpirun holds for a rank of its machine
 local MEMORY_PER_RANK = 32   -- MiB: what an empty script needs
@@ -63,13 +66,13 @@ local function mentions(words, name)
 end
 
 --- The mpirun command for a run: a list of arguments.
---- options: ranks, script, arguments (list), hosts, hostfile, bind, mpi (list of further mpirun arguments), traceback, grace (seconds that
---- the script has to stop), stop_on (list of names of signals that ask for it, beside SIGTERM and SIGINT); words: the
---- launcher's command line on every rank, if it is not to run a script.
---- machine: program (of the launcher), cpus, root, peer_memory, ssh, allocation (of a batch system: it may span machines), nodes (Open
---- MPI's own settings name some), folder (of
---- this job, for files of Open MPI's; nil: where it likes), openmpi (facts of its mpirun: launch/openmpi.lua): what is known of this
---- machine.
+--- options: ranks, script, arguments (list), hosts, hostfile, bind, mpi (list of further mpirun arguments), traceback,
+--- grace (seconds that the script has to stop), stop_on (list of names of signals that ask for it, beside SIGTERM and
+--- SIGINT); words: the launcher's command line on every rank, if it is not to run a script.
+--- machine: program (of the launcher), cpus, root, peer_memory, ssh, allocation (of a batch system: it may span
+--- machines), nodes (Open MPI's own settings name some), folder (of
+--- this job, for files of Open MPI's; nil: where it likes), openmpi (facts of its mpirun: launch/openmpi.lua): what is
+--- known of this machine.
 function M.command(options, machine)
   local c = { "mpirun", "-n", tostring(options.ranks) }
   local remote = options.hosts or options.hostfile
@@ -85,7 +88,8 @@ function M.command(options, machine)
     append(c, "--oversubscribe")
     if options.ranks > machine.cpus then append(c, "--mca", "mpi_yield_when_idle", "1") end
     if not machine.ssh then append(c, unpack(machine.openmpi.isolated)) end
-    append(c, "--mca", "odls_base_num_threads", "0") -- with threads, mpirun at times never ends when hundreds of ranks are short
+    -- with threads, mpirun at times never ends when hundreds of ranks are short
+    append(c, "--mca", "odls_base_num_threads", "0")
     -- Looking for a network takes Open MPI 0.2 s; shared memory is all that ranks of one machine need.
     local chosen = machine.allocation or os.getenv "OMPI_MCA_pml" or mentions(options.mpi, "pml")
     if not chosen then append(c, "--mca", "pml", "ob1") end
@@ -93,7 +97,9 @@ function M.command(options, machine)
     local networks = chosen or machine.nodes or os.getenv "OMPI_MCA_btl" or mentions(options.mpi, "btl")
     if not networks then append(c, "--mca", "btl", NETWORKS) end
     -- What Open MPI makes in /tmp and /dev/shm has names that can be guessed: they go into a folder of this job.
-    for _, option in ipairs(machine.folder and machine.openmpi.folders or {}) do append(c, option[1], option[2], machine.folder) end
+    for _, option in ipairs(machine.folder and machine.openmpi.folders or {}) do
+      append(c, option[1], option[2], machine.folder)
+    end
   end
   append(c, "--bind-to", options.bind or "none") -- ranks share the node's processors among them: see peri_threads
   if not machine.peer_memory then append(c, unpack(machine.openmpi.apart)) end
@@ -131,7 +137,8 @@ end
 
 --- Whether Open MPI gets nodes otherwise than by our options: by its variables, words for mpirun, or its default file.
 local function names_nodes(words)
-  for _, name in ipairs { "OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile", "PRTE_MCA_default_hostfile" } do
+  for _, name in ipairs { "OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile",
+    "PRTE_MCA_default_hostfile" } do
     if os.getenv(name) then return true end
   end
   for _, word in ipairs(words or {}) do
@@ -165,7 +172,8 @@ local function hostfile_refused(name)
   end
 end
 
---- Why such a run cannot go well; nil if nothing speaks against it. `options`, `machine`: as for `command`; machine.files: how many files
+--- Why such a run cannot go well; nil if nothing speaks against it. `options`, `machine`: as for `command`;
+--- machine.files: how many files
 --- mpirun may open, machine.memory: MiB that are available.
 function M.refusal(options, machine)
   local refused = options.hostfile and hostfile_refused(options.hostfile)
@@ -178,8 +186,8 @@ function M.refusal(options, machine)
   if options.hosts or options.hostfile or machine.allocation then return end
   local files = math.floor((machine.files - 100) / FILES_PER_RANK)
   if options.ranks > files then -- mpirun hangs rather than say so
-    return ("-n %d: this process and its children may open %d files (ulimit -n), enough for %d ranks"):format(options.ranks, machine.files,
-      files)
+    return ("-n %d: this process and its children may open %d files (ulimit -n), enough for %d ranks"):format(
+      options.ranks, machine.files, files)
   end
   local most = tonumber(os.getenv "PERI_MOST_RANKS")
   local memory, processors = math.floor(machine.memory / MEMORY_PER_RANK), machine.cpus * RANKS_PER_CPU
@@ -190,7 +198,7 @@ function M.refusal(options, machine)
   return ("-n %d: %s (PERI_MOST_RANKS=%d tries it all the same)"):format(options.ranks, why, options.ranks)
 end
 
--- -- one rank ----------------------------------------------------------------------------------------------------------------------
+-- -- one rank ---------------------------------------------------------------------------------------------------------
 
 local function say(text) io.stderr:write(text, "\n") end
 
@@ -204,7 +212,8 @@ end
 local function leave_world(code, message)
   local P = package.loaded["perilune.ffi"]
   local world, saves = P and P.state.world, P and P.state.saves
-  -- What is being saved gets to the disk first. After an error other ranks may not come to that: then it is not finished.
+  -- What is being saved gets to the disk first. After an error other ranks may not come to that: then it is not
+  -- finished.
   if saves and code == 0 then saves.finish()
   elseif saves and (not world or world:size() == 1) then pcall(saves.finish) end
   if not world then return end
@@ -212,15 +221,16 @@ local function leave_world(code, message)
   require("perilune.dist").finish()
 end
 
---- The same at the end of a script. A world that had failed cannot be left in good order, which the user must hear if the script has caught
---- the error.
+--- The same at the end of a script. A world that had failed cannot be left in good order, which the user must hear if
+--- the script has caught the error.
 local function end_world(code)
   local P = package.loaded["perilune.ffi"]
   leave_world(code)
   local err = code == 0 and P and P.state.failed_world
   if err then
     errors.raise { code = err.code, name = err.name, where = "",
-      message = "the script went on to its end after an error that it caught: " .. err.message:gsub("^peri_group_healthy: ", "") }
+      message = "the script went on to its end after an error that it caught: "
+        .. err.message:gsub("^peri_group_healthy: ", "") }
   end
 end
 
@@ -256,7 +266,8 @@ end
 local function tell_unsaved(world)
   local folder, saver = os.getenv "PERI_CHECKPOINT", package.loaded["perilune.checkpoint.saver"]
   if not folder or world and world.rank > 0 or saver and saver.made then return end
-  say(("perilune: nothing was saved in '%s': the script made no peri.checkpoint.Saver (docs/checkpoints.md)"):format(folder))
+  say(("perilune: nothing was saved in '%s': the script made no peri.checkpoint.Saver (docs/checkpoints.md)"):format(
+    folder))
 end
 
 --- Let the script heed signals once it calls peri.on_stop (stop.lua).
@@ -277,7 +288,9 @@ end
 local function offer_notes(world)
   if not (world and world.launched) then return end
   package.preload["perilune.checkpoint.note"] = function()
-    return function(kind, text) io.stderr:write(("\30%s %d 0 %s\n"):format(kind, world.rank, (text:gsub("[%c]", " ")))) end
+    return function(kind, text)
+      io.stderr:write(("\30%s %d 0 %s\n"):format(kind, world.rank, (text:gsub("[%c]", " "))))
+    end
   end
 end
 
@@ -296,8 +309,8 @@ local function code_of(world)
   return STOPPED
 end
 
---- Run a script (its path, or a function) in this process with `arg` as plain luajit sets it. options: as of `command`. Returns the exit
---- code; os.exit in the script ends the process after leaving the world.
+--- Run a script (its path, or a function) in this process with `arg` as plain luajit sets it. options: as of `command`.
+--- Returns the exit code; os.exit in the script ends the process after leaving the world.
 function M.run_here(options, launched)
   local world, script, arguments = M.world(), options.script, options.arguments
   if world then world.launched = launched end
@@ -318,7 +331,8 @@ function M.run_here(options, launched)
   local exit = os.exit
   os.exit = function(code, close) -- luacheck: ignore 122
     local number = (code == nil or code == true) and 0 or code == false and 1 or code
-    local leave, words = number == 0 and end_world or leave_world, ("the script called os.exit(%s)"):format(tostring(code))
+    local leave, words = number == 0 and end_world or leave_world,
+      ("the script called os.exit(%s)"):format(tostring(code))
     local ok, err = xpcall(leave, errors.locate, number, words)
     if not ok and number == 0 then
       report(err, world)
@@ -373,12 +387,14 @@ function M.launch(options)
     launcher.setenv("PERI_PROGRESS", launcher.terminal() and "live" or "lines")
   end
   launcher.setenv("PERI_LAUNCHER", "1")
-  -- Ranks of one machine are one user's, and know each other without MUNGE, which Open MPI tries for 2 s where its service is down.
+  -- Ranks of one machine are one user's, and know each other without MUNGE, which Open MPI tries for 2 s where its
+  -- service is down.
   if not (options.hosts or options.hostfile or machine.allocation or os.getenv "PMIX_MCA_psec") then
     launcher.setenv("PMIX_MCA_psec", "^munge")
   end
   local preload
-  if not (options.hosts or options.hostfile or machine.allocation or machine.nodes) then -- all ranks are here: nobody else reaches them
+  -- all ranks are here: nobody else reaches them
+  if not (options.hosts or options.hostfile or machine.allocation or machine.nodes) then
     machine.folder, preload = launcher.folder(options.ranks * SEGMENT), launcher.loopback()
   end
   local code, story = require("perilune.launch.job").run(M.command(options, machine), options.ranks,
@@ -388,16 +404,20 @@ function M.launch(options)
   return code, story
 end
 
---- Run a script, or a function with `words` that let other processes come to it, with the options of `command`. Returns an exit code.
+--- Run a script, or a function with `words` that let other processes come to it, with the options of `command`. Returns
+--- an exit code.
 function M.run(options)
   local world = M.world()
   if world and options.ranks and options.ranks ~= world.size then
-    say(("perilune: -n %d inside a world of %d ranks that %s has made"):format(options.ranks, world.size, world.launcher))
+    say(("perilune: -n %d inside a world of %d ranks that %s has made"):format(options.ranks, world.size,
+      world.launcher))
     return 2
   end
   local launched = os.getenv "PERI_LAUNCHER" ~= nil -- its standard error is read by the launcher: see launch/job.lua
   if world then require("perilune.launcher").watch(world.rank) end
-  if not world and (options.ranks or 1) == 1 and not options.max_restarts then require("perilune.launcher").interruptible() end
+  if not world and (options.ranks or 1) == 1 and not options.max_restarts then
+    require("perilune.launcher").interruptible()
+  end
   local again = not world and options.max_restarts
   if world or ((options.ranks or 1) == 1 and not options.hosts and not options.hostfile and not again) then
     local code = M.run_here(options, launched)

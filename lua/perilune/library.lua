@@ -1,5 +1,6 @@
--- library.lua: the only file that declares and loads C: the library, whose version it compares with that of the Lua files, and Lua's own
--- functions, by which a thread gets a state of Lua. What fails in C becomes an error. Others call C through ffi.lua.
+-- library.lua: the only file that declares and loads C: the library, whose version it compares with that of the Lua
+-- files, and Lua's own functions, by which a thread gets a state of Lua. What fails in C becomes an error. Others call
+-- C through ffi.lua.
 local ffi = require "ffi"
 local errors = require "perilune.errors"
 local getenv = require "perilune.environment"
@@ -8,23 +9,26 @@ require("perilune.compiler").settle()
 ffi.cdef(require "perilune.cdef")
 
 -- The launcher holds the library in itself; plain `luajit script.lua` loads it: PERI_LIBRARY, or where the tree
--- (lua/perilune/library.lua, build/libperilune.so) or an installation (share/lua/5.1/perilune/library.lua, lib/libperilune.so) has it, or
--- wherever the system finds it.
-local core = package.loaded["perilune.core"] -- in a C program that runs Lua: { path = of the library, or nil: the program holds it }
+-- (lua/perilune/library.lua, build/libperilune.so) or an installation (share/lua/5.1/perilune/library.lua,
+-- lib/libperilune.so) has it, or wherever the system finds it.
+-- in a C program that runs Lua: { path = of the library, or nil: the program holds it }
+local core = package.loaded["perilune.core"]
 local function load_library()
   if package.preload["perilune.launcher"] then return ffi.C end
   if core then
     if core.path then return ffi.load(core.path) end
     if pcall(function() return ffi.C.peri_abi_version end) then return ffi.C end
-    error("perilune: this program holds the library and does not export its functions, so Lua cannot call them. Link it with -rdynamic "
-      .. "and -Wl,--whole-archive -lperilune, or with the shared library", 0)
+    error("perilune: this program holds the library and does not export its functions, so Lua cannot call them. Link "
+      .. "it with -rdynamic and -Wl,--whole-archive -lperilune, or with the shared library", 0)
   end
   local name = getenv "PERI_LIBRARY"
   if name then return ffi.load(name) end
   local own = debug.getinfo(1, "S").source
-  local tree, prefix = own:match "^@(.*)lua/perilune/library%.lua$", own:match "^@(.*)share/lua/5%.1/perilune/library%.lua$"
+  local tree, prefix = own:match "^@(.*)lua/perilune/library%.lua$",
+    own:match "^@(.*)share/lua/5%.1/perilune/library%.lua$"
   local places = { "perilune" }
-  if tree then table.insert(places, 1, (tree == "" and "./" or tree) .. "build/libperilune.so") end -- "": LUA_PATH is relative
+  -- "": LUA_PATH is relative
+  if tree then table.insert(places, 1, (tree == "" and "./" or tree) .. "build/libperilune.so") end
   if prefix then table.insert(places, 1, prefix .. "lib/libperilune.so") end
   local tried = {}
   for _, path in ipairs(places) do
@@ -38,16 +42,19 @@ end
 
 local C = load_library()
 if C.peri_abi_version() ~= C.PERI_ABI_VERSION then
-  error(("perilune: the library (contract %d) and the Lua files (contract %d) are from different builds; run `make`"):format(
+  error(("perilune: the library (contract %d) and the Lua files (contract %d) are from different builds; run "
+    .. "`make`"):format(
     C.peri_abi_version(), C.PERI_ABI_VERSION), 0)
 end
 
--- A training step is one long trace: LuaJIT's default limits would give it up. (loopunroll: where a step waits in a loop, or goes through
--- a list, its functions stayed interpreted; with 30 rounds loaders had traces of more values than registers, one start in seven.)
--- Code has to lie within 1 GiB of LuaJIT's own: hosts that map much later would leave no room there. So all addresses that code may take
--- are taken at once, by the first trace, which is this loop; memory is taken as code comes.
+-- A training step is one long trace: LuaJIT's default limits would give it up. (loopunroll: where a step waits in a
+-- loop, or goes through a list, its functions stayed interpreted; with 30 rounds loaders had traces of more values than
+-- registers, one start in seven.) Code has to lie within 1 GiB of LuaJIT's own: hosts that map much later would leave
+-- no room there. So all addresses that code may take are taken at once, by the first trace, which is this loop; memory
+-- is taken as code comes.
 if jit.status() then
-  jit.opt.start("maxrecord=40000", "maxirconst=4000", "maxsnap=4000", "maxtrace=4000", "sizemcode=16384", "maxmcode=16384", "loopunroll=20")
+  jit.opt.start("maxrecord=40000", "maxirconst=4000", "maxsnap=4000", "maxtrace=4000", "sizemcode=16384",
+    "maxmcode=16384", "loopunroll=20")
   for _ = 1, 200 do end
 end
 
@@ -66,8 +73,8 @@ void peri__lua_close(void *L) __asm__("lua_close");
 --- Pass a status through, or raise the error that it stands for.
 local function check(status)
   if status < 0 then
-    errors.raise { code = status, name = ffi.string(C.peri_status_name(status)), message = ffi.string(C.peri_error_message()),
-      where = ffi.string(C.peri_error_where()) }
+    errors.raise { code = status, name = ffi.string(C.peri_status_name(status)),
+      message = ffi.string(C.peri_error_message()), where = ffi.string(C.peri_error_where()) }
   end
   return status
 end

@@ -5,11 +5,14 @@ local lua = require("perilune.library").lua
 
 local M = {}
 
---- A state of Lua with the standard libraries and on its stack the function of `text` and its arguments (strings): { ptr, pcall, close (C
---- functions) }. It shares nothing with this one but the C library, and belongs to the caller. For threads.
+--- A state of Lua with the standard libraries and on its stack the function of `text` and its arguments (strings): {
+--- ptr, pcall, close (C functions) }. It shares nothing with this one but the C library, and belongs to the caller. For
+--- threads.
 function M.new(name, text, ...)
   local has, L = pcall(function() return lua.peri__lua_newstate() end)
-  if not has then P.fail(name .. ": this program does not export Lua's C functions, so it can have no other state of Lua") end
+  if not has then
+    P.fail(name .. ": this program does not export Lua's C functions, so it can have no other state of Lua")
+  end
   if L == nil then P.fail(name .. ": no memory for a state of Lua") end
   local launcher = package.preload["perilune.launcher"] and require "perilune.launcher"
   if launcher then lua.peri__lua_cpcall(L, ffi.cast("int (*)(void *)", launcher.prepare), nil)

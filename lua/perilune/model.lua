@@ -1,9 +1,11 @@
--- model.lua: DistributedModelParallel: a model whose embedding collections are sharded by a plan and whose dense part is replicated.
+-- model.lua: DistributedModelParallel: a model whose embedding collections are sharded by a plan and whose dense part
+-- is replicated.
 --
 --   local model = peri.DistributedModelParallel { module = DLRM {...}, plan = dofile "plan.lua" }
 --   local optimizer = nn.optim.Adagrad { params = model:dense_parameters(), lr = 0.01 }
 --   local loss = model(batch)         -- ids and rows travel between the ranks
---   loss:backward()                   -- gradients too; sharded tables are updated, dense gradients are averages over the ranks
+--   -- gradients too; sharded tables are updated, dense gradients are averages over the ranks
+--   loss:backward()
 --   optimizer:step()
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
@@ -23,7 +25,8 @@ local copies = require "perilune.embed.copies"
 local changes = require "perilune.model.changes"
 local reshard = require "perilune.model.reshard"
 
-local M = { DataParallelWrapper = wrapper.DataParallelWrapper, DefaultDataParallelWrapper = wrapper.DefaultDataParallelWrapper }
+local M = { DataParallelWrapper = wrapper.DataParallelWrapper,
+  DefaultDataParallelWrapper = wrapper.DefaultDataParallelWrapper }
 
 local DistributedModelParallel = nn.Module:extend "DistributedModelParallel"
 DistributedModelParallel.wraps = true -- paths in errors are those of the model, see errors.lua
@@ -34,7 +37,8 @@ local arguments = {
   env = util.optional,             -- ShardingEnv with a process group; default: of `group`
   group = util.optional,           -- the ranks; default: the world
   device = util.optional,
-  sharders = util.optional,        -- list of ModuleSharders, and nothing else is sharded; default: those that the modules' classes name
+  sharders = util.optional,        -- list of ModuleSharders, and nothing else is sharded; default: those that the
+                                   -- modules' classes name
   bucket_bytes = util.optional.number, -- of gradients that are averaged together; default: 25 MiB
   gradient_division = util.optional,     -- of the default sharders: see ShardedEmbeddingModule
   qcomm_codecs_registry = util.optional, -- likewise; the dense part travels as it is
@@ -49,25 +53,28 @@ local function tables_of(sharder, entry)
   return signature.value("DistributedModelParallel", what, sharder:shardable_parameters(entry.module), "table_configs")
 end
 
---- The modules of a model that have sharders: list of { path =, module =, sharder =, tables = } in the model's order. What is within one
---- of them is its own.
+--- The modules of a model that have sharders: list of { path =, module =, sharder =, tables = } in the model's order.
+--- What is within one of them is its own.
 local function collections_of(module, sharder_of)
   local list, within = {}, {}
   for _, entry in ipairs(module:named_modules()) do
     if DistributedModelParallel.is(entry.module) then
-      P.fail(("DistributedModelParallel: module '%s' is a %s already; wrap a model once, before it has others within it"):format(entry.path,
-        entry.module.class_name))
+      P.fail(("DistributedModelParallel: module '%s' is a %s already; wrap a model once, before it has others within "
+        .. "it"):format(entry.path, entry.module.class_name))
     end
     local sharder = not within[entry.module] and sharder_of(entry.module)
     if sharder and sharder.by_itself then
-      P.fail(("DistributedModelParallel: module '%s', a %s, %s"):format(entry.path, entry.module.class_name, sharder.by_itself))
+      P.fail(("DistributedModelParallel: module '%s', a %s, %s"):format(entry.path, entry.module.class_name,
+        sharder.by_itself))
     end
     if sharder then
       for _, inner in ipairs(entry.module:modules()) do within[inner] = true end
-      list[#list + 1] = { path = entry.path, module = entry.module, sharder = sharder, tables = tables_of(sharder, entry) }
+      list[#list + 1] = { path = entry.path, module = entry.module, sharder = sharder,
+        tables = tables_of(sharder, entry) }
     elseif not within[entry.module] and entry.module.sharder and rawget(entry.module, "fused_params") then
-      P.fail(("DistributedModelParallel: module '%s' has fused_params, and none of the sharders is for %s: each rank would train tables of "
-        .. "its own; give its sharder too, or no fused_params"):format(entry.path, entry.module.class_name))
+      P.fail(("DistributedModelParallel: module '%s' has fused_params, and none of the sharders is for %s: each rank "
+        .. "would train tables of its own; give its sharder too, or no fused_params"):format(entry.path,
+        entry.module.class_name))
     end
   end
   return list
@@ -90,15 +97,15 @@ local function check_paths(collections, plan, device)
   end
   for path in util.ordered(plan.plan) do
     if not known[path] then
-      P.fail(("DistributedModelParallel: %s names module '%s', which is no %s of the model; those are: %s"):format(named, path,
-        class_names(collections), #names > 0 and table.concat(names, ", ") or "none"))
+      P.fail(("DistributedModelParallel: %s names module '%s', which is no %s of the model; those are: %s"):format(
+        named, path, class_names(collections), #names > 0 and table.concat(names, ", ") or "none"))
     end
   end
   for _, c in ipairs(collections) do
     c.plan = plan:get_plan_for_module(c.path) or #c.tables == 0 and plans.EmbeddingModuleShardingPlan {} or nil
     if not c.plan then
-      P.fail(("DistributedModelParallel: module '%s' has embedding tables but no entry in %s, which names: %s"):format(c.path, named,
-        table.concat(util.keys(plan.plan), ", ")))
+      P.fail(("DistributedModelParallel: module '%s' has embedding tables but no entry in %s, which names: %s"):format(
+        c.path, named, table.concat(util.keys(plan.plan), ", ")))
     end
     c.sharder:check_plan(c.plan, device, c.path, named)
   end
@@ -107,11 +114,13 @@ end
 --- What a planner makes of the collections, agreed by all ranks.
 local function planned(planner, collections, env)
   if planner.topology.world_size ~= env.world_size then
-    P.fail(("DistributedModelParallel: the planner's topology has %d ranks, the model is shared by %d"):format(planner.topology.world_size,
-      env.world_size))
+    P.fail(("DistributedModelParallel: the planner's topology has %d ranks, the model is shared by %d"):format(
+      planner.topology.world_size, env.world_size))
   end
   if #collections == 0 then return plans.ShardingPlan {} end
-  local model = util.map(collections, function(c) return c.described or plans.describe._collection(c.path, c.module, c.tables) end)
+  local model = util.map(collections, function(c)
+    return c.described or plans.describe._collection(c.path, c.module, c.tables)
+  end)
   return planner:collective_plan(model, env.pg)
 end
 
@@ -127,13 +136,17 @@ end
 --- The ranks that share the model.
 local function env_of(a)
   local func = "DistributedModelParallel"
-  if a.env ~= nil and a.group ~= nil then P.fail(func .. ": env and group both say which ranks share the model; give one of them") end
+  if a.env ~= nil and a.group ~= nil then
+    P.fail(func .. ": env and group both say which ranks share the model; give one of them")
+  end
   if a.env == nil then
     return plans.ShardingEnv.from_process_group(group_of(func, a.group or P.state.world or dist.init()))
   end
-  if not plans.ShardingEnv.is(a.env) then P.fail(("%s: env is %s, wanted a ShardingEnv"):format(func, errors.kind(a.env))) end
-  if not a.env.pg then P.fail(("%s: env has no process group (%s); ShardingEnv.from_process_group makes one that has"):format(func,
-    tostring(a.env))) end
+  if not plans.ShardingEnv.is(a.env) then
+    P.fail(("%s: env is %s, wanted a ShardingEnv"):format(func, errors.kind(a.env)))
+  end
+  if not a.env.pg then P.fail(("%s: env has no process group (%s); ShardingEnv.from_process_group makes one that "
+    .. "has"):format(func, tostring(a.env))) end
   return a.env
 end
 
@@ -142,23 +155,28 @@ local function sharders_of(a)
   local func = "DistributedModelParallel"
   for _, name in ipairs { "gradient_division", "qcomm_codecs_registry" } do
     if a.sharders ~= nil and a[name] ~= nil then
-      P.fail(("%s: %s is the sharders' own argument where these are given: sharders = { ...Sharder { %s = ... } }"):format(func, name,
-        name))
+      P.fail(("%s: %s is the sharders' own argument where these are given: sharders = { ...Sharder { %s = ... } "
+        .. "}"):format(func, name, name))
     end
   end
-  return shard.registry(func, a.sharders, { gradient_division = a.gradient_division, qcomm_codecs_registry = a.qcomm_codecs_registry },
-    shard)
+  return shard.registry(func, a.sharders,
+    { gradient_division = a.gradient_division, qcomm_codecs_registry = a.qcomm_codecs_registry }, shard)
 end
 
 --- The wrapper of the dense part.
 local function wrapper_of(a)
   local func, w = "DistributedModelParallel", a.data_parallel_wrapper
   if a.bucket_bytes then util.integer(func, "bucket_bytes", a.bucket_bytes, 1) end
-  if w == nil then return wrapper.DefaultDataParallelWrapper { bucket_cap_mb = a.bucket_bytes and a.bucket_bytes / 2 ^ 20 } end
-  if not wrapper.DataParallelWrapper.is(w) then
-    P.fail(("%s: data_parallel_wrapper is %s, wanted a DataParallelWrapper (a class is called to make one)"):format(func, errors.kind(w)))
+  if w == nil then
+    return wrapper.DefaultDataParallelWrapper { bucket_cap_mb = a.bucket_bytes and a.bucket_bytes / 2 ^ 20 }
   end
-  if a.bucket_bytes then P.fail(func .. ": bucket_bytes is the argument of the default wrapper; give it to data_parallel_wrapper's") end
+  if not wrapper.DataParallelWrapper.is(w) then
+    P.fail(("%s: data_parallel_wrapper is %s, wanted a DataParallelWrapper (a class is called to make one)"):format(
+      func, errors.kind(w)))
+  end
+  if a.bucket_bytes then
+    P.fail(func .. ": bucket_bytes is the argument of the default wrapper; give it to data_parallel_wrapper's")
+  end
   return w
 end
 
@@ -167,8 +185,8 @@ local function make_sharded(a, collections, env, made)
   for i, c in ipairs(collections) do
     local sharded = c.sharder:shard(c.module, c.plan, env, a.device, c.path)
     if not shard.ShardedModule.is(sharded) then
-      P.fail(("DistributedModelParallel: %s:shard returned %s for module '%s', wanted a ShardedModule"):format(c.sharder.class_name,
-        errors.kind(sharded), c.path))
+      P.fail(("DistributedModelParallel: %s:shard returned %s for module '%s', wanted a ShardedModule"):format(
+        c.sharder.class_name, errors.kind(sharded), c.path))
     end
     made[i] = sharded
   end
@@ -206,7 +224,8 @@ end
 function DistributedModelParallel:init(args)
   local a = util.named("DistributedModelParallel", args, arguments)
   if not nn.Module.is(a.module) then
-    P.fail(("DistributedModelParallel: module is %s, wanted an nn.Module (a class is called to make one)"):format(errors.kind(a.module)))
+    P.fail(("DistributedModelParallel: module is %s, wanted an nn.Module (a class is called to make one)"):format(
+      errors.kind(a.module)))
   end
   local env = env_of(a)
   if env.pg == P.state.world then dist.use_device(a.device) end
@@ -220,15 +239,18 @@ function DistributedModelParallel:init(args)
   self.sharded = setmetatable({}, {}) -- a metatable: they are modules of self.module
   local ok, err = pcall(make_sharded, a, collections, env, self.sharded)
   if not ok then
-    for _, sharded in ipairs(self.sharded) do sharded:release() end -- their files too: somebody may put things right and try again
+    -- their files too: somebody may put things right and try again
+    for _, sharded in ipairs(self.sharded) do sharded:release() end
     error(err, 0)
   end
   local module = a.module
   for i, c in ipairs(collections) do module = put_in_place(module, c, self.sharded[i]) end
   self.elsewhere = has_dense_tables(self.sharded)
   self.module = module
-  self._collections = setmetatable(util.map(collections, function(c) -- for another plan; a metatable: no place to look for modules
-    return { path = c.path, sharder = c.sharder, tables = c.tables, described = plans.describe._collection(c.path, c.module, c.tables),
+  -- for another plan; a metatable: no place to look for modules
+  self._collections = setmetatable(util.map(collections, function(c)
+    return { path = c.path, sharder = c.sharder, tables = c.tables,
+      described = plans.describe._collection(c.path, c.module, c.tables),
       module = { class_name = c.module.class_name } }
   end), {})
   for _, m in ipairs(module:modules()) do
@@ -249,22 +271,23 @@ function DistributedModelParallel:replicated_parameters()
   return list
 end
 
---- Hand the dense part to the data-parallel wrapper: it starts from rank 0's numbers, and its gradients are averaged from now on. Later
---- calls do so again if the model has got other parameters since, and otherwise nothing. Collective.
+--- Hand the dense part to the data-parallel wrapper: it starts from rank 0's numbers, and its gradients are averaged
+--- from now on. Later calls do so again if the model has got other parameters since, and otherwise nothing. Collective.
 function DistributedModelParallel:init_data_parallel()
   if self._wrapped and not changes.of_all(self) then return end
   if self._reducer and self._reducer.detach then self._reducer:detach() end
   self._wrapped = changes.noted(self)
   local watcher = self._wrapper:wrap(self, self.dense_env, self.device or nil)
   if watcher and not (type(watcher) == "table" and util.is_callable(watcher.watch)) then
-    P.fail(("DistributedModelParallel: %s:wrap returned %s, wanted nil or an object with a method watch"):format(self._wrapper.class_name,
-      errors.kind(watcher)))
+    P.fail(("DistributedModelParallel: %s:wrap returned %s, wanted nil or an object with a method watch"):format(
+      self._wrapper.class_name, errors.kind(watcher)))
   end
   self._reducer, self._watcher = watcher or false, watcher or false
 end
 
---- What an optimizer of the dense part trains: the replicated parameters, and this rank's shards of tables whose compute_kernel is "dense".
---- Fused tables are none. The list says of itself whether some rank has such shards (parameter.own_parts): norms of gradients want to know.
+--- What an optimizer of the dense part trains: the replicated parameters, and this rank's shards of tables whose
+--- compute_kernel is "dense". Fused tables are none. The list says of itself whether some rank has such shards
+--- (parameter.own_parts): norms of gradients want to know.
 function DistributedModelParallel:parameters()
   local list = nn.Module.parameters(self)
   list.elsewhere, list.group = self.elsewhere, self.group
@@ -272,14 +295,16 @@ function DistributedModelParallel:parameters()
 end
 DistributedModelParallel.dense_parameters = DistributedModelParallel.parameters
 
---- Names are those of the model as it was before it was wrapped, here and in all that follows. The list says of dense tables what pieces of
---- them are (nn/spread.lua), by which an optimizer made of it has states of whole tables.
+--- Names are those of the model as it was before it was wrapped, here and in all that follows. The list says of dense
+--- tables what pieces of them are (nn/spread.lua), by which an optimizer made of it has states of whole tables.
 function DistributedModelParallel:named_parameters(prefix)
   local list = self.module:named_parameters(prefix)
   list.elsewhere, list.group, list.spread = self.elsewhere, self.group, {}
   for i, sharded in ipairs(self.sharded) do
     for _, e in ipairs(sharded:_spread_parameters()) do
-      for _, part in ipairs { self._paths[i], prefix or "" } do e.name = part == "" and e.name or part .. "." .. e.name end
+      for _, part in ipairs { self._paths[i], prefix or "" } do
+        e.name = part == "" and e.name or part .. "." .. e.name
+      end
       list.spread[#list.spread + 1] = e
     end
   end
@@ -288,8 +313,8 @@ end
 function DistributedModelParallel:named_buffers(prefix) return self.module:named_buffers(prefix) end
 function DistributedModelParallel:named_state(prefix) return self.module:named_state(prefix) end
 
---- See Module:state_dict and Module:load_state_dict; tables over ranks are ShardedTensors. Loading is collective: all ranks load, or none.
---- Both are errors where tables and dense part are of different moments.
+--- See Module:state_dict and Module:load_state_dict; tables over ranks are ShardedTensors. Loading is collective: all
+--- ranks load, or none. Both are errors where tables and dense part are of different moments.
 function DistributedModelParallel:state_dict(prefix)
   self:check_moment()
   return self.module:state_dict(prefix)
@@ -315,23 +340,25 @@ local function with_parts(model, options)
   return parts, rest
 end
 
---- Save the model, and the optimizers of its fused tables, as the checkpoint `path`; options: parts = { name = what else is saved with
---- it }, and those of peri.checkpoint.save. Returns the digest, or with async = true a handle. Collective.
+--- Save the model, and the optimizers of its fused tables, as the checkpoint `path`; options: parts = { name = what
+--- else is saved with it }, and those of peri.checkpoint.save. Returns the digest, or with async = true a handle.
+--- Collective.
 function DistributedModelParallel:save(path, options)
   local parts, rest = with_parts(self, options)
   return checkpoint.save(path, parts, rest)
 end
 
---- Load such a checkpoint, of any plan and number of ranks; options: parts =, and those of checkpoint.load. Returns `values`. Collective.
+--- Load such a checkpoint, of any plan and number of ranks; options: parts =, and those of checkpoint.load. Returns
+--- `values`. Collective.
 function DistributedModelParallel:load(path, options)
   local parts, rest = with_parts(self, options)
   return checkpoint.load(path, parts, rest)
 end
 
---- Put the live model under another plan (what plan.load takes, or a planner), between two steps: afterwards it is what saving it and
---- loading the checkpoint under that plan would make of it. Tables are in a folder meanwhile (options: folder =, shared by all hosts), so
---- that no rank needs them in memory twice. Objects stay: modules, fused optimizers, pipelines (which have no batches in flight). See
---- docs/sharded_tables.md. Collective.
+--- Put the live model under another plan (what plan.load takes, or a planner), between two steps: afterwards it is what
+--- saving it and loading the checkpoint under that plan would make of it. Tables are in a folder meanwhile (options:
+--- folder =, shared by all hosts), so that no rank needs them in memory twice. Objects stay: modules, fused optimizers,
+--- pipelines (which have no batches in flight). See docs/sharded_tables.md. Collective.
 function DistributedModelParallel:reshard(plan, options)
   local func = "DistributedModelParallel:reshard"
   if plan == nil then P.fail(func .. ": plan is nil, wanted what plan.load takes, or a planner") end
@@ -377,11 +404,12 @@ function DistributedModelParallel:bare_named_parameters(prefix)
   return list
 end
 
---- Names of parameters whose gradients are sparse tensors: none are. (Tables of which few rows are touched are trained by themselves.)
+--- Names of parameters whose gradients are sparse tensors: none are. (Tables of which few rows are touched are trained
+--- by themselves.)
 function DistributedModelParallel:sparse_grad_parameter_names() return {} end -- luacheck: ignore 212
 
---- The optimizer of all fused tables, a CombinedOptimizer: rates set in its param_groups hold at once, and its states have the names of the
---- unsharded model's tables. A model without fused tables has one without parameters.
+--- The optimizer of all fused tables, a CombinedOptimizer: rates set in its param_groups hold at once, and its states
+--- have the names of the unsharded model's tables. A model without fused tables has one without parameters.
 function DistributedModelParallel:fused_optimizer()
   if not self._fused then
     local list = {}
@@ -394,22 +422,27 @@ function DistributedModelParallel:fused_optimizer()
   return self._fused
 end
 
---- A copy, on another device (nil: the same): its sharded modules have the same plans and numbers, its dense part is copied, and it shares
---- nothing with this one. It is in evaluation mode; to be trained it is put into training mode, and init_data_parallel called. Collective.
+--- A copy, on another device (nil: the same): its sharded modules have the same plans and numbers, its dense part is
+--- copied, and it shares nothing with this one. It is in evaluation mode; to be trained it is put into training mode,
+--- and init_data_parallel called. Collective.
 function DistributedModelParallel:copy(device)
   local copy, places = setmetatable(util.copy(self), getmetatable(self)), {}
   for _, m in ipairs(self.module:named_modules()) do places[m.module] = m.path end
   rawset(copy, "module", copies.copy_to_device(self.module, device))
-  rawset(copy, "sharded", setmetatable(util.map(self.sharded, function(m) return copy.module:get_module(places[m]) end), {}))
-  copy._fused, copy._reducer, copy._watcher, copy._wrapped, copy.device = false, false, false, false, device or self.device
+  rawset(copy, "sharded", setmetatable(util.map(self.sharded, function(m) return copy.module:get_module(places[m]) end),
+    {}))
+  copy._fused, copy._reducer, copy._watcher, copy._wrapped, copy.device = false, false, false, false, device
+    or self.device
   Tensor.stray_checks[copy] = changes.check
   return copy:eval()
 end
 
---- Let a backward pass through what the model returned reduce the dense gradients, whichever of them it reaches on this rank.
---- (Without "...", which LuaJIT does not compile here.)
+--- Let a backward pass through what the model returned reduce the dense gradients, whichever of them it reaches on this
+--- rank. (Without "...", which LuaJIT does not compile here.)
 local function watched(reducer, a, b, c, d, e, f, more)
-  if more ~= nil then P.fail "DistributedModelParallel: the model returns more than 6 values; return a table of them" end
+  if more ~= nil then
+    P.fail "DistributedModelParallel: the model returns more than 6 values; return a table of them"
+  end
   if Tensor.is(a) then reducer:watch(a) end
   if Tensor.is(b) then reducer:watch(b) end
   if Tensor.is(c) then reducer:watch(c) end
@@ -421,8 +454,8 @@ end
 
 function DistributedModelParallel:forward(...)
   if not self._wrapped and self.training and P.state.grad then
-    P.fail("DistributedModelParallel: it is not ready to be trained: call model:init_data_parallel(), which init_data_parallel = false "
-      .. "left out")
+    P.fail("DistributedModelParallel: it is not ready to be trained: call model:init_data_parallel(), which "
+      .. "init_data_parallel = false left out")
   end
   if self._accumulates and P.state.grad then self._held = self._held + 1 end
   if P.state.saves then P.state.saves.progress() end
@@ -430,15 +463,18 @@ function DistributedModelParallel:forward(...)
   return watched(self._watcher, self.module(...))
 end
 
---- The same as loss:backward(grad): afterwards fused tables are updated and dense gradients are averages over the ranks. Collective.
+--- The same as loss:backward(grad): afterwards fused tables are updated and dense gradients are averages over the
+--- ranks. Collective.
 function DistributedModelParallel:backward(loss, grad) loss:backward(grad) end
 
---- While on, backward passes change no table and average no gradient, until apply_accumulated: then tables are updated and gradients are
---- averages, both of all passes since. For large batches in parts, whose losses are scaled by 1 / parts. All ranks alike.
+--- While on, backward passes change no table and average no gradient, until apply_accumulated: then tables are updated
+--- and gradients are averages, both of all passes since. For large batches in parts, whose losses are scaled by 1 /
+--- parts. All ranks alike.
 function DistributedModelParallel:accumulate(on)
   for _, reducer in ipairs(self:_reducers()) do
     if on and not (reducer.enable and reducer.finish) then
-      P.fail("DistributedModelParallel: what its data_parallel_wrapper returned has no enable and finish, which accumulating needs")
+      P.fail("DistributedModelParallel: what its data_parallel_wrapper returned has no enable and finish, which "
+        .. "accumulating needs")
     end
   end
   for _, sharded in ipairs(self.sharded) do sharded:accumulate(on) end
@@ -456,8 +492,9 @@ function DistributedModelParallel:apply_accumulated()
     reducer:enable(false)
   end
 end
---- While on, backward passes end when averages of dense gradients have set out; wait_averages, after each pass, waits for them. What a
---- data_parallel_wrapper of one's own returned may have no `defer`: it waits in the pass. All ranks alike.
+--- While on, backward passes end when averages of dense gradients have set out; wait_averages, after each pass, waits
+--- for them. What a data_parallel_wrapper of one's own returned may have no `defer`: it waits in the pass. All ranks
+--- alike.
 function DistributedModelParallel:_defer_averages(on)
   for _, reducer in ipairs(self:_reducers()) do
     if reducer.defer then reducer:defer(on) end
@@ -476,7 +513,8 @@ function DistributedModelParallel:set_fused_learning_rate(learning_rate)
   for _, sharded in ipairs(self.sharded) do sharded:set_learning_rate(learning_rate) end
 end
 
---- Write the changed rows of all tables in files: one event for the model, after which all files on all ranks carry one number. Collective.
+--- Write the changed rows of all tables in files: one event for the model, after which all files on all ranks carry one
+--- number. Collective.
 function DistributedModelParallel:flush()
   local in_files = shard._files.of(self.sharded)
   if #in_files > 0 then shard._files.flush(self.group, "DistributedModelParallel:flush", in_files) end
@@ -487,8 +525,9 @@ function M.get_module(module) return DistributedModelParallel.is(module) and mod
 M.get_unwrapped_module = M.get_module
 
 signature.check("model.", M, { get_module = "module: Module", get_unwrapped_module = "module: Module" })
-signature.check("DistributedModelParallel:", DistributedModelParallel, { save = "self: table, path: string, options: table?",
-  load = "self: table, path: string, options: table?", backward = "self: table, loss: tensor, grad: tensor?",
+signature.check("DistributedModelParallel:", DistributedModelParallel,
+  { save = "self: table, path: string, options: table?", load = "self: table, path: string, options: table?",
+    backward = "self: table, loss: tensor, grad: tensor?",
   accumulate = "self: table, on: boolean?", _defer_averages = "self: table, on: boolean?",
   reshard = "self: table, plan: any, options: table?", check_plan = "self: table, plan: table",
   copy = "self: table, device: device?", set_fused_learning_rate = "self: table, learning_rate: number" })

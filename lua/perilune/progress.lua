@@ -1,7 +1,7 @@
 -- progress.lua: one line that tells how far a run is: step, share, loss, samples/s, time left.
 --
--- On a terminal the line is rewritten in place; elsewhere (files, pipes) a new one appears from time to time. Ranks of mpirun have no
--- terminal of their own: PERI_PROGRESS=live|lines|off tells them (the launcher's caller knows).
+-- On a terminal the line is rewritten in place; elsewhere (files, pipes) a new one appears from time to time. Ranks of
+-- mpirun have no terminal of their own: PERI_PROGRESS=live|lines|off tells them (the launcher's caller knows).
 local P = require "perilune.ffi"
 local getenv = require "perilune.environment"
 local util = require "perilune.util"
@@ -9,14 +9,15 @@ local C = P.C
 
 local Progress = util.seal(util.class "Progress")
 
---- total: steps; first: those that an earlier run has made (default 0); samples_per_step: of all ranks; style: live, lines, off (default:
---- PERI_PROGRESS, else what stdout is); stream; interval: seconds between lines (default 0.2 live, 5 otherwise); label: what every line
---- begins with; delay: seconds until the first line, so that what is done sooner shows none.
+--- total: steps; first: those that an earlier run has made (default 0); samples_per_step: of all ranks; style: live,
+--- lines, off (default: PERI_PROGRESS, else what stdout is); stream; interval: seconds between lines (default 0.2 live,
+--- 5 otherwise); label: what every line begins with; delay: seconds until the first line, so that what is done sooner
+--- shows none.
 function Progress:init(args)
   self.open = false -- a line that is being rewritten
   local a = util.named("Progress", args, {
-    total = util.required, samples_per_step = util.required.number, style = util.optional, stream = io.stdout, interval = util.optional,
-    label = "", delay = 0, first = 0,
+    total = util.required, samples_per_step = util.required.number, style = util.optional, stream = io.stdout,
+    interval = util.optional, label = "", delay = 0, first = 0,
   })
   self.total, self.samples_per_step, self.stream = a.total, a.samples_per_step, a.stream
   self.style = util.one_of("Progress", "style", a.style or getenv "PERI_PROGRESS" or
@@ -62,7 +63,8 @@ end
 function Progress:line(step, loss, note)
   local left = self:seconds() / math.max(step - self.first, 1) * (self.total - step)
   return ("%sstep %d/%d  %3.0f %%  loss %.4f  %s%s samples/s  %s left"):format(self.label, step, self.total,
-    100 * step / math.max(self.total, 1), loss, note and note .. "  " or "", self.grouped(self:rate(step)), duration(left))
+    100 * step / math.max(self.total, 1), loss, note and note .. "  " or "", self.grouped(self:rate(step)),
+    duration(left))
 end
 
 --- A bar over what is done: "[####....] 50 % text, 3 s left".
@@ -70,7 +72,8 @@ function Progress:bar(step, text)
   local width, share = 24, math.min(step / math.max(self.total, 1), 1)
   local full = math.floor(width * share)
   local left = self:seconds() / math.max(step - self.first, 1) * (self.total - step)
-  return ("[%s%s] %3.0f %% %s, %s left"):format(("#"):rep(full), ("."):rep(width - full), 100 * share, text, duration(left))
+  return ("[%s%s] %3.0f %% %s, %s left"):format(("#"):rep(full), ("."):rep(width - full), 100 * share, text,
+    duration(left))
 end
 
 --- Whether a line is due: ask before computing what it needs.

@@ -1,5 +1,5 @@
--- serial.lua: Lua values as bytes: nil, booleans, numbers (all bits), 64-bit whole numbers, strings of any bytes, plain tables of these.
--- Tables are written in the order of util.keys, so equal values have equal bytes on all ranks.
+-- serial.lua: Lua values as bytes: nil, booleans, numbers (all bits), 64-bit whole numbers, strings of any bytes, plain
+-- tables of these. Tables are written in the order of util.keys, so equal values have equal bytes on all ranks.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -9,7 +9,7 @@ local DEPTH = 100
 local double, int64, uint64 = ffi.typeof "double[1]", ffi.typeof "int64_t[1]", ffi.typeof "uint64_t[1]"
 local signed, unsigned = ffi.typeof "int64_t", ffi.typeof "uint64_t"
 
--- -- writing -------------------------------------------------------------------------------------------------------------------------
+-- -- writing ----------------------------------------------------------------------------------------------------------
 
 local function refuse(what, path, why)
   if #path > 120 then path = path:sub(1, 80) .. "..." end
@@ -32,7 +32,8 @@ local function write_table(out, what, x, path, depth)
   out[#out + 1] = "T" .. raw(double, #keys)
   for _, key in ipairs(keys) do
     write(out, what, key, path, depth)
-    write(out, what, x[key], ("%s[%s]"):format(path, type(key) == "string" and '"' .. key .. '"' or tostring(key)), depth + 1)
+    write(out, what, x[key], ("%s[%s]"):format(path, type(key) == "string" and '"' .. key .. '"' or tostring(key)),
+      depth + 1)
   end
 end
 
@@ -55,7 +56,7 @@ function M.encode(x, what)
   return table.concat(out)
 end
 
--- -- reading -------------------------------------------------------------------------------------------------------------------------
+-- -- reading ----------------------------------------------------------------------------------------------------------
 
 local function broken(what, at) P.fail(("%s: byte %d begins no value"):format(what, at)) end
 

@@ -4,18 +4,20 @@
 --
 -- replaces M.pow and M.sum by functions that look at their arguments and then call what was there. "?": may be nil (or
 -- false). A wrong argument is an
--- error that names the function, the argument, the value, and what is allowed. The checks are compiled with their callers.
+-- error that names the function, the argument, the value, and what is allowed. The checks are compiled with their
+-- callers.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 
 local M = {}
 
---- Every signature: { name = "pow", arguments = { { name =, kind =, optional = } }, table = M, key = "pow" }. For tests.
+--- Every signature: { name = "pow", arguments = { { name =, kind =, optional = } }, table = M, key = "pow" }. For
+--- tests.
 M.all = {}
 
---- watch.call: false but while a model is recorded (export/record.lua); then function(func, f, ...), which is called in the place of each
---- checked function f, and calls it.
+--- watch.call: false but while a model is recorded (export/record.lua); then function(func, f, ...), which is called in
+--- the place of each checked function f, and calls it.
 M.watch = { call = false }
 
 local wide, unsigned, pointer = ffi.typeof "int64_t", ffi.typeof "uint64_t", ffi.typeof "peri_device *"
@@ -30,7 +32,8 @@ local function any_whole(x)
 end
 local function dimension(x) return type(x) == "number" and x == math.floor(x) and x ~= 0 and x >= -8 and x <= 8 end
 
---- Kinds of arguments: what they are called in messages, and whether a value is one. `lua`: those that are plain Lua types.
+--- Kinds of arguments: what they are called in messages, and whether a value is one. `lua`: those that are plain Lua
+--- types.
 local kinds = {
   number = { text = "a number", lua = "number" },
   string = { text = "a string", lua = "string" },
@@ -76,12 +79,14 @@ local kinds = {
     text = "an object",
     is = function(x) return type(x) == "table" and rawget(x, "class_name") == nil end,
     why = function(x)
-      return type(x) == "table" and ("is the class %s, wanted an object of it"):format(tostring(rawget(x, "class_name")))
+      return type(x) == "table"
+        and ("is the class %s, wanted an object of it"):format(tostring(rawget(x, "class_name")))
     end,
   },
 }
 
---- Add a kind: `text` for messages, `is` the test, and (optional) `why(x)`: the words for a value that is of the kind but cannot be used.
+--- Add a kind: `text` for messages, `is` the test, and (optional) `why(x)`: the words for a value that is of the kind
+--- but cannot be used.
 function M.kind(name, text, is, why)
   if kinds[name] and kinds[name].text ~= text then
     error(("signature.kind: '%s' is %s already, and cannot be %s"):format(name, kinds[name].text, text), 2)
@@ -100,8 +105,8 @@ local function wrong_field(x, fields)
   end
 end
 
---- Add the kind of a table with certain fields and methods (kind "callable"); it may have others. fields: name -> kind, with "?" behind it
---- where the field may be nil or false.
+--- Add the kind of a table with certain fields and methods (kind "callable"); it may have others. fields: name -> kind,
+--- with "?" behind it where the field may be nil or false.
 function M.object(name, text, fields)
   local list = {}
   for field, kind in util.ordered(fields) do
@@ -122,18 +127,24 @@ function M.list_of(name, text, kind)
       end
     end
   end
-  M.kind(name, text, function(x) return util.is_plain(x) and not wrong(x) end, function(x) return util.is_plain(x) and wrong(x) or nil end)
+  M.kind(name, text, function(x) return util.is_plain(x) and not wrong(x) end,
+    function(x) return util.is_plain(x) and wrong(x) or nil end)
 end
 
---- Add the kind of a pointer to a C object that is not NULL: for functions between the library's own parts, which scripts can reach too.
+--- Add the kind of a pointer to a C object that is not NULL: for functions between the library's own parts, which
+--- scripts can reach too.
 function M.pointer(name, ctype)
   local of = ffi.typeof(ctype .. " *")
-  M.kind(name, ("what C made (%s *)"):format(ctype), function(x) return type(x) == "cdata" and ffi.istype(of, x) and x ~= nil end)
+  M.kind(name, ("what C made (%s *)"):format(ctype), function(x)
+    return type(x) == "cdata" and ffi.istype(of, x) and x ~= nil
+  end)
 end
 
 --- Add the kind of a handle: a live one, or a lazy awaitable that stands for one.
 function M.handle(name, ctype)
-  M.kind(name, (name:match "^[AEIOUaeiou]" and "an " or "a ") .. name, function(x) return ffi.istype(ctype, x) and x.ptr ~= nil end,
+  M.kind(name, (name:match "^[AEIOUaeiou]" and "an " or "a ") .. name, function(x)
+    return ffi.istype(ctype, x) and x.ptr ~= nil
+  end,
     function(x) return ffi.istype(ctype, x) and RELEASED end)
 end
 
@@ -183,7 +194,8 @@ local function parse(line)
   local list = {}
   for name, kind, mark in line:gmatch "([%w_]+):%s*([%w_]+)(%??)" do
     if kind ~= "any" and not kinds[kind] then error(("signature: no kind '%s' in '%s'"):format(kind, line), 0) end
-    list[#list + 1] = { name = name, kind = name == "self" and kind == "table" and "object" or kind, optional = mark == "?" }
+    list[#list + 1] = { name = name, kind = name == "self" and kind == "table" and "object" or kind,
+      optional = mark == "?" }
   end
   return list
 end
@@ -196,7 +208,8 @@ local function guard(func, f, list)
     local kind = kinds[a.kind]
     if kind then
       local wrong = kind.lua and ("type(a%d) ~= '%s'"):format(i, kind.lua) or ("not is%d(a%d)"):format(i, i)
-      local unless = not a.optional and "" or (a.kind == "boolean" and "type(a%d) ~= 'nil' and " or "a%d and "):format(i)
+      local unless = not a.optional and "" or (a.kind == "boolean" and "type(a%d) ~= 'nil' and "
+        or "a%d and "):format(i)
       lines[#lines + 1] = ("if %s%s then a%d = bad(func, list[%d], a%d) end"):format(unless, wrong, i, i, i)
       tests[i] = kind.is
       if kind.is then locals[#locals + 1] = ("local is%d = is[%d]"):format(i, i) end
@@ -204,8 +217,8 @@ local function guard(func, f, list)
   end
   local parameters = table.concat(names, ", ")
   local text = ("local f, func, list, is, bad, type, watch = ...\n%s\nreturn function(%s)\n%s\n"
-    .. "if watch.call then return watch.call(func, f%s) end\nreturn f(%s)\nend"):format(table.concat(locals, "\n"), parameters,
-    table.concat(lines, "\n"), parameters == "" and "" or ", " .. parameters, parameters)
+    .. "if watch.call then return watch.call(func, f%s) end\nreturn f(%s)\nend"):format(table.concat(locals, "\n"),
+    parameters, table.concat(lines, "\n"), parameters == "" and "" or ", " .. parameters, parameters)
   return assert(loadstring(text, "=perilune.signature"))(f, func, list, tests, bad, type, M.watch)
 end
 
@@ -215,22 +228,24 @@ function M.value(func, name, x, kind)
   return bad(func, { name = name, kind = kind }, x)
 end
 
---- The kind of objects of a class, for `self`: a method called on its class, or on something else, would complain of a field that is nil.
+--- The kind of objects of a class, for `self`: a method called on its class, or on something else, would complain of a
+--- field that is nil.
 local function self_of(class)
   local name = "object of " .. class.class_name
   kinds[name] = kinds[name] or { text = "an object of " .. class.class_name, is = class.is, why = kinds.object.why }
   return name
 end
 
---- Put checks in front of functions of a table: `signatures` maps their names to their arguments; messages begin with `prefix` and the
---- name.
+--- Put checks in front of functions of a table: `signatures` maps their names to their arguments; messages begin with
+--- `prefix` and the name.
 function M.check(prefix, functions, signatures)
   local class = rawget(functions, "class_name") and functions
   for name, line in util.ordered(signatures) do
     local list = parse(line)
     if class and list[1] and list[1].kind == "object" then list[1].kind = self_of(class) end
     M.all[#M.all + 1] = { name = prefix .. name, arguments = list, table = functions, key = name }
-    functions[name] = guard(prefix .. name, functions[name] or error("signature: no function " .. prefix .. name, 0), list)
+    functions[name] = guard(prefix .. name, functions[name] or error("signature: no function " .. prefix .. name, 0),
+      list)
   end
 end
 

@@ -1,5 +1,6 @@
--- state.lua: the state of the running rank. Under `sim` the scheduler exchanges it when it switches ranks, so nothing else may cache it.
--- Each field belongs to the file that says `own`: to a layer above this one as a rule, which this file need not know.
+-- state.lua: the state of the running rank. Under `sim` the scheduler exchanges it when it switches ranks, so nothing
+-- else may cache it. Each field belongs to the file that says `own`: to a layer above this one as a rule, which this
+-- file need not know.
 local library = require "perilune.library"
 local errors = require "perilune.errors"
 local getenv = require "perilune.environment"
@@ -8,7 +9,8 @@ local util = require "perilune.util"
 local C, check = library.C, library.check
 local M = {}
 
---- Values that fields have before somebody sets them, and those fields that a rank does not take over from who starts it.
+--- Values that fields have before somebody sets them, and those fields that a rank does not take over from who starts
+--- it.
 local initial, anew, names = {}, {}, {}
 
 --- The state of the rank that runs now. Setting a field that nobody owns is an error.
@@ -21,7 +23,8 @@ local now = setmetatable({}, {
 })
 M.now = now
 
---- Fields and their first values, none of them nil. `per_rank`: a rank begins with these, whatever whoever starts it has.
+--- Fields and their first values, none of them nil. `per_rank`: a rank begins with these, whatever whoever starts it
+--- has.
 function M.own(fields, per_rank)
   for name, value in util.ordered(fields) do
     if initial[name] == nil then names[#names + 1] = name end
@@ -31,11 +34,13 @@ function M.own(fields, per_rank)
   end
 end
 
---- scope: the open scope, or false (handles.lua); yield: under sim, a function(round) by which a rank lets the next one run; watched: the
---- group (a pointer) whose world notes what this rank waits for, or false; streams: { device =, stream =, outer = }, the current streams
---- that are not the default ones; autocast: the innermost region (a pointer), or false; grad: gradients are recorded.
+--- scope: the open scope, or false (handles.lua); yield: under sim, a function(round) by which a rank lets the next one
+--- run; watched: the group (a pointer) whose world notes what this rank waits for, or false; streams: { device =,
+--- stream =, outer = }, the current streams that are not the default ones; autocast: the innermost region (a pointer),
+--- or false; grad: gradients are recorded.
 M.own({ scope = false, yield = false, streams = false, autocast = false, grad = true }, true)
---- device: name of the default device; place: { rank, world size } where there is no world (in a loader's thread), or false.
+--- device: name of the default device; place: { rank, world size } where there is no world (in a loader's thread), or
+--- false.
 M.own { device = getenv "PERI_DEVICE" or "cpu", watched = false, place = false }
 
 --- The state of a rank that starts here.

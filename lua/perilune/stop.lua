@@ -1,11 +1,13 @@
 -- stop.lua: being asked to stop, by a signal or by the script, and all ranks doing it after the same step.
 --
 --   peri.on_stop(function(reason, seconds_left) model:flush() end)   on every rank
---   for loss in pipeline:run(batches) do ... end                      ends after a step once a rank was asked; then functions run
+--   for loss in pipeline:run(batches) do ... end                      ends after a step once a rank was asked; then
+--                                                                     functions run
 --   for i = 1, n do step() if peri.stopping() then break end end      the same in a loop of one's own
 --
--- A signal at one rank is enough: ranks vote, pipelines with each batch that they load (pipeline/supply.lua), peri.stopping() in each call.
--- Signals are the launcher's (runtime/host/stop.c): in another program on_stop takes none, and peri.request_stop() asks.
+-- A signal at one rank is enough: ranks vote, pipelines with each batch that they load (pipeline/supply.lua),
+-- peri.stopping() in each call. Signals are the launcher's (runtime/host/stop.c): in another program on_stop takes
+-- none, and peri.request_stop() asks.
 local P = require "perilune.ffi"
 local errors = require "perilune.errors"
 local util = require "perilune.util"
@@ -19,20 +21,24 @@ local M = {}
 local REASONS = { "SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "script" }
 local SCRIPT = 5
 
---- Where signals come from: { open = function(), asked = function() -> number, seconds since or nil, grace = seconds }; nil: from nowhere.
+--- Where signals come from: { open = function(), asked = function() -> number, seconds since or nil, grace = seconds };
+--- nil: from nowhere.
 M.source = package.preload["perilune.stop.source"] and require "perilune.stop.source"
 local opened = false -- of this process, whatever ranks it has
 
 local function seconds() return tonumber(C.peri_time_ns()) * 1e-9 end
 
---- Of this rank: functions; own: when the script asked, or false; reason: why all stop, once they have agreed; deadline: when the grace
---- time is over, or math.huge; told: the functions have been called; group, vote: of peri.stopping.
+--- Of this rank: functions; own: when the script asked, or false; reason: why all stop, once they have agreed;
+--- deadline: when the grace time is over, or math.huge; told: the functions have been called; group, vote: of
+--- peri.stopping.
 local function new()
-  return { functions = {}, own = false, reason = false, deadline = math.huge, told = false, group = false, vote = false }
+  return { functions = {}, own = false, reason = false, deadline = math.huge, told = false, group = false,
+    vote = false }
 end
 
---- From now on the ranks stop together when one of them is asked to: pipelines load no more batches, peri.stopping() says so. Then
---- `f(reason, seconds_left)`, if there is one, is called on every rank, after the last step. On all ranks together.
+--- From now on the ranks stop together when one of them is asked to: pipelines load no more batches, peri.stopping()
+--- says so. Then `f(reason, seconds_left)`, if there is one, is called on every rank, after the last step. On all ranks
+--- together.
 function M.on_stop(f)
   if type(f) ~= "nil" and not util.is_callable(f) then -- a null pointer equals nil
     P.fail(("on_stop: %s, wanted a function(reason, seconds_left)"):format(errors.kind(f)))
@@ -101,9 +107,9 @@ local function group_of(s)
   return s.group
 end
 
---- At the end of a step of one's own loop: why all ranks stop, and the seconds that are left, or nil. The first call does what on_stop
---- without a function does. When it returns a reason, the functions of on_stop have been called. Collective; what it says was asked
---- before its last call, so that no rank waits for the others.
+--- At the end of a step of one's own loop: why all ranks stop, and the seconds that are left, or nil. The first call
+--- does what on_stop without a function does. When it returns a reason, the functions of on_stop have been called.
+--- Collective; what it says was asked before its last call, so that no rank waits for the others.
 function M.stopping()
   if not state.stop then M.on_stop() end
   local s = state.stop

@@ -1,9 +1,11 @@
--- text.lua: data as text: tables, strings, numbers, true and false, written as Lua or JSON write them, and read from Lua text, which may
--- have comments. Reading runs nothing: this is a parser of constructors, and whatever else Lua could say is refused.
+-- text.lua: data as text: tables, strings, numbers, true and false, written as Lua or JSON write them, and read from
+-- Lua text, which may have comments. Reading runs nothing: this is a parser of constructors, and whatever else Lua
+-- could say is refused.
 --
 --   return {
 --     perilune_plan = 1,
---     modules = { ["sparse.ebc"] = { items = { sharding_type = "table_wise", compute_kernel = "fused", ranks = { 1 } } } },
+--     modules = { ["sparse.ebc"] = { items = { sharding_type = "table_wise", compute_kernel = "fused",
+--       ranks = { 1 } } } },
 --   }
 local ffi = require "ffi"
 local P = require "perilune.ffi"
@@ -15,8 +17,8 @@ local LONGEST = 64 * 2 ^ 20 -- bytes of a text
 
 local M = { DEPTH = DEPTH }
 
-local escapes = { n = "\n", t = "\t", r = "\r", a = "\a", b = "\b", f = "\f", v = "\v", ["\\"] = "\\", ['"'] = '"', ["'"] = "'",
-  ["\n"] = "\n" }
+local escapes = { n = "\n", t = "\t", r = "\r", a = "\a", b = "\b", f = "\f", v = "\v", ["\\"] = "\\", ['"'] = '"',
+  ["'"] = "'", ["\n"] = "\n" }
 
 local function fail(s, format, ...)
   local _, lines = s.text:sub(1, s.at):gsub("\n", "\n")
@@ -129,8 +131,8 @@ function value_of(s, depth)
   fail(s, "%s where a value is wanted: a table, a string, a number, true or false", here(s))
 end
 
---- The value that a text says, and kind: by table "object" (keys are names) or "list". An empty table is an object. `from` names the text
---- in messages.
+--- The value that a text says, and kind: by table "object" (keys are names) or "list". An empty table is an object.
+--- `from` names the text in messages.
 function M.decode(text, from)
   local s = { text = text, from = from, at = 1, kind = {} }
   if type(text) ~= "string" then P.fail(("%s: a %s, wanted a text"):format(from, type(text))) end
@@ -143,24 +145,28 @@ function M.decode(text, from)
   return value, s.kind
 end
 
--- -- writing -----------------------------------------------------------------------------------------------------------------------
+-- -- writing ----------------------------------------------------------------------------------------------------------
 
 --- Words that Lua does not take as names.
-M.reserved = util.index_of { "and", "break", "do", "else", "elseif", "end", "false", "for", "function", "goto", "if", "in", "local", "nil",
-  "not", "or", "repeat", "return", "then", "true", "until", "while" }
+M.reserved = util.index_of { "and", "break", "do", "else", "elseif", "end", "false", "for", "function", "goto", "if",
+  "in", "local", "nil", "not", "or", "repeat", "return", "then", "true", "until", "while" }
 
 --- How Lua and JSON write strings, keys, and what stands between brackets: on one line, and on several.
 M.lua = { object = { "{ %s }", "{\n%s%s,\n%s}" }, list = { "{ %s }", "{\n%s%s,\n%s}" } }
-function M.lua.string(s) return '"' .. s:gsub('[%c"\\\127]', function(c) return ("\\%03d"):format(c:byte()) end) .. '"' end
-function M.lua.key(s) return (s:match "^[%a_][%w_]*$" and not M.reserved[s] and s or "[" .. M.lua.string(s) .. "]") .. " = " end
+function M.lua.string(s)
+  return '"' .. s:gsub('[%c"\\\127]', function(c) return ("\\%03d"):format(c:byte()) end) .. '"'
+end
+function M.lua.key(s)
+  return (s:match "^[%a_][%w_]*$" and not M.reserved[s] and s or "[" .. M.lua.string(s) .. "]") .. " = "
+end
 
 M.json = { object = { "{%s}", "{\n%s%s\n%s}" }, list = { "[%s]", "[\n%s%s\n%s]" } }
 function M.json.string(s) return require("dkjson").quotestring(s) end
 function M.json.key(s) return M.json.string(s) .. ": " end
 
---- A value as text: numbers, strings, booleans, and tables whose keys are strings, or lists; an empty table is an object. `keys`: the first
---- keys of tables, in order; the others follow sorted. Tables deeper than `wide` levels are written on one line. notation: M.lua (default,
---- which `decode` reads) or M.json.
+--- A value as text: numbers, strings, booleans, and tables whose keys are strings, or lists; an empty table is an
+--- object. `keys`: the first keys of tables, in order; the others follow sorted. Tables deeper than `wide` levels are
+--- written on one line. notation: M.lua (default, which `decode` reads) or M.json.
 function M.encode(value, keys, wide, notation, indent)
   notation = notation or M.lua
   if type(value) == "string" then return notation.string(value) end
@@ -185,7 +191,7 @@ function M.encode(value, keys, wide, notation, indent)
   return brackets[2]:format(inner, table.concat(parts, ",\n" .. inner), indent)
 end
 
--- -- files -------------------------------------------------------------------------------------------------------------------------
+-- -- files ------------------------------------------------------------------------------------------------------------
 
 --- The text of a file.
 function M.read(path, func)

@@ -11,7 +11,8 @@ local FIELDS = 8 -- that an object has room for from the start: a table that gro
 -- Objects of sealed classes whose `init` runs now: until it has returned, fields can be added.
 local making = setmetatable({}, { __mode = "k" })
 
---- Fields of an object that a script may assign: those that it has, and those that its class names (some may be nil now).
+--- Fields of an object that a script may assign: those that it has, and those that its class names (some may be nil
+--- now).
 local function fields_of(object, class)
   local names = {}
   for key in next, object do
@@ -21,7 +22,8 @@ local function fields_of(object, class)
   return M.keys(names)
 end
 
---- What a class has under a name, itself or from its bases; the __index of some classes raises an error where there is nothing.
+--- What a class has under a name, itself or from its bases; the __index of some classes raises an error where there is
+--- nothing.
 local function own_or_inherited(class, key)
   while class do
     local value = rawget(class, key)
@@ -30,16 +32,16 @@ local function own_or_inherited(class, key)
   end
 end
 
---- An error unless an object of a sealed class takes `value` as its field `key`. A name with "_" in front is a note of Perilune's own, and
---- a function in place of a method replaces it.
+--- An error unless an object of a sealed class takes `value` as its field `key`. A name with "_" in front is a note of
+--- Perilune's own, and a function in place of a method replaces it.
 function M.check_assign(object, key, value)
   local class = getmetatable(object)
   if making[object] or class.settable[key] or type(key) == "string" and key:sub(1, 1) == "_" then return end
   local method = M.is_callable(own_or_inherited(class, key))
   if method and M.is_callable(value) then return end
   local advice = class.set_advice and class.set_advice(object, key)
-  fail(("%s: no field '%s' can be set%s; allowed: %s%s"):format(class.class_name, tostring(key), method and ", it is a method" or "",
-    table.concat(fields_of(object, class), ", "), advice and "; " .. advice or ""))
+  fail(("%s: no field '%s' can be set%s; allowed: %s%s"):format(class.class_name, tostring(key), method
+    and ", it is a method" or "", table.concat(fields_of(object, class), ", "), advice and "; " .. advice or ""))
 end
 
 local function assign(object, key, value)
@@ -47,9 +49,9 @@ local function assign(object, key, value)
   rawset(object, key, value)
 end
 
---- Seal a class, and those that Perilune makes below it: an assignment to a name that `init` gave no field is an error, which tells the
---- names that there are. The arguments are sets whose keys can be assigned too: some fields are nil at first. Scripts' own classes below it
---- are open. Returns the class.
+--- Seal a class, and those that Perilune makes below it: an assignment to a name that `init` gave no field is an error,
+--- which tells the names that there are. The arguments are sets whose keys can be assigned too: some fields are nil at
+--- first. Scripts' own classes below it are open. Returns the class.
 function M.seal(class, ...)
   local base = rawget(class, "super")
   local settable = M.copy(base and base.settable or {})
@@ -84,7 +86,8 @@ local function shown(value)
   end
 end
 
---- What tostring shows of an object whose class has nothing better: its class and its plain fields: "StepLR { gamma = 0.5, ... }".
+--- What tostring shows of an object whose class has nothing better: its class and its plain fields: "StepLR { gamma =
+--- 0.5, ... }".
 local function show(object)
   local parts = {}
   for _, key in ipairs(M.keys(object) or {}) do
@@ -95,7 +98,8 @@ local function show(object)
   return #parts == 0 and name or ("%s { %s }"):format(name, table.concat(parts, ", "))
 end
 
---- A class: call it to make an instance, which runs `init`. `base` (optional) is inherited from. Instances know `class` and `is`.
+--- A class: call it to make an instance, which runs `init`. `base` (optional) is inherited from. Instances know `class`
+--- and `is`.
 function M.class(name, base)
   if type(name) ~= "string" then fail(("the name of a class is %s, wanted a string"):format(kind(name))) end
   if type(base) ~= "nil" and not (type(base) == "table" and rawget(base, "class_name")) then
@@ -106,11 +110,13 @@ function M.class(name, base)
   class.class_name = name
   class.super = base
   class.__tostring = base and base.__tostring or show
-  -- What objects of the class are: itself and its bases. Asked in every step, so there is no walk (a loop cuts LuaJIT's traces).
+  -- What objects of the class are: itself and its bases. Asked in every step, so there is no walk (a loop cuts LuaJIT's
+  -- traces).
   local ancestry = { [class] = true }
   for c in pairs(base and rawget(base, "ancestry") or {}) do ancestry[c] = true end -- any order: a set
   class.ancestry = ancestry
-  class._sealed = base and base._sealed and errors.of_library(debug.getinfo(2, "S").source) or false -- scripts' classes are theirs
+  -- scripts' classes are theirs
+  class._sealed = base and base._sealed and errors.of_library(debug.getinfo(2, "S").source) or false
   if class._sealed then class.__newindex = rawget(base, "__newindex") end
   function class.is(object)
     local c = type(object) == "table" and getmetatable(object)
@@ -129,8 +135,8 @@ function M.class(name, base)
   })
 end
 
---- Keys of a table in a fixed order: numbers ascending, then strings ascending. For everything whose order reaches a wire, a plan or a
---- file (style J6). Keys of other kinds have no order: then nil, and the kind of one.
+--- Keys of a table in a fixed order: numbers ascending, then strings ascending. For everything whose order reaches a
+--- wire, a plan or a file (style J6). Keys of other kinds have no order: then nil, and the kind of one.
 function M.keys(t)
   local keys, n, odd = {}, 0, nil
   for k in pairs(t) do
@@ -167,8 +173,8 @@ local function list(names)
 end
 
 -- Types of arguments, as messages call them.
-local type_text = { number = "a number", string = "a string", boolean = "true or false", table = "a table", list = "a list",
-  seed = "a whole number 0..2^53 - 1, or a 64-bit one (9007199254740993LL)" }
+local type_text = { number = "a number", string = "a string", boolean = "true or false", table = "a table",
+  list = "a list", seed = "a whole number 0..2^53 - 1, or a 64-bit one (9007199254740993LL)" }
 
 local marks = {} -- what stands in a spec instead of a default -> { needed =, type =, default = }
 
@@ -184,8 +190,8 @@ local function marks_of_types(needed)
   return setmetatable(all, { __index = function(_, name) error(("util: no type '%s'"):format(tostring(name)), 0) end })
 end
 
---- In a spec of named arguments: one that must be given, and one that may be nil. Of any type, or of the type whose name follows:
---- util.required.number, util.optional.list, util.optional.seed.
+--- In a spec of named arguments: one that must be given, and one that may be nil. Of any type, or of the type whose
+--- name follows: util.required.number, util.optional.list, util.optional.seed.
 M.required, M.optional = marks_of_types(true), marks_of_types(false)
 
 --- In a spec: a default beside which values of other types are fine too.
@@ -198,13 +204,16 @@ function M.seed(default) return mark { type = "seed", default = default } end
 function M.is_required(default) return marks[default] ~= nil and marks[default].needed == true end
 
 local wide, unsigned = ffi.typeof "int64_t", ffi.typeof "uint64_t"
-local function is_whole(value) return type(value) == "cdata" and (ffi.istype(wide, value) or ffi.istype(unsigned, value)) end
+local function is_whole(value)
+  return type(value) == "cdata" and (ffi.istype(wide, value) or ffi.istype(unsigned, value))
+end
 
 --- The type that a default asks for: a string can stand beside objects and codes, and tables are lists.
 local of_default = { number = "number", boolean = "boolean", table = "lists" }
 
---- Why a table is no whole list, in words; nil: it is one. A list ends before its first nil: what stands behind it would be left out, as
---- would what has a name. (A list of parameters has names beside its entries, `elsewhere` and others, if it has any entries here.)
+--- Why a table is no whole list, in words; nil: it is one. A list ends before its first nil: what stands behind it
+--- would be left out, as would what has a name. (A list of parameters has names beside its entries, `elsewhere` and
+--- others, if it has any entries here.)
 function M.list_fault(x)
   if getmetatable(x) ~= nil or x.elsewhere ~= nil then return nil end
   local n = #x
@@ -213,9 +222,13 @@ function M.list_fault(x)
   end
   local key = next(x, n > 0 and n or nil)
   if key == nil then return nil end
-  if n == 0 and type(key) ~= "number" then return ("is a table with the key '%s', wanted a list"):format(tostring(key)) end
+  if n == 0 and type(key) ~= "number" then
+    return ("is a table with the key '%s', wanted a list"):format(tostring(key))
+  end
   for other in next, x do
-    if type(other) == "number" and (other < 1 or other > n) then return ("has an entry [%s], and no entry [%d]"):format(other, n + 1) end
+    if type(other) == "number" and (other < 1 or other > n) then
+      return ("has an entry [%s], and no entry [%d]"):format(other, n + 1)
+    end
   end
 end
 
@@ -232,15 +245,16 @@ local function check_type(func, name, value, wanted)
     if math.abs(n) < 2 ^ 53 then return n end
     fail(("%s: %s is %s, wanted a number below 2^53"):format(func, name, tostring(value)))
   end
-  if wanted == "seed" and (is_whole(value) or type(value) == "number" and value == math.floor(value) and value >= 0 and value < 2 ^ 53) then
+  if wanted == "seed" and (is_whole(value) or type(value) == "number" and value == math.floor(value) and value >= 0
+    and value < 2 ^ 53) then
     return value
   end
   fail(("%s: %s is %s, wanted %s"):format(func, name, kind(value), type_text[wanted == "lists" and "list" or wanted]))
 end
 
---- Check a table of named arguments. `spec` maps a name to its default, or to util.required / util.optional. Returns a new table with
---- all defaults filled in; unknown or missing names are errors that name the function, and so are values of another type than the
---- spec says or the default has.
+--- Check a table of named arguments. `spec` maps a name to its default, or to util.required / util.optional. Returns a
+--- new table with all defaults filled in; unknown or missing names are errors that name the function, and so are values
+--- of another type than the spec says or the default has.
 function M.named(func, args, spec)
   if args == nil then args = {} end
   local meta = type(args) == "table" and getmetatable(args)
@@ -306,7 +320,8 @@ end
 function M.integer(func, what, value, low, high)
   if type(value) ~= "number" or value ~= math.floor(value) or value < low or value > (high or 2 ^ 53) then
     local too_large = type(value) == "number" and value > 2 ^ 53
-    fail(("%s: %s is %s, allowed: whole numbers %d..%s"):format(func, what, kind(value), low, high and ("%d"):format(high)
+    fail(("%s: %s is %s, allowed: whole numbers %d..%s"):format(func, what, kind(value), low, high
+      and ("%d"):format(high)
       or too_large and "2^53" or ""))
   end
   return value
@@ -334,7 +349,9 @@ local function distance(a, b)
       else
         local x, y = a:byte(i), b:byte(j)
         d[i][j] = math.min(d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (x == y and 0 or 1))
-        if i > 1 and j > 1 and x == b:byte(j - 1) and y == a:byte(i - 1) then d[i][j] = math.min(d[i][j], d[i - 2][j - 2] + 1) end
+        if i > 1 and j > 1 and x == b:byte(j - 1) and y == a:byte(i - 1) then
+          d[i][j] = math.min(d[i][j], d[i - 2][j - 2] + 1)
+        end
       end
     end
   end
@@ -343,12 +360,14 @@ end
 
 M.distance = distance
 
---- An error for a name that `what` does not have; it tells the name among the keys of `tables` that may have been meant. noun: "method ".
+--- An error for a name that `what` does not have; it tells the name among the keys of `tables` that may have been
+--- meant. noun: "method ".
 function M.unknown(what, name, tables, noun)
   local best, least, most = nil, math.huge, math.max(1, math.floor(#name / 4))
   for _, t in ipairs(tables) do
     for key in pairs(t) do
-      local open = type(key) == "string" and (key:sub(1, 1) ~= "_" or name:sub(1, 1) == "_") -- nobody means a name of the library's own
+      -- nobody means a name of the library's own
+      local open = type(key) == "string" and (key:sub(1, 1) ~= "_" or name:sub(1, 1) == "_")
       local near = open and math.abs(#key - #name) <= most -- each letter more or less is a step
       local d = near and distance(name:lower(), key:lower())
       if d and d <= most then
@@ -360,13 +379,14 @@ function M.unknown(what, name, tables, noun)
   fail(("%s has no %s'%s'%s"):format(what, noun or "", name, best and ("; is '%s' meant?"):format(best) or ""))
 end
 
---- A face of the library: `content`, and parts that load when they are first used. modules: key -> the module that is loaded; names: key ->
---- the key of the part that has it; whole: modules all of whose names are those of the face too. Any other name is an error, which tells
---- the name that may have been meant.
+--- A face of the library: `content`, and parts that load when they are first used. modules: key -> the module that is
+--- loaded; names: key -> the key of the part that has it; whole: modules all of whose names are those of the face too.
+--- Any other name is an error, which tells the name that may have been meant.
 function M.face(what, content, modules, names, whole)
   modules, names, whole = modules or {}, names or {}, whole or {}
   return setmetatable(content, {
-    __names = function() return { modules, names, unpack(M.map(whole, require)) } end, -- for completion: names that are not loaded yet
+    -- for completion: names that are not loaded yet
+    __names = function() return { modules, names, unpack(M.map(whole, require)) } end,
     __index = function(face, key)
       local value
       if modules[key] then value = require(modules[key])
@@ -396,7 +416,8 @@ function M.index_of(values)
   return index
 end
 
---- The value that an object stands for: the result of a lazy awaitable (a table whose class says _lazy), anything else itself.
+--- The value that an object stands for: the result of a lazy awaitable (a table whose class says _lazy), anything else
+--- itself.
 local function resolve(x)
   if type(x) ~= "table" then return x end
   local meta = getmetatable(x)
@@ -421,7 +442,9 @@ function M.read_file(path)
   local text
   text, why = file:read(MOST)
   if text == nil and not why then text = "" end
-  if text and #text == MOST then text, why = nil, ("it has %d MiB or more, which no text has that is read here"):format(MOST / 2 ^ 20) end
+  if text and #text == MOST then
+    text, why = nil, ("it has %d MiB or more, which no text has that is read here"):format(MOST / 2 ^ 20)
+  end
   file:close()
   return text, why and (why:find(path, 1, true) and why or ("'%s': %s"):format(path, why))
 end
@@ -436,7 +459,8 @@ function M.exchange(a, b)
   for k, v in pairs(from_a) do rawset(b, k, v) end
 end
 
---- A module of a layer above, for a method of a class below that opens a door to it (nn.Module:export). It loads when the method is called.
+--- A module of a layer above, for a method of a class below that opens a door to it (nn.Module:export). It loads when
+--- the method is called.
 function M.above(name) return require(name) end
 
 --- A new table with the fields of `t`.
@@ -446,7 +470,8 @@ function M.copy(t)
   return out
 end
 
---- The median of a list of numbers (of two in the middle the lesser), and the least. The list stays as it is; an empty one has none.
+--- The median of a list of numbers (of two in the middle the lesser), and the least. The list stays as it is; an empty
+--- one has none.
 function M.median(numbers)
   local sorted = M.copy(numbers)
   table.sort(sorted)

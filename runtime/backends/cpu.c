@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cpu.c: the device of the host's processors. Everything runs at once, in the calling thread and the worker pool, so streams and events
- * are empty. Matrix products are oneDNN's or OpenBLAS's. Memory is cached by size class: a training step asks for the same sizes every
- * time, and fresh pages cost more than most kernels.
+ * cpu.c: the device of the host's processors. Everything runs at once, in the calling thread and the worker pool, so
+ * streams and events are empty. Matrix products are oneDNN's or OpenBLAS's. Memory is cached by size class: a training
+ * step asks for the same sizes every time, and fresh pages cost more than most kernels.
  */
 #include "../../kernels/kernels.h"
 #include "../plugin/device.h"
@@ -18,7 +18,7 @@
 
 static const peri_plugin_host *host;
 
-/* -- memory -------------------------------------------------------------------------------------------------------------------- */
+/* -- memory -------------------------------------------------------------------------------------------------------- */
 
 enum {
     SMALLEST = 6,              /* classes start at 2^6 bytes */
@@ -27,13 +27,13 @@ enum {
     HUGE = 1 << 21,
     SLAB_MOST = 1 << 15,       /* blocks up to this size are cut from slabs of SLAB bytes */
     SLAB = 1 << 20,
-    LARGE = 64 << 20,          /* blocks above this size and up to LARGEST are kept too, for new ones cost their zeros (half of a step of
-                                  long sequences), but not for ever: see trim */
+    LARGE = 64 << 20,          /* blocks above this size and up to LARGEST are kept too, for new ones cost their zeros
+                                  (half of a step of long sequences), but not for ever: see trim */
     LARGEST = 1 << 30,
     KEPT_PART = 8,             /* all of them together: this part of the machine's memory */
     OLD = 16,
-    HUGE_SLAB = 4 * HUGE       /* larger ones below HUGE: from these, so that they lie on huge pages too (copies between processes look
-                                  up each page: 1 MiB on small ones took 1.5 times as long) */
+    HUGE_SLAB = 4 * HUGE       /* larger ones below HUGE: from these, so that they lie on huge pages too (copies between
+                                  processes look up each page: 1 MiB on small ones took 1.5 times as long) */
 };
 
 /** Memory of which blocks are cut. It begins with a slab_head. */
@@ -174,8 +174,8 @@ static void *from_cache(int c, int64_t rounded)
     return p;
 }
 
-/** Give large free blocks back that nobody has used while @misses others had to be made: those of a phase that is over. Steps that use
- *  the same sizes over and over miss nothing, and keep all of theirs. 0: all. */
+/** Give large free blocks back that nobody has used while @misses others had to be made: those of a phase that is over.
+ *  Steps that use the same sizes over and over miss nothing, and keep all of theirs. 0: all. */
 static void trim(int64_t misses)
 {
     for (int c = CLASSES - 1; bytes_of(c) > LARGE; c--)
@@ -190,7 +190,8 @@ static void trim(int64_t misses)
         }
 }
 
-/** Give back to the system what no block needs: free blocks of whole huge pages, and, if there is no other block, all slabs. */
+/** Give back to the system what no block needs: free blocks of whole huge pages, and, if there is no other block, all
+ *  slabs. */
 static void give_back(void)
 {
     for (int c = CLASSES - 1; bytes_of(c) >= HUGE; c--)
@@ -288,14 +289,15 @@ static void cpu_free(void *device, void *stream, void *p, int64_t bytes)
     }
     pthread_mutex_lock(&cache.lock);
     if (c < CLASSES) cache.in_use--;
-    bool large = rounded > LARGE, kept = c < CLASSES && (!large || (rounded <= LARGEST && cache.large + rounded <= most_kept()));
+    bool large = rounded > LARGE,
+         kept = c < CLASSES && (!large || (rounded <= LARGEST && cache.large + rounded <= most_kept()));
     if (kept) give_block(c, p);
     if (kept && large) cache.large += rounded;
     pthread_mutex_unlock(&cache.lock);
     if (!kept) unmap(p, rounded);
 }
 
-/* -- streams and events: nothing is ever queued ---------------------------------------------------------------------------------- */
+/* -- streams and events: nothing is ever queued -------------------------------------------------------------------- */
 
 static char nothing;
 
@@ -346,7 +348,7 @@ static peri_status cpu_wait(void *device, void *a, void *b)
     return PERI_OK;
 }
 
-/* -- work ---------------------------------------------------------------------------------------------------------------------- */
+/* -- work ---------------------------------------------------------------------------------------------------------- */
 
 typedef struct copy_args {
     char *dst;
@@ -378,7 +380,8 @@ static void launch_range(void *ctx, int64_t begin, int64_t end)
     l->fn(l->args, begin, end);
 }
 
-static peri_status cpu_launch(void *device, void *stream, int32_t kernel, const void *args, int64_t args_size, int64_t n, int64_t grain)
+static peri_status cpu_launch(void *device, void *stream, int32_t kernel, const void *args, int64_t args_size,
+                              int64_t n, int64_t grain)
 {
     (void)device, (void)stream, (void)args_size;
     launch_args l = {peri_kernels_get()->fn[kernel], args};
@@ -398,7 +401,8 @@ static int64_t cpu_scratch(void *device, int32_t op, const void *args)
     return peri__cpu_op_scratch(host, op, args);
 }
 
-static peri_status cpu_run(void *device, void *stream, int32_t op, const void *args, int64_t args_size, void *scratch, int64_t bytes)
+static peri_status cpu_run(void *device, void *stream, int32_t op, const void *args, int64_t args_size, void *scratch,
+                           int64_t bytes)
 {
     (void)device, (void)stream, (void)args_size;
     if (op == PERI_OP_gemm) return peri__cpu_gemm(args);

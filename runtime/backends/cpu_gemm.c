@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cpu_gemm.c: the operation gemm of the device cpu: matrix products by OpenBLAS or oneDNN, in blocks of rows that the worker pool shares.
+ * cpu_gemm.c: the operation gemm of the device cpu: matrix products by OpenBLAS or oneDNN, in blocks of rows that the
+ * worker pool shares.
  */
 #include "../../kernels/dense.h"
 #include "../../kernels/work.h"
@@ -20,19 +21,23 @@
 
 static const peri_plugin_host *host;
 
-/** OpenBLAS, which is loaded at the first product. Linked to the library it would start its threads before the program's main, with all
- *  signals open: one that the program blocks in order to wait for it would end the process there. */
+/** OpenBLAS, which is loaded at the first product. Linked to the library it would start its threads before the
+ *  program's main, with all signals open: one that the program blocks in order to wait for it would end the process
+ *  there. */
 static struct {
     __typeof__(cblas_sgemm) *sgemm;
     __typeof__(cblas_dgemm) *dgemm;
 } openblas;
 
-/** oneDNN's f32 product, if the library is there: the products of a DLRM step (batch 2,048, one thread of a Zen 4) took 93 ms with
- *  OpenBLAS 0.3.21, 92 ms with BLIS 0.9 and 85 ms with oneDNN 2.6. PERI_BLAS=openblas does without it, PERI_BLAS=onednn insists on it. */
+/** oneDNN's f32 product, if the library is there: the products of a DLRM step (batch 2,048, one thread of a Zen 4) took
+ *  93 ms with OpenBLAS 0.3.21, 92 ms with BLIS 0.9 and 85 ms with oneDNN 2.6. PERI_BLAS=openblas does without it,
+ *  PERI_BLAS=onednn insists on it. */
 static struct {
-    int (*sgemm)(char ta, char tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
-                 float beta, float *c, int64_t ldc); /* row-major; 0 is success. NULL: OpenBLAS */
-    int (*omp_threads)(void);       /* of products that the calling thread starts; NULL if oneDNN was built without OpenMP */
+    int (*sgemm)(char ta, char tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
+                 const float *b, int64_t ldb, float beta, float *c,
+                 int64_t ldc);      /* row-major; 0 is success. NULL: OpenBLAS */
+    int (*omp_threads)(void);       /* of products that the calling thread starts; NULL if oneDNN was built without
+                                       OpenMP */
     void (*omp_threads_set)(int n);
 } onednn;
 
@@ -42,15 +47,16 @@ static char problem[256]; /* why there are no products; "" */
 enum { OPENBLAS_CODE = 48 << 20, OPENBLAS_BUFFER = 128 << 20, MOST_THREADS = 1024 };
 enum { DNNL_MAJOR = 3, DNNL_MINOR = 15 }; /* the newest oneDNN that is looked for */
 
-/** Are there addresses for the buffers of so many products at a time, and @more bytes? Where OpenBLAS gets none for a buffer it asks for
- *  ever, with all of a processor. */
+/** Are there addresses for the buffers of so many products at a time, and @more bytes? Where OpenBLAS gets none for a
+ *  buffer it asks for ever, with all of a processor. */
 static bool room_for(int32_t threads, size_t more)
 {
     void *blocks[MOST_THREADS + 1];
     int32_t n = 0, wanted = threads < MOST_THREADS ? threads : MOST_THREADS;
     bool ok = true;
     for (; ok && n < wanted + (more > 0); n++) {
-        blocks[n] = mmap(NULL, n < wanted ? OPENBLAS_BUFFER : more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        blocks[n] =
+            mmap(NULL, n < wanted ? OPENBLAS_BUFFER : more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         ok = blocks[n] != MAP_FAILED;
     }
     for (int32_t i = 0; i < n; i++)
@@ -58,8 +64,9 @@ static bool room_for(int32_t threads, size_t more)
     return ok;
 }
 
-/** Load a library whose threads, if it starts any, take no signals. OpenBLAS starts as many as there are processors on which this thread
- *  may run, with a buffer each: while it is loaded that is one, since the worker pool splits products. */
+/** Load a library whose threads, if it starts any, take no signals. OpenBLAS starts as many as there are processors on
+ *  which this thread may run, with a buffer each: while it is loaded that is one, since the worker pool splits
+ *  products. */
 static void *load(const char *file, bool alone)
 {
     sigset_t all, before;
@@ -80,7 +87,8 @@ static void *load(const char *file, bool alone)
 static void openblas_find(void)
 {
     if (!room_for(1, OPENBLAS_CODE)) {
-        snprintf(problem, sizeof problem, "OpenBLAS needs %d MiB of addresses, which this process does not get (ulimit -v)",
+        snprintf(problem, sizeof problem,
+                 "OpenBLAS needs %d MiB of addresses, which this process does not get (ulimit -v)",
                  (OPENBLAS_CODE + OPENBLAS_BUFFER) >> 20);
         return;
     }
@@ -98,7 +106,8 @@ static void openblas_find(void)
     *(void **)&openblas.dgemm = dlsym(library, "cblas_dgemm");
     *(void **)&threads_set = dlsym(library, "openblas_set_num_threads");
     if (threads_set) threads_set(1); /* also where the program has loaded it before */
-    if (!openblas.sgemm || !openblas.dgemm) snprintf(problem, sizeof problem, "this OpenBLAS has no cblas_sgemm and cblas_dgemm");
+    if (!openblas.sgemm || !openblas.dgemm)
+        snprintf(problem, sizeof problem, "this OpenBLAS has no cblas_sgemm and cblas_dgemm");
 }
 
 static void onednn_find(void)
@@ -114,7 +123,8 @@ static void onednn_find(void)
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     if (!wanted) return; /* its OpenMP runtime is not instrumented */
 #endif
-    for (int major = DNNL_MAJOR; major > 0 && !library; major--) { /* Debian 12: libdnnl.so.2; 13: libdnnl.so.3.6, and no libdnnl.so.3 */
+    /* Debian 12: libdnnl.so.2; 13: libdnnl.so.3.6, and no libdnnl.so.3 */
+    for (int major = DNNL_MAJOR; major > 0 && !library; major--) {
         char file[32];
         snprintf(file, sizeof file, "libdnnl.so.%d", major);
         library = load(file, false);
@@ -133,8 +143,8 @@ static void onednn_find(void)
     host->log(PERI_LOG_INFO, "cpu: f32 matrix products by oneDNN");
 }
 
-/** What a program without a dynamic linker was linked with (-u cblas_sgemm -u cblas_dgemm -lopenblas, which the pkg-config file says); else
- *  NULL. Such a program cannot load libraries: the C library would end it. */
+/** What a program without a dynamic linker was linked with (-u cblas_sgemm -u cblas_dgemm -lopenblas, which the
+ *  pkg-config file says); else NULL. Such a program cannot load libraries: the C library would end it. */
 extern __typeof__(cblas_sgemm) cblas_sgemm __attribute__((weak));
 extern __typeof__(cblas_dgemm) cblas_dgemm __attribute__((weak));
 
@@ -146,7 +156,8 @@ static void find(void)
         openblas.sgemm = cblas_sgemm;
         openblas.dgemm = cblas_dgemm;
         if (!openblas.sgemm || !openblas.dgemm)
-            snprintf(problem, sizeof problem, "this program was linked statically, without OpenBLAS; link it with -u cblas_sgemm "
+            snprintf(problem, sizeof problem,
+                     "this program was linked statically, without OpenBLAS; link it with -u cblas_sgemm "
                      "-u cblas_dgemm -lopenblas");
         return;
     }
@@ -162,26 +173,29 @@ static bool use_onednn(const peri_op_gemm *g)
     return g->dtype == PERI_F32 && onednn.sgemm && g->k > 0 && g->m * g->n * g->k >= ONEDNN_LEAST;
 }
 
-/** One matrix product over rows [begin, end) of C. What oneDNN declines (out of memory for its kernels) is OpenBLAS's. */
+/** One matrix product over rows [begin, end) of C. What oneDNN declines (out of memory for its kernels) is
+ *  OpenBLAS's. */
 static void gemm_one(const peri_op_gemm *g, int64_t batch, int64_t begin, int64_t end)
 {
     enum CBLAS_TRANSPOSE ta = g->trans_a ? CblasTrans : CblasNoTrans, tb = g->trans_b ? CblasTrans : CblasNoTrans;
     int64_t a_at = batch * g->stride_a + begin * (g->trans_a ? 1 : g->lda), b_at = batch * g->stride_b;
     int64_t c_at = batch * g->stride_c + begin * g->ldc;
-    if (use_onednn(g) && onednn.sgemm(g->trans_a ? 'T' : 'N', g->trans_b ? 'T' : 'N', end - begin, g->n, g->k, (float)g->alpha,
-                                      (const float *)g->a + a_at, g->lda, (const float *)g->b + b_at, g->ldb, (float)g->beta,
-                                      (float *)g->c + c_at, g->ldc) == 0)
+    if (use_onednn(g) && onednn.sgemm(g->trans_a ? 'T' : 'N', g->trans_b ? 'T' : 'N', end - begin, g->n, g->k,
+                                      (float)g->alpha, (const float *)g->a + a_at, g->lda, (const float *)g->b + b_at,
+                                      g->ldb, (float)g->beta, (float *)g->c + c_at, g->ldc) == 0)
         return;
     if (g->dtype == PERI_F32)
-        openblas.sgemm(CblasRowMajor, ta, tb, (int)(end - begin), (int)g->n, (int)g->k, (float)g->alpha, (const float *)g->a + a_at,
-                    (int)g->lda, (const float *)g->b + b_at, (int)g->ldb, (float)g->beta, (float *)g->c + c_at, (int)g->ldc);
+        openblas.sgemm(CblasRowMajor, ta, tb, (int)(end - begin), (int)g->n, (int)g->k, (float)g->alpha,
+                       (const float *)g->a + a_at, (int)g->lda, (const float *)g->b + b_at, (int)g->ldb, (float)g->beta,
+                       (float *)g->c + c_at, (int)g->ldc);
     else
-        openblas.dgemm(CblasRowMajor, ta, tb, (int)(end - begin), (int)g->n, (int)g->k, g->alpha, (const double *)g->a + a_at, (int)g->lda,
-                    (const double *)g->b + b_at, (int)g->ldb, g->beta, (double *)g->c + c_at, (int)g->ldc);
+        openblas.dgemm(CblasRowMajor, ta, tb, (int)(end - begin), (int)g->n, (int)g->k, g->alpha,
+                       (const double *)g->a + a_at, (int)g->lda, (const double *)g->b + b_at, (int)g->ldb, g->beta,
+                       (double *)g->c + c_at, (int)g->ldc);
 }
 
-/** Rows of C are cut into blocks of this many, the same at any thread count, so that the bits of a product do not depend on it. At one
- *  thread blocks of 256 cost 1 to 2 % of the time (each packs the other matrix anew). */
+/** Rows of C are cut into blocks of this many, the same at any thread count, so that the bits of a product do not
+ *  depend on it. At one thread blocks of 256 cost 1 to 2 % of the time (each packs the other matrix anew). */
 enum { GEMM_ROWS = 256 };
 
 static void gemm_range(void *ctx, int64_t begin, int64_t end)
@@ -189,7 +203,8 @@ static void gemm_range(void *ctx, int64_t begin, int64_t end)
     const peri_op_gemm *g = ctx;
     int64_t blocks = (g->m + GEMM_ROWS - 1) / GEMM_ROWS;
     bool limit = onednn.omp_threads_set && use_onednn(g);
-    int threads = limit ? onednn.omp_threads() : 1; /* the worker pool splits products itself; the caller's own setting comes back */
+    int threads = limit ? onednn.omp_threads() : 1; /* the worker pool splits products itself; the caller's own setting
+                                                       comes back */
     if (limit && threads != 1) onednn.omp_threads_set(1);
     for (int64_t i = begin; i < end; i++) {
         int64_t row = i % blocks * GEMM_ROWS;
@@ -198,7 +213,7 @@ static void gemm_range(void *ctx, int64_t begin, int64_t end)
     if (limit && threads != 1) onednn.omp_threads_set(threads);
 }
 
-/* -- products whose sums have one order ---------------------------------------------------------------------------------------------- */
+/* -- products whose sums have one order ---------------------------------------------------------------------------- */
 
 /** op(A) and op(B) of one product, copied so that the kernel can read them. */
 typedef struct ordered {
@@ -214,8 +229,14 @@ static void ordered_range(void *ctx, int64_t begin, int64_t end)
     const peri_op_gemm *g = o->g;
     const float *a = o->a ? o->a : (const float *)g->a + o->batch * g->stride_a;
     float *c = (float *)g->c + o->batch * g->stride_c;
-    peri_k_panel_product_args args = {.y = o->sums, .x = a, .panels = o->panels, .act = PERI_UNARY_IDENTITY, .inner = g->k, .cols = g->n,
-                                      .x_stride = o->a ? g->k : g->lda, .y_stride = g->n};
+    peri_k_panel_product_args args = {.y = o->sums,
+                                      .x = a,
+                                      .panels = o->panels,
+                                      .act = PERI_UNARY_IDENTITY,
+                                      .inner = g->k,
+                                      .cols = g->n,
+                                      .x_stride = o->a ? g->k : g->lda,
+                                      .y_stride = g->n};
     const int64_t first = begin * GEMM_ROWS, last = end * GEMM_ROWS < g->m ? end * GEMM_ROWS : g->m;
     peri_kernels_get()->fn[PERI_K_panel_product](&args, first, last);
     for (int64_t i = first; i < last; i++)
@@ -250,8 +271,8 @@ static peri_status ordered_product(const peri_op_gemm *g)
 bool peri__cpu_has_gemm(const peri_op_gemm *g)
 {
     int64_t most = INT32_MAX; /* OpenBLAS counts in 32 bits */
-    return (g->dtype == PERI_F32 || g->dtype == PERI_F64) && g->c_dtype == g->dtype && !g->biased && g->m <= most && g->n <= most &&
-        g->k <= most && g->lda <= most && g->ldb <= most && g->ldc <= most;
+    return (g->dtype == PERI_F32 || g->dtype == PERI_F64) && g->c_dtype == g->dtype && !g->biased && g->m <= most &&
+           g->n <= most && g->k <= most && g->lda <= most && g->ldb <= most && g->ldc <= most;
 }
 
 void peri__cpu_gemm_init(const peri_plugin_host *lent) { host = lent; }
@@ -268,8 +289,10 @@ peri_status peri__cpu_gemm(const peri_op_gemm *g)
     threads = blocks < threads ? (int32_t)blocks : threads;
     if (threads > atomic_load(&roomy)) {
         if (!room_for(threads, 0))
-            return PERI_HOST_FAIL(host, PERI_ENOMEM, "cpu: matrix products by %d threads need %d MiB of addresses for each, which this "
-                                  "process does not get (ulimit -v; PERI_NUM_THREADS)", threads, OPENBLAS_BUFFER >> 20);
+            return PERI_HOST_FAIL(host, PERI_ENOMEM,
+                                  "cpu: matrix products by %d threads need %d MiB of addresses for each, which this "
+                                  "process does not get (ulimit -v; PERI_NUM_THREADS)",
+                                  threads, OPENBLAS_BUFFER >> 20);
         atomic_store(&roomy, threads);
     }
     peri_op_gemm copy = *g;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cpu_ops.c: the operations of the device cpu, composed of steps (kernels/kernels.h), each over chunks that the worker pool shares. What is
- * known here and nowhere else: how much work is worth a chunk, how many passes a sort makes, what memory that takes.
+ * cpu_ops.c: the operations of the device cpu, composed of steps (kernels/kernels.h), each over chunks that the worker
+ * pool shares. What is known here and nowhere else: how much work is worth a chunk, how many passes a sort makes, what
+ * memory that takes.
  *
- * Where the number of parts depends on the threads, the scratch has room for so many parts, and running reads their number off its size:
- * the threads may have changed since.
+ * Where the number of parts depends on the threads, the scratch has room for so many parts, and running reads their
+ * number off its size: the threads may have changed since.
  */
 #include "cpu_ops.h"
 
@@ -49,7 +50,7 @@ static int32_t bits_below(int64_t n)
     return bits;
 }
 
-/* -- cumulative sums --------------------------------------------------------------------------------------------------------------- */
+/* -- cumulative sums ----------------------------------------------------------------------------------------------- */
 
 enum { BLOCK_GRAIN = 8, ROW_GRAIN = 64, INT_GRAIN = 1 << 15 }; /* blocks, rows, elements that are worth a thread */
 
@@ -87,15 +88,26 @@ static int64_t cumsum_scratch(const peri_plugin_host *host, const void *args)
 static void run_cumsum(const call *c)
 {
     const peri_op_cumsum *a = c->args;
-    int64_t blocks = blocks_of(a->cols), *sums = (int64_t *)c->scratch, *bad = a->bad ? sums + a->rows * (blocks + 1) : NULL;
-    peri_k_cumsum_args sum = {.x = a->x, .y = a->y, .sums = sums, .bad = bad, .rows = a->rows, .cols = a->cols, .blocks = blocks,
-                              .limit = a->limit, .x_dtype = a->x_dtype, .y_dtype = a->y_dtype, .mode = a->mode};
+    int64_t blocks = blocks_of(a->cols), *sums = (int64_t *)c->scratch,
+            *bad = a->bad ? sums + a->rows * (blocks + 1) : NULL;
+    peri_k_cumsum_args sum = {.x = a->x,
+                              .y = a->y,
+                              .sums = sums,
+                              .bad = bad,
+                              .rows = a->rows,
+                              .cols = a->cols,
+                              .blocks = blocks,
+                              .limit = a->limit,
+                              .x_dtype = a->x_dtype,
+                              .y_dtype = a->y_dtype,
+                              .mode = a->mode};
     sum_steps(c, &sum);
     if (bad) *a->bad = first_of(bad, a->rows * blocks);
     for (int64_t r = 0; r < a->rows && a->total; r++) {
         const int64_t *row = sums + r * (blocks + 1);
         a->total[r] = row[blocks];
-        for (int64_t b = 0; b <= blocks && a->limit >= 0; b++) /* a block adds less than 2^62: passing 2^63 shows as negative */
+        /* a block adds less than 2^62: passing 2^63 shows as negative */
+        for (int64_t b = 0; b <= blocks && a->limit >= 0; b++)
             if (row[b] < 0) a->total[r] = INT64_MAX;
     }
 }
@@ -115,23 +127,47 @@ static void run_bags_report(const call *c)
     int64_t *bad = blocks ? sums + blocks + 1 : NULL, *most = blocks ? bad + blocks : NULL;
     bool summed = a->look == PERI_BAGS_LENGTHS;
     if (summed) {
-        peri_k_cumsum_args sum = {.x = a->lengths, .y = a->sums, .sums = sums, .bad = bad, .most = most, .rows = 1, .cols = a->bags,
-                                  .blocks = blocks, .limit = a->values, .x_dtype = a->lengths_dtype, .y_dtype = PERI_I64,
+        peri_k_cumsum_args sum = {.x = a->lengths,
+                                  .y = a->sums,
+                                  .sums = sums,
+                                  .bad = bad,
+                                  .most = most,
+                                  .rows = 1,
+                                  .cols = a->bags,
+                                  .blocks = blocks,
+                                  .limit = a->values,
+                                  .x_dtype = a->lengths_dtype,
+                                  .y_dtype = PERI_I64,
                                   .mode = PERI_CUMSUM_COMPLETE};
         sum_steps(c, &sum);
     } else if (blocks) {
-        peri_k_jagged_check_args check = {.offsets = a->offsets, .lengths = a->lengths, .bad = bad, .most = most, .bags = a->bags,
-                                          .limit = a->values, .offsets_dtype = a->offsets_dtype, .lengths_dtype = a->lengths_dtype};
+        peri_k_jagged_check_args check = {.offsets = a->offsets,
+                                          .lengths = a->lengths,
+                                          .bad = bad,
+                                          .most = most,
+                                          .bags = a->bags,
+                                          .limit = a->values,
+                                          .offsets_dtype = a->offsets_dtype,
+                                          .lengths_dtype = a->lengths_dtype};
         step(c, PERI_K_jagged_check, &check, blocks, BLOCK_GRAIN);
     }
-    peri_k_jagged_report_args report = {.lengths = a->lengths, .offsets = a->offsets, .bad = bad, .most = most,
-                                        .total = summed ? sums + blocks : NULL, .bounds = a->bounds, .report = a->report, .bags = a->bags,
-                                        .blocks = blocks, .step = a->step, .n_bounds = a->n_bounds, .lengths_dtype = a->lengths_dtype,
+    peri_k_jagged_report_args report = {.lengths = a->lengths,
+                                        .offsets = a->offsets,
+                                        .bad = bad,
+                                        .most = most,
+                                        .total = summed ? sums + blocks : NULL,
+                                        .bounds = a->bounds,
+                                        .report = a->report,
+                                        .bags = a->bags,
+                                        .blocks = blocks,
+                                        .step = a->step,
+                                        .n_bounds = a->n_bounds,
+                                        .lengths_dtype = a->lengths_dtype,
                                         .offsets_dtype = a->offsets_dtype};
     step(c, PERI_K_jagged_report, &report, 1, 1);
 }
 
-/* -- buckets ----------------------------------------------------------------------------------------------------------------------- */
+/* -- buckets ------------------------------------------------------------------------------------------------------- */
 
 /** Sums of the lengths by blocks, and the lengths' sums where nobody asks for them. */
 static int64_t bucketize_scratch(const peri_plugin_host *host, const void *args)
@@ -148,26 +184,45 @@ static void run_bucketize(const call *c)
     int64_t slots = a.buckets * a.bags, blocks = blocks_of(slots), *sums = (int64_t *)c->scratch;
     int64_t grain = a.bags * (1 << 14) / max(1, max(a.n, slots)) + 1; /* some 2^14 ids or slots */
     if (!a.starts) a.starts = sums + blocks + 1;
-    peri_k_cumsum_args sum = {.x = a.lengths, .y = a.starts, .sums = sums, .rows = 1, .cols = slots, .blocks = blocks, .limit = -1,
-                              .x_dtype = a.lengths_dtype, .y_dtype = PERI_I64, .mode = PERI_CUMSUM_COMPLETE};
+    peri_k_cumsum_args sum = {.x = a.lengths,
+                              .y = a.starts,
+                              .sums = sums,
+                              .rows = 1,
+                              .cols = slots,
+                              .blocks = blocks,
+                              .limit = -1,
+                              .x_dtype = a.lengths_dtype,
+                              .y_dtype = PERI_I64,
+                              .mode = PERI_CUMSUM_COMPLETE};
     step(c, PERI_K_bucketize_count, &a, a.bags, grain);
     sum_steps(c, &sum);
     if (a.new_ids) step(c, PERI_K_bucketize_place, &a, a.bags, grain);
 }
 
-/* -- sorting ----------------------------------------------------------------------------------------------------------------------- */
+/* -- sorting ------------------------------------------------------------------------------------------------------- */
 
-enum { DIGIT_BITS = 11, DIGIT_COUNTS = 4 << DIGIT_BITS, SORT_GRAIN = 1 << 14 }; /* bits of a pass; bytes of a chunk's counters */
+/* bits of a pass; bytes of a chunk's counters */
+enum { DIGIT_BITS = 11, DIGIT_COUNTS = 4 << DIGIT_BITS, SORT_GRAIN = 1 << 14 };
 
-static int64_t sort_chunks(const peri_plugin_host *host, int64_t n) { return max(1, min(2 * host->threads(), ceil_div(n, SORT_GRAIN))); }
+static int64_t sort_chunks(const peri_plugin_host *host, int64_t n)
+{
+    return max(1, min(2 * host->threads(), ceil_div(n, SORT_GRAIN)));
+}
 
-/** Sort n keys by bits [low, high), stably. Returns where they are: @keys or @spare. The scratch from @counts on is of counters. */
-static uint64_t *sort_words(const call *c, uint64_t *keys, uint64_t *spare, int64_t n, int32_t low, int32_t high, char *counts)
+/** Sort n keys by bits [low, high), stably. Returns where they are: @keys or @spare. The scratch from @counts on is of
+ *  counters. */
+static uint64_t *sort_words(const call *c, uint64_t *keys, uint64_t *spare, int64_t n, int32_t low, int32_t high,
+                            char *counts)
 {
     int32_t passes = (high - low + DIGIT_BITS - 1) / DIGIT_BITS, bits = passes ? (high - low + passes - 1) / passes : 0;
     int64_t chunks = (c->scratch + c->bytes - counts) / DIGIT_COUNTS;
     for (; low < high && n > 1; low += bits) {
-        peri_k_radix_args pass = {.src = keys, .dst = spare, .counts = (uint32_t *)counts, .n = &n, .chunks = chunks, .shift = low,
+        peri_k_radix_args pass = {.src = keys,
+                                  .dst = spare,
+                                  .counts = (uint32_t *)counts,
+                                  .n = &n,
+                                  .chunks = chunks,
+                                  .shift = low,
                                   .bits = (int32_t)min(bits, high - low)};
         step(c, PERI_K_radix_histogram, &pass, chunks, 1);
         step(c, PERI_K_radix_scan, &pass, 1, 1);
@@ -198,7 +253,7 @@ static void run_lists(const call *c)
     step(c, PERI_K_sort_lists, &cut, a->n + 1, INT_GRAIN);
 }
 
-/* -- checks ----------------------------------------------------------------------------------------------------------------------- */
+/* -- checks -------------------------------------------------------------------------------------------------------- */
 
 static int64_t index_check_scratch(const peri_plugin_host *host, const void *args)
 {
@@ -211,8 +266,12 @@ static void run_index_check(const call *c)
 {
     const peri_op_index_check *a = c->args;
     int64_t blocks = blocks_of(a->n), *bad = (int64_t *)c->scratch, *extent = bad + blocks;
-    peri_k_index_check_args check = {.x = a->x, .bad = a->bad ? bad : NULL, .extent = a->extent ? extent : NULL, .n = a->n,
-                                     .limit = a->limit, .dtype = a->dtype};
+    peri_k_index_check_args check = {.x = a->x,
+                                     .bad = a->bad ? bad : NULL,
+                                     .extent = a->extent ? extent : NULL,
+                                     .n = a->n,
+                                     .limit = a->limit,
+                                     .dtype = a->dtype};
     step(c, PERI_K_index_check, &check, blocks, BLOCK_GRAIN);
     if (a->bad) *a->bad = first_of(bad, blocks);
     if (!a->extent) return;
@@ -224,16 +283,20 @@ static void run_index_check(const call *c)
     }
 }
 
-/* -- unique ids -------------------------------------------------------------------------------------------------------------------- */
+/* -- unique ids ---------------------------------------------------------------------------------------------------- */
 
-/** Marks are worth their scan up to so many places per id, and up to so many in all (their places are met at random). */
+/** Marks are worth their scan up to so many places per id, and up to so many in all (their places are met at
+ *  random). */
 enum { MARKS_PER_ID = 32, MOST_MARKS = 1 << 28 };
 
 static uint64_t spread_of(const peri_op_unique *a) { return (uint64_t)a->most - (uint64_t)a->least; }
-static bool by_marks(const peri_op_unique *a) { return spread_of(a) < (uint64_t)min(MOST_MARKS, a->n * MARKS_PER_ID + PERI_JAGGED_BLOCK); }
+static bool by_marks(const peri_op_unique *a)
+{
+    return spread_of(a) < (uint64_t)min(MOST_MARKS, a->n * MARKS_PER_ID + PERI_JAGGED_BLOCK);
+}
 
-/** What lies in the scratch of marking: words, sums by blocks, then marks, ranks and tallies, of which marks and tallies are for each of
- *  `parts` parts of the ids. */
+/** What lies in the scratch of marking: words, sums by blocks, then marks, ranks and tallies, of which marks and
+ *  tallies are for each of `parts` parts of the ids. */
 typedef struct mark_plan {
     int64_t size, words, blocks;
     int64_t fixed, part; /* bytes; bytes of each part */
@@ -253,8 +316,15 @@ static void mark_ids(const call *c)
 {
     const peri_op_unique *a = c->args;
     mark_plan p = mark_plan_of(a);
-    peri_k_mark_args m = {.x = a->x, .unique = a->unique, .inverse = a->inverse, .counts = a->counts, .n = a->n, .base = a->least,
-                          .size = p.size, .parts = (c->bytes - p.fixed) / p.part, .dtype = a->dtype};
+    peri_k_mark_args m = {.x = a->x,
+                          .unique = a->unique,
+                          .inverse = a->inverse,
+                          .counts = a->counts,
+                          .n = a->n,
+                          .base = a->least,
+                          .size = p.size,
+                          .parts = (c->bytes - p.fixed) / p.part,
+                          .dtype = a->dtype};
     m.words = (uint64_t *)c->scratch;
     m.sums = (int64_t *)(m.words + p.words);
     m.marks = (uint64_t *)(m.sums + p.blocks + 1);
@@ -269,7 +339,8 @@ static void mark_ids(const call *c)
     if (a->counts) step(c, PERI_K_mark_tally, &m, m.total, INT_GRAIN);
 }
 
-/** Keys hold a place and as many bits of x as fit beside it; x with more bits is sorted in rounds, from the low bits on. */
+/** Keys hold a place and as many bits of x as fit beside it; x with more bits is sorted in rounds, from the low bits
+ *  on. */
 typedef struct order_plan {
     int32_t place_bits, bits, rounds;
 } order_plan;
@@ -284,7 +355,8 @@ static order_plan order_plan_of(const peri_op_unique *a)
 }
 
 /** @to = the places of the ids in ascending order. @other: another order, if there are rounds. */
-static void order_ids(const call *c, const order_plan *p, uint64_t *keys, uint64_t *spare, int64_t *to, int64_t *other, char *counts)
+static void order_ids(const call *c, const order_plan *p, uint64_t *keys, uint64_t *spare, int64_t *to, int64_t *other,
+                      char *counts)
 {
     const peri_op_unique *a = c->args;
     int64_t *order = NULL;
@@ -300,7 +372,8 @@ static void order_ids(const call *c, const order_plan *p, uint64_t *keys, uint64
     }
 }
 
-/** Two arrays of keys, where later the sorted ids and their starts lie; the order, another one if there are rounds; counters. */
+/** Two arrays of keys, where later the sorted ids and their starts lie; the order, another one if there are rounds;
+ *  counters. */
 static void sort_ids(const call *c)
 {
     const peri_op_unique *a = c->args;
@@ -309,8 +382,16 @@ static void sort_ids(const call *c)
     uint64_t *keys = (uint64_t *)c->scratch, *spare = keys + a->n + 1;
     int64_t *order = (int64_t *)(spare + a->n), *sums = order + a->n, *other = sums + blocks + 1;
     order_ids(c, &p, keys, spare, order, other, (char *)(other + (p.rounds > 1 ? a->n : 0)));
-    peri_k_unique_args u = {.x = a->x, .order = order, .sorted = spare, .sums = sums, .unique = a->unique, .inverse = a->inverse,
-                            .counts = a->counts, .starts = a->counts ? (int64_t *)keys : NULL, .n = a->n, .dtype = a->dtype};
+    peri_k_unique_args u = {.x = a->x,
+                            .order = order,
+                            .sorted = spare,
+                            .sums = sums,
+                            .unique = a->unique,
+                            .inverse = a->inverse,
+                            .counts = a->counts,
+                            .starts = a->counts ? (int64_t *)keys : NULL,
+                            .n = a->n,
+                            .dtype = a->dtype};
     step(c, PERI_K_unique_count, &u, blocks, BLOCK_GRAIN);
     scan(c, sums, blocks);
     *a->total = sums[blocks];
@@ -325,7 +406,8 @@ static int64_t unique_scratch(const peri_plugin_host *host, const void *args)
         mark_plan p = mark_plan_of(a);
         return p.fixed + max(1, min(host->threads(), ceil_div(a->n, INT_GRAIN))) * p.part;
     }
-    return 8 * (a->n * (order_plan_of(a).rounds > 1 ? 4 : 3) + 1 + blocks_of(a->n) + 1) + sort_chunks(host, a->n) * DIGIT_COUNTS;
+    return 8 * (a->n * (order_plan_of(a).rounds > 1 ? 4 : 3) + 1 + blocks_of(a->n) + 1) +
+           sort_chunks(host, a->n) * DIGIT_COUNTS;
 }
 
 static void run_unique(const call *c)
@@ -334,7 +416,7 @@ static void run_unique(const call *c)
     else sort_ids(c);
 }
 
-/* -- rows and numbers by id -------------------------------------------------------------------------------------------------------- */
+/* -- rows and numbers by id ---------------------------------------------------------------------------------------- */
 
 static int64_t table_rows_scratch(const peri_plugin_host *host, const void *args)
 {
@@ -416,7 +498,7 @@ static void run_mask_places(const call *c) { run_mask(c, PERI_K_mask_places, BLO
 
 static void run_norm_finish(const call *c) { step(c, PERI_K_norm_finish, c->args, 1, 1); }
 
-/* -- table batches: passes over a stream ----------------------------------------------------------------------------------------- */
+/* -- table batches: passes over a stream --------------------------------------------------------------------------- */
 
 enum { STREAM_GRAIN = 4 }; /* chunks that are worth a thread */
 
@@ -451,9 +533,10 @@ static void run_tbe_weight_gradient(const call *c)
     step(c, PERI_K_tbe_weight_gradient, &a, a.chunks, STREAM_GRAIN);
 }
 
-/* -- table batches: the sort ------------------------------------------------------------------------------------------------------- */
+/* -- table batches: the sort --------------------------------------------------------------------------------------- */
 
-/** A sort by rows, of at most `most` keys, and where its scratch lies: other keys, other spans, counters of `threads` threads. */
+/** A sort by rows, of at most `most` keys, and where its scratch lies: other keys, other spans, counters of `threads`
+ *  threads. */
 typedef struct row_sort {
     int64_t most, threads;
     int64_t spans, counts, bytes; /* places in the scratch */
@@ -503,8 +586,8 @@ static void sort_apart(const call *c, const row_sort *plan)
     step(c, PERI_K_tbe_sort, &sort, sort.chunks, PERI_K_TBE_SORT_PER_THREAD);
 }
 
-/** Passes of a sort by @key_bits bits in @chunks chunks, and the bits of each. A pass costs about one unit for each key and one for each
- *  counter of each chunk. */
+/** Passes of a sort by @key_bits bits in @chunks chunks, and the bits of each. A pass costs about one unit for each key
+ *  and one for each counter of each chunk. */
 static int32_t passes_of(int32_t key_bits, int64_t keys, int64_t chunks, int32_t *bits)
 {
     int64_t best = INT64_MAX;
@@ -529,8 +612,13 @@ static void sort_together(const call *c, const row_sort *plan)
     int32_t bits = 0, passes = passes_of(64 - a->payload_bits, plan->most, chunks, &bits);
     uint64_t *room = (uint64_t *)c->scratch;
     uint32_t *counts = (uint32_t *)(c->scratch + plan->counts);
-    peri_k_radix_args pass = {.src = passes % 2 ? room : a->keys, .dst = passes % 2 ? a->keys : room, .counts = counts,
-                              .n = &s->spans[s->n_blocks].items, .chunks = chunks, .shift = a->payload_bits, .bits = bits};
+    peri_k_radix_args pass = {.src = passes % 2 ? room : a->keys,
+                              .dst = passes % 2 ? a->keys : room,
+                              .counts = counts,
+                              .n = &s->spans[s->n_blocks].items,
+                              .chunks = chunks,
+                              .shift = a->payload_bits,
+                              .bits = bits};
     peri_k_tbe_keys_args keys = {.list = *s, .keys = passes % 2 ? room : a->keys, .items = a->items, .counts = counts,
                                  .total_rows = a->total_rows, .chunks = chunks, .payload_bits = a->payload_bits,
                                  .shift = a->payload_bits, .bits = bits};
@@ -554,7 +642,7 @@ static void run_tbe_sort(const call *c)
     else sort_together(c, &plan);
 }
 
-/* -- table batches: updates -------------------------------------------------------------------------------------------------------- */
+/* -- table batches: updates ---------------------------------------------------------------------------------------- */
 
 /** Floats that a chunk works on. */
 static int64_t rows_stride(const peri_k_tbe_rows *rows)
@@ -585,7 +673,11 @@ static void run_tbe_update(const call *c)
     a.scratch_stride = rows_stride(&a.rows);
     int64_t *starts = (int64_t *)(c->scratch + a.chunks * a.scratch_stride * 4);
     if (a.run_values) {
-        peri_k_tbe_runs_args runs = {.sorted = a.sorted, .n = a.n, .starts = starts, .total_rows = a.rows.total_rows, .chunks = a.chunks,
+        peri_k_tbe_runs_args runs = {.sorted = a.sorted,
+                                     .n = a.n,
+                                     .starts = starts,
+                                     .total_rows = a.rows.total_rows,
+                                     .chunks = a.chunks,
                                      .payload_bits = a.payload_bits};
         step(c, PERI_K_tbe_runs, &runs, 1, 1);
         a.run_starts = starts;
@@ -653,7 +745,7 @@ static void run_tbe_shampoo(const call *c)
     step(c, PERI_K_tbe_precondition, &a, a.chunks, 1);
 }
 
-/* -- sorts of lines ---------------------------------------------------------------------------------------------------------------- */
+/* -- sorts of lines ------------------------------------------------------------------------------------------------ */
 
 static int64_t sort_lines_scratch(const peri_plugin_host *host, const void *args)
 {
@@ -669,7 +761,7 @@ static void run_sort_lines(const call *c)
     step(c, PERI_K_sort_line, &lines, a->lines, max(1, (1 << 12) / max(1, a->n)));
 }
 
-/* -- the largest products ----------------------------------------------------------------------------------------------------------- */
+/* -- the largest products ------------------------------------------------------------------------------------------ */
 
 enum { ITEM_GRAIN = 1024, NEAREST_PARTS = 2 /* of a thread */ };
 
@@ -679,9 +771,15 @@ static int64_t nearest_parts(const peri_plugin_host *host, const peri_op_nearest
 }
 
 /** Bytes of what a part has found, and of its rows as f32. */
-static int64_t nearest_bytes(const peri_op_nearest *a) { return a->n_queries * a->k * 12 + PERI_NEAREST_ROWS * a->dim * 4; }
+static int64_t nearest_bytes(const peri_op_nearest *a)
+{
+    return a->n_queries * a->k * 12 + PERI_NEAREST_ROWS * a->dim * 4;
+}
 
-static int64_t nearest_scratch(const peri_plugin_host *host, const void *args) { return nearest_parts(host, args) * nearest_bytes(args); }
+static int64_t nearest_scratch(const peri_plugin_host *host, const void *args)
+{
+    return nearest_parts(host, args) * nearest_bytes(args);
+}
 
 static void run_nearest(const call *c)
 {
@@ -695,7 +793,7 @@ static void run_nearest(const call *c)
     step(c, PERI_K_nearest_merge, &a, a.op.n_queries, 16);
 }
 
-/* -- the table --------------------------------------------------------------------------------------------------------------------- */
+/* -- the table ----------------------------------------------------------------------------------------------------- */
 
 static const struct {
     void (*run)(const call *c);
@@ -704,13 +802,15 @@ static const struct {
 #define OP(name) [PERI_OP_##name - PERI_OP_FIRST] = {run_##name, NULL}
 #define OP_SCRATCH(name) [PERI_OP_##name - PERI_OP_FIRST] = {run_##name, name##_scratch}
 #define OP_MASK(name) [PERI_OP_##name - PERI_OP_FIRST] = {run_##name, mask_scratch}
-    OP(norm_finish), OP_SCRATCH(cumsum), OP_SCRATCH(bags_report), OP_SCRATCH(lists), OP_SCRATCH(index_check), OP_SCRATCH(unique),
-    OP_SCRATCH(bucketize), OP_SCRATCH(sort_lines),
-    OP_SCRATCH(table_rows), OP_SCRATCH(slice_bounds), OP_SCRATCH(hash_insert), OP(weights_by_id),
-    OP_MASK(mask_count), OP_MASK(mask_pick), OP_MASK(mask_spread), OP_MASK(mask_places),
-    OP(tbe_prepare), OP(tbe_check), OP(tbe_report), OP(tbe_forward), OP(tbe_weight_gradient), OP_SCRATCH(tbe_sort),
-    OP_SCRATCH(tbe_update), OP_SCRATCH(tbe_dense_update), OP_SCRATCH(tbe_ema), OP_SCRATCH(tbe_shampoo),
-    OP_SCRATCH(nearest),
+    OP(norm_finish),          OP_SCRATCH(cumsum),      OP_SCRATCH(bags_report),
+    OP_SCRATCH(lists),        OP_SCRATCH(index_check), OP_SCRATCH(unique),
+    OP_SCRATCH(bucketize),    OP_SCRATCH(sort_lines),  OP_SCRATCH(table_rows),
+    OP_SCRATCH(slice_bounds), OP_SCRATCH(hash_insert), OP(weights_by_id),
+    OP_MASK(mask_count),      OP_MASK(mask_pick),      OP_MASK(mask_spread),
+    OP_MASK(mask_places),     OP(tbe_prepare),         OP(tbe_check),
+    OP(tbe_report),           OP(tbe_forward),         OP(tbe_weight_gradient),
+    OP_SCRATCH(tbe_sort),     OP_SCRATCH(tbe_update),  OP_SCRATCH(tbe_dense_update),
+    OP_SCRATCH(tbe_ema),      OP_SCRATCH(tbe_shampoo), OP_SCRATCH(nearest),
 };
 
 int64_t peri__cpu_op_scratch(const peri_plugin_host *host, int32_t op, const void *args)

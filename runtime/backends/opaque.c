@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * opaque.c: the test device. It computes with the cpu backend's kernels, but behaves like the worst GPU that the contract allows:
+ * opaque.c: the test device. It computes with the cpu backend's kernels, but behaves like the worst GPU that the
+ * contract allows:
  *
- * - its addresses are mapped without access, for good: a host that dereferences one dies at once. The bytes lie elsewhere, at a fixed
- *   distance that only this file knows; it moves the device pointers in the arguments of a task when the task runs;
- * - its streams run nothing until somebody waits, and then in a random order (seeded), bound by stream order and events only:
+ * - its addresses are mapped without access, for good: a host that dereferences one dies at once. The bytes lie
+ *   elsewhere, at a fixed distance that only this file knows; it moves the device pointers in the arguments of a task
+ *   when the task runs;
+ * - its streams run nothing until somebody waits, and then in a random order (seeded), bound by stream order and events
+ * only:
  *   a forgotten event shows as a wrong result;
- * - freed memory is overwritten when the free runs: a use after free shows as well. The scratch of an operation holds noise before and
- *   after, another one each time: what comes out must not depend on it, and nobody else can make use of it.
+ * - freed memory is overwritten when the free runs: a use after free shows as well. The scratch of an operation holds
+ *   noise before and after, another one each time: what comes out must not depend on it, and nobody else can make use
+ *   of it.
  *
  * It is slow on purpose and single-file: one mutex, tasks run in the thread that waits.
  */
@@ -68,9 +72,9 @@ typedef struct hole {
     int64_t bytes;
 } hole;
 
-/** Addresses lie where the low 32 bits, as a signed number, are large and negative. An argument struct has padding beside its 32-bit
- *  members, where compilers leave what the stack held, often the upper half of some address: with a count or a dtype for a lower half it
- *  must not look like one of ours. */
+/** Addresses lie where the low 32 bits, as a signed number, are large and negative. An argument struct has padding
+ *  beside its 32-bit members, where compilers leave what the stack held, often the upper half of some address: with a
+ *  count or a dtype for a lower half it must not look like one of ours. */
 static const size_t ARENA_BYTES = (size_t)3 << 29;
 static const uintptr_t ARENA_LOW = 0x90000000u;
 
@@ -92,8 +96,8 @@ static void *bytes_of(const void *p)
     return (char *)x + (ours ? dev.distance : 0);
 }
 
-/** Move the device pointers in a task's arguments: every aligned word that is one of the addresses. (A number that is one by chance, such
- *  as a hash, has odds of one in 2^33.) */
+/** Move the device pointers in a task's arguments: every aligned word that is one of the addresses. (A number that is
+ *  one by chance, such as a hash, has odds of one in 2^33.) */
 static void move_pointers(char *data, int64_t bytes)
 {
     for (int64_t i = 0; i + (int64_t)sizeof(void *) <= bytes; i += (int64_t)sizeof(void *)) {
@@ -118,7 +122,7 @@ static int64_t pages(int64_t bytes)
     return n ? n : dev.page;
 }
 
-/* -- streams and marks ----------------------------------------------------------------------------------------------------------- */
+/* -- streams and marks --------------------------------------------------------------------------------------------- */
 
 static bool reached(const mark *m) { return !m->stream || m->stream->run >= m->position; }
 
@@ -220,7 +224,8 @@ static void run_head(stream *s)
 static bool run_one(void)
 {
     int64_t ready = 0;
-    for (stream *s = dev.streams; s; s = s->next) ready += s->head && (s->head->kind != TASK_WAIT || reached(&s->head->until));
+    for (stream *s = dev.streams; s; s = s->next)
+        ready += s->head && (s->head->kind != TASK_WAIT || reached(&s->head->until));
     if (!ready) return false;
     int64_t pick = (int64_t)(draw() % (uint64_t)ready);
     for (stream *s = dev.streams; s; s = s->next) {
@@ -261,7 +266,7 @@ static void enqueue(stream *s, task *t)
     pthread_mutex_unlock(&dev.lock);
 }
 
-/* -- the contract ---------------------------------------------------------------------------------------------------------------- */
+/* -- the contract -------------------------------------------------------------------------------------------------- */
 
 static peri_status opaque_probe(char *reason, size_t len)
 {
@@ -277,8 +282,10 @@ static peri_status opaque_open(int32_t *index, void **device, int32_t *caps)
         /* Room enough for the right low bits to come by; the rest stays unused. */
         size_t room = ARENA_BYTES + ((size_t)1 << 32);
         char *p = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        char *memory = mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p == MAP_FAILED || memory == MAP_FAILED) return PERI_HOST_FAIL(host, PERI_ENOMEM, "opaque: no address space for its arena");
+        char *memory =
+            mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED || memory == MAP_FAILED)
+            return PERI_HOST_FAIL(host, PERI_ENOMEM, "opaque: no address space for its arena");
         p += (ARENA_LOW - (uintptr_t)p) & UINT32_MAX;
         dev.distance = memory - p;
         dev.page = sysconf(_SC_PAGESIZE);
@@ -411,7 +418,8 @@ static peri_status opaque_event_query(void *device, void *p)
     (void)device;
     event *e = p;
     pthread_mutex_lock(&dev.lock);
-    peri_status status = run_until(&e->mark, 1 + draw() % 8); /* polling must get somewhere, but no faster than it must */
+    peri_status status = run_until(&e->mark, 1 + draw() % 8); /* polling must get somewhere, but no faster than it
+                                                                 must */
     pthread_mutex_unlock(&dev.lock);
     return status;
 }
@@ -439,7 +447,8 @@ static peri_status opaque_copy(void *device, void *on, void *dst, const void *sr
     return PERI_OK;
 }
 
-static peri_status opaque_launch(void *device, void *on, int32_t kernel, const void *args, int64_t args_size, int64_t n, int64_t grain)
+static peri_status opaque_launch(void *device, void *on, int32_t kernel, const void *args, int64_t args_size, int64_t n,
+                                 int64_t grain)
 {
     (void)device;
     task *t = task_new(TASK_LAUNCH, args, args_size);
@@ -463,7 +472,8 @@ static int64_t opaque_scratch(void *device, int32_t op, const void *args)
     return cpu->scratch(NULL, op, args);
 }
 
-static peri_status opaque_run(void *device, void *on, int32_t op, const void *args, int64_t args_size, void *scratch, int64_t bytes)
+static peri_status opaque_run(void *device, void *on, int32_t op, const void *args, int64_t args_size, void *scratch,
+                              int64_t bytes)
 {
     (void)device;
     task *t = task_new(TASK_RUN, args, args_size);

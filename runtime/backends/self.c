@@ -17,7 +17,8 @@ static peri_status self_probe(char *reason, size_t len)
 static peri_status self_open(peri_coll_open *boot, void **group)
 {
     if (boot->rank > 0 || boot->size > 1)
-        return PERI_HOST_FAIL(host, PERI_EINVAL, "self: rank %d of %d, this transport is a world of one rank", boot->rank, boot->size);
+        return PERI_HOST_FAIL(host, PERI_EINVAL, "self: rank %d of %d, this transport is a world of one rank",
+                              boot->rank, boot->size);
     boot->rank = 0;
     boot->size = 1;
     *group = &host;
@@ -42,7 +43,8 @@ static peri_status self_post(void *group, const peri_coll_op *op, void **request
     case PERI_COLL_ALL_TO_ALL: count = op->send_counts[0]; break;
     default: break; /* barrier and broadcast: nothing moves */
     }
-    if (count > 0 && op->recv != op->send) memcpy(op->recv, op->send, (size_t)(count * peri_coll_dtype_size(op->dtype)));
+    if (count > 0 && op->recv != op->send)
+        memcpy(op->recv, op->send, (size_t)(count * peri_coll_dtype_size(op->dtype)));
     *request = group;
     return PERI_OK;
 }

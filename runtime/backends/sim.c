@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sim.c: the transport of a world of N ranks in one process, for tests: usually N coroutines of one thread. A post deposits; the
- * operation runs when its last member has posted. What other transports can only time out on is reported here at once: operations that
- * differ between ranks, counts that do not fit together, members that have left.
+ * sim.c: the transport of a world of N ranks in one process, for tests: usually N coroutines of one thread. A post
+ * deposits; the operation runs when its last member has posted. What other transports can only time out on is reported
+ * here at once: operations that differ between ranks, counts that do not fit together, members that have left.
  *
  * Everything is shared by the ranks and guarded by one lock.
  */
@@ -51,8 +51,10 @@ struct sim_group {
     bool *joined, *left;      /* size */
     uint64_t *last;           /* size: highest number posted */
     uint64_t *last_on;        /* size x PERI_CHANNEL_COUNT: the same by channel */
-    const peri_coll_numbers **numbers; /* size: what each member's numbers are taken for; NULL: not a member, or not any more */
-    bool lossy;               /* a fault point has dropped an operation: others cannot tell whether a rank left one out */
+    const peri_coll_numbers **numbers; /* size: what each member's numbers are taken for; NULL: not a member, or not any
+                                          more */
+    bool lossy;               /* a fault point has dropped an operation: others cannot tell whether a rank left one
+                                 out */
     sim_op *ops;              /* with requests */
     peri_status failed;
     char message[PERI_MESSAGE_MAX];
@@ -74,7 +76,7 @@ typedef struct sim_request {
 
 static sim_world *worlds;
 
-/* -- groups ------------------------------------------------------------------------------------------------------------------------ */
+/* -- groups -------------------------------------------------------------------------------------------------------- */
 
 static void group_free(sim_group *g)
 {
@@ -158,14 +160,16 @@ static peri_status sim_probe(char *reason, size_t len)
 static peri_status open_locked(peri_coll_open *boot, void **out)
 {
     sim_world *w = worlds;
-    while (w && (strcmp(w->job, boot->job) != 0 || w->device != boot->device || w->device_vtab != boot->device_vtab)) w = w->next;
+    while (w && (strcmp(w->job, boot->job) != 0 || w->device != boot->device || w->device_vtab != boot->device_vtab))
+        w = w->next;
     if (w && w->size != boot->size)
-        return PERI_HOST_FAIL(host, PERI_EMISMATCH, "sim: world '%s' has %d ranks, rank %d says %d", w->job, w->size, boot->rank,
-                              boot->size);
+        return PERI_HOST_FAIL(host, PERI_EMISMATCH, "sim: world '%s' has %d ranks, rank %d says %d", w->job, w->size,
+                              boot->rank, boot->size);
     sim_group *root = NULL;
     if (w) {
         for (root = w->groups; root->parent;) root = root->next;
-        if (root->joined[boot->rank]) return PERI_HOST_FAIL(host, PERI_EINVAL, "sim: rank %d of world '%s' is taken", boot->rank, w->job);
+        if (root->joined[boot->rank])
+            return PERI_HOST_FAIL(host, PERI_EINVAL, "sim: rank %d of world '%s' is taken", boot->rank, w->job);
     } else {
         w = host->alloc_zero(sizeof *w);
         if (!w) return PERI_ENOMEM;
@@ -175,7 +179,8 @@ static peri_status open_locked(peri_coll_open *boot, void **out)
         worlds = w;
         w->device_vtab = boot->device_vtab;
         w->device = boot->device;
-        if (!w->device_vtab || w->device_vtab->stream_new(w->device, &w->stream) >= 0) root = group_make(w, NULL, NULL, boot->size, 0);
+        if (!w->device_vtab || w->device_vtab->stream_new(w->device, &w->stream) >= 0)
+            root = group_make(w, NULL, NULL, boot->size, 0);
     }
     peri_status status = root ? join(root, boot->rank, out) : PERI_ENOMEM;
     world_trim(w);
@@ -187,7 +192,8 @@ static peri_status sim_open(peri_coll_open *boot, void **out)
     if (!boot->job || !*boot->job || strlen(boot->job) >= sizeof worlds->job)
         return PERI_HOST_FAIL(host, PERI_EINVAL, "sim: a world needs a job name of 1..63 bytes (sim.run gives one)");
     if (boot->size < 1 || boot->size > 4096 || boot->rank < 0 || boot->rank >= boot->size)
-        return PERI_HOST_FAIL(host, PERI_EINVAL, "sim: rank %d of %d, allowed: 0 <= rank < size <= 4096", boot->rank, boot->size);
+        return PERI_HOST_FAIL(host, PERI_EINVAL, "sim: rank %d of %d, allowed: 0 <= rank < size <= 4096", boot->rank,
+                              boot->size);
     pthread_mutex_lock(&lock);
     peri_status status = open_locked(boot, out);
     pthread_mutex_unlock(&lock);
@@ -217,7 +223,7 @@ static peri_status sim_subgroup(void *group, const int32_t *ranks, int32_t n, ui
     return status;
 }
 
-/* -- running an operation ------------------------------------------------------------------------------------------------------------ */
+/* -- running an operation ------------------------------------------------------------------------------------------ */
 
 static void op_fail(sim_op *op, peri_status status, const char *message)
 {
@@ -241,7 +247,8 @@ static bool counts_agree(sim_op *op, int32_t a, int32_t b)
     if (x->kind != PERI_COLL_ALL_TO_ALL || x->send_counts[b] == y->recv_counts[a]) return true;
     peri_coll_op_text(x, op->group->size, one, sizeof one);
     peri_coll_op_text(y, op->group->size, two, sizeof two);
-    snprintf(text, sizeof text, "rank %d sends %lld elements to rank %d, which expects %lld: rank %d posted %s, rank %d %s", a,
+    snprintf(text, sizeof text,
+             "rank %d sends %lld elements to rank %d, which expects %lld: rank %d posted %s, rank %d %s", a,
              (long long)x->send_counts[b], b, (long long)y->recv_counts[a], a, one, b, two);
     group_fail(op->group, PERI_EMISMATCH, text);
     op_fail(op, PERI_EMISMATCH, text);
@@ -255,7 +262,8 @@ static int64_t sum(const int64_t *counts, int32_t n)
     return s;
 }
 
-static peri_status move(const sim_op *op, void *dst, int64_t at, const void *src, int64_t from, int64_t count, int64_t element)
+static peri_status move(const sim_op *op, void *dst, int64_t at, const void *src, int64_t from, int64_t count,
+                        int64_t element)
 {
     const sim_world *w = op->group->world;
     char *to = (char *)dst + at * element;
@@ -294,7 +302,8 @@ static peri_status reduce(sim_op *op, void *dst, int64_t at, int64_t count)
     const void **src = host->alloc(sizeof *src * (size_t)n);
     if (!src) return PERI_ENOMEM;
     for (int32_t i = 0; i < n; i++) src[i] = (const char *)op->posts[i].send + at * element;
-    peri_k_reduce_args args = {.dst = dst, .src = src, .n = n, .dtype = op->posts[0].dtype, .reduce = op->posts[0].reduce};
+    peri_k_reduce_args args = {
+        .dst = dst, .src = src, .n = n, .dtype = op->posts[0].dtype, .reduce = op->posts[0].reduce};
     peri_status status = PERI_OK;
     if (count > 0 && op->group->world->device_vtab) status = reduce_on_device(op->group->world, src, &args, count);
     else if (count > 0) peri_kernels_get()->fn[PERI_K_reduce](&args, 0, count);
@@ -312,7 +321,8 @@ static peri_status all_reduce(sim_op *op)
     else if (!(result = host->alloc((size_t)(count * element + 1)))) status = PERI_ENOMEM;
     if (status < 0) return status;
     status = reduce(op, result, 0, count);
-    for (int32_t i = 0; status >= 0 && i < op->group->size; i++) status = move(op, op->posts[i].recv, 0, result, 0, count, element);
+    for (int32_t i = 0; status >= 0 && i < op->group->size; i++)
+        status = move(op, op->posts[i].recv, 0, result, 0, count, element);
     if (w->device_vtab) w->device_vtab->free(w->device, w->stream, result, count * element);
     else host->free(result);
     return status;
@@ -360,8 +370,8 @@ static void run(sim_op *op)
         case PERI_COLL_REDUCE_SCATTER: status = reduce(op, p->recv, sum(p->send_counts, i), p->send_counts[i]); break;
         case PERI_COLL_ALL_TO_ALL:
             for (int32_t k = 0; k < n && status >= 0; k++)
-                status = move(op, p->recv, sum(p->recv_counts, k), op->posts[k].send, sum(op->posts[k].send_counts, i), p->recv_counts[k],
-                              element);
+                status = move(op, p->recv, sum(p->recv_counts, k), op->posts[k].send, sum(op->posts[k].send_counts, i),
+                              p->recv_counts[k], element);
             break;
         default: break;
         }
@@ -371,7 +381,7 @@ static void run(sim_op *op)
     else op->status = PERI_OK;
 }
 
-/* -- posting and testing ------------------------------------------------------------------------------------------------------------- */
+/* -- posting and testing ------------------------------------------------------------------------------------------- */
 
 /** Fail an operation that waits for a member who has left; one who gave up first has said why, and sim_test says it. */
 static void check_left(sim_op *op)
@@ -450,8 +460,9 @@ static void left_out(sim_op *op, int32_t rank, uint64_t next)
     char what[160], text[PERI_MESSAGE_MAX];
     peri_coll_op_text(&op->posts[other], g->size, what, sizeof what);
     snprintf(text, sizeof text,
-             "the ranks disagree about the order on a channel: rank %d posted %s, rank %d left it out and posted operation %llu", other,
-             what, rank, (unsigned long long)next);
+             "the ranks disagree about the order on a channel: rank %d posted %s, rank %d left it out and posted "
+             "operation %llu",
+             other, what, rank, (unsigned long long)next);
     group_fail(g, PERI_EMISMATCH, text);
     op_fail(op, PERI_EMISMATCH, text);
 }
@@ -463,7 +474,8 @@ static void keep_order(sim_group *g, int32_t rank, const peri_coll_op *posted)
     char what[160], text[PERI_MESSAGE_MAX];
     if (posted->sequence < *last) {
         peri_coll_op_text(posted, g->size, what, sizeof what);
-        snprintf(text, sizeof text, "sim: rank %d posted %s after operation %llu of that channel", rank, what, (unsigned long long)*last);
+        snprintf(text, sizeof text, "sim: rank %d posted %s after operation %llu of that channel", rank, what,
+                 (unsigned long long)*last);
         group_fail(g, PERI_EINTERNAL, text);
         return;
     }
@@ -546,8 +558,8 @@ static void sim_blame(void *request, char *text, size_t len)
     for (int32_t i = 0; i < g->size; i++) {
         if (r->op && r->op->has[i]) continue;
         if (missing++ < 4 && used < len)
-            used += (size_t)snprintf(text + used, len - used, "%srank %d (its last operation: %llu)", missing > 1 ? ", " : "", i,
-                                     (unsigned long long)g->last[i]);
+            used += (size_t)snprintf(text + used, len - used, "%srank %d (its last operation: %llu)",
+                                     missing > 1 ? ", " : "", i, (unsigned long long)g->last[i]);
     }
     if (missing > 4 && used < len) snprintf(text + used, len - used, " and %d more", missing - 4);
     if (!missing) snprintf(text, len, "its own completion");
@@ -562,7 +574,9 @@ static void check_numbers(sim_group *g)
         int32_t poster = 0;
         while (poster < g->size && !op->has[poster]) poster++;
         for (int32_t i = 0; poster < g->size && op->status == PERI_PENDING && i < g->size; i++) {
-            if (op->has[i] || !peri_coll_numbers_differ(g->numbers[i], i, op->sequence, op->channel, other, sizeof other)) continue;
+            if (op->has[i] ||
+                !peri_coll_numbers_differ(g->numbers[i], i, op->sequence, op->channel, other, sizeof other))
+                continue;
             peri_coll_op_text(&op->posts[poster], g->size, what, sizeof what);
             snprintf(text, sizeof text, "the ranks disagree: rank %d posted %s, %s", poster, what, other);
             group_fail(g, PERI_EMISMATCH, text);

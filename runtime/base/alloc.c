@@ -22,14 +22,18 @@ static void count(int64_t bytes)
 {
     int64_t now = atomic_fetch_add_explicit(&live, bytes, memory_order_relaxed) + bytes;
     int64_t high = atomic_load_explicit(&peak, memory_order_relaxed);
-    while (now > high && !atomic_compare_exchange_weak_explicit(&peak, &high, now, memory_order_relaxed, memory_order_relaxed)) {}
+    while (now > high &&
+           !atomic_compare_exchange_weak_explicit(&peak, &high, now, memory_order_relaxed, memory_order_relaxed)) {
+    }
 }
 
 peri_status peri__allocator_set(void *(*alloc)(size_t), void *(*resize)(void *, size_t), void (*release)(void *))
 {
-    if (!alloc || !resize || !release) return peri__fail(PERI_EINVAL, "peri_host_allocator_set: all three functions are needed");
+    if (!alloc || !resize || !release)
+        return peri__fail(PERI_EINVAL, "peri_host_allocator_set: all three functions are needed");
     if (atomic_load(&blocks) > 0)
-        return peri__fail(PERI_EINVAL, "peri_host_allocator_set: %lld blocks are already allocated; call it before anything else",
+        return peri__fail(PERI_EINVAL,
+                          "peri_host_allocator_set: %lld blocks are already allocated; call it before anything else",
                           (long long)atomic_load(&blocks));
     heap_alloc = alloc;
     heap_realloc = resize;
@@ -61,7 +65,8 @@ void *peri__realloc(void *old, size_t size)
     if (!old) return peri__alloc(size);
     size_t before;
     memcpy(&before, (char *)old - HEADER, sizeof before);
-    char *p = peri__fault(PERI_FAULT_alloc) || size > SIZE_MAX / 2 ? NULL : heap_realloc((char *)old - HEADER, size + HEADER);
+    char *p =
+        peri__fault(PERI_FAULT_alloc) || size > SIZE_MAX / 2 ? NULL : heap_realloc((char *)old - HEADER, size + HEADER);
     if (!p) {
         peri__fail(PERI_ENOMEM, "peri__realloc: no memory for %zu bytes", size);
         return NULL;
@@ -103,7 +108,7 @@ int64_t peri_mem_peak(void) { return atomic_load_explicit(&peak, memory_order_re
 int64_t peri_mem_objects(void) { return atomic_load_explicit(&objects, memory_order_relaxed); }
 int64_t peri_mem_debt(void) { return atomic_exchange_explicit(&debt, 0, memory_order_relaxed); }
 
-/* -- fault points -------------------------------------------------------------------------------------------------------------- */
+/* -- fault points -------------------------------------------------------------------------------------------------- */
 
 static struct {
     const char *name;
@@ -128,7 +133,8 @@ peri_status peri_fault_arm(const char *name, int64_t k)
 {
     for (int i = 0; i < PERI_FAULT_COUNT; i++) {
         if (!name || strcmp(name, faults[i].name) != 0) continue;
-        if (k < 0) return peri__fail(PERI_EINVAL, "peri_fault_arm: k = %lld, allowed: 0 (disarm) or more", (long long)k);
+        if (k < 0)
+            return peri__fail(PERI_EINVAL, "peri_fault_arm: k = %lld, allowed: 0 (disarm) or more", (long long)k);
         atomic_store(&faults[i].passed, 0);
         atomic_store(&faults[i].left, k);
         atomic_store(&faults_used, true);

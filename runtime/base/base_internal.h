@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * base/base_internal.h (L0): what every other layer uses: failing, allocating, counting references, parallel ranges, random numbers.
+ * base/base_internal.h (L0): what every other layer uses: failing, allocating, counting references, parallel ranges,
+ * random numbers.
  */
 #ifndef PERI_BASE_INTERNAL_H
 #define PERI_BASE_INTERNAL_H
@@ -15,9 +16,10 @@
 
 #define PERI__TEXT_OF(number) #number
 #define PERI__TEXT(number) PERI__TEXT_OF(number)
-#define PERI_VERSION_TEXT PERI__TEXT(PERI_VERSION_MAJOR) "." PERI__TEXT(PERI_VERSION_MINOR) "." PERI__TEXT(PERI_VERSION_PATCH)
+#define PERI_VERSION_TEXT                                                                                              \
+    PERI__TEXT(PERI_VERSION_MAJOR) "." PERI__TEXT(PERI_VERSION_MINOR) "." PERI__TEXT(PERI_VERSION_PATCH)
 
-/* -- errors -------------------------------------------------------------------------------------------------------------------- */
+/* -- errors -------------------------------------------------------------------------------------------------------- */
 
 /** Record a failure in this thread's error record (errno is preserved) and return @status. The message shape is
  *  "function: what was wrong, with the offending value and the allowed range". */
@@ -27,34 +29,36 @@ peri_status peri__fail_va(peri_status status, const char *file, int line, const 
 #define peri__fail(status, ...) peri__fail_at((status), __FILE__, __LINE__, __VA_ARGS__)
 
 /** Return from the enclosing function when @expr is an error (PERI_PENDING passes). */
-#define PERI_TRY(expr)                                                                                                                \
-    do {                                                                                                                              \
-        peri_status peri_try_ = (expr);                                                                                               \
-        if (peri_try_ < 0) return peri_try_;                                                                                          \
+#define PERI_TRY(expr)                                                                                                 \
+    do {                                                                                                               \
+        peri_status peri_try_ = (expr);                                                                                \
+        if (peri_try_ < 0) return peri_try_;                                                                           \
     } while (0)
 
 /** Set `status` and jump to @label when @expr is an error. */
-#define PERI_TRY_GOTO(expr, label)                                                                                                    \
-    do {                                                                                                                              \
-        status = (expr);                                                                                                              \
-        if (status < 0) goto label;                                                                                                   \
+#define PERI_TRY_GOTO(expr, label)                                                                                     \
+    do {                                                                                                               \
+        status = (expr);                                                                                               \
+        if (status < 0) goto label;                                                                                    \
     } while (0)
 
 /** Return from the enclosing public function with PERI_EINVAL if pointer @argument is NULL. */
-#define PERI_NEED(argument)                                                                                                                \
-    do {                                                                                                                                   \
-        if (!(argument)) return peri__fail(PERI_EINVAL, "%s: %s is missing", __func__, #argument);                                         \
+#define PERI_NEED(argument)                                                                                            \
+    do {                                                                                                               \
+        if (!(argument)) return peri__fail(PERI_EINVAL, "%s: %s is missing", __func__, #argument);                     \
     } while (0)
 
-/** For a public function's argument @given, a pointer to a structure of @type that begins with its size: from here on a pointer to a
- *  copy that has all of today's members. */
-#define PERI_TAKE(type, given)                                                                                                             \
-    type given##_now;                                                                                                                      \
-    PERI_TRY(peri__struct_take(&given##_now, sizeof(type), (given), __func__, #type));                                                     \
+/** For a public function's argument @given, a pointer to a structure of @type that begins with its size: from here on a
+ *  pointer to a copy that has all of today's members. */
+#define PERI_TAKE(type, given)                                                                                         \
+    type given##_now;                                                                                                  \
+    PERI_TRY(peri__struct_take(&given##_now, sizeof(type), (given), __func__, #type));                                 \
     (given) = &given##_now
-/** The result of a public function that fills in *@out, a structure of @type that begins with its size, with today's *@now. */
+/** The result of a public function that fills in *@out, a structure of @type that begins with its size, with today's
+ *  *@now. */
 #define PERI_GIVE(type, out, now) peri__struct_give((out), (now), sizeof(type), __func__, #type)
-/** Copy what the caller has of a structure, @given (NULL: PERI_EINVAL), to @now, @size bytes; what it has not becomes 0. @function and
+/** Copy what the caller has of a structure, @given (NULL: PERI_EINVAL), to @now, @size bytes; what it has not becomes
+ *  0. @function and
  *  @type: their names. */
 peri_status peri__struct_take(void *now, size_t size, const void *given, const char *function, const char *type);
 /** The @i-th of an array of such structures, which are as far apart as the size of the first one says. */
@@ -78,7 +82,7 @@ bool peri__log_shows(int32_t level);
 /** The rank that log lines carry; -1 (the default) prints none. */
 void peri__log_rank_set(int32_t rank);
 
-/* -- memory -------------------------------------------------------------------------------------------------------------------- */
+/* -- memory -------------------------------------------------------------------------------------------------------- */
 
 /** @size bytes (NULL: out of memory, error record set). Freed with peri__free. */
 void *peri__alloc(size_t size);
@@ -100,7 +104,7 @@ void peri__object_count(int64_t delta);
 /** Replace the heap functions; only before the first allocation (host.h exposes it). */
 peri_status peri__allocator_set(void *(*alloc)(size_t), void *(*realloc)(void *, size_t), void (*release)(void *));
 
-/* -- reference counts ---------------------------------------------------------------------------------------------------------- */
+/* -- reference counts ---------------------------------------------------------------------------------------------- */
 
 typedef atomic_int_least32_t peri__refs;
 static inline void peri__refs_init(peri__refs *refs) { atomic_init(refs, 1); }
@@ -111,15 +115,17 @@ static inline bool peri__refs_drop(peri__refs *refs)
     return atomic_fetch_sub_explicit(refs, 1, memory_order_acq_rel) == 1;
 }
 
-/* -- parallel ranges ----------------------------------------------------------------------------------------------------------- */
+/* -- parallel ranges ----------------------------------------------------------------------------------------------- */
 
 /** Body over the half-open range [begin, end); must not fail and must not start another parallel range. */
 typedef void (*peri_range_fn)(void *ctx, int64_t begin, int64_t end);
-/** Split [0, n) into at most peri_threads() contiguous ranges of at least @grain and run them; returns when all are done.
+/** Split [0, n) into at most peri_threads() contiguous ranges of at least @grain and run them; returns when all are
+ *  done.
  *  The split depends on n, grain and the number of threads only, so bodies must not let results depend on it. */
 void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx);
 
-/** From now on dlclose leaves the shared object that holds this code where it is: threads, plugins and open devices need it. */
+/** From now on dlclose leaves the shared object that holds this code where it is: threads, plugins and open devices
+ *  need it. */
 void peri__stay_loaded(void);
 /** Start a thread. Signals are for the program's own threads: this one takes none. 0, or an errno. */
 int peri__thread_start(pthread_t *thread, void *(*body)(void *), void *ctx);
@@ -128,19 +134,19 @@ void peri__thread_alone(void);
 
 /** Processors that the affinity mask leaves to process @pid; 0: nobody says. */
 int32_t peri__processors_of(int pid);
-/** Processors that the control groups' quotas leave to this process, rounded up; 0: there is no quota. @mount: where the groups are,
- *  "/sys/fs/cgroup"; @membership: the file that says which are this process's, "/proc/self/cgroup". */
+/** Processors that the control groups' quotas leave to this process, rounded up; 0: there is no quota. @mount: where
+ *  the groups are, "/sys/fs/cgroup"; @membership: the file that says which are this process's, "/proc/self/cgroup". */
 int32_t peri__quota_of(const char *mount, const char *membership);
 /** End the workers of the pool, which begins again with the next range. PERI_EINVAL while another thread computes. */
 peri_status peri__threads_end(void);
 
-/* -- fork ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- fork ---------------------------------------------------------------------------------------------------------- */
 
-/** How many forks lie between the first process and this one. What needs threads or connections of the process that made it keeps the
- *  number of that moment, and refuses to work under another one. */
+/** How many forks lie between the first process and this one. What needs threads or connections of the process that
+ *  made it keeps the number of that moment, and refuses to work under another one. */
 int32_t peri__forks(void);
-/** From now on a fork waits for @lock, which is one of the whole library, so that a child finds it free. Locks that are taken while others
- *  are held have higher numbers than those. */
+/** From now on a fork waits for @lock, which is one of the whole library, so that a child finds it free. Locks that are
+ *  taken while others are held have higher numbers than those. */
 void peri__fork_lock(pthread_mutex_t *lock, int32_t number);
 /** The same of a backend's lock, a pthread_mutex_t. */
 void peri__fork_leaf(void *lock);
@@ -167,7 +173,7 @@ enum {
 peri_status peri__threads_check(void);
 peri_status peri__log_check(void);
 
-/* -- random numbers ------------------------------------------------------------------------------------------------------------ */
+/* -- random numbers ------------------------------------------------------------------------------------------------ */
 
 /** The shortest text of @x that reads back as @x, in whatever locale. Returns @out. */
 const char *peri__number_text(double x, char out[32]);
@@ -185,12 +191,12 @@ static inline uint64_t peri__hash_mix(uint64_t hash, uint64_t value)
     return z ^ (z >> 31);
 }
 
-/* -- fault points -------------------------------------------------------------------------------------------------------------- */
+/* -- fault points -------------------------------------------------------------------------------------------------- */
 
 /** True when this passage of the fault point must fail. */
 bool peri__fault(int32_t point);
 
-/* -- small helpers ------------------------------------------------------------------------------------------------------------- */
+/* -- small helpers ------------------------------------------------------------------------------------------------- */
 
 static inline int64_t peri__min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t peri__max(int64_t a, int64_t b) { return a > b ? a : b; }

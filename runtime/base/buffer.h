@@ -9,10 +9,12 @@
 
 /** Make room for @need elements of @element bytes in an array of room *@room. */
 peri_status peri__grow(void **array, int64_t *room, int64_t need, size_t element);
-/** Make room for one more element in an array that has @n of them and nothing that counts its room: it gets room for 1, 2, 4, 8, ... */
+/** Make room for one more element in an array that has @n of them and nothing that counts its room: it gets room for 1,
+ *  2, 4, 8, ... */
 peri_status peri__grow_one(void **array, int64_t n, size_t element);
 
-/** A text, with a 0 behind it, that grows. After an error nothing is appended any more, so callers look at `status` at the end only. */
+/** A text, with a 0 behind it, that grows. After an error nothing is appended any more, so callers look at `status` at
+ *  the end only. */
 typedef struct peri__buffer {
     char *data;
     int64_t bytes, room;

@@ -30,7 +30,8 @@ static int64_t bytes_of(const char *text)
     return *unit == 'K' ? n << 10 : *unit == 'M' ? n << 20 : *unit == 'G' ? n << 30 : n;
 }
 
-/** The cache of the last level that processor @cpu has: its bytes (0: nobody says), and a hash of the processors that share it. */
+/** The cache of the last level that processor @cpu has: its bytes (0: nobody says), and a hash of the processors that
+ *  share it. */
 static int64_t last_of(const char *root, int32_t cpu, uint64_t *shared)
 {
     char text[1024];
@@ -81,7 +82,7 @@ int64_t peri_cache_bytes(void)
     return bytes;
 }
 
-/* -- memory ---------------------------------------------------------------------------------------------------------------------- */
+/* -- memory -------------------------------------------------------------------------------------------------------- */
 
 /** A number of bytes from the first line of a file that begins with @key; -1: there is none. */
 static int64_t bytes_from(const char *path, const char *key, int64_t unit)
@@ -100,7 +101,8 @@ static int64_t bytes_from(const char *path, const char *key, int64_t unit)
 int64_t peri__available_memory(void)
 {
     int64_t machine = bytes_from("/proc/meminfo", "MemAvailable:", 1024);
-    int64_t most = bytes_from("/sys/fs/cgroup/memory.max", "", 1), used = bytes_from("/sys/fs/cgroup/memory.current", "", 1);
+    int64_t most = bytes_from("/sys/fs/cgroup/memory.max", "", 1),
+            used = bytes_from("/sys/fs/cgroup/memory.current", "", 1);
     if (machine < 0) machine = INT64_MAX / 2;
     return most > 0 && used >= 0 ? peri__min(machine, peri__max(0, most - used)) : machine;
 }
@@ -108,5 +110,6 @@ int64_t peri__available_memory(void)
 peri_status peri__tune_room(size_t bytes)
 {
     if (peri__available_memory() / 2 >= (int64_t)bytes) return PERI_OK;
-    return peri__fail(PERI_ENOMEM, "%zu MiB, which is more than the caches hold, are half of what is free or more", bytes >> 20);
+    return peri__fail(PERI_ENOMEM, "%zu MiB, which is more than the caches hold, are half of what is free or more",
+                      bytes >> 20);
 }

@@ -37,9 +37,9 @@ static const int8_t dtype_sizes[PERI_DTYPE_COUNT] = PERI_DTYPE_SIZES;
 static const char *const dtype_names[PERI_DTYPE_COUNT] = PERI_DTYPE_NAMES;
 /** PyTorch's names, which are understood too. */
 static const char *const torch_names[PERI_DTYPE_COUNT] = {
-    [PERI_F64] = "float64", [PERI_F32] = "float32", [PERI_F16] = "float16", [PERI_BF16] = "bfloat16", [PERI_I64] = "int64",
-    [PERI_I32] = "int32",   [PERI_I16] = "int16",   [PERI_I8] = "int8",     [PERI_U8] = "uint8",      [PERI_BOOL] = "bool",
-    [PERI_C64] = "complex64", [PERI_C128] = "complex128",
+    [PERI_F64] = "float64", [PERI_F32] = "float32", [PERI_F16] = "float16",   [PERI_BF16] = "bfloat16",
+    [PERI_I64] = "int64",   [PERI_I32] = "int32",   [PERI_I16] = "int16",     [PERI_I8] = "int8",
+    [PERI_U8] = "uint8",    [PERI_BOOL] = "bool",   [PERI_C64] = "complex64", [PERI_C128] = "complex128",
 };
 
 /** One thread's last failure. */
@@ -86,8 +86,8 @@ void peri_error_clear(void)
     record.message[0] = record.where[0] = 0;
 }
 
-/** @text, @length long, as a message. Of one that is too long the middle is left out: it begins with what failed, and ends with the
- *  cause. */
+/** @text, @length long, as a message. Of one that is too long the middle is left out: it begins with what failed, and
+ *  ends with the cause. */
 static void fit(char *message, const char *text, int length)
 {
     enum { HEAD = PERI_MESSAGE_MAX / 3, GAP = 5, TAIL = PERI_MESSAGE_MAX - 1 - HEAD - GAP };
@@ -162,8 +162,8 @@ static int level_now(void)
 
 bool peri__log_shows(int32_t level) { return level <= level_now(); }
 
-/** All of @text in one write(2), so that lines of several ranks and threads do not mix, however stderr is buffered. A pipe that nobody
- *  reads any more takes nothing, and the program gets no signal for it. */
+/** All of @text in one write(2), so that lines of several ranks and threads do not mix, however stderr is buffered. A
+ *  pipe that nobody reads any more takes nothing, and the program gets no signal for it. */
 static void write_stderr(const char *text, size_t n)
 {
     const struct timespec now = {0};
@@ -193,7 +193,8 @@ void peri__log_set(void (*log)(void *ctx, int32_t level, const char *text), void
     pthread_mutex_unlock(&listener.lock);
 }
 
-/** Give a line, @text[n], to the host. False: it wants none. The lock is not held meanwhile: the function may take long. */
+/** Give a line, @text[n], to the host. False: it wants none. The lock is not held meanwhile: the function may take
+ *  long. */
 static bool told(int32_t level, char *text, size_t n)
 {
     pthread_mutex_lock(&listener.lock);

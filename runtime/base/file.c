@@ -43,8 +43,9 @@ static bool put(int fd, const char *data, size_t size)
     return ok && closed;
 }
 
-/** Beside @path, then under its name, with the rights of the file that was there (@mode, or 0). No @data: only whether it can be made.
- *  Where others may make files too (/tmp), nobody has put one under the first name, which cannot be guessed. */
+/** Beside @path, then under its name, with the rights of the file that was there (@mode, or 0). No @data: only whether
+ *  it can be made. Where others may make files too (/tmp), nobody has put one under the first name, which cannot be
+ *  guessed. */
 static bool replace(const char *path, const void *data, size_t size, mode_t mode)
 {
     char fresh[PATH_MAX];
@@ -83,8 +84,8 @@ static void folder_of(const char *path, char folder[PATH_MAX], size_t *length)
     snprintf(folder, PATH_MAX, "%.*s", slash ? (int)*length : 1, slash ? path : ".");
 }
 
-/** Is @link another user's link, in a folder in which everybody may make files? It is not followed: that user would choose what is
- *  written. Kernels do the same, if they are told to (fs.protected_symlinks). */
+/** Is @link another user's link, in a folder in which everybody may make files? It is not followed: that user would
+ *  choose what is written. Kernels do the same, if they are told to (fs.protected_symlinks). */
 static bool planted(const struct stat *link, const char *folder)
 {
     struct stat f;
@@ -102,7 +103,8 @@ static const char *follow(const char *path, char target[PATH_MAX])
         size_t length;
         if (lstat(target, &info) != 0 || !S_ISLNK(info.st_mode)) return NULL;
         folder_of(target, folder, &length);
-        if (planted(&info, folder)) return "a link of another user's, in a folder in which everybody may make files: it is not followed";
+        if (planted(&info, folder))
+            return "a link of another user's, in a folder in which everybody may make files: it is not followed";
         ssize_t n = readlink(target, to, sizeof to - 1);
         if (n < 0) return strerror(errno);
         to[n] = 0;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * base/floats.h (L0): how the processor rounds while the library computes. A host may round up, flush denormal numbers, or have
- * exceptions of floating point trap, on any of its threads. Results shall not depend on that, nor on which thread computes a part of an
- * operation, so whatever computes begins with PERI__OWN_FLOATS: to nearest, denormals as they are, no traps. The thread has its own
- * settings back at the end of the block.
+ * base/floats.h (L0): how the processor rounds while the library computes. A host may round up, flush denormal numbers,
+ * or have exceptions of floating point trap, on any of its threads. Results shall not depend on that, nor on which
+ * thread computes a part of an operation, so whatever computes begins with PERI__OWN_FLOATS: to nearest, denormals as
+ * they are, no traps. The thread has its own settings back at the end of the block.
  */
 #ifndef PERI_BASE_FLOATS_H
 #define PERI_BASE_FLOATS_H
@@ -65,6 +65,7 @@ static inline void peri__floats_back(const peri__floats *before)
 #endif
 
 /** A declaration: until the end of this block the thread computes as the library does. */
-#define PERI__OWN_FLOATS __attribute__((cleanup(peri__floats_back), unused)) const peri__floats peri__before = peri__floats_own()
+#define PERI__OWN_FLOATS                                                                                               \
+    __attribute__((cleanup(peri__floats_back), unused)) const peri__floats peri__before = peri__floats_own()
 
 #endif

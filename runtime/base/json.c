@@ -70,7 +70,10 @@ bool peri__json_key(peri__json *j, char *key, size_t room)
 
 static int digit(char c)
 {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
 }
 
 /** Four hexadecimal digits behind \u; -1: there are none. */
@@ -107,9 +110,11 @@ static int utf8(int32_t c, char out[4])
 {
     if (c < 0x80) return out[0] = (char)c, 1;
     if (c < 0x800) return out[0] = (char)(0xc0 | c >> 6), out[1] = (char)(0x80 | (c & 63)), 2;
-    if (c < 0x10000) return out[0] = (char)(0xe0 | c >> 12), out[1] = (char)(0x80 | (c >> 6 & 63)), out[2] = (char)(0x80 | (c & 63)), 3;
-    return out[0] = (char)(0xf0 | c >> 18), out[1] = (char)(0x80 | (c >> 12 & 63)), out[2] = (char)(0x80 | (c >> 6 & 63)),
-           out[3] = (char)(0x80 | (c & 63)), 4;
+    if (c < 0x10000)
+        return out[0] = (char)(0xe0 | c >> 12), out[1] = (char)(0x80 | (c >> 6 & 63)), out[2] = (char)(0x80 | (c & 63)),
+               3;
+    return out[0] = (char)(0xf0 | c >> 18), out[1] = (char)(0x80 | (c >> 12 & 63)),
+           out[2] = (char)(0x80 | (c >> 6 & 63)), out[3] = (char)(0x80 | (c & 63)), 4;
 }
 
 /** A text; without @out it is only read. */
@@ -157,8 +162,8 @@ int64_t peri__json_integer(peri__json *j)
             peri__json_fail(j, "the number is too large");
             return 0;
         }
-    bool whole =
-        j->at > from && (*from != '0' || j->at == from + 1) && (j->at == j->end || (*j->at != '.' && *j->at != 'e' && *j->at != 'E'));
+    bool whole = j->at > from && (*from != '0' || j->at == from + 1) &&
+                 (j->at == j->end || (*j->at != '.' && *j->at != 'e' && *j->at != 'E'));
     if (!whole) peri__json_fail(j, "a whole number is wanted");
     return whole ? minus ? -x : x : 0;
 }
@@ -247,12 +252,13 @@ peri_status peri__json_close(peri__json *j)
     return j->status;
 }
 
-/* -- writing -------------------------------------------------------------------------------------------------------------------------- */
+/* -- writing ------------------------------------------------------------------------------------------------------- */
 
 int64_t peri__json_quoted(const char *text)
 {
     int64_t n = 2;
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) n += *c < 0x20 ? 6 : *c == '"' || *c == '\\' ? 2 : 1;
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++)
+        n += *c < 0x20 ? 6 : *c == '"' || *c == '\\' ? 2 : 1;
     return n;
 }
 

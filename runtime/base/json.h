@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * json.h: a reader of JSON that the caller drives, and that allocates nothing: manifests have hundreds of thousands of entries, of which a
- * tree would need ten times the memory, and come from strangers.
+ * json.h: a reader of JSON that the caller drives, and that allocates nothing: manifests have hundreds of thousands of
+ * entries, of which a tree would need ten times the memory, and come from strangers.
  *
  *     json_open(&j, text, bytes, what);            // { "a": [1, 2], "b": "x" }
  *     json_enter(&j, '{');
@@ -32,8 +32,8 @@ bool peri__json_fail(peri__json *j, const char *wrong);
 char peri__json_next(peri__json *j);
 /** Expect the begin of an object ('{') or list ('['). */
 bool peri__json_enter(peri__json *j, char kind);
-/** The next key of the object, with its colon, into @key; false behind the last one, whose '}' is then read. A key that is too long is an
- *  error. */
+/** The next key of the object, with its colon, into @key; false behind the last one, whose '}' is then read. A key that
+ *  is too long is an error. */
 bool peri__json_key(peri__json *j, char *key, size_t room);
 /** Whether the list has another value, which stands next; false behind the last one, whose ']' is then read. */
 bool peri__json_item(peri__json *j);
@@ -50,7 +50,8 @@ bool peri__json_null(peri__json *j);
 /** The first error, or that something else than white space is left. */
 peri_status peri__json_close(peri__json *j);
 
-/** Append @text as a JSON text, with its quotes, to a buffer that has room (peri__json_quoted bytes). Returns the end. */
+/** Append @text as a JSON text, with its quotes, to a buffer that has room (peri__json_quoted bytes). Returns the
+ *  end. */
 char *peri__json_quote(char *to, const char *text);
 /** Bytes that peri__json_quote writes. */
 int64_t peri__json_quoted(const char *text);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * number.c: numbers in texts of the library's own (files, what ranks compare, the environment), which look the same in every locale of the
- * program: with a point.
+ * number.c: numbers in texts of the library's own (files, what ranks compare, the environment), which look the same in
+ * every locale of the program: with a point.
  */
 #include "base_internal.h"
 

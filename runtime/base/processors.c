@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * processors.c: how many processors this process may use: by its affinity mask, and by the quotas of its control groups.
+ * processors.c: how many processors this process may use: by its affinity mask, and by the quotas of its control
+ * groups.
  */
 #include "base_internal.h"
 
@@ -22,8 +23,8 @@ int32_t peri__processors_of(pid_t pid)
     return 0;
 }
 
-/** Processors that the file's quota is worth: "max 100000" or "150000 100000" in version 2; in version 1 the quota alone, and the period in
- *  a file beside it. 0: no quota. */
+/** Processors that the file's quota is worth: "max 100000" or "150000 100000" in version 2; in version 1 the quota
+ *  alone, and the period in a file beside it. 0: no quota. */
 static double quota_in(const char *folder)
 {
     char path[4300];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * structs.c: structures that begin with their size, between callers and a library of different versions (perilune/base.h has the rule).
+ * structs.c: structures that begin with their size, between callers and a library of different versions
+ * (perilune/base.h has the rule).
  */
 #include "base_internal.h"
 
@@ -11,8 +12,10 @@ static peri_status size_of(const void *given, size_t size, const char *function,
     if (!given) return peri__fail(PERI_EINVAL, "%s: the %s is missing", function, type);
     memcpy(&has, given, sizeof has);
     if (has <= (int64_t)sizeof has || has > 1 << 16)
-        return peri__fail(PERI_EINVAL, "%s: the size of a %s is %lld: set it to sizeof(%s), which is %zu here, and all else to 0 first",
-                          function, type, (long long)has, type, size);
+        return peri__fail(
+            PERI_EINVAL,
+            "%s: the size of a %s is %lld: set it to sizeof(%s), which is %zu here, and all else to 0 first", function,
+            type, (long long)has, type, size);
     *out = (size_t)has;
     return PERI_OK;
 }
@@ -23,9 +26,11 @@ peri_status peri__struct_take(void *now, size_t size, const void *given, const c
     PERI_TRY(size_of(given, size, function, type, &has));
     for (size_t i = size; i < has; i++)
         if (((const unsigned char *)given)[i])
-            return peri__fail(PERI_EUNSUPPORTED, "%s: a %s of %zu bytes says something in byte %zu; this library (%s) knows %zu bytes: the "
-                              "program was built for a newer one, or has not set all to 0", function, type, has, i, PERI_VERSION_TEXT,
-                              size);
+            return peri__fail(
+                PERI_EUNSUPPORTED,
+                "%s: a %s of %zu bytes says something in byte %zu; this library (%s) knows %zu bytes: the "
+                "program was built for a newer one, or has not set all to 0",
+                function, type, has, i, PERI_VERSION_TEXT, size);
     memset(now, 0, size);
     memcpy(now, given, has < size ? has : size);
     const int64_t known = (int64_t)size;

@@ -2,8 +2,9 @@
  *
  * threads.c: the fixed worker pool behind peri__parallel_for, the clock, pauses, hashes.
  *
- * The pool holds peri_threads() - 1 workers; the caller is the last one. A job is published under a mutex and each worker takes the
- * range of its own index, so there is no stealing and no dependence of results on timing. Workers spin briefly, then sleep.
+ * The pool holds peri_threads() - 1 workers; the caller is the last one. A job is published under a mutex and each
+ * worker takes the range of its own index, so there is no stealing and no dependence of results on timing. Workers spin
+ * briefly, then sleep.
  */
 #include "between.h"
 #include "floats.h"
@@ -195,9 +196,11 @@ int32_t peri_threads(void)
     const char *text;
     pool.count = count_asked(&text); /* what is no number fails where devices are opened */
     if (pool.count > 0) return pool.count;
-    int32_t cpus = peri__processors_of(0), quota = peri__quota_of("/sys/fs/cgroup", "/proc/self/cgroup"), ranks =
-        count_from_environment((const char *const[]){"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "LOCAL_WORLD_SIZE", NULL});
-    /* mpirun may bind a rank to processors of its own, fewer than mpirun itself has: then they are not shared with the others. */
+    int32_t cpus = peri__processors_of(0), quota = peri__quota_of("/sys/fs/cgroup", "/proc/self/cgroup"),
+            ranks = count_from_environment(
+                (const char *const[]){"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "LOCAL_WORLD_SIZE", NULL});
+    /* mpirun may bind a rank to processors of its own, fewer than mpirun itself has: then they are not shared with the
+     * others. */
     bool bound = cpus < ranks && cpus < peri__processors_of(getppid());
     if (ranks > 1 && !bound) cpus /= ranks;
     /* More threads than the quota is worth would run, and then all of them would wait for its next period. */
@@ -210,7 +213,8 @@ peri_status peri_threads_set(int32_t threads)
 {
     if (threads < 1 || threads > MAX_THREADS)
         return peri__fail(PERI_EINVAL, "peri_threads_set: %d threads, allowed: 1..%d", threads, MAX_THREADS);
-    if (atomic_flag_test_and_set(&busy)) return peri__fail(PERI_EINVAL, "peri_threads_set: another thread is computing");
+    if (atomic_flag_test_and_set(&busy))
+        return peri__fail(PERI_EINVAL, "peri_threads_set: another thread is computing");
     shut_down();
     pool.count = threads;
     atomic_flag_clear(&busy);
@@ -221,7 +225,8 @@ peri_status peri__pool_set(int32_t threads, peri__pool_run run, void *ctx)
 {
     if (run && (threads < 1 || threads > MAX_THREADS))
         return peri__fail(PERI_EINVAL, "peri_host_pool_set: %d threads, allowed: 1..%d", threads, MAX_THREADS);
-    if (inside || atomic_flag_test_and_set(&busy)) return peri__fail(PERI_EINVAL, "peri_host_pool_set: a thread is computing");
+    if (inside || atomic_flag_test_and_set(&busy))
+        return peri__fail(PERI_EINVAL, "peri_host_pool_set: a thread is computing");
     shut_down();
     pool.run = run;
     pool.run_ctx = ctx;
@@ -236,8 +241,10 @@ peri_status peri__affinity_set(const int32_t *processors, int32_t n)
         return peri__fail(PERI_EINVAL, "peri_host_affinity_set: %d processors, allowed: 0..%d", n, MAX_THREADS);
     for (int32_t i = 0; i < n; i++)
         if (processors[i] < 0 || processors[i] >= CPU_SETSIZE)
-            return peri__fail(PERI_EINVAL, "peri_host_affinity_set: processor %d, allowed: 0..%d", processors[i], CPU_SETSIZE - 1);
-    if (inside || atomic_flag_test_and_set(&busy)) return peri__fail(PERI_EINVAL, "peri_host_affinity_set: a thread is computing");
+            return peri__fail(PERI_EINVAL, "peri_host_affinity_set: processor %d, allowed: 0..%d", processors[i],
+                              CPU_SETSIZE - 1);
+    if (inside || atomic_flag_test_and_set(&busy))
+        return peri__fail(PERI_EINVAL, "peri_host_affinity_set: a thread is computing");
     shut_down();
     if (n > 0) memcpy(pool.processors, processors, (size_t)n * sizeof *processors);
     pool.n_processors = n;
@@ -257,7 +264,8 @@ static void bind(int32_t index)
 
 peri_status peri__threads_end(void)
 {
-    if (atomic_flag_test_and_set(&busy)) return peri__fail(PERI_EINVAL, "peri_host_shutdown: another thread is computing");
+    if (atomic_flag_test_and_set(&busy))
+        return peri__fail(PERI_EINVAL, "peri_host_shutdown: another thread is computing");
     shut_down();
     pool.run = NULL;
     pool.n_processors = 0;
@@ -265,11 +273,13 @@ peri_status peri__threads_end(void)
     return PERI_OK;
 }
 
-/** The shared library is linked so that it stays (nodelete); a shared object of somebody else's that holds libperilune.a is not. */
+/** The shared library is linked so that it stays (nodelete); a shared object of somebody else's that holds
+ *  libperilune.a is not. */
 static void pin(void)
 {
     Dl_info own, program;
-    if (getauxval(AT_BASE) == 0 || !dladdr(&pool, &own) || !own.dli_fname) return; /* a program that nobody loads libraries for */
+    /* a program that nobody loads libraries for */
+    if (getauxval(AT_BASE) == 0 || !dladdr(&pool, &own) || !own.dli_fname) return;
     if (dladdr((void *)getauxval(AT_PHDR), &program) && program.dli_fbase == own.dli_fbase) return;
     if (dlopen(own.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE))
         peri__log(PERI_LOG_DEBUG, "%s stays loaded from now on", own.dli_fname);
@@ -286,7 +296,8 @@ int peri__thread_start(pthread_t *thread, void *(*body)(void *), void *ctx)
     peri__stay_loaded();
     sigset_t all, before;
     sigfillset(&all);
-    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}; /* of what the thread itself does: handlers must see them */
+    /* of what the thread itself does: handlers must see them */
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&all, own[i]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     PERI__OWN_FLOATS; /* a new thread begins with those of the one that makes it */
@@ -296,7 +307,7 @@ int peri__thread_start(pthread_t *thread, void *(*body)(void *), void *ctx)
     return problem;
 }
 
-/* -- fork: a child has the calling thread only --------------------------------------------------------------------------------------- */
+/* -- fork: a child has the calling thread only --------------------------------------------------------------------- */
 
 static pthread_mutex_t *fork_locks[PERI__FORK_LOCKS]; /* those that are there, by number */
 static int32_t forks;
@@ -386,7 +397,8 @@ void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx)
         run_foreign(n, parts, fn, ctx);
         return;
     }
-    for (intptr_t index = 1; !pool.started || index > 1; index++) { /* once: later workers would see an old round as new */
+    /* once: later workers would see an old round as new */
+    for (intptr_t index = 1; !pool.started || index > 1; index++) {
         if (index >= pool.count || peri__thread_start(&pool.threads[index], worker, (void *)index) != 0) break;
         pool.started++;
         bind((int32_t)index);
@@ -399,11 +411,12 @@ void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx)
     inside = true;
     part(0);
     inside = false;
-    for (int64_t round = 0; atomic_load_explicit(&pool.unfinished, memory_order_acquire) > 0; round++) peri_pause(round);
+    for (int64_t round = 0; atomic_load_explicit(&pool.unfinished, memory_order_acquire) > 0; round++)
+        peri_pause(round);
     atomic_flag_clear_explicit(&busy, memory_order_release);
 }
 
-/* -- hashes -------------------------------------------------------------------------------------------------------------------- */
+/* -- hashes -------------------------------------------------------------------------------------------------------- */
 
 uint64_t peri__hash_text(const char *text)
 {

@@ -12,7 +12,8 @@
 
 enum { FIRST_ROUNDS = 5 }; /* of a measurement at the first use; fewer decide nothing */
 enum { MARGIN = 3 };       /* percent by which a way must beat the default */
-enum { NOISY = 25 }; /* percent of noise from which on nothing is seen: the default is used, and the next process measures again */
+enum { NOISY = 25 }; /* percent of noise from which on nothing is seen: the default is used, and the next process
+                        measures again */
 
 static const char *const group_names[PERI__TUNE_GROUPS] = {"lookups", "updates", "the sort", "copies", "none"};
 
@@ -50,9 +51,10 @@ static void apply(int32_t c)
     atomic_store_explicit(&now[c].way, way, memory_order_relaxed);
 }
 
-/* -- loading --------------------------------------------------------------------------------------------------------------------- */
+/* -- loading ------------------------------------------------------------------------------------------------------- */
 
-/** Which choice and way a word "name=way" of PERI_TUNE asks for; both -1 for "off". False: it asks for nothing there is; @why says so. */
+/** Which choice and way a word "name=way" of PERI_TUNE asks for; both -1 for "off". False: it asks for nothing there
+ *  is; @why says so. */
 static bool understand(const char *word, int32_t *choice, int32_t *way, char *why, size_t len)
 {
     char room[256], name[64];
@@ -64,7 +66,8 @@ static bool understand(const char *word, int32_t *choice, int32_t *way, char *wh
     if (*choice >= 0 && equals) *way = peri__tune_way(*choice, equals + 1);
     if (*choice < 0) snprintf(why, len, "'%.60s' is no choice, known: %s", name, list(-1, room, sizeof room));
     else if (*way < 0)
-        snprintf(why, len, "'%.80s', allowed ways of %s: %s", word, peri__tune_table[*choice].name, list(*choice, room, sizeof room));
+        snprintf(why, len, "'%.80s', allowed ways of %s: %s", word, peri__tune_table[*choice].name,
+                 list(*choice, room, sizeof room));
     return *way >= 0;
 }
 
@@ -83,7 +86,8 @@ static void give(const char *word)
 {
     char why[512];
     int32_t choice, way;
-    if (!understand(word, &choice, &way, why, sizeof why)) peri__log(PERI_LOG_WARN, "PERI_TUNE: %s", why); /* see peri__tune_check */
+    /* see peri__tune_check */
+    if (!understand(word, &choice, &way, why, sizeof why)) peri__log(PERI_LOG_WARN, "PERI_TUNE: %s", why);
     else if (choice < 0) off = true;
     else now[choice].given = way;
 }
@@ -125,7 +129,7 @@ void peri__tune_reload(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* -- using ----------------------------------------------------------------------------------------------------------------------- */
+/* -- using --------------------------------------------------------------------------------------------------------- */
 
 int64_t peri__tune(int32_t choice)
 {
@@ -142,10 +146,11 @@ int64_t peri__tune(int32_t choice)
 bool peri__tune_near(int32_t choice)
 {
     load_once();
-    return !strncmp(peri__tune_table[choice].ways[atomic_load_explicit(&now[choice].way, memory_order_relaxed)], "l1-", 3);
+    return !strncmp(peri__tune_table[choice].ways[atomic_load_explicit(&now[choice].way, memory_order_relaxed)], "l1-",
+                    3);
 }
 
-/* -- measuring ------------------------------------------------------------------------------------------------------------------- */
+/* -- measuring ----------------------------------------------------------------------------------------------------- */
 
 void peri__tune_offer(int32_t group, const peri__tune_meter *meter) { meters[group] = meter; }
 
@@ -172,15 +177,16 @@ static double quantile(double *x, int32_t n, double part)
 /** What a measurement found. */
 typedef struct timing {
     int64_t least[PERI_TUNE_WAYS];
-    int32_t wins[PERI_TUNE_WAYS]; /* turns in which a way was faster than both passes of the default beside it, by the margin */
+    int32_t wins[PERI_TUNE_WAYS]; /* turns in which a way was faster than both passes of the default beside it, by the
+                                     margin */
     double *ratio[PERI_TUNE_WAYS]; /* [rounds] its time over the lesser of theirs */
     double *noise;                 /* [rounds * ways] the greater of theirs over the lesser, less 1 */
     int32_t compared;
 } timing;
 
-/** The way to use: of those that won three of four turns, and in the median by more than the noise, the fastest; else the default. A
- *  machine is shared: what disturbs it disturbs passes of the default as well, so it is in the noise, and it seldom meets both of those
- *  around a pass without meeting that. */
+/** The way to use: of those that won three of four turns, and in the median by more than the noise, the fastest; else
+ *  the default. A machine is shared: what disturbs it disturbs passes of the default as well, so it is in the noise,
+ *  and it seldom meets both of those around a pass without meeting that. */
 static int32_t chosen(timing *t, int32_t ways, int32_t usual, int32_t rounds, double *noise)
 {
     int32_t best = usual;
@@ -190,7 +196,9 @@ static int32_t chosen(timing *t, int32_t ways, int32_t usual, int32_t rounds, do
     for (int32_t w = 0; w < ways; w++) {
         if (w == usual) continue;
         double ratio = quantile(t->ratio[w], rounds, 0.5);
-        if (rounds < FIRST_ROUNDS || *noise * 100 > NOISY || 4 * t->wins[w] < 3 * rounds || ratio >= most || ratio >= lead) continue;
+        if (rounds < FIRST_ROUNDS || *noise * 100 > NOISY || 4 * t->wins[w] < 3 * rounds || ratio >= most ||
+            ratio >= lead)
+            continue;
         best = w;
         lead = ratio;
     }
@@ -259,12 +267,14 @@ static int32_t measure_group(int32_t group)
             noise = status == PERI_OK && now[c].noise > noise ? now[c].noise : noise;
         }
     meters[group]->close(state);
-    if (status < 0) peri__log(PERI_LOG_WARN, "measuring %s: %s; the defaults stay", group_names[group], peri_error_message());
+    if (status < 0)
+        peri__log(PERI_LOG_WARN, "measuring %s: %s; the defaults stay", group_names[group], peri_error_message());
     else {
         peri__log(PERI_LOG_INFO, "measured %s in %.0f ms; passes of one way differed by %.0f %%", group_names[group],
                   (double)(peri_time_ns() - from) * 1e-6, 100 * noise);
         if (noise * 100 > NOISY)
-            peri__log(PERI_LOG_INFO, "measuring %s: other programs disturbed it; what was found is not kept", group_names[group]);
+            peri__log(PERI_LOG_INFO, "measuring %s: other programs disturbed it; what was found is not kept",
+                      group_names[group]);
     }
     return found;
 }
@@ -295,7 +305,7 @@ void peri__tune_need(int32_t group)
     pthread_mutex_unlock(&lock);
 }
 
-/* -- the public face ------------------------------------------------------------------------------------------------------------- */
+/* -- the public face ----------------------------------------------------------------------------------------------- */
 
 int32_t peri_tune_count(void) { return PERI__TUNE_CHOICES; }
 
@@ -327,7 +337,8 @@ static peri_status named(const char *function, const char *name, int32_t *out)
     load_once();
     *out = name ? peri__tune_find(name) : -1;
     if (*out >= 0) return PERI_OK;
-    return peri__fail(PERI_ENOTFOUND, "%s: no choice '%.60s'; known: %s", function, name ? name : "(null)", list(-1, room, sizeof room));
+    return peri__fail(PERI_ENOTFOUND, "%s: no choice '%.60s'; known: %s", function, name ? name : "(null)",
+                      list(-1, room, sizeof room));
 }
 
 peri_status peri_tune_set(const char *name, const char *word)
@@ -347,7 +358,8 @@ peri_status peri_tune_measure(const char *name, int32_t rounds)
 {
     int32_t c;
     PERI_TRY(named("peri_tune_measure", name, &c));
-    if (rounds < 1 || rounds > 10000) return peri__fail(PERI_EINVAL, "peri_tune_measure: %d rounds, allowed: 1..10000", rounds);
+    if (rounds < 1 || rounds > 10000)
+        return peri__fail(PERI_EINVAL, "peri_tune_measure: %d rounds, allowed: 1..10000", rounds);
     const peri__tune_meter *meter = meters[peri__tune_table[c].group];
     if (!meter) return peri__fail(PERI_EUNSUPPORTED, "peri_tune_measure: %s is not measured", name);
     void *state = NULL;

@@ -29,23 +29,25 @@ bool peri__tune_near(int32_t choice);
 typedef struct peri__tune_meter {
     /* Make what the passes work on; *state goes to the others. */
     peri_status (*open)(void **state);
-    /* Nanoseconds of one pass, the way of every choice being what peri__tune says now; 0: nothing to be seen with so few threads; -1: it
-     * failed. */
+    /* Nanoseconds of one pass, the way of every choice being what peri__tune says now; 0: nothing to be seen with so
+     * few threads; -1: it failed. */
     int64_t (*pass)(void *state, int32_t choice);
     void (*close)(void *state);
 } peri__tune_meter;
 
-/** Bytes of a working set that the caches do not hold: measurements are of rows in memory, and tables that are smaller do not need them. */
+/** Bytes of a working set that the caches do not hold: measurements are of rows in memory, and tables that are smaller
+ *  do not need them. */
 static inline int64_t peri__tune_working_set(int64_t cache_bytes) { return peri__max(64 << 20, 2 * cache_bytes); }
-/** peri_cache_bytes for processors 0, 1, ... of which used[i] says whether they are this process's, by the files under @root. */
+/** peri_cache_bytes for processors 0, 1, ... of which used[i] says whether they are this process's, by the files under
+ *  @root. */
 int64_t peri__cache_bytes_of(const char *root, const bool *used, int32_t n);
 /** An error unless twice @bytes are free: what measures takes no memory that programs need. */
 peri_status peri__tune_room(size_t bytes);
 
 /** The meter of a group; static. Called before main. */
 void peri__tune_offer(int32_t group, const peri__tune_meter *meter);
-/** Before the first use that is large enough to care: measure what the group has that is neither given nor kept, once in a process, and
- *  keep it. Never fails: what cannot be measured keeps its default, with a line in the log. */
+/** Before the first use that is large enough to care: measure what the group has that is neither given nor kept, once
+ *  in a process, and keep it. Never fails: what cannot be measured keeps its default, with a line in the log. */
 void peri__tune_need(int32_t group);
 
 /** A file's lines: the way of each choice (-1: not there) and its times. */

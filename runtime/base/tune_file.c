@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tune_file.c: measured choices kept in $XDG_CACHE_HOME/perilune or ~/.cache/perilune. The file's name says on which kind of processor they
- * were measured, among which ways and by which version, since home folders are shared between machines and between builds:
+ * tune_file.c: measured choices kept in $XDG_CACHE_HOME/perilune or ~/.cache/perilune. The file's name says on which
+ * kind of processor they were measured, among which ways and by which version, since home folders are shared between
+ * machines and between builds:
  *
  *   perilune 0.2.0 AuthenticAMD-25-1-1-32K-512K-32768K-2-0b5e91c4
  *   lookup_prefetch l2-8k 904123 871400 ...            the way, and the nanoseconds of all of them
@@ -19,7 +20,7 @@
 
 enum { MOST_BYTES = 16 << 10, MOST_PATH = 1024, MOST_KEY = 160 };
 
-/* -- the processor --------------------------------------------------------------------------------------------------------------- */
+/* -- the processor ------------------------------------------------------------------------------------------------- */
 
 /** The first word of a small file, "?" without one. */
 static void first_word(const char *path, char *word, size_t room)
@@ -42,7 +43,8 @@ static uint32_t table_hash(void)
     for (int32_t c = 0; c < PERI__TUNE_CHOICES; c++) {
         hash = peri__hash_mix(hash, peri__tune_hash(peri__tune_table[c].name, strlen(peri__tune_table[c].name)));
         for (int32_t w = 0; w < peri__tune_ways(c); w++)
-            hash = peri__hash_mix(hash, peri__tune_hash(peri__tune_table[c].ways[w], strlen(peri__tune_table[c].ways[w])));
+            hash =
+                peri__hash_mix(hash, peri__tune_hash(peri__tune_table[c].ways[w], strlen(peri__tune_table[c].ways[w])));
     }
     return (uint32_t)(hash >> 32 ^ hash);
 }
@@ -78,7 +80,7 @@ static void processor_key(char key[MOST_KEY])
         if (!strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-", *at)) *at = '_';
 }
 
-/* -- the text -------------------------------------------------------------------------------------------------------------------- */
+/* -- the text ------------------------------------------------------------------------------------------------------ */
 
 uint64_t peri__tune_hash(const char *text, size_t length)
 {
@@ -92,12 +94,14 @@ size_t peri__tune_print(const peri__tune_lines *lines, const char *key, char *te
     size_t n = (size_t)snprintf(text, room, "perilune %s %s\n", PERI_VERSION_TEXT, key);
     for (int32_t c = 0; c < PERI__TUNE_CHOICES && n < room; c++) {
         if (lines->way[c] < 0) continue;
-        n += (size_t)snprintf(text + n, room - n, "%s %s", peri__tune_table[c].name, peri__tune_table[c].ways[lines->way[c]]);
+        n += (size_t)snprintf(text + n, room - n, "%s %s", peri__tune_table[c].name,
+                              peri__tune_table[c].ways[lines->way[c]]);
         for (int32_t w = 0; w < peri__tune_ways(c) && n < room; w++)
             n += (size_t)snprintf(text + n, room - n, " %lld", (long long)lines->ns[c][w]);
         if (n < room) n += (size_t)snprintf(text + n, room - n, "\n");
     }
-    if (n < room) n += (size_t)snprintf(text + n, room - n, "end %016llx\n", (unsigned long long)peri__tune_hash(text, n));
+    if (n < room)
+        n += (size_t)snprintf(text + n, room - n, "end %016llx\n", (unsigned long long)peri__tune_hash(text, n));
     return n;
 }
 
@@ -113,7 +117,8 @@ static peri_status parse_line(char *line, int32_t number, peri__tune_lines *out)
     for (int32_t w = 0; w < peri__tune_ways(c); w++) {
         char *text = strtok_r(NULL, " ", &rest), *end = text;
         int64_t ns = text && *text >= '0' && *text <= '9' ? strtoll(text, &end, 10) : -1;
-        if (ns < 0 || *end || end - text > 18) return peri__fail(PERI_EFORMAT, "line %d: no time for each way of %s", number, name);
+        if (ns < 0 || *end || end - text > 18)
+            return peri__fail(PERI_EFORMAT, "line %d: no time for each way of %s", number, name);
         out->ns[c][w] = ns;
     }
     if (strtok_r(NULL, " ", &rest)) return peri__fail(PERI_EFORMAT, "line %d: more than the times of %s", number, name);
@@ -137,7 +142,8 @@ peri_status peri__tune_parse(const char *text, size_t length, const char *key, p
     char end[32];
     if (length < strlen(wanted) + last) return peri__fail(PERI_EFORMAT, "its last line is missing");
     snprintf(end, sizeof end, "end %016llx\n", (unsigned long long)peri__tune_hash(text, length - last));
-    if (strcmp(copy + length - last, end) != 0) return peri__fail(PERI_EFORMAT, "its last line is not the hash of those before");
+    if (strcmp(copy + length - last, end) != 0)
+        return peri__fail(PERI_EFORMAT, "its last line is not the hash of those before");
     copy[length - last] = 0;
     char *line = copy + strlen(wanted);
     for (int32_t number = 2; *line; number++) {
@@ -151,7 +157,7 @@ peri_status peri__tune_parse(const char *text, size_t length, const char *key, p
     return PERI_OK;
 }
 
-/* -- the file -------------------------------------------------------------------------------------------------------------------- */
+/* -- the file ------------------------------------------------------------------------------------------------------ */
 
 const char *peri__tune_file(void)
 {
@@ -160,8 +166,10 @@ const char *peri__tune_file(void)
     char key[MOST_KEY];
     processor_key(key);
     int n = 0;
-    if (cache && cache[0] == '/') n = snprintf(path, sizeof path, "%s/perilune/%s-%s.txt", cache, key, PERI_VERSION_TEXT);
-    else if (home && home[0] == '/') n = snprintf(path, sizeof path, "%s/.cache/perilune/%s-%s.txt", home, key, PERI_VERSION_TEXT);
+    if (cache && cache[0] == '/')
+        n = snprintf(path, sizeof path, "%s/perilune/%s-%s.txt", cache, key, PERI_VERSION_TEXT);
+    else if (home && home[0] == '/')
+        n = snprintf(path, sizeof path, "%s/.cache/perilune/%s-%s.txt", home, key, PERI_VERSION_TEXT);
     if (n <= 0 || n >= MOST_PATH) path[0] = 0;
     return path;
 }

@@ -11,7 +11,8 @@
 const char *peri__tune_file(void);
 /** Read it; false: there is none, or it is damaged, which the log says. */
 bool peri__tune_read(peri__tune_lines *lines);
-/** Put @lines beside what the file has of other choices, so that readers see the old file or the new one. False: @why. */
+/** Put @lines beside what the file has of other choices, so that readers see the old file or the new one. False:
+ *  @why. */
 bool peri__tune_write(const peri__tune_lines *lines, char *why, size_t room);
 
 /** What the last line says of those before. */

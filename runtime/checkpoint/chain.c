@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chain.c: chains of increments: who names whom as its parent. A parent is found by its digest among the checkpoints of the same folder,
- * whatever their names are. The numbers of increments fall by one from each to its parent, so no chain has a circle.
+ * chain.c: chains of increments: who names whom as its parent. A parent is found by its digest among the checkpoints of
+ * the same folder, whatever their names are. The numbers of increments fall by one from each to its parent, so no chain
+ * has a circle.
  */
 #include "../base/json.h"
 #include "files.h"
@@ -16,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* -- who a checkpoint is --------------------------------------------------------------------------------------------------------------- */
+/* -- who a checkpoint is ------------------------------------------------------------------------------------------- */
 
 static bool hexadecimal(const char *text)
 {
@@ -51,7 +52,8 @@ static peri_status identify(const char *path, peri_checkpoint_identity *out)
     int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int why = errno;
     if (fd < 0)
-        return peri__fail(why == ENOENT || why == ENOTDIR ? PERI_ENOTFOUND : PERI_EIO, "checkpoint '%.300s': %s", path, strerror(why));
+        return peri__fail(why == ENOENT || why == ENOTDIR ? PERI_ENOTFOUND : PERI_EIO, "checkpoint '%.300s': %s", path,
+                          strerror(why));
     ssize_t n = fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_size > END ? pread(fd, head, HEAD, 0) : -1;
     if (n > 0 && pread(fd, end, END, s.st_size - END) == END) {
         head[n] = 0;
@@ -59,7 +61,8 @@ static peri_status identify(const char *path, peri_checkpoint_identity *out)
     }
     close(fd);
     if (!hexadecimal(out->digest))
-        return peri__fail(PERI_EFORMAT, "checkpoint '%.300s': its manifest does not end with its checksum: it is cut short", path);
+        return peri__fail(PERI_EFORMAT,
+                          "checkpoint '%.300s': its manifest does not end with its checksum: it is cut short", path);
     const peri_checkpoint_identity quiet = *out;
     read_head(head, n, out);
     memcpy(out->digest, quiet.digest, sizeof quiet.digest);
@@ -75,7 +78,7 @@ peri_status peri_checkpoint_identify(const char *path, peri_checkpoint_identity 
     return PERI_GIVE(peri_checkpoint_identity, out, &now);
 }
 
-/* -- the checkpoints of a folder ------------------------------------------------------------------------------------------------------- */
+/* -- the checkpoints of a folder ----------------------------------------------------------------------------------- */
 
 typedef struct sibling {
     char *path;
@@ -163,18 +166,21 @@ peri_status peri__checkpoint_child(const char *given, char *child)
     return status;
 }
 
-/* -- opening chains -------------------------------------------------------------------------------------------------------------------- */
+/* -- opening chains ------------------------------------------------------------------------------------------------ */
 
-/** @parent is what @c is an increment of: the number before, and all tensors of which @c has some rows only, in the same form. */
+/** @parent is what @c is an increment of: the number before, and all tensors of which @c has some rows only, in the
+ *  same form. */
 static peri_status check_parent(const peri_checkpoint *c, const peri_checkpoint *parent)
 {
     if (strcmp(parent->m.digest, c->m.parent) != 0 && strcmp(parent->m.same_as, c->m.parent) != 0)
-        return peri__fail(PERI_EFORMAT, "checkpoint '%.200s' is an increment of checkpoint %s; '%.200s' is checkpoint %s", c->folder,
+        return peri__fail(PERI_EFORMAT,
+                          "checkpoint '%.200s' is an increment of checkpoint %s; '%.200s' is checkpoint %s", c->folder,
                           c->m.parent, parent->folder, parent->m.digest);
     if (parent->m.increment != c->m.increment - 1)
-        return peri__fail(PERI_EFORMAT,
-                          "checkpoint '%.200s' is increment %lld of its chain, and its parent '%.200s' increment %lld: out of order",
-                          c->folder, (long long)c->m.increment, parent->folder, (long long)parent->m.increment);
+        return peri__fail(
+            PERI_EFORMAT,
+            "checkpoint '%.200s' is increment %lld of its chain, and its parent '%.200s' increment %lld: out of order",
+            c->folder, (long long)c->m.increment, parent->folder, (long long)parent->m.increment);
     for (int64_t i = 0; i < c->m.n_entries; i++) {
         const peri__entry *e = &c->m.entries[i], *p;
         bool some = false;
@@ -182,10 +188,12 @@ static peri_status check_parent(const peri_checkpoint *c, const peri_checkpoint 
         if (!some) continue;
         p = peri__entry_named(&parent->m, peri__entry_name(&c->m, e));
         if (p && p->dtype == e->dtype && p->ndim == e->ndim &&
-            memcmp(peri__entry_shape(&parent->m, p), peri__entry_shape(&c->m, e), (size_t)e->ndim * sizeof(int64_t)) == 0)
+            memcmp(peri__entry_shape(&parent->m, p), peri__entry_shape(&c->m, e), (size_t)e->ndim * sizeof(int64_t)) ==
+                0)
             continue;
-        return peri__fail(PERI_EFORMAT, "checkpoint '%.200s' has some rows of tensor '%.150s', which its parent '%.200s' %s", c->folder,
-                          peri__entry_name(&c->m, e), parent->folder, p ? "has in another form" : "does not have");
+        return peri__fail(
+            PERI_EFORMAT, "checkpoint '%.200s' has some rows of tensor '%.150s', which its parent '%.200s' %s",
+            c->folder, peri__entry_name(&c->m, e), parent->folder, p ? "has in another form" : "does not have");
     }
     return PERI_OK;
 }
@@ -221,7 +229,8 @@ static peri_status open_parents(peri_checkpoint *c, const char *given)
         const sibling *found = find(&s, last->m.parent);
         if (!found) {
             status = peri__fail(PERI_ENOTFOUND,
-                                "checkpoint '%.200s' is increment %lld of a chain, and what it is an increment of is missing: checkpoint "
+                                "checkpoint '%.200s' is increment %lld of a chain, and what it is an increment of is "
+                                "missing: checkpoint "
                                 "%s (%s) is not in folder '%.200s'",
                                 last->folder, (long long)last->m.increment, last->m.parent,
                                 last->m.increment == 1 ? "the full one" : "the increment before it", s.folder);
@@ -256,22 +265,27 @@ static peri_status open_on(const char *const *paths, int32_t i, peri_checkpoint 
     int32_t at = i - 1;
     for (const peri_checkpoint *b = below; b && status >= 0; b = b->parent, at--)
         if (strcmp(b->m.digest, c->m.digest) == 0)
-            status = peri__fail(PERI_EINVAL,
-                                "peri_checkpoint_open_chain: '%.200s' is there twice: checkpoint %d of the list, '%.200s', is the same",
-                                paths[i], at + 1, paths[at]);
+            status = peri__fail(
+                PERI_EINVAL,
+                "peri_checkpoint_open_chain: '%.200s' is there twice: checkpoint %d of the list, '%.200s', is the same",
+                paths[i], at + 1, paths[at]);
     if (status >= 0 && !below && *c->m.parent)
         status = peri__fail(PERI_EINVAL,
-                            "peri_checkpoint_open_chain: the list begins with '%.200s', which is an increment of checkpoint %s; that one "
+                            "peri_checkpoint_open_chain: the list begins with '%.200s', which is an increment of "
+                            "checkpoint %s; that one "
                             "is missing in front of it",
                             paths[i], c->m.parent);
     if (status >= 0 && below && !*c->m.parent)
-        status =
-            peri__fail(PERI_EINVAL, "peri_checkpoint_open_chain: '%.200s' is a full checkpoint: only the first of a list is", paths[i]);
-    if (status >= 0 && below && strcmp(c->m.parent, below->m.digest) != 0 && strcmp(c->m.parent, below->m.same_as) != 0)
         status = peri__fail(PERI_EINVAL,
-                            "peri_checkpoint_open_chain: '%.150s' (increment %lld) is an increment of checkpoint %s, and stands behind "
-                            "'%.150s' (increment %lld), which is %s: increments are missing, out of order, or of another run",
-                            paths[i], (long long)c->m.increment, c->m.parent, paths[i - 1], (long long)below->m.increment, below->m.digest);
+                            "peri_checkpoint_open_chain: '%.200s' is a full checkpoint: only the first of a list is",
+                            paths[i]);
+    if (status >= 0 && below && strcmp(c->m.parent, below->m.digest) != 0 && strcmp(c->m.parent, below->m.same_as) != 0)
+        status = peri__fail(
+            PERI_EINVAL,
+            "peri_checkpoint_open_chain: '%.150s' (increment %lld) is an increment of checkpoint %s, and stands behind "
+            "'%.150s' (increment %lld), which is %s: increments are missing, out of order, or of another run",
+            paths[i], (long long)c->m.increment, c->m.parent, paths[i - 1], (long long)below->m.increment,
+            below->m.digest);
     if (status >= 0 && below) status = check_parent(c, below);
     if (status < 0) {
         peri_checkpoint_release(c);
@@ -291,7 +305,9 @@ peri_status peri_checkpoint_open_chain(const char *const *paths, int32_t n, peri
     allow_descriptors(n);
     for (int32_t i = 0; i < n; i++) {
         peri_checkpoint *next;
-        if (!paths[i]) return peri_checkpoint_release(c), peri__fail(PERI_EINVAL, "peri_checkpoint_open_chain: path %d is missing", i);
+        if (!paths[i])
+            return peri_checkpoint_release(c),
+                   peri__fail(PERI_EINVAL, "peri_checkpoint_open_chain: path %d is missing", i);
         peri_status status = open_on(paths, i, c, &next);
         if (status < 0) {
             peri_checkpoint_release(c);

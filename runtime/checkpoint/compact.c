@@ -26,9 +26,10 @@ static peri_status announce(const peri_checkpoint *c, peri_checkpoint_writer *w)
     return PERI_OK;
 }
 
-/** Write rectangle @r of tensor @index in row-major order, cut along its first dimension of more than one index, and so on. @memory:
- *  PERI__IO_BLOCK bytes. */
-static peri_status put(peri_checkpoint *c, int64_t index, const peri__region *r, peri_checkpoint_writer *w, char *memory)
+/** Write rectangle @r of tensor @index in row-major order, cut along its first dimension of more than one index, and so
+ *  on. @memory: PERI__IO_BLOCK bytes. */
+static peri_status put(peri_checkpoint *c, int64_t index, const peri__region *r, peri_checkpoint_writer *w,
+                       char *memory)
 {
     const peri__entry *e = &c->m.entries[index];
     const int64_t bytes = peri__volume(e->ndim, r->size) * peri_dtype_size(e->dtype);
@@ -68,8 +69,8 @@ static peri_status put_all(peri_checkpoint *c, peri_checkpoint_writer *w, char *
 static peri_status write(peri_checkpoint *c, const char *folder, const char *path, bool replace, char *digest)
 {
     peri_checkpoint_writer *w;
-    const peri_checkpoint_facts facts = {.size = sizeof facts, .values = peri_checkpoint_values(c), .increment = c->m.increment,
-                                         .same_as = c->m.digest};
+    const peri_checkpoint_facts facts = {
+        .size = sizeof facts, .values = peri_checkpoint_values(c), .increment = c->m.increment, .same_as = c->m.digest};
     const char *part;
     char *memory = peri__alloc(PERI__IO_BLOCK);
     if (!memory) return PERI_ENOMEM;
@@ -85,21 +86,24 @@ out:
     return status;
 }
 
-peri_status peri_checkpoint_compact(peri_checkpoint *c, const char *path, bool replace, char digest[PERI_CHECKPOINT_DIGEST + 1])
+peri_status peri_checkpoint_compact(peri_checkpoint *c, const char *path, bool replace,
+                                    char digest[PERI_CHECKPOINT_DIGEST + 1])
 {
     peri_checkpoint_folder *folder;
     PERI_NEED(c);
     PERI_NEED(path);
     PERI_NEED(digest);
     if (!*c->m.parent)
-        return peri__fail(PERI_EINVAL, "peri_checkpoint_compact: '%.300s' is no increment: it is whole by itself", c->folder);
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_compact: '%.300s' is no increment: it is whole by itself",
+                          c->folder);
     if (!c->parent) return peri__fail(PERI_EINVAL, "peri_checkpoint_compact: '%.300s' was opened alone", c->folder);
     const peri_checkpoint_facts facts = {.size = sizeof facts, .same_as = c->m.digest};
     PERI_TRY(peri_checkpoint_may_publish(path, &facts, replace));
     PERI_TRY(peri_checkpoint_verify_since(c, -1));
     PERI_TRY(peri_checkpoint_folder_new(path, &folder));
     peri_status status = write(c, peri_checkpoint_folder_path(folder), path, replace, digest);
-    /* In its own place: what it was has another name now, is durable as the new one, and goes if nobody else reads it. */
+    /* In its own place: what it was has another name now, is durable as the new one, and goes if nobody else reads
+     * it. */
     if (status >= 0 && peri__same_folder(peri_checkpoint_folder_path(folder), c->dir)) {
         flock(c->dir, LOCK_UN);
         peri__saving_remove(peri_checkpoint_folder_path(folder));

@@ -15,13 +15,15 @@
 peri_status peri__path_join(const char *folder, const char *name, char *out)
 {
     if (snprintf(out, PATH_MAX, "%s/%s", folder, name) < PATH_MAX) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "checkpoint: the name of a file in '%.200s' would be longer than %d bytes", folder, PATH_MAX - 1);
+    return peri__fail(PERI_EINVAL, "checkpoint: the name of a file in '%.200s' would be longer than %d bytes", folder,
+                      PATH_MAX - 1);
 }
 
 static peri_status failed(const char *verb, const char *path)
 {
     int why = errno;
-    return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "checkpoint: %s '%.300s': %s", verb, path, strerror(why));
+    return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "checkpoint: %s '%.300s': %s", verb, path,
+                      strerror(why));
 }
 
 peri_status peri__file_create(const char *path, int *fd)
@@ -41,7 +43,8 @@ peri_status peri__file_put(int fd, const char *path, const void *data, int64_t b
         if (n == 0) errno = ENOSPC;
         if (n <= 0) {
             int why = errno;
-            return peri__fail(PERI_EIO, "checkpoint: writing '%.300s' at byte %lld: %s", path, (long long)at, strerror(why));
+            return peri__fail(PERI_EIO, "checkpoint: writing '%.300s' at byte %lld: %s", path, (long long)at,
+                              strerror(why));
         }
         from += n;
         at += n;
@@ -59,10 +62,12 @@ peri_status peri__file_get(int fd, const char *path, void *out, int64_t bytes, i
         else n = pread(fd, to, (size_t)peri__min(bytes, PERI__IO_BLOCK), at);
         if (n < 0 && errno == EINTR) continue;
         int why = errno;
-        if (n < 0) return peri__fail(PERI_EIO, "checkpoint: reading '%.300s' at byte %lld: %s", path, (long long)at, strerror(why));
+        if (n < 0)
+            return peri__fail(PERI_EIO, "checkpoint: reading '%.300s' at byte %lld: %s", path, (long long)at,
+                              strerror(why));
         if (n == 0)
-            return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' ends at byte %lld, wanted are %lld more", path, (long long)at,
-                              (long long)bytes);
+            return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' ends at byte %lld, wanted are %lld more", path,
+                              (long long)at, (long long)bytes);
         to += n;
         at += n;
         bytes -= n;
@@ -93,7 +98,8 @@ peri_status peri__folder_sync(const char *path)
     if (why == EINVAL || why == ENOTSUP || why == EOPNOTSUPP || why == ENOSYS) {
         if (!atomic_exchange(&told, true))
             peri__log(PERI_LOG_WARN,
-                      "checkpoint: folder '%s' cannot be synced on this file system (%s): a checkpoint is whole once it has its "
+                      "checkpoint: folder '%s' cannot be synced on this file system (%s): a checkpoint is whole once "
+                      "it has its "
                       "name, but a power failure soon after may take the name away",
                       path, strerror(why));
         return PERI_OK;
@@ -113,11 +119,12 @@ peri_status peri__file_await(const char *path, int64_t bytes)
         if (!there && errno != ENOENT && errno != ESTALE) return failed("looking for", path);
         if (peri_time_ns() > deadline) {
             if (!there)
-                return peri__fail(PERI_ENOTFOUND,
-                                  "checkpoint: file '%.300s' is not there after %.0f s: the folder must be the same on all hosts", path,
-                                  PERI__LATE_SECONDS);
-            return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' has %lld bytes, wanted: %lld", path, (long long)s.st_size,
-                              (long long)bytes);
+                return peri__fail(
+                    PERI_ENOTFOUND,
+                    "checkpoint: file '%.300s' is not there after %.0f s: the folder must be the same on all hosts",
+                    path, PERI__LATE_SECONDS);
+            return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' has %lld bytes, wanted: %lld", path,
+                              (long long)s.st_size, (long long)bytes);
         }
         nanosleep(&pause, NULL);
     }
@@ -126,8 +133,8 @@ peri_status peri__file_await(const char *path, int64_t bytes)
 bool peri__same_folder(const char *path, int fd)
 {
     struct stat named, opened;
-    return fd >= 0 && lstat(path, &named) == 0 && fstat(fd, &opened) == 0 && S_ISDIR(named.st_mode) && named.st_dev == opened.st_dev &&
-           named.st_ino == opened.st_ino;
+    return fd >= 0 && lstat(path, &named) == 0 && fstat(fd, &opened) == 0 && S_ISDIR(named.st_mode) &&
+           named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
 }
 
 peri_status peri__file_load(int folder, const char *of, const char *name, int64_t most, char **out, int64_t *bytes)
@@ -142,8 +149,8 @@ peri_status peri__file_load(int folder, const char *of, const char *name, int64_
     if (fstat(fd, &s) != 0) status = failed("opening", path);
     else if (!S_ISREG(s.st_mode)) status = peri__fail(PERI_EFORMAT, "checkpoint: '%.300s' is no regular file", path);
     else if (s.st_size > most)
-        status =
-            peri__fail(PERI_EFORMAT, "checkpoint: '%.300s' has %lld bytes, allowed: %lld", path, (long long)s.st_size, (long long)most);
+        status = peri__fail(PERI_EFORMAT, "checkpoint: '%.300s' has %lld bytes, allowed: %lld", path,
+                            (long long)s.st_size, (long long)most);
     else if (!(text = peri__alloc((size_t)s.st_size + 1))) status = PERI_ENOMEM;
     else status = peri__file_get(fd, path, text, s.st_size, 0);
     close(fd);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * files.h: the system calls of checkpoints, with errors that name the file: writing, syncing, renaming, waiting for what arrives late.
+ * files.h: the system calls of checkpoints, with errors that name the file: writing, syncing, renaming, waiting for
+ * what arrives late.
  */
 #ifndef PERI_CHECKPOINT_FILES_H
 #define PERI_CHECKPOINT_FILES_H
@@ -22,17 +23,18 @@ peri_status peri__file_put(int fd, const char *path, const void *data, int64_t b
 peri_status peri__file_get(int fd, const char *path, void *out, int64_t bytes, int64_t at);
 /** Sync a file to the disk, and close it in any case. */
 peri_status peri__file_finish(int fd, const char *path);
-/** Sync a folder, so that the names in it last. Where the file system has no such call, a line of the log says so, once a process. */
+/** Sync a folder, so that the names in it last. Where the file system has no such call, a line of the log says so, once
+ *  a process. */
 peri_status peri__folder_sync(const char *path);
 /** Wait until file @path is there with @bytes bytes, at most PERI__LATE_SECONDS. */
 peri_status peri__file_await(const char *path, int64_t bytes);
-/** The whole file @name of the open folder @folder in memory, with a 0 behind it; PERI_EFORMAT if it has more than @most bytes. @path: the
- *  folder's, for errors. @out new (peri__free). */
+/** The whole file @name of the open folder @folder in memory, with a 0 behind it; PERI_EFORMAT if it has more than
+ *  @most bytes. @path: the folder's, for errors. @out new (peri__free). */
 peri_status peri__file_load(int folder, const char *path, const char *name, int64_t most, char **out, int64_t *bytes);
 /** Whether @path is the folder that is open as @fd, and not a link to it. */
 bool peri__same_folder(const char *path, int fd);
-/** The name of a save's folder for checkpoint @path, ".NAME.saving-0123456789abcdef" beside it with digits drawn anew, in @out of PATH_MAX
- *  bytes. What has such a name and is not locked is swept by later saves. */
+/** The name of a save's folder for checkpoint @path, ".NAME.saving-0123456789abcdef" beside it with digits drawn anew,
+ *  in @out of PATH_MAX bytes. What has such a name and is not locked is swept by later saves. */
 peri_status peri__saving_name(const char *path, char *out);
 /** What a Saver's name, save-NUMBER-step-STEP, says; false: @path ends with another name. */
 bool peri__saver_name(const char *path, int64_t *number, int64_t *step);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * folder.c: the folder in which a save collects its files, ".NAME.saving-0123456789abcdef" beside what it will be. Whoever makes it holds a
- * lock on it, so that others can tell a save that goes on from what a dead one has left.
+ * folder.c: the folder in which a save collects its files, ".NAME.saving-0123456789abcdef" beside what it will be.
+ * Whoever makes it holds a lock on it, so that others can tell a save that goes on from what a dead one has left.
  */
 #include "files.h"
 #include "manifest.h"
@@ -49,7 +49,8 @@ static void remove_saving(const char *path)
     char file[PATH_MAX];
     DIR *d = opendir(path);
     for (struct dirent *e; d && (e = readdir(d));)
-        if (is_ours(e->d_name) && snprintf(file, sizeof file, "%s/%s", path, e->d_name) < (int)sizeof file) unlink(file);
+        if (is_ours(e->d_name) && snprintf(file, sizeof file, "%s/%s", path, e->d_name) < (int)sizeof file)
+            unlink(file);
     if (d) closedir(d);
     rmdir(path);
 }
@@ -60,7 +61,8 @@ peri_status peri__saving_name(const char *path, char *out)
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     if (getrandom(&number, sizeof number, 0) != sizeof number)
         return peri__fail(PERI_EIO, "checkpoint: no random number: %s", strerror(errno));
-    if (snprintf(out, PATH_MAX, "%.*s.%s" SAVING "%016llx", (int)(name - path), path, name, (unsigned long long)number) >= PATH_MAX)
+    if (snprintf(out, PATH_MAX, "%.*s.%s" SAVING "%016llx", (int)(name - path), path, name,
+                 (unsigned long long)number) >= PATH_MAX)
         return peri__fail(PERI_EINVAL, "checkpoint: '%.200s' is too long a name", path);
     return PERI_OK;
 }
@@ -91,14 +93,16 @@ static void parent_of(const char *path, char out[PATH_MAX])
     else snprintf(out, PATH_MAX, "%.*s", (int)peri__max(slash - path, 1), path);
 }
 
-/** Remove what saves whose process is gone have left beside @path. A folder that was just made may not be locked yet: it has a minute. */
+/** Remove what saves whose process is gone have left beside @path. A folder that was just made may not be locked yet:
+ *  it has a minute. */
 static void sweep(const char *parent)
 {
     char path[PATH_MAX];
     DIR *d = opendir(parent);
     for (struct dirent *e; d && (e = readdir(d));) {
         struct stat s;
-        if (!peri__is_saving(e->d_name) || snprintf(path, sizeof path, "%s/%s", parent, e->d_name) >= (int)sizeof path) continue;
+        if (!peri__is_saving(e->d_name) || snprintf(path, sizeof path, "%s/%s", parent, e->d_name) >= (int)sizeof path)
+            continue;
         int lock = lock_folder(path);
         if (lock < 0) continue;
         if (fstat(lock, &s) == 0 && time(NULL) - s.st_mtime > 60) remove_saving(path);
@@ -113,8 +117,11 @@ peri_status peri_checkpoint_folder_new(const char *path, peri_checkpoint_folder 
     PERI_NEED(path);
     PERI_NEED(out);
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    if (!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strlen(path) > PATH_MAX - 64 || strlen(name) > 200)
-        return peri__fail(PERI_EINVAL, "checkpoint: '%.200s' is no name for a checkpoint: it ends with a name of 1 to 200 bytes", path);
+    if (!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strlen(path) > PATH_MAX - 64 ||
+        strlen(name) > 200)
+        return peri__fail(PERI_EINVAL,
+                          "checkpoint: '%.200s' is no name for a checkpoint: it ends with a name of 1 to 200 bytes",
+                          path);
     parent_of(path, parent);
     peri__make_folders(parent, true);
     sweep(parent);
@@ -132,7 +139,8 @@ peri_status peri_checkpoint_folder_new(const char *path, peri_checkpoint_folder 
     }
     peri__object_count(1);
     f->fd = open(fresh, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    if (f->fd >= 0) flock(f->fd, LOCK_EX | LOCK_NB); /* file systems without locks: nobody else can tell that this save goes on */
+    /* file systems without locks: nobody else can tell that this save goes on */
+    if (f->fd >= 0) flock(f->fd, LOCK_EX | LOCK_NB);
     *out = f;
     return PERI_OK;
 }
@@ -142,7 +150,8 @@ const char *peri_checkpoint_folder_path(const peri_checkpoint_folder *f) { retur
 void peri_checkpoint_folder_release(peri_checkpoint_folder *f)
 {
     if (!f) return;
-    /* Once it is published, its path may be that of the checkpoint which it has replaced and which somebody reads: that one stays. */
+    /* Once it is published, its path may be that of the checkpoint which it has replaced and which somebody reads: that
+     * one stays. */
     if (peri__same_folder(f->path, f->fd)) remove_saving(f->path);
     if (f->fd >= 0) close(f->fd);
     peri__free(f->path);
@@ -159,16 +168,17 @@ peri_status peri_checkpoint_folder_await(const char *path)
     while (stat(path, &s) != 0 || !S_ISDIR(s.st_mode)) {
         int why = errno;
         if ((why != ENOENT && why != ESTALE) || peri_time_ns() > deadline)
-            return peri__fail(PERI_ENOTFOUND,
-                              "checkpoint: folder '%.300s', which rank 0 made, is not here (%s): all hosts must share the folder "
-                              "of checkpoints",
-                              path, strerror(why));
+            return peri__fail(
+                PERI_ENOTFOUND,
+                "checkpoint: folder '%.300s', which rank 0 made, is not here (%s): all hosts must share the folder "
+                "of checkpoints",
+                path, strerror(why));
         nanosleep(&pause, NULL);
     }
     return PERI_OK;
 }
 
-/* -- one job at a time ----------------------------------------------------------------------------------------------------------------- */
+/* -- one job at a time --------------------------------------------------------------------------------------------- */
 
 struct peri_checkpoint_lock {
     int fd;
@@ -183,13 +193,16 @@ peri_status peri_checkpoint_lock_new(const char *folder, peri_checkpoint_lock **
     peri__make_folders(folder, true);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     int why = errno;
-    if (fd < 0) return peri__fail(PERI_EIO, "checkpoint: folder '%.300s' cannot be saved into: '.lock': %s", folder, strerror(why));
+    if (fd < 0)
+        return peri__fail(PERI_EIO, "checkpoint: folder '%.300s' cannot be saved into: '.lock': %s", folder,
+                          strerror(why));
     if (flock(fd, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
         ssize_t n = pread(fd, who, sizeof who - 1, 0);
         who[n > 0 ? n : 0] = 0;
         close(fd);
-        return peri__fail(PERI_EPEER, "checkpoint: folder '%.300s' is saved into already (%s); stop that, or take another folder", folder,
-                          who);
+        return peri__fail(PERI_EPEER,
+                          "checkpoint: folder '%.300s' is saved into already (%s); stop that, or take another folder",
+                          folder, who);
     }
     char host[100] = "?";
     gethostname(host, sizeof host - 1);
@@ -214,7 +227,7 @@ void peri_checkpoint_lock_release(peri_checkpoint_lock *lock)
     peri__object_count(-1);
 }
 
-/* -- names ----------------------------------------------------------------------------------------------------------------------------- */
+/* -- names --------------------------------------------------------------------------------------------------------- */
 
 static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
@@ -228,11 +241,15 @@ peri_status peri_checkpoint_names(const char *folder, char **out)
     PERI_NEED(out);
     DIR *d = opendir(folder);
     int why = errno;
-    if (!d) return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "checkpoint: folder '%.300s': %s", folder, strerror(why));
+    if (!d)
+        return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "checkpoint: folder '%.300s': %s", folder,
+                          strerror(why));
     peri_status status = PERI_OK;
     for (struct dirent *e; status >= 0 && (e = readdir(d));) {
         if (*e->d_name == '.' || strchr(e->d_name, '\n')) continue;
-        if (snprintf(path, sizeof path, "%s/%s/%s", folder, e->d_name, PERI__MANIFEST) >= (int)sizeof path || stat(path, &s) != 0) continue;
+        if (snprintf(path, sizeof path, "%s/%s/%s", folder, e->d_name, PERI__MANIFEST) >= (int)sizeof path ||
+            stat(path, &s) != 0)
+            continue;
         status = peri__grow((void **)&names, &room, n + 1, sizeof *names);
         if (status >= 0 && !(names[n] = peri__strdup(e->d_name))) status = PERI_ENOMEM;
         if (status >= 0) bytes += (int64_t)strlen(names[n++]) + 1;

@@ -2,8 +2,9 @@
  *
  * follow.c: which checkpoint of a folder comes next for a process that follows a run.
  *
- * Names that a Saver gives, save-NUMBER-step-STEP, are numbered in the order of saves, so the newest is that of the largest number. In a
- * folder without such names it is what nobody has an increment of, among what goes on from the one that was taken.
+ * Names that a Saver gives, save-NUMBER-step-STEP, are numbered in the order of saves, so the newest is that of the
+ * largest number. In a folder without such names it is what nobody has an increment of, among what goes on from the one
+ * that was taken.
  */
 #include "../base/buffer.h"
 #include "files.h"
@@ -26,7 +27,8 @@ struct peri_checkpoint_follower {
     peri_checkpoint_identity taken; /* its digest is "" at first */
     int64_t number;                 /* of the save that was taken; -1: none, or it has another name */
     char *path;                     /* of what was taken; NULL: nothing was */
-    int64_t missed;                 /* looks in a row that have found saves, none newer, and not the one that was taken */
+    int64_t missed;                 /* looks in a row that have found saves, none newer, and not the one that was
+                                       taken */
     peri_checkpoint *offered;       /* what next gave last */
     int64_t offered_number;
     char (*refused)[PERI_CHECKPOINT_DIGEST + 1];
@@ -61,7 +63,7 @@ void peri_checkpoint_follower_release(peri_checkpoint_follower *f)
     peri__object_count(-1);
 }
 
-/* -- the candidates -------------------------------------------------------------------------------------------------------------------- */
+/* -- the candidates ------------------------------------------------------------------------------------------------ */
 
 static void candidates_fini(candidate *list, int64_t n)
 {
@@ -85,7 +87,8 @@ static peri_status candidates_of(const char *folder, candidate **list, int64_t *
         if (peri__path_join(folder, name, path) < 0 || peri_checkpoint_identify(path, &is) < 0) continue;
         status = peri__grow((void **)list, &room, *n + 1, sizeof **list);
         if (status < 0) break;
-        (*list)[*n] = (candidate){.path = peri__strdup(path), .number = peri__saver_name(name, &number, &step) ? number : -1, .is = is};
+        (*list)[*n] = (candidate){
+            .path = peri__strdup(path), .number = peri__saver_name(name, &number, &step) ? number : -1, .is = is};
         if (!(*list)[*n].path) status = PERI_ENOMEM;
         else ++*n;
     }
@@ -133,7 +136,7 @@ static int by_number(const void *a, const void *b)
     return x > y ? -1 : x < y;
 }
 
-/* -- the next one ---------------------------------------------------------------------------------------------------------------------- */
+/* -- the next one -------------------------------------------------------------------------------------------------- */
 
 /** Open candidate @c and offer it. */
 static peri_status offer(peri_checkpoint_follower *f, const candidate *c, peri_checkpoint **out, int64_t *level)
@@ -146,8 +149,8 @@ static peri_status offer(peri_checkpoint_follower *f, const candidate *c, peri_c
     return PERI_OK;
 }
 
-/** Whether the folder has no save that is newer than what was taken, nor that one: it has been given to another run, or somebody went back.
- *  At the second look, since lists of names over a network may be old. */
+/** Whether the folder has no save that is newer than what was taken, nor that one: it has been given to another run, or
+ *  somebody went back. At the second look, since lists of names over a network may be old. */
 static bool has_other_run(peri_checkpoint_follower *f, const candidate *list, int64_t n)
 {
     bool here = n == 0 || list->number < 0 || f->number < 0 || !f->path || access(f->path, F_OK) == 0;
@@ -157,7 +160,8 @@ static bool has_other_run(peri_checkpoint_follower *f, const candidate *list, in
 }
 
 /** Among numbered names: the newest that can be opened and is newer than what was taken, or any if that is gone. */
-static peri_status next_number(peri_checkpoint_follower *f, candidate *list, int64_t n, peri_checkpoint **out, int64_t *level)
+static peri_status next_number(peri_checkpoint_follower *f, candidate *list, int64_t n, peri_checkpoint **out,
+                               int64_t *level)
 {
     peri_status failed = PERI_PENDING;
     char why[PERI_MESSAGE_MAX] = "";
@@ -176,7 +180,8 @@ static peri_status next_number(peri_checkpoint_follower *f, candidate *list, int
 }
 
 /** Among other names: the only end of a chain that goes on from what was taken. */
-static peri_status next_end(peri_checkpoint_follower *f, candidate *list, int64_t n, peri_checkpoint **out, int64_t *level)
+static peri_status next_end(peri_checkpoint_follower *f, candidate *list, int64_t n, peri_checkpoint **out,
+                            int64_t *level)
 {
     const candidate *found = NULL;
     for (int64_t i = 0; i < n; i++)
@@ -187,7 +192,8 @@ static peri_status next_end(peri_checkpoint_follower *f, candidate *list, int64_
         if (*f->taken.digest && !goes_on(f, list, n, i)) continue;
         if (found && !stands_for(&c->is, found->is.digest) && !stands_for(&found->is, c->is.digest))
             return peri__fail(PERI_EMISMATCH,
-                              "peri_checkpoint_follower_next: folder '%.200s' has two that could be next, '%.150s' and '%.150s'; allowed: "
+                              "peri_checkpoint_follower_next: folder '%.200s' has two that could be next, '%.150s' and "
+                              "'%.150s'; allowed: "
                               "one chain, or names that say their order (save-NUMBER-step-STEP)",
                               f->folder, found->path, c->path);
         found = c;
@@ -217,7 +223,8 @@ peri_status peri_checkpoint_follower_take(peri_checkpoint_follower *f)
 {
     PERI_NEED(f);
     if (!f->offered)
-        return peri__fail(PERI_EINVAL, "peri_checkpoint_follower_take: nothing was offered; allowed: after _next has given one");
+        return peri__fail(PERI_EINVAL,
+                          "peri_checkpoint_follower_take: nothing was offered; allowed: after _next has given one");
     peri_checkpoint_identity now = {.increment = peri_checkpoint_increment(f->offered)};
     char *path = peri__strdup(peri_checkpoint_level(f->offered, 0));
     if (!path) return PERI_ENOMEM;
@@ -236,7 +243,8 @@ peri_status peri_checkpoint_follower_refuse(peri_checkpoint_follower *f)
 {
     PERI_NEED(f);
     if (!f->offered)
-        return peri__fail(PERI_EINVAL, "peri_checkpoint_follower_refuse: nothing was offered; allowed: after _next has given one");
+        return peri__fail(PERI_EINVAL,
+                          "peri_checkpoint_follower_refuse: nothing was offered; allowed: after _next has given one");
     PERI_TRY(peri__grow((void **)&f->refused, &f->refused_room, f->n_refused + 1, sizeof *f->refused));
     snprintf(f->refused[f->n_refused++], sizeof *f->refused, "%s", peri_checkpoint_digest(f->offered));
     peri_checkpoint_release(f->offered);

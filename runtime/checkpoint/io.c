@@ -37,7 +37,7 @@ struct peri__io {
     char message[PERI_MESSAGE_MAX];
 };
 
-/* -- files ----------------------------------------------------------------------------------------------------------------------------- */
+/* -- files --------------------------------------------------------------------------------------------------------- */
 
 peri_status peri__io_file_new(int fd, const char *path, peri__io_file **out)
 {
@@ -97,15 +97,17 @@ void peri__io_pages_free(char *p, int64_t bytes)
     if (p) munmap(p, (size_t)whole_pages(bytes));
 }
 
-/* -- the thread ------------------------------------------------------------------------------------------------------------------------ */
+/* -- the thread ---------------------------------------------------------------------------------------------------- */
 
 static peri_status write_out(const job *j)
 {
     const bool direct = is_direct(j->file);
     if (direct) {
-        /* File systems may want more than we know of: then, and for the last bytes of a file, the page cache takes them. */
+        /* File systems may want more than we know of: then, and for the last bytes of a file, the page cache takes
+         * them. */
         const bool aligned = j->bytes % PERI__IO_PAGE == 0 && j->at % PERI__IO_PAGE == 0;
-        peri_status status = aligned ? peri__file_put(j->file->fd, j->file->path, j->data, j->bytes, j->at) : PERI_EINVAL;
+        peri_status status =
+            aligned ? peri__file_put(j->file->fd, j->file->path, j->data, j->bytes, j->at) : PERI_EINVAL;
         if (aligned && (status >= 0 || errno != EINVAL)) return status;
         set_direct(j->file, false);
     }
@@ -123,7 +125,8 @@ static peri_status read_in(const job *j)
     const int64_t skip = j->at % PERI__IO_PAGE, need = skip + j->bytes;
     int64_t has = skip;
     if (is_direct(j->file)) { /* the last page of the file is shorter */
-        ssize_t n = pread(j->file->fd, data, (size_t)(peri__ceil_div(need, PERI__IO_PAGE) * PERI__IO_PAGE), j->at - skip);
+        ssize_t n =
+            pread(j->file->fd, data, (size_t)(peri__ceil_div(need, PERI__IO_PAGE) * PERI__IO_PAGE), j->at - skip);
         if (n >= need) return PERI_OK;
         set_direct(j->file, false);
         has = peri__max(has, n);
@@ -205,7 +208,7 @@ void peri__io_release(peri__io *io)
     peri__free(io);
 }
 
-/* -- jobs ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- jobs ---------------------------------------------------------------------------------------------------------- */
 
 static int64_t give(peri__io *io, const job *j)
 {
@@ -226,7 +229,9 @@ int64_t peri__io_write(peri__io *io, peri__io_file *file, const void *data, int6
 int64_t peri__io_read(peri__io *io, peri__io_file *file, void *data, int64_t bytes, int64_t at, peri__io_then *then,
                       const void *context)
 {
-    return give(io, &(job){.kind = READ, .file = file, .data = data, .bytes = bytes, .at = at, .then = then, .context = context});
+    return give(
+        io,
+        &(job){.kind = READ, .file = file, .data = data, .bytes = bytes, .at = at, .then = then, .context = context});
 }
 
 int64_t peri__io_finish(peri__io *io, peri__io_file *file) { return give(io, &(job){.kind = FINISH, .file = file}); }

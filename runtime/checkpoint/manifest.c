@@ -87,7 +87,7 @@ void peri__piece_region(const peri__manifest *m, const peri__entry *e, const per
     memcpy(out->size, n + e->ndim, (size_t)e->ndim * sizeof *n);
 }
 
-/* -- regions --------------------------------------------------------------------------------------------------------------------------- */
+/* -- regions ------------------------------------------------------------------------------------------------------- */
 
 peri_status peri__region_take(peri__region *out, const peri_checkpoint_region *region, const char *function)
 {
@@ -122,22 +122,25 @@ peri_status peri__region_check(const char *what, int32_t ndim, const int64_t *sh
     for (int32_t d = 0; d < ndim; d++) {
         int64_t offset = region->offset[d], size = region->size[d];
         if (offset < 0 || size < 0 || offset > shape[d] || size > shape[d] - offset)
-            return peri__fail(PERI_EINVAL, "%s: dimension %d: %lld elements from %lld on, allowed: within 0 to %lld", what, d,
-                              (long long)size, (long long)offset, (long long)shape[d]);
-        if (__builtin_mul_overflow(*elements, size, elements)) return peri__fail(PERI_EINVAL, "%s: it has too many elements", what);
+            return peri__fail(PERI_EINVAL, "%s: dimension %d: %lld elements from %lld on, allowed: within 0 to %lld",
+                              what, d, (long long)size, (long long)offset, (long long)shape[d]);
+        if (__builtin_mul_overflow(*elements, size, elements))
+            return peri__fail(PERI_EINVAL, "%s: it has too many elements", what);
     }
     if (region->rows && strlen(region->rows) > 100)
-        return peri__fail(PERI_EINVAL, "%s: the name of the list of rows has %zu bytes, allowed: up to 100", what, strlen(region->rows));
+        return peri__fail(PERI_EINVAL, "%s: the name of the list of rows has %zu bytes, allowed: up to 100", what,
+                          strlen(region->rows));
     if (region->rows && (ndim < 1 || region->listed < 0 || region->listed > region->size[0]))
         return peri__fail(PERI_EINVAL, "%s: %lld rows are listed, allowed: 0 to %lld", what, (long long)region->listed,
                           (long long)(ndim < 1 ? 0 : region->size[0]));
-    if (region->column < 0 || region->columns < 0 || region->column > INT64_MAX - region->columns || (!region->columns && region->column))
-        return peri__fail(PERI_EINVAL, "%s: columns %lld from %lld on, allowed: none, or 1 or more from 0 or later on", what,
-                          (long long)region->columns, (long long)region->column);
+    if (region->column < 0 || region->columns < 0 || region->column > INT64_MAX - region->columns ||
+        (!region->columns && region->column))
+        return peri__fail(PERI_EINVAL, "%s: columns %lld from %lld on, allowed: none, or 1 or more from 0 or later on",
+                          what, (long long)region->columns, (long long)region->column);
     return PERI_OK;
 }
 
-/* -- do pieces fit together? ----------------------------------------------------------------------------------------------------------- */
+/* -- do pieces fit together? --------------------------------------------------------------------------------------- */
 
 /** What the order of pieces and entries asks for: qsort has no argument of its own, and several threads may sort. */
 static int by_name(const void *a, const void *b, void *manifest)
@@ -172,10 +175,11 @@ static bool same_columns(int32_t ndim, const int64_t *x, const int64_t *y)
     return x[2 * ndim] == y[2 * ndim] && x[2 * ndim + 1] == y[2 * ndim + 1];
 }
 
-/* Whether rectangles are a whole one, each element once, without comparing them with each other: draw a random number h_d(x) for each place
- * x of each dimension d. In a field, the product over d of h_d(end) - h_d(begin) is a measure: rectangles that are the whole, each element
- * once, have the sum of the whole; of others the sum differs, but for one time in 2^58 (it is a polynomial of degree ndim in the random
- * numbers: Schwartz and Zippel). The numbers are drawn anew in each process, so nobody can prepare a file for them. */
+/* Whether rectangles are a whole one, each element once, without comparing them with each other: draw a random number
+ * h_d(x) for each place x of each dimension d. In a field, the product over d of h_d(end) - h_d(begin) is a measure:
+ * rectangles that are the whole, each element once, have the sum of the whole; of others the sum differs, but for one
+ * time in 2^58 (it is a polynomial of degree ndim in the random numbers: Schwartz and Zippel). The numbers are drawn
+ * anew in each process, so nobody can prepare a file for them. */
 
 #define FIELD (((uint64_t)1 << 61) - 1) /* a prime */
 
@@ -185,7 +189,10 @@ static uint64_t times(uint64_t x, uint64_t y)
     return ((uint64_t)(product & FIELD) + (uint64_t)(product >> 61)) % FIELD; /* 2^61 is 1 in the field */
 }
 
-static uint64_t place(uint64_t seed, int32_t d, int64_t x) { return peri__hash_mix(seed + (uint64_t)d, (uint64_t)x) % FIELD; }
+static uint64_t place(uint64_t seed, int32_t d, int64_t x)
+{
+    return peri__hash_mix(seed + (uint64_t)d, (uint64_t)x) % FIELD;
+}
 
 static uint64_t measure(uint64_t seed, int32_t ndim, const int64_t *offset, const int64_t *size)
 {
@@ -221,10 +228,11 @@ static peri_status whole(const peri__manifest *m, const peri__entry *e, int64_t 
         sum = (sum + measure(seed, e->ndim, x, x + e->ndim)) % FIELD;
     }
     if (twice || (found == all && all > 0 && sum != measure(seed, e->ndim, NULL, shape)))
-        return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': two of its pieces have the same elements", what, peri__entry_name(m, e));
+        return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': two of its pieces have the same elements", what,
+                          peri__entry_name(m, e));
     if (found == all) return PERI_OK;
-    return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': its pieces have %lld of its %lld elements", what, peri__entry_name(m, e),
-                      (long long)found, (long long)all);
+    return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': its pieces have %lld of its %lld elements", what,
+                      peri__entry_name(m, e), (long long)found, (long long)all);
 }
 
 static peri_status settle_entry(peri__manifest *m, const peri__entry *e, const char *what)
@@ -241,8 +249,8 @@ static peri_status settle_entry(peri__manifest *m, const peri__entry *e, const c
             return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': some of its pieces share columns, others do not", what,
                               peri__entry_name(m, e));
         if (x[2 * e->ndim + 1] == 0 && past < stop)
-            return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': some of its pieces say their columns, others do not", what,
-                              peri__entry_name(m, e));
+            return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': some of its pieces say their columns, others do not",
+                              what, peri__entry_name(m, e));
         column = x[2 * e->ndim] + x[2 * e->ndim + 1];
         PERI_TRY(whole(m, e, i, past, what));
     }
@@ -259,10 +267,12 @@ static peri_status join(peri__manifest *m, const char *what)
         const peri__entry e = m->entries[i];
         peri__entry *last = n ? &m->entries[n - 1] : NULL;
         bool again = last && strcmp(peri__entry_name(m, last), peri__entry_name(m, &e)) == 0;
-        if (again && (last->dtype != e.dtype || last->ndim != e.ndim ||
-                      memcmp(peri__entry_shape(m, last), peri__entry_shape(m, &e), (size_t)e.ndim * sizeof *m->numbers) != 0)) {
+        if (again &&
+            (last->dtype != e.dtype || last->ndim != e.ndim ||
+             memcmp(peri__entry_shape(m, last), peri__entry_shape(m, &e), (size_t)e.ndim * sizeof *m->numbers) != 0)) {
             peri__free(pieces);
-            return peri__fail(PERI_EMISMATCH, "%s: tensor '%s' has two dtypes or shapes", what, peri__entry_name(m, &e));
+            return peri__fail(PERI_EMISMATCH, "%s: tensor '%s' has two dtypes or shapes", what,
+                              peri__entry_name(m, &e));
         }
         if (e.n_pieces) memcpy(pieces + used, m->pieces + e.first_piece, (size_t)e.n_pieces * sizeof *pieces);
         if (again) {
@@ -298,7 +308,8 @@ const peri__entry *peri__rows_entry(const peri__manifest *m, const peri__stored_
     return peri__entry_named(m, peri__manifest_text(m, p->rows - 1));
 }
 
-/** The lists of rows that pieces name are there, and as long as they say. Which rows they list is looked at when they are read. */
+/** The lists of rows that pieces name are there, and as long as they say. Which rows they list is looked at when they
+ *  are read. */
 static peri_status check_lists(const peri__manifest *m, const peri__entry *e, const char *what)
 {
     for (int64_t k = e->first_piece; k < e->first_piece + e->n_pieces; k++) {
@@ -307,10 +318,12 @@ static peri_status check_lists(const peri__manifest *m, const peri__entry *e, co
         const char *name = peri__manifest_text(m, p->rows - 1);
         const peri__entry *list = peri__rows_entry(m, p);
         if (!list || !peri__lists_rows(name))
-            return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': its list of rows, '%.100s', is no tensor that is there", what,
-                              peri__entry_name(m, e), name);
-        if (list->dtype != PERI_I64 || list->ndim != 1 || *peri__entry_shape(m, list) != p->listed || list->n_pieces > 1)
-            return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': its list of rows, '%.100s', has another form than %lld numbers of I64",
+            return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': its list of rows, '%.100s', is no tensor that is there",
+                              what, peri__entry_name(m, e), name);
+        if (list->dtype != PERI_I64 || list->ndim != 1 || *peri__entry_shape(m, list) != p->listed ||
+            list->n_pieces > 1)
+            return peri__fail(PERI_EMISMATCH,
+                              "%s: tensor '%s': its list of rows, '%.100s', has another form than %lld numbers of I64",
                               what, peri__entry_name(m, e), name, (long long)p->listed);
     }
     return PERI_OK;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * manifest.h: what a checkpoint holds, in memory: files, tensors, and the pieces of each tensor. A writer fills it piece by piece,
- * publishing joins those of all ranks, and opening reads one. As a text it is the manifest of docs/checkpoints.md.
+ * manifest.h: what a checkpoint holds, in memory: files, tensors, and the pieces of each tensor. A writer fills it
+ * piece by piece, publishing joins those of all ranks, and opening reads one. As a text it is the manifest of
+ * docs/checkpoints.md.
  *
  * Example: table t of 10 x 4 in two pieces, written by two ranks.
  *
@@ -9,7 +10,8 @@
  *     entries   "t", F32, shape [10, 4], first_piece 0, n_pieces 2
  *     pieces    0: file 0, rows 0 to 5           1: file 1, rows 5 to 10
  *
- * Everything of variable length lies in two pools, `text` and `numbers`, by index: a model of 100,000 tables has 300,000 pieces.
+ * Everything of variable length lies in two pools, `text` and `numbers`, by index: a model of 100,000 tables has
+ * 300,000 pieces.
  */
 #ifndef PERI_CHECKPOINT_MANIFEST_H
 #define PERI_CHECKPOINT_MANIFEST_H
@@ -43,8 +45,8 @@ typedef struct peri__stored_piece {
     uint64_t checksum;
     int32_t file;
     bool checked;   /* there is a checksum */
-    int64_t rows;   /* Of an increment: 1 + the place (in text) of the name of the tensor that lists which rows of the rectangle are there;
-                     * 0: all are. */
+    int64_t rows;   /* Of an increment: 1 + the place (in text) of the name of the tensor that lists which rows of the
+                       rectangle are there; * 0: all are. */
     int64_t listed; /* then: how many */
 } peri__stored_piece;
 
@@ -78,29 +80,40 @@ bool peri__checkpoint_alone(const peri_checkpoint *c);
 
 static inline const char *peri__manifest_text(const peri__manifest *m, int64_t at) { return m->text + at; }
 static inline const char *peri__entry_name(const peri__manifest *m, const peri__entry *e) { return m->text + e->name; }
-static inline const int64_t *peri__entry_shape(const peri__manifest *m, const peri__entry *e) { return m->numbers + e->shape; }
+static inline const int64_t *peri__entry_shape(const peri__manifest *m, const peri__entry *e)
+{
+    return m->numbers + e->shape;
+}
 void peri__piece_region(const peri__manifest *m, const peri__entry *e, const peri__stored_piece *p, peri__region *out);
 
 /** Append a file; its index in @index. */
 peri_status peri__manifest_file(peri__manifest *m, const char *name, int64_t bytes, int32_t *index);
 /** Append a tensor without pieces. */
-peri_status peri__manifest_entry(peri__manifest *m, const char *name, int32_t dtype, int32_t ndim, const int64_t *shape);
+peri_status peri__manifest_entry(peri__manifest *m, const char *name, int32_t dtype, int32_t ndim,
+                                 const int64_t *shape);
 /** Append a piece to the last tensor; place: all but `numbers`, `rows` and `listed`. */
 peri_status peri__manifest_piece(peri__manifest *m, const peri__region *region, const peri__stored_piece *place);
 
-/** The tensor that lists the rows of a piece (peri__stored_piece.rows); NULL: there is none of that name. @m: settled. */
+/** The tensor that lists the rows of a piece (peri__stored_piece.rows); NULL: there is none of that name. @m:
+ *  settled. */
 const peri__entry *peri__rows_entry(const peri__manifest *m, const peri__stored_piece *p);
 /** Tensor @name, NULL if there is none. @m: settled. */
 const peri__entry *peri__entry_named(const peri__manifest *m, const char *name);
 /** Whether @name begins as the names of such lists do. */
-static inline bool peri__lists_rows(const char *name) { return strncmp(name, PERI_CHECKPOINT_ROWS, sizeof PERI_CHECKPOINT_ROWS - 1) == 0; }
+static inline bool peri__lists_rows(const char *name)
+{
+    return strncmp(name, PERI_CHECKPOINT_ROWS, sizeof PERI_CHECKPOINT_ROWS - 1) == 0;
+}
 /** Whether tensor @name is a list of an increment, of rows or of evicted ids, which a full checkpoint does not have. */
 static inline bool peri__is_list(const char *name)
 {
     return peri__lists_rows(name) || strncmp(name, PERI_CHECKPOINT_EVICTED, sizeof PERI_CHECKPOINT_EVICTED - 1) == 0;
 }
 /** Elements that a piece of @elements has where only @listed of its rows are there. */
-static inline int64_t peri__listed_elements(int64_t elements, int64_t rows, int64_t listed) { return rows ? elements / rows * listed : 0; }
+static inline int64_t peri__listed_elements(int64_t elements, int64_t rows, int64_t listed)
+{
+    return rows ? elements / rows * listed : 0;
+}
 
 /** The elements of a region. PERI_EINVAL, in the name of @what, unless it lies within @shape and does not overflow. */
 peri_status peri__region_check(const char *what, int32_t ndim, const int64_t *shape, const peri__region *region,
@@ -118,18 +131,21 @@ peri_status peri__region_take(peri__region *out, const peri_checkpoint_region *r
 const char *peri__region_text(int32_t ndim, const peri__region *region, char *out, size_t room);
 
 /** peri_checkpoint_writer_add, of a region whose members are all known. */
-peri_status peri__writer_add(peri_checkpoint_writer *writer, const peri_checkpoint_tensor *tensor, const peri__region *region);
+peri_status peri__writer_add(peri_checkpoint_writer *writer, const peri_checkpoint_tensor *tensor,
+                             const peri__region *region);
 
-/** Sort tensors by name, join those of the same name, and see that the pieces of each are whole and do not overlap. @what: for errors. */
+/** Sort tensors by name, join those of the same name, and see that the pieces of each are whole and do not overlap.
+ *  @what: for errors. */
 peri_status peri__manifest_settle(peri__manifest *m, const char *what);
 /** Append what the text of a manifest says. @part: the text of one rank, which has no checksum. */
 peri_status peri__manifest_parse(peri__manifest *m, const char *text, int64_t bytes, bool part, const char *what);
-/** The text of a manifest; @facts NULL: a part, without values and checksum. @out new (peri__free). Sets m->digest unless it is a part. */
+/** The text of a manifest; @facts NULL: a part, without values and checksum. @out new (peri__free). Sets m->digest
+ *  unless it is a part. */
 peri_status peri__manifest_print(peri__manifest *m, const peri_checkpoint_facts *facts, char **out, int64_t *bytes);
-/** Append what the header of safetensors file @name says: one tensor each, of one piece without a checksum. @file_bytes: of the
- *  whole file. */
-peri_status peri__safetensors_parse(peri__manifest *m, const char *name, int64_t file_bytes, const char *header, int64_t bytes,
-                                    const char *what);
+/** Append what the header of safetensors file @name says: one tensor each, of one piece without a checksum.
+ *  @file_bytes: of the whole file. */
+peri_status peri__safetensors_parse(peri__manifest *m, const char *name, int64_t file_bytes, const char *header,
+                                    int64_t bytes, const char *what);
 /** The first bytes of safetensors file @file, up to its data, which are its pieces one after the other; sets
  *  their `begin` and the bytes of the file. */
 peri_status peri__safetensors_print(peri__manifest *m, int32_t file, char **out, int64_t *bytes);

@@ -39,7 +39,8 @@ int64_t peri__names_next(const peri__names *index, const char *name, int64_t *at
     if (!index->n) return -1;
     const uint64_t hash = peri__hash_text(name);
     const int64_t mask = index->n_slots - 1;
-    for (*at = *at < 0 ? (int64_t)(hash & (uint64_t)mask) : (*at + 1) & mask; index->slots[*at].number >= 0; *at = (*at + 1) & mask)
+    for (*at = *at < 0 ? (int64_t)(hash & (uint64_t)mask) : (*at + 1) & mask; index->slots[*at].number >= 0;
+         *at = (*at + 1) & mask)
         if (index->slots[*at].hash == hash) return index->slots[*at].number;
     return -1;
 }

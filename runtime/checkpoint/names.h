@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * names.h: numbers that are found by a name. The texts stay with the caller, who compares them: several numbers may have the same name
- * (parts of one tensor), and two names may have the same hash.
+ * names.h: numbers that are found by a name. The texts stay with the caller, who compares them: several numbers may
+ * have the same name (parts of one tensor), and two names may have the same hash.
  *
  *     for (int64_t at = -1, i; (i = peri__names_next(&index, name, &at)) >= 0;)
  *         if (strcmp(entries[i].name, name) == 0) ... entry i has this name ...

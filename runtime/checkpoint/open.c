@@ -16,7 +16,7 @@
 const peri__manifest *peri__checkpoint_manifest(const peri_checkpoint *c) { return &c->m; }
 int peri__checkpoint_folder(const peri_checkpoint *c) { return c->dir; }
 
-/* -- opening --------------------------------------------------------------------------------------------------------------------------- */
+/* -- opening ------------------------------------------------------------------------------------------------------- */
 
 void peri_checkpoint_release(peri_checkpoint *c)
 {
@@ -35,15 +35,17 @@ void peri_checkpoint_release(peri_checkpoint *c)
     }
 }
 
-/** Let nobody remove the open folder. Whoever saves or removes has it locked for a moment, which is waited for, at most a second. On file
- *  systems without locks it may be removed, which reading tells. */
+/** Let nobody remove the open folder. Whoever saves or removes has it locked for a moment, which is waited for, at most
+ *  a second. On file systems without locks it may be removed, which reading tells. */
 static void lock_shared(int dir)
 {
     const struct timespec pause = {.tv_nsec = 5 * 1000 * 1000};
-    for (int tries = 0; tries < 200 && flock(dir, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK; tries++) nanosleep(&pause, NULL);
+    for (int tries = 0; tries < 200 && flock(dir, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK; tries++)
+        nanosleep(&pause, NULL);
 }
 
-/** Open and lock folder @path, and have its manifest in memory. The path may get another folder at any moment: then that one is opened. */
+/** Open and lock folder @path, and have its manifest in memory. The path may get another folder at any moment: then
+ *  that one is opened. */
 static peri_status load_manifest(peri_checkpoint *c, const char *path, const char *what, char **text, int64_t *bytes)
 {
     for (;;) {
@@ -57,8 +59,11 @@ static peri_status load_manifest(peri_checkpoint *c, const char *path, const cha
         struct stat opened, named;
         bool there = stat(path, &named) == 0;
         if (there && fstat(c->dir, &opened) == 0 && named.st_dev == opened.st_dev && named.st_ino == opened.st_ino)
-            return peri__fail(PERI_EFORMAT, "%s: it has no " PERI__MANIFEST ": it is no checkpoint, or one that was not finished; of a "
-                              "folder of checkpoints name one (perilune checkpoint ls)", what);
+            return peri__fail(PERI_EFORMAT,
+                              "%s: it has no " PERI__MANIFEST
+                              ": it is no checkpoint, or one that was not finished; of a "
+                              "folder of checkpoints name one (perilune checkpoint ls)",
+                              what);
         if (!there) return peri__fail(PERI_ENOTFOUND, "%s: it was removed", what);
         close(c->dir);
     }
@@ -72,13 +77,13 @@ static peri_status check_files(const peri_checkpoint *c, const char *what)
         struct stat s;
         if (fstatat(c->dir, name, &s, AT_SYMLINK_NOFOLLOW) != 0) {
             int why = errno;
-            return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "%s: file '%.150s', which its manifest lists: %s", what, name,
-                              strerror(why));
+            return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO,
+                              "%s: file '%.150s', which its manifest lists: %s", what, name, strerror(why));
         }
         if (!S_ISREG(s.st_mode)) return peri__fail(PERI_EFORMAT, "%s: '%.150s' is no regular file", what, name);
         if (s.st_size != c->m.files[f].bytes)
-            return peri__fail(PERI_EFORMAT, "%s: file '%.150s' has %lld bytes, %lld are wanted", what, name, (long long)s.st_size,
-                              (long long)c->m.files[f].bytes);
+            return peri__fail(PERI_EFORMAT, "%s: file '%.150s' has %lld bytes, %lld are wanted", what, name,
+                              (long long)s.st_size, (long long)c->m.files[f].bytes);
     }
     return PERI_OK;
 }
@@ -116,8 +121,9 @@ static peri_status open_file(peri_checkpoint *c, const char *path, const char *w
     peri_status status = peri__file_get(fd, path, count, 8, 0);
     for (int i = 0; i < 8; i++) bytes |= (uint64_t)count[i] << 8 * i;
     if (status >= 0 && (bytes > (uint64_t)file_bytes - 8 || bytes > PERI__HEADER_MOST))
-        status = peri__fail(PERI_EFORMAT, "%s: no safetensors file: its header would have %llu bytes, the file has %lld", what,
-                            (unsigned long long)bytes, (long long)file_bytes);
+        status =
+            peri__fail(PERI_EFORMAT, "%s: no safetensors file: its header would have %llu bytes, the file has %lld",
+                       what, (unsigned long long)bytes, (long long)file_bytes);
     char *header = status < 0 ? NULL : peri__alloc((size_t)bytes + 1);
     if (status >= 0 && !header) status = PERI_ENOMEM;
     if (status >= 0) status = peri__file_get(fd, path, header, (int64_t)bytes, 8);
@@ -167,7 +173,7 @@ bool peri__checkpoint_alone(const peri_checkpoint *c)
     return c->dir < 0 || flock(c->dir, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
-/* -- what is in it --------------------------------------------------------------------------------------------------------------------- */
+/* -- what is in it ------------------------------------------------------------------------------------------------- */
 
 int64_t peri_checkpoint_count(const peri_checkpoint *c) { return c ? c->m.n_entries : 0; }
 const char *peri_checkpoint_digest(const peri_checkpoint *c) { return c ? c->m.digest : ""; }
@@ -180,7 +186,8 @@ peri_status peri__entry_at(const peri_checkpoint *c, const char *function, int64
 {
     if (!c) return peri__fail(PERI_EINVAL, "%s: checkpoint is missing", function);
     if (index < 0 || index >= c->m.n_entries)
-        return peri__fail(PERI_EINVAL, "%s: tensor %lld, allowed: 0 to %lld", function, (long long)index, (long long)c->m.n_entries - 1);
+        return peri__fail(PERI_EINVAL, "%s: tensor %lld, allowed: 0 to %lld", function, (long long)index,
+                          (long long)c->m.n_entries - 1);
     *out = &c->m.entries[index];
     return PERI_OK;
 }
@@ -190,7 +197,8 @@ peri_status peri_checkpoint_tensor_at(const peri_checkpoint *c, int64_t index, p
     const peri__entry *e;
     PERI_NEED(out);
     PERI_TRY(peri__entry_at(c, "peri_checkpoint_tensor_at", index, &e));
-    peri_checkpoint_tensor now = {.name = peri__entry_name(&c->m, e), .dtype = e->dtype, .ndim = e->ndim, .pieces = e->n_pieces};
+    peri_checkpoint_tensor now = {
+        .name = peri__entry_name(&c->m, e), .dtype = e->dtype, .ndim = e->ndim, .pieces = e->n_pieces};
     memcpy(now.shape, peri__entry_shape(&c->m, e), (size_t)e->ndim * sizeof *now.shape);
     return PERI_GIVE(peri_checkpoint_tensor, out, &now);
 }
@@ -208,8 +216,8 @@ int64_t peri_checkpoint_find(const peri_checkpoint *c, const char *name)
     return -1;
 }
 
-peri_status peri__piece_at(const peri_checkpoint *c, const char *function, int64_t index, int64_t piece, const peri__entry **e,
-                            const peri__stored_piece **p)
+peri_status peri__piece_at(const peri_checkpoint *c, const char *function, int64_t index, int64_t piece,
+                           const peri__entry **e, const peri__stored_piece **p)
 {
     PERI_TRY(peri__entry_at(c, function, index, e));
     if (piece < 0 || piece >= (*e)->n_pieces)
@@ -219,8 +227,8 @@ peri_status peri__piece_at(const peri_checkpoint *c, const char *function, int64
     return PERI_OK;
 }
 
-peri_status peri_checkpoint_piece(const peri_checkpoint *c, int64_t index, int64_t piece, peri_checkpoint_region *region,
-                                  peri_checkpoint_place *place)
+peri_status peri_checkpoint_piece(const peri_checkpoint *c, int64_t index, int64_t piece,
+                                  peri_checkpoint_region *region, peri_checkpoint_place *place)
 {
     const peri__entry *e;
     const peri__stored_piece *p;

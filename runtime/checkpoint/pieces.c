@@ -2,8 +2,9 @@
  *
  * pieces.c: what a rectangle and one piece share. See pieces.h.
  *
- * It is read by blocks of whole rows (the first dimension; of rows that are longer than a block, by blocks of the next dimension, and so
- * on) into buffers, and copied from there to where the rectangle has it. Threads read the blocks that come next meanwhile (io.h).
+ * It is read by blocks of whole rows (the first dimension; of rows that are longer than a block, by blocks of the next
+ * dimension, and so on) into buffers, and copied from there to where the rectangle has it. Threads read the blocks that
+ * come next meanwhile (io.h).
  */
 #include "pieces.h"
 
@@ -21,15 +22,15 @@ enum {
     FAR = 4096        /* bytes between two runs of elements, below which the disk reads them anyway */
 };
 
-/* -- reading --------------------------------------------------------------------------------------------------------------------------- */
+/* -- reading ------------------------------------------------------------------------------------------------------- */
 
 static peri_status path_of(const peri_checkpoint *c, int32_t file, char path[PATH_MAX])
 {
     return peri__path_join(c->folder, peri__manifest_text(&c->m, c->m.files[file].name), path);
 }
 
-/** Have file @file open, as usual or past the page cache (@direct). It must be as long as the manifest says. A safetensors file by itself
- *  is open already. */
+/** Have file @file open, as usual or past the page cache (@direct). It must be as long as the manifest says. A
+ *  safetensors file by itself is open already. */
 static peri_status have_file(peri_checkpoint *c, int32_t file, bool direct, peri__io_file **out)
 {
     char path[PATH_MAX];
@@ -40,15 +41,16 @@ static peri_status have_file(peri_checkpoint *c, int32_t file, bool direct, peri
         c->open[direct] = NULL;
         c->file[direct] = -1;
         PERI_TRY(path_of(c, file, path));
-        int fd = openat(c->dir, peri__manifest_text(&c->m, c->m.files[file].name), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+        int fd = openat(c->dir, peri__manifest_text(&c->m, c->m.files[file].name),
+                        O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
         int why = errno;
         if (fd < 0)
-            return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "checkpoint: file '%.300s', which the manifest lists: %s", path,
-                              strerror(why));
+            return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO,
+                              "checkpoint: file '%.300s', which the manifest lists: %s", path, strerror(why));
         PERI_TRY(peri__io_file_new(fd, path, &c->open[direct]));
         if (fstat(fd, &s) != 0 || s.st_size != c->m.files[file].bytes)
-            return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' has %lld bytes, %lld are wanted", path, (long long)s.st_size,
-                              (long long)c->m.files[file].bytes);
+            return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' has %lld bytes, %lld are wanted", path,
+                              (long long)s.st_size, (long long)c->m.files[file].bytes);
         if (direct) peri__io_file_direct(c->open[direct]);
         c->file[direct] = file;
     }
@@ -57,7 +59,8 @@ static peri_status have_file(peri_checkpoint *c, int32_t file, bool direct, peri
 }
 
 /** Bools are 0 or 1. @at: where they lie in the piece. */
-static peri_status check_bools(const peri_checkpoint *c, const peri__stored_piece *p, const char *data, int64_t bytes, int64_t at)
+static peri_status check_bools(const peri_checkpoint *c, const peri__stored_piece *p, const char *data, int64_t bytes,
+                               int64_t at)
 {
     char path[PATH_MAX];
     for (int64_t i = 0; i < bytes; i++) {
@@ -70,7 +73,8 @@ static peri_status check_bools(const peri_checkpoint *c, const peri__stored_piec
 }
 
 /** Bytes [@at, @at + @bytes) of a piece. */
-peri_status peri__piece_get(peri_checkpoint *c, const peri__stored_piece *p, int32_t dtype, void *out, int64_t bytes, int64_t at)
+peri_status peri__piece_get(peri_checkpoint *c, const peri__stored_piece *p, int32_t dtype, void *out, int64_t bytes,
+                            int64_t at)
 {
     peri__io_file *file;
     PERI_TRY(have_file(c, p->file, false, &file));
@@ -93,17 +97,19 @@ peri_status peri__damaged(const peri_checkpoint *c, const peri__entry *e, const 
 {
     char path[PATH_MAX];
     PERI_TRY(path_of(c, p->file, path));
-    return peri__fail(PERI_EFORMAT, "checkpoint: file '%.200s' is damaged: bytes %lld to %lld, of tensor '%.150s', have another checksum",
-                      path, (long long)p->begin, (long long)(p->begin + p->bytes), peri__entry_name(&c->m, e));
+    return peri__fail(
+        PERI_EFORMAT,
+        "checkpoint: file '%.200s' is damaged: bytes %lld to %lld, of tensor '%.150s', have another checksum", path,
+        (long long)p->begin, (long long)(p->begin + p->bytes), peri__entry_name(&c->m, e));
 }
 
 /** What is done with a block of a piece: @data are the bytes from @at on. */
 typedef peri_status block_fn(void *context, const char *data, int64_t bytes, int64_t at);
 
-/** Bytes [@at, @at + @bytes) of a piece, in blocks of @step bytes (PERI__READ_BLOCK at most): the threads read those that come next, past
- *  the page cache, and give them to @then (NULL: to nobody), while @f has one. */
-static peri_status each_block(peri_checkpoint *c, const peri__stored_piece *p, int64_t at, int64_t bytes, int64_t step, peri__io_then *then,
-                              block_fn *f, void *context)
+/** Bytes [@at, @at + @bytes) of a piece, in blocks of @step bytes (PERI__READ_BLOCK at most): the threads read those
+ *  that come next, past the page cache, and give them to @then (NULL: to nobody), while @f has one. */
+static peri_status each_block(peri_checkpoint *c, const peri__stored_piece *p, int64_t at, int64_t bytes, int64_t step,
+                              peri__io_then *then, block_fn *f, void *context)
 {
     peri__tools *tools = c->tools;
     const int64_t n = peri__ceil_div(bytes, step);
@@ -117,11 +123,12 @@ static peri_status each_block(peri_checkpoint *c, const peri__stored_piece *p, i
         for (; given < n && given < k + PERI__READ_AHEAD; given++) {
             const int64_t from = given * step;
             jobs[given % PERI__READ_AHEAD] =
-                peri__io_read(tools->io, file, tools->ring + given % PERI__READ_AHEAD * PERI__IO_HUGE, peri__min(step, bytes - from),
-                              p->begin + at + from, then, context);
+                peri__io_read(tools->io, file, tools->ring + given % PERI__READ_AHEAD * PERI__IO_HUGE,
+                              peri__min(step, bytes - from), p->begin + at + from, then, context);
         }
         status = peri__io_wait(tools->io, jobs[k % PERI__READ_AHEAD]);
-        const char *data = tools->ring + k % PERI__READ_AHEAD * PERI__IO_HUGE + (p->begin + at + k * step) % PERI__IO_PAGE;
+        const char *data =
+            tools->ring + k % PERI__READ_AHEAD * PERI__IO_HUGE + (p->begin + at + k * step) % PERI__IO_PAGE;
         if (status >= 0) status = f(context, data, peri__min(step, bytes - k * step), at + k * step);
     }
     if (status < 0) peri__io_clear(tools->io);
@@ -179,7 +186,8 @@ static void copy_from(const peri__copying *k, int32_t d, const char *from, char 
         memcpy(to, from, (size_t)((k->high[d] - k->low[d]) * k->size));
         return;
     }
-    for (int64_t i = k->low[d]; i < k->high[d]; i++, from += k->from_stride[d], to += k->to_stride[d]) copy_from(k, d + 1, from, to);
+    for (int64_t i = k->low[d]; i < k->high[d]; i++, from += k->from_stride[d], to += k->to_stride[d])
+        copy_from(k, d + 1, from, to);
 }
 
 /** The elements of @k from @from on to one memory of rectangle @want. */
@@ -237,9 +245,10 @@ peri_status peri__deliver(const peri__target *to, peri__copying *k, const char *
     return status;
 }
 
-/** What the rectangle and a piece share, row by row: the columns lie far apart in the file, so that only they are read. */
-static peri_status read_runs(peri_checkpoint *c, const peri__stored_piece *p, const peri__region *has, const peri__target *to,
-                             peri__copying *k)
+/** What the rectangle and a piece share, row by row: the columns lie far apart in the file, so that only they are
+ *  read. */
+static peri_status read_runs(peri_checkpoint *c, const peri__stored_piece *p, const peri__region *has,
+                             const peri__target *to, peri__copying *k)
 {
     const int64_t first = k->low[0], past = k->high[0], run = (k->high[1] - k->low[1]) * to->size;
     PERI_TRY(peri__need_buffer(c, 2 * run));
@@ -280,8 +289,8 @@ static peri__copying block_at(const reading *q, int64_t bytes, int64_t at)
     return k;
 }
 
-/** A block to where it belongs in the target's memory: whole rows of dimension q->dimension or, if q->straight, any bytes. @at: in the
- *  file. Several threads have blocks of their own. */
+/** A block to where it belongs in the target's memory: whole rows of dimension q->dimension or, if q->straight, any
+ *  bytes. @at: in the file. Several threads have blocks of their own. */
 static void lay(const void *context, const char *data, int64_t bytes, int64_t at)
 {
     const reading *q = context;
@@ -296,7 +305,8 @@ static void lay(const void *context, const char *data, int64_t bytes, int64_t at
     put_all(to, &k, data);
 }
 
-/** What the owner does with a block: bools are checked before anything has them, and targets that are no memory get it. */
+/** What the owner does with a block: bools are checked before anything has them, and targets that are no memory get
+ *  it. */
 static peri_status accept(void *context, const char *data, int64_t bytes, int64_t at)
 {
     reading *q = context;
@@ -311,7 +321,8 @@ static peri_status accept(void *context, const char *data, int64_t bytes, int64_
     return PERI_OK;
 }
 
-/** The rows of dimension @d that both have; of the dimensions before it one index is chosen, whose bytes begin at @at in the piece. */
+/** The rows of dimension @d that both have; of the dimensions before it one index is chosen, whose bytes begin at @at
+ *  in the piece. */
 static peri_status read_rows(reading *q, int32_t d, int64_t at)
 {
     const int64_t row = q->k.from_stride[d], low = q->k.low[d], high = q->k.high[d];
@@ -340,7 +351,8 @@ static peri_status read_rows(reading *q, int32_t d, int64_t at)
 }
 
 /** What the rectangle and piece @p share. A piece that is read as a whole is compared with its checksum. */
-peri_status peri__read_piece(peri_checkpoint *c, const peri__entry *e, const peri__stored_piece *p, const peri__target *to)
+peri_status peri__read_piece(peri_checkpoint *c, const peri__entry *e, const peri__stored_piece *p,
+                             const peri__target *to)
 {
     peri__region has;
     reading q = {.c = c, .piece = p, .to = to, .k = {.ndim = to->ndim, .size = to->size}};
@@ -358,7 +370,8 @@ peri_status peri__read_piece(peri_checkpoint *c, const peri__entry *e, const per
     }
     peri__strides(k->ndim, has.size, to->size, k->from_stride);
     const int64_t row = k->from_stride[0];
-    if (k->ndim == 2 && row <= PERI__READ_BLOCK && row - (k->high[1] - k->low[1]) * to->size > FAR) return read_runs(c, p, &has, to, k);
+    if (k->ndim == 2 && row <= PERI__READ_BLOCK && row - (k->high[1] - k->low[1]) * to->size > FAR)
+        return read_runs(c, p, &has, to, k);
     PERI_TRY(peri__need_buffer(c, HASHED + PERI__READ_BLOCK));
     q.hash = whole && p->checked ? XXH3_createState() : NULL;
     if (whole && p->checked && !q.hash) return peri__fail(PERI_ENOMEM, "peri_checkpoint_read: no memory for a hash");

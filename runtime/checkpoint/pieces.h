@@ -24,15 +24,16 @@ typedef struct peri__file_share {
     char *memory;
 } peri__file_share;
 
-/** Where what is read goes: host memory that is laid out as the rectangle is, or a view of a tensor with the rectangle's shape. */
+/** Where what is read goes: host memory that is laid out as the rectangle is, or a view of a tensor with the
+ *  rectangle's shape. */
 typedef struct peri__target {
     peri__region want;
     int32_t ndim, dtype; /* ndim: at least 1 */
     int64_t size;        /* bytes of an element */
     char *memory;        /* NULL: into the view */
     peri_tensor *view;
-    const peri__file_share *shares; /* not NULL: `memory` is not one, but these are, n_shares of them within the rectangle; each has its
-                                       part */
+    const peri__file_share *shares; /* not NULL: `memory` is not one, but these are, n_shares of them within the
+                                       rectangle; each has its part */
     int64_t n_shares;
     int64_t levels;      /* so many checkpoints of the chain are read; `memory` has what those below them have */
 } peri__target;
@@ -47,9 +48,11 @@ static inline void peri__strides(int32_t ndim, const int64_t *size, int64_t byte
 }
 
 /** What the rectangle and piece @p share. A piece that is read as a whole is compared with its checksum. */
-peri_status peri__read_piece(peri_checkpoint *c, const peri__entry *e, const peri__stored_piece *p, const peri__target *to);
+peri_status peri__read_piece(peri_checkpoint *c, const peri__entry *e, const peri__stored_piece *p,
+                             const peri__target *to);
 /** Bytes [@at, @at + @bytes) of a piece. */
-peri_status peri__piece_get(peri_checkpoint *c, const peri__stored_piece *p, int32_t dtype, void *out, int64_t bytes, int64_t at);
+peri_status peri__piece_get(peri_checkpoint *c, const peri__stored_piece *p, int32_t dtype, void *out, int64_t bytes,
+                            int64_t at);
 /** The elements of @k from @from on to the target. @pack: memory for as many, where it is a view. */
 peri_status peri__deliver(const peri__target *to, peri__copying *k, const char *from, char *pack);
 /** c->tools->buffer has @bytes bytes. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * publish.c: the parts of all ranks become one manifest, and the folder gets its name: until then there is no checkpoint.
+ * publish.c: the parts of all ranks become one manifest, and the folder gets its name: until then there is no
+ * checkpoint.
  */
 #include "../base/json.h"
 #include "files.h"
@@ -60,21 +61,29 @@ static peri_status replaceable(const char *path, bool replace, const peri_checkp
     struct stat s;
     if (lstat(path, &s) != 0) return PERI_OK;
     if (!replace)
-        return peri__fail(PERI_EINVAL, "checkpoint: '%.300s' is there already; remove it, take another name, or ask to replace it", path);
+        return peri__fail(PERI_EINVAL,
+                          "checkpoint: '%.300s' is there already; remove it, take another name, or ask to replace it",
+                          path);
     PERI_TRY(peri__path_join(path, PERI__MANIFEST, manifest));
     if (S_ISDIR(s.st_mode) && lstat(manifest, &s) == 0) {
         PERI_TRY(peri__checkpoint_child(path, child));
         const bool known = (facts->same_as || facts->parent) && peri_checkpoint_identify(path, &old) >= 0;
-        if (known && facts->parent && (strcmp(old.digest, facts->parent) == 0 || strcmp(old.same_as, facts->parent) == 0))
-            return peri__fail(PERI_EINVAL,
-                              "checkpoint: '%.300s' is not replaced: what is saved is an increment of it; take another name, and "
-                              "'perilune checkpoint compact' makes one of both, or save a full checkpoint", path);
+        if (known && facts->parent &&
+            (strcmp(old.digest, facts->parent) == 0 || strcmp(old.same_as, facts->parent) == 0))
+            return peri__fail(
+                PERI_EINVAL,
+                "checkpoint: '%.300s' is not replaced: what is saved is an increment of it; take another name, and "
+                "'perilune checkpoint compact' makes one of both, or save a full checkpoint",
+                path);
         if (!*child || (known && facts->same_as && strcmp(old.digest, facts->same_as) == 0)) return PERI_OK;
-        return peri__fail(PERI_EINVAL, "checkpoint: '%.200s' is not replaced: '%.200s' is an increment of it; take another name", path,
-                          child);
+        return peri__fail(PERI_EINVAL,
+                          "checkpoint: '%.200s' is not replaced: '%.200s' is an increment of it; take another name",
+                          path, child);
     }
-    return peri__fail(PERI_EINVAL,
-                      "checkpoint: '%.300s' is there and is no checkpoint, so it is not replaced; remove it, or take another name", path);
+    return peri__fail(
+        PERI_EINVAL,
+        "checkpoint: '%.300s' is there and is no checkpoint, so it is not replaced; remove it, or take another name",
+        path);
 }
 
 peri_status peri_checkpoint_may_publish(const char *path, const peri_checkpoint_facts *facts, bool replace)
@@ -86,8 +95,8 @@ peri_status peri_checkpoint_may_publish(const char *path, const peri_checkpoint_
     return replaceable(path, replace, facts);
 }
 
-/** Remove what is in folder @path, which is open as @fd: the manifest first, so that what is half removed is no checkpoint. @file: what
- *  could not be removed. */
+/** Remove what is in folder @path, which is open as @fd: the manifest first, so that what is half removed is no
+ *  checkpoint. @file: what could not be removed. */
 static peri_status remove_files(const peri__manifest *m, const char *path, int fd, char file[PATH_MAX])
 {
     PERI_TRY(peri__path_join(path, PERI__MANIFEST, file));
@@ -114,12 +123,15 @@ peri_status peri_checkpoint_remove(const char *given)
     const int fd = peri__checkpoint_folder(c);
     peri_status status = PERI_OK;
     if (!peri__same_folder(path, fd))
-        status = peri__fail(PERI_EINVAL, "checkpoint: '%.300s' is no folder but a file, or a link to a folder, so it is not removed", path);
+        status = peri__fail(PERI_EINVAL,
+                            "checkpoint: '%.300s' is no folder but a file, or a link to a folder, so it is not removed",
+                            path);
     else if (!peri__checkpoint_alone(c))
         status = peri__fail(PERI_EPEER, "checkpoint: '%.300s' is open elsewhere, so it is not removed", path);
     if (status >= 0) status = peri__checkpoint_child(path, file);
     if (status >= 0 && *file)
-        status = peri__fail(PERI_EPEER, "checkpoint: '%.200s' is not removed: '%.200s' is an increment of it", path, file);
+        status =
+            peri__fail(PERI_EPEER, "checkpoint: '%.200s' is not removed: '%.200s' is an increment of it", path, file);
     /* Under a name that later saves sweep: nobody sees half of it, also if this process is killed in the middle. */
     if (status >= 0 && peri__is_saving(path)) snprintf(away, sizeof away, "%s", path);
     else if (status >= 0) status = peri__saving_name(path, away);
@@ -153,13 +165,15 @@ static peri_status give_name(const char *folder, const char *path, bool replace,
     if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_EXCHANGE) != 0) {
         int why = errno;
         return peri__fail(PERI_EIO,
-                          "checkpoint: exchanging '%.200s' for '%.200s': %s; this file system cannot replace a checkpoint: save under "
+                          "checkpoint: exchanging '%.200s' for '%.200s': %s; this file system cannot replace a "
+                          "checkpoint: save under "
                           "another name",
                           path, folder, strerror(why));
     }
     /* The new one is there: what is left of the old one is no error. If somebody reads it, a later save sweeps it. */
     if (peri_checkpoint_remove(folder) < 0 && peri_error_status() != PERI_EPEER)
-        peri__log(PERI_LOG_WARN, "checkpoint: '%s' was replaced; the old one stays as '%s': %s", path, folder, peri_error_message());
+        peri__log(PERI_LOG_WARN, "checkpoint: '%s' was replaced; the old one stays as '%s': %s", path, folder,
+                  peri_error_message());
 named:
     snprintf(parent, sizeof parent, "%s", path);
     char *slash = strrchr(parent, '/');
@@ -180,21 +194,24 @@ static peri_status check_values(const char *text)
 
 static peri_status check_digest(const char *what, const char *text)
 {
-    if (!text || (strlen(text) == PERI_CHECKPOINT_DIGEST && strspn(text, "0123456789abcdef") == PERI_CHECKPOINT_DIGEST)) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: %s '%.40s' is no digest (%d hexadecimal digits)", what, text,
-                      PERI_CHECKPOINT_DIGEST);
+    if (!text || (strlen(text) == PERI_CHECKPOINT_DIGEST && strspn(text, "0123456789abcdef") == PERI_CHECKPOINT_DIGEST))
+        return PERI_OK;
+    return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: %s '%.40s' is no digest (%d hexadecimal digits)", what,
+                      text, PERI_CHECKPOINT_DIGEST);
 }
 
 /** Whole tensors only, where there is no parent that has the rest. */
 static peri_status check_rows(const peri__manifest *m, const peri_checkpoint_facts *facts)
 {
     for (int64_t k = 0; k < m->n_pieces && !facts->parent; k++)
-        if (m->pieces[k].rows) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: some rows of a tensor, and no parent");
+        if (m->pieces[k].rows)
+            return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: some rows of a tensor, and no parent");
     return PERI_OK;
 }
 
 peri_status peri_checkpoint_publish(const char *folder, const char *path, const char *const *parts, int32_t n,
-                                    const peri_checkpoint_facts *facts, bool replace, char digest[PERI_CHECKPOINT_DIGEST + 1])
+                                    const peri_checkpoint_facts *facts, bool replace,
+                                    char digest[PERI_CHECKPOINT_DIGEST + 1])
 {
     static const peri_checkpoint_facts nothing = {.size = sizeof nothing};
     peri__manifest m = {0};
@@ -205,7 +222,8 @@ peri_status peri_checkpoint_publish(const char *folder, const char *path, const 
     PERI_NEED(parts);
     PERI_NEED(digest);
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: %d parts, allowed: 1 or more", n);
-    if (!*path || strlen(path) >= PATH_MAX) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: a path of %zu bytes", strlen(path));
+    if (!*path || strlen(path) >= PATH_MAX)
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: a path of %zu bytes", strlen(path));
     if (!facts) facts = &nothing;
     PERI_TAKE(peri_checkpoint_facts, facts);
     if (facts->values) PERI_TRY(check_values(facts->values));
@@ -213,9 +231,10 @@ peri_status peri_checkpoint_publish(const char *folder, const char *path, const 
     PERI_TRY(check_digest("same_as", facts->same_as));
     if (facts->increment < (facts->parent != NULL) || (facts->parent && facts->same_as))
         return peri__fail(PERI_EINVAL,
-                          "peri_checkpoint_publish: increment %lld, with%s a parent and with%s same_as; allowed: 1 or more with a parent "
-                          "and without same_as, 0 or more without a parent", (long long)facts->increment, facts->parent ? "" : "out",
-                          facts->same_as ? "" : "out");
+                          "peri_checkpoint_publish: increment %lld, with%s a parent and with%s same_as; allowed: 1 or "
+                          "more with a parent "
+                          "and without same_as, 0 or more without a parent",
+                          (long long)facts->increment, facts->parent ? "" : "out", facts->same_as ? "" : "out");
     peri_status status = replaceable(path, replace, facts);
     if (status >= 0) status = join(folder, parts, n, &m);
     if (status >= 0) status = check_rows(&m, facts);
@@ -228,7 +247,7 @@ peri_status peri_checkpoint_publish(const char *folder, const char *path, const 
     return status;
 }
 
-/* -- by a thread of its own ------------------------------------------------------------------------------------------------------------ */
+/* -- by a thread of its own ---------------------------------------------------------------------------------------- */
 
 struct peri_checkpoint_publishing {
     pthread_t thread;
@@ -244,7 +263,8 @@ struct peri_checkpoint_publishing {
 static void *publish(void *context)
 {
     peri_checkpoint_publishing *p = context;
-    p->status = peri_checkpoint_publish(p->folder, p->path, (const char *const *)p->parts, p->n, &p->facts, p->replace, p->digest);
+    p->status = peri_checkpoint_publish(p->folder, p->path, (const char *const *)p->parts, p->n, &p->facts, p->replace,
+                                        p->digest);
     if (p->status < 0) snprintf(p->message, sizeof p->message, "%s", peri_error_message());
     atomic_store(&p->done, true);
     return NULL;
@@ -254,7 +274,8 @@ static void *publish(void *context)
 static bool copied(const char *text, char **out) { return !text || (*out = peri__strdup(text)) != NULL; }
 
 peri_status peri_checkpoint_publishing_new(const char *folder, const char *path, const char *const *parts, int32_t n,
-                                           const peri_checkpoint_facts *facts, bool replace, peri_checkpoint_publishing **out)
+                                           const peri_checkpoint_facts *facts, bool replace,
+                                           peri_checkpoint_publishing **out)
 {
     PERI_NEED(folder);
     PERI_NEED(path);
@@ -267,8 +288,9 @@ peri_status peri_checkpoint_publishing_new(const char *folder, const char *path,
     if (facts) p->facts = *facts;
     p->replace = replace;
     p->parts = peri__alloc_zero((size_t)n * sizeof *p->parts);
-    bool whole = p->parts && copied(folder, &p->folder) && copied(path, &p->path) && copied(p->facts.values, &p->values) &&
-                 copied(p->facts.parent, &p->parent) && copied(p->facts.same_as, &p->same_as);
+    bool whole = p->parts && copied(folder, &p->folder) && copied(path, &p->path) &&
+                 copied(p->facts.values, &p->values) && copied(p->facts.parent, &p->parent) &&
+                 copied(p->facts.same_as, &p->same_as);
     for (; whole && p->n < n; p->n++) whole = copied(parts[p->n], &p->parts[p->n]);
     p->facts.values = p->values;
     p->facts.parent = p->parent;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * reader.c: reading rectangles of tensors from the pieces that they meet (pieces.c). A piece of an increment that has some rows only is
- * laid over what the parent has.
+ * reader.c: reading rectangles of tensors from the pieces that they meet (pieces.c). A piece of an increment that has
+ * some rows only is laid over what the parent has.
  */
 #include "pieces.h"
 
 #include <stdio.h>
 #include <xxhash.h>
 
-/* -- some rows ------------------------------------------------------------------------------------------------------------------------- */
+/* -- some rows ----------------------------------------------------------------------------------------------------- */
 
 /** Files of a parent are closed when they were read: chains may be long. */
 static void close_files(peri_checkpoint *c)
@@ -39,10 +39,13 @@ static peri_status list_numbers(listed *l, int64_t from, int64_t n, int64_t *out
             l->before = out[i];
             continue;
         }
-        return peri__fail(PERI_EFORMAT, "checkpoint '%.150s': the rows that it has of tensor '%.150s' %s: number %lld is %lld, allowed: "
-                          "ascending, %lld to %lld", l->c->folder, peri__entry_name(&l->c->m, l->e),
-                          within ? "are in disorder" : "are not those of its piece", (long long)(from + i), (long long)out[i],
-                          (long long)l->has.offset[0], (long long)(l->has.offset[0] + l->has.size[0] - 1));
+        return peri__fail(
+            PERI_EFORMAT,
+            "checkpoint '%.150s': the rows that it has of tensor '%.150s' %s: number %lld is %lld, allowed: "
+            "ascending, %lld to %lld",
+            l->c->folder, peri__entry_name(&l->c->m, l->e), within ? "are in disorder" : "are not those of its piece",
+            (long long)(from + i), (long long)out[i], (long long)l->has.offset[0],
+            (long long)(l->has.offset[0] + l->has.size[0] - 1));
     }
     return PERI_OK;
 }
@@ -63,9 +66,10 @@ static peri_status list_find(listed *l, int64_t row, int64_t *out)
     return PERI_OK;
 }
 
-/** What the rectangle and the listed rows of piece @p share, over what is there. A piece that is read as a whole is compared with its
- *  checksum, and so is its list. */
-static peri_status lay_over(peri_checkpoint *c, const peri__entry *e, const peri__stored_piece *p, const peri__target *to)
+/** What the rectangle and the listed rows of piece @p share, over what is there. A piece that is read as a whole is
+ *  compared with its checksum, and so is its list. */
+static peri_status lay_over(peri_checkpoint *c, const peri__entry *e, const peri__stored_piece *p,
+                            const peri__target *to)
 {
     enum { NUMBERS = 1024 };
     int64_t at, numbers[NUMBERS], n;
@@ -114,7 +118,7 @@ static peri_status lay_over(peri_checkpoint *c, const peri__entry *e, const peri
     return status;
 }
 
-/* -- pieces of different columns ------------------------------------------------------------------------------------------------------- */
+/* -- pieces of different columns ----------------------------------------------------------------------------------- */
 
 /** Pieces [first, past) of one set of columns, and how many of the rectangle's columns are among them. */
 typedef struct group {
@@ -122,33 +126,41 @@ typedef struct group {
 } group;
 
 /** The next group behind piece @first; false: there is none. */
-static bool next_group(const peri__manifest *m, const peri__entry *e, const peri__region *want, int64_t first, group *out)
+static bool next_group(const peri__manifest *m, const peri__entry *e, const peri__region *want, int64_t first,
+                       group *out)
 {
     const int64_t stop = e->first_piece + e->n_pieces, at = 2 * e->ndim;
     if (first >= stop) return false;
     const int64_t *n = m->numbers + m->pieces[first].numbers + at;
     *out = (group){.first = first, .past = first + 1, .share = n[1] ? n[1] : 1};
-    while (out->past < stop && memcmp(m->numbers + m->pieces[out->past].numbers + at, n, 2 * sizeof *n) == 0) out->past++;
+    while (out->past < stop && memcmp(m->numbers + m->pieces[out->past].numbers + at, n, 2 * sizeof *n) == 0)
+        out->past++;
     if (n[1] && want->columns)
         out->share = peri__max(0, peri__min(n[0] + n[1], want->column + want->columns) - peri__max(n[0], want->column));
     return true;
 }
 
-/** The group of @parent's pieces of a tensor that has the columns of piece @like of @c; pieces that lie over others lie over the same. */
-static peri_status same_group(const peri_checkpoint *c, const peri__entry *e, int64_t like, const peri__entry **entry, group *out)
+/** The group of @parent's pieces of a tensor that has the columns of piece @like of @c; pieces that lie over others lie
+ *  over the same. */
+static peri_status same_group(const peri_checkpoint *c, const peri__entry *e, int64_t like, const peri__entry **entry,
+                              group *out)
 {
     const peri_checkpoint *parent = c->parent;
     const char *name = peri__entry_name(&c->m, e);
     const int64_t *columns = c->m.numbers + c->m.pieces[like].numbers + 2 * e->ndim;
     const peri__region any = {0};
     if (!parent)
-        return peri__fail(PERI_EINVAL, "checkpoint '%.200s' is an increment and was opened alone: it has only some rows of tensor '%.150s'",
-                          c->folder, name);
+        return peri__fail(
+            PERI_EINVAL,
+            "checkpoint '%.200s' is an increment and was opened alone: it has only some rows of tensor '%.150s'",
+            c->folder, name);
     *entry = peri__entry_named(&parent->m, name); /* there, and of the same form: check_parent in chain.c */
     for (int64_t k = (*entry)->first_piece; next_group(&parent->m, *entry, &any, k, out); k = out->past)
-        if (memcmp(parent->m.numbers + parent->m.pieces[k].numbers + 2 * e->ndim, columns, 2 * sizeof *columns) == 0) return PERI_OK;
+        if (memcmp(parent->m.numbers + parent->m.pieces[k].numbers + 2 * e->ndim, columns, 2 * sizeof *columns) == 0)
+            return PERI_OK;
     return peri__fail(PERI_EFORMAT,
-                      "checkpoint '%.150s': tensor '%.150s' has some rows of columns %lld to %lld; its parent '%.150s' is cut otherwise",
+                      "checkpoint '%.150s': tensor '%.150s' has some rows of columns %lld to %lld; its parent '%.150s' "
+                      "is cut otherwise",
                       c->folder, name, (long long)columns[0], (long long)(columns[0] + columns[1]), parent->folder);
 }
 
@@ -157,7 +169,8 @@ static bool meets(const peri_checkpoint *c, const peri__entry *e, const peri__st
 {
     const int64_t *offset = c->m.numbers + p->numbers, *size = offset + e->ndim;
     for (int32_t d = 0; d < e->ndim; d++)
-        if (offset[d] >= to->want.offset[d] + to->want.size[d] || to->want.offset[d] >= offset[d] + size[d]) return false;
+        if (offset[d] >= to->want.offset[d] + to->want.size[d] || to->want.offset[d] >= offset[d] + size[d])
+            return false;
     return true;
 }
 
@@ -191,10 +204,10 @@ static void add_scaled(double *sum, const char *values, int64_t n, int32_t dtype
         sum[i] += scale * (dtype == PERI_F32 ? (double)((const float *)values)[i] : ((const double *)values)[i]);
 }
 
-/** The mean of several groups, weighted by their shares, for rows [row, row + n) of the rectangle; numbers that are not f32 or f64 must be
- *  equal. @memory: n rows of the rectangle twice; @sum: as many doubles. */
-static peri_status mean_rows(peri_checkpoint *c, const peri__entry *e, const peri__target *to, int64_t row, int64_t n, char *memory,
-                             double *sum)
+/** The mean of several groups, weighted by their shares, for rows [row, row + n) of the rectangle; numbers that are not
+ *  f32 or f64 must be equal. @memory: n rows of the rectangle twice; @sum: as many doubles. */
+static peri_status mean_rows(peri_checkpoint *c, const peri__entry *e, const peri__target *to, int64_t row, int64_t n,
+                             char *memory, double *sum)
 {
     peri__target part = *to;
     group g;
@@ -212,9 +225,10 @@ static peri_status mean_rows(peri_checkpoint *c, const peri__entry *e, const per
         if (number) add_scaled(sum, memory, elements, e->dtype, (double)g.share);
         else if (!shares) memcpy(first, memory, (size_t)(elements * to->size));
         else if (memcmp(first, memory, (size_t)(elements * to->size)) != 0)
-            return peri__fail(PERI_EMISMATCH,
-                              "peri_checkpoint_read: tensor '%.200s': pieces of different columns differ, and %s has no mean",
-                              peri__entry_name(&c->m, e), peri_dtype_name(e->dtype));
+            return peri__fail(
+                PERI_EMISMATCH,
+                "peri_checkpoint_read: tensor '%.200s': pieces of different columns differ, and %s has no mean",
+                peri__entry_name(&c->m, e), peri_dtype_name(e->dtype));
         shares += g.share;
     }
     for (int64_t i = 0; number && i < elements; i++) {
@@ -255,7 +269,8 @@ static bool has_lists(const peri_checkpoint *c, const group *g)
     return false;
 }
 
-/** A group whose rows come from several checkpoints, into a view of a tensor that the host cannot write to: by blocks of rows. */
+/** A group whose rows come from several checkpoints, into a view of a tensor that the host cannot write to: by blocks
+ *  of rows. */
 static peri_status read_blocks(peri_checkpoint *c, const peri__entry *e, const group *g, const peri__target *to)
 {
     const int64_t rows = to->want.size[0], row = peri__volume(to->ndim, to->want.size) / rows * to->size;
@@ -285,10 +300,12 @@ static peri_status read_all(peri_checkpoint *c, const peri__entry *e, const peri
     int64_t groups = 0;
     for (int64_t k = e->first_piece; next_group(&c->m, e, &to->want, k, &g); k = g.past)
         if (g.share) groups++, only = g;
-    if (groups == 1) return !to->memory && has_lists(c, &only) ? read_blocks(c, e, &only, to) : read_group(c, e, &only, to);
+    if (groups == 1)
+        return !to->memory && has_lists(c, &only) ? read_blocks(c, e, &only, to) : read_group(c, e, &only, to);
     if (groups > 1) return read_mean(c, e, to);
     return peri__fail(PERI_EMISMATCH, "peri_checkpoint_read: tensor '%.200s': no piece has columns %lld to %lld",
-                      peri__entry_name(&c->m, e), (long long)to->want.column, (long long)(to->want.column + to->want.columns));
+                      peri__entry_name(&c->m, e), (long long)to->want.column,
+                      (long long)(to->want.column + to->want.columns));
 }
 
 /** The view of @out that has the rectangle's shape. */
@@ -306,13 +323,17 @@ static peri_status view_of(const peri__target *to, const peri_tensor_desc *d, pe
 /** Rectangle @region of a tensor, all of it. */
 static peri__target target_of(const peri__entry *e, const peri__region *region)
 {
-    peri__target to = {.want = *region, .ndim = e->ndim ? e->ndim : 1, .dtype = e->dtype, .size = peri_dtype_size(e->dtype),
+    peri__target to = {.want = *region,
+                       .ndim = e->ndim ? e->ndim : 1,
+                       .dtype = e->dtype,
+                       .size = peri_dtype_size(e->dtype),
                        .levels = INT64_MAX};
     if (e->ndim == 0) to.want.offset[0] = 0, to.want.size[0] = 1;
     return to;
 }
 
-peri_status peri_checkpoint_read(peri_checkpoint *c, int64_t index, const peri_checkpoint_region *region, peri_tensor *out)
+peri_status peri_checkpoint_read(peri_checkpoint *c, int64_t index, const peri_checkpoint_region *region,
+                                 peri_tensor *out)
 {
     peri__region r;
     const peri__entry *e;
@@ -344,7 +365,8 @@ peri_status peri_checkpoint_read(peri_checkpoint *c, int64_t index, const peri_c
     return status;
 }
 
-/** The smallest rectangle that has all of several; false: they lie so far apart that most of it would be read for nobody. */
+/** The smallest rectangle that has all of several; false: they lie so far apart that most of it would be read for
+ *  nobody. */
 static bool joined(const peri__entry *e, const peri__file_share *shares, int64_t n, peri__region *all)
 {
     int64_t elements = 0;
@@ -362,8 +384,8 @@ static bool joined(const peri__entry *e, const peri__file_share *shares, int64_t
 }
 
 /** Several rectangles at once; *done false: they are not such as can be. */
-static peri_status read_shares(peri_checkpoint *c, int64_t index, const peri_checkpoint_region *const *regions, peri_tensor *const *outs,
-                               int64_t n, bool *done)
+static peri_status read_shares(peri_checkpoint *c, int64_t index, const peri_checkpoint_region *const *regions,
+                               peri_tensor *const *outs, int64_t n, bool *done)
 {
     static const char f[] = "peri_checkpoint_read_several";
     const peri__entry *e;
@@ -381,9 +403,10 @@ static peri_status read_shares(peri_checkpoint *c, int64_t index, const peri_che
         peri_tensor_desc d = {.size = sizeof d};
         peri_tensor_describe(outs[i], &d);
         status = peri__region_take(&shares[i].want, regions[i], f);
-        if (status >= 0) status = peri__region_check(f, e->ndim, peri__entry_shape(&c->m, e), &shares[i].want, &elements);
-        fits = status >= 0 && d.dtype == e->dtype && d.numel == elements && elements > 0 && d.contiguous && peri__immediate(d.device) &&
-               !shares[i].want.columns;
+        if (status >= 0)
+            status = peri__region_check(f, e->ndim, peri__entry_shape(&c->m, e), &shares[i].want, &elements);
+        fits = status >= 0 && d.dtype == e->dtype && d.numel == elements && elements > 0 && d.contiguous &&
+               peri__immediate(d.device) && !shares[i].want.columns;
         shares[i].memory = fits ? peri__data(outs[i]) : NULL;
     }
     fits = fits && status >= 0 && joined(e, shares, n, &all);
@@ -401,15 +424,17 @@ static peri_status read_shares(peri_checkpoint *c, int64_t index, const peri_che
     return status;
 }
 
-peri_status peri_checkpoint_read_several(peri_checkpoint *c, int64_t index, const peri_checkpoint_region *const *regions,
-                                         peri_tensor *const *outs, int64_t n)
+peri_status peri_checkpoint_read_several(peri_checkpoint *c, int64_t index,
+                                         const peri_checkpoint_region *const *regions, peri_tensor *const *outs,
+                                         int64_t n)
 {
     bool done;
     PERI_NEED(regions);
     PERI_NEED(outs);
     for (int64_t i = 0; i < n; i++)
         if (!regions[i] || !outs[i])
-            return peri__fail(PERI_EINVAL, "peri_checkpoint_read_several: rectangle or tensor %lld is missing", (long long)i);
+            return peri__fail(PERI_EINVAL, "peri_checkpoint_read_several: rectangle or tensor %lld is missing",
+                              (long long)i);
     PERI_TRY(read_shares(c, index, regions, outs, n, &done));
     for (int64_t i = 0; !done && i < n; i++) PERI_TRY(peri_checkpoint_read(c, index, regions[i], outs[i]));
     return PERI_OK;
@@ -423,9 +448,10 @@ peri_status peri__checkpoint_read_host(peri_checkpoint *c, int64_t index, const 
     return read_all(c, e, &to);
 }
 
-/* -- what increments have ------------------------------------------------------------------------------------------------------------- */
+/* -- what increments have ------------------------------------------------------------------------------------------ */
 
-peri_status peri_checkpoint_read_since(peri_checkpoint *c, int64_t level, int64_t index, const peri_checkpoint_region *region, void *out)
+peri_status peri_checkpoint_read_since(peri_checkpoint *c, int64_t level, int64_t index,
+                                       const peri_checkpoint_region *region, void *out)
 {
     peri__region r;
     const peri__entry *e;
@@ -445,7 +471,8 @@ peri_status peri_checkpoint_read_since(peri_checkpoint *c, int64_t level, int64_
     peri__target to = target_of(e, &r);
     to.memory = out;
     for (int64_t k = e->first_piece; next_group(&c->m, e, &to.want, k, &g); k = g.past) groups += g.share > 0;
-    if (level > 0 && groups == 1) to.levels = level; /* else numbers of several pieces make one, and all of them are read */
+    /* else numbers of several pieces make one, and all of them are read */
+    if (level > 0 && groups == 1) to.levels = level;
     return read_all(c, e, &to);
 }
 
@@ -455,8 +482,8 @@ static peri_status listed_at(peri_checkpoint *c, const char *f, int64_t index, i
     *l = (listed){.c = c, .before = -1};
     PERI_TRY(peri__piece_at(c, f, index, piece, &l->e, &l->piece));
     if (!l->piece->rows)
-        return peri__fail(PERI_EINVAL, "%s: piece %lld of tensor '%.200s' has all its rows; allowed: one with a list", f, (long long)piece,
-                          peri__entry_name(&c->m, l->e));
+        return peri__fail(PERI_EINVAL, "%s: piece %lld of tensor '%.200s' has all its rows; allowed: one with a list",
+                          f, (long long)piece, peri__entry_name(&c->m, l->e));
     l->list = &c->m.pieces[peri__rows_entry(&c->m, l->piece)->first_piece];
     peri__piece_region(&c->m, l->e, l->piece, &l->has);
     l->row = l->piece->listed ? l->piece->bytes / l->piece->listed : 0;
@@ -472,8 +499,8 @@ peri_status peri_checkpoint_piece_find(peri_checkpoint *c, int64_t index, int64_
     return list_find(&l, row, out);
 }
 
-peri_status peri_checkpoint_piece_rows(peri_checkpoint *c, int64_t index, int64_t piece, int64_t from, int64_t n, int64_t *rows,
-                                       void *values)
+peri_status peri_checkpoint_piece_rows(peri_checkpoint *c, int64_t index, int64_t piece, int64_t from, int64_t n,
+                                       int64_t *rows, void *values)
 {
     static const char f[] = "peri_checkpoint_piece_rows";
     listed l;
@@ -484,8 +511,10 @@ peri_status peri_checkpoint_piece_rows(peri_checkpoint *c, int64_t index, int64_
     const peri__entry *e = l.e;
     const peri__stored_piece *p = l.piece;
     if (from < 0 || n < 0 || n > p->listed || from > p->listed - n)
-        return peri__fail(PERI_EINVAL, "%s: %lld rows from number %lld on, allowed: within the %lld that piece %lld of tensor '%.150s' has",
-                          f, (long long)n, (long long)from, (long long)p->listed, (long long)piece, peri__entry_name(&c->m, e));
+        return peri__fail(
+            PERI_EINVAL,
+            "%s: %lld rows from number %lld on, allowed: within the %lld that piece %lld of tensor '%.150s' has", f,
+            (long long)n, (long long)from, (long long)p->listed, (long long)piece, peri__entry_name(&c->m, e));
     if (n == 0) return PERI_OK;
     PERI_TRY(list_numbers(&l, from, n, rows));
     return peri__piece_get(c, p, e->dtype, values, n * l.row, from * l.row);

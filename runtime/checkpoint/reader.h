@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * reader.h: an open checkpoint. One that is an increment has the checkpoint that it is an increment of open, and so on, up to a full one:
+ * reader.h: an open checkpoint. One that is an increment has the checkpoint that it is an increment of open, and so on,
+ * up to a full one:
  *
  *     c   save-3  increment 2 of the chain       what the caller has
  *      parent ->  save-2  increment 1
  *      parent ->  save-1  full
  *
- * Everything that a checkpoint says of itself (names, shapes, values) is said by the last of the chain. Only rows that it does not have are
- * read from its parent.
+ * Everything that a checkpoint says of itself (names, shapes, values) is said by the last of the chain. Only rows that
+ * it does not have are read from its parent.
  */
 #ifndef PERI_CHECKPOINT_READER_H
 #define PERI_CHECKPOINT_READER_H
@@ -32,27 +33,28 @@ typedef struct peri__tools {
 struct peri_checkpoint {
     peri__manifest m;
     char *folder; /* its path, for errors */
-    int dir;      /* The folder, open and locked, so that nobody removes it. Files are opened in it and not by the path, which may name the
-                   * checkpoint that replaced this one. -1: a single safetensors file. */
+    int dir;      /* The folder, open and locked, so that nobody removes it. Files are opened in it and not by the path,
+                     which may name the * checkpoint that replaced this one. -1: a single safetensors file. */
     /* The files that were read last: [0] as usual, [1] past the page cache. Their numbers; -1: none. */
     peri__io_file *open[2];
     int32_t file[2];
     peri__tools own, *tools;
     peri_checkpoint *parent; /* NULL: this one is full, or was opened alone */
-    bool inner;              /* it is the parent of one: its files are closed when something was read, since chains may be long */
+    bool inner;              /* it is the parent of one: its files are closed when something was read, since chains may
+                                be long */
 };
 
 /** Tensor @index of @c; PERI_EINVAL names @function. */
 peri_status peri__entry_at(const peri_checkpoint *c, const char *function, int64_t index, const peri__entry **out);
 /** Piece @piece of it. */
-peri_status peri__piece_at(const peri_checkpoint *c, const char *function, int64_t index, int64_t piece, const peri__entry **e,
-                           const peri__stored_piece **p);
+peri_status peri__piece_at(const peri_checkpoint *c, const char *function, int64_t index, int64_t piece,
+                           const peri__entry **e, const peri__stored_piece **p);
 /** Open the checkpoint in folder @path alone, or a safetensors file; @what: for errors. @out new. */
 peri_status peri__checkpoint_open_alone(const char *path, const char *what, peri_checkpoint **out);
 /** Read rectangle @region, which is within tensor @index and not empty, into host memory. (reader.c) */
 peri_status peri__checkpoint_read_host(peri_checkpoint *c, int64_t index, const peri__region *region, void *out);
-/** A checkpoint that is an increment of the one at @path and would be without its parent if that were gone: its path in @child (PATH_MAX
- *  bytes), or "". (chain.c) */
+/** A checkpoint that is an increment of the one at @path and would be without its parent if that were gone: its path in
+ *  @child (PATH_MAX bytes), or "". (chain.c) */
 peri_status peri__checkpoint_child(const char *path, char *child);
 /** What the errors of a damaged file are: the file is wrong, not the call. */
 peri_status peri__as_format(peri_status status);

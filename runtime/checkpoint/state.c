@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * state.c: what a C program has, by the names that it has in checkpoints: tensors, and the tables of sharded modules with the states of
- * their optimizers. Names and values are those of peri.checkpoint in Lua (docs/checkpoints.md, What programs save).
+ * state.c: what a C program has, by the names that it has in checkpoints: tensors, and the tables of sharded modules
+ * with the states of their optimizers. Names and values are those of peri.checkpoint in Lua (docs/checkpoints.md, What
+ * programs save).
  */
 #include "../base/buffer.h"
 #include "../base/json.h"
@@ -25,7 +26,8 @@ typedef struct entry {
     peri_tbe *tbe;                /* rows of a table behind a cache; or NULL */
     int64_t table;
     const char *state;
-    bool block;                   /* a number for each pair of the columns of a block: region has these rows of the matrix of all columns */
+    bool block;                   /* a number for each pair of the columns of a block: region has these rows of the
+                                     matrix of all columns */
     peri_sharded *counts;         /* else: how often the tables of this module were updated */
     int64_t updates;              /* what was read of that; -1: nothing yet */
 } entry;
@@ -44,7 +46,8 @@ struct peri_checkpoint_state {
     tables *tables;
     int64_t n, room, n_tables, tables_room;
     peri__names by_name;    /* entries */
-    peri__names parameters; /* of all tables, also those that other ranks have: tensor_name of a weight -> module << 32 | table */
+    peri__names parameters; /* of all tables, also those that other ranks have: tensor_name of a weight -> module << 32
+                               | table */
     peri__buffer values;
 };
 
@@ -83,7 +86,7 @@ void peri_checkpoint_state_release(peri_checkpoint_state *s)
     peri__object_count(-1);
 }
 
-/* -- what there is -------------------------------------------------------------------------------------------------------------------- */
+/* -- what there is ------------------------------------------------------------------------------------------------- */
 
 /** The next entry of that name: its number, -1 if there are no more. *at: -1 before the first. */
 static int64_t next_of(const peri_checkpoint_state *s, const char *name, int64_t *at)
@@ -98,7 +101,8 @@ static peri_status append(peri_checkpoint_state *s, const char *function, const 
 {
     peri_status status = PERI_OK;
     if (!*name || strlen(name) > PERI__NAME_MOST)
-        status = peri__fail(PERI_EINVAL, "%s: a name of %zu bytes, allowed: 1 to %d", function, strlen(name), PERI__NAME_MOST);
+        status = peri__fail(PERI_EINVAL, "%s: a name of %zu bytes, allowed: 1 to %d", function, strlen(name),
+                            PERI__NAME_MOST);
     for (int64_t at = -1, i; status >= 0 && (i = next_of(s, name, &at)) >= 0;)
         if (!(e->tbe || e->counts || s->entries[i].region.columns || s->entries[i].tbe) &&
             memcmp(&s->entries[i].region, &e->region, sizeof e->region) == 0)
@@ -141,11 +145,13 @@ static peri_status parameter_name(const tables *t, int32_t table, char *out)
 {
     const int n = snprintf(out, PERI__NAME_MOST + 1, "%s%s%s.%s.weight", t->path, *t->path ? "." : "",
                            t->of->kind == &peri__sequence ? "embeddings" : "embedding_bags", t->of->tables[table].name);
-    return n <= PERI__NAME_MOST ? PERI_OK : peri__fail(PERI_EINVAL, "peri_checkpoint_state_tables: a name of %d bytes", n);
+    return n <= PERI__NAME_MOST ? PERI_OK
+                                : peri__fail(PERI_EINVAL, "peri_checkpoint_state_tables: a name of %d bytes", n);
 }
 
-/** Append a key as a component of a tensor's name, as lua/perilune/checkpoint/parts.lua does: '/', '%' and a '#' in front become "%2F",
- *  "%25" and "%23". @out: PERI__NAME_MOST + 1 bytes, what was there is kept. Returns false if there is no room. */
+/** Append a key as a component of a tensor's name, as lua/perilune/checkpoint/parts.lua does: '/', '%' and a '#' in
+ *  front become "%2F", "%25" and "%23". @out: PERI__NAME_MOST + 1 bytes, what was there is kept. Returns false if there
+ *  is no room. */
 static bool append_component(char *out, const char *key)
 {
     size_t n = strlen(out);
@@ -157,7 +163,8 @@ static bool append_component(char *out, const char *key)
     return true;
 }
 
-/** "PART/PARAMETER" (@state NULL), or "PART.tables/state/PARAMETER/TABLE.STATE", in @out of PERI__NAME_MOST + 1 bytes. */
+/** "PART/PARAMETER" (@state NULL), or "PART.tables/state/PARAMETER/TABLE.STATE", in @out of PERI__NAME_MOST + 1
+ *  bytes. */
 static peri_status tensor_name(const tables *t, int32_t table, const char *state, char *out)
 {
     char key[PERI__NAME_MOST + 1];
@@ -168,8 +175,9 @@ static peri_status tensor_name(const tables *t, int32_t table, const char *state
         n = snprintf(key, sizeof key, "%s.%s", t->of->tables[table].name, state);
         fits = n <= PERI__NAME_MOST && strlen(out) < PERI__NAME_MOST && strcat(out, "/") && append_component(out, key);
     }
-    return fits ? PERI_OK : peri__fail(PERI_EINVAL, "peri_checkpoint_state_tables: table '%.200s': a name of more than %d bytes",
-                                       t->of->tables[table].name, PERI__NAME_MOST);
+    return fits ? PERI_OK
+                : peri__fail(PERI_EINVAL, "peri_checkpoint_state_tables: table '%.200s': a name of more than %d bytes",
+                             t->of->tables[table].name, PERI__NAME_MOST);
 }
 
 /** State number @state of a piece of a table. */
@@ -178,20 +186,26 @@ static peri_status add_state(peri_checkpoint_state *s, const tables *t, const pe
     const peri__route_table *table = &t->of->tables[l->table];
     const int32_t geometry = peri_tbe_state_geometry(l->tbe, state);
     char name[PERI__NAME_MOST + 1];
-    entry e = {.ndim = geometry == PERI_STATE_FULL || geometry == PERI_STATE_SQUARE ? 2 : 1, .table = l->tbe_table, .state = state};
+    entry e = {.ndim = geometry == PERI_STATE_FULL || geometry == PERI_STATE_SQUARE ? 2 : 1,
+               .table = l->tbe_table,
+               .state = state};
     peri__region *r = &e.region;
     const bool weight = strcmp(state, "weight") == 0, cut = l->shard.cols != table->cols;
     if (geometry < 0) return geometry;
     PERI_TRY(tensor_name(t, l->table, weight ? NULL : state, name));
     const peri_shard *p = &l->shard;
     e.writes = l->replica ? s->rank == 0 : geometry == PERI_STATE_SCALAR ? is_first(table, p) : true;
-    if (geometry == PERI_STATE_FULL) *r = (peri__region){.offset = {p->row_offset, p->col_offset}, .size = {p->rows, p->cols}};
+    if (geometry == PERI_STATE_FULL)
+        *r = (peri__region){.offset = {p->row_offset, p->col_offset}, .size = {p->rows, p->cols}};
     else if (geometry == PERI_STATE_ROW) *r = (peri__region){.offset = {p->row_offset}, .size = {p->rows}};
-    else if (geometry == PERI_STATE_SQUARE) *r = (peri__region){.offset = {p->col_offset}, .size = {p->cols, table->cols}};
+    else if (geometry == PERI_STATE_SQUARE)
+        *r = (peri__region){.offset = {p->col_offset}, .size = {p->cols, table->cols}};
     else *r = (peri__region){.size = {1, p->cols}};
     e.block = geometry == PERI_STATE_SQUARE && cut;
     if (geometry == PERI_STATE_ROW && cut) r->column = p->col_offset, r->columns = p->cols;
-    e.shape[0] = geometry == PERI_STATE_FULL || geometry == PERI_STATE_ROW ? table->rows : geometry == PERI_STATE_SQUARE ? table->cols : 1;
+    e.shape[0] = geometry == PERI_STATE_FULL || geometry == PERI_STATE_ROW ? table->rows
+                 : geometry == PERI_STATE_SQUARE                           ? table->cols
+                                                                           : 1;
     e.shape[1] = table->cols;
     for (int32_t d = e.ndim; d < PERI_MAX_DIMS; d++) r->size[d] = 0;
     peri_status status = peri_tbe_state(l->tbe, l->tbe_table, state, &e.tensor);
@@ -208,7 +222,13 @@ static peri_status add_count(peri_checkpoint_state *s, const tables *t, const pe
     char name[PERI__NAME_MOST + 1];
     const peri__route_table *table = &t->of->tables[l->table];
     PERI_TRY(tensor_name(t, l->table, "step", name));
-    const entry e = {.dtype = PERI_I64, .ndim = 1, .shape = {1}, .region = {.size = {1}}, .tbe = l->tbe, .counts = t->of, .updates = -1,
+    const entry e = {.dtype = PERI_I64,
+                     .ndim = 1,
+                     .shape = {1},
+                     .region = {.size = {1}},
+                     .tbe = l->tbe,
+                     .counts = t->of,
+                     .updates = -1,
                      .writes = l->replica ? s->rank == 0 : is_first(table, &l->shard)};
     return append(s, "peri_checkpoint_state_tables", name, &e);
 }
@@ -253,12 +273,15 @@ peri_status peri_checkpoint_state_tables(peri_checkpoint_state *s, const char *p
     PERI_NEED(of);
     PERI_TAKE(peri_sharded_config, config);
     if (config->n_tables != of->n_tables || config->n_optimizers != of->n_optimizers)
-        return peri__fail(PERI_EINVAL, "peri_checkpoint_state_tables: config has %d tables and %d optimizers, the module %d and %d; "
-                          "allowed: the configuration that it was made of", config->n_tables, config->n_optimizers, of->n_tables,
-                          of->n_optimizers);
+        return peri__fail(PERI_EINVAL,
+                          "peri_checkpoint_state_tables: config has %d tables and %d optimizers, the module %d and %d; "
+                          "allowed: the configuration that it was made of",
+                          config->n_tables, config->n_optimizers, of->n_tables, of->n_optimizers);
     if (of->n_managed)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_checkpoint_state_tables: tables of raw ids, such as '%s', are saved from Lua, with "
-                          "their maps", of->tables[0].name);
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "peri_checkpoint_state_tables: tables of raw ids, such as '%s', are saved from Lua, with "
+                          "their maps",
+                          of->tables[0].name);
     PERI_TRY(peri__grow((void **)&s->tables, &s->tables_room, s->n_tables + 1, sizeof *s->tables));
     tables *t = &s->tables[s->n_tables];
     *t = (tables){.part = peri__strdup(part), .path = peri__strdup(path), .of = of};
@@ -270,13 +293,14 @@ peri_status peri_checkpoint_state_tables(peri_checkpoint_state *s, const char *p
     for (int32_t i = 0; i < peri_sharded_local_shards(of); i++) {
         PERI_TRY(peri_sharded_local_shard(of, i, &l));
         if (l.shard.rows == 0 || l.shard.cols == 0) continue;
-        for (int32_t k = 0; peri_tbe_state_name(l.tbe, k); k++) PERI_TRY(add_state(s, t, &l, peri_tbe_state_name(l.tbe, k)));
+        for (int32_t k = 0; peri_tbe_state_name(l.tbe, k); k++)
+            PERI_TRY(add_state(s, t, &l, peri_tbe_state_name(l.tbe, k)));
         if (t->optimizer[l.table] >= 0) PERI_TRY(add_count(s, t, &l));
     }
     return PERI_OK;
 }
 
-/* -- values ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- values -------------------------------------------------------------------------------------------------------- */
 
 /** The group of the tables that optimizer @o trains: {"params":[...],"optimizer":"adam","lr":0.1}. */
 static void print_group(peri__buffer *b, const tables *t, int32_t o, bool *first)
@@ -291,7 +315,8 @@ static void print_group(peri__buffer *b, const tables *t, int32_t o, bool *first
     }
     if (!some) return;
     *first = false;
-    peri__buffer_print(b, "],\"optimizer\":\"%s\",\"lr\":%s}", t->kinds[o], peri__number_text(t->of->rates[o].rate, number));
+    peri__buffer_print(b, "],\"optimizer\":\"%s\",\"lr\":%s}", t->kinds[o],
+                       peri__number_text(t->of->rates[o].rate, number));
 }
 
 /** "PART.tables": the groups and parameters of the tables of a part. */
@@ -377,7 +402,7 @@ peri_status peri_checkpoint_state_values(peri_checkpoint_state *s, const char *u
     return b->status;
 }
 
-/* -- writing --------------------------------------------------------------------------------------------------------------------------- */
+/* -- writing ------------------------------------------------------------------------------------------------------- */
 
 /** Rows of a table behind a cache, block by block: to a writer, or (@c) from tensor @index of a checkpoint. */
 static peri_status move_rows(const entry *e, peri_checkpoint_writer *w, peri_checkpoint *c, int64_t index)
@@ -394,8 +419,10 @@ static peri_status move_rows(const entry *e, peri_checkpoint_writer *w, peri_che
         r.extent[0] = peri__min(step, e->region.size[0] - row);
         PERI_TRY(peri_device_get("cpu", &cpu));
         PERI_TRY(peri_tensor_new(cpu, e->dtype, e->ndim, r.extent, &block));
-        peri_status status = w ? peri_tbe_read(e->tbe, e->table, e->state, row, block) : peri_checkpoint_read(c, index, &r, block);
-        if (status >= 0) status = w ? peri_checkpoint_writer_put(w, block) : peri_tbe_write(e->tbe, e->table, e->state, row, block);
+        peri_status status =
+            w ? peri_tbe_read(e->tbe, e->table, e->state, row, block) : peri_checkpoint_read(c, index, &r, block);
+        if (status >= 0)
+            status = w ? peri_checkpoint_writer_put(w, block) : peri_tbe_write(e->tbe, e->table, e->state, row, block);
         peri_tensor_release(block);
         PERI_TRY(status);
     }
@@ -440,7 +467,7 @@ peri_status peri_checkpoint_state_write(peri_checkpoint_state *s, peri_checkpoin
     return peri_checkpoint_writer_finish(w);
 }
 
-/* -- reading --------------------------------------------------------------------------------------------------------------------------- */
+/* -- reading ------------------------------------------------------------------------------------------------------- */
 
 /** Append a line to a list of what does not fit. */
 static void wrong(peri__buffer *b, const char *name, const char *what)
@@ -459,11 +486,12 @@ static bool of_table(const peri_checkpoint_state *s, const char *name)
     const char *state = strstr(name, states), *end = strrchr(name, '/');
     if (strlen(name) > PERI__NAME_MOST) return false;
     if (state && end - state >= (ptrdiff_t)strlen(states)) /* PART, "/", PARAMETER of it */
-        snprintf(weight, sizeof weight, "%.*s/%.*s", (int)(state - name), name, (int)(end - state - (ptrdiff_t)strlen(states)),
-                 state + strlen(states));
+        snprintf(weight, sizeof weight, "%.*s/%.*s", (int)(state - name), name,
+                 (int)(end - state - (ptrdiff_t)strlen(states)), state + strlen(states));
     else snprintf(weight, sizeof weight, "%s", name);
     for (int64_t at = -1, k; (k = peri__names_next(&s->parameters, weight, &at)) >= 0;)
-        if (tensor_name(&s->tables[k >> 32], (int32_t)(k & INT32_MAX), NULL, other) >= 0 && strcmp(other, weight) == 0) return true;
+        if (tensor_name(&s->tables[k >> 32], (int32_t)(k & INT32_MAX), NULL, other) >= 0 && strcmp(other, weight) == 0)
+            return true;
     return false;
 }
 
@@ -482,7 +510,8 @@ static peri_status check_all(const peri_checkpoint_state *s, const peri_checkpoi
         peri_checkpoint_tensor t = {.size = sizeof t};
         const int64_t index = peri_checkpoint_find(c, e->name);
         if (index < 0) wrong(&b, e->name, "is not in it");
-        else if (peri_checkpoint_tensor_at(c, index, &t) < 0 || t.dtype != e->dtype) wrong(&b, e->name, "has another dtype");
+        else if (peri_checkpoint_tensor_at(c, index, &t) < 0 || t.dtype != e->dtype)
+            wrong(&b, e->name, "has another dtype");
         else if (t.ndim != e->ndim || memcmp(t.shape, e->shape, (size_t)e->ndim * sizeof *e->shape) != 0)
             wrong(&b, e->name, "has another shape");
     }
@@ -509,7 +538,8 @@ static peri_status read_entry(entry *e, peri_checkpoint *c)
     return peri_checkpoint_read(c, index, &r, e->tensor);
 }
 
-/** One of param_groups: its rate is that of the optimizers of the tables that it names. @rates: by optimizer; -1: nothing was said. */
+/** One of param_groups: its rate is that of the optimizers of the tables that it names. @rates: by optimizer; -1:
+ *  nothing was said. */
 static void read_group(peri__json *j, const tables *t, double *rates)
 {
     char key[64], param[PERI__NAME_MOST + 1], name[PERI__NAME_MOST + 1];
@@ -528,7 +558,8 @@ static void read_group(peri__json *j, const tables *t, double *rates)
     for (peri__json_enter(&list, '['); peri__json_item(&list);) {
         if (!peri__json_text(&list, param, sizeof param)) return;
         for (int32_t i = 0; i < t->of->n_tables; i++)
-            if (t->optimizer[i] >= 0 && parameter_name(t, i, name) >= 0 && strcmp(name, param) == 0) rates[t->optimizer[i]] = lr;
+            if (t->optimizer[i] >= 0 && parameter_name(t, i, name) >= 0 && strcmp(name, param) == 0)
+                rates[t->optimizer[i]] = lr;
     }
 }
 

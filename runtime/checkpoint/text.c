@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * text.c: manifests and the headers of safetensors files as texts. See manifest.h; the formats are in docs/checkpoints.md.
+ * text.c: manifests and the headers of safetensors files as texts. See manifest.h; the formats are in
+ * docs/checkpoints.md.
  */
 #include "../base/json.h"
 #include "manifest.h"
@@ -10,13 +11,17 @@
 #include <stdlib.h>
 #include <xxhash.h>
 
-/* -- dtypes --------------------------------------------------------------------------------------------------------------------------- */
+/* -- dtypes -------------------------------------------------------------------------------------------------------- */
 
 static const char *const dtypes[PERI_DTYPE_COUNT] = {
-    [PERI_F64] = "F64", [PERI_F32] = "F32", [PERI_F16] = "F16", [PERI_BF16] = "BF16", [PERI_I64] = "I64", [PERI_I32] = "I32",
-    [PERI_I16] = "I16", [PERI_I8] = "I8",   [PERI_U8] = "U8",   [PERI_BOOL] = "BOOL", [PERI_C64] = "C64"};
+    [PERI_F64] = "F64", [PERI_F32] = "F32",   [PERI_F16] = "F16", [PERI_BF16] = "BF16",
+    [PERI_I64] = "I64", [PERI_I32] = "I32",   [PERI_I16] = "I16", [PERI_I8] = "I8",
+    [PERI_U8] = "U8",   [PERI_BOOL] = "BOOL", [PERI_C64] = "C64"};
 
-const char *peri__safetensors_dtype(int32_t dtype) { return dtype >= 0 && dtype < PERI_DTYPE_COUNT ? dtypes[dtype] : NULL; }
+const char *peri__safetensors_dtype(int32_t dtype)
+{
+    return dtype >= 0 && dtype < PERI_DTYPE_COUNT ? dtypes[dtype] : NULL;
+}
 
 int32_t peri__safetensors_dtype_of(const char *name)
 {
@@ -25,7 +30,7 @@ int32_t peri__safetensors_dtype_of(const char *name)
     return -1;
 }
 
-/* -- printing ------------------------------------------------------------------------------------------------------------------------- */
+/* -- printing ------------------------------------------------------------------------------------------------------ */
 
 static void print_numbers(peri__buffer *b, const int64_t *list, int32_t n)
 {
@@ -36,7 +41,8 @@ static void print_numbers(peri__buffer *b, const int64_t *list, int32_t n)
 static void print_piece(const peri__manifest *m, const peri__entry *e, const peri__stored_piece *p, peri__buffer *b)
 {
     const int64_t *n = m->numbers + p->numbers;
-    peri__buffer_print(b, "{\"file\":%d,\"begin\":%lld,\"bytes\":%lld", p->file, (long long)p->begin, (long long)p->bytes);
+    peri__buffer_print(b, "{\"file\":%d,\"begin\":%lld,\"bytes\":%lld", p->file, (long long)p->begin,
+                       (long long)p->bytes);
     if (p->checked) peri__buffer_print(b, ",\"xxh3\":\"%016" PRIx64 "\"", p->checksum);
     peri__buffer_print(b, ",\"offset\":");
     print_numbers(b, n, e->ndim);
@@ -116,7 +122,7 @@ peri_status peri__manifest_print(peri__manifest *m, const peri_checkpoint_facts 
     return PERI_OK;
 }
 
-/* -- parsing -------------------------------------------------------------------------------------------------------------------------- */
+/* -- parsing ------------------------------------------------------------------------------------------------------- */
 
 /** A list of at most @most numbers; the number of them, -1 after an error. */
 static int32_t parse_numbers(peri__json *j, int64_t *list, int32_t most)
@@ -136,7 +142,8 @@ static int32_t parse_numbers(peri__json *j, int64_t *list, int32_t most)
 /** Files are in the checkpoint's folder, and nowhere else. */
 static bool plain_name(const char *name)
 {
-    return *name && !strchr(name, '/') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strcmp(name, PERI__MANIFEST) != 0;
+    return *name && !strchr(name, '/') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0 &&
+           strcmp(name, PERI__MANIFEST) != 0;
 }
 
 static bool parse_file(peri__manifest *m, peri__json *j)
@@ -184,7 +191,8 @@ static bool parse_piece(peri__manifest *m, peri__json *j, int64_t files)
     region.column = columns[0];
     region.columns = columns[1];
     if (file < 0 || file >= m->n_files - files) return peri__json_fail(j, "a piece in a file that is not listed");
-    if (offsets != e.ndim || sizes != e.ndim || n != 2) return peri__json_fail(j, "a piece of other dimensions than its tensor");
+    if (offsets != e.ndim || sizes != e.ndim || n != 2)
+        return peri__json_fail(j, "a piece of other dimensions than its tensor");
     j->status = peri__region_check(j->what, e.ndim, peri__entry_shape(m, &e), &region, &elements);
     if (j->status < 0) return false;
     p.file = (int32_t)(files + file);
@@ -198,12 +206,15 @@ static bool parse_piece(peri__manifest *m, peri__json *j, int64_t files)
 }
 
 /** A tensor whose elements can be counted, without pieces. */
-static bool add_entry(peri__manifest *m, peri__json *j, const char *name, int32_t dtype, int32_t ndim, const int64_t *shape)
+static bool add_entry(peri__manifest *m, peri__json *j, const char *name, int32_t dtype, int32_t ndim,
+                      const int64_t *shape)
 {
     int64_t elements;
     peri__region all = {0};
     if (!*name) return peri__json_fail(j, "a tensor without a name");
-    if (dtype < 0) return peri__json_fail(j, "a tensor whose dtype is none of F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL, C64");
+    if (dtype < 0)
+        return peri__json_fail(j,
+                               "a tensor whose dtype is none of F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL, C64");
     if (ndim < 0) return peri__json_fail(j, "a tensor without a shape");
     memcpy(all.size, shape, (size_t)ndim * sizeof *shape);
     j->status = peri__region_check(j->what, ndim, shape, &all, &elements);
@@ -274,7 +285,8 @@ static bool parse_key(peri__manifest *m, peri__json *j, const char *key, int64_t
         int64_t version = peri__json_integer(j);
         if (j->status < 0 || version == PERI_CHECKPOINT_VERSION) return j->status >= 0;
         j->status =
-            peri__fail(PERI_EFORMAT, "%s: version %lld of the format, this library reads %d; read it with the library that wrote it",
+            peri__fail(PERI_EFORMAT,
+                       "%s: version %lld of the format, this library reads %d; read it with the library that wrote it",
                        j->what, (long long)version, PERI_CHECKPOINT_VERSION);
         return false;
     }
@@ -308,12 +320,14 @@ static peri_status check_end(peri__manifest *m, const char *text, int64_t bytes,
     const char *sum = text + at + sizeof checksum_key - 1;
     if (at < 0 || memcmp(text + at, checksum_key, sizeof checksum_key - 1) != 0 ||
         memcmp(sum + PERI_CHECKPOINT_DIGEST, checksum_end, sizeof checksum_end - 1) != 0)
-        return peri__fail(PERI_EFORMAT, "%s: it does not end with its checksum: it is cut short, or was changed by hand", what);
+        return peri__fail(PERI_EFORMAT,
+                          "%s: it does not end with its checksum: it is cut short, or was changed by hand", what);
     memcpy(m->digest, sum, PERI_CHECKPOINT_DIGEST);
     m->digest[PERI_CHECKPOINT_DIGEST] = 0;
     digest_of(text, at, own);
     if (memcmp(own, m->digest, sizeof own) == 0) return PERI_OK;
-    return peri__fail(PERI_EFORMAT, "%s: it is damaged: its checksum is %.32s, that of its bytes %s", what, m->digest, own);
+    return peri__fail(PERI_EFORMAT, "%s: it is damaged: its checksum is %.32s, that of its bytes %s", what, m->digest,
+                      own);
 }
 
 peri_status peri__manifest_parse(peri__manifest *m, const char *text, int64_t bytes, bool part, const char *what)
@@ -330,12 +344,14 @@ peri_status peri__manifest_parse(peri__manifest *m, const char *text, int64_t by
     PERI_TRY(peri__json_close(&j));
     if (!format) return peri__fail(PERI_EFORMAT, "%s: it does not say that its format is perilune-checkpoint", what);
     for (int64_t k = 0; k < m->n_pieces && !part && !*m->parent; k++)
-        if (m->pieces[k].rows) return peri__fail(PERI_EFORMAT, "%s: it has some rows of a tensor only, and names no parent", what);
-    if (*m->parent && m->increment == 0) return peri__fail(PERI_EFORMAT, "%s: it names a parent, but not which increment it is", what);
+        if (m->pieces[k].rows)
+            return peri__fail(PERI_EFORMAT, "%s: it has some rows of a tensor only, and names no parent", what);
+    if (*m->parent && m->increment == 0)
+        return peri__fail(PERI_EFORMAT, "%s: it names a parent, but not which increment it is", what);
     return PERI_OK;
 }
 
-/* -- safetensors ---------------------------------------------------------------------------------------------------------------------- */
+/* -- safetensors --------------------------------------------------------------------------------------------------- */
 
 static bool parse_named(peri__manifest *m, peri__json *j, const char *name, int32_t file, int64_t data)
 {
@@ -353,15 +369,17 @@ static bool parse_named(peri__manifest *m, peri__json *j, const char *name, int3
     const int64_t bytes = m->files[file].bytes - data;
     peri__region all = {0};
     memcpy(all.size, shape, (size_t)ndim * sizeof *shape);
-    if (n != 2 || at[0] < 0 || at[1] < at[0] || at[1] > bytes) return peri__json_fail(j, "data_offsets that lie outside the file");
+    if (n != 2 || at[0] < 0 || at[1] < at[0] || at[1] > bytes)
+        return peri__json_fail(j, "data_offsets that lie outside the file");
     if (at[1] - at[0] != peri__volume(ndim, shape) * peri_dtype_size(m->entries[m->n_entries - 1].dtype))
         return peri__json_fail(j, "data_offsets that do not fit dtype and shape");
-    j->status = peri__manifest_piece(m, &all, &(peri__stored_piece){.begin = data + at[0], .bytes = at[1] - at[0], .file = file});
+    j->status = peri__manifest_piece(
+        m, &all, &(peri__stored_piece){.begin = data + at[0], .bytes = at[1] - at[0], .file = file});
     return j->status >= 0;
 }
 
-peri_status peri__safetensors_parse(peri__manifest *m, const char *name, int64_t file_bytes, const char *header, int64_t bytes,
-                                    const char *what)
+peri_status peri__safetensors_parse(peri__manifest *m, const char *name, int64_t file_bytes, const char *header,
+                                    int64_t bytes, const char *what)
 {
     peri__json j;
     int32_t file;
@@ -408,10 +426,11 @@ peri_status peri__safetensors_print(peri__manifest *m, int32_t file, char **out,
     peri__buffer_print(&b, "}");
     while (b.status >= 0 && b.bytes % ALIGN) peri__buffer_append(&b, " ", 1);
     if (b.status >= 0 && b.bytes - 8 > PERI__HEADER_MOST)
-        b.status = peri__fail(PERI_EUNSUPPORTED,
-                              "peri_checkpoint_writer: the header of '%s' would have %lld bytes, safetensors reads %d at most; "
-                              "write more files",
-                              peri__manifest_text(m, m->files[file].name), (long long)b.bytes, PERI__HEADER_MOST);
+        b.status = peri__fail(
+            PERI_EUNSUPPORTED,
+            "peri_checkpoint_writer: the header of '%s' would have %lld bytes, safetensors reads %d at most; "
+            "write more files",
+            peri__manifest_text(m, m->files[file].name), (long long)b.bytes, PERI__HEADER_MOST);
     if (b.status < 0) {
         peri__free(b.data);
         return b.status;

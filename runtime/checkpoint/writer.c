@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * writer.c: one rank's files. Pieces are announced, then files are laid out and written from the first byte to the last. The caller's
- * thread copies the bytes into a ring of buffers, and hashes them while the processor's caches have them; another thread writes the buffers
- * (io.h).
+ * writer.c: one rank's files. Pieces are announced, then files are laid out and written from the first byte to the
+ * last. The caller's thread copies the bytes into a ring of buffers, and hashes them while the processor's caches have
+ * them; another thread writes the buffers (io.h).
  */
 #include "../tensor/tensor_internal.h"
 #include "io.h"
@@ -41,15 +41,19 @@ struct peri_checkpoint_writer {
     char message[PERI_MESSAGE_MAX];
 };
 
-peri_status peri_checkpoint_writer_new(const char *folder, const char *stem, int64_t file_bytes, peri_checkpoint_writer **out)
+peri_status peri_checkpoint_writer_new(const char *folder, const char *stem, int64_t file_bytes,
+                                       peri_checkpoint_writer **out)
 {
     PERI_NEED(folder);
     PERI_NEED(stem);
     PERI_NEED(out);
     if (!*stem || strchr(stem, '/') || *stem == '.' || strlen(stem) > 200)
-        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_new: stem '%.100s', allowed: 1 to 200 bytes, no '/', no '.' in front", stem);
+        return peri__fail(PERI_EINVAL,
+                          "peri_checkpoint_writer_new: stem '%.100s', allowed: 1 to 200 bytes, no '/', no '.' in front",
+                          stem);
     if (file_bytes < 0)
-        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_new: files of %lld bytes, allowed: 1 or more, 0 for %lld",
+        return peri__fail(PERI_EINVAL,
+                          "peri_checkpoint_writer_new: files of %lld bytes, allowed: 1 or more, 0 for %lld",
                           (long long)file_bytes, (long long)FILE_BYTES);
     peri_checkpoint_writer *w = peri__alloc_zero(sizeof *w);
     if (!w) return PERI_ENOMEM;
@@ -61,7 +65,8 @@ peri_status peri_checkpoint_writer_new(const char *folder, const char *stem, int
     w->stem = peri__strdup(stem);
     w->hash = XXH3_createState();
     if (!w->folder || !w->stem || !w->hash) {
-        peri_status status = w->hash ? PERI_ENOMEM : peri__fail(PERI_ENOMEM, "peri_checkpoint_writer_new: no memory for a hash");
+        peri_status status =
+            w->hash ? PERI_ENOMEM : peri__fail(PERI_ENOMEM, "peri_checkpoint_writer_new: no memory for a hash");
         peri_checkpoint_writer_release(w);
         return status;
     }
@@ -104,28 +109,33 @@ static int64_t rows_at_once(const peri_checkpoint_writer *w, int32_t ndim, const
 peri_status peri__writer_add(peri_checkpoint_writer *w, const peri_checkpoint_tensor *t, const peri__region *region)
 {
     int64_t elements, bytes, all;
-    if (w->started) return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: '%.200s': pieces are being written already", t->name);
+    if (w->started)
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: '%.200s': pieces are being written already",
+                          t->name);
     if (!*t->name || strlen(t->name) > PERI__NAME_MOST)
-        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: a name of %zu bytes, allowed: 1 to %d", strlen(t->name),
-                          PERI__NAME_MOST);
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: a name of %zu bytes, allowed: 1 to %d",
+                          strlen(t->name), PERI__NAME_MOST);
     if (t->ndim < 0 || t->ndim > PERI_MAX_DIMS)
-        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: '%.200s': %d dimensions, allowed: 0 to %d", t->name, t->ndim,
-                          PERI_MAX_DIMS);
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: '%.200s': %d dimensions, allowed: 0 to %d", t->name,
+                          t->ndim, PERI_MAX_DIMS);
     if (t->dtype < 0 || t->dtype >= PERI_DTYPE_COUNT)
-        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: '%.200s': dtype %d, allowed: 0 to %d", t->name, t->dtype,
-                          PERI_DTYPE_COUNT - 1);
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: '%.200s': dtype %d, allowed: 0 to %d", t->name,
+                          t->dtype, PERI_DTYPE_COUNT - 1);
     if (!peri__safetensors_dtype(t->dtype))
-        return peri__fail(PERI_EUNSUPPORTED, "peri_checkpoint_writer_add: '%.200s': dtype %s: safetensors files have none of that name",
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "peri_checkpoint_writer_add: '%.200s': dtype %s: safetensors files have none of that name",
                           t->name, peri_dtype_name(t->dtype));
     peri__region whole = {0};
     memcpy(whole.size, t->shape, (size_t)t->ndim * sizeof *t->shape);
     PERI_TRY(peri__region_check("peri_checkpoint_writer_add", t->ndim, t->shape, &whole, &all));
-    if (all > INT64_MAX / 16) return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: '%.200s': it has too many elements", t->name);
+    if (all > INT64_MAX / 16)
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: '%.200s': it has too many elements", t->name);
     PERI_TRY(peri__region_check("peri_checkpoint_writer_add", t->ndim, t->shape, region, &elements));
     if (region->rows) elements = peri__listed_elements(elements, region->size[0], region->listed);
     bytes = elements * peri_dtype_size(t->dtype);
     PERI_TRY(peri__manifest_entry(&w->m, t->name, t->dtype, t->ndim, t->shape));
-    if (region->rows) return peri__manifest_piece(&w->m, region, &(peri__stored_piece){.bytes = bytes}); /* it is not cut */
+    /* it is not cut */
+    if (region->rows) return peri__manifest_piece(&w->m, region, &(peri__stored_piece){.bytes = bytes});
     const int64_t step = rows_at_once(w, t->ndim, region, bytes), past = t->ndim ? region->size[0] : 1;
     for (int64_t row = 0; elements > 0 && row < past; row += step) { /* an empty piece is none */
         peri__region r = *region;
@@ -148,7 +158,7 @@ peri_status peri_checkpoint_writer_add(peri_checkpoint_writer *w, const peri_che
     return peri__writer_add(w, tensor, &r);
 }
 
-/* -- writing -------------------------------------------------------------------------------------------------------------------------- */
+/* -- writing ------------------------------------------------------------------------------------------------------- */
 
 /** Keep an error of the file system. */
 static peri_status spend(peri_checkpoint_writer *w, peri_status status)
@@ -169,7 +179,8 @@ static peri_status usable(const peri_checkpoint_writer *w, const char *function)
 static int64_t header_bytes(const peri_checkpoint_writer *w, const peri__entry *e)
 {
     int64_t bytes = 160 + 80 * (int64_t)e->ndim;
-    for (const char *c = peri__entry_name(&w->m, e); *c; c++) bytes += (unsigned char)*c < ' ' ? 6 : *c == '"' || *c == '\\' ? 2 : 1;
+    for (const char *c = peri__entry_name(&w->m, e); *c; c++)
+        bytes += (unsigned char)*c < ' ' ? 6 : *c == '"' || *c == '\\' ? 2 : 1;
     return bytes;
 }
 
@@ -280,7 +291,8 @@ static peri_status open_next(peri_checkpoint_writer *w)
 static peri_status start_piece(peri_checkpoint_writer *w)
 {
     if (!w->started) PERI_TRY(lay_out(w));
-    while (w->file < (w->piece < w->m.n_pieces ? w->m.pieces[w->piece].file : (int32_t)w->m.n_files - 1)) PERI_TRY(open_next(w));
+    while (w->file < (w->piece < w->m.n_pieces ? w->m.pieces[w->piece].file : (int32_t)w->m.n_files - 1))
+        PERI_TRY(open_next(w));
     XXH3_64bits_reset(w->hash);
     return PERI_OK;
 }
@@ -320,7 +332,8 @@ static peri_status put_bytes(peri_checkpoint_writer *w, const char *data, int64_
 /** Bytes that are left of the pieces of one tensor, as announced together: those of the current entry. */
 static int64_t bytes_left(const peri_checkpoint_writer *w, const peri__entry **entry)
 {
-    int64_t low = 0, high = w->m.n_entries; /* the entry of the current piece: the last one that begins at it or before, and has pieces */
+    int64_t low = 0, high = w->m.n_entries; /* the entry of the current piece: the last one that begins at it or before,
+                                               and has pieces */
     while (high - low > 1) {
         int64_t middle = (low + high) / 2;
         if (w->m.entries[middle].first_piece <= w->piece) low = middle;
@@ -336,14 +349,15 @@ static int64_t bytes_left(const peri_checkpoint_writer *w, const peri__entry **e
 static peri_status fits(const peri_checkpoint_writer *w, const char *function, int32_t dtype, int64_t bytes)
 {
     const peri__entry *e;
-    if (w->piece == w->m.n_pieces) return peri__fail(PERI_EINVAL, "%s: all pieces that were announced are written", function);
+    if (w->piece == w->m.n_pieces)
+        return peri__fail(PERI_EINVAL, "%s: all pieces that were announced are written", function);
     int64_t left = bytes_left(w, &e), size = peri_dtype_size(e->dtype);
     if (dtype >= 0 && dtype != e->dtype)
         return peri__fail(PERI_EINVAL, "%s: elements of %s, those of '%.200s' are %s", function, peri_dtype_name(dtype),
                           peri__entry_name(&w->m, e), peri_dtype_name(e->dtype));
     if (bytes % size)
-        return peri__fail(PERI_EINVAL, "%s: %lld bytes, wanted: whole elements of '%.200s', of %lld bytes each", function, (long long)bytes,
-                          peri__entry_name(&w->m, e), (long long)size);
+        return peri__fail(PERI_EINVAL, "%s: %lld bytes, wanted: whole elements of '%.200s', of %lld bytes each",
+                          function, (long long)bytes, peri__entry_name(&w->m, e), (long long)size);
     if (bytes <= left) return PERI_OK;
     return peri__fail(PERI_EINVAL, "%s: %lld elements, '%.200s' has %lld left", function, (long long)(bytes / size),
                       peri__entry_name(&w->m, e), (long long)(left / size));
@@ -353,7 +367,9 @@ peri_status peri_checkpoint_writer_put_bytes(peri_checkpoint_writer *w, const vo
 {
     PERI_NEED(w);
     PERI_TRY(usable(w, "peri_checkpoint_writer_put_bytes"));
-    if (bytes < 0) return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_put_bytes: %lld bytes, allowed: 0 or more", (long long)bytes);
+    if (bytes < 0)
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_put_bytes: %lld bytes, allowed: 0 or more",
+                          (long long)bytes);
     if (bytes == 0) return PERI_OK;
     PERI_NEED(data);
     PERI_TRY(spend(w, pass_empty(w)));
@@ -364,8 +380,8 @@ peri_status peri_checkpoint_writer_put_bytes(peri_checkpoint_writer *w, const vo
 /** What is done with the bytes of some elements. */
 typedef peri_status block_fn(void *context, const char *data, int64_t bytes);
 
-/** Blocks of elements that are not one after the other in the host's memory: rows of the first dimension, through a buffer of
- *  PERI__IO_BLOCK bytes. */
+/** Blocks of elements that are not one after the other in the host's memory: rows of the first dimension, through a
+ *  buffer of PERI__IO_BLOCK bytes. */
 static peri_status copied_blocks(peri_tensor *t, const peri_tensor_desc *d, char *buffer, block_fn *f, void *context)
 {
     const int64_t size = peri_dtype_size(d->dtype), rows = d->ndim ? d->shape[0] : 1, row = d->numel / rows * size;
@@ -400,7 +416,8 @@ static peri_status copied_blocks(peri_tensor *t, const peri_tensor_desc *d, char
 /** All elements in row-major order, in blocks. @buffer: made if it is needed, the caller's. */
 static peri_status each_block(peri_tensor *t, const peri_tensor_desc *d, char **buffer, block_fn *f, void *context)
 {
-    if (d->contiguous && peri__immediate(d->device)) return f(context, peri__data(t), d->numel * peri_dtype_size(d->dtype));
+    if (d->contiguous && peri__immediate(d->device))
+        return f(context, peri__data(t), d->numel * peri_dtype_size(d->dtype));
     if (!*buffer && !(*buffer = peri__alloc(PERI__IO_BLOCK))) return PERI_ENOMEM;
     const bool recording = peri_grad_enable(false);
     peri_status status = copied_blocks(t, d, *buffer, f, context);
@@ -408,7 +425,10 @@ static peri_status each_block(peri_tensor *t, const peri_tensor_desc *d, char **
     return status;
 }
 
-static peri_status write_block(void *context, const char *data, int64_t bytes) { return put_bytes(context, data, bytes); }
+static peri_status write_block(void *context, const char *data, int64_t bytes)
+{
+    return put_bytes(context, data, bytes);
+}
 
 peri_status peri_checkpoint_writer_put(peri_checkpoint_writer *w, const peri_tensor *elements)
 {
@@ -499,7 +519,8 @@ peri_status peri_checkpoint_writer_part(peri_checkpoint_writer *w, const char **
     PERI_NEED(w);
     PERI_NEED(out);
     if (!w->finished)
-        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_part: the writer is not finished (peri_checkpoint_writer_finish)");
+        return peri__fail(PERI_EINVAL,
+                          "peri_checkpoint_writer_part: the writer is not finished (peri_checkpoint_writer_finish)");
     *out = w->part;
     return PERI_OK;
 }

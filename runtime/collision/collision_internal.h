@@ -51,8 +51,8 @@ peri_status peri__collision_seen(peri_collision *c, bool wait);
 peri_status peri__collision_set(peri_collision *c, int32_t word, int64_t value);
 /** All of bucket @from and the @n - 1 after it are forgotten (queued). @blank: their memory was never used. */
 peri_status peri__collision_reset(peri_collision *c, int32_t from, int32_t n, bool blank);
-/** What the log has is learned (queued), and that of MCH is empty. @most: entries that it may have. PERI_PENDING (policy USER): call
- *  again when there are scores, and until then. */
+/** What the log has is learned (queued), and that of MCH is empty. @most: entries that it may have. PERI_PENDING
+ *  (policy USER): call again when there are scores, and until then. */
 peri_status peri__collision_learn(peri_collision *c, int64_t most);
 /** The map has another state, of iteration @iteration (-1: as it is): it begins a window (queued). */
 peri_status peri__collision_loaded(peri_collision *c, int64_t iteration);

@@ -42,9 +42,14 @@ peri_status peri_collision_statistics(peri_collision *c, peri_collision_stats *o
     PERI_NEED(out);
     PERI_TRY(peri__collision_seen(c, false));
     const int64_t *w = c->words;
-    const peri_collision_stats now = {.ids = w[PERI_COLLISION_IDS], .hits = w[PERI_COLLISION_HITS], .missed = w[PERI_COLLISION_MISSED],
-                                      .inserted = w[PERI_COLLISION_INSERTED], .evicted = w[PERI_COLLISION_EVICTED],
-                                      .collisions = w[PERI_COLLISION_COLLISIONS], .occupied = w[PERI_COLLISION_OCCUPIED], .rows = c->rows,
+    const peri_collision_stats now = {.ids = w[PERI_COLLISION_IDS],
+                                      .hits = w[PERI_COLLISION_HITS],
+                                      .missed = w[PERI_COLLISION_MISSED],
+                                      .inserted = w[PERI_COLLISION_INSERTED],
+                                      .evicted = w[PERI_COLLISION_EVICTED],
+                                      .collisions = w[PERI_COLLISION_COLLISIONS],
+                                      .occupied = w[PERI_COLLISION_OCCUPIED],
+                                      .rows = c->rows,
                                       .iterations = c->iteration};
     return PERI_GIVE(peri_collision_stats, out, &now);
 }
@@ -63,7 +68,8 @@ peri_status peri_collision_evicted(peri_collision *c, peri_tensor **out)
         peri_status status = peri_tensor_new(c->device, PERI_I64, 1, &buckets, &before);
         if (status >= 0) status = peri_tensor_copy(before, c->n_changed);
         if (status >= 0) {
-            peri_k_collision_changed_args args = {.map = c->map, .out = peri__data(rows), .n_before = peri__data(before)};
+            peri_k_collision_changed_args args = {
+                .map = c->map, .out = peri__data(rows), .n_before = peri__data(before)};
             status = PERI_LAUNCH(c->device, collision_changed, &args, buckets, 1);
         }
         if (status >= 0) status = peri__collision_report(c);

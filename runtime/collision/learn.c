@@ -26,7 +26,10 @@ static void lesson_fini(lesson *l)
     peri__free(l->counts);
 }
 
-static peri_status make(lesson *l, int64_t n, peri_tensor **out) { return peri_tensor_new(l->c->device, PERI_I64, 1, &n, out); }
+static peri_status make(lesson *l, int64_t n, peri_tensor **out)
+{
+    return peri_tensor_new(l->c->device, PERI_I64, 1, &n, out);
+}
 
 /** The log by bucket. */
 static peri_status group(lesson *l)
@@ -38,20 +41,30 @@ static peri_status group(lesson *l)
     PERI_TRY(make(l, buckets + 1, &l->starts));
     PERI_TRY(make(l, buckets, &l->news));
     PERI_TRY(peri__tensor_zero(l->sizes));
-    peri_k_collision_group_args args = {.map = c->map, .log = c->log ? peri__data(c->log) : NULL, .records = peri__data(l->records),
-                                        .sizes = peri__data(l->sizes), .starts = peri__data(l->starts)};
+    peri_k_collision_group_args args = {.map = c->map,
+                                        .log = c->log ? peri__data(c->log) : NULL,
+                                        .records = peri__data(l->records),
+                                        .sizes = peri__data(l->sizes),
+                                        .starts = peri__data(l->starts)};
     PERI_TRY(PERI_LAUNCH(c->device, collision_count, &args, blocks, 1));
     PERI_TRY(PERI_LAUNCH(c->device, collision_starts, &args, 1, 1));
     PERI_TRY(PERI_LAUNCH(c->device, collision_group, &args, blocks, 1));
     const peri_collision_config *a = &c->config;
-    l->args = (peri_k_collision_learn_args){.map = c->map, .records = args.records, .starts = args.starts, .news = peri__data(l->news),
-                                            .decay = a->decay_exponent, .filter_arg = a->filter_arg, .seed = a->seed,
-                                            .now = peri__collision_hash(c) ? peri__collision_now(c) : c->iteration, .call = c->iteration,
-                                            .window = c->window, .filter = a->filter};
+    l->args = (peri_k_collision_learn_args){.map = c->map,
+                                            .records = args.records,
+                                            .starts = args.starts,
+                                            .news = peri__data(l->news),
+                                            .decay = a->decay_exponent,
+                                            .filter_arg = a->filter_arg,
+                                            .seed = a->seed,
+                                            .now = peri__collision_hash(c) ? peri__collision_now(c) : c->iteration,
+                                            .call = c->iteration,
+                                            .window = c->window,
+                                            .filter = a->filter};
     return PERI_OK;
 }
 
-/* -- scores by the caller ------------------------------------------------------------------------------------------------------------ */
+/* -- scores by the caller ------------------------------------------------------------------------------------------ */
 
 static void add(lesson *l, int64_t count, int64_t last, int64_t at)
 {
@@ -91,7 +104,8 @@ static peri_status list_news(lesson *l)
     if (status >= 0) status = read_words(l->starts, &starts);
     if (status >= 0) status = read_words(l->news, &news);
     for (int32_t b = 0; b < l->c->config.n_buckets && status >= 0; b++)
-        for (int64_t i = starts[b]; i < starts[b] + news[b]; i++) add(l, records[i * RECORD_WORDS + 1], records[i * RECORD_WORDS + 2], i);
+        for (int64_t i = starts[b]; i < starts[b] + news[b]; i++)
+            add(l, records[i * RECORD_WORDS + 1], records[i * RECORD_WORDS + 2], i);
     peri__free(records);
     peri__free(starts);
     peri__free(news);
@@ -127,7 +141,8 @@ peri_status peri_collision_candidates(peri_collision *c, peri_tensor **counts, p
 }
 
 /** Scores of entries [first, past) of what was listed, at their places in a new tensor of @room. */
-static peri_status spread_scores(const lesson *l, const double *scores, int64_t first, int64_t past, int64_t room, peri_tensor **out)
+static peri_status spread_scores(const lesson *l, const double *scores, int64_t first, int64_t past, int64_t room,
+                                 peri_tensor **out)
 {
     double *all = peri__alloc_zero((size_t)peri__max(room, 1) * 8);
     if (!all) return PERI_ENOMEM;
@@ -143,8 +158,10 @@ static peri_status take_scores(lesson *l, const double *scores)
     static const char f[] = "peri_collision_scores";
     for (int64_t i = 0; i < l->n; i++)
         if (isnan(scores[i]))
-            return peri__fail(PERI_EINVAL, "%s: table '%s': score %lld, of an id seen %lld times, last in iteration %lld, is no number", f,
-                              l->c->name, (long long)i, (long long)l->counts[i], (long long)l->last[i]);
+            return peri__fail(
+                PERI_EINVAL,
+                "%s: table '%s': score %lld, of an id seen %lld times, last in iteration %lld, is no number", f,
+                l->c->name, (long long)i, (long long)l->counts[i], (long long)l->last[i]);
     peri_tensor *rows = NULL, *news = NULL;
     peri_status status = spread_scores(l, scores, 0, l->rows, l->c->rows, &rows);
     if (status >= 0) status = spread_scores(l, scores, l->rows, l->n, l->most, &news);
@@ -166,8 +183,8 @@ peri_status peri_collision_scores(peri_collision *c, peri_tensor *scores)
     if (!l || l->row_scores) return peri__fail(PERI_EINVAL, "%s: table '%s' wants no scores", f, c->name);
     PERI_TRY(peri__check_tensor(f, "scores", scores, PERI_F64, 1));
     if (scores->shape[0] != l->n)
-        return peri__fail(PERI_EINVAL, "%s: table '%s': %lld scores for %lld candidates", f, c->name, (long long)scores->shape[0],
-                          (long long)l->n);
+        return peri__fail(PERI_EINVAL, "%s: table '%s': %lld scores for %lld candidates", f, c->name,
+                          (long long)scores->shape[0], (long long)l->n);
     double *host = peri__alloc((size_t)peri__max(l->n, 1) * 8);
     peri_status status = host ? peri_tensor_read(scores, host, l->n * 8) : PERI_ENOMEM;
     if (status >= 0) status = take_scores(l, host);
@@ -175,7 +192,7 @@ peri_status peri_collision_scores(peri_collision *c, peri_tensor *scores)
     return status;
 }
 
-/* -- learning -------------------------------------------------------------------------------------------------------------------------- */
+/* -- learning ------------------------------------------------------------------------------------------------------ */
 
 void peri__collision_unlearn(peri_collision *c)
 {

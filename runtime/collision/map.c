@@ -35,24 +35,29 @@ int64_t peri_collision_home(int64_t id, int64_t rows)
     return (int64_t)(peri_k_murmur((uint64_t)id, 0, 0) % (uint64_t)rows);
 }
 
-/* -- what a configuration may say ---------------------------------------------------------------------------------------------------- */
+/* -- what a configuration may say ---------------------------------------------------------------------------------- */
 
 static const char f[] = "peri_collision_new";
 
-static peri_status check_range(const peri_collision_config *a, const char *what, int64_t value, int64_t least, int64_t most)
+static peri_status check_range(const peri_collision_config *a, const char *what, int64_t value, int64_t least,
+                               int64_t most)
 {
     if (value >= least && value <= most) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: table '%s': %s %lld, allowed: %lld to %lld", f, a->name, what, (long long)value, (long long)least,
-                      (long long)most);
+    return peri__fail(PERI_EINVAL, "%s: table '%s': %s %lld, allowed: %lld to %lld", f, a->name, what, (long long)value,
+                      (long long)least, (long long)most);
 }
 
 static peri_status check_segments(const peri_collision_config *a)
 {
     for (int32_t b = 0; a->segments && b <= a->buckets; b++) {
-        int64_t least = b == 0 ? 0 : b == a->buckets ? a->rows : a->segments[b - 1] + 1, most = b == 0 ? 0 : a->rows - (a->buckets - b);
+        int64_t least = b == 0            ? 0
+                        : b == a->buckets ? a->rows
+                                          : a->segments[b - 1] + 1,
+                most = b == 0 ? 0 : a->rows - (a->buckets - b);
         if (a->segments[b] < least || a->segments[b] > most)
-            return peri__fail(PERI_EINVAL, "%s: table '%s': segments[%d] is %lld, wanted rising numbers from 0 to %lld rows", f, a->name, b,
-                              (long long)a->segments[b], (long long)a->rows);
+            return peri__fail(PERI_EINVAL,
+                              "%s: table '%s': segments[%d] is %lld, wanted rising numbers from 0 to %lld rows", f,
+                              a->name, b, (long long)a->segments[b], (long long)a->rows);
     }
     return PERI_OK;
 }
@@ -60,15 +65,17 @@ static peri_status check_segments(const peri_collision_config *a)
 static peri_status check_mch(const peri_collision_config *a)
 {
     if (a->policy < PERI_EVICT_LFU || a->policy > PERI_EVICT_USER)
-        return peri__fail(PERI_EINVAL, "%s: table '%s': policy %d for an MCH map, allowed: LFU, LRU, DISTANCE_LFU, USER", f, a->name,
+        return peri__fail(PERI_EINVAL,
+                          "%s: table '%s': policy %d for an MCH map, allowed: LFU, LRU, DISTANCE_LFU, USER", f, a->name,
                           a->policy);
     if (!(a->decay_exponent >= 0) || isinf(a->decay_exponent))
-        return peri__fail(PERI_EINVAL, "%s: table '%s': decay_exponent %g, allowed: finite numbers above 0, or 0 for 1", f, a->name,
-                          a->decay_exponent);
+        return peri__fail(PERI_EINVAL, "%s: table '%s': decay_exponent %g, allowed: finite numbers above 0, or 0 for 1",
+                          f, a->name, a->decay_exponent);
     PERI_TRY(check_range(a, "eviction_interval", a->eviction_interval, 0, INT32_MAX));
     PERI_TRY(check_range(a, "filter", a->filter, PERI_FILTER_NONE, PERI_FILTER_PROBABILISTIC));
     if (!(a->filter_arg >= 0) || isinf(a->filter_arg) || (a->filter == PERI_FILTER_PROBABILISTIC && a->filter_arg > 1))
-        return peri__fail(PERI_EINVAL, "%s: table '%s': filter_arg %g, allowed: finite numbers from 0 on, to 1 for PROBABILISTIC", f,
+        return peri__fail(PERI_EINVAL,
+                          "%s: table '%s': filter_arg %g, allowed: finite numbers from 0 on, to 1 for PROBABILISTIC", f,
                           a->name, a->filter_arg);
     return check_range(a, "history_capacity", a->history_capacity, 0, INT64_MAX);
 }
@@ -78,12 +85,14 @@ static peri_status check_ttl(const peri_collision_config *a)
 {
     if (a->n_ttl > 0 && !a->ttl) return peri__fail(PERI_EINVAL, "%s: table '%s': ttl is missing", f, a->name);
     if (a->n_ttl != 0 && a->n_ttl != 1 && a->n_ttl != a->n_features)
-        return peri__fail(PERI_EINVAL, "%s: table '%s': %d times to live for %d features, allowed: 1 or one a feature", f, a->name,
-                          a->n_ttl, a->n_features);
+        return peri__fail(PERI_EINVAL, "%s: table '%s': %d times to live for %d features, allowed: 1 or one a feature",
+                          f, a->name, a->n_ttl, a->n_features);
     for (int32_t i = 0; i < a->n_ttl; i++) PERI_TRY(check_range(a, "ttl", a->ttl[i], 0, INT32_MAX));
     if (a->n_ttl > 0 && a->policy != PERI_EVICT_TTL && a->policy != PERI_EVICT_PROBE_LRU)
-        return peri__fail(PERI_EINVAL, "%s: table '%s': times to live, which policy %d does not go by; allowed: with TTL and PROBE_LRU",
-                          f, a->name, a->policy);
+        return peri__fail(
+            PERI_EINVAL,
+            "%s: table '%s': times to live, which policy %d does not go by; allowed: with TTL and PROBE_LRU", f,
+            a->name, a->policy);
     return PERI_OK;
 }
 
@@ -91,7 +100,8 @@ static peri_status check_hash(const peri_collision_config *a)
 {
     bool timed = a->policy == PERI_EVICT_TTL || a->policy == PERI_EVICT_PROBE_LRU;
     if (a->policy != PERI_EVICT_NONE && !timed)
-        return peri__fail(PERI_EINVAL, "%s: table '%s': policy %d for a HASH map, allowed: NONE, TTL, PROBE_LRU", f, a->name, a->policy);
+        return peri__fail(PERI_EINVAL, "%s: table '%s': policy %d for a HASH map, allowed: NONE, TTL, PROBE_LRU", f,
+                          a->name, a->policy);
     if (a->policy == PERI_EVICT_TTL && a->n_ttl == 0)
         return peri__fail(PERI_EINVAL, "%s: table '%s': policy TTL without a time to live", f, a->name);
     return check_range(a, "max_probe", a->max_probe, 0, INT32_MAX);
@@ -124,7 +134,7 @@ static peri_status check_config(peri_collision_config *a)
     return PERI_OK;
 }
 
-/* -- making one ------------------------------------------------------------------------------------------------------------------------ */
+/* -- making one ---------------------------------------------------------------------------------------------------- */
 
 static void *copy_of(const void *from, size_t bytes)
 {
@@ -156,7 +166,10 @@ static peri_status own_config(peri_collision *c, const peri_collision_config *a)
 }
 
 /** Whether windows have counts: for scores or for filters. */
-static bool counted(const peri_collision_config *a) { return a->policy != PERI_EVICT_LRU || a->filter != PERI_FILTER_NONE; }
+static bool counted(const peri_collision_config *a)
+{
+    return a->policy != PERI_EVICT_LRU || a->filter != PERI_FILTER_NONE;
+}
 
 /** The buckets on the device; *lines: of their indexes together. */
 static peri_status make_buckets(peri_collision *c, int64_t *lines)
@@ -169,10 +182,12 @@ static peri_status make_buckets(peri_collision *c, int64_t *lines)
     *lines = 0;
     for (int32_t i = 0; i < a->n_buckets; i++) {
         const int64_t *at = &c->segments[a->first_bucket + i];
-        b[i] = (peri_k_collision_bucket){.first_row = at[0] - c->first_row, .rows = at[1] - at[0], .first_line = *lines};
+        b[i] =
+            (peri_k_collision_bucket){.first_row = at[0] - c->first_row, .rows = at[1] - at[0], .first_line = *lines};
         b[i].usable = b[i].rows - aside;
         b[i].reciprocal = UINT64_MAX / (uint64_t)peri__max(b[i].usable, 1);
-        if (a->kind == PERI_COLLISION_MCH) b[i].lines = peri__ceil_div(b[i].rows, PERI_MCH_LINE / 2); /* half of the slots stay free */
+        /* half of the slots stay free */
+        if (a->kind == PERI_COLLISION_MCH) b[i].lines = peri__ceil_div(b[i].rows, PERI_MCH_LINE / 2);
         *lines += b[i].lines;
     }
     peri_status status = peri_tensor_new(c->device, PERI_U8, 1, &bytes, &c->bucket);
@@ -252,8 +267,8 @@ void peri_collision_retain(peri_collision *c) { if (c) peri__refs_add(&c->refs);
 void peri_collision_release(peri_collision *c)
 {
     if (!c || !peri__refs_drop(&c->refs)) return;
-    peri_tensor *all[] = {c->bucket, c->head, c->slots, c->ids, c->counts, c->last, c->hash_rows, c->changed, c->n_changed, c->is_changed,
-                          c->log};
+    peri_tensor *all[] = {c->bucket,    c->head,    c->slots,     c->ids,        c->counts, c->last,
+                          c->hash_rows, c->changed, c->n_changed, c->is_changed, c->log};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) peri_tensor_release(all[i]);
     peri__collision_unlearn(c);
     peri__report_return(c->report);
@@ -272,7 +287,8 @@ peri_status peri_collision_time(peri_collision *c, int64_t now)
 {
     PERI_NEED(c);
     if (now < -1 || now > INT32_MAX)
-        return peri__fail(PERI_EINVAL, "peri_collision_time: table '%s': %lld, allowed: 0 to %d, and -1 for the iteration", c->name,
+        return peri__fail(PERI_EINVAL,
+                          "peri_collision_time: table '%s': %lld, allowed: 0 to %d, and -1 for the iteration", c->name,
                           (long long)now, INT32_MAX);
     c->time = now;
     return PERI_OK;

@@ -48,8 +48,8 @@ static peri_status bad_id(const call *k, int64_t place, const char *what)
     int64_t id;
     while (place >= k->first[i + 1]) i++;
     PERI_TRY(peri__word_at(k->ids[i], place - k->first[i], &id));
-    return peri__fail(PERI_ERANGE, "%s: table '%s': id %lld (feature %d, place %lld) %s", f, k->c->name, (long long)id, i,
-                      (long long)(place - k->first[i]), what);
+    return peri__fail(PERI_ERANGE, "%s: table '%s': id %lld (feature %d, place %lld) %s", f, k->c->name, (long long)id,
+                      i, (long long)(place - k->first[i]), what);
 }
 
 static peri_k_collision_find_args find_args(const call *k, int32_t feature)
@@ -57,10 +57,14 @@ static peri_k_collision_find_args find_args(const call *k, int32_t feature)
     const peri_collision *c = k->c;
     const peri_collision_config *a = &c->config;
     int64_t ttl = a->n_ttl == 0 ? 0 : c->ttl[a->n_ttl == 1 ? 0 : feature];
-    return (peri_k_collision_find_args){.map = c->map, .ids = peri__data(k->ids[feature]),
+    return (peri_k_collision_find_args){.map = c->map,
+                                        .ids = peri__data(k->ids[feature]),
                                         .out = (int64_t *)peri__data(k->rows) + k->first[feature],
-                                        .log = c->log ? peri__data(c->log) : NULL, .first = k->first[feature], .now = c->iteration,
-                                        .window = c->window, .expiry = peri__min(peri__collision_now(c) + ttl, INT32_MAX)};
+                                        .log = c->log ? peri__data(c->log) : NULL,
+                                        .first = k->first[feature],
+                                        .now = c->iteration,
+                                        .window = c->window,
+                                        .expiry = peri__min(peri__collision_now(c) + ttl, INT32_MAX)};
 }
 
 static int64_t ids_of(const call *k, int32_t feature) { return k->first[feature + 1] - k->first[feature]; }
@@ -90,7 +94,8 @@ static peri_status find(const call *k, int32_t feature, int64_t learn, bool rows
     peri_collision *c = k->c;
     peri_k_collision_find_args args = find_args(k, feature);
     args.learn = learn;
-    if (peri__collision_hash(c)) return PERI_LAUNCH(c->device, hash_map_find, &args, ids_of(k, feature), PERI_COLLISION_GRAIN);
+    if (peri__collision_hash(c))
+        return PERI_LAUNCH(c->device, hash_map_find, &args, ids_of(k, feature), PERI_COLLISION_GRAIN);
     if (!rows) args.out = NULL;
     args.n = ids_of(k, feature);
     args.parts = peri__max(1, peri__min(peri_threads(), args.n / PERI_COLLISION_GRAIN));
@@ -107,7 +112,8 @@ static peri_status reserve(peri_collision *c, int64_t more)
     peri_tensor *log;
     PERI_TRY(peri_tensor_new(c->device, PERI_I64, 1, &words, &log));
     peri_status status = PERI_OK;
-    if (c->log) status = peri__copy(c->device, peri__data(log), peri__data(c->log), c->logged * WORDS * 8, PERI_COPY_D2D);
+    if (c->log)
+        status = peri__copy(c->device, peri__data(log), peri__data(c->log), c->logged * WORDS * 8, PERI_COPY_D2D);
     if (status < 0) {
         peri_tensor_release(log);
         return status;
@@ -189,8 +195,8 @@ static peri_status train(const call *k)
     peri_collision *c = k->c;
     if (c->lesson) return train_mch(k);
     if (peri__collision_hash(c) && c->time < 0 && c->iteration >= INT32_MAX && c->config.policy != PERI_EVICT_NONE)
-        return peri__fail(PERI_ERANGE, "%s: table '%s': iteration %lld, of which TTL and PROBE_LRU count to %d", f, c->name,
-                          (long long)c->iteration + 1, INT32_MAX);
+        return peri__fail(PERI_ERANGE, "%s: table '%s': iteration %lld, of which TTL and PROBE_LRU count to %d", f,
+                          c->name, (long long)c->iteration + 1, INT32_MAX);
     PERI_TRY(reserve(c, k->first[k->n]));
     c->iteration++;
     return peri__collision_hash(c) ? train_hash(k) : train_mch(k);
@@ -224,12 +230,14 @@ static peri_status give(const call *k, peri_tensor *const *ids, peri_tensor **ou
     return PERI_OK;
 }
 
-peri_status peri_collision_remap(peri_collision *c, peri_tensor *const *ids, int32_t n, bool training, peri_tensor **out)
+peri_status peri_collision_remap(peri_collision *c, peri_tensor *const *ids, int32_t n, bool training,
+                                 peri_tensor **out)
 {
     PERI_NEED(c);
     if (n < 0) return peri__fail(PERI_EINVAL, "%s: table '%s': n_features is %d, allowed: 0 and more", f, c->name, n);
     if (c->config.n_features > 0 && n != c->config.n_features)
-        return peri__fail(PERI_EINVAL, "%s: table '%s': ids of %d features, wanted %d", f, c->name, n, c->config.n_features);
+        return peri__fail(PERI_EINVAL, "%s: table '%s': ids of %d features, wanted %d", f, c->name, n,
+                          c->config.n_features);
     if (n > 0) PERI_NEED(ids);
     PERI_TRY(peri__check_list(f, "the ids", ids, n));
     if (n > 0) PERI_NEED(out);

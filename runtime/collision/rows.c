@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.c: what a map has learned, some rows at a time, in the order of rows: so maps of any size are saved and loaded through a small
- * buffer. A MCH map keeps ids, counts and iterations by row; its index of slots is made again when all rows are there.
+ * rows.c: what a map has learned, some rows at a time, in the order of rows: so maps of any size are saved and loaded
+ * through a small buffer. A MCH map keeps ids, counts and iterations by row; its index of slots is made again when all
+ * rows are there.
  */
 #include "collision_internal.h"
 
@@ -30,7 +31,8 @@ static peri_status block_init(block *b, const peri_collision *c)
     if (c->last) b->last = peri__alloc(ROWS * sizeof *b->last);
     if (hash) b->expiries = peri__alloc(ROWS * sizeof *b->expiries);
     if (hash) b->rows = peri__alloc(ROWS * sizeof *b->rows);
-    if (b->ids && (!c->counts || b->counts) && (!c->last || b->last) && (!hash || (b->expiries && b->rows))) return PERI_OK;
+    if (b->ids && (!c->counts || b->counts) && (!c->last || b->last) && (!hash || (b->expiries && b->rows)))
+        return PERI_OK;
     block_fini(b);
     *b = (block){0};
     return PERI_ENOMEM;
@@ -62,8 +64,8 @@ static peri_status read_rows(peri_collision *c, int64_t row, int64_t n, block *b
 static peri_status check_range(const char *f, const peri_collision *c, int64_t row, int64_t n)
 {
     if (row >= 0 && n >= 0 && row <= c->rows && n <= c->rows - row) return PERI_OK;
-    return peri__fail(PERI_ERANGE, "%s: table '%s': rows [%lld, %lld), allowed: some of [0, %lld)", f, c->name, (long long)row,
-                      (long long)(row + n), (long long)c->rows);
+    return peri__fail(PERI_ERANGE, "%s: table '%s': rows [%lld, %lld), allowed: some of [0, %lld)", f, c->name,
+                      (long long)row, (long long)(row + n), (long long)c->rows);
 }
 
 peri_status peri_collision_rows_read(peri_collision *c, const peri_collision_block *rows)
@@ -89,7 +91,7 @@ peri_status peri_collision_rows_read(peri_collision *c, const peri_collision_blo
     return status;
 }
 
-/* -- what a map knows, as one number --------------------------------------------------------------------------------------------------- */
+/* -- what a map knows, as one number ------------------------------------------------------------------------------- */
 
 /** Of row @row of the table. A sum over rows does not depend on how they are cut. */
 static uint64_t mark_of_row(int64_t row, int64_t id, int64_t count, int64_t last, int32_t expiry)
@@ -128,21 +130,23 @@ peri_status peri_collision_mark(peri_collision *c, uint64_t *out, int64_t *itera
     return PERI_OK;
 }
 
-/* -- loading --------------------------------------------------------------------------------------------------------------------------- */
+/* -- loading ------------------------------------------------------------------------------------------------------- */
 
 static const char f_check[] = "peri_collision_rows_check", f_end[] = "peri_collision_rows_end";
 
 /** What is wrong with the number @value of a row; @most: the greatest that is allowed. */
-static peri_status bad_number(const peri_collision *c, int64_t row, int64_t id, const char *name, int64_t value, int64_t least,
-                              int64_t most)
+static peri_status bad_number(const peri_collision *c, int64_t row, int64_t id, const char *name, int64_t value,
+                              int64_t least, int64_t most)
 {
-    return peri__fail(PERI_EINVAL, "%s: table '%s': id %lld, row %lld: %s is %lld, allowed: %lld to %lld", f_check, c->name, (long long)id,
-                      (long long)row, name, (long long)value, (long long)least, (long long)most);
+    return peri__fail(PERI_EINVAL, "%s: table '%s': id %lld, row %lld: %s is %lld, allowed: %lld to %lld", f_check,
+                      c->name, (long long)id, (long long)row, name, (long long)value, (long long)least,
+                      (long long)most);
 }
 
 static peri_status bad_row(const char *f, const peri_collision *c, int64_t row, int64_t id, const char *what)
 {
-    return peri__fail(PERI_EINVAL, "%s: table '%s': id %lld, row %lld: %s", f, c->name, (long long)id, (long long)row, what);
+    return peri__fail(PERI_EINVAL, "%s: table '%s': id %lld, row %lld: %s", f, c->name, (long long)id, (long long)row,
+                      what);
 }
 
 /** How far row @at of a bucket of @usable rows is from the home of @id, round and round. */
@@ -153,16 +157,19 @@ static int64_t reach_of(int64_t id, int64_t at, int64_t usable)
 }
 
 /** Number @i of @a: a row of bucket @b, whose rows are [first, past) of the table. */
-static peri_status check_row(const peri_collision *c, const peri_collision_block *a, int64_t i, int32_t b, int64_t first, int64_t past)
+static peri_status check_row(const peri_collision *c, const peri_collision_block *a, int64_t i, int32_t b,
+                             int64_t first, int64_t past)
 {
     const int64_t row = c->first_row + a->row + i, id = a->ids[i];
-    const bool hash = peri__collision_hash(c), last_row = row == past - 1, aside = !hash || c->config.on_miss == PERI_MISS_ROW;
+    const bool hash = peri__collision_hash(c), last_row = row == past - 1,
+               aside = !hash || c->config.on_miss == PERI_MISS_ROW;
     if (a->mapping && a->mapping[i] != row) return bad_row(f_check, c, row, id, "it is not in the order of rows");
     if (c->counts && (a->counts[i] < 0 || a->counts[i] > peri_k_most_count(last_row)))
         return bad_number(c, row, id, "_mch_counts", a->counts[i], 0, peri_k_most_count(last_row));
     if (c->last && (a->last[i] < 0 || a->last[i] > a->iteration))
         return bad_number(c, row, id, "_mch_last_access_iter", a->last[i], 0, a->iteration);
-    if (a->expiries && a->expiries[i] < -1) return bad_number(c, row, id, "_hash_zch_metadata", a->expiries[i], -1, INT32_MAX);
+    if (a->expiries && a->expiries[i] < -1)
+        return bad_number(c, row, id, "_hash_zch_metadata", a->expiries[i], -1, INT32_MAX);
     if (id == (hash ? -1 : INT64_MAX)) return PERI_OK;
     if (aside && last_row) return bad_row(f_check, c, row, id, "the bucket's last row is nobody's");
     if (peri_collision_bucket(id, c->config.spread, c->config.buckets, c->config.input_hash_size) != b)
@@ -177,7 +184,8 @@ static peri_status check_given(const char *f, const peri_collision *c, const per
 {
     PERI_TRY(check_range(f, c, a->row, a->n));
     const bool timed = peri__collision_hash(c) && c->config.policy != PERI_EVICT_NONE;
-    if (a->n == 0 || (a->ids && (!c->counts || a->counts) && (!c->last || a->last) && (!timed || a->expiries))) return PERI_OK;
+    if (a->n == 0 || (a->ids && (!c->counts || a->counts) && (!c->last || a->last) && (!timed || a->expiries)))
+        return PERI_OK;
     return peri__fail(PERI_EINVAL, "%s: table '%s': a state with rows is missing", f, c->name);
 }
 
@@ -209,7 +217,8 @@ peri_status peri_collision_rows_begin(peri_collision *c)
 }
 
 /** Rows [row, row + n) of a hash map, n <= ROWS. */
-static peri_status put_hash(peri_collision *c, int64_t row, int64_t n, const int64_t *ids, const int32_t *expiries, block *b)
+static peri_status put_hash(peri_collision *c, int64_t row, int64_t n, const int64_t *ids, const int32_t *expiries,
+                            block *b)
 {
     for (int64_t i = 0; i < n; i++) b->rows[i] = (peri_k_hash_row){ids[i], expiries ? expiries[i] : -1, 0};
     return move(c->hash_rows, 2 * row, 2 * n, 16 * n, NULL, b->rows);
@@ -230,7 +239,8 @@ peri_status peri_collision_rows_put(peri_collision *c, const peri_collision_bloc
     block b = {0};
     peri_status status = block_init(&b, c);
     for (int64_t at = 0; status >= 0 && at < n; at += ROWS)
-        status = put_hash(c, row + at, peri__min(ROWS, n - at), rows->ids + at, rows->expiries ? rows->expiries + at : NULL, &b);
+        status = put_hash(c, row + at, peri__min(ROWS, n - at), rows->ids + at,
+                          rows->expiries ? rows->expiries + at : NULL, &b);
     block_fini(&b);
     return status;
 }
@@ -238,17 +248,23 @@ peri_status peri_collision_rows_put(peri_collision *c, const peri_collision_bloc
 /** Look @ids [n] up; @out: their rows. */
 static peri_status find(peri_collision *c, const peri_tensor *ids, int64_t n, peri_tensor *out)
 {
-    peri_k_collision_find_args args = {.map = c->map, .ids = peri__data(ids), .out = peri__data(out), .now = c->iteration,
-                                       .window = c->window, .n = n, .parts = 1};
+    peri_k_collision_find_args args = {.map = c->map,
+                                       .ids = peri__data(ids),
+                                       .out = peri__data(out),
+                                       .now = c->iteration,
+                                       .window = c->window,
+                                       .n = n,
+                                       .parts = 1};
     args.map.on_miss = PERI_K_MISS_DROP;
     if (peri__collision_hash(c)) return PERI_LAUNCH(c->device, hash_map_find, &args, n, PERI_COLLISION_GRAIN);
     args.parts = peri__max(1, peri__min(peri_threads(), n / PERI_COLLISION_GRAIN));
     return PERI_LAUNCH(c->device, mch_find, &args, args.parts, 1);
 }
 
-/** Whether each id is found in its own row. *stray: row of the first that is not, -1: none; *occupied: rows with ids. Free rows are not
- *  looked up: what they have is no id of any bucket. */
-static peri_status find_all(peri_collision *c, block *b, peri_tensor *ids, peri_tensor *rows, int64_t *stray, int64_t *occupied)
+/** Whether each id is found in its own row. *stray: row of the first that is not, -1: none; *occupied: rows with ids.
+ *  Free rows are not looked up: what they have is no id of any bucket. */
+static peri_status find_all(peri_collision *c, block *b, peri_tensor *ids, peri_tensor *rows, int64_t *stray,
+                            int64_t *occupied)
 {
     const int64_t none = peri__collision_hash(c) ? -1 : INT64_MAX;
     int64_t *found = peri__alloc(2 * ROWS * sizeof *found), *of = found + ROWS; /* of: the rows of the ids */
@@ -272,7 +288,8 @@ static peri_status find_all(peri_collision *c, block *b, peri_tensor *ids, peri_
     return status;
 }
 
-/** An id that is not found in its row has another one too; in a hash map there may be free rows before it: looks must not end there. */
+/** An id that is not found in its row has another one too; in a hash map there may be free rows before it: looks must
+ *  not end there. */
 static peri_status check_unique(peri_collision *c, int64_t *occupied)
 {
     const int64_t n = ROWS;
@@ -301,13 +318,15 @@ static peri_status check_unique(peri_collision *c, int64_t *occupied)
 static peri_status index_rows(peri_collision *c)
 {
     int64_t before[PERI_COLLISION_WORDS], occupied = 0;
-    peri_k_collision_state_args args = {.map = c->map, .sorted = c->map.ids, .counts = c->map.counts, .last = c->map.last};
+    peri_k_collision_state_args args = {
+        .map = c->map, .sorted = c->map.ids, .counts = c->map.counts, .last = c->map.last};
     if (!peri__collision_hash(c)) PERI_TRY(PERI_LAUNCH(c->device, mch_load, &args, c->config.n_buckets, 1));
     PERI_TRY(peri__collision_report(c));
     PERI_TRY(peri__collision_seen(c, true));
     memcpy(before, c->words, sizeof before);
     PERI_TRY(check_unique(c, &occupied)); /* which counts what it looks up */
-    for (int32_t word = PERI_COLLISION_IDS; word <= PERI_COLLISION_MISSED; word++) PERI_TRY(peri__collision_set(c, word, before[word]));
+    for (int32_t word = PERI_COLLISION_IDS; word <= PERI_COLLISION_MISSED; word++)
+        PERI_TRY(peri__collision_set(c, word, before[word]));
     return peri__collision_set(c, PERI_COLLISION_OCCUPIED, occupied);
 }
 
@@ -315,8 +334,8 @@ peri_status peri_collision_rows_end(peri_collision *c, int64_t iteration)
 {
     PERI_NEED(c);
     if (iteration < -1 || iteration > PERI_COLLISION_MOST_ITERATION)
-        return peri__fail(PERI_EINVAL, "%s: table '%s': iteration %lld, allowed: -1 to %lld", f_end, c->name, (long long)iteration,
-                          (long long)PERI_COLLISION_MOST_ITERATION);
+        return peri__fail(PERI_EINVAL, "%s: table '%s': iteration %lld, allowed: -1 to %lld", f_end, c->name,
+                          (long long)iteration, (long long)PERI_COLLISION_MOST_ITERATION);
     peri_status status = index_rows(c);
     if (status >= 0) status = peri__collision_loaded(c, iteration);
     else (void)peri_collision_rows_begin(c); /* it knows nothing rather than a part */

@@ -31,7 +31,10 @@ static bool has(const peri_collision *c, int32_t kind)
 
 static bool by_row(int32_t kind) { return kind < BUCKET; }
 /** Whether a load needs it: TorchRec's hash maps have only those with rows. */
-static bool required(const peri_collision *c, int32_t kind) { return has(c, kind) && (by_row(kind) || !peri__collision_hash(c)); }
+static bool required(const peri_collision *c, int32_t kind)
+{
+    return has(c, kind) && (by_row(kind) || !peri__collision_hash(c));
+}
 
 /** The kind of state @i, KINDS if there is none. */
 static int32_t kind_of(const peri_collision *c, int32_t i)
@@ -57,7 +60,7 @@ const char *peri_collision_state_name(const peri_collision *c, int32_t i)
     return kind < KINDS ? names[kind] : NULL;
 }
 
-/* -- reading -------------------------------------------------------------------------------------------------------------------------- */
+/* -- reading ------------------------------------------------------------------------------------------------------- */
 
 static peri_status words(peri_collision *c, int32_t ndim, const int64_t *shape, const int64_t *from, peri_tensor **out)
 {
@@ -85,9 +88,14 @@ static void *data_of(const table *t, int32_t kind) { return t->state[kind] ? per
 static peri_k_collision_state_args state_args(const peri_collision *c, const table *t)
 {
     bool hash = peri__collision_hash(c);
-    return (peri_k_collision_state_args){.map = c->map, .sorted = data_of(t, hash ? IDENTITIES : SORTED), .mapping = data_of(t, MAPPING),
-                                         .counts = data_of(t, COUNTS), .last = data_of(t, LAST), .expiries = data_of(t, METADATA),
-                                         .scratch = t->scratch ? peri__data(t->scratch) : NULL, .first_row = c->first_row};
+    return (peri_k_collision_state_args){.map = c->map,
+                                         .sorted = data_of(t, hash ? IDENTITIES : SORTED),
+                                         .mapping = data_of(t, MAPPING),
+                                         .counts = data_of(t, COUNTS),
+                                         .last = data_of(t, LAST),
+                                         .expiries = data_of(t, METADATA),
+                                         .scratch = t->scratch ? peri__data(t->scratch) : NULL,
+                                         .first_row = c->first_row};
 }
 
 static peri_status make_scratch(peri_collision *c, table *t)
@@ -101,7 +109,8 @@ static peri_status read_rows(peri_collision *c, table *t)
     for (int32_t kind = 0; kind < BUCKET; kind++)
         if (has(c, kind)) {
             const int64_t shape[] = {c->rows, 1};
-            PERI_TRY(peri_tensor_new(c->device, kind == METADATA ? PERI_I32 : PERI_I64, kind < IDENTITIES ? 1 : 2, shape, &t->state[kind]));
+            PERI_TRY(peri_tensor_new(c->device, kind == METADATA ? PERI_I32 : PERI_I64, kind < IDENTITIES ? 1 : 2,
+                                     shape, &t->state[kind]));
         }
     PERI_TRY(make_scratch(c, t));
     peri_k_collision_state_args args = state_args(c, t);
@@ -135,7 +144,7 @@ peri_status peri_collision_state(peri_collision *c, int32_t i, peri_tensor **out
     return status;
 }
 
-/* -- loading -------------------------------------------------------------------------------------------------------------------------- */
+/* -- loading ------------------------------------------------------------------------------------------------------- */
 
 static const char f[] = "peri_collision_load";
 
@@ -158,8 +167,9 @@ static peri_status check_shape(const load *l, int32_t kind, const peri_tensor *t
     int32_t dtype = kind == METADATA ? PERI_I32 : PERI_I64;
     bool shaped = t->ndim == 1 || (t->ndim == 2 && t->shape[1] == 1);
     if (t->dtype == dtype && shaped && (kind == SEGMENTS ? t->shape[0] >= n : t->shape[0] == n)) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: table '%s': %s is %s, wanted %s [%lld] for buckets [%d, %d)", f, c->name, names[kind],
-                      peri__tensor_text(t, text, sizeof text), peri_dtype_name(dtype), (long long)n, l->first, l->first + l->n);
+    return peri__fail(PERI_EINVAL, "%s: table '%s': %s is %s, wanted %s [%lld] for buckets [%d, %d)", f, c->name,
+                      names[kind], peri__tensor_text(t, text, sizeof text), peri_dtype_name(dtype), (long long)n,
+                      l->first, l->first + l->n);
 }
 
 static peri_status check_segments(const load *l, const peri_tensor *t)
@@ -170,8 +180,8 @@ static peri_status check_segments(const load *l, const peri_tensor *t)
     for (int64_t b = 0; b < n && status >= 0; b++) {
         int64_t want = b <= most ? c->segments[b] : -1;
         if (got[b] != want)
-            status = peri__fail(PERI_EMISMATCH, "%s: table '%s': segments differ: %s[%lld] is %lld, wanted %lld", f, c->name,
-                                names[SEGMENTS], (long long)b, (long long)got[b], (long long)want);
+            status = peri__fail(PERI_EMISMATCH, "%s: table '%s': segments differ: %s[%lld] is %lld, wanted %lld", f,
+                                c->name, names[SEGMENTS], (long long)b, (long long)got[b], (long long)want);
     }
     peri__free(got);
     return status;
@@ -184,10 +194,11 @@ static peri_status take_word(load *l, int32_t kind, peri_tensor *t)
     int64_t value;
     PERI_TRY(peri_tensor_read(t, &value, 8));
     if (kind == BUCKET && value != c->config.buckets)
-        return peri__fail(PERI_EMISMATCH, "%s: table '%s': %lld buckets, wanted %d", f, c->name, (long long)value, c->config.buckets);
+        return peri__fail(PERI_EMISMATCH, "%s: table '%s': %lld buckets, wanted %d", f, c->name, (long long)value,
+                          c->config.buckets);
     if (kind == ITERATION && (value < 0 || value > PERI_COLLISION_MOST_ITERATION))
-        return peri__fail(PERI_EINVAL, "%s: table '%s': %s is %lld, allowed: 0 to %lld", f, c->name, names[kind], (long long)value,
-                          (long long)PERI_COLLISION_MOST_ITERATION);
+        return peri__fail(PERI_EINVAL, "%s: table '%s': %s is %lld, allowed: 0 to %lld", f, c->name, names[kind],
+                          (long long)value, (long long)PERI_COLLISION_MOST_ITERATION);
     if (kind == ITERATION) l->iteration = value;
     return PERI_OK;
 }
@@ -208,8 +219,8 @@ static peri_status take(load *l, const char *name, peri_tensor *t)
     return status;
 }
 
-peri_status peri_collision_words_check(peri_collision *c, int32_t n, const char *const *given, peri_tensor *const *tensors,
-                                       int64_t *iteration)
+peri_status peri_collision_words_check(peri_collision *c, int32_t n, const char *const *given,
+                                       peri_tensor *const *tensors, int64_t *iteration)
 {
     PERI_NEED(c);
     PERI_NEED(iteration);
@@ -219,7 +230,8 @@ peri_status peri_collision_words_check(peri_collision *c, int32_t n, const char 
     for (int32_t kind = BUCKET; kind < KINDS; kind++) {
         int32_t found = 0;
         for (int32_t i = 0; i < n; i++) found += !strcmp(given[i], names[kind]);
-        if (required(c, kind) && !found) return peri__fail(PERI_EINVAL, "%s: table '%s': state %s is missing", f, c->name, names[kind]);
+        if (required(c, kind) && !found)
+            return peri__fail(PERI_EINVAL, "%s: table '%s': state %s is missing", f, c->name, names[kind]);
     }
     peri_status status = PERI_OK;
     for (int32_t i = 0; i < n && status >= 0; i++) status = take(&l, given[i], tensors[i]);
@@ -234,8 +246,10 @@ static peri_status take_all(load *l, int32_t n, const char *const *given, peri_t
     for (int32_t kind = 0; kind < KINDS; kind++) {
         int32_t found = 0;
         for (int32_t i = 0; i < n; i++) found += !strcmp(given[i], names[kind]);
-        if (required(c, kind) && !found) return peri__fail(PERI_EINVAL, "%s: table '%s': state %s is missing", f, c->name, names[kind]);
-        if (found > 1) return peri__fail(PERI_EINVAL, "%s: table '%s': state %s is given twice", f, c->name, names[kind]);
+        if (required(c, kind) && !found)
+            return peri__fail(PERI_EINVAL, "%s: table '%s': state %s is missing", f, c->name, names[kind]);
+        if (found > 1)
+            return peri__fail(PERI_EINVAL, "%s: table '%s': state %s is given twice", f, c->name, names[kind]);
     }
     for (int32_t i = 0; i < n; i++) PERI_TRY(take(l, given[i], tensors[i]));
     return PERI_OK;
@@ -255,7 +269,8 @@ static peri_status fault_of(const load *l, int32_t b, const int64_t *found)
     const peri_collision *c = l->c;
     const char *what = "";
     char number[128];
-    int64_t fault = found[PERI_COLLISION_FAULT], id = found[PERI_COLLISION_FAULT_ID], row = found[PERI_COLLISION_FAULT_ROW];
+    int64_t fault = found[PERI_COLLISION_FAULT], id = found[PERI_COLLISION_FAULT_ID],
+            row = found[PERI_COLLISION_FAULT_ROW];
     int64_t least = 0, most = l->iteration;
     int32_t bucket = c->config.first_bucket + b, kind = LAST;
     switch (fault) {
@@ -272,14 +287,15 @@ static peri_status fault_of(const load *l, int32_t b, const int64_t *found)
     default: kind = KINDS; break;
     }
     if (kind < KINDS) {
-        snprintf(number, sizeof number, "%s is %lld, allowed: %lld to %lld%s", names[kind], (long long)found[PERI_COLLISION_FAULT_VALUE],
-                 (long long)least, (long long)most, what);
+        snprintf(number, sizeof number, "%s is %lld, allowed: %lld to %lld%s", names[kind],
+                 (long long)found[PERI_COLLISION_FAULT_VALUE], (long long)least, (long long)most, what);
         what = number;
     } else what = faults[fault];
     if (kind < KINDS && id == (peri__collision_hash(c) ? -1 : INT64_MAX))
-        return peri__fail(PERI_EINVAL, "%s: table '%s', bucket %d: row %lld, without an id: %s", f, c->name, bucket, (long long)row, what);
-    return peri__fail(PERI_EINVAL, "%s: table '%s', bucket %d: id %lld, row %lld: %s", f, c->name, bucket, (long long)id, (long long)row,
-                      what);
+        return peri__fail(PERI_EINVAL, "%s: table '%s', bucket %d: row %lld, without an id: %s", f, c->name, bucket,
+                          (long long)row, what);
+    return peri__fail(PERI_EINVAL, "%s: table '%s', bucket %d: id %lld, row %lld: %s", f, c->name, bucket,
+                      (long long)id, (long long)row, what);
 }
 
 /** Read what the kernel found about each bucket. *hole: looks must not end at free rows. */
@@ -341,21 +357,26 @@ peri_status peri__collision_loaded(peri_collision *c, int64_t iteration)
     return peri__collision_report(c);
 }
 
-peri_status peri_collision_load(peri_collision *c, int32_t first_bucket, int32_t n_buckets, int32_t n, const char *const *given,
-                                peri_tensor *const *tensors)
+peri_status peri_collision_load(peri_collision *c, int32_t first_bucket, int32_t n_buckets, int32_t n,
+                                const char *const *given, peri_tensor *const *tensors)
 {
     PERI_NEED(c);
     const peri_collision_config *a = &c->config;
     if (first_bucket < 0 || n_buckets < 1 || n_buckets > a->buckets - first_bucket)
-        return peri__fail(PERI_EINVAL, "%s: table '%s': buckets [%d, %lld), allowed: some of [0, %d)", f, c->name, first_bucket,
-                          (long long)first_bucket + n_buckets, a->buckets);
+        return peri__fail(PERI_EINVAL, "%s: table '%s': buckets [%d, %lld), allowed: some of [0, %d)", f, c->name,
+                          first_bucket, (long long)first_bucket + n_buckets, a->buckets);
     if (n < 0) return peri__fail(PERI_EINVAL, "%s: table '%s': %d states, allowed: 0 and more", f, c->name, n);
     PERI_TRY(peri__check_list(f, "the names", given, n));
     PERI_TRY(peri__check_list(f, "the states", tensors, n));
     int32_t from = (int32_t)peri__max(first_bucket, a->first_bucket);
     int32_t past = (int32_t)peri__min(first_bucket + n_buckets, a->first_bucket + a->n_buckets);
     if (from >= past) return PERI_OK;
-    load l = {.c = c, .first = first_bucket, .n = n_buckets, .from = from - a->first_bucket, .count = past - from, .iteration = -1};
+    load l = {.c = c,
+              .first = first_bucket,
+              .n = n_buckets,
+              .from = from - a->first_bucket,
+              .count = past - from,
+              .iteration = -1};
     peri_status status = take_all(&l, n, given, tensors);
     if (status >= 0) status = install(&l);
     if (status >= 0) status = peri__collision_loaded(c, l.iteration);

@@ -71,7 +71,8 @@ static peri_status add_slots(const peri_collision *c, window *w, const int64_t *
     for (int64_t i = 0; i < n / 2; i++) {
         uint32_t seen_of = slot[i].window;
         if (slot[i].row == UINT32_MAX || !seen_of) continue;
-        int64_t times = c->map.counted ? peri_k_window_count(seen_of) : 1, when = c->window + (seen_of >> (c->map.counted ? 16 : 0));
+        int64_t times = c->map.counted ? peri_k_window_count(seen_of) : 1,
+                when = c->window + (seen_of >> (c->map.counted ? 16 : 0));
         PERI_TRY(add(w, (seen){slot[i].id, times, when}));
     }
     return PERI_OK;
@@ -94,7 +95,8 @@ static void coalesce(window *w)
 
 static peri_status need_mch(const char *f, const peri_collision *c)
 {
-    if (peri__collision_hash(c)) return peri__fail(PERI_EINVAL, "%s: table '%s' has a hash map, which has no windows", f, c->name);
+    if (peri__collision_hash(c))
+        return peri__fail(PERI_EINVAL, "%s: table '%s' has a hash map, which has no windows", f, c->name);
     if (c->lesson) return peri__fail(PERI_EINVAL, "%s: table '%s' waits for scores", f, c->name);
     return PERI_OK;
 }
@@ -130,17 +132,22 @@ peri_status peri_collision_window_set(peri_collision *c, int64_t start, const pe
     if (entries->dtype != PERI_I64 || entries->ndim != 2 || entries->shape[1] != 3)
         return peri__fail(PERI_EINVAL, "%s: table '%s': entries are wanted as i64 [n, 3]", f, c->name);
     if (start < 0 || start > c->iteration || c->iteration - start >= c->config.eviction_interval)
-        return peri__fail(PERI_EINVAL, "%s: table '%s': start is %lld, allowed: the last %lld iterations before %lld", f, c->name,
-                          (long long)start, (long long)c->config.eviction_interval - 1, (long long)c->iteration);
+        return peri__fail(PERI_EINVAL, "%s: table '%s': start is %lld, allowed: the last %lld iterations before %lld",
+                          f, c->name, (long long)start, (long long)c->config.eviction_interval - 1,
+                          (long long)c->iteration);
     int64_t n = entries->shape[0], own = 0, recorded = 0, last = c->config.first_bucket + c->config.n_buckets;
     seen *list = peri__alloc((size_t)peri__max(1, n) * sizeof *list);
-    peri_status status = list ? n > 0 ? peri_tensor_read(entries, list, n * (int64_t)sizeof *list) : PERI_OK : PERI_ENOMEM;
+    peri_status status =
+        list ? n > 0 ? peri_tensor_read(entries, list, n * (int64_t)sizeof *list) : PERI_OK : PERI_ENOMEM;
     for (int64_t i = 0; i < n && status >= 0; i++) {
         int64_t b = peri_collision_bucket(list[i].id, c->config.spread, c->config.buckets, c->config.input_hash_size);
         if (list[i].times < 1 || list[i].when < start || list[i].when > c->iteration)
-            status = peri__fail(PERI_EINVAL, "%s: table '%s': id %lld was seen %lld times, last in iteration %lld, allowed: once or more, "
-                                "%lld to %lld", f, c->name, (long long)list[i].id, (long long)list[i].times, (long long)list[i].when,
-                                (long long)start, (long long)c->iteration);
+            status = peri__fail(
+                PERI_EINVAL,
+                "%s: table '%s': id %lld was seen %lld times, last in iteration %lld, allowed: once or more, "
+                "%lld to %lld",
+                f, c->name, (long long)list[i].id, (long long)list[i].times, (long long)list[i].when, (long long)start,
+                (long long)c->iteration);
         if (b < c->config.first_bucket || b >= last) continue;
         recorded += list[i].times;
         list[own++] = list[i];

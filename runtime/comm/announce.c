@@ -154,8 +154,12 @@ static peri_status post_ahead(peri__announce *a)
     for (int32_t r = 0; r < a->group->size && counts; r++) counts[r] = (int64_t)a->n * HEAD_WORDS;
     if (!counts) return PERI_ENOMEM;
     a->phase = AHEAD;
-    peri_status status = post(a, (peri_coll_op){.kind = PERI_COLL_ALL_GATHER, .dtype = PERI_I64, .send = a->heads,
-                                                .recv = a->heads + a->n * HEAD_WORDS, .send_counts = counts, .recv_counts = counts});
+    peri_status status = post(a, (peri_coll_op){.kind = PERI_COLL_ALL_GATHER,
+                                                .dtype = PERI_I64,
+                                                .send = a->heads,
+                                                .recv = a->heads + a->n * HEAD_WORDS,
+                                                .send_counts = counts,
+                                                .recv_counts = counts});
     peri__free(counts);
     return status;
 }
@@ -172,15 +176,20 @@ static peri_status post_texts(peri__announce *a)
 {
     const peri__agreement *agreement = &a->parts[a->differs].agreement;
     int64_t total = 0, now = 0;
-    for (int32_t r = 0; r < a->group->size; r++) total += a->text_bytes[r] = peri__max(0, head_of(a, a->differs, r)[HEAD_TEXT]);
+    for (int32_t r = 0; r < a->group->size; r++)
+        total += a->text_bytes[r] = peri__max(0, head_of(a, a->differs, r)[HEAD_TEXT]);
     const int64_t own = a->text_bytes[a->group->rank]; /* as announced */
     a->texts = peri__alloc_zero((size_t)(own + total));
     if (!a->texts) return PERI_ENOMEM;
     const char *text = agreement->text(agreement->ctx, &now);
     memcpy(a->texts, text, (size_t)peri__min(own, now));
     a->phase = EXPLAIN;
-    return post(a, (peri_coll_op){.kind = PERI_COLL_ALL_GATHER, .dtype = PERI_U8, .send = a->texts, .recv = a->texts + own,
-                                  .send_counts = &own, .recv_counts = a->text_bytes});
+    return post(a, (peri_coll_op){.kind = PERI_COLL_ALL_GATHER,
+                                  .dtype = PERI_U8,
+                                  .send = a->texts,
+                                  .recv = a->texts + own,
+                                  .send_counts = &own,
+                                  .recv_counts = a->text_bytes});
 }
 
 /** PERI_OK if all ranks say the same of a part, PERI_PENDING if they have to explain themselves. */
@@ -242,7 +251,8 @@ static peri_status advance(peri__announce *a)
     while (a->phase != DONE) {
         peri_status status = a->phase == WAITING ? PERI_PENDING : peri_work_test(a->work);
         if (status < 0) return status;
-        if (status == PERI_OK || a->phase == WAITING) PERI_TRY(peri__group_check(a->function, a->group)); /* are all parts still there? */
+        /* are all parts still there? */
+        if (status == PERI_OK || a->phase == WAITING) PERI_TRY(peri__group_check(a->function, a->group));
         if (status != PERI_OK) return status;
         peri_work_release(a->work);
         a->work = NULL;

@@ -26,7 +26,7 @@ struct peri_codec_context {
 
 enum { GRAIN = 1 << 15 };
 
-/* -- codecs -------------------------------------------------------------------------------------------------------------------------- */
+/* -- codecs -------------------------------------------------------------------------------------------------------- */
 
 static int32_t default_bias(int32_t exponent_bits)
 {
@@ -46,7 +46,8 @@ static peri_status check_config(peri_codec_config *c)
     if (c->loss_scale != 1 && !scaled)
         return peri__fail(PERI_EINVAL, "%s: loss_scale %g, but only FP16 and BF16 have one", f, c->loss_scale);
     if (c->row_dim < 0 || c->row_dim > 1 << 20 || (c->row_dim && !rows))
-        return peri__fail(PERI_EINVAL, "%s: row_dim %lld, allowed: 0..2^20 in FP8, INT8 and MX4, else 0", f, (long long)c->row_dim);
+        return peri__fail(PERI_EINVAL, "%s: row_dim %lld, allowed: 0..2^20 in FP8, INT8 and MX4, else 0", f,
+                          (long long)c->row_dim);
     if (c->row_dim == 0 && c->format != PERI_CODEC_FP8 && rows) c->row_dim = 32;
     if (c->format == PERI_CODEC_MX4 && c->row_dim % 2)
         return peri__fail(PERI_EINVAL, "%s: row_dim %lld, allowed: even numbers in MX4", f, (long long)c->row_dim);
@@ -121,7 +122,7 @@ int64_t peri_codec_size(const peri_codec *codec, int64_t n)
     return n < 0 || blocks > (limit - 1) / block_size(codec) ? -1 : blocks * block_size(codec);
 }
 
-/* -- contexts ------------------------------------------------------------------------------------------------------------------------ */
+/* -- contexts ------------------------------------------------------------------------------------------------------ */
 
 peri_status peri_codec_context_new(peri_codec *codec, const int64_t *splits, int32_t n, peri_codec_context **out)
 {
@@ -180,18 +181,22 @@ void peri_codec_context_release(peri_codec_context *context)
     peri__free(context);
 }
 
-const int64_t *peri_codec_context_wire_splits(const peri_codec_context *context) { return context ? context->wire_splits : NULL; }
+const int64_t *peri_codec_context_wire_splits(const peri_codec_context *context)
+{
+    return context ? context->wire_splits : NULL;
+}
 
-/* -- messages -------------------------------------------------------------------------------------------------------------------------- */
+/* -- messages ------------------------------------------------------------------------------------------------------ */
 
 static peri_status check_message(const char *f, const peri_tensor *t, int32_t dtype, int64_t wanted)
 {
     char text[128];
     PERI_TRY(peri__check_tensor(f, "the message", t, dtype, -1));
-    if (!peri__contiguous(t)) return peri__fail(PERI_EINVAL, "%s: %s is not contiguous", f, peri__tensor_text(t, text, sizeof text));
+    if (!peri__contiguous(t))
+        return peri__fail(PERI_EINVAL, "%s: %s is not contiguous", f, peri__tensor_text(t, text, sizeof text));
     if (peri__numel(t) != wanted)
-        return peri__fail(PERI_EINVAL, "%s: %s has %lld elements, the splits take %lld", f, peri__tensor_text(t, text, sizeof text),
-                          (long long)peri__numel(t), (long long)wanted);
+        return peri__fail(PERI_EINVAL, "%s: %s has %lld elements, the splits take %lld", f,
+                          peri__tensor_text(t, text, sizeof text), (long long)peri__numel(t), (long long)wanted);
     return PERI_OK;
 }
 
@@ -205,9 +210,16 @@ static peri_status fill_args(peri_codec_context *c, peri_device *device, peri_k_
         peri_tensor_release(c->table);
         c->table = table;
     }
-    *a = (peri_k_codec_args){.segments = c->ragged ? peri__data(c->table) : NULL, .n = c->numbers, .n_segments = c->n,
-                             .block = block_of(c->codec), .format = g->format, .rounding = g->rounding, .exponent_bits = g->exponent_bits,
-                             .exponent_bias = g->exponent_bias, .loss_scale = (float)g->loss_scale, .seed = g->seed};
+    *a = (peri_k_codec_args){.segments = c->ragged ? peri__data(c->table) : NULL,
+                             .n = c->numbers,
+                             .n_segments = c->n,
+                             .block = block_of(c->codec),
+                             .format = g->format,
+                             .rounding = g->rounding,
+                             .exponent_bits = g->exponent_bits,
+                             .exponent_bias = g->exponent_bias,
+                             .loss_scale = (float)g->loss_scale,
+                             .seed = g->seed};
     return PERI_OK;
 }
 
@@ -221,7 +233,8 @@ static peri_status code(peri_codec_context *c, const char *f, peri_tensor *x, pe
     PERI_TRY(check_message(f, x, PERI_F32, c->numbers));
     PERI_TRY(check_message(f, wire, peri_codec_wire_dtype(c->codec), c->wire));
     if (c->codec->config.format == PERI_CODEC_NONE)
-        return peri__copy(device, peri__data(encode ? wire : x), peri__data(encode ? x : wire), 4 * c->numbers, PERI_COPY_D2D);
+        return peri__copy(device, peri__data(encode ? wire : x), peri__data(encode ? x : wire), 4 * c->numbers,
+                          PERI_COPY_D2D);
     PERI_TRY(fill_args(c, device, &args));
     args.wire = peri__data(wire);
     args.x = peri__data(x);

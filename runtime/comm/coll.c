@@ -2,8 +2,9 @@
  *
  * coll.c: collective operations on tensors: checks, signatures, staging of device memory, deadlines.
  *
- * A transport that takes host memory only gets device tensors through host buffers: copy out on the comm stream (which waits for the
- * stream of the post), post when the copy has run, copy in on the comm stream, and the stream of the post waits for that copy.
+ * A transport that takes host memory only gets device tensors through host buffers: copy out on the comm stream (which
+ * waits for the stream of the post), post when the copy has run, copy in on the comm stream, and the stream of the post
+ * waits for that copy.
  */
 #include "comm_internal.h"
 #include "../../kernels/route.h"
@@ -64,7 +65,8 @@ static uint64_t signature_of(const peri_coll_op *op, int32_t size)
     h = peri__hash_mix(h, (uint64_t)op->channel);
     h = peri__hash_mix(h, op->tag);
     if (op->kind == PERI_COLL_BROADCAST) h = peri__hash_mix(h, (uint64_t)op->root);
-    if (op->kind == PERI_COLL_ALL_REDUCE || op->kind == PERI_COLL_REDUCE_SCATTER) h = peri__hash_mix(h, (uint64_t)op->reduce);
+    if (op->kind == PERI_COLL_ALL_REDUCE || op->kind == PERI_COLL_REDUCE_SCATTER)
+        h = peri__hash_mix(h, (uint64_t)op->reduce);
     const int64_t *same = op->kind == PERI_COLL_ALL_GATHER       ? op->recv_counts
                           : op->kind == PERI_COLL_REDUCE_SCATTER ? op->send_counts
                                                                  : NULL;
@@ -72,15 +74,18 @@ static uint64_t signature_of(const peri_coll_op *op, int32_t size)
     return h;
 }
 
-/* -- the recorder ------------------------------------------------------------------------------------------------------------------ */
+/* -- the recorder -------------------------------------------------------------------------------------------------- */
 
 static void record_post(coll_work *w)
 {
     peri_group *g = w->base.group;
     peri__coll_record *r = &g->records[w->op.sequence % PERI_RECORD_MOST];
     int64_t e = peri__max(peri_dtype_size(w->op.dtype), 1);
-    *r = (peri__coll_record){
-        .op = w->op, .posted_ns = peri_time_ns(), .status = PERI_PENDING, .send_sum = w->out_bytes / e, .recv_sum = w->in_bytes / e};
+    *r = (peri__coll_record){.op = w->op,
+                             .posted_ns = peri_time_ns(),
+                             .status = PERI_PENDING,
+                             .send_sum = w->out_bytes / e,
+                             .recv_sum = w->in_bytes / e};
     r->op.send_counts = r->op.recv_counts = NULL;
     r->op.send = r->op.recv = NULL;
     r->op.recv_runs = NULL;
@@ -97,7 +102,8 @@ static void record_end(coll_work *w, peri_status status)
     r->status = status;
 }
 
-/** What led to a timeout, on stderr: the last operations and the oldest of those that have no end; on level info all of the recorder. */
+/** What led to a timeout, on stderr: the last operations and the oldest of those that have no end; on level info all of
+ *  the recorder. */
 static void print_record(peri_group *g)
 {
     enum { LAST = 8, UNFINISHED = 8 };
@@ -121,7 +127,7 @@ static void print_record(peri_group *g)
     }
 }
 
-/* -- stepping ---------------------------------------------------------------------------------------------------------------------- */
+/* -- stepping ------------------------------------------------------------------------------------------------------ */
 
 /** Fail in words: which operation of which group on which rank. The error record holds the cause. */
 static peri_status fail(coll_work *w, peri_status status)
@@ -161,7 +167,8 @@ static peri_status post(coll_work *w)
 static peri_status join_home(coll_work *w, const peri_tensor *t, peri_event *event)
 {
     peri_status status = peri_stream_wait(t->storage->home, event);
-    if (status < 0) peri_stream_synchronize(w->stage->stream); /* nothing else orders the copy before the end of its memory */
+    /* nothing else orders the copy before the end of its memory */
+    if (status < 0) peri_stream_synchronize(w->stage->stream);
     return status;
 }
 
@@ -190,7 +197,8 @@ static peri_status copy_in(coll_work *w)
     peri_device *device = w->stage->device;
     if (w->in_bytes > 0) {
         void *data = peri__data(w->recv);
-        PERI_TRY(device->vtab->copy(device->ctx, w->stage->stream->ctx, data, w->in->data, w->in_bytes, PERI_COPY_H2D_PINNED));
+        PERI_TRY(device->vtab->copy(device->ctx, w->stage->stream->ctx, data, w->in->data, w->in_bytes,
+                                    PERI_COPY_H2D_PINNED));
         PERI_TRY(peri_event_record(w->in->event, w->stage->stream));
         PERI_TRY(join_home(w, w->recv, w->in->event));
         if (w->recv->storage->home != w->base.stream) PERI_TRY(peri_stream_wait(w->base.stream, w->in->event));
@@ -200,8 +208,8 @@ static peri_status copy_in(coll_work *w)
     return PERI_OK;
 }
 
-/** The time for deadlines, in nanoseconds. It is read at each test, so it is the coarse clock: that moves in steps of a few milliseconds,
- *  and reading it takes an eighth of the time of the exact one. */
+/** The time for deadlines, in nanoseconds. It is read at each test, so it is the coarse clock: that moves in steps of a
+ *  few milliseconds, and reading it takes an eighth of the time of the exact one. */
 static int64_t coarse_ns(void)
 {
     struct timespec t;
@@ -217,7 +225,8 @@ static peri_status overdue(coll_work *w)
     if (w->polled_ns) w->waited_ns += peri__min(gap, g->timeout_ns / 8 + 1);
     w->polled_ns = now;
     if (w->waited_ns < g->timeout_ns && !w->base.expired) return PERI_PENDING;
-    peri_status known = g->comm->vtab->check ? g->comm->vtab->check(g->ctx) : PERI_OK; /* somebody may have said why by now */
+    /* somebody may have said why by now */
+    peri_status known = g->comm->vtab->check ? g->comm->vtab->check(g->ctx) : PERI_OK;
     if (known < 0) return fail(w, known);
     char whom[256] = "";
     if (w->phase == POSTED) w->vtab->blame(w->request, whom, sizeof whom);
@@ -226,7 +235,8 @@ static peri_status overdue(coll_work *w)
                  (unsigned long long)peri__group_next(g, w->op.channel));
     print_record(g);
     if (w->base.expired) return fail(w, peri__fail(PERI_ETIMEOUT, "nothing can happen any more: waiting for %s", whom));
-    return fail(w, peri__fail(PERI_ETIMEOUT, "no end after %.3g s: waiting for %s", (double)g->timeout_ns * 1e-9, whom));
+    return fail(w,
+                peri__fail(PERI_ETIMEOUT, "no end after %.3g s: waiting for %s", (double)g->timeout_ns * 1e-9, whom));
 }
 
 /** What the world's other transport knows of the group, now and then: PERI_OK, or why it has failed. */
@@ -256,7 +266,8 @@ static peri_status coll_step(peri_work *base)
         PERI_TRY(post(w));
         if (w->phase == TURN) return overdue(w);
     }
-    /* Who only moves all works on does not wait for this one: its stream need not either, before the operation has run. */
+    /* Who only moves all works on does not wait for this one: its stream need not either, before the operation has
+     * run. */
     const bool waits = w->op.stream && w->vtab->join && !comm->stepping;
     peri_status status = waits ? w->vtab->join(w->request) : w->vtab->test(w->request);
     if (status == PERI_PENDING) {
@@ -272,8 +283,8 @@ static peri_status coll_step(peri_work *base)
     return PERI_OK;
 }
 
-/** PERI_PENDING while an operation of a device, whose results the poster has been promised, has not run. Its failure is one of the group,
- *  and an error of whoever next waits for the device. */
+/** PERI_PENDING while an operation of a device, whose results the poster has been promised, has not run. Its failure is
+ *  one of the group, and an error of whoever next waits for the device. */
 static peri_status watch_queued(coll_work *w)
 {
     peri_group *g = w->base.group;
@@ -329,7 +340,7 @@ static peri_status coll_settle(peri_work *base)
 
 static const peri__work_vtab coll_vtab = {.name = "coll", .step = coll_step, .settle = coll_settle};
 
-/* -- making ---------------------------------------------------------------------------------------------------------------------- */
+/* -- making -------------------------------------------------------------------------------------------------------- */
 
 /** Queue the copies of @send to host memory and get room for @recv. */
 static peri_status copy_out(coll_work *w)
@@ -339,19 +350,22 @@ static peri_status copy_out(coll_work *w)
     PERI_TRY(peri__stage_of(w->base.group->comm, device, &stage));
     w->stage = stage;
     PERI_TRY(peri__stage_get(stage, peri__max(w->in_bytes, 1), &w->in));
-    /* Also when nothing is copied out: the copy in must come after what the post's stream still does with the output. */
+    /* Also when nothing is copied out: the copy in must come after what the post's stream still does with the
+     * output. */
     PERI_TRY(peri_event_record(w->in->event, w->base.stream));
     PERI_TRY(peri_stream_wait(stage->stream, w->in->event));
     if (w->out_bytes == 0) return PERI_OK;
     PERI_TRY(peri__stage_get(stage, w->out_bytes, &w->out));
     /* The work keeps the tensor until this copy has run, so its home need not wait. */
     const peri_tensor *from = w->send ? w->send : w->recv;
-    PERI_TRY(device->vtab->copy(device->ctx, stage->stream->ctx, w->out->data, peri__data(from), w->out_bytes, PERI_COPY_D2H));
+    PERI_TRY(device->vtab->copy(device->ctx, stage->stream->ctx, w->out->data, peri__data(from), w->out_bytes,
+                                PERI_COPY_D2H));
     return peri_event_record(w->out->event, stage->stream);
 }
 
 /** Make the work of @op: copies counts, takes a number, retains tensors. */
-static peri_status coll_new(peri_group *g, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv, coll_work **out)
+static peri_status coll_new(peri_group *g, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv,
+                            coll_work **out)
 {
     int32_t n = g->size;
     if (!g->records) {
@@ -360,7 +374,8 @@ static peri_status coll_new(peri_group *g, const peri_coll_op *op, peri_tensor *
     }
     peri_tensor *any = recv ? recv : send;
     peri_work *base;
-    size_t size = sizeof(coll_work) + sizeof(int64_t) * 2 * (size_t)n + sizeof(peri_k_run) * (size_t)(op->recv_runs ? op->n_recv_runs : 0);
+    size_t size = sizeof(coll_work) + sizeof(int64_t) * 2 * (size_t)n +
+                  sizeof(peri_k_run) * (size_t)(op->recv_runs ? op->n_recv_runs : 0);
     PERI_TRY(peri__work_new(size, &coll_vtab, g, any ? peri__device(any) : NULL, &base));
     coll_work *w = (coll_work *)base;
     w->op = *op;
@@ -409,7 +424,8 @@ static peri_status finish(coll_work *w, peri_status status, peri_work **out)
     return PERI_OK;
 }
 
-peri_status peri__coll_post_host(peri_group *group, const peri_coll_op *op, void *keep, void (*keep_release)(void *keep), peri_work **out)
+peri_status peri__coll_post_host(peri_group *group, const peri_coll_op *op, void *keep,
+                                 void (*keep_release)(void *keep), peri_work **out)
 {
     coll_work *w = NULL;
     peri_status status = peri__group_check("peri_coll", group);
@@ -431,12 +447,13 @@ static peri_status alone(peri_group *g, const peri_coll_op *op, peri_tensor *sen
     if (!sequence) PERI_TRY(peri__group_reserve(g, op->channel, 1, &sequence));
     peri__group_posted(g, op->channel, sequence);
     if (send && recv && peri__data(send) != peri__data(recv))
-        PERI_TRY(peri__copy(peri__device(recv), peri__data(recv), peri__data(send), peri__numel(recv) * peri_dtype_size(recv->dtype),
-                            PERI_COPY_D2D));
+        PERI_TRY(peri__copy(peri__device(recv), peri__data(recv), peri__data(send),
+                            peri__numel(recv) * peri_dtype_size(recv->dtype), PERI_COPY_D2D));
     return peri__work_done(g, recv ? peri__device(recv) : NULL, out);
 }
 
-peri_status peri__coll_post(peri_group *group, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv, peri_work **out)
+peri_status peri__coll_post(peri_group *group, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv,
+                            peri_work **out)
 {
     PERI_TRY(peri__group_check("peri_coll", group));
     peri_tensor *any = recv ? recv : send;

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * comm/comm_internal.h (L3): groups and works from the inside: what the layers above use to build protocols of several phases that are
- * works themselves.
+ * comm/comm_internal.h (L3): groups and works from the inside: what the layers above use to build protocols of several
+ * phases that are works themselves.
  *
- * How to write one: embed peri_work as the first member, make it with peri__work_new, and give it a step function that advances as far
- * as it can and returns PERI_PENDING until it is done. A phase that exchanges something makes an inner work and tests it in step; one that
- * is made before the first step is made between peri__parts_begin and peri__parts_end.
- * Operations are numbered per group, and numbers must be taken in the same order on all ranks although later phases are posted at
- * times that differ between ranks. So a protocol takes the numbers of all its phases when it is made (peri__group_reserve), hands
- * them to its posts, and returns those that turn out not to be needed (peri__group_skip). Each number is for one channel, and operations of
- * a channel reach the transport in the order of their numbers: one that is ready before its turn waits. So phases that wait for different
- * things take numbers of different channels, or the first of two protocols would hold up the second.
+ * How to write one: embed peri_work as the first member, make it with peri__work_new, and give it a step function that
+ * advances as far as it can and returns PERI_PENDING until it is done. A phase that exchanges something makes an inner
+ * work and tests it in step; one that is made before the first step is made between peri__parts_begin and
+ * peri__parts_end.
+ * Operations are numbered per group, and numbers must be taken in the same order on all ranks although later phases are
+ * posted at times that differ between ranks. So a protocol takes the numbers of all its phases when it is made
+ * (peri__group_reserve), hands them to its posts, and returns those that turn out not to be needed (peri__group_skip).
+ * Each number is for one channel, and operations of a channel reach the transport in the order of their numbers: one
+ * that is ready before its turn waits. So phases that wait for different things take numbers of different channels, or
+ * the first of two protocols would hold up the second.
  */
 #ifndef PERI_COMM_INTERNAL_H
 #define PERI_COMM_INTERNAL_H
@@ -23,19 +25,20 @@
 
 enum { PERI_RECORD_MOST = 256, PERI_RECORD_LINE = 320, PERI_GROUP_NAME = 48, PERI_COMM_DEVICES = 8 };
 
-/* -- works ------------------------------------------------------------------------------------------------------------------------ */
+/* -- works --------------------------------------------------------------------------------------------------------- */
 
 typedef struct peri__comm peri__comm;
 
 typedef struct peri__work_vtab {
     const char *name;
-    /* Advance as far as possible without blocking: PERI_OK (done), PERI_PENDING (call again) or an error (recorded with peri__fail). Never
-     * called again after OK or an error. Runs with the work's stream as the current one. */
+    /* Advance as far as possible without blocking: PERI_OK (done), PERI_PENDING (call again) or an error (recorded with
+     * peri__fail). Never called again after OK or an error. Runs with the work's stream as the current one. */
     peri_status (*step)(peri_work *work);
-    /* Release everything the work holds. Local; runs once, when the last reference is gone, and not while it is pending. (optional) */
+    /* Release everything the work holds. Local; runs once, when the last reference is gone, and not while it is
+     * pending. (optional) */
     void (*fini)(peri_work *work);
-    /* After OK or an error: give up what is needed for progress only, such as requests. PERI_PENDING: not possible yet, call again;
-     * the work lives on until it is. (optional) */
+    /* After OK or an error: give up what is needed for progress only, such as requests. PERI_PENDING: not possible yet,
+     * call again; the work lives on until it is. (optional) */
     peri_status (*settle)(peri_work *work);
 } peri__work_vtab;
 
@@ -46,7 +49,8 @@ struct peri_work {
     peri_status status;           /* PERI_PENDING until the step said otherwise */
     bool stepping, listed;        /* its step is running (it may not test itself); in the list of the world */
     bool inner;                   /* a part of another one, which tests it */
-    int64_t ended_by;             /* the operation whose end ended it, as the watch of its world counts them; 0: not known (watch.c) */
+    int64_t ended_by;             /* the operation whose end ended it, as the watch of its world counts them; 0: not
+                                     known (watch.c) */
     bool expired;                 /* its deadline counts as passed (peri_group_expire) */
     char *message;                /* of the failure */
     peri_device *device;          /* NULL: host only; else results are ordered on `stream` */
@@ -55,15 +59,18 @@ struct peri_work {
     peri_work *previous, *next;   /* in flight, in the order of making */
 };
 
-/** A new work of @size bytes (zeroed, a peri_work first) of @group, in flight at once. @device: where its results are, NULL for none.
+/** A new work of @size bytes (zeroed, a peri_work first) of @group, in flight at once. @device: where its results are,
+ *  NULL for none.
  *  @out new: one reference for the caller beside the list's own. */
-peri_status peri__work_new(size_t size, const peri__work_vtab *vtab, peri_group *group, peri_device *device, peri_work **out);
-/** End a work that its maker could not finish making: never stepped again, @status (an error) sticks. The caller still releases it. */
+peri_status peri__work_new(size_t size, const peri__work_vtab *vtab, peri_group *group, peri_device *device,
+                           peri_work **out);
+/** End a work that its maker could not finish making: never stepped again, @status (an error) sticks. The caller still
+ *  releases it. */
 void peri__work_cancel(peri_work *work, peri_status status);
 /** A work that is complete already, its results (if any) ordered on the current stream of @device. @out new. */
 peri_status peri__work_done(peri_group *group, peri_device *device, peri_work **out);
 
-/* -- groups ----------------------------------------------------------------------------------------------------------------------- */
+/* -- groups -------------------------------------------------------------------------------------------------------- */
 
 /** Numbers of a channel that were taken and are neither posted nor skipped. */
 typedef struct peri__channel {
@@ -108,11 +115,14 @@ struct peri_group {
     struct peri__birth *births; /* how often groups were made from this one, by (ranks, name) */
 };
 
-/** A group object of @n ranks of @parent (of the world, where that is NULL); takes over nothing on failure. @out new. */
-peri_status peri__group_make(peri__comm *comm, peri_group *parent, const int32_t *ranks, int32_t n, const char *name, peri_group **out);
+/** A group object of @n ranks of @parent (of the world, where that is NULL); takes over nothing on failure. @out
+ *  new. */
+peri_status peri__group_make(peri__comm *comm, peri_group *parent, const int32_t *ranks, int32_t n, const char *name,
+                             peri_group **out);
 void peri__comm_release(peri__comm *comm);
-/** Take the numbers of the next @n operations of the group, all for @channel; @first gets the first of them, the others follow it. Every
- *  rank must reserve the same in the same order. Each must be posted or skipped: later ones of the channel wait for it. */
+/** Take the numbers of the next @n operations of the group, all for @channel; @first gets the first of them, the others
+ *  follow it. Every rank must reserve the same in the same order. Each must be posted or skipped: later ones of the
+ *  channel wait for it. */
 peri_status peri__group_reserve(peri_group *group, int32_t channel, int32_t n, uint64_t *first);
 /** Give a reserved number back that no rank is going to post. */
 void peri__group_skip(peri_group *group, int32_t channel, uint64_t sequence);
@@ -128,31 +138,36 @@ static inline uint64_t peri__group_next(const peri_group *group, int32_t channel
 void peri__group_show_numbers(peri_group *group);
 /** PERI_OK, or PERI_EABORTED / PERI_ECLOSED in the name of @function. */
 peri_status peri__group_check(const char *function, peri_group *group);
-/** Poison the group with this thread's error record (and tell the other ranks); returns @status, which must be an error. */
+/** Poison the group with this thread's error record (and tell the other ranks); returns @status, which must be an
+ *  error. */
 peri_status peri__group_fail(peri_group *group, peri_status status);
 
-/** The members of @group that are on this rank's node, as a group: @group itself if all are, else one that is made at the first call, which
- *  is collective, and shares its fate. Borrowed. */
+/** The members of @group that are on this rank's node, as a group: @group itself if all are, else one that is made at
+ *  the first call, which is collective, and shares its fate. Borrowed. */
 peri_status peri__group_node(peri_group *group, peri_group **out);
 
-/** Post an operation on HOST buffers: @op is copied with its count arrays (int64[size]) and runs, buffers are borrowed until complete;
- *  op->sequence: a reserved number, or 0 to take the next. signature is computed. On failure nothing is posted; if a number had been
- *  taken the group is poisoned.
- *  @keep_release(@keep) runs when the transport is done with the buffers (NULL: nothing to do); also when this call fails. @out new. */
-peri_status peri__coll_post_host(peri_group *group, const peri_coll_op *op, void *keep, void (*keep_release)(void *keep), peri_work **out);
+/** Post an operation on HOST buffers: @op is copied with its count arrays (int64[size]) and runs, buffers are borrowed
+ *  until complete; op->sequence: a reserved number, or 0 to take the next. signature is computed. On failure nothing is
+ *  posted; if a number had been taken the group is poisoned.
+ *  @keep_release(@keep) runs when the transport is done with the buffers (NULL: nothing to do); also when this call
+ *  fails. @out new. */
+peri_status peri__coll_post_host(peri_group *group, const peri_coll_op *op, void *keep,
+                                 void (*keep_release)(void *keep), peri_work **out);
 
-/** Post an operation on tensors of any device: op->send, recv are ignored, the tensors' elements are used (contiguous; NULL where the
- *  kind has none; retained until complete). Otherwise as peri__coll_post_host. */
-peri_status peri__coll_post(peri_group *group, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv, peri_work **out);
-/** The sum over the ranks of gradients of dense parameters, in place, on their channel whatever the group's current one is. */
+/** Post an operation on tensors of any device: op->send, recv are ignored, the tensors' elements are used (contiguous;
+ *  NULL where the kind has none; retained until complete). Otherwise as peri__coll_post_host. */
+peri_status peri__coll_post(peri_group *group, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv,
+                            peri_work **out);
+/** The sum over the ranks of gradients of dense parameters, in place, on their channel whatever the group's current one
+ *  is. */
 peri_status peri__coll_sum_gradients(peri_group *group, peri_tensor *tensor, uint64_t tag, peri_work **out);
 
-/* -- codecs ----------------------------------------------------------------------------------------------------------------------- */
+/* -- codecs -------------------------------------------------------------------------------------------------------- */
 
 /** peri_codec_decode into @x: f32, contiguous, as many elements as the splits sum to. */
 peri_status peri__codec_decode_to(peri_codec_context *context, peri_tensor *wire, peri_tensor *x);
 
-/* -- the world of one rank ---------------------------------------------------------------------------------------------------------- */
+/* -- the world of one rank ----------------------------------------------------------------------------------------- */
 
 /** Host memory that takes part in queued copies; kept for reuse. */
 typedef struct peri__pinned {
@@ -172,7 +187,8 @@ typedef struct peri__stage {
     int64_t free_bytes;
 } peri__stage;
 
-/** What a rank notes while its world is watched (peri_group_watch). Operations are counted from 1 on, those of earlier watches too. */
+/** What a rank notes while its world is watched (peri_group_watch). Operations are counted from 1 on, those of earlier
+ *  watches too. */
 typedef struct peri__watch {
     bool on;
     bool within;        /* the step of what the rank waits for is running */
@@ -206,7 +222,8 @@ struct peri__comm {
     bool chooses;             /* the transport for tensors of a GPU is still to be chosen, when one is named */
     char transports[320];     /* what carries tensors, in words */
     int64_t timeout_ns;       /* the world's when it was joined */
-    peri_status lost;         /* failure of one whose results the poster had been promised, until somebody is told; else PERI_OK */
+    peri_status lost;         /* failure of one whose results the poster had been promised, until somebody is told; else
+                                 PERI_OK */
     char *lost_message;
     peri__watch watch;
     peri__stage stages[PERI_COMM_DEVICES];
@@ -234,19 +251,24 @@ void peri__watch_fini(peri__watch *watch);
 /** Step every work in flight of @comm (a peri__comm) once; nothing while that already happens. */
 void peri__comm_progress(void *comm);
 
-/** Works that are made between these two are parts of another one, whose step tests them. A step itself lies between them. */
+/** Works that are made between these two are parts of another one, whose step tests them. A step itself lies between
+ *  them. */
 static inline void peri__parts_begin(peri_group *group) { group->comm->within++; }
 static inline void peri__parts_end(peri_group *group) { group->comm->within--; }
 
 /** True when the device transport carries tensors of @device. */
-static inline bool peri__by_device(const peri_group *g, const peri_device *device) { return g->device_ctx && g->comm->device == device; }
+static inline bool peri__by_device(const peri_group *g, const peri_device *device)
+{
+    return g->device_ctx && g->comm->device == device;
+}
 /** True when the transport can use tensors of @device where they are. */
 bool peri__stage_direct(const peri__comm *comm, const peri_device *device);
 /** True when, besides, an all_to_all can place what comes (recv_runs). */
 bool peri__stage_places(const peri__comm *comm, const peri_device *device);
 /** True when, besides, an all_to_all or an all_gather can have functions instead of a buffer (fill, take). */
 bool peri__stage_functions(const peri__comm *comm, const peri_device *device);
-/** A tensor of @n f32 numbers, which nobody has set, for operations of @comm: in memory in which these are fastest, if there is any. */
+/** A tensor of @n f32 numbers, which nobody has set, for operations of @comm: in memory in which these are fastest, if
+ *  there is any. */
 peri_status peri__stage_tensor(const peri__comm *comm, peri_device *device, int64_t n, peri_tensor **out);
 peri_status peri__stage_of(peri__comm *comm, peri_device *device, peri__stage **out);
 peri_status peri__stage_get(peri__stage *stage, int64_t bytes, peri__pinned **out);

@@ -8,7 +8,8 @@
 #include "transfer.h"
 
 enum {
-    PLACE_LEAST = 512, /* bytes of a row's block that the transport may put in its place: shorter ones are copied faster afterwards */
+    PLACE_LEAST = 512, /* bytes of a row's block that the transport may put in its place: shorter ones are copied faster
+                          afterwards */
     PLACE_ROWS = 64,   /* but so few rows are placed, however short: a copy of its own costs more */
     PLACE_FEW = 64     /* runs for which the stack has room */
 };
@@ -41,16 +42,18 @@ typedef struct exchange_work {
     bool used;
 } exchange_work;
 
-/* -- transfers ------------------------------------------------------------------------------------------------------------------------ */
+/* -- transfers ----------------------------------------------------------------------------------------------------- */
 
 /** The kind of the way back. */
 static int32_t reverse_of(int32_t kind)
 {
-    return kind == PERI_FLOW_REDUCE_SCATTER ? PERI_FLOW_ALL_GATHER : kind == PERI_FLOW_ALL_GATHER ? PERI_FLOW_REDUCE_SCATTER : kind;
+    return kind == PERI_FLOW_REDUCE_SCATTER ? PERI_FLOW_ALL_GATHER
+           : kind == PERI_FLOW_ALL_GATHER   ? PERI_FLOW_REDUCE_SCATTER
+                                            : kind;
 }
 
-/** Where the first row of every rank's block of columns belongs (W runs: in @few, of PLACE_FEW, or new; the other rows follow); NULL:
- *  nowhere that is worth it. */
+/** Where the first row of every rank's block of columns belongs (W runs: in @few, of PLACE_FEW, or new; the other rows
+ *  follow); NULL: nowhere that is worth it. */
 static peri_k_run *column_runs(const flow *f, int64_t element, peri_k_run *few)
 {
     int64_t n = f->group->size, least = f->columns, from = 0, column = 0;
@@ -66,7 +69,8 @@ static peri_k_run *column_runs(const flow *f, int64_t element, peri_k_run *few)
     return runs;
 }
 
-/** Where the result of a way forth that needs no decoding belongs, if it can arrive there: a->to (new) and a->runs (@few, or new). */
+/** Where the result of a way forth that needs no decoding belongs, if it can arrive there: a->to (new) and a->runs
+ *  (@few, or new). */
 static peri_status place(const flow *f, peri__transfer_args *a, peri_k_run *few)
 {
     int64_t matrix[2] = {f->rows, f->columns};
@@ -84,7 +88,11 @@ static const int32_t coll_kinds[] = {PERI_COLL_ALL_TO_ALL, PERI_COLL_REDUCE_SCAT
 static peri_status send_forth(const flow *f, peri_tensor *src, peri__transfer *t, bool *laid_out)
 {
     peri_k_run few[PLACE_FEW];
-    peri__transfer_args a = {.kind = coll_kinds[f->kind], .channel = PERI_CHANNEL_ROWS, .tag = f->tag, .out = f->out, .in = f->in,
+    peri__transfer_args a = {.kind = coll_kinds[f->kind],
+                             .channel = PERI_CHANNEL_ROWS,
+                             .tag = f->tag,
+                             .out = f->out,
+                             .in = f->in,
                              .codec = f->codec[0]};
     peri_status status = a.codec ? PERI_OK : place(f, &a, few);
     *laid_out = a.to != NULL;
@@ -97,12 +105,17 @@ static peri_status send_forth(const flow *f, peri_tensor *src, peri__transfer *t
 /** Send the gradient @src (contiguous); it is divided where it arrives. */
 static peri_status send_back(const flow *f, peri_tensor *src, peri__transfer *t)
 {
-    peri__transfer_args a = {.kind = coll_kinds[reverse_of(f->kind)], .channel = PERI_CHANNEL_ROWS, .tag = f->tag, .out = f->in,
-                             .in = f->out, .codec = f->codec[1], .divisor = f->divisor};
+    peri__transfer_args a = {.kind = coll_kinds[reverse_of(f->kind)],
+                             .channel = PERI_CHANNEL_ROWS,
+                             .tag = f->tag,
+                             .out = f->in,
+                             .in = f->out,
+                             .codec = f->codec[1],
+                             .divisor = f->divisor};
     return peri__transfer_post(f->group, src, &a, t);
 }
 
-/* -- flows ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- flows --------------------------------------------------------------------------------------------------------- */
 
 static void flow_fini(peri__trip *trip)
 {
@@ -138,17 +151,19 @@ static uint64_t name_hash(const char *name)
     return peri__hash_mix(hash, letters);
 }
 
-/** Fill in all of a flow but its counts, a->out. peri__flow_counts has allocated both in one piece, the flow just in front of the counts;
- *  it is still the caller's on failure. */
+/** Fill in all of a flow but its counts, a->out. peri__flow_counts has allocated both in one piece, the flow just in
+ *  front of the counts; it is still the caller's on failure. */
 static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri__flow_args *a, flow **out)
 {
     static const peri_exchange_config none = {.size = sizeof none};
     peri_exchange_config options;
     const peri_exchange_config *o = a->options ? &options : &none;
-    if (a->options) PERI_TRY(peri__struct_take(&options, sizeof options, a->options, a->function, "peri_exchange_config"));
+    if (a->options)
+        PERI_TRY(peri__struct_take(&options, sizeof options, a->options, a->function, "peri_exchange_config"));
     bool floating = input->dtype == PERI_F32 || input->dtype == PERI_F64;
     if (a->kind != PERI_FLOW_ALL_TO_ALL && !floating)
-        return peri__fail(PERI_EINVAL, "%s: the input is %s, allowed: f32, f64", a->function, peri_dtype_name(input->dtype));
+        return peri__fail(PERI_EINVAL, "%s: the input is %s, allowed: f32, f64", a->function,
+                          peri_dtype_name(input->dtype));
     if (o->division < 0 || o->division > PERI_DIVISION_OFF)
         return peri__fail(PERI_EINVAL, "%s: division %d, allowed: PERI_DIVISION_*", a->function, o->division);
     flow *f = (flow *)a->out - 1;
@@ -202,7 +217,7 @@ peri_status peri__flow_counts(const peri_group *group, int64_t **out, int64_t **
 
 void peri__flow_counts_free(int64_t *out) { peri__free((flow *)out - 1); }
 
-/* -- layouts --------------------------------------------------------------------------------------------------------------------------- */
+/* -- layouts ------------------------------------------------------------------------------------------------------- */
 
 static int32_t results_of(const flow *f) { return f->layout == PERI_LAYOUT_LIST ? f->group->size : 1; }
 
@@ -224,7 +239,8 @@ static peri_status move_columns(const flow *f, peri_tensor *flat, peri_tensor *m
         peri_tensor *part = NULL, *block = NULL;
         peri_status status = chunk(f, flat, i, &at, &part);
         if (status >= 0)
-            status = peri__tensor_view(matrix, 2, shape, matrix->stride, matrix->offset + column * matrix->stride[1], &block);
+            status = peri__tensor_view(matrix, 2, shape, matrix->stride, matrix->offset + column * matrix->stride[1],
+                                       &block);
         if (status >= 0) status = to_matrix ? peri_tensor_copy(block, part) : peri_tensor_copy(part, block);
         peri_tensor_release(part);
         peri_tensor_release(block);
@@ -269,7 +285,7 @@ static peri_status gather_gradient(const flow *f, peri_tensor *const *grad, peri
     return status;
 }
 
-/* -- backward -------------------------------------------------------------------------------------------------------------------------- */
+/* -- backward ------------------------------------------------------------------------------------------------------ */
 
 static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
 {
@@ -297,7 +313,7 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
 static const peri__trip_vtab flow_vtab = {
     PERI__TRIP_NODES("exchange", "exchange result", 0), .set_out = set_out, .come_back = come_back, .fini = flow_fini};
 
-/* -- forward --------------------------------------------------------------------------------------------------------------------------- */
+/* -- forward ------------------------------------------------------------------------------------------------------- */
 
 static peri_status exchange_step(peri_work *work)
 {
@@ -361,7 +377,8 @@ peri_status peri__flow_post(peri_group *group, peri_tensor *input, const peri__f
         peri__flow_counts_free(args->out);
         return status;
     }
-    status = peri__work_new(sizeof(exchange_work) + sizeof(peri_tensor *) * (size_t)results_of(f), &exchange_vtab, group, f->device, &work);
+    status = peri__work_new(sizeof(exchange_work) + sizeof(peri_tensor *) * (size_t)results_of(f), &exchange_vtab,
+                            group, f->device, &work);
     if (status < 0) {
         peri__trip_release(&f->trip);
         return status;
@@ -392,8 +409,10 @@ peri_status peri_exchange_result(peri_work *exchange, peri_tensor **out)
     PERI_NEED(out);
     static const char name[] = "peri_exchange_result";
     exchange_work *w = (exchange_work *)exchange;
-    if (exchange->vtab != &exchange_vtab) return peri__fail(PERI_EINVAL, "%s: this work is no exchange of embeddings", name);
-    if (exchange->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the exchange is not complete; wait for it", name);
+    if (exchange->vtab != &exchange_vtab)
+        return peri__fail(PERI_EINVAL, "%s: this work is no exchange of embeddings", name);
+    if (exchange->status != PERI_OK)
+        return peri__fail(PERI_EINVAL, "%s: the exchange is not complete; wait for it", name);
     if (w->used) return peri__fail(PERI_EINVAL, "%s: this result was already taken", name);
     if (w->input) {
         out[0] = w->input;

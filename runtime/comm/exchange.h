@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * comm/exchange.h (L3): numbers that travel with their gradients: what the operations of perilune/exchange.h are made of.
+ * comm/exchange.h (L3): numbers that travel with their gradients: what the operations of perilune/exchange.h are made
+ * of.
  */
 #ifndef PERI_COMM_EXCHANGE_H
 #define PERI_COMM_EXCHANGE_H

@@ -6,15 +6,15 @@
 
 #include <stdio.h>
 
-/** How often this rank made a group of one (member list, name) from one parent: part of the group's tag, so that the k-th group of a
- *  list meets the k-th of the other members. */
+/** How often this rank made a group of one (member list, name) from one parent: part of the group's tag, so that the
+ *  k-th group of a list meets the k-th of the other members. */
 struct peri__birth {
     struct peri__birth *next;
     uint64_t key;
     uint64_t count;
 };
 
-/* -- making ----------------------------------------------------------------------------------------------------------------------- */
+/* -- making -------------------------------------------------------------------------------------------------------- */
 
 void peri__comm_release(peri__comm *comm)
 {
@@ -27,7 +27,8 @@ void peri__comm_release(peri__comm *comm)
     peri__free(comm);
 }
 
-peri_status peri__group_make(peri__comm *comm, peri_group *parent, const int32_t *ranks, int32_t n, const char *name, peri_group **out)
+peri_status peri__group_make(peri__comm *comm, peri_group *parent, const int32_t *ranks, int32_t n, const char *name,
+                             peri_group **out)
 {
     peri_group *g = peri__alloc_zero(sizeof *g);
     int32_t *copy = peri__alloc(sizeof *copy * (size_t)n);
@@ -60,17 +61,20 @@ peri_status peri__group_make(peri__comm *comm, peri_group *parent, const int32_t
     return PERI_OK;
 }
 
-/* -- groups ------------------------------------------------------------------------------------------------------------------------ */
+/* -- groups -------------------------------------------------------------------------------------------------------- */
 
 static peri_status check_ranks(peri_group *parent, const int32_t *ranks, int32_t n, const char *name)
 {
     if (n < 1 || n > parent->size)
-        return peri__fail(PERI_EINVAL, "peri_group_new: %d ranks for group '%.40s', allowed: 1..%d", n, name, parent->size);
+        return peri__fail(PERI_EINVAL, "peri_group_new: %d ranks for group '%.40s', allowed: 1..%d", n, name,
+                          parent->size);
     for (int32_t i = 0; i < n; i++) {
         if (ranks[i] < 0 || ranks[i] >= parent->size)
-            return peri__fail(PERI_EINVAL, "peri_group_new: rank %d for group '%.40s', allowed: 0..%d", ranks[i], name, parent->size - 1);
+            return peri__fail(PERI_EINVAL, "peri_group_new: rank %d for group '%.40s', allowed: 0..%d", ranks[i], name,
+                              parent->size - 1);
         for (int32_t k = 0; k < i; k++)
-            if (ranks[k] == ranks[i]) return peri__fail(PERI_EINVAL, "peri_group_new: rank %d twice for group '%.40s'", ranks[i], name);
+            if (ranks[k] == ranks[i])
+                return peri__fail(PERI_EINVAL, "peri_group_new: rank %d twice for group '%.40s'", ranks[i], name);
     }
     return PERI_OK;
 }
@@ -172,7 +176,8 @@ peri_status peri_group_cross_node(peri_group *parent, peri_group **out)
         }
         if (count != parent->local_size) {
             status = peri__fail(PERI_EINVAL,
-                                "peri_group_cross_node: node %d holds %d ranks of group '%s' and node %d holds %d, allowed: equal numbers",
+                                "peri_group_cross_node: node %d holds %d ranks of group '%s' and node %d holds %d, "
+                                "allowed: equal numbers",
                                 comm->node[comm->rank], parent->local_size, parent->name, node, count);
             goto out;
         }
@@ -212,7 +217,7 @@ void peri_group_release(peri_group *group)
     }
 }
 
-/* -- asking ---------------------------------------------------------------------------------------------------------------------- */
+/* -- asking -------------------------------------------------------------------------------------------------------- */
 
 int32_t peri_group_rank(const peri_group *group) { return group ? group->rank : -1; }
 int32_t peri_group_size(const peri_group *group) { return group ? group->size : 0; }
@@ -257,7 +262,8 @@ peri_status peri_group_channel_set(peri_group *group, int32_t channel)
 {
     PERI_NEED(group);
     if (channel < 0 || channel >= PERI_CHANNEL_COUNT)
-        return peri__fail(PERI_EINVAL, "peri_group_channel_set: channel %d, allowed: 0..%d", channel, PERI_CHANNEL_COUNT - 1);
+        return peri__fail(PERI_EINVAL, "peri_group_channel_set: channel %d, allowed: 0..%d", channel,
+                          PERI_CHANNEL_COUNT - 1);
     group->channel = channel;
     return PERI_OK;
 }
@@ -271,7 +277,7 @@ peri_status peri_group_timeout_set(peri_group *group, double seconds)
     return PERI_OK;
 }
 
-/* -- health ---------------------------------------------------------------------------------------------------------------------- */
+/* -- health -------------------------------------------------------------------------------------------------------- */
 
 void peri__comm_lose(peri__comm *comm, peri_status status)
 {
@@ -295,12 +301,14 @@ peri_status peri__group_check(const char *function, peri_group *group)
 {
     if (!group) return peri__fail(PERI_EINVAL, "%s: no group (is this rank a member?)", function);
     if (group->comm->size > 1 && group->comm->forks != peri__forks())
-        return peri__fail(PERI_EUNSUPPORTED, "%s: group '%s' is of the process that this one was forked from; only that one may use it",
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s: group '%s' is of the process that this one was forked from; only that one may use it",
                           function, group->name);
     for (const peri_group *g = group; g; g = g->parent) {
         if (g->failed != PERI_OK) {
             if (!g->comm->stepping) (void)peri__comm_lost(g->comm); /* told here */
-            return peri__fail(PERI_EABORTED, "%s: group '%s' was given up: %s", function, g->name, g->failure ? g->failure : "");
+            return peri__fail(PERI_EABORTED, "%s: group '%s' was given up: %s", function, g->name,
+                              g->failure ? g->failure : "");
         }
         if (g->closed) return peri__fail(PERI_ECLOSED, "%s: group '%s' was closed", function, g->name);
     }
@@ -366,17 +374,22 @@ static void drop(peri__channel *c, uint64_t sequence)
     memmove(c->taken + at, c->taken + at + 1, sizeof *c->taken * (size_t)(c->n - at));
 }
 
-void peri__group_posted(peri_group *group, int32_t channel, uint64_t sequence) { drop(&group->channels[channel], sequence); }
+void peri__group_posted(peri_group *group, int32_t channel, uint64_t sequence)
+{
+    drop(&group->channels[channel], sequence);
+}
 
 void peri__group_skip(peri_group *group, int32_t channel, uint64_t sequence)
 {
     drop(&group->channels[channel], sequence);
-    if (group->sequence - sequence < PERI_COLL_NUMBERS) group->numbers.what[sequence % PERI_COLL_NUMBERS] |= PERI_COLL_SPARE;
+    if (group->sequence - sequence < PERI_COLL_NUMBERS)
+        group->numbers.what[sequence % PERI_COLL_NUMBERS] |= PERI_COLL_SPARE;
     if (group->records)
-        group->records[sequence % PERI_RECORD_MOST] = (peri__coll_record){.op = {.kind = PERI_COLL_KIND_COUNT, .sequence = sequence}};
+        group->records[sequence % PERI_RECORD_MOST] =
+            (peri__coll_record){.op = {.kind = PERI_COLL_KIND_COUNT, .sequence = sequence}};
 }
 
-/* -- the recorder ------------------------------------------------------------------------------------------------------------------ */
+/* -- the recorder -------------------------------------------------------------------------------------------------- */
 
 uint64_t peri__record_first(const peri_group *group)
 {
@@ -390,12 +403,13 @@ bool peri__record_line(const peri_group *group, uint64_t sequence, int64_t now_n
     bool here = r->op.sequence == sequence; /* else: reserved, not posted yet */
     if (!here || r->op.kind == PERI_COLL_KIND_COUNT) {
         const int32_t channel = group->numbers.what[sequence % PERI_COLL_NUMBERS] & (PERI_COLL_SPARE - 1);
-        snprintf(text, len, "operation %llu: not %s, on channel %s", (unsigned long long)sequence, here ? "needed" : "posted yet",
-                 peri_coll_channel_name(channel));
+        snprintf(text, len, "operation %llu: not %s, on channel %s", (unsigned long long)sequence,
+                 here ? "needed" : "posted yet", peri_coll_channel_name(channel));
         return here;
     }
     peri_coll_op_text(&r->op, group->size, what, sizeof what);
-    if (r->send_sum || r->recv_sum) snprintf(sums, sizeof sums, ", %lld out, %lld in", (long long)r->send_sum, (long long)r->recv_sum);
+    if (r->send_sum || r->recv_sum)
+        snprintf(sums, sizeof sums, ", %lld out, %lld in", (long long)r->send_sum, (long long)r->recv_sum);
     if (r->done_ns)
         snprintf(end, sizeof end, "%s after %.6f s", r->status == PERI_OK ? "done" : peri_status_name(r->status),
                  (double)(r->done_ns - r->posted_ns) * 1e-9);

@@ -2,9 +2,9 @@
  *
  * kjt_exchange.c: KeyedJaggedTensors from the ranks that read them to the ranks that look them up.
  *
- * Two phases. One message announces the sizes of all kjts of a call (rows and ids of every key); the tensors of each kjt follow as soon as
- * its receivers know them, whether anybody waits or not. The first and the last rank's own part lies at an end of their tensors: it is left
- * out of the exchange and placed from where it is.
+ * Two phases. One message announces the sizes of all kjts of a call (rows and ids of every key); the tensors of each
+ * kjt follow as soon as its receivers know them, whether anybody waits or not. The first and the last rank's own part
+ * lies at an end of their tensors: it is left out of the exchange and placed from where it is.
  */
 #include "announce.h"
 #include "kjt_layout.h"
@@ -49,7 +49,7 @@ typedef struct tensors {
 
 static const char name[] = "peri_exchange_kjts";
 
-/* -- announcements --------------------------------------------------------------------------------------------------------------------- */
+/* -- announcements ------------------------------------------------------------------------------------------------- */
 
 static int32_t keys_of(const item *t, int32_t rank) { return t->first_key[rank + 1] - t->first_key[rank]; }
 
@@ -74,7 +74,8 @@ static peri_status differ(void *sizes_, int32_t other, const char *texts, const 
     (void)texts, (void)bytes;
     const sizes *s = sizes_;
     return peri__fail(PERI_EMISMATCH,
-                      "%s: rank %d exchanges something else than rank %d: keys, key splits, dtypes, weights, stagger and the kind of batch "
+                      "%s: rank %d exchanges something else than rank %d: keys, key splits, dtypes, weights, stagger "
+                      "and the kind of batch "
                       "must be equal on all ranks",
                       name, other, s->base.group->rank);
 }
@@ -191,7 +192,7 @@ static void sizes_fini(peri_work *work)
 
 static const peri__work_vtab sizes_vtab = {.name = "kjt sizes", .step = sizes_step, .fini = sizes_fini};
 
-/* -- tensors --------------------------------------------------------------------------------------------------------------------------- */
+/* -- tensors ------------------------------------------------------------------------------------------------------- */
 
 /** Number of the operation that carries a part. */
 static uint64_t sequence_of(const tensors *w, int part)
@@ -200,15 +201,22 @@ static uint64_t sequence_of(const tensors *w, int part)
 }
 
 /** Post one part whose receiver is the result's own tensor. @runs: room for keys x ranks. */
-static peri_status post_placed(tensors *w, const item *t, int part, const int64_t *out, const int64_t *in, peri_k_run *runs)
+static peri_status post_placed(tensors *w, const item *t, int part, const int64_t *out, const int64_t *in,
+                               peri_k_run *runs)
 {
     const peri__kjt_layout *l = t->layout;
     bool lengths = part == PERI_PART_LENGTHS;
     peri_tensor *whole = t->tensors[part], *to;
     PERI_TRY(peri_tensor_new(peri__device(whole), whole->dtype, 1, lengths ? &l->total_rows : &l->total_ids, &to));
     peri__kjt_layout_places(l, !lengths, runs);
-    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_IDS, .sequence = sequence_of(w, part), .out = out,
-                             .in = in, .to = to, .runs = runs, .n_runs = (int64_t)l->keys->count * l->ranks};
+    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL,
+                             .channel = PERI_CHANNEL_IDS,
+                             .sequence = sequence_of(w, part),
+                             .out = out,
+                             .in = in,
+                             .to = to,
+                             .runs = runs,
+                             .n_runs = (int64_t)l->keys->count * l->ranks};
     peri_status status = peri__transfer_post(w->base.group, whole, &a, &w->parts[part]);
     peri_tensor_release(to);
     return status;
@@ -226,7 +234,10 @@ static peri_status post_part(tensors *w, const item *t, int part, const int64_t 
     int64_t skip = apart && g->rank == 0 ? peri__numel(whole) - sent : 0;
     PERI_TRY(peri__tensor_view(whole, 1, &sent, NULL, whole->offset + skip, &send));
     if (apart) w->own_first[part == PERI_PART_LENGTHS ? 0 : 1] = g->rank == 0 ? 0 : sent;
-    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_IDS, .sequence = sequence_of(w, part), .out = out,
+    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL,
+                             .channel = PERI_CHANNEL_IDS,
+                             .sequence = sequence_of(w, part),
+                             .out = out,
                              .in = in};
     peri_status status = peri__transfer_post(g, send, &a, &w->parts[part]);
     peri_tensor_release(send);
@@ -302,21 +313,24 @@ static void tensors_fini(peri_work *work)
 
 static const peri__work_vtab tensors_vtab = {.name = "kjt tensors", .step = tensors_step, .fini = tensors_fini};
 
-/* -- the call -------------------------------------------------------------------------------------------------------------------------- */
+/* -- the call ------------------------------------------------------------------------------------------------------ */
 
 static peri_status check_item(peri_group *g, const peri_kjt_exchange_args *a)
 {
     if (!a->kjt || !a->key_splits) return peri__fail(PERI_EINVAL, "%s: no %s", name, a->kjt ? "key_splits" : "kjt");
     int64_t sum = 0;
     for (int32_t r = 0; r < g->size; r++) {
-        if (a->key_splits[r] < 0) return peri__fail(PERI_EINVAL, "%s: %d keys for rank %d, allowed: 0 and more", name, a->key_splits[r], r);
+        if (a->key_splits[r] < 0)
+            return peri__fail(PERI_EINVAL, "%s: %d keys for rank %d, allowed: 0 and more", name, a->key_splits[r], r);
         sum += a->key_splits[r];
     }
     if (sum != a->kjt->keys->count)
-        return peri__fail(PERI_EINVAL, "%s: the key splits sum to %lld, the kjt has %d keys", name, (long long)sum, a->kjt->keys->count);
+        return peri__fail(PERI_EINVAL, "%s: the key splits sum to %lld, the kjt has %d keys", name, (long long)sum,
+                          a->kjt->keys->count);
     if (a->stagger < 1 || g->size % a->stagger)
         return peri__fail(PERI_EINVAL, "%s: stagger %d, allowed: divisors of the %d ranks", name, a->stagger, g->size);
-    if (a->kjt->values->ndim != 1) return peri__fail(PERI_EINVAL, "%s: values of %d dimensions, allowed: 1", name, a->kjt->values->ndim);
+    if (a->kjt->values->ndim != 1)
+        return peri__fail(PERI_EINVAL, "%s: values of %d dimensions, allowed: 1", name, a->kjt->values->ndim);
     return PERI_OK;
 }
 
@@ -374,7 +388,8 @@ static peri_status give_up(peri_group *g, sizes *s, peri_work **out, int32_t mad
     return g->size > 1 ? peri__group_fail(g, status) : status;
 }
 
-peri_status peri_exchange_kjts(peri_group *g, const peri_kjt_exchange_args *args, int32_t n, peri_work **splits, peri_work **out)
+peri_status peri_exchange_kjts(peri_group *g, const peri_kjt_exchange_args *args, int32_t n, peri_work **splits,
+                               peri_work **out)
 {
     PERI_NEED(args);
     peri_work *work;
@@ -419,14 +434,16 @@ peri_status peri_exchange_kjt_result(peri_work *exchange, peri_kjt **out)
     return PERI_OK;
 }
 
-peri_status peri_exchange_kjt_splits(peri_work *exchange, int64_t *stride_per_rank, int64_t *input_splits, int64_t *output_splits)
+peri_status peri_exchange_kjt_splits(peri_work *exchange, int64_t *stride_per_rank, int64_t *input_splits,
+                                     int64_t *output_splits)
 {
     PERI_NEED(exchange);
     PERI_NEED(output_splits);
     static const char f[] = "peri_exchange_kjt_splits";
     tensors *w = (tensors *)exchange;
     if (exchange->vtab != &tensors_vtab) return peri__fail(PERI_EINVAL, "%s: this work is no exchange of a kjt", f);
-    if (w->sizes->base.status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the sizes are not known yet; wait for them", f);
+    if (w->sizes->base.status != PERI_OK)
+        return peri__fail(PERI_EINVAL, "%s: the sizes are not known yet; wait for them", f);
     const item *t = &w->sizes->items[w->index];
     const peri__kjt_layout *l = t->layout;
     for (int32_t r = 0; r < exchange->group->size; r++) {

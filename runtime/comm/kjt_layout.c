@@ -27,9 +27,11 @@ static peri_status read_rank(peri__kjt_layout *l, int32_t r, const int64_t *word
         return peri__fail(PERI_EFORMAT, "%s: rank %d announced a batch of %lld rows", f, r, (long long)l->stride[r]);
     for (int64_t k = 0; k < n; k++) {
         int64_t rows = words[PERI_ANNOUNCE_WORDS + 2 * k], ids = words[PERI_ANNOUNCE_WORDS + 2 * k + 1];
-        bool legal = rows >= 0 && ids >= 0 && rows <= most - l->total_rows && ids <= most - l->total_ids && (rows > 0 || ids == 0);
+        bool legal = rows >= 0 && ids >= 0 && rows <= most - l->total_rows && ids <= most - l->total_ids &&
+                     (rows > 0 || ids == 0);
         if (!legal || (!l->variable && rows != l->stride[r]))
-            return peri__fail(PERI_EFORMAT, "%s: rank %d announced %lld rows with %lld ids of key '%.200s' in a batch of %lld", f, r,
+            return peri__fail(PERI_EFORMAT,
+                              "%s: rank %d announced %lld rows with %lld ids of key '%.200s' in a batch of %lld", f, r,
                               (long long)rows, (long long)ids, l->keys->names[k], (long long)l->stride[r]);
         l->rows[r * n + k] = rows;
         l->ids[r * n + k] = ids;
@@ -41,8 +43,8 @@ static peri_status read_rank(peri__kjt_layout *l, int32_t r, const int64_t *word
     return PERI_OK;
 }
 
-peri_status peri__kjt_layout_new(peri_keys *keys, int32_t ranks, int32_t rank, int32_t stagger, bool variable, const int64_t *words,
-                                  peri__kjt_layout **out)
+peri_status peri__kjt_layout_new(peri_keys *keys, int32_t ranks, int32_t rank, int32_t stagger, bool variable,
+                                 const int64_t *words, peri__kjt_layout **out)
 {
     peri__kjt_layout *l = peri__alloc_zero(sizeof *l);
     if (!l) return PERI_ENOMEM;
@@ -64,7 +66,8 @@ peri_status peri__kjt_layout_new(peri_keys *keys, int32_t ranks, int32_t rank, i
         PERI_TRY_GOTO(read_rank(l, r, words + r * (PERI_ANNOUNCE_WORDS + 2 * n)), out);
         batch += l->stride[r];
         if (batch > (int64_t)1 << MOST_BITS) {
-            status = peri__fail(PERI_EFORMAT, "peri_exchange_kjts: the ranks announced a batch of %lld rows", (long long)batch);
+            status = peri__fail(PERI_EFORMAT, "peri_exchange_kjts: the ranks announced a batch of %lld rows",
+                                (long long)batch);
             goto out;
         }
     }
@@ -90,10 +93,11 @@ void peri__kjt_layout_places(const peri__kjt_layout *l, bool ids, peri_k_run *ru
     }
 }
 
-/* -- building -------------------------------------------------------------------------------------------------------------------------- */
+/* -- building ------------------------------------------------------------------------------------------------------ */
 
 /** Runs of lengths and, behind them, of ids, in the order of the result. */
-static void list_runs(const peri__kjt_layout *l, bool own_apart, const int64_t own_first[2], peri_k_run *runs, int64_t *at)
+static void list_runs(const peri__kjt_layout *l, bool own_apart, const int64_t own_first[2], peri_k_run *runs,
+                      int64_t *at)
 {
     int64_t n = l->keys->count, all = n * l->ranks;
     const int64_t *counts[2] = {l->rows, l->ids};
@@ -108,13 +112,15 @@ static void list_runs(const peri__kjt_layout *l, bool own_apart, const int64_t o
         }
         for (int64_t t = 0; t < all; t++) {
             int64_t s = l->recat[t];
-            runs[part * all + t] = (peri_k_run){.to = to, .from = at[s], .n = counts[part][s], .own = own_apart && s / n == l->rank};
+            runs[part * all + t] =
+                (peri_k_run){.to = to, .from = at[s], .n = counts[part][s], .own = own_apart && s / n == l->rank};
             to += counts[part][s];
         }
     }
 }
 
-static peri_status upload_runs(const peri__kjt_layout *l, peri_device *device, const int64_t own_first[2], peri_tensor **out)
+static peri_status upload_runs(const peri__kjt_layout *l, peri_device *device, const int64_t own_first[2],
+                               peri_tensor **out)
 {
     int64_t all = (int64_t)l->keys->count * l->ranks;
     peri_k_run *runs = peri__alloc(sizeof *runs * (size_t)(2 * all + 1));
@@ -129,13 +135,16 @@ static peri_status upload_runs(const peri__kjt_layout *l, peri_device *device, c
     return status;
 }
 
-static peri_status place(const peri__kjt_layout *l, const peri_tensor *received, const peri_tensor *own, const peri_tensor *runs,
-                         bool ids, peri_tensor **out)
+static peri_status place(const peri__kjt_layout *l, const peri_tensor *received, const peri_tensor *own,
+                         const peri_tensor *runs, bool ids, peri_tensor **out)
 {
-    int64_t all = (int64_t)l->keys->count * l->ranks, bytes = (ids ? l->total_ids : l->total_rows) * peri_dtype_size(received->dtype);
+    int64_t all = (int64_t)l->keys->count * l->ranks,
+            bytes = (ids ? l->total_ids : l->total_rows) * peri_dtype_size(received->dtype);
     int64_t past = peri__tune(PERI__TUNE_copy_past);
     PERI_TRY(peri_tensor_new(peri__device(received), received->dtype, 1, ids ? &l->total_ids : &l->total_rows, out));
-    peri_k_route_place_args args = {.dst = peri__data(*out), .received = peri__data(received), .own = own ? peri__data(own) : NULL,
+    peri_k_route_place_args args = {.dst = peri__data(*out),
+                                    .received = peri__data(received),
+                                    .own = own ? peri__data(own) : NULL,
                                     .runs = (const peri_k_run *)peri__data(runs) + (ids ? all : 0),
                                     .width = peri_dtype_size(received->dtype),
                                     .past = past > 0 && 2 * bytes >= past}; /* as much is read as is written */
@@ -150,8 +159,10 @@ static peri_status compare(const peri__kjt_layout *l, peri_kjt *k)
         int64_t ids = 0;
         for (int32_t r = 0; r < l->ranks; r++) ids += l->ids[r * n + i];
         if (k->length_per_key[i] != ids)
-            return peri__fail(PERI_EFORMAT, "peri_exchange_kjts: the ranks announced %lld ids of key '%.200s', its lengths sum to %lld",
-                              (long long)ids, l->keys->names[i], (long long)k->length_per_key[i]);
+            return peri__fail(
+                PERI_EFORMAT,
+                "peri_exchange_kjts: the ranks announced %lld ids of key '%.200s', its lengths sum to %lld",
+                (long long)ids, l->keys->names[i], (long long)k->length_per_key[i]);
     }
     return PERI_OK;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * comm/kjt_layout.h (L3): what ranks announce of the KeyedJaggedTensors that they exchange, and the kjt that the receiver makes of the
- * parts. No function here communicates.
+ * comm/kjt_layout.h (L3): what ranks announce of the KeyedJaggedTensors that they exchange, and the kjt that the
+ * receiver makes of the parts. No function here communicates.
  */
 #ifndef PERI_COMM_KJT_LAYOUT_H
 #define PERI_COMM_KJT_LAYOUT_H
@@ -9,7 +9,8 @@
 #include "../tensor/jagged_internal.h"
 #include "../../kernels/route.h"
 
-/** Words that one rank announces of a kjt to another. Two words follow for each key that the latter gets: its rows and its ids. */
+/** Words that one rank announces of a kjt to another. Two words follow for each key that the latter gets: its rows and
+ *  its ids. */
 enum {
     PERI_ANNOUNCE_STRIDE = 0, /* rows of the batch */
     PERI_ANNOUNCE_WORDS = 1
@@ -30,19 +31,21 @@ typedef struct peri__kjt_layout {
     int64_t total_rows, total_ids;
 } peri__kjt_layout;
 
-/** Read the announcements of all ranks: @words [ranks][PERI_ANNOUNCE_WORDS + 2 keys]. PERI_EFORMAT names the rank. @out new. */
-peri_status peri__kjt_layout_new(peri_keys *keys, int32_t ranks, int32_t rank, int32_t stagger, bool variable, const int64_t *words,
-                                  peri__kjt_layout **out);
+/** Read the announcements of all ranks: @words [ranks][PERI_ANNOUNCE_WORDS + 2 keys]. PERI_EFORMAT names the rank. @out
+ *  new. */
+peri_status peri__kjt_layout_new(peri_keys *keys, int32_t ranks, int32_t rank, int32_t stagger, bool variable,
+                                 const int64_t *words, peri__kjt_layout **out);
 void peri__kjt_layout_release(peri__kjt_layout *layout);
 
 /** Where what comes belongs: keys x ranks runs, by rank, then key; of lengths, or of @ids (and weights). */
 void peri__kjt_layout_places(const peri__kjt_layout *layout, bool ids, peri_k_run *runs);
 
-/** Make the result of the parts. @received[part]: what came, by rank, then key (NULL weights: none). If @own_first[0] >= 0 the own part is
- *  not among them but in @own[part], from row own_first[0] (lengths) and own_first[1] (values, weights) on. Lengths that do not fit the
- *  announcements are PERI_EFORMAT where the host can see them at once; elsewhere the result's sync finds malformed ones.
+/** Make the result of the parts. @received[part]: what came, by rank, then key (NULL weights: none). If @own_first[0]
+ *  >= 0 the own part is not among them but in @own[part], from row own_first[0] (lengths) and own_first[1] (values,
+ *  weights) on. Lengths that do not fit the announcements are PERI_EFORMAT where the host can see them at once;
+ *  elsewhere the result's sync finds malformed ones.
  *  @placed: the parts in @received are the result's already (peri__kjt_layout_places). @out new. */
-peri_status peri__kjt_layout_build(const peri__kjt_layout *layout, peri_tensor *const *received, peri_tensor *const *own,
-                                   const int64_t own_first[2], bool placed, peri_kjt **out);
+peri_status peri__kjt_layout_build(const peri__kjt_layout *layout, peri_tensor *const *received,
+                                   peri_tensor *const *own, const int64_t own_first[2], bool placed, peri_kjt **out);
 
 #endif

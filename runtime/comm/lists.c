@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lists.c: all-to-all of what is no buffer in rank order: lists of tensors, and blocks of a tensor along a dimension (TPU AllToAll).
+ * lists.c: all-to-all of what is no buffer in rank order: lists of tensors, and blocks of a tensor along a dimension
+ * (TPU AllToAll).
  *
- * Both are a *plan*: two sides, each a list of blocks by rank; a block is a tensor of a list, or a slice of one. Forward sends the blocks
- * of side 0 and receives those of side 1, backward the other way round. Blocks that lie one after the other in memory already, like the
+ * Both are a *plan*: two sides, each a list of blocks by rank; a block is a tensor of a list, or a slice of one.
+ * Forward sends the blocks of side 0 and receives those of side 1, backward the other way round. Blocks that lie one
+ * after the other in memory already, like the
  * pieces of one tensor cut into chunks, travel from where they are; others are packed and unpacked.
  */
 #include "transfer.h"
@@ -54,11 +56,13 @@ static void plan_fini(peri__trip *trip)
 static void plan_release(plan *p) { peri__trip_release(&p->trip); }
 
 /** A plan for @tensors[side] tensors a side: everything in one block. */
-static peri_status plan_new(peri_group *group, const peri_tensor *like, const int32_t *tensors, uint64_t tag, plan **out)
+static peri_status plan_new(peri_group *group, const peri_tensor *like, const int32_t *tensors, uint64_t tag,
+                            plan **out)
 {
     size_t w = (size_t)group->size, bytes = sizeof(plan);
     for (int s = 0; s < 2; s++)
-        bytes += w * (sizeof(block) + sizeof(int64_t)) + (size_t)tensors[s] * (PERI_MAX_DIMS * sizeof(int64_t) + sizeof(int32_t)) + w + 16;
+        bytes += w * (sizeof(block) + sizeof(int64_t)) +
+                 (size_t)tensors[s] * (PERI_MAX_DIMS * sizeof(int64_t) + sizeof(int32_t)) + w + 16;
     plan *p = peri__alloc_zero(bytes);
     if (!p) return PERI_ENOMEM;
     int64_t *at = (int64_t *)(p + 1);
@@ -102,7 +106,7 @@ static void plan_block(side *s, int32_t rank, block b)
     s->total += n;
 }
 
-/* -- packing ------------------------------------------------------------------------------------------------------------------------ */
+/* -- packing ------------------------------------------------------------------------------------------------------- */
 
 /** The block's elements in its tensor @t. */
 static peri_status block_view(const block *b, peri_tensor *t, peri_tensor **out)
@@ -155,7 +159,8 @@ static peri_status in_place(const plan *p, const side *s, peri_tensor *const *te
     return first ? peri__tensor_view(first, 1, &s->total, NULL, begin, out) : PERI_OK;
 }
 
-/** Copy between the parts of @flat and the tensors, @to_flat or back. Tensors that are NULL count as zeros, or are left out. */
+/** Copy between the parts of @flat and the tensors, @to_flat or back. Tensors that are NULL count as zeros, or are left
+ *  out. */
 static peri_status move(const plan *p, const side *s, peri_tensor *const *tensors, peri_tensor *flat, bool to_flat)
 {
     int64_t at = 0;
@@ -173,7 +178,8 @@ static peri_status move(const plan *p, const side *s, peri_tensor *const *tensor
     return PERI_OK;
 }
 
-/** Send the tensors of side @from; @into (may be NULL) are tensors of the other side into which the transport may write. */
+/** Send the tensors of side @from; @into (may be NULL) are tensors of the other side into which the transport may
+ *  write. */
 static peri_status send(plan *p, int from, peri_tensor *const *tensors, peri_tensor *const *into, passage *w)
 {
     const side *out = &p->sides[from], *in = &p->sides[1 - from];
@@ -185,13 +191,18 @@ static peri_status send(plan *p, int from, peri_tensor *const *tensors, peri_ten
         PERI_TRY_GOTO(move(p, out, tensors, sent, true), out);
     }
     if (into) PERI_TRY_GOTO(in_place(p, in, into, &to), out);
-    if (to && to->storage == sent->storage && to->offset < sent->offset + out->total && sent->offset < to->offset + in->total) {
+    if (to && to->storage == sent->storage && to->offset < sent->offset + out->total &&
+        sent->offset < to->offset + in->total) {
         peri_tensor_release(to); /* they overlap */
         to = NULL;
     }
     w->packed = !to;
-    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .channel = p->group->channel, .tag = p->tag, .out = out->counts,
-                             .in = in->counts, .to = to};
+    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL,
+                             .channel = p->group->channel,
+                             .tag = p->tag,
+                             .out = out->counts,
+                             .in = in->counts,
+                             .to = to};
     status = peri__transfer_post(p->group, sent, &a, &w->transfer);
 out:
     peri_tensor_release(sent);
@@ -209,7 +220,7 @@ static peri_status receive(plan *p, int to, peri_tensor *const *tensors, passage
     return status;
 }
 
-/* -- the tape ---------------------------------------------------------------------------------------------------------------------- */
+/* -- the tape ------------------------------------------------------------------------------------------------------ */
 
 static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
 {
@@ -225,13 +236,13 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
     if (status != PERI_OK) return status;
     for (int32_t i = 0; i < in->tensors; i++)
         if (peri__needs(leave, i))
-            PERI_TRY(peri_tensor_new(p->device, p->dtype, in->ndims[i], in->shapes + (size_t)i * PERI_MAX_DIMS, &grad_in[i]));
+            PERI_TRY(peri_tensor_new(p->device, p->dtype, in->ndims[i], in->shapes + (size_t)i * PERI_MAX_DIMS,
+                                     &grad_in[i]));
     return receive(p, 0, grad_in, &p->back);
 }
 
-static const peri__trip_vtab plan_vtab = {
-    PERI__TRIP_NODES("all_to_all of lists", "result of all_to_all of lists", 0), .set_out = set_out, .come_back = come_back,
-    .fini = plan_fini};
+static const peri__trip_vtab plan_vtab = {PERI__TRIP_NODES("all_to_all of lists", "result of all_to_all of lists", 0),
+                                          .set_out = set_out, .come_back = come_back, .fini = plan_fini};
 
 static peri_status record(plan *p, peri_tensor *const *inputs, peri_tensor *const *outputs)
 {
@@ -242,7 +253,7 @@ static peri_status record(plan *p, peri_tensor *const *inputs, peri_tensor *cons
     return status;
 }
 
-/* -- works --------------------------------------------------------------------------------------------------------------------------- */
+/* -- works --------------------------------------------------------------------------------------------------------- */
 
 typedef struct lists_work {
     peri_work base;
@@ -268,11 +279,13 @@ static void lists_fini(peri_work *work)
 static const peri__work_vtab lists_vtab = {.name = "all_to_all of lists", .step = lists_step, .fini = lists_fini};
 
 /** Post the plan (taken) and record it if wanted. */
-static peri_status start(plan *p, peri_tensor *const *inputs, peri_tensor *const *outputs, bool recorded, peri_work **out)
+static peri_status start(plan *p, peri_tensor *const *inputs, peri_tensor *const *outputs, bool recorded,
+                         peri_work **out)
 {
     peri_work *work;
     int32_t n = p->sides[1].tensors;
-    peri_status status = peri__work_new(sizeof(lists_work) + sizeof(peri_tensor *) * (size_t)n, &lists_vtab, p->group, p->device, &work);
+    peri_status status =
+        peri__work_new(sizeof(lists_work) + sizeof(peri_tensor *) * (size_t)n, &lists_vtab, p->group, p->device, &work);
     if (status < 0) {
         plan_release(p);
         return status;
@@ -302,9 +315,10 @@ static peri_status start(plan *p, peri_tensor *const *inputs, peri_tensor *const
     return PERI_OK;
 }
 
-/* -- lists ----------------------------------------------------------------------------------------------------------------------------- */
+/* -- lists --------------------------------------------------------------------------------------------------------- */
 
-static peri_status check_lists(const char *f, peri_group *group, peri_tensor *const *outputs, peri_tensor *const *inputs, bool recorded)
+static peri_status check_lists(const char *f, peri_group *group, peri_tensor *const *outputs,
+                               peri_tensor *const *inputs, bool recorded)
 {
     char a[128], what[48];
     PERI_TRY(peri__group_check(f, group));
@@ -318,18 +332,19 @@ static peri_status check_lists(const char *f, peri_group *group, peri_tensor *co
         PERI_TRY(peri__check_tensor(f, what, t, inputs[0]->dtype, -1));
         PERI_TRY(peri__check_same_device(f, inputs[0], t));
         if (on_tape)
-            return peri__fail(PERI_EINVAL, "%s: %s (%s) is on the tape already; a recorded exchange makes it a result of its own", f, what,
-                              peri__tensor_text(t, a, sizeof a));
+            return peri__fail(PERI_EINVAL,
+                              "%s: %s (%s) is on the tape already; a recorded exchange makes it a result of its own", f,
+                              what, peri__tensor_text(t, a, sizeof a));
     }
     int32_t r = group->rank;
     if (peri__numel(inputs[r]) != peri__numel(outputs[r]))
-        return peri__fail(PERI_EINVAL, "%s: rank %d has %lld elements for itself and expects %lld", f, r, (long long)peri__numel(inputs[r]),
-                          (long long)peri__numel(outputs[r]));
+        return peri__fail(PERI_EINVAL, "%s: rank %d has %lld elements for itself and expects %lld", f, r,
+                          (long long)peri__numel(inputs[r]), (long long)peri__numel(outputs[r]));
     return PERI_OK;
 }
 
-peri_status peri_coll_all_to_all_list(peri_group *group, peri_tensor *const *outputs, peri_tensor *const *inputs, bool recorded,
-                                      uint64_t tag, peri_work **out)
+peri_status peri_coll_all_to_all_list(peri_group *group, peri_tensor *const *outputs, peri_tensor *const *inputs,
+                                      bool recorded, uint64_t tag, peri_work **out)
 {
     PERI_NEED(outputs);
     PERI_NEED(inputs);
@@ -348,27 +363,31 @@ peri_status peri_coll_all_to_all_list(peri_group *group, peri_tensor *const *out
     return start(p, inputs, outputs, recorded && real, out);
 }
 
-/* -- blocks along a dimension ----------------------------------------------------------------------------------------------------- */
+/* -- blocks along a dimension -------------------------------------------------------------------------------------- */
 
 /** Check that the assignment is a partition of the group, and find this rank's row. */
-static peri_status find_row(const char *f, const peri_group *group, const peri_tpu_all_to_all_args *args, const int32_t **row)
+static peri_status find_row(const char *f, const peri_group *group, const peri_tpu_all_to_all_args *args,
+                            const int32_t **row)
 {
     const int32_t *a = args->group_assignment;
     if (args->groups < 1 || args->replicas < 1 || (int64_t)args->groups * args->replicas != group->size)
-        return peri__fail(PERI_EINVAL, "%s: a group_assignment of %d x %d for the %d ranks of group '%s', allowed: each rank once", f,
-                          args->groups, args->replicas, group->size, group->name);
+        return peri__fail(PERI_EINVAL,
+                          "%s: a group_assignment of %d x %d for the %d ranks of group '%s', allowed: each rank once",
+                          f, args->groups, args->replicas, group->size, group->name);
     for (int32_t i = 0; i < group->size; i++) {
         if (a[i] < 0 || a[i] >= group->size)
             return peri__fail(PERI_EINVAL, "%s: rank %d in group_assignment, allowed: 0..%d", f, a[i], group->size - 1);
         for (int32_t k = 0; k < i; k++)
-            if (a[k] == a[i]) return peri__fail(PERI_EINVAL, "%s: rank %d twice in group_assignment, allowed: each rank once", f, a[i]);
+            if (a[k] == a[i])
+                return peri__fail(PERI_EINVAL, "%s: rank %d twice in group_assignment, allowed: each rank once", f,
+                                  a[i]);
         if (a[i] == group->rank) *row = a + i / args->replicas * args->replicas;
     }
     return PERI_OK;
 }
 
-peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *input, const peri_tpu_all_to_all_args *args, peri_tensor **output,
-                                     peri_work **out)
+peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *input, const peri_tpu_all_to_all_args *args,
+                                     peri_tensor **output, peri_work **out)
 {
     PERI_NEED(group);
     PERI_NEED(input);
@@ -384,12 +403,13 @@ peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *input, cons
     PERI_TRY(peri__check_tensor(f, "the input", input, -1, -1));
     PERI_TRY(find_row(f, group, args, &row));
     if (n != args->replicas)
-        return peri__fail(PERI_EINVAL, "%s: split_count is %d, allowed: the %d ranks of a row of group_assignment", f, n, args->replicas);
+        return peri__fail(PERI_EINVAL, "%s: split_count is %d, allowed: the %d ranks of a row of group_assignment", f,
+                          n, args->replicas);
     PERI_TRY(peri__dim(f, input, args->split_dimension, &split));
     PERI_TRY(peri__dim(f, input, args->concat_dimension, &concat));
     if (input->shape[split] % n != 0)
-        return peri__fail(PERI_EINVAL, "%s: %s of the input %s does not divide by split_count %d", f, peri__dim_text(split, &words),
-                          peri__tensor_text(input, text, sizeof text), n);
+        return peri__fail(PERI_EINVAL, "%s: %s of the input %s does not divide by split_count %d", f,
+                          peri__dim_text(split, &words), peri__tensor_text(input, text, sizeof text), n);
     int64_t shape[PERI_MAX_DIMS];
     memcpy(shape, input->shape, sizeof shape);
     shape[split] /= n;

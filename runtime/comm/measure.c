@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * measure.c: the choices about copies between ranks of one machine, measured: each thread stands for a rank, and the system's calls are
- * those of ranks, from this process to itself. Ranks of one thread that measure at the same time see each other's traffic.
+ * measure.c: the choices about copies between ranks of one machine, measured: each thread stands for a rank, and the
+ * system's calls are those of ranks, from this process to itself. Ranks of one thread that measure at the same time see
+ * each other's traffic.
  */
 #include "../base/tune.h"
 
@@ -12,8 +13,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* Bytes of a huge page; that all threads copy in a pass, of as many they read; that are copied in a pass about who copies, by each thread:
- * they stay in caches; of one call, as a rank claims them. */
+/* Bytes of a huge page; that all threads copy in a pass, of as many they read; that are copied in a pass about who
+ * copies, by each thread: they stay in caches; of one call, as a rank claims them. */
 enum { HUGE_PAGE = 2 << 20, ALL_BYTES = 24 << 20, NEAR_BYTES = 1 << 20, CLAIM = 1 << 20, MOST_THREADS = 64 };
 /* Rows: bytes; of which that many come in one call. */
 enum { ROW = 2 << 10, MOST_ROWS = 512 };
@@ -25,7 +26,8 @@ typedef struct copies {
     int64_t part;   /* bytes of a thread */
     int32_t choice; /* that is measured */
     char *room[2];      /* where `from` and `to` are of the first pass */
-    int64_t turn, turns; /* passes copy other bytes, and begin anew only when the caches hold none of the first any more */
+    int64_t turn, turns; /* passes copy other bytes, and begin anew only when the caches hold none of the first any
+                            more */
     int64_t past, rows, step;
     bool by_sender, fill;
     atomic_int failed;
@@ -98,8 +100,13 @@ static bool receive_rows(const copies *m, int64_t i)
     for (int64_t at = 0, n; at < part; at += n) {
         n = peri__min(part - at, most);
         peri_k_run lines = {.n = ROW};
-        peri_k_route_place_args args = {.dst = to + 2 * at, .received = bounce, .runs = &lines, .width = 1, .lines = n / ROW,
-                                        .step = 2 * ROW, .past = m->rows == 2};
+        peri_k_route_place_args args = {.dst = to + 2 * at,
+                                        .received = bounce,
+                                        .runs = &lines,
+                                        .width = 1,
+                                        .lines = n / ROW,
+                                        .step = 2 * ROW,
+                                        .past = m->rows == 2};
         if (m->rows) {
             if (!move(true, bounce, from + at, n)) return false;
             peri_kernels_get()->fn[PERI_K_route_place](&args, 0, n / ROW);

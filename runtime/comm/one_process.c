@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * one_process.c: the exchanges of one process that has several devices: a batch goes to all of them, and what they made of it to one.
+ * one_process.c: the exchanges of one process that has several devices: a batch goes to all of them, and what they made
+ * of it to one.
  */
 #include "comm_internal.h"
 
@@ -11,7 +12,8 @@
 
 static const char *const one_to_all = "peri_exchange_kjt_one_to_all", *const all_to_one = "peri_exchange_all_to_one";
 
-peri_status peri_exchange_kjt_one_to_all(peri_kjt *kjt, const int32_t *key_splits, peri_device *const *devices, int32_t n, peri_kjt **out)
+peri_status peri_exchange_kjt_one_to_all(peri_kjt *kjt, const int32_t *key_splits, peri_device *const *devices,
+                                         int32_t n, peri_kjt **out)
 {
     PERI_NEED(kjt);
     PERI_NEED(key_splits);
@@ -43,8 +45,9 @@ static peri_status check_sum(peri_tensor *const *parts, int32_t n)
         bool same = parts[i]->dtype == parts[0]->dtype && parts[i]->ndim == parts[0]->ndim;
         for (int32_t d = 0; same && d < parts[0]->ndim; d++) same = parts[i]->shape[d] == parts[0]->shape[d];
         if (!same)
-            return peri__fail(PERI_EINVAL, "%s: part %d is %s, part 0 %s; only equal shapes and dtypes are added up", all_to_one, i,
-                              peri__tensor_text(parts[i], other, sizeof other), peri__tensor_text(parts[0], first, sizeof first));
+            return peri__fail(PERI_EINVAL, "%s: part %d is %s, part 0 %s; only equal shapes and dtypes are added up",
+                              all_to_one, i, peri__tensor_text(parts[i], other, sizeof other),
+                              peri__tensor_text(parts[0], first, sizeof first));
     }
     return PERI_OK;
 }
@@ -66,14 +69,15 @@ static peri_status sum(peri_tensor *const *parts, int32_t n, peri_tensor **out)
     return PERI_OK;
 }
 
-peri_status peri_exchange_all_to_one(peri_tensor *const *parts, int32_t n, peri_device *device, int32_t merge, int32_t dim,
-                                     peri_tensor **out)
+peri_status peri_exchange_all_to_one(peri_tensor *const *parts, int32_t n, peri_device *device, int32_t merge,
+                                     int32_t dim, peri_tensor **out)
 {
     PERI_NEED(parts);
     PERI_NEED(out);
     if (n < 1) return peri__fail(PERI_EINVAL, "%s: %d parts, allowed: 1 and more", all_to_one, n);
     if (merge < 0 || merge >= PERI_MERGE_COUNT)
-        return peri__fail(PERI_EINVAL, "%s: merge %d, allowed: 0..%d (PERI_MERGE_*)", all_to_one, merge, PERI_MERGE_COUNT - 1);
+        return peri__fail(PERI_EINVAL, "%s: merge %d, allowed: 0..%d (PERI_MERGE_*)", all_to_one, merge,
+                          PERI_MERGE_COUNT - 1);
     for (int32_t i = 0; i < n; i++)
         if (!parts[i]) return peri__fail(PERI_EINVAL, "%s: part %d is NULL", all_to_one, i);
     peri_tensor **here = peri__alloc_zero(sizeof *here * (size_t)n);

@@ -20,12 +20,14 @@ static peri_status check_output(const char *function, peri_group *group, const p
     PERI_TRY(peri__group_check(function, group));
     PERI_TRY(peri__check_tensor(function, "the output", output, -1, -1));
     if (!peri__contiguous(output))
-        return peri__fail(PERI_EINVAL, "%s: the output %s is not contiguous", function, peri__tensor_text(output, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: the output %s is not contiguous", function,
+                          peri__tensor_text(output, text, sizeof text));
     return PERI_OK;
 }
 
 /** Checks of an operation from one tensor to another; @rows: both are cut into rows of one size. */
-static peri_status check_pair(const char *function, peri_group *group, const peri_tensor *output, const peri_tensor *input, bool rows)
+static peri_status check_pair(const char *function, peri_group *group, const peri_tensor *output,
+                              const peri_tensor *input, bool rows)
 {
     char a[128], b[128];
     PERI_TRY(check_output(function, group, output));
@@ -33,8 +35,8 @@ static peri_status check_pair(const char *function, peri_group *group, const per
     PERI_TRY(peri__check_same_device(function, output, input));
     if (rows && row_of(output) != row_of(input))
         return peri__fail(PERI_EINVAL, "%s: rows of the output %s hold %lld elements, of the input %s %lld", function,
-                          peri__tensor_text(output, a, sizeof a), (long long)row_of(output), peri__tensor_text(input, b, sizeof b),
-                          (long long)row_of(input));
+                          peri__tensor_text(output, a, sizeof a), (long long)row_of(output),
+                          peri__tensor_text(input, b, sizeof b), (long long)row_of(input));
     if (output->storage == input->storage && peri__contiguous(input)) {
         int64_t x = output->offset, y = input->offset;
         if (x < y + peri__numel(input) && y < x + peri__numel(output))
@@ -46,7 +48,8 @@ static peri_status check_pair(const char *function, peri_group *group, const per
 static peri_status check_reduce(const char *function, const peri_tensor *t, int32_t reduce)
 {
     if (reduce < 0 || reduce >= PERI_REDUCE_COUNT)
-        return peri__fail(PERI_EINVAL, "%s: reduce operator %d, allowed: PERI_REDUCE_SUM, _MIN, _MAX", function, reduce);
+        return peri__fail(PERI_EINVAL, "%s: reduce operator %d, allowed: PERI_REDUCE_SUM, _MIN, _MAX", function,
+                          reduce);
     bool complex = t->dtype == PERI_C64 || t->dtype == PERI_C128;
     if (complex && reduce != PERI_REDUCE_SUM)
         return peri__fail(PERI_EINVAL, "%s: %s has no order, allowed: sum", function, peri_dtype_name(t->dtype));
@@ -56,27 +59,28 @@ static peri_status check_reduce(const char *function, const peri_tensor *t, int3
 }
 
 /** Check rows[size] (>= 0) against the rows of @t, and turn them into elements. */
-static peri_status elements(const char *function, const char *what, const peri_group *g, const int64_t *rows, const peri_tensor *t,
-                            int64_t *out)
+static peri_status elements(const char *function, const char *what, const peri_group *g, const int64_t *rows,
+                            const peri_tensor *t, int64_t *out)
 {
     char text[128];
     int64_t sum = 0, row = row_of(t);
     if (!rows) return peri__fail(PERI_EINVAL, "%s: no %s splits", function, what);
     for (int32_t i = 0; i < g->size; i++) {
         if (rows[i] < 0)
-            return peri__fail(PERI_EINVAL, "%s: %lld rows for rank %d in the %s splits, allowed: 0 and more", function, (long long)rows[i],
-                              i, what);
+            return peri__fail(PERI_EINVAL, "%s: %lld rows for rank %d in the %s splits, allowed: 0 and more", function,
+                              (long long)rows[i], i, what);
         sum += rows[i];
         out[i] = rows[i] * row;
     }
     if (sum != rows_of(t))
-        return peri__fail(PERI_EINVAL, "%s: the %s splits sum to %lld rows, the %s %s has %lld", function, what, (long long)sum, what,
-                          peri__tensor_text(t, text, sizeof text), (long long)rows_of(t));
+        return peri__fail(PERI_EINVAL, "%s: the %s splits sum to %lld rows, the %s %s has %lld", function, what,
+                          (long long)sum, what, peri__tensor_text(t, text, sizeof text), (long long)rows_of(t));
     return PERI_OK;
 }
 
 /** Post @op, whose channel and dtype are those of the group and the tensors, with @input made contiguous. */
-static peri_status post_pair(peri_group *group, peri_coll_op *op, peri_tensor *output, peri_tensor *input, peri_work **out)
+static peri_status post_pair(peri_group *group, peri_coll_op *op, peri_tensor *output, peri_tensor *input,
+                             peri_work **out)
 {
     peri_tensor *flat;
     bool before = peri_grad_enable(false);
@@ -110,7 +114,7 @@ static void counts_fini(counts *c)
     if (c->send != c->fixed) peri__free(c->send);
 }
 
-/* -- operations without splits ------------------------------------------------------------------------------------------------------- */
+/* -- operations without splits ------------------------------------------------------------------------------------- */
 
 peri_status peri_coll_barrier(peri_group *group, uint64_t tag, peri_work **out)
 {
@@ -132,7 +136,8 @@ peri_status peri_coll_broadcast(peri_group *group, peri_tensor *tensor, int32_t 
     return peri__coll_post(group, &op, NULL, tensor, out);
 }
 
-static peri_status all_reduce(peri_group *group, int32_t channel, peri_tensor *tensor, int32_t reduce, uint64_t tag, peri_work **out)
+static peri_status all_reduce(peri_group *group, int32_t channel, peri_tensor *tensor, int32_t reduce, uint64_t tag,
+                              peri_work **out)
 {
     PERI_NEED(out);
     PERI_TRY(check_output("peri_coll_all_reduce", group, tensor));
@@ -153,20 +158,21 @@ peri_status peri__coll_sum_gradients(peri_group *group, peri_tensor *tensor, uin
     return all_reduce(group, PERI_CHANNEL_DENSE, tensor, PERI_REDUCE_SUM, tag, out);
 }
 
-/* -- equal parts --------------------------------------------------------------------------------------------------------------------- */
+/* -- equal parts --------------------------------------------------------------------------------------------------- */
 
 /** The operations on equal parts: @whole has size(group) times the elements of @part. */
-static peri_status equal_parts(const char *function, peri_group *group, const peri_tensor *whole, const peri_tensor *part, int64_t *count)
+static peri_status equal_parts(const char *function, peri_group *group, const peri_tensor *whole,
+                               const peri_tensor *part, int64_t *count)
 {
     char a[128], b[128];
     *count = peri__numel(part);
     if (peri__numel(whole) == *count * group->size) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: %s is not %d times %s", function, peri__tensor_text(whole, a, sizeof a), group->size,
-                      peri__tensor_text(part, b, sizeof b));
+    return peri__fail(PERI_EINVAL, "%s: %s is not %d times %s", function, peri__tensor_text(whole, a, sizeof a),
+                      group->size, peri__tensor_text(part, b, sizeof b));
 }
 
-static peri_status equal_op(const char *function, int32_t kind, peri_group *group, peri_tensor *output, peri_tensor *input, int32_t reduce,
-                            uint64_t tag, peri_work **out)
+static peri_status equal_op(const char *function, int32_t kind, peri_group *group, peri_tensor *output,
+                            peri_tensor *input, int32_t reduce, uint64_t tag, peri_work **out)
 {
     char text[128];
     int64_t count;
@@ -174,7 +180,8 @@ static peri_status equal_op(const char *function, int32_t kind, peri_group *grou
     else if (kind == PERI_COLL_REDUCE_SCATTER) PERI_TRY(equal_parts(function, group, input, output, &count));
     else {
         if (peri__numel(output) != peri__numel(input) || rows_of(input) % group->size != 0)
-            return peri__fail(PERI_EINVAL, "%s: input %s, allowed: rows divisible by %d, and an output of the same size", function,
+            return peri__fail(PERI_EINVAL,
+                              "%s: input %s, allowed: rows divisible by %d, and an output of the same size", function,
                               peri__tensor_text(input, text, sizeof text), group->size);
         count = peri__numel(input) / group->size;
     }
@@ -189,29 +196,32 @@ static peri_status equal_op(const char *function, int32_t kind, peri_group *grou
     return status;
 }
 
-peri_status peri_coll_all_gather(peri_group *group, peri_tensor *output, peri_tensor *input, uint64_t tag, peri_work **out)
+peri_status peri_coll_all_gather(peri_group *group, peri_tensor *output, peri_tensor *input, uint64_t tag,
+                                 peri_work **out)
 {
     PERI_TRY(check_pair("peri_coll_all_gather", group, output, input, false));
     return equal_op("peri_coll_all_gather", PERI_COLL_ALL_GATHER, group, output, input, 0, tag, out);
 }
 
-peri_status peri_coll_reduce_scatter(peri_group *group, peri_tensor *output, peri_tensor *input, int32_t reduce, uint64_t tag,
-                                     peri_work **out)
+peri_status peri_coll_reduce_scatter(peri_group *group, peri_tensor *output, peri_tensor *input, int32_t reduce,
+                                     uint64_t tag, peri_work **out)
 {
     PERI_TRY(check_pair("peri_coll_reduce_scatter", group, output, input, false));
     PERI_TRY(check_reduce("peri_coll_reduce_scatter", input, reduce));
     return equal_op("peri_coll_reduce_scatter", PERI_COLL_REDUCE_SCATTER, group, output, input, reduce, tag, out);
 }
 
-peri_status peri_coll_all_to_all(peri_group *group, peri_tensor *output, peri_tensor *input, uint64_t tag, peri_work **out)
+peri_status peri_coll_all_to_all(peri_group *group, peri_tensor *output, peri_tensor *input, uint64_t tag,
+                                 peri_work **out)
 {
     PERI_TRY(check_pair("peri_coll_all_to_all", group, output, input, false));
     return equal_op("peri_coll_all_to_all", PERI_COLL_ALL_TO_ALL, group, output, input, 0, tag, out);
 }
 
-/* -- parts of any size ----------------------------------------------------------------------------------------------------------------- */
+/* -- parts of any size --------------------------------------------------------------------------------------------- */
 
-static peri_status check_own_rows(const char *function, const peri_group *g, const char *what, const peri_tensor *t, int64_t rows)
+static peri_status check_own_rows(const char *function, const peri_group *g, const char *what, const peri_tensor *t,
+                                  int64_t rows)
 {
     char text[128];
     if (rows_of(t) == rows) return PERI_OK;
@@ -219,8 +229,8 @@ static peri_status check_own_rows(const char *function, const peri_group *g, con
                       peri__tensor_text(t, text, sizeof text), (long long)rows);
 }
 
-peri_status peri_coll_all_gather_v(peri_group *group, peri_tensor *output, peri_tensor *input, const int64_t *rows, uint64_t tag,
-                                   peri_work **out)
+peri_status peri_coll_all_gather_v(peri_group *group, peri_tensor *output, peri_tensor *input, const int64_t *rows,
+                                   uint64_t tag, peri_work **out)
 {
     static const char function[] = "peri_coll_all_gather_v";
     PERI_TRY(check_pair(function, group, output, input, true));
@@ -237,8 +247,8 @@ out:
     return status;
 }
 
-peri_status peri_coll_reduce_scatter_v(peri_group *group, peri_tensor *output, peri_tensor *input, const int64_t *rows, int32_t reduce,
-                                       uint64_t tag, peri_work **out)
+peri_status peri_coll_reduce_scatter_v(peri_group *group, peri_tensor *output, peri_tensor *input, const int64_t *rows,
+                                       int32_t reduce, uint64_t tag, peri_work **out)
 {
     static const char function[] = "peri_coll_reduce_scatter_v";
     PERI_TRY(check_pair(function, group, output, input, true));

@@ -20,7 +20,8 @@ static peri_status check_list(const char *f, const char *what, const int64_t *li
     if (!list && n) return peri__fail(PERI_EINVAL, "%s: no %s", f, what);
     for (int64_t i = 0; i < n; i++) {
         if (list[i] < 0 || list[i] > (int64_t)1 << 40)
-            return peri__fail(PERI_EINVAL, "%s: %s[%lld] is %lld, allowed: 0..2^40", f, what, (long long)i, (long long)list[i]);
+            return peri__fail(PERI_EINVAL, "%s: %s[%lld] is %lld, allowed: 0..2^40", f, what, (long long)i,
+                              (long long)list[i]);
         *hash = peri__hash_mix(*hash, (uint64_t)list[i]);
     }
     return PERI_OK;
@@ -30,26 +31,27 @@ static peri_status check_rows(const char *f, const char *what, const peri_tensor
 {
     char text[128];
     if (t->ndim >= 1 && t->shape[0] == rows) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: the input is %s, the %s take %lld rows", f, peri__tensor_text(t, text, sizeof text), what,
-                      (long long)rows);
+    return peri__fail(PERI_EINVAL, "%s: the input is %s, the %s take %lld rows", f,
+                      peri__tensor_text(t, text, sizeof text), what, (long long)rows);
 }
 
-/* -- all to all ---------------------------------------------------------------------------------------------------------------------- */
+/* -- all to all ---------------------------------------------------------------------------------------------------- */
 
 peri_status peri_exchange_alltoall_pooled(peri_group *g, peri_tensor *input, const int64_t *batch, const int64_t *dims,
                                           const peri_exchange_config *options, peri_work **out)
 {
     static const char f[] = "peri_exchange_alltoall_pooled";
     char text[128];
-    peri__flow_args a = {.function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_COLUMNS, .dims = dims, .options = options};
+    peri__flow_args a = {
+        .function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_COLUMNS, .dims = dims, .options = options};
     PERI_TRY(peri__group_check(f, g));
     PERI_TRY(peri__check_tensor(f, "the input", input, -1, 2));
     PERI_TRY(check_list(f, "batch_size_per_rank", batch, g->size, &a.alike));
     PERI_TRY(check_list(f, "dim_sum_per_rank", dims, g->size, &a.alike));
     PERI_TRY(check_rows(f, "batch sizes", input, peri__sum(batch, g->size)));
     if (input->shape[1] != dims[g->rank])
-        return peri__fail(PERI_EINVAL, "%s: the input is %s, dim_sum_per_rank[%d] is %lld", f, peri__tensor_text(input, text, sizeof text),
-                          g->rank, (long long)dims[g->rank]);
+        return peri__fail(PERI_EINVAL, "%s: the input is %s, dim_sum_per_rank[%d] is %lld", f,
+                          peri__tensor_text(input, text, sizeof text), g->rank, (long long)dims[g->rank]);
     PERI_TRY(peri__flow_counts(g, &a.out, &a.in));
     for (int32_t i = 0; i < g->size; i++) {
         a.out[i] = batch[i] * dims[g->rank];
@@ -59,11 +61,13 @@ peri_status peri_exchange_alltoall_pooled(peri_group *g, peri_tensor *input, con
     return peri__flow_post(g, input, &a, out);
 }
 
-peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *g, peri_tensor *input, const peri_variable_batch_args *v,
+peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *g, peri_tensor *input,
+                                                         const peri_variable_batch_args *v,
                                                          const peri_exchange_config *options, peri_work **out)
 {
     static const char f[] = "peri_exchange_variable_batch_alltoall_pooled";
-    peri__flow_args a = {.function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_FLAT, .ndim = 1, .options = options};
+    peri__flow_args a = {
+        .function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_FLAT, .ndim = 1, .options = options};
     uint64_t own = 0;
     int64_t features = 0, first = 0, at = 0;
     PERI_TRY(peri__group_check(f, g));
@@ -77,7 +81,8 @@ peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *g, peri_ten
     }
     int64_t mine = v->features_per_rank[g->rank];
     PERI_TRY(check_list(f, "emb_dim_per_rank_per_feature", v->emb_dim_per_rank_per_feature, features, &a.alike));
-    PERI_TRY(check_list(f, "batch_size_per_rank_per_feature", v->batch_size_per_rank_per_feature, g->size * mine, &own));
+    PERI_TRY(
+        check_list(f, "batch_size_per_rank_per_feature", v->batch_size_per_rank_per_feature, g->size * mine, &own));
     PERI_TRY(check_list(f, "batch_size_per_feature_pre_a2a", v->batch_size_per_feature_pre_a2a, features, &own));
     PERI_TRY(peri__flow_counts(g, &a.out, &a.in));
     for (int32_t r = 0; r < g->size; r++) {
@@ -114,8 +119,8 @@ peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, i
     }
     PERI_TRY(check_list(f, "dim_sum_per_rank", dims, g->size, &a.alike));
     if (columns != dims[g->rank])
-        return peri__fail(PERI_EINVAL, "%s: the inputs have %lld columns, dim_sum_per_rank[%d] is %lld", f, (long long)columns, g->rank,
-                          (long long)dims[g->rank]);
+        return peri__fail(PERI_EINVAL, "%s: the inputs have %lld columns, dim_sum_per_rank[%d] is %lld", f,
+                          (long long)columns, g->rank, (long long)dims[g->rank]);
     int64_t rows = inputs[0]->shape[0];
     a.alike = peri__hash_mix(a.alike, (uint64_t)rows);
     peri_tensor *joined = inputs[0];
@@ -134,14 +139,17 @@ peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, i
     return status;
 }
 
-/* -- reduce-scatter, all-gather -------------------------------------------------------------------------------------------------------- */
+/* -- reduce-scatter, all-gather ------------------------------------------------------------------------------------ */
 
 /** Parts of @rows[i] rows of @input. */
-static peri_status scatter(const char *f, peri_group *g, peri_tensor *input, const int64_t *rows, const peri_exchange_config *options,
-                           peri_work **out)
+static peri_status scatter(const char *f, peri_group *g, peri_tensor *input, const int64_t *rows,
+                           const peri_exchange_config *options, peri_work **out)
 {
-    peri__flow_args a = {
-        .function = f, .kind = PERI_FLOW_REDUCE_SCATTER, .layout = PERI_LAYOUT_FLAT, .ndim = input->ndim, .options = options};
+    peri__flow_args a = {.function = f,
+                         .kind = PERI_FLOW_REDUCE_SCATTER,
+                         .layout = PERI_LAYOUT_FLAT,
+                         .ndim = input->ndim,
+                         .options = options};
     int64_t shape[PERI_MAX_DIMS], row = row_of(input);
     memcpy(shape, input->shape, sizeof shape);
     shape[0] = rows[g->rank];
@@ -161,8 +169,8 @@ static peri_status check_scatter(const char *f, peri_group *g, const peri_tensor
     return input->ndim ? PERI_OK : peri__fail(PERI_EINVAL, "%s: the input is a scalar", f);
 }
 
-peri_status peri_exchange_reduce_scatter_pooled(peri_group *g, peri_tensor *const *inputs, const peri_exchange_config *options,
-                                                peri_work **out)
+peri_status peri_exchange_reduce_scatter_pooled(peri_group *g, peri_tensor *const *inputs,
+                                                const peri_exchange_config *options, peri_work **out)
 {
     PERI_NEED(inputs);
     PERI_NEED(out);
@@ -180,16 +188,16 @@ peri_status peri_exchange_reduce_scatter_pooled(peri_group *g, peri_tensor *cons
     return status;
 }
 
-peri_status peri_exchange_reduce_scatter_base_pooled(peri_group *g, peri_tensor *input, const peri_exchange_config *options,
-                                                     peri_work **out)
+peri_status peri_exchange_reduce_scatter_base_pooled(peri_group *g, peri_tensor *input,
+                                                     const peri_exchange_config *options, peri_work **out)
 {
     PERI_NEED(out);
     static const char f[] = "peri_exchange_reduce_scatter_base_pooled";
     char text[128];
     PERI_TRY(check_scatter(f, g, input));
     if (input->shape[0] % g->size)
-        return peri__fail(PERI_EINVAL, "%s: the input is %s, allowed: rows divisible by %d", f, peri__tensor_text(input, text, sizeof text),
-                          g->size);
+        return peri__fail(PERI_EINVAL, "%s: the input is %s, allowed: rows divisible by %d", f,
+                          peri__tensor_text(input, text, sizeof text), g->size);
     int64_t *rows = peri__alloc(sizeof *rows * (size_t)g->size);
     if (!rows) return PERI_ENOMEM;
     for (int32_t i = 0; i < g->size; i++) rows[i] = input->shape[0] / g->size;
@@ -209,8 +217,9 @@ peri_status peri_exchange_reduce_scatter_v_pooled(peri_group *g, peri_tensor *in
     return scatter(f, g, input, input_splits, options, out);
 }
 
-peri_status peri_exchange_reduce_scatter_v_per_feature_pooled(peri_group *g, peri_tensor *input, int32_t n_features, const int64_t *batch,
-                                                              const int64_t *dims, const peri_exchange_config *options, peri_work **out)
+peri_status peri_exchange_reduce_scatter_v_per_feature_pooled(peri_group *g, peri_tensor *input, int32_t n_features,
+                                                              const int64_t *batch, const int64_t *dims,
+                                                              const peri_exchange_config *options, peri_work **out)
 {
     static const char f[] = "peri_exchange_reduce_scatter_v_per_feature_pooled";
     uint64_t hash = 0;
@@ -229,14 +238,18 @@ peri_status peri_exchange_reduce_scatter_v_per_feature_pooled(peri_group *g, per
     return status;
 }
 
-peri_status peri_exchange_all_gather_base_pooled(peri_group *g, peri_tensor *input, const peri_exchange_config *options, peri_work **out)
+peri_status peri_exchange_all_gather_base_pooled(peri_group *g, peri_tensor *input, const peri_exchange_config *options,
+                                                 peri_work **out)
 {
     PERI_NEED(g);
     PERI_NEED(input);
     PERI_NEED(out);
     static const char f[] = "peri_exchange_all_gather_base_pooled";
-    peri__flow_args a = {
-        .function = f, .kind = PERI_FLOW_ALL_GATHER, .layout = PERI_LAYOUT_FLAT, .ndim = input->ndim, .options = options};
+    peri__flow_args a = {.function = f,
+                         .kind = PERI_FLOW_ALL_GATHER,
+                         .layout = PERI_LAYOUT_FLAT,
+                         .ndim = input->ndim,
+                         .options = options};
     PERI_TRY(check_scatter(f, g, input));
     int64_t shape[PERI_MAX_DIMS], n = peri__numel(input);
     memcpy(shape, input->shape, sizeof shape);

@@ -2,17 +2,19 @@
  *
  * reducer.c: data-parallel gradients: averaged over a group in buckets that travel while the backward pass goes on.
  *
- * Gradients become ready roughly from the last parameter to the first, so buckets are filled in that order, and bucket k is posted when
- * it is complete and k-1 was posted: the same order on every rank, whatever the order in which its gradients became ready. The
- * buckets travel on a group of their own, because other exchanges of the pass may be posted before or after a bucket on different ranks.
+ * Gradients become ready roughly from the last parameter to the first, so buckets are filled in that order, and bucket
+ * k is posted when it is complete and k-1 was posted: the same order on every rank, whatever the order in which its
+ * gradients became ready. The buckets travel on a group of their own, because other exchanges of the pass may be posted
+ * before or after a bucket on different ranks.
  *
- * Nodes that make a parameter's gradient write it straight to its place in the bucket (peri__grad_new), where nothing is there yet; other
- * gradients are copied there. Afterwards the gradients are views of their buckets, so that one launch divides all of a bucket. Where
- * somebody still has such a gradient when the next pass begins to fill the bucket, the bucket gets other memory.
+ * Nodes that make a parameter's gradient write it straight to its place in the bucket (peri__grad_new), where nothing
+ * is there yet; other gradients are copied there. Afterwards the gradients are views of their buckets, so that one
+ * launch divides all of a bucket. Where somebody still has such a gradient when the next pass begins to fill the
+ * bucket, the bucket gets other memory.
  *
- * The tape ends each pass that reaches a parameter, or a node that the reducer watches, by waiting for the averages: nobody has to call
- * anything after it. A gradient that was already there (an average, if a pass before made it) is averaged along: means of means of the same
- * number of ranks are means.
+ * The tape ends each pass that reaches a parameter, or a node that the reducer watches, by waiting for the averages:
+ * nobody has to call anything after it. A gradient that was already there (an average, if a pass before made it) is
+ * averaged along: means of means of the same number of ranks are means.
  */
 #include "comm_internal.h"
 #include "../../kernels/convert.h"
@@ -46,7 +48,8 @@ struct peri_reducer {
     int64_t n, buckets, posted, done; /* done: buckets whose averages are the gradients */
     entry *entries;       /* in the order of the buckets: the last parameter first */
     bucket *bucket;
-    bool many;            /* the group that it was made for has several ranks; then it watches even without parameters */
+    bool many;            /* the group that it was made for has several ranks; then it watches even without
+                             parameters */
     bool off, deferred, finishing;
     peri_status failed;   /* of a callback, which cannot return it */
     char failure[PERI_MESSAGE_MAX];
@@ -106,15 +109,16 @@ static peri_status collect(entry *e)
     return PERI_OK;
 }
 
-/** A node is about to make a parameter's gradient: it may write it to its place, unless the gradient is in the bucket already, or what lies
- *  there is still somebody's. */
+/** A node is about to make a parameter's gradient: it may write it to its place, unless the gradient is in the bucket
+ *  already, or what lies there is still somebody's. */
 static peri_status offer(void *ctx, peri_tensor *leaf, bool *free)
 {
     entry *e = ctx;
     peri_reducer *r = e->reducer;
     bucket *b = &r->bucket[e->bucket];
     *free = false;
-    if (r->off || r->failed != PERI_OK || r->finishing || e->ready || e->lent || leaf->grad || e->bucket < r->posted) return PERI_OK;
+    if (r->off || r->failed != PERI_OK || r->finishing || e->ready || e->lent || leaf->grad || e->bucket < r->posted)
+        return PERI_OK;
     if (held(r, b)) {
         if (b->missing < b->count) return PERI_OK; /* only an empty bucket gets other memory */
         for (int64_t i = 0; i < b->count; i++)
@@ -141,40 +145,49 @@ static void on_ready(void *ctx, peri_tensor *leaf)
     peri_reducer *r = e->reducer;
     if (r->off || r->failed != PERI_OK || !leaf->grad) return;
     if (r->finishing || (e->ready && e->bucket < r->posted)) {
-        remember(r, peri__fail(PERI_EINVAL, "peri_reducer: parameter %lld got a gradient while the average of another backward pass was on "
-                                            "its way, or after one that failed half way; run passes one after the other to their ends",
-                               (long long)(r->n - 1 - (e - r->entries))));
+        remember(r, peri__fail(
+                        PERI_EINVAL,
+                        "peri_reducer: parameter %lld got a gradient while the average of another backward pass was on "
+                        "its way, or after one that failed half way; run passes one after the other to their ends",
+                        (long long)(r->n - 1 - (e - r->entries))));
         return;
     }
     if (remember(r, collect(e)) >= 0) remember(r, post_complete(r));
 }
 
-/* -- making ---------------------------------------------------------------------------------------------------------------------- */
+/* -- making -------------------------------------------------------------------------------------------------------- */
 
 static peri_status check_params(peri_tensor *const *params, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         PERI_TRY(peri__check_float("peri_reducer_new", "a parameter", params[i]));
         if (params[i]->node)
-            return peri__fail(PERI_EINVAL, "peri_reducer_new: parameter %lld is the result of an operation, not a leaf", (long long)i);
-        if (params[i]->ready) return peri__fail(PERI_EINVAL, "peri_reducer_new: parameter %lld already belongs to a reducer", (long long)i);
+            return peri__fail(PERI_EINVAL, "peri_reducer_new: parameter %lld is the result of an operation, not a leaf",
+                              (long long)i);
+        if (params[i]->ready)
+            return peri__fail(PERI_EINVAL, "peri_reducer_new: parameter %lld already belongs to a reducer",
+                              (long long)i);
         for (int64_t k = 0; k < i; k++)
             if (params[k] == params[i])
-                return peri__fail(PERI_EINVAL, "peri_reducer_new: parameters %lld and %lld are the same", (long long)k, (long long)i);
+                return peri__fail(PERI_EINVAL, "peri_reducer_new: parameters %lld and %lld are the same", (long long)k,
+                                  (long long)i);
     }
     return PERI_OK;
 }
 
-/** Bytes of a bucket, @wanted at most (0: the default): also small models are cut in parts, of which most travel under the pass. */
+/** Bytes of a bucket, @wanted at most (0: the default): also small models are cut in parts, of which most travel under
+ *  the pass. */
 static int64_t bucket_limit(const peri_reducer *r, int64_t wanted)
 {
     int64_t bytes = 0, limit = wanted ? wanted : DEFAULT_BYTES;
-    for (int64_t i = 0; i < r->n; i++) bytes += peri__numel(r->entries[i].leaf) * peri_dtype_size(r->entries[i].leaf->dtype);
+    for (int64_t i = 0; i < r->n; i++)
+        bytes += peri__numel(r->entries[i].leaf) * peri_dtype_size(r->entries[i].leaf->dtype);
     return peri__min(limit, peri__max(bytes / PARTS, LEAST_BYTES));
 }
 
-/** Cut entries [begin, ...) into one bucket of about @limit bytes; returns its end. Vectors stay with the matrix behind them: it is mostly
- *  of the same layer, whose gradients are ready together, and a bucket sets out when its last one is. */
+/** Cut entries [begin, ...) into one bucket of about @limit bytes; returns its end. Vectors stay with the matrix behind
+ *  them: it is mostly of the same layer, whose gradients are ready together, and a bucket sets out when its last one
+ *  is. */
 static int64_t cut(const peri_reducer *r, int64_t begin, int64_t limit)
 {
     const peri_tensor *first = r->entries[begin].leaf;
@@ -213,7 +226,10 @@ static peri_status make_group(peri_group *parent, peri_group **out)
     return status;
 }
 
-static peri_reducer *of_ending(peri__ending *ending) { return (peri_reducer *)((char *)ending - offsetof(peri_reducer, ending)); }
+static peri_reducer *of_ending(peri__ending *ending)
+{
+    return (peri_reducer *)((char *)ending - offsetof(peri_reducer, ending));
+}
 static peri_status finish_ending(peri__ending *ending);
 
 static void fini(peri__ending *ending)
@@ -228,7 +244,8 @@ static void fini(peri__ending *ending)
         peri_work_release(r->bucket[i].work);
         peri_tensor_release(r->bucket[i].flat);
     }
-    if (r->bucket && r->buckets < r->n) peri_tensor_release(r->bucket[r->buckets].flat); /* of a bucket that was not finished */
+    /* of a bucket that was not finished */
+    if (r->bucket && r->buckets < r->n) peri_tensor_release(r->bucket[r->buckets].flat);
     peri_group_release(r->group);
     peri__free(r->entries);
     peri__free(r->bucket);
@@ -236,14 +253,15 @@ static void fini(peri__ending *ending)
     peri__free(r);
 }
 
-peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int64_t n, int64_t bucket_bytes, peri_reducer **out)
+peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int64_t n, int64_t bucket_bytes,
+                             peri_reducer **out)
 {
     if (n > 0) PERI_NEED(params);
     PERI_NEED(out);
     PERI_TRY(peri__group_check("peri_reducer_new", group));
     if (n < 0 || bucket_bytes < 0)
-        return peri__fail(PERI_EINVAL, "peri_reducer_new: %lld parameters, buckets of %lld bytes, allowed: 0 and more", (long long)n,
-                          (long long)bucket_bytes);
+        return peri__fail(PERI_EINVAL, "peri_reducer_new: %lld parameters, buckets of %lld bytes, allowed: 0 and more",
+                          (long long)n, (long long)bucket_bytes);
     PERI_TRY(check_params(params, n));
     peri_reducer *r = peri__alloc_zero(sizeof *r);
     if (!r) return PERI_ENOMEM;
@@ -286,7 +304,7 @@ out:
     return status;
 }
 
-/* -- finishing a pass -------------------------------------------------------------------------------------------------------------- */
+/* -- finishing a pass ---------------------------------------------------------------------------------------------- */
 
 /** The gradients become their parts of the bucket, divided by the number of ranks. */
 static peri_status write_back(peri_reducer *r, bucket *b)
@@ -350,7 +368,8 @@ peri_status peri_reducer_watch(peri_reducer *r, peri_tensor *t)
     PERI_NEED(r);
     PERI_NEED(t);
     if (!r->many || !t->node || t->node->ending == &r->ending) return PERI_OK;
-    if (t->node->ending) return peri__fail(PERI_EINVAL, "peri_reducer_watch: another reducer watches the tensor's operation");
+    if (t->node->ending)
+        return peri__fail(PERI_EINVAL, "peri_reducer_watch: another reducer watches the tensor's operation");
     peri__refs_add(&r->ending.refs);
     t->node->ending = &r->ending;
     return PERI_OK;

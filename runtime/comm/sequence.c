@@ -2,15 +2,15 @@
  *
  * sequence.c: rows of single ids on their way back to the ranks that asked for them.
  *
- * The ids of a kjt that was exchanged are ordered by key and then rank. Their rows are put back into the order by rank and then key in
- * which the ids came, travel, and arrive in the order in which the ids were sent.
+ * The ids of a kjt that was exchanged are ordered by key and then rank. Their rows are put back into the order by rank
+ * and then key in which the ids came, travel, and arrive in the order in which the ids were sent.
  */
 #include "exchange.h"
 #include "../../kernels/jagged.h"
 
 #include "../tensor/jagged_internal.h"
 
-/* -- from the order of keys to that of ranks ------------------------------------------------------------------------------------------ */
+/* -- from the order of keys to that of ranks ----------------------------------------------------------------------- */
 
 /** What the permutation and its gradient share. */
 typedef struct order {
@@ -64,7 +64,8 @@ static peri_status strides_by_rank(const peri_sequence_args *s, int32_t ranks, i
     return status;
 }
 
-static peri_status order_new(const char *f, const peri_group *g, peri_tensor *input, const peri_sequence_args *s, order **out)
+static peri_status order_new(const char *f, const peri_group *g, peri_tensor *input, const peri_sequence_args *s,
+                             order **out)
 {
     int64_t *strides = NULL, bags = 0;
     peri__bags b = {0};
@@ -72,7 +73,8 @@ static peri_status order_new(const char *f, const peri_group *g, peri_tensor *in
     peri_status status = o ? PERI_OK : PERI_ENOMEM;
     if (status >= 0 && s->stride_per_key_per_rank) status = strides_by_rank(s, g->size, &strides);
     if (status >= 0)
-        status = peri__recat_init(&o->recat, peri__device(input), s->features, g->size, s->stagger, s->batch_size_per_rank, strides);
+        status = peri__recat_init(&o->recat, peri__device(input), s->features, g->size, s->stagger,
+                                  s->batch_size_per_rank, strides);
     peri__free(strides);
     if (status >= 0) {
         bags = o->recat.bags[o->recat.segments];
@@ -93,7 +95,8 @@ static peri_status order_new(const char *f, const peri_group *g, peri_tensor *in
 }
 
 /** @input in the order of ranks, recorded. */
-static peri_status by_rank(const char *f, const peri_group *g, peri_tensor *input, const peri_sequence_args *s, peri_tensor **out)
+static peri_status by_rank(const char *f, const peri_group *g, peri_tensor *input, const peri_sequence_args *s,
+                           peri_tensor **out)
 {
     order *o;
     peri_tensor *flat = NULL, *moved = NULL;
@@ -124,7 +127,7 @@ out:
     return status;
 }
 
-/* -- the exchange ---------------------------------------------------------------------------------------------------------------------- */
+/* -- the exchange -------------------------------------------------------------------------------------------------- */
 
 static peri_status check_splits(const char *f, const char *what, const int64_t *splits, int32_t n, int64_t *sum)
 {
@@ -138,13 +141,15 @@ static peri_status check_splits(const char *f, const char *what, const int64_t *
     return PERI_OK;
 }
 
-static peri_status check_sequence(const char *f, const peri_group *g, const peri_tensor *input, const peri_sequence_args *s, int64_t *rows)
+static peri_status check_sequence(const char *f, const peri_group *g, const peri_tensor *input,
+                                  const peri_sequence_args *s, int64_t *rows)
 {
     char text[128];
     int64_t received, n = s->batch_size_per_rank ? g->size : (int64_t)s->features * g->size;
     const int64_t *strides = s->batch_size_per_rank ? s->batch_size_per_rank : s->stride_per_key_per_rank;
     if (s->features < 0 || s->stagger < 1 || g->size % s->stagger)
-        return peri__fail(PERI_EINVAL, "%s: %d features, stagger %d for %d ranks; wanted: 0 or more, and a divisor of the ranks", f,
+        return peri__fail(PERI_EINVAL,
+                          "%s: %d features, stagger %d for %d ranks; wanted: 0 or more, and a divisor of the ranks", f,
                           s->features, s->stagger, g->size);
     if (!s->batch_size_per_rank == !s->stride_per_key_per_rank)
         return peri__fail(PERI_EINVAL, "%s: either batch_size_per_rank or stride_per_key_per_rank is wanted", f);
@@ -166,7 +171,8 @@ peri_status peri_exchange_alltoall_sequence(peri_group *g, peri_tensor *input, c
 {
     PERI_NEED(s);
     static const char f[] = "peri_exchange_alltoall_sequence";
-    peri__flow_args a = {.function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_FLAT, .ndim = 2, .options = options};
+    peri__flow_args a = {
+        .function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_FLAT, .ndim = 2, .options = options};
     int64_t shape[2];
     PERI_TRY(peri__group_check(f, g));
     PERI_TRY(peri__check_tensor(f, "the input", input, -1, 2));
@@ -188,7 +194,7 @@ peri_status peri_exchange_alltoall_sequence(peri_group *g, peri_tensor *input, c
     return status;
 }
 
-/* -- from the order of buckets to that of ids ------------------------------------------------------------------------------------------ */
+/* -- from the order of buckets to that of ids ---------------------------------------------------------------------- */
 
 /** dst[i] = src[index[i]], row by row; @index i64 on the device. */
 static peri_status pick(const peri_tensor *src, const int64_t *index, peri_tensor **out)
@@ -199,8 +205,8 @@ static peri_status pick(const peri_tensor *src, const int64_t *index, peri_tenso
     for (int32_t d = 1; d < src->ndim; d++) width *= src->shape[d];
     peri_k_jagged_copy_args args = {.dst = peri__data(picked), .src = peri__data(src), .permute = index, .width = width,
                                     .segments = src->shape[0], .out_step = 1, .in_step = 1, .permute_dtype = PERI_I64};
-    peri_status status =
-        PERI_LAUNCH(peri__device(src), jagged_copy, &args, width ? src->shape[0] : 0, peri__max(1, (1 << 19) / peri__max(width, 1)));
+    peri_status status = PERI_LAUNCH(peri__device(src), jagged_copy, &args, width ? src->shape[0] : 0,
+                                     peri__max(1, (1 << 19) / peri__max(width, 1)));
     if (status < 0) peri_tensor_release(picked);
     else *out = picked;
     return status;
@@ -229,8 +235,8 @@ static peri_status both_ways(const char *f, peri_tensor *permutation, int64_t n,
     for (int64_t i = 0; i < n && status >= 0; i++) both[n + i] = -1;
     for (int64_t i = 0; i < n && status >= 0; i++) {
         if (both[i] < 0 || both[i] >= n || both[n + both[i]] >= 0)
-            status = peri__fail(PERI_EINVAL, "%s: permutation[%lld] is %lld, allowed: each of 0..%lld once", f, (long long)i,
-                                (long long)both[i], (long long)n - 1);
+            status = peri__fail(PERI_EINVAL, "%s: permutation[%lld] is %lld, allowed: each of 0..%lld once", f,
+                                (long long)i, (long long)both[i], (long long)n - 1);
         else both[n + both[i]] = i;
     }
     if (status >= 0) status = peri__upload_i64(peri__device(permutation), both, 2 * n, table);
@@ -247,7 +253,8 @@ peri_status peri_exchange_unbucketize(peri_tensor *rows, peri_tensor *permutatio
     PERI_TRY(peri__check_tensor(f, "the permutation", permutation, -1, 1));
     PERI_TRY(peri__check_same_device(f, rows, permutation));
     if (permutation->dtype != PERI_I64 && permutation->dtype != PERI_I32)
-        return peri__fail(PERI_EINVAL, "%s: the permutation is %s, allowed: i64, i32", f, peri_dtype_name(permutation->dtype));
+        return peri__fail(PERI_EINVAL, "%s: the permutation is %s, allowed: i64, i32", f,
+                          peri_dtype_name(permutation->dtype));
     if (rows->ndim < 1 || rows->shape[0] != permutation->shape[0])
         return peri__fail(PERI_EINVAL, "%s: a permutation of %lld for rows of %s", f, (long long)permutation->shape[0],
                           peri__tensor_text(rows, text, sizeof text));

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stage.c: host buffers through which device tensors travel when the transport takes host memory only, and the stream of those copies.
+ * stage.c: host buffers through which device tensors travel when the transport takes host memory only, and the stream
+ * of those copies.
  */
 #include "comm_internal.h"
 
 #include <stdatomic.h>
 
-enum { SMALLEST = 4096, KEEP = 256 << 20 }; /* bytes of the smallest buffer; bytes of unused buffers that a stage keeps */
+enum { SMALLEST = 4096, KEEP = 256 << 20 }; /* bytes of the smallest buffer; bytes of unused buffers that a stage
+                                               keeps */
 
 bool peri__stage_direct(const peri__comm *comm, const peri_device *device)
 {
@@ -55,7 +57,8 @@ static void buffer_free(peri__pinned *b)
     peri__free(b);
 }
 
-/** Buffers of worlds that were dropped while a copy still used them; whoever drops a world next looks whether it ended. */
+/** Buffers of worlds that were dropped while a copy still used them; whoever drops a world next looks whether it
+ *  ended. */
 static _Atomic(peri__pinned *) abandoned;
 
 static void abandon(peri__pinned *b)
@@ -142,7 +145,8 @@ void peri__stage_fini(peri__stage *stage)
         stage->free = b->next;
         buffer_free(b);
     }
-    while (stage->retiring) { /* a world that was dropped without close: a copy may still read these, and a finalizer must not wait */
+    /* a world that was dropped without close: a copy may still read these, and a finalizer must not wait */
+    while (stage->retiring) {
         peri__pinned *b = stage->retiring;
         stage->retiring = b->next;
         abandon(b);

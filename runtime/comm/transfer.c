@@ -9,7 +9,7 @@
 
 enum { GRAIN = 1 << 15 };
 
-/* -- division ---------------------------------------------------------------------------------------------------------------------- */
+/* -- division ------------------------------------------------------------------------------------------------------ */
 
 static atomic_int process_division = PERI_DIVISION_ON;
 
@@ -43,7 +43,7 @@ static peri_status divide(peri__transfer *t)
     return PERI_LAUNCH(peri__device(t->numbers), divide, &args, peri__numel(t->numbers), GRAIN);
 }
 
-/* -- codes ------------------------------------------------------------------------------------------------------------------------- */
+/* -- codes --------------------------------------------------------------------------------------------------------- */
 
 uint64_t peri__codec_hash(const peri_codec *codec)
 {
@@ -126,15 +126,21 @@ out:
     return status;
 }
 
-/* -- transfers --------------------------------------------------------------------------------------------------------------------- */
+/* -- transfers ----------------------------------------------------------------------------------------------------- */
 
 static peri_status post_plain(peri_group *group, peri_tensor *src, const peri__transfer_args *a, peri__transfer *t)
 {
     bool summed = a->kind == PERI_COLL_REDUCE_SCATTER;
     int64_t n = summed ? a->out[group->rank] : peri__sum(a->in, group->size);
     if (!t->numbers) PERI_TRY(peri_tensor_new(peri__device(src), src->dtype, 1, &n, &t->numbers));
-    peri_coll_op op = {.kind = a->kind, .dtype = src->dtype, .reduce = PERI_REDUCE_SUM, .channel = a->channel,
-                       .sequence = a->sequence, .tag = a->tag, .send_counts = a->out, .recv_counts = summed ? NULL : a->in};
+    peri_coll_op op = {.kind = a->kind,
+                       .dtype = src->dtype,
+                       .reduce = PERI_REDUCE_SUM,
+                       .channel = a->channel,
+                       .sequence = a->sequence,
+                       .tag = a->tag,
+                       .send_counts = a->out,
+                       .recv_counts = summed ? NULL : a->in};
     if (a->runs) {
         op.recv_runs = a->runs;
         op.n_recv_runs = a->n_runs;
@@ -167,9 +173,18 @@ static peri_status post_direct(peri_group *group, peri_tensor *src, const peri__
     if (!e) return PERI_ENOMEM;
     *e = (ends){d->release, d->ctx, d->fill ? t->numbers : src};
     peri_tensor_retain(e->other);
-    peri_coll_op op = {.kind = a->kind, .dtype = PERI_F32, .channel = a->channel, .sequence = a->sequence, .tag = a->tag,
-                       .send_counts = a->out, .recv_counts = a->in, .send = d->fill ? NULL : peri__data(src),
-                       .recv = d->take ? NULL : peri__data(t->numbers), .fill = d->fill, .take = d->take, .ctx = d->ctx};
+    peri_coll_op op = {.kind = a->kind,
+                       .dtype = PERI_F32,
+                       .channel = a->channel,
+                       .sequence = a->sequence,
+                       .tag = a->tag,
+                       .send_counts = a->out,
+                       .recv_counts = a->in,
+                       .send = d->fill ? NULL : peri__data(src),
+                       .recv = d->take ? NULL : peri__data(t->numbers),
+                       .fill = d->fill,
+                       .take = d->take,
+                       .ctx = d->ctx};
     d->retain(d->ctx);
     return peri__coll_post_host(group, &op, e, ends_release, &t->work);
 }
@@ -214,7 +229,7 @@ void peri__transfer_fini(peri__transfer *t)
     *t = (peri__transfer){0};
 }
 
-/* -- trips ------------------------------------------------------------------------------------------------------------------------- */
+/* -- trips --------------------------------------------------------------------------------------------------------- */
 
 void peri__trip_init(peri__trip *trip, const peri__trip_vtab *vtab, peri_group *group)
 {

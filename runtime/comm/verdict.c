@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verdict.c: see verdict.h. One number from each rank says whether somebody failed, and who; only then that rank sends its words.
+ * verdict.c: see verdict.h. One number from each rank says whether somebody failed, and who; only then that rank sends
+ * its words.
  */
 #include "verdict.h"
 
@@ -16,7 +17,8 @@ struct peri__verdict {
     peri__refs refs;           /* operations on their way hold one each: their buffers are here */
     peri_group *group;         /* retained */
     uint64_t number, text;     /* of the two operations */
-    int64_t failed;            /* this rank's part, then the largest of all: group size - rank of who failed, 0: nobody */
+    int64_t failed;            /* this rank's part, then the largest of all: group size - rank of who failed, 0:
+                                  nobody */
     bool explains, done;       /* the words are on their way; nothing is left to wait for */
     words words;
     peri_work *work;
@@ -62,8 +64,14 @@ static peri_status post(peri__verdict *v, peri_coll_op op)
 
 peri_status peri__verdict_post(peri__verdict *v)
 {
-    return post(v, (peri_coll_op){.kind = PERI_COLL_ALL_REDUCE, .dtype = PERI_I64, .reduce = PERI_REDUCE_MAX, .count = 1,
-                                  .recv = &v->failed, .send = &v->failed, .channel = PERI_CHANNEL_CONTROL, .sequence = v->number});
+    return post(v, (peri_coll_op){.kind = PERI_COLL_ALL_REDUCE,
+                                  .dtype = PERI_I64,
+                                  .reduce = PERI_REDUCE_MAX,
+                                  .count = 1,
+                                  .recv = &v->failed,
+                                  .send = &v->failed,
+                                  .channel = PERI_CHANNEL_CONTROL,
+                                  .sequence = v->number});
 }
 
 peri_status peri__verdict_test(peri__verdict *v)
@@ -77,9 +85,14 @@ peri_status peri__verdict_test(peri__verdict *v)
         if (v->done && !v->explains) peri__group_skip(v->group, PERI_CHANNEL_REPORTS, v->text);
         if (v->done) continue;
         v->explains = true;
-        PERI_TRY(post(v, (peri_coll_op){.kind = PERI_COLL_BROADCAST, .dtype = PERI_U8, .count = (int64_t)sizeof v->words,
-                                        .send = &v->words, .recv = &v->words, .root = v->group->size - (int32_t)v->failed,
-                                        .channel = PERI_CHANNEL_REPORTS, .sequence = v->text}));
+        PERI_TRY(post(v, (peri_coll_op){.kind = PERI_COLL_BROADCAST,
+                                        .dtype = PERI_U8,
+                                        .count = (int64_t)sizeof v->words,
+                                        .send = &v->words,
+                                        .recv = &v->words,
+                                        .root = v->group->size - (int32_t)v->failed,
+                                        .channel = PERI_CHANNEL_REPORTS,
+                                        .sequence = v->text}));
     }
     if (!v->failed) return PERI_OK;
     v->words.text[TEXT - 1] = 0;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * watch.c: what a rank waits for. While a world is watched every operation that ends is noted, and every stretch of time in which the rank
- * could not go on, with the operation whose end ended it. Numbers of operations are equal on all ranks, so that these can find out
- * afterwards who came last.
+ * watch.c: what a rank waits for. While a world is watched every operation that ends is noted, and every stretch of
+ * time in which the rank could not go on, with the operation whose end ended it. Numbers of operations are equal on all
+ * ranks, so that these can find out afterwards who came last.
  *
- * A wait begins when a loop that can do nothing but test says so. It ends with the first operation found complete by a test of that loop:
- * outside of any step, or in the step of the work that it waits for, whose phases are so told apart. What else completes meanwhile, in
- * steps of other works, ends no wait.
+ * A wait begins when a loop that can do nothing but test says so. It ends with the first operation found complete by a
+ * test of that loop: outside of any step, or in the step of the work that it waits for, whose phases are so told apart.
+ * What else completes meanwhile, in steps of other works, ends no wait.
  */
 #include "comm_internal.h"
 
@@ -34,10 +34,15 @@ int64_t peri__watch_ended(peri_group *group, uint64_t sequence, int32_t channel,
 {
     peri__watch *w = &group->comm->watch;
     if (!w->on || !posted_ns) return 0;
-    w->on = grow((void **)&w->ops, sizeof *w->ops, w->n_ops, &w->room_ops); /* without memory for more: what is noted is what there is */
+    /* without memory for more: what is noted is what there is */
+    w->on = grow((void **)&w->ops, sizeof *w->ops, w->n_ops, &w->room_ops);
     if (!w->on) return 0;
-    w->ops[w->n_ops++] = (peri_watched_op){.group = group->tag, .sequence = sequence, .posted_ns = posted_ns, .done_ns = peri_time_ns(),
-                                           .bytes = bytes, .channel = channel};
+    w->ops[w->n_ops++] = (peri_watched_op){.group = group->tag,
+                                           .sequence = sequence,
+                                           .posted_ns = posted_ns,
+                                           .done_ns = peri_time_ns(),
+                                           .bytes = bytes,
+                                           .channel = channel};
     return w->before + w->n_ops;
 }
 
@@ -81,8 +86,8 @@ peri_status peri_group_watch(peri_group *group, bool on)
     return PERI_OK;
 }
 
-void peri_group_watched(const peri_group *group, const peri_watched_op **ops, int64_t *n_ops, const peri_watched_wait **waits,
-                        int64_t *n_waits)
+void peri_group_watched(const peri_group *group, const peri_watched_op **ops, int64_t *n_ops,
+                        const peri_watched_wait **waits, int64_t *n_waits)
 {
     static const peri__watch none;
     const peri__watch *w = group ? &group->comm->watch : &none;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * work.c: operations in flight. A world lists its unfinished works and holds a reference to each, so that a dropped handle stops
- * nothing; whoever tests one pending work moves all of them on, because another rank may be waiting for the next phase of one that
- * nobody here is looking at. What asks or moves all of them in the name of a group stands here too: groups know nothing of works.
+ * work.c: operations in flight. A world lists its unfinished works and holds a reference to each, so that a dropped
+ * handle stops nothing; whoever tests one pending work moves all of them on, because another rank may be waiting for
+ * the next phase of one that nobody here is looking at. What asks or moves all of them in the name of a group stands
+ * here too: groups know nothing of works.
  */
 #include "comm_internal.h"
 #include "../base/floats.h"
@@ -35,8 +36,8 @@ static void list_remove(peri__comm *comm, peri_work *work)
     peri_work_release(work);
 }
 
-static peri_status make(size_t size, const peri__work_vtab *vtab, peri_group *group, peri_device *device, peri_status status,
-                        peri_work **out)
+static peri_status make(size_t size, const peri__work_vtab *vtab, peri_group *group, peri_device *device,
+                        peri_status status, peri_work **out)
 {
     peri_work *work = peri__alloc_zero(size);
     if (!work) return PERI_ENOMEM;
@@ -55,7 +56,8 @@ static peri_status make(size_t size, const peri__work_vtab *vtab, peri_group *gr
     return PERI_OK;
 }
 
-peri_status peri__work_new(size_t size, const peri__work_vtab *vtab, peri_group *group, peri_device *device, peri_work **out)
+peri_status peri__work_new(size_t size, const peri__work_vtab *vtab, peri_group *group, peri_device *device,
+                           peri_work **out)
 {
     peri_work *work;
     PERI_TRY(make(size, vtab, group, device, PERI_PENDING, &work));
@@ -140,7 +142,7 @@ void peri__comm_progress(void *ctx)
     comm->stepping = false;
 }
 
-/* -- operations that are queued on a device ---------------------------------------------------------------------------------------- */
+/* -- operations that are queued on a device ------------------------------------------------------------------------ */
 
 /** Also where one has failed and nobody was told: whoever waits for the device is. */
 static bool queued(void *ctx)
@@ -155,14 +157,15 @@ static bool still_queued(void *ctx, int64_t since_ns)
     const peri_coll_vtab *v = comm->device_vtab;
     if (comm->on_device == 0) return false;
     if (comm->stepping && peri_time_ns() - since_ns > comm->timeout_ns)
-        v->abort(comm->device_world, "operations that are queued on the device had no end within the timeout of the world");
+        v->abort(comm->device_world,
+                 "operations that are queued on the device had no end within the timeout of the world");
     return !v->check || v->check(comm->device_world) == PERI_PENDING;
 }
 
 static peri_status lost(void *ctx) { return peri__comm_lost(ctx); }
 
-const peri__between_vtab peri__comm_between = {.progress = peri__comm_progress, .queued = queued, .still_queued = still_queued,
-                                               .lost = lost};
+const peri__between_vtab peri__comm_between = {
+    .progress = peri__comm_progress, .queued = queued, .still_queued = still_queued, .lost = lost};
 
 /** Order the results of a complete work before later work on the caller's current stream. */
 static peri_status join(peri_work *work)
@@ -182,8 +185,8 @@ peri_status peri_work_test(peri_work *work)
         peri__comm *comm = work->group->comm;
         peri_work_retain(work);
         step(work);
-        /* A test moves the other operations of this rank on too, if there are any. Within the step of another work (comm->within > 0) it
-         * does not: whoever tested that one from outside does so when its step returns. */
+        /* A test moves the other operations of this rank on too, if there are any. Within the step of another work
+         * (comm->within > 0) it does not: whoever tested that one from outside does so when its step returns. */
         if (work->status == PERI_PENDING && comm->within == 0 && comm->outer > !work->inner) peri__comm_progress(comm);
         peri_work_release(work);
     }
@@ -221,7 +224,7 @@ void peri_work_release(peri_work *work)
     peri__free(work);
 }
 
-/* -- what is in flight in a world or group ----------------------------------------------------------------------------------------- */
+/* -- what is in flight in a world or group ------------------------------------------------------------------------- */
 
 int64_t peri_group_pending(const peri_group *group) { return group ? group->comm->pending : 0; }
 
@@ -274,8 +277,10 @@ peri_status peri_group_close(peri_group *group)
     if (group->node) PERI_TRY(peri_group_close(group->node));
     int64_t pending = pending_in(group);
     if (pending > 0 && peri__group_check("peri_group_close", group) == PERI_OK)
-        return peri__fail(PERI_EINVAL, "peri_group_close: %lld operations of this rank in group '%s' are in flight; wait for them first",
-                          (long long)pending, group->name);
+        return peri__fail(
+            PERI_EINVAL,
+            "peri_group_close: %lld operations of this rank in group '%s' are in flight; wait for them first",
+            (long long)pending, group->name);
     for (int64_t round = 0; promised_in(group); round++) { /* each of them runs, or fails by its deadline */
         peri_pause(round);
         peri__comm_progress(comm);

@@ -35,26 +35,32 @@ static peri_status choose(const char *name, bool own, const peri_coll_vtab **out
     char reason[256] = "";
     const bool any = !name || !*name || strcmp(name, "auto") == 0;
     if (own && !any && strcmp(name, "mpi") != 0)
-        return peri__fail(PERI_EINVAL, "peri_comm_open: transport '%.40s' with a communicator, allowed: mpi, whose it is", name);
+        return peri__fail(PERI_EINVAL,
+                          "peri_comm_open: transport '%.40s' with a communicator, allowed: mpi, whose it is", name);
     if (own) PERI_TRY(usable("transport", "mpi", out));
     if (own && (*out)->abi < 9)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: this libperilune_mpi.so is older than the library, and takes no "
-                                             "communicator");
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "peri_comm_open: this libperilune_mpi.so is older than the library, and takes no "
+                          "communicator");
     if (own) return PERI_OK;
     if (!any) return usable("transport", name, out);
     /* Loading the plugin costs tens of milliseconds: look for a launcher first. */
-    static const char *const launchers[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "PMIX_RANK", NULL};
+    static const char *const launchers[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "PMIX_RANK",
+                                            NULL};
     bool launched = false;
     const char *size = NULL;
     for (const char *const *l = launchers; *l; l++) launched = launched || secure_getenv(*l);
     for (const char *const *l = launchers; !size && l < launchers + 3; l++) size = secure_getenv(*l);
     const peri_coll_vtab *mpi = NULL;
-    if (launched && peri__plugin_coll("mpi", &mpi) >= 0 && mpi->probe(reason, sizeof reason) >= 0 && mpi->launched && mpi->launched() > 1) {
+    if (launched && peri__plugin_coll("mpi", &mpi) >= 0 && mpi->probe(reason, sizeof reason) >= 0 && mpi->launched &&
+        mpi->launched() > 1) {
         *out = mpi;
         return PERI_OK;
     }
-    if (size && atoi(size) > 1) /* several ranks that do not know of each other would each train alone: never silently */
-        return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: launched as one of %s ranks, but transport 'mpi' cannot be used: %s", size,
+    /* several ranks that do not know of each other would each train alone: never silently */
+    if (size && atoi(size) > 1)
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "peri_comm_open: launched as one of %s ranks, but transport 'mpi' cannot be used: %s", size,
                           reason[0] ? reason : peri_error_message());
     return peri__plugin_coll("self", out);
 }
@@ -65,7 +71,8 @@ static peri_status timeout_of(double seconds, int64_t *out)
         const char *text = secure_getenv("PERI_COMM_TIMEOUT_S");
         seconds = 300;
         if (text && (!peri__number_of(text, (int64_t)strlen(text), &seconds) || !(seconds > 0)))
-            return peri__fail(PERI_EINVAL, "peri_comm_open: PERI_COMM_TIMEOUT_S is '%s', allowed: numbers above 0", text);
+            return peri__fail(PERI_EINVAL, "peri_comm_open: PERI_COMM_TIMEOUT_S is '%s', allowed: numbers above 0",
+                              text);
     }
     if (!(seconds > 0 && seconds <= 1e9))
         return peri__fail(PERI_EINVAL, "peri_comm_open: a timeout of %g s, allowed: above 0 to 1e9", seconds);
@@ -77,12 +84,13 @@ static peri_status set_nodes(peri__comm *comm, void *ctx, int32_t local_size)
 {
     comm->node = peri__alloc_zero(sizeof *comm->node * (size_t)comm->size);
     if (!comm->node) return PERI_ENOMEM;
-    for (int32_t i = 0; i < comm->size; i++) comm->node[i] = local_size ? i / local_size : comm->vtab->node ? comm->vtab->node(ctx, i) : 0;
+    for (int32_t i = 0; i < comm->size; i++)
+        comm->node[i] = local_size ? i / local_size : comm->vtab->node ? comm->vtab->node(ctx, i) : 0;
     return PERI_OK;
 }
 
-/** The transport and the device of the second world, into @comm, if one is wanted. Before the first one is joined: what is refused here
- *  leaves the rank free to try again. */
+/** The transport and the device of the second world, into @comm, if one is wanted. Before the first one is joined: what
+ *  is refused here leaves the rank free to try again. */
 static peri_status find_device(peri__comm *comm, const peri_comm_config *config)
 {
     const char *name = config->device_transport;
@@ -96,15 +104,18 @@ static peri_status find_device(peri__comm *comm, const peri_comm_config *config)
         return peri__fail(PERI_EINVAL, "peri_comm_open: device_transport '%.40s' without the name of its device", name);
     PERI_TRY(usable("device_transport", name, &comm->device_vtab));
     if (!(comm->device_vtab->takes & PERI_COLL_DEVICE))
-        return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: transport '%s' takes no device memory: it is no device_transport", name);
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "peri_comm_open: transport '%s' takes no device memory: it is no device_transport", name);
     PERI_TRY(peri_device_get(config->device, &comm->device));
     if (comm->device->caps & PERI_DEVICE_IMMEDIATE)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: device '%s' needs no device_transport: its memory is the host's",
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "peri_comm_open: device '%s' needs no device_transport: its memory is the host's",
                           config->device);
     return PERI_OK;
 }
 
-/** Join the second world, if one was found: of the ranks of @world. @job: the world's name, by which sim finds the others; else NULL. */
+/** Join the second world, if one was found: of the ranks of @world. @job: the world's name, by which sim finds the
+ *  others; else NULL. */
 static peri_status open_device(peri_group *world, const char *job)
 {
     peri__comm *comm = world->comm;
@@ -149,10 +160,12 @@ static void count_up(const ballot *b, int32_t n, char *why, size_t len)
     for (int32_t i = 0; i < n && !why[0]; i++)
         for (int32_t k = 0; k < i && !why[0]; k++)
             if (b[i].node == b[k].node && strcmp(b[i].place, b[k].place) == 0)
-                snprintf(why, len, "ranks %d and %d share a GPU (%s), and nccl wants one for each rank", k, i, b[i].place);
+                snprintf(why, len, "ranks %d and %d share a GPU (%s), and nccl wants one for each rank", k, i,
+                         b[i].place);
 }
 
-/** Where nobody has named a transport for the tensors of @name, a GPU: nccl, if each rank has a GPU of its own. Collective. */
+/** Where nobody has named a transport for the tensors of @name, a GPU: nccl, if each rank has a GPU of its own.
+ *  Collective. */
 static peri_status choose_device(peri_group *world, const char *name, char *why, size_t len)
 {
     peri__comm *comm = world->comm;
@@ -187,19 +200,22 @@ out:
     return status;
 }
 
-/** Say in words what carries tensors of @device, which is NULL where there is no second transport. @chosen: nobody has named that; @why:
- *  then why it is not nccl. */
+/** Say in words what carries tensors of @device, which is NULL where there is no second transport. @chosen: nobody has
+ *  named that; @why: then why it is not nccl. */
 static void describe(peri__comm *comm, const char *device, bool chosen, const char *why)
 {
     char *text = comm->transports;
     const size_t len = sizeof comm->transports;
     const char *first = comm->vtab->name;
     if (!device) snprintf(text, len, "%s", first);
-    else if (!chosen) snprintf(text, len, "%s, and %s for tensors of %.24s, as was asked for", first, comm->device_vtab->name, device);
-    else if (why[0]) snprintf(text, len, "%s, also for tensors of %.24s, through the host's memory: %.220s", first, device, why);
+    else if (!chosen)
+        snprintf(text, len, "%s, and %s for tensors of %.24s, as was asked for", first, comm->device_vtab->name,
+                 device);
+    else if (why[0])
+        snprintf(text, len, "%s, also for tensors of %.24s, through the host's memory: %.220s", first, device, why);
     else
-        snprintf(text, len, "%s, and %s for tensors of %.24s: each of the %d ranks has a GPU of its own", first, comm->device_vtab->name,
-                 device, comm->size);
+        snprintf(text, len, "%s, and %s for tensors of %.24s: each of the %d ranks has a GPU of its own", first,
+                 comm->device_vtab->name, device, comm->size);
     if (chosen && comm->rank == 0) peri__log(why[0] ? PERI_LOG_WARN : PERI_LOG_INFO, "transports: %s", text);
 }
 

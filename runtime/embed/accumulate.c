@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * accumulate.c: gradients of several micro-batches, applied as those of one batch. They are kept as they came, ids and upstream gradients,
- * and concatenated when they are applied: summed per row earlier, they would round differently from the large batch, and adaptive
- * optimizers would have to hold back in any case.
+ * accumulate.c: gradients of several micro-batches, applied as those of one batch. They are kept as they came, ids and
+ * upstream gradients, and concatenated when they are applied: summed per row earlier, they would round differently from
+ * the large batch, and adaptive optimizers would have to hold back in any case.
  */
 #include "embed_internal.h"
 #include "../../kernels/convert.h"
@@ -60,7 +60,7 @@ peri_status peri__tbe_keep(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor 
     return PERI_OK;
 }
 
-/* -- concatenation ----------------------------------------------------------------------------------------------------------------- */
+/* -- concatenation ------------------------------------------------------------------------------------------------- */
 
 /** What all kept passes have together. */
 typedef struct totals {
@@ -76,13 +76,14 @@ static int64_t widest(const peri_tbe *tbe)
     for (int64_t i = 0; i < tbe->n_kept; i++) {
         const peri_tbe_blocks *b = tbe->kept[i].in.blocks;
         for (int64_t k = 0; k < b->n && b->none; k++)
-            if (tbe->layout[b->block[k].table].pooling == PERI_POOLING_NONE) most = peri__max(most, b->block[k].out_stride);
+            if (tbe->layout[b->block[k].table].pooling == PERI_POOLING_NONE)
+                most = peri__max(most, b->block[k].out_stride);
     }
     return most;
 }
 
-/** Place the passes one behind the other. Without pooling the gradient of id i lies at out_offset + i * out_stride, i in the joined ids, so
- *  gradients keep so much distance that no out_offset becomes negative. */
+/** Place the passes one behind the other. Without pooling the gradient of id i lies at out_offset + i * out_stride, i
+ *  in the joined ids, so gradients keep so much distance that no out_offset becomes negative. */
 static totals place(peri_tbe *tbe)
 {
     totals all = {.ids_dtype = PERI_I32};
@@ -136,7 +137,8 @@ static peri_status join(const peri_tbe *tbe, int32_t dtype, int64_t n, int which
     return PERI_OK;
 }
 
-/** Offsets into the joined ids: pass i has as many bags as entries, of which the last, between two passes, is nobody's. */
+/** Offsets into the joined ids: pass i has as many bags as entries, of which the last, between two passes, is
+ *  nobody's. */
 static peri_status join_offsets(const peri_tbe *tbe, const totals *all, peri_tensor **out)
 {
     int64_t n = all->offsets + 1;
@@ -174,7 +176,7 @@ static peri_status join_blocks(const peri_tbe *tbe, const totals *all, peri_tbe_
     return status;
 }
 
-/* -- the public face --------------------------------------------------------------------------------------------------------------- */
+/* -- the public face ----------------------------------------------------------------------------------------------- */
 
 peri_status peri_tbe_accumulate_set(peri_tbe *tbe, bool on)
 {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * batch.c: batches on their way through a table batch: an input, and what lookup, prefetch and update compute from it once.
+ * batch.c: batches on their way through a table batch: an input, and what lookup, prefetch and update compute from it
+ * once.
  */
 #include "embed_internal.h"
 
 enum { MOST_IDLE = 16, MOST_IDLE_SORTED = 4 }; /* kept for later batches; the rest is freed */
 
-/* -- taking and giving ------------------------------------------------------------------------------------------------------------- */
+/* -- taking and giving --------------------------------------------------------------------------------------------- */
 
 static void batch_free(peri_tbe_batch *b)
 {
@@ -59,7 +60,8 @@ void peri__batch_give(peri_tbe_batch *b)
 {
     if (!b) return;
     peri_tbe *tbe = b->tbe;
-    (void)peri__follow(tbe, b->done); /* a tier's own batches are used within others' calls, on the stream that is current now */
+    (void)peri__follow(tbe, b->done); /* a tier's own batches are used within others' calls, on the stream that is
+                                         current now */
     (void)peri__mark(tbe, b->done);
     peri__batch_unplace(b);
     peri_tensor_release(b->in.ids);
@@ -156,12 +158,14 @@ void peri__batch_unplace(peri_tbe_batch *b)
     b->there = NULL;
 }
 
-/* -- calls ----------------------------------------------------------------------------------------------------------------------------- */
+/* -- calls --------------------------------------------------------------------------------------------------------- */
 
 peri_status peri__batch_enter(const char *function, peri_tbe_batch *b, bool alone)
 {
     if (atomic_flag_test_and_set_explicit(&b->busy, memory_order_acquire))
-        return peri__fail(PERI_EINVAL, "%s: another thread is in a call with this batch; threads want batches of their own", function);
+        return peri__fail(PERI_EINVAL,
+                          "%s: another thread is in a call with this batch; threads want batches of their own",
+                          function);
     peri_status status = peri__tbe_enter(b->tbe, alone);
     if (status >= 0) {
         status = peri__follow(b->tbe, b->done);
@@ -190,7 +194,8 @@ peri_status peri__batch_list(peri_tbe_batch *b, bool count, peri_k_tbe_list *out
     const peri_k_tbe_block *blocks = peri__data(there->copy);
     int64_t n_ids = peri__numel(in->ids);
     void *spans;
-    PERI_TRY(peri__reserve(tbe->device, &b->spans, b->done, PERI_U8, (int64_t)sizeof(peri_k_tbe_span) * (l->n + 1), &spans));
+    PERI_TRY(
+        peri__reserve(tbe->device, &b->spans, b->done, PERI_U8, (int64_t)sizeof(peri_k_tbe_span) * (l->n + 1), &spans));
     *out = (peri_k_tbe_list){.ids = peri__data(in->ids),
                                .offsets = peri__data(in->offsets),
                                .weights = in->weights ? peri__data(in->weights) : NULL,
@@ -216,7 +221,8 @@ peri_status peri__batch_list(peri_tbe_batch *b, bool count, peri_k_tbe_list *out
     if (b->prepared && !count) return PERI_OK;
     peri_k_tbe_prepare_args args = {.list = *out, .totals = count ? peri__data(tbe->counters) : NULL};
     PERI_TRY(peri__follow(tbe, l->copied));
-    PERI_TRY(count ? peri__tbe_counting(tbe, PERI_OP_tbe_prepare, &args, sizeof args) : PERI_RUN(tbe->device, tbe_prepare, &args));
+    PERI_TRY(count ? peri__tbe_counting(tbe, PERI_OP_tbe_prepare, &args, sizeof args)
+                   : PERI_RUN(tbe->device, tbe_prepare, &args));
     b->prepared = true;
     return PERI_OK;
 }

@@ -6,11 +6,12 @@
 
 #include <stdlib.h>
 
-_Static_assert(sizeof(peri_tbe_block) == sizeof(peri_k_tbe_block) && offsetof(peri_tbe_block, table) == offsetof(peri_k_tbe_block, table) &&
+_Static_assert(sizeof(peri_tbe_block) == sizeof(peri_k_tbe_block) &&
+                   offsetof(peri_tbe_block, table) == offsetof(peri_k_tbe_block, table) &&
                    offsetof(peri_tbe_block, out_stride) == offsetof(peri_k_tbe_block, out_stride),
                "a public block is a kernel's block");
 
-/* -- block lists ----------------------------------------------------------------------------------------------------------------- */
+/* -- block lists --------------------------------------------------------------------------------------------------- */
 
 /** A begin (+1) or end (-1) of a block's bags. */
 typedef struct edge {
@@ -24,8 +25,8 @@ static int by_bag(const void *a, const void *b)
     return x->delta < y->delta ? -1 : x->delta > y->delta; /* ends before begins */
 }
 
-/** b->multiplicity, the most blocks that share one bag, where blocks come in the order of their bags, each either the bags of the block
- *  before or later ones: as blocks mostly do. False: they do not. */
+/** b->multiplicity, the most blocks that share one bag, where blocks come in the order of their bags, each either the
+ *  bags of the block before or later ones: as blocks mostly do. False: they do not. */
 static bool count_in_order(peri_tbe_blocks *b)
 {
     int64_t begin = 0, end = 0, sharing = 0;
@@ -85,12 +86,13 @@ static peri_status upload(peri_device *device, peri_tbe_blocks *b)
     return peri_event_record(b->copied, peri_stream_current(device));
 }
 
-/* -- in the order of their tables -------------------------------------------------------------------------------------------------- */
+/* -- in the order of their tables ---------------------------------------------------------------------------------- */
 
 /** @out: the blocks of @b, sorted by table, otherwise as they stand. */
 static peri_status sort_by_table(const peri_tbe_blocks *b, peri_k_tbe_block *out)
 {
-    int64_t *next = peri__alloc_zero(sizeof *next * (size_t)(b->n_tables + 1)); /* where the next block of each table goes */
+    /* where the next block of each table goes */
+    int64_t *next = peri__alloc_zero(sizeof *next * (size_t)(b->n_tables + 1));
     if (!next) return PERI_ENOMEM;
     for (int64_t k = 0; k < b->n; k++) next[b->block[k].table + 1]++;
     for (int64_t t = 0; t < b->n_tables; t++) next[t + 1] += next[t];
@@ -128,29 +130,33 @@ peri_status peri__tbe_blocks_sorted(const peri_tbe *tbe, peri_tbe_blocks *b, con
     return status;
 }
 
-/* -- making them ------------------------------------------------------------------------------------------------------------------- */
+/* -- making them --------------------------------------------------------------------------------------------------- */
 
 static peri_status check_block(const peri_tbe *tbe, const peri_k_tbe_block *b, int64_t k)
 {
     if (b->table < 0 || b->table >= tbe->n_tables)
-        return peri__fail(PERI_ERANGE, "peri_tbe_blocks_new: block %lld: table %d, allowed: 0..%lld", (long long)k, b->table,
-                          (long long)tbe->n_tables - 1);
+        return peri__fail(PERI_ERANGE, "peri_tbe_blocks_new: block %lld: table %d, allowed: 0..%lld", (long long)k,
+                          b->table, (long long)tbe->n_tables - 1);
     if (b->feature < -1 || (b->feature >= tbe->n_features && tbe->n_features > 0))
-        return peri__fail(PERI_ERANGE, "peri_tbe_blocks_new: block %lld: feature %d, allowed: -1..%lld", (long long)k, b->feature,
-                          (long long)tbe->n_features - 1);
+        return peri__fail(PERI_ERANGE, "peri_tbe_blocks_new: block %lld: feature %d, allowed: -1..%lld", (long long)k,
+                          b->feature, (long long)tbe->n_features - 1);
     int64_t most = INT64_MAX >> 8, cols = tbe->layout[b->table].cols, extent;
     if (b->first_bag < 0 || b->bags < 0 || b->first_bag > most || b->bags > most)
-        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: %lld bags from bag %lld on", (long long)k, (long long)b->bags,
-                          (long long)b->first_bag);
+        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: %lld bags from bag %lld on", (long long)k,
+                          (long long)b->bags, (long long)b->first_bag);
     if (b->out_offset < 0 || b->out_offset > most)
-        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: out_offset %lld", (long long)k, (long long)b->out_offset);
+        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: out_offset %lld", (long long)k,
+                          (long long)b->out_offset);
     bool none = tbe->layout[b->table].pooling == PERI_POOLING_NONE;
     if ((b->bags > 1 || none) && b->out_stride < cols)
-        return peri__fail(PERI_EINVAL,
-                          "peri_tbe_blocks_new: block %lld: out_stride %lld makes rows of table '%s' overlap, allowed: >= %lld",
-                          (long long)k, (long long)b->out_stride, tbe->tables[b->table].name, (long long)cols);
-    if (b->out_stride > most || (b->bags > 1 && (__builtin_mul_overflow(b->bags - 1, b->out_stride, &extent) || extent > most)))
-        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: out_stride %lld", (long long)k, (long long)b->out_stride);
+        return peri__fail(
+            PERI_EINVAL,
+            "peri_tbe_blocks_new: block %lld: out_stride %lld makes rows of table '%s' overlap, allowed: >= %lld",
+            (long long)k, (long long)b->out_stride, tbe->tables[b->table].name, (long long)cols);
+    if (b->out_stride > most ||
+        (b->bags > 1 && (__builtin_mul_overflow(b->bags - 1, b->out_stride, &extent) || extent > most)))
+        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: out_stride %lld", (long long)k,
+                          (long long)b->out_stride);
     return PERI_OK;
 }
 
@@ -221,7 +227,8 @@ peri_status peri__tbe_blocks_made(const peri_tbe *tbe, peri_tbe_blocks *b)
     return upload(tbe->device, b);
 }
 
-peri_status peri__tbe_blocks_moved(const peri_tbe *tbe, const peri_tbe_blocks *from, const peri__spot *spots, peri_tbe_blocks **out)
+peri_status peri__tbe_blocks_moved(const peri_tbe *tbe, const peri_tbe_blocks *from, const peri__spot *spots,
+                                   peri_tbe_blocks **out)
 {
     peri_tbe_blocks *b;
     PERI_TRY(peri__tbe_blocks_room(tbe, from->n, &b));
@@ -247,7 +254,8 @@ peri_status peri__tbe_blocks_moved(const peri_tbe *tbe, const peri_tbe_blocks *f
 }
 
 /** @check: refuse what makes no sense. */
-static peri_status blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, bool check, peri_tbe_blocks **out)
+static peri_status blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, bool check,
+                              peri_tbe_blocks **out)
 {
     peri_tbe_blocks *b;
     PERI_TRY(peri__tbe_blocks_room(tbe, n, &b));
@@ -286,18 +294,19 @@ void peri_tbe_blocks_release(peri_tbe_blocks *blocks)
     peri__free(blocks);
 }
 
-/* -- inputs ---------------------------------------------------------------------------------------------------------------------- */
+/* -- inputs -------------------------------------------------------------------------------------------------------- */
 
-static peri_status check_array(const char *function, const char *what, const peri_tbe *tbe, const peri_tensor *t, bool integer)
+static peri_status check_array(const char *function, const char *what, const peri_tbe *tbe, const peri_tensor *t,
+                               bool integer)
 {
     char text[128];
     PERI_TRY(peri__check_tensor(function, what, t, -1, 1));
     if (integer ? t->dtype != PERI_I64 && t->dtype != PERI_I32 : t->dtype != PERI_F32)
-        return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: %s", function, what, peri__tensor_text(t, text, sizeof text),
-                          integer ? "i64, i32" : "f32");
+        return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: %s", function, what,
+                          peri__tensor_text(t, text, sizeof text), integer ? "i64, i32" : "f32");
     if (peri__device(t) != tbe->device)
-        return peri__fail(PERI_EINVAL, "%s: %s is on device %s, the tables on %s", function, what, peri__device(t)->name,
-                          tbe->device->name);
+        return peri__fail(PERI_EINVAL, "%s: %s is on device %s, the tables on %s", function, what,
+                          peri__device(t)->name, tbe->device->name);
     if (!peri__contiguous(t)) return peri__fail(PERI_EINVAL, "%s: %s is not contiguous", function, what);
     return PERI_OK;
 }
@@ -320,12 +329,14 @@ peri_status peri__tbe_input_check(const char *function, const peri_tbe *tbe, con
     if (in->weights) {
         PERI_TRY(check_array(function, "weights", tbe, in->weights, false));
         if (peri__numel(in->weights) != n)
-            return peri__fail(PERI_EINVAL, "%s: %lld weights for %lld ids", function, (long long)peri__numel(in->weights), (long long)n);
+            return peri__fail(PERI_EINVAL, "%s: %lld weights for %lld ids", function,
+                              (long long)peri__numel(in->weights), (long long)n);
     }
     if (in->scale) {
         PERI_TRY(check_array(function, "scale", tbe, in->scale, false));
         if (peri__numel(in->scale) != bags)
-            return peri__fail(PERI_EINVAL, "%s: %lld scales for %lld bags", function, (long long)peri__numel(in->scale), (long long)bags);
+            return peri__fail(PERI_EINVAL, "%s: %lld scales for %lld bags", function, (long long)peri__numel(in->scale),
+                              (long long)bags);
     }
     return PERI_OK;
 }
@@ -339,7 +350,8 @@ int64_t peri__tbe_extent(const peri_tbe *tbe, const peri_tbe_input *in)
         const peri_k_tbe_table *t = &tbe->layout[x->table];
         int64_t end;
         if (x->bags == 0 || t->pooling != PERI_POOLING_NONE) continue;
-        if (__builtin_mul_overflow(n - 1, x->out_stride, &end) || __builtin_add_overflow(end, x->out_offset + t->cols, &end))
+        if (__builtin_mul_overflow(n - 1, x->out_stride, &end) ||
+            __builtin_add_overflow(end, x->out_offset + t->cols, &end))
             return INT64_MAX;
         extent = peri__max(extent, end);
     }

@@ -4,15 +4,15 @@
  */
 #include "embed_internal.h"
 
-/** Bytes of table @i, whose rows here (all of them, or the slots of its cache) are @rows: of the states that have rows, and of the
- *  others. */
+/** Bytes of table @i, whose rows here (all of them, or the slots of its cache) are @rows: of the states that have rows,
+ *  and of the others. */
 static peri_status table_bytes(const peri_tbe_config *c, int64_t i, int64_t rows, double *of_rows, double *others)
 {
     const peri_table_config *t = &c->tables[i];
     int64_t elements = peri__table_elements(c->dtype, rows, t->cols, PERI__TABLE_ALIGNMENT);
     if (elements < 0)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s' of %lld x %lld makes the batch too large", t->name, (long long)rows,
-                          (long long)t->cols);
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s' of %lld x %lld makes the batch too large", t->name,
+                          (long long)rows, (long long)t->cols);
     peri__state states[PERI__STATES];
     int32_t n = peri__states_of(c->dtype, c->optimizer, states);
     for (int32_t k = 0; k < n; k++) {
@@ -37,7 +37,8 @@ static peri_status bytes_of(const peri_tbe_config *c, bool apart, peri_tbe_bytes
         PERI_TRY(table_bytes(c, i, rows, &of_rows, &others));
     }
     bool mapped = c->mapped && apart;
-    *out = (peri_tbe_bytes){.device = whole(mapped ? others : of_rows + others), .host = whole(mapped ? host + of_rows : host),
+    *out = (peri_tbe_bytes){.device = whole(mapped ? others : of_rows + others),
+                            .host = whole(mapped ? host + of_rows : host),
                             .files = whole(files)};
     return PERI_OK;
 }

@@ -24,12 +24,16 @@ static uintptr_t myself(void)
     return (uintptr_t)&here;
 }
 
-bool peri__tbe_inside(const peri_tbe *tbe) { return atomic_load_explicit(&tbe->holder, memory_order_relaxed) == myself(); }
+bool peri__tbe_inside(const peri_tbe *tbe)
+{
+    return atomic_load_explicit(&tbe->holder, memory_order_relaxed) == myself();
+}
 
 peri_status peri__tbe_enter(peri_tbe *tbe, bool alone)
 {
     if (!tbe->store->whole && tbe->forks != peri__forks()) /* rows come by threads that this process has not */
-        return peri__fail(PERI_EUNSUPPORTED, "tables in %s are of the process that this one was forked from; only that one may use them",
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "tables in %s are of the process that this one was forked from; only that one may use them",
                           tbe->store->name);
     if (alone) pthread_rwlock_wrlock(&tbe->lock);
     else pthread_rwlock_rdlock(&tbe->lock);
@@ -67,12 +71,13 @@ peri_status peri__tbe_counting(peri_tbe *tbe, int32_t op, const void *args, size
     return status;
 }
 
-/* -- memory ---------------------------------------------------------------------------------------------------------------------- */
+/* -- memory -------------------------------------------------------------------------------------------------------- */
 
 void peri__forget_after(peri_tensor **tensor, peri_event *last)
 {
     if (!*tensor) return;
-    /* Memory is freed in the order of the stream that was current when it was made, which may not be the one that used it last. */
+    /* Memory is freed in the order of the stream that was current when it was made, which may not be the one that used
+     * it last. */
     peri_device *device = peri__device(*tensor);
     if (last) (void)device->vtab->stream_wait(device->ctx, (*tensor)->storage->home->ctx, last->ctx);
     peri_tensor_release(*tensor);
@@ -91,7 +96,8 @@ void peri__tbe_forget(peri_tbe *tbe, peri_tensor **tensor)
     peri__forget_after(tensor, tbe->changed);
 }
 
-peri_status peri__reserve(peri_device *device, peri_tensor **tensor, peri_event *last, int32_t dtype, int64_t count, void **out)
+peri_status peri__reserve(peri_device *device, peri_tensor **tensor, peri_event *last, int32_t dtype, int64_t count,
+                          void **out)
 {
     peri_tensor *t = *tensor;
     if (!t || peri__numel(t) < count || t->dtype != dtype) {
@@ -109,6 +115,7 @@ peri_status peri__tbe_workspace(peri_tbe *tbe, int32_t which, int32_t dtype, int
 {
     peri_tensor *t = tbe->workspace[which];
     /* What this call has queued so far may use it. */
-    if (t && (peri__numel(t) < count || t->dtype != dtype)) PERI_TRY(peri_event_record(tbe->changed, peri_stream_current(tbe->device)));
+    if (t && (peri__numel(t) < count || t->dtype != dtype))
+        PERI_TRY(peri_event_record(tbe->changed, peri_stream_current(tbe->device)));
     return peri__reserve(tbe->device, &tbe->workspace[which], tbe->changed, dtype, count, out);
 }

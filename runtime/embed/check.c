@@ -15,7 +15,9 @@ peri_status peri__report_reset(peri_tensor *report)
 /** "table 't', feature 'f', sample 3" */
 static void where_text(char *text, size_t len, const char *table, const char *feature, int64_t sample)
 {
-    if (feature) snprintf(text, len, "table '%.120s', feature '%.120s', sample %lld", table ? table : "?", feature, (long long)sample);
+    if (feature)
+        snprintf(text, len, "table '%.120s', feature '%.120s', sample %lld", table ? table : "?", feature,
+                 (long long)sample);
     else snprintf(text, len, "table '%.120s', sample %lld", table ? table : "?", (long long)sample);
 }
 
@@ -24,25 +26,31 @@ static peri_status inverse_status(const char *function, const char *feature, con
 {
     char allowed[64] = "but the feature has no bags";
     if (r->rows > 0) snprintf(allowed, sizeof allowed, "allowed: 0..%lld, or -1 for zeros", (long long)r->rows - 1);
-    return peri__fail(PERI_ERANGE, "%s: feature '%.120s', sample %lld: inverse index %lld, %s (%lld such indices)", function,
-                      feature ? feature : "?", (long long)r->sample, (long long)r->id, allowed, (long long)r->bad_ids);
+    return peri__fail(PERI_ERANGE, "%s: feature '%.120s', sample %lld: inverse index %lld, %s (%lld such indices)",
+                      function, feature ? feature : "?", (long long)r->sample, (long long)r->id, allowed,
+                      (long long)r->bad_ids);
 }
 
 /** @table, @feature: names, or NULL. */
-static peri_status status_of(const char *function, int32_t mode, const char *table, const char *feature, const peri_k_tbe_report *r)
+static peri_status status_of(const char *function, int32_t mode, const char *table, const char *feature,
+                             const peri_k_tbe_report *r)
 {
     char where[320], what[PERI_MESSAGE_MAX];
     if ((!r->bad_ids && !r->bad_bags) || mode == PERI_BOUNDS_IGNORE || mode == PERI_BOUNDS_NONE) return PERI_OK;
     where_text(where, sizeof where, table, feature, r->sample);
     if (r->bad_bags)
-        return peri__fail(PERI_ERANGE, "%s: %s: offsets %lld and %lld make no bag of %lld ids (%lld such bags)", function, where,
-                          (long long)r->begin, (long long)r->end, (long long)r->n_ids, (long long)r->bad_bags);
+        return peri__fail(PERI_ERANGE, "%s: %s: offsets %lld and %lld make no bag of %lld ids (%lld such bags)",
+                          function, where, (long long)r->begin, (long long)r->end, (long long)r->n_ids,
+                          (long long)r->bad_bags);
     if (r->rows > 0)
-        snprintf(what, sizeof what, "%s: %s: id %lld at place %lld of the bag, allowed: 0..%lld, or -1 for none (%lld such ids)", function,
+        snprintf(what, sizeof what,
+                 "%s: %s: id %lld at place %lld of the bag, allowed: 0..%lld, or -1 for none (%lld such ids)", function,
                  where, (long long)r->id, (long long)r->place, (long long)r->rows - 1, (long long)r->bad_ids);
     else
-        snprintf(what, sizeof what, "%s: %s: id %lld at place %lld of the bag, allowed: -1 for none, the table has no rows (%lld such ids)",
-                 function, where, (long long)r->id, (long long)r->place, (long long)r->bad_ids);
+        snprintf(
+            what, sizeof what,
+            "%s: %s: id %lld at place %lld of the bag, allowed: -1 for none, the table has no rows (%lld such ids)",
+            function, where, (long long)r->id, (long long)r->place, (long long)r->bad_ids);
     if (mode == PERI_BOUNDS_FATAL) return peri__fail(PERI_ERANGE, "%s", what);
     peri__log(PERI_LOG_WARN, "%s", what);
     return PERI_OK;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * embed/embed_internal.h (L4): the struct behind peri_tbe, and what the sharded modules use: lookups whose check they read themselves, and
- * the check alone, against the whole tables, on the rank where a batch enters.
+ * embed/embed_internal.h (L4): the struct behind peri_tbe, and what the sharded modules use: lookups whose check they
+ * read themselves, and the check alone, against the whole tables, on the rank where a batch enters.
  */
 #ifndef PERI_EMBED_INTERNAL_H
 #define PERI_EMBED_INTERNAL_H
@@ -15,20 +15,21 @@
 
 #include <pthread.h>
 
-/* -- checks ---------------------------------------------------------------------------------------------------------------------- */
+/* -- checks -------------------------------------------------------------------------------------------------------- */
 
-/** A report tensor: PERI__REPORT_WORDS i64, the layout of peri_k_tbe_report. Copy it to the host together with whatever else is awaited,
- *  then hand the copy to a *_status function. */
+/** A report tensor: PERI__REPORT_WORDS i64, the layout of peri_k_tbe_report. Copy it to the host together with whatever
+ *  else is awaited, then hand the copy to a *_status function. */
 enum { PERI__REPORT_WORDS = (int)(sizeof(peri_k_tbe_report) / sizeof(int64_t)) };
 
 /** Queue "nothing found yet". */
 peri_status peri__report_reset(peri_tensor *report);
 
-/** Turn a host copy of the report of a table batch into PERI_ERANGE with a message that names table, feature, sample and id (FATAL; WARNING
- *  for bad offsets), a log line (WARNING), or nothing (IGNORE, NONE). @function names the public function for the message. */
+/** Turn a host copy of the report of a table batch into PERI_ERANGE with a message that names table, feature, sample
+ *  and id (FATAL; WARNING for bad offsets), a log line (WARNING), or nothing (IGNORE, NONE). @function names the public
+ *  function for the message. */
 peri_status peri__tbe_status(const peri_tbe *tbe, const char *function, const peri_k_tbe_report *report);
 
-/* -- table batches ---------------------------------------------------------------------------------------------------------------- */
+/* -- table batches ------------------------------------------------------------------------------------------------- */
 
 /** A block list with what was computed from it once. */
 struct peri_tbe_blocks {
@@ -36,7 +37,8 @@ struct peri_tbe_blocks {
     uint64_t serial; /* never the same twice in a process */
     peri_tensor *copy;  /* u8: `block`, on the tables' device, and room for as many in the order of their tables */
     peri_event *copied; /* after its upload */
-    peri_event *sorted; /* after that of its second half, which is made when it is first asked for; NULL: it was not yet */
+    peri_event *sorted; /* after that of its second half, which is made when it is first asked for; NULL: it was not
+                           yet */
     pthread_mutex_t sorting; /* guards `sorted` */
     int64_t n, n_tables;
     int64_t bags;         /* offsets must have at least bags + 1 entries */
@@ -45,11 +47,13 @@ struct peri_tbe_blocks {
     int64_t covered;      /* elements written */
     int64_t multiplicity; /* most blocks that share a bag: items <= multiplicity * ids */
     int64_t width;        /* mean columns of the blocks, weighted by bags */
-    int64_t row_cols;     /* no block pools, and each writes the row of an id at the id's place among rows of this width; 0: not so */
+    int64_t row_cols;     /* no block pools, and each writes the row of an id at the id's place among rows of this
+                             width; 0: not so */
     int64_t largest;      /* most bags that look into one table */
     bool narrow;          /* some block's rows have fewer columns than row_cols */
     bool mean;            /* some table pools by MEAN */
-    bool none;            /* some table does not pool: out_extent and covered leave its blocks out; see peri__tbe_extent */
+    bool none;            /* some table does not pool: out_extent and covered leave its blocks out; see
+                             peri__tbe_extent */
     bool ordered;         /* they stand in the order of their tables */
     peri_k_tbe_block *block; /* n; where the host works in the device's memory, these are the copy's */
 };
@@ -61,7 +65,8 @@ typedef struct peri__spot {
 } peri__spot;
 
 /** A list of the same blocks whose rows lie elsewhere: those of block k at @spots[k]. @out new. */
-peri_status peri__tbe_blocks_moved(const peri_tbe *tbe, const peri_tbe_blocks *from, const peri__spot *spots, peri_tbe_blocks **out);
+peri_status peri__tbe_blocks_moved(const peri_tbe *tbe, const peri_tbe_blocks *from, const peri__spot *spots,
+                                   peri_tbe_blocks **out);
 
 /** All states that optimizers keep, the weights before them, in the order in which they are listed. */
 enum {
@@ -75,8 +80,8 @@ enum {
     PERI__STATES
 };
 
-/** A state of a table batch. Everything else about it follows from its geometry: its sizes, whether it travels with rows between memory and
- *  files, what sharding does to it. */
+/** A state of a table batch. Everything else about it follows from its geometry: its sizes, whether it travels with
+ *  rows between memory and files, what sharding does to it. */
 typedef struct peri__state {
     const char *name;  /* static text */
     int32_t which;     /* PERI__STATE_* */
@@ -119,7 +124,8 @@ enum {
 
 typedef struct peri__ticket peri__ticket; /* what a store keeps for a batch in flight: tier/tier.h */
 
-/** Where the rows of some bags are among those of their block: as places, first_placed and n_placed of peri_k_tbe_list. */
+/** Where the rows of some bags are among those of their block: as places, first_placed and n_placed of
+ *  peri_k_tbe_list. */
 typedef struct peri__bag_places {
     const int32_t *place; /* NULL: one behind the other */
     int64_t first, n;
@@ -133,7 +139,8 @@ struct peri_tbe_batch {
     atomic_flag busy;  /* some thread is in a call with it */
     peri_tensor *spans;          /* u8: of the blocks as they stand */
     bool prepared;               /* spans are this input's */
-    peri_tbe_blocks *there;      /* retained; NULL, or where its rows lie instead of where the input's blocks say (peri__batch_place) */
+    peri_tbe_blocks *there;      /* retained; NULL, or where its rows lie instead of where the input's blocks say
+                                    (peri__batch_place) */
     peri__bag_places bag_places; /* then */
     peri_tensor *report;         /* peri__report_reset */
     peri__sorted *sorted;        /* NULL: not sorted */
@@ -142,15 +149,18 @@ struct peri_tbe_batch {
     struct peri_tbe_batch *next; /* of the idle ones */
 };
 
-/** Let lookups write, and backward passes read, the rows of a batch where @there says: a list of the same blocks (peri__tbe_blocks_moved).
- *  *placed false: they cannot, nothing has changed. Until peri__batch_unplace, or the batch's end. */
-peri_status peri__batch_place(peri_tbe_batch *batch, peri_tbe_blocks *there, const peri__bag_places *places, bool *placed);
+/** Let lookups write, and backward passes read, the rows of a batch where @there says: a list of the same blocks
+ *  (peri__tbe_blocks_moved). *placed false: they cannot, nothing has changed. Until peri__batch_unplace, or the batch's
+ *  end. */
+peri_status peri__batch_place(peri_tbe_batch *batch, peri_tbe_blocks *there, const peri__bag_places *places,
+                              bool *placed);
 void peri__batch_unplace(peri_tbe_batch *batch);
 
 struct peri_tbe {
     peri__refs refs;
-    /* Among threads: lookups in memory hold `lock` together, calls that change something alone. Among streams: lookups wait for
-     * `changed`, which follows the last call that changed something; these wait for `looked` too, which follows all lookups. */
+    /* Among threads: lookups in memory hold `lock` together, calls that change something alone. Among streams: lookups
+     * wait for `changed`, which follows the last call that changed something; these wait for `looked` too, which
+     * follows all lookups. */
     pthread_rwlock_t lock;
     pthread_mutex_t small; /* `looked`, `counted`, the lists of idle batches and rooms, `last_pass` and `told_twice` */
     peri_event *changed, *looked;
@@ -187,7 +197,8 @@ struct peri_tbe {
     atomic_int_least64_t lookups;
     int64_t updates, writes; /* calls; writes of weights, rows that started again */
     struct peri__row_watch *watches;  /* who wants to know which rows change, before they do (watch.h); NULL: nobody */
-    peri__storage_watch writes_watch; /* tells them of writes through views; of the flat tensors' storage while there are watches */
+    peri__storage_watch writes_watch; /* tells them of writes through views; of the flat tensors' storage while there
+                                         are watches */
     atomic_uintptr_t holder;          /* the thread that is in a call alone (calls.c); 0: none */
     peri_tensor *slot_row; /* i64 by linear row, where rounding needs it: the row in a slot */
     struct peri_tbe *next_listed;    /* of those that peri_tbe_new has made (listed.c) */
@@ -211,30 +222,38 @@ enum { PERI__START_TEXT = 96 };
 /** Start values as users know them: "normal (mean 0, deviation 0.5)". @init is PERI_INIT_*. */
 const char *peri__start_text(int32_t init, double a, double b, char out[PERI__START_TEXT]);
 
-/** A table batch without optimizer whose weights are @flat (retained), where table t's rows lie one behind the other, without padding. */
+/** A table batch without optimizer whose weights are @flat (retained), where table t's rows lie one behind the other,
+ *  without padding. */
 peri_status peri__tbe_over(const peri_tbe_config *config, peri_tensor *flat, peri_tbe **out);
-/** Put the lookup @batch, of a table batch of peri__tbe_over over @table, on the tape if somebody wants its gradient: it is retained. */
+/** Put the lookup @batch, of a table batch of peri__tbe_over over @table, on the tape if somebody wants its gradient:
+ *  it is retained. */
 peri_status peri__over_record(peri_tensor *table, peri_tbe_batch *batch, peri_tensor *out);
 /** Offsets (i64 [bags + 1]) of bags of @length ids each. */
 peri_status peri__offsets_of_equal(peri_device *device, int64_t bags, int64_t length, peri_tensor **out);
-/** What a table batch with weights of @dtype and this optimizer keeps, without tensors. Returns the number of states. */
+/** What a table batch with weights of @dtype and this optimizer keeps, without tensors. Returns the number of
+ *  states. */
 int32_t peri__states_of(int32_t dtype, const peri_tbe_optimizer *optimizer, peri__state out[PERI__STATES]);
 /** Elements that a table's rows take in a table batch, a multiple of @alignment; -1: more than can be counted. */
 int64_t peri__table_elements(int32_t dtype, int64_t rows, int64_t cols, int64_t alignment);
 /** Whether a state of PERI_STATE_* @geometry has something for each row of a table, as the weights have. */
-static inline bool peri__has_rows(int32_t geometry) { return geometry == PERI_STATE_FULL || geometry == PERI_STATE_ROW; }
+static inline bool peri__has_rows(int32_t geometry)
+{
+    return geometry == PERI_STATE_FULL || geometry == PERI_STATE_ROW;
+}
 /** Elements that a state of PERI_STATE_* @geometry has of a table of @rows x @cols whose rows take @elements. */
 int64_t peri__state_elements(int32_t geometry, int64_t rows, int64_t cols, int64_t elements);
 /** What peri_tbe_new refuses of @config, apart from its device. */
 peri_status peri__tbe_check(const peri_tbe_config *config);
 /** PERI_TBE_NONE. In all configurations that were taken from callers, `optimizer` is not NULL. */
 extern const peri_tbe_optimizer peri__no_optimizer;
-/** @given, of @function's caller, and all that it points to, as today's structures have it; given up by peri__tbe_config_give_up. */
+/** @given, of @function's caller, and all that it points to, as today's structures have it; given up by
+ *  peri__tbe_config_give_up. */
 peri_status peri__tbe_config_take(const peri_tbe_config *given, const char *function, peri_tbe_config *c);
 void peri__tbe_config_give_up(peri_tbe_config *c);
-/** The caller's array of @n structures of @type that begin with their size, as today's of @size bytes: @out, freed by peri__free; NULL
- *  where there is none. @function: who takes it. */
-peri_status peri__structs_take(const void *given, int64_t n, size_t size, const char *function, const char *type, void **out);
+/** The caller's array of @n structures of @type that begin with their size, as today's of @size bytes: @out, freed by
+ *  peri__free; NULL where there is none. @function: who takes it. */
+peri_status peri__structs_take(const void *given, int64_t n, size_t size, const char *function, const char *type,
+                               void **out);
 /** Tables start at multiples of so many elements. */
 enum { PERI__TABLE_ALIGNMENT = 16 };
 /** Whether slots need to know which row they have (slot_row): stochastic rounding goes by it. */
@@ -255,15 +274,18 @@ bool peri__tbe_bytes(int32_t dtype);
 int64_t peri__tbe_stride(int32_t dtype, int64_t cols);
 /** How one of PERI_ROWS_* stores numbers. */
 peri_row_format peri__tbe_row_format(int32_t dtype);
-/** Whether rows of @tbe hold @numbers (f32 [rows, cols], contiguous), of which @bytes was made, from row @row of a table on; PERI_ERANGE
- *  names the first row that does not. Waits for the device. @bytes NULL: there are none, or the numbers alone say it (fp8, f16, bf16). */
+/** Whether rows of @tbe hold @numbers (f32 [rows, cols], contiguous), of which @bytes was made, from row @row of a
+ *  table on; PERI_ERANGE names the first row that does not. Waits for the device. @bytes NULL: there are none, or the
+ *  numbers alone say it (fp8, f16, bf16). */
 peri_status peri__rows_held(const char *function, const peri_tbe *tbe, int64_t table, int64_t row, peri_tensor *numbers,
                             peri_tensor *bytes);
 /** The same of rows @src that become f16 or bf16: a finite number may not become an infinity. */
-peri_status peri__floats_held(const char *function, const peri_tbe *tbe, int64_t table, int64_t row, const peri_tensor *src);
-/* -- calls and batches (calls.c, batch.c) --------------------------------------------------------------------------------------------- */
+peri_status peri__floats_held(const char *function, const peri_tbe *tbe, int64_t table, int64_t row,
+                              const peri_tensor *src);
+/* -- calls and batches (calls.c, batch.c) -------------------------------------------------------------------------- */
 
-/** Whether the device runs later what is queued: else there is nothing for events to order, and a small lookup feels each of them. */
+/** Whether the device runs later what is queued: else there is nothing for events to order, and a small lookup feels
+ *  each of them. */
 static inline bool peri__queues(const peri_tbe *tbe) { return !(tbe->device->caps & PERI_DEVICE_IMMEDIATE); }
 /** What is queued on the current stream from now on follows @event. */
 static inline peri_status peri__follow(const peri_tbe *tbe, peri_event *event)
@@ -279,8 +301,8 @@ static inline peri_status peri__mark(const peri_tbe *tbe, peri_event *event)
 /** The locks and events of a table batch, and the end of what is idle. */
 peri_status peri__calls_init(peri_tbe *tbe);
 void peri__calls_fini(peri_tbe *tbe);
-/** Begin a call: @alone if it changes something, else together with other lookups. Other threads wait on the host, the current stream for
- *  the calls before on the device. After PERI_OK peri__tbe_leave must follow. Not to be nested. */
+/** Begin a call: @alone if it changes something, else together with other lookups. Other threads wait on the host, the
+ *  current stream for the calls before on the device. After PERI_OK peri__tbe_leave must follow. Not to be nested. */
 peri_status peri__tbe_enter(peri_tbe *tbe, bool alone);
 /** End it. Returns @status, or what went wrong here. */
 peri_status peri__tbe_leave(peri_tbe *tbe, bool alone, peri_status status);
@@ -291,18 +313,22 @@ void peri__tbe_list(peri_tbe *tbe);
 void peri__tbe_unlist(peri_tbe *tbe);
 /** The table batch in whose memory of state *@state @t lies, retained; NULL: there is none. */
 peri_tbe *peri__tbe_holding(const peri_tensor *t, int32_t *state);
-/** The table batch (retained), table and state that @t is a view of, with all rows, where peri_tbe_state has them; NULL: none. (marks.c) */
+/** The table batch (retained), table and state that @t is a view of, with all rows, where peri_tbe_state has them;
+ *  NULL: none. (marks.c) */
 peri_tbe *peri__tbe_of_view(const peri_tensor *t, int64_t *table, int32_t *state);
-/** Before the table batch goes: no watch is told any more, also of what is written through views that stay. (watch.c) */
+/** Before the table batch goes: no watch is told any more, also of what is written through views that stay.
+ *  (watch.c) */
 void peri__tbe_deaf(peri_tbe *tbe);
 /** Workspace @which of at least @count elements of @dtype. In calls that are alone. */
 peri_status peri__tbe_workspace(peri_tbe *tbe, int32_t which, int32_t dtype, int64_t count, void **out);
-/** Give back memory of calls that are alone, within one or when no other calls can come, in an order that is right for all streams. */
+/** Give back memory of calls that are alone, within one or when no other calls can come, in an order that is right for
+ *  all streams. */
 void peri__tbe_forget(peri_tbe *tbe, peri_tensor **tensor);
 /** Give memory back when @last (or NULL) has come. */
 void peri__forget_after(peri_tensor **tensor, peri_event *last);
 /** At least @count elements of @dtype in *@tensor, whose last use is before @last. */
-peri_status peri__reserve(peri_device *device, peri_tensor **tensor, peri_event *last, int32_t dtype, int64_t count, void **out);
+peri_status peri__reserve(peri_device *device, peri_tensor **tensor, peri_event *last, int32_t dtype, int64_t count,
+                          void **out);
 
 /** An idle or a new batch for @in, which is checked. It does not retain the table batch. */
 peri_status peri__batch_take(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_batch **out);
@@ -311,7 +337,8 @@ void peri__batch_give(peri_tbe_batch *batch);
 /** Begin a call on a batch, and end it; see peri__tbe_enter. One thread at a time: PERI_EINVAL names @function. */
 peri_status peri__batch_enter(const char *function, peri_tbe_batch *batch, bool alone);
 peri_status peri__batch_leave(peri_tbe_batch *batch, bool alone, peri_status status);
-/** @status; PERI_ENOMEM in the words of who meets it: the table batch that is being made, the batch in a call (room.c). */
+/** @status; PERI_ENOMEM in the words of who meets it: the table batch that is being made, the batch in a call
+ *  (room.c). */
 peri_status peri__tbe_no_room(const peri_tbe *tbe, const peri_tbe_config *config, peri_status status);
 peri_status peri__batch_no_room(const peri_tbe_batch *batch, peri_status status);
 /** The kernels' view of a batch, prepared. Queues tbe_prepare unless that was done, or (@count) to count a lookup. */
@@ -333,20 +360,24 @@ peri_status peri__tbe_blocks_room(const peri_tbe *tbe, int64_t n, peri_tbe_block
 peri_status peri__tbe_blocks_check(const peri_tbe *tbe, const peri_tbe_blocks *blocks);
 /** The blocks are written, and sound: find out what follows from them, and upload them. */
 peri_status peri__tbe_blocks_made(const peri_tbe *tbe, peri_tbe_blocks *blocks);
-/** @out: them in the order of their tables, otherwise as they stand, in device memory; work that is queued from now on finds them there. */
+/** @out: them in the order of their tables, otherwise as they stand, in device memory; work that is queued from now on
+ *  finds them there. */
 peri_status peri__tbe_blocks_sorted(const peri_tbe *tbe, peri_tbe_blocks *blocks, const peri_k_tbe_block **out);
-/** peri_tbe_blocks_new without its checks: a table of pooling NONE may have a negative out_offset, if its ids all come late enough. */
+/** peri_tbe_blocks_new without its checks: a table of pooling NONE may have a negative out_offset, if its ids all come
+ *  late enough. */
 peri_status peri__tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out);
 /** Within a call: look the batch up in memory. @check: fill its report. */
 peri_status peri__tbe_forward(peri_tbe_batch *batch, peri_tensor *out, bool check);
 /** Forward with the check that the table batch asks for; @function names the caller in messages. */
 peri_status peri__batch_forward(const char *function, peri_tbe_batch *batch, peri_tensor *out);
 /** Record a lookup with optimizer or leaves; *node NULL: it need not be. Its state is the caller's to set. */
-peri_status peri__lookup_record(const peri__node_vtab *vtab, peri_tbe_batch *batch, peri_tensor *const *out, int32_t n, peri__node **node);
+peri_status peri__lookup_record(const peri__node_vtab *vtab, peri_tbe_batch *batch, peri_tensor *const *out, int32_t n,
+                                peri__node **node);
 /** The backward pass of its node, with the gradient of its rows (taken); the node's own *grad_in. */
 peri_status peri__lookup_backward(peri__node *node, peri_tbe_batch *batch, peri_tensor *grad, peri_tensor **grad_in);
 /** A lookup, not recorded. */
-peri_status peri__lookup_rows(const char *function, peri_tbe_batch *batch, int32_t ndim, const int64_t *shape, peri_tensor **out);
+peri_status peri__lookup_rows(const char *function, peri_tbe_batch *batch, int32_t ndim, const int64_t *shape,
+                              peri_tensor **out);
 /** On devices whose memory the host reads and that run at once: the first id of bag @bag. */
 int64_t peri__batch_offset(const peri_tbe_batch *batch, int64_t bag);
 bool peri__batch_readable(const peri_tbe_batch *batch);
@@ -360,19 +391,20 @@ peri_status peri__tbe_input_check(const char *function, const peri_tbe *tbe, con
 peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe);
 
 /** Check gradients on the host. @grad_weights: or NULL. */
-peri_status peri__tbe_gradient_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *input, const peri_tensor *grad,
-                                     const peri_tensor *grad_weights);
+peri_status peri__tbe_gradient_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *input,
+                                     const peri_tensor *grad, const peri_tensor *grad_weights);
 /* Within a call: */
 /** Gradients of the ids' weights: from the rows as they are, so before the update. */
 peri_status peri__tbe_weight_gradient(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights);
 /** Sum gradients by row and hand them to the optimizer, or, with @dense or @sparse, store them there. */
-peri_status peri__tbe_update(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *dense, const peri_tbe_sparse *sparse);
+peri_status peri__tbe_update(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *dense,
+                             const peri_tbe_sparse *sparse);
 /** The gradient as sparse rows; see peri_tbe_gradient_sparse. */
 peri_status peri__tbe_sparse(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights, peri_tbe_sparse *out);
 /** peri_tbe_backward on checked arguments, with ids that are rows of the flat tensors. */
 peri_status peri__tbe_backward(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights);
 
-/* -- optimizers (optimizer.c) --------------------------------------------------------------------------------------------------------- */
+/* -- optimizers (optimizer.c) -------------------------------------------------------------------------------------- */
 
 /** Hyperparameters for the kernels at step @iteration. */
 peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration);
@@ -394,7 +426,7 @@ peri_status peri__tbe_ema_alone(peri_tbe *tbe);
 /** The update of peri__tbe_backward with Shampoo. */
 peri_status peri__tbe_shampoo(peri_tbe_batch *batch, peri_tensor *grad);
 
-/* -- kept backward passes (accumulate.c) -------------------------------------------------------------------------------------------- */
+/* -- kept backward passes (accumulate.c) --------------------------------------------------------------------------- */
 
 /** Keep a checked backward pass. */
 peri_status peri__tbe_keep(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad);
@@ -402,14 +434,14 @@ peri_status peri__tbe_keep(peri_tbe *tbe, const peri_tbe_input *input, peri_tens
 void peri__tbe_kept_forget(peri_tbe *tbe);
 void peri__tbe_kept_free(peri_tbe *tbe);
 
-/* -- stores ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- stores -------------------------------------------------------------------------------------------------------- */
 
-/** Where the rows of a table batch are, and what that makes of its calls. Arguments are checked. Functions run within a call that is alone,
- *  unless they say otherwise. NULL where a store has nothing to do. */
+/** Where the rows of a table batch are, and what that makes of its calls. Arguments are checked. Functions run within a
+ *  call that is alone, unless they say otherwise. NULL where a store has nothing to do. */
 typedef struct peri__store {
     const char *name;
-    /* The flat tensors hold all rows: there are views of them, dense gradients, and backward passes may be kept. Else they hold slots:
-     * `layout` is of slots, tables[].config of rows. */
+    /* The flat tensors hold all rows: there are views of them, dense gradients, and backward passes may be kept. Else
+     * they hold slots: `layout` is of slots, tables[].config of rows. */
     bool whole;
     /* Calls by themselves; @function names the public one for messages. */
     peri_status (*forward)(const char *function, peri_tbe_batch *batch, peri_tensor *out);
@@ -428,7 +460,8 @@ typedef struct peri__store {
     /* What a table's file says; what the next flush says of its ids. @out is zeros before it. Neither needs a call. */
     void (*table_file)(const peri_tbe *tbe, int64_t table, peri_table_file *out);
     void (*ids_mark)(peri_tbe *tbe, int64_t table, const peri_ids_mark *mark);
-    /* Counts: of one table's cache, or (@table -1) of all; bad ids that no kernel has seen; how rows are read (static text). */
+    /* Counts: of one table's cache, or (@table -1) of all; bad ids that no kernel has seen; how rows are read (static
+     * text). */
     void (*cache_statistics)(const peri_tbe *tbe, int64_t table, peri_tbe_cache_stats *out);
     int64_t (*bad_ids)(const peri_tbe *tbe);
     const char *(*io)(const peri_tbe *tbe);
@@ -438,7 +471,8 @@ typedef struct peri__store {
 /** Tables in memory. (memory.c) */
 extern const peri__store peri__memory;
 peri_status peri__memory_reset(peri_tbe *tbe, int64_t table, const int64_t *rows, int64_t n);
-/** Start values of row @row of @table, on the host, into @weights; PERI_INIT_NONE: they stay what they are. (reset.c) */
+/** Start values of row @row of @table, on the host, into @weights; PERI_INIT_NONE: they stay what they are.
+ *  (reset.c) */
 void peri__tbe_start_row(const peri_tbe *tbe, int64_t table, int64_t row, uint64_t seed, void *weights);
 /** The check of a batch alone, of tables in memory; what it says depends on the table batch's mode. Waits. */
 peri_status peri__memory_check(const char *function, peri_tbe_batch *batch);
@@ -446,9 +480,10 @@ peri_status peri__memory_check(const char *function, peri_tbe_batch *batch);
 /* Tables in files, with a cache in memory. (tier/open.c) */
 /** Rows of each table that @config's caches hold: int64[n_tables], to be freed. */
 peri_status peri__tier_slots(const peri_tbe_config *config, int64_t **out);
-/** Table @i behind its cache, on a device with a memory of its own (@apart) or not: rows of the cache as its load_factor says, and, added
- *  to @host and @files, bytes of the rows below it and of what it knows of them. */
-peri_status peri__tier_bytes(const peri_tbe_config *config, int64_t i, bool apart, int64_t *slots, double *host, double *files);
+/** Table @i behind its cache, on a device with a memory of its own (@apart) or not: rows of the cache as its
+ *  load_factor says, and, added to @host and @files, bytes of the rows below it and of what it knows of them. */
+peri_status peri__tier_bytes(const peri_tbe_config *config, int64_t i, bool apart, int64_t *slots, double *host,
+                             double *files);
 /** Open the files of a table batch whose flat tensors are there, and make them its store, also when that fails. */
 peri_status peri__tier_open(peri_tbe *tbe, const peri_tbe_config *config);
 

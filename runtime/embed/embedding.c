@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * embedding.c: lookups in one matrix: torch's embedding and embedding_bag. Sums and means are those of table batches, padding ids being
- * pruned ones; the largest elements of bags have kernels of their own (kernels/bags.h).
+ * embedding.c: lookups in one matrix: torch's embedding and embedding_bag. Sums and means are those of table batches,
+ * padding ids being pruned ones; the largest elements of bags have kernels of their own (kernels/bags.h).
  */
 #include "../sparse/sparse_internal.h"
 #include "embed_internal.h"
@@ -34,7 +34,7 @@ static void call_free(call *c)
     peri_tbe_release(c->tbe);
 }
 
-/* -- arguments ------------------------------------------------------------------------------------------------------------------- */
+/* -- arguments ----------------------------------------------------------------------------------------------------- */
 
 static peri_status check_bags(const peri_embedding_bag_args *a)
 {
@@ -47,9 +47,11 @@ static peri_status check_bags(const peri_embedding_bag_args *a)
         return peri__fail(PERI_EINVAL, "%s: ids are %s; with offsets they have 1 dimension", F,
                           peri__tensor_text(a->ids, text, sizeof text));
     if (!bags && a->offsets) return peri__fail(PERI_EINVAL, "%s: offsets, but no pooling", F);
-    if (a->include_last_offset && !a->offsets) return peri__fail(PERI_EINVAL, "%s: include_last_offset without offsets", F);
+    if (a->include_last_offset && !a->offsets)
+        return peri__fail(PERI_EINVAL, "%s: include_last_offset without offsets", F);
     if (!bags && a->ids->ndim == PERI_MAX_DIMS)
-        return peri__fail(PERI_EINVAL, "%s: ids of %d dimensions, allowed: up to %d", F, a->ids->ndim, PERI_MAX_DIMS - 1);
+        return peri__fail(PERI_EINVAL, "%s: ids of %d dimensions, allowed: up to %d", F, a->ids->ndim,
+                          PERI_MAX_DIMS - 1);
     if (a->offsets) PERI_TRY(peri__check_ints(F, "offsets", a->offsets, 1, a->weight));
     if (a->include_last_offset && peri__numel(a->offsets) < 1)
         return peri__fail(PERI_EINVAL, "%s: include_last_offset, but offsets are empty", F);
@@ -60,14 +62,15 @@ static peri_status check_weights(const peri_embedding_bag_args *a)
 {
     char one[128], two[128];
     if (!a->weights) return PERI_OK;
-    if (a->mode != PERI_BAG_SUM) return peri__fail(PERI_EINVAL, "%s: weights of ids with mode %d, allowed: %d (sum)", F, a->mode,
-                                                   PERI_BAG_SUM);
+    if (a->mode != PERI_BAG_SUM)
+        return peri__fail(PERI_EINVAL, "%s: weights of ids with mode %d, allowed: %d (sum)", F, a->mode, PERI_BAG_SUM);
     PERI_TRY(peri__check_tensor(F, "weights", a->weights, PERI_F32, a->ids->ndim));
     PERI_TRY(peri__check_same_device(F, a->weights, a->weight));
     for (int32_t d = 0; d < a->ids->ndim; d++)
         if (a->weights->shape[d] != a->ids->shape[d])
             return peri__fail(PERI_EINVAL, "%s: weights are %s, ids %s; allowed: one weight for each id", F,
-                              peri__tensor_text(a->weights, one, sizeof one), peri__tensor_text(a->ids, two, sizeof two));
+                              peri__tensor_text(a->weights, one, sizeof one),
+                              peri__tensor_text(a->ids, two, sizeof two));
     return PERI_OK;
 }
 
@@ -78,7 +81,8 @@ static peri_status check_args(const peri_embedding_bag_args *a)
     if (!peri__contiguous(a->weight) || a->weight->shape[1] < 1)
         return peri__fail(PERI_EINVAL, "%s: weight is %s, allowed: contiguous, at least one column", F,
                           peri__tensor_text(a->weight, text, sizeof text));
-    if (a->mode < PERI_BAG_SUM || a->mode > PERI_BAG_MAX) return peri__fail(PERI_EINVAL, "%s: mode %d, allowed: 0..3", F, a->mode);
+    if (a->mode < PERI_BAG_SUM || a->mode > PERI_BAG_MAX)
+        return peri__fail(PERI_EINVAL, "%s: mode %d, allowed: 0..3", F, a->mode);
     PERI_TRY(peri__check_ints(F, "ids", a->ids, -1, a->weight));
     PERI_TRY(check_bags(a));
     PERI_TRY(check_weights(a));
@@ -89,11 +93,12 @@ static peri_status check_args(const peri_embedding_bag_args *a)
         return peri__fail(PERI_EINVAL, "%s: padding_idx %lld without `padded`", F, (long long)a->padding_idx);
     if (!(a->max_norm >= 0) || isinf(a->max_norm))
         return peri__fail(PERI_EINVAL, "%s: max_norm %g, allowed: finite numbers > 0, or 0 for none", F, a->max_norm);
-    if (a->max_norm > 0 && !(a->norm_type > 0)) return peri__fail(PERI_EINVAL, "%s: norm_type %g, allowed: > 0", F, a->norm_type);
+    if (a->max_norm > 0 && !(a->norm_type > 0))
+        return peri__fail(PERI_EINVAL, "%s: norm_type %g, allowed: > 0", F, a->norm_type);
     return PERI_OK;
 }
 
-/* -- bags ------------------------------------------------------------------------------------------------------------------------ */
+/* -- bags ---------------------------------------------------------------------------------------------------------- */
 
 /** A contiguous tensor of one dimension; recorded where @t is. */
 static peri_status flat_of(peri_tensor *t, peri_tensor **out)
@@ -121,7 +126,8 @@ static peri_status make_offsets(const peri_embedding_bag_args *a, call *c)
     if (a->mode == PERI_BAG_NONE) return peri__offsets_of_equal(device, 1, c->n, &c->offsets);
     if (!a->offsets) return peri__offsets_of_equal(device, c->bags, a->ids->shape[1], &c->offsets);
     if (c->bags == 0 && c->n > 0)
-        return peri__fail(PERI_EINVAL, "%s: %lld ids, but offsets of no bag that they could belong to", F, (long long)c->n);
+        return peri__fail(PERI_EINVAL, "%s: %lld ids, but offsets of no bag that they could belong to", F,
+                          (long long)c->n);
     if (a->offsets->dtype == PERI_I32 && c->n > INT32_MAX)
         return peri__fail(PERI_EINVAL, "%s: offsets are i32, but there are %lld ids", F, (long long)c->n);
     if (a->include_last_offset) PERI_TRY(peri__contiguous_of(a->offsets, &c->offsets));
@@ -129,8 +135,8 @@ static peri_status make_offsets(const peri_embedding_bag_args *a, call *c)
     return peri__offsets_post(F, "offsets", c->offsets, c->n, &c->asked);
 }
 
-/** Each id lies in one bag: none is left out. Asked with the lookup, whose check of the ids waits for the device anyway. An error of the
- *  offsets is told before @status, which may be its consequence. */
+/** Each id lies in one bag: none is left out. Asked with the lookup, whose check of the ids waits for the device
+ *  anyway. An error of the offsets is told before @status, which may be its consequence. */
 static peri_status judge_offsets(call *c, peri_status status)
 {
     if (!c->asked.report) return status;
@@ -140,8 +146,13 @@ static peri_status judge_offsets(call *c, peri_status status)
 
 static peri_k_bags bags_of(const call *c)
 {
-    return (peri_k_bags){.ids = peri__data(c->pruned), .offsets = peri__data(c->offsets), .n_ids = c->n, .rows = c->rows,
-                         .cols = c->cols, .ids_dtype = c->pruned->dtype, .offsets_dtype = c->offsets->dtype};
+    return (peri_k_bags){.ids = peri__data(c->pruned),
+                         .offsets = peri__data(c->offsets),
+                         .n_ids = c->n,
+                         .rows = c->rows,
+                         .cols = c->cols,
+                         .ids_dtype = c->pruned->dtype,
+                         .offsets_dtype = c->offsets->dtype};
 }
 
 /** Bags that are worth a thread, @columns each. */
@@ -160,7 +171,8 @@ static peri_status prune(const peri_embedding_bag_args *a, call *c)
         return PERI_OK;
     }
     PERI_TRY(peri__tensor_like(c->ids, 1, &c->n, &c->pruned));
-    peri_k_bag_pad_args pad = {.ids = peri__data(c->ids), .out = peri__data(c->pruned), .padding = a->padding_idx, .dtype = c->ids->dtype};
+    peri_k_bag_pad_args pad = {
+        .ids = peri__data(c->ids), .out = peri__data(c->pruned), .padding = a->padding_idx, .dtype = c->ids->dtype};
     PERI_TRY(PERI_LAUNCH(device, bag_pad, &pad, c->n, PERI_INT_GRAIN));
     if (a->mode != PERI_BAG_MEAN) return PERI_OK;
     PERI_TRY(peri_tensor_new(device, PERI_F32, 1, &c->bags, &c->scale));
@@ -172,11 +184,20 @@ static peri_status prune(const peri_embedding_bag_args *a, call *c)
 /** The matrix as a table batch. */
 static peri_status as_table(const peri_embedding_bag_args *a, call *c)
 {
-    int32_t pooling = a->mode == PERI_BAG_NONE ? PERI_POOLING_NONE : a->mode == PERI_BAG_MEAN && !c->scale ? PERI_POOLING_MEAN
-                                                                                                      : PERI_POOLING_SUM;
+    int32_t pooling = a->mode == PERI_BAG_NONE                ? PERI_POOLING_NONE
+                      : a->mode == PERI_BAG_MEAN && !c->scale ? PERI_POOLING_MEAN
+                                                              : PERI_POOLING_SUM;
     peri_table_config table = {.size = sizeof table,
-                               .name = "weight", .rows = c->rows, .cols = c->cols, .pooling = pooling, .init = PERI_INIT_NONE};
-    peri_tbe_config config = {.size = sizeof config, .device = peri__device(a->weight), .dtype = PERI_F32, .n_tables = 1, .tables = &table,
+                               .name = "weight",
+                               .rows = c->rows,
+                               .cols = c->cols,
+                               .pooling = pooling,
+                               .init = PERI_INIT_NONE};
+    peri_tbe_config config = {.size = sizeof config,
+                              .device = peri__device(a->weight),
+                              .dtype = PERI_F32,
+                              .n_tables = 1,
+                              .tables = &table,
                               .optimizer = &peri__no_optimizer};
     peri_tbe_block block = {.bags = a->mode == PERI_BAG_NONE ? 1 : c->bags, .out_stride = c->cols, .feature = -1};
     PERI_TRY(peri__tbe_over(&config, a->weight, &c->tbe));
@@ -188,7 +209,9 @@ static peri_status call_new(const peri_embedding_bag_args *a, call *c)
     int64_t shape[PERI_MAX_DIMS];
     int32_t ndim = a->mode == PERI_BAG_NONE ? a->ids->ndim + 1 : 2;
     *c = (call){.n = peri__numel(a->ids), .rows = a->weight->shape[0], .cols = a->weight->shape[1]};
-    c->bags = a->mode == PERI_BAG_NONE ? c->n : a->offsets ? a->offsets->shape[0] - a->include_last_offset : a->ids->shape[0];
+    c->bags = a->mode == PERI_BAG_NONE ? c->n
+              : a->offsets             ? a->offsets->shape[0] - a->include_last_offset
+                                       : a->ids->shape[0];
     memcpy(shape, a->ids->shape, sizeof shape);
     if (a->mode != PERI_BAG_NONE) shape[0] = c->bags;
     shape[ndim - 1] = c->cols;
@@ -200,15 +223,20 @@ static peri_status call_new(const peri_embedding_bag_args *a, call *c)
     return peri_tensor_new(peri__device(a->weight), PERI_F32, ndim, shape, &c->out);
 }
 
-/* -- rows that are too long -------------------------------------------------------------------------------------------------------- */
+/* -- rows that are too long ---------------------------------------------------------------------------------------- */
 
 static peri_status renorm(const peri_embedding_bag_args *a, const call *c)
 {
     peri_unique_result distinct = {0};
     if (c->n == 0) return PERI_OK;
     PERI_TRY(peri_sparse_unique(c->ids, false, false, &distinct));
-    peri_k_bag_renorm_args args = {.ids = peri__data(distinct.unique), .x = peri__data(a->weight), .rows = c->rows, .cols = c->cols,
-                                   .max_norm = a->max_norm, .norm_type = a->norm_type, .dtype = distinct.unique->dtype};
+    peri_k_bag_renorm_args args = {.ids = peri__data(distinct.unique),
+                                   .x = peri__data(a->weight),
+                                   .rows = c->rows,
+                                   .cols = c->cols,
+                                   .max_norm = a->max_norm,
+                                   .norm_type = a->norm_type,
+                                   .dtype = distinct.unique->dtype};
     peri__changed(a->weight);
     peri_status status = PERI_LAUNCH(peri__device(a->weight), bag_renorm, &args, peri__numel(distinct.unique),
                                      peri__max(1, PERI_INT_GRAIN / c->cols));
@@ -216,7 +244,7 @@ static peri_status renorm(const peri_embedding_bag_args *a, const call *c)
     return status;
 }
 
-/* -- the largest elements ---------------------------------------------------------------------------------------------------------- */
+/* -- the largest elements ------------------------------------------------------------------------------------------ */
 
 enum { SAVED_IDS, SAVED_OFFSETS, SAVED_PLACES };
 
@@ -227,10 +255,17 @@ static peri_status max_backward(peri__node *node, peri_tensor *const *grad_out, 
     peri_status status;
     PERI_TRY_GOTO(peri__contiguous_of(grad_out[0], &grad), out);
     PERI_TRY_GOTO(peri_tensor_full(peri__device(grad), PERI_F32, 2, table, 0, &dx), out);
-    peri_k_bag_max_grad_args args = {
-        .bags = {.ids = peri__data(ids), .offsets = peri__data(offsets), .n_ids = peri__numel(ids), .rows = table[0],
-                 .cols = table[1], .ids_dtype = ids->dtype, .offsets_dtype = offsets->dtype},
-        .grad = peri__data(grad), .places = peri__data(node->saved[SAVED_PLACES]), .dx = peri__data(dx), .n = peri__numel(offsets) - 1};
+    peri_k_bag_max_grad_args args = {.bags = {.ids = peri__data(ids),
+                                              .offsets = peri__data(offsets),
+                                              .n_ids = peri__numel(ids),
+                                              .rows = table[0],
+                                              .cols = table[1],
+                                              .ids_dtype = ids->dtype,
+                                              .offsets_dtype = offsets->dtype},
+                                     .grad = peri__data(grad),
+                                     .places = peri__data(node->saved[SAVED_PLACES]),
+                                     .dx = peri__data(dx),
+                                     .n = peri__numel(offsets) - 1};
     int64_t blocks = peri__ceil_div(table[1], PERI_K_BAG_COLUMNS);
     status = PERI_LAUNCH(peri__device(grad), bag_max_grad, &args, blocks,
                          peri__max(1, PERI_INT_GRAIN / (PERI_K_BAG_COLUMNS * peri__max(args.n, 1))));
@@ -260,12 +295,13 @@ static peri_status largest(const peri_embedding_bag_args *a, call *c)
     return PERI_OK;
 }
 
-/* -- the call -------------------------------------------------------------------------------------------------------------------- */
+/* -- the call ------------------------------------------------------------------------------------------------------ */
 
 /** A batch of ids @ids. */
 static peri_status batch_of(const call *c, peri_tensor *ids, peri_tbe_batch **out)
 {
-    peri_tbe_input in = {.ids = ids, .offsets = c->offsets, .weights = c->weights, .scale = c->scale, .blocks = c->blocks};
+    peri_tbe_input in = {
+        .ids = ids, .offsets = c->offsets, .weights = c->weights, .scale = c->scale, .blocks = c->blocks};
     PERI_TRY(peri__tbe_input_check(F, c->tbe, &in));
     return peri_tbe_batch_new(c->tbe, &in, out);
 }
@@ -276,7 +312,8 @@ static peri_status look_up(const peri_embedding_bag_args *a, call *c, peri_tbe_b
     if (a->max_norm > 0 || a->mode == PERI_BAG_MAX) PERI_TRY(judge_offsets(c, peri__memory_check(F, batch)));
     if (a->max_norm > 0) PERI_TRY(renorm(a, c));
     if (a->mode == PERI_BAG_MAX) return largest(a, c);
-    if (a->mode == PERI_BAG_NONE && c->ids != c->pruned) { /* the padding row is a row as others; it only learns nothing */
+    /* the padding row is a row as others; it only learns nothing */
+    if (a->mode == PERI_BAG_NONE && c->ids != c->pruned) {
         peri_tbe_batch *whole;
         PERI_TRY(batch_of(c, c->ids, &whole));
         peri_status status = peri__batch_forward(F, whole, c->out);

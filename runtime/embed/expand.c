@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * expand.c: from the pooled rows of distinct bags to the full batch. It is a lookup: the pooled rows are tables, the inverse indices ids
- * of bags of one id each; its gradient sums what goes back to the same row, in the order of the batch.
+ * expand.c: from the pooled rows of distinct bags to the full batch. It is a lookup: the pooled rows are tables, the
+ * inverse indices ids of bags of one id each; its gradient sums what goes back to the same row, in the order of the
+ * batch.
  */
 #include "embed_internal.h"
 
@@ -24,9 +25,11 @@ static peri_status check_args(const peri_tbe_expand_args *a)
             return peri__fail(PERI_EINVAL, "peri_tbe_expand: feature %lld has %lld rows of %lld columns", (long long)f,
                               (long long)a->rows[f], (long long)a->cols[f]);
         if (a->inverse_row[f] < 0 || a->inverse_row[f] >= a->inverse->shape[0])
-            return peri__fail(PERI_ERANGE, "peri_tbe_expand: feature %lld uses row %lld of the inverse indices, allowed: 0..%lld",
+            return peri__fail(PERI_ERANGE,
+                              "peri_tbe_expand: feature %lld uses row %lld of the inverse indices, allowed: 0..%lld",
                               (long long)f, (long long)a->inverse_row[f], (long long)a->inverse->shape[0] - 1);
-        if (!a->names || !a->names[f]) return peri__fail(PERI_EINVAL, "peri_tbe_expand: feature %lld has no name", (long long)f);
+        if (!a->names || !a->names[f])
+            return peri__fail(PERI_EINVAL, "peri_tbe_expand: feature %lld has no name", (long long)f);
         elements += a->rows[f] * a->cols[f];
     }
     if (elements == peri__numel(a->pooled)) return PERI_OK;
@@ -45,7 +48,10 @@ static peri_status as_tables(const peri_tbe_expand_args *a, peri_tbe **tbe, peri
     for (int64_t f = 0; f < a->features; f++) *width += a->cols[f];
     for (int64_t f = 0; f < a->features; f++) {
         tables[f] = (peri_table_config){.size = sizeof(peri_table_config),
-                                        .name = a->names[f], .rows = a->rows[f], .cols = a->cols[f], .init = PERI_INIT_NONE};
+                                        .name = a->names[f],
+                                        .rows = a->rows[f],
+                                        .cols = a->cols[f],
+                                        .init = PERI_INIT_NONE};
         list[f] = (peri_tbe_block){.first_bag = a->inverse_row[f] * batch,
                                    .bags = batch,
                                    .out_offset = column,
@@ -55,7 +61,10 @@ static peri_status as_tables(const peri_tbe_expand_args *a, peri_tbe **tbe, peri
         column += a->cols[f];
     }
     peri_tbe_config config = {.size = sizeof config,
-                              .device = peri__device(a->pooled), .dtype = PERI_F32, .n_tables = a->features, .tables = tables,
+                              .device = peri__device(a->pooled),
+                              .dtype = PERI_F32,
+                              .n_tables = a->features,
+                              .tables = tables,
                               .optimizer = &peri__no_optimizer};
     PERI_TRY_GOTO(peri__tbe_over(&config, a->pooled, tbe), out);
     (*tbe)->of_inverse = true;

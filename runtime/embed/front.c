@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * front.c: the calls that look up and train. Each checks its arguments, goes to where the rows are (peri__store), and keeps the lookup's
- * node on the tape.
+ * front.c: the calls that look up and train. Each checks its arguments, goes to where the rows are (peri__store), and
+ * keeps the lookup's node on the tape.
  */
 #include "embed_internal.h"
 
-/* -- batches --------------------------------------------------------------------------------------------------------------------- */
+/* -- batches ------------------------------------------------------------------------------------------------------- */
 
 /** A batch for an input, which is checked for @function. */
 static peri_status batch_for(const char *function, peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_batch **out)
@@ -38,14 +38,16 @@ void peri_tbe_batch_release(peri_tbe_batch *b)
 peri_status peri_tbe_batch_sort(peri_tbe_batch *b)
 {
     PERI_NEED(b);
-    if (!b->tbe->store->whole || b->tbe->optimizer.kind == PERI_TBE_NONE) return PERI_OK; /* slots are known with the lookup only */
+    /* slots are known with the lookup only */
+    if (!b->tbe->store->whole || b->tbe->optimizer.kind == PERI_TBE_NONE) return PERI_OK;
     PERI_TRY(peri__batch_enter("peri_tbe_batch_sort", b, false));
     return peri__batch_leave(b, false, peri__batch_sort(b));
 }
 
-/* -- forward --------------------------------------------------------------------------------------------------------------------- */
+/* -- forward ------------------------------------------------------------------------------------------------------- */
 
-static peri_status check_out(const char *function, const peri_tbe *tbe, const peri_tbe_input *in, const peri_tensor *out)
+static peri_status check_out(const char *function, const peri_tbe *tbe, const peri_tbe_input *in,
+                             const peri_tensor *out)
 {
     char text[128];
     PERI_TRY(peri__check_tensor(function, "the output", out, -1, -1));
@@ -53,7 +55,8 @@ static peri_status check_out(const char *function, const peri_tbe *tbe, const pe
         return peri__fail(PERI_EINVAL, "%s: the output is %s, allowed: f32, f16, bf16", function,
                           peri__tensor_text(out, text, sizeof text));
     if (peri__device(out) != tbe->device || !peri__contiguous(out))
-        return peri__fail(PERI_EINVAL, "%s: the output must be contiguous and on device %s", function, tbe->device->name);
+        return peri__fail(PERI_EINVAL, "%s: the output must be contiguous and on device %s", function,
+                          tbe->device->name);
     int64_t extent = peri__tbe_extent(tbe, in);
     if (peri__numel(out) >= extent) return PERI_OK;
     return peri__fail(PERI_EINVAL, "%s: the output is %s, the blocks write up to element %lld", function,
@@ -91,7 +94,7 @@ peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tenso
     return status;
 }
 
-/* -- backward -------------------------------------------------------------------------------------------------------------------- */
+/* -- backward ------------------------------------------------------------------------------------------------------ */
 
 /** Gradients of the ids' weights at once, the rest later. */
 static peri_status keep(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
@@ -102,22 +105,25 @@ static peri_status keep(const char *function, peri_tbe_batch *b, peri_tensor *gr
     return peri__batch_leave(b, true, status);
 }
 
-/** Say once if one backward pass updates @tbe several times: who knows autograd expects one step with the sum of the gradients. Of SGD
- *  without decay that is the same. */
+/** Say once if one backward pass updates @tbe several times: who knows autograd expects one step with the sum of the
+ *  gradients. Of SGD without decay that is the same. */
 static void note_pass(peri_tbe *tbe)
 {
     const peri_tbe_optimizer *o = &tbe->optimizer;
     uint64_t pass = peri__backward_running();
-    if (pass == 0 || tbe->n_tables == 0 || o->kind == PERI_TBE_NONE || (o->kind == PERI_TBE_SGD && o->weight_decay == 0)) return;
+    if (pass == 0 || tbe->n_tables == 0 || o->kind == PERI_TBE_NONE ||
+        (o->kind == PERI_TBE_SGD && o->weight_decay == 0))
+        return;
     pthread_mutex_lock(&tbe->small); /* other threads update it, too */
     const bool tell = pass == tbe->last_pass && !tbe->told_twice;
     tbe->last_pass = pass;
     tbe->told_twice = tbe->told_twice || tell;
     pthread_mutex_unlock(&tbe->small);
     if (!tell) return;
-    peri__log(PERI_LOG_WARN, "table '%.120s'%s: one backward pass updates it for each of several lookups, so its optimizer (%s) takes "
-              "several steps, as FBGEMM's does; one lookup of all features of a step takes one step", tbe->tables[0].name,
-              tbe->n_tables > 1 ? " and those beside it" : "", peri_tbe_optimizer_name(o->kind));
+    peri__log(PERI_LOG_WARN,
+              "table '%.120s'%s: one backward pass updates it for each of several lookups, so its optimizer (%s) takes "
+              "several steps, as FBGEMM's does; one lookup of all features of a step takes one step",
+              tbe->tables[0].name, tbe->n_tables > 1 ? " and those beside it" : "", peri_tbe_optimizer_name(o->kind));
 }
 
 static peri_status backward(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
@@ -149,7 +155,7 @@ peri_status peri_tbe_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_tens
     return status;
 }
 
-/* -- rows ahead ------------------------------------------------------------------------------------------------------------------ */
+/* -- rows ahead ---------------------------------------------------------------------------------------------------- */
 
 peri_status peri_tbe_batch_prefetch(peri_tbe_batch *b)
 {
@@ -158,7 +164,7 @@ peri_status peri_tbe_batch_prefetch(peri_tbe_batch *b)
     return store->prefetch ? store->prefetch("peri_tbe_batch_prefetch", b) : PERI_OK;
 }
 
-/* -- on the tape ----------------------------------------------------------------------------------------------------------------- */
+/* -- on the tape --------------------------------------------------------------------------------------------------- */
 
 /** What the node saves, so that changes in place are noticed; its state is the batch. */
 enum { SAVED_IDS, SAVED_OFFSETS, SAVED_WEIGHTS, SAVED_SCALE };
@@ -184,11 +190,13 @@ peri_status peri__lookup_backward(peri__node *node, peri_tbe_batch *batch, peri_
         peri_tensor_release(narrow);
         PERI_TRY_GOTO(status, out);
     }
-    if (node->n_in > 0 && peri__needs(node, 0)) PERI_TRY_GOTO(peri__tensor_like(weights, 1, weights->shape, &grad_weights), out);
+    if (node->n_in > 0 && peri__needs(node, 0))
+        PERI_TRY_GOTO(peri__tensor_like(weights, 1, weights->shape, &grad_weights), out);
     if (leaves) {
         PERI_TRY_GOTO(peri_tbe_batch_gradient(batch, grad, grad_weights, &dense), out);
         for (int32_t i = 1; i < node->n_in; i++)
-            if (peri__needs(node, i)) PERI_TRY_GOTO(peri_tbe_gradient_table(batch->tbe, dense, i - 1, &grad_in[i]), out);
+            if (peri__needs(node, i))
+                PERI_TRY_GOTO(peri_tbe_gradient_table(batch->tbe, dense, i - 1, &grad_in[i]), out);
     } else {
         PERI_TRY_GOTO(backward("peri_tbe_backward", batch, grad, grad_weights), out);
     }
@@ -209,7 +217,8 @@ static peri_status lookup_backward(peri__node *node, peri_tensor *const *grad_ou
     return peri__lookup_backward(node, node->state, grad, grad_in);
 }
 
-static const peri__node_vtab lookup_vtab = {.name = "tbe_lookup", .acts = PERI__UPDATES, .backward = lookup_backward, .fini = lookup_fini};
+static const peri__node_vtab lookup_vtab = {
+    .name = "tbe_lookup", .acts = PERI__UPDATES, .backward = lookup_backward, .fini = lookup_fini};
 
 /** The node's inputs (borrowed), in a new array. */
 static peri_status lookup_inputs(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor ***out, int32_t *n)
@@ -231,7 +240,8 @@ static peri_status lookup_inputs(peri_tbe *tbe, const peri_tbe_input *in, peri_t
     return PERI_OK;
 }
 
-peri_status peri__lookup_record(const peri__node_vtab *vtab, peri_tbe_batch *b, peri_tensor *const *out, int32_t n, peri__node **node)
+peri_status peri__lookup_record(const peri__node_vtab *vtab, peri_tbe_batch *b, peri_tensor *const *out, int32_t n,
+                                peri__node **node)
 {
     peri_tensor **inputs;
     int32_t n_in;
@@ -258,7 +268,8 @@ int64_t peri__batch_offset(const peri_tbe_batch *b, int64_t bag)
     return b->in.offsets->dtype == PERI_I32 ? ((const int32_t *)offsets)[bag] : ((const int64_t *)offsets)[bag];
 }
 
-/** Whether the lookup writes all of @out: bags that follow each other from the first id to the last leave no row out. */
+/** Whether the lookup writes all of @out: bags that follow each other from the first id to the last leave no row
+ *  out. */
 static bool covers(const peri_tbe_batch *b, const peri_tensor *out)
 {
     const peri_tbe_blocks *l = b->in.blocks;
@@ -269,7 +280,8 @@ static bool covers(const peri_tbe_batch *b, const peri_tensor *out)
            peri__batch_offset(b, 0) == 0 && peri__batch_offset(b, l->bags) == n;
 }
 
-peri_status peri__lookup_rows(const char *function, peri_tbe_batch *b, int32_t ndim, const int64_t *shape, peri_tensor **out)
+peri_status peri__lookup_rows(const char *function, peri_tbe_batch *b, int32_t ndim, const int64_t *shape,
+                              peri_tensor **out)
 {
     peri_tbe *tbe = b->tbe;
     peri_tensor *t;
@@ -283,7 +295,8 @@ peri_status peri__lookup_rows(const char *function, peri_tbe_batch *b, int32_t n
     return status;
 }
 
-static peri_status lookup(const char *function, peri_tbe_batch *b, int32_t ndim, const int64_t *shape, peri_tensor **out)
+static peri_status lookup(const char *function, peri_tbe_batch *b, int32_t ndim, const int64_t *shape,
+                          peri_tensor **out)
 {
     PERI_TRY(peri__lookup_rows(function, b, ndim, shape, out));
     if (!peri__grad_enabled()) return PERI_OK;
@@ -301,7 +314,8 @@ peri_status peri_tbe_batch_lookup(peri_tbe_batch *b, int32_t ndim, const int64_t
     return lookup("peri_tbe_batch_lookup", b, ndim, shape, out);
 }
 
-peri_status peri_tbe_lookup(peri_tbe *tbe, const peri_tbe_input *in, int32_t ndim, const int64_t *shape, peri_tensor **out)
+peri_status peri_tbe_lookup(peri_tbe *tbe, const peri_tbe_input *in, int32_t ndim, const int64_t *shape,
+                            peri_tensor **out)
 {
     PERI_NEED(in);
     PERI_NEED(tbe);

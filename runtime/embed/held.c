@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * held.c: whether the rows of a table can hold the numbers that are written to them. What does not fit would become NaN, infinite, or
- * another number, without a word: formats of few bits have neither, or small ranges.
+ * held.c: whether the rows of a table can hold the numbers that are written to them. What does not fit would become
+ * NaN, infinite, or another number, without a word: formats of few bits have neither, or small ranges.
  */
 #include "embed_internal.h"
 
@@ -10,7 +10,10 @@
 enum { CHUNK = 1 << 20 }; /* numbers that are brought to the host at a time */
 
 /** What collections call a format: both 8-bit ones are INT8. */
-static const char *format_name(int32_t dtype) { return peri_row_format_name(dtype == PERI_ROWS_INT8_HALF ? PERI_ROWS_INT8 : dtype); }
+static const char *format_name(int32_t dtype)
+{
+    return peri_row_format_name(dtype == PERI_ROWS_INT8_HALF ? PERI_ROWS_INT8 : dtype);
+}
 
 /** What a format holds, for messages. */
 static const char *allowed(int32_t dtype)
@@ -20,7 +23,8 @@ static const char *allowed(int32_t dtype)
     case PERI_ROWS_FP8: return "finite numbers, -240..240";
     case PERI_F16: return "-65504..65504, inf, nan";
     case PERI_BF16: return "-3.3895314e38..3.3895314e38, inf, nan";
-    default: return "finite numbers whose least, and whose step (the range divided by the codes), fit f16, -65504..65504";
+    default:
+        return "finite numbers whose least, and whose step (the range divided by the codes), fit f16, -65504..65504";
     }
 }
 
@@ -53,20 +57,25 @@ static bool held(int32_t dtype, const float *x, int64_t cols, const uint8_t *byt
     return (scale & 0x7fff) <= 0x7c00;
 }
 
-static peri_status complain(const char *function, const peri_tbe *tbe, int64_t table, int64_t row, const float *x, int64_t at)
+static peri_status complain(const char *function, const peri_tbe *tbe, int64_t table, int64_t row, const float *x,
+                            int64_t at)
 {
     const char *name = tbe->tables[table].name;
     if (at >= 0)
-        return peri__fail(PERI_ERANGE, "%s: table '%.120s', row %lld: its number %lld is %g, which rows of %s do not hold; allowed: %s",
-                          function, name, (long long)row, (long long)at, isnan(x[at]) ? (double)NAN : (double)x[at],
-                          format_name(tbe->dtype), allowed(tbe->dtype));
+        return peri__fail(
+            PERI_ERANGE,
+            "%s: table '%.120s', row %lld: its number %lld is %g, which rows of %s do not hold; allowed: %s", function,
+            name, (long long)row, (long long)at, isnan(x[at]) ? (double)NAN : (double)x[at], format_name(tbe->dtype),
+            allowed(tbe->dtype));
     float least = x[0], largest = x[0];
     for (int64_t c = 1; c < tbe->layout[table].cols; c++) {
         least = fminf(least, x[c]);
         largest = fmaxf(largest, x[c]);
     }
-    return peri__fail(PERI_ERANGE, "%s: table '%.120s', row %lld: its numbers go from %g to %g, which rows of %s do not hold; allowed: %s",
-                      function, name, (long long)row, (double)least, (double)largest, format_name(tbe->dtype), allowed(tbe->dtype));
+    return peri__fail(
+        PERI_ERANGE,
+        "%s: table '%.120s', row %lld: its numbers go from %g to %g, which rows of %s do not hold; allowed: %s",
+        function, name, (long long)row, (double)least, (double)largest, format_name(tbe->dtype), allowed(tbe->dtype));
 }
 
 /** Rows [begin, end) of @t in host memory: where they are, or read into @room. */
@@ -109,11 +118,14 @@ peri_status peri__rows_held(const char *function, const peri_tbe *tbe, int64_t t
     return status;
 }
 
-peri_status peri__floats_held(const char *function, const peri_tbe *tbe, int64_t table, int64_t row, const peri_tensor *src)
+peri_status peri__floats_held(const char *function, const peri_tbe *tbe, int64_t table, int64_t row,
+                              const peri_tensor *src)
 {
-    bool narrow = tbe->dtype == PERI_F16 || tbe->dtype == PERI_BF16, wide = src->dtype == PERI_F32 || src->dtype == PERI_F64;
+    bool narrow = tbe->dtype == PERI_F16 || tbe->dtype == PERI_BF16,
+         wide = src->dtype == PERI_F32 || src->dtype == PERI_F64;
     if (!narrow || !wide || src->ndim != 2) return PERI_OK;
-    if (tbe->optimizer.kind != PERI_TBE_NONE && !peri__immediate(peri__device(src))) return PERI_OK; /* training does not wait for it */
+    /* training does not wait for it */
+    if (tbe->optimizer.kind != PERI_TBE_NONE && !peri__immediate(peri__device(src))) return PERI_OK;
     peri_tensor *numbers = NULL, *flat = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_to((peri_tensor *)src, PERI_F32, NULL, &numbers), out);

@@ -7,30 +7,64 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { FULL = PERI_STATE_FULL + 1, ROW = PERI_STATE_ROW + 1, SQUARE = PERI_STATE_SQUARE + 1, SCALAR = PERI_STATE_SCALAR + 1 };
-enum { M1 = PERI__STATE_MOMENTUM1, M2 = PERI__STATE_MOMENTUM2, COUNTER = PERI__STATE_ROW_COUNTER, PREV = PERI__STATE_PREV_ITER };
+enum {
+    FULL = PERI_STATE_FULL + 1,
+    ROW = PERI_STATE_ROW + 1,
+    SQUARE = PERI_STATE_SQUARE + 1,
+    SCALAR = PERI_STATE_SCALAR + 1
+};
+enum {
+    M1 = PERI__STATE_MOMENTUM1,
+    M2 = PERI__STATE_MOMENTUM2,
+    COUNTER = PERI__STATE_ROW_COUNTER,
+    PREV = PERI__STATE_PREV_ITER
+};
 
 static const peri__optimizer_kind kinds[PERI_TBE_OPTIMIZER_COUNT] = {
     [PERI_TBE_NONE] = {.name = "none"},
     [PERI_TBE_SGD] = {.name = "sgd", .decay = true, .decay_mode = true},
     [PERI_TBE_ADAGRAD] = {.name = "adagrad", .keeps = {[M1] = FULL}, .eps = 1e-8, .decay = true, .decay_mode = true},
-    [PERI_TBE_ROWWISE_ADAGRAD] = {.name = "rowwise_adagrad", .keeps = {[M1] = ROW}, .eps = 1e-8, .decay = true, .decay_mode = true},
-    [PERI_TBE_ADAM] = {.name = "adam", .keeps = {[M1] = FULL, [M2] = FULL}, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .decay = true},
-    [PERI_TBE_PARTIAL_ROWWISE_ADAM] =
-        {.name = "partial_rowwise_adam", .keeps = {[M1] = FULL, [M2] = ROW}, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .decay = true},
-    [PERI_TBE_LAMB] = {.name = "lamb", .keeps = {[M1] = FULL, [M2] = FULL}, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .decay = true},
-    [PERI_TBE_PARTIAL_ROWWISE_LAMB] =
-        {.name = "partial_rowwise_lamb", .keeps = {[M1] = FULL, [M2] = ROW}, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .decay = true},
+    [PERI_TBE_ROWWISE_ADAGRAD] =
+        {.name = "rowwise_adagrad", .keeps = {[M1] = ROW}, .eps = 1e-8, .decay = true, .decay_mode = true},
+    [PERI_TBE_ADAM] =
+        {.name = "adam", .keeps = {[M1] = FULL, [M2] = FULL}, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .decay = true},
+    [PERI_TBE_PARTIAL_ROWWISE_ADAM] = {.name = "partial_rowwise_adam",
+                                       .keeps = {[M1] = FULL, [M2] = ROW},
+                                       .eps = 1e-8,
+                                       .beta1 = 0.9,
+                                       .beta2 = 0.999,
+                                       .decay = true},
+    [PERI_TBE_LAMB] =
+        {.name = "lamb", .keeps = {[M1] = FULL, [M2] = FULL}, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .decay = true},
+    [PERI_TBE_PARTIAL_ROWWISE_LAMB] = {.name = "partial_rowwise_lamb",
+                                       .keeps = {[M1] = FULL, [M2] = ROW},
+                                       .eps = 1e-8,
+                                       .beta1 = 0.9,
+                                       .beta2 = 0.999,
+                                       .decay = true},
     [PERI_TBE_LARS_SGD] = {.name = "lars_sgd", .keeps = {[M1] = FULL}, .lars = true, .decay = true},
-    [PERI_TBE_SHAMPOO] =
-        {.name = "shampoo", .keeps = {[PERI__STATE_PRECONDITIONER] = SQUARE}, .eps = 1e-4, .decay = true, .decay_mode = true},
+    [PERI_TBE_SHAMPOO] = {.name = "shampoo",
+                          .keeps = {[PERI__STATE_PRECONDITIONER] = SQUARE},
+                          .eps = 1e-4,
+                          .decay = true,
+                          .decay_mode = true},
     [PERI_TBE_LION] = {.name = "lion", .keeps = {[M1] = FULL}, .beta1 = 0.9, .beta2 = 0.99, .decay = true},
-    [PERI_TBE_ROWWISE_RMSPROP_AR] = {.name = "rowwise_rmsprop_ar", .keeps = {[M1] = ROW, [PREV] = ROW}, .eps = 1e-8, .rmsprop = true},
-    [PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD] = {.name = "emainplace_rowwise_adagrad", .keeps = {[M1] = ROW}, .eps = 1e-8, .decay = true,
-                                             .decay_mode = true, .ema = true},
+    [PERI_TBE_ROWWISE_RMSPROP_AR] = {.name = "rowwise_rmsprop_ar",
+                                     .keeps = {[M1] = ROW, [PREV] = ROW},
+                                     .eps = 1e-8,
+                                     .rmsprop = true},
+    [PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD] = {.name = "emainplace_rowwise_adagrad",
+                                             .keeps = {[M1] = ROW},
+                                             .eps = 1e-8,
+                                             .decay = true,
+                                             .decay_mode = true,
+                                             .ema = true},
     [PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER] = {.name = "rowwise_adagrad_with_counter",
-                                               .keeps = {[M1] = ROW, [COUNTER] = ROW, [PREV] = ROW}, .counter = true, .eps = 1e-8,
-                                               .decay = true, .decay_mode = true},
+                                               .keeps = {[M1] = ROW, [COUNTER] = ROW, [PREV] = ROW},
+                                               .counter = true,
+                                               .eps = 1e-8,
+                                               .decay = true,
+                                               .decay_mode = true},
 };
 
 const peri__optimizer_kind *peri__optimizer_kind_of(int32_t kind) { return &kinds[kind]; }
@@ -50,7 +84,7 @@ const char *peri__start_text(int32_t init, double a, double b, char out[PERI__ST
     return out;
 }
 
-/* -- states ---------------------------------------------------------------------------------------------------------------------- */
+/* -- states -------------------------------------------------------------------------------------------------------- */
 
 static const struct {
     const char *name;
@@ -141,7 +175,8 @@ peri_status peri__state_view(const peri_tbe *tbe, int64_t table, int32_t i, peri
     const peri_k_tbe_table *t = &tbe->layout[table];
     int64_t at = peri__state_offset(tbe, s, table), cols = peri__tbe_bytes(tbe->dtype) ? t->stride : t->cols;
     switch (s->geometry) {
-    case PERI_STATE_FULL: return peri__tensor_view(s->flat, 2, (int64_t[]){t->rows, cols}, (int64_t[]){t->stride, 1}, at, out);
+    case PERI_STATE_FULL:
+        return peri__tensor_view(s->flat, 2, (int64_t[]){t->rows, cols}, (int64_t[]){t->stride, 1}, at, out);
     case PERI_STATE_ROW: return peri__tensor_view(s->flat, 1, &t->rows, NULL, at, out);
     case PERI_STATE_SQUARE: return peri__tensor_view(s->flat, 2, (int64_t[]){t->cols, t->cols}, NULL, at, out);
     default: return peri__tensor_view(s->flat, 1, (int64_t[]){1}, NULL, at, out);
@@ -162,8 +197,9 @@ int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_P
     for (int32_t i = 0; i < tbe->n_states; i++) {
         const peri__state *s = &tbe->state[i];
         if (!peri__has_rows(s->geometry)) continue;
-        part[n++] = (peri_k_cache_part){
-            .base = peri__data(s->flat), .bytes = (int32_t)peri_dtype_size(s->dtype), .row = s->geometry == PERI_STATE_ROW};
+        part[n++] = (peri_k_cache_part){.base = peri__data(s->flat),
+                                        .bytes = (int32_t)peri_dtype_size(s->dtype),
+                                        .row = s->geometry == PERI_STATE_ROW};
     }
     return n;
 }

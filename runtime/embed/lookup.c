@@ -22,7 +22,7 @@ peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe)
                              .slot_row = slot_row};
 }
 
-/* -- forward --------------------------------------------------------------------------------------------------------------------- */
+/* -- forward ------------------------------------------------------------------------------------------------------- */
 
 peri_status peri__tbe_forward(peri_tbe_batch *b, peri_tensor *out, bool check)
 {
@@ -35,7 +35,8 @@ peri_status peri__tbe_forward(peri_tbe_batch *b, peri_tensor *out, bool check)
     PERI_TRY(PERI_RUN(tbe->device, tbe_forward, &args));
     atomic_fetch_add_explicit(&tbe->lookups, 1, memory_order_relaxed);
     if (!check) return PERI_OK;
-    peri_k_tbe_report_args describe = {
-        .list = args.list, .report = args.report, .counters = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_BAD_IDS};
+    peri_k_tbe_report_args describe = {.list = args.list,
+                                       .report = args.report,
+                                       .counters = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_BAD_IDS};
     return peri__tbe_counting(tbe, PERI_OP_tbe_report, &describe, sizeof describe);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * marks.c: which rows of a table batch changed since they were asked for last: a watch (watch.h) that sets bits, for increments of
- * checkpoints.
+ * marks.c: which rows of a table batch changed since they were asked for last: a watch (watch.h) that sets bits, for
+ * increments of checkpoints.
  */
 #include "watch.h"
 
@@ -102,7 +102,8 @@ bool peri_row_marks_alive(const peri_row_marks *m) { return m && m->tbe; }
 static peri_status check_words(const char *function, const peri_tensor *bits)
 {
     char text[128];
-    if (bits->dtype == PERI_I64 && bits->ndim == 1 && peri__contiguous(bits) && peri__immediate(peri__device(bits))) return PERI_OK;
+    if (bits->dtype == PERI_I64 && bits->ndim == 1 && peri__contiguous(bits) && peri__immediate(peri__device(bits)))
+        return PERI_OK;
     return peri__fail(PERI_EINVAL, "%s: bits are %s, wanted what peri_row_marks_take returns", function,
                       peri__tensor_text(bits, text, sizeof text));
 }
@@ -123,7 +124,8 @@ peri_status peri_row_bits_join(peri_tensor *bits, const peri_tensor *more)
     return PERI_OK;
 }
 
-peri_status peri_row_bits_list(const peri_tbe *tbe, int64_t table, const peri_tensor *bits, int64_t first_row, peri_tensor **out)
+peri_status peri_row_bits_list(const peri_tbe *tbe, int64_t table, const peri_tensor *bits, int64_t first_row,
+                               peri_tensor **out)
 {
     static const char f[] = "peri_row_bits_list";
     PERI_NEED(tbe);
@@ -131,7 +133,8 @@ peri_status peri_row_bits_list(const peri_tbe *tbe, int64_t table, const peri_te
     PERI_NEED(out);
     PERI_TRY(check_words(f, bits));
     if (table < 0 || table >= tbe->n_tables)
-        return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", f, (long long)table, (long long)tbe->n_tables - 1);
+        return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", f, (long long)table,
+                          (long long)tbe->n_tables - 1);
     const int64_t first = peri__first_row(tbe, table), past = first + tbe->tables[table].config.rows;
     if (past > peri__numel(bits) * 64) return peri__fail(PERI_EINVAL, "%s: bits are of another table batch", f);
     const uint64_t *words = peri__data(bits);
@@ -155,13 +158,14 @@ peri_status peri_row_bits_list(const peri_tbe *tbe, int64_t table, const peri_te
     return PERI_OK;
 }
 
-/* -- whose rows a tensor has ---------------------------------------------------------------------------------------------------------- */
+/* -- whose rows a tensor has --------------------------------------------------------------------------------------- */
 
 /** The table whose part @t is: it has all its rows, where peri_tbe_state has them. -1: none. */
 static int64_t table_of_view(const peri_tbe *tbe, int32_t state, const peri_tensor *t)
 {
     const peri__state *s = &tbe->state[state];
-    int64_t low = 0, high = tbe->n_tables; /* the last table that begins there or before: those in front of it at that place are empty */
+    int64_t low = 0, high = tbe->n_tables; /* the last table that begins there or before: those in front of it at that
+                                              place are empty */
     peri_tensor *view;
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
@@ -198,16 +202,19 @@ peri_status peri_tbe_of_view(const peri_tensor *t, peri_tbe **tbe, int64_t *tabl
     return PERI_OK;
 }
 
-/* -- the rows themselves --------------------------------------------------------------------------------------------------------------- */
+/* -- the rows themselves ------------------------------------------------------------------------------------------- */
 
-/** Rows @list [n] of state @part into @some (@write: from it), by runs of rows that follow each other. Within a call. */
-static peri_status move_runs(peri_tbe *tbe, int64_t table, int32_t part, const int64_t *list, int64_t n, peri_tensor *rows, bool write)
+/** Rows @list [n] of state @part into @some (@write: from it), by runs of rows that follow each other. Within a
+ *  call. */
+static peri_status move_runs(peri_tbe *tbe, int64_t table, int32_t part, const int64_t *list, int64_t n,
+                             peri_tensor *rows, bool write)
 {
     for (int64_t i = 0, past; i < n; i = past) {
         peri_tensor *some;
         for (past = i + 1; past < n && list[past] == list[past - 1] + 1;) past++;
         PERI_TRY(peri_tensor_slice(rows, 0, i, past, 1, &some));
-        peri_status status = write ? tbe->store->write(tbe, table, part, list[i], some) : tbe->store->read(tbe, table, part, list[i], some);
+        peri_status status = write ? tbe->store->write(tbe, table, part, list[i], some)
+                                   : tbe->store->read(tbe, table, part, list[i], some);
         peri_tensor_release(some);
         PERI_TRY(status);
     }
@@ -215,7 +222,8 @@ static peri_status move_runs(peri_tbe *tbe, int64_t table, int32_t part, const i
 }
 
 /** The same in memory: one row after the other where the host reaches them. */
-static peri_status move_here(peri_tbe *tbe, int64_t table, int32_t part, const int64_t *list, int64_t n, peri_tensor *rows, bool write)
+static peri_status move_here(peri_tbe *tbe, int64_t table, int32_t part, const int64_t *list, int64_t n,
+                             peri_tensor *rows, bool write)
 {
     peri_tensor *view;
     PERI_TRY(peri__state_view(tbe, table, part, &view));
@@ -231,8 +239,8 @@ static peri_status move_here(peri_tbe *tbe, int64_t table, int32_t part, const i
 }
 
 /** What @rows lists of state @name of @table: which part it is, and the shape of these rows. */
-static peri_status check_rows(const char *f, const peri_tbe *tbe, int64_t table, const char *name, const peri_tensor *rows, int32_t *part,
-                              int32_t *ndim, int64_t shape[2])
+static peri_status check_rows(const char *f, const peri_tbe *tbe, int64_t table, const char *name,
+                              const peri_tensor *rows, int32_t *part, int32_t *ndim, int64_t shape[2])
 {
     PERI_TRY(check_words(f, rows));
     const int32_t geometry = peri_tbe_state_geometry(tbe, name);
@@ -243,14 +251,15 @@ static peri_status check_rows(const char *f, const peri_tbe *tbe, int64_t table,
     const int64_t n = peri__numel(rows), *list = peri__data(rows);
     for (int64_t i = 0; i < n; i++)
         if (list[i] < 0 || list[i] >= tbe->tables[table].config.rows)
-            return peri__fail(PERI_ERANGE, "%s: table '%s': row %lld, allowed: 0..%lld", f, tbe->tables[table].name, (long long)list[i],
-                              (long long)tbe->tables[table].config.rows - 1);
+            return peri__fail(PERI_ERANGE, "%s: table '%s': row %lld, allowed: 0..%lld", f, tbe->tables[table].name,
+                              (long long)list[i], (long long)tbe->tables[table].config.rows - 1);
     shape[0] = n;
     if (peri__tbe_bytes(tbe->dtype)) shape[1] = peri__tbe_stride(tbe->dtype, shape[1]);
     return PERI_OK;
 }
 
-peri_status peri_tbe_read_rows(peri_tbe *tbe, int64_t table, const char *name, const peri_tensor *rows, peri_tensor **out)
+peri_status peri_tbe_read_rows(peri_tbe *tbe, int64_t table, const char *name, const peri_tensor *rows,
+                               peri_tensor **out)
 {
     int64_t shape[2];
     int32_t part, ndim;
@@ -276,13 +285,15 @@ static peri_status write_rows(peri_tbe *tbe, int64_t table, int32_t part, const 
 {
     const int64_t *list = peri__data(rows), n = peri__numel(rows);
     const peri__row_change change = {.form = PERI__ROWS_LIST, .part = part, .table = table, .rows = list, .count = n};
-    const bool here = tbe->store->whole && peri__immediate(tbe->device) && peri__immediate(peri__device(src)) && peri__contiguous(src);
+    const bool here = tbe->store->whole && peri__immediate(tbe->device) && peri__immediate(peri__device(src)) &&
+                      peri__contiguous(src);
     PERI_TRY(peri__tbe_tell(tbe, &change));
     tbe->writes += part == 0;
     return (here ? move_here : move_runs)(tbe, table, part, list, n, src, true);
 }
 
-peri_status peri_tbe_write_rows(peri_tbe *tbe, int64_t table, const char *name, const peri_tensor *rows, const peri_tensor *src)
+peri_status peri_tbe_write_rows(peri_tbe *tbe, int64_t table, const char *name, const peri_tensor *rows,
+                                const peri_tensor *src)
 {
     static const char f[] = "peri_tbe_write_rows";
     int64_t shape[2];
@@ -292,12 +303,16 @@ peri_status peri_tbe_write_rows(peri_tbe *tbe, int64_t table, const char *name, 
     PERI_NEED(rows);
     PERI_NEED(src);
     PERI_TRY(check_rows(f, tbe, table, name, rows, &part, &ndim, shape));
-    if (src->ndim != ndim || memcmp(src->shape, shape, (size_t)ndim * sizeof *shape) != 0 || src->dtype != tbe->state[part].dtype)
-        return peri__fail(PERI_EINVAL, "%s: src has another shape or dtype than %lld rows of state '%.60s' of table '%s', which is %s", f,
-                          (long long)shape[0], name, tbe->tables[table].name, peri_dtype_name(tbe->state[part].dtype));
+    if (src->ndim != ndim || memcmp(src->shape, shape, (size_t)ndim * sizeof *shape) != 0 ||
+        src->dtype != tbe->state[part].dtype)
+        return peri__fail(
+            PERI_EINVAL,
+            "%s: src has another shape or dtype than %lld rows of state '%.60s' of table '%s', which is %s", f,
+            (long long)shape[0], name, tbe->tables[table].name, peri_dtype_name(tbe->state[part].dtype));
     for (int64_t i = 1; i < shape[0]; i++)
         if (((const int64_t *)peri__data(rows))[i] <= ((const int64_t *)peri__data(rows))[i - 1])
-            return peri__fail(PERI_EINVAL, "%s: table '%s': row %lld of the list is not above the one before; allowed: ascending", f,
+            return peri__fail(PERI_EINVAL,
+                              "%s: table '%s': row %lld of the list is not above the one before; allowed: ascending", f,
                               tbe->tables[table].name, (long long)i);
     PERI_TRY(peri__tbe_enter(tbe, true));
     return peri__tbe_leave(tbe, true, write_rows(tbe, table, part, rows, (peri_tensor *)(uintptr_t)src));

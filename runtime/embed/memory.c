@@ -5,7 +5,7 @@
 #include "../tensor/jagged_internal.h"
 #include "embed_internal.h"
 
-/* -- lookups and updates --------------------------------------------------------------------------------------------------------------- */
+/* -- lookups and updates ------------------------------------------------------------------------------------------- */
 
 /** Within a call: what the report of a batch says. Waits for the report alone. */
 static peri_status judge(const char *function, const peri_tbe_batch *b)
@@ -48,21 +48,22 @@ peri_status peri__memory_check(const char *function, peri_tbe_batch *b)
     return peri__batch_leave(b, false, check(function, b));
 }
 
-static peri_status memory_backward(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
+static peri_status memory_backward(const char *function, peri_tbe_batch *b, peri_tensor *grad,
+                                   peri_tensor *grad_weights)
 {
     bool alone = b->tbe->optimizer.kind != PERI_TBE_NONE; /* without an optimizer nothing of the table batch changes */
     PERI_TRY(peri__batch_enter(function, b, alone));
     return peri__batch_leave(b, alone, peri__tbe_backward(b, grad, grad_weights));
 }
 
-/* -- rows ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- rows ---------------------------------------------------------------------------------------------------------- */
 
 static peri_status memory_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst);
 static peri_status memory_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src);
 
 /** A view of rows [row, row + rows of @like) of a part. */
-static peri_status rows_view(const char *function, const peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *like,
-                             peri_tensor **out)
+static peri_status rows_view(const char *function, const peri_tbe *tbe, int64_t table, int32_t part, int64_t row,
+                             const peri_tensor *like, peri_tensor **out)
 {
     char text[128];
     peri_tensor *whole;
@@ -70,15 +71,17 @@ static peri_status rows_view(const char *function, const peri_tbe *tbe, int64_t 
     peri_status status = PERI_OK;
     int64_t n = like->ndim ? like->shape[0] : 0;
     if (like->ndim != whole->ndim || (whole->ndim == 2 && like->shape[1] != whole->shape[1]))
-        status = peri__fail(PERI_EINVAL, "%s: %s for rows of '%s' of table '%s', which has %d dimensions%s%lld", function,
-                            peri__tensor_text(like, text, sizeof text), tbe->state[part].name, tbe->tables[table].name, whole->ndim,
+        status = peri__fail(PERI_EINVAL, "%s: %s for rows of '%s' of table '%s', which has %d dimensions%s%lld",
+                            function, peri__tensor_text(like, text, sizeof text), tbe->state[part].name,
+                            tbe->tables[table].name, whole->ndim,
                             whole->ndim == 2 ? " and columns: " : "; rows: ", (long long)whole->shape[whole->ndim - 1]);
     else if (row < 0 || row > whole->shape[0] - n)
-        status = peri__fail(PERI_ERANGE, "%s: rows %lld .. %lld of table '%s', allowed: 0..%lld", function, (long long)row,
-                            (long long)(row + n), tbe->tables[table].name, (long long)whole->shape[0]);
+        status = peri__fail(PERI_ERANGE, "%s: rows %lld .. %lld of table '%s', allowed: 0..%lld", function,
+                            (long long)row, (long long)(row + n), tbe->tables[table].name, (long long)whole->shape[0]);
     if (status >= 0) {
         int64_t shape[2] = {n, whole->shape[1]};
-        status = peri__tensor_view(whole, whole->ndim, shape, whole->stride, whole->offset + row * whole->stride[0], out);
+        status =
+            peri__tensor_view(whole, whole->ndim, shape, whole->stride, whole->offset + row * whole->stride[0], out);
     }
     peri_tensor_release(whole);
     return status;
@@ -90,7 +93,8 @@ static peri_status check_numbers(const char *function, const peri_tbe *tbe, int6
     char text[128];
     int64_t cols = tbe->layout[table].cols;
     if (t->ndim == 2 && t->shape[1] == cols) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: %s for rows of table '%s', which has %lld columns (or, as u8, %lld bytes a row)", function,
+    return peri__fail(PERI_EINVAL,
+                      "%s: %s for rows of table '%s', which has %lld columns (or, as u8, %lld bytes a row)", function,
                       peri__tensor_text(t, text, sizeof text), tbe->tables[table].name, (long long)cols,
                       (long long)tbe->layout[table].stride);
 }
@@ -101,7 +105,8 @@ static peri_status read_numbers(peri_tbe *tbe, int64_t table, int32_t part, int6
     const peri_row_format format = peri__tbe_row_format(tbe->dtype);
     peri_tensor *bytes = NULL, *numbers = NULL;
     peri_status status;
-    PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_U8, 2, (int64_t[]){dst->shape[0], tbe->layout[table].stride}, &bytes), out);
+    PERI_TRY_GOTO(
+        peri_tensor_new(tbe->device, PERI_U8, 2, (int64_t[]){dst->shape[0], tbe->layout[table].stride}, &bytes), out);
     PERI_TRY_GOTO(memory_read(tbe, table, part, row, bytes), out);
     PERI_TRY_GOTO(peri_quantize_restore(bytes, &format, dst->shape[1], PERI_F32, &numbers), out);
     status = peri_tensor_copy(dst, numbers);
@@ -149,5 +154,10 @@ static peri_status memory_write(peri_tbe *tbe, int64_t table, int32_t part, int6
     return status;
 }
 
-const peri__store peri__memory = {.name = "memory", .whole = true, .forward = memory_forward, .backward = memory_backward,
-                                  .read = memory_read, .write = memory_write, .reset = peri__memory_reset};
+const peri__store peri__memory = {.name = "memory",
+                                  .whole = true,
+                                  .forward = memory_forward,
+                                  .backward = memory_backward,
+                                  .read = memory_read,
+                                  .write = memory_write,
+                                  .reset = peri__memory_reset};

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * moment.c: see perilune/moment.h. A watch (watch.h) copies rows before they change, of all parts of their table together:
+ * moment.c: see perilune/moment.h. A watch (watch.h) copies rows before they change, of all parts of their table
+ * together:
  *
- *     watched     a table batch that has parts: a bit for each row (copied already, or not wanted any more), and its buckets
- *     bucket      BUCKET_ROWS rows that follow each other: the copies of those that were copied, in any order
+ *     watched     a table batch that has parts: a bit for each row (copied already, or not wanted any more), and its
+ *     buckets bucket      BUCKET_ROWS rows that follow each other: the copies of those that were copied, in any order
  *     copy        one after the other, the bytes of the row in each part of its table
  *
  * Memory of copies is given back by table, when all parts of it were passed.
@@ -65,7 +66,7 @@ struct peri_moment {
     atomic_int failed;          /* status of the first copy that could not be made */
 };
 
-/* -- copying before rows change ------------------------------------------------------------------------------------------------------- */
+/* -- copying before rows change ------------------------------------------------------------------------------------ */
 
 /** The table of a linear row. */
 static int64_t table_of(const peri_tbe *tbe, int64_t row)
@@ -122,14 +123,17 @@ static peri_status copy_from_device(const batch *b, const part *p)
 {
     peri_tbe *tbe = b->w->tbe;
     const peri__state *s = &tbe->state[p->state];
-    const int64_t size = peri_dtype_size(s->dtype), stride = p->cols ? tbe->layout[p->table].stride : 1, bytes = b->w->copy_bytes[p->table];
+    const int64_t size = peri_dtype_size(s->dtype), stride = p->cols ? tbe->layout[p->table].stride : 1,
+                  bytes = b->w->copy_bytes[p->table];
     const int64_t shape[2] = {p->rows, stride}, strides[2] = {stride, 1};
     peri_tensor *view = NULL, *ids = NULL, *rows = NULL;
     int64_t *local = peri__alloc((size_t)b->n * sizeof *local);
     char *fetched = peri__alloc((size_t)(b->n * stride * size));
     peri_status status = local && fetched ? PERI_OK : PERI_ENOMEM;
     if (status >= 0)
-        PERI_TRY_GOTO(peri__tensor_view(s->flat, 2, shape, strides, s->flat->offset + peri__state_offset(tbe, s, p->table), &view), out);
+        PERI_TRY_GOTO(peri__tensor_view(s->flat, 2, shape, strides,
+                                        s->flat->offset + peri__state_offset(tbe, s, p->table), &view),
+                      out);
     for (int64_t i = 0; local && i < b->n; i++) local[i] = b->rows[i] - b->first;
     if (status >= 0) PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_I64, 1, &b->n, &ids), out);
     if (status >= 0) PERI_TRY_GOTO(peri_tensor_write(ids, local, b->n * (int64_t)sizeof *local), out);
@@ -180,7 +184,8 @@ static peri_status copy_batch(batch *b)
 /** Copy rows (linear, each once, none of them copied yet): by table. */
 static peri_status copy_rows(watched *w, const int64_t *rows, int64_t n)
 {
-    int64_t *sorted = peri__alloc((size_t)n * sizeof *sorted), *starts = peri__alloc_zero((size_t)(w->tbe->n_tables + 1) * sizeof *starts);
+    int64_t *sorted = peri__alloc((size_t)n * sizeof *sorted),
+            *starts = peri__alloc_zero((size_t)(w->tbe->n_tables + 1) * sizeof *starts);
     peri_status status = sorted && starts ? PERI_OK : PERI_ENOMEM;
     for (int64_t i = 0; status >= 0 && i < n; i++) starts[table_of(w->tbe, rows[i]) + 1]++;
     for (int64_t t = 0; status >= 0 && t < w->tbe->n_tables; t++) starts[t + 1] += starts[t];
@@ -195,9 +200,15 @@ static peri_status copy_rows(watched *w, const int64_t *rows, int64_t n)
         a->next = w->arenas[t];
         w->arenas[t] = a;
         atomic_fetch_add(&w->moment->bytes, a->bytes);
-        batch b = {.w = w, .table = t, .first = peri__first_row(w->tbe, t), .n = count, .rows = sorted + begin, .to = a->memory};
+        batch b = {.w = w,
+                   .table = t,
+                   .first = peri__first_row(w->tbe, t),
+                   .n = count,
+                   .rows = sorted + begin,
+                   .to = a->memory};
         status = copy_batch(&b);
-        for (int64_t i = 0; status >= 0 && i < count; i++) status = bucket_add(w, sorted[begin + i], a->memory + i * w->copy_bytes[t]);
+        for (int64_t i = 0; status >= 0 && i < count; i++)
+            status = bucket_add(w, sorted[begin + i], a->memory + i * w->copy_bytes[t]);
     }
     peri__free(sorted);
     peri__free(starts);
@@ -233,7 +244,7 @@ static peri_status before(peri__row_watch *watch, peri_tbe *tbe, const peri__row
     return PERI_OK;
 }
 
-/* -- moments -------------------------------------------------------------------------------------------------------------------------- */
+/* -- moments ------------------------------------------------------------------------------------------------------- */
 
 peri_status peri_moment_new(peri_moment **out)
 {
@@ -327,7 +338,8 @@ static peri_status add(peri_moment *m, peri_tbe *tbe, int64_t table, int32_t sta
     }
     PERI_TRY(watched_of(m, tbe, &w));
     if (w->arenas[table])
-        return peri__fail(PERI_EINVAL, "peri_moment_add: table '%s' has changed since its first part was added", tbe->tables[table].name);
+        return peri__fail(PERI_EINVAL, "peri_moment_add: table '%s' has changed since its first part was added",
+                          tbe->tables[table].name);
     part p = {.of = w, .table = table, .state = state, .dtype = dtype, .rows = tbe->tables[table].config.rows};
     const bool raw = peri__tbe_bytes(tbe->dtype) && state == 0 && dtype == PERI_U8;
     p.cols = s->geometry == PERI_STATE_ROW ? 0 : raw ? tbe->layout[table].stride : tbe->layout[table].cols;
@@ -354,7 +366,8 @@ peri_status peri_moment_add(peri_moment *m, const peri_tensor *t, int64_t *index
     return status;
 }
 
-peri_status peri_moment_add_table(peri_moment *m, peri_tbe *tbe, int64_t table, const char *name, int32_t dtype, int64_t *index)
+peri_status peri_moment_add_table(peri_moment *m, peri_tbe *tbe, int64_t table, const char *name, int32_t dtype,
+                                  int64_t *index)
 {
     PERI_NEED(m);
     PERI_NEED(tbe);
@@ -365,14 +378,16 @@ peri_status peri_moment_add_table(peri_moment *m, peri_tbe *tbe, int64_t table, 
     int32_t state = 0;
     while (strcmp(tbe->state[state].name, name) != 0) state++;
     if (!peri__has_rows(tbe->state[state].geometry))
-        return peri__fail(PERI_EINVAL, "peri_moment_add_table: '%s' of table '%s' has no rows", name, tbe->tables[table].name);
+        return peri__fail(PERI_EINVAL, "peri_moment_add_table: '%s' of table '%s' has no rows", name,
+                          tbe->tables[table].name);
     return add(m, tbe, table, state, dtype, index);
 }
 
 static peri_status part_at(const char *function, const peri_moment *m, int64_t index, part **out)
 {
     if (index < 0 || index >= m->n_parts)
-        return peri__fail(PERI_EINVAL, "%s: part %lld, allowed: 0 to %lld", function, (long long)index, (long long)m->n_parts - 1);
+        return peri__fail(PERI_EINVAL, "%s: part %lld, allowed: 0 to %lld", function, (long long)index,
+                          (long long)m->n_parts - 1);
     *out = &m->parts[index];
     return PERI_OK;
 }
@@ -398,7 +413,8 @@ static peri_status read_rows(const part *p, int64_t row, peri_tensor *out)
     for (int64_t k = low / BUCKET_ROWS; k <= (high - 1) / BUCKET_ROWS; k++)
         for (int64_t i = 0; i < w->buckets[k].n; i++) {
             const copy *c = &w->buckets[k].copies[i];
-            if (c->row >= low && c->row < high) memcpy(to + (c->row - low) * p->row_bytes, c->bytes + p->offset, (size_t)p->row_bytes);
+            if (c->row >= low && c->row < high)
+                memcpy(to + (c->row - low) * p->row_bytes, c->bytes + p->offset, (size_t)p->row_bytes);
         }
     return PERI_OK;
 }
@@ -414,12 +430,14 @@ peri_status peri_moment_read(peri_moment *m, int64_t index, int64_t row, peri_te
     peri_tensor_describe(out, &d);
     if (!d.contiguous || !peri__immediate(d.device) || d.dtype != p->dtype || d.ndim != (p->cols ? 2 : 1) ||
         (p->cols && d.shape[1] != p->cols))
-        return peri__fail(PERI_EINVAL,
-                          "peri_moment_read: rows of table '%s' go into a contiguous tensor of the host, of %s, with %lld columns", table,
-                          peri_dtype_name(p->dtype), (long long)p->cols);
+        return peri__fail(
+            PERI_EINVAL,
+            "peri_moment_read: rows of table '%s' go into a contiguous tensor of the host, of %s, with %lld columns",
+            table, peri_dtype_name(p->dtype), (long long)p->cols);
     if (row < p->passed || row > p->rows - d.shape[0])
-        return peri__fail(PERI_ERANGE, "peri_moment_read: rows %lld .. %lld of table '%s', allowed: %lld .. %lld", (long long)row,
-                          (long long)(row + d.shape[0]), table, (long long)p->passed, (long long)p->rows);
+        return peri__fail(PERI_ERANGE, "peri_moment_read: rows %lld .. %lld of table '%s', allowed: %lld .. %lld",
+                          (long long)row, (long long)(row + d.shape[0]), table, (long long)p->passed,
+                          (long long)p->rows);
     if (d.shape[0] == 0) return PERI_OK;
     PERI_TRY(peri__tbe_enter(p->of->tbe, true));
     peri_status status = read_rows(p, row, out);
@@ -427,7 +445,8 @@ peri_status peri_moment_read(peri_moment *m, int64_t index, int64_t row, peri_te
     PERI_TRY(peri__tbe_leave(p->of->tbe, true, status));
     const int failed = atomic_load(&m->failed);
     if (failed < 0)
-        return peri__fail(failed, "peri_moment_read: rows that changed could not be kept as they were (%s)", peri_status_name(failed));
+        return peri__fail(failed, "peri_moment_read: rows that changed could not be kept as they were (%s)",
+                          peri_status_name(failed));
     return PERI_OK;
 }
 
@@ -446,12 +465,14 @@ static peri_status pass(peri_moment *m, part *p, int64_t row)
     p->passed = row;
     const int64_t now = passed_by_all(m, w, p->table, p->rows);
     if (now > past) {
-        const peri__row_change c = {.form = PERI__ROWS_RANGE, .part = -1, .table = p->table, .first = past, .count = now - past};
+        const peri__row_change c = {
+            .form = PERI__ROWS_RANGE, .part = -1, .table = p->table, .first = past, .count = now - past};
         PERI_TRY(peri__row_bits_mark(w->tbe, &w->bits, &c, false));
     }
     if (now < p->rows) return PERI_OK;
     const int64_t first = peri__first_row(w->tbe, p->table), high = first + p->rows;
-    for (int64_t k = first / BUCKET_ROWS; k <= (high - 1) / BUCKET_ROWS; k++) { /* a bucket may have rows of two tables */
+    /* a bucket may have rows of two tables */
+    for (int64_t k = first / BUCKET_ROWS; k <= (high - 1) / BUCKET_ROWS; k++) {
         bucket *b = &w->buckets[k];
         int64_t n = 0;
         for (int64_t i = 0; i < b->n; i++)
@@ -468,8 +489,8 @@ peri_status peri_moment_pass(peri_moment *m, int64_t index, int64_t row)
     PERI_NEED(m);
     PERI_TRY(part_at("peri_moment_pass", m, index, &p));
     if (row < p->passed || row > p->rows)
-        return peri__fail(PERI_ERANGE, "peri_moment_pass: row %lld, allowed: %lld to %lld", (long long)row, (long long)p->passed,
-                          (long long)p->rows);
+        return peri__fail(PERI_ERANGE, "peri_moment_pass: row %lld, allowed: %lld to %lld", (long long)row,
+                          (long long)p->passed, (long long)p->rows);
     if (row == p->passed) return PERI_OK;
     PERI_TRY(peri__tbe_enter(p->of->tbe, true));
     return peri__tbe_leave(p->of->tbe, true, pass(m, p, row));

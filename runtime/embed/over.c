@@ -20,10 +20,13 @@ static peri_status over_backward(peri__node *node, peri_tensor *const *grad_out,
     peri_tensor *grad = NULL, *weights = NULL, *dense = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri__contiguous_of(grad_out[0], &grad), out);
-    if (peri__needs(node, IN_WEIGHTS)) PERI_TRY_GOTO(peri__tensor_like(in_weights, 1, in_weights->shape, &weights), out);
+    if (peri__needs(node, IN_WEIGHTS))
+        PERI_TRY_GOTO(peri__tensor_like(in_weights, 1, in_weights->shape, &weights), out);
     if (peri__needs(node, IN_TABLE)) {
         PERI_TRY_GOTO(peri_tbe_batch_gradient(batch, grad, weights, &dense), out);
-        PERI_TRY_GOTO(peri__tensor_view(dense, node->shape[IN_TABLE].ndim, node->shape[IN_TABLE].size, NULL, 0, &grad_in[IN_TABLE]), out);
+        PERI_TRY_GOTO(peri__tensor_view(dense, node->shape[IN_TABLE].ndim, node->shape[IN_TABLE].size, NULL, 0,
+                                        &grad_in[IN_TABLE]),
+                      out);
     } else {
         PERI_TRY_GOTO(peri_tbe_batch_backward(batch, grad, weights), out);
     }
@@ -36,7 +39,8 @@ out:
     return status;
 }
 
-static const peri__node_vtab over_vtab = {.name = "tbe_over", .acts = PERI__UPDATES, .backward = over_backward, .fini = over_fini};
+static const peri__node_vtab over_vtab = {
+    .name = "tbe_over", .acts = PERI__UPDATES, .backward = over_backward, .fini = over_fini};
 
 peri_status peri__over_record(peri_tensor *table, peri_tbe_batch *batch, peri_tensor *out)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * parts.c: rows of a batch where somebody else wants or has them, not where its blocks say; and rows of ids as one tensor for each key.
- * Their gradients come key by key, each in memory of its own, and the update reads them there: to put them next to each other first would
- * be to read and write all of them once more.
+ * parts.c: rows of a batch where somebody else wants or has them, not where its blocks say; and rows of ids as one
+ * tensor for each key. Their gradients come key by key, each in memory of its own, and the update reads them there: to
+ * put them next to each other first would be to read and write all of them once more.
  */
 #include "../tensor/jagged_internal.h"
 #include "embed_internal.h"
@@ -13,7 +13,7 @@ typedef struct parts {
     int64_t at[];          /* where the rows of each key begin, and where the last ones end */
 } parts;
 
-/* -- gradients where they lie ------------------------------------------------------------------------------------------------------ */
+/* -- gradients where they lie -------------------------------------------------------------------------------------- */
 
 /** The last of @n parts that begins at row @row or before. */
 static int32_t part_of(const int64_t *at, int32_t n, int64_t row)
@@ -35,7 +35,9 @@ static int32_t first_in_memory(const peri_tbe_batch *b, const int64_t *at, peri_
     int32_t first = -1;
     for (int32_t p = 0; p < n; p++) {
         if (at[p] == at[p + 1]) continue;
-        if (!grad[p] || grad[p]->dtype != PERI_F32 || !peri__contiguous(grad[p]) || peri__device(grad[p]) != b->tbe->device) return -1;
+        if (!grad[p] || grad[p]->dtype != PERI_F32 || !peri__contiguous(grad[p]) ||
+            peri__device(grad[p]) != b->tbe->device)
+            return -1;
         if (first < 0 || address(grad[p]) < address(grad[first])) first = p;
     }
     return first;
@@ -43,7 +45,8 @@ static int32_t first_in_memory(const peri_tbe_batch *b, const int64_t *at, peri_
 
 peri_status peri__batch_place(peri_tbe_batch *b, peri_tbe_blocks *there, const peri__bag_places *places, bool *placed)
 {
-    *placed = b->tbe->store->whole && !b->sorted && peri__tbe_reaches(b->tbe, there->out_extent); /* else the sort's keys are too narrow */
+    /* else the sort's keys are too narrow */
+    *placed = b->tbe->store->whole && !b->sorted && peri__tbe_reaches(b->tbe, there->out_extent);
     if (!*placed) return PERI_OK;
     peri_tbe_blocks_retain(there);
     peri_tbe_blocks_release(b->there);
@@ -62,13 +65,15 @@ typedef struct keys {
 /** Where the gradients of a block's rows lie; false: it has rows of several keys, or of none. */
 static bool spot_of(const keys *k, const peri_tbe_batch *b, const peri_k_tbe_block *block, peri__spot *spot)
 {
-    int64_t begin = peri__batch_offset(b, block->first_bag), end = peri__batch_offset(b, block->first_bag + block->bags);
+    int64_t begin = peri__batch_offset(b, block->first_bag),
+            end = peri__batch_offset(b, block->first_bag + block->bags);
     *spot = (peri__spot){.offset = block->out_offset, .stride = block->out_stride};
     if (begin < 0 || end < begin || end > peri__numel(b->in.ids)) return false;
     if (begin == end) return true;
     int32_t p = part_of(k->at, k->n, begin);
     if (end > k->at[p + 1]) return false;
-    int64_t away = (address(k->grad[p]) - address(k->grad[k->first])) / (int64_t)sizeof(float), cols = b->in.blocks->row_cols;
+    int64_t away = (address(k->grad[p]) - address(k->grad[k->first])) / (int64_t)sizeof(float),
+            cols = b->in.blocks->row_cols;
     spot->offset = away - k->at[p] * cols;
     spot->past = away + (k->at[p + 1] - k->at[p]) * cols;
     return true;
@@ -98,7 +103,8 @@ static peri_status update_in_parts(const peri__node *node, const parts *s, peri_
     const peri_tbe *tbe = b->tbe;
     keys k = {.at = s->at, .grad = grad, .n = node->n_out};
     *done = false;
-    if (tbe->optimizer.kind == PERI_TBE_NONE || tbe->accumulate || peri__needs(node, 0) || !peri__batch_readable(b)) return PERI_OK;
+    if (tbe->optimizer.kind == PERI_TBE_NONE || tbe->accumulate || peri__needs(node, 0) || !peri__batch_readable(b))
+        return PERI_OK;
     k.first = first_in_memory(b, s->at, grad, node->n_out);
     if (k.first < 0) return PERI_OK;
     PERI_TRY(place(&k, b, done));
@@ -108,7 +114,7 @@ static peri_status update_in_parts(const peri__node *node, const parts *s, peri_
     return status;
 }
 
-/* -- on the tape --------------------------------------------------------------------------------------------------------------------- */
+/* -- on the tape --------------------------------------------------------------------------------------------------- */
 
 static void parts_fini(peri__node *node)
 {
@@ -129,7 +135,8 @@ static peri_status parts_backward(peri__node *node, peri_tensor *const *grad_out
     return grad ? peri__lookup_backward(node, s->batch, grad, grad_in) : PERI_OK;
 }
 
-static const peri__node_vtab parts_vtab = {.name = "tbe_lookup", .acts = PERI__UPDATES, .backward = parts_backward, .fini = parts_fini};
+static const peri__node_vtab parts_vtab = {
+    .name = "tbe_lookup", .acts = PERI__UPDATES, .backward = parts_backward, .fini = parts_fini};
 
 static peri_status record(peri_tbe_batch *b, const int64_t *at, int32_t n, peri_tensor *const *rows)
 {
@@ -155,9 +162,11 @@ peri_status peri_tbe_batch_lookup_jagged(peri_tbe_batch *b, peri_kjt *kjt, bool 
     PERI_NEED(kjt);
     PERI_NEED(out);
     int64_t cols = b->in.blocks->row_cols, ids = peri__numel(b->in.ids);
-    if (!cols) return peri__fail(PERI_EINVAL, "%s: the blocks do not write rows of one width at the places of their ids", f);
+    if (!cols)
+        return peri__fail(PERI_EINVAL, "%s: the blocks do not write rows of one width at the places of their ids", f);
     if (kjt->values->shape[0] != ids)
-        return peri__fail(PERI_EINVAL, "%s: the batch has %lld ids, the kjt %lld", f, (long long)ids, (long long)kjt->values->shape[0]);
+        return peri__fail(PERI_EINVAL, "%s: the batch has %lld ids, the kjt %lld", f, (long long)ids,
+                          (long long)kjt->values->shape[0]);
     PERI_TRY(peri_kjt_sync(kjt));
     PERI_TRY(peri__bags_lengths(&kjt->bags));
     int32_t n = kjt->keys->count;

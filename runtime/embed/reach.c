@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * reach.c: how kernels reach rows that lie in memory: the choices, and their measurement: the kernels themselves on a table that is larger
- * than the caches, with all threads.
+ * reach.c: how kernels reach rows that lie in memory: the choices, and their measurement: the kernels themselves on a
+ * table that is larger than the caches, with all threads.
  */
 #include "reach.h"
 
 #include <sys/mman.h>
 
-/* Rows of 128 columns; bags and ids of a pass. The table has more rows than the caches hold, and sets of ids take turns, so that a row is
- * not asked for again before all others were: otherwise the rows of a few sets would be in the caches, whatever the table has. */
+/* Rows of 128 columns; bags and ids of a pass. The table has more rows than the caches hold, and sets of ids take
+ * turns, so that a row is not asked for again before all others were: otherwise the rows of a few sets would be in the
+ * caches, whatever the table has. */
 enum { COLS = 128, BAGS = 512, LENGTH = 20, IDS = BAGS * LENGTH, ROW_BYTES = COLS * 4, OUT_BYTES = BAGS * ROW_BYTES };
 enum { LEAST_OUT_TURNS = 32, GRAD_STRIDE = 1024, SORT_KEYS = 1 << 14, PAYLOAD_BITS = 40, SORT_BITS = 9, CHUNKS = 128 };
 
@@ -30,14 +31,16 @@ peri_k_tbe_reach peri__tbe_reach_update(void)
 void peri__tbe_reach_need(const peri_tbe *tbe)
 {
     int64_t element = peri__tbe_bytes(tbe->dtype) ? 1 : peri_dtype_size(tbe->dtype);
-    if (tbe->total_elements * element < peri__tune_working_set(peri_cache_bytes()) || !peri_device_host_access(tbe->device)) return;
+    if (tbe->total_elements * element < peri__tune_working_set(peri_cache_bytes()) ||
+        !peri_device_host_access(tbe->device))
+        return;
     peri__tune_need(PERI__TUNE_LOOKUP);
     if (tbe->optimizer.kind == PERI_TBE_NONE) return;
     peri__tune_need(PERI__TUNE_UPDATE);
     peri__tune_need(PERI__TUNE_SORT);
 }
 
-/* -- what all measurements work on ----------------------------------------------------------------------------------------------- */
+/* -- what all measurements work on --------------------------------------------------------------------------------- */
 
 typedef struct bench {
     char *block; /* all memory, on huge pages */
@@ -136,9 +139,18 @@ static peri_status bench_open(void **state)
 
 static peri_k_tbe_list list_of(bench *b)
 {
-    return (peri_k_tbe_list){.ids = b->ids + b->turn++ % b->sets * IDS, .offsets = b->offsets, .tables = &b->table, .blocks = &b->list,
-                               .spans = b->spans, .n_ids = IDS, .n_bags = BAGS, .n_tables = 1, .n_blocks = 1, .capacity = IDS,
-                               .ids_dtype = PERI_I64, .offsets_dtype = PERI_I64};
+    return (peri_k_tbe_list){.ids = b->ids + b->turn++ % b->sets * IDS,
+                             .offsets = b->offsets,
+                             .tables = &b->table,
+                             .blocks = &b->list,
+                             .spans = b->spans,
+                             .n_ids = IDS,
+                             .n_bags = BAGS,
+                             .n_tables = 1,
+                             .n_blocks = 1,
+                             .capacity = IDS,
+                             .ids_dtype = PERI_I64,
+                             .offsets_dtype = PERI_I64};
 }
 
 /** One launch of a kernel, as the device cpu makes it. */
@@ -158,13 +170,18 @@ static void launch_kernel(int32_t kernel, const void *args, int64_t n, int64_t g
     peri__parallel_for(n, grain, launch_range, &(launch){peri_kernels_get()->fn[kernel], args});
 }
 
-/* -- lookups --------------------------------------------------------------------------------------------------------------------- */
+/* -- lookups ------------------------------------------------------------------------------------------------------- */
 
 static int64_t lookup_pass(void *state, int32_t choice)
 {
     bench *b = state;
-    peri_k_tbe_forward_args args = {.list = list_of(b), .weight = b->weight, .weight_dtype = PERI_F32, .out_dtype = PERI_F32,
-                                    .out = b->out + b->turn % b->outs * BAGS * COLS, .chunks = CHUNKS, .reach = peri__tbe_reach_lookup()};
+    peri_k_tbe_forward_args args = {.list = list_of(b),
+                                    .weight = b->weight,
+                                    .weight_dtype = PERI_F32,
+                                    .out_dtype = PERI_F32,
+                                    .out = b->out + b->turn % b->outs * BAGS * COLS,
+                                    .chunks = CHUNKS,
+                                    .reach = peri__tbe_reach_lookup()};
     if (choice == PERI__TUNE_lookup_past && args.reach.past) args.reach.past = 1;
     launch_kernel(PERI_K_tbe_prepare, &(peri_k_tbe_prepare_args){.list = args.list}, 1, 1);
     int64_t from = peri_time_ns();
@@ -172,9 +189,10 @@ static int64_t lookup_pass(void *state, int32_t choice)
     return peri_time_ns() - from;
 }
 
-/* -- updates --------------------------------------------------------------------------------------------------------------------- */
+/* -- updates ------------------------------------------------------------------------------------------------------- */
 
-/** Sorted keys of IDS distinct rows, another set each time: what comes from a batch in which few rows are there twice. */
+/** Sorted keys of IDS distinct rows, another set each time: what comes from a batch in which few rows are there
+ *  twice. */
 static void sorted_keys(bench *b)
 {
     uint64_t set = (uint64_t)(b->turn++ % b->sets), step = (uint64_t)(b->rows / IDS), *keys = b->room;
@@ -188,23 +206,37 @@ static int64_t update_pass(void *state, int32_t choice)
 {
     bench *b = state;
     bool narrow = choice == PERI__TUNE_update_near;
-    if (narrow && !b->narrow) peri__parallel_for(64, 1, zero_range, &(fill){(char *)b->weight, (size_t)b->rows * ROW_BYTES});
+    if (narrow && !b->narrow)
+        peri__parallel_for(64, 1, zero_range, &(fill){(char *)b->weight, (size_t)b->rows * ROW_BYTES});
     b->narrow = b->narrow || narrow;
     b->n = IDS;
     sorted_keys(b);
-    peri_k_tbe_update_args args = {
-        .rows = {.tables = &b->table, .n_tables = 1, .total_rows = b->rows, .weight = b->weight,
-                 .weight_dtype = narrow ? PERI_F16 : PERI_F32, .momentum1 = b->momentum},
-        .optimizer = {.kind = PERI_TBE_ROWWISE_ADAGRAD, .lr = 0.01f, .eps = 1e-8f, .stochastic = true, .iteration = (uint64_t)b->turn},
-        .sorted = b->room, .n = &b->n, .grad = b->grad, .scratch = b->scratch,
-        .scratch_stride = PERI_K_TBE_SCRATCH_ROWS * COLS + PERI_K_TBE_SCRATCH_MORE, .chunks = CHUNKS, .updated = &b->updated,
-        .payload_bits = PAYLOAD_BITS, .reach = peri__tbe_reach_update()};
+    peri_k_tbe_update_args args = {.rows = {.tables = &b->table,
+                                            .n_tables = 1,
+                                            .total_rows = b->rows,
+                                            .weight = b->weight,
+                                            .weight_dtype = narrow ? PERI_F16 : PERI_F32,
+                                            .momentum1 = b->momentum},
+                                   .optimizer = {.kind = PERI_TBE_ROWWISE_ADAGRAD,
+                                                 .lr = 0.01f,
+                                                 .eps = 1e-8f,
+                                                 .stochastic = true,
+                                                 .iteration = (uint64_t)b->turn},
+                                   .sorted = b->room,
+                                   .n = &b->n,
+                                   .grad = b->grad,
+                                   .scratch = b->scratch,
+                                   .scratch_stride = PERI_K_TBE_SCRATCH_ROWS * COLS + PERI_K_TBE_SCRATCH_MORE,
+                                   .chunks = CHUNKS,
+                                   .updated = &b->updated,
+                                   .payload_bits = PAYLOAD_BITS,
+                                   .reach = peri__tbe_reach_update()};
     int64_t from = peri_time_ns();
     launch_kernel(PERI_K_tbe_update, &args, CHUNKS, 4);
     return peri_time_ns() - from;
 }
 
-/* -- the sort -------------------------------------------------------------------------------------------------------------------- */
+/* -- the sort ------------------------------------------------------------------------------------------------------ */
 
 /** Two passes over keys of which 32k are too few for a second thread, 8k are enough for two and 2k for eight. */
 static int64_t sort_pass(void *state, int32_t choice)
@@ -213,7 +245,12 @@ static int64_t sort_pass(void *state, int32_t choice)
     int64_t n = SORT_KEYS, chunks = peri__max(1, peri__min(peri__min(peri_threads(), CHUNKS), n / peri__tune(choice)));
     for (int64_t i = 0; i < n; i++) b->room[i] = mix((uint64_t)(i + b->turn)) << PAYLOAD_BITS;
     b->turn++;
-    peri_k_radix_args pass = {.src = b->room, .dst = b->room + n, .counts = b->counts, .n = &n, .chunks = chunks, .shift = PAYLOAD_BITS,
+    peri_k_radix_args pass = {.src = b->room,
+                              .dst = b->room + n,
+                              .counts = b->counts,
+                              .n = &n,
+                              .chunks = chunks,
+                              .shift = PAYLOAD_BITS,
                               .bits = SORT_BITS};
     fill none = {b->block, 0};
     peri__parallel_for(64, 1, zero_range, &none); /* wakes the threads, which a backward pass finds awake */
@@ -231,7 +268,8 @@ static int64_t sort_pass(void *state, int32_t choice)
 
 __attribute__((constructor)) static void offer(void)
 {
-    static const peri__tune_meter lookups = {bench_open, lookup_pass, bench_close}, updates = {bench_open, update_pass, bench_close};
+    static const peri__tune_meter lookups = {bench_open, lookup_pass, bench_close},
+                                  updates = {bench_open, update_pass, bench_close};
     static const peri__tune_meter sorts = {bench_open, sort_pass, bench_close};
     peri__tune_offer(PERI__TUNE_LOOKUP, &lookups);
     peri__tune_offer(PERI__TUNE_UPDATE, &updates);

@@ -12,10 +12,17 @@
 void peri__tbe_start_row(const peri_tbe *tbe, int64_t table, int64_t row, uint64_t seed, void *weights)
 {
     const peri_table_config *t = &tbe->tables[table].config;
-    peri_k_random_args args = {.dst = weights, .dtype = tbe->dtype,
-                               .kind = t->init == PERI_INIT_NORMAL ? PERI_RANDOM_NORMAL : PERI_RANDOM_UNIFORM, .cols = t->cols,
-                               .row_offset = t->row_offset + row, .col_offset = t->col_offset, .total_cols = t->total_cols,
-                               .low = t->init_a, .high = t->init_b, .seed = seed, .random_stream = peri__hash_text(t->name)};
+    peri_k_random_args args = {.dst = weights,
+                               .dtype = tbe->dtype,
+                               .kind = t->init == PERI_INIT_NORMAL ? PERI_RANDOM_NORMAL : PERI_RANDOM_UNIFORM,
+                               .cols = t->cols,
+                               .row_offset = t->row_offset + row,
+                               .col_offset = t->col_offset,
+                               .total_cols = t->total_cols,
+                               .low = t->init_a,
+                               .high = t->init_b,
+                               .seed = seed,
+                               .random_stream = peri__hash_text(t->name)};
     const peri_kernels *kernels = peri_kernels_get();
     PERI__OWN_FLOATS;
     if (t->init == PERI_INIT_NONE) return;
@@ -31,7 +38,7 @@ void peri__tbe_start_row(const peri_tbe *tbe, int64_t table, int64_t row, uint64
     kernels->fn[PERI_K_random](&args, 0, t->cols);
 }
 
-/* -- tables in memory -------------------------------------------------------------------------------------------------------------- */
+/* -- tables in memory ---------------------------------------------------------------------------------------------- */
 
 enum { CHUNK_BYTES = 4 << 20, GRAIN = 64 };
 
@@ -65,7 +72,12 @@ static peri_status start_rows(peri_tbe *tbe, int64_t table, const int64_t *rows,
     char *host = peri__alloc((size_t)all);
     peri_status status = host ? PERI_OK : PERI_ENOMEM;
     if (status < 0) goto out;
-    records r = {.tbe = tbe, .table = table, .bytes = bytes, .rows = rows, .host = host, .moves = (peri_k_cache_move *)(host + n * bytes)};
+    records r = {.tbe = tbe,
+                 .table = table,
+                 .bytes = bytes,
+                 .rows = rows,
+                 .host = host,
+                 .moves = (peri_k_cache_move *)(host + n * bytes)};
     peri__parallel_for(n, GRAIN, start_range, &r);
     PERI_TRY_GOTO(peri__copy(tbe->device, peri__data(device), host, all, PERI_COPY_H2D), out);
     args.records = peri__data(device);
@@ -92,7 +104,7 @@ peri_status peri__memory_reset(peri_tbe *tbe, int64_t table, const int64_t *rows
     return PERI_OK;
 }
 
-/* -- any tables -------------------------------------------------------------------------------------------------------------------- */
+/* -- any tables ---------------------------------------------------------------------------------------------------- */
 
 static int ascending(const void *a, const void *b)
 {
@@ -109,8 +121,8 @@ static peri_status rows_of(const peri_tbe *tbe, int64_t table, peri_tensor *rows
     *n = 0;
     for (int64_t i = 0; i < all; i++) {
         if (out[i] < 0 || out[i] >= most)
-            return peri__fail(PERI_ERANGE, "peri_tbe_rows_reset: table '%s': row %lld, allowed: 0..%lld", tbe->tables[table].name,
-                              (long long)out[i], (long long)most - 1);
+            return peri__fail(PERI_ERANGE, "peri_tbe_rows_reset: table '%s': row %lld, allowed: 0..%lld",
+                              tbe->tables[table].name, (long long)out[i], (long long)most - 1);
         if (*n == 0 || out[*n - 1] != out[i]) out[(*n)++] = out[i];
     }
     return PERI_OK;
@@ -132,12 +144,14 @@ peri_status peri_tbe_rows_reset(peri_tbe *tbe, int64_t table, peri_tensor *rows)
     PERI_NEED(tbe);
     PERI_NEED(rows);
     if (table < 0 || table >= tbe->n_tables)
-        return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", f, (long long)table, (long long)tbe->n_tables - 1);
+        return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", f, (long long)table,
+                          (long long)tbe->n_tables - 1);
     if (rows->dtype != PERI_I64 || rows->ndim != 1)
-        return peri__fail(PERI_EINVAL, "%s: table '%s': rows are %s, allowed: i64 of one dimension", f, tbe->tables[table].name,
-                          peri__tensor_text(rows, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: table '%s': rows are %s, allowed: i64 of one dimension", f,
+                          tbe->tables[table].name, peri__tensor_text(rows, text, sizeof text));
     if (peri__tbe_bytes(tbe->dtype))
-        return peri__fail(PERI_EUNSUPPORTED, "%s: table '%s' has rows of bytes, which have no start values", f, tbe->tables[table].name);
+        return peri__fail(PERI_EUNSUPPORTED, "%s: table '%s' has rows of bytes, which have no start values", f,
+                          tbe->tables[table].name);
     int64_t n = peri__numel(rows), *list;
     if (n == 0) return PERI_OK;
     list = peri__alloc(sizeof *list * (size_t)n);

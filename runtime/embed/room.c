@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * room.c: what is said when memory is short: whose table or batch it is, and what would take less of the device's memory.
+ * room.c: what is said when memory is short: whose table or batch it is, and what would take less of the device's
+ * memory.
  */
 #include "embed_internal.h"
 
@@ -12,16 +13,21 @@ enum { WAY_OUT_TEXT = 200 };
 static const char *way_out(peri_device *device, int32_t dtype, bool mapped, bool cached, char out[WAY_OUT_TEXT])
 {
     bool host = peri_device_host_access(device), bytes = peri__tbe_bytes(dtype);
-    if (cached) snprintf(out, WAY_OUT_TEXT, "a smaller load_factor or a larger reserved_memory makes the caches smaller");
-    else if (mapped && bytes) snprintf(out, WAY_OUT_TEXT, "that is the host's memory, pinned; compute_kernel quant has rows on the device");
+    if (cached)
+        snprintf(out, WAY_OUT_TEXT, "a smaller load_factor or a larger reserved_memory makes the caches smaller");
+    else if (mapped && bytes)
+        snprintf(out, WAY_OUT_TEXT, "that is the host's memory, pinned; compute_kernel quant has rows on the device");
     else if (mapped)
-        snprintf(out, WAY_OUT_TEXT, "that is the host's memory, pinned; compute_kernel fused_uvm_caching has rows in a file, with a "
+        snprintf(out, WAY_OUT_TEXT,
+                 "that is the host's memory, pinned; compute_kernel fused_uvm_caching has rows in a file, with a "
                  "directory in its cache_params");
     else if (host)
-        snprintf(out, WAY_OUT_TEXT, "%s", bytes ? "more ranks would share them" : "compute_kernel fused_uvm_caching has rows in a file");
+        snprintf(out, WAY_OUT_TEXT, "%s",
+                 bytes ? "more ranks would share them" : "compute_kernel fused_uvm_caching has rows in a file");
     else if (bytes) snprintf(out, WAY_OUT_TEXT, "compute_kernel quant_uvm has rows in the host's memory");
     else
-        snprintf(out, WAY_OUT_TEXT, "compute_kernel fused_uvm has rows in the host's memory, fused_uvm_caching too, with a cache of them "
+        snprintf(out, WAY_OUT_TEXT,
+                 "compute_kernel fused_uvm has rows in the host's memory, fused_uvm_caching too, with a cache of them "
                  "on the device");
     return out;
 }
@@ -52,9 +58,11 @@ peri_status peri__tbe_no_room(const peri_tbe *tbe, const peri_tbe_config *c, per
     if (tbe->n_tables > 1)
         snprintf(others, sizeof others, ", the largest of %lld, which take %.0f MB", (long long)tbe->n_tables,
                  bytes_of(tbe, tbe->n_tables, c->mapped) / 1e6);
-    return peri__fail(status, "peri_tbe_new: table '%.60s' of %lld x %lld takes %.0f MB with its states%s%s: %.120s; %s", t->name,
-                      (long long)t->rows, (long long)t->cols, bytes_of(tbe, largest, c->mapped) / 1e6, c->caches ? " (its cache)" : "",
-                      others, peri_error_message(), way_out(tbe->device, tbe->dtype, c->mapped, c->caches, out));
+    return peri__fail(status,
+                      "peri_tbe_new: table '%.60s' of %lld x %lld takes %.0f MB with its states%s%s: %.120s; %s",
+                      t->name, (long long)t->rows, (long long)t->cols, bytes_of(tbe, largest, c->mapped) / 1e6,
+                      c->caches ? " (its cache)" : "", others, peri_error_message(),
+                      way_out(tbe->device, tbe->dtype, c->mapped, c->caches, out));
 }
 
 peri_status peri__batch_no_room(const peri_tbe_batch *b, peri_status status)
@@ -74,6 +82,7 @@ peri_status peri__batch_no_room(const peri_tbe_batch *b, peri_status status)
         if (!tbe->state[i].flat->storage->mapped)
             bytes += (double)peri__numel(tbe->state[i].flat) * (double)peri_dtype_size(tbe->state[i].dtype);
     return peri__fail(status, "a batch of %lld ids, table '%.60s'%s%s: %.120s; the tables take %.0f MB of it%s%s",
-                      (long long)peri__numel(b->in.ids), tbe->tables[first->table].name, feature, others, peri_error_message(), bytes / 1e6,
-                      mapped ? "" : ": ", mapped ? "" : way_out(tbe->device, tbe->dtype, false, !tbe->store->whole, out));
+                      (long long)peri__numel(b->in.ids), tbe->tables[first->table].name, feature, others,
+                      peri_error_message(), bytes / 1e6, mapped ? "" : ": ",
+                      mapped ? "" : way_out(tbe->device, tbe->dtype, false, !tbe->store->whole, out));
 }

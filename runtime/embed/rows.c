@@ -44,8 +44,12 @@ peri_row_format peri__tbe_row_format(int32_t dtype)
 {
     const struct row_kind *kind = kind_of(dtype);
     const bool fp8 = kind->codes == PERI_CODES_FP8;
-    return (peri_row_format){.codes = kind->codes, .scale_dtype = kind->scale, .scale_first = kind->scale == PERI_F16, .alignment = 1,
-                             .exponent_bits = fp8 ? 4 : 0, .exponent_bias = fp8 ? 7 : 0};
+    return (peri_row_format){.codes = kind->codes,
+                             .scale_dtype = kind->scale,
+                             .scale_first = kind->scale == PERI_F16,
+                             .alignment = 1,
+                             .exponent_bits = fp8 ? 4 : 0,
+                             .exponent_bias = fp8 ? 7 : 0};
 }
 
 peri_status peri_row_format_of(int32_t dtype, peri_row_format *out)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shampoo.c: the backward pass with Shampoo. It needs all rows of a batch at once, so it goes by way of their gradient as sparse rows.
+ * shampoo.c: the backward pass with Shampoo. It needs all rows of a batch at once, so it goes by way of their gradient
+ * as sparse rows.
  */
 #include "embed_internal.h"
 

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 
-/* -- state ----------------------------------------------------------------------------------------------------------------------- */
+/* -- state --------------------------------------------------------------------------------------------------------- */
 
 /** The place of state @name among the optimizer's; PERI_ENOTFOUND lists them. */
 static peri_status state_index(const char *function, const peri_tbe *tbe, int64_t table, const char *name, int32_t *out)
@@ -18,15 +18,18 @@ static peri_status state_index(const char *function, const peri_tbe *tbe, int64_
             *out = i;
             return PERI_OK;
         }
-        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", peri_tbe_state_name(tbe, i));
+        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "",
+                 peri_tbe_state_name(tbe, i));
     }
-    return peri__fail(PERI_ENOTFOUND, "%s: table '%s' has no state '%.60s'; it has: %s", function, tbe->tables[table].name, name, known);
+    return peri__fail(PERI_ENOTFOUND, "%s: table '%s' has no state '%.60s'; it has: %s", function,
+                      tbe->tables[table].name, name, known);
 }
 
 static peri_status check_table_index(const char *function, const peri_tbe *tbe, int64_t table)
 {
     if (table >= 0 && table < tbe->n_tables) return PERI_OK;
-    return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", function, (long long)table, (long long)tbe->n_tables - 1);
+    return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", function, (long long)table,
+                      (long long)tbe->n_tables - 1);
 }
 
 peri_status peri_tbe_table(const peri_tbe *tbe, int64_t table, peri_table_config *out)
@@ -46,9 +49,10 @@ static peri_status view_of(const char *function, peri_tbe *tbe, int64_t table, c
     PERI_TRY(state_index(function, tbe, table, name, &i));
     bool rows = peri__has_rows(tbe->state[i].geometry);
     if (rows && !tbe->store->whole)
-        return peri__fail(PERI_EUNSUPPORTED,
-                          "%s: the rows of table '%s' are behind a cache, so there is no view of them; read and write rows", function,
-                          tbe->tables[table].name);
+        return peri__fail(
+            PERI_EUNSUPPORTED,
+            "%s: the rows of table '%s' are behind a cache, so there is no view of them; read and write rows", function,
+            tbe->tables[table].name);
     PERI_TRY(peri__tbe_enter(tbe, true)); /* the current stream waits for them */
     return peri__tbe_leave(tbe, true, peri__state_view(tbe, table, i, out));
 }
@@ -178,7 +182,8 @@ int64_t peri_tbe_iteration(const peri_tbe *tbe) { return tbe ? tbe->iteration : 
 peri_status peri_tbe_iteration_set(peri_tbe *tbe, int64_t iteration)
 {
     PERI_NEED(tbe);
-    if (iteration < 0) return peri__fail(PERI_EINVAL, "peri_tbe_iteration_set: %lld, allowed: >= 0", (long long)iteration);
+    if (iteration < 0)
+        return peri__fail(PERI_EINVAL, "peri_tbe_iteration_set: %lld, allowed: >= 0", (long long)iteration);
     tbe->iteration = iteration;
     tbe->ema_step = 0;
     return PERI_OK;
@@ -198,7 +203,8 @@ peri_status peri_tbe_statistics(peri_tbe *tbe, peri_tbe_stats *out)
                           .ids = counts[PERI__TBE_COUNT_IDS],
                           .bags = counts[PERI__TBE_COUNT_BAGS],
                           .rows_updated = counts[PERI__TBE_COUNT_ROWS],
-                          .bad_ids = counts[PERI__TBE_COUNT_BAD_IDS] + (tbe->store->bad_ids ? tbe->store->bad_ids(tbe) : 0),
+                          .bad_ids =
+                              counts[PERI__TBE_COUNT_BAD_IDS] + (tbe->store->bad_ids ? tbe->store->bad_ids(tbe) : 0),
                           .bad_bags = counts[PERI__TBE_COUNT_BAD_BAGS],
                           .weight_bytes = bytes_of(tbe->weight)};
     for (int32_t i = 1; i < tbe->n_states; i++) now.state_bytes += bytes_of(tbe->state[i].flat);

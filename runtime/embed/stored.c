@@ -26,8 +26,10 @@ peri_status peri_tbe_flush_commit(peri_tbe *tbe, int64_t number, uint64_t stamp)
     PERI_NEED(tbe);
     if (!tbe->store->flush_commit) return PERI_OK;
     if (number < 1 || stamp == 0)
-        return peri__fail(PERI_EINVAL, "peri_tbe_flush_commit: flush %lld with stamp %llu, allowed: 1 or more, and a stamp other than 0",
-                          (long long)number, (unsigned long long)stamp);
+        return peri__fail(
+            PERI_EINVAL,
+            "peri_tbe_flush_commit: flush %lld with stamp %llu, allowed: 1 or more, and a stamp other than 0",
+            (long long)number, (unsigned long long)stamp);
     PERI_TRY(peri__tbe_enter(tbe, true));
     return peri__tbe_leave(tbe, true, tbe->store->flush_commit(tbe, number, stamp));
 }
@@ -45,7 +47,8 @@ peri_status peri_tbe_flush(peri_tbe *tbe)
 static peri_status check_table(const char *function, const peri_tbe *tbe, int64_t table)
 {
     if (table >= 0 && table < tbe->n_tables) return PERI_OK;
-    return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", function, (long long)table, (long long)tbe->n_tables - 1);
+    return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", function, (long long)table,
+                      (long long)tbe->n_tables - 1);
 }
 
 peri_status peri_tbe_table_file(const peri_tbe *tbe, int64_t table, peri_table_file *out)
@@ -64,7 +67,8 @@ peri_status peri_tbe_ids_mark_set(peri_tbe *tbe, int64_t table, const peri_ids_m
     PERI_NEED(mark);
     PERI_TRY(check_table("peri_tbe_ids_mark_set", tbe, table));
     if (!tbe->tables[table].config.raw_ids || mark->sum == 0)
-        return peri__fail(PERI_EINVAL, "peri_tbe_ids_mark_set: table '%s' %s raw_ids, and sum is %llu; allowed: with raw_ids, not 0",
+        return peri__fail(PERI_EINVAL,
+                          "peri_tbe_ids_mark_set: table '%s' %s raw_ids, and sum is %llu; allowed: with raw_ids, not 0",
                           tbe->tables[table].name, tbe->tables[table].config.raw_ids ? "has" : "is without",
                           (unsigned long long)mark->sum);
     if (tbe->store->ids_mark) tbe->store->ids_mark(tbe, table, mark);
@@ -80,8 +84,8 @@ peri_status peri_tbe_cache_statistics(peri_tbe *tbe, int64_t table, peri_tbe_cac
     if (!tbe->store->cache_statistics)
         return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_cache_statistics: these tables are in %s", tbe->store->name);
     if (table < -1 || table >= tbe->n_tables)
-        return peri__fail(PERI_ERANGE, "peri_tbe_cache_statistics: table %lld, allowed: 0..%lld, or -1 for all", (long long)table,
-                          (long long)tbe->n_tables - 1);
+        return peri__fail(PERI_ERANGE, "peri_tbe_cache_statistics: table %lld, allowed: 0..%lld, or -1 for all",
+                          (long long)table, (long long)tbe->n_tables - 1);
     PERI_TRY(peri__tbe_enter(tbe, true));
     peri_tbe_cache_stats now;
     tbe->store->cache_statistics(tbe, table, &now);

@@ -12,7 +12,7 @@
 
 enum { GRAIN = 1 << 14 };
 
-/* -- checks ---------------------------------------------------------------------------------------------------------------------- */
+/* -- checks -------------------------------------------------------------------------------------------------------- */
 
 const char *peri_tbe_optimizer_name(int32_t kind)
 {
@@ -23,7 +23,8 @@ peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out)
 {
     PERI_NEED(out);
     if (kind < 0 || kind >= PERI_TBE_OPTIMIZER_COUNT)
-        return peri__fail(PERI_EINVAL, "peri_tbe_optimizer_default: kind %d, allowed: 0..%d", kind, PERI_TBE_OPTIMIZER_COUNT - 1);
+        return peri__fail(PERI_EINVAL, "peri_tbe_optimizer_default: kind %d, allowed: 0..%d", kind,
+                          PERI_TBE_OPTIMIZER_COUNT - 1);
     const peri__optimizer_kind *k = peri__optimizer_kind_of(kind);
     peri_tbe_optimizer now = {.kind = kind,
                                 .learning_rate = kind == PERI_TBE_NONE ? 0 : 0.01,
@@ -40,17 +41,21 @@ peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out)
     return PERI_GIVE(peri_tbe_optimizer, out, &now);
 }
 
-static peri_status check_number(const char *what, double value, bool known, double low, double high, const char *allowed, const char *kind)
+static peri_status check_number(const char *what, double value, bool known, double low, double high,
+                                const char *allowed, const char *kind)
 {
-    if (!known && value != 0) return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no %s (given: %g)", kind, what, value);
-    if (!(value >= low && value < high)) return peri__fail(PERI_EINVAL, "peri_tbe_new: %s %g, allowed: %s", what, value, allowed);
+    if (!known && value != 0)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no %s (given: %g)", kind, what, value);
+    if (!(value >= low && value < high))
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: %s %g, allowed: %s", what, value, allowed);
     return PERI_OK;
 }
 
 static peri_status check_optimizer(const peri_tbe_optimizer *o)
 {
     if (o->kind < 0 || o->kind >= PERI_TBE_OPTIMIZER_COUNT)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer kind %d, allowed: 0..%d", o->kind, PERI_TBE_OPTIMIZER_COUNT - 1);
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer kind %d, allowed: 0..%d", o->kind,
+                          PERI_TBE_OPTIMIZER_COUNT - 1);
     const peri__optimizer_kind *k = peri__optimizer_kind_of(o->kind);
     const char *any = "finite numbers >= 0", *fraction = "0 <= number < 1";
     PERI_TRY(check_number("learning_rate", o->learning_rate, o->kind != PERI_TBE_NONE, 0, INFINITY, any, k->name));
@@ -62,20 +67,25 @@ static peri_status check_optimizer(const peri_tbe_optimizer *o)
     PERI_TRY(check_number("momentum", o->momentum, k->lars, 0, 1, fraction, k->name));
     PERI_TRY(check_number("ema_beta", o->ema_beta, k->rmsprop, 0, 1, fraction, k->name));
     PERI_TRY(check_number("ar_alpha", o->ar_alpha, k->rmsprop, 0, INFINITY, any, k->name));
-    PERI_TRY(check_number("min_shrinkage", o->min_shrinkage, k->rmsprop, 0, nextafter(1, 2), "0 <= number <= 1", k->name));
+    PERI_TRY(
+        check_number("min_shrinkage", o->min_shrinkage, k->rmsprop, 0, nextafter(1, 2), "0 <= number <= 1", k->name));
     PERI_TRY(check_number("max_norm", o->max_norm, o->kind != PERI_TBE_NONE, 0, INFINITY, any, k->name));
     PERI_TRY(check_number("max_gradient", o->max_gradient, true, 0, INFINITY, any, k->name));
     if (o->weight_decay_mode < PERI_DECAY_NONE || o->weight_decay_mode > PERI_DECAY_COWCLIP)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: weight_decay_mode %d, allowed: 0..%d", o->weight_decay_mode, PERI_DECAY_COWCLIP);
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: weight_decay_mode %d, allowed: 0..%d", o->weight_decay_mode,
+                          PERI_DECAY_COWCLIP);
     PERI_TRY(peri__counter_check(o));
     PERI_TRY(peri__ema_check(o));
     if (o->weight_decay_mode != PERI_DECAY_NONE && !k->decay_mode)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no weight_decay_mode", k->name);
     if (k->decay_mode && o->weight_decay != 0 && o->weight_decay_mode == PERI_DECAY_NONE)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: weight_decay %g without a weight_decay_mode, allowed: l2, decouple", o->weight_decay);
+        return peri__fail(PERI_EINVAL,
+                          "peri_tbe_new: weight_decay %g without a weight_decay_mode, allowed: l2, decouple",
+                          o->weight_decay);
     if (o->kind == PERI_TBE_SHAMPOO && (!(o->eps > 0) || o->weight_decay_mode == PERI_DECAY_L2))
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer shampoo wants eps > 0 (given: %g) and decouples weight decay, if any",
-                          o->eps);
+        return peri__fail(
+            PERI_EINVAL, "peri_tbe_new: optimizer shampoo wants eps > 0 (given: %g) and decouples weight decay, if any",
+            o->eps);
     if (o->row_bias_correction && !(k->beta1 > 0 && k->eps > 0))
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no row_bias_correction", k->name);
     return PERI_OK;
@@ -86,24 +96,32 @@ static peri_status check_table(const peri_table_config *t, int64_t i)
     const char *name = t->name ? t->name : "";
     if (!name[0]) return peri__fail(PERI_EINVAL, "peri_tbe_new: table %lld has no name", (long long)i);
     if (t->rows < 0 || t->rows > INT64_MAX >> 20)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s' has %lld rows, allowed: 0..2^43", name, (long long)t->rows);
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s' has %lld rows, allowed: 0..2^43", name,
+                          (long long)t->rows);
     if (t->cols < 1 || t->cols > 1 << 20)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s' has %lld columns, allowed: 1..2^20", name, (long long)t->cols);
-    int64_t rows = t->total_rows ? t->total_rows : t->row_offset + t->rows, cols = t->total_cols ? t->total_cols : t->col_offset + t->cols;
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s' has %lld columns, allowed: 1..2^20", name,
+                          (long long)t->cols);
+    int64_t rows = t->total_rows ? t->total_rows : t->row_offset + t->rows,
+            cols = t->total_cols ? t->total_cols : t->col_offset + t->cols;
     if (t->row_offset < 0 || t->row_offset > rows - t->rows)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': rows %lld .. %lld of %lld", name, (long long)t->row_offset,
-                          (long long)(t->row_offset + t->rows), (long long)rows);
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': rows %lld .. %lld of %lld", name,
+                          (long long)t->row_offset, (long long)(t->row_offset + t->rows), (long long)rows);
     if (t->col_offset < 0 || t->col_offset > cols - t->cols)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': columns %lld .. %lld of %lld", name, (long long)t->col_offset,
-                          (long long)(t->col_offset + t->cols), (long long)cols);
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': columns %lld .. %lld of %lld", name,
+                          (long long)t->col_offset, (long long)(t->col_offset + t->cols), (long long)cols);
     if (t->pooling < PERI_POOLING_SUM || t->pooling > PERI_POOLING_NONE)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': pooling %d, allowed: 0 (sum), 1 (mean), 2 (none)", name, t->pooling);
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': pooling %d, allowed: 0 (sum), 1 (mean), 2 (none)",
+                          name, t->pooling);
     if (t->init < PERI_INIT_DEFAULT || t->init > PERI_INIT_NONE)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': init %d, allowed: 0..%d", name, t->init, PERI_INIT_NONE);
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': init %d, allowed: 0..%d", name, t->init,
+                          PERI_INIT_NONE);
     if (!isfinite(t->init_a) || !isfinite(t->init_b) || (t->init == PERI_INIT_UNIFORM && t->init_b < t->init_a) ||
         (t->init == PERI_INIT_NORMAL && t->init_b < 0))
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': init parameters %g, %g, allowed: finite numbers, with uniform low <= "
-                          "high, with normal a deviation >= 0", name, t->init_a, t->init_b);
+        return peri__fail(
+            PERI_EINVAL,
+            "peri_tbe_new: table '%s': init parameters %g, %g, allowed: finite numbers, with uniform low <= "
+            "high, with normal a deviation >= 0",
+            name, t->init_a, t->init_b);
     return PERI_OK;
 }
 
@@ -115,15 +133,16 @@ static peri_status check_dtypes(const peri_tbe_config *c)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: weights of dtype %s (%d), allowed: f32, f16, bf16, rows of bytes",
                           peri_dtype_name(c->dtype), c->dtype);
     if (c->output_dtype && !small_float(c->output_dtype))
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: output_dtype %s, allowed: f32, f16, bf16", peri_dtype_name(c->output_dtype));
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: output_dtype %s, allowed: f32, f16, bf16",
+                          peri_dtype_name(c->output_dtype));
     if (!peri__tbe_bytes(c->dtype)) return PERI_OK;
     if (c->optimizer->kind != PERI_TBE_NONE)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer kind %d for rows of bytes, allowed: %d (none)", c->optimizer->kind,
-                          PERI_TBE_NONE);
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer kind %d for rows of bytes, allowed: %d (none)",
+                          c->optimizer->kind, PERI_TBE_NONE);
     for (int64_t i = 0; i < c->n_tables; i++)
         if (c->tables[i].init != PERI_INIT_NONE)
-            return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': init %d for rows of bytes, allowed: %d (none)", c->tables[i].name,
-                              c->tables[i].init, PERI_INIT_NONE);
+            return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': init %d for rows of bytes, allowed: %d (none)",
+                              c->tables[i].name, c->tables[i].init, PERI_INIT_NONE);
     return PERI_OK;
 }
 
@@ -134,13 +153,17 @@ static peri_status check_cached(const peri_tbe_config *c)
     if (peri__keeps(c->optimizer, PERI_STATE_SQUARE))
         return peri__fail(PERI_EUNSUPPORTED, "%s cannot train with shampoo, which needs a batch's rows at once", f);
     if (c->optimizer->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD)
-        return peri__fail(PERI_EUNSUPPORTED,
-                          "%s cannot train with emainplace_rowwise_adagrad, which changes all rows every step_ema steps", f);
+        return peri__fail(
+            PERI_EUNSUPPORTED,
+            "%s cannot train with emainplace_rowwise_adagrad, which changes all rows every step_ema steps", f);
     if (peri__keeps(c->optimizer, PERI_STATE_SCALAR))
         return peri__fail(PERI_EUNSUPPORTED,
-                          "%s have no max_counter, which looks at all rows: no learning_rate_mode tail_id_lr_increase or _decrease, and no "
-                          "tail_id_threshold that is a ratio", f);
-    if (peri__tbe_bytes(c->dtype)) return peri__fail(PERI_EUNSUPPORTED, "%s hold f32, f16 or bf16; rows of bytes stay in memory", f);
+                          "%s have no max_counter, which looks at all rows: no learning_rate_mode tail_id_lr_increase "
+                          "or _decrease, and no "
+                          "tail_id_threshold that is a ratio",
+                          f);
+    if (peri__tbe_bytes(c->dtype))
+        return peri__fail(PERI_EUNSUPPORTED, "%s hold f32, f16 or bf16; rows of bytes stay in memory", f);
     if (c->optimizer->kind == PERI_TBE_NONE)
         return peri__fail(PERI_EINVAL, "%s need a fused optimizer: dense gradients would be as large as they are", f);
     return PERI_OK;
@@ -159,9 +182,10 @@ peri_status peri__tbe_check(const peri_tbe_config *c)
     for (int64_t i = 0; i < c->n_tables; i++) {
         PERI_TRY(check_table(&c->tables[i], i));
         if (c->optimizer->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD && c->tables[i].cols % 2 != 0)
-            return peri__fail(PERI_EINVAL,
-                              "peri_tbe_new: table '%s' has %lld columns; emainplace_rowwise_adagrad wants an even number of them",
-                              c->tables[i].name, (long long)c->tables[i].cols);
+            return peri__fail(
+                PERI_EINVAL,
+                "peri_tbe_new: table '%s' has %lld columns; emainplace_rowwise_adagrad wants an even number of them",
+                c->tables[i].name, (long long)c->tables[i].cols);
     }
     PERI_TRY(check_dtypes(c));
     PERI_TRY(check_optimizer(c->optimizer));
@@ -174,10 +198,10 @@ static peri_status check_config(const peri_tbe_config *c)
     return peri__tbe_check(c);
 }
 
-/* -- making ---------------------------------------------------------------------------------------------------------------------- */
+/* -- making -------------------------------------------------------------------------------------------------------- */
 
-/** Copy names and sizes, and place the tables one behind the other, each at a multiple of @alignment elements. Tables in files: @slots
- *  instead of rows. */
+/** Copy names and sizes, and place the tables one behind the other, each at a multiple of @alignment elements. Tables
+ *  in files: @slots instead of rows. */
 static peri_status lay_out(peri_tbe *tbe, const peri_tbe_config *c, const int64_t *slots, int64_t alignment)
 {
     tbe->tables = peri__alloc_zero(sizeof *tbe->tables * (size_t)peri__max(c->n_tables, 1));
@@ -199,8 +223,8 @@ static peri_status lay_out(peri_tbe *tbe, const peri_tbe_config *c, const int64_
         int64_t rows = slots ? slots[i] : t->config.rows, cols = t->config.cols;
         int64_t elements = peri__table_elements(c->dtype, rows, cols, alignment);
         if (elements < 0 || elements > (INT64_MAX >> 4) - tbe->total_elements)
-            return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s' of %lld x %lld makes the batch too large", t->name, (long long)rows,
-                              (long long)cols);
+            return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s' of %lld x %lld makes the batch too large", t->name,
+                              (long long)rows, (long long)cols);
         tbe->layout[i] = (peri_k_tbe_table){.rows = rows,
                                             .cols = cols,
                                             .offset = tbe->total_elements,
@@ -227,7 +251,8 @@ static peri_status flat_tensor(peri_tbe *tbe, int32_t dtype, int64_t n, bool zer
 static peri_status initialise(peri_tbe *tbe, int64_t i, uint64_t seed)
 {
     const peri_table_config *t = &tbe->tables[i].config;
-    peri_k_random_args args = {.dst = (char *)peri__data(tbe->weight) + tbe->layout[i].offset * peri_dtype_size(tbe->dtype),
+    peri_k_random_args args = {.dst = (char *)peri__data(tbe->weight) +
+                                      tbe->layout[i].offset * peri_dtype_size(tbe->dtype),
                                .dtype = tbe->dtype,
                                .kind = t->init == PERI_INIT_NORMAL ? PERI_RANDOM_NORMAL : PERI_RANDOM_UNIFORM,
                                .cols = t->cols,
@@ -268,10 +293,11 @@ static peri_status shell_new(const peri_tbe_config *c, const int64_t *slots, int
     PERI_TRY_GOTO(peri__calls_init(tbe), out); /* the locks first: releasing destroys them */
     PERI_TRY_GOTO(lay_out(tbe, c, slots, alignment), out);
     PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, PERI__TBE_COUNTERS, true, &tbe->counters), out);
-    PERI_TRY_GOTO(flat_tensor(tbe, PERI_U8, (int64_t)sizeof *tbe->layout * tbe->n_tables, false, &tbe->layout_tensor), out);
-    PERI_TRY_GOTO(
-        peri__copy(tbe->device, peri__data(tbe->layout_tensor), tbe->layout, (int64_t)sizeof *tbe->layout * tbe->n_tables, PERI_COPY_H2D),
-        out);
+    PERI_TRY_GOTO(flat_tensor(tbe, PERI_U8, (int64_t)sizeof *tbe->layout * tbe->n_tables, false, &tbe->layout_tensor),
+                  out);
+    PERI_TRY_GOTO(peri__copy(tbe->device, peri__data(tbe->layout_tensor), tbe->layout,
+                             (int64_t)sizeof *tbe->layout * tbe->n_tables, PERI_COPY_H2D),
+                  out);
 out:
     if (status < 0) peri_tbe_release(tbe);
     else *out = tbe;
@@ -283,15 +309,19 @@ static peri_status check_mapped(const peri_tbe_config *c)
     if (c->caches) return peri__fail(PERI_EINVAL, "peri_tbe_new: tables are mapped, or behind a cache, not both");
     if (peri__reaches_host(c->device)) return PERI_OK;
     return peri__fail(PERI_EUNSUPPORTED,
-                      "peri_tbe_new: table '%s' is to be in the host's memory (fused_uvm), which the kernels of device %s do not reach; "
+                      "peri_tbe_new: table '%s' is to be in the host's memory (fused_uvm), which the kernels of device "
+                      "%s do not reach; "
                       "allowed compute_kernels there: fused, fused_uvm_caching",
                       c->n_tables ? c->tables[0].name : "", peri_device_name(c->device));
 }
 
-bool peri__tbe_slot_rows(const peri_tbe_config *c) { return c->caches && c->dtype != PERI_F32 && !c->optimizer->nearest; }
+bool peri__tbe_slot_rows(const peri_tbe_config *c)
+{
+    return c->caches && c->dtype != PERI_F32 && !c->optimizer->nearest;
+}
 
-/** Weights, not initialised, but rows of bytes (zeros), and states as before the first step. @mapped: those that have rows are in the
- *  host's memory. @given: the weights, or NULL. */
+/** Weights, not initialised, but rows of bytes (zeros), and states as before the first step. @mapped: those that have
+ *  rows are in the host's memory. @given: the weights, or NULL. */
 static peri_status new_states(peri_tbe *tbe, bool mapped, peri_tensor *given)
 {
     peri__state states[PERI__STATES];
@@ -304,7 +334,8 @@ static peri_status new_states(peri_tbe *tbe, bool mapped, peri_tensor *given)
         if (i == 0 && given) PERI_TRY(peri_tensor_reshape(given, 1, &elements, &s->flat)); /* a view */
         else PERI_TRY(peri__tensor_placed(tbe->device, s->dtype, 1, &elements, mapped && rows, &s->flat));
         tbe->state[tbe->n_states++] = *s;
-        if (!bare && !(i == 0 && given)) PERI_TRY(peri_tensor_fill(s->flat, s->which == PERI__STATE_MAX_COUNTER ? 1 : 0));
+        if (!bare && !(i == 0 && given))
+            PERI_TRY(peri_tensor_fill(s->flat, s->which == PERI__STATE_MAX_COUNTER ? 1 : 0));
     }
     tbe->weight = tbe->state[0].flat;
     return PERI_OK;
@@ -320,11 +351,14 @@ static peri_status check_weights(const peri_tbe *tbe, const peri_tbe_config *c)
     char text[128];
     if (c->caches || c->mapped)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: weights are the caller's, or behind a cache or mapped, not both");
-    if (w->dtype == states[0].dtype && peri__numel(w) == wanted && peri__contiguous(w) && peri__device(w) == c->device) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "peri_tbe_new: weights is %s%s on %s, wanted %s [%lld] on %s: each table begins at a multiple of %d "
-                      "elements",
-                      peri__tensor_text(w, text, sizeof text), peri__contiguous(w) ? "" : " with gaps", peri__device(w)->name,
-                      peri_dtype_name(states[0].dtype), (long long)wanted, c->device->name, PERI__TABLE_ALIGNMENT);
+    if (w->dtype == states[0].dtype && peri__numel(w) == wanted && peri__contiguous(w) && peri__device(w) == c->device)
+        return PERI_OK;
+    return peri__fail(
+        PERI_EINVAL,
+        "peri_tbe_new: weights is %s%s on %s, wanted %s [%lld] on %s: each table begins at a multiple of %d "
+        "elements",
+        peri__tensor_text(w, text, sizeof text), peri__contiguous(w) ? "" : " with gaps", peri__device(w)->name,
+        peri_dtype_name(states[0].dtype), (long long)wanted, c->device->name, PERI__TABLE_ALIGNMENT);
 }
 
 static peri_status tbe_new(const peri_tbe_config *c, peri_tbe **out)
@@ -339,7 +373,8 @@ static peri_status tbe_new(const peri_tbe_config *c, peri_tbe **out)
     PERI_TRY(status);
     if (c->weights) PERI_TRY_GOTO(check_weights(tbe, c), out);
     PERI_TRY_GOTO(peri__tbe_no_room(tbe, c, new_states(tbe, c->mapped, c->weights)), out);
-    for (int64_t i = 0; i < tbe->n_tables && !c->caches && !c->weights; i++) PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
+    for (int64_t i = 0; i < tbe->n_tables && !c->caches && !c->weights; i++)
+        PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
     if (peri__tbe_slot_rows(c)) PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, tbe->total_rows, true, &tbe->slot_row), out);
     tbe->store = &peri__memory;
     if (c->caches) PERI_TRY_GOTO(peri__tier_open(tbe, c), out);
@@ -355,7 +390,8 @@ out:
 const peri_tbe_optimizer peri__no_optimizer = {.size = sizeof peri__no_optimizer, .kind = PERI_TBE_NONE};
 
 /** An array of @n structures of today's @size bytes, from the caller's; NULL: there is none. */
-static peri_status take_array(const void *given, int64_t n, size_t size, const char *function, const char *type, void **out)
+static peri_status take_array(const void *given, int64_t n, size_t size, const char *function, const char *type,
+                              void **out)
 {
     *out = NULL;
     if (!given || n <= 0 || n > INT32_MAX) return PERI_OK; /* what is wrong with n is said later */
@@ -365,7 +401,8 @@ static peri_status take_array(const void *given, int64_t n, size_t size, const c
     return PERI_OK;
 }
 
-peri_status peri__structs_take(const void *given, int64_t n, size_t size, const char *function, const char *type, void **out)
+peri_status peri__structs_take(const void *given, int64_t n, size_t size, const char *function, const char *type,
+                               void **out)
 {
     peri_status status = take_array(given, n, size, function, type, out);
     if (status < 0) {
@@ -392,7 +429,8 @@ out:
     c->tables = tables;
     if (caches) c->caches = caches; /* else none, or of no table */
     for (int64_t i = 0; caches && i < c->n_tables; i++)
-        if (((peri_cache_params *)caches)[i].load_factor == 0) ((peri_cache_params *)caches)[i].load_factor = 0.2; /* TorchRec's default */
+        /* TorchRec's default */
+        if (((peri_cache_params *)caches)[i].load_factor == 0) ((peri_cache_params *)caches)[i].load_factor = 0.2;
     c->optimizer = optimizer ? optimizer : &peri__no_optimizer;
     return PERI_OK;
 }

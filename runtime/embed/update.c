@@ -6,7 +6,7 @@
 #include "reach.h"
 #include "watch.h"
 
-/* -- the sort -------------------------------------------------------------------------------------------------------------------- */
+/* -- the sort ------------------------------------------------------------------------------------------------------ */
 
 static int32_t bits_of(uint64_t x)
 {
@@ -15,9 +15,13 @@ static int32_t bits_of(uint64_t x)
     return n;
 }
 
-bool peri__tbe_reaches(const peri_tbe *tbe, int64_t extent) { return bits_of((uint64_t)extent) + bits_of((uint64_t)tbe->total_rows) <= 64; }
+bool peri__tbe_reaches(const peri_tbe *tbe, int64_t extent)
+{
+    return bits_of((uint64_t)extent) + bits_of((uint64_t)tbe->total_rows) <= 64;
+}
 
-/** Keys hold a row in as many high bits as rows need, and below the place of an item or, without @items, of its gradient. */
+/** Keys hold a row in as many high bits as rows need, and below the place of an item or, without @items, of its
+ *  gradient. */
 static peri_status payload_bits(const peri_tbe_batch *b, bool items, int32_t *bits)
 {
     const peri_tbe *tbe = b->tbe;
@@ -25,11 +29,12 @@ static peri_status payload_bits(const peri_tbe_batch *b, bool items, int32_t *bi
     int64_t most = peri__numel(in->ids) * in->blocks->multiplicity;
     int64_t payload = items ? most : b->there ? b->there->out_extent : peri__tbe_extent(tbe, in);
     if (most > UINT32_MAX)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld ids in one batch, allowed: fewer than 2^32", (long long)most);
+        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld ids in one batch, allowed: fewer than 2^32",
+                          (long long)most);
     *bits = 64 - bits_of((uint64_t)tbe->total_rows);
     if (bits_of((uint64_t)payload) > *bits)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld rows and %lld %s do not fit into 64 bits", (long long)tbe->total_rows,
-                          (long long)payload, items ? "ids" : "elements of the gradient");
+        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld rows and %lld %s do not fit into 64 bits",
+                          (long long)tbe->total_rows, (long long)payload, items ? "ids" : "elements of the gradient");
     return PERI_OK;
 }
 
@@ -71,24 +76,30 @@ peri_status peri__batch_sort(peri_tbe_batch *b)
     return status;
 }
 
-/* -- updates --------------------------------------------------------------------------------------------------------------------- */
+/* -- updates ------------------------------------------------------------------------------------------------------- */
 
-peri_status peri__tbe_gradient_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *in, const peri_tensor *grad,
-                                     const peri_tensor *grad_weights)
+peri_status peri__tbe_gradient_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *in,
+                                     const peri_tensor *grad, const peri_tensor *grad_weights)
 {
     char text[128];
     PERI_TRY(peri__check_tensor(function, "the gradient", grad, PERI_F32, -1));
     if (peri__device(grad) != tbe->device || !peri__contiguous(grad))
-        return peri__fail(PERI_EINVAL, "%s: the gradient must be contiguous and on device %s", function, tbe->device->name);
+        return peri__fail(PERI_EINVAL, "%s: the gradient must be contiguous and on device %s", function,
+                          tbe->device->name);
     if (peri__numel(grad) < peri__tbe_extent(tbe, in))
         return peri__fail(PERI_EINVAL, "%s: the gradient is %s, the blocks read up to element %lld", function,
                           peri__tensor_text(grad, text, sizeof text), (long long)peri__tbe_extent(tbe, in) - 1);
-    if (peri__tbe_bytes(tbe->dtype)) return peri__fail(PERI_EUNSUPPORTED, "%s: rows of bytes have no gradients", function);
+    if (peri__tbe_bytes(tbe->dtype))
+        return peri__fail(PERI_EUNSUPPORTED, "%s: rows of bytes have no gradients", function);
     if (!grad_weights) return PERI_OK;
     PERI_TRY(peri__check_tensor(function, "the gradient of the weights", grad_weights, PERI_F32, 1));
-    if (peri__device(grad_weights) != tbe->device || !peri__contiguous(grad_weights) || peri__numel(grad_weights) != peri__numel(in->ids))
-        return peri__fail(PERI_EINVAL, "%s: the gradient of the weights is %s, wanted: contiguous, one for each of %lld ids, on device %s",
-                          function, peri__tensor_text(grad_weights, text, sizeof text), (long long)peri__numel(in->ids), tbe->device->name);
+    if (peri__device(grad_weights) != tbe->device || !peri__contiguous(grad_weights) ||
+        peri__numel(grad_weights) != peri__numel(in->ids))
+        return peri__fail(
+            PERI_EINVAL,
+            "%s: the gradient of the weights is %s, wanted: contiguous, one for each of %lld ids, on device %s",
+            function, peri__tensor_text(grad_weights, text, sizeof text), (long long)peri__numel(in->ids),
+            tbe->device->name);
     return PERI_OK;
 }
 
@@ -121,9 +132,15 @@ static peri_status sparse_args(peri_tbe *tbe, const peri_tbe_sparse *sparse, per
 static peri_status update(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *dense, const peri_tbe_sparse *sparse)
 {
     peri_tbe *tbe = b->tbe;
-    peri_k_tbe_update_args args = {.rows = peri__tbe_rows(tbe), .grad = peri__data(grad), .n = b->sorted->n, .sorted = b->sorted->keys,
-                                   .items = b->sorted->items, .payload_bits = b->sorted->payload_bits, .capacity = b->sorted->capacity,
-                                   .work = b->sorted->work, .halvings = tbe->halvings,
+    peri_k_tbe_update_args args = {.rows = peri__tbe_rows(tbe),
+                                   .grad = peri__data(grad),
+                                   .n = b->sorted->n,
+                                   .sorted = b->sorted->keys,
+                                   .items = b->sorted->items,
+                                   .payload_bits = b->sorted->payload_bits,
+                                   .capacity = b->sorted->capacity,
+                                   .work = b->sorted->work,
+                                   .halvings = tbe->halvings,
                                    .reach = peri__tbe_reach_update()};
     args.optimizer = peri__tbe_optimizer(tbe, tbe->iteration);
     args.updated = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_ROWS;
@@ -153,7 +170,7 @@ peri_status peri__tbe_update(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *
     return status;
 }
 
-/* -- dense gradients ------------------------------------------------------------------------------------------------------------- */
+/* -- dense gradients ----------------------------------------------------------------------------------------------- */
 
 /** Within a call: add the gradients to @dense. */
 static peri_status dense_of(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights, peri_tensor *dense)
@@ -162,7 +179,8 @@ static peri_status dense_of(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *g
     return peri__tbe_update(b, grad, dense, NULL);
 }
 
-static peri_status gradient(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights, peri_tensor **out)
+static peri_status gradient(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights,
+                            peri_tensor **out)
 {
     peri_tbe *tbe = b->tbe;
     if (!b->there) PERI_TRY(peri__tbe_gradient_check(function, tbe, &b->in, grad, grad_weights));
@@ -185,7 +203,8 @@ peri_status peri_tbe_batch_gradient(peri_tbe_batch *b, peri_tensor *grad, peri_t
     return gradient("peri_tbe_batch_gradient", b, grad, grad_weights, out);
 }
 
-peri_status peri_tbe_gradient(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights, peri_tensor **out)
+peri_status peri_tbe_gradient(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights,
+                              peri_tensor **out)
 {
     PERI_NEED(tbe);
     PERI_NEED(in);
@@ -202,11 +221,13 @@ peri_status peri_tbe_gradient(peri_tbe *tbe, const peri_tbe_input *in, peri_tens
 peri_status peri__tbe_sparse(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights, peri_tbe_sparse *out)
 {
     peri_tbe *tbe = b->tbe;
-    int64_t most = peri__min(peri__numel(b->in.ids) * b->in.blocks->multiplicity, tbe->total_rows), n = tbe->n_tables + 1;
+    int64_t most = peri__min(peri__numel(b->in.ids) * b->in.blocks->multiplicity, tbe->total_rows),
+            n = tbe->n_tables + 1;
     peri_tbe_sparse s = {0};
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_I64, 1, &most, &s.rows), out);
-    PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_F32, 2, (int64_t[]){most, peri__max(tbe->max_cols, 1)}, &s.values), out);
+    PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_F32, 2, (int64_t[]){most, peri__max(tbe->max_cols, 1)}, &s.values),
+                  out);
     PERI_TRY_GOTO(peri_tensor_full(tbe->device, PERI_I64, 1, &n, 0, &s.first), out);
     if (grad_weights) PERI_TRY_GOTO(peri__tbe_weight_gradient(b, grad, grad_weights), out);
     status = peri__tbe_update(b, grad, NULL, &s);
@@ -221,8 +242,8 @@ out:
     return status;
 }
 
-peri_status peri_tbe_gradient_sparse(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights,
-                                     peri_tbe_sparse *out)
+peri_status peri_tbe_gradient_sparse(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad,
+                                     peri_tensor *grad_weights, peri_tbe_sparse *out)
 {
     static const char *const f = "peri_tbe_gradient_sparse";
     PERI_NEED(tbe);
@@ -232,7 +253,8 @@ peri_status peri_tbe_gradient_sparse(peri_tbe *tbe, const peri_tbe_input *in, pe
     peri_tbe_batch *b;
     PERI_TRY(peri__tbe_input_check(f, tbe, in));
     PERI_TRY(peri__tbe_gradient_check(f, tbe, in, grad, grad_weights));
-    if (!tbe->store->whole) return peri__fail(PERI_EUNSUPPORTED, "%s: cached tables update with every backward pass", f);
+    if (!tbe->store->whole)
+        return peri__fail(PERI_EUNSUPPORTED, "%s: cached tables update with every backward pass", f);
     PERI_TRY(peri__batch_take(tbe, in, &b));
     peri_status status = peri__batch_enter(f, b, true);
     if (status >= 0) status = peri__batch_leave(b, true, peri__tbe_sparse(b, grad, grad_weights, out));
@@ -245,9 +267,10 @@ static peri_status check_dense(const char *function, const peri_tbe *tbe, const 
     char text[128];
     int64_t n = tbe->total_elements + tbe->total_rows;
     PERI_TRY(peri__check_tensor(function, "the gradient", gradient, PERI_F32, 1));
-    if (peri__numel(gradient) == n && peri__contiguous(gradient) && peri__device(gradient) == tbe->device) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: %s is no gradient of this table batch, which has %lld numbers on device %s", function,
-                      peri__tensor_text(gradient, text, sizeof text), (long long)n, tbe->device->name);
+    if (peri__numel(gradient) == n && peri__contiguous(gradient) && peri__device(gradient) == tbe->device)
+        return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: %s is no gradient of this table batch, which has %lld numbers on device %s",
+                      function, peri__tensor_text(gradient, text, sizeof text), (long long)n, tbe->device->name);
 }
 
 /** Within a call. */
@@ -272,11 +295,14 @@ peri_status peri_tbe_gradient_apply(peri_tbe *tbe, peri_tensor *gradient)
 {
     PERI_NEED(tbe);
     PERI_NEED(gradient);
-    if (!tbe->store->whole) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_apply: cached tables have no dense gradients");
+    if (!tbe->store->whole)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_apply: cached tables have no dense gradients");
     PERI_TRY(check_dense("peri_tbe_gradient_apply", tbe, gradient));
-    if (tbe->optimizer.kind == PERI_TBE_NONE) return peri__fail(PERI_EINVAL, "peri_tbe_gradient_apply: this table batch has no optimizer");
+    if (tbe->optimizer.kind == PERI_TBE_NONE)
+        return peri__fail(PERI_EINVAL, "peri_tbe_gradient_apply: this table batch has no optimizer");
     if (tbe->optimizer.kind == PERI_TBE_SHAMPOO)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_apply: shampoo updates from the ids' gradients, not from dense ones");
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "peri_tbe_gradient_apply: shampoo updates from the ids' gradients, not from dense ones");
     PERI_TRY(peri__tbe_enter(tbe, true));
     return peri__tbe_leave(tbe, true, apply(tbe, gradient));
 }
@@ -291,5 +317,6 @@ peri_status peri_tbe_gradient_table(peri_tbe *tbe, peri_tensor *gradient, int64_
         return peri__fail(PERI_ERANGE, "peri_tbe_gradient_table: table %lld, allowed: 0..%lld", (long long)table,
                           (long long)tbe->n_tables - 1);
     const peri_k_tbe_table *t = &tbe->layout[table];
-    return peri__tensor_view(gradient, 2, (int64_t[]){t->rows, t->cols}, (int64_t[]){t->stride, 1}, gradient->offset + t->offset, out);
+    return peri__tensor_view(gradient, 2, (int64_t[]){t->rows, t->cols}, (int64_t[]){t->stride, 1},
+                             gradient->offset + t->offset, out);
 }

@@ -4,7 +4,7 @@
  */
 #include "watch.h"
 
-/* -- telling ------------------------------------------------------------------------------------------------------------------------- */
+/* -- telling ------------------------------------------------------------------------------------------------------- */
 
 peri_status peri__tbe_tell_all(peri_tbe *tbe, const peri__row_change *change)
 {
@@ -32,33 +32,37 @@ static peri_status tell_elements(peri_tbe *tbe, int32_t part, int64_t low, int64
         const peri_k_tbe_table *t = &tbe->layout[i];
         const int64_t begin = peri__state_offset(tbe, s, i), stride = s->geometry == PERI_STATE_ROW ? 1 : t->stride;
         if (t->rows == 0 || high < begin || low >= begin + t->rows * stride) continue;
-        const int64_t first = peri__max(low - begin, 0) / stride, last = peri__min((high - begin) / stride, t->rows - 1);
+        const int64_t first = peri__max(low - begin, 0) / stride,
+                      last = peri__min((high - begin) / stride, t->rows - 1);
         PERI_TRY(peri__tbe_tell_range(tbe, i, part, first, last - first + 1));
     }
     return PERI_OK;
 }
 
-/** peri__storage_watch: a caller writes to @t, a view of weights or of a state. The write cannot be stopped: a watch that fails here keeps
- *  its error itself. */
+/** peri__storage_watch: a caller writes to @t, a view of weights or of a state. The write cannot be stopped: a watch
+ *  that fails here keeps its error itself. */
 static void written(void *ctx, const peri_tensor *t)
 {
     peri_tbe *tbe = ctx;
     const bool inside = peri__tbe_inside(tbe);
     int64_t low, high;
-    if (peri__numel(t) == 0 || (!inside && peri__tbe_enter(tbe, true) < 0)) return; /* not entered: the device is lost, and all it had */
+    /* not entered: the device is lost, and all it had */
+    if (peri__numel(t) == 0 || (!inside && peri__tbe_enter(tbe, true) < 0)) return;
     extent_of(t, &low, &high);
     for (int32_t i = 0; i < tbe->n_states; i++)
         if (tbe->state[i].flat->storage == t->storage) (void)tell_elements(tbe, i, low, high);
     if (!inside) (void)peri__tbe_leave(tbe, true, PERI_OK);
 }
 
-/** Listen to writes through views, or no longer. Tables behind a cache have no views of rows: what lies in their flat tensors is slots. */
+/** Listen to writes through views, or no longer. Tables behind a cache have no views of rows: what lies in their flat
+ *  tensors is slots. */
 static void listen(peri_tbe *tbe, bool on)
 {
     tbe->writes_watch = (peri__storage_watch){.before = written, .ctx = tbe};
     for (int32_t i = 0; i < tbe->n_states && tbe->store->whole; i++) {
         if (!peri__has_rows(tbe->state[i].geometry)) continue;
-        atomic_store_explicit(&tbe->state[i].flat->storage->watch, on ? &tbe->writes_watch : NULL, memory_order_release);
+        atomic_store_explicit(&tbe->state[i].flat->storage->watch, on ? &tbe->writes_watch : NULL,
+                              memory_order_release);
     }
 }
 
@@ -93,7 +97,7 @@ void peri__tbe_deaf(peri_tbe *tbe)
     tbe->watches = NULL;
 }
 
-/* -- bitmaps ------------------------------------------------------------------------------------------------------------------------- */
+/* -- bitmaps ------------------------------------------------------------------------------------------------------- */
 
 int64_t peri__first_row(const peri_tbe *tbe, int64_t table)
 {
@@ -185,7 +189,9 @@ peri_status peri__row_bits_mark(const peri_tbe *tbe, peri__row_bits *bits, const
         args.n = c->n;
         args.payload_bits = c->payload_bits;
         return PERI_LAUNCH(tbe->device, tbe_mark, &args, c->capacity, GRAIN);
-    case PERI__ROWS_TOUCHED: args.touched = c->touched; return PERI_LAUNCH(tbe->device, tbe_mark, &args, bits->rows, GRAIN);
+    case PERI__ROWS_TOUCHED:
+        args.touched = c->touched;
+        return PERI_LAUNCH(tbe->device, tbe_mark, &args, bits->rows, GRAIN);
     case PERI__ROWS_LIST: return mark_list(tbe, c, &args);
     default:
         args.first = peri__first_row(tbe, c->table) + c->first;

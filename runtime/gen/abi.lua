@@ -1,5 +1,5 @@
--- abi.lua: ask LuaJIT for the layout of every public struct and the value of every public enum constant, and print C static asserts
--- that hold the compiler to the same numbers. Usage: luajit abi.lua build/lua/perilune/cdef.lua > abi.c
+-- abi.lua: ask LuaJIT for the layout of every public struct and the value of every public enum constant, and print C
+-- static asserts that hold the compiler to the same numbers. Usage: luajit abi.lua build/lua/perilune/cdef.lua > abi.c
 local ffi = require "ffi"
 local text = dofile(arg[1])
 ffi.cdef(text)
@@ -29,7 +29,8 @@ for body in flat:gmatch "enum (%b{})" do
 end
 -- A struct that the pattern above does not know would go unchecked.
 local bodies = select(2, flat:gsub("struct [%w_]* ?{", ""))
-assert(bodies == structs, ("abi.lua: %d structs with bodies, %d of the form 'typedef struct x {...} x;'"):format(bodies, structs))
+assert(bodies == structs, ("abi.lua: %d structs with bodies, %d of the form 'typedef struct x {...} x;'"):format(bodies,
+  structs))
 assert(not flat:find "union [%w_]* ?{", "abi.lua: a union in a public header")
 assert(structs > 0 and constants > 0, "abi.lua found nothing to check")
 out[#out + 1] = "typedef int peri_abi_checked;"

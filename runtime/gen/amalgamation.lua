@@ -1,9 +1,11 @@
--- amalgamation.lua: the library as two files, perilune.c and perilune.h, for hosts that compile it with one call of a compiler.
+-- amalgamation.lua: the library as two files, perilune.c and perilune.h, for hosts that compile it with one call of a
+-- compiler.
 --
 -- Usage: luajit amalgamation.lua <folder for the two files> <version> <source.c ...>
--- perilune.h is all public headers, one after the other. perilune.c is all sources: the internal headers that the runtime shares once, then
--- each source in its turn. Sources know nothing of each other's file-scope names, so a name that two of them have gets a number in front:
--- by a macro around the source, or, where members of structures have the same name, word by word.
+-- perilune.h is all public headers, one after the other. perilune.c is all sources: the internal headers that the
+-- runtime shares once, then each source in its turn. Sources know nothing of each other's file-scope names, so a name
+-- that two of them have gets a number in front: by a macro around the source, or, where members of structures have the
+-- same name, word by word.
 local M = {}
 
 local function slurp(path)
@@ -45,10 +47,10 @@ local HEAD = [[
 #endif
 ]]
 
--- -- words ------------------------------------------------------------------------------------------------------------------------
+-- -- words ------------------------------------------------------------------------------------------------------------
 
---- The tokens of C text: { kind =, text =, line start }: "word", "space" (comments too), "text" (strings, characters, numbers), "mark",
---- and "line" (a directive, with its continuations).
+--- The tokens of C text: { kind =, text =, line start }: "word", "space" (comments too), "text" (strings, characters,
+--- numbers), "mark", and "line" (a directive, with its continuations).
 local function tokens(text)
   local list, at, line_start = {}, 1, true
   local function add(kind, s)
@@ -99,8 +101,8 @@ local function bare(list)
 end
 
 local control = {}
-for word in ("void int char bool double float long short unsigned signed const struct union enum if for while switch return sizeof typeof "
-  .. "__typeof__ __attribute__ _Alignas _Static_assert"):gmatch "%S+" do control[word] = true end
+for word in ("void int char bool double float long short unsigned signed const struct union enum if for while switch "
+  .. "return sizeof typeof __typeof__ __attribute__ _Alignas _Static_assert"):gmatch "%S+" do control[word] = true end
 
 local kinds = { struct = true, union = true, enum = true }
 local opens, closes = { ["("] = true, ["{"] = true, ["["] = true }, { [")"] = true, ["}"] = true, ["]"] = true }
@@ -110,7 +112,9 @@ local function text_at(s, k) return s[k] and s[k].text end
 --- Names of structures, unions and enums that the statement `s` defines.
 local function tags(s, names)
   for k, x in ipairs(s) do
-    if x.depth == 0 and kinds[x.text] and text_at(s, k + 2) == "{" and s[k + 1].kind == "word" then names[s[k + 1].text] = true end
+    if x.depth == 0 and kinds[x.text] and text_at(s, k + 2) == "{" and s[k + 1].kind == "word" then
+      names[s[k + 1].text] = true
+    end
   end
 end
 
@@ -130,7 +134,8 @@ local function enumerators(s, names)
   end
 end
 
---- Whether word k is the name of a pointer to a function, or of an array of them: void (*name)(...), void (*const names[])(...).
+--- Whether word k is the name of a pointer to a function, or of an array of them: void (*name)(...), void (*const
+--- names[])(...).
 local function points(s, k)
   local before, after = text_at(s, k - 1), text_at(s, k + 1)
   if before ~= "*" and before ~= "const" or after ~= ")" and after ~= "[" then return false end
@@ -183,7 +188,8 @@ end
 local function directive(line, at, macros)
   local word = line:match "^#%s*(%a+)"
   if word == "define" then macros[line:match "^#%s*define%s+([%w_]+)"] = true
-  elseif word == "if" or word == "ifdef" or word == "ifndef" then at.stack[#at.stack + 1] = { at.depth, at.round, #at.statement }
+  elseif word == "if" or word == "ifdef" or word == "ifndef" then at.stack[#at.stack + 1] = { at.depth, at.round,
+    #at.statement }
   elseif word == "else" or word == "elif" then
     local top = at.stack[#at.stack]
     at.depth, at.round = top[1], top[2]
@@ -202,7 +208,8 @@ local function own_names(list, names, macros)
       at.statement[#at.statement + 1] = x
       if x.text == "{" then at.depth = at.depth + 1 end
       at.round = at.round + (x.text == "(" and 1 or x.text == ")" and -1 or 0)
-      local whole = at.depth == 0 and at.round == 0 and (x.text == ";" or x.text == "}" and is_function(at.statement, text_at(t, i + 1)))
+      local whole = at.depth == 0 and at.round == 0
+        and (x.text == ";" or x.text == "}" and is_function(at.statement, text_at(t, i + 1)))
       if whole then
         declared(at.statement, names)
         at.statement = {}
@@ -211,15 +218,17 @@ local function own_names(list, names, macros)
   end
 end
 
--- -- sources ----------------------------------------------------------------------------------------------------------------------
+-- -- sources ----------------------------------------------------------------------------------------------------------
 
 -- Of the C library: a source may have functions of these names, as long as it does not include what declares them.
-local system_functions = "write read open close sync link unlink select poll send recv accept bind listen connect pause signal wait index "
-  .. "gets step remove rename truncate access pipe dup"
+local system_functions =
+  "write read open close sync link unlink select poll send recv accept bind listen connect pause signal wait index "
+    .. "gets step remove rename truncate access pipe dup"
 
 local system = { list = {}, seen = {} } -- #include <...> of all, in the order in which they come
 
---- The text of a file with the local files that it includes, each header once for each `seen`; what the runtime shares goes to `shared`.
+--- The text of a file with the local files that it includes, each header once for each `seen`; what the runtime shares
+--- goes to `shared`.
 local function expand(path, seen, shared)
   local folder = path:match "^(.*)/" or "."
   local out = {}
@@ -254,7 +263,9 @@ local contract = {} -- headers that kernels/kernels.h includes, with itself; and
 local function find_contract(path)
   if contract[path] then return end
   contract[path] = true
-  for own in slurp(path):gmatch '#%s*include%s+"([^"]+)"' do find_contract(normal(path:match "^(.*)/" .. "/" .. own)) end
+  for own in slurp(path):gmatch '#%s*include%s+"([^"]+)"' do
+    find_contract(normal(path:match "^(.*)/" .. "/" .. own))
+  end
 end
 local function is_shared(path) return contract[path] or path:match "^runtime/.*%.h$" ~= nil end
 
@@ -284,7 +295,8 @@ local function rename(list, renamed)
       local to = renamed[s]
       if to and before ~= "." and before ~= "->" then
         local after = next_mark(i)
-        local member = structs[#structs] and (after == ";" or after == "," or after == "[" or after == ":" or after == ")")
+        local member = structs[#structs] and (after == ";" or after == "," or after == "[" or after == ":"
+          or after == ")")
           and before ~= "[" and before ~= "("
         if not member then s = to end
       end
@@ -351,8 +363,8 @@ local function pasted_names(text, names)
   end
 end
 
---- The sources as units: { path =, piece = (of "kernels/cpu/unit_tbe_batch.c:f32": see kernels/cpu/unit.h), list = tokens, names =,
---- macros =, members = }, and the text of what they share.
+--- The sources as units: { path =, piece = (of "kernels/cpu/unit_tbe_batch.c:f32": see kernels/cpu/unit.h), list =
+--- tokens, names =, macros =, members = }, and the text of what they share.
 local function read_units(sources)
   find_contract "kernels/kernels.h"
   find_contract "kernels/cpu/tbe_calls.h"
@@ -365,7 +377,8 @@ local function read_units(sources)
     own_names(unit.list, unit.names, unit.macros)
     pasted_names(text, unit.names)
     member_names(unit.list, unit.members)
-    if text:match "PERI_FORK_LOCK%(" then unit.names.fork_lock_ = true end -- a macro of a header, which defines a static function
+    -- a macro of a header, which defines a static function
+    if text:match "PERI_FORK_LOCK%(" then unit.names.fork_lock_ = true end
     units[#units + 1] = unit
   end
   return units, plain(table.concat(shared.list, "\n"))
@@ -383,14 +396,16 @@ void cblas_dgemm(enum CBLAS_ORDER order, enum CBLAS_TRANSPOSE ta, enum CBLAS_TRA
 #endif
 ]]
 
---- What comes before the sources: the C library's headers. OpenBLAS is loaded at the first matrix product, so its header is not needed.
+--- What comes before the sources: the C library's headers. OpenBLAS is loaded at the first matrix product, so its
+--- header is not needed.
 local function head(version)
   local text = { HEAD:format(version) }
   for _, name in ipairs(system.list) do
     if name == "liburing.h" then text[#text + 1] = "#if defined(PERI_HAVE_URING)\n#include <liburing.h>\n#endif\n"
     elseif name == "zlib.h" then -- FAR is a macro of its own
       text[#text + 1] = "#if defined(PERI_HAVE_ZLIB)\n#include <zlib.h>\n#undef FAR\n#endif\n"
-    elseif name:match "intrin%.h$" then text[#text + 1] = ("#if defined(__x86_64__)\n#include <%s>\n#endif\n"):format(name)
+    elseif name:match "intrin%.h$" then text[#text + 1] =
+      ("#if defined(__x86_64__)\n#include <%s>\n#endif\n"):format(name)
     elseif name == "cblas.h" then text[#text + 1] = OWN_CBLAS
     else text[#text + 1] = ("#include <%s>\n"):format(name) end
   end
@@ -412,7 +427,8 @@ end
 local KERNELS = '#pragma GCC push_options\n#ifdef __OPTIMIZE__\n'
   .. '#pragma GCC optimize("%s", "tree-vectorize", "no-math-errno", "no-trapping-math", "fp-contract=off")\n#endif\n'
 
---- One unit. Kernels are compiled as the Makefile does, but less: those of kernels/cpu are called where the processor has AVX2.
+--- One unit. Kernels are compiled as the Makefile does, but less: those of kernels/cpu are called where the processor
+--- has AVX2.
 local function unit_text(unit, macros, words, common_macros)
   local cpu, ref = unit.path:match "^kernels/cpu/", unit.path:match "^kernels/ref/"
   local text = { "\n/* ", unit.path, " */\n" }

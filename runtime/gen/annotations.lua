@@ -1,5 +1,5 @@
--- annotations.lua: reads the definition files, lua/perilune/reference/*.lua, which describe the public Lua API in LuaCATS annotations
--- (docs/testing.md tells how they are written), and the comments of the public C headers.
+-- annotations.lua: reads the definition files, lua/perilune/reference/*.lua, which describe the public Lua API in
+-- LuaCATS annotations (docs/testing.md tells how they are written), and the comments of the public C headers.
 local M = {}
 
 local function lines_of(path)
@@ -71,8 +71,9 @@ local function prose(block)
   block.description = trim((block.plain:gsub("%f[%w]Errors: .*$", "")))
 end
 
---- One definition file: { path =, name =, title =, intro =, entries = { ... }, types = { name -> block } }. An entry is a block with name
---- ("peri.KeyedJaggedTensor:permute"), kind ("class", "function", "value"), owner (the name of the class or face that has it), key, colon.
+--- One definition file: { path =, name =, title =, intro =, entries = { ... }, types = { name -> block } }. An entry is
+--- a block with name ("peri.KeyedJaggedTensor:permute"), kind ("class", "function", "value"), owner (the name of the
+--- class or face that has it), key, colon.
 function M.file(path)
   local lines = lines_of(path)
   local name, title = lines[1]:match "^%-%- ([%w_]+)%.lua: (.-)%.?$"
@@ -92,7 +93,8 @@ function M.file(path)
       return aliases[first] .. rest
     end
     if var then
-      aliases[var], block.kind, block.name = block.class or error(where .. ": a local without @class", 0), "face", block.class
+      aliases[var], block.kind, block.name = block.class or error(where .. ": a local without @class", 0), "face",
+        block.class
     elseif key then
       block.kind, block.owner, block.key, block.colon = "function", full(owner), key, mark == ":"
       block.name, block.names = block.owner .. mark .. key, code:match "%((.-)%)"
@@ -134,7 +136,7 @@ function M.all(paths)
   return pages, types
 end
 
--- -- C headers -------------------------------------------------------------------------------------------------------------------------
+-- -- C headers --------------------------------------------------------------------------------------------------------
 
 --- What stands in a comment, without its frame.
 local function uncomment(text)
@@ -155,8 +157,8 @@ local function declared(code)
   return names
 end
 
---- One header: { name =, intro =, entries = { { text =, code =, names = { ... } } or { heading = } } }. Declarations that follow each other
---- without an empty line or a comment between them belong to the comment above.
+--- One header: { name =, intro =, entries = { { text =, code =, names = { ... } } or { heading = } } }. Declarations
+--- that follow each other without an empty line or a comment between them belong to the comment above.
 function M.header(path)
   local file = assert(io.open(path))
   local text = file:read "*a"

@@ -23,4 +23,5 @@ if not ok then
   io.stderr:write("cdef.lua: the public headers are not cdef-clean: " .. tostring(err) .. "\n")
   os.exit(1)
 end
-io.write("-- Generated from runtime/include/perilune by runtime/gen/cdef.lua. Do not edit.\nreturn [==[\n", text, "\n]==]\n")
+io.write("-- Generated from runtime/include/perilune by runtime/gen/cdef.lua. Do not edit.\nreturn [==[\n", text,
+  "\n]==]\n")

@@ -1,9 +1,11 @@
--- contract.lua: what programs that were built with the public headers rely on: functions, structures, constants. It reads them from the
--- generated declarations, writes them down (runtime/gen/contract.txt, for the last release), and says what has changed since.
+-- contract.lua: what programs that were built with the public headers rely on: functions, structures, constants. It
+-- reads them from the generated declarations, writes them down (runtime/gen/contract.txt, for the last release), and
+-- says what has changed since.
 --
 -- Usage: luajit contract.lua check|record|map <build>/lua/perilune/cdef.lua <folder of the headers> <record>
 --   check    complain of what programs of the last release would stumble over
---   record   write the record of this release (`make contract`), unless it breaks the last one under the same PERI_ABI_VERSION
+--   record   write the record of this release (`make contract`), unless it breaks the last one under the same
+--            PERI_ABI_VERSION
 --   map      print the linker's version script: a function has the version of the release that brought it
 local M = {}
 
@@ -48,7 +50,8 @@ local function functions(flat)
   return found
 end
 
---- What is there now. text: the declarations for the FFI; headers: their folder, of which host.h is not among the declarations.
+--- What is there now. text: the declarations for the FFI; headers: their folder, of which host.h is not among the
+--- declarations.
 function M.now(text, headers)
   local ffi = require "ffi"
   pcall(ffi.cdef, text) -- once a process
@@ -88,7 +91,9 @@ end
 --- A record as text, and back. since: function -> release that brought it.
 function M.write(now, since)
   local out = { ("release %s contract %d"):format(now.release, now.contract) }
-  for _, name in ipairs(names(now.constants)) do out[#out + 1] = ("constant %s %d"):format(name, now.constants[name]) end
+  for _, name in ipairs(names(now.constants)) do
+    out[#out + 1] = ("constant %s %d"):format(name, now.constants[name])
+  end
   for _, name in ipairs(names(now.structs)) do
     local s = now.structs[name]
     out[#out + 1] = ("struct %s %d %s"):format(name, s.size, s.grows and "grows" or "stays")
@@ -122,14 +127,17 @@ local function compare_struct(say, name, old, new)
     local n = new.members[i]
     if not n then say("struct %s: member %s is gone", name, m.name)
     elseif n.name ~= m.name or n.offset ~= m.offset or n.text ~= m.text then
-      say("struct %s: member %d was '%s' (%s) at byte %d, now '%s' (%s) at byte %d", name, i, m.name, m.text, m.offset, n.name, n.text,
-        n.offset)
+      say("struct %s: member %d was '%s' (%s) at byte %d, now '%s' (%s) at byte %d", name, i, m.name, m.text, m.offset,
+        n.name, n.text, n.offset)
     end
   end
-  if old.grows ~= new.grows then say("struct %s: %s", name, new.grows and "begins with a size now" or "no longer begins with its size") end
+  if old.grows ~= new.grows then
+    say("struct %s: %s", name, new.grows and "begins with a size now" or "no longer begins with its size")
+  end
   for i = #old.members + 1, #new.members do
     local m = new.members[i]
-    if not old.grows then say("struct %s: member %s is new, and a struct that does not begin with its size stays as it is", name, m.name)
+    if not old.grows then say("struct %s: member %s is new, and a struct that does not begin with its size stays as "
+      .. "it is", name, m.name)
     elseif m.offset < old.size then
       say("struct %s: member %s is new, and lies within what the struct was: move it to the end", name, m.name)
     end
@@ -147,7 +155,8 @@ function M.compare(old, new)
   for _, name in ipairs(names(old.constants)) do
     local was, is = old.constants[name], new.constants[name]
     if is == nil then say("constant %s is gone", name)
-    elseif is ~= was and not (name:match "_COUNT$" and is > was) then say("constant %s is %d, was %d", name, is, was) end
+    elseif is ~= was and not (name:match "_COUNT$" and is > was) then say("constant %s is %d, was %d", name, is,
+      was) end
   end
   for _, name in ipairs(names(old.structs)) do
     if not new.structs[name] then say("struct %s is gone", name)

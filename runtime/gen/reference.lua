@@ -1,7 +1,8 @@
 -- reference.lua: makes the reference of the definition files and the C headers.
 --
 --   luajit runtime/gen/reference.lua pages FOLDER                the pages docs/reference/*.md: `make reference`
---   luajit runtime/gen/reference.lua manual >manual.lua          the module perilune.manual, of which `perilune help` shows texts
+--   luajit runtime/gen/reference.lua manual >manual.lua          the module perilune.manual, of which `perilune help`
+--                                                                shows texts
 package.path = "runtime/gen/?.lua;" .. package.path
 local annotations = require "annotations"
 local families = require "families"
@@ -42,12 +43,14 @@ function M.headers()
   return pages
 end
 
--- -- words of an entry -----------------------------------------------------------------------------------------------------------------
+-- -- words of an entry ------------------------------------------------------------------------------------------------
 
 --- The name of the table of arguments that a constructor or a function takes, and its block.
 local function arguments_of(entry, types)
   local name = entry.overload and entry.overload:match "^fun%(args%??: ([%w_%.]+)%)"
-  if entry.kind == "function" and #entry.params == 1 and entry.params[1].name == "args" then name = entry.params[1].type end
+  if entry.kind == "function" and #entry.params == 1 and entry.params[1].name == "args" then
+    name = entry.params[1].type
+  end
   return name and types[name]
 end
 M.arguments_of = arguments_of
@@ -83,7 +86,7 @@ local function parameters(entry, types)
 end
 M.parameters = parameters
 
--- -- pages -----------------------------------------------------------------------------------------------------------------------------
+-- -- pages ------------------------------------------------------------------------------------------------------------
 
 local NOTICE = "<!-- Made by `make reference` of %s: change that file. -->\n"
 
@@ -119,13 +122,16 @@ local function render_entry(out, entry, types, classes)
   if #list_of > 0 then
     out[#out + 1] = "| argument | type | |\n|---|---|---|"
     for _, p in ipairs(list_of) do
-      out[#out + 1] = ("| `%s`%s | `%s` | %s |"):format(p.name, p.optional and " (optional)" or "", cell(p.type), cell(p.text))
+      out[#out + 1] = ("| `%s`%s | `%s` | %s |"):format(p.name, p.optional and " (optional)" or "", cell(p.type),
+        cell(p.text))
     end
     out[#out + 1] = ""
   end
   if entry.kind == "class" and entry.class and #entry.fields > 0 then
     out[#out + 1] = "| field | type | |\n|---|---|---|"
-    for _, p in ipairs(entry.fields) do out[#out + 1] = ("| `%s` | `%s` | %s |"):format(p.name, cell(p.type), cell(p.text)) end
+    for _, p in ipairs(entry.fields) do
+      out[#out + 1] = ("| `%s` | `%s` | %s |"):format(p.name, cell(p.type), cell(p.text))
+    end
     out[#out + 1] = ""
   end
   for _, r in ipairs(entry.returns) do
@@ -147,7 +153,8 @@ end
 
 --- The Markdown of a page of Lua names.
 function M.lua_page(page, types, classes)
-  local out = { NOTICE:format(page.path), ("# %s\n"):format(page.title), intro_of(page) .. "\n", "| name | |\n|---|---|" }
+  local out = { NOTICE:format(page.path), ("# %s\n"):format(page.title), intro_of(page) .. "\n",
+    "| name | |\n|---|---|" }
   for _, entry in ipairs(page.entries) do
     out[#out + 1] = ("| [`%s`](#%s) | %s |"):format(entry.name, anchor(entry.name), cell(M.brief(entry)))
   end
@@ -200,7 +207,8 @@ function M.index(pages, headers)
   end
   out[#out + 1] = "\n## C\n\n| header | |\n|---|---|"
   for _, page in ipairs(headers) do
-    local first = page.intro:gsub("\n", " "):gsub("^[%w_]+%.h: ", ""):match "^(.-%.)%f[%s%z]" or page.intro:gsub("\n", " ")
+    local first = page.intro:gsub("\n", " "):gsub("^[%w_]+%.h: ", ""):match "^(.-%.)%f[%s%z]"
+      or page.intro:gsub("\n", " ")
     out[#out + 1] = ("| [%s.h](c_%s.md) | %s |"):format(page.name, page.name, cell(first))
   end
   return table.concat(out, "\n") .. "\n"
@@ -216,14 +224,16 @@ function M.make()
   return files
 end
 
--- -- the terminal ----------------------------------------------------------------------------------------------------------------------
+-- -- the terminal -----------------------------------------------------------------------------------------------------
 
 --- The text that `perilune help` shows of an entry.
 function M.terminal(entry, types)
   local out = {}
   if entry.kind ~= "face" then out[#out + 1] = "  " .. M.call(entry, types) .. "\n" end
   out[#out + 1] = entry.description
-  if entry.kind == "class" and entry.base then out[#out + 1] = ("\nIt has the methods of %s, too."):format(entry.base) end
+  if entry.kind == "class" and entry.base then
+    out[#out + 1] = ("\nIt has the methods of %s, too."):format(entry.base)
+  end
   local list_of = parameters(entry, types)
   local fields = entry.kind == "class" and entry.class and entry.fields or {}
   for _, group in ipairs { { "Arguments", list_of }, { "Fields", fields } } do
@@ -233,7 +243,9 @@ function M.terminal(entry, types)
       if p.text ~= "" then out[#out + 1] = "      " .. p.text end
     end
   end
-  for _, r in ipairs(entry.returns) do out[#out + 1] = ("\nReturns %s%s"):format(r.type, r.text == "" and "" or ": " .. r.text) end
+  for _, r in ipairs(entry.returns) do
+    out[#out + 1] = ("\nReturns %s%s"):format(r.type, r.text == "" and "" or ": " .. r.text)
+  end
   if entry.errors then out[#out + 1] = "\nErrors: " .. entry.errors end
   for _, example in ipairs(entry.examples) do
     out[#out + 1] = "\nExample:\n\n" .. ("\n" .. example):gsub("\n%f[^\n%z]", "\n    "):gsub("^\n", ""):gsub("%s+$", "")
@@ -241,11 +253,12 @@ function M.terminal(entry, types)
   return table.concat(out, "\n")
 end
 
---- The module perilune.manual: { pages = { { name, title, family, { names } } }, texts = { name -> text }, briefs = { name -> sentence },
---- bases = { class -> the class above it } }.
+--- The module perilune.manual: { pages = { { name, title, family, { names } } }, texts = { name -> text }, briefs = {
+--- name -> sentence }, bases = { class -> the class above it } }.
 function M.manual()
   local pages, types = M.pages()
-  local out = { "-- Generated by runtime/gen/reference.lua. Do not edit.", "local M = { pages = {}, texts = {}, briefs = {}, bases = {} }" }
+  local out = { "-- Generated by runtime/gen/reference.lua. Do not edit.",
+    "local M = { pages = {}, texts = {}, briefs = {}, bases = {} }" }
   local function add(name, text, brief)
     out[#out + 1] = ("M.texts[%q] = %q"):format(name, text)
     if brief then out[#out + 1] = ("M.briefs[%q] = %q"):format(name, brief) end
@@ -253,15 +266,17 @@ function M.manual()
   local function add_page(name, title, family, names)
     local quoted = {}
     for i, n in ipairs(names) do quoted[i] = ("%q"):format(n) end
-    out[#out + 1] = ("M.pages[#M.pages + 1] = { name = %q, title = %q, family = %q, names = { %s } }"):format(name, title, family,
-      table.concat(quoted, ", "))
+    out[#out + 1] = ("M.pages[#M.pages + 1] = { name = %q, title = %q, family = %q, names = { %s } }"):format(name,
+      title, family, table.concat(quoted, ", "))
   end
   for _, page in ipairs(pages) do
     local names = {}
     for _, entry in ipairs(page.entries) do
       names[#names + 1] = entry.name
       add(entry.name, M.terminal(entry, types), M.brief(entry))
-      if entry.kind == "class" and entry.base then out[#out + 1] = ("M.bases[%q] = %q"):format(entry.name, entry.base) end
+      if entry.kind == "class" and entry.base then
+        out[#out + 1] = ("M.bases[%q] = %q"):format(entry.name, entry.base)
+      end
     end
     add_page(page.name, page.title, page.family, names)
   end

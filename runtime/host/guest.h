@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * host/guest.h (L7): what the library (lua.c) and libperilune_lua.so (guest/state.c) agree on. The latter links LuaJIT; the former does
- * not.
+ * host/guest.h (L7): what the library (lua.c) and libperilune_lua.so (guest/state.c) agree on. The latter links LuaJIT;
+ * the former does not.
  */
 #ifndef PERI_HOST_GUEST_H
 #define PERI_HOST_GUEST_H
@@ -24,10 +24,10 @@ typedef struct peri_guest_vtab {
     peri_status (*open)(const peri_lua_config *config, const peri_guest_core *core, void **state);
     void (*close)(void *state);
     /* Run a script: the file @path, or @text named @path. */
-    peri_status (*load)(void *state, const char *path, const char *text, int64_t length, const peri_lua_value *in, int32_t n,
-                        int64_t *object);
-    peri_status (*call)(void *state, int64_t object, const char *method, const peri_lua_value *in, int32_t n_in, peri_lua_value *out,
-                        int32_t n_out);
+    peri_status (*load)(void *state, const char *path, const char *text, int64_t length, const peri_lua_value *in,
+                        int32_t n, int64_t *object);
+    peri_status (*call)(void *state, int64_t object, const char *method, const peri_lua_value *in, int32_t n_in,
+                        peri_lua_value *out, int32_t n_out);
     void (*drop)(void *state, int64_t object);
     const char *(*error)(void *state);
     peri_status (*collect)(void *state);

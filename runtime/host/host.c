@@ -8,14 +8,16 @@
 #include "../plugin/plugin_internal.h"
 #include "../tensor/tensor_internal.h"
 
-peri_status peri_host_allocator_set(void *(*alloc)(size_t size), void *(*resize)(void *p, size_t size), void (*release)(void *p))
+peri_status peri_host_allocator_set(void *(*alloc)(size_t size), void *(*resize)(void *p, size_t size),
+                                    void (*release)(void *p))
 {
     return peri__allocator_set(alloc, resize, release);
 }
 
 void peri_host_log_set(void (*log)(void *ctx, int32_t level, const char *text), void *ctx) { peri__log_set(log, ctx); }
 
-peri_status peri_host_pool_set(int32_t threads, void (*run)(void *ctx, int32_t parts, void (*part)(void *arg, int32_t i), void *arg),
+peri_status peri_host_pool_set(int32_t threads,
+                               void (*run)(void *ctx, int32_t parts, void (*part)(void *arg, int32_t i), void *arg),
                                void *ctx)
 {
     return peri__pool_set(threads, run, ctx);
@@ -29,14 +31,17 @@ peri_status peri_host_affinity_set(const int32_t *processors, int32_t n)
 
 peri_status peri_host_plugin_path_set(const char *path) { return peri__plugin_path_set(path); }
 
-bool peri__cpu_storage_set(void *(*take)(size_t bytes, size_t alignment), void (*give)(void *p, size_t bytes)); /* of the backend cpu */
+/* of the backend cpu */
+bool peri__cpu_storage_set(void *(*take)(size_t bytes, size_t alignment), void (*give)(void *p, size_t bytes));
 
 peri_status peri_host_storage_set(void *(*take)(size_t bytes, size_t alignment), void (*give)(void *p, size_t bytes))
 {
     if (!take != !give) return peri__fail(PERI_EINVAL, "peri_host_storage_set: both functions are needed, or none");
     if (peri__cpu_storage_set(take, give)) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "peri_host_storage_set: tensors, or free memory of theirs, are there already; allowed: before the first "
-                      "tensor, or after peri_host_shutdown");
+    return peri__fail(
+        PERI_EINVAL,
+        "peri_host_storage_set: tensors, or free memory of theirs, are there already; allowed: before the first "
+        "tensor, or after peri_host_shutdown");
 }
 
 peri_status peri_host_tensor(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, void *data,
@@ -46,7 +51,7 @@ peri_status peri_host_tensor(peri_device *device, int32_t dtype, int32_t ndim, c
     return peri__tensor_host(device, dtype, ndim, shape, data, release, ctx, out);
 }
 
-/* -- the beginning and the end ------------------------------------------------------------------------------------------------------- */
+/* -- the beginning and the end ------------------------------------------------------------------------------------- */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 PERI_FORK_LOCK(lock, PERI__FORK_HOST)
@@ -64,7 +69,8 @@ peri_status peri_host_init(void)
 static peri_status end(void)
 {
     if (peri_mem_objects() > 0)
-        return peri__fail(PERI_EINVAL, "peri_host_shutdown: %lld objects are not released yet", (long long)peri_mem_objects());
+        return peri__fail(PERI_EINVAL, "peri_host_shutdown: %lld objects are not released yet",
+                          (long long)peri_mem_objects());
     PERI_TRY(peri__threads_end());
     peri__devices_close();
     return peri__plugin_path_set(NULL);
@@ -73,7 +79,8 @@ static peri_status end(void)
 peri_status peri_host_shutdown(void)
 {
     pthread_mutex_lock(&lock);
-    peri_status status = users > 0 ? PERI_OK : peri__fail(PERI_EINVAL, "peri_host_shutdown: peri_host_init was not called as often");
+    peri_status status =
+        users > 0 ? PERI_OK : peri__fail(PERI_EINVAL, "peri_host_shutdown: peri_host_init was not called as often");
     if (users == 1) status = end();
     if (status >= 0) users--;
     pthread_mutex_unlock(&lock);

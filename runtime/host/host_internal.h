@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * host/host_internal.h (L7): what the files of the launcher, Lua in other programs (guest/), and the generated pack of Lua files agree on.
+ * host/host_internal.h (L7): what the files of the launcher, Lua in other programs (guest/), and the generated pack of
+ * Lua files agree on.
  */
 #ifndef PERI_HOST_INTERNAL_H
 #define PERI_HOST_INTERNAL_H
@@ -19,12 +20,13 @@ extern const peri__packed peri__pack[];
 
 struct lua_State;
 
-/** Let `require` find the packed modules: after package.preload, or, when a developer's path is set (PERI_LUA_PATH), after the files of
- *  that path. @environment: stack index of the table that is the modules' environment; 0: the globals. */
+/** Let `require` find the packed modules: after package.preload, or, when a developer's path is set (PERI_LUA_PATH),
+ *  after the files of that path. @environment: stack index of the table that is the modules' environment; 0: the
+ *  globals. */
 void peri__packed_install(struct lua_State *L, int environment);
 
-/** Put functions into the module perilune.launcher, the table on top of the stack: watch, settled (watch.c); files, start, next, signal,
- *  children, sweep (job.c). */
+/** Put functions into the module perilune.launcher, the table on top of the stack: watch, settled (watch.c); files,
+ *  start, next, signal, children, sweep (job.c). */
 void peri__watch_register(struct lua_State *L);
 void peri__job_register(struct lua_State *L);
 /** stops, stop_asked (stop.c). */

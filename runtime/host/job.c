@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * job.c: mpirun as a child of the launcher: what it writes to its standard error, the signals that come meanwhile, and its end, one event
- * after the other. Its input and output are the launcher's own.
+ * job.c: mpirun as a child of the launcher: what it writes to its standard error, the signals that come meanwhile, and
+ * its end, one event after the other. Its input and output are the launcher's own.
  */
 #include "host_internal.h"
 
@@ -48,9 +48,11 @@ static int failure(lua_State *L, const char *what)
     return 2;
 }
 
-/** In the child: become the program @words; says why not through @report. A Ctrl-C, or a SIGTERM to the whole group of processes, is the
- *  launcher's, which may give the ranks time; mpirun would end them at once, and does so at a SIGHUP. */
-static _Noreturn void become(char *const *words, const char *preload, int error, int report, pid_t parent, const sigset_t *mask)
+/** In the child: become the program @words; says why not through @report. A Ctrl-C, or a SIGTERM to the whole group of
+ *  processes, is the launcher's, which may give the ranks time; mpirun would end them at once, and does so at a
+ *  SIGHUP. */
+static _Noreturn void become(char *const *words, const char *preload, int error, int report, pid_t parent,
+                             const sigset_t *mask)
 {
     if (preload) setenv("LD_PRELOAD", preload, 1);
     sigset_t ours = *mask;
@@ -79,8 +81,8 @@ static int files(lua_State *L)
     return 1;
 }
 
-/** start(list of words, list of numbers, LD_PRELOAD or nil): run a program; wait for these signals too. Its process id, or nil and why
- *  not. */
+/** start(list of words, list of numbers, LD_PRELOAD or nil): run a program; wait for these signals too. Its process id,
+ *  or nil and why not. */
 static int start(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -99,7 +101,8 @@ static int start(lua_State *L)
     for (const int *s = (const int[]){SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGCHLD, 0}; *s; s++) {
         struct sigaction now;
         sigaction(*s, NULL, &now);
-        if (now.sa_handler != SIG_IGN || *s == SIGCHLD) sigaddset(&set, *s); /* nohup's, and the shell's for what runs behind */
+        /* nohup's, and the shell's for what runs behind */
+        if (now.sa_handler != SIG_IGN || *s == SIGCHLD) sigaddset(&set, *s);
     }
     for (int i = 1; i <= (int)lua_objlen(L, 2); i++) {
         lua_rawgeti(L, 2, i);
@@ -160,13 +163,15 @@ static bool next_text(lua_State *L)
     return n > 0;
 }
 
-/** next(seconds): what happens next, within so long: "text", string; "signal", number; "end", exit code, signal or nil; "time". */
+/** next(seconds): what happens next, within so long: "text", string; "signal", number; "end", exit code, signal or nil;
+ *  "time". */
 static int next(lua_State *L)
 {
     double seconds = luaL_checknumber(L, 1);
     struct signalfd_siginfo info;
     for (bool waited = false;; waited = true) {
-        for (int fd; job.socket >= 0 && (fd = accept4(job.socket, NULL, NULL, SOCK_CLOEXEC)) >= 0;) close(fd); /* see started */
+        /* see started */
+        for (int fd; job.socket >= 0 && (fd = accept4(job.socket, NULL, NULL, SOCK_CLOEXEC)) >= 0;) close(fd);
         lua_settop(L, 0);
         lua_pushliteral(L, "text");
         if (next_text(L)) return 2;
@@ -219,7 +224,8 @@ static char state_of(long pid, long *parent)
     return after && sscanf(after, ") %c %ld", &state, parent) == 2 ? state : 0;
 }
 
-/** The processes that the program has started and that have not ended: how many, at most @room of them in @list; -1: unknown. */
+/** The processes that the program has started and that have not ended: how many, at most @room of them in @list; -1:
+ *  unknown. */
 static int find_children(pid_t *list, int room)
 {
     char path[96];
@@ -283,8 +289,8 @@ static void forget(void)
     job.error = job.signals = job.socket = -1;
 }
 
-/** sweep(): end the ranks of this machine that have outlived mpirun, and what mpirun has left behind when it was told to end: it cannot
- *  end what starts its daemon on a machine that does not answer any more. The end of a job. */
+/** sweep(): end the ranks of this machine that have outlived mpirun, and what mpirun has left behind when it was told
+ *  to end: it cannot end what starts its daemon on a machine that does not answer any more. The end of a job. */
 static int sweep(lua_State *L)
 {
     (void)L;
@@ -308,8 +314,8 @@ static int sweep(lua_State *L)
     return 0;
 }
 
-/** started(name): tell the ranks of this machine that all ranks of mpirun's job @name have been started, until it ends: an abstract
- *  socket of that name (backends/mpi/join.c looks for it). Without it they find out later. */
+/** started(name): tell the ranks of this machine that all ranks of mpirun's job @name have been started, until it ends:
+ *  an abstract socket of that name (backends/mpi/join.c looks for it). Without it they find out later. */
 static int started(lua_State *L)
 {
     size_t length;
@@ -324,25 +330,29 @@ static int started(lua_State *L)
     return 0;
 }
 
-/** folder(mib): a new folder for files of this job: in shared memory if that has so much room, else among temporary files. Only this user
- *  can enter it. Its name, or nil: it cannot be made. */
+/** folder(mib): a new folder for files of this job: in shared memory if that has so much room, else among temporary
+ *  files. Only this user can enter it. Its name, or nil: it cannot be made. */
 static int make_folder(lua_State *L)
 {
-    const char *temporary = secure_getenv("TMPDIR"), *places[] = {"/dev/shm", temporary && *temporary == '/' ? temporary : "/tmp"};
+    const char *temporary = secure_getenv("TMPDIR"),
+               *places[] = {"/dev/shm", temporary && *temporary == '/' ? temporary : "/tmp"};
     char path[4096];
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         struct statvfs room;
-        bool enough = statvfs(places[i], &room) == 0 && (double)room.f_bavail * (double)room.f_frsize >= luaL_checknumber(L, 1) * 0x1p20;
+        bool enough = statvfs(places[i], &room) == 0 &&
+                      (double)room.f_bavail * (double)room.f_frsize >= luaL_checknumber(L, 1) * 0x1p20;
         if (i == 0 && !enough) continue;
-        if (snprintf(path, sizeof path, "%s/perilune-XXXXXX", places[i]) >= (int)sizeof path || !mkdtemp(path)) continue;
+        if (snprintf(path, sizeof path, "%s/perilune-XXXXXX", places[i]) >= (int)sizeof path || !mkdtemp(path))
+            continue;
         lua_pushstring(L, path);
         return 1;
     }
     return 0;
 }
 
-/** loopback(): the value of LD_PRELOAD with which mpirun listens to this machine only (runtime/backends/loopback): the library lies beside
- *  the launcher, or where plugins are installed. nil: it is not there, or sanitizers have to come first. */
+/** loopback(): the value of LD_PRELOAD with which mpirun listens to this machine only (runtime/backends/loopback): the
+ *  library lies beside the launcher, or where plugins are installed. nil: it is not there, or sanitizers have to come
+ *  first. */
 static int loopback(lua_State *L)
 {
     static const char *const places[] = {"", "../lib/perilune/", NULL};

@@ -60,8 +60,8 @@ static int look(struct dl_phdr_info *info, size_t size, void *state)
         if (strncmp(file, known[i].file, strlen(known[i].file)) != 0) continue;
         char version[512], *path = realpath(info->dlpi_name, NULL);
         void *library = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
-        version_of(library && known[i].symbol ? dlsym(library, known[i].symbol) : NULL, known[i].how, path ? path : file, version,
-                   sizeof version);
+        version_of(library && known[i].symbol ? dlsym(library, known[i].symbol) : NULL, known[i].how,
+                   path ? path : file, version, sizeof version);
         if (library) dlclose(library);
         lua_newtable(L);
         lua_pushstring(L, known[i].name);

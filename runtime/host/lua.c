@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lua.c: states of Lua in a C program: who may call them when, and what their values hold. guest/state.c, which links LuaJIT, does the
- * rest.
+ * lua.c: states of Lua in a C program: who may call them when, and what their values hold. guest/state.c, which links
+ * LuaJIT, does the rest.
  */
 #include "guest.h"
 
@@ -24,7 +24,7 @@ struct peri_lua_object {
     peri_lua_object *next; /* in the list given_up */
 };
 
-/* -- one thread at a time -------------------------------------------------------------------------------------------------------------- */
+/* -- one thread at a time ------------------------------------------------------------------------------------------ */
 
 static void forget_objects(peri_lua *lua)
 {
@@ -39,8 +39,11 @@ static peri_status enter(peri_lua *lua, const char *function)
 {
     bool idle = false;
     if (!atomic_compare_exchange_strong(&lua->busy, &idle, true))
-        return peri__fail(PERI_EINVAL, "%s: this state of Lua is in a call already; allowed: one call at a time, and a state for each "
-                          "thread", function);
+        return peri__fail(
+            PERI_EINVAL,
+            "%s: this state of Lua is in a call already; allowed: one call at a time, and a state for each "
+            "thread",
+            function);
     forget_objects(lua);
     return PERI_OK;
 }
@@ -61,7 +64,7 @@ static void drop(peri_lua *lua)
     peri__free(lua);
 }
 
-/* -- states ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- states -------------------------------------------------------------------------------------------------------- */
 
 /** The guest, loaded once; later calls find the same. */
 static peri_status find_guest(const peri_guest_vtab **out)
@@ -72,8 +75,9 @@ static peri_status find_guest(const peri_guest_vtab **out)
     memcpy(&entry, &found, sizeof entry);
     const peri_guest_vtab *guest = entry(peri__plugin_host());
     if (!guest || guest->abi != PERI_GUEST_ABI || guest->size < sizeof *guest)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_lua_new: libperilune_lua.so is of another version of Perilune; install both of one "
-                                             "build");
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "peri_lua_new: libperilune_lua.so is of another version of Perilune; install both of one "
+                          "build");
     *out = guest;
     return PERI_OK;
 }
@@ -122,7 +126,7 @@ peri_status peri_lua_collect(peri_lua *lua)
     return leave(lua, lua->guest->collect(lua->state));
 }
 
-/* -- objects and values ---------------------------------------------------------------------------------------------------------------- */
+/* -- objects and values -------------------------------------------------------------------------------------------- */
 
 static peri_status object_new(peri_lua *lua, int64_t number, peri_lua_object **out)
 {
@@ -168,7 +172,8 @@ void peri_lua_values_release(peri_lua_value *values, int32_t n)
 enum { MOST = 64 };
 
 /** The caller's values as the guest has them, objects as numbers. */
-static peri_status values_in(const char *function, const peri_lua *lua, const peri_lua_value *in, int32_t n, peri_lua_value *own)
+static peri_status values_in(const char *function, const peri_lua *lua, const peri_lua_value *in, int32_t n,
+                             peri_lua_value *own)
 {
     if (n < 0 || n > MOST) return peri__fail(PERI_EINVAL, "%s: %d values go in, allowed: 0..%d", function, n, MOST);
     if (n > 0 && !in) return peri__fail(PERI_EINVAL, "%s: in is missing", function);
@@ -176,18 +181,24 @@ static peri_status values_in(const char *function, const peri_lua *lua, const pe
         const peri_lua_value *v = &in[i];
         own[i] = *v;
         if (v->kind < 0 || v->kind >= PERI_LUA_KIND_COUNT)
-            return peri__fail(PERI_EINVAL, "%s: value %d is of kind %d, allowed: PERI_LUA_*, 0..%d", function, i, v->kind,
-                              PERI_LUA_KIND_COUNT - 1);
-        if (v->unused) return peri__fail(PERI_EUNSUPPORTED, "%s: `unused` of value %d is %d, this library takes 0", function, i, v->unused);
-        const void *const pointers[PERI_LUA_KIND_COUNT] = {[PERI_LUA_TEXT] = v->text, [PERI_LUA_TENSOR] = v->tensor, [PERI_LUA_JT] = v->jt,
-                                                           [PERI_LUA_KJT] = v->kjt, [PERI_LUA_KT] = v->kt, [PERI_LUA_TBE] = v->tbe,
-                                                           [PERI_LUA_OBJECT] = v->object};
-        if (v->kind >= PERI_LUA_TEXT && !pointers[v->kind]) return peri__fail(PERI_EINVAL, "%s: value %d is NULL", function, i);
+            return peri__fail(PERI_EINVAL, "%s: value %d is of kind %d, allowed: PERI_LUA_*, 0..%d", function, i,
+                              v->kind, PERI_LUA_KIND_COUNT - 1);
+        if (v->unused)
+            return peri__fail(PERI_EUNSUPPORTED, "%s: `unused` of value %d is %d, this library takes 0", function, i,
+                              v->unused);
+        const void *const pointers[PERI_LUA_KIND_COUNT] = {
+            [PERI_LUA_TEXT] = v->text,    [PERI_LUA_TENSOR] = v->tensor, [PERI_LUA_JT] = v->jt,
+            [PERI_LUA_KJT] = v->kjt,      [PERI_LUA_KT] = v->kt,         [PERI_LUA_TBE] = v->tbe,
+            [PERI_LUA_OBJECT] = v->object};
+        if (v->kind >= PERI_LUA_TEXT && !pointers[v->kind])
+            return peri__fail(PERI_EINVAL, "%s: value %d is NULL", function, i);
         if (v->kind == PERI_LUA_TEXT && v->length < 0)
-            return peri__fail(PERI_EINVAL, "%s: text %d has a length of %lld, allowed: 0 or more", function, i, (long long)v->length);
+            return peri__fail(PERI_EINVAL, "%s: text %d has a length of %lld, allowed: 0 or more", function, i,
+                              (long long)v->length);
         if (v->kind == PERI_LUA_TEXT && v->length == 0) own[i].length = (int64_t)strlen(v->text);
         if (v->kind != PERI_LUA_OBJECT) continue;
-        if (v->object->lua != lua) return peri__fail(PERI_EINVAL, "%s: object %d is of another state of Lua", function, i);
+        if (v->object->lua != lua)
+            return peri__fail(PERI_EINVAL, "%s: object %d is of another state of Lua", function, i);
         own[i].integer = v->object->number;
     }
     return PERI_OK;
@@ -213,10 +224,10 @@ static peri_status values_out(peri_lua *lua, peri_lua_value *own, int32_t n, per
     return status;
 }
 
-/* -- calls ----------------------------------------------------------------------------------------------------------------------------- */
+/* -- calls --------------------------------------------------------------------------------------------------------- */
 
-static peri_status load(const char *function, peri_lua *lua, const char *name, const char *text, int64_t length, const peri_lua_value *in,
-                        int32_t n, peri_lua_object **out)
+static peri_status load(const char *function, peri_lua *lua, const char *name, const char *text, int64_t length,
+                        const peri_lua_value *in, int32_t n, peri_lua_object **out)
 {
     peri_lua_value own[MOST];
     int64_t number = 0;
@@ -235,24 +246,26 @@ peri_status peri_lua_load(peri_lua *lua, const char *path, const peri_lua_value 
     return load(__func__, lua, path, NULL, 0, in, n, out);
 }
 
-peri_status peri_lua_load_text(peri_lua *lua, const char *name, const char *text, int64_t length, const peri_lua_value *in, int32_t n,
-                               peri_lua_object **out)
+peri_status peri_lua_load_text(peri_lua *lua, const char *name, const char *text, int64_t length,
+                               const peri_lua_value *in, int32_t n, peri_lua_object **out)
 {
     PERI_NEED(lua);
     PERI_NEED(name);
     PERI_NEED(text);
     PERI_NEED(out);
-    if (length < 0) return peri__fail(PERI_EINVAL, "%s: %lld bytes of text, allowed: 0 or more", __func__, (long long)length);
+    if (length < 0)
+        return peri__fail(PERI_EINVAL, "%s: %lld bytes of text, allowed: 0 or more", __func__, (long long)length);
     return load(__func__, lua, name, text, length, in, n, out);
 }
 
-peri_status peri_lua_call(peri_lua_object *object, const char *method, const peri_lua_value *in, int32_t n_in, peri_lua_value *out,
-                          int32_t n_out)
+peri_status peri_lua_call(peri_lua_object *object, const char *method, const peri_lua_value *in, int32_t n_in,
+                          peri_lua_value *out, int32_t n_out)
 {
     PERI_NEED(object);
     peri_lua *lua = object->lua;
     peri_lua_value own[MOST], results[MOST];
-    if (n_out < 0 || n_out > MOST) return peri__fail(PERI_EINVAL, "%s: %d values come out, allowed: 0..%d", __func__, n_out, MOST);
+    if (n_out < 0 || n_out > MOST)
+        return peri__fail(PERI_EINVAL, "%s: %d values come out, allowed: 0..%d", __func__, n_out, MOST);
     if (n_out > 0) PERI_NEED(out);
     PERI_TRY(values_in(__func__, lua, in, n_in, own));
     PERI_TRY(enter(lua, __func__));

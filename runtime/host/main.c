@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * main.c: the launcher `perilune`: LuaJIT, libperilune and all of Perilune's Lua files in one program. It opens a Lua state, lets
- * `require` find the packed modules, and calls lua/perilune/cli.lua, which does everything else.
+ * main.c: the launcher `perilune`: LuaJIT, libperilune and all of Perilune's Lua files in one program. It opens a Lua
+ * state, lets `require` find the packed modules, and calls lua/perilune/cli.lua, which does everything else.
  *
- * PERI_LUA_PATH (a folder, or patterns with '?') makes modules from files go before the packed ones: for work on Perilune itself.
+ * PERI_LUA_PATH (a folder, or patterns with '?') makes modules from files go before the packed ones: for work on
+ * Perilune itself.
  */
 #include "host_internal.h"
 
@@ -23,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* -- the module perilune.launcher: what only the launcher can do -------------------------------------------------------------------- */
+/* -- the module perilune.launcher: what only the launcher can do --------------------------------------------------- */
 
 /** cpus(): processors that this process may use. */
 static int cpus(lua_State *L)
@@ -59,7 +60,8 @@ static int terminal(lua_State *L)
 /** setenv(name, value) for this process and what it becomes. */
 static int set_variable(lua_State *L)
 {
-    if (setenv(luaL_checkstring(L, 1), luaL_checkstring(L, 2), 1) != 0) return luaL_error(L, "setenv: %s", strerror(errno));
+    if (setenv(luaL_checkstring(L, 1), luaL_checkstring(L, 2), 1) != 0)
+        return luaL_error(L, "setenv: %s", strerror(errno));
     return 0;
 }
 
@@ -79,8 +81,8 @@ static int become(lua_State *L)
     return 1;
 }
 
-/** peer_memory(): may processes of one user read each other's memory (process_vm_readv)? Containers and hardened kernels forbid it;
- *  Open MPI then complains unless it is told. */
+/** peer_memory(): may processes of one user read each other's memory (process_vm_readv)? Containers and hardened
+ *  kernels forbid it; Open MPI then complains unless it is told. */
 static int peer_memory(lua_State *L)
 {
     char from = 1, to = 0;
@@ -124,7 +126,8 @@ static int no_variable(lua_State *L)
     return 1;
 }
 
-/** The environment of a program that runs with other rights than its caller has is the caller's: it names files with code. */
+/** The environment of a program that runs with other rights than its caller has is the caller's: it names files with
+ *  code. */
 static void close_environment(lua_State *L)
 {
     lua_getglobal(L, "os");
@@ -150,7 +153,7 @@ static int prepare(lua_State *L)
     return 0;
 }
 
-/* -- main --------------------------------------------------------------------------------------------------------------------------- */
+/* -- main ---------------------------------------------------------------------------------------------------------- */
 
 /** Everything that can fail, in a protected call: argc and argv as userdata; returns the exit code. */
 static int protected_main(lua_State *L)
@@ -180,7 +183,8 @@ static int add_traceback(lua_State *L)
 int main(int argc, char **argv)
 {
     lua_State *L = luaL_newstate();
-    signal(SIGXFSZ, SIG_IGN); /* a file that would be longer than `ulimit -f` allows is an error with words, not the process's end */
+    signal(SIGXFSZ, SIG_IGN); /* a file that would be longer than `ulimit -f` allows is an error with words, not the
+                                 process's end */
     if (!L) {
         fputs("perilune: no memory for a Lua state\n", stderr);
         return 70;

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/** A searcher of package.loaders: the packed module of a name, or why there is none. Its first upvalue, if it is a table, is the
- *  environment of the modules. */
+/** A searcher of package.loaders: the packed module of a name, or why there is none. Its first upvalue, if it is a
+ *  table, is the environment of the modules. */
 static int find_packed(lua_State *L)
 {
     const char *name = luaL_checkstring(L, 1);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stop.c: signals that ask a rank to stop, once its script has said that it heeds them (lua/perilune/stop.lua). The first one is noted for
- * the script, and a deadline begins; a second Ctrl-C ends the process.
+ * stop.c: signals that ask a rank to stop, once its script has said that it heeds them (lua/perilune/stop.lua). The
+ * first one is noted for the script, and a deadline begins; a second Ctrl-C ends the process.
  *
- * Ranks under `perilune run -n` do not get the launcher's signals themselves. It has mpirun pass SIGUSR1 on for SIGTERM, and SIGUSR2 for
- * SIGINT, which all versions of Open MPI do, and keeps the deadline itself.
+ * Ranks under `perilune run -n` do not get the launcher's signals themselves. It has mpirun pass SIGUSR1 on for
+ * SIGTERM, and SIGUSR2 for SIGINT, which all versions of Open MPI do, and keeps the deadline itself.
  */
 #include "host_internal.h"
 
@@ -71,7 +71,8 @@ static void heard(int number)
     if (atomic_load(&asked.why) == 0) {
         atomic_store(&asked.since_ns, now_ns());
         atomic_compare_exchange_strong(&asked.why, &none, why);
-        struct itimerval once = {.it_value = {(time_t)asked.grace, (suseconds_t)((asked.grace - (double)(time_t)asked.grace) * 1e6)}};
+        struct itimerval once = {
+            .it_value = {(time_t)asked.grace, (suseconds_t)((asked.grace - (double)(time_t)asked.grace) * 1e6)}};
         if (!passed_on) setitimer(ITIMER_REAL, &once, NULL);
     } else if (number == SIGINT && atomic_load(&asked.why) == ASK_INT && !asked.launched) {
         tell("perilune: interrupted (Ctrl-C, twice)\n");
@@ -80,7 +81,8 @@ static void heard(int number)
     errno = saved;
 }
 
-/** stops(grace, launched, more): from now on SIGTERM, SIGINT and the signals of the list @more (numbers) ask to stop, and end nothing for
+/** stops(grace, launched, more): from now on SIGTERM, SIGINT and the signals of the list @more (numbers) ask to stop,
+ *  and end nothing for
  *  @grace seconds. launched: by the launcher. Signals that are ignored (nohup) stay so. */
 static int stops(lua_State *L)
 {
@@ -96,7 +98,8 @@ static int stops(lua_State *L)
             wanted[why] = wanted[why] || lua_tointeger(L, -1) == asking[why];
             lua_pop(L, 1);
         }
-        if (wanted[why] && sigaction(asking[why], NULL, &now) == 0 && now.sa_handler != SIG_IGN) sigaction(asking[why], &act, NULL);
+        if (wanted[why] && sigaction(asking[why], NULL, &now) == 0 && now.sa_handler != SIG_IGN)
+            sigaction(asking[why], &act, NULL);
     }
     sigaction(SIGALRM, &late, NULL);
     return 0;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * terminal.c: what an interactive session needs of the terminal: keys one by one, its width, and Ctrl-C while a line runs.
+ * terminal.c: what an interactive session needs of the terminal: keys one by one, its width, and Ctrl-C while a line
+ * runs.
  */
 #include "host_internal.h"
 
@@ -30,8 +31,8 @@ static int interactive(lua_State *L)
     return 1;
 }
 
-/** raw(on): keys arrive one by one, and are not shown (true), or lines arrive as the terminal usually gives them (false). Returns whether
- *  it is done. The settings come back when the process exits. */
+/** raw(on): keys arrive one by one, and are not shown (true), or lines arrive as the terminal usually gives them
+ *  (false). Returns whether it is done. The settings come back when the process exits. */
 static int set_raw(lua_State *L)
 {
     static bool registered;
@@ -51,7 +52,8 @@ static int set_raw(lua_State *L)
     return 1;
 }
 
-/** key(milliseconds): the next byte of the standard input; nil: none within that time (without an argument: it has ended). */
+/** key(milliseconds): the next byte of the standard input; nil: none within that time (without an argument: it has
+ *  ended). */
 static int key(lua_State *L)
 {
     struct pollfd in = {.fd = STDIN_FILENO, .events = POLLIN};
@@ -80,14 +82,16 @@ static void stop_line(lua_State *L, lua_Debug *unused)
     luaL_error(L, "stopped by Ctrl-C");
 }
 
-/** Stop at the next call or instruction that is not compiled. A second Ctrl-C ends the process: compiled loops and C do not look. */
+/** Stop at the next call or instruction that is not compiled. A second Ctrl-C ends the process: compiled loops and C do
+ *  not look. */
 static void on_interrupt(int number)
 {
     signal(number, SIG_DFL);
     if (running) lua_sethook(running, stop_line, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1);
 }
 
-/** interrupts(on): from now on Ctrl-C is an error in the running Lua code (true), or ends the process as usual (false). */
+/** interrupts(on): from now on Ctrl-C is an error in the running Lua code (true), or ends the process as usual
+ *  (false). */
 static int interrupts(lua_State *L)
 {
     running = lua_toboolean(L, 1) ? L : NULL;

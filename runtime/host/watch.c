@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * watch.c: a rank's parent, which says how the rank ended when the rank cannot say it itself: killed, or gone in the middle of its script.
+ * watch.c: a rank's parent, which says how the rank ended when the rank cannot say it itself: killed, or gone in the
+ * middle of its script.
  *
- * mpirun and srun start `perilune run`; it forks, the child becomes the rank, and the parent waits. It runs on the rank's machine, so it
- * knows the rank's process, signal, memory, and whether the kernel's out-of-memory killer has struck, under every launcher.
+ * mpirun and srun start `perilune run`; it forks, the child becomes the rank, and the parent waits. It runs on the
+ * rank's machine, so it knows the rank's process, signal, memory, and whether the kernel's out-of-memory killer has
+ * struck, under every launcher.
  */
 #include "host_internal.h"
 
@@ -26,7 +28,8 @@
 /** What a rank tells its watcher, in memory that they share; NULL: this process is not watched. */
 static atomic_int *settled; /* 1: the rank ends by itself, and has said what there was to say */
 
-static bool told; /* the launcher reads this rank's standard error, and takes out the notes that are for itself: see note */
+static bool told; /* the launcher reads this rank's standard error, and takes out the notes that are for itself: see
+                     note */
 
 static const int passed_on[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
@@ -53,24 +56,29 @@ static long long oom_kills(void)
 static void suspect(char *text, size_t len, long long before, long long now)
 {
     if (before >= 0 && now > before)
-        snprintf(text, len, "; the kernel's out-of-memory killer has struck %lld time%s on this machine meanwhile (see dmesg)",
+        snprintf(text, len,
+                 "; the kernel's out-of-memory killer has struck %lld time%s on this machine meanwhile (see dmesg)",
                  now - before, now - before == 1 ? "" : "s");
     else if (before >= 0) snprintf(text, len, "; not by the out-of-memory killer, which has not struck meanwhile");
-    else snprintf(text, len, "; when memory runs out, the kernel's out-of-memory killer does so (see dmesg on this machine)");
+    else
+        snprintf(text, len,
+                 "; when memory runs out, the kernel's out-of-memory killer does so (see dmesg on this machine)");
 }
 
 static const char *name_of(int number)
 {
-    static const char *const names[] = {[SIGHUP] = "SIGHUP",   [SIGINT] = "SIGINT",   [SIGQUIT] = "SIGQUIT", [SIGILL] = "SIGILL",
-                                        [SIGABRT] = "SIGABRT", [SIGBUS] = "SIGBUS",   [SIGFPE] = "SIGFPE",   [SIGKILL] = "SIGKILL",
-                                        [SIGSEGV] = "SIGSEGV", [SIGPIPE] = "SIGPIPE", [SIGALRM] = "SIGALRM", [SIGTERM] = "SIGTERM",
-                                        [SIGXCPU] = "SIGXCPU"};
+    static const char *const names[] = {
+        [SIGHUP] = "SIGHUP",   [SIGINT] = "SIGINT",   [SIGQUIT] = "SIGQUIT", [SIGILL] = "SIGILL",
+        [SIGABRT] = "SIGABRT", [SIGBUS] = "SIGBUS",   [SIGFPE] = "SIGFPE",   [SIGKILL] = "SIGKILL",
+        [SIGSEGV] = "SIGSEGV", [SIGPIPE] = "SIGPIPE", [SIGALRM] = "SIGALRM", [SIGTERM] = "SIGTERM",
+        [SIGXCPU] = "SIGXCPU"};
     bool known = number > 0 && number < (int)(sizeof names / sizeof *names) && names[number];
     return known ? names[number] : strsignal(number);
 }
 
 /** Name the rank that has ended and how. */
-static void report(long long rank, pid_t child, int status, const struct rusage *usage, double lived, long long oom_before)
+static void report(long long rank, pid_t child, int status, const struct rusage *usage, double lived,
+                   long long oom_before)
 {
     char host[256] = "", how[256], used[64] = "";
     gethostname(host, sizeof host - 1);
@@ -79,18 +87,20 @@ static void report(long long rank, pid_t child, int status, const struct rusage 
         if (WTERMSIG(status) == SIGKILL) suspect(why, sizeof why, oom_before, oom_kills());
         snprintf(how, sizeof how, "was killed by signal %d (%s)%s", WTERMSIG(status), name_of(WTERMSIG(status)), why);
     } else
-        snprintf(how, sizeof how, "ended with exit code %d in the middle of its script, without leaving the world", WEXITSTATUS(status));
+        snprintf(how, sizeof how, "ended with exit code %d in the middle of its script, without leaving the world",
+                 WEXITSTATUS(status));
     bool large = usage->ru_maxrss >= 1 << 20; /* KiB */
     if (usage->ru_maxrss > 0)
-        snprintf(used, sizeof used, ", at most %.4g %s of memory", (double)usage->ru_maxrss / (large ? 1 << 20 : 1 << 10),
-                 large ? "GiB" : "MiB");
+        snprintf(used, sizeof used, ", at most %.4g %s of memory",
+                 (double)usage->ru_maxrss / (large ? 1 << 20 : 1 << 10), large ? "GiB" : "MiB");
     char line[1024];
-    int n = snprintf(line, sizeof line, "perilune: rank %lld (process %lld on %s, %.1f s old%s) %s\n", rank, (long long)child, host, lived,
-                     used, how);
+    int n = snprintf(line, sizeof line, "perilune: rank %lld (process %lld on %s, %.1f s old%s) %s\n", rank,
+                     (long long)child, host, lived, used, how);
     if (write(STDERR_FILENO, line, (size_t)n) < 0) return; /* nobody to tell */
 }
 
-/** A note for the launcher (launch/job.lua) in the rank's standard error, which reaches it from every machine: "\x1ekind rank what\n". */
+/** A note for the launcher (launch/job.lua) in the rank's standard error, which reaches it from every machine:
+ *  "\x1ekind rank what\n". */
 static void note(const char *kind, long long rank, long long number, const char *text)
 {
     char line[512];
@@ -101,7 +111,9 @@ static void note(const char *kind, long long rank, long long number, const char 
 /** End as the rank has ended; a rank that has left the others alone ends as a failure. */
 static _Noreturn void end_alike(long long rank, int status, bool in_order)
 {
-    int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status) == 0 && !in_order ? 1 : WEXITSTATUS(status);
+    int code = WIFSIGNALED(status)                     ? 128 + WTERMSIG(status)
+               : WEXITSTATUS(status) == 0 && !in_order ? 1
+                                                       : WEXITSTATUS(status);
     note("end", rank, code, "");
     if (WIFSIGNALED(status)) {
         struct rlimit none = {0, 0};
@@ -122,7 +134,8 @@ static bool told_to_end(pid_t launcher, const sigset_t *set, int ms)
     for (double left; (left = until - seconds()) > 0;) {
         siginfo_t info = {0};
         const int number = sigtimedwait(set, &info, &(struct timespec){.tv_nsec = (long)(left * 1e9)});
-        if (number > 0 && number != SIGCHLD && number != SIGUSR1 && number != SIGUSR2 && info.si_pid == launcher) return true;
+        if (number > 0 && number != SIGCHLD && number != SIGUSR1 && number != SIGUSR2 && info.si_pid == launcher)
+            return true;
     }
     return false;
 }
@@ -150,15 +163,16 @@ static _Noreturn void attend(long long rank, pid_t launcher, pid_t child, const 
         if (number != SIGCHLD) {
             bool fatal = number != SIGUSR1 && number != SIGUSR2, order = info.si_pid == launcher;
             ordered = ordered || (fatal && order);
-            if (fatal || !order) kill(child, number); /* the launcher signals the group of processes, thus the rank too */
+            /* the launcher signals the group of processes, thus the rank too */
+            if (fatal || !order) kill(child, number);
             continue;
         }
         int status = 0;
         struct rusage usage = {0};
         if (wait4(child, &status, WNOHANG, &usage) != child) continue;
         bool in_order = atomic_load(settled) && !WIFSIGNALED(status);
-        /* srun ends all processes of a step by SIGKILL, one by one; and where a rank has died, MPI_Init ends the others by exit(1), whose
-         * watchers must not speak before its own. */
+        /* srun ends all processes of a step by SIGKILL, one by one; and where a rank has died, MPI_Init ends the others
+         * by exit(1), whose watchers must not speak before its own. */
         if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) usleep(200000);
         else if (!in_order && WIFEXITED(status)) ordered = told_to_end(launcher, set, 500) || ordered;
         if (!in_order && !ordered) report(rank, child, status, &usage, seconds() - began, oom);
@@ -166,12 +180,14 @@ static _Noreturn void attend(long long rank, pid_t launcher, pid_t child, const 
     }
 }
 
-/** watch(rank): returns in a child process that is the rank from here on; this process watches it and ends as it does. */
+/** watch(rank): returns in a child process that is the rank from here on; this process watches it and ends as it
+ *  does. */
 static int watch(lua_State *L)
 {
     long long rank = luaL_checkinteger(L, 1);
     void *page = mmap(NULL, sizeof *settled, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED) return luaL_error(L, "no memory for a page that a rank shares with its watcher: %s", strerror(errno));
+    if (page == MAP_FAILED)
+        return luaL_error(L, "no memory for a page that a rank shares with its watcher: %s", strerror(errno));
     settled = page;
     told = secure_getenv("PERI_LAUNCHER") != NULL;
     unsetenv("PERI_LAUNCHER"); /* what the script starts is no rank */
@@ -207,7 +223,8 @@ static void interrupted(int number)
     _exit(128 + number);
 }
 
-/** interruptible(): a rank on its own, which nobody watches, says that Ctrl-C ends it. Where SIGINT is ignored (nohup) it stays so. */
+/** interruptible(): a rank on its own, which nobody watches, says that Ctrl-C ends it. Where SIGINT is ignored (nohup)
+ *  it stays so. */
 static int interruptible(lua_State *L)
 {
     struct sigaction now;
@@ -218,6 +235,7 @@ static int interruptible(lua_State *L)
 
 void peri__watch_register(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"watch", watch}, {"settled", settle}, {"interruptible", interruptible}, {NULL, NULL}};
+    static const luaL_Reg functions[] = {
+        {"watch", watch}, {"settled", settle}, {"interruptible", interruptible}, {NULL, NULL}};
     luaL_register(L, NULL, functions);
 }

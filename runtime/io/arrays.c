@@ -2,7 +2,8 @@
  *
  * arrays.c: files of arrays that NumPy wrote. An npz is a zip archive whose members are npy files:
  *
- *     member 0: local header, name, npy file    member 1 ...    directory: an entry per member    [zip64: its end, and where that is]
+ *     member 0: local header, name, npy file    member 1 ...    directory: an entry per member    [zip64: its end, and
+ *     where that is]
  * end
  *
  * Nothing in a file is believed: every place and size is checked against the bytes that are there.
@@ -21,7 +22,15 @@
 #include <zlib.h>
 #endif
 
-enum { MOST_ARRAYS = 1 << 16, MOST_DIMS = 8, END_BYTES = 22, LOCATOR_BYTES = 20, END_64_BYTES = 56, ENTRY_BYTES = 46, LOCAL_BYTES = 30 };
+enum {
+    MOST_ARRAYS = 1 << 16,
+    MOST_DIMS = 8,
+    END_BYTES = 22,
+    LOCATOR_BYTES = 20,
+    END_64_BYTES = 56,
+    ENTRY_BYTES = 46,
+    LOCAL_BYTES = 30
+};
 
 /** An array of the file, with what of it is in memory. */
 typedef struct entry {
@@ -39,14 +48,16 @@ struct peri_arrays {
 };
 
 /** PERI_EFORMAT: what is wrong with the file, or with its member @name. */
-__attribute__((format(printf, 3, 4))) static peri_status damaged(const peri_arrays *a, const char *name, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static peri_status damaged(const peri_arrays *a, const char *name,
+                                                                 const char *format, ...)
 {
     char why[256];
     va_list list;
     va_start(list, format);
     vsnprintf(why, sizeof why, format, list);
     va_end(list);
-    return peri__fail(PERI_EFORMAT, "peri_arrays: %s%s%s: %s", a->path, name && *name ? ": " : "", name ? name : "", why);
+    return peri__fail(PERI_EFORMAT, "peri_arrays: %s%s%s: %s", a->path, name && *name ? ": " : "", name ? name : "",
+                      why);
 }
 
 /** A little-endian number of @n bytes. */
@@ -57,7 +68,7 @@ static uint64_t number(const uint8_t *p, int n)
     return x;
 }
 
-/* -- npy --------------------------------------------------------------------------------------------------------------------------- */
+/* -- npy ----------------------------------------------------------------------------------------------------------- */
 
 /** Where the value of @key begins in the header, behind blanks; NULL: it is not there. */
 static const char *value_of(const char *header, const char *key)
@@ -86,7 +97,8 @@ static peri_status read_dtype(const peri_arrays *a, const char *header, peri_arr
             out->dtype = known[i].dtype;
             return PERI_OK;
         }
-    return peri__fail(PERI_EUNSUPPORTED, "peri_arrays: %s%s%s: its elements are %.*s, allowed: little-endian f4, f8, f2, i8, i4, i2, i1, "
+    return peri__fail(PERI_EUNSUPPORTED,
+                      "peri_arrays: %s%s%s: its elements are %.*s, allowed: little-endian f4, f8, f2, i8, i4, i2, i1, "
                       "u1, b1",
                       a->path, *out->name ? ": " : "", out->name, (int)strcspn(p, ",}"), p);
 }
@@ -114,7 +126,8 @@ static peri_status read_shape(const peri_arrays *a, const char *header, peri_arr
     int32_t wide = 0;
     for (int32_t i = 0; i < out->ndim; i++) wide += out->shape[i] > 1;
     if (!order || (strncmp(order, "True", 4) == 0 && wide > 1))
-        return damaged(a, out->name, "its array lies column by column (fortran_order); wanted: row by row (numpy.ascontiguousarray)");
+        return damaged(a, out->name,
+                       "its array lies column by column (fortran_order); wanted: row by row (numpy.ascontiguousarray)");
     return out->elements * sizes[out->dtype] >= 0 ? PERI_OK : PERI_EFORMAT;
 }
 
@@ -124,10 +137,11 @@ static peri_status read_npy(const peri_arrays *a, const uint8_t *p, int64_t n, p
     static const int64_t sizes[] = PERI_DTYPE_SIZES;
     if (n < 10 || memcmp(p, "\x93NUMPY", 6) != 0) return damaged(a, out->name, "it is no npy file");
     int64_t wide = p[6] == 1 ? 2 : 4;
-    if (p[6] < 1 || p[6] > 3 || n < 8 + wide) return damaged(a, out->name, "an npy file of version %d, allowed: 1..3", p[6]);
+    if (p[6] < 1 || p[6] > 3 || n < 8 + wide)
+        return damaged(a, out->name, "an npy file of version %d, allowed: 1..3", p[6]);
     int64_t length = (int64_t)number(p + 8, (int)wide), at = 8 + wide;
-    if (length > 1 << 16 || length > n - at) return damaged(a, out->name, "its array's header of %lld bytes is cut short",
-                                                            (long long)length);
+    if (length > 1 << 16 || length > n - at)
+        return damaged(a, out->name, "its array's header of %lld bytes is cut short", (long long)length);
     char *header = peri__alloc((size_t)length + 1);
     if (!header) return PERI_ENOMEM;
     memcpy(header, p + at, (size_t)length);
@@ -138,7 +152,8 @@ static peri_status read_npy(const peri_arrays *a, const uint8_t *p, int64_t n, p
     if (status < 0) return status;
     at += length;
     if (out->elements > (n - at) / sizes[out->dtype])
-        return damaged(a, out->name, "it is cut short: its array has %lld elements of %lld bytes, and %lld bytes are there",
+        return damaged(a, out->name,
+                       "it is cut short: its array has %lld elements of %lld bytes, and %lld bytes are there",
                        (long long)out->elements, (long long)sizes[out->dtype], (long long)(n - at));
     out->data = p + at;
     return PERI_OK;
@@ -163,7 +178,7 @@ static peri_status add_entry(peri_arrays *a, const void *name, int64_t n, entry 
     return PERI_OK;
 }
 
-/* -- npz --------------------------------------------------------------------------------------------------------------------------- */
+/* -- npz ----------------------------------------------------------------------------------------------------------- */
 
 /** What the directory says of a member. */
 typedef struct member {
@@ -196,7 +211,8 @@ static peri_status read_extra(const peri_arrays *a, const uint8_t *p, int64_t n,
 static peri_status inflate_member(const peri_arrays *a, const member *m, const uint8_t *p, const char *name, void **out)
 {
     /* deflate makes nothing 1,032 times smaller or less: a damaged size asks for no memory. */
-    if (m->size / 1040 > m->packed) return damaged(a, name, "%lld packed bytes cannot be %lld", (long long)m->packed, (long long)m->size);
+    if (m->size / 1040 > m->packed)
+        return damaged(a, name, "%lld packed bytes cannot be %lld", (long long)m->packed, (long long)m->size);
     uint8_t *bytes = peri__alloc((size_t)m->size + 1);
     z_stream z = {.next_in = (void *)(uintptr_t)p};
     if (!bytes) return PERI_ENOMEM;
@@ -230,23 +246,25 @@ static peri_status member_bytes(const peri_arrays *a, const member *m, entry *e,
 {
     const char *name = e->array.name;
     if (m->local < 0 || m->local > a->size - LOCAL_BYTES || memcmp(a->bytes + m->local, "PK\x03\x04", 4) != 0)
-        return damaged(a, name, "the directory says that it begins at byte %lld, where no member begins", (long long)m->local);
+        return damaged(a, name, "the directory says that it begins at byte %lld, where no member begins",
+                       (long long)m->local);
     const uint8_t *p = a->bytes + m->local;
     int64_t at = m->local + LOCAL_BYTES + (int64_t)number(p + 26, 2) + (int64_t)number(p + 28, 2);
     if (m->packed < 0 || m->size < 0 || at > a->size || m->packed > a->size - at)
-        return damaged(a, name, "it is cut short: it has %lld bytes from byte %lld on, and the file %lld", (long long)m->packed,
-                       (long long)at,
-                       (long long)a->size);
+        return damaged(a, name, "it is cut short: it has %lld bytes from byte %lld on, and the file %lld",
+                       (long long)m->packed, (long long)at, (long long)a->size);
     *bytes = a->bytes + at;
     if (m->flags & 1) return damaged(a, name, "it is encrypted");
-    if (m->method == 0) return m->packed == m->size ? PERI_OK : damaged(a, name, "its sizes differ, and it is not packed");
+    if (m->method == 0)
+        return m->packed == m->size ? PERI_OK : damaged(a, name, "its sizes differ, and it is not packed");
     if (m->method != 8) return damaged(a, name, "it is packed by method %u, allowed: 0 (none), 8 (deflate)", m->method);
 #if defined(PERI_HAVE_ZLIB)
     PERI_TRY(inflate_member(a, m, *bytes, name, &e->unpacked));
     *bytes = e->unpacked;
     return PERI_OK;
 #else
-    return peri__fail(PERI_EUNSUPPORTED, "peri_arrays: %s: %s is packed, and this build has no zlib: install zlib1g-dev, then: make probe "
+    return peri__fail(PERI_EUNSUPPORTED,
+                      "peri_arrays: %s: %s is packed, and this build has no zlib: install zlib1g-dev, then: make probe "
                       "all",
                       a->path, name);
 #endif
@@ -269,10 +287,15 @@ static peri_status read_entry(const peri_arrays *a, int64_t at, member *m, int64
     if (at > a->size - ENTRY_BYTES || memcmp(p, "PK\x01\x02", 4) != 0)
         return damaged(a, NULL, "its directory is damaged at byte %lld", (long long)at);
     int64_t name = (int64_t)number(p + 28, 2), extra = (int64_t)number(p + 30, 2), comment = (int64_t)number(p + 32, 2);
-    if (name + extra + comment > a->size - at - ENTRY_BYTES) return damaged(a, NULL, "its directory is cut short at byte %lld",
-                                                                            (long long)at);
-    *m = (member){.name = p + ENTRY_BYTES, .name_bytes = name, .packed = (int64_t)number(p + 20, 4), .size = (int64_t)number(p + 24, 4),
-                  .local = (int64_t)number(p + 42, 4), .crc = (uint32_t)number(p + 16, 4), .method = (uint32_t)number(p + 10, 2),
+    if (name + extra + comment > a->size - at - ENTRY_BYTES)
+        return damaged(a, NULL, "its directory is cut short at byte %lld", (long long)at);
+    *m = (member){.name = p + ENTRY_BYTES,
+                  .name_bytes = name,
+                  .packed = (int64_t)number(p + 20, 4),
+                  .size = (int64_t)number(p + 24, 4),
+                  .local = (int64_t)number(p + 42, 4),
+                  .crc = (uint32_t)number(p + 16, 4),
+                  .method = (uint32_t)number(p + 10, 2),
                   .flags = (uint32_t)number(p + 8, 2)};
     *next = at + ENTRY_BYTES + name + extra + comment;
     return read_extra(a, p + ENTRY_BYTES + name, extra, m);
@@ -312,15 +335,17 @@ static peri_status read_npz(peri_arrays *a)
     return PERI_OK;
 }
 
-/* -- opening ----------------------------------------------------------------------------------------------------------------------- */
+/* -- opening ------------------------------------------------------------------------------------------------------- */
 
 static peri_status read_file(peri_arrays *a)
 {
     entry *e;
     if (a->size == 0) return damaged(a, NULL, "it is empty, wanted an npy or npz file");
-    if (a->size >= 4 && (memcmp(a->bytes, "PK\x03\x04", 4) == 0 || memcmp(a->bytes, "PK\x05\x06", 4) == 0)) return read_npz(a);
-    const char *kind = a->size >= 6 && memcmp(a->bytes, "\x93NUMPY", 6) == 0 ? NULL : peri__file_kind((const char *)a->bytes,
-                                                                                                       peri__min(a->size, (int64_t)4096));
+    if (a->size >= 4 && (memcmp(a->bytes, "PK\x03\x04", 4) == 0 || memcmp(a->bytes, "PK\x05\x06", 4) == 0))
+        return read_npz(a);
+    const char *kind = a->size >= 6 && memcmp(a->bytes, "\x93NUMPY", 6) == 0
+                           ? NULL
+                           : peri__file_kind((const char *)a->bytes, peri__min(a->size, (int64_t)4096));
     if (kind) return damaged(a, NULL, "it is %s, wanted an npy or npz file", kind);
     PERI_TRY(add_entry(a, "", 0, &e));
     return read_npy(a, a->bytes, a->size, &e->array);

@@ -7,12 +7,13 @@
 peri_status peri_batch_new(int32_t dense_features, int32_t sparse_features, int64_t rows, int64_t ids, peri_batch **out)
 {
     PERI_NEED(out);
-    if (dense_features < 0 || dense_features > IO_MAX_FEATURES || sparse_features < 0 || sparse_features > IO_MAX_FEATURES)
-        return peri__fail(PERI_EINVAL, "peri_batch_new: %d dense and %d sparse features, allowed: 0..%d", dense_features, sparse_features,
-                          IO_MAX_FEATURES);
+    if (dense_features < 0 || dense_features > IO_MAX_FEATURES || sparse_features < 0 ||
+        sparse_features > IO_MAX_FEATURES)
+        return peri__fail(PERI_EINVAL, "peri_batch_new: %d dense and %d sparse features, allowed: 0..%d",
+                          dense_features, sparse_features, IO_MAX_FEATURES);
     if (rows < 0 || rows > IO_MAX_ROWS || ids < 0 || ids > IO_MAX_IDS)
-        return peri__fail(PERI_EINVAL, "peri_batch_new: %lld rows and %lld ids, allowed: 0..2^31 and 0..2^40", (long long)rows,
-                          (long long)ids);
+        return peri__fail(PERI_EINVAL, "peri_batch_new: %lld rows and %lld ids, allowed: 0..2^31 and 0..2^40",
+                          (long long)rows, (long long)ids);
     peri_batch *batch = peri__alloc_zero(sizeof *batch);
     if (!batch) return PERI_ENOMEM;
     peri__object_count(1);
@@ -58,7 +59,8 @@ peri_status peri__batch_reserve_rows(peri_batch *batch, int64_t rows)
 peri_status peri_batch_reserve(peri_batch *batch, int64_t ids)
 {
     PERI_NEED(batch);
-    if (ids < 0 || ids > IO_MAX_IDS) return peri__fail(PERI_EINVAL, "peri_batch_reserve: %lld ids, allowed: 0..2^40", (long long)ids);
+    if (ids < 0 || ids > IO_MAX_IDS)
+        return peri__fail(PERI_EINVAL, "peri_batch_reserve: %lld ids, allowed: 0..2^40", (long long)ids);
     if (batch->values && ids <= batch->value_capacity) return PERI_OK;
     PERI_TRY(grow((void **)&batch->values, ids, sizeof *batch->values));
     batch->value_capacity = ids;
@@ -98,18 +100,20 @@ double peri_random_uniform(uint64_t seed, uint64_t stream, uint64_t index)
     return (double)(peri__hash_mix(peri__hash_mix(peri__hash_mix(seed, 0), stream), index) >> 11) * 0x1p-53;
 }
 
-peri_status peri__ids_check(const char *function, int32_t ids, int32_t most, int32_t missing, const int64_t *table_rows, int32_t n)
+peri_status peri__ids_check(const char *function, int32_t ids, int32_t most, int32_t missing, const int64_t *table_rows,
+                            int32_t n)
 {
     static const char *const names[] = {"PERI_IDS_HASH", ", PERI_IDS_MOD", ", PERI_IDS_EXACT", ", PERI_IDS_TEXT"};
     if (ids < PERI_IDS_HASH || ids > most)
         return peri__fail(PERI_EINVAL, "%s: ids = %d, allowed: %s%s%s%s", function, ids, names[0], names[1],
                           most > PERI_IDS_MOD ? names[2] : "", most > PERI_IDS_EXACT ? names[3] : "");
     if (missing != PERI_MISSING_EMPTY && missing != PERI_MISSING_ZERO)
-        return peri__fail(PERI_EINVAL, "%s: missing = %d, allowed: PERI_MISSING_EMPTY, PERI_MISSING_ZERO", function, missing);
+        return peri__fail(PERI_EINVAL, "%s: missing = %d, allowed: PERI_MISSING_EMPTY, PERI_MISSING_ZERO", function,
+                          missing);
     int64_t least = missing == PERI_MISSING_ZERO ? 2 : 1;
     for (int32_t i = 0; i < n; i++)
         if (table_rows[i] < least)
-            return peri__fail(PERI_EINVAL, "%s: the table of category %d has %lld rows, allowed: %lld or more", function, i + 1,
-                              (long long)table_rows[i], (long long)least);
+            return peri__fail(PERI_EINVAL, "%s: the table of category %d has %lld rows, allowed: %lld or more",
+                              function, i + 1, (long long)table_rows[i], (long long)least);
     return PERI_OK;
 }

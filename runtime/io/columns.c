@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * columns.c: samples in arrays of memory (of mapped files, usually), in their own order or shuffled by blocks, and files of such arrays.
+ * columns.c: samples in arrays of memory (of mapped files, usually), in their own order or shuffled by blocks, and
+ * files of such arrays.
  *
- * Shuffling. 10 samples in blocks of 3 are blocks A B C and a short one, D. The blocks get a random order, say C D A B, and two that follow
- * each other (`blocks`) make a group, whose samples get a random order of their own. So what is read together lies in few places, and the
- * sample at any place of the order is known without those before it:
+ * Shuffling. 10 samples in blocks of 3 are blocks A B C and a short one, D. The blocks get a random order, say C D A B,
+ * and two that follow each other (`blocks`) make a group, whose samples get a random order of their own. So what is
+ * read together lies in few places, and the sample at any place of the order is known without those before it:
  *
  *     place in the order   0 1 2 3 | 4 5 6 7 8 9
  *     group                  C D   |     A B
@@ -41,7 +42,7 @@ struct peri_columns {
 
 static const int64_t sizes[] = PERI_DTYPE_SIZES;
 
-/* -- elements ------------------------------------------------------------------------------------------------------------------------ */
+/* -- elements ------------------------------------------------------------------------------------------------------ */
 
 /** Element @i as a whole number. */
 static inline int64_t whole_at(const peri_rows *r, int64_t i)
@@ -63,7 +64,8 @@ static inline int64_t whole_at(const peri_rows *r, int64_t i)
 
 static bool is_whole(int32_t dtype)
 {
-    return dtype == PERI_I64 || dtype == PERI_I32 || dtype == PERI_I16 || dtype == PERI_I8 || dtype == PERI_U8 || dtype == PERI_BOOL;
+    return dtype == PERI_I64 || dtype == PERI_I32 || dtype == PERI_I16 || dtype == PERI_I8 || dtype == PERI_U8 ||
+           dtype == PERI_BOOL;
 }
 
 static inline double number_at(const peri_rows *r, int64_t i)
@@ -79,10 +81,10 @@ static inline double number_at(const peri_rows *r, int64_t i)
     return d;
 }
 
-/* -- the order ----------------------------------------------------------------------------------------------------------------------- */
+/* -- the order ----------------------------------------------------------------------------------------------------- */
 
-/** The place of @i in a random order of n numbers: a cipher of an even number of bits that has n numbers or more, again until it is one of
- *  the n. Four rounds, each of half the bits. */
+/** The place of @i in a random order of n numbers: a cipher of an even number of bits that has n numbers or more, again
+ *  until it is one of the n. Four rounds, each of half the bits. */
 static int64_t permute(int64_t i, int64_t n, uint64_t key)
 {
     int half = 1;
@@ -139,7 +141,9 @@ static peri_status make_order(peri_columns *c)
     c->order = order;
     c->key = peri__hash_mix(peri__hash_mix(c->seed, 0), (uint64_t)c->epoch);
     for (int64_t i = 0; i < c->n_blocks; i++) {
-        int64_t j = (int64_t)((__extension__(unsigned __int128) peri__hash_mix(~c->key, (uint64_t)i) * (uint64_t)(i + 1)) >> 64);
+        int64_t j =
+            (int64_t)((__extension__(unsigned __int128) peri__hash_mix(~c->key, (uint64_t)i) * (uint64_t)(i + 1)) >>
+                      64);
         order[i] = order[j];
         order[j] = i;
     }
@@ -159,17 +163,20 @@ peri_status peri_columns_epoch(peri_columns *c, int64_t epoch)
     return PERI_OK;
 }
 
-/* -- filling --------------------------------------------------------------------------------------------------------------------- */
+/* -- filling ------------------------------------------------------------------------------------------------------- */
 
 static peri_status bad_id(const peri_columns *c, const part *p, int64_t row, int32_t feature, int64_t id)
 {
-    return peri__fail(PERI_ERANGE, "peri_columns: %s: row %lld: sparse feature %d has the id %lld, allowed: 0..%llu, below the rows of "
-                      "its table",
-                      p->p.name, (long long)row, feature, (long long)id, (unsigned long long)c->rules[feature].modulus - 1);
+    return peri__fail(
+        PERI_ERANGE,
+        "peri_columns: %s: row %lld: sparse feature %d has the id %lld, allowed: 0..%llu, below the rows of "
+        "its table",
+        p->p.name, (long long)row, feature, (long long)id, (unsigned long long)c->rules[feature].modulus - 1);
 }
 
 /** Put id @x of the row into ids[*n], unless it is padding. */
-static inline peri_status put_id(const peri_columns *c, const part *p, int64_t row, int32_t f, int64_t x, int64_t *ids, int64_t *n)
+static inline peri_status put_id(const peri_columns *c, const part *p, int64_t row, int32_t f, int64_t x, int64_t *ids,
+                                 int64_t *n)
 {
     const peri__id_rule *rule = &c->rules[f];
     if (c->padded && x == c->padding) return PERI_OK;
@@ -193,7 +200,8 @@ static peri_status room_for(peri_columns *c, int64_t rows, int64_t ids)
         c->id_room = room;
     }
     if (rows > c->row_room) {
-        int32_t *lengths = peri__realloc(c->lengths, sizeof *lengths * (size_t)(rows * peri__max(c->sparse_features, 1)));
+        int32_t *lengths =
+            peri__realloc(c->lengths, sizeof *lengths * (size_t)(rows * peri__max(c->sparse_features, 1)));
         if (!lengths) return PERI_ENOMEM;
         c->lengths = lengths;
         int64_t *cursor = peri__realloc(c->cursor, sizeof *cursor * (size_t)rows);
@@ -211,7 +219,8 @@ static peri_status fixed_ids(peri_columns *c, const part *p, int64_t row, int32_
         const peri_rows *r = &p->p.ids[f];
         int64_t from = *n;
         PERI_TRY(room_for(c, 0, *n + r->count));
-        for (int32_t k = 0; k < r->count; k++) PERI_TRY(put_id(c, p, row, f, whole_at(r, row * r->stride + k), c->ids, n));
+        for (int32_t k = 0; k < r->count; k++)
+            PERI_TRY(put_id(c, p, row, f, whole_at(r, row * r->stride + k), c->ids, n));
         lengths[f] = (int32_t)(*n - from);
     }
     return PERI_OK;
@@ -224,15 +233,19 @@ static peri_status ragged_ids(peri_columns *c, const part *p, int64_t row, int32
     memcpy(&at, (const char *)p->p.offsets + 8 * row, 8);
     memcpy(&end, (const char *)p->p.offsets + 8 * row + 8, 8);
     if (at < 0 || end < at || end > p->p.n_values)
-        return peri__fail(PERI_EFORMAT, "peri_columns: %s: row %lld: its ids are %lld..%lld of %lld: the offsets are damaged", p->p.name,
-                          (long long)row, (long long)at, (long long)end, (long long)p->p.n_values);
+        return peri__fail(PERI_EFORMAT,
+                          "peri_columns: %s: row %lld: its ids are %lld..%lld of %lld: the offsets are damaged",
+                          p->p.name, (long long)row, (long long)at, (long long)end, (long long)p->p.n_values);
     PERI_TRY(room_for(c, 0, *n + (end - at)));
     for (int32_t f = 0; f < c->sparse_features; f++) {
         int64_t from = *n, length = whole_at(&p->p.lengths, row * p->p.lengths.stride + f);
         if (length < 0 || length > end - at)
-            return peri__fail(PERI_EFORMAT, "peri_columns: %s: row %lld: sparse feature %d has %lld of %lld ids: the lengths are damaged",
-                              p->p.name, (long long)row, f, (long long)length, (long long)(end - at));
-        for (int64_t k = 0; k < length; k++, at++) PERI_TRY(put_id(c, p, row, f, whole_at(&p->p.values, at), c->ids, n));
+            return peri__fail(
+                PERI_EFORMAT,
+                "peri_columns: %s: row %lld: sparse feature %d has %lld of %lld ids: the lengths are damaged",
+                p->p.name, (long long)row, f, (long long)length, (long long)(end - at));
+        for (int64_t k = 0; k < length; k++, at++)
+            PERI_TRY(put_id(c, p, row, f, whole_at(&p->p.values, at), c->ids, n));
         lengths[f] = (int32_t)(*n - from);
     }
     return PERI_OK;
@@ -249,7 +262,8 @@ static peri_status numbers(const peri_columns *c, const part *p, int64_t row, pe
         good = good && isfinite(x);
     }
     if (good) return PERI_OK;
-    return peri__fail(PERI_EFORMAT, "peri_columns: %s: row %lld: a label or a dense feature that is not finite", p->p.name, (long long)row);
+    return peri__fail(PERI_EFORMAT, "peri_columns: %s: row %lld: a label or a dense feature that is not finite",
+                      p->p.name, (long long)row);
 }
 
 /** The part that has sample @i; *near: one that had the last. */
@@ -270,8 +284,8 @@ peri_status peri_columns_fill(peri_columns *c, int64_t first, int64_t rows, peri
     PERI_NEED(b);
     PERI_TRY(peri__batch_check("peri_columns_fill", b, c->dense_features, c->sparse_features));
     if (first < 0 || rows < 0 || rows > IO_MAX_ROWS || first > c->rows - rows)
-        return peri__fail(PERI_ERANGE, "peri_columns_fill: %lld samples from %lld on, allowed: of %lld", (long long)rows, (long long)first,
-                          (long long)c->rows);
+        return peri__fail(PERI_ERANGE, "peri_columns_fill: %lld samples from %lld on, allowed: of %lld",
+                          (long long)rows, (long long)first, (long long)c->rows);
     PERI_TRY(make_order(c));
     PERI_TRY(peri__batch_reserve_rows(b, rows));
     PERI_TRY(room_for(c, rows, 0));
@@ -280,7 +294,8 @@ peri_status peri_columns_fill(peri_columns *c, int64_t first, int64_t rows, peri
         const part *p = part_of(c, i, &near);
         int32_t *lengths = c->lengths + k * c->sparse_features;
         PERI_TRY(numbers(c, p, i - p->first, b, k));
-        PERI_TRY(p->p.offsets ? ragged_ids(c, p, i - p->first, lengths, &n) : fixed_ids(c, p, i - p->first, lengths, &n));
+        PERI_TRY(p->p.offsets ? ragged_ids(c, p, i - p->first, lengths, &n)
+                              : fixed_ids(c, p, i - p->first, lengths, &n));
     }
     PERI_TRY(peri_batch_reserve(b, n));
     b->rows = rows;
@@ -288,7 +303,7 @@ peri_status peri_columns_fill(peri_columns *c, int64_t first, int64_t rows, peri
     return PERI_OK;
 }
 
-/* -- parts --------------------------------------------------------------------------------------------------------------------------- */
+/* -- parts --------------------------------------------------------------------------------------------------------- */
 
 static peri_status check_rows(const char *name, const char *what, const peri_rows *r, int32_t count, bool whole)
 {
@@ -304,8 +319,8 @@ static peri_status check_rows(const char *name, const char *what, const peri_row
 
 static peri_status check_part(const peri_columns *c, const peri_columns_part *p)
 {
-    if (!p->name || p->rows < 0) return peri__fail(PERI_EINVAL, "peri_columns_add: a part without a name, or of %lld rows",
-                                                   (long long)p->rows);
+    if (!p->name || p->rows < 0)
+        return peri__fail(PERI_EINVAL, "peri_columns_add: a part without a name, or of %lld rows", (long long)p->rows);
     if (c->dense_features) PERI_TRY(check_rows(p->name, "dense features", &p->dense, c->dense_features, false));
     if (p->labels.data) PERI_TRY(check_rows(p->name, "labels", &p->labels, 1, false));
     if (p->offsets) {
@@ -348,15 +363,18 @@ peri_status peri_columns_new(const peri_columns_config *o, peri_columns **out)
     const char *f = "peri_columns_new";
     PERI_TAKE(peri_columns_config, o);
     PERI_NEED(out);
-    if (o->dense_features < 0 || o->dense_features > IO_MAX_FEATURES || o->sparse_features < 0 || o->sparse_features > IO_MAX_FEATURES)
-        return peri__fail(PERI_EINVAL, "%s: %d dense and %d sparse features, allowed: 0..%d", f, o->dense_features, o->sparse_features,
-                          IO_MAX_FEATURES);
+    if (o->dense_features < 0 || o->dense_features > IO_MAX_FEATURES || o->sparse_features < 0 ||
+        o->sparse_features > IO_MAX_FEATURES)
+        return peri__fail(PERI_EINVAL, "%s: %d dense and %d sparse features, allowed: 0..%d", f, o->dense_features,
+                          o->sparse_features, IO_MAX_FEATURES);
     if (o->dense < PERI_DENSE_RAW || o->dense > PERI_DENSE_SIGNED_LOG)
-        return peri__fail(PERI_EINVAL, "%s: dense = %d, allowed: PERI_DENSE_RAW, PERI_DENSE_LOG, PERI_DENSE_SIGNED_LOG", f, o->dense);
+        return peri__fail(PERI_EINVAL, "%s: dense = %d, allowed: PERI_DENSE_RAW, PERI_DENSE_LOG, PERI_DENSE_SIGNED_LOG",
+                          f, o->dense);
     PERI_TRY(peri__ids_check(f, o->ids, PERI_IDS_EXACT, PERI_MISSING_EMPTY, o->table_rows, o->sparse_features));
-    if (o->block_rows < 0 || o->block_rows > IO_MAX_ROWS || (o->block_rows && (o->blocks < 1 || o->blocks > IO_MAX_ROWS)))
-        return peri__fail(PERI_EINVAL, "%s: blocks of %lld rows, %lld together, allowed: 0..2^31, 1..2^31", f, (long long)o->block_rows,
-                          (long long)o->blocks);
+    if (o->block_rows < 0 || o->block_rows > IO_MAX_ROWS ||
+        (o->block_rows && (o->blocks < 1 || o->blocks > IO_MAX_ROWS)))
+        return peri__fail(PERI_EINVAL, "%s: blocks of %lld rows, %lld together, allowed: 0..2^31, 1..2^31", f,
+                          (long long)o->block_rows, (long long)o->blocks);
     peri_columns *c = peri__alloc_zero(sizeof *c);
     if (!c) return PERI_ENOMEM;
     peri__object_count(1);
@@ -374,7 +392,8 @@ peri_status peri_columns_new(const peri_columns_config *o, peri_columns **out)
         peri_columns_release(c);
         return PERI_ENOMEM;
     }
-    for (int32_t i = 0; i < o->sparse_features; i++) c->rules[i] = peri__id_rule_of(o->ids, PERI_MISSING_EMPTY, o->table_rows[i]);
+    for (int32_t i = 0; i < o->sparse_features; i++)
+        c->rules[i] = peri__id_rule_of(o->ids, PERI_MISSING_EMPTY, o->table_rows[i]);
     *out = c;
     return PERI_OK;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * columns_write.c: batches as npy files. Rows are appended; the header, which says how many there are, is written again at the end.
+ * columns_write.c: batches as npy files. Rows are appended; the header, which says how many there are, is written again
+ * at the end.
  */
 #include "io_internal.h"
 
@@ -71,7 +72,8 @@ static peri_status write_header(file *f)
     else snprintf(shape, sizeof shape, "(%lld,)", (long long)f->rows);
     snprintf(text + 10, sizeof text - 10, "%-117s\n", "");
     memcpy(text, "\x93NUMPY\x01\x00\x76\x00", 10);
-    int n = snprintf(text + 10, sizeof text - 10, "{'descr': '%s', 'fortran_order': False, 'shape': %s, }", f->descr, shape);
+    int n = snprintf(text + 10, sizeof text - 10, "{'descr': '%s', 'fortran_order': False, 'shape': %s, }", f->descr,
+                     shape);
     text[10 + n] = ' '; /* where the text ended */
     if (fseek(f->stream, 0, SEEK_SET) != 0) return write_error(f->path);
     return append(f, text, HEADER);
@@ -80,14 +82,16 @@ static peri_status write_header(file *f)
 peri_status peri_columns_writer_new(const char *folder, int32_t dense_features, int32_t sparse_features, bool wide,
                                     peri_columns_writer **out)
 {
-    static const char *const names[FILES] = {"dense.npy", "labels.npy", "lengths.npy", "offsets.npy", "ids.npy", "samples.txt"};
+    static const char *const names[FILES] = {"dense.npy",   "labels.npy", "lengths.npy",
+                                             "offsets.npy", "ids.npy",    "samples.txt"};
     const char *descr[FILES] = {"<f4", "<f4", "<i2", "<i8", wide ? "<i8" : "<i4", NULL};
     const int64_t columns[FILES] = {dense_features, 0, sparse_features, 0, 0, 0}, zero = 0;
     PERI_NEED(folder);
     PERI_NEED(out);
-    if (dense_features < 0 || dense_features > IO_MAX_FEATURES || sparse_features < 0 || sparse_features > IO_MAX_FEATURES)
-        return peri__fail(PERI_EINVAL, "peri_columns_writer_new: %d dense and %d sparse features, allowed: 0..%d", dense_features,
-                          sparse_features, IO_MAX_FEATURES);
+    if (dense_features < 0 || dense_features > IO_MAX_FEATURES || sparse_features < 0 ||
+        sparse_features > IO_MAX_FEATURES)
+        return peri__fail(PERI_EINVAL, "peri_columns_writer_new: %d dense and %d sparse features, allowed: 0..%d",
+                          dense_features, sparse_features, IO_MAX_FEATURES);
     peri_columns_writer *w = peri__alloc_zero(sizeof *w);
     if (!w) return PERI_ENOMEM;
     peri__object_count(1);
@@ -137,9 +141,11 @@ static peri_status append_lengths(peri_columns_writer *w, const peri_batch *b, i
     for (int32_t f = 0; f < w->sparse_features; f++) {
         int32_t length = b->lengths[f * b->rows + row];
         if (length < 0 || length > INT16_MAX)
-            return peri__fail(PERI_ERANGE, "peri_columns_writer_add: sample %lld of the batch has %d ids of sparse feature %d, allowed: "
-                              "0..%d",
-                              (long long)row, length, f, INT16_MAX);
+            return peri__fail(
+                PERI_ERANGE,
+                "peri_columns_writer_add: sample %lld of the batch has %d ids of sparse feature %d, allowed: "
+                "0..%d",
+                (long long)row, length, f, INT16_MAX);
         lengths[f] = (int16_t)length;
         *n += length;
     }
@@ -154,7 +160,8 @@ static peri_status append_ids(peri_columns_writer *w, const peri_batch *b, int64
         for (int32_t k = 0; k < b->lengths[f * b->rows + row]; k++, at++) {
             int64_t id = b->values[w->cursor[f]++];
             if (id < 0 || (!w->wide && id > INT32_MAX))
-                return peri__fail(PERI_ERANGE, "peri_columns_writer_add: sample %lld of the batch has the id %lld, allowed: 0..%s",
+                return peri__fail(PERI_ERANGE,
+                                  "peri_columns_writer_add: sample %lld of the batch has the id %lld, allowed: 0..%s",
                                   (long long)row, (long long)id, w->wide ? "2^63-1" : "2^31-1");
             if (w->wide) ((int64_t *)w->row)[at] = id;
             else ((int32_t *)w->row)[at] = (int32_t)id;
@@ -169,13 +176,15 @@ static peri_status append_ids(peri_columns_writer *w, const peri_batch *b, int64
 static peri_status add(peri_columns_writer *w, const peri_batch *b)
 {
     int64_t at = 0, n;
-    PERI_TRY(make_room(w, peri__max(w->sparse_features, 1), peri__max(w->sparse_features, 1) * (int64_t)sizeof(int16_t)));
+    PERI_TRY(
+        make_room(w, peri__max(w->sparse_features, 1), peri__max(w->sparse_features, 1) * (int64_t)sizeof(int16_t)));
     for (int32_t f = 0; f < w->sparse_features; f++) {
         w->cursor[f] = at;
         for (int64_t row = 0; row < b->rows; row++) at += b->lengths[f * b->rows + row];
     }
-    if (at != b->ids) return peri__fail(PERI_EINVAL, "peri_columns_writer_add: a batch of %lld ids, whose lengths sum to %lld",
-                                        (long long)b->ids, (long long)at);
+    if (at != b->ids)
+        return peri__fail(PERI_EINVAL, "peri_columns_writer_add: a batch of %lld ids, whose lengths sum to %lld",
+                          (long long)b->ids, (long long)at);
     PERI_TRY(append(&w->files[DENSE], b->dense, b->rows * w->dense_features * (int64_t)sizeof(float)));
     PERI_TRY(append(&w->files[LABELS], b->labels, b->rows * (int64_t)sizeof(float)));
     for (int64_t row = 0; row < b->rows; row++) {
@@ -192,7 +201,9 @@ peri_status peri_columns_writer_add(peri_columns_writer *w, const peri_batch *b)
     PERI_NEED(w);
     PERI_NEED(b);
     PERI_TRY(peri__batch_check("peri_columns_writer_add", b, w->dense_features, w->sparse_features));
-    if (w->failed) return peri__fail(PERI_ECLOSED, "peri_columns_writer_add: an earlier batch could not be written, or all are written");
+    if (w->failed)
+        return peri__fail(PERI_ECLOSED,
+                          "peri_columns_writer_add: an earlier batch could not be written, or all are written");
     peri_status status = add(w, b);
     w->failed = status < 0;
     return status;
@@ -202,7 +213,8 @@ peri_status peri_columns_writer_finish(peri_columns_writer *w, const char *text)
 {
     PERI_NEED(w);
     PERI_NEED(text);
-    if (w->failed) return peri__fail(PERI_ECLOSED, "peri_columns_writer_finish: a batch could not be written, or all are written");
+    if (w->failed)
+        return peri__fail(PERI_ECLOSED, "peri_columns_writer_finish: a batch could not be written, or all are written");
     w->failed = true;
     for (int i = 0; i < FILES; i++) {
         file *f = &w->files[i];

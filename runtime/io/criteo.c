@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * criteo.c: the format of lines "label TAB integers TAB hexadecimal categories". Lines are cut at their tabs, 64 bytes at a time.
+ * criteo.c: the format of lines "label TAB integers TAB hexadecimal categories". Lines are cut at their tabs, 64 bytes
+ * at a time.
  */
 #include "features.h"
 #include "lines.h"
@@ -18,7 +19,7 @@ typedef struct criteo {
     float log_table[LOG_TABLE];
 } criteo;
 
-/* -- messages ---------------------------------------------------------------------------------------------------------------------- */
+/* -- messages ------------------------------------------------------------------------------------------------------ */
 
 /** Column @field of the line at @line is wrong. */
 static peri_status bad_field(const criteo *r, int64_t line, int32_t field, const char *p, int64_t n, const char *wanted)
@@ -33,12 +34,12 @@ static peri_status bad_field(const criteo *r, int64_t line, int32_t field, const
 static peri_status bad_count(const criteo *r, int64_t line, int64_t n, int32_t found)
 {
     char wanted[96];
-    snprintf(wanted, sizeof wanted, "%d (a label, %d integers, %d categories)", r->lines.fields, r->lines.dense_features,
-             r->lines.sparse_features);
+    snprintf(wanted, sizeof wanted, "%d (a label, %d integers, %d categories)", r->lines.fields,
+             r->lines.dense_features, r->lines.sparse_features);
     return peri__lines_bad_count(&r->lines, line, n, found, wanted);
 }
 
-/* -- converting fields ------------------------------------------------------------------------------------------------------------- */
+/* -- converting fields --------------------------------------------------------------------------------------------- */
 
 #define BYTES(x) (UINT64_C(0x0101010101010101) * (x))
 
@@ -52,7 +53,8 @@ static inline uint64_t load_8(const char *p)
     return x;
 }
 
-/** Decimal with an optional minus; false unless it is one of 1 to 18 digits. @before bytes in front of @p are readable. */
+/** Decimal with an optional minus; false unless it is one of 1 to 18 digits. @before bytes in front of @p are
+ *  readable. */
 static inline bool parse_integer(const char *p, int64_t n, int64_t before, int64_t *out)
 {
     bool minus = *p == '-';
@@ -60,7 +62,8 @@ static inline bool parse_integer(const char *p, int64_t n, int64_t before, int64
     n -= minus;
     int64_t x = 0;
     if (n >= 1 && n <= 8 && before + n >= 8) {
-        /* The 8 bytes that end with the number, those in front of it cleared, one digit per byte; then pairs, fours, eights. */
+        /* The 8 bytes that end with the number, those in front of it cleared, one digit per byte; then pairs, fours,
+         * eights. */
         uint64_t v = (load_8(p + n - 8) ^ BYTES('0')) & (~UINT64_C(0) << (64 - 8 * n));
         if (((v + BYTES(0x76)) | v) & BYTES(0x80)) return false;
         v = v * 10 + (v >> 8);
@@ -117,7 +120,7 @@ static inline float transform(const criteo *r, int64_t x)
     return x < 0 && r->dense == PERI_DENSE_SIGNED_LOG ? -y : y;
 }
 
-/* -- lines ------------------------------------------------------------------------------------------------------------------------- */
+/* -- lines --------------------------------------------------------------------------------------------------------- */
 
 /** Cut the line [at, at + n) at its tabs. */
 static peri_status cut(criteo *r, int64_t at, int64_t n)
@@ -164,14 +167,16 @@ static peri_status convert_line(peri__lines *lines, int64_t at, int64_t n, peri_
         uint64_t x = 0;
         bool present = end > start;
         if (present && !parse_hex(p + start, end - start, &x))
-            return bad_field(r, at, r->lines.dense_features + f + 1, p + start, end - start, "empty, or 1 to 16 hexadecimal digits");
+            return bad_field(r, at, r->lines.dense_features + f + 1, p + start, end - start,
+                             "empty, or 1 to 16 hexadecimal digits");
         ids[f * r->stride] = present ? peri__id_place(&r->rules[f], x) : r->missing == PERI_MISSING_ZERO ? 0 : -1;
         start = end + 1;
     }
     return PERI_OK;
 }
 
-/** One more cache line per feature: equal powers of two would put all features' rows into the same sets of the cache. */
+/** One more cache line per feature: equal powers of two would put all features' rows into the same sets of the
+ *  cache. */
 static peri_status start_lines(peri__lines *lines, peri_batch *b, int64_t rows)
 {
     criteo *r = (criteo *)lines;
@@ -179,7 +184,8 @@ static peri_status start_lines(peri__lines *lines, peri_batch *b, int64_t rows)
     return peri_batch_reserve(b, r->stride * lines->sparse_features);
 }
 
-/** Close the gaps that missing categories left: from [feature, stride] with -1 for none to key-major ids and lengths. */
+/** Close the gaps that missing categories left: from [feature, stride] with -1 for none to key-major ids and
+ *  lengths. */
 static peri_status finish_lines(peri__lines *lines, peri_batch *b)
 {
     int64_t n = 0;
@@ -197,7 +203,7 @@ static peri_status finish_lines(peri__lines *lines, peri_batch *b)
     return PERI_OK;
 }
 
-/* -- opening ----------------------------------------------------------------------------------------------------------------------- */
+/* -- opening ------------------------------------------------------------------------------------------------------- */
 
 static void release(peri__lines *lines)
 {
@@ -212,7 +218,8 @@ static const peri__line_format format = {start_lines, convert_line, finish_lines
 static peri_status check_options(const char *f, const peri_criteo_config *o)
 {
     if (o->dense < PERI_DENSE_RAW || o->dense > PERI_DENSE_SIGNED_LOG)
-        return peri__fail(PERI_EINVAL, "%s: dense = %d, allowed: PERI_DENSE_RAW, PERI_DENSE_LOG, PERI_DENSE_SIGNED_LOG", f, o->dense);
+        return peri__fail(PERI_EINVAL, "%s: dense = %d, allowed: PERI_DENSE_RAW, PERI_DENSE_LOG, PERI_DENSE_SIGNED_LOG",
+                          f, o->dense);
     if (o->n_more < 0 || (o->n_more > 0 && !o->more))
         return peri__fail(PERI_EINVAL, "%s: more = NULL, n_more = %d", f, o->n_more);
     return peri__ids_check(f, o->ids, PERI_IDS_MOD, o->missing, o->table_rows, o->sparse_features);
@@ -226,7 +233,8 @@ static peri_status set_up(criteo *r, const peri_criteo_config *o)
     if (!r->rules || !r->field_ends) return PERI_ENOMEM;
     r->dense = o->dense;
     r->missing = o->missing;
-    for (int32_t f = 0; f < o->sparse_features; f++) r->rules[f] = peri__id_rule_of(o->ids, o->missing, o->table_rows[f]);
+    for (int32_t f = 0; f < o->sparse_features; f++)
+        r->rules[f] = peri__id_rule_of(o->ids, o->missing, o->table_rows[f]);
     for (int64_t i = 0; i < LOG_TABLE; i++) r->log_table[i] = peri__dense_log(i);
     return PERI_OK;
 }
@@ -243,15 +251,24 @@ static peri_status paths_of(const peri_criteo_config *o, const char ***out)
 }
 
 /** @text NULL: open the files. */
-static peri_status open_reader(const char *name, const peri_criteo_config *o, const char *text, int64_t size, peri_criteo **out)
+static peri_status open_reader(const char *name, const peri_criteo_config *o, const char *text, int64_t size,
+                               peri_criteo **out)
 {
     const char **paths;
-    peri__lines_config lines = {.n_paths = text ? 1 : 1 + o->n_more, .dense_features = o->dense_features,
-                                .sparse_features = o->sparse_features, .rank = o->rank, .world = o->world, .batch_rows = o->batch_rows,
-                                .begin = o->begin, .end = o->end, .text = text, .size = size};
-    if (o->dense_features < 0 || o->dense_features > IO_MAX_FEATURES || o->sparse_features < 0 || o->sparse_features > IO_MAX_FEATURES)
-        return peri__fail(PERI_EINVAL, "%s: %d integers and %d categories, allowed: 0..%d", name, o->dense_features, o->sparse_features,
-                          IO_MAX_FEATURES);
+    peri__lines_config lines = {.n_paths = text ? 1 : 1 + o->n_more,
+                                .dense_features = o->dense_features,
+                                .sparse_features = o->sparse_features,
+                                .rank = o->rank,
+                                .world = o->world,
+                                .batch_rows = o->batch_rows,
+                                .begin = o->begin,
+                                .end = o->end,
+                                .text = text,
+                                .size = size};
+    if (o->dense_features < 0 || o->dense_features > IO_MAX_FEATURES || o->sparse_features < 0 ||
+        o->sparse_features > IO_MAX_FEATURES)
+        return peri__fail(PERI_EINVAL, "%s: %d integers and %d categories, allowed: 0..%d", name, o->dense_features,
+                          o->sparse_features, IO_MAX_FEATURES);
     PERI_TRY(check_options(name, o));
     PERI_TRY(paths_of(o, &paths));
     criteo *r = peri__alloc_zero(sizeof *r);
@@ -278,9 +295,11 @@ peri_status peri_criteo_open(const peri_criteo_config *options, peri_criteo **ou
     return open_reader("peri_criteo_open", options, NULL, 0, out);
 }
 
-peri_status peri_criteo_open_memory(const peri_criteo_config *options, const char *text, int64_t size, peri_criteo **out)
+peri_status peri_criteo_open_memory(const peri_criteo_config *options, const char *text, int64_t size,
+                                    peri_criteo **out)
 {
     PERI_TAKE(peri_criteo_config, options);
-    if (!text || size < 0) return peri__fail(PERI_EINVAL, "peri_criteo_open_memory: no text, or %lld bytes of it", (long long)size);
+    if (!text || size < 0)
+        return peri__fail(PERI_EINVAL, "peri_criteo_open_memory: no text, or %lld bytes of it", (long long)size);
     return open_reader("peri_criteo_open_memory", options, text, size, out);
 }

@@ -42,15 +42,15 @@ typedef struct csv {
     int64_t row_room;
 } csv;
 
-/* -- lines ------------------------------------------------------------------------------------------------------------------------- */
+/* -- lines --------------------------------------------------------------------------------------------------------- */
 
 static peri_status bad_field(const csv *r, int64_t line, int32_t i, const char *p, int64_t n, const char *wanted)
 {
     return peri__lines_bad_field(&r->lines, line, i + 1, r->columns[i].name, p, n, wanted);
 }
 
-/** A field that begins with a quotation mark at p[0]. @n: bytes of the line from it on. @used: its bytes, with its marks; 0: it is
- *  damaged. */
+/** A field that begins with a quotation mark at p[0]. @n: bytes of the line from it on. @used: its bytes, with its
+ *  marks; 0: it is damaged. */
 static field quoted(const char *p, int64_t n, char delimiter, int64_t *used)
 {
     field f = {.text = p + 1};
@@ -84,7 +84,8 @@ static peri_status cut(csv *r, int64_t at, int64_t n)
             int64_t used;
             f = quoted(p + i, n - i, r->delimiter, &used);
             if (used == 0)
-                return bad_field(r, at, count, p + i, n - i, "a field between quotation marks, behind which the field ends, on one line");
+                return bad_field(r, at, count, p + i, n - i,
+                                 "a field between quotation marks, behind which the field ends, on one line");
             i += used;
         } else {
             const char *end = i < n ? memchr(p + i, r->delimiter, (size_t)(n - i)) : NULL;
@@ -135,13 +136,15 @@ static peri_status convert_id(csv *r, int64_t line, int32_t i, const char *p, in
     const column *c = &r->columns[i];
     char wanted[96];
     uint64_t x;
-    if (c->rule.mode == PERI_IDS_TEXT) return add_id(r, (int64_t)peri__modulo(XXH3_64bits(p, (size_t)n), c->rule.modulus,
-                                                                              c->rule.reciprocal));
+    if (c->rule.mode == PERI_IDS_TEXT)
+        return add_id(r, (int64_t)peri__modulo(XXH3_64bits(p, (size_t)n), c->rule.modulus, c->rule.reciprocal));
     if (!peri__parse_whole(p, n, c->base, &x))
-        return bad_field(r, line, i, p, n, c->base == 10 ? "whole numbers 0..2^64-1" : "hexadecimal numbers of at most 16 digits");
+        return bad_field(r, line, i, p, n,
+                         c->base == 10 ? "whole numbers 0..2^64-1" : "hexadecimal numbers of at most 16 digits");
     int64_t id = peri__id_place(&c->rule, x);
     if (id >= 0) return add_id(r, id);
-    snprintf(wanted, sizeof wanted, "ids 0..%llu, below the rows of its table", (unsigned long long)c->rule.modulus - 1);
+    snprintf(wanted, sizeof wanted, "ids 0..%llu, below the rows of its table",
+             (unsigned long long)c->rule.modulus - 1);
     (void)bad_field(r, line, i, p, n, wanted);
     return PERI_ERANGE;
 }
@@ -176,7 +179,8 @@ static peri_status convert_line(peri__lines *lines, int64_t at, int64_t n, peri_
         if (c->kind == PERI_COLUMN_IDS) continue;
         bool missing = c->kind == PERI_COLUMN_SKIP || (c->kind == PERI_COLUMN_DENSE && f->length == 0);
         if (!missing && !peri__parse_double(f->text, f->length, r->c, &x))
-            return bad_field(r, at, i, f->text, f->length, c->kind == PERI_COLUMN_LABEL ? "a finite number" : "empty, or a finite number");
+            return bad_field(r, at, i, f->text, f->length,
+                             c->kind == PERI_COLUMN_LABEL ? "a finite number" : "empty, or a finite number");
         float y = missing ? c->fallback : peri__dense_of(c->kind == PERI_COLUMN_DENSE ? c->dense : PERI_DENSE_RAW, x);
         if (!isfinite(y)) return bad_field(r, at, i, f->text, f->length, "numbers that f32 can hold");
         if (c->kind == PERI_COLUMN_LABEL) b->labels[row] = y;
@@ -193,7 +197,8 @@ static peri_status start_lines(peri__lines *lines, peri_batch *b, int64_t rows)
     (void)b;
     r->n_ids = 0;
     if (rows <= r->row_room) return PERI_OK;
-    int32_t *lengths = peri__realloc(r->lengths, sizeof *lengths * (size_t)(rows * peri__max(lines->sparse_features, 1)));
+    int32_t *lengths =
+        peri__realloc(r->lengths, sizeof *lengths * (size_t)(rows * peri__max(lines->sparse_features, 1)));
     if (!lengths) return PERI_ENOMEM;
     r->lengths = lengths;
     int64_t *cursor = peri__realloc(r->cursor, sizeof *cursor * (size_t)rows);
@@ -211,7 +216,7 @@ static peri_status finish_lines(peri__lines *lines, peri_batch *b)
     return PERI_OK;
 }
 
-/* -- opening ----------------------------------------------------------------------------------------------------------------------- */
+/* -- opening ------------------------------------------------------------------------------------------------------- */
 
 static void release(peri__lines *lines)
 {
@@ -239,19 +244,21 @@ static peri_status check_column(const peri_csv_column *c, int32_t i, int32_t del
     if (!c->name) return peri__fail(PERI_EINVAL, "%s: column %d has no name", f, i + 1);
     if (c->kind < PERI_COLUMN_SKIP || c->kind > PERI_COLUMN_IDS)
         return peri__fail(PERI_EINVAL, "%s: column '%s': kind = %d, allowed: PERI_COLUMN_*", f, c->name, c->kind);
-    if (c->kind == PERI_COLUMN_DENSE && (c->dense < PERI_DENSE_RAW || c->dense > PERI_DENSE_SIGNED_LOG || !isfinite(c->fallback)))
-        return peri__fail(PERI_EINVAL, "%s: column '%s': dense = %d, fallback = %g, allowed: PERI_DENSE_*, a finite number", f, c->name,
-                          c->dense, c->fallback);
+    if (c->kind == PERI_COLUMN_DENSE &&
+        (c->dense < PERI_DENSE_RAW || c->dense > PERI_DENSE_SIGNED_LOG || !isfinite(c->fallback)))
+        return peri__fail(PERI_EINVAL,
+                          "%s: column '%s': dense = %d, fallback = %g, allowed: PERI_DENSE_*, a finite number", f,
+                          c->name, c->dense, c->fallback);
     if (c->kind != PERI_COLUMN_IDS) return PERI_OK;
     if ((c->base != 10 && c->base != 16) || c->most < 0)
-        return peri__fail(PERI_EINVAL, "%s: column '%s': base = %d, most = %lld, allowed: 10 or 16, 0 or more", f, c->name, c->base,
-                          (long long)c->most);
+        return peri__fail(PERI_EINVAL, "%s: column '%s': base = %d, most = %lld, allowed: 10 or 16, 0 or more", f,
+                          c->name, c->base, (long long)c->most);
     if (c->separator && (!is_separator(c->separator) || c->separator == delimiter))
-        return peri__fail(PERI_EINVAL, "%s: column '%s': separator %d, allowed: a character that is not the delimiter", f, c->name,
-                          c->separator);
+        return peri__fail(PERI_EINVAL, "%s: column '%s': separator %d, allowed: a character that is not the delimiter",
+                          f, c->name, c->separator);
     if (c->ids < PERI_IDS_HASH || c->ids > PERI_IDS_TEXT || c->table_rows < 1)
-        return peri__fail(PERI_EINVAL, "%s: column '%s': ids = %d, %lld rows, allowed: PERI_IDS_*, 1 or more", f, c->name, c->ids,
-                          (long long)c->table_rows);
+        return peri__fail(PERI_EINVAL, "%s: column '%s': ids = %d, %lld rows, allowed: PERI_IDS_*, 1 or more", f,
+                          c->name, c->ids, (long long)c->table_rows);
     return PERI_OK;
 }
 
@@ -264,7 +271,9 @@ static peri_status check_options(const peri_csv_config *o, int32_t *dense, int32
     if (!o->columns || o->n_columns < 1 || o->n_columns > 2 * IO_MAX_FEATURES)
         return peri__fail(PERI_EINVAL, "%s: %d columns, allowed: 1..%d", f, o->n_columns, 2 * IO_MAX_FEATURES);
     if (!is_separator(o->delimiter))
-        return peri__fail(PERI_EINVAL, "%s: delimiter %d, allowed: a character that is no quotation mark and no line end", f, o->delimiter);
+        return peri__fail(PERI_EINVAL,
+                          "%s: delimiter %d, allowed: a character that is no quotation mark and no line end", f,
+                          o->delimiter);
     for (int32_t i = 0; i < o->n_columns; i++) {
         const peri_csv_column *given = peri__struct_at(o->columns, i);
         PERI_TAKE(peri_csv_column, given);
@@ -305,8 +314,8 @@ static peri_status name_columns(csv *r, const char *header)
     int32_t count = 0;
     for (const char *p = header; *p; p++) count += *p == r->delimiter;
     if (count >= 4 * IO_MAX_FEATURES)
-        return peri__fail(PERI_EFORMAT, "peri_csv: %s:1: %d columns, allowed: at most %d", r->lines.window.files[0].path, count + 1,
-                          4 * IO_MAX_FEATURES);
+        return peri__fail(PERI_EFORMAT, "peri_csv: %s:1: %d columns, allowed: at most %d",
+                          r->lines.window.files[0].path, count + 1, 4 * IO_MAX_FEATURES);
     r->columns = peri__alloc_zero(sizeof *r->columns * (size_t)(count + 1));
     if (!r->columns) return PERI_ENOMEM;
     r->lines.fields = count + 1; /* no fewer than there are: room to be freed */
@@ -319,8 +328,8 @@ static peri_status name_columns(csv *r, const char *header)
             used = f.length = end ? end - (header + i) : n - i;
         }
         if (i < n && header[i] == '"' && used == 0)
-            return peri__fail(PERI_EFORMAT, "peri_csv: %s:1: column %d: its quotation mark is not closed", r->lines.window.files[0].path,
-                              count + 1);
+            return peri__fail(PERI_EFORMAT, "peri_csv: %s:1: column %d: its quotation mark is not closed",
+                              r->lines.window.files[0].path, count + 1);
         i += used;
         PERI_TRY(plain_text(r, &f));
         char *name = peri__alloc((size_t)f.length + 1);
@@ -341,12 +350,13 @@ static peri_status find_column(const csv *r, const char *name, int32_t *at)
     for (int32_t i = 0; i < r->lines.fields; i++) {
         if (strcmp(r->columns[i].name, name) != 0) continue;
         if (*at >= 0)
-            return peri__fail(PERI_EFORMAT, "peri_csv: %s:1: two columns are named '%s'", r->lines.window.files[0].path, name);
+            return peri__fail(PERI_EFORMAT, "peri_csv: %s:1: two columns are named '%s'", r->lines.window.files[0].path,
+                              name);
         *at = i;
     }
     if (*at >= 0) return PERI_OK;
-    return peri__fail(PERI_EFORMAT, "peri_csv: %s:1: no column is named '%s'; the header is '%.200s'", r->lines.window.files[0].path, name,
-                      r->lines.window.header);
+    return peri__fail(PERI_EFORMAT, "peri_csv: %s:1: no column is named '%s'; the header is '%.200s'",
+                      r->lines.window.files[0].path, name, r->lines.window.header);
 }
 
 /** Describe all columns, of files that are open. */
@@ -376,8 +386,14 @@ peri_status peri_csv_open(const peri_csv_config *options, peri_criteo **out)
 {
     PERI_TAKE(peri_csv_config, options);
     PERI_NEED(out);
-    peri__lines_config lines = {.paths = options->paths, .n_paths = options->n_paths, .rank = options->rank, .world = options->world,
-                                .batch_rows = options->batch_rows, .begin = options->begin, .end = options->end, .fields = 1,
+    peri__lines_config lines = {.paths = options->paths,
+                                .n_paths = options->n_paths,
+                                .rank = options->rank,
+                                .world = options->world,
+                                .batch_rows = options->batch_rows,
+                                .begin = options->begin,
+                                .end = options->end,
+                                .fields = 1,
                                 .header = options->header};
     PERI_TRY(check_options(options, &lines.dense_features, &lines.sparse_features));
     csv *r = peri__alloc_zero(sizeof *r);

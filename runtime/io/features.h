@@ -24,8 +24,10 @@ static inline peri__id_rule peri__id_rule_of(int32_t mode, int32_t missing, int6
     return (peri__id_rule){mode, missing == PERI_MISSING_ZERO, modulus, UINT64_MAX / modulus};
 }
 
-/** PERI_EINVAL, in the name of @function, unless the tables have rows enough and the modes exist. @most: the last of PERI_IDS_*. */
-peri_status peri__ids_check(const char *function, int32_t ids, int32_t most, int32_t missing, const int64_t *table_rows, int32_t n);
+/** PERI_EINVAL, in the name of @function, unless the tables have rows enough and the modes exist. @most: the last of
+ *  PERI_IDS_*. */
+peri_status peri__ids_check(const char *function, int32_t ids, int32_t most, int32_t missing, const int64_t *table_rows,
+                            int32_t n);
 
 /** x mod n without a division: the quotient from the reciprocal (Barrett) is at most 2 too small. */
 static inline uint64_t peri__modulo(uint64_t x, uint64_t n, uint64_t reciprocal)

@@ -2,8 +2,8 @@
  *
  * feed.c: parcels from a thread of their own.
  *
- * The taker owns the feed. A thread that does not end in time when the feed is released is orphaned: it then owns the feed, and gives it
- * back when it ends.
+ * The taker owns the feed. A thread that does not end in time when the feed is released is orphaned: it then owns the
+ * feed, and gives it back when it ends.
  */
 #include "io_internal.h"
 
@@ -26,7 +26,8 @@ struct peri_feed {
     pthread_t thread;
     int32_t result;
     bool started, over, stopped, orphan;
-    bool ended, again; /* the thread has no more, and waits; the taker wants it to begin again, and the thread has not heard of it */
+    bool ended, again; /* the thread has no more, and waits; the taker wants it to begin again, and the thread has not
+                          heard of it */
 };
 
 static void object_release(const peri_feed_object *o)
@@ -59,14 +60,16 @@ static peri_status parcel_copy(const peri_feed_parcel *from, peri_feed_parcel *t
     }
     if (from->n_bytes > 0) memcpy(bytes, from->bytes, (size_t)from->n_bytes);
     if (list > 0) memcpy(objects, from->objects, list);
-    *to = (peri_feed_parcel){.bytes = bytes, .n_bytes = from->n_bytes, .objects = objects, .n_objects = from->n_objects};
+    *to =
+        (peri_feed_parcel){.bytes = bytes, .n_bytes = from->n_bytes, .objects = objects, .n_objects = from->n_objects};
     return PERI_OK;
 }
 
 /** Give up what waits in the queue; the lock is held. */
 static void drain(peri_feed *feed)
 {
-    for (; feed->count > 0; feed->count--, feed->first = (feed->first + 1) % feed->ahead) parcel_free(&feed->ring[feed->first], true);
+    for (; feed->count > 0; feed->count--, feed->first = (feed->first + 1) % feed->ahead)
+        parcel_free(&feed->ring[feed->first], true);
 }
 
 /** Give back all that the feed has; no thread uses it. */
@@ -107,7 +110,7 @@ peri_status peri_feed_new(int32_t ahead, peri_feed **out)
     return PERI_OK;
 }
 
-/* -- the thread --------------------------------------------------------------------------------------------------------------------- */
+/* -- the thread ---------------------------------------------------------------------------------------------------- */
 
 static void *body(void *arg)
 {
@@ -151,8 +154,8 @@ peri_status peri_feed_put(peri_feed *feed, const peri_feed_parcel *parcel)
                           parcel->objects ? "some" : "no");
     for (int32_t i = 0; i < parcel->n_objects; i++)
         if (parcel->objects[i].kind < PERI_FEED_TENSOR || parcel->objects[i].kind > PERI_FEED_KT)
-            return peri__fail(PERI_EINVAL, "peri_feed_put: object %d is of kind %d, allowed: 0..%d", i, parcel->objects[i].kind,
-                              PERI_FEED_KT);
+            return peri__fail(PERI_EINVAL, "peri_feed_put: object %d is of kind %d, allowed: 0..%d", i,
+                              parcel->objects[i].kind, PERI_FEED_KT);
     peri_feed_parcel copy = {0};
     peri_status status = parcel_copy(parcel, &copy);
     if (status < 0) {
@@ -187,7 +190,7 @@ peri_status peri_feed_end(peri_feed *feed)
     return stopped ? peri__fail(PERI_ECLOSED, "peri_feed_end: nobody wants more") : PERI_OK;
 }
 
-/* -- the taker ---------------------------------------------------------------------------------------------------------------------- */
+/* -- the taker ----------------------------------------------------------------------------------------------------- */
 
 static struct timespec deadline_in(int64_t us)
 {
@@ -211,7 +214,9 @@ peri_status peri_feed_take(peri_feed *feed, int64_t wait_us, peri_feed_parcel *p
     pthread_mutex_lock(&feed->lock);
     while (feed->count == 0 && feed->started && !feed->over && !feed->ended && wait_us > 0)
         if (pthread_cond_timedwait(&feed->changed, &feed->lock, &deadline) != 0) break;
-    peri_status status = feed->count > 0 ? PERI_OK : feed->started && !feed->over && !feed->ended ? PERI_PENDING : PERI_ECLOSED;
+    peri_status status = feed->count > 0                                ? PERI_OK
+                         : feed->started && !feed->over && !feed->ended ? PERI_PENDING
+                                                                        : PERI_ECLOSED;
     if (status == PERI_OK) {
         feed->taken = feed->ring[feed->first];
         feed->ring[feed->first] = (peri_feed_parcel){0};

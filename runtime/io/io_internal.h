@@ -17,16 +17,17 @@ enum { IO_MAX_FEATURES = 4096 };
 /** Make room for @rows rows; what the batch holds is lost. */
 peri_status peri__batch_reserve_rows(peri_batch *batch, int64_t rows);
 
-/** Put ids into a batch of b->rows rows, whose room for them is there: @ids, row by row, of each row feature by feature, @lengths of them
- *  [rows, features]. @cursor: room for a number per row. */
+/** Put ids into a batch of b->rows rows, whose room for them is there: @ids, row by row, of each row feature by
+ *  feature, @lengths of them [rows, features]. @cursor: room for a number per row. */
 void peri__batch_set_ids(peri_batch *b, const int64_t *ids, const int32_t *lengths, int64_t *cursor);
 
 /** PERI_EINVAL, in the name of @function, unless @batch was made for these features. */
-static inline peri_status peri__batch_check(const char *function, const peri_batch *batch, int32_t dense, int32_t sparse)
+static inline peri_status peri__batch_check(const char *function, const peri_batch *batch, int32_t dense,
+                                            int32_t sparse)
 {
     if (batch->dense_features == dense && batch->sparse_features == sparse) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: the batch was made for %d dense and %d sparse features, wanted %d and %d", function,
-                      batch->dense_features, batch->sparse_features, dense, sparse);
+    return peri__fail(PERI_EINVAL, "%s: the batch was made for %d dense and %d sparse features, wanted %d and %d",
+                      function, batch->dense_features, batch->sparse_features, dense, sparse);
 }
 
 /** PERI_DENSE_LOG. */

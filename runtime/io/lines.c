@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lines.c: what readers of lines have in common: where lines and batches begin, in files and parts of files, on ranks and workers.
+ * lines.c: what readers of lines have in common: where lines and batches begin, in files and parts of files, on ranks
+ * and workers.
  *
- * The text comes chunk by chunk, and is used while it is in the cache. Of other ranks' lines the ends are counted; this rank's are
- * converted. A batch is taken to be full; one that ends too early, the last of its part, is read again, now that its lines, and so this
- * rank's share, are known.
+ * The text comes chunk by chunk, and is used while it is in the cache. Of other ranks' lines the ends are counted; this
+ * rank's are converted. A batch is taken to be full; one that ends too early, the last of its part, is read again, now
+ * that its lines, and so this rank's share, are known.
  */
 #include "lines.h"
 
 #include <errno.h>
 
 enum { MAX_LINE = 1 << 20 };
-/* Of an index: bytes whose line ends are counted together; how far readers count ahead for each other; its first words. */
+/* Of an index: bytes whose line ends are counted together; how far readers count ahead for each other; its first
+ * words. */
 enum { INDEX_CHUNK = 1 << 18, INDEX_AHEAD = 256, INDEX_SIZE = 0, INDEX_BEGIN = 1, INDEX_END = 2, INDEX_COUNTS = 3 };
 enum { UNKNOWN = -1, CLAIMED = -2 }; /* counts: nobody has counted; somebody counts */
 
 typedef peri__line_cursor cursor;
 
-/* -- searching the text ---------------------------------------------------------------------------------------------------------- */
+/* -- searching the text -------------------------------------------------------------------------------------------- */
 
 static const char *first_path(const peri__lines *r) { return r->window.files[0].path; }
 
@@ -27,15 +29,16 @@ static int64_t part_end(const peri__lines *r) { return peri__min(r->end, r->wind
 static peri_status line_too_long(const peri__lines *r, int64_t at)
 {
     const peri_window_file *f = peri__window_file(&r->window, at);
-    return peri__fail(PERI_EFORMAT, "%s: %s: byte %lld: a line of more than %d bytes; is this a file of lines?", r->window.name, f->path,
-                      (long long)(f->skip + at - f->at), MAX_LINE);
+    return peri__fail(PERI_EFORMAT, "%s: %s: byte %lld: a line of more than %d bytes; is this a file of lines?",
+                      r->window.name, f->path, (long long)(f->skip + at - f->at), MAX_LINE);
 }
 
-/** What must stay in memory while the text from @at on is read: of one read in order the whole batch, which may have to be read again. */
+/** What must stay in memory while the text from @at on is read: of one read in order the whole batch, which may have to
+ *  be read again. */
 static int64_t kept(const peri__lines *r, int64_t at) { return r->window.in_order ? r->at : at; }
 
-/** @next: the position behind the @wanted-th line end (>= 1) after @at; if there are fewer, the end of the part. @found gets the number of
- *  lines: a last line without an end counts. */
+/** @next: the position behind the @wanted-th line end (>= 1) after @at; if there are fewer, the end of the part. @found
+ *  gets the number of lines: a last line without an end counts. */
 static peri_status skip_lines(peri__lines *r, int64_t at, int64_t wanted, int64_t *next, int64_t *found)
 {
     peri_window *w = &r->window;
@@ -89,7 +92,7 @@ static peri_status line_start(peri__lines *r, int64_t at, int64_t *start)
     return PERI_OK;
 }
 
-/* -- an index of lines that several readers share ------------------------------------------------------------------------------------ */
+/* -- an index of lines that several readers share ------------------------------------------------------------------ */
 
 /** Count the line ends of a chunk that this reader has claimed, and let all know. */
 static peri_status count_chunk(peri__lines *r, int64_t chunk, int64_t *count)
@@ -112,7 +115,8 @@ static peri_status count_chunk(peri__lines *r, int64_t chunk, int64_t *count)
 static bool claim(peri__lines *r, int64_t chunk)
 {
     int64_t unknown = UNKNOWN;
-    return __atomic_compare_exchange_n(&r->index[INDEX_COUNTS + chunk], &unknown, CLAIMED, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return __atomic_compare_exchange_n(&r->index[INDEX_COUNTS + chunk], &unknown, CLAIMED, false, __ATOMIC_ACQ_REL,
+                                       __ATOMIC_ACQUIRE);
 }
 
 /** Line ends of a chunk. While another reader counts it, this one counts those that will be asked for next. */
@@ -129,7 +133,8 @@ static peri_status chunk_lines(peri__lines *r, int64_t chunk, int64_t *count)
     }
 }
 
-/** Move @c to the chunk that has the end in front of line @line (> 0) of the part, or to the last one. @known: it has. */
+/** Move @c to the chunk that has the end in front of line @line (> 0) of the part, or to the last one. @known: it
+ *  has. */
 static peri_status index_move(peri__lines *r, cursor *c, int64_t line, bool *known)
 {
     int64_t count;
@@ -173,9 +178,12 @@ int64_t peri_criteo_index_words(const peri__lines *r)
 {
     if (!r) return 0;
     if (r->window.pipe)
-        return peri__fail(PERI_EINVAL, "%s: %s is a pipe: one reader can read it, one line after the other; write it to a file first, or "
-                          "use "
-                          "one worker", r->window.name, first_path(r));
+        return peri__fail(
+            PERI_EINVAL,
+            "%s: %s is a pipe: one reader can read it, one line after the other; write it to a file first, or "
+            "use "
+            "one worker",
+            r->window.name, first_path(r));
     if (r->window.in_order) return 0;
     return INDEX_COUNTS + peri__max(peri__ceil_div(r->end - r->begin, INDEX_CHUNK), 1);
 }
@@ -200,16 +208,16 @@ peri_status peri_criteo_share(peri__lines *r, int64_t *words)
     int64_t n = peri_criteo_index_words(r);
     if (n <= 0) return (peri_status)n;
     if (words[INDEX_SIZE] != r->window.size || words[INDEX_BEGIN] != r->begin || words[INDEX_END] != r->end)
-        return peri__fail(PERI_EINVAL, "%s: %s has changed since its loader was made: it had %lld bytes, and has %lld", r->window.name,
-                          first_path(r), (long long)words[INDEX_SIZE], (long long)r->window.size);
+        return peri__fail(PERI_EINVAL, "%s: %s has changed since its loader was made: it had %lld bytes, and has %lld",
+                          r->window.name, first_path(r), (long long)words[INDEX_SIZE], (long long)r->window.size);
     r->index = words;
     r->chunks = n - INDEX_COUNTS;
     peri_criteo_rewind(r);
     return PERI_OK;
 }
 
-/** Convert the lines from @at on into rows [0, @rows) of @b, fewer at the end of the part. @next: the position behind them, @found: their
- *  number. */
+/** Convert the lines from @at on into rows [0, @rows) of @b, fewer at the end of the part. @next: the position behind
+ *  them, @found: their number. */
 static peri_status read_lines(peri__lines *r, int64_t at, int64_t rows, peri_batch *b, int64_t *next, int64_t *found)
 {
     int64_t row = 0;
@@ -221,7 +229,8 @@ static peri_status read_lines(peri__lines *r, int64_t at, int64_t rows, peri_bat
     for (; row < rows && at < part_end(r); row++, r->line++) {
         int64_t limit = peri__min(part_end(r), w->end), searched = at;
         const char *end = NULL;
-        while (!(end = memchr(peri__window_at(w, searched), '\n', (size_t)(limit - searched))) && limit < part_end(r) && more) {
+        while (!(end = memchr(peri__window_at(w, searched), '\n', (size_t)(limit - searched))) && limit < part_end(r) &&
+               more) {
             if (limit - at > MAX_LINE) return line_too_long(r, at);
             PERI_TRY(peri__window_more(w, kept(r, at), &more));
             searched = limit;
@@ -243,8 +252,8 @@ static peri_status read_lines(peri__lines *r, int64_t at, int64_t rows, peri_bat
 
 static peri_status spent(const peri__lines *r)
 {
-    return peri__fail(PERI_EINVAL, "%s: %s is a pipe, which is read once; for more passes write it to a file", r->window.name,
-                      first_path(r));
+    return peri__fail(PERI_EINVAL, "%s: %s is a pipe, which is read once; for more passes write it to a file",
+                      r->window.name, first_path(r));
 }
 
 /** Read this rank's share of a batch of @lines lines. @found: how many there are, at most so many. */
@@ -276,8 +285,8 @@ static peri_status next_indexed(peri__lines *r, peri_batch *b)
     PERI_TRY(index_find(r, &c, r->row + first, &at, &r->line));
     PERI_TRY(read_lines(r, at, last - first, b, &next, &found));
     if (found != last - first)
-        return peri__fail(PERI_EIO, "%s: %s has changed while it was read: line %lld is not where it was", r->window.name, first_path(r),
-                          (long long)(r->row + first));
+        return peri__fail(PERI_EIO, "%s: %s has changed while it was read: line %lld is not where it was",
+                          r->window.name, first_path(r), (long long)(r->row + first));
     b->global_row = r->row + first;
     b->global_rows = rows;
     r->row += rows;
@@ -327,7 +336,8 @@ int64_t peri_criteo_count(peri__lines *r)
     if (!r) return 0;
     int64_t lines, next;
     if (r->window.pipe)
-        return peri__fail(PERI_EINVAL, "%s: %s is a pipe, whose lines are not known; write it to a file", r->window.name, first_path(r));
+        return peri__fail(PERI_EINVAL, "%s: %s is a pipe, whose lines are not known; write it to a file",
+                          r->window.name, first_path(r));
     if (r->window.in_order) {
         PERI_TRY(peri__window_count(&r->window, &lines));
         return lines;
@@ -336,10 +346,13 @@ int64_t peri_criteo_count(peri__lines *r)
     return lines;
 }
 
-/* -- messages ---------------------------------------------------------------------------------------------------------------------- */
+/* -- messages ------------------------------------------------------------------------------------------------------ */
 
 /** Number in its file, from 1, of the line that begins at @at, which is being read. */
-static int64_t line_number(const peri__lines *r, int64_t at) { return r->window.pipe ? 1 + r->line : peri__window_line(&r->window, at); }
+static int64_t line_number(const peri__lines *r, int64_t at)
+{
+    return r->window.pipe ? 1 + r->line : peri__window_line(&r->window, at);
+}
 
 enum { SHOWN = 41 };
 
@@ -351,8 +364,8 @@ static void show(char *shown, const char *p, int64_t n, char other)
     shown[length] = 0;
 }
 
-peri_status peri__lines_bad_field(const peri__lines *r, int64_t line, int32_t column, const char *what, const char *p, int64_t n,
-                                  const char *wanted)
+peri_status peri__lines_bad_field(const peri__lines *r, int64_t line, int32_t column, const char *what, const char *p,
+                                  int64_t n, const char *wanted)
 {
     char shown[SHOWN];
     show(shown, p, n, '?');
@@ -369,26 +382,29 @@ peri_status peri__lines_bad_count(const peri__lines *r, int64_t line, int64_t n,
         return peri__fail(PERI_EFORMAT, "%s: %s:%lld: the line is empty, wanted columns: %s", r->window.name,
                           peri__window_file(&r->window, line)->path, (long long)line_number(r, line), wanted);
     return peri__fail(PERI_EFORMAT, "%s: %s:%lld: %s%d columns, wanted %s: '%s%s'", r->window.name,
-                      peri__window_file(&r->window, line)->path, (long long)line_number(r, line), found > r->fields ? "more than " : "",
-                      found > r->fields ? r->fields : found, wanted, shown, n >= SHOWN ? "..." : "");
+                      peri__window_file(&r->window, line)->path, (long long)line_number(r, line),
+                      found > r->fields ? "more than " : "", found > r->fields ? r->fields : found, wanted, shown,
+                      n >= SHOWN ? "..." : "");
 }
 
-/* -- opening ----------------------------------------------------------------------------------------------------------------------- */
+/* -- opening ------------------------------------------------------------------------------------------------------- */
 
 static peri_status check_config(const char *f, const peri__lines_config *o)
 {
     for (int32_t i = 0; i < o->n_paths; i++)
         if (!o->paths[i]) return peri__fail(PERI_EINVAL, "%s: no path", f);
     if (o->n_paths < 1) return peri__fail(PERI_EINVAL, "%s: no path", f);
-    if (o->dense_features < 0 || o->dense_features > IO_MAX_FEATURES || o->sparse_features < 0 || o->sparse_features > IO_MAX_FEATURES)
-        return peri__fail(PERI_EINVAL, "%s: %d dense and %d sparse features, allowed: 0..%d", f, o->dense_features, o->sparse_features,
-                          IO_MAX_FEATURES);
+    if (o->dense_features < 0 || o->dense_features > IO_MAX_FEATURES || o->sparse_features < 0 ||
+        o->sparse_features > IO_MAX_FEATURES)
+        return peri__fail(PERI_EINVAL, "%s: %d dense and %d sparse features, allowed: 0..%d", f, o->dense_features,
+                          o->sparse_features, IO_MAX_FEATURES);
     if (o->world < 1 || o->rank < 0 || o->rank >= o->world)
         return peri__fail(PERI_EINVAL, "%s: rank %d of %d", f, o->rank, o->world);
     if (o->batch_rows < 1 || o->batch_rows > IO_MAX_ROWS)
         return peri__fail(PERI_EINVAL, "%s: a batch of %lld rows, allowed: 1..2^31", f, (long long)o->batch_rows);
     if (!(o->begin >= 0 && o->begin <= o->end && o->end <= 1))
-        return peri__fail(PERI_EINVAL, "%s: the part from %g to %g, allowed: 0 <= begin <= end <= 1", f, o->begin, o->end);
+        return peri__fail(PERI_EINVAL, "%s: the part from %g to %g, allowed: 0 <= begin <= end <= 1", f, o->begin,
+                          o->end);
     return PERI_OK;
 }
 
@@ -398,13 +414,18 @@ static peri_status check_order(const peri__lines *r, const peri__lines_config *o
     bool whole = o->begin == 0 && o->end == 1;
     if (!r->window.in_order || (whole && (!r->window.pipe || o->world == 1))) return PERI_OK;
     if (r->window.pipe)
-        return peri__fail(PERI_EINVAL, "%s: %s is a pipe (no regular file): one rank can read it, once, as a whole; wanted: %g to %g of "
-                          "it on "
-                          "rank %d of %d; write it to a file first", r->window.name, first_path(r), o->begin, o->end, o->rank, o->world);
-    return peri__fail(PERI_EINVAL, "%s: %s (or a file beside it) is packed by gzip, so its size is not known, and it is read as a whole; "
-                      "wanted: "
-                      "%g to %g of it; unpack it first (gunzip), or keep the parts in files of their own", r->window.name, first_path(r),
-                      o->begin, o->end);
+        return peri__fail(
+            PERI_EINVAL,
+            "%s: %s is a pipe (no regular file): one rank can read it, once, as a whole; wanted: %g to %g of "
+            "it on "
+            "rank %d of %d; write it to a file first",
+            r->window.name, first_path(r), o->begin, o->end, o->rank, o->world);
+    return peri__fail(
+        PERI_EINVAL,
+        "%s: %s (or a file beside it) is packed by gzip, so its size is not known, and it is read as a whole; "
+        "wanted: "
+        "%g to %g of it; unpack it first (gunzip), or keep the parts in files of their own",
+        r->window.name, first_path(r), o->begin, o->end);
 }
 
 peri_status peri__lines_open(peri__lines *r, const peri__lines_config *o)

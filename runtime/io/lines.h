@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * io/lines.h (L6): a reader of lines, which become the rows of batches. Every format of lines (criteo.c, csv.c) is one, with functions
- * of its own that convert a line. Public functions call it peri_criteo.
+ * io/lines.h (L6): a reader of lines, which become the rows of batches. Every format of lines (criteo.c, csv.c) is one,
+ * with functions of its own that convert a line. Public functions call it peri_criteo.
  */
 #ifndef PERI_IO_LINES_H
 #define PERI_IO_LINES_H
@@ -34,7 +34,8 @@ typedef struct peri__line_cursor {
 struct peri_criteo {
     const peri__line_format *format;
     peri_window window; /* the text, or the part of it that is in memory */
-    int64_t begin, end; /* the part of the text that is read: offsets of line starts; of a text read in order 0 and INT64_MAX */
+    int64_t begin, end; /* the part of the text that is read: offsets of line starts; of a text read in order 0 and
+                           INT64_MAX */
     int64_t at;         /* start of the next global batch */
     int64_t row;        /* its number in the part */
     int64_t line;       /* number in the part of the line that is being read, for messages */
@@ -58,12 +59,14 @@ typedef struct peri__lines_config {
     int64_t size;
 } peri__lines_config;
 
-/** Set a zeroed reader up, all but what is the format's own; window.name says whose it is. peri__lines_close then, after an error too. */
+/** Set a zeroed reader up, all but what is the format's own; window.name says whose it is. peri__lines_close then,
+ *  after an error too. */
 peri_status peri__lines_open(peri__lines *r, const peri__lines_config *o);
 void peri__lines_close(peri__lines *r);
-/** PERI_EFORMAT: column @column (from 1), called @what, of the current line, which begins at @line, is the @n bytes at @p. */
-peri_status peri__lines_bad_field(const peri__lines *r, int64_t line, int32_t column, const char *what, const char *p, int64_t n,
-                                  const char *wanted);
+/** PERI_EFORMAT: column @column (from 1), called @what, of the current line, which begins at @line, is the @n bytes at
+ *  @p. */
+peri_status peri__lines_bad_field(const peri__lines *r, int64_t line, int32_t column, const char *what, const char *p,
+                                  int64_t n, const char *wanted);
 /** PERI_EFORMAT: the line at @line, @n bytes long, has @found columns; @wanted says how many it should have. */
 peri_status peri__lines_bad_count(const peri__lines *r, int64_t line, int64_t n, int32_t found, const char *wanted);
 

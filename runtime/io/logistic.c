@@ -24,12 +24,13 @@ peri_status peri_logistic_new(const peri_logistic_config *o, peri_logistic **out
     PERI_TAKE(peri_logistic_config, o);
     PERI_NEED(out);
     const char *function = "peri_logistic_new";
-    if (o->dense_features < 0 || o->dense_features > IO_MAX_FEATURES || o->sparse_features < 0 || o->sparse_features > IO_MAX_FEATURES)
-        return peri__fail(PERI_EINVAL, "%s: %d dense and %d sparse features, allowed: 0..%d", function, o->dense_features,
-                          o->sparse_features, IO_MAX_FEATURES);
+    if (o->dense_features < 0 || o->dense_features > IO_MAX_FEATURES || o->sparse_features < 0 ||
+        o->sparse_features > IO_MAX_FEATURES)
+        return peri__fail(PERI_EINVAL, "%s: %d dense and %d sparse features, allowed: 0..%d", function,
+                          o->dense_features, o->sparse_features, IO_MAX_FEATURES);
     if (!(o->learning_rate > 0 && isfinite(o->learning_rate)) || !(o->l2 >= 0 && isfinite(o->l2)))
-        return peri__fail(PERI_EINVAL, "%s: learning rate %g (allowed: above 0), l2 %g (allowed: 0 or more)", function, o->learning_rate,
-                          o->l2);
+        return peri__fail(PERI_EINVAL, "%s: learning rate %g (allowed: above 0), l2 %g (allowed: 0 or more)", function,
+                          o->learning_rate, o->l2);
     int64_t n = 0;
     for (int32_t f = 0; f < o->sparse_features; f++) {
         if (o->table_rows[f] < 1 || o->table_rows[f] > IO_MAX_ROWS)
@@ -73,7 +74,8 @@ void peri_logistic_release(peri_logistic *m)
     peri__free(m);
 }
 
-/** Set the cursors to the start of each feature's ids; refuse batches with other features or with ids outside their tables. */
+/** Set the cursors to the start of each feature's ids; refuse batches with other features or with ids outside their
+ *  tables. */
 static peri_status start(const char *function, peri_logistic *m, const peri_batch *b)
 {
     PERI_TRY(peri__batch_check(function, b, m->dense_features, m->sparse_features));
@@ -83,12 +85,12 @@ static peri_status start(const char *function, peri_logistic *m, const peri_batc
         for (int64_t i = 0; i < b->rows; i++) {
             int64_t length = b->lengths[f * b->rows + i];
             if (length < 0 || at + length > b->ids)
-                return peri__fail(PERI_EINVAL, "%s: feature %d, sample %lld: a bag of %lld ids at id %lld of %lld", function, f,
-                                  (long long)i, (long long)length, (long long)at, (long long)b->ids);
+                return peri__fail(PERI_EINVAL, "%s: feature %d, sample %lld: a bag of %lld ids at id %lld of %lld",
+                                  function, f, (long long)i, (long long)length, (long long)at, (long long)b->ids);
             for (int64_t end = at + length; at < end; at++)
                 if (b->values[at] < 0 || b->values[at] >= m->table_rows[f])
-                    return peri__fail(PERI_ERANGE, "%s: feature %d, sample %lld: id %lld, allowed: 0..%lld", function, f, (long long)i,
-                                      (long long)b->values[at], (long long)m->table_rows[f] - 1);
+                    return peri__fail(PERI_ERANGE, "%s: feature %d, sample %lld: id %lld, allowed: 0..%lld", function,
+                                      f, (long long)i, (long long)b->values[at], (long long)m->table_rows[f] - 1);
         }
     }
     return PERI_OK;

@@ -18,7 +18,8 @@ static double plain(double x) { return isnan(x) ? (double)NAN : x; }
 static const char *wrong_prediction(double p, int32_t needs)
 {
     if (isnan(p)) return "not a number";
-    if ((needs & PERI_METRIC_PROBABILITIES) && !inside(p)) return "allowed: probabilities, 0..1 (of a logit x it is 1 / (1 + exp(-x)))";
+    if ((needs & PERI_METRIC_PROBABILITIES) && !inside(p))
+        return "allowed: probabilities, 0..1 (of a logit x it is 1 / (1 + exp(-x)))";
     if ((needs & PERI_METRIC_RATES) && !(p >= 0 && !isinf(p)))
         return "allowed: finite numbers, 0 or more (of a logit x it is 1 / (1 + exp(-x)))";
     if ((needs & PERI_METRIC_FINITE) && isinf(p)) return "allowed: finite numbers";
@@ -30,24 +31,27 @@ static const char *wrong_label(double y, int32_t needs)
 {
     if (isnan(y)) return "not a number";
     if ((needs & PERI_METRIC_LABELS_OF_CLASSES) && !inside(y)) return "allowed: 0..1 (1: positive, 0: negative)";
-    if ((needs & PERI_METRIC_LABELS_NOT_NEGATIVE) && !(y >= 0 && !isinf(y))) return "allowed: finite numbers, 0 or more";
+    if ((needs & PERI_METRIC_LABELS_NOT_NEGATIVE) && !(y >= 0 && !isinf(y)))
+        return "allowed: finite numbers, 0 or more";
     return isinf(y) ? "allowed: finite numbers" : NULL;
 }
 
 static peri_status check(const char *function, const peri_metric_samples *s, int32_t needs)
 {
     if (s->n < 0 || s->n > IO_MAX_IDS) return peri__fail(PERI_EINVAL, "%s: %lld samples", function, (long long)s->n);
-    if (s->n > 0 && (!s->predictions || !s->labels)) return peri__fail(PERI_EINVAL, "%s: no predictions or no labels", function);
+    if (s->n > 0 && (!s->predictions || !s->labels))
+        return peri__fail(PERI_EINVAL, "%s: no predictions or no labels", function);
     for (int64_t i = 0; i < s->n; i++) {
         const char *why = wrong_prediction(s->predictions[i], needs);
         if (why)
-            return peri__fail(PERI_EINVAL, "%s: sample %lld: prediction %g, %s", function, (long long)i, plain(s->predictions[i]), why);
+            return peri__fail(PERI_EINVAL, "%s: sample %lld: prediction %g, %s", function, (long long)i,
+                              plain(s->predictions[i]), why);
         why = wrong_label(s->labels[i], needs);
         if (why) return peri__fail(PERI_EINVAL, "%s: sample %lld: label %g, %s", function, (long long)i,
                                    plain(s->labels[i]), why);
         if (s->weights && !(s->weights[i] >= 0 && !isinf(s->weights[i])))
-            return peri__fail(PERI_EINVAL, "%s: sample %lld: weight %g, allowed: finite numbers, 0 or more", function, (long long)i,
-                              plain(s->weights[i]));
+            return peri__fail(PERI_EINVAL, "%s: sample %lld: weight %g, allowed: finite numbers, 0 or more", function,
+                              (long long)i, plain(s->weights[i]));
     }
     return PERI_OK;
 }
@@ -58,7 +62,8 @@ peri_status peri_metric_check(const peri_metric_samples *s, int32_t needs, const
     PERI_NEED(name);
     int32_t all = PERI_METRIC_FINITE | PERI_METRIC_PROBABILITIES | PERI_METRIC_RATES | PERI_METRIC_LABELS_OF_CLASSES |
                   PERI_METRIC_LABELS_NOT_NEGATIVE;
-    if (needs & ~all) return peri__fail(PERI_EINVAL, "peri_metric_check: needs %d, allowed: flags PERI_METRIC_*", needs);
+    if (needs & ~all)
+        return peri__fail(PERI_EINVAL, "peri_metric_check: needs %d, allowed: flags PERI_METRIC_*", needs);
     return check(name, s, needs);
 }
 
@@ -66,12 +71,14 @@ peri_status peri_metric_add(const peri_metric_samples *s, double threshold, peri
 {
     PERI_NEED(s);
     PERI_NEED(t);
-    if (isnan(threshold)) return peri__fail(PERI_EINVAL, "peri_metric_add: threshold %g, allowed: numbers", plain(threshold));
+    if (isnan(threshold))
+        return peri__fail(PERI_EINVAL, "peri_metric_add: threshold %g, allowed: numbers", plain(threshold));
     PERI_TRY(check("peri_metric_add", s, PERI_METRIC_FINITE));
     for (int64_t i = 0; i < s->n; i++) {
         double p = s->predictions[i], y = s->labels[i], w = s->weights ? s->weights[i] : 1;
         double kept = p < eta ? eta : p > 1 - eta ? 1 - eta : p;
-        double positive = inside(p) && inside(y) ? -y * log2(kept) : (double)NAN, entropy = positive - (1 - y) * log2(1 - kept);
+        double positive = inside(p) && inside(y) ? -y * log2(kept) : (double)NAN,
+               entropy = positive - (1 - y) * log2(1 - kept);
         bool high = p >= threshold;
         t->n += 1;
         t->weight += w;
@@ -105,7 +112,7 @@ peri_status peri_metric_merge(const peri_metric_sums *part, peri_metric_sums *su
     return PERI_OK;
 }
 
-/* -- functions of sums ----------------------------------------------------------------------------------------------------------------- */
+/* -- functions of sums --------------------------------------------------------------------------------------------- */
 
 static double ratio(double a, double b) { return b == 0 ? 0 : a / b; }
 
@@ -139,8 +146,14 @@ static double nmse(const peri_metric_sums *s) { return ratio(s->square_error, s-
 static double nrmse(const peri_metric_sums *s) { return sqrt(nmse(s)); }
 static double mae(const peri_metric_sums *s) { return ratio(s->absolute_error, s->weight); }
 static double accuracy(const peri_metric_sums *s) { return ratio(s->correct, s->weight); }
-static double precision(const peri_metric_sums *s) { return ratio(s->true_positive, s->true_positive + s->false_positive); }
-static double recall(const peri_metric_sums *s) { return ratio(s->true_positive, s->true_positive + s->false_negative); }
+static double precision(const peri_metric_sums *s)
+{
+    return ratio(s->true_positive, s->true_positive + s->false_positive);
+}
+static double recall(const peri_metric_sums *s)
+{
+    return ratio(s->true_positive, s->true_positive + s->false_negative);
+}
 
 enum {
     FINITE = PERI_METRIC_FINITE, CLASSES = PERI_METRIC_LABELS_OF_CLASSES, ENTROPY = PERI_METRIC_PROBABILITIES | CLASSES,
@@ -150,12 +163,24 @@ static const struct metric {
     const char *name;
     double (*value)(const peri_metric_sums *s);
     int32_t needs;
-} metrics[] = {
-    {"ne", ne, ENTROPY}, {"logloss", logloss, ENTROPY}, {"ne_positive", ne_positive, ENTROPY}, {"unweighted_ne", unweighted_ne, ENTROPY},
-    {"cali_free_ne", cali_free_ne, ENTROPY}, {"calibration", calibration, CALIBRATION}, {"ctr", label_average, FINITE | CLASSES},
-    {"label_average", label_average, FINITE}, {"prediction_average", prediction_average, FINITE}, {"weighted_avg", weighted_avg, FINITE},
-    {"mse", mse, FINITE}, {"rmse", rmse, FINITE}, {"nmse", nmse, FINITE}, {"nrmse", nrmse, FINITE}, {"mae", mae, FINITE},
-    {"accuracy", accuracy, ENTROPY}, {"precision", precision, ENTROPY}, {"recall", recall, ENTROPY}};
+} metrics[] = {{"ne", ne, ENTROPY},
+               {"logloss", logloss, ENTROPY},
+               {"ne_positive", ne_positive, ENTROPY},
+               {"unweighted_ne", unweighted_ne, ENTROPY},
+               {"cali_free_ne", cali_free_ne, ENTROPY},
+               {"calibration", calibration, CALIBRATION},
+               {"ctr", label_average, FINITE | CLASSES},
+               {"label_average", label_average, FINITE},
+               {"prediction_average", prediction_average, FINITE},
+               {"weighted_avg", weighted_avg, FINITE},
+               {"mse", mse, FINITE},
+               {"rmse", rmse, FINITE},
+               {"nmse", nmse, FINITE},
+               {"nrmse", nrmse, FINITE},
+               {"mae", mae, FINITE},
+               {"accuracy", accuracy, ENTROPY},
+               {"precision", precision, ENTROPY},
+               {"recall", recall, ENTROPY}};
 enum { METRICS = sizeof metrics / sizeof *metrics };
 
 /** PERI_EINVAL lists the names. */
@@ -194,7 +219,7 @@ peri_status peri_metric_value(const peri_metric_sums *sums, const char *name, do
     return PERI_OK;
 }
 
-/* -- areas ------------------------------------------------------------------------------------------------------------------------- */
+/* -- areas --------------------------------------------------------------------------------------------------------- */
 
 typedef struct sample {
     double prediction, label, weight;
@@ -213,7 +238,8 @@ static peri_status sorted(const char *function, const peri_metric_samples *s, in
     PERI_TRY(check(function, s, needs));
     sample *list = peri__alloc(sizeof *list * (size_t)peri__max(s->n, 1));
     if (!list) return PERI_ENOMEM;
-    for (int64_t i = 0; i < s->n; i++) list[i] = (sample){s->predictions[i], s->labels[i], s->weights ? s->weights[i] : 1};
+    for (int64_t i = 0; i < s->n; i++)
+        list[i] = (sample){s->predictions[i], s->labels[i], s->weights ? s->weights[i] : 1};
     qsort(list, (size_t)s->n, sizeof *list, by_prediction);
     *out = list;
     return PERI_OK;
@@ -285,13 +311,15 @@ static double weigh(weighted *x, int64_t low, int64_t high)
     return sum;
 }
 
-/** Merge sort of @x[n] by label, with @scratch[n]; returns the sum of w_i * w_j over the pairs i < j with label i > label j. */
+/** Merge sort of @x[n] by label, with @scratch[n]; returns the sum of w_i * w_j over the pairs i < j with label i >
+ *  label j. */
 static double inversions(weighted *x, int64_t n, weighted *scratch)
 {
     double sum = 0;
     for (int64_t width = 1; width < n; width *= 2) {
         for (int64_t low = 0; low < n; low += 2 * width) {
-            int64_t middle = peri__min(low + width, n), high = peri__min(low + 2 * width, n), i = low, j = middle, k = low;
+            int64_t middle = peri__min(low + width, n), high = peri__min(low + 2 * width, n), i = low, j = middle,
+                    k = low;
             double first = weigh(x, low, middle);
             while (i < middle && j < high) {
                 if (x[j].label < x[i].label) {

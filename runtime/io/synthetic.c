@@ -2,12 +2,14 @@
  *
  * synthetic.c: samples shaped like Criteo's, with a planted signal.
  *
- * Row i draws its words from the hash of (seed, i). The hidden model gives every id of a feature five numbers in [-1, 1], the bytes of the
- * hash of (seed, feature, id): a weight and a vector of four. A bag has their sums over sqrt(its length). The logit is
+ * Row i draws its words from the hash of (seed, i). The hidden model gives every id of a feature five numbers in [-1,
+ * 1], the bytes of the hash of (seed, feature, id): a weight and a vector of four. A bag has their sums over sqrt(its
+ * length). The logit is
  *     bias + signal * F / sqrt(var F) + interaction * S / sqrt(var S)
  *     F = sum of the bags' weights + sum over integers of (their own weight) * (ln(1 + x) - 1)
  *     S = sum over features f of the dot product of the vectors of f and f + 1 (the last with the first)
- * where var is the variance over uniform ids and full bags, so that `signal` and `interaction` are in units of the logit.
+ * where var is the variance over uniform ids and full bags, so that `signal` and `interaction` are in units of the
+ * logit.
  */
 #include "io_internal.h"
 
@@ -111,24 +113,25 @@ static row_state row_start(const peri_synthetic_config *o, int64_t row)
 
 static peri_status check_options(const char *function, const peri_synthetic_config *o, int64_t first, int64_t rows)
 {
-    if (o->dense_features < 0 || o->dense_features > IO_MAX_FEATURES || o->sparse_features < 0 || o->sparse_features > IO_MAX_FEATURES ||
-        o->dense_features + o->sparse_features == 0)
-        return peri__fail(PERI_EINVAL, "%s: %d dense and %d sparse features, allowed: 0..%d, and one in all", function, o->dense_features,
-                          o->sparse_features, IO_MAX_FEATURES);
+    if (o->dense_features < 0 || o->dense_features > IO_MAX_FEATURES || o->sparse_features < 0 ||
+        o->sparse_features > IO_MAX_FEATURES || o->dense_features + o->sparse_features == 0)
+        return peri__fail(PERI_EINVAL, "%s: %d dense and %d sparse features, allowed: 0..%d, and one in all", function,
+                          o->dense_features, o->sparse_features, IO_MAX_FEATURES);
     for (int32_t f = 0; f < o->sparse_features; f++) {
         if (o->table_rows[f] < 1 || o->table_rows[f] > IO_MAX_ROWS)
             return peri__fail(PERI_EINVAL, "%s: the table of feature %d has %lld rows, allowed: 1..2^31", function, f,
                               (long long)o->table_rows[f]);
         if (o->bag_min[f] < 0 || o->bag_max[f] < o->bag_min[f])
-            return peri__fail(PERI_EINVAL, "%s: bags of feature %d have %d to %d ids, allowed: 0 <= least <= most", function, f,
-                              o->bag_min[f], o->bag_max[f]);
+            return peri__fail(PERI_EINVAL, "%s: bags of feature %d have %d to %d ids, allowed: 0 <= least <= most",
+                              function, f, o->bag_min[f], o->bag_max[f]);
     }
     if (!(o->alpha >= 0 && o->alpha < 100) || !isfinite(o->signal) || !isfinite(o->interaction) || !isfinite(o->bias))
-        return peri__fail(PERI_EINVAL, "%s: alpha %g (allowed: 0..100), signal %g, interaction %g, bias %g (allowed: finite)", function,
-                          o->alpha, o->signal, o->interaction, o->bias);
+        return peri__fail(PERI_EINVAL,
+                          "%s: alpha %g (allowed: 0..100), signal %g, interaction %g, bias %g (allowed: finite)",
+                          function, o->alpha, o->signal, o->interaction, o->bias);
     if (first < 0 || rows < 0 || rows > IO_MAX_ROWS)
-        return peri__fail(PERI_EINVAL, "%s: %lld rows from row %lld, allowed: 0..2^31 from 0 or more", function, (long long)rows,
-                          (long long)first);
+        return peri__fail(PERI_EINVAL, "%s: %lld rows from row %lld, allowed: 0..2^31 from 0 or more", function,
+                          (long long)rows, (long long)first);
     return PERI_OK;
 }
 
@@ -216,8 +219,8 @@ peri_status peri_synthetic_write(const peri_synthetic_config *o, int64_t first, 
     PERI_TRY(check_options(function, o, first, rows));
     for (int32_t f = 0; f < o->sparse_features; f++)
         if (o->bag_max[f] > 1)
-            return peri__fail(PERI_EINVAL, "%s: bags of feature %d have up to %d ids; the Criteo layout has room for 1", function, f,
-                              o->bag_max[f]);
+            return peri__fail(PERI_EINVAL, "%s: bags of feature %d have up to %d ids; the Criteo layout has room for 1",
+                              function, f, o->bag_max[f]);
     power_law *laws = power_laws(o);
     if (!laws) return PERI_ENOMEM;
     FILE *file = fopen(path, "w");

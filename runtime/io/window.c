@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * window.c: a text of which a part is in memory. Files are read, not mapped: a mapped file that is cut short, or whose disk fails, ends
- * the process with SIGBUS.
+ * window.c: a text of which a part is in memory. Files are read, not mapped: a mapped file that is cut short, or whose
+ * disk fails, ends the process with SIGBUS.
  */
 #include "window.h"
 
@@ -35,7 +35,7 @@ const char *peri__file_kind(const char *p, int64_t n)
     return NULL;
 }
 
-/* -- a file ------------------------------------------------------------------------------------------------------------------------ */
+/* -- a file -------------------------------------------------------------------------------------------------------- */
 
 /** An open file: a descriptor, and zlib's reader around it if it is packed. */
 typedef struct opened {
@@ -78,13 +78,14 @@ static peri_status open_file(const peri_window *w, const peri_window_file *f, op
 static peri_status failed(const peri_window *w, const peri_window_file *f, int64_t got, int64_t at)
 {
     if (got < 0) return system_error(w, f->path);
-    return peri__fail(PERI_EIO, "%s: %s was cut short while it was read: it had %lld bytes, now %lld or fewer", w->name, f->path,
-                      (long long)(f->skip + f->bytes), (long long)at);
+    return peri__fail(PERI_EIO, "%s: %s was cut short while it was read: it had %lld bytes, now %lld or fewer", w->name,
+                      f->path, (long long)(f->skip + f->bytes), (long long)at);
 }
 
 #if defined(PERI_HAVE_ZLIB)
 /** Bytes of a packed file, 0 at its end. */
-static peri_status read_packed(const peri_window *w, const peri_window_file *f, const opened *o, char *to, int64_t n, int64_t *got)
+static peri_status read_packed(const peri_window *w, const peri_window_file *f, const opened *o, char *to, int64_t n,
+                               int64_t *got)
 {
     int code = Z_OK;
     *got = gzread(o->packed, to, (unsigned)n);
@@ -93,14 +94,18 @@ static peri_status read_packed(const peri_window *w, const peri_window_file *f, 
     if (code == Z_MEM_ERROR) return PERI_ENOMEM;
     const char *own = why ? strstr(why, ">: ") : NULL; /* behind the name that zlib gives the file */
     if (code != Z_OK && code != Z_STREAM_END)
-        return peri__fail(PERI_EFORMAT, "%s: %s: near byte %lld of the packed file: %s", w->name, f->path, (long long)gzoffset(o->packed),
-                          code == Z_BUF_ERROR ? "the gzip file is cut short" : own ? own + 3 : why);
+        return peri__fail(PERI_EFORMAT, "%s: %s: near byte %lld of the packed file: %s", w->name, f->path,
+                          (long long)gzoffset(o->packed),
+                          code == Z_BUF_ERROR ? "the gzip file is cut short"
+                          : own               ? own + 3
+                                              : why);
     return PERI_OK;
 }
 #endif
 
 /** The next bytes of a file that is read in order, 0 at its end. */
-static peri_status read_next(const peri_window *w, const peri_window_file *f, const opened *o, char *to, int64_t n, int64_t *got)
+static peri_status read_next(const peri_window *w, const peri_window_file *f, const opened *o, char *to, int64_t n,
+                             int64_t *got)
 {
 #if defined(PERI_HAVE_ZLIB)
     if (o->packed) return read_packed(w, f, o, to, n, got);
@@ -123,22 +128,24 @@ static peri_status leave_out(const peri_window *w, const peri_window_file *f, co
     return PERI_OK;
 }
 
-/* -- opening ----------------------------------------------------------------------------------------------------------------------- */
+/* -- opening ------------------------------------------------------------------------------------------------------- */
 
 static peri_status no_text(const peri_window *w, const peri_window_file *f, const char *kind)
 {
-    return peri__fail(PERI_EFORMAT, "%s: %s is %s, allowed: a text of lines, packed by gzip or not", w->name, f->path, kind);
+    return peri__fail(PERI_EFORMAT, "%s: %s is %s, allowed: a text of lines, packed by gzip or not", w->name, f->path,
+                      kind);
 }
 
-/** How many bytes of the beginning of a file, @n of which are at @text, are left out; the first file's header is kept. */
+/** How many bytes of the beginning of a file, @n of which are at @text, are left out; the first file's header is
+ *  kept. */
 static peri_status measure_skip(peri_window *w, peri_window_file *f, const char *text, int64_t n, bool header)
 {
     f->skip = n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
     if (!header) return PERI_OK;
     const char *line = text + f->skip, *end = memchr(line, '\n', (size_t)(n - f->skip));
     if (!end && n == MAX_HEADER)
-        return peri__fail(PERI_EFORMAT, "%s: %s:1: a header line of more than %d bytes; is this a file of lines?", w->name, f->path,
-                          MAX_HEADER);
+        return peri__fail(PERI_EFORMAT, "%s: %s:1: a header line of more than %d bytes; is this a file of lines?",
+                          w->name, f->path, MAX_HEADER);
     int64_t length = (end ? end : text + n) - line;
     f->skip += length + (end != NULL);
     if (length > 0 && line[length - 1] == '\r') length--;
@@ -148,9 +155,9 @@ static peri_status measure_skip(peri_window *w, peri_window_file *f, const char 
         memcpy(w->header, line, (size_t)length);
         w->header[length] = 0;
     } else if (strlen(w->header) != (size_t)length || memcmp(w->header, line, (size_t)length) != 0) {
-        return peri__fail(PERI_EFORMAT, "%s: %s:1: its header is not that of %s: the columns of all files must be the same", w->name,
-                          f->path,
-                          w->files[0].path);
+        return peri__fail(PERI_EFORMAT,
+                          "%s: %s:1: its header is not that of %s: the columns of all files must be the same", w->name,
+                          f->path, w->files[0].path);
     }
     return PERI_OK;
 }
@@ -194,9 +201,11 @@ static peri_status look_at(peri_window *w, peri_window_file *f, int64_t size, bo
     f->packed = n >= 2 && memcmp(text, "\x1f\x8b", 2) == 0;
 #if !defined(PERI_HAVE_ZLIB)
     if (f->packed)
-        return peri__fail(PERI_EUNSUPPORTED, "%s: %s is packed by gzip, and this build has no zlib: install zlib1g-dev, then: make probe "
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s: %s is packed by gzip, and this build has no zlib: install zlib1g-dev, then: make probe "
                           "all; "
-                          "or unpack it: gunzip", w->name, f->path);
+                          "or unpack it: gunzip",
+                          w->name, f->path);
 #endif
     if (f->packed || header) PERI_TRY(read_beginning(w, f, text, room, &n));
     if (n == 0) return peri__fail(PERI_EFORMAT, "%s: %s is empty: it has no line", w->name, f->path);
@@ -220,8 +229,9 @@ static peri_status prepare(peri_window *w, int32_t i, bool header, char *text, i
     if (!S_ISREG(info.st_mode)) {
         w->pipe = w->in_order = true;
         if (w->n_files > 1 || header)
-            return peri__fail(PERI_EINVAL, "%s: %s is a pipe (no regular file), which is read alone and without a header line", w->name,
-                              f->path);
+            return peri__fail(PERI_EINVAL,
+                              "%s: %s is a pipe (no regular file), which is read alone and without a header line",
+                              w->name, f->path);
         return PERI_OK;
     }
     PERI_TRY(look_at(w, f, info.st_size, header, text));
@@ -238,8 +248,15 @@ void peri__window_memory(peri_window *w, peri_window_file *file, const char *tex
     file->skip = size >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
     file->at = 0;
     file->bytes = size - file->skip;
-    *w = (peri_window){.name = w->name, .text = text + file->skip, .end = file->bytes, .size = file->bytes, .fd = -1, .current = -1,
-                       .memory = true, .files = file, .n_files = 1};
+    *w = (peri_window){.name = w->name,
+                       .text = text + file->skip,
+                       .end = file->bytes,
+                       .size = file->bytes,
+                       .fd = -1,
+                       .current = -1,
+                       .memory = true,
+                       .files = file,
+                       .n_files = 1};
 }
 
 /** Begin to read file @i, or none (-1). */
@@ -283,7 +300,7 @@ void peri__window_close(peri_window *w)
     w->fd = w->current = -1;
 }
 
-/* -- reading ----------------------------------------------------------------------------------------------------------------------- */
+/* -- reading ------------------------------------------------------------------------------------------------------- */
 
 void peri__window_seek(peri_window *w, int64_t at)
 {
@@ -362,7 +379,8 @@ static peri_status read_in_order(peri_window *w, char *to, int64_t n, int64_t *g
 peri_status peri__window_read(peri_window *w, char *to, int64_t n, int64_t at)
 {
     if (w->memory) memcpy(to, w->text + at, (size_t)n);
-    for (int64_t done = 0, got; !w->memory && done < n; done += got) PERI_TRY(read_at(w, to + done, n - done, at + done, &got));
+    for (int64_t done = 0, got; !w->memory && done < n; done += got)
+        PERI_TRY(read_at(w, to + done, n - done, at + done, &got));
     return PERI_OK;
 }
 
@@ -373,14 +391,15 @@ peri_status peri__window_more(peri_window *w, int64_t keep, bool *more)
     if (w->end >= w->size) return PERI_OK;
     PERI_TRY(make_room(w, keep));
     char *to = w->buffer + (w->end - w->begin);
-    PERI_TRY(w->in_order ? read_in_order(w, to, CHUNK, &n) : read_at(w, to, peri__min(CHUNK, w->size - w->end), w->end, &n));
+    PERI_TRY(w->in_order ? read_in_order(w, to, CHUNK, &n)
+                         : read_at(w, to, peri__min(CHUNK, w->size - w->end), w->end, &n));
     if (n == 0) w->size = w->end;
     w->end += n;
     *more = n > 0;
     return PERI_OK;
 }
 
-/* -- of whole files ------------------------------------------------------------------------------------------------------------------ */
+/* -- of whole files ------------------------------------------------------------------------------------------------ */
 
 const peri_window_file *peri__window_file(const peri_window *w, int64_t at) { return &w->files[file_at(w, at)]; }
 
@@ -410,7 +429,13 @@ int64_t peri__window_line(const peri_window *w, int64_t at)
 
 peri_status peri__window_count(const peri_window *w, int64_t *lines)
 {
-    peri_window own = {.name = w->name, .text = "", .fd = -1, .current = -1, .n_files = w->n_files, .in_order = true, .size = INT64_MAX};
+    peri_window own = {.name = w->name,
+                       .text = "",
+                       .fd = -1,
+                       .current = -1,
+                       .n_files = w->n_files,
+                       .in_order = true,
+                       .size = INT64_MAX};
     bool more = true, in_line = false;
     own.files = peri__alloc(sizeof *own.files * (size_t)w->n_files);
     if (!own.files) return PERI_ENOMEM;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check.c: whether a header makes sense. Everything that the other files index, multiply or read through is checked here, once, so that
- * they need not: a model that passes leads no call out of its memory, whoever wrote it. Only the contents of sections are not looked at;
- * they are numbers, of which all are allowed.
+ * check.c: whether a header makes sense. Everything that the other files index, multiply or read through is checked
+ * here, once, so that they need not: a model that passes leads no call out of its memory, whoever wrote it. Only the
+ * contents of sections are not looked at; they are numbers, of which all are allowed.
  */
 #include "../../kernels/dense.h"
 #include "../base/buffer.h"
@@ -33,9 +33,9 @@ static peri_status bad(const checker *c, const char *wrong)
     return peri__fail(PERI_EFORMAT, "%s: %s %lld: %s", c->what, c->kind, (long long)c->n, wrong);
 }
 
-#define WANT(condition, wrong)                                                                                                             \
-    do {                                                                                                                                   \
-        if (!(condition)) return bad(c, wrong);                                                                                            \
+#define WANT(condition, wrong)                                                                                         \
+    do {                                                                                                               \
+        if (!(condition)) return bad(c, wrong);                                                                        \
     } while (0)
 
 /** The product of @n sizes of 1 and more, all of them; -1: one is not, or it exceeds MOST_COLUMNS. */
@@ -49,13 +49,14 @@ static int64_t product_of(const int64_t *sizes, int32_t n)
     return product;
 }
 
-/* -- sections, tables, inputs ---------------------------------------------------------------------------------------------------------- */
+/* -- sections, tables, inputs -------------------------------------------------------------------------------------- */
 
 static peri_status check_section(const checker *c, const peri__model_section *s)
 {
     WANT(s->offset >= (int64_t)sizeof(peri__model_preamble) && s->offset % PERI__MODEL_ALIGN == 0,
          "its offset is no multiple of 64 behind the preamble");
-    WANT(s->bytes >= 0 && s->offset <= c->m->file.bytes && s->bytes <= c->m->file.bytes - s->offset, "it ends behind the end of the file");
+    WANT(s->bytes >= 0 && s->offset <= c->m->file.bytes && s->bytes <= c->m->file.bytes - s->offset,
+         "it ends behind the end of the file");
     return PERI_OK;
 }
 
@@ -87,11 +88,12 @@ static peri_status check_table(const checker *c, peri_model_table *t, peri__mode
 {
     const peri_model *m = c->m;
     WANT(t->name && t->dtype, "it has no name, or no dtype");
-    WANT(t->columns >= 1 && t->columns <= MOST_COLUMNS && t->rows >= 0 && t->rows <= MOST_ROWS, "its sizes are not allowed");
+    WANT(t->columns >= 1 && t->columns <= MOST_COLUMNS && t->rows >= 0 && t->rows <= MOST_ROWS,
+         "its sizes are not allowed");
     r->format = peri__model_format(t->dtype, t->columns, &r->stride, &r->row_bytes);
     if (r->format < 0)
-        return peri__fail(PERI_EUNSUPPORTED, "%s: table '%s': dtype '%s', allowed: f32, f16, bf16, int8, int4, fp8", c->what, t->name,
-                          t->dtype);
+        return peri__fail(PERI_EUNSUPPORTED, "%s: table '%s': dtype '%s', allowed: f32, f16, bf16, int8, int4, fp8",
+                          c->what, t->name, t->dtype);
     WANT(r->section >= 0 && r->section < m->n_sections, "its section does not exist");
     WANT(t->rows <= INT64_MAX / r->row_bytes && m->sections[r->section].bytes == t->rows * r->row_bytes,
          "its section is not as long as its rows");
@@ -106,11 +108,13 @@ static peri_status check_map(const checker *c, peri__model_map *map)
     WANT(map->miss >= 0, "what becomes of unknown ids is not known, allowed: row, hash, drop, error");
     WANT(map->n_segments >= 2 && map->segments[0] == 0, "its segments do not begin with 0");
     for (int32_t i = 1; i < map->n_segments; i++)
-        WANT(map->segments[i] > map->segments[i - 1] && map->segments[i] < UINT32_MAX, "its segments do not rise, or exceed 2^32 - 2 rows");
+        WANT(map->segments[i] > map->segments[i - 1] && map->segments[i] < UINT32_MAX,
+             "its segments do not rise, or exceed 2^32 - 2 rows");
     WANT(map->spread != PERI_SPREAD_RANGE || map->block >= 1, "its block is not allowed");
     map->rows = map->segments[map->n_segments - 1];
     map->slots = peri__model_map_slots(map->rows);
-    WANT(map->ids >= 0 && map->ids < m->n_sections && m->sections[map->ids].bytes == map->rows * 8, "its ids are not as long as its rows");
+    WANT(map->ids >= 0 && map->ids < m->n_sections && m->sections[map->ids].bytes == map->rows * 8,
+         "its ids are not as long as its rows");
     WANT(map->index >= 0 && map->index < m->n_sections && m->sections[map->index].bytes == map->slots * 4,
          "its index is not as long as its rows say");
     return PERI_OK;
@@ -125,7 +129,8 @@ static peri_status check_input(const checker *c, const peri_model_input *i)
     const peri__model_rule *rule = &c->m->rules[c->n];
     WANT(i->kind >= 0, "its kind is unknown, allowed: dense, ids, whole");
     WANT(rule->length >= 0 && rule->length <= MOST_COLUMNS, "its length is not allowed");
-    WANT(rule->counts >= -1 && rule->counts < n && (rule->counts < 0 || c->m->inputs[rule->counts].kind != PERI_MODEL_DENSE),
+    WANT(rule->counts >= -1 && rule->counts < n &&
+             (rule->counts < 0 || c->m->inputs[rule->counts].kind != PERI_MODEL_DENSE),
          "the input whose lists it counts does not exist, or has none");
     if (i->kind == PERI_MODEL_DENSE) {
         WANT(i->columns >= 1 && i->columns <= MOST_COLUMNS, "its columns are not allowed");
@@ -168,7 +173,8 @@ static peri_status check_value(const checker *c, const peri__model_value *v)
     WANT(v->list >= -1 && v->list < m->n_lists && (v->list < 0 || (v->input < 0 && v->section < 0)),
          "its list does not exist, or it is an input or a section");
     if (v->input >= 0) {
-        WANT(v->input < m->n_inputs && m->inputs[v->input].kind == PERI_MODEL_DENSE, "its input does not exist, or is not dense");
+        WANT(v->input < m->n_inputs && m->inputs[v->input].kind == PERI_MODEL_DENSE,
+             "its input does not exist, or is not dense");
         WANT(m->inputs[v->input].columns == v->columns, "it has other columns than its input");
     }
     if (v->section >= 0)
@@ -177,11 +183,20 @@ static peri_status check_value(const checker *c, const peri__model_value *v)
     return PERI_OK;
 }
 
-/* -- operations ------------------------------------------------------------------------------------------------------------------------ */
+/* -- operations ---------------------------------------------------------------------------------------------------- */
 
-static const peri__model_value *input_of(const checker *c, const peri__model_operation *o, int32_t i) { return &c->m->values[o->in[i]]; }
-static int64_t columns_of(const checker *c, const peri__model_operation *o, int32_t i) { return input_of(c, o, i)->columns; }
-static bool is_constant(const checker *c, const peri__model_operation *o, int32_t i) { return input_of(c, o, i)->section >= 0; }
+static const peri__model_value *input_of(const checker *c, const peri__model_operation *o, int32_t i)
+{
+    return &c->m->values[o->in[i]];
+}
+static int64_t columns_of(const checker *c, const peri__model_operation *o, int32_t i)
+{
+    return input_of(c, o, i)->columns;
+}
+static bool is_constant(const checker *c, const peri__model_operation *o, int32_t i)
+{
+    return input_of(c, o, i)->section >= 0;
+}
 
 /** The code of the operation's function in a list of names. */
 static bool function_in(peri__model_operation *o, const char *const *names, int32_t n)
@@ -237,7 +252,8 @@ static peri_status check_positions(const checker *c, const peri__model_bag *bag)
 static peri_status check_bag(const checker *c, const peri__model_bag *bag)
 {
     peri_model *m = c->m;
-    WANT(bag->input >= 0 && bag->input < m->n_inputs && m->inputs[bag->input].kind == PERI_MODEL_IDS, "a bag's input is not of ids");
+    WANT(bag->input >= 0 && bag->input < m->n_inputs && m->inputs[bag->input].kind == PERI_MODEL_IDS,
+         "a bag's input is not of ids");
     WANT(bag->table >= 0 && bag->table < m->n_tables, "a bag's table does not exist");
     WANT(bag->map >= -1 && bag->map < m->n_maps, "a bag's map does not exist");
     WANT(m->inputs[bag->input].rows <= m->tables[bag->table].rows, "a bag's input allows more rows than its table has");
@@ -268,7 +284,8 @@ static peri_status check_one(const checker *c, const peri__model_operation *o, i
         WANT(out == 1, "its result is no single number");
         return PERI_OK;
     }
-    WANT(o->n_sizes == 2 && product_of(o->sizes, 2) == out, "it wants the sizes length and columns, which make its result");
+    WANT(o->n_sizes == 2 && product_of(o->sizes, 2) == out,
+         "it wants the sizes length and columns, which make its result");
     WANT(o->sizes[1] == c->m->tables[o->bags[0].table].columns, "its columns are not those of its table");
     return PERI_OK;
 }
@@ -284,7 +301,8 @@ static peri_status check_linear(const checker *c, peri__model_operation *o, int6
     WANT(o->weight_dtype >= 0, "its weight is of an unknown dtype, allowed: f32, bf16, int8");
     WANT(c->m->sections[o->weight].bytes == peri_panel_bytes(cols, inner, o->weight_dtype),
          "its weight is not as long as its sizes say");
-    if (o->n_in > 1) WANT(is_constant(c, o, 1) && columns_of(c, o, 1) == cols, "its bias is no constant of its columns");
+    if (o->n_in > 1)
+        WANT(is_constant(c, o, 1) && columns_of(c, o, 1) == cols, "its bias is no constant of its columns");
     return PERI_OK;
 }
 
@@ -299,7 +317,8 @@ static peri_status check_unary(const checker *c, peri__model_operation *o, int64
 static peri_status check_binary(const checker *c, peri__model_operation *o, int64_t out)
 {
     static const char *const names[PERI_BINARY_COUNT] = {"add", "sub", "mul", "div", "maximum", "minimum"};
-    WANT(function_in(o, names, PERI_BINARY_COUNT), "its function is unknown, allowed: add, sub, mul, div, maximum, minimum");
+    WANT(function_in(o, names, PERI_BINARY_COUNT),
+         "its function is unknown, allowed: add, sub, mul, div, maximum, minimum");
     WANT(o->n_sizes >= 1 && o->sizes[0] >= 1 && o->sizes[0] <= MOST_DIMS && o->n_sizes == 1 + 3 * o->sizes[0],
          "it wants the sizes dimensions, shape, and the strides of both");
     const int32_t ndim = (int32_t)o->sizes[0];
@@ -314,13 +333,16 @@ static peri_status check_binary(const checker *c, peri__model_operation *o, int6
 static peri_status check_elements(const checker *c, peri__model_operation *o, int64_t out)
 {
     static const char *const names[] = {"eq", "ne", "lt", "le", "gt", "ge"};
-    if (o->kind == PERI__MODEL_compare) WANT(function_in(o, names, 6), "its function is unknown, allowed: eq, ne, lt, le, gt, ge");
-    WANT(o->n_sizes >= 1 && o->sizes[0] >= 1 && o->sizes[0] <= MOST_DIMS && o->n_sizes == 1 + (1 + o->n_in) * o->sizes[0],
+    if (o->kind == PERI__MODEL_compare)
+        WANT(function_in(o, names, 6), "its function is unknown, allowed: eq, ne, lt, le, gt, ge");
+    WANT(o->n_sizes >= 1 && o->sizes[0] >= 1 && o->sizes[0] <= MOST_DIMS &&
+             o->n_sizes == 1 + (1 + o->n_in) * o->sizes[0],
          "it wants the sizes dimensions, shape, and the strides of each value");
     const int32_t ndim = (int32_t)o->sizes[0];
     WANT(product_of(o->sizes + 1, ndim) == out, "its shape is not that of its result");
     for (int32_t i = 0; i < o->n_in; i++)
-        WANT(inside(o->sizes + 1, o->sizes + 1 + (i + 1) * ndim, ndim, 0, columns_of(c, o, i)), "its strides lead out of its values");
+        WANT(inside(o->sizes + 1, o->sizes + 1 + (i + 1) * ndim, ndim, 0, columns_of(c, o, i)),
+             "its strides lead out of its values");
     return PERI_OK;
 }
 
@@ -330,14 +352,16 @@ static peri_status check_copy(const checker *c, const peri__model_operation *o, 
          "it wants the sizes dimensions, offset, shape, strides");
     const int32_t ndim = (int32_t)o->sizes[0];
     WANT(product_of(o->sizes + 2, ndim) == out, "its shape is not that of its result");
-    WANT(inside(o->sizes + 2, o->sizes + 2 + ndim, ndim, o->sizes[1], columns_of(c, o, 0)), "its strides lead out of its value");
+    WANT(inside(o->sizes + 2, o->sizes + 2 + ndim, ndim, o->sizes[1], columns_of(c, o, 0)),
+         "its strides lead out of its value");
     return PERI_OK;
 }
 
 static peri_status check_cat(const checker *c, const peri__model_operation *o, int64_t out)
 {
     int64_t n = 0;
-    WANT(o->n_sizes == 2 + o->n_in && product_of(o->sizes, 2) > 0, "it wants the sizes outer, inner, and one for each value");
+    WANT(o->n_sizes == 2 + o->n_in && product_of(o->sizes, 2) > 0,
+         "it wants the sizes outer, inner, and one for each value");
     for (int32_t i = 0; i < o->n_in; i++) {
         const int64_t shape[] = {o->sizes[0], o->sizes[2 + i], o->sizes[1]};
         WANT(product_of(shape, 3) == columns_of(c, o, i), "its sizes are not those of its values");
@@ -353,10 +377,12 @@ static peri_status check_around(const checker *c, peri__model_operation *o, int6
 {
     static const char *const names[] = {"softmax", "log_softmax"};
     const bool sum = o->kind == PERI__MODEL_sum;
-    WANT(o->n_sizes == (sum ? 4 : 3) && product_of(o->sizes, 3) == columns_of(c, o, 0), "its sizes are not those of its value");
+    WANT(o->n_sizes == (sum ? 4 : 3) && product_of(o->sizes, 3) == columns_of(c, o, 0),
+         "its sizes are not those of its value");
     if (sum) {
         WANT(o->sizes[3] >= 1, "its blocks are empty");
-        const int64_t shape[] = {o->sizes[0], peri__ceil_div(o->sizes[1], peri__min(o->sizes[3], o->sizes[1])), o->sizes[2]};
+        const int64_t shape[] = {o->sizes[0], peri__ceil_div(o->sizes[1], peri__min(o->sizes[3], o->sizes[1])),
+                                 o->sizes[2]};
         WANT(product_of(shape, 3) == out, "its sizes are not those of its result");
     } else {
         WANT(function_in(o, names, 2), "its function is unknown, allowed: softmax, log_softmax");
@@ -367,7 +393,8 @@ static peri_status check_around(const checker *c, peri__model_operation *o, int6
 
 static peri_status check_interaction(const checker *c, const peri__model_operation *o, int64_t out)
 {
-    WANT(o->n_sizes == 2 && product_of(o->sizes, 2) > 0 && o->sizes[0] <= 1 << 13, "it wants the sizes features (up to 8,192) and columns");
+    WANT(o->n_sizes == 2 && product_of(o->sizes, 2) > 0 && o->sizes[0] <= 1 << 13,
+         "it wants the sizes features (up to 8,192) and columns");
     const int64_t features = o->sizes[0], dim = o->sizes[1];
     WANT(columns_of(c, o, 0) == dim && columns_of(c, o, 1) == features * dim, "its sizes are not those of its values");
     WANT(out == dim + features * (features + 1) / 2, "its sizes are not those of its result");
@@ -376,9 +403,11 @@ static peri_status check_interaction(const checker *c, const peri__model_operati
 
 static peri_status check_layer_norm(const checker *c, const peri__model_operation *o, int64_t out)
 {
-    WANT(o->n_sizes == 2 && product_of(o->sizes, 2) == out && columns_of(c, o, 0) == out, "its sizes are not those of its values");
+    WANT(o->n_sizes == 2 && product_of(o->sizes, 2) == out && columns_of(c, o, 0) == out,
+         "its sizes are not those of its values");
     for (int32_t i = 1; i < o->n_in; i++)
-        WANT(is_constant(c, o, i) && columns_of(c, o, i) == o->sizes[1], "weight and bias are no constants of its columns");
+        WANT(is_constant(c, o, i) && columns_of(c, o, i) == o->sizes[1],
+             "weight and bias are no constants of its columns");
     return PERI_OK;
 }
 
@@ -386,7 +415,8 @@ static peri_status check_cross(const checker *c, const peri__model_operation *o,
 {
     WANT(o->n_sizes == 1 && o->sizes[0] >= 1 && out % o->sizes[0] == 0, "its columns are not those of its values");
     for (int32_t i = 0; i < 3; i++) WANT(columns_of(c, o, i) == out, "its values have different columns");
-    if (o->n_in > 3) WANT(is_constant(c, o, 3) && columns_of(c, o, 3) == o->sizes[0], "its bias is no constant of its columns");
+    if (o->n_in > 3)
+        WANT(is_constant(c, o, 3) && columns_of(c, o, 3) == o->sizes[0], "its bias is no constant of its columns");
     return PERI_OK;
 }
 
@@ -397,7 +427,8 @@ static peri_status check_matmul(const checker *c, const peri__model_operation *o
     const int64_t *s = o->sizes, x[] = {s[0], s[1], s[3]}, y[] = {s[0], s[3], s[2]};
     const int64_t factors[] = {s[3], s[1]}, panels[] = {s[3], s[2] + PERI_PANEL};
     WANT(product_of(factors, 2) > 0 && product_of(panels, 2) > 0, "its sizes are too large");
-    WANT(inside(x, s + 4, 3, 0, columns_of(c, o, 0)) && inside(y, s + 7, 3, 0, columns_of(c, o, 1)), "its strides lead out of its values");
+    WANT(inside(x, s + 4, 3, 0, columns_of(c, o, 0)) && inside(y, s + 7, 3, 0, columns_of(c, o, 1)),
+         "its strides lead out of its values");
     return PERI_OK;
 }
 
@@ -408,12 +439,13 @@ static peri_status check_top(const checker *c, const peri__model_operation *o, i
     const peri_model_table *t = &m->tables[o->table];
     WANT(t->columns == columns_of(c, o, 0), "its table has other columns than its value");
     WANT(t->rows <= 1 << 24, "its table has more than 16,777,216 rows, whose numbers f32 does not hold");
-    WANT(o->n_sizes == 1 && o->sizes[0] >= 1 && o->sizes[0] <= peri__min(t->rows, PERI_TOP_MOST), "it finds too many rows, or none");
+    WANT(o->n_sizes == 1 && o->sizes[0] >= 1 && o->sizes[0] <= peri__min(t->rows, PERI_TOP_MOST),
+         "it finds too many rows, or none");
     WANT(out == 2 * o->sizes[0], "its result is not twice as long as the rows that it finds are many");
     return PERI_OK;
 }
 
-/* -- members of lists ------------------------------------------------------------------------------------------------------------------ */
+/* -- members of lists ---------------------------------------------------------------------------------------------- */
 
 /** The list of the operation's result; NULL: it is of samples, or of a list whose members are not known yet. */
 static peri__model_list *result_list(const checker *c, const peri__model_operation *o)
@@ -431,7 +463,10 @@ static bool has_input(const peri__model_list *l, int32_t input)
 }
 
 /** Whether input @i of the operation has numbers of samples, not of members. */
-static bool of_samples(const checker *c, const peri__model_operation *o, int32_t i) { return input_of(c, o, i)->list < 0; }
+static bool of_samples(const checker *c, const peri__model_operation *o, int32_t i)
+{
+    return input_of(c, o, i)->list < 0;
+}
 
 static peri_status check_members(const checker *c, const peri__model_operation *o, int64_t out)
 {
@@ -454,7 +489,8 @@ static peri_status check_pool(const checker *c, peri__model_operation *o, int64_
 {
     static const char *const names[] = {"sum", "mean"};
     WANT(function_in(o, names, 2), "its function is unknown, allowed: sum, mean");
-    WANT(!of_samples(c, o, 0) && c->m->values[o->out].list < 0, "it wants numbers of members, and gives those of samples");
+    WANT(!of_samples(c, o, 0) && c->m->values[o->out].list < 0,
+         "it wants numbers of members, and gives those of samples");
     WANT(columns_of(c, o, 0) == out, "its values have different columns");
     return PERI_OK;
 }
@@ -473,7 +509,8 @@ static peri_status limit_lists(const checker *c, const peri__model_list *l, int6
 
 static peri_status check_targets(const checker *c, const peri__model_operation *o, int32_t i)
 {
-    if (o->n_in > i) WANT(of_samples(c, o, i) && columns_of(c, o, i) == 1, "its numbers of targets are not one for each sample");
+    if (o->n_in > i)
+        WANT(of_samples(c, o, i) && columns_of(c, o, i) == 1, "its numbers of targets are not one for each sample");
     return PERI_OK;
 }
 
@@ -482,7 +519,8 @@ static peri_status check_attention(const checker *c, peri__model_operation *o, i
     static const char *const names[] = {"softmax", "hstu"};
     const peri__model_list *l = result_list(c, o);
     WANT(function_in(o, names, 2), "its function is unknown, allowed: softmax, hstu");
-    WANT(o->n_sizes == 6 && product_of(o->sizes, 2) > 0 && o->sizes[2] >= 1 && o->sizes[2] <= MOST_COLUMNS && o->sizes[3] >= 0,
+    WANT(o->n_sizes == 6 && product_of(o->sizes, 2) > 0 && o->sizes[2] >= 1 && o->sizes[2] <= MOST_COLUMNS &&
+             o->sizes[3] >= 0,
          "it wants the sizes heads, dim, columns of values, window, causal, longest");
     const int64_t v[] = {o->sizes[0], o->sizes[2]};
     WANT(l, "its result is not of members");
@@ -508,8 +546,10 @@ static peri_status check_times(const checker *c, peri__model_operation *o, int64
     WANT(function_in(o, names, 2), "its function is unknown, allowed: sqrt, log");
     WANT(o->input >= 0 && o->input < c->m->n_inputs && c->m->inputs[o->input].kind == PERI_MODEL_WHOLE,
          "its input is not of whole numbers");
-    WANT(has_input(result_list(c, o), o->input) && out == 1, "its result is not one number for each member of its input");
-    WANT(o->n_sizes == 1 && o->sizes[0] >= 1 && o->numbers[0] > 0 && o->numbers[0] <= 0x1p1000, "its sizes or numbers are not allowed");
+    WANT(has_input(result_list(c, o), o->input) && out == 1,
+         "its result is not one number for each member of its input");
+    WANT(o->n_sizes == 1 && o->sizes[0] >= 1 && o->numbers[0] > 0 && o->numbers[0] <= 0x1p1000,
+         "its sizes or numbers are not allowed");
     return PERI_OK;
 }
 
@@ -529,14 +569,18 @@ static peri_status check_select(const checker *c, const peri__model_operation *o
 {
     peri_model *m = c->m;
     const int32_t from = input_of(c, o, 0)->list, to = m->values[o->out].list;
-    WANT(to >= 0 && m->lists[to].n_inputs == 0 && m->lists[to].made_by < 0, "its result is of no list of another, or that is made already");
-    WANT(from >= 0 && m->lists[to].of == from && input_of(c, o, 1)->list == from, "its values are not of the list that it selects from");
-    WANT(columns_of(c, o, 0) == out && columns_of(c, o, 1) == 1, "its values have different columns, or its mask several");
+    WANT(to >= 0 && m->lists[to].n_inputs == 0 && m->lists[to].made_by < 0,
+         "its result is of no list of another, or that is made already");
+    WANT(from >= 0 && m->lists[to].of == from && input_of(c, o, 1)->list == from,
+         "its values are not of the list that it selects from");
+    WANT(columns_of(c, o, 0) == out && columns_of(c, o, 1) == 1,
+         "its values have different columns, or its mask several");
     m->lists[to].made_by = (int32_t)c->n;
     return PERI_OK;
 }
 
-/** Operations that go from samples to members or back look at their lists themselves; of all others values and result are of one. */
+/** Operations that go from samples to members or back look at their lists themselves; of all others values and result
+ *  are of one. */
 static peri_status check_lists(const checker *c, const peri__model_operation *o)
 {
     const int32_t list = c->m->values[o->out].list;
@@ -552,7 +596,8 @@ static peri_status check_lists(const checker *c, const peri__model_operation *o)
     default: break;
     }
     WANT(list < 0 || o->n_in > 0, "its result is of a list, of which it reads nothing");
-    for (int32_t i = 0; i < o->n_in; i++) WANT(is_constant(c, o, i) || input_of(c, o, i)->list == list, "its values are not of one list");
+    for (int32_t i = 0; i < o->n_in; i++)
+        WANT(is_constant(c, o, i) || input_of(c, o, i)->list == list, "its values are not of one list");
     return PERI_OK;
 }
 
@@ -630,7 +675,8 @@ static peri_status check_operation(const checker *c, peri__model_operation *o)
     }
     WANT(o->out >= 0 && o->out < m->n_values, "its result does not exist");
     peri__model_value *out = &m->values[o->out];
-    WANT(out->input < 0 && out->section < 0 && out->made_by < 0, "its result is an input, a constant, or another operation's");
+    WANT(out->input < 0 && out->section < 0 && out->made_by < 0,
+         "its result is an input, a constant, or another operation's");
     PERI_TRY(check_lists(c, o));
     PERI_TRY(check_sizes(c, o, out->columns));
     out->made_by = (int32_t)c->n;
@@ -641,7 +687,8 @@ static peri_status check_operation(const checker *c, peri__model_operation *o)
 static peri_status check_raw(const checker *c, const peri__model_operation *o)
 {
     for (int32_t b = 0; b < o->n_bags; b++)
-        WANT(o->bags[b].map >= 0 || !c->m->inputs[o->bags[b].input].mapped, "an input's ids are raw in one bag, and rows in another");
+        WANT(o->bags[b].map >= 0 || !c->m->inputs[o->bags[b].input].mapped,
+             "an input's ids are raw in one bag, and rows in another");
     return PERI_OK;
 }
 
@@ -651,7 +698,8 @@ static peri_status check_output(const checker *c, peri_model_output *o, int32_t 
     WANT(o->name && *o->name, "it has no name");
     for (const peri_model_output *other = m->outputs; other < o; other++)
         WANT(strcmp(other->name, o->name) != 0, "its name is another's, too");
-    WANT(value >= 0 && value < m->n_values && m->values[value].made_by >= 0, "its value does not exist, or is no operation's result");
+    WANT(value >= 0 && value < m->n_values && m->values[value].made_by >= 0,
+         "its value does not exist, or is no operation's result");
     o->columns = m->values[value].columns;
     m->values[value].last = m->n_operations;
     return PERI_OK;
@@ -668,13 +716,13 @@ static peri_status check_texts(peri_model *m)
 peri_status peri__model_check(peri_model *m, const char *what)
 {
     checker c = {.m = m, .what = what};
-#define EACH(word, count, call)                                                                                                            \
+#define EACH(word, count, call)                                                                                        \
     for (c.kind = word, c.n = 0; c.n < count; c.n++) PERI_TRY(call)
     PERI_TRY(check_texts(m));
     if (m->n_outputs == 0) return peri__fail(PERI_EFORMAT, "%s: it has no outputs", what);
     if (m->n_inputs > MOST_NAMED || m->n_outputs > MOST_NAMED)
-        return peri__fail(PERI_EFORMAT, "%s: %d inputs and %d outputs, allowed: up to %d of each", what, m->n_inputs, m->n_outputs,
-                          MOST_NAMED);
+        return peri__fail(PERI_EFORMAT, "%s: %d inputs and %d outputs, allowed: up to %d of each", what, m->n_inputs,
+                          m->n_outputs, MOST_NAMED);
     if (!(m->longest = peri__alloc_zero(sizeof *m->longest * ((size_t)m->n_inputs + 1)))) return PERI_ENOMEM;
     EACH("section", m->n_sections, check_section(&c, &m->sections[c.n]));
     EACH("table", m->n_tables, check_table(&c, &m->tables[c.n], &m->rows[c.n]));

@@ -2,10 +2,11 @@
  *
  * context.c: the memory of one thread's calls, in one piece, planned before the first:
  *
- *     results of operations | scratch | zeros for missing lists | rows of raw ids, weights of places | lists | numbers for missing inputs
+ *     results of operations | scratch | zeros for missing lists | rows of raw ids, weights of places | lists | numbers
+ *     for missing inputs
  *
- * A result lives from the operation that makes it to the last one that reads it. It takes the lowest place at which nothing else lives
- * meanwhile.
+ * A result lives from the operation that makes it to the last one that reads it. It takes the lowest place at which
+ * nothing else lives meanwhile.
  */
 #include "../../kernels/dense.h"
 #include "model_internal.h"
@@ -24,9 +25,13 @@ enum { MOST_MEMBERS = 1 << 26 };
 static int64_t aligned(int64_t bytes) { return peri__ceil_div(bytes, PERI__MODEL_ALIGN) * PERI__MODEL_ALIGN; }
 
 /** Samples, or members of a list, that a value has room for. */
-static int64_t units_of(const peri_model_context *c, const peri__model_value *v) { return v->list < 0 ? c->block : c->members; }
+static int64_t units_of(const peri_model_context *c, const peri__model_value *v)
+{
+    return v->list < 0 ? c->block : c->members;
+}
 
-/** Put @bytes into the lowest gap among @live[n], which are in the order of their places; returns where it goes in that order. */
+/** Put @bytes into the lowest gap among @live[n], which are in the order of their places; returns where it goes in that
+ *  order. */
 static int32_t place(const living *live, int32_t n, int64_t bytes, int64_t *begin)
 {
     *begin = 0;
@@ -61,7 +66,8 @@ static peri_status plan(const peri_model_context *c, int64_t *at, int64_t *bytes
         *bytes = peri__max(*bytes, new.end);
         if (new.end > MOST_BYTES) { /* of a stranger's file: no sum of these overflows */
             peri__free(live);
-            return peri__fail(PERI_ENOMEM, "peri_model_context_new: results of more than %lld bytes", (long long)MOST_BYTES);
+            return peri__fail(PERI_ENOMEM, "peri_model_context_new: results of more than %lld bytes",
+                              (long long)MOST_BYTES);
         }
     }
     peri__free(live);
@@ -78,7 +84,8 @@ static int64_t scratch_of(const peri_model_context *c)
         int64_t n = 0;
         if (o->kind == PERI__MODEL_layer_norm) n = 2 * o->sizes[0] * units_of(c, &m->values[o->out]);
         if (o->kind == PERI__MODEL_attention) n = o->sizes[0] * c->members + 2 * c->block;
-        if (o->kind == PERI__MODEL_pool || o->kind == PERI__MODEL_places || o->kind == PERI__MODEL_times) n = 2 * (c->members + c->block);
+        if (o->kind == PERI__MODEL_pool || o->kind == PERI__MODEL_places || o->kind == PERI__MODEL_times)
+            n = 2 * (c->members + c->block);
         if (o->kind == PERI__MODEL_matmul) n = peri_panel_size(o->sizes[2], o->sizes[3]) + o->sizes[1] * o->sizes[3];
         if (o->kind == PERI__MODEL_top) n = peri__model_top_scratch(m, o);
         most = peri__max(most, n);
@@ -93,7 +100,8 @@ static peri_status allocate(peri_model_context *c)
     if (!at) return PERI_ENOMEM;
     peri_status status = plan(c, at, &results);
     const int64_t scratch = aligned(scratch_of(c) * 4), zeros = aligned((c->block + 1) * 8);
-    const int64_t ids = peri__min(c->max_ids, INT64_MAX / 64), rows = m->makes ? zeros + aligned(ids * 8) + aligned(ids * 4) : 0;
+    const int64_t ids = peri__min(c->max_ids, INT64_MAX / 64),
+                  rows = m->makes ? zeros + aligned(ids * 8) + aligned(ids * 4) : 0;
     const int64_t lists = aligned((c->block + 1) * 8 * m->n_lists);
     int64_t bytes = results + scratch + zeros + rows + lists;
     for (int32_t v = 0; v < m->n_values; v++) {
@@ -104,7 +112,8 @@ static peri_status allocate(peri_model_context *c)
     }
     if (status >= 0) {
         c->memory = aligned_alloc(PERI__MODEL_ALIGN, (size_t)bytes);
-        if (!c->memory) status = peri__fail(PERI_ENOMEM, "peri_model_context_new: no memory for %lld bytes", (long long)bytes);
+        if (!c->memory)
+            status = peri__fail(PERI_ENOMEM, "peri_model_context_new: no memory for %lld bytes", (long long)bytes);
     }
     if (status >= 0) {
         peri__mem_count(bytes);
@@ -128,7 +137,8 @@ static void fill(peri_model_context *c)
     for (int32_t i = 0; i < m->n_values; i++) {
         const peri__model_value *v = &m->values[i];
         c->at[i] = v->section >= 0 ? peri__model_data(m, v->section) : c->values[i];
-        for (int64_t k = 0; v->input >= 0 && c->values[i] && k < v->columns * c->block; k++) c->values[i][k] = m->inputs[v->input].missing;
+        for (int64_t k = 0; v->input >= 0 && c->values[i] && k < v->columns * c->block; k++)
+            c->values[i][k] = m->inputs[v->input].missing;
     }
 }
 
@@ -148,13 +158,15 @@ peri_status peri_model_context_new(peri_model *model, int64_t max_batch, int64_t
     PERI_NEED(model);
     PERI_NEED(out);
     if (max_batch < 1 || max_batch > INT32_MAX)
-        return peri__fail(PERI_EINVAL, "peri_model_context_new: batches of up to %lld samples, allowed: 1..%d", (long long)max_batch,
-                          INT32_MAX);
+        return peri__fail(PERI_EINVAL, "peri_model_context_new: batches of up to %lld samples, allowed: 1..%d",
+                          (long long)max_batch, INT32_MAX);
     if (max_ids < 0)
-        return peri__fail(PERI_EINVAL, "peri_model_context_new: lists of up to %lld ids, allowed: 1 and more, or 0 for %d",
+        return peri__fail(PERI_EINVAL,
+                          "peri_model_context_new: lists of up to %lld ids, allowed: 1 and more, or 0 for %d",
                           (long long)max_ids, PERI__MODEL_IDS_MOST);
     if (max_ids > MOST_MEMBERS && model->n_lists > 0)
-        return peri__fail(PERI_EINVAL, "peri_model_context_new: lists of up to %lld ids, allowed with this model: up to %d",
+        return peri__fail(PERI_EINVAL,
+                          "peri_model_context_new: lists of up to %lld ids, allowed with this model: up to %d",
                           (long long)max_ids, MOST_MEMBERS);
     peri_model_context *c = peri__alloc_zero(sizeof *c);
     if (!c) return PERI_ENOMEM;

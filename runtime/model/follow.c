@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * follow.c: a model that follows the checkpoints of a run. There are two of it, each a private mapping of the same file: one answers, the
- * other is brought to the next checkpoint meanwhile, and then they change places. So nobody waits, and nobody sees half of a change. Only
- * pages that differ from the file's take memory.
+ * follow.c: a model that follows the checkpoints of a run. There are two of it, each a private mapping of the same
+ * file: one answers, the other is brought to the next checkpoint meanwhile, and then they change places. So nobody
+ * waits, and nobody sees half of a change. Only pages that differ from the file's take memory.
  */
 #include "../checkpoint/files.h"
 #include "follow.h"
@@ -22,14 +22,17 @@ struct peri_model_follower {
     char *prefix, *path;
 };
 
-peri_status peri_model_follower_new(const char *path, const char *folder, const char *name, int32_t flags, peri_model_follower **out)
+peri_status peri_model_follower_new(const char *path, const char *folder, const char *name, int32_t flags,
+                                    peri_model_follower **out)
 {
     PERI_NEED(path);
     PERI_NEED(folder);
     PERI_NEED(out);
     if (flags & ~(PERI_MODEL_VERIFY | PERI_MODEL_GUARD))
-        return peri__fail(PERI_EINVAL, "peri_model_follower_new: flags %d, allowed: PERI_MODEL_VERIFY | PERI_MODEL_GUARD", flags);
-    if (name && strlen(name) > 200) return peri__fail(PERI_EINVAL, "peri_model_follower_new: a name of more than 200 bytes");
+        return peri__fail(PERI_EINVAL,
+                          "peri_model_follower_new: flags %d, allowed: PERI_MODEL_VERIFY | PERI_MODEL_GUARD", flags);
+    if (name && strlen(name) > 200)
+        return peri__fail(PERI_EINVAL, "peri_model_follower_new: a name of more than 200 bytes");
     peri_model_follower *f = peri__alloc_zero(sizeof *f);
     if (!f) return PERI_ENOMEM;
     peri__object_count(1);
@@ -97,7 +100,8 @@ peri_status peri_model_follower_poll(peri_model_follower *f, peri_model **out)
     int64_t level;
     bool damaged;
     half *next = &f->halves[!f->now];
-    if (atomic_load_explicit(&next->model->refs, memory_order_acquire) != 1) return PERI_PENDING; /* somebody still uses it */
+    /* somebody still uses it */
+    if (atomic_load_explicit(&next->model->refs, memory_order_acquire) != 1) return PERI_PENDING;
     peri_status status = peri_checkpoint_follower_next(f->run, &c, &level);
     if (status != PERI_OK) return status;
     char *path = peri__strdup(peri_checkpoint_level(c, 0));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * header.c: reads the header of a model file. Keys that are not known are stepped over; what is missing keeps the value that it has here.
+ * header.c: reads the header of a model file. Keys that are not known are stepped over; what is missing keeps the value
+ * that it has here.
  */
 #include "../base/buffer.h"
 #include "../base/json.h"
@@ -130,7 +131,8 @@ static void read_input(peri__json *j, peri_model *m)
 {
     static const char *const kinds[] = {"dense", "ids", "whole"};
     char key[32];
-    if (!grow(j, &m->rules, m->n_inputs, sizeof *m->rules) || !grow(j, &m->inputs, m->n_inputs, sizeof *m->inputs)) return;
+    if (!grow(j, &m->rules, m->n_inputs, sizeof *m->rules) || !grow(j, &m->inputs, m->n_inputs, sizeof *m->inputs))
+        return;
     peri__model_rule *rule = &m->rules[m->n_inputs];
     peri_model_input *i = &m->inputs[m->n_inputs++];
     *rule = (peri__model_rule){.like = -1, .counts = -1};
@@ -140,7 +142,8 @@ static void read_input(peri__json *j, peri_model *m)
         else if (KEY("kind")) i->kind = one_of(j, kinds, 3, PERI_MODEL_DENSE);
         else if (KEY("columns")) i->columns = peri__json_integer(j);
         else if (KEY("rows")) i->rows = peri__json_integer(j);
-        else if (KEY("unknown")) i->unknown = either(j, "refuse", "skip", "what becomes of unknown ids is 'refuse' or 'skip'");
+        else if (KEY("unknown"))
+            i->unknown = either(j, "refuse", "skip", "what becomes of unknown ids is 'refuse' or 'skip'");
         else if (KEY("weighted")) i->weighted = flag(j);
         else if (KEY("optional")) i->optional = flag(j);
         else if (KEY("finite")) i->finite = flag(j);
@@ -205,7 +208,8 @@ static void read_bag(peri__json *j, peri__model_operation *o)
 
 static void read_map(peri__json *j, peri_model *m)
 {
-    static const char *const spreads[] = {"hash", "modulo", "range"}, *const misses[] = {"row", "hash", "drop", "error"};
+    static const char *const spreads[] = {"hash", "modulo", "range"}, *const misses[] = {"row", "hash", "drop",
+                                                                                         "error"};
     char key[32];
     if (!grow(j, &m->maps, m->n_maps, sizeof *m->maps)) return;
     peri__model_map *map = &m->maps[m->n_maps++];
@@ -219,7 +223,8 @@ static void read_map(peri__json *j, peri_model *m)
         } else if (KEY("free")) {
             map->free = (int64_t)peri__json_hex(j);
         } else if (KEY("segments")) {
-            for (peri__json_enter(j, '['); peri__json_item(j) && grow(j, &map->segments, map->n_segments, sizeof *map->segments);)
+            for (peri__json_enter(j, '[');
+                 peri__json_item(j) && grow(j, &map->segments, map->n_segments, sizeof *map->segments);)
                 map->segments[map->n_segments++] = peri__json_integer(j);
         } else if (KEY("spread")) {
             map->spread = one_of(j, spreads, 3, PERI_SPREAD_HASH);
@@ -248,8 +253,9 @@ static int32_t kind_of(peri__json *j)
     for (int32_t k = 0; k < PERI__MODEL_OPERATION_COUNT; k++)
         if (!strcmp(text, peri__model_operation_names[k])) return k;
     if (j->status >= 0)
-        j->status = peri__fail(PERI_EUNSUPPORTED, "%s: it has an operation '%s', which this version of Perilune does not know", j->what,
-                               text);
+        j->status =
+            peri__fail(PERI_EUNSUPPORTED, "%s: it has an operation '%s', which this version of Perilune does not know",
+                       j->what, text);
     return -1;
 }
 
@@ -278,7 +284,8 @@ static void read_operation(peri__json *j, peri_model *m)
         } else if (KEY("function")) {
             peri__json_text(j, o->function, sizeof o->function);
         } else if (KEY("in")) {
-            for (peri__json_enter(j, '['); peri__json_item(j) && grow(j, &o->in, o->n_in, sizeof *o->in);) o->in[o->n_in++] = number32(j);
+            for (peri__json_enter(j, '['); peri__json_item(j) && grow(j, &o->in, o->n_in, sizeof *o->in);)
+                o->in[o->n_in++] = number32(j);
         } else if (KEY("sizes")) {
             for (peri__json_enter(j, '['); peri__json_item(j) && grow(j, &o->sizes, o->n_sizes, sizeof *o->sizes);)
                 o->sizes[o->n_sizes++] = peri__json_integer(j);

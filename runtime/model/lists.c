@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lists.c: operations on the members of lists, of which each sample has as many as it pleases. docs/model_file.md says what each does.
+ * lists.c: operations on the members of lists, of which each sample has as many as it pleases. docs/model_file.md says
+ * what each does.
  */
 #include "../../kernels/sequence.h"
 #include "run.h"
 
 /** Which members each sample has: [samples + 1]; of the list that @v is of. */
-static const int64_t *offsets_of(const run *r, const peri__model_value *v) { return peri__model_list_of(r->c, v->list); }
+static const int64_t *offsets_of(const run *r, const peri__model_value *v)
+{
+    return peri__model_list_of(r->c, v->list);
+}
 static const peri__model_value *result(const run *r) { return &r->c->model->values[r->o->out]; }
 
 int64_t peri__model_block_of(const peri_model_context *c, int64_t first, int64_t batch, const peri_model_values *inputs)
@@ -24,10 +28,16 @@ void peri__run_members(const run *r)
 {
     const lists all = peri__model_lists(r, r->o->bags);
     const int64_t begin = all.offsets[0], count = all.offsets[all.n] - begin;
-    for (int64_t at = 0, n; at < count; at += n) { /* as one list, each row where its member is; maps have room for max_ids */
+    /* as one list, each row where its member is; maps have room for max_ids */
+    for (int64_t at = 0, n; at < count; at += n) {
         const int64_t offsets[2] = {0, n = peri__min(count - at, r->c->max_ids)};
-        const lists l = {.ids = all.ids + begin + at, .offsets = offsets, .n = 1, .rows = all.rows, .out = r->out + at * r->columns,
-                         .out_stride = r->columns, .pooling = PERI_POOLING_NONE};
+        const lists l = {.ids = all.ids + begin + at,
+                         .offsets = offsets,
+                         .n = 1,
+                         .rows = all.rows,
+                         .out = r->out + at * r->columns,
+                         .out_stride = r->columns,
+                         .pooling = PERI_POOLING_NONE};
         peri__model_look_up(r, r->o->bags, &l);
     }
 }
@@ -37,7 +47,8 @@ void peri__run_spread(const run *r)
     const int64_t *offsets = offsets_of(r, result(r));
     const float *x = in(r, 0);
     for (int64_t b = 0; b < r->samples; b++, x += r->columns)
-        for (int64_t i = offsets[b]; i < offsets[b + 1]; i++) memcpy(r->out + i * r->columns, x, sizeof *x * (size_t)r->columns);
+        for (int64_t i = offsets[b]; i < offsets[b + 1]; i++)
+            memcpy(r->out + i * r->columns, x, sizeof *x * (size_t)r->columns);
 }
 
 /** A sum of members is that of a bag whose ids are the members' own numbers, in a table that their numbers are. */
@@ -47,13 +58,18 @@ void peri__run_pool(const run *r)
     const peri__model_rows rows = {.format = PERI_F32, .stride = r->columns};
     int64_t *ids = (int64_t *)(void *)r->c->scratch;
     for (int64_t i = 0; i < n; i++) ids[i] = i;
-    const lists l = {.ids = ids, .offsets = offsets, .n = r->samples, .rows = n, .out = r->out, .out_stride = r->columns,
+    const lists l = {.ids = ids,
+                     .offsets = offsets,
+                     .n = r->samples,
+                     .rows = n,
+                     .out = r->out,
+                     .out_stride = r->columns,
                      .pooling = r->o->code == 0 ? PERI_POOLING_SUM : PERI_POOLING_MEAN};
     peri__model_rows_of(r, &rows, in(r, 0), r->columns, &l);
 }
 
-/** The numbers of targets at value @i as the kernels take them, in @room; NULL: there are none. The caller's are whole numbers, as far as
- *  lists are long; a stranger's file may have computed anything. */
+/** The numbers of targets at value @i as the kernels take them, in @room; NULL: there are none. The caller's are whole
+ *  numbers, as far as lists are long; a stranger's file may have computed anything. */
 static const int64_t *targets_of(const run *r, int32_t i, int64_t *room)
 {
     if (r->o->n_in <= i) return NULL;
@@ -68,11 +84,26 @@ void peri__run_attention(const run *r)
 {
     const int64_t *s = r->o->sizes;
     int64_t *room = (int64_t *)(void *)r->c->scratch;
-    const peri_k_attention_args args = {.out = r->out, .lse = r->c->scratch + 2 * r->c->block, .q = in(r, 0), .k = in(r, 1), .v = in(r, 2),
-                                        .offsets = offsets_of(r, result(r)), .targets = targets_of(r, 3, room), .rows = r->n,
-                                        .sequences = r->samples, .heads = s[0], .dim = s[1], .v_dim = s[2], .q_stride = s[0] * s[1],
-                                        .k_stride = s[0] * s[1], .v_stride = s[0] * s[2], .window = s[3], .alpha = r->o->numbers[0],
-                                        .scale = r->o->numbers[1], .dtype = PERI_F32, .causal = s[4] != 0,
+    const peri_k_attention_args args = {.out = r->out,
+                                        .lse = r->c->scratch + 2 * r->c->block,
+                                        .q = in(r, 0),
+                                        .k = in(r, 1),
+                                        .v = in(r, 2),
+                                        .offsets = offsets_of(r, result(r)),
+                                        .targets = targets_of(r, 3, room),
+                                        .rows = r->n,
+                                        .sequences = r->samples,
+                                        .heads = s[0],
+                                        .dim = s[1],
+                                        .v_dim = s[2],
+                                        .q_stride = s[0] * s[1],
+                                        .k_stride = s[0] * s[1],
+                                        .v_stride = s[0] * s[2],
+                                        .window = s[3],
+                                        .alpha = r->o->numbers[0],
+                                        .scale = r->o->numbers[1],
+                                        .dtype = PERI_F32,
+                                        .causal = s[4] != 0,
                                         .form = r->o->code == 0 ? PERI_ATTENTION_SOFTMAX : PERI_ATTENTION_SILU};
     CALL(r, attention, &args, s[0] * r->n);
 }
@@ -85,8 +116,10 @@ static void as_numbers(const run *r, const int64_t *whole)
 void peri__run_places(const run *r)
 {
     int64_t *whole = (int64_t *)(void *)r->c->scratch;
-    const peri_k_sequence_positions_args args = {.out = whole, .offsets = offsets_of(r, result(r)),
-                                                 .targets = targets_of(r, 0, whole + r->c->members), .sequences = r->samples,
+    const peri_k_sequence_positions_args args = {.out = whole,
+                                                 .offsets = offsets_of(r, result(r)),
+                                                 .targets = targets_of(r, 0, whole + r->c->members),
+                                                 .sequences = r->samples,
                                                  .most = r->o->sizes[0]};
     CALL(r, sequence_positions, &args, r->n);
     as_numbers(r, whole);
@@ -96,9 +129,14 @@ void peri__run_times(const run *r)
 {
     int64_t *whole = (int64_t *)(void *)r->c->scratch;
     const peri_model_values *v = &r->inputs[r->o->input];
-    const peri_k_time_buckets_args args = {.out = whole, .times = v->ids + v->offsets[r->first], .offsets = offsets_of(r, result(r)),
-                                           .sequences = r->samples, .most = r->o->sizes[0], .increment = r->o->numbers[0],
-                                           .dtype = PERI_I64, .log = r->o->code == 1};
+    const peri_k_time_buckets_args args = {.out = whole,
+                                           .times = v->ids + v->offsets[r->first],
+                                           .offsets = offsets_of(r, result(r)),
+                                           .sequences = r->samples,
+                                           .most = r->o->sizes[0],
+                                           .increment = r->o->numbers[0],
+                                           .dtype = PERI_I64,
+                                           .log = r->o->code == 1};
     CALL(r, time_buckets, &args, r->n);
     as_numbers(r, whole);
 }
@@ -110,7 +148,8 @@ void peri__run_take(const run *r)
     for (int64_t i = 0; i < n; i++) {
         const float x = in(r, 0)[i];
         float *to = r->out + i * columns;
-        if (x >= 0 && x < (float)rows && (int64_t)x < rows) memcpy(to, in(r, 1) + (int64_t)x * columns, sizeof *to * (size_t)columns);
+        if (x >= 0 && x < (float)rows && (int64_t)x < rows)
+            memcpy(to, in(r, 1) + (int64_t)x * columns, sizeof *to * (size_t)columns);
         else memset(to, 0, sizeof *to * (size_t)columns);
     }
 }
@@ -122,7 +161,8 @@ void peri__run_select(const run *r)
     for (int64_t b = 0; b < r->samples; b++) {
         to[b] = n;
         for (int64_t i = from[b]; i < from[b + 1]; i++)
-            if (in(r, 1)[i] != 0) memcpy(r->out + n++ * r->columns, in(r, 0) + i * r->columns, sizeof(float) * (size_t)r->columns);
+            if (in(r, 1)[i] != 0)
+                memcpy(r->out + n++ * r->columns, in(r, 0) + i * r->columns, sizeof(float) * (size_t)r->columns);
     }
     to[r->samples] = n;
 }

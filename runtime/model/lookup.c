@@ -14,10 +14,23 @@ void peri__model_rows_of(const run *r, const peri__model_rows *rows, const void 
     const peri_k_tbe_table table = {.rows = l->rows, .cols = columns, .stride = rows->stride, .pooling = l->pooling};
     const peri_k_tbe_block block = {.bags = l->n, .out_offset = 0, .out_stride = l->out_stride};
     peri_k_tbe_span spans[2];
-    peri_k_tbe_prepare_args prepare = {
-        .list = {.ids = l->ids, .offsets = l->offsets, .weights = l->weights, .tables = &table, .blocks = &block, .ordered = &block,
-                 .spans = spans, .n_ids = ids, .n_bags = l->n, .n_tables = 1, .n_blocks = 1, .capacity = ids, .ids_dtype = PERI_I64,
-                 .offsets_dtype = PERI_I64, .all_bags = l->n, .most_bags = l->n, .width = table.cols}};
+    peri_k_tbe_prepare_args prepare = {.list = {.ids = l->ids,
+                                                .offsets = l->offsets,
+                                                .weights = l->weights,
+                                                .tables = &table,
+                                                .blocks = &block,
+                                                .ordered = &block,
+                                                .spans = spans,
+                                                .n_ids = ids,
+                                                .n_bags = l->n,
+                                                .n_tables = 1,
+                                                .n_blocks = 1,
+                                                .capacity = ids,
+                                                .ids_dtype = PERI_I64,
+                                                .offsets_dtype = PERI_I64,
+                                                .all_bags = l->n,
+                                                .most_bags = l->n,
+                                                .width = table.cols}};
     CALL(r, tbe_prepare, &prepare, 1);
     const peri_k_tbe_forward_args forward = {.list = prepare.list, .weight = data, .out = l->out, .chunks = 1,
                                              .weight_dtype = rows->format, .out_dtype = PERI_F32,
@@ -36,11 +49,13 @@ static void look_up(const run *r, const peri__model_bag *bag, const lists *l)
 static const float *weights_of(const run *r, const peri__model_bag *bag, const int64_t *offsets, int64_t n)
 {
     const float *places = r->c->at[bag->positions];
-    for (int64_t b = 0; b < n; b++) memcpy(r->c->weights + offsets[b], places, sizeof *places * (size_t)(offsets[b + 1] - offsets[b]));
+    for (int64_t b = 0; b < n; b++)
+        memcpy(r->c->weights + offsets[b], places, sizeof *places * (size_t)(offsets[b + 1] - offsets[b]));
     return r->c->weights;
 }
 
-/** The same where rows of raw ids, or weights of places, are made first: of as many samples at a time as the context has room for. */
+/** The same where rows of raw ids, or weights of places, are made first: of as many samples at a time as the context
+ *  has room for. */
 static void look_up_made(const run *r, const peri__model_bag *bag, const lists *all)
 {
     lists part = *all;
@@ -54,7 +69,8 @@ static void look_up_made(const run *r, const peri__model_bag *bag, const lists *
         part.weights = all->weights ? all->weights + begin : NULL;
         if (bag->positions >= 0) part.weights = weights_of(r, bag, part.offsets, part.n);
         if (bag->map >= 0) {
-            peri__model_map_find(r->c->model, &r->c->model->maps[bag->map], part.ids, offsets[part.n] - begin, r->c->rows);
+            peri__model_map_find(r->c->model, &r->c->model->maps[bag->map], part.ids, offsets[part.n] - begin,
+                                 r->c->rows);
             part.ids = r->c->rows;
         }
         part.out = all->out + first * all->out_stride;
@@ -72,7 +88,12 @@ lists peri__model_lists(const run *r, const peri__model_bag *bag)
 {
     const peri_model *m = r->c->model;
     const peri_model_values *v = &r->inputs[bag->input];
-    return (lists){.ids = v->ids, .weights = v->weights, .offsets = v->offsets ? v->offsets + r->first : r->c->offsets, .n = r->samples,
-                   .rows = bag->map < 0 ? m->inputs[bag->input].rows : m->tables[bag->table].rows, .out = r->out,
-                   .out_stride = r->columns, .pooling = bag->pooling};
+    return (lists){.ids = v->ids,
+                   .weights = v->weights,
+                   .offsets = v->offsets ? v->offsets + r->first : r->c->offsets,
+                   .n = r->samples,
+                   .rows = bag->map < 0 ? m->inputs[bag->input].rows : m->tables[bag->table].rows,
+                   .out = r->out,
+                   .out_stride = r->columns,
+                   .pooling = bag->pooling};
 }

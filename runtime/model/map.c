@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * map.c: raw ids to the rows of a table. A map is a dictionary in two sections: `ids` has the id of each row, and `index` leads from an id
- * to its row. An index is twice as long as the map has rows; an entry is a row's number + 1, or 0 while it is free. An id's entry is at its
- * home or behind it, with no free one between:
+ * map.c: raw ids to the rows of a table. A map is a dictionary in two sections: `ids` has the id of each row, and
+ * `index` leads from an id to its row. An index is twice as long as the map has rows; an entry is a row's number + 1,
+ * or 0 while it is free. An id's entry is at its home or behind it, with no free one between:
  *
- *     ids     row 0: 700   row 1: (free)   row 2: -9       index   0  0  3  1  0  0       home of -9: 2; home of 700: 2, which was taken
+ *     ids     row 0: 700   row 1: (free)   row 2: -9       index   0  0  3  1  0  0       home of -9: 2; home of 700:
+ *     2, which was taken
  *
- * An id without a row is what `miss` says; its bucket says which row that is. Sections may have any contents: loops end after all entries,
- * and every row is compared with the number of rows.
+ * An id without a row is what `miss` says; its bucket says which row that is. Sections may have any contents: loops end
+ * after all entries, and every row is compared with the number of rows.
  */
 #include "../../kernels/spread.h"
 #include "model_internal.h"
@@ -54,7 +55,8 @@ static int64_t row_of_unknown(const peri__model_map *map, int64_t id)
     return at[0] + (int64_t)(peri_k_murmur((uint64_t)id, 0, 0) % (uint64_t)usable);
 }
 
-int64_t peri__model_map_find(const peri_model *m, const peri__model_map *map, const int64_t *ids, int64_t n, int64_t *out)
+int64_t peri__model_map_find(const peri_model *m, const peri__model_map *map, const int64_t *ids, int64_t n,
+                             int64_t *out)
 {
     const int64_t *known = peri__model_data(m, map->ids);
     const uint32_t *index = peri__model_data(m, map->index);
@@ -78,7 +80,7 @@ int64_t peri__model_map_find(const peri_model *m, const peri__model_map *map, co
     return unknown;
 }
 
-/* -- changing -------------------------------------------------------------------------------------------------------------------------- */
+/* -- changing ------------------------------------------------------------------------------------------------------ */
 
 static void insert(uint32_t *index, int64_t slots, int64_t row, int64_t id)
 {
@@ -91,9 +93,13 @@ static void insert(uint32_t *index, int64_t slots, int64_t row, int64_t id)
 }
 
 /** Whether @x lies on the way from @from (not included) to @to, round and round. */
-static bool on_the_way(int64_t from, int64_t x, int64_t to) { return from < to ? from < x && x <= to : from < x || x <= to; }
+static bool on_the_way(int64_t from, int64_t x, int64_t to)
+{
+    return from < to ? from < x && x <= to : from < x || x <= to;
+}
 
-/** Take the entry of @row, whose id is @id, out. Entries behind it that are not at home move up, so that none is cut off. */
+/** Take the entry of @row, whose id is @id, out. Entries behind it that are not at home move up, so that none is cut
+ *  off. */
 static void take_out(const peri__model_map *map, const int64_t *ids, uint32_t *index, int64_t row, int64_t id)
 {
     int64_t hole = home_of(id, map->slots), seen = 0;
@@ -101,7 +107,8 @@ static void take_out(const peri__model_map *map, const int64_t *ids, uint32_t *i
         if (!index[hole] || ++seen > map->slots) return; /* of a damaged index: it is not there */
         hole = next_of(hole, map->slots);
     }
-    for (int64_t at = next_of(hole, map->slots); index[at] && index[at] <= map->rows && at != hole; at = next_of(at, map->slots)) {
+    for (int64_t at = next_of(hole, map->slots); index[at] && index[at] <= map->rows && at != hole;
+         at = next_of(at, map->slots)) {
         if (on_the_way(hole, home_of(ids[index[at] - 1], map->slots), at)) continue;
         index[hole] = index[at];
         hole = at;

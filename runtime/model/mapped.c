@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mapped.c: the bytes of a model file. A mapped file that somebody cuts short sends SIGBUS to whoever reads behind its new end.
- * Where it was asked for (PERI_MODEL_GUARD), the handler of this file puts pages of zeros where the file was and notes that it did, so
- * that the call goes on, and fails at its end.
+ * mapped.c: the bytes of a model file. A mapped file that somebody cuts short sends SIGBUS to whoever reads behind its
+ * new end. Where it was asked for (PERI_MODEL_GUARD), the handler of this file puts pages of zeros where the file was
+ * and notes that it did, so that the call goes on, and fails at its end.
  */
 #include "model_internal.h"
 
@@ -14,7 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/** Files that are mapped now. The handler reads this without a lock: a slot's `begin` is set last, and cleared first. */
+/** Files that are mapped now. The handler reads this without a lock: a slot's `begin` is set last, and cleared
+ *  first. */
 enum { SLOTS = 256 };
 static struct slot {
     atomic_uintptr_t begin; /* 0: nothing is here */
@@ -46,7 +47,8 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
         uintptr_t begin = atomic_load(&slots[i].begin), end = atomic_load(&slots[i].end);
         if (!begin || at < begin || at >= end) continue;
         void *from = (void *)(at & ~(page - 1));
-        if (mmap(from, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) break;
+        if (mmap(from, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+            break;
         atomic_store(&slots[i].cut, true);
         errno = kept;
         return;
@@ -81,7 +83,8 @@ static int32_t watch(const char *data, int64_t bytes)
 static peri_status failed(const char *path, const char *what)
 {
     const int why = errno;
-    return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "peri_model_open: '%.200s': %s: %s", path, what, strerror(why));
+    return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "peri_model_open: '%.200s': %s: %s", path, what,
+                      strerror(why));
 }
 
 static peri_status read_all(int fd, const char *path, char *to, int64_t bytes)
@@ -126,8 +129,8 @@ peri_status peri__mapped_open(const char *path, peri__mapping how, peri__mapped 
     if (fstat(fd, &info) != 0) status = failed(path, "it cannot be asked for its size");
     else if (!S_ISREG(info.st_mode)) status = peri__fail(PERI_EFORMAT, "peri_model_open: '%.200s' is no file", path);
     else if (info.st_size < (off_t)sizeof(peri__model_preamble))
-        status = peri__fail(PERI_EFORMAT, "peri_model_open: '%.200s' has %lld bytes, a model file has %zu and more", path,
-                            (long long)info.st_size, sizeof(peri__model_preamble));
+        status = peri__fail(PERI_EFORMAT, "peri_model_open: '%.200s' has %lld bytes, a model file has %zu and more",
+                            path, (long long)info.st_size, sizeof(peri__model_preamble));
     if (status >= 0) {
         m.bytes = info.st_size;
         m.changed_s = info.st_mtim.tv_sec;

@@ -21,9 +21,10 @@
 
 #include <perilune/model.h>
 
-/* -- the bytes of a file --------------------------------------------------------------------------------------------------------------- */
+/* -- the bytes of a file ------------------------------------------------------------------------------------------- */
 
-/** What a file begins with, little-endian. The header stands behind the sections, so that a writer need not know it beforehand. */
+/** What a file begins with, little-endian. The header stands behind the sections, so that a writer need not know it
+ *  beforehand. */
 typedef struct peri__model_preamble {
     char magic[8]; /* PERI__MODEL_MAGIC */
     uint32_t version, reserved;
@@ -47,8 +48,8 @@ typedef struct peri__mapped {
     int64_t changed_s, changed_ns; /* of the file, when it was opened */
 } peri__mapped;
 
-/** How to have a file in memory: mapped, unless it is read into `copy`; with `own` it is mapped so that what this process writes there is
- *  its own; with `guard` the handler of SIGBUS knows of it. */
+/** How to have a file in memory: mapped, unless it is read into `copy`; with `own` it is mapped so that what this
+ *  process writes there is its own; with `guard` the handler of SIGBUS knows of it. */
 typedef struct peri__mapping {
     bool copy, own, guard;
 } peri__mapping;
@@ -57,7 +58,7 @@ void peri__mapped_close(peri__mapped *m);
 /** Whether a part of it was missing when somebody read it. */
 bool peri__mapped_cut(const peri__mapped *m);
 
-/* -- the header ------------------------------------------------------------------------------------------------------------------------ */
+/* -- the header ---------------------------------------------------------------------------------------------------- */
 
 typedef struct peri__model_section {
     int64_t offset, bytes;
@@ -66,7 +67,8 @@ typedef struct peri__model_section {
     bool turned;  /* from the transpose of that tensor */
 } peri__model_section;
 
-/** An array of f32: of each sample, or of each member of a list, `columns` numbers, or, where it is a section, of all samples together. */
+/** An array of f32: of each sample, or of each member of a list, `columns` numbers, or, where it is a section, of all
+ *  samples together. */
 typedef struct peri__model_value {
     int64_t columns;
     int32_t list;    /* whose members have the numbers, or -1: samples have them */
@@ -79,13 +81,15 @@ typedef struct peri__model_value {
 
 /** Kinds of operations, and how many values each reads. docs/model_file.md has the formulas. */
 #define PERI__MODEL_OPERATIONS(X) PERI__MODEL_OF_SAMPLES(X) PERI__MODEL_OF_MEMBERS(X)
-#define PERI__MODEL_OF_SAMPLES(X)                                                                                                          \
-    X(lookup, 0, 0) X(linear, 1, 2) X(unary, 1, 1) X(binary, 2, 2) X(muladd, 3, 3) X(cross, 3, 4) X(interaction, 2, 2) X(copy, 1, 1)       \
-    X(cat, 1, 65536) X(sum, 1, 1) X(softmax, 1, 1) X(layer_norm, 1, 3) X(matmul, 2, 2) X(rows, 0, 0) X(lengths, 0, 0)       \
-    X(compare, 1, 2) X(where, 3, 3) X(top, 1, 1)
+#define PERI__MODEL_OF_SAMPLES(X)                                                                                      \
+    X(lookup, 0, 0)                                                                                                    \
+    X(linear, 1, 2) X(unary, 1, 1) X(binary, 2, 2) X(muladd, 3, 3) X(cross, 3, 4) X(interaction, 2, 2) X(copy, 1, 1)   \
+        X(cat, 1, 65536) X(sum, 1, 1) X(softmax, 1, 1) X(layer_norm, 1, 3) X(matmul, 2, 2) X(rows, 0, 0)               \
+            X(lengths, 0, 0) X(compare, 1, 2) X(where, 3, 3) X(top, 1, 1)
 /** Those that go from samples to the members of their lists, or back (lists.c). */
-#define PERI__MODEL_OF_MEMBERS(X)                                                                                                          \
-    X(members, 0, 0) X(spread, 1, 1) X(pool, 1, 1) X(attention, 3, 4) X(places, 0, 1) X(times, 0, 0) X(take, 2, 2) X(select, 2, 2)
+#define PERI__MODEL_OF_MEMBERS(X)                                                                                      \
+    X(members, 0, 0)                                                                                                   \
+    X(spread, 1, 1) X(pool, 1, 1) X(attention, 3, 4) X(places, 0, 1) X(times, 0, 0) X(take, 2, 2) X(select, 2, 2)
 enum {
 #define X(name, least, most) PERI__MODEL_##name,
     PERI__MODEL_OPERATIONS(X)
@@ -98,7 +102,8 @@ extern const char *const peri__model_operation_names[PERI__MODEL_OPERATION_COUNT
 typedef struct peri__model_bag {
     int32_t input, table, pooling; /* PERI_POOLING_SUM, PERI_POOLING_MEAN */
     int32_t map;                   /* what makes rows of the input's raw ids; -1: the ids are rows */
-    int32_t positions;             /* a constant with the weight of each place of a list; -1: the input's weights, if it has any */
+    int32_t positions;             /* a constant with the weight of each place of a list; -1: the input's weights, if it
+                                      has any */
 } peri__model_bag;
 
 enum { PERI__MODEL_NUMBERS = 2, PERI__MODEL_TEXT = 200, PERI__MODEL_SOURCE = 1000 };
@@ -117,8 +122,8 @@ typedef struct peri__model_operation {
     int32_t code; /* of the function, by check.c */
 } peri__model_operation;
 
-/** A list of each sample: its members are the ids (or whole numbers) of some inputs, which are equally many in all of these, or those
- *  members of another list that the operation select has kept:
+/** A list of each sample: its members are the ids (or whole numbers) of some inputs, which are equally many in all of
+ *  these, or those members of another list that the operation select has kept:
  *
  *      sample    input "item"    list 0: 5 members    list 1, of list 0, of mask 0 1 1 0 1: 3 members
  *      0         7 3 9           0 1 2                1 2
@@ -140,8 +145,9 @@ typedef struct peri__model_rows {
     int64_t stride, row_bytes; /* elements, or bytes where rows are bytes; bytes */
 } peri__model_rows;
 
-/** A map of raw ids to the rows of a table: a dictionary of the ids that have a row, and the rule for all others. docs/model_file.md draws
- *  its two sections. Buckets matter for ids without a row only: they say which row stands for them. */
+/** A map of raw ids to the rows of a table: a dictionary of the ids that have a row, and the rule for all others.
+ *  docs/model_file.md draws its two sections. Buckets matter for ids without a row only: they say which row stands for
+ *  them. */
 typedef struct peri__model_map {
     int32_t ids, index;       /* sections: i64 [rows]; u32 [slots] */
     int32_t spread, miss;     /* PERI_SPREAD_*, PERI_MISS_* without the default; -1: unknown */
@@ -164,7 +170,8 @@ typedef struct peri__model_mapped {
 typedef struct peri__model_rule {
     int64_t length; /* each list has so many; 0: any number */
     int32_t like;   /* lists are as long as those of this input; -1: as they please */
-    int32_t counts; /* of a dense input: a whole number from 0 to the length of the sample's list of this input; -1: any number */
+    int32_t counts; /* of a dense input: a whole number from 0 to the length of the sample's list of this input; -1: any
+                       number */
 } peri__model_rule;
 
 struct peri_model {
@@ -202,8 +209,8 @@ peri_status peri__model_header(peri_model *m, const char *text, int64_t bytes, c
 peri_status peri__model_check(peri_model *m, const char *what);
 /** The format of rows that a dtype's name means (-1: none), elements or bytes and bytes of a row. */
 int32_t peri__model_format(const char *dtype, int64_t columns, int64_t *stride, int64_t *row_bytes);
-/** Write panels of @cols x @inner numbers as those of @dtype (PERI_F32, PERI_BF16, PERI_I8; to nearest even) to @to; returns their
- *  bytes. */
+/** Write panels of @cols x @inner numbers as those of @dtype (PERI_F32, PERI_BF16, PERI_I8; to nearest even) to @to;
+ *  returns their bytes. */
 int64_t peri__model_panels_as(const float *panels, int64_t cols, int64_t inner, int32_t dtype, void *to);
 /** The input whose lists output @output follows; -1: it has numbers of samples. */
 static inline int32_t peri__model_output_list(const peri_model *m, int32_t output)
@@ -212,18 +219,22 @@ static inline int32_t peri__model_output_list(const peri_model *m, int32_t outpu
     return list < 0 ? -1 : m->lists[list].first;
 }
 /** The bytes of a section. */
-static inline const void *peri__model_data(const peri_model *m, int32_t section) { return m->file.data + m->sections[section].offset; }
+static inline const void *peri__model_data(const peri_model *m, int32_t section)
+{
+    return m->file.data + m->sections[section].offset;
+}
 
 /** peri_model_changed, in the name of @function. */
 peri_status peri__model_unchanged(const char *function, const peri_model *m);
 
-/* -- maps ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- maps ---------------------------------------------------------------------------------------------------------- */
 
 /** Slots of the index of a map of @rows. */
 int64_t peri__model_map_slots(int64_t rows);
-/** Rows of @ids[n], as @map has them; -1: no row, neither its own nor another. @out (may be NULL): [n]. Returns how many ids have no row of
- *  their own. No allocation, no lock; whatever the sections have, it reads nothing else. */
-int64_t peri__model_map_find(const peri_model *m, const peri__model_map *map, const int64_t *ids, int64_t n, int64_t *out);
+/** Rows of @ids[n], as @map has them; -1: no row, neither its own nor another. @out (may be NULL): [n]. Returns how
+ *  many ids have no row of their own. No allocation, no lock; whatever the sections have, it reads nothing else. */
+int64_t peri__model_map_find(const peri_model *m, const peri__model_map *map, const int64_t *ids, int64_t n,
+                             int64_t *out);
 /** Whether PERI_SPREAD_RANGE allows the id. */
 bool peri__model_map_allows(const peri__model_map *map, int64_t id);
 /** From now on row @row has the id @id (map->free: none). The model is in memory of its own. */
@@ -231,9 +242,10 @@ void peri__model_map_set(const peri_model *m, const peri__model_map *map, int64_
 /** Fill @index[slots] for @ids[rows]. */
 void peri__model_map_index(const int64_t *ids, int64_t rows, int64_t free, uint32_t *index, int64_t slots);
 
-/* -- calls ----------------------------------------------------------------------------------------------------------------------------- */
+/* -- calls --------------------------------------------------------------------------------------------------------- */
 
-/** Samples that are computed together: their intermediate results stay in the processor's caches. Results do not depend on it. */
+/** Samples that are computed together: their intermediate results stay in the processor's caches. Results do not depend
+ *  on it. */
 enum {
     PERI__MODEL_BLOCK = 128,
     PERI__MODEL_MEMBERS = 2048, /* members of one list that are computed together, unless a sample has more */
@@ -248,21 +260,28 @@ struct peri_model_context {
     float **values;           /* n_values: where each lies; NULL: an input, at the caller's */
     float *scratch;           /* of matmul */
     int64_t *offsets;         /* block + 1 zeros: of missing lists */
-    int64_t *moved, *rows;    /* block + 1 offsets, and max_ids rows: of lists whose rows or weights are made; else NULL */
+    int64_t *moved, *rows;    /* block + 1 offsets, and max_ids rows: of lists whose rows or weights are made; else
+                                 NULL */
     float *weights;           /* max_ids */
-    int64_t *lists;           /* n_lists x (block + 1): which members each sample has, in the block that is being computed */
+    int64_t *lists;           /* n_lists x (block + 1): which members each sample has, in the block that is being
+                                 computed */
     const float **at;         /* n_values: where each lies, in the block that is being computed */
 };
 
-/** peri_model_check, with lists of at most @max_ids ids; without @skipped, raw ids are looked for only where the answer may be an error. */
-peri_status peri__model_values(const char *function, const peri_model *m, int64_t batch, int64_t max_ids, const peri_model_values *inputs,
-                               int64_t *skipped);
+/** peri_model_check, with lists of at most @max_ids ids; without @skipped, raw ids are looked for only where the answer
+ *  may be an error. */
+peri_status peri__model_values(const char *function, const peri_model *m, int64_t batch, int64_t max_ids,
+                               const peri_model_values *inputs, int64_t *skipped);
 /** f32 numbers that the operation top needs beside its values. */
 int64_t peri__model_top_scratch(const peri_model *m, const peri__model_operation *o);
 /** Which members samples have: list @l's offsets, [samples + 1]. */
-static inline int64_t *peri__model_list_of(const peri_model_context *c, int32_t l) { return c->lists + l * (c->block + 1); }
+static inline int64_t *peri__model_list_of(const peri_model_context *c, int32_t l)
+{
+    return c->lists + l * (c->block + 1);
+}
 /** How many of the samples from @first on, below @batch, the context has room for at once. */
-int64_t peri__model_block_of(const peri_model_context *c, int64_t first, int64_t batch, const peri_model_values *inputs);
+int64_t peri__model_block_of(const peri_model_context *c, int64_t first, int64_t batch,
+                             const peri_model_values *inputs);
 /** All operations for samples [first, first + n). */
 void peri__model_run(peri_model_context *c, int64_t first, int64_t n, const peri_model_values *inputs);
 

@@ -70,15 +70,19 @@ static peri_status load_header(peri_model *m, char **text, int64_t *bytes)
     const peri__mapped *f = &m->file;
     memcpy(&p, f->data, sizeof p);
     if (memcmp(p.magic, PERI__MODEL_MAGIC, sizeof p.magic) != 0) return broken(m, "no model file of Perilune");
-    if (p.checksum != XXH3_64bits(&p, offsetof(peri__model_preamble, checksum))) return broken(m, "its first 64 bytes are damaged");
+    if (p.checksum != XXH3_64bits(&p, offsetof(peri__model_preamble, checksum)))
+        return broken(m, "its first 64 bytes are damaged");
     if (p.version < 1 || p.version > PERI_MODEL_VERSION)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_model_open: '%.200s' is of version %u of the format, this library knows 1..%d", m->path,
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "peri_model_open: '%.200s' is of version %u of the format, this library knows 1..%d", m->path,
                           p.version, PERI_MODEL_VERSION);
     m->version = (int32_t)p.version;
     if (p.file_bytes != (uint64_t)f->bytes)
-        return peri__fail(PERI_EFORMAT, "peri_model_open: '%.200s' has %lld bytes, it was written with %llu: it is not whole", m->path,
-                          (long long)f->bytes, (unsigned long long)p.file_bytes);
-    if (p.header_offset > p.file_bytes || p.header_bytes > p.file_bytes - p.header_offset || p.header_bytes > PERI__MODEL_HEADER_MOST)
+        return peri__fail(PERI_EFORMAT,
+                          "peri_model_open: '%.200s' has %lld bytes, it was written with %llu: it is not whole",
+                          m->path, (long long)f->bytes, (unsigned long long)p.file_bytes);
+    if (p.header_offset > p.file_bytes || p.header_bytes > p.file_bytes - p.header_offset ||
+        p.header_bytes > PERI__MODEL_HEADER_MOST)
         return broken(m, "its header lies outside of the file");
     char *copy = peri__alloc((size_t)p.header_bytes + 1);
     if (!copy) return PERI_ENOMEM;
@@ -89,7 +93,8 @@ static peri_status load_header(peri_model *m, char **text, int64_t *bytes)
         peri__free(copy);
         return broken(m, "its header is damaged");
     }
-    snprintf(m->digest, sizeof m->digest, "%016llx%016llx", (unsigned long long)digest.high64, (unsigned long long)digest.low64);
+    snprintf(m->digest, sizeof m->digest, "%016llx%016llx", (unsigned long long)digest.high64,
+             (unsigned long long)digest.low64);
     *text = copy;
     *bytes = (int64_t)p.header_bytes;
     return PERI_OK;
@@ -98,7 +103,9 @@ static peri_status load_header(peri_model *m, char **text, int64_t *bytes)
 peri_status peri__model_open(const char *path, int32_t flags, bool own, peri_model **out)
 {
     if (flags & ~(PERI_MODEL_VERIFY | PERI_MODEL_COPY | PERI_MODEL_GUARD))
-        return peri__fail(PERI_EINVAL, "peri_model_open: flags %d, allowed: PERI_MODEL_VERIFY | PERI_MODEL_COPY | PERI_MODEL_GUARD", flags);
+        return peri__fail(PERI_EINVAL,
+                          "peri_model_open: flags %d, allowed: PERI_MODEL_VERIFY | PERI_MODEL_COPY | PERI_MODEL_GUARD",
+                          flags);
     peri_model *m = peri__alloc_zero(sizeof *m);
     if (!m) return PERI_ENOMEM;
     peri__object_count(1);
@@ -108,7 +115,9 @@ peri_status peri__model_open(const char *path, int32_t flags, bool own, peri_mod
     int64_t bytes = 0;
     snprintf(what, sizeof what, "peri_model_open: header of '%.200s'", path);
     peri_status status = (m->path = peri__strdup(path)) ? PERI_OK : PERI_ENOMEM;
-    if (status >= 0) status = peri__mapped_open(path, (peri__mapping){flags & PERI_MODEL_COPY, own, flags & PERI_MODEL_GUARD}, &m->file);
+    if (status >= 0)
+        status =
+            peri__mapped_open(path, (peri__mapping){flags & PERI_MODEL_COPY, own, flags & PERI_MODEL_GUARD}, &m->file);
     if (status >= 0) status = load_header(m, &text, &bytes);
     if (status >= 0) status = peri__model_header(m, text, bytes, what);
     if (status >= 0) status = peri__model_check(m, what);
@@ -131,15 +140,17 @@ peri_status peri_model_verify(const peri_model *model)
 {
     PERI_NEED(model);
     if (model->followed)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_model_verify: '%.200s' follows a run: it has no longer what the file has", model->path);
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "peri_model_verify: '%.200s' follows a run: it has no longer what the file has", model->path);
     if (model->file.slot < 0) PERI_TRY(peri__model_unchanged("peri_model_verify", model));
     for (int32_t i = 0; i < model->n_sections; i++) {
         const peri__model_section *s = &model->sections[i];
         const bool same = XXH3_64bits(peri__model_data(model, i), (size_t)s->bytes) == s->checksum;
-        if (peri__mapped_cut(&model->file)) return peri__fail(PERI_EIO, "peri_model_verify: '%.200s' became shorter", model->path);
+        if (peri__mapped_cut(&model->file))
+            return peri__fail(PERI_EIO, "peri_model_verify: '%.200s' became shorter", model->path);
         if (!same)
-            return peri__fail(PERI_EFORMAT, "peri_model_verify: '%.200s': section %d, bytes %lld to %lld, is damaged", model->path, i,
-                              (long long)s->offset, (long long)(s->offset + s->bytes));
+            return peri__fail(PERI_EFORMAT, "peri_model_verify: '%.200s': section %d, bytes %lld to %lld, is damaged",
+                              model->path, i, (long long)s->offset, (long long)(s->offset + s->bytes));
     }
     return PERI_OK;
 }
@@ -153,7 +164,8 @@ peri_status peri__model_unchanged(const char *function, const peri_model *m)
     if (peri__mapped_cut(f) || info.st_size < f->bytes)
         return peri__fail(PERI_EIO, "%s: '%.200s' was cut while it was mapped; open it again", function, m->path);
     if (info.st_size != f->bytes || info.st_mtim.tv_sec != f->changed_s || info.st_mtim.tv_nsec != f->changed_ns)
-        return peri__fail(PERI_EIO, "%s: '%.200s' was written to since it was opened; open it again", function, m->path);
+        return peri__fail(PERI_EIO, "%s: '%.200s' was written to since it was opened; open it again", function,
+                          m->path);
     return PERI_OK;
 }
 
@@ -163,15 +175,23 @@ peri_status peri_model_changed(const peri_model *model)
     return peri__model_unchanged("peri_model_changed", model);
 }
 
-/* -- describing ------------------------------------------------------------------------------------------------------------------------ */
+/* -- describing ---------------------------------------------------------------------------------------------------- */
 
 peri_status peri_model_describe(const peri_model *model, peri_model_info *out)
 {
     PERI_NEED(model);
-    const peri_model_info now = {.path = model->path, .name = model->name, .producer = model->producer, .digest = model->digest,
-                             .version = model->version, .operations = model->n_operations, .bytes = model->file.bytes,
-                             .table_bytes = model->table_bytes, .step = model->step, .inputs = model->n_inputs,
-                             .outputs = model->n_outputs, .tables = model->n_tables};
+    const peri_model_info now = {.path = model->path,
+                                 .name = model->name,
+                                 .producer = model->producer,
+                                 .digest = model->digest,
+                                 .version = model->version,
+                                 .operations = model->n_operations,
+                                 .bytes = model->file.bytes,
+                                 .table_bytes = model->table_bytes,
+                                 .step = model->step,
+                                 .inputs = model->n_inputs,
+                                 .outputs = model->n_outputs,
+                                 .tables = model->n_tables};
     return PERI_GIVE(peri_model_info, out, &now);
 }
 
@@ -191,7 +211,8 @@ peri_status peri_model_input_describe(const peri_model *model, int64_t input, pe
 {
     PERI_NEED(model);
     if (input < 0 || input >= model->n_inputs)
-        return peri__fail(PERI_EINVAL, "peri_model_input_describe: input %lld, allowed: 0..%d", (long long)input, model->n_inputs - 1);
+        return peri__fail(PERI_EINVAL, "peri_model_input_describe: input %lld, allowed: 0..%d", (long long)input,
+                          model->n_inputs - 1);
     const peri__model_rule *rule = &model->rules[input];
     const peri_model_input_rules now = {.length = rule->length, .like = rule->like, .counts = rule->counts};
     return PERI_GIVE(peri_model_input_rules, out, &now);
@@ -210,7 +231,8 @@ bool peri_model_output_best(const peri_model *model, int64_t output)
     const peri__model_operation *from = &model->operations[model->values[*o->in].made_by];
     if (from->kind != PERI__MODEL_top) return false;
     const int64_t k = from->sizes[0], n = o->sizes[0]; /* of `copy`: dimensions, offset, shape, strides */
-    return model->outputs[output].columns == k && o->sizes[1] % k == 0 && o->sizes[1 + n] == k && o->sizes[1 + 2 * n] == 1;
+    return model->outputs[output].columns == k && o->sizes[1] % k == 0 && o->sizes[1 + n] == k &&
+           o->sizes[1 + 2 * n] == 1;
 }
 
 const peri_model_table *peri_model_tables(const peri_model *model, int64_t *n)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * predict.c: the operations of a model, over a block of samples at a time. Each is a kernel that the training runtime uses too, called
- * with the same arguments, so that a model file answers what the model answered.
+ * predict.c: the operations of a model, over a block of samples at a time. Each is a kernel that the training runtime
+ * uses too, called with the same arguments, so that a model file answers what the model answered.
  */
 #include "../../kernels/dense.h"
 #include "../../kernels/nearest.h"
@@ -10,7 +10,7 @@
 #include "../embed/embed_internal.h"
 #include "run.h"
 
-/* -- lookups --------------------------------------------------------------------------------------------------------------------------- */
+/* -- lookups ------------------------------------------------------------------------------------------------------- */
 
 /** The rows of one feature in one table, into columns [at, at + columns of the table) of the result. */
 static void run_bag(const run *r, const peri__model_bag *bag, int64_t at)
@@ -50,15 +50,21 @@ static void run_lengths(const run *r)
     for (int64_t b = 0; b < r->n; b++) r->out[b] = (float)(all.offsets[b + 1] - all.offsets[b]);
 }
 
-/* -- products -------------------------------------------------------------------------------------------------------------------------- */
+/* -- products ------------------------------------------------------------------------------------------------------ */
 
 static void run_linear(const run *r)
 {
     const int64_t inner = r->o->sizes[0], cols = r->o->sizes[1];
-    const peri_k_panel_product_args args = {.y = r->out, .x = in(r, 0), .panels = peri__model_data(r->c->model, r->o->weight),
+    const peri_k_panel_product_args args = {.y = r->out,
+                                            .x = in(r, 0),
+                                            .panels = peri__model_data(r->c->model, r->o->weight),
                                             .dtype = r->o->weight_dtype,
-                                            .bias = r->o->n_in > 1 ? in(r, 1) : NULL, .act = r->o->code, .inner = inner, .cols = cols,
-                                            .x_stride = inner, .y_stride = cols};
+                                            .bias = r->o->n_in > 1 ? in(r, 1) : NULL,
+                                            .act = r->o->code,
+                                            .inner = inner,
+                                            .cols = cols,
+                                            .x_stride = inner,
+                                            .y_stride = cols};
     CALL(r, panel_product, &args, r->n * (r->columns / cols));
 }
 
@@ -89,16 +95,27 @@ static void run_matmul(const run *r)
 static void run_interaction(const run *r)
 {
     const int64_t features = r->o->sizes[0], dim = r->o->sizes[1];
-    const peri_k_interaction_args args = {.y = r->out, .dense = in(r, 0), .sparse = in(r, 1), .dtype = PERI_F32, .features = features,
-                                          .dim = dim, .dense_stride = dim, .sparse_stride = features * dim, .feature_stride = dim};
+    const peri_k_interaction_args args = {.y = r->out,
+                                          .dense = in(r, 0),
+                                          .sparse = in(r, 1),
+                                          .dtype = PERI_F32,
+                                          .features = features,
+                                          .dim = dim,
+                                          .dense_stride = dim,
+                                          .sparse_stride = features * dim,
+                                          .feature_stride = dim};
     CALL(r, interaction, &args, r->n);
 }
 
-/* -- element by element ---------------------------------------------------------------------------------------------------------------- */
+/* -- element by element -------------------------------------------------------------------------------------------- */
 
 static void run_unary(const run *r)
 {
-    const peri_k_unary_args args = {.dst = r->out, .x = in(r, 0), .dtype = PERI_F32, .op = r->o->code, .a = r->o->numbers[0],
+    const peri_k_unary_args args = {.dst = r->out,
+                                    .x = in(r, 0),
+                                    .dtype = PERI_F32,
+                                    .op = r->o->code,
+                                    .a = r->o->numbers[0],
                                     .b = r->o->numbers[1]};
     CALL(r, unary, &args, r->n * r->columns);
 }
@@ -107,7 +124,8 @@ static void run_binary(const run *r)
 {
     const int32_t ndim = (int32_t)r->o->sizes[0];
     const int64_t *shape = r->o->sizes + 1;
-    peri_k_binary_args args = {.dst = r->out, .a = in(r, 0), .b = in(r, 1), .dtype = PERI_F32, .op = r->o->code, .ndim = ndim + 1};
+    peri_k_binary_args args = {
+        .dst = r->out, .a = in(r, 0), .b = in(r, 1), .dtype = PERI_F32, .op = r->o->code, .ndim = ndim + 1};
     args.shape[0] = r->n;
     args.a_stride[0] = in_step(r, 0);
     args.b_stride[0] = in_step(r, 1);
@@ -131,7 +149,8 @@ static bool holds(int32_t op, float x, float y)
     }
 }
 
-/** Dimensions [d, ndim) of one sample of compare (1 or 2 values) and where (3), in row-major order; returns the end of what was written. */
+/** Dimensions [d, ndim) of one sample of compare (1 or 2 values) and where (3), in row-major order; returns the end of
+ *  what was written. */
 static float *choose(const run *r, float *to, const float *const *x, int32_t d)
 {
     const int32_t ndim = (int32_t)r->o->sizes[0], n = r->o->n_in;
@@ -167,12 +186,17 @@ static void run_muladd(const run *r)
 static void run_cross(const run *r)
 {
     const int64_t cols = r->o->sizes[0];
-    const peri_k_cross_args args = {.y = r->out, .x0 = in(r, 0), .u = in(r, 1), .bias = r->o->n_in > 3 ? in(r, 3) : NULL, .x = in(r, 2),
-                                    .dtype = PERI_F32, .cols = cols};
+    const peri_k_cross_args args = {.y = r->out,
+                                    .x0 = in(r, 0),
+                                    .u = in(r, 1),
+                                    .bias = r->o->n_in > 3 ? in(r, 3) : NULL,
+                                    .x = in(r, 2),
+                                    .dtype = PERI_F32,
+                                    .cols = cols};
     CALL(r, cross, &args, r->n * (r->columns / cols));
 }
 
-/* -- moving ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- moving -------------------------------------------------------------------------------------------------------- */
 
 /** Dimensions [d, ndim) of a view, in row-major order; returns the end of what was written. */
 static float *copy_view(float *to, const float *from, const int64_t *shape, const int64_t *stride, int32_t ndim)
@@ -204,38 +228,52 @@ static void run_cat(const run *r)
         const int64_t part = r->o->sizes[2 + i] * inner;
         for (int64_t b = 0; b < r->n; b++)
             for (int64_t k = 0; k < outer; k++)
-                memcpy(r->out + b * r->columns + k * row + at, in(r, i) + b * in_step(r, i) + k * part, sizeof(float) * (size_t)part);
+                memcpy(r->out + b * r->columns + k * row + at, in(r, i) + b * in_step(r, i) + k * part,
+                       sizeof(float) * (size_t)part);
         at += part;
     }
 }
 
-/* -- along a dimension ----------------------------------------------------------------------------------------------------------------- */
+/* -- along a dimension --------------------------------------------------------------------------------------------- */
 
 static void run_sum(const run *r)
 {
-    const int64_t outer = r->o->sizes[0] * r->n, n = r->o->sizes[1], inner = r->o->sizes[2], block = peri__min(r->o->sizes[3], n);
-    const peri_k_sum_dim_args args = {.dst = r->out, .x = in(r, 0), .dtype = PERI_F32, .outer = outer, .n = n, .inner = inner,
-                                      .block = block, .scale = r->o->numbers[0]};
+    const int64_t outer = r->o->sizes[0] * r->n, n = r->o->sizes[1], inner = r->o->sizes[2],
+                  block = peri__min(r->o->sizes[3], n);
+    const peri_k_sum_dim_args args = {.dst = r->out,
+                                      .x = in(r, 0),
+                                      .dtype = PERI_F32,
+                                      .outer = outer,
+                                      .n = n,
+                                      .inner = inner,
+                                      .block = block,
+                                      .scale = r->o->numbers[0]};
     CALL(r, sum_dim, &args, outer * peri__ceil_div(n, block) * peri__ceil_div(inner, PERI_SUM_COLUMNS));
 }
 
 static void run_softmax(const run *r)
 {
-    const peri_k_softmax_args args = {.y = r->out, .x = in(r, 0), .dtype = PERI_F32, .log = r->o->code, .n = r->o->sizes[1],
-                                      .inner = r->o->sizes[2]};
+    const peri_k_softmax_args args = {
+        .y = r->out, .x = in(r, 0), .dtype = PERI_F32, .log = r->o->code, .n = r->o->sizes[1], .inner = r->o->sizes[2]};
     CALL(r, softmax, &args, r->n * r->o->sizes[0] * r->o->sizes[2]);
 }
 
 static void run_layer_norm(const run *r)
 {
     const int64_t rows = r->o->sizes[0] * r->n;
-    const peri_k_layer_norm_args args = {.y = r->out, .mean = r->c->scratch, .rstd = r->c->scratch + rows, .x = in(r, 0),
-                                         .weight = r->o->n_in > 1 ? in(r, 1) : NULL, .bias = r->o->n_in > 2 ? in(r, 2) : NULL,
-                                         .dtype = PERI_F32, .cols = r->o->sizes[1], .eps = r->o->numbers[0]};
+    const peri_k_layer_norm_args args = {.y = r->out,
+                                         .mean = r->c->scratch,
+                                         .rstd = r->c->scratch + rows,
+                                         .x = in(r, 0),
+                                         .weight = r->o->n_in > 1 ? in(r, 1) : NULL,
+                                         .bias = r->o->n_in > 2 ? in(r, 2) : NULL,
+                                         .dtype = PERI_F32,
+                                         .cols = r->o->sizes[1],
+                                         .eps = r->o->numbers[0]};
     CALL(r, layer_norm, &args, rows);
 }
 
-/* -- retrieval ------------------------------------------------------------------------------------------------------------------------- */
+/* -- retrieval ----------------------------------------------------------------------------------------------------- */
 
 enum { TOP_QUERIES = 16 }; /* that are looked for in one pass over the items */
 
@@ -253,12 +291,22 @@ static void run_top(const run *r)
     const int64_t k = r->o->sizes[0], room = TOP_QUERIES * k;
     int64_t *found = (int64_t *)(void *)r->c->scratch;
     float *scores = (float *)(found + 2 * room);
-    peri_k_nearest_args a = {.op = {.items = peri__model_data(m, rows->section), .scores = scores, .indices = found, .n_items = t->rows,
-                                    .dim = t->columns, .k = k, .stride = rows->row_bytes, .dtype = rows->format},
-                             .part_scores = scores + room, .part_indices = found + room, .rows = scores + 2 * room, .parts = 1};
+    peri_k_nearest_args a = {.op = {.items = peri__model_data(m, rows->section),
+                                    .scores = scores,
+                                    .indices = found,
+                                    .n_items = t->rows,
+                                    .dim = t->columns,
+                                    .k = k,
+                                    .stride = rows->row_bytes,
+                                    .dtype = rows->format},
+                             .part_scores = scores + room,
+                             .part_indices = found + room,
+                             .rows = scores + 2 * room,
+                             .parts = 1};
     if (peri__tbe_bytes(rows->format)) {
         const peri_row_format format = peri__tbe_row_format(rows->format);
-        if (peri__rows_layout("peri_model_predict", &format, t->columns, &a.op.format) < 0) return; /* all formats of tables have one */
+        /* all formats of tables have one */
+        if (peri__rows_layout("peri_model_predict", &format, t->columns, &a.op.format) < 0) return;
     }
     for (int64_t q = 0; q < r->n; q += a.op.n_queries) {
         a.op.n_queries = peri__min(TOP_QUERIES, r->n - q);
@@ -273,7 +321,7 @@ static void run_top(const run *r)
     }
 }
 
-/* -- all of them ----------------------------------------------------------------------------------------------------------------------- */
+/* -- all of them --------------------------------------------------------------------------------------------------- */
 
 static void (*const functions[PERI__MODEL_OPERATION_COUNT])(const run *r) = {
 #define X(name, least, most) run_##name,
@@ -290,7 +338,8 @@ static void lists_of_block(peri_model_context *c, int64_t first, int64_t n, cons
     const peri_model *m = c->model;
     for (int32_t l = 0; l < m->n_lists; l++) {
         const int64_t *offsets = m->lists[l].n_inputs > 0 ? inputs[m->lists[l].first].offsets : NULL;
-        for (int64_t b = 0; b <= n; b++) peri__model_list_of(c, l)[b] = offsets ? offsets[first + b] - offsets[first] : 0;
+        for (int64_t b = 0; b <= n; b++)
+            peri__model_list_of(c, l)[b] = offsets ? offsets[first + b] - offsets[first] : 0;
     }
 }
 
@@ -330,29 +379,31 @@ static void give(const peri_model_context *c, int32_t i, int64_t first, int64_t 
     memcpy(to + at * columns, result, sizeof(float) * (size_t)(count * columns));
 }
 
-static peri_status check_outputs(const char *function, const peri_model *m, float *const *outputs, int64_t *const *offsets)
+static peri_status check_outputs(const char *function, const peri_model *m, float *const *outputs,
+                                 int64_t *const *offsets)
 {
     if (!outputs) return peri__fail(PERI_EINVAL, "%s: outputs is missing", function);
     for (int32_t i = 0; i < m->n_outputs; i++) {
         if (!outputs[i] || peri__model_output_list(m, i) < 0) continue;
         if (!offsets)
-            return peri__fail(PERI_EUNSUPPORTED, "%s: output '%s' is a list of each sample, allowed: with peri_model_predict_lists",
+            return peri__fail(PERI_EUNSUPPORTED,
+                              "%s: output '%s' is a list of each sample, allowed: with peri_model_predict_lists",
                               function, m->outputs[i].name);
         if (!offsets[i])
-            return peri__fail(PERI_EINVAL, "%s: output '%s' is a list of each sample, and its offsets are missing", function,
-                              m->outputs[i].name);
+            return peri__fail(PERI_EINVAL, "%s: output '%s' is a list of each sample, and its offsets are missing",
+                              function, m->outputs[i].name);
         offsets[i][0] = 0;
     }
     return PERI_OK;
 }
 
-static peri_status answer(const char *function, peri_model_context *context, int64_t batch, const peri_model_values *inputs,
-                          float *const *outputs, int64_t *const *offsets)
+static peri_status answer(const char *function, peri_model_context *context, int64_t batch,
+                          const peri_model_values *inputs, float *const *outputs, int64_t *const *offsets)
 {
     const peri_model *m = context->model;
     if (batch < 0 || batch > context->max_batch)
-        return peri__fail(PERI_EINVAL, "%s: %lld samples, allowed with this context: 0..%lld", function, (long long)batch,
-                          (long long)context->max_batch);
+        return peri__fail(PERI_EINVAL, "%s: %lld samples, allowed with this context: 0..%lld", function,
+                          (long long)batch, (long long)context->max_batch);
     PERI_TRY(peri__model_values(function, m, batch, context->max_ids, inputs, NULL));
     PERI_TRY(check_outputs(function, m, outputs, offsets));
     if (m->file.slot < 0) PERI_TRY(peri__model_unchanged(function, m)); /* nobody catches a read behind its end */
@@ -365,14 +416,15 @@ static peri_status answer(const char *function, peri_model_context *context, int
     return peri__model_unchanged(function, m);
 }
 
-peri_status peri_model_predict(peri_model_context *context, int64_t batch, const peri_model_values *inputs, float *const *outputs)
+peri_status peri_model_predict(peri_model_context *context, int64_t batch, const peri_model_values *inputs,
+                               float *const *outputs)
 {
     PERI_NEED(context);
     return answer("peri_model_predict", context, batch, inputs, outputs, NULL);
 }
 
-peri_status peri_model_predict_lists(peri_model_context *context, int64_t batch, const peri_model_values *inputs, float *const *outputs,
-                                     int64_t *const *offsets)
+peri_status peri_model_predict_lists(peri_model_context *context, int64_t batch, const peri_model_values *inputs,
+                                     float *const *outputs, int64_t *const *offsets)
 {
     static const char f[] = "peri_model_predict_lists";
     PERI_NEED(context);

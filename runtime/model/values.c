@@ -55,9 +55,11 @@ static peri_status check_counts(const checker *c, const peri_model_values *v)
     for (int64_t b = 0; b < c->batch; b++) {
         const int64_t most = length_of(c, c->rule->counts, b);
         if (!(v->dense[b] >= 0 && v->dense[b] <= (float)most && v->dense[b] == (float)(int64_t)v->dense[b]))
-            return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld is %g, allowed: whole numbers 0..%lld, the length of its list '%s'",
-                              c->function, c->input->name, (long long)b, (double)v->dense[b], (long long)most,
-                              c->m->inputs[c->rule->counts].name);
+            return peri__fail(
+                PERI_ERANGE,
+                "%s: input '%s', sample %lld is %g, allowed: whole numbers 0..%lld, the length of its list '%s'",
+                c->function, c->input->name, (long long)b, (double)v->dense[b], (long long)most,
+                c->m->inputs[c->rule->counts].name);
     }
     return PERI_OK;
 }
@@ -66,26 +68,30 @@ static peri_status check_dense(const checker *c, const peri_model_values *v)
 {
     const int64_t columns = c->input->columns;
     if (v->ids || v->offsets || v->weights)
-        return peri__fail(PERI_EINVAL, "%s: input '%s' is dense, %lld numbers a sample, but ids were given", c->function, c->input->name,
-                          (long long)columns);
+        return peri__fail(PERI_EINVAL, "%s: input '%s' is dense, %lld numbers a sample, but ids were given",
+                          c->function, c->input->name, (long long)columns);
     if (!v->dense) return PERI_OK; /* optional */
     if (!c->input->finite) return PERI_OK;
     const int64_t i = first_not_finite(v->dense, c->batch * columns);
     if (i == c->batch * columns) return PERI_OK;
-    return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld, number %lld is %s, allowed: finite numbers", c->function, c->input->name,
-                      (long long)(i / columns), (long long)(i % columns), v->dense[i] != v->dense[i] ? "NaN" : "infinite");
+    return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld, number %lld is %s, allowed: finite numbers",
+                      c->function, c->input->name, (long long)(i / columns), (long long)(i % columns),
+                      v->dense[i] != v->dense[i] ? "NaN" : "infinite");
 }
 
 /** Ids and weights of one sample's list, when all of the batch are known to have a fault. */
 static peri_status check_list(const checker *c, const peri_model_values *v, int64_t b)
 {
     for (int64_t i = v->offsets[b]; i < v->offsets[b + 1]; i++) {
-        if (!c->input->mapped && c->input->unknown == PERI_MODEL_ID_REFUSE && (uint64_t)v->ids[i] >= (uint64_t)c->input->rows)
-            return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: id %lld, allowed: 0..%lld", c->function, c->input->name,
-                              (long long)b, (long long)v->ids[i], (long long)c->input->rows - 1);
+        if (!c->input->mapped && c->input->unknown == PERI_MODEL_ID_REFUSE &&
+            (uint64_t)v->ids[i] >= (uint64_t)c->input->rows)
+            return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: id %lld, allowed: 0..%lld", c->function,
+                              c->input->name, (long long)b, (long long)v->ids[i], (long long)c->input->rows - 1);
         if (v->weights && c->input->finite && first_not_finite(v->weights + i, 1) == 0)
-            return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: the weight of id %lld is %s, allowed: finite numbers", c->function,
-                              c->input->name, (long long)b, (long long)v->ids[i], v->weights[i] != v->weights[i] ? "NaN" : "infinite");
+            return peri__fail(PERI_ERANGE,
+                              "%s: input '%s', sample %lld: the weight of id %lld is %s, allowed: finite numbers",
+                              c->function, c->input->name, (long long)b, (long long)v->ids[i],
+                              v->weights[i] != v->weights[i] ? "NaN" : "infinite");
     }
     return PERI_OK;
 }
@@ -97,8 +103,9 @@ static peri_status check_raw_list(const checker *c, const peri_model_values *v, 
         for (int64_t i = v->offsets[b]; i < v->offsets[b + 1]; i++) {
             const bool outside = !peri__model_map_allows(map, v->ids[i]);
             if (outside || (map->miss == PERI_MISS_ERROR && peri__model_map_find(c->m, map, &v->ids[i], 1, NULL) > 0))
-                return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: id %llu (as a signed number %lld) %s", c->function,
-                                  c->input->name, (long long)b, (unsigned long long)v->ids[i], (long long)v->ids[i],
+                return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: id %llu (as a signed number %lld) %s",
+                                  c->function, c->input->name, (long long)b, (unsigned long long)v->ids[i],
+                                  (long long)v->ids[i],
                                   outside ? "is outside of the range that the model's map was made for"
                                           : "has no row in the model's map, allowed: ids that it has learned");
         }
@@ -114,25 +121,27 @@ static peri_status check_raw(const checker *c, const peri_model_values *v, int64
         const peri__model_map *map = &c->m->maps[c->m->mapped[k].map];
         int64_t missed = unknown || map->miss == PERI_MISS_ERROR ? peri__model_map_find(c->m, map, v->ids, n, NULL) : 0;
         if (unknown) *unknown += missed;
-        if ((map->miss == PERI_MISS_ERROR && missed > 0) || map->spread == PERI_SPREAD_RANGE) PERI_TRY(check_raw_list(c, v, map));
+        if ((map->miss == PERI_MISS_ERROR && missed > 0) || map->spread == PERI_SPREAD_RANGE)
+            PERI_TRY(check_raw_list(c, v, map));
     }
     return PERI_OK;
 }
 
 static peri_status check_offsets(const checker *c, const peri_model_values *v)
 {
-    const int64_t longest = c->m->longest[c->input - c->m->inputs], most = longest ? peri__min(longest, c->max_ids) : c->max_ids;
+    const int64_t longest = c->m->longest[c->input - c->m->inputs],
+                  most = longest ? peri__min(longest, c->max_ids) : c->max_ids;
     if (v->offsets[0] != 0)
-        return peri__fail(PERI_EINVAL, "%s: input '%s': its offsets begin with %lld, wanted: 0", c->function, c->input->name,
-                          (long long)v->offsets[0]);
+        return peri__fail(PERI_EINVAL, "%s: input '%s': its offsets begin with %lld, wanted: 0", c->function,
+                          c->input->name, (long long)v->offsets[0]);
     for (int64_t b = 0; b < c->batch; b++) {
         const int64_t from = v->offsets[b], to = v->offsets[b + 1];
         if (to < from)
-            return peri__fail(PERI_EINVAL, "%s: input '%s': the list of sample %lld begins at %lld and ends at %lld", c->function,
-                              c->input->name, (long long)b, (long long)from, (long long)to);
+            return peri__fail(PERI_EINVAL, "%s: input '%s': the list of sample %lld begins at %lld and ends at %lld",
+                              c->function, c->input->name, (long long)b, (long long)from, (long long)to);
         if (to - from > most)
-            return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: a list of %lld ids, allowed: up to %lld", c->function,
-                              c->input->name, (long long)b, (long long)(to - from), (long long)most);
+            return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: a list of %lld ids, allowed: up to %lld",
+                              c->function, c->input->name, (long long)b, (long long)(to - from), (long long)most);
     }
     return PERI_OK;
 }
@@ -145,8 +154,9 @@ static peri_status check_lengths(const checker *c, const peri_model_values *v)
         const int64_t n = v->offsets ? v->offsets[b + 1] - v->offsets[b] : 0;
         const int64_t wanted = c->rule->like >= 0 ? length_of(c, c->rule->like, b) : c->rule->length;
         if (n == wanted) continue;
-        return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: a list of %lld, allowed: %lld%s%s%s", c->function, in->name,
-                          (long long)b, (long long)n, (long long)wanted, c->rule->like >= 0 ? ", the length of its list '" : "",
+        return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: a list of %lld, allowed: %lld%s%s%s", c->function,
+                          in->name, (long long)b, (long long)n, (long long)wanted,
+                          c->rule->like >= 0 ? ", the length of its list '" : "",
                           c->rule->like >= 0 ? c->m->inputs[c->rule->like].name : "", c->rule->like >= 0 ? "'" : "");
     }
     return PERI_OK;
@@ -155,17 +165,20 @@ static peri_status check_lengths(const checker *c, const peri_model_values *v)
 static peri_status check_ids(const checker *c, const peri_model_values *v, int64_t *skipped)
 {
     if (v->dense)
-        return peri__fail(PERI_EINVAL, "%s: input '%s' is of ids, but dense numbers were given", c->function, c->input->name);
+        return peri__fail(PERI_EINVAL, "%s: input '%s' is of ids, but dense numbers were given", c->function,
+                          c->input->name);
     if (!v->offsets) {
         if (!v->ids && !v->weights) return PERI_OK; /* optional */
         return peri__fail(PERI_EINVAL, "%s: input '%s' has ids, but no offsets", c->function, c->input->name);
     }
     PERI_TRY(check_offsets(c, v));
     const int64_t n = v->offsets[c->batch];
-    if (n > 0 && !v->ids) return peri__fail(PERI_EINVAL, "%s: input '%s' has offsets, but no ids", c->function, c->input->name);
+    if (n > 0 && !v->ids)
+        return peri__fail(PERI_EINVAL, "%s: input '%s' has offsets, but no ids", c->function, c->input->name);
     if (n > 0 && !v->weights != !c->input->weighted)
         return peri__fail(PERI_EINVAL, "%s: input '%s' %s", c->function, c->input->name,
-                          c->input->weighted ? "wants a weight for each id, but there are none" : "has no weights, but some were given");
+                          c->input->weighted ? "wants a weight for each id, but there are none"
+                                             : "has no weights, but some were given");
     if (c->input->kind == PERI_MODEL_WHOLE) return PERI_OK;
     int64_t unknown = 0;
     if (c->input->mapped) PERI_TRY(check_raw(c, v, skipped ? &unknown : NULL));
@@ -177,8 +190,8 @@ static peri_status check_ids(const checker *c, const peri_model_values *v, int64
     return PERI_OK;
 }
 
-peri_status peri__model_values(const char *function, const peri_model *m, int64_t batch, int64_t max_ids, const peri_model_values *inputs,
-                               int64_t *skipped)
+peri_status peri__model_values(const char *function, const peri_model *m, int64_t batch, int64_t max_ids,
+                               const peri_model_values *inputs, int64_t *skipped)
 {
     checker c = {.function = function, .m = m, .values = inputs, .batch = batch, .max_ids = max_ids};
     if (batch < 0) return peri__fail(PERI_EINVAL, "%s: %lld samples, allowed: 0 and more", function, (long long)batch);
@@ -186,8 +199,10 @@ peri_status peri__model_values(const char *function, const peri_model *m, int64_
     for (int32_t i = 0; i < m->n_inputs && batch > 0; i++) {
         const peri_model_values *v = &inputs[i];
         if (v->spare[0] || v->spare[1])
-            return peri__fail(PERI_EUNSUPPORTED, "%s: the values of input '%s' say something that this library (" PERI_VERSION_TEXT
-                              ") does not know", function, m->inputs[i].name);
+            return peri__fail(PERI_EUNSUPPORTED,
+                              "%s: the values of input '%s' say something that this library (" PERI_VERSION_TEXT
+                              ") does not know",
+                              function, m->inputs[i].name);
         c.input = &m->inputs[i];
         if (!v->dense && !v->ids && !v->offsets && !v->weights && !c.input->optional)
             return peri__fail(PERI_EINVAL, "%s: input '%s' is missing", function, c.input->name);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * writer.c: a model file while it is being written, beside its place: sections one after the other, then the header, then the preamble.
- * It gets its name when it is whole, and what had the name before stays what it was for those who have it open.
+ * writer.c: a model file while it is being written, beside its place: sections one after the other, then the header,
+ * then the preamble. It gets its name when it is whole, and what had the name before stays what it was for those who
+ * have it open.
  */
 #include "../../kernels/dense.h"
 #include "../../kernels/ref/number.h"
@@ -149,7 +150,8 @@ peri_status peri_model_writer_put(peri_model_writer *writer, const void *data, i
     PERI_TRY(usable(writer, "peri_model_writer_put"));
     if (!writer->open) return peri__fail(PERI_EINVAL, "peri_model_writer_put: no section was begun");
     if (bytes < 0 || (bytes > 0 && !data))
-        return peri__fail(PERI_EINVAL, "peri_model_writer_put: %lld bytes%s", (long long)bytes, data ? "" : " at no place");
+        return peri__fail(PERI_EINVAL, "peri_model_writer_put: %lld bytes%s", (long long)bytes,
+                          data ? "" : " at no place");
     XXH3_64bits_update(writer->hash, data, (size_t)bytes);
     return put(writer, data, bytes);
 }
@@ -181,7 +183,8 @@ int64_t peri__model_panels_as(const float *panels, int64_t cols, int64_t inner, 
     const int64_t n = peri_panel_size(cols, inner);
     char *out = to;
     if (dtype == PERI_F32) memcpy(to, panels, sizeof *panels * (size_t)n);
-    for (int64_t at = 0; dtype == PERI_I8 && at < n; at += PERI_PANEL * inner, out += peri_panel_bytes(PERI_PANEL, inner, dtype))
+    for (int64_t at = 0; dtype == PERI_I8 && at < n;
+         at += PERI_PANEL * inner, out += peri_panel_bytes(PERI_PANEL, inner, dtype))
         panel_as_codes(panels + at, inner, out);
     for (int64_t i = 0; dtype == PERI_BF16 && i < n; i++) {
         const uint16_t narrow = k_f32_to_bf16(panels[i]);
@@ -190,15 +193,17 @@ int64_t peri__model_panels_as(const float *panels, int64_t cols, int64_t inner, 
     return peri_panel_bytes(cols, inner, dtype);
 }
 
-peri_status peri_model_writer_matrix(peri_model_writer *writer, const float *weight, int64_t columns, int64_t inner, int32_t dtype)
+peri_status peri_model_writer_matrix(peri_model_writer *writer, const float *weight, int64_t columns, int64_t inner,
+                                     int32_t dtype)
 {
     PERI_NEED(writer);
     PERI_NEED(weight);
     if (dtype != PERI_F32 && dtype != PERI_BF16 && dtype != PERI_I8)
-        return peri__fail(PERI_EINVAL, "peri_model_writer_matrix: dtype %s, allowed: f32, bf16, i8", peri_dtype_name(dtype));
+        return peri__fail(PERI_EINVAL, "peri_model_writer_matrix: dtype %s, allowed: f32, bf16, i8",
+                          peri_dtype_name(dtype));
     if (columns < 1 || inner < 1)
-        return peri__fail(PERI_EINVAL, "peri_model_writer_matrix: a matrix of %lld x %lld, allowed: 1 and more", (long long)columns,
-                          (long long)inner);
+        return peri__fail(PERI_EINVAL, "peri_model_writer_matrix: a matrix of %lld x %lld, allowed: 1 and more",
+                          (long long)columns, (long long)inner);
     const int64_t step = peri__max(PACKED / PERI_PANEL / inner, 1) * PERI_PANEL; /* columns at a time: whole panels */
     float *panels = peri__alloc(sizeof *panels * (size_t)peri_panel_size(peri__min(step, columns), inner));
     void *bytes = peri__alloc((size_t)peri_panel_bytes(peri__min(step, columns), inner, dtype));
@@ -252,13 +257,16 @@ peri_status peri_model_writer_finish(peri_model_writer *writer, const char *head
     PERI_NEED(header);
     PERI_TRY(usable(writer, "peri_model_writer_finish"));
     if (bytes < 0 || bytes > PERI__MODEL_HEADER_MOST)
-        return peri__fail(PERI_EINVAL, "peri_model_writer_finish: a header of %lld bytes, allowed: 0..%d", (long long)bytes,
-                          PERI__MODEL_HEADER_MOST);
+        return peri__fail(PERI_EINVAL, "peri_model_writer_finish: a header of %lld bytes, allowed: 0..%d",
+                          (long long)bytes, PERI__MODEL_HEADER_MOST);
     end_section(writer);
     PERI_TRY(align(writer));
     XXH128_hash_t digest = XXH3_128bits(header, (size_t)bytes);
-    peri__model_preamble p = {.magic = PERI__MODEL_MAGIC, .version = PERI_MODEL_VERSION, .header_offset = (uint64_t)writer->at,
-                              .header_bytes = (uint64_t)bytes, .file_bytes = (uint64_t)(writer->at + bytes),
+    peri__model_preamble p = {.magic = PERI__MODEL_MAGIC,
+                              .version = PERI_MODEL_VERSION,
+                              .header_offset = (uint64_t)writer->at,
+                              .header_bytes = (uint64_t)bytes,
+                              .file_bytes = (uint64_t)(writer->at + bytes),
                               .digest = {digest.low64, digest.high64}};
     p.checksum = XXH3_64bits(&p, offsetof(peri__model_preamble, checksum));
     PERI_TRY(put(writer, header, bytes));
@@ -289,7 +297,8 @@ static void sync_folder(const char *path)
 peri_status peri_model_writer_publish(peri_model_writer *writer)
 {
     PERI_NEED(writer);
-    if (!writer->finished) return peri__fail(PERI_EINVAL, "peri_model_writer_publish: '%.200s' is not finished", writer->path);
+    if (!writer->finished)
+        return peri__fail(PERI_EINVAL, "peri_model_writer_publish: '%.200s' is not finished", writer->path);
     if (writer->published) return PERI_OK;
     if (rename(writer->fresh, writer->path) != 0) return failed(writer, "it cannot get its name");
     writer->published = true;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plugin/host.h (L1): what the core lends to a backend. Plugins do not link libperilune: everything they need comes in through this
- * table, so the same plugin works under the shared library, a static host and the launcher.
+ * plugin/host.h (L1): what the core lends to a backend. Plugins do not link libperilune: everything they need comes in
+ * through this table, so the same plugin works under the shared library, a static host and the launcher.
  */
 #ifndef PERI_PLUGIN_HOST_H
 #define PERI_PLUGIN_HOST_H
@@ -10,8 +10,8 @@
 
 #include <perilune/base.h>
 
-/** The contracts of this header. What is added goes to the end of a table, so that older backends need not know it, and raises the number;
- *  what changes raises the lowest number as well. */
+/** The contracts of this header. What is added goes to the end of a table, so that older backends need not know it, and
+ *  raises the number; what changes raises the lowest number as well. */
 enum { PERI_PLUGIN_HOST_ABI = 2 };
 
 typedef struct peri_plugin_host {
@@ -29,30 +29,35 @@ typedef struct peri_plugin_host {
     void (*free)(void *p);
     /* Split [0, n) over the worker pool; see peri__parallel_for. */
     void (*parallel_for)(int64_t n, int64_t grain, void (*fn)(void *ctx, int64_t begin, int64_t end), void *ctx);
-    /* The CPU's kernel or step @name whose argument struct has @args bytes, of the chosen instruction set; NULL: this core has none that
+    /* The CPU's kernel or step @name whose argument struct has @args bytes, of the chosen instruction set; NULL: this
+     * core has none that
      * takes these. Backends ask once and keep it: their numbers (PERI_K_*) may be other kernels' here. */
     void (*(*kernel)(const char *name, int64_t args))(const void *args, int64_t begin, int64_t end);
     /* True when this passage of a fault point (PERI_FAULT_*) must fail. */
     bool (*fault)(int32_t point);
     int64_t (*time_ns)(void);
     void (*pause)(int64_t round);
-    /* The number of the way in use of one of PERI_HOST_COPY_*; see base/tune.def. The first of large copies is measured before. */
+    /* The number of the way in use of one of PERI_HOST_COPY_*; see base/tune.def. The first of large copies is measured
+     * before. */
     int64_t (*copy_choice)(int32_t choice);
     /* Threads among which parallel_for splits at most. */
     int32_t (*threads)(void);
     /* Keys that are worth one more thread of a sort; see base/tune.def. */
     int64_t (*sort_keys)(void);
-    /* A fork waits for this pthread_mutex_t of the backend, so that the child finds it free. Nothing else is locked while it is held. */
+    /* A fork waits for this pthread_mutex_t of the backend, so that the child finds it free. Nothing else is locked
+     * while it is held. */
     void (*fork_lock)(void *lock);
 } peri_plugin_host;
 
 /** Choices of perilune/tune.h about copies between ranks. */
 enum {
-    PERI_HOST_COPY_PAST = 0,  /* bytes exchanged by all ranks of a machine at once, 0: never. Ask where there are PERI_HOST_COPY_LARGE */
+    PERI_HOST_COPY_PAST = 0,  /* bytes exchanged by all ranks of a machine at once, 0: never. Ask where there are
+                                 PERI_HOST_COPY_LARGE */
     PERI_HOST_COPY_BLOCK = 1, /* bytes, PERI_HOST_COPY_BLOCK_MOST at most */
     PERI_HOST_COPY_BY = 2,    /* 0: the receiver, 1: the sender */
     PERI_HOST_COPY_NEAR = 3,  /* bytes; the ranks of a world have to agree */
-    PERI_HOST_COPY_ROWS = 4,  /* 0: in their places, 1: through a block, 2: through a block and past the caches. Ask as for PAST */
+    PERI_HOST_COPY_ROWS = 4,  /* 0: in their places, 1: through a block, 2: through a block and past the caches. Ask as
+                                 for PAST */
     PERI_HOST_COPY_CHOICES = 5,
     PERI_HOST_COPY_LARGE = 24 << 20,
     PERI_HOST_COPY_BLOCK_MOST = 1 << 20

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * loader.c: backends by name. Built-in ones come from a table; others from libperilune_<name>.so, searched in PERI_PLUGIN_PATH
- * (colon-separated) and then in the folder of the object that holds this code; never in the working directory, never unloaded.
- * Tests give the name `opaque` to another device by PERI_OPAQUE_DEVICE: what is said of the test device must hold for any.
+ * loader.c: backends by name. Built-in ones come from a table; others from libperilune_<name>.so, searched in
+ * PERI_PLUGIN_PATH (colon-separated) and then in the folder of the object that holds this code; never in the working
+ * directory, never unloaded. Tests give the name `opaque` to another device by PERI_OPAQUE_DEVICE: what is said of the
+ * test device must hold for any.
  */
 #include "plugin_internal.h"
 
@@ -82,7 +83,8 @@ static void *open_in(const char *folder, size_t length, const char *name, char *
     char path[4096];
     if (!length) return NULL;
     if (folder[0] != '/') { /* would mean the working directory */
-        snprintf(reason, len, "no libperilune_%s.so: PERI_PLUGIN_PATH has the folder '%.*s', allowed: paths that begin with /", name,
+        snprintf(reason, len,
+                 "no libperilune_%s.so: PERI_PLUGIN_PATH has the folder '%.*s', allowed: paths that begin with /", name,
                  (int)(length < 200 ? length : 200), folder);
         return NULL;
     }
@@ -90,7 +92,8 @@ static void *open_in(const char *folder, size_t length, const char *name, char *
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         const char *why = dlerror();
-        if (!strstr(why, "cannot open shared object file") || strstr(why, "libperilune_") == NULL || strncmp(why, path, strlen(path)) != 0)
+        if (!strstr(why, "cannot open shared object file") || strstr(why, "libperilune_") == NULL ||
+            strncmp(why, path, strlen(path)) != 0)
             snprintf(reason, len, "%s", why);
     }
     return handle;
@@ -119,8 +122,11 @@ peri_status peri__plugin_path_set(const char *path)
 {
     for (const char *at = path; at && *at; at = strchr(at, ':') ? strchr(at, ':') + 1 : NULL)
         if (*at != '/')
-            return peri__fail(PERI_EINVAL, "peri_host_plugin_path_set: the folder '%.200s', allowed: paths that begin with /, between "
-                              "them ':'", at);
+            return peri__fail(
+                PERI_EINVAL,
+                "peri_host_plugin_path_set: the folder '%.200s', allowed: paths that begin with /, between "
+                "them ':'",
+                at);
     char *copy = NULL;
     if (path && *path && !(copy = peri__strdup(path))) return PERI_ENOMEM;
     pthread_mutex_lock(&lock);
@@ -145,8 +151,10 @@ static void *open_along(const char *path, const char *name, char *reason, size_t
 static void *open_plugin(const char *name, char *reason, size_t len)
 {
     bool gpus = !strcmp(name, "cuda") || !strcmp(name, "nccl");
-    snprintf(reason, len, "no libperilune_%s.so on PERI_PLUGIN_PATH or beside libperilune%s", name, gpus ? "; `make cuda` builds it" : "");
-    if (getauxval(AT_BASE) == 0) { /* nobody has loaded libraries for this program, and nobody can: the C library would end it */
+    snprintf(reason, len, "no libperilune_%s.so on PERI_PLUGIN_PATH or beside libperilune%s", name,
+             gpus ? "; `make cuda` builds it" : "");
+    /* nobody has loaded libraries for this program, and nobody can: the C library would end it */
+    if (getauxval(AT_BASE) == 0) {
         snprintf(reason, len, "this program was linked statically, and cannot load libperilune_%s.so", name);
         return NULL;
     }
@@ -155,21 +163,26 @@ static void *open_plugin(const char *name, char *reason, size_t len)
     char folder[3500], beside[3600];
     size_t n = handle ? 0 : own_folder(folder, sizeof folder);
     if (n) handle = open_in(folder, n, name, reason, len);
-    if (n && !handle) { /* a program in PREFIX/bin has its plugins in PREFIX/lib/perilune; a library in PREFIX/lib too */
+    /* a program in PREFIX/bin has its plugins in PREFIX/lib/perilune; a library in PREFIX/lib too */
+    if (n && !handle) {
         snprintf(beside, sizeof beside, "%s/../lib/perilune", folder);
         handle = open_in(beside, strlen(beside), name, reason, len);
     }
     return handle;
 }
 
-/** A backend names the lowest contract that it needs, which this library has to know; it may have fewer members than today's table, and
- *  more. */
-static peri_status check_table(const char *what, const char *name, const uint32_t *size_abi, uint32_t least, uint32_t lowest, uint32_t abi)
+/** A backend names the lowest contract that it needs, which this library has to know; it may have fewer members than
+ *  today's table, and more. */
+static peri_status check_table(const char *what, const char *name, const uint32_t *size_abi, uint32_t least,
+                               uint32_t lowest, uint32_t abi)
 {
-    if (!size_abi) return peri__fail(PERI_EUNSUPPORTED, "%s '%s': the backend refused this version of Perilune", what, name);
+    if (!size_abi)
+        return peri__fail(PERI_EUNSUPPORTED, "%s '%s': the backend refused this version of Perilune", what, name);
     if (size_abi[1] >= lowest && size_abi[1] <= abi && size_abi[0] >= least) return PERI_OK;
-    return peri__fail(PERI_EUNSUPPORTED, "%s '%s': built for another version of Perilune (it needs contract %u, with a table of %u bytes; "
-                      "allowed: %u..%u, %u bytes or more)", what, name, size_abi[1], size_abi[0], lowest, abi, least);
+    return peri__fail(PERI_EUNSUPPORTED,
+                      "%s '%s': built for another version of Perilune (it needs contract %u, with a table of %u bytes; "
+                      "allowed: %u..%u, %u bytes or more)",
+                      what, name, size_abi[1], size_abi[0], lowest, abi, least);
 }
 
 /** A plugin that was loaded: a device or a transport. */
@@ -184,8 +197,9 @@ typedef struct known_plugin {
     int32_t work[PERI_WORK_COUNT]; /* of a device: its numbers by ours */
 } known_plugin;
 
-/** Kernels and operations are known by their names: @work gets the number of each in the backend's list, -1 where that has none of the
- *  name with arguments of the same size. Operations come after a gap in the list, and may be called as steps are. */
+/** Kernels and operations are known by their names: @work gets the number of each in the backend's list, -1 where that
+ *  has none of the name with arguments of the same size. Operations come after a gap in the list, and may be called as
+ *  steps are. */
 static void translate(const peri_work_entry *(*list)(int32_t *count), int32_t work[PERI_WORK_COUNT])
 {
     int32_t own_count, count = 0, gap = 0;
@@ -244,7 +258,8 @@ static peri_status from_plugin(const char *what, const char *name, const char *s
     pthread_mutex_lock(&lock);
     int i = 0;
     while (i < MOST && known[i].given && strcmp(known[i].key, key) != 0) i++;
-    if (i == MOST) status = peri__fail(PERI_EUNSUPPORTED, "%s '%s': more than %d plugins in one process", what, name, MOST);
+    if (i == MOST)
+        status = peri__fail(PERI_EUNSUPPORTED, "%s '%s': more than %d plugins in one process", what, name, MOST);
     else if (!known[i].given) status = load(what, name, symbol, &known[i]);
     if (status == PERI_OK) *out = &known[i];
     pthread_mutex_unlock(&lock);

@@ -15,7 +15,8 @@
 int peri__serve_print(char *to, float x)
 {
     int n = 0;
-    for (int digits = fabsf(x) < FLT_MIN ? 1 : 6; digits <= 9; digits++) { /* texts of 6 digits survive, but for the smallest numbers */
+    /* texts of 6 digits survive, but for the smallest numbers */
+    for (int digits = fabsf(x) < FLT_MIN ? 1 : 6; digits <= 9; digits++) {
         n = snprintf(to, 32, "%.*g", digits, (double)x);
         if (strtof(to, NULL) == x) break;
     }
@@ -51,7 +52,10 @@ typedef struct writer {
 } writer;
 
 /** Where sample @i's numbers of output @k begin, counted in widths. */
-static int64_t begin_of(const writer *w, int32_t k, int64_t i) { return w->facts->outputs[k].listed ? w->offsets[k][i] : i; }
+static int64_t begin_of(const writer *w, int32_t k, int64_t i)
+{
+    return w->facts->outputs[k].listed ? w->offsets[k][i] : i;
+}
 static int64_t begin(const writer *w, int32_t k) { return begin_of(w, k, w->q->first); }
 static int64_t end(const writer *w, int32_t k) { return begin_of(w, k, w->q->first + w->q->samples); }
 
@@ -145,7 +149,8 @@ static void write_head(const writer *w, int32_t k, const char *more, int64_t row
     snprintf(name, sizeof name, "%s%s", w->facts->outputs[k].name, more);
     word(w->b, "{\"name\":");
     peri__buffer_quote(w->b, name);
-    peri__buffer_print(w->b, flat ? ",\"shape\":[%" PRId64 "]" : ",\"shape\":[%" PRId64 ",%" PRId64 "]", rows, shown(w, k));
+    peri__buffer_print(w->b, flat ? ",\"shape\":[%" PRId64 "]" : ",\"shape\":[%" PRId64 ",%" PRId64 "]", rows,
+                       shown(w, k));
     peri__buffer_print(w->b, ",\"datatype\":\"%s\"", datatype);
 }
 
@@ -154,7 +159,8 @@ static void write_tensor(const writer *w, int32_t k)
     const int64_t width = w->facts->outputs[k].width, n = shown(w, k), rows = end(w, k) - begin(w, k);
     write_head(w, k, "", rows, width == 1, "FP32");
     if (w->q->binary[k]) {
-        peri__buffer_print(w->b, ",\"parameters\":{\"binary_data_size\":%" PRId64 "}}", rows * n * (int64_t)sizeof(float));
+        peri__buffer_print(w->b, ",\"parameters\":{\"binary_data_size\":%" PRId64 "}}",
+                           rows * n * (int64_t)sizeof(float));
         return;
     }
     word(w->b, ",\"data\":[");
@@ -202,15 +208,17 @@ static int64_t write_v2(const writer *w)
     word(b, any ? "]}" : "]}\n");
     int64_t json = any ? b->bytes : 0;
     for (int32_t k = 0; k < facts->n_outputs; k++) {
-        const int64_t width = facts->outputs[k].width, n = shown(w, k), each = n == width ? end(w, k) - begin(w, k) : 1; /* rows at once */
+        /* rows at once */
+        const int64_t width = facts->outputs[k].width, n = shown(w, k), each = n == width ? end(w, k) - begin(w, k) : 1;
         for (int64_t i = begin(w, k); w->q->wanted[k] && w->q->binary[k] && i < end(w, k); i += each)
             peri__buffer_append(b, (const char *)(w->outputs[k] + i * width), each * n * (int64_t)sizeof(float));
     }
     return json;
 }
 
-peri_status peri__serve_write(const peri__serve_facts *facts, const peri__serve_question *question, float *const *outputs,
-                              int64_t *const *offsets, char **out, int64_t *bytes, int64_t *json_bytes)
+peri_status peri__serve_write(const peri__serve_facts *facts, const peri__serve_question *question,
+                              float *const *outputs, int64_t *const *offsets, char **out, int64_t *bytes,
+                              int64_t *json_bytes)
 {
     peri__buffer b = {0};
     const writer w = {&b, facts, question, outputs, offsets};
@@ -267,7 +275,8 @@ peri_status peri__serve_describe(const peri__serve_facts *facts, char **out, int
     for (int32_t k = 0; k < facts->n_outputs; k++) {
         word(&b, k ? ",{\"name\":" : "{\"name\":");
         peri__buffer_quote(&b, facts->outputs[k].name);
-        word(&b, facts->outputs[k].listed ? ",\"datatype\":\"FP32\",\"shape\":[-1,-1" : ",\"datatype\":\"FP32\",\"shape\":[-1");
+        word(&b, facts->outputs[k].listed ? ",\"datatype\":\"FP32\",\"shape\":[-1,-1"
+                                          : ",\"datatype\":\"FP32\",\"shape\":[-1");
         if (facts->outputs[k].width != 1) peri__buffer_print(&b, ",%" PRId64, facts->outputs[k].width);
         word(&b, "]}");
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * follow.c: see follow.h. It never gives up: whatever becomes of the file or of the checkpoints, the last good model serves on (unless
- * somebody writes into the file that it maps, which is seen), /health says what is amiss, and the next good one is taken. It asks the file
- * system again and again, since network file systems tell of no changes.
+ * follow.c: see follow.h. It never gives up: whatever becomes of the file or of the checkpoints, the last good model
+ * serves on (unless somebody writes into the file that it maps, which is seen), /health says what is amiss, and the
+ * next good one is taken. It asks the file system again and again, since network file systems tell of no changes.
  */
 #include "follow.h"
 
@@ -49,20 +49,22 @@ static bool look(const char *path, identity *out)
 
 static bool alike(const identity *a, const identity *b)
 {
-    return a->device == b->device && a->inode == b->inode && a->bytes == b->bytes && a->changed.tv_sec == b->changed.tv_sec &&
-           a->changed.tv_nsec == b->changed.tv_nsec;
+    return a->device == b->device && a->inode == b->inode && a->bytes == b->bytes &&
+           a->changed.tv_sec == b->changed.tv_sec && a->changed.tv_nsec == b->changed.tv_nsec;
 }
 
-/* -- the model ------------------------------------------------------------------------------------------------------------------------- */
+/* -- the model ----------------------------------------------------------------------------------------------------- */
 
 /** The model of the file as it is now, or of the run's newest checkpoint; @run new, or NULL. */
-static peri_status open_model(peri__follow *f, const char *name, bool verify, peri_model_follower **run, peri__serve_model **out)
+static peri_status open_model(peri__follow *f, const char *name, bool verify, peri_model_follower **run,
+                              peri__serve_model **out)
 {
     const peri__follow_source *s = &f->source;
     peri_model *model;
     *run = NULL;
     if (!s->folder) return peri__serve_open_file(s->path, name, verify, out);
-    PERI_TRY(peri_model_follower_new(s->path, s->folder, s->saved, PERI_MODEL_GUARD | (verify ? PERI_MODEL_VERIFY : 0), run));
+    PERI_TRY(peri_model_follower_new(s->path, s->folder, s->saved, PERI_MODEL_GUARD | (verify ? PERI_MODEL_VERIFY : 0),
+                                     run));
     peri_status status = peri_model_follower_poll(*run, &model);
     if (status != PERI_OK) { /* what is amiss is said at the first look */
         model = peri_model_follower_model(*run);
@@ -91,8 +93,9 @@ static void amiss(peri__follow *f, int which, const char *why)
     char text[PERI_MESSAGE_MAX];
     char because[PERI_MESSAGE_MAX];
     snprintf(because, sizeof because, "%s", why); /* asking the server may overwrite the error */
-    const char *state = peri__server_sound(f->server) ? "the last good model serves on"
-                                                      : "the file of the last good model was cut or written to; no answers without it";
+    const char *state = peri__server_sound(f->server)
+                            ? "the last good model serves on"
+                            : "the file of the last good model was cut or written to; no answers without it";
     snprintf(text, sizeof text, "%s: %.300s", state, because);
     if (strcmp(f->notes[which], text) != 0) atomic_fetch_add(&peri__server_metrics(f->server)->reload_failures, 1);
     memcpy(f->notes[which], text, sizeof text);
@@ -156,7 +159,8 @@ static void look_at_run(peri__follow *f)
     *f->notes[FOLDER_NOTE] = 0;
     peri_status status = peri_model_follower_poll(f->run, &model);
     if (status == PERI_PENDING) return; /* what was amiss with a checkpoint is, until there is a good one */
-    if (status >= 0) status = peri__serve_take_file(model, f->source.path, f->name, peri_model_follower_path(f->run), &served);
+    if (status >= 0)
+        status = peri__serve_take_file(model, f->source.path, f->name, peri_model_follower_path(f->run), &served);
     if (status >= 0) status = swap(f, served);
     if (status >= 0) *f->notes[RUN_NOTE] = 0;
     else amiss(f, RUN_NOTE, peri_error_message());

@@ -2,12 +2,14 @@
  *
  * http.c: http.h over libmicrohttpd. What the library does not do is done here:
  *
- * - Its timeout means inactivity, which a client that sends a byte now and then never shows, and suspended connections have none. So its
- *   timeout is off, and a thread (watch) looks at all connections ten times a second. It ends one by shutdown(2), which the library takes
- *   for the client's end. The first byte of a request on a connection that is kept is seen in the kernel's count of bytes (TCP_INFO).
+ * - Its timeout means inactivity, which a client that sends a byte now and then never shows, and suspended connections
+ *   have none. So its timeout is off, and a thread (watch) looks at all connections ten times a second. It ends one by
+ *   shutdown(2), which the library takes for the client's end. The first byte of a request on a connection that is kept
+ *   is seen in the kernel's count of bytes (TCP_INFO).
  * - It answers a request whose framing is ambiguous; such a request is refused here.
  * - It may overlook that a client has closed, if the client had sent something just before. The thread sees it, too.
- * - At its limit of connections it stops to accept. Here the connection that has been idle for longest is closed instead.
+ * - At its limit of connections it stops to accept. Here the connection that has been idle for longest is closed
+ * instead.
  */
 #include "http.h"
 
@@ -23,7 +25,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { SPARE_CONNECTIONS = 64, MEMORY_OF_CONNECTION = 64 << 10, TICK_MS = 100, CLOSE_WAIT = 8 /* of tcpi_state */, MUCH = 4 };
+enum {
+    SPARE_CONNECTIONS = 64,
+    MEMORY_OF_CONNECTION = 64 << 10,
+    TICK_MS = 100,
+    CLOSE_WAIT = 8 /* of tcpi_state */,
+    MUCH = 4
+};
 
 enum { IDLE, READING, WORKING, WRITING };
 
@@ -57,7 +65,7 @@ struct peri__http {
     atomic_llong calls;  /* calls that have not been freed */
 };
 
-/* -- what the kernel knows of a socket ----------------------------------------------------------------------------------------------- */
+/* -- what the kernel knows of a socket ----------------------------------------------------------------------------- */
 
 /** How many bytes a socket has received; @left (may be NULL): whether its peer has closed. */
 static uint64_t received(int fd, bool *left)
@@ -76,7 +84,7 @@ bool peri__http_left(const peri__http_call *call)
     return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
-/* -- connections --------------------------------------------------------------------------------------------------------------------- */
+/* -- connections --------------------------------------------------------------------------------------------------- */
 
 static void event(peri__http *http, int kind) { http->owner.event(http->owner.ctx, kind); }
 
@@ -103,7 +111,8 @@ static void enter(peri__http_link *link, int state)
 }
 
 /** Library: a connection begins or ends. Its socket is open in both cases. */
-static void on_connection(void *cls, struct MHD_Connection *connection, void **context, enum MHD_ConnectionNotificationCode code)
+static void on_connection(void *cls, struct MHD_Connection *connection, void **context,
+                          enum MHD_ConnectionNotificationCode code)
 {
     peri__http *http = cls;
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
@@ -123,7 +132,8 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **c
     }
     peri__http_link *link = *context;
     if (!link) return;
-    pthread_mutex_lock(&http->lock); /* nobody shuts a socket down that has been closed, and may be another one's by now */
+    pthread_mutex_lock(&http->lock); /* nobody shuts a socket down that has been closed, and may be another one's by
+                                        now */
     if (link->prev) link->prev->next = link->next;
     else http->links = link->next;
     if (link->next) link->next->prev = link->prev;
@@ -186,7 +196,7 @@ static void *watch(void *ctx)
     return NULL;
 }
 
-/* -- what a request may be ----------------------------------------------------------------------------------------------------------- */
+/* -- what a request may be ----------------------------------------------------------------------------------------- */
 
 /** Headers that decide about framing and origin. */
 typedef struct headers {
@@ -215,8 +225,8 @@ static int64_t plain_number(const char *text)
     return n > 0 && n <= 18 && !text[n] ? strtoll(text, NULL, 10) : -1;
 }
 
-/** Whether a Host (name, number or [number], with or without a port) is this machine's. A page of a stranger reaches this server through a
- *  name of his own that he lets point here, never through a number. */
+/** Whether a Host (name, number or [number], with or without a port) is this machine's. A page of a stranger reaches
+ *  this server through a name of his own that he lets point here, never through a number. */
 static bool own_host(const peri__http *http, const char *host)
 {
     char name[256];
@@ -261,14 +271,15 @@ static const char *objection(const peri__http *http, const headers *h, const cha
     return NULL;
 }
 
-/* -- replies ------------------------------------------------------------------------------------------------------------------------- */
+/* -- replies ------------------------------------------------------------------------------------------------------- */
 
 static void release(void *p) { peri__free(p); }
 
 static enum MHD_Result send_reply(struct MHD_Connection *connection, const peri__http_reply *r, bool last)
 {
-    struct MHD_Response *response = r->keep ? MHD_create_response_from_buffer((size_t)r->bytes, r->body, MHD_RESPMEM_PERSISTENT)
-                                            : MHD_create_response_from_buffer_with_free_callback((size_t)r->bytes, r->body, release);
+    struct MHD_Response *response =
+        r->keep ? MHD_create_response_from_buffer((size_t)r->bytes, r->body, MHD_RESPMEM_PERSISTENT)
+                : MHD_create_response_from_buffer_with_free_callback((size_t)r->bytes, r->body, release);
     if (!response) {
         if (!r->keep) peri__free(r->body);
         return MHD_NO;
@@ -298,19 +309,21 @@ static enum MHD_Result refuse(struct MHD_Connection *connection, int status, con
     char *body = peri__alloc((size_t)n + 1);
     if (!body) return MHD_NO;
     memcpy(body, text, (size_t)n + 1);
-    return send_reply(connection, &(peri__http_reply){.status = status, .type = "application/json", .body = body, .bytes = n}, true);
+    return send_reply(
+        connection, &(peri__http_reply){.status = status, .type = "application/json", .body = body, .bytes = n}, true);
 }
 
 void peri__http_answer(peri__http_call *call, const peri__http_reply *reply)
 {
-    bool suspended = call->link->state == WORKING; /* set by the thread of connections, before the call became others' */
+    bool suspended = call->link->state == WORKING; /* set by the thread of connections, before the call became
+                                                      others' */
     PERI_ASSERT(!call->answered);
     call->reply = *reply;
     call->answered = true;
     if (suspended) MHD_resume_connection(call->connection);
 }
 
-/* -- requests ------------------------------------------------------------------------------------------------------------------------ */
+/* -- requests ------------------------------------------------------------------------------------------------------ */
 
 static peri__http_link *link_of(struct MHD_Connection *connection)
 {
@@ -334,8 +347,8 @@ static void *on_line(void *cls, const char *uri, struct MHD_Connection *connecti
 }
 
 /** The headers are there: a call, or a refusal. */
-static enum MHD_Result begin(peri__http *http, struct MHD_Connection *connection, const char *path, const char *method, const char *version,
-                             void **context)
+static enum MHD_Result begin(peri__http *http, struct MHD_Connection *connection, const char *path, const char *method,
+                             const char *version, void **context)
 {
     headers h = {0};
     int status;
@@ -345,8 +358,10 @@ static enum MHD_Result begin(peri__http *http, struct MHD_Connection *connection
     if (why) return refuse(connection, link ? status : 503, why);
     int64_t length = h.lengths ? plain_number(h.length) : 0;
     const char *expect = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Expect");
-    if (expect && strcasecmp(expect, "100-continue") != 0) return refuse(connection, 417, "Expect: allowed is 100-continue");
-    /* What is not much too large is read first, and refused then: clients see the answer that look for it when they have sent all. */
+    if (expect && strcasecmp(expect, "100-continue") != 0)
+        return refuse(connection, 417, "Expect: allowed is 100-continue");
+    /* What is not much too large is read first, and refused then: clients see the answer that look for it when they
+     * have sent all. */
     if (length > http->options.most_body && (expect || length / MUCH > http->options.most_body))
         return refuse(connection, 413, "the body is too large (perilune serve --body)");
     peri__http_call *call = peri__alloc_zero(sizeof *call);
@@ -360,7 +375,8 @@ static enum MHD_Result begin(peri__http *http, struct MHD_Connection *connection
                               .json_bytes = h.json_bytes ? plain_number(h.json_bytes) : -1,
                               .began_ns = link->began_ns,
                               .deadline_ns = link->began_ns + http->options.request_ns};
-    if (length > http->options.most_body) call->refusal = 413, call->why = "the body is too large (perilune serve --body)";
+    if (length > http->options.most_body)
+        call->refusal = 413, call->why = "the body is too large (perilune serve --body)";
     *context = call;
     return MHD_YES;
 }
@@ -373,7 +389,8 @@ static void drop_body(peri__http *http, peri__http_call *call)
     call->room = call->bytes = 0;
 }
 
-/** More of a body. What is refused is read to its end, and thrown away: a client that is still sending would not read the answer. */
+/** More of a body. What is refused is read to its end, and thrown away: a client that is still sending would not read
+ *  the answer. */
 static void append(peri__http *http, peri__http_call *call, const char *data, int64_t n)
 {
     if (call->refusal) return;
@@ -388,7 +405,8 @@ static void append(peri__http *http, peri__http_call *call, const char *data, in
         char *body = fits ? peri__realloc(call->body, (size_t)room) : NULL;
         if (!body) {
             atomic_fetch_sub(&http->bodies, room - call->room);
-            call->refusal = 503, call->why = "requests take all the memory that there is for them (perilune serve --memory)";
+            call->refusal = 503,
+            call->why = "requests take all the memory that there is for them (perilune serve --memory)";
             drop_body(http, call);
             return;
         }
@@ -413,8 +431,8 @@ static enum MHD_Result finish(peri__http *http, peri__http_call *call)
 }
 
 /** Library: headers, then parts of the body, then its end, and once more after it was suspended. */
-static enum MHD_Result on_request(void *cls, struct MHD_Connection *connection, const char *path, const char *method, const char *version,
-                                  const char *data, size_t *bytes, void **context)
+static enum MHD_Result on_request(void *cls, struct MHD_Connection *connection, const char *path, const char *method,
+                                  const char *version, const char *data, size_t *bytes, void **context)
 {
     peri__http *http = cls;
     peri__http_call *call = *context;
@@ -438,27 +456,32 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *connection, 
 }
 
 /** Library: the answer was sent, or the connection broke. */
-static void on_completed(void *cls, struct MHD_Connection *connection, void **context, enum MHD_RequestTerminationCode code)
+static void on_completed(void *cls, struct MHD_Connection *connection, void **context,
+                         enum MHD_RequestTerminationCode code)
 {
     peri__http *http = cls;
     peri__http_call *call = *context;
     (void)connection;
     if (!call) return;
     if (call->room) drop_body(http, call);
-    if (call->answered && !call->reply.keep) peri__free(call->reply.body); /* the connection broke before its answer's turn */
+    /* the connection broke before its answer's turn */
+    if (call->answered && !call->reply.keep) peri__free(call->reply.body);
     if (code == MHD_REQUEST_TERMINATED_COMPLETED_OK) enter(call->link, IDLE);
     peri__free(call);
     *context = NULL;
     atomic_fetch_sub(&http->calls, 1);
 }
 
-/* -- opening and closing ------------------------------------------------------------------------------------------------------------- */
+/* -- opening and closing ------------------------------------------------------------------------------------------- */
 
 /** A socket that listens; the port of an earlier server is bound again at once. */
 static peri_status listen_on(const peri__http_options *o, int *out, int32_t *port)
 {
     char service[16];
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *found = NULL;
+    struct addrinfo hints = {.ai_family = AF_UNSPEC,
+                             .ai_socktype = SOCK_STREAM,
+                             .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
+                    *found = NULL;
     snprintf(service, sizeof service, "%d", o->port);
     int problem = getaddrinfo(o->address, service, &hints, &found), fd = -1, one = 1;
     if (problem) return peri__fail(PERI_EINVAL, "perilune serve: --listen %s: %s", o->address, gai_strerror(problem));
@@ -472,10 +495,12 @@ static peri_status listen_on(const peri__http_options *o, int *out, int32_t *por
     freeaddrinfo(found);
     if (!good) {
         if (fd >= 0) close(fd);
-        return peri__fail(PERI_EIO, "perilune serve: cannot listen on %s, port %d: %s", o->address, o->port, strerror(why));
+        return peri__fail(PERI_EIO, "perilune serve: cannot listen on %s, port %d: %s", o->address, o->port,
+                          strerror(why));
     }
     *out = fd;
-    *port = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port : ((struct sockaddr_in *)&at)->sin_port);
+    *port = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
+                                           : ((struct sockaddr_in *)&at)->sin_port);
     return PERI_OK;
 }
 
@@ -504,9 +529,10 @@ static peri_status start(peri__http *http, int fd)
         {MHD_OPTION_END, 0, NULL},
     };
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ITC | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
-    http->daemon = MHD_start_daemon(flags, 0, on_accept, http, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, quiet, NULL, MHD_OPTION_ARRAY,
-                                    items, MHD_OPTION_END);
-    if (!http->daemon) return peri__fail(PERI_EIO, "perilune serve: the HTTP library does not start: %s", strerror(errno));
+    http->daemon = MHD_start_daemon(flags, 0, on_accept, http, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, quiet,
+                                    NULL, MHD_OPTION_ARRAY, items, MHD_OPTION_END);
+    if (!http->daemon)
+        return peri__fail(PERI_EIO, "perilune serve: the HTTP library does not start: %s", strerror(errno));
     int problem = peri__thread_start(&http->watcher, watch, http);
     if (problem) return peri__fail(PERI_EIO, "perilune serve: no thread: %s", strerror(problem));
     http->watching = true;
@@ -559,7 +585,8 @@ void peri__http_quiesce(peri__http *http)
     pthread_mutex_unlock(&http->lock);
     if (before) return;
     http->listening = MHD_quiesce_daemon(http->daemon);
-    if (http->listening >= 0) shutdown(http->listening, SHUT_RDWR); /* closed later: the library's thread may still hold it */
+    /* closed later: the library's thread may still hold it */
+    if (http->listening >= 0) shutdown(http->listening, SHUT_RDWR);
 }
 
 int64_t peri__http_busy(peri__http *http)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * http.h: requests and replies over HTTP/1.1, as the rest of the server sees them. http.c, the only file that knows the library beneath
- * (libmicrohttpd), can be replaced behind this.
+ * http.h: requests and replies over HTTP/1.1, as the rest of the server sees them. http.c, the only file that knows the
+ * library beneath (libmicrohttpd), can be replaced behind this.
  *
- * One thread reads and writes all connections. A request reaches the owner when it is whole: as a call, which is answered once.
+ * One thread reads and writes all connections. A request reaches the owner when it is whole: as a call, which is
+ * answered once.
  *
  *     a connection:   idle --first byte--> reading --whole--> working --answered--> writing --sent--> idle
  *     closed after    idle_ns              request_ns from    (the owner's          request_ns
@@ -31,7 +32,8 @@ typedef struct peri__http_reply {
 
 /** One request. Valid until it has been answered. */
 typedef struct peri__http_call {
-    const char *method, *path, *type; /* path: without its query, escapes resolved; type: Content-Type, "" if there was none */
+    const char *method, *path, *type; /* path: without its query, escapes resolved; type: Content-Type, "" if there was
+                                         none */
     char *body;                       /* [bytes + 1], the last one 0 */
     int64_t bytes;
     int64_t json_bytes;           /* Inference-Header-Content-Length; -1: there was none */
@@ -63,8 +65,8 @@ enum {
 
 typedef struct peri__http_owner {
     void *ctx;
-    /** A whole request, or one that is refused (call->refusal). Answer it with peri__http_answer and return true; or return false, and
-     *  then `later` gets it. Must not block. Thread of connections. */
+    /** A whole request, or one that is refused (call->refusal). Answer it with peri__http_answer and return true; or
+     *  return false, and then `later` gets it. Must not block. Thread of connections. */
     bool (*now)(void *ctx, peri__http_call *call);
     /** Take the request: any thread answers it, once, sooner or later. Must not block. Thread of connections. */
     void (*later)(void *ctx, peri__http_call *call);
@@ -75,7 +77,8 @@ typedef struct peri__http_owner {
 typedef struct peri__http_options {
     const char *address;      /* to listen on: a name or number, "127.0.0.1" */
     int32_t port;             /* 0: any that is free */
-    const char *const *names; /* [n_names] names by which requests may call this machine (Host), beside localhost and all numbers */
+    const char *const *names; /* [n_names] names by which requests may call this machine (Host), beside localhost and
+                                 all numbers */
     int32_t n_names;
     int64_t most_body;   /* bytes of one body */
     int64_t most_bodies; /* bytes of all bodies at one time */

@@ -41,7 +41,8 @@ static bool take_text(settings *s, const char *key, const char *value)
     else if (strcmp(key, "follow") == 0) s->source.folder = value;
     else if (strcmp(key, "saved") == 0) s->source.saved = value;
     else if (strcmp(key, "listen") == 0) s->server.http.address = value;
-    else if (strcmp(key, "host") == 0 && s->server.http.n_names < MOST_HOSTS) s->hosts[s->server.http.n_names++] = value;
+    else if (strcmp(key, "host") == 0 && s->server.http.n_names < MOST_HOSTS)
+        s->hosts[s->server.http.n_names++] = value;
     else return false;
     return true;
 }
@@ -88,7 +89,9 @@ static bool take_words(settings *s, int argc, char **argv)
             key[n] = 0;
         }
         if (n >= sizeof key || !(take_text(s, key, equals + 1) || take_number(s, key, equals + 1))) {
-            fprintf(stderr, "perilune-serve: '%s' is no word of this program; perilune serve --help tells how it is started\n", argv[i]);
+            fprintf(stderr,
+                    "perilune-serve: '%s' is no word of this program; perilune serve --help tells how it is started\n",
+                    argv[i]);
             return false;
         }
     }
@@ -103,7 +106,8 @@ static bool allow_files(int64_t connections)
     rlim_t wanted = (rlim_t)connections + FILES_BESIDE;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return true;
     if (limit.rlim_max < wanted) {
-        fprintf(stderr, "perilune: --connections %lld takes %lld open files, and this process may have %lld (ulimit -Hn)\n",
+        fprintf(stderr,
+                "perilune: --connections %lld takes %lld open files, and this process may have %lld (ulimit -Hn)\n",
                 (long long)connections, (long long)wanted, (long long)limit.rlim_max);
         return false;
     }
@@ -119,7 +123,9 @@ static int serve(const settings *s, const sigset_t *set)
     const int64_t watch = s->watch_ns >= 0 ? s->watch_ns : s->source.folder ? FOLLOW_NS : WATCH_NS;
     char name[256] = "", version[64] = ""; /* copies: the model may be replaced at any time */
     peri_status status = peri__follow_open(&s->source, &model, &follow);
-    if (status >= 0) snprintf(name, sizeof name, "%s", model->facts.name), snprintf(version, sizeof version, "%s", model->facts.version);
+    if (status >= 0)
+        snprintf(name, sizeof name, "%s", model->facts.name),
+            snprintf(version, sizeof version, "%s", model->facts.version);
     if (status >= 0) status = peri__server_open(&s->server, model, &server);
     if (status >= 0 && watch) status = peri__follow_start(follow, server, watch);
     if (status < 0) {
@@ -127,12 +133,14 @@ static int serve(const settings *s, const sigset_t *set)
         return 1;
     }
     bool bracket = strchr(s->server.http.address, ':') != NULL;
-    printf("perilune serve: model '%s', version %s, on http://%s%s%s:%d/ (%d workers, process %d)\n", name, version, bracket ? "[" : "",
-           s->server.http.address, bracket ? "]" : "", peri__server_port(server), s->server.workers, (int)getpid());
+    printf("perilune serve: model '%s', version %s, on http://%s%s%s:%d/ (%d workers, process %d)\n", name, version,
+           bracket ? "[" : "", s->server.http.address, bracket ? "]" : "", peri__server_port(server), s->server.workers,
+           (int)getpid());
     fflush(stdout);
     while (sigwaitinfo(set, NULL) < 0) {
     }
-    printf("perilune serve: stopping; what has been asked is finished, for at most %.0f s (a second signal ends it at once)\n",
+    printf("perilune serve: stopping; what has been asked is finished, for at most %.0f s (a second signal ends it at "
+           "once)\n",
            (double)s->grace_ns * 1e-9);
     fflush(stdout);
     pthread_sigmask(SIG_UNBLOCK, set, NULL);

@@ -42,7 +42,8 @@ void peri__serve_gauge(peri__buffer *b, const char *name, const char *kind, cons
 }
 
 /** @scale: what is added, in the metric's unit. */
-static void histogram(peri__buffer *b, peri__serve_histogram *h, const char *name, const char *help, uint64_t first, double scale)
+static void histogram(peri__buffer *b, peri__serve_histogram *h, const char *name, const char *help, uint64_t first,
+                      double scale)
 {
     uint64_t total = 0;
     head(b, name, "histogram", help);
@@ -57,8 +58,8 @@ static void histogram(peri__buffer *b, peri__serve_histogram *h, const char *nam
 
 void peri__serve_metrics_print(peri__serve_metrics *m, peri__buffer *b)
 {
-    static const char *const ends[PERI__SERVE_END_COUNT] = {"ok",       "bad_request", "too_large",   "queue_full", "no_memory",
-                                                            "stopping", "late",        "client_left", "failed"};
+    static const char *const ends[PERI__SERVE_END_COUNT] = {
+        "ok", "bad_request", "too_large", "queue_full", "no_memory", "stopping", "late", "client_left", "failed"};
     static const char *const closed[PERI__HTTP_EVENT_COUNT] = {[PERI__HTTP_IDLE] = "idle",
                                                                [PERI__HTTP_SLOW] = "slow_request",
                                                                [PERI__HTTP_STUCK] = "answer_not_read",
@@ -67,22 +68,29 @@ void peri__serve_metrics_print(peri__serve_metrics *m, peri__buffer *b)
     head(b, "perilune_requests_total", "counter", "Requests for predictions, by how they ended.");
     for (int k = 0; k < PERI__SERVE_END_COUNT; k++)
         peri__buffer_print(b, "perilune_requests_total{end=\"%s\"} %" PRIu64 "\n", ends[k], get(&m->ends[k]));
-    peri__serve_gauge(b, "perilune_other_requests_total", "counter", "Requests for health, metrics, descriptions, or what is not there.",
-                      (double)get(&m->other));
-    head(b, "perilune_connections_closed_total", "counter", "Connections that the server closed or refused, by the reason.");
+    peri__serve_gauge(b, "perilune_other_requests_total", "counter",
+                      "Requests for health, metrics, descriptions, or what is not there.", (double)get(&m->other));
+    head(b, "perilune_connections_closed_total", "counter",
+         "Connections that the server closed or refused, by the reason.");
     for (int k = 0; k < PERI__HTTP_EVENT_COUNT; k++)
-        if (closed[k]) peri__buffer_print(b, "perilune_connections_closed_total{why=\"%s\"} %" PRIu64 "\n", closed[k], get(&m->http[k]));
+        if (closed[k])
+            peri__buffer_print(b, "perilune_connections_closed_total{why=\"%s\"} %" PRIu64 "\n", closed[k],
+                               get(&m->http[k]));
     uint64_t gone = get(&m->http[PERI__HTTP_CLOSED]), come = get(&m->http[PERI__HTTP_ACCEPTED]);
     peri__serve_gauge(b, "perilune_connections", "gauge", "Connections that are open.", (double)(come - gone));
     peri__serve_gauge(b, "perilune_connections_total", "counter", "Connections that were accepted.", (double)come);
-    histogram(b, &m->request_ns, "perilune_request_seconds", "From the first byte of a request to its answer.", PERI__SERVE_FIRST_NS, 1e-9);
-    histogram(b, &m->queue_ns, "perilune_queue_seconds", "From the last byte of a request to its turn.", PERI__SERVE_FIRST_NS, 1e-9);
-    histogram(b, &m->compute_ns, "perilune_compute_seconds", "What the model took for a batch.", PERI__SERVE_FIRST_NS, 1e-9);
+    histogram(b, &m->request_ns, "perilune_request_seconds", "From the first byte of a request to its answer.",
+              PERI__SERVE_FIRST_NS, 1e-9);
+    histogram(b, &m->queue_ns, "perilune_queue_seconds", "From the last byte of a request to its turn.",
+              PERI__SERVE_FIRST_NS, 1e-9);
+    histogram(b, &m->compute_ns, "perilune_compute_seconds", "What the model took for a batch.", PERI__SERVE_FIRST_NS,
+              1e-9);
     histogram(b, &m->batch_samples, "perilune_batch_samples", "Samples of a batch.", PERI__SERVE_FIRST_SAMPLES, 1);
     peri__serve_gauge(b, "perilune_samples_total", "counter", "Samples that were predicted.", (double)get(&m->samples));
-    peri__serve_gauge(b, "perilune_skipped_ids_total", "counter", "Raw ids that the model has no row for, and that count as zeros.",
-                      (double)get(&m->skipped));
+    peri__serve_gauge(b, "perilune_skipped_ids_total", "counter",
+                      "Raw ids that the model has no row for, and that count as zeros.", (double)get(&m->skipped));
     peri__serve_gauge(b, "perilune_reloads_total", "counter", "States of the model that were taken after the first.",
                       (double)get(&m->reloads));
-    peri__serve_gauge(b, "perilune_reload_failures_total", "counter", "States that could not be taken.", (double)get(&m->reload_failures));
+    peri__serve_gauge(b, "perilune_reload_failures_total", "counter", "States that could not be taken.",
+                      (double)get(&m->reload_failures));
 }

@@ -9,7 +9,8 @@
 
 enum { MOST_NAME = 128 };
 
-/** Weights of an input are a feature of their own here: `from` and `weights` say which columns an input of the model takes. */
+/** Weights of an input are a feature of their own here: `from` and `weights` say which columns an input of the model
+ *  takes. */
 typedef struct input_map {
     int32_t column, weights; /* weights -1: none */
 } input_map;
@@ -57,7 +58,8 @@ static peri_status new_context(peri__serve_model *model, int64_t most, void **ou
     file_context *c = peri__alloc_zero(sizeof *c);
     if (!c) return PERI_ENOMEM;
     c->values = peri__alloc_zero(sizeof *c->values * (size_t)m->n);
-    peri_status status = c->values ? peri_model_context_new(m->file, most, PERI__SERVE_MOST_IDS, &c->context) : PERI_ENOMEM;
+    peri_status status =
+        c->values ? peri_model_context_new(m->file, most, PERI__SERVE_MOST_IDS, &c->context) : PERI_ENOMEM;
     if (status < 0) return drop(model, c), status;
     *out = c;
     return PERI_OK;
@@ -118,8 +120,11 @@ static peri_status take_inputs(file_model *m)
         size_t room = strlen(from[i].name) + sizeof ".weights";
         if (!(m->names[i] = peri__alloc(room))) return PERI_ENOMEM;
         snprintf(m->names[i], room, "%s.weights", from[i].name);
-        m->inputs[f] = (peri__serve_input){
-            .name = m->names[i], .kind = PERI__SERVE_WEIGHTS, .of = f - 1, .optional = from[i].optional, .any = !from[i].finite};
+        m->inputs[f] = (peri__serve_input){.name = m->names[i],
+                                           .kind = PERI__SERVE_WEIGHTS,
+                                           .of = f - 1,
+                                           .optional = from[i].optional,
+                                           .any = !from[i].finite};
         f++;
     }
     for (int64_t i = 0; i < m->n; i++) { /* what an input says of another one, as features */
@@ -178,7 +183,8 @@ peri_status peri__serve_open_file(const char *path, const char *name, bool verif
     return peri__serve_take_file(file, path, name, path, out);
 }
 
-peri_status peri__serve_take_file(peri_model *file, const char *path, const char *name, const char *written, peri__serve_model **out)
+peri_status peri__serve_take_file(peri_model *file, const char *path, const char *name, const char *written,
+                                  peri__serve_model **out)
 {
     file_model *m = peri__alloc_zero(sizeof *m);
     if (!m) {

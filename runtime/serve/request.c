@@ -16,7 +16,7 @@
 
 enum { KEY_ROOM = 256, MOST_SHAPE = 4 };
 
-/* -- the batch ----------------------------------------------------------------------------------------------------------------------- */
+/* -- the batch ----------------------------------------------------------------------------------------------------- */
 
 peri_status peri__serve_batch_init(peri__serve_batch *batch, const peri__serve_facts *facts)
 {
@@ -72,9 +72,12 @@ static bool fail(peri__serve_reader *r, const char *format, ...)
     return false;
 }
 
-static void forget_seen(peri__serve_reader *r) { memset(r->batch->seen, 0, sizeof(bool) * (size_t)r->batch->facts->n_inputs); }
+static void forget_seen(peri__serve_reader *r)
+{
+    memset(r->batch->seen, 0, sizeof(bool) * (size_t)r->batch->facts->n_inputs);
+}
 
-/* -- rows and columns ---------------------------------------------------------------------------------------------------------------- */
+/* -- rows and columns ---------------------------------------------------------------------------------------------- */
 
 static bool read_rows(peri__serve_reader *r)
 {
@@ -121,18 +124,20 @@ static bool settle_one(peri__serve_reader *r, int32_t f, int64_t i)
         const float x = r->batch->columns[f].numbers[i];
         if (x >= 0 && x <= (float)wanted && x == (float)(int64_t)x) return true;
         return peri__serve_blame(r, f, PERI__SERVE_RANGE,
-                                 "feature '%s', sample %lld: %g, allowed: whole numbers 0 to %lld, the length of '%s'", in->name,
-                                 (long long)sample, (double)x, (long long)wanted, of->name);
+                                 "feature '%s', sample %lld: %g, allowed: whole numbers 0 to %lld, the length of '%s'",
+                                 in->name, (long long)sample, (double)x, (long long)wanted, of->name);
     }
     const int64_t n = length_of(r, f, i);
     if (n == wanted) return true;
     return peri__serve_blame(r, f, PERI__SERVE_KIND,
-                             in->same ? "feature '%s', sample %lld: a list of %lld, wanted: %lld, as long as that of '%s'"
-                                      : "feature '%s', sample %lld: %lld weights, and %lld ids",
+                             in->same
+                                 ? "feature '%s', sample %lld: a list of %lld, wanted: %lld, as long as that of '%s'"
+                                 : "feature '%s', sample %lld: %lld weights, and %lld ids",
                              in->name, (long long)sample, (long long)n, (long long)wanted, of->name);
 }
 
-/** A weight for each id, lists that are as long as others, numbers that count their members; in the samples of this request. */
+/** A weight for each id, lists that are as long as others, numbers that count their members; in the samples of this
+ *  request. */
 static bool settle_lists(peri__serve_reader *r)
 {
     const peri__serve_facts *facts = r->batch->facts;
@@ -154,9 +159,9 @@ static bool settle(peri__serve_reader *r)
         if (!r->batch->seen[f]) continue;
         if (first < 0) first = f;
         if (peri__serve_samples(r, f) != peri__serve_samples(r, first))
-            return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s' has %lld samples, '%s' %lld", facts->inputs[f].name,
-                                     (long long)peri__serve_samples(r, f), facts->inputs[first].name,
-                                     (long long)peri__serve_samples(r, first));
+            return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s' has %lld samples, '%s' %lld",
+                                     facts->inputs[f].name, (long long)peri__serve_samples(r, f),
+                                     facts->inputs[first].name, (long long)peri__serve_samples(r, first));
     }
     for (int32_t f = 0; f < facts->n_inputs; f++)
         while (!r->batch->seen[f] && peri__serve_samples(r, f) < (first < 0 ? 1 : peri__serve_samples(r, first)))
@@ -164,7 +169,7 @@ static bool settle(peri__serve_reader *r)
     return r->j->status >= 0;
 }
 
-/* -- v2 ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- v2 ------------------------------------------------------------------------------------------------------------ */
 
 static const struct {
     const char *name;
@@ -311,7 +316,9 @@ static bool read_tensor(v2 *v)
                     : strcmp(key, "data") == 0       ? DATA
                     : strcmp(key, "parameters") == 0 ? PARAMETERS
                                                      : 0;
-        if (!which) return fail(v->r, "inputs: '%.100s' is no key of a tensor; allowed: name, shape, datatype, data, parameters", key);
+        if (!which)
+            return fail(
+                v->r, "inputs: '%.100s' is no key of a tensor; allowed: name, shape, datatype, data, parameters", key);
         if (seen & which) return fail(v->r, "inputs: '%s' is there twice in a tensor", key);
         seen |= which;
         if (which == NAME) peri__json_text(j, name, sizeof name);
@@ -322,11 +329,14 @@ static bool read_tensor(v2 *v)
         if (j->status < 0) return false;
     }
     if (j->status < 0) return false;
-    if ((seen & (NAME | SHAPE | TYPE)) != (NAME | SHAPE | TYPE)) return fail(v->r, "inputs: a tensor has name, shape and datatype");
-    if (!t.data == (size < 0)) return fail(v->r, "inputs: tensor '%.100s' has data or binary_data_size, one of both", name);
+    if ((seen & (NAME | SHAPE | TYPE)) != (NAME | SHAPE | TYPE))
+        return fail(v->r, "inputs: a tensor has name, shape and datatype");
+    if (!t.data == (size < 0))
+        return fail(v->r, "inputs: tensor '%.100s' has data or binary_data_size, one of both", name);
     if (size >= 0) {
         if (size > v->left)
-            return fail(v->r, "tensor '%.100s': %lld bytes, and %lld are left in the body", name, (long long)size, (long long)v->left);
+            return fail(v->r, "tensor '%.100s': %lld bytes, and %lld are left in the body", name, (long long)size,
+                        (long long)v->left);
         t.data = v->binary, t.bytes = size, t.binary = true;
         v->binary += size, v->left -= size;
     }
@@ -387,7 +397,8 @@ static bool read_v2_keys(v2 *v)
     if (j->status < 0 || peri__json_close(j) < 0) return false;
     if (!(seen & INPUTS)) return fail(v->r, "a request has inputs");
     if (v->left) return fail(v->r, "%lld bytes of the body belong to no tensor", (long long)v->left);
-    for (int32_t k = 0; !outputs && k < v->r->batch->facts->n_outputs; k++) v->out->wanted[k] = true, v->out->binary[k] = v->all_binary;
+    for (int32_t k = 0; !outputs && k < v->r->batch->facts->n_outputs; k++)
+        v->out->wanted[k] = true, v->out->binary[k] = v->all_binary;
     if (!outputs) return true;
     peri__json_open(j, outputs, bytes, "outputs of the request");
     for (peri__json_enter(j, '['); peri__json_item(j);)
@@ -395,7 +406,7 @@ static bool read_v2_keys(v2 *v)
     return j->status >= 0;
 }
 
-/* -- data of v2 ---------------------------------------------------------------------------------------------------------------------- */
+/* -- data of v2 ---------------------------------------------------------------------------------------------------- */
 
 /** Element @i of binary data, as an id or a number. */
 static bool add_binary(peri__serve_reader *r, int32_t f, const tensor *t, int64_t i)
@@ -421,29 +432,30 @@ static bool add_binary(peri__serve_reader *r, int32_t f, const tensor *t, int64_
 }
 
 /** @samples samples of @each values (@lengths[i], if given), which stand one after the other. */
-static bool read_flat(peri__serve_reader *r, int32_t f, const tensor *t, int64_t samples, int64_t each, const int64_t *lengths)
+static bool read_flat(peri__serve_reader *r, int32_t f, const tensor *t, int64_t samples, int64_t each,
+                      const int64_t *lengths)
 {
     bool numbers = r->batch->facts->inputs[f].kind != PERI__SERVE_IDS;
     const char *name = r->batch->facts->inputs[f].name;
     int64_t total = lengths ? peri__sum(lengths, samples) : samples * each, at = 0;
     if (t->binary && t->bytes != total * datatypes[t->type].size)
-        return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': %lld bytes, wanted: %lld", name, (long long)t->bytes,
-                                 (long long)(total * datatypes[t->type].size));
+        return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': %lld bytes, wanted: %lld", name,
+                                 (long long)t->bytes, (long long)(total * datatypes[t->type].size));
     if (!t->binary) peri__json_enter(r->j, '[');
     for (int64_t i = 0; i < samples; i++) {
         for (int64_t k = lengths ? lengths[i] : each; k > 0; k--, at++) {
             if (t->binary) {
                 if (!add_binary(r, f, t, at)) return false;
             } else if (!peri__json_item(r->j)) {
-                return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': %lld values, wanted: %lld", name, (long long)at,
-                                         (long long)total);
+                return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': %lld values, wanted: %lld", name,
+                                         (long long)at, (long long)total);
             } else if (!(numbers ? peri__serve_number(r, f) : peri__serve_id(r, f))) return false;
         }
         if (!peri__serve_end(r, f)) return false;
     }
     if (!t->binary && peri__json_item(r->j))
-        return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': more values than the %lld that its shape says", name,
-                                 (long long)total);
+        return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': more values than the %lld that its shape says",
+                                 name, (long long)total);
     return r->j->status >= 0;
 }
 
@@ -454,13 +466,14 @@ static bool read_lengths(peri__serve_reader *r, int32_t f, const tensor *t, int6
     int32_t size = datatypes[t->type].size;
     const char *name = r->batch->facts->inputs[f].name;
     if (n < 0 || n > r->rules->most_samples || !size || !datatypes[t->type].ids)
-        return peri__serve_blame(r, f, PERI__SERVE_KIND, "'%s.lengths': wanted: whole numbers of shape [samples], at most %lld", name,
+        return peri__serve_blame(r, f, PERI__SERVE_KIND,
+                                 "'%s.lengths': wanted: whole numbers of shape [samples], at most %lld", name,
                                  (long long)r->rules->most_samples);
     int64_t *lengths = *out = peri__alloc((size_t)(n + 1) * sizeof *lengths);
     if (!lengths) return r->j->status = PERI_ENOMEM, false;
     if (t->binary && t->bytes != n * size)
-        return peri__serve_blame(r, f, PERI__SERVE_KIND, "'%s.lengths': %lld bytes, wanted: %lld", name, (long long)t->bytes,
-                                 (long long)(n * size));
+        return peri__serve_blame(r, f, PERI__SERVE_KIND, "'%s.lengths': %lld bytes, wanted: %lld", name,
+                                 (long long)t->bytes, (long long)(n * size));
     if (!t->binary) peri__json_open(r->j, t->data, t->bytes, name), peri__json_enter(r->j, '[');
     for (int64_t i = 0; i < n; i++) {
         int32_t four;
@@ -469,11 +482,13 @@ static bool read_lengths(peri__serve_reader *r, int32_t f, const tensor *t, int6
         else memcpy(&four, t->data + i * 4, 4), lengths[i] = four;
         if (r->j->status < 0) return false;
         if (lengths[i] < 0 || lengths[i] > values - sum)
-            return peri__serve_blame(r, f, PERI__SERVE_KIND, "'%s.lengths' do not add up to %lld ids", name, (long long)values);
+            return peri__serve_blame(r, f, PERI__SERVE_KIND, "'%s.lengths' do not add up to %lld ids", name,
+                                     (long long)values);
         sum += lengths[i];
     }
     if (sum != values || (!t->binary && peri__json_item(r->j)))
-        return peri__serve_blame(r, f, PERI__SERVE_KIND, "'%s.lengths' do not add up to %lld ids", name, (long long)values);
+        return peri__serve_blame(r, f, PERI__SERVE_KIND, "'%s.lengths' do not add up to %lld ids", name,
+                                 (long long)values);
     return r->j->status >= 0;
 }
 
@@ -484,7 +499,8 @@ static bool read_nested(peri__serve_reader *r, int32_t f, int64_t samples, int64
         if (!peri__serve_sample(r, f, each)) return false;
     if (r->j->status >= 0 && peri__serve_samples(r, f) != samples)
         return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': %lld samples, and its shape says %lld",
-                                 r->batch->facts->inputs[f].name, (long long)peri__serve_samples(r, f), (long long)samples);
+                                 r->batch->facts->inputs[f].name, (long long)peri__serve_samples(r, f),
+                                 (long long)samples);
     return r->j->status >= 0;
 }
 
@@ -501,24 +517,30 @@ static bool read_data(v2 *v, int32_t f)
 {
     peri__serve_reader *r = v->r;
     const peri__serve_input *in = &r->batch->facts->inputs[f];
-    const tensor *t = &v->tensors[f], *l = &v->tensors[r->batch->facts->n_inputs + (in->kind == PERI__SERVE_WEIGHTS ? in->of : f)];
+    const tensor *t = &v->tensors[f],
+                 *l = &v->tensors[r->batch->facts->n_inputs + (in->kind == PERI__SERVE_WEIGHTS ? in->of : f)];
     bool ids = in->kind == PERI__SERVE_IDS, ragged = in->kind != PERI__SERVE_NUMBERS, columns = t->ndim == 2;
     int64_t n = t->shape[0], each = columns ? t->shape[1] : 1;
     if (ids ? !datatypes[t->type].ids : !datatypes[t->type].numbers)
-        return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': datatype %s, wanted: %s", in->name, datatypes[t->type].name,
+        return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': datatype %s, wanted: %s", in->name,
+                                 datatypes[t->type].name,
                                  ids ? "INT64, UINT64, INT32, UINT32 or BYTES" : "FP32 or FP64");
     if (t->binary && !datatypes[t->type].size)
         return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': BYTES cannot be binary", in->name);
-    bool fits = t->ndim >= 1 && t->ndim <= 2 && n >= 0 && (!ragged ? each == in->width : l->there ? !columns : each >= 0 || nested(t));
+    bool fits = t->ndim >= 1 && t->ndim <= 2 && n >= 0 &&
+                (!ragged    ? each == in->width
+                 : l->there ? !columns
+                            : each >= 0 || nested(t));
     if (!fits)
-        return peri__serve_blame(
-            r, f, PERI__SERVE_KIND,
-            !ragged ? "feature '%s': wanted: shape [samples, %lld]"
-                    : "feature '%s': wanted: shape [ids] with '.lengths' beside, [samples, ids each] or, of lists in a list, "
-                      "[samples, -1]",
-            in->name, (long long)in->width);
+        return peri__serve_blame(r, f, PERI__SERVE_KIND,
+                                 !ragged ? "feature '%s': wanted: shape [samples, %lld]"
+                                         : "feature '%s': wanted: shape [ids] with '.lengths' beside, [samples, ids "
+                                           "each] or, of lists in a list, "
+                                           "[samples, -1]",
+                                 in->name, (long long)in->width);
     if (!l->there && n > r->rules->most_samples)
-        return fail(r, "more than %lld samples in a request (perilune serve --samples)", (long long)r->rules->most_samples);
+        return fail(r, "more than %lld samples in a request (perilune serve --samples)",
+                    (long long)r->rules->most_samples);
     int64_t *lengths = NULL;
     if (l->there && !read_lengths(r, f, l, n, &lengths)) return peri__free(lengths), false;
     if (!t->binary) peri__json_open(r->j, t->data, t->bytes, in->name);
@@ -532,7 +554,11 @@ static bool read_data(v2 *v, int32_t f)
 static bool read_v2(peri__serve_reader *r, peri__serve_question *out, const char *binary, int64_t left)
 {
     int32_t n = r->batch->facts->n_inputs;
-    v2 v = {.r = r, .out = out, .binary = binary, .left = left, .tensors = peri__alloc_zero(sizeof(tensor) * (size_t)(2 * n + 1))};
+    v2 v = {.r = r,
+            .out = out,
+            .binary = binary,
+            .left = left,
+            .tensors = peri__alloc_zero(sizeof(tensor) * (size_t)(2 * n + 1))};
     if (!v.tensors) return r->j->status = PERI_ENOMEM, false;
     forget_seen(r);
     bool good = read_v2_keys(&v);
@@ -546,7 +572,7 @@ static bool read_v2(peri__serve_reader *r, peri__serve_question *out, const char
     return good && settle(r);
 }
 
-/* -- a request ----------------------------------------------------------------------------------------------------------------------- */
+/* -- a request ----------------------------------------------------------------------------------------------------- */
 
 /** {"instances": ...} or {"inputs": {...}}, and signature_name, which TensorFlow Serving has. */
 static bool read_v1(peri__serve_reader *r, peri__serve_question *out)
@@ -555,17 +581,21 @@ static bool read_v1(peri__serve_reader *r, peri__serve_question *out)
     char key[KEY_ROOM], signature[64];
     bool data = false, named = false;
     for (peri__json_enter(j, '{'); peri__json_key(j, key, sizeof key);) {
-        bool rows = strcmp(key, "instances") == 0, columns = strcmp(key, "inputs") == 0, signs = strcmp(key, "signature_name") == 0;
+        bool rows = strcmp(key, "instances") == 0, columns = strcmp(key, "inputs") == 0,
+             signs = strcmp(key, "signature_name") == 0;
         if (strcmp(key, "k") == 0 && finds_items(r->batch->facts)) {
             if (!read_best(r, &out->k)) return false;
             continue;
         }
-        if (!rows && !columns && !signs) return fail(r, "'%.100s' is no key of a request; allowed: instances, inputs, signature_name", key);
-        if (signs ? named : data) return fail(r, signs ? "signature_name is there twice" : "a request has instances or inputs, once");
+        if (!rows && !columns && !signs)
+            return fail(r, "'%.100s' is no key of a request; allowed: instances, inputs, signature_name", key);
+        if (signs ? named : data)
+            return fail(r, signs ? "signature_name is there twice" : "a request has instances or inputs, once");
         if (signs) {
             named = true;
             if (!peri__json_text(j, signature, sizeof signature)) return false;
-            if (strcmp(signature, "serving_default") != 0) return fail(r, "signature_name '%s', allowed: serving_default", signature);
+            if (strcmp(signature, "serving_default") != 0)
+                return fail(r, "signature_name '%s', allowed: serving_default", signature);
             continue;
         }
         data = true;
@@ -576,8 +606,8 @@ static bool read_v1(peri__serve_reader *r, peri__serve_question *out)
     return data || fail(r, "a request has instances or inputs");
 }
 
-peri_status peri__serve_read(peri__serve_batch *batch, const peri__serve_rules *rules, bool v2_form, const char *body, int64_t bytes,
-                             int64_t json_bytes, peri__serve_question *out)
+peri_status peri__serve_read(peri__serve_batch *batch, const peri__serve_rules *rules, bool v2_form, const char *body,
+                             int64_t bytes, int64_t json_bytes, peri__serve_question *out)
 {
     peri__json j;
     peri__serve_reader r = {.j = &j, .batch = batch, .rules = rules};

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * request.h: the forms in which questions come and answers go: rows and columns as TensorFlow Serving has them, and the Open Inference
- * Protocol (KServe v2) in JSON and with binary tensors. All of them end in the same columns, by the same rules (docs/serving.md).
+ * request.h: the forms in which questions come and answers go: rows and columns as TensorFlow Serving has them, and the
+ * Open Inference Protocol (KServe v2) in JSON and with binary tensors. All of them end in the same columns, by the same
+ * rules (docs/serving.md).
  */
 #ifndef PERI_SERVE_REQUEST_H
 #define PERI_SERVE_REQUEST_H
@@ -33,7 +34,8 @@ typedef struct peri__serve_batch {
     const peri__serve_facts *facts;
     peri__serve_column *columns; /* [n_inputs] */
     int64_t samples;
-    uint64_t (*problems)[PERI__SERVE_PROBLEM_COUNT]; /* [n_inputs + 1]; the last: of names that the model does not have */
+    uint64_t (*problems)[PERI__SERVE_PROBLEM_COUNT]; /* [n_inputs + 1]; the last: of names that the model does not
+                                                        have */
     bool *seen;                                      /* [n_inputs] scratch */
 } peri__serve_batch;
 
@@ -53,17 +55,19 @@ peri_status peri__serve_batch_init(peri__serve_batch *batch, const peri__serve_f
 void peri__serve_batch_fini(peri__serve_batch *batch);
 void peri__serve_batch_clear(peri__serve_batch *batch);
 
-/** Read a body of @bytes and append its samples. v2: the Open Inference Protocol; else rows or columns. @json_bytes: how many are JSON, the
- *  rest being binary tensors; -1: all. After an error (PERI_EFORMAT: the request is to blame, with a sentence in the error record) the
- *  batch is as it was. */
-peri_status peri__serve_read(peri__serve_batch *batch, const peri__serve_rules *rules, bool v2, const char *body, int64_t bytes,
-                             int64_t json_bytes, peri__serve_question *out);
+/** Read a body of @bytes and append its samples. v2: the Open Inference Protocol; else rows or columns. @json_bytes:
+ *  how many are JSON, the rest being binary tensors; -1: all. After an error (PERI_EFORMAT: the request is to blame,
+ *  with a sentence in the error record) the batch is as it was. */
+peri_status peri__serve_read(peri__serve_batch *batch, const peri__serve_rules *rules, bool v2, const char *body,
+                             int64_t bytes, int64_t json_bytes, peri__serve_question *out);
 
-/** The answer to a question. @outputs[k]: all numbers of the batch; @offsets[k]: of outputs that are `listed`, where samples begin.
+/** The answer to a question. @outputs[k]: all numbers of the batch; @offsets[k]: of outputs that are `listed`, where
+ *  samples begin.
  *  @out new (peri__free); @json_bytes: how many of @bytes are JSON if
  *  binary tensors follow, else 0. PERI_EINVAL: an output is NaN. */
-peri_status peri__serve_write(const peri__serve_facts *facts, const peri__serve_question *question, float *const *outputs,
-                              int64_t *const *offsets, char **out, int64_t *bytes, int64_t *json_bytes);
+peri_status peri__serve_write(const peri__serve_facts *facts, const peri__serve_question *question,
+                              float *const *outputs, int64_t *const *offsets, char **out, int64_t *bytes,
+                              int64_t *json_bytes);
 
 /** The shortest decimal text that is read as @x again; returns its length, below 32. */
 int peri__serve_print(char *to, float x);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * routes.c: which path is what. Everything but predictions is answered here at once, by the thread of connections: also while all workers
- * are busy.
+ * routes.c: which path is what. Everything but predictions is answered here at once, by the thread of connections: also
+ * while all workers are busy.
  */
 #include "serve_internal.h"
 
@@ -43,7 +43,7 @@ static const char *after(const char *path, const char *prefix)
 
 static bool is(const char *path, const char *text) { return path && strcmp(path, text) == 0; }
 
-/* -- health and metrics -------------------------------------------------------------------------------------------------------------- */
+/* -- health and metrics -------------------------------------------------------------------------------------------- */
 
 /** Nanoseconds since what the model says was written by its trainer, or else since it was loaded. */
 static double age_seconds(const peri__serve_model *model)
@@ -96,7 +96,8 @@ static bool health(peri__server *s, peri__http_call *call, bool whole)
 
 static void print_features(peri__server *s, peri__buffer *b)
 {
-    word(b, "# HELP perilune_feature_values_total Values and lists that did not fit, by feature (empty: of names that the model does not "
+    word(b, "# HELP perilune_feature_values_total Values and lists that did not fit, by feature (empty: of names that "
+            "the model does not "
             "have).\n# TYPE perilune_feature_values_total counter\n");
     pthread_mutex_lock(&s->lock);
     for (peri__serve_counter *c = s->counters; c; c = c->next) {
@@ -118,12 +119,14 @@ static bool metrics(peri__server *s, peri__http_call *call)
     peri__serve_gauge(&b, "perilune_ready", "gauge", "1: there is a model, and the server is not stopping.",
                       peri__server_sound(s) && !now.stopping);
     if (now.model) {
-        word(&b, "# HELP perilune_model_info The model that serves.\n# TYPE perilune_model_info gauge\nperilune_model_info{model=");
+        word(&b, "# HELP perilune_model_info The model that serves.\n# TYPE perilune_model_info "
+                 "gauge\nperilune_model_info{model=");
         peri__serve_label(&b, now.model->facts.name);
         word(&b, ",version=");
         peri__serve_label(&b, now.model->facts.version);
         word(&b, "} 1\n");
-        peri__serve_gauge(&b, "perilune_model_age_seconds", "gauge", "Since the trainer wrote what is served.", age_seconds(now.model));
+        peri__serve_gauge(&b, "perilune_model_age_seconds", "gauge", "Since the trainer wrote what is served.",
+                          age_seconds(now.model));
         peri__serve_gauge(&b, "perilune_model_loaded_timestamp_seconds", "gauge", "When it was loaded.",
                           (double)now.model->loaded_unix_ns * 1e-9);
     }
@@ -131,15 +134,17 @@ static bool metrics(peri__server *s, peri__http_call *call)
     peri__serve_gauge(&b, "perilune_queue_limit", "gauge", "Requests that may wait.", (double)s->options.most_queue);
     peri__serve_gauge(&b, "perilune_workers", "gauge", "Threads that predict.", s->options.workers);
     peri__serve_gauge(&b, "perilune_workers_busy", "gauge", "Those of them that have requests.", now.busy);
-    peri__serve_gauge(&b, "process_start_time_seconds", "gauge", "When the server started.", (double)s->started_unix_ns * 1e-9);
-    peri__serve_gauge(&b, "perilune_memory_bytes", "gauge", "Heap and tensors that are in use.", (double)peri_mem_live());
+    peri__serve_gauge(&b, "process_start_time_seconds", "gauge", "When the server started.",
+                      (double)s->started_unix_ns * 1e-9);
+    peri__serve_gauge(&b, "perilune_memory_bytes", "gauge", "Heap and tensors that are in use.",
+                      (double)peri_mem_live());
     peri__serve_metrics_print(&s->metrics, &b);
     print_features(s, &b);
     peri__serve_model_release(now.model);
     return reply_buffer(s, call, 200, "text/plain; version=0.0.4; charset=utf-8", &b);
 }
 
-/* -- models -------------------------------------------------------------------------------------------------------------------------- */
+/* -- models -------------------------------------------------------------------------------------------------------- */
 
 static bool describe(peri__server *s, peri__http_call *call, const peri__serve_model *model)
 {
@@ -158,7 +163,8 @@ static bool status_of(peri__server *s, peri__http_call *call, const peri__serve_
     return reply_buffer(s, call, 200, "application/json", &b);
 }
 
-/** What a path under /v1/models/ or /v2/models/ asks: in @rest, behind the name and the version, if it has one. NULL: another model. */
+/** What a path under /v1/models/ or /v2/models/ asks: in @rest, behind the name and the version, if it has one. NULL:
+ *  another model. */
 static const char *behind_model(const char *path, const peri__serve_facts *facts)
 {
     const char *rest = after(path, facts->name);
@@ -178,10 +184,14 @@ static bool wrong_method(peri__server *s, peri__http_call *call, const char *all
     return reply(s, call, &r);
 }
 
-static bool asks(const peri__http_call *call) { return strcmp(call->method, "GET") == 0 || strcmp(call->method, "HEAD") == 0; }
+static bool asks(const peri__http_call *call)
+{
+    return strcmp(call->method, "GET") == 0 || strcmp(call->method, "HEAD") == 0;
+}
 
 /** False: a prediction, which has to wait for its turn. */
-static bool model_route(peri__server *s, peri__http_call *call, const peri__serve_model *model, const char *path, bool v2)
+static bool model_route(peri__server *s, peri__http_call *call, const peri__serve_model *model, const char *path,
+                        bool v2)
 {
     const char *rest = model ? behind_model(path, &model->facts) : NULL;
     if (!model) return reply_error(s, call, 503, "there is no model yet");
@@ -205,8 +215,8 @@ static bool model_route(peri__server *s, peri__http_call *call, const peri__serv
 
 static bool plain_route(peri__server *s, peri__http_call *call)
 {
-    static const char *const paths[] = {"/",  "/metrics", "/health", "/health/live", "/v2/health/live", "/health/ready", "/v2/health/ready",
-                                        "/v2"};
+    static const char *const paths[] = {
+        "/", "/metrics", "/health", "/health/live", "/v2/health/live", "/health/ready", "/v2/health/ready", "/v2"};
     int which = -1;
     for (int i = 0; i < (int)(sizeof paths / sizeof *paths); i++)
         if (strcmp(call->path, paths[i]) == 0) which = i;
@@ -225,8 +235,10 @@ static bool plain_route(peri__server *s, peri__http_call *call)
     case 2: return health(s, call, true);
     case 3:
     case 4:
-        return reply(s, call,
-                     &(peri__http_reply){.status = 200, .type = "application/json", .body = live, .bytes = sizeof live - 1, .keep = true});
+        return reply(
+            s, call,
+            &(peri__http_reply){
+                .status = 200, .type = "application/json", .body = live, .bytes = sizeof live - 1, .keep = true});
     case 5:
     case 6: return health(s, call, false);
     default: break;

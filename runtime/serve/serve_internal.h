@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * serve/serve_internal.h: what the files of the server itself share: its state (server.c), its workers (worker.c) and its paths (routes.c).
+ * serve/serve_internal.h: what the files of the server itself share: its state (server.c), its workers (worker.c) and
+ * its paths (routes.c).
  */
 #ifndef PERI_SERVE_INTERNAL_H
 #define PERI_SERVE_INTERNAL_H

@@ -17,7 +17,7 @@ int64_t peri__serve_unix_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* -- models -------------------------------------------------------------------------------------------------------------------------- */
+/* -- models -------------------------------------------------------------------------------------------------------- */
 
 void peri__serve_model_retain(peri__serve_model *model) { peri__refs_add(&model->refs); }
 
@@ -95,14 +95,18 @@ void peri__server_note(peri__server *s, const char *note)
 
 peri__serve_metrics *peri__server_metrics(peri__server *s) { return &s->metrics; }
 
-/* -- answers ------------------------------------------------------------------------------------------------------------------------- */
+/* -- answers ------------------------------------------------------------------------------------------------------- */
 
 /** Copy @text, with a '?' for each byte that is not part of UTF-8. */
 static void clean(char *to, size_t room, const char *text)
 {
     size_t n = 0;
     for (const unsigned char *c = (const unsigned char *)text; *c && n + 5 < room;) {
-        int more = *c < 0x80 ? 0 : *c >= 0xc2 && *c < 0xe0 ? 1 : *c >= 0xe0 && *c < 0xf0 ? 2 : *c >= 0xf0 && *c < 0xf5 ? 3 : -1;
+        int more = *c < 0x80                 ? 0
+                   : *c >= 0xc2 && *c < 0xe0 ? 1
+                   : *c >= 0xe0 && *c < 0xf0 ? 2
+                   : *c >= 0xf0 && *c < 0xf5 ? 3
+                                             : -1;
         for (int i = 1; i <= more; i++)
             if ((c[i] & 0xc0) != 0x80) more = -1;
         if (more == 2 && ((*c == 0xe0 && c[1] < 0xa0) || (*c == 0xed && c[1] > 0x9f))) more = -1;
@@ -123,7 +127,8 @@ peri__http_reply peri__serve_error(int status, const char *why)
     peri__buffer_append(&b, "{\"error\":", 9);
     peri__buffer_quote(&b, text);
     peri__buffer_append(&b, "}\n", 2);
-    peri__http_reply r = {.status = status, .type = "application/json", .body = b.data, .bytes = b.bytes, .retry = status == 503};
+    peri__http_reply r = {
+        .status = status, .type = "application/json", .body = b.data, .bytes = b.bytes, .retry = status == 503};
     if (b.status >= 0) return r;
     peri__free(b.data);
     r.body = sorry, r.bytes = (int64_t)sizeof sorry - 1, r.keep = true;
@@ -133,7 +138,8 @@ peri__http_reply peri__serve_error(int status, const char *why)
 void peri__server_end(peri__server *s, peri__http_call *call, int end, const peri__http_reply *reply)
 {
     atomic_fetch_add_explicit(&s->metrics.ends[end], 1, memory_order_relaxed);
-    peri__serve_observe(&s->metrics.request_ns, PERI__SERVE_FIRST_NS, (uint64_t)peri__max(0, peri_time_ns() - call->began_ns));
+    peri__serve_observe(&s->metrics.request_ns, PERI__SERVE_FIRST_NS,
+                        (uint64_t)peri__max(0, peri_time_ns() - call->began_ns));
     peri__http_answer(call, reply);
 }
 
@@ -144,7 +150,7 @@ void peri__server_fail(peri__server *s, peri__http_call *call, int end, const ch
     peri__server_end(s, call, end, &r);
 }
 
-/* -- the queue ----------------------------------------------------------------------------------------------------------------------- */
+/* -- the queue ----------------------------------------------------------------------------------------------------- */
 
 peri__http_call *peri__server_pop(peri__server *s)
 {
@@ -208,7 +214,9 @@ static void refuse_all(peri__server *s, peri__http_call *list, bool stopping)
         next = list->next;
         if (peri__http_left(list)) peri__server_fail(s, list, PERI__SERVE_LEFT, "the client has closed its connection");
         else if (stopping) peri__server_fail(s, list, PERI__SERVE_STOPPING, "the server is stopping");
-        else peri__server_fail(s, list, PERI__SERVE_LATE, "its time was over while it waited (perilune serve --timeout)");
+        else
+            peri__server_fail(s, list, PERI__SERVE_LATE,
+                              "its time was over while it waited (perilune serve --timeout)");
     }
 }
 
@@ -233,7 +241,7 @@ static void *run_clock(void *ctx)
     return NULL;
 }
 
-/* -- beginning and end --------------------------------------------------------------------------------------------------------------- */
+/* -- beginning and end --------------------------------------------------------------------------------------------- */
 
 static void count_event(void *ctx, int kind)
 {
@@ -328,6 +336,7 @@ void peri__server_stop(peri__server *s, int64_t grace_ns)
     pthread_cond_broadcast(&s->wake);
     pthread_mutex_unlock(&s->lock);
     refuse_all(s, list, true);
-    for (int i = 0; unfinished(s) > 0 && i < 500; i++) nanosleep(&pause, NULL); /* what runs cannot be broken off; answers are sent */
+    /* what runs cannot be broken off; answers are sent */
+    for (int i = 0; unfinished(s) > 0 && i < 500; i++) nanosleep(&pause, NULL);
     free_server(s);
 }

@@ -10,9 +10,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-const char *const peri__serve_problem_names[PERI__SERVE_PROBLEM_COUNT] = {"missing", "extra", "repeated", "kind", "range", "nan", "empty"};
+const char *const peri__serve_problem_names[PERI__SERVE_PROBLEM_COUNT] = {"missing", "extra", "repeated", "kind",
+                                                                          "range",   "nan",   "empty"};
 
-/* -- what does not fit --------------------------------------------------------------------------------------------------------------- */
+/* -- what does not fit --------------------------------------------------------------------------------------------- */
 
 static const peri__serve_input *input(const peri__serve_reader *r, int32_t f) { return &r->batch->facts->inputs[f]; }
 
@@ -27,11 +28,14 @@ bool peri__serve_blame(peri__serve_reader *r, int32_t f, int problem, const char
     return false;
 }
 
-int64_t peri__serve_samples(const peri__serve_reader *r, int32_t f) { return r->batch->columns[f].n_samples - r->batch->samples; }
+int64_t peri__serve_samples(const peri__serve_reader *r, int32_t f)
+{
+    return r->batch->columns[f].n_samples - r->batch->samples;
+}
 
 /** peri__serve_blame with the feature and the sample in front. */
-#define BLAME(r, f, problem, format, ...)                                                                                                  \
-    peri__serve_blame((r), (f), (problem), "feature '%s', sample %lld: " format, input((r), (f))->name,                                    \
+#define BLAME(r, f, problem, format, ...)                                                                              \
+    peri__serve_blame((r), (f), (problem), "feature '%s', sample %lld: " format, input((r), (f))->name,                \
                       (long long)peri__serve_samples((r), (f)), __VA_ARGS__)
 
 int32_t peri__serve_find(peri__serve_reader *r, const char *name)
@@ -48,17 +52,19 @@ int32_t peri__serve_find(peri__serve_reader *r, const char *name)
     for (int32_t f = 0; f < facts->n_inputs && n < sizeof known; f++)
         n += (size_t)snprintf(known + n, sizeof known - n, "%s%s", f ? ", " : "", facts->inputs[f].name);
     if (n >= sizeof known) memcpy(known + sizeof known - 4, "...", 4);
-    peri__serve_blame(r, facts->n_inputs, PERI__SERVE_EXTRA, "the model has no feature '%.100s'; it has %s", name, known);
+    peri__serve_blame(r, facts->n_inputs, PERI__SERVE_EXTRA, "the model has no feature '%.100s'; it has %s", name,
+                      known);
     return -1;
 }
 
 bool peri__serve_once(peri__serve_reader *r, int32_t f)
 {
-    if (r->batch->seen[f]) return peri__serve_blame(r, f, PERI__SERVE_REPEATED, "feature '%s' is there twice", input(r, f)->name);
+    if (r->batch->seen[f])
+        return peri__serve_blame(r, f, PERI__SERVE_REPEATED, "feature '%s' is there twice", input(r, f)->name);
     return r->batch->seen[f] = true;
 }
 
-/* -- one value ----------------------------------------------------------------------------------------------------------------------- */
+/* -- one value ----------------------------------------------------------------------------------------------------- */
 
 static bool room_for_value(peri__serve_reader *r, int32_t f)
 {
@@ -89,8 +95,8 @@ bool peri__serve_add_id(peri__serve_reader *r, int32_t f, uint64_t id, bool nega
     uint64_t rows = input(r, f)->rows;
     if (rows ? negative || id >= rows : negative && id > (uint64_t)1 << 63) {
         if (!input(r, f)->skip || (negative && id > (uint64_t)1 << 63))
-            return BLAME(r, f, PERI__SERVE_RANGE, "id %s%llu, allowed: %s to %llu", negative ? "-" : "", (unsigned long long)id,
-                         rows ? "0" : "-9223372036854775808", (unsigned long long)(rows - 1));
+            return BLAME(r, f, PERI__SERVE_RANGE, "id %s%llu, allowed: %s to %llu", negative ? "-" : "",
+                         (unsigned long long)id, rows ? "0" : "-9223372036854775808", (unsigned long long)(rows - 1));
         r->batch->problems[f][PERI__SERVE_RANGE]++;
     }
     if (!room_for_value(r, f)) return false;
@@ -105,9 +111,11 @@ static bool other_kind(peri__serve_reader *r, int32_t f, const char *wanted)
     const char *at;
     int64_t bytes;
     char c = peri__json_next(r->j);
-    if (c == 'N' || c == 'I') return BLAME(r, f, PERI__SERVE_NAN, "%s is wanted, and NaN and Infinity are none", wanted);
+    if (c == 'N' || c == 'I')
+        return BLAME(r, f, PERI__SERVE_NAN, "%s is wanted, and NaN and Infinity are none", wanted);
     if (!peri__json_skip(r->j, &at, &bytes)) return false;
-    return BLAME(r, f, PERI__SERVE_KIND, "%.*s%s, wanted: %s", (int)peri__min(bytes, 40), at, bytes > 40 ? "..." : "", wanted);
+    return BLAME(r, f, PERI__SERVE_KIND, "%.*s%s, wanted: %s", (int)peri__min(bytes, 40), at, bytes > 40 ? "..." : "",
+                 wanted);
 }
 
 static bool begins_number(char c) { return c == '-' || (c >= '0' && c <= '9'); }
@@ -118,7 +126,8 @@ bool peri__serve_number(peri__serve_reader *r, int32_t f)
     char *end;
     int64_t bytes;
     char c = peri__json_next(r->j);
-    if (c == '-' && r->j->at + 1 < r->j->end && r->j->at[1] == 'I') return BLAME(r, f, PERI__SERVE_NAN, "%s is no number", "-Infinity");
+    if (c == '-' && r->j->at + 1 < r->j->end && r->j->at[1] == 'I')
+        return BLAME(r, f, PERI__SERVE_NAN, "%s is no number", "-Infinity");
     if (!begins_number(c)) return other_kind(r, f, "a number");
     if (!peri__json_skip(r->j, &at, &bytes)) return false;
     float x = strtof(at, &end); /* rounded once, to f32; the program never leaves the locale "C" */
@@ -143,21 +152,22 @@ bool peri__serve_id(peri__serve_reader *r, int32_t f)
         whole = *d >= '0' && *d <= '9';
         fits = fits && !__builtin_mul_overflow(id, 10u, &id) && !__builtin_add_overflow(id, (uint64_t)(*d - '0'), &id);
     }
-    if (!whole) return BLAME(r, f, PERI__SERVE_KIND, "%.*s, wanted: an id, a whole number", (int)peri__min(bytes, 40), at);
+    if (!whole)
+        return BLAME(r, f, PERI__SERVE_KIND, "%.*s, wanted: an id, a whole number", (int)peri__min(bytes, 40), at);
     if (fits) return peri__serve_add_id(r, f, id, negative && id > 0);
     return BLAME(r, f, PERI__SERVE_RANGE, "id %.*s, allowed: %s to %llu", (int)peri__min(bytes, 40), at,
                  input(r, f)->rows ? "0" : "-9223372036854775808", (unsigned long long)(input(r, f)->rows - 1));
 }
 
-/* -- a sample ------------------------------------------------------------------------------------------------------------------------ */
+/* -- a sample ------------------------------------------------------------------------------------------------------ */
 
 bool peri__serve_end(peri__serve_reader *r, int32_t f)
 {
     peri__serve_column *c = &r->batch->columns[f];
     if (r->j->status < 0) return false;
     if (peri__serve_samples(r, f) >= r->rules->most_samples) {
-        r->j->status =
-            peri__fail(PERI_EFORMAT, "more than %lld samples in a request (perilune serve --samples)", (long long)r->rules->most_samples);
+        r->j->status = peri__fail(PERI_EFORMAT, "more than %lld samples in a request (perilune serve --samples)",
+                                  (long long)r->rules->most_samples);
         return false;
     }
     if (input(r, f)->kind != PERI__SERVE_NUMBERS) {
@@ -168,7 +178,8 @@ bool peri__serve_end(peri__serve_reader *r, int32_t f)
         if (n > PERI__SERVE_MOST_IDS)
             return BLAME(r, f, PERI__SERVE_KIND, "a list of %lld, allowed: %d", (long long)n, PERI__SERVE_MOST_IDS);
         if (input(r, f)->length > 0 && n != input(r, f)->length)
-            return BLAME(r, f, PERI__SERVE_KIND, "a list of %lld, wanted: %lld", (long long)n, (long long)input(r, f)->length);
+            return BLAME(r, f, PERI__SERVE_KIND, "a list of %lld, wanted: %lld", (long long)n,
+                         (long long)input(r, f)->length);
         c->offsets[c->n_samples + 1] = c->n_values;
         r->batch->problems[f][PERI__SERVE_EMPTY] += n == 0 && input(r, f)->kind == PERI__SERVE_IDS;
     }
@@ -185,7 +196,8 @@ static bool list(peri__serve_reader *r, int32_t f, int64_t wanted)
         if (!(numbers ? peri__serve_number(r, f) : peri__serve_id(r, f))) return false;
     if (r->j->status < 0) return false;
     if (wanted >= 0 && n != wanted)
-        return BLAME(r, f, PERI__SERVE_KIND, "%lld %s, wanted: %lld", (long long)n, numbers ? "numbers" : "ids", (long long)wanted);
+        return BLAME(r, f, PERI__SERVE_KIND, "%lld %s, wanted: %lld", (long long)n, numbers ? "numbers" : "ids",
+                     (long long)wanted);
     return peri__serve_end(r, f);
 }
 
@@ -195,7 +207,8 @@ bool peri__serve_sample(peri__serve_reader *r, int32_t f, int64_t length)
     char c = peri__json_next(r->j);
     if (in->kind == PERI__SERVE_NUMBERS) {
         if (c == '[') return list(r, f, in->width);
-        return in->width == 1 ? peri__serve_number(r, f) && peri__serve_end(r, f) : other_kind(r, f, "a list of numbers");
+        return in->width == 1 ? peri__serve_number(r, f) && peri__serve_end(r, f)
+                              : other_kind(r, f, "a list of numbers");
     }
     if (c == '[') return list(r, f, length);
     if (in->kind == PERI__SERVE_WEIGHTS) return peri__serve_number(r, f) && peri__serve_end(r, f);
@@ -208,8 +221,8 @@ bool peri__serve_missing(peri__serve_reader *r, int32_t f)
     const peri__serve_input *in = input(r, f);
     if (r->j->status < 0) return false;
     if (!in->optional)
-        return peri__serve_blame(r, f, PERI__SERVE_MISSING, "sample %lld: feature '%s' is missing", (long long)peri__serve_samples(r, f),
-                                 in->name);
+        return peri__serve_blame(r, f, PERI__SERVE_MISSING, "sample %lld: feature '%s' is missing",
+                                 (long long)peri__serve_samples(r, f), in->name);
     r->batch->problems[f][PERI__SERVE_MISSING]++;
     for (int64_t i = 0; in->kind == PERI__SERVE_NUMBERS && i < in->width; i++) {
         if (!room_for_value(r, f)) return false;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * values.h: reading the values of features into columns: numbers and ids, one by one or as lists, and the rules for what does not fit.
+ * values.h: reading the values of features into columns: numbers and ids, one by one or as lists, and the rules for
+ * what does not fit.
  */
 #ifndef PERI_SERVE_VALUES_H
 #define PERI_SERVE_VALUES_H
@@ -17,7 +18,8 @@ typedef struct peri__serve_reader {
 } peri__serve_reader;
 
 /** Fail, and count @problem of feature @f (n_inputs: of none). Always false. */
-bool peri__serve_blame(peri__serve_reader *r, int32_t f, int problem, const char *format, ...) __attribute__((format(printf, 4, 5)));
+bool peri__serve_blame(peri__serve_reader *r, int32_t f, int problem, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
 /** The number of a feature; -1, and an error: there is none of that name. */
 int32_t peri__serve_find(peri__serve_reader *r, const char *name);
 /** The feature is there, or an error: it was before. */

@@ -33,7 +33,8 @@ static void leave_model(worker *w)
     w->model = NULL;
 }
 
-/** Go over to the model that serves now. The old one is let go first, so that its memory is free before the next one comes. */
+/** Go over to the model that serves now. The old one is let go first, so that its memory is free before the next one
+ *  comes. */
 static peri_status adopt(worker *w)
 {
     leave_model(w);
@@ -41,12 +42,16 @@ static peri_status adopt(worker *w)
     if (!model) return peri__fail(PERI_ENOTFOUND, "there is no model yet");
     w->model = model;
     peri_status status = peri__serve_batch_init(&w->batch, &model->facts);
-    if (status >= 0) status = model->kind->context(model, w->s->options.most_batch + w->s->options.rules.most_samples, &w->context);
+    if (status >= 0)
+        status = model->kind->context(model, w->s->options.most_batch + w->s->options.rules.most_samples, &w->context);
     if (status < 0) leave_model(w);
     return status;
 }
 
-static uint64_t waited(const peri__http_call *call, int64_t now) { return (uint64_t)peri__max(0, now - call->whole_ns); }
+static uint64_t waited(const peri__http_call *call, int64_t now)
+{
+    return (uint64_t)peri__max(0, now - call->whole_ns);
+}
 
 /** Read a request into the batch, or answer it: it alone fails. */
 static void take(worker *w, peri__http_call *call)
@@ -54,11 +59,15 @@ static void take(worker *w, peri__http_call *call)
     peri__server *s = w->s;
     int64_t now = peri_time_ns();
     peri__serve_observe(&s->metrics.queue_ns, PERI__SERVE_FIRST_NS, waited(call, now));
-    if (peri__http_left(call)) return peri__server_fail(s, call, PERI__SERVE_LEFT, "the client has closed its connection");
-    if (now > call->deadline_ns) return peri__server_fail(s, call, PERI__SERVE_LATE, "its time was over (perilune serve --timeout)");
-    peri_status status = peri__serve_read(&w->batch, &s->options.rules, call->form == PERI__SERVE_CALL_V2, call->body, call->bytes,
-                                          call->json_bytes, &w->questions[w->n_calls]);
-    if (status < 0) return peri__server_fail(s, call, status == PERI_EFORMAT ? PERI__SERVE_BAD : PERI__SERVE_FAILED, peri_error_message());
+    if (peri__http_left(call))
+        return peri__server_fail(s, call, PERI__SERVE_LEFT, "the client has closed its connection");
+    if (now > call->deadline_ns)
+        return peri__server_fail(s, call, PERI__SERVE_LATE, "its time was over (perilune serve --timeout)");
+    peri_status status = peri__serve_read(&w->batch, &s->options.rules, call->form == PERI__SERVE_CALL_V2, call->body,
+                                          call->bytes, call->json_bytes, &w->questions[w->n_calls]);
+    if (status < 0)
+        return peri__server_fail(s, call, status == PERI_EFORMAT ? PERI__SERVE_BAD : PERI__SERVE_FAILED,
+                                 peri_error_message());
     w->calls[w->n_calls++] = call;
 }
 
@@ -93,11 +102,12 @@ static void answer(worker *w, int32_t i, int64_t begin, int64_t end)
 {
     peri__http_call *call = w->calls[i];
     peri__http_reply r = {.status = 200, .type = "application/json"};
-    peri_status status = peri__serve_write(&w->model->facts, &w->questions[i], w->outputs, w->offsets, &r.body, &r.bytes, &r.json_bytes);
+    peri_status status =
+        peri__serve_write(&w->model->facts, &w->questions[i], w->outputs, w->offsets, &r.body, &r.bytes, &r.json_bytes);
     if (status < 0) return peri__server_fail(w->s, call, PERI__SERVE_FAILED, peri_error_message());
     if (r.json_bytes) r.type = "application/octet-stream";
-    snprintf(r.timing, sizeof r.timing, "queue;dur=%.3f, compute;dur=%.3f, batch;desc=\"%lld\"", (double)waited(call, begin) * 1e-6,
-             (double)(end - begin) * 1e-6, (long long)w->batch.samples);
+    snprintf(r.timing, sizeof r.timing, "queue;dur=%.3f, compute;dur=%.3f, batch;desc=\"%lld\"",
+             (double)waited(call, begin) * 1e-6, (double)(end - begin) * 1e-6, (long long)w->batch.samples);
     peri__server_end(w->s, call, PERI__SERVE_OK, &r);
 }
 
@@ -106,7 +116,8 @@ static void count_problems(worker *w)
     for (int32_t f = 0; f <= w->model->facts.n_inputs; f++)
         for (int k = 0; k < PERI__SERVE_PROBLEM_COUNT; k++)
             if (w->batch.problems[f][k])
-                atomic_fetch_add_explicit(&w->model->counters[f]->counts[k], w->batch.problems[f][k], memory_order_relaxed);
+                atomic_fetch_add_explicit(&w->model->counters[f]->counts[k], w->batch.problems[f][k],
+                                          memory_order_relaxed);
 }
 
 static void count_batch(worker *w, int64_t ns)
@@ -120,13 +131,16 @@ static void count_batch(worker *w, int64_t ns)
     atomic_fetch_add_explicit(&m->skipped, (uint64_t)skipped, memory_order_relaxed);
 }
 
-/** Predict the batch, and answer the requests from @first to before @last, which it has. False: the model refuses it. */
+/** Predict the batch, and answer the requests from @first to before @last, which it has. False: the model refuses
+ *  it. */
 static bool predict(worker *w, int32_t first, int32_t last)
 {
     char why[PERI_MESSAGE_MAX];
     peri_status status = make_room(w);
     int64_t begin = peri_time_ns();
-    if (status >= 0) status = w->model->kind->predict(w->model, w->context, w->batch.samples, w->batch.columns, w->outputs, w->offsets);
+    if (status >= 0)
+        status =
+            w->model->kind->predict(w->model, w->context, w->batch.samples, w->batch.columns, w->outputs, w->offsets);
     int64_t end = peri_time_ns();
     if (status >= 0) count_batch(w, end - begin);
     bool refused = status == PERI_EINVAL || status == PERI_ERANGE;
@@ -145,8 +159,8 @@ static void predict_each(worker *w)
     for (int32_t i = 0; i < w->n_calls; i++) {
         peri__http_call *call = w->calls[i];
         peri__serve_batch_clear(&w->batch);
-        peri_status status = peri__serve_read(&w->batch, &w->s->options.rules, call->form == PERI__SERVE_CALL_V2, call->body, call->bytes,
-                                              call->json_bytes, &w->questions[i]);
+        peri_status status = peri__serve_read(&w->batch, &w->s->options.rules, call->form == PERI__SERVE_CALL_V2,
+                                              call->body, call->bytes, call->json_bytes, &w->questions[i]);
         if (status < 0) peri__server_fail(w->s, call, PERI__SERVE_FAILED, peri_error_message()); /* no memory */
         else predict(w, i, i + 1);
     }
@@ -158,7 +172,8 @@ static void serve(worker *w, peri__http_call *call)
     int64_t until = call->whole_ns + s->options.delay_ns;
     w->n_calls = 0;
     peri__serve_batch_clear(&w->batch);
-    for (; call; call = w->n_calls < MOST_CALLS && w->batch.samples < s->options.most_batch ? another(s, until) : NULL) take(w, call);
+    for (; call; call = w->n_calls < MOST_CALLS && w->batch.samples < s->options.most_batch ? another(s, until) : NULL)
+        take(w, call);
     count_problems(w);
     if (w->n_calls && !predict(w, 0, w->n_calls)) predict_each(w);
 }
@@ -184,7 +199,8 @@ void *peri__serve_worker(void *ctx)
         else if (call) serve(w, call);
         pthread_mutex_lock(&s->lock);
         s->busy -= call != NULL;
-        if (!call && status < 0 && s->model) { /* no memory for the new model's context: tried again with the next request */
+        /* no memory for the new model's context: tried again with the next request */
+        if (!call && status < 0 && s->model) {
             while (!s->quit && !s->head) pthread_cond_wait(&s->wake, &s->lock);
         }
     }

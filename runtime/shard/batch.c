@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * batch.c: the layouts of batches. The last few are kept, since batches of the same sizes come again, and found by what they were made
- * from.
+ * batch.c: the layouts of batches. The last few are kept, since batches of the same sizes come again, and found by what
+ * they were made from.
  */
 #include "module.h"
 #include "../../kernels/tbe.h"
 
 #include "../tensor/jagged_internal.h"
 
-/* -- the home side ----------------------------------------------------------------------------------------------------------------- */
+/* -- the home side ------------------------------------------------------------------------------------------------- */
 
 /** First entry of each feature in the inverse indices of a variable batch: *@inverse; NULL: it is none. */
 static peri_status inverse_of(const peri_sharded *e, const peri_kjt *kjt, const peri_kjt_desc *desc, int64_t **inverse)
@@ -16,12 +16,14 @@ static peri_status inverse_of(const peri_sharded *e, const peri_kjt *kjt, const 
     *inverse = NULL;
     if (!desc->variable_stride) return PERI_OK;
     if (!desc->has_inverse)
-        return peri__fail(PERI_EINVAL, "%s: an input with a variable batch per feature needs inverse indices", e->router.function);
+        return peri__fail(PERI_EINVAL, "%s: an input with a variable batch per feature needs inverse indices",
+                          e->router.function);
     int64_t *at = e->scratch + 2 * e->n_features + e->routes->n_strands;
     for (int32_t f = 0; f < e->n_features; f++) {
         int32_t row = peri_keys_find(peri_kjt_inverse_keys(kjt), e->feature_names[f]);
         if (row < 0)
-            return peri__fail(PERI_EINVAL, "%s: feature '%s' has no inverse indices", e->router.function, e->feature_names[f]);
+            return peri__fail(PERI_EINVAL, "%s: feature '%s' has no inverse indices", e->router.function,
+                              e->feature_names[f]);
         at[f] = row * desc->stride;
     }
     *inverse = at;
@@ -57,8 +59,14 @@ peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__rule
     peri_kjt_desc desc = {.size = sizeof desc};
     int64_t *inverse = NULL;
     peri_kjt_describe(r->args.kjt, &desc);
-    peri__home_args a = {.outbound = r->outbound, .rule = rule, .results_by_id = e->kind->by_id, .rows = desc.stride,
-                         .divisor = e->divisor, .sent_divisor = e->divisor + e->n_tables, .mean = e->mean, .cols = e->cols,
+    peri__home_args a = {.outbound = r->outbound,
+                         .rule = rule,
+                         .results_by_id = e->kind->by_id,
+                         .rows = desc.stride,
+                         .divisor = e->divisor,
+                         .sent_divisor = e->divisor + e->n_tables,
+                         .mean = e->mean,
+                         .cols = e->cols,
                          .device = e->device};
     if (rule.by_id || rule.to_homes) PERI_TRY(count_ids(e, r, &a));
     if (!e->kind->by_id) PERI_TRY(inverse_of(e, r->args.kjt, &desc, &inverse));
@@ -77,12 +85,13 @@ peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__rule
     return PERI_OK;
 }
 
-/* -- both sides ---------------------------------------------------------------------------------------------------------------------- */
+/* -- both sides ---------------------------------------------------------------------------------------------------- */
 
 /** The blocks of this rank's replicas, over the input. */
 static void add_replicas(const peri_sharded *e, const peri__home *h, const peri__place *place, peri__next_block *next)
 {
-    const int64_t *first = h->rule.by_id ? h->first_ids : h->feature_first, *bags = h->rule.by_id ? h->feature_ids : h->feature_rows;
+    const int64_t *first = h->rule.by_id ? h->first_ids : h->feature_first,
+                  *bags = h->rule.by_id ? h->feature_ids : h->feature_rows;
     for (int32_t k = 0; k < e->routes->n_replicas; k++) {
         const peri__replica *x = &e->routes->replicas[k];
         *next[place[k].set].line++ = x->piece;
@@ -93,7 +102,8 @@ static void add_replicas(const peri_sharded *e, const peri__home *h, const peri_
 }
 
 /** Room for the blocks of all sets. @next, @n: of sets; @next: where the first block of each goes. */
-static peri_status make_room(const peri_sharded *e, peri__batch_layout *l, int32_t lookups, peri__next_block *next, int64_t *n)
+static peri_status make_room(const peri_sharded *e, peri__batch_layout *l, int32_t lookups, peri__next_block *next,
+                             int64_t *n)
 {
     int64_t all = 0;
     for (int32_t i = 0; i < lookups + e->routes->n_replicas; i++)
@@ -141,7 +151,8 @@ static peri_status make_legs(const peri_sharded *e, peri__batch_layout *l)
     return PERI_OK;
 }
 
-peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int64_t *counts, const int64_t *ids, peri__batch_layout **out)
+peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int64_t *counts, const int64_t *ids,
+                                   peri__batch_layout **out)
 {
     int32_t strands = e->routes->rank_wire[e->rank + 1] - e->routes->rank_wire[e->rank];
     size_t bytes = sizeof *counts * (size_t)strands * (size_t)e->world_size;

@@ -26,9 +26,11 @@ static void add_line(peri__buffer *t, const peri__rows *r, const peri__piece *pi
     else if (x->space == PERI__OWN_ROWS) snprintf(of, sizeof of, "own");
     else if (x->space == PERI__NODE_LANE) snprintf(of, sizeof of, "node %d", e->routes->nodes.of[piece->rank]);
     else snprintf(of, sizeof of, "rank %d, lane %d", piece->rank, x->space);
-    snprintf(to, sizeof to, "row %lld, column %lld%s", (long long)(r->back ? x->row : x->to), (long long)x->column, x->cut ? ", some" : "");
+    snprintf(to, sizeof to, "row %lld, column %lld%s", (long long)(r->back ? x->row : x->to), (long long)x->column,
+             x->cut ? ", some" : "");
     peri__buffer_print(t, "  %-12s %-12s %6lld x %-5lld %-16s %8lld   %-28s %s\n", e->table_names[o->table],
-                       e->feature_names[o->feature], (long long)x->n, (long long)x->cols, of, (long long)x->at, to, how(r, x));
+                       e->feature_names[o->feature], (long long)x->n, (long long)x->cols, of, (long long)x->at, to,
+                       how(r, x));
 }
 
 void peri__explain(peri__buffer *t, const peri__rows *r)
@@ -36,10 +38,11 @@ void peri__explain(peri__buffer *t, const peri__rows *r)
     const peri__routes *routes = r->e->routes;
     const peri__home *h = r->layout->home;
     int64_t copied = 0, all = 0;
-    peri__buffer_print(t, "%s of rank %d of %d, %lld rows of %lld columns\n", r->back ? "Gradients" : "Results", r->e->rank,
-                       r->e->world_size, (long long)(r->back ? h->rows : h->joined_rows), (long long)r->e->cols);
-    peri__buffer_print(t, "  %-12s %-12s %14s %-16s %8s   %-28s %s\n", "table", "feature", "rows x columns", "of", "at", "in the results",
-                       "how");
+    peri__buffer_print(t, "%s of rank %d of %d, %lld rows of %lld columns\n", r->back ? "Gradients" : "Results",
+                       r->e->rank, r->e->world_size, (long long)(r->back ? h->rows : h->joined_rows),
+                       (long long)r->e->cols);
+    peri__buffer_print(t, "  %-12s %-12s %14s %-16s %8s   %-28s %s\n", "table", "feature", "rows x columns", "of", "at",
+                       "in the results", "how");
     for (int32_t p = 0; p < routes->n_pieces; p++) {
         const peri__line x = peri__home_line(h, p);
         if (x.space < 0) continue;

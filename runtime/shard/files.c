@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * files.c: the row files of a module: all of them, of all table batches and ranks, are of one flush and cut as the plan says.
+ * files.c: the row files of a module: all of them, of all table batches and ranks, are of one flush and cut as the plan
+ * says.
  */
 #include "../embed/tier/row_file.h"
 #include "module.h"
@@ -10,10 +11,11 @@
 static peri_status fail_flush(const peri_flush_info *a, const char *path, int64_t number, int64_t iteration)
 {
     return peri__fail(PERI_EMISMATCH,
-                      "row files '%.150s' (flush %lld, iteration %lld) and '%.150s' (flush %lld, iteration %lld%s): they must be of the "
+                      "row files '%.150s' (flush %lld, iteration %lld) and '%.150s' (flush %lld, iteration %lld%s): "
+                      "they must be of the "
                       "same flush; restore all files of the module from one flush, or remove all",
-                      a->path, (long long)a->number, (long long)a->iteration, path, (long long)number, (long long)iteration,
-                      a->number == number ? " of another run" : "");
+                      a->path, (long long)a->number, (long long)a->iteration, path, (long long)number,
+                      (long long)iteration, a->number == number ? " of another run" : "");
 }
 
 /** Files of a cached table in its directory, while they are visited. */
@@ -28,12 +30,14 @@ static const peri_shard *shard_of(const visit *v, const peri__row_shard *file)
     const peri__route_table *t = &v->ebc->tables[v->table];
     for (int32_t i = 0; i < t->n_shards; i++) {
         const peri_shard *s = &t->shards[i];
-        if (s->row_offset == file->row && s->rows == file->rows && s->col_offset == file->col && s->cols == file->cols) return s;
+        if (s->row_offset == file->row && s->rows == file->rows && s->col_offset == file->col && s->cols == file->cols)
+            return s;
     }
     return NULL;
 }
 
-/** A file of a shard of another rank: it fits the plan, and this rank's files. What else may be wrong with it is its owner's to say. */
+/** A file of a shard of another rank: it fits the plan, and this rank's files. What else may be wrong with it is its
+ *  owner's to say. */
 static bool look(void *ctx, const peri__row_shard *file)
 {
     visit *v = ctx;
@@ -41,11 +45,12 @@ static bool look(void *ctx, const peri__row_shard *file)
     const peri_shard *shard = shard_of(v, file);
     peri__row_header h;
     if (!shard) {
-        v->status = peri__fail(PERI_EMISMATCH,
-                               "row file '%.250s': table '%.80s' has no shard of rows %lld..%lld and columns %lld..%lld in this plan with "
-                               "%d ranks; go on with what wrote it, or name another directory (or remove it) to start from scratch",
-                               file->path, e->table_names[v->table], (long long)file->row, (long long)(file->row + file->rows),
-                               (long long)file->col, (long long)(file->col + file->cols), e->world_size);
+        v->status = peri__fail(
+            PERI_EMISMATCH,
+            "row file '%.250s': table '%.80s' has no shard of rows %lld..%lld and columns %lld..%lld in this plan with "
+            "%d ranks; go on with what wrote it, or name another directory (or remove it) to start from scratch",
+            file->path, e->table_names[v->table], (long long)file->row, (long long)(file->row + file->rows),
+            (long long)file->col, (long long)(file->col + file->cols), e->world_size);
         return false;
     }
     if (shard->rank == e->rank) return true;
@@ -60,7 +65,8 @@ static bool look(void *ctx, const peri__row_shard *file)
     }
     e->found_path = peri__strdup(file->path);
     if (!e->found_path) v->status = PERI_ENOMEM;
-    e->found = (peri_flush_info){.number = h.flush, .stamp = h.stamp, .iteration = h.iteration, .files = 1, .path = e->found_path};
+    e->found = (peri_flush_info){
+        .number = h.flush, .stamp = h.stamp, .iteration = h.iteration, .files = 1, .path = e->found_path};
     return v->status >= 0;
 }
 
@@ -101,7 +107,8 @@ peri_status peri_sharded_flush_info(const peri_sharded *e, peri_flush_info *out)
         peri_flush_info info;
         PERI_TRY(peri_tbe_flush_info(e->sets[g].tbe, &info));
         if (!info.files) continue;
-        bool changed = out->changed || info.changed || (out->files && (info.number != out->number || info.stamp != out->stamp));
+        bool changed =
+            out->changed || info.changed || (out->files && (info.number != out->number || info.stamp != out->stamp));
         int64_t files = out->files + info.files;
         if (!out->files || info.number > out->number) *out = info;
         out->changed = changed;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * identity.c: what all ranks must agree on, as lines of text: "subject <tab> property <tab> value". Its hash travels with every batch;
- * where hashes differ the texts travel too, and say what differs. Lines stand in an order that follows from the configuration alone.
+ * identity.c: what all ranks must agree on, as lines of text: "subject <tab> property <tab> value". Its hash travels
+ * with every batch; where hashes differ the texts travel too, and say what differs. Lines stand in an order that
+ * follows from the configuration alone.
  */
 #include "module.h"
 
@@ -9,7 +10,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* -- text --------------------------------------------------------------------------------------------------------------------------- */
+/* -- text ---------------------------------------------------------------------------------------------------------- */
 
 typedef struct text {
     char *data;
@@ -46,11 +47,15 @@ __attribute__((format(printf, 2, 3))) static void add(text *t, const char *forma
     va_end(args);
 }
 
-static const char *pick(const char *const *names, size_t n, int64_t i) { return i >= 0 && i < (int64_t)n ? names[i] : "?"; }
+static const char *pick(const char *const *names, size_t n, int64_t i)
+{
+    return i >= 0 && i < (int64_t)n ? names[i] : "?";
+}
 
-#define PICK(i, ...) pick((const char *const[]){__VA_ARGS__}, sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *), (i))
+#define PICK(i, ...)                                                                                                   \
+    pick((const char *const[]){__VA_ARGS__}, sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *), (i))
 
-/* -- what it says -------------------------------------------------------------------------------------------------------------------- */
+/* -- what it says -------------------------------------------------------------------------------------------------- */
 
 /** The numbers of an optimizer, but for its learning rate, which may change. */
 static const struct {
@@ -59,13 +64,34 @@ static const struct {
     char type; /* d double, i int32, l int64, b bool */
 } fields[] = {
 #define FIELD(type, name) {#name, offsetof(peri_tbe_optimizer, name), type}
-    FIELD('d', eps), FIELD('d', beta1), FIELD('d', beta2), FIELD('d', weight_decay), FIELD('i', weight_decay_mode), FIELD('d', eta),
-    FIELD('d', momentum), FIELD('d', ema_beta), FIELD('d', ar_alpha), FIELD('d', min_shrinkage), FIELD('d', step_ema_coef),
-    FIELD('l', step_ema), FIELD('l', step_start), FIELD('d', max_norm), FIELD('d', max_gradient), FIELD('b', row_bias_correction),
-    FIELD('b', nearest), FIELD('b', exact), FIELD('l', counter.halflife), FIELD('i', counter.weight_decay_mode),
-    FIELD('i', counter.learning_rate_mode), FIELD('l', counter.adjustment_iter), FIELD('d', counter.adjustment_ub),
-    FIELD('d', counter.tail_id_threshold), FIELD('b', counter.tail_id_is_ratio), FIELD('l', counter.max_counter_update_freq),
-    FIELD('d', counter.weight_norm_coefficient), FIELD('d', counter.lower_bound),
+    FIELD('d', eps),
+    FIELD('d', beta1),
+    FIELD('d', beta2),
+    FIELD('d', weight_decay),
+    FIELD('i', weight_decay_mode),
+    FIELD('d', eta),
+    FIELD('d', momentum),
+    FIELD('d', ema_beta),
+    FIELD('d', ar_alpha),
+    FIELD('d', min_shrinkage),
+    FIELD('d', step_ema_coef),
+    FIELD('l', step_ema),
+    FIELD('l', step_start),
+    FIELD('d', max_norm),
+    FIELD('d', max_gradient),
+    FIELD('b', row_bias_correction),
+    FIELD('b', nearest),
+    FIELD('b', exact),
+    FIELD('l', counter.halflife),
+    FIELD('i', counter.weight_decay_mode),
+    FIELD('i', counter.learning_rate_mode),
+    FIELD('l', counter.adjustment_iter),
+    FIELD('d', counter.adjustment_ub),
+    FIELD('d', counter.tail_id_threshold),
+    FIELD('b', counter.tail_id_is_ratio),
+    FIELD('l', counter.max_counter_update_freq),
+    FIELD('d', counter.weight_norm_coefficient),
+    FIELD('d', counter.lower_bound),
 #undef FIELD
 };
 
@@ -95,8 +121,10 @@ static void add_codec(text *t, const char *rows, int way, const peri_codec *code
         PICK(c.format, "FP32", "FP16", "BF16", "FP8", "INT8", "MX4"));
     if (c.format == PERI_CODEC_FP8) add(t, " of %d exponent bits, exponent_bias %d", c.exponent_bits, c.exponent_bias);
     if (c.row_dim) add(t, ", row_dim %lld", (long long)c.row_dim);
-    if (c.format == PERI_CODEC_MX4) add(t, ", rounding_mode %s", PICK(c.rounding, "NEAREST", "FLOOR", "EVEN", "STOCHASTIC", "CEIL"));
-    if (c.format == PERI_CODEC_FP16 || c.format == PERI_CODEC_BF16) add(t, ", loss_scale %s", peri__number_text(c.loss_scale, out));
+    if (c.format == PERI_CODEC_MX4)
+        add(t, ", rounding_mode %s", PICK(c.rounding, "NEAREST", "FLOOR", "EVEN", "STOCHASTIC", "CEIL"));
+    if (c.format == PERI_CODEC_FP16 || c.format == PERI_CODEC_BF16)
+        add(t, ", loss_scale %s", peri__number_text(c.loss_scale, out));
     if (c.seed) add(t, ", seed %llu", (unsigned long long)c.seed);
     add(t, "\n");
 }
@@ -107,8 +135,8 @@ static void add_shards(text *t, const char *name, const peri__route_table *table
     for (int32_t s = 0; s < table->n_shards; s++) {
         const peri_shard *shard = &table->shards[s];
         long long row = shard->row_offset, column = shard->col_offset;
-        add(t, "table '%s'\tshard %d\ton rank %d, rows %lld..%lld, columns %lld..%lld\n", name, s, shard->rank, row, row + shard->rows - 1,
-            column, column + shard->cols - 1);
+        add(t, "table '%s'\tshard %d\ton rank %d, rows %lld..%lld, columns %lld..%lld\n", name, s, shard->rank, row,
+            row + shard->rows - 1, column, column + shard->cols - 1);
     }
 }
 
@@ -116,8 +144,10 @@ static void add_collision(text *t, const char *name, const peri_sharded_collisio
 {
     add(t, "table '%s'\tmanaged collision\t%s\n", name,
         x ? PICK(x->spread, "buckets by hash", "buckets by modulo", "buckets by range") : "none");
-    for (int32_t b = 0; x && b <= x->buckets; b++) add(t, "table '%s'\tbucket %d\tfrom row %lld\n", name, b, (long long)x->segments[b]);
-    if (x && x->spread == PERI_SPREAD_RANGE) add(t, "table '%s'\tinput_hash_size\t%lld\n", name, (long long)x->input_hash_size);
+    for (int32_t b = 0; x && b <= x->buckets; b++)
+        add(t, "table '%s'\tbucket %d\tfrom row %lld\n", name, b, (long long)x->segments[b]);
+    if (x && x->spread == PERI_SPREAD_RANGE)
+        add(t, "table '%s'\tinput_hash_size\t%lld\n", name, (long long)x->input_hash_size);
     for (const char *line = x ? x->agreed : NULL; line && *line;) {
         int n = (int)strcspn(line, "\n");
         add(t, "table '%s'\t%.*s\n", name, n, line);
@@ -144,13 +174,15 @@ static void add_table(text *t, const peri_sharded_config *c, int32_t i, const pe
                         : PICK(table->compute_kernel, "dense", "fused", "quant"));
     add(t, "table '%s'\tfeature_names\t", name);
     for (int32_t f = 0; f < table->n_features; f++) add(t, "%s%s", f ? ", " : "", c->features[table->features[f]]);
-    add(t, "\ntable '%s'\tstart values\t%s\n", name, peri__start_text(table->init, table->init_a, table->init_b, start));
-    add(t, "table '%s'\tbounds_check_mode\t%s\n", name, PICK(table->bounds_check, "FATAL", "WARNING", "IGNORE", "NONE"));
+    add(t, "\ntable '%s'\tstart values\t%s\n", name,
+        peri__start_text(table->init, table->init_a, table->init_b, start));
+    add(t, "table '%s'\tbounds_check_mode\t%s\n", name,
+        PICK(table->bounds_check, "FATAL", "WARNING", "IGNORE", "NONE"));
     if (table->cache) /* the rest of its parameters may be what suits each machine: results do not depend on them */
         add(t, "table '%s'\tload_factor\t%s\n", name, peri__number_text(table->cache->load_factor, a));
     if (fused)
-        add(t, "table '%s'\toptimizer\t%s (number %d)\n", name, peri__optimizer_kind_of(c->optimizers[table->optimizer].kind)->name,
-            table->optimizer);
+        add(t, "table '%s'\toptimizer\t%s (number %d)\n", name,
+            peri__optimizer_kind_of(c->optimizers[table->optimizer].kind)->name, table->optimizer);
     add_collision(t, name, table->collision);
     add_shards(t, name, cut);
 }
@@ -176,7 +208,8 @@ static peri_status finish(peri_sharded *e, text *t)
 
 peri_status peri__identity_new(peri_sharded *e, const peri_sharded_config *c)
 {
-    static const char *const lanes[] = {"table-wise and column-wise", "row-wise"}; /* the node lane has the codecs of both */
+    /* the node lane has the codecs of both */
+    static const char *const lanes[] = {"table-wise and column-wise", "row-wise"};
     text t = {0};
     add(&t, "the module\tseed\t%llu\n", (unsigned long long)c->seed);
     add(&t, "the module\tis_weighted\t%s\n", c->weighted ? "true" : "false");
@@ -186,11 +219,13 @@ peri_status peri__identity_new(peri_sharded *e, const peri_sharded_config *c)
     add(&t, "the module\tnumber of tables\t%d\n", c->n_tables);
     add(&t, "the module\trow_parts (PERI_TUNE)\t%d\n", e->parts);
     for (int32_t lane = 0; lane < 2; lane++)
-        for (int way = 0; way < 2; way++) add_codec(&t, lanes[lane], way, e->ways[lane * PERI__SUMMED_LANE].hops[0].codec[way]);
+        for (int way = 0; way < 2; way++)
+            add_codec(&t, lanes[lane], way, e->ways[lane * PERI__SUMMED_LANE].hops[0].codec[way]);
     for (int32_t i = 0; i < c->n_tables; i++) add_table(&t, c, i, &e->tables[i]);
     for (int32_t o = 0; o < c->n_optimizers; o++)
         if (e->rates[o].table >= 0) add_optimizer(&t, c->tables[e->rates[o].table].name, &c->optimizers[o]);
-    add(&t, "the module\tname\t'%s'\n", c->name ? c->name : ""); /* last: of modules that are alike but for it, ranks came to others */
+    /* last: of modules that are alike but for it, ranks came to others */
+    add(&t, "the module\tname\t'%s'\n", c->name ? c->name : "");
     e->identity = t.failed ? 0 : peri__hash_text(t.data);
     e->identity_fixed = (int64_t)t.n;
     return finish(e, &t);
@@ -214,7 +249,7 @@ uint64_t peri__identity_hash(const peri_sharded *e)
     return h;
 }
 
-/* -- what differs ---------------------------------------------------------------------------------------------------------------------- */
+/* -- what differs -------------------------------------------------------------------------------------------------- */
 
 /** Cut the line at @at (of a text that ends at @end) into its three parts, each of at most @most bytes. */
 static void parts_of(const char *at, const char *end, size_t most, char *subject, char *property, char *value)
@@ -242,12 +277,13 @@ peri_status peri__identity_fail(const char *function, int32_t world, const char 
         parts_of(line_a, zero_end, MOST, subject[0], property[0], value[0]);
         parts_of(line_b, end, MOST, subject[1], property[1], value[1]);
         if (!strcmp(subject[0], subject[1]) && !strcmp(property[0], property[1]))
-            return peri__fail(PERI_EMISMATCH,
-                              "%s: rank %d runs another module or plan than rank 0: rank %d has %s %s where rank 0 has %s (%s)", function,
-                              r, r, property[1], value[1], value[0], subject[0]);
+            return peri__fail(
+                PERI_EMISMATCH,
+                "%s: rank %d runs another module or plan than rank 0: rank %d has %s %s where rank 0 has %s (%s)",
+                function, r, r, property[1], value[1], value[0], subject[0]);
         return peri__fail(PERI_EMISMATCH,
-                          "%s: rank %d runs another module or plan than rank 0: rank %d has %s of %s, rank 0 %s of %s", function, r, r,
-                          property[1], subject[1], property[0], subject[0]);
+                          "%s: rank %d runs another module or plan than rank 0: rank %d has %s of %s, rank 0 %s of %s",
+                          function, r, r, property[1], subject[1], property[0], subject[0]);
     }
     return peri__fail(PERI_EINTERNAL, "%s: ranks differ, and say the same of themselves", function);
 }

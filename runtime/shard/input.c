@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * input.c: ids to their owners: the first part of a batch's walk. Batches of several modules may set out together (router.c).
+ * input.c: ids to their owners: the first part of a batch's walk. Batches of several modules may set out together
+ * (router.c).
  */
 #include "walk.h"
 
@@ -20,19 +21,21 @@ static peri_status check_words(void *dist, int32_t rank, const int64_t *words)
     const int64_t *own = d->routing.args.words;
     const char *f = e->router.function;
     if ((words[WORD_KIND] ^ own[WORD_KIND]) & KIND_VARIABLE)
-        return peri__fail(PERI_EMISMATCH, "%s: the input of rank %d is%s of variable batch, that of rank %d is%s", f, rank,
-                          words[WORD_KIND] & KIND_VARIABLE ? "" : " not", e->rank, own[WORD_KIND] & KIND_VARIABLE ? "" : " not");
+        return peri__fail(PERI_EMISMATCH, "%s: the input of rank %d is%s of variable batch, that of rank %d is%s", f,
+                          rank, words[WORD_KIND] & KIND_VARIABLE ? "" : " not", e->rank,
+                          own[WORD_KIND] & KIND_VARIABLE ? "" : " not");
     if ((words[WORD_KIND] ^ own[WORD_KIND]) & KIND_EVALUATION)
-        return peri__fail(PERI_EMISMATCH, "%s: rank %d is %s, rank %d %s; raw ids are learned by all ranks or by none", f, rank,
-                          words[WORD_KIND] & KIND_EVALUATION ? "in evaluation" : "in training", e->rank,
+        return peri__fail(PERI_EMISMATCH, "%s: rank %d is %s, rank %d %s; raw ids are learned by all ranks or by none",
+                          f, rank, words[WORD_KIND] & KIND_EVALUATION ? "in evaluation" : "in training", e->rank,
                           own[WORD_KIND] & KIND_EVALUATION ? "in evaluation" : "in training");
     if (words[WORD_KIND] != own[WORD_KIND])
-        return peri__fail(PERI_EMISMATCH, "%s: the per-sample weights of rank %d %s a gradient, those of rank %d %s", f, rank,
-                          words[WORD_KIND] & KIND_WEIGHTS_GRAD ? "want" : "do not want", e->rank,
+        return peri__fail(PERI_EMISMATCH, "%s: the per-sample weights of rank %d %s a gradient, those of rank %d %s", f,
+                          rank, words[WORD_KIND] & KIND_WEIGHTS_GRAD ? "want" : "do not want", e->rank,
                           own[WORD_KIND] & KIND_WEIGHTS_GRAD ? "do" : "do not");
     if (words[WORD_FILES] && own[WORD_FILES] && words[WORD_STAMP] != own[WORD_STAMP])
         return peri__fail(PERI_EMISMATCH,
-                          "%s: the row files of rank %d were of another flush, when they were opened, than those of rank %d (flush %lld, "
+                          "%s: the row files of rank %d were of another flush, when they were opened, than those of "
+                          "rank %d (flush %lld, "
                           "iteration %lld); they must be of the same flush",
                           f, rank, e->rank, (long long)e->found.number, (long long)e->found.iteration);
     return PERI_OK;
@@ -112,18 +115,19 @@ static peri_status check_input(peri_sharded *e, peri_kjt *kjt)
     peri_kjt_desc desc = {.size = sizeof desc};
     peri_kjt_describe(kjt, &desc);
     if (desc.device != e->device)
-        return peri__fail(PERI_EINVAL, "%s: the input is on %s, the module on %s", e->router.function, peri_device_name(desc.device),
-                          peri_device_name(e->device));
+        return peri__fail(PERI_EINVAL, "%s: the input is on %s, the module on %s", e->router.function,
+                          peri_device_name(desc.device), peri_device_name(e->device));
     if (desc.values_dtype != PERI_I64 && desc.values_dtype != PERI_I32)
-        return peri__fail(PERI_EINVAL, "%s: ids are %s, allowed: i64, i32", e->router.function, peri_dtype_name(desc.values_dtype));
+        return peri__fail(PERI_EINVAL, "%s: ids are %s, allowed: i64, i32", e->router.function,
+                          peri_dtype_name(desc.values_dtype));
     if (desc.weighted != e->weighted)
-        return peri__fail(PERI_EINVAL, "%s: the input has %sweights, the module is %sweighted (is_weighted)", e->router.function,
-                          desc.weighted ? "" : "no ", e->weighted ? "" : "not ");
+        return peri__fail(PERI_EINVAL, "%s: the input has %sweights, the module is %sweighted (is_weighted)",
+                          e->router.function, desc.weighted ? "" : "no ", e->weighted ? "" : "not ");
     return PERI_OK;
 }
 
-/** Inverse indices @inverse (i64) name bags of their features. Where the host does not reach them nobody looks: see KeyedJaggedTensor's
- *  validate. */
+/** Inverse indices @inverse (i64) name bags of their features. Where the host does not reach them nobody looks: see
+ *  KeyedJaggedTensor's validate. */
 static peri_status check_inverse(const peri__input_dist *d, const peri_tensor *inverse)
 {
     const peri_sharded *e = d->ebc;
@@ -136,11 +140,13 @@ static peri_status check_inverse(const peri__input_dist *d, const peri_tensor *i
         for (int64_t s = 0; s < h->rows; s++) bad |= (uint64_t)at[s] >= bags;
         for (int64_t s = 0; bad && s < h->rows; s++)
             if ((uint64_t)at[s] >= bags && bags == 0)
-                return peri__fail(PERI_ERANGE, "%s: feature '%s', sample %lld: inverse index %lld, but the feature has no bags",
+                return peri__fail(PERI_ERANGE,
+                                  "%s: feature '%s', sample %lld: inverse index %lld, but the feature has no bags",
                                   e->router.function, e->feature_names[f], (long long)s, (long long)at[s]);
             else if ((uint64_t)at[s] >= bags)
-                return peri__fail(PERI_ERANGE, "%s: feature '%s', sample %lld: inverse index %lld, allowed: 0..%lld", e->router.function,
-                                  e->feature_names[f], (long long)s, (long long)at[s], (long long)bags - 1);
+                return peri__fail(PERI_ERANGE, "%s: feature '%s', sample %lld: inverse index %lld, allowed: 0..%lld",
+                                  e->router.function, e->feature_names[f], (long long)s, (long long)at[s],
+                                  (long long)bags - 1);
     }
     return PERI_OK;
 }
@@ -154,14 +160,25 @@ static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
     bool want = weights && weights->requires_grad;
     peri_tensor_release(weights);
     if (want && e->frozen && peri__grad_enabled())
-        return peri__fail(PERI_EINVAL, "%s: the input's weights want a gradient, which tables that are not trained do not give; look up "
-                                       "without gradients (peri_grad_enable)", e->router.function);
+        return peri__fail(
+            PERI_EINVAL,
+            "%s: the input's weights want a gradient, which tables that are not trained do not give; look up "
+            "without gradients (peri_grad_enable)",
+            e->router.function);
     want = want && !e->frozen;
-    peri__routing_args a = {.kjt = kjt, .ctx = d, .check = check_words, .by_bag = e->any_mean ? e->kind->by_bag : NULL,
-                            .keep_lengths = want && !e->exact, .by_id = e->kind->by_id,
-                            .keep_origins = e->kind->by_id && e->cuts_rows && peri__immediate(e->device) && !e->exact && !e->two_rules,
+    peri__routing_args a = {.kjt = kjt,
+                            .ctx = d,
+                            .check = check_words,
+                            .by_bag = e->any_mean ? e->kind->by_bag : NULL,
+                            .keep_lengths = want && !e->exact,
+                            .by_id = e->kind->by_id,
+                            .keep_origins = e->kind->by_id && e->cuts_rows && peri__immediate(e->device) && !e->exact &&
+                                            !e->two_rules,
                             .keep_places = e->two_rules || (want && e->exact) || e->returns_rows,
-                            .agreement = {.hash = peri__identity_hash(e), .bytes = e->identity_bytes, .ctx = d, .text = identity_text,
+                            .agreement = {.hash = peri__identity_hash(e),
+                                          .bytes = e->identity_bytes,
+                                          .ctx = d,
+                                          .text = identity_text,
                                           .differ = differ}};
     PERI_TRY(peri__routing_start(&d->routing, &e->router, &a));
     if (!e->kind->by_id) PERI_TRY(peri__batch_home(e, &d->routing, (peri__rule){0}, &d->home));

@@ -6,13 +6,16 @@
 #include "../../kernels/route.h"
 #include "../../kernels/tbe.h"
 
-/* -- the home side ----------------------------------------------------------------------------------------------------------------- */
+/* -- the home side ------------------------------------------------------------------------------------------------- */
 
 /** Whether the rows of a lookup of rank @owner stay there: @rank is that one, and no other adds to them. */
-static bool stays(const peri__lookup *s, int32_t owner, int32_t rank) { return owner == rank && s->lane != PERI__NODE_LANE; }
+static bool stays(const peri__lookup *s, int32_t owner, int32_t rank)
+{
+    return owner == rank && s->lane != PERI__NODE_LANE;
+}
 
-/** The rank whose lookups say what rank @from sends @rank in a lane; -1: it sends nothing. Rows that were added up within a node come from
- *  its gateway, and the lookups of its first rank stand for those of all. */
+/** The rank whose lookups say what rank @from sends @rank in a lane; -1: it sends nothing. Rows that were added up
+ *  within a node come from its gateway, and the lookups of its first rank stand for those of all. */
 static int32_t owner_of(const peri__nodes *nodes, int32_t lane, int32_t from, int32_t rank)
 {
     const int32_t node = nodes->of[from];
@@ -34,10 +37,10 @@ static int64_t rows_of(const peri__routes *r, const peri__home *h, const peri__l
     return peri__rows_by_id(h->rule, p) ? h->strand_ids[s->strand] : h->feature_rows[s->feature];
 }
 
-/** The lookups of rank @owner in a lane have their rows one behind the other, from *@here on, which moves on. @k: no lookup of this lane is
- *  before it; returns the first one behind them. */
-static int32_t place_rank(const peri__routes *r, const peri__home *h, int32_t rank, int32_t lane, int32_t owner, int32_t k, int64_t *here,
-                          int64_t *at)
+/** The lookups of rank @owner in a lane have their rows one behind the other, from *@here on, which moves on. @k: no
+ *  lookup of this lane is before it; returns the first one behind them. */
+static int32_t place_rank(const peri__routes *r, const peri__home *h, int32_t rank, int32_t lane, int32_t owner,
+                          int32_t k, int64_t *here, int64_t *at)
 {
     const int32_t end = r->rank_lookup[owner + 1];
     while (k < end && r->lookups[k].lane < lane) k++;
@@ -48,8 +51,8 @@ static int32_t place_rank(const peri__routes *r, const peri__home *h, int32_t ra
     return k;
 }
 
-/** Where the rows of each lookup lie on this rank: those of its own in the own buffer, others among what comes back. Fills in what the
- *  home says of sizes. */
+/** Where the rows of each lookup lie on this rank: those of its own in the own buffer, others among what comes back.
+ *  Fills in what the home says of sizes. */
 static peri_status place_lookups(const peri__routes *r, peri__home *h)
 {
     const int32_t world = r->world_size, rank = h->rank;
@@ -77,7 +80,8 @@ static peri_status place_lookups(const peri__routes *r, peri__home *h)
 
 peri_status peri__travelling_new(const peri__routes *r, int32_t rank, peri__travelling *out)
 {
-    *out = (peri__travelling){.pieces = peri__alloc(sizeof *out->pieces * (size_t)peri__max(1, r->n_pieces)), .covered = UINT32_MAX};
+    *out = (peri__travelling){.pieces = peri__alloc(sizeof *out->pieces * (size_t)peri__max(1, r->n_pieces)),
+                              .covered = UINT32_MAX};
     if (!out->pieces) return PERI_ENOMEM;
     for (int32_t lane = 0; lane < PERI__LANES; lane++)
         for (int32_t from = 0; from < r->world_size; from++) {
@@ -110,7 +114,8 @@ static void place_replicas(const peri__routes *r, peri__home *h)
 static const peri__partition *piece_partition(const peri__routes *r, int32_t p)
 {
     const peri__piece *from = &r->pieces[p];
-    return from->rank < 0 ? &r->partitions[r->replicas[from->lookup].partition] : partition_of(r, &r->lookups[from->lookup]);
+    return from->rank < 0 ? &r->partitions[r->replicas[from->lookup].partition]
+                          : partition_of(r, &r->lookups[from->lookup]);
 }
 
 /** What of a line says where its rows are in a buffer. */
@@ -119,7 +124,9 @@ static peri__line line_of(const peri__home *h, int32_t p)
     const peri__piece *from = &h->routes->pieces[p];
     if (from->rank < 0) {
         const peri__replica *replica = &h->routes->replicas[from->lookup];
-        return (peri__line){.space = PERI__REPLICA_ROWS, .n = replica_rows(h, replica), .at = h->replica_offset[from->lookup],
+        return (peri__line){.space = PERI__REPLICA_ROWS,
+                            .n = replica_rows(h, replica),
+                            .at = h->replica_offset[from->lookup],
                             .divisor = h->divisor[replica->table]};
     }
     const peri__lookup *s = &h->routes->lookups[from->lookup];
@@ -146,7 +153,8 @@ peri__line peri__home_line(const peri__home *h, int32_t p)
         x.row = end->row;
         x.to = end->to;
         x.result = end->result;
-        x.alone = end->alone && h->routes->pieces[p].rank >= 0; /* rows of replicas go through the buffer, or are the result */
+        /* rows of replicas go through the buffer, or are the result */
+        x.alone = end->alone && h->routes->pieces[p].rank >= 0;
         x.cut = end->cut;
     } else {
         x.pooled = peri__rows_by_id(h->rule, partition);
@@ -160,8 +168,8 @@ void peri__home_piece(const peri__laying *x, int32_t p, bool alone)
     peri__home *h = x->home;
     const peri__line line = line_of(h, p);
     const int64_t cols = x->routes->outputs[x->routes->pieces[p].output].cols;
-    const peri_k_piece piece = {.offset = line.at - line.first * cols, .own = line.space >= PERI__OWN_ROWS, .first = line.first,
-                                .n = line.n};
+    const peri_k_piece piece = {
+        .offset = line.at - line.first * cols, .own = line.space >= PERI__OWN_ROWS, .first = line.first, .n = line.n};
     *(alone ? &h->alone : &h->shared) |= 1u << line.space;
     memcpy(h->up.host + h->pieces + (int64_t)sizeof piece * p, &piece, sizeof piece);
 }
@@ -202,7 +210,8 @@ static peri_status take_features(const peri__routes *r, peri__home *h, const per
 {
     const size_t n = (size_t)r->n_features, strands = (size_t)r->n_strands;
     h->feature_inverse = a->inverse ? peri__alloc(sizeof(int64_t) * peri__max((int64_t)n, 1)) : NULL;
-    h->strand_ids = a->strand_ids ? peri__alloc(sizeof(int64_t) * (2 * strands + 2 * n + (size_t)r->n_partitions)) : NULL;
+    h->strand_ids =
+        a->strand_ids ? peri__alloc(sizeof(int64_t) * (2 * strands + 2 * n + (size_t)r->n_partitions)) : NULL;
     if ((a->inverse && !h->feature_inverse) || (a->strand_ids && !h->strand_ids)) return PERI_ENOMEM;
     if (a->inverse) memcpy(h->feature_inverse, a->inverse, sizeof *a->inverse * n);
     h->feature_rows = h->outbound->feature_bags;
@@ -224,13 +233,15 @@ bool peri__home_fits(const peri__routes *r, const peri__home *h, const peri__hom
 {
     const size_t n = sizeof(int64_t) * (size_t)r->n_features;
     if (h->outbound != a->outbound || h->rows != a->rows || h->variable != (a->inverse != NULL)) return false;
-    if (h->rule.by_id != a->rule.by_id || h->rule.to_homes != a->rule.to_homes || !h->strand_ids != !a->strand_ids) return false;
+    if (h->rule.by_id != a->rule.by_id || h->rule.to_homes != a->rule.to_homes || !h->strand_ids != !a->strand_ids)
+        return false;
     if (a->inverse && memcmp(h->feature_inverse, a->inverse, n)) return false;
     return !h->strand_ids || (!memcmp(h->strand_ids, a->strand_ids, sizeof(int64_t) * (size_t)r->n_strands) &&
                               !memcmp(h->feature_ids, a->feature_ids, n) && !memcmp(h->first_ids, a->first_ids, n));
 }
 
-peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home_args *a, peri__lay_out lay_out, peri__home **out)
+peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home_args *a, peri__lay_out lay_out,
+                           peri__home **out)
 {
     peri__home *h = peri__alloc_zero(sizeof *h);
     if (!h) return PERI_ENOMEM;
@@ -282,10 +293,11 @@ void peri__home_release(peri__home *h)
     peri__free(h);
 }
 
-/* -- the owner side ---------------------------------------------------------------------------------------------------------------- */
+/* -- the owner side ------------------------------------------------------------------------------------------------ */
 
 /** Rows of a lookup of this rank, @rank, for rank @source. */
-static int64_t rows_for(const peri__routes *r, int32_t rank, const peri__owner *o, const peri__lookup *s, int32_t source)
+static int64_t rows_for(const peri__routes *r, int32_t rank, const peri__owner *o, const peri__lookup *s,
+                        int32_t source)
 {
     const int64_t at = (int64_t)source * peri__strands_of(r, rank) + s->place;
     if (!o->rule.to_homes && !o->ids) return o->counts[at];
@@ -335,21 +347,26 @@ static void enter_source(const peri__owner *o, int64_t strands, source_place *x)
 }
 
 /** The blocks of one rank's bags. */
-static void add_blocks(const peri__routes *r, int32_t rank, const peri__owner *o, const peri__place *place, source_place *x,
-                       peri__next_block *next)
+static void add_blocks(const peri__routes *r, int32_t rank, const peri__owner *o, const peri__place *place,
+                       source_place *x, peri__next_block *next)
 {
     const peri__lookup *lookups = r->lookups + r->rank_lookup[rank];
     const int32_t n = r->rank_lookup[rank + 1] - r->rank_lookup[rank];
     for (int32_t i = 0; i < n; i++) {
         const peri__lookup *s = &lookups[i];
-        int64_t *here = stays(s, rank, x->source) ? &x->at[PERI__LANES] : &x->at[s->lane], rows = rows_for(r, rank, o, s, x->source);
+        int64_t *here = stays(s, rank, x->source) ? &x->at[PERI__LANES] : &x->at[s->lane],
+                rows = rows_for(r, rank, o, s, x->source);
         const int64_t *begin = o->ids && peri__rows_by_id(o->rule, partition_of(r, s)) ? x->first_id : x->first;
         const int64_t offset = *here;
         *here += s->cols * rows;
         if (place[i].set < 0) continue; /* no rows: zeros in the sum */
         *next[place[i].set].line++ = stays(s, rank, x->source) ? s->piece : -1;
-        *next[place[i].set].block++ = (peri_k_tbe_block){.first_bag = begin[s->place], .bags = rows, .out_offset = offset,
-                                                         .out_stride = s->cols, .table = place[i].table, .feature = s->feature};
+        *next[place[i].set].block++ = (peri_k_tbe_block){.first_bag = begin[s->place],
+                                                         .bags = rows,
+                                                         .out_offset = offset,
+                                                         .out_stride = s->cols,
+                                                         .table = place[i].table,
+                                                         .feature = s->feature};
     }
 }
 
@@ -362,14 +379,16 @@ static void place_sums(const peri__routes *r, int32_t rank, const peri__owner *o
             if (peri__gateway_place(&r->nodes, node, source) != place) continue;
             by_source[source] = at;
             for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++)
-                if (r->lookups[i].lane == PERI__NODE_LANE) at += r->lookups[i].cols * rows_for(r, rank, o, &r->lookups[i], source);
+                if (r->lookups[i].lane == PERI__NODE_LANE)
+                    at += r->lookups[i].cols * rows_for(r, rank, o, &r->lookups[i], source);
         }
 }
 
-peri_status peri__owner_new(const peri__routes *r, int32_t rank, peri__rule rule, const int64_t *counts, const int64_t *ids,
-                            peri__owner **out)
+peri_status peri__owner_new(const peri__routes *r, int32_t rank, peri__rule rule, const int64_t *counts,
+                            const int64_t *ids, peri__owner **out)
 {
-    const int64_t world = r->world_size, n = world * peri__strands_of(r, rank), mates = peri__node_size(&r->nodes, r->nodes.of[rank]);
+    const int64_t world = r->world_size, n = world * peri__strands_of(r, rank),
+                  mates = peri__node_size(&r->nodes, r->nodes.of[rank]);
     peri__owner *o = peri__alloc_zero(sizeof *o);
     if (!o) return PERI_ENOMEM;
     o->rule = rule;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * layout.h: where the pooled rows of one batch lie: the compiled plan with the numbers of bags filled in, as arrays in device memory. The
- * home side follows from this rank's input; the owner side from what the other ranks sent. Both stay the same from batch to batch as long
- * as the batch sizes and the order of the keys do, and are then used again. Making them takes time linear in features x ranks.
+ * layout.h: where the pooled rows of one batch lie: the compiled plan with the numbers of bags filled in, as arrays in
+ * device memory. The home side follows from this rank's input; the owner side from what the other ranks sent. Both stay
+ * the same from batch to batch as long as the batch sizes and the order of the keys do, and are then used again. Making
+ * them takes time linear in features x ranks.
  */
 #ifndef PERI_SHARD_LAYOUT_H
 #define PERI_SHARD_LAYOUT_H
@@ -11,14 +12,18 @@
 #include "../../kernels/route.h"
 #include "../../kernels/tbe.h"
 
-/** Which rows a layout is of. Where sums must not depend on the plan rows go home one by one, while gradients come of bags: then each
- *  direction has a layout of its own. */
+/** Which rows a layout is of. Where sums must not depend on the plan rows go home one by one, while gradients come of
+ *  bags: then each direction has a layout of its own. */
 typedef struct peri__rule {
     bool by_id;    /* rows of ids, else of bags */
-    bool to_homes; /* of the way home alone: rows of ids in partitions that say so, and from each copy of a table its own rank's only */
+    bool to_homes; /* of the way home alone: rows of ids in partitions that say so, and from each copy of a table its
+                      own rank's only */
 } peri__rule;
 
-static inline bool peri__rows_by_id(peri__rule rule, const peri__partition *p) { return rule.by_id || (rule.to_homes && p->by_id); }
+static inline bool peri__rows_by_id(peri__rule rule, const peri__partition *p)
+{
+    return rule.by_id || (rule.to_homes && p->by_id);
+}
 /** Whether rows of a partition of rank @owner are none of rank @home's. */
 static inline bool peri__rows_absent(peri__rule rule, const peri__partition *p, int32_t owner, int32_t home)
 {
@@ -31,7 +36,8 @@ typedef struct peri__home_args {
     peri__rule rule;
     bool results_by_id;         /* the results have a row for each id; else for each sample */
     int64_t rows;               /* of the output */
-    const int64_t *inverse;     /* n_features: first entry of each in the inverse indices (variable batch); NULL: none */
+    const int64_t *inverse;     /* n_features: first entry of each in the inverse indices (variable batch); NULL:
+                                   none */
     /* For rows of ids (else NULL): */
     const int64_t *strand_ids;  /* n_strands: ids that travel */
     const int64_t *feature_ids, *first_ids; /* n_features: ids, and the first of them among the input's */
@@ -53,7 +59,8 @@ typedef struct peri__laying {
 /** Open the upload of a home, and write its outputs for kernels. */
 typedef peri_status (*peri__lay_out)(const peri__laying *x);
 
-/** The spaces that rows of a batch lie in: a lane each for those of other ranks; this rank's own lookups; its replicas. */
+/** The spaces that rows of a batch lie in: a lane each for those of other ranks; this rank's own lookups; its
+ *  replicas. */
 enum { PERI__OWN_ROWS = PERI__LANES, PERI__REPLICA_ROWS, PERI__SPACES };
 
 /** Where the rows of an output are in the results, which have a row for each id. */
@@ -63,11 +70,13 @@ typedef struct peri__end {
     bool alone, cut;
 } peri__end;
 
-/** One line of a home's list of rows: those that one lookup has for one block of columns. Row i of `n` lies at element `at` + i * cols of
- *  the space's buffer. In the results it is (or is added to) columns [column, column + cols) of one row:
+/** One line of a home's list of rows: those that one lookup has for one block of columns. Row i of `n` lies at element
+ *  `at` + i * cols of the space's buffer. In the results it is (or is added to) columns [column, column + cols) of one
+ *  row:
  *
- *      results have a row for each sample              row + i, or of a variable batch any sample that has bag i (repeats.c)
- *      results have a row for each id                  row + i, or if `cut`  row + origins[first + i] (peri__routing.origins)
+ *      results have a row for each sample              row + i, or of a variable batch any sample that has bag i
+ *      (repeats.c) results have a row for each id                  row + i, or if `cut`  row + origins[first + i]
+ *      (peri__routing.origins)
  *
  *  rows.c says who takes rows from one place to the other: the lookup, the transport, or a copy through the buffer. */
 typedef struct peri__line {
@@ -84,7 +93,8 @@ typedef struct peri__line {
     double divisor;  /* of their gradient */
 } peri__line;
 
-/** What is left of a home's outputs if the rows of some spaces need no copy, as arrays for kernels: made once for a batch like the last. */
+/** What is left of a home's outputs if the rows of some spaces need no copy, as arrays for kernels: made once for a
+ *  batch like the last. */
 typedef struct peri__left {
     uint32_t spaces;  /* bits of the spaces that need none */
     peri__upload up;
@@ -101,22 +111,24 @@ struct peri__home {
     peri__outbound *outbound; /* of the ids; retained */
     peri__upload up;     /* it keeps the host side */
     int64_t *feature_inverse; /* host, n_features: first entry in the inverse indices; NULL: no variable batch */
-    const int64_t *feature_rows, *feature_first; /* host, n_features: rows of each (a bag, or an id, each), and the first one's place among
-                                                    the bags, or ids, of the input */
+    const int64_t *feature_rows, *feature_first; /* host, n_features: rows of each (a bag, or an id, each), and the
+                                                    first one's place among the bags, or ids, of the input */
     peri__rule rule;
-    int64_t *strand_ids; /* host, n_strands, and what follows it in the same block: as it was given; NULL: all rows are of bags */
+    int64_t *strand_ids; /* host, n_strands, and what follows it in the same block: as it was given; NULL: all rows are
+                            of bags */
     int64_t *feature_ids, *first_ids; /* n_features */
     int64_t *strand_first;    /* n_strands: ids of this rank on the wire before each */
     int64_t *partition_first; /* n_partitions: as peri__routing.place_first; -1: not routed */
-    int64_t *rank_out;  /* host, lanes x world_size: elements that come back from each rank; 0 for this one, but in the node lane, where
-                           they come from the gateways of all nodes */
+    int64_t *rank_out;  /* host, lanes x world_size: elements that come back from each rank; 0 for this one, but in the
+                           node lane, where they come from the gateways of all nodes */
     int64_t lane_out[PERI__LANES]; /* their sums */
     int64_t own_out;     /* elements of this rank's own lookups, without those of the node lane */
     const peri__routes *routes; /* borrowed, as are the divisors */
     const double *divisor, *sent_divisor;
     int32_t rank;
     int64_t cols;        /* of a row of the results */
-    int64_t *at;         /* host, by lookup of the routes: the element of its buffer where its rows begin on this rank */
+    int64_t *at;         /* host, by lookup of the routes: the element of its buffer where its rows begin on this
+                            rank */
     peri__end *ends;     /* host, by output of the routes, where results have a row for each id; else NULL */
     uint32_t alone, shared; /* bits of spaces: some line is alone; some is not */
     int64_t replica_out; /* elements of its replicas; they lie behind its own lookups' */
@@ -126,10 +138,12 @@ struct peri__home {
     int64_t most_bags;  /* of an output: the range of route_spread */
     int32_t n_outputs, n_pools; /* of arrays for kernels; pools: outputs whose rows are of ids and are added up here */
     int64_t bag_out;    /* elements of a gradient for each bag of the pools */
-    peri_k_piece *whole; /* host, by result: where its rows lie as they are to be; offset < 0: they do not; NULL: none do */
+    peri_k_piece *whole; /* host, by result: where its rows lie as they are to be; offset < 0: they do not; NULL: none
+                            do */
     int64_t joined_rows; /* of the other results, which are put together */
     int32_t n_joined;    /* their outputs */
-    peri__left *left[2]; /* by direction: outputs that are left to be copied; the last one that was asked for, or NULL */
+    peri__left *left[2]; /* by direction: outputs that are left to be copied; the last one that was asked for, or
+                            NULL */
     int32_t *output_feature; /* host, n_outputs, where rows are of bags: the feature of each; else NULL */
     /* Offsets in `up`: */
     int64_t outputs, pieces, joined, output_bags, pools, bag_outputs, bag_pieces, bag_numbers;
@@ -137,20 +151,23 @@ struct peri__home {
 };
 
 /** @out new. */
-peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home_args *args, peri__lay_out lay_out, peri__home **out);
+peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home_args *args, peri__lay_out lay_out,
+                           peri__home **out);
 /** Whether a home is what peri__home_new would make for @args. */
 bool peri__home_fits(const peri__routes *r, const peri__home *home, const peri__home_args *args);
 /** Line @p of the list of rows: those of piece @p of the routes. */
 peri__line peri__home_line(const peri__home *h, int32_t p);
 /** Write piece @p of the routes for kernels. @alone: as in peri__line. */
 void peri__home_piece(const peri__laying *x, int32_t p, bool alone);
-/** Where rows of ids are for kernels: the ids of output @o; of a copy: of its piece @copy, else -1. Writes their pieces. */
+/** Where rows of ids are for kernels: the ids of output @o; of a copy: of its piece @copy, else -1. Writes their
+ *  pieces. */
 peri_k_rows peri__home_rows(const peri__laying *x, const peri__output *o, int32_t copy, bool alone);
 /** Whether each id of the feature of output @o is in its one piece. */
 bool peri__home_all(const peri__laying *x, const peri__output *o);
 void peri__home_release(peri__home *home);
 
-/** The pieces of the routes whose rows travel to a rank, in the order in which its buffer has them; this does not depend on the batch. */
+/** The pieces of the routes whose rows travel to a rank, in the order in which its buffer has them; this does not
+ *  depend on the batch. */
 typedef struct peri__travelling {
     int32_t *pieces;
     int32_t n;
@@ -166,17 +183,19 @@ typedef struct peri__owner {
     int64_t *counts;     /* host, world_size x strands of this rank: as they were given */
     int64_t *ids;        /* likewise; NULL: none were */
     int64_t bags;        /* received */
-    int64_t *source_out; /* host, lanes x world_size: elements that go back to each rank; 0 for this one. Node lane: what is left after
-                            the sum, for the ranks whose gateway this one is */
+    int64_t *source_out; /* host, lanes x world_size: elements that go back to each rank; 0 for this one. Node lane:
+                            what is left after the sum, for the ranks whose gateway this one is */
     int64_t lane_out[PERI__LANES]; /* elements of each lane in the buffer */
-    int64_t sent_out;    /* their sum; in the buffer they follow this rank's own, lane after lane. Node lane: for all ranks, by gateway */
-    int64_t *sum_out, *sum_in; /* host, ranks of the node each: elements of the node lane by gateway, those for this rank */
+    int64_t sent_out;    /* their sum; in the buffer they follow this rank's own, lane after lane. Node lane: for all
+                            ranks, by gateway */
+    int64_t *sum_out, *sum_in; /* host, ranks of the node each: elements of the node lane by gateway, those for this
+                                  rank */
 } peri__owner;
 
-/** @counts: int64[world_size x strands of @rank]: bags that each rank sends, as the lookups' offsets count them. @ids: likewise, where some
- *  rows of @rule are of ids, and their lookups have an offset for each id; else NULL. Copied. */
-peri_status peri__owner_new(const peri__routes *r, int32_t rank, peri__rule rule, const int64_t *counts, const int64_t *ids,
-                            peri__owner **out);
+/** @counts: int64[world_size x strands of @rank]: bags that each rank sends, as the lookups' offsets count them. @ids:
+ *  likewise, where some rows of @rule are of ids, and their lookups have an offset for each id; else NULL. Copied. */
+peri_status peri__owner_new(const peri__routes *r, int32_t rank, peri__rule rule, const int64_t *counts,
+                            const int64_t *ids, peri__owner **out);
 
 /** A table of a table batch. */
 typedef struct peri__place {
@@ -189,8 +208,8 @@ typedef struct peri__next_block {
     int32_t *line;
 } peri__next_block;
 
-/** The blocks of an owner's lookups, by source rank, then lookup, for rows in a buffer that begins with those of @home. @place: where the
- *  lookups of @rank are looked up; @next: by set, where its next block goes, which moves on. */
+/** The blocks of an owner's lookups, by source rank, then lookup, for rows in a buffer that begins with those of @home.
+ *  @place: where the lookups of @rank are looked up; @next: by set, where its next block goes, which moves on. */
 peri_status peri__owner_blocks(const peri__routes *r, int32_t rank, const peri__owner *owner, const peri__home *home,
                                const peri__place *place, peri__next_block *next);
 void peri__owner_free(peri__owner *owner);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * managed.c: tables of raw ids (managed collision). Ids are routed by their bucket, and when all are here the owner's map makes rows of
- * them, before anything is looked up: all features of a table in one call, one call a batch, in the order in which batches are prefetched
- * or looked up. Rows that got another id start again right before the lookup of the batch that brought it, not earlier: until then they
- * may be those of a batch in flight.
+ * managed.c: tables of raw ids (managed collision). Ids are routed by their bucket, and when all are here the owner's
+ * map makes rows of them, before anything is looked up: all features of a table in one call, one call a batch, in the
+ * order in which batches are prefetched or looked up. Rows that got another id start again right before the lookup of
+ * the batch that brought it, not earlier: until then they may be those of a batch in flight.
  */
 #include "walk.h"
 
@@ -25,7 +25,7 @@ struct peri__managed {
     int32_t n_waiting, room;
 };
 
-/* -- making ------------------------------------------------------------------------------------------------------------------------ */
+/* -- making -------------------------------------------------------------------------------------------------------- */
 
 /** Which of this rank's strands has the raw ids of feature @feature of table @table. */
 static int32_t strand_of(const peri_sharded *e, int32_t table, int32_t feature)
@@ -46,11 +46,12 @@ static peri_status check_map(const peri_sharded *e, const peri__managed *m, cons
     if (!m->map) return peri__fail(PERI_EINVAL, "%s: table '%s': rank %d has rows %lld..%lld and no map of them", f,
                                    e->table_names[m->table], e->rank, (long long)shard->row_offset,
                                    (long long)(shard->row_offset + shard->rows) - 1);
-    if (peri_collision_first_row(m->map) == shard->row_offset && peri_collision_rows(m->map) == shard->rows) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: table '%s': the map of rank %d has rows %lld..%lld, its shard rows %lld..%lld", f,
-                      e->table_names[m->table], e->rank, (long long)peri_collision_first_row(m->map),
-                      (long long)(peri_collision_first_row(m->map) + peri_collision_rows(m->map)) - 1, (long long)shard->row_offset,
-                      (long long)(shard->row_offset + shard->rows) - 1);
+    if (peri_collision_first_row(m->map) == shard->row_offset && peri_collision_rows(m->map) == shard->rows)
+        return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: table '%s': the map of rank %d has rows %lld..%lld, its shard rows %lld..%lld",
+                      f, e->table_names[m->table], e->rank, (long long)peri_collision_first_row(m->map),
+                      (long long)(peri_collision_first_row(m->map) + peri_collision_rows(m->map)) - 1,
+                      (long long)shard->row_offset, (long long)(shard->row_offset + shard->rows) - 1);
 }
 
 static peri_status add_table(peri_sharded *e, const peri_sharded_table *from, int32_t table)
@@ -102,18 +103,23 @@ peri_status peri__managed_check(const char *f, const peri_sharded_config *c, con
 {
     const peri_sharded_collision *x = table->collision;
     if (table->sharding_type != PERI_TABLE_WISE && table->sharding_type != PERI_ROW_WISE)
-        return peri__fail(PERI_EUNSUPPORTED, "%s: table '%s' has raw ids and sharding type %s, allowed: table_wise, row_wise", f,
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s: table '%s' has raw ids and sharding type %s, allowed: table_wise, row_wise", f,
                           table->name, peri_sharding_type_name(table->sharding_type));
     if (table->compute_kernel != PERI_KERNEL_FUSED)
         return peri__fail(PERI_EUNSUPPORTED,
-                          "%s: table '%s' has raw ids and the compute kernel %s, allowed: fused, fused_uvm_caching (rows that get another "
+                          "%s: table '%s' has raw ids and the compute kernel %s, allowed: fused, fused_uvm_caching "
+                          "(rows that get another "
                           "id start again, with what their optimizer knows)",
                           f, table->name, table->compute_kernel == PERI_KERNEL_DENSE ? "dense" : "quant");
-    if (c->places > 1) return peri__fail(PERI_EUNSUPPORTED, "%s: table '%s': raw ids and %d places", f, table->name, c->places);
+    if (c->places > 1)
+        return peri__fail(PERI_EUNSUPPORTED, "%s: table '%s': raw ids and %d places", f, table->name, c->places);
     if (c->index_dedup)
-        return peri__fail(PERI_EUNSUPPORTED,
-                          "%s: table '%s': raw ids and use_index_dedup, which would hide from the map how often an id came; allowed: "
-                          "false", f, table->name);
+        return peri__fail(
+            PERI_EUNSUPPORTED,
+            "%s: table '%s': raw ids and use_index_dedup, which would hide from the map how often an id came; allowed: "
+            "false",
+            f, table->name);
     if (x->buckets < 1 || !x->segments || x->spread < PERI_SPREAD_HASH || x->spread > PERI_SPREAD_RANGE)
         return peri__fail(PERI_EINVAL, "%s: table '%s': %d buckets%s, spread %d", f, table->name, x->buckets,
                           x->segments ? "" : " without segments", x->spread);
@@ -122,14 +128,15 @@ peri_status peri__managed_check(const char *f, const peri_sharded_config *c, con
                           (long long)x->input_hash_size);
     for (int32_t b = 0; b <= x->buckets; b++)
         if (b == 0 ? x->segments[0] != 0 : x->segments[b] <= x->segments[b - 1])
-            return peri__fail(PERI_EINVAL, "%s: table '%s': segments[%d] is %lld, wanted rising numbers from 0 to %lld rows", f,
+            return peri__fail(PERI_EINVAL,
+                              "%s: table '%s': segments[%d] is %lld, wanted rising numbers from 0 to %lld rows", f,
                               table->name, b, (long long)x->segments[b], (long long)table->rows);
     if (x->segments[x->buckets] == table->rows) return PERI_OK;
     return peri__fail(PERI_EINVAL, "%s: table '%s': segments end at %lld, the table has %lld rows", f, table->name,
                       (long long)x->segments[x->buckets], (long long)table->rows);
 }
 
-/* -- rows of what arrived ---------------------------------------------------------------------------------------------------------- */
+/* -- rows of what arrived ------------------------------------------------------------------------------------------ */
 
 /** What becomes of a batch's raw ids. */
 struct peri__arrival {
@@ -186,9 +193,10 @@ static int64_t stretch(const peri_sharded *e, const peri__routing *r, int32_t so
     return ids[place];
 }
 
-/** Copy the numbers (i64) of a strand of this rank between what was received of all ranks and one tensor; @out: into the former. */
-static peri_status move_strand(const peri_sharded *e, const peri__routing *r, int32_t place, peri_tensor *received, peri_tensor *one,
-                               bool out)
+/** Copy the numbers (i64) of a strand of this rank between what was received of all ranks and one tensor; @out: into
+ *  the former. */
+static peri_status move_strand(const peri_sharded *e, const peri__routing *r, int32_t place, peri_tensor *received,
+                               peri_tensor *one, bool out)
 {
     const int64_t size = (int64_t)sizeof(int64_t);
     char *base = peri__data(received), *other = peri__data(one);
@@ -215,7 +223,8 @@ static peri_status collect(const peri_sharded *e, const peri__routing *r, const 
 }
 
 /** The map's answer; an error says which rank it is of. */
-static peri_status ask(const peri_sharded *e, const peri__managed *m, peri_tensor *const *ids, bool training, peri_tensor **rows)
+static peri_status ask(const peri_sharded *e, const peri__managed *m, peri_tensor *const *ids, bool training,
+                       peri_tensor **rows)
 {
     peri_status status = peri_collision_remap(m->map, ids, m->n_features, training, rows);
     if (status >= 0) return status;
@@ -343,8 +352,10 @@ peri_status peri_sharded_settle(peri_sharded *e)
     for (int32_t g = 0; g < e->n_sets; g++) PERI_TRY(peri_tbe_settled(e->sets[g].tbe));
     if (e->in_flight == 0) return reset_until(e, INT64_MAX); /* what is left is of batches that were given up */
     return peri__fail(PERI_EINVAL,
-                      "peri_sharded_settle: maps of raw ids have learned from %lld batch%s ahead of training (prefetched, or looked up "
-                      "ahead), so that maps and rows are of different moments; take the state when nothing is in flight: before the first "
+                      "peri_sharded_settle: maps of raw ids have learned from %lld batch%s ahead of training "
+                      "(prefetched, or looked up "
+                      "ahead), so that maps and rows are of different moments; take the state when nothing is in "
+                      "flight: before the first "
                       "step, after the last one, or after pipeline:stop() and the steps until progress returns nil",
                       (long long)e->in_flight, e->in_flight == 1 ? "" : "es");
 }
@@ -370,7 +381,7 @@ peri_status peri__managed_flush(peri_sharded *e)
     return PERI_OK;
 }
 
-/* -- rows back to the ranks that asked --------------------------------------------------------------------------------------------- */
+/* -- rows back to the ranks that asked ----------------------------------------------------------------------------- */
 
 peri_status peri__managed_post(peri__input_dist *d)
 {
@@ -380,7 +391,8 @@ peri_status peri__managed_post(peri__input_dist *d)
     int64_t *counts = peri__alloc(sizeof *counts * (size_t)e->world_size);
     if (!counts) return PERI_ENOMEM;
     for (int32_t k = 0; k < e->world_size; k++) counts[k] = r->rank_ids[k + 1] - r->rank_ids[k];
-    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .out = r->source_ids, .in = counts};
+    peri__transfer_args a = {
+        .kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .out = r->source_ids, .in = counts};
     peri_status status = peri__transfer_post(e->group, d->arrival->sent, &a, &d->arrival->back);
     peri__free(counts);
     return status;
@@ -404,8 +416,8 @@ static peri_status numbers_of(peri_tensor *t, int64_t **out)
     return status;
 }
 
-peri_status peri__managed_rows(const peri_sharded *e, const peri__arrival *a, const peri__outbound *h, const peri__given *given,
-                               const int64_t *place_first, peri_tensor **out)
+peri_status peri__managed_rows(const peri_sharded *e, const peri__arrival *a, const peri__outbound *h,
+                               const peri__given *given, const int64_t *place_first, peri_tensor **out)
 {
     peri_tensor *back = e->world_size > 1 ? a->back.numbers : a->sent;
     const peri__routes *r = e->routes;
@@ -418,7 +430,8 @@ peri_status peri__managed_rows(const peri_sharded *e, const peri__arrival *a, co
     for (int32_t i = 0; i < r->n_partitions; i++) {
         const peri__partition *p = &r->partitions[i];
         if (!p->raw) continue;
-        int64_t first = offsets[h->feature_first[p->feature]], past = offsets[h->feature_first[p->feature] + h->feature_bags[p->feature]];
+        int64_t first = offsets[h->feature_first[p->feature]],
+                past = offsets[h->feature_first[p->feature] + h->feature_bags[p->feature]];
         for (int64_t k = first; k < past; k++) {
             int64_t place = places[place_first[i] + k - first];
             ids[k] = place < 0 ? -1 : rows[place];
@@ -441,12 +454,15 @@ peri_status peri_sharded_time(peri_sharded *e, const char *table, int64_t now)
     PERI_NEED(table);
     int32_t i = 0;
     while (i < e->n_times && strcmp(e->table_names[e->times[i].table], table) != 0) i++;
-    if (i == e->n_times) return peri__fail(PERI_EINVAL, "peri_sharded_time: '%s' is no table of raw ids of this module", table);
+    if (i == e->n_times)
+        return peri__fail(PERI_EINVAL, "peri_sharded_time: '%s' is no table of raw ids of this module", table);
     if (now < -1 || now > INT32_MAX) /* also where this rank has no map of it */
-        return peri__fail(PERI_EINVAL, "peri_sharded_time: table '%s': %lld, allowed: 0 to %d, and -1 for the iteration", table,
+        return peri__fail(PERI_EINVAL,
+                          "peri_sharded_time: table '%s': %lld, allowed: 0 to %d, and -1 for the iteration", table,
                           (long long)now, INT32_MAX);
     for (int32_t k = 0; k < e->n_managed; k++)
-        if (e->managed[k].table == e->times[i].table && e->managed[k].map) PERI_TRY(peri_collision_time(e->managed[k].map, now));
+        if (e->managed[k].table == e->times[i].table && e->managed[k].map)
+            PERI_TRY(peri_collision_time(e->managed[k].map, now));
     e->times[i].now = now;
     return peri__identity_refresh(e);
 }

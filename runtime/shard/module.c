@@ -10,41 +10,49 @@
 
 #include <math.h>
 
-/* -- checks ---------------------------------------------------------------------------------------------------------------------- */
+/* -- checks -------------------------------------------------------------------------------------------------------- */
 
-static bool small_float(int32_t dtype) { return !dtype || dtype == PERI_F32 || dtype == PERI_F16 || dtype == PERI_BF16; }
+static bool small_float(int32_t dtype)
+{
+    return !dtype || dtype == PERI_F32 || dtype == PERI_F16 || dtype == PERI_BF16;
+}
 
 static peri_status check_dtypes(const char *f, const peri_sharded_table *table)
 {
     if (table->compute_kernel == PERI_KERNEL_QUANT && peri__tbe_bytes(table->dtype)) return PERI_OK;
     if (!small_float(table->dtype))
-        return peri__fail(PERI_EINVAL, "%s: table '%s': weights of dtype %s (%d), allowed: f32, f16, bf16", f, table->name,
-                          peri_dtype_name(table->dtype), table->dtype);
+        return peri__fail(PERI_EINVAL, "%s: table '%s': weights of dtype %s (%d), allowed: f32, f16, bf16", f,
+                          table->name, peri_dtype_name(table->dtype), table->dtype);
     if (table->compute_kernel == PERI_KERNEL_DENSE && table->dtype != PERI_F32)
-        return peri__fail(PERI_EUNSUPPORTED,
-                          "%s: table '%s': weights of dtype %s with the compute kernel dense, whose gradients and optimizer are f32; "
-                          "allowed: f32, or a fused compute kernel",
-                          f, table->name, peri_dtype_name(table->dtype));
+        return peri__fail(
+            PERI_EUNSUPPORTED,
+            "%s: table '%s': weights of dtype %s with the compute kernel dense, whose gradients and optimizer are f32; "
+            "allowed: f32, or a fused compute kernel",
+            f, table->name, peri_dtype_name(table->dtype));
     return PERI_OK;
 }
 
-/** Optimizers that look at more than the rows of a batch can be sharded only where all that they look at is on one rank. */
+/** Optimizers that look at more than the rows of a batch can be sharded only where all that they look at is on one
+ *  rank. */
 static peri_status check_whole(const char *f, const peri_sharded_table *table, const peri_tbe_optimizer *o)
 {
     const peri__sharding_type *type = peri__sharding_type_of(table->sharding_type);
     if (peri__keeps(o, PERI_STATE_SQUARE) && (type->cuts_rows || type->replica))
-        return peri__fail(PERI_EUNSUPPORTED,
-                          "%s: table '%s': shampoo needs all rows of its columns on one rank: allowed are table-wise and column-wise "
-                          "sharding (one preconditioner for each block of columns)",
-                          f, table->name);
+        return peri__fail(
+            PERI_EUNSUPPORTED,
+            "%s: table '%s': shampoo needs all rows of its columns on one rank: allowed are table-wise and column-wise "
+            "sharding (one preconditioner for each block of columns)",
+            f, table->name);
     if (peri__keeps(o, PERI_STATE_SCALAR) && type->cuts_rows)
         return peri__fail(PERI_EUNSUPPORTED,
-                          "%s: table '%s': max_counter, which learning_rate_mode tail_id_lr_* and tail_id_threshold as a ratio ask for, "
+                          "%s: table '%s': max_counter, which learning_rate_mode tail_id_lr_* and tail_id_threshold as "
+                          "a ratio ask for, "
                           "needs all rows on one rank: allowed are table-wise, column-wise and data-parallel sharding",
                           f, table->name);
     if (o->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD && type->cuts_columns)
         return peri__fail(PERI_EUNSUPPORTED,
-                          "%s: table '%s': emainplace_rowwise_adagrad needs whole rows, whose right half follows the left one: allowed are "
+                          "%s: table '%s': emainplace_rowwise_adagrad needs whole rows, whose right half follows the "
+                          "left one: allowed are "
                           "table-wise, row-wise and data-parallel sharding",
                           f, table->name);
     return PERI_OK;
@@ -55,8 +63,8 @@ static peri_status check_codes(const char *f, const peri_sharded_table *table)
     if (table->sharding_type < 0 || table->sharding_type >= PERI_SHARDING_TYPE_COUNT)
         return peri__fail(PERI_EINVAL, "%s: table '%s': %d is no sharding type", f, table->name, table->sharding_type);
     if (table->compute_kernel < PERI_KERNEL_FUSED || table->compute_kernel > PERI_KERNEL_QUANT)
-        return peri__fail(PERI_EINVAL, "%s: table '%s': compute kernel %d, allowed: fused, dense, quant", f, table->name,
-                          table->compute_kernel);
+        return peri__fail(PERI_EINVAL, "%s: table '%s': compute kernel %d, allowed: fused, dense, quant", f,
+                          table->name, table->compute_kernel);
     return PERI_OK;
 }
 
@@ -66,9 +74,12 @@ static peri_status check_way(const char *f, const peri_sharded_table *table, con
     PERI_TRY(check_dtypes(f, table));
     if (o) PERI_TRY(check_whole(f, table, o));
     if (table->mapped && (table->cache || table->compute_kernel == PERI_KERNEL_DENSE))
-        return peri__fail(PERI_EINVAL, "%s: table '%s': only fused and quantized shards without a cache are mapped", f, table->name);
-    if (table->cache && (table->compute_kernel != PERI_KERNEL_FUSED || peri__sharding_type_of(table->sharding_type)->replica))
-        return peri__fail(PERI_EINVAL, "%s: table '%s': a cache is for fused shards; replicas and dense tables stay in memory", f,
+        return peri__fail(PERI_EINVAL, "%s: table '%s': only fused and quantized shards without a cache are mapped", f,
+                          table->name);
+    if (table->cache &&
+        (table->compute_kernel != PERI_KERNEL_FUSED || peri__sharding_type_of(table->sharding_type)->replica))
+        return peri__fail(PERI_EINVAL,
+                          "%s: table '%s': a cache is for fused shards; replicas and dense tables stay in memory", f,
                           table->name);
     return PERI_OK;
 }
@@ -86,21 +97,28 @@ peri_status peri_sharded_table_check(const peri_sharded_table *table, const peri
     const peri_tbe_optimizer *fused = table->compute_kernel == PERI_KERNEL_FUSED ? optimizer : NULL;
     PERI_TRY(check_codes("peri_sharded_new", table));
     PERI_TRY(check_way("peri_sharded_new", table, fused));
-    peri_table_config whole = {.size = sizeof whole, .name = table->name, .rows = table->rows, .cols = table->cols, .init = PERI_INIT_NONE};
-    peri_tbe_config config = {.size = sizeof config, .dtype = table->dtype, .n_tables = 1, .tables = &whole, .caches = table->cache,
+    peri_table_config whole = {
+        .size = sizeof whole, .name = table->name, .rows = table->rows, .cols = table->cols, .init = PERI_INIT_NONE};
+    peri_tbe_config config = {.size = sizeof config,
+                              .dtype = table->dtype,
+                              .n_tables = 1,
+                              .tables = &whole,
+                              .caches = table->cache,
                               .mapped = table->mapped};
     config.optimizer = fused ? fused : &peri__no_optimizer;
     return peri__tbe_check(&config);
 }
 
-static const peri__kind *const kinds[PERI_SHARDED_KIND_COUNT] = {[PERI_SHARDED_EBC] = &peri__pooled, [PERI_SHARDED_EC] = &peri__sequence};
+static const peri__kind *const kinds[PERI_SHARDED_KIND_COUNT] = {
+    [PERI_SHARDED_EBC] = &peri__pooled, [PERI_SHARDED_EC] = &peri__sequence};
 
 /** What becomes of the rows of a table must be of the module's kind. */
 static peri_status check_rows(const char *f, const peri_sharded_config *c, const peri_sharded_table *table)
 {
     if (!kinds[c->kind]->by_id) {
         if (table->pooling == PERI_POOLING_SUM || table->pooling == PERI_POOLING_MEAN) return PERI_OK;
-        return peri__fail(PERI_EINVAL, "%s: table '%s': pooling %d, allowed: sum, mean", f, table->name, table->pooling);
+        return peri__fail(PERI_EINVAL, "%s: table '%s': pooling %d, allowed: sum, mean", f, table->name,
+                          table->pooling);
     }
     if (table->pooling != PERI_POOLING_NONE)
         return peri__fail(PERI_EINVAL, "%s: table '%s': pooling %d, allowed: none", f, table->name, table->pooling);
@@ -114,44 +132,49 @@ static peri_status check_config(const peri_sharded_config *c)
     if (c->gradient_division < 0 || c->gradient_division > PERI_DIVISION_OFF)
         return peri__fail(PERI_EINVAL, "%s: gradient_division %d, allowed: PERI_DIVISION_*", f, c->gradient_division);
     if (!small_float(c->output_dtype))
-        return peri__fail(PERI_EINVAL, "%s: output_dtype %s (%d), allowed: f32, f16, bf16", f, peri_dtype_name(c->output_dtype),
-                          c->output_dtype);
+        return peri__fail(PERI_EINVAL, "%s: output_dtype %s (%d), allowed: f32, f16, bf16", f,
+                          peri_dtype_name(c->output_dtype), c->output_dtype);
     if (c->kind < 0 || c->kind >= PERI_SHARDED_KIND_COUNT)
-        return peri__fail(PERI_EINVAL, "%s: kind %d, allowed: 0..%d (PERI_SHARDED_*)", f, c->kind, PERI_SHARDED_KIND_COUNT - 1);
+        return peri__fail(PERI_EINVAL, "%s: kind %d, allowed: 0..%d (PERI_SHARDED_*)", f, c->kind,
+                          PERI_SHARDED_KIND_COUNT - 1);
     if (!c->group || !c->device) return peri__fail(PERI_EINVAL, "%s: a group and a device are needed", f);
     if (c->places < 0 || (c->places > 1 && peri_group_size(c->group) > 1))
-        return peri__fail(PERI_EINVAL, "%s: %d places on each of %d ranks, allowed: 1, or more on one rank", f, c->places,
-                          peri_group_size(c->group));
+        return peri__fail(PERI_EINVAL, "%s: %d places on each of %d ranks, allowed: 1, or more on one rank", f,
+                          c->places, peri_group_size(c->group));
     if (c->n_tables < 1 || c->n_features < 1)
-        return peri__fail(PERI_EINVAL, "%s: %d tables and %d features, allowed: 1 or more", f, c->n_tables, c->n_features);
+        return peri__fail(PERI_EINVAL, "%s: %d tables and %d features, allowed: 1 or more", f, c->n_tables,
+                          c->n_features);
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri_sharded_table *table = &c->tables[t];
         if (!table->name || !*table->name) return peri__fail(PERI_EINVAL, "%s: table %d has no name", f, t);
         for (int32_t i = 0; i < t; i++)
-            if (!strcmp(c->tables[i].name, table->name)) return peri__fail(PERI_EINVAL, "%s: two tables are called '%s'", f, table->name);
+            if (!strcmp(c->tables[i].name, table->name))
+                return peri__fail(PERI_EINVAL, "%s: two tables are called '%s'", f, table->name);
         if (table->n_features < 1) return peri__fail(PERI_EINVAL, "%s: table '%s' has no features", f, table->name);
         for (int32_t i = 0; i < table->n_features; i++)
             if (table->features[i] < 0 || table->features[i] >= c->n_features)
-                return peri__fail(PERI_EINVAL, "%s: table '%s': feature number %d, allowed: 0..%d", f, table->name, table->features[i],
-                                  c->n_features - 1);
+                return peri__fail(PERI_EINVAL, "%s: table '%s': feature number %d, allowed: 0..%d", f, table->name,
+                                  table->features[i], c->n_features - 1);
         PERI_TRY(check_rows(f, c, table));
         PERI_TRY(check_codes(f, table));
         if ((table->compute_kernel == PERI_KERNEL_QUANT) != (c->tables[0].compute_kernel == PERI_KERNEL_QUANT))
-            return peri__fail(PERI_EINVAL, "%s: of the tables '%s' and '%s' one has the compute kernel quant; allowed: all or none", f,
-                              c->tables[0].name, table->name);
+            return peri__fail(PERI_EINVAL,
+                              "%s: of the tables '%s' and '%s' one has the compute kernel quant; allowed: all or none",
+                              f, c->tables[0].name, table->name);
         if (table->bounds_check < PERI_BOUNDS_FATAL || table->bounds_check > PERI_BOUNDS_NONE)
-            return peri__fail(PERI_EINVAL, "%s: table '%s': bounds_check %d, allowed: %d..%d", f, table->name, table->bounds_check,
-                              PERI_BOUNDS_FATAL, PERI_BOUNDS_NONE);
+            return peri__fail(PERI_EINVAL, "%s: table '%s': bounds_check %d, allowed: %d..%d", f, table->name,
+                              table->bounds_check, PERI_BOUNDS_FATAL, PERI_BOUNDS_NONE);
         if (table->collision) PERI_TRY(peri__managed_check(f, c, table));
         if (table->compute_kernel == PERI_KERNEL_FUSED && (table->optimizer < 0 || table->optimizer >= c->n_optimizers))
-            return peri__fail(PERI_EINVAL, "%s: table '%s': optimizer number %d, allowed: 0..%d", f, table->name, table->optimizer,
-                              c->n_optimizers - 1);
-        PERI_TRY(check_way(f, table, table->compute_kernel == PERI_KERNEL_FUSED ? &c->optimizers[table->optimizer] : NULL));
+            return peri__fail(PERI_EINVAL, "%s: table '%s': optimizer number %d, allowed: 0..%d", f, table->name,
+                              table->optimizer, c->n_optimizers - 1);
+        PERI_TRY(
+            check_way(f, table, table->compute_kernel == PERI_KERNEL_FUSED ? &c->optimizers[table->optimizer] : NULL));
     }
     return PERI_OK;
 }
 
-/* -- names, shards, routes --------------------------------------------------------------------------------------------------------- */
+/* -- names, shards, routes ----------------------------------------------------------------------------------------- */
 
 /** Copy names into one block. */
 static peri_status copy_names(peri_sharded *e, const peri_sharded_config *c)
@@ -172,13 +195,15 @@ static peri_status copy_names(peri_sharded *e, const peri_sharded_config *c)
     return PERI_OK;
 }
 
-/** What gradients of a table are divided by before ranks add them up. That of a copy or a replica is a mean over ranks in any case, as
- *  DistributedDataParallel makes it. A replica's is divided once it is added up here, but where it is clamped, which comes after; a dense
- *  one's by whoever reduces the dense part. */
-static double gradient_divisor(const peri_sharded *e, const peri_sharded_config *c, const peri_sharded_table *table, bool copied)
+/** What gradients of a table are divided by before ranks add them up. That of a copy or a replica is a mean over ranks
+ *  in any case, as DistributedDataParallel makes it. A replica's is divided once it is added up here, but where it is
+ *  clamped, which comes after; a dense one's by whoever reduces the dense part. */
+static double gradient_divisor(const peri_sharded *e, const peri_sharded_config *c, const peri_sharded_table *table,
+                               bool copied)
 {
     if (!peri__sharding_type_of(table->sharding_type)->replica) return e->division;
-    bool first = copied || (table->compute_kernel == PERI_KERNEL_FUSED && c->optimizers[table->optimizer].max_gradient > 0);
+    bool first =
+        copied || (table->compute_kernel == PERI_KERNEL_FUSED && c->optimizers[table->optimizer].max_gradient > 0);
     return first ? e->world_size : 1;
 }
 
@@ -192,9 +217,12 @@ static bool uncoded(const peri_sharded_config *c)
 static int32_t halvings_of(const peri_sharded *e, const peri_sharded_config *c, const peri_sharded_table *table)
 {
     int exponent;
-    if (e->division <= 1 || e->division > 1 << 20 || frexp(e->division, &exponent) != 0.5) return 0; /* else it would round otherwise */
+    /* else it would round otherwise */
+    if (e->division <= 1 || e->division > 1 << 20 || frexp(e->division, &exponent) != 0.5) return 0;
     if (e->weighted || e->exact || !uncoded(c)) return 0; /* gradients of weights, and codecs, take what is divided */
-    if (peri__sharding_type_of(table->sharding_type)->replica || table->compute_kernel != PERI_KERNEL_FUSED || table->cache) return 0;
+    if (peri__sharding_type_of(table->sharding_type)->replica || table->compute_kernel != PERI_KERNEL_FUSED ||
+        table->cache)
+        return 0;
     return c->optimizers[table->optimizer].max_gradient > 0 ? 0 : exponent - 1;
 }
 
@@ -205,8 +233,9 @@ static bool same_codec(const peri_codec *a, const peri_codec *b)
     if (!a || !b) return a == b;
     peri_codec_describe(a, &x);
     peri_codec_describe(b, &y);
-    return x.format == y.format && x.rounding == y.rounding && x.exponent_bits == y.exponent_bits && x.exponent_bias == y.exponent_bias &&
-           x.row_dim == y.row_dim && x.loss_scale == y.loss_scale && x.seed == y.seed;
+    return x.format == y.format && x.rounding == y.rounding && x.exponent_bits == y.exponent_bits &&
+           x.exponent_bias == y.exponent_bias && x.row_dim == y.row_dim && x.loss_scale == y.loss_scale &&
+           x.seed == y.seed;
 }
 
 /** Give a hop the codecs of a kind of exchange. Numbers that stay where they are, and f32, need none. */
@@ -221,9 +250,9 @@ static void set_hop(peri__hop *hop, peri_group *group, bool sums, const peri_sha
     }
 }
 
-/** The first lanes are for rows that are exchanged, those from PERI__SUMMED_LANE on for rows that are exchanged and added up; the first
- *  will do where their codecs are alike. Rows of the node lane are added up within the node, and what comes of it is exchanged, if there is
- *  another node. Returns the lane of row-wise tables. */
+/** The first lanes are for rows that are exchanged, those from PERI__SUMMED_LANE on for rows that are exchanged and
+ *  added up; the first will do where their codecs are alike. Rows of the node lane are added up within the node, and
+ *  what comes of it is exchanged, if there is another node. Returns the lane of row-wise tables. */
 static int32_t choose_lanes(peri_sharded *e, const peri_sharded_config *c)
 {
     for (int32_t lane = 0; lane < PERI__LANES; lane++) e->ways[lane].division = e->division;
@@ -233,7 +262,8 @@ static int32_t choose_lanes(peri_sharded *e, const peri_sharded_config *c)
     }
     set_hop(&e->ways[PERI__NODE_LANE].hops[0], e->node_group, true, &c->reduce_scatter);
     set_hop(&e->ways[PERI__NODE_LANE].hops[1], e->group, false, &c->all_to_all);
-    set_hop(&e->ways[PERI__COPY_LANE].hops[0], e->group, false, &(peri_sharded_codecs){0}); /* or a rank would not learn what others do */
+    /* or a rank would not learn what others do */
+    set_hop(&e->ways[PERI__COPY_LANE].hops[0], e->group, false, &(peri_sharded_codecs){0});
     peri_codec *const *a = e->ways[0].hops[0].codec, *const *b = e->ways[PERI__SUMMED_LANE].hops[0].codec;
     return same_codec(a[0], b[0]) && same_codec(a[1], b[1]) ? 0 : PERI__SUMMED_LANE;
 }
@@ -251,8 +281,9 @@ static bool divisible(const peri_sharded *e, int32_t lane)
     return true;
 }
 
-/** Hand tables whose rows travel between machines out to the parts of their lanes, so that each rank has about as many columns of its own
- *  in each. On one machine rows need no time to speak of. Tables in files are in the first part: what is read for them counts for all. */
+/** Hand tables whose rows travel between machines out to the parts of their lanes, so that each rank has about as many
+ *  columns of its own in each. On one machine rows need no time to speak of. Tables in files are in the first part:
+ *  what is read for them counts for all. */
 static peri_status choose_parts(peri_sharded *e, const peri_sharded_config *c)
 {
     e->parts = 1;
@@ -266,13 +297,15 @@ static peri_status choose_parts(peri_sharded *e, const peri_sharded_config *c)
         for (int32_t t = 0; t < e->n_tables; t++) {
             peri__route_table *table = &e->tables[t];
             const peri_shard *first = NULL;
-            if (table->data_parallel || table->lane >= PERI__NODE_LANE || !can[table->lane >= PERI__SUMMED_LANE] || c->tables[t].cache)
+            if (table->data_parallel || table->lane >= PERI__NODE_LANE || !can[table->lane >= PERI__SUMMED_LANE] ||
+                c->tables[t].cache)
                 continue;
             for (int32_t s = table->n_shards; s-- > 0;)
                 if (table->shards[s].rows > 0) first = &table->shards[s];
             if (!first) continue;
             if (counted)
-                table->lane += (int32_t)(e->parts * (2 * before[first->rank] + first->cols * table->n_features) / (2 * all[first->rank]));
+                table->lane += (int32_t)(e->parts * (2 * before[first->rank] + first->cols * table->n_features) /
+                                         (2 * all[first->rank]));
             for (int32_t s = 0; s < table->n_shards; s++)
                 if (table->shards[s].rows > 0)
                     (counted ? before : all)[table->shards[s].rank] += table->shards[s].cols * table->n_features;
@@ -285,9 +318,16 @@ static peri_status choose_parts(peri_sharded *e, const peri_sharded_config *c)
 static peri_status cut_table(const peri_sharded *e, const peri_sharded_table *from, peri__route_table *to)
 {
     const bool places = e->places > 1; /* they are cut over as ranks of one node are, and all belong to this rank */
-    const peri_sharding sharding = {.size = sizeof sharding, .type = from->sharding_type, .world_size = places ? e->places : e->world_size,
-                                    .nodes = places ? NULL : e->nodes, .n_ranks = from->n_ranks, .ranks = from->ranks,
-                                    .sizes = from->sizes, .table = from->name, .rows = from->rows, .cols = from->cols,
+    const peri_sharding sharding = {.size = sizeof sharding,
+                                    .type = from->sharding_type,
+                                    .world_size = places ? e->places : e->world_size,
+                                    .nodes = places ? NULL : e->nodes,
+                                    .n_ranks = from->n_ranks,
+                                    .ranks = from->ranks,
+                                    .sizes = from->sizes,
+                                    .table = from->name,
+                                    .rows = from->rows,
+                                    .cols = from->cols,
                                     .segments = from->collision ? from->collision->segments : NULL,
                                     .buckets = from->collision ? from->collision->buckets : 0};
     PERI_TRY(peri_sharding_shards(&sharding, NULL, 0, &to->n_shards));
@@ -313,8 +353,8 @@ static void take_collision(peri_sharded *e, const peri_sharded_collision *c, per
     e->router.wire_i32 = false;
 }
 
-/** The lane of a table's rows. Rows of ids are never added up, no exact module adds rows up before they are home, and where all ranks are
- *  of one node nothing is saved by it. */
+/** The lane of a table's rows. Rows of ids are never added up, no exact module adds rows up before they are home, and
+ *  where all ranks are of one node nothing is saved by it. */
 static int32_t lane_for(const peri_sharded *e, const peri__sharding_type *type, bool copied, int32_t summed)
 {
     if (copied) return PERI__COPY_LANE;
@@ -333,7 +373,8 @@ static bool rows_are_cut(const peri__route_table *table)
 static bool any_exact(const peri_sharded_config *c)
 {
     for (int32_t t = 0; t < c->n_tables; t++)
-        if (c->tables[t].compute_kernel == PERI_KERNEL_FUSED && c->optimizers[c->tables[t].optimizer].exact) return true;
+        if (c->tables[t].compute_kernel == PERI_KERNEL_FUSED && c->optimizers[c->tables[t].optimizer].exact)
+            return true;
     return false;
 }
 
@@ -363,10 +404,17 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
         const peri_sharded_table *from = &c->tables[t];
         const peri__sharding_type *type = peri__sharding_type_of(from->sharding_type);
         peri__route_table *to = &e->tables[t];
-        bool copied = type->replica && from->compute_kernel == PERI_KERNEL_FUSED && c->optimizers[from->optimizer].exact;
-        *to = (peri__route_table){.name = e->table_names[t], .rows = from->rows, .cols = from->cols, .n_features = from->n_features,
-                                  .features = e->features + at, .data_parallel = type->replica,
-                                  .copied = copied, .lane = lane_for(e, type, copied, summed), .bounds_check = from->bounds_check};
+        bool copied =
+            type->replica && from->compute_kernel == PERI_KERNEL_FUSED && c->optimizers[from->optimizer].exact;
+        *to = (peri__route_table){.name = e->table_names[t],
+                                  .rows = from->rows,
+                                  .cols = from->cols,
+                                  .n_features = from->n_features,
+                                  .features = e->features + at,
+                                  .data_parallel = type->replica,
+                                  .copied = copied,
+                                  .lane = lane_for(e, type, copied, summed),
+                                  .bounds_check = from->bounds_check};
         take_collision(e, from->collision, to);
         memcpy(e->features + at, from->features, sizeof *e->features * (size_t)from->n_features);
         at += from->n_features;
@@ -381,7 +429,8 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
         e->mean[t] = from->pooling == PERI_POOLING_MEAN;
         e->any_mean = e->any_mean || (e->mean[t] && (!to->data_parallel || copied));
         e->router.wire_i32 = e->router.wire_i32 && (!copied || to->rows <= INT32_MAX);
-        for (int32_t s = 0; s < to->n_shards; s++) e->router.wire_i32 = e->router.wire_i32 && to->shards[s].rows <= INT32_MAX;
+        for (int32_t s = 0; s < to->n_shards; s++)
+            e->router.wire_i32 = e->router.wire_i32 && to->shards[s].rows <= INT32_MAX;
     }
     PERI_TRY(choose_parts(e, c));
     for (int32_t lane = 0; lane < PERI__LANES; lane++) e->ways[lane].n = 0;
@@ -427,7 +476,8 @@ static peri_status take_rates(peri_sharded *e, const peri_sharded_config *c)
 {
     e->rates = peri__alloc(sizeof *e->rates * (size_t)peri__max(1, c->n_optimizers));
     if (!e->rates) return PERI_ENOMEM;
-    for (int32_t o = 0; o < c->n_optimizers; o++) e->rates[o] = (peri__rate){.rate = c->optimizers[o].learning_rate, .table = -1};
+    for (int32_t o = 0; o < c->n_optimizers; o++)
+        e->rates[o] = (peri__rate){.rate = c->optimizers[o].learning_rate, .table = -1};
     for (int32_t t = c->n_tables; t-- > 0;)
         if (c->tables[t].compute_kernel == PERI_KERNEL_FUSED) e->rates[c->tables[t].optimizer].table = t;
     e->times = peri__alloc(sizeof *e->times * (size_t)peri__max(1, c->n_tables));
@@ -437,7 +487,7 @@ static peri_status take_rates(peri_sharded *e, const peri_sharded_config *c)
     return PERI_OK;
 }
 
-/* -- the module -------------------------------------------------------------------------------------------------------------------- */
+/* -- the module ---------------------------------------------------------------------------------------------------- */
 
 static peri_status sharded_new(const peri_sharded_config *c, peri_sharded **out)
 {
@@ -469,7 +519,8 @@ static peri_status sharded_new(const peri_sharded_config *c, peri_sharded **out)
     PERI_TRY_GOTO(copy_names(e, c), out);
     PERI_TRY_GOTO(cut_tables(e, c), out);
     PERI_TRY_GOTO(peri__routes_new(e->world_size, e->nodes, e->tables, e->n_tables, e->n_features, &e->routes), out);
-    for (int32_t i = 0; i < e->routes->n_partitions; i++) e->cuts_rows = e->cuts_rows || e->routes->partitions[i].n_parts > 1;
+    for (int32_t i = 0; i < e->routes->n_partitions; i++)
+        e->cuts_rows = e->cuts_rows || e->routes->partitions[i].n_parts > 1;
     PERI_TRY_GOTO(peri__travelling_new(e->routes, e->rank, &e->travelling), out);
     PERI_TRY_GOTO(make_router(e, c->name), out);
     PERI_TRY_GOTO(take_rates(e, c), out);
@@ -499,8 +550,20 @@ void peri_sharded_release(peri_sharded *e)
     peri__batches_free(e);
     peri__router_fini(&e->router);
     peri__routes_free(e->routes);
-    void *parts[] = {e->nodes, e->travelling.pieces, e->found_path, e->tables, e->features, e->scratch, e->divisor, e->mean, e->halvings,
-                     e->text, e->identity_text, e->rates, e->times, e->function,
+    void *parts[] = {e->nodes,
+                     e->travelling.pieces,
+                     e->found_path,
+                     e->tables,
+                     e->features,
+                     e->scratch,
+                     e->divisor,
+                     e->mean,
+                     e->halvings,
+                     e->text,
+                     e->identity_text,
+                     e->rates,
+                     e->times,
+                     e->function,
                      (void *)e->table_names,
                      (void *)e->feature_names};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) peri__free(parts[i]);
@@ -510,10 +573,12 @@ void peri_sharded_release(peri_sharded *e)
 }
 
 /** A table's own structures as today's. */
-static peri_status table_take(peri_sharded_table *t, const char *f, peri_cache_params *cache, peri_sharded_collision *collision)
+static peri_status table_take(peri_sharded_table *t, const char *f, peri_cache_params *cache,
+                              peri_sharded_collision *collision)
 {
     if (t->cache) PERI_TRY(peri__struct_take(cache, sizeof *cache, t->cache, f, "peri_cache_params"));
-    if (t->collision) PERI_TRY(peri__struct_take(collision, sizeof *collision, t->collision, f, "peri_sharded_collision"));
+    if (t->collision)
+        PERI_TRY(peri__struct_take(collision, sizeof *collision, t->collision, f, "peri_sharded_collision"));
     t->cache = t->cache ? cache : NULL;
     t->collision = t->collision ? collision : NULL;
     return PERI_OK;
@@ -528,8 +593,11 @@ peri_status peri_sharded_new(const peri_sharded_config *given, peri_sharded **ou
     PERI_NEED(out);
     PERI_TRY(peri__struct_take(&c, sizeof c, given, __func__, "peri_sharded_config"));
     peri_status status;
-    PERI_TRY_GOTO(peri__structs_take(c.tables, c.n_tables, sizeof *c.tables, __func__, "peri_sharded_table", &tables), out);
-    PERI_TRY_GOTO(peri__structs_take(c.optimizers, c.n_optimizers, sizeof *c.optimizers, __func__, "peri_tbe_optimizer", &optimizers), out);
+    PERI_TRY_GOTO(peri__structs_take(c.tables, c.n_tables, sizeof *c.tables, __func__, "peri_sharded_table", &tables),
+                  out);
+    PERI_TRY_GOTO(peri__structs_take(c.optimizers, c.n_optimizers, sizeof *c.optimizers, __func__, "peri_tbe_optimizer",
+                                     &optimizers),
+                  out);
     c.tables = tables;
     c.optimizers = optimizers;
     const size_t n = tables ? (size_t)c.n_tables : 0;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * module.h: a sharded module from the inside: module.c and tables.c make it, batch.c lays its batches out, walk.c takes them through it:
- * ids by its router, lookups in its tables, rows by its ways. What is particular to a kind of module are the stages that it fills in.
+ * module.h: a sharded module from the inside: module.c and tables.c make it, batch.c lays its batches out, walk.c takes
+ * them through it: ids by its router, lookups in its tables, rows by its ways. What is particular to a kind of module
+ * are the stages that it fills in.
  *
- * A layout says where the rows of one batch lie in the buffers of this rank; it depends on numbers of bags, not on ids, and so is kept and
- * used again. There are two: as the home of a batch (what comes back for its own samples) and as an owner (what it looks up for all).
- * Rows of one table all travel in one lane; the buffers have one stretch for each lane, and each lane goes its own way (way.h), because
- * rows of different lanes have other codecs or other hops.
+ * A layout says where the rows of one batch lie in the buffers of this rank; it depends on numbers of bags, not on ids,
+ * and so is kept and used again. There are two: as the home of a batch (what comes back for its own samples) and as an
+ * owner (what it looks up for all). Rows of one table all travel in one lane; the buffers have one stretch for each
+ * lane, and each lane goes its own way (way.h), because rows of different lanes have other codecs or other hops.
  */
 #ifndef PERI_SHARD_MODULE_H
 #define PERI_SHARD_MODULE_H
@@ -16,8 +17,8 @@
 #include "way.h"
 #include "../../kernels/route.h"
 
-/** Tables of this rank that are looked up together: one optimizer, dense or fused or none, shards or replicas; shards: one pooling and
- *  one place. */
+/** Tables of this rank that are looked up together: one optimizer, dense or fused or none, shards or replicas; shards:
+ *  one pooling and one place. */
 typedef struct peri__table_set {
     peri_tbe *tbe;
     int32_t optimizer; /* index into the configuration's; -1: none (dense, quantized) */
@@ -26,7 +27,8 @@ typedef struct peri__table_set {
     int32_t dtype;
     bool dense, replica, cached, mapped;
     bool by_id; /* of tables whose rows go home one by one */
-    bool mean; /* shards of MEAN tables: their bags' factors come with the ids. (Replicas see whole bags and need none.) */
+    bool mean; /* shards of MEAN tables: their bags' factors come with the ids. (Replicas see whole bags and need
+                  none.) */
     int32_t n_tables;
     int32_t *module_table; /* n_tables: module table */
     int32_t *module_shard; /* n_tables: shard of it; -1: the whole, a replica or a copy */
@@ -57,11 +59,13 @@ typedef struct peri__repeats peri__repeats; /* which samples of a variable batch
 /** What a home keeps of its input until the backward pass. */
 typedef struct peri__given {
     peri_tensor *inverse; /* i64: of a variable batch; NULL: none */
-    peri_tensor *ids, *places; /* where rows are of ids: the input's, and where they went (peri__routing.places); else NULL */
+    peri_tensor *ids, *places; /* where rows are of ids: the input's, and where they went (peri__routing.places); else
+                                  NULL */
     peri_tensor *offsets, *weights; /* of the input, where bags of such rows are pooled here; weights: or NULL */
     peri_tensor *origins; /* as peri__routing.origins, or NULL */
     peri__repeats *repeats; /* of a variable batch some of whose rows may be where the results lie; else NULL */
-    int64_t first_own, own_place, own_ids; /* ids that were received before this rank's own; where these are on its wire; how many */
+    int64_t first_own, own_place, own_ids; /* ids that were received before this rank's own; where these are on its
+                                              wire; how many */
     int64_t first_own_bag;  /* bags that were received before this rank's own */
     peri_tensor *own_bags;  /* peri__repeats_own, or NULL */
 } peri__given;
@@ -79,7 +83,8 @@ typedef struct peri__kind {
     peri_status (*list)(const peri__rows *rows, peri__left *left);
     /* Once rows are back: what goes through the buffers to the results that are put together. */
     peri_status (*combine)(const peri__rows *rows);
-    /* Its adjoint: the gradient of the results to that of the rows, which is divided on its way (peri__line.divisor). */
+    /* Its adjoint: the gradient of the results to that of the rows, which is divided on its way
+     * (peri__line.divisor). */
     peri_status (*spread)(const peri__rows *rows);
 } peri__kind;
 
@@ -110,7 +115,8 @@ struct peri_sharded {
     bool two_rules; /* rows home are others than gradients to owners: see peri__rule */
     bool cuts_rows;  /* ids of some feature go to several ranks */
     bool *mean;     /* n_tables: pooled by the mean */
-    int32_t *halvings; /* n_tables: how often the sums of its gradients are halved by the update, instead of divided before */
+    int32_t *halvings; /* n_tables: how often the sums of its gradients are halved by the update, instead of divided
+                          before */
     bool training, returns_rows; /* of tables of raw ids: see peri_sharded_train; their rows go home too */
     int64_t passes; /* backward passes so far */
     bool frozen; /* no table is trained (PERI_KERNEL_QUANT), and nothing is recorded */
@@ -131,7 +137,8 @@ struct peri_sharded {
     peri_group *node_group; /* the ranks of this rank's node; borrowed from `group` */
     int32_t parts;     /* of the tables whose rows are exchanged, 1 or more */
     int32_t n_lanes, lanes[PERI__LANES]; /* those that rows of some table travel in */
-    peri__way ways[PERI__LANES]; /* of rows: an exchange each; in the node lane a sum within the node before, if there are several nodes */
+    peri__way ways[PERI__LANES]; /* of rows: an exchange each; in the node lane a sum within the node before, if there
+                                    are several nodes */
     peri__route_table *tables; /* n_tables */
     int32_t *features;  /* backing of tables[].features */
     peri__routes *routes;
@@ -139,8 +146,8 @@ struct peri_sharded {
     peri__router router;
     peri__table_set *sets;
     peri_local_shard *local; /* n_local */
-    peri__place *lookup_place; /* where the lookups of this rank are looked up (set -1: nowhere, its shard has no rows), and behind them the
-                                replicas */
+    peri__place *lookup_place; /* where the lookups of this rank are looked up (set -1: nowhere, its shard has no rows),
+                                  and behind them the replicas */
     peri_flush_info found;   /* what the directories of tables in files held when the module was made */
     char *found_path;        /* backing of found.path, or NULL */
     peri__home *homes[PERI__KEPT];         /* of the last inputs, the last one first; NULL: none yet */
@@ -152,36 +159,41 @@ struct peri_sharded {
     peri__managed *managed;   /* n_managed */
     int32_t n_managed;        /* tables of raw ids */
     int64_t arrived;          /* batches whose raw ids have become rows */
-    bool stored;              /* some table, on whatever rank, has its rows in a file or in the host's memory, under a cache */
+    bool stored;              /* some table, on whatever rank, has its rows in a file or in the host's memory, under a
+                                 cache */
     int64_t in_flight;        /* of these, batches that maps have learned from, and whose output nobody has taken yet */
 };
 
 /** Tables of raw ids (managed.c): what a configuration may say of one; once the tables are there; their end. */
-peri_status peri__managed_check(const char *function, const peri_sharded_config *config, const peri_sharded_table *table);
+peri_status peri__managed_check(const char *function, const peri_sharded_config *config,
+                                const peri_sharded_table *table);
 peri_status peri__managed_new(peri_sharded *ebc, const peri_sharded_config *config);
 void peri__managed_free(peri_sharded *ebc);
 /** Before a flush: rows and maps are of one moment, which the files are to say. */
 peri_status peri__managed_flush(peri_sharded *ebc);
 
-/** Write down what all ranks must agree on (identity.c), once the tables are cut and the rates known; again, when a rate
+/** Write down what all ranks must agree on (identity.c), once the tables are cut and the rates known; again, when a
+ *  rate
  *  or a time has changed. */
 peri_status peri__identity_new(peri_sharded *ebc, const peri_sharded_config *config);
 peri_status peri__identity_refresh(peri_sharded *ebc);
 /** Hash of all that they must agree on now. */
 uint64_t peri__identity_hash(const peri_sharded *ebc);
-/** PERI_EMISMATCH in the name of @function, of the texts of all ranks one after the other, @bytes[world] long: what differs, and where. */
+/** PERI_EMISMATCH in the name of @function, of the texts of all ranks one after the other, @bytes[world] long: what
+ *  differs, and where. */
 peri_status peri__identity_fail(const char *function, int32_t world, const char *texts, const int64_t *bytes);
 
 /** The table batches of this rank, once the routes are known; and their end. */
 peri_status peri__tables_new(peri_sharded *ebc, const peri_sharded_config *config);
 void peri__tables_free(peri_sharded *ebc);
-/** The home layout for the input of @routing: one of the last if it fits, else a new one. Where rows are of ids, the router
- *  must have counted them. @out new. */
+/** The home layout for the input of @routing: one of the last if it fits, else a new one. Where rows are of ids, the
+ *  router must have counted them. @out new. */
 peri_status peri__batch_home(peri_sharded *ebc, const peri__routing *routing, peri__rule rule, peri__home **out);
 /** The layout of a lookup, by the rule of its home: @counts and @ids as in peri__owner_new. @out new. */
 peri_status peri__batch_layout_new(peri_sharded *ebc, peri__home *home, const int64_t *counts, const int64_t *ids,
                                    peri__batch_layout **out);
-/** Find out which flush the files of the module are of, as far as this rank sees them. PERI_EMISMATCH names two files that do not fit. */
+/** Find out which flush the files of the module are of, as far as this rank sees them. PERI_EMISMATCH names two files
+ *  that do not fit. */
 peri_status peri__files_of_module(peri_sharded *ebc, const peri_sharded_config *config);
 void peri__batch_layout_release(peri__batch_layout *layout);
 /** Give up the layouts that are kept. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * nodes.h: ranks by node. Rows that lie on the ranks of one node are added up there; what crosses the network to a home goes through one of
- * that node's ranks, its gateway.
+ * nodes.h: ranks by node. Rows that lie on the ranks of one node are added up there; what crosses the network to a home
+ * goes through one of that node's ranks, its gateway.
  */
 #ifndef PERI_SHARD_NODES_H
 #define PERI_SHARD_NODES_H
@@ -15,13 +15,18 @@ typedef struct peri__nodes {
     int32_t *ranks;      /* by node, ascending */
 } peri__nodes;
 
-/** @node: any number for each of the @world_size ranks, equal for those of one node; NULL: one node. On failure @nodes is empty. */
+/** @node: any number for each of the @world_size ranks, equal for those of one node; NULL: one node. On failure @nodes
+ *  is empty. */
 peri_status peri__nodes_init(peri__nodes *nodes, const int32_t *node, int32_t world_size);
 void peri__nodes_fini(peri__nodes *nodes);
 
 /** Ranks of node @i. */
-static inline int32_t peri__node_size(const peri__nodes *nodes, int32_t i) { return nodes->first[i + 1] - nodes->first[i]; }
-/** The place of the rank of node @i through which rank @home gets what the node has for it: its own place, if the node has so many. */
+static inline int32_t peri__node_size(const peri__nodes *nodes, int32_t i)
+{
+    return nodes->first[i + 1] - nodes->first[i];
+}
+/** The place of the rank of node @i through which rank @home gets what the node has for it: its own place, if the node
+ *  has so many. */
 static inline int32_t peri__gateway_place(const peri__nodes *nodes, int32_t i, int32_t home)
 {
     return nodes->place[home] % peri__node_size(nodes, i);

@@ -58,7 +58,9 @@ static const struct listed {
     const char *option;
     const char *(*name)(int32_t i);
     int32_t first;
-} listed[] = {{"sharding_type", sharding_type, 0}, {"optimizer", peri_tbe_optimizer_name, 0}, {"data_type", row_format, PERI_ROWS_INT8}};
+} listed[] = {{"sharding_type", sharding_type, 0},
+              {"optimizer", peri_tbe_optimizer_name, 0},
+              {"data_type", row_format, PERI_ROWS_INT8}};
 
 const char *peri_option_name(const char *option, int32_t i, int32_t *value)
 {
@@ -90,10 +92,14 @@ peri_status peri_option_value(const char *option, const char *name, int32_t *out
             *out = value;
             return PERI_OK;
         }
-        if (used < sizeof allowed) used += (size_t)snprintf(allowed + used, sizeof allowed - used, "%s%s", i ? ", " : "", known);
+        if (used < sizeof allowed)
+            used += (size_t)snprintf(allowed + used, sizeof allowed - used, "%s%s", i ? ", " : "", known);
     }
     if (used > 0) return peri__fail(PERI_EINVAL, "%s is '%.80s', allowed: %s", option, name, allowed);
-    return peri__fail(PERI_EINVAL, "peri_option_value: there is no option '%.80s', allowed: pooling, bounds_check, cache_algorithm, "
-                      "compute_kernel, weight_decay_mode, counter_weight_decay_mode, learning_rate_mode, codec, data_type, sharding_type, "
-                      "optimizer", option);
+    return peri__fail(PERI_EINVAL,
+                      "peri_option_value: there is no option '%.80s', allowed: pooling, bounds_check, cache_algorithm, "
+                      "compute_kernel, weight_decay_mode, counter_weight_decay_mode, learning_rate_mode, codec, "
+                      "data_type, sharding_type, "
+                      "optimizer",
+                      option);
 }

@@ -7,7 +7,7 @@
 
 #include "../tensor/jagged_internal.h"
 
-/* -- uploads ----------------------------------------------------------------------------------------------------------------------- */
+/* -- uploads ------------------------------------------------------------------------------------------------------- */
 
 int64_t peri__upload_add(peri__upload *up, int64_t bytes)
 {
@@ -46,7 +46,7 @@ void peri__upload_fini(peri__upload *up)
     *up = (peri__upload){0};
 }
 
-/* -- what is kept ------------------------------------------------------------------------------------------------------------------ */
+/* -- what is kept -------------------------------------------------------------------------------------------------- */
 
 void *peri__kept_first(void **list, void *x, int32_t at)
 {
@@ -84,25 +84,32 @@ peri_status peri__router_find(peri__router *o, const peri_keys *keys)
                 if (k) strcat(known, ", ");
                 strncat(known, peri_keys_name(keys, k), 60);
             }
-            return peri__fail(PERI_EINVAL, "%s: feature '%s' is not among the keys of the input: %s%s", o->function, o->feature_names[f],
-                              known, strlen(known) >= 200 ? ", ..." : "");
+            return peri__fail(PERI_EINVAL, "%s: feature '%s' is not among the keys of the input: %s%s", o->function,
+                              o->feature_names[f], known, strlen(known) >= 200 ? ", ..." : "");
         }
     }
     o->keys_hash = hash;
     return PERI_OK;
 }
 
-/* -- on the wire ------------------------------------------------------------------------------------------------------------------- */
+/* -- on the wire --------------------------------------------------------------------------------------------------- */
 
 static void write_partitions(const peri__routes *r, peri__outbound *h)
 {
     peri_k_partition *out = (peri_k_partition *)(h->up.host + h->partitions);
     for (int32_t i = 0; i < r->n_partitions; i++) {
         const peri__partition *p = &r->partitions[i];
-        out[i] = (peri_k_partition){.bag_start = h->bags, .first_bag = h->feature_first[p->feature], .bags = h->feature_bags[p->feature],
-                                    .rows = p->rows, .first_bound = p->first_bound, .block = p->block, .n_parts = p->n_parts,
-                                    .first_strand = p->first_strand, .check = p->bounds_check, .raw = p->raw,
-                              .bucket_ids = p->bucket_ids};
+        out[i] = (peri_k_partition){.bag_start = h->bags,
+                                    .first_bag = h->feature_first[p->feature],
+                                    .bags = h->feature_bags[p->feature],
+                                    .rows = p->rows,
+                                    .first_bound = p->first_bound,
+                                    .block = p->block,
+                                    .n_parts = p->n_parts,
+                                    .first_strand = p->first_strand,
+                                    .check = p->bounds_check,
+                                    .raw = p->raw,
+                                    .bucket_ids = p->bucket_ids};
         h->bags += out[i].bags;
     }
     if (r->n_bounds) memcpy(h->up.host + h->bounds, r->bounds, sizeof *r->bounds * (size_t)r->n_bounds);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plan.c: plans as data: the JSON that planners write (lua/perilune/plan/json.lua has an example), read without Lua and put into the tables
- * of a sharded module.
+ * plan.c: plans as data: the JSON that planners write (lua/perilune/plan/json.lua has an example), read without Lua and
+ * put into the tables of a sharded module.
  */
 #include "../base/buffer.h"
 #include "../base/json.h"
@@ -41,7 +41,7 @@ typedef struct reader {
     peri_status status;
 } reader;
 
-/* -- entries -------------------------------------------------------------------------------------------------------------------------- */
+/* -- entries ------------------------------------------------------------------------------------------------------- */
 
 static void entry_fini(entry *e)
 {
@@ -55,7 +55,8 @@ static void refuse(reader *r, const char *wrong)
     if (r->j.status < 0 || r->status < 0) return;
     char said[PERI_MESSAGE_MAX];
     snprintf(said, sizeof said, "%s", wrong);
-    r->status = peri__fail(PERI_EINVAL, "plan '%.120s': module '%.80s', table '%.80s': %.200s", r->plan->name, r->module, r->table, said);
+    r->status = peri__fail(PERI_EINVAL, "plan '%.120s': module '%.80s', table '%.80s': %.200s", r->plan->name,
+                           r->module, r->table, said);
     r->j.status = r->status;
 }
 
@@ -86,7 +87,8 @@ static void read_kernel(reader *r, entry *e)
             e->cached = kernels[i].cached;
             return;
         }
-    snprintf(wrong, sizeof wrong, "compute_kernel is '%s', allowed: fused, dense, fused_uvm, fused_uvm_caching, quant, quant_uvm", name);
+    snprintf(wrong, sizeof wrong,
+             "compute_kernel is '%s', allowed: fused, dense, fused_uvm, fused_uvm_caching, quant, quant_uvm", name);
     refuse(r, wrong);
 }
 
@@ -137,7 +139,8 @@ static void read_cache(reader *r, entry *e)
         if (!strcmp(key, "algorithm")) chosen(r, "cache_algorithm", &e->cache.algorithm);
         else if (!strcmp(key, "load_factor")) {
             e->cache.load_factor = read_number(r, "load_factor");
-            if (!(e->cache.load_factor > 0 && e->cache.load_factor <= 1)) refuse(r, "load_factor is out of range, allowed: above 0, to 1");
+            if (!(e->cache.load_factor > 0 && e->cache.load_factor <= 1))
+                refuse(r, "load_factor is out of range, allowed: above 0, to 1");
         } else if (!strcmp(key, "reserved_memory")) {
             e->cache.reserved_memory = peri__json_integer(&r->j);
             if (e->cache.reserved_memory < 0) refuse(r, "reserved_memory is below 0");
@@ -146,12 +149,16 @@ static void read_cache(reader *r, entry *e)
             if (ways < 0 || ways > PERI_CACHE_WAYS_MAX) refuse(r, "ways is out of range, allowed: 0..256");
             e->cache.ways = ways == 0 ? PERI_CACHE_WAYS_NONE : (int32_t)ways;
         } else if (!strcmp(key, "precision")) { /* a note: cached rows are as the table's */
-            if (chosen(r, "data_type", &type) && type >= PERI_ROWS_INT8) refuse(r, "precision, allowed: FP32, FP16, BF16");
+            if (chosen(r, "data_type", &type) && type >= PERI_ROWS_INT8)
+                refuse(r, "precision, allowed: FP32, FP16, BF16");
         } else if (!strcmp(key, "prefetch_pipeline")) { /* a note to planners */
-            if (peri__json_skip(&r->j, &from, &bytes) && strncmp(from, "true", 4) != 0 && strncmp(from, "false", 5) != 0)
+            if (peri__json_skip(&r->j, &from, &bytes) && strncmp(from, "true", 4) != 0 &&
+                strncmp(from, "false", 5) != 0)
                 refuse(r, "prefetch_pipeline, wanted: true or false");
-        } else refuse(r, "cache_params have a key that is none of algorithm, load_factor, reserved_memory, ways, precision, "
-                              "prefetch_pipeline");
+        } else
+            refuse(r,
+                   "cache_params have a key that is none of algorithm, load_factor, reserved_memory, ways, precision, "
+                   "prefetch_pipeline");
     }
 }
 
@@ -162,11 +169,15 @@ static void check_entry(reader *r, const entry *e, bool typed, bool with_cache)
     if (!typed) refuse(r, "sharding_type is missing");
     if (with_cache && !e->cached) refuse(r, "cache_params, allowed with compute_kernel fused_uvm_caching");
     if (e->hosts && e->ranks) refuse(r, "hosts and ranks; give one of them");
-    const int32_t facts = peri_sharding_type_facts(e->type), both = PERI_SHARDING_CUTS_ROWS | PERI_SHARDING_CUTS_COLUMNS;
-    if (e->hosts && typed && !(facts & PERI_SHARDING_IN_NODE)) refuse(r, "hosts, allowed with sharding types that keep within nodes");
+    const int32_t facts = peri_sharding_type_facts(e->type),
+                  both = PERI_SHARDING_CUTS_ROWS | PERI_SHARDING_CUTS_COLUMNS;
+    if (e->hosts && typed && !(facts & PERI_SHARDING_IN_NODE))
+        refuse(r, "hosts, allowed with sharding types that keep within nodes");
     if (e->n_hosts > 1 && (facts & both) != both) refuse(r, "several hosts, allowed with grid_shard; else 1");
-    if (e->cached && (facts & PERI_SHARDING_REPLICA)) refuse(r, "replicas are in memory; allowed compute_kernel: dense, fused, fused_uvm");
-    snprintf(wrong, sizeof wrong, "%lld sizes for %lld ranks; give one size for each rank", (long long)e->n_sizes, (long long)e->n_ranks);
+    if (e->cached && (facts & PERI_SHARDING_REPLICA))
+        refuse(r, "replicas are in memory; allowed compute_kernel: dense, fused, fused_uvm");
+    snprintf(wrong, sizeof wrong, "%lld sizes for %lld ranks; give one size for each rank", (long long)e->n_sizes,
+             (long long)e->n_ranks);
     if (e->sizes && e->n_sizes != e->n_ranks) refuse(r, wrong);
 }
 
@@ -203,8 +214,10 @@ static void read_entry(reader *r)
         else if (!strcmp(key, "cache_params")) read_cache(r, &e), with_cache = true;
         else {
             char wrong[NAME + 120];
-            snprintf(wrong, sizeof wrong,
-                     "no key '%.80s'; allowed, each once: sharding_type, compute_kernel, ranks, sizes, hosts, cache_params", key);
+            snprintf(
+                wrong, sizeof wrong,
+                "no key '%.80s'; allowed, each once: sharding_type, compute_kernel, ranks, sizes, hosts, cache_params",
+                key);
             refuse(r, wrong);
         }
     }
@@ -212,7 +225,7 @@ static void read_entry(reader *r)
     add(r, e);
 }
 
-/* -- plans ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- plans --------------------------------------------------------------------------------------------------------- */
 
 void peri_plan_release(peri_plan *plan)
 {
@@ -242,8 +255,9 @@ static peri_status sorted(peri_plan *p)
     if (p->n) qsort(p->entries, (size_t)p->n, sizeof *p->entries, by_names);
     for (int64_t i = 1; i < p->n; i++)
         if (by_names(&p->entries[i - 1], &p->entries[i]) == 0)
-            return peri__fail(PERI_EINVAL, "plan '%.120s': module '%.80s'%s%.80s%s comes twice", p->name, p->entries[i].module,
-                              p->entries[i].head ? "" : ", table '", p->entries[i].table, p->entries[i].head ? "" : "'");
+            return peri__fail(PERI_EINVAL, "plan '%.120s': module '%.80s'%s%.80s%s comes twice", p->name,
+                              p->entries[i].module, p->entries[i].head ? "" : ", table '", p->entries[i].table,
+                              p->entries[i].head ? "" : "'");
     return PERI_OK;
 }
 
@@ -280,7 +294,8 @@ peri_status peri_plan_parse(const char *name, const char *text, int64_t bytes, p
     for (peri__json_enter(&r->j, '{'); peri__json_key(&r->j, key, sizeof key);) {
         if (!strcmp(key, "perilune_plan")) {
             version = true;
-            if (peri__json_integer(&r->j) != 1) peri__json_fail(&r->j, "perilune_plan, the version of the format, is not 1");
+            if (peri__json_integer(&r->j) != 1)
+                peri__json_fail(&r->j, "perilune_plan, the version of the format, is not 1");
         } else if (!strcmp(key, "modules") && !modules) modules = true, read_modules(r);
         else peri__json_fail(&r->j, "a key that is neither perilune_plan nor modules, or comes twice");
     }
@@ -298,13 +313,15 @@ peri_status peri_plan_read(const char *path, peri_plan **out)
     PERI_NEED(path);
     PERI_NEED(out);
     FILE *file = fopen(path, "rb");
-    if (!file) return peri__fail(errno == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "plan '%.200s': %s", path, strerror(errno));
+    if (!file)
+        return peri__fail(errno == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "plan '%.200s': %s", path, strerror(errno));
     char *text = NULL;
     int64_t bytes = 0, room = 0;
     peri_status status = PERI_OK;
     for (size_t n = 1; n > 0 && status >= 0; bytes += (int64_t)n) {
-        status = bytes > MOST_BYTES ? peri__fail(PERI_EFORMAT, "plan '%.200s': more than %d MiB", path, MOST_BYTES >> 20)
-                                    : peri__grow((void **)&text, &room, bytes + 65536, 1);
+        status = bytes > MOST_BYTES
+                     ? peri__fail(PERI_EFORMAT, "plan '%.200s': more than %d MiB", path, MOST_BYTES >> 20)
+                     : peri__grow((void **)&text, &room, bytes + 65536, 1);
         n = status < 0 ? 0 : fread(text + bytes, 1, 65536, file);
     }
     if (status >= 0 && ferror(file)) status = peri__fail(PERI_EIO, "plan '%.200s': %s", path, strerror(errno));
@@ -314,7 +331,7 @@ peri_status peri_plan_read(const char *path, peri_plan **out)
     return status;
 }
 
-/* -- tables --------------------------------------------------------------------------------------------------------------------------- */
+/* -- tables -------------------------------------------------------------------------------------------------------- */
 
 static entry *find(peri_plan *plan, const char *module, const char *table)
 {
@@ -349,7 +366,8 @@ static peri_status ranks_of_hosts(const entry *e, const peri_group *group, int32
         const int32_t node = node_of(group, e->hosts[h]);
         if (node < 0) {
             peri__free(list);
-            return peri__fail(PERI_EINVAL, "table '%.200s': there is no host %d among those of the group", e->table, e->hosts[h]);
+            return peri__fail(PERI_EINVAL, "table '%.200s': there is no host %d among those of the group", e->table,
+                              e->hosts[h]);
         }
         for (int32_t r = 0; r < world; r++)
             if (peri_group_node(group, r) == node) list[(*n)++] = r;
@@ -359,15 +377,23 @@ static peri_status ranks_of_hosts(const entry *e, const peri_group *group, int32
 }
 
 /** An error unless @e can cut @t over the ranks of @group. *host_ranks, n: as ranks_of_hosts, where it names hosts. */
-static peri_status check_table(const entry *e, const peri_sharded_table *t, const peri_group *group, int32_t **host_ranks, int32_t *n)
+static peri_status check_table(const entry *e, const peri_sharded_table *t, const peri_group *group,
+                               int32_t **host_ranks, int32_t *n)
 {
     const int32_t world = peri_group_size(group);
     int32_t *nodes = peri__alloc(sizeof *nodes * (size_t)world), shards;
     if (!nodes) return PERI_ENOMEM;
     for (int32_t r = 0; r < world; r++) nodes[r] = peri_group_node(group, r);
     peri_status status = e->hosts ? ranks_of_hosts(e, group, host_ranks, n) : PERI_OK;
-    const peri_sharding s = {.size = sizeof s, .type = e->type, .world_size = world, .nodes = nodes, .table = e->table, .rows = t->rows,
-                             .cols = t->cols, .ranks = e->hosts ? *host_ranks : e->ranks, .n_ranks = e->hosts ? *n : (int32_t)e->n_ranks,
+    const peri_sharding s = {.size = sizeof s,
+                             .type = e->type,
+                             .world_size = world,
+                             .nodes = nodes,
+                             .table = e->table,
+                             .rows = t->rows,
+                             .cols = t->cols,
+                             .ranks = e->hosts ? *host_ranks : e->ranks,
+                             .n_ranks = e->hosts ? *n : (int32_t)e->n_ranks,
                              .sizes = e->sizes};
     if (status >= 0) status = peri_sharding_shards(&s, NULL, 0, &shards);
     peri__free(nodes);
@@ -378,9 +404,10 @@ static peri_status missing(const peri_plan *plan, const char *module, const char
 {
     for (int64_t i = 0; i < plan->n; i++)
         if (!strcmp(plan->entries[i].module, module))
-            return peri__fail(PERI_EINVAL, "plan '%.120s': module '%.100s' has no table '%.100s'", plan->name, module, table);
-    return peri__fail(PERI_EINVAL, "plan '%.120s' has no module '%.100s'; the first one is '%.100s'", plan->name, module,
-                      plan->n ? plan->entries[0].module : "");
+            return peri__fail(PERI_EINVAL, "plan '%.120s': module '%.100s' has no table '%.100s'", plan->name, module,
+                              table);
+    return peri__fail(PERI_EINVAL, "plan '%.120s' has no module '%.100s'; the first one is '%.100s'", plan->name,
+                      module, plan->n ? plan->entries[0].module : "");
 }
 
 /** An error if the plan has a table of the module that is none of @tables. */
@@ -391,7 +418,8 @@ static peri_status check_all(const peri_plan *plan, const char *module, const pe
         for (int32_t t = 0; t < n && !there; t++)
             there = strcmp(((const peri_sharded_table *)peri__struct_at(tables, t))->name, plan->entries[i].table) == 0;
         if (!there)
-            return peri__fail(PERI_EINVAL, "plan '%.120s': module '%.100s' has a table '%.100s', which is not among those given",
+            return peri__fail(PERI_EINVAL,
+                              "plan '%.120s': module '%.100s' has a table '%.100s', which is not among those given",
                               plan->name, module, plan->entries[i].table);
     }
     return PERI_OK;
@@ -410,14 +438,16 @@ static void put_in(entry *e, peri_sharded_table *t, int32_t *host_ranks, int32_t
     t->sizes = e->sizes;
 }
 
-peri_status peri_plan_apply(peri_plan *plan, const char *module, const peri_group *group, peri_sharded_table *tables, int32_t n)
+peri_status peri_plan_apply(peri_plan *plan, const char *module, const peri_group *group, peri_sharded_table *tables,
+                            int32_t n)
 {
     PERI_NEED(plan);
     PERI_NEED(module);
     PERI_NEED(group);
     PERI_NEED(tables);
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_plan_apply: %d tables, allowed: 1 and more", n);
-    int32_t **host_ranks = peri__alloc_zero(sizeof *host_ranks * (size_t)n), *counts = peri__alloc_zero(sizeof *counts * (size_t)n);
+    int32_t **host_ranks = peri__alloc_zero(sizeof *host_ranks * (size_t)n),
+            *counts = peri__alloc_zero(sizeof *counts * (size_t)n);
     peri_status status = host_ranks && counts ? PERI_OK : PERI_ENOMEM;
     for (int32_t i = 0; i < n && status >= 0; i++) {
         peri_sharded_table t;

@@ -2,12 +2,13 @@
  *
  * pooled.c: the stages of a sharded EmbeddingBagCollection, whose owners return one pooled row for each bag.
  *
- * A bag of mean pooling may be cut between owners, of whom each sees some of its ids only. So its home sends the factor of its mean with
- * it, and owners pool sums of rows times that factor.
+ * A bag of mean pooling may be cut between owners, of whom each sees some of its ids only. So its home sends the factor
+ * of its mean with it, and owners pool sums of rows times that factor.
  *
- * In exact mode rows of bags that may be cut come home one by one (peri__rule.to_homes) and are pooled here, as an unsharded lookup would;
- * the gradient that goes back is that of the bag all the same. Where the ids' weights want a gradient all rows come so, and it is made here
- * too: a sum over columns and tables has one order only if one rank makes it.
+ * In exact mode rows of bags that may be cut come home one by one (peri__rule.to_homes) and are pooled here, as an
+ * unsharded lookup would; the gradient that goes back is that of the bag all the same. Where the ids' weights want a
+ * gradient all rows come so, and it is made here too: a sum over columns and tables has one order only if one rank
+ * makes it.
  */
 #include "rows.h"
 #include "../../kernels/route.h"
@@ -18,8 +19,10 @@ static peri_status mean_factors(const peri__routing *r, peri_tensor *out)
 {
     const peri__router *o = r->router;
     const peri__outbound *h = r->outbound;
-    peri_k_route_mean_args args = {.scale = peri__data(out), .offsets = peri__data(r->offsets_in),
-                                   .partitions = peri__upload_at(&h->up, h->partitions), .wire_bag = peri__upload_at(&h->up, h->wire_bag),
+    peri_k_route_mean_args args = {.scale = peri__data(out),
+                                   .offsets = peri__data(r->offsets_in),
+                                   .partitions = peri__upload_at(&h->up, h->partitions),
+                                   .wire_bag = peri__upload_at(&h->up, h->wire_bag),
                                    .n_partitions = o->routes->n_partitions};
     return PERI_LAUNCH(o->device, route_mean, &args, h->bags, 1 << 13);
 }
@@ -45,7 +48,8 @@ static void add_output(const peri__laying *x, int32_t i, int32_t first, int32_t 
     for (int32_t p = first; p < first + n; p++) peri__home_piece(x, p, n == 1);
 }
 
-/** Output @i, whose rows are of ids; of a copy: piece @copy. With a variable batch the gradient of its bags gets a place of its own. */
+/** Output @i, whose rows are of ids; of a copy: piece @copy. With a variable batch the gradient of its bags gets a
+ *  place of its own. */
 static void add_pool(const peri__laying *x, int32_t i, int32_t copy)
 {
     const peri__routes *r = x->routes;
@@ -56,13 +60,24 @@ static void add_pool(const peri__laying *x, int32_t i, int32_t copy)
     int64_t from = 0;
     for (int32_t b = i; b > 0 && r->outputs[b - 1].table == o->table && r->outputs[b - 1].feature == o->feature; b--)
         from += r->outputs[b - 1].cols;
-    peri_k_pool k = {.rows = peri__home_rows(x, o, copy, false), .first_bag = h->feature_first[o->feature],
-                     .bags = h->feature_rows[o->feature], .inverse = a->inverse ? a->inverse[o->feature] : -1, .from = from,
-                     .grad = o->column, .grad_stride = r->out_cols, .mean = a->mean[o->table], .last = last};
+    peri_k_pool k = {.rows = peri__home_rows(x, o, copy, false),
+                     .first_bag = h->feature_first[o->feature],
+                     .bags = h->feature_rows[o->feature],
+                     .inverse = a->inverse ? a->inverse[o->feature] : -1,
+                     .from = from,
+                     .grad = o->column,
+                     .grad_stride = r->out_cols,
+                     .mean = a->mean[o->table],
+                     .last = last};
     k.rows.column = o->column;
     if (a->inverse) {
-        peri_k_output bag = {.column = o->column, .cols = o->cols, .first_piece = h->n_pools, .n_pieces = 1, .inverse = k.inverse,
-                             .divisor = 1, .sent_divisor = 1};
+        peri_k_output bag = {.column = o->column,
+                             .cols = o->cols,
+                             .first_piece = h->n_pools,
+                             .n_pieces = 1,
+                             .inverse = k.inverse,
+                             .divisor = 1,
+                             .sent_divisor = 1};
         peri_k_piece piece = {.own = true, .offset = h->bag_out};
         k.grad = h->bag_out;
         k.grad_stride = o->cols;
@@ -99,8 +114,9 @@ static peri_status lay_out(const peri__laying *x)
     for (int32_t i = 0; i < r->n_outputs; i++) {
         const peri__output *o = &r->outputs[i];
         const peri__piece *piece = &r->pieces[o->first_piece];
-        const peri__partition *p = piece->rank < 0 ? &r->partitions[r->replicas[piece->lookup].partition]
-                                                   : &r->partitions[r->strands[r->lookups[piece->lookup].strand].partition];
+        const peri__partition *p = piece->rank < 0
+                                       ? &r->partitions[r->replicas[piece->lookup].partition]
+                                       : &r->partitions[r->strands[r->lookups[piece->lookup].strand].partition];
         const bool own = h->rule.to_homes && p->copied; /* of copies, that of this rank */
         h->most_bags = peri__max(h->most_bags, h->feature_rows[o->feature]);
         if (peri__rows_by_id(h->rule, p)) add_pool(x, i, own ? h->rank : -1);
@@ -115,14 +131,20 @@ static peri_k_route_pool_args pool_args(const peri__rows *rows)
     const peri__home *h = rows->layout->home;
     const peri__given *given = rows->given;
     const peri__outbound *o = h->outbound;
-    return (peri_k_route_pool_args){
-        .rows = {.stride = rows->e->cols, .received = peri__data(rows->away), .own = peri__data(rows->own), .ids = peri__data(given->ids),
-                 .places = given->places ? peri__data(given->places) : NULL, .partitions = peri__upload_at(&o->up, o->partitions),
-                 .bounds = peri__upload_at(&o->up, o->bounds), .pieces = peri__upload_at(&h->up, h->pieces),
-                 .ids_i32 = given->ids->dtype == PERI_I32},
-        .pools = peri__upload_at(&h->up, h->pools), .offsets = peri__data(given->offsets),
-        .inverse = given->inverse ? peri__data(given->inverse) : NULL, .weights = given->weights ? peri__data(given->weights) : NULL,
-        .n_pools = h->n_pools};
+    return (peri_k_route_pool_args){.rows = {.stride = rows->e->cols,
+                                             .received = peri__data(rows->away),
+                                             .own = peri__data(rows->own),
+                                             .ids = peri__data(given->ids),
+                                             .places = given->places ? peri__data(given->places) : NULL,
+                                             .partitions = peri__upload_at(&o->up, o->partitions),
+                                             .bounds = peri__upload_at(&o->up, o->bounds),
+                                             .pieces = peri__upload_at(&h->up, h->pieces),
+                                             .ids_i32 = given->ids->dtype == PERI_I32},
+                                    .pools = peri__upload_at(&h->up, h->pools),
+                                    .offsets = peri__data(given->offsets),
+                                    .inverse = given->inverse ? peri__data(given->inverse) : NULL,
+                                    .weights = given->weights ? peri__data(given->weights) : NULL,
+                                    .n_pools = h->n_pools};
 }
 
 /** Whether @n numbers are written past the caches, which the ranks of a node share. */
@@ -155,7 +177,8 @@ static peri_status list(const peri__rows *rows, peri__left *left)
     left->bags = peri__upload_add(&left->up, (int64_t)sizeof(int64_t) * most);
     PERI_TRY(peri__upload_open(&left->up, rows->e->device));
     for (int32_t o = 0; o < h->n_outputs; o++)
-        add_left(rows, (const peri_k_output *)(h->up.host + h->outputs) + o, h->feature_rows[h->output_feature[o]], left);
+        add_left(rows, (const peri_k_output *)(h->up.host + h->outputs) + o, h->feature_rows[h->output_feature[o]],
+                 left);
     return peri__upload_send(&left->up);
 }
 
@@ -168,9 +191,14 @@ static peri_status combine(const peri__rows *rows)
     const peri__left *left;
     PERI_TRY(peri__rows_left(rows, &left));
     const int32_t n = left ? left->n : h->n_outputs;
-    peri_k_route_combine_args args = {.out = out, .stride = e->cols, .received = peri__data(rows->away), .own = peri__data(rows->own),
-                                      .outputs = peri__upload_at(left ? &left->up : &h->up, left ? left->outputs : h->outputs),
-                                      .pieces = peri__upload_at(&h->up, h->pieces), .n_outputs = n,
+    peri_k_route_combine_args args = {.out = out,
+                                      .stride = e->cols,
+                                      .received = peri__data(rows->away),
+                                      .own = peri__data(rows->own),
+                                      .outputs =
+                                          peri__upload_at(left ? &left->up : &h->up, left ? left->outputs : h->outputs),
+                                      .pieces = peri__upload_at(&h->up, h->pieces),
+                                      .n_outputs = n,
                                       .inverse = given->inverse ? peri__data(given->inverse) : NULL,
                                       .past = past_caches(e, h->rows * e->cols)};
     if (n) PERI_TRY(PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64));
@@ -197,9 +225,14 @@ static peri_status spread(const peri__rows *rows)
     PERI_TRY(peri__rows_left(rows, &left));
     const peri__upload *up = left ? &left->up : &h->up;
     const int32_t n = left ? left->n : h->n_outputs;
-    peri_k_route_spread_args args = {.grad = peri__data(rows->ends[0]), .stride = e->cols, .rows = h->rows, .sent = peri__data(rows->away),
-                                     .own = peri__data(rows->own), .outputs = peri__upload_at(up, left ? left->outputs : h->outputs),
-                                     .pieces = peri__upload_at(&h->up, h->pieces), .n_outputs = n,
+    peri_k_route_spread_args args = {.grad = peri__data(rows->ends[0]),
+                                     .stride = e->cols,
+                                     .rows = h->rows,
+                                     .sent = peri__data(rows->away),
+                                     .own = peri__data(rows->own),
+                                     .outputs = peri__upload_at(up, left ? left->outputs : h->outputs),
+                                     .pieces = peri__upload_at(&h->up, h->pieces),
+                                     .n_outputs = n,
                                      .bags = peri__upload_at(up, left ? left->bags : h->output_bags),
                                      .inverse = inverse ? peri__data(inverse) : NULL,
                                      .past = past_caches(e, h->received_out)};
@@ -212,10 +245,15 @@ static peri_status bag_gradients(const peri__rows *rows, peri_tensor *grad, peri
     const peri_sharded *e = rows->e;
     const peri__home *h = rows->layout->home;
     PERI_TRY(peri_tensor_new(e->device, PERI_F32, 1, &h->bag_out, out));
-    peri_k_route_spread_args args = {.grad = peri__data(grad), .stride = e->cols, .rows = h->rows, .own = peri__data(*out),
+    peri_k_route_spread_args args = {.grad = peri__data(grad),
+                                     .stride = e->cols,
+                                     .rows = h->rows,
+                                     .own = peri__data(*out),
                                      .outputs = peri__upload_at(&h->up, h->bag_outputs),
-                                     .pieces = peri__upload_at(&h->up, h->bag_pieces), .bags = peri__upload_at(&h->up, h->bag_numbers),
-                                     .inverse = peri__data(rows->given->inverse), .n_outputs = h->n_pools};
+                                     .pieces = peri__upload_at(&h->up, h->bag_pieces),
+                                     .bags = peri__upload_at(&h->up, h->bag_numbers),
+                                     .inverse = peri__data(rows->given->inverse),
+                                     .n_outputs = h->n_pools};
     peri_status status = PERI_LAUNCH(e->device, route_spread, &args, h->most_bags, spread_grain(h));
     if (status < 0) peri_tensor_release(*out);
     return status;
@@ -240,5 +278,9 @@ peri_status peri__pooled_weights(const peri__rows *rows, peri_tensor *grad, peri
     return status;
 }
 
-const peri__kind peri__pooled = {.name = "EmbeddingBagCollection", .lay_out = lay_out, .list = list, .by_bag = mean_factors,
-                                 .combine = combine, .spread = spread};
+const peri__kind peri__pooled = {.name = "EmbeddingBagCollection",
+                                 .lay_out = lay_out,
+                                 .list = list,
+                                 .by_bag = mean_factors,
+                                 .combine = combine,
+                                 .spread = spread};

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * repeats.c: rows that are in place (rows.h) in a variable batch, where several samples may have the same bag. Its row is written where the
- * first of them wants it, and copied to the others; its gradient is read there if no other has it, and else a sum that is made beside. So
- * only what repeats is moved twice: through the buffers it would be everything.
+ * repeats.c: rows that are in place (rows.h) in a variable batch, where several samples may have the same bag. Its row
+ * is written where the first of them wants it, and copied to the others; its gradient is read there if no other has it,
+ * and else a sum that is made beside. So only what repeats is moved twice: through the buffers it would be everything.
  *
- * Sums stand in rows as wide as the gradient's, so that one number says where a bag's gradient is: a row of the one or of the other.
+ * Sums stand in rows as wide as the gradient's, so that one number says where a bag's gradient is: a row of the one or
+ * of the other.
  */
 #include "rows.h"
 #include "../../kernels/route.h"
@@ -27,7 +28,8 @@ struct peri__repeats {
     int64_t n_bags;  /* of the input */
     const int64_t *inverse;
     peri_tensor *summed; /* room for the sums; NULL: there are none */
-    int64_t past;        /* one past the last row that a bag's gradient may have, once there are sums; 0: they lie too far away */
+    int64_t past;        /* one past the last row that a bag's gradient may have, once there are sums; 0: they lie too
+                            far away */
     const peri__rows *rows; /* whose rows are copied */
     float *data;         /* of the result, or of its gradient */
     float *sum;          /* a row of zeros, then the sums */
@@ -94,7 +96,8 @@ static peri_status make_room(peri__repeats *r)
     return PERI_OK;
 }
 
-peri_status peri__repeats_new(const peri_sharded *e, const peri__home *h, const peri_tensor *inverse, peri__repeats **out)
+peri_status peri__repeats_new(const peri_sharded *e, const peri__home *h, const peri_tensor *inverse,
+                              peri__repeats **out)
 {
     if (h->rows >= INT32_MAX || h->most_bags >= INT32_MAX) return PERI_OK;
     peri__repeats *r = peri__alloc_zero(sizeof *r);
@@ -119,7 +122,7 @@ void peri__repeats_free(peri__repeats *r)
     peri__free(r);
 }
 
-/* -- rows ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- rows ---------------------------------------------------------------------------------------------------------- */
 
 /** peri_range_fn: rows of outputs [from, to) to all samples that repeat. */
 static void copy(void *ctx, int64_t from, int64_t to)
@@ -146,7 +149,7 @@ void peri__repeats_copy(peri__repeats *r, const peri__rows *rows)
     peri__parallel_for(r->h->n_outputs, 1, copy, r);
 }
 
-/* -- gradients ----------------------------------------------------------------------------------------------------------------------- */
+/* -- gradients ----------------------------------------------------------------------------------------------------- */
 
 static void add_rows(float *restrict to, const float *restrict from, const float *restrict more, int64_t n)
 {

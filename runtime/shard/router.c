@@ -4,12 +4,13 @@
  *
  *   SYNC      the input's lengths and offsets are known to be well formed
  *   COUNT     a kernel counted ids by strand and checked their range; the counts came to the host
- *   ANNOUNCE  every rank learns what every other sends it, and that they run the same; the ids are being packed meanwhile. Batches of
+ *   ANNOUNCE  every rank learns what every other sends it, and that they run the same; the ids are being packed
+ *   meanwhile. Batches of
  *             several modules that set out together are announced in one message, once the ids of all are counted
  *   PAYLOAD   lengths, ids, weights and the module's numbers of bags, one all-to-all each
  *
- * The numbers of all exchanges are taken when it sets out, so others may be posted in between. A failure of this rank (a bad id, a
- * malformed input) is the caller's to tell the others, who wait for this one and could not go on.
+ * The numbers of all exchanges are taken when it sets out, so others may be posted in between. A failure of this rank
+ * (a bad id, a malformed input) is the caller's to tell the others, who wait for this one and could not go on.
  */
 #include "router.h"
 #include "../../kernels/route.h"
@@ -19,7 +20,7 @@
 
 enum { SYNC, COUNT, ANNOUNCE, PAYLOAD, DONE };
 
-/* -- finding what is wrong ---------------------------------------------------------------------------------------------------------- */
+/* -- finding what is wrong ----------------------------------------------------------------------------------------- */
 
 static peri_status report_bad_id(const peri__routing *r, const peri_k_route_report *report)
 {
@@ -29,17 +30,20 @@ static peri_status report_bad_id(const peri__routing *r, const peri_k_route_repo
         const peri__partition *p = &o->routes->partitions[i];
         int64_t bags = r->outbound->feature_bags[p->feature];
         if (index < bags && p->raw)
-            return peri__fail(PERI_ERANGE,
-                              "%s: table '%s', feature '%s', sample %lld: raw id %lld at position %lld of the bag, allowed: 0..%lld "
-                              "(spread by range); rank %d",
-                              o->function, o->table_names[p->table], o->feature_names[p->feature], (long long)index, (long long)report->id,
-                              (long long)report->position, (long long)(p->rows * p->bucket_ids) - 1, o->group->rank);
+            return peri__fail(
+                PERI_ERANGE,
+                "%s: table '%s', feature '%s', sample %lld: raw id %lld at position %lld of the bag, allowed: 0..%lld "
+                "(spread by range); rank %d",
+                o->function, o->table_names[p->table], o->feature_names[p->feature], (long long)index,
+                (long long)report->id, (long long)report->position, (long long)(p->rows * p->bucket_ids) - 1,
+                o->group->rank);
         if (index < bags)
-            return peri__fail(PERI_ERANGE,
-                              "%s: table '%s', feature '%s', sample %lld: id %lld at position %lld of the bag, allowed: 0..%lld (-1: "
-                              "skipped); rank %d",
-                              o->function, o->table_names[p->table], o->feature_names[p->feature], (long long)index, (long long)report->id,
-                              (long long)report->position, (long long)p->rows - 1, o->group->rank);
+            return peri__fail(
+                PERI_ERANGE,
+                "%s: table '%s', feature '%s', sample %lld: id %lld at position %lld of the bag, allowed: 0..%lld (-1: "
+                "skipped); rank %d",
+                o->function, o->table_names[p->table], o->feature_names[p->feature], (long long)index,
+                (long long)report->id, (long long)report->position, (long long)p->rows - 1, o->group->rank);
         index -= bags;
     }
     return peri__fail(PERI_EINTERNAL, "%s: a report about no bag", o->function);
@@ -47,7 +51,8 @@ static peri_status report_bad_id(const peri__routing *r, const peri_k_route_repo
 
 static peri_status judge(peri__routing *r)
 {
-    const peri_k_route_report *reports = (const peri_k_route_report *)(r->report->words + r->router->routes->n_strands + 1);
+    const peri_k_route_report *reports =
+        (const peri_k_route_report *)(r->report->words + r->router->routes->n_strands + 1);
     int64_t blocks = peri__ceil_div(r->outbound->bags, PERI_ROUTE_BLOCK);
     for (int32_t mode = PERI_BOUNDS_FATAL; mode < PERI_BOUNDS_NONE; mode++) {
         const peri_k_route_report *first = NULL;
@@ -61,7 +66,8 @@ static peri_status judge(peri__routing *r)
         if (!bad || mode == PERI_BOUNDS_IGNORE) continue;
         peri_status status = report_bad_id(r, first);
         if (mode == PERI_BOUNDS_FATAL) return status;
-        peri__log(PERI_LOG_WARN, "%s (%lld ids of this batch are out of range and skipped)", peri_error_message(), (long long)bad);
+        peri__log(PERI_LOG_WARN, "%s (%lld ids of this batch are out of range and skipped)", peri_error_message(),
+                  (long long)bad);
         peri_error_clear();
     }
     return PERI_OK;
@@ -69,7 +75,7 @@ static peri_status judge(peri__routing *r)
 
 _Static_assert((int)PERI_ROUTE_REPORTS == (int)PERI_BOUNDS_NONE && (int)PERI_BOUNDS_FATAL == 0, "modes that report");
 
-/* -- kernels ---------------------------------------------------------------------------------------------------------------------- */
+/* -- kernels ------------------------------------------------------------------------------------------------------- */
 
 static peri_status new_1d(peri_device *device, int32_t dtype, int64_t n, peri_tensor **out)
 {
@@ -90,14 +96,20 @@ static peri_status count(peri__routing *r)
     PERI_TRY_GOTO(new_1d(o->device, PERI_I32, h->wire_bags, &r->send[PERI__LENGTHS]), out);
     PERI_TRY_GOTO(new_1d(o->device, PERI_I64, h->wire_bags + 1, &r->cursor), out);
     int64_t *totals = peri__data(findings);
-    peri_k_route_count_args args = {.ids = peri__data(r->values), .offsets = peri__data(r->offsets_in),
-                                    .partitions = peri__upload_at(&h->up, h->partitions), .bounds = peri__upload_at(&h->up, h->bounds),
-                                    .wire_bag = peri__upload_at(&h->up, h->wire_bag), .lengths = peri__data(r->send[PERI__LENGTHS]),
-                                    .reports = (peri_k_route_report *)(totals + places), .bags = h->bags,
-                                    .n_partitions = o->routes->n_partitions, .ids_i32 = r->values->dtype == PERI_I32};
+    peri_k_route_count_args args = {.ids = peri__data(r->values),
+                                    .offsets = peri__data(r->offsets_in),
+                                    .partitions = peri__upload_at(&h->up, h->partitions),
+                                    .bounds = peri__upload_at(&h->up, h->bounds),
+                                    .wire_bag = peri__upload_at(&h->up, h->wire_bag),
+                                    .lengths = peri__data(r->send[PERI__LENGTHS]),
+                                    .reports = (peri_k_route_report *)(totals + places),
+                                    .bags = h->bags,
+                                    .n_partitions = o->routes->n_partitions,
+                                    .ids_i32 = r->values->dtype == PERI_I32};
     PERI_TRY_GOTO(PERI_LAUNCH(o->device, route_count, &args, blocks, 1), out);
     PERI_TRY_GOTO(peri__complete_sum(r->send[PERI__LENGTHS], -1, r->cursor), out);
-    peri_k_route_totals_args gather = {.totals = totals, .positions = peri__data(r->cursor), .at = peri__upload_at(&h->up, h->at)};
+    peri_k_route_totals_args gather = {
+        .totals = totals, .positions = peri__data(r->cursor), .at = peri__upload_at(&h->up, h->at)};
     PERI_TRY_GOTO(PERI_LAUNCH(o->device, route_totals, &gather, places, 1 << 12), out);
     PERI_TRY_GOTO(peri__report_take(o->device, words, &r->report), out);
     status = peri__report_post(r->report, totals, words);
@@ -138,14 +150,21 @@ static peri_status pack(peri__routing *r)
     if (r->weights) PERI_TRY_GOTO(new_1d(o->device, PERI_F32, n, &r->send[PERI__WEIGHTS]), out);
     if (r->args.keep_origins && peri__numel(r->values) <= INT32_MAX)
         PERI_TRY_GOTO(new_1d(o->device, PERI_I32, n, &r->origins), out);
-    peri_k_route_pack_args args = {.ids = peri__data(r->values), .weights = r->weights ? peri__data(r->weights) : NULL,
-                                   .offsets = peri__data(r->offsets_in), .partitions = peri__upload_at(&h->up, h->partitions),
-                                   .bounds = peri__upload_at(&h->up, h->bounds), .wire_bag = peri__upload_at(&h->up, h->wire_bag),
-                                   .cursor = peri__data(r->cursor), .out = peri__data(r->send[PERI__IDS]),
+    peri_k_route_pack_args args = {.ids = peri__data(r->values),
+                                   .weights = r->weights ? peri__data(r->weights) : NULL,
+                                   .offsets = peri__data(r->offsets_in),
+                                   .partitions = peri__upload_at(&h->up, h->partitions),
+                                   .bounds = peri__upload_at(&h->up, h->bounds),
+                                   .wire_bag = peri__upload_at(&h->up, h->wire_bag),
+                                   .cursor = peri__data(r->cursor),
+                                   .out = peri__data(r->send[PERI__IDS]),
                                    .out_weights = r->weights ? peri__data(r->send[PERI__WEIGHTS]) : NULL,
-                                   .places = r->places ? peri__data(r->places) : NULL, .place_first = first ? peri__data(first) : NULL,
+                                   .places = r->places ? peri__data(r->places) : NULL,
+                                   .place_first = first ? peri__data(first) : NULL,
                                    .origins = r->origins ? peri__data(r->origins) : NULL,
-                                   .bags = h->bags, .n_partitions = o->routes->n_partitions, .ids_i32 = r->values->dtype == PERI_I32,
+                                   .bags = h->bags,
+                                   .n_partitions = o->routes->n_partitions,
+                                   .ids_i32 = r->values->dtype == PERI_I32,
                                    .out_i32 = o->wire_i32};
     PERI_TRY_GOTO(PERI_LAUNCH(o->device, route_pack, &args, h->bags, 512), out);
     if (r->args.keep_lengths) {
@@ -164,7 +183,7 @@ out:
     return status;
 }
 
-/* -- announcements ---------------------------------------------------------------------------------------------------------------- */
+/* -- announcements ------------------------------------------------------------------------------------------------- */
 
 /** Words of a strand, behind those of the module. */
 enum { STRAND_BAGS, STRAND_IDS, STRAND_WORDS };
@@ -216,8 +235,8 @@ static peri_status take_counts(peri__routing *r, int32_t s, const int64_t *at)
     for (int64_t i = 0; i < mine; i++, at += STRAND_WORDS) {
         const int64_t bags = at[STRAND_BAGS], ids = at[STRAND_IDS];
         if (bags < 0 || ids < 0 || bags > most - r->source_bags[s] || ids > most - r->source_ids[s])
-            return peri__fail(PERI_EFORMAT, "%s: rank %d announced %lld bags with %lld ids", o->function, s, (long long)bags,
-                              (long long)ids);
+            return peri__fail(PERI_EFORMAT, "%s: rank %d announced %lld bags with %lld ids", o->function, s,
+                              (long long)bags, (long long)ids);
         r->counts[s * mine + i] = bags;
         r->ids[s * mine + i] = ids;
         r->source_bags[s] += bags;
@@ -243,7 +262,7 @@ static peri_status read_announcements(peri__routing *r)
     return PERI_OK;
 }
 
-/* -- payload ---------------------------------------------------------------------------------------------------------------------- */
+/* -- payload ------------------------------------------------------------------------------------------------------- */
 
 static peri_status post_payload(peri__routing *r)
 {
@@ -258,8 +277,11 @@ static peri_status post_payload(peri__routing *r)
     peri_status status = PERI_OK;
     for (int32_t k = 0; k < PERI__PAYLOADS && status >= 0; k++) {
         bool by_bag = k == PERI__LENGTHS || k == PERI__BY_BAG;
-        peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_IDS, .sequence = r->payload + (uint64_t)k,
-                                 .out = by_bag ? bags : ids, .in = by_bag ? r->source_bags : r->source_ids};
+        peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL,
+                                 .channel = PERI_CHANNEL_IDS,
+                                 .sequence = r->payload + (uint64_t)k,
+                                 .out = by_bag ? bags : ids,
+                                 .in = by_bag ? r->source_bags : r->source_ids};
         if (r->send[k]) status = peri__transfer_post(o->group, r->send[k], &a, &r->transfers[k]);
         else peri__group_skip(o->group, PERI_CHANNEL_IDS, a.sequence);
     }
@@ -295,7 +317,7 @@ static peri_status finish(peri__routing *r)
     return PERI_OK;
 }
 
-/* -- the state machine ------------------------------------------------------------------------------------------------------------- */
+/* -- the state machine --------------------------------------------------------------------------------------------- */
 
 /** Waiting for the own device is no standstill of the ranks. */
 static peri_status device_pending(const peri__routing *r, peri_status status)
@@ -364,7 +386,7 @@ void peri__routing_fini(peri__routing *r)
     *r = (peri__routing){0};
 }
 
-/* -- the start of a batch ---------------------------------------------------------------------------------------------------------- */
+/* -- the start of a batch ------------------------------------------------------------------------------------------ */
 
 /** The input's tensors as the kernels take them: contiguous, offsets i64. */
 static peri_status take_input(peri__routing *r)
@@ -373,8 +395,8 @@ static peri_status take_input(peri__routing *r)
     PERI_TRY(peri_kjt_values(r->args.kjt, &r->values));
     PERI_TRY(peri_kjt_weights(r->args.kjt, &r->weights));
     if (r->weights && (r->weights->dtype != PERI_F32 || r->weights->ndim != 1))
-        return peri__fail(PERI_EINVAL, "%s: the weights are %s of %d dimensions, allowed: f32, one for each id", r->router->function,
-                          peri_dtype_name(r->weights->dtype), r->weights->ndim);
+        return peri__fail(PERI_EINVAL, "%s: the weights are %s of %d dimensions, allowed: f32, one for each id",
+                          r->router->function, peri_dtype_name(r->weights->dtype), r->weights->ndim);
     PERI_TRY(peri_kjt_offsets(r->args.kjt, &offsets));
     peri_status status = peri_tensor_to(offsets, PERI_I64, NULL, &r->offsets_in);
     peri_tensor_release(offsets);
@@ -393,7 +415,7 @@ peri_status peri__routing_start(peri__routing *r, peri__router *o, const peri__r
     return status;
 }
 
-/* -- setting out ------------------------------------------------------------------------------------------------------------------- */
+/* -- setting out --------------------------------------------------------------------------------------------------- */
 
 /** The announcement of @n routings: @parts, and room for the counts of their words. */
 static peri_status announce_all(peri__routing *const *r, int32_t n, peri__announce_part *parts, int64_t *out)
@@ -405,7 +427,8 @@ static peri_status announce_all(peri__routing *const *r, int32_t n, peri__announ
         const int32_t mine = peri__strands_of(o->routes, g->rank);
         parts[i] = (peri__announce_part){.agreement = r[i]->args.agreement, .out = out,
                                          .in = PERI__ROUTING_WORDS + STRAND_WORDS * (int64_t)mine};
-        for (int32_t k = 0; k < g->size; k++) out[k] = PERI__ROUTING_WORDS + STRAND_WORDS * (int64_t)peri__strands_of(o->routes, k);
+        for (int32_t k = 0; k < g->size; k++)
+            out[k] = PERI__ROUTING_WORDS + STRAND_WORDS * (int64_t)peri__strands_of(o->routes, k);
         texts = texts || r[i]->args.agreement.bytes > 0;
         ahead = ahead || !o->begun; /* identities come before a first batch's words, whose number depends on the plan */
         o->begun = true;
@@ -413,7 +436,8 @@ static peri_status announce_all(peri__routing *const *r, int32_t n, peri__announ
     peri__announce_numbers numbers;
     PERI_TRY(peri__announce_reserve(g, ahead, texts, &numbers));
     peri__announce *a;
-    PERI_TRY(peri__announce_new(r[0]->router->function, g, parts, n, &numbers, (uint64_t)(n - 1), &a)); /* ranks must list as many */
+    /* ranks must list as many */
+    PERI_TRY(peri__announce_new(r[0]->router->function, g, parts, n, &numbers, (uint64_t)(n - 1), &a));
     for (int32_t i = 0; i < n; i++) {
         if (i) peri__announce_retain(a);
         r[i]->announce = a;
@@ -429,7 +453,8 @@ peri_status peri__routings_set_out(peri__routing *const *r, int32_t n)
     peri__announce_part *parts = peri__alloc(((sizeof *parts) + sizeof(int64_t) * (size_t)g->size) * (size_t)n);
     if (!parts) return PERI_ENOMEM;
     peri_status status = announce_all(r, n, parts, (int64_t *)(parts + n));
-    for (int32_t i = 0; i < n && status >= 0; i++) status = peri__group_reserve(g, PERI_CHANNEL_IDS, PERI__PAYLOADS, &r[i]->payload);
+    for (int32_t i = 0; i < n && status >= 0; i++)
+        status = peri__group_reserve(g, PERI_CHANNEL_IDS, PERI__PAYLOADS, &r[i]->payload);
     peri__free(parts);
     return status;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * router.h: ids from the ranks that have them (homes) to the ranks that own their rows (owners), for any module. The router knows routes
- * and a group; what becomes of the ids, and what else is announced and travels with them, is the module's.
+ * router.h: ids from the ranks that have them (homes) to the ranks that own their rows (owners), for any module. The
+ * router knows routes and a group; what becomes of the ids, and what else is announced and travels with them, is the
+ * module's.
  */
 #ifndef PERI_SHARD_ROUTER_H
 #define PERI_SHARD_ROUTER_H
@@ -10,12 +11,13 @@
 #include "../comm/transfer.h"
 #include "routes.h"
 
-/* -- small arrays for kernels ------------------------------------------------------------------------------------------------------- */
+/* -- small arrays for kernels -------------------------------------------------------------------------------------- */
 
-/** Several small arrays that the host writes and a device reads: each is given its place, then there is room for all, and once they are
- *  written they are sent. */
+/** Several small arrays that the host writes and a device reads: each is given its place, then there is room for all,
+ *  and once they are written they are sent. */
 typedef struct peri__upload {
-    char *host;          /* between open and send, or (keeps_host) to the end; where the host works in the device's memory, that itself */
+    char *host;          /* between open and send, or (keeps_host) to the end; where the host works in the device's
+                            memory, that itself */
     int64_t bytes;
     bool keeps_host;
     peri_tensor *device; /* u8 */
@@ -29,16 +31,22 @@ peri_status peri__upload_open(peri__upload *up, peri_device *device);
 peri_status peri__upload_send(peri__upload *up);
 void peri__upload_fini(peri__upload *up);
 /** The device address of an offset from peri__upload_add. */
-static inline void *peri__upload_at(const peri__upload *up, int64_t offset) { return (char *)peri__data(up->device) + offset; }
+static inline void *peri__upload_at(const peri__upload *up, int64_t offset)
+{
+    return (char *)peri__data(up->device) + offset;
+}
 
-/* -- the router of a module --------------------------------------------------------------------------------------------------------- */
+/* -- the router of a module ---------------------------------------------------------------------------------------- */
 
-/** Layouts that are kept for batches that are like one of the last: of what leaves, and of what a module makes of it. */
+/** Layouts that are kept for batches that are like one of the last: of what leaves, and of what a module makes of
+ *  it. */
 enum { PERI__KEPT = 8 };
-/** Put @x first in a list of PERI__KEPT; returns what falls off its end, or its own old place. @at: that place; -1: it is new. */
+/** Put @x first in a list of PERI__KEPT; returns what falls off its end, or its own old place. @at: that place; -1: it
+ *  is new. */
 void *peri__kept_first(void **list, void *x, int32_t at);
 
-/** How the ids of a batch lie before and on the wire: the compiled routes with the numbers of bags filled in, for kernels. */
+/** How the ids of a batch lie before and on the wire: the compiled routes with the numbers of bags filled in, for
+ *  kernels. */
 typedef struct peri__outbound {
     peri__refs refs;
     peri__upload up;
@@ -69,15 +77,16 @@ typedef struct peri__router {
 /** The fields that are borrowed are set; the rest is zero. */
 peri_status peri__router_init(peri__router *router);
 void peri__router_fini(peri__router *router);
-/** How the ids of @kjt leave: as those of one of the last batches, or new. Needs peri__router_find. @out: a new reference. */
+/** How the ids of @kjt leave: as those of one of the last batches, or new. Needs peri__router_find. @out: a new
+ *  reference. */
 peri_status peri__outbound_of(peri__router *router, const peri_kjt *kjt, peri__outbound **out);
 /** Position of each feature among @keys, in router->feature_key; PERI_EINVAL names one that is not there. */
 peri_status peri__router_find(peri__router *router, const peri_keys *keys);
 
-/* -- one batch ---------------------------------------------------------------------------------------------------------------------- */
+/* -- one batch ----------------------------------------------------------------------------------------------------- */
 
-/** What travels from homes to owners, one exchange each: lengths of bags; ids; the weight of each id; a number of the module's for each
- *  bag. */
+/** What travels from homes to owners, one exchange each: lengths of bags; ids; the weight of each id; a number of the
+ *  module's for each bag. */
 enum { PERI__LENGTHS, PERI__IDS, PERI__WEIGHTS, PERI__BY_BAG, PERI__PAYLOADS };
 
 /** Words that a module may announce to every rank. */
@@ -118,24 +127,29 @@ struct peri__routing {
     /* Known to both sides once `announced`: */
     bool announced;
     int64_t *rank_ids;       /* world_size + 1: ids on the wire before each rank */
-    int64_t *counts, *ids;   /* world_size x strands of this rank: bags, and ids, that each rank sends for each strand; behind rank_ids */
+    int64_t *counts, *ids;   /* world_size x strands of this rank: bags, and ids, that each rank sends for each strand;
+                                behind rank_ids */
     int64_t *source_bags, *source_ids; /* world_size: their sums by rank */
     /* At the end: */
     peri_tensor *received[PERI__PAYLOADS]; /* by source rank, strand, bag; no lengths, and NULL where there is none */
     peri_tensor *offsets;    /* i64: of the bags that were received */
-    peri_tensor *own_offsets; /* i64: of the bags of the input, for tables that are here whole; as offsets_in, but by_id */
-    /* Where each id went (keep_places, by_id): i64, partition after partition of the routes, the ids of its feature in their order; the
-     * place of the id among all that this rank sends, as rank_ids counts them; -1: it is -1 or out of range and travels nowhere. */
+    peri_tensor *own_offsets; /* i64: of the bags of the input, for tables that are here whole; as offsets_in, but
+                                 by_id */
+    /* Where each id went (keep_places, by_id): i64, partition after partition of the routes, the ids of its feature in
+     * their order; the place of the id among all that this rank sends, as rank_ids counts them; -1: it is -1 or out of
+     * range and travels nowhere. */
     peri_tensor *places;
-    int64_t *place_first;    /* n_partitions + 1: first entry of each partition; a partition that is not routed has none */
-    /* i32, for each id that this rank sends: its place among the ids of its feature; NULL: not kept, or beyond an i32. */
+    int64_t *place_first;    /* n_partitions + 1: first entry of each partition; a partition that is not routed has
+                                none */
+    /* i32, for each id that this rank sends: its place among the ids of its feature; NULL: not kept, or beyond an
+     * i32. */
     peri_tensor *origins;
 };
 
 /** Take the input. Its words may still be changed. On failure @r is empty. */
 peri_status peri__routing_start(peri__routing *r, peri__router *router, const peri__routing_args *args);
-/** @n routings of one group set out together: take the numbers of their operations, which are announced in one message. Posts nothing
- *  yet. All ranks list the same routers in the same order. On failure they are still to be ended. */
+/** @n routings of one group set out together: take the numbers of their operations, which are announced in one message.
+ *  Posts nothing yet. All ranks list the same routers in the same order. On failure they are still to be ended. */
 peri_status peri__routings_set_out(peri__routing *const *r, int32_t n);
 /** PERI_PENDING until all that others send is here; `announced` may be true before. */
 peri_status peri__routing_test(peri__routing *r);
@@ -144,6 +158,9 @@ void peri__routing_fini(peri__routing *r);
 int64_t peri__routing_sent(const peri__routing *r, int32_t w);
 
 /** Streams that @rank owns. */
-static inline int32_t peri__strands_of(const peri__routes *r, int32_t rank) { return r->rank_wire[rank + 1] - r->rank_wire[rank]; }
+static inline int32_t peri__strands_of(const peri__routes *r, int32_t rank)
+{
+    return r->rank_wire[rank + 1] - r->rank_wire[rank];
+}
 
 #endif

@@ -18,7 +18,10 @@ static void *append(void **array, int32_t *n, size_t size)
 #define APPEND(array, n) append((void **)&(array), &(n), sizeof *(array))
 
 /** Whether ids are routed to a shard: if it has rows, or its rank takes part in a sum. */
-static bool routed(const peri__route_table *t, const peri_shard *s) { return s->rows > 0 || t->lane == PERI__NODE_LANE; }
+static bool routed(const peri__route_table *t, const peri_shard *s)
+{
+    return s->rows > 0 || t->lane == PERI__NODE_LANE;
+}
 
 /** The bucket that begins at row @row; at the end: their number. */
 static int64_t bucket_at(const peri__route_table *t, int64_t row)
@@ -52,8 +55,8 @@ static int32_t part_of(const peri__route_table *t, int32_t s)
 }
 
 /** Raw ids are rows of one table only: nobody shares them. */
-static bool same_partition(const peri__routes *r, const peri__partition *p, int32_t feature, int32_t table, const peri__route_table *t,
-                           const int64_t *bounds, const int32_t *ranks, int32_t n_parts)
+static bool same_partition(const peri__routes *r, const peri__partition *p, int32_t feature, int32_t table,
+                           const peri__route_table *t, const int64_t *bounds, const int32_t *ranks, int32_t n_parts)
 {
     if (p->raw || t->raw) return p->raw && t->raw && p->feature == feature && p->table == table;
     if (p->feature != feature || p->n_parts != n_parts || p->rows != t->rows) return false;
@@ -63,10 +66,10 @@ static bool same_partition(const peri__routes *r, const peri__partition *p, int3
     return !memcmp(r->bounds + p->first_bound, bounds, sizeof *bounds * (size_t)(n_parts + 1));
 }
 
-/** Find or make the partition of @feature by these boundaries and ranks; its index, or an error. Column blocks of one table on one rank,
- *  and tables that are cut alike, share it: ids travel once. */
-static int32_t partition_of(peri__routes *r, int32_t feature, int32_t table, const peri__route_table *t, const int64_t *bounds,
-                            const int32_t *ranks, int32_t n_parts)
+/** Find or make the partition of @feature by these boundaries and ranks; its index, or an error. Column blocks of one
+ *  table on one rank, and tables that are cut alike, share it: ids travel once. */
+static int32_t partition_of(peri__routes *r, int32_t feature, int32_t table, const peri__route_table *t,
+                            const int64_t *bounds, const int32_t *ranks, int32_t n_parts)
 {
     for (int32_t i = 0; i < r->n_partitions; i++) {
         peri__partition *p = &r->partitions[i];
@@ -79,9 +82,17 @@ static int32_t partition_of(peri__routes *r, int32_t feature, int32_t table, con
     }
     peri__partition *p = APPEND(r->partitions, r->n_partitions);
     if (!p) return PERI_ENOMEM;
-    *p = (peri__partition){.feature = feature, .table = table, .bounds_check = t->bounds_check, .rows = t->raw ? t->buckets : t->rows,
-                           .raw = t->raw, .bucket_ids = t->bucket_ids, .n_parts = n_parts, .first_strand = r->n_strands,
-                           .first_bound = r->n_bounds, .by_id = t->by_id, .copied = t->copied};
+    *p = (peri__partition){.feature = feature,
+                           .table = table,
+                           .bounds_check = t->bounds_check,
+                           .rows = t->raw ? t->buckets : t->rows,
+                           .raw = t->raw,
+                           .bucket_ids = t->bucket_ids,
+                           .n_parts = n_parts,
+                           .first_strand = r->n_strands,
+                           .first_bound = r->n_bounds,
+                           .by_id = t->by_id,
+                           .copied = t->copied};
     for (int32_t i = 0; i <= n_parts; i++) {
         int64_t *bound = APPEND(r->bounds, r->n_bounds);
         if (!bound) return PERI_ENOMEM;
@@ -99,7 +110,8 @@ static int32_t partition_of(peri__routes *r, int32_t feature, int32_t table, con
 }
 
 /** A lookup of all rows and columns of @feature on every rank. Their ids are checked once. */
-static peri_status add_copies(peri__routes *r, const peri__route_table *table, int32_t t, int32_t feature, int32_t *n_lookups)
+static peri_status add_copies(peri__routes *r, const peri__route_table *table, int32_t t, int32_t feature,
+                              int32_t *n_lookups)
 {
     peri__route_table unchecked = *table;
     unchecked.bounds_check = PERI_BOUNDS_NONE;
@@ -108,14 +120,20 @@ static peri_status add_copies(peri__routes *r, const peri__route_table *table, i
         if (p < 0) return p;
         peri__lookup *lookup = APPEND(r->lookups, *n_lookups);
         if (!lookup) return PERI_ENOMEM;
-        *lookup = (peri__lookup){.table = t, .shard = -1, .feature = feature, .strand = r->partitions[p].first_strand, .place = rank,
-                                 .lane = table->lane, .cols = table->cols};
+        *lookup = (peri__lookup){.table = t,
+                                 .shard = -1,
+                                 .feature = feature,
+                                 .strand = r->partitions[p].first_strand,
+                                 .place = rank,
+                                 .lane = table->lane,
+                                 .cols = table->cols};
     }
     return PERI_OK;
 }
 
 /** Make the partitions and lookups of all tables. Lookups carry their rank in `place` until they are sorted. */
-static peri_status make_lookups(peri__routes *r, const peri__route_table *tables, int64_t *bounds, int32_t *ranks, int32_t *n_lookups)
+static peri_status make_lookups(peri__routes *r, const peri__route_table *tables, int64_t *bounds, int32_t *ranks,
+                                int32_t *n_lookups)
 {
     for (int32_t t = 0; t < r->n_tables; t++) {
         const peri__route_table *table = &tables[t];
@@ -128,14 +146,19 @@ static peri_status make_lookups(peri__routes *r, const peri__route_table *tables
                 if (p < 0) return p;
                 peri__lookup *lookup = APPEND(r->lookups, *n_lookups);
                 if (!lookup) return PERI_ENOMEM;
-                *lookup = (peri__lookup){.table = t, .shard = s, .feature = table->features[f],
-                                         .strand = r->partitions[p].first_strand + part, .place = shard->rank, .lane = table->lane,
+                *lookup = (peri__lookup){.table = t,
+                                         .shard = s,
+                                         .feature = table->features[f],
+                                         .strand = r->partitions[p].first_strand + part,
+                                         .place = shard->rank,
+                                         .lane = table->lane,
                                          .cols = shard->cols};
             }
         }
         for (int32_t f = 0; f < table->n_features && table->copied; f++)
             PERI_TRY(add_copies(r, table, t, table->features[f], n_lookups));
-        for (int32_t f = 0; f < table->n_features && table->data_parallel && !table->copied; f++) { /* ids are checked, not routed */
+        /* ids are checked, not routed */
+        for (int32_t f = 0; f < table->n_features && table->data_parallel && !table->copied; f++) {
             int32_t p = partition_of(r, table->features[f], t, table, (int64_t[]){0}, ranks, 0);
             if (p < 0) return p;
         }
@@ -152,7 +175,8 @@ static peri_status sort_lookups(peri__routes *r, int32_t n_lookups, peri__lookup
     for (int32_t i = 0; i < n_lookups; i++) next[r->lookups[i].place * PERI__LANES + r->lookups[i].lane + 1]++;
     for (int32_t k = 0; k < keys; k++) next[k + 1] += next[k];
     for (int32_t rank = 0; rank <= r->world_size; rank++) r->rank_lookup[rank] = next[rank * PERI__LANES];
-    for (int32_t i = 0; i < n_lookups; i++) out[next[r->lookups[i].place * PERI__LANES + r->lookups[i].lane]++] = r->lookups[i];
+    for (int32_t i = 0; i < n_lookups; i++)
+        out[next[r->lookups[i].place * PERI__LANES + r->lookups[i].lane]++] = r->lookups[i];
     peri__free(next);
     return PERI_OK;
 }
@@ -203,7 +227,8 @@ static peri__piece find_piece(const peri__routes *r, int32_t table, int32_t shar
 {
     for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++) {
         const peri__lookup *s = &r->lookups[i];
-        if (s->table == table && s->shard == shard && s->feature == feature) return (peri__piece){.rank = rank, .lookup = i};
+        if (s->table == table && s->shard == shard && s->feature == feature)
+            return (peri__piece){.rank = rank, .lookup = i};
     }
     return (peri__piece){.rank = -1, .lookup = -1};
 }
@@ -219,17 +244,23 @@ static peri_status add_piece(peri__routes *r, peri__output *out, peri__piece pie
     return PERI_OK;
 }
 
-/** The output columns of one feature of one table: a replica is one block, and so are copies, with a piece for each rank; shards are one
- *  block for each column offset. */
+/** The output columns of one feature of one table: a replica is one block, and so are copies, with a piece for each
+ *  rank; shards are one block for each column offset. */
 static peri_status add_outputs(peri__routes *r, const peri__route_table *table, int32_t t, int32_t feature)
 {
     for (int32_t s = table->data_parallel ? -1 : 0; s < table->n_shards; s++) {
-        const peri_shard whole = {.rows = table->rows, .cols = table->cols}, *first = s < 0 ? &whole : &table->shards[s];
+        const peri_shard whole = {.rows = table->rows, .cols = table->cols},
+                         *first = s < 0 ? &whole : &table->shards[s];
         if (first->row_offset != 0 || first->rows == 0) continue; /* a column block is listed by its first rows */
         peri__output *out = APPEND(r->outputs, r->n_outputs);
         if (!out) return PERI_ENOMEM;
-        *out = (peri__output){.table = t, .feature = feature, .column = r->out_cols + first->col_offset, .cols = first->cols,
-                              .col_offset = first->col_offset, .table_cols = table->cols, .first_piece = r->n_pieces};
+        *out = (peri__output){.table = t,
+                              .feature = feature,
+                              .column = r->out_cols + first->col_offset,
+                              .cols = first->cols,
+                              .col_offset = first->col_offset,
+                              .table_cols = table->cols,
+                              .first_piece = r->n_pieces};
         for (int32_t rank = 0; rank < r->world_size && table->copied; rank++)
             PERI_TRY(add_piece(r, out, find_piece(r, t, -1, feature, rank)));
         if (s < 0 && !table->copied) {

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * routes.h: a compiled plan: which id goes to which rank, and where its pooled row comes back. Computed once per module from tables, plan
- * entries and the size of the world, the same on every rank; nothing here depends on a batch, a device or a transport.
+ * routes.h: a compiled plan: which id goes to which rank, and where its pooled row comes back. Computed once per module
+ * from tables, plan entries and the size of the world, the same on every rank; nothing here depends on a batch, a
+ * device or a transport.
  *
- * Order is a function of the configuration alone: tables in the module's order, the shards of a table by offset, the features of a table as
- * configured. Each rank numbers the strands it receives and the lookups it looks up in that order.
+ * Order is a function of the configuration alone: tables in the module's order, the shards of a table by offset, the
+ * features of a table as configured. Each rank numbers the strands it receives and the lookups it looks up in that
+ * order.
  */
 #ifndef PERI_SHARD_ROUTES_H
 #define PERI_SHARD_ROUTES_H
@@ -13,12 +15,19 @@
 
 #include <perilune/shard.h>
 
-/** Pooled rows travel in lanes: two kinds for rows that are exchanged, which may have codecs of their own; one for rows that are added up
- *  within their node before, where a node's ranks have the same lookups, in the same order; one for the gradients of copies, without codec.
+/** Pooled rows travel in lanes: two kinds for rows that are exchanged, which may have codecs of their own; one for rows
+ *  that are added up within their node before, where a node's ranks have the same lookups, in the same order; one for
+ *  the gradients of copies, without codec.
  *
- *  The two kinds have a lane for each of several parts of the tables: rows of the first part are on their way while those of the next are
- *  looked up, and its tables are updated while gradients of the next are still to come. */
-enum { PERI__PARTS = 8, PERI__SUMMED_LANE = PERI__PARTS, PERI__NODE_LANE = 2 * PERI__PARTS, PERI__COPY_LANE, PERI__LANES };
+ *  The two kinds have a lane for each of several parts of the tables: rows of the first part are on their way while
+ *  those of the next are looked up, and its tables are updated while gradients of the next are still to come. */
+enum {
+    PERI__PARTS = 8,
+    PERI__SUMMED_LANE = PERI__PARTS,
+    PERI__NODE_LANE = 2 * PERI__PARTS,
+    PERI__COPY_LANE,
+    PERI__LANES
+};
 
 /** The part of the tables whose rows are in a lane. */
 static inline int32_t peri__lane_part(int32_t lane) { return lane < PERI__NODE_LANE ? lane % PERI__PARTS : 0; }
@@ -35,7 +44,8 @@ typedef struct peri__route_table {
     int32_t raw, buckets; /* raw ids (kernels/route.h), and the table's buckets; 0: ids are rows */
     int64_t bucket_ids;
     const int64_t *segments; /* buckets + 1: where buckets begin; shards begin at some of them */
-    int32_t lane; /* of its rows; in the node lane each rank of a node has a shard of a block of columns that lies there */
+    int32_t lane; /* of its rows; in the node lane each rank of a node has a shard of a block of columns that lies
+                     there */
     int32_t bounds_check; /* PERI_BOUNDS_* */
     int32_t n_shards;
     peri_shard *shards;
@@ -77,7 +87,8 @@ typedef struct peri__output {
     int32_t first_piece, n_pieces; /* in pieces */
 } peri__output;
 
-/** A lookup of a rank, or (rank -1) a replica: its ids stay at home. Rows that were added up within a node: that of its first rank. */
+/** A lookup of a rank, or (rank -1) a replica: its ids stay at home. Rows that were added up within a node: that of its
+ *  first rank. */
 typedef struct peri__piece {
     int32_t rank, lookup, output;
 } peri__piece;

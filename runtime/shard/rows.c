@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.c: see rows.h. Gradients can be read in place only if nothing divides them before they are added up: see peri_sharded.halvings.
+ * rows.c: see rows.h. Gradients can be read in place only if nothing divides them before they are added up: see
+ * peri_sharded.halvings.
  */
 #include "rows.h"
 #include "../../kernels/tbe.h"
 
-/* -- blocks whose rows are in place -------------------------------------------------------------------------------------------------- */
+/* -- blocks whose rows are in place -------------------------------------------------------------------------------- */
 
 /** Where the rows of the bags of a set's lookup are, if they do not follow each other. */
 static peri__bag_places places_of(const peri__rows *r, const peri__table_set *set)
@@ -71,7 +72,8 @@ static void find_spots(const peri__rows *r, int32_t g, spots *s)
 }
 
 /** The blocks of a set with its rows in place, for this batch. *out new; NULL: there are none. */
-static peri_status make_blocks(const peri__rows *r, int32_t g, const peri__bag_places *places, bool *mixed, peri_tbe_blocks **out)
+static peri_status make_blocks(const peri__rows *r, int32_t g, const peri__bag_places *places, bool *mixed,
+                               peri_tbe_blocks **out)
 {
     const peri_tbe_blocks *from = r->layout->blocks[g];
     spots s = {.list = peri__alloc(sizeof *s.list * (size_t)peri__max(1, from->n)), .places = places};
@@ -85,8 +87,10 @@ static peri_status make_blocks(const peri__rows *r, int32_t g, const peri__bag_p
     return status;
 }
 
-/** The same, kept: blocks of one end are good for all batches of the layout, if buffer and end lie as far apart where rows are in both. */
-static peri_status blocks_in_place(const peri__rows *r, int32_t g, const peri__bag_places *places, bool *mixed, peri_tbe_blocks **out)
+/** The same, kept: blocks of one end are good for all batches of the layout, if buffer and end lie as far apart where
+ *  rows are in both. */
+static peri_status blocks_in_place(const peri__rows *r, int32_t g, const peri__bag_places *places, bool *mixed,
+                                   peri_tbe_blocks **out)
 {
     peri__blocks_there *kept = &r->layout->there[r->back][g];
     const int64_t away = peri__rows_address(r->own) - peri__rows_address(r->ends[0]);
@@ -115,9 +119,12 @@ static peri_status place_set(const peri__rows *r, int32_t g, bool *placed)
     return status;
 }
 
-/* -- who takes what ---------------------------------------------------------------------------------------------------------------- */
+/* -- who takes what ------------------------------------------------------------------------------------------------ */
 
-static bool of_space(const peri__rows *r, int32_t g, int32_t space) { return r->e->sets[g].replica == (space == PERI__REPLICA_ROWS); }
+static bool of_space(const peri__rows *r, int32_t g, int32_t space)
+{
+    return r->e->sets[g].replica == (space == PERI__REPLICA_ROWS);
+}
 
 static void unplace(const peri__rows *r, int32_t space)
 {
@@ -128,7 +135,8 @@ static void unplace(const peri__rows *r, int32_t space)
     }
 }
 
-/** Whether gradients of a set can be read where they lie. Those of replicas are added up over the ranks before the update. */
+/** Whether gradients of a set can be read where they lie. Those of replicas are added up over the ranks before the
+ *  update. */
 static bool whole_gradients(const peri_sharded *e, const peri__table_set *set)
 {
     bool whole = !set->dense && (set->replica || (set->optimizer >= 0 && !set->tbe->accumulate));
@@ -144,7 +152,8 @@ static bool can_place(const peri__rows *r, int32_t space)
     if (!(bit & (r->back ? h->alone | h->shared : alone)) || (h->variable && !r->past)) return false;
     if (space == PERI__OWN_ROWS && (e->exact || e->two_rules || r->buffers_own)) return false;
     bool can = true;
-    for (int32_t g = 0; g < e->n_sets && r->back; g++) can = can && (!of_space(r, g, space) || whole_gradients(e, &e->sets[g]));
+    for (int32_t g = 0; g < e->n_sets && r->back; g++)
+        can = can && (!of_space(r, g, space) || whole_gradients(e, &e->sets[g]));
     return can;
 }
 
@@ -175,7 +184,7 @@ static peri_status find_bags(peri__rows *r)
     return peri__repeats_own(repeats, &r->given->own_bags);
 }
 
-/* -- the interface ----------------------------------------------------------------------------------------------------------------- */
+/* -- the interface ------------------------------------------------------------------------------------------------- */
 
 /** Room for @n numbers of rows that travel. */
 static peri_status new_rows(const peri_sharded *e, int64_t n, peri_tensor **out)

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.h: one direction of a batch: rows to the results, or gradients of the results to the rows. Where each row lies is a list, which is
- * compiled with the layouts and kept (peri__line). Here it meets the tensors of a batch, and it is decided who takes the rows of each
- * space between a buffer and the results:
+ * rows.h: one direction of a batch: rows to the results, or gradients of the results to the rows. Where each row lies
+ * is a list, which is compiled with the layouts and kept (peri__line). Here it meets the tensors of a batch, and it is
+ * decided who takes the rows of each space between a buffer and the results:
  *
- *      own lookups, replicas     the lookup writes them there, the update reads them there; else they go through the owner's buffer
- *      a lane                    the transport does, if it can call functions (travel.c); else they go through the home's buffer
- *      what is left              one launch copies, adds up or divides it: the kind's combine and spread
+ *      own lookups, replicas     the lookup writes them there, the update reads them there; else they go through the
+ *      owner's buffer a lane                    the transport does, if it can call functions (travel.c); else they go
+ *      through the home's buffer what is left              one launch copies, adds up or divides it: the kind's combine
+ *      and spread
  *
- * The same list serves all devices. Where the host does not work in the device's memory, a lookup has its rows in place only if all of them
- * are, in one tensor: then the blocks that say so are made once and kept.
+ * The same list serves all devices. Where the host does not work in the device's memory, a lookup has its rows in place
+ * only if all of them are, in one tensor: then the blocks that say so are made once and kept.
  */
 #ifndef PERI_SHARD_ROWS_H
 #define PERI_SHARD_ROWS_H
@@ -28,25 +29,30 @@ struct peri__rows {
     peri_tbe_batch *const *looks;    /* by set of tables */
     bool back;                       /* gradients */
     bool buffers_own;                /* own rows' gradients are wanted in the buffer */
-    bool apart;                      /* a gradient for each result; else one end has the rows of all results, one behind the other */
+    bool apart;                      /* a gradient for each result; else one end has the rows of all results, one behind
+                                        the other */
     int32_t n_ends;
     uint32_t in_place;               /* bits of spaces: their rows that can be are where the results have them */
     peri_tensor *own, *away;         /* the buffers, of the owner and of the home; retained */
     peri_tensor **ends;              /* contiguous f32; retained, and the array is owned */
-    peri_tensor *sums;               /* of the gradients of bags that several samples have (repeats.c), borrowed; or NULL */
-    int64_t past;                    /* of a variable batch: one past the last row that a bag may have; 0: nobody knows which it has */
-    peri_tensor **base;              /* by set, borrowed: what its lookup's places are counted from; NULL: its rows are in the buffer */
+    peri_tensor *sums;               /* of the gradients of bags that several samples have (repeats.c), borrowed; or
+                                        NULL */
+    int64_t past;                    /* of a variable batch: one past the last row that a bag may have; 0: nobody knows
+                                        which it has */
+    peri_tensor **base;              /* by set, borrowed: what its lookup's places are counted from; NULL: its rows are
+                                        in the buffer */
     peri__travel *travel;            /* or NULL */
 };
 
 /** Buffers for a direction whose e, layout, given, looks and back are set. */
 peri_status peri__rows_open(peri__rows *r);
-/** Decide who takes what to @ends, or from there: the results that are put together, one tensor; or gradients, of all results as one tensor
- *  or (r->apart) one for each. Lookups are told; see peri__rows_unbind. */
+/** Decide who takes what to @ends, or from there: the results that are put together, one tensor; or gradients, of all
+ *  results as one tensor or (r->apart) one for each. Lookups are told; see peri__rows_unbind. */
 peri_status peri__rows_bind(peri__rows *r, peri_tensor *const *ends, int32_t n);
 /** What set @g's lookup takes for the tensor of its rows. */
 peri_tensor *peri__rows_of(const peri__rows *r, int32_t g);
-/** Give up the ends, but where own rows are in place and an update is to come. Replicas have theirs in the buffer again. */
+/** Give up the ends, but where own rows are in place and an update is to come. Replicas have theirs in the buffer
+ *  again. */
 void peri__rows_let_go(peri__rows *r);
 /** Lookups have their rows in the buffer again. */
 void peri__rows_unbind(peri__rows *r);
@@ -55,7 +61,8 @@ void peri__rows_fini(peri__rows *r);
 /** What is left for the kind to move: *out, borrowed; NULL: all outputs. */
 peri_status peri__rows_left(const peri__rows *r, const peri__left **out);
 
-/** The gradient of the ids' weights, of results that were pooled here of @rows (all by id): f32 [ids]. @out new. (pooled.c) */
+/** The gradient of the ids' weights, of results that were pooled here of @rows (all by id): f32 [ids]. @out new.
+ *  (pooled.c) */
 peri_status peri__pooled_weights(const peri__rows *rows, peri_tensor *grad, peri_tensor **out);
 
 /** Have the transport move what it can. */
@@ -66,7 +73,10 @@ void peri__travel_release(peri__travel *travel);
 const peri__transfer_direct *peri__travel_lane(const peri__rows *r, int32_t lane);
 
 /** The address of a tensor, in elements of f32. */
-static inline int64_t peri__rows_address(const peri_tensor *t) { return (int64_t)((uintptr_t)peri__data(t) / sizeof(float)); }
+static inline int64_t peri__rows_address(const peri_tensor *t)
+{
+    return (int64_t)((uintptr_t)peri__data(t) / sizeof(float));
+}
 
 /** Whether the rows of a line need no copy. */
 static inline bool peri__rows_in_place(const peri__rows *r, const peri__line *x)
@@ -81,14 +91,15 @@ static inline int64_t peri__rows_end(const peri__rows *r, const peri__line *x)
     return peri__rows_address(r->ends[0]) + (r->back ? x->row : x->to) * r->e->cols + x->column;
 }
 
-/* -- variable batches (repeats.c) -------------------------------------------------------------------------------------------------- */
+/* -- variable batches (repeats.c) ---------------------------------------------------------------------------------- */
 
-/** Which samples of a variable batch have a bag that one before them has too. @e, @h and @inverse live as long. *out new, NULL: there are
- *  more samples than are counted. */
-peri_status peri__repeats_new(const peri_sharded *e, const peri__home *h, const peri_tensor *inverse, peri__repeats **out);
+/** Which samples of a variable batch have a bag that one before them has too. @e, @h and @inverse live as long. *out
+ *  new, NULL: there are more samples than are counted. */
+peri_status peri__repeats_new(const peri_sharded *e, const peri__home *h, const peri_tensor *inverse,
+                              peri__repeats **out);
 void peri__repeats_free(peri__repeats *repeats);
-/** i32, borrowed, by bag of the input: its row is that of its first sample, or the one behind the last if it has none; after
- *  peri__repeats_add_up the row of its gradient: of the results', or of the sums. */
+/** i32, borrowed, by bag of the input: its row is that of its first sample, or the one behind the last if it has none;
+ *  after peri__repeats_add_up the row of its gradient: of the results', or of the sums. */
 peri_tensor *peri__repeats_places(const peri__repeats *repeats);
 /** The same by bag that this rank receives from itself. @out new. */
 peri_status peri__repeats_own(const peri__repeats *repeats, peri_tensor **out);

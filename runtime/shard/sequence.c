@@ -2,8 +2,8 @@
  *
  * sequence.c: the stages of a sharded EmbeddingCollection, which returns one row for each id, in the order of the ids.
  *
- * To an owner each id is a bag of its own. No row is added to another, so rows of tables that are cut by rows come back from the one rank
- * that has them: the router keeps where it put each id, and what returns lies in the same order.
+ * To an owner each id is a bag of its own. No row is added to another, so rows of tables that are cut by rows come back
+ * from the one rank that has them: the router keeps where it put each id, and what returns lies in the same order.
  */
 #include "rows.h"
 #include "../../kernels/route.h"
@@ -25,14 +25,15 @@ static void add_rows(const peri__laying *x, const peri__output *o, int32_t copy,
     if (end->alone) memcpy(h->up.host + h->joined + (int64_t)sizeof k * h->n_joined++, &k, sizeof k);
 }
 
-/** Add output @o. If its rows lie as its result has them (all columns, from one owner, who was sent each id of the feature), they are not
- *  put together with others. */
+/** Add output @o. If its rows lie as its result has them (all columns, from one owner, who was sent each id of the
+ *  feature), they are not put together with others. */
 static void add(const peri__laying *x, const peri__output *o, peri__end *end)
 {
     const peri__routes *r = x->routes;
     const peri__piece *first = &r->pieces[o->first_piece];
     const peri__home *h = x->home;
-    const bool copied = first->rank >= 0 && r->partitions[r->strands[r->lookups[first->lookup].strand].partition].copied;
+    const bool copied =
+        first->rank >= 0 && r->partitions[r->strands[r->lookups[first->lookup].strand].partition].copied;
     end->cut = !peri__home_all(x, o);
     end->alone = o->cols < h->cols || end->cut;
     if (!copied) add_rows(x, o, -1, end);
@@ -59,8 +60,10 @@ static peri_status lay_out(const peri__laying *x)
         add(x, o, &end);
         h->ends[i] = end;
         if (o->col_offset + o->cols < o->table_cols) continue;
-        const peri__line line = peri__home_line(h, o->first_piece); /* that was the last block of columns of these rows */
-        h->whole[end.result++] = (peri_k_piece){.own = line.space >= PERI__OWN_ROWS, .offset = end.alone ? -1 : line.at};
+        /* that was the last block of columns of these rows */
+        const peri__line line = peri__home_line(h, o->first_piece);
+        h->whole[end.result++] =
+            (peri_k_piece){.own = line.space >= PERI__OWN_ROWS, .offset = end.alone ? -1 : line.at};
         end.row += h->feature_ids[o->feature];
         if (end.alone) h->joined_rows += h->feature_ids[o->feature];
     }
@@ -74,17 +77,23 @@ static peri_k_route_rows_args rows_args(const peri__rows *rows, const peri_k_row
     const peri__home *h = rows->layout->home;
     const peri__given *given = rows->given;
     const int64_t past = peri__tune(PERI__TUNE_lookup_past);
-    return (peri_k_route_rows_args){.values = peri__data(rows->ends[0]), .stride = e->cols, .received = peri__data(rows->away),
-                                    .own = peri__data(rows->own), .ids = peri__data(given->ids),
+    return (peri_k_route_rows_args){.values = peri__data(rows->ends[0]),
+                                    .stride = e->cols,
+                                    .received = peri__data(rows->away),
+                                    .own = peri__data(rows->own),
+                                    .ids = peri__data(given->ids),
                                     .places = given->places ? peri__data(given->places) : NULL,
                                     .origins = given->origins ? peri__data(given->origins) : NULL,
                                     .partitions = peri__upload_at(&h->outbound->up, h->outbound->partitions),
                                     .bounds = peri__upload_at(&h->outbound->up, h->outbound->bounds),
-                                    .outputs = outputs, .pieces = peri__upload_at(&h->up, h->pieces),
-                                    .n_outputs = n, .ids_i32 = given->ids->dtype == PERI_I32,
+                                    .outputs = outputs,
+                                    .pieces = peri__upload_at(&h->up, h->pieces),
+                                    .n_outputs = n,
+                                    .ids_i32 = given->ids->dtype == PERI_I32,
                                     .past = past > 0 && h->rows * e->cols * (int64_t)sizeof(float) >= past,
                                     .placed = rows->in_place >> PERI__OWN_ROWS & 1,
-                                    .direct = (rows->in_place & PERI__ALL_LANES) != 0}; /* of rows of ids it is all lanes, or none */
+                                    /* of rows of ids it is all lanes, or none */
+                                    .direct = (rows->in_place & PERI__ALL_LANES) != 0};
 }
 
 enum { GRAIN = 256 }; /* rows */
@@ -107,7 +116,8 @@ static peri_status list(const peri__rows *rows, peri__left *left)
     peri_k_rows *to = (peri_k_rows *)(left->up.host + left->outputs);
     for (int32_t o = 0; o < h->n_outputs; o++) {
         const peri_k_rows *k = &all[o];
-        const int32_t first = (int32_t)k->first_piece, n = k->place_first < 0 || k->all ? 1 : e->routes->partitions[k->partition].n_parts;
+        const int32_t first = (int32_t)k->first_piece,
+                      n = k->place_first < 0 || k->all ? 1 : e->routes->partitions[k->partition].n_parts;
         bool any = false;
         for (int32_t p = first; p < first + n && !any; p++) {
             const peri__line line = peri__home_line(h, p);
@@ -118,7 +128,8 @@ static peri_status list(const peri__rows *rows, peri__left *left)
     return peri__upload_send(&left->up);
 }
 
-/** Gradients lie apart, each output's rows in one: where that is goes into the output's first column. @outputs: @n of a list, copied. */
+/** Gradients lie apart, each output's rows in one: where that is goes into the output's first column. @outputs: @n of a
+ *  list, copied. */
 static peri_status spread_apart(const peri__rows *rows, const peri_k_rows *outputs, int32_t n)
 {
     const peri_sharded *e = rows->e;
@@ -128,7 +139,8 @@ static peri_status spread_apart(const peri__rows *rows, const peri_k_rows *outpu
     memcpy(moved, outputs, sizeof *moved * (size_t)n);
     for (int32_t o = 0; o < n; o++) {
         const peri__end *end = &h->ends[e->routes->pieces[moved[o].first_piece].output];
-        moved[o].column += peri__rows_address(rows->ends[end->result]) - peri__rows_address(rows->ends[0]) - end->row * e->cols;
+        moved[o].column +=
+            peri__rows_address(rows->ends[end->result]) - peri__rows_address(rows->ends[0]) - end->row * e->cols;
     }
     const peri_k_route_rows_args args = rows_args(rows, moved, n);
     peri_status status = n ? PERI_LAUNCH(e->device, route_rows_back, &args, h->rows, GRAIN) : PERI_OK;
@@ -148,5 +160,9 @@ static peri_status spread(const peri__rows *rows)
     return n ? PERI_LAUNCH(rows->e->device, route_rows_back, &args, h->rows, GRAIN) : PERI_OK;
 }
 
-const peri__kind peri__sequence = {.name = "EmbeddingCollection", .by_id = true, .lay_out = lay_out, .list = list, .combine = combine,
+const peri__kind peri__sequence = {.name = "EmbeddingCollection",
+                                   .by_id = true,
+                                   .lay_out = lay_out,
+                                   .list = list,
+                                   .combine = combine,
                                    .spread = spread};

@@ -16,14 +16,17 @@ typedef struct peri__cut {
     int32_t capacity, n;
 } peri__cut;
 
-/** A sharding type: a pure function from a plan entry to shards, and what others ask of it. One file each, in types/. */
+/** A sharding type: a pure function from a plan entry to shards, and what others ask of it. One file each, in
+ *  types/. */
 typedef struct peri__sharding_type {
     const char *name;  /* TorchRec's: "table_wise" */
-    bool cuts_rows;    /* rows of one column may lie on several ranks: the pooled rows of their parts are added up at home */
+    bool cuts_rows;    /* rows of one column may lie on several ranks: the pooled rows of their parts are added up at
+                          home */
     bool cuts_columns; /* a row may lie on several ranks */
-    bool in_node;      /* the table, or each block of columns if rows and columns are cut, lies on one node. If its rows are cut, all
-                        * ranks of the node have a shard of it, and add the parts up among them */
-    bool replica;      /* every rank has the whole table: no ids travel, and gradients are reduced (exact sums: they travel to all) */
+    bool in_node;      /* the table, or each block of columns if rows and columns are cut, lies on one node. If its rows
+                          are cut, all * ranks of the node have a shard of it, and add the parts up among them */
+    bool replica;      /* every rank has the whole table: no ids travel, and gradients are reduced (exact sums: they
+                          travel to all) */
     /* The shards of the table in order of offsets. Ranks were checked to be in range. */
     peri_status (*shards)(const peri_sharding *s, peri__cut *cut);
 } peri__sharding_type;
@@ -31,15 +34,16 @@ typedef struct peri__sharding_type {
 /** The type of a number that was checked. */
 const peri__sharding_type *peri__sharding_type_of(int32_t type);
 
-extern const peri__sharding_type peri__data_parallel, peri__table_wise, peri__row_wise, peri__column_wise, peri__table_row_wise,
-    peri__table_column_wise, peri__grid_shard;
+extern const peri__sharding_type peri__data_parallel, peri__table_wise, peri__row_wise, peri__column_wise,
+    peri__table_row_wise, peri__table_column_wise, peri__grid_shard;
 
 /** Append one shard; PERI_EINVAL when there is no room. */
 peri_status peri__shard_add(const peri_sharding *s, peri__cut *cut, peri_shard shard);
 /** Cut the rows of the columns of @block over @ranks (NULL: 0, 1, ...), @count of them: of @sizes, or even. */
-peri_status peri__cut_rows(const peri_sharding *s, const int32_t *ranks, const int64_t *sizes, int32_t count, peri_shard block,
-                           peri__cut *cut);
-/** Columns of block @i of @count, not of given sizes: even if the plan names ranks, else as even as they can be, and maybe none. */
+peri_status peri__cut_rows(const peri_sharding *s, const int32_t *ranks, const int64_t *sizes, int32_t count,
+                           peri_shard block, peri__cut *cut);
+/** Columns of block @i of @count, not of given sizes: even if the plan names ranks, else as even as they can be, and
+ *  maybe none. */
 int64_t peri__block_cols(const peri_sharding *s, int32_t i, int32_t count);
 /** Whether the columns can be cut so. */
 peri_status peri__check_blocks(const peri_sharding *s, int32_t count);
@@ -51,9 +55,9 @@ static inline int32_t peri__node_number(const peri_sharding *s, int32_t rank) { 
 int32_t peri__node_ranks(const peri_sharding *s, int32_t rank, int32_t *list);
 /** PERI_EINVAL unless @ranks are all of one node. */
 peri_status peri__check_one_node(const peri_sharding *s, const int32_t *ranks, int32_t count);
-/** Cut the rows of @block over ranks of one node: @ranks, @count of them, or (0) all of the node of rank @first. The node's other ranks
- *  have a shard of no rows. */
-peri_status peri__cut_in_node(const peri_sharding *s, const int32_t *ranks, const int64_t *sizes, int32_t count, int32_t first,
-                              peri_shard block, peri__cut *cut);
+/** Cut the rows of @block over ranks of one node: @ranks, @count of them, or (0) all of the node of rank @first. The
+ *  node's other ranks have a shard of no rows. */
+peri_status peri__cut_in_node(const peri_sharding *s, const int32_t *ranks, const int64_t *sizes, int32_t count,
+                              int32_t first, peri_shard block, peri__cut *cut);
 
 #endif

@@ -1,31 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tables.c: the tables of this rank. Shards, and replicas, of the same optimizer, dtype and pooling share one table batch, so that a step
- * has one lookup and one update for each of them.
+ * tables.c: the tables of this rank. Shards, and replicas, of the same optimizer, dtype and pooling share one table
+ * batch, so that a step has one lookup and one update for each of them.
  */
 #include "module.h"
 
 #include <math.h>
 
-/* -- sets of tables ----------------------------------------------------------------------------------------------------------------- */
+/* -- sets of tables ------------------------------------------------------------------------------------------------ */
 
 /** The set of a table, at a place of this rank and of a part, found or appended; -1: no memory. */
-static int32_t set_of(peri_sharded *e, const peri_sharded_table *table, bool replica, bool by_id, int32_t place, int32_t part)
+static int32_t set_of(peri_sharded *e, const peri_sharded_table *table, bool replica, bool by_id, int32_t place,
+                      int32_t part)
 {
     bool dense = table->compute_kernel == PERI_KERNEL_DENSE, cached = table->cache != NULL;
-    bool mapped = table->mapped && !peri_device_host_access(e->device); /* else there is nothing that would keep them apart */
+    /* else there is nothing that would keep them apart */
+    bool mapped = table->mapped && !peri_device_host_access(e->device);
     bool mean = table->pooling == PERI_POOLING_MEAN && !replica;
     int32_t optimizer = table->compute_kernel == PERI_KERNEL_FUSED ? table->optimizer : -1, dtype = table->dtype;
     for (int32_t g = 0; g < e->n_sets; g++)
         if (e->sets[g].optimizer == optimizer && e->sets[g].dtype == dtype && e->sets[g].replica == replica &&
-            e->sets[g].cached == cached && e->sets[g].mapped == mapped && e->sets[g].mean == mean && e->sets[g].by_id == by_id &&
-            e->sets[g].place == place && e->sets[g].part == part)
+            e->sets[g].cached == cached && e->sets[g].mapped == mapped && e->sets[g].mean == mean &&
+            e->sets[g].by_id == by_id && e->sets[g].place == place && e->sets[g].part == part)
             return g;
     peri__table_set *more = peri__realloc(e->sets, sizeof *more * (size_t)(e->n_sets + 1));
     if (!more) return -1;
     e->sets = more;
-    e->sets[e->n_sets] = (peri__table_set){.optimizer = optimizer, .place = place, .part = part, .dtype = dtype, .dense = dense,
-                                           .replica = replica, .cached = cached, .mapped = mapped, .by_id = by_id, .mean = mean};
+    e->sets[e->n_sets] = (peri__table_set){.optimizer = optimizer,
+                                           .place = place,
+                                           .part = part,
+                                           .dtype = dtype,
+                                           .dense = dense,
+                                           .replica = replica,
+                                           .cached = cached,
+                                           .mapped = mapped,
+                                           .by_id = by_id,
+                                           .mean = mean};
     return e->n_sets++;
 }
 
@@ -50,7 +60,8 @@ static peri_shard shard_of(const peri_sharded *e, const peri__table_set *g, int3
     return (peri_shard){.rows = table->rows, .cols = table->cols, .rank = e->rank};
 }
 
-/** Make the table batch of one set. Shards pool sums, with the factors of whole bags where the table's pooling is the mean. */
+/** Make the table batch of one set. Shards pool sums, with the factors of whole bags where the table's pooling is the
+ *  mean. */
 static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri__table_set *g)
 {
     peri_table_config *tables = peri__alloc_zero(sizeof *tables * (size_t)g->n_tables);
@@ -64,16 +75,31 @@ static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri_
         const peri_sharded_table *from = &c->tables[g->module_table[i]];
         peri_shard shard = shard_of(e, g, i);
         tables[i] = (peri_table_config){.size = sizeof(peri_table_config),
-                                        .name = from->name, .rows = shard.rows, .cols = shard.cols, .row_offset = shard.row_offset,
-                                        .col_offset = shard.col_offset, .total_rows = from->rows, .total_cols = from->cols,
-                                        .pooling = g->replica && !e->kind->by_id ? from->pooling : PERI_POOLING_SUM, .init = from->init,
-                                        .init_a = from->init_a, .init_b = from->init_b, .raw_ids = from->collision != NULL};
+                                        .name = from->name,
+                                        .rows = shard.rows,
+                                        .cols = shard.cols,
+                                        .row_offset = shard.row_offset,
+                                        .col_offset = shard.col_offset,
+                                        .total_rows = from->rows,
+                                        .total_cols = from->cols,
+                                        .pooling = g->replica && !e->kind->by_id ? from->pooling : PERI_POOLING_SUM,
+                                        .init = from->init,
+                                        .init_a = from->init_a,
+                                        .init_b = from->init_b,
+                                        .raw_ids = from->collision != NULL};
         if (g->cached) caches[i] = *from->cache;
     }
     peri_tbe_config config = {.size = sizeof config,
-                              .device = c->device, .dtype = g->dtype, .bounds_check = PERI_BOUNDS_NONE, .n_tables = g->n_tables,
-                              .tables = tables, .n_features = c->n_features, .features = c->features, .seed = c->seed,
-                              .caches = g->cached ? caches : NULL, .mapped = g->mapped};
+                              .device = c->device,
+                              .dtype = g->dtype,
+                              .bounds_check = PERI_BOUNDS_NONE,
+                              .n_tables = g->n_tables,
+                              .tables = tables,
+                              .n_features = c->n_features,
+                              .features = c->features,
+                              .seed = c->seed,
+                              .caches = g->cached ? caches : NULL,
+                              .mapped = g->mapped};
     if (g->optimizer >= 0) config.optimizer = &c->optimizers[g->optimizer];
     peri_status status = peri_tbe_new(&config, &g->tbe);
     if (status >= 0) g->tbe->halvings = e->halvings[g->module_table[0]]; /* of all of them */
@@ -87,7 +113,7 @@ static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri_
     return PERI_OK;
 }
 
-/* -- where is what ------------------------------------------------------------------------------------------------------------------ */
+/* -- where is what ------------------------------------------------------------------------------------------------- */
 
 /** Places of all shards of all tables, and of each table as a replica. */
 typedef struct index_of {
@@ -117,7 +143,8 @@ static peri_status index_new(const peri_sharded *e, index_of *x)
     for (int64_t i = 0; i < n; i++) x->places[i] = (peri__place){.set = -1};
     for (int32_t g = 0; g < e->n_sets; g++)
         for (int32_t i = 0; i < e->sets[g].n_tables; i++)
-            x->places[x->first[e->sets[g].module_table[i]] + 1 + e->sets[g].module_shard[i]] = (peri__place){.set = g, .table = i};
+            x->places[x->first[e->sets[g].module_table[i]] + 1 + e->sets[g].module_shard[i]] =
+                (peri__place){.set = g, .table = i};
     return PERI_OK;
 }
 
@@ -140,8 +167,13 @@ static peri_status take_places(peri_sharded *e)
             const peri__place p = x.places[x.first[t] + 1 + s];
             if (p.set < 0) continue;
             const peri__table_set *g = &e->sets[p.set];
-            e->local[n++] = (peri_local_shard){.shard = shard_of(e, g, p.table), .tbe = g->tbe, .tbe_table = p.table, .table = t,
-                                               .place = g->place, .dense = g->dense, .replica = e->tables[t].data_parallel};
+            e->local[n++] = (peri_local_shard){.shard = shard_of(e, g, p.table),
+                                               .tbe = g->tbe,
+                                               .tbe_table = p.table,
+                                               .table = t,
+                                               .place = g->place,
+                                               .dense = g->dense,
+                                               .replica = e->tables[t].data_parallel};
         }
     for (int32_t i = 0; i < lookups; i++) {
         const peri__lookup *s = &r->lookups[r->rank_lookup[e->rank] + i];
@@ -177,7 +209,8 @@ peri_status peri__tables_new(peri_sharded *e, const peri_sharded_config *c)
 void peri__tables_free(peri_sharded *e)
 {
     for (int32_t g = 0; g < e->n_sets; g++) {
-        for (int32_t i = 0; e->sets[g].leaves && i < e->sets[g].n_tables; i++) peri_tensor_release(e->sets[g].leaves[i]);
+        for (int32_t i = 0; e->sets[g].leaves && i < e->sets[g].n_tables; i++)
+            peri_tensor_release(e->sets[g].leaves[i]);
         peri__free(e->sets[g].leaves);
         peri_tbe_release(e->sets[g].tbe);
         peri__free(e->sets[g].module_table);
@@ -188,7 +221,7 @@ void peri__tables_free(peri_sharded *e)
     peri__free(e->lookup_place);
 }
 
-/* -- what users do with them -------------------------------------------------------------------------------------------------------- */
+/* -- what users do with them --------------------------------------------------------------------------------------- */
 
 int32_t peri_sharded_local_shards(const peri_sharded *e) { return e ? e->n_local : 0; }
 
@@ -206,9 +239,11 @@ peri_status peri_sharded_learning_rate_set(peri_sharded *e, int32_t optimizer, d
 {
     PERI_NEED(e);
     if (!(learning_rate >= 0) || !isfinite(learning_rate)) /* also where this rank has no table of it */
-        return peri__fail(PERI_EINVAL, "peri_sharded_learning_rate_set: %g, allowed: finite numbers >= 0", learning_rate);
+        return peri__fail(PERI_EINVAL, "peri_sharded_learning_rate_set: %g, allowed: finite numbers >= 0",
+                          learning_rate);
     if (optimizer < 0 || optimizer >= e->n_optimizers)
-        return peri__fail(PERI_ERANGE, "peri_sharded_learning_rate_set: optimizer %d, allowed: 0..%d", optimizer, e->n_optimizers - 1);
+        return peri__fail(PERI_ERANGE, "peri_sharded_learning_rate_set: optimizer %d, allowed: 0..%d", optimizer,
+                          e->n_optimizers - 1);
     for (int32_t g = 0; g < e->n_sets; g++)
         if (e->sets[g].optimizer == optimizer) PERI_TRY(peri_tbe_learning_rate_set(e->sets[g].tbe, learning_rate));
     e->rates[optimizer].rate = learning_rate;

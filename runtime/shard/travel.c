@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * travel.c: rows between other ranks and the results, without a buffer at home for what travels. Rows that arrive would be written there
- * only to be moved to the results; gradients that leave would be moved there only to be sent. Where the transport can call functions in
- * place of a buffer (peri__transfer_direct), what arrives is written where the results want it, and what leaves is read where the gradients
- * of the results lie, a block at a time, while that is in the caches.
+ * travel.c: rows between other ranks and the results, without a buffer at home for what travels. Rows that arrive would
+ * be written there only to be moved to the results; gradients that leave would be moved there only to be sent. Where
+ * the transport can call functions in place of a buffer (peri__transfer_direct), what arrives is written where the
+ * results want it, and what leaves is read where the gradients of the results lie, a block at a time, while that is in
+ * the caches.
  *
- * A *segment* is a line of the list (peri__line) with the addresses of a batch: rows that lie together as they travel, and apart at home.
- * Rows that are added up with others, or are a result as they are, still go to the buffer.
+ * A *segment* is a line of the list (peri__line) with the addresses of a batch: rows that lie together as they travel,
+ * and apart at home. Rows that are added up with others, or are a result as they are, still go to the buffer.
  */
 #include "rows.h"
 #include "../../kernels/route.h"
@@ -15,8 +16,9 @@
 #include "../base/tune.h"
 
 enum {
-    /* Rows that are moved between ranks go past the caches from this part of the bytes on from which lookups write so: two processors have
-     * to do with a line. Bags of 1 id, 2 and 4 ranks: as fast at 3.4 MB of a node, 0.85 to 0.93 times as long from 7 to 20 MB. */
+    /* Rows that are moved between ranks go past the caches from this part of the bytes on from which lookups write so:
+     * two processors have to do with a line. Bags of 1 id, 2 and 4 ranks: as fast at 3.4 MB of a node, 0.85 to 0.93
+     * times as long from 7 to 20 MB. */
     SOONER = 8,
     WINDOW = 128 << 10, /* bytes of rows that are read together: half of it and twice it take 1.0 times as long */
     STRETCHES = 64,     /* that are filled together */
@@ -26,7 +28,8 @@ enum {
 typedef struct segment {
     int64_t first, n;     /* elements as they travel: as the buffer of the home would have them */
     int64_t cols, stride; /* of a row; from row to row at home */
-    int64_t ground, column; /* of rows of ids: which they are parts of (the first one's number at home); first column of these */
+    int64_t ground, column; /* of rows of ids: which they are parts of (the first one's number at home); first column of
+                               these */
     float *values;        /* at home: row 0, first column */
     const int32_t *index; /* row i at home; NULL: i */
     double divisor;
@@ -47,7 +50,7 @@ struct peri__travel {
     peri_tensor *kept[]; /* n_kept, retained */
 };
 
-/* -- moving ------------------------------------------------------------------------------------------------------------------------ */
+/* -- moving -------------------------------------------------------------------------------------------------------- */
 
 /** The segment that has element @at. */
 static const segment *segment_at(const peri__travel *d, int64_t at)
@@ -61,14 +64,21 @@ static const segment *segment_at(const peri__travel *d, int64_t at)
     return &d->segments[low];
 }
 
-/** Move what @n elements from @at of a segment, the first of @data, allow at once: whole rows, or a part of one. Returns how many. */
+/** Move what @n elements from @at of a segment, the first of @data, allow at once: whole rows, or a part of one.
+ *  Returns how many. */
 static int64_t move_some(const peri__travel *d, const segment *s, int64_t at, int64_t n, float *data, bool past)
 {
-    const int64_t row = (at - s->first) / s->cols, skip = (at - s->first) % s->cols, left = peri__min(n, s->first + s->n - at);
+    const int64_t row = (at - s->first) / s->cols, skip = (at - s->first) % s->cols,
+                  left = peri__min(n, s->first + s->n - at);
     const bool whole = skip == 0 && left >= s->cols;
     const int64_t cols = whole ? s->cols : peri__min(left, s->cols - skip), rows = whole ? left / cols : 1;
-    peri_k_route_lines_args args = {.values = s->values + skip + (s->index ? 0 : row * s->stride), .together = data, .stride = s->stride,
-                                    .cols = cols, .index = s->index ? s->index + row : NULL, .divisor = s->divisor, .back = d->back,
+    peri_k_route_lines_args args = {.values = s->values + skip + (s->index ? 0 : row * s->stride),
+                                    .together = data,
+                                    .stride = s->stride,
+                                    .cols = cols,
+                                    .index = s->index ? s->index + row : NULL,
+                                    .divisor = s->divisor,
+                                    .back = d->back,
                                     .past = past};
     PERI__OWN_FLOATS;
     peri_kernels_get()->fn[PERI_K_route_lines](&args, 0, rows);
@@ -114,8 +124,8 @@ static int64_t rows_before(const cursor *c, int64_t past)
     return low;
 }
 
-/** Read rows [from, past) at home, so that their parts are in the caches: those of one rank alone lie apart, and hardware fetches in vain
- *  what lies between, or nothing ahead. */
+/** Read rows [from, past) at home, so that their parts are in the caches: those of one rank alone lie apart, and
+ *  hardware fetches in vain what lies between, or nothing ahead. */
 static void read_rows(const segment *s, int64_t from, int64_t past)
 {
     const char *at = (const char *)(s->values - s->column + from * s->stride);
@@ -195,16 +205,18 @@ static void take(void *ctx, int64_t from, int64_t n, const void *data)
 static void retain(void *ctx) { peri__refs_add(&((struct travel_lane *)ctx)->travel->refs); }
 static void release(void *ctx) { peri__travel_release(((struct travel_lane *)ctx)->travel); }
 
-/* -- segments ---------------------------------------------------------------------------------------------------------------------- */
+/* -- segments ------------------------------------------------------------------------------------------------------ */
 
-/** Lanes of a batch, as bits, whose rows functions can move. Of rows of ids all, or none: their kernels know no others. */
+/** Lanes of a batch, as bits, whose rows functions can move. Of rows of ids all, or none: their kernels know no
+ *  others. */
 static uint32_t lanes_of(const peri__rows *r)
 {
     const peri__home *h = r->layout->home;
     uint32_t lanes = 0, full = 0;
     for (int32_t l = 0; l < PERI__LANES; l++) {
         if (h->lane_out[l]) full |= 1u << l;
-        if (h->lane_out[l] && peri__way_direct(&r->e->ways[l], r->back ? PERI__TO_OWNERS : PERI__TO_HOMES)) lanes |= 1u << l;
+        if (h->lane_out[l] && peri__way_direct(&r->e->ways[l], r->back ? PERI__TO_OWNERS : PERI__TO_HOMES))
+            lanes |= 1u << l;
     }
     lanes &= r->e->travelling.covered;
     const uint32_t useful = r->back ? lanes : lanes & h->alone;
@@ -216,7 +228,9 @@ static bool can(const peri__rows *r)
 {
     const peri_sharded *e = r->e;
     const peri__home *h = r->layout->home;
-    if (e->world_size == 1 || e->exact || e->two_rules || h->n_pools || !peri__stage_functions(e->group->comm, e->device)) return false;
+    if (e->world_size == 1 || e->exact || e->two_rules || h->n_pools ||
+        !peri__stage_functions(e->group->comm, e->device))
+        return false;
     return !h->variable || r->past > 0;
 }
 
@@ -225,13 +239,19 @@ static int32_t segment_of(const peri__rows *r, int32_t p, segment *s)
 {
     const peri__home *h = r->layout->home;
     const peri__line line = peri__home_line(h, p), *x = &line;
-    *s = (segment){.first = x->at, .n = x->n * x->cols, .cols = x->cols, .stride = x->cols, .ground = x->row, .divisor = x->divisor};
+    *s = (segment){.first = x->at,
+                   .n = x->n * x->cols,
+                   .cols = x->cols,
+                   .stride = x->cols,
+                   .ground = x->row,
+                   .divisor = x->divisor};
     s->values = (float *)peri__data(r->away) + x->at;
     if (!peri__rows_in_place(r, x)) return x->space;
     s->values = (float *)(uintptr_t)(peri__rows_end(r, x) * (int64_t)sizeof(float));
     s->stride = r->e->cols;
     s->column = x->column;
-    if (h->variable) s->index = (const int32_t *)peri__data(peri__repeats_places(r->given->repeats)) + h->feature_first[x->feature];
+    if (h->variable)
+        s->index = (const int32_t *)peri__data(peri__repeats_places(r->given->repeats)) + h->feature_first[x->feature];
     if (x->cut && r->given->origins) s->index = (const int32_t *)peri__data(r->given->origins) + x->first;
     return x->cut && !s->index ? -1 : x->space;
 }
@@ -269,7 +289,7 @@ static peri_status travel_new(const peri__rows *r, peri__travel **out)
     return PERI_OK;
 }
 
-/* -- the interface ----------------------------------------------------------------------------------------------------------------- */
+/* -- the interface ------------------------------------------------------------------------------------------------- */
 
 peri_status peri__travel_new(peri__rows *r)
 {
@@ -289,8 +309,11 @@ peri_status peri__travel_new(peri__rows *r)
     int64_t begin = 0;
     for (int32_t l = 0; l < PERI__LANES; l++) {
         d->lanes[l] = (struct travel_lane){.travel = d, .begin = begin};
-        d->lanes[l].functions = (peri__transfer_direct){.fill = d->back ? fill : NULL, .take = d->back ? NULL : take, .ctx = &d->lanes[l],
-                                                        .retain = retain, .release = release};
+        d->lanes[l].functions = (peri__transfer_direct){.fill = d->back ? fill : NULL,
+                                                        .take = d->back ? NULL : take,
+                                                        .ctx = &d->lanes[l],
+                                                        .retain = retain,
+                                                        .release = release};
         begin += h->lane_out[l];
     }
     if (known) {

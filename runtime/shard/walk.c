@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * walk.c: a batch walks through a sharded module: its router takes the ids to their owners (input.c), tables look up what arrived, its ways
- * bring the rows back to the ranks that asked; gradients take the same way in reverse. What is particular to a kind of module are its
- * stages.
+ * walk.c: a batch walks through a sharded module: its router takes the ids to their owners (input.c), tables look up
+ * what arrived, its ways bring the rows back to the ranks that asked; gradients take the same way in reverse. What is
+ * particular to a kind of module are its stages.
  *
- * The owner's buffer holds rows as [own lookups | replicas | rank 0's | rank 1's ...]: what belongs to this rank itself comes first and is
- * never sent; then what others get, lane after lane, in each rank after rank. The home side's buffer holds what other ranks return,
- * likewise by lane and rank. Gradients use two buffers of the same layouts, the other way round. Each lane has a way of its own. Rows of
- * the first part of the tables (routes.h) set out before the next are looked up, and the tables of a part are updated as soon as its
- * gradients are back.
+ * The owner's buffer holds rows as [own lookups | replicas | rank 0's | rank 1's ...]: what belongs to this rank itself
+ * comes first and is never sent; then what others get, lane after lane, in each rank after rank. The home side's buffer
+ * holds what other ranks return, likewise by lane and rank. Gradients use two buffers of the same layouts, the other
+ * way round. Each lane has a way of its own. Rows of the first part of the tables (routes.h) set out before the next
+ * are looked up, and the tables of a part are updated as soon as its gradients are back.
  *
- * The two directions may carry different rows (peri__rule), in layouts of their own, with a lookup each. Else they share both.
+ * The two directions may carry different rows (peri__rule), in layouts of their own, with a lookup each. Else they
+ * share both.
  *
- * On the tape a batch is a trip (comm/transfer.h). When its gradient sets out it is spread to the rows and posted; when it has come back
- * the shards are updated. A pass does all else in between, while the gradient travels.
+ * On the tape a batch is a trip (comm/transfer.h). When its gradient sets out it is spread to the rows and posted; when
+ * it has come back the shards are updated. A pass does all else in between, while the gradient travels.
  */
 #include "explain.h"
 #include "walk.h"
@@ -33,7 +34,8 @@ typedef struct batch {
     peri__given given;           /* retained */
     peri_tensor *home_weights;
     peri__weights_dist *weights_dist;                 /* NULL: the weights want no gradient */
-    peri__rows rows[2];          /* by direction; of the results: until these are taken, or the weights' gradient is made of them */
+    peri__rows rows[2];          /* by direction; of the results: until these are taken, or the weights' gradient is
+                                    made of them */
     peri__journey *journeys[2];  /* by direction, and lane of the module: theirs */
     /* Backward: */
     int32_t back;                /* parts whose gradient is back, and done with */
@@ -49,7 +51,8 @@ typedef struct output_dist {
     peri__verdict *verdict;      /* whether all ranks could look up; NULL: errors of this rank end the group */
     bool failed;                 /* this rank could not: it sends whatever is there */
     bool in_flight;              /* maps of raw ids have learned from it, and nobody has its output */
-    bool sent;                   /* all parts have set out: who moves works on between them does not take this one for complete */
+    bool sent;                   /* all parts have set out: who moves works on between them does not take this one for
+                                    complete */
     peri__node *leave;           /* until the output is handed out; NULL: not recorded */
     bool used;
 } output_dist;
@@ -57,7 +60,7 @@ typedef struct output_dist {
 static const peri__work_vtab output_vtab;
 static const peri__trip_vtab batch_vtab;
 
-/* -- a batch ----------------------------------------------------------------------------------------------------------------------- */
+/* -- a batch ------------------------------------------------------------------------------------------------------- */
 
 /** Offsets that make a bag of each id. */
 static peri_status id_offsets(peri__input_dist *d, bool own, peri_tensor **out)
@@ -68,7 +71,8 @@ static peri_status id_offsets(peri__input_dist *d, bool own, peri_tensor **out)
     return PERI_OK;
 }
 
-/** d->looks[direction][g]: @g's lookup of what arrived, unless it is there; to owners it is the one whose gradients come back. */
+/** d->looks[direction][g]: @g's lookup of what arrived, unless it is there; to owners it is the one whose gradients
+ *  come back. */
 static peri_status look_of(peri__input_dist *d, int32_t direction, int32_t g)
 {
     const peri__table_set *set = &d->ebc->sets[g];
@@ -77,8 +81,10 @@ static peri_status look_of(peri__input_dist *d, int32_t direction, int32_t g)
     peri_tbe_input in = {.ids = set->replica ? r->values : r->received[PERI__IDS],
                          .offsets = set->replica ? r->own_offsets : r->offsets,
                          .weights = set->replica ? r->weights : r->received[PERI__WEIGHTS],
-                         .scale = set->mean ? r->received[PERI__BY_BAG] : NULL, .blocks = d->layouts[direction]->blocks[g]};
-    if (!d->looks[direction]) d->looks[direction] = peri__alloc_zero(sizeof *d->looks[direction] * (size_t)peri__max(1, d->ebc->n_sets));
+                         .scale = set->mean ? r->received[PERI__BY_BAG] : NULL,
+                         .blocks = d->layouts[direction]->blocks[g]};
+    if (!d->looks[direction])
+        d->looks[direction] = peri__alloc_zero(sizeof *d->looks[direction] * (size_t)peri__max(1, d->ebc->n_sets));
     if (!d->looks[direction]) return PERI_ENOMEM;
     if (d->looks[direction][g]) return PERI_OK;
     if (direction == PERI__TO_OWNERS && d->layouts[PERI__TO_HOMES] == d->layouts[PERI__TO_OWNERS]) {
@@ -113,8 +119,8 @@ static void batch_fini(peri__trip *trip)
     }
     peri__free(b->replica_flat);
     peri__free(b->replica_work);
-    peri_tensor *tensors[] = {b->home_weights, b->given.inverse, b->given.ids, b->given.places, b->given.offsets, b->given.weights,
-                              b->given.origins, b->given.own_bags};
+    peri_tensor *tensors[] = {b->home_weights,  b->given.inverse, b->given.ids,     b->given.places,
+                              b->given.offsets, b->given.weights, b->given.origins, b->given.own_bags};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
     peri__weights_dist_release(b->weights_dist);
     peri__repeats_free(b->given.repeats);
@@ -167,7 +173,7 @@ static peri_status batch_new(peri__input_dist *d, batch **out)
     return status;
 }
 
-/* -- rows on their ways ------------------------------------------------------------------------------------------------------------ */
+/* -- rows on their ways -------------------------------------------------------------------------------------------- */
 
 /** Rows of lane @lane in the owner's buffer, or (@home) in that of the home. */
 static peri_status lane_of(const peri__rows *r, int32_t lane, bool home, peri_tensor **out)
@@ -205,8 +211,8 @@ static peri_status rows_start(batch *b, int32_t part, int32_t direction)
         peri_status status = lane_of(r, lane, false, &ends[0]);
         if (status >= 0 && !functions) status = lane_of(r, lane, true, &ends[1]);
         if (status >= 0)
-            status = peri__journey_start(&b->journeys[direction][i], &b->ebc->ways[lane], r->layout->legs[lane], direction,
-                                         ends[r->back], ends[!r->back], functions);
+            status = peri__journey_start(&b->journeys[direction][i], &b->ebc->ways[lane], r->layout->legs[lane],
+                                         direction, ends[r->back], ends[!r->back], functions);
         peri_tensor_release(ends[0]);
         peri_tensor_release(ends[1]);
         PERI_TRY(status);
@@ -214,8 +220,8 @@ static peri_status rows_start(batch *b, int32_t part, int32_t direction)
     return PERI_OK;
 }
 
-/** Whether the rows of parts up to @part are there. All lanes are looked at: one of two hops sets out on the second one here, also while
- *  others are on their way. */
+/** Whether the rows of parts up to @part are there. All lanes are looked at: one of two hops sets out on the second one
+ *  here, also while others are on their way. */
 static peri_status rows_test(batch *b, int32_t part, int32_t direction)
 {
     peri_status all = PERI_OK;
@@ -227,9 +233,10 @@ static peri_status rows_test(batch *b, int32_t part, int32_t direction)
     return all;
 }
 
-/* -- backward: the gradient is back ------------------------------------------------------------------------------------------------ */
+/* -- backward: the gradient is back -------------------------------------------------------------------------------- */
 
-/** What a set's lookup makes of the gradient of its rows besides updates: NULL for the weights' part where they want none. */
+/** What a set's lookup makes of the gradient of its rows besides updates: NULL for the weights' part where they want
+ *  none. */
 static peri_status weights_part(const batch *b, int32_t g, peri_tensor **out)
 {
     *out = NULL;
@@ -242,7 +249,8 @@ static peri_status weights_part_done(const batch *b, int32_t g, peri_tensor *par
 {
     const peri__table_set *set = &b->ebc->sets[g];
     if (!part) return PERI_OK;
-    return peri__weights_dist_add(b->weights_dist, set->replica, part, set->replica ? b->ebc->divisor[set->module_table[0]] : 1);
+    return peri__weights_dist_add(b->weights_dist, set->replica, part,
+                                  set->replica ? b->ebc->divisor[set->module_table[0]] : 1);
 }
 
 /** The dense gradient of a set's tables, and its part of the weights'. @flat new. */
@@ -250,7 +258,8 @@ static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor **flat)
 {
     peri_tensor *part, *result;
     PERI_TRY(weights_part(b, g, &part));
-    peri_status status = peri_tbe_batch_gradient(b->looks[PERI__TO_OWNERS][g], peri__rows_of(&b->rows[PERI__TO_OWNERS], g), part, &result);
+    peri_status status = peri_tbe_batch_gradient(b->looks[PERI__TO_OWNERS][g],
+                                                 peri__rows_of(&b->rows[PERI__TO_OWNERS], g), part, &result);
     if (status < 0) {
         peri_tensor_release(part);
         return status;
@@ -314,7 +323,8 @@ static peri_status part_done(const batch *b, int32_t part, peri_tensor **grad_in
     return PERI_OK;
 }
 
-/** Inputs: the leaves of the dense sets, and the token of weights_dist. Part after part, while the next is still on its way. */
+/** Inputs: the leaves of the dense sets, and the token of weights_dist. Part after part, while the next is still on its
+ *  way. */
 static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_tensor **grad_in)
 {
     (void)leave;
@@ -330,13 +340,14 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
     return PERI_OK;
 }
 
-/* -- backward: the gradient sets out ----------------------------------------------------------------------------------------------- */
+/* -- backward: the gradient sets out ------------------------------------------------------------------------------- */
 
-/** The gradient of a set of replicas becomes the mean of those of all ranks, as DistributedDataParallel makes it. Those of some were
- *  divided before (see gradient_divisor). */
+/** The gradient of a set of replicas becomes the mean of those of all ranks, as DistributedDataParallel makes it. Those
+ *  of some were divided before (see gradient_divisor). */
 static peri_status reduce(const peri_sharded *e, const peri__table_set *set, peri_tensor *flat, peri_work **out)
 {
-    peri_k_divide_args args = {.dst = peri__data(flat), .src = peri__data(flat), .dtype = flat->dtype, .divisor = e->world_size};
+    peri_k_divide_args args = {
+        .dst = peri__data(flat), .src = peri__data(flat), .dtype = flat->dtype, .divisor = e->world_size};
     const bool divided = e->divisor[set->module_table[0]] != 1;
     if (!divided) PERI_TRY(PERI_LAUNCH(e->device, divide, &args, peri__numel(flat), PERI_ELEMENT_GRAIN));
     return peri__coll_sum_gradients(e->group, flat, 0, out);
@@ -393,7 +404,8 @@ static peri_status join_gradients(const batch *b, peri_tensor *const *grad, peri
     return status;
 }
 
-/** Whether the gradients of the results can be read where they lie: to join them is to read and write all of them once more. */
+/** Whether the gradients of the results can be read where they lie: to join them is to read and write all of them once
+ *  more. */
 static bool in_parts(const batch *b, peri_tensor *const *grad)
 {
     const peri_sharded *e = b->ebc;
@@ -437,12 +449,13 @@ static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
     return status;
 }
 
-static const peri__trip_vtab batch_vtab = {PERI__TRIP_NODES("sharded lookup", "sharded output_dist", PERI__UPDATES), .set_out = set_out,
-                                           .come_back = come_back, .fini = batch_fini};
+static const peri__trip_vtab batch_vtab = {PERI__TRIP_NODES("sharded lookup", "sharded output_dist", PERI__UPDATES),
+                                           .set_out = set_out, .come_back = come_back, .fini = batch_fini};
 
-/* -- forward ------------------------------------------------------------------------------------------------------------------------- */
+/* -- forward ------------------------------------------------------------------------------------------------------- */
 
-/** Record the lookup: a function of the dense sets' leaves, of tables that no tensor stands for, and of the ids' weights if they want it.
+/** Record the lookup: a function of the dense sets' leaves, of tables that no tensor stands for, and of the ids'
+ *  weights if they want it.
  */
 static peri_status record_lookup(batch *b, peri__node **leave)
 {
@@ -455,7 +468,8 @@ static peri_status record_lookup(batch *b, peri__node **leave)
     n = 0;
     for (int32_t g = 0; g < e->n_sets; g++)
         for (int32_t i = 0; e->sets[g].dense && i < e->sets[g].n_tables; i++) leaves[n++] = e->sets[g].leaves[i];
-    peri_status status = b->weights_dist ? peri__weights_dist_record(b->weights_dist, b->home_weights, &token) : PERI_OK;
+    peri_status status =
+        b->weights_dist ? peri__weights_dist_record(b->weights_dist, b->home_weights, &token) : PERI_OK;
     leaves[n++] = token;
     if (status >= 0) status = peri__trip_leaves(&b->trip, leaves, n, leave);
     peri_tensor_release(token);
@@ -540,7 +554,8 @@ static peri_status bind_results(batch *b)
 {
     const peri_sharded *e = b->ebc;
     const peri__home *h = b->layouts[PERI__TO_HOMES]->home;
-    if (h->variable && !e->kind->by_id && peri__immediate(e->device) && (e->routes->n_replicas || (!e->exact && !e->two_rules)))
+    if (h->variable && !e->kind->by_id && peri__immediate(e->device) &&
+        (e->routes->n_replicas || (!e->exact && !e->two_rules)))
         PERI_TRY(peri__repeats_new(e, h, b->given.inverse, &b->given.repeats));
     const int64_t shape[] = {h->joined_rows + (b->given.repeats ? 1 : 0), e->cols};
     peri_tensor *results;
@@ -735,7 +750,8 @@ peri_status peri_sharded_output(peri_sharded *e, peri_work *output, peri_tensor 
     output_dist *o = (output_dist *)output;
     if (output->vtab != &output_vtab || o->batch->ebc != e)
         return peri__fail(PERI_EINVAL, "%s: this work is not an output_dist of this module", f);
-    if (output->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the output_dist is not complete; wait for it", f);
+    if (output->status != PERI_OK)
+        return peri__fail(PERI_EINVAL, "%s: the output_dist is not complete; wait for it", f);
     if (o->used) return peri__fail(PERI_EINVAL, "%s: this output was already taken", f);
     PERI_TRY(make_results(o, out));
     o->used = true;
@@ -755,10 +771,12 @@ peri_status peri_sharded_rows(peri_sharded *e, peri_work *output, peri_tensor **
     output_dist *o = (output_dist *)output;
     if (output->vtab != &output_vtab || o->batch->ebc != e)
         return peri__fail(PERI_EINVAL, "%s: this work is not an output_dist of this module", f);
-    if (output->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the output_dist is not complete; wait for it", f);
+    if (output->status != PERI_OK)
+        return peri__fail(PERI_EINVAL, "%s: the output_dist is not complete; wait for it", f);
     if (!o->ids)
         return peri__fail(PERI_EINVAL, "%s: %s", f,
-                          e->returns_rows && e->n_managed ? "the rows were already taken" : "the module has no rows of raw ids to return");
+                          e->returns_rows && e->n_managed ? "the rows were already taken"
+                                                          : "the module has no rows of raw ids to return");
     const peri__routing *r = &o->ids->routing;
     const peri__given given = {.ids = r->values, .places = r->places, .offsets = r->offsets_in};
     PERI_TRY(peri__managed_rows(e, o->ids->arrival, r->outbound, &given, r->place_first, out));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * walk.h: one batch on its way through a sharded module (input.c, walk.c), and the gradients of its ids' weights (weights_dist.c).
+ * walk.h: one batch on its way through a sharded module (input.c, walk.c), and the gradients of its ids' weights
+ * (weights_dist.c).
  */
 #ifndef PERI_SHARD_WALK_H
 #define PERI_SHARD_WALK_H
@@ -18,7 +19,8 @@ typedef struct peri__input_dist {
     peri__batch_layout *layouts[2]; /* by direction, once the routing is announced; often the same one twice */
     peri_tensor *inverse;  /* i64; NULL: no variable batch */
     peri_tensor *id_offsets[2]; /* i64: of a bag for each id that was received, of the input; NULL: not asked for yet */
-    peri_tbe_batch **looks[2]; /* by direction and set of tables: its lookup of this batch, once it is known; NULL: none yet, or taken */
+    peri_tbe_batch **looks[2]; /* by direction and set of tables: its lookup of this batch, once it is known; NULL: none
+                                  yet, or taken */
     peri__arrival *arrival; /* NULL: no raw ids, or not yet rows */
     bool training;         /* its raw ids are learned */
     bool in_flight;        /* they are, and it counts as in flight, until its lookup does */
@@ -62,10 +64,13 @@ static inline bool peri__weights_want_grad(const peri__input_dist *d)
 }
 
 /** Whether the gradient of the ids' weights is made at home, where it has the same bits under any plan. */
-static inline bool peri__weights_at_home(const peri__input_dist *d) { return peri__weights_want_grad(d) && d->ebc->exact; }
+static inline bool peri__weights_at_home(const peri__input_dist *d)
+{
+    return peri__weights_want_grad(d) && d->ebc->exact;
+}
 
-/** Gradients of the ids' weights on their way home (weights_dist.c): made by owners and replicas in the backward pass of the lookup, and
- *  awaited in that of a node of its own, right before the lookup's. */
+/** Gradients of the ids' weights on their way home (weights_dist.c): made by owners and replicas in the backward pass
+ *  of the lookup, and awaited in that of a node of its own, right before the lookup's. */
 typedef struct peri__weights_dist {
     peri__refs refs;
     peri_sharded *ebc;  /* retained, as is all below */

@@ -28,7 +28,8 @@ peri_status peri__legs_init(const peri__way *way, peri__leg *legs)
             const int64_t *numbers[2] = {d ? legs[h].in : legs[h].out, d ? legs[h].out : legs[h].in};
             if (!codec || way->hops[h].sums) continue; /* the one part of an all_gather has another context */
             for (int end = 0; end < 2; end++)
-                PERI_TRY(peri_codec_context_new(codec, numbers[end], way->hops[h].group->size, &legs[h].contexts[d][end]));
+                PERI_TRY(
+                    peri_codec_context_new(codec, numbers[end], way->hops[h].group->size, &legs[h].contexts[d][end]));
         }
     return PERI_OK;
 }
@@ -43,7 +44,8 @@ void peri__legs_fini(peri__leg *legs)
 bool peri__way_direct(const peri__way *way, int32_t direction)
 {
     const peri__hop *home = &way->hops[way->n - 1];
-    return way->n > 0 && home->group->size > 1 && !coded(way, direction) && !(home->sums && direction == PERI__TO_HOMES);
+    return way->n > 0 && home->group->size > 1 && !coded(way, direction) &&
+           !(home->sums && direction == PERI__TO_HOMES);
 }
 
 /** Where numbers rest between two hops: of hop @h, towards @direction. */
@@ -52,7 +54,8 @@ static peri_status new_rest(const peri__journey *j, int32_t h, peri_tensor *from
     const peri__hop *hop = &j->way->hops[h];
     const peri__leg *leg = &j->legs[h];
     const bool back = j->direction == PERI__TO_OWNERS;
-    const int64_t n = hop->sums && !back ? leg->out[hop->group->rank] : peri__sum(back ? leg->out : leg->in, hop->group->size);
+    const int64_t n =
+        hop->sums && !back ? leg->out[hop->group->rank] : peri__sum(back ? leg->out : leg->in, hop->group->size);
     return peri__stage_tensor(hop->group->comm, peri__device(from), n, out);
 }
 
@@ -61,11 +64,18 @@ static peri_status take_hop(peri__journey *j, peri_tensor *from)
 {
     const peri__hop *hop = &j->way->hops[j->hop];
     const peri__leg *leg = &j->legs[j->hop];
-    const bool back = j->direction == PERI__TO_OWNERS, last = j->hop == (back ? 0 : j->way->n - 1), home = j->hop == j->way->n - 1;
+    const bool back = j->direction == PERI__TO_OWNERS, last = j->hop == (back ? 0 : j->way->n - 1),
+               home = j->hop == j->way->n - 1;
     peri_tensor *rest = NULL;
-    peri__transfer_args a = {.kind = !hop->sums ? PERI_COLL_ALL_TO_ALL : back ? PERI_COLL_ALL_GATHER : PERI_COLL_REDUCE_SCATTER,
-                             .channel = PERI_CHANNEL_ROWS, .sequence = j->sequence[j->hop], .out = back ? leg->in : leg->out,
-                             .in = back ? leg->out : leg->in, .codec = hop->codec[j->direction], .direct = home ? j->direct : NULL,
+    peri__transfer_args a = {.kind = !hop->sums ? PERI_COLL_ALL_TO_ALL
+                                     : back     ? PERI_COLL_ALL_GATHER
+                                                : PERI_COLL_REDUCE_SCATTER,
+                             .channel = PERI_CHANNEL_ROWS,
+                             .sequence = j->sequence[j->hop],
+                             .out = back ? leg->in : leg->out,
+                             .in = back ? leg->out : leg->in,
+                             .codec = hop->codec[j->direction],
+                             .direct = home ? j->direct : NULL,
                              .contexts = leg->contexts[j->direction][0] ? leg->contexts[j->direction] : NULL};
     if (last && back && coded(j->way, PERI__TO_OWNERS)) a.divisor = j->way->division;
     if (!last && !a.codec) PERI_TRY(new_rest(j, j->hop, from ? from : j->to, &rest));
@@ -75,10 +85,14 @@ static peri_status take_hop(peri__journey *j, peri_tensor *from)
     return status;
 }
 
-peri_status peri__journey_start(peri__journey *j, const peri__way *way, const peri__leg *legs, int32_t direction, peri_tensor *from,
-                                peri_tensor *to, const peri__transfer_direct *direct)
+peri_status peri__journey_start(peri__journey *j, const peri__way *way, const peri__leg *legs, int32_t direction,
+                                peri_tensor *from, peri_tensor *to, const peri__transfer_direct *direct)
 {
-    *j = (peri__journey){.way = way, .legs = legs, .direction = direction, .hop = direction == PERI__TO_OWNERS ? way->n - 1 : 0, .to = to,
+    *j = (peri__journey){.way = way,
+                         .legs = legs,
+                         .direction = direction,
+                         .hop = direction == PERI__TO_OWNERS ? way->n - 1 : 0,
+                         .to = to,
                          .direct = direct};
     if (to) peri_tensor_retain(to);
     peri_status status = PERI_OK;

@@ -2,8 +2,9 @@
  *
  * weights_dist.c: the gradients of the ids' weights, from the owners back to the ids: the way of the ids in reverse.
  *
- * The gradient of a weight is that of this rank's own loss: weights are an input of this rank, not a table that all ranks train. So where
- * gradients of rows are divided by the number of ranks, this one is multiplied by it again. It is not clipped.
+ * The gradient of a weight is that of this rank's own loss: weights are an input of this rank, not a table that all
+ * ranks train. So where gradients of rows are divided by the number of ranks, this one is multiplied by it again. It is
+ * not clipped.
  */
 #include "walk.h"
 #include "../../kernels/dense.h"
@@ -53,7 +54,7 @@ void peri__weights_dist_release(peri__weights_dist *w)
     peri__free(w);
 }
 
-/* -- parts --------------------------------------------------------------------------------------------------------------------------- */
+/* -- parts --------------------------------------------------------------------------------------------------------- */
 
 peri_status peri__weights_dist_part(const peri__weights_dist *w, bool replica, peri_tensor **out)
 {
@@ -65,13 +66,14 @@ peri_status peri__weights_dist_add(peri__weights_dist *w, bool replica, peri_ten
 {
     peri_tensor **sum = replica ? &w->replicas : &w->owner;
     peri_status status = *sum ? PERI_OK : peri__weights_dist_part(w, replica, sum);
-    peri_k_axpy_args args = {.y = status < 0 ? NULL : peri__data(*sum), .x = peri__data(part), .dtype = PERI_F32, .alpha = factor};
+    peri_k_axpy_args args = {
+        .y = status < 0 ? NULL : peri__data(*sum), .x = peri__data(part), .dtype = PERI_F32, .alpha = factor};
     if (status >= 0) status = PERI_LAUNCH(w->ebc->device, axpy, &args, peri__numel(part), PERI_ELEMENT_GRAIN);
     peri_tensor_release(part);
     return status;
 }
 
-/* -- backward ------------------------------------------------------------------------------------------------------------------------ */
+/* -- backward ------------------------------------------------------------------------------------------------------ */
 
 static peri_status post(peri__weights_dist *w)
 {
@@ -79,7 +81,8 @@ static peri_status post(peri__weights_dist *w)
     if (w->at_home) return PERI_OK;
     if (!w->owner) PERI_TRY(peri__weights_dist_part(w, false, &w->owner));
     if (e->world_size == 1) return PERI_OK;
-    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .out = w->counts + e->world_size, .in = w->counts};
+    peri__transfer_args a = {
+        .kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .out = w->counts + e->world_size, .in = w->counts};
     return peri__transfer_post(e->group, w->owner, &a, &w->back);
 }
 
@@ -98,11 +101,17 @@ static peri_status collect(peri__weights_dist *w, peri_tensor **out)
     }
     if (!w->replicas) PERI_TRY(peri__weights_dist_part(w, true, &w->replicas));
     PERI_TRY(peri_tensor_new(e->device, PERI_I64, 1, &n, &cursor));
-    peri_k_route_return_args args = {.ids = peri__data(w->ids), .offsets = peri__data(w->offsets),
-                                     .partitions = peri__upload_at(&h->up, h->partitions), .bounds = peri__upload_at(&h->up, h->bounds),
-                                     .wire_bag = peri__upload_at(&h->up, h->wire_bag), .cursor = peri__data(cursor),
-                                     .back = peri__data(back), .out = peri__data(w->replicas), .factor = (float)e->division,
-                                     .n_partitions = e->routes->n_partitions, .ids_i32 = w->ids->dtype == PERI_I32};
+    peri_k_route_return_args args = {.ids = peri__data(w->ids),
+                                     .offsets = peri__data(w->offsets),
+                                     .partitions = peri__upload_at(&h->up, h->partitions),
+                                     .bounds = peri__upload_at(&h->up, h->bounds),
+                                     .wire_bag = peri__upload_at(&h->up, h->wire_bag),
+                                     .cursor = peri__data(cursor),
+                                     .back = peri__data(back),
+                                     .out = peri__data(w->replicas),
+                                     .factor = (float)e->division,
+                                     .n_partitions = e->routes->n_partitions,
+                                     .ids_i32 = w->ids->dtype == PERI_I32};
     peri_status status = peri__complete_sum(w->lengths, -1, cursor);
     if (status >= 0) status = PERI_LAUNCH(e->device, route_return, &args, peri__numel(w->offsets) - 1, 512);
     peri_tensor_release(cursor);
@@ -130,8 +139,10 @@ static void weights_fini(peri__node *node)
     node->state = NULL;
 }
 
-static const peri__node_vtab weights_vtab = {
-    .name = "sharded weights_dist", .acts = PERI__POSTS | PERI__WAITS, .backward = weights_backward, .fini = weights_fini};
+static const peri__node_vtab weights_vtab = {.name = "sharded weights_dist",
+                                             .acts = PERI__POSTS | PERI__WAITS,
+                                             .backward = weights_backward,
+                                             .fini = weights_fini};
 
 peri_status peri__weights_dist_record(peri__weights_dist *w, peri_tensor *weights, peri_tensor **token)
 {

@@ -7,9 +7,10 @@
 
 #include <stdio.h>
 
-/* -- sequences ------------------------------------------------------------------------------------------------------------------------ */
+/* -- sequences ----------------------------------------------------------------------------------------------------- */
 
-/** Checked sequences: offsets [sequences + 1], and behind them the numbers of targets [sequences], if there are any, in one tensor. */
+/** Checked sequences: offsets [sequences + 1], and behind them the numbers of targets [sequences], if there are any, in
+ *  one tensor. */
 typedef struct marks {
     peri_tensor *t; /* contiguous i64 */
     int64_t sequences;
@@ -28,8 +29,9 @@ static peri_status check_targets(const char *f, const marks *m)
     for (int64_t s = 0; s < n && status >= 0; s++) {
         int64_t targets = host[n + 1 + s], length = host[s + 1] - host[s];
         if (targets < 0 || targets > length)
-            status = peri__fail(PERI_ERANGE, "%s: num_targets[%lld] is %lld, allowed: 0..%lld, the members of the sequence", f,
-                                (long long)s, (long long)targets, (long long)length);
+            status =
+                peri__fail(PERI_ERANGE, "%s: num_targets[%lld] is %lld, allowed: 0..%lld, the members of the sequence",
+                           f, (long long)s, (long long)targets, (long long)length);
     }
     peri__free(host);
     return status;
@@ -47,7 +49,8 @@ static peri_status put(const marks *m, int64_t at, peri_tensor *from)
 }
 
 /** *m = the sequences that @offsets cut out of @rows rows; none is longer than @most (0: any length). Waits. */
-static peri_status marks_init(const char *f, marks *m, peri_tensor *offsets, peri_tensor *targets, int64_t rows, int64_t most)
+static peri_status marks_init(const char *f, marks *m, peri_tensor *offsets, peri_tensor *targets, int64_t rows,
+                              int64_t most)
 {
     peri_tensor *flat;
     peri__bags bags = {0};
@@ -59,8 +62,8 @@ static peri_status marks_init(const char *f, marks *m, peri_tensor *offsets, per
     m->targets = targets;
     m->t = NULL;
     if (most > 0 && bags.longest > most)
-        PERI_TRY_GOTO(peri__fail(PERI_ERANGE, "%s: a sequence of %lld members, allowed: max_seq_len, %lld", f, (long long)bags.longest,
-                                 (long long)most),
+        PERI_TRY_GOTO(peri__fail(PERI_ERANGE, "%s: a sequence of %lld members, allowed: max_seq_len, %lld", f,
+                                 (long long)bags.longest, (long long)most),
                       out);
     int64_t size = bags.bags + 1 + (targets ? bags.bags : 0);
     PERI_TRY_GOTO(peri_tensor_new(peri__device(offsets), PERI_I64, 1, &size, &m->t), out);
@@ -76,20 +79,22 @@ out:
 }
 
 /** i32 or i64 offsets of @like's device, and a number for each sequence or NULL. */
-static peri_status check_marks(const char *f, const peri_tensor *offsets, const peri_tensor *targets, const peri_tensor *like)
+static peri_status check_marks(const char *f, const peri_tensor *offsets, const peri_tensor *targets,
+                               const peri_tensor *like)
 {
     PERI_TRY(peri__check_ints(f, "seq_offsets", offsets, 1, like));
     if (offsets->shape[0] < 1)
-        return peri__fail(PERI_EINVAL, "%s: seq_offsets are empty; they have one entry more than there are sequences", f);
+        return peri__fail(PERI_EINVAL, "%s: seq_offsets are empty; they have one entry more than there are sequences",
+                          f);
     if (!targets) return PERI_OK;
     PERI_TRY(peri__check_ints(f, "num_targets", targets, 1, like));
     if (targets->shape[0] != offsets->shape[0] - 1)
-        return peri__fail(PERI_EINVAL, "%s: %lld num_targets for %lld sequences, wanted one for each", f, (long long)targets->shape[0],
-                          (long long)offsets->shape[0] - 1);
+        return peri__fail(PERI_EINVAL, "%s: %lld num_targets for %lld sequences, wanted one for each", f,
+                          (long long)targets->shape[0], (long long)offsets->shape[0] - 1);
     return PERI_OK;
 }
 
-/* -- attention ------------------------------------------------------------------------------------------------------------------------ */
+/* -- attention ----------------------------------------------------------------------------------------------------- */
 
 static const char name[] = "peri_sparse_attention";
 
@@ -119,12 +124,27 @@ static peri_k_attention_args arguments(peri_tensor *const *saved, const int64_t 
 {
     const peri_tensor *q = saved[Q], *v = saved[V];
     marks m = {saved[MARKS], kept[KEPT_SEQUENCES], kept[KEPT_TARGETS]};
-    return (peri_k_attention_args){.out = peri__data(saved[OUT]), .lse = saved[LSE] ? peri__data(saved[LSE]) : NULL, .q = peri__data(q),
-                                   .k = peri__data(saved[K]), .v = peri__data(v), .offsets = offsets_of(&m), .targets = targets_of(&m),
-                                   .rows = q->shape[0], .sequences = m.sequences, .heads = q->shape[1], .dim = q->shape[2],
-                                   .v_dim = v->shape[2], .q_stride = row_stride(q), .k_stride = row_stride(saved[K]),
-                                   .v_stride = row_stride(v), .window = kept[KEPT_WINDOW], .alpha = number[0], .scale = number[1],
-                                   .dtype = q->dtype, .form = (int32_t)kept[KEPT_FORM], .causal = kept[KEPT_CAUSAL]};
+    return (peri_k_attention_args){.out = peri__data(saved[OUT]),
+                                   .lse = saved[LSE] ? peri__data(saved[LSE]) : NULL,
+                                   .q = peri__data(q),
+                                   .k = peri__data(saved[K]),
+                                   .v = peri__data(v),
+                                   .offsets = offsets_of(&m),
+                                   .targets = targets_of(&m),
+                                   .rows = q->shape[0],
+                                   .sequences = m.sequences,
+                                   .heads = q->shape[1],
+                                   .dim = q->shape[2],
+                                   .v_dim = v->shape[2],
+                                   .q_stride = row_stride(q),
+                                   .k_stride = row_stride(saved[K]),
+                                   .v_stride = row_stride(v),
+                                   .window = kept[KEPT_WINDOW],
+                                   .alpha = number[0],
+                                   .scale = number[1],
+                                   .dtype = q->dtype,
+                                   .form = (int32_t)kept[KEPT_FORM],
+                                   .causal = kept[KEPT_CAUSAL]};
 }
 
 /** saved, kept: see arguments. number: alpha, scale. */
@@ -138,7 +158,8 @@ static peri_status attention_backward(peri__node *node, peri_tensor *const *grad
     PERI_TRY_GOTO(peri__contiguous_of(grad_out[0], &g), out);
     if (a.lse) PERI_TRY_GOTO(peri__tensor_like(node->saved[LSE], 1, &items, &delta), out);
     for (int32_t i = Q; i <= V; i++)
-        if (peri__needs(node, i)) PERI_TRY_GOTO(peri__tensor_like(node->saved[i], 3, node->saved[i]->shape, &grad[i]), out);
+        if (peri__needs(node, i))
+            PERI_TRY_GOTO(peri__tensor_like(node->saved[i], 3, node->saved[i]->shape, &grad[i]), out);
     a.dout = peri__data(g);
     a.delta = delta ? peri__data(delta) : NULL;
     a.dq = grad[Q] ? peri__data(grad[Q]) : NULL;
@@ -170,9 +191,11 @@ static peri_status check_operands(peri_tensor *const *in)
             return peri__fail(PERI_EINVAL, "%s: %s is %s, wanted [rows, heads, size]", name, names[i],
                               peri__tensor_text(in[i], text, sizeof text));
         PERI_TRY(peri__check_same_device(name, in[i], in[Q]));
-        if (in[i]->dtype != in[Q]->dtype || memcmp(in[i]->shape, in[Q]->shape, sizeof *in[i]->shape * (i == V ? 2 : 3)) != 0)
-            return peri__fail(PERI_EINVAL, "%s: q and %s are %s; wanted: one dtype, equal rows and heads%s", name, names[i],
-                              peri__pair_text(in[Q], in[i], text, sizeof text), i == V ? "" : ", and equal sizes");
+        if (in[i]->dtype != in[Q]->dtype ||
+            memcmp(in[i]->shape, in[Q]->shape, sizeof *in[i]->shape * (i == V ? 2 : 3)) != 0)
+            return peri__fail(PERI_EINVAL, "%s: q and %s are %s; wanted: one dtype, equal rows and heads%s", name,
+                              names[i], peri__pair_text(in[Q], in[i], text, sizeof text),
+                              i == V ? "" : ", and equal sizes");
     }
     return PERI_OK;
 }
@@ -188,8 +211,11 @@ static peri_status compute(peri_tensor *const *in, const peri_attention_args *ar
     PERI_TRY(check_operands(in));
     PERI_TRY(check_marks(name, args->seq_offsets, args->num_targets, in[Q]));
     PERI_TRY(marks_init(name, &m, args->seq_offsets, args->num_targets, shape[0], args->max_seq_len));
-    const int64_t kept[] = {[KEPT_SEQUENCES] = m.sequences, [KEPT_TARGETS] = m.targets, [KEPT_WINDOW] = args->max_attn_len,
-                            [KEPT_FORM] = args->form, [KEPT_CAUSAL] = args->causal};
+    const int64_t kept[] = {[KEPT_SEQUENCES] = m.sequences,
+                            [KEPT_TARGETS] = m.targets,
+                            [KEPT_WINDOW] = args->max_attn_len,
+                            [KEPT_FORM] = args->form,
+                            [KEPT_CAUSAL] = args->causal};
     peri_status status;
     saved[MARKS] = m.t;
     for (int32_t i = Q; i <= V; i++) PERI_TRY_GOTO(rows_in_place(in[i], &saved[i]), out);
@@ -227,7 +253,7 @@ peri_status peri_sparse_attention(const peri_attention_args *args, peri_tensor *
     return peri__narrow(&o, compute(o.in, args, &o.out), out);
 }
 
-/* -- places and times ----------------------------------------------------------------------------------------------------------------- */
+/* -- places and times ---------------------------------------------------------------------------------------------- */
 
 static peri_status numbers_new(const peri_tensor *like, int64_t rows, peri_tensor **out)
 {
@@ -235,8 +261,8 @@ static peri_status numbers_new(const peri_tensor *like, int64_t rows, peri_tenso
 }
 
 /** The kernel's `out` for @rows members; *args has the rest, but for the marks. */
-static peri_status places(const char *f, peri_tensor *offsets, peri_tensor *targets, int64_t rows, peri_k_sequence_positions_args *args,
-                          peri_tensor **out)
+static peri_status places(const char *f, peri_tensor *offsets, peri_tensor *targets, int64_t rows,
+                          peri_k_sequence_positions_args *args, peri_tensor **out)
 {
     PERI_NEED(out);
     PERI_TRY(check_marks(f, offsets, targets, offsets));
@@ -259,8 +285,8 @@ out:
     return status;
 }
 
-peri_status peri_sparse_sequence_positions(peri_tensor *seq_offsets, peri_tensor *num_targets, int64_t rows, int64_t max_positions,
-                                           peri_tensor **out)
+peri_status peri_sparse_sequence_positions(peri_tensor *seq_offsets, peri_tensor *num_targets, int64_t rows,
+                                           int64_t max_positions, peri_tensor **out)
 {
     static const char f[] = "peri_sparse_sequence_positions";
     if (max_positions < 1)
@@ -279,8 +305,10 @@ static peri_status check_times(const char *f, const peri_time_buckets_args *args
     const peri_tensor *t = args->timestamps;
     PERI_TRY(peri__check_tensor(f, "timestamps", t, -1, 1));
     if (t->dtype != PERI_I64 && t->dtype != PERI_I32 && t->dtype != PERI_F64 && t->dtype != PERI_F32)
-        return peri__fail(PERI_EINVAL, "%s: timestamps are %s, allowed: i64, i32, f64, f32", f, peri_dtype_name(t->dtype));
-    if (args->num_buckets < 1) return peri__fail(PERI_EINVAL, "%s: num_buckets %lld, allowed: 1 and more", f, (long long)args->num_buckets);
+        return peri__fail(PERI_EINVAL, "%s: timestamps are %s, allowed: i64, i32, f64, f32", f,
+                          peri_dtype_name(t->dtype));
+    if (args->num_buckets < 1)
+        return peri__fail(PERI_EINVAL, "%s: num_buckets %lld, allowed: 1 and more", f, (long long)args->num_buckets);
     if (!(args->increment > 0) || args->increment > 0x1p1000)
         return peri__fail(PERI_EINVAL, "%s: increment %g, allowed: finite numbers > 0", f, args->increment);
     return check_marks(f, args->seq_offsets, NULL, t);
@@ -299,8 +327,14 @@ peri_status peri_sparse_time_buckets(const peri_time_buckets_args *args, peri_te
     peri_status status;
     PERI_TRY_GOTO(peri__contiguous_of(args->timestamps, &flat), out);
     PERI_TRY_GOTO(numbers_new(m.t, rows, &y), out);
-    peri_k_time_buckets_args a = {.out = peri__data(y), .times = peri__data(flat), .offsets = offsets_of(&m), .sequences = m.sequences,
-                                  .most = args->num_buckets, .increment = args->increment, .dtype = flat->dtype, .log = args->log};
+    peri_k_time_buckets_args a = {.out = peri__data(y),
+                                  .times = peri__data(flat),
+                                  .offsets = offsets_of(&m),
+                                  .sequences = m.sequences,
+                                  .most = args->num_buckets,
+                                  .increment = args->increment,
+                                  .dtype = flat->dtype,
+                                  .log = args->log};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(y), time_buckets, &a, rows, PERI_INT_GRAIN / 8), out);
     *out = y;
     y = NULL;

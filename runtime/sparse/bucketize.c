@@ -18,27 +18,29 @@ typedef struct plan {
 static peri_status check_feature(const char *f, const peri_bucket_args *a, int32_t i, int64_t *block)
 {
     *block = a->block_sizes[i];
-    if (*block < 0) return peri__fail(PERI_EINVAL, "%s: feature %d: block size %lld, allowed: 0 or more", f, i, (long long)*block);
+    if (*block < 0)
+        return peri__fail(PERI_EINVAL, "%s: feature %d: block size %lld, allowed: 0 or more", f, i, (long long)*block);
     if (a->total_num_blocks) {
         int64_t total = a->total_num_blocks[i], each = total / a->buckets;
         if (total < 0 || total % a->buckets || (each && *block > INT64_MAX / each))
-            return peri__fail(PERI_EINVAL, "%s: feature %d: %lld blocks of %lld for %d buckets, wanted a multiple", f, i, (long long)total,
-                              (long long)*block, a->buckets);
+            return peri__fail(PERI_EINVAL, "%s: feature %d: %lld blocks of %lld for %d buckets, wanted a multiple", f,
+                              i, (long long)total, (long long)*block, a->buckets);
         *block *= each;
     }
     if (*block > INT64_MAX / a->buckets)
-        return peri__fail(PERI_ERANGE, "%s: feature %d: blocks of %lld ids, allowed: less than 2^63 ids in %d buckets", f, i,
-                          (long long)*block, a->buckets);
+        return peri__fail(PERI_ERANGE, "%s: feature %d: blocks of %lld ids, allowed: less than 2^63 ids in %d buckets",
+                          f, i, (long long)*block, a->buckets);
     const int64_t *bounds = a->bounds ? a->bounds[i] : NULL;
     for (int32_t b = 0; bounds && b <= a->buckets; b++)
         if (b ? bounds[b] < bounds[b - 1] : bounds[0] != 0)
-            return peri__fail(PERI_EINVAL, "%s: feature %d: bound %d is %lld, wanted: 0 first, then not falling", f, i, b,
-                              (long long)bounds[b]);
+            return peri__fail(PERI_EINVAL, "%s: feature %d: bound %d is %lld, wanted: 0 first, then not falling", f, i,
+                              b, (long long)bounds[b]);
     return PERI_OK;
 }
 
 /** batch_sizes: bags of each feature. */
-static peri_status plan_init(plan *p, const char *f, const peri_bucket_args *a, const int64_t *batch_sizes, peri_device *device)
+static peri_status plan_init(plan *p, const char *f, const peri_bucket_args *a, const int64_t *batch_sizes,
+                             peri_device *device)
 {
     int64_t n = a->n_features, with_bounds = 0, at = 0;
     for (int32_t i = 0; a->bounds && i < n; i++) with_bounds += a->bounds[i] != NULL;
@@ -89,8 +91,8 @@ static void release(peri_bucket_result *r)
 }
 
 /** All outputs, uninitialised. */
-static peri_status allocate(peri_bucket_result *r, const peri_bucket_args *a, const peri__bags *b, int32_t lengths_dtype,
-                            const peri_tensor *ids, const peri_tensor *weights)
+static peri_status allocate(peri_bucket_result *r, const peri_bucket_args *a, const peri__bags *b,
+                            int32_t lengths_dtype, const peri_tensor *ids, const peri_tensor *weights)
 {
     int64_t n = b->values, slots = b->bags * a->buckets;
     peri_device *device = peri__device(ids);
@@ -104,8 +106,9 @@ static peri_status allocate(peri_bucket_result *r, const peri_bucket_args *a, co
 }
 
 /** @b is well formed and has its offsets. @offsets: gets those of the result; NULL: nobody asks. */
-static peri_status bucketize(const peri_bucket_args *a, const plan *p, const peri__bags *b, int32_t lengths_dtype, const peri_tensor *ids,
-                             const peri_tensor *weights, peri_bucket_result *out, peri_tensor **offsets)
+static peri_status bucketize(const peri_bucket_args *a, const plan *p, const peri__bags *b, int32_t lengths_dtype,
+                             const peri_tensor *ids, const peri_tensor *weights, peri_bucket_result *out,
+                             peri_tensor **offsets)
 {
     peri_bucket_result r = {0};
     peri_device *device = peri__device(ids);
@@ -119,15 +122,26 @@ static peri_status bucketize(const peri_bucket_args *a, const plan *p, const per
         return status;
     }
     const int64_t *table = peri__data(p->table);
-    peri_k_bucketize_args args = {.offsets = peri__data(b->offsets), .ids = peri__data(ids), .features = table, .bounds = table + p->words,
-                                  .weights = width ? peri__data(weights) : NULL, .lengths = peri__data(r.lengths),
-                                  .starts = offsets ? peri__data(*offsets) : NULL, .new_ids = peri__data(r.ids),
+    peri_k_bucketize_args args = {.offsets = peri__data(b->offsets),
+                                  .ids = peri__data(ids),
+                                  .features = table,
+                                  .bounds = table + p->words,
+                                  .weights = width ? peri__data(weights) : NULL,
+                                  .lengths = peri__data(r.lengths),
+                                  .starts = offsets ? peri__data(*offsets) : NULL,
+                                  .new_ids = peri__data(r.ids),
                                   .new_weights = width ? peri__data(r.weights) : NULL,
                                   .positions = r.positions ? peri__data(r.positions) : NULL,
                                   .unbucketize = r.unbucketize ? peri__data(r.unbucketize) : NULL,
-                                  .mapping = r.mapping ? peri__data(r.mapping) : NULL, .bags = b->bags, .buckets = a->buckets,
-                                  .n_features = a->n_features, .width = width, .n = b->values, .offsets_dtype = b->offsets->dtype,
-                                  .ids_dtype = ids->dtype, .lengths_dtype = lengths_dtype};
+                                  .mapping = r.mapping ? peri__data(r.mapping) : NULL,
+                                  .bags = b->bags,
+                                  .buckets = a->buckets,
+                                  .n_features = a->n_features,
+                                  .width = width,
+                                  .n = b->values,
+                                  .offsets_dtype = b->offsets->dtype,
+                                  .ids_dtype = ids->dtype,
+                                  .lengths_dtype = lengths_dtype};
     status = PERI_RUN(device, bucketize, &args);
     if (status < 0) release(&r);
     else *out = r;
@@ -138,10 +152,12 @@ static peri_status check_args(const char *f, const peri_bucket_args *a, const pe
 {
     char text[128];
     if (a->buckets < 1) return peri__fail(PERI_EINVAL, "%s: %d buckets, wanted at least 1", f, a->buckets);
-    if (a->n_features < 0 || (a->n_features && !a->block_sizes)) return peri__fail(PERI_EINVAL, "%s: no block sizes", f);
+    if (a->n_features < 0 || (a->n_features && !a->block_sizes))
+        return peri__fail(PERI_EINVAL, "%s: no block sizes", f);
     PERI_TRY(peri__check_tensor(f, "ids", ids, -1, 1));
     if (ids->dtype != PERI_I64 && ids->dtype != PERI_I32)
-        return peri__fail(PERI_EINVAL, "%s: ids are %s, allowed: i64, i32", f, peri__tensor_text(ids, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: ids are %s, allowed: i64, i32", f,
+                          peri__tensor_text(ids, text, sizeof text));
     return PERI_OK;
 }
 
@@ -154,7 +170,8 @@ static void bag_text(const void *owner, int64_t bag, char *text, size_t len)
 }
 
 /** Bags of each feature, as many entries as features: @given, or equal shares. */
-static peri_status batch_sizes_of(const char *f, const peri_bucket_args *a, int64_t bags, const int64_t *given, int64_t **out)
+static peri_status batch_sizes_of(const char *f, const peri_bucket_args *a, int64_t bags, const int64_t *given,
+                                  int64_t **out)
 {
     int64_t *sizes = peri__alloc(sizeof *sizes * (size_t)peri__max(a->n_features, 1)), sum = 0;
     if (!sizes) return PERI_ENOMEM;
@@ -173,8 +190,8 @@ static peri_status batch_sizes_of(const char *f, const peri_bucket_args *a, int6
     return PERI_OK;
 }
 
-peri_status peri_sparse_bucketize(const peri_bucket_args *a, peri_tensor *lengths, peri_tensor *ids, peri_tensor *weights,
-                                  const int64_t *batch_sizes, peri_bucket_result *out)
+peri_status peri_sparse_bucketize(const peri_bucket_args *a, peri_tensor *lengths, peri_tensor *ids,
+                                  peri_tensor *weights, const int64_t *batch_sizes, peri_bucket_result *out)
 {
     PERI_NEED(a);
     PERI_NEED(lengths);
@@ -209,13 +226,14 @@ out:
     return status;
 }
 
-/* -- kjt ------------------------------------------------------------------------------------------------------------------------- */
+/* -- kjt ----------------------------------------------------------------------------------------------------------- */
 
 /** Each key @buckets times, bucket after bucket, and (vbe) its rows per rank likewise. */
 static peri_status repeat_keys(const peri_kjt *k, int32_t buckets, peri_keys **keys, int64_t **per_rank)
 {
     int64_t n = k->keys->count, row = n * k->ranks;
-    if (n * buckets > INT32_MAX) return peri__fail(PERI_ERANGE, "peri_kjt_bucketize: %lld keys in %d buckets", (long long)n, buckets);
+    if (n * buckets > INT32_MAX)
+        return peri__fail(PERI_ERANGE, "peri_kjt_bucketize: %lld keys in %d buckets", (long long)n, buckets);
     int32_t *index = peri__alloc(sizeof *index * (size_t)peri__max(1, n * buckets));
     if (!index) return PERI_ENOMEM;
     for (int64_t i = 0; i < n * buckets; i++) index[i] = (int32_t)(i % n);
@@ -225,7 +243,8 @@ static peri_status repeat_keys(const peri_kjt *k, int32_t buckets, peri_keys **k
     if (!k->ranks) return PERI_OK;
     *per_rank = peri__alloc(sizeof **per_rank * (size_t)peri__max(1, row * buckets));
     if (!*per_rank) return PERI_ENOMEM;
-    for (int32_t b = 0; b < buckets; b++) memcpy(*per_rank + b * row, k->stride_per_key_per_rank, sizeof **per_rank * (size_t)row);
+    for (int32_t b = 0; b < buckets; b++)
+        memcpy(*per_rank + b * row, k->stride_per_key_per_rank, sizeof **per_rank * (size_t)row);
     return PERI_OK;
 }
 
@@ -238,13 +257,18 @@ peri_status peri_kjt_bucketize(peri_kjt *k, const peri_bucket_args *a, peri_kjt 
     PERI_TRY(check_args(f, a, k->values));
     if (a->n_features != k->keys->count)
         return peri__fail(PERI_EINVAL, "%s: %d block sizes for %d keys", f, a->n_features, k->keys->count);
-    if (a->sequence && !unbucketize) return peri__fail(PERI_EINVAL, "%s: nowhere to put the unbucketize permutation", f);
+    if (a->sequence && !unbucketize)
+        return peri__fail(PERI_EINVAL, "%s: nowhere to put the unbucketize permutation", f);
     PERI_TRY(peri_kjt_sync(k));
     PERI_TRY(peri__bags_offsets(&k->bags));
     plan p = {0};
     peri_bucket_result r = {0};
-    peri__kjt_parts parts = {.stride = k->stride, .ranks = k->ranks, .inverse_keys = k->inverse_keys, .inverse = k->inverse,
-                             .longest = -1, .trusted = true};
+    peri__kjt_parts parts = {.stride = k->stride,
+                             .ranks = k->ranks,
+                             .inverse_keys = k->inverse_keys,
+                             .inverse = k->inverse,
+                             .longest = -1,
+                             .trusted = true};
     int64_t *per_rank = NULL;
     const peri_tensor *lengths = k->bags.lengths ? k->bags.lengths : k->bags.offsets;
     peri_status status;
@@ -277,7 +301,7 @@ out:
     return status;
 }
 
-/* -- afterwards ------------------------------------------------------------------------------------------------------------------ */
+/* -- afterwards ---------------------------------------------------------------------------------------------------- */
 
 /** Every cursor has moved to the next one's start: the mapping has put as many ids there as the lengths say. */
 static peri_status check_replayed(const char *f, const peri_tensor *cursor, const peri_tensor *starts)
@@ -293,9 +317,10 @@ static peri_status check_replayed(const char *f, const peri_tensor *cursor, cons
     PERI_TRY_GOTO(peri_tensor_read(starts, host + slots, bytes + 8), out);
     for (int64_t s = 0; s < slots && status >= 0; s++)
         if (host[s] != host[slots + s + 1])
-            status = peri__fail(PERI_EINVAL, "%s: bucketized_lengths[%lld] is %lld, but bucket_mapping puts %lld ids there", f,
-                                (long long)s,
-                                (long long)(host[slots + s + 1] - host[slots + s]), (long long)(host[s] - host[slots + s]));
+            status =
+                peri__fail(PERI_EINVAL, "%s: bucketized_lengths[%lld] is %lld, but bucket_mapping puts %lld ids there",
+                           f, (long long)s, (long long)(host[slots + s + 1] - host[slots + s]),
+                           (long long)(host[s] - host[slots + s]));
 out:
     peri_tensor_release(head);
     peri__free(host);
@@ -303,7 +328,8 @@ out:
 }
 
 /** The number of buckets that lengths [bags] and bucketized lengths [buckets * bags] of @mapping's ids say. */
-static peri_status check_replay(const char *f, const peri_tensor *lengths, const peri_tensor *cut, const peri_tensor *mapping, int64_t *out)
+static peri_status check_replay(const char *f, const peri_tensor *lengths, const peri_tensor *cut,
+                                const peri_tensor *mapping, int64_t *out)
 {
     PERI_TRY(peri__check_ints(f, "bucket_mapping", mapping, 1, NULL));
     PERI_TRY(peri__check_ints(f, "lengths", lengths, 1, mapping));
@@ -311,12 +337,13 @@ static peri_status check_replay(const char *f, const peri_tensor *lengths, const
     int64_t bags = lengths->shape[0], slots = cut->shape[0];
     *out = bags ? slots / bags : 0;
     if (bags ? slots % bags || slots == 0 : slots != 0)
-        return peri__fail(PERI_EINVAL, "%s: %lld bucketized lengths for %lld lengths, wanted a multiple", f, (long long)slots,
-                          (long long)bags);
+        return peri__fail(PERI_EINVAL, "%s: %lld bucketized lengths for %lld lengths, wanted a multiple", f,
+                          (long long)slots, (long long)bags);
     return PERI_OK;
 }
 
-peri_status peri_sparse_bucketize_replay(peri_tensor *lengths, peri_tensor *bucketized_lengths, peri_tensor *mapping, peri_tensor **out)
+peri_status peri_sparse_bucketize_replay(peri_tensor *lengths, peri_tensor *bucketized_lengths, peri_tensor *mapping,
+                                         peri_tensor **out)
 {
     PERI_NEED(lengths);
     PERI_NEED(bucketized_lengths);
@@ -337,9 +364,15 @@ peri_status peri_sparse_bucketize_replay(peri_tensor *lengths, peri_tensor *buck
     PERI_TRY_GOTO(peri__tensor_like(bags_after.offsets, 1, bags_after.offsets->shape, &cursor), out);
     PERI_TRY_GOTO(peri_tensor_copy(cursor, bags_after.offsets), out);
     PERI_TRY_GOTO(peri__tensor_like(flat, 1, &n, &result), out);
-    peri_k_bucketize_replay_args args = {.offsets = peri__data(bags_before.offsets), .mapping = peri__data(flat),
-                                         .cursor = peri__data(cursor), .unbucketize = peri__data(result), .bags = bags, .buckets = buckets,
-                                         .n = n, .mapping_dtype = flat->dtype, .out_dtype = flat->dtype};
+    peri_k_bucketize_replay_args args = {.offsets = peri__data(bags_before.offsets),
+                                         .mapping = peri__data(flat),
+                                         .cursor = peri__data(cursor),
+                                         .unbucketize = peri__data(result),
+                                         .bags = bags,
+                                         .buckets = buckets,
+                                         .n = n,
+                                         .mapping_dtype = flat->dtype,
+                                         .out_dtype = flat->dtype};
     int64_t grain = bags * PERI_INT_GRAIN / peri__max(1, peri__max(n, bags)) + 1;
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), bucketize_replay, &args, bags, grain), out);
     PERI_TRY_GOTO(check_replayed(f, cursor, bags_after.offsets), out);

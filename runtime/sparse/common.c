@@ -30,18 +30,21 @@ peri_status peri__flat(peri_tensor *t, peri_tensor **out)
     return peri__tensor_view(t, 1, &n, &one, t->offset, out);
 }
 
-/* -- checks ---------------------------------------------------------------------------------------------------------------------- */
+/* -- checks -------------------------------------------------------------------------------------------------------- */
 
-peri_status peri__check_ints(const char *function, const char *what, const peri_tensor *t, int32_t ndim, const peri_tensor *like)
+peri_status peri__check_ints(const char *function, const char *what, const peri_tensor *t, int32_t ndim,
+                             const peri_tensor *like)
 {
     char text[128];
     PERI_TRY(peri__check_tensor(function, what, t, -1, ndim));
     if (t->dtype != PERI_I32 && t->dtype != PERI_I64)
-        return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: i32, i64", function, what, peri__tensor_text(t, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: i32, i64", function, what,
+                          peri__tensor_text(t, text, sizeof text));
     return like ? peri__check_same_device(function, t, like) : PERI_OK;
 }
 
-/** The findings of index_check about @t, on their way to the host: the first bad place, or the extent; to be given back. */
+/** The findings of index_check about @t, on their way to the host: the first bad place, or the extent; to be given
+ *  back. */
 static peri_status inspect(const peri_tensor *t, int64_t limit, bool extent, peri__report **out)
 {
     int64_t words = extent ? 2 : 1;
@@ -49,8 +52,12 @@ static peri_status inspect(const peri_tensor *t, int64_t limit, bool extent, per
     peri_tensor *found;
     peri__report *report = NULL;
     PERI_TRY(peri_tensor_new(device, PERI_I64, 1, &words, &found));
-    peri_op_index_check args = {.x = peri__data(t), .bad = extent ? NULL : peri__data(found), .extent = extent ? peri__data(found) : NULL,
-                                .n = peri__numel(t), .limit = limit, .dtype = t->dtype};
+    peri_op_index_check args = {.x = peri__data(t),
+                                .bad = extent ? NULL : peri__data(found),
+                                .extent = extent ? peri__data(found) : NULL,
+                                .n = peri__numel(t),
+                                .limit = limit,
+                                .dtype = t->dtype};
     peri_status status;
     PERI_TRY_GOTO(PERI_RUN(device, index_check, &args), out);
     PERI_TRY_GOTO(peri__report_take(device, words, &report), out);
@@ -86,17 +93,19 @@ peri_status peri__int_at(const peri_tensor *t, int64_t i, int64_t *out)
 }
 
 /** What @report (given back) says of the indices @t. Waits. */
-static peri_status judge_indices(const char *function, const char *what, const peri_tensor *t, int64_t limit, peri__report *report)
+static peri_status judge_indices(const char *function, const char *what, const peri_tensor *t, int64_t limit,
+                                 peri__report *report)
 {
     peri_status status = peri__report_wait(report);
     int64_t bad = report->words[0], value;
     peri__report_return(report);
     if (status < 0 || bad == INT64_MAX) return status;
     PERI_TRY(peri__int_at(t, bad, &value));
-    if (limit == 0) return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld, and nothing is allowed", function, what, (long long)bad,
-                                      (long long)value);
-    return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld, allowed: 0..%lld", function, what, (long long)bad, (long long)value,
-                      (long long)limit - 1);
+    if (limit == 0)
+        return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld, and nothing is allowed", function, what, (long long)bad,
+                          (long long)value);
+    return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld, allowed: 0..%lld", function, what, (long long)bad,
+                      (long long)value, (long long)limit - 1);
 }
 
 peri_status peri__check_indices(const char *function, const char *what, const peri_tensor *t, int64_t limit)
@@ -131,12 +140,14 @@ static void bag_text(const void *owner, int64_t bag, char *text, size_t len)
 {
     const bag_names *n = owner;
     if (n->columns > 0)
-        snprintf(text, len, "%s, row %lld, column %lld", n->what, (long long)(bag / n->columns), (long long)(bag % n->columns));
+        snprintf(text, len, "%s, row %lld, column %lld", n->what, (long long)(bag / n->columns),
+                 (long long)(bag % n->columns));
     else if (n->columns < 0) snprintf(text, len, "%s %lld", n->what, (long long)bag);
     else snprintf(text, len, "%s, bag %lld", n->what, (long long)bag);
 }
 
-static peri_status bags_post(const char *function, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, int64_t rows)
+static peri_status bags_post(const char *function, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets,
+                             int64_t rows)
 {
     peri_tensor limit = lengths ? *lengths : *offsets; /* a stand-in with as many rows as there are values */
     limit.shape[0] = rows;
@@ -154,8 +165,8 @@ static peri_status bags_settle(const char *function, peri__bags *b, const bag_na
     return status;
 }
 
-peri_status peri__bags_of(const char *function, const char *what, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, int64_t rows,
-                          int64_t columns)
+peri_status peri__bags_of(const char *function, const char *what, peri__bags *b, peri_tensor *lengths,
+                          peri_tensor *offsets, int64_t rows, int64_t columns)
 {
     PERI_TRY(bags_post(function, b, lengths, offsets, rows));
     return bags_settle(function, b, &(bag_names){what, columns});
@@ -173,7 +184,8 @@ peri_status peri__indices_and_bags(const char *function, const peri__indices *in
     return status < 0 ? status : bags;
 }
 
-peri_status peri__offsets_post(const char *function, const char *what, peri_tensor *offsets, int64_t rows, peri__bags *b)
+peri_status peri__offsets_post(const char *function, const char *what, peri_tensor *offsets, int64_t rows,
+                               peri__bags *b)
 {
     char name[128];
     snprintf(name, sizeof name, "%s: %s", function, what);
@@ -189,14 +201,15 @@ peri_status peri__offsets_judge(const char *function, const char *what, const ch
     return PERI_OK;
 }
 
-peri_status peri__check_offsets(const char *function, const char *what, const char *part, peri_tensor *offsets, int64_t rows)
+peri_status peri__check_offsets(const char *function, const char *what, const char *part, peri_tensor *offsets,
+                                int64_t rows)
 {
     peri__bags bags = {0};
     PERI_TRY(peri__offsets_post(function, what, offsets, rows, &bags));
     return peri__offsets_judge(function, what, part, &bags);
 }
 
-/* -- ids of several tables ------------------------------------------------------------------------------------------------------- */
+/* -- ids of several tables ----------------------------------------------------------------------------------------- */
 
 peri_status peri__bag_at(const peri_tensor *offsets, int64_t i, int64_t *bag)
 {
@@ -223,10 +236,11 @@ static peri_status not_there(const peri__tables *t, int64_t i)
     int length = snprintf(where, sizeof where, "%s %lld", t->table, (long long)(bag / step));
     if (t->step) snprintf(where + length, sizeof where - (size_t)length, ", sample %lld", (long long)(bag % step));
     if (start == end)
-        return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld (%s), %s", t->function, t->what, (long long)i, (long long)id, where,
+        return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld (%s), %s", t->function, t->what, (long long)i,
+                          (long long)id, where,
                           t->remap ? "allowed: 0 and more, or -1 for none" : "and nothing is allowed");
-    return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld (%s), allowed: 0..%lld%s", t->function, t->what, (long long)i, (long long)id,
-                      where, (long long)(end - start - 1), t->remap ? ", or -1 for none" : "");
+    return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld (%s), allowed: 0..%lld%s", t->function, t->what, (long long)i,
+                      (long long)id, where, (long long)(end - start - 1), t->remap ? ", or -1 for none" : "");
 }
 
 peri_status peri__table_rows(const peri__tables *t, int32_t dtype, peri_tensor **rows, peri_tensor **bag)
@@ -238,11 +252,20 @@ peri_status peri__table_rows(const peri__tables *t, int32_t dtype, peri_tensor *
     PERI_TRY_GOTO(peri_tensor_new(device, dtype, 1, &n, &out), out);
     if (bag) PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &n, &bags), out);
     PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &one, &bad), out);
-    peri_k_table_rows_args args = {.ids = peri__data(t->ids), .offsets = peri__data(t->offsets), .starts = peri__data(t->starts),
-                                   .remap = t->remap ? peri__data(t->remap) : NULL, .out = peri__data(out),
-                                   .bag = bag ? peri__data(bags) : NULL, .bad = peri__data(bad), .n = n, .tables = t->tables,
-                                   .step = peri__max(t->step, 1), .ids_dtype = t->ids->dtype, .offsets_dtype = t->offsets->dtype,
-                                   .starts_dtype = t->starts->dtype, .remap_dtype = t->remap ? t->remap->dtype : PERI_I64,
+    peri_k_table_rows_args args = {.ids = peri__data(t->ids),
+                                   .offsets = peri__data(t->offsets),
+                                   .starts = peri__data(t->starts),
+                                   .remap = t->remap ? peri__data(t->remap) : NULL,
+                                   .out = peri__data(out),
+                                   .bag = bag ? peri__data(bags) : NULL,
+                                   .bad = peri__data(bad),
+                                   .n = n,
+                                   .tables = t->tables,
+                                   .step = peri__max(t->step, 1),
+                                   .ids_dtype = t->ids->dtype,
+                                   .offsets_dtype = t->offsets->dtype,
+                                   .starts_dtype = t->starts->dtype,
+                                   .remap_dtype = t->remap ? t->remap->dtype : PERI_I64,
                                    .out_dtype = dtype};
     PERI_TRY_GOTO(PERI_RUN(device, table_rows, &args), out);
     PERI_TRY_GOTO(peri__word_at(bad, 0, &first), out);
@@ -258,19 +281,30 @@ out:
     return status;
 }
 
-/* -- cumulative sums ------------------------------------------------------------------------------------------------------------- */
+/* -- cumulative sums ----------------------------------------------------------------------------------------------- */
 
-/** @y = sums of @x by rows of @cols. @found (checked sums; else NULL): what is outside [0, limit], then the sum of each row. */
-static peri_status sum_into(const peri_tensor *x, int64_t rows, int64_t cols, int64_t limit, int32_t mode, peri_tensor *y, int64_t *found)
+/** @y = sums of @x by rows of @cols. @found (checked sums; else NULL): what is outside [0, limit], then the sum of each
+ *  row. */
+static peri_status sum_into(const peri_tensor *x, int64_t rows, int64_t cols, int64_t limit, int32_t mode,
+                            peri_tensor *y, int64_t *found)
 {
-    peri_op_cumsum args = {.x = peri__data(x), .y = peri__data(y), .bad = found, .total = found ? found + 1 : NULL, .rows = rows,
-                           .cols = cols, .limit = limit, .x_dtype = x->dtype, .y_dtype = y->dtype, .mode = mode};
+    peri_op_cumsum args = {.x = peri__data(x),
+                           .y = peri__data(y),
+                           .bad = found,
+                           .total = found ? found + 1 : NULL,
+                           .rows = rows,
+                           .cols = cols,
+                           .limit = limit,
+                           .x_dtype = x->dtype,
+                           .y_dtype = y->dtype,
+                           .mode = mode};
     return PERI_RUN(peri__device(x), cumsum, &args);
 }
 
-/** A sum whose elements are mostly not negative and small, as lengths are: *fits says whether all were, and no row's sum exceeds @limit. */
-static peri_status sum_checked(const peri_tensor *x, int64_t rows, int64_t cols, int64_t limit, int32_t mode, peri_tensor *y, int64_t *last,
-                               bool *fits)
+/** A sum whose elements are mostly not negative and small, as lengths are: *fits says whether all were, and no row's
+ *  sum exceeds @limit. */
+static peri_status sum_checked(const peri_tensor *x, int64_t rows, int64_t cols, int64_t limit, int32_t mode,
+                               peri_tensor *y, int64_t *last, bool *fits)
 {
     int64_t words = rows + 1;
     peri_tensor *found;
@@ -298,14 +332,15 @@ peri_status peri__total_offsets(const char *function, const peri_tensor *lengths
     peri_tensor *y;
     PERI_TRY(peri_tensor_new(peri__device(lengths), PERI_I64, 1, &size, &y));
     peri_status status = sum_checked(lengths, 1, n, limit, PERI_CUMSUM_COMPLETE, y, total, &fits);
-    if (status >= 0 && !fits) status = peri__fail(PERI_ERANGE, "%s: the result would have 2^50 values or more", function);
+    if (status >= 0 && !fits)
+        status = peri__fail(PERI_ERANGE, "%s: the result would have 2^50 values or more", function);
     if (status < 0) peri_tensor_release(y);
     else *out = y;
     return status;
 }
 
-/** Whether the sums of any numbers fit in @x's dtype, added up on the host: those that the result holds, of which an exclusive one has no
- *  last. */
+/** Whether the sums of any numbers fit in @x's dtype, added up on the host: those that the result holds, of which an
+ *  exclusive one has no last. */
 static peri_status check_sums(const peri_tensor *x, int64_t rows, int64_t cols, int32_t mode)
 {
     int64_t held = mode == PERI_CUMSUM_EXCLUSIVE ? cols - 1 : cols;
@@ -320,8 +355,9 @@ static peri_status check_sums(const peri_tensor *x, int64_t rows, int64_t cols, 
             bool over = __builtin_add_overflow(sum, host[i], &sum);
             if (x->dtype == PERI_I32) over = over || sum > INT32_MAX || sum < INT32_MIN;
             if (over)
-                status = peri__fail(PERI_ERANGE, "peri_sparse_cumsum: the sum up to element %lld (%lld) does not fit in %s", (long long)i,
-                                    (long long)host[i], peri_dtype_name(x->dtype));
+                status =
+                    peri__fail(PERI_ERANGE, "peri_sparse_cumsum: the sum up to element %lld (%lld) does not fit in %s",
+                               (long long)i, (long long)host[i], peri_dtype_name(x->dtype));
         }
     }
     peri_tensor_release(wide);
@@ -336,8 +372,10 @@ peri_status peri_sparse_cumsum(peri_tensor *x, int32_t mode, peri_tensor **out)
     char text[128];
     PERI_TRY(peri__check_ints(f, "x", x, -1, NULL));
     if (x->ndim < 1 || x->ndim > 2)
-        return peri__fail(PERI_EINVAL, "%s: x is %s, wanted 1 or 2 dimensions", f, peri__tensor_text(x, text, sizeof text));
-    if (mode < PERI_CUMSUM_COMPLETE || mode > PERI_CUMSUM_INCLUSIVE) return peri__fail(PERI_EINVAL, "%s: mode %d, allowed: 0..2", f, mode);
+        return peri__fail(PERI_EINVAL, "%s: x is %s, wanted 1 or 2 dimensions", f,
+                          peri__tensor_text(x, text, sizeof text));
+    if (mode < PERI_CUMSUM_COMPLETE || mode > PERI_CUMSUM_INCLUSIVE)
+        return peri__fail(PERI_EINVAL, "%s: mode %d, allowed: 0..2", f, mode);
     int64_t rows = x->ndim == 2 ? x->shape[0] : 1, cols = x->shape[x->ndim - 1], last = 0;
     int64_t shape[2] = {x->shape[0], cols + 1}, limit = x->dtype == PERI_I32 ? INT32_MAX : ((int64_t)1 << 50) - 1;
     if (mode != PERI_CUMSUM_COMPLETE) shape[1] = cols;
@@ -359,7 +397,7 @@ out:
     return status;
 }
 
-/* -- sorting --------------------------------------------------------------------------------------------------------------------- */
+/* -- sorting ------------------------------------------------------------------------------------------------------- */
 
 peri_status peri__lists_of(const peri_tensor *x, int64_t lists, peri_tensor **list, peri_tensor **offsets)
 {
@@ -367,13 +405,17 @@ peri_status peri__lists_of(const peri_tensor *x, int64_t lists, peri_tensor **li
     int64_t n = peri__numel(x), ends = lists + 1;
     if (n > UINT32_MAX) return peri__fail(PERI_ERANGE, "sorting %lld ids, allowed: less than 2^32", (long long)n);
     if (peri__bits(n) + peri__bits(lists) > 64)
-        return peri__fail(PERI_ERANGE, "lists of %lld places by %lld numbers, allowed: a product below 2^64", (long long)n,
-                          (long long)lists);
+        return peri__fail(PERI_ERANGE, "lists of %lld places by %lld numbers, allowed: a product below 2^64",
+                          (long long)n, (long long)lists);
     peri_tensor *places = NULL, *bounds = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &n, &places), out);
     PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &ends, &bounds), out);
-    peri_op_lists args = {.x = peri__data(x), .list = peri__data(places), .offsets = peri__data(bounds), .n = n, .lists = lists,
+    peri_op_lists args = {.x = peri__data(x),
+                          .list = peri__data(places),
+                          .offsets = peri__data(bounds),
+                          .n = n,
+                          .lists = lists,
                           .dtype = x->dtype};
     PERI_TRY_GOTO(PERI_RUN(device, lists, &args), out);
     *list = places;

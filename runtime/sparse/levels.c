@@ -41,7 +41,8 @@ static peri_status tree_level(const char *f, tree *t, int32_t l, peri_tensor *of
 }
 
 /** @rows < 0: the last offset of the last level says how many values there are. */
-static peri_status tree_init(const char *f, tree *t, peri_tensor *const *offsets, int32_t levels, const peri_tensor *like, int64_t rows)
+static peri_status tree_init(const char *f, tree *t, peri_tensor *const *offsets, int32_t levels,
+                             const peri_tensor *like, int64_t rows)
 {
     if (levels < 1 || levels > PERI_MAX_LEVELS)
         return peri__fail(PERI_EINVAL, "%s: %d levels of offsets, allowed: 1..%d", f, levels, PERI_MAX_LEVELS);
@@ -49,14 +50,15 @@ static peri_status tree_init(const char *f, tree *t, peri_tensor *const *offsets
         char name[32];
         snprintf(name, sizeof name, "offsets of level %d", l);
         PERI_TRY(peri__check_ints(f, name, offsets[l], 1, like));
-        if (offsets[l]->shape[0] < 1) return peri__fail(PERI_EINVAL, "%s: %s are empty; they have one entry more than there are bags", f,
-                                                        name);
+        if (offsets[l]->shape[0] < 1)
+            return peri__fail(PERI_EINVAL, "%s: %s are empty; they have one entry more than there are bags", f, name);
     }
     if (rows < 0) {
         double last;
         PERI_TRY(peri_tensor_item(offsets[levels - 1], offsets[levels - 1]->shape[0] - 1, &last));
         if (last < 0 || last >= 0x1p50)
-            return peri__fail(PERI_ERANGE, "%s: the last offset of level %d is %g, allowed: 0..2^50", f, levels - 1, last);
+            return peri__fail(PERI_ERANGE, "%s: the last offset of level %d is %g, allowed: 0..2^50", f, levels - 1,
+                              last);
         rows = (int64_t)last;
     }
     t->rows = rows;
@@ -73,7 +75,9 @@ static peri_status tree_init(const char *f, tree *t, peri_tensor *const *offsets
 /** Arguments for both directions; the values' rows are of @like. */
 static peri_k_levels_args arguments(const tree *t, const peri_tensor *values)
 {
-    peri_k_levels_args a = {.width = peri__row_bytes(values), .element = peri_dtype_size(values->dtype), .levels = t->levels,
+    peri_k_levels_args a = {.width = peri__row_bytes(values),
+                            .element = peri_dtype_size(values->dtype),
+                            .levels = t->levels,
                             .offsets_dtype = PERI_I64};
     for (int32_t l = 0; l < t->levels; l++) {
         a.offsets[l] = peri__data(t->offsets[l]);
@@ -159,7 +163,8 @@ static peri_status to_dense(const tree *t, peri_tensor *values, double padding, 
     peri_k_levels_args args = arguments(t, values);
     args.dense = peri__data(dense);
     args.values = peri__data(values);
-    peri_k_convert_args element = {.dst = args.padding, .src = &padding, .dst_dtype = values->dtype, .src_dtype = PERI_F64, .ndim = 0};
+    peri_k_convert_args element = {
+        .dst = args.padding, .src = &padding, .dst_dtype = values->dtype, .src_dtype = PERI_F64, .ndim = 0};
     PERI__OWN_FLOATS;
     peri_kernels_get()->fn[PERI_K_convert](&element, 0, 1);
     int64_t rows = args.width ? dense_rows(t) : 0;
@@ -193,10 +198,10 @@ out:
     return status;
 }
 
-/* -- public ---------------------------------------------------------------------------------------------------------------------- */
+/* -- public -------------------------------------------------------------------------------------------------------- */
 
-peri_status peri_sparse_jagged_to_dense(peri_tensor *values, peri_tensor *const *offsets, const int64_t *max, int32_t levels,
-                                        double padding, peri_tensor **out)
+peri_status peri_sparse_jagged_to_dense(peri_tensor *values, peri_tensor *const *offsets, const int64_t *max,
+                                        int32_t levels, double padding, peri_tensor **out)
 {
     if (levels > 0) PERI_NEED(offsets);
     static const char f[] = "peri_sparse_jagged_to_dense";
@@ -211,12 +216,15 @@ peri_status peri_sparse_jagged_to_dense(peri_tensor *values, peri_tensor *const 
     peri_status status = PERI_OK;
     double elements = (double)t.bags[0] * (double)peri__row_bytes(values);
     for (int32_t l = 0; l < levels; l++) {
-        if (max[l] < 0) PERI_TRY_GOTO(peri__fail(PERI_EINVAL, "%s: size %lld of level %d, allowed: 0 and more", f, (long long)max[l], l),
-                                      out);
+        if (max[l] < 0)
+            PERI_TRY_GOTO(
+                peri__fail(PERI_EINVAL, "%s: size %lld of level %d, allowed: 0 and more", f, (long long)max[l], l),
+                out);
         t.max[l] = max[l];
         elements *= (double)max[l];
     }
-    if (elements >= 0x1p62) PERI_TRY_GOTO(peri__fail(PERI_ERANGE, "%s: the result would have %g bytes", f, elements), out);
+    if (elements >= 0x1p62)
+        PERI_TRY_GOTO(peri__fail(PERI_ERANGE, "%s: the result would have %g bytes", f, elements), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(values, &flat), out);
     if (levels == 1) status = peri__to_padded(flat, t.offsets[0], max[0], padding, out);
     else status = to_dense(&t, flat, padding, out);
@@ -226,7 +234,8 @@ out:
     return status;
 }
 
-peri_status peri_sparse_dense_to_jagged(peri_tensor *dense, peri_tensor *const *offsets, int32_t levels, int64_t rows, peri_tensor **out)
+peri_status peri_sparse_dense_to_jagged(peri_tensor *dense, peri_tensor *const *offsets, int32_t levels, int64_t rows,
+                                        peri_tensor **out)
 {
     if (levels > 0) PERI_NEED(offsets);
     static const char f[] = "peri_sparse_dense_to_jagged";
@@ -236,7 +245,8 @@ peri_status peri_sparse_dense_to_jagged(peri_tensor *dense, peri_tensor *const *
     PERI_TRY(tree_init(f, &t, offsets, levels, dense, rows));
     peri_status status = PERI_OK;
     if (dense->ndim < levels + 1 || dense->shape[0] != t.bags[0])
-        PERI_TRY_GOTO(peri__fail(PERI_EINVAL, "%s: dense is %s for %lld bags under %d levels, wanted [bags, a size each, ...]", f,
+        PERI_TRY_GOTO(peri__fail(PERI_EINVAL,
+                                 "%s: dense is %s for %lld bags under %d levels, wanted [bags, a size each, ...]", f,
                                  peri__tensor_text(dense, text, sizeof text), (long long)t.bags[0], levels),
                       out);
     for (int32_t l = 0; l < levels; l++) t.max[l] = dense->shape[1 + l];

@@ -6,10 +6,10 @@
 #include "../../kernels/jagged.h"
 #include "../../kernels/sparse.h"
 
-/* -- rows moved by a permutation that is on the device ------------------------------------------------------------------------------- */
+/* -- rows moved by a permutation that is on the device ------------------------------------------------------------- */
 
-/** Segment t of the result is segment permute[t] of the source; bounds are complete offsets, i64, NULL: segments of one row. Without
- *  permute segments stay in their order, and `in` is where each begins. */
+/** Segment t of the result is segment permute[t] of the source; bounds are complete offsets, i64, NULL: segments of one
+ *  row. Without permute segments stay in their order, and `in` is where each begins. */
 typedef struct moves {
     peri_tensor *permute, *in, *out; /* contiguous */
     int64_t parts, n, rows;          /* segments of the source and of the result; rows of the result */
@@ -30,8 +30,12 @@ static peri_status move_backward(peri__node *node, peri_tensor *const *grad_out,
     int64_t width = peri__row_bytes(flat);
     if (width && rows) {
         PERI_TRY_GOTO(peri__lists_of(saved[SAVED_PERMUTE], parts, &list, &first), out);
-        peri_k_jagged_sum_args args = {.dst = peri__data(grad), .src = peri__data(flat), .list_offsets = peri__data(first),
-                                       .list = peri__data(list), .columns = width / peri_dtype_size(flat->dtype), .segments = parts,
+        peri_k_jagged_sum_args args = {.dst = peri__data(grad),
+                                       .src = peri__data(flat),
+                                       .list_offsets = peri__data(first),
+                                       .list = peri__data(list),
+                                       .columns = width / peri_dtype_size(flat->dtype),
+                                       .segments = parts,
                                        .dtype = flat->dtype};
         if (saved[SAVED_IN]) args.in_offsets = peri__data(saved[SAVED_IN]);
         if (saved[SAVED_OUT]) args.out_offsets = peri__data(saved[SAVED_OUT]);
@@ -55,8 +59,11 @@ static peri_status places(const peri_tensor *like, const peri_tensor *out_offset
 {
     peri_tensor *result;
     PERI_TRY(peri_tensor_new(peri__device(like), like->dtype, 1, &rows, &result));
-    peri_k_jagged_places_args args = {.out = peri__data(result), .out_offsets = peri__data(out_offsets),
-                                      .segments = out_offsets->shape[0] - 1, .dtype = like->dtype, .out_dtype = out_offsets->dtype};
+    peri_k_jagged_places_args args = {.out = peri__data(result),
+                                      .out_offsets = peri__data(out_offsets),
+                                      .segments = out_offsets->shape[0] - 1,
+                                      .dtype = like->dtype,
+                                      .out_dtype = out_offsets->dtype};
     if (in_offsets) {
         args.in_offsets = peri__data(in_offsets);
         args.in_dtype = in_offsets->dtype;
@@ -93,15 +100,22 @@ static peri_status move(const moves *m, peri_tensor *src, peri_tensor **out)
     peri_tensor *result;
     PERI_TRY(peri__rows_like(src, m->rows, &result));
     int64_t width = peri__row_bytes(src);
-    peri_k_jagged_copy_args args = {.dst = peri__data(result), .src = peri__data(src), .width = width, .segments = m->n, .out_step = 1,
-                                    .in_step = 1, .out_dtype = PERI_I64, .in_dtype = PERI_I64};
+    peri_k_jagged_copy_args args = {.dst = peri__data(result),
+                                    .src = peri__data(src),
+                                    .width = width,
+                                    .segments = m->n,
+                                    .out_step = 1,
+                                    .in_step = 1,
+                                    .out_dtype = PERI_I64,
+                                    .in_dtype = PERI_I64};
     if (m->permute) {
         args.permute = peri__data(m->permute);
         args.permute_dtype = m->permute->dtype;
     }
     if (m->out) args.out_offsets = peri__data(m->out);
     if (m->in) args.in_offsets = peri__data(m->in);
-    peri_status status = PERI_LAUNCH(peri__device(src), jagged_copy, &args, width ? m->rows : 0, peri__row_grain(width));
+    peri_status status =
+        PERI_LAUNCH(peri__device(src), jagged_copy, &args, width ? m->rows : 0, peri__row_grain(width));
     if (status >= 0 && peri__differentiable(src)) {
         peri__node *node;
         status = peri__record(&move_vtab, &src, 1, &result, 1, &node);
@@ -116,13 +130,14 @@ static peri_status move(const moves *m, peri_tensor *src, peri_tensor **out)
     return status;
 }
 
-peri_status peri__rows_pick(peri_tensor *src, peri_tensor *out_offsets, peri_tensor *starts, int64_t rows, peri_tensor **out)
+peri_status peri__rows_pick(peri_tensor *src, peri_tensor *out_offsets, peri_tensor *starts, int64_t rows,
+                            peri_tensor **out)
 {
     moves m = {.in = starts, .out = out_offsets, .n = out_offsets->shape[0] - 1, .rows = rows};
     return move(&m, src, out);
 }
 
-/* -- whole rows ------------------------------------------------------------------------------------------------------------------ */
+/* -- whole rows ---------------------------------------------------------------------------------------------------- */
 
 peri_status peri_sparse_index_select(peri_tensor *values, peri_tensor *indices, peri_tensor **out)
 {
@@ -131,7 +146,8 @@ peri_status peri_sparse_index_select(peri_tensor *values, peri_tensor *indices, 
     PERI_TRY(peri__check_tensor(f, "values", values, -1, -1));
     PERI_TRY(peri__check_ints(f, "indices", indices, 1, values));
     if (values->ndim < 1)
-        return peri__fail(PERI_EINVAL, "%s: values are %s, wanted rows", f, peri__tensor_text(values, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: values are %s, wanted rows", f,
+                          peri__tensor_text(values, text, sizeof text));
     moves m = {.parts = values->shape[0], .n = indices->shape[0], .rows = indices->shape[0]};
     peri_tensor *src = NULL;
     peri_status status;
@@ -145,23 +161,25 @@ out:
     return status;
 }
 
-/* -- segments -------------------------------------------------------------------------------------------------------------------- */
+/* -- segments ------------------------------------------------------------------------------------------------------ */
 
-static peri_status check_permute(const char *f, const peri_tensor *permute, const peri_tensor *lengths, const peri_tensor *values,
-                                 const peri_tensor *weights)
+static peri_status check_permute(const char *f, const peri_tensor *permute, const peri_tensor *lengths,
+                                 const peri_tensor *values, const peri_tensor *weights)
 {
     char text[128];
     PERI_TRY(peri__check_tensor(f, "values", values, -1, -1));
     PERI_TRY(peri__check_ints(f, "permute", permute, 1, values));
     PERI_TRY(peri__check_ints(f, "lengths", lengths, -1, values));
     if (lengths->ndim < 1 || lengths->ndim > 2)
-        return peri__fail(PERI_EINVAL, "%s: lengths are %s, wanted 1 or 2 dimensions", f, peri__tensor_text(lengths, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: lengths are %s, wanted 1 or 2 dimensions", f,
+                          peri__tensor_text(lengths, text, sizeof text));
     if (values->ndim < 1)
-        return peri__fail(PERI_EINVAL, "%s: values are %s, wanted rows", f, peri__tensor_text(values, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: values are %s, wanted rows", f,
+                          peri__tensor_text(values, text, sizeof text));
     if (!weights) return PERI_OK;
     if (weights->ndim < 1 || weights->shape[0] != values->shape[0])
-        return peri__fail(PERI_EINVAL, "%s: weights are %s for %lld values", f, peri__tensor_text(weights, text, sizeof text),
-                          (long long)values->shape[0]);
+        return peri__fail(PERI_EINVAL, "%s: weights are %s for %lld values", f,
+                          peri__tensor_text(weights, text, sizeof text), (long long)values->shape[0]);
     return peri__check_same_device(f, weights, values);
 }
 
@@ -185,8 +203,12 @@ static peri_status result_bounds(const char *f, moves *m)
 {
     peri_tensor *lengths;
     PERI_TRY(peri_tensor_new(peri__device(m->in), PERI_I64, 1, &m->n, &lengths));
-    peri_k_jagged_lengths_args args = {.offsets = peri__data(m->in), .permute = peri__data(m->permute), .out = peri__data(lengths),
-                                       .offsets_dtype = PERI_I64, .permute_dtype = m->permute->dtype, .out_dtype = PERI_I64};
+    peri_k_jagged_lengths_args args = {.offsets = peri__data(m->in),
+                                       .permute = peri__data(m->permute),
+                                       .out = peri__data(lengths),
+                                       .offsets_dtype = PERI_I64,
+                                       .permute_dtype = m->permute->dtype,
+                                       .out_dtype = PERI_I64};
     peri_status status = PERI_LAUNCH(peri__device(m->in), jagged_lengths, &args, m->n, PERI_INT_GRAIN);
     if (status >= 0) status = peri__total_offsets(f, lengths, &m->out, &m->rows);
     peri_tensor_release(lengths);
@@ -222,7 +244,8 @@ peri_status peri_sparse_permute(peri_tensor *permute, peri_tensor *lengths, peri
     PERI_TRY_GOTO(peri_tensor_contiguous(lengths, &all), out);
     PERI_TRY_GOTO(peri__flat(all, &flat), out);
     const peri__indices indices = {"permute", m.permute, m.parts};
-    PERI_TRY_GOTO(peri__indices_and_bags(f, &indices, "lengths", &bags, flat, NULL, values->shape[0], lengths->ndim == 2 ? columns : 0),
+    PERI_TRY_GOTO(peri__indices_and_bags(f, &indices, "lengths", &bags, flat, NULL, values->shape[0],
+                                         lengths->ndim == 2 ? columns : 0),
                   out);
     PERI_TRY_GOTO(source_bounds(&m, &bags, columns), out);
     PERI_TRY_GOTO(result_bounds(f, &m), out);
@@ -243,7 +266,7 @@ out:
     return status;
 }
 
-/* -- permutations as data -------------------------------------------------------------------------------------------------------- */
+/* -- permutations as data ------------------------------------------------------------------------------------------ */
 
 /** A number stands twice in the permutation: say which. */
 static peri_status repeated(const char *f, const peri_tensor *permute)
@@ -256,8 +279,9 @@ static peri_status repeated(const char *f, const peri_tensor *permute)
     int64_t *seen = host + n; /* by number: place + 1 */
     for (int64_t i = 0; i < n && status >= 0; i++) {
         if (seen[host[i]])
-            status = peri__fail(PERI_EINVAL, "%s: permute[%lld] is %lld, as permute[%lld] is; allowed: every number of 0..%lld once", f,
-                                (long long)i, (long long)host[i], (long long)seen[host[i]] - 1, (long long)n - 1);
+            status = peri__fail(PERI_EINVAL,
+                                "%s: permute[%lld] is %lld, as permute[%lld] is; allowed: every number of 0..%lld once",
+                                f, (long long)i, (long long)host[i], (long long)seen[host[i]] - 1, (long long)n - 1);
         else seen[host[i]] = i + 1;
     }
     peri_tensor_release(wide);
@@ -276,7 +300,8 @@ peri_status peri_sparse_invert_permute(peri_tensor *permute, peri_tensor **out)
     PERI_TRY_GOTO(peri__check_indices(f, "permute", flat, n), out);
     PERI_TRY_GOTO(peri__tensor_like(flat, 1, &n, &inverse), out);
     PERI_TRY_GOTO(peri_tensor_fill(inverse, -1), out);
-    peri_k_invert_permute_args args = {.inverse = peri__data(inverse), .permute = peri__data(flat), .n = n, .dtype = flat->dtype};
+    peri_k_invert_permute_args args = {
+        .inverse = peri__data(inverse), .permute = peri__data(flat), .n = n, .dtype = flat->dtype};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), invert_permute, &args, n, PERI_INT_GRAIN), out);
     if (n > 0) PERI_TRY_GOTO(peri__extent(inverse, &least, &most), out);
     if (least < 0) PERI_TRY_GOTO(repeated(f, flat), out); /* a number that nobody hit: another was hit twice */
@@ -292,22 +317,29 @@ out:
 static peri_status last_of(const char *f, const char *what, peri_tensor *offsets, int64_t *last)
 {
     double number;
-    if (offsets->shape[0] < 1) return peri__fail(PERI_EINVAL, "%s: %s are empty; they have one entry more than there are bags", f, what);
+    if (offsets->shape[0] < 1)
+        return peri__fail(PERI_EINVAL, "%s: %s are empty; they have one entry more than there are bags", f, what);
     PERI_TRY(peri_tensor_item(offsets, offsets->shape[0] - 1, &number));
     if (number < 0 || number >= 0x1p50)
-        return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %g, allowed: 0..2^50", f, what, (long long)offsets->shape[0] - 1, number);
+        return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %g, allowed: 0..2^50", f, what,
+                          (long long)offsets->shape[0] - 1, number);
     *last = (int64_t)number;
     return PERI_OK;
 }
 
 /** The lengths of @in's segments as permuted are those of @out's. */
-static peri_status check_expansion(const char *f, peri_tensor *permute, const peri_tensor *in, peri_tensor *out_offsets, int64_t rows)
+static peri_status check_expansion(const char *f, peri_tensor *permute, const peri_tensor *in, peri_tensor *out_offsets,
+                                   int64_t rows)
 {
     peri_tensor *lengths;
     int64_t n = permute->shape[0];
     PERI_TRY(peri_tensor_new(peri__device(in), PERI_I64, 1, &n, &lengths));
-    peri_k_jagged_lengths_args args = {.offsets = peri__data(in), .permute = peri__data(permute), .out = peri__data(lengths),
-                                       .offsets_dtype = in->dtype, .permute_dtype = permute->dtype, .out_dtype = PERI_I64};
+    peri_k_jagged_lengths_args args = {.offsets = peri__data(in),
+                                       .permute = peri__data(permute),
+                                       .out = peri__data(lengths),
+                                       .offsets_dtype = in->dtype,
+                                       .permute_dtype = permute->dtype,
+                                       .out_dtype = PERI_I64};
     peri__bags bags = {0};
     peri_tensor limit = *lengths;
     limit.shape[0] = rows;
@@ -323,16 +355,16 @@ out:
     return status;
 }
 
-peri_status peri_sparse_expand_permute(peri_tensor *permute, peri_tensor *in_offsets, peri_tensor *out_offsets, int64_t size,
-                                       peri_tensor **out)
+peri_status peri_sparse_expand_permute(peri_tensor *permute, peri_tensor *in_offsets, peri_tensor *out_offsets,
+                                       int64_t size, peri_tensor **out)
 {
     static const char f[] = "peri_sparse_expand_permute";
     PERI_TRY(peri__check_ints(f, "permute", permute, 1, NULL));
     PERI_TRY(peri__check_ints(f, "input_offset", in_offsets, 1, permute));
     PERI_TRY(peri__check_ints(f, "output_offset", out_offsets, 1, permute));
     if (out_offsets->shape[0] != permute->shape[0] + 1)
-        return peri__fail(PERI_EINVAL, "%s: %lld entries of output_offset for a permutation of %lld, wanted one more", f,
-                          (long long)out_offsets->shape[0], (long long)permute->shape[0]);
+        return peri__fail(PERI_EINVAL, "%s: %lld entries of output_offset for a permutation of %lld, wanted one more",
+                          f, (long long)out_offsets->shape[0], (long long)permute->shape[0]);
     int64_t in_rows, out_rows;
     peri_tensor *p = NULL, *in = NULL, *to = NULL;
     peri__bags bags = {0};
@@ -340,8 +372,8 @@ peri_status peri_sparse_expand_permute(peri_tensor *permute, peri_tensor *in_off
     PERI_TRY_GOTO(last_of(f, "input_offset", in_offsets, &in_rows), out);
     PERI_TRY_GOTO(last_of(f, "output_offset", out_offsets, &out_rows), out);
     if (size >= 0 && size != out_rows)
-        PERI_TRY_GOTO(peri__fail(PERI_EINVAL, "%s: output_size %lld, but the last output_offset is %lld", f, (long long)size,
-                                 (long long)out_rows),
+        PERI_TRY_GOTO(peri__fail(PERI_EINVAL, "%s: output_size %lld, but the last output_offset is %lld", f,
+                                 (long long)size, (long long)out_rows),
                       out);
     PERI_TRY_GOTO(peri_tensor_contiguous(permute, &p), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(in_offsets, &in), out);
@@ -381,8 +413,8 @@ peri_status peri_sparse_offsets_range(peri_tensor *offsets, int64_t size, peri_t
     static const char f[] = "peri_sparse_offsets_range";
     PERI_TRY(peri__check_ints(f, "offsets", offsets, 1, NULL));
     if (size < 0 || (offsets->dtype == PERI_I32 && size > INT32_MAX) || size >= (int64_t)1 << 50)
-        return peri__fail(PERI_ERANGE, "%s: range_size %lld, allowed: 0 and more, below 2^50 and within %s", f, (long long)size,
-                          peri_dtype_name(offsets->dtype));
+        return peri__fail(PERI_ERANGE, "%s: range_size %lld, allowed: 0 and more, below 2^50 and within %s", f,
+                          (long long)size, peri_dtype_name(offsets->dtype));
     int64_t n = offsets->shape[0], complete = n + 1, one = 1;
     if (n == 0 && size > 0) return peri__fail(PERI_EINVAL, "%s: no offsets for a range of %lld", f, (long long)size);
     peri_tensor *all, *head = NULL, *tail = NULL;

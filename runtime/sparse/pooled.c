@@ -50,7 +50,8 @@ static peri_status permute_backward(peri__node *node, peri_tensor *const *grad_o
         first[b->permute[i] + 1]++;
     }
     for (int64_t p = 0; p < b->features; p++) first[p + 1] += first[p];
-    for (int64_t i = 0; i < b->n; i++) list[first[b->permute[i]]++] = i; /* each start moves to its end, the next one's start */
+    /* each start moves to its end, the next one's start */
+    for (int64_t i = 0; i < b->n; i++) list[first[b->permute[i]]++] = i;
     peri_status status;
     PERI_TRY_GOTO(peri__columns_rows(grad_out[0], &flat), out);
     PERI_TRY_GOTO(peri__tensor_like(flat, 2, shape, &grad), out);
@@ -70,38 +71,39 @@ out:
     return status;
 }
 
-static const peri__node_vtab permute_vtab = {.name = "permute_pooled", .backward = permute_backward, .fini = permute_fini};
+static const peri__node_vtab permute_vtab = {
+    .name = "permute_pooled", .backward = permute_backward, .fini = permute_fini};
 
-static peri_status check_args(const char *f, const peri_tensor *pooled, const int64_t *offsets, int64_t features, const int64_t *permute,
-                              int64_t n)
+static peri_status check_args(const char *f, const peri_tensor *pooled, const int64_t *offsets, int64_t features,
+                              const int64_t *permute, int64_t n)
 {
     char text[128];
     PERI_TRY(peri__check_tensor(f, "pooled", pooled, -1, 2));
     int32_t d = pooled->dtype;
     if (d != PERI_F32 && d != PERI_F64 && d != PERI_F16 && d != PERI_BF16)
         return peri__fail(PERI_EINVAL, "%s: pooled are %s, allowed: f32, f64, f16, bf16", f, peri_dtype_name(d));
-    if (features < 0 || n < 0) return peri__fail(PERI_EINVAL, "%s: %lld features, %lld of them wanted", f, (long long)features,
-                                                 (long long)n);
+    if (features < 0 || n < 0)
+        return peri__fail(PERI_EINVAL, "%s: %lld features, %lld of them wanted", f, (long long)features, (long long)n);
     for (int64_t i = 0; i <= features; i++)
         if (i ? offsets[i] < offsets[i - 1] : offsets[0] != 0)
-            return peri__fail(PERI_EINVAL, "%s: offset_dim_list[%lld] is %lld, wanted: 0 first, then not falling", f, (long long)i,
-                              (long long)offsets[i]);
+            return peri__fail(PERI_EINVAL, "%s: offset_dim_list[%lld] is %lld, wanted: 0 first, then not falling", f,
+                              (long long)i, (long long)offsets[i]);
     if (offsets[features] != pooled->shape[1])
-        return peri__fail(PERI_EINVAL, "%s: the last of offset_dim_list is %lld, but pooled are %s", f, (long long)offsets[features],
-                          peri__tensor_text(pooled, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: the last of offset_dim_list is %lld, but pooled are %s", f,
+                          (long long)offsets[features], peri__tensor_text(pooled, text, sizeof text));
     int64_t total = 0;
     for (int64_t i = 0; i < n; i++) {
         if (permute[i] < 0 || permute[i] >= features)
-            return peri__fail(PERI_ERANGE, "%s: permute_list[%lld] is %lld, allowed: 0..%lld", f, (long long)i, (long long)permute[i],
-                              (long long)features - 1);
+            return peri__fail(PERI_ERANGE, "%s: permute_list[%lld] is %lld, allowed: 0..%lld", f, (long long)i,
+                              (long long)permute[i], (long long)features - 1);
         if (__builtin_add_overflow(total, offsets[permute[i] + 1] - offsets[permute[i]], &total))
             return peri__fail(PERI_ERANGE, "%s: the result has 2^63 columns or more", f);
     }
     return PERI_OK;
 }
 
-peri_status peri_sparse_permute_pooled(peri_tensor *pooled, const int64_t *offsets, int64_t features, const int64_t *permute, int64_t n,
-                                       peri_tensor **out)
+peri_status peri_sparse_permute_pooled(peri_tensor *pooled, const int64_t *offsets, int64_t features,
+                                       const int64_t *permute, int64_t n, peri_tensor **out)
 {
     PERI_NEED(offsets);
     static const char f[] = "peri_sparse_permute_pooled";

@@ -14,24 +14,28 @@ _Static_assert((int)PERI_TOP_MOST == (int)PERI_NEAREST_MOST, "the kernel finds a
 enum { FOUND = 1 << 16 }; /* entries of results that one pass over the items makes: what its parts find takes scratch */
 
 /** The layout of the items in @op, from what they are. */
-static peri_status check_items(const char *f, const peri_tensor *items, const peri_row_format *format, int64_t dim, peri_op_nearest *op)
+static peri_status check_items(const char *f, const peri_tensor *items, const peri_row_format *format, int64_t dim,
+                               peri_op_nearest *op)
 {
     char text[128];
     if (format) {
         PERI_TRY(peri__rows_layout(f, format, dim, &op->format));
         if (items->dtype != PERI_U8 || items->shape[1] != op->format.stride)
-            return peri__fail(PERI_EINVAL, "%s: items are %s, wanted u8 rows of %lld bytes, for %lld numbers in this format", f,
-                              peri__tensor_text(items, text, sizeof text), (long long)op->format.stride, (long long)dim);
+            return peri__fail(
+                PERI_EINVAL, "%s: items are %s, wanted u8 rows of %lld bytes, for %lld numbers in this format", f,
+                peri__tensor_text(items, text, sizeof text), (long long)op->format.stride, (long long)dim);
         return PERI_OK;
     }
     if (!peri__small_float(items->dtype) || items->shape[1] != dim)
-        return peri__fail(PERI_EINVAL, "%s: items are %s, wanted rows of %lld numbers of f32, f16 or bf16, or rows of codes and a format",
-                          f, peri__tensor_text(items, text, sizeof text), (long long)dim);
+        return peri__fail(
+            PERI_EINVAL,
+            "%s: items are %s, wanted rows of %lld numbers of f32, f16 or bf16, or rows of codes and a format", f,
+            peri__tensor_text(items, text, sizeof text), (long long)dim);
     return PERI_OK;
 }
 
-static peri_status check(const char *f, peri_tensor *queries, peri_tensor *items, const peri_row_format *format, int64_t k,
-                         peri_op_nearest *op)
+static peri_status check(const char *f, peri_tensor *queries, peri_tensor *items, const peri_row_format *format,
+                         int64_t k, peri_op_nearest *op)
 {
     char text[128];
     PERI_TRY(peri__check_tensor(f, "queries", queries, -1, 2));
@@ -43,8 +47,8 @@ static peri_status check(const char *f, peri_tensor *queries, peri_tensor *items
     PERI_TRY(check_items(f, items, format, queries->shape[1], op));
     const int64_t most = peri__min(items->shape[0], PERI_TOP_MOST);
     if (k < 1 || k > most)
-        return peri__fail(PERI_ERANGE, "%s: k is %lld, allowed: 1..%lld (of %lld items, and %d at most)", f, (long long)k, (long long)most,
-                          (long long)items->shape[0], PERI_TOP_MOST);
+        return peri__fail(PERI_ERANGE, "%s: k is %lld, allowed: 1..%lld (of %lld items, and %d at most)", f,
+                          (long long)k, (long long)most, (long long)items->shape[0], PERI_TOP_MOST);
     op->dim = queries->shape[1];
     op->n_items = items->shape[0];
     op->k = k;
@@ -52,8 +56,8 @@ static peri_status check(const char *f, peri_tensor *queries, peri_tensor *items
     return PERI_OK;
 }
 
-peri_status peri_top_products(peri_tensor *queries, peri_tensor *items, const peri_row_format *format, int64_t k, peri_tensor **scores,
-                              peri_tensor **indices)
+peri_status peri_top_products(peri_tensor *queries, peri_tensor *items, const peri_row_format *format, int64_t k,
+                              peri_tensor **scores, peri_tensor **indices)
 {
     static const char f[] = "peri_top_products";
     peri_op_nearest op = {0};

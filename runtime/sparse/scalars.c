@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * scalars.c: a number for each id: tables of one column with gradient, sums of weights, calibration by histogram, hashes.
+ * scalars.c: a number for each id: tables of one column with gradient, sums of weights, calibration by histogram,
+ * hashes.
  */
 #include "sparse_internal.h"
 #include "../../kernels/lookup.h"
 
 #include <math.h>
 
-/* -- tables of one column ---------------------------------------------------------------------------------------------------------- */
+/* -- tables of one column ------------------------------------------------------------------------------------------ */
 
 /** saved: rows and bags of ids. integer: tasks, rows of all tables, tables, samples. */
 enum { SAVED_ROWS, SAVED_BAGS };
@@ -22,11 +23,19 @@ static peri_status unary_backward(peri__node *node, peri_tensor *const *grad_out
     PERI_TRY_GOTO(peri_tensor_contiguous(grad_out[0], &flat), out);
     PERI_TRY_GOTO(peri__tensor_like(flat, 2, shape, &grad), out);
     PERI_TRY_GOTO(peri__lists_of(node->saved[SAVED_ROWS], kept[KEPT_WIDTH], &list, &first), out);
-    peri_k_unary_sum_args args = {.weight = peri__data(grad), .out = peri__data(flat), .bag = peri__data(node->saved[SAVED_BAGS]),
-                                  .list = peri__data(list), .list_offsets = peri__data(first), .tasks = kept[KEPT_TASKS],
-                                  .width = kept[KEPT_WIDTH], .tables = kept[KEPT_TABLES], .batch = kept[KEPT_BATCH],
+    peri_k_unary_sum_args args = {.weight = peri__data(grad),
+                                  .out = peri__data(flat),
+                                  .bag = peri__data(node->saved[SAVED_BAGS]),
+                                  .list = peri__data(list),
+                                  .list_offsets = peri__data(first),
+                                  .tasks = kept[KEPT_TASKS],
+                                  .width = kept[KEPT_WIDTH],
+                                  .tables = kept[KEPT_TABLES],
+                                  .batch = kept[KEPT_BATCH],
                                   .dtype = flat->dtype};
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), unary_sum_back, &args, args.width, PERI_INT_GRAIN / peri__max(1, args.tasks) + 1), out);
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), unary_sum_back, &args, args.width,
+                              PERI_INT_GRAIN / peri__max(1, args.tasks) + 1),
+                  out);
     grad_in[0] = grad;
     grad = NULL;
 out:
@@ -39,28 +48,32 @@ out:
 
 static const peri__node_vtab unary_vtab = {.name = "batched_unary_embeddings", .backward = unary_backward};
 
-static peri_status check_unary(const char *f, const peri_tensor *weight, const peri_tensor *starts, const peri_tensor *offsets,
-                               const peri_tensor *indices)
+static peri_status check_unary(const char *f, const peri_tensor *weight, const peri_tensor *starts,
+                               const peri_tensor *offsets, const peri_tensor *indices)
 {
     char text[128];
     PERI_TRY(peri__check_tensor(f, "weight", weight, -1, 2));
     if (weight->dtype != PERI_F32 && weight->dtype != PERI_F64)
-        return peri__fail(PERI_EINVAL, "%s: weight is %s, allowed: f32, f64", f, peri__tensor_text(weight, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: weight is %s, allowed: f32, f64", f,
+                          peri__tensor_text(weight, text, sizeof text));
     PERI_TRY(peri__check_ints(f, "table_offsets", starts, 1, weight));
     PERI_TRY(peri__check_ints(f, "offsets", offsets, 1, weight));
     PERI_TRY(peri__check_ints(f, "indices", indices, 1, weight));
     int64_t tables = starts->shape[0] - 1, bags = offsets->shape[0] - 1;
     if (tables < 1)
-        return peri__fail(PERI_EINVAL, "%s: %lld table_offsets, wanted one entry more than there are tables, of which there is one or "
-                          "more", f, (long long)starts->shape[0]);
+        return peri__fail(
+            PERI_EINVAL,
+            "%s: %lld table_offsets, wanted one entry more than there are tables, of which there is one or "
+            "more",
+            f, (long long)starts->shape[0]);
     if (bags < 0 || bags % tables)
-        return peri__fail(PERI_EINVAL, "%s: %lld offsets for %lld tables, wanted a multiple of the tables and one more", f,
-                          (long long)bags + 1, (long long)tables);
+        return peri__fail(PERI_EINVAL, "%s: %lld offsets for %lld tables, wanted a multiple of the tables and one more",
+                          f, (long long)bags + 1, (long long)tables);
     return PERI_OK;
 }
 
-peri_status peri_sparse_batched_unary(peri_tensor *weight, peri_tensor *table_offsets, peri_tensor *offsets, peri_tensor *indices,
-                                      peri_tensor **out)
+peri_status peri_sparse_batched_unary(peri_tensor *weight, peri_tensor *table_offsets, peri_tensor *offsets,
+                                      peri_tensor *indices, peri_tensor **out)
 {
     static const char f[] = "peri_sparse_batched_unary";
     PERI_TRY(check_unary(f, weight, table_offsets, offsets, indices));
@@ -75,13 +88,26 @@ peri_status peri_sparse_batched_unary(peri_tensor *weight, peri_tensor *table_of
     PERI_TRY_GOTO(peri_tensor_contiguous(table_offsets, &firsts), out);
     PERI_TRY_GOTO(peri__check_offsets(f, "offsets", "bag", cuts, ids->shape[0]), out);
     PERI_TRY_GOTO(peri__check_offsets(f, "table_offsets", "table", firsts, src->shape[1]), out);
-    peri__tables t = {.function = f, .what = "indices", .table = "table", .ids = ids, .offsets = cuts, .starts = firsts, .tables = tables,
+    peri__tables t = {.function = f,
+                      .what = "indices",
+                      .table = "table",
+                      .ids = ids,
+                      .offsets = cuts,
+                      .starts = firsts,
+                      .tables = tables,
                       .step = batch};
     bool recorded = peri__differentiable(src);
     PERI_TRY_GOTO(peri__table_rows(&t, PERI_I64, &rows, recorded ? &bag : NULL), out);
     PERI_TRY_GOTO(peri__tensor_like(src, 3, shape, &sums), out);
-    peri_k_unary_sum_args args = {.weight = peri__data(src), .out = peri__data(sums), .offsets = peri__data(cuts), .rows = peri__data(rows),
-                                  .tasks = shape[0], .width = src->shape[1], .tables = tables, .batch = batch, .dtype = src->dtype,
+    peri_k_unary_sum_args args = {.weight = peri__data(src),
+                                  .out = peri__data(sums),
+                                  .offsets = peri__data(cuts),
+                                  .rows = peri__data(rows),
+                                  .tasks = shape[0],
+                                  .width = src->shape[1],
+                                  .tables = tables,
+                                  .batch = batch,
+                                  .dtype = src->dtype,
                                   .offsets_dtype = cuts->dtype};
     int64_t per_bag = peri__max(1, shape[0]) * (1 + ids->shape[0] / peri__max(bags, 1));
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(src), unary_sum, &args, bags, PERI_INT_GRAIN / per_bag + 1), out);
@@ -102,10 +128,10 @@ out:
     return status;
 }
 
-/* -- sums of weights ------------------------------------------------------------------------------------------------------------- */
+/* -- sums of weights ----------------------------------------------------------------------------------------------- */
 
-peri_status peri_sparse_weights_and_counts(peri_tensor *weights, peri_tensor *reverse_indices, int64_t num_unique_indices,
-                                           peri_tensor **out)
+peri_status peri_sparse_weights_and_counts(peri_tensor *weights, peri_tensor *reverse_indices,
+                                           int64_t num_unique_indices, peri_tensor **out)
 {
     static const char f[] = "peri_sparse_weights_and_counts";
     PERI_TRY(peri__check_tensor(f, "weights", weights, -1, 1));
@@ -113,10 +139,11 @@ peri_status peri_sparse_weights_and_counts(peri_tensor *weights, peri_tensor *re
     if (weights->dtype != PERI_F32 && weights->dtype != PERI_F64)
         return peri__fail(PERI_EINVAL, "%s: weights are %s, allowed: f32, f64", f, peri_dtype_name(weights->dtype));
     if (weights->shape[0] != reverse_indices->shape[0])
-        return peri__fail(PERI_EINVAL, "%s: %lld reverse_indices for %lld weights", f, (long long)reverse_indices->shape[0],
-                          (long long)weights->shape[0]);
+        return peri__fail(PERI_EINVAL, "%s: %lld reverse_indices for %lld weights", f,
+                          (long long)reverse_indices->shape[0], (long long)weights->shape[0]);
     if (num_unique_indices < 0 || num_unique_indices >= (int64_t)1 << 40)
-        return peri__fail(PERI_ERANGE, "%s: num_unique_indices %lld, allowed: 0..2^40", f, (long long)num_unique_indices);
+        return peri__fail(PERI_ERANGE, "%s: num_unique_indices %lld, allowed: 0..2^40", f,
+                          (long long)num_unique_indices);
     int64_t shape[2] = {num_unique_indices, 2};
     peri_tensor *flat = NULL, *to = NULL, *sums = NULL;
     peri_status status;
@@ -124,8 +151,13 @@ peri_status peri_sparse_weights_and_counts(peri_tensor *weights, peri_tensor *re
     PERI_TRY_GOTO(peri_tensor_contiguous(reverse_indices, &to), out);
     PERI_TRY_GOTO(peri__check_indices(f, "reverse_indices", to, num_unique_indices), out);
     PERI_TRY_GOTO(peri__tensor_like(flat, 2, shape, &sums), out);
-    peri_k_weights_by_id_args args = {.weights = peri__data(flat), .ids = peri__data(to), .out = peri__data(sums), .n = flat->shape[0],
-                                      .numbers = num_unique_indices, .dtype = flat->dtype, .ids_dtype = to->dtype};
+    peri_k_weights_by_id_args args = {.weights = peri__data(flat),
+                                      .ids = peri__data(to),
+                                      .out = peri__data(sums),
+                                      .n = flat->shape[0],
+                                      .numbers = num_unique_indices,
+                                      .dtype = flat->dtype,
+                                      .ids_dtype = to->dtype};
     PERI_TRY_GOTO(PERI_RUN(peri__device(flat), weights_by_id, &args), out);
     *out = sums;
     sums = NULL;
@@ -136,7 +168,7 @@ out:
     return status;
 }
 
-/* -- calibration ----------------------------------------------------------------------------------------------------------------- */
+/* -- calibration --------------------------------------------------------------------------------------------------- */
 
 static peri_status check_bins(const char *f, const peri_tensor *logit, const peri_calibration_args *a)
 {
@@ -149,22 +181,25 @@ static peri_status check_bins(const char *f, const peri_tensor *logit, const per
     PERI_TRY(peri__check_tensor(f, "bin_num_positives", a->bin_num_positives, PERI_F64, 1));
     PERI_TRY(peri__check_same_device(f, a->bin_num_examples, logit));
     PERI_TRY(peri__check_same_device(f, a->bin_num_positives, logit));
-    if (a->num_bins < 1) return peri__fail(PERI_EINVAL, "%s: %lld bins, allowed: 1 and more", f, (long long)a->num_bins);
+    if (a->num_bins < 1)
+        return peri__fail(PERI_EINVAL, "%s: %lld bins, allowed: 1 and more", f, (long long)a->num_bins);
     if (a->segment_lengths ? a->num_segments < 0 : a->num_segments != 0)
         return peri__fail(PERI_EINVAL, "%s: num_segments %lld, allowed: 0%s", f, (long long)a->num_segments,
                           a->segment_lengths ? " and more" : ", without segments");
     if (__builtin_add_overflow(a->num_segments, 1, &all) || __builtin_mul_overflow(all, a->num_bins, &all) ||
         a->bin_num_examples->shape[0] != all)
-        return peri__fail(PERI_EINVAL, "%s: bin_num_examples are %s for %lld bins and %lld segments, wanted bins * (segments + 1)", f,
-                          peri__tensor_text(a->bin_num_examples, text, sizeof text), (long long)a->num_bins, (long long)a->num_segments);
+        return peri__fail(PERI_EINVAL,
+                          "%s: bin_num_examples are %s for %lld bins and %lld segments, wanted bins * (segments + 1)",
+                          f, peri__tensor_text(a->bin_num_examples, text, sizeof text), (long long)a->num_bins,
+                          (long long)a->num_segments);
     if (a->bin_num_positives->shape[0] != all)
         return peri__fail(PERI_EINVAL, "%s: bin_num_positives are %s, wanted %lld as bin_num_examples", f,
                           peri__tensor_text(a->bin_num_positives, text, sizeof text), (long long)all);
     if (!(a->positive_weight > 0) || !isfinite(a->positive_weight))
         return peri__fail(PERI_EINVAL, "%s: positive_weight %g, allowed: finite, more than 0", f, a->positive_weight);
     if (!(a->lower_bound < a->upper_bound) || !isfinite(a->upper_bound - a->lower_bound))
-        return peri__fail(PERI_EINVAL, "%s: bounds %g and %g, wanted: finite, the lower one below the upper one", f, a->lower_bound,
-                          a->upper_bound);
+        return peri__fail(PERI_EINVAL, "%s: bounds %g and %g, wanted: finite, the lower one below the upper one", f,
+                          a->lower_bound, a->upper_bound);
     return PERI_OK;
 }
 
@@ -173,12 +208,13 @@ static peri_status check_segments(const char *f, const peri_tensor *logit, const
     PERI_TRY(peri__check_ints(f, "segment_lengths", a->segment_lengths, 1, logit));
     PERI_TRY(peri__check_ints(f, "segment_value", a->segment_value, 1, logit));
     if (a->segment_lengths->shape[0] != peri__numel(logit))
-        return peri__fail(PERI_EINVAL, "%s: %lld segment_lengths for %lld logits", f, (long long)a->segment_lengths->shape[0],
-                          (long long)peri__numel(logit));
+        return peri__fail(PERI_EINVAL, "%s: %lld segment_lengths for %lld logits", f,
+                          (long long)a->segment_lengths->shape[0], (long long)peri__numel(logit));
     return PERI_OK;
 }
 
-peri_status peri_sparse_calibrate(peri_tensor *logit, const peri_calibration_args *a, peri_tensor **calibrated, peri_tensor **bin_ids)
+peri_status peri_sparse_calibrate(peri_tensor *logit, const peri_calibration_args *a, peri_tensor **calibrated,
+                                  peri_tensor **bin_ids)
 {
     PERI_NEED(logit);
     PERI_NEED(a);
@@ -189,17 +225,26 @@ peri_status peri_sparse_calibrate(peri_tensor *logit, const peri_calibration_arg
     if (a->segment_lengths) PERI_TRY(check_segments(f, logit, a));
     int64_t n = peri__numel(logit);
     peri__bags bags = {0};
-    peri_tensor *flat = NULL, *examples = NULL, *positives = NULL, *lengths = NULL, *values = NULL, *result = NULL, *bins = NULL;
+    peri_tensor *flat = NULL, *examples = NULL, *positives = NULL, *lengths = NULL, *values = NULL, *result = NULL,
+                *bins = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_contiguous(logit, &flat), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(a->bin_num_examples, &examples), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(a->bin_num_positives, &positives), out);
     PERI_TRY_GOTO(peri__tensor_like(flat, flat->ndim, flat->shape, &result), out);
     PERI_TRY_GOTO(peri_tensor_new(peri__device(flat), PERI_I64, flat->ndim, flat->shape, &bins), out);
-    peri_k_calibrate_args args = {.logit = peri__data(flat), .out = peri__data(result), .bin = peri__data(bins),
-                                  .examples = peri__data(examples), .positives = peri__data(positives), .shift = log(a->positive_weight),
-                                  .lower = a->lower_bound, .upper = a->upper_bound, .weight = a->bin_ctr_weight_value,
-                                  .bins = a->num_bins, .segments = a->num_segments, .in_use_after = a->bin_ctr_in_use_after,
+    peri_k_calibrate_args args = {.logit = peri__data(flat),
+                                  .out = peri__data(result),
+                                  .bin = peri__data(bins),
+                                  .examples = peri__data(examples),
+                                  .positives = peri__data(positives),
+                                  .shift = log(a->positive_weight),
+                                  .lower = a->lower_bound,
+                                  .upper = a->upper_bound,
+                                  .weight = a->bin_ctr_weight_value,
+                                  .bins = a->num_bins,
+                                  .segments = a->num_segments,
+                                  .in_use_after = a->bin_ctr_in_use_after,
                                   .dtype = flat->dtype};
     if (a->segment_lengths) {
         PERI_TRY_GOTO(peri_tensor_contiguous(a->segment_lengths, &lengths), out);
@@ -221,7 +266,7 @@ out:
     return status;
 }
 
-/* -- hashes ---------------------------------------------------------------------------------------------------------------------- */
+/* -- hashes -------------------------------------------------------------------------------------------------------- */
 
 static peri_status check_numbers(const char *f, const char *what, const peri_tensor *t, const peri_tensor *input)
 {
@@ -231,8 +276,8 @@ static peri_status check_numbers(const char *f, const char *what, const peri_ten
     bool same = true;
     for (int32_t d = 0; d < t->ndim; d++) same = same && t->shape[d] == input->shape[d];
     if (same) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: %s is %s for an input %s, wanted one for each", f, what, peri__tensor_text(t, text, sizeof text),
-                      peri__tensor_text(input, other, sizeof other));
+    return peri__fail(PERI_EINVAL, "%s: %s is %s for an input %s, wanted one for each", f, what,
+                      peri__tensor_text(t, text, sizeof text), peri__tensor_text(input, other, sizeof other));
 }
 
 peri_status peri_sparse_murmur_hash3(peri_tensor *input, const peri_murmur_args *a, peri_tensor **out)
@@ -249,8 +294,12 @@ peri_status peri_sparse_murmur_hash3(peri_tensor *input, const peri_murmur_args 
     if (a->y) PERI_TRY_GOTO(peri_tensor_contiguous(a->y, &ys), out);
     if (a->seed) PERI_TRY_GOTO(peri_tensor_contiguous(a->seed, &seeds), out);
     PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &hashes), out);
-    peri_k_murmur_hash3_args args = {.x = peri__data(x), .y = ys ? peri__data(ys) : NULL, .seed = seeds ? peri__data(seeds) : NULL,
-                                     .out = peri__data(hashes), .y_number = a->y_number, .seed_number = a->seed_number};
+    peri_k_murmur_hash3_args args = {.x = peri__data(x),
+                                     .y = ys ? peri__data(ys) : NULL,
+                                     .seed = seeds ? peri__data(seeds) : NULL,
+                                     .out = peri__data(hashes),
+                                     .y_number = a->y_number,
+                                     .seed_number = a->seed_number};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), murmur_hash3, &args, peri__numel(x), PERI_INT_GRAIN), out);
     *out = hashes;
     hashes = NULL;

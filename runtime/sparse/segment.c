@@ -22,8 +22,13 @@ static peri_status sum_backward(peri__node *node, peri_tensor *const *grad_out, 
     peri_status status;
     PERI_TRY_GOTO(peri__tensor_like(flat, 1, &n, &grad), out);
     if (segments == 0) PERI_TRY_GOTO(peri__tensor_zero(grad), out);
-    peri_k_segment_spread_args args = {.out = peri__data(grad), .grad = peri__data(flat), .offsets = peri__data(offsets),
-                                       .step = node->kept[KEPT_STEP], .segments = segments, .n = n, .dtype = flat->dtype,
+    peri_k_segment_spread_args args = {.out = peri__data(grad),
+                                       .grad = peri__data(flat),
+                                       .offsets = peri__data(offsets),
+                                       .step = node->kept[KEPT_STEP],
+                                       .segments = segments,
+                                       .n = n,
+                                       .dtype = flat->dtype,
                                        .offsets_dtype = offsets->dtype};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), segment_spread, &args, segments, grain(segments, n)), out);
     grad_in[0] = grad;
@@ -45,8 +50,8 @@ static peri_status check_args(const char *f, const peri_tensor *values, const pe
         return peri__fail(PERI_EINVAL, "%s: values are %s, allowed: f32, f64, i32, i64", f, peri_dtype_name(d));
     if (step < 1) return peri__fail(PERI_EINVAL, "%s: batch size %lld, allowed: 1 and more", f, (long long)step);
     if (values->shape[0] % step)
-        return peri__fail(PERI_EINVAL, "%s: %lld values, wanted a multiple of the batch size %lld", f, (long long)values->shape[0],
-                          (long long)step);
+        return peri__fail(PERI_EINVAL, "%s: %lld values, wanted a multiple of the batch size %lld", f,
+                          (long long)values->shape[0], (long long)step);
     return PERI_OK;
 }
 
@@ -63,8 +68,12 @@ peri_status peri_sparse_segment_sum(peri_tensor *values, peri_tensor *offsets, i
     PERI_TRY_GOTO(peri_tensor_contiguous(offsets, &ends), out);
     PERI_TRY_GOTO(peri__bags_of(f, "offsets", &bags, NULL, ends, n / step, 0), out);
     PERI_TRY_GOTO(peri__tensor_like(flat, 1, &segments, &sums), out);
-    peri_k_segment_sum_args args = {.out = peri__data(sums), .values = peri__data(flat), .offsets = peri__data(ends), .step = step,
-                                    .dtype = flat->dtype, .offsets_dtype = ends->dtype};
+    peri_k_segment_sum_args args = {.out = peri__data(sums),
+                                    .values = peri__data(flat),
+                                    .offsets = peri__data(ends),
+                                    .step = step,
+                                    .dtype = flat->dtype,
+                                    .offsets_dtype = ends->dtype};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), segment_sum, &args, segments, grain(segments, n)), out);
     if (peri__differentiable(flat)) {
         PERI_TRY_GOTO(peri__record(&sum_vtab, &flat, 1, &sums, 1, &node), out);

@@ -12,11 +12,12 @@ static peri_status check_bags(const char *f, const peri_tensor *values, const pe
     PERI_TRY(peri__check_tensor(f, "values", values, -1, -1));
     PERI_TRY(peri__check_ints(f, "lengths", lengths, 1, values));
     if (values->ndim < 1)
-        return peri__fail(PERI_EINVAL, "%s: values are %s, wanted rows", f, peri__tensor_text(values, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: values are %s, wanted rows", f,
+                          peri__tensor_text(values, text, sizeof text));
     return PERI_OK;
 }
 
-/* -- by mask --------------------------------------------------------------------------------------------------------------------- */
+/* -- by mask ------------------------------------------------------------------------------------------------------- */
 
 static peri_status check_mask(const char *f, const peri_tensor *values, const peri_tensor *mask)
 {
@@ -24,8 +25,8 @@ static peri_status check_mask(const char *f, const peri_tensor *values, const pe
     PERI_TRY(peri__check_tensor(f, "mask", mask, PERI_BOOL, 1));
     PERI_TRY(peri__check_same_device(f, mask, values));
     if (mask->shape[0] != values->shape[0])
-        return peri__fail(PERI_EINVAL, "%s: mask is %s for %lld values, wanted one for each", f, peri__tensor_text(mask, text, sizeof text),
-                          (long long)values->shape[0]);
+        return peri__fail(PERI_EINVAL, "%s: mask is %s for %lld values, wanted one for each", f,
+                          peri__tensor_text(mask, text, sizeof text), (long long)values->shape[0]);
     return PERI_OK;
 }
 
@@ -39,7 +40,10 @@ static peri_status masked_backward(peri__node *node, peri_tensor *const *grad_ou
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_contiguous(grad_out[0], &flat), out);
     PERI_TRY_GOTO(peri__rows_like(flat, n, &grad), out);
-    peri_k_mask_args args = {.mask = peri__data(node->saved[0]), .all = peri__data(grad), .kept = peri__data(flat), .n = n,
+    peri_k_mask_args args = {.mask = peri__data(node->saved[0]),
+                             .all = peri__data(grad),
+                             .kept = peri__data(flat),
+                             .n = n,
                              .width = peri__row_bytes(flat)};
     PERI_TRY_GOTO(PERI_RUN(peri__device(flat), mask_spread, &args), out);
     grad_in[0] = grad;
@@ -80,8 +84,8 @@ out:
     return status;
 }
 
-peri_status peri_sparse_masked_select(peri_tensor *values, peri_tensor *lengths, peri_tensor *mask, peri_tensor **out_values,
-                                      peri_tensor **out_lengths)
+peri_status peri_sparse_masked_select(peri_tensor *values, peri_tensor *lengths, peri_tensor *mask,
+                                      peri_tensor **out_values, peri_tensor **out_lengths)
 {
     static const char f[] = "peri_sparse_masked_select";
     PERI_TRY(check_bags(f, values, lengths));
@@ -94,8 +98,11 @@ peri_status peri_sparse_masked_select(peri_tensor *values, peri_tensor *lengths,
     PERI_TRY_GOTO(peri_tensor_contiguous(mask, &chosen), out);
     PERI_TRY_GOTO(peri__bags_of(f, "lengths", &bags, flat, NULL, values->shape[0], 0), out);
     PERI_TRY_GOTO(peri__tensor_like(flat, 1, &n, &left), out);
-    peri_k_mask_args count = {.mask = peri__data(chosen), .offsets = peri__data(bags.offsets), .lengths = peri__data(left),
-                              .offsets_dtype = bags.offsets->dtype, .lengths_dtype = left->dtype};
+    peri_k_mask_args count = {.mask = peri__data(chosen),
+                              .offsets = peri__data(bags.offsets),
+                              .lengths = peri__data(left),
+                              .offsets_dtype = bags.offsets->dtype,
+                              .lengths_dtype = left->dtype};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), mask_lengths, &count, n, PERI_INT_GRAIN / 16), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(values, &src), out);
     PERI_TRY_GOTO(peri__rows_masked(src, chosen, out_values), out);
@@ -108,7 +115,7 @@ out:
     return status;
 }
 
-/* -- by place -------------------------------------------------------------------------------------------------------------------- */
+/* -- by place ------------------------------------------------------------------------------------------------------ */
 
 /** The error about the start of bag @bag. */
 static peri_status bad_start(const char *f, const peri_tensor *start, const peri_tensor *lengths, int64_t bag)
@@ -116,12 +123,12 @@ static peri_status bad_start(const char *f, const peri_tensor *start, const peri
     int64_t first, members;
     PERI_TRY(peri__int_at(start, bag, &first));
     PERI_TRY(peri__int_at(lengths, bag, &members));
-    return peri__fail(PERI_ERANGE, "%s: start[%lld] is %lld, allowed in a bag of %lld: 0..%lld", f, (long long)bag, (long long)first,
-                      (long long)members, (long long)members);
+    return peri__fail(PERI_ERANGE, "%s: start[%lld] is %lld, allowed in a bag of %lld: 0..%lld", f, (long long)bag,
+                      (long long)first, (long long)members, (long long)members);
 }
 
-peri_status peri_sparse_slice(peri_tensor *values, peri_tensor *lengths, peri_tensor *start, int64_t length, peri_tensor **out_values,
-                              peri_tensor **out_lengths)
+peri_status peri_sparse_slice(peri_tensor *values, peri_tensor *lengths, peri_tensor *start, int64_t length,
+                              peri_tensor **out_values, peri_tensor **out_lengths)
 {
     static const char f[] = "peri_sparse_slice";
     PERI_TRY(check_bags(f, values, lengths));
@@ -139,9 +146,16 @@ peri_status peri_sparse_slice(peri_tensor *values, peri_tensor *lengths, peri_te
     PERI_TRY_GOTO(peri_tensor_new(peri__device(flat), PERI_I64, 1, &n, &starts), out);
     PERI_TRY_GOTO(peri_tensor_new(peri__device(flat), PERI_I64, 1, &one, &found), out);
     PERI_TRY_GOTO(peri__tensor_like(flat, 1, &n, &taken), out);
-    peri_k_slice_bounds_args cut = {.offsets = peri__data(bags.offsets), .start = peri__data(first), .starts = peri__data(starts),
-                                    .bad = peri__data(found), .lengths = peri__data(taken), .bags = n, .length = length,
-                                    .offsets_dtype = bags.offsets->dtype, .start_dtype = first->dtype, .lengths_dtype = flat->dtype};
+    peri_k_slice_bounds_args cut = {.offsets = peri__data(bags.offsets),
+                                    .start = peri__data(first),
+                                    .starts = peri__data(starts),
+                                    .bad = peri__data(found),
+                                    .lengths = peri__data(taken),
+                                    .bags = n,
+                                    .length = length,
+                                    .offsets_dtype = bags.offsets->dtype,
+                                    .start_dtype = first->dtype,
+                                    .lengths_dtype = flat->dtype};
     PERI_TRY_GOTO(PERI_RUN(peri__device(flat), slice_bounds, &cut), out);
     PERI_TRY_GOTO(peri__word_at(found, 0, &bad), out);
     if (bad != INT64_MAX) PERI_TRY_GOTO(bad_start(f, first, flat, bad), out);
@@ -157,7 +171,7 @@ out:
     return status;
 }
 
-/* -- rows of several matrices ------------------------------------------------------------------------------------------------------ */
+/* -- rows of several matrices -------------------------------------------------------------------------------------- */
 
 /** Matrices that lie one after the other, on the host: word by word, an entry more than there are matrices. */
 typedef struct matrices {
@@ -182,19 +196,23 @@ static peri_status matrices_init(matrices *m, const char *f, const peri_batch_se
     m->words = w = peri__alloc_zero(sizeof *w * (size_t)((n + 1) * (PERI_SELECT_WORDS + 2)));
     if (!w) return PERI_ENOMEM;
     for (int64_t i = 0; i < n; i++, w += PERI_SELECT_WORDS) {
-        int64_t k = a->num_indices[i], rows = a->rows[i], columns = a->columns[i], *next = w + PERI_SELECT_WORDS, in, out;
+        int64_t k = a->num_indices[i], rows = a->rows[i], columns = a->columns[i], *next = w + PERI_SELECT_WORDS, in,
+                out;
         if (k < 0) return bad_size(f, "input_num_indices", i, k);
         if (rows < 0) return bad_size(f, "input_rows", i, rows);
         if (columns < 0) return bad_size(f, "input_columns", i, columns);
         if (side && k != a->num_indices[0])
-            return peri__fail(PERI_EINVAL, "%s: input_num_indices[%lld] is %lld and the first one is %lld: equal ones are wanted by "
-                              "permute_output_dim_0_1", f, (long long)i, (long long)k, (long long)a->num_indices[0]);
+            return peri__fail(PERI_EINVAL,
+                              "%s: input_num_indices[%lld] is %lld and the first one is %lld: equal ones are wanted by "
+                              "permute_output_dim_0_1",
+                              f, (long long)i, (long long)k, (long long)a->num_indices[0]);
         bool over = __builtin_mul_overflow(rows, columns, &in) || __builtin_mul_overflow(k, columns, &out) ||
             __builtin_add_overflow(w[PERI_SELECT_PLACE], k, &next[PERI_SELECT_PLACE]) ||
             __builtin_add_overflow(w[PERI_SELECT_ROW], rows, &next[PERI_SELECT_ROW]) ||
             __builtin_add_overflow(w[PERI_SELECT_FROM], in, &next[PERI_SELECT_FROM]) ||
             __builtin_add_overflow(w[PERI_SELECT_TO], side ? columns : out, &next[PERI_SELECT_TO]);
-        if (over) return peri__fail(PERI_ERANGE, "%s: inputs of 2^63 elements or more up to number %lld", f, (long long)i);
+        if (over)
+            return peri__fail(PERI_ERANGE, "%s: inputs of 2^63 elements or more up to number %lld", f, (long long)i);
         w[PERI_SELECT_COLUMNS] = columns;
         m->words[(n + 1) * PERI_SELECT_WORDS + i + 1] = next[PERI_SELECT_PLACE];
         m->words[(n + 1) * (PERI_SELECT_WORDS + 1) + i + 1] = next[PERI_SELECT_ROW];
@@ -212,8 +230,8 @@ static peri_status check_inputs(const char *f, const matrices *m, const peri_ten
         return peri__fail(PERI_EINVAL, "%s: inputs have %lld elements, but input_rows and input_columns make %lld", f,
                           (long long)inputs->shape[0], (long long)ends[PERI_SELECT_FROM]);
     if (indices->shape[0] != ends[PERI_SELECT_PLACE])
-        return peri__fail(PERI_EINVAL, "%s: %lld indices, but input_num_indices make %lld", f, (long long)indices->shape[0],
-                          (long long)ends[PERI_SELECT_PLACE]);
+        return peri__fail(PERI_EINVAL, "%s: %lld indices, but input_num_indices make %lld", f,
+                          (long long)indices->shape[0], (long long)ends[PERI_SELECT_PLACE]);
     return PERI_OK;
 }
 
@@ -225,9 +243,14 @@ static peri_status select_backward(peri__node *node, peri_tensor *const *grad_ou
     PERI_TRY_GOTO(peri_tensor_contiguous(grad_out[0], &flat), out);
     PERI_TRY_GOTO(peri__tensor_like(flat, 1, &elements, &grad), out);
     PERI_TRY_GOTO(peri__lists_of(node->saved[SAVED_ROWS], rows, &list, &first), out);
-    peri_k_batch_select_args args = {.matrix = peri__data(grad), .result = peri__data(flat), .table = peri__data(node->saved[SAVED_TABLE]),
-                                     .list = peri__data(list), .list_offsets = peri__data(first), .matrices = node->kept[KEPT_MATRICES],
-                                     .pitch = node->kept[KEPT_PITCH], .element = peri_dtype_size(flat->dtype)};
+    peri_k_batch_select_args args = {.matrix = peri__data(grad),
+                                     .result = peri__data(flat),
+                                     .table = peri__data(node->saved[SAVED_TABLE]),
+                                     .list = peri__data(list),
+                                     .list_offsets = peri__data(first),
+                                     .matrices = node->kept[KEPT_MATRICES],
+                                     .pitch = node->kept[KEPT_PITCH],
+                                     .element = peri_dtype_size(flat->dtype)};
     int64_t width = elements / peri__max(rows, 1) * args.element;
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), batch_select_sum, &args, rows, peri__row_grain(width)), out);
     grad_in[0] = grad;
@@ -243,17 +266,23 @@ out:
 static const peri__node_vtab select_vtab = {.name = "batch_select", .backward = select_backward};
 
 /** The rows at @rows (i64, counted over all matrices) of @src. @table: m->words on the device. */
-static peri_status select_rows(const matrices *m, peri_tensor *src, peri_tensor *table, peri_tensor *rows, peri_tensor **out)
+static peri_status select_rows(const matrices *m, peri_tensor *src, peri_tensor *table, peri_tensor *rows,
+                               peri_tensor **out)
 {
     const int64_t *ends = ends_of(m);
     int64_t n = rows->shape[0], size = m->pitch ? m->pitch * (n / m->n) : ends[PERI_SELECT_TO];
     peri_tensor *result;
     peri__node *node;
     PERI_TRY(peri__tensor_like(src, 1, &size, &result));
-    peri_k_batch_select_args args = {.matrix = peri__data(src), .result = peri__data(result), .table = peri__data(table),
-                                     .rows = peri__data(rows), .matrices = m->n, .pitch = m->pitch,
+    peri_k_batch_select_args args = {.matrix = peri__data(src),
+                                     .result = peri__data(result),
+                                     .table = peri__data(table),
+                                     .rows = peri__data(rows),
+                                     .matrices = m->n,
+                                     .pitch = m->pitch,
                                      .element = peri_dtype_size(src->dtype)};
-    peri_status status = PERI_LAUNCH(peri__device(src), batch_select, &args, n, peri__row_grain(size / peri__max(n, 1) * args.element));
+    peri_status status =
+        PERI_LAUNCH(peri__device(src), batch_select, &args, n, peri__row_grain(size / peri__max(n, 1) * args.element));
     if (status >= 0 && peri__differentiable(src)) {
         status = peri__record(&select_vtab, &src, 1, &result, 1, &node);
         if (status >= 0) {
@@ -270,8 +299,8 @@ static peri_status select_rows(const matrices *m, peri_tensor *src, peri_tensor 
     return status;
 }
 
-peri_status peri_sparse_batch_index_select(peri_tensor *inputs, peri_tensor *indices, const peri_batch_select_args *args,
-                                           peri_tensor **out)
+peri_status peri_sparse_batch_index_select(peri_tensor *inputs, peri_tensor *indices,
+                                           const peri_batch_select_args *args, peri_tensor **out)
 {
     static const char f[] = "peri_sparse_batch_index_select";
     PERI_TRY(peri__check_tensor(f, "inputs", inputs, -1, 1));
@@ -287,7 +316,13 @@ peri_status peri_sparse_batch_index_select(peri_tensor *inputs, peri_tensor *ind
     PERI_TRY_GOTO(peri__tensor_view(table, 1, &ends, &one, words, &places), out);
     PERI_TRY_GOTO(peri__tensor_view(table, 1, &ends, &one, words + ends, &starts), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(indices, &ids), out);
-    peri__tables t = {.function = f, .what = "indices", .table = "input", .ids = ids, .offsets = places, .starts = starts, .tables = m.n};
+    peri__tables t = {.function = f,
+                      .what = "indices",
+                      .table = "input",
+                      .ids = ids,
+                      .offsets = places,
+                      .starts = starts,
+                      .tables = m.n};
     PERI_TRY_GOTO(peri__table_rows(&t, PERI_I64, &rows, NULL), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(inputs, &src), out);
     status = select_rows(&m, src, table, rows, out);

@@ -50,9 +50,15 @@ static peri_status distinct(const peri_tensor *ids, peri_unique_result *r)
     peri_status status;
     PERI_TRY(peri__extent(ids, &least, &most));
     PERI_TRY(peri_tensor_new(device, PERI_I64, 1, &one, &count));
-    peri_op_unique args = {.x = peri__data(ids), .unique = peri__data(r->unique), .inverse = r->inverse ? peri__data(r->inverse) : NULL,
-                           .counts = r->counts ? peri__data(r->counts) : NULL, .total = peri__data(count), .n = ids->shape[0],
-                           .least = least, .most = most, .dtype = ids->dtype};
+    peri_op_unique args = {.x = peri__data(ids),
+                           .unique = peri__data(r->unique),
+                           .inverse = r->inverse ? peri__data(r->inverse) : NULL,
+                           .counts = r->counts ? peri__data(r->counts) : NULL,
+                           .total = peri__data(count),
+                           .n = ids->shape[0],
+                           .least = least,
+                           .most = most,
+                           .dtype = ids->dtype};
     PERI_TRY_GOTO(PERI_RUN(device, unique, &args), out);
     PERI_TRY_GOTO(peri__word_at(count, 0, &total), out);
     PERI_TRY_GOTO(cut(&r->unique, total), out);

@@ -2,15 +2,16 @@
  *
  * autocast.c: the dtypes that operations compute in: regions of autocast, and 16-bit floats outside of them.
  *
- * Kernels of elementwise operations and of linear layers take 16-bit floats; they compute in f32 and round once. Those of other dense
- * operations take f32 and f64: an operation on 16-bit floats casts its inputs to f32, computes, and casts its result back.
+ * Kernels of elementwise operations and of linear layers take 16-bit floats; they compute in f32 and round once. Those
+ * of other dense operations take f32 and f64: an operation on 16-bit floats casts its inputs to f32, computes, and
+ * casts its result back.
  */
 #include "tensor_internal.h"
 
 #include <perilune/precision.h>
 #include <string.h>
 
-/* -- products of f32 ---------------------------------------------------------------------------------------------------------------- */
+/* -- products of f32 ----------------------------------------------------------------------------------------------- */
 
 static const char *const precisions[] = {"highest", "high", "medium"};
 static atomic_int precision;
@@ -22,7 +23,8 @@ peri_status peri_set_float32_matmul_precision(const char *text)
             atomic_store(&precision, i);
             return PERI_OK;
         }
-    return peri__fail(PERI_EINVAL, "peri_set_float32_matmul_precision: '%.40s', allowed: highest, high, medium", text ? text : "");
+    return peri__fail(PERI_EINVAL, "peri_set_float32_matmul_precision: '%.40s', allowed: highest, high, medium",
+                      text ? text : "");
 }
 
 const char *peri_get_float32_matmul_precision(void) { return precisions[atomic_load(&precision)]; }
@@ -40,9 +42,10 @@ bool peri_ordered_products(bool on)
 
 bool peri__ordered(void) { return ordered; }
 
-/* -- regions ------------------------------------------------------------------------------------------------------------------------ */
+/* -- regions ------------------------------------------------------------------------------------------------------- */
 
-/** A weight, and what it was cast to. The cast is right as long as the weight was not changed in place, and on the stream that made it. */
+/** A weight, and what it was cast to. The cast is right as long as the weight was not changed in place, and on the
+ *  stream that made it. */
 typedef struct cached {
     peri_tensor *weight, *cast; /* retained */
     uint64_t version;
@@ -56,7 +59,8 @@ struct peri_autocast {
     bool inside;
     peri_autocast *outer; /* while it is entered: the region around it, or NULL */
     cached *weights;
-    int32_t n, room, next; /* next: the entry behind the one that was found last. Steps ask for their weights in the same order */
+    int32_t n, room, next; /* next: the entry behind the one that was found last. Steps ask for their weights in the
+                              same order */
 };
 
 static _Thread_local peri_autocast *innermost;
@@ -84,7 +88,8 @@ peri_status peri_autocast_new(const char *device, int32_t dtype, bool enabled, p
     const size_t kind = strcspn(device, ":");
     if (kind >= sizeof region->device || kind == 0) {
         peri__free(region);
-        return peri__fail(PERI_EINVAL, "peri_autocast_new: device '%.40s', wanted the name of a kind of device: cpu, cuda", device);
+        return peri__fail(PERI_EINVAL,
+                          "peri_autocast_new: device '%.40s', wanted the name of a kind of device: cpu, cuda", device);
     }
     peri__refs_init(&region->refs);
     memcpy(region->device, device, kind);
@@ -105,7 +110,8 @@ void peri_autocast_release(peri_autocast *region)
 peri_status peri_autocast_enter(peri_autocast *region)
 {
     PERI_NEED(region);
-    if (region->inside) return peri__fail(PERI_EINVAL, "peri_autocast_enter: this region is entered already; make another one");
+    if (region->inside)
+        return peri__fail(PERI_EINVAL, "peri_autocast_enter: this region is entered already; make another one");
     peri__refs_add(&region->refs);
     region->inside = true;
     region->outer = innermost;
@@ -139,7 +145,8 @@ static peri_autocast *region_of(const peri_device *device)
 {
     for (peri_autocast *r = innermost; r; r = r->outer) {
         const size_t n = strlen(r->device);
-        if (!strncmp(device->name, r->device, n) && (device->name[n] == ':' || !device->name[n])) return r->dtype >= 0 ? r : NULL;
+        if (!strncmp(device->name, r->device, n) && (device->name[n] == ':' || !device->name[n]))
+            return r->dtype >= 0 ? r : NULL;
     }
     return NULL;
 }
@@ -150,7 +157,7 @@ int32_t peri__autocast(const peri_device *device)
     return region ? region->dtype : -1;
 }
 
-/* -- casts -------------------------------------------------------------------------------------------------------------------------- */
+/* -- casts --------------------------------------------------------------------------------------------------------- */
 
 peri_status peri__cast(peri_tensor *t, int32_t dtype, peri_tensor **out)
 {
@@ -196,7 +203,8 @@ static cached *add(peri_autocast *region)
 peri_status peri__cast_weight(peri_tensor *t, int32_t dtype, peri_tensor **out)
 {
     peri_autocast *region = region_of(peri__device(t));
-    if (!region || region->dtype != dtype || t->node || !t->requires_grad || t->dtype == dtype) return peri__cast(t, dtype, out);
+    if (!region || region->dtype != dtype || t->node || !t->requires_grad || t->dtype == dtype)
+        return peri__cast(t, dtype, out);
     const peri_stream *stream = peri_stream_current(peri__device(t));
     cached *c = find(region, t);
     if (!c || c->version != peri__version(t) || c->stream != stream) {
@@ -218,7 +226,7 @@ peri_status peri__cast_weight(peri_tensor *t, int32_t dtype, peri_tensor **out)
     return PERI_OK;
 }
 
-/* -- operands ----------------------------------------------------------------------------------------------------------------------- */
+/* -- operands ------------------------------------------------------------------------------------------------------ */
 
 peri_status peri__widen(peri__operands *o, peri__dtype_rule rule, peri_tensor *const *in, int32_t n)
 {
@@ -237,7 +245,8 @@ peri_status peri__widen(peri__operands *o, peri__dtype_rule rule, peri_tensor *c
         if (in[i] && peri__is_16(in[i]->dtype) && !own) status = peri_tensor_to(in[i], PERI_F32, NULL, &o->in[i]);
         else if (in[i]) peri_tensor_retain(o->in[i] = in[i]);
     }
-    if (narrow && one && !own && !(rule == PERI__IN_F32 && peri__autocast(peri__device(first)) >= 0)) o->back = first->dtype;
+    if (narrow && one && !own && !(rule == PERI__IN_F32 && peri__autocast(peri__device(first)) >= 0))
+        o->back = first->dtype;
     if (status < 0) peri__narrow(o, status, NULL);
     return status;
 }

@@ -2,13 +2,14 @@
  *
  * backward.c: backward passes over the tape.
  *
- * A pass visits each node once, after all that use what the node made. Within that law it runs in an order that lets exchanges and
- * computation overlap, in whatever order the forward pass was written: what an exchange of a gradient needs goes first, so that it is
- * posted early; then what needs no exchange; and what waits for one comes last. Exchanges are posted in the reverse of the order of
- * recording, whatever else is on the tape of a rank: on all ranks the same. What updates tables keeps that order too.
+ * A pass visits each node once, after all that use what the node made. Within that law it runs in an order that lets
+ * exchanges and computation overlap, in whatever order the forward pass was written: what an exchange of a gradient
+ * needs goes first, so that it is posted early; then what needs no exchange; and what waits for one comes last.
+ * Exchanges are posted in the reverse of the order of recording, whatever else is on the tape of a rank: on all ranks
+ * the same. What updates tables keeps that order too.
  *
- * The order changes no bit: the gradients that reach one tensor are added up in the reverse of the order of recording. One that comes
- * before its turn is held until then.
+ * The order changes no bit: the gradients that reach one tensor are added up in the reverse of the order of recording.
+ * One that comes before its turn is held until then.
  */
 #include "../base/between.h"
 #include "report.h"
@@ -53,7 +54,7 @@ struct peri_backward {
     bool strays; /* see peri_backward_strays */
 };
 
-/* -- making: what there is ------------------------------------------------------------------------------------------------------- */
+/* -- making: what there is ----------------------------------------------------------------------------------------- */
 
 static peri_status add_ending(peri_backward *pass, peri__ending *ending, uint64_t id)
 {
@@ -71,7 +72,8 @@ static peri_status add_node(peri_backward *pass, peri__node *node, uint64_t id)
 {
     if (node->pass == id) return PERI_OK;
     if (node->spent)
-        return peri__fail(PERI_EINVAL, "peri_backward_new: the graph of node '%s' was already used by a backward pass", node->name);
+        return peri__fail(PERI_EINVAL, "peri_backward_new: the graph of node '%s' was already used by a backward pass",
+                          node->name);
     if (pass->n == pass->capacity) {
         int64_t more = peri__max(64, pass->capacity * 2);
         peri__node **nodes = peri__realloc(pass->nodes, sizeof *nodes * (size_t)more);
@@ -93,8 +95,8 @@ static int later_first(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/** Whether @node takes a leaf that no reducer has, or updates tables that no other rank hears of. Leaves of nodes that exchange are parts
- *  of what the ranks have together. */
+/** Whether @node takes a leaf that no reducer has, or updates tables that no other rank hears of. Leaves of nodes that
+ *  exchange are parts of what the ranks have together. */
 static bool strays(const peri__node *node)
 {
     const int32_t acts = node->vtab->acts;
@@ -175,13 +177,14 @@ static peri_status link_shares(peri_backward *pass, int64_t leaves)
     return PERI_OK;
 }
 
-/* -- making: the order ------------------------------------------------------------------------------------------------------------ */
+/* -- making: the order --------------------------------------------------------------------------------------------- */
 
 /** When a node runs: by late, then exchange, then place. */
 typedef struct turn {
     peri__node *node;
     bool late;        /* something that waits comes before it, or it waits itself */
-    int64_t exchange; /* the first exchange that is posted after it, counted from the highest sequence; INT64_MAX: none */
+    int64_t exchange; /* the first exchange that is posted after it, counted from the highest sequence; INT64_MAX:
+                         none */
 } turn;
 
 static int by_turn(const void *a, const void *b)
@@ -192,8 +195,9 @@ static int by_turn(const void *a, const void *b)
     return x->node->place < y->node->place ? -1 : 1;
 }
 
-/** Sort the nodes, which are in the order of their places. What posts runs after all with a higher sequence that post, and what updates
- *  after all with a higher sequence that update, as if they used one another: `late` and `exchange` are handed on accordingly. */
+/** Sort the nodes, which are in the order of their places. What posts runs after all with a higher sequence that post,
+ *  and what updates after all with a higher sequence that update, as if they used one another: `late` and `exchange`
+ *  are handed on accordingly. */
 static peri_status sort_nodes(peri_backward *pass)
 {
     int64_t exchanges = 0, next_update = INT64_MAX;
@@ -210,7 +214,8 @@ static peri_status sort_nodes(peri_backward *pass)
         turn *t = &turns[i];
         int32_t acts = node->vtab->acts;
         t->node = node;
-        t->late = t->late || acts & PERI__WAITS || (acts & PERI__POSTS && late_post) || (acts & PERI__UPDATES && late_update);
+        t->late =
+            t->late || acts & PERI__WAITS || (acts & PERI__POSTS && late_post) || (acts & PERI__UPDATES && late_update);
         if (acts & PERI__POSTS) late_post = t->late;
         if (acts & PERI__UPDATES) late_update = t->late;
         for (int32_t k = 0; k < node->n_in && t->late; k++)
@@ -230,9 +235,10 @@ static peri_status sort_nodes(peri_backward *pass)
     return PERI_OK;
 }
 
-/* -- running ---------------------------------------------------------------------------------------------------------------------- */
+/* -- running ------------------------------------------------------------------------------------------------------- */
 
-peri_status peri__grad_new(const peri__node *node, int32_t i, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out)
+peri_status peri__grad_new(const peri__node *node, int32_t i, int32_t dtype, int32_t ndim, const int64_t *shape,
+                           peri_tensor **out)
 {
     peri_tensor *leaf = node->in[i].leaf;
     bool free = false;
@@ -245,8 +251,8 @@ peri_status peri__grad_new(const peri__node *node, int32_t i, int32_t dtype, int
     return PERI_OK;
 }
 
-/** *sum (owned, may be NULL) += @grad (taken). The sum of @leaf (NULL: of a node) becomes memory of its own, or its place in a bucket:
- *  optimizers change it in place. */
+/** *sum (owned, may be NULL) += @grad (taken). The sum of @leaf (NULL: of a node) becomes memory of its own, or its
+ *  place in a bucket: optimizers change it in place. */
 static peri_status accumulate(peri_tensor **sum, peri_tensor *grad, const peri_tensor *leaf)
 {
     if (!*sum && (!leaf || grad == leaf->grad_place || peri__exclusive(grad))) {
@@ -317,9 +323,11 @@ peri_status peri__check_version(const peri__node *node, const peri_tensor *t, ui
     char text[128];
     if (peri__version(t) == version) return PERI_OK;
     return peri__fail(PERI_EINVAL,
-                      "peri_backward_step: %s needs a tensor (%s) that was changed in place after it (%llu changes); change a copy, or "
+                      "peri_backward_step: %s needs a tensor (%s) that was changed in place after it (%llu changes); "
+                      "change a copy, or "
                       "change it after the backward pass",
-                      node->name, peri__tensor_text(t, text, sizeof text), (unsigned long long)(peri__version(t) - version));
+                      node->name, peri__tensor_text(t, text, sizeof text),
+                      (unsigned long long)(peri__version(t) - version));
 }
 
 /** An error if a tensor that the node saved was changed in place since. */
@@ -403,8 +411,8 @@ static peri_status check_root(const peri_tensor *root, const peri_tensor *grad)
         return peri__fail(PERI_EINVAL, "peri_backward_new: %s has more than one element; give its upstream gradient",
                           peri__tensor_text(root, a, sizeof a));
     if (grad && (!peri__same_shape(root, grad) || root->dtype != grad->dtype))
-        return peri__fail(PERI_EINVAL, "peri_backward_new: the gradient is %s, the root %s", peri__tensor_text(grad, a, sizeof a),
-                          peri__tensor_text(root, b, sizeof b));
+        return peri__fail(PERI_EINVAL, "peri_backward_new: the gradient is %s, the root %s",
+                          peri__tensor_text(grad, a, sizeof a), peri__tensor_text(root, b, sizeof b));
     return PERI_OK;
 }
 
@@ -442,7 +450,8 @@ peri_status peri_backward_new(peri_tensor *const *roots, peri_tensor *const *gra
     PERI_TRY_GOTO(collect(pass, roots, n, pass->id, &leaves), out);
     if (pass->n > 0) PERI_TRY_GOTO(link_shares(pass, leaves), out);
     PERI_TRY_GOTO(sort_nodes(pass), out);
-    for (int32_t r = 0; r < n; r++) /* what others see, too, an exchange may have yet to write; a leaf stays and changes */
+    /* what others see, too, an exchange may have yet to write; a leaf stays and changes */
+    for (int32_t r = 0; r < n; r++)
         if (roots[r]->node && peri__exclusive(roots[r])) PERI_TRY_GOTO(peri__item_ahead(roots[r]), out);
     for (int32_t r = 0; r < n; r++) PERI_TRY_GOTO(seed(pass, roots[r], grads ? grads[r] : NULL), out);
     *out = pass;

@@ -25,19 +25,22 @@ peri_status peri__upload_i64(peri_device *device, const int64_t *host, int64_t n
     return status;
 }
 
-/* -- setting up ---------------------------------------------------------------------------------------------------------------- */
+/* -- setting up ---------------------------------------------------------------------------------------------------- */
 
 static peri_status check_one(const char *function, const char *what, const peri_tensor *t, const peri_tensor *values)
 {
     char text[128];
     if (t->dtype != PERI_I32 && t->dtype != PERI_I64)
-        return peri__fail(PERI_EINVAL, "%s: %s are %s, allowed: i32, i64", function, what, peri__tensor_text(t, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: %s are %s, allowed: i32, i64", function, what,
+                          peri__tensor_text(t, text, sizeof text));
     if (t->ndim != 1)
-        return peri__fail(PERI_EINVAL, "%s: %s are %s, wanted 1 dimension", function, what, peri__tensor_text(t, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: %s are %s, wanted 1 dimension", function, what,
+                          peri__tensor_text(t, text, sizeof text));
     return peri__check_same_device(function, t, values);
 }
 
-peri_status peri__bags_init(const char *function, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, const peri_tensor *values)
+peri_status peri__bags_init(const char *function, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets,
+                            const peri_tensor *values)
 {
     if (!lengths && !offsets) return peri__fail(PERI_EINVAL, "%s: neither lengths nor offsets are given", function);
     if (lengths) PERI_TRY(check_one(function, "lengths", lengths, values));
@@ -45,13 +48,16 @@ peri_status peri__bags_init(const char *function, peri__bags *b, peri_tensor *le
     if (offsets && offsets->shape[0] < 1)
         return peri__fail(PERI_EINVAL, "%s: offsets are empty; they have one entry more than there are bags", function);
     if (lengths && offsets && offsets->shape[0] != lengths->shape[0] + 1)
-        return peri__fail(PERI_EINVAL, "%s: %lld offsets for %lld lengths, wanted %lld", function, (long long)offsets->shape[0],
-                          (long long)lengths->shape[0], (long long)lengths->shape[0] + 1);
+        return peri__fail(PERI_EINVAL, "%s: %lld offsets for %lld lengths, wanted %lld", function,
+                          (long long)offsets->shape[0], (long long)lengths->shape[0], (long long)lengths->shape[0] + 1);
     int64_t bags = lengths ? lengths->shape[0] : offsets->shape[0] - 1, most = (int64_t)1 << 50;
     if (bags >= most || values->shape[0] >= most)
-        return peri__fail(PERI_ERANGE, "%s: %lld bags of %lld values, allowed: less than 2^50 of each", function, (long long)bags,
-                          (long long)values->shape[0]);
-    *b = (peri__bags){.bags = bags, .values = values->shape[0], .given_lengths = lengths != NULL, .given_offsets = offsets != NULL,
+        return peri__fail(PERI_ERANGE, "%s: %lld bags of %lld values, allowed: less than 2^50 of each", function,
+                          (long long)bags, (long long)values->shape[0]);
+    *b = (peri__bags){.bags = bags,
+                      .values = values->shape[0],
+                      .given_lengths = lengths != NULL,
+                      .given_offsets = offsets != NULL,
                       .longest = -1};
     if (lengths) PERI_TRY(peri_tensor_contiguous(lengths, &b->lengths));
     if (!offsets) return PERI_OK;
@@ -62,8 +68,14 @@ peri_status peri__bags_init(const char *function, peri__bags *b, peri_tensor *le
 
 void peri__bags_adopt(peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, int64_t bags, int64_t values)
 {
-    *b = (peri__bags){.lengths = lengths, .offsets = offsets, .bags = bags, .values = values, .given_lengths = lengths != NULL,
-                      .given_offsets = offsets != NULL, .checked = true, .longest = -1};
+    *b = (peri__bags){.lengths = lengths,
+                      .offsets = offsets,
+                      .bags = bags,
+                      .values = values,
+                      .given_lengths = lengths != NULL,
+                      .given_offsets = offsets != NULL,
+                      .checked = true,
+                      .longest = -1};
     if (lengths) peri_tensor_retain(lengths);
     if (offsets) peri_tensor_retain(offsets);
 }
@@ -76,14 +88,20 @@ void peri__bags_fini(peri__bags *b)
     *b = (peri__bags){0};
 }
 
-/* -- deriving ------------------------------------------------------------------------------------------------------------------ */
+/* -- deriving ------------------------------------------------------------------------------------------------------ */
 
 static peri_device *device_of(const peri__bags *b) { return peri__device(b->lengths ? b->lengths : b->offsets); }
 
 peri_status peri__complete_sum(const peri_tensor *lengths, int64_t limit, peri_tensor *offsets)
 {
-    peri_op_cumsum args = {.x = peri__data(lengths), .y = peri__data(offsets), .rows = 1, .cols = peri__numel(lengths), .limit = limit,
-                           .x_dtype = lengths->dtype, .y_dtype = offsets->dtype, .mode = PERI_CUMSUM_COMPLETE};
+    peri_op_cumsum args = {.x = peri__data(lengths),
+                           .y = peri__data(offsets),
+                           .rows = 1,
+                           .cols = peri__numel(lengths),
+                           .limit = limit,
+                           .x_dtype = lengths->dtype,
+                           .y_dtype = offsets->dtype,
+                           .mode = PERI_CUMSUM_COMPLETE};
     return PERI_RUN(peri__device(lengths), cumsum, &args);
 }
 
@@ -122,7 +140,9 @@ peri_status peri__bags_lengths(peri__bags *b)
     if (b->lengths) return PERI_OK;
     peri_tensor *lengths;
     PERI_TRY(peri__tensor_like(b->offsets, 1, &b->bags, &lengths));
-    peri_k_jagged_lengths_args args = {.offsets = peri__data(b->offsets), .out = peri__data(lengths), .offsets_dtype = b->offsets->dtype,
+    peri_k_jagged_lengths_args args = {.offsets = peri__data(b->offsets),
+                                       .out = peri__data(lengths),
+                                       .offsets_dtype = b->offsets->dtype,
                                        .out_dtype = lengths->dtype};
     peri_status status = PERI_LAUNCH(device_of(b), jagged_lengths, &args, b->bags, GRAIN);
     if (status < 0) peri_tensor_release(lengths);
@@ -130,19 +150,28 @@ peri_status peri__bags_lengths(peri__bags *b)
     return status;
 }
 
-/* -- checking ------------------------------------------------------------------------------------------------------------------ */
+/* -- checking ------------------------------------------------------------------------------------------------------ */
 
 /** Queue a report on @b. Its offsets are made on the way if they come from the lengths and are not there yet. */
-static peri_status report_into(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds, peri_tensor *found)
+static peri_status report_into(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds,
+                               peri_tensor *found)
 {
     peri_tensor *made = NULL;
     if (!b->offsets) PERI_TRY(offsets_new(b, &made));
     const peri_tensor *offsets = made ? made : b->offsets, *lengths = b->given_lengths ? b->lengths : NULL;
     int32_t look = b->checked ? PERI_BAGS_SOUND : b->given_offsets ? PERI_BAGS_OFFSETS : PERI_BAGS_LENGTHS;
-    peri_op_bags_report args = {.lengths = lengths ? peri__data(lengths) : NULL, .offsets = peri__data(offsets),
-                                .sums = made ? peri__data(made) : NULL, .bounds = bounds ? peri__data(bounds) : NULL,
-                                .report = peri__data(found), .bags = b->bags, .values = b->values, .step = step, .n_bounds = n_bounds,
-                                .lengths_dtype = lengths ? lengths->dtype : 0, .offsets_dtype = offsets->dtype, .look = look};
+    peri_op_bags_report args = {.lengths = lengths ? peri__data(lengths) : NULL,
+                                .offsets = peri__data(offsets),
+                                .sums = made ? peri__data(made) : NULL,
+                                .bounds = bounds ? peri__data(bounds) : NULL,
+                                .report = peri__data(found),
+                                .bags = b->bags,
+                                .values = b->values,
+                                .step = step,
+                                .n_bounds = n_bounds,
+                                .lengths_dtype = lengths ? lengths->dtype : 0,
+                                .offsets_dtype = offsets->dtype,
+                                .look = look};
     peri_status status = PERI_RUN(device_of(b), bags_report, &args);
     if (status < 0) peri_tensor_release(made);
     else if (made) b->offsets = made;
@@ -193,15 +222,16 @@ static peri_status judge_bag(const peri__bags *b, const char *function, const in
     long long length = w[PERI_REPORT_LENGTH], from = w[PERI_REPORT_BEGIN], to = w[PERI_REPORT_END], n = b->values;
     if (b->given_offsets) {
         if (from < 0 || from > n)
-            return peri__fail(PERI_EINVAL, "%s: %s: it begins at offset %lld, allowed: 0..%lld (the number of values)", function, name,
-                              from, n);
+            return peri__fail(PERI_EINVAL, "%s: %s: it begins at offset %lld, allowed: 0..%lld (the number of values)",
+                              function, name, from, n);
         if (to < from)
-            return peri__fail(PERI_EINVAL, "%s: %s: its offsets are %lld and %lld, they must not decrease", function, name, from, to);
+            return peri__fail(PERI_EINVAL, "%s: %s: its offsets are %lld and %lld, they must not decrease", function,
+                              name, from, to);
         if (to > n)
-            return peri__fail(PERI_EINVAL, "%s: %s: it ends at offset %lld, allowed: 0..%lld (the number of values)", function, name, to,
-                              n);
-        return peri__fail(PERI_EINVAL, "%s: %s: length %lld, but its offsets %lld and %lld say %lld", function, name, length, from, to,
-                          to - from);
+            return peri__fail(PERI_EINVAL, "%s: %s: it ends at offset %lld, allowed: 0..%lld (the number of values)",
+                              function, name, to, n);
+        return peri__fail(PERI_EINVAL, "%s: %s: length %lld, but its offsets %lld and %lld say %lld", function, name,
+                          length, from, to, to - from);
     }
     if (length < 0) return peri__fail(PERI_EINVAL, "%s: %s: length %lld, allowed: 0 or more", function, name, length);
     return peri__fail(PERI_EINVAL, "%s: %s: length %lld, but there are only %lld values", function, name, length, n);
@@ -213,7 +243,8 @@ peri_status peri__bags_judge(peri__bags *b, const char *function, peri__bag_text
     char name[NAME + 64];
     if (b->checked) return PERI_OK;
     if (b->given_offsets && w[PERI_REPORT_FIRST] != 0)
-        return peri__fail(PERI_EINVAL, "%s: the first offset is %lld, wanted 0", function, (long long)w[PERI_REPORT_FIRST]);
+        return peri__fail(PERI_EINVAL, "%s: the first offset is %lld, wanted 0", function,
+                          (long long)w[PERI_REPORT_FIRST]);
     if (w[PERI_REPORT_BAD] >= 0) {
         text(owner, w[PERI_REPORT_BAD], name, sizeof name);
         return judge_bag(b, function, w, name);
@@ -224,7 +255,8 @@ peri_status peri__bags_judge(peri__bags *b, const char *function, peri__bag_text
     if (total != n) {
         name[0] = 0;
         if (total > n) overflowing_bag(b, text, owner, name, sizeof name);
-        return peri__fail(PERI_EINVAL, "%s: the lengths sum to %lld, but there are %lld values%s", function, total, n, name);
+        return peri__fail(PERI_EINVAL, "%s: the lengths sum to %lld, but there are %lld values%s", function, total, n,
+                          name);
     }
     b->longest = w[PERI_REPORT_MOST];
     b->checked = true;

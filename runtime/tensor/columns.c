@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * columns.c: blocks of columns of some matrices copied or summed into others, in one kernel: a table of addresses and strides is built on
- * the host and travels with the launch.
+ * columns.c: blocks of columns of some matrices copied or summed into others, in one kernel: a table of addresses and
+ * strides is built on the host and travels with the launch.
  */
 #include "jagged_internal.h"
 #include "../../kernels/jagged.h"
@@ -9,7 +9,8 @@
 peri_status peri__columns_init(peri__columns *t, int64_t items, int64_t sources)
 {
     *t = (peri__columns){.room_items = items};
-    t->words = peri__alloc(sizeof *t->words * (size_t)peri__max(1, items * PERI_ITEM_WORDS + sources * PERI_SOURCE_WORDS));
+    t->words =
+        peri__alloc(sizeof *t->words * (size_t)peri__max(1, items * PERI_ITEM_WORDS + sources * PERI_SOURCE_WORDS));
     return t->words ? PERI_OK : PERI_ENOMEM;
 }
 
@@ -42,12 +43,15 @@ peri_status peri__columns_run(const peri__columns *t, peri_device *device, int32
 {
     peri_tensor *words;
     if (t->items == 0) return PERI_OK;
-    PERI_TRY(peri__upload_i64(device, t->words, t->room_items * PERI_ITEM_WORDS + t->sources * PERI_SOURCE_WORDS, &words));
+    PERI_TRY(
+        peri__upload_i64(device, t->words, t->room_items * PERI_ITEM_WORDS + t->sources * PERI_SOURCE_WORDS, &words));
     const int64_t *data = peri__data(words);
     int64_t elements = 0;
     for (int64_t i = 0; i < t->items; i++) elements += t->words[i * PERI_ITEM_WORDS + PERI_ITEM_COLUMNS];
-    peri_k_columns_sum_args args = {.items = data, .sources = data + t->room_items * PERI_ITEM_WORDS, .n_items = t->items, .dtype = dtype};
-    peri_status status = PERI_LAUNCH(device, columns_sum, &args, rows, peri__max(1, (1 << 17) / peri__max(elements, 1)));
+    peri_k_columns_sum_args args = {
+        .items = data, .sources = data + t->room_items * PERI_ITEM_WORDS, .n_items = t->items, .dtype = dtype};
+    peri_status status =
+        PERI_LAUNCH(device, columns_sum, &args, rows, peri__max(1, (1 << 17) / peri__max(elements, 1)));
     peri_tensor_release(words);
     return status;
 }

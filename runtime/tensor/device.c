@@ -51,7 +51,8 @@ static peri_status open_device(const char *name, peri_device *d)
     const char *colon = strchr(name, ':');
     size_t n = colon ? (size_t)(colon - name) : strlen(name);
     if (!n || n >= sizeof backend || strlen(name) >= sizeof d->name)
-        return peri__fail(PERI_ENOTFOUND, "peri_device_get: '%.40s' is no device; known: cpu, opaque, cuda:<number>", name);
+        return peri__fail(PERI_ENOTFOUND, "peri_device_get: '%.40s' is no device; known: cpu, opaque, cuda:<number>",
+                          name);
     memcpy(backend, name, n);
     backend[n] = 0;
     long number = -1;
@@ -69,7 +70,8 @@ static peri_status open_device(const char *name, peri_device *d)
     peri_error_clear(); /* what a backend says, or does not say, is about this call */
     int32_t index = (int32_t)number;
     PERI_TRY(peri__said(d, "open", d->vtab->open(&index, &d->ctx, &d->caps)));
-    if (!colon == (index >= 0) && !strcmp(backend, d->vtab->name)) { /* one that stands in for another keeps the other's name */
+    /* one that stands in for another keeps the other's name */
+    if (!colon == (index >= 0) && !strcmp(backend, d->vtab->name)) {
         memcpy(d->alias, d->name, sizeof d->alias);
         if (colon) snprintf(d->name, sizeof d->name, "%s", backend);
         else snprintf(d->name, sizeof d->name, "%.20s:%d", backend, index);
@@ -95,11 +97,15 @@ static int known(const char *name, int n)
     return -1;
 }
 
-/** Variables whose values are words, and the words, each between ", ". Their users read them later, and some without a way to fail. */
+/** Variables whose values are words, and the words, each between ", ". Their users read them later, and some without a
+ *  way to fail. */
 static const struct {
     const char *name, *words;
 } word_variables[] = {
-    {"PERI_BLAS", "onednn, openblas"}, {"PERI_MPI_NEAR", "0, 1"}, {"PERI_ROW_IO", "auto, uring, threads"}, {"PERI_TRACEBACK", "0, 1"},
+    {"PERI_BLAS", "onednn, openblas"},
+    {"PERI_MPI_NEAR", "0, 1"},
+    {"PERI_ROW_IO", "auto, uring, threads"},
+    {"PERI_TRACEBACK", "0, 1"},
 };
 
 static bool is_word_of(const char *text, const char *words)
@@ -123,8 +129,9 @@ static peri_status check_environment(void)
             return peri__fail(PERI_EINVAL, "%s is '%.40s', allowed: %s", word_variables[i].name, text, words);
     }
     if (secure_getenv("PERI_CUDA_TF32"))
-        return peri__fail(PERI_EINVAL, "PERI_CUDA_TF32 is not read any more; call peri.set_float32_matmul_precision \"high\" (in C: "
-                                       "peri_set_float32_matmul_precision), and unset it");
+        return peri__fail(PERI_EINVAL,
+                          "PERI_CUDA_TF32 is not read any more; call peri.set_float32_matmul_precision \"high\" (in C: "
+                          "peri_set_float32_matmul_precision), and unset it");
     const char *isa = peri_kernels_unknown();
     return isa ? peri__fail(PERI_EINVAL, "PERI_CPU_ISA is '%.40s', allowed: ref, avx2, avx512", isa) : PERI_OK;
 }
@@ -147,7 +154,8 @@ peri_status peri_device_get(const char *name, peri_device **out)
         devices[now].id = now;
         status = check_environment();
         if (status >= 0) status = open_device(name, &devices[now]);
-        if (status >= 0) found = known(devices[now].name, now); /* "cuda" may be the "cuda:0" that is open, "cpu:0" is "cpu" */
+        /* "cuda" may be the "cuda:0" that is open, "cpu:0" is "cpu" */
+        if (status >= 0) found = known(devices[now].name, now);
         if (status >= 0 && found >= 0) {
             memcpy(devices[found].alias, devices[now].alias, sizeof devices[now].alias);
             close_device(&devices[now]);
@@ -214,7 +222,8 @@ static peri_status is_dry(void *ctx)
 {
     dry *d = ctx;
     const peri_device *device = d->stream->device;
-    if (!d->stream->awaited) PERI_TRY(peri__said(device, "event_new", device->vtab->event_new(device->ctx, &d->stream->awaited)));
+    if (!d->stream->awaited)
+        PERI_TRY(peri__said(device, "event_new", device->vtab->event_new(device->ctx, &d->stream->awaited)));
     if (!d->marked) PERI_TRY(device->vtab->event_record(device->ctx, d->stream->awaited, d->stream->ctx));
     d->marked = true;
     return device->vtab->event_query(device->ctx, d->stream->awaited);
@@ -264,7 +273,7 @@ peri_status peri_device_seed(peri_device *device, uint64_t seed)
     return PERI_OK;
 }
 
-/* -- streams and events ---------------------------------------------------------------------------------------------------------- */
+/* -- streams and events -------------------------------------------------------------------------------------------- */
 
 peri_status peri_stream_new(peri_device *device, peri_stream **out)
 {
@@ -319,7 +328,8 @@ peri_status peri_stream_set_current(peri_device *device, peri_stream *stream)
 {
     PERI_NEED(device);
     if (stream && stream->device != device)
-        return peri__fail(PERI_EINVAL, "peri_stream_set_current: a stream of %s on device %s", stream->device->name, device->name);
+        return peri__fail(PERI_EINVAL, "peri_stream_set_current: a stream of %s on device %s", stream->device->name,
+                          device->name);
     if (stream == &device->default_stream) stream = NULL;
     if (stream) peri_stream_retain(stream);
     peri_stream_release(current[device->id]);
@@ -332,7 +342,8 @@ peri_status peri_stream_wait(peri_stream *stream, peri_event *event)
     PERI_NEED(stream);
     PERI_NEED(event);
     if (stream->device != event->device)
-        return peri__fail(PERI_EINVAL, "peri_stream_wait: a stream of %s and an event of %s", stream->device->name, event->device->name);
+        return peri__fail(PERI_EINVAL, "peri_stream_wait: a stream of %s and an event of %s", stream->device->name,
+                          event->device->name);
     if (event->recorded == stream->number) return PERI_OK; /* a stream runs in order anyway */
     return stream->device->vtab->stream_wait(stream->device->ctx, stream->ctx, event->ctx);
 }
@@ -376,7 +387,8 @@ peri_status peri_event_record(peri_event *event, peri_stream *stream)
     PERI_NEED(event);
     PERI_NEED(stream);
     if (stream->device != event->device)
-        return peri__fail(PERI_EINVAL, "peri_event_record: an event of %s and a stream of %s", event->device->name, stream->device->name);
+        return peri__fail(PERI_EINVAL, "peri_event_record: an event of %s and a stream of %s", event->device->name,
+                          stream->device->name);
     event->recorded = stream->number;
     return event->device->vtab->event_record(event->device->ctx, event->ctx, stream->ctx);
 }
@@ -411,13 +423,14 @@ peri_status peri_event_synchronize(peri_event *event)
     return peri__event_wait(event->device, event->ctx);
 }
 
-/* -- work ---------------------------------------------------------------------------------------------------------------------- */
+/* -- work ---------------------------------------------------------------------------------------------------------- */
 
 /** The error about a kernel or an operation that a device has not, at all or for the arguments of a launch. */
 static peri_status lacks(const char *function, const peri_device *device, int32_t work, bool args)
 {
     return peri__fail(PERI_EUNSUPPORTED, "%s: device %s has no %s %s%s", function, device->name,
-                      work < PERI_OP_FIRST ? "kernel" : "operation", peri_kernel_names[work], args ? " for these arguments" : "");
+                      work < PERI_OP_FIRST ? "kernel" : "operation", peri_kernel_names[work],
+                      args ? " for these arguments" : "");
 }
 
 /** The backend's number of @work, PERI_K_* or PERI_OP_*, if it has it for @args (NULL: for some); else -1. */
@@ -427,14 +440,16 @@ static int32_t number_of(const peri_device *device, int32_t work, const void *ar
     return number >= 0 && device->vtab->has(device->ctx, number, args) ? number : -1;
 }
 
-peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, size_t args_size, int64_t n, int64_t grain)
+peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, size_t args_size, int64_t n,
+                         int64_t grain)
 {
     if (n <= 0) return PERI_OK;
     const int32_t number = number_of(device, kernel, args);
     if (number < 0) return lacks("launch", device, kernel, true);
     void *stream = peri_stream_current(device)->ctx;
     PERI__OWN_FLOATS;
-    return peri__said(device, "launch", device->vtab->launch(device->ctx, stream, number, args, (int64_t)args_size, n, grain));
+    return peri__said(device, "launch",
+                      device->vtab->launch(device->ctx, stream, number, args, (int64_t)args_size, n, grain));
 }
 
 peri_status peri__run(peri_device *device, int32_t op, const void *args, size_t args_size)
@@ -461,16 +476,18 @@ peri_status peri__need_work(const char *function, peri_device *device, const int
 peri_status peri__copy(peri_device *device, void *dst, const void *src, int64_t bytes, int32_t kind)
 {
     if (bytes <= 0) return PERI_OK;
-    return peri__said(device, "copy", device->vtab->copy(device->ctx, peri_stream_current(device)->ctx, dst, src, bytes, kind));
+    return peri__said(device, "copy",
+                      device->vtab->copy(device->ctx, peri_stream_current(device)->ctx, dst, src, bytes, kind));
 }
 
-/* Calls of a backend that may wait for all that runs on a device come after what exchanges have queued there: if a rank is lost, only this
- * thread can end that. */
+/* Calls of a backend that may wait for all that runs on a device come after what exchanges have queued there: if a rank
+ * is lost, only this thread can end that. */
 
 peri_status peri__host_alloc(peri_device *device, int64_t bytes, void **out)
 {
     if (device->vtab->host_alloc) PERI_TRY(peri__between_idle());
-    if (device->vtab->host_alloc) return peri__said(device, "host_alloc", device->vtab->host_alloc(device->ctx, bytes, out));
+    if (device->vtab->host_alloc)
+        return peri__said(device, "host_alloc", device->vtab->host_alloc(device->ctx, bytes, out));
     void *p = peri__alloc((size_t)(bytes ? bytes : 1));
     if (!p) return PERI_ENOMEM;
     *out = p;
@@ -485,9 +502,12 @@ void peri__host_free(peri_device *device, void *p, int64_t bytes)
     else peri__free(p);
 }
 
-/* -- memory -------------------------------------------------------------------------------------------------------------------- */
+/* -- memory -------------------------------------------------------------------------------------------------------- */
 
-bool peri__reaches_host(const peri_device *device) { return peri_device_host_access(device) || device->vtab->mapped_alloc; }
+bool peri__reaches_host(const peri_device *device)
+{
+    return peri_device_host_access(device) || device->vtab->mapped_alloc;
+}
 
 peri_status peri_device_memory(peri_device *device, int64_t *available)
 {

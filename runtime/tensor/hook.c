@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hook.c: places on the tape where a backward pass stops for its caller. C calls nobody back: the pass returns, and is continued.
+ * hook.c: places on the tape where a backward pass stops for its caller. C calls nobody back: the pass returns, and is
+ * continued.
  */
 #include "tensor_internal.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tensor/jagged_internal.h (L2): the structs behind perilune/jagged.h, for this folder and for the layers above (exchanges, lookups).
+ * tensor/jagged_internal.h (L2): the structs behind perilune/jagged.h, for this folder and for the layers above
+ * (exchanges, lookups).
  */
 #ifndef PERI_TENSOR_JAGGED_INTERNAL_H
 #define PERI_TENSOR_JAGGED_INTERNAL_H
@@ -26,12 +27,12 @@ peri_status peri__keys_select(const peri_keys *keys, const int32_t *index, int32
 /** Keys [begin, end) of @keys. */
 peri_status peri__keys_slice(const peri_keys *keys, int32_t begin, int32_t end, peri_keys **out);
 
-/* -- numbers of the host -------------------------------------------------------------------------------------------------------------- */
+/* -- numbers of the host ------------------------------------------------------------------------------------------- */
 
 /** Host numbers as a new i64 tensor [n] of @device. */
 peri_status peri__upload_i64(peri_device *device, const int64_t *host, int64_t n, peri_tensor **out);
 
-/* -- bags: what lengths and offsets say ------------------------------------------------------------------------------------------------ */
+/* -- bags: what lengths and offsets say ---------------------------------------------------------------------------- */
 
 /** The part that jt and kjt share. */
 typedef struct peri__bags {
@@ -43,18 +44,21 @@ typedef struct peri__bags {
     peri__report *report;           /* a check on its way, or NULL */
 } peri__bags;
 
-/** How often the tensors that *b was made of have been changed in place together. Lengths or offsets that were derived do not count: when
- *  they are made is not the caller's doing. */
+/** How often the tensors that *b was made of have been changed in place together. Lengths or offsets that were derived
+ *  do not count: when they are made is not the caller's doing. */
 static inline int64_t peri__bags_version(const peri__bags *b)
 {
-    return (b->given_lengths ? peri_tensor_version(b->lengths) : 0) + (b->given_offsets ? peri_tensor_version(b->offsets) : 0);
+    return (b->given_lengths ? peri_tensor_version(b->lengths) : 0) +
+           (b->given_offsets ? peri_tensor_version(b->offsets) : 0);
 }
 
 /** Writes "key 'f2', sample 17" into @text. */
 typedef void (*peri__bag_text_fn)(const void *owner, int64_t bag, char *text, size_t len);
 
-/** Set *b up from given tensors (contiguous copies or new references) and check counts, dtypes and devices. @values has been checked. */
-peri_status peri__bags_init(const char *function, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, const peri_tensor *values);
+/** Set *b up from given tensors (contiguous copies or new references) and check counts, dtypes and devices. @values has
+ *  been checked. */
+peri_status peri__bags_init(const char *function, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets,
+                            const peri_tensor *values);
 /** Set *b up from well-formed tensors (retained; either may be NULL). */
 void peri__bags_adopt(peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, int64_t bags, int64_t values);
 void peri__bags_fini(peri__bags *b);
@@ -62,30 +66,33 @@ void peri__bags_fini(peri__bags *b);
 peri_status peri__share(peri_tensor *t, peri_tensor **out);
 /** A new tensor of the dtype and shape of @t on @device; NULL where @t is. */
 peri_status peri__room(const peri_tensor *t, peri_device *device, peri_tensor **out);
-/** b->lengths or b->offsets, made if needed. Offsets made from unchecked lengths are clamped: monotone and within the values, always. */
+/** b->lengths or b->offsets, made if needed. Offsets made from unchecked lengths are clamped: monotone and within the
+ *  values, always. */
 peri_status peri__bags_lengths(peri__bags *b);
 peri_status peri__bags_offsets(peri__bags *b);
-/** @offsets [n + 1] = the complete cumulative sum of @lengths [n], both contiguous, i32 or i64. @limit >= 0: lengths outside [0, limit]
- *  count as 0 and no offset exceeds it. */
+/** @offsets [n + 1] = the complete cumulative sum of @lengths [n], both contiguous, i32 or i64. @limit >= 0: lengths
+ *  outside [0, limit] count as 0 and no offset exceeds it. */
 peri_status peri__complete_sum(const peri_tensor *lengths, int64_t limit, peri_tensor *offsets);
-/** Queue the check (nothing to check if b->checked); offsets[bounds ? bounds[i] : i * step] for i in [0, n_bounds) will stand in the report
- *  after its header. */
+/** Queue the check (nothing to check if b->checked); offsets[bounds ? bounds[i] : i * step] for i in [0, n_bounds) will
+ *  stand in the report after its header. */
 peri_status peri__bags_post(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds);
-/** Judge the report, which has arrived; @text names bags. Sets longest and checked. The report stays for the caller to read and return. */
+/** Judge the report, which has arrived; @text names bags. Sets longest and checked. The report stays for the caller to
+ *  read and return. */
 peri_status peri__bags_judge(peri__bags *b, const char *function, peri__bag_text_fn text, const void *owner);
 
-/* -- rows moved as whole segments, with gradient ------------------------------------------------------------------------------------- */
+/* -- rows moved as whole segments, with gradient ------------------------------------------------------------------- */
 
 /** out = the rows of @parts[n] (equal dtype, device and row shape) one after the other; n >= 1. */
 peri_status peri__rows_cat(const char *function, peri_tensor *const *parts, int32_t n, peri_tensor **out);
-/** out[i] = rows at[i] .. at[i + 1] of the contiguous @t, a view (0 <= at[i] <= at[i + 1] <= its rows; at[n] are all); n >= 0. */
+/** out[i] = rows at[i] .. at[i + 1] of the contiguous @t, a view (0 <= at[i] <= at[i + 1] <= its rows; at[n] are all);
+ *  n >= 0. */
 peri_status peri__rows_split(peri_tensor *t, const int64_t *at, int32_t n, peri_tensor **out);
 /** The same, not recorded. */
 peri_status peri__rows_views(peri_tensor *t, const int64_t *at, int32_t n, peri_tensor **out);
 /** The gradient of what was split: @parts[n] one behind the other, NULL ones as zeros; *out NULL if all are. */
 peri_status peri__rows_join(peri_tensor *const *parts, const int64_t *at, int32_t n, peri_tensor **out);
-/** For each key of @k its part of rows, @values (retained), with the key's lengths, and with @indices its ids as weights. @out: as many as
- *  keys, new; not written on failure. Needs peri_kjt_sync and lengths. */
+/** For each key of @k its part of rows, @values (retained), with the key's lengths, and with @indices its ids as
+ *  weights. @out: as many as keys, new; not written on failure. Needs peri_kjt_sync and lengths. */
 peri_status peri__kjt_cut(const peri_kjt *k, peri_tensor *const *values, bool indices, peri_jt **out);
 
 /** Segments of host-known sizes: segment t of the result is segment p = index[t] of the source, which covers its rows
@@ -100,13 +107,13 @@ typedef struct peri__rows_plan {
 } peri__rows_plan;
 
 /** Copies @offsets[parts + 1] and @index[n]. */
-peri_status peri__rows_plan_init(peri__rows_plan *plan, peri_device *device, const int64_t *offsets, int64_t parts, const int32_t *index,
-                                 int64_t n);
+peri_status peri__rows_plan_init(peri__rows_plan *plan, peri_device *device, const int64_t *offsets, int64_t parts,
+                                 const int32_t *index, int64_t n);
 void peri__rows_plan_fini(peri__rows_plan *plan);
 /** Rows of @src (offsets[parts] of them) moved by the plan. */
 peri_status peri__rows_permute(peri_tensor *src, const peri__rows_plan *plan, peri_tensor **out);
 
-/* -- padded rows, with gradient -------------------------------------------------------------------------------------------------------- */
+/* -- padded rows, with gradient ------------------------------------------------------------------------------------ */
 
 /** values [n, ...] cut by @offsets into bags -> [bags, max, ...]. The offsets are well formed. */
 peri_status peri__to_padded(peri_tensor *values, peri_tensor *offsets, int64_t max, double padding, peri_tensor **out);
@@ -118,7 +125,7 @@ peri_status peri__tensors_equal(const peri_tensor *a, const peri_tensor *b, bool
 /** Bytes of the elements of @t, 0 for NULL. */
 int64_t peri__tensor_bytes(const peri_tensor *t);
 
-/* -- columns: blocks of columns of some matrices copied or summed into others ---------------------------------------------------------- */
+/* -- columns: blocks of columns of some matrices copied or summed into others -------------------------------------- */
 
 /** A table under construction. */
 typedef struct peri__columns {
@@ -142,7 +149,7 @@ typedef peri_status (*peri__move_fn)(peri_tensor *t, int32_t dtype, peri_device 
 /** peri__move_fn: a copy in pinned memory, from which @device copies without the processor. The dtype stays. */
 peri_status peri__move_pinned(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out);
 
-/* -- containers ------------------------------------------------------------------------------------------------------------------------ */
+/* -- containers ---------------------------------------------------------------------------------------------------- */
 
 struct peri_jt {
     peri__refs refs;
@@ -178,9 +185,10 @@ struct peri_kt {
     int64_t *length_per_key, *offset_per_key; /* keys, keys + 1; one block */
 };
 
-/** A kjt of parts that are known to be well formed (results of operations on checked ones): nothing is read back. All tensors retained and
- *  contiguous. Either of lengths and offsets may be NULL. @stride_per_key_per_rank as in peri_kjt_args. @length_per_key: what the host
- *  knows already, keys entries, copied; NULL: not known, a sync will fetch it. Key names may repeat. */
+/** A kjt of parts that are known to be well formed (results of operations on checked ones): nothing is read back. All
+ *  tensors retained and contiguous. Either of lengths and offsets may be NULL. @stride_per_key_per_rank as in
+ *  peri_kjt_args. @length_per_key: what the host knows already, keys entries, copied; NULL: not known, a sync will
+ *  fetch it. Key names may repeat. */
 typedef struct peri__kjt_parts {
     peri_keys *keys;
     peri_tensor *values, *weights, *lengths, *offsets;
@@ -195,23 +203,26 @@ typedef struct peri__kjt_parts {
 } peri__kjt_parts;
 
 peri_status peri__kjt_adopt(const peri__kjt_parts *parts, peri_kjt **out);
-/** The inverse indices of the keys at positions @index[n] (repeats allowed), with their names: both NULL if @k has none, else new; they
- *  have no rows if none of these keys has inverse indices. */
-peri_status peri__inverse_select(const peri_kjt *k, const int32_t *index, int32_t n, peri_keys **keys, peri_tensor **inverse);
+/** The inverse indices of the keys at positions @index[n] (repeats allowed), with their names: both NULL if @k has
+ *  none, else new; they have no rows if none of these keys has inverse indices. */
+peri_status peri__inverse_select(const peri_kjt *k, const int32_t *index, int32_t n, peri_keys **keys,
+                                 peri_tensor **inverse);
 /** Queue the check of the inverse indices, where the host cannot look itself; judge its report, or look. */
 peri_status peri__inverse_post(peri_kjt *k);
 peri_status peri__inverse_judge(peri_kjt *k);
 /** A jt of tensors that are known to be well formed, all retained; either of lengths and offsets may be NULL. */
-peri_status peri__jt_adopt(peri_tensor *values, peri_tensor *weights, peri_tensor *lengths, peri_tensor *offsets, peri_jt **out);
+peri_status peri__jt_adopt(peri_tensor *values, peri_tensor *weights, peri_tensor *lengths, peri_tensor *offsets,
+                           peri_jt **out);
 
-/* -- segments of an exchange: what comes ordered by rank and then key, goes to key and then rank --------------------------------------- */
+/* -- segments of an exchange: what comes ordered by rank and then key, goes to key and then rank ------------------- */
 
 typedef struct peri__recat {
     int64_t segments;      /* keys x ranks */
     int32_t *recat;        /* segments: received segment at each place of the result (peri_kjt_recat) */
     int64_t *bags;         /* segments + 1: first bag of each received segment */
     int64_t *per_key_rank; /* keys x ranks, ranks in the result's order: bags */
-    peri_tensor *table;    /* on the device, i64: recat, its inverse, first bag of each place (segments + 1); NULL if in_order */
+    peri_tensor *table;    /* on the device, i64: recat, its inverse, first bag of each place (segments + 1); NULL if
+                              in_order */
     bool in_order;         /* recat changes nothing */
 } peri__recat;
 
@@ -219,9 +230,10 @@ typedef struct peri__recat {
 peri_status peri__recat_init(peri__recat *recat, peri_device *device, int32_t keys, int32_t ranks, int32_t stagger,
                              const int64_t *stride_per_rank, const int64_t *strides);
 void peri__recat_fini(peri__recat *recat);
-/** Where the values of each segment begin, from the @offsets of the result's bags: @in and @result, i64 [segments + 1], in received order
- *  and in the result's. @out new, also on failure. Not if in_order. */
-peri_status peri__recat_offsets(const peri__recat *recat, const peri_tensor *offsets, peri_tensor **in, peri_tensor **result);
+/** Where the values of each segment begin, from the @offsets of the result's bags: @in and @result, i64 [segments + 1],
+ *  in received order and in the result's. @out new, also on failure. Not if in_order. */
+peri_status peri__recat_offsets(const peri__recat *recat, const peri_tensor *offsets, peri_tensor **in,
+                                peri_tensor **result);
 /** Rows of @src into @dst: from received order to the result's, or @back. Not if in_order. */
 peri_status peri__recat_move(const peri__recat *recat, const peri_tensor *src, peri_tensor *dst, const peri_tensor *in,
                              const peri_tensor *result, bool back);

@@ -53,7 +53,8 @@ peri_status peri_jt_new(const peri_jt_args *a, peri_jt **out)
     PERI_NEED(out);
     char text[128];
     if (!a->values) return peri__fail(PERI_EINVAL, "peri_jt_new: values are missing");
-    if (a->values->ndim < 1) return peri__fail(PERI_EINVAL, "peri_jt_new: values are a scalar, wanted at least 1 dimension");
+    if (a->values->ndim < 1)
+        return peri__fail(PERI_EINVAL, "peri_jt_new: values are a scalar, wanted at least 1 dimension");
     if (a->weights) {
         if (a->weights->ndim < 1 || a->weights->shape[0] != a->values->shape[0])
             return peri__fail(PERI_EINVAL, "peri_jt_new: weights are %s for %lld values, wanted one per value",
@@ -73,7 +74,8 @@ out:
     return status < 0 ? status : PERI_OK;
 }
 
-peri_status peri__jt_adopt(peri_tensor *values, peri_tensor *weights, peri_tensor *lengths, peri_tensor *offsets, peri_jt **out)
+peri_status peri__jt_adopt(peri_tensor *values, peri_tensor *weights, peri_tensor *lengths, peri_tensor *offsets,
+                           peri_jt **out)
 {
     peri_jt *jt = shell();
     if (!jt) return PERI_ENOMEM;
@@ -81,7 +83,8 @@ peri_status peri__jt_adopt(peri_tensor *values, peri_tensor *weights, peri_tenso
     jt->weights = weights;
     peri_tensor_retain(values);
     if (weights) peri_tensor_retain(weights);
-    peri__bags_adopt(&jt->bags, lengths, offsets, lengths ? lengths->shape[0] : offsets->shape[0] - 1, values->shape[0]);
+    peri__bags_adopt(&jt->bags, lengths, offsets, lengths ? lengths->shape[0] : offsets->shape[0] - 1,
+                     values->shape[0]);
     *out = jt;
     return PERI_OK;
 }

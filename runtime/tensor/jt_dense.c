@@ -6,25 +6,35 @@
 #include "../../kernels/convert.h"
 #include "../../kernels/jagged.h"
 
-/* -- padded rows ----------------------------------------------------------------------------------------------------------------- */
+/* -- padded rows --------------------------------------------------------------------------------------------------- */
 
 /** Arguments for both directions; @values and @padded agree in dtype and row shape. */
-static peri_k_jagged_padded_args padded_args(const peri_tensor *values, const peri_tensor *padded, const peri_tensor *offsets)
+static peri_k_jagged_padded_args padded_args(const peri_tensor *values, const peri_tensor *padded,
+                                             const peri_tensor *offsets)
 {
     int64_t element = peri_dtype_size(values->dtype), width = element;
     for (int32_t d = 1; d < values->ndim; d++) width *= values->shape[d];
-    return (peri_k_jagged_padded_args){.padded = peri__data(padded), .values = peri__data(values), .offsets = peri__data(offsets),
-                                       .max = padded->shape[1], .width = width, .element = element, .offsets_dtype = offsets->dtype};
+    return (peri_k_jagged_padded_args){.padded = peri__data(padded),
+                                       .values = peri__data(values),
+                                       .offsets = peri__data(offsets),
+                                       .max = padded->shape[1],
+                                       .width = width,
+                                       .element = element,
+                                       .offsets_dtype = offsets->dtype};
 }
 
-static int64_t grain(const peri_k_jagged_padded_args *a) { return peri__max(1, (1 << 19) / peri__max(1, a->max * a->width)); }
+static int64_t grain(const peri_k_jagged_padded_args *a)
+{
+    return peri__max(1, (1 << 19) / peri__max(1, a->max * a->width));
+}
 
 static bool differentiable(peri_tensor *t)
 {
     return (t->dtype == PERI_F32 || t->dtype == PERI_F64) && peri__recording(&t, 1);
 }
 
-enum { KEPT_SIZE }; /* what the gradient needs: of the way to padded rows the rows of the values, of the way back the padded columns */
+enum { KEPT_SIZE }; /* what the gradient needs: of the way to padded rows the rows of the values, of the way back the
+                       padded columns */
 
 /** saved[0]: offsets. */
 static peri_status to_padded_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
@@ -46,7 +56,8 @@ static peri_status from_padded_backward(peri__node *node, peri_tensor *const *gr
 
 static const peri__node_vtab from_padded_vtab = {.name = "jagged_from_padded", .backward = from_padded_backward};
 
-static peri_status record(const peri__node_vtab *vtab, peri_tensor *in, peri_tensor *out, peri_tensor *offsets, int64_t number)
+static peri_status record(const peri__node_vtab *vtab, peri_tensor *in, peri_tensor *out, peri_tensor *offsets,
+                          int64_t number)
 {
     if (!differentiable(in)) return PERI_OK;
     peri__node *node;
@@ -61,14 +72,16 @@ peri_status peri__to_padded(peri_tensor *values, peri_tensor *offsets, int64_t m
     char text[128];
     int64_t shape[PERI_MAX_DIMS], bags = offsets->shape[0] - 1;
     if (values->ndim + 1 > PERI_MAX_DIMS)
-        return peri__fail(PERI_EINVAL, "jagged to padded: %s has too many dimensions", peri__tensor_text(values, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "jagged to padded: %s has too many dimensions",
+                          peri__tensor_text(values, text, sizeof text));
     shape[0] = bags;
     shape[1] = max;
     for (int32_t d = 1; d < values->ndim; d++) shape[d + 1] = values->shape[d];
     peri_tensor *padded;
     PERI_TRY(peri__tensor_like(values, values->ndim + 1, shape, &padded));
     peri_k_jagged_padded_args args = padded_args(values, padded, offsets);
-    peri_k_convert_args element = {.dst = args.padding, .src = &padding, .dst_dtype = values->dtype, .src_dtype = PERI_F64, .ndim = 0};
+    peri_k_convert_args element = {
+        .dst = args.padding, .src = &padding, .dst_dtype = values->dtype, .src_dtype = PERI_F64, .ndim = 0};
     peri_kernels_get()->fn[PERI_K_convert](&element, 0, 1);
     peri_status status = PERI_OK;
     if (args.width && max) status = PERI_LAUNCH(peri__device(values), jagged_to_padded, &args, bags, grain(&args));
@@ -88,7 +101,8 @@ peri_status peri__from_padded(peri_tensor *padded, peri_tensor *offsets, int64_t
     peri_status status;
     PERI_TRY_GOTO(peri__tensor_like(padded, padded->ndim - 1, shape, &values), out);
     peri_k_jagged_padded_args args = padded_args(values, flat, offsets);
-    if (args.width) PERI_TRY_GOTO(PERI_LAUNCH(peri__device(values), jagged_from_padded, &args, bags, grain(&args)), out);
+    if (args.width)
+        PERI_TRY_GOTO(PERI_LAUNCH(peri__device(values), jagged_from_padded, &args, bags, grain(&args)), out);
     PERI_TRY_GOTO(record(&from_padded_vtab, flat, values, offsets, padded->shape[1]), out);
     *out = values;
     values = NULL;
@@ -106,10 +120,11 @@ peri_status peri_jt_to_padded_dense(peri_jt *jt, int64_t desired, double padding
     int64_t longest; /* also: checked */
     PERI_TRY(peri_jt_longest(jt, &longest));
     PERI_TRY(peri__bags_offsets(&jt->bags));
-    return peri__to_padded(weights ? jt->weights : jt->values, jt->bags.offsets, desired >= 0 ? desired : longest, padding, out);
+    return peri__to_padded(weights ? jt->weights : jt->values, jt->bags.offsets, desired >= 0 ? desired : longest,
+                           padding, out);
 }
 
-/* -- from dense ------------------------------------------------------------------------------------------------------------------ */
+/* -- from dense ---------------------------------------------------------------------------------------------------- */
 
 static const char *const from_dense_name = "peri_jt_from_dense";
 
@@ -155,13 +170,16 @@ static peri_status check_dense(const peri_tensor *values, const peri_tensor *len
     if (values->ndim < 2 || values->shape[0] != lengths->shape[0])
         return peri__fail(PERI_EINVAL, "%s: values are %s for %lld lengths, wanted a row each", dense_lengths_name,
                           peri__tensor_text(values, text, sizeof text), (long long)lengths->shape[0]);
-    if (weights && (weights->ndim < 2 || weights->shape[0] != values->shape[0] || weights->shape[1] != values->shape[1]))
+    if (weights &&
+        (weights->ndim < 2 || weights->shape[0] != values->shape[0] || weights->shape[1] != values->shape[1]))
         return peri__fail(PERI_EINVAL, "%s: weights are %s for values of [%lld, %lld]", dense_lengths_name,
-                          peri__tensor_text(weights, text, sizeof text), (long long)values->shape[0], (long long)values->shape[1]);
+                          peri__tensor_text(weights, text, sizeof text), (long long)values->shape[0],
+                          (long long)values->shape[1]);
     return weights ? peri__check_same_device(dense_lengths_name, values, weights) : PERI_OK;
 }
 
-/** A report on lengths that may be anything: their sum and the longest, or an error that names the first outside [0, columns]. */
+/** A report on lengths that may be anything: their sum and the longest, or an error that names the first outside [0,
+ *  columns]. */
 static peri_status measure(peri_tensor *lengths, const peri_tensor *values, peri__bags *bags, int64_t *total)
 {
     peri_tensor limit = *values; /* a stand-in whose rows are the columns: no length exceeds them */
@@ -171,8 +189,9 @@ static peri_status measure(peri_tensor *lengths, const peri_tensor *values, peri
     PERI_TRY(peri__report_wait(bags->report));
     const int64_t *w = bags->report->words;
     if (w[PERI_REPORT_BAD] >= 0)
-        return peri__fail(PERI_EINVAL, "%s: row %lld: length %lld, allowed: 0..%lld (the columns of values)", dense_lengths_name,
-                          (long long)w[PERI_REPORT_BAD], (long long)w[PERI_REPORT_LENGTH], (long long)values->shape[1]);
+        return peri__fail(PERI_EINVAL, "%s: row %lld: length %lld, allowed: 0..%lld (the columns of values)",
+                          dense_lengths_name, (long long)w[PERI_REPORT_BAD], (long long)w[PERI_REPORT_LENGTH],
+                          (long long)values->shape[1]);
     *total = w[PERI_REPORT_TOTAL];
     return PERI_OK;
 }
@@ -198,7 +217,7 @@ out:
     return status;
 }
 
-/* -- moving and comparing --------------------------------------------------------------------------------------------------------- */
+/* -- moving and comparing ------------------------------------------------------------------------------------------ */
 
 /** The same container of tensors that @move has made. */
 static peri_status moved(peri_jt *jt, peri_device *device, peri__move_fn move, peri_jt **out)
@@ -257,9 +276,9 @@ peri_status peri_jt_copy(peri_jt *dst, peri_jt *src)
     PERI_NEED(src);
     if (dst == src) return PERI_OK;
     if (dst->bags.bags != src->bags.bags || dst->bags.values != src->bags.values || !dst->weights != !src->weights)
-        return peri__fail(PERI_EINVAL, "peri_jt_copy: %lld bags of %lld values%s into room for %lld of %lld%s", (long long)src->bags.bags,
-                          (long long)src->bags.values, src->weights ? ", weighted" : "", (long long)dst->bags.bags,
-                          (long long)dst->bags.values, dst->weights ? ", weighted" : "");
+        return peri__fail(PERI_EINVAL, "peri_jt_copy: %lld bags of %lld values%s into room for %lld of %lld%s",
+                          (long long)src->bags.bags, (long long)src->bags.values, src->weights ? ", weighted" : "",
+                          (long long)dst->bags.bags, (long long)dst->bags.values, dst->weights ? ", weighted" : "");
     if (dst->bags.lengths) PERI_TRY(peri__bags_lengths(&src->bags));
     if (dst->bags.offsets) PERI_TRY(peri__bags_offsets(&src->bags));
     peri__free(dst->host_offsets);
@@ -297,7 +316,8 @@ peri_status peri__tensors_equal(const peri_tensor *a, const peri_tensor *b, bool
 {
     *same = !a == !b;
     if (!a || !b) return PERI_OK;
-    *same = a->dtype == b->dtype && a->ndim == b->ndim && !memcmp(a->shape, b->shape, sizeof *a->shape * (size_t)a->ndim);
+    *same =
+        a->dtype == b->dtype && a->ndim == b->ndim && !memcmp(a->shape, b->shape, sizeof *a->shape * (size_t)a->ndim);
     int64_t bytes = peri__numel(a) * peri_dtype_size(a->dtype);
     if (!*same || bytes == 0) return PERI_OK;
     char *host = peri__alloc((size_t)bytes * 2);

@@ -29,7 +29,8 @@ static peri_keys *keys_room(int32_t count, size_t bytes)
 {
     int32_t slots = 4;
     while (slots < 2 * count) slots *= 2;
-    size_t n = (size_t)count, size = sizeof(peri_keys) + n * (sizeof(uint64_t) + sizeof(char *)) + sizeof(int32_t) * (size_t)slots + bytes;
+    size_t n = (size_t)count,
+           size = sizeof(peri_keys) + n * (sizeof(uint64_t) + sizeof(char *)) + sizeof(int32_t) * (size_t)slots + bytes;
     peri_keys *k = peri__alloc_zero(size);
     if (!k) return NULL;
     peri__refs_init(&k->refs);
@@ -47,7 +48,8 @@ peri_status peri_keys_new(const char *const *names, int32_t count, peri_keys **o
 {
     PERI_NEED(out);
     if (count > 0) PERI_NEED(names);
-    if (count < 0 || count > 1 << 24) return peri__fail(PERI_EINVAL, "peri_keys_new: %d names, allowed: 0..%d", count, 1 << 24);
+    if (count < 0 || count > 1 << 24)
+        return peri__fail(PERI_EINVAL, "peri_keys_new: %d names, allowed: 0..%d", count, 1 << 24);
     size_t bytes = 0;
     for (int32_t i = 0; i < count; i++) {
         if (!names[i] || !*names[i]) return peri__fail(PERI_EINVAL, "peri_keys_new: name %d is empty", i);

@@ -7,7 +7,7 @@
 
 #include <stdio.h>
 
-/* -- the host's arrays ----------------------------------------------------------------------------------------------------------- */
+/* -- the host's arrays --------------------------------------------------------------------------------------------- */
 
 /** One block for all arrays of @keys keys; strides are filled in, sizes are not known yet. */
 static peri_status host_arrays(peri_kjt *k, const int64_t *per_rank)
@@ -70,7 +70,7 @@ static peri_kjt *shell(peri_keys *keys)
     return k;
 }
 
-/* -- checks of structure --------------------------------------------------------------------------------------------------------- */
+/* -- checks of structure ------------------------------------------------------------------------------------------- */
 
 static const char *const new_name = "peri_kjt_new";
 
@@ -80,8 +80,8 @@ static peri_status check_keys(const peri_keys *keys)
     if (keys->unique) return PERI_OK;
     for (int32_t i = 0; i < keys->count; i++)
         if (peri_keys_find(keys, keys->names[i]) != i)
-            return peri__fail(PERI_EINVAL, "%s: key '%.200s' stands at positions %d and %d, each key may occur once", new_name,
-                              keys->names[i], i, peri_keys_find(keys, keys->names[i]));
+            return peri__fail(PERI_EINVAL, "%s: key '%.200s' stands at positions %d and %d, each key may occur once",
+                              new_name, keys->names[i], i, peri_keys_find(keys, keys->names[i]));
     return PERI_OK;
 }
 
@@ -91,7 +91,8 @@ static peri_status check_values(const peri_tensor *values, const peri_tensor *we
     if (!values) return peri__fail(PERI_EINVAL, "%s: values are missing", new_name);
     if (values->ndim < 1) return peri__fail(PERI_EINVAL, "%s: values are a scalar, wanted 1 dimension", new_name);
     if (!weights) return PERI_OK;
-    if (weights->dtype != PERI_F32 && weights->dtype != PERI_F64 && weights->dtype != PERI_I32 && weights->dtype != PERI_I64)
+    if (weights->dtype != PERI_F32 && weights->dtype != PERI_F64 && weights->dtype != PERI_I32 &&
+        weights->dtype != PERI_I64)
         return peri__fail(PERI_EINVAL, "%s: weights are %s, allowed: f32 (f64; i32 and i64 for positions)", new_name,
                           peri__tensor_text(weights, text, sizeof text));
     if (weights->ndim < 1 || weights->shape[0] != values->shape[0])
@@ -106,7 +107,8 @@ static peri_status fixed_stride(peri_kjt *k, const peri_kjt_args *a)
     long long n = k->keys->count, bags = k->bags.bags;
     if (n == 0) {
         if (bags != 0) return peri__fail(PERI_EINVAL, "%s: %lld lengths without any key", new_name, bags);
-        if (k->bags.values != 0) return peri__fail(PERI_EINVAL, "%s: %lld values without any key", new_name, (long long)k->bags.values);
+        if (k->bags.values != 0)
+            return peri__fail(PERI_EINVAL, "%s: %lld values without any key", new_name, (long long)k->bags.values);
         k->stride = peri__max(a->stride, 0);
         return PERI_OK;
     }
@@ -114,7 +116,8 @@ static peri_status fixed_stride(peri_kjt *k, const peri_kjt_args *a)
         return peri__fail(PERI_EINVAL, "%s: %lld lengths for %lld keys of stride %lld, wanted %.0f", new_name, bags, n,
                           (long long)a->stride, (double)n * (double)a->stride);
     if (bags % n != 0)
-        return peri__fail(PERI_EINVAL, "%s: %lld lengths do not divide by %lld keys; variable batches need stride_per_key_per_rank",
+        return peri__fail(PERI_EINVAL,
+                          "%s: %lld lengths do not divide by %lld keys; variable batches need stride_per_key_per_rank",
                           new_name, bags, n);
     k->stride = bags / n;
     return PERI_OK;
@@ -123,25 +126,28 @@ static peri_status fixed_stride(peri_kjt *k, const peri_kjt_args *a)
 static peri_status variable_stride(peri_kjt *k, const peri_kjt_args *a)
 {
     int64_t n = k->keys->count, bags = k->bags.bags, sum = 0, largest = 0;
-    if (a->ranks < 1) return peri__fail(PERI_EINVAL, "%s: stride_per_key_per_rank with %d ranks, wanted at least 1", new_name, a->ranks);
+    if (a->ranks < 1)
+        return peri__fail(PERI_EINVAL, "%s: stride_per_key_per_rank with %d ranks, wanted at least 1", new_name,
+                          a->ranks);
     for (int64_t i = 0; i < n; i++) {
         int64_t own = 0;
         for (int32_t r = 0; r < a->ranks; r++) {
             int64_t s = a->stride_per_key_per_rank[i * a->ranks + r];
             if (s < 0)
-                return peri__fail(PERI_EINVAL, "%s: key '%.200s': stride %lld of rank %d, allowed: 0 or more", new_name, k->keys->names[i],
-                                  (long long)s, r);
+                return peri__fail(PERI_EINVAL, "%s: key '%.200s': stride %lld of rank %d, allowed: 0 or more", new_name,
+                                  k->keys->names[i], (long long)s, r);
             if (s > bags - sum)
-                return peri__fail(PERI_EINVAL, "%s: key '%.200s': stride_per_key_per_rank sums to more than the %lld lengths", new_name,
-                                  k->keys->names[i], (long long)bags);
+                return peri__fail(PERI_EINVAL,
+                                  "%s: key '%.200s': stride_per_key_per_rank sums to more than the %lld lengths",
+                                  new_name, k->keys->names[i], (long long)bags);
             own += s;
             sum += s;
         }
         largest = peri__max(largest, own);
     }
     if (sum != bags)
-        return peri__fail(PERI_EINVAL, "%s: stride_per_key_per_rank sums to %lld, but there are %lld lengths", new_name, (long long)sum,
-                          (long long)bags);
+        return peri__fail(PERI_EINVAL, "%s: stride_per_key_per_rank sums to %lld, but there are %lld lengths", new_name,
+                          (long long)sum, (long long)bags);
     if (n == 0 && k->bags.values != 0)
         return peri__fail(PERI_EINVAL, "%s: %lld values without any key", new_name, (long long)k->bags.values);
     k->ranks = a->ranks;
@@ -157,17 +163,20 @@ static peri_status check_inverse(const peri_kjt *k, const peri_kjt_args *a)
     if (!t && !names) return PERI_OK;
     if (!t || !names) return peri__fail(PERI_EINVAL, "%s: inverse indices need both keys and a tensor", new_name);
     if (!a->stride_per_key_per_rank)
-        return peri__fail(PERI_EINVAL, "%s: inverse indices belong to variable batches, and stride_per_key_per_rank is missing", new_name);
+        return peri__fail(PERI_EINVAL,
+                          "%s: inverse indices belong to variable batches, and stride_per_key_per_rank is missing",
+                          new_name);
     if ((t->dtype != PERI_I64 && t->dtype != PERI_I32) || t->ndim != 2 || t->shape[0] != names->count)
-        return peri__fail(PERI_EINVAL, "%s: inverse indices are %s for %d keys, wanted i64 or i32 [%d, stride]", new_name,
-                          peri__tensor_text(t, text, sizeof text), names->count, names->count);
+        return peri__fail(PERI_EINVAL, "%s: inverse indices are %s for %d keys, wanted i64 or i32 [%d, stride]",
+                          new_name, peri__tensor_text(t, text, sizeof text), names->count, names->count);
     if (a->stride > 0 && t->shape[1] != a->stride)
-        return peri__fail(PERI_EINVAL, "%s: inverse indices are %s for a stride of %lld", new_name, peri__tensor_text(t, text, sizeof text),
-                          (long long)a->stride);
+        return peri__fail(PERI_EINVAL, "%s: inverse indices are %s for a stride of %lld", new_name,
+                          peri__tensor_text(t, text, sizeof text), (long long)a->stride);
     if (!names->unique) return peri__fail(PERI_EINVAL, "%s: a key of the inverse indices repeats", new_name);
     for (int32_t i = 0; i < names->count; i++)
         if (peri_keys_find(k->keys, names->names[i]) < 0)
-            return peri__fail(PERI_EINVAL, "%s: inverse indices of key '%.200s', which is not one of the keys", new_name, names->names[i]);
+            return peri__fail(PERI_EINVAL, "%s: inverse indices of key '%.200s', which is not one of the keys",
+                              new_name, names->names[i]);
     return peri__check_same_device(new_name, t, a->values);
 }
 
@@ -177,8 +186,8 @@ static peri_status flat_lengths(const peri_kjt_args *a, peri_tensor **out)
     if (!a->lengths) return PERI_OK;
     if (a->lengths->ndim == 2 && !a->stride_per_key_per_rank) {
         if (a->lengths->shape[0] != a->keys->count)
-            return peri__fail(PERI_EINVAL, "%s: lengths of %lld rows for %d keys", new_name, (long long)a->lengths->shape[0],
-                              a->keys->count);
+            return peri__fail(PERI_EINVAL, "%s: lengths of %lld rows for %d keys", new_name,
+                              (long long)a->lengths->shape[0], a->keys->count);
         return peri_tensor_reshape(a->lengths, 1, (const int64_t[]){-1}, out);
     }
     peri_tensor_retain(a->lengths);
@@ -192,7 +201,8 @@ peri_status peri_kjt_new(const peri_kjt_args *a, peri_kjt **out)
     PERI_NEED(out);
     PERI_TRY(check_keys(a->keys));
     PERI_TRY(check_values(a->values, a->weights));
-    if (a->stride < 0) return peri__fail(PERI_EINVAL, "%s: stride %lld, allowed: 0 (derived) or more", new_name, (long long)a->stride);
+    if (a->stride < 0)
+        return peri__fail(PERI_EINVAL, "%s: stride %lld, allowed: 0 (derived) or more", new_name, (long long)a->stride);
     if (!a->stride_per_key_per_rank && a->ranks != 0)
         return peri__fail(PERI_EINVAL, "%s: %d ranks without stride_per_key_per_rank", new_name, a->ranks);
     peri_tensor *lengths = NULL;
@@ -246,7 +256,7 @@ peri_status peri__kjt_adopt(const peri__kjt_parts *p, peri_kjt **out)
     return PERI_OK;
 }
 
-/* -- looking ------------------------------------------------------------------------------------------------------------------- */
+/* -- looking ------------------------------------------------------------------------------------------------------- */
 
 peri_status peri_kjt_describe(const peri_kjt *k, peri_kjt_desc *out)
 {
@@ -334,10 +344,11 @@ static void bag_text(const void *owner, int64_t bag, char *text, size_t len)
 {
     const peri_kjt *k = owner;
     int32_t key = key_of(k, bag);
-    snprintf(text, len, "key '%.150s', sample %lld", k->keys->names[key], (long long)(bag - k->lengths_offset_per_key[key]));
+    snprintf(text, len, "key '%.150s', sample %lld", k->keys->names[key],
+             (long long)(bag - k->lengths_offset_per_key[key]));
 }
 
-/* -- bringing sizes to the host ---------------------------------------------------------------------------------------------------- */
+/* -- bringing sizes to the host ------------------------------------------------------------------------------------ */
 
 peri_status peri_kjt_sync_post(peri_kjt *k)
 {

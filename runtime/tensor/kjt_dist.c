@@ -23,12 +23,13 @@ peri_status peri_kjt_dist_splits(peri_kjt *k, const int32_t *key_splits, int32_t
     if (n > 0) PERI_NEED(key_splits);
     int64_t sum = 0;
     for (int32_t i = 0; i < n; i++) {
-        if (key_splits[i] < 0) return peri__fail(PERI_EINVAL, "peri_kjt_dist_splits: %d keys for rank %d", key_splits[i], i);
+        if (key_splits[i] < 0)
+            return peri__fail(PERI_EINVAL, "peri_kjt_dist_splits: %d keys for rank %d", key_splits[i], i);
         sum += key_splits[i];
     }
     if (n < 1 || sum != k->keys->count)
-        return peri__fail(PERI_EINVAL, "peri_kjt_dist_splits: the splits sum to %lld, but there are %d keys", (long long)sum,
-                          k->keys->count);
+        return peri__fail(PERI_EINVAL, "peri_kjt_dist_splits: the splits sum to %lld, but there are %d keys",
+                          (long long)sum, k->keys->count);
     PERI_TRY(peri_kjt_sync(k));
     int32_t labels[PERI_KJT_LABELS], count = peri_kjt_dist_labels(k, labels);
     for (int32_t l = 0; l < count; l++) {
@@ -36,7 +37,9 @@ peri_status peri_kjt_dist_splits(peri_kjt *k, const int32_t *key_splits, int32_t
         for (int32_t r = 0; r < n; r++) {
             int32_t end = key + key_splits[r];
             switch (labels[l]) {
-            case PERI_KJT_LENGTHS: out[l * n + r] = k->lengths_offset_per_key[end] - k->lengths_offset_per_key[key]; break;
+            case PERI_KJT_LENGTHS:
+                out[l * n + r] = k->lengths_offset_per_key[end] - k->lengths_offset_per_key[key];
+                break;
             case PERI_KJT_STRIDES: out[l * n + r] = key_splits[r]; break;
             default: out[l * n + r] = k->offset_per_key[end] - k->offset_per_key[key]; break;
             }
@@ -55,7 +58,9 @@ peri_status peri_kjt_dist_tensors(peri_kjt *k, peri_tensor **out)
     PERI_TRY(peri__bags_lengths(&k->bags));
     if (k->ranks) PERI_TRY(peri__upload_i64(peri__kjt_device(k), k->stride_per_key, k->keys->count, &strides));
     for (int32_t l = 0; l < count; l++) {
-        out[l] = labels[l] == PERI_KJT_LENGTHS ? k->bags.lengths : labels[l] == PERI_KJT_VALUES ? k->values : k->weights;
+        out[l] = labels[l] == PERI_KJT_LENGTHS  ? k->bags.lengths
+                 : labels[l] == PERI_KJT_VALUES ? k->values
+                                                : k->weights;
         if (labels[l] == PERI_KJT_STRIDES) out[l] = strides;
         else peri_tensor_retain(out[l]);
     }
@@ -72,16 +77,17 @@ peri_status peri_kjt_recat(int32_t keys, int32_t ranks, int32_t stagger, int32_t
 {
     PERI_NEED(out);
     if (keys < 0 || ranks < 1 || stagger < 1 || ranks % stagger)
-        return peri__fail(PERI_EINVAL, "peri_kjt_recat: %d keys, %d ranks, stagger %d; wanted: stagger divides ranks", keys, ranks,
-                          stagger);
+        return peri__fail(PERI_EINVAL, "peri_kjt_recat: %d keys, %d ranks, stagger %d; wanted: stagger divides ranks",
+                          keys, ranks, stagger);
     if ((int64_t)keys * ranks > INT32_MAX)
-        return peri__fail(PERI_ERANGE, "peri_kjt_recat: %d keys of %d ranks, allowed: less than 2^31 segments", keys, ranks);
+        return peri__fail(PERI_ERANGE, "peri_kjt_recat: %d keys of %d ranks, allowed: less than 2^31 segments", keys,
+                          ranks);
     for (int32_t i = 0; i < keys; i++)
         for (int32_t j = 0; j < ranks; j++) out[i * ranks + j] = i + rank_at(ranks, stagger, j) * keys;
     return PERI_OK;
 }
 
-/* -- rebuilding ------------------------------------------------------------------------------------------------------------------ */
+/* -- rebuilding ---------------------------------------------------------------------------------------------------- */
 
 void peri__recat_fini(peri__recat *b)
 {
@@ -100,7 +106,8 @@ static peri_status check_args(const peri_kjt_dist_args *a)
 {
     static const char f[] = "peri_kjt_dist_init";
     if (!a->keys) return peri__fail(PERI_EINVAL, "%s: no keys", f);
-    if (!a->strides == !a->stride_per_rank) return peri__fail(PERI_EINVAL, "%s: either strides or stride_per_rank is wanted", f);
+    if (!a->strides == !a->stride_per_rank)
+        return peri__fail(PERI_EINVAL, "%s: either strides or stride_per_rank is wanted", f);
     PERI_TRY(peri__check_tensor(f, "lengths", a->lengths, -1, 1));
     PERI_TRY(peri__check_tensor(f, "values", a->values, -1, -1));
     if (a->values->ndim < 1) return peri__fail(PERI_EINVAL, "%s: values are a scalar", f);
@@ -108,20 +115,21 @@ static peri_status check_args(const peri_kjt_dist_args *a)
         return peri__fail(PERI_EINVAL, "%s: lengths are %s, allowed: i32, i64", f, peri_dtype_name(a->lengths->dtype));
     PERI_TRY(peri__check_same_device(f, a->lengths, a->values));
     if (a->weights && (a->weights->ndim < 1 || a->weights->shape[0] != a->values->shape[0]))
-        return peri__fail(PERI_EINVAL, "%s: %lld weights for %lld values", f, (long long)(a->weights->ndim ? a->weights->shape[0] : 1),
-                          (long long)a->values->shape[0]);
+        return peri__fail(PERI_EINVAL, "%s: %lld weights for %lld values", f,
+                          (long long)(a->weights->ndim ? a->weights->shape[0] : 1), (long long)a->values->shape[0]);
     int64_t left = a->lengths->shape[0], most = (int64_t)1 << 50, batch = 0;
     for (int32_t r = 0; r < a->ranks && a->stride_per_rank; r++) { /* without keys they are nowhere else to be seen */
         if (a->stride_per_rank[r] < 0 || a->stride_per_rank[r] > most - batch)
-            return peri__fail(PERI_EINVAL, "%s: rank %d has a batch of %lld, allowed: 0 or more, less than 2^50 in all", f, r,
-                              (long long)a->stride_per_rank[r]);
+            return peri__fail(PERI_EINVAL, "%s: rank %d has a batch of %lld, allowed: 0 or more, less than 2^50 in all",
+                              f, r, (long long)a->stride_per_rank[r]);
         batch += a->stride_per_rank[r];
     }
     for (int64_t r = 0; r < a->ranks; r++)
         for (int64_t k = 0; k < a->keys->count; k++) {
             int64_t rows = rows_of(a, r, k);
             if (rows < 0 || rows > left)
-                return peri__fail(PERI_EINVAL, "%s: rank %lld sent %lld rows of key '%.200s', %lld lengths are left for it", f,
+                return peri__fail(PERI_EINVAL,
+                                  "%s: rank %lld sent %lld rows of key '%.200s', %lld lengths are left for it", f,
                                   (long long)r, (long long)rows, a->keys->names[k], (long long)left);
             left -= rows;
         }
@@ -159,7 +167,8 @@ static peri_status scratch(const peri_tensor *like, int64_t n, peri_tensor **out
     return peri_tensor_new(peri__device(like), PERI_I64, 1, &n, out);
 }
 
-peri_status peri__recat_offsets(const peri__recat *b, const peri_tensor *offsets, peri_tensor **in, peri_tensor **result)
+peri_status peri__recat_offsets(const peri__recat *b, const peri_tensor *offsets, peri_tensor **in,
+                                peri_tensor **result)
 {
     int64_t n = b->segments;
     const int64_t *table = peri__data(b->table);
@@ -169,8 +178,11 @@ peri_status peri__recat_offsets(const peri__recat *b, const peri_tensor *offsets
     PERI_TRY_GOTO(scratch(offsets, n + 1, result), out);
     PERI_TRY_GOTO(scratch(offsets, n + 1, in), out);
     PERI_TRY_GOTO(scratch(offsets, n, &lengths), out);
-    peri_k_jagged_bounds_args bounds = {.offsets = peri__data(offsets), .bounds = table + 2 * n, .out = peri__data(*result),
-                                        .offsets_dtype = offsets->dtype, .out_dtype = PERI_I64};
+    peri_k_jagged_bounds_args bounds = {.offsets = peri__data(offsets),
+                                        .bounds = table + 2 * n,
+                                        .out = peri__data(*result),
+                                        .offsets_dtype = offsets->dtype,
+                                        .out_dtype = PERI_I64};
     PERI_TRY_GOTO(PERI_LAUNCH(device, jagged_bounds, &bounds, n + 1, 1 << 14), out);
     peri_k_jagged_lengths_args own = {.offsets = peri__data(*result), .permute = table + n, .out = peri__data(lengths),
                                       .offsets_dtype = PERI_I64, .permute_dtype = PERI_I64, .out_dtype = PERI_I64};
@@ -182,22 +194,30 @@ out:
 }
 
 /** Copy rows of @src into @dst by segments: @permute and both offsets are on the device. */
-static peri_status move(const peri__recat *b, const peri_tensor *src, peri_tensor *dst, const int64_t *from, const int64_t *to,
-                        const int64_t *permute)
+static peri_status move(const peri__recat *b, const peri_tensor *src, peri_tensor *dst, const int64_t *from,
+                        const int64_t *to, const int64_t *permute)
 {
     int64_t width = peri_dtype_size(src->dtype);
     for (int32_t d = 1; d < src->ndim; d++) width *= src->shape[d];
     if (width == 0) return PERI_OK;
-    peri_k_jagged_copy_args args = {.dst = peri__data(dst), .src = peri__data(src), .out_offsets = to, .in_offsets = from,
-                                    .permute = permute, .width = width, .segments = b->segments, .out_dtype = PERI_I64,
-                                    .in_dtype = PERI_I64, .permute_dtype = PERI_I64};
+    peri_k_jagged_copy_args args = {.dst = peri__data(dst),
+                                    .src = peri__data(src),
+                                    .out_offsets = to,
+                                    .in_offsets = from,
+                                    .permute = permute,
+                                    .width = width,
+                                    .segments = b->segments,
+                                    .out_dtype = PERI_I64,
+                                    .in_dtype = PERI_I64,
+                                    .permute_dtype = PERI_I64};
     return PERI_LAUNCH(peri__device(src), jagged_copy, &args, dst->shape[0], peri__max(1, (1 << 19) / width));
 }
 
 peri_status peri__recat_move(const peri__recat *b, const peri_tensor *src, peri_tensor *dst, const peri_tensor *in,
                              const peri_tensor *result, bool back)
 {
-    const int64_t *recat = peri__data(b->table), *from = peri__data(back ? result : in), *to = peri__data(back ? in : result);
+    const int64_t *recat = peri__data(b->table), *from = peri__data(back ? result : in),
+                  *to = peri__data(back ? in : result);
     return move(b, src, dst, from, to, back ? recat + b->segments : recat);
 }
 
@@ -226,7 +246,9 @@ peri_status peri_kjt_dist_init(const peri_kjt_dist_args *a, peri_kjt **out)
     PERI_TRY_GOTO(peri_tensor_contiguous(a->lengths, &lengths), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(a->values, &values), out);
     if (a->weights) PERI_TRY_GOTO(peri_tensor_contiguous(a->weights, &weights), out);
-    PERI_TRY_GOTO(peri__recat_init(&b, peri__device(values), a->keys->count, a->ranks, a->stagger, a->stride_per_rank, a->strides), out);
+    PERI_TRY_GOTO(peri__recat_init(&b, peri__device(values), a->keys->count, a->ranks, a->stagger, a->stride_per_rank,
+                                   a->strides),
+                  out);
     p.stride_per_key_per_rank = a->strides ? b.per_key_rank : NULL;
     for (int32_t r = 0; r < a->ranks && !a->strides; r++) p.stride += a->stride_per_rank[r];
     for (int64_t i = 0; i < a->keys->count && a->strides; i++) {

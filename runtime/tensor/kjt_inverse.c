@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kjt_inverse.c: the inverse indices of a variable batch: those of some of its keys, and the check that each names a bag of its key.
+ * kjt_inverse.c: the inverse indices of a variable batch: those of some of its keys, and the check that each names a
+ * bag of its key.
  */
 #include "jagged_internal.h"
 #include "../../kernels/lookup.h"
 
-/* -- those of some keys ---------------------------------------------------------------------------------------------------------- */
+/* -- those of some keys -------------------------------------------------------------------------------------------- */
 
 /** Rows @rows[kept] of the inverse indices, ascending: a view if they follow each other. */
 static peri_status take_rows(peri_tensor *inverse, const int32_t *rows, int32_t kept, peri_tensor **out)
 {
     int32_t first = kept > 0 ? rows[0] : 0;
-    if (kept == 0 || rows[kept - 1] - first == kept - 1) return peri_tensor_slice(inverse, 0, first, first + kept, 1, out);
+    if (kept == 0 || rows[kept - 1] - first == kept - 1)
+        return peri_tensor_slice(inverse, 0, first, first + kept, 1, out);
     int64_t parts = inverse->shape[0], *offsets = peri__alloc(sizeof *offsets * (size_t)(parts + 1));
     if (!offsets) return PERI_ENOMEM;
     for (int64_t i = 0; i <= parts; i++) offsets[i] = i;
@@ -23,7 +25,8 @@ static peri_status take_rows(peri_tensor *inverse, const int32_t *rows, int32_t 
     return status;
 }
 
-peri_status peri__inverse_select(const peri_kjt *k, const int32_t *index, int32_t n, peri_keys **keys, peri_tensor **inverse)
+peri_status peri__inverse_select(const peri_kjt *k, const int32_t *index, int32_t n, peri_keys **keys,
+                                 peri_tensor **inverse)
 {
     *keys = NULL;
     *inverse = NULL;
@@ -48,7 +51,7 @@ peri_status peri__inverse_select(const peri_kjt *k, const int32_t *index, int32_
     return status;
 }
 
-/* -- the check ------------------------------------------------------------------------------------------------------------------- */
+/* -- the check ----------------------------------------------------------------------------------------------------- */
 
 /** Bags of the key of row @i of the inverse indices. */
 static int64_t bags_of(const peri_kjt *k, int32_t i)
@@ -56,7 +59,8 @@ static int64_t bags_of(const peri_kjt *k, int32_t i)
     return k->stride_per_key[peri_keys_find(k->keys, k->inverse_keys->names[i])];
 }
 
-/** The first inverse index, counted row after row, that names no bag; INT64_MAX: all do. For memory that the host reads. */
+/** The first inverse index, counted row after row, that names no bag; INT64_MAX: all do. For memory that the host
+ *  reads. */
 static int64_t first_bad(const peri_kjt *k)
 {
     int64_t batch = k->inverse->shape[1];
@@ -92,13 +96,14 @@ static peri_status complain(const peri_kjt *k, int64_t bad)
     peri_tensor_release(at);
     PERI_TRY(status);
     if (bags == 0)
-        return peri__fail(PERI_ERANGE, "%s: key '%.150s', sample %lld: inverse index %lld, but the key has no bags", f, name,
-                          (long long)(bad % batch), (long long)value);
+        return peri__fail(PERI_ERANGE, "%s: key '%.150s', sample %lld: inverse index %lld, but the key has no bags", f,
+                          name, (long long)(bad % batch), (long long)value);
     return peri__fail(PERI_ERANGE, "%s: key '%.150s', sample %lld: inverse index %lld, allowed: 0..%lld", f, name,
                       (long long)(bad % batch), (long long)value, (long long)bags - 1);
 }
 
-/** Queue the search for the first bad one: the inverse indices are ids of tables that have a row for each bag. @found: i64 [1]. */
+/** Queue the search for the first bad one: the inverse indices are ids of tables that have a row for each bag. @found:
+ *  i64 [1]. */
 static peri_status search(const peri_kjt *k, peri_tensor *found)
 {
     int64_t rows = k->inverse_keys->count, batch = k->inverse->shape[1], n = rows * batch;
@@ -114,9 +119,18 @@ static peri_status search(const peri_kjt *k, peri_tensor *found)
     PERI_TRY_GOTO(peri__upload_i64(device, host, 2 * (rows + 1), &table), out);
     PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &n, &out), out);
     const int64_t *at = peri__data(table);
-    peri_k_table_rows_args args = {.ids = peri__data(k->inverse), .starts = at, .offsets = at + rows + 1, .out = peri__data(out),
-                                   .bad = peri__data(found), .n = n, .tables = rows, .step = 1, .ids_dtype = k->inverse->dtype,
-                                   .offsets_dtype = PERI_I64, .starts_dtype = PERI_I64, .out_dtype = PERI_I64};
+    peri_k_table_rows_args args = {.ids = peri__data(k->inverse),
+                                   .starts = at,
+                                   .offsets = at + rows + 1,
+                                   .out = peri__data(out),
+                                   .bad = peri__data(found),
+                                   .n = n,
+                                   .tables = rows,
+                                   .step = 1,
+                                   .ids_dtype = k->inverse->dtype,
+                                   .offsets_dtype = PERI_I64,
+                                   .starts_dtype = PERI_I64,
+                                   .out_dtype = PERI_I64};
     PERI_TRY_GOTO(PERI_RUN(device, table_rows, &args), out);
 out:
     peri__free(host);
@@ -127,7 +141,8 @@ out:
 
 peri_status peri__inverse_post(peri_kjt *k)
 {
-    if (!k->inverse || k->inverse_report || peri__numel(k->inverse) == 0 || peri__immediate(peri__kjt_device(k))) return PERI_OK;
+    if (!k->inverse || k->inverse_report || peri__numel(k->inverse) == 0 || peri__immediate(peri__kjt_device(k)))
+        return PERI_OK;
     const int64_t one = 1;
     peri_device *device = peri__kjt_device(k);
     peri_tensor *found = NULL;

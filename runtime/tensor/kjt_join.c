@@ -4,7 +4,7 @@
  */
 #include "jagged_internal.h"
 
-/* -- joining -------------------------------------------------------------------------------------------------------------------- */
+/* -- joining ------------------------------------------------------------------------------------------------------- */
 
 /** One of the tensors of a kjt or jt. */
 typedef peri_tensor *(*pick_fn)(const void *container);
@@ -17,8 +17,10 @@ static peri_tensor *jt_values(const void *j) { return ((const peri_jt *)j)->valu
 static peri_tensor *jt_weights(const void *j) { return ((const peri_jt *)j)->weights; }
 static peri_tensor *jt_lengths(const void *j) { return ((const peri_jt *)j)->bags.lengths; }
 
-/** Rows of the same tensor of all containers; NULL if they have none. Lengths and inverse indices of both widths become i64. */
-static peri_status join(const char *function, const void *const *containers, int32_t n, pick_fn pick, bool widen, peri_tensor **out)
+/** Rows of the same tensor of all containers; NULL if they have none. Lengths and inverse indices of both widths become
+ *  i64. */
+static peri_status join(const char *function, const void *const *containers, int32_t n, pick_fn pick, bool widen,
+                        peri_tensor **out)
 {
     if (!pick(containers[0])) return PERI_OK;
     peri_tensor **t = peri__alloc_zero(sizeof *t * (size_t)n);
@@ -43,20 +45,21 @@ static peri_status check_alike(peri_kjt *const *kjts, int32_t n)
     for (int32_t i = 0; i < n; i++) {
         const peri_kjt *b = kjts[i];
         if (!a->weights != !b->weights)
-            return peri__fail(PERI_EINVAL, "%s: number %d is %s, number 0 is %s", concat_name, i, b->weights ? "weighted" : "not weighted",
-                              a->weights ? "weighted" : "not weighted");
+            return peri__fail(PERI_EINVAL, "%s: number %d is %s, number 0 is %s", concat_name, i,
+                              b->weights ? "weighted" : "not weighted", a->weights ? "weighted" : "not weighted");
         if (a->ranks != b->ranks)
-            return peri__fail(PERI_EINVAL, "%s: number %d has %d ranks of stride_per_key_per_rank, number 0 has %d (0: fixed batch)",
+            return peri__fail(PERI_EINVAL,
+                              "%s: number %d has %d ranks of stride_per_key_per_rank, number 0 has %d (0: fixed batch)",
                               concat_name, i, b->ranks, a->ranks);
         if (a->ranks == 0 && a->stride != b->stride)
-            return peri__fail(PERI_EINVAL, "%s: number %d has stride %lld, number 0 has %lld", concat_name, i, (long long)b->stride,
-                              (long long)a->stride);
+            return peri__fail(PERI_EINVAL, "%s: number %d has stride %lld, number 0 has %lld", concat_name, i,
+                              (long long)b->stride, (long long)a->stride);
         if (!a->inverse != !b->inverse)
-            return peri__fail(PERI_EINVAL, "%s: number %d has %sinverse indices, number 0 has %s", concat_name, i, b->inverse ? "" : "no ",
-                              a->inverse ? "some" : "none");
+            return peri__fail(PERI_EINVAL, "%s: number %d has %sinverse indices, number 0 has %s", concat_name, i,
+                              b->inverse ? "" : "no ", a->inverse ? "some" : "none");
         if (a->inverse && a->inverse->shape[1] != b->inverse->shape[1])
-            return peri__fail(PERI_EINVAL, "%s: number %d has inverse indices of batch %lld, number 0 of %lld", concat_name, i,
-                              (long long)b->inverse->shape[1], (long long)a->inverse->shape[1]);
+            return peri__fail(PERI_EINVAL, "%s: number %d has inverse indices of batch %lld, number 0 of %lld",
+                              concat_name, i, (long long)b->inverse->shape[1], (long long)a->inverse->shape[1]);
         PERI_TRY(peri__check_same_device(concat_name, a->values, b->values));
     }
     return PERI_OK;
@@ -96,7 +99,8 @@ static int64_t *join_sizes(peri_kjt *const *kjts, int32_t n, int64_t count)
     for (int32_t i = 0; sizes && i < n; i++) {
         size_t own = (size_t)kjts[i]->keys->count;
         memcpy(sizes + at, kjts[i]->length_per_key, sizeof *sizes * own);
-        if (ranks) memcpy(sizes + count + at * ranks, kjts[i]->stride_per_key_per_rank, sizeof *sizes * own * (size_t)ranks);
+        if (ranks)
+            memcpy(sizes + count + at * ranks, kjts[i]->stride_per_key_per_rank, sizeof *sizes * own * (size_t)ranks);
         at += (int64_t)own;
     }
     return sizes;
@@ -149,7 +153,8 @@ static peri_status check_jts(const peri_keys *keys, peri_jt *const *jts)
     for (int32_t i = 0; i < keys->count; i++) {
         if (!jts[0]->weights != !jts[i]->weights)
             return peri__fail(PERI_EINVAL, "%s: key '%.150s' is %s, key '%.150s' is %s", from_jts_name, keys->names[i],
-                              jts[i]->weights ? "weighted" : "not weighted", keys->names[0], jts[0]->weights ? "weighted" : "not weighted");
+                              jts[i]->weights ? "weighted" : "not weighted", keys->names[0],
+                              jts[0]->weights ? "weighted" : "not weighted");
         peri_status status = peri__check_same_device(from_jts_name, jts[0]->values, jts[i]->values);
         if (status >= 0 && !jts[i]->bags.checked) status = peri_jt_validate(jts[i]);
         PERI_TRY(status);
@@ -195,18 +200,24 @@ out:
     return status;
 }
 
-/* -- moving --------------------------------------------------------------------------------------------------------------------- */
+/* -- moving -------------------------------------------------------------------------------------------------------- */
 
 /** The same container of tensors that @move has made. */
 static peri_status moved(peri_kjt *k, peri_device *device, peri__move_fn move, peri_kjt **out)
 {
     const peri__bags *b = &k->bags;
-    peri__kjt_parts p = {.keys = k->keys, .stride = k->stride, .ranks = k->ranks, .stride_per_key_per_rank = k->stride_per_key_per_rank,
-                         .inverse_keys = k->inverse_keys, .length_per_key = k->synced ? k->length_per_key : NULL, .longest = b->longest};
+    peri__kjt_parts p = {.keys = k->keys,
+                         .stride = k->stride,
+                         .ranks = k->ranks,
+                         .stride_per_key_per_rank = k->stride_per_key_per_rank,
+                         .inverse_keys = k->inverse_keys,
+                         .length_per_key = k->synced ? k->length_per_key : NULL,
+                         .longest = b->longest};
     peri_status status;
     PERI_TRY_GOTO(move(k->values, -1, device, &p.values), out);
     if (k->weights) PERI_TRY_GOTO(move(k->weights, -1, device, &p.weights), out);
-    if (b->lengths && (b->given_lengths || !b->given_offsets)) PERI_TRY_GOTO(move(b->lengths, -1, device, &p.lengths), out);
+    if (b->lengths && (b->given_lengths || !b->given_offsets))
+        PERI_TRY_GOTO(move(b->lengths, -1, device, &p.lengths), out);
     if (b->offsets && b->given_offsets) PERI_TRY_GOTO(move(b->offsets, -1, device, &p.offsets), out);
     if (k->inverse) PERI_TRY_GOTO(move(k->inverse, -1, device, &p.inverse), out);
     peri_kjt *made;
@@ -262,14 +273,17 @@ static peri_status check_room(const peri_kjt *dst, const peri_kjt *src)
     const char *f = "peri_kjt_copy";
     if (!peri_keys_equal(dst->keys, src->keys)) return peri__fail(PERI_EINVAL, "%s: the keys differ", f);
     size_t size = sizeof(int64_t) * (size_t)(src->keys->count * (src->ranks ? src->ranks : 1));
-    if (dst->ranks != src->ranks || (src->ranks ? memcmp(dst->stride_per_key_per_rank, src->stride_per_key_per_rank, size) != 0 : 0) ||
+    if (dst->ranks != src->ranks ||
+        (src->ranks ? memcmp(dst->stride_per_key_per_rank, src->stride_per_key_per_rank, size) != 0 : 0) ||
         dst->stride != src->stride)
-        return peri__fail(PERI_EINVAL, "%s: the strides differ (%lld and %lld rows, %d and %d ranks)", f, (long long)dst->stride,
-                          (long long)src->stride, dst->ranks, src->ranks);
+        return peri__fail(PERI_EINVAL, "%s: the strides differ (%lld and %lld rows, %d and %d ranks)", f,
+                          (long long)dst->stride, (long long)src->stride, dst->ranks, src->ranks);
     if (dst->bags.values != src->bags.values)
-        return peri__fail(PERI_EINVAL, "%s: %lld values into room for %lld", f, (long long)src->bags.values, (long long)dst->bags.values);
+        return peri__fail(PERI_EINVAL, "%s: %lld values into room for %lld", f, (long long)src->bags.values,
+                          (long long)dst->bags.values);
     if (!dst->weights != !src->weights) return peri__fail(PERI_EINVAL, "%s: one is weighted, the other is not", f);
-    if (!dst->inverse != !src->inverse) return peri__fail(PERI_EINVAL, "%s: one has inverse indices, the other has none", f);
+    if (!dst->inverse != !src->inverse)
+        return peri__fail(PERI_EINVAL, "%s: one has inverse indices, the other has none", f);
     if (src->inverse && !peri_keys_equal(dst->inverse_keys, src->inverse_keys))
         return peri__fail(PERI_EINVAL, "%s: the keys of the inverse indices differ", f);
     return PERI_OK;
@@ -303,7 +317,8 @@ peri_status peri_kjt_copy(peri_kjt *dst, peri_kjt *src)
     return PERI_OK;
 }
 
-peri_status peri_kjt_empty(peri_device *device, int32_t values_dtype, int32_t lengths_dtype, int32_t weights_dtype, peri_kjt **out)
+peri_status peri_kjt_empty(peri_device *device, int32_t values_dtype, int32_t lengths_dtype, int32_t weights_dtype,
+                           peri_kjt **out)
 {
     int64_t none = 0;
     peri_kjt_args a = {.size = sizeof a};
@@ -327,8 +342,12 @@ peri_status peri_kjt_empty_like(peri_kjt *k, peri_device *device, peri_kjt **out
     PERI_NEED(out);
     if (!device) device = peri__kjt_device(k);
     PERI_TRY(peri__bags_lengths(&k->bags));
-    peri__kjt_parts p = {.keys = k->keys, .stride = k->stride, .ranks = k->ranks, .stride_per_key_per_rank = k->stride_per_key_per_rank,
-                         .inverse_keys = k->inverse_keys, .longest = -1};
+    peri__kjt_parts p = {.keys = k->keys,
+                         .stride = k->stride,
+                         .ranks = k->ranks,
+                         .stride_per_key_per_rank = k->stride_per_key_per_rank,
+                         .inverse_keys = k->inverse_keys,
+                         .longest = -1};
     peri_status status;
     PERI_TRY_GOTO(peri__room(k->values, device, &p.values), out);
     PERI_TRY_GOTO(peri__room(k->weights, device, &p.weights), out);
@@ -345,17 +364,18 @@ out:
     return status;
 }
 
-/* -- comparing ------------------------------------------------------------------------------------------------------------------- */
+/* -- comparing ----------------------------------------------------------------------------------------------------- */
 
 peri_status peri_kjt_equal(peri_kjt *a, peri_kjt *b, bool *out)
 {
     PERI_NEED(a);
     PERI_NEED(b);
     PERI_NEED(out);
-    bool same = peri_keys_equal(a->keys, b->keys) && a->stride == b->stride && a->ranks == b->ranks && !a->inverse == !b->inverse &&
-                a->bags.values == b->bags.values && a->bags.bags == b->bags.bags;
+    bool same = peri_keys_equal(a->keys, b->keys) && a->stride == b->stride && a->ranks == b->ranks &&
+                !a->inverse == !b->inverse && a->bags.values == b->bags.values && a->bags.bags == b->bags.bags;
     if (same && a->ranks)
-        same = !memcmp(a->stride_per_key_per_rank, b->stride_per_key_per_rank, sizeof(int64_t) * (size_t)(a->keys->count * a->ranks));
+        same = !memcmp(a->stride_per_key_per_rank, b->stride_per_key_per_rank,
+                       sizeof(int64_t) * (size_t)(a->keys->count * a->ranks));
     if (same && a->inverse) same = peri_keys_equal(a->inverse_keys, b->inverse_keys);
     if (same) {
         PERI_TRY(peri__bags_lengths(&a->bags));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kjt_ops.c: KeyedJaggedTensor: permuting, cutting, joining, moving. All results are made from checked parts, so nothing is read back.
+ * kjt_ops.c: KeyedJaggedTensor: permuting, cutting, joining, moving. All results are made from checked parts, so
+ * nothing is read back.
  */
 #include "jagged_internal.h"
 
@@ -21,7 +22,7 @@ static peri__kjt_parts parts_of(const peri_kjt *k)
                              .longest = k->bags.longest};
 }
 
-/* -- permute -------------------------------------------------------------------------------------------------------------------- */
+/* -- permute ------------------------------------------------------------------------------------------------------- */
 
 /** Host arrays of the permuted keys: rows per rank, then ids per key. */
 static int64_t *permuted_sizes(const peri_kjt *k, const int32_t *index, int32_t n)
@@ -29,7 +30,8 @@ static int64_t *permuted_sizes(const peri_kjt *k, const int32_t *index, int32_t 
     int64_t *sizes = peri__alloc(sizeof *sizes * (size_t)peri__max(1, (int64_t)n * (k->ranks + 1)));
     if (!sizes) return NULL;
     for (int64_t i = 0; i < n; i++) {
-        for (int64_t r = 0; r < k->ranks; r++) sizes[i * k->ranks + r] = k->stride_per_key_per_rank[(int64_t)index[i] * k->ranks + r];
+        for (int64_t r = 0; r < k->ranks; r++)
+            sizes[i * k->ranks + r] = k->stride_per_key_per_rank[(int64_t)index[i] * k->ranks + r];
         sizes[(int64_t)n * k->ranks + i] = k->length_per_key[index[i]];
     }
     return sizes;
@@ -43,7 +45,8 @@ peri_status peri_kjt_permute(peri_kjt *k, const int32_t *indices, int32_t n, per
     if (n < 0) return peri__fail(PERI_EINVAL, "peri_kjt_permute: %d indices", n);
     for (int32_t i = 0; i < n; i++)
         if (indices[i] < 0 || indices[i] >= k->keys->count)
-            return peri__fail(PERI_ERANGE, "peri_kjt_permute: index %d at position %d, allowed: 0..%d", indices[i], i, k->keys->count - 1);
+            return peri__fail(PERI_ERANGE, "peri_kjt_permute: index %d at position %d, allowed: 0..%d", indices[i], i,
+                              k->keys->count - 1);
     PERI_TRY(peri_kjt_sync(k));
     PERI_TRY(peri__bags_lengths(&k->bags));
     peri__rows_plan ids = {0}, bags = {0};
@@ -85,7 +88,7 @@ out:
     return status;
 }
 
-/* -- cutting -------------------------------------------------------------------------------------------------------------------- */
+/* -- cutting ------------------------------------------------------------------------------------------------------- */
 
 /** The inverse indices of keys [begin, end), as peri__inverse_select. */
 static peri_status slice_inverse(const peri_kjt *k, int32_t begin, int32_t end, peri_keys **keys, peri_tensor **inverse)
@@ -146,7 +149,8 @@ peri_status peri_kjt_split(peri_kjt *k, const int32_t *segments, int32_t n, peri
         sum += segments[i];
     }
     if (n < 0 || sum != k->keys->count)
-        return peri__fail(PERI_EINVAL, "peri_kjt_split: the segments sum to %lld, but there are %d keys", (long long)sum, k->keys->count);
+        return peri__fail(PERI_EINVAL, "peri_kjt_split: the segments sum to %lld, but there are %d keys",
+                          (long long)sum, k->keys->count);
     PERI_TRY(peri_kjt_sync(k));
     PERI_TRY(peri__bags_lengths(&k->bags));
     peri_kjt **made = peri__alloc_zero(sizeof *made * (size_t)peri__max(n, 1));
@@ -217,7 +221,8 @@ peri_status peri__kjt_cut(const peri_kjt *k, peri_tensor *const *values, bool in
     peri_jt **made = peri__alloc_zero(sizeof *made * (size_t)peri__max(n, 1));
     if (!made) return PERI_ENOMEM;
     peri_status status = PERI_OK;
-    for (int32_t i = 0; i < n && status >= 0; i++) status = cut_key(k, i, values[i], indices ? k->values : NULL, &made[i]);
+    for (int32_t i = 0; i < n && status >= 0; i++)
+        status = cut_key(k, i, values[i], indices ? k->values : NULL, &made[i]);
     for (int32_t i = 0; i < n; i++) {
         if (status >= 0) out[i] = made[i];
         else peri_jt_release(made[i]);

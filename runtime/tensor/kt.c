@@ -26,17 +26,19 @@ static peri_status check(const peri_keys *keys, const int64_t *lengths, int32_t 
     int64_t left = values->shape[key_dim];
     for (int32_t i = 0; i < keys->count; i++) {
         if (lengths[i] < 0 || lengths[i] > left)
-            return peri__fail(PERI_EINVAL, "peri_kt_new: key '%.200s': %lld columns, %lld of %s are left for it", keys->names[i],
-                              (long long)lengths[i], (long long)left, peri__tensor_text(values, text, sizeof text));
+            return peri__fail(PERI_EINVAL, "peri_kt_new: key '%.200s': %lld columns, %lld of %s are left for it",
+                              keys->names[i], (long long)lengths[i], (long long)left,
+                              peri__tensor_text(values, text, sizeof text));
         left -= lengths[i];
     }
     if (left)
-        return peri__fail(PERI_EINVAL, "peri_kt_new: %s has %lld columns more than the keys", peri__tensor_text(values, text, sizeof text),
-                          (long long)left);
+        return peri__fail(PERI_EINVAL, "peri_kt_new: %s has %lld columns more than the keys",
+                          peri__tensor_text(values, text, sizeof text), (long long)left);
     return PERI_OK;
 }
 
-peri_status peri_kt_new(peri_keys *keys, const int64_t *length_per_key, int32_t key_dim, peri_tensor *values, peri_kt **out)
+peri_status peri_kt_new(peri_keys *keys, const int64_t *length_per_key, int32_t key_dim, peri_tensor *values,
+                        peri_kt **out)
 {
     PERI_NEED(length_per_key);
     PERI_TRY(check(keys, length_per_key, key_dim, values));
@@ -96,7 +98,8 @@ peri_status peri_kt_from_tensors(peri_keys *keys, peri_tensor *const *tensors, i
     int32_t n = keys->count;
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_kt_from_tensors: no keys");
     if (!keys->unique) return peri__fail(PERI_EINVAL, "peri_kt_from_tensors: a key repeats");
-    if (key_dim != 0 && key_dim != 1) return peri__fail(PERI_EINVAL, "peri_kt_from_tensors: key_dim %d, allowed: 0, 1", key_dim);
+    if (key_dim != 0 && key_dim != 1)
+        return peri__fail(PERI_EINVAL, "peri_kt_from_tensors: key_dim %d, allowed: 0, 1", key_dim);
     int64_t *lengths = peri__alloc(sizeof *lengths * (size_t)n);
     if (!lengths) return PERI_ENOMEM;
     peri_tensor *values = NULL;
@@ -106,7 +109,8 @@ peri_status peri_kt_from_tensors(peri_keys *keys, peri_tensor *const *tensors, i
         if (status >= 0) lengths[i] = tensors[i]->shape[key_dim];
     }
     if (status >= 0)
-        status = key_dim ? side_by_side(keys, tensors, &values) : peri__rows_cat("peri_kt_from_tensors", tensors, n, &values);
+        status = key_dim ? side_by_side(keys, tensors, &values)
+                         : peri__rows_cat("peri_kt_from_tensors", tensors, n, &values);
     if (status >= 0) status = peri_kt_new(keys, lengths, key_dim, values, out);
     peri_tensor_release(values);
     peri__free(lengths);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lifetime.c: the last references. A tensor holds the node that made it and a node the tensors that it saved, so they go together.
+ * lifetime.c: the last references. A tensor holds the node that made it and a node the tensors that it saved, so they
+ * go together.
  */
 #include "tensor_internal.h"
 
@@ -9,7 +10,8 @@ void peri__ending_release(peri__ending *ending)
     if (ending && peri__refs_drop(&ending->refs)) ending->fini(ending);
 }
 
-/** Drop what the node keeps; nodes that lose their last reference through it go onto the chain, so that long tapes need no deep stack. */
+/** Drop what the node keeps; nodes that lose their last reference through it go onto the chain, so that long tapes need
+ *  no deep stack. */
 static void node_clear(peri__node *node, peri__node **chain)
 {
     for (int i = 0; i < PERI_NODE_SAVED; i++) {

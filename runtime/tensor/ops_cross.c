@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ops_cross.c: the layers of a cross network as one operation. A layer is two products (one, if its matrix is whole) and one pass over what
- * they made; backwards, three more products and one pass. The gradient of x0, to which every layer adds, stays in one array.
+ * ops_cross.c: the layers of a cross network as one operation. A layer is two products (one, if its matrix is whole)
+ * and one pass over what they made; backwards, three more products and one pass. The gradient of x0, to which every
+ * layer adds, stays in one array.
  */
 #include "tensor_internal.h"
 #include "../../kernels/dense.h"
 
 #include <perilune/ops.h>
 
-/** What the backward pass needs of each layer: its input x, and x as it was multiplied; t = V x, u = W t (no t without V: u = W x); V, W
- *  and the bias as they were used. Products are of one dtype: x0's, or in an autocast region, where x0 is f32, the region's. Then u, x and
- *  their gradients stay f32, as PyTorch has it. */
+/** What the backward pass needs of each layer: its input x, and x as it was multiplied; t = V x, u = W t (no t without
+ *  V: u = W x); V, W and the bias as they were used. Products are of one dtype: x0's, or in an autocast region, where
+ *  x0 is f32, the region's. Then u, x and their gradients stay f32, as PyTorch has it. */
 enum { KEPT_X, KEPT_FACTOR, KEPT_T, KEPT_U, KEPT_V, KEPT_W, KEPT_BIAS, KEPT };
 
 typedef struct layers {
@@ -58,8 +59,8 @@ static layers *layers_new(int32_t n, bool low_rank, bool biased)
 }
 
 /** A new matrix of @like's device that is a product. */
-static peri_status product_new(const peri_tensor *like, int32_t dtype, int64_t rows, int64_t cols, peri_tensor *a, bool ta, peri_tensor *b,
-                               bool tb, peri_tensor **out)
+static peri_status product_new(const peri_tensor *like, int32_t dtype, int64_t rows, int64_t cols, peri_tensor *a,
+                               bool ta, peri_tensor *b, bool tb, peri_tensor **out)
 {
     peri_tensor *c;
     PERI_TRY(peri_tensor_new(peri__device(like), dtype, 2, (int64_t[]){rows, cols}, &c));
@@ -85,7 +86,7 @@ static peri_status as(const peri_tensor *t, int32_t dtype, int32_t ndim, const i
     return status;
 }
 
-/* -- backwards ------------------------------------------------------------------------------------------------------------------------- */
+/* -- backwards ----------------------------------------------------------------------------------------------------- */
 
 /** Give a gradient (taken) to an input: in the input's dtype and shape. */
 static peri_status hand_on(const layers *s, peri_tensor **grad_in, int32_t kind, int32_t l, peri_tensor *grad)
@@ -98,8 +99,8 @@ static peri_status hand_on(const layers *s, peri_tensor **grad_in, int32_t kind,
 }
 
 /** The gradient of a matrix of layer @l: the product of @a, transposed, and @b. */
-static peri_status matrix_back(const peri__node *node, const layers *s, int32_t kind, int32_t l, peri_tensor *a, peri_tensor *b,
-                               peri_tensor **grad_in)
+static peri_status matrix_back(const peri__node *node, const layers *s, int32_t kind, int32_t l, peri_tensor *a,
+                               peri_tensor *b, peri_tensor **grad_in)
 {
     const int32_t i = place_of(s, kind, l);
     const peri_tensor *to = s->given[i];
@@ -129,9 +130,10 @@ out:
     return status;
 }
 
-/** Layer @l backwards: *dy, the gradient of its output, becomes that of its input; that of x0 is added to *dx0. In layer 0 both are one:
- *  dx0. u becomes du. */
-static peri_status layer_back(peri__node *node, layers *s, int32_t l, peri_tensor *dy, peri_tensor **dx0, peri_tensor **grad_in)
+/** Layer @l backwards: *dy, the gradient of its output, becomes that of its input; that of x0 is added to *dx0. In
+ *  layer 0 both are one: dx0. u becomes du. */
+static peri_status layer_back(peri__node *node, layers *s, int32_t l, peri_tensor *dy, peri_tensor **dx0,
+                              peri_tensor **grad_in)
 {
     const bool add = *dx0 != NULL, want_bias = s->biased && peri__needs(node, place_of(s, KEPT_BIAS, l));
     const int64_t blocks = peri__ceil_div(s->rows, PERI_SUM_ROWS);
@@ -141,17 +143,26 @@ static peri_status layer_back(peri__node *node, layers *s, int32_t l, peri_tenso
     peri_tensor *partial = NULL, *bias = *kept(s, l, KEPT_BIAS);
     peri_status status;
     if (!add) PERI_TRY(peri__tensor_like(dy, 2, (int64_t[]){s->rows, s->cols}, dx0));
-    if (want_bias) PERI_TRY(peri__grad_partial(node, bias_input, wide, blocks, to->dtype, to->ndim, to->shape, &partial));
-    peri_k_cross_grad_args args = {.du = peri__data(*kept(s, l, KEPT_U)), .dx0 = peri__data(*dx0),
-                                   .partial = partial ? peri__data(partial) : NULL, .dy = peri__data(dy),
-                                   .x0 = peri__data(*kept(s, 0, KEPT_X)), .u = peri__data(*kept(s, l, KEPT_U)),
-                                   .bias = bias ? peri__data(bias) : NULL, .dtype = dy->dtype, .add = add, .same = l == 0, .rows = s->rows,
+    if (want_bias)
+        PERI_TRY(peri__grad_partial(node, bias_input, wide, blocks, to->dtype, to->ndim, to->shape, &partial));
+    peri_k_cross_grad_args args = {.du = peri__data(*kept(s, l, KEPT_U)),
+                                   .dx0 = peri__data(*dx0),
+                                   .partial = partial ? peri__data(partial) : NULL,
+                                   .dy = peri__data(dy),
+                                   .x0 = peri__data(*kept(s, 0, KEPT_X)),
+                                   .u = peri__data(*kept(s, l, KEPT_U)),
+                                   .bias = bias ? peri__data(bias) : NULL,
+                                   .dtype = dy->dtype,
+                                   .add = add,
+                                   .same = l == 0,
+                                   .rows = s->rows,
                                    .cols = s->cols};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(dy), cross_grad, &args, blocks,
                               peri__ceil_div(PERI_ELEMENT_GRAIN, PERI_SUM_ROWS * peri__max(s->cols, 1))),
                   out);
     if (partial)
-        PERI_TRY_GOTO(peri__grad_sums(node, bias_input, partial, to->dtype, to->ndim, to->shape, &grad_in[bias_input]), out);
+        PERI_TRY_GOTO(peri__grad_sums(node, bias_input, partial, to->dtype, to->ndim, to->shape, &grad_in[bias_input]),
+                      out);
     status = products_back(node, s, l, l == 0 ? *dx0 : dy, grad_in);
 out:
     peri_tensor_release(partial);
@@ -193,9 +204,12 @@ static void cross_fini(peri__node *node)
 
 static const peri__node_vtab cross_vtab = {.name = "cross_net", .backward = cross_backward, .fini = cross_fini};
 
-/* -- forwards -------------------------------------------------------------------------------------------------------------------------- */
+/* -- forwards ------------------------------------------------------------------------------------------------------ */
 
-static bool is_number(int32_t dtype) { return dtype == PERI_F32 || dtype == PERI_F64 || dtype == PERI_F16 || dtype == PERI_BF16; }
+static bool is_number(int32_t dtype)
+{
+    return dtype == PERI_F32 || dtype == PERI_F64 || dtype == PERI_F16 || dtype == PERI_BF16;
+}
 
 /** A matrix or bias of layer @l: of x0's dtype, or f32 beside x0 of 16 bits. */
 static peri_status check_given(const char *what, int32_t l, const peri_tensor *x0, const peri_tensor *t)
@@ -206,19 +220,20 @@ static peri_status check_given(const char *what, int32_t l, const peri_tensor *x
     PERI_TRY(peri__check_tensor(function, name, t, -1, -1));
     PERI_TRY(peri__check_same_device(function, x0, t));
     if (t->dtype == x0->dtype || (t->dtype == PERI_F32 && x0->dtype != PERI_F64)) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: x0 and %s are %s; %s must be of x0's dtype, or f32 beside f16 and bf16", function, name,
-                      peri__pair_text(x0, t, text, sizeof text), name);
+    return peri__fail(PERI_EINVAL, "%s: x0 and %s are %s; %s must be of x0's dtype, or f32 beside f16 and bf16",
+                      function, name, peri__pair_text(x0, t, text, sizeof text), name);
 }
 
 static peri_status check_shape(const char *what, int32_t l, const peri_tensor *t, int64_t rows, int64_t cols)
 {
     char text[128];
     if (t->ndim == 2 && t->shape[0] == rows && t->shape[1] == cols) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "peri_op_cross_net: %s[%d] is %s, wanted [%lld, %lld]", what, l, peri__tensor_text(t, text, sizeof text),
-                      (long long)rows, (long long)cols);
+    return peri__fail(PERI_EINVAL, "peri_op_cross_net: %s[%d] is %s, wanted [%lld, %lld]", what, l,
+                      peri__tensor_text(t, text, sizeof text), (long long)rows, (long long)cols);
 }
 
-static peri_status check(const layers *s, const peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias)
+static peri_status check(const layers *s, const peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w,
+                         peri_tensor *const *bias)
 {
     char text[128];
     const int64_t n = s->cols;
@@ -264,9 +279,15 @@ static peri_status layer(layers *s, int32_t l, bool recorded, peri_tensor **out)
     y = u = *kept(s, l, KEPT_U);
     if (recorded) PERI_TRY(peri__tensor_like(x, 2, x->shape, &y));
     else peri_tensor_retain(y);
-    peri_k_cross_args args = {.y = peri__data(y), .x0 = peri__data(*kept(s, 0, KEPT_X)), .u = peri__data(u),
-                              .bias = bias ? peri__data(bias) : NULL, .x = peri__data(x), .dtype = x->dtype, .cols = s->cols};
-    peri_status status = PERI_LAUNCH(peri__device(x), cross, &args, s->rows, peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(s->cols, 1)));
+    peri_k_cross_args args = {.y = peri__data(y),
+                              .x0 = peri__data(*kept(s, 0, KEPT_X)),
+                              .u = peri__data(u),
+                              .bias = bias ? peri__data(bias) : NULL,
+                              .x = peri__data(x),
+                              .dtype = x->dtype,
+                              .cols = s->cols};
+    peri_status status =
+        PERI_LAUNCH(peri__device(x), cross, &args, s->rows, peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(s->cols, 1)));
     for (int32_t i = KEPT_FACTOR; i <= KEPT_U && !recorded; i++) {
         peri_tensor_release(*kept(s, l, i));
         *kept(s, l, i) = NULL;
@@ -277,8 +298,8 @@ static peri_status layer(layers *s, int32_t l, bool recorded, peri_tensor **out)
 }
 
 /** Record the operation; the node gets @s. */
-static peri_status record(layers *s, peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias,
-                          peri_tensor *y)
+static peri_status record(layers *s, peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w,
+                          peri_tensor *const *bias, peri_tensor *y)
 {
     const int32_t n = inputs_of(s);
     peri__node *node;
@@ -297,13 +318,15 @@ static peri_status record(layers *s, peri_tensor *x0, peri_tensor *const *v, per
     return PERI_OK;
 }
 
-static bool recording(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias, int32_t n)
+static bool recording(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias,
+                      int32_t n)
 {
-    return peri__recording(&x0, 1) || (v && peri__recording(v, n)) || peri__recording(w, n) || (bias && peri__recording(bias, n));
+    return peri__recording(&x0, 1) || (v && peri__recording(v, n)) || peri__recording(w, n) ||
+           (bias && peri__recording(bias, n));
 }
 
-peri_status peri_op_cross_net(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias, int32_t n,
-                              peri_tensor **out)
+peri_status peri_op_cross_net(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias,
+                              int32_t n, peri_tensor **out)
 {
     static const char *const function = "peri_op_cross_net";
     char text[128];
@@ -311,8 +334,8 @@ peri_status peri_op_cross_net(peri_tensor *x0, peri_tensor *const *v, peri_tenso
     PERI_NEED(out);
     PERI_TRY(peri__check_tensor(function, "x0", x0, -1, -1));
     if (!is_number(x0->dtype) || x0->ndim < 1)
-        return peri__fail(PERI_EINVAL, "%s: x0 is %s, wanted f32, f64, f16 or bf16 with one dimension or more", function,
-                          peri__tensor_text(x0, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: x0 is %s, wanted f32, f64, f16 or bf16 with one dimension or more",
+                          function, peri__tensor_text(x0, text, sizeof text));
     if (n < 1) return peri__fail(PERI_EINVAL, "%s: %d layers, at least one is needed", function, n);
     PERI_TRY(peri__check_list(function, "w", w, n));
     if (v) PERI_TRY(peri__check_list(function, "v", v, n));

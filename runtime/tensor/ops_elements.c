@@ -18,19 +18,22 @@ static peri_status check_order(const char *function, const char *what, const per
     char text[128];
     PERI_TRY(peri__check_tensor(function, what, t, -1, -1));
     if (!is_complex(t->dtype)) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: %s is %s; complex numbers have no order", function, what, peri__tensor_text(t, text, sizeof text));
+    return peri__fail(PERI_EINVAL, "%s: %s is %s; complex numbers have no order", function, what,
+                      peri__tensor_text(t, text, sizeof text));
 }
 
 static peri_status check_alike(const char *function, const peri_tensor *a, const peri_tensor *b)
 {
     char text[300];
     if (a->dtype == b->dtype) return peri__check_same_device(function, a, b);
-    return peri__fail(PERI_EINVAL, "%s: dtypes differ: %s; cast one of them", function, peri__pair_text(a, b, text, sizeof text));
+    return peri__fail(PERI_EINVAL, "%s: dtypes differ: %s; cast one of them", function,
+                      peri__pair_text(a, b, text, sizeof text));
 }
 
-/* -- comparing ------------------------------------------------------------------------------------------------------------------- */
+/* -- comparing ----------------------------------------------------------------------------------------------------- */
 
-peri_status peri__compare(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, double value, int64_t whole, peri_tensor **out)
+peri_status peri__compare(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, double value, int64_t whole,
+                          peri_tensor **out)
 {
     peri_k_compare_args k = {.dtype = a->dtype, .op = op, .value = value, .whole = whole};
     int32_t ndim = a->ndim;
@@ -65,11 +68,13 @@ static void range_of(int32_t dtype, double *least, double *past)
     }
 }
 
-/** Comparing integers with @x, which need be neither whole nor in their range: the same as comparing them with *whole, or, where it is the
- *  same for all of them, as comparing each with itself. Returns whether it is the former; *op may change in the latter case. */
+/** Comparing integers with @x, which need be neither whole nor in their range: the same as comparing them with *whole,
+ *  or, where it is the same for all of them, as comparing each with itself. Returns whether it is the former; *op may
+ *  change in the latter case. */
 static bool whole_comparison(int32_t dtype, int32_t *op, double x, int64_t *whole)
 {
-    const bool up = *op == PERI_COMPARE_LT || *op == PERI_COMPARE_GE, equality = *op == PERI_COMPARE_EQ || *op == PERI_COMPARE_NE;
+    const bool up = *op == PERI_COMPARE_LT || *op == PERI_COMPARE_GE,
+               equality = *op == PERI_COMPARE_EQ || *op == PERI_COMPARE_NE;
     const double rounded = up ? ceil(x) : floor(x);
     double least, past;
     range_of(dtype, &least, &past);
@@ -77,7 +82,8 @@ static bool whole_comparison(int32_t dtype, int32_t *op, double x, int64_t *whol
         *whole = (int64_t)rounded;
         return true;
     }
-    const bool below = rounded >= past, above = rounded < least; /* where all integers of the dtype are; neither with NaN */
+    /* where all integers of the dtype are; neither with NaN */
+    const bool below = rounded >= past, above = rounded < least;
     const bool all = *op == PERI_COMPARE_NE || (below && (*op == PERI_COMPARE_LT || *op == PERI_COMPARE_LE)) ||
         (above && (*op == PERI_COMPARE_GT || *op == PERI_COMPARE_GE));
     *op = all ? PERI_COMPARE_EQ : PERI_COMPARE_NE;
@@ -90,8 +96,13 @@ static peri_status compare_number(const char *function, peri_tensor *a, int32_t 
     if (!is_float(a->dtype))
         return whole_comparison(a->dtype, &op, number, &whole) ? peri__compare(function, op, a, NULL, 0, whole, out)
                                                                : peri__compare(function, op, a, a, 0, 0, out);
-    const double past = a->dtype == PERI_F16 ? 65520 : a->dtype == PERI_F64 ? INFINITY : 0x1.ffffffp127; /* what rounds to infinity */
-    return peri__compare(function, op, a, NULL, number >= past ? INFINITY : number <= -past ? -INFINITY : number, 0, out);
+    /* what rounds to infinity */
+    const double past = a->dtype == PERI_F16 ? 65520 : a->dtype == PERI_F64 ? INFINITY : 0x1.ffffffp127;
+    return peri__compare(function, op, a, NULL,
+                         number >= past    ? INFINITY
+                         : number <= -past ? -INFINITY
+                                           : number,
+                         0, out);
 }
 
 peri_status peri_op_compare(peri_tensor *a, int32_t op, peri_tensor *b, double number, peri_tensor **out)
@@ -111,7 +122,7 @@ peri_status peri_op_compare(peri_tensor *a, int32_t op, peri_tensor *b, double n
     return peri__narrow(&o, status, out);
 }
 
-/* -- choosing -------------------------------------------------------------------------------------------------------------------- */
+/* -- choosing ------------------------------------------------------------------------------------------------------ */
 
 peri_status peri__where(const char *function, peri_tensor *condition, peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
@@ -151,7 +162,8 @@ static peri_status where_backward(peri__node *node, peri_tensor *const *grad_out
 
 static const peri__node_vtab where_vtab = {.name = "where", .backward = where_backward};
 
-static peri_status where_alike(const char *function, peri_tensor *condition, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+static peri_status where_alike(const char *function, peri_tensor *condition, peri_tensor *a, peri_tensor *b,
+                               peri_tensor **out)
 {
     peri_tensor *y, *in[2] = {a, b};
     peri__node *node;
@@ -183,13 +195,18 @@ peri_status peri_op_where(peri_tensor *condition, peri_tensor *a, peri_tensor *b
     return peri__narrow(&o, where_alike(function, condition, o.in[0], o.in[1], &o.out), out);
 }
 
-/* -- picking --------------------------------------------------------------------------------------------------------------------- */
+/* -- picking ------------------------------------------------------------------------------------------------------- */
 
-/** dst[.., index[.., j, ..], ..] += src[.., j, ..] along @dim; @dst contiguous zeros, f32 or f64; @src and @index of one shape. */
+/** dst[.., index[.., j, ..], ..] += src[.., j, ..] along @dim; @dst contiguous zeros, f32 or f64; @src and @index of
+ *  one shape. */
 static peri_status take_add(peri_tensor *dst, const peri_tensor *src, const peri_tensor *index, int32_t dim)
 {
-    peri_k_take_add_args k = {.dst = peri__data(dst), .src = peri__data(src), .index = peri__data(index), .dtype = dst->dtype,
-                              .ndim = src->ndim, .dim = dim};
+    peri_k_take_add_args k = {.dst = peri__data(dst),
+                              .src = peri__data(src),
+                              .index = peri__data(index),
+                              .dtype = dst->dtype,
+                              .ndim = src->ndim,
+                              .dim = dim};
     memcpy(k.shape, src->shape, sizeof k.shape);
     memcpy(k.dst_stride, dst->stride, sizeof k.dst_stride);
     memcpy(k.src_stride, src->stride, sizeof k.src_stride);
@@ -225,7 +242,8 @@ static peri_status check_gather(const char *function, const peri_tensor *x, int3
     peri__words words;
     PERI_TRY(peri__check_same_device(function, x, index));
     if (index->dtype != PERI_I64 && index->dtype != PERI_I32)
-        return peri__fail(PERI_EINVAL, "%s: the index is %s, wanted i64 or i32", function, peri__tensor_text(index, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: the index is %s, wanted i64 or i32", function,
+                          peri__tensor_text(index, text, sizeof text));
     if (index->ndim != x->ndim)
         return peri__fail(PERI_EINVAL, "%s: x and the index are %s; as many dimensions are needed", function,
                           peri__pair_text(x, index, text, sizeof text));
@@ -243,7 +261,8 @@ static peri_status check_places(const char *function, peri_tensor *index, int64_
     peri_tensor *found, *flat = NULL, *view = NULL;
     if (peri__numel(index) == 0) return PERI_OK;
     PERI_TRY(peri_tensor_new(peri__device(index), PERI_I64, 1, &one, &found));
-    peri_op_index_check args = {.x = peri__data(index), .bad = peri__data(found), .n = peri__numel(index), .limit = n, .dtype = PERI_I64};
+    peri_op_index_check args = {
+        .x = peri__data(index), .bad = peri__data(found), .n = peri__numel(index), .limit = n, .dtype = PERI_I64};
     peri_status status = PERI_RUN(peri__device(index), index_check, &args);
     if (status >= 0) status = peri_tensor_read(found, &bad, sizeof bad);
     peri_tensor_release(found);
@@ -254,8 +273,8 @@ static peri_status check_places(const char *function, peri_tensor *index, int64_
     peri_tensor_release(view);
     peri_tensor_release(flat);
     PERI_TRY(status);
-    return peri__fail(PERI_ERANGE, "%s: index %lld at flat position %lld, allowed: 0..%lld", function, (long long)value, (long long)bad,
-                      (long long)n - 1);
+    return peri__fail(PERI_ERANGE, "%s: index %lld at flat position %lld, allowed: 0..%lld", function, (long long)value,
+                      (long long)bad, (long long)n - 1);
 }
 
 static peri_status gather(const char *function, peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor **out)
@@ -299,12 +318,13 @@ peri_status peri_op_gather(peri_tensor *x, int32_t dim, peri_tensor *index, peri
     return gather(function, x, d, index, out);
 }
 
-/* -- sorting --------------------------------------------------------------------------------------------------------------------- */
+/* -- sorting ------------------------------------------------------------------------------------------------------- */
 
 static const peri__node_vtab sort_vtab = {.name = "sort", .backward = gather_backward};
 
 /** Along the last dimension. */
-static peri_status sort_lines(const char *function, peri_tensor *x, bool descending, int64_t k, peri_tensor **values, peri_tensor **indices)
+static peri_status sort_lines(const char *function, peri_tensor *x, bool descending, int64_t k, peri_tensor **values,
+                              peri_tensor **indices)
 {
     const int32_t d = x->ndim - 1;
     int64_t shape[PERI_MAX_DIMS], n = x->shape[d], lines = n ? peri__numel(x) / n : 0;
@@ -318,8 +338,14 @@ static peri_status sort_lines(const char *function, peri_tensor *x, bool descend
     PERI_TRY_GOTO(peri__contiguous_of(x, &flat), out);
     PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, shape, &value), out);
     PERI_TRY_GOTO(peri_tensor_new(peri__device(x), PERI_I64, x->ndim, shape, &index), out);
-    peri_op_sort_lines args = {.x = peri__data(flat), .values = peri__data(value), .indices = peri__data(index), .dtype = x->dtype,
-                         .descending = descending, .lines = lines, .n = n, .k = k};
+    peri_op_sort_lines args = {.x = peri__data(flat),
+                               .values = peri__data(value),
+                               .indices = peri__data(index),
+                               .dtype = x->dtype,
+                               .descending = descending,
+                               .lines = lines,
+                               .n = n,
+                               .k = k};
     if (lines * k > 0) PERI_TRY_GOTO(PERI_RUN(peri__device(x), sort_lines, &args), out);
     PERI_TRY_GOTO(peri__attach(&sort_vtab, &x, 1, &value, 1, &node), out);
     if (node) {
@@ -339,7 +365,8 @@ out:
     return status;
 }
 
-peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, int64_t k, peri_tensor **values, peri_tensor **indices)
+peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, int64_t k, peri_tensor **values,
+                         peri_tensor **indices)
 {
     static const char *const function = "peri_op_sort";
     char text[128];
@@ -367,9 +394,10 @@ out:
     return status;
 }
 
-/* -- numbers in a row ------------------------------------------------------------------------------------------------------------ */
+/* -- numbers in a row ---------------------------------------------------------------------------------------------- */
 
-peri_status peri_tensor_arange(peri_device *device, int32_t dtype, double start, double step, int64_t n, peri_tensor **out)
+peri_status peri_tensor_arange(peri_device *device, int32_t dtype, double start, double step, int64_t n,
+                               peri_tensor **out)
 {
     static const char *const function = "peri_tensor_arange";
     const bool real = dtype == PERI_F32 || dtype == PERI_F64;
@@ -379,12 +407,17 @@ peri_status peri_tensor_arange(peri_device *device, int32_t dtype, double start,
     if (!real && dtype != PERI_I64 && dtype != PERI_I32)
         return peri__fail(PERI_EINVAL, "%s: dtype %s, allowed: f32, f64, i64, i32", function, peri_dtype_name(dtype));
     if (!isfinite(start) || !isfinite(step) || (!real && (start != floor(start) || step != floor(step))))
-        return peri__fail(PERI_EINVAL, "%s: from %g by %g, allowed: %s", function, start, step, real ? "finite numbers" : "whole numbers");
+        return peri__fail(PERI_EINVAL, "%s: from %g by %g, allowed: %s", function, start, step,
+                          real ? "finite numbers" : "whole numbers");
     if (!real && (fabs(start) > most || fabs(last) > most))
-        return peri__fail(PERI_ERANGE, "%s: numbers from %.0f to %.0f in %s, allowed: -%.0f..%.0f", function, start, last,
-                          peri_dtype_name(dtype), most, most);
+        return peri__fail(PERI_ERANGE, "%s: numbers from %.0f to %.0f in %s, allowed: -%.0f..%.0f", function, start,
+                          last, peri_dtype_name(dtype), most, most);
     PERI_TRY(peri_tensor_new(device, dtype, 1, &n, &t));
-    peri_k_iota_args args = {.dst = peri__data(t), .dtype = dtype, .start = start, .step = step, .whole_start = real ? 0 : (int64_t)start,
+    peri_k_iota_args args = {.dst = peri__data(t),
+                             .dtype = dtype,
+                             .start = start,
+                             .step = step,
+                             .whole_start = real ? 0 : (int64_t)start,
                              .whole_step = real ? 0 : (int64_t)step};
     peri_status status = PERI_LAUNCH(device, iota, &args, n, PERI_ELEMENT_GRAIN);
     if (status < 0) peri_tensor_release(t);

@@ -7,7 +7,7 @@
 
 #include <perilune/ops.h>
 
-/* -- functions of one number ------------------------------------------------------------------------------------------------------- */
+/* -- functions of one number --------------------------------------------------------------------------------------- */
 
 static bool reads_saved(int32_t op) { return op != PERI_UNARY_IDENTITY && op != PERI_UNARY_AFFINE; }
 
@@ -24,8 +24,13 @@ static peri_status unary_backward(peri__node *node, peri_tensor *const *grad_out
     if (reads_saved(op)) PERI_TRY_GOTO(peri__contiguous_of(node->saved[0], &saved), out);
     if (own) peri_tensor_retain(dx = dy);
     else PERI_TRY_GOTO(peri__tensor_like(dy, dy->ndim, dy->shape, &dx), out);
-    peri_k_unary_grad_args args = {.dx = peri__data(dx), .dy = peri__data(dy), .saved = saved ? peri__data(saved) : NULL,
-                                   .dtype = dy->dtype, .op = op, .a = node->number[0], .b = node->number[1]};
+    peri_k_unary_grad_args args = {.dx = peri__data(dx),
+                                   .dy = peri__data(dy),
+                                   .saved = saved ? peri__data(saved) : NULL,
+                                   .dtype = dy->dtype,
+                                   .op = op,
+                                   .a = node->number[0],
+                                   .b = node->number[1]};
     status = PERI_LAUNCH(peri__device(dy), unary_grad, &args, peri__numel(dy), PERI_ELEMENT_GRAIN);
 out:
     peri_tensor_release(dy);
@@ -72,8 +77,11 @@ static peri_status unary(const char *function, int32_t op, peri_tensor *x, doubl
     return peri__narrow(&o, unary_wide(function, op, o.in[0], a, b, out ? &o.out : NULL), out);
 }
 
-#define PLAIN(NAME, name) \
-    peri_status peri_op_##name(peri_tensor *x, peri_tensor **out) { return unary("peri_op_" #name, PERI_UNARY_##NAME, x, 0, 0, out); }
+#define PLAIN(NAME, name)                                                                                              \
+    peri_status peri_op_##name(peri_tensor *x, peri_tensor **out)                                                      \
+    {                                                                                                                  \
+        return unary("peri_op_" #name, PERI_UNARY_##NAME, x, 0, 0, out);                                               \
+    }
 PERI_UNARY_PLAIN(PLAIN)
 #undef PLAIN
 
@@ -83,7 +91,8 @@ peri_status peri_op_leaky_relu(peri_tensor *x, double slope, peri_tensor **out)
 }
 peri_status peri_op_clamp(peri_tensor *x, double low, double high, peri_tensor **out)
 {
-    if (x && x->dtype == PERI_F32) low = (double)(float)low, high = (double)(float)high; /* where elements are equal to a bound */
+    /* where elements are equal to a bound */
+    if (x && x->dtype == PERI_F32) low = (double)(float)low, high = (double)(float)high;
     return unary("peri_op_clamp", PERI_UNARY_CLAMP, x, low, high, out);
 }
 peri_status peri_op_pow(peri_tensor *x, double exponent, peri_tensor **out)
@@ -99,19 +108,22 @@ peri_status peri_op_reciprocal(peri_tensor *x, double numerator, peri_tensor **o
     return unary("peri_op_reciprocal", PERI_UNARY_RECIPROCAL, x, numerator, 0, out);
 }
 
-/* -- arithmetic ---------------------------------------------------------------------------------------------------------------- */
+/* -- arithmetic ---------------------------------------------------------------------------------------------------- */
 
 static peri_status check_pair(const char *function, const peri_tensor *a, const peri_tensor *b)
 {
     char text[300];
     PERI_TRY(peri__check_real(function, "a", a));
     PERI_TRY(peri__check_real(function, "b", b));
-    if (a->dtype != b->dtype) return peri__fail(PERI_EINVAL, "%s: dtypes differ: %s", function, peri__pair_text(a, b, text, sizeof text));
+    if (a->dtype != b->dtype)
+        return peri__fail(PERI_EINVAL, "%s: dtypes differ: %s", function, peri__pair_text(a, b, text, sizeof text));
     return peri__check_same_device(function, a, b);
 }
 
-/** out = the part of @g that input @i of the larger or the smaller of two gets: nothing where the other one is it, half where both are. */
-static peri_status extreme_grad(const char *function, int32_t op, peri_tensor *g, peri_tensor *const *saved, int32_t i, peri_tensor **out)
+/** out = the part of @g that input @i of the larger or the smaller of two gets: nothing where the other one is it, half
+ *  where both are. */
+static peri_status extreme_grad(const char *function, int32_t op, peri_tensor *g, peri_tensor *const *saved, int32_t i,
+                                peri_tensor **out)
 {
     const int32_t loses = op == PERI_BINARY_MAX ? PERI_COMPARE_LT : PERI_COMPARE_GT;
     peri_tensor *lost = NULL, *equal = NULL, *half = NULL, *won = NULL;
@@ -182,7 +194,8 @@ static peri_status binary_wide(const char *function, int32_t op, peri_tensor *a,
         for (int32_t i = 0; i < 2; i++) node->shape[i] = peri__shape_of(in[i]);
         const bool extreme = op == PERI_BINARY_MAX || op == PERI_BINARY_MIN;
         if ((op == PERI_BINARY_MUL && b->requires_grad) || extreme) peri__node_save(node, 0, a);
-        if ((op == PERI_BINARY_MUL && a->requires_grad) || op == PERI_BINARY_DIV || extreme) peri__node_save(node, 1, b);
+        if ((op == PERI_BINARY_MUL && a->requires_grad) || op == PERI_BINARY_DIV || extreme)
+            peri__node_save(node, 1, b);
         if (op == PERI_BINARY_DIV && b->requires_grad) status = peri__node_save_output(node, 2, y);
     }
     if (status < 0) peri_tensor_release(y);
@@ -198,10 +211,22 @@ static peri_status binary(const char *function, int32_t op, peri_tensor *a, peri
     return peri__narrow(&o, binary_wide(function, op, o.in[0], o.in[1], out ? &o.out : NULL), out);
 }
 
-peri_status peri_op_add(peri_tensor *a, peri_tensor *b, peri_tensor **out) { return binary("peri_op_add", PERI_BINARY_ADD, a, b, out); }
-peri_status peri_op_sub(peri_tensor *a, peri_tensor *b, peri_tensor **out) { return binary("peri_op_sub", PERI_BINARY_SUB, a, b, out); }
-peri_status peri_op_mul(peri_tensor *a, peri_tensor *b, peri_tensor **out) { return binary("peri_op_mul", PERI_BINARY_MUL, a, b, out); }
-peri_status peri_op_div(peri_tensor *a, peri_tensor *b, peri_tensor **out) { return binary("peri_op_div", PERI_BINARY_DIV, a, b, out); }
+peri_status peri_op_add(peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    return binary("peri_op_add", PERI_BINARY_ADD, a, b, out);
+}
+peri_status peri_op_sub(peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    return binary("peri_op_sub", PERI_BINARY_SUB, a, b, out);
+}
+peri_status peri_op_mul(peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    return binary("peri_op_mul", PERI_BINARY_MUL, a, b, out);
+}
+peri_status peri_op_div(peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    return binary("peri_op_div", PERI_BINARY_DIV, a, b, out);
+}
 
 peri_status peri_op_maximum(peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
@@ -216,7 +241,8 @@ peri_status peri_op_minimum(peri_tensor *a, peri_tensor *b, peri_tensor **out)
 static peri_status muladd_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     for (int32_t i = 0; i < 2; i++)
-        if (peri__needs(node, i)) PERI_TRY(peri__binary("muladd backward", PERI_BINARY_MUL, grad_out[0], node->saved[1 - i], &grad_in[i]));
+        if (peri__needs(node, i))
+            PERI_TRY(peri__binary("muladd backward", PERI_BINARY_MUL, grad_out[0], node->saved[1 - i], &grad_in[i]));
     if (peri__needs(node, 2)) {
         peri_tensor_retain(grad_out[0]);
         grad_in[2] = grad_out[0];
@@ -233,14 +259,19 @@ static peri_status muladd(peri_tensor *a, peri_tensor *b, peri_tensor *c, peri_t
     for (int32_t i = 1; i < 3; i++) {
         PERI_TRY(check_pair("peri_op_muladd", a, in[i]));
         if (!peri__same_shape(a, in[i]))
-            return peri__fail(PERI_EINVAL, "peri_op_muladd: shapes differ: %s", peri__pair_text(a, in[i], text, sizeof text));
+            return peri__fail(PERI_EINVAL, "peri_op_muladd: shapes differ: %s",
+                              peri__pair_text(a, in[i], text, sizeof text));
     }
     peri_status status;
     peri__node *node;
     for (int32_t i = 0; i < 3; i++) PERI_TRY_GOTO(peri__contiguous_of(in[i], &flat[i]), out);
     PERI_TRY_GOTO(peri__tensor_like(a, a->ndim, a->shape, &y), out);
-    peri_k_muladd_args args = {.dst = peri__data(y), .a = peri__data(flat[0]), .b = peri__data(flat[1]), .c = peri__data(flat[2]),
-                               .dtype = a->dtype, .scale = 1};
+    peri_k_muladd_args args = {.dst = peri__data(y),
+                               .a = peri__data(flat[0]),
+                               .b = peri__data(flat[1]),
+                               .c = peri__data(flat[2]),
+                               .dtype = a->dtype,
+                               .scale = 1};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(a), muladd, &args, peri__numel(y), PERI_ELEMENT_GRAIN), out);
     PERI_TRY_GOTO(peri__attach(&muladd_vtab, in, 3, &y, 1, &node), out);
     if (node) {
@@ -263,7 +294,7 @@ peri_status peri_op_muladd(peri_tensor *a, peri_tensor *b, peri_tensor *c, peri_
     return peri__narrow(&o, muladd(o.in[0], o.in[1], o.in[2], &o.out), out);
 }
 
-/* -- expand -------------------------------------------------------------------------------------------------------------------- */
+/* -- expand -------------------------------------------------------------------------------------------------------- */
 
 static peri_status expand_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
@@ -282,7 +313,8 @@ peri_status peri_tensor_expand(peri_tensor *t, int32_t ndim, const int64_t *shap
     peri__words words;
     for (int32_t d = 0; d < ndim && d < PERI_MAX_DIMS; d++)
         if (shape[d] < 0)
-            return peri__fail(PERI_EINVAL, "peri_tensor_expand: the size %lld of %s", (long long)shape[d], peri__dim_text(d, &words));
+            return peri__fail(PERI_EINVAL, "peri_tensor_expand: the size %lld of %s", (long long)shape[d],
+                              peri__dim_text(d, &words));
     PERI_TRY(peri__expand(t, ndim, shape, &view));
     peri_status status = peri__attach(&expand_vtab, &t, 1, &view, 1, &node);
     if (status < 0) {

@@ -27,11 +27,18 @@ static peri_status interaction_backward(peri__node *node, peri_tensor *const *gr
     for (int32_t i = 0; i < 2; i++)
         if (peri__needs(node, i))
             PERI_TRY_GOTO(peri__tensor_like(node->saved[i], node->saved[i]->ndim, node->saved[i]->shape, &d[i]), out);
-    peri_k_interaction_grad_args args = {.ddense = d[0] ? peri__data(d[0]) : NULL, .dsparse = d[1] ? peri__data(d[1]) : NULL,
-                                         .dy = peri__data(g), .dense = peri__data(dense), .sparse = peri__data(sparse),
-                                         .dtype = dense->dtype, .features = sparse->shape[1], .dim = sparse->shape[2],
-                                         .dy_stride = g->stride[0], .dense_stride = dense->stride[0],
-                                         .sparse_stride = sparse->stride[0], .feature_stride = sparse->stride[1]};
+    peri_k_interaction_grad_args args = {.ddense = d[0] ? peri__data(d[0]) : NULL,
+                                         .dsparse = d[1] ? peri__data(d[1]) : NULL,
+                                         .dy = peri__data(g),
+                                         .dense = peri__data(dense),
+                                         .sparse = peri__data(sparse),
+                                         .dtype = dense->dtype,
+                                         .features = sparse->shape[1],
+                                         .dim = sparse->shape[2],
+                                         .dy_stride = g->stride[0],
+                                         .dense_stride = dense->stride[0],
+                                         .sparse_stride = sparse->stride[0],
+                                         .feature_stride = sparse->stride[1]};
     status = PERI_LAUNCH(peri__device(g), interaction_grad, &args, dense->shape[0], SAMPLE_GRAIN);
 out:
     peri_tensor_release(g);
@@ -61,9 +68,15 @@ static peri_status interaction(peri_tensor *dense, peri_tensor *sparse, peri_ten
     peri_status status;
     for (int32_t i = 0; i < 2; i++) PERI_TRY_GOTO(rows_of(in[i], &saved[i]), out);
     PERI_TRY_GOTO(peri__tensor_like(dense, 2, shape, &y), out);
-    peri_k_interaction_args args = {.y = peri__data(y), .dense = peri__data(saved[0]), .sparse = peri__data(saved[1]),
-                                    .dtype = dense->dtype, .features = f, .dim = dense->shape[1], .dense_stride = saved[0]->stride[0],
-                                    .sparse_stride = saved[1]->stride[0], .feature_stride = saved[1]->stride[1]};
+    peri_k_interaction_args args = {.y = peri__data(y),
+                                    .dense = peri__data(saved[0]),
+                                    .sparse = peri__data(saved[1]),
+                                    .dtype = dense->dtype,
+                                    .features = f,
+                                    .dim = dense->shape[1],
+                                    .dense_stride = saved[0]->stride[0],
+                                    .sparse_stride = saved[1]->stride[0],
+                                    .feature_stride = saved[1]->stride[1]};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(dense), interaction, &args, shape[0], SAMPLE_GRAIN), out);
     PERI_TRY_GOTO(peri__attach(&interaction_vtab, in, 2, &y, 1, &node), out);
     if (node)

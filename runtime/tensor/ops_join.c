@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ops_join.c: cat and stack, whose gradients are views of the upstream gradient: nothing is copied; and split, with one gradient of all
- * its parts.
+ * ops_join.c: cat and stack, whose gradients are views of the upstream gradient: nothing is copied; and split, with one
+ * gradient of all its parts.
  */
 #include "tensor_internal.h"
 
@@ -140,8 +140,9 @@ peri_status peri_op_stack(peri_tensor *const *tensors, int32_t n, int32_t dim, p
     const peri_tensor *first = tensors[0];
     int32_t ndim = first->ndim + 1, d = dim < 0 ? dim + ndim : dim;
     if (d < 0 || d >= ndim || ndim > PERI_MAX_DIMS)
-        return peri__fail(PERI_EINVAL, "peri_op_stack: %s as a new one of tensors %s, which then have %d, allowed: up to %d in all",
-                          peri__dim_text(dim, &words), peri__tensor_text(first, text, sizeof text), ndim, PERI_MAX_DIMS);
+        return peri__fail(
+            PERI_EINVAL, "peri_op_stack: %s as a new one of tensors %s, which then have %d, allowed: up to %d in all",
+            peri__dim_text(dim, &words), peri__tensor_text(first, text, sizeof text), ndim, PERI_MAX_DIMS);
     PERI_TRY(check_cat("peri_op_stack", tensors, n, -1));
     int64_t shape[PERI_MAX_DIMS];
     for (int32_t i = 0; i < ndim; i++) shape[i] = i < d ? first->shape[i] : i == d ? 1 : first->shape[i - 1];
@@ -155,7 +156,7 @@ peri_status peri_op_stack(peri_tensor *const *tensors, int32_t n, int32_t dim, p
     return status;
 }
 
-/* -- cutting ----------------------------------------------------------------------------------------------------------------------- */
+/* -- cutting ------------------------------------------------------------------------------------------------------- */
 
 /** state: the parts' sizes along the dimension. Parts without a gradient count as zeros. */
 static peri_status split_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
@@ -192,13 +193,16 @@ static peri_status check_split(const peri_tensor *x, const int64_t *sizes, int32
     int64_t left = x->shape[dim];
     for (int32_t i = 0; i < n; i++) {
         if (sizes[i] < 0 || sizes[i] > left)
-            return peri__fail(PERI_ERANGE, "peri_op_split: sizes[%d] is %lld, allowed: 0..%lld, what is left of %s of %s", i,
-                              (long long)sizes[i], (long long)left, peri__dim_text(dim, &words), peri__tensor_text(x, text, sizeof text));
+            return peri__fail(PERI_ERANGE,
+                              "peri_op_split: sizes[%d] is %lld, allowed: 0..%lld, what is left of %s of %s", i,
+                              (long long)sizes[i], (long long)left, peri__dim_text(dim, &words),
+                              peri__tensor_text(x, text, sizeof text));
         left -= sizes[i];
     }
     if (left)
-        return peri__fail(PERI_ERANGE, "peri_op_split: the sizes add up to %lld, %s of %s is %lld", (long long)(x->shape[dim] - left),
-                          peri__dim_text(dim, &words), peri__tensor_text(x, text, sizeof text), (long long)x->shape[dim]);
+        return peri__fail(PERI_ERANGE, "peri_op_split: the sizes add up to %lld, %s of %s is %lld",
+                          (long long)(x->shape[dim] - left), peri__dim_text(dim, &words),
+                          peri__tensor_text(x, text, sizeof text), (long long)x->shape[dim]);
     return PERI_OK;
 }
 

@@ -30,9 +30,12 @@ static peri_status reduce_loss(peri_tensor **loss, int32_t reduction)
     return PERI_OK;
 }
 
-static double gradient_scale(int32_t reduction, int64_t n) { return reduction == PERI_REDUCTION_MEAN ? 1 / (double)n : 1; }
+static double gradient_scale(int32_t reduction, int64_t n)
+{
+    return reduction == PERI_REDUCTION_MEAN ? 1 / (double)n : 1;
+}
 
-/* -- losses of elements ----------------------------------------------------------------------------------------------------------- */
+/* -- losses of elements -------------------------------------------------------------------------------------------- */
 
 enum { KEPT_REDUCTION, KEPT_KIND };
 
@@ -46,9 +49,15 @@ static peri_status loss_backward(peri__node *node, peri_tensor *const *grad_out,
     peri_status status;
     PERI_TRY(peri__contiguous_of(grad_out[0], &g));
     PERI_TRY_GOTO(peri__tensor_like(saved[0], saved[0]->ndim, saved[0]->shape, &dx), out);
-    peri_k_loss_grad_args args = {.dx = peri__data(dx), .g = peri__data(g), .x = peri__data(saved[0]), .t = peri__data(saved[1]),
-                                  .weight = saved[2] ? peri__data(saved[2]) : NULL, .pos_weight = saved[3] ? peri__data(saved[3]) : NULL,
-                                  .dtype = dx->dtype, .kind = (int32_t)node->kept[KEPT_KIND], .g_stride = reduction == PERI_REDUCTION_NONE,
+    peri_k_loss_grad_args args = {.dx = peri__data(dx),
+                                  .g = peri__data(g),
+                                  .x = peri__data(saved[0]),
+                                  .t = peri__data(saved[1]),
+                                  .weight = saved[2] ? peri__data(saved[2]) : NULL,
+                                  .pos_weight = saved[3] ? peri__data(saved[3]) : NULL,
+                                  .dtype = dx->dtype,
+                                  .kind = (int32_t)node->kept[KEPT_KIND],
+                                  .g_stride = reduction == PERI_REDUCTION_NONE,
                                   .scale = gradient_scale(reduction, n)};
     status = PERI_LAUNCH(peri__device(dx), loss_grad, &args, n, 1 << 12);
 out:
@@ -61,7 +70,8 @@ out:
 static const peri__node_vtab loss_vtab = {.name = "loss", .backward = loss_backward};
 
 /** @t repeated to the shape of @x and contiguous. */
-static peri_status spread(const char *function, const char *what, const peri_tensor *x, peri_tensor *t, peri_tensor **out)
+static peri_status spread(const char *function, const char *what, const peri_tensor *x, peri_tensor *t,
+                          peri_tensor **out)
 {
     char text[300];
     int64_t stride[PERI_MAX_DIMS];
@@ -77,7 +87,8 @@ static peri_status spread(const char *function, const char *what, const peri_ten
     return status;
 }
 
-/** Wait for the losses of probabilities @x (contiguous), and look for one outside [0, 1]: its loss is NaN, and so is their sum or mean
+/** Wait for the losses of probabilities @x (contiguous), and look for one outside [0, 1]: its loss is NaN, and so is
+ *  their sum or mean
  *  @loss. NaN of another cause passes. */
 static peri_status check_probabilities(const char *function, peri_tensor *x, peri_tensor *loss)
 {
@@ -94,16 +105,16 @@ static peri_status check_probabilities(const char *function, peri_tensor *x, per
     status = numbers ? peri_tensor_read(wide, numbers, n * (int64_t)sizeof *numbers) : PERI_ENOMEM;
     for (int64_t i = 0; i < n && status >= 0; i++)
         if (!(numbers[i] >= 0 && numbers[i] <= 1))
-            status = peri__fail(PERI_ERANGE, "%s: element %lld of x is %g, allowed: probabilities 0..1", function, (long long)i,
-                                numbers[i] == numbers[i] ? numbers[i] : (double)NAN); /* not "-nan" */
+            status = peri__fail(PERI_ERANGE, "%s: element %lld of x is %g, allowed: probabilities 0..1", function,
+                                (long long)i, numbers[i] == numbers[i] ? numbers[i] : (double)NAN); /* not "-nan" */
 out:
     peri__free(numbers);
     peri_tensor_release(wide);
     return status;
 }
 
-static peri_status loss_wide(const char *function, int32_t kind, peri_tensor *x, peri_tensor *target, peri_tensor *weight,
-                             peri_tensor *pos_weight, int32_t reduction, peri_tensor **out)
+static peri_status loss_wide(const char *function, int32_t kind, peri_tensor *x, peri_tensor *target,
+                             peri_tensor *weight, peri_tensor *pos_weight, int32_t reduction, peri_tensor **out)
 {
     char text[300];
     PERI_TRY(peri__check_float(function, "x", x));
@@ -113,7 +124,8 @@ static peri_status loss_wide(const char *function, int32_t kind, peri_tensor *x,
     if (x->ndim != target->ndim || memcmp(x->shape, target->shape, sizeof *x->shape * (size_t)x->ndim) != 0)
         return peri__fail(PERI_EINVAL, "%s: x and target are %s; their shapes must agree", function,
                           peri__pair_text(x, target, text, sizeof text));
-    if (target->requires_grad) return peri__fail(PERI_EUNSUPPORTED, "%s: the target requires grad; detach it", function);
+    if (target->requires_grad)
+        return peri__fail(PERI_EUNSUPPORTED, "%s: the target requires grad; detach it", function);
     peri_tensor *saved[4] = {NULL}, *loss = NULL;
     peri__node *node;
     peri_status status;
@@ -122,9 +134,13 @@ static peri_status loss_wide(const char *function, int32_t kind, peri_tensor *x,
     if (weight) PERI_TRY_GOTO(spread(function, "weight", x, weight, &saved[2]), out);
     if (pos_weight) PERI_TRY_GOTO(spread(function, "pos_weight", x, pos_weight, &saved[3]), out);
     PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &loss), out);
-    peri_k_loss_args args = {.dst = peri__data(loss), .x = peri__data(saved[0]), .t = peri__data(saved[1]),
-                             .weight = weight ? peri__data(saved[2]) : NULL, .pos_weight = pos_weight ? peri__data(saved[3]) : NULL,
-                             .dtype = x->dtype, .kind = kind};
+    peri_k_loss_args args = {.dst = peri__data(loss),
+                             .x = peri__data(saved[0]),
+                             .t = peri__data(saved[1]),
+                             .weight = weight ? peri__data(saved[2]) : NULL,
+                             .pos_weight = pos_weight ? peri__data(saved[3]) : NULL,
+                             .dtype = x->dtype,
+                             .kind = kind};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), loss, &args, peri__numel(x), 1 << 12), out);
     PERI_TRY_GOTO(reduce_loss(&loss, reduction), out);
     if (kind == PERI_LOSS_BCE) PERI_TRY_GOTO(check_probabilities(function, saved[0], loss), out);
@@ -143,17 +159,18 @@ out:
     return status;
 }
 
-static peri_status element_loss(const char *function, int32_t kind, peri_tensor *x, peri_tensor *target, peri_tensor *weight,
-                                peri_tensor *pos_weight, int32_t reduction, peri_tensor **out)
+static peri_status element_loss(const char *function, int32_t kind, peri_tensor *x, peri_tensor *target,
+                                peri_tensor *weight, peri_tensor *pos_weight, int32_t reduction, peri_tensor **out)
 {
     peri__operands o;
     peri_tensor *in[4] = {x, target, weight, pos_weight};
     PERI_TRY(peri__widen(&o, PERI__IN_F32, in, 4));
-    return peri__narrow(&o, loss_wide(function, kind, o.in[0], o.in[1], o.in[2], o.in[3], reduction, out ? &o.out : NULL), out);
+    return peri__narrow(
+        &o, loss_wide(function, kind, o.in[0], o.in[1], o.in[2], o.in[3], reduction, out ? &o.out : NULL), out);
 }
 
-peri_status peri_op_bce_with_logits(peri_tensor *x, peri_tensor *target, peri_tensor *weight, peri_tensor *pos_weight, int32_t reduction,
-                                    peri_tensor **out)
+peri_status peri_op_bce_with_logits(peri_tensor *x, peri_tensor *target, peri_tensor *weight, peri_tensor *pos_weight,
+                                    int32_t reduction, peri_tensor **out)
 {
     return element_loss("peri_op_bce_with_logits", PERI_LOSS_BCE_LOGITS, x, target, weight, pos_weight, reduction, out);
 }
@@ -168,7 +185,7 @@ peri_status peri_op_mse(peri_tensor *x, peri_tensor *target, int32_t reduction, 
     return element_loss("peri_op_mse", PERI_LOSS_MSE, x, target, NULL, NULL, reduction, out);
 }
 
-/* -- cross entropy ------------------------------------------------------------------------------------------------------------------ */
+/* -- cross entropy ------------------------------------------------------------------------------------------------- */
 
 /** saved: x, labels, lse, contiguous. */
 static peri_status cross_entropy_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
@@ -178,11 +195,17 @@ static peri_status cross_entropy_backward(peri__node *node, peri_tensor *const *
     peri_status status;
     PERI_TRY(peri__contiguous_of(grad_out[0], &g));
     PERI_TRY_GOTO(peri__tensor_like(x, 2, x->shape, &dx), out);
-    peri_k_cross_entropy_grad_args args = {.dx = peri__data(dx), .g = peri__data(g), .x = peri__data(x), .lse = peri__data(node->saved[2]),
-                                           .labels = peri__data(node->saved[1]), .dtype = x->dtype, .classes = x->shape[1],
+    peri_k_cross_entropy_grad_args args = {.dx = peri__data(dx),
+                                           .g = peri__data(g),
+                                           .x = peri__data(x),
+                                           .lse = peri__data(node->saved[2]),
+                                           .labels = peri__data(node->saved[1]),
+                                           .dtype = x->dtype,
+                                           .classes = x->shape[1],
                                            .g_stride = reduction == PERI_REDUCTION_NONE,
                                            .scale = gradient_scale(reduction, x->shape[0])};
-    status = PERI_LAUNCH(peri__device(x), cross_entropy_grad, &args, x->shape[0], peri__ceil_div(4096, peri__max(x->shape[1], 1)));
+    status = PERI_LAUNCH(peri__device(x), cross_entropy_grad, &args, x->shape[0],
+                         peri__ceil_div(4096, peri__max(x->shape[1], 1)));
 out:
     peri_tensor_release(g);
     if (status < 0) peri_tensor_release(dx);
@@ -199,15 +222,15 @@ static peri_status check_labels(peri_tensor *labels, int64_t classes)
     double label;
     peri_tensor *found;
     PERI_TRY(peri_tensor_new(peri__device(labels), PERI_I64, 1, &one, &found));
-    peri_op_index_check args = {.x = peri__data(labels), .bad = peri__data(found), .n = labels->shape[0], .limit = classes,
-                                .dtype = PERI_I64};
+    peri_op_index_check args = {
+        .x = peri__data(labels), .bad = peri__data(found), .n = labels->shape[0], .limit = classes, .dtype = PERI_I64};
     peri_status status = PERI_RUN(peri__device(labels), index_check, &args);
     if (status >= 0) status = peri_tensor_read(found, &bad, 8);
     peri_tensor_release(found);
     if (status < 0 || bad == INT64_MAX) return status;
     PERI_TRY(peri_tensor_item(labels, bad, &label));
-    return peri__fail(PERI_ERANGE, "peri_op_cross_entropy: label %.0f in row %lld, allowed: 0..%lld", label, (long long)bad,
-                      (long long)classes - 1);
+    return peri__fail(PERI_ERANGE, "peri_op_cross_entropy: label %.0f in row %lld, allowed: 0..%lld", label,
+                      (long long)bad, (long long)classes - 1);
 }
 
 static peri_status cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out)
@@ -232,7 +255,9 @@ static peri_status cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t re
     PERI_TRY_GOTO(peri__tensor_like(x, 1, x->shape, &loss), out);
     peri_k_cross_entropy_args args = {.loss = peri__data(loss), .lse = peri__data(saved[2]), .x = peri__data(saved[0]),
                                       .labels = peri__data(saved[1]), .dtype = x->dtype, .classes = x->shape[1]};
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), cross_entropy, &args, x->shape[0], peri__ceil_div(4096, peri__max(x->shape[1], 1))), out);
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), cross_entropy, &args, x->shape[0],
+                              peri__ceil_div(4096, peri__max(x->shape[1], 1))),
+                  out);
     PERI_TRY_GOTO(reduce_loss(&loss, reduction), out);
     PERI_TRY_GOTO(peri__attach(&cross_entropy_vtab, &x, 1, &loss, 1, &node), out);
     if (node) {

@@ -8,15 +8,16 @@
 
 #include <perilune/ops.h>
 
-/** A stack of matrices as gemm wants it: rows x cols, one of the strides 1. `tensor` (retained) owns the memory: the operand itself, or
- *  a copy where its strides do not fit. */
+/** A stack of matrices as gemm wants it: rows x cols, one of the strides 1. `tensor` (retained) owns the memory: the
+ *  operand itself, or a copy where its strides do not fit. */
 typedef struct matrices {
     peri_tensor *tensor;
     int64_t rows, cols, ld, batch, batch_stride;
     bool transposed; /* stored cols x rows */
 } matrices;
 
-/** Describe @t as matrices by its last two dimensions; false if its strides do not fit. Leading dimensions must fold into one. */
+/** Describe @t as matrices by its last two dimensions; false if its strides do not fit. Leading dimensions must fold
+ *  into one. */
 static bool describe(const peri_tensor *t, matrices *m)
 {
     int32_t n = t->ndim;
@@ -66,12 +67,27 @@ static peri_status matrices_of(peri_tensor *t, matrices *m)
 static peri_op_gemm gemm_of(const peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb)
 {
     int64_t m = ta ? a->cols : a->rows, k = ta ? a->rows : a->cols, n = tb ? b->rows : b->cols;
-    return (peri_op_gemm){.dtype = a->tensor->dtype, .c_dtype = c->dtype, .trans_a = a->transposed != ta, .trans_b = b->transposed != tb,
-                          .tf32 = peri__tf32(), .ordered = peri__ordered() && a->tensor->dtype == PERI_F32, .m = m, .n = n,
-                          .k = k, .batch = peri__max(a->batch, b->batch), .alpha = 1, .beta = 0,
-                          .a = peri__data(a->tensor), .b = peri__data(b->tensor), .c = peri__data(c), .lda = a->ld, .ldb = b->ld,
-                          .ldc = peri__max(n, 1), .stride_a = a->batch > 1 ? a->batch_stride : 0,
-                          .stride_b = b->batch > 1 ? b->batch_stride : 0, .stride_c = m * n};
+    return (peri_op_gemm){.dtype = a->tensor->dtype,
+                          .c_dtype = c->dtype,
+                          .trans_a = a->transposed != ta,
+                          .trans_b = b->transposed != tb,
+                          .tf32 = peri__tf32(),
+                          .ordered = peri__ordered() && a->tensor->dtype == PERI_F32,
+                          .m = m,
+                          .n = n,
+                          .k = k,
+                          .batch = peri__max(a->batch, b->batch),
+                          .alpha = 1,
+                          .beta = 0,
+                          .a = peri__data(a->tensor),
+                          .b = peri__data(b->tensor),
+                          .c = peri__data(c),
+                          .lda = a->ld,
+                          .ldb = b->ld,
+                          .ldc = peri__max(n, 1),
+                          .stride_a = a->batch > 1 ? a->batch_stride : 0,
+                          .stride_b = b->batch > 1 ? b->batch_stride : 0,
+                          .stride_c = m * n};
 }
 
 /** Whether @device has this product, and there is something to compute. */
@@ -93,8 +109,9 @@ static peri_status product_of(peri_tensor *c, const matrices *a, bool ta, const 
     peri_device *device = peri__device(c);
     if (!has_gemm(device, &g)) {
         if (peri__is_16(g.dtype)) return product_wide(c, a, ta, b, tb, add);
-        return peri__fail(PERI_EUNSUPPORTED, "device %s has no product of %s matrices of %lld x %lld and %lld x %lld", device->name,
-                          peri_dtype_name(c->dtype), (long long)g.m, (long long)g.k, (long long)g.k, (long long)g.n);
+        return peri__fail(PERI_EUNSUPPORTED, "device %s has no product of %s matrices of %lld x %lld and %lld x %lld",
+                          device->name, peri_dtype_name(c->dtype), (long long)g.m, (long long)g.k, (long long)g.k,
+                          (long long)g.n);
     }
     PERI_TRY(PERI_RUN(device, gemm, &g));
     peri__between(); /* most of a step's time goes by here */
@@ -147,7 +164,7 @@ peri_status peri__product(peri_tensor *c, peri_tensor *a, bool ta, peri_tensor *
     return product_of(c, &x, ta, &y, tb, add);
 }
 
-/* -- linear -------------------------------------------------------------------------------------------------------------------- */
+/* -- linear -------------------------------------------------------------------------------------------------------- */
 
 static const int32_t activations[] = {PERI_UNARY_IDENTITY, PERI_UNARY_RELU, PERI_UNARY_SIGMOID, PERI_UNARY_TANH};
 
@@ -172,10 +189,10 @@ static peri_status as_rows(peri_tensor *t, peri_tensor **out)
     return status;
 }
 
-/** dz = g * f'(y), and db = its column sums if input 2 of @node wants them, of @dtype. @g is a matrix by rows; where f is the identity, *dz
- *  is g itself, and if @own says that g may be changed, it is made of g in place. */
-static peri_status linear_dz(const peri__node *node, peri_tensor *g, bool own, peri_tensor *y, int32_t act, int32_t dtype,
-                             peri_tensor **dz, peri_tensor **db)
+/** dz = g * f'(y), and db = its column sums if input 2 of @node wants them, of @dtype. @g is a matrix by rows; where f
+ *  is the identity, *dz is g itself, and if @own says that g may be changed, it is made of g in place. */
+static peri_status linear_dz(const peri__node *node, peri_tensor *g, bool own, peri_tensor *y, int32_t act,
+                             int32_t dtype, peri_tensor **dz, peri_tensor **db)
 {
     const bool want_bias = peri__needs(node, 2);
     int64_t rows = g->shape[0], cols = g->shape[1], shape[2] = {peri__ceil_div(rows, PERI_SUM_ROWS), cols};
@@ -191,9 +208,15 @@ static peri_status linear_dz(const peri__node *node, peri_tensor *g, bool own, p
     }
     if (want_bias) PERI_TRY_GOTO(peri__grad_partial(node, 2, sums, shape[0], dtype, 1, &cols, &partial), out);
     if (!identity || partial) {
-        peri_k_act_grad_args args = {.dz = identity ? NULL : peri__data(z), .partial = partial ? peri__data(partial) : NULL,
-                                     .dy = peri__data(g), .y = y ? peri__data(y) : NULL, .dtype = g->dtype, .act = act, .rows = rows,
-                                     .cols = cols, .dy_stride = g->stride[0]};
+        peri_k_act_grad_args args = {.dz = identity ? NULL : peri__data(z),
+                                     .partial = partial ? peri__data(partial) : NULL,
+                                     .dy = peri__data(g),
+                                     .y = y ? peri__data(y) : NULL,
+                                     .dtype = g->dtype,
+                                     .act = act,
+                                     .rows = rows,
+                                     .cols = cols,
+                                     .dy_stride = g->stride[0]};
         PERI_TRY_GOTO(PERI_LAUNCH(peri__device(g), act_grad, &args, shape[0],
                                   peri__ceil_div(PERI_ELEMENT_GRAIN, PERI_SUM_ROWS * peri__max(cols, 1))),
                       out);
@@ -228,7 +251,8 @@ static peri_status linear_backward(peri__node *node, peri_tensor *const *grad_ou
     }
     if (peri__needs(node, 0)) {
         PERI_TRY_GOTO(matrices_of(node->saved[1], &mw), out);
-        PERI_TRY_GOTO(peri_tensor_new(peri__device(dz), dtypes[0], node->shape[0].ndim, node->shape[0].size, &grad_in[0]), out);
+        PERI_TRY_GOTO(
+            peri_tensor_new(peri__device(dz), dtypes[0], node->shape[0].ndim, node->shape[0].size, &grad_in[0]), out);
         status = product(grad_in[0], &mz, false, &mw, false);
     }
 out:
@@ -247,7 +271,8 @@ out:
 
 static const peri__node_vtab linear_vtab = {.name = "linear", .backward = linear_backward};
 
-static peri_status check_linear(const peri_tensor *x, const peri_tensor *weight, const peri_tensor *bias, int32_t activation)
+static peri_status check_linear(const peri_tensor *x, const peri_tensor *weight, const peri_tensor *bias,
+                                int32_t activation)
 {
     static const char *const function = "peri_op_linear";
     char text[300];
@@ -256,8 +281,8 @@ static peri_status check_linear(const peri_tensor *x, const peri_tensor *weight,
     PERI_TRY(peri__check_tensor(function, "weight", weight, -1, 2));
     PERI_TRY(peri__check_same_device(function, x, weight));
     if (x->ndim < 1 || x->shape[x->ndim - 1] != weight->shape[1])
-        return peri__fail(PERI_EINVAL, "%s: x is %s, wanted [*, %lld]", function, strchr(peri__tensor_text(x, text, sizeof text), '['),
-                          (long long)weight->shape[1]);
+        return peri__fail(PERI_EINVAL, "%s: x is %s, wanted [*, %lld]", function,
+                          strchr(peri__tensor_text(x, text, sizeof text), '['), (long long)weight->shape[1]);
     if (bias) {
         PERI_TRY(peri__check_real(function, "bias", bias));
         PERI_TRY(peri__check_tensor(function, "bias", bias, -1, 1));
@@ -271,7 +296,8 @@ static peri_status check_linear(const peri_tensor *x, const peri_tensor *weight,
     return PERI_OK;
 }
 
-/** The inputs in the dtype that they are multiplied in: that of the autocast region that the thread is in, else their own. */
+/** The inputs in the dtype that they are multiplied in: that of the autocast region that the thread is in, else their
+ *  own. */
 static peri_status linear_inputs(peri_tensor *const *in, peri_tensor **cast)
 {
     const int32_t low = peri__autocast(peri__device(in[0]));
@@ -290,7 +316,8 @@ static peri_status linear_inputs(peri_tensor *const *in, peri_tensor **cast)
 static peri_status bias_act(peri_tensor *y, peri_tensor *bias, int32_t act, int64_t rows)
 {
     const int64_t cols = y->shape[y->ndim - 1], grain = peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(cols, 1));
-    peri_k_bias_act_args args = {.y = peri__data(y), .bias = bias ? peri__data(bias) : NULL, .dtype = y->dtype, .act = act, .cols = cols};
+    peri_k_bias_act_args args = {
+        .y = peri__data(y), .bias = bias ? peri__data(bias) : NULL, .dtype = y->dtype, .act = act, .cols = cols};
     return PERI_LAUNCH(peri__device(y), bias_act, &args, rows, grain);
 }
 
@@ -321,8 +348,10 @@ out:
     return status;
 }
 
-/** y = f(x W^T + bias), y contiguous. Of 16-bit floats f is a function of the rounded sum, as it is where it is an operation of its own. */
-static peri_status linear_forward(const matrices *x, const matrices *weight, peri_tensor *bias, int32_t act, peri_tensor *y)
+/** y = f(x W^T + bias), y contiguous. Of 16-bit floats f is a function of the rounded sum, as it is where it is an
+ *  operation of its own. */
+static peri_status linear_forward(const matrices *x, const matrices *weight, peri_tensor *bias, int32_t act,
+                                  peri_tensor *y)
 {
     if (act == PERI_UNARY_IDENTITY && !bias) return product(y, x, false, weight, true);
     if (act == PERI_UNARY_IDENTITY) return biased(x, weight, bias, y);
@@ -334,7 +363,8 @@ static peri_status linear_forward(const matrices *x, const matrices *weight, per
     return bias_act(y, bias, act, x->rows);
 }
 
-peri_status peri_op_linear(peri_tensor *x, peri_tensor *weight, peri_tensor *bias, int32_t activation, peri_tensor **out)
+peri_status peri_op_linear(peri_tensor *x, peri_tensor *weight, peri_tensor *bias, int32_t activation,
+                           peri_tensor **out)
 {
     PERI_TRY(check_linear(x, weight, bias, activation));
     int32_t act = activations[activation];
@@ -371,7 +401,7 @@ out:
     return status;
 }
 
-/* -- matmul -------------------------------------------------------------------------------------------------------------------- */
+/* -- matmul -------------------------------------------------------------------------------------------------------- */
 
 /** A view of an operand with leading dimensions repeated to @batch[n]. */
 static peri_status repeat_batch(peri_tensor *t, int32_t n, const int64_t *batch, peri_tensor **out)
@@ -384,7 +414,8 @@ static peri_status repeat_batch(peri_tensor *t, int32_t n, const int64_t *batch,
 }
 
 /** out [batch, m, n] = op(a) op(b), where the matrices of a and b are repeated to @batch[n]. */
-static peri_status multiply(peri_tensor *a, bool ta, peri_tensor *b, bool tb, int32_t n, const int64_t *batch, peri_tensor **out)
+static peri_status multiply(peri_tensor *a, bool ta, peri_tensor *b, bool tb, int32_t n, const int64_t *batch,
+                            peri_tensor **out)
 {
     peri_tensor *wide_a = NULL, *wide_b = NULL, *c = NULL;
     matrices ma = {0}, mb = {0};
@@ -498,7 +529,8 @@ static peri_status multiplied(peri_tensor *a, peri_tensor *b, peri_tensor **out)
     PERI_TRY(peri__check_tensor(function, "b", b, a->dtype, -1));
     PERI_TRY(peri__check_same_device(function, a, b));
     if (a->ndim < 1 || b->ndim < 1)
-        return peri__fail(PERI_EINVAL, "%s: %s; at least one dimension each", function, peri__pair_text(a, b, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: %s; at least one dimension each", function,
+                          peri__pair_text(a, b, text, sizeof text));
     if (a->ndim > 1 && b->ndim > 1) return matmul(a, b, out);
     peri_tensor *x = NULL, *y = NULL, *c = NULL;
     peri_status status;

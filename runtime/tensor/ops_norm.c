@@ -8,7 +8,7 @@
 #include <perilune/ops.h>
 #include <math.h>
 
-/* -- softmax ------------------------------------------------------------------------------------------------------------------- */
+/* -- softmax ------------------------------------------------------------------------------------------------------- */
 
 enum { KEPT_DIM, KEPT_LOG }; /* of softmax */
 enum { KEPT_COLS };          /* of layer norm */
@@ -24,7 +24,8 @@ static peri_status softmax_backward(peri__node *node, peri_tensor *const *grad_o
     PERI_TRY_GOTO(peri__tensor_like(y, y->ndim, y->shape, &dx), out);
     peri_k_softmax_grad_args args = {.dx = peri__data(dx), .dy = peri__data(g), .y = peri__data(y), .dtype = y->dtype,
                                      .log = node->kept[KEPT_LOG], .n = n, .inner = inner};
-    status = PERI_LAUNCH(peri__device(y), softmax_grad, &args, outer * inner, peri__ceil_div(PERI_ELEMENT_GRAIN, 8 * peri__max(n, 1)));
+    status = PERI_LAUNCH(peri__device(y), softmax_grad, &args, outer * inner,
+                         peri__ceil_div(PERI_ELEMENT_GRAIN, 8 * peri__max(n, 1)));
 out:
     peri_tensor_release(g);
     if (status < 0) peri_tensor_release(dx);
@@ -47,7 +48,8 @@ static peri_status softmax_wide(const char *function, peri_tensor *x, int32_t di
     peri_status status;
     PERI_TRY(peri__contiguous_of(x, &flat));
     PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &y), out);
-    peri_k_softmax_args args = {.y = peri__data(y), .x = peri__data(flat), .dtype = x->dtype, .log = log, .n = n, .inner = inner};
+    peri_k_softmax_args args = {
+        .y = peri__data(y), .x = peri__data(flat), .dtype = x->dtype, .log = log, .n = n, .inner = inner};
     int64_t grain = peri__ceil_div(PERI_ELEMENT_GRAIN, 8 * peri__max(n, 1));
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), softmax, &args, outer * inner, grain), out);
     PERI_TRY_GOTO(peri__attach(&softmax_vtab, &x, 1, &y, 1, &node), out);
@@ -70,13 +72,16 @@ static peri_status softmax(const char *function, peri_tensor *x, int32_t dim, bo
     return peri__narrow(&o, softmax_wide(function, o.in[0], dim, log, out ? &o.out : NULL), out);
 }
 
-peri_status peri_op_softmax(peri_tensor *x, int32_t dim, peri_tensor **out) { return softmax("peri_op_softmax", x, dim, false, out); }
+peri_status peri_op_softmax(peri_tensor *x, int32_t dim, peri_tensor **out)
+{
+    return softmax("peri_op_softmax", x, dim, false, out);
+}
 peri_status peri_op_log_softmax(peri_tensor *x, int32_t dim, peri_tensor **out)
 {
     return softmax("peri_op_log_softmax", x, dim, true, out);
 }
 
-/* -- layer norm ---------------------------------------------------------------------------------------------------------------- */
+/* -- layer norm ---------------------------------------------------------------------------------------------------- */
 
 /** saved: x, mean, rstd, weight, bias (for its shape). Inputs: x, weight, bias. */
 static peri_status layer_norm_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
@@ -92,17 +97,29 @@ static peri_status layer_norm_backward(peri__node *node, peri_tensor *const *gra
     for (int32_t i = 1; i <= 2; i++) {
         const peri_tensor *to = saved[2 + i];
         if (peri__needs(node, i))
-            PERI_TRY_GOTO(peri__grad_partial(node, i, x->dtype, blocks, x->dtype, to->ndim, to->shape, i == 1 ? &dweight : &dbias), out);
+            PERI_TRY_GOTO(peri__grad_partial(node, i, x->dtype, blocks, x->dtype, to->ndim, to->shape,
+                                             i == 1 ? &dweight : &dbias),
+                          out);
     }
-    peri_k_layer_norm_grad_args args = {.dx = dx ? peri__data(dx) : NULL, .dweight = dweight ? peri__data(dweight) : NULL,
-                                        .dbias = dbias ? peri__data(dbias) : NULL, .dy = peri__data(g), .x = peri__data(x),
-                                        .mean = peri__data(saved[1]), .rstd = peri__data(saved[2]),
-                                        .weight = weight ? peri__data(weight) : NULL, .dtype = x->dtype, .rows = rows, .cols = cols};
+    peri_k_layer_norm_grad_args args = {.dx = dx ? peri__data(dx) : NULL,
+                                        .dweight = dweight ? peri__data(dweight) : NULL,
+                                        .dbias = dbias ? peri__data(dbias) : NULL,
+                                        .dy = peri__data(g),
+                                        .x = peri__data(x),
+                                        .mean = peri__data(saved[1]),
+                                        .rstd = peri__data(saved[2]),
+                                        .weight = weight ? peri__data(weight) : NULL,
+                                        .dtype = x->dtype,
+                                        .rows = rows,
+                                        .cols = cols};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), layer_norm_grad, &args, blocks,
                               peri__ceil_div(PERI_ELEMENT_GRAIN, PERI_SUM_ROWS * peri__max(cols, 1))),
                   out);
-    if (dweight) PERI_TRY_GOTO(peri__grad_sums(node, 1, dweight, dweight->dtype, saved[3]->ndim, saved[3]->shape, &grad_in[1]), out);
-    if (dbias) PERI_TRY_GOTO(peri__grad_sums(node, 2, dbias, dbias->dtype, saved[4]->ndim, saved[4]->shape, &grad_in[2]), out);
+    if (dweight)
+        PERI_TRY_GOTO(peri__grad_sums(node, 1, dweight, dweight->dtype, saved[3]->ndim, saved[3]->shape, &grad_in[1]),
+                      out);
+    if (dbias)
+        PERI_TRY_GOTO(peri__grad_sums(node, 2, dbias, dbias->dtype, saved[4]->ndim, saved[4]->shape, &grad_in[2]), out);
     grad_in[0] = dx;
     dx = NULL;
 out:
@@ -129,7 +146,8 @@ static peri_status check_affine(const peri_tensor *x, int32_t dims, const char *
     return PERI_OK;
 }
 
-static peri_status layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight, peri_tensor *bias, double eps, peri_tensor **out)
+static peri_status layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight, peri_tensor *bias, double eps,
+                              peri_tensor **out)
 {
     PERI_TRY(peri__check_float("peri_op_layer_norm", "x", x));
     if (dims < 1 || dims > x->ndim)
@@ -146,10 +164,18 @@ static peri_status layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight,
     PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &y), out);
     PERI_TRY_GOTO(peri__tensor_like(x, 1, &rows, &mean), out);
     PERI_TRY_GOTO(peri__tensor_like(x, 1, &rows, &rstd), out);
-    peri_k_layer_norm_args args = {.y = peri__data(y), .mean = peri__data(mean), .rstd = peri__data(rstd), .x = peri__data(flat[0]),
-                                   .weight = weight ? peri__data(flat[1]) : NULL, .bias = bias ? peri__data(flat[2]) : NULL,
-                                   .dtype = x->dtype, .cols = cols, .eps = eps};
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), layer_norm, &args, rows, peri__ceil_div(PERI_ELEMENT_GRAIN, 4 * peri__max(cols, 1))), out);
+    peri_k_layer_norm_args args = {.y = peri__data(y),
+                                   .mean = peri__data(mean),
+                                   .rstd = peri__data(rstd),
+                                   .x = peri__data(flat[0]),
+                                   .weight = weight ? peri__data(flat[1]) : NULL,
+                                   .bias = bias ? peri__data(flat[2]) : NULL,
+                                   .dtype = x->dtype,
+                                   .cols = cols,
+                                   .eps = eps};
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), layer_norm, &args, rows,
+                              peri__ceil_div(PERI_ELEMENT_GRAIN, 4 * peri__max(cols, 1))),
+                  out);
     PERI_TRY_GOTO(peri__attach(&layer_norm_vtab, in, 3, &y, 1, &node), out);
     if (node) {
         peri_tensor *saved[5] = {x, mean, rstd, weight, bias};
@@ -165,7 +191,8 @@ out:
     return status;
 }
 
-peri_status peri_op_layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight, peri_tensor *bias, double eps, peri_tensor **out)
+peri_status peri_op_layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight, peri_tensor *bias, double eps,
+                               peri_tensor **out)
 {
     PERI_NEED(out);
     peri__operands o;
@@ -174,7 +201,7 @@ peri_status peri_op_layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight
     return peri__narrow(&o, layer_norm(o.in[0], dims, o.in[1], o.in[2], eps, &o.out), out);
 }
 
-/* -- dropout ------------------------------------------------------------------------------------------------------------------- */
+/* -- dropout ------------------------------------------------------------------------------------------------------- */
 
 /** Of the upstream gradient as of x: the same mask, made again. state: the arguments. */
 static peri_status dropped(peri_tensor *x, const peri_k_dropout_args *mask, peri_tensor **out)
@@ -212,8 +239,12 @@ static peri_status dropout(peri_tensor *x, double p, uint64_t seed, uint64_t str
     PERI_TRY(peri__check_float("peri_op_dropout", "x", x));
     if (!(p >= 0 && p < 1)) return peri__fail(PERI_EINVAL, "peri_op_dropout: probability %g, allowed: 0 <= p < 1", p);
     double words = floor(p * 0x1p32 + 0.5);
-    peri_k_dropout_args mask = {.dtype = x->dtype, .threshold = words < 0x1p32 ? (uint32_t)words : UINT32_MAX, .seed = seed,
-                                .random_stream = stream, .offset = offset, .scale = 1 / (1 - p)};
+    peri_k_dropout_args mask = {.dtype = x->dtype,
+                                .threshold = words < 0x1p32 ? (uint32_t)words : UINT32_MAX,
+                                .seed = seed,
+                                .random_stream = stream,
+                                .offset = offset,
+                                .scale = 1 / (1 - p)};
     peri_tensor *y;
     PERI_TRY(dropped(x, &mask, &y));
     peri_k_dropout_args *kept = NULL;
@@ -236,7 +267,8 @@ static peri_status dropout(peri_tensor *x, double p, uint64_t seed, uint64_t str
     return PERI_OK;
 }
 
-peri_status peri_op_dropout(peri_tensor *x, double p, uint64_t seed, uint64_t stream, uint64_t offset, peri_tensor **out)
+peri_status peri_op_dropout(peri_tensor *x, double p, uint64_t seed, uint64_t stream, uint64_t offset,
+                            peri_tensor **out)
 {
     PERI_NEED(out);
     peri__operands o;

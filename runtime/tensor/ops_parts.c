@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ops_parts.c: parts that dense operations and their gradients share: functions of one number, arithmetic with broadcasting, sums. Nothing
- * here is recorded.
+ * ops_parts.c: parts that dense operations and their gradients share: functions of one number, arithmetic with
+ * broadcasting, sums. Nothing here is recorded.
  *
- * A long sum is cut into blocks of a fixed size, whose sums are summed again: the order of additions depends on shapes only.
+ * A long sum is cut into blocks of a fixed size, whose sums are summed again: the order of additions depends on shapes
+ * only.
  */
 #include "tensor_internal.h"
 #include "../../kernels/dense.h"
@@ -42,7 +43,8 @@ out:
     return status;
 }
 
-peri_status peri__broadcast_shape(const char *function, const peri_tensor *a, const peri_tensor *b, int32_t *ndim, int64_t *shape)
+peri_status peri__broadcast_shape(const char *function, const peri_tensor *a, const peri_tensor *b, int32_t *ndim,
+                                  int64_t *shape)
 {
     char text[300];
     *ndim = a->ndim > b->ndim ? a->ndim : b->ndim;
@@ -50,8 +52,9 @@ peri_status peri__broadcast_shape(const char *function, const peri_tensor *a, co
         int32_t i = d - (*ndim - a->ndim), j = d - (*ndim - b->ndim);
         int64_t x = i < 0 ? 1 : a->shape[i], y = j < 0 ? 1 : b->shape[j];
         if (x != y && x != 1 && y != 1)
-            return peri__fail(PERI_EINVAL, "%s: %s do not broadcast: sizes %lld and %lld, allowed: equal, or one of them 1", function,
-                              peri__pair_text(a, b, text, sizeof text), (long long)x, (long long)y);
+            return peri__fail(PERI_EINVAL,
+                              "%s: %s do not broadcast: sizes %lld and %lld, allowed: equal, or one of them 1",
+                              function, peri__pair_text(a, b, text, sizeof text), (long long)x, (long long)y);
         shape[d] = x == 1 ? y : x;
     }
     return PERI_OK;
@@ -95,13 +98,22 @@ peri_status peri__binary(const char *function, int32_t op, peri_tensor *a, peri_
 }
 
 /** @sum = @scale times the sums of blocks of @block along n, of the contiguous @x. */
-static peri_status sum_block(const peri_tensor *x, int64_t outer, int64_t n, int64_t inner, int64_t block, double scale, peri_tensor *sum)
+static peri_status sum_block(const peri_tensor *x, int64_t outer, int64_t n, int64_t inner, int64_t block, double scale,
+                             peri_tensor *sum)
 {
     int64_t blocks = n ? peri__ceil_div(n, block) : 1, parts = peri__ceil_div(inner, PERI_SUM_COLUMNS);
-    peri_k_sum_dim_args args = {.dst = peri__data(sum), .x = peri__data(x), .dtype = sum->dtype, .outer = outer, .n = n, .inner = inner,
-                               .block = block, .scale = scale};
-    int64_t work = peri__max(1, peri__min(n, block) * peri__min(inner, PERI_SUM_COLUMNS)); /* elements per unit of the range */
-    return PERI_LAUNCH(peri__device(sum), sum_dim, &args, outer * blocks * parts, peri__ceil_div(PERI_ELEMENT_GRAIN, work));
+    peri_k_sum_dim_args args = {.dst = peri__data(sum),
+                                .x = peri__data(x),
+                                .dtype = sum->dtype,
+                                .outer = outer,
+                                .n = n,
+                                .inner = inner,
+                                .block = block,
+                                .scale = scale};
+    /* elements per unit of the range */
+    int64_t work = peri__max(1, peri__min(n, block) * peri__min(inner, PERI_SUM_COLUMNS));
+    return PERI_LAUNCH(peri__device(sum), sum_dim, &args, outer * blocks * parts,
+                       peri__ceil_div(PERI_ELEMENT_GRAIN, work));
 }
 
 /** *x (owned, contiguous memory of outer * n * inner elements) = scale * its sum over n. */
@@ -127,7 +139,8 @@ static peri_status reduce_wide(peri_tensor *t, uint32_t mask, double scale, peri
     int64_t size[PERI_MAX_DIMS], shape[PERI_MAX_DIMS];
     bool sum[PERI_MAX_DIMS], any = false;
     int32_t n = 0;
-    for (int32_t d = 0; d < t->ndim; d++) { /* neighbours of one kind become one group; those of size 1 are of both kinds */
+    /* neighbours of one kind become one group; those of size 1 are of both kinds */
+    for (int32_t d = 0; d < t->ndim; d++) {
         bool reduced = mask >> d & 1;
         shape[d] = reduced ? 1 : t->shape[d];
         if (t->shape[d] == 1) continue;
@@ -183,17 +196,18 @@ static int64_t product_of(int32_t ndim, const int64_t *shape)
     return n;
 }
 
-peri_status peri__grad_partial(const peri__node *node, int32_t i, int32_t dtype, int64_t rows, int32_t own, int32_t ndim,
-                               const int64_t *shape, peri_tensor **out)
+peri_status peri__grad_partial(const peri__node *node, int32_t i, int32_t dtype, int64_t rows, int32_t own,
+                               int32_t ndim, const int64_t *shape, peri_tensor **out)
 {
     if (rows == 1 && dtype == own) return peri__grad_new(node, i, dtype, ndim, shape, out);
     return peri_tensor_new(peri__device(node->grad_out[0]), dtype, 2, (int64_t[]){rows, product_of(ndim, shape)}, out);
 }
 
-peri_status peri__grad_sums(const peri__node *node, int32_t i, peri_tensor *partial, int32_t own, int32_t ndim, const int64_t *shape,
-                            peri_tensor **out)
+peri_status peri__grad_sums(const peri__node *node, int32_t i, peri_tensor *partial, int32_t own, int32_t ndim,
+                            const int64_t *shape, peri_tensor **out)
 {
-    const int64_t rows = partial->shape[0], cols = product_of(ndim, shape), block = cols == 1 ? BLOCK_ELEMENTS : BLOCK_ROWS;
+    const int64_t rows = partial->shape[0], cols = product_of(ndim, shape),
+                  block = cols == 1 ? BLOCK_ELEMENTS : BLOCK_ROWS;
     peri_tensor *total = NULL, *sum = NULL, *grad = NULL;
     peri_status status = PERI_OK;
     if (partial->dtype == own && peri__numel(partial) == cols) { /* of one block */

@@ -8,7 +8,7 @@
 
 #include <perilune/ops.h>
 
-/* -- sum and mean ---------------------------------------------------------------------------------------------------------------- */
+/* -- sum and mean -------------------------------------------------------------------------------------------------- */
 
 enum { KEPT_MASK }; /* of sums and of extremes over several dimensions: which */
 enum { KEPT_DIM };  /* of what goes along one */
@@ -44,14 +44,15 @@ static peri_status mask_of(const char *function, const peri_tensor *x, const int
         int32_t d;
         peri__words words;
         PERI_TRY(peri__dim(function, x, dims[i], &d));
-        if (*mask >> d & 1) return peri__fail(PERI_EINVAL, "%s: %s is named twice", function, peri__dim_text(d, &words));
+        if (*mask >> d & 1)
+            return peri__fail(PERI_EINVAL, "%s: %s is named twice", function, peri__dim_text(d, &words));
         *mask |= 1u << d;
     }
     return PERI_OK;
 }
 
-static peri_status sum_wide(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool mean,
-                            peri_tensor **out)
+static peri_status sum_wide(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim,
+                            bool mean, peri_tensor **out)
 {
     uint32_t mask;
     PERI_TRY(peri__check_float(function, "x", x));
@@ -99,14 +100,15 @@ peri_status peri_op_mean(peri_tensor *x, const int32_t *dims, int32_t n, bool ke
     return sum("peri_op_mean", x, dims, n, keepdim, true, out);
 }
 
-/* -- means over ranks ------------------------------------------------------------------------------------------------------------- */
+/* -- means over ranks ---------------------------------------------------------------------------------------------- */
 
 static peri_status check_sum(const char *function, const peri_tensor *sum)
 {
     char text[128];
     PERI_TRY(peri__check_float(function, "sum", sum));
     if (peri__numel(sum) == 1) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: sum is %s, wanted one element", function, peri__tensor_text(sum, text, sizeof text));
+    return peri__fail(PERI_EINVAL, "%s: sum is %s, wanted one element", function,
+                      peri__tensor_text(sum, text, sizeof text));
 }
 
 peri_status peri_op_mean_parts(peri_tensor *sum, peri_tensor *count, double number, peri_tensor **out)
@@ -121,13 +123,18 @@ peri_status peri_op_mean_parts(peri_tensor *sum, peri_tensor *count, double numb
     if (count) {
         PERI_TRY(peri__check_same_device(function, sum, count));
         if (peri__numel(count) != 1)
-            return peri__fail(PERI_EINVAL, "%s: count is %s, wanted one element", function, peri__tensor_text(count, text, sizeof text));
+            return peri__fail(PERI_EINVAL, "%s: count is %s, wanted one element", function,
+                              peri__tensor_text(count, text, sizeof text));
         PERI_TRY(peri_tensor_new(peri__device(count), PERI_F64, count->ndim, count->shape, &n));
         PERI_TRY_GOTO(peri_tensor_copy(n, count), out);
     }
     PERI_TRY_GOTO(peri_tensor_new(peri__device(sum), PERI_F64, 1, &two, &parts), out);
-    peri_k_mean_args args = {.parts = peri__data(parts), .sum = peri__data(sum), .count = n ? peri__data(n) : NULL, .dtype = PERI_F64,
-                             .sum_dtype = sum->dtype, .number = number};
+    peri_k_mean_args args = {.parts = peri__data(parts),
+                             .sum = peri__data(sum),
+                             .count = n ? peri__data(n) : NULL,
+                             .dtype = PERI_F64,
+                             .sum_dtype = sum->dtype,
+                             .number = number};
     status = PERI_LAUNCH(peri__device(sum), mean, &args, 1, 1);
 out:
     peri_tensor_release(n);
@@ -167,9 +174,14 @@ peri_status peri_op_mean_of(peri_tensor *sum, peri_tensor *parts, double number,
     PERI_TRY_GOTO(peri__tensor_like(sum, 0, NULL, &value), out);
     PERI_TRY_GOTO(peri__tensor_like(sum, 0, NULL, &scale), out);
     const double *both = parts ? peri__data(parts) : NULL;
-    peri_k_mean_args args = {.value = peri__data(value), .scale = peri__data(scale), .sum = parts ? peri__data(parts) : peri__data(sum),
-                             .count = parts ? both + 1 : NULL, .dtype = sum->dtype, .sum_dtype = parts ? PERI_F64 : sum->dtype,
-                             .number = number, .ranks = ranks};
+    peri_k_mean_args args = {.value = peri__data(value),
+                             .scale = peri__data(scale),
+                             .sum = parts ? peri__data(parts) : peri__data(sum),
+                             .count = parts ? both + 1 : NULL,
+                             .dtype = sum->dtype,
+                             .sum_dtype = parts ? PERI_F64 : sum->dtype,
+                             .number = number,
+                             .ranks = ranks};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(sum), mean, &args, 1, 1), out);
     PERI_TRY_GOTO(peri__attach(&mean_vtab, &sum, 1, &value, 1, &node), out);
     if (node) {
@@ -183,7 +195,7 @@ out:
     return status;
 }
 
-/* -- max ----------------------------------------------------------------------------------------------------------------------- */
+/* -- max ----------------------------------------------------------------------------------------------------------- */
 
 /** saved: the places; shape: the input's. */
 static peri_status max_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
@@ -194,8 +206,12 @@ static peri_status max_backward(peri__node *node, peri_tensor *const *grad_out, 
     PERI_TRY(peri__contiguous_of(grad_out[0], &g));
     PERI_TRY_GOTO(peri__tensor_like(g, node->shape[0].ndim, node->shape[0].size, &dx), out);
     peri__around(dx, (int32_t)node->kept[KEPT_DIM], &outer, &n, &inner);
-    peri_k_max_dim_grad_args args = {.dx = peri__data(dx), .dy = peri__data(g), .indices = peri__data(node->saved[0]), .dtype = g->dtype,
-                                     .n = n, .inner = inner};
+    peri_k_max_dim_grad_args args = {.dx = peri__data(dx),
+                                     .dy = peri__data(g),
+                                     .indices = peri__data(node->saved[0]),
+                                     .dtype = g->dtype,
+                                     .n = n,
+                                     .inner = inner};
     status = PERI_LAUNCH(peri__device(g), max_dim_grad, &args, outer * inner, peri__ceil_div(PERI_ELEMENT_GRAIN, n));
 out:
     peri_tensor_release(g);
@@ -207,21 +223,27 @@ out:
 static const peri__node_vtab max_vtab = {.name = "max", .backward = max_backward};
 static const peri__node_vtab min_vtab = {.name = "min", .backward = max_backward};
 
-/** @values and @indices: new tensors of @shape[ndim], of the largest or smallest of contiguous @x along dimension @d. */
-static peri_status extremes(peri_tensor *x, int32_t d, int32_t ndim, const int64_t *shape, bool least, peri_tensor **values,
-                            peri_tensor **indices)
+/** @values and @indices: new tensors of @shape[ndim], of the largest or smallest of contiguous @x along dimension
+ *  @d. */
+static peri_status extremes(peri_tensor *x, int32_t d, int32_t ndim, const int64_t *shape, bool least,
+                            peri_tensor **values, peri_tensor **indices)
 {
     int64_t outer, n, inner;
     peri__around(x, d, &outer, &n, &inner);
     PERI_TRY(peri__tensor_like(x, ndim, shape, values));
     PERI_TRY(peri_tensor_new(peri__device(x), PERI_I64, ndim, shape, indices));
-    peri_k_max_dim_args args = {.values = peri__data(*values), .indices = peri__data(*indices), .x = peri__data(x), .dtype = x->dtype,
-                                .least = least, .n = n, .inner = inner};
+    peri_k_max_dim_args args = {.values = peri__data(*values),
+                                .indices = peri__data(*indices),
+                                .x = peri__data(x),
+                                .dtype = x->dtype,
+                                .least = least,
+                                .n = n,
+                                .inner = inner};
     return PERI_LAUNCH(peri__device(x), max_dim, &args, outer * inner, peri__ceil_div(PERI_ELEMENT_GRAIN, n));
 }
 
-static peri_status extreme(const char *function, peri_tensor *x, int32_t dim, bool keepdim, bool least, peri_tensor **values,
-                           peri_tensor **indices)
+static peri_status extreme(const char *function, peri_tensor *x, int32_t dim, bool keepdim, bool least,
+                           peri_tensor **values, peri_tensor **indices)
 {
     char text[128];
     peri__words words;
@@ -253,15 +275,16 @@ out:
     return status;
 }
 
-/** *wide = x as the kernels of maxima take it, recorded; *back: the dtype that results are cast back to, -1: they stay. Integers and bool
- *  go through i64, which holds all of them. */
+/** *wide = x as the kernels of maxima take it, recorded; *back: the dtype that results are cast back to, -1: they stay.
+ *  Integers and bool go through i64, which holds all of them. */
 static peri_status ordered(const char *function, peri_tensor *x, peri_tensor **wide, int32_t *back)
 {
     char text[128];
     PERI_TRY(peri__check_tensor(function, "x", x, -1, -1));
     *back = -1;
     if (x->dtype == PERI_C64 || x->dtype == PERI_C128)
-        return peri__fail(PERI_EINVAL, "%s: x is %s; complex numbers have no order", function, peri__tensor_text(x, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: x is %s; complex numbers have no order", function,
+                          peri__tensor_text(x, text, sizeof text));
     if (x->dtype == PERI_F32 || x->dtype == PERI_F64 || x->dtype == PERI_I64) {
         peri_tensor_retain(*wide = x);
         return PERI_OK;
@@ -278,8 +301,8 @@ static peri_status restored(peri_tensor *result, int32_t back, peri_tensor **out
     return status;
 }
 
-static peri_status extreme_of(const char *function, peri_tensor *x, int32_t dim, bool keepdim, bool least, peri_tensor **values,
-                              peri_tensor **indices)
+static peri_status extreme_of(const char *function, peri_tensor *x, int32_t dim, bool keepdim, bool least,
+                              peri_tensor **values, peri_tensor **indices)
 {
     if (!values) return peri__fail(PERI_EINVAL, "%s: values is missing", function);
     peri_tensor *wide, *value, *index = NULL;
@@ -334,7 +357,8 @@ out:
 
 static const peri__node_vtab amax_vtab = {.name = "amax", .backward = amax_backward};
 
-/** *y (new) = the largest of contiguous @x over @mask, whose dimensions stay with size 1: one dimension after the other. */
+/** *y (new) = the largest of contiguous @x over @mask, whose dimensions stay with size 1: one dimension after the
+ *  other. */
 static peri_status reduce_extremes(peri_tensor *x, uint32_t mask, bool least, peri_tensor **y)
 {
     peri_tensor_retain(*y = x);
@@ -401,7 +425,7 @@ peri_status peri_op_amax(peri_tensor *x, const int32_t *dims, int32_t n, bool ke
     return status < 0 ? status : restored(y, back, out);
 }
 
-/* -- running sums ----------------------------------------------------------------------------------------------------------------- */
+/* -- running sums -------------------------------------------------------------------------------------------------- */
 
 static peri_status run_sums(peri_tensor *x, int32_t d, bool backwards, peri_tensor **out)
 {
@@ -411,9 +435,14 @@ static peri_status run_sums(peri_tensor *x, int32_t d, bool backwards, peri_tens
     peri_status status = peri__tensor_like(x, x->ndim, x->shape, &y);
     if (status >= 0) {
         peri__around(flat, d, &outer, &n, &inner);
-        peri_k_running_sum_args args = {.y = peri__data(y), .x = peri__data(flat), .dtype = x->dtype, .backwards = backwards, .n = n,
+        peri_k_running_sum_args args = {.y = peri__data(y),
+                                        .x = peri__data(flat),
+                                        .dtype = x->dtype,
+                                        .backwards = backwards,
+                                        .n = n,
                                         .inner = inner};
-        status = PERI_LAUNCH(peri__device(x), running_sum, &args, outer * inner, peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1)));
+        status = PERI_LAUNCH(peri__device(x), running_sum, &args, outer * inner,
+                             peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1)));
         if (status < 0) peri_tensor_release(y);
         else *out = y;
     }
@@ -447,7 +476,7 @@ peri_status peri_op_running_sum(peri_tensor *x, int32_t dim, peri_tensor **out)
     return status < 0 ? status : restored(y, peri__is_16(x->dtype) ? x->dtype : -1, out);
 }
 
-/* -- sums of integers -------------------------------------------------------------------------------------------------------------- */
+/* -- sums of integers ---------------------------------------------------------------------------------------------- */
 
 /** *t (taken, i64) becomes its sum along @d, which stays with size 1: the last of its running sums. */
 static peri_status sum_along(peri_tensor **t, int32_t d)
@@ -464,7 +493,9 @@ static peri_status sum_along(peri_tensor **t, int32_t d)
         goto out;
     }
     PERI_TRY_GOTO(run_sums(x, d, false, &sums), out);
-    PERI_TRY_GOTO(peri__tensor_view(sums, x->ndim, shape, sums->stride, sums->offset + (x->shape[d] - 1) * sums->stride[d], &last), out);
+    PERI_TRY_GOTO(peri__tensor_view(sums, x->ndim, shape, sums->stride,
+                                    sums->offset + (x->shape[d] - 1) * sums->stride[d], &last),
+                  out);
     status = peri__contiguous_of(last, t);
 out:
     peri_tensor_release(x);
@@ -473,7 +504,8 @@ out:
     return status;
 }
 
-static peri_status sum_whole(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out)
+static peri_status sum_whole(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim,
+                             peri_tensor **out)
 {
     uint32_t mask;
     int64_t shape[PERI_MAX_DIMS];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * optim.c: optimizers of the dense part: states of every parameter; norms and clipping. Parameters of one dtype and device that have taken
- * equally many steps are updated by one launch (up to PERI_OPTIM_PARTS of them).
+ * optim.c: optimizers of the dense part: states of every parameter; norms and clipping. Parameters of one dtype and
+ * device that have taken equally many steps are updated by one launch (up to PERI_OPTIM_PARTS of them).
  */
 #include "tensor_internal.h"
 #include "../../kernels/optim.h"
@@ -22,14 +22,15 @@ struct peri_optim {
     int64_t *steps;                 /* n: steps taken by each parameter */
 };
 
-/* -- making -------------------------------------------------------------------------------------------------------------------- */
+/* -- making -------------------------------------------------------------------------------------------------------- */
 
 peri_status peri_optim_default(int32_t kind, peri_optim_args *out)
 {
     PERI_NEED(out);
     if (kind < 0 || kind >= PERI_OPTIM_KIND_COUNT)
         return peri__fail(PERI_EINVAL, "peri_optim_default: kind %d, allowed: 0..%d", kind, PERI_OPTIM_KIND_COUNT - 1);
-    peri_optim_args a = {.size = sizeof a, .kind = kind, .lr = 0.01, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .alpha = 0.99};
+    peri_optim_args a = {
+        .size = sizeof a, .kind = kind, .lr = 0.01, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .alpha = 0.99};
     if (kind == PERI_OPTIM_SGD || kind == PERI_OPTIM_ADAM || kind == PERI_OPTIM_ADAMW) a.lr = 1e-3;
     if (kind == PERI_OPTIM_ADAGRAD || kind == PERI_OPTIM_ROWWISE_ADAGRAD) a.eps = 1e-10;
     if (kind == PERI_OPTIM_ADAMW) a.weight_decay = 0.01;
@@ -69,10 +70,14 @@ static const number *find_number(const char *function, const char *name)
 static peri_status check_number(const char *function, const number *k, double value)
 {
     if (value >= k->low && value < k->high) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: %s is %g, allowed: %g <= %s < %g", function, k->name, value, k->low, k->name, k->high);
+    return peri__fail(PERI_EINVAL, "%s: %s is %g, allowed: %g <= %s < %g", function, k->name, value, k->low, k->name,
+                      k->high);
 }
 
-static double *at_number(peri_optim_args *args, const number *k) { return (double *)(void *)((char *)args + k->offset); }
+static double *at_number(peri_optim_args *args, const number *k)
+{
+    return (double *)(void *)((char *)args + k->offset);
+}
 
 static peri_status check_args(const peri_optim_args *args)
 {
@@ -82,8 +87,8 @@ static peri_status check_args(const peri_optim_args *args)
     peri_optim_args copy = *args;
     for (int i = 0; i < NUMBERS; i++) PERI_TRY(check_number(function, &numbers[i], *at_number(&copy, &numbers[i])));
     if (args->nesterov && (args->momentum <= 0 || args->dampening != 0))
-        return peri__fail(PERI_EINVAL, "%s: nesterov needs a momentum and no dampening; they are %g and %g", function, args->momentum,
-                          args->dampening);
+        return peri__fail(PERI_EINVAL, "%s: nesterov needs a momentum and no dampening; they are %g and %g", function,
+                          args->momentum, args->dampening);
     return PERI_OK;
 }
 
@@ -96,8 +101,8 @@ static peri_status check_params(const char *function, peri_tensor *const *params
             return peri__fail(PERI_EINVAL, "%s: parameter %d (%s) must be a contiguous leaf", function, i,
                               peri__tensor_text(params[i], text, sizeof text));
         if (rows && params[i]->ndim < 2)
-            return peri__fail(PERI_EINVAL, "%s: parameter %d is %s; a row-wise optimizer needs two dimensions or more", function, i,
-                              peri__tensor_text(params[i], text, sizeof text));
+            return peri__fail(PERI_EINVAL, "%s: parameter %d is %s; a row-wise optimizer needs two dimensions or more",
+                              function, i, peri__tensor_text(params[i], text, sizeof text));
     }
     return PERI_OK;
 }
@@ -148,7 +153,9 @@ peri_status peri_optim_new(const peri_optim_args *args, peri_tensor *const *para
     for (int32_t i = 1; i < n; i++)
         for (int32_t k = 0; k < i; k++)
             if (params[i] == params[k])
-                return peri__fail(PERI_EINVAL, "peri_optim_new: parameter %d is parameter %d again, and would be stepped twice", i, k);
+                return peri__fail(PERI_EINVAL,
+                                  "peri_optim_new: parameter %d is parameter %d again, and would be stepped twice", i,
+                                  k);
     peri_optim *o = peri__alloc_zero(sizeof *o);
     if (!o) return PERI_ENOMEM;
     peri__refs_init(&o->refs);
@@ -193,7 +200,7 @@ void peri_optim_release(peri_optim *o)
     peri__free(o);
 }
 
-/* -- lists of a launch ------------------------------------------------------------------------------------------------------------- */
+/* -- lists of a launch --------------------------------------------------------------------------------------------- */
 
 /** Whether a part of the list lies in the memory of @t: no launch changes an element twice. */
 static bool holds(const peri_optim_list *list, const peri_tensor *t)
@@ -208,7 +215,7 @@ static bool holds(const peri_optim_list *list, const peri_tensor *t)
     return false;
 }
 
-/* -- stepping ------------------------------------------------------------------------------------------------------------------ */
+/* -- stepping ------------------------------------------------------------------------------------------------------ */
 
 /** Parameters that one launch updates, and what it needs alive until it is queued. */
 typedef struct batch {
@@ -228,8 +235,15 @@ static peri_status launch(const peri_optim_args *a, batch *b)
     double decayed = a->lr / (1 + (double)(t - 1) * a->lr_decay);
     switch (a->kind) {
     case PERI_OPTIM_SGD: {
-        peri_k_optim_sgd_args k = {.list = b->list, .dtype = b->dtype, .maximize = a->maximize, .nesterov = a->nesterov, .first = t == 1,
-                                   .lr = a->lr, .momentum = a->momentum, .dampening = a->dampening, .weight_decay = a->weight_decay};
+        peri_k_optim_sgd_args k = {.list = b->list,
+                                   .dtype = b->dtype,
+                                   .maximize = a->maximize,
+                                   .nesterov = a->nesterov,
+                                   .first = t == 1,
+                                   .lr = a->lr,
+                                   .momentum = a->momentum,
+                                   .dampening = a->dampening,
+                                   .weight_decay = a->weight_decay};
         return PERI_LAUNCH(b->device, optim_sgd, &k, n, PERI_ELEMENT_GRAIN);
     }
     case PERI_OPTIM_ADAGRAD: {
@@ -239,21 +253,40 @@ static peri_status launch(const peri_optim_args *a, batch *b)
     }
     case PERI_OPTIM_ADAM:
     case PERI_OPTIM_ADAMW: {
-        peri_k_optim_adam_args k = {.list = b->list, .dtype = b->dtype, .maximize = a->maximize, .decoupled = a->kind == PERI_OPTIM_ADAMW,
-                                    .lr = a->lr, .beta1 = a->beta1, .beta2 = a->beta2, .eps = a->eps, .weight_decay = a->weight_decay,
-                                    .step_size = a->lr / (1 - pow(a->beta1, (double)t)), .root = sqrt(1 - pow(a->beta2, (double)t))};
+        peri_k_optim_adam_args k = {.list = b->list,
+                                    .dtype = b->dtype,
+                                    .maximize = a->maximize,
+                                    .decoupled = a->kind == PERI_OPTIM_ADAMW,
+                                    .lr = a->lr,
+                                    .beta1 = a->beta1,
+                                    .beta2 = a->beta2,
+                                    .eps = a->eps,
+                                    .weight_decay = a->weight_decay,
+                                    .step_size = a->lr / (1 - pow(a->beta1, (double)t)),
+                                    .root = sqrt(1 - pow(a->beta2, (double)t))};
         return PERI_LAUNCH(b->device, optim_adam, &k, n, PERI_ELEMENT_GRAIN);
     }
     case PERI_OPTIM_RMSPROP: {
-        peri_k_optim_rmsprop_args k = {.list = b->list, .dtype = b->dtype, .maximize = a->maximize, .lr = a->lr, .alpha = a->alpha,
-                                       .eps = a->eps, .weight_decay = a->weight_decay, .momentum = a->momentum};
+        peri_k_optim_rmsprop_args k = {.list = b->list,
+                                       .dtype = b->dtype,
+                                       .maximize = a->maximize,
+                                       .lr = a->lr,
+                                       .alpha = a->alpha,
+                                       .eps = a->eps,
+                                       .weight_decay = a->weight_decay,
+                                       .momentum = a->momentum};
         return PERI_LAUNCH(b->device, optim_rmsprop, &k, n, PERI_ELEMENT_GRAIN);
     }
     default: {
-        peri_k_optim_rowwise_adagrad_args k = {.list = b->list, .dtype = b->dtype, .maximize = a->maximize, .lr = decayed,
-                                               .weight_decay = a->weight_decay, .eps = a->eps};
+        peri_k_optim_rowwise_adagrad_args k = {.list = b->list,
+                                               .dtype = b->dtype,
+                                               .maximize = a->maximize,
+                                               .lr = decayed,
+                                               .weight_decay = a->weight_decay,
+                                               .eps = a->eps};
         int64_t cols = b->elements / peri__max(n, 1); /* on average */
-        return PERI_LAUNCH(b->device, optim_rowwise_adagrad, &k, n, peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(cols, 1)));
+        return PERI_LAUNCH(b->device, optim_rowwise_adagrad, &k, n,
+                           peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(cols, 1)));
     }
     }
 }
@@ -268,7 +301,8 @@ static peri_status update(const peri_optim *o, batch *b)
     return status;
 }
 
-/** Where the states of parameter @i go in the list of a launch: RMSprop's place there does not depend on the options. */
+/** Where the states of parameter @i go in the list of a launch: RMSprop's place there does not depend on the
+ *  options. */
 static void fill_states(const peri_optim *o, int32_t i, peri_optim_part *part)
 {
     for (int32_t s = 0; s < o->states; s++) {
@@ -307,7 +341,8 @@ peri_status peri_optim_step(peri_optim *o)
         [PERI_OPTIM_RMSPROP] = PERI_K_optim_rmsprop, [PERI_OPTIM_ROWWISE_ADAGRAD] = PERI_K_optim_rowwise_adagrad};
     PERI_NEED(o);
     for (int32_t i = 0; i < o->n; i++)
-        if (o->params[i]->grad) PERI_TRY(PERI_NEED_WORK("peri_optim_step", peri__device(o->params[i]), kernels[o->args.kind]));
+        if (o->params[i]->grad)
+            PERI_TRY(PERI_NEED_WORK("peri_optim_step", peri__device(o->params[i]), kernels[o->args.kind]));
     batch b = {.list.n = 0};
     peri_status status = PERI_OK, last;
     for (int32_t i = 0; i < o->n && status >= 0; i++)
@@ -323,7 +358,7 @@ peri_status peri_optim_zero_grad(peri_optim *o)
     return PERI_OK;
 }
 
-/* -- looking and restoring --------------------------------------------------------------------------------------------------------- */
+/* -- looking and restoring ----------------------------------------------------------------------------------------- */
 
 peri_status peri_optim_set(peri_optim *o, const char *name, double value)
 {
@@ -333,7 +368,8 @@ peri_status peri_optim_set(peri_optim *o, const char *name, double value)
     if (!k) return PERI_ENOTFOUND;
     PERI_TRY(check_number("peri_optim_set", k, value));
     if (!strcmp(name, "momentum") && o->args.kind == PERI_OPTIM_SGD && value != 0 && o->states == 0)
-        return peri__fail(PERI_EINVAL, "peri_optim_set: momentum %g for an optimizer that was made without momentum", value);
+        return peri__fail(PERI_EINVAL, "peri_optim_set: momentum %g for an optimizer that was made without momentum",
+                          value);
     *at_number(&o->args, k) = value;
     return PERI_OK;
 }
@@ -381,17 +417,18 @@ peri_status peri_optim_steps_set(peri_optim *o, int32_t param, int64_t steps)
 {
     PERI_NEED(o);
     if (param < 0 || param >= o->n || steps < 0)
-        return peri__fail(PERI_ERANGE, "peri_optim_steps_set: %lld steps of parameter %d, allowed: 0.. and 0..%d", (long long)steps, param,
-                          o->n - 1);
+        return peri__fail(PERI_ERANGE, "peri_optim_steps_set: %lld steps of parameter %d, allowed: 0.. and 0..%d",
+                          (long long)steps, param, o->n - 1);
     o->steps[param] = steps;
     return PERI_OK;
 }
 
-/* -- clipping ------------------------------------------------------------------------------------------------------------------ */
+/* -- clipping ------------------------------------------------------------------------------------------------------ */
 
 static peri_status check_p(const char *function, double p)
 {
-    return p > 0 ? PERI_OK : peri__fail(PERI_EINVAL, "%s: a norm of order %g, allowed: above 0, infinite included", function, p);
+    return p > 0 ? PERI_OK
+                 : peri__fail(PERI_EINVAL, "%s: a norm of order %g, allowed: above 0, infinite included", function, p);
 }
 
 /** The device of the gradients, NULL if there is none. Gradients become contiguous. */
@@ -404,7 +441,8 @@ static peri_status gradients(const char *function, peri_tensor *const *params, i
         if (!grad) continue;
         if (!device) device = peri__device(grad);
         if (device != peri__device(grad))
-            return peri__fail(PERI_EINVAL, "%s: gradients on %s and %s", function, device->name, peri__device(grad)->name);
+            return peri__fail(PERI_EINVAL, "%s: gradients on %s and %s", function, device->name,
+                              peri__device(grad)->name);
         if (peri__contiguous(grad)) continue;
         peri_tensor *flat;
         PERI_TRY(peri__contiguous_of(grad, &flat));
@@ -415,9 +453,11 @@ static peri_status gradients(const char *function, peri_tensor *const *params, i
     return PERI_OK;
 }
 
-/** The next gradients that one launch can take: those of parameters from number @at on, of one dtype. Units of the list are blocks of
+/** The next gradients that one launch can take: those of parameters from number @at on, of one dtype. Units of the list
+ *  are blocks of
  *  @block elements. Returns the number of the parameter after them; -1: there are none. */
-static int32_t list_gradients(peri_tensor *const *params, int32_t n, int32_t at, int64_t block, peri_optim_list *list, int32_t *dtype)
+static int32_t list_gradients(peri_tensor *const *params, int32_t n, int32_t at, int64_t block, peri_optim_list *list,
+                              int32_t *dtype)
 {
     int64_t end = 0;
     list->n = 0;
@@ -455,7 +495,8 @@ peri_status peri_grad_norm_power(peri_tensor *const *params, int32_t n, double p
     peri_k_norm_partial_args args = {.p = p};
     for (int32_t at = 0; (at = list_gradients(params, n, at, PERI_NORM_BLOCK, &args.list, &args.dtype)) >= 0;) {
         args.partial = (double *)peri__data(partial) + done;
-        PERI_TRY_GOTO(PERI_LAUNCH(device, norm_partial, &args, range_of(&args.list), PERI_ELEMENT_GRAIN / PERI_NORM_BLOCK), out);
+        PERI_TRY_GOTO(
+            PERI_LAUNCH(device, norm_partial, &args, range_of(&args.list), PERI_ELEMENT_GRAIN / PERI_NORM_BLOCK), out);
         done += range_of(&args.list);
     }
     peri_k_norm_finish_args last = {.out = peri__data(sum), .partial = peri__data(partial), .count = blocks, .p = p};
@@ -473,7 +514,8 @@ peri_status peri_grad_norm_finish(peri_tensor *power, double p, peri_tensor **ou
     PERI_TRY(peri__check_tensor("peri_grad_norm_finish", "power", power, PERI_F64, 0));
     peri_tensor *norm;
     PERI_TRY(peri__tensor_like(power, 0, NULL, &norm));
-    peri_k_norm_finish_args args = {.out = peri__data(norm), .partial = peri__data(power), .count = 1, .p = p, .root = true};
+    peri_k_norm_finish_args args = {
+        .out = peri__data(norm), .partial = peri__data(power), .count = 1, .p = p, .root = true};
     peri_status status = PERI_RUN(peri__device(power), norm_finish, &args);
     if (status < 0) peri_tensor_release(norm);
     else *out = norm;
@@ -487,7 +529,8 @@ peri_status peri_grad_clip_norm(peri_tensor *const *params, int32_t n, peri_tens
     PERI_TRY(peri__check_tensor("peri_grad_clip_norm", "norm", norm, PERI_F64, 0));
     PERI_TRY(gradients("peri_grad_clip_norm", params, n, &device));
     if (device && device != peri__device(norm))
-        return peri__fail(PERI_EINVAL, "peri_grad_clip_norm: gradients on %s, their norm on %s", device->name, peri__device(norm)->name);
+        return peri__fail(PERI_EINVAL, "peri_grad_clip_norm: gradients on %s, their norm on %s", device->name,
+                          peri__device(norm)->name);
     peri_k_clip_norm_args args = {.norm = peri__data(norm), .limit = limit};
     for (int32_t at = 0; (at = list_gradients(params, n, at, 1, &args.list, &args.dtype)) >= 0;)
         PERI_TRY(PERI_LAUNCH(device, clip_norm, &args, range_of(&args.list), PERI_ELEMENT_GRAIN));

@@ -2,8 +2,9 @@
  *
  * pinned.c: tensors in host memory that a device reads while its copies run, and the pool of such memory.
  *
- * Pinning costs far more than a batch's copy does, and on a GPU it may wait for running kernels. So blocks are never given back to the
- * system while they can be used again: their sizes are powers of two, and after its first batches a loader asks for no new ones.
+ * Pinning costs far more than a batch's copy does, and on a GPU it may wait for running kernels. So blocks are never
+ * given back to the system while they can be used again: their sizes are powers of two, and after its first batches a
+ * loader asks for no new ones.
  */
 #include "pinned.h"
 
@@ -109,17 +110,21 @@ static block *block_of(const peri_tensor *t)
     return t->storage->give_back == block_give ? (block *)(t->storage->data - HEAD) : NULL;
 }
 
-/* -- tensors ---------------------------------------------------------------------------------------------------------------------- */
+/* -- tensors ------------------------------------------------------------------------------------------------------- */
 
 bool peri_tensor_is_pinned(const peri_tensor *t) { return t && block_of(t) != NULL; }
 
-peri_status peri_tensor_new_pinned(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out)
+peri_status peri_tensor_new_pinned(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape,
+                                   peri_tensor **out)
 {
     PERI_NEED(device);
     PERI_NEED(out);
     if (peri_device_host_access(device))
-        return peri__fail(PERI_EINVAL, "peri_tensor_new_pinned: the memory of device %s is the host's own: nothing is copied to it, so "
-                          "there is nothing to pin; wanted: the device that batches are copied to", device->name);
+        return peri__fail(
+            PERI_EINVAL,
+            "peri_tensor_new_pinned: the memory of device %s is the host's own: nothing is copied to it, so "
+            "there is nothing to pin; wanted: the device that batches are copied to",
+            device->name);
     peri_device *cpu;
     peri_tensor *t, *view;
     PERI_TRY(peri_device_get("cpu", &cpu));
@@ -128,7 +133,8 @@ peri_status peri_tensor_new_pinned(peri_device *device, int32_t dtype, int32_t n
     while (capacity < bytes) capacity *= 2;
     block *b = take_spare(device, capacity);
     if (!b) PERI_TRY(block_new(device, capacity, &b));
-    peri_status status = peri__tensor_lent(cpu, dtype, bytes / peri_dtype_size(dtype), (char *)b + HEAD, block_give, &t);
+    peri_status status =
+        peri__tensor_lent(cpu, dtype, bytes / peri_dtype_size(dtype), (char *)b + HEAD, block_give, &t);
     if (status < 0) {
         block_give((char *)b + HEAD);
         return status;
@@ -144,8 +150,10 @@ peri_status peri_tensor_pin(const peri_tensor *t, peri_device *device, peri_tens
     PERI_NEED(t);
     PERI_NEED(out);
     if (!peri_device_host_access(peri__device(t)))
-        return peri__fail(PERI_EINVAL, "peri_tensor_pin: a tensor of device %s; only memory of the host is pinned: copy it to cpu first",
-                          peri__device(t)->name);
+        return peri__fail(
+            PERI_EINVAL,
+            "peri_tensor_pin: a tensor of device %s; only memory of the host is pinned: copy it to cpu first",
+            peri__device(t)->name);
     peri_tensor *copy;
     PERI_TRY(peri_tensor_new_pinned(device, t->dtype, t->ndim, t->shape, &copy));
     peri_status status = peri_tensor_copy(copy, t);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * regroup.c: columns of several KeyedTensors arranged into groups, in one kernel per direction. The plan is host data; what reaches the
- * device is a table of addresses and strides, written anew for every run.
+ * regroup.c: columns of several KeyedTensors arranged into groups, in one kernel per direction. The plan is host data;
+ * what reaches the device is a table of addresses and strides, written anew for every run.
  */
 #include "jagged_internal.h"
 
@@ -52,7 +52,8 @@ static peri_status find(peri_kt *const *kts, int32_t n, const char *name, block 
         if (key < 0) continue;
         if (out->kt >= 0)
             return peri__fail(PERI_EINVAL, "peri_regroup_new: key '%.200s' is in kt %d and in kt %d", name, out->kt, i);
-        *out = (block){.kt = i, .key = key, .from = kts[i]->offset_per_key[key], .columns = kts[i]->length_per_key[key]};
+        *out =
+            (block){.kt = i, .key = key, .from = kts[i]->offset_per_key[key], .columns = kts[i]->length_per_key[key]};
     }
     if (out->kt < 0) return peri__fail(PERI_ENOTFOUND, "peri_regroup_new: no kt has key '%.200s'", name);
     return PERI_OK;
@@ -100,13 +101,15 @@ static peri_status fill(peri_regroup *p, peri_kt *const *kts, peri_keys *const *
     return list_uses(p);
 }
 
-peri_status peri_regroup_new(peri_kt *const *kts, int32_t n_kts, peri_keys *const *groups, int32_t n_groups, peri_regroup **out)
+peri_status peri_regroup_new(peri_kt *const *kts, int32_t n_kts, peri_keys *const *groups, int32_t n_groups,
+                             peri_regroup **out)
 {
     PERI_NEED(kts);
     PERI_NEED(groups);
     PERI_NEED(out);
     if (n_kts < 1 || n_groups < 1)
-        return peri__fail(PERI_EINVAL, "peri_regroup_new: %d kts and %d groups, wanted at least one of each", n_kts, n_groups);
+        return peri__fail(PERI_EINVAL, "peri_regroup_new: %d kts and %d groups, wanted at least one of each", n_kts,
+                          n_groups);
     PERI_TRY(peri__check_list("peri_regroup_new", "the kts", kts, n_kts));
     PERI_TRY(peri__check_list("peri_regroup_new", "the groups", groups, n_groups));
     peri_regroup *p = peri__alloc_zero(sizeof *p);
@@ -129,7 +132,7 @@ peri_status peri_regroup_new(peri_kt *const *kts, int32_t n_kts, peri_keys *cons
     return status;
 }
 
-/* -- running --------------------------------------------------------------------------------------------------------------------- */
+/* -- running ------------------------------------------------------------------------------------------------------- */
 
 static void release_all(peri_tensor **t, int64_t n)
 {
@@ -137,8 +140,10 @@ static void release_all(peri_tensor **t, int64_t n)
     peri__free(t);
 }
 
-/** For each key of kt @k, its columns of @grad: the sum over the blocks that took them. @flat: gradients of the groups, or NULL. */
-static void backward_items(const peri_regroup *p, int32_t k, peri_tensor *grad, peri_tensor *const *flat, peri__columns *t)
+/** For each key of kt @k, its columns of @grad: the sum over the blocks that took them. @flat: gradients of the groups,
+ *  or NULL. */
+static void backward_items(const peri_regroup *p, int32_t k, peri_tensor *grad, peri_tensor *const *flat,
+                           peri__columns *t)
 {
     int64_t at = 0;
     for (int32_t key = 0; key < p->keys[k]->count; key++) {
@@ -202,7 +207,8 @@ static peri_status check_inputs(const peri_regroup *p, peri_kt *const *kts, int3
     if (n != p->n_kts) return peri__fail(PERI_EINVAL, "%s: %d kts, the plan is for %d", f, n, p->n_kts);
     const peri_tensor *first = kts[0]->values;
     if (first->dtype != PERI_F32 && first->dtype != PERI_F64 && first->dtype != PERI_F16 && first->dtype != PERI_BF16)
-        return peri__fail(PERI_EINVAL, "%s: values are %s, allowed: f32, f64, f16, bf16", f, peri_dtype_name(first->dtype));
+        return peri__fail(PERI_EINVAL, "%s: values are %s, allowed: f32, f64, f16, bf16", f,
+                          peri_dtype_name(first->dtype));
     for (int32_t i = 0; i < n; i++) {
         const peri_tensor *t = kts[i]->values;
         if (kts[i]->key_dim != 1 || !peri_keys_equal(kts[i]->keys, p->keys[i]) ||
@@ -242,7 +248,8 @@ peri_status peri_regroup_run(peri_regroup *p, peri_kt *const *kts, int32_t n, pe
     PERI_NEED(kts);
     PERI_TRY(peri__check_list("peri_regroup_run", "the kts", kts, n));
     PERI_TRY(check_inputs(p, kts, n));
-    peri_tensor **in = peri__alloc_zero(sizeof *in * (size_t)n), **made = peri__alloc_zero(sizeof *made * (size_t)p->n_groups);
+    peri_tensor **in = peri__alloc_zero(sizeof *in * (size_t)n),
+                **made = peri__alloc_zero(sizeof *made * (size_t)p->n_groups);
     peri_status status = in && made ? PERI_OK : PERI_ENOMEM;
     for (int32_t i = 0; i < n && status >= 0; i++) status = peri__columns_rows(kts[i]->values, &in[i]);
     if (status >= 0) status = forward(p, in, made);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * report.c: reports, which bring small arrays from a device to the host, and the number of a backward pass's root as one of them.
+ * report.c: reports, which bring small arrays from a device to the host, and the number of a backward pass's root as
+ * one of them.
  */
 #include "report.h"
 
@@ -23,7 +24,8 @@ void peri__report_return(peri__report *r)
     pthread_mutex_unlock(&pool.lock);
 }
 
-enum { LEAST = 64, TOGETHER = 16 }; /* words of the smallest; of these so many are made at once, since a GPU may stop for pinned memory */
+enum { LEAST = 64, TOGETHER = 16 }; /* words of the smallest; of these so many are made at once, since a GPU may stop
+                                       for pinned memory */
 
 /** Events and memory for the @n reports of @list. */
 static peri_status equip(peri__report *list, int32_t n, peri_device *device, int64_t capacity)
@@ -132,12 +134,13 @@ void peri__reports_drop(const peri_device *device)
     }
 }
 
-/* -- the root of a backward pass ------------------------------------------------------------------------------------------------------- */
+/* -- the root of a backward pass ----------------------------------------------------------------------------------- */
 
 peri_status peri__item_ahead(peri_tensor *root)
 {
     peri__storage *s = root->storage;
-    if (peri__immediate(s->device) || peri__numel(root) != 1 || s->home != peri_stream_current(s->device)) return PERI_OK;
+    if (peri__immediate(s->device) || peri__numel(root) != 1 || s->home != peri_stream_current(s->device))
+        return PERI_OK;
     if (s->ahead) return PERI_OK; /* of an earlier pass */
     peri__report *r;
     PERI_TRY(peri__report_take(s->device, 2, &r));
@@ -152,7 +155,8 @@ peri_status peri__item_ahead_read(const peri_tensor *t, const void *src, int64_t
 {
     peri__storage *s = t->storage;
     const peri__report *r = s->ahead;
-    *found = r && r->src == src && r->bytes == bytes && r->version == atomic_load_explicit(&s->version, memory_order_relaxed);
+    *found = r && r->src == src && r->bytes == bytes &&
+             r->version == atomic_load_explicit(&s->version, memory_order_relaxed);
     if (!*found) return PERI_OK;
     PERI_TRY(peri__event_wait(r->device, r->event)); /* also where it has been reached: tells of ranks that were lost */
     memcpy(dst, r->words, (size_t)bytes);

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tensor/report.h (L2): small arrays on their way from a device to the host, which waits for them alone and not for what is queued behind.
+ * tensor/report.h (L2): small arrays on their way from a device to the host, which waits for them alone and not for
+ * what is queued behind.
  */
 #ifndef PERI_TENSOR_REPORT_H
 #define PERI_TENSOR_REPORT_H
 
 #include "tensor_internal.h"
 
-/** Host memory for one queued copy and the event that ends it. Reports come from a pool: giving one back while its copy is still queued is
- *  legal and does not block. */
+/** Host memory for one queued copy and the event that ends it. Reports come from a pool: giving one back while its copy
+ *  is still queued is legal and does not block. */
 struct peri__report {
     struct peri__report *next;
     peri_device *device;
@@ -31,10 +32,12 @@ peri_status peri__report_wait(peri__report *report);
 /** Back to the pool; NULL is fine. */
 void peri__report_return(peri__report *report);
 
-/** Before a backward pass from @root, which nobody else can see: if it has one element, queue a copy of it to the host. peri_tensor_item
- *  then waits for this copy, which lies before the pass, and not for the pass. Does nothing where the host works in the device's memory. */
+/** Before a backward pass from @root, which nobody else can see: if it has one element, queue a copy of it to the host.
+ *  peri_tensor_item then waits for this copy, which lies before the pass, and not for the pass. Does nothing where the
+ *  host works in the device's memory. */
 peri_status peri__item_ahead(peri_tensor *root);
-/** If the @bytes at @src of @t were copied ahead and have not changed since, wait for the copy and write them to @dst; *found says so. */
+/** If the @bytes at @src of @t were copied ahead and have not changed since, wait for the copy and write them to @dst;
+ *  *found says so. */
 peri_status peri__item_ahead_read(const peri_tensor *t, const void *src, int64_t bytes, void *dst, bool *found);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.c: whole segments of rows: joining tensors, cutting one, and permutations whose sizes the host knows; all with gradient.
+ * rows.c: whole segments of rows: joining tensors, cutting one, and permutations whose sizes the host knows; all with
+ * gradient.
  */
 #include "jagged_internal.h"
 #include "../../kernels/jagged.h"
@@ -35,7 +36,7 @@ static peri_status rows_view(peri_tensor *t, int64_t begin, int64_t end, peri_te
     return peri__tensor_view(t, t->ndim, shape, t->stride, t->offset + begin * t->stride[0], out);
 }
 
-/* -- joining -------------------------------------------------------------------------------------------------------------------- */
+/* -- joining ------------------------------------------------------------------------------------------------------- */
 
 /** state: int64_t[n_in + 1], where each part begins. */
 static peri_status cat_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
@@ -68,8 +69,8 @@ static peri_status check_parts(const char *function, peri_tensor *const *parts, 
         bool same = t->dtype == first->dtype && t->ndim == first->ndim && t->ndim > 0;
         for (int32_t d = 1; same && d < t->ndim; d++) same = t->shape[d] == first->shape[d];
         if (!same)
-            return peri__fail(PERI_EINVAL, "%s: part %d is %s, part 0 %s", function, i, peri__tensor_text(t, a, sizeof a),
-                              peri__tensor_text(first, b, sizeof b));
+            return peri__fail(PERI_EINVAL, "%s: part %d is %s, part 0 %s", function, i,
+                              peri__tensor_text(t, a, sizeof a), peri__tensor_text(first, b, sizeof b));
         PERI_TRY(peri__check_same_device(function, t, first));
         *rows += t->shape[0];
     }
@@ -109,7 +110,7 @@ peri_status peri__rows_cat(const char *function, peri_tensor *const *parts, int3
     return status;
 }
 
-/* -- cutting --------------------------------------------------------------------------------------------------------------------- */
+/* -- cutting ------------------------------------------------------------------------------------------------------- */
 
 peri_status peri__rows_join(peri_tensor *const *parts, const int64_t *at, int32_t n, peri_tensor **out)
 {
@@ -172,10 +173,10 @@ peri_status peri__rows_split(peri_tensor *t, const int64_t *at, int32_t n, peri_
     return status;
 }
 
-/* -- permuting ------------------------------------------------------------------------------------------------------------------- */
+/* -- permuting ----------------------------------------------------------------------------------------------------- */
 
-peri_status peri__rows_plan_init(peri__rows_plan *p, peri_device *device, const int64_t *offsets, int64_t parts, const int32_t *index,
-                                 int64_t n)
+peri_status peri__rows_plan_init(peri__rows_plan *p, peri_device *device, const int64_t *offsets, int64_t parts,
+                                 const int32_t *index, int64_t n)
 {
     *p = (peri__rows_plan){.parts = parts, .n = n};
     p->starts = peri__alloc(sizeof *p->starts * (size_t)(3 * n + 1 + parts + 1));
@@ -215,9 +216,15 @@ static peri_status permute_backward(peri__node *node, peri_tensor *const *grad_o
     PERI_TRY_GOTO(peri_tensor_contiguous(grad_out[0], &flat), out);
     PERI_TRY_GOTO(rows_like(flat, rows, &grad), out);
     int64_t width = row_bytes(flat);
-    peri_k_jagged_sum_args args = {.dst = peri__data(grad), .src = peri__data(flat), .in_offsets = words, .out_offsets = words + parts + 1,
-                                   .list_offsets = words + parts + 1 + n + 1, .list = words + 2 * (parts + 1) + n + 1,
-                                   .columns = width / peri_dtype_size(flat->dtype), .segments = parts, .dtype = flat->dtype};
+    peri_k_jagged_sum_args args = {.dst = peri__data(grad),
+                                   .src = peri__data(flat),
+                                   .in_offsets = words,
+                                   .out_offsets = words + parts + 1,
+                                   .list_offsets = words + parts + 1 + n + 1,
+                                   .list = words + 2 * (parts + 1) + n + 1,
+                                   .columns = width / peri_dtype_size(flat->dtype),
+                                   .segments = parts,
+                                   .dtype = flat->dtype};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), jagged_sum, &args, rows, grain(width)), out);
     grad_in[0] = grad;
     grad = NULL;
@@ -263,8 +270,14 @@ peri_status peri__rows_permute(peri_tensor *src, const peri__rows_plan *p, peri_
     PERI_TRY(rows_like(src, p->rows, &result));
     const int64_t *words = peri__data(p->table);
     int64_t width = row_bytes(src);
-    peri_k_jagged_copy_args args = {.dst = peri__data(result), .src = peri__data(src), .out_offsets = words + p->n, .in_offsets = words,
-                                    .width = width, .segments = p->n, .out_dtype = PERI_I64, .in_dtype = PERI_I64};
+    peri_k_jagged_copy_args args = {.dst = peri__data(result),
+                                    .src = peri__data(src),
+                                    .out_offsets = words + p->n,
+                                    .in_offsets = words,
+                                    .width = width,
+                                    .segments = p->n,
+                                    .out_dtype = PERI_I64,
+                                    .in_dtype = PERI_I64};
     peri_status status = PERI_LAUNCH(peri__device(src), jagged_copy, &args, width ? p->rows : 0, grain(width));
     if (status >= 0 && peri__recording(&src, 1)) status = record_permute(src, p, result);
     if (status < 0) peri_tensor_release(result);

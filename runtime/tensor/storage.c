@@ -36,8 +36,9 @@ peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, p
     s->mapped = mapped;
     void *data;
     peri_status status = mapped ? peri__between_idle() : PERI_OK;
-    if (status >= 0) status = mapped ? peri__said(device, "mapped_alloc", v->mapped_alloc(device->ctx, s->home->ctx, bytes, &data))
-                                : peri__said(device, "alloc", v->alloc(device->ctx, s->home->ctx, bytes, &data));
+    if (status >= 0)
+        status = mapped ? peri__said(device, "mapped_alloc", v->mapped_alloc(device->ctx, s->home->ctx, bytes, &data))
+                        : peri__said(device, "alloc", v->alloc(device->ctx, s->home->ctx, bytes, &data));
     if (status < 0) {
         peri__free(s);
         return status;
@@ -47,7 +48,8 @@ peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, p
     return PERI_OK;
 }
 
-peri_status peri__storage_lent(peri_device *device, int64_t bytes, void *data, void (*give_back)(void *data), peri__storage **out)
+peri_status peri__storage_lent(peri_device *device, int64_t bytes, void *data, void (*give_back)(void *data),
+                               peri__storage **out)
 {
     peri__storage *s = storage_shell(device, bytes);
     if (!s) return PERI_ENOMEM;
@@ -57,9 +59,9 @@ peri_status peri__storage_lent(peri_device *device, int64_t bytes, void *data, v
     return PERI_OK;
 }
 
-/** Memory is freed in the order of its home, the stream on which it was taken. Whoever drops the last reference may have queued work on it
- *  elsewhere: a backward pass frees what other streams have saved. So the home comes after what is queued here. (Where not even that
- *  can be queued any more, this stream runs dry first.) */
+/** Memory is freed in the order of its home, the stream on which it was taken. Whoever drops the last reference may
+ *  have queued work on it elsewhere: a backward pass frees what other streams have saved. So the home comes after what
+ *  is queued here. (Where not even that can be queued any more, this stream runs dry first.) */
 static void free_after_use(const peri_stream *home)
 {
     peri_device *device = home->device;

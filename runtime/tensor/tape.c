@@ -2,8 +2,9 @@
  *
  * tape.c: recording operations. backward.c runs them backwards, lifetime.c lets them go.
  *
- * Nodes hang on the tensors that they made, so dropping the loss drops the tape. There is no global list: nodes are ordered by a
- * process-wide sequence number. Several ranks of a `sim` world can therefore interleave their passes in one thread.
+ * Nodes hang on the tensors that they made, so dropping the loss drops the tape. There is no global list: nodes are
+ * ordered by a process-wide sequence number. Several ranks of a `sim` world can therefore interleave their passes in
+ * one thread.
  */
 #include "tensor_internal.h"
 
@@ -27,7 +28,7 @@ bool peri__recording(peri_tensor *const *in, int32_t n)
     return false;
 }
 
-/* -- nodes --------------------------------------------------------------------------------------------------------------------- */
+/* -- nodes --------------------------------------------------------------------------------------------------------- */
 
 static void node_retain(peri__node *node) { peri__refs_add(&node->refs); }
 
@@ -55,8 +56,8 @@ static void attach(peri__node *node, peri_tensor *const *out, int32_t n_out)
     }
 }
 
-peri_status peri__record(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out, int32_t n_out,
-                         peri__node **result)
+peri_status peri__record(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out,
+                         int32_t n_out, peri__node **result)
 {
     peri__node *node = node_new(vtab, n_in, n_out);
     if (!node) return PERI_ENOMEM;
@@ -77,7 +78,8 @@ peri_status peri__record(const peri__node_vtab *vtab, peri_tensor *const *in, in
     return PERI_OK;
 }
 
-peri_status peri__record_after(const peri__node_vtab *vtab, peri__node *before, peri_tensor *const *out, int32_t n_out, peri__node **result)
+peri_status peri__record_after(const peri__node_vtab *vtab, peri__node *before, peri_tensor *const *out, int32_t n_out,
+                               peri__node **result)
 {
     peri__node *node = node_new(vtab, 1, n_out);
     if (!node) return PERI_ENOMEM;
@@ -95,8 +97,8 @@ void peri__node_save(peri__node *node, int32_t i, peri_tensor *t)
     node->version[i] = peri__version(t);
 }
 
-peri_status peri__attach(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out, int32_t n_out,
-                         peri__node **node)
+peri_status peri__attach(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out,
+                         int32_t n_out, peri__node **node)
 {
     *node = NULL;
     return peri__recording(in, n_in) ? peri__record(vtab, in, n_in, out, n_out, node) : PERI_OK;
@@ -109,12 +111,14 @@ peri_status peri__node_save_output(peri__node *node, int32_t i, peri_tensor *out
     return PERI_OK;
 }
 
-/* -- leaves -------------------------------------------------------------------------------------------------------------------- */
+/* -- leaves -------------------------------------------------------------------------------------------------------- */
 
 peri_status peri_tensor_requires_grad(peri_tensor *leaf, bool on)
 {
     PERI_NEED(leaf);
-    if (leaf->node) return peri__fail(PERI_EINVAL, "peri_tensor_requires_grad: the result of an operation, not a leaf; detach it first");
+    if (leaf->node)
+        return peri__fail(PERI_EINVAL,
+                          "peri_tensor_requires_grad: the result of an operation, not a leaf; detach it first");
     if (on) PERI_TRY(peri__check_float("peri_tensor_requires_grad", "the leaf", leaf));
     leaf->requires_grad = on;
     return PERI_OK;
@@ -139,8 +143,8 @@ peri_status peri_tensor_grad_set(peri_tensor *leaf, peri_tensor *grad)
     PERI_NEED(leaf);
     char a[128], b[128];
     if (grad && (!peri__same_shape(leaf, grad) || leaf->dtype != grad->dtype))
-        return peri__fail(PERI_EINVAL, "peri_tensor_grad_set: the gradient is %s, the leaf %s", peri__tensor_text(grad, a, sizeof a),
-                          peri__tensor_text(leaf, b, sizeof b));
+        return peri__fail(PERI_EINVAL, "peri_tensor_grad_set: the gradient is %s, the leaf %s",
+                          peri__tensor_text(grad, a, sizeof a), peri__tensor_text(leaf, b, sizeof b));
     if (grad) {
         PERI_TRY(peri__check_same_device("peri_tensor_grad_set", leaf, grad));
         peri_tensor_retain(grad);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tensor.c: tensors, copies between layouts, dtypes and devices, reading and writing from the host. Nothing here is recorded: see views.c.
+ * tensor.c: tensors, copies between layouts, dtypes and devices, reading and writing from the host. Nothing here is
+ * recorded: see views.c.
  */
 #include "report.h"
 #include "../../kernels/convert.h"
@@ -39,17 +40,19 @@ bool peri__contiguous(const peri_tensor *t)
     return true;
 }
 
-/* -- checks -------------------------------------------------------------------------------------------------------------------- */
+/* -- checks -------------------------------------------------------------------------------------------------------- */
 
-peri_status peri__check_tensor(const char *function, const char *what, const peri_tensor *t, int32_t dtype, int32_t ndim)
+peri_status peri__check_tensor(const char *function, const char *what, const peri_tensor *t, int32_t dtype,
+                               int32_t ndim)
 {
     char text[128];
     if (!t) return peri__fail(PERI_EINVAL, "%s: %s is missing", function, what);
     if (dtype >= 0 && t->dtype != dtype)
-        return peri__fail(PERI_EINVAL, "%s: %s is %s, wanted %s", function, what, peri__tensor_text(t, text, sizeof text),
-                          peri_dtype_name(dtype));
+        return peri__fail(PERI_EINVAL, "%s: %s is %s, wanted %s", function, what,
+                          peri__tensor_text(t, text, sizeof text), peri_dtype_name(dtype));
     if (ndim >= 0 && t->ndim != ndim)
-        return peri__fail(PERI_EINVAL, "%s: %s is %s, wanted %d dimensions", function, what, peri__tensor_text(t, text, sizeof text), ndim);
+        return peri__fail(PERI_EINVAL, "%s: %s is %s, wanted %d dimensions", function, what,
+                          peri__tensor_text(t, text, sizeof text), ndim);
     return PERI_OK;
 }
 
@@ -64,13 +67,15 @@ peri_status peri__check_real(const char *function, const char *what, const peri_
 {
     PERI_TRY(peri__check_tensor(function, what, t, -1, -1));
     if (t->dtype == PERI_F32 || t->dtype == PERI_F64 || peri__is_16(t->dtype)) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: f32, f64, f16, bf16", function, what, peri_dtype_name(t->dtype));
+    return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: f32, f64, f16, bf16", function, what,
+                      peri_dtype_name(t->dtype));
 }
 
 peri_status peri__check_same_device(const char *function, const peri_tensor *a, const peri_tensor *b)
 {
     if (peri__device(a) == peri__device(b)) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: tensors of different devices, %s and %s", function, peri__device(a)->name, peri__device(b)->name);
+    return peri__fail(PERI_EINVAL, "%s: tensors of different devices, %s and %s", function, peri__device(a)->name,
+                      peri__device(b)->name);
 }
 
 peri_status peri__check_list(const char *function, const char *what, const void *list, int32_t n)
@@ -115,8 +120,8 @@ peri_status peri__shape_bytes(const char *function, int32_t dtype, int32_t ndim,
             return peri__fail(PERI_EINVAL, "%s: the size %lld of %s is negative", function, (long long)shape[d],
                               peri__dim_text(d, &words));
         if (shape[d] > 0 && nonzero > INT64_MAX / 2 / shape[d])
-            return peri__fail(PERI_EINVAL, "%s: more than 2^62 bytes from %s on, of size %lld", function, peri__dim_text(d, &words),
-                              (long long)shape[d]);
+            return peri__fail(PERI_EINVAL, "%s: more than 2^62 bytes from %s on, of size %lld", function,
+                              peri__dim_text(d, &words), (long long)shape[d]);
         if (shape[d] > 0) nonzero *= shape[d];
         n *= shape[d];
     }
@@ -124,7 +129,7 @@ peri_status peri__shape_bytes(const char *function, int32_t dtype, int32_t ndim,
     return PERI_OK;
 }
 
-/* -- making -------------------------------------------------------------------------------------------------------------------- */
+/* -- making -------------------------------------------------------------------------------------------------------- */
 
 static peri_tensor *shell(int32_t dtype, int32_t ndim, const int64_t *shape)
 {
@@ -143,7 +148,8 @@ static peri_tensor *shell(int32_t dtype, int32_t ndim, const int64_t *shape)
     return t;
 }
 
-peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, bool mapped, peri_tensor **out)
+peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, bool mapped,
+                                peri_tensor **out)
 {
     int64_t bytes = 0;
     if (!device) return peri__fail(PERI_EINVAL, "peri_tensor_new: no device");
@@ -159,7 +165,8 @@ peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim
     return PERI_OK;
 }
 
-peri_status peri__tensor_lent(peri_device *device, int32_t dtype, int64_t n, void *data, void (*give_back)(void *data), peri_tensor **out)
+peri_status peri__tensor_lent(peri_device *device, int32_t dtype, int64_t n, void *data, void (*give_back)(void *data),
+                              peri_tensor **out)
 {
     peri_tensor *t = shell(dtype, 1, &n);
     if (!t) return PERI_ENOMEM;
@@ -179,13 +186,16 @@ peri_status peri__tensor_host(peri_device *device, int32_t dtype, int32_t ndim, 
     if (!device) return peri__fail(PERI_EINVAL, "%s: device is missing", function);
     PERI_TRY(peri__shape_bytes(function, dtype, ndim, shape, &bytes));
     if (!peri__immediate(device))
-        return peri__fail(PERI_EUNSUPPORTED, "%s: device %s has a memory of its own, or works in the host's at times of its own; allowed: "
-                          "cpu (peri_tensor_to copies from there)", function, device->name);
-    const int64_t element = peri_dtype_size(dtype), unit = dtype == PERI_C64 || dtype == PERI_C128 ? element / 2 : element;
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s: device %s has a memory of its own, or works in the host's at times of its own; allowed: "
+                          "cpu (peri_tensor_to copies from there)",
+                          function, device->name);
+    const int64_t element = peri_dtype_size(dtype),
+                  unit = dtype == PERI_C64 || dtype == PERI_C128 ? element / 2 : element;
     if (!data && bytes > 0) return peri__fail(PERI_EINVAL, "%s: data is missing", function);
     if ((uintptr_t)data % (uintptr_t)unit)
-        return peri__fail(PERI_EINVAL, "%s: data is at %p, wanted an address that %lld divides, as elements of %s have", function, data,
-                          (long long)unit, peri_dtype_name(dtype));
+        return peri__fail(PERI_EINVAL, "%s: data is at %p, wanted an address that %lld divides, as elements of %s have",
+                          function, data, (long long)unit, peri_dtype_name(dtype));
     peri_tensor *t = shell(dtype, ndim, shape);
     if (!t) return PERI_ENOMEM;
     peri_status status = peri__storage_lent(device, bytes, data, NULL, &t->storage);
@@ -210,8 +220,8 @@ peri_status peri__tensor_like(const peri_tensor *like, int32_t ndim, const int64
     return peri_tensor_new(peri__device(like), like->dtype, ndim, shape, out);
 }
 
-peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *shape, const int64_t *stride, int64_t offset,
-                              peri_tensor **out)
+peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *shape, const int64_t *stride,
+                              int64_t offset, peri_tensor **out)
 {
     peri_tensor *t = shell(base->dtype, ndim, shape);
     if (!t) return PERI_ENOMEM;
@@ -223,7 +233,10 @@ peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *sh
     return PERI_OK;
 }
 
-peri_status peri__detached(peri_tensor *t, peri_tensor **out) { return peri__tensor_view(t, t->ndim, t->shape, t->stride, t->offset, out); }
+peri_status peri__detached(peri_tensor *t, peri_tensor **out)
+{
+    return peri__tensor_view(t, t->ndim, t->shape, t->stride, t->offset, out);
+}
 int64_t peri_tensor_version(const peri_tensor *t) { return t ? (int64_t)peri__version(t) : 0; }
 
 peri_status peri_tensor_detach(peri_tensor *t, peri_tensor **out)
@@ -249,16 +262,20 @@ peri_status peri_tensor_describe(const peri_tensor *t, peri_tensor_desc *out)
     return PERI_GIVE(peri_tensor_desc, out, &now);
 }
 
-/* -- filling and copying --------------------------------------------------------------------------------------------------------- */
+/* -- filling and copying ------------------------------------------------------------------------------------------- */
 
 /** Queue dst = cast(src) on their common device; @src has been expanded to dst's shape. */
 static peri_status convert(peri_tensor *dst, const peri_tensor *src)
 {
     int64_t n = peri__numel(dst);
     if (dst->dtype == src->dtype && peri__contiguous(dst) && peri__contiguous(src))
-        return peri__copy(peri__device(dst), peri__data(dst), peri__data(src), n * peri_dtype_size(dst->dtype), PERI_COPY_D2D);
-    peri_k_convert_args args = {
-        .dst = peri__data(dst), .src = peri__data(src), .dst_dtype = dst->dtype, .src_dtype = src->dtype, .ndim = dst->ndim};
+        return peri__copy(peri__device(dst), peri__data(dst), peri__data(src), n * peri_dtype_size(dst->dtype),
+                          PERI_COPY_D2D);
+    peri_k_convert_args args = {.dst = peri__data(dst),
+                                .src = peri__data(src),
+                                .dst_dtype = dst->dtype,
+                                .src_dtype = src->dtype,
+                                .ndim = dst->ndim};
     memcpy(args.shape, dst->shape, sizeof args.shape);
     memcpy(args.dst_stride, dst->stride, sizeof args.dst_stride);
     memcpy(args.src_stride, src->stride, sizeof args.src_stride);
@@ -266,18 +283,20 @@ static peri_status convert(peri_tensor *dst, const peri_tensor *src)
 }
 
 /** Strides of @t when repeated to @shape; PERI_EINVAL if it cannot be. */
-peri_status peri__expanded(const char *function, const peri_tensor *t, int32_t ndim, const int64_t *shape, int64_t *stride)
+peri_status peri__expanded(const char *function, const peri_tensor *t, int32_t ndim, const int64_t *shape,
+                           int64_t *stride)
 {
     char a[128];
     peri__words words;
     if (ndim < t->ndim || ndim > PERI_MAX_DIMS)
-        return peri__fail(PERI_EINVAL, "%s: %s cannot expand to %d dimensions", function, peri__tensor_text(t, a, sizeof a), ndim);
+        return peri__fail(PERI_EINVAL, "%s: %s cannot expand to %d dimensions", function,
+                          peri__tensor_text(t, a, sizeof a), ndim);
     for (int32_t d = 0; d < ndim; d++) {
         int32_t own = d - (ndim - t->ndim);
         bool repeated = own < 0 || (t->shape[own] == 1 && shape[d] != 1);
         if (!repeated && t->shape[own] != shape[d])
-            return peri__fail(PERI_EINVAL, "%s: %s does not expand to size %lld in %s", function, peri__tensor_text(t, a, sizeof a),
-                              (long long)shape[d], peri__dim_text(d, &words));
+            return peri__fail(PERI_EINVAL, "%s: %s does not expand to size %lld in %s", function,
+                              peri__tensor_text(t, a, sizeof a), (long long)shape[d], peri__dim_text(d, &words));
         stride[d] = repeated ? 0 : t->stride[own];
     }
     return PERI_OK;
@@ -336,8 +355,8 @@ static peri_status check_distinct(const char *function, const peri_tensor *t)
     for (int32_t d = 0; d < t->ndim; d++)
         if (t->stride[d] == 0 && t->shape[d] > 1)
             return peri__fail(PERI_EINVAL,
-                              "%s: elements of %s of %s are all one place of memory (it was expanded); write to a copy", function,
-                              peri__dim_text(d, &words), peri__tensor_text(t, text, sizeof text));
+                              "%s: elements of %s of %s are all one place of memory (it was expanded); write to a copy",
+                              function, peri__dim_text(d, &words), peri__tensor_text(t, text, sizeof text));
     return PERI_OK;
 }
 
@@ -391,17 +410,19 @@ peri_status peri_tensor_data(peri_tensor *t, void **out)
     PERI_NEED(out);
     char text[128];
     if (!peri_device_host_access(peri__device(t)))
-        return peri__fail(PERI_EUNSUPPORTED, "peri_tensor_data: the host cannot touch memory of device %s; use peri_tensor_read",
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "peri_tensor_data: the host cannot touch memory of device %s; use peri_tensor_read",
                           peri__device(t)->name);
     if (!peri__contiguous(t))
-        return peri__fail(PERI_EUNSUPPORTED, "peri_tensor_data: %s is not contiguous", peri__tensor_text(t, text, sizeof text));
+        return peri__fail(PERI_EUNSUPPORTED, "peri_tensor_data: %s is not contiguous",
+                          peri__tensor_text(t, text, sizeof text));
     PERI_TRY(peri_stream_synchronize(peri_stream_current(peri__device(t))));
     *out = peri__data(t);
     return PERI_OK;
 }
 
-/** What an integer or floating dtype can hold. Finite numbers beyond a float's largest would become infinities; a double from 2^53 on may
- *  be another whole number that was rounded, so no i64 is made of it. */
+/** What an integer or floating dtype can hold. Finite numbers beyond a float's largest would become infinities; a
+ *  double from 2^53 on may be another whole number that was rounded, so no i64 is made of it. */
 static const struct {
     int32_t dtype;
     bool whole;
@@ -416,16 +437,18 @@ static const struct {
               {PERI_F16, false, -65520, 65520, "-65504..65504, inf, nan"},
               {PERI_BF16, false, -0x1.ffp127, 0x1.ffp127, "-3.3895314e38..3.3895314e38, inf, nan"}};
 
-/** An error if @value is no number that an element of @dtype can be (rounded, for floats). Of bool every number is one. */
+/** An error if @value is no number that an element of @dtype can be (rounded, for floats). Of bool every number is
+ *  one. */
 static peri_status check_fits(const char *function, int32_t dtype, double value)
 {
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
         if (ranges[i].dtype != dtype) continue;
-        bool inside = value < ranges[i].past && (value > ranges[i].least || (ranges[i].whole && value == ranges[i].least));
+        bool inside =
+            value < ranges[i].past && (value > ranges[i].least || (ranges[i].whole && value == ranges[i].least));
         bool fits = ranges[i].whole ? inside && value == floor(value) : inside || !isfinite(value);
         if (fits) return PERI_OK;
-        return peri__fail(PERI_ERANGE, "%s: %.17g does not fit %s, allowed: %s", function, value == value ? value : (double)NAN,
-                          peri_dtype_name(dtype), ranges[i].text);
+        return peri__fail(PERI_ERANGE, "%s: %.17g does not fit %s, allowed: %s", function,
+                          value == value ? value : (double)NAN, peri_dtype_name(dtype), ranges[i].text);
     }
     return PERI_OK;
 }
@@ -445,15 +468,18 @@ peri_status peri_tensor_fill(peri_tensor *t, double value)
         return status;
     }
     double clipped = value != value ? 0 : value < -0x1p63 ? -0x1p63 : value;
-    peri_k_fill_args args = {
-        .dst = peri__data(t), .dtype = t->dtype, .value = value, .ivalue = clipped >= 0x1p63 ? INT64_MAX : (int64_t)clipped};
+    peri_k_fill_args args = {.dst = peri__data(t),
+                             .dtype = t->dtype,
+                             .value = value,
+                             .ivalue = clipped >= 0x1p63 ? INT64_MAX : (int64_t)clipped};
     if (t->dtype == PERI_BOOL) args.ivalue = value != 0;
     return PERI_LAUNCH(peri__device(t), fill, &args, peri__numel(t), PERI_ELEMENT_GRAIN);
 }
 
 peri_status peri__tensor_zero(peri_tensor *dst) { return peri_tensor_fill(dst, 0); }
 
-peri_status peri_tensor_full(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double value, peri_tensor **out)
+peri_status peri_tensor_full(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double value,
+                             peri_tensor **out)
 {
     PERI_NEED(out);
     peri_tensor *t;
@@ -464,8 +490,9 @@ peri_status peri_tensor_full(peri_device *device, int32_t dtype, int32_t ndim, c
     return status;
 }
 
-static peri_status random_tensor(const char *function, peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, int32_t kind,
-                                 double low, double high, uint64_t seed, uint64_t stream, peri_tensor **out)
+static peri_status random_tensor(const char *function, peri_device *device, int32_t dtype, int32_t ndim,
+                                 const int64_t *shape, int32_t kind, double low, double high, uint64_t seed,
+                                 uint64_t stream, peri_tensor **out)
 {
     if (!out) return peri__fail(PERI_EINVAL, "%s: out is missing", function);
     if (dtype != PERI_F32 && dtype != PERI_F64)
@@ -481,16 +508,18 @@ static peri_status random_tensor(const char *function, peri_device *device, int3
     return status;
 }
 
-peri_status peri_tensor_uniform(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double low, double high,
-                                uint64_t seed, uint64_t stream, peri_tensor **out)
+peri_status peri_tensor_uniform(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double low,
+                                double high, uint64_t seed, uint64_t stream, peri_tensor **out)
 {
-    return random_tensor("peri_tensor_uniform", device, dtype, ndim, shape, PERI_RANDOM_UNIFORM, low, high, seed, stream, out);
+    return random_tensor("peri_tensor_uniform", device, dtype, ndim, shape, PERI_RANDOM_UNIFORM, low, high, seed,
+                         stream, out);
 }
 
-peri_status peri_tensor_normal(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double mean, double deviation,
-                               uint64_t seed, uint64_t stream, peri_tensor **out)
+peri_status peri_tensor_normal(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double mean,
+                               double deviation, uint64_t seed, uint64_t stream, peri_tensor **out)
 {
-    return random_tensor("peri_tensor_normal", device, dtype, ndim, shape, PERI_RANDOM_NORMAL, mean, deviation, seed, stream, out);
+    return random_tensor("peri_tensor_normal", device, dtype, ndim, shape, PERI_RANDOM_NORMAL, mean, deviation, seed,
+                         stream, out);
 }
 
 /** Copy between devices through host memory; both contiguous and of one dtype. */

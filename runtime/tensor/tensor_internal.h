@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tensor/tensor_internal.h (L2): the structs behind the handles, and what the layers above use to launch kernels and record gradients.
+ * tensor/tensor_internal.h (L2): the structs behind the handles, and what the layers above use to launch kernels and
+ * record gradients.
  */
 #ifndef PERI_TENSOR_INTERNAL_H
 #define PERI_TENSOR_INTERNAL_H
@@ -12,7 +13,7 @@
 #include <perilune/device.h>
 #include <perilune/tensor.h>
 
-/* -- devices ------------------------------------------------------------------------------------------------------------------- */
+/* -- devices ------------------------------------------------------------------------------------------------------- */
 
 struct peri_stream {
     peri__refs refs;
@@ -20,7 +21,8 @@ struct peri_stream {
     uint64_t number;            /* no two streams of a process have the same, also not one after the other */
     void *ctx;                  /* the backend's */
     void *freeing;              /* the backend's event: what of this stream comes before memory of another is freed */
-    void *awaited;              /* the backend's event, made when the host first polls for the end of the stream; else NULL */
+    void *awaited;              /* the backend's event, made when the host first polls for the end of the stream; else
+                                   NULL */
     peri_stream *next, *before; /* the device's list of streams */
 };
 
@@ -35,7 +37,8 @@ enum { PERI_MAX_DEVICES = 32 };
 
 struct peri_device {
     const peri_device_vtab *vtab;
-    const int32_t *work; /* the backend's numbers of kernels and operations by ours, -1: it has none; NULL: they are ours */
+    const int32_t *work; /* the backend's numbers of kernels and operations by ours, -1: it has none; NULL: they are
+                            ours */
     void *ctx;
     int32_t caps, id; /* PERI_DEVICE_*; place in the table of devices */
     char name[32], alias[32]; /* "cuda:1"; what was asked for, "cuda", if that is another word */
@@ -54,19 +57,22 @@ void peri__reports_drop(const peri_device *device);
 void peri__pinned_trim(const peri_device *device);
 
 /** Queue kernel @kernel (PERI_K_*) over [0, n) on the current stream; n = 0 queues nothing. */
-peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, size_t args_size, int64_t n, int64_t grain);
+peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, size_t args_size, int64_t n,
+                         int64_t grain);
 /** @args has to be a pointer to the kernel's own struct, and @name that of a kernel: steps have none here. */
-#define PERI_LAUNCH(device, name, args, n, grain) \
-    peri__launch((device), PERI_K_##name, 1 ? (args) : (const peri_k_args_of_##name *)NULL, sizeof *(args), (n), (grain))
+#define PERI_LAUNCH(device, name, args, n, grain)                                                                      \
+    peri__launch((device), PERI_K_##name, 1 ? (args) : (const peri_k_args_of_##name *)NULL, sizeof *(args), (n),       \
+                 (grain))
 /** Queue operation @op (PERI_OP_*) on the current stream, with the scratch that the device wants for it. */
 peri_status peri__run(peri_device *device, int32_t op, const void *args, size_t args_size);
 #define PERI_RUN(device, name, args) \
     peri__run((device), PERI_OP_##name, 1 ? (args) : (const peri_op_args_of_##name *)NULL, sizeof *(args))
-/** PERI_EUNSUPPORTED, naming device and what is missing, unless the device has all of @work (PERI_K_*, PERI_OP_*; n numbers): asked by
- *  functions that change something by several launches. Single launches ask for themselves. */
+/** PERI_EUNSUPPORTED, naming device and what is missing, unless the device has all of @work (PERI_K_*, PERI_OP_*; n
+ *  numbers): asked by functions that change something by several launches. Single launches ask for themselves. */
 peri_status peri__need_work(const char *function, peri_device *device, const int32_t *work, int32_t n);
-#define PERI_NEED_WORK(function, device, ...) \
-    peri__need_work((function), (device), (const int32_t[]){__VA_ARGS__}, (int32_t)(sizeof(int32_t[]){__VA_ARGS__} / sizeof(int32_t)))
+#define PERI_NEED_WORK(function, device, ...)                                                                          \
+    peri__need_work((function), (device), (const int32_t[]){__VA_ARGS__},                                              \
+                    (int32_t)(sizeof(int32_t[]){__VA_ARGS__} / sizeof(int32_t)))
 
 /** Queue a copy on the current stream; PERI_COPY_*. */
 peri_status peri__copy(peri_device *device, void *dst, const void *src, int64_t bytes, int32_t kind);
@@ -84,7 +90,7 @@ void peri__host_free(peri_device *device, void *p, int64_t bytes);
 /** Whether kernels of the device can work in memory of the host. */
 bool peri__reaches_host(const peri_device *device);
 
-/* -- storage and tensors --------------------------------------------------------------------------------------------------------- */
+/* -- storage and tensors ------------------------------------------------------------------------------------------- */
 
 typedef struct peri__report peri__report; /* report.h */
 
@@ -94,8 +100,8 @@ typedef struct peri__storage_watch {
     void *ctx;
 } peri__storage_watch;
 
-/** A block of device memory. Its free is ordered by `home`, the stream that was current when it was made: work of other streams on
- *  it must be joined to home (peri_stream_wait) before the last release. */
+/** A block of device memory. Its free is ordered by `home`, the stream that was current when it was made: work of other
+ *  streams on it must be joined to home (peri_stream_wait) before the last release. */
 typedef struct peri__storage {
     peri__refs refs;
     peri_device *device;
@@ -107,20 +113,23 @@ typedef struct peri__storage {
     void (*release)(void *ctx, void *data); /* the same of a program's own memory, with its `ctx`; or NULL */
     void *ctx;
     atomic_uint_least64_t version; /* grows when a caller's tensor is changed in place: see peri__changed */
-    _Atomic(const peri__storage_watch *) watch; /* who is told before that; NULL: nobody. Borrowed: it sets and resets it itself */
-    peri__report *ahead; /* its number on the way to the host since a backward pass began from it (peri__item_ahead), or NULL */
+    _Atomic(const peri__storage_watch *) watch; /* who is told before that; NULL: nobody. Borrowed: it sets and resets
+                                                   it itself */
+    peri__report *ahead; /* its number on the way to the host since a backward pass began from it (peri__item_ahead), or
+                            NULL */
 } peri__storage;
 
 /** @mapped: in the host's memory (peri__reaches_host). */
 peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, peri__storage **out);
 /** In memory that somebody lends, which @device can use: @data, given back in the end by @give_back, any thread's. */
-peri_status peri__storage_lent(peri_device *device, int64_t bytes, void *data, void (*give_back)(void *data), peri__storage **out);
+peri_status peri__storage_lent(peri_device *device, int64_t bytes, void *data, void (*give_back)(void *data),
+                               peri__storage **out);
 void peri__storage_release(peri__storage *storage);
 
 typedef struct peri__node peri__node;
 
-/** What is left to do at the end of a backward pass, once for each pass that reaches a leaf or node that has it. Part of an object that
- *  others hold through it. */
+/** What is left to do at the end of a backward pass, once for each pass that reaches a leaf or node that has it. Part
+ *  of an object that others hold through it. */
 typedef struct peri__ending {
     peri__refs refs;
     peri_status (*finish)(struct peri__ending *ending); /* PERI_PENDING: call again */
@@ -144,7 +153,8 @@ struct peri_tensor {
     int64_t place;     /* leaves, during a backward pass: its gradient among those that are summed */
     /* Leaves: called when a backward pass has finished this tensor's gradient (data-parallel reduction). */
     void (*ready)(void *ctx, peri_tensor *leaf);
-    /* With `ready`: whether a node of this pass may write the leaf's gradient straight to `grad_place`, which then is the gradient. */
+    /* With `ready`: whether a node of this pass may write the leaf's gradient straight to `grad_place`, which then is
+     * the gradient. */
     peri_status (*offer)(void *ctx, peri_tensor *leaf, bool *free);
     peri_tensor *grad_place; /* with `ready`: where the gradient lies when the pass is over; borrowed */
     void *ready_ctx;
@@ -164,8 +174,8 @@ static inline int64_t peri__numel(const peri_tensor *t)
     return n;
 }
 bool peri__contiguous(const peri_tensor *t);
-/** Say that the elements of a caller's tensor are about to change in place, before what changes them is queued: a backward pass that saved
- *  them is an error from now on. */
+/** Say that the elements of a caller's tensor are about to change in place, before what changes them is queued: a
+ *  backward pass that saved them is an error from now on. */
 static inline void peri__changed(const peri_tensor *t)
 {
     atomic_fetch_add_explicit(&t->storage->version, 1, memory_order_relaxed);
@@ -174,17 +184,19 @@ static inline void peri__changed(const peri_tensor *t)
 }
 
 /** peri_tensor_new, @mapped: in the host's memory, see peri__storage_new. */
-peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, bool mapped, peri_tensor **out);
+peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, bool mapped,
+                                peri_tensor **out);
 /** A tensor of @n elements of a valid dtype in memory that is lent (peri__storage_lent). */
-peri_status peri__tensor_lent(peri_device *device, int32_t dtype, int64_t n, void *data, void (*give_back)(void *data), peri_tensor **out);
+peri_status peri__tensor_lent(peri_device *device, int32_t dtype, int64_t n, void *data, void (*give_back)(void *data),
+                              peri_tensor **out);
 /** A contiguous tensor in memory of the program's: @release (or NULL) gets @data back, from any thread. */
 peri_status peri__tensor_host(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, void *data,
                               void (*release)(void *ctx, void *data), void *ctx, peri_tensor **out);
 /** A tensor of the same device and dtype as @like with another shape, uninitialised. */
 peri_status peri__tensor_like(const peri_tensor *like, int32_t ndim, const int64_t *shape, peri_tensor **out);
 /** A view of @base's storage without gradient recording. */
-peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *shape, const int64_t *stride, int64_t offset,
-                              peri_tensor **out);
+peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *shape, const int64_t *stride,
+                              int64_t offset, peri_tensor **out);
 /** Bytes of a contiguous tensor of @dtype and @shape, or PERI_EINVAL if there is no such tensor. */
 peri_status peri__shape_bytes(const char *function, int32_t dtype, int32_t ndim, const int64_t *shape, int64_t *bytes);
 /** "f32 [3, 4]" for messages. */
@@ -199,12 +211,14 @@ const char *peri__dim_text(int32_t dim, peri__words *words);
 /** @t itself (a new reference) if contiguous, else a contiguous copy; not recorded. */
 peri_status peri__contiguous_of(const peri_tensor *t, peri_tensor **out);
 /** Strides of @t when repeated to @shape[ndim]; PERI_EINVAL, naming @function, if it cannot be. */
-peri_status peri__expanded(const char *function, const peri_tensor *t, int32_t ndim, const int64_t *shape, int64_t *stride);
+peri_status peri__expanded(const char *function, const peri_tensor *t, int32_t ndim, const int64_t *shape,
+                           int64_t *stride);
 /** Fill @dst with zeros (queued). */
 peri_status peri__tensor_zero(peri_tensor *dst);
 
 /** Checks with a message that names @function and @what; PERI_EINVAL. @dtype < 0: any. */
-peri_status peri__check_tensor(const char *function, const char *what, const peri_tensor *t, int32_t dtype, int32_t ndim);
+peri_status peri__check_tensor(const char *function, const char *what, const peri_tensor *t, int32_t dtype,
+                               int32_t ndim);
 /** f32 or f64, for ops with gradients. */
 peri_status peri__check_float(const char *function, const char *what, const peri_tensor *t);
 /** f32, f64, f16 or bf16. */
@@ -213,14 +227,16 @@ peri_status peri__check_same_device(const char *function, const peri_tensor *a, 
 /** PERI_EINVAL if one of @list[n], a list of objects, is NULL; @what: "the tensors". */
 peri_status peri__check_list(const char *function, const char *what, const void *list, int32_t n);
 
-/* -- the gradient tape ------------------------------------------------------------------------------------------------------------ */
+/* -- the gradient tape --------------------------------------------------------------------------------------------- */
 
-/** What a backward may do. Nodes that post or wait run whenever the pass reaches them, also when no gradient did: other ranks wait for the
- *  exchange. They say which they do, so that a pass posts early, in the reverse of the order of recording, and waits late. */
+/** What a backward may do. Nodes that post or wait run whenever the pass reaches them, also when no gradient did: other
+ *  ranks wait for the exchange. They say which they do, so that a pass posts early, in the reverse of the order of
+ *  recording, and waits late. */
 enum {
     PERI__POSTS = 1,   /* posts an exchange, */
     PERI__WAITS = 2,   /* returns PERI_PENDING until one is complete */
-    PERI__UPDATES = 4, /* changes tables that other nodes look up: such nodes keep the reverse of the order of recording */
+    PERI__UPDATES = 4, /* changes tables that other nodes look up: such nodes keep the reverse of the order of
+                          recording */
     PERI__CALLS = 8,   /* a hook: returns PERI_PENDING once, for whoever runs the pass (hook.c) */
 };
 
@@ -228,10 +244,10 @@ enum {
 typedef struct peri__node_vtab {
     const char *name;
     int32_t acts; /* what its backward does beside computing gradients: PERI__POSTS | PERI__WAITS | PERI__UPDATES */
-    /* Compute gradients of the inputs. @grad_out[i] (borrowed) is the gradient of output i, NULL where nothing flowed back.
-     * Write new references into @grad_in[i] for inputs with needs[i]; leave NULL for none. May return PERI_PENDING: it is called
-     * again with the same arguments until it does not. Must not modify grad_out, unless peri__exclusive says that nobody else can
-     * see it. */
+    /* Compute gradients of the inputs. @grad_out[i] (borrowed) is the gradient of output i, NULL where nothing flowed
+     * back. Write new references into @grad_in[i] for inputs with needs[i]; leave NULL for none. May return
+     * PERI_PENDING: it is called again with the same arguments until it does not. Must not modify grad_out, unless
+     * peri__exclusive says that nobody else can see it. */
     peri_status (*backward)(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in);
     /* Release what `saved` cannot hold. (optional) */
     void (*fini)(peri__node *node);
@@ -239,7 +255,8 @@ typedef struct peri__node_vtab {
 
 enum { PERI_NODE_SAVED = 6, PERI_NODE_KEPT = 2 + PERI_MAX_DIMS };
 
-/** Where the gradient of an input goes: output number `output` of `node`, or `leaf` (both retained); neither: nowhere. */
+/** Where the gradient of an input goes: output number `output` of `node`, or `leaf` (both retained); neither:
+ *  nowhere. */
 typedef struct peri__edge {
     peri__node *node;
     int32_t output;
@@ -259,8 +276,8 @@ static inline peri__shape peri__shape_of(const peri_tensor *t)
     return shape;
 }
 
-/** One recorded operation. Nodes are ordered by `sequence`, which grows with every recording of the process; a backward pass visits
- *  each after all that use its outputs, in the order that backward.c says. */
+/** One recorded operation. Nodes are ordered by `sequence`, which grows with every recording of the process; a backward
+ *  pass visits each after all that use its outputs, in the order that backward.c says. */
 struct peri__node {
     peri__refs refs;
     const peri__node_vtab *vtab;
@@ -271,7 +288,8 @@ struct peri__node {
     uint64_t version[PERI_NODE_SAVED];   /* of their storages when they were saved */
     const char *name;                    /* for messages: the vtab's, or more exactly the function's */
     double number[8]; /* parameters of the operation */
-    int64_t kept[PERI_NODE_KEPT]; /* whole numbers that backward needs, by the KEPT_* that the operation's file gives them */
+    int64_t kept[PERI_NODE_KEPT]; /* whole numbers that backward needs, by the KEPT_* that the operation's file gives
+                                     them */
     peri__shape shape[2];         /* shapes that it needs without the tensors */
     void *state; /* for vtab->fini */
     peri__ending *ending; /* what ends a pass that reaches this node (retained), or NULL */
@@ -289,14 +307,17 @@ bool peri__grad_enabled(void);
 /** True when an operation on these inputs must be recorded: gradients are on and one of them requires grad. */
 bool peri__recording(peri_tensor *const *in, int32_t n);
 
-/** Record an operation: make a node with inputs @in (NULL entries allowed) and attach it to outputs @out (n_out tensors, which become
- *  non-leaves that require grad). @node borrowed; add saved tensors with peri__node_save. A node with n_in = 0 is legal: a module
- *  that updates its own weights in backward. @out NULL (n_out 1): the first half of an operation that is two nodes; @node new. */
-peri_status peri__record(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out, int32_t n_out,
-                         peri__node **node);
+/** Record an operation: make a node with inputs @in (NULL entries allowed) and attach it to outputs @out (n_out
+ *  tensors, which become non-leaves that require grad). @node borrowed; add saved tensors with peri__node_save. A node
+ *  with n_in = 0 is legal: a module that updates its own weights in backward. @out NULL (n_out 1): the first half of an
+ *  operation that is two nodes; @node new. */
+peri_status peri__record(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out,
+                         int32_t n_out, peri__node **node);
 /** Record the second half of an operation whose first is @before (the caller's reference is taken). @node borrowed. */
-peri_status peri__record_after(const peri__node_vtab *vtab, peri__node *before, peri_tensor *const *out, int32_t n_out, peri__node **node);
-/** Keep @t (retained) in saved[i] for backward. To save an output of the node itself, save peri__detached(t): else it is a cycle. */
+peri_status peri__record_after(const peri__node_vtab *vtab, peri__node *before, peri_tensor *const *out, int32_t n_out,
+                               peri__node **node);
+/** Keep @t (retained) in saved[i] for backward. To save an output of the node itself, save peri__detached(t): else it
+ *  is a cycle. */
 void peri__node_save(peri__node *node, int32_t i, peri_tensor *t);
 /** A view of the same storage outside the tape. @out new. */
 peri_status peri__detached(peri_tensor *t, peri_tensor **out);
@@ -306,27 +327,32 @@ int64_t peri__hook_ask(peri__node *node);
 /** A pass is over with @node: release its gradients, what it keeps, and the pass's reference. */
 void peri__node_spend(peri__node *node);
 /** How often the elements of @t were changed in place. */
-static inline uint64_t peri__version(const peri_tensor *t) { return atomic_load_explicit(&t->storage->version, memory_order_relaxed); }
-/** An error that names @node if @t, which it keeps for its backward, was changed in place since it had @version. Nodes that keep tensors
- *  elsewhere than in `saved` ask for themselves. */
+static inline uint64_t peri__version(const peri_tensor *t)
+{
+    return atomic_load_explicit(&t->storage->version, memory_order_relaxed);
+}
+/** An error that names @node if @t, which it keeps for its backward, was changed in place since it had @version. Nodes
+ *  that keep tensors elsewhere than in `saved` ask for themselves. */
 peri_status peri__check_version(const peri__node *node, const peri_tensor *t, uint64_t version);
 /** Whether two tensors have one shape. */
 bool peri__same_shape(const peri_tensor *a, const peri_tensor *b);
 /** True if input @i of @node wants a gradient. */
 static inline bool peri__needs(const peri__node *node, int32_t i) { return node->in[i].node || node->in[i].leaf; }
-/** Memory for the gradient of input @i of @node. Of a parameter whose gradients a reducer averages it is the gradient's place in the
- *  bucket, if nothing is there yet and dtype and shape are the parameter's: then nobody has to copy it there. */
-peri_status peri__grad_new(const peri__node *node, int32_t i, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out);
+/** Memory for the gradient of input @i of @node. Of a parameter whose gradients a reducer averages it is the gradient's
+ *  place in the bucket, if nothing is there yet and dtype and shape are the parameter's: then nobody has to copy it
+ *  there. */
+peri_status peri__grad_new(const peri__node *node, int32_t i, int32_t dtype, int32_t ndim, const int64_t *shape,
+                           peri_tensor **out);
 /** peri__record if the operation must be recorded; else *node = NULL. */
-peri_status peri__attach(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out, int32_t n_out,
-                         peri__node **node);
+peri_status peri__attach(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out,
+                         int32_t n_out, peri__node **node);
 /** Save the memory of one of the node's own outputs. */
 peri_status peri__node_save_output(peri__node *node, int32_t i, peri_tensor *out);
 
 /** True when nobody else can see the memory of @t, so that it may be changed in place. */
 bool peri__exclusive(const peri_tensor *t);
 
-/* -- the dtypes that operations compute in: autocast.c ------------------------------------------------------------------------------ */
+/* -- the dtypes that operations compute in: autocast.c ------------------------------------------------------------- */
 
 static inline bool peri__is_16(int32_t dtype) { return dtype == PERI_F16 || dtype == PERI_BF16; }
 /** The dtype that products on @device are cast to in the autocast region that the thread is in; -1: it is in none. */
@@ -337,13 +363,15 @@ bool peri__tf32(void);
 bool peri__ordered(void);
 /** @t with another dtype, not recorded; @t itself (a new reference) if it has it. */
 peri_status peri__cast(peri_tensor *t, int32_t dtype, peri_tensor **out);
-/** The same of an input of a product: what was cast of a weight (a leaf that wants a gradient) is kept until the region ends. */
+/** The same of an input of a product: what was cast of a weight (a leaf that wants a gradient) is kept until the region
+ *  ends. */
 peri_status peri__cast_weight(peri_tensor *t, int32_t dtype, peri_tensor **out);
 
 /** What becomes of 16-bit inputs. */
 typedef enum peri__dtype_rule {
     PERI__IN_OWN, /* the kernels take them: the inputs become f32 where their dtypes differ, and so does the result */
-    PERI__IN_ANY, /* the kernels do not: the inputs become f32, and the result, unless their dtypes differ, has theirs */
+    PERI__IN_ANY, /* the kernels do not: the inputs become f32, and the result, unless their dtypes differ, has
+                     theirs */
     PERI__IN_F32, /* as PERI__IN_ANY, but in an autocast region the result stays f32 */
 } peri__dtype_rule;
 
@@ -359,7 +387,7 @@ peri_status peri__widen(peri__operands *o, peri__dtype_rule rule, peri_tensor *c
 /** Release the inputs; @status is that of the operation. @out: the result, unless it failed. */
 peri_status peri__narrow(peri__operands *o, peri_status status, peri_tensor **out);
 
-/* -- parts that dense operations share; nothing here is recorded ------------------------------------------------------------------- */
+/* -- parts that dense operations share; nothing here is recorded --------------------------------------------------- */
 
 enum { PERI_ELEMENT_GRAIN = 1 << 15 }; /* elements of a cheap kernel that are worth a thread */
 
@@ -372,28 +400,34 @@ peri_status peri__unary(peri_tensor *t, int32_t op, double a, double b, peri_ten
 /** out = a op b, broadcast; op = PERI_BINARY_*. Messages name @function. */
 peri_status peri__binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out);
 /** The shape that @a and @b broadcast to. */
-peri_status peri__broadcast_shape(const char *function, const peri_tensor *a, const peri_tensor *b, int32_t *ndim, int64_t *shape);
-/** Join dimensions of @shape[ndim] that lie behind each other in all of @operands arrays of strides, so that the kernel's rows are long.
- *  Returns how many are left. */
+peri_status peri__broadcast_shape(const char *function, const peri_tensor *a, const peri_tensor *b, int32_t *ndim,
+                                  int64_t *shape);
+/** Join dimensions of @shape[ndim] that lie behind each other in all of @operands arrays of strides, so that the
+ *  kernel's rows are long. Returns how many are left. */
 int32_t peri__fold(int32_t ndim, int64_t *shape, int64_t *const *stride, int32_t operands);
-/** out = a op b (PERI_COMPARE_*), broadcast; @b NULL: the number @value, of integers @whole. Of one dtype and device. */
-peri_status peri__compare(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, double value, int64_t whole, peri_tensor **out);
+/** out = a op b (PERI_COMPARE_*), broadcast; @b NULL: the number @value, of integers @whole. Of one dtype and
+ *  device. */
+peri_status peri__compare(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, double value, int64_t whole,
+                          peri_tensor **out);
 /** out = condition (bool) ? a : b, broadcast; NULL stands for zeros; not both. */
-peri_status peri__where(const char *function, peri_tensor *condition, peri_tensor *a, peri_tensor *b, peri_tensor **out);
+peri_status peri__where(const char *function, peri_tensor *condition, peri_tensor *a, peri_tensor *b,
+                        peri_tensor **out);
 /** @scale times the sum over the dimensions whose bit is set in @mask; they stay, with size 1. */
 peri_status peri__reduce(peri_tensor *t, uint32_t mask, double scale, peri_tensor **out);
-/** Memory for partial sums of @dtype, one row for each of @rows blocks, of which peri__grad_sums makes the gradient of input @i of @node:
- *  a vector, such as a bias, in the parameter's shape and dtype @own. The partial sums of one block are the gradient already. */
-peri_status peri__grad_partial(const peri__node *node, int32_t i, int32_t dtype, int64_t rows, int32_t own, int32_t ndim,
-                               const int64_t *shape, peri_tensor **out);
-peri_status peri__grad_sums(const peri__node *node, int32_t i, peri_tensor *partial, int32_t own, int32_t ndim, const int64_t *shape,
-                            peri_tensor **out);
+/** Memory for partial sums of @dtype, one row for each of @rows blocks, of which peri__grad_sums makes the gradient of
+ *  input @i of @node: a vector, such as a bias, in the parameter's shape and dtype @own. The partial sums of one block
+ *  are the gradient already. */
+peri_status peri__grad_partial(const peri__node *node, int32_t i, int32_t dtype, int64_t rows, int32_t own,
+                               int32_t ndim, const int64_t *shape, peri_tensor **out);
+peri_status peri__grad_sums(const peri__node *node, int32_t i, peri_tensor *partial, int32_t own, int32_t ndim,
+                            const int64_t *shape, peri_tensor **out);
 /** The sum of @t over what broadcasting @shape to t's shape repeats: the gradient of the broadcast. */
 peri_status peri__sum_to(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out);
 /** @t repeated to @shape: a view. */
 peri_status peri__expand(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out);
-/** c = op(a) op(b), or, @add, c += that; contiguous matrices. @ta, @tb exchange the dimensions of a and b, which are of one dtype; c is of
- *  it, or, of 16-bit floats, of f32. Products of 16-bit floats are added in f32, on devices that have no such products, too. */
+/** c = op(a) op(b), or, @add, c += that; contiguous matrices. @ta, @tb exchange the dimensions of a and b, which are of
+ *  one dtype; c is of it, or, of 16-bit floats, of f32. Products of 16-bit floats are added in f32, on devices that
+ *  have no such products, too. */
 peri_status peri__product(peri_tensor *c, peri_tensor *a, bool ta, peri_tensor *b, bool tb, bool add);
 /** "f32 [3, 4] and f32 [5]" for messages. */
 const char *peri__pair_text(const peri_tensor *a, const peri_tensor *b, char *buffer, size_t len);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * views.c: what looks at the elements of a tensor in another way, or copies them into another dtype or device: recorded.
+ * views.c: what looks at the elements of a tensor in another way, or copies them into another dtype or device:
+ * recorded.
  */
 #include "pinned.h"
 
@@ -40,7 +41,8 @@ static const peri__node_vtab reshape_vtab = {.name = "reshape", .backward = resh
 static peri_status transpose_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     bool before = peri_grad_enable(false);
-    peri_status status = peri_tensor_transpose(grad_out[0], (int32_t)node->kept[KEPT_A], (int32_t)node->kept[KEPT_B], &grad_in[0]);
+    peri_status status =
+        peri_tensor_transpose(grad_out[0], (int32_t)node->kept[KEPT_A], (int32_t)node->kept[KEPT_B], &grad_in[0]);
     peri_grad_enable(before);
     return status;
 }
@@ -48,8 +50,8 @@ static peri_status transpose_backward(peri__node *node, peri_tensor *const *grad
 static const peri__node_vtab transpose_vtab = {.name = "transpose", .backward = transpose_backward};
 
 /** Record @view of @base; on failure release it. @kept: n numbers, those of the vtab's KEPT_*. */
-static peri_status record_view(const peri__node_vtab *vtab, peri_tensor *base, peri_tensor *view, const int64_t *kept, int32_t n,
-                               peri_tensor **out)
+static peri_status record_view(const peri__node_vtab *vtab, peri_tensor *base, peri_tensor *view, const int64_t *kept,
+                               int32_t n, peri_tensor **out)
 {
     if (peri__recording(&base, 1)) {
         peri__node *node;
@@ -80,7 +82,8 @@ peri_status peri_tensor_reshape(peri_tensor *t, int32_t ndim, const int64_t *sha
         wanted[d] = shape[d];
         if (shape[d] == -1 && open < 0) open = d;
         else if (shape[d] < 0)
-            return peri__fail(PERI_EINVAL, "peri_tensor_reshape: the size %lld of %s", (long long)shape[d], peri__dim_text(d, &words));
+            return peri__fail(PERI_EINVAL, "peri_tensor_reshape: the size %lld of %s", (long long)shape[d],
+                              peri__dim_text(d, &words));
         else if (__builtin_mul_overflow(known, shape[d], &known))
             return peri__fail(PERI_EINVAL, "peri_tensor_reshape: more than 2^63 elements from %s on, of size %lld",
                               peri__dim_text(d, &words), (long long)shape[d]);
@@ -124,10 +127,11 @@ peri_status peri_tensor_slice(peri_tensor *t, int32_t dim, int64_t start, int64_
     int32_t d;
     PERI_TRY(peri__dim("peri_tensor_slice", t, dim, &d));
     if (start < 0 || stop < start || stop > t->shape[d] || step < 1)
-        return peri__fail(PERI_ERANGE,
-                          "peri_tensor_slice: [%lld, %lld) by %lld of %s of %s, allowed: 0 <= start <= stop <= %lld, step >= 1",
-                          (long long)start, (long long)stop, (long long)step, peri__dim_text(d, &words),
-                          peri__tensor_text(t, text, sizeof text), (long long)t->shape[d]);
+        return peri__fail(
+            PERI_ERANGE,
+            "peri_tensor_slice: [%lld, %lld) by %lld of %s of %s, allowed: 0 <= start <= stop <= %lld, step >= 1",
+            (long long)start, (long long)stop, (long long)step, peri__dim_text(d, &words),
+            peri__tensor_text(t, text, sizeof text), (long long)t->shape[d]);
     int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS];
     memcpy(shape, t->shape, sizeof shape);
     memcpy(stride, t->stride, sizeof stride);
@@ -155,10 +159,12 @@ peri_status peri_tensor_select(peri_tensor *t, int32_t dim, int64_t index, peri_
     PERI_TRY(peri__dim("peri_tensor_select", t, dim, &d));
     const int64_t size = t->shape[d], at = index < 0 ? index + size : index;
     if (at < 0 || at >= size)
-        return peri__fail(PERI_ERANGE, "peri_tensor_select: element %lld of %s of %s, allowed: %lld..%lld", (long long)index,
-                          peri__dim_text(d, &words), peri__tensor_text(t, text, sizeof text), (long long)-size, (long long)size - 1);
+        return peri__fail(PERI_ERANGE, "peri_tensor_select: element %lld of %s of %s, allowed: %lld..%lld",
+                          (long long)index, peri__dim_text(d, &words), peri__tensor_text(t, text, sizeof text),
+                          (long long)-size, (long long)size - 1);
     int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS], kept[KEPT_STRIDES + PERI_MAX_DIMS] = {0}, dense = 1;
-    for (int32_t i = t->ndim - 1; i >= 0; i--) { /* the gradient lands in a contiguous base: the strides of the same window of it */
+    /* the gradient lands in a contiguous base: the strides of the same window of it */
+    for (int32_t i = t->ndim - 1; i >= 0; i--) {
         if (i != d) {
             const int32_t to = i < d ? i : i - 1;
             shape[to] = t->shape[i], stride[to] = t->stride[i];
@@ -202,8 +208,9 @@ peri_status peri_tensor_unsqueeze(peri_tensor *t, int32_t dim, peri_tensor **out
     char text[128];
     const int32_t n = t->ndim + 1, d = dim < 0 ? dim + n : dim;
     if (n > PERI_MAX_DIMS || d < 0 || d >= n)
-        return peri__fail(PERI_EINVAL, "peri_tensor_unsqueeze: a new dimension %d of %s, allowed: %d of them, and at most %d in all", dim,
-                          peri__tensor_text(t, text, sizeof text), n, PERI_MAX_DIMS);
+        return peri__fail(PERI_EINVAL,
+                          "peri_tensor_unsqueeze: a new dimension %d of %s, allowed: %d of them, and at most %d in all",
+                          dim, peri__tensor_text(t, text, sizeof text), n, PERI_MAX_DIMS);
     int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS];
     for (int32_t i = 0, from = 0; i < n; i++) {
         shape[i] = i == d ? 1 : t->shape[from];
@@ -254,7 +261,10 @@ peri_status peri_tensor_clone(peri_tensor *t, peri_tensor **out)
     return status;
 }
 
-static bool floating(int32_t dtype) { return dtype == PERI_F32 || dtype == PERI_F64 || dtype == PERI_F16 || dtype == PERI_BF16; }
+static bool floating(int32_t dtype)
+{
+    return dtype == PERI_F32 || dtype == PERI_F64 || dtype == PERI_F16 || dtype == PERI_BF16;
+}
 
 /** @queued: peri_tensor_upload. */
 static peri_status to(peri_tensor *t, int32_t dtype, peri_device *device, bool queued, peri_tensor **out)

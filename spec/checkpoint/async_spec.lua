@@ -1,5 +1,5 @@
--- Saving while training goes on. The law: whatever happens until it has ended, an asynchronous save is the state at its call, bit for bit;
--- or it is nothing, which all ranks are told.
+-- Saving while training goes on. The law: whatever happens until it has ended, an asynchronous save is the state at its
+-- call, bit for bit; or it is nothing, which all ranks are told.
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local shell = require "spec.support.shell"
@@ -15,7 +15,8 @@ teardown(function() for key, value in peri.util.ordered(pace) do async.pace[key]
 
 local Net = nn.Module:extend "Net"
 function Net:init(options)
-  local fused = { optimizer = options.optimizer or "rowwise_adagrad", learning_rate = 0.1, cache_params = options.cache }
+  local fused = { optimizer = options.optimizer or "rowwise_adagrad", learning_rate = 0.1,
+    cache_params = options.cache }
   self.ebc = peri.EmbeddingBagCollection { seed = 5, device = options.device, fused_params = fused, tables = {
     peri.EmbeddingBagConfig { name = "a", num_embeddings = 500, embedding_dim = 8, feature_names = { "fa" } },
     peri.EmbeddingBagConfig { name = "b", num_embeddings = 370, embedding_dim = 24, feature_names = { "fb" } } } }
@@ -26,8 +27,8 @@ function Net:forward(kjt) return self.over(self.ebc(kjt):values()):mean() end
 local function build(options, world, entry)
   nn.manual_seed(3)
   local net = Net(options)
-  local model = world and peri.DistributedModelParallel { module = net, group = world, plan = { ebc = { a = entry, b = entry } },
-    device = options.device } or net
+  local model = world and peri.DistributedModelParallel { module = net, group = world,
+    plan = { ebc = { a = entry, b = entry } }, device = options.device } or net
   local dense = world and model:named_parameters() or { net.over.weight, net.over.bias }
   return { model = model, optimizer = nn.optim.Adam { params = dense, lr = 0.05 } }
 end
@@ -61,16 +62,20 @@ local entries = {
   table_wise = function() return plan.table_wise(0) end, row_wise = function() return plan.row_wise() end,
   data_parallel = function() return plan.data_parallel() end,
   column_wise = function() return plan.column_wise { ranks = { 0, 0 } } end,
-  files = function() return plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = 0.2 } } end,
+  files = function()
+    return plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = 0.2 } }
+  end,
 }
 
 describe("an asynchronous save", function()
   it("copies at the pace that it is given", function()
     local path, parts = folder .. "/pace", { linear = peri.nn.Linear { in_features = 2, out_features = 1 } }
     for _, bad in ipairs { 0, -1, 1.5, 0 / 0 } do
-      assert.error_matches(function() peri.checkpoint.save(path, parts, { async = true, pace = bad }) end, "pace is .*, allowed")
+      assert.error_matches(function() peri.checkpoint.save(path, parts, { async = true, pace = bad }) end,
+        "pace is .*, allowed")
     end
-    assert.error_matches(function() peri.checkpoint.save(path, parts, { pace = 0.5 }) end, "pace is 0.5, allowed with async = true")
+    assert.error_matches(function() peri.checkpoint.save(path, parts, { pace = 0.5 }) end,
+      "pace is 0.5, allowed with async = true")
     assert.error_matches(function() peri.checkpoint.Saver { parts = parts, pace = 2 } end, "Saver: pace is 2, allowed")
     local save = peri.checkpoint.save(path, parts, { async = true, pace = 1 })
     while not save:done() do end
@@ -118,8 +123,8 @@ describe("an asynchronous save", function()
     end)
   end
 
-  for name, options in peri.util.ordered { memory = { optimizer = "adagrad" }, files = { cache = { load_factor = 0.1 } },
-    opaque = { device = "opaque" } } do
+  for name, options in peri.util.ordered { memory = { optimizer = "adagrad" },
+    files = { cache = { load_factor = 0.1 } }, opaque = { device = "opaque" } } do
     it("of a model of one rank is the state at its call: " .. name, function()
       local p = build(options)
       train(p, 1, 3, options.device)
@@ -165,14 +170,16 @@ describe("an asynchronous save", function()
         peri.ffi.check(C.peri_fault_arm(fault, 0))
         assert.is_false(ok)
         local message = tostring(err)
-        assert.truthy(message:find(path .. "' was not saved: rank ", 1, true) and message:find "rank %d: checkpoint: %a+ing '", message)
+        assert.truthy(message:find(path .. "' was not saved: rank ", 1, true)
+          and message:find "rank %d: checkpoint: %a+ing '", message)
         assert.equal(32, #peri.checkpoint.save(path, p, { group = world }))
       end)
     end
     assert.equal("", (shell.run(("ls -A %s | grep saving"):format(folder))))
   end)
 
-  it("that nobody has waited for is waited for by the next save, which tells its failure once instead of saving", function()
+  it("that nobody has waited for is waited for by the next save, which tells its failure once instead of saving",
+    function()
     sim.run(2, function(rank, world)
       local p = build({}, world, plan.row_wise())
       local first = peri.checkpoint.save(folder .. "/first", p, { group = world, async = true })

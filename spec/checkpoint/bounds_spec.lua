@@ -1,5 +1,5 @@
--- What saving, loading, following, resharding, compacting, exporting and comparing need beside the model: at most 64 MiB, whatever its size
--- and its plan.
+-- What saving, loading, following, resharding, compacting, exporting and comparing need beside the model: at most 64
+-- MiB, whatever its size and its plan.
 local shell = require "spec.support.shell"
 
 if shell.no_launcher() then return end
@@ -107,7 +107,8 @@ measure("async of a dense optimizer", function()
 end)
 ]])
 
-it("beside a model saves, loads, increments, followers, other plans, full checkpoints of chains and exports need at most 64 MiB", function()
+it("beside a model saves, loads, increments, followers, other plans, full checkpoints of chains and exports need at "
+  .. "most 64 MiB", function()
   local probe = io.open("/proc/self/clear_refs", "w")
   if not probe then return pending "this system does not measure the peak of a process's memory" end
   probe:close()

@@ -1,6 +1,7 @@
--- Processes that are killed at any moment of saving increments, one after the other, or of making a full checkpoint of them, leave the
--- chain before or the one after; and the chain replays to the bits of a run that never stopped. Each start draws how many ranks there are,
--- whether they save behind the training, and which of them are killed: one of them, or all.
+-- Processes that are killed at any moment of saving increments, one after the other, or of making a full checkpoint of
+-- them, leave the chain before or the one after; and the chain replays to the bits of a run that never stopped. Each
+-- start draws how many ranks there are, whether they save behind the training, and which of them are killed: one of
+-- them, or all.
 --
 -- PERI_TEST_KILLS=200: that many kills, while five times as many increments come in a row; `make test` makes a few.
 -- deadline: 120 s
@@ -19,8 +20,9 @@ local LAST = 5 * KILLS + 20
 local random = math.random
 local RANKS = shell.has "mpirun" and 2 or 1
 
---- Trains and saves an increment of each step, up to step `last`, on 1 or 2 ranks. Arguments: the folder ("": nothing is saved), the last
---- step, whether it saves behind the training ("async"), and where the checksum of the state at the end goes.
+--- Trains and saves an increment of each step, up to step `last`, on 1 or 2 ranks. Arguments: the folder ("": nothing
+--- is saved), the last step, whether it saves behind the training ("async"), and where the checksum of the state at the
+--- end goes.
 local script = shell.write(folder .. "/script.lua", [[
 local ffi = require "ffi"
 ffi.cdef "int getpid(void);"
@@ -73,8 +75,8 @@ end
 ]])
 
 local function run(of, last, result, ranks, async)
-  return shell.start(("%s run -n %d %s \"%s\" %d %s %s"):format(shell.perilune, ranks or 1, script, of, last, async and "async" or "-",
-    result or ""))
+  return shell.start(("%s run -n %d %s \"%s\" %d %s %s"):format(shell.perilune, ranks or 1, script, of, last, async
+    and "async" or "-", result or ""))
 end
 
 local function newest(of)

@@ -1,4 +1,5 @@
--- Saver:resume goes on from no checkpoint of which a byte is another one than was saved, and changes nothing before it knows.
+-- Saver:resume goes on from no checkpoint of which a byte is another one than was saved, and changes nothing before it
+-- knows.
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local shell = require "spec.support.shell"
@@ -15,8 +16,10 @@ local Net = nn.Module:extend "Net"
 function Net:init()
   self.ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "adagrad" }, tables = tables "t", seed = 1 }
   self.mc = peri.ManagedCollisionEmbeddingBagCollection {
-    embedding_bag_collection = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd" }, tables = tables "u", seed = 1 },
-    managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables "u", managed_collision_modules = {
+    embedding_bag_collection = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd" }, tables = tables "u",
+      seed = 1 },
+    managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables "u",
+      managed_collision_modules = {
       u = peri.MCHManagedCollisionModule { zch_size = 24, eviction_interval = 1, buckets = 6,
         eviction_policy = embed.LFU_EvictionPolicy {} } } } }
 end
@@ -28,16 +31,22 @@ local function build(world)
 end
 
 local function train(model, k)
-  local function ids(key, list) return peri.KeyedJaggedTensor { keys = { key }, values = peri.tensor(list, "i64"), lengths = { #list } } end
+  local function ids(key, list)
+    return peri.KeyedJaggedTensor { keys = { key }, values = peri.tensor(list, "i64"), lengths = { #list } }
+  end
   peri.scope(function()
-    model { t = ids("t", { 5 * k % 24, 7 * k % 24, 11 * k % 24, 23 }), u = ids("u", { 1000 * k, 2000 + k, 31 * k, 3007 * k }) }:backward()
+    model { t = ids("t", { 5 * k % 24, 7 * k % 24, 11 * k % 24, 23 }),
+      u = ids("u", { 1000 * k, 2000 + k, 31 * k, 3007 * k }) }:backward()
   end)
 end
 
 --- What was said to the user meanwhile.
 local function heard(f)
   local stderr, said = io.stderr, {}
-  io.stderr = { write = function(_, ...) said[#said + 1] = table.concat { ... } return io.stderr end } -- luacheck: ignore 122
+  io.stderr = { write = function(_, ...) -- luacheck: ignore 122
+    said[#said + 1] = table.concat { ... }
+    return io.stderr
+  end }
   local ok, err = pcall(f)
   io.stderr = stderr -- luacheck: ignore 122
   assert(ok, err)
@@ -58,7 +67,8 @@ describe("a run that goes on", function()
     local at = folder .. "/run"
     sim.run(2, function(_, world)
       local model = build(world)
-      local saver = peri.checkpoint.Saver { folder = at, parts = { model = model }, group = world, full_every = 2, keep = 9 }
+      local saver = peri.checkpoint.Saver { folder = at, parts = { model = model }, group = world, full_every = 2,
+        keep = 9 }
       for k = 1, 4 do
         train(model, k)
         saver:save(k)
@@ -66,7 +76,8 @@ describe("a run that goes on", function()
       saver:close()
     end)
     local flips = 0
-    for _, case in ipairs { { "save-000004-step-4", 3 }, { "save-000003-step-3", 2 } } do -- an increment, and what it is one of
+    -- an increment, and what it is one of
+    for _, case in ipairs { { "save-000004-step-4", 3 }, { "save-000003-step-3", 2 } } do
       local c = peri.checkpoint.Checkpoint(("%s/%s"):format(at, case[1]), true)
       for _, name in ipairs(c:names()) do
         local pieces = c:tensor(name).pieces
@@ -77,7 +88,8 @@ describe("a run that goes on", function()
           flips = flips + 1
           local said = heard(function()
             sim.run(flips % 3 + 1, function(_, world)
-              local saver = peri.checkpoint.Saver { folder = at, parts = { model = build(world) }, group = world, full_every = 2 }
+              local saver = peri.checkpoint.Saver { folder = at, parts = { model = build(world) }, group = world,
+                full_every = 2 }
               assert.equal(case[2], saver:resume(), name)
               saver:close()
             end)

@@ -1,5 +1,6 @@
--- A process that follows a run has what that one saved, bit by bit and as a whole: under other plans, on other numbers of ranks, over
--- increments, full checkpoints and compacted chains; damaged ones change nothing; another process follows while one trains.
+-- A process that follows a run has what that one saved, bit by bit and as a whole: under other plans, on other numbers
+-- of ranks, over increments, full checkpoints and compacted chains; damaged ones change nothing; another process
+-- follows while one trains.
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local text = require "spec.support.facts"
@@ -41,8 +42,8 @@ local function run_of(of, entry, ranks, steps, each, full_every)
   local states = {}
   sim.run(ranks, function(rank, world)
     local model = build(world, entry)
-    local saver = peri.checkpoint.Saver { folder = of, parts = { model = model }, every = 1, full_every = full_every or 1e9, keep = 100,
-      group = world }
+    local saver = peri.checkpoint.Saver { folder = of, parts = { model = model }, every = 1, full_every = full_every
+      or 1e9, keep = 100, group = world }
     for step = 1, steps do
       train(model, step, step)
       saver:step(step, { said = step })
@@ -163,8 +164,8 @@ describe("a follower", function()
     local before = state(alone)
     train(model, 2, 2)
     local path = saver:step(2)
-    shell.run(("printf x | dd of=%s/rank-0.safetensors bs=1 seek=$(( $(stat -c %%s %s/rank-0.safetensors) - 3 )) conv=notrunc"):format(path,
-      path))
+    shell.run(("printf x | dd of=%s/rank-0.safetensors bs=1 seek=$(( $(stat -c %%s %s/rank-0.safetensors) - 3 )) "
+      .. "conv=notrunc"):format(path, path))
     local taken, why = follower:poll()
     assert.is_nil(taken)
     assert.matches("is damaged", why)

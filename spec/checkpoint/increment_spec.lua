@@ -1,5 +1,6 @@
--- Increments of checkpoints: a chain replays to the bits of the model, under any plan and number of ranks; what is missing, there twice,
--- out of order or damaged is named; nothing mixes two futures, and nobody loses what an increment stands on.
+-- Increments of checkpoints: a chain replays to the bits of the model, under any plan and number of ranks; what is
+-- missing, there twice, out of order or damaged is named; nothing mixes two futures, and nobody loses what an increment
+-- stands on.
 local ffi = require "ffi"
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
@@ -19,7 +20,8 @@ local function build(world, entry, options)
   local model = small.build(world, entry, options)
   local optimizer = world and nn.optim.Adam { params = model:named_parameters(), lr = 0.05 }
     or nn.optim.Adam { params = { model.over.weight, model.over.bias }, lr = 0.05 }
-  return { model = model, optimizer = optimizer, schedule = nn.optim.StepLR { optimizer = optimizer, step_size = 2, gamma = 0.5 } }
+  return { model = model, optimizer = optimizer, schedule = nn.optim.StepLR { optimizer = optimizer, step_size = 2,
+    gamma = 0.5 } }
 end
 
 local function train(p, from, last)
@@ -128,7 +130,8 @@ describe("a chain of increments", function()
     for i = 3, 5 do
       train(p, 2 * i + 1, 2 * i + 1)
       want = state(p)
-      local handle = save(("behind-%d"):format(i), p, { increment_of = ("%s/behind-%d"):format(folder, i - 1), async = true })
+      local handle = save(("behind-%d"):format(i), p, { increment_of = ("%s/behind-%d"):format(folder, i - 1),
+        async = true })
       train(p, 2 * i + 2, 2 * i + 2)
       handle:wait()
     end
@@ -155,19 +158,23 @@ describe("a map of raw ids", function()
   it("that learns and evicts, and its rows that start again, replay", function()
     local function made()
       nn.manual_seed(3)
-      local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 64, embedding_dim = 4, feature_names = { "f" } } }
+      local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 64, embedding_dim = 4,
+        feature_names = { "f" } } }
       return peri.ManagedCollisionEmbeddingBagCollection {
         embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, seed = 4,
           fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 } },
-        managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables, managed_collision_modules = {
+        managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables,
+          managed_collision_modules = {
           t = peri.HashZchManagedCollisionModule { zch_size = 64, total_num_buckets = 2, max_probe = 8,
-            eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = 3 } } } } }
+            eviction_policy_name = "SINGLE_TTL_EVICTION",
+            eviction_config = { features = { "f" }, single_ttl = 3 } } } } }
     end
     local function steps(m, from, last)
       for i = from, last do
         local ids = {}
         for k = 1, 12 do ids[k] = (i * 1000 + k * 7) % 1237 end
-        local pooled = m(peri.KeyedJaggedTensor { keys = { "f" }, lengths = { 6, 6 }, values = peri.tensor(ids, "i64") })
+        local pooled = m(peri.KeyedJaggedTensor { keys = { "f" }, lengths = { 6, 6 },
+          values = peri.tensor(ids, "i64") })
         pooled:values():sum():backward()
       end
     end
@@ -202,7 +209,8 @@ describe("an increment of what was loaded", function()
     local function all(m) return text(peri.shard.gather_state_dict(m:state_dict())) end
     local m, q, r = made(), made(), made()
     save("swapped-0", { model = m })
-    load("swapped-0", { model = q }, { increments = true, rename = { ["model/x."] = "model/y.", ["model/y."] = "model/x." } })
+    load("swapped-0", { model = q },
+      { increments = true, rename = { ["model/x."] = "model/y.", ["model/y."] = "model/x." } })
     assert.is_false(all(m) == all(q))
     save("swapped-1", { model = q }, { increment_of = folder .. "/swapped-0" })
     load("swapped-1", { model = r })
@@ -234,7 +242,8 @@ describe("an increment", function()
     local at = copy("short", "own-0", "own-1", "own-2")
     shell.run(("truncate -s -1 %s/own-1/rank-0.safetensors"):format(at))
     local got = refusal(at .. "/own-2")
-    assert.truthy(got:find("what it is an increment of, '" .. at .. "/own-1': file 'rank-0.safetensors' has", 1, true), got)
+    assert.truthy(got:find("what it is an increment of, '" .. at .. "/own-1': file 'rank-0.safetensors' has", 1, true),
+      got)
   end)
 
   it("is found under any name, and may be given as a list from anywhere", function()
@@ -246,8 +255,8 @@ describe("an increment", function()
     c = peri.checkpoint.open { at .. "/zz", at .. "/aa", there .. "/own-2" }
     assert.equal(2, c:increment())
     c:close()
-    for words, list in pairs { ["which is an increment of checkpoint %x+; that one is missing in front of it"] = { at .. "/aa" },
-      ["is there twice: checkpoint 2 of the list"] = { at .. "/zz", at .. "/aa", at .. "/aa" },
+    for words, list in pairs { ["which is an increment of checkpoint %x+; that one is missing in front of it"] = { at
+      .. "/aa" }, ["is there twice: checkpoint 2 of the list"] = { at .. "/zz", at .. "/aa", at .. "/aa" },
       ["missing, out of order, or of another run"] = { at .. "/zz", there .. "/own-2" },
       ["is a full checkpoint: only the first of a list is"] = { at .. "/zz", at .. "/zz" } } do
       local ok, err = pcall(peri.checkpoint.open, list)
@@ -258,7 +267,8 @@ describe("an increment", function()
 
   it("is neither parentless nor removed nor replaced while there are increments of it", function()
     local at = copy("kept", "own-0", "own-1")
-    assert.error_matches(function() peri.checkpoint.remove(at .. "/own-0") end, "own%-0' is not removed: '.*own%-1' is an increment of it")
+    assert.error_matches(function() peri.checkpoint.remove(at .. "/own-0") end,
+      "own%-0' is not removed: '.*own%-1' is an increment of it")
     assert.error_matches(function() peri.checkpoint.save(at .. "/own-0", p, { replace = true }) end,
       "own%-0' is not replaced: '.*own%-1' is an increment of it")
     peri.checkpoint.remove(at .. "/own-1")
@@ -274,7 +284,8 @@ describe("an increment", function()
     for _, as in ipairs { false, true } do
       -- An error of the call, before anything is written.
       local function try() save("place", q, { replace = true, increment_of = at, async = as }) end
-      assert.error_matches(try, "place' is not replaced: what is saved is an increment of it; take another name.*compact.*or save a full")
+      assert.error_matches(try,
+        "place' is not replaced: what is saved is an increment of it; take another name.*compact.*or save a full")
       assert.error_matches(function() save("place", q, { async = as }) end, "place' is there already")
     end
     load("place", q)
@@ -324,7 +335,8 @@ describe("an increment", function()
     local on = build()
     load("fork-3", on)
     same(state(q), state(on))
-    assert.error_matches(function() peri.checkpoint.open(folder .. "/fork-1"):compact(folder .. "/x") end, "is no increment")
+    assert.error_matches(function() peri.checkpoint.open(folder .. "/fork-1"):compact(folder .. "/x") end,
+      "is no increment")
   end)
 
   it("with hostile lists of rows is refused", function()
@@ -359,7 +371,8 @@ describe("an increment", function()
     for name, list in pairs { unordered = { 7, 3 }, twice = { 3, 3 }, beyond = { 3, 50 }, below = { -1, 3 } } do
       local ok, err = pcall(reads, forged(name, list))
       assert.is_false(ok)
-      assert.truthy(tostring(err):find("the rows that it has of tensor 'model/ebc.embedding_bags.a.weight' are", 1, true), tostring(err))
+      assert.truthy(tostring(err):find("the rows that it has of tensor 'model/ebc.embedding_bags.a.weight' are", 1,
+        true), tostring(err))
     end
     assert.truthy(forged("longer", { 1, 2, 3 }, 2):find "has another form than 2 numbers of I64")
   end)
@@ -370,7 +383,8 @@ describe("a Saver", function()
     local at = folder .. "/saver"
     local function run(steps, resume)
       local p = build()
-      local saver = peri.checkpoint.Saver { folder = at, parts = p, every = 1, full_every = 4, keep = 2, resume = resume }
+      local saver = peri.checkpoint.Saver { folder = at, parts = p, every = 1, full_every = 4, keep = 2,
+        resume = resume }
       local step = saver:resume() or 0
       for i = step + 1, step + steps do
         train(p, i, i)

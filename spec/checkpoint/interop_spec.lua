@@ -1,8 +1,10 @@
--- From and to TorchRec, by examples/interop/torch_checkpoint.py: a DLRM that was trained there predicts the same here, to rounding, and one
--- more training step on both sides leaves the same weights and states of optimizers, to rounding; and the other way round.
+-- From and to TorchRec, by examples/interop/torch_checkpoint.py: a DLRM that was trained there predicts the same here,
+-- to rounding, and one more training step on both sides leaves the same weights and states of optimizers, to rounding;
+-- and the other way round.
 --
--- PYTHON= a Python with torch, torchrec, fbgemm_gpu, safetensors and xxhash runs all of it. Without one, spec/checkpoint/torchrec has
--- checkpoints that TorchRec 1.9.2 made: <tables>-<dense>/before after 3 steps, after one more, and their predictions.
+-- PYTHON= a Python with torch, torchrec, fbgemm_gpu, safetensors and xxhash runs all of it. Without one,
+-- spec/checkpoint/torchrec has checkpoints that TorchRec 1.9.2 made: <tables>-<dense>/before after 3 steps, after one
+-- more, and their predictions.
 -- deadline: 240 s
 local peri = require "perilune"
 local shell = require "spec.support.shell"
@@ -24,15 +26,17 @@ local function batch(step)
     features[i + 1], labels[i + 1] = {}, (step + i) % 2
     for j = 0, 2 do features[i + 1][j + 1] = ((step + 2 * i + 3 * j) % 7) / 4 - 0.75 end
   end
-  return peri.tensor(features), peri.KeyedJaggedTensor { keys = { "fa", "fb" }, values = ids, lengths = lengths }, peri.tensor(labels)
+  return peri.tensor(features), peri.KeyedJaggedTensor { keys = { "fa", "fb" }, values = ids, lengths = lengths },
+    peri.tensor(labels)
 end
 
 local function build(tables, dense)
   nn.manual_seed(3)
   local model = nn.DLRM { dense_in_features = 3, dense_arch_layer_sizes = { 5, DIM }, over_arch_layer_sizes = { 5, 1 },
-    embedding_bag_collection = peri.EmbeddingBagCollection { fused_params = { optimizer = tables, learning_rate = 0.5, eps = 1e-8 },
-      tables = { peri.EmbeddingBagConfig { name = "a", num_embeddings = ROWS.a, embedding_dim = DIM, feature_names = { "fa" } },
-        peri.EmbeddingBagConfig { name = "b", num_embeddings = ROWS.b, embedding_dim = DIM, feature_names = { "fb" } } } } }
+    embedding_bag_collection = peri.EmbeddingBagCollection { fused_params = { optimizer = tables, learning_rate = 0.5,
+      eps = 1e-8 }, tables = { peri.EmbeddingBagConfig { name = "a", num_embeddings = ROWS.a, embedding_dim = DIM,
+        feature_names = { "fa" } }, peri.EmbeddingBagConfig { name = "b", num_embeddings = ROWS.b, embedding_dim = DIM,
+        feature_names = { "fb" } } } } }
   local named = {}
   for _, p in ipairs(model:named_parameters()) do
     if not p.name:find("embedding_bags", 1, true) then named[#named + 1] = p end

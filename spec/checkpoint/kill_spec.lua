@@ -1,5 +1,6 @@
--- Processes that are killed at any moment of saving leave the checkpoint before or the one after, whole, and nothing that the next save
--- does not sweep; and who reads while others replace and remove checkpoints sees one of them, never parts of two.
+-- Processes that are killed at any moment of saving leave the checkpoint before or the one after, whole, and nothing
+-- that the next save does not sweep; and who reads while others replace and remove checkpoints sees one of them, never
+-- parts of two.
 --
 -- PERI_TEST_KILLS=n: that many kills of each kind, where `make test` has a few.
 -- deadline: 180 s
@@ -16,9 +17,9 @@ teardown(function() clean() end)
 local KILLS = tonumber(os.getenv "PERI_TEST_KILLS") or false
 local random = math.random
 
---- Saves in a loop, with replace and by a Saver. Every element of every tensor is the number of the step. Arguments: the folder, how many
---- steps (0: until it is killed), and "async", to go on while it saves. The rows are spread over the ranks, and the last tensor is in a
---- file of its own.
+--- Saves in a loop, with replace and by a Saver. Every element of every tensor is the number of the step. Arguments:
+--- the folder, how many steps (0: until it is killed), and "async", to go on while it saves. The rows are spread over
+--- the ranks, and the last tensor is in a file of its own.
 local script = shell.write(folder .. "/script.lua", [[
 local ffi = require "ffi"
 ffi.cdef "int getpid(void);"
@@ -78,7 +79,9 @@ local function step_of(c)
     local offset = peri.util.map(shape, function(n) return n - math.max(1, n - 3) end)
     local part_low, part_high = bounds(c:read(name, { offset = offset, size = size }))
     low, high = math.min(low, part_low), math.max(high, part_high)
-    if low ~= high or step and step ~= low then error(("%s is a mixture: %s has steps %d to %d"):format(c.path, name, low, high)) end
+    if low ~= high or step and step ~= low then
+      error(("%s is a mixture: %s has steps %d to %d"):format(c.path, name, low, high))
+    end
     step = low
   end
   return step
@@ -102,14 +105,16 @@ local function check(of, at_least)
   for _, entry in ipairs(list) do whole(entry.path, entry.step) end
   assert.is_true(step >= at_least and list[1].step >= at_least)
   assert.is_true(step - list[1].step <= 1, "the save that came first is there")
-  peri.checkpoint.Saver { folder = of .. "/saves", parts = { none = peri.nn.Linear { in_features = 1, out_features = 1 } } }:close()
+  peri.checkpoint.Saver { folder = of .. "/saves",
+    parts = { none = peri.nn.Linear { in_features = 1, out_features = 1 } } }:close()
   return list[1].step
 end
 
 --- Start it; the function that is returned waits for its end.
 local function start(of, ranks, steps, async)
   os.remove(of .. "/ready")
-  return shell.start(("%s run -n %d %s %s %d %s"):format(shell.perilune, ranks, script, of, steps or 0, async and "async" or ""))
+  return shell.start(("%s run -n %d %s %s %d %s"):format(shell.perilune, ranks, script, of, steps or 0, async
+    and "async" or ""))
 end
 
 --- Wait until a process that start began has saved once, and begun a second time.
@@ -147,7 +152,9 @@ describe("saving that is killed", function()
       assert.equal("", (shell.run(("find %s -name '.*.saving-*'"):format(of))))
       assert.equal("model\n", (shell.run(("ls %s | grep model"):format(of))))
       assert.equal(2, select(2, shell.run(("ls %s/saves"):format(of)):gsub("\n", "")))
-      if KILLS then print(("%s: %d kills, %d steps, %d leftovers swept"):format(title, KILLS * #victims, step, swept)) end
+      if KILLS then
+        print(("%s: %d kills, %d steps, %d leftovers swept"):format(title, KILLS * #victims, step, swept))
+      end
     end)
   end
   killed("leaves the one before or the one after", 1, 6, { { 0 } })

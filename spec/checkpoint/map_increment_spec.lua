@@ -1,5 +1,6 @@
--- Increments of maps of raw ids. A follower that knows docs/checkpoints.md only (manifest.json, and bytes of files) replays the lists of
--- increments onto what it knows of the parent, and has the map then; what is listed as evicted and as learned is what sets of ids say.
+-- Increments of maps of raw ids. A follower that knows docs/checkpoints.md only (manifest.json, and bytes of files)
+-- replays the lists of increments onto what it knows of the parent, and has the map then; what is listed as evicted and
+-- as learned is what sets of ids say.
 local ffi = require "ffi"
 local json = require "dkjson"
 local peri = require "perilune"
@@ -15,13 +16,17 @@ local BASE = "mc._managed_collision_collection._managed_collision_modules."
 local ROWS = 96
 
 local modules = {
-  mch = function(rows, buckets) return peri.MCHManagedCollisionModule { zch_size = rows, buckets = buckets or 6, device = "cpu",
-    eviction_interval = 2, eviction_policy = embed.DistanceLFU_EvictionPolicy { decay_exponent = 1 } } end,
-  lru = function(rows) return peri.MCHManagedCollisionModule { zch_size = rows, buckets = 4, eviction_interval = 1, device = "cpu",
-    eviction_policy = embed.LRU_EvictionPolicy {} } end,
-  ttl = function(rows) return peri.HashZchManagedCollisionModule { zch_size = rows, total_num_buckets = 4, max_probe = 8,
-    eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f_ttl" }, single_ttl = 3 } } end,
-  grow = function(rows) return peri.HashZchManagedCollisionModule { zch_size = rows, total_num_buckets = 4, max_probe = 8 } end,
+  mch = function(rows, buckets) return peri.MCHManagedCollisionModule { zch_size = rows, buckets = buckets or 6,
+    device = "cpu", eviction_interval = 2,
+    eviction_policy = embed.DistanceLFU_EvictionPolicy { decay_exponent = 1 } } end,
+  lru = function(rows) return peri.MCHManagedCollisionModule { zch_size = rows, buckets = 4, eviction_interval = 1,
+    device = "cpu", eviction_policy = embed.LRU_EvictionPolicy {} } end,
+  ttl = function(rows) return peri.HashZchManagedCollisionModule { zch_size = rows, total_num_buckets = 4,
+    max_probe = 8, eviction_policy_name = "SINGLE_TTL_EVICTION",
+    eviction_config = { features = { "f_ttl" }, single_ttl = 3 } } end,
+  grow = function(rows)
+    return peri.HashZchManagedCollisionModule { zch_size = rows, total_num_buckets = 4, max_probe = 8 }
+  end,
 }
 
 local Net = nn.Module:extend "Net"
@@ -35,7 +40,8 @@ function Net:init(rows, buckets)
   self.mc = peri.ManagedCollisionEmbeddingBagCollection {
     embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, seed = 4,
       fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1, exact = true } },
-    managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables, managed_collision_modules = made } }
+    managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables,
+      managed_collision_modules = made } }
 end
 function Net:forward(kjt) return (self.mc(kjt):values():sum()) end
 
@@ -68,11 +74,11 @@ local function step(model, draw, i, n)
   end)
 end
 
--- -- the follower -----------------------------------------------------------------------------------------------------------------------
+-- -- the follower -----------------------------------------------------------------------------------------------------
 
 local free = { _mch_sorted_raw_ids = "9223372036854775807", _hash_zch_identities = "-1" }
-local by_row = peri.util.index_of { "_mch_sorted_raw_ids", "_mch_remapped_ids_mapping", "_mch_counts", "_mch_last_access_iter",
-  "_hash_zch_identities", "_hash_zch_metadata" }
+local by_row = peri.util.index_of { "_mch_sorted_raw_ids", "_mch_remapped_ids_mapping", "_mch_counts",
+  "_mch_last_access_iter", "_hash_zch_identities", "_hash_zch_metadata" }
 local types = { I64 = { "const int64_t *", 8 }, I32 = { "const int32_t *", 4 } }
 
 local function text_of(x) return (tostring(x):gsub("LL$", "")) end
@@ -86,8 +92,8 @@ local function twice(list)
   end)
 end
 
---- Apply a checkpoint to what is known: table's name -> { [state] = numbers by row, row_of = id -> row }. Returns what it lists: table's
---- name -> { evicted = set, listed = set, rows = [state] = how many }.
+--- Apply a checkpoint to what is known: table's name -> { [state] = numbers by row, row_of = id -> row }. Returns what
+--- it lists: table's name -> { evicted = set, listed = set, rows = [state] = how many }.
 local function follow(known, path)
   local file = assert(io.open(path .. "/manifest.json"))
   local manifest, tensors, told = json.decode(file:read "*a"), {}, {}
@@ -175,11 +181,14 @@ local function check_lists(before, now, told)
   end
 end
 
-local function save(name, model, options) return peri.checkpoint.save(folder .. "/" .. name, { model = model }, options) end
+local function save(name, model, options)
+  return peri.checkpoint.save(folder .. "/" .. name, { model = model }, options)
+end
 
 describe("increments of maps that learn and evict at random", function()
   for ranks = 0, 2, 2 do
-    it(("replay by their lists to exactly the maps, which are what sets of ids say; on %d ranks"):format(math.max(ranks, 1)), function()
+    it(("replay by their lists to exactly the maps, which are what sets of ids say; on %d ranks"):format(math.max(ranks,
+      1)), function()
       local function run(rank, world)
         local model, draw, known, i = build(world), random(7 + ranks), {}, 0
         local function steps(n) for _ = 1, n do
@@ -200,7 +209,8 @@ describe("increments of maps that learn and evict at random", function()
           end
           steps(draw(4))
           local now = maps_of(model)
-          local handle = save(path(k), model, { group = world, increment_of = folder .. "/" .. path(k - 1), async = k == 5 })
+          local handle = save(path(k), model, { group = world, increment_of = folder .. "/" .. path(k - 1),
+            async = k == 5 })
           if k == 5 then
             steps(1) -- after its moment
             handle:wait()
@@ -217,7 +227,8 @@ describe("increments of maps that learn and evict at random", function()
         assert.is_true((rank or 0) > 0 or evicted > 20, "the sequence evicts")
       end
       if ranks == 0 then run() else sim.run(ranks, run) end
-      local said = shell.run(("%s/perilune checkpoint show %s/r%d-6"):format(os.getenv "PERI_BUILD" or "build", folder, ranks))
+      local said = shell.run(("%s/perilune checkpoint show %s/r%d-6"):format(os.getenv "PERI_BUILD" or "build", folder,
+        ranks))
       assert.truthy(said:find("_mch_sorted_raw_ids  *i64 *96 *%d+ *%d+ changed, %d+ ids evicted"), said)
       -- The chain loads, and its full checkpoint too, on any number of ranks.
       local known = {}
@@ -335,7 +346,8 @@ describe("increments of maps that learn and evict at random", function()
       peri.checkpoint.follow(of, { model = larger }, { group = false }) }
     sim.run(2, function(rank, world)
       local model = build(world)
-      local saver = peri.checkpoint.Saver { folder = of, parts = { model = model }, every = 1, full_every = 4, keep = 9, group = world }
+      local saver = peri.checkpoint.Saver { folder = of, parts = { model = model }, every = 1, full_every = 4, keep = 9,
+        group = world }
       for i = 1, 6 do
         step(model, draw, i, 8)
         saver:step(i)

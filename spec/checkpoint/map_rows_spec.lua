@@ -1,5 +1,6 @@
--- Maps of raw ids are loaded some rows at a time. What no map can have is an error that names the row, and changes nothing; an id with two
--- rows is found when all rows are there, and leaves a map that knows nothing. States in the order of ids, which TorchRec writes, load too.
+-- Maps of raw ids are loaded some rows at a time. What no map can have is an error that names the row, and changes
+-- nothing; an id with two rows is found when all rows are there, and leaves a map that knows nothing. States in the
+-- order of ids, which TorchRec writes, load too.
 local ffi = require "ffi"
 local peri = require "perilune"
 local Tensor = require "perilune.tensor"
@@ -16,9 +17,11 @@ local function model(kind, policy)
       eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = 3 } }
     or peri.MCHManagedCollisionModule { zch_size = ROWS, buckets = 2, device = "cpu", eviction_interval = 1,
       eviction_policy = policy or peri.embed.DistanceLFU_EvictionPolicy { decay_exponent = 1 } }
-  local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = ROWS, embedding_dim = 2, feature_names = { "f" } } }
+  local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = ROWS, embedding_dim = 2,
+    feature_names = { "f" } } }
   return peri.ManagedCollisionEmbeddingBagCollection {
-    embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, seed = 4, fused_params = { optimizer = "sgd" } },
+    embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, seed = 4,
+      fused_params = { optimizer = "sgd" } },
     managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables,
       managed_collision_modules = { t = module } } }
 end
@@ -27,7 +30,8 @@ local function step(mc, first)
   local ids = {}
   for i = 1, 40 do ids[i] = (first + i) * 7919 end
   peri.scope(function()
-    mc(peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor(ids, "i64"), lengths = { #ids } }):values():sum():backward()
+    mc(peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor(ids, "i64"),
+      lengths = { #ids } }):values():sum():backward()
   end)
 end
 
@@ -41,7 +45,8 @@ end
 local function text_of(mc)
   local list = {}
   for name, t in peri.util.ordered(mc:state_dict()) do
-    list[#list + 1] = name .. " " .. table.concat(peri.util.map((Tensor.is(t) and t or t:gather()):to_list(), tostring), ",")
+    list[#list + 1] = name .. " " .. table.concat(peri.util.map((Tensor.is(t) and t or t:gather()):to_list(), tostring),
+      ",")
   end
   return table.concat(list, "\n")
 end
@@ -86,7 +91,9 @@ local cases = {
   { "hash", "_hash_zch_metadata is %-2, allowed: %-1 to", function(m) m._hash_zch_metadata[5] = -2 end },
   { "hash", "the row is further from the id's home than max_probe", function(m)
     local ids = m._hash_zch_identities -- from anywhere else it is too far for some row of the bucket
-    for k = 0, ROWS / 2 - 1 do ids[k], m._hash_zch_metadata[k] = k == 0 and ids[first_id(ids, FREE.hash, 16)] or -1, -1 end
+    for k = 0, ROWS / 2 - 1 do
+      ids[k], m._hash_zch_metadata[k] = k == 0 and ids[first_id(ids, FREE.hash, 16)] or -1, -1
+    end
   end },
 }
 

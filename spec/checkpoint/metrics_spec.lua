@@ -1,5 +1,6 @@
--- Metrics outlive the process: on as many ranks each goes on with its own sums and windows, bit for bit; on others all ranks together have
--- seen the same. And the whole: model, optimizer, data and metrics of a run that goes on are those of the run that never stopped.
+-- Metrics outlive the process: on as many ranks each goes on with its own sums and windows, bit for bit; on others all
+-- ranks together have seen the same. And the whole: model, optimizer, data and metrics of a run that goes on are those
+-- of the run that never stopped.
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local shell = require "spec.support.shell"
@@ -9,9 +10,9 @@ local folder, clean = shell.temporary()
 teardown(clean)
 
 local names = {
-  "AUCMetric", "AUPRCMetric", "AccuracyMetric", "AverageMetric", "CTRMetric", "CaliFreeNEMetric", "CalibrationMetric", "MAEMetric",
-  "MSEMetric", "MulticlassRecallMetric", "NDCGMetric", "NEMetric", "NEPositiveMetric", "NMSEMetric", "PrecisionMetric", "RAUCMetric",
-  "RecallMetric", "UnweightedNEMetric", "WeightedAvgMetric", "XAUCMetric",
+  "AUCMetric", "AUPRCMetric", "AccuracyMetric", "AverageMetric", "CTRMetric", "CaliFreeNEMetric", "CalibrationMetric",
+  "MAEMetric", "MSEMetric", "MulticlassRecallMetric", "NDCGMetric", "NEMetric", "NEPositiveMetric", "NMSEMetric",
+  "PrecisionMetric", "RAUCMetric", "RecallMetric", "UnweightedNEMetric", "WeightedAvgMetric", "XAUCMetric",
 }
 
 local WINDOW = 40
@@ -76,8 +77,8 @@ describe("metrics in a checkpoint", function()
         local got = values(parts)
         if n == 2 then assert.equal(bits(want), bits(got)) end
         for key, value in peri.util.ordered(want) do
-          assert.is_true(math.abs(got[key] - value) <= 1e-12 * math.max(1, math.abs(value)), ("%s: %.17g, was %.17g"):format(key, got[key],
-            value))
+          assert.is_true(math.abs(got[key] - value) <= 1e-12 * math.max(1, math.abs(value)),
+            ("%s: %.17g, was %.17g"):format(key, got[key], value))
         end
         if n ~= 2 then return end
         for i = 10, 15 do update(parts, i, rank) end
@@ -118,8 +119,10 @@ end)
 describe("a Saver of a whole run", function()
   local Net = nn.Module:extend "Net"
   function Net:init()
-    self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1, exact = true },
-      tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 50, embedding_dim = 4, feature_names = { "c1" } } } }
+    self.ebc = peri.EmbeddingBagCollection { seed = 5,
+      fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1, exact = true },
+      tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 50, embedding_dim = 4,
+        feature_names = { "c1" } } } }
     self.over = nn.Linear { in_features = 4, out_features = 1 }
   end
   function Net:forward(b)
@@ -130,11 +133,13 @@ describe("a Saver of a whole run", function()
 
   local function run(world, path, steps, out)
     nn.manual_seed(3)
-    local model = peri.DistributedModelParallel { module = Net(), group = world, plan = { ebc = { t = plan.row_wise() } } }
+    local model = peri.DistributedModelParallel { module = Net(), group = world,
+      plan = { ebc = { t = plan.row_wise() } } }
     local optimizer = nn.optim.Adam { params = model:named_parameters(), lr = 0.05 }
-    local batches = data.synthetic { num_rows = 100, batch_size = 8, epochs = 9, rows = 50, dense_features = 1, sparse_features = 1,
-      rank = world:rank(), world_size = world:size() }
-    local ne, auc = metrics.NEMetric { window_size = 64, group = world }, metrics.AUCMetric { window_size = 64, group = world }
+    local batches = data.synthetic { num_rows = 100, batch_size = 8, epochs = 9, rows = 50, dense_features = 1,
+      sparse_features = 1, rank = world:rank(), world_size = world:size() }
+    local ne, auc = metrics.NEMetric { window_size = 64, group = world },
+      metrics.AUCMetric { window_size = 64, group = world }
     local saver = peri.checkpoint.Saver { folder = path, every = 5, group = world,
       parts = { model = model, optimizer = optimizer, batches = batches, ne = ne, auc = auc } }
     local step = saver:resume() or 0
@@ -147,8 +152,9 @@ describe("a Saver of a whole run", function()
       saver:step(step)
     end
     saver:close()
-    out[world:rank()] = bits { auc = auc:compute().window_auc, ne = ne:compute().window_ne, life = ne:compute().lifetime_ne,
-      weight = model.module.over.weight:item(0), batches = batches:state_dict().batches }
+    out[world:rank()] = bits { auc = auc:compute().window_auc, ne = ne:compute().window_ne,
+      life = ne:compute().lifetime_ne, weight = model.module.over.weight:item(0),
+      batches = batches:state_dict().batches }
   end
 
   it("goes on with the samples and the metrics of the run that never stopped", function()

@@ -1,5 +1,6 @@
--- A run that goes on is the run that never stopped, in its samples and in its metrics: with every loader, with and without workers, in a
--- loop and in a pipeline that loads ahead, and on another number of ranks where the order of the data allows it.
+-- A run that goes on is the run that never stopped, in its samples and in its metrics: with every loader, with and
+-- without workers, in a loop and in a pipeline that loads ahead, and on another number of ranks where the order of the
+-- data allows it.
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local packages = require "perilune.data.packages"
@@ -21,8 +22,8 @@ local file = folder .. "/samples.txt"
 data.synthetic.write(with(shape, { path = file, num_rows = 60, seed = 5, ids_per_bag = { 0, 1 } }))
 local blocks = {}
 for i = 0, 19 do
-  blocks[#blocks + 1] = ("Package: p%d\nSection: s%d\nDescription: word%d tool\nDepends: p%d, p%d\n"):format(i, i % 3, i % 5,
-    (i * 7 + 1) % 20, (i + 1) % 20)
+  blocks[#blocks + 1] = ("Package: p%d\nSection: s%d\nDescription: word%d tool\nDepends: p%d, p%d\n"):format(i, i % 3,
+    i % 5, (i * 7 + 1) % 20, (i + 1) % 20)
 end
 local lists = packages.parse(table.concat(blocks, "\n"))
 
@@ -34,7 +35,8 @@ local makers = {
   DataLoadingThread = function(a)
     local loader = function(arguments) return require("perilune").data.synthetic(arguments) end
     return peri.pipeline.DataLoadingThread { loader = loader, num_workers = a.num_workers or 1, global_batches = true,
-      arguments = with(shape, common, { num_rows = 60, seed = 3, rank = a.rank, world_size = a.world_size, batch_size = a.batch_size }) }
+      arguments = with(shape, common, { num_rows = 60, seed = 3, rank = a.rank, world_size = a.world_size,
+        batch_size = a.batch_size }) }
   end,
   Generator = function(a)
     return data.Generator { global_batches = true, make = function(first)
@@ -88,19 +90,24 @@ describe("the position in data", function()
       assert.same({ row, size }, { b.global_row, b.global_rows })
       again:stop()
     end
-    for words, a in peri.util.ordered { ["seed was 3, and is 4"] = { seed = 4 }, ["rows was 50, and is 60"] = { rows = 60 },
-      ["behind sample 16 of a pass, where no batch of this loader begins.*divides 16, such as 8"] = { batch_size = 12 } } do
+    for words, a in peri.util.ordered { ["seed was 3, and is 4"] = { seed = 4 },
+      ["rows was 50, and is 60"] = { rows = 60 },
+      ["behind sample 16 of a pass, where no batch of this loader begins.*divides 16, such as 8"] =
+        { batch_size = 12 } } do
       local again = makers.synthetic(a)
       assert.error_matches(function() again:load_state_dict(dict) end, words)
       assert.equal(0, again().global_row) -- nothing changed
     end
-    assert.error_matches(function() makers.criteo({}):load_state_dict(dict) end, "no position in data.criteo, but data.synthetic")
+    assert.error_matches(function() makers.criteo({}):load_state_dict(dict) end,
+      "no position in data.criteo, but data.synthetic")
   end)
 
   it("counts the batches that a pipeline has trained, not those that it has loaded ahead", function()
     for name, make in peri.util.ordered(makers) do
-      local ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "sgd" }, tables = { peri.EmbeddingBagConfig {
-        name = "t", num_embeddings = 50, embedding_dim = 4, feature_names = { name == "packages" and "section" or "c1" } } } }
+      local ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "sgd" },
+        tables = { peri.EmbeddingBagConfig {
+        name = "t", num_embeddings = 50, embedding_dim = 4, feature_names = { name == "packages" and "section"
+          or "c1" } } } }
       sim.run(2, function(rank, world)
         local place = { rank = rank, world_size = 2 }
         local seen = {}
@@ -110,7 +117,8 @@ describe("the position in data", function()
           seen[#seen + 1] = text_of(b)
           return self.ebc(b.sparse_features):values():sum() * b.loss_scale
         end
-        local model = peri.DistributedModelParallel { module = Net(), group = world, plan = { ebc = { t = plan.row_wise() } } }
+        local model = peri.DistributedModelParallel { module = Net(), group = world,
+          plan = { ebc = { t = plan.row_wise() } } }
         local function run(loader, n)
           local pipeline = peri.pipeline.TrainPipelineSparseDist { model = model, optimizer = false }
           for _ = 1, n do pipeline:progress(loader) end
@@ -135,7 +143,8 @@ describe("the position in data", function()
   it("is not loaded while a pipeline has batches of another one in flight", function()
     local Net = nn.Module:extend "Net"
     function Net:init()
-      self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "sgd" }, tables = { peri.EmbeddingBagConfig {
+      self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "sgd" },
+        tables = { peri.EmbeddingBagConfig {
         name = "t", num_embeddings = 50, embedding_dim = 4, feature_names = { "f" } } } }
     end
     function Net:forward(x) return self.ebc(x):values():sum() end
@@ -149,13 +158,16 @@ describe("the position in data", function()
           return peri.KeyedJaggedTensor { keys = { "f" }, values = { k % 50 }, lengths = { 1 } }
         end
       end }
-      local model = peri.DistributedModelParallel { module = Net(), group = world, plan = { ebc = { t = plan.row_wise() } } }
+      local model = peri.DistributedModelParallel { module = Net(), group = world,
+        plan = { ebc = { t = plan.row_wise() } } }
       local pipeline = peri.pipeline.TrainPipelineSparseDist { model = model, optimizer = false }
       local parts, options = { model = model, loader = loader }, { group = world }
       for _ = 1, 3 do pipeline:progress(loader) end
-      peri.checkpoint.save(folder .. "/run/save-000001-step-3", parts, { group = world, values = { saver = { number = 1, step = 3 } } })
+      peri.checkpoint.save(folder .. "/run/save-000001-step-3", parts,
+        { group = world, values = { saver = { number = 1, step = 3 } } })
       pipeline:progress(loader)
-      local words = "a pipeline has batches in flight.*module 'ebc'.*allowed: after pipeline:stop.*or after pipeline:close"
+      local words = "a pipeline has batches in flight.*module 'ebc'.*allowed: after pipeline:stop.*or after "
+        .. "pipeline:close"
       local before = loader:state_dict()
       local saver = peri.checkpoint.Saver { folder = folder .. "/run", parts = parts, group = world }
       for _, load in ipairs {

@@ -1,5 +1,6 @@
--- Tables of raw ids load into tables of other sizes: the ids that the policy would evict last are in it, with their weights, states and
--- counters; growing loses nothing; what did not fit is counted. The expectations are made of the checkpoint's tensors, id by id.
+-- Tables of raw ids load into tables of other sizes: the ids that the policy would evict last are in it, with their
+-- weights, states and counters; growing loses nothing; what did not fit is counted. The expectations are made of the
+-- checkpoint's tensors, id by id.
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local shell = require "spec.support.shell"
@@ -12,26 +13,29 @@ teardown(clean)
 
 local Net = nn.Module:extend "Net"
 function Net:init(o)
-  local tables = { peri.EmbeddingBagConfig { name = "raw", num_embeddings = o.rows, embedding_dim = 4, feature_names = { "f" } } }
+  local tables = { peri.EmbeddingBagConfig { name = "raw", num_embeddings = o.rows, embedding_dim = 4,
+    feature_names = { "f" } } }
   self.mc = peri.ManagedCollisionEmbeddingBagCollection {
-    embedding_bag_collection = peri.EmbeddingBagCollection { seed = 6, fused_params = { optimizer = "adagrad", learning_rate = 0.1,
-      exact = true }, tables = tables },
+    embedding_bag_collection = peri.EmbeddingBagCollection { seed = 6,
+      fused_params = { optimizer = "adagrad", learning_rate = 0.1, exact = true }, tables = tables },
     managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables,
       managed_collision_modules = { raw = o.module(o.rows, o.buckets) } } }
 end
 function Net:forward(kjt) return (self.mc(kjt):values():mean()) end
 
 local kinds = {
-  LFU = function(rows, buckets) return peri.MCHManagedCollisionModule { zch_size = rows, buckets = buckets, eviction_interval = 1,
-    device = "cpu", eviction_policy = embed.LFU_EvictionPolicy() } end,
-  LRU = function(rows, buckets) return peri.MCHManagedCollisionModule { zch_size = rows, buckets = buckets, eviction_interval = 1,
-    device = "cpu", eviction_policy = embed.LRU_EvictionPolicy() } end,
-  mine = function(rows, buckets) return peri.MCHManagedCollisionModule { zch_size = rows, buckets = buckets, eviction_interval = 1,
-    device = "cpu", eviction_policy = embed.MCHEvictionPolicy { score = function(count, last) return last - count end } } end,
-  hash = function(rows, buckets) return peri.HashZchManagedCollisionModule { zch_size = rows, total_num_buckets = buckets,
-    device = "cpu" } end,
-  hash_ttl = function(rows, buckets) return peri.HashZchManagedCollisionModule { zch_size = rows, total_num_buckets = buckets,
-    device = "cpu", eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = 100 } } end,
+  LFU = function(rows, buckets) return peri.MCHManagedCollisionModule { zch_size = rows, buckets = buckets,
+    eviction_interval = 1, device = "cpu", eviction_policy = embed.LFU_EvictionPolicy() } end,
+  LRU = function(rows, buckets) return peri.MCHManagedCollisionModule { zch_size = rows, buckets = buckets,
+    eviction_interval = 1, device = "cpu", eviction_policy = embed.LRU_EvictionPolicy() } end,
+  mine = function(rows, buckets) return peri.MCHManagedCollisionModule { zch_size = rows, buckets = buckets,
+    eviction_interval = 1, device = "cpu",
+    eviction_policy = embed.MCHEvictionPolicy { score = function(count, last) return last - count end } } end,
+  hash = function(rows, buckets) return peri.HashZchManagedCollisionModule { zch_size = rows,
+    total_num_buckets = buckets, device = "cpu" } end,
+  hash_ttl = function(rows, buckets) return peri.HashZchManagedCollisionModule { zch_size = rows,
+    total_num_buckets = buckets, device = "cpu", eviction_policy_name = "SINGLE_TTL_EVICTION",
+    eviction_config = { features = { "f" }, single_ttl = 100 } } end,
 }
 local score = { LFU = function(count) return count end, LRU = function(_, last) return last end,
   mine = function(count, last) return last - count end, hash = function(_, _, _, row) return -row end,
@@ -48,7 +52,8 @@ end
 local function train(model, from, last)
   for i = from, last do
     peri.scope(function()
-      model(peri.KeyedJaggedTensor { keys = { "f" }, values = { i * 37 % 41, i * i % 29, i % 7, i * 13 % 97 }, lengths = { 2, 2 } })
+      model(peri.KeyedJaggedTensor { keys = { "f" }, values = { i * 37 % 41, i * i % 29, i % 7, i * 13 % 97 },
+        lengths = { 2, 2 } })
         :backward()
     end)
   end
@@ -149,10 +154,12 @@ describe("a table of raw ids of another size", function()
     end)
   end
 
-  it("hash ids lie as if they had come one after the other, the longest times first, where max_probe is short", function()
+  it("hash ids lie as if they had come one after the other, the longest times first, where max_probe is short",
+    function()
     local function hash(rows, buckets)
-      return peri.HashZchManagedCollisionModule { zch_size = rows, total_num_buckets = buckets, device = "cpu", max_probe = 3,
-        eviction_policy_name = "LRU_EVICTION", eviction_config = { features = { "f" }, single_ttl = 100 } }
+      return peri.HashZchManagedCollisionModule { zch_size = rows, total_num_buckets = buckets, device = "cpu",
+        max_probe = 3, eviction_policy_name = "LRU_EVICTION",
+        eviction_config = { features = { "f" }, single_ttl = 100 } }
     end
     local path, model = folder .. "/short", build(nil, { rows = 60, buckets = 3, module = hash })
     train(model, 1, 30)
@@ -164,7 +171,8 @@ describe("a table of raw ids of another size", function()
         if all[x].time ~= all[y].time then return all[x].time > all[y].time end
         return x < y
       end)
-      local alone = peri.HashZchManagedCollisionModule { zch_size = size[1], total_num_buckets = size[2], device = "cpu", max_probe = 3,
+      local alone = peri.HashZchManagedCollisionModule { zch_size = size[1], total_num_buckets = size[2],
+        device = "cpu", max_probe = 3,
         on_miss = "drop" } -- never takes a row back
       for _, id in ipairs(order) do
         local row = alone(peri.KeyedJaggedTensor { keys = { "f" }, values = { id }, lengths = { 1 } }):values():item(0)
@@ -198,6 +206,7 @@ function Net:init()
 end
 peri.checkpoint.load("%s", { model = Net() })
 ]]):format(folder .. "/LFU"))))
-    assert.truthy(out:find "^perilune: table 'raw' had 36 rows and has 4: 3 of %d+ ids are in it, %d+ did not fit and are left out", out)
+    assert.truthy(out:find("^perilune: table 'raw' had 36 rows and has 4: 3 of %d+ ids are in it, %d+ did not fit and "
+      .. "are left out"), out)
   end)
 end)

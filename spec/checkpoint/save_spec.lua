@@ -1,5 +1,5 @@
--- Checkpoints of whole programs: the run that goes on after a load is the run that never stopped, under any plan; what does not fit is one
--- error that lists it all, and nothing changes.
+-- Checkpoints of whole programs: the run that goes on after a load is the run that never stopped, under any plan; what
+-- does not fit is one error that lists it all, and nothing changes.
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local text = require "spec.support.facts"
@@ -11,8 +11,8 @@ teardown(clean)
 
 local Net = nn.Module:extend "Net"
 function Net:init(options)
-  self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = options.optimizer or "rowwise_adagrad",
-    learning_rate = 0.1, exact = true }, tables = {
+  self.ebc = peri.EmbeddingBagCollection { seed = 5,
+    fused_params = { optimizer = options.optimizer or "rowwise_adagrad", learning_rate = 0.1, exact = true }, tables = {
     peri.EmbeddingBagConfig { name = "a", num_embeddings = 50, embedding_dim = 8, feature_names = { "fa" } },
     peri.EmbeddingBagConfig { name = "b", num_embeddings = 37, embedding_dim = 16, feature_names = { "fb" } } } }
   self.drop, self.over = nn.Dropout { p = 0.3 }, nn.Linear { in_features = 24, out_features = 1 }
@@ -26,15 +26,18 @@ end
 local function build(world, entry, options)
   nn.manual_seed(3)
   local net = Net(options or {})
-  local model = world and peri.DistributedModelParallel { module = net, group = world, plan = { ebc = { a = entry, b = entry } } } or net
+  local model = world and peri.DistributedModelParallel { module = net, group = world,
+    plan = { ebc = { a = entry, b = entry } } } or net
   local optimizer = nn.optim.Adam { params = model:named_parameters(), lr = 0.05 }
   if not world then optimizer = nn.optim.Adam { params = { net.over.weight, net.over.bias }, lr = 0.05 } end
-  return { model = model, optimizer = optimizer, schedule = nn.optim.StepLR { optimizer = optimizer, step_size = 2, gamma = 0.5 } }
+  return { model = model, optimizer = optimizer, schedule = nn.optim.StepLR { optimizer = optimizer, step_size = 2,
+    gamma = 0.5 } }
 end
 
 --- The batch of step i, the same on all ranks, so that what is trained does not depend on their number.
 local function batch(i)
-  return peri.KeyedJaggedTensor { keys = { "fa", "fb" }, values = { i * 7 % 50, i * 3 % 50, i * 5 % 37, i % 37 }, lengths = { 1, 1, 2, 0 } }
+  return peri.KeyedJaggedTensor { keys = { "fa", "fb" }, values = { i * 7 % 50, i * 3 % 50, i * 5 % 37, i % 37 },
+    lengths = { 1, 1, 2, 0 } }
 end
 
 local function train(p, from, last)
@@ -51,7 +54,8 @@ end
 --- Everything that the next step depends on.
 local function state(p)
   return text(peri.shard.gather_state_dict { model = p.model:state_dict(), tables = p.model.fused_optimizer and
-    p.model:fused_optimizer():state_dict() or {}, optimizer = p.optimizer:state_dict(), schedule = p.schedule:state_dict() })
+    p.model:fused_optimizer():state_dict() or {}, optimizer = p.optimizer:state_dict(),
+      schedule = p.schedule:state_dict() })
 end
 
 local entries = {
@@ -78,7 +82,8 @@ describe("a checkpoint", function()
           assert.same({ step = 3, at = { 1.5, "x" } }, peri.checkpoint.load(path, p, { group = world }))
           train(p, 4, 6)
           local got = state(p)
-          -- Adagrad's rows are summed exactly; means over another number of equal gradients are equal for 1 and 2 ranks.
+          -- Adagrad's rows are summed exactly; means over another number of equal gradients are equal for 1 and 2
+          -- ranks.
           if n < 3 then assert.equal(want[0], got) end
         end)
       end
@@ -104,7 +109,8 @@ describe("a checkpoint", function()
 
   it("has one path on all ranks", function()
     sim.run(2, function(_, world)
-      local ok, err = pcall(peri.checkpoint.save, folder .. "/path-" .. world:rank(), build(world, plan.row_wise()), { group = world })
+      local ok, err = pcall(peri.checkpoint.save, folder .. "/path-" .. world:rank(), build(world, plan.row_wise()),
+        { group = world })
       assert.is_false(ok)
       assert.matches("the path is '[^']*path%-0' on rank 0 and '[^']*path%-1' on rank 1", tostring(err))
     end)
@@ -119,8 +125,8 @@ describe("a checkpoint", function()
       local before = state(q)
       local ok, err = pcall(peri.checkpoint.load, path, q, { group = world })
       assert.is_false(ok)
-      for _, words in ipairs { "part 'model.tables'", "a.momentum2' of parameter 'ebc.embedding_bags.a.weight' is missing",
-        "part 'schedule' is not in it" } do
+      for _, words in ipairs { "part 'model.tables'",
+        "a.momentum2' of parameter 'ebc.embedding_bags.a.weight' is missing", "part 'schedule' is not in it" } do
         assert.truthy(tostring(err):find(words, 1, true), words .. " in " .. tostring(err))
       end
       assert.equal(before, state(q))
@@ -149,7 +155,9 @@ describe("a checkpoint", function()
     local other = { model = Other() }
     peri.checkpoint.load(path, other, { rename = { ["model/over."] = "model/top." }, only = { "model/top." } })
     assert.same(p.model.over.weight:to_list(), other.model.top.weight:to_list())
-    assert.error_matches(function() peri.checkpoint.load(path, other, { rename = { ["model/none."] = "model/top." } }) end,
+    assert.error_matches(function()
+      peri.checkpoint.load(path, other, { rename = { ["model/none."] = "model/top." } })
+    end,
       "rename: checkpoint '[^']*' has no tensor whose name begins with 'model/none%.'")
     assert.error_matches(function() peri.checkpoint.load(path, q, { only = { "modle" } }) end,
       "has no tensor whose name begins with 'modle'")
@@ -169,14 +177,16 @@ describe("a checkpoint", function()
 
   it("says that an optimizer of pieces of tables wants names", function()
     sim.run(2, function(rank, world)
-      local ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "a", num_embeddings = 50, embedding_dim = 8,
-        feature_names = { "fa" } } } }
+      local ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "a", num_embeddings = 50,
+        embedding_dim = 8, feature_names = { "fa" } } } }
       local model = peri.DistributedModelParallel { module = ebc, group = world,
         plan = { [""] = { a = plan.row_wise { compute_kernel = "dense" } } } }
       local adam = nn.optim.Adam { params = model:parameters(), lr = 0.1 }
-      model(peri.KeyedJaggedTensor { keys = { "fa" }, values = { rank, 40 }, lengths = { 2 } }):wait():values():sum():backward()
+      model(peri.KeyedJaggedTensor { keys = { "fa" }, values = { rank, 40 },
+        lengths = { 2 } }):wait():values():sum():backward()
       adam:step()
-      local ok, err = pcall(peri.checkpoint.save, folder .. "/unnamed", { model = model, adam = adam }, { group = world })
+      local ok, err = pcall(peri.checkpoint.save, folder .. "/unnamed", { model = model, adam = adam },
+        { group = world })
       assert.is_false(ok)
       assert.truthy(tostring(err):find("is made of model:named_parameters()", 1, true), tostring(err))
     end)
@@ -193,7 +203,8 @@ describe("a checkpoint", function()
           peri.checkpoint.save(path, { layer = layer }, { group = world })
           want[rank] = peri.rand { 4 }:to_list()
         else
-          peri.checkpoint.load(path, { layer = layer }, { group = world, only = { "layer/weight" } }) -- a part: they stay
+          -- a part: they stay
+          peri.checkpoint.load(path, { layer = layer }, { group = world, only = { "layer/weight" } })
           local own = peri.rand { 4 }:to_list()
           nn.manual_seed(5)
           assert.same(peri.rand { 4 }:to_list(), own)
@@ -243,8 +254,8 @@ end)
 describe("values beside tensors", function()
   local values = require "perilune.checkpoint.values"
   it("come back as they were", function()
-    for _, x in ipairs { 0.1, 1e300, -0.0, math.huge, -math.huge, "\0\255 x", "\"\\\n\tä", { 1, 2, { a = true, b = false } },
-      { [2] = "x", [1.5] = "y" }, { ["$int"] = 5 }, {}, { a = {} } } do
+    for _, x in ipairs { 0.1, 1e300, -0.0, math.huge, -math.huge, "\0\255 x", "\"\\\n\tä",
+      { 1, 2, { a = true, b = false } }, { [2] = "x", [1.5] = "y" }, { ["$int"] = 5 }, {}, { a = {} } } do
       assert.same(x, values.decode(values.encode(x, "spec"), "spec"))
     end
     local nan = values.decode(values.encode(0 / 0, "spec"), "spec")
@@ -254,12 +265,13 @@ describe("values beside tensors", function()
       local number = loadstring("return " .. x)()
       assert.equal(x, tostring(values.decode(values.encode(number, "spec"), "spec")))
     end
-    for _, json in ipairs { '{"$number":"x"}', '{"$number":5}', '{"$int":"1.5"}', '{"$uint":"-1"}', '{"$bytes":"0"}', '{"$bytes":"xx"}',
-      '{"$map":5}', '{"$map":[5]}', '{"$map":[[null,1]]}', '{"$map":[[{"$number":"nan"},1]]}' } do
-      assert.error_matches(function() values.decode(json, "spec") end, "^spec: '%$%a+' of its values is nothing that a checkpoint has",
-        nil, json)
+    for _, json in ipairs { '{"$number":"x"}', '{"$number":5}', '{"$int":"1.5"}', '{"$uint":"-1"}', '{"$bytes":"0"}',
+      '{"$bytes":"xx"}', '{"$map":5}', '{"$map":[5]}', '{"$map":[[null,1]]}', '{"$map":[[{"$number":"nan"},1]]}' } do
+      assert.error_matches(function() values.decode(json, "spec") end,
+        "^spec: '%$%a+' of its values is nothing that a checkpoint has", nil, json)
     end
     assert.error_matches(function() values.encode({ f = print }, "spec") end, "spec: values%.f is a function")
-    assert.error_matches(function() values.encode({ { ["a b"] = print } }, "spec") end, 'spec: values%[1%]%["a b"%] is a function')
+    assert.error_matches(function() values.encode({ { ["a b"] = print } }, "spec") end,
+      'spec: values%[1%]%["a b"%] is a function')
   end)
 end)

@@ -1,5 +1,5 @@
--- A run that is killed or fails goes on where its newest good checkpoint is, also on another number of ranks; which checkpoints are kept;
--- the command line.
+-- A run that is killed or fails goes on where its newest good checkpoint is, also on another number of ranks; which
+-- checkpoints are kept; the command line.
 -- deadline: 120 s
 local peri = require "perilune"
 local shell = require "spec.support.shell"
@@ -48,7 +48,8 @@ describe("a Saver", function()
     saver:save(10)
     saver:save(20)
     saver:close()
-    local back = peri.checkpoint.Saver { folder = path, parts = p, every = 10, keep = 9, resume = path .. "/save-000001-step-10" }
+    local back = peri.checkpoint.Saver { folder = path, parts = p, every = 10, keep = 9, resume = path
+      .. "/save-000001-step-10" }
     assert.equal(10, back:resume())
     back:save(12)
     back:close()
@@ -71,7 +72,8 @@ describe("a Saver", function()
     local old = "save-000001-step-5\nsave-000002-step-6\nsave-000003-step-7\n"
     assert.equal(old .. "save-000004-step-1\nsave-000005-step-2\n", names(path))
     run({ keep = 2 }, 3, 4, 5)
-    assert.equal(old .. "save-000005-step-2\nsave-000007-step-4\nsave-000008-step-5\n", names(path)) -- and what it went on from
+    -- and what it went on from
+    assert.equal(old .. "save-000005-step-2\nsave-000007-step-4\nsave-000008-step-5\n", names(path))
     run({ keep = 1 }) -- the older ones go before the first save
     assert.equal(old .. "save-000008-step-5\n", names(path))
     run({ keep = 1, resume = path .. "/save-000002-step-6" }, 8, 9)
@@ -101,14 +103,17 @@ describe("a Saver", function()
     local saver = peri.checkpoint.Saver { folder = path, parts = p, every = 1, keep = 1 }
     for step = 1, 2 do saver:save(step) end
     saver:close()
-    shell.run(("mkdir %s/save-000003-step-3 %s/save-000004-step-3; ln -s nothing %s/save-000005-step-3"):format(path, path, path))
+    shell.run(("mkdir %s/save-000003-step-3 %s/save-000004-step-3; ln -s nothing %s/save-000005-step-3"):format(path,
+      path, path))
     for _, async in ipairs { false, true } do
       local again = peri.checkpoint.Saver { folder = path, parts = p, keep = 1, async = async }
       assert.equal(async and 3 or 2, again:resume())
-      assert.equal(async and path .. "/save-000007-step-4" or path .. "/save-000006-step-3", again:save(async and 4 or 3))
+      assert.equal(async and path .. "/save-000007-step-4" or path .. "/save-000006-step-3",
+        again:save(async and 4 or 3))
       again:close()
     end
-    assert.equal("save-000003-step-3\nsave-000004-step-3\nsave-000005-step-3\nsave-000006-step-3\nsave-000007-step-4\n", names(path))
+    assert.equal("save-000003-step-3\nsave-000004-step-3\nsave-000005-step-3\nsave-000006-step-3\nsave-000007-step-4\n",
+      names(path))
   end)
 
   it("knows of the save that one before it left under way: resume goes on from it, and save counts on", function()
@@ -143,16 +148,19 @@ describe("a Saver", function()
 
   it("says what it takes", function()
     local p = model()
-    for every, words in peri.util.ordered { ["0"] = "every is '0'", ["10x"] = "allowed: a number of steps", ["1.5steps"] = "1000steps" } do
+    for every, words in peri.util.ordered { ["0"] = "every is '0'", ["10x"] = "allowed: a number of steps",
+      ["1.5steps"] = "1000steps" } do
       assert.error_matches(function() peri.checkpoint.Saver { folder = folder, parts = p, every = every } end, words)
     end
     assert.is_nil(peri.checkpoint.Saver { parts = p }:step(1)) -- no folder: nothing is saved
-    assert.error_matches(function() peri.checkpoint.save(folder .. "/x", { model = 5 }) end, "part 'model' is 5, wanted an object")
+    assert.error_matches(function() peri.checkpoint.save(folder .. "/x", { model = 5 }) end,
+      "part 'model' is 5, wanted an object")
     assert.error_matches(function() peri.checkpoint.save(folder .. "/x", {}) end, "parts is empty")
     local Odd = nn.Module:extend "Odd"
     function Odd:get_extra_state() return { f = print } end
     function Odd:set_extra_state() end
-    assert.error_matches(function() peri.checkpoint.Saver { parts = { odd = Odd() } } end, "part 'odd': get_extra_state.*is a function")
+    assert.error_matches(function() peri.checkpoint.Saver { parts = { odd = Odd() } } end,
+      "part 'odd': get_extra_state.*is a function")
   end)
 end)
 
@@ -203,14 +211,16 @@ describe("perilune run --checkpoint", function()
     for how in ("fail kill"):gmatch "%a+" do
       assert.is_not.equal(0, select(2, run(("-n 2 %s %s"):format(path, how), how)))
       assert.truthy(names(folder .. "/" .. how):find("step%-6"))
-      local out, status = run(path, how) -- one rank: the batch is the same on all, so the mean of two gradients is one of them
+      -- one rank: the batch is the same on all, so the mean of two gradients is one of them
+      local out, status = run(path, how)
       assert.equal(0, status, out)
       assert.truthy(out:find("going on from '[^']*step%-6', step 6"), out)
       equal("whole/save-000004-step-12", how .. "/save-000004-step-12")
     end
   end)
 
-  -- Rank 1 gets a file system of its own over the folder, as where a host has not mounted it; for `late` of it goes away after a second.
+  -- Rank 1 gets a file system of its own over the folder, as where a host has not mounted it; for `late` of it goes
+  -- away after a second.
   local apart = shell.write(folder .. "/apart.lua", [[
 local peri, ffi = require "perilune", require "ffi"
 ffi.cdef "int unshare(int);"
@@ -241,9 +251,11 @@ end
     shell.run("mkdir " .. folder .. "/apart " .. folder .. "/later")
     local out = shell.run(("%s run -n 2 %s %s/apart"):format(shell.perilune, apart, folder))
     if out:find "cannot mount" then return pending "no file systems can be mounted here" end
-    assert.truthy(out:find "Saver: rank 1 of group 'world': folder '[^']*/apart' is another one here than on rank 0 %(process %d+ on", out)
+    assert.truthy(out:find("Saver: rank 1 of group 'world': folder '[^']*/apart' is another one here than on rank 0 "
+      .. "%(process %d+ on"), out)
     assert.truthy(out:find "checkpoint.load: rank 1 of group 'world': .*/apart/one': No such file", out)
-    assert.equal("loaded\nloaded\n", (shell.run(("%s run -n 2 %s %s/later late"):format(shell.perilune, apart, folder))))
+    assert.equal("loaded\nloaded\n",
+      (shell.run(("%s run -n 2 %s %s/later late"):format(shell.perilune, apart, folder))))
   end)
 
   it("says when the script saves nothing, and what options want", function()
@@ -261,8 +273,9 @@ end
       assert.truthy(out:find(option .. ": 'x' is not a whole number above 0", 1, true), out)
     end
     shell.run("touch " .. folder .. "/file")
-    local placed = shell.write(folder .. "/place.lua", "require('perilune').init()\nrequire('perilune').checkpoint.Saver { parts = "
-      .. "{ m = require('perilune').nn.Linear { in_features = 1, out_features = 1 } } }")
+    local placed = shell.write(folder .. "/place.lua",
+      "require('perilune').init()\nrequire('perilune').checkpoint.Saver { parts = "
+        .. "{ m = require('perilune').nn.Linear { in_features = 1, out_features = 1 } } }")
     out = shell.run(("%s run -n 2 --checkpoint %s/file %s"):format(shell.perilune, folder, placed))
     assert.truthy(out:find("place.lua:2", 1, true), out)
     for line in out:gmatch "[^\n]*place.lua:2[^\n]*" do -- the place is said once, on each rank
@@ -298,6 +311,7 @@ describe("perilune checkpoint", function()
     shell.run(("printf x | dd of=%s/rank-0.safetensors bs=1 seek=210 conv=notrunc"):format(a))
     local words, status = cli("verify " .. a)
     assert.equal(1, status)
-    assert.truthy(words:find "rank%-0.safetensors' is damaged: bytes %d+ to %d+, of tensor 'model/%a+', have another checksum", words)
+    assert.truthy(words:find("rank%-0.safetensors' is damaged: bytes %d+ to %d+, of tensor 'model/%a+', have another "
+      .. "checksum"), words)
   end)
 end)

@@ -1,5 +1,5 @@
--- Shampoo's matrix of a table that is cut by columns (docs/checkpoints.md): what parts knew comes through a whole table unchanged, and what
--- the whole knew of pairs of columns that are apart is left out.
+-- Shampoo's matrix of a table that is cut by columns (docs/checkpoints.md): what parts knew comes through a whole table
+-- unchanged, and what the whole knew of pairs of columns that are apart is left out.
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local shell = require "spec.support.shell"
@@ -9,14 +9,16 @@ local folder, clean = shell.temporary()
 teardown(clean)
 
 local function build(world, entry)
-  local ebc = peri.EmbeddingBagCollection { seed = 3, fused_params = { optimizer = "shampoo", learning_rate = 0.1, eps = 0.5 }, tables = {
+  local ebc = peri.EmbeddingBagCollection { seed = 3, fused_params = { optimizer = "shampoo", learning_rate = 0.1,
+    eps = 0.5 }, tables = {
     peri.EmbeddingBagConfig { name = "t", num_embeddings = 20, embedding_dim = 8, feature_names = { "f" } } } }
   return peri.DistributedModelParallel { module = ebc, group = world, plan = { [""] = { t = entry } } }
 end
 
 local function step(model, world, i)
   peri.scope(function()
-    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { i % 20, (3 * i + world:rank()) % 20, 7 }, lengths = { 1, 2 } }
+    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { i % 20, (3 * i + world:rank()) % 20, 7 },
+      lengths = { 1, 2 } }
     local y = model(kjt):wait():values()
     ;(y * y):sum():backward()
   end)
@@ -24,7 +26,9 @@ end
 
 local function weights(model) return model:state_dict()["embedding_bags.t.weight"]:gather():to_list() end
 
-local function matrix(model) return model:fused_optimizer():state()["embedding_bags.t.weight.preconditioner"]:gather():to_list() end
+local function matrix(model)
+  return model:fused_optimizer():state()["embedding_bags.t.weight.preconditioner"]:gather():to_list()
+end
 
 it("parts that were together for a moment train on with the same bits; what is cut has its block", function()
   sim.run(2, function(_, world)

@@ -1,5 +1,6 @@
--- A map of raw ids that is saved in the middle of a window goes on as the one that never stopped: what was seen in the window counts, on
--- another number of ranks too. Without the part (older checkpoints, or part of one) windows begin anew.
+-- A map of raw ids that is saved in the middle of a window goes on as the one that never stopped: what was seen in the
+-- window counts, on another number of ranks too. Without the part (older checkpoints, or part of one) windows begin
+-- anew.
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local shell = require "spec.support.shell"
@@ -17,11 +18,13 @@ local policies = {
 
 local Net = nn.Module:extend "Net"
 function Net:init(policy)
-  local tables = { peri.EmbeddingBagConfig { name = "raw", num_embeddings = 24, embedding_dim = 4, feature_names = { "f" } } }
+  local tables = { peri.EmbeddingBagConfig { name = "raw", num_embeddings = 24, embedding_dim = 4,
+    feature_names = { "f" } } }
   self.mc = peri.ManagedCollisionEmbeddingBagCollection {
-    embedding_bag_collection = peri.EmbeddingBagCollection { seed = 6, fused_params = { optimizer = "adagrad", learning_rate = 0.1,
-      exact = true }, tables = tables },
-    managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables, managed_collision_modules = {
+    embedding_bag_collection = peri.EmbeddingBagCollection { seed = 6,
+      fused_params = { optimizer = "adagrad", learning_rate = 0.1, exact = true }, tables = tables },
+    managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables,
+      managed_collision_modules = {
       raw = peri.MCHManagedCollisionModule { zch_size = 24, buckets = 6, eviction_interval = 5, device = "cpu",
         eviction_policy = policies[policy]() } } } }
 end
@@ -40,7 +43,9 @@ local function train(model, from, last, rank, ranks)
       local values, lengths = {}, {}
       for s = 0, 5 do
         if s % ranks == rank then
-          for k = 1, i % 5 == 2 and s == 0 and 300 or 3 do values[#values + 1] = k > 3 and 5 or (i * 37 + s * s * 11 + k * 7) % 61 end
+          for k = 1, i % 5 == 2 and s == 0 and 300 or 3 do
+            values[#values + 1] = k > 3 and 5 or (i * 37 + s * s * 11 + k * 7) % 61
+          end
           lengths[#lengths + 1] = i % 5 == 2 and s == 0 and 300 or 3
         end
       end
@@ -54,7 +59,8 @@ local function known(path)
   local c, list = peri.checkpoint.open(path), {}
   for _, name in ipairs(c:names()) do
     if name:find("_managed_collision_modules", 1, true) then
-      list[#list + 1] = name:match "[^.]*$" .. " " .. table.concat(peri.util.map(c:read(name):reshape(-1):to_list(), tostring), " ")
+      list[#list + 1] = name:match "[^.]*$" .. " "
+        .. table.concat(peri.util.map(c:read(name):reshape(-1):to_list(), tostring), " ")
     end
   end
   c:close()
@@ -95,7 +101,8 @@ describe("a window of raw ids in a checkpoint", function()
   it("begins anew where it is left out", function()
     local model = build(nil, "LFU")
     peri.checkpoint.load(folder .. "/LFU-0", { model = model }, { except = { "model.windows" } })
-    local start, entries = model.mc:managed_collision_collection():managed_collision_modules().raw:_settled_map():window()
+    local maps = model.mc:managed_collision_collection():managed_collision_modules()
+    local start, entries = maps.raw:_settled_map():window()
     assert.same({ 8, 0 }, { start, entries:size(1) })
   end)
 end)

@@ -1,4 +1,5 @@
--- Samples in arrays: files of NumPy's (spec/golden/arrays.py made them), folders of samples, shuffling, ranks, positions, damaged files.
+-- Samples in arrays: files of NumPy's (spec/golden/arrays.py made them), folders of samples, shuffling, ranks,
+-- positions, damaged files.
 local data = require "perilune.data"
 local vectors = require "spec.support.golden"
 
@@ -52,10 +53,10 @@ local function wanted(name)
 end
 
 local layouts = {
-  torchrec = { files = { { dense = golden .. "dense.npy", sparse = golden .. "sparse.npy", labels = golden .. "labels.npy" } },
-    rows = 100, ids = "mod" },
-  mlperf = { files = { { dense = golden .. "dense.npy", sparse = golden .. "multi_hot.npz", labels = golden .. "labels.npy" } },
-    rows = 90 },
+  torchrec = { files = { { dense = golden .. "dense.npy", sparse = golden .. "sparse.npy", labels = golden
+    .. "labels.npy" } }, rows = 100, ids = "mod" },
+  mlperf = { files = { { dense = golden .. "dense.npy", sparse = golden .. "multi_hot.npz", labels = golden
+    .. "labels.npy" } }, rows = 90 },
   dlrm = { files = { golden .. "packed.npz" }, rows = 1000, dense = "log" },
 }
 local function npy(name, args)
@@ -82,8 +83,9 @@ describe("data.npy", function()
     local loader = npy("mlperf", { padding = expected.mlperf[1].ids[4][2] })
     local first = samples(loader)[1]
     local ids = expected.mlperf[1].ids[4]
-    assert.equal(sample_text(expected.mlperf[1].label, expected.mlperf[1].dense, { expected.mlperf[1].ids[1], expected.mlperf[1].ids[2],
-      expected.mlperf[1].ids[3], { ids[1], ids[3], ids[4], ids[5] } }), first)
+    assert.equal(sample_text(expected.mlperf[1].label, expected.mlperf[1].dense,
+      { expected.mlperf[1].ids[1], expected.mlperf[1].ids[2], expected.mlperf[1].ids[3],
+        { ids[1], ids[3], ids[4], ids[5] } }), first)
   end)
 
   it("cuts samples into parts, and gives ranks their rows", function()
@@ -102,9 +104,12 @@ describe("data.npy", function()
   end)
 
   it("says what is wrong with a file", function()
-    local function fails(args, pattern, name) assert.error_matches(function() samples(npy(name or "dlrm", args)) end, pattern) end
+    local function fails(args, pattern, name)
+      assert.error_matches(function() samples(npy(name or "dlrm", args)) end, pattern)
+    end
     local npz = read(golden .. "zip64.npz")
-    fails({ files = { write("cut.npz", npz:sub(1, -100)) } }, "cut.npz: the end of a zip archive is missing: it is cut short")
+    fails({ files = { write("cut.npz", npz:sub(1, -100)) } },
+      "cut.npz: the end of a zip archive is missing: it is cut short")
     fails({ files = { write("empty.npz", "") } }, "empty.npz: it is empty, wanted an npy or npz file")
     fails({ files = { write("text.npz", "1\t2\t3\n") } }, "text.npz: it is no npy file")
     fails({ files = { write("gz.npz", "\31\139 and more") } }, "gz.npz: it is a gzip file, wanted an npy or npz file")
@@ -113,9 +118,11 @@ describe("data.npy", function()
     fails({ files = { write("damaged.npz", packed:sub(1, at - 1) .. "\255\255\255\255" .. packed:sub(at + 4)) } },
       "damaged.npz: X_cat: its packed bytes are damaged, or cut short")
     local dense = read(golden .. "dense.npy")
-    local function other(path) return { files = { { dense = path, labels = golden .. "labels.npy", sparse = golden .. "sparse.npy" } } } end
-    fails(other(write("cut.npy", dense:sub(1, -2))), "cut.npy: it is cut short: its array has 69 elements of 4 bytes, and 275 bytes",
-      "torchrec")
+    local function other(path)
+      return { files = { { dense = path, labels = golden .. "labels.npy", sparse = golden .. "sparse.npy" } } }
+    end
+    fails(other(write("cut.npy", dense:sub(1, -2))),
+      "cut.npy: it is cut short: its array has 69 elements of 4 bytes, and 275 bytes", "torchrec")
     fails(other(golden .. "fortran.npy"), "lies column by column", "torchrec")
     fails(other(golden .. "big_endian.npy"), "its elements are '>f4', allowed: little%-endian", "torchrec")
     fails(other "/nowhere", "/nowhere: No such file", "torchrec")
@@ -125,8 +132,9 @@ end)
 describe("data.cache", function()
   local ragged = {}
   for i = 0, 99 do ragged[#ragged + 1] = ("%d,%d,%d,%s\n"):format(i % 2, i, i, ("7|"):rep(i % 5):sub(1, -2)) end
-  local columns = { { name = "y", kind = "label" }, { name = "age", kind = "dense" }, { name = "user", kind = "ids", rows = 100 },
-    { name = "history", kind = "ids", rows = 9, separator = "|", table = "items" } }
+  local columns = { { name = "y", kind = "label" }, { name = "age", kind = "dense" },
+    { name = "user", kind = "ids", rows = 100 }, { name = "history", kind = "ids", rows = 9, separator = "|",
+      table = "items" } }
   local text = write("ragged.csv", table.concat(ragged))
   local function csv(args)
     local all = { path = text, columns = columns, batch_size = 8, rank = 0, world_size = 1 }
@@ -170,7 +178,8 @@ describe("data.cache", function()
     assert.is_not.same(passes[1], passes[2])
     assert.is_not.same(passes[2], passes[3])
     assert.is_not.same(whole, passes[1])
-    -- Of 100 samples in blocks of 6, what is read together (18 samples) lies in 3 blocks, or, beside the short block, in 3, too.
+    -- Of 100 samples in blocks of 6, what is read together (18 samples) lies in 3 blocks, or, beside the short block,
+    -- in 3, too.
     local place = {}
     for i, line in ipairs(whole) do place[line] = i - 1 end
     local blocks = {}
@@ -225,11 +234,14 @@ describe("data.cache", function()
 
   it("says what is wrong", function()
     local function fails(args, pattern) assert.error_matches(function() samples(cache(args)) end, pattern) end
-    assert.error_matches(function() data.cache.write { path = cached, loader = csv() } end, "ragged.samples: File exists")
+    assert.error_matches(function() data.cache.write { path = cached, loader = csv() } end,
+      "ragged.samples: File exists")
     assert.error_matches(function() data.cache.write { path = cached .. 2, loader = csv { num_workers = 1 } } end,
       "this loader has 1 workers")
-    assert.error_matches(function() data.cache.write { path = cached .. 3, loader = csv { world_size = 2 } } end, "one of 2 ranks")
-    assert.error_matches(function() data.cache.write { path = "/nowhere/x", loader = csv() } end, "/nowhere/x.part: No such file")
+    assert.error_matches(function() data.cache.write { path = cached .. 3, loader = csv { world_size = 2 } } end,
+      "one of 2 ranks")
+    assert.error_matches(function() data.cache.write { path = "/nowhere/x", loader = csv() } end,
+      "/nowhere/x.part: No such file")
     fails({ path = "/nowhere" }, "/nowhere: no folder of samples, as data.cache.write makes")
     local function damaged(name, file, bytes)
       local copy = folder .. "/" .. name
@@ -239,13 +251,18 @@ describe("data.cache", function()
     end
     fails(damaged("d1", "samples.txt", "hello\n"), "samples.txt:1: 'hello', wanted 'perilune samples 1'")
     fails(damaged("d2", "samples.txt", "perilune samples 1\nids\tuser\t0\n"), "samples.txt:2: ")
-    local offsets, lengths, ids = read(cached .. "/offsets.npy"), read(cached .. "/lengths.npy"), read(cached .. "/ids.npy")
-    fails(damaged("d3", "offsets.npy", offsets:sub(1, -9) .. ("\255"):rep(8)), "d3: row 99: .*: the offsets are damaged")
+    local offsets, lengths, ids = read(cached .. "/offsets.npy"), read(cached .. "/lengths.npy"),
+      read(cached .. "/ids.npy")
+    fails(damaged("d3", "offsets.npy", offsets:sub(1, -9) .. ("\255"):rep(8)),
+      "d3: row 99: .*: the offsets are damaged")
     fails(damaged("d4", "lengths.npy", lengths:sub(1, -2) .. "\127"),
       "d4: row 99: sparse feature 1 has %d+ of 4 ids: the lengths are damaged")
-    fails(damaged("d5", "ids.npy", ids:sub(1, -2) .. "\1"), "d5: row 99: sparse feature 1 has the id %d+, allowed: 0..8")
-    fails(damaged("d6", "labels.npy", read(cached .. "/labels.npy"):sub(1, -5) .. "\0\0\192\127"), "d6: row 99: a label or a dense feature")
-    fails(damaged("d7", "dense.npy", read(golden .. "dense.npy")), "dense.npy is f32 %[23, 3%], wanted dense features: .*%[100, 1%]")
+    fails(damaged("d5", "ids.npy", ids:sub(1, -2) .. "\1"),
+      "d5: row 99: sparse feature 1 has the id %d+, allowed: 0..8")
+    fails(damaged("d6", "labels.npy", read(cached .. "/labels.npy"):sub(1, -5) .. "\0\0\192\127"),
+      "d6: row 99: a label or a dense feature")
+    fails(damaged("d7", "dense.npy", read(golden .. "dense.npy")),
+      "dense.npy is f32 %[23, 3%], wanted dense features: .*%[100, 1%]")
   end)
 end)
 
@@ -289,7 +306,8 @@ describe("data.samples", function()
 
   it("says which sample is wrong", function()
     local function fails(sample, pattern)
-      assert.error_matches(function() loader({ make = function() return function() return sample end end })() end, pattern)
+      assert.error_matches(function() loader({ make = function() return function() return sample end end })() end,
+        pattern)
     end
     fails({ age = 1, user = 100 }, "sample 0 of pass 0: user, id 1, is .*, wanted whole numbers 0..99")
     fails({ age = 1, history = { 1, 2.5 } }, "history, id 2, is")
@@ -298,6 +316,7 @@ describe("data.samples", function()
     fails(7, "sample 0 of pass 0 is .*, wanted a table, or nil at the end")
     assert.error_matches(function() loader { make = 5 } end, "make is .*, wanted a function%(arguments, epoch%)")
     local n = 3
-    assert.error_matches(function() loader { num_workers = 1, make = function() return n end } end, "make uses 'n' of what surrounds it")
+    assert.error_matches(function() loader { num_workers = 1, make = function() return n end } end,
+      "make uses 'n' of what surrounds it")
   end)
 end)

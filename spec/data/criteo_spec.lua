@@ -208,16 +208,19 @@ describe("data.criteo", function()
     local want = samples(small("", { path = path, batch_size = 1000 }))
     assert.equal(6900, #want)
     assert.same(want, samples(loader))
-    assert.error_matches(function() loader:rewind():next_host() end, "is a pipe, which is read once; for more passes write it to a file")
+    assert.error_matches(function() loader:rewind():next_host() end,
+      "is a pipe, which is read once; for more passes write it to a file")
     assert.error_matches(function() loader:count() end, "is a pipe, whose lines are not known; write it to a file")
     local function refused(args, pattern)
       args.path = "/dev/null"
-      assert.error_matches(function() small("", args) end, "/dev/null is a pipe .*" .. pattern .. "; write it to a file first")
+      assert.error_matches(function() small("", args) end, "/dev/null is a pipe .*" .. pattern
+        .. "; write it to a file first")
     end
     refused({ part = "train" }, "wanted: 0 to 0.9 of it on rank 0 of 1")
     refused({ part = "test" }, "wanted: 0.9 to 1 of it on rank 0 of 1")
     refused({ rank = 1, world_size = 2 }, "wanted: 0 to 1 of it on rank 1 of 2")
-    assert.error_matches(function() small("", { path = "/dev/zero" }):next_host() end, "a line of more than 1048576 bytes")
+    assert.error_matches(function() small("", { path = "/dev/zero" }):next_host() end,
+      "a line of more than 1048576 bytes")
   end)
 
   it("fails when a file is cut short while it is read", function()
@@ -226,7 +229,8 @@ describe("data.criteo", function()
       local loader = small("", { path = path, batch_size = 1000 })
       loader:next_host()
       assert.equal(0, os.execute("truncate -s 200000 " .. path))
-      assert.error_matches(function() read(loader) end, "was cut short while it was read: it had %d+ bytes, now %d+ or fewer")
+      assert.error_matches(function() read(loader) end,
+        "was cut short while it was read: it had %d+ bytes, now %d+ or fewer")
       local f = assert(io.open(path, "wb"))
       f:write(text:rep(2000))
       f:close()
@@ -257,7 +261,8 @@ describe("data.criteo", function()
     fails("1 1 2 1 2 3\n", "1 columns.*'1 1 2 1 2 3'")
     -- far from the start, in a part
     local many = good:rep(100000) .. "1\tx\t2\t1\t2\t3\n" .. good:rep(10000)
-    assert.error_matches(function() samples(small(many, { batch_size = 512, part = "test", holdout = 0.5 })) end, ":100001: column 2 ")
+    assert.error_matches(function() samples(small(many, { batch_size = 512, part = "test", holdout = 0.5 })) end,
+      ":100001: column 2 ")
     -- and it stays there
     local loader = small("x\n")
     assert.error_matches(function() loader:next_host() end, ":1: ")

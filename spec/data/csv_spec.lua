@@ -1,4 +1,5 @@
--- Files of lines: columns by a description, packed files, several files, their ends over ranks, and what is said about bad ones.
+-- Files of lines: columns by a description, packed files, several files, their ends over ranks, and what is said about
+-- bad ones.
 local data = require "perilune.data"
 
 local folder = os.tmpname()
@@ -50,25 +51,29 @@ describe("data.csv", function()
     local loader = csv(write("a.csv", text))
     assert.same(want, samples(loader))
     assert.same({ "user", "history" }, loader.keys)
-    assert.same({ { name = "t_user", rows = 100, features = { "user" } }, { name = "t_history", rows = 1000, features = { "history" } } },
-      loader:table_list())
+    assert.same({ { name = "t_user", rows = 100, features = { "user" } },
+      { name = "t_history", rows = 1000, features = { "history" } } }, loader:table_list())
     assert.same(want, samples(csv(write("b.csv", "\239\187\191" .. text:gsub("\n", "\r\n"):sub(1, -3)))))
   end)
 
   it("finds columns by the names of a header, in any order", function()
-    local named = "history,\"unused\",age,user,clicked\n1|2|3|4,\"x, \"\"y\"\"\",20.5,7,1\n\"\",,,8,0\n999,z,-3e2,99,1\n"
+    local named = "history,\"unused\",age,user,clicked\n1|2|3|4,\"x, "
+      .. "\"\"y\"\"\",20.5,7,1\n\"\",,,8,0\n999,z,-3e2,99,1\n"
     assert.same(want, samples(csv(write("h.csv", named), { header = true })))
     local two = { write("h1.csv", "\239\187\191" .. named:sub(1, -2)), write("h2.csv", named) }
     assert.same({ want[1], want[2], want[3], want[1], want[2], want[3] }, samples(csv(two, { header = true })))
     local path = write("n.csv", text)
-    assert.error_matches(function() csv(path, { header = true }) end, "n.csv:1: no column is named 'clicked'; the header is '1,20")
+    assert.error_matches(function() csv(path, { header = true }) end,
+      "n.csv:1: no column is named 'clicked'; the header is '1,20")
     two[2] = write("h3.csv", named:gsub("age", "old"))
     assert.error_matches(function() csv(two, { header = true }) end, "h3.csv:1: its header is not that of .*h1.csv")
   end)
 
   it("makes ids of texts and of hexadecimal numbers", function()
-    local own = { { name = "x", kind = "ids", rows = 1000, ids = "text" }, { name = "y", kind = "ids", rows = 10, ids = "mod", base = 16 } }
-    local got = samples(csv(write("t.csv", "red;1F\n\"re\"\"d\";ffffffffffffffff\n"), { columns = own, delimiter = ";" }))
+    local own = { { name = "x", kind = "ids", rows = 1000, ids = "text" },
+      { name = "y", kind = "ids", rows = 10, ids = "mod", base = 16 } }
+    local got = samples(csv(write("t.csv", "red;1F\n\"re\"\"d\";ffffffffffffffff\n"),
+      { columns = own, delimiter = ";" }))
     -- XXH3_64bits of "red" and of 're"d' (python-xxhash), mod 1000; 31 and 2^64 - 1, mod 10
     assert.same({ "0 0 101;1", "0 0 535;5" }, got)
   end)
@@ -79,8 +84,8 @@ describe("data.csv", function()
     assert(os.execute(("cat %s > %s"):format(members, both)) == 0)
     assert.same(want, samples(csv(both)))
     local open = text:sub(1, -2) -- its last line has no end
-    for _, paths in ipairs { { write("p.csv", open), write("q.csv", text) }, { packed("p", open), write("r.csv", text) },
-      { write("s.csv", open), packed("q", text) } } do
+    for _, paths in ipairs { { write("p.csv", open), write("q.csv", text) },
+      { packed("p", open), write("r.csv", text) }, { write("s.csv", open), packed("q", text) } } do
       for _, workers in ipairs { 0, 1, 3 } do
         local loader = csv(paths, { batch_size = 2, epochs = 2, num_workers = workers })
         local got = samples(loader)
@@ -116,7 +121,8 @@ describe("data.csv", function()
     for _, line in ipairs(samples(csv(two, { part = "test", holdout = 0.3 }))) do got[#got + 1] = line end
     assert.same(whole, got)
     assert.error_matches(function() csv(folder .. "/all.gz", { part = "test" }) end,
-      "all.gz .* is packed by gzip, so its size is not known, and it is read as a whole; wanted: 0.9 to 1 of it; unpack it")
+      "all.gz .* is packed by gzip, so its size is not known, and it is read as a whole; wanted: 0.9 to 1 of it; "
+        .. "unpack it")
   end)
 
   it("gives each rank files of its own, if asked", function()
@@ -138,7 +144,8 @@ describe("data.csv", function()
     again:load_state_dict(position)
     assert.same(loader().dense_features:to_list(), again().dense_features:to_list())
     assert.matches("the order of its samples was another: split%.1 was 0, and is 1", own(1):check_state_dict(position))
-    assert.error_matches(function() own(0, { world_size = 6 }) end, "5 files for 6 ranks, allowed: as many files as ranks")
+    assert.error_matches(function() own(0, { world_size = 6 }) end,
+      "5 files for 6 ranks, allowed: as many files as ranks")
   end)
 
   it("goes on from a position in a packed file", function()
@@ -157,10 +164,12 @@ describe("data.csv", function()
     assert(os.execute(("head -c 200 %s > %s/cut.gz"):format(whole, folder)) == 0)
     fails(folder .. "/cut.gz", "cut.gz: near byte 200 of the packed file: the gzip file is cut short")
     local bytes = assert(io.open(whole, "rb")):read "*a"
-    fails(write("crc.gz", bytes:sub(1, -9) .. "abcd" .. bytes:sub(-4)), "crc.gz: near byte %d+ of the packed file: incorrect data check")
+    fails(write("crc.gz", bytes:sub(1, -9) .. "abcd" .. bytes:sub(-4)),
+      "crc.gz: near byte %d+ of the packed file: incorrect data check")
     fails(write("e.csv", ""), "e.csv is empty: it has no line")
     fails(packed("e", ""), "e.gz is empty: it has no line")
-    fails(write("z.npz", "PK\3\4 and more"), "z.npz is a zip archive, such as npz, allowed: a text of lines, packed by gzip or not")
+    fails(write("z.npz", "PK\3\4 and more"),
+      "z.npz is a zip archive, such as npz, allowed: a text of lines, packed by gzip or not")
     fails(write("y.parquet", "PAR1 and more"), "is a Parquet file")
     fails(write("x.npy", "\147NUMPY\1\0"), "is an npy file")
     fails(packed("n", "a\0b"), "n.gz is a binary file")
@@ -170,19 +179,23 @@ describe("data.csv", function()
   it("gives batches that print what they have", function()
     local loader = csv(write("print.csv", "1,2,3,4|5\n0,1,7,\n1,1,1,1\n"), { batch_size = 2 })
     loader()
-    assert.equal("Batch of 1 samples (1 of all ranks together, from sample 2 on)\n  dense_features: tensor f32 [1, 1] on cpu\n"
-      .. "  sparse_features: KeyedJaggedTensor {user, history}: 2 values, batch 1, i64 on cpu\n  labels: tensor f32 [1] on cpu",
-      tostring(loader()))
+    assert.equal("Batch of 1 samples (1 of all ranks together, from sample 2 on)\n  dense_features: tensor f32 [1, 1] "
+      .. "on cpu\n"
+      .. "  sparse_features: KeyedJaggedTensor {user, history}: 2 values, batch 1, i64 on cpu\n  labels: tensor f32 "
+      .. "[1] on cpu", tostring(loader()))
   end)
 
   it("says what is wrong with a line, and in which file it stands", function()
     local good = write("good.csv", text)
     local function fails(line, pattern, name)
-      assert.error_matches(function() samples(csv { good, write("bad.csv", text .. line) }) end, "bad.csv:4: " .. pattern, name)
-      assert.error_matches(function() samples(csv { good, packed("bad", text .. line) }) end, "bad.gz:4: " .. pattern, name)
+      assert.error_matches(function() samples(csv { good, write("bad.csv", text .. line) }) end, "bad.csv:4: "
+        .. pattern, name)
+      assert.error_matches(function() samples(csv { good, packed("bad", text .. line) }) end, "bad.gz:4: " .. pattern,
+        name)
     end
     fails("1,2,100,\n", "column 3 %(user%) is '100', allowed: ids 0..99, below the rows of its table")
-    fails("1,2,18446744073709551616,\n", "column 3 %(user%) is '18446744073709551616', allowed: whole numbers 0..2%^64%-1")
+    fails("1,2,18446744073709551616,\n",
+      "column 3 %(user%) is '18446744073709551616', allowed: whole numbers 0..2%^64%-1")
     fails("1,2,-1,\n", "column 3 %(user%) is '%-1'")
     fails("x,2,1,\n", "column 1 %(clicked%) is 'x', allowed: a finite number")
     fails(",2,1,\n", "column 1 %(clicked%) is '', allowed: a finite number")
@@ -193,7 +206,8 @@ describe("data.csv", function()
     fails("1,2,1\n", "3 columns, wanted 4: '1,2,1'")
     fails("1,2,1,,\n", "more than 4 columns, wanted 4")
     fails("\n", "the line is empty, wanted columns: 4")
-    assert.error_matches(function() samples(csv(write("l", "1,2,1," .. ("1"):rep(2 ^ 21)))) end, "a line of more than 1048576 bytes")
+    assert.error_matches(function() samples(csv(write("l", "1,2,1," .. ("1"):rep(2 ^ 21)))) end,
+      "a line of more than 1048576 bytes")
   end)
 
   it("says what is wrong with a description", function()
@@ -206,7 +220,8 @@ describe("data.csv", function()
     fails({ name = "a", kind = "word" }, "column 'a': kind is 'word', allowed: dense, ids, label, skip")
     fails({ name = "a", kind = "ids" }, "column 'a': argument 'rows' is missing")
     fails({ name = "a", kind = "ids", rows = 5, separator = "::" }, "separator is .*, wanted one character")
-    fails({ name = "a", kind = "ids", rows = 5, separator = "," }, "'a': separator 44, allowed: a character that is not the delimiter")
+    fails({ name = "a", kind = "ids", rows = 5, separator = "," },
+      "'a': separator 44, allowed: a character that is not the delimiter")
     fails({ name = "a", kind = "dense", rows = 5 }, "no argument 'rows'")
     fails({ name = "clicked", kind = "skip" }, "column 'clicked' is described twice")
     fails({ name = "b", kind = "label" }, "2 columns of labels, allowed: 0, 1")

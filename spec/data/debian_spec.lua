@@ -1,4 +1,5 @@
--- The package lists as samples: what is parsed, that the hidden dependency never shows, how negatives are drawn, how parts and ranks cut.
+-- The package lists as samples: what is parsed, that the hidden dependency never shows, how negatives are drawn, how
+-- parts and ranks cut.
 local data = require "perilune.data"
 local packages = require "perilune.data.packages"
 
@@ -43,8 +44,10 @@ Depends: dpkg
 local function generated(n)
   local blocks = {}
   for i = 0, n - 1 do
-    blocks[#blocks + 1] = ("Package: %dp-x\nSection: s%d\nMaintainer: m%d\nTag: t::%d\n"):format(i, i % 3, i % 7, i % 5) ..
-      ("Description: word %dw\nDepends: %dp-x, %dp-x, %dp-x\n"):format(i % 11, (i * 7 + 1) % n, (i * i + 3) % n, (i + 1) % n)
+    blocks[#blocks + 1] = ("Package: %dp-x\nSection: s%d\nMaintainer: m%d\nTag: t::%d\n"):format(i, i % 3, i % 7,
+      i % 5) ..
+      ("Description: word %dw\nDepends: %dp-x, %dp-x, %dp-x\n"):format(i % 11, (i * 7 + 1) % n, (i * i + 3) % n,
+        (i + 1) % n)
   end
   return table.concat(blocks, "\n")
 end
@@ -255,7 +258,8 @@ describe("data.debian", function()
     fails({ negatives = 0 }, "negatives is 0")
     fails({ holdout = 1.5 }, "holdout is 1%.5, allowed")
     fails({ part = "test", holdout = 0 }, "the part 'test' has no dependencies")
-    assert.error_matches(function() data.debian { path = "/nowhere/list", batch_size = 1 } end, "data%.debian: /nowhere/list: No such file")
+    assert.error_matches(function() data.debian { path = "/nowhere/list", batch_size = 1 } end,
+      "data%.debian: /nowhere/list: No such file")
     local path = os.tmpname()
     finally(function() os.remove(path) end)
     assert.error_matches(function() data.debian { path = path, batch_size = 1 } end, "has no 'Package:' line")

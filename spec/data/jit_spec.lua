@@ -9,8 +9,8 @@ data.synthetic.write { path = path, num_rows = 20000, rows = 100, dense_features
 
 local blocks = {}
 for i = 0, 399 do
-  blocks[#blocks + 1] = ("Package: p%d\nSection: s%d\nTag: t::%d\nDescription: word%d tool\nDepends: p%d, p%d, p%d\n"):format(i, i % 3,
-    i % 5, i % 11, (i * 7 + 1) % 400, (i * i + 3) % 400, (i + 1) % 400)
+  blocks[#blocks + 1] = ("Package: p%d\nSection: s%d\nTag: t::%d\nDescription: word%d tool\nDepends: p%d, p%d, "
+    .. "p%d\n"):format(i, i % 3, i % 5, i % 11, (i * 7 + 1) % 400, (i * i + 3) % 400, (i + 1) % 400)
 end
 local lists = packages.parse(table.concat(blocks, "\n"))
 
@@ -21,8 +21,10 @@ local function with(args)
 end
 
 local loaders = {
-  { "criteo", function() return data.criteo(with { path = path, rows = 100, dense_features = 2, sparse_features = 3 }) end },
-  { "synthetic", function() return data.synthetic(with { num_rows = 100000, rows = 100, ids_per_bag = { 0, 3 } }) end },
+  { "criteo", function()
+    return data.criteo(with { path = path, rows = 100, dense_features = 2, sparse_features = 3 })
+  end }, { "synthetic", function() return data.synthetic(with { num_rows = 100000, rows = 100,
+    ids_per_bag = { 0, 3 } }) end },
   { "debian", function() return data.debian(with { packages = lists, negatives = 3 }) end },
 }
 
@@ -41,7 +43,8 @@ end)
 
 for _, device in ipairs { "cpu", "opaque" } do
   it("batches become tensors in compiled code on " .. device, function()
-    local loader = data.criteo(with { path = path, rows = 100, dense_features = 2, sparse_features = 3, device = device })
+    local loader = data.criteo(with { path = path, rows = 100, dense_features = 2, sparse_features = 3,
+      device = device })
     support.assert_compiles("next", function() loader():release() end)
   end)
 end

@@ -29,7 +29,8 @@ describe("progress", function()
 
   it("says what it is of, and shows nothing of what is soon done", function()
     local out = stream()
-    local p = Progress { total = 10, samples_per_step = 1, style = "lines", stream = out, label = "baseline: ", delay = 3 }
+    local p = Progress { total = 10, samples_per_step = 1, style = "lines", stream = out, label = "baseline: ",
+      delay = 3 }
     clock = clock + 2
     p:update(5, 1)
     p:update(10, 1)

@@ -1,4 +1,5 @@
--- Synthetic samples: the same rows however they are cut, power-law ids, a signal that only a model with interactions finds, files.
+-- Synthetic samples: the same rows however they are cut, power-law ids, a signal that only a model with interactions
+-- finds, files.
 local ffi = require "ffi"
 local peri = require "perilune"
 local data = require "perilune.data"
@@ -46,7 +47,8 @@ describe("data.synthetic", function()
       for _, world in ipairs { 2, 3, 8 } do
         local got = {}
         for rank = 0, world - 1 do
-          for row, line in pairs(rows_of(data.synthetic(shape { ids_per_bag = bags, batch_size = 13, rank = rank, world_size = world }))) do
+          for row, line in pairs(rows_of(data.synthetic(shape { ids_per_bag = bags, batch_size = 13, rank = rank,
+            world_size = world }))) do
             assert.is_nil(got[row])
             got[row] = line
           end
@@ -60,8 +62,8 @@ describe("data.synthetic", function()
   end)
 
   it("draws ids by a power law inside their tables, and bags of the lengths asked for", function()
-    local loader = data.synthetic(shape { num_rows = 20000, batch_size = 20000, ids_per_bag = { 2, 6, { 1, 1 }, { 0, 4 } },
-      rows = { 1000, 1000, 1, 9 } })
+    local loader = data.synthetic(shape { num_rows = 20000, batch_size = 20000,
+      ids_per_bag = { 2, 6, { 1, 1 }, { 0, 4 } }, rows = { 1000, 1000, 1, 9 } })
     local b = loader:next_host().ptr
     local counts, at, lengths = {}, 0, { 0, 0, 0, 0 }
     for f = 1, 4 do
@@ -91,7 +93,8 @@ describe("data.synthetic", function()
     assert.near(400, zero, 80)
   end)
 
-  -- Held-out AUC of a logistic regression on 4 features of 20 ids; `cross` joins each feature with the next one to 400 ids.
+  -- Held-out AUC of a logistic regression on 4 features of 20 ids; `cross` joins each feature with the next one to 400
+  -- ids.
   local function regression_auc(args, cross)
     args.first_row, args.num_rows = 0, 40000
     local train = data.synthetic(shape(args))
@@ -141,9 +144,10 @@ describe("data.synthetic", function()
     finally(function() os.remove(path) end)
     local args = shape { ids_per_bag = { 1, { 0, 1 }, 1, { 0, 1 } }, first_row = 3 }
     local want = rows_of(data.synthetic(args))
-    data.synthetic.write { path = path, first_row = 3, num_rows = 100, dense_features = 3, sparse_features = 4, rows = 50, seed = 5,
-      ids_per_bag = { 1, { 0, 1 }, 1, { 0, 1 } } }
-    local got = rows_of(data.criteo { path = path, batch_size = 7, dense_features = 3, sparse_features = 4, rows = 50, ids = "mod" })
+    data.synthetic.write { path = path, first_row = 3, num_rows = 100, dense_features = 3, sparse_features = 4,
+      rows = 50, seed = 5, ids_per_bag = { 1, { 0, 1 }, 1, { 0, 1 } } }
+    local got = rows_of(data.criteo { path = path, batch_size = 7, dense_features = 3, sparse_features = 4, rows = 50,
+      ids = "mod" })
     assert.equal(100, #got)
     assert.same(want, got)
   end)
@@ -155,7 +159,8 @@ describe("data.synthetic", function()
       local placed = data.synthetic(shape { rank = rank, world_size = 2 })
       assert.equal(7, early().rows) -- alone it is right
       P.state.world = world
-      assert.error_matches(early, "data.synthetic: the loader was made before peri.init(), and has all samples on each of 2 ranks", 1, true)
+      assert.error_matches(early,
+        "data.synthetic: the loader was made before peri.init(), and has all samples on each of 2 ranks", 1, true)
       local rows, mine = placed().rows, data.synthetic(shape())().rows
       assert.equal(rows, mine)
     end)
@@ -169,13 +174,18 @@ describe("data.synthetic", function()
     fails({ num_rows = -1 }, "num_rows is %-1")
     assert.error_matches(function() data.synthetic(shape { alpha = -1 }):next_host() end, "alpha %-1")
     assert.error_matches(function() data.synthetic(shape { signal = 1 / 0 }):next_host() end, "signal inf")
-    assert.error_matches(function() data.synthetic.write { path = "/nowhere/x", num_rows = 1 } end, "/nowhere/x: No such file")
-    assert.error_matches(function() data.synthetic.write { path = "/tmp/x", num_rows = 1, ids_per_bag = 2 } end, "has room for 1")
-    assert.error_matches(function() data.LogisticRegression { rows = { 5 }, dense_features = 0, lr = 0 } end, "learning rate 0")
+    assert.error_matches(function() data.synthetic.write { path = "/nowhere/x", num_rows = 1 } end,
+      "/nowhere/x: No such file")
+    assert.error_matches(function() data.synthetic.write { path = "/tmp/x", num_rows = 1, ids_per_bag = 2 } end,
+      "has room for 1")
+    assert.error_matches(function() data.LogisticRegression { rows = { 5 }, dense_features = 0, lr = 0 } end,
+      "learning rate 0")
     local model = data.LogisticRegression { rows = { 5, 5, 5, 5 }, dense_features = 3 }
-    assert.error_matches(function() model:train(data.synthetic(shape()):next_host()) end, "feature %d, sample %d+: id %d+, allowed: 0%.%.4")
+    assert.error_matches(function() model:train(data.synthetic(shape()):next_host()) end,
+      "feature %d, sample %d+: id %d+, allowed: 0%.%.4")
     local other = data.LogisticRegression { rows = { 50 }, dense_features = 3 }
-    assert.error_matches(function() other:train(data.synthetic(shape()):next_host()) end, "3 dense and 4 sparse features, wanted 3 and 1")
+    assert.error_matches(function() other:train(data.synthetic(shape()):next_host()) end,
+      "3 dense and 4 sparse features, wanted 3 and 1")
     assert.error_matches(function() peri.data.host_batch(-1, 0, 1, 1) end, "%-1 dense")
     assert.error_matches(function() peri.data.host_batch("x", 0, 1, 1) end, "data.host_batch: dense_features is 'x'")
   end)

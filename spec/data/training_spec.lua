@@ -1,4 +1,5 @@
--- The loaders of files under pipelines and checkpoints: ranks whose files end at different places, and runs that go on from a save.
+-- The loaders of files under pipelines and checkpoints: ranks whose files end at different places, and runs that go on
+-- from a save.
 local peri = require "perilune"
 local support = require "spec.support.pipeline"
 local worlds = require "spec.support.worlds"
@@ -28,14 +29,16 @@ for i = 1, 3 do columns[#columns + 1] = { name = "f" .. i, kind = "ids", rows = 
 local function pipeline(world, device)
   local model = support.model(world, device)
   local optimizer = support.optimizer(model)
-  return peri.pipeline.TrainPipelineSparseDist { model = model, optimizer = optimizer, device = device }, model, optimizer
+  return peri.pipeline.TrainPipelineSparseDist { model = model, optimizer = optimizer, device = device }, model,
+    optimizer
 end
 
 describe("files over ranks", function()
   local paths = { file("a", 21), file("b.gz", 5), file("c", 13) }
   worlds.each("may end at different places: all ranks train to the longest end", function(world, device, n)
     local function batches(rank)
-      return data.csv { path = paths, columns = columns, batch_size = 4 * n, split = "files", rank = rank, world_size = n, device = device }
+      return data.csv { path = paths, columns = columns, batch_size = 4 * n, split = "files", rank = rank,
+        world_size = n, device = device }
     end
     local most = 0
     for rank = 0, n - 1 do most = math.max(most, math.ceil(batches(rank):count() / 4)) end
@@ -52,8 +55,8 @@ end)
 
 describe("a run that goes on has the bits of one that never stopped", function()
   local text = file("long.gz", 61)
-  data.cache.write { path = folder .. "/long.samples", loader = data.csv { path = text, columns = columns, batch_size = 8, rank = 0,
-    world_size = 1 } }
+  data.cache.write { path = folder .. "/long.samples", loader = data.csv { path = text, columns = columns,
+    batch_size = 8, rank = 0, world_size = 1 } }
   local kinds = {
     csv = function(args) return data.csv(args) end,
     cache = function(args)
@@ -65,8 +68,8 @@ describe("a run that goes on has the bits of one that never stopped", function()
     worlds.each("of " .. kind, function(world, device, n)
       local function parts(workers)
         local p, model, optimizer = pipeline(world, device)
-        local loader = make { path = text, columns = columns, batch_size = 8, epochs = 2, num_workers = workers, rank = world:rank(),
-          world_size = n, device = device }
+        local loader = make { path = text, columns = columns, batch_size = 8, epochs = 2, num_workers = workers,
+          rank = world:rank(), world_size = n, device = device }
         return p, { model = model, optimizer = optimizer, loader = loader }
       end
       local function losses(p, loader, steps)

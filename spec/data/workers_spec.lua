@@ -1,5 +1,6 @@
--- Batches that worker threads make ahead: for every source the same batches in the same order as without workers, whatever their number;
--- errors, ends and beginnings again; and pinned memory, which is used again only when its copies have run.
+-- Batches that worker threads make ahead: for every source the same batches in the same order as without workers,
+-- whatever their number; errors, ends and beginnings again; and pinned memory, which is used again only when its copies
+-- have run.
 -- takes: 15 s
 local ffi = require "ffi"
 local peri = require "perilune"
@@ -42,7 +43,7 @@ local function with(args, more)
   return out
 end
 
--- -- sources ----------------------------------------------------------------------------------------------------------------------------
+-- -- sources ----------------------------------------------------------------------------------------------------------
 
 local path = os.tmpname()
 local LINES, LONG = 200, 3000 -- the long file has several chunks of an index
@@ -62,7 +63,8 @@ end
 
 local blocks = {}
 for i = 0, 99 do
-  blocks[#blocks + 1] = ("Package: p%d\nSection: s%d\nTag: t::%d\nMaintainer: m%d\nDescription: word%d tool\nDepends: p%d, p%d, p%d\n")
+  blocks[#blocks + 1] = ("Package: p%d\nSection: s%d\nTag: t::%d\nMaintainer: m%d\nDescription: word%d tool\nDepends: "
+    .. "p%d, p%d, p%d\n")
     :format(i, i % 3, i % 5, i % 7, i % 11, (i * 7 + 1) % 100, (i * i + 3) % 100, (i + 1) % 100)
 end
 local lists = packages.parse(table.concat(blocks, "\n"))
@@ -72,12 +74,14 @@ local sources = {
   synthetic = function(a) return data.synthetic(with(with(shape, { num_rows = 100, ids_per_bag = { 0, 3 } }), a)) end,
   criteo = function(a) return data.criteo(with(with(shape, { path = path, seed = nil, ids = "mod" }), a)) end,
   ["part of a criteo file"] = function(a)
-    return data.criteo(with({ path = path, rows = 50, dense_features = 3, sparse_features = 4, part = "test", holdout = 0.4 }, a))
+    return data.criteo(with({ path = path, rows = 50, dense_features = 3, sparse_features = 4, part = "test",
+      holdout = 0.4 }, a))
   end,
   ["packages"] = function(a) return data.debian(with({ packages = lists, negatives = 2, seed = 3 }, a)) end,
 }
 shape.seed = nil
-local variants = { {}, { drop_last = true }, { rank = 1, world_size = 3 }, { limit = 30 }, { batch_size = 64, rank = 2, world_size = 3 } }
+local variants = { {}, { drop_last = true }, { rank = 1, world_size = 3 }, { limit = 30 },
+  { batch_size = 64, rank = 2, world_size = 3 } }
 
 describe("workers", function()
   for name, make in pairs(sources) do -- any order: each by itself
@@ -134,10 +138,13 @@ describe("workers", function()
       for _, n in ipairs { 0, 1, 5, 20 } do
         local wanted = numbers(loader { n = n })
         if loader == generator then -- each state's random numbers are those of a new state
-          for i, x in ipairs(numbers(DataLoadingThread { loader = generator, arguments = { n = n } })) do wanted[i][3] = x[3] end
+          for i, x in ipairs(numbers(DataLoadingThread { loader = generator, arguments = { n = n } })) do
+            wanted[i][3] = x[3]
+          end
         end
         for _, workers in ipairs { 1, 3, 7 } do
-          assert.same(wanted, numbers(DataLoadingThread { loader = loader, arguments = { n = n }, num_workers = workers }))
+          assert.same(wanted, numbers(DataLoadingThread { loader = loader, arguments = { n = n },
+            num_workers = workers }))
         end
       end
     end
@@ -161,7 +168,8 @@ describe("workers", function()
           got = got + (ok and 1 or 0)
         until not ok
         assert.equal(at, got)
-        local words = ("DataLoadingThread: the disk is full %%(spec/data/workers_spec.lua:%%d+%%) %%(batch %d, worker %d of %d%%)")
+        local words = ("DataLoadingThread: the disk is full %%(spec/data/workers_spec.lua:%%d+%%) %%(batch %d, worker "
+          .. "%d of %d%%)")
           :format(at, at % workers, workers)
         assert.matches(words, err.message)
         ok, err = pcall(t)
@@ -181,7 +189,8 @@ describe("workers", function()
     for i = 1, 40 do file:write(("1\t%s\t%x\n"):format(i == 26 and "x" or i, i)) end
     file:close()
     for _, n in ipairs { 0, 1, 2, 3 } do
-      local loader = data.criteo { path = bad, rows = 10, dense_features = 1, sparse_features = 1, batch_size = 5, num_workers = n }
+      local loader = data.criteo { path = bad, rows = 10, dense_features = 1, sparse_features = 1, batch_size = 5,
+        num_workers = n }
       for _ = 1, 2 do
         for _ = 1, 5 do assert.equal(5, loader().rows) end
         assert.error_matches(function() loader() end, ":26: column 2 .integer 1. is 'x'")
@@ -206,9 +215,11 @@ describe("workers", function()
       assert.error_matches(function() (make or sources.synthetic)(with(common, args)) end, text)
     end
     refused("data.synthetic: num_workers is %-1", { num_workers = -1 })
-    refused("data.synthetic: prefetch_factor is 0, allowed: whole numbers 1..4096", { num_workers = 2, prefetch_factor = 0 })
+    refused("data.synthetic: prefetch_factor is 0, allowed: whole numbers 1..4096",
+      { num_workers = 2, prefetch_factor = 0 })
     refused("data.criteo: timeout is 0, allowed: seconds above 0", { timeout = 0 }, sources.criteo)
-    refused("DataLoadingThread: num_workers is 0", { loader = "x", num_workers = 0, batch_size = nil, epochs = nil }, function(a)
+    refused("DataLoadingThread: num_workers is 0", { loader = "x", num_workers = 0, batch_size = nil, epochs = nil },
+      function(a)
       a.batch_size, a.epochs = nil, nil
       DataLoadingThread(a)
     end)
@@ -223,7 +234,8 @@ describe("workers", function()
     os.remove(fifo)
     os.execute("mkfifo " .. fifo)
     os.execute(("(printf '1\\t2\\ta\\n0\\t3\\tb\\n' > %s) &"):format(fifo))
-    local pipe = data.criteo { path = fifo, rows = 10, dense_features = 1, sparse_features = 1, batch_size = 1, num_workers = 2 }
+    local pipe = data.criteo { path = fifo, rows = 10, dense_features = 1, sparse_features = 1, batch_size = 1,
+      num_workers = 2 }
     assert.error_matches(function() pipe() end, "is a pipe: one reader can read it")
   end)
 
@@ -244,7 +256,7 @@ describe("workers", function()
   end)
 end)
 
--- -- pinned memory ------------------------------------------------------------------------------------------------------------------------
+-- -- pinned memory ----------------------------------------------------------------------------------------------------
 
 describe("pinned memory", function()
   local device = "opaque" -- copies from it read it late
@@ -281,7 +293,9 @@ describe("pinned memory", function()
     for i = 1, 60 do
       local p = peri.full({ 2000 }, i, "f32", "cpu"):pin_memory(device)
       there[i] = { peri.stream.run(streams[i % 2 + 1], function() return p:to(nil, device, true) end) }
-      if i % 5 == 0 then there[i][2] = peri.stream.run(streams[(i + 1) % 2 + 1], function() return p:to(nil, device, true) end) end
+      if i % 5 == 0 then
+        there[i][2] = peri.stream.run(streams[(i + 1) % 2 + 1], function() return p:to(nil, device, true) end)
+      end
       p:release()
       if i % 7 == 0 then streams[1]:query() end -- something runs, sometimes
     end
@@ -341,14 +355,18 @@ describe("pinned memory", function()
       return function()
         k = k + 1
         if k > 9 then return nil end
-        return { k, { x = p.full({ 100 }, k, "f64", "cpu") }, jt = p.JaggedTensor { values = p.tensor({ k, 2, 3 }, "i64", "cpu"),
-          lengths = p.tensor({ 1, 2 }, "i32", "cpu") }, kjt = p.KeyedJaggedTensor { keys = { "a", "b" }, values = { k, k, k },
+        return { k, { x = p.full({ 100 }, k, "f64", "cpu") },
+          jt = p.JaggedTensor { values = p.tensor({ k, 2, 3 }, "i64", "cpu"),
+            lengths = p.tensor({ 1, 2 }, "i32", "cpu") }, kjt = p.KeyedJaggedTensor { keys = { "a", "b" },
+            values = { k, k, k },
           lengths = { 1, 2 }, device = "cpu" } }
       end
     end
     for workers = 1, 3 do
       local list = {}
-      for b in DataLoadingThread { loader = generator, num_workers = workers, device = device } do list[#list + 1] = b end
+      for b in DataLoadingThread { loader = generator, num_workers = workers, device = device } do
+        list[#list + 1] = b
+      end
       assert.equal(9, #list)
       for k, b in ipairs(list) do
         assert.not_equal("cpu", b[2].x:device())

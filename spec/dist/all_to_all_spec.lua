@@ -1,4 +1,5 @@
--- all_to_all on lists and tpu_all_to_all: the examples of their documents, all dtypes, groups, gradients (the adjoint identity), bad calls.
+-- all_to_all on lists and tpu_all_to_all: the examples of their documents, all dtypes, groups, gradients (the adjoint
+-- identity), bad calls.
 local dist = require "perilune.dist"
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
@@ -125,7 +126,8 @@ describe("all_to_all on lists", function()
       local function size(from, to) return (from + 2 * to) % 4 end
       local input, output, leaves = {}, {}, {}
       for r = 0, n - 1 do
-        leaves[r + 1] = peri.Tensor.normal({ size(rank, r), 3 }, 0, 1, 7, rank * n + r, dtype, device):requires_grad(r ~= 1)
+        leaves[r + 1] = peri.Tensor.normal({ size(rank, r), 3 }, 0, 1, 7, rank * n + r, dtype,
+          device):requires_grad(r ~= 1)
         input[r + 1] = leaves[r + 1]
         output[r + 1] = peri.empty({ 3, size(r, rank) }, dtype, device)
       end
@@ -144,14 +146,16 @@ describe("all_to_all on lists", function()
         if r == 1 then
           assert.is_nil(leaf:grad())
           -- its share of the inner product, from the definition: the cotangent of what rank 1 got from here
-          local cotangent = peri.Tensor.normal({ 3, size(rank, r) }, 0, 1, 8, r * n + rank, dtype, device):reshape(size(rank, r), 3)
+          local cotangent = peri.Tensor.normal({ 3, size(rank, r) }, 0, 1, 8, r * n + rank, dtype,
+            device):reshape(size(rank, r), 3)
           x = x + F.mul(leaf, cotangent):sum():item()
         else
           x = x + F.mul(leaf, leaf:grad()):sum():item()
         end
       end
       local a, b = total(world, y), total(world, x)
-      assert.is_true(math.abs(a - b) <= (dtype == "f64" and 1e-12 or 1e-4) * (1 + math.abs(a)), ("%g and %g"):format(a, b))
+      assert.is_true(math.abs(a - b) <= (dtype == "f64" and 1e-12 or 1e-4) * (1 + math.abs(a)),
+        ("%g and %g"):format(a, b))
     end
   end)
 
@@ -192,13 +196,16 @@ describe("all_to_all on lists", function()
     dtyped[n] = peri.ones({ 1 }, "i64", device)
     bad("output " .. n - 1 .. ".*i64", dtyped, list(n))
     bad("elements for itself and expects", list(n, "f32", 2), list(n))
-    assert.error_matches(function() dist.functional.all_to_all(list(n), list(n), world):wait()[1]:requires_grad() end, "not a leaf")
+    assert.error_matches(function() dist.functional.all_to_all(list(n), list(n), world):wait()[1]:requires_grad() end,
+      "not a leaf")
     dist.all_to_all(list(n), list(n))
     if n > 1 then -- sizes that two ranks see differently
       local output, input = list(n), list(n)
       if world.rank_number == 0 then input[2] = peri.ones({ 3 }, "f32", device) end
       local ok, err = pcall(dist.all_to_all, output, input)
-      if not ok then assert.is_true(err.name == "EMISMATCH" or err.name == "EPEER" or err.name == "EABORTED", tostring(err)) end
+      if not ok then
+        assert.is_true(err.name == "EMISMATCH" or err.name == "EPEER" or err.name == "EABORTED", tostring(err))
+      end
       if world.rank_number == 1 then assert.is_false(ok) end
     end
   end, { sizes = { 1, 3 }, only = "sim" })
@@ -208,8 +215,8 @@ describe("tpu_all_to_all", function()
   worlds.each("the example of its document", function(world, device)
     local rank = world.rank_number
     local input = peri.tensor(rank == 0 and { { 1, 2 } } or { { 3, 4 } }, "f32", device)
-    local got = dist.tpu_all_to_all { input = input, group_assignment = { { 0, 1 } }, concat_dimension = 1, split_dimension = 2,
-      split_count = 2 }:wait()
+    local got = dist.tpu_all_to_all { input = input, group_assignment = { { 0, 1 } }, concat_dimension = 1,
+      split_dimension = 2, split_count = 2 }:wait()
     assert.same(rank == 0 and { { 1 }, { 3 } } or { { 2 }, { 4 } }, got:to_table())
   end, { sizes = { 2 } })
 
@@ -255,7 +262,9 @@ describe("tpu_all_to_all", function()
           local place, blocks = 0, {}
           for i, r in ipairs(row) do if r == rank then place = i - 1 end end
           local step = shape[split_at] / count
-          for i, r in ipairs(row) do blocks[i] = input_of(r):to("f32"):slice(split_at, place * step, (place + 1) * step) end
+          for i, r in ipairs(row) do
+            blocks[i] = input_of(r):to("f32"):slice(split_at, place * step, (place + 1) * step)
+          end
           local want = F.cat(blocks, concat_at)
           assert.same(want:shape(), got:shape())
           assert.same(want:to_table(), got:to("f32"):to_table())
@@ -291,8 +300,8 @@ describe("tpu_all_to_all", function()
       local x = peri.Tensor.normal({ 3, 2 * count, count }, 0, 1, k, rank, "f64", device):requires_grad()
       for _, d in ipairs { { 2, 1 }, { 2, 2 }, { 3, 2 } } do
         x:set_grad(nil)
-        local y = dist.tpu_all_to_all { input = x, group_assignment = assignment, split_count = count, split_dimension = d[1],
-          concat_dimension = d[2] }:wait()
+        local y = dist.tpu_all_to_all { input = x, group_assignment = assignment, split_count = count,
+          split_dimension = d[1], concat_dimension = d[2] }:wait()
         local cotangent = peri.Tensor.normal(y:shape(), 0, 1, 50 + k, rank, "f64", device)
         local inner = F.mul(y, cotangent):sum()
         inner:backward()
@@ -333,8 +342,9 @@ describe("tpu_all_to_all", function()
     local rank, row, other = world.rank_number, {}, {}
     for r = 0, n - 1 do row[r + 1], other[n - r] = r, r end
     local ok, err = pcall(function()
-      dist.tpu_all_to_all { input = peri.ones({ 2, n }, "f32", device), group_assignment = { rank == 1 and other or row }, split_count = n,
-        split_dimension = 2, concat_dimension = 1 }:wait()
+      dist.tpu_all_to_all { input = peri.ones({ 2, n }, "f32", device),
+        group_assignment = { rank == 1 and other or row }, split_count = n, split_dimension = 2,
+        concat_dimension = 1 }:wait()
     end)
     assert.is_false(ok)
     assert.equal("EMISMATCH", err.name)

@@ -1,4 +1,5 @@
--- Awaitables: idempotent waits, callbacks, awaitables of awaitables, lazy ones that stand for their results. (mpirun: 2)
+-- Awaitables: idempotent waits, callbacks, awaitables of awaitables, lazy ones that stand for their results.
+-- (mpirun: 2)
 local dist = require "perilune.dist"
 local peri = require "perilune"
 local util = require "perilune.util"
@@ -126,7 +127,8 @@ describe("LazyAwaitable", function()
 
   it("stands for handles in compiled code too", function()
     local Tensor = require "perilune.tensor"
-    local kt = peri.KeyedTensor { keys = { "a", "b" }, length_per_key = { 2, 3 }, values = peri.ones({ 4, 5 }, "f32", "cpu") }
+    local kt = peri.KeyedTensor { keys = { "a", "b" }, length_per_key = { 2, 3 },
+      values = peri.ones({ 4, 5 }, "f32", "cpu") }
     for _ = 1, 500 do
       local lazy = dist.LazyNoWait(kt)
       assert.equal(5, lazy:values():size(2))
@@ -162,8 +164,9 @@ describe("LazyAwaitable", function()
     local uses = {
       function(x) return F.add(x, two) end, function(x) return F.add(two, x) end, function(x) return x + two end,
       function(x) return two + x end, function(x) return two:add(x) end, function(x) return x - x + two end,
-      function(x) return F.mul(x, x) end, function(x) return 2 * x end, function(x) return x / 2 end, function(x) return -x end,
-      function(x) return x:relu() end, function(x) return F.matmul(x, two:transpose(1, 2)) end, function(x) return F.cat({ x, two }, 1) end,
+      function(x) return F.mul(x, x) end, function(x) return 2 * x end, function(x) return x / 2 end,
+      function(x) return -x end, function(x) return x:relu() end,
+      function(x) return F.matmul(x, two:transpose(1, 2)) end, function(x) return F.cat({ x, two }, 1) end,
       function(x) return x:sum(1) end, function(x) return x:slice(1, 0, 1) end, function(x) return x:to "f64" end,
       function(x) return x:reshape(-1) end, function(x) return world:all_gather(x):wait() end,
       function(x) return F.softmax(x, 2) end, function(x) return world:broadcast(x, 0):wait() end,
@@ -203,7 +206,8 @@ describe("LazyAwaitable", function()
     local function lazy() return dist.LazyAwaitable(world:all_reduce(peri.full({ 2, 2 }, r + 1, "f32", device))) end
     local sum, own = n * (n + 1) / 2, peri.full({ 1, 2 }, 10 + r, "f32", device)
     assert.same({ 10 + r, 10 + r, sum, sum, sum, sum }, F.cat({ own, lazy() }, 1):reshape(-1):to_list())
-    assert.same({ 10 + r, sum }, F.stack({ peri.full({ 2, 2 }, 10 + r, "f32", device), lazy() }, 1):slice(2, 0, 1):slice(3, 0, 1)
+    assert.same({ 10 + r, sum }, F.stack({ peri.full({ 2, 2 }, 10 + r, "f32", device), lazy() }, 1):slice(2, 0,
+      1):slice(3, 0, 1)
       :reshape(-1):to_list())
   end, { sizes = { 1, 2, 3 } })
 
@@ -222,9 +226,11 @@ describe("LazyAwaitable", function()
     assert.is_false(view:test())
     peri.scope(function() assert.same({ 3, 4, 5 }, view:reshape(-1):to_list()) end)
     assert.equal(2, waits)
-    assert.same({ 1, 3 }, view:shape()) -- made outside the scope in which it was needed first, and so not released with it
+    -- made outside the scope in which it was needed first, and so not released with it
+    assert.same({ 1, 3 }, view:shape())
     assert.same({ 1, 1, 2, 1, 3 }, five:shape())
-    assert.same({ 6 }, awaitable.MethodLazyAwaitable(dist.NoWait { numbers = function() return t end }, "numbers"):reshape({ 6 }):shape())
+    assert.same({ 6 }, awaitable.MethodLazyAwaitable(dist.NoWait { numbers = function() return t end },
+      "numbers"):reshape({ 6 }):shape())
     assert.error_matches(function() view:reshape(7):shape() end, "reshape")
   end)
 

@@ -1,5 +1,5 @@
--- Channels: which one operations go on, and that scripts can choose one. (The order within them: tests/unit/test_comm.c; sim enforces it in
--- every other spec.) (mpirun: 2)
+-- Channels: which one operations go on, and that scripts can choose one. (The order within them:
+-- tests/unit/test_comm.c; sim enforces it in every other spec.) (mpirun: 2)
 local ffi = require "ffi"
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
@@ -10,7 +10,8 @@ describe("channels", function()
     assert.equal("dense", world:channel "own11")
     assert.equal("own11", world:channel "rows")
     assert.equal("rows", world:channel "dense")
-    assert.error_matches(function() world:channel "own12" end, "Group:channel: name is 'own12', allowed: dense, ids, .*own11")
+    assert.error_matches(function() world:channel "own12" end,
+      "Group:channel: name is 'own12', allowed: dense, ids, .*own11")
     assert.error_matches(function() world:channel(false) end, "Group:channel: name is 'false', allowed: dense")
     assert.equal("dense", world:channel())
     local C = peri.ffi.C

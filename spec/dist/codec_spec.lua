@@ -11,20 +11,25 @@ local function bytes_equal(case, name, got)
   assert.equal(dtype, got:dtype(), name)
   local buffer, n = got:read()
   local ffi = require "ffi"
-  assert.equal(want, ffi.string(buffer, n * ffi.sizeof(dtype == "u8" and "uint8_t" or dtype == "f32" and "float" or "uint16_t")), name)
+  assert.equal(want, ffi.string(buffer, n * ffi.sizeof(dtype == "u8" and "uint8_t" or dtype == "f32" and "float"
+    or "uint16_t")), name)
 end
 
---- Every sort of codec: arguments, and its bound of |x - back| for the row's largest magnitude a and range r (perilune/codec.h).
+--- Every sort of codec: arguments, and its bound of |x - back| for the row's largest magnitude a and range r
+--- (perilune/codec.h).
 local sorts = {
   { { comm_precision = "FP32" }, function() return 0 end },
   { { comm_precision = "FP16" }, function(x) return 2 ^ -11 * math.abs(x) + 2 ^ -25 end, most = 65504 },
-  { { comm_precision = "FP16", loss_scale = 24 }, function(x) return 2 ^ -11 * math.abs(x) * 1.001 + 2 ^ -25 / 24 end, most = 65504 / 24 },
+  { { comm_precision = "FP16", loss_scale = 24 }, function(x) return 2 ^ -11 * math.abs(x) * 1.001 + 2 ^ -25 / 24 end,
+    most = 65504 / 24 },
   { { comm_precision = "BF16" }, function(x) return 2 ^ -8 * math.abs(x) + 2 ^ -133 end },
   { { comm_precision = "BF16", loss_scale = 1000 }, function(x) return 2 ^ -8 * math.abs(x) * 1.001 + 2 ^ -133 end },
   { { comm_precision = "FP8" }, function(x) return 2 ^ -4 * math.abs(x) + 2 ^ -18 end, most = 0.9375 },
-  { { comm_precision = "FP8", exponent_bits = 5 }, function(x) return 2 ^ -3 * math.abs(x) + 2 ^ -33 end, most = 0.875 },
-  { { comm_precision = "FP8", row_dim = 13 }, function(x, a) return (2 ^ -4 * math.abs(x) + 2 ^ -18 * (a + 1e-20) / 0.9375) * 1.001 end },
-  { { comm_precision = "FP8", row_dim = 32, is_fwd = false },
+  { { comm_precision = "FP8", exponent_bits = 5 }, function(x) return 2 ^ -3 * math.abs(x) + 2 ^ -33 end,
+    most = 0.875 },
+  { { comm_precision = "FP8", row_dim = 13 }, function(x, a)
+    return (2 ^ -4 * math.abs(x) + 2 ^ -18 * (a + 1e-20) / 0.9375) * 1.001
+  end }, { { comm_precision = "FP8", row_dim = 32, is_fwd = false },
     function(x, a) return (2 ^ -3 * math.abs(x) + 2 ^ -33 * (a + 1e-20) / 0.875) * 1.001 end },
   { { comm_precision = "INT8" }, function(_, a, r) return r / 509 + 2 ^ -22 * a + math.min(r, 1e-8) end },
   { { comm_precision = "INT8", row_dim = 7 }, function(_, a, r) return r / 509 + 2 ^ -22 * a + math.min(r, 1e-8) end },
@@ -90,7 +95,8 @@ describe("codecs", function()
         local case = golden.load(name)
         local precision = case.args.comm_precision:upper()
         -- Two of FBGEMM's rows: INT8 always has rows of 32, whatever row_dim it is given.
-        local c = Codec { comm_precision = precision, loss_scale = case.args.loss_scale, row_dim = precision == "MX4" and 32 or nil }
+        local c = Codec { comm_precision = precision, loss_scale = case.args.loss_scale, row_dim = precision == "MX4"
+          and 32 or nil }
         local x, ctx = case:tensor("in.input", device), c:create_context()
         assert.equal(case.args.calc_quantized_size, c:calc_quantized_size(x:numel()))
         local wire = c:encode(x, ctx)
@@ -112,14 +118,16 @@ describe("codecs", function()
         local shape = case:shape "in.input"
         local splits = {}
         for i = 1, shape[1] do splits[i] = shape[2] end
-        for _, mode in ipairs(case.args.rounding and { case.args.rounding } or { "ceil", "even", "floor", "nearest" }) do
+        for _, mode in ipairs(case.args.rounding and { case.args.rounding }
+          or { "ceil", "even", "floor", "nearest" }) do
           local c = Codec { comm_precision = "MX4", row_dim = case.args.group_size, rounding_mode = mode:upper() }
           local ctx = c:create_context(splits)
           local wire = c:encode(case:tensor("in.input", device), ctx)
           local name_of = case:has "out.quantized" and "out.quantized" or "out." .. mode
           bytes_equal(case, name_of, wire)
           if case:has "out.dequantized" then
-            local width, want, got = case:shape "out.dequantized"[2], case:list "out.dequantized", c:decode(wire, ctx):to_list()
+            local width, want, got = case:shape "out.dequantized"[2], case:list "out.dequantized",
+              c:decode(wire, ctx):to_list()
             local unpadded = {}
             for r = 0, shape[1] - 1 do
               for i = 1, shape[2] do unpadded[#unpadded + 1] = want[r * width + i] end
@@ -207,13 +215,14 @@ describe("codecs", function()
     assert.equal("FP8", codecs.forward.comm_precision)
     assert.equal(8, codecs.forward.row_dim)
     assert.equal(16, codecs.backward.loss_scale)
-    local one = codec.get_qcomm_codecs_registry({ forward = "MX4", backward = "FP8", fp8_quantize_dim_bwd = 4, mx4_quantize_dim = 16 },
-      { "SEQUENCE_EMBEDDINGS_ALL_TO_ALL" })
+    local one = codec.get_qcomm_codecs_registry({ forward = "MX4", backward = "FP8", fp8_quantize_dim_bwd = 4,
+      mx4_quantize_dim = 16 }, { "SEQUENCE_EMBEDDINGS_ALL_TO_ALL" })
     assert.same({ "SEQUENCE_EMBEDDINGS_ALL_TO_ALL" }, peri.util.keys(one))
     assert.equal(16, one.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.forward.row_dim)
     local backward = one.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.backward
     local ctx = backward:create_context()
-    golden.assert_near({ 1, 0.285714 }, backward:decode(backward:encode(peri.tensor { 1, 0.3 }, ctx), ctx):to_list(), { abs = 1e-3 })
+    golden.assert_near({ 1, 0.285714 }, backward:decode(backward:encode(peri.tensor { 1, 0.3 }, ctx), ctx):to_list(),
+      { abs = 1e-3 })
     assert.equal(64, Codec({ comm_precision = "INT8" }):padded_size(33))
   end)
 
@@ -239,7 +248,8 @@ describe("codecs", function()
     fails("has 79 elements, the splits take 80", c.decode, c, peri.full({ 79 }, 0, "u8"), ctx)
     fails("is f32", c.decode, c, peri.ones { 80 }, ctx)
     fails("allowed: multiples of 40", c.decode, c, peri.full({ 41 }, 0, "u8"))
-    fails("the context is of", Codec({ comm_precision = "INT8" }).encode, Codec { comm_precision = "FP16" }, peri.ones { 7 }, ctx)
+    fails("the context is of", Codec({ comm_precision = "INT8" }).encode, Codec { comm_precision = "FP16" },
+      peri.ones { 7 }, ctx)
     fails("an operation is 'all_to_all'", codec.get_qcomm_codecs_registry, { forward = "FP16" }, { "all_to_all" })
     fails("comm_ops is 'x', wanted a list", codec.get_qcomm_codecs_registry, { forward = "FP16" }, "x")
     fails("forward_loss_scale 2 for MX4", codec.get_qcomm_codecs_registry, { forward = "MX4", forward_loss_scale = 2 })

@@ -8,7 +8,8 @@ local dtypes = { "f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "
 local numbers = { "f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8" }
 local parts = { c64 = 2, c128 = 2 }
 
---- rows x 2 elements whose values tell rank, row and column apart, small enough for every dtype. Offset shifts the row number.
+--- rows x 2 elements whose values tell rank, row and column apart, small enough for every dtype. Offset shifts the row
+--- number.
 local function mark(rank, row, column) return (rank * 7 + row * 3 + column * 5) % 11 end
 local function block(rank, rows, dtype, device, offset)
   local data = {}
@@ -128,7 +129,8 @@ describe("collectives", function()
     end
     local b = peri.tensor({ rank == 0 and 1 or 0, 1, rank == 0 and 0 or 1 }, "bool", device)
     local low, high = b:to "bool", peri.tensor(b:to_list(), "bool", device)
-    assert.same({ n == 1 and 1 or 0, 1, 0 }, world:all_reduce(peri.tensor(low:to_list(), "bool", device), "min"):wait():to_list())
+    assert.same({ n == 1 and 1 or 0, 1, 0 }, world:all_reduce(peri.tensor(low:to_list(), "bool", device),
+      "min"):wait():to_list())
     assert.same({ 1, 1, n == 1 and 0 or 1 }, world:all_reduce(high, "max"):wait():to_list())
     assert.error_matches(function() world:all_reduce(high) end, "sum of bool")
   end, { by_device = true })
@@ -253,13 +255,15 @@ describe("what collectives refuse", function()
     assert.error_matches(function() world:broadcast(t, n) end, "root " .. n .. ", allowed: 0%.%." .. n - 1)
     assert.error_matches(function() world:all_reduce(t:transpose(1, 2)) end, "not contiguous")
     assert.error_matches(function() world:all_reduce(t, "mean") end, "'mean', allowed: sum, min, max")
-    assert.error_matches(function() world:all_gather(t, peri.ones({ 2 * n, 4 }, "f32", device)) end, "is not " .. n .. " times")
+    assert.error_matches(function() world:all_gather(t, peri.ones({ 2 * n, 4 }, "f32", device)) end, "is not " .. n
+      .. " times")
     assert.error_matches(function() world:all_gather(t, peri.ones({ 2 * n, 3 }, "f64", device)) end, "wanted f64")
     assert.error_matches(function() world:all_to_all_v(t, { 1 }, { 1, 2, 3, 4, 5, 6, 7, 8, 9 }) end, "entries for the")
     local rows, negative = {}, {}
     for r = 1, n do rows[r], negative[r] = 2, 2 end
     negative[1] = -1
-    assert.error_matches(function() world:all_to_all_v(t, rows, negative, peri.ones({ 1, 3 }, "f32", device)) end, "%-1 rows for rank 0")
+    assert.error_matches(function() world:all_to_all_v(t, rows, negative, peri.ones({ 1, 3 }, "f32", device)) end,
+      "%-1 rows for rank 0")
     if n > 1 then
       assert.error_matches(function() world:all_to_all_v(t, rows, rows) end, "input splits sum to " .. 2 * n .. " rows")
       assert.error_matches(function() world:reduce_scatter(peri.ones({ n + 1, 2 }, "f32", device)) end, "multiples")

@@ -9,7 +9,8 @@ local utils = dist.collective_utils
 describe("invoke_on_rank_and_broadcast_result", function()
   worlds.each("gives every rank the value", function(world, _, n)
     local calls = 0
-    local value = { 1, 2.5, "text\0with\nbytes", { deep = { true, false } }, [7] = -0.0, name = "x", huge = math.huge, empty = {} }
+    local value = { 1, 2.5, "text\0with\nbytes", { deep = { true, false } }, [7] = -0.0, name = "x", huge = math.huge,
+      empty = {} }
     for root = 0, n - 1 do
       local got = utils.invoke_on_rank_and_broadcast_result(world, root, function(a, b)
         calls = calls + 1
@@ -111,7 +112,8 @@ describe("all_gather_object", function()
     local err = select(2, pcall(world.all_gather_object, world, 1, own))
     assert.equal("EMISMATCH", err.name)
     local other, rank = own == "ends" and "starts" or "ends", own == "ends" and 0 or last
-    local want = ("%s: rank %d of group '%s' came to %s instead; all ranks make the same calls"):format(own, rank, world.name, other)
+    local want = ("%s: rank %d of group '%s' came to %s instead; all ranks make the same calls"):format(own, rank,
+      world.name, other)
     assert.is_truthy(tostring(err.message):find(want, 1, true), tostring(err.message))
     assert.equal(n, #world:all_gather_object(1, "starts"))
   end, { devices = { "cpu" }, sizes = { 2, 3, 5 } })
@@ -119,7 +121,8 @@ end)
 
 describe("Lua values as bytes", function()
   it("come back", function()
-    local values = { 0, -1, 1 / 3, 2 ^ 53, -math.huge, "", "a\0b", {}, { { {} } }, { a = 1, b = { 2, 3 }, [1] = "x", [2.5] = true } }
+    local values = { 0, -1, 1 / 3, 2 ^ 53, -math.huge, "", "a\0b", {}, { { {} } },
+      { a = 1, b = { 2, 3 }, [1] = "x", [2.5] = true } }
     for _, v in ipairs(values) do assert.same(v, serial.decode(serial.encode(v))) end
     local nan = serial.decode(serial.encode(0 / 0))
     assert.is_true(nan ~= nan)

@@ -1,4 +1,5 @@
--- dist.comm: places on nodes from launchers' variables and from worlds, and the groups within and across nodes. (mpirun: 2 3 4)
+-- dist.comm: places on nodes from launchers' variables and from worlds, and the groups within and across nodes.
+-- (mpirun: 2 3 4)
 local dist = require "perilune.dist"
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
@@ -11,20 +12,21 @@ describe("launcher variables", function()
   end
 
   it("of torchrun", function()
-    assert.same({ 4, 3, 1, 2 }, place { WORLD_SIZE = "8", RANK = "7", LOCAL_WORLD_SIZE = "4", LOCAL_RANK = "3", GROUP_RANK = "1" })
+    assert.same({ 4, 3, 1, 2 }, place { WORLD_SIZE = "8", RANK = "7", LOCAL_WORLD_SIZE = "4", LOCAL_RANK = "3",
+      GROUP_RANK = "1" })
   end)
   it("of Open MPI", function()
-    assert.same({ 2, 1, 2, 3 }, place { OMPI_COMM_WORLD_SIZE = "6", OMPI_COMM_WORLD_RANK = "5", OMPI_COMM_WORLD_LOCAL_SIZE = "2",
-      OMPI_COMM_WORLD_LOCAL_RANK = "1" })
+    assert.same({ 2, 1, 2, 3 }, place { OMPI_COMM_WORLD_SIZE = "6", OMPI_COMM_WORLD_RANK = "5",
+      OMPI_COMM_WORLD_LOCAL_SIZE = "2", OMPI_COMM_WORLD_LOCAL_RANK = "1" })
   end)
   it("of Slurm", function()
-    assert.same({ 4, 1, 2, 3 }, place { SLURM_STEP_NUM_TASKS = "12", SLURM_PROCID = "9", SLURM_LOCALID = "1", SLURM_NODEID = "2",
-      SLURM_STEP_TASKS_PER_NODE = "4(x3)", SLURM_STEP_NUM_NODES = "3" })
+    assert.same({ 4, 1, 2, 3 }, place { SLURM_STEP_NUM_TASKS = "12", SLURM_PROCID = "9", SLURM_LOCALID = "1",
+      SLURM_NODEID = "2", SLURM_STEP_TASKS_PER_NODE = "4(x3)", SLURM_STEP_NUM_NODES = "3" })
     assert.same({ 4, 1, 2, 3 }, place { SLURM_NTASKS = "12", SLURM_PROCID = "9", SLURM_TASKS_PER_NODE = "4(x2),4" })
   end)
   it("of MVAPICH and Intel MPI", function()
-    assert.same({ 2, 0, 1, 2 }, place { MV2_COMM_WORLD_SIZE = "4", MV2_COMM_WORLD_RANK = "2", MV2_COMM_WORLD_LOCAL_SIZE = "2",
-      MV2_COMM_WORLD_LOCAL_RANK = "0" })
+    assert.same({ 2, 0, 1, 2 }, place { MV2_COMM_WORLD_SIZE = "4", MV2_COMM_WORLD_RANK = "2",
+      MV2_COMM_WORLD_LOCAL_SIZE = "2", MV2_COMM_WORLD_LOCAL_RANK = "0" })
     assert.same({ 2, 1, 1, 2 }, place { PMI_SIZE = "4", PMI_RANK = "3", MPI_LOCALNRANKS = "2", MPI_LOCALRANKID = "1" })
   end)
   it("or none: one node", function()
@@ -36,7 +38,8 @@ describe("launcher variables", function()
     assert.same({ 4, 2, 1, 2 }, place({ LOCAL_WORLD_SIZE = "4", LOCAL_RANK = "3" }, 8, 6))
   end)
   it("that are no numbers are errors", function()
-    assert.error_matches(function() comm.get_local_size(4, { LOCAL_WORLD_SIZE = "four" }) end, "LOCAL_WORLD_SIZE is 'four'")
+    assert.error_matches(function() comm.get_local_size(4, { LOCAL_WORLD_SIZE = "four" }) end,
+      "LOCAL_WORLD_SIZE is 'four'")
     assert.error_matches(function() comm.get_local_rank(4, nil, { LOCAL_RANK = "-1" }) end, "LOCAL_RANK is '%-1'")
     assert.error_matches(function() comm.get_local_size(4, { SLURM_TASKS_PER_NODE = "4(y2)" }) end, "4%(y2%)")
     assert.error_matches(function() comm.get_local_size(0) end, "world_size is 0")
@@ -72,7 +75,8 @@ describe("intra_and_cross_node_pg", function()
     local members = ({ [7] = { 0, 2 }, [3] = { 1, 3 }, [5] = { 4, 5 } })[nodes[rank + 1]]
     local place = members[1] == rank and 1 or 2
     assert.same(members, { intra:global_rank(0), intra:global_rank(1) })
-    assert.same(place == 1 and { 1, 4, 0 } or { 3, 5, 2 }, { cross:global_rank(0), cross:global_rank(1), cross:global_rank(2) })
+    assert.same(place == 1 and { 1, 4, 0 } or { 3, 5, 2 },
+      { cross:global_rank(0), cross:global_rank(1), cross:global_rank(2) })
     cross:barrier():wait()
     local halves = comm.intra_and_cross_node_pg { local_size = 3 }
     assert.equal(3, halves:size())
@@ -92,7 +96,8 @@ describe("intra_and_cross_node_pg", function()
           local in_node, across = 0, 0
           for r = 0, n - 1 do
             if nodes[r + 1] == nodes[rank + 1] then in_node = in_node + r end
-            if alternate and math.floor(r / (n / size)) == math.floor(rank / (n / size)) or not alternate and r % size == rank % size then
+            if alternate and math.floor(r / (n / size)) == math.floor(rank / (n / size)) or not alternate
+              and r % size == rank % size then
               across = across + r
             end
           end
@@ -104,7 +109,9 @@ describe("intra_and_cross_node_pg", function()
   end)
 
   worlds.each("says what a topology must be", function()
-    local function bad(args, pattern) assert.error_matches(function() comm.intra_and_cross_node_pg(args) end, pattern) end
+    local function bad(args, pattern)
+      assert.error_matches(function() comm.intra_and_cross_node_pg(args) end, pattern)
+    end
     bad({ topology = { 0, 0, 1 } }, "node 1 has 1 ranks and another one 2")
     bad({ topology = { 0, 0 } }, "no node for each of the 3 ranks")
     bad({ topology = { 0, "a", 1 } }, "a node of topology is 'a', allowed: whole numbers")

@@ -1,5 +1,5 @@
--- A second transport for the memory of a device: what it carries, what it does not promise, and that a whole training step through it
--- has the results of the host's. (spec/dist/coll_spec.lua has every operation by it.)
+-- A second transport for the memory of a device: what it carries, what it does not promise, and that a whole training
+-- step through it has the results of the host's. (spec/dist/coll_spec.lua has every operation by it.)
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 
@@ -13,7 +13,8 @@ describe("a device transport", function()
       local t = peri.full({ 4 }, rank + 1)
       assert.same({ 6, 6, 6, 6 }, world:all_reduce(t):wait():to_list())
     end, BY_DEVICE)
-    sim.run(3, function(_, world) assert.same({ "sim", true }, { world:transport_of "opaque" }) end, { device = "opaque" })
+    sim.run(3, function(_, world) assert.same({ "sim", true }, { world:transport_of "opaque" }) end,
+      { device = "opaque" })
   end)
 
   it("need not sum in rank order: whoever needs that asks", function()
@@ -53,7 +54,8 @@ describe("a device transport", function()
       error(err, 0)
     end, { device = "opaque", device_transport = "sim", catch = true })
     for rank = 1, 2 do
-      local both = "rank 0 posted operation 1: all_reduce sum f32 [2], rank 1 posted operation 1: all_reduce sum f32 [3]"
+      local both = "rank 0 posted operation 1: all_reduce sum f32 [2], rank 1 posted operation 1: all_reduce sum f32 "
+        .. "[3]"
       assert.truthy(tostring(errors[rank]):find(both, 1, true))
     end
   end)
@@ -61,7 +63,8 @@ describe("a device transport", function()
   it("is refused where it makes no sense", function()
     local function open(args) return function() sim.run(1, function() end, args) end end
     assert.error_matches(open { device = "cpu", device_transport = "sim" }, "device 'cpu' needs no device_transport")
-    assert.error_matches(open { device = "opaque", device_transport = "self" }, "transport 'self' takes no device memory")
+    assert.error_matches(open { device = "opaque", device_transport = "self" },
+      "transport 'self' takes no device memory")
     assert.error_matches(open { device = "opaque", device_transport = "smoke" }, "smoke")
   end)
 
@@ -80,7 +83,8 @@ describe("a device transport", function()
       }
       local seen = {}
       for step = 1, 3 do
-        local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "f", "g" }, { { rank, step }, { 3 } }, { { 1, 2 }, { rank + step } } }
+        local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "f", "g" }, { { rank, step }, { 3 } },
+          { { 1, 2 }, { rank + step } } }
         local out = e(kjt):values()
         out:sum():backward()
         for _, x in ipairs(out:to_list()) do seen[#seen + 1] = x end

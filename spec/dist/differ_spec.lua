@@ -1,5 +1,6 @@
--- Ranks that do not make the same calls: said as soon as it is certain, by the numbers that they give to their operations; and a group of
--- some ranks that failed, whose error the script has caught. (mpirun: none: it starts its own)
+-- Ranks that do not make the same calls: said as soon as it is certain, by the numbers that they give to their
+-- operations; and a group of some ranks that failed, whose error the script has caught. (mpirun: none: it starts its
+-- own)
 -- deadline: 120 s
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
@@ -71,7 +72,8 @@ describe("between processes", function()
       world:barrier():wait()]])
     assert.equal(1, status, out)
     for rank = 0, 1 do
-      assert.matches(("%%[rank %d%%] [^\n]*the ranks disagree: rank %%d posted operation %%d+: [^\n]*, rank %%d"):format(rank), out)
+      assert.matches(("%%[rank %d%%] [^\n]*the ranks disagree: rank %%d posted operation %%d+: [^\n]*, rank "
+        .. "%%d"):format(rank), out)
     end
   end)
 
@@ -88,7 +90,8 @@ describe("between processes", function()
       end
       if rank == 1 then pair:barrier():wait() else world:barrier():wait() end]])
     assert.equal(1, status, out)
-    assert.matches("the ranks disagree: rank %d waits for rank %d in operation %d+: barrier, and rank %d for it in another group", out)
+    assert.matches("the ranks disagree: rank %d waits for rank %d in operation %d+: barrier, and rank %d for it in "
+      .. "another group", out)
   end)
 
   it("a rank that waits in one group while others compute is no mistake", function()

@@ -1,5 +1,5 @@
--- Whether gradients that exchanges bring back are divided by the size of the group: of one call, else of the group, else of the script,
--- else of the process.
+-- Whether gradients that exchanges bring back are divided by the size of the group: of one call, else of the group,
+-- else of the script, else of the process.
 local ops = require "perilune.dist.ops"
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
@@ -14,8 +14,8 @@ describe("gradient division", function()
     local group = world:new_group(ranks, "divided")
     local function divided(division)
       local x = peri.ones({ n, 1 }, "f64", device):requires_grad()
-      ops.reduce_scatter_base_pooled { input = x, group = group, gradient_division = division }:wait():backward(peri.ones({ 1, 1 }, "f64",
-        device))
+      ops.reduce_scatter_base_pooled { input = x, group = group,
+        gradient_division = division }:wait():backward(peri.ones({ 1, 1 }, "f64", device))
       local g = x:grad():item(0)
       assert(math.abs(g - 1) < 1e-12 or math.abs(g - 1 / n) < 1e-12, g)
       return math.abs(g - 1) > 1e-9

@@ -1,5 +1,6 @@
--- Whole chains of exchanges, small enough to be followed by hand: ids out, rows looked up, rows back, gradients the reverse way. Each
--- table is a tensor whose row i holds the number i (or i and a column's tenth), so that every result can be read off.
+-- Whole chains of exchanges, small enough to be followed by hand: ids out, rows looked up, rows back, gradients the
+-- reverse way. Each table is a tensor whose row i holds the number i (or i and a column's tenth), so that every result
+-- can be read off.
 local dist = require "perilune.dist"
 local ops = require "perilune.dist.ops"
 local peri = require "perilune"
@@ -10,7 +11,8 @@ local function near(want, got, what)
   if type(got) ~= "table" then got = got:to_list() end
   assert.equal(#want, #got, what)
   for i = 1, #want do
-    assert(math.abs(want[i] - got[i]) < 1e-9, ("%s: number %d is %.12g, wanted %.12g"):format(what or "result", i, got[i], want[i]))
+    assert(math.abs(want[i] - got[i]) < 1e-9, ("%s: number %d is %.12g, wanted %.12g"):format(what or "result", i,
+      got[i], want[i]))
   end
 end
 
@@ -70,12 +72,13 @@ describe("row-wise, pooled: a table of 5 rows over 2 ranks, bags [0 4], [2] and 
 end)
 
 describe("row-wise means of weighted ids", function()
-  --- Bag [0 1] of rank 0, whose rows are 0.5 and 4 and lie on different ranks. The sum is divided by the number of ids, whatever the
-  --- weights are (kernels' MEAN); TorchRec's row-wise sharding would divide by the sum of the weights.
+  --- Bag [0 1] of rank 0, whose rows are 0.5 and 4 and lie on different ranks. The sum is divided by the number of ids,
+  --- whatever the weights are (kernels' MEAN); TorchRec's row-wise sharding would divide by the sum of the weights.
   worlds.each("are divided by the number of ids", function(world, device)
     local rank = world.rank_number
     for _, case in ipairs { { { .5, 1.5 }, 3.125 }, { { .5, .5 }, 1.125 } } do
-      local kjt = rank == 0 and KJT { keys = { "f" }, values = { 0, 1 }, lengths = { 2 }, weights = case[1], device = device }
+      local kjt = rank == 0 and KJT { keys = { "f" }, values = { 0, 1 }, lengths = { 2 }, weights = case[1],
+        device = device }
         or KJT { keys = { "f" }, values = {}, lengths = {}, weights = {}, stride = 0, device = device }
       local cut = sparse.bucketize_kjt_before_all2all(kjt, { num_buckets = 2, block_sizes = { 1 } })
       local mine = dist.KJTAllToAll(world, { 1, 1 })(cut):wait():wait()
@@ -96,7 +99,8 @@ end)
 describe("column-wise: a table of 8 columns on ranks 1 and 0, another of 4 on rank 0", function()
   worlds.each("its blocks come back in the order of the table's columns", function(world, device)
     local rank = world.rank_number
-    -- Features a (8 columns: 0..3 on rank 1, 4..7 on rank 0) and b (4 columns on rank 0). Slots by rank: a's second half, b, a's first.
+    -- Features a (8 columns: 0..3 on rank 1, 4..7 on rank 0) and b (4 columns on rank 0). Slots by rank: a's second
+    -- half, b, a's first.
     local batch = rank == 0 and { { { 2 }, { 0 } }, { { 1 }, {} } } or { { { 1, 2 } }, { { 0, 0 } } }
     local kjt = KJT.from_lists { keys = { "a", "b" }, batch[1], batch[2], device = device }
     local slots = kjt:permute { 0, 1, 0 }
@@ -163,14 +167,17 @@ describe("column-wise: a table of 8 columns on ranks 1 and 0, another of 4 on ra
 end)
 
 describe("a batch that varies between features", function()
-  --- Rank 0: 3 rows; feature a has 2 distinct bags, used as 0 1 0; feature b has one. Rank 1: 2 rows; a has one, b two, used as 1 0.
+  --- Rank 0: 3 rows; feature a has 2 distinct bags, used as 0 1 0; feature b has one. Rank 1: 2 rows; a has one, b two,
+  --- used as 1 0.
   worlds.each("is expanded by its inverse indices, whose gradient adds up", function(world, device)
     local rank = world.rank_number
     local pre = ({ [0] = { 2, 1 }, { 1, 2 } })[rank]
-    local own = rank == 0 and { { 2 }, { 1 } } or { { 1 }, { 2 } } -- bags of a from both ranks on rank 0, of b on rank 1
+    -- bags of a from both ranks on rank 0, of b on rank 1
+    local own = rank == 0 and { { 2 }, { 1 } } or { { 1 }, { 2 } }
     -- a has 2 columns, b one: x of rank 0 are (1, 2), (3, 4), of rank 1 (5, 6); y of rank 0 is 7, of rank 1 are 8, 9.
     local flat = peri.tensor(rank == 0 and { 1, 2, 3, 4, 5, 6 } or { 7, 8, 9 }, "f64", device):requires_grad()
-    local a2a = dist.VariableBatchPooledEmbeddingsAllToAll { pg = world, emb_dim_per_rank_per_feature = { { 2 }, { 1 } } }
+    local a2a = dist.VariableBatchPooledEmbeddingsAllToAll { pg = world,
+      emb_dim_per_rank_per_feature = { { 2 }, { 1 } } }
     local got = a2a(flat, own, pre):wait()
     near(rank == 0 and { 1, 2, 3, 4, 7 } or { 5, 6, 8, 9 }, got)
     local inverse = rank == 0 and { { 0, 1, 0 }, { 0, 0, 0 } } or { { 0, 0 }, { 1, 0 } }
@@ -179,7 +186,8 @@ describe("a batch that varies between features", function()
     local out = F.cat({ sparse.index_select_dim0(x, peri.tensor(inverse[1], "i64", device)),
       sparse.index_select_dim0(y, peri.tensor(inverse[2], "i64", device)) }, 2)
     near(rank == 0 and { 1, 2, 7, 3, 4, 7, 1, 2, 7 } or { 5, 6, 9, 5, 6, 8 }, out)
-    out:backward(peri.tensor(rank == 0 and { { 1, 2, 3 }, { 4, 5, 6 }, { 7, 8, 9 } } or { { 10, 20, 30 }, { 40, 50, 60 } }, "f64", device))
+    out:backward(peri.tensor(rank == 0 and { { 1, 2, 3 }, { 4, 5, 6 }, { 7, 8, 9 } }
+      or { { 10, 20, 30 }, { 40, 50, 60 } }, "f64", device))
     -- x0 of rank 0: rows 0 and 2; y of rank 0: all three; all halved.
     near(rank == 0 and { 4, 5, 2, 2.5, 25, 35 } or { 9, 30, 15 }, flat:grad())
   end, { sizes = { 2 } })
@@ -189,7 +197,8 @@ describe("sequences", function()
   worlds.each("of a table in 2 blocks come back in the order of the ids", function(world, device)
     local rank = world.rank_number
     local kjt = KJT.from_lists { keys = { "f" }, rank == 0 and { { 5, 0, 4 } } or { { 3 }, {} }, device = device }
-    local cut, unbucketize = sparse.bucketize_kjt_before_all2all(kjt, { num_buckets = 2, block_sizes = { 3 }, output_permute = true })
+    local cut, unbucketize = sparse.bucketize_kjt_before_all2all(kjt,
+      { num_buckets = 2, block_sizes = { 3 }, output_permute = true })
     if rank == 0 then
       assert.same({ 0, 2, 1 }, cut:values():to_list())
       assert.same({ 1, 0, 2 }, unbucketize:to_list())
@@ -198,8 +207,9 @@ describe("sequences", function()
     local known, mine = sizes:splits(), sizes:wait()
     local half = shard(3 * rank, 3 * rank + 2, 2, device)
     local out = dist.SequenceEmbeddingsAllToAll { pg = world, features_per_rank = { 1, 1 } } {
-      local_embs = sparse.index_select_dim0(half, mine:values()), lengths = mine:lengths(), input_splits = known.input_splits,
-      output_splits = known.output_splits, batch_size_per_rank = known.stride_per_rank, unbucketize_permute_tensor = unbucketize,
+      local_embs = sparse.index_select_dim0(half, mine:values()), lengths = mine:lengths(),
+      input_splits = known.input_splits, output_splits = known.output_splits,
+      batch_size_per_rank = known.stride_per_rank, unbucketize_permute_tensor = unbucketize,
     }:wait()
     near(rank == 0 and { 5, 5.1, 0, .1, 4, 4.1 } or { 3, 3.1 }, out)
     out:backward(peri.tensor(rank == 0 and { { 2, 4 }, { 6, 8 }, { 10, 12 } } or { { 20, 40 } }, "f64", device))
@@ -213,15 +223,16 @@ describe("sequences", function()
     assert.same(rank == 0 and { 3, 5, 7 } or { 7 }, unique:to_list())
     assert.same(rank == 0 and { 0, 1, 0, 2, 1 } or { 0, 0 }, inverse:to_list())
     -- A batch of 2 rows on each rank carries the distinct ids: the first rows take one more where they do not divide.
-    local kjt = KJT { keys = { "f" }, values = unique, lengths = peri.tensor(rank == 0 and { 2, 1 } or { 1, 0 }, "i32", device) }
+    local kjt = KJT { keys = { "f" }, values = unique, lengths = peri.tensor(rank == 0 and { 2, 1 } or { 1, 0 }, "i32",
+      device) }
     local sizes = dist.KJTAllToAll(world, { 0, 1 })(kjt):wait() -- the table is on rank 1
     local known, mine = sizes:splits(), sizes:wait()
     if rank == 1 then assert.same({ 3, 5, 7, 7 }, mine:values():to_list()) end
     local table_ = rank == 1 and shard(0, 9, 2, device) or shard(0, -1, 2, device)
     local rows = rank == 1 and sparse.index_select_dim0(table_, mine:values()) or table_
     local received = dist.SequenceEmbeddingsAllToAll { pg = world, features_per_rank = { 0, 1 } } {
-      local_embs = rows, lengths = mine:lengths(), input_splits = known.input_splits, output_splits = known.output_splits,
-      batch_size_per_rank = known.stride_per_rank,
+      local_embs = rows, lengths = mine:lengths(), input_splits = known.input_splits,
+      output_splits = known.output_splits, batch_size_per_rank = known.stride_per_rank,
     }:wait()
     assert.same({ rank == 0 and 3 or 1, 2 }, received:shape())
     local out = sparse.index_select_dim0(received, inverse)
@@ -253,6 +264,10 @@ describe("table-row-wise: a table of 6 rows in one of two nodes", function()
       batch_size_per_rank = { 1, 1 }, dim_sum_per_rank = { 1, 0 }, group = cross }:wait()
     near({ ({ [0] = 5, 4, 3, 3 })[rank] }, out)
     out:sum():backward()
-    if rank == 0 then near({ 1 / 4, 1 / 4, 1 / 4 }, half:grad()) elseif rank == 1 then near({ 1 / 4, 1 / 4, 1 / 4 }, half:grad()) end
+    if rank == 0 then
+      near({ 1 / 4, 1 / 4, 1 / 4 }, half:grad())
+    elseif rank == 1 then
+      near({ 1 / 4, 1 / 4, 1 / 4 }, half:grad())
+    end
   end, { sizes = { 4 }, local_size = 2 })
 end)

@@ -1,5 +1,5 @@
--- KeyedJaggedTensors and embeddings between ranks: TorchRec's vectors, every batch against a plain computation, worked examples, the
--- document of SparseFeaturesAllToAll, what is refused.
+-- KeyedJaggedTensors and embeddings between ranks: TorchRec's vectors, every batch against a plain computation, worked
+-- examples, the document of SparseFeaturesAllToAll, what is refused.
 -- machines: 1,1,1,1
 local golden = require "spec.support.golden"
 local peri = require "perilune"
@@ -7,7 +7,7 @@ local dist = require "perilune.dist"
 local worlds = require "spec.support.worlds"
 local KJT = peri.KeyedJaggedTensor
 
--- -- TorchRec's vectors --------------------------------------------------------------------------------------------------------------
+-- -- TorchRec's vectors -----------------------------------------------------------------------------------------------
 
 local function input_of(case, at, device)
   local strides = case:list(at .. "input/strides")
@@ -16,8 +16,9 @@ local function input_of(case, at, device)
     per_rank = {}
     for i, s in ipairs(strides) do per_rank[i] = { s } end
   end
-  return KJT { keys = case.keys, values = case:tensor(at .. "input/values", device), lengths = case:tensor(at .. "input/lengths", device),
-    weights = case:tensor(at .. "input/weights", device), stride_per_key_per_rank = per_rank }
+  return KJT { keys = case.keys, values = case:tensor(at .. "input/values", device),
+    lengths = case:tensor(at .. "input/lengths", device), weights = case:tensor(at .. "input/weights", device),
+    stride_per_key_per_rank = per_rank }
 end
 
 describe("KJTAllToAll gives TorchRec's vectors:", function()
@@ -44,7 +45,9 @@ describe("one process, several devices:", function()
     for _, device in ipairs { "cpu", "opaque" } do
       for _, module in ipairs { dist.EmbeddingsAllToOne, dist.EmbeddingsAllToOneReduce } do
         local parts, right = {}, 0
-        for i = 1, 3 do parts[i] = peri.Tensor.normal({ 4, 2 }, 0, 1, 5, i, "f64", i == 1 and "cpu" or device):requires_grad() end
+        for i = 1, 3 do
+          parts[i] = peri.Tensor.normal({ 4, 2 }, 0, 1, 5, i, "f64", i == 1 and "cpu" or device):requires_grad()
+        end
         local out = module { device = device, world_size = 3 }(parts)
         local y = peri.Tensor.normal(out:shape(), 0, 1, 6, 0, "f64", device)
         local left = inner(out, y)
@@ -91,7 +94,7 @@ describe("one process, several devices:", function()
   end
 end)
 
--- -- every batch against a plain computation ---------------------------------------------------------------------------------------------
+-- -- every batch against a plain computation --------------------------------------------------------------------------
 
 local function draw(stream, i, low, high)
   local x = math.sin(12.9898 * stream + 78.233 * i) * 43758.5453
@@ -127,8 +130,8 @@ local function made(of, keys, seed, o, device)
     end
   end
   return KJT { keys = keys, values = peri.tensor(values, o.ids or "i64", device),
-    lengths = peri.tensor(lengths, o.lengths or "i32", device), weights = o.weighted and peri.tensor(weights, "f32", device) or nil,
-    stride_per_key_per_rank = o.variable and strides or nil,
+    lengths = peri.tensor(lengths, o.lengths or "i32", device), weights = o.weighted
+    and peri.tensor(weights, "f32", device) or nil, stride_per_key_per_rank = o.variable and strides or nil,
     stride = not o.variable and (#keys > 0 and strides[1][1] or 0) or nil }
 end
 
@@ -248,7 +251,9 @@ describe("KJTAllToAll", function()
     for r = 1, n do splits[r] = 1 end
     local a2a = dist.KJTAllToAll(world, splits)
     for case = 1, 3 do
-      local function odd_of(of) return case == 1 and -1 or (case == 2 and of == n - 1 or case == 3) and -2 ^ 40 - of or 2 ^ 31 - 1 end
+      local function odd_of(of)
+        return case == 1 and -1 or (case == 2 and of == n - 1 or case == 3) and -2 ^ 40 - of or 2 ^ 31 - 1
+      end
       local values = peri.full({ n * count }, rank, "i64", device)
       for k = 0, n - 1 do values:slice(1, k * count + 77, k * count + 78):fill(odd_of(rank)) end
       local kjt = KJT { keys = keys, values = values, lengths = peri.full({ n * 10 }, count / 10, "i32", device) }
@@ -263,8 +268,9 @@ describe("KJTAllToAll", function()
 
   worlds.each("A1: unequal batches", function(world, device)
     local rank = world.rank_number
-    local input = rank == 0 and KJT.from_lists { keys = { "A", "B", "C" }, { { 1, 2 }, { 3 } }, { { 4 }, {} }, { { 5 }, { 6, 7 } },
-      device = device } or KJT.from_lists { keys = { "A", "B", "C" }, { { 8 } }, { { 9, 10 } }, { {} }, device = device }
+    local input = rank == 0 and KJT.from_lists { keys = { "A", "B", "C" }, { { 1, 2 }, { 3 } }, { { 4 }, {} },
+      { { 5 }, { 6, 7 } }, device = device } or KJT.from_lists { keys = { "A", "B", "C" }, { { 8 } }, { { 9, 10 } },
+      { {} }, device = device }
     local sizes = dist.KJTAllToAll(world, { 2, 1 })(input):wait()
     assert.same(rank == 0 and { stride_per_rank = { 2, 1 }, input_splits = { 4, 3 }, output_splits = { 4, 3 } }
       or { stride_per_rank = { 2, 1 }, input_splits = { 3, 0 }, output_splits = { 3, 0 } }, sizes:splits())
@@ -289,13 +295,14 @@ describe("KJTAllToAll", function()
   end)
 end)
 
--- -- SparseFeaturesAllToAll --------------------------------------------------------------------------------------------------------------
+-- -- SparseFeaturesAllToAll -------------------------------------------------------------------------------------------
 
 describe("SparseFeaturesAllToAll", function()
   --- The example of the document: A.V0 is 100, A.V1 is 101, ..., B.V0 200, ...
   local function lists(rank, scores)
-    local V = { { A = { { 0 }, {}, { 1, 2 } }, B = { {}, { 0 }, { 1 } }, C = { { 0 }, { 1 }, {} }, D = { {}, { 0 }, {} } },
-      { A = { { 3 }, { 4 }, {} }, B = { {}, { 2 }, { 3, 4 } }, C = { { 2 }, { 3 }, {} }, D = { { 1 }, { 2 }, { 3, 4 } } } }
+    local V = { { A = { { 0 }, {}, { 1, 2 } }, B = { {}, { 0 }, { 1 } }, C = { { 0 }, { 1 }, {} },
+      D = { {}, { 0 }, {} } }, { A = { { 3 }, { 4 }, {} }, B = { {}, { 2 }, { 3, 4 } }, C = { { 2 }, { 3 }, {} },
+      D = { { 1 }, { 2 }, { 3, 4 } } } }
     local a = { keys = scores and { "A", "B", "C", "D" } or { "A", "B", "C" } }
     for i, key in ipairs(a.keys) do
       a[i] = {}
@@ -347,7 +354,8 @@ describe("SparseFeaturesAllToAll", function()
       check(out.id_score_list_features, { keys = { "A" }, A, lengths = { lA }, weighted = true })
     else
       check(out.id_list_features, { keys = { "C" }, C, lengths = { lC } })
-      check(out.id_score_list_features, { keys = { "B", "C", "D" }, B, C, D, lengths = { lB, lC, lD }, weighted = true })
+      check(out.id_score_list_features, { keys = { "B", "C", "D" }, B, C, D, lengths = { lB, lC, lD },
+        weighted = true })
     end
     local half = sfa2a(dist.SparseFeatures { id_score_list_features = with_device(weighted(lists(rank, true))) }):wait()
     assert.is_false(half.id_list_features)
@@ -364,13 +372,14 @@ describe("SparseFeaturesAllToAll", function()
         local out = sfa2a(dist.SparseFeatures { id_list_features = made(rank, keys, 1, {}, device),
           id_score_list_features = made(rank, keys, 2, { weighted = true, empty = n - 1 }, device) }):wait()
         verify(out.id_list_features, world, keys, lists_per_rank, 1, { stagger = stagger })
-        verify(out.id_score_list_features, world, keys, scores_per_rank, 2, { stagger = stagger, weighted = true, empty = n - 1 })
+        verify(out.id_score_list_features, world, keys, scores_per_rank, 2,
+          { stagger = stagger, weighted = true, empty = n - 1 })
       end
     end
   end)
 end)
 
--- -- modules of embeddings ---------------------------------------------------------------------------------------------------------------
+-- -- modules of embeddings --------------------------------------------------------------------------------------------
 
 describe("modules of embeddings", function()
   worlds.each("PooledEmbeddingsAllToAll: equal batches, callbacks, A4", function(world, device)
@@ -404,10 +413,10 @@ describe("modules of embeddings", function()
       local ids = got:values():to "f32"
       local rows = ids:reshape(ids:numel(), 1)
       local back = dist.SequenceEmbeddingsAllToAll { pg = world, features_per_rank = splits } {
-        local_embs = rows, lengths = got:lengths(), input_splits = known.input_splits, output_splits = known.output_splits,
-        batch_size_per_rank = not o.variable and known.stride_per_rank or nil, stagger = stagger,
-        stride_per_key_per_rank = o.variable and n > 1 and got:stride_per_key_per_rank() or o.variable and input:stride_per_key_per_rank()
-          or nil,
+        local_embs = rows, lengths = got:lengths(), input_splits = known.input_splits,
+        output_splits = known.output_splits, batch_size_per_rank = not o.variable and known.stride_per_rank or nil,
+        stagger = stagger, stride_per_key_per_rank = o.variable and n > 1 and got:stride_per_key_per_rank()
+          or o.variable and input:stride_per_key_per_rank() or nil,
       }:wait()
       assert.same(input:values():to "f32":to_list(), back:to_list())
     end
@@ -436,7 +445,7 @@ describe("modules of embeddings", function()
   end)
 end)
 
--- -- what is refused -----------------------------------------------------------------------------------------------------------------
+-- -- what is refused --------------------------------------------------------------------------------------------------
 
 describe("exchanges refuse", function()
   worlds.each("what cannot be, and go on", function(world, device, n)
@@ -456,7 +465,8 @@ describe("exchanges refuse", function()
     fails(("the key splits sum to %d, the kjt has %d keys"):format(n, n + 1), a2a, made(0, few, 1, {}, device))
     fails("a table, wanted a KeyedJaggedTensor", a2a, {})
     fails("argument 'dim_sum_per_rank' is missing", dist.PooledEmbeddingsAllToAll, { pg = world })
-    fails("dim_sum_per_rank[1] is 1.5", dist.PooledEmbeddingsAllToAll, { pg = world, dim_sum_per_rank = { 1.5, unpack(splits, 2) } })
+    fails("dim_sum_per_rank[1] is 1.5", dist.PooledEmbeddingsAllToAll,
+      { pg = world, dim_sum_per_rank = { 1.5, unpack(splits, 2) } })
     if n > 1 then
       local uneven = peri.Tensor.ones({ n + 1, 1 }, "f32", device)
       fails("rows for", dist.PooledEmbeddingsAllToAll { pg = world, dim_sum_per_rank = splits }, uneven)
@@ -470,11 +480,17 @@ describe("exchanges refuse", function()
 
   --- Ranks that disagree: all of them learn it, by name.
   local disagreements = {
-    { "keys", function(rank, device) return made(rank, rank == 1 and { "f2", "f1" } or { "f1", "f2" }, 1, {}, device), { 1, 1 } end },
-    { "key splits", function(rank, device) return made(rank, { "f1", "f2" }, 1, {}, device), rank == 1 and { 2, 0 } or { 1, 1 } end },
-    { "weights", function(rank, device) return made(rank, { "f1", "f2" }, 1, { weighted = rank == 1 }, device), { 1, 1 } end },
-    { "dtypes", function(rank, device) return made(rank, { "f1", "f2" }, 1, { ids = rank == 1 and "i32" or "i64" }, device), { 1, 1 } end },
-    { "the kind of batch", function(rank, device) return made(rank, { "f1", "f2" }, 1, { variable = rank == 1 }, device), { 1, 1 } end },
+    { "keys", function(rank, device)
+      return made(rank, rank == 1 and { "f2", "f1" } or { "f1", "f2" }, 1, {}, device), { 1, 1 }
+    end }, { "key splits", function(rank, device) return made(rank, { "f1", "f2" }, 1, {}, device), rank == 1
+      and { 2, 0 } or { 1, 1 } end },
+    { "weights", function(rank, device)
+      return made(rank, { "f1", "f2" }, 1, { weighted = rank == 1 }, device), { 1, 1 }
+    end }, { "dtypes", function(rank, device) return made(rank, { "f1", "f2" }, 1,
+      { ids = rank == 1 and "i32" or "i64" }, device), { 1, 1 } end },
+    { "the kind of batch", function(rank, device)
+      return made(rank, { "f1", "f2" }, 1, { variable = rank == 1 }, device), { 1, 1 }
+    end },
   }
   for _, d in ipairs(disagreements) do
     worlds.each("ranks that disagree on " .. d[1], function(world, device)
@@ -490,7 +506,8 @@ describe("exchanges refuse", function()
   worlds.each("malformed lengths, on all ranks", function(world, device)
     local rank = world.rank_number
     local lengths = rank == 1 and { 1, -2 } or { 1, 1 }
-    local kjt = KJT { keys = { "a", "b" }, values = peri.tensor({ 5, 6 }, "i64", device), lengths = peri.tensor(lengths, "i32", device) }
+    local kjt = KJT { keys = { "a", "b" }, values = peri.tensor({ 5, 6 }, "i64", device),
+      lengths = peri.tensor(lengths, "i32", device) }
     local ok, err = pcall(function() return dist.KJTAllToAll(world, { 1, 1 })(kjt):wait():wait() end)
     assert.is_false(ok)
     if rank == 1 then assert.truthy(tostring(err):find("key 'b', sample 0", 1, true), tostring(err)) end

@@ -1,6 +1,6 @@
--- The fault matrix: what rank 1 of 3 does wrong x where x transport, in collectives and in exchanges of KeyedJaggedTensors. Every cell ends
--- in an error that names rank and operation, on every surviving rank, within the deadline. The cells are in spec/support/fault_matrix.lua.
--- (mpirun: none: it starts its own; nccl: too)
+-- The fault matrix: what rank 1 of 3 does wrong x where x transport, in collectives and in exchanges of
+-- KeyedJaggedTensors. Every cell ends in an error that names rank and operation, on every surviving rank, within the
+-- deadline. The cells are in spec/support/fault_matrix.lua. (mpirun: none: it starts its own; nccl: too)
 -- deadline: 300 s
 -- takes: 55 s, mostly waits
 local sim = require "perilune.dist.sim"
@@ -26,7 +26,8 @@ local function on_sim(script, device, fault, place)
   end
 end
 
---- Run cells of one fault in one mpirun (each in a group of its own; a death needs a run of its own): results by place and rank.
+--- Run cells of one fault in one mpirun (each in a group of its own; a death needs a run of its own): results by place
+--- and rank.
 local function mpirun(script, fault, places)
   local results, log = {}, {}
   local pipe = assert(io.popen(("LUA_PATH='%s' PERI_NUM_THREADS=1 timeout -k 3 60 %s --enable-recovery -n %d "
@@ -36,7 +37,8 @@ local function mpirun(script, fault, places)
     local place, rank, seconds, name, message = line:match "^([%d.]+)|(%d+)|([%d.]+)|(%w+)|(.*)$"
     if place then
       results[place] = results[place] or {}
-      results[place][tonumber(rank)] = { seconds = tonumber(seconds), err = name ~= "ok" and { name = name, message = message } or nil }
+      results[place][tonumber(rank)] = { seconds = tonumber(seconds), err = name ~= "ok"
+        and { name = name, message = message } or nil }
     end
     log[#log + 1] = line
   end
@@ -55,7 +57,8 @@ local function on_mpi(results, log, fault, place)
       local wrong = matrix.judge(fault, rank, got.err)
       assert.is_nil(wrong, ("rank %d: %s\n%s"):format(rank, tostring(wrong), log))
       local late = fault == "late" and rank == 1
-      local most = late and (matrix.late + 1.5) * DEADLINE[fault] or DEADLINE[fault] + 2 -- 2 s: other work on the machine
+      -- 2 s: other work on the machine
+      local most = late and (matrix.late + 1.5) * DEADLINE[fault] or DEADLINE[fault] + 2
       assert.is_true(got.seconds <= most, ("rank %d after %.2f s"):format(rank, got.seconds))
     end
   end
@@ -78,7 +81,9 @@ describe("the fault matrix", function()
     for _, place in ipairs(script.places) do
       it(("mpi: %s: rank 1, %s: %s"):format(name, script.place_names[place], fault), function()
         if not found then return pending "Open MPI was not found" end
-        if fault == "dies" then local results, text = mpirun(name, fault, tostring(place)) return on_mpi(results, text, fault, place) end
+        if fault == "dies" then
+          local results, text = mpirun(name, fault, tostring(place)) return on_mpi(results, text, fault, place)
+        end
         if not together then together, log = mpirun(name, fault, table.concat(script.places, ",")) end
         on_mpi(together, log, fault, place)
       end)

@@ -1,5 +1,5 @@
--- What goes wrong between ranks of a sim world: every case ends in an error that names ranks and operations, on every rank. The same cases
--- between processes: spec/dist/mpi_fault_spec.lua. (mpirun: none)
+-- What goes wrong between ranks of a sim world: every case ends in an error that names ranks and operations, on every
+-- rank. The same cases between processes: spec/dist/mpi_fault_spec.lua. (mpirun: none)
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local P = require "perilune.ffi"
@@ -32,7 +32,8 @@ for _, device in ipairs { "cpu", "opaque" } do
           work:wait()
         end)
         for i = 1, 3 do
-          assert_error(errors[i], "EMISMATCH", "the ranks disagree", "rank 1 posted operation 1: " .. text, "rank [02] posted operation 1")
+          assert_error(errors[i], "EMISMATCH", "the ranks disagree", "rank 1 posted operation 1: " .. text,
+            "rank [02] posted operation 1")
         end
       end)
     end
@@ -127,7 +128,8 @@ for _, device in ipairs { "cpu", "opaque" } do
         if rank == 0 then P.check(C.peri_fault_arm("coll_drop", 1)) end
         world:all_reduce(ones(3)):wait()
       end)
-      for i = 1, 2 do assert.matches("waiting for rank [01]", errors[i].message) end -- whoever passed the fault point first
+      -- whoever passed the fault point first
+      for i = 1, 2 do assert.matches("waiting for rank [01]", errors[i].message) end
       C.peri_fault_arm("coll_drop", 0)
     end)
 
@@ -139,7 +141,9 @@ for _, device in ipairs { "cpu", "opaque" } do
       end)
       C.peri_fault_arm("coll_stall", 0)
       assert.is_true(errors[1] ~= nil or errors[2] ~= nil)
-      for i = 1, 2 do if errors[i] then assert.is_true(errors[i].name == "ETIMEOUT" or errors[i].name == "EPEER") end end
+      for i = 1, 2 do
+        if errors[i] then assert.is_true(errors[i].name == "ETIMEOUT" or errors[i].name == "EPEER") end
+      end
     end)
 
     it("late, which is no error", function()
@@ -213,7 +217,8 @@ describe("a sim world", function()
 
   it("nests in no other and needs sane arguments", function()
     assert.error_matches(function() sim.run(0, print) end, "number of ranks is 0")
-    assert.error_matches(function() sim.run(4, print, { local_size = -1 }) end, "nodes of %-1 ranks, allowed: 0 and more")
+    assert.error_matches(function() sim.run(4, print, { local_size = -1 }) end,
+      "nodes of %-1 ranks, allowed: 0 and more")
     assert.error_matches(function() sim.run(1, print, { localsize = 1 }) end, "localsize")
     assert.error_matches(function() peri.init { transport = "sim", job = "x", rank = 2, size = 2 } end, "rank 2 of 2")
     assert.error_matches(function() peri.init { transport = "sim" } end, "job name")
@@ -227,7 +232,8 @@ describe("the recorder", function()
   it("keeps the last operations in words", function()
     sim.run(2, function(rank, world)
       for _ = 1, 300 do world:barrier():wait() end
-      world:all_to_all_v(peri.ones({ 3 }), { 1, 2 }, rank == 0 and { 1, 1 } or { 2, 2 }, peri.empty { rank == 0 and 2 or 4 })
+      world:all_to_all_v(peri.ones({ 3 }), { 1, 2 }, rank == 0 and { 1, 1 } or { 2, 2 },
+        peri.empty { rank == 0 and 2 or 4 })
       local text = world:record()
       assert.is_nil(text:match "operation 45:")
       assert.matches("operation 46: barrier, posted .* s ago, done after", text)
@@ -279,7 +285,8 @@ describe("the recorder", function()
     local pending = {}
     for i = 21, 32 do pending[#pending + 1] = i end
     local text, all, lines = printed "warn"
-    assert.matches("the last operations of rank 0 in group 'world': 12 of 32 %(PERI_LOG=info prints all, group:record%(%) has them%)", text)
+    assert.matches("the last operations of rank 0 in group 'world': 12 of 32 %(PERI_LOG=info prints all, "
+      .. "group:record%(%) has them%)", text)
     assert.equal(12, all)
     assert.same(pending, lines)
     text, all, lines = printed "info"
@@ -314,7 +321,8 @@ describe("a world of one", function()
   it("closes only when nothing is in flight", function()
     sim.run(2, function(rank, world)
       local work = rank == 0 and world:barrier()
-      if rank == 0 then assert.error_matches(function() world:close() end, "1 operations of this rank in group 'world' are in flight")
+      if rank == 0 then assert.error_matches(function() world:close() end,
+        "1 operations of this rank in group 'world' are in flight")
       else work = world:barrier() end
       work:wait()
     end)

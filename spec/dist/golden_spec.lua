@@ -1,4 +1,5 @@
--- all_to_all as torch.distributed computes it (spec/golden/sharded/all_to_all_*): every dtype, uneven splits, the documented examples.
+-- all_to_all as torch.distributed computes it (spec/golden/sharded/all_to_all_*): every dtype, uneven splits, the
+-- documented examples.
 local golden = require "spec.support.golden"
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
@@ -19,7 +20,8 @@ describe("all_to_all of torch.distributed", function()
     worlds.each(case.name, function(world, device)
       local rank, recv = world.rank_number, {}
       for r = 1, world.world_size do recv[r] = case.splits[r][rank + 1] end
-      local got = world:all_to_all_v(load(case, ("rank%d/input"):format(rank), device), case.splits[rank + 1], recv):wait()
+      local got = world:all_to_all_v(load(case, ("rank%d/input"):format(rank), device), case.splits[rank + 1],
+        recv):wait()
       local want = load(case, ("rank%d/output"):format(rank), "cpu")
       assert.same(want:shape(), got:shape())
       assert.equal(want:dtype(), got:dtype())

@@ -1,4 +1,5 @@
--- Rows and bags to ranks of the caller's choice: TorchRec's vector, every split against a plain computation, what is refused.
+-- Rows and bags to ranks of the caller's choice: TorchRec's vector, every split against a plain computation, what is
+-- refused.
 local dist = require "perilune.dist"
 local golden = require "spec.support.golden"
 local peri = require "perilune"
@@ -9,12 +10,14 @@ describe("JaggedTensorAllToAll and TensorAllToAll give TorchRec's vectors", func
   local case = golden.load "sharded/jagged_all_to_all_w3"
   worlds.each(case.name, function(world, device)
     local at, items = ("rank%d/"):format(world.rank_number), case.items[world.rank_number + 1]
-    local jt = JaggedTensor { values = case:tensor(at .. "input/values", device), lengths = case:tensor(at .. "input/lengths", device),
-      weights = case:tensor(at .. "input/weights", device) }
+    local jt = JaggedTensor { values = case:tensor(at .. "input/values", device),
+      lengths = case:tensor(at .. "input/lengths", device), weights = case:tensor(at .. "input/weights", device) }
     local bags = dist.JaggedTensorAllToAll(world)(jt, items)
     local rows = dist.TensorAllToAll(world)(case:tensor(at .. "tensor/input", device), items)
     local got = bags:wait()
-    for _, what in ipairs { "values", "lengths", "weights" } do case:assert_near(at .. "output/" .. what, got[what](got)) end
+    for _, what in ipairs { "values", "lengths", "weights" } do
+      case:assert_near(at .. "output/" .. what, got[what](got))
+    end
     case:assert_near(at .. "tensor/output", rows:wait())
     assert.equal(got, bags:wait())
   end, { sizes = { case.world_size } })
@@ -42,18 +45,24 @@ describe("bags between ranks", function()
       end
       local values, lengths, weights, send = draw(function(add) for r = 0, n - 1 do add(rank, r) end end)
       local want, want_lengths, want_weights = draw(function(add) for r = 0, n - 1 do add(r, rank) end end)
-      local jt = JaggedTensor { values = peri.tensor(values, dtype, device), lengths = peri.tensor(lengths, "i32", device),
-        weights = dtype ~= "i64" and peri.tensor(weights, "f32", device) or nil }
+      local jt = JaggedTensor { values = peri.tensor(values, dtype, device),
+        lengths = peri.tensor(lengths, "i32", device), weights = dtype ~= "i64" and peri.tensor(weights, "f32", device)
+          or nil }
       local got = dist.JaggedTensorAllToAll(world)(jt, send):wait()
       assert.same(want, got:values():to_list(), dtype)
       assert.same(want_lengths, got:lengths():to_list(), dtype)
       assert.equal(dtype, got:values():dtype())
-      if dtype ~= "i64" then assert.same(want_weights, got:weights():to_list()) else assert.is_nil(got:weights_or_none()) end
+      if dtype ~= "i64" then
+        assert.same(want_weights, got:weights():to_list())
+      else
+        assert.is_nil(got:weights_or_none())
+      end
     end
   end)
 
   worlds.each("that cannot be are refused, and the ranks go on", function(world, device, n)
-    local jt = JaggedTensor { values = peri.ones({ 2 * n }, "f32", device), lengths = peri.full({ n }, 2, "i32", device) }
+    local jt = JaggedTensor { values = peri.ones({ 2 * n }, "f32", device),
+      lengths = peri.full({ n }, 2, "i32", device) }
     local ones, few, half = {}, {}, {}
     for r = 1, n do ones[r], few[r], half[r] = 1, r > 1 and 1 or 0, r < n and 1 or 0.5 end
     local bags, rows = dist.JaggedTensorAllToAll(world), dist.TensorAllToAll(world)

@@ -1,6 +1,6 @@
--- What a training step does with groups, exchanges and awaitables compiles (style J2). In a world of one rank: what differs between
--- ranks is behind the FFI. (mpirun: none. SparseFeaturesAllToAll is missing: of its pieces, which are here, LuaJIT makes one trace or
--- several, and one is longer than its registers reach)
+-- What a training step does with groups, exchanges and awaitables compiles (style J2). In a world of one rank: what
+-- differs between ranks is behind the FFI. (mpirun: none. SparseFeaturesAllToAll is missing: of its pieces, which are
+-- here, LuaJIT makes one trace or several, and one is longer than its registers reach)
 local dist = require "perilune.dist"
 local ops = require "perilune.dist.ops"
 local codec = require "perilune.dist.codec"
@@ -30,20 +30,23 @@ for _, device in ipairs { "cpu", "opaque" } do
       local inputs, scatter, base = { inputs = list }, { input = t, input_splits = one }, { input = t }
       local dealt = { inputs = list, out_split = two }
       local feature = { input = flat, batch_size_per_rank_per_feature = lists, embedding_dims = { 2, 2 } }
-      local sequence = { a2a_sequence_embs_tensor = t, lengths_after_sparse_data_all2all = lengths, input_splits = one, output_splits = one,
-        batch_size_per_rank = two, num_features = 2 }
+      local sequence = { a2a_sequence_embs_tensor = t, lengths_after_sparse_data_all2all = lengths, input_splits = one,
+        output_splits = one, batch_size_per_rank = two, num_features = 2 }
       local a2a = dist.KJTAllToAll(world, { 2 })
       local pooled_module = dist.PooledEmbeddingsAllToAll { pg = world, dim_sum_per_rank = { 2 } }
       local scatter_module = dist.PooledEmbeddingsReduceScatter { pg = world }
       local gather_module = dist.PooledEmbeddingsAllGather { pg = world }
       local sequence_module = dist.SequenceEmbeddingsAllToAll { pg = world, features_per_rank = { 2 } }
-      local returned = { local_embs = t, lengths = lengths, input_splits = one, output_splits = one, batch_size_per_rank = two }
-      local variable_module = dist.VariableBatchPooledEmbeddingsAllToAll { pg = world, emb_dim_per_rank_per_feature = lists }
+      local returned = { local_embs = t, lengths = lengths, input_splits = one, output_splits = one,
+        batch_size_per_rank = two }
+      local variable_module = dist.VariableBatchPooledEmbeddingsAllToAll { pg = world,
+        emb_dim_per_rank_per_feature = lists }
       local feature_module = dist.VariableBatchPooledEmbeddingsReduceScatter { pg = world }
       local c = codecs.forward
       local context = c:create_context { 8 }
       local dims = { 2, 2 }
-      local blocks = { input = t, group_assignment = { { 0 } }, split_count = 1, split_dimension = 1, concat_dimension = 2, group = world }
+      local blocks = { input = t, group_assignment = { { 0 } }, split_count = 1, split_dimension = 1,
+        concat_dimension = 2, group = world }
       local outputs = { peri.empty({ 4, 2 }, "f32", device) }
       local gathered = peri.empty({ 4, 2 }, "f32", device)
       hot = {
@@ -88,8 +91,9 @@ for _, device in ipairs { "cpu", "opaque" } do
           wire:release()
         end,
         ["tpu_all_to_all"] = function() wait(dist.tpu_all_to_all(blocks)) end,
-        ["the control of a step"] = function() return world:is_healthy() and world:rank() + world:size() + world:timeout() end,
-        ["a lazy result"] = function() return dist.LazyNoWait(t):numel() end,
+        ["the control of a step"] = function()
+          return world:is_healthy() and world:rank() + world:size() + world:timeout()
+        end, ["a lazy result"] = function() return dist.LazyNoWait(t):numel() end,
       }
     end)
     teardown(function()
@@ -99,12 +103,13 @@ for _, device in ipairs { "cpu", "opaque" } do
     end)
 
     for _, name in ipairs {
-      "barrier", "broadcast", "all_reduce", "all_gather", "reduce_scatter", "all_to_all_v", "all_to_all of lists", "test, then wait",
-      "alltoall_pooled", "variable_batch_alltoall_pooled", "alltoallv", "reduce_scatter_pooled", "reduce_scatter_base_pooled",
-      "reduce_scatter_v_pooled", "reduce_scatter_v_per_feature_pooled", "all_gather_base_pooled", "alltoall_sequence", "KJTAllToAll",
-      "SequenceEmbeddingsAllToAll", "VariableBatchPooledEmbeddingsAllToAll", "VariableBatchPooledEmbeddingsReduceScatter",
-      "fused sizes", "encode and decode", "tpu_all_to_all", "the control of a step",
-      "PooledEmbeddingsAllToAll", "PooledEmbeddingsReduceScatter", "PooledEmbeddingsAllGather", "a lazy result",
+      "barrier", "broadcast", "all_reduce", "all_gather", "reduce_scatter", "all_to_all_v", "all_to_all of lists",
+      "test, then wait", "alltoall_pooled", "variable_batch_alltoall_pooled", "alltoallv", "reduce_scatter_pooled",
+      "reduce_scatter_base_pooled", "reduce_scatter_v_pooled", "reduce_scatter_v_per_feature_pooled",
+      "all_gather_base_pooled", "alltoall_sequence", "KJTAllToAll", "SequenceEmbeddingsAllToAll",
+      "VariableBatchPooledEmbeddingsAllToAll", "VariableBatchPooledEmbeddingsReduceScatter", "fused sizes",
+      "encode and decode", "tpu_all_to_all", "the control of a step", "PooledEmbeddingsAllToAll",
+      "PooledEmbeddingsReduceScatter", "PooledEmbeddingsAllGather", "a lazy result",
     } do
       it(name, function()
         assert.equal(world, P.state.world)

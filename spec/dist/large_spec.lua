@@ -1,6 +1,7 @@
--- Large data: sizes around and above those from which ranks of one machine copy for each other (runtime/backends/mpi/near.c), with small,
--- empty and large parts in one exchange, many operations in flight, and ranks that are late. What is larger than any threshold of another
--- transport runs on real processes only. (mpirun: 2 3 4)
+-- Large data: sizes around and above those from which ranks of one machine copy for each other
+-- (runtime/backends/mpi/near.c), with small, empty and large parts in one exchange, many operations in flight, and
+-- ranks that are late. What is larger than any threshold of another transport runs on real processes only. (mpirun: 2 3
+-- 4)
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 local F, dist, KJT = peri.nn.functional, peri.dist, peri.KeyedJaggedTensor
@@ -43,7 +44,9 @@ describe("large data", function()
       local gathered = world:all_gather(numbers(count, rank, device))
       local scattered = world:reduce_scatter(numbers(count * n, rank, device))
       same(sum(count * n, n, device):slice(1, rank * count, (rank + 1) * count), scattered:wait(), "reduce_scatter")
-      for r = 0, n - 1 do same(numbers(count, r, device), gathered:wait():slice(1, r * count, (r + 1) * count), "all_gather") end
+      for r = 0, n - 1 do
+        same(numbers(count, r, device), gathered:wait():slice(1, r * count, (r + 1) * count), "all_gather")
+      end
       same(numbers(count, n - 1, device), sent:wait(), "broadcast")
       same(sum(count, n, device), reduced:wait(), "all_reduce")
     end, { sizes = { 2, 3, 4 }, only = count > 1e5 and "mpi" or nil })
@@ -65,7 +68,8 @@ describe("large data", function()
           if k < rank then before = before + part(r, k) end
           all = all + part(r, k)
         end
-        same(numbers(all, r, device):slice(1, before, before + part(r, rank)), got:slice(1, at, at + recv[r + 1]), "from " .. r)
+        same(numbers(all, r, device):slice(1, before, before + part(r, rank)), got:slice(1, at, at + recv[r + 1]),
+          "from " .. r)
         at = at + recv[r + 1]
       end
     end
@@ -103,8 +107,8 @@ describe("large data", function()
     assert.equal(n * (n + 1) / 2, t:item(20000))
   end, { sizes = { 2, 3, 4 } })
 
-  --- A transport may put what comes where it belongs: the parts of one rank large, small or empty, their receiver on time or late, so that
-  --- the senders place them.
+  --- A transport may put what comes where it belongs: the parts of one rank large, small or empty, their receiver on
+  --- time or late, so that the senders place them.
   worlds.each("KeyedJaggedTensors of all sizes, in their places", function(world, device, n)
     local rank, keys, splits, rows = world.rank_number, {}, {}, 3
     for r = 1, n do splits[r] = r == 2 and 7 or 3 end
@@ -156,14 +160,16 @@ describe("large data", function()
   --- Their receiver on time or late, so that the senders place the rows; batches of none and of one.
   worlds.each("pooled embeddings of long and of short rows, side by side", function(world, device, n)
     local rank = world.rank_number
-    for case, widths in ipairs { { 128, 300, 0, 513 }, { 200, 129, 128, 1 }, { 16, 1000, 17, 33 }, { 300, 257, 0, 128 } } do
+    for case, widths in ipairs { { 128, 300, 0, 513 }, { 200, 129, 128, 1 }, { 16, 1000, 17, 33 },
+      { 300, 257, 0, 128 } } do
       local batch, dims, columns, rows = {}, {}, 0, 0
       for r = 0, n - 1 do
         batch[r + 1], dims[r + 1] = ({ 700, 1, 0, 77 })[(r + case) % 4 + 1], widths[r + 1]
         columns, rows = columns + dims[r + 1], rows + batch[r + 1]
       end
       local input = numbers(rows * dims[rank + 1], rank, device):reshape(rows, dims[rank + 1])
-      local flying = dist.ops.alltoall_pooled({ a2a_pooled_embs_tensor = input, batch_size_per_rank = batch, dim_sum_per_rank = dims })
+      local flying = dist.ops.alltoall_pooled({ a2a_pooled_embs_tensor = input, batch_size_per_rank = batch,
+        dim_sum_per_rank = dims })
       if case % 2 == 0 and batch[rank + 1] > 1 then
         local a = numbers(128 * 128, 9, device):reshape(128, 128)
         for _ = 1, 40 do F.matmul(a, a) end
@@ -174,7 +180,8 @@ describe("large data", function()
       for r = 0, rank - 1 do before = before + batch[r + 1] end
       for r = 0, n - 1 do
         local theirs = numbers(rows * dims[r + 1], r, device):reshape(rows, dims[r + 1])
-        same(theirs:slice(1, before, before + batch[rank + 1]), got:slice(2, column, column + dims[r + 1]), "from " .. r)
+        same(theirs:slice(1, before, before + batch[rank + 1]), got:slice(2, column, column + dims[r + 1]), "from "
+          .. r)
         column = column + dims[r + 1]
       end
     end
@@ -185,7 +192,8 @@ describe("large data", function()
     local send, recv, at = {}, {}, 0
     for r = 0, n - 1 do send[r + 1], recv[r + 1] = rows + 3 * rank + r, rows + 3 * r + rank end
     local function of(r) return numbers(n * rows + 3 * n * r + n * (n - 1) / 2, r, device) end
-    local flying, gathered = world:all_to_all_v(of(rank), send, recv), world:all_gather(numbers(rows * 2 + 1, rank, device))
+    local flying, gathered = world:all_to_all_v(of(rank), send, recv),
+      world:all_gather(numbers(rows * 2 + 1, rank, device))
     local sent, got = world:broadcast(numbers(rows * n + 5, rank, device):clone(), n - 1), flying:wait()
     for r = 0, n - 1 do
       local first = rank * (rows + 3 * r) + rank * (rank - 1) / 2
@@ -193,7 +201,8 @@ describe("large data", function()
       at = at + recv[r + 1]
     end
     for r = 0, n - 1 do
-      same(numbers(rows * 2 + 1, r, device), gathered:wait():slice(1, r * (rows * 2 + 1), (r + 1) * (rows * 2 + 1)), "all_gather")
+      same(numbers(rows * 2 + 1, r, device), gathered:wait():slice(1, r * (rows * 2 + 1), (r + 1) * (rows * 2 + 1)),
+        "all_gather")
     end
     same(numbers(rows * n + 5, n - 1, device), sent:wait(), "broadcast")
     local batch, dims, columns, total = {}, {}, 0, 0
@@ -202,11 +211,13 @@ describe("large data", function()
       columns, total = columns + dims[r + 1], total + batch[r + 1]
     end
     local function input(r) return numbers(total * dims[r + 1], r, device):reshape(total, dims[r + 1]) end
-    local pooled = dist.ops.alltoall_pooled({ a2a_pooled_embs_tensor = input(rank), batch_size_per_rank = batch, dim_sum_per_rank = dims })
+    local pooled = dist.ops.alltoall_pooled({ a2a_pooled_embs_tensor = input(rank), batch_size_per_rank = batch,
+      dim_sum_per_rank = dims })
     local before, column, out = 0, 0, pooled:wait()
     for r = 0, rank - 1 do before = before + batch[r + 1] end
     for r = 0, n - 1 do
-      same(input(r):slice(1, before, before + batch[rank + 1]), out:slice(2, column, column + dims[r + 1]), "pooled from " .. r)
+      same(input(r):slice(1, before, before + batch[rank + 1]), out:slice(2, column, column + dims[r + 1]),
+        "pooled from " .. r)
       column = column + dims[r + 1]
     end
   end, { sizes = { 2, 4 }, only = "mpi" })

@@ -1,6 +1,6 @@
--- Memory that runs out in exchanges of embeddings and of KeyedJaggedTensors: wherever an allocation fails, that rank says so, the other
--- one is told at once (not by a deadline), nothing leaks, and the process goes on. (mpirun: none: a rank of another process cannot count
--- its neighbour's allocations)
+-- Memory that runs out in exchanges of embeddings and of KeyedJaggedTensors: wherever an allocation fails, that rank
+-- says so, the other one is told at once (not by a deadline), nothing leaks, and the process goes on. (mpirun: none: a
+-- rank of another process cannot count its neighbour's allocations)
 -- deadline: 240 s
 local codec = require "perilune.dist.codec"
 local dist = require "perilune.dist"
@@ -40,8 +40,8 @@ local cases = {
       dim_sum_per_rank = { 2, 2 }, codecs = fp16 }:wait())
   end },
   { "variable_batch_alltoall_pooled", function(_, _, device)
-    backward(dist.VariableBatchPooledEmbeddingsAllToAll { emb_dim_per_rank_per_feature = { { 2 }, { 2 } } }(leaf({ 4 }, device),
-      { { 1 }, { 1 } }, { 1, 1 }):wait())
+    backward(dist.VariableBatchPooledEmbeddingsAllToAll { emb_dim_per_rank_per_feature = { { 2 }, { 2 } } }(leaf({ 4 },
+      device), { { 1 }, { 1 } }, { 1, 1 }):wait())
   end },
   { "alltoallv", function(_, _, device)
     backward(ops.alltoallv { inputs = { leaf({ 3, 1 }, device), leaf({ 3, 2 }, device) }, out_split = { 3, 3 } }:wait())
@@ -53,7 +53,8 @@ local cases = {
     backward(dist.PooledEmbeddingsReduceScatter { codecs = fp16 }(leaf({ 3, 2 }, device), { 1, 2 }):wait())
   end },
   { "reduce_scatter_v_per_feature_pooled", function(_, _, device)
-    backward(dist.VariableBatchPooledEmbeddingsReduceScatter {}(leaf({ 6 }, device), { { 1, 1 }, { 1, 1 } }, { 2, 1 }):wait())
+    backward(dist.VariableBatchPooledEmbeddingsReduceScatter {}(leaf({ 6 }, device), { { 1, 1 }, { 1, 1 } },
+      { 2, 1 }):wait())
   end },
   { "all_gather_base_pooled", function(_, _, device)
     backward(dist.PooledEmbeddingsAllGather {}(leaf({ 2, 2 }, device)):wait())
@@ -62,21 +63,25 @@ local cases = {
     local sizes = dist.KJTAllToAll(nil, { 1, 1 })(kjt(rank, device)):wait()
     local known, mine = sizes:splits(), sizes:wait()
     backward(dist.SequenceEmbeddingsAllToAll { features_per_rank = { 1, 1 } } {
-      local_embs = leaf({ mine:values():numel(), 2 }, device), lengths = mine:lengths(), input_splits = known.input_splits,
-      output_splits = known.output_splits, batch_size_per_rank = known.stride_per_rank,
-      unbucketize_permute_tensor = peri.tensor({ 1, 0, 3, 2 }, "i64", device),
+      local_embs = leaf({ mine:values():numel(), 2 }, device), lengths = mine:lengths(),
+      input_splits = known.input_splits, output_splits = known.output_splits,
+      batch_size_per_rank = known.stride_per_rank, unbucketize_permute_tensor = peri.tensor({ 1, 0, 3, 2 }, "i64",
+        device),
     }:wait())
   end },
   { "fused sizes of two KJTs", function(rank, _, device)
     local a2a = dist.KJTAllToAll(nil, { 1, 1 })
-    local both = dist.FusedKJTListSplitsAwaitable { a2a:defer(kjt(rank, device)), dist.NoWait(1), a2a:defer(kjt(rank, device, variable)) }
+    local both = dist.FusedKJTListSplitsAwaitable { a2a:defer(kjt(rank, device)), dist.NoWait(1),
+      a2a:defer(kjt(rank, device, variable)) }
     local tensors = both:wait()
     tensors[3]:wait()
     tensors[1]:wait()
   end },
   { "SparseFeaturesAllToAll", function(rank, _, device)
-    dist.SparseFeaturesAllToAll { id_list_features_per_rank = { 2, 0 }, id_score_list_features_per_rank = { 1, 1 } }(dist.SparseFeatures {
-      id_list_features = kjt(rank, device), id_score_list_features = kjt(rank, device, { weights = { 1, 2, 3, 4 } }) }):wait()
+    dist.SparseFeaturesAllToAll { id_list_features_per_rank = { 2, 0 },
+      id_score_list_features_per_rank = { 1, 1 } }(dist.SparseFeatures {
+      id_list_features = kjt(rank, device),
+      id_score_list_features = kjt(rank, device, { weights = { 1, 2, 3, 4 } }) }):wait()
   end },
   { "one to all, all to one", function(_, _, device)
     for _, part in ipairs(dist.KJTOneToAll({ 1, 1 }, 2, device)(kjt(0, "cpu"))) do part:sync() end
@@ -85,8 +90,8 @@ local cases = {
     backward(dist.EmbeddingsAllToOneReduce { world_size = 2, device = device }(parts))
   end },
   { "tpu_all_to_all and a list", function(_, _, device)
-    backward(dist.tpu_all_to_all { input = leaf({ 2, 2 }, device), group_assignment = { { 1, 0 } }, concat_dimension = 1,
-      split_dimension = 2, split_count = 2 }:wait())
+    backward(dist.tpu_all_to_all { input = leaf({ 2, 2 }, device), group_assignment = { { 1, 0 } },
+      concat_dimension = 1, split_dimension = 2, split_count = 2 }:wait())
     backward(dist.functional.all_to_all(nil, { leaf({ 2 }, device), leaf({ 2 }, device) }):wait())
   end },
   { "a group, a result of one rank", function(_, world)
@@ -102,7 +107,8 @@ local function objects()
   return tonumber(C.peri_mem_objects())
 end
 
---- Run a case on 2 ranks, the k-th passage of `point` from its beginning on fails (0: none). Errors by rank + 1, and the passages.
+--- Run a case on 2 ranks, the k-th passage of `point` from its beginning on fails (0: none). Errors by rank + 1, and
+--- the passages.
 local function run(case, device, point, k)
   local passed
   local _, errors = sim.run(2, function(rank, world)

@@ -1,5 +1,6 @@
--- What goes wrong between processes: every case is a short mpirun of three ranks, in which rank 1 misbehaves (spec/support/fault_rank.lua),
--- and ends in an error that names it, on every surviving rank, before the deadline of 1.5 s. (mpirun: none: it starts its own)
+-- What goes wrong between processes: every case is a short mpirun of three ranks, in which rank 1 misbehaves
+-- (spec/support/fault_rank.lua), and ends in an error that names it, on every surviving rank, before the deadline of
+-- 1.5 s. (mpirun: none: it starts its own)
 -- deadline: 120 s
 -- takes: 45 s, mostly waits
 local peri = require "perilune"
@@ -8,14 +9,16 @@ local shell = require "spec.support.shell"
 local found = io.popen("command -v mpirun"):read "*l"
 
 local function mpirun(words, environment)
-  return assert(io.popen(("echo $$; export LUA_PATH='%s' PERI_NUM_THREADS=1 %s; exec timeout -k 3 40 %s %s 2>&1"):format(package.path,
-    environment or "", shell.mpirun, words)))
+  return assert(io.popen(("echo $$; export LUA_PATH='%s' PERI_NUM_THREADS=1 %s; exec timeout -k 3 40 %s %s "
+    .. "2>&1"):format(package.path, environment or "", shell.mpirun, words)))
 end
 
---- Lines by rank: { seconds =, name =, message = }. Open MPI 4's mpirun that is to survive failures does not always end: where some are
---- expected it is ended when @speak ranks have said what they have to say, and the log has what it is to have.
+--- Lines by rank: { seconds =, name =, message = }. Open MPI 4's mpirun that is to survive failures does not always
+--- end: where some are expected it is ended when @speak ranks have said what they have to say, and the log has what it
+--- is to have.
 local function run(fault, speak, printed, preload)
-  local rank_command = preload and shell.rank:gsub("LD_PRELOAD='(.-)'", ("LD_PRELOAD='%%1 %s'"):format(preload)) or shell.rank
+  local rank_command = preload and shell.rank:gsub("LD_PRELOAD='(.-)'", ("LD_PRELOAD='%%1 %s'"):format(preload))
+    or shell.rank
   local ranks, log, said = {}, {}, 0
   local pipe = mpirun(("--enable-recovery -n 3 %s spec/support/fault_rank.lua %s"):format(rank_command, fault))
   local process = pipe:read "*n"
@@ -46,10 +49,12 @@ local function case(fault, expected, least, most, printed, preload)
       else
         assert.is_truthy(got, ("rank %d said nothing:\n%s"):format(rank, log))
         local names, pattern = want:match "^(%S+) ?(.*)$"
-        assert.is_true(("|" .. names .. "|"):find("|" .. got.name .. "|", 1, true) ~= nil, ("rank %d: %s, wanted %s\n%s"):format(
+        assert.is_true(("|" .. names .. "|"):find("|" .. got.name .. "|", 1, true) ~= nil,
+          ("rank %d: %s, wanted %s\n%s"):format(
           rank, got.name, names, log))
         assert.is_truthy(got.message:match(pattern), ("rank %d: '%s' lacks '%s'"):format(rank, got.message, pattern))
-        assert.is_true(got.seconds <= (most or 1) and got.seconds >= (least or 0), ("rank %d after %.2f s"):format(rank, got.seconds))
+        assert.is_true(got.seconds <= (most or 1) and got.seconds >= (least or 0),
+          ("rank %d after %.2f s"):format(rank, got.seconds))
       end
     end
   end)
@@ -67,16 +72,21 @@ describe("mpirun, rank 1", function()
   case("splits", all "EMISMATCH rank 1 sent more than the 8 bytes that rank 2 expects")
   case("more", all "EMISMATCH the ranks disagree: .*rank 1 posted operation 2: barrier")
   case("late", all "ok", 0.4)
-  case("absent", { "ETIMEOUT|EPEER waiting for rank 1 %(no answer", "ok|EPEER", "ETIMEOUT|EPEER waiting for rank 1 %(no answer" }, 1.4, 6)
+  case("absent", { "ETIMEOUT|EPEER waiting for rank 1 %(no answer", "ok|EPEER",
+    "ETIMEOUT|EPEER waiting for rank 1 %(no answer" }, 1.4, 6)
   case("leaves", { "EPEER rank 1 has left the world", "ok|EPEER", "EPEER rank 1 has left the world" })
   case("exits", { "EPEER rank 1 has left the world", "gone", "EPEER rank 1 has left the world" })
   case("dies", { "EPEER rank 1 %(process %d+%) is gone", "gone", "EPEER rank 1 %(process %d+%) is gone" })
-  case("group", { "EPEER rank 1 %(process %d+%) is gone", "gone", "EPEER rank 0 %(rank 1 of the world, process %d+%) is gone" }, 0, 2.5)
-  case("elsewhere", { "EPEER rank [12] has left the world and will never post it, after: the ranks disagree: .*all_reduce sum f32 %[4%]",
-    "EMISMATCH the ranks disagree: .*all_reduce sum f32 %[4%]", "EMISMATCH the ranks disagree: .*all_reduce sum f32 %[4%]" })
-  case("fails", { "EPEER rank 1 gave up: the disk is full", "Lua the disk is full", "EPEER rank 1 gave up: the disk is full" })
+  case("group", { "EPEER rank 1 %(process %d+%) is gone", "gone",
+    "EPEER rank 0 %(rank 1 of the world, process %d+%) is gone" }, 0, 2.5)
+  case("elsewhere", { "EPEER rank [12] has left the world and will never post it, after: the ranks disagree: "
+    .. ".*all_reduce sum f32 %[4%]", "EMISMATCH the ranks disagree: .*all_reduce sum f32 %[4%]",
+    "EMISMATCH the ranks disagree: .*all_reduce sum f32 %[4%]" })
+  case("fails", { "EPEER rank 1 gave up: the disk is full", "Lua the disk is full",
+    "EPEER rank 1 gave up: the disk is full" })
   case("lost", all "ETIMEOUT|EPEER waiting for", 1.4, 3,
-    "the last operations of rank %d in group 'world':.*operation 2: all_reduce sum f32 %[3%], [^\n]*posted [^\n]*pending")
+    "the last operations of rank %d in group 'world':.*operation 2: all_reduce sum f32 %[3%], [^\n]*posted "
+      .. "[^\n]*pending")
 end)
 
 describe("mpirun, rank 1", function()
@@ -84,7 +94,8 @@ describe("mpirun, rank 1", function()
   teardown(clean)
   local function stuck()
     local library = folder .. "/stuck.so"
-    local out, status = shell.run(("%s -shared -fPIC -o %s spec/support/stuck.c -ldl"):format(os.getenv "CC" or "cc", library))
+    local out, status = shell.run(("%s -shared -fPIC -o %s spec/support/stuck.c -ldl"):format(os.getenv "CC" or "cc",
+      library))
     assert.equal(0, status, out)
     return library
   end
@@ -103,7 +114,9 @@ describe("mpirun, SIGPIPE", function()
     local pipe = mpirun(("-n 2 %s spec/support/broken_pipe.lua"):format(shell.rank))
     local text = pipe:read "*a"
     pipe:close()
-    for rank = 0, 1 do assert.is_truthy(text:find(("rank %d: write -1, children end by 13"):format(rank), 1, true), text) end
+    for rank = 0, 1 do
+      assert.is_truthy(text:find(("rank %d: write -1, children end by 13"):format(rank), 1, true), text)
+    end
   end)
 end)
 

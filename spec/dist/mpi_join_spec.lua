@@ -1,5 +1,5 @@
--- Joining and leaving the world within a deadline, whatever another rank does: it is late, stopped, killed or absent. Who is waited for
--- is named. Through the launcher, as users start it. (mpirun: none: it starts its own)
+-- Joining and leaving the world within a deadline, whatever another rank does: it is late, stopped, killed or absent.
+-- Who is waited for is named. Through the launcher, as users start it. (mpirun: none: it starts its own)
 -- deadline: 120 s
 -- takes: 50 s, mostly waits
 local shell = require "spec.support.shell"
@@ -10,7 +10,8 @@ teardown(function() clean() end)
 
 local host = shell.run("uname -n"):match "%S+"
 
---- Run a script on three ranks, with a deadline in seconds; rank 1 calls `act` where the script says so. The script tells its process.
+--- Run a script on three ranks, with a deadline in seconds; rank 1 calls `act` where the script says so. The script
+--- tells its process.
 local function run(words, text, act, deadline)
   local path = shell.write(folder .. "/script.lua", ([[
     local ffi = require "ffi"
@@ -24,7 +25,8 @@ local function run(words, text, act, deadline)
     local peri = require "perilune"
     %s]]):format(act, text))
   local began = os.time()
-  local out, status = shell.run(("%s run -n 3 %s %s"):format(shell.perilune, words, path), { PERI_COMM_TIMEOUT_S = deadline })
+  local out, status = shell.run(("%s run -n 3 %s %s"):format(shell.perilune, words, path),
+    { PERI_COMM_TIMEOUT_S = deadline })
   return out, status, os.time() - began, out:match "victim (%d+)"
 end
 
@@ -46,7 +48,8 @@ end
 describe("joining the world waits no longer than it may for a rank that", function()
   case("is stopped before it", "", "act() peri.init()", stop,
     "mpi: joining the world took longer than 2 s: rank 1 VICTIM has not come: it is stopped")
-  case("comes too late", "", "act() peri.init()", sleep, "mpi: joining the world took longer than 2 s: rank 1 VICTIM has not come")
+  case("comes too late", "", "act() peri.init()", sleep,
+    "mpi: joining the world took longer than 2 s: rank 1 VICTIM has not come")
   case("never comes, while the error is caught", "",
     "act() local ok, err = pcall(peri.init) if not ok then print('caught', err) os.exit(1) end", sleep,
     "caught\tmpi: joining the world took longer than 2 s: rank 1 VICTIM has not come")
@@ -56,7 +59,8 @@ describe("joining the world waits no longer than it may for a rank that", functi
     local out, status, seconds = run("", "act() peri.init()", "os.exit(0)", 60)
     assert.equal(1, status)
     assert.is_truthy(out:find("rank 1", 1, true), out)
-    assert.is_true(seconds < 15, seconds .. " s") -- without the launcher's word that all have been started: more than 20
+    -- without the launcher's word that all have been started: more than 20
+    assert.is_true(seconds < 15, seconds .. " s")
   end)
   case("is killed before it, when mpirun lets the others live", "--mpi --enable-recovery", "act() peri.init()", kill,
     "mpi: joining the world")
@@ -87,10 +91,12 @@ describe("joining the world waits no longer than it may for a rank that", functi
       }]])
     local out, status = shell.run(("${CC:-cc} -shared -fPIC %s/stop.c -o %s/stop.so"):format(folder, folder))
     assert.equal(0, status, out)
-    local text = ("ffi.load('%s/stop.so', true) local world = peri.init() act() world:new_group({ 0, 1, 2 }, 'all')"):format(folder)
+    local text = ("ffi.load('%s/stop.so', true) local world = peri.init() act() world:new_group({ 0, 1, 2 }, "
+      .. "'all')"):format(folder)
     local said, code, _, victim = run("", text, "", "3")
     assert.equal(1, code, said)
-    assert.is_truthy(said:find(("took longer than 3 s: rank 1 (process %s on %s) is stopped"):format(victim, host), 1, true), said)
+    assert.is_truthy(said:find(("took longer than 3 s: rank 1 (process %s on %s) is stopped"):format(victim, host), 1,
+      true), said)
     assert.is_nil(said:find("has not come", 1, true), said)
   end)
 
@@ -108,8 +114,10 @@ describe("joining the world waits no longer than it may for a rank that", functi
 end)
 
 describe("leaving the world names a rank that", function()
-  case("is stopped", "", "peri.init() act()", stop, "mpi: leaving the world took longer than 4 s: rank 1 VICTIM is stopped")
-  case("has not left yet", "", "peri.init() act()", sleep, "mpi: leaving the world took longer than 4 s: rank 1 VICTIM has not left it")
+  case("is stopped", "", "peri.init() act()", stop,
+    "mpi: leaving the world took longer than 4 s: rank 1 VICTIM is stopped")
+  case("has not left yet", "", "peri.init() act()", sleep,
+    "mpi: leaving the world took longer than 4 s: rank 1 VICTIM has not left it")
   case("is gone", "--mpi --enable-recovery", "peri.init() act()", kill,
     "mpi: leaving the world: rank 1 VICTIM is gone without leaving it")
 end)

@@ -8,7 +8,7 @@ local ops = require "perilune.dist.ops"
 local codec = require "perilune.dist.codec"
 local worlds = require "spec.support.worlds"
 
--- -- TorchRec's numbers --------------------------------------------------------------------------------------------------------------
+-- -- TorchRec's numbers -----------------------------------------------------------------------------------------------
 
 --- The exchange of a golden case on this rank: an awaitable of its result.
 local exchange = {}
@@ -20,7 +20,8 @@ function exchange.variable_pooled(case, input, o)
   return ops.variable_batch_alltoall_pooled {
     a2a_pooled_embs_tensor = input, batch_size_per_rank_per_feature = case.batch_size_per_rank_per_feature[o.rank + 1],
     batch_size_per_feature_pre_a2a = case.batch_size_per_feature_pre_a2a[o.rank + 1],
-    emb_dim_per_rank_per_feature = case.emb_dim_per_rank_per_feature, codecs = o.codecs, gradient_division = case.gradient_division,
+    emb_dim_per_rank_per_feature = case.emb_dim_per_rank_per_feature, codecs = o.codecs,
+    gradient_division = case.gradient_division,
   }
 end
 function exchange.reduce_scatter(case, input, o)
@@ -29,8 +30,8 @@ function exchange.reduce_scatter(case, input, o)
 end
 function exchange.variable_reduce(case, input, o)
   return ops.reduce_scatter_v_per_feature_pooled {
-    input = input, batch_size_per_rank_per_feature = case.batch_size_per_rank_per_feature, embedding_dims = case.embedding_dims,
-    codecs = o.codecs, gradient_division = case.gradient_division,
+    input = input, batch_size_per_rank_per_feature = case.batch_size_per_rank_per_feature,
+    embedding_dims = case.embedding_dims, codecs = o.codecs, gradient_division = case.gradient_division,
   }
 end
 function exchange.all_gather(case, input, o)
@@ -39,8 +40,9 @@ end
 function exchange.sequence(case, input, o)
   local mine = case.per_rank[o.rank + 1]
   return ops.alltoall_sequence {
-    a2a_sequence_embs_tensor = input, lengths_after_sparse_data_all2all = case:tensor(("rank%d/lengths_after_input_dist"):format(o.rank),
-      o.device), input_splits = mine.ids_sent_to, output_splits = mine.ids_received_from, batch_size_per_rank = case.batch_sizes,
+    a2a_sequence_embs_tensor = input, lengths_after_sparse_data_all2all =
+      case:tensor(("rank%d/lengths_after_input_dist"):format(o.rank), o.device), input_splits = mine.ids_sent_to,
+      output_splits = mine.ids_received_from, batch_size_per_rank = case.batch_sizes,
     num_features = case.features_per_rank[o.rank + 1], codecs = o.codecs, gradient_division = case.gradient_division,
   }
 end
@@ -51,18 +53,23 @@ local function reproduce(kind, case, world, device)
   local input = case:tensor(at .. (kind == "sequence" and "local_embs" or "input"), device):requires_grad()
   local codecs = type(case.codec) == "table" and codec.get_qcomm_codecs(case.codec) or nil
   if case:has(at .. "wire") then
-    local splits = peri.util.map(case.batch_size_per_rank, function(rows) return rows * case.dim_sum_per_rank[rank + 1] end)
+    local splits = peri.util.map(case.batch_size_per_rank, function(rows)
+      return rows * case.dim_sum_per_rank[rank + 1]
+    end)
     local wire = codecs.forward:encode(input:detach(), codecs.forward:create_context(splits))
     case:assert_near(at .. "wire", wire, { abs = 0, rel = 0 })
     local want, got = case:bytes(at .. "wire"), wire:read()
     assert.is_true(want == ffi.string(got, #want), case.name .. ": other bits")
   end
   local output = exchange[kind](case, input, { codecs = codecs, rank = rank, device = device }):wait()
-  if case:has(at .. "unbucketize_permute") then output = ops.unbucketize(output, case:tensor(at .. "unbucketize_permute", device)) end
+  if case:has(at .. "unbucketize_permute") then
+    output = ops.unbucketize(output, case:tensor(at .. "unbucketize_permute", device))
+  end
   case:assert_near(at .. "output", output)
   output:backward(case:tensor(at .. "grad_output", device))
   -- TorchRec sums what all ranks send in the wire's type, Perilune in f32.
-  case:assert_near(at .. "grad_input", input:grad(), kind == "all_gather" and codecs and { abs = 1e-3, rel = 1e-3 } or nil)
+  case:assert_near(at .. "grad_input", input:grad(), kind == "all_gather" and codecs and { abs = 1e-3, rel = 1e-3 }
+    or nil)
 end
 
 describe("TorchRec's numbers", function()
@@ -70,13 +77,14 @@ describe("TorchRec's numbers", function()
     for _, prefix in ipairs(kind == "variable_reduce" and { "^" } or { "^", "^codec_" }) do
       for _, name in ipairs(golden.names("sharded", prefix .. kind .. "_")) do
         local case = golden.load(name)
-        worlds.each(case.name, function(world, device) reproduce(kind, case, world, device) end, { sizes = { case.world_size } })
+        worlds.each(case.name, function(world, device) reproduce(kind, case, world, device) end,
+          { sizes = { case.world_size } })
       end
     end
   end
 end)
 
--- -- the adjoint identity --------------------------------------------------------------------------------------------------------------
+-- -- the adjoint identity ---------------------------------------------------------------------------------------------
 
 --- Numbers that all ranks know: entry i of a stream, in [low, high].
 local function draw(stream, i, low, high)
@@ -115,7 +123,8 @@ end
 function forms.variable_batch_alltoall_pooled(rank, n, o)
   local counts, dims, pre, own, mine = drawn(3, n, 0, 3), {}, {}, {}, 0
   for r = 1, n do dims[r] = drawn(10 + r, counts[r], 1, 4) end
-  local function rows(of, owner, f) return draw(100 * of + owner, f, 0, 3) end -- rows of rank `of` for feature f of `owner`
+  -- rows of rank `of` for feature f of `owner`
+  local function rows(of, owner, f) return draw(100 * of + owner, f, 0, 3) end
   for r = 1, n do
     own[r] = {}
     for f = 1, counts[r] do pre[#pre + 1] = rows(rank + 1, r, f) end
@@ -280,7 +289,8 @@ describe("the adjoint identity", function()
   --- Codecs: the identity holds as well as the codecs keep numbers.
   for _, precision in ipairs { "FP16", "BF16", "FP8", "INT8", "MX4" } do
     worlds.each("with " .. precision, function(world, device)
-      local codecs = codec.get_qcomm_codecs { forward = precision, backward = precision, fp8_quantize_dim = 8, mx4_quantize_dim = 8 }
+      local codecs = codec.get_qcomm_codecs { forward = precision, backward = precision, fp8_quantize_dim = 8,
+        mx4_quantize_dim = 8 }
       for _, form in ipairs(peri.util.keys(forms)) do
         local o, args = { dtype = "f32" }, { gradient_division = false, codecs = codecs }
         local left, right = both_sides(world, device, form, o, args)
@@ -292,13 +302,15 @@ describe("the adjoint identity", function()
   end
 end)
 
--- -- worked examples -----------------------------------------------------------------------------------------------------------------
+-- -- worked examples --------------------------------------------------------------------------------------------------
 
 describe("worked examples", function()
   worlds.each("A3: pooled, two dims, unequal batches", function(world, device)
     local rank = world.rank_number
-    local x = peri.tensor(rank == 0 and { { 1, 2 }, { 3, 4 }, { 5, 6 } } or { { 10 }, { 20 }, { 30 } }, "f32", device):requires_grad()
-    local out = ops.alltoall_pooled { a2a_pooled_embs_tensor = x, batch_size_per_rank = { 1, 2 }, dim_sum_per_rank = { 2, 1 } }:wait()
+    local x = peri.tensor(rank == 0 and { { 1, 2 }, { 3, 4 }, { 5, 6 } } or { { 10 }, { 20 }, { 30 } }, "f32",
+      device):requires_grad()
+    local out = ops.alltoall_pooled { a2a_pooled_embs_tensor = x, batch_size_per_rank = { 1, 2 },
+      dim_sum_per_rank = { 2, 1 } }:wait()
     assert.same(rank == 0 and { { 1, 2, 10 } } or { { 3, 4, 20 }, { 5, 6, 30 } }, out:to_table())
     out:backward(peri.tensor(rank == 0 and { { 1, 2, 3 } } or { { 4, 5, 6 }, { 7, 8, 9 } }, "f32", device))
     assert.same(rank == 0 and { { .5, 1 }, { 2, 2.5 }, { 3.5, 4 } } or { { 1.5 }, { 3 }, { 4.5 } }, x:grad():to_table())
@@ -320,14 +332,15 @@ describe("worked examples", function()
     local rank = world.rank_number
     local intra, cross = world:intra_node(), world:cross_node()
     -- Rows on ranks 0 and 1 in the order of source ranks 0, 2, 1, 3: the partial sums of both halves of the table.
-    local partial = ({ [0] = { { 0 }, { 3 }, { 0 }, { 0 } }, { { 5 }, { 0 }, { 4 }, { 3 } } })[rank] or { { 0 }, { 0 }, { 0 }, { 0 } }
+    local partial = ({ [0] = { { 0 }, { 3 }, { 0 }, { 0 } }, { { 5 }, { 0 }, { 4 }, { 3 } } })[rank]
+      or { { 0 }, { 0 }, { 0 }, { 0 } }
     local x = peri.tensor(partial, "f32", device):requires_grad()
     local sums = ops.reduce_scatter_v_pooled { input = x, input_splits = { 2, 2 }, group = intra }:wait()
     if rank < 2 then assert.same(({ [0] = { { 5 }, { 3 } }, { { 4 }, { 3 } } })[rank], sums:to_table()) end
     local dims = { 1, 0 } -- node 1 has no columns of its own
     local mine = rank < 2 and sums or sums:slice(2, 0, 0)
-    local out = ops.alltoall_pooled { a2a_pooled_embs_tensor = mine, batch_size_per_rank = { 1, 1 }, dim_sum_per_rank = dims,
-      group = cross }:wait()
+    local out = ops.alltoall_pooled { a2a_pooled_embs_tensor = mine, batch_size_per_rank = { 1, 1 },
+      dim_sum_per_rank = dims, group = cross }:wait()
     assert.same({ { ({ [0] = 5, 4, 3, 3 })[rank] } }, out:to_table())
     out:backward(peri.Tensor.full({ 1, 1 }, rank + 1, "f32", device))
     -- Divided by 2 in the node and by 2 between nodes.
@@ -340,8 +353,9 @@ describe("worked examples", function()
     local rows = rank == 0 and { { 0 } } or { { 5 }, { 4 } }
     local got = ops.alltoall_sequence {
       a2a_sequence_embs_tensor = peri.tensor(rows, "f32", device), num_features = 1,
-      lengths_after_sparse_data_all2all = peri.tensor(rank == 0 and { 1 } or { 2 }, "i32", device), batch_size_per_rank = { 1, 0 },
-      input_splits = rank == 0 and { 1, 2 } or { 0, 0 }, output_splits = rank == 0 and { 1, 0 } or { 2, 0 },
+      lengths_after_sparse_data_all2all = peri.tensor(rank == 0 and { 1 } or { 2 }, "i32", device),
+      batch_size_per_rank = { 1, 0 }, input_splits = rank == 0 and { 1, 2 } or { 0, 0 }, output_splits = rank == 0
+        and { 1, 0 } or { 2, 0 },
     }:wait()
     if rank == 0 then
       assert.same({ { 0 }, { 5 }, { 4 } }, got:to_table())
@@ -352,7 +366,7 @@ describe("worked examples", function()
   end, { sizes = { 2 } })
 end)
 
--- -- gradients ---------------------------------------------------------------------------------------------------------------------------
+-- -- gradients --------------------------------------------------------------------------------------------------------
 
 describe("gradients", function()
   worlds.each("are divided as the group, or the script, says", function(world, device)
@@ -384,7 +398,8 @@ describe("gradients", function()
   worlds.each("travel while others are computed, for ranks without a part in the loss too", function(world, device)
     local n, rank = world.world_size, world.rank_number
     local F = peri.nn.functional
-    -- Two exchanges, of which the ranks' losses use one each; rank 0 owns no column of the first and gives no leaf at all.
+    -- Two exchanges, of which the ranks' losses use one each; rank 0 owns no column of the first and gives no leaf at
+    -- all.
     local dims = {}
     for r = 1, n do dims[r] = r == 1 and 0 or 2 end
     local batch = {}
@@ -392,7 +407,8 @@ describe("gradients", function()
     local a = peri.Tensor.ones({ n * (n - 1) / 2, dims[rank + 1] }, "f32", device)
     if rank > 0 then a:requires_grad() end
     local b = peri.Tensor.ones({ 2, 2 }, "f32", device):requires_grad()
-    local first = ops.alltoall_pooled { a2a_pooled_embs_tensor = a, batch_size_per_rank = batch, dim_sum_per_rank = dims }
+    local first = ops.alltoall_pooled { a2a_pooled_embs_tensor = a, batch_size_per_rank = batch,
+      dim_sum_per_rank = dims }
     local second = ops.all_gather_base_pooled { input = b }
     local x, y = first:wait(), second:wait()
     local weight = peri.Tensor.ones({ 1 }, "f32", device):requires_grad()
@@ -411,13 +427,15 @@ describe("gradients", function()
     if world.world_size > 1 then assert.is_false(out:describe().requires_grad) end
     local batch, dims = {}, {} -- ids (no floats) of rank 0 to itself: the others take part with nothing
     for r = 1, world.world_size do batch[r], dims[r] = r == 1 and 2 or 0, r == 1 and 1 or 0 end
-    local ids = world.rank_number == 0 and peri.tensor({ { 1 }, { 2 } }, "i64", device) or peri.Tensor.empty({ 2, 0 }, "i64", device)
-    local back = ops.alltoall_pooled { a2a_pooled_embs_tensor = ids, batch_size_per_rank = batch, dim_sum_per_rank = dims }:wait()
+    local ids = world.rank_number == 0 and peri.tensor({ { 1 }, { 2 } }, "i64", device)
+      or peri.Tensor.empty({ 2, 0 }, "i64", device)
+    local back = ops.alltoall_pooled { a2a_pooled_embs_tensor = ids, batch_size_per_rank = batch,
+      dim_sum_per_rank = dims }:wait()
     if world.rank_number == 0 then assert.same({ { 1 }, { 2 } }, back:to_table()) end
   end)
 end)
 
--- -- what is refused -----------------------------------------------------------------------------------------------------------------
+-- -- what is refused --------------------------------------------------------------------------------------------------
 
 describe("exchanges refuse", function()
   --- Local errors: nothing was posted, so the ranks go on.
@@ -443,7 +461,8 @@ describe("exchanges refuse", function()
     fails(("dim_sum_per_rank[%d] is 4"):format(rank), ops.alltoall_pooled, pooled(x, same(2), same(4)))
     fails("batch_size_per_rank[0] is -2", ops.alltoall_pooled, pooled(x, same(-2), same(3)))
     fails("entry 1 of batch_size_per_rank is 0.5", ops.alltoall_pooled, pooled(x, same(0.5), same(3)))
-    fails(("has %d entries for the %d ranks"):format(n + 1, n), ops.alltoall_pooled, pooled(x, same(2), { 3, unpack(same(3)) }))
+    fails(("has %d entries for the %d ranks"):format(n + 1, n), ops.alltoall_pooled,
+      pooled(x, same(2), { 3, unpack(same(3)) }))
     fails("no argument 'embs'", ops.alltoall_pooled, { embs = x })
     fails("a2a_pooled_embs_tensor is a table", ops.alltoall_pooled, pooled({}, same(2), same(3)))
     fails("2 dimensions", ops.alltoall_pooled, pooled(peri.Tensor.ones({ 2 }, "f32", device), same(2), same(3)))
@@ -455,7 +474,8 @@ describe("exchanges refuse", function()
       local one = peri.Tensor.ones({ 1, 3 }, "f32", device)
       fails(("allowed: rows divisible by %d"):format(n), ops.reduce_scatter_base_pooled, { input = one })
     end
-    fails("the input is i64, allowed: f32, f64", ops.reduce_scatter_base_pooled, { input = peri.Tensor.ones({ n }, "i64", device) })
+    fails("the input is i64, allowed: f32, f64", ops.reduce_scatter_base_pooled,
+      { input = peri.Tensor.ones({ n }, "i64", device) })
     fails("the input_splits take", ops.reduce_scatter_v_pooled, { input = x, input_splits = same(1) })
     fails("inputs for the", ops.reduce_scatter_pooled, { inputs = { x, unpack(same(x)) } })
     fails("inputs must be a list", ops.alltoallv, { inputs = x, out_split = same(3) })
@@ -465,8 +485,9 @@ describe("exchanges refuse", function()
     fails("the batch sizes and dims take", ops.reduce_scatter_v_per_feature_pooled,
       { input = x:reshape(-1), batch_size_per_rank_per_feature = same { 1, 1 }, embedding_dims = { 1, 2 } })
     local function seq(more)
-      local args = { a2a_sequence_embs_tensor = x, num_features = 1, batch_size_per_rank = same(1), input_splits = same(2),
-        output_splits = same(2), lengths_after_sparse_data_all2all = peri.Tensor.full({ n }, 2, "i32", device) }
+      local args = { a2a_sequence_embs_tensor = x, num_features = 1, batch_size_per_rank = same(1),
+        input_splits = same(2), output_splits = same(2), lengths_after_sparse_data_all2all = peri.Tensor.full({ n }, 2,
+          "i32", device) }
       for k, v in next, more do args[k] = v end
       return args
     end

@@ -16,7 +16,9 @@ local function leaves(device, dtype)
   for i, shape in ipairs(shapes) do out[i] = peri.ones(shape, dtype, device):requires_grad() end
   return out
 end
-local function upstream(rank, i, dtype, device) return peri.Tensor.uniform(shapes[i], -1, 1, 11, rank * 100 + i, dtype, device) end
+local function upstream(rank, i, dtype, device)
+  return peri.Tensor.uniform(shapes[i], -1, 1, 11, rank * 100 + i, dtype, device)
+end
 
 --- The mean over ranks as the reducer makes it: a sum in rank order, rounded after each step, divided once.
 local function mean(n, i, dtype, device)
@@ -45,7 +47,9 @@ describe("Reducer", function()
             loss = loss and loss + part or part
           end
           loss:backward()
-          for i, p in ipairs(params) do assert.same(mean(n, i, dtype, device), p:grad():to_list(), dtype .. " " .. i) end
+          for i, p in ipairs(params) do
+            assert.same(mean(n, i, dtype, device), p:grad():to_list(), dtype .. " " .. i)
+          end
         end
         reducer:release()
       end
@@ -123,7 +127,8 @@ describe("Reducer", function()
       p:reshape(-1):backward(peri.ones { 4 })
       local ok, err = pcall(function() p:reshape(-1):backward(peri.ones { 4 }) end)
       assert.is_false(ok)
-      assert.matches("parameter 0 got a gradient while the average of another backward pass was on its way", err.message)
+      assert.matches("parameter 0 got a gradient while the average of another backward pass was on its way",
+        err.message)
     end)
   end)
 
@@ -146,7 +151,8 @@ describe("Reducer", function()
     reducer:release()
   end)
 
-  worlds.each("averages what layers write straight to its place, used once or twice, and leaves what was kept", function(world, device, n)
+  worlds.each("averages what layers write straight to its place, used once or twice, and leaves what was kept",
+    function(world, device, n)
     local linear = peri.nn.functional.linear
     local function parameters()
       local list = {}
@@ -184,7 +190,11 @@ describe("Reducer", function()
   worlds.each("takes a parameter without gradient for zeros", function(world, device, n)
     local params = leaves(device, "f32")
     local reducer = dist.Reducer { group = world, params = params, bucket_bytes = 64 }
-    if world.rank_number == 0 then params[1]:reshape(-1):backward(peri.full({ 12 }, n, "f32", device)) else reducer:finish() end
+    if world.rank_number == 0 then
+      params[1]:reshape(-1):backward(peri.full({ 12 }, n, "f32", device))
+    else
+      reducer:finish()
+    end
     if n > 1 or world.rank_number == 0 then assert.equal(1, params[1]:grad():item(5)) end
     if n > 1 then assert.equal(0, params[2]:grad():item(1)) else assert.is_nil(params[2]:grad()) end
   end, { sizes = { 1, 3 } })

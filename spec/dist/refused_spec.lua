@@ -1,5 +1,5 @@
--- What a rank may not ask of a group: numbers that cannot be, groups that it is not a member of, groups that were closed or released. Each
--- is an error at once, by name and with what is allowed, and the ranks go on.
+-- What a rank may not ask of a group: numbers that cannot be, groups that it is not a member of, groups that were
+-- closed or released. Each is an error at once, by name and with what is allowed, and the ranks go on.
 local dist = require "perilune.dist"
 local ops = require "perilune.dist.ops"
 local peri = require "perilune"
@@ -61,8 +61,8 @@ describe("a group of others", function()
       fails("NON_GROUP_MEMBER", dist.PooledEmbeddingsReduceScatter, { pg = group })
       fails("NON_GROUP_MEMBER", dist.SparseFeaturesAllToAll, { pg = group, id_list_features_per_rank = { 1 },
         id_score_list_features_per_rank = { 1 } })
-      fails("NON_GROUP_MEMBER", dist.tpu_all_to_all, { input = x, group_assignment = { { 0 } }, split_count = 1, split_dimension = 1,
-        concat_dimension = 1, group = group })
+      fails("NON_GROUP_MEMBER", dist.tpu_all_to_all, { input = x, group_assignment = { { 0 } }, split_count = 1,
+        split_dimension = 1, concat_dimension = 1, group = group })
       fails("NON_GROUP_MEMBER", dist.collective_utils.invoke_on_rank_and_broadcast_result, group, 0, print)
       fails("NON_GROUP_MEMBER", dist.collective_utils.is_leader, group)
       fails("NON_GROUP_MEMBER", dist.comm.intra_and_cross_node_pg, { group = group })
@@ -94,35 +94,36 @@ describe("a group that was left", function()
     local one, tensors = list(n, 1), {}
     for i = 1, n do tensors[i] = peri.ones({ 2 }, "f32", device) end
     local calls = {
-      function() return group:barrier() end, function() return group:broadcast(t, 0) end, function() return group:all_reduce(t) end,
-      function() return group:all_gather(t) end, function() return group:all_gather_v(t:slice(1, 0, 1), one) end,
-      function() return group:reduce_scatter(t) end, function() return group:reduce_scatter_v(t, one) end,
-      function() return group:all_to_all(t) end, function() return group:all_to_all_v(t, one, one) end,
-      function() return group:new_group({ 0 }, "later") end, function() return group:intra_node() end,
-      function() return group:cross_node() end, function() return dist.all_to_all(tensors, tensors, group, true) end,
-      function()
+      function() return group:barrier() end, function() return group:broadcast(t, 0) end,
+      function() return group:all_reduce(t) end, function() return group:all_gather(t) end,
+      function() return group:all_gather_v(t:slice(1, 0, 1), one) end, function() return group:reduce_scatter(t) end,
+      function() return group:reduce_scatter_v(t, one) end, function() return group:all_to_all(t) end,
+      function() return group:all_to_all_v(t, one, one) end, function() return group:new_group({ 0 }, "later") end,
+      function() return group:intra_node() end, function() return group:cross_node() end,
+      function() return dist.all_to_all(tensors, tensors, group, true) end, function()
         local row = peri.util.map(one, function(_, i) return i - 1 end)
-        return dist.tpu_all_to_all { input = t, group_assignment = { row }, split_count = n, split_dimension = 1, concat_dimension = 2,
-          group = group }
+        return dist.tpu_all_to_all { input = t, group_assignment = { row }, split_count = n, split_dimension = 1,
+          concat_dimension = 2, group = group }
       end,
-      function() return ops.alltoall_pooled { a2a_pooled_embs_tensor = t, batch_size_per_rank = one, dim_sum_per_rank = list(n, 2),
-        group = group } end,
+      function() return ops.alltoall_pooled { a2a_pooled_embs_tensor = t, batch_size_per_rank = one,
+        dim_sum_per_rank = list(n, 2), group = group } end,
       function() return ops.alltoallv { inputs = { t }, out_split = list(n, 2), group = group } end,
       function() return ops.reduce_scatter_pooled { inputs = tensors, group = group } end,
       function() return ops.reduce_scatter_base_pooled { input = t, group = group } end,
       function() return ops.reduce_scatter_v_pooled { input = t, input_splits = one, group = group } end,
       function() return ops.all_gather_base_pooled { input = t, group = group } end,
-      function() return ops.variable_batch_alltoall_pooled { a2a_pooled_embs_tensor = peri.empty({ 0 }, "f32", device), group = group,
-        batch_size_per_rank_per_feature = list(n, {}), batch_size_per_feature_pre_a2a = {},
+      function() return ops.variable_batch_alltoall_pooled { a2a_pooled_embs_tensor = peri.empty({ 0 }, "f32", device),
+        group = group, batch_size_per_rank_per_feature = list(n, {}), batch_size_per_feature_pre_a2a = {},
         emb_dim_per_rank_per_feature = list(n, {}) } end,
       function() return ops.reduce_scatter_v_per_feature_pooled { input = t:reshape(-1), group = group,
         batch_size_per_rank_per_feature = list(n, { 1 }), embedding_dims = { 2 } } end,
-      function() return ops.alltoall_sequence { a2a_sequence_embs_tensor = peri.empty({ 0, 2 }, "f32", device), group = group,
-        lengths_after_sparse_data_all2all = peri.empty({ 0 }, "i32", device), num_features = 0, batch_size_per_rank = list(n, 0),
-        input_splits = list(n, 0), output_splits = list(n, 0) } end,
+      function() return ops.alltoall_sequence { a2a_sequence_embs_tensor = peri.empty({ 0, 2 }, "f32", device),
+        group = group, lengths_after_sparse_data_all2all = peri.empty({ 0 }, "i32", device), num_features = 0,
+        batch_size_per_rank = list(n, 0), input_splits = list(n, 0), output_splits = list(n, 0) } end,
       function() return dist.KJTAllToAll(group, list(n, 0))(kjt) end,
-      function() return dist.collective_utils.invoke_on_rank_and_broadcast_result(group, 0, function() return 1 end) end,
-      function() return dist.Reducer { group = group, params = {} } end,
+      function()
+        return dist.collective_utils.invoke_on_rank_and_broadcast_result(group, 0, function() return 1 end)
+      end, function() return dist.Reducer { group = group, params = {} } end,
     }
     for i, call in ipairs(calls) do
       local ok, err = pcall(call)

@@ -1,4 +1,5 @@
--- Exchanges give what they should under every way to copy (perilune/tune.h), also where ranks choose differently. (mpirun: 2 3 4)
+-- Exchanges give what they should under every way to copy (perilune/tune.h), also where ranks choose differently.
+-- (mpirun: 2 3 4)
 local peri = require "perilune"
 local choices = require "perilune.choices"
 local worlds = require "spec.support.worlds"
@@ -43,12 +44,14 @@ local function exchanges(world, device, n, rows, what)
     total = total + batch[r + 1]
   end
   local function input(r) return numbers(total * dims[r + 1], r, device):reshape(total, dims[r + 1]) end
-  local pooled = dist.ops.alltoall_pooled { a2a_pooled_embs_tensor = input(rank), batch_size_per_rank = batch, dim_sum_per_rank = dims }
+  local pooled = dist.ops.alltoall_pooled { a2a_pooled_embs_tensor = input(rank), batch_size_per_rank = batch,
+    dim_sum_per_rank = dims }
   local out = pooled:wait()
   local before, column = 0, 0
   for r = 0, rank - 1 do before = before + batch[r + 1] end
   for r = 0, n - 1 do
-    same(input(r):slice(1, before, before + batch[rank + 1]), out:slice(2, column, column + dims[r + 1]), what .. ": alltoall_pooled")
+    same(input(r):slice(1, before, before + batch[rank + 1]), out:slice(2, column, column + dims[r + 1]),
+      what .. ": alltoall_pooled")
     column = column + dims[r + 1]
   end
 end

@@ -1,5 +1,5 @@
--- Inputs of exchanges that lie otherwise than their shapes say, turned views or every second number of a larger tensor, and results that
--- are still on their way give what copies of them give, forward and backward.
+-- Inputs of exchanges that lie otherwise than their shapes say, turned views or every second number of a larger tensor,
+-- and results that are still on their way give what copies of them give, forward and backward.
 local dist = require "perilune.dist"
 local ops = require "perilune.dist.ops"
 local peri = require "perilune"
@@ -18,31 +18,37 @@ end
 --- Exchanges of one [rows, cols] input, or of several: rows, cols, how many, and the call.
 local exchanges = {
   alltoall_pooled = { function(n) return 2 * n, 3, 1 end, function(n, x)
-    return ops.alltoall_pooled { a2a_pooled_embs_tensor = x[1], batch_size_per_rank = repeated(n, 2), dim_sum_per_rank = repeated(n, 3) }
+    return ops.alltoall_pooled { a2a_pooled_embs_tensor = x[1], batch_size_per_rank = repeated(n, 2),
+      dim_sum_per_rank = repeated(n, 3) }
   end },
-  alltoallv = { function(n) return n + 1, 2, 1 end, function(n, x) return ops.alltoallv { inputs = x, out_split = repeated(n, 2) } end },
+  alltoallv = { function(n) return n + 1, 2, 1 end,
+    function(n, x) return ops.alltoallv { inputs = x, out_split = repeated(n, 2) } end },
   ["alltoallv of two"] = { function(n) return n + 1, 2, 2 end, function(n, x)
     return ops.alltoallv { inputs = x, out_split = repeated(n, 4) }
   end },
-  reduce_scatter_pooled = { function(n) return 2, 3, n end, function(_, x) return ops.reduce_scatter_pooled { inputs = x } end },
+  reduce_scatter_pooled = { function(n) return 2, 3, n end,
+    function(_, x) return ops.reduce_scatter_pooled { inputs = x } end },
   reduce_scatter_base_pooled = { function(n) return 2 * n, 3, 1 end, function(_, x)
     return ops.reduce_scatter_base_pooled { input = x[1] }
   end },
   reduce_scatter_v_pooled = { function(n) return 2 * n, 3, 1 end, function(n, x)
     return ops.reduce_scatter_v_pooled { input = x[1], input_splits = repeated(n, 2) }
   end },
-  all_gather_base_pooled = { function() return 2, 3, 1 end, function(_, x) return ops.all_gather_base_pooled { input = x[1] } end },
+  all_gather_base_pooled = { function() return 2, 3, 1 end,
+    function(_, x) return ops.all_gather_base_pooled { input = x[1] } end },
   alltoall_sequence = { function(n) return n, 3, 1 end, function(n, x, device)
-    return ops.alltoall_sequence { a2a_sequence_embs_tensor = x[1], num_features = 1, batch_size_per_rank = repeated(n, 1),
-      lengths_after_sparse_data_all2all = peri.full({ n }, 1, "i32", device), input_splits = repeated(n, 1),
-      output_splits = repeated(n, 1) }
+    return ops.alltoall_sequence { a2a_sequence_embs_tensor = x[1], num_features = 1,
+      batch_size_per_rank = repeated(n, 1), lengths_after_sparse_data_all2all = peri.full({ n }, 1, "i32", device),
+      input_splits = repeated(n, 1), output_splits = repeated(n, 1) }
   end },
   tpu_all_to_all = { function(n) return 2 * n, 3, 1 end, function(n, x)
     local row = {}
     for r = 1, n do row[r] = r - 1 end
-    return dist.tpu_all_to_all { input = x[1], group_assignment = { row }, split_count = n, split_dimension = 1, concat_dimension = 2 }
+    return dist.tpu_all_to_all { input = x[1], group_assignment = { row }, split_count = n, split_dimension = 1,
+      concat_dimension = 2 }
   end },
-  ["all_to_all of lists"] = { function(n) return 2, 3, n end, function(_, x) return dist.functional.all_to_all(nil, x) end },
+  ["all_to_all of lists"] = { function(n) return 2, 3, n end,
+    function(_, x) return dist.functional.all_to_all(nil, x) end },
 }
 
 describe("views as inputs of", function()
@@ -52,7 +58,8 @@ describe("views as inputs of", function()
       local rows, cols, count = size(n)
       local leaves, views, copies = {}, {}, {}
       for i = 1, count do
-        leaves[i] = peri.Tensor.normal({ cols, rows + 1 }, 0, 1, 10 + i, world.rank_number, "f64", device):requires_grad()
+        leaves[i] = peri.Tensor.normal({ cols, rows + 1 }, 0, 1, 10 + i, world.rank_number, "f64",
+          device):requires_grad()
         views[i] = turned(leaves[i], rows)
         copies[i] = peri.tensor(views[i]:to_list(), "f64", device, { rows, cols }):requires_grad()
       end

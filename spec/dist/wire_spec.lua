@@ -1,23 +1,27 @@
--- Codecs inside exchanges: what arrives is, bit for bit, what encoding and decoding each rank's part would give, forward and backward, for
--- parts of any size; reduced parts are decoded, then summed in f32 in rank order. And ranks whose codecs differ are told.
+-- Codecs inside exchanges: what arrives is, bit for bit, what encoding and decoding each rank's part would give,
+-- forward and backward, for parts of any size; reduced parts are decoded, then summed in f32 in rank order. And ranks
+-- whose codecs differ are told.
 local codec = require "perilune.dist.codec"
 local ops = require "perilune.dist.ops"
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 
 local formats = {
-  { comm_precision = "FP16" }, { comm_precision = "FP16", loss_scale = 24 }, { comm_precision = "BF16" }, { comm_precision = "FP8" },
-  { comm_precision = "FP8", row_dim = 5 }, { comm_precision = "INT8" }, { comm_precision = "INT8", row_dim = 7 },
-  { comm_precision = "MX4" }, { comm_precision = "MX4", row_dim = 6 },
+  { comm_precision = "FP16" }, { comm_precision = "FP16", loss_scale = 24 }, { comm_precision = "BF16" },
+  { comm_precision = "FP8" }, { comm_precision = "FP8", row_dim = 5 }, { comm_precision = "INT8" },
+  { comm_precision = "INT8", row_dim = 7 }, { comm_precision = "MX4" }, { comm_precision = "MX4", row_dim = 6 },
 }
 
 --- Numbers of rank r that all ranks know, as a list.
-local function numbers(seed, r, n) return n > 0 and peri.Tensor.uniform({ n }, -1, 1, seed, r, "f32", "cpu"):to_list() or {} end
+local function numbers(seed, r, n)
+  return n > 0 and peri.Tensor.uniform({ n }, -1, 1, seed, r, "f32", "cpu"):to_list() or {}
+end
 
 --- A part of a message as it comes out at the other end.
 local function through(c, part)
   if #part == 0 then return {} end
-  return c:decode(c:encode(peri.tensor(part, "f32", "cpu"), c:create_context { #part }), c:create_context { #part }):to_list()
+  return c:decode(c:encode(peri.tensor(part, "f32", "cpu"), c:create_context { #part }),
+    c:create_context { #part }):to_list()
 end
 
 local function tensor(list, rows, cols, device)
@@ -45,7 +49,8 @@ end
 local function each_format(world, body)
   for i, forward in ipairs(formats) do
     local backward = formats[i % #formats + 1]
-    local c = codec.QuantizedCommCodecs { forward = codec.QuantizedCommCodec(forward), backward = codec.QuantizedCommCodec(backward) }
+    local c = codec.QuantizedCommCodecs { forward = codec.QuantizedCommCodec(forward),
+      backward = codec.QuantizedCommCodec(backward) }
     body(c, 100 * i, ("%s, %s, %d ranks"):format(tostring(c.forward), tostring(c.backward), world.world_size))
   end
 end
@@ -58,10 +63,11 @@ describe("through codecs", function()
     local rows, cols, mine = sum(batch), dims[rank + 1], batch[rank + 1]
     each_format(world, function(c, seed, what)
       local x = tensor(numbers(seed, rank, rows * cols), rows, cols, device):requires_grad()
-      local out = ops.alltoall_pooled { a2a_pooled_embs_tensor = x, batch_size_per_rank = batch, dim_sum_per_rank = dims, codecs = c,
-        gradient_division = false }:wait()
+      local out = ops.alltoall_pooled { a2a_pooled_embs_tensor = x, batch_size_per_rank = batch,
+        dim_sum_per_rank = dims, codecs = c, gradient_division = false }:wait()
       local function sent(owner) -- by `owner` for this rank's rows
-        local part = cut(numbers(seed, owner, rows * dims[owner + 1]), dims[owner + 1], sum(batch, rank), mine, 0, dims[owner + 1])
+        local part = cut(numbers(seed, owner, rows * dims[owner + 1]), dims[owner + 1], sum(batch, rank), mine, 0,
+          dims[owner + 1])
         return n == 1 and part or through(c.forward, part)
       end
       local want = {}
@@ -90,7 +96,8 @@ describe("through codecs", function()
     local rows, mine = sum(splits), splits[rank + 1]
     each_format(world, function(c, seed, what)
       local x = tensor(numbers(seed, rank, rows * cols), rows, cols, device):requires_grad()
-      local out = ops.reduce_scatter_v_pooled { input = x, input_splits = splits, codecs = c, gradient_division = false }:wait()
+      local out = ops.reduce_scatter_v_pooled { input = x, input_splits = splits, codecs = c,
+        gradient_division = false }:wait()
       local want
       for r = 0, n - 1 do
         local part = cut(numbers(seed, r, rows * cols), cols, sum(splits, rank), mine, 0, cols)
@@ -108,7 +115,8 @@ describe("through codecs", function()
       if rows > 0 then assert.same(back, x:grad():to_list(), what .. ", back") end
 
       local y = tensor(numbers(seed + 2, rank, 2 * cols), 2, cols, device):requires_grad()
-      local all, gathered, summed = ops.all_gather_base_pooled { input = y, codecs = c, gradient_division = false }:wait(), {}, nil
+      local all, gathered, summed = ops.all_gather_base_pooled { input = y, codecs = c,
+        gradient_division = false }:wait(), {}, nil
       for r = 0, n - 1 do
         local part = numbers(seed + 2, r, 2 * cols)
         for _, v in ipairs(n == 1 and part or through(c.forward, part)) do gathered[#gathered + 1] = v end
@@ -127,7 +135,8 @@ describe("through codecs", function()
 
   worlds.each("alltoall_sequence", function(world, device, n)
     local rank, cols = world.rank_number, 3
-    local function ids(from, to) return (from * 3 + to * 5 + n) % 4 end -- looked up on `to` for `from`, one feature, one bag each
+    -- looked up on `to` for `from`, one feature, one bag each
+    local function ids(from, to) return (from * 3 + to * 5 + n) % 4 end
     local sent, received, lengths = {}, {}, {}
     for r = 0, n - 1 do
       sent[r + 1], received[r + 1] = ids(rank, r), ids(r, rank)
@@ -135,8 +144,9 @@ describe("through codecs", function()
     end
     each_format(world, function(c, seed, what)
       local x = tensor(numbers(seed, rank, sum(received) * cols), sum(received), cols, device):requires_grad()
-      local out = ops.alltoall_sequence { a2a_sequence_embs_tensor = x, num_features = 1, codecs = c, gradient_division = false,
-        lengths_after_sparse_data_all2all = peri.tensor(lengths, "i32", device), input_splits = sent, output_splits = received,
+      local out = ops.alltoall_sequence { a2a_sequence_embs_tensor = x, num_features = 1, codecs = c,
+        gradient_division = false, lengths_after_sparse_data_all2all = peri.tensor(lengths, "i32", device),
+        input_splits = sent, output_splits = received,
         batch_size_per_rank = (function() local ones = {} for r = 1, n do ones[r] = 1 end return ones end)() }:wait()
       local want, back = {}, {}
       for owner = 0, n - 1 do
@@ -176,7 +186,8 @@ describe("codecs that differ", function()
   for _, case in ipairs(pairs_of) do
     for _, direction in ipairs { "forward", "backward" } do
       worlds.each(("in their %s, %s, are an error on all ranks"):format(case[1], direction), function(world, device)
-        local c = codec.QuantizedCommCodecs { [direction] = codec.QuantizedCommCodec(case[world.rank_number == 1 and 3 or 2]) }
+        local c = codec.QuantizedCommCodecs { [direction] = codec.QuantizedCommCodec(case[world.rank_number == 1 and 3
+          or 2]) }
         local ok, err = pcall(function()
           return ops.reduce_scatter_base_pooled { input = peri.ones({ 6, 8 }, "f32", device), codecs = c }:wait()
         end)

@@ -72,8 +72,8 @@ end)
 
 local function kjt_of(case, prefix, device, weighted)
   return peri.KeyedJaggedTensor {
-    keys = case.args.keys, values = case:tensor(prefix .. "values", device), lengths = case:tensor(prefix .. "lengths", device),
-    weights = weighted or nil,
+    keys = case.args.keys, values = case:tensor(prefix .. "values", device),
+    lengths = case:tensor(prefix .. "lengths", device), weights = weighted or nil,
   }
 end
 
@@ -91,7 +91,9 @@ for _, device in ipairs { "cpu", "opaque" } do
         local weights = case:tensor("in.features.weights", device)
         if weights then weights:requires_grad() end
         local ebc = Collection { tables = tables, is_weighted = case.args.is_weighted, device = device }
-        for _, x in ipairs(case.args.tables) do ebc:weight(x.name):copy(case:tensor("in." .. x.name .. ".weight", device)) end
+        for _, x in ipairs(case.args.tables) do
+          ebc:weight(x.name):copy(case:tensor("in." .. x.name .. ".weight", device))
+        end
         local kt = ebc(kjt_of(case, "in.features.", device, weights))
         assert.same(case.args.out_keys, kt:keys())
         assert.same(case.args.out_length_per_key, kt:length_per_key())
@@ -107,7 +109,8 @@ for _, device in ipairs { "cpu", "opaque" } do
     end
 
     local function features(more)
-      local a = { keys = { "x", "g", "f" }, values = t({ 1, 2, 3, 4, 5, 6 }, "i64"), lengths = t({ 1, 0, 2, 1, 0, 2 }, "i32") }
+      local a = { keys = { "x", "g", "f" }, values = t({ 1, 2, 3, 4, 5, 6 }, "i64"),
+        lengths = t({ 1, 0, 2, 1, 0, 2 }, "i32") }
       for key, value in pairs(more or {}) do a[key] = value end
       return peri.KeyedJaggedTensor(a)
     end
@@ -119,7 +122,8 @@ for _, device in ipairs { "cpu", "opaque" } do
     local one = embed.constant(1)
 
     it("takes features of any batch by name, also when keys and batch change", function()
-      local ebc = ones { config { feature_names = { "f", "g" }, init_fn = one }, config { name = "u", embedding_dim = 1, init_fn = one } }
+      local ebc = ones { config { feature_names = { "f", "g" }, init_fn = one },
+        config { name = "u", embedding_dim = 1, init_fn = one } }
       assert.same({ "f@t", "g", "f@u" }, ebc:embedding_names())
       assert.same({ 4, 4, 1 }, ebc:embedding_dims())
       assert.same({ "f", "g" }, ebc:feature_names())
@@ -135,7 +139,8 @@ for _, device in ipairs { "cpu", "opaque" } do
     end)
 
     it("expands a variable batch by its inverse indices", function()
-      local ebc = ones { config { feature_names = { "f", "g" }, embedding_dim = 2, init_fn = one }, config { name = "u", init_fn = one } }
+      local ebc = ones { config { feature_names = { "f", "g" }, embedding_dim = 2, init_fn = one },
+        config { name = "u", init_fn = one } }
       ebc:weight("t"):slice(1, 3, 4):fill(10)
       ebc:weight("u"):slice(1, 7, 8):fill(5)
       local function batch(inverse)
@@ -146,8 +151,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       end
       local kt = ebc(batch { { 0, 0, 1, 0 }, { 2, 1, 1, 0 } })
       assert.same({ "f@t", "g", "f@u" }, kt:keys())
-      assert.same({ { 1, 1, 0, 0, 5, 5, 5, 5 }, { 1, 1, 10, 10, 5, 5, 5, 5 }, { 10, 10, 10, 10, 1, 1, 1, 1 }, { 1, 1, 1, 1, 5, 5, 5, 5 } },
-        kt:values():to_table())
+      assert.same({ { 1, 1, 0, 0, 5, 5, 5, 5 }, { 1, 1, 10, 10, 5, 5, 5, 5 }, { 10, 10, 10, 10, 1, 1, 1, 1 },
+        { 1, 1, 1, 1, 5, 5, 5, 5 } }, kt:values():to_table())
       kt:values():backward(t { { 1, 0, 8, 0, 0, 0, 0, 0 }, { 2, 0, 16, 0, 0, 0, 0, 0 }, { 4, 0, 32, 0, 64, 0, 0, 0 },
         { 0, 0, 0, 0, 0, 0, 0, 1 } })
       local w = ebc:weight("t"):to_table() -- learning rate 0.5
@@ -160,7 +165,8 @@ for _, device in ipairs { "cpu", "opaque" } do
         "'f', sample 1: inverse index 2, allowed: 0%.%.1")
       assert.error_matches(function()
         ebc(peri.KeyedJaggedTensor {
-          keys = { "g", "f" }, values = t({ 1 }, "i64"), lengths = t({ 1, 0, 0 }, "i32"), stride_per_key_per_rank = { { 2 }, { 1 } },
+          keys = { "g", "f" }, values = t({ 1 }, "i64"), lengths = t({ 1, 0, 0 }, "i32"),
+          stride_per_key_per_rank = { { 2 }, { 1 } },
         })
       end, "needs inverse indices")
     end)
@@ -204,7 +210,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(function() ones {} end, "no list of EmbeddingBagConfig")
       assert.error_matches(function() ones { {} } end, "entry 1 of tables is no EmbeddingBagConfig")
       assert.error_matches(function() ones { config(), config() } end, "two tables are named 't'")
-      assert.error_matches(function() ones({ config() }, { fused_params = { optimizer = "x" } }) end, "optimizer is 'x', allowed")
+      assert.error_matches(function() ones({ config() }, { fused_params = { optimizer = "x" } }) end,
+        "optimizer is 'x', allowed")
       assert.error_matches(function() ebc:weight "v" end, "no table 'v'; tables: t")
       assert.error_matches(function() ebc(3) end, "features is 3, wanted a KeyedJaggedTensor")
     end)
@@ -227,7 +234,8 @@ end
 describe("EmbeddingBagCollection", function()
   it("compiles", function()
     local ebc = Collection { tables = { config() }, fused_params = { optimizer = "sgd" } }
-    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor({ 1, 2 }, "i64"), lengths = peri.tensor({ 1, 1 }, "i32") }
+    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor({ 1, 2 }, "i64"),
+      lengths = peri.tensor({ 1, 1 }, "i32") }
     ebc(kjt) -- takes memory, makes the block list
     peri.scope(function()
       local scope = peri.ffi.state.scope

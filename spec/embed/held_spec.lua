@@ -1,13 +1,14 @@
--- What a quantized table cannot hold is refused, with table, row and number, and nothing else is: what it holds comes back to its
--- precision.
+-- What a quantized table cannot hold is refused, with table, row and number, and nothing else is: what it holds comes
+-- back to its precision.
 local peri = require "perilune"
 local draw = require("spec.support.tbe").generator(29)
 
 local ROWS, COLS, CODES = 5, 6, { INT8 = 255, INT4 = 15, INT2 = 3 }
 
 local function collection(device, list)
-  local ebc = peri.EmbeddingBagCollection { device = device, tables = { peri.EmbeddingBagConfig { name = "users", num_embeddings = ROWS,
-    embedding_dim = COLS, feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 1 } }
+  local ebc = peri.EmbeddingBagCollection { device = device,
+    tables = { peri.EmbeddingBagConfig { name = "users", num_embeddings = ROWS, embedding_dim = COLS,
+      feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 1 } }
   ebc:weight("users"):copy(peri.tensor(list, "f32", device, { ROWS, COLS }))
   return ebc
 end
@@ -36,7 +37,8 @@ for _, device in ipairs { "cpu", "opaque" } do
         local seen = {}
         for case = 1, 40 do
           local list, bad, unsure = {}, nil, false
-          local odd = ({ 0 / 0, math.huge, -math.huge, 300, -300, 7e4, -7e4, 2e5, 3e5, 2e7, -1e30, 239, 65000, -65000, 1 })[case % 15 + 1]
+          local odd = ({ 0 / 0, math.huge, -math.huge, 300, -300, 7e4, -7e4, 2e5, 3e5, 2e7, -1e30, 239, 65000, -65000,
+            1 })[case % 15 + 1]
           for i = 1, ROWS * COLS do list[i] = draw() end
           list[draw(ROWS * COLS) + 1] = odd
           for r = 0, ROWS - 1 do
@@ -49,8 +51,10 @@ for _, device in ipairs { "cpu", "opaque" } do
           if not unsure then
             assert.equal(bad == nil, ok, ("%s of %g: %s"):format(dtype, odd, tostring(made)))
             if not ok then
-              assert.truthy(tostring(made):find(("table 'users', row %d: its number"):format(bad), 1, true), tostring(made))
-              assert.truthy(tostring(made):find(("rows of %s do not hold; allowed: "):format(dtype), 1, true), tostring(made))
+              assert.truthy(tostring(made):find(("table 'users', row %d: its number"):format(bad), 1, true),
+                tostring(made))
+              assert.truthy(tostring(made):find(("rows of %s do not hold; allowed: "):format(dtype), 1, true),
+                tostring(made))
             end
             seen[ok] = true
           end
@@ -62,7 +66,8 @@ for _, device in ipairs { "cpu", "opaque" } do
               local x, y = list[r * COLS + c], back[r * COLS + c]
               local near = CODES[dtype] and (most - least) / CODES[dtype] + 0.002 * (math.abs(least) + math.abs(most))
                 or math.abs(x) * (dtype == "FP8" and 1 / 15 or 1 / 200) + 1 / 500
-              assert.is_true(x == y or x ~= x and y ~= y or math.abs(x - y) <= near, ("%s: %g for %g"):format(dtype, y, x))
+              assert.is_true(x == y or x ~= x and y ~= y or math.abs(x - y) <= near,
+                ("%s: %g for %g"):format(dtype, y, x))
             end
           end
         end
@@ -72,7 +77,8 @@ for _, device in ipairs { "cpu", "opaque" } do
     end
 
     it("stay as they were where one of a block is refused", function()
-      local q = peri.quantize_embeddings { module = collection(device, peri.zeros({ ROWS * COLS }):to_list()), dtype = "INT8" }
+      local q = peri.quantize_embeddings { module = collection(device, peri.zeros({ ROWS * COLS }):to_list()),
+        dtype = "INT8" }
       assert.error_matches(function() q:write_rows("users", 3, peri.full({ 1, COLS }, 0 / 0, "f32", device)) end,
         "table 'users', row 3: its number 0 is nan")
       assert.same(peri.zeros({ ROWS * COLS }):to_list(), q:table_rows("users", "weight", 0, ROWS):to_list())

@@ -12,17 +12,18 @@ end
 for _, device in ipairs(require "spec.support.devices") do
   local function t(list, dtype) return peri.tensor(list, dtype, device) end
 
-  it(("on %s every sample has the rows of the bag that inverse indices name, whose gradients add up"):format(device), function()
+  it(("on %s every sample has the rows of the bag that inverse indices name, whose gradients add up"):format(device),
+    function()
     local function collection(need_indices)
-      return Collection { device = device, need_indices = need_indices, seed = 5, tables = { config { feature_names = { "f", "g" } } },
-        fused_params = { optimizer = "sgd", learning_rate = 1 } }
+      return Collection { device = device, need_indices = need_indices, seed = 5,
+        tables = { config { feature_names = { "f", "g" } } }, fused_params = { optimizer = "sgd", learning_rate = 1 } }
     end
     local ec, plain = collection(false), collection(false)
     local inverse = { { "f", "g" }, t({ { 1, 0, 1 }, { 0, 0, 0 } }, "i64") }
     local once = { keys = { "f", "g" }, values = t({ 1, 2, 3, 4 }, "i64"), lengths = t({ 2, 1, 1 }, "i32"),
       stride_per_key_per_rank = { { 2 }, { 1 } }, inverse_indices = inverse, weights = t { 0.5, 1, 2, 4 } }
-    local written = { keys = { "f", "g" }, values = t({ 3, 1, 2, 3, 4, 4, 4 }, "i64"), lengths = t({ 1, 2, 1, 1, 1, 1 }, "i32"),
-      weights = t { 2, 0.5, 1, 2, 4, 4, 4 } }
+    local written = { keys = { "f", "g" }, values = t({ 3, 1, 2, 3, 4, 4, 4 }, "i64"),
+      lengths = t({ 1, 2, 1, 1, 1, 1 }, "i32"), weights = t { 2, 0.5, 1, 2, 4, 4, 4 } }
     local got, want = ec(peri.KeyedJaggedTensor(once)), plain(peri.KeyedJaggedTensor(written))
     for name, jt in pairs(want) do
       assert.same(jt:values():to_list(), got[name]:values():to_list())

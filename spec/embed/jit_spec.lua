@@ -11,12 +11,14 @@ local function collection(policy)
   }
   local modules = {}
   for _, t in ipairs(tables) do
-    modules[t.name] = embed.MCHManagedCollisionModule { zch_size = t.num_embeddings, eviction_policy = policy, eviction_interval = 2 }
+    modules[t.name] = embed.MCHManagedCollisionModule { zch_size = t.num_embeddings, eviction_policy = policy,
+      eviction_interval = 2 }
   end
   return peri.ManagedCollisionEmbeddingBagCollection {
     embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables,
       fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 } },
-    managed_collision_collection = peri.ManagedCollisionCollection { managed_collision_modules = modules, embedding_configs = tables },
+    managed_collision_collection = peri.ManagedCollisionCollection { managed_collision_modules = modules,
+      embedding_configs = tables },
   }
 end
 

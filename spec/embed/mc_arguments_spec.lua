@@ -4,7 +4,8 @@ local peri = require "perilune"
 local embed = peri.embed
 
 local function mch(args)
-  local a = { zch_size = 5, eviction_policy = embed.LFU_EvictionPolicy {}, eviction_interval = 1, buckets = 1, name = "t" }
+  local a = { zch_size = 5, eviction_policy = embed.LFU_EvictionPolicy {}, eviction_interval = 1, buckets = 1,
+    name = "t" }
   for name, value in pairs(args or {}) do a[name] = value end
   return embed.MCHManagedCollisionModule(a)
 end
@@ -31,8 +32,12 @@ describe("arguments of managed collision", function()
       embed.MCHManagedCollisionModule { zch_size = 5, output_segments = { 0, 4 },
         eviction_policy = embed.LFU_EvictionPolicy {}, eviction_interval = 1 }
     end)
-    refused("output_segments%[3%] is 2, allowed: whole numbers 3", function() mch { output_segments = { 0, 2, 2, 5 }, buckets = 3 } end)
-    refused("eviction_interval is 2147483648, allowed: whole numbers 1..2147483647", function() mch { eviction_interval = 2 ^ 31 } end)
+    refused("output_segments%[3%] is 2, allowed: whole numbers 3", function()
+      mch { output_segments = { 0, 2, 2, 5 }, buckets = 3 }
+    end)
+    refused("eviction_interval is 2147483648, allowed: whole numbers 1..2147483647", function()
+      mch { eviction_interval = 2 ^ 31 }
+    end)
     for _, size in ipairs { -1, 0.5, 0 / 0, 2 ^ 63, -1LL, "64", {} } do
       refused("input_hash_size is .*, allowed: whole numbers 0", function() mch { input_hash_size = size } end)
     end
@@ -47,7 +52,9 @@ describe("arguments of managed collision", function()
       end)
     end
     for _, value in ipairs { -0.1, 1.1, 0 / 0 } do
-      refused("per_id_probability is .*, allowed: 0..1", function() embed.probabilistic_threshold_filter { per_id_probability = value } end)
+      refused("per_id_probability is .*, allowed: 0..1", function()
+        embed.probabilistic_threshold_filter { per_id_probability = value }
+      end)
       refused("per_id_probability is .*, allowed: 0..1", function()
         embed.probabilistic_threshold_filter(peri.tensor({ 1 }, "i64"), value)
       end)
@@ -58,21 +65,28 @@ describe("arguments of managed collision", function()
     refused("dynamic_threshold_filter: threshold_skew_multiplier is inf, allowed: 0.., finite numbers", function()
       embed.dynamic_threshold_filter { threshold_skew_multiplier = 1 / 0 }
     end)
-    refused("per_id_probability is inf, allowed: 0..1", function() embed.probabilistic_threshold_filter { per_id_probability = 1 / 0 } end)
+    refused("per_id_probability is inf, allowed: 0..1", function()
+      embed.probabilistic_threshold_filter { per_id_probability = 1 / 0 }
+    end)
     refused("average_threshold_filter: value is 2, allowed: nil", function()
       embed.average_threshold_filter(peri.tensor({ 1 }, "i64"), 2)
     end)
-    refused("LFU_EvictionPolicy: no argument 'decay_exponent'", function() embed.LFU_EvictionPolicy { decay_exponent = 1 } end)
+    refused("LFU_EvictionPolicy: no argument 'decay_exponent'", function()
+      embed.LFU_EvictionPolicy { decay_exponent = 1 }
+    end)
     refused("threshold_filtering_func is a function, allowed: embed.dynamic_threshold_filter", function()
       embed.LFU_EvictionPolicy { threshold_filtering_func = print }
     end)
     refused("per_id_probability is 2, allowed: 0..1", function()
-      embed.LFU_EvictionPolicy { threshold_filtering_func = embed.probabilistic_threshold_filter { per_id_probability = 2 } }
+      embed.LFU_EvictionPolicy { threshold_filtering_func = embed.probabilistic_threshold_filter {
+        per_id_probability = 2 } }
     end)
     refused("MCHEvictionPolicy: score is nil", function() embed.MCHEvictionPolicy {} end)
     local Mine = embed.LFU_EvictionPolicy:extend "Mine"
     function Mine:score(count) return -count end -- luacheck: ignore 212
-    refused("Mine: it has a score of its own, and is a LFU_EvictionPolicy; extend MCHEvictionPolicy", function() Mine {} end)
+    refused("Mine: it has a score of its own, and is a LFU_EvictionPolicy; extend MCHEvictionPolicy", function()
+      Mine {}
+    end)
   end)
 
   it("of probing maps that make no sense here are refused by name", function()
@@ -84,19 +98,24 @@ describe("arguments of managed collision", function()
     refused("zch_size is 12, total_num_buckets is 5; allowed: buckets of equal size", hash { total_num_buckets = 5 })
     refused("zch_size is 0, allowed: whole numbers 1", hash { zch_size = 0 })
     refused("zch_size is nan, allowed: whole numbers 1", hash { zch_size = 0 / 0 })
-    refused("total_num_buckets is 2048, allowed: whole numbers 1..1024", hash { zch_size = 4096, total_num_buckets = 2048 })
+    refused("total_num_buckets is 2048, allowed: whole numbers 1..1024",
+      hash { zch_size = 4096, total_num_buckets = 2048 })
     refused("read_only_suffix is 3, wanted a string", hash { read_only_suffix = 3 })
     refused("input_hash_size is 0, allowed: whole numbers 1", hash { spread = "range" })
-    for name, value in pairs { is_inference = true, tb_logging_frequency = 3, inference_dispatch_div_train_world_size = true,
-      start_bucket = 1, end_bucket = 1, opt_in_prob = 10, percent_reserved_slots = 5, track_id_freq = true,
-      enable_per_feature_lookups = true, no_bag = true, write_runtime_meta_dim = 1, persist_hash_zch_bucket = false } do
+    for name, value in pairs { is_inference = true, tb_logging_frequency = 3,
+      inference_dispatch_div_train_world_size = true, start_bucket = 1, end_bucket = 1, opt_in_prob = 10,
+      percent_reserved_slots = 5, track_id_freq = true, enable_per_feature_lookups = true, no_bag = true,
+      write_runtime_meta_dim = 1, persist_hash_zch_bucket = false } do
       refused(name .. " is .*, allowed: ", hash { [name] = value })
     end
-    refused("SINGLE_TTL_EVICTION needs eviction_config with single_ttl", hash { eviction_policy_name = "SINGLE_TTL_EVICTION" })
+    refused("SINGLE_TTL_EVICTION needs eviction_config with single_ttl",
+      hash { eviction_policy_name = "SINGLE_TTL_EVICTION" })
     refused("eviction_config has per_feature_ttl, which SINGLE_TTL_EVICTION does not go by; allowed: single_ttl", hash {
-      eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = 1, per_feature_ttl = { 2 } } })
+      eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = 1,
+        per_feature_ttl = { 2 } } })
     refused("eviction_config has single_ttl and per_feature_ttl; allowed with LRU_EVICTION: one of them", hash {
-      eviction_policy_name = "LRU_EVICTION", eviction_config = { features = { "f" }, single_ttl = 1, per_feature_ttl = { 2 } } })
+      eviction_policy_name = "LRU_EVICTION", eviction_config = { features = { "f" }, single_ttl = 1,
+        per_feature_ttl = { 2 } } })
     refused("input_hash_size, and spread is 'hash', which does not go by it", hash { input_hash_size = 1000 })
     refused("eviction_policy_name is 'FIFO', allowed: SINGLE_TTL_EVICTION", hash { eviction_policy_name = "FIFO" })
     refused("HashZchEvictionConfig: feature 'a' is listed twice", function()
@@ -111,7 +130,8 @@ describe("arguments of managed collision", function()
     refused("HashZchEvictionConfig: per_feature_ttl%[2%] is .*, allowed: whole numbers 0..2147483647", function()
       embed.HashZchEvictionConfig { features = { "f", "g" }, per_feature_ttl = { 2 ^ 31 - 1, 2 ^ 40 } }
     end)
-    refused("disable_fallback and on_miss = 'row' exclude each other", hash { disable_fallback = true, on_miss = "row" })
+    refused("disable_fallback and on_miss = 'row' exclude each other",
+      hash { disable_fallback = true, on_miss = "row" })
   end)
 
   it("of maps name what is allowed", function()
@@ -129,7 +149,9 @@ describe("arguments of managed collision", function()
     local t = embed.EmbeddingBagConfig { name = "t", num_embeddings = 5, embedding_dim = 2, feature_names = { "f" } }
     local u = embed.EmbeddingBagConfig { name = "u", num_embeddings = 6, embedding_dim = 2, feature_names = { "f" } }
     local function mcc(modules, configs)
-      return function() embed.ManagedCollisionCollection { managed_collision_modules = modules, embedding_configs = configs } end
+      return function()
+        embed.ManagedCollisionCollection { managed_collision_modules = modules, embedding_configs = configs }
+      end
     end
     refused("has nothing for table 't'", mcc({}, { t }))
     refused("the module of table 'u' gives 5 rows, the table has 6", mcc({ u = mch() }, { u }))
@@ -138,8 +160,10 @@ describe("arguments of managed collision", function()
     local shared = mch()
     local v = embed.EmbeddingBagConfig { name = "v", num_embeddings = 5, embedding_dim = 2, feature_names = { "g" } }
     refused("it is of table 't', and cannot be of 'v' too", mcc({ t = shared, v = shared }, { t, v }))
-    local good = embed.ManagedCollisionCollection { managed_collision_modules = { t = mch() }, embedding_configs = { t } }
-    refused("the batch has no feature 'f' %(of table 't'%); those are: g", function() good(one_feature({ 1 }):permute { 0 } and
+    local good = embed.ManagedCollisionCollection { managed_collision_modules = { t = mch() },
+      embedding_configs = { t } }
+    refused("the batch has no feature 'f' %(of table 't'%); those are: g",
+      function() good(one_feature({ 1 }):permute { 0 } and
       peri.KeyedJaggedTensor { keys = { "g" }, values = { 1 }, lengths = { 1 } }) end)
     refused("table 1 of the collection is 'v'", function()
       embed.ManagedCollisionEmbeddingBagCollection { managed_collision_collection = good,

@@ -1,5 +1,5 @@
--- Managed collision against TorchRec's own results (spec/golden/ops/collision): the plain model, which other specs take for the truth, and
--- the modules on both devices.
+-- Managed collision against TorchRec's own results (spec/golden/ops/collision): the plain model, which other specs take
+-- for the truth, and the modules on both devices.
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local collision = require "spec.support.collision"
@@ -18,7 +18,8 @@ local function sorted(list)
   return list
 end
 
---- The state after the last step. (That of every step is in the files, but as views of what changed later: all are the last one.)
+--- The state after the last step. (That of every step is in the files, but as views of what changed later: all are the
+--- last one.)
 local function assert_state(case, pool, state)
   local a, step = case.args, ("step%d.state."):format(case.args.batches)
   local ids = collision.read(case:tensor(step .. "mch_sorted_raw_ids"))
@@ -30,7 +31,8 @@ local function assert_state(case, pool, state)
   assert.same(rows, state.rows)
   for which, field in pairs { mch_counts = "counts", mch_last_access_iter = "last" } do
     local list = case:list(step .. which)
-    for i = 1, list and #list or 0 do assert.equal(tonumber(list[i]), state[field][i], which) end -- the model counts in doubles
+    -- the model counts in doubles
+    for i = 1, list and #list or 0 do assert.equal(tonumber(list[i]), state[field][i], which) end
   end
 end
 
@@ -72,8 +74,8 @@ local function mch_module(case, device)
   local policy = embed[a.policy] { threshold_filtering_func = filter,
     decay_exponent = a.policy ~= "LFU_EvictionPolicy" and a.decay_exponent or nil }
   return embed.MCHManagedCollisionModule { zch_size = a.zch_size, device = device, eviction_policy = policy,
-    eviction_interval = a.eviction_interval, input_hash_size = 0LL + a.input_hash_size, output_global_offset = a.output_global_offset,
-    buckets = 1, history_capacity = a.history_buffer_size, name = "t" }
+    eviction_interval = a.eviction_interval, input_hash_size = 0LL + a.input_hash_size,
+    output_global_offset = a.output_global_offset, buckets = 1, history_capacity = a.history_buffer_size, name = "t" }
 end
 
 --- The features of a step as JaggedTensors by name.
@@ -81,7 +83,9 @@ local function features_of(case, step, device)
   local features = {}
   for _, name in ipairs(case.args.features) do
     local values = case:tensor(step .. "in." .. name, device)
-    if values then features[name] = peri.JaggedTensor { values = values, lengths = { values:numel() }, device = device } end
+    if values then
+      features[name] = peri.JaggedTensor { values = values, lengths = { values:numel() }, device = device }
+    end
   end
   return features
 end
@@ -106,7 +110,8 @@ for _, device in ipairs { "cpu", "opaque" } do
           end
         end
         local state, last = module:state_dict(), ("step%d.state."):format(case.args.batches)
-        for which in pairs { mch_sorted_raw_ids = 1, mch_remapped_ids_mapping = 1, mch_counts = 1, mch_last_access_iter = 1 } do
+        for which in pairs { mch_sorted_raw_ids = 1, mch_remapped_ids_mapping = 1, mch_counts = 1,
+          mch_last_access_iter = 1 } do
           if case:has(last .. which) then
             local got, want = state["_" .. which]:gather(), case:tensor(last .. which)
             local a, b = collision.read(got), collision.read(want)
@@ -120,14 +125,16 @@ for _, device in ipairs { "cpu", "opaque" } do
       it("gives " .. name, function()
         local case = golden.load(name)
         local a = case.args
-        local module = embed.HashZchManagedCollisionModule { zch_size = a.zch_size, device = device, max_probe = a.max_probe,
-          total_num_buckets = a.total_num_buckets, output_segments = a.output_segments, disable_fallback = a.disable_fallback,
-          input_hash_size = 0LL + (a.input_hash_size or 0), spread = a.input_hash_size and "range" or "modulo", name = "t" }
+        local module = embed.HashZchManagedCollisionModule { zch_size = a.zch_size, device = device,
+          max_probe = a.max_probe, total_num_buckets = a.total_num_buckets, output_segments = a.output_segments,
+          disable_fallback = a.disable_fallback, input_hash_size = 0LL + (a.input_hash_size or 0),
+          spread = a.input_hash_size and "range" or "modulo", name = "t" }
         module:eval()
         module:load_state_dict({ _hash_zch_identities = case:tensor("in.identities", device) }, false)
         local function rows_of(key)
           local ids = case:tensor(key, device)
-          local out = module { f = peri.JaggedTensor { values = ids, lengths = peri.ones({ ids:numel() }, "i64", device) } }
+          local out = module { f = peri.JaggedTensor { values = ids,
+            lengths = peri.ones({ ids:numel() }, "i64", device) } }
           return out.f:values():to_list()
         end
         local rows, kept, lengths = rows_of "in.ids", {}, {}
@@ -142,7 +149,9 @@ for _, device in ipairs { "cpu", "opaque" } do
         local memory = collision.read(case:tensor "in.inserted_ids")
         for i, row in ipairs(rows_of "in.inserted_ids") do
           local identity = row >= 0 and held[row + 1]
-          if not identity or identity ~= memory[i - 1] then assert.is_true(not identity or row == case:list("out.home_of_inserted")[i]) end
+          if not identity or identity ~= memory[i - 1] then
+            assert.is_true(not identity or row == case:list("out.home_of_inserted")[i])
+          end
         end
       end)
     end
@@ -164,24 +173,29 @@ for _, device in ipairs { "cpu", "opaque" } do
         local case = golden.load("ops/collision/" .. name)
         local a, configs, modules = case.args, {}, {}
         for i, t in ipairs(a.tables) do
-          configs[i] = embed[pooled and "EmbeddingBagConfig" or "EmbeddingConfig"] { name = t.name, num_embeddings = t.rows,
-            embedding_dim = t.dim, feature_names = t.features }
+          configs[i] = embed[pooled and "EmbeddingBagConfig" or "EmbeddingConfig"] { name = t.name,
+            num_embeddings = t.rows, embedding_dim = t.dim, feature_names = t.features }
           modules[t.name] = embed.MCHManagedCollisionModule { zch_size = t.rows, device = device, buckets = 1,
             eviction_policy = embed[t.policy] {}, eviction_interval = t.eviction_interval,
             history_capacity = capacity_of(case, t) }
         end
-        local collection = embed[pooled and "EmbeddingBagCollection" or "EmbeddingCollection"] { tables = configs, device = device }
-        for _, t in ipairs(a.tables) do collection:weight(t.name):copy(case:tensor(("in.%s.weight"):format(t.name), device)) end
+        local collection = embed[pooled and "EmbeddingBagCollection" or "EmbeddingCollection"] { tables = configs,
+          device = device }
+        for _, t in ipairs(a.tables) do
+          collection:weight(t.name):copy(case:tensor(("in.%s.weight"):format(t.name), device))
+        end
         collection.reset_rows = function() end -- in TorchRec unsharded rows keep what the id before had
         local mc = embed[pooled and "ManagedCollisionEmbeddingBagCollection" or "ManagedCollisionEmbeddingCollection"] {
-          [pooled and "embedding_bag_collection" or "embedding_collection"] = collection, return_remapped_features = true,
+          [pooled and "embedding_bag_collection" or "embedding_collection"] = collection,
+          return_remapped_features = true,
           managed_collision_collection = embed.ManagedCollisionCollection { managed_collision_modules = modules,
             embedding_configs = configs },
         }
         for _, step in ipairs(step_names(case)) do
           mc:train(step ~= "eval.")
-          local values, remapped = mc(peri.KeyedJaggedTensor { keys = a.keys, values = case:tensor(step .. "in.values", device),
-            lengths = case:tensor(step .. "in.lengths", device), stride = a.stride })
+          local values, remapped =
+            mc(peri.KeyedJaggedTensor { keys = a.keys, values = case:tensor(step .. "in.values", device),
+              lengths = case:tensor(step .. "in.lengths", device), stride = a.stride })
           assert.same(a.remapped_keys, remapped:keys())
           assert.same(case:list(step .. "out.remapped.values"), remapped:values():to_list(), step)
           assert.same(case:list(step .. "out.remapped.lengths"), remapped:lengths():to_list(), step)
@@ -189,14 +203,17 @@ for _, device in ipairs { "cpu", "opaque" } do
             assert.same(a.out_keys, values:keys())
             case:assert_near(step .. "out.values", values:values())
           else
-            for _, key in ipairs(a.out_keys) do case:assert_near(("%sout.%s.values"):format(step, key), values[key]:values()) end
+            for _, key in ipairs(a.out_keys) do
+              case:assert_near(("%sout.%s.values"):format(step, key), values[key]:values())
+            end
           end
         end
         local state = mc:state_dict()
         for _, t in ipairs(a.tables) do
           for _, which in ipairs { "mch_sorted_raw_ids", "mch_remapped_ids_mapping" } do
             local want = case:tensor(("step%d.state.%s.%s"):format(a.batches, t.name, which))
-            local got = state[("_managed_collision_collection._managed_collision_modules.%s._%s"):format(t.name, which)]:gather()
+            local got = state[("_managed_collision_collection._managed_collision_modules.%s._%s"):format(t.name,
+              which)]:gather()
             local x, y = collision.read(want), collision.read(got)
             for i = 0, want:numel() - 1 do assert.equal(x[i], y[i], t.name .. " " .. which) end
           end
@@ -213,7 +230,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       end
       check("average", embed.average_threshold_filter(counts))
       check("dynamic", embed.dynamic_threshold_filter(counts, case.args.skew_multiplier))
-      check("dynamic", embed.dynamic_threshold_filter { threshold_skew_multiplier = case.args.skew_multiplier } (counts))
+      check("dynamic", embed.dynamic_threshold_filter { threshold_skew_multiplier = case.args.skew_multiplier } (
+        counts))
     end)
   end)
 end

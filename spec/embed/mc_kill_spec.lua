@@ -1,4 +1,5 @@
--- A process that trains a map dies at some moment; what it saved last is taken up by another, and goes on as the model does.
+-- A process that trains a map dies at some moment; what it saved last is taken up by another, and goes on as the model
+-- does.
 local peri = require "perilune"
 local collision = require "spec.support.collision"
 local shell = require "spec.support.shell"
@@ -27,7 +28,8 @@ end
 local function kill_after(kind, seed, saves, path)
   local env, words = shell.luajit_env(), {}
   for name, value in pairs(env) do words[#words + 1] = ("%s='%s'"):format(name, value) end
-  local pipe = io.popen(("env %s sh -c 'echo $$; exec luajit spec/support/collision_victim.lua %s %d %d %s' 2>&1"):format(
+  local pipe = io.popen(("env %s sh -c 'echo $$; exec luajit spec/support/collision_victim.lua %s %d %d %s' "
+    .. "2>&1"):format(
     table.concat(words, " "), kind, seed, EVERY, path))
   local pid, last = assert(tonumber(pipe:read "*l")), nil
   for _ = 1, saves do

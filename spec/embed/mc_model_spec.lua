@@ -1,5 +1,5 @@
--- Managed collision beside the plain models, which the vectors of TorchRec bear out (mc_golden_spec.lua): random maps, ids, batches and
--- operations, 100,000 in all.
+-- Managed collision beside the plain models, which the vectors of TorchRec bear out (mc_golden_spec.lua): random maps,
+-- ids, batches and operations, 100,000 in all.
 -- deadline: 300 s
 -- takes: 14 s
 local collision = require "spec.support.collision"
@@ -18,7 +18,8 @@ describe("100,000 random operations", function()
         for c = 1, cases do
           local seed = SEED * 1000 + c
           local r = collision.random(seed)
-          local ok, why = pcall(worlds.play, r, worlds[make](r, device), device, math.ceil(OPERATIONS * share / 2 / cases))
+          local ok, why = pcall(worlds.play, r, worlds[make](r, device), device,
+            math.ceil(OPERATIONS * share / 2 / cases))
           if ok then why:_own_map():release() end
           if not ok then error(("seed %d, case %d: %s"):format(SEED, c, tostring(why)), 0) end
         end

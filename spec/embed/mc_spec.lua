@@ -1,5 +1,5 @@
--- Managed collision of unsharded tables: training and evaluation, policies of one's own, rows that start again, state, copies.
--- (Arguments: mc_arguments_spec.lua.)
+-- Managed collision of unsharded tables: training and evaluation, policies of one's own, rows that start again, state,
+-- copies. (Arguments: mc_arguments_spec.lua.)
 local peri = require "perilune"
 local collision = require "spec.support.collision"
 
@@ -7,13 +7,15 @@ local embed, nn = peri.embed, peri.nn
 local Model = collision.Model
 
 local function mch(args)
-  local a = { zch_size = 5, eviction_policy = embed.LFU_EvictionPolicy {}, eviction_interval = 1, buckets = 1, name = "t" }
+  local a = { zch_size = 5, eviction_policy = embed.LFU_EvictionPolicy {}, eviction_interval = 1, buckets = 1,
+    name = "t" }
   for name, value in pairs(args or {}) do a[name] = value end
   return embed.MCHManagedCollisionModule(a)
 end
 
 local function one_feature(ids, device)
-  return peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor(ids, "i64", device), lengths = { #ids }, device = device }
+  return peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor(ids, "i64", device), lengths = { #ids },
+    device = device }
 end
 
 local function rows(module, ids, device) return module(one_feature(ids, device)):values():to_list() end
@@ -114,7 +116,8 @@ for _, device in ipairs { "cpu", "opaque" } do
         return count
       end }
       for _ = 1, 3 do
-        assert.error_matches(function() rows(module, { 1, 2 }, device) end, "table 't': the eviction policy: .*no score today")
+        assert.error_matches(function() rows(module, { 1, 2 }, device) end,
+          "table 't': the eviction policy: .*no score today")
       end
       broken = false
       assert.same({ 2, 3 }, rows(module, { 1, 2 }, device))
@@ -142,7 +145,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       for _, row in ipairs(rows(mch({ device = device, on_miss = "hash" }):eval(), { 1, 2, 99 }, device)) do
         assert.is_true(row >= 0 and row < 4)
       end
-      assert.error_matches(function() rows(mch({ device = device, on_miss = "error" }):eval(), { 1, 77 }, device) end, "'t'.* id 1")
+      assert.error_matches(function() rows(mch({ device = device, on_miss = "error" }):eval(), { 1, 77 }, device) end,
+        "'t'.* id 1")
     end)
 
     it("keeps its state, also into another module and a copy", function()
@@ -151,8 +155,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       local random = collision.random(11)
       local pool = collision.random_pool(random, 90, 2)
       local function step(m, lists)
-        return m(peri.KeyedJaggedTensor { keys = { "f" }, values = pool:tensor(lists[1], device), lengths = { #lists[1] },
-          device = device }):values():to_list()
+        return m(peri.KeyedJaggedTensor { keys = { "f" }, values = pool:tensor(lists[1], device),
+          lengths = { #lists[1] }, device = device }):values():to_list()
       end
       for _ = 1, 20 do step(module, collision.random_features(random, pool, 1, 30)) end
       local other = mch { device = device, zch_size = 40, buckets = 4, output_global_offset = 100,
@@ -169,12 +173,12 @@ for _, device in ipairs { "cpu", "opaque" } do
   end)
 end
 
--- -- rows that start again ---------------------------------------------------------------------------------------------------------------
+-- -- rows that start again --------------------------------------------------------------------------------------------
 
 --- A collection over table t of 4 rows and its map: ids get rows at once, the last ones that came go first.
 local function collection(args)
-  local config = embed[args.sequence and "EmbeddingConfig" or "EmbeddingBagConfig"] { name = "t", num_embeddings = 4, embedding_dim = 3,
-    feature_names = { "f" } }
+  local config = embed[args.sequence and "EmbeddingConfig" or "EmbeddingBagConfig"] { name = "t", num_embeddings = 4,
+    embedding_dim = 3, feature_names = { "f" } }
   local tables = embed[args.sequence and "EmbeddingCollection" or "EmbeddingBagCollection"] { tables = { config },
     fused_params = args.fused_params, device = args.device, seed = 3 }
   local mcc = embed.ManagedCollisionCollection { embedding_configs = { config }, managed_collision_modules = {
@@ -196,10 +200,12 @@ for _, device in ipairs { "cpu", "opaque" } do
             fused_params = { optimizer = optimizer, learning_rate = 0.5 } }
           local start = tables:weight("t"):to_table()
           local states = tables:materialise():state_names()
-          total((mc(one_feature({ 1, 2, 3 }, device)))):backward() -- rows 1, 2, 3 - 1: all but the last are taken and trained
+          -- rows 1, 2, 3 - 1: all but the last are taken and trained
+          total((mc(one_feature({ 1, 2, 3 }, device)))):backward()
           for row = 1, 3 do assert.not_same(start[row], tables:weight("t"):to_table()[row]) end
           local trained = tables:weight("t"):to_table()
-          local values, remapped = mc(one_feature({ 2, 8 }, device)) -- 8 takes the row of 1 or 3, which came as long ago
+          -- 8 takes the row of 1 or 3, which came as long ago
+          local values, remapped = mc(one_feature({ 2, 8 }, device))
           local taken = remapped:values():to_list()[2]
           assert.is_true(taken < 3)
           local now = tables:weight("t"):to_table()
@@ -226,7 +232,9 @@ for _, device in ipairs { "cpu", "opaque" } do
       local taken = remapped:values():to_list()[1]
       assert.is_true(taken < 3)
       assert.not_same(start[taken + 1], trained[taken + 1])
-      for row = 1, 4 do assert.same(row == taken + 1 and start[row] or trained[row], read("weight")[row], "row " .. row) end
+      for row = 1, 4 do
+        assert.same(row == taken + 1 and start[row] or trained[row], read("weight")[row], "row " .. row)
+      end
       assert.same({ 0, 0, 0 }, read("momentum1")[taken + 1])
     end)
 
@@ -247,7 +255,9 @@ for _, device in ipairs { "cpu", "opaque" } do
       local taken = rows_now[2]
       assert.same(start[taken + 1], before[taken + 1])
       -- a first step of Adagrad has the size of the learning rate, whatever the gradient
-      for c, x in ipairs(tables:weight("t"):to_table()[taken + 1]) do assert.near(start[taken + 1][c] - 0.5, x, 1e-5) end
+      for c, x in ipairs(tables:weight("t"):to_table()[taken + 1]) do
+        assert.near(start[taken + 1][c] - 0.5, x, 1e-5)
+      end
     end)
 
     it("are an error where nobody can reset them", function()
@@ -277,7 +287,8 @@ describe("quantized tables", function()
     local copy = embed.copy_to_device(mc)
     assert.same(want, copy(ids):values():to_list())
     assert.error_matches(function() mc:train()(one_feature { 8 }) end,
-      "it is in training mode, and QuantEmbeddingBagCollection cannot make rows that get other ids start again; in evaluation mode")
+      "it is in training mode, and QuantEmbeddingBagCollection cannot make rows that get other ids start again; in "
+        .. "evaluation mode")
     assert.same(want, copy(ids):values():to_list()) -- it has a map of its own
     assert.same(want, mc:eval()(ids):values():to_list()) -- and this one has learned nothing
   end)
@@ -287,7 +298,8 @@ describe("a state_dict whose map makes no sense", function()
   it("changes neither maps nor weights", function()
     local mc = collection { fused_params = { optimizer = "sgd", learning_rate = 0.1 } }
     for _ = 1, 2 do total((mc(one_feature { 5, 77 }))):backward() end
-    local state, other = peri.shard.gather_state_dict(mc:state_dict()), collection { fused_params = { optimizer = "sgd" } }
+    local state, other = peri.shard.gather_state_dict(mc:state_dict()),
+      collection { fused_params = { optimizer = "sgd" } }
     local name = "_managed_collision_collection._managed_collision_modules.t."
     local before = other:embedding_module():weight("t"):to_list()
     for _, strict in ipairs { true, false } do
@@ -296,7 +308,8 @@ describe("a state_dict whose map makes no sense", function()
       bad[name .. "_mch_remapped_ids_mapping"] = peri.zeros({ 4 }, "i64")
       assert.error_matches(function() other:load_state_dict(bad, strict) end, "table 't', bucket 0: .*another id's too")
       bad[name .. "_mch_remapped_ids_mapping"] = state[name .. "_mch_remapped_ids_mapping"]:to "f64"
-      assert.error_matches(function() other:load_state_dict(bad, strict) end, "_mch_remapped_ids_mapping' is f64, wanted i64")
+      assert.error_matches(function() other:load_state_dict(bad, strict) end,
+        "_mch_remapped_ids_mapping' is f64, wanted i64")
       assert.same(before, other:embedding_module():weight("t"):to_list())
       assert.equal(0, other:statistics().t.occupied)
     end
@@ -323,8 +336,8 @@ describe("an input_hash_func", function()
       return ids
     end }
     local t = embed.EmbeddingBagConfig { name = "t", num_embeddings = 5, embedding_dim = 2, feature_names = { "f" } }
-    local mcc = embed.ManagedCollisionCollection { embedding_configs = { t }, managed_collision_modules = { t = module },
-      need_preprocess = false }
+    local mcc = embed.ManagedCollisionCollection { embedding_configs = { t },
+      managed_collision_modules = { t = module }, need_preprocess = false }
     mcc(one_feature { 1, 2 })
     embed.copy_to_device(mcc)(one_feature { 1, 2 })
     assert.equal(0, calls)
@@ -336,7 +349,8 @@ describe("a copy of a module", function()
     local module = embed.HashZchManagedCollisionModule { zch_size = 1, total_num_buckets = 1, on_miss = "error",
       eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = 5 } }
     local t = embed.EmbeddingBagConfig { name = "t", num_embeddings = 1, embedding_dim = 2, feature_names = { "f" } }
-    local mcc = embed.ManagedCollisionCollection { embedding_configs = { t }, managed_collision_modules = { t = module } }
+    local mcc = embed.ManagedCollisionCollection { embedding_configs = { t },
+      managed_collision_modules = { t = module } }
     mcc:set_time(100)
     mcc(one_feature { 7 })
     local copy = embed.copy_to_device(mcc)
@@ -350,15 +364,17 @@ describe("a copy of a module", function()
     later:set_time(112)
     assert.same({ 0 }, later(one_feature { 9 }):values():to_list())
     assert.error_matches(function()
-      embed.ManagedCollisionCollection { embedding_configs = { embed.EmbeddingBagConfig { name = "t", num_embeddings = 5,
-        embedding_dim = 2, feature_names = { "f" } } }, managed_collision_modules = { t = mch() } }:set_time(3)
+      embed.ManagedCollisionCollection { embedding_configs = { embed.EmbeddingBagConfig { name = "t",
+        num_embeddings = 5, embedding_dim = 2, feature_names = { "f" } } },
+          managed_collision_modules = { t = mch() } }:set_time(3)
     end, "set_time: no table has a HashZchManagedCollisionModule")
   end)
 end)
 
 describe("a ManagedCollisionCollection", function()
   it("orders features by configurations, and keeps weights and samples", function()
-    local t = embed.EmbeddingBagConfig { name = "t", num_embeddings = 5, embedding_dim = 2, feature_names = { "b", "a" } }
+    local t = embed.EmbeddingBagConfig { name = "t", num_embeddings = 5, embedding_dim = 2,
+      feature_names = { "b", "a" } }
     local u = embed.EmbeddingBagConfig { name = "u", num_embeddings = 4, embedding_dim = 2, feature_names = { "c" } }
     -- modules in an order other than that of the configurations
     local mcc = embed.ManagedCollisionCollection { embedding_configs = { u, t },
@@ -377,8 +393,10 @@ describe("a ManagedCollisionCollection", function()
   end)
 
   it("takes variable batches", function()
-    local t = embed.EmbeddingBagConfig { name = "t", num_embeddings = 5, embedding_dim = 2, feature_names = { "a", "b" } }
-    local mcc = embed.ManagedCollisionCollection { embedding_configs = { t }, managed_collision_modules = { t = mch() } }
+    local t = embed.EmbeddingBagConfig { name = "t", num_embeddings = 5, embedding_dim = 2,
+      feature_names = { "a", "b" } }
+    local mcc = embed.ManagedCollisionCollection { embedding_configs = { t },
+      managed_collision_modules = { t = mch() } }
     local out = mcc(peri.KeyedJaggedTensor { keys = { "b", "a" }, values = { 5, 6, 7 }, lengths = { 1, 1, 1 },
       stride_per_key_per_rank = { { 1 }, { 2 } }, inverse_indices = { { "b", "a" }, { { 0, 0 }, { 0, 1 } } } })
     assert.same({ "a", "b" }, out:keys())

@@ -1,9 +1,12 @@
--- Numbers of maps are read while the device works: they wait for nothing, say what has come so far, and are exact once the device is idle.
+-- Numbers of maps are read while the device works: they wait for nothing, say what has come so far, and are exact once
+-- the device is idle.
 local peri = require "perilune"
 local embed, stream = peri.embed, peri.stream
 
 local function module_of(kind, device)
-  if kind == "hash" then return embed.HashZchManagedCollisionModule { zch_size = 64, total_num_buckets = 4, device = device } end
+  if kind == "hash" then
+    return embed.HashZchManagedCollisionModule { zch_size = 64, total_num_buckets = 4, device = device }
+  end
   return embed.MCHManagedCollisionModule { zch_size = 64, buckets = 4, device = device, eviction_interval = 1000,
     eviction_policy = embed.LFU_EvictionPolicy {} }
 end

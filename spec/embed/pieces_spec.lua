@@ -35,7 +35,8 @@ local function draw(seed, batch, weighted)
       end
     end
   end
-  return peri.KeyedJaggedTensor { keys = keys, values = values, lengths = lengths, weights = weighted and weights or nil }
+  return peri.KeyedJaggedTensor { keys = keys, values = values, lengths = lengths, weights = weighted and weights
+    or nil }
 end
 
 local function train(model, rank, steps, batch, weighted)
@@ -62,7 +63,9 @@ end
 local function same(a, b)
   a, b = flat(a, {}), flat(b, {})
   assert.equal(#a, #b)
-  for i = 1, #a do assert.is_true(math.abs(a[i] - b[i]) <= 1e-5 * math.max(1, math.abs(b[i])), ("%d: %g %g"):format(i, a[i], b[i])) end
+  for i = 1, #a do
+    assert.is_true(math.abs(a[i] - b[i]) <= 1e-5 * math.max(1, math.abs(b[i])), ("%d: %g %g"):format(i, a[i], b[i]))
+  end
 end
 
 local fused = { optimizer = "adagrad", learning_rate = 0.3 }
@@ -71,14 +74,16 @@ describe("tables in pieces", function()
   for _, weighted in ipairs { false, true } do
     worlds.each("learn what whole tables learn" .. (weighted and ", with weights" or ""), function(world, device, n)
       peri.ffi.state.device = device
-      local whole = peri.DistributedModelParallel { group = world, plan = { [""] = { t = plan.table_wise(0), u = plan.row_wise(),
-        v = plan.table_wise(n - 1) } },
+      local whole = peri.DistributedModelParallel { group = world,
+        plan = { [""] = { t = plan.table_wise(0), u = plan.row_wise(), v = plan.table_wise(n - 1) } },
         module = peri.EmbeddingBagCollection { tables = configs(), fused_params = fused, is_weighted = weighted } }
       local pieces = { ["t:0"] = plan.data_parallel(), ["t:3"] = plan.row_wise(),
-        ["t:40"] = plan.table_wise(n - 1, { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = 0.5 } }),
+        ["t:40"] = plan.table_wise(n - 1,
+          { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = 0.5 } }),
         ["u:0"] = plan.column_wise(), ["u:29"] = plan.data_parallel(), ["v:0"] = plan.table_wise(0) }
       local cut = peri.DistributedModelParallel { group = world, plan = { pieces = pieces },
-        module = peri.PiecewiseEmbeddingBagCollection { tables = configs(), cuts = cuts, fused_params = fused, is_weighted = weighted } }
+        module = peri.PiecewiseEmbeddingBagCollection { tables = configs(), cuts = cuts, fused_params = fused,
+          is_weighted = weighted } }
       local rank = world:rank()
       same(train(cut, rank, 4, 3, weighted), train(whole, rank, 4, 3, weighted))
     end, { sizes = { 1, 2, 3 } })
@@ -92,16 +97,19 @@ describe("tables in pieces", function()
       for _, t in ipairs(c.tables) do names[t.name] = t.num_embeddings end
     end
     assert.same({ ["t:0"] = 3, ["t:3"] = 37, ["t:40"] = 60, ["u:0"] = 29, ["u:29"] = 1, ["v:0"] = 7 }, names)
-    local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 2 }, sharder = plan.perilune_sharder,
+    local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 2 },
+      sharder = plan.perilune_sharder,
       constraints = { ["t:0"] = plan.ParameterConstraints { sharding_types = { "data_parallel" } } } }
     assert.equal("data_parallel", planner:plan(plan.describe.of(module)).plan.pieces.tables["t:0"].sharding_type)
   end)
 
   it("start within the whole table's range", function()
-    local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10000, embedding_dim = 8, feature_names = { "f" } } }
+    local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10000, embedding_dim = 8,
+      feature_names = { "f" } } }
     local module = peri.PiecewiseEmbeddingBagCollection { tables = tables, cuts = { t = { 4 } }, fused_params = fused }
     local most = 0
-    local out = module(peri.KeyedJaggedTensor { keys = { "f" }, values = { 0, 1, 2, 3 }, lengths = { 1, 1, 1, 1 } }):values()
+    local out = module(peri.KeyedJaggedTensor { keys = { "f" }, values = { 0, 1, 2, 3 },
+      lengths = { 1, 1, 1, 1 } }):values()
     for _, x in ipairs(flat(out:to_list(), {})) do most = math.max(most, math.abs(x)) end
     assert.is_true(most > 0 and most <= 0.01, most)
   end)
@@ -118,8 +126,8 @@ describe("tables in pieces", function()
     refused("cuts['t'] is 3, wanted a list of rows", { cuts = { t = 3 } })
     refused("cuts['t'] has entries behind a nil", { cuts = { t = { [1] = 10, [3] = 20 } } })
     refused("cuts['t'] has entries behind a nil, or keys that are no positions", { cuts = { t = { zz = 1 } } })
-    refused("optimizer shampoo has one preconditioner for all rows of a table", { fused_params = { optimizer = "shampoo",
-      learning_rate = 0.1 } })
+    refused("optimizer shampoo has one preconditioner for all rows of a table",
+      { fused_params = { optimizer = "shampoo", learning_rate = 0.1 } })
     local counter = { optimizer = "rowwise_adagrad", learning_rate = 0.1, weight_decay_mode = "counter",
       counter_based_regularization = { learning_rate_mode = "tail_id_lr_increase" } }
     refused("goes by the largest counter of all rows of a table", { fused_params = counter })
@@ -134,13 +142,15 @@ describe("tables in pieces", function()
       assert.error_matches(function() module(peri.KeyedJaggedTensor(args)) end, words, 1, true)
     end
     for _, id in ipairs { 100, 1e12, 2 ^ 52, -7 } do
-      looked_up(("feature 'f', sample 0: id %.0f, allowed: 0..99"):format(id), { keys = { "f", "g", "h", "k" }, values = { id },
-        lengths = { 1, 0, 0, 0 } })
+      looked_up(("feature 'f', sample 0: id %.0f, allowed: 0..99"):format(id),
+        { keys = { "f", "g", "h", "k" }, values = { id }, lengths = { 1, 0, 0, 0 } })
     end
-    looked_up("PiecewiseEmbeddingBagCollection: feature 'k', sample 1: id 7, allowed: 0..6", { keys = { "f", "g", "h", "k" },
-      values = { 1, 3, 7 }, lengths = { 1, 0, 0, 0, 0, 0, 1, 1 } })
-    looked_up("the batch has no feature 'h'; it has: f, g, k", { keys = { "f", "g", "k" }, values = { 1 }, lengths = { 1, 0, 0 } })
-    local weighted = peri.PiecewiseEmbeddingBagCollection { tables = configs(), cuts = cuts, fused_params = fused, is_weighted = true }
+    looked_up("PiecewiseEmbeddingBagCollection: feature 'k', sample 1: id 7, allowed: 0..6",
+      { keys = { "f", "g", "h", "k" }, values = { 1, 3, 7 }, lengths = { 1, 0, 0, 0, 0, 0, 1, 1 } })
+    looked_up("the batch has no feature 'h'; it has: f, g, k",
+      { keys = { "f", "g", "k" }, values = { 1 }, lengths = { 1, 0, 0 } })
+    local weighted = peri.PiecewiseEmbeddingBagCollection { tables = configs(), cuts = cuts, fused_params = fused,
+      is_weighted = true }
     assert.error_matches(function()
       weighted(peri.KeyedJaggedTensor { keys = { "f", "g", "h", "k" }, values = { 1 }, lengths = { 1, 0, 0, 0 },
         weights = peri.tensor({ 1 }):requires_grad() })

@@ -1,5 +1,6 @@
--- Quantized collections, on both devices: TorchRec's own bytes and results; every data type against the rows that it stores, in doubles;
--- tables of several data types, shared features, variable batches, pruned tables, copies, descriptions; bad inputs.
+-- Quantized collections, on both devices: TorchRec's own bytes and results; every data type against the rows that it
+-- stores, in doubles; tables of several data types, shared features, variable batches, pruned tables, copies,
+-- descriptions; bad inputs.
 local ffi = require "ffi"
 local peri = require "perilune"
 local golden = require "spec.support.golden"
@@ -60,7 +61,9 @@ local function expected(collection, of, size, maps)
     for i, t in ipairs(collection.tables) do
       local rows = collection:table_rows(t.name, "weight", 0, collection:rows_of(i)):to_list()
       for _, f in ipairs(t.feature_names) do
-        for _, x in ipairs(pool(rows, t.embedding_dim, t.pooling, of[f].bags[b], maps and maps[t.name])) do list[#list + 1] = x end
+        for _, x in ipairs(pool(rows, t.embedding_dim, t.pooling, of[f].bags[b], maps and maps[t.name])) do
+          list[#list + 1] = x
+        end
       end
     end
   end
@@ -70,7 +73,8 @@ end
 for _, device in ipairs { "cpu", "opaque" } do
   describe("quantized collections on " .. device, function()
     local function trained(pooling, more)
-      local args = { tables = tables("EmbeddingBagConfig", pooling or { "SUM", "MEAN", "SUM" }), device = device, seed = 7 }
+      local args = { tables = tables("EmbeddingBagConfig", pooling or { "SUM", "MEAN", "SUM" }), device = device,
+        seed = 7 }
       for k, v in pairs(more or {}) do args[k] = v end
       return peri.EmbeddingBagCollection(args)
     end
@@ -81,13 +85,16 @@ for _, device in ipairs { "cpu", "opaque" } do
         local a, pooled = case.args, name:match "quant_ebc" ~= nil
         local weighted = case:has "in.features.weights"
         local configs = peri.util.map(a.tables, function(t)
-          return peri[pooled and "EmbeddingBagConfig" or "EmbeddingConfig"] { name = t.name, num_embeddings = t.rows, embedding_dim = t.dim,
-            feature_names = t.features, pooling = t.pooling and t.pooling:upper() }
+          return peri[pooled and "EmbeddingBagConfig" or "EmbeddingConfig"] { name = t.name, num_embeddings = t.rows,
+            embedding_dim = t.dim, feature_names = t.features, pooling = t.pooling and t.pooling:upper() }
         end)
-        local float = peri[pooled and "EmbeddingBagCollection" or "EmbeddingCollection"] { tables = configs, device = device,
-          is_weighted = pooled and weighted or nil }
-        for _, t in ipairs(a.tables) do float:weight(t.name):copy(case:tensor(("in.%s.weight"):format(t.name), device)) end
-        local model = peri.quantize_embeddings { module = float, dtype = names[a.weights_type], output_dtype = names[a.output_type] }
+        local float = peri[pooled and "EmbeddingBagCollection" or "EmbeddingCollection"] { tables = configs,
+          device = device, is_weighted = pooled and weighted or nil }
+        for _, t in ipairs(a.tables) do
+          float:weight(t.name):copy(case:tensor(("in.%s.weight"):format(t.name), device))
+        end
+        local model = peri.quantize_embeddings { module = float, dtype = names[a.weights_type],
+          output_dtype = names[a.output_type] }
         for _, t in ipairs(a.tables) do
           local stored, want = model:weight(t.name), case:tensor(("out.%s.bytes"):format(t.name), "cpu")
           local bytes = stored:to(nil, "cpu"):read()
@@ -96,8 +103,8 @@ for _, device in ipairs { "cpu", "opaque" } do
           assert.same(want:slice(2, 0, n):contiguous():to_list(), got:to_list(), "the bytes of " .. t.name)
         end
         local function input(part) return case:tensor("in.features." .. part, device) end
-        local result = model(peri.KeyedJaggedTensor { keys = a.keys, values = input "values", lengths = input "lengths":to "i32",
-          weights = weighted and input "weights" or nil })
+        local result = model(peri.KeyedJaggedTensor { keys = a.keys, values = input "values",
+          lengths = input "lengths":to "i32", weights = weighted and input "weights" or nil })
         if pooled then
           assert.equal(a.output_type, result:values():dtype())
           local columns = peri.KeyedTensor.regroup({ result }, { a.out_keys })[1] -- TorchRec groups tables by pooling
@@ -130,18 +137,20 @@ for _, device in ipairs { "cpu", "opaque" } do
         local kjt, of = batch(device, 4)
         local values = model(kjt):values()
         assert.equal(output:lower():gsub("fp", "f"), values:dtype())
-        golden.assert_near(expected(model, of, 4), values:to_list(), { abs = 1e-6, rel = output == "FP16" and 5e-4 or 4e-3 }, output)
+        golden.assert_near(expected(model, of, 4), values:to_list(),
+          { abs = 1e-6, rel = output == "FP16" and 5e-4 or 4e-3 }, output)
       end
     end)
 
     it("give each id its row, and zeros for -1", function()
       for _, dtype in ipairs { "INT8", "INT4", "FP16" } do
-        local float = peri.EmbeddingCollection { tables = tables("EmbeddingConfig", nil, 8), device = device, need_indices = true }
+        local float = peri.EmbeddingCollection { tables = tables("EmbeddingConfig", nil, 8), device = device,
+          need_indices = true }
         local model = peri.quantize_embeddings { module = float, dtype = dtype, output_dtype = "FP32",
           per_table_weight_dtype = { c = "FP8" } }
         local kjt, of = batch(device, 5)
-        local result, outputs = model(kjt), { f = { "f", 1 }, ["g@a"] = { "g", 1 }, ["g@b"] = { "g", 2 }, ["h@b"] = { "h", 2 },
-          ["h@c"] = { "h", 3 } }
+        local result, outputs = model(kjt), { f = { "f", 1 }, ["g@a"] = { "g", 1 }, ["g@b"] = { "g", 2 },
+          ["h@b"] = { "h", 2 }, ["h@c"] = { "h", 3 } }
         for name, output in peri.util.ordered(outputs) do
           local t, want, ids = model.tables[output[2]], {}, {}
           local rows = model:table_rows(t.name, "weight", 0, t.num_embeddings):to_list()
@@ -158,11 +167,13 @@ for _, device in ipairs { "cpu", "opaque" } do
     end)
 
     it("take a variable batch", function()
-      local model = peri.quantize_embeddings { module = trained(), dtype = "INT8", per_table_weight_dtype = { b = "FP16" } }
+      local model = peri.quantize_embeddings { module = trained(), dtype = "INT8",
+        per_table_weight_dtype = { b = "FP16" } }
       local kjt = peri.KeyedJaggedTensor {
         keys = { "h", "f", "g" }, values = { 1, 2, 3, 4, 5, 6, 7 }, lengths = { 2, 1, 2, 0, 1, 1 },
         stride_per_key_per_rank = { { 2 }, { 1 }, { 3 } },
-        inverse_indices = { { "h", "f", "g" }, peri.tensor({ 0, 1, 0, 0, 2, 1 }, "i64", device, { 3, 2 }) }, device = device,
+        inverse_indices = { { "h", "f", "g" }, peri.tensor({ 0, 1, 0, 0, 2, 1 }, "i64", device, { 3, 2 }) },
+        device = device,
       }
       local whole = peri.KeyedJaggedTensor.from_lists { keys = { "h", "f", "g" }, device = device,
         { { 1, 2 }, { 3 } }, { { 4, 5 }, { 4, 5 } }, { { 7 }, { 6 } } }
@@ -178,7 +189,8 @@ for _, device in ipairs { "cpu", "opaque" } do
           local float = trained()
           local before = peri.util.map({ "a", "b" }, function(n) return float:weight(n):to_table() end)
           local pruned = { a = { remapping = peri.tensor(a, "i32", device), hash = hash[1] },
-            b = hash[2] and { remapping = peri.tensor(b, "i64", device), hash = true } or peri.tensor(b, "i64", device) }
+            b = hash[2] and { remapping = peri.tensor(b, "i64", device), hash = true }
+              or peri.tensor(b, "i64", device) }
           local model = peri.quantize_embeddings { module = float, dtype = "FP32", pruned = pruned }
           assert.same({ { 7, 8 }, { 2, 16 }, { 13, 4 } },
             peri.util.map({ "a", "b", "c" }, function(n) return model:weight(n):shape() end))
@@ -187,14 +199,15 @@ for _, device in ipairs { "cpu", "opaque" } do
           end
           assert.same(before[2][8], model:weight "b":to_table()[2])
           local kjt, of = batch(device, 6, false, dtype)
-          golden.assert_near(expected(model, of, 6, { a = a, b = b }), model(kjt):values():to_list(), { abs = 2e-6, rel = 2e-6 })
+          golden.assert_near(expected(model, of, 6, { a = a, b = b }), model(kjt):values():to_list(),
+            { abs = 2e-6, rel = 2e-6 })
           assert.same(model(kjt):values():to_list(), model:copy()(kjt):values():to_list())
         end
       end
       local rows = peri.quantize_embeddings { pruned = { b = peri.tensor(b, "i32", device) }, dtype = "FP16",
         module = peri.EmbeddingCollection { tables = tables("EmbeddingConfig", nil, 8), device = device } }
-      local got = rows(peri.KeyedJaggedTensor.from_lists { keys = { "f", "g", "h" }, device = device, { { 1 } }, { { 7, 0 } },
-        { { -1, 4 } } })
+      local got = rows(peri.KeyedJaggedTensor.from_lists { keys = { "f", "g", "h" }, device = device, { { 1 } },
+        { { 7, 0 } }, { { -1, 4 } } })
       local row = rows:table_rows("b", "weight", 0, 2):to_table()
       local zeros = { 0, 0, 0, 0, 0, 0, 0, 0 }
       assert.same({ row[2], zeros }, got["g@b"]:values():to_table())
@@ -203,7 +216,8 @@ for _, device in ipairs { "cpu", "opaque" } do
     end)
 
     it("are copied, saved and loaded", function()
-      local model = peri.quantize_embeddings { module = trained(), dtype = "INT4", per_table_weight_dtype = { c = "BF16" } }
+      local model = peri.quantize_embeddings { module = trained(), dtype = "INT4",
+        per_table_weight_dtype = { c = "BF16" } }
       local kjt = batch(device, 3)
       local want = model(kjt):values():to_list()
       local copy, blank = model:copy(), Bags { tables = model.tables, device = device }
@@ -221,8 +235,8 @@ for _, device in ipairs { "cpu", "opaque" } do
     it("do not allocate once they have been called", function()
       local mapping = peri.tensor({ 3, -1, 0, 1, -1, 2, 4, 5, -1, -1, 6 }, "i32", device)
       for _, pruned in ipairs { false, { a = mapping } } do
-        local model = peri.quantize_embeddings { module = trained(), dtype = "INT4", per_table_weight_dtype = { c = "FP16" },
-          pruned = pruned or nil }
+        local model = peri.quantize_embeddings { module = trained(), dtype = "INT4",
+          per_table_weight_dtype = { c = "FP16" }, pruned = pruned or nil }
         local kjt = batch(device, 5)
         local function call() peri.scope(function() model(kjt):values() end) end
         for _ = 1, 50 do call() end
@@ -237,9 +251,11 @@ for _, device in ipairs { "cpu", "opaque" } do
 
     it("take rows of every data type, and from files", function()
       for _, dtype in ipairs { "FP32", "FP16", "BF16" } do
-        local fused = { optimizer = "sgd", learning_rate = 1, cache_params = dtype == "FP32" and { load_factor = 0.5 } or nil }
+        local fused = { optimizer = "sgd", learning_rate = 1, cache_params = dtype == "FP32" and { load_factor = 0.5 }
+          or nil }
         local float = peri.EmbeddingBagCollection { device = device, fused_params = fused, tables = {
-          peri.EmbeddingBagConfig { name = "t", num_embeddings = 50, embedding_dim = 8, feature_names = { "f" }, data_type = dtype },
+          peri.EmbeddingBagConfig { name = "t", num_embeddings = 50, embedding_dim = 8, feature_names = { "f" },
+            data_type = dtype },
         } }
         local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, { 3, 49 } }, device = device }
         local exact = peri.quantize_embeddings { module = float, dtype = dtype }
@@ -253,7 +269,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.equal("meta", model.device)
       assert.is_false(model:is_materialised())
       assert.equal("INT2", model.tables[3].data_type)
-      assert.error_matches(function() model(batch(device, 1)) end, "QuantEmbeddingBagCollection: it is on device 'meta'")
+      assert.error_matches(function() model(batch(device, 1)) end,
+        "QuantEmbeddingBagCollection: it is on device 'meta'")
     end)
 
     it("refuse bad inputs", function()
@@ -266,21 +283,24 @@ for _, device in ipairs { "cpu", "opaque" } do
       bad("features is a table, wanted a KeyedJaggedTensor", function() model {} end)
       bad("table 'b', feature 'h', sample 1: id 9 at place 1 of the bag, allowed: 0..8",
         call { { { 1 }, {} }, { {}, {} }, { {}, { 1, 9 } } })
-      bad("the batch has weights, but is_weighted is false", call { { { 1 } }, { {} }, { {} }, weights = { { { 1 } }, { {} }, { {} } } })
+      bad("the batch has weights, but is_weighted is false",
+        call { { { 1 } }, { {} }, { {} }, weights = { { { 1 } }, { {} }, { {} } } })
       bad("no feature 'h' %(of table 'b'%); those are: f, g", function()
         model(peri.KeyedJaggedTensor.from_lists { keys = { "f", "g" }, { { 1 } }, { { 1 } }, device = device })
       end)
       local weighted = Bags { tables = model.tables, is_weighted = true, device = device }
       bad("is_weighted, but the batch has no weights", call({ { { 1 } }, { {} }, { {} } }, weighted))
       bad("rows are not trained, and have no learning rate", function() model:set_learning_rate(1) end)
-      bad("table 'a' has no state 'momentum1'; its only one: weight", function() model:table_state("a", "momentum1") end)
+      bad("table 'a' has no state 'momentum1'; its only one: weight", function()
+        model:table_state("a", "momentum1")
+      end)
       bad("no table 'z'; tables: a, b, c", function() model:weight "z" end)
       bad("write_rows: source is 3, wanted a tensor", function() model:write_rows("a", 0, 3) end)
       local mapping = peri.tensor({ 0, 1, 2, 3, 4, 5, 6, 7, -1 }, "i32", device)
       local pruned = peri.quantize_embeddings { module = trained(), pruned = { b = mapping } }
       bad("table 'b': id 12, allowed: 0..8, or %-1 for none", call({ { { 1 } }, { { 12 } }, { {} } }, pruned))
-      local floats = peri.KeyedJaggedTensor { keys = { "f", "g", "h" }, values = peri.tensor({ 1, 2, 3 }, "f32", device),
-        lengths = peri.tensor({ 1, 1, 1 }, "i32", device) }
+      local floats = peri.KeyedJaggedTensor { keys = { "f", "g", "h" },
+        values = peri.tensor({ 1, 2, 3 }, "f32", device), lengths = peri.tensor({ 1, 1, 1 }, "i32", device) }
       bad("ids are f32, allowed: i64, i32", function() pruned(floats) end)
       bad("ids is f32 %[3%], allowed: i64, i32", function() model(floats) end)
     end)
@@ -345,8 +365,9 @@ describe("quantize_embeddings", function()
       return net
     end,
     ["a collection behind processors"] = function()
-      return peri.embed.FeatureProcessedEmbeddingBagCollection { embedding_bag_collection = trained { fused_params = fused,
-        is_weighted = true }, feature_processors = peri.embed.PositionWeightedModuleCollection { max_feature_lengths = { f = 40 } } }
+      return peri.embed.FeatureProcessedEmbeddingBagCollection {
+        embedding_bag_collection = trained { fused_params = fused, is_weighted = true },
+        feature_processors = peri.embed.PositionWeightedModuleCollection { max_feature_lengths = { f = 40 } } }
     end,
   }
   local function numbers(y) return peri.Tensor.is(y) and y or y:values() end
@@ -392,26 +413,37 @@ describe("quantize_embeddings", function()
   end)
 
   it("refuses what it cannot do", function()
-    local function refused(args, message) assert.error_matches(function() peri.quantize_embeddings(args) end, message) end
+    local function refused(args, message)
+      assert.error_matches(function() peri.quantize_embeddings(args) end, message)
+    end
     refused({ module = 3 }, "quantize_embeddings: module is 3, wanted an nn.Module")
-    refused({ module = trained(), inplace = true }, "inplace is true, allowed: false: tables that were trained would stop to learn")
-    refused({ module = trained(), dtype = "INT3" }, "from_float: dtype is 'INT3', allowed: BF16, FP16, FP32, FP8, INT2, INT4, INT8")
+    refused({ module = trained(), inplace = true },
+      "inplace is true, allowed: false: tables that were trained would stop to learn")
+    refused({ module = trained(), dtype = "INT3" },
+      "from_float: dtype is 'INT3', allowed: BF16, FP16, FP32, FP8, INT2, INT4, INT8")
     refused({ module = trained(), output_dtype = "INT8" }, "output_dtype is 'INT8', allowed: BF16, FP16, FP32")
     refused({ module = trained(), bounds_check_mode = "LOUD" }, "bounds_check_mode is 'LOUD'")
     refused({ module = trained(), per_table_weight_dtype = { z = "INT8" } }, "per_table_weight_dtype names table 'z'")
     refused({ module = trained(), per_table_weight_dtype = { a = "INT3" } }, "dtype of table 'a' is 'INT3'")
     refused({ module = trained(), pruned = { z = 1 } }, "pruned names table 'z'")
     refused({ module = trained(), pruned = { a = 1 } }, "table 'a': the remapping is 1, wanted a tensor")
-    refused({ module = trained(), pruned = { a = peri.zeros({ 3 }, "i32") } }, "'a': the remapping is i32 %[3%], wanted i32 or i64 %[11%]")
-    refused({ module = trained(), pruned = { a = peri.zeros({ 11 }, "i32") } }, "table 'a': the remapping gives id 1 row 0 again")
-    refused({ module = trained(), pruned = { a = peri.full({ 11 }, -2, "i32") } }, "id 0 row %-2, allowed: %-1, and each of 0..10 once")
-    refused({ module = trained(), additional_mapping = { {} } }, "additional_mapping%[1%] is a table, wanted { a class of modules")
-    refused({ module = peri.nn.Linear { in_features = 1, out_features = 1 } }, "'Linear' has no module that could be quantized")
-    assert.error_matches(function() Bags.from_float(trained().tables, {}) end, "collection is a table, wanted an EmbeddingBagC")
-    assert.error_matches(function() peri.embed.copy_to_device(trained()) end, "EmbeddingBagCollection is trained, and has no copies")
+    refused({ module = trained(), pruned = { a = peri.zeros({ 3 }, "i32") } },
+      "'a': the remapping is i32 %[3%], wanted i32 or i64 %[11%]")
+    refused({ module = trained(), pruned = { a = peri.zeros({ 11 }, "i32") } },
+      "table 'a': the remapping gives id 1 row 0 again")
+    refused({ module = trained(), pruned = { a = peri.full({ 11 }, -2, "i32") } },
+      "id 0 row %-2, allowed: %-1, and each of 0..10 once")
+    refused({ module = trained(), additional_mapping = { {} } },
+      "additional_mapping%[1%] is a table, wanted { a class of modules")
+    refused({ module = peri.nn.Linear { in_features = 1, out_features = 1 } },
+      "'Linear' has no module that could be quantized")
+    assert.error_matches(function() Bags.from_float(trained().tables, {}) end,
+      "collection is a table, wanted an EmbeddingBagC")
+    assert.error_matches(function() peri.embed.copy_to_device(trained()) end,
+      "EmbeddingBagCollection is trained, and has no copies")
     local configs = peri.util.map(trained().tables, function(t)
-      return peri.EmbeddingBagConfig { name = t.name, num_embeddings = 2, embedding_dim = 4, feature_names = t.feature_names,
-        data_type = "INT8" }
+      return peri.EmbeddingBagConfig { name = t.name, num_embeddings = 2, embedding_dim = 4,
+        feature_names = t.feature_names, data_type = "INT8" }
     end)
     assert.error_matches(function() peri.EmbeddingBagCollection { tables = configs } end,
       "table 'a' holds INT8, which is looked up only: see QuantEmbeddingBagCollection")

@@ -1,5 +1,6 @@
--- EmbeddingCollection and EmbeddingConfig, on both devices: TorchRec's own results; every optimizer against the reference in double
--- precision; shared tables and features, empty and variable batches, dtypes, tables in files, bad inputs.
+-- EmbeddingCollection and EmbeddingConfig, on both devices: TorchRec's own results; every optimizer against the
+-- reference in double precision; shared tables and features, empty and variable batches, dtypes, tables in files, bad
+-- inputs.
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local jit_support = require "spec.support.jit"
@@ -46,15 +47,18 @@ local function shared(fused, device, more)
   local data_type = more and more.data_type
   return Collection {
     tables = {
-      config { name = "a", num_embeddings = rows[1], embedding_dim = dim, feature_names = { "f", "g" }, data_type = data_type },
-      config { name = "b", num_embeddings = rows[2], embedding_dim = dim, feature_names = { "g", "h" }, data_type = data_type },
+      config { name = "a", num_embeddings = rows[1], embedding_dim = dim, feature_names = { "f", "g" },
+        data_type = data_type },
+      config { name = "b", num_embeddings = rows[2], embedding_dim = dim, feature_names = { "g", "h" },
+        data_type = data_type },
     },
     fused_params = fused, device = device, seed = 3,
   }
 end
 local names = { "f", "g@a", "g@b", "h" }
 
---- A batch of keys x, h, g, f, where nothing looks x up; per sample 0 to 3 ids that all tables have. Also its parts by feature.
+--- A batch of keys x, h, g, f, where nothing looks x up; per sample 0 to 3 ids that all tables have. Also its parts by
+--- feature.
 local function batch(salt, size, device, dtype)
   local draw = support.generator(salt)
   local keys, values, lengths, of = { "x", "h", "g", "f" }, {}, {}, {}
@@ -123,9 +127,11 @@ for _, device in ipairs { "cpu", "opaque" } do
           return Config { name = x.name, embedding_dim = x.dim, num_embeddings = x.rows, feature_names = x.features }
         end)
         local ec = Collection { tables = tables, need_indices = case.args.need_indices, device = device }
-        for _, x in ipairs(case.args.tables) do ec:weight(x.name):copy(case:tensor("in." .. x.name .. ".weight", device)) end
-        local result = ec(peri.KeyedJaggedTensor { keys = case.args.keys, values = case:tensor("in.features.values", device),
-          lengths = case:tensor("in.features.lengths", device) })
+        for _, x in ipairs(case.args.tables) do
+          ec:weight(x.name):copy(case:tensor("in." .. x.name .. ".weight", device))
+        end
+        local result = ec(peri.KeyedJaggedTensor { keys = case.args.keys,
+          values = case:tensor("in.features.values", device), lengths = case:tensor("in.features.lengths", device) })
         assert.same(case.args.out_keys, ec:embedding_names())
         local sum
         for _, key in ipairs(case.args.out_keys) do
@@ -147,16 +153,16 @@ for _, device in ipairs { "cpu", "opaque" } do
       end)
     end
 
-    for _, kind in ipairs { "sgd", "adagrad", "rowwise_adagrad", "emainplace_rowwise_adagrad", "rowwise_rmsprop_ar", "adam",
-      "partial_rowwise_adam", "lamb", "partial_rowwise_lamb", "lars_sgd" } do
+    for _, kind in ipairs { "sgd", "adagrad", "rowwise_adagrad", "emainplace_rowwise_adagrad", "rowwise_rmsprop_ar",
+      "adam", "partial_rowwise_adam", "lamb", "partial_rowwise_lamb", "lars_sgd" } do
       it("trains as the reference, three steps, with " .. kind, function()
         local ec = shared({ optimizer = kind, learning_rate = 0.05 }, device)
         local tables = {}
         for i, name in ipairs { "a", "b" } do
           tables[i] = { rows = rows[i], cols = dim, pooling = "NONE", weight = ec:weight(name):to_list() }
         end
-        local o = { kind = kind, learning_rate = 0.05, eps = 1e-8, beta1 = 0.9, beta2 = 0.999, weight_decay = 0, eta = 0.001,
-          momentum = 0.9, ema_beta = 0.99, ar_alpha = 0, min_shrinkage = 0.1 }
+        local o = { kind = kind, learning_rate = 0.05, eps = 1e-8, beta1 = 0.9, beta2 = 0.999, weight_decay = 0,
+          eta = 0.001, momentum = 0.9, ema_beta = 0.99, ar_alpha = 0, min_shrinkage = 0.1 }
         local want, tol = reference.new(tables, o), { abs = 2e-5, rel = 2e-4 }
         for step = 1, 3 do
           local kjt, of = batch(40 + step, 5, device)
@@ -184,7 +190,9 @@ for _, device in ipairs { "cpu", "opaque" } do
             local feature, table_name = of[name:match "^[^@]*"], i <= 2 and "a" or "b"
             assert.same(feature.lengths, result[name]:lengths():to_list())
             assert.same({ #feature.ids, dim }, result[name]:values():shape())
-            for j, row in ipairs(result[name]:values():to_table()) do assert.same(weights[table_name][feature.ids[j] + 1], row) end
+            for j, row in ipairs(result[name]:values():to_table()) do
+              assert.same(weights[table_name][feature.ids[j] + 1], row)
+            end
           end
         end
       end
@@ -198,13 +206,15 @@ for _, device in ipairs { "cpu", "opaque" } do
     end)
 
     it("gives each feature of a variable batch its own bags", function()
-      local ec = Collection { device = device, need_indices = true, tables = { config { feature_names = { "f", "g" } } } }
+      local ec = Collection { device = device, need_indices = true,
+        tables = { config { feature_names = { "f", "g" } } } }
       local w = ec:weight("t"):to_table()
       local function variable(keys, values, lengths, strides)
         return ec(peri.KeyedJaggedTensor { keys = keys, values = t(values, "i64"), lengths = t(lengths, "i32"),
           stride_per_key_per_rank = strides })
       end
-      local fixed = peri.KeyedJaggedTensor { keys = { "g", "f" }, values = t({ 1, 2 }, "i64"), lengths = t({ 1, 1 }, "i32") }
+      local fixed = peri.KeyedJaggedTensor { keys = { "g", "f" }, values = t({ 1, 2 }, "i64"),
+        lengths = t({ 1, 1 }, "i32") }
       assert.same({ w[3] }, ec(fixed).f:values():to_table())
       local result = variable({ "g", "f" }, { 1, 2, 3, 4 }, { 1, 0, 2, 1, 0 }, { { 3 }, { 2 } })
       assert.same({ 1, 0, 2 }, result.g:lengths():to_list())
@@ -217,15 +227,18 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({ w[7] }, result.g:values():to_table())
       result = variable({ "f", "g" }, { 5, 6 }, { 0, 1, 1 }, { { 2 }, { 1 } })
       assert.same({ w[6] }, result.f:values():to_table())
-      assert.same({ w[3] }, ec(fixed).f:values():to_table()) -- the batch of before, after others with their keys elsewhere
-      assert.error_matches(function() variable({ "f", "x" }, { 5, 6 }, { 0, 1, 1 }, { { 2 }, { 1 } }) end, "no feature 'g'")
+      -- the batch of before, after others with their keys elsewhere
+      assert.same({ w[3] }, ec(fixed).f:values():to_table())
+      assert.error_matches(function() variable({ "f", "x" }, { 5, 6 }, { 0, 1, 1 }, { { 2 }, { 1 } }) end,
+        "no feature 'g'")
       assert.same({ w[3] }, ec(fixed).f:values():to_table())
     end)
 
     it("gives zeros and no gradient for an id of -1", function()
       local ec = Collection { device = device, tables = { config { init_fn = embed.constant(1) } },
         fused_params = { optimizer = "sgd", learning_rate = 1 } }
-      local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = t({ 2, -1, 2 }, "i64"), lengths = t({ 2, 1 }, "i32") }
+      local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = t({ 2, -1, 2 }, "i64"),
+        lengths = t({ 2, 1 }, "i32") }
       local values = ec(kjt).f:values()
       assert.same({ { 1, 1, 1, 1 }, { 0, 0, 0, 0 }, { 1, 1, 1, 1 } }, values:to_table())
       values:backward(t { { 1, 0, 0, 0 }, { 5, 5, 5, 5 }, { 2, 0, 0, 0 } })
@@ -242,7 +255,8 @@ for _, device in ipairs { "cpu", "opaque" } do
 
     for _, data_type in ipairs { "FP16", "BF16" } do
       it("takes tables of " .. data_type, function()
-        local ec = shared({ optimizer = "sgd", learning_rate = 0.5, stochastic_rounding = false }, device, { data_type = data_type })
+        local ec = shared({ optimizer = "sgd", learning_rate = 0.5, stochastic_rounding = false }, device,
+          { data_type = data_type })
         local kjt, of = batch(77, 4, device)
         local before, result = ec:weight("b"):to_table(), ec(kjt)
         local values = result.h:values()
@@ -308,10 +322,11 @@ for _, device in ipairs { "cpu", "opaque" } do
         assert.error_matches(function() Collection(a) end, message)
       end
       refused({ tables = {} }, "EmbeddingCollection: tables is no list of EmbeddingConfig")
-      refused({ tables = { peri.EmbeddingBagConfig { name = "t", embedding_dim = 1, num_embeddings = 1, feature_names = { "f" } } } },
-        "EmbeddingCollection: entry 1 of tables is no EmbeddingConfig")
+      refused({ tables = { peri.EmbeddingBagConfig { name = "t", embedding_dim = 1, num_embeddings = 1,
+        feature_names = { "f" } } } }, "EmbeddingCollection: entry 1 of tables is no EmbeddingConfig")
       refused({ tables = { config(), config() } }, "two tables are named 't'")
-      refused({ tables = { config(), config { name = "u", data_type = "FP16" } } }, "table 'u' holds FP16, table 't' FP32; allowed: one")
+      refused({ tables = { config(), config { name = "u", data_type = "FP16" } } },
+        "table 'u' holds FP16, table 't' FP32; allowed: one")
       refused({ need_indices = 1 }, "EmbeddingCollection: .*need_indices")
       refused({ seed = "x" }, "EmbeddingCollection: .*seed")
       refused({ fused_params = { optimizer = "x" } }, "EmbeddingCollection: fused_params: optimizer is 'x', allowed")
@@ -326,7 +341,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(function() ec(given { keys = { "x", "f", "g" } }) end,
         "EmbeddingCollection: the batch has no feature 'h' %(of table 'u'%); those are: x, f, g")
       assert.same({ 1, 4 }, ec(given()).h:values():shape()) -- a batch after one that was refused
-      local outside = given { keys = { "f", "h" }, values = t({ 1, 10, 3, 4 }, "i64"), lengths = t({ 0, 2, 1, 1 }, "i32") }
+      local outside = given { keys = { "f", "h" }, values = t({ 1, 10, 3, 4 }, "i64"),
+        lengths = t({ 0, 2, 1, 1 }, "i32") }
       assert.error_matches(function() ec(outside) end,
         "table 't', feature 'f', sample 1: id 10 at place 1 of the bag, allowed: 0%.%.9")
       assert.error_matches(function() ec(3) end, "EmbeddingCollection: features is 3, wanted a KeyedJaggedTensor")
@@ -399,7 +415,8 @@ for _, device in ipairs { "cpu", "opaque" } do
         for _ = 1, 3 do peri.full({ 4, 4 }, 7, "f32", device) end -- memory that is not zeros
         collectgarbage()
         collectgarbage()
-        local blocks = ec:materialise():blocks { { table = 1, first_bag = 0, bags = 2, out_offset = 0, out_stride = 4 } }
+        local blocks = ec:materialise():blocks { { table = 1, first_bag = 0, bags = 2, out_offset = 0,
+          out_stride = 4 } }
         return ec:materialise():lookup(t({ 1, 2, 3, 4 }, "i64"), t(offsets, "i64"), blocks, 4, 4):to_table()
       end
       local w = ec:weight("t"):to_table()
@@ -428,7 +445,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       list[1]:values():backward(t { { 1, 2 }, { 3, 4 } })
       assert.same({ { 1, 3, 0 }, { 2, 4, 0 } }, leaf:grad():to_table())
       assert.is_nil(cut(t { 1, 2, 3 }, false)[1]:weights_or_none())
-      assert.error_matches(function() cut(t { 1, 2 }, false) end, "peri_kjt_cut: rows are f32 %[2%].* for 3 ids, wanted one row per id")
+      assert.error_matches(function() cut(t { 1, 2 }, false) end,
+        "peri_kjt_cut: rows are f32 %[2%].* for 3 ids, wanted one row per id")
       assert.error_matches(function() cut(peri.tensor(3, "f32", device), false) end, "wanted one row per id")
     end)
 
@@ -458,11 +476,13 @@ describe("EmbeddingCollection", function()
 
   it("compiles", function()
     for _, keys in ipairs { { "f", "g", "h" }, { "h", "g", "f", "x" } } do
-      local ec = Collection { tables = { config { feature_names = { "f", "g", "h" } } }, fused_params = { optimizer = "sgd" } }
+      local ec = Collection { tables = { config { feature_names = { "f", "g", "h" } } },
+        fused_params = { optimizer = "sgd" } }
       local n = #keys
       local lengths, values = {}, {}
       for i = 1, n do lengths[i], values[i] = 1, i end
-      local kjt = peri.KeyedJaggedTensor { keys = keys, values = peri.tensor(values, "i64"), lengths = peri.tensor(lengths, "i32") }
+      local kjt = peri.KeyedJaggedTensor { keys = keys, values = peri.tensor(values, "i64"),
+        lengths = peri.tensor(lengths, "i32") }
       ec(kjt) -- takes memory, makes the block list
       peri.scope(function()
         local scope = peri.ffi.state.scope

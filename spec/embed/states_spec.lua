@@ -1,4 +1,5 @@
--- States of optimizers follow from their geometry: sizes, bytes, files. Batches that are looked up, sorted and updated as objects.
+-- States of optimizers follow from their geometry: sizes, bytes, files. Batches that are looked up, sorted and updated
+-- as objects.
 local peri = require "perilune"
 local support = require "spec.support.tbe"
 local embed = require "perilune.embed"
@@ -8,22 +9,24 @@ local ffi, C = require "ffi", peri.ffi.C
 local ROWS, COLS = 7, 4
 -- What the formulas of kernels/tbe.h keep.
 local keeps = {
-  sgd = {}, adagrad = { momentum1 = "full" }, rowwise_adagrad = { momentum1 = "row" }, adam = { momentum1 = "full", momentum2 = "full" },
-  partial_rowwise_adam = { momentum1 = "full", momentum2 = "row" }, lamb = { momentum1 = "full", momentum2 = "full" },
-  partial_rowwise_lamb = { momentum1 = "full", momentum2 = "row" }, lars_sgd = { momentum1 = "full" }, lion = { momentum1 = "full" },
-  shampoo = { preconditioner = "square" }, rowwise_rmsprop_ar = { momentum1 = "row", prev_iter = "row" },
-  emainplace_rowwise_adagrad = { momentum1 = "row" },
+  sgd = {}, adagrad = { momentum1 = "full" }, rowwise_adagrad = { momentum1 = "row" },
+  adam = { momentum1 = "full", momentum2 = "full" }, partial_rowwise_adam = { momentum1 = "full", momentum2 = "row" },
+  lamb = { momentum1 = "full", momentum2 = "full" }, partial_rowwise_lamb = { momentum1 = "full", momentum2 = "row" },
+  lars_sgd = { momentum1 = "full" }, lion = { momentum1 = "full" }, shampoo = { preconditioner = "square" },
+  rowwise_rmsprop_ar = { momentum1 = "row", prev_iter = "row" }, emainplace_rowwise_adagrad = { momentum1 = "row" },
 }
 local shapes = { full = { ROWS, COLS }, row = { ROWS }, square = { COLS, COLS }, scalar = { 1 } }
 
 local function make(device, params)
-  return embed.tbe.new { tables = { { name = "a", rows = ROWS, cols = COLS } }, fused_params = params, device = device, seed = 2 }
+  return embed.tbe.new { tables = { { name = "a", rows = ROWS, cols = COLS } }, fused_params = params, device = device,
+    seed = 2 }
 end
 
 describe("optimizers", function()
   it("have the names and numbers of C", function()
-    for i, name in ipairs { "none", "sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam", "lamb", "partial_rowwise_lamb",
-      "lars_sgd", "lion", "shampoo", "rowwise_rmsprop_ar", "emainplace_rowwise_adagrad", "rowwise_adagrad_with_counter" } do
+    for i, name in ipairs { "none", "sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam", "lamb",
+      "partial_rowwise_lamb", "lars_sgd", "lion", "shampoo", "rowwise_rmsprop_ar", "emainplace_rowwise_adagrad",
+      "rowwise_adagrad_with_counter" } do
       assert.equal(name, ffi.string(C.peri_tbe_optimizer_name(i - 1)))
       assert.equal(i - 1, C["PERI_TBE_" .. name:upper()])
     end
@@ -44,7 +47,8 @@ for _, device in ipairs { "cpu", "opaque" } do
           if name ~= "weight" then
             local size = name == "prev_iter" and 8 or 4
             -- Tables begin at multiples of 16 elements.
-            local elements = geometry == "full" and 32 or geometry == "row" and ROWS or geometry == "square" and COLS * COLS or 1
+            local elements = geometry == "full" and 32 or geometry == "row" and ROWS or geometry == "square"
+              and COLS * COLS or 1
             bytes, n = bytes + size * elements, n + 1
           end
         end
@@ -88,7 +92,8 @@ for _, device in ipairs { "cpu", "opaque" } do
         local out = last:lookup(3, COLS)
         local dense = last:gradient(grad)
         out:backward(grad)
-        results[way] = { of_weights:to_list(), out:to_list(), dense:to_list(), b:state(1):to_list(), b:state(1, "momentum2"):to_list() }
+        results[way] = { of_weights:to_list(), out:to_list(), dense:to_list(), b:state(1):to_list(),
+          b:state(1, "momentum2"):to_list() }
         assert.equal(4, b:iteration())
         assert.equal(4, b:statistics().lookups)
         assert.equal(4 * 6, b:statistics().ids)

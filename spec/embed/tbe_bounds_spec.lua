@@ -1,6 +1,7 @@
--- Table batches on the bad input that FBGEMM's bounds_check_indices was given (spec/golden/ops/sparse/bounds_check_*). Where the reference
--- repairs ids and offsets in place (a bad id becomes row 0, a bag that runs out of the ids is cut), nothing is rewritten here: bad ids add
--- nothing, and offsets that make no bag are an error in the mode WARNING too. The counts agree.
+-- Table batches on the bad input that FBGEMM's bounds_check_indices was given (spec/golden/ops/sparse/bounds_check_*).
+-- Where the reference repairs ids and offsets in place (a bad id becomes row 0, a bag that runs out of the ids is cut),
+-- nothing is rewritten here: bad ids add nothing, and offsets that make no bag are an error in the mode WARNING too.
+-- The counts agree.
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local support = require "spec.support.tbe"
@@ -29,7 +30,11 @@ local function judge(ids, offsets, rows, blocks)
       if from < 0 or from > past or past > #ids then bad.bags = bad.bags + 1 end
       for i = math.max(from, 0) + 1, math.min(past, #ids) do
         local id = ids[i]
-        if id >= 0 and id < rows[t] then bad.sums[bag] = bad.sums[bag] + id + 1 elseif id ~= -1 then bad.ids = bad.ids + 1 end
+        if id >= 0 and id < rows[t] then
+          bad.sums[bag] = bad.sums[bag] + id + 1
+        elseif id ~= -1 then
+          bad.ids = bad.ids + 1
+        end
       end
     end
   end
@@ -45,7 +50,8 @@ for _, device in ipairs { "cpu", "opaque" } do
         local rows, ids, offsets = case:list "in.rows_per_table", case:list "in.indices", case:list "in.offsets"
         local tables, names = {}, {}
         for t, n in ipairs(rows) do tables[t], names[t] = { name = "t" .. t, rows = n, cols = 1 }, "f" .. t end
-        local b = support.maker(device)(tables, { optimizer = "sgd", learning_rate = 1, bounds_check_mode = mode }, { features = names })
+        local b = support.maker(device)(tables, { optimizer = "sgd", learning_rate = 1, bounds_check_mode = mode },
+          { features = names })
         for t, n in ipairs(rows) do
           local list = {}
           for r = 1, n do list[r] = r end

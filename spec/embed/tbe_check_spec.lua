@@ -11,7 +11,7 @@ for _, device in ipairs { "cpu", "opaque" } do
   local batch = support.maker(device)
 
   describe("table batch on " .. device, function()
-    -- -- checks ----------------------------------------------------------------------------------------------------------------------
+    -- -- checks -------------------------------------------------------------------------------------------------------
 
     local bad = { ids = { 0, 1, 2, 5, -3 }, offsets = { 0, 2, 3, 5 } }
     local function checked(mode)
@@ -32,7 +32,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same(bad.ids, ids:to_list())
       assert.equal(2, b:statistics().bad_ids)
       assert.error_matches(function() b:lookup(t(bad.ids, "i32"), offsets, list, 3, 2) end, "id 5 at place 0")
-      assert.same({ { 2, 2 }, { 1, 1 }, { 0, 0 } }, b:lookup(t({ 0, 1, 2, -1, -1 }, "i64"), offsets, list, 3, 2):to_table())
+      assert.same({ { 2, 2 }, { 1, 1 }, { 0, 0 } }, b:lookup(t({ 0, 1, 2, -1, -1 }, "i64"), offsets, list, 3,
+        2):to_table())
     end)
 
     for _, mode in ipairs { "WARNING", "IGNORE", "NONE" } do
@@ -53,8 +54,11 @@ for _, device in ipairs { "cpu", "opaque" } do
     it("says which offsets make no bag", function()
       for _, mode in ipairs { "FATAL", "WARNING" } do
         local b, list = checked(mode)
-        local function look(offsets) return function() b:lookup(t({ 0, 1, 2 }, "i64"), t(offsets, "i64"), list, 3, 2) end end
-        assert.error_matches(look { 0, 2, 1, 3 }, "table 'songs', feature 'liked', sample 1: offsets 2 and 1 make no bag of 3 ids")
+        local function look(offsets)
+          return function() b:lookup(t({ 0, 1, 2 }, "i64"), t(offsets, "i64"), list, 3, 2) end
+        end
+        assert.error_matches(look { 0, 2, 1, 3 },
+          "table 'songs', feature 'liked', sample 1: offsets 2 and 1 make no bag of 3 ids")
         assert.error_matches(look { -1, 1, 1, 3 }, "sample 0: offsets %-1 and 1")
         assert.error_matches(look { 0, 1, 1, 4 }, "sample 2: offsets 1 and 4 make no bag of 3 ids")
         look { 0, 1, 1, 3 } ()
@@ -73,8 +77,10 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(with { row_offset = 2, total_rows = 4 }, "rows 2 %.%. 5 of 4")
       assert.error_matches(with { col_offset = 3, total_cols = 4 }, "columns 3 %.%. 5 of 4")
       assert.error_matches(with { pooling = "MAX" }, "pooling is 'MAX', allowed: SUM, MEAN")
-      assert.error_matches(with { init = { kind = C.PERI_INIT_UNIFORM, a = 1, b = 0 } }, "init parameters 1, 0, allowed: finite")
-      assert.error_matches(with { init = { kind = C.PERI_INIT_NORMAL, a = 0, b = -1 } }, "init parameters 0, %-1, allowed: finite")
+      assert.error_matches(with { init = { kind = C.PERI_INIT_UNIFORM, a = 1, b = 0 } },
+        "init parameters 1, 0, allowed: finite")
+      assert.error_matches(with { init = { kind = C.PERI_INIT_NORMAL, a = 0, b = -1 } },
+        "init parameters 0, %-1, allowed: finite")
       local function fused(p) return function() batch({ { name = "a", rows = 3, cols = 2 } }, p) end end
       assert.error_matches(fused { optimizer = "ftrl" },
         "optimizer is 'ftrl', allowed: adagrad, adam, emainplace_rowwise_adagrad, lamb, lars_sgd, lion, ")
@@ -82,12 +88,15 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(fused { optimizer = "lars_sgd", momentum = 1 }, "momentum 1, allowed: 0 <= number < 1")
       assert.error_matches(fused { optimizer = "lars_sgd", eta = -1 }, "eta %-1, allowed: finite numbers >= 0")
       assert.error_matches(fused { optimizer = "lion", eps = 1e-8 }, "optimizer lion has no eps")
-      assert.error_matches(fused { optimizer = "lion", use_rowwise_bias_correction = true }, "lion has no row_bias_correction")
+      assert.error_matches(fused { optimizer = "lion", use_rowwise_bias_correction = true },
+        "lion has no row_bias_correction")
       assert.error_matches(fused { optimizer = "shampoo", eps = 0 }, "shampoo wants eps > 0 %(given: 0%)")
-      assert.error_matches(fused { optimizer = "shampoo", weight_decay = 1, weight_decay_mode = "l2" }, "decouples weight decay")
+      assert.error_matches(fused { optimizer = "shampoo", weight_decay = 1, weight_decay_mode = "l2" },
+        "decouples weight decay")
       local s = batch({ { name = "a", rows = 3, cols = 2 } }, { optimizer = "shampoo" })
       assert.same({ 2, 2 }, s:state(1, "preconditioner"):shape())
-      assert.error_matches(function() s:state(1, "momentum1") end, "has no state 'momentum1'; it has: weight, preconditioner")
+      assert.error_matches(function() s:state(1, "momentum1") end,
+        "has no state 'momentum1'; it has: weight, preconditioner")
       assert.error_matches(function() s:apply_gradient(peri.zeros({ 16 + 3 }, "f32", device)) end,
         "shampoo updates from the ids' gradients")
       local r = batch({ { name = "a", rows = 3, cols = 2 } }, { optimizer = "rowwise_rmsprop_ar" })
@@ -101,8 +110,10 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(fused { optimizer = "adagrad", weight_decay = 1 }, "without a weight_decay_mode")
       assert.error_matches(fused { optimizer = "rowwise_adagrad", weight_decay = 1 }, "without a weight_decay_mode")
       assert.error_matches(fused { optimizer = "adam", weight_decay_mode = "l2" }, "adam has no weight_decay_mode")
-      assert.error_matches(fused { optimizer = "sgd", use_rowwise_bias_correction = true }, "sgd has no row_bias_correction")
-      assert.error_matches(fused { optimizer = "sgd", bounds_check_mode = "LOUD" }, "bounds_check_mode is 'LOUD', allowed: FATAL")
+      assert.error_matches(fused { optimizer = "sgd", use_rowwise_bias_correction = true },
+        "sgd has no row_bias_correction")
+      assert.error_matches(fused { optimizer = "sgd", bounds_check_mode = "LOUD" },
+        "bounds_check_mode is 'LOUD', allowed: FATAL")
       assert.error_matches(fused { optimizer = "sgd", rate = 1 }, "no argument 'rate'")
     end)
 
@@ -110,21 +121,24 @@ for _, device in ipairs { "cpu", "opaque" } do
       local function fused(p) return function() batch({ { name = "a", rows = 3, cols = 2 } }, p) end end
       --- Row-wise Adagrad with this definition of mode "counter", or of "cowclip".
       local function counter(definition, decay)
-        return fused { optimizer = "rowwise_adagrad", weight_decay_mode = "counter", counter_based_regularization = definition,
-          weight_decay = decay }
+        return fused { optimizer = "rowwise_adagrad", weight_decay_mode = "counter",
+          counter_based_regularization = definition, weight_decay = decay }
       end
       local function clip(definition, decay)
-        return fused { optimizer = "rowwise_adagrad", weight_decay_mode = "cowclip", cowclip_regularization = definition,
-          weight_decay = decay }
+        return fused { optimizer = "rowwise_adagrad", weight_decay_mode = "cowclip",
+          cowclip_regularization = definition, weight_decay = decay }
       end
       local nan, inf = 0 / 0, 1 / 0
       assert.error_matches(fused { optimizer = "sgd", ema_beta = 0.5 }, "optimizer sgd has no ema_beta %(given: 0.5%)")
-      assert.error_matches(fused { optimizer = "rowwise_rmsprop_ar", ema_beta = 1 }, "ema_beta 1, allowed: 0 <= number < 1")
-      assert.error_matches(fused { optimizer = "rowwise_rmsprop_ar", ar_alpha = -1 }, "ar_alpha %-1, allowed: finite numbers >= 0")
+      assert.error_matches(fused { optimizer = "rowwise_rmsprop_ar", ema_beta = 1 },
+        "ema_beta 1, allowed: 0 <= number < 1")
+      assert.error_matches(fused { optimizer = "rowwise_rmsprop_ar", ar_alpha = -1 },
+        "ar_alpha %-1, allowed: finite numbers >= 0")
       assert.error_matches(fused { optimizer = "rowwise_rmsprop_ar", min_shrinkage = 1.5 },
         "min_shrinkage 1.5, allowed: 0 <= number <= 1")
       fused { optimizer = "rowwise_rmsprop_ar", min_shrinkage = 1 } ()
-      assert.error_matches(fused { optimizer = "rowwise_rmsprop_ar", weight_decay = 0.1 }, "rowwise_rmsprop_ar has no weight_decay")
+      assert.error_matches(fused { optimizer = "rowwise_rmsprop_ar", weight_decay = 0.1 },
+        "rowwise_rmsprop_ar has no weight_decay")
 
       local average = "emainplace_rowwise_adagrad"
       for _, name in ipairs { "EMAINPLACE_ROWWISE_ADAGRAD", "emainplace_row_wise_adagrad" } do
@@ -132,43 +146,60 @@ for _, device in ipairs { "cpu", "opaque" } do
       end
       assert.error_matches(function() batch({ { name = "odd", rows = 3, cols = 5 } }, { optimizer = average }) end,
         "table 'odd' has 5 columns; emainplace_rowwise_adagrad wants an even number of them")
-      assert.error_matches(fused { optimizer = "sgd", emainplace_mode = {} }, "emainplace_mode of optimizer 'sgd', allowed")
-      assert.error_matches(fused { optimizer = average, emainplace_mode = { step_ema = 0 } }, "step_ema is 0, allowed: whole numbers 1")
-      assert.error_matches(fused { optimizer = average, emainplace_mode = { step_start = -1 } }, "step_start is %-1, allowed")
+      assert.error_matches(fused { optimizer = "sgd", emainplace_mode = {} },
+        "emainplace_mode of optimizer 'sgd', allowed")
+      assert.error_matches(fused { optimizer = average, emainplace_mode = { step_ema = 0 } },
+        "step_ema is 0, allowed: whole numbers 1")
+      assert.error_matches(fused { optimizer = average, emainplace_mode = { step_start = -1 } },
+        "step_start is %-1, allowed")
       assert.error_matches(fused { optimizer = average, emainplace_mode = { step_ema_coef = 1.1 } },
         "step_ema_coef 1.1, allowed: 0 <= number <= 1")
-      assert.error_matches(fused { optimizer = average, emainplace_mode = { step_ema_coef = nan } }, "step_ema_coef .*nan, allowed")
-      assert.error_matches(fused { optimizer = average, emainplace_mode = { steps = 1 } }, "emainplace_mode: no argument 'steps'")
+      assert.error_matches(fused { optimizer = average, emainplace_mode = { step_ema_coef = nan } },
+        "step_ema_coef .*nan, allowed")
+      assert.error_matches(fused { optimizer = average, emainplace_mode = { steps = 1 } },
+        "emainplace_mode: no argument 'steps'")
       assert.error_matches(fused { optimizer = average, cache_params = {} },
         "cached tables cannot train with emainplace_rowwise_adagrad, which changes all rows")
 
       assert.error_matches(fused { optimizer = "sgd", weight_decay_mode = "counter" },
         "weight_decay_mode counter is of row%-wise Adagrad only, this is optimizer sgd")
-      assert.error_matches(fused { optimizer = "adam", weight_decay_mode = "cowclip" }, "weight_decay_mode cowclip is of row%-wise Adagrad")
+      assert.error_matches(fused { optimizer = "adam", weight_decay_mode = "cowclip" },
+        "weight_decay_mode cowclip is of row%-wise Adagrad")
       assert.error_matches(fused { optimizer = "rowwise_adagrad_with_counter", weight_decay_mode = "l2" },
         "weight_decay_mode 1 of optimizer rowwise_adagrad_with_counter, allowed: 3 %(counter%), 4 %(cowclip%)")
-      assert.error_matches(fused { optimizer = "rowwise_adagrad", weight_decay_mode = "l2", counter_based_regularization = {} },
-        "counter_based_regularization with weight_decay_mode 'l2', allowed: 'counter'")
-      assert.error_matches(fused { optimizer = "rowwise_adagrad", weight_decay_mode = "counter", cowclip_regularization = {} },
-        "cowclip_regularization with weight_decay_mode 'counter', allowed: 'cowclip'")
-      assert.error_matches(counter({ halflife = 3 }), "counter_based_regularization: no argument 'halflife'; allowed: adjustment_iter")
-      assert.error_matches(counter({ counter_weight_decay_mode = "l1" }), "counter_weight_decay_mode is 'l1', allowed: adagradw, decouple")
+      assert.error_matches(fused { optimizer = "rowwise_adagrad", weight_decay_mode = "l2",
+        counter_based_regularization = {} },
+          "counter_based_regularization with weight_decay_mode 'l2', allowed: 'counter'")
+      assert.error_matches(fused { optimizer = "rowwise_adagrad", weight_decay_mode = "counter",
+        cowclip_regularization = {} }, "cowclip_regularization with weight_decay_mode 'counter', allowed: 'cowclip'")
+      assert.error_matches(counter({ halflife = 3 }),
+        "counter_based_regularization: no argument 'halflife'; allowed: adjustment_iter")
+      assert.error_matches(counter({ counter_weight_decay_mode = "l1" }),
+        "counter_weight_decay_mode is 'l1', allowed: adagradw, decouple")
       assert.error_matches(counter({ counter_halflife = -3 }), "counter_halflife is %-3, allowed: whole numbers %-2")
       assert.error_matches(counter({ counter_halflife = 1.5 }), "counter_halflife is 1.5, allowed")
       assert.error_matches(counter({ adjustment_iter = -2 }), "adjustment_iter is %-2, allowed: whole numbers %-1")
       assert.error_matches(counter({ adjustment_ub = -1 }), "adjustment_ub %-1, allowed: finite numbers >= 0")
-      assert.error_matches(counter({ learning_rate_mode = "tail" }), "learning_rate_mode is 'tail', allowed: counter_sgd, equal, tail_id_")
-      assert.error_matches(counter({ grad_sum_decay = "ctr_decay" }), "grad_sum_decay is 'ctr_decay', allowed: no_decay")
-      assert.error_matches(counter({ tail_id_threshold = { val = inf } }), "tail_id_threshold inf, allowed: finite numbers >= 0")
+      assert.error_matches(counter({ learning_rate_mode = "tail" }),
+        "learning_rate_mode is 'tail', allowed: counter_sgd, equal, tail_id_")
+      assert.error_matches(counter({ grad_sum_decay = "ctr_decay" }),
+        "grad_sum_decay is 'ctr_decay', allowed: no_decay")
+      assert.error_matches(counter({ tail_id_threshold = { val = inf } }),
+        "tail_id_threshold inf, allowed: finite numbers >= 0")
       assert.error_matches(counter({ tail_id_threshold = { ratio = true } }), "tail_id_threshold: no argument 'ratio'")
-      assert.error_matches(counter({ max_counter_update_freq = -1 }), "max_counter_update_freq is %-1, allowed: whole numbers 0")
-      assert.error_matches(counter({}, 0.1), "weight_decay 0.1 without a counter_weight_decay_mode, allowed: l2, decouple, adagradw")
+      assert.error_matches(counter({ max_counter_update_freq = -1 }),
+        "max_counter_update_freq is %-1, allowed: whole numbers 0")
+      assert.error_matches(counter({}, 0.1),
+        "weight_decay 0.1 without a counter_weight_decay_mode, allowed: l2, decouple, adagradw")
       for _, mode in ipairs { "l2", "decouple" } do
         assert.error_matches(counter({ counter_weight_decay_mode = mode }, 0.1),
-          "counter_halflife %-1 with weight_decay 0.1 would make weights grow, allowed with counter_weight_decay_mode " .. mode .. ": >= 0")
+          "counter_halflife %-1 with weight_decay 0.1 would make weights grow, allowed with counter_weight_decay_mode "
+            .. mode .. ": >= 0")
       end
-      assert.error_matches(clip({ counter_weight_decay_mode = "adagradw" }, 0.1), "counter_weight_decay_mode 3, allowed with cowclip: none")
-      assert.error_matches(clip({}, 0.1), "weight_decay 0.1 without a counter_weight_decay_mode, allowed: l2, decouple %(spec/")
+      assert.error_matches(clip({ counter_weight_decay_mode = "adagradw" }, 0.1),
+        "counter_weight_decay_mode 3, allowed with cowclip: none")
+      assert.error_matches(clip({}, 0.1),
+        "weight_decay 0.1 without a counter_weight_decay_mode, allowed: l2, decouple %(spec/")
       assert.error_matches(clip({ lower_bound = -1 }), "lower_bound %-1, allowed")
       assert.error_matches(clip({ weight_norm_coefficient = nan }), "weight_norm_coefficient .*nan, allowed")
       assert.error_matches(clip({ adjustment_iter = 1 }), "cowclip_regularization: no argument 'adjustment_iter'")
@@ -202,16 +233,19 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(look(t { 0, 1 }, offsets, list, 2, 2), "ids is f32 %[2%], allowed: i64, i32")
       assert.error_matches(look(ids, t({ 0, 1, 2 }, "f32"), list, 2, 2), "offsets is f32")
       assert.error_matches(look(ids, t({ 0, 1 }, "i64"), list, 2, 2), "offsets of 1 bags, the blocks need 2")
-      assert.error_matches(look(ids, offsets, list, 2, 1), "the output is f32 %[2, 1%], the blocks write up to element 3")
+      assert.error_matches(look(ids, offsets, list, 2, 1),
+        "the output is f32 %[2, 1%], the blocks write up to element 3")
       assert.error_matches(look(ids, offsets, list, 2, 2, t { 1 }), "1 weights for 2 ids")
       assert.error_matches(look(ids, offsets, list, 2, 2, t({ 1, 1 }, "i64")), "weights is i64")
       assert.error_matches(look(ids, offsets, list, 2, 2, nil, t { 1 }), "1 scales for 2 bags")
       assert.error_matches(look(t { { 0 }, { 1 } }:to "i64", offsets, list, 2, 2), "ids is i64 %[2, 1%], wanted 1 dim")
       local other = batch({ { name = "a", rows = 3, cols = 2 }, { name = "b", rows = 3, cols = 2 } })
-      assert.error_matches(function() other:lookup(ids, offsets, list, 2, 2) end, "made for 1 tables, this table batch has 2")
+      assert.error_matches(function() other:lookup(ids, offsets, list, 2, 2) end,
+        "made for 1 tables, this table batch has 2")
       assert.error_matches(function() b:backward(ids, offsets, list, t { 1, 2, 3 }) end,
         "the gradient is f32 %[3%], the blocks read up to element 3")
-      assert.error_matches(function() b:backward(ids, offsets, list, t { 1, 2, 3, 4 }, nil, nil, t { 1 }) end, "one for each of 2 ids")
+      assert.error_matches(function() b:backward(ids, offsets, list, t { 1, 2, 3, 4 }, nil, nil, t { 1 }) end,
+        "one for each of 2 ids")
       assert.error_matches(function() b:apply_gradient(t { 1 }) end, "no gradient of this table batch")
       assert.error_matches(function() b:state(2) end, "table 1, allowed: 0%.%.0")
       assert.error_matches(function() b:state(1, "momentum1") end, "table 'a' has no state 'momentum1'; it has: weight")
@@ -222,10 +256,11 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(function() b:iteration() end, "was released")
     end)
 
-    -- -- state and life ----------------------------------------------------------------------------------------------------------------
+    -- -- state and life -----------------------------------------------------------------------------------------------
 
     it("reads and writes rows of weights and state", function()
-      local b = batch({ { name = "x", rows = 2, cols = 3 }, { name = "a", rows = 5, cols = 2 } }, { optimizer = "rowwise_adagrad" })
+      local b = batch({ { name = "x", rows = 2, cols = 3 }, { name = "a", rows = 5, cols = 2 } },
+        { optimizer = "rowwise_adagrad" })
       assert.same({ "weight", "momentum1" }, b:state_names())
       b:write(2, "weight", 1, t { { 1, 2 }, { 3, 4 } })
       b:write(2, "momentum1", 3, peri.tensor({ 7, 8 }, "f64")) -- cast, and from another device
@@ -234,7 +269,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({ 0, 0, 0, 7, 8 }, b:state(2, "momentum1"):to_list())
       b:state(2):slice(1, 0, 1):fill(9)
       assert.same({ { 9, 9 }, { 1, 2 } }, b:read(2, "weight", 0, peri.zeros({ 2, 2 }, "f32", device)):to_table())
-      assert.error_matches(function() b:write(2, "weight", 4, t { { 1, 2 }, { 3, 4 } }) end, "rows 4 %.%. 6 of table 'a', allowed: 0%.%.5")
+      assert.error_matches(function() b:write(2, "weight", 4, t { { 1, 2 }, { 3, 4 } }) end,
+        "rows 4 %.%. 6 of table 'a', allowed: 0%.%.5")
       assert.error_matches(function() b:write(2, "weight", 0, t { { 1, 2, 3 } }) end, "columns: 2")
       assert.error_matches(function() b:read(2, "momentum1", 0, t { { 1, 2 } }) end, "1 dimensions")
     end)
@@ -242,8 +278,8 @@ for _, device in ipairs { "cpu", "opaque" } do
     it("counts what it did", function()
       local b = batch({ { name = "a", rows = 5, cols = 2 } }, { optimizer = "adam" })
       local list = b:blocks { { table = 1, first_bag = 0, bags = 3, out_offset = 0, out_stride = 2 } }
-      for _ = 1, 2 do b:lookup(t({ 1, 1, 4, 4 }, "i64"), t({ 0, 1, 1, 4 }, "i64"), list, 3, 2):backward(peri.ones({ 3, 2 }, "f32",
-        device)) end
+      for _ = 1, 2 do b:lookup(t({ 1, 1, 4, 4 }, "i64"), t({ 0, 1, 1, 4 }, "i64"), list, 3,
+        2):backward(peri.ones({ 3, 2 }, "f32", device)) end
       local s = b:statistics()
       assert.equal(2, s.lookups)
       assert.equal(2, s.updates)
@@ -278,7 +314,8 @@ for _, device in ipairs { "cpu", "opaque" } do
           peri.scope(function()
             local ids, offsets = bags_of(20, 10, 100, draw)
             for _ = #ids + 1, 200 do ids[#ids + 1] = 0 end
-            b:lookup(t(ids, "i64"), t(offsets, "i64"), list, 20, 16, t(numbers(200, draw))):backward(peri.ones({ 20, 16 }, "f32", device))
+            b:lookup(t(ids, "i64"), t(offsets, "i64"), list, 20, 16,
+              t(numbers(200, draw))):backward(peri.ones({ 20, 16 }, "f32", device))
           end)
           if step == 5 then
             b:statistics()

@@ -1,5 +1,6 @@
--- Gradients of table batches against central differences: of the rows (dense and sparse) and of the ids' weights, for every pooling, with
--- weights, scales, shared tables and bags, pruned, foreign and repeated ids. A lookup is linear in each of them, so steps may be large.
+-- Gradients of table batches against central differences: of the rows (dense and sparse) and of the ids' weights, for
+-- every pooling, with weights, scales, shared tables and bags, pruned, foreign and repeated ids. A lookup is linear in
+-- each of them, so steps may be large.
 local peri = require "perilune"
 local support = require "spec.support.tbe"
 
@@ -17,7 +18,8 @@ local function assert_near(want, got, what)
   assert.equal(#want, #got)
   for i = 1, #want do
     local far = math.abs(want[i] - got[i])
-    assert(far <= 2e-5 * (1 + math.abs(want[i])), ("%s, element %d: %.9g, by differences %.9g"):format(what, i, got[i], want[i]))
+    assert(far <= 2e-5 * (1 + math.abs(want[i])), ("%s, element %d: %.9g, by differences %.9g"):format(what, i, got[i],
+      want[i]))
   end
 end
 
@@ -29,7 +31,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       for _, with in ipairs { "", "weights", "scale", "weights and scale" } do
         it(("are the gradients: %s %s"):format(pooling, with), function()
           local draw = support.generator(#pooling * 31 + #with)
-          local tables = { { name = "a", rows = 4, cols = 3, pooling = pooling }, { name = "b", rows = 5, cols = 1, pooling = pooling },
+          local tables = { { name = "a", rows = 4, cols = 3, pooling = pooling },
+            { name = "b", rows = 5, cols = 1, pooling = pooling },
             { name = "c", rows = 3, cols = 17, pooling = pooling } }
           local b = support.maker(device)(tables, { optimizer = "none", bounds_check_mode = "IGNORE" })
           local ids, offsets, bags = { 0, 2, 2, -1, 1, 3, 0, 9, 1, 2, 2, 0, 1 }, { 0, 3, 3, 5, 8, 9, 13 }, 6
@@ -53,7 +56,8 @@ for _, device in ipairs { "cpu", "opaque" } do
           local out = b:lookup(t(ids, "i64"), t(offsets, "i64"), list, rows, width, x, scale)
           out:backward(t(grad, "f32", { rows, width }))
           if weights then assert_near(differences(weights, loss), x:grad():to_list(), "weights") end
-          local sparse = b:sparse_gradient(t(ids, "i64"), t(offsets, "i64"), list, t(grad), weights and t(weights), scale)
+          local sparse = b:sparse_gradient(t(ids, "i64"), t(offsets, "i64"), list, t(grad), weights and t(weights),
+            scale)
           for i, config in ipairs(tables) do
             local shape, before = { config.rows, config.cols }, b:state(i):to_list()
             local want = differences(before, function(values)

@@ -5,19 +5,21 @@ local golden = require "spec.support.golden"
 local reference = require "spec.support.tbe_reference"
 
 local kinds = {
-  exact_sgd = "sgd", exact_adagrad = "adagrad", rmsprop_ar = "rowwise_rmsprop_ar", ema_in_place = "emainplace_rowwise_adagrad",
-  counter = "rowwise_adagrad",
+  exact_sgd = "sgd", exact_adagrad = "adagrad", rmsprop_ar = "rowwise_rmsprop_ar",
+  ema_in_place = "emainplace_rowwise_adagrad", counter = "rowwise_adagrad",
 }
 local rate_modes = { [-1] = "equal", [0] = "tail_id_lr_increase", [1] = "tail_id_lr_decrease", [2] = "counter_sgd" }
 
 --- The hyperparameters of a case as fused_params.
 local hyper = {
   ema_in_place = function(h)
-    return { eps = h.eps, emainplace_mode = { step_ema = h.step_ema, step_start = h.step_start, step_ema_coef = h.step_ema_coef } }
+    return { eps = h.eps, emainplace_mode = { step_ema = h.step_ema, step_start = h.step_start,
+      step_ema_coef = h.step_ema_coef } }
   end,
   counter = function(h)
     local fused = { eps = h.eps, weight_decay = h.weight_decay, weight_decay_mode = h.regularization }
-    local definition = { counter_weight_decay_mode = h.counter_weight_decay_mode, counter_halflife = h.counter_halflife }
+    local definition = { counter_weight_decay_mode = h.counter_weight_decay_mode,
+      counter_halflife = h.counter_halflife }
     assert(h.max_counter == 1)
     if h.regularization == "cowclip" then
       definition.weight_norm_coefficient, definition.lower_bound = h.weight_norm_coefficient, h.lower_bound
@@ -39,7 +41,9 @@ local function build(case, device)
     tables[i] = { name = "t" .. i, rows = rows, cols = a.dims[i], pooling = a.pooling:upper() }
   end
   local fused = { optimizer = a.optimizer and (kinds[a.optimizer] or a.optimizer) or "none" }
-  for name, value in pairs(hyper[a.optimizer] and hyper[a.optimizer](a.hyper) or a.hyper or {}) do fused[name] = value end
+  for name, value in pairs(hyper[a.optimizer] and hyper[a.optimizer](a.hyper) or a.hyper or {}) do
+    fused[name] = value
+  end
   if fused.optimizer == "sgd" then fused.eps = nil end -- FBGEMM takes and ignores it
   if a.gradient_clipping then fused.gradient_clipping, fused.max_gradient = true, a.gradient_clipping end
   -- FBGEMM's CPU kernels round f16 weights to nearest.
@@ -60,7 +64,8 @@ local function build(case, device)
     for r = 1, #a.batch_size_per_feature_per_rank[1] do
       for f, sizes in ipairs(a.batch_size_per_feature_per_rank) do
         local t = a.feature_table_map[f] + 1
-        blocks[#blocks + 1] = { table = t, first_bag = first[f][r], bags = sizes[r], out_offset = offset, out_stride = a.dims[t] }
+        blocks[#blocks + 1] = { table = t, first_bag = first[f][r], bags = sizes[r], out_offset = offset,
+          out_stride = a.dims[t] }
         offset = offset + sizes[r] * a.dims[t]
       end
     end
@@ -68,14 +73,16 @@ local function build(case, device)
   end
   if a.pooling == "none" then
     for f, t in ipairs(a.feature_table_map) do
-      blocks[f] = { table = t + 1, first_bag = (f - 1) * a.batch, bags = a.batch, out_offset = 0, out_stride = a.dims[t + 1] }
+      blocks[f] = { table = t + 1, first_bag = (f - 1) * a.batch, bags = a.batch, out_offset = 0,
+        out_stride = a.dims[t + 1] }
     end
     return batch, blocks, { "ids", a.dims[1] }, fused
   end
   for _, t in ipairs(a.feature_table_map) do total = total + a.dims[t + 1] end
   local column = 0
   for f, t in ipairs(a.feature_table_map) do
-    blocks[f] = { table = t + 1, first_bag = (f - 1) * a.batch, bags = a.batch, out_offset = column, out_stride = total }
+    blocks[f] = { table = t + 1, first_bag = (f - 1) * a.batch, bags = a.batch, out_offset = column,
+      out_stride = total }
     column = column + a.dims[t + 1]
   end
   return batch, blocks, { a.batch, total }, fused
@@ -87,7 +94,8 @@ local function double(case, fused)
   for name, value in pairs(fused) do o[name] = value end
   if case.args.optimizer == "counter" then o.kind = "rowwise_adagrad_with_counter" end
   for i, rows in ipairs(case.args.rows) do
-    tables[i] = { rows = rows, cols = case.args.dims[i], pooling = case.args.pooling:upper(), weight = case:list("in.table" .. i - 1) }
+    tables[i] = { rows = rows, cols = case.args.dims[i], pooling = case.args.pooling:upper(),
+      weight = case:list("in.table" .. i - 1) }
   end
   return reference.new(tables, o)
 end
@@ -111,9 +119,11 @@ for _, device in ipairs(require "spec.support.devices") do
         assert.equal(case.args.output_type or "f32", out:dtype())
         if case.quirk then -- the library leaves out the division by the bag's length
           local input = {
-            ids = case:list "in.indices", offsets = case:list "in.offsets", weights = case:list "in.per_sample_weights", blocks = blocks,
+            ids = case:list "in.indices", offsets = case:list "in.offsets", weights = case:list "in.per_sample_weights",
+            blocks = blocks,
           }
-          golden.assert_near(double(case, { optimizer = "none" }):forward(input, out:numel()), out:to_list(), case.tol, name)
+          golden.assert_near(double(case, { optimizer = "none" }):forward(input, out:numel()), out:to_list(), case.tol,
+            name)
         else
           case:assert_near("out.output", out)
         end
@@ -131,20 +141,23 @@ for _, device in ipairs(require "spec.support.devices") do
           exact.optimizer.learning_rate = case.args.learning_rate[k]
           local out, weights = lookup(batch, list, shape, case, p, device)
           local input = {
-            ids = case:list(p .. "in.indices"), offsets = case:list(p .. "in.offsets"), weights = case:list(p .. "in.per_sample_weights"),
-            blocks = blocks,
+            ids = case:list(p .. "in.indices"), offsets = case:list(p .. "in.offsets"),
+            weights = case:list(p .. "in.per_sample_weights"), blocks = blocks,
           }
           local grad, want_weights = case:list(p .. "in.grad_output"), nil
           golden.assert_near(exact:forward(input, #grad), out:to_list(), case.tol, name .. " output")
           if weights then want_weights = exact:weight_gradient(input, grad) end
           out:backward(case:tensor(p .. "in.grad_output", device))
           exact:backward(input, grad)
-          if weights then golden.assert_near(want_weights, weights:grad():to_list(), case.tol, name .. " gradient of weights") end
+          if weights then
+            golden.assert_near(want_weights, weights:grad():to_list(), case.tol, name .. " gradient of weights")
+          end
           for i, t in ipairs(exact.tables) do
             local want = ("%sout.table%d"):format(p, i - 1)
             local tol = case.args.weights_type == "f16" and { abs = 4e-3, rel = 4e-3 } or case.tol
             golden.assert_near(t.weight, batch:state(i, "weight"):to_list(), tol, name .. " double precision")
-            -- `quirk`: the library's kernel leaves out the division by the bag's length, or the weight decay; the formula above is right.
+            -- `quirk`: the library's kernel leaves out the division by the bag's length, or the weight decay; the
+            -- formula above is right.
             if not case.quirk then
               case:assert_near(want, batch:state(i, "weight"))
               for state in pairs(case.args.states) do case:assert_near(want .. "." .. state, batch:state(i, state)) end
@@ -173,7 +186,9 @@ for _, device in ipairs(require "spec.support.devices") do
             case:assert_near(want, batch:state(i, "weight"))
             for state in pairs(case.args.states) do case:assert_near(want .. "." .. state, batch:state(i, state)) end
           end
-          if weights and case:has(p .. "grad.per_sample_weights") then case:assert_near(p .. "grad.per_sample_weights", weights:grad()) end
+          if weights and case:has(p .. "grad.per_sample_weights") then
+            case:assert_near(p .. "grad.per_sample_weights", weights:grad())
+          end
         end
       end)
     end

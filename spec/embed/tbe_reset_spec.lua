@@ -1,5 +1,5 @@
--- Rows that start again (peri_tbe_rows_reset): they are what the rows of a new table batch are, the others what they were; in memory and in
--- files, wherever a row is.
+-- Rows that start again (peri_tbe_rows_reset): they are what the rows of a new table batch are, the others what they
+-- were; in memory and in files, wherever a row is.
 local peri = require "perilune"
 local support = require "spec.support.tbe"
 local tier = require "spec.support.tier"
@@ -14,9 +14,11 @@ for _, device in ipairs { "cpu", "opaque" } do
     local params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 }
     for key, value in pairs(args.optimizer or {}) do params[key] = value end
     params.cache_params = args.cache
-    return embed.tbe.new { device = device, seed = 3, fused_params = params, data_type = args.data_type or "FP32", tables = {
+    return embed.tbe.new { device = device, seed = 3, fused_params = params, data_type = args.data_type or "FP32",
+      tables = {
       { name = "a", rows = 9, cols = 3 },
-      { name = "b", rows = 60, cols = COLS, row_offset = 20, total_rows = 100, col_offset = 4, total_cols = 16, init = args.init },
+      { name = "b", rows = 60, cols = COLS, row_offset = 20, total_rows = 100, col_offset = 4, total_cols = 16,
+        init = args.init },
     } }
   end
 
@@ -27,7 +29,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       offsets[i + 1] = #ids
     end
     local list = b:blocks { { table = 2, first_bag = 0, bags = BAGS, out_offset = 0, out_stride = COLS } }
-    return { batch = b:batch(t(ids, "i64"), t(offsets, "i64"), list), grad = t(support.numbers(BAGS * COLS, draw), "f32", { BAGS, COLS }) }
+    return { batch = b:batch(t(ids, "i64"), t(offsets, "i64"), list),
+      grad = t(support.numbers(BAGS * COLS, draw), "f32", { BAGS, COLS }) }
   end
 
   local function step(x)
@@ -59,16 +62,18 @@ for _, device in ipairs { "cpu", "opaque" } do
 
   describe("rows that start again on " .. device, function()
     local cases = {
-      { "sgd", optimizer = { optimizer = "sgd" } }, { "adam", optimizer = { optimizer = "adam" } }, { "rowwise_adagrad" },
-      { "partial_rowwise_adam", optimizer = { optimizer = "partial_rowwise_adam" } },
+      { "sgd", optimizer = { optimizer = "sgd" } }, { "adam", optimizer = { optimizer = "adam" } },
+      { "rowwise_adagrad" }, { "partial_rowwise_adam", optimizer = { optimizer = "partial_rowwise_adam" } },
       { "counters", optimizer = { weight_decay_mode = "counter", weight_decay = 0.1,
         counter_based_regularization = { counter_weight_decay_mode = "l2", counter_halflife = 5 } } },
       { "a normal start", init = embed.normal(1, 2) }, { "a constant start", init = embed.constant(0.5) },
-      { "FP16", data_type = "FP16" }, { "BF16, rounded to nearest", data_type = "BF16", optimizer = { stochastic_rounding = false } },
+      { "FP16", data_type = "FP16" }, { "BF16, rounded to nearest", data_type = "BF16",
+        optimizer = { stochastic_rounding = false } },
     }
     for _, case in ipairs(cases) do
       for _, cache in ipairs { false, { load_factor = 0.4 }, { load_factor = 1 } } do
-        it(("are new, the others stay: %s, %s"):format(case[1], cache and "in files " .. cache.load_factor or "in memory"), function()
+        it(("are new, the others stay: %s, %s"):format(case[1], cache and "in files " .. cache.load_factor
+          or "in memory"), function()
           local args = { optimizer = case.optimizer, init = case.init, data_type = case.data_type }
           local fresh = rows_of(table_batch(args))
           args.cache = cache or nil
@@ -145,8 +150,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       fails("allowed: i64 of one dimension", 2, t({ 1 }, "i32"))
       fails("table 2, allowed: 0%.%.1", 3, t({ 1 }, "i64"))
       b:reset_rows(2, peri.zeros({ 0 }, "i64", device))
-      local bytes = embed.tbe.new { tables = { { name = "a", rows = 4, cols = 3 } }, data_type = "INT8", device = device,
-        fused_params = { optimizer = "none" } }
+      local bytes = embed.tbe.new { tables = { { name = "a", rows = 4, cols = 3 } }, data_type = "INT8",
+        device = device, fused_params = { optimizer = "none" } }
       local ok, err = pcall(bytes.reset_rows, bytes, 1, t({ 1 }, "i64"))
       assert.is_false(ok)
       assert.truthy(tostring(err):find "rows of bytes", tostring(err))

@@ -1,4 +1,5 @@
--- Rows of bytes, outputs of f16 and bf16, tables without pooling; FBGEMM's tables for inference (spec/golden/ops/quant/table_*).
+-- Rows of bytes, outputs of f16 and bf16, tables without pooling; FBGEMM's tables for inference
+-- (spec/golden/ops/quant/table_*).
 -- cuda: always
 local peri = require "perilune"
 local golden = require "spec.support.golden"
@@ -12,7 +13,8 @@ local function blocks_of(dims, batch, pooled)
   for _, dim in ipairs(dims) do width = width + dim end
   for f, dim in ipairs(dims) do
     blocks[f] = {
-      table = f, first_bag = (f - 1) * batch, bags = batch, out_offset = pooled and column or 0, out_stride = pooled and width or dim,
+      table = f, first_bag = (f - 1) * batch, bags = batch, out_offset = pooled and column or 0, out_stride = pooled
+        and width or dim,
     }
     column = column + dim
   end
@@ -23,8 +25,8 @@ for _, device in ipairs(require "spec.support.devices") do
   describe("rows of bytes on " .. device, function()
     local function t(list, dtype, shape) return peri.tensor(list, dtype, device, shape) end
     local function table_batch(data_type, more)
-      local args = { tables = { { name = "a", rows = 4, cols = 3 } }, data_type = data_type, fused_params = { optimizer = "none" },
-        device = device }
+      local args = { tables = { { name = "a", rows = 4, cols = 3 } }, data_type = data_type,
+        fused_params = { optimizer = "none" }, device = device }
       for key, value in pairs(more or {}) do args[key] = value end
       return peri.embed.tbe.new(args)
     end
@@ -32,14 +34,16 @@ for _, device in ipairs(require "spec.support.devices") do
     --- Table i of a case of FBGEMM's, as a table batch that has only this one: a table batch has one format.
     local function table_of(case, i)
       local a, format = case.args, formats[case.args.types[i]]
-      local batch = peri.embed.tbe.new { tables = { { name = "t" .. i, rows = a.rows[i], cols = a.dims[i], pooling = a.pooling:upper() } },
-        data_type = format, output_dtype = a.output_type, fused_params = { optimizer = "none" }, device = device }
+      local batch = peri.embed.tbe.new { tables = { { name = "t" .. i, rows = a.rows[i], cols = a.dims[i],
+        pooling = a.pooling:upper() } }, data_type = format, output_dtype = a.output_type,
+          fused_params = { optimizer = "none" }, device = device }
       local numbers = case:tensor(("in.table%d.float"):format(i - 1), device)
       if not quantized[format] then
         batch:write(1, "weight", 0, numbers)
         return batch
       end
-      local bytes = case:tensor(("in.table%d.bytes"):format(i - 1), device):slice(2, 0, batch:state(1):size(2)) -- without the rows' padding
+      -- without the rows' padding
+      local bytes = case:tensor(("in.table%d.bytes"):format(i - 1), device):slice(2, 0, batch:state(1):size(2))
       batch:write(1, "weight", 0, bytes:contiguous())
       local other = table_batch(format, { tables = { { name = "t", rows = a.rows[i], cols = a.dims[i] } } })
       other:write(1, "weight", 0, numbers)
@@ -81,7 +85,8 @@ for _, device in ipairs(require "spec.support.devices") do
           batch:write(i, "weight", 0, peri.Tensor.uniform({ 3 + i, cols }, -1, 1, 7, i, "f32", device))
           rows[i] = batch:read(i, "weight", 0, peri.zeros({ 3 + i, cols }, "f32", device)):to_list()
         end
-        -- Of each feature two bags: rows 0 and 3 with weights 1 and 2 (and an id that is no row), and row 2 with -0.5 beside a pruned one.
+        -- Of each feature two bags: rows 0 and 3 with weights 1 and 2 (and an id that is no row), and row 2 with -0.5
+        -- beside a pruned one.
         local ids, offsets, weights = {}, { 0 }, {}
         for i = 1, #dims do
           for k, x in ipairs { { 0, 1 }, { 3, 2 }, { 99, 7 }, { 2, -0.5 }, { -1, 9 } } do
@@ -104,9 +109,11 @@ for _, device in ipairs(require "spec.support.devices") do
     end)
 
     it("writes and reads numbers and bytes", function()
-      for data_type, slack in peri.util.ordered { INT8 = 0.01, INT8_HALF = 0.01, FP8 = 0.07, INT4 = 0.07, INT2 = 0.35 } do
+      for data_type, slack in peri.util.ordered { INT8 = 0.01, INT8_HALF = 0.01, FP8 = 0.07, INT4 = 0.07,
+        INT2 = 0.35 } do
         local b = table_batch(data_type)
-        assert.same({ 0, 0, 0 }, b:read(1, "weight", 3, peri.zeros({ 1, 3 }, "f32", device)):to_list(), "zeros at first")
+        assert.same({ 0, 0, 0 }, b:read(1, "weight", 3, peri.zeros({ 1, 3 }, "f32", device)):to_list(),
+          "zeros at first")
         b:write(1, "weight", 1, t({ 0.5, -1, 1, 0.25, 0.75, -0.125 }, "f32", { 2, 3 }))
         local got = b:read(1, "weight", 1, peri.zeros({ 2, 3 }, "f32", device))
         golden.assert_near({ 0.5, -1, 1, 0.25, 0.75, -0.125 }, got:to_list(), { abs = slack, rel = 0 }, data_type)
@@ -116,7 +123,8 @@ for _, device in ipairs(require "spec.support.devices") do
         local other = table_batch(data_type)
         other:write(1, "weight", 0, bytes)
         local list = other:blocks { { table = 1, first_bag = 0, bags = 2, out_offset = 0, out_stride = 3 } }
-        assert.same(got:to_list(), other:lookup(t({ 0, 1 }, "i64"), t({ 0, 1, 2 }, "i64"), list, 2, 3):to_list(), data_type)
+        assert.same(got:to_list(), other:lookup(t({ 0, 1 }, "i64"), t({ 0, 1, 2 }, "i64"), list, 2, 3):to_list(),
+          data_type)
       end
     end)
 
@@ -132,20 +140,24 @@ for _, device in ipairs(require "spec.support.devices") do
       assert.error_matches(function() table_batch("INT8", { fused_params = { optimizer = "sgd" } }) end,
         "rows of bytes, allowed: 0 %(none%)")
       local constant = { { name = "a", rows = 4, cols = 3, init = peri.embed.constant(1) } }
-      assert.error_matches(function() table_batch("FP8", { tables = constant }) end, "init 3 for rows of bytes, allowed: 4")
-      assert.error_matches(function() table_batch("FP32", { output_dtype = "i64" }) end, "output_dtype i64, allowed: f32, f16, bf16")
+      assert.error_matches(function() table_batch("FP8", { tables = constant }) end,
+        "init 3 for rows of bytes, allowed: 4")
+      assert.error_matches(function() table_batch("FP32", { output_dtype = "i64" }) end,
+        "output_dtype i64, allowed: f32, f16, bf16")
       local b = table_batch "INT8"
       assert.error_matches(function() b:leaf(1) end, "leaves, whose gradients are f32, are f32")
       assert.error_matches(function() b:write(1, "weight", 0, peri.zeros({ 1, 4 }, "f32", device)) end,
         "table 'a', which has 3 columns %(or, as u8, 11 bytes a row%)")
       assert.error_matches(function() b:write(1, "weight", 4, peri.zeros({ 1, 3 }, "f32", device)) end, "allowed: 0..4")
-      assert.error_matches(function() b:write(2, "weight", 0, peri.zeros({ 1, 3 }, "f32", device)) end, "table 1, allowed: 0..0")
+      assert.error_matches(function() b:write(2, "weight", 0, peri.zeros({ 1, 3 }, "f32", device)) end,
+        "table 1, allowed: 0..0")
       assert.error_matches(function() b:write(1, "weight", 0, peri.zeros({ 1, 12 }, "u8", device)) end, "columns: 11")
       local list = b:blocks { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = 3 } }
       local weights = t({ 1 }, "f32")
       weights:requires_grad()
       local out = b:lookup(t({ 0 }, "i64"), t({ 0, 1 }, "i64"), list, 1, 3, weights)
-      assert.error_matches(function() out:backward(peri.zeros({ 1, 3 }, "f32", device)) end, "rows of bytes have no gradients")
+      assert.error_matches(function() out:backward(peri.zeros({ 1, 3 }, "f32", device)) end,
+        "rows of bytes have no gradients")
     end)
 
     it("passes gradients of narrow outputs on in f32", function()
@@ -155,12 +167,14 @@ for _, device in ipairs(require "spec.support.devices") do
       local out = b:lookup(t({ 0, 1, 1 }, "i64"), t({ 0, 2, 3 }, "i64"), list, 2, 3)
       assert.same({ "bf16", { 4, 4, 4, 2, 2, 2 } }, { out:dtype(), out:to_list() })
       out:backward(t({ 0.5, 0.5, 0.5, 0.25, 0.25, 0.25 }, "bf16", { 2, 3 }))
-      assert.same({ 1.5, 1.5, 1.5, 1.25, 1.25, 1.25 }, b:read(1, "weight", 0, peri.zeros({ 2, 3 }, "f32", device)):to_list())
+      assert.same({ 1.5, 1.5, 1.5, 1.25, 1.25, 1.25 },
+        b:read(1, "weight", 0, peri.zeros({ 2, 3 }, "f32", device)):to_list())
     end)
 
     it("gives every id its row without pooling, at its place among all ids", function()
       local tables = { { name = "a", rows = 4, cols = 3, pooling = "NONE" }, { name = "b", rows = 2, cols = 2 } }
-      local b = table_batch("FP32", { tables = tables, fused_params = { optimizer = "none", bounds_check_mode = "WARNING" } })
+      local b = table_batch("FP32",
+        { tables = tables, fused_params = { optimizer = "none", bounds_check_mode = "WARNING" } })
       b:write(1, "weight", 0, t({ 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3 }, "f32", { 4, 3 }))
       b:write(2, "weight", 0, t({ 5, 6, 7, 8 }, "f32", { 2, 2 }))
       local list = b:blocks {

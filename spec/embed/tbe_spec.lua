@@ -19,34 +19,38 @@ local optimizers = {
   ["rowwise_adagrad, decouple"] = { optimizer = "rowwise_adagrad", learning_rate = 0.1, eps = 1e-4, weight_decay = 0.1,
     weight_decay_mode = "decouple" },
   adam = { learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95 },
-  ["adam, decay"] = { optimizer = "adam", learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95, weight_decay = 0.1 },
+  ["adam, decay"] = { optimizer = "adam", learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95,
+    weight_decay = 0.1 },
   ["adam, row counts"] = { optimizer = "adam", learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95,
     use_rowwise_bias_correction = true },
   ["sgd, l2"] = { optimizer = "sgd", learning_rate = 0.1, weight_decay = 0.1, weight_decay_mode = "l2" },
   ["sgd, decouple"] = { optimizer = "sgd", learning_rate = 0.1, weight_decay = 0.1, weight_decay_mode = "decouple" },
   ["sgd, exact"] = { optimizer = "sgd", learning_rate = 0.1, exact = true },
   ["sgd, max norm"] = { optimizer = "sgd", learning_rate = 0.1, max_norm = 0.8 },
-  ["adagrad, l2"] = { optimizer = "adagrad", learning_rate = 0.1, eps = 1e-4, weight_decay = 0.1, weight_decay_mode = "l2" },
-  ["adagrad, decouple"] = { optimizer = "adagrad", learning_rate = 0.1, eps = 1e-4, weight_decay = 0.1, weight_decay_mode = "decouple" },
+  ["adagrad, l2"] = { optimizer = "adagrad", learning_rate = 0.1, eps = 1e-4, weight_decay = 0.1,
+    weight_decay_mode = "l2" },
+  ["adagrad, decouple"] = { optimizer = "adagrad", learning_rate = 0.1, eps = 1e-4, weight_decay = 0.1,
+    weight_decay_mode = "decouple" },
   ["rowwise_adagrad, max norm"] = { optimizer = "rowwise_adagrad", learning_rate = 0.1, eps = 1e-4, max_norm = 0.5 },
   partial_rowwise_adam = { learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95, weight_decay = 0.1 },
-  ["partial_rowwise_adam, row counts"] = { optimizer = "partial_rowwise_adam", learning_rate = 0.02, eps = 1e-4, beta1 = 0.8,
-    beta2 = 0.95, use_rowwise_bias_correction = true },
+  ["partial_rowwise_adam, row counts"] = { optimizer = "partial_rowwise_adam", learning_rate = 0.02, eps = 1e-4,
+    beta1 = 0.8, beta2 = 0.95, use_rowwise_bias_correction = true },
   lamb = { learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95, weight_decay = 0.1 },
   ["lamb, row counts, max norm"] = { optimizer = "lamb", learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95,
     use_rowwise_bias_correction = true, max_norm = 0.6 },
   partial_rowwise_lamb = { learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95, weight_decay = 0.1 },
   shampoo = { learning_rate = 0.05, eps = 0.1 },
-  ["shampoo, decouple"] = { optimizer = "shampoo", learning_rate = 0.05, eps = 0.1, weight_decay = 0.1, weight_decay_mode = "decouple",
-    max_norm = 0.9 },
+  ["shampoo, decouple"] = { optimizer = "shampoo", learning_rate = 0.05, eps = 0.1, weight_decay = 0.1,
+    weight_decay_mode = "decouple", max_norm = 0.9 },
   lars_sgd = { learning_rate = 0.1, eta = 0.2, momentum = 0.8, weight_decay = 0.1 },
   lion = { learning_rate = 0.01, beta1 = 0.8, beta2 = 0.95, weight_decay = 0.1 },
   rowwise_rmsprop_ar = { learning_rate = 0.05, eps = 1e-4, ema_beta = 0.8, ar_alpha = 3 },
   ["rowwise_rmsprop_ar, floor"] = { optimizer = "rowwise_rmsprop_ar", learning_rate = 0.05, eps = 1e-4, ar_alpha = 15,
     min_shrinkage = 0.3 },
   emainplace_rowwise_adagrad = { learning_rate = 0.1, eps = 1e-4 },
-  ["emainplace_rowwise_adagrad, often, l2"] = { optimizer = "emainplace_rowwise_adagrad", learning_rate = 0.1, eps = 1e-4,
-    weight_decay = 0.1, weight_decay_mode = "l2", emainplace_mode = { step_ema = 3, step_start = 5, step_ema_coef = 0.3 } },
+  ["emainplace_rowwise_adagrad, often, l2"] = { optimizer = "emainplace_rowwise_adagrad", learning_rate = 0.1,
+    eps = 1e-4, weight_decay = 0.1, weight_decay_mode = "l2", emainplace_mode = { step_ema = 3, step_start = 5,
+      step_ema_coef = 0.3 } },
 }
 
 --- Row-wise Adagrad with counters.
@@ -58,15 +62,17 @@ local function counter(name, definition, more)
 end
 counter("")
 counter(", l2", { counter_weight_decay_mode = "l2", counter_halflife = 5 }, { weight_decay = 0.1 })
-counter(", decouple", { counter_weight_decay_mode = "decouple", counter_halflife = 3, adjustment_iter = 4 }, { weight_decay = 0.1 })
-counter(", adagradw", { counter_weight_decay_mode = "adagradw", adjustment_iter = 6 }, { weight_decay = 0.2, max_norm = 0.9 })
+counter(", decouple", { counter_weight_decay_mode = "decouple", counter_halflife = 3, adjustment_iter = 4 },
+  { weight_decay = 0.1 })
+counter(", adagradw", { counter_weight_decay_mode = "adagradw", adjustment_iter = 6 },
+  { weight_decay = 0.2, max_norm = 0.9 })
 counter(", adagradw, bounded", { counter_weight_decay_mode = "adagradw", counter_halflife = -2, adjustment_ub = 0.4 },
   { weight_decay = 0.2, exact = true })
 counter(", adagradw, fading", { counter_weight_decay_mode = "adagradw", counter_halflife = 4 }, { weight_decay = 0.2 })
 counter(", up", { learning_rate_mode = "TAIL_ID_LR_INCREASE", adjustment_ub = 0.7, max_counter_update_freq = 3,
   tail_id_threshold = { val = 2 } })
-counter(", down", { learning_rate_mode = "tail_id_lr_decrease", counter_halflife = 6, adjustment_ub = 1.5, max_counter_update_freq = 4,
-  tail_id_threshold = { val = 0.4, is_ratio = true } })
+counter(", down", { learning_rate_mode = "tail_id_lr_decrease", counter_halflife = 6, adjustment_ub = 1.5,
+  max_counter_update_freq = 4, tail_id_threshold = { val = 0.4, is_ratio = true } })
 counter(", sgd", { learning_rate_mode = "counter_sgd", adjustment_ub = 0.6, max_counter_update_freq = 0 })
 for _, mode in ipairs { "none", "l2", "decouple" } do
   counter(", cowclip, " .. mode, nil, { weight_decay_mode = "cowclip", weight_decay = mode ~= "none" and 0.1 or nil,
@@ -99,7 +105,7 @@ for _, device in ipairs(require "spec.support.devices") do
   local batch = support.maker(device)
 
   describe("table batch on " .. device, function()
-    -- -- start values ----------------------------------------------------------------------------------------------------------------
+    -- -- start values -------------------------------------------------------------------------------------------------
 
     it("starts weights that do not depend on the sharding", function()
       local whole = batch({ { name = "a", rows = 30, cols = 12 }, { name = "b", rows = 5, cols = 3 } })
@@ -125,7 +131,8 @@ for _, device in ipairs(require "spec.support.devices") do
 
     it("starts weights as asked", function()
       local b = batch {
-        { name = "a", rows = 4, cols = 2, init = embed.constant(1.5) }, { name = "b", rows = 300, cols = 8, init = embed.normal(2, 0.5) },
+        { name = "a", rows = 4, cols = 2, init = embed.constant(1.5) },
+        { name = "b", rows = 300, cols = 8, init = embed.normal(2, 0.5) },
         { name = "c", rows = 300, cols = 8, init = embed.uniform(3, 4) },
       }
       assert.same({ 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5 }, b:state(1):to_list())
@@ -136,12 +143,13 @@ for _, device in ipairs(require "spec.support.devices") do
       for _, x in ipairs(b:state(3):to_list()) do assert.is_true(x >= 3 and x < 4) end
     end)
 
-    -- -- block lists -----------------------------------------------------------------------------------------------------------------
+    -- -- block lists --------------------------------------------------------------------------------------------------
 
     it("follows block lists: any order, left out and shared bags, any place of the output", function()
       local draw = generator(1)
       local tables = {
-        { name = "a", rows = 9, cols = 3 }, { name = "b", rows = 7, cols = 20, pooling = "MEAN" }, { name = "c", rows = 8, cols = 16 },
+        { name = "a", rows = 9, cols = 3 }, { name = "b", rows = 7, cols = 20, pooling = "MEAN" },
+        { name = "c", rows = 8, cols = 16 },
       }
       local blocks = {
         { table = 3, first_bag = 4, bags = 3, out_offset = 100, out_stride = 17 },
@@ -164,7 +172,9 @@ for _, device in ipairs(require "spec.support.devices") do
         golden.assert_near(exact:forward(input, 180), out:to_list(), { abs = 1e-5 }, "output")
         out:backward(t(grad))
         exact:backward(input, grad)
-        for i, x in ipairs(exact.tables) do golden.assert_near(x.weight, b:state(i):to_list(), { abs = 1e-4 }, "table " .. i) end
+        for i, x in ipairs(exact.tables) do
+          golden.assert_near(x.weight, b:state(i):to_list(), { abs = 1e-4 }, "table " .. i)
+        end
       end
     end)
 
@@ -173,17 +183,20 @@ for _, device in ipairs(require "spec.support.devices") do
       b:write(1, "weight", 0, t { { 1, 2 }, { 10, 20 }, { 100, 200 } })
       b:write(2, "weight", 0, t { { 3, 6 }, { 9, 12 }, { 0, 0 } })
       local list = b:blocks {
-        { table = 1, first_bag = 0, bags = 3, out_offset = 0, out_stride = 4 }, { table = 2, first_bag = 3, bags = 3, out_offset = 2,
+        { table = 1, first_bag = 0, bags = 3, out_offset = 0, out_stride = 4 },
+        { table = 2, first_bag = 3, bags = 3, out_offset = 2,
           out_stride = 4 },
       }
       local ids, offsets = { 0, 2, 2, 1, 0, 1, -1, 0 }, { 0, 3, 3, 4, 6, 6, 8 }
-      local want = { { 201, 402, 6, 9 }, { 0, 0, 0, 0 }, { 10, 20, 1.5, 3 } } -- the pruned row counts in the length of its bag
+      -- the pruned row counts in the length of its bag
+      local want = { { 201, 402, 6, 9 }, { 0, 0, 0, 0 }, { 10, 20, 1.5, 3 } }
       assert.same(want, b:lookup(t(ids, "i32"), t(offsets, "i32"), list, 3, 4):to_table())
       assert.same(want, b:lookup(t(ids, "i64"), t(offsets, "i32"), list, 3, 4):to_table())
-      assert.same(want, b:forward(t(ids, "i32"), t(offsets, "i64"), list, peri.zeros({ 3, 4 }, "f32", device)):to_table())
+      assert.same(want, b:forward(t(ids, "i32"), t(offsets, "i64"), list,
+        peri.zeros({ 3, 4 }, "f32", device)):to_table())
     end)
 
-    -- -- updates ---------------------------------------------------------------------------------------------------------------------
+    -- -- updates ------------------------------------------------------------------------------------------------------
 
     for _, name in ipairs(util.keys(optimizers)) do
       it("trains 20 steps with " .. name .. " as double precision does", function()
@@ -191,7 +204,8 @@ for _, device in ipairs(require "spec.support.devices") do
         local a, m = width(name, 5), width(name, 33)
         local all = a + m + 16
         local tables = {
-          { name = "a", rows = 11, cols = a }, { name = "b", rows = 6, cols = m, pooling = "MEAN" }, { name = "c", rows = 40, cols = 16 },
+          { name = "a", rows = 11, cols = a }, { name = "b", rows = 6, cols = m, pooling = "MEAN" },
+          { name = "c", rows = 40, cols = 16 },
         }
         local b = batch(tables, fused)
         for i, x in ipairs(tables) do x.weight = b:state(i):to_list() end
@@ -200,14 +214,16 @@ for _, device in ipairs(require "spec.support.devices") do
         if name:find "^counter" then o.kind = "rowwise_adagrad_with_counter" end
         local exact = reference.new(tables, o)
         local blocks = {
-          { table = 1, first_bag = 0, bags = 8, out_offset = 0, out_stride = all }, { table = 2, first_bag = 8, bags = 8, out_offset = a,
+          { table = 1, first_bag = 0, bags = 8, out_offset = 0, out_stride = all },
+          { table = 2, first_bag = 8, bags = 8, out_offset = a,
             out_stride = all },
           { table = 3, first_bag = 16, bags = 8, out_offset = a + m, out_stride = all },
         }
         local list = b:blocks(blocks)
         for step = 1, 20 do
           local ids, offsets = bags_of(24, 5, 6, draw)
-          local input = { ids = ids, offsets = offsets, blocks = blocks, weights = step % 2 == 0 and numbers(#ids, draw) or nil }
+          local input = { ids = ids, offsets = offsets, blocks = blocks, weights = step % 2 == 0
+            and numbers(#ids, draw) or nil }
           local grad = numbers(8 * all, draw)
           local weights = input.weights and t(input.weights):requires_grad()
           local out = b:lookup(t(ids, "i64"), t(offsets, "i64"), list, 8, all, weights)
@@ -219,8 +235,8 @@ for _, device in ipairs(require "spec.support.devices") do
         end
         for i, x in ipairs(exact.tables) do
           golden.assert_near(x.weight, b:state(i):to_list(), { abs = 2e-4 }, "table " .. i)
-          for _, state in ipairs(b:state_names()) do golden.assert_near(x[state], b:state(i, state):to_list(), { abs = 1e-3, rel = 1e-4 },
-            state) end
+          for _, state in ipairs(b:state_names()) do golden.assert_near(x[state], b:state(i, state):to_list(),
+            { abs = 1e-3, rel = 1e-4 }, state) end
         end
         assert.equal(20, b:iteration())
       end)
@@ -273,8 +289,8 @@ for _, device in ipairs(require "spec.support.devices") do
     end)
 
     it("gives leaves their gradients without an optimizer", function()
-      local b = batch({ { name = "a", rows = 3, cols = 2, init = embed.constant(1) }, { name = "b", rows = 2, cols = 1 } },
-        { optimizer = "none" })
+      local b = batch({ { name = "a", rows = 3, cols = 2, init = embed.constant(1) },
+        { name = "b", rows = 2, cols = 1 } }, { optimizer = "none" })
       local list = b:blocks { { table = 1, first_bag = 0, bags = 2, out_offset = 0, out_stride = 2 } }
       local function look() return b:lookup(t({ 0, 2, 2 }, "i64"), t({ 0, 2, 3 }, "i64"), list, 2, 2) end
       look():backward(t { { 1, 2 }, { 10, 20 } })
@@ -326,8 +342,8 @@ describe("table batch", function()
       local out = b:lookup(peri.tensor(ids, "i64"), peri.tensor(offsets, "i64"), list, 2048, 112)
       local first = out:read()
       out:backward(peri.tensor(grad, "f32", nil, { 2048, 112 }))
-      made[i] = ffi.string(first, 2048 * 112 * 4) .. ffi.string(b:state(1):read(), 3000 * 64 * 4) .. ffi.string(b:state(2):read(),
-        3000 * 48 * 4)
+      made[i] = ffi.string(first, 2048 * 112 * 4) .. ffi.string(b:state(1):read(), 3000 * 64 * 4)
+        .. ffi.string(b:state(2):read(), 3000 * 48 * 4)
     end
     check(C.peri_threads_set(before))
     for i = 2, #made do assert.is_true(made[1] == made[i], "another result with the thread count of run " .. i) end

@@ -1,4 +1,5 @@
--- Updates of table batches beyond the formulas: stochastic rounding, exact sums, rows for which a formula has no number.
+-- Updates of table batches beyond the formulas: stochastic rounding, exact sums, rows for which a formula has no
+-- number.
 -- cuda: always
 local ffi = require "ffi"
 local peri = require "perilune"
@@ -9,8 +10,10 @@ local C, check = peri.ffi.C, peri.ffi.check
 --- Row-wise Adagrad with counters, by what it is called here.
 local counted = {
   counter = { optimizer = "rowwise_adagrad", weight_decay_mode = "counter", weight_decay = 0.1,
-    counter_based_regularization = { counter_weight_decay_mode = "decouple", counter_halflife = 3, learning_rate_mode = "counter_sgd" } },
-  cowclip = { optimizer = "rowwise_adagrad", weight_decay_mode = "cowclip", cowclip_regularization = { lower_bound = 0.1 } },
+    counter_based_regularization = { counter_weight_decay_mode = "decouple", counter_halflife = 3,
+      learning_rate_mode = "counter_sgd" } },
+  cowclip = { optimizer = "rowwise_adagrad", weight_decay_mode = "cowclip",
+    cowclip_regularization = { lower_bound = 0.1 } },
 }
 counted.rowwise_adagrad_with_counter = counted.counter
 
@@ -25,15 +28,17 @@ for _, device in ipairs(require "spec.support.devices") do
   local function iota(n, more) return peri.arange(0, n + (more or 0), 1, "i64", device) end
 
   describe("updates on " .. device, function()
-    -- -- stochastic rounding -------------------------------------------------------------------------------------------------------
+    -- -- stochastic rounding ------------------------------------------------------------------------------------------
 
     for _, dtype in ipairs { "f16", "bf16" } do
       it("rounds " .. dtype .. " weights so that their mean is right", function()
         local rows, cols = 200, 48
-        for _, case in ipairs { { start = 1, step = 0.0001 }, { start = 0, step = 3.1e-6 }, { start = -3, step = 0.00021 } } do
+        for _, case in ipairs { { start = 1, step = 0.0001 }, { start = 0, step = 3.1e-6 },
+          { start = -3, step = 0.00021 } } do
           local b = batch({ { name = "a", rows = rows, cols = cols, init = peri.embed.constant(case.start) } },
             { optimizer = "sgd", learning_rate = 1 }, { data_type = dtype })
-          b:backward(iota(rows), iota(rows, 1), each_row(b, rows, cols), peri.full({ rows, cols }, -case.step, "f32", device))
+          b:backward(iota(rows), iota(rows, 1), each_row(b, rows, cols),
+            peri.full({ rows, cols }, -case.step, "f32", device))
           local sum, values, seen = 0, {}, 0
           for _, x in ipairs(b:state(1):to_list()) do
             sum = sum + x
@@ -66,12 +71,16 @@ for _, device in ipairs(require "spec.support.devices") do
       it("keeps " .. dtype .. " weights that need no rounding, and finite ones finite", function()
         local top = dtype == "f16" and 65504 or 3.3895313892515355e38
         local start = { 1, -0.5, 0.000030517578125, 0, top, -top, 1 / 0, -1 / 0 }
-        local b = batch({ { name = "a", rows = 1, cols = #start } }, { optimizer = "sgd", learning_rate = 1 }, { data_type = dtype })
+        local b = batch({ { name = "a", rows = 1, cols = #start } }, { optimizer = "sgd", learning_rate = 1 },
+          { data_type = dtype })
         b:write(1, "weight", 0, t { start })
         local list = each_row(b, 1, #start)
-        for _ = 1, 20 do b:backward(t({ 0 }, "i64"), t({ 0, 1 }, "i64"), list, peri.zeros({ 1, #start }, "f32", device)) end
+        for _ = 1, 20 do
+          b:backward(t({ 0 }, "i64"), t({ 0, 1 }, "i64"), list, peri.zeros({ 1, #start }, "f32", device))
+        end
         assert.same(start, b:state(1):to_list())
-        b:backward(t({ 0 }, "i64"), t({ 0, 1 }, "i64"), list, peri.full({ 1, #start }, dtype == "f16" and -20 or -1e36, "f32", device))
+        b:backward(t({ 0 }, "i64"), t({ 0, 1 }, "i64"), list, peri.full({ 1, #start }, dtype == "f16" and -20 or -1e36,
+          "f32", device))
         assert.equal(top, b:state(1):to_list()[5])
       end)
 
@@ -95,14 +104,14 @@ for _, device in ipairs(require "spec.support.devices") do
         end
         local whole = train({ { name = "a", rows = rows, cols = cols } }, { 0, rows, 0, cols })
         for _, p in ipairs { { 5, 12, 0, 70 }, { 0, 12, 32, 64 }, { 2, 7, 7, 70 }, { 0, 3, 45, 46 } } do
-          local got = train({ { name = "a", rows = p[2] - p[1], cols = p[4] - p[3], row_offset = p[1], col_offset = p[3],
-            total_rows = rows, total_cols = cols } }, p)
+          local got = train({ { name = "a", rows = p[2] - p[1], cols = p[4] - p[3], row_offset = p[1],
+            col_offset = p[3], total_rows = rows, total_cols = cols } }, p)
           for r, row in ipairs(got) do
             for c, x in ipairs(row) do assert.equal(whole[p[1] + r][p[3] + c], x) end
           end
         end
-        local b = batch({ { name = "a", rows = 1, cols = 64, init = peri.embed.constant(1) } }, { optimizer = "sgd", learning_rate = 1 },
-          { data_type = dtype })
+        local b = batch({ { name = "a", rows = 1, cols = 64, init = peri.embed.constant(1) } },
+          { optimizer = "sgd", learning_rate = 1 }, { data_type = dtype })
         local made = {}
         for step = 1, 2 do
           b:write(1, "weight", 0, peri.ones({ 1, 64 }, "f32", device))
@@ -113,7 +122,7 @@ for _, device in ipairs(require "spec.support.devices") do
       end)
     end
 
-    -- -- exact sums ----------------------------------------------------------------------------------------------------------------
+    -- -- exact sums ---------------------------------------------------------------------------------------------------
 
     it("sums exactly the same whatever the order", function()
       local draw, bags, cols = generator(11), 700, 24
@@ -139,7 +148,8 @@ for _, device in ipairs(require "spec.support.devices") do
         end
         for _, exact in ipairs { true, false } do
           local b = batch({ { name = "a", rows = 3, cols = cols } }, { optimizer = "sgd", exact = exact })
-          b:backward(t(id, "i64"), iota(bags, 1), each_row(b, bags, cols), peri.tensor(g, "f32", device, { bags, cols }), t(w));
+          b:backward(t(id, "i64"), iota(bags, 1), each_row(b, bags, cols),
+            peri.tensor(g, "f32", device, { bags, cols }), t(w));
           (exact and made or plain)[try] = b:state(1):to_list()
         end
       end
@@ -148,8 +158,8 @@ for _, device in ipairs(require "spec.support.devices") do
     end)
 
     it("sums exactly to the right number, and keeps infinities and NaN", function()
-      local b = batch({ { name = "a", rows = 1, cols = 5, init = peri.embed.constant(0) } }, { optimizer = "sgd", learning_rate = 1,
-        exact = true })
+      local b = batch({ { name = "a", rows = 1, cols = 5, init = peri.embed.constant(0) } },
+        { optimizer = "sgd", learning_rate = 1, exact = true })
       local inf, nan = 1 / 0, 0 / 0
       local rows = { { 1e30, 1, inf, inf, nan }, { 1, 2 ^ -30, 1, -inf, 1 }, { -1e30, -1, 1e30, 1, inf } }
       b:backward(t({ 0, 0, 0 }, "i64"), iota(3, 1), each_row(b, 3, 5), t(rows))
@@ -160,25 +170,28 @@ for _, device in ipairs(require "spec.support.devices") do
       assert.is_true(got[4] ~= got[4] and got[5] ~= got[5])
     end)
 
-    -- -- where formulas end --------------------------------------------------------------------------------------------------------
+    -- -- where formulas end -------------------------------------------------------------------------------------------
 
     it("trains rows of zeros with lamb and lars_sgd, and survives gradients of zeros", function()
       -- FBGEMM's formulas freeze rows of zeros (their trust ratio is 0) and divide 0 by 0 when there is no step.
       for _, name in ipairs { "lamb", "partial_rowwise_lamb", "lars_sgd" } do
-        local b = batch({ { name = "a", rows = 2, cols = 3, init = peri.embed.constant(0) } }, { optimizer = name, learning_rate = 0.5 })
+        local b = batch({ { name = "a", rows = 2, cols = 3, init = peri.embed.constant(0) } },
+          { optimizer = name, learning_rate = 0.5 })
         b:write(1, "weight", 1, t { { 1, 1, 1 } })
         local list = each_row(b, 2, 3)
         b:backward(iota(2), iota(2, 1), list, t { { 1, 2, 3 }, { 0, 0, 0 } })
         local got = b:state(1):to_table()
         for d = 1, 3 do
-          assert.near(name == "lamb" and -0.5 or name == "lars_sgd" and -0.5 * d or -0.5 * d / math.sqrt(14 / 3), got[1][d], 1e-5)
+          assert.near(name == "lamb" and -0.5 or name == "lars_sgd" and -0.5 * d or -0.5 * d / math.sqrt(14 / 3),
+            got[1][d], 1e-5)
           assert.equal(1, got[2][d])
         end
       end
     end)
 
     it("moves nothing where lion has no direction", function()
-      local b = batch({ { name = "a", rows = 1, cols = 3, init = peri.embed.constant(2) } }, { optimizer = "lion", learning_rate = 0.5 })
+      local b = batch({ { name = "a", rows = 1, cols = 3, init = peri.embed.constant(2) } },
+        { optimizer = "lion", learning_rate = 0.5 })
       b:backward(iota(1), iota(1, 1), each_row(b, 1, 3), t { { -3, 0, 7 } })
       assert.same({ 2.5, 2, 1.5 }, b:state(1):to_list())
     end)
@@ -212,8 +225,8 @@ for _, device in ipairs(require "spec.support.devices") do
 
     it("lets right halves of rows follow left ones once a step, in training only", function()
       local function fresh()
-        local b = batch({ { name = "a", rows = 2, cols = 4, init = peri.embed.constant(0) }, { name = "e", rows = 0, cols = 2 } },
-          { optimizer = "emainplace_rowwise_adagrad", learning_rate = 0,
+        local b = batch({ { name = "a", rows = 2, cols = 4, init = peri.embed.constant(0) },
+          { name = "e", rows = 0, cols = 2 } }, { optimizer = "emainplace_rowwise_adagrad", learning_rate = 0,
             emainplace_mode = { step_ema = 2, step_start = 2, step_ema_coef = 0.5 } })
         b:write(1, "weight", 0, t { { 4, 8, 0, 0 }, { 2, 2, 2, 6 } })
         return b, each_row(b, 1, 4)
@@ -247,8 +260,8 @@ for _, device in ipairs(require "spec.support.devices") do
     end)
 
     it("refreshes the largest counter of each table by itself", function()
-      local b = batch({ { name = "a", rows = 3, cols = 2 }, { name = "b", rows = 2, cols = 2 } }, { optimizer = "rowwise_adagrad",
-        weight_decay_mode = "counter",
+      local b = batch({ { name = "a", rows = 3, cols = 2 }, { name = "b", rows = 2, cols = 2 } },
+        { optimizer = "rowwise_adagrad", weight_decay_mode = "counter",
         counter_based_regularization = { learning_rate_mode = "tail_id_lr_increase", max_counter_update_freq = 3 } })
       assert.same({ "weight", "momentum1", "row_counter", "prev_iter", "max_counter" }, b:state_names())
       local list = each_row(b, 3, 2)
@@ -279,21 +292,24 @@ for _, device in ipairs(require "spec.support.devices") do
   local function t(list, dtype) return peri.tensor(list, dtype, device) end
   local batch = support.maker(device)
   local tables = {
-    { name = "a", rows = 30, cols = 5, pooling = "MEAN" }, { name = "b", rows = 12, cols = 33 }, { name = "c", rows = 9, cols = 16 },
+    { name = "a", rows = 30, cols = 5, pooling = "MEAN" }, { name = "b", rows = 12, cols = 33 },
+    { name = "c", rows = 9, cols = 16 },
   }
 
   --- Blocks of three features over `bags` bags each; the last shares table b, between the others.
   local function blocks_of(bags, factor)
     local width, list = 5 + 33 + 16 + 33, {}
     for k, at in ipairs { { 1, 0 }, { 2, 5 }, { 3, 38 }, { 2, 54 } } do
-      list[k] = { table = at[1], first_bag = (k - 1) * bags, bags = bags, out_offset = at[2], out_stride = width * (factor or 1) }
+      list[k] = { table = at[1], first_bag = (k - 1) * bags, bags = bags, out_offset = at[2],
+        out_stride = width * (factor or 1) }
     end
     return list, width
   end
 
   describe("gradients on " .. device, function()
     for _, with in ipairs { "", "weights", "scale" } do
-      it("accumulate over micro-batches to the bits of the large batch" .. (with == "" and "" or ", with " .. with), function()
+      it("accumulate over micro-batches to the bits of the large batch" .. (with == "" and "" or ", with " .. with),
+        function()
         for _, name in ipairs { "rowwise_adagrad", "adam", "sgd", "rowwise_rmsprop_ar", "counter", "cowclip" } do
           local fused = counted[name] or { optimizer = name }
           local draw = generator(21)
@@ -301,8 +317,8 @@ for _, device in ipairs(require "spec.support.devices") do
           for m, bags in ipairs(sizes) do
             local ids, offsets = bags_of(4 * bags, 6, 9, draw)
             local _, width = blocks_of(bags)
-            parts[m] = { ids = ids, offsets = offsets, bags = bags, grad = numbers(bags * width, draw), weights = numbers(#ids, draw),
-              scale = numbers(4 * bags, draw) }
+            parts[m] = { ids = ids, offsets = offsets, bags = bags, grad = numbers(bags * width, draw),
+              weights = numbers(#ids, draw), scale = numbers(4 * bags, draw) }
             all = all + bags
           end
           --- The large batch: feature after feature, and in each the micro-batches.
@@ -356,8 +372,8 @@ for _, device in ipairs(require "spec.support.devices") do
       local draw = generator(22)
       local made = {}
       local function table_batch()
-        return batch({ { name = "a", rows = 9, cols = 4, pooling = "NONE" }, { name = "b", rows = 9, cols = 4, pooling = "NONE" } },
-          { optimizer = "rowwise_adagrad" })
+        return batch({ { name = "a", rows = 9, cols = 4, pooling = "NONE" },
+          { name = "b", rows = 9, cols = 4, pooling = "NONE" } }, { optimizer = "rowwise_adagrad" })
       end
       local one, many = table_batch(), table_batch()
       local function back(b, ids, offsets, bags, grad)
@@ -406,17 +422,21 @@ for _, device in ipairs(require "spec.support.devices") do
       b:apply_accumulated()
       assert.same({ 1, 1, 1 - 12, 1 - 20, 1, 1 }, b:state(1):to_list())
       b:accumulate(true)
-      b:lookup(t({ 1 }, "i64"), t({ 0, 1 }, "i64"), list, 1, 2):backward(t { { 3, 5 } }) -- kept, and dropped with the batch
-      assert.error_matches(function() batch({ { name = "a", rows = 3, cols = 2 } }, { optimizer = "none" }):accumulate(true) end,
+      -- kept, and dropped with the batch
+      b:lookup(t({ 1 }, "i64"), t({ 0, 1 }, "i64"), list, 1, 2):backward(t { { 3, 5 } })
+      assert.error_matches(function()
+        batch({ { name = "a", rows = 3, cols = 2 } }, { optimizer = "none" }):accumulate(true)
+      end,
         "has no optimizer")
     end)
 
     it("of the ids' weights are those of the loss, also where the rows' are clamped", function()
-      local b = batch({ { name = "a", rows = 3, cols = 2, init = peri.embed.constant(1) } }, { optimizer = "sgd", learning_rate = 1,
-        gradient_clipping = true, max_gradient = 0.5 })
+      local b = batch({ { name = "a", rows = 3, cols = 2, init = peri.embed.constant(1) } },
+        { optimizer = "sgd", learning_rate = 1, gradient_clipping = true, max_gradient = 0.5 })
       local list = b:blocks { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = 2 } }
       local weights = t({ 1, 1 }):requires_grad()
-      b:lookup(t({ 0, 2 }, "i64"), t({ 0, 2 }, "i64"), list, 1, 2, weights):backward(peri.tensor({ 3, -0.25 }, "f32", device, { 1, 2 }))
+      b:lookup(t({ 0, 2 }, "i64"), t({ 0, 2 }, "i64"), list, 1, 2, weights):backward(peri.tensor({ 3, -0.25 }, "f32",
+        device, { 1, 2 }))
       assert.same({ 2.75, 2.75 }, weights:grad():to_list())
       assert.same({ { 0.5, 1.25 }, { 1, 1 }, { 0.5, 1.25 } }, b:state(1):to_table())
     end)
@@ -431,7 +451,8 @@ for _, device in ipairs(require "spec.support.devices") do
         for i = 1, #ids, 7 do ids[i] = -1 end
         for i = 3, #ids, 11 do ids[i] = 1000 end
         local grad, weights = numbers(40 * width, draw), numbers(#ids, draw)
-        local x = { t(ids, ids_dtype), t(offsets, ids_dtype), list, peri.tensor(grad, "f32", device, { 40, width }), t(weights) }
+        local x = { t(ids, ids_dtype), t(offsets, ids_dtype), list, peri.tensor(grad, "f32", device, { 40, width }),
+          t(weights) }
         local rows, dense = b:sparse_gradient(unpack(x)), b:gradient(unpack(x))
         local seen = 0
         for i = 1, 3 do
@@ -465,12 +486,13 @@ describe("updates", function()
   --- Three steps with this many threads: the bytes of weights and states.
   local function train(fused, data_type, threads)
     check(C.peri_threads_set(threads))
-    local b = peri.embed.tbe.new { tables = { { name = "a", rows = 3000, cols = 40 } }, data_type = data_type, fused_params = fused,
-      seed = 1 }
+    local b = peri.embed.tbe.new { tables = { { name = "a", rows = 3000, cols = 40 } }, data_type = data_type,
+      fused_params = fused, seed = 1 }
     local list = b:blocks { { table = 1, first_bag = 0, bags = 4096, out_offset = 0, out_stride = 40 } }
     local made = {}
     for _ = 1, 3 do
-      b:backward(peri.tensor(ids, "i64"), peri.tensor(offsets, "i64"), list, peri.tensor(grad, "f32", nil, { 4096, 40 }))
+      b:backward(peri.tensor(ids, "i64"), peri.tensor(offsets, "i64"), list,
+        peri.tensor(grad, "f32", nil, { 4096, 40 }))
     end
     for i, name in ipairs(b:state_names()) do
       local state = b:state(1, name)
@@ -479,7 +501,9 @@ describe("updates", function()
     return made
   end
 
-  local every = peri.util.map(peri.embed.config.optimizers(), function(name) return counted[name] or { optimizer = name } end)
+  local every = peri.util.map(peri.embed.config.optimizers(), function(name)
+    return counted[name] or { optimizer = name }
+  end)
   every[#every + 1] = counted.cowclip
   for _, fused in ipairs(every) do
     local name = fused.weight_decay_mode and fused.optimizer .. ", " .. fused.weight_decay_mode or fused.optimizer
@@ -490,7 +514,9 @@ describe("updates", function()
           local want = train(fused, data_type, 1)
           for _, threads in ipairs { 2, 3, 7 } do
             local got = train(fused, data_type, threads)
-            for i = 1, #want do assert.is_true(want[i] == got[i], ("%s: state %d with %d threads"):format(data_type, i, threads)) end
+            for i = 1, #want do
+              assert.is_true(want[i] == got[i], ("%s: state %d with %d threads"):format(data_type, i, threads))
+            end
           end
         end
         check(C.peri_threads_set(before))

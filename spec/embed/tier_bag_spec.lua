@@ -1,14 +1,17 @@
--- EmbeddingBagCollection over tables in files: cache_params in fused_params, prefetches of whole batches, what replaces its tensors.
+-- EmbeddingBagCollection over tables in files: cache_params in fused_params, prefetches of whole batches, what replaces
+-- its tensors.
 local peri = require "perilune"
 local tier = require "spec.support.tier"
 local support = require "spec.support.tbe"
 
 local function make(device, cache, more)
   local function table_of(name, rows, dim, features, pooling)
-    return peri.EmbeddingBagConfig { name = name, num_embeddings = rows, embedding_dim = dim, feature_names = features, pooling = pooling }
+    return peri.EmbeddingBagConfig { name = name, num_embeddings = rows, embedding_dim = dim, feature_names = features,
+      pooling = pooling }
   end
   local args = {
-    tables = { table_of("a", 300, 8, { "f", "g" }, "SUM"), table_of("b", 400, 4, { "g" }, "MEAN"), table_of("c", 200, 12, { "h" }, "SUM") },
+    tables = { table_of("a", 300, 8, { "f", "g" }, "SUM"), table_of("b", 400, 4, { "g" }, "MEAN"),
+      table_of("c", 200, 12, { "h" }, "SUM") },
     fused_params = { optimizer = "adam", learning_rate = 0.1, cache_params = cache }, seed = 11, device = device,
   }
   for key, value in pairs(more or {}) do args[key] = value end
@@ -63,7 +66,8 @@ for _, device in ipairs { "cpu", "opaque" } do
     it("say what they have instead of tensors", function()
       local ok, err = pcall(function() return make(device, {}):weight "a" end)
       assert.is_false(ok)
-      assert.truthy(tostring(err):find "the rows of table 'a' are behind a cache, so there is no view of them; read and write rows")
+      assert.truthy(tostring(err):find("the rows of table 'a' are behind a cache, so there is no view of them; read "
+        .. "and write rows"))
     end)
 
     it("go on from their files", function()

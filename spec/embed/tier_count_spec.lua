@@ -1,22 +1,24 @@
--- Tables behind a cache, in files and in a host's memory: every count of the cache statistics against a model in plain lists; sequences;
--- offsets that run backwards.
+-- Tables behind a cache, in files and in a host's memory: every count of the cache statistics against a model in plain
+-- lists; sequences; offsets that run backwards.
 -- deadline: 300 s
 local peri = require "perilune"
 local support = require "spec.support.tbe"
 local tier = require "spec.support.tier"
 local C, check = peri.ffi.C, peri.ffi.check
 
--- -- the model --------------------------------------------------------------------------------------------------------------------------
+-- -- the model --------------------------------------------------------------------------------------------------------
 
-local COUNTS = { "hits", "misses", "prefetched", "prefetch_hits", "set_conflicts", "evictions", "initialised", "rows_read", "rows_written" }
+local COUNTS = { "hits", "misses", "prefetched", "prefetch_hits", "set_conflicts", "evictions", "initialised",
+  "rows_read", "rows_written" }
 
 local Model = {}
 Model.__index = Model
 
---- at_once: rows that a prefetch brings arrive with it, not when they are looked up. sets: of slots; 0: rows may use any slot.
+--- at_once: rows that a prefetch brings arrive with it, not when they are looked up. sets: of slots; 0: rows may use
+--- any slot.
 local function model_of(slots, algorithm, at_once, sets)
-  local m = setmetatable({ slots = slots, lfu = algorithm == "LFU", at_once = at_once, here = 0, clock = 0, row = {}, uses = {},
-    count = {}, sets = sets, holds = {}, batch = 0 }, Model)
+  local m = setmetatable({ slots = slots, lfu = algorithm == "LFU", at_once = at_once, here = 0, clock = 0, row = {},
+    uses = {}, count = {}, sets = sets, holds = {}, batch = 0 }, Model)
   for _, name in ipairs(COUNTS) do m.count[name] = 0 end
   return m
 end
@@ -41,7 +43,9 @@ end
 --- The least used (LFU), of those the longest idle, or, in sets, that of the longest past batch.
 function Model:sooner(a, b)
   local x, y = self.row[self.holds[a]], self.row[self.holds[b]]
-  if self.lfu and self.uses[self.holds[a]] ~= self.uses[self.holds[b]] then return self.uses[self.holds[a]] < self.uses[self.holds[b]] end
+  if self.lfu and self.uses[self.holds[a]] ~= self.uses[self.holds[b]] then
+    return self.uses[self.holds[a]] < self.uses[self.holds[b]]
+  end
   if self.sets == 0 then return x.idle < y.idle end
   return x.last < y.last
 end
@@ -81,7 +85,8 @@ function Model:slot_for(row)
   end
 end
 
---- Rows of a batch in the order in which they first come: a ticket with those that were there and those that were brought.
+--- Rows of a batch in the order in which they first come: a ticket with those that were there and those that were
+--- brought.
 function Model:resolve(rows, prefetch)
   local ticket, wants, seen = { pins = {}, wants = {}, initialised = 0 }, {}, {}
   self:begin()
@@ -157,7 +162,7 @@ function Model:flush()
   end
 end
 
--- -- batches ----------------------------------------------------------------------------------------------------------------------------
+-- -- batches ----------------------------------------------------------------------------------------------------------
 
 local ROWS, COLS, BAGS = 500, 6, 8
 
@@ -183,8 +188,8 @@ for _, device in ipairs { "cpu", "opaque" } do
     local function compare(b, model, step, record)
       local got = b:cache_statistics()
       for _, name in ipairs(COUNTS) do
-        assert(tonumber(got[name]) == model.count[name], ("step %d: %s is %d, the model has %d"):format(step, name, tonumber(got[name]),
-          model.count[name]))
+        assert(tonumber(got[name]) == model.count[name], ("step %d: %s is %d, the model has %d"):format(step, name,
+          tonumber(got[name]), model.count[name]))
       end
       assert.equal(model.here, tonumber(got.resident))
       assert.equal(0, tonumber(got.conflict_misses))
@@ -210,8 +215,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       it(("are the model's: %s, load factor %g%s%s%s"):format(algorithm, factor, prefetch and ", prefetching" or "",
         ways and (", %d ways"):format(ways) or "", memory and ", in the host's memory" or ""), function()
         local tables = { { name = "a", rows = ROWS, cols = COLS } }
-        local b = tier.make(tables, { device = device, factor = factor, algorithm = algorithm, directory = not memory and folder or nil,
-          ways = ways or nil, optimizer = { optimizer = "adagrad", learning_rate = 0.1 } }, true)
+        local b = tier.make(tables, { device = device, factor = factor, algorithm = algorithm, directory = not memory
+          and folder or nil, ways = ways or nil, optimizer = { optimizer = "adagrad", learning_rate = 0.1 } }, true)
         local record = memory and 8 + 2 * 4 * COLS or tier.record_bytes(tier.files(folder)[1], ROWS)
         assert.equal(memory ~= nil, b:cache_statistics().io == "memory")
         local used = ways or (device == "cpu" and 0 or 64)
@@ -254,8 +259,9 @@ for _, device in ipairs { "cpu", "opaque" } do
     end
 
     it("count nothing of ids that are no rows", function()
-      local b = tier.make({ { name = "a", rows = ROWS, cols = COLS } }, { device = device, factor = 0.2, algorithm = "LRU",
-        optimizer = { optimizer = "sgd", learning_rate = 0.1, bounds_check_mode = "IGNORE" } }, true)
+      local b = tier.make({ { name = "a", rows = ROWS, cols = COLS } },
+        { device = device, factor = 0.2, algorithm = "LRU", optimizer = { optimizer = "sgd", learning_rate = 0.1,
+          bounds_check_mode = "IGNORE" } }, true)
       local list = b:blocks { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = COLS } }
       peri.no_grad(b.lookup, b, t { -1, 3, 500, -7, 3, 9007199254740991, 4 }, t { 0, 7 }, list, 1, COLS)
       local s = b:cache_statistics()
@@ -266,11 +272,11 @@ for _, device in ipairs { "cpu", "opaque" } do
 
   describe("tables in files on " .. device, function()
     it("give sequences of tables that share bags", function()
-      local tables = { { name = "a", rows = 40, cols = 3, pooling = "NONE" }, { name = "b", rows = 50, cols = 2, pooling = "NONE" },
-        { name = "c", rows = 40, cols = 2 } }
+      local tables = { { name = "a", rows = 40, cols = 3, pooling = "NONE" },
+        { name = "b", rows = 50, cols = 2, pooling = "NONE" }, { name = "c", rows = 40, cols = 2 } }
       for _, factor in ipairs { 0.5, 1 } do
-        local pair = tier.pair { tables = tables, device = device, cache = { load_factor = factor }, optimizer = { optimizer = "adagrad",
-          learning_rate = 0.3 } }
+        local pair = tier.pair { tables = tables, device = device, cache = { load_factor = factor },
+          optimizer = { optimizer = "adagrad", learning_rate = 0.3 } }
         for step = 1, 6 do
           local n = 4 + step % 3 * 2 -- the number of ids changes where the blocks do not
           local ids, draw = {}, support.generator(step)
@@ -294,7 +300,8 @@ for _, device in ipairs { "cpu", "opaque" } do
     end)
 
     it("map large batches on any number of threads, and evict alike", function()
-      local tables, rows, n = { { name = "a", rows = 20000, cols = 3 }, { name = "b", rows = 9000, cols = 2 } }, { 20000, 9000 }, 12000
+      local tables, rows, n = { { name = "a", rows = 20000, cols = 3 }, { name = "b", rows = 9000, cols = 2 } },
+        { 20000, 9000 }, 12000
       for _, case in ipairs { { 0.7, 0 }, { 0.7, 16 }, { 1 } } do
         local counts, factor, ways = {}, unpack(case)
         for i, threads in ipairs { 1, 3 } do
@@ -304,7 +311,9 @@ for _, device in ipairs { "cpu", "opaque" } do
           local cuts = { 0, 2000, 2001, 7500, n, n + 100, 2 * n }
           for step = 1, 3 do
             local draw, ids = support.generator(700 + step), {}
-            for k = 1, 2 * n do ids[k] = draw(k % 3 == 0 and 50 or rows[k <= n and 1 or 2]) - (k % 97 == 0 and 1 or 0) end
+            for k = 1, 2 * n do
+              ids[k] = draw(k % 3 == 0 and 50 or rows[k <= n and 1 or 2]) - (k % 97 == 0 and 1 or 0)
+            end
             for k = 1, 2 * n do ids[k] = math.max(ids[k], -1) end
             local outs, grad = {}, peri.Tensor.uniform({ 4 * 3 + 2 * 2 }, -1, 1, step, 0, "f32", device)
             for j, b in ipairs { pair.plain, pair.cached } do
@@ -326,11 +335,12 @@ for _, device in ipairs { "cpu", "opaque" } do
     end)
 
     it("refuse offsets that run backwards where no block looks", function()
-      local pair = tier.pair { tables = { { name = "a", rows = 40, cols = 2 }, { name = "b", rows = 30, cols = 2 } }, device = device,
-        cache = { load_factor = 1 } }
+      local pair = tier.pair { tables = { { name = "a", rows = 40, cols = 2 }, { name = "b", rows = 30, cols = 2 } },
+        device = device, cache = { load_factor = 1 } }
       local blocks = { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = 2 },
         { table = 2, first_bag = 2, bags = 1, out_offset = 2, out_stride = 2 } }
-      local patterns = { "table 'b', sample 0: offsets 1 and 4 make no bag of 4 ids", "bag 1: offsets 4 and 1 make no bag of 4 ids" }
+      local patterns = { "table 'b', sample 0: offsets 1 and 4 make no bag of 4 ids",
+        "bag 1: offsets 4 and 1 make no bag of 4 ids" }
       for i, pattern in ipairs(patterns) do
         local b = i == 1 and pair.plain or pair.cached
         local ok, err = pcall(b.lookup, b, t { 1, 2, 3, 4 }, t { 0, 4, 1, 4 }, b:blocks(blocks), 1, 4)

@@ -1,5 +1,5 @@
--- Row files of one table batch: they open together only when they are of one flush; files that were cut otherwise, lost, emptied or damaged
--- are refused; a flush that never came is told.
+-- Row files of one table batch: they open together only when they are of one flush; files that were cut otherwise,
+-- lost, emptied or damaged are refused; a flush that never came is told.
 -- deadline: 120 s
 local ffi = require "ffi"
 local peri = require "perilune"
@@ -19,7 +19,9 @@ local function refused(code, patterns, f, ...)
   local ok, err = pcall(f, ...)
   assert.is_false(ok)
   assert.equal(code, err.name, tostring(err))
-  for _, pattern in ipairs(patterns) do assert.truthy(err.message:find(pattern), ("'%s' in: %s"):format(pattern, err.message)) end
+  for _, pattern in ipairs(patterns) do
+    assert.truthy(err.message:find(pattern), ("'%s' in: %s"):format(pattern, err.message))
+  end
 end
 
 describe("row files of a table batch", function()
@@ -38,7 +40,8 @@ describe("row files of a table batch", function()
   local function two() return { { name = "a", rows = 40, cols = 4 }, { name = "b", rows = 70000, cols = 4 } } end
   local function make(tables)
     return embed.tbe.new { tables = tables or two(), device = "cpu", seed = 3,
-      fused_params = { optimizer = "adagrad", learning_rate = 0.5, cache_params = { load_factor = 0.3, directory = folder } } }
+      fused_params = { optimizer = "adagrad", learning_rate = 0.5,
+        cache_params = { load_factor = 0.3, directory = folder } } }
   end
   --- One update of rows `ids` of both tables.
   local function step(batch, ids)
@@ -49,9 +52,12 @@ describe("row files of a table batch", function()
     end
     local blocks = batch:blocks { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = 8 },
       { table = 2, first_bag = 1, bags = 1, out_offset = 4, out_stride = 8 } }
-    batch:lookup(peri.tensor(both, "i64"), peri.tensor({ 0, n, 2 * n }, "i64"), blocks, 1, 8):backward(peri.ones { 1, 8 })
+    batch:lookup(peri.tensor(both, "i64"), peri.tensor({ 0, n, 2 * n }, "i64"), blocks, 1,
+      8):backward(peri.ones { 1, 8 })
   end
-  local function rows(batch, t) return batch:read(t, "weight", 0, peri.empty(batch:state_shape(t, "weight"))):to_list() end
+  local function rows(batch, t)
+    return batch:read(t, "weight", 0, peri.empty(batch:state_shape(t, "weight"))):to_list()
+  end
   --- Flushed files after `steps` updates of these rows, as { path -> bytes }.
   local function flushed(steps, ids)
     local batch = make()
@@ -131,7 +137,8 @@ describe("row files of a table batch", function()
     local copies = flushed(2, { 1, 2, 3 })
     for path in pairs(copies) do
       os.remove(path)
-      refused("EMISMATCH", { "a%.rows.*b%.rows", "flush 0, iteration 0", "flush 1, iteration 2", "must be of the same flush" }, make)
+      refused("EMISMATCH", { "a%.rows.*b%.rows", "flush 0, iteration 0", "flush 1, iteration 2",
+        "must be of the same flush" }, make)
       assert.equal(1, #tier.files(folder))
       put(copies)
     end
@@ -163,7 +170,8 @@ describe("row files of a table batch", function()
       batch:release()
     end
     local function other(change, ...)
-      refused("EMISMATCH", { "table 't'", "go on with what wrote them, or name another directory", ... }, make, with(change))
+      refused("EMISMATCH", { "table 't'", "go on with what wrote them, or name another directory", ... }, make,
+        with(change))
       assert.equal(1, #tier.files(folder)) -- nothing was made
     end
     there { whole }
@@ -196,7 +204,8 @@ describe("row files of a table batch", function()
       end
       local function damaged(row)
         local again = make()
-        refused("EFORMAT", { ("row file '.*%s%%.rows.*': row %d of table '%s' is damaged"):format(name, row, name) }, rows, again, t)
+        refused("EFORMAT", { ("row file '.*%s%%.rows.*': row %d of table '%s' is damaged"):format(name, row, name) },
+          rows, again, t)
         again:release()
       end
       local zeros = ("\0"):rep(size)
@@ -215,7 +224,8 @@ describe("row files of a table batch", function()
       damaged(2)
       local map = #bytes - math.ceil(count / 64) * 8
       for _, place in ipairs { map, map + 3, #bytes - 1 } do
-        tier.write_file(path, bytes:sub(1, place) .. string.char((bytes:byte(place + 1) + 16) % 256) .. bytes:sub(place + 2))
+        tier.write_file(path, bytes:sub(1, place) .. string.char((bytes:byte(place + 1) + 16) % 256)
+          .. bytes:sub(place + 2))
         refused("EFORMAT", { "row file '.*': the map of its written rows", "is damaged" }, make)
       end
       tier.write_file(path, bytes:sub(1, map) .. ("\0"):rep(#bytes - map))
@@ -228,7 +238,8 @@ describe("row files of a table batch", function()
   end)
 
   it("keep which rows were written over many flushes and openings", function()
-    local plain = embed.tbe.new { tables = two(), device = "cpu", seed = 3, fused_params = { optimizer = "adagrad", learning_rate = 0.5 } }
+    local plain = embed.tbe.new { tables = two(), device = "cpu", seed = 3,
+      fused_params = { optimizer = "adagrad", learning_rate = 0.5 } }
     for round = 1, 4 do
       local batch = make()
       for k = 1, 3 do
@@ -246,7 +257,8 @@ describe("row files of a table batch", function()
     batch:release()
   end)
 
-  --- Call f with the fault at each of its passages in turn until it works; returns how often it failed. `after` runs after each failure.
+  --- Call f with the fault at each of its passages in turn until it works; returns how often it failed. `after` runs
+  --- after each failure.
   local function with_faults(point, code, f, after)
     for k = 1, 10000 do
       check(C.peri_fault_arm(point, k))
@@ -270,7 +282,8 @@ describe("row files of a table batch", function()
       batch:write(2, "weight", 69999, peri.ones { 1, 4 })
       want = { rows(batch, 1), rows(batch, 2) }
       batch:flush()
-    end, function(message) assert.matches("row file '.*': writing %d+ bytes at byte %d+: No space left on device", message) end)
+    end, function(message) assert.matches("row file '.*': writing %d+ bytes at byte %d+: No space left on device",
+      message) end)
     assert.is_true(failures >= 4) -- rows and map of both files
     batch:release()
     failures, batch = with_faults("row_read", "EIO", make, function(message)
@@ -298,12 +311,14 @@ describe("row files of a table batch", function()
       batch:release()]]):format("0.5", folder, what)))
   end
 
-  it("that were removed, moved, replaced or cut off meanwhile are told by the next flush, whatever it has to write", function()
+  it("that were removed, moved, replaced or cut off meanwhile are told by the next flush, whatever it has to write",
+    function()
     ffi.cdef "int truncate(const char *, int64_t);"
     local random = collision.random(41)
     for case = 1, 24 do
       for _, path in ipairs(tier.files(folder)) do os.remove(path) end
-      local batch, what = make(), ({ "removed", "moved", "replaced", "cut off", "moved back", "folder" })[(case - 1) % 6 + 1]
+      local batch, what = make(),
+        ({ "removed", "moved", "replaced", "cut off", "moved back", "folder" })[(case - 1) % 6 + 1]
       for _ = 0, random(3) do step(batch, { random(40) - 1, random(40) - 1 }) end
       if random(2) == 1 then batch:flush() end
       local before = rows(batch, 1)
@@ -318,8 +333,8 @@ describe("row files of a table batch", function()
       if what == "moved back" then os.rename(aside, path) end
       if what == "moved back" then batch:flush() else
         local said = { replaced = "another file took its name", ["cut off"] = "cut off" }
-        refused("EIO", { what == "folder" and "%.peri" or (path:gsub("[-.]", "%%%0")), said[what] or "removed or moved" }, batch.flush,
-          batch)
+        refused("EIO", { what == "folder" and "%.peri" or (path:gsub("[-.]", "%%%0")), said[what]
+          or "removed or moved" }, batch.flush, batch)
       end
       if what ~= "cut off" then assert.same(before, rows(batch, 1)) end
       if what == "folder" then os.rename(aside, folder) end
@@ -347,11 +362,12 @@ describe("row files of a table batch", function()
     assert.equal("", printed "")
     assert.equal(0, #tier.files(folder)) -- nothing was ever written
     assert.equal("", printed "step() batch:flush()")
-    assert.matches("warning: row file '.*a%.rows.*' is closed without a flush: it stays at flush 1, iteration 1, later updates are lost",
-      printed "step()")
+    assert.matches("warning: row file '.*a%.rows.*' is closed without a flush: it stays at flush 1, iteration 1, "
+      .. "later updates are lost", printed "step()")
     assert.equal("", printed "") -- and indeed it opens
-    assert.matches("warning: row file '.*a%.rows.*' is closed without a flush: its rows are of different times, so it will not open again",
-      printed [[batch:write(1, "weight", 3, peri.ones { 2, 4 })]])
-    assert.matches("was not flushed before its process ended %(the last flush was number 1, of iteration 1%)", printed "")
+    assert.matches("warning: row file '.*a%.rows.*' is closed without a flush: its rows are of different times, so it "
+      .. "will not open again", printed [[batch:write(1, "weight", 3, peri.ones { 2, 4 })]])
+    assert.matches("was not flushed before its process ended %(the last flush was number 1, of iteration 1%)",
+      printed "")
   end)
 end)

@@ -1,5 +1,5 @@
--- Tables in files: whatever the cache holds, lookups and updates have the bits of tables in memory; flushes, reopened files, and everything
--- that can be wrong with a file.
+-- Tables in files: whatever the cache holds, lookups and updates have the bits of tables in memory; flushes, reopened
+-- files, and everything that can be wrong with a file.
 -- deadline: 300 s
 -- cuda: always
 -- takes: 10 s
@@ -30,7 +30,7 @@ for _, device in ipairs(require "spec.support.devices") do
       tier.remove(folder)
     end)
 
-    -- -- parity ------------------------------------------------------------------------------------------------------------------------
+    -- -- parity -------------------------------------------------------------------------------------------------------
 
     for _, factor in ipairs { 0.05, 0.2, 1.0 } do
       for _, algorithm in ipairs { "LRU", "LFU" } do
@@ -38,10 +38,14 @@ for _, device in ipairs(require "spec.support.devices") do
           it(("train 50 steps as tables in memory do: load factor %g, %s, %s"):format(factor, algorithm, io), function()
             tier.with_io(io, function()
               for _, prefetch in ipairs { false, true } do
-                local run = tier.run { device = device, factor = factor, algorithm = algorithm, prefetch = prefetch, steps = 50,
-                  optimizer = { optimizer = "rowwise_adagrad", learning_rate = 0.1 } }
+                local run = tier.run { device = device, factor = factor, algorithm = algorithm, prefetch = prefetch,
+                  steps = 50, optimizer = { optimizer = "rowwise_adagrad", learning_rate = 0.1 } }
                 local s = run.statistics
-                if factor == 1 then assert.equal(0, s.evictions) else assert.is_true(s.evictions > 0 and s.rows_written > 0) end
+                if factor == 1 then
+                  assert.equal(0, s.evictions)
+                else
+                  assert.is_true(s.evictions > 0 and s.rows_written > 0)
+                end
                 if prefetch then assert.is_true(s.prefetch_hits > s.misses) end
                 assert.equal(s.bytes_read > 0, factor < 1)
               end
@@ -55,8 +59,8 @@ for _, device in ipairs(require "spec.support.devices") do
       local algorithm = i % 2 == 0 and "LRU" or "LFU"
       it(("train as tables in memory do in sets of %d: %s"):format(ways, algorithm), function()
         for _, prefetch in ipairs { false, true } do
-          local run = tier.run { device = device, factor = 0.1, algorithm = algorithm, prefetch = prefetch, steps = 30, ways = ways,
-            optimizer = { optimizer = "rowwise_adagrad", learning_rate = 0.1 } }
+          local run = tier.run { device = device, factor = 0.1, algorithm = algorithm, prefetch = prefetch, steps = 30,
+            ways = ways, optimizer = { optimizer = "rowwise_adagrad", learning_rate = 0.1 } }
           local s = run.statistics
           assert.is_true(s.evictions > 0 and s.rows_written > 0)
           if ways == 0 or ways == 256 then assert.equal(0, s.set_conflicts) end
@@ -66,23 +70,26 @@ for _, device in ipairs(require "spec.support.devices") do
     end
 
     it("carry every optimizer's states with their rows", function()
-      for _, optimizer in ipairs { { optimizer = "sgd" }, { optimizer = "adagrad" }, { optimizer = "adam", weight_decay = 0.1 },
-        { optimizer = "adam", use_rowwise_bias_correction = true }, { optimizer = "partial_rowwise_adam" }, { optimizer = "lamb" },
-        { optimizer = "partial_rowwise_lamb" }, { optimizer = "lars_sgd" }, { optimizer = "lion" },
-        { optimizer = "rowwise_rmsprop_ar", ar_alpha = 3 },
-        { optimizer = "rowwise_adagrad", weight_decay_mode = "cowclip", cowclip_regularization = { lower_bound = 0.1 } },
+      for _, optimizer in ipairs { { optimizer = "sgd" }, { optimizer = "adagrad" },
+        { optimizer = "adam", weight_decay = 0.1 }, { optimizer = "adam", use_rowwise_bias_correction = true },
+        { optimizer = "partial_rowwise_adam" }, { optimizer = "lamb" }, { optimizer = "partial_rowwise_lamb" },
+        { optimizer = "lars_sgd" }, { optimizer = "lion" }, { optimizer = "rowwise_rmsprop_ar", ar_alpha = 3 },
+        { optimizer = "rowwise_adagrad", weight_decay_mode = "cowclip",
+          cowclip_regularization = { lower_bound = 0.1 } },
         { optimizer = "rowwise_adagrad", weight_decay_mode = "counter", weight_decay = 0.1,
           counter_based_regularization = { counter_weight_decay_mode = "l2", counter_halflife = 5 } } } do
         optimizer.learning_rate = 0.05
-        tier.run { device = device, factor = 0.1, algorithm = "LRU", prefetch = true, steps = 12, optimizer = optimizer }
+        tier.run { device = device, factor = 0.1, algorithm = "LRU", prefetch = true, steps = 12,
+          optimizer = optimizer }
       end
     end)
 
     it("keep narrow weights, and round them as tables in memory do", function()
       for _, data_type in ipairs { "FP16", "BF16" } do
         for _, stochastic in ipairs { false, true } do
-          tier.run { device = device, factor = 0.1, algorithm = "LRU", prefetch = true, steps = 12, data_type = data_type,
-            optimizer = { optimizer = "rowwise_adagrad", learning_rate = 0.05, stochastic_rounding = stochastic } }
+          tier.run { device = device, factor = 0.1, algorithm = "LRU", prefetch = true, steps = 12,
+            data_type = data_type, optimizer = { optimizer = "rowwise_adagrad", learning_rate = 0.05,
+              stochastic_rounding = stochastic } }
         end
       end
     end)
@@ -97,7 +104,8 @@ for _, device in ipairs(require "spec.support.devices") do
     it("start as tables in memory do, whatever the initialiser and the part of the table", function()
       for _, init in ipairs { false, embed.normal(1, 2), embed.uniform(3, 4), embed.constant(0.5) } do
         local tables = {
-          { name = "a", rows = 70, cols = 5, init = init or nil, row_offset = 10, col_offset = 3, total_rows = 100, total_cols = 9 },
+          { name = "a", rows = 70, cols = 5, init = init or nil, row_offset = 10, col_offset = 3, total_rows = 100,
+            total_cols = 9 },
           { name = "b", rows = 0, cols = 4, total_rows = 10 },
         }
         local pair = tier.pair { tables = tables, device = device, cache = { load_factor = 0.1 } }
@@ -106,8 +114,8 @@ for _, device in ipairs(require "spec.support.devices") do
     end)
 
     it("read and write ranges of rows, cached or not", function()
-      local pair = tier.pair { tables = { { name = "a", rows = 100, cols = 4 } }, device = device, cache = { load_factor = 0.2 },
-        optimizer = { optimizer = "adagrad", learning_rate = 0.5 } }
+      local pair = tier.pair { tables = { { name = "a", rows = 100, cols = 4 } }, device = device,
+        cache = { load_factor = 0.2 }, optimizer = { optimizer = "adagrad", learning_rate = 0.5 } }
       local blocks = { { table = 1, first_bag = 0, bags = 2, out_offset = 0, out_stride = 4 } }
       local function step()
         for _, b in ipairs { pair.plain, pair.cached } do
@@ -117,7 +125,8 @@ for _, device in ipairs(require "spec.support.devices") do
       end
       step()
       tier.assert_same(pair)
-      local rows, momentum = peri.Tensor.uniform({ 20, 4 }, -1, 1, 5, 0, "f64", device), peri.full({ 3, 4 }, 2, "f32", device)
+      local rows, momentum = peri.Tensor.uniform({ 20, 4 }, -1, 1, 5, 0, "f64", device),
+        peri.full({ 3, 4 }, 2, "f32", device)
       for _, b in ipairs { pair.plain, pair.cached } do
         b:write(1, "weight", 80, rows)
         b:write(1, "momentum1", 4, momentum)
@@ -130,7 +139,8 @@ for _, device in ipairs(require "spec.support.devices") do
     end)
 
     it("hold nothing for lookups that no update will follow, and look again at tensors that changed", function()
-      local pair = tier.pair { tables = { { name = "a", rows = 100, cols = 4 } }, device = device, cache = { load_factor = 0.1 } }
+      local pair = tier.pair { tables = { { name = "a", rows = 100, cols = 4 } }, device = device,
+        cache = { load_factor = 0.1 } }
       local list = pair.cached:blocks { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = 4 } }
       local ids, offsets = peri.zeros({ 10 }, "i64", device), t({ 0, 10 }, "i64")
       for k = 0, 9 do
@@ -139,7 +149,8 @@ for _, device in ipairs(require "spec.support.devices") do
         ids:copy(t(numbers, "i64"))
         local plain_list = pair.plain:blocks { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = 4 } }
         local want = pair.plain:lookup(ids, offsets, plain_list, 1, 4):to_list()
-        assert.same(want, pair.cached:lookup(ids, offsets, list, 1, 4):to_list()) -- an update could follow, but does not
+        -- an update could follow, but does not
+        assert.same(want, pair.cached:lookup(ids, offsets, list, 1, 4):to_list())
         peri.no_grad(function() assert.same(want, pair.cached:lookup(ids, offsets, list, 1, 4):to_list()) end)
       end
       local s = pair.cached:cache_statistics()
@@ -150,7 +161,8 @@ for _, device in ipairs(require "spec.support.devices") do
     end)
 
     it("forget prefetches that nobody asks for, and tell conflicts", function()
-      local pair = tier.pair { tables = { { name = "a", rows = 1000, cols = 4 } }, device = device, cache = { load_factor = 0.02 } }
+      local pair = tier.pair { tables = { { name = "a", rows = 1000, cols = 4 } }, device = device,
+        cache = { load_factor = 0.02 } }
       local list = pair.cached:blocks { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = 4 } }
       local offsets, inputs = t({ 0, 8 }, "i64"), {}
       for k = 1, 30 do
@@ -163,13 +175,13 @@ for _, device in ipairs(require "spec.support.devices") do
       assert.is_true(s.prefetched >= 20)
       assert.equal(240, s.prefetched + s.conflict_misses)
       for k = 30, 1, -1 do
-        local want = pair.plain:lookup(inputs[k], offsets, pair.plain:blocks { { table = 1, first_bag = 0, bags = 1, out_offset = 0,
-          out_stride = 4 } }, 1, 4):to_list()
+        local want = pair.plain:lookup(inputs[k], offsets,
+          pair.plain:blocks { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = 4 } }, 1, 4):to_list()
         assert.same(want, pair.cached:lookup(inputs[k], offsets, list, 1, 4):to_list())
       end
     end)
 
-    -- -- files -------------------------------------------------------------------------------------------------------------------------
+    -- -- files --------------------------------------------------------------------------------------------------------
 
     local function stored(more)
       local args = { device = device, factor = 0.2, algorithm = "LRU", prefetch = false, steps = 6, directory = folder,
@@ -178,9 +190,11 @@ for _, device in ipairs(require "spec.support.devices") do
       return args
     end
 
-    local counted = { optimizer = "rowwise_adagrad", learning_rate = 0.05, weight_decay_mode = "counter", weight_decay = 0.1,
-      counter_based_regularization = { counter_weight_decay_mode = "adagradw", counter_halflife = 3 } }
-    for name, more in pairs { adam = {}, ["row-wise Adagrad with counters"] = { optimizer = counted }, ["another number of ways"] = {
+    local counted = { optimizer = "rowwise_adagrad", learning_rate = 0.05, weight_decay_mode = "counter",
+      weight_decay = 0.1, counter_based_regularization = { counter_weight_decay_mode = "adagradw",
+        counter_halflife = 3 } }
+    for name, more in pairs { adam = {}, ["row-wise Adagrad with counters"] = { optimizer = counted },
+      ["another number of ways"] = {
       ways = 8 } } do
       it("go on from a flushed file as if nothing had happened, with " .. name, function()
         local run = tier.run(stored(more))
@@ -199,14 +213,15 @@ for _, device in ipairs(require "spec.support.devices") do
 
     it("are locked while they are open", function()
       local run = tier.run(stored())
-      fails("row file '.*a%.rows%-0%-400%.cols%-0%-7%.peri': another table or process has it open", tier.make, run.tables, stored(),
-        true)
+      fails("row file '.*a%.rows%-0%-400%.cols%-0%-7%.peri': another table or process has it open", tier.make,
+        run.tables, stored(), true)
     end)
 
     it("are refused when they were not flushed", function()
       local run = tier.run(stored())
       run.cached:release()
-      fails("row file '.*' of table '.*': it was not flushed before its process ended", tier.make, run.tables, stored(), true)
+      fails("row file '.*' of table '.*': it was not flushed before its process ended", tier.make, run.tables, stored(),
+        true)
     end)
 
     it("are refused when they belong to something else", function()
@@ -225,8 +240,10 @@ for _, device in ipairs(require "spec.support.devices") do
       end
       with(function(_, args) args.seed = 4 end, "row file '.*' of table 'a': seed 3, the table has 4")
       with(function(x) x[1].total_rows = 401 end, "rows of the whole table 400, the table has 401")
-      with(function(x) x[1].init = embed.constant(1) end, "start values default %(uniform, .*%), the table has constant %(1%)")
-      with(function(_, args) args.optimizer = { optimizer = "sgd", learning_rate = 1 } end, "optimizer adam, the table has sgd")
+      with(function(x) x[1].init = embed.constant(1) end,
+        "start values default %(uniform, .*%), the table has constant %(1%)")
+      with(function(_, args) args.optimizer = { optimizer = "sgd", learning_rate = 1 } end,
+        "optimizer adam, the table has sgd")
       with(function(_, args) args.data_type = "FP16" end, "dtype f32, the table has f16")
     end)
 
@@ -250,7 +267,8 @@ for _, device in ipairs(require "spec.support.devices") do
       local at = 4096 + 17 * record + 12
       tier.write_file(path, whole:sub(1, at) .. string.char((whole:byte(at + 1) + 1) % 256) .. whole:sub(at + 2))
       local again = tier.make(run.tables, stored(), true)
-      fails("row file '.*': row 17 of table 'a' is damaged", tier.assert_same, { plain = run.plain, cached = again, tables = run.tables })
+      fails("row file '.*': row 17 of table 'a' is damaged", tier.assert_same,
+        { plain = run.plain, cached = again, tables = run.tables })
       again:release()
       tier.write_file(path, whole)
       tier.assert_same { plain = run.plain, cached = tier.make(run.tables, stored(), true), tables = run.tables }
@@ -292,7 +310,8 @@ for _, device in ipairs(require "spec.support.devices") do
     end)
 
     it("open as some flush left them, or say that they were not flushed, after a crash at any moment", function()
-      local script, args = folder .. "/crash.lua", stored { optimizer = { optimizer = "sgd", learning_rate = 0.05 }, factor = 0.5 }
+      local script, args = folder .. "/crash.lua", stored { optimizer = { optimizer = "sgd", learning_rate = 0.05 },
+        factor = 0.5 }
       tier.write_file(script, ([[
         local tier = require "spec.support.tier"
         local args = { device = %q, factor = 0.5, algorithm = "LRU", directory = %q,
@@ -320,12 +339,13 @@ for _, device in ipairs(require "spec.support.devices") do
           again:release()
         else
           local why = tostring(again)
-          assert.truthy(why:find "it was not flushed before its process ended" or why:find "they must be of the same flush", why)
+          assert.truthy(why:find "it was not flushed before its process ended"
+            or why:find "they must be of the same flush", why)
         end
       end
     end)
 
-    -- -- failures ------------------------------------------------------------------------------------------------------------------------
+    -- -- failures -----------------------------------------------------------------------------------------------------
 
     it("lose nothing when the disk is full", function()
       local args = stored { factor = 0.1, steps = 3 }
@@ -336,7 +356,8 @@ for _, device in ipairs(require "spec.support.devices") do
       run.cached:flush()
       tier.assert_same(run)
       local failed = 0
-      for step = 4, 20 do -- a write fails behind a lookup; whoever needs the file next is told, once, and the next one goes on
+      -- a write fails behind a lookup; whoever needs the file next is told, once, and the next one goes on
+      for step = 4, 20 do
         check(C.peri_fault_arm("row_write", 1))
         local ok, err = pcall(tier.train, nil, run.cached, run.tables, args, step, step)
         if not ok then
@@ -374,7 +395,8 @@ for _, device in ipairs(require "spec.support.devices") do
     end)
 
     it("say by how much a cache is too small", function()
-      local pair = tier.pair { tables = { { name = "tiny", rows = 100, cols = 4 } }, device = device, cache = { load_factor = 0.05 } }
+      local pair = tier.pair { tables = { { name = "tiny", rows = 100, cols = 4 } }, device = device,
+        cache = { load_factor = 0.05 } }
       local list = pair.cached:blocks { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = 4 } }
       local function look(n)
         local numbers = {}
@@ -382,16 +404,16 @@ for _, device in ipairs(require "spec.support.devices") do
         return pair.cached:lookup(t(numbers, "i64"), t({ 0, 2 * n }, "i64"), list, 1, 4)
       end
       look(5)
-      fails("peri_tbe_lookup: table 'tiny': the batch needs 7 different rows, its cache holds 5 of 100; set a load_factor of 0%.07", look,
-        7)
+      fails("peri_tbe_lookup: table 'tiny': the batch needs 7 different rows, its cache holds 5 of 100; set a "
+        .. "load_factor of 0%.07", look, 7)
       fails("needs 100 different rows, .*; set a load_factor of 1 %(less", look, 100)
       look(5)
       look(3)
     end)
 
     it("say what is wrong with ids, as tables in memory do", function()
-      local pair = tier.pair { tables = { { name = "a", rows = 100, cols = 4 } }, device = device, cache = { load_factor = 0.1 },
-        features = { "f" } }
+      local pair = tier.pair { tables = { { name = "a", rows = 100, cols = 4 } }, device = device,
+        cache = { load_factor = 0.1 }, features = { "f" } }
       local blocks = { { table = 1, first_bag = 0, bags = 2, out_offset = 0, out_stride = 4, feature = 1 } }
       local messages = {}
       for i, b in ipairs { pair.plain, pair.cached } do
@@ -423,15 +445,17 @@ for _, device in ipairs(require "spec.support.devices") do
       fails("cache_params is a number, wanted CacheParams", make, 3)
       fails("cached tables need a fused optimizer", make, {}, "none")
       for _, format in ipairs { "INT8", "INT8_HALF", "FP8", "INT4", "INT2" } do
-        fails("cached tables hold f32, f16 or bf16; rows of bytes stay in memory", embed.tbe.new, { tables = tables, device = device,
-          data_type = format, fused_params = { optimizer = "none", cache_params = {} } })
+        fails("cached tables hold f32, f16 or bf16; rows of bytes stay in memory", embed.tbe.new,
+          { tables = tables, device = device, data_type = format,
+            fused_params = { optimizer = "none", cache_params = {} } })
       end
       fails("reserved_memory is 9000000000000000 bytes, %d+ are available", make, { reserved_memory = 9e15 })
       local b = make {}
       fails("the rows of table 'a' are behind a cache, so there is no view of them", b.state, b, 1)
       fails("table 'a' has no state 'momentum2'; it has: weight", b.state, b, 1, "momentum2")
       fails("table 'a' has no state 'x'; it has: weight", b.read, b, 1, "x", 0, peri.zeros({ 1, 4 }, "f32", device))
-      fails("rows 99 .. 101 of table 'a', allowed: 0..100", b.read, b, 1, "weight", 99, peri.zeros({ 2, 4 }, "f32", device))
+      fails("rows 99 .. 101 of table 'a', allowed: 0..100", b.read, b, 1, "weight", 99,
+        peri.zeros({ 2, 4 }, "f32", device))
       fails("2 dimensions and 4 columns", b.write, b, 1, "weight", 0, peri.zeros({ 2, 3 }, "f32", device))
       fails("cached tables have no dense gradients", b.apply_gradient, b, peri.zeros({ 3 }, "f32", device))
       assert.is_nil(support.maker(device)({ { name = "a", rows = 3, cols = 2 } }):cache_statistics())

@@ -1,6 +1,6 @@
--- Row caches in sets beside caches whose rows may use any slot: the same ids find about as many rows, every batch that fits is held, and
--- the number of threads changes nothing. The figures are those of docs/cuda.md. Each count of sets is held to a model in
--- tier_count_spec.lua.
+-- Row caches in sets beside caches whose rows may use any slot: the same ids find about as many rows, every batch that
+-- fits is held, and the number of threads changes nothing. The figures are those of docs/cuda.md. Each count of sets is
+-- held to a model in tier_count_spec.lua.
 -- deadline: 240 s
 local peri = require "perilune"
 local C, check = peri.ffi.C, peri.ffi.check
@@ -40,12 +40,15 @@ end
 --- Returns a table batch and look(ids), which looks them up without an update.
 local function cached(algorithm, ways, device)
   device = device or "cpu"
-  local b = peri.embed.tbe.new { tables = { { name = "t", rows = ROWS, cols = 4 } }, device = device, seed = 1, fused_params = {
+  local b = peri.embed.tbe.new { tables = { { name = "t", rows = ROWS, cols = 4 } }, device = device, seed = 1,
+    fused_params = {
     optimizer = "sgd", cache_params = { load_factor = SLOTS / ROWS, algorithm = algorithm, ways = ways } } }
   local list = b:blocks { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = 4 } }
   return b, function(ids)
     peri.scope(function()
-      peri.no_grad(function() b:lookup(peri.tensor(ids, "i64", device), peri.tensor({ 0, #ids }, "i64", device), list, 1, 4) end)
+      peri.no_grad(function()
+        b:lookup(peri.tensor(ids, "i64", device), peri.tensor({ 0, #ids }, "i64", device), list, 1, 4)
+      end)
     end)
   end
 end
@@ -61,7 +64,8 @@ local function share(algorithm, ways, s, device, steps)
 end
 
 describe("a cache of 64-way sets", function()
-  for _, case in ipairs { { "LRU", 0.6, "21.2", "21.2" }, { "LRU", 0.9, "40.3", "40.5" }, { "LRU", 1.2, "65.3", "65.2" },
+  for _, case in ipairs { { "LRU", 0.6, "21.2", "21.2" }, { "LRU", 0.9, "40.3", "40.5" },
+    { "LRU", 1.2, "65.3", "65.2" },
     { "LFU", 0.6, "27.9", "27.8" }, { "LFU", 0.9, "47.6", "47.5" }, { "LFU", 1.2, "67.0", "67.0" } } do
     local algorithm, s = case[1], case[2]
     it(("finds about as many rows as one without sets: %s, ids by rank^-%g"):format(algorithm, s), function()
@@ -88,7 +92,8 @@ describe("a cache of 64-way sets", function()
       assert.equal("0.8", ("%.1f"):format(100 * got.set_conflicts / (got.hits + got.misses)))
       local all = {} -- as many rows as the cache has slots, and not one more
       for i = 0, SLOTS do all[i + 1] = 10 * i % ROWS + (10 * i >= ROWS and 1 or 0) end
-      assert.error_matches(function() look(all) end, "the batch needs 2049 different rows, its cache holds 2048 of 20480")
+      assert.error_matches(function() look(all) end,
+        "the batch needs 2049 different rows, its cache holds 2048 of 20480")
       all[#all] = nil
       look(all)
       look(all)
@@ -120,7 +125,8 @@ describe("a cache of 64-way sets", function()
     for _, algorithm in ipairs { "LRU", "LFU" } do
       for threads = 1, 4 do
         check(C.peri_threads_set(threads))
-        local b = peri.embed.tbe.new { tables = { { name = "t", rows = ROWS, cols = 4 } }, device = "cpu", seed = 1, fused_params = {
+        local b = peri.embed.tbe.new { tables = { { name = "t", rows = ROWS, cols = 4 } }, device = "cpu", seed = 1,
+          fused_params = {
           optimizer = "sgd", cache_params = { load_factor = 0.3, algorithm = algorithm, ways = 16 } } }
         local list = b:blocks { { table = 1, first_bag = 0, bags = 3, out_offset = 0, out_stride = 4 } }
         for _, ids in ipairs(batches) do

@@ -1,12 +1,13 @@
--- Several lookups of one collection before one backward pass: the optimizer takes a step for each, in the reverse of their order, as
--- FBGEMM's does, and once somebody is told. Joined into one lookup they are one step.
+-- Several lookups of one collection before one backward pass: the optimizer takes a step for each, in the reverse of
+-- their order, as FBGEMM's does, and once somebody is told. Joined into one lookup they are one step.
 local peri = require "perilune"
 local shell = require "spec.support.shell"
 
 local COLS = 4
 local function collection(optimizer)
-  return peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 6, embedding_dim = COLS,
-    feature_names = { "f", "g" } } }, fused_params = { optimizer = optimizer, learning_rate = 0.5 } }
+  return peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 6,
+    embedding_dim = COLS, feature_names = { "f", "g" } } },
+      fused_params = { optimizer = optimizer, learning_rate = 0.5 } }
 end
 local function batch(f, g)
   return peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { f, g }, lengths = { 1, 1 } }
@@ -39,7 +40,8 @@ describe("lookups of one collection in one backward pass", function()
     end
     local twice, once = "(look(1) + look(2)):backward()", "look(1):backward() look(2):backward()"
     local told = printed("adam", twice)
-    assert.matches("warning: table 'users': one backward pass updates it for each of several lookups, so its optimizer %(adam%)", told)
+    assert.matches("warning: table 'users': one backward pass updates it for each of several lookups, so its "
+      .. "optimizer %(adam%)", told)
     assert.equal(1, select(2, told:gsub("warning", "")))
     assert.equal("", printed("adam", once))
     assert.equal("", printed("sgd", twice))

@@ -1,5 +1,6 @@
--- Tables of a device whose rows are in the host's memory: behind a cache on the device (fused_uvm_caching), and where the device's kernels
--- reach them (fused_uvm). Whatever a script does with them, they have the bits of fused tables on the CPU.
+-- Tables of a device whose rows are in the host's memory: behind a cache on the device (fused_uvm_caching), and where
+-- the device's kernels reach them (fused_uvm). Whatever a script does with them, they have the bits of fused tables on
+-- the CPU.
 -- deadline: 300 s
 -- cuda: always
 local peri = require "perilune"
@@ -10,14 +11,15 @@ local C, check = peri.ffi.C, peri.ffi.check
 local device = "opaque"
 local optimizers = { { optimizer = "sgd", weight_decay = 0.1, weight_decay_mode = "l2" }, { optimizer = "adagrad" },
   { optimizer = "rowwise_adagrad", max_norm = 0.9 }, { optimizer = "adam", weight_decay = 0.1 },
-  { optimizer = "adam", use_rowwise_bias_correction = true }, { optimizer = "partial_rowwise_adam" }, { optimizer = "lamb" },
-  { optimizer = "partial_rowwise_lamb" }, { optimizer = "lars_sgd" }, { optimizer = "lion" },
+  { optimizer = "adam", use_rowwise_bias_correction = true }, { optimizer = "partial_rowwise_adam" },
+  { optimizer = "lamb" }, { optimizer = "partial_rowwise_lamb" }, { optimizer = "lars_sgd" }, { optimizer = "lion" },
   { optimizer = "rowwise_rmsprop_ar", ar_alpha = 3 },
   { optimizer = "rowwise_adagrad", weight_decay_mode = "cowclip", cowclip_regularization = { lower_bound = 0.1 } },
   { optimizer = "rowwise_adagrad", weight_decay_mode = "counter", weight_decay = 0.1,
     counter_based_regularization = { counter_weight_decay_mode = "l2", counter_halflife = 5 } } }
 --- What looks at all rows, or at whole tables: not behind a cache.
-local whole = { { optimizer = "shampoo" }, { optimizer = "emainplace_rowwise_adagrad", emainplace_mode = { step_ema = 3 } },
+local whole = { { optimizer = "shampoo" },
+  { optimizer = "emainplace_rowwise_adagrad", emainplace_mode = { step_ema = 3 } },
   { optimizer = "rowwise_adagrad", weight_decay_mode = "counter", weight_decay = 0.1, counter_based_regularization = {
     counter_weight_decay_mode = "l2", counter_halflife = 5, learning_rate_mode = "tail_id_lr_increase",
     tail_id_threshold = { val = 0.5, is_ratio = true }, max_counter_update_freq = 3 } } }
@@ -31,8 +33,8 @@ local function make(optimizer, how)
   for key, value in pairs(optimizer) do params[key] = value end
   how = how or {}
   params.cache_params = how.cache
-  local b = embed.tbe.new { tables = how.tables or TABLES, device = how.cpu and "cpu" or device, seed = 5, fused_params = params,
-    mapped = how.mapped, data_type = how.data_type or "FP32" }
+  local b = embed.tbe.new { tables = how.tables or TABLES, device = how.cpu and "cpu" or device, seed = 5,
+    fused_params = params, mapped = how.mapped, data_type = how.data_type or "FP32" }
   return { b = b, device = how.cpu and "cpu" or device, list = b:blocks {
     { table = 1, first_bag = 0, bags = BAGS, out_offset = 0, out_stride = WIDTH },
     { table = 2, first_bag = BAGS, bags = BAGS, out_offset = 6, out_stride = WIDTH } } }
@@ -109,7 +111,8 @@ describe("tables in the host's memory, behind a cache on a device,", function()
   for i, optimizer in ipairs(optimizers) do
     it(("have the bits of fused tables on the CPU: %d, %s"):format(i, optimizer.optimizer), function()
       local algorithm, prefetch = i % 2 == 0 and "LRU" or "LFU", i % 3 ~= 0
-      local reference, m = make(optimizer, { cpu = true }), make(optimizer, { cache = { load_factor = 0.2, algorithm = algorithm,
+      local reference, m = make(optimizer, { cpu = true }),
+        make(optimizer, { cache = { load_factor = 0.2, algorithm = algorithm,
         ways = ({ 0, 4, 2 })[i % 4] } }) -- or what the device has, 64
       train(reference, m, 1, 10, prefetch)
       compare(reference, m)
@@ -135,7 +138,8 @@ describe("tables in the host's memory, behind a cache on a device,", function()
     end
   end)
 
-  --- Some steps of whatever order a script may choose, on three streams; the reference makes the same steps in the same order.
+  --- Some steps of whatever order a script may choose, on three streams; the reference makes the same steps in the same
+  --- order.
   local function wander(seed, cache, optimizer)
     local draw = support.generator(40000 + seed)
     local reference, m = make(optimizer, { cpu = true }), make(optimizer, { cache = cache })
@@ -244,7 +248,8 @@ describe("tables in the host's memory, behind a cache on a device,", function()
     settle()
     local objects = C.peri_mem_objects()
     peri.scope(function()
-      local reference, m = make({ optimizer = "adam" }, { cpu = true }), make({ optimizer = "adam" }, { cache = { load_factor = 0.4 } })
+      local reference, m = make({ optimizer = "adam" }, { cpu = true }),
+        make({ optimizer = "adam" }, { cache = { load_factor = 0.4 } })
       train(reference, m, 1, 3, true)
       batch_of(m, numbers(9)).batch:prefetch()
       assert.is_true(tonumber(C.peri_mem_objects()) > tonumber(objects))
@@ -255,17 +260,18 @@ describe("tables in the host's memory, behind a cache on a device,", function()
 
   it("are refused where there is no room", function()
     local function big(cache, more)
-      local args = { tables = { { name = "huge", rows = 2 ^ 40, cols = 64 } }, device = device, fused_params = { optimizer = "sgd",
-        cache_params = cache } }
+      local args = { tables = { { name = "huge", rows = 2 ^ 40, cols = 64 } }, device = device,
+        fused_params = { optimizer = "sgd", cache_params = cache } }
       for key, value in pairs(more or {}) do args[key] = value end
       return embed.tbe.new(args)
     end
     assert.error_matches(function() big { load_factor = 1e-10 } end,
-      "table 'huge': its 1099511627776 rows need %d+ MB of the host's memory with their states, %d+ MB are available; give its "
-      .. "cache_params a directory")
+      "table 'huge': its 1099511627776 rows need %d+ MB of the host's memory with their states, %d+ MB are available; "
+      .. "give its cache_params a directory")
     assert.error_matches(function() big({ load_factor = 0.1, reserved_memory = 9e15 }) end,
       "reserved_memory is 9000000000000000 bytes, %d+ are available")
-    assert.error_matches(function() big({ load_factor = 0.1 }, { mapped = true }) end, "mapped, or behind a cache, not both")
+    assert.error_matches(function() big({ load_factor = 0.1 }, { mapped = true }) end,
+      "mapped, or behind a cache, not both")
   end)
 
   it("leave to others what they are told to, of the device's memory", function()
@@ -291,7 +297,8 @@ describe("tables that a device's kernels reach in the host's memory", function()
   for _, list in ipairs { optimizers, whole } do
     for i, optimizer in ipairs(list) do
       local cpu = list == optimizers -- the products of matrices in Shampoo are summed as each device likes
-      it(("have the bits of fused tables%s: %d, %s"):format(cpu and " on the CPU" or "", i, optimizer.optimizer), function()
+      it(("have the bits of fused tables%s: %d, %s"):format(cpu and " on the CPU" or "", i, optimizer.optimizer),
+        function()
         local reference, m = make(optimizer, { cpu = cpu }), make(optimizer, { mapped = true })
         train(reference, m, 1, 8, false)
         compare(reference, m)
@@ -326,8 +333,8 @@ describe("tables that a device's kernels reach in the host's memory", function()
     local rows = peri.tensor(support.numbers(90 * 6, draw), "f32", nil, { 90, 6 })
     for _, format in ipairs { "INT8", "INT4", "FP8" } do
       local function bytes(on, mapped)
-        local b = embed.tbe.new { tables = { { name = "q", rows = 90, cols = 6 } }, device = on, data_type = format, mapped = mapped,
-          fused_params = { optimizer = "none" } }
+        local b = embed.tbe.new { tables = { { name = "q", rows = 90, cols = 6 } }, device = on, data_type = format,
+          mapped = mapped, fused_params = { optimizer = "none" } }
         b:write(1, "weight", 0, rows:to(nil, on))
         local list = b:blocks { { table = 1, first_bag = 0, bags = 2, out_offset = 0, out_stride = 6 } }
         return b:lookup(peri.tensor({ 3, 89, 3 }, "i64", on), peri.tensor({ 0, 1, 3 }, "i64", on), list, 2, 6), b

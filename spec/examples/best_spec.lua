@@ -1,4 +1,5 @@
--- The demonstration's best weights: what was kept comes back bit for bit, whatever the plan, with tables in memory and in files.
+-- The demonstration's best weights: what was kept comes back bit for bit, whatever the plan, with tables in memory and
+-- in files.
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 local sharded = require "spec.support.sharded"
@@ -99,7 +100,8 @@ describe("the best weights come back:", function()
   end
   for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "mixed" } do
     worlds.each(kind .. ", in files", function(world, device)
-      run(world, device, { kind = kind, cache = { load_factor = 0.5 }, data_type = { a = "FP32", b = "FP16", c = "BF16" } })
+      run(world, device, { kind = kind, cache = { load_factor = 0.5 },
+        data_type = { a = "FP32", b = "FP16", c = "BF16" } })
     end, sizes)
   end
   worlds.each("replicas of the dense optimizer", function(world, device)

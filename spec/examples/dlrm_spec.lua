@@ -16,7 +16,8 @@ local runs = 0
 local function run(ranks, options, env, fails)
   runs = runs + 1
   local out = ("%s/run%d"):format(folder, runs)
-  local text, status = shell.run(("%s run -n %d -t 1 examples/dlrm.lua --out %s %s"):format(shell.perilune, ranks, out, options), env)
+  local text, status = shell.run(("%s run -n %d -t 1 examples/dlrm.lua --out %s %s"):format(shell.perilune, ranks, out,
+    options), env)
   assert.equal(fails and 1 or 0, status, text)
   if fails then return text end
   local points = {}
@@ -24,15 +25,17 @@ local function run(ranks, options, env, fails)
   return points, assert(json.decode(shell.read(out .. "/summary.json"))), text, out
 end
 
-local quick = "--data synthetic:12000 --rows 300 --dim 16 --steps 25 --batch-size 250 --log-every 1 --eval-every 0 --no-baseline "
+local quick = "--data synthetic:12000 --rows 300 --dim 16 --steps 25 --batch-size 250 --log-every 1 --eval-every 0 "
+  .. "--no-baseline "
 
---- Equal to the rounding of f32 at first; later a hidden unit whose input is 0 but for rounding may be on in one run and off in the other,
---- which makes a jump of about 1e-4.
+--- Equal to the rounding of f32 at first; later a hidden unit whose input is 0 but for rounding may be on in one run
+--- and off in the other, which makes a jump of about 1e-4.
 local function assert_same_curve(want, got, what)
   assert.equal(#want, #got)
   for i, point in ipairs(want) do
     assert.equal(point.step, got[i].step)
-    assert.near(point.loss, got[i].loss, (i <= 10 and 2e-6 or 1e-3) * point.loss, ("%s: step %d"):format(what, point.step))
+    assert.near(point.loss, got[i].loss, (i <= 10 and 2e-6 or 1e-3) * point.loss,
+      ("%s: step %d"):format(what, point.step))
   end
 end
 
@@ -60,7 +63,8 @@ describe_script("examples/dlrm.lua", function()
     local ranks, plan, device = case[1], case[2], case[3] or "cpu"
     it(("has the same loss curve on %d ranks with plan %s on %s"):format(ranks, plan, device), function()
       if ranks > 1 and not many then return pending "Open MPI was not found" end
-      assert_same_curve(reference, run(ranks, quick .. ("--plan examples/plans/%s.lua --device %s"):format(plan, device)), plan)
+      assert_same_curve(reference,
+        run(ranks, quick .. ("--plan examples/plans/%s.lua --device %s"):format(plan, device)), plan)
     end)
   end
 
@@ -77,12 +81,13 @@ describe_script("examples/dlrm.lua", function()
     if many then same(2, few .. "--plan examples/plans/mixed.lua", 2) end
     local path = folder .. "/workers.txt"
     peri.data.synthetic.write { path = path, num_rows = 3000, rows = 50 }
-    same(1, ("--data %s --rows 50 --dim 8 --steps 20 --batch-size 100 --log-every 1 --eval-every 7 --no-baseline"):format(path), 2)
+    same(1, ("--data %s --rows 50 --dim 8 --steps 20 --batch-size 100 --log-every 1 --eval-every 7 "
+      .. "--no-baseline"):format(path), 2)
   end)
 
   it("trains on the device that PERI_DEVICE names, unless --device does", function()
-    local few = "--data synthetic:1000 --rows 100 --dim 8 --steps 4 --batch-size 32 --log-every 1 --eval-every 0 --no-baseline "
-      .. "--no-recommend "
+    local few = "--data synthetic:1000 --rows 100 --dim 8 --steps 4 --batch-size 32 --log-every 1 --eval-every 0 "
+      .. "--no-baseline --no-recommend "
     local want, summary = run(1, few)
     assert.equal("cpu", summary.device)
     local here = io.popen("pwd"):read "*l" .. "/" .. shell.build
@@ -103,9 +108,11 @@ describe_script("examples/dlrm.lua", function()
     assert_same_curve(want, run(1, few .. "--device cpu", { PERI_DEVICE = "smoke" }), "--device")
   end)
 
-  it("learns the same under every schedule, also where it looks at samples in between and trains on them at the end", function()
+  it("learns the same under every schedule, also where it looks at samples in between and trains on them at the end",
+    function()
     if not many then return pending "Open MPI was not found" end
-    local options = "--data synthetic:3000 --rows 300 --dim 8 --steps 12 --batch-size 250 --log-every 1 --eval-every 5 --no-baseline "
+    local options = "--data synthetic:3000 --rows 300 --dim 8 --steps 12 --batch-size 250 --log-every 1 --eval-every "
+      .. "5 --no-baseline "
     local want, summary = run(2, options)
     assert.equal("sparse_dist", summary.schedule)
     for _, name in ipairs { "base", "prefetch_sparse_dist" } do
@@ -117,7 +124,8 @@ describe_script("examples/dlrm.lua", function()
       end
       assert.equal(summary.logloss, other.logloss, text)
     end
-    local text, status = shell.run(("%s run examples/dlrm.lua --out %s --schedule eval_sparse_dist"):format(shell.perilune, folder))
+    local text, status = shell.run(("%s run examples/dlrm.lua --out %s --schedule eval_sparse_dist"):format(
+      shell.perilune, folder))
     assert.equal(2, status)
     assert.matches("%-%-schedule is 'eval_sparse_dist', which trains nothing: it has no 'backward'", text)
   end)
@@ -129,11 +137,13 @@ describe_script("examples/dlrm.lua", function()
 
   it("leaves a log, a picture and a summary, and beats the baselines on a signal of pairs", function()
     local points, summary, text, out = run(many and 2 or 1,
-      "--data synthetic:60000 --rows 20 --dim 8 --steps 400 --batch-size 500 --log-every 10 --eval-every 50 --eval-samples 2000")
+      "--data synthetic:60000 --rows 20 --dim 8 --steps 400 --batch-size 500 --log-every 10 --eval-every 50 "
+        .. "--eval-samples 2000")
     local looks = 0
     for _, point in ipairs(points) do
       assert.equal("number", type(point.samples_per_s))
-      -- a pass has 54,000 - 5,400 training samples, that is 97 steps: looks every 50 steps of it, at its end, and at the end of all
+      -- a pass has 54,000 - 5,400 training samples, that is 97 steps: looks every 50 steps of it, at its end, and at
+      -- the end of all
       local place = (point.step - 1) % 97 + 1
       assert.equal(place == 50 or place == 97 or point.step == 400, point.validation_auc ~= nil)
       if point.validation_auc then looks = looks + 1 end
@@ -164,11 +174,13 @@ describe_script("examples/dlrm.lua", function()
     end
   end)
 
-  -- Interactions of columns with 12 values are there to be learnt; 6 columns of 20,000 invite to learn samples by heart in a second pass.
+  -- Interactions of columns with 12 values are there to be learnt; 6 columns of 20,000 invite to learn samples by heart
+  -- in a second pass.
   it("stops early and keeps the best weights where two passes overfit, and beats the logistic regression", function()
     local path, rows = folder .. "/overfit.txt", {}
     for i = 1, 26 do rows[i] = i <= 20 and 12 or 20000 end
-    peri.data.synthetic.write { path = path, num_rows = 20000, rows = rows, signal = 0.3, interaction = 4, bias = 0, alpha = 0.5 }
+    peri.data.synthetic.write { path = path, num_rows = 20000, rows = rows, signal = 0.3, interaction = 4, bias = 0,
+      alpha = 0.5 }
     local options = ("--data %s --rows 20000 --dim 8 "):format(path)
     local _, without, text = run(many and 2 or 1, options .. "--epochs 2 --patience 0")
     assert.is_true(without.logloss > 1.2 * without.baseline.logistic_regression.logloss, text)
@@ -195,7 +207,8 @@ describe_script("examples/dlrm.lua", function()
       assert.is_true(summary.validation.last_loss > 1.2 * lowest, said)
       assert.is_true(summary.kept_step <= summary.steps_per_pass, said)
       assert.is_true(summary.logloss < 0.97 * regression.logloss and summary.auc > regression.auc + 0.03, said)
-      assert.matches("stopped early, after step %d+ of at most %d+: the validation loss was lowest at step %d+ %(pass [%d.]+%)", said)
+      assert.matches("stopped early, after step %d+ of at most %d+: the validation loss was lowest at step %d+ %(pass "
+        .. "[%d.]+%)", said)
       assert.matches("%(overfitting%): the weights of step %d+ are kept", said)
       assert.matches("the DLRM's log%-loss is [%d.]+ %% below", said)
     end
@@ -225,8 +238,8 @@ describe_script("examples/dlrm.lua", function()
       local out = ("%s/full-%s"):format(folder, name)
       os.execute(("mkdir -p %s && ln -s /dev/full %s/%s"):format(out, out, name))
       local ranks = many and name == "log.jsonl" and 2 or 1 -- all files are rank 0's
-      local text, status = shell.run(("%s run -n %d examples/dlrm.lua %s --steps 3 --out %s"):format(shell.perilune, ranks,
-        quick:gsub("%-%-steps 25", ""), out))
+      local text, status = shell.run(("%s run -n %d examples/dlrm.lua %s --steps 3 --out %s"):format(shell.perilune,
+        ranks, quick:gsub("%-%-steps 25", ""), out))
       if name ~= "curve.gnuplot" or shell.has "gnuplot" then
         assert.is_true(status ~= 0, text)
         assert.matches(("cannot write %s/%s: No space left on device"):format(out, name):gsub("%-", "%%-"), text)
@@ -252,19 +265,23 @@ describe_script("examples/dlrm.lua", function()
     os.execute("mkdir -p " .. folder .. "/bin")
     shell.write(folder .. "/bin/gnuplot", "#!/bin/sh\necho 'no terminal of that name' >&2\nexit 3\n")
     os.execute("chmod +x " .. folder .. "/bin/gnuplot")
-    text, status = shell.run(("%s run examples/dlrm.lua %s"):format(shell.perilune, out), { PATH = folder .. "/bin:" .. os.getenv "PATH" })
+    text, status = shell.run(("%s run examples/dlrm.lua %s"):format(shell.perilune, out),
+      { PATH = folder .. "/bin:" .. os.getenv "PATH" })
     assert.equal(1, status)
-    assert.matches("it's/curve%.png: gnuplot's status is %d+, and .* 0 bytes; gnuplot says: no terminal of that name", text)
+    assert.matches("it's/curve%.png: gnuplot's status is %d+, and .* 0 bytes; gnuplot says: no terminal of that name",
+      text)
   end)
 
   it("says what is wrong", function()
     local function fails(options, pattern)
-      local text, status = shell.run(("%s run examples/dlrm.lua --out %s/bad %s"):format(shell.perilune, folder, options))
+      local text, status = shell.run(("%s run examples/dlrm.lua --out %s/bad %s"):format(shell.perilune, folder,
+        options))
       assert.is_true(status ~= 0)
       assert.matches(pattern, text)
     end
     fails("--data /nowhere/train.txt", "/nowhere/train%.txt: No such file")
-    fails("--data synthetic:100 --batch-size 1000 --steps 5", "%-%-batch%-size is 1000, but there are 81 training samples; give a smaller")
+    fails("--data synthetic:100 --batch-size 1000 --steps 5",
+      "%-%-batch%-size is 1000, but there are 81 training samples; give a smaller")
     fails("--data synthetic:100 --steps 0", "%-%-steps is '0', allowed: whole numbers, 1 or more")
     fails("--data synthetic:100 --epochs 1.5", "%-%-epochs is '1.5', allowed: whole numbers, 1 or more")
     fails("--data synthetic:100 --batch-size 0", "%-%-batch%-size is '0', allowed: whole numbers, 1 to 2147483648")

@@ -1,5 +1,5 @@
--- examples/models: every model's loss is PyTorch's, step by step (spec/golden/models.py), on one rank, on two and on three, wherever its
--- tables lie; and hstu.lua is short.
+-- examples/models: every model's loss is PyTorch's, step by step (spec/golden/models.py), on one rank, on two and on
+-- three, wherever its tables lie; and hstu.lua is short.
 -- takes: 3 s
 local peri = require "perilune"
 local golden = require "spec.support.golden"
@@ -11,7 +11,7 @@ local plan = peri.plan
 local document = golden.document "ops/tensor/models"
 local SAMPLES, STEPS, LR, EPS, DIM = 6, 6, 0.05, 1e-8, 4
 
--- -- weights and batches, as spec/golden/models.py makes them ---------------------------------------------------------------------------
+-- -- weights and batches, as spec/golden/models.py makes them ---------------------------------------------------------
 
 local function start(name, n)
   local sum, values = 0, {}
@@ -63,32 +63,37 @@ end
 
 local function bag(step, feature, rows)
   return function(b)
-    return count_of(draw(step, 5 * b + feature, 4), function(i) return draw(step, 11 * b + 3 * feature + 7 * i, rows) end)
+    return count_of(draw(step, 5 * b + feature, 4), function(i)
+      return draw(step, 11 * b + 3 * feature + 7 * i, rows)
+    end)
   end
 end
 
 local function dense(mine, step, columns)
-  return peri.tensor(each(mine, function(b) return count_of(columns, function(c) return (draw(step, 3 * b + c, 101) - 50) / 50 end) end))
+  return peri.tensor(each(mine, function(b)
+    return count_of(columns, function(c) return (draw(step, 3 * b + c, 101) - 50) / 50 end)
+  end))
 end
 
 local function label(step, b, t) return draw(step, 13 * b + 5 * t, 7) < 3 and 1 or 0 end
 local function labels(mine, step) return peri.tensor(each(mine, function(b) return label(step, b, 0) end)) end
 
--- -- the models -------------------------------------------------------------------------------------------------------------------------
+-- -- the models -------------------------------------------------------------------------------------------------------
 
 local function table_of(name, rows) return { name = name, rows = rows, features = { name } } end
 
 local models = {
   two_tower = {
-    args = { tables = { table_of("user", 11), table_of("context", 7), table_of("item", 13) }, query_features = { "user", "context" },
-      candidate_features = { "item" }, layer_sizes = { 8, 6 } },
+    args = { tables = { table_of("user", 11), table_of("context", 7), table_of("item", 13) },
+      query_features = { "user", "context" }, candidate_features = { "item" }, layer_sizes = { 8, 6 } },
     batch = function(mine, step)
       return { labels = labels(mine, step), sparse_features = ids_of(mine, { { "user", bag(step, 0, 11) },
         { "context", bag(step, 1, 7) }, { "item", bag(step, 2, 13) } }) }
     end,
   },
   deepfm = {
-    args = { tables = { table_of("user", 11), table_of("item", 13) }, dense_features = 3, hidden_layer_size = 5, deep_fm_dimension = 3 },
+    args = { tables = { table_of("user", 11), table_of("item", 13) }, dense_features = 3, hidden_layer_size = 5,
+      deep_fm_dimension = 3 },
     batch = function(mine, step)
       return { sparse_features = ids_of(mine, { { "user", bag(step, 0, 11) }, { "item", bag(step, 1, 13) } }),
         dense_features = dense(mine, step, 3), labels = labels(mine, step) }
@@ -102,7 +107,8 @@ local models = {
     end,
   },
   mmoe = {
-    args = { tables = { table_of("user", 11), table_of("item", 13) }, dense_features = 3, experts = 3, expert_size = 5, tower_size = 4 },
+    args = { tables = { table_of("user", 11), table_of("item", 13) }, dense_features = 3, experts = 3, expert_size = 5,
+      tower_size = 4 },
     batch = function(mine, step)
       return { sparse_features = ids_of(mine, { { "user", bag(step, 0, 11) }, { "item", bag(step, 1, 13) } }),
         dense_features = dense(mine, step, 3),
@@ -114,8 +120,12 @@ local models = {
     batch = function(mine, step)
       local function history(b) return draw(step, 5 * b, 6) end
       local function targets(b) return 1 + draw(step, 3 * b, 3) end
-      local function members(f) return function(b) return count_of(history(b) + targets(b), function(i) return f(b, i) end) end end
-      local asked = each(mine, function(b) return count_of(targets(b), function(i) return label(step, b, history(b) + i) end) end)
+      local function members(f)
+        return function(b) return count_of(history(b) + targets(b), function(i) return f(b, i) end) end
+      end
+      local asked = each(mine, function(b)
+        return count_of(targets(b), function(i) return label(step, b, history(b) + i) end)
+      end)
       return {
         sparse_features = ids_of(mine, { { "item", members(function(b, i) return draw(step, 11 * b + 7 * i, 13) end) },
           { "action", members(function(b, i) return i < history(b) and 1 + draw(step, b + i, 3) or 0 end) } }),
@@ -126,7 +136,7 @@ local models = {
   },
 }
 
--- -- training ---------------------------------------------------------------------------------------------------------------------------
+-- -- training ---------------------------------------------------------------------------------------------------------
 
 local entries = { plan.row_wise, function() return plan.table_wise(0) end, plan.column_wise, plan.data_parallel }
 
@@ -147,13 +157,16 @@ local function set_weights(model, want)
   for _, p in ipairs(model.module:named_parameters()) do
     local shape = assert(want.parameters[p.name], p.name .. " is no parameter of PyTorch's")
     assert.same({ unpack(shape) }, p.tensor:shape(), p.name)
-    peri.no_grad(function() p.tensor:copy(peri.tensor(start(p.name, p.tensor:numel()), "f32", nil, p.tensor:shape())) end)
+    peri.no_grad(function()
+      p.tensor:copy(peri.tensor(start(p.name, p.tensor:numel()), "f32", nil, p.tensor:shape()))
+    end)
   end
   for _, sharded in ipairs(model.sharded) do
     for _, s in ipairs(sharded:local_shards()) do
       local shape = assert(want.parameters["t/" .. s.table], s.table)
       local whole = peri.tensor(start("t/" .. s.table, shape[1] * shape[2]), "f32", nil, { unpack(shape) })
-      s.state("weight"):copy(whole:slice(1, s.row_offset, s.row_offset + s.rows):slice(2, s.col_offset, s.col_offset + s.cols))
+      s.state("weight"):copy(whole:slice(1, s.row_offset, s.row_offset + s.rows):slice(2, s.col_offset, s.col_offset
+        + s.cols))
     end
   end
 end

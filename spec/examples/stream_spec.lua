@@ -8,8 +8,8 @@ teardown(function() clean() end)
 
 --- The AUC of both models in the second half, what was printed, and the picture.
 local function run(ranks, out, steps)
-  local text, status = shell.run(("%s run -n %d -t 1 examples/stream.lua --data synthetic:12000 --steps %d --batch-size 800 --rows 2048 "
-    .. "--dim 8 --out %s/%s"):format(shell.perilune, ranks, steps or 150, folder, out))
+  local text, status = shell.run(("%s run -n %d -t 1 examples/stream.lua --data synthetic:12000 --steps %d "
+    .. "--batch-size 800 --rows 2048 --dim 8 --out %s/%s"):format(shell.perilune, ranks, steps or 150, folder, out))
   assert.equal(0, status, text)
   local managed = tonumber(text:match "managed collision.-AUC (%d%.%d+)")
   local modulo = tonumber(text:match "modulo rows.-AUC (%d%.%d+)")

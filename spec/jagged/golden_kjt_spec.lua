@@ -1,7 +1,8 @@
 -- KeyedJaggedTensor against TorchRec's own results (spec/golden/ops/kjt), on both devices.
 --
--- Two differences are on purpose: offsets have one entry more than there are bags also when there is no key at all (TorchRec: none); and
--- permute and split keep the inverse indices of their keys, which TorchRec drops, so that no lookup of the result can be right.
+-- Two differences are on purpose: offsets have one entry more than there are bags also when there is no key at all
+-- (TorchRec: none); and permute and split keep the inverse indices of their keys, which TorchRec drops, so that no
+-- lookup of the result can be right.
 -- cuda: always
 local peri = require "perilune"
 local golden = require "spec.support.golden"
@@ -44,12 +45,14 @@ end
 --- `whole`: the KJT of which kjt has some keys.
 local function assert_is(case, prefix, kjt, whole)
   local about = case.args[prefix]
-  for _, name in ipairs { "keys", "stride", "stride_per_key", "length_per_key", "offset_per_key", "lengths_offset_per_key",
-    "index_per_key" } do
+  for _, name in ipairs { "keys", "stride", "stride_per_key", "length_per_key", "offset_per_key",
+    "lengths_offset_per_key", "index_per_key" } do
     assert.same(orderly(about[name]), kjt[name](kjt), prefix .. "." .. name)
   end
   assert.equal(about.variable_stride_per_key, kjt:variable_stride_per_key())
-  if about.variable_stride_per_key then assert.same(orderly(about.stride_per_key_per_rank), kjt:stride_per_key_per_rank()) end
+  if about.variable_stride_per_key then
+    assert.same(orderly(about.stride_per_key_per_rank), kjt:stride_per_key_per_rank())
+  end
   case:assert_near(prefix .. ".values", kjt:values())
   case:assert_near(prefix .. ".lengths", kjt:lengths())
   if #about.keys > 0 then case:assert_near(prefix .. ".offsets", kjt:offsets())
@@ -78,12 +81,14 @@ end
 function checks.from_lengths_sync(case, device)
   local k = make(case, "in.0", device)
   assert_is(case, "out.0",
-    KJT.from_lengths_sync { keys = k:keys(), values = k:values(), weights = k:weights_or_none(), lengths = k:lengths() })
+    KJT.from_lengths_sync { keys = k:keys(), values = k:values(), weights = k:weights_or_none(),
+      lengths = k:lengths() })
 end
 function checks.from_offsets_sync(case, device)
   local k = make(case, "in.0", device)
   assert_is(case, "out.0",
-    KJT.from_offsets_sync { keys = k:keys(), values = k:values(), weights = k:weights_or_none(), offsets = k:offsets() })
+    KJT.from_offsets_sync { keys = k:keys(), values = k:values(), weights = k:weights_or_none(),
+      offsets = k:offsets() })
 end
 function checks.permute(case, device)
   for _, from in ipairs { "lengths", "offsets" } do
@@ -121,17 +126,18 @@ function checks.from_jt_dict(case, device)
 end
 function checks.dist(case, device)
   local about = case.args["in.0"]
-  local kjt = KJT { keys = orderly(about.keys), values = case:tensor("in.0.values", device), lengths = case:tensor("in.0.lengths", device),
-    weights = case:tensor("in.0.weights", device), stride = about.stride, stride_per_key_per_rank = orderly(about.stride_per_key_per_rank) }
+  local kjt = KJT { keys = orderly(about.keys), values = case:tensor("in.0.values", device),
+    lengths = case:tensor("in.0.lengths", device), weights = case:tensor("in.0.weights", device), stride = about.stride,
+    stride_per_key_per_rank = orderly(about.stride_per_key_per_rank) }
   assert.same(orderly(case.args.labels), kjt:dist_labels())
   assert.same(orderly(case.args.splits), kjt:dist_splits(orderly(case.args.key_splits)))
   for i, tensor in ipairs(kjt:dist_tensors()) do case:assert_near("out.tensor." .. case.args.labels[i], tensor) end
 end
 function checks.dist_init(case, device)
   local a = case.args
-  local kjt = KJT.dist_init { keys = orderly(a.keys), lengths = case:tensor("in.lengths", device), num_workers = a.num_workers,
-    values = case:tensor("in.values", device), weights = case:tensor("in.weights", device), stagger = a.stagger,
-    stride_per_rank = orderly(a.stride_per_rank) }
+  local kjt = KJT.dist_init { keys = orderly(a.keys), lengths = case:tensor("in.lengths", device),
+    num_workers = a.num_workers, values = case:tensor("in.values", device), weights = case:tensor("in.weights", device),
+    stagger = a.stagger, stride_per_rank = orderly(a.stride_per_rank) }
   assert_is(case, "out.0", kjt)
   -- TorchRec's order of single bags is ours of segments, written out; equal batches are given by segments there too.
   local recat, list, at = KJT.recat(#a.keys, a.num_workers, a.stagger), {}, { 0 }

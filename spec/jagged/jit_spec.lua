@@ -19,10 +19,13 @@ for _, device in ipairs { "cpu", "opaque" } do
     local room = KJT.empty_like(kjt)
 
     local hot = {
-      { "a KJT from lengths", function() KJT({ keys = keys, values = values, lengths = lengths, weights = weights }):release() end },
-      { "a KJT from offsets", function() KJT({ keys = keys, values = values, offsets = offsets, stride = 2 }):release() end },
-      { "from_lengths_sync", function() KJT.from_lengths_sync({ keys = keys, values = values, lengths = lengths }):release() end },
-      { "a JaggedTensor", function() JT({ values = weights, lengths = lengths }):release() end },
+      { "a KJT from lengths", function()
+        KJT({ keys = keys, values = values, lengths = lengths, weights = weights }):release()
+      end }, { "a KJT from offsets",
+        function() KJT({ keys = keys, values = values, offsets = offsets, stride = 2 }):release() end },
+      { "from_lengths_sync", function()
+        KJT.from_lengths_sync({ keys = keys, values = values, lengths = lengths }):release()
+      end }, { "a JaggedTensor", function() JT({ values = weights, lengths = lengths }):release() end },
       { "permute", function() kjt:permute(indices):release() end },
       { "split", function()
         local parts = kjt:split(segments)
@@ -36,8 +39,9 @@ for _, device in ipairs { "cpu", "opaque" } do
         kjt:offsets():release()
         kjt:weights():release()
       end },
-      { "numbers of a KJT", function() return kjt:stride() + #kjt:length_per_key() + #kjt:offset_per_key() + #kjt + kjt:longest() end },
-      { "strides of a KJT", function() return #kjt:stride_per_key() + #kjt:lengths_offset_per_key() end },
+      { "numbers of a KJT", function()
+        return kjt:stride() + #kjt:length_per_key() + #kjt:offset_per_key() + #kjt + kjt:longest()
+      end }, { "strides of a KJT", function() return #kjt:stride_per_key() + #kjt:lengths_offset_per_key() end },
       { "a key of a KJT", function() kjt.b:release() end },
       { "the key list of a KJT", function() kjt:key_list():release() end },
       { "tensors of a JaggedTensor", function()

@@ -20,7 +20,9 @@ end
 
 for _, device in ipairs { "cpu", "opaque" } do
   local function t(data, dtype) return peri.tensor(data, dtype, device) end
-  local function random(shape, seed, dtype) return peri.Tensor.uniform(shape, -1, 1, seed, 0, dtype or "f64", device) end
+  local function random(shape, seed, dtype)
+    return peri.Tensor.uniform(shape, -1, 1, seed, 0, dtype or "f64", device)
+  end
 
   describe("JaggedTensor as TorchRec's on " .. device, function()
     for _, name in ipairs { "jagged_tensor_1d", "jagged_tensor_2d" } do
@@ -29,12 +31,15 @@ for _, device in ipairs { "cpu", "opaque" } do
         local jt = JT { values = case:tensor("in.values", device), weights = case:tensor("in.weights", device),
           lengths = case:tensor("in.lengths", device) }
         case:assert_near("out.offsets", jt:offsets())
-        local same, weighted = JT { values = jt:values(), weights = jt:weights_or_none(), offsets = jt:offsets() }, case:has "in.weights"
+        local same, weighted = JT { values = jt:values(), weights = jt:weights_or_none(), offsets = jt:offsets() },
+          case:has "in.weights"
         for _, j in ipairs { jt, same } do
           assert.equal(case:shape("in.lengths")[1], #j)
           case:assert_near("in.lengths", j:lengths())
           for i, row in ipairs(j:to_dense()) do case:assert_near("out.dense." .. i - 1, row) end
-          for i, row in ipairs(weighted and j:to_dense_weights() or {}) do case:assert_near("out.dense_weights." .. i - 1, row) end
+          for i, row in ipairs(weighted and j:to_dense_weights() or {}) do
+            case:assert_near("out.dense_weights." .. i - 1, row)
+          end
           for how, p in pairs(case.args.padded) do
             local length = type(p[1]) == "number" and p[1] or nil
             case:assert_near("out.padded_" .. how, j:to_padded_dense(length, p[2]))
@@ -50,7 +55,9 @@ for _, device in ipairs { "cpu", "opaque" } do
         values[i], weights[i] = case:tensor("in.values." .. i - 1, device), case:tensor("in.weights." .. i - 1, device)
       end
       local jt = JT.from_dense(values, weights)
-      for _, what in ipairs { "values", "weights", "lengths", "offsets" } do case:assert_near("out." .. what, jt[what](jt)) end
+      for _, what in ipairs { "values", "weights", "lengths", "offsets" } do
+        case:assert_near("out." .. what, jt[what](jt))
+      end
       assert.is_nil(JT.from_dense(values):weights_or_none())
     end)
     it("from_dense_lengths", function()
@@ -66,17 +73,19 @@ for _, device in ipairs { "cpu", "opaque" } do
       for _, shape in ipairs { { 7 }, { 7, 3 } } do
         for _, length in ipairs { 0, 2, 4, 6 } do
           local out = { 4, length, shape[2] }
-          assert_gradient(function(x) return JT({ values = x, lengths = lengths }):to_padded_dense(length, 5) end, random(shape, 1),
-            random(out, 2))
+          assert_gradient(function(x) return JT({ values = x, lengths = lengths }):to_padded_dense(length, 5) end,
+            random(shape, 1), random(out, 2))
         end
         local g = random({ 4, shape[2] }, 3)
         assert_gradient(function(x) return JT({ values = x, lengths = lengths }):to_dense()[3] end, random(shape, 1), g)
       end
       local columns = t({ 1, 3, 0 }, "i64")
-      assert_gradient(function(x) return JT.from_dense_lengths(x, columns):values() end, random({ 3, 3 }, 4), random({ 4 }, 5))
-      assert_gradient(function(x) return JT.from_dense_lengths(x, columns):values() end, random({ 3, 5, 2 }, 4), random({ 4, 2 }, 5))
-      assert_gradient(function(x) return JT.from_dense({ x:slice(1, 0, 2), x, x:slice(1, 1, 4) }):values() end, random({ 4 }, 6),
-        random({ 9 }, 7))
+      assert_gradient(function(x) return JT.from_dense_lengths(x, columns):values() end, random({ 3, 3 }, 4),
+        random({ 4 }, 5))
+      assert_gradient(function(x) return JT.from_dense_lengths(x, columns):values() end, random({ 3, 5, 2 }, 4),
+        random({ 4, 2 }, 5))
+      assert_gradient(function(x) return JT.from_dense({ x:slice(1, 0, 2), x, x:slice(1, 1, 4) }):values() end,
+        random({ 4 }, 6), random({ 9 }, 7))
     end)
 
     it("takes all dtypes and empty bags", function()
@@ -105,9 +114,11 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.equal(other, moved:device())
       assert.is_true(moved:to(device):equal(jt))
       assert.is_true(peri.jagged.jt_is_equal(JT.empty_like(jt, other):copy_(jt), moved))
-      assert.equal(3 * 8 + 2 * 4, JT({ values = jt:values(), weights = jt:weights(), lengths = jt:lengths() }):size_in_bytes() -
+      assert.equal(3 * 8 + 2 * 4,
+        JT({ values = jt:values(), weights = jt:weights(), lengths = jt:lengths() }):size_in_bytes() -
         (device == "cpu" and 24 or 0)) -- where the check runs at once it leaves its offsets
-      assert.error_matches(function() JT.empty_like(jt):copy_(JT { values = t { 1 }, lengths = t({ 1 }, "i32") }) end, "1 bags of 1 values")
+      assert.error_matches(function() JT.empty_like(jt):copy_(JT { values = t { 1 }, lengths = t({ 1 }, "i32") }) end,
+        "1 bags of 1 values")
     end)
 
     it("names what is wrong", function()
@@ -116,7 +127,8 @@ for _, device in ipairs { "cpu", "opaque" } do
         assert.error_matches(function() JT(a):to_padded_dense() end, pattern)
       end
       content("bag 1: length %-2", { values = t { 1, 2 }, lengths = t({ 4 - 2, -2, 2 }, "i32") })
-      content("sum to 3, but there are 2 values: bag 1 ends at 3", { values = t { 1, 2 }, lengths = t({ 1, 2 }, "i64") })
+      content("sum to 3, but there are 2 values: bag 1 ends at 3",
+        { values = t { 1, 2 }, lengths = t({ 1, 2 }, "i64") })
       content("bag 0: its offsets are 0 and %-1", { values = t { 1, 2 }, offsets = t({ 0, -1, 2 }, "i64") })
       local function structure(pattern, a) assert.error_matches(function() JT(a) end, pattern) end
       structure("values' is missing", { lengths = { 1 } })
@@ -127,13 +139,16 @@ for _, device in ipairs { "cpu", "opaque" } do
       structure("weights are f32 %[2%] for 1 values", { values = { 1 }, weights = { 1, 2 }, lengths = { 1 } })
       structure("a scalar", { values = peri.tensor(1), lengths = { 1 } })
       structure("no argument 'length'", { values = { 1 }, length = { 1 } })
-      assert.error_matches(function() JT.from_dense_lengths(t { { 1, 2 } }, t({ 3 }, "i32")) end, "row 0: length 3, allowed: 0%.%.2")
+      assert.error_matches(function() JT.from_dense_lengths(t { { 1, 2 } }, t({ 3 }, "i32")) end,
+        "row 0: length 3, allowed: 0%.%.2")
       assert.error_matches(function() JT.from_dense_lengths(t { { 1, 2 } }, t({ -1 }, "i32")) end, "row 0: length %-1")
-      assert.error_matches(function() JT.from_dense_lengths(t { { 1, 2 } }, t({ 1, 1 }, "i32")) end, "2 lengths, wanted a row each")
+      assert.error_matches(function() JT.from_dense_lengths(t { { 1, 2 } }, t({ 1, 1 }, "i32")) end,
+        "2 lengths, wanted a row each")
       assert.error_matches(function() JT.from_dense {} end, "0 tensors")
       assert.error_matches(function() JT.from_dense { t { 1 }, t({ 1 }, "i32") } end, "part 1 is i32")
       assert.error_matches(function() JT.from_dense({ t { 1 } }, { t { 1, 2 } }) end, "1 rows and 2 weights")
-      assert.error_matches(function() JT({ values = t { 1 }, lengths = t({ 1 }, "i32") }):to_padded_dense_weights() end, "no weights")
+      assert.error_matches(function() JT({ values = t { 1 }, lengths = t({ 1 }, "i32") }):to_padded_dense_weights() end,
+        "no weights")
     end)
   end)
 
@@ -162,7 +177,8 @@ for _, device in ipairs { "cpu", "opaque" } do
     local function kts_of(case)
       local kts = {}
       for i, keys in ipairs(case.args.keys) do
-        kts[i] = KT { keys = keys, length_per_key = case.args.length_per_key[i], values = case:tensor("in." .. i - 1 .. ".values", device) }
+        kts[i] = KT { keys = keys, length_per_key = case.args.length_per_key[i],
+          values = case:tensor("in." .. i - 1 .. ".values", device) }
       end
       return kts
     end
@@ -196,7 +212,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       local case = golden.load "ops/kjt/regroup_as_dict"
       local kts = kts_of(case)
       local module = peri.jagged.KTRegroupAsDict(case.args.groups, case.args.group_keys)
-      for _, dict in ipairs { KT.regroup_as_dict(kts, case.args.groups, case.args.group_keys), module(kts), peri.scope(function()
+      for _, dict in ipairs { KT.regroup_as_dict(kts, case.args.groups, case.args.group_keys), module(kts),
+        peri.scope(function()
         local d = module(kts)
         for _, tensor in pairs(d) do peri.keep(tensor) end
         return d
@@ -227,7 +244,8 @@ for _, device in ipairs { "cpu", "opaque" } do
     it("names what is wrong", function()
       local values = t { { 1, 2, 3 } }
       local function bad(pattern, a) assert.error_matches(function() KT(a) end, pattern) end
-      bad("key 'b': 3 columns, 1 of f32 %[1, 3%] are left", { keys = { "a", "b" }, length_per_key = { 2, 3 }, values = values })
+      bad("key 'b': 3 columns, 1 of f32 %[1, 3%] are left", { keys = { "a", "b" }, length_per_key = { 2, 3 },
+        values = values })
       bad("1 columns more than the keys", { keys = { "a", "b" }, length_per_key = { 1, 1 }, values = values })
       bad("key 'a': %-1 columns", { keys = { "a", "b" }, length_per_key = { -1, 4 }, values = values })
       bad("a key repeats", { keys = { "a", "a" }, length_per_key = { 1, 2 }, values = values })
@@ -242,7 +260,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(function() KT.regroup({}, { { "z" } }) end, "0 kts")
       assert.error_matches(function() KT.regroup({ kt, 7 }, { { "a" } }) end, "entry 2 is a number")
       local other = KT { keys = { "c" }, length_per_key = { 1 }, values = t { { 1 }, { 2 } } }
-      assert.error_matches(function() KT.regroup({ kt, other }, { { "a", "c" } }) end, "kt 1 is f32 %[2, 1%], kt 0 is f32 %[1, 3%]")
+      assert.error_matches(function() KT.regroup({ kt, other }, { { "a", "c" } }) end,
+        "kt 1 is f32 %[2, 1%], kt 0 is f32 %[1, 3%]")
       local module = peri.jagged.KTRegroupAsDict({ { "a" } }, { "x" })
       module { kt }
       assert.error_matches(function() module { other } end, "other keys or columns")

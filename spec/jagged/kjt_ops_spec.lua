@@ -12,7 +12,8 @@ local function numbers(seed)
   end
 end
 
---- Bags of random ids and weights: { keys =, [key] = { bags }, weights = { [key] = { bags } } }; rows[k] bags for key k.
+--- Bags of random ids and weights: { keys =, [key] = { bags }, weights = { [key] = { bags } } }; rows[k] bags for key
+--- k.
 local function random_lists(draw, keys, rows)
   local lists = { keys = keys, weights = {} }
   for k = 1, #keys do
@@ -133,8 +134,10 @@ for _, device in ipairs(require "spec.support.devices") do
               batches[s] = random_lists(draw, keys, own)
               kjts[s] = make(batches[s])
               if variable and kjts[s]:describe().ranks == 0 then -- equal by chance
-                kjts[s] = KJT { keys = keys, values = kjts[s]:values(), lengths = kjts[s]:lengths(), weights = kjts[s]:weights_or_none(),
-                  stride_per_key_per_rank = peri.util.map(own, function(n) return { n } end) }
+                kjts[s] = KJT { keys = keys, values = kjts[s]:values(), lengths = kjts[s]:lengths(),
+                  weights = kjts[s]:weights_or_none(), stride_per_key_per_rank = peri.util.map(own, function(n)
+                    return { n }
+                  end) }
               end
             end
             local splits = { 3, 1, 0, 0, 0, 0 }
@@ -184,8 +187,8 @@ for _, device in ipairs(require "spec.support.devices") do
   describe("KeyedJaggedTensor on " .. device, function()
     local function t(data, dtype) return peri.tensor(data, dtype, device) end
     local function example(weights)
-      return KJT { keys = { "A", "B" }, values = t({ 0, 1, 2, 3, 4, 5, 6, 7 }, "i64"), lengths = t({ 2, 0, 1, 1, 1, 3 }, "i32"),
-        weights = weights }
+      return KJT { keys = { "A", "B" }, values = t({ 0, 1, 2, 3, 4, 5, 6, 7 }, "i64"),
+        lengths = t({ 2, 0, 1, 1, 1, 3 }, "i32"), weights = weights }
     end
 
     it("sends the gradients of weights back", function()
@@ -208,8 +211,9 @@ for _, device in ipairs(require "spec.support.devices") do
 
     it("keeps inverse indices where they hold", function()
       local inverse = { { "B", "A" }, t({ { 0, 3, 1, 2, 2 }, { 1, 0, 0, 0, 0 } }, "i64") }
-      local kjt = KJT { keys = { "A", "B" }, values = t({ 0, 1, 2, 3, 4, 5, 6, 7 }, "i64"), lengths = t({ 2, 0, 1, 1, 1, 3 }, "i32"),
-        stride_per_key_per_rank = { { 2 }, { 4 } }, inverse_indices = inverse }
+      local kjt = KJT { keys = { "A", "B" }, values = t({ 0, 1, 2, 3, 4, 5, 6, 7 }, "i64"),
+        lengths = t({ 2, 0, 1, 1, 1, 3 }, "i32"), stride_per_key_per_rank = { { 2 }, { 4 } },
+        inverse_indices = inverse }
       local other = device == "cpu" and "opaque" or "cpu"
       local moved = kjt:to(other)
       assert.equal(other, moved:inverse_indices()[2]:device())
@@ -259,7 +263,8 @@ for _, device in ipairs(require "spec.support.devices") do
       bad("bags of 1 keys for 2", function() KJT.from_lists { keys = { "a", "b" }, { { 1 } } } end)
       bad("keys differ", function() KJT.empty_like(kjt):copy_(kjt:permute { 1, 0 }) end)
       bad("0 values into room for 8", function()
-        KJT.empty_like(kjt):copy_(KJT { keys = { "A", "B" }, values = t({}, "i64"), lengths = peri.zeros({ 6 }, "i32", device) })
+        KJT.empty_like(kjt):copy_(KJT { keys = { "A", "B" }, values = t({}, "i64"),
+          lengths = peri.zeros({ 6 }, "i32", device) })
       end)
       bad("one is weighted", function() KJT.empty_like(kjt):copy_(weighted) end)
       bad("sum to 1, but there are 2 keys", function() kjt:dist_splits { 1 } end)
@@ -268,14 +273,16 @@ for _, device in ipairs(require "spec.support.devices") do
 
     it("does not believe received lengths", function()
       local function received(lengths, strides)
-        return KJT.dist_init({ keys = { "A", "B" }, lengths = t(lengths, "i32"), values = t({ 0, 1, 2, 3 }, "i64"), num_workers = 2,
-          stride_per_rank = strides }):sync()
+        return KJT.dist_init({ keys = { "A", "B" }, lengths = t(lengths, "i32"), values = t({ 0, 1, 2, 3 }, "i64"),
+          num_workers = 2, stride_per_rank = strides }):sync()
       end
       assert.same({ 0, 2, 1, 3 }, received({ 1, 1, 1, 1 }, { 1, 1 }):values():to_list())
       assert.error_matches(function() received({ 1, 1, 1, 2 }, { 1, 1 }) end, "key 'B', sample 1 ends at 5")
       assert.error_matches(function() received({ 1, -1, 1, 3 }, { 1, 1 }) end, "key 'B', sample 0: length %-1")
-      assert.error_matches(function() received({ 1, 2147483647, 1, 3 }, { 1, 1 }) end, "key 'B', sample 0: length 2147483647")
-      assert.error_matches(function() received({ 1, 1, 1, 1 }, { 1, 2 }) end, "rank 1 sent 2 rows of key 'B', 0 lengths are left")
+      assert.error_matches(function() received({ 1, 2147483647, 1, 3 }, { 1, 1 }) end,
+        "key 'B', sample 0: length 2147483647")
+      assert.error_matches(function() received({ 1, 1, 1, 1 }, { 1, 2 }) end,
+        "rank 1 sent 2 rows of key 'B', 0 lengths are left")
       assert.error_matches(function() received({ 1, 1, 1, 1 }, { 1, 0 }) end, "2 lengths more than the strides say")
       assert.error_matches(function() received({ 1, 1, 1, 1 }, { 3, -1 }) end, "rank 1 has a batch of %-1")
       assert.error_matches(function() received({ 1, 1, 1, 1 }, { 3, 0 }) end, "rank 0 sent 3 rows of key 'B'")

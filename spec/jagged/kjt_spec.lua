@@ -2,7 +2,8 @@
 local peri = require "perilune"
 local KJT = peri.KeyedJaggedTensor
 
-local function opaque_or_now(device, f) -- errors of content come at once where the host can look, else with the first sync
+-- errors of content come at once where the host can look, else with the first sync
+local function opaque_or_now(device, f)
   return function()
     local kjt = f()
     assert.equal("opaque", device)
@@ -46,7 +47,8 @@ for _, device in ipairs { "cpu", "opaque" } do
     end)
 
     it("derives everything from offsets", function()
-      local k = example { offsets = peri.tensor({ 0, 2, 2, 3, 4, 5, 8 }, "i32", device), weights = { 1, 2, 3, 4, 5, 6, 7, 8 } }
+      local k = example { offsets = peri.tensor({ 0, 2, 2, 3, 4, 5, 8 }, "i32", device),
+        weights = { 1, 2, 3, 4, 5, 6, 7, 8 } }
       assert.is_nil(k:lengths_or_none())
       assert.same({ 2, 0, 1, 1, 1, 3 }, k:lengths():to_list())
       assert.same({ 3, 5 }, k:length_per_key())
@@ -87,14 +89,18 @@ for _, device in ipairs { "cpu", "opaque" } do
     end)
 
     it("names key, sample and value of malformed content", function()
-      local function content(pattern, a) assert.error_matches(opaque_or_now(device, function() return example(a) end), pattern) end
+      local function content(pattern, a)
+        assert.error_matches(opaque_or_now(device, function() return example(a) end), pattern)
+      end
       content("sum to 7, but there are 8 values %(spec/", { lengths = { 2, 0, 1, 1, 1, 2 } })
       content("key 'A', sample 2: length %-1, allowed: 0 or more", { lengths = { 2, 0, -1, 1, 1, 3 } })
       content("sum to 9, but there are 8 values: key 'B', sample 2 ends at 9", { lengths = { 2, 0, 1, 1, 1, 4 } })
       content("key 'A', sample 2: length 9, but there are only 8 values", { lengths = { 2, 0, 9, 1, 1, 3 } })
-      content("key 'B', sample 3: length %-5", { lengths = { 2, 0, 1, 1, 1, -5 }, stride_per_key_per_rank = { { 1, 1 }, { 1, 3 } } })
+      content("key 'B', sample 3: length %-5",
+        { lengths = { 2, 0, 1, 1, 1, -5 }, stride_per_key_per_rank = { { 1, 1 }, { 1, 3 } } })
       content("key 'A', sample 0: length 9223372036854775807",
-        { lengths = peri.Tensor.from_memory(require("ffi").new("int64_t[2]", 0x7fffffffffffffffLL, 1), { 2 }, "i64", device) })
+        { lengths = peri.Tensor.from_memory(require("ffi").new("int64_t[2]", 0x7fffffffffffffffLL, 1), { 2 }, "i64",
+          device) })
       content("first offset is 1, wanted 0", { offsets = { 1, 2, 2, 3, 4, 5, 8 } })
       content("key 'A', sample 1: its offsets are 2 and 1", { offsets = { 0, 2, 1, 3, 4, 5, 8 } })
       content("key 'B', sample 2: it ends at offset 9, allowed: 0%.%.8", { offsets = { 0, 2, 2, 3, 4, 5, 9 } })
@@ -106,7 +112,8 @@ for _, device in ipairs { "cpu", "opaque" } do
         return { stride_per_key_per_rank = { { 2 }, { 4 } }, inverse_indices = { { "A" }, list } }
       end
       content("key 'A', sample 2: inverse index 2, allowed: 0%.%.1", inverse { { 0, 1, 2 } })
-      content("key 'A', sample 0: inverse index %-1, allowed: 0%.%.1", inverse(peri.tensor({ { -1, 1, 5 } }, "i32", device)))
+      content("key 'A', sample 0: inverse index %-1, allowed: 0%.%.1",
+        inverse(peri.tensor({ { -1, 1, 5 } }, "i32", device)))
       content("key 'A', sample 1: inverse index 9223372036854775807, allowed", inverse { { 1, 0x7fffffffffffffffLL } })
       content("key 'A', sample 0: inverse index 0, but the key has no bags",
         { stride_per_key_per_rank = { { 0 }, { 6 } }, inverse_indices = { { "A" }, { { 0 } } } })
@@ -147,14 +154,16 @@ for _, device in ipairs { "cpu", "opaque" } do
       structure("different devices", { values = peri.zeros({ 8 }, "i64", device == "cpu" and "opaque" or "cpu") })
       structure("key 'B': stride %-1 of rank 1", { stride_per_key_per_rank = { { 1, 1 }, { 4, -1 } } })
       structure("sums to 5, but there are 6 lengths", { stride_per_key_per_rank = { { 1, 1 }, { 3, 0 } } })
-      structure("key 'B': stride_per_key_per_rank sums to more than the 6 lengths", { stride_per_key_per_rank = { { 4 }, { 3 } } })
+      structure("key 'B': stride_per_key_per_rank sums to more than the 6 lengths",
+        { stride_per_key_per_rank = { { 4 }, { 3 } } })
       structure("1 rows for 2 keys", { stride_per_key_per_rank = { { 6 } } })
       structure("with 0 ranks", { stride_per_key_per_rank = { {}, {} } })
       structure("row 2 of stride_per_key_per_rank is a list of 1", { stride_per_key_per_rank = { { 1, 1 }, { 4 } } })
       structure("wanted a whole number", { stride_per_key_per_rank = { { 1.5 }, { 4 } } })
       structure("inverse indices belong to variable batches", { inverse_indices = { { "A" }, { { 0, 0, 0 } } } })
       local strides = { { 2 }, { 4 } }
-      structure("'C', which is not one of the keys", { stride_per_key_per_rank = strides, inverse_indices = { { "C" }, { { 0, 0, 0 } } } })
+      structure("'C', which is not one of the keys",
+        { stride_per_key_per_rank = strides, inverse_indices = { { "C" }, { { 0, 0, 0 } } } })
       structure("inverse indices are i64 %[1, 3%] for 2 keys",
         { stride_per_key_per_rank = strides, inverse_indices = { { "A", "B" }, { { 0, 0, 0 } } } })
       structure("no argument 'length'; allowed: device, inverse_indices, keys", { length = {} })

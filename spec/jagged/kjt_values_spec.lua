@@ -3,7 +3,8 @@ local peri = require "perilune"
 
 describe("with_values", function()
   it("keeps keys, samples and weights", function()
-    local kjt = peri.KeyedJaggedTensor { keys = { "a", "b" }, values = { 1, 2, 3 }, lengths = { 1, 0, 1, 1 }, weights = { 4, 5, 6 } }
+    local kjt = peri.KeyedJaggedTensor { keys = { "a", "b" }, values = { 1, 2, 3 }, lengths = { 1, 0, 1, 1 },
+      weights = { 4, 5, 6 } }
     local other = kjt:with_values(peri.tensor({ 7, 8, 9 }, "i64"))
     assert.same({ "a", "b" }, other:keys())
     assert.same({ 7, 8, 9 }, other:values():to_list())
@@ -11,7 +12,8 @@ describe("with_values", function()
     assert.same({ 4, 5, 6 }, other:weights():to_list())
     assert.equal(2, other:stride())
     assert.same({ 1, 2, 3 }, kjt:values():to_list())
-    local plain = peri.KeyedJaggedTensor { keys = { "a" }, values = { 1 }, lengths = { 1 } }:with_values(peri.tensor({ 2 }, "i64"))
+    local plain = peri.KeyedJaggedTensor { keys = { "a" }, values = { 1 },
+      lengths = { 1 } }:with_values(peri.tensor({ 2 }, "i64"))
     assert.is_nil(plain:weights_or_none())
   end)
 

@@ -1,5 +1,5 @@
--- The law of variable batches: each operation on a batch whose samples share bags by inverse indices does what it does on the batch that
--- has each sample's bags written out. Random batches, with and without weights, on both devices.
+-- The law of variable batches: each operation on a batch whose samples share bags by inverse indices does what it does
+-- on the batch that has each sample's bags written out. Random batches, with and without weights, on both devices.
 -- cuda: always
 local peri = require "perilune"
 local draw = require("spec.support.tbe").generator(19)
@@ -67,7 +67,8 @@ end
 for _, device in ipairs(require "spec.support.devices") do
   local other = device == "cpu" and "opaque" or "cpu"
   for _, weighted in ipairs { false, true } do
-    describe(("Operations on variable batches on %s, %s"):format(device, weighted and "weighted" or "unweighted"), function()
+    describe(("Operations on variable batches on %s, %s"):format(device, weighted and "weighted" or "unweighted"),
+      function()
       local function each(f)
         for _ = 1, 15 do
           local count = 1 + draw(4)
@@ -125,9 +126,9 @@ for _, device in ipairs(require "spec.support.devices") do
 
       it("move, pin, share and copy", function()
         each(function(kjt, whole)
-          for _, batch in ipairs { kjt:to(other), kjt:to(other, true), kjt:to(device), kjt:share(), kjt:to(other):to(device),
-            KJT.empty_like(kjt):copy_(kjt), KJT.empty_like(kjt, other):copy_(kjt), kjt:unsync():sync(), kjt:flatten_lengths(),
-            device == "cpu" and kjt:pin_memory("opaque") or kjt } do
+          for _, batch in ipairs { kjt:to(other), kjt:to(other, true), kjt:to(device), kjt:share(),
+            kjt:to(other):to(device), KJT.empty_like(kjt):copy_(kjt), KJT.empty_like(kjt, other):copy_(kjt),
+            kjt:unsync():sync(), kjt:flatten_lengths(), device == "cpu" and kjt:pin_memory("opaque") or kjt } do
             assert.same(whole, expanded(batch))
             assert.equal(kjt:stride(), batch:stride())
             assert.is_true(batch:equal(kjt))
@@ -141,8 +142,10 @@ for _, device in ipairs(require "spec.support.devices") do
           local n = kjt:values():numel()
           local ids, factors = {}, {}
           for i = 1, n do ids[i], factors[i] = 50 + i, i / 4 end
-          local changed = kjt:with_values(peri.tensor(ids, "i64", device)):with_weights(peri.tensor(factors, "f32", device))
-          assert.is_true(changed:with_values(kjt:values()):permute({}):equal(kjt:with_weights(changed:weights()):permute({})))
+          local changed = kjt:with_values(peri.tensor(ids, "i64", device)):with_weights(peri.tensor(factors, "f32",
+            device))
+          assert.is_true(changed:with_values(kjt:values()):permute({}):equal(
+            kjt:with_weights(changed:weights()):permute({})))
           local old, at = kjt:values():to_list(), {}
           for i, id in ipairs(changed:values():to_list()) do at[id] = i end
           for name, bags in pairs(expanded(changed)) do -- any order
@@ -184,15 +187,20 @@ for _, device in ipairs(require "spec.support.devices") do
 
       it("are looked up as the batch that is written out, in any order of keys", function()
         local ebc = peri.EmbeddingBagCollection { device = device, is_weighted = weighted, tables = {
-          peri.EmbeddingBagConfig { name = "t", num_embeddings = 50, embedding_dim = 4, feature_names = { "b", "a" } } },
+          peri.EmbeddingBagConfig { name = "t", num_embeddings = 50, embedding_dim = 4,
+            feature_names = { "b", "a" } } },
           fused_params = { optimizer = "sgd", learning_rate = 0 } }
         for _ = 1, 10 do
           local kjt, whole = random(device, weighted, 1, 3)
           local plain = { keys = { "a", "b" }, weights = weighted and {} or nil, device = device }
           for k, name in ipairs(plain.keys) do
-            plain[k] = peri.util.map(whole[name], function(bag) return peri.util.map(bag, function(x) return x[1] end) end)
+            plain[k] = peri.util.map(whole[name], function(bag)
+              return peri.util.map(bag, function(x) return x[1] end)
+            end)
             if weighted then
-              plain.weights[k] = peri.util.map(whole[name], function(bag) return peri.util.map(bag, function(x) return x[2] end) end)
+              plain.weights[k] = peri.util.map(whole[name], function(bag)
+                return peri.util.map(bag, function(x) return x[2] end)
+              end)
             end
           end
           local want = ebc(KJT.from_lists(plain)):values():to_table()

@@ -1,4 +1,5 @@
--- The backward pass of a DistributedModelParallel: whichever way it is spelled, dense gradients are means over the ranks afterwards.
+-- The backward pass of a DistributedModelParallel: whichever way it is spelled, dense gradients are means over the
+-- ranks afterwards.
 -- mpirun: 2 3
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
@@ -10,7 +11,8 @@ local ROWS, DIM = 6, 4
 local Model = nn.Module:extend "Model"
 function Model:init(fused)
   self.ebc = peri.EmbeddingBagCollection {
-    tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = ROWS, embedding_dim = DIM, feature_names = { "f" } } },
+    tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = ROWS, embedding_dim = DIM,
+      feature_names = { "f" } } },
     fused_params = fused and { optimizer = "sgd", learning_rate = 0.5 } or nil,
   }
   self.scale = nn.Parameter(peri.ones { DIM })
@@ -24,8 +26,8 @@ end
 
 local function make(world, device, sharding)
   peri.ffi.state.device = device
-  local model = peri.DistributedModelParallel { module = Model(sharding.compute_kernel ~= "dense"), plan = { ebc = { t = sharding } },
-    group = world, device = device }
+  local model = peri.DistributedModelParallel { module = Model(sharding.compute_kernel ~= "dense"),
+    plan = { ebc = { t = sharding } }, group = world, device = device }
   for _, s in ipairs(model.sharded[1]:local_shards()) do s.state("weight"):fill(1) end
   return model
 end
@@ -150,24 +152,29 @@ end)
 describe("an optimizer", function()
   it("is not made of nothing", function()
     for _, name in ipairs { "SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "RowWiseAdagrad" } do
-      assert.error_matches(function() nn.optim[name] { params = {} } end, name .. ": params is empty, so there is nothing to train")
+      assert.error_matches(function() nn.optim[name] { params = {} } end,
+        name .. ": params is empty, so there is nothing to train")
     end
     assert.error_matches(function() nn.optim.SGD { params = nn.Identity() } end, "SGD: params is empty")
     assert.error_matches(function() nn.optim.SGD { params = { weight = peri.ones({ 2 }):requires_grad() } } end,
       "SGD: params is a table with the key 'weight', wanted a list")
-    assert.error_matches(function() nn.optim.CombinedOptimizer {} end, "CombinedOptimizer: a list of optimizers is wanted")
+    assert.error_matches(function() nn.optim.CombinedOptimizer {} end,
+      "CombinedOptimizer: a list of optimizers is wanted")
   end)
 
   worlds.each("may have nothing on a rank whose neighbours have dense shards", function(world, device)
     local function collection(sharding)
       local ebc = Model(sharding.compute_kernel ~= "dense").ebc
-      return peri.DistributedModelParallel { module = ebc, group = world, device = device, plan = { [""] = { t = sharding } } }
+      return peri.DistributedModelParallel { module = ebc, group = world, device = device,
+        plan = { [""] = { t = sharding } } }
     end
-    local optimizer = nn.optim.SGD { params = collection(plan.table_wise(0, { compute_kernel = "dense" })):dense_parameters() }
+    local optimizer = nn.optim.SGD { params = collection(plan.table_wise(0,
+      { compute_kernel = "dense" })):dense_parameters() }
     assert.equal(world:rank() == 0 and 1 or 0, #optimizer.params)
     optimizer:zero_grad()
     optimizer:step()
-    assert.error_matches(function() nn.optim.SGD { params = collection(plan.table_wise(0)):dense_parameters() } end, "params is empty")
+    assert.error_matches(function() nn.optim.SGD { params = collection(plan.table_wise(0)):dense_parameters() } end,
+      "params is empty")
   end, { sizes = { 2 } })
 end)
 
@@ -176,8 +183,8 @@ describe("replicas of fused tables", function()
     peri.ffi.state.device = device
     local module = Model(true)
     module.ebc:weight("t"):fill(world:rank() + 5)
-    local model = peri.DistributedModelParallel { module = module, plan = { ebc = { t = plan.data_parallel() } }, group = world,
-      device = device }
+    local model = peri.DistributedModelParallel { module = module, plan = { ebc = { t = plan.data_parallel() } },
+      group = world, device = device }
     assert.equal(5, model.sharded[1]:local_shards()[1].state("weight"):item(3))
   end, { sizes = { 2, 3 } })
 end)
@@ -195,8 +202,8 @@ describe("a norm of gradients is that of all ranks", function()
   local function check(what, entry, list_of)
     worlds.each("with " .. what, function(world, device, n)
       local model = make(world, device, entry())
-      local optimizer = nn.optim.GradientClippingOptimizer { optimizer = nn.optim.SGD { params = list_of(model), lr = 1 },
-        clipping = "norm", max_gradient = 0.5 }
+      local optimizer = nn.optim.GradientClippingOptimizer { optimizer = nn.optim.SGD { params = list_of(model),
+        lr = 1 }, clipping = "norm", max_gradient = 0.5 }
       model(batch(world, device)):sum():backward()
       local before, mine = {}, {}
       for _, name in ipairs(model.sharded[1]:own_parameters()) do mine[rawget(model.sharded[1], name)] = true end
@@ -218,14 +225,15 @@ describe("a norm of gradients is that of all ranks", function()
   check("a table on one", function() return plan.table_wise(0, { compute_kernel = "dense" }) end, parameters)
   check("columns", function() return plan.column_wise { compute_kernel = "dense", ranks = { 0 } } end, parameters)
   check("replicas", function() return plan.data_parallel { compute_kernel = "dense" } end, parameters)
-  check("the model for a list", function() return plan.row_wise { compute_kernel = "dense" } end, function(model) return model end)
+  check("the model for a list", function() return plan.row_wise { compute_kernel = "dense" } end,
+    function(model) return model end)
 
   worlds.each("or refused, where the list does not say that there are parts", function(world, device)
     local model = make(world, device, plan.row_wise { compute_kernel = "dense" })
     local list = peri.util.map(model:dense_parameters(), function(p) return p end)
     assert.error_matches(function()
       nn.optim.GradientClippingOptimizer { optimizer = nn.optim.SGD { params = list, lr = 1 }, clipping = "norm" }
-    end, "GradientClippingOptimizer: parameter %d is this rank's shard of a dense table, so the norm is of all ranks: give "
-      .. "model:dense_parameters%(%) as it is, or sharded = and group =")
+    end, "GradientClippingOptimizer: parameter %d is this rank's shard of a dense table, so the norm is of all ranks: "
+      .. "give model:dense_parameters%(%) as it is, or sharded = and group =")
   end, { sizes = { 1, 2 } })
 end)

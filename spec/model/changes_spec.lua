@@ -1,12 +1,13 @@
--- A DistributedModelParallel whose modules or parameters change after it was wrapped: what ranks would train apart is refused before
--- anything is changed, or taken in by init_data_parallel.
+-- A DistributedModelParallel whose modules or parameters change after it was wrapped: what ranks would train apart is
+-- refused before anything is changed, or taken in by init_data_parallel.
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 local nn, plan = peri.nn, peri.plan
 
 local function tables(prefix)
   return peri.util.map({ "a", "b" }, function(name)
-    return peri.EmbeddingBagConfig { name = prefix .. name, num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } }
+    return peri.EmbeddingBagConfig { name = prefix .. name, num_embeddings = 9, embedding_dim = 4,
+      feature_names = { "f" } }
   end)
 end
 local fused = { optimizer = "sgd", learning_rate = 0.25 }
@@ -41,14 +42,19 @@ local function linear(device) return nn.Linear { in_features = 8, out_features =
 
 --- What may happen to a model, with numbers that are each rank's own; and what the message names.
 local changes = {
-  ["a head in the place of another"] = { function(m, device) m.head = linear(device) end, "parameters 'head.weight', 'head.bias'" },
-  ["a module in a field that was something else"] = { function(m, device) m.late = linear(device) end, "'late.weight', 'late.bias'" },
+  ["a head in the place of another"] = { function(m, device) m.head = linear(device) end,
+    "parameters 'head.weight', 'head.bias'" },
+  ["a module in a field that was something else"] = { function(m, device) m.late = linear(device) end,
+    "'late.weight', 'late.bias'" },
   ["a module in a new list"] = { function(m, device)
     m.list = { linear(device) }
     m.late = m.list[1]
   end, "parameters '.*weight'" },
-  ["a parameter"] = { function(m, device) m.scale = nn.parameter.uniform({ 2 }, 0, 1, "f32", device) end, "parameter 'scale'" },
-  ["a module that forward makes"] = { function(m, device) m.grow = function(net) net.late = net.late or linear(device) end end,
+  ["a parameter"] = { function(m, device) m.scale = nn.parameter.uniform({ 2 }, 0, 1, "f32", device) end,
+    "parameter 'scale'" },
+  ["a module that forward makes"] = { function(m, device)
+    m.grow = function(net) net.late = net.late or linear(device) end
+  end,
     "'late.weight', 'late.bias'" },
   ["a parameter in the place of one of a module"] = { function(m, device)
     m.head.bias = nn.parameter.uniform({ 1 }, 0, 1, "f32", device)
@@ -63,7 +69,8 @@ end
 
 describe("a model that changes after it was wrapped", function()
   for what, change in peri.util.ordered(changes) do
-    worlds.each(("by %s is refused before anything is trained, and taken in by init_data_parallel"):format(what), function(world, device)
+    worlds.each(("by %s is refused before anything is trained, and taken in by init_data_parallel"):format(what),
+      function(world, device)
       peri.ffi.state.device = device
       local model = wrap(world, device)
       nn.manual_seed(10 + world:rank())
@@ -72,7 +79,8 @@ describe("a model that changes after it was wrapped", function()
       local before = all_of(model)
       if world:size() > 1 then
         assert.error_matches(function() model(batch(world, device)):backward() end, "backward: .*" .. change[2])
-        assert.error_matches(function() model(batch(world, device)):backward() end, "model:init_data_parallel%(%) on all ranks")
+        assert.error_matches(function() model(batch(world, device)):backward() end,
+          "model:init_data_parallel%(%) on all ranks")
         assert.same(before, all_of(model))
       end
       model:init_data_parallel()
@@ -134,7 +142,8 @@ describe("a model that changes after it was wrapped", function()
     local loss = wrap(world, device)(batch(world, device)) * input
     loss:backward()
     assert.is_truthy(input:grad())
-    assert.error_matches(function() changed(batch(world, device)):backward() end, "module 'more' %(EmbeddingBagCollection%) came into")
+    assert.error_matches(function() changed(batch(world, device)):backward() end,
+      "module 'more' %(EmbeddingBagCollection%) came into")
   end, { sizes = { 2 } })
 
   worlds.each("to a parameter less trains on", function(world, device)
@@ -161,7 +170,8 @@ describe("an optimizer of tables that were sharded since", function()
     local model = peri.DistributedModelParallel { module = net, group = world, device = device,
       plan = { ebc = { a = plan.row_wise(dense), b = plan.data_parallel(dense) } } }
     model(batch(world, device)):backward()
-    local words = "parameter 'ebc.embedding_bags.[ab].weight' is a table that DistributedModelParallel has cut into shards since"
+    local words = "parameter 'ebc.embedding_bags.[ab].weight' is a table that DistributedModelParallel has cut into "
+      .. "shards since"
     assert.error_matches(function() optimizer:step() end, "SGD: " .. words)
     assert.error_matches(function() nn.optim.Adam { params = list } end, "Adam: " .. words)
     of_head:step()

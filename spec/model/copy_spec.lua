@@ -22,13 +22,14 @@ function Net:init()
   self.list = { peri.EmbeddingBagCollection { tables = tables(peri.EmbeddingBagConfig), fused_params = params },
     peri.EmbeddingCollection { tables = tables(peri.EmbeddingConfig), fused_params = params } }
   self.weighted = peri.embed.FeatureProcessedEmbeddingBagCollection {
-    embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables(peri.EmbeddingBagConfig), fused_params = params,
-      is_weighted = true },
+    embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables(peri.EmbeddingBagConfig),
+      fused_params = params, is_weighted = true },
     feature_processors = peri.embed.PositionWeightedModuleCollection { max_feature_lengths = { f = 4 } } }
   self.over = nn.Linear { in_features = 80, out_features = 1 }
 end
 function Net:forward(kjt)
-  local sequences, bags = self.list[2](kjt), nn.functional.cat({ self.list[1](kjt):values(), self.weighted(kjt):values() }, 2)
+  local sequences, bags = self.list[2](kjt),
+    nn.functional.cat({ self.list[1](kjt):values(), self.weighted(kjt):values() }, 2)
   local sum = self.over(bags):square():sum()
   for _, name in ipairs(names) do sum = sum + sequences["f@" .. name]:values():square():sum() end
   return sum
@@ -41,7 +42,8 @@ local function wrap(world, device)
 end
 
 local function batch(world, device, step)
-  return peri.KeyedJaggedTensor { keys = { "f" }, values = { step, 12, world:rank() + step, 3 }, lengths = { 3, 1 }, device = device }
+  return peri.KeyedJaggedTensor { keys = { "f" }, values = { step, 12, world:rank() + step, 3 }, lengths = { 3, 1 },
+    device = device }
 end
 
 local function train(model, world, device, from, to)
@@ -55,7 +57,9 @@ local function numbers(dict)
   end
   return copy
 end
-local function state_of(model) return { numbers(gather(model:state_dict())), numbers(gather(model:fused_optimizer():state_dict())) } end
+local function state_of(model)
+  return { numbers(gather(model:state_dict())), numbers(gather(model:fused_optimizer():state_dict())) }
+end
 
 describe("a copy of a trained sharded model", function()
   worlds.each("has its numbers, and learns on its own", function(world, device)
@@ -92,15 +96,16 @@ describe("a copy of a trained sharded model", function()
 
   worlds.each("of an EmbeddingBag with index dedup beside it keeps what it was told", function(world, device)
     peri.ffi.state.device = device
-    local bag = peri.shard.ShardedEmbeddingBag { num_embeddings = 9, embedding_dim = 4, mode = "mean", plan = { weight = plan.row_wise() },
-      group = world, fused_params = { optimizer = "sgd", learning_rate = 1 } }
+    local bag = peri.shard.ShardedEmbeddingBag { num_embeddings = 9, embedding_dim = 4, mode = "mean",
+      plan = { weight = plan.row_wise() }, group = world, fused_params = { optimizer = "sgd", learning_rate = 1 } }
     local ids, offsets = peri.tensor({ 1, 8, 3 }, "i64"), peri.tensor({ 0, 2 }, "i64")
     local other = bag:copy()
     assert.equal("mean", other.mode)
     assert.same(bag(ids, offsets):to_list(), other(ids, offsets):to_list())
-    local ebc = peri.shard.ShardedEmbeddingBagCollection { group = world, plan = { t = plan.row_wise() }, use_index_dedup = true,
-      fused_params = { optimizer = "sgd", learning_rate = 1 },
-      tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } } }
+    local ebc = peri.shard.ShardedEmbeddingBagCollection { group = world, plan = { t = plan.row_wise() },
+      use_index_dedup = true, fused_params = { optimizer = "sgd", learning_rate = 1 },
+      tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4,
+        feature_names = { "f" } } } }
     assert.same({ asked = 0, sent = 0 }, peri.shard.sharded_model_copy(ebc):index_dedup_counts())
   end, { sizes = { 2 } })
 
@@ -109,15 +114,18 @@ describe("a copy of a trained sharded model", function()
     local function model(class, options)
       options.module = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd", learning_rate = 1,
         cache_params = { directory = folder } },
-        tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } } }
+        tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4,
+          feature_names = { "f" } } } }
       return class(options)
     end
     local filed = model(peri.DistributedModelParallel, { group = world,
       plan = { [""] = { t = plan.row_wise { compute_kernel = "fused_uvm_caching" } } } })
-    assert.error_matches(function() filed:copy() end, "ShardedEmbeddingBagCollection:copy: it has tables in files, which")
+    assert.error_matches(function() filed:copy() end,
+      "ShardedEmbeddingBagCollection:copy: it has tables in files, which")
     filed.sharded[1]:release()
     remove()
     local replicas = model(peri.DMPCollection, { global_pg = world, sharding_group_size = 1 })
-    assert.error_matches(function() replicas:copy() end, "DMPCollection:copy: its replicas are averaged together; copy the model")
+    assert.error_matches(function() replicas:copy() end,
+      "DMPCollection:copy: its replicas are averaged together; copy the model")
   end, { sizes = { 1 }, devices = { "cpu" } })
 end)

@@ -1,19 +1,20 @@
--- DistributedModelParallel: a DLRM trained over ranks is TorchRec's (spec/golden/sharded/dlrm_*), and that of any other plan and world.
+-- DistributedModelParallel: a DLRM trained over ranks is TorchRec's (spec/golden/sharded/dlrm_*), and that of any other
+-- plan and world.
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local worlds = require "spec.support.worlds"
 local sim = require "perilune.dist.sim"
 local nn, plan = peri.nn, peri.plan
 
--- -- TorchRec's own ---------------------------------------------------------------------------------------------------------------------
+-- -- TorchRec's own ---------------------------------------------------------------------------------------------------
 
 local kernels = { EXACT_ROWWISE_ADAGRAD = "rowwise_adagrad", EXACT_ADAGRAD = "adagrad", EXACT_SGD = "sgd" }
 
 local function golden_model(case, world, device)
   local tables, entries = {}, {}
   for i, t in ipairs(case.tables) do
-    tables[i] = peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim,
-      feature_names = t.feature_names }
+    tables[i] = peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.num_embeddings,
+      embedding_dim = t.embedding_dim, feature_names = t.feature_names }
     local placed = t.sharding_type == "table_wise" or t.sharding_type == "column_wise"
     entries[t.name] = plan.ParameterSharding { sharding_type = t.sharding_type, compute_kernel = t.compute_kernel,
       ranks = placed and t.ranks or nil }
@@ -21,13 +22,15 @@ local function golden_model(case, world, device)
   local dlrm = nn.DLRM {
     embedding_bag_collection = peri.EmbeddingBagCollection {
       tables = tables, device = "meta",
-      fused_params = { optimizer = kernels[case.optimizer.name], learning_rate = case.optimizer.learning_rate, eps = case.optimizer.eps },
+      fused_params = { optimizer = kernels[case.optimizer.name], learning_rate = case.optimizer.learning_rate,
+        eps = case.optimizer.eps },
     },
     dense_in_features = case.dense_in_features, dense_arch_layer_sizes = case.dense_arch_layer_sizes,
     over_arch_layer_sizes = case.over_arch_layer_sizes, dense_device = device,
   }
   return peri.DistributedModelParallel {
-    module = nn.DLRMTrain(dlrm), plan = { ["model.sparse_arch.embedding_bag_collection"] = entries }, group = world, device = device,
+    module = nn.DLRMTrain(dlrm), plan = { ["model.sparse_arch.embedding_bag_collection"] = entries }, group = world,
+    device = device,
   }
 end
 
@@ -36,7 +39,8 @@ local function reproduce(case, world, device)
   local parameters = {}
   for _, p in ipairs(model.module:named_parameters()) do parameters[p.name] = p.tensor end
   for _, name in ipairs(case.dense_parameters) do
-    assert(parameters[name], name .. " is no parameter here"):detach():copy(case:tensor("dense/" .. name .. "/init", device))
+    assert(parameters[name], name .. " is no parameter here"):detach():copy(case:tensor("dense/" .. name .. "/init",
+      device))
   end
   local shards = model.sharded[1]:local_shards()
   for _, s in ipairs(shards) do s.state("weight"):copy(case:part_of("table/" .. s.table .. "/init", s)) end
@@ -51,7 +55,8 @@ local function reproduce(case, world, device)
     return {
       dense_features = case:tensor(at .. "dense_features", device), labels = case:tensor(at .. "labels", device),
       sparse_features = peri.KeyedJaggedTensor {
-        keys = case.kjt_keys, values = case:tensor(at .. "values", device), lengths = case:tensor(at .. "lengths", device),
+        keys = case.kjt_keys, values = case:tensor(at .. "values", device),
+        lengths = case:tensor(at .. "lengths", device),
       },
     }
   end
@@ -80,7 +85,7 @@ describe("DistributedModelParallel reproduces", function()
   end
 end)
 
--- -- one curve for all plans and worlds ---------------------------------------------------------------------------------------------------
+-- -- one curve for all plans and worlds -------------------------------------------------------------------------------
 
 local SAMPLES, STEPS, DENSE, DIM = 8, 6, 5, 8
 local features = { "f1", "f2", "f3", "f4" }
@@ -107,7 +112,8 @@ local function batch_of(step, first, last, device)
   local n = last - first
   return {
     dense_features = peri.tensor(dense, "f32", device, { n, DENSE }), labels = peri.tensor(labels, "f32", device),
-    sparse_features = peri.KeyedJaggedTensor { keys = features, values = values, lengths = lengths, stride = n, device = device },
+    sparse_features = peri.KeyedJaggedTensor { keys = features, values = values, lengths = lengths, stride = n,
+      device = device },
   }
 end
 
@@ -125,21 +131,24 @@ end
 local function curve(world, device, kind, optimizer_name)
   local n, tables, entries = world:size(), {}, {}
   for i, f in ipairs(features) do
-    tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = rows[i], embedding_dim = DIM, feature_names = { f },
-      pooling = i % 2 == 0 and "MEAN" or "SUM" }
+    tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = rows[i], embedding_dim = DIM,
+      feature_names = { f }, pooling = i % 2 == 0 and "MEAN" or "SUM" }
     entries["t" .. i] = plans[kind](i, n)
   end
   nn.manual_seed(3)
   local dlrm = nn.DLRM {
     embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables,
       fused_params = { optimizer = optimizer_name, learning_rate = 0.1, eps = 1e-4 } },
-    dense_in_features = DENSE, dense_arch_layer_sizes = { 12, DIM }, over_arch_layer_sizes = { 10, 1 }, dense_device = device,
+    dense_in_features = DENSE, dense_arch_layer_sizes = { 12, DIM }, over_arch_layer_sizes = { 10, 1 },
+    dense_device = device,
   }
   local model = peri.DistributedModelParallel {
-    module = nn.DLRMTrain(dlrm), plan = { ["model.sparse_arch.embedding_bag_collection"] = entries }, group = world, device = device,
+    module = nn.DLRMTrain(dlrm), plan = { ["model.sparse_arch.embedding_bag_collection"] = entries }, group = world,
+    device = device,
       bucket_bytes = 256,
   }
-  local pipeline = peri.TrainPipelineBase { model = model, optimizer = nn.optim.Adagrad { params = model:dense_parameters(), lr = 0.1 } }
+  local pipeline = peri.TrainPipelineBase { model = model,
+    optimizer = nn.optim.Adagrad { params = model:dense_parameters(), lr = 0.1 } }
   local step, share, losses = 0, SAMPLES / n, {}
   local function batches()
     step = step + 1
@@ -177,7 +186,8 @@ describe("a plan for a model", function()
   local function model_with(args)
     return sim.run(1, function()
       local ebc = peri.EmbeddingBagCollection {
-        tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } },
+        tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4,
+          feature_names = { "f" } } },
         fused_params = { optimizer = "sgd" },
       }
       local dlrm = nn.DLRM { embedding_bag_collection = ebc, dense_in_features = 2, dense_arch_layer_sizes = { 4 },
@@ -192,12 +202,15 @@ describe("a plan for a model", function()
         .. "those are: 'sparse_arch.embedding_bag_collection'")
     assert.error_matches(function() model_with { plan = {} } end,
       "'sparse_arch.embedding_bag_collection' has embedding tables but no entry in the plan")
-    assert.error_matches(function() model_with { plan = { ["sparse_arch.embedding_bag_collection"] = { u = plan.row_wise() } } } end,
+    assert.error_matches(function()
+      model_with { plan = { ["sparse_arch.embedding_bag_collection"] = { u = plan.row_wise() } } }
+    end,
       "module 'sparse_arch.embedding_bag_collection': table 't' is not in the plan; planned tables: u")
   end)
   it("may be left out: tables are spread by size", function()
     local model = model_with {}
-    assert.equal("table_wise", model.plan:get_plan_for_module("sparse_arch.embedding_bag_collection").tables.t.sharding_type)
+    assert.equal("table_wise",
+      model.plan:get_plan_for_module("sparse_arch.embedding_bag_collection").tables.t.sharding_type)
   end)
 end)
 
@@ -205,13 +218,14 @@ describe("sharding a collection that has memory", function()
   it("keeps its weights and states", function()
     sim.run(2, function(_, world)
       local ebc = peri.EmbeddingBagCollection {
-        tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 5, embedding_dim = 4, feature_names = { "f" } } },
+        tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 5, embedding_dim = 4,
+          feature_names = { "f" } } },
         fused_params = { optimizer = "rowwise_adagrad" },
       }
       ebc:weight("t"):copy(peri.tensor({ { 1 }, { 2 }, { 3 }, { 4 }, { 5 } }))
       ebc:table_state("t", "momentum1"):copy(peri.tensor { 10, 20, 30, 40, 50 })
-      local model = peri.DistributedModelParallel { module = nn.Sequential { ebc }, plan = { ["0"] = { t = plan.row_wise() } },
-        group = world }
+      local model = peri.DistributedModelParallel { module = nn.Sequential { ebc },
+        plan = { ["0"] = { t = plan.row_wise() } }, group = world }
       for _, s in ipairs(model.sharded[1]:local_shards()) do
         for i = 0, s.rows - 1 do
           assert.equal(s.row_offset + i + 1, s.state("weight"):item(i * 4))

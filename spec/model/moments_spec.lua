@@ -1,6 +1,6 @@
 -- deadline: 300 s
--- Moments of whole models, drawn at random: what is kept of one is copies, which further steps do not change; loaded back, into the same
--- model or a new one, training goes on bit for bit as if it had not gone on in between.
+-- Moments of whole models, drawn at random: what is kept of one is copies, which further steps do not change; loaded
+-- back, into the same model or a new one, training goes on bit for bit as if it had not gone on in between.
 local peri = require "perilune"
 local moments = require "spec.support.moments"
 local sim = require "perilune.dist.sim"
@@ -45,8 +45,8 @@ end)
 
 local names = { "base", "wire_first", "sparse_dist", "sparse_dist_lite", "fused_sparse_dist", "prefetch_sparse_dist" }
 
---- The name of a schedule for a case. What is looked up ahead needs tables that the backward pass updates, and (its state would be refused)
---- none of raw ids.
+--- The name of a schedule for a case. What is looked up ahead needs tables that the backward pass updates, and (its
+--- state would be refused) none of raw ids.
 local function schedule_for(case, number)
   local name = names[1 + number % #names]
   for _, p in ipairs(name == "wire_first" and case.parts or {}) do
@@ -66,8 +66,8 @@ local function pipeline_of(m, name, first)
   for i, p in ipairs(m.case.parts) do
     if p.kind == "processed" then inputs[("parts.%d"):format(i - 1)] = false end
   end
-  local pipeline = peri.pipeline.Pipeline { model = m.model, optimizer = m.optimizer, schedule = peri.pipeline.schedules.load(name),
-    inputs = inputs }
+  local pipeline = peri.pipeline.Pipeline { model = m.model, optimizer = m.optimizer,
+    schedule = peri.pipeline.schedules.load(name), inputs = inputs }
   pipeline.told = true -- that those are not pipelined
   return pipeline, function(step)
     moments.before(m, step)
@@ -81,7 +81,8 @@ describe("a moment in the middle of a pipeline", function()
   for number = FIRST, FIRST + CASES - 1 do
     local case, ranks = moments.case(number), 1 + (number + 1) % 4
     local name = schedule_for(case, number)
-    it(("is that of the last step, whatever is in flight: %s on %d ranks, %s"):format(name, ranks, case.text), function()
+    it(("is that of the last step, whatever is in flight: %s on %d ranks, %s"):format(name, ranks, case.text),
+      function()
       sim.run(ranks, function(_, world)
         local m, want = moments.make(case, world, "cpu"), {}
         local pipeline, step = pipeline_of(m, name, 1)
@@ -105,9 +106,11 @@ describe("a moment in the middle of a pipeline", function()
 end)
 
 describe("averages in place that a lookup has made ahead of their step", function()
-  it("are an error of the state until the step is made, and the state of any other moment goes on bit for bit", function()
+  it("are an error of the state until the step is made, and the state of any other moment goes on bit for bit",
+    function()
     local case = moments.case(1)
-    local fused = { optimizer = "emainplace_rowwise_adagrad", emainplace_mode = { step_ema = 3, step_start = 1, step_ema_coef = 0.5 } }
+    local fused = { optimizer = "emainplace_rowwise_adagrad", emainplace_mode = { step_ema = 3, step_start = 1,
+      step_ema_coef = 0.5 } }
     case.parts, case.dense, case.schedule, case.of_tables = { { kind = "bags", fused = fused } }, "SGD", false, false
     sim.run(2, function(_, world)
       local m, seen, want, kept = moments.make(case, world, "cpu"), {}, {}, {}

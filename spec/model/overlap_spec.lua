@@ -1,4 +1,5 @@
--- Exchange and computation overlap, in whatever order the lines of a model stand: what one rank has done while the others hold back.
+-- Exchange and computation overlap, in whatever order the lines of a model stand: what one rank has done while the
+-- others hold back.
 local ffi = require "ffi"
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
@@ -10,7 +11,8 @@ local ROWS, DIM, BATCH = 8, 4, 3
 
 local function collection(name, sharding)
   return peri.EmbeddingBagCollection {
-    tables = { peri.EmbeddingBagConfig { name = name, num_embeddings = ROWS, embedding_dim = DIM, feature_names = { name } } },
+    tables = { peri.EmbeddingBagConfig { name = name, num_embeddings = ROWS, embedding_dim = DIM,
+      feature_names = { name } } },
     fused_params = { optimizer = "sgd", learning_rate = 0.5 },
   }, sharding
 end
@@ -40,7 +42,8 @@ local function features(rank, device) return peri.Tensor.normal({ BATCH, 2 }, 0,
 
 local function make(world, device, order)
   P.state.device = device
-  return peri.DistributedModelParallel { module = Model(order), plan = { ebc = { f = plan.row_wise() } }, group = world, device = device }
+  return peri.DistributedModelParallel { module = Model(order), plan = { ebc = { f = plan.row_wise() } }, group = world,
+    device = device }
 end
 
 --- Kinds of the operations that this rank has posted in a group, in order, and whether the last is still pending.
@@ -68,8 +71,8 @@ local pass_out = ffi.new "peri_backward *[1]"
 --- The demonstration's model, as nn.DLRM of its tables; its dense part calls `seen` when it begins.
 local function demonstration(seen)
   local model = dofile "examples/models/dlrm.lua" {
-    tables = { { name = "a", rows = ROWS, features = { "a" } }, { name = "b", rows = ROWS, features = { "b" } } }, dense_features = 2,
-    embedding_dim = DIM, dense_layers = { 3 }, over_layers = { 5 },
+    tables = { { name = "a", rows = ROWS, features = { "a" } }, { name = "b", rows = ROWS, features = { "b" } } },
+    dense_features = 2, embedding_dim = DIM, dense_layers = { 3 }, over_layers = { 5 },
   }
   local dense_arch = model.model.dense_arch
   local forward = dense_arch.forward
@@ -95,8 +98,8 @@ describe("the demonstration's model", function()
         local model = peri.DistributedModelParallel { module = demonstration(seen), group = world, device = device,
           plan = { ["model.sparse_arch.embedding_bag_collection"] = sharding } }
         local a, b = batch(rank, device, "a"), batch(rank, device, "b")
-        local input = { dense_features = features(rank, device), sparse_features = peri.KeyedJaggedTensor.concat { a, b },
-          labels = peri.ones({ BATCH }, "f32", device) }
+        local input = { dense_features = features(rank, device), sparse_features = peri.KeyedJaggedTensor.concat { a,
+          b }, labels = peri.ones({ BATCH }, "f32", device) }
         local loss, logits = model(input)
         assert.same({ BATCH }, logits:shape())
         local seen_before = under_way
@@ -115,10 +118,12 @@ describe("forward", function()
       local dense_done, sums = false, {}
       sim.run(2, function(rank, world)
         P.state.device = device
-        local model = peri.DistributedModelParallel { module = Model "dense last", plan = { ebc = { f = plan.row_wise() } }, group = world }
+        local model = peri.DistributedModelParallel { module = Model "dense last",
+          plan = { ebc = { f = plan.row_wise() } }, group = world }
         local m, kjt = model.module, batch(rank, device)
         local dist = m.ebc:input_dist(kjt):wait()
-        if rank == 1 then hold(function() return dense_done end) end -- its rows set out when rank 0 can do no more without them
+        -- its rows set out when rank 0 can do no more without them
+        if rank == 1 then hold(function() return dense_done end) end
         local sparse = m.ebc:compute_and_output_dist(dist):values():reshape(-1, DIM)
         local dense = m.dense(features(rank, device))
         if rank == 0 then

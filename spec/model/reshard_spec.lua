@@ -1,5 +1,6 @@
--- model:reshard: a live model under other plans, between two steps: the run that goes A -> B -> A is the run that was never resharded, bit
--- for bit, with its optimizers, maps of raw ids and row files; and B is what a checkpoint of A would be under B.
+-- model:reshard: a live model under other plans, between two steps: the run that goes A -> B -> A is the run that was
+-- never resharded, bit for bit, with its optimizers, maps of raw ids and row files; and B is what a checkpoint of A
+-- would be under B.
 -- deadline: 120 s
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
@@ -13,19 +14,22 @@ teardown(clean)
 local Net = nn.Module:extend "Net"
 function Net:init(options)
   local function config(name, rows, dim)
-    return peri.EmbeddingBagConfig { name = name, num_embeddings = rows, embedding_dim = dim, feature_names = { "f" .. name } }
+    return peri.EmbeddingBagConfig { name = name, num_embeddings = rows, embedding_dim = dim,
+      feature_names = { "f" .. name } }
   end
   local params = { optimizer = options.optimizer or "rowwise_adagrad", learning_rate = 0.1, exact = true }
   if options.dense then params = nil end
-  self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = params, tables = { config("a", 50, 8), config("b", 37, 16) } }
+  self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = params,
+    tables = { config("a", 50, 8), config("b", 37, 16) } }
   if options.raw then
     local tables = { config("raw", 30, 8) }
     self.mc = peri.ManagedCollisionEmbeddingBagCollection {
       embedding_bag_collection = peri.EmbeddingBagCollection { seed = 6, tables = tables,
         fused_params = { optimizer = "adagrad", learning_rate = 0.1, exact = true } },
-      managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables, managed_collision_modules = {
-        raw = peri.MCHManagedCollisionModule { zch_size = 30, device = "cpu", eviction_interval = 3, input_hash_size = 1000,
-          buckets = 6, eviction_policy = peri.embed.LFU_EvictionPolicy() } } } }
+      managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables,
+        managed_collision_modules = {
+        raw = peri.MCHManagedCollisionModule { zch_size = 30, device = "cpu", eviction_interval = 3,
+          input_hash_size = 1000, buckets = 6, eviction_policy = peri.embed.LFU_EvictionPolicy() } } } }
   end
   self.over = nn.Linear { in_features = options.raw and 32 or 24, out_features = 1 }
 end
@@ -52,8 +56,8 @@ local function build(world, entries, options)
   local optimizer = nn.optim.Adam { params = options.groups and { group("^over", 0.05) } or params, lr = 0.05 }
   if options.groups then optimizer:add_param_group(group("^ebc", 0.02)) end
   local clipped = nn.optim.GradientClippingOptimizer { optimizer = optimizer, clipping = "norm", max_gradient = 0.01 }
-  return { model = model, optimizer = optimizer, clipped = clipped, rates = nn.optim.StepLR { optimizer = optimizer, step_size = 2,
-    gamma = 0.5 } }
+  return { model = model, optimizer = optimizer, clipped = clipped, rates = nn.optim.StepLR { optimizer = optimizer,
+    step_size = 2, gamma = 0.5 } }
 end
 
 local function train(p, from, last)
@@ -68,8 +72,9 @@ local function train(p, from, last)
 end
 
 local function state(p)
-  return text(peri.shard.gather_state_dict { model = p.model:state_dict(), tables = p.model:fused_optimizer():state_dict(),
-    optimizer = p.optimizer:state_dict(), rates = p.rates:state_dict() })
+  return text(peri.shard.gather_state_dict { model = p.model:state_dict(),
+    tables = p.model:fused_optimizer():state_dict(), optimizer = p.optimizer:state_dict(),
+    rates = p.rates:state_dict() })
 end
 
 local cached = function()
@@ -78,16 +83,20 @@ end
 local cases = {
   ["tables in memory"] = { { ebc = { a = plan.row_wise(), b = plan.table_wise(0) } }, { ebc = { a = plan.table_wise(1),
     b = plan.row_wise() } }, { ebc = { a = plan.data_parallel(), b = plan.table_wise(1) } } },
-  ["tables of adam cut by columns"] = { { ebc = { a = plan.column_wise(), b = plan.table_wise(0) } }, { ebc = { a = plan.table_wise(1),
-    b = plan.column_wise() } }, optimizer = "adam" },
+  ["tables of adam cut by columns"] = { { ebc = { a = plan.column_wise(), b = plan.table_wise(0) } },
+    { ebc = { a = plan.table_wise(1), b = plan.column_wise() } }, optimizer = "adam" },
   ["raw ids"] = { { ebc = { a = plan.row_wise(), b = plan.row_wise() }, mc = { raw = plan.row_wise() } },
     { ebc = { a = plan.row_wise(), b = plan.table_wise(1) }, mc = { raw = plan.table_wise(1) } }, raw = true },
-  ["tables in files"] = { { ebc = { a = cached(), b = plan.table_wise(0) } }, { ebc = { a = plan.row_wise(), b = cached() } } },
+  ["tables in files"] = { { ebc = { a = cached(), b = plan.table_wise(0) } },
+    { ebc = { a = plan.row_wise(), b = cached() } } },
   ["dense tables of which one rank has none"] = { { ebc = { a = plan.table_wise(1, { compute_kernel = "dense" }),
-    b = plan.table_wise(1, { compute_kernel = "dense" }) } }, { ebc = { a = plan.table_wise(0, { compute_kernel = "dense" }),
+    b = plan.table_wise(1, { compute_kernel = "dense" }) } },
+      { ebc = { a = plan.table_wise(0, { compute_kernel = "dense" }),
     b = plan.row_wise { compute_kernel = "dense" } } }, dense = true, groups = true },
-  ["dense tables"] = { { ebc = { a = plan.row_wise { compute_kernel = "dense" }, b = plan.table_wise(0, { compute_kernel = "dense" }) } },
-    { ebc = { a = plan.table_wise(1, { compute_kernel = "dense" }), b = plan.column_wise { compute_kernel = "dense" } } },
+  ["dense tables"] = { { ebc = { a = plan.row_wise { compute_kernel = "dense" },
+    b = plan.table_wise(0, { compute_kernel = "dense" }) } },
+      { ebc = { a = plan.table_wise(1, { compute_kernel = "dense" }),
+        b = plan.column_wise { compute_kernel = "dense" } } },
     dense = true, groups = true },
 }
 
@@ -113,10 +122,12 @@ describe("a model that is resharded", function()
         local fused, modules = p.model:fused_optimizer(), p.model.sharded
         train(p, 1, 2)
         for k = 2, #case do
-          peri.checkpoint.save(path, { model = p.model, optimizer = p.optimizer, rates = p.rates }, { group = world, replace = true })
+          peri.checkpoint.save(path, { model = p.model, optimizer = p.optimizer, rates = p.rates },
+            { group = world, replace = true })
           p.model:reshard(case[k], { folder = folder })
           local loaded = build(world, case[k], case)
-          peri.checkpoint.load(path, { model = loaded.model, optimizer = loaded.optimizer, rates = loaded.rates }, { group = world })
+          peri.checkpoint.load(path, { model = loaded.model, optimizer = loaded.optimizer, rates = loaded.rates },
+            { group = world })
           assert.equal(state(loaded), state(p))
           train(p, 1 + k, 1 + k)
           train(loaded, 1 + k, 1 + k)
@@ -131,7 +142,8 @@ describe("a model that is resharded", function()
     end)
   end
 
-  it("is refused with words where something is in flight, the plan does not fit, or a dense optimizer has no names", function()
+  it("is refused with words where something is in flight, the plan does not fit, or a dense optimizer has no names",
+    function()
     sim.run(2, function(_, world)
       local p = build(world, cases["tables in memory"][1], {})
       local other = cases["tables in memory"][2]
@@ -142,18 +154,22 @@ describe("a model that is resharded", function()
       end
       local pipeline = peri.pipeline.TrainPipelineSparseDist { model = p.model, optimizer = p.clipped }
       pipeline:progress(batches)
-      assert.error_matches(function() p.model:reshard(other) end, "a pipeline has batches in flight.*allowed: after pipeline:stop")
+      assert.error_matches(function() p.model:reshard(other) end,
+        "a pipeline has batches in flight.*allowed: after pipeline:stop")
       pipeline:stop()
       while pipeline:progress(batches) do end -- luacheck: ignore
       p.model:reshard(other, { folder = folder })
       assert.truthy(pipeline:progress(batches)) -- goes on with the same pipeline
       while pipeline:progress(batches) do end -- luacheck: ignore
       assert.error_matches(function() p.model:reshard { ebc = { a = plan.row_wise() } } end, "b")
-      assert.error_matches(function() p.model:reshard { ebc = { a = plan.row_wise { compute_kernel = "dense" }, b = plan.row_wise() } } end,
+      assert.error_matches(function()
+        p.model:reshard { ebc = { a = plan.row_wise { compute_kernel = "dense" }, b = plan.row_wise() } }
+      end,
         "table 'a': compute_kernel was fused and is dense")
       local q = build(world, cases["dense tables"][1], { dense = true })
       local plain = nn.optim.SGD { params = q.model:dense_parameters(), lr = 0.1 }
-      assert.error_matches(function() q.model:reshard(cases["dense tables"][2]) end, "trained by a SGD, and its parameters have no names")
+      assert.error_matches(function() q.model:reshard(cases["dense tables"][2]) end,
+        "trained by a SGD, and its parameters have no names")
       assert.truthy(plain)
     end)
   end)
@@ -163,7 +179,8 @@ describe("a model that is resharded", function()
     sim.run(4, function(_, world)
       local function make()
         nn.manual_seed(3)
-        local model = peri.model.DMPCollection { module = Net {}, global_pg = world, sharding_group_size = 2, plan = case[1] }
+        local model = peri.model.DMPCollection { module = Net {}, global_pg = world, sharding_group_size = 2,
+          plan = case[1] }
         local optimizer = nn.optim.Adam { params = model:named_parameters(), lr = 0.05 }
         return { model = model, optimizer = optimizer, clipped = optimizer,
           rates = nn.optim.StepLR { optimizer = optimizer, step_size = 2 } }
@@ -204,8 +221,8 @@ describe("a model that is resharded", function()
     assert.equal("", (shell.run("ls " .. folder .. " | grep reshard-")))
   end)
 
-  it("is under its old plan again where making it under the other one fails half way: raw ids, and an optimizer that needs whole tables",
-    function()
+  it("is under its old plan again where making it under the other one fails half way: raw ids, and an optimizer that "
+    .. "needs whole tables", function()
       local at = { ebc = { a = plan.table_wise(1), b = plan.table_wise(0) }, mc = { raw = plan.row_wise() } }
       local case = { optimizer = "shampoo", raw = true }
       sim.run(2, function(_, world)
@@ -227,7 +244,8 @@ describe("a model that is resharded", function()
         assert.equal(want, state(p))
         -- What the runtime would refuse is asked before anything is saved.
         other.ebc.b = plan.row_wise()
-        assert.error_matches(function() p.model:reshard(other, { folder = folder .. "/missing" }) end, "shampoo needs all rows")
+        assert.error_matches(function() p.model:reshard(other, { folder = folder .. "/missing" }) end,
+          "shampoo needs all rows")
         train(p, 4, 4)
         assert.equal(state(never), state(p))
       end)

@@ -1,5 +1,5 @@
--- DistributedModelParallel seen from outside: the names of its parameters, buffers and states are the model's own; its state is loaded from
--- and into the model as it was; the optimizer of its fused tables; wrappers of its dense part.
+-- DistributedModelParallel seen from outside: the names of its parameters, buffers and states are the model's own; its
+-- state is loaded from and into the model as it was; the optimizer of its fused tables; wrappers of its dense part.
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 local nn, plan, gather = peri.nn, peri.plan, peri.shard.gather_state_dict
@@ -42,11 +42,13 @@ local function wrap(world, device, kind, options)
   peri.ffi.state.device = device
   local entry = plans[kind](world:size())
   return peri.DistributedModelParallel { module = make(options), group = world, device = device, plan = {
-    ["towers.0"] = { bag1 = entry, bag2 = plan.row_wise() }, ["towers.1"] = { row1 = plan.table_wise(0), row2 = entry } } }
+    ["towers.0"] = { bag1 = entry, bag2 = plan.row_wise() },
+    ["towers.1"] = { row1 = plan.table_wise(0), row2 = entry } } }
 end
 
 local function batch(world, device)
-  return peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 8, (world:rank() + 2) % 9 }, lengths = { 2, 1 }, device = device }
+  return peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 8, (world:rank() + 2) % 9 }, lengths = { 2, 1 },
+    device = device }
 end
 
 local function numbers(dict)
@@ -59,8 +61,8 @@ end
 
 local function names_of(list) return peri.util.map(list, function(x) return x.name end) end
 
-local all_names = { "over.bias", "over.weight", "steps", "towers.0.embedding_bags.bag1.weight", "towers.0.embedding_bags.bag2.weight",
-  "towers.1.embeddings.row1.weight", "towers.1.embeddings.row2.weight" }
+local all_names = { "over.bias", "over.weight", "steps", "towers.0.embedding_bags.bag1.weight",
+  "towers.0.embedding_bags.bag2.weight", "towers.1.embeddings.row1.weight", "towers.1.embeddings.row2.weight" }
 
 describe("the state of a DistributedModelParallel", function()
   for kind in peri.util.ordered(plans) do
@@ -92,7 +94,8 @@ describe("the state of a DistributedModelParallel", function()
 
   worlds.each("is loaded by all ranks or by none, whatever part of it does not fit", function(world, device)
     local model, last = wrap(world, device, "row_wise", { seed = 1 }), world:size() - 1
-    local before, state = numbers(gather(model:state_dict())), gather(wrap(world, device, "row_wise", { seed = 2 }):state_dict())
+    local before, state = numbers(gather(model:state_dict())),
+      gather(wrap(world, device, "row_wise", { seed = 2 }):state_dict())
     if world:rank() == last then state["over.bias"] = nil end
     assert.error_matches(function() model:load_state_dict(state) end,
       ("Model:load_state_dict: rank %d of group '[^']*': missing: 'over.bias'"):format(last))
@@ -106,8 +109,10 @@ describe("the state of a DistributedModelParallel", function()
     assert.same({ "steps" }, names_of(model:named_buffers()))
     assert.same({}, model:sparse_grad_parameter_names())
     local dense = peri.DistributedModelParallel { module = make { seed = 1, dense = true }, group = world, plan = {
-      ["towers.0"] = { bag1 = plan.data_parallel { compute_kernel = "dense" }, bag2 = plan.row_wise { compute_kernel = "dense" } },
-      ["towers.1"] = { row1 = plan.data_parallel { compute_kernel = "dense" }, row2 = plan.row_wise { compute_kernel = "dense" } } } }
+      ["towers.0"] = { bag1 = plan.data_parallel { compute_kernel = "dense" },
+        bag2 = plan.row_wise { compute_kernel = "dense" } },
+      ["towers.1"] = { row1 = plan.data_parallel { compute_kernel = "dense" },
+        row2 = plan.row_wise { compute_kernel = "dense" } } } }
     assert.same({ "over.weight", "over.bias", unpack(all_names, 4) }, names_of(dense:named_parameters()))
     assert.same({ "over.weight", "over.bias" }, names_of(dense:bare_named_parameters()))
     assert.same({}, dense:fused_optimizer().names)
@@ -120,8 +125,9 @@ describe("a copy of a model", function()
     peri.ffi.state.device = device
     local net = peri.quantize_embeddings { module = make { seed = 1 } }
     local entry = { bag1 = plan.row_wise(), bag2 = plan.table_wise(0) }
-    local model = peri.DistributedModelParallel { module = net, group = world, device = device, plan = { ["towers.0"] = entry,
-      ["towers.1"] = { row1 = plan.table_wise(world:size() - 1), row2 = plan.row_wise() } } }
+    local model = peri.DistributedModelParallel { module = net, group = world, device = device,
+      plan = { ["towers.0"] = entry, ["towers.1"] = { row1 = plan.table_wise(world:size() - 1),
+        row2 = plan.row_wise() } } }
     local function loss(x) return peri.no_grad(x, batch(world, device)):item() end
     local want, copy = loss(model), model:copy()
     assert.equal(want, loss(copy))
@@ -174,8 +180,8 @@ describe("a data-parallel wrapper", function()
       seen[#seen + 1] = { model = model, rank = env.rank, device = where, params = #model:replicated_parameters() }
       return { watch = function(_, tensor) seen[#seen + 1] = tensor:numel() end }
     end
-    local model = peri.DistributedModelParallel { module = make { seed = 1 + world:rank(), tables = 5 }, group = world, device = device,
-      data_parallel_wrapper = Own() }
+    local model = peri.DistributedModelParallel { module = make { seed = 1 + world:rank(), tables = 5 }, group = world,
+      device = device, data_parallel_wrapper = Own() }
     model:init_data_parallel() -- again: nothing
     assert.same({ model = model, rank = world:rank(), device = device, params = 2 }, seen[1])
     local bias = model.module.over.bias:item()
@@ -190,20 +196,24 @@ describe("a data-parallel wrapper", function()
   worlds.each("refuses parts that differ between ranks", function(world)
     local wider = world:rank() == 1 and 3 or 2
     assert.error_matches(function()
-      peri.DistributedModelParallel { module = peri.nn.Linear { in_features = 2, out_features = wider }, group = world, plan = {} }
-    end, "parameter 'weight' is f32 %[2, 2%] on rank 0 of group '.*' and f32 %[3, 2%] on rank 1; allowed: the same on all ranks")
+      peri.DistributedModelParallel { module = peri.nn.Linear { in_features = 2, out_features = wider }, group = world,
+        plan = {} }
+    end, "parameter 'weight' is f32 %[2, 2%] on rank 0 of group '.*' and f32 %[3, 2%] on rank 1; allowed: the same on "
+      .. "all ranks")
     local wrapper = peri.model.DefaultDataParallelWrapper { bucket_cap_mb = wider }
     assert.error_matches(function()
-      peri.DistributedModelParallel { module = peri.nn.Linear { in_features = 2, out_features = 2 }, group = world, plan = {},
-        data_parallel_wrapper = wrapper }
+      peri.DistributedModelParallel { module = peri.nn.Linear { in_features = 2, out_features = 2 }, group = world,
+        plan = {}, data_parallel_wrapper = wrapper }
     end, "bucket_cap_mb is 2 on rank 0 of group '.*' and 3 on rank 1")
   end, { sizes = { 2, 3 } })
 
   worlds.each("comes later where it is asked for later", function(world, device)
     peri.ffi.state.device = device
-    local model = peri.DistributedModelParallel { module = make { seed = 1 + world:rank(), tables = 5 }, group = world, device = device,
-      init_data_parallel = false, data_parallel_wrapper = peri.model.DefaultDataParallelWrapper { bucket_cap_mb = 0.001 } }
-    assert.error_matches(function() model(batch(world, device)) end, "it is not ready to be trained: call model:init_data_parallel%(%)")
+    local model = peri.DistributedModelParallel { module = make { seed = 1 + world:rank(), tables = 5 }, group = world,
+      device = device, init_data_parallel = false,
+      data_parallel_wrapper = peri.model.DefaultDataParallelWrapper { bucket_cap_mb = 0.001 } }
+    assert.error_matches(function() model(batch(world, device)) end,
+      "it is not ready to be trained: call model:init_data_parallel%(%)")
     peri.no_grad(function() model(batch(world, device)) end)
     model:init_data_parallel()
     model(batch(world, device)):backward()
@@ -219,13 +229,16 @@ describe("a data-parallel wrapper", function()
       args.module, args.group = nn.Linear { in_features = 1, out_features = 1 }, world
       assert.error_matches(function() peri.DistributedModelParallel(args) end, text)
     end
-    refused({ data_parallel_wrapper = 3 }, "DistributedModelParallel: data_parallel_wrapper is 3, wanted a DataParallelWrapper")
+    refused({ data_parallel_wrapper = 3 },
+      "DistributedModelParallel: data_parallel_wrapper is 3, wanted a DataParallelWrapper")
     refused({ data_parallel_wrapper = peri.model.DataParallelWrapper() }, "DataParallelWrapper: no method 'wrap'")
-    refused({ data_parallel_wrapper = peri.model.DefaultDataParallelWrapper(), bucket_bytes = 7 }, "give it to data_parallel_wrapper's")
+    refused({ data_parallel_wrapper = peri.model.DefaultDataParallelWrapper(), bucket_bytes = 7 },
+      "give it to data_parallel_wrapper's")
     local Odd = peri.util.class("Odd", peri.model.DataParallelWrapper)
     function Odd.wrap() return 7 end
     refused({ data_parallel_wrapper = Odd() }, "Odd:wrap returned 7, wanted nil or an object with a method watch")
-    assert.error_matches(function() peri.model.DefaultDataParallelWrapper { bucket_cap_mb = 0 } end, "bucket_cap_mb is 0, allowed")
+    assert.error_matches(function() peri.model.DefaultDataParallelWrapper { bucket_cap_mb = 0 } end,
+      "bucket_cap_mb is 0, allowed")
     local linear = nn.Linear { in_features = 1, out_features = 1 }
     local model = peri.DistributedModelParallel { module = linear, group = world }
     assert.equal(linear, peri.model.get_module(model))

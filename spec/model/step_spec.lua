@@ -24,10 +24,13 @@ local function flat(device, steps, class)
       world:barrier():wait()
     end
     run(steps / 10)
-    local live, objects, rss, lua = tonumber(C.peri_mem_live()), tonumber(C.peri_mem_objects()), resident(), collectgarbage "count"
+    local live, objects, rss, lua = tonumber(C.peri_mem_live()), tonumber(C.peri_mem_objects()), resident(),
+      collectgarbage "count"
     run(steps)
-    assert.is_true(tonumber(C.peri_mem_objects()) <= objects + 16, ("objects: %d, then %d"):format(objects, tonumber(C.peri_mem_objects())))
-    assert.is_true(tonumber(C.peri_mem_live()) <= live + 65536, ("bytes: %d, then %d"):format(live, tonumber(C.peri_mem_live())))
+    assert.is_true(tonumber(C.peri_mem_objects()) <= objects + 16,
+      ("objects: %d, then %d"):format(objects, tonumber(C.peri_mem_objects())))
+    assert.is_true(tonumber(C.peri_mem_live()) <= live + 65536,
+      ("bytes: %d, then %d"):format(live, tonumber(C.peri_mem_live())))
     assert.is_true(collectgarbage "count" <= lua + 512, "Lua's memory grew")
     if shell.sanitizer == "" then -- which keeps what was freed
       assert.is_true(resident() <= rss + 8 * 1024 * 1024, ("resident: %d, then %d"):format(rss, resident()))
@@ -39,10 +42,13 @@ describe("the training step", function()
   it("takes no memory: 10,000 steps on two ranks", function() flat("cpu", 10000) end)
   it("takes no memory on opaque", function() flat("opaque", 600) end)
   it("takes no memory with batches ahead", function() flat("cpu", 1500, "TrainPipelineFusedSparseDist") end)
-  it("takes no memory with batches ahead on streams of their own", function() flat("opaque", 200, "TrainPipelineFusedSparseDist") end)
+  it("takes no memory with batches ahead on streams of their own", function()
+    flat("opaque", 200, "TrainPipelineFusedSparseDist")
+  end)
 
   -- In a process of its own: LuaJIT gives functions up for good that it often met in the coroutines of a sim world.
-  for model, two_d in pairs { DistributedModelParallel = false, DMPCollection = true } do -- any order: each is a test of its own
+  -- any order: each is a test of its own
+  for model, two_d in pairs { DistributedModelParallel = false, DMPCollection = true } do
     it("of a " .. model .. " is compiled, without an aborted trace", function()
       local out, status = shell.luajit(([[
         local peri = require "perilune"

@@ -1,6 +1,6 @@
--- DMPCollection: sharding groups times replica groups. TorchRec's own numbers (spec/golden/sharded/two_d_*); with SGD and an average after
--- each step the model learns what it does over all ranks in one group; averages every few steps, of weights and all optimizer states,
--- are those of an oracle that averages copies by hand.
+-- DMPCollection: sharding groups times replica groups. TorchRec's own numbers (spec/golden/sharded/two_d_*); with SGD
+-- and an average after each step the model learns what it does over all ranks in one group; averages every few steps,
+-- of weights and all optimizer states, are those of an oracle that averages copies by hand.
 -- mpirun: 2 4
 local peri = require "perilune"
 local golden = require "spec.support.golden"
@@ -21,28 +21,32 @@ describe("DMPCollection reproduces", function()
   local function run(case, world, device)
     local entries = {}
     for _, t in ipairs(case.tables) do entries[t.name] = entry(t) end
-    local model = peri.DMPCollection { global_pg = world, sharding_group_size = #case.sharding_groups[1], device = device,
-      sync_interval = 0, plan = { [""] = entries }, module = peri.EmbeddingBagCollection {
+    local model = peri.DMPCollection { global_pg = world, sharding_group_size = #case.sharding_groups[1],
+      device = device, sync_interval = 0, plan = { [""] = entries }, module = peri.EmbeddingBagCollection {
         tables = peri.util.map(case.tables, function(t)
-          return peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim,
-            feature_names = t.feature_names, pooling = t.pooling }
+          return peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.num_embeddings,
+            embedding_dim = t.embedding_dim, feature_names = t.feature_names, pooling = t.pooling }
         end),
-        fused_params = { optimizer = "rowwise_adagrad", learning_rate = case.optimizer.learning_rate, eps = case.optimizer.eps },
+        fused_params = { optimizer = "rowwise_adagrad", learning_rate = case.optimizer.learning_rate,
+          eps = case.optimizer.eps },
       } }
     local replica
-    for g, ranks in ipairs(case.sharding_groups) do replica = peri.util.index_of(ranks)[world:rank()] and g - 1 or replica end
+    for g, ranks in ipairs(case.sharding_groups) do
+      replica = peri.util.index_of(ranks)[world:rank()] and g - 1 or replica
+    end
     local shards = model.sharded[1]:local_shards()
     for _, s in ipairs(shards) do s.state("weight"):copy(case:part_of("table/" .. s.table .. "/init", s)) end
     for step = 1, case.steps do
       local at = ("rank%d/step%d/"):format(world:rank(), step)
-      local kt = model(peri.KeyedJaggedTensor { keys = case.kjt_keys, values = case:tensor(at .. "input/values", device),
-        lengths = case:tensor(at .. "input/lengths", device) })
+      local kt = model(peri.KeyedJaggedTensor { keys = case.kjt_keys,
+        values = case:tensor(at .. "input/values", device), lengths = case:tensor(at .. "input/lengths", device) })
       golden.assert_near(case:list(at .. "output/values"), kt:values():to_list(), case.tol, at)
       kt:values():backward(case:tensor(at .. "grad_output", device))
       local function check(prefix, when)
         for _, s in ipairs(shards) do
           near(case, ("%stable/%s/%sstep%d"):format(prefix, s.table, when, step), s, s.state "weight")
-          near(case, ("%stable/%s/optimizer/%sstep%d/momentum1"):format(prefix, s.table, when, step), s, s.state "momentum1")
+          near(case, ("%stable/%s/optimizer/%sstep%d/momentum1"):format(prefix, s.table, when, step), s,
+            s.state "momentum1")
         end
       end
       check(("replica%d/"):format(replica), "before_sync/")
@@ -58,12 +62,12 @@ describe("DMPCollection reproduces", function()
   end
 end)
 
--- -- against one group, and against averages by hand ------------------------------------------------------------------------------
+-- -- against one group, and against averages by hand ------------------------------------------------------------------
 
 local Model = nn.Module:extend "Model"
 function Model:init(options)
-  self.ebc = peri.EmbeddingBagCollection { tables = sharded.tables { data_type = options.data_type }, fused_params = options.fused_params,
-    seed = 5 }
+  self.ebc = peri.EmbeddingBagCollection { tables = sharded.tables { data_type = options.data_type },
+    fused_params = options.fused_params, seed = 5 }
   self.over = nn.Linear { in_features = sharded.WIDTH, out_features = 1 }
 end
 function Model:forward(kjt) return nn.functional.mean(self.over(self.ebc(kjt):values())) end
@@ -102,25 +106,30 @@ local function train(model, optimizer, step, rank, device, by_model)
 end
 
 local function assert_near(want, got)
-  for name, x in peri.util.ordered(want) do golden.assert_near(x:to_list(), got[name]:to_list(), { abs = 2e-6, rel = 2e-5 }, name) end
+  for name, x in peri.util.ordered(want) do
+    golden.assert_near(x:to_list(), got[name]:to_list(), { abs = 2e-6, rel = 2e-5 }, name)
+  end
 end
 
 local order = {} -- what the ranks of a sim world did
 
 describe("DMPCollection", function()
   for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "mixed", "dense", "fused_uvm" } do
-    worlds.each(kind .. ": with SGD and an average after each step, is one group of all ranks", function(world, device, n)
+    worlds.each(kind .. ": with SGD and an average after each step, is one group of all ranks",
+      function(world, device, n)
       for _, contiguous in ipairs { false, true } do
         local params = kind ~= "dense" and { optimizer = "sgd", learning_rate = 0.5 } or nil
         local one = make(world, device, kind, { fused_params = params })
-        local two = make(world, device, kind, { fused_params = params, size = n / 2, interval = kind == "dense" and 0 or 1,
-          contiguous = contiguous })
+        local two = make(world, device, kind, { fused_params = params, size = n / 2, interval = kind == "dense" and 0
+          or 1, contiguous = contiguous })
         local size = math.max(n / 2, 1)
         assert.same({ size, n / size }, { two.sharding_pg:size(), two.replica_pg:size() })
         assert.equal(contiguous and 1 or n / size, two.sharding_pg:size() > 1 and two.sharding_pg:global_rank(1)
           - two.sharding_pg:global_rank(0) or (contiguous and 1 or n / size))
         local optimizers = {}
-        for i, model in ipairs { one, two } do optimizers[i] = nn.optim.Adam { params = model:dense_parameters(), lr = 0.01 } end
+        for i, model in ipairs { one, two } do
+          optimizers[i] = nn.optim.Adam { params = model:dense_parameters(), lr = 0.01 }
+        end
         for step = 1, 3 do
           for i, model in ipairs { one, two } do train(model, optimizers[i], step, world:rank(), device, contiguous) end
         end
@@ -131,8 +140,8 @@ describe("DMPCollection", function()
   end
 
   for name, params in peri.util.ordered {
-    adam = { optimizer = "adam", learning_rate = 0.1, use_rowwise_bias_correction = true }, rowwise = { optimizer = "rowwise_adagrad" },
-    rmsprop = { optimizer = "rowwise_rmsprop_ar", learning_rate = 0.1 },
+    adam = { optimizer = "adam", learning_rate = 0.1, use_rowwise_bias_correction = true },
+    rowwise = { optimizer = "rowwise_adagrad" }, rmsprop = { optimizer = "rowwise_rmsprop_ar", learning_rate = 0.1 },
   } do
     worlds.each(name .. ": every second step all weights and states become averages", function(world, device, n)
       local by_hand = make(world, device, "mixed", { fused_params = params, size = n / 2, interval = 0 })
@@ -147,7 +156,8 @@ describe("DMPCollection", function()
           for _, state in ipairs(s.names()) do
             local mine = s.state(state)
             if step % 2 == 0 then -- by hand: on the host, in doubles
-              local all = by_hand.replica_pg:all_gather(mine:reshape(1, -1):contiguous()):wait():to("f64", "cpu"):to_table()
+              local all = by_hand.replica_pg:all_gather(mine:reshape(1, -1):contiguous()):wait():to("f64",
+                "cpu"):to_table()
               local list = {}
               for k = 1, #all[1] do
                 list[k] = mine:dtype() == "i64" and math.max(all[1][k], all[2][k]) or (all[1][k] + all[2][k]) / 2
@@ -155,7 +165,8 @@ describe("DMPCollection", function()
               mine:copy(peri.tensor(list, "f64", "cpu", mine:shape()):to(mine:dtype(), device))
             end
             if not (step == 4 or step == 5) then -- after loss:backward() it comes with the next forward pass
-              golden.assert_near(mine:to_list(), b[i].state(state):to_list(), { abs = 2e-6, rel = 2e-5 }, ("%d %s"):format(step, state))
+              golden.assert_near(mine:to_list(), b[i].state(state):to_list(), { abs = 2e-6, rel = 2e-5 },
+                ("%d %s"):format(step, state))
             end
           end
         end
@@ -213,14 +224,16 @@ describe("DMPCollection", function()
     for step = 1, 3 do
       train(model, optimizer, step, world:rank(), device, true)
       if step % 2 == 1 then
-        assert.error_matches(function() model:state_dict() end, "DMPCollection:state_dict: the replicas have learned apart since their "
-          .. "last average %(1 step%); allowed: after model:sync%(%) on all ranks")
+        assert.error_matches(function() model:state_dict() end,
+          "DMPCollection:state_dict: the replicas have learned apart since their "
+            .. "last average %(1 step%); allowed: after model:sync%(%) on all ranks")
       else
         model:state_dict()
       end
     end
     model:sync()
-    local kept = peri.shard.gather_state_dict { model = model:state_dict(), tables = model:fused_optimizer():state_dict() }
+    local kept = peri.shard.gather_state_dict { model = model:state_dict(),
+      tables = model:fused_optimizer():state_dict() }
     for step = 4, 7 do train(model, optimizer, step, world:rank(), device, true) end
     local want = peri.shard.gather_state_dict(model:state_dict())
     local other, dense = new()
@@ -276,7 +289,8 @@ describe("DMPCollection", function()
     net.ebc:weight("a"):fill(rank)
     local own = peri.DMPCollection { module = net, global_pg = world, sharding_group_size = n / 2, device = device,
       plan = entries_for("row_wise", n / 2) }
-    local all = own.replica_pg:all_gather(own.sharded[1]:local_shards()[1].state("weight"):contiguous()):wait():to_list()
+    local all = own.replica_pg:all_gather(
+      own.sharded[1]:local_shards()[1].state("weight"):contiguous()):wait():to_list()
     assert.equal(all[1], all[#all])
     local states = 0
     for _, s in ipairs(model.sharded[1]:local_shards()) do states = states + #s.names() end
@@ -286,19 +300,22 @@ describe("DMPCollection", function()
 
   worlds.each("refuses bad input, by name, on all ranks", function(world, device, n)
     local function refused(text, change)
-      local args = { module = Model { fused_params = { optimizer = "sgd" } }, global_pg = world, sharding_group_size = 1, device = device }
+      local args = { module = Model { fused_params = { optimizer = "sgd" } }, global_pg = world,
+        sharding_group_size = 1, device = device }
       for name, value in pairs(change) do args[name] = value end -- any order: fields
       assert.error_matches(function() peri.DMPCollection(args) end, text)
     end
     refused(("sharding_group_size is %d, allowed for %d ranks: 1, %s"):format(n + 1, n, n == 4 and "2, 4" or "2"),
       { sharding_group_size = n + 1 })
-    refused("DMPCollection: allreduce_comm_precision is 'fp16': replicas are averaged as f32", { allreduce_comm_precision = "fp16" })
+    refused("DMPCollection: allreduce_comm_precision is 'fp16': replicas are averaged as f32",
+      { allreduce_comm_precision = "fp16" })
     refused("sharding_group_size is 0, allowed", { sharding_group_size = 0 })
     refused("sharding_group_size is 1.5, allowed", { sharding_group_size = 1.5 })
     refused(("world_size is 7, but group .* has %d ranks"):format(n), { world_size = 7 })
     refused("DMPCollection: no argument 'group'; its ranks are global_pg", { group = world })
     refused("DMPCollection: sync_interval is %-1, allowed: whole numbers 0", { sync_interval = -1 })
-    refused("DMPCollection: no argument 'sync_every'; allowed: bucket_bytes, custom_all_reduce, data_parallel_wrapper", { sync_every = 2 })
+    refused("DMPCollection: no argument 'sync_every'; allowed: bucket_bytes, custom_all_reduce, data_parallel_wrapper",
+      { sync_every = 2 })
     refused("custom_all_reduce is 3, wanted a function", { custom_all_reduce = 3 })
     refused("DMPCollection: sync_interval is 0 on rank 0 of group '.*' and 1 on rank 1; allowed: the same on all ranks",
       { sync_interval = math.min(world:rank(), 1) })
@@ -307,17 +324,21 @@ describe("DMPCollection", function()
     refused("DMPCollection: group is a number", { global_pg = 3 })
     refused("allowed: 0..0", { plan = { ebc = { a = plan.table_wise(1), b = plan.row_wise(), c = plan.row_wise() } } })
     local folder, remove = shell.temporary()
-    refused("table 'a' of module 'ebc' is in files, which replicas cannot be averaged in; allowed compute_kernels: dense, fused", { plan = {
-      ebc = { a = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { directory = folder } }, b = plan.row_wise(),
-        c = plan.row_wise() } } })
+    refused("table 'a' of module 'ebc' is in files, which replicas cannot be averaged in; allowed compute_kernels: "
+      .. "dense, fused", { plan = {
+      ebc = { a = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { directory = folder } },
+        b = plan.row_wise(), c = plan.row_wise() } } })
     remove()
-    local raw = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 16, embedding_dim = 4, feature_names = { "f" } } }
+    local raw = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 16, embedding_dim = 4,
+      feature_names = { "f" } } }
     refused("module '' takes raw ids %(managed collision%): each sharding group would give them rows of its own", {
-      module = peri.ManagedCollisionEmbeddingBagCollection { embedding_bag_collection = peri.EmbeddingBagCollection { tables = raw,
-        fused_params = { optimizer = "sgd" } }, managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = raw,
-          managed_collision_modules = { t = peri.MCHManagedCollisionModule { zch_size = 16, eviction_interval = 1,
-            eviction_policy = peri.embed.LFU_EvictionPolicy {} } } } } })
+      module = peri.ManagedCollisionEmbeddingBagCollection { embedding_bag_collection = peri.EmbeddingBagCollection {
+        tables = raw, fused_params = { optimizer = "sgd" } },
+          managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = raw,
+            managed_collision_modules = { t = peri.MCHManagedCollisionModule { zch_size = 16, eviction_interval = 1,
+              eviction_policy = peri.embed.LFU_EvictionPolicy {} } } } } })
     assert.error_matches(function() peri.DMPCollection(3) end, "DMPCollection: arguments are 3, wanted a table")
-    assert.error_matches(function() peri.DMPCollection { module = nn.Identity() } end, "argument 'sharding_group_size' is missing")
+    assert.error_matches(function() peri.DMPCollection { module = nn.Identity() } end,
+      "argument 'sharding_group_size' is missing")
   end, { sizes = { 2, 4 }, devices = { "cpu" } })
 end)

@@ -22,7 +22,8 @@ for _, device in ipairs(devices) do
       nn.detect_anomaly(model)
       peri.scope(function() model(x):sum():backward() end)
       peri.no_grad(function() model[2][2].forward = function(_, y) return F.sqrt(y - 1e6) end end)
-      assert.error_matches(function() model(x) end, "detect_anomaly: step 2: 6 NaN in the result of module '1.1' %(Root%)")
+      assert.error_matches(function() model(x) end,
+        "detect_anomaly: step 2: 6 NaN in the result of module '1.1' %(Root%)")
     end)
 
     it("names where a gradient becomes NaN", function()

@@ -1,5 +1,6 @@
 -- 200 steps of a small DCN v2 beside PyTorch's, in f32 and under autocast: spec/golden/ops/autocast/dcn.json, which
--- tests/parity/autocast.py makes. Losses under autocast lie as near to PyTorch's as PyTorch's own runs lie to one another.
+-- tests/parity/autocast.py makes. Losses under autocast lie as near to PyTorch's as PyTorch's own runs lie to one
+-- another.
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local F, nn = peri.nn.functional, peri.nn
@@ -55,7 +56,8 @@ local function batches_on(device)
   local list = {}
   for k = 1, BATCHES do
     local dense, pooled, noise = draw(BATCH * DENSE, -1, 1), draw(BATCH * COLUMNS, -1, 1), draw(BATCH, -1, 1)
-    local d, p = peri.tensor(dense, "f32", device, { BATCH, DENSE }), peri.tensor(pooled, "f32", device, { BATCH, COLUMNS })
+    local d, p = peri.tensor(dense, "f32", device, { BATCH, DENSE }),
+      peri.tensor(pooled, "f32", device, { BATCH, COLUMNS })
     local dd, pp, labels = d:to_list(), p:to_list(), {}
     for i = 1, BATCH do
       local x = dd[(i - 1) * DENSE + 1] * dd[(i - 1) * DENSE + 2] + pp[(i - 1) * COLUMNS + 1] + noise[i]
@@ -103,7 +105,9 @@ describe("200 steps beside PyTorch's", function()
   it("under autocast to bf16", function()
     local got, nearest = train("cpu", true), math.huge
     for _, losses in ipairs(want.autocast) do nearest = math.min(nearest, apart(losses, got)) end
-    if nearest > own then error(("%.6f from the nearest of PyTorch's runs, which are up to %.6f apart"):format(nearest, own)) end
+    if nearest > own then
+      error(("%.6f from the nearest of PyTorch's runs, which are up to %.6f apart"):format(nearest, own))
+    end
     assert.is_true(apart(want.f32, got) > 1e-5)
   end)
 end)

@@ -1,4 +1,5 @@
--- Autocast and the precision of products, as PyTorch has them: which operation runs in which dtype, values, gradients, regions.
+-- Autocast and the precision of products, as PyTorch has them: which operation runs in which dtype, values, gradients,
+-- regions.
 -- cuda: always
 local ffi = require "ffi"
 local peri = require "perilune"
@@ -29,36 +30,41 @@ for _, device in ipairs(require "spec.support.devices") do
   describe("autocast on " .. device, function()
     it("runs operations in the dtypes of PyTorch's lists", function()
       peri.scope(function()
-        local x, y, w, b = random({ 6, 8 }, 1, device), random({ 6, 8 }, 2, device), random({ 8, 8 }, 3, device), random({ 8 }, 4, device)
+        local x, y, w, b = random({ 6, 8 }, 1, device), random({ 6, 8 }, 2, device), random({ 8, 8 }, 3, device),
+          random({ 8 }, 4, device)
         local positive, ids = x:affine(0.4, 0.6), peri.tensor({ 0, 1, 2, 3, 4, 5 }, "i64", device)
         local h, hp = bf16(y), bf16(positive)
         local low = {
           linear = function() return F.linear(x, w, b) end, ["linear of both"] = function() return F.linear(h, w) end,
           ["linear and relu"] = function() return F.linear(x, w, b, F.activations.relu) end,
           ["linear and sigmoid"] = function() return F.linear(x, w, b, F.activations.sigmoid) end,
-          matmul = function() return F.matmul(x, w) end, bmm = function() return F.bmm(x:reshape(1, 6, 8), w:reshape(1, 8, 8)) end,
+          matmul = function() return F.matmul(x, w) end,
+          bmm = function() return F.bmm(x:reshape(1, 6, 8), w:reshape(1, 8, 8)) end,
           interaction = function() return F.interaction(x, random({ 6, 2, 8 }, 5, device)) end,
-          cross_net = function() return F.cross_net(h, nil, { w }, { b }) end,
-          relu = function() return h:relu() end, sigmoid = function() return h:sigmoid() end, tanh = function() return h:tanh() end,
-          silu = function() return h:silu() end, gelu = function() return h:gelu() end, abs = function() return h:abs() end,
-          affine = function() return h * 2 + 1 end, add = function() return h + h end, mul = function() return h * h end,
-          div = function() return h / hp end, cat = function() return F.cat { h, h } end, stack = function() return F.stack { h, h } end,
+          cross_net = function() return F.cross_net(h, nil, { w }, { b }) end, relu = function() return h:relu() end,
+          sigmoid = function() return h:sigmoid() end, tanh = function() return h:tanh() end,
+          silu = function() return h:silu() end, gelu = function() return h:gelu() end,
+          abs = function() return h:abs() end, affine = function() return h * 2 + 1 end,
+          add = function() return h + h end, mul = function() return h * h end, div = function() return h / hp end,
+          cat = function() return F.cat { h, h } end, stack = function() return F.stack { h, h } end,
           mean = function() return h:mean() end, max = function() return (h:max(2)) end,
           dropout = function() return F.dropout(h, 0.5, 1, 2) end, transpose = function() return h:transpose(1, 2) end,
           split = function() return F.split(h, { 2, 4 })[2] end, muladd = function() return F.muladd(h, h, h) end,
         }
         local wide = {
-          exp = function() return h:exp() end, log = function() return hp:log() end, pow = function() return hp:pow(1.5) end,
-          square = function() return h:square() end, reciprocal = function() return hp:reciprocal() end,
-          softplus = function() return h:softplus() end, sum = function() return h:sum() end,
-          softmax = function() return h:softmax(2) end, log_softmax = function() return h:log_softmax(2) end,
+          exp = function() return h:exp() end, log = function() return hp:log() end,
+          pow = function() return hp:pow(1.5) end, square = function() return h:square() end,
+          reciprocal = function() return hp:reciprocal() end, softplus = function() return h:softplus() end,
+          sum = function() return h:sum() end, softmax = function() return h:softmax(2) end,
+          log_softmax = function() return h:log_softmax(2) end,
           layer_norm = function() return F.layer_norm(h, 1, b, b) end,
           bce_with_logits = function() return F.binary_cross_entropy_with_logits(h, positive) end,
-          bce = function() return F.binary_cross_entropy(h:sigmoid(), positive) end, mse = function() return F.mse_loss(h, y) end,
-          cross_entropy = function() return F.cross_entropy(h, ids) end,
+          bce = function() return F.binary_cross_entropy(h:sigmoid(), positive) end,
+          mse = function() return F.mse_loss(h, y) end, cross_entropy = function() return F.cross_entropy(h, ids) end,
           ["cross_net of f32"] = function() return F.cross_net(x, nil, { w }, { b }) end,
           ["add of both"] = function() return h + x end, ["mul of both"] = function() return x * h end,
-          ["muladd of both"] = function() return F.muladd(x, h, x) end, ["cat of both"] = function() return F.cat({ h, x }, 2) end,
+          ["muladd of both"] = function() return F.muladd(x, h, x) end,
+          ["cat of both"] = function() return F.cat({ h, x }, 2) end,
           ["stack of both"] = function() return F.stack { x, h } end, ["relu of f32"] = function() return x:relu() end,
         }
         for name, f in peri.util.ordered(low) do assert.equal("bf16", region(f):dtype(), name) end
@@ -87,15 +93,16 @@ for _, device in ipairs(require "spec.support.devices") do
     it("multiplies what bf16 has, adds in f32 and rounds once", function()
       peri.scope(function()
         for i, s in ipairs { { 5, 7, 3 }, { 1, 1, 1 }, { 64, 130, 33 }, { 3, 0, 2 }, { 0, 4, 2 } } do
-          local x, w, b = random({ s[1], s[2] }, i, device), random({ s[3], s[2] }, 10 + i, device), random({ s[3] }, 20 + i, device)
+          local x, w, b = random({ s[1], s[2] }, i, device), random({ s[3], s[2] }, 10 + i, device),
+            random({ s[3] }, 20 + i, device)
           local exact = F.linear(bf16(x):to "f64", bf16(w):to "f64", bf16(b):to "f64")
           local got = region(F.linear, x, w, b)
           close(exact, got, 2 ^ -8 + 1e-6, "linear")
           close(exact:to("f32"):to("bf16"), got, 2 ^ -7, "rounded")
           close(exact:relu(), region(F.linear, x, w, b, F.activations.relu), 2 ^ -8 + 1e-6, "relu")
           close(exact:tanh(), region(F.linear, x, w, b, F.activations.tanh), 2 ^ -8 + 1e-6, "tanh")
-          close(F.matmul(bf16(x):to "f64", bf16(w):to("f64"):transpose(1, 2)), region(F.matmul, x, w:transpose(1, 2)), 2 ^ -8 + 1e-6,
-            "matmul")
+          close(F.matmul(bf16(x):to "f64", bf16(w):to("f64"):transpose(1, 2)), region(F.matmul, x, w:transpose(1, 2)),
+            2 ^ -8 + 1e-6, "matmul")
         end
         local a, b = random({ 3, 1, 4, 5 }, 1, device), random({ 2, 5, 6 }, 2, device) -- batches that broadcast
         close(F.matmul(bf16(a):to "f64", bf16(b):to "f64"), region(F.matmul, a, b), 2 ^ -8 + 1e-6, "batches")
@@ -151,7 +158,8 @@ for _, device in ipairs(require "spec.support.devices") do
         local live = tonumber(C.peri_mem_live())
         local second = F.linear(x, w)
         local more = tonumber(C.peri_mem_live()) - live -- memory of "opaque" is freed late
-        if device == "cpu" then assert.is_true(more < 2000) end -- the result, and what the node keeps of x: no 200 x 6 weight
+        -- the result, and what the node keeps of x: no 200 x 6 weight
+        if device == "cpu" then assert.is_true(more < 2000) end
         same(first, second)
         peri.no_grad(function() w:copy(random({ 200, 6 }, 3, device)) end)
         local third = F.linear(x, w)
@@ -265,7 +273,8 @@ describe("the precision of products of f32", function()
       peri.set_float32_matmul_precision(name)
       assert.equal(name, peri.get_float32_matmul_precision())
     end
-    assert.error_matches(function() peri.set_float32_matmul_precision "low" end, "'low', allowed: highest, high, medium")
+    assert.error_matches(function() peri.set_float32_matmul_precision "low" end,
+      "'low', allowed: highest, high, medium")
     assert.error_matches(function() peri.set_float32_matmul_precision(1) end, "precision")
   end)
 

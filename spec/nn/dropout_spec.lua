@@ -84,7 +84,8 @@ describe("dropout", function()
     assert.same({ unpack(whole, 31) }, share)
     assert.same(weight, same) -- 3 rows are not of 2 samples: alike everywhere
     assert.same({}, (run { x = peri.ones { 0, 5 }, rows = 0, global_row = 8 }))
-    assert.error_matches(function() run { x = peri.ones { 2, 5 }, rows = 2, global_row = 0.5 } end, "the batch's global_row")
+    assert.error_matches(function() run { x = peri.ones { 2, 5 }, rows = 2, global_row = 0.5 } end,
+      "the batch's global_row")
     assert.same({ unpack(whole, 1, 10) }, (run { x = peri.ones { 2, 5 } })) -- what an error left is not there any more
   end)
 end)

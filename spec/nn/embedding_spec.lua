@@ -1,5 +1,5 @@
--- Embedding and EmbeddingBag on both devices: torch's own results (spec/golden/ops/embedding), gradients by differences, padding, norms,
--- and inputs that make no bags.
+-- Embedding and EmbeddingBag on both devices: torch's own results (spec/golden/ops/embedding), gradients by
+-- differences, padding, norms, and inputs that make no bags.
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local support = require "spec.support.tbe"
@@ -9,7 +9,9 @@ local STEP = 0.5
 
 for _, device in ipairs { "cpu", "opaque" } do
   local function t(list, dtype, shape) return peri.tensor(list, dtype or "f32", device, shape) end
-  local function matrix(rows, cols) return t(support.numbers(rows * cols, support.generator(rows)), "f32", { rows, cols }) end
+  local function matrix(rows, cols)
+    return t(support.numbers(rows * cols, support.generator(rows)), "f32", { rows, cols })
+  end
 
   --- Modules with these weights and arguments.
   local function bag(weight, more)
@@ -25,8 +27,9 @@ for _, device in ipairs { "cpu", "opaque" } do
         local a = case.args
         local weights = case:tensor("in.per_sample_weights", device)
         if weights then weights:requires_grad() end
-        local module = bag(case:tensor("in.weight", device), { mode = a.mode, padding_idx = a.padding_idx, max_norm = a.max_norm,
-          norm_type = a.norm_type, include_last_offset = a.include_last_offset })
+        local module = bag(case:tensor("in.weight", device),
+          { mode = a.mode, padding_idx = a.padding_idx, max_norm = a.max_norm, norm_type = a.norm_type,
+            include_last_offset = a.include_last_offset })
         local out = module(case:tensor("in.indices", device), case:tensor("in.offsets", device), weights)
         case:assert_near("out.output", out)
         if case:has "out.weight" then case:assert_near("out.weight", module.weight) end
@@ -49,11 +52,12 @@ for _, device in ipairs { "cpu", "opaque" } do
   end)
 
   describe("Embedding and EmbeddingBag on " .. device, function()
-    local ids, offsets = { 2, 0, 2, 4, 1, 5, 3, 2, 2, 5, 0 }, { 0, 3, 3, 4, 9, 10 } -- bags of 3, 0, 1, 5, 1, 1 ids; 5 may be padding
+    -- bags of 3, 0, 1, 5, 1, 1 ids; 5 may be padding
+    local ids, offsets = { 2, 0, 2, 4, 1, 5, 3, 2, 2, 5, 0 }, { 0, 3, 3, 4, 9, 10 }
     local rows, cols = 6, 19
 
-    --- Gradients of a function of the weights (and of the ids' weights) against differences: element by element, small enough a step
-    -- that no other element becomes the largest.
+    --- Gradients of a function of the weights (and of the ids' weights) against differences: element by element, small
+    -- enough a step that no other element becomes the largest.
     local function check(module, step, weights)
       local out = module(t(ids, "i64"), t(offsets, "i32"), weights)
       local upstream = support.numbers(out:numel(), support.generator(3))
@@ -67,9 +71,11 @@ for _, device in ipairs { "cpu", "opaque" } do
       local function differences(list, f) return support.differences(list, f, step) end
       local w, x = module.weight:to_list(), weights and weights:to_list()
       local tolerance = { abs = 1e-5 / step, rel = 1e-5 / step }
-      golden.assert_near(differences(w, function(moved) return loss(moved, x) end), module.weight:grad():to_list(), tolerance, "weight")
+      golden.assert_near(differences(w, function(moved) return loss(moved, x) end), module.weight:grad():to_list(),
+        tolerance, "weight")
       if not x then return end
-      golden.assert_near(differences(x, function(moved) return loss(w, moved) end), weights:grad():to_list(), tolerance, "ids' weights")
+      golden.assert_near(differences(x, function(moved) return loss(w, moved) end), weights:grad():to_list(), tolerance,
+        "ids' weights")
     end
 
     for _, mode in ipairs { "sum", "mean", "max" } do
@@ -189,7 +195,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({ 3, 4, 0, 0, 1, 2 }, pooled "max")
       local e = nn.Embedding.from_pretrained(weight, { padding_idx = 2, freeze = false })
       local out = e(list)
-      assert.same({ 1, 2, 9, 9, 3, 4, 9, 9, 9, 9, 1, 2 }, out:to_list(), "its row is a row like others where nothing is pooled")
+      assert.same({ 1, 2, 9, 9, 3, 4, 9, 9, 9, 9, 1, 2 }, out:to_list(),
+        "its row is a row like others where nothing is pooled")
       out:sum():backward()
       assert.same({ 2, 2, 1, 1, 0, 0 }, e.weight:grad():to_list())
       local made = nn.EmbeddingBag { num_embeddings = 4, embedding_dim = 3, padding_idx = 1, device = device }
@@ -212,7 +219,8 @@ for _, device in ipairs { "cpu", "opaque" } do
 
     it("scales rows that are too long down when they are looked up", function()
       local function scaled(norm_type, list)
-        local e = nn.Embedding.from_pretrained(t({ 3, -4, 0.3, 0.4, 3, 4, 6, 8 }, "f32", { 4, 2 }), { max_norm = 1, norm_type = norm_type })
+        local e = nn.Embedding.from_pretrained(t({ 3, -4, 0.3, 0.4, 3, 4, 6, 8 }, "f32", { 4, 2 }),
+          { max_norm = 1, norm_type = norm_type })
         local out = e(t(list or { 0, 1, 0, 3 }, "i32"))
         return e.weight:to_list(), out:to_list()
       end
@@ -300,13 +308,13 @@ for _, device in ipairs { "cpu", "opaque" } do
       for _, mode in ipairs { "sum", "mean", "max" } do
         local module = make { mode = mode, max_norm = 1e-3 }
         local before = module.weight:to_list()
-        fails("table 'weight', sample 1: id 4 at place 0 of the bag, allowed: 0..3, or %-1 for none %(1 such ids%)", module,
-          t({ 0, 1, 4 }, "i64"), at)
+        fails("table 'weight', sample 1: id 4 at place 0 of the bag, allowed: 0..3, or %-1 for none %(1 such ids%)",
+          module, t({ 0, 1, 4 }, "i64"), at)
         fails("offsets: bag 1: its offsets are 2 and 1, they must not decrease", module, list, t({ 0, 2, 1 }, "i32"))
         assert.same(before, module.weight:to_list(), "nothing was scaled")
       end
-      fails("table 'weight', sample 0: id 7 at place 2", nn.Embedding { num_embeddings = 7, embedding_dim = 1, device = device },
-        t({ 0, 1, 7 }, "i64"))
+      fails("table 'weight', sample 0: id 7 at place 2", nn.Embedding { num_embeddings = 7, embedding_dim = 1,
+        device = device }, t({ 0, 1, 7 }, "i64"))
     end)
   end)
 end

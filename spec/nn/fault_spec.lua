@@ -1,4 +1,5 @@
--- Running out of memory at any point of a training step is an error that leaks nothing and leaves the tape usable (style T5).
+-- Running out of memory at any point of a training step is an error that leaks nothing and leaves the tape usable
+-- (style T5).
 local peri = require "perilune"
 local nn = peri.nn
 local F = nn.functional
@@ -21,7 +22,8 @@ describe("out of memory", function()
     local both = low_rank:forward(cross:forward(F.interaction(dense, sparse)))
     local logits = top:forward(both):reshape(-1)
     local wide = F.stack({ logits, logits / (logits * 0.1 + 3) }, 2):softmax(2)
-    local loss = F.binary_cross_entropy_with_logits(logits, labels, labels:expand { 3 }) + F.cross_entropy(wide, classes)
+    local loss = F.binary_cross_entropy_with_logits(logits, labels, labels:expand { 3 })
+      + F.cross_entropy(wide, classes)
       + F.max(F.matmul(both, both:transpose(1, 2)), 2):mean() + F.muladd(both, both, both):sum():square():sqrt()
     loss:backward()
     local optimizer = nn.optim.Adam { params = params, amsgrad = true }

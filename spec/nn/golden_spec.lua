@@ -1,4 +1,5 @@
--- The dense cases that PyTorch and TorchRec computed (spec/golden/ops/dense): outputs and all gradients, on both devices.
+-- The dense cases that PyTorch and TorchRec computed (spec/golden/ops/dense): outputs and all gradients, on both
+-- devices.
 -- cuda: always
 local peri = require "perilune"
 local nn = peri.nn
@@ -17,9 +18,11 @@ local function check_backward(c, out, leaves)
   for _, leaf in ipairs(leaves) do c:assert_near("grad." .. leaf.name, leaf.tensor:grad()) end
 end
 
-local function input(c, name, device) return { name = name, tensor = c:tensor("in." .. name, device):requires_grad() } end
+local function input(c, name, device)
+  return { name = name, tensor = c:tensor("in." .. name, device):requires_grad() }
+end
 
--- -- functions of inputs -------------------------------------------------------------------------------------------------------------
+-- -- functions of inputs ----------------------------------------------------------------------------------------------
 
 local case -- the one that runs: a few functions take more from it
 
@@ -59,15 +62,17 @@ local functions = {
   act_softmax_first = { { "input" }, function(x) return x:softmax(1) end },
   act_softmax_last = { { "input" }, function(x) return x:softmax(-1) end },
   act_log_softmax = { { "input" }, function(x) return x:log_softmax(-1) end },
-  op_add_broadcast = { { "x0", "x1" }, F.add }, op_sub = { { "x0", "x1" }, F.sub }, op_mul_broadcast = { { "x0", "x1" }, F.mul },
-  op_div = { { "x0", "x1" }, F.div }, op_bmm = { { "x0", "x1" }, F.bmm }, op_matmul = { { "x0", "x1" }, F.matmul },
-  op_linear = { { "x0", "x1", "x2" }, function(x, w, b) return F.linear(x, w, b) end },
-  op_exp = { { "input" }, F.exp }, op_pow3 = { { "input" }, function(x) return x:pow(3) end },
+  op_add_broadcast = { { "x0", "x1" }, F.add }, op_sub = { { "x0", "x1" }, F.sub },
+  op_mul_broadcast = { { "x0", "x1" }, F.mul }, op_div = { { "x0", "x1" }, F.div }, op_bmm = { { "x0", "x1" }, F.bmm },
+  op_matmul = { { "x0", "x1" }, F.matmul }, op_linear = { { "x0", "x1", "x2" }, function(x, w, b)
+    return F.linear(x, w, b)
+  end }, op_exp = { { "input" }, F.exp }, op_pow3 = { { "input" }, function(x) return x:pow(3) end },
   op_sqrt_abs = { { "input" }, function(x) return F.sqrt(F.abs(x)) end },
   op_max_dim1 = { { "input" }, function(x) return (x:max(2)) end },
-  op_sum_all = { { "input" }, function(x) return x:sum() end }, op_sum_dim1 = { { "input" }, function(x) return x:sum(2) end },
-  op_mean_all = { { "input" }, function(x) return x:mean() end }, op_mean_dim0 = { { "input" }, function(x) return x:mean(1) end },
-  op_narrow = { { "input" }, narrow },
+  op_sum_all = { { "input" }, function(x) return x:sum() end },
+  op_sum_dim1 = { { "input" }, function(x) return x:sum(2) end },
+  op_mean_all = { { "input" }, function(x) return x:mean() end },
+  op_mean_dim0 = { { "input" }, function(x) return x:mean(1) end }, op_narrow = { { "input" }, narrow },
   op_transpose_reshape = { { "input" }, function(x) return x:transpose(1, 2):reshape(-1) end },
   interaction_f1 = { { "dense_features", "sparse_features" }, F.interaction },
   interaction_f3 = { { "dense_features", "sparse_features" }, F.interaction },
@@ -111,7 +116,7 @@ describe("golden functions", function()
   end
 end)
 
--- -- modules -------------------------------------------------------------------------------------------------------------------------
+-- -- modules ----------------------------------------------------------------------------------------------------------
 
 --- Put the case's parameters into a module; every name must agree.
 local function load_parameters(c, module, device)
@@ -134,13 +139,14 @@ end
 local function crossnet(class)
   return function(device)
     local a = case.args
-    return nn[class] { in_features = a.in_features, num_layers = a.num_layers, low_rank = a.low_rank, num_experts = a.num_experts,
-      activation = a.activation, device = device }
+    return nn[class] { in_features = a.in_features, num_layers = a.num_layers, low_rank = a.low_rank,
+      num_experts = a.num_experts, activation = a.activation, device = device }
   end
 end
 local function perceptron(device)
   local w = case:shape "param._linear.weight"
-  return nn.Perceptron { in_size = w[2], out_size = w[1], bias = case.args.bias, activation = case.args.activation, device = device }
+  return nn.Perceptron { in_size = w[2], out_size = w[1], bias = case.args.bias, activation = case.args.activation,
+    device = device }
 end
 
 --- Columns of what an interaction takes: dense features and each sparse one, side by side.
@@ -150,25 +156,31 @@ local function interaction_columns()
   return (sparse[2] + 1) * sparse[3]
 end
 
---- name -> { module of a case, inputs (a list, or a function that returns it), whether the module takes them as one list }
+--- name -> { module of a case, inputs (a list, or a function that returns it), whether the module takes them as one
+--- list }
 local modules = {
   batch_norm_train = { function(device)
-    return nn.BatchNorm1d { num_features = case:shape "in.input"[2], eps = case.args.eps, momentum = case.args.momentum, device = device }
-  end },
-  crossnet = { crossnet "CrossNet" }, low_rank_crossnet = { crossnet "LowRankCrossNet" }, vector_crossnet = { crossnet "VectorCrossNet" },
-  low_rank_mixture_crossnet = { crossnet "LowRankMixtureCrossNet" }, low_rank_mixture_one_expert = { crossnet "LowRankMixtureCrossNet" },
-  mlp_relu = { mlp() }, mlp_sigmoid = { mlp() }, mlp_swish_layernorm = { mlp() },
-  layer_norm_affine = { function(device) return nn.LayerNorm { normalized_shape = case:shape "param.weight", eps = case.args.eps,
-    device = device } end },
-  layer_norm_plain = { function(device)
-    return nn.LayerNorm { normalized_shape = { case:shape("in.input")[2] }, eps = case.args.eps, elementwise_affine = false,
+    return nn.BatchNorm1d { num_features = case:shape "in.input"[2], eps = case.args.eps, momentum = case.args.momentum,
       device = device }
   end },
-  perceptron_no_bias = { perceptron }, perceptron_none = { perceptron }, perceptron_relu = { perceptron }, perceptron_sigmoid = {
+  crossnet = { crossnet "CrossNet" }, low_rank_crossnet = { crossnet "LowRankCrossNet" },
+  vector_crossnet = { crossnet "VectorCrossNet" }, low_rank_mixture_crossnet = { crossnet "LowRankMixtureCrossNet" },
+  low_rank_mixture_one_expert = { crossnet "LowRankMixtureCrossNet" }, mlp_relu = { mlp() }, mlp_sigmoid = { mlp() },
+  mlp_swish_layernorm = { mlp() },
+  layer_norm_affine = { function(device) return nn.LayerNorm { normalized_shape = case:shape "param.weight",
+    eps = case.args.eps, device = device } end },
+  layer_norm_plain = { function(device)
+    return nn.LayerNorm { normalized_shape = { case:shape("in.input")[2] }, eps = case.args.eps,
+      elementwise_affine = false, device = device }
+  end },
+  perceptron_no_bias = { perceptron }, perceptron_none = { perceptron }, perceptron_relu = { perceptron },
+  perceptron_sigmoid = {
     perceptron },
   perceptron_tanh = { perceptron },
-  swish_layer_norm_1d = { function(device) return nn.SwishLayerNorm { input_dims = case.args.input_dims[1], device = device } end },
-  swish_layer_norm_2d = { function(device) return nn.SwishLayerNorm { input_dims = case.args.input_dims, device = device } end },
+  swish_layer_norm_1d = { function(device)
+    return nn.SwishLayerNorm { input_dims = case.args.input_dims[1], device = device }
+  end }, swish_layer_norm_2d = {
+    function(device) return nn.SwishLayerNorm { input_dims = case.args.input_dims, device = device } end },
   deepfm = { function(device)
     local columns = 0
     for _, name in ipairs(numbered()) do columns = columns + case:shape("in." .. name)[2] end
@@ -176,14 +188,16 @@ local modules = {
   end, numbered, true },
   interaction_dcn = { function(device)
     return nn.InteractionDCNArch { num_sparse_features = case.args.num_sparse_features,
-      crossnet = nn.LowRankCrossNet { in_features = interaction_columns(), num_layers = case.args.num_layers, low_rank = case.args.low_rank,
-        device = device } }
+      crossnet = nn.LowRankCrossNet { in_features = interaction_columns(), num_layers = case.args.num_layers,
+        low_rank = case.args.low_rank, device = device } }
   end, { "dense_features", "sparse_features" } },
   interaction_projection = { function(device)
-    local function branch(sizes) return nn.MLP { in_size = interaction_columns(), layer_sizes = sizes, device = device } end
+    local function branch(sizes)
+      return nn.MLP { in_size = interaction_columns(), layer_sizes = sizes, device = device }
+    end
     local a = case.args
-    return nn.InteractionProjectionArch { num_sparse_features = a.num_sparse_features, interaction_branch1 = branch(a.branch1),
-      interaction_branch2 = branch(a.branch2) }
+    return nn.InteractionProjectionArch { num_sparse_features = a.num_sparse_features,
+      interaction_branch1 = branch(a.branch1), interaction_branch2 = branch(a.branch2) }
   end, { "dense_features", "sparse_features" } },
 }
 
@@ -202,14 +216,16 @@ describe("golden modules", function()
         end
         local out = spec[3] and module(tensors) or module(unpack(tensors))
         case:assert_near("out.output", out)
-        for _, p in ipairs(module:named_parameters()) do leaves[#leaves + 1] = { name = "param." .. p.name, tensor = p.tensor } end
+        for _, p in ipairs(module:named_parameters()) do
+          leaves[#leaves + 1] = { name = "param." .. p.name, tensor = p.tensor }
+        end
         check_backward(case, out, leaves)
       end)
     end)
   end
 end)
 
--- -- models --------------------------------------------------------------------------------------------------------------------------
+-- -- models -----------------------------------------------------------------------------------------------------------
 
 --- Stands for an embedding bag collection: pooling as a product with the matrix of counts, made of dense operations.
 local Bags = nn.Module:extend "Bags"
@@ -222,10 +238,13 @@ function Bags:init(device)
   end
 end
 function Bags:embedding_bag_configs()
-  return peri.util.map(case.args.tables, function(t) return { name = t.name, embedding_dim = t.dim, num_embeddings = t.rows,
-    feature_names = t.features } end)
+  return peri.util.map(case.args.tables,
+    function(t)
+      return { name = t.name, embedding_dim = t.dim, num_embeddings = t.rows, feature_names = t.features }
+    end)
 end
---- counts(feature, rows, mean): for each sample how often each row is in its bag (mean: divided by the length of the bag).
+--- counts(feature, rows, mean): for each sample how often each row is in its bag (mean: divided by the length of the
+--- bag).
 function Bags:counts() -- luacheck: ignore 212
   local lengths, values = case:list "in.features.lengths", case:list "in.features.values"
   local batch, first, at = case.args.batch, {}, 1
@@ -264,17 +283,19 @@ end
 --- name -> model of a case
 local models = {
   model_dlrm = function(a, bags, device)
-    return nn.DLRM { embedding_bag_collection = bags, dense_in_features = a.dense_in_features, dense_arch_layer_sizes = a.dense_arch,
-      over_arch_layer_sizes = a.over_arch, dense_device = device }
+    return nn.DLRM { embedding_bag_collection = bags, dense_in_features = a.dense_in_features,
+      dense_arch_layer_sizes = a.dense_arch, over_arch_layer_sizes = a.over_arch, dense_device = device }
   end,
   model_dlrm_dcn = function(a, bags, device)
-    return nn.DLRM_DCN { embedding_bag_collection = bags, dense_in_features = a.dense_in_features, dense_arch_layer_sizes = a.dense_arch,
-      over_arch_layer_sizes = a.over_arch, dcn_num_layers = a.dcn_num_layers, dcn_low_rank_dim = a.dcn_low_rank_dim, dense_device = device }
+    return nn.DLRM_DCN { embedding_bag_collection = bags, dense_in_features = a.dense_in_features,
+      dense_arch_layer_sizes = a.dense_arch, over_arch_layer_sizes = a.over_arch, dcn_num_layers = a.dcn_num_layers,
+      dcn_low_rank_dim = a.dcn_low_rank_dim, dense_device = device }
   end,
   model_dlrm_projection = function(a, bags, device)
     return nn.DLRM_Projection { embedding_bag_collection = bags, dense_in_features = a.dense_in_features,
       dense_arch_layer_sizes = a.dense_arch,
-      over_arch_layer_sizes = a.over_arch, interaction_branch1_layer_sizes = a.branch1, interaction_branch2_layer_sizes = a.branch2,
+      over_arch_layer_sizes = a.over_arch, interaction_branch1_layer_sizes = a.branch1,
+      interaction_branch2_layer_sizes = a.branch2,
         dense_device = device }
   end,
   model_deepfm = function(a, bags, device)

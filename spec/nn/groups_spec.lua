@@ -1,4 +1,5 @@
--- Groups of parameters with options of their own: PyTorch's steps (spec/golden/groups.py made them), states, schedulers, wrong groups.
+-- Groups of parameters with options of their own: PyTorch's steps (spec/golden/groups.py made them), states,
+-- schedulers, wrong groups.
 local peri = require "perilune"
 local optim = peri.nn.optim
 
@@ -31,7 +32,8 @@ end
 
 local function near(want, got, what)
   for i, x in ipairs(want) do
-    assert.is_true(math.abs(x - got[i]) <= 1e-6 * math.max(1, math.abs(x)), ("%s: %.9g, not %.9g"):format(what, got[i], x))
+    assert.is_true(math.abs(x - got[i]) <= 1e-6 * math.max(1, math.abs(x)),
+      ("%s: %.9g, not %.9g"):format(what, got[i], x))
   end
 end
 
@@ -42,7 +44,8 @@ local function run(case, params, optimizer, scheduler, from, to)
     for i, values in ipairs(step.grads) do params[i]:set_grad(peri.tensor(values, "f32", "cpu", shapes[i])) end
     if k == 4 and not scheduler then optimizer.param_groups[2].lr = optimizer.param_groups[2].lr * 3 end
     optimizer:step()
-    near(step.lr, peri.util.map(optimizer.param_groups, function(g) return g.lr end), ("%s, rates of step %d"):format(case.name, k))
+    near(step.lr, peri.util.map(optimizer.param_groups, function(g) return g.lr end),
+      ("%s, rates of step %d"):format(case.name, k))
     for i, values in ipairs(step.params) do
       near(values, params[i]:reshape({ -1 }):to_list(), ("%s, parameter %d after step %d"):format(case.name, i, k))
     end
@@ -53,8 +56,8 @@ end
 --- An SGD with two groups, and schedulers, as spec/golden/schedules.py makes them.
 local schedules = require("spec.support.golden").document "schedules"
 local function scheduled(names)
-  local optimizer = optim.SGD { params = { { params = parameter({ 0, 0 }, { 2 }) }, { params = parameter({ 1, 1 }, { 2 }), lr = 0.125 } },
-    lr = 0.5, momentum = 0.9 }
+  local optimizer = optim.SGD { params = { { params = parameter({ 0, 0 }, { 2 }) },
+    { params = parameter({ 1, 1 }, { 2 }), lr = 0.125 } }, lr = 0.5, momentum = 0.9 }
   return optimizer, peri.util.map(names, function(name)
     local args = peri.util.copy(schedules.schedulers[name])
     args.optimizer = optimizer
@@ -64,12 +67,14 @@ end
 
 describe("schedules", function()
   for _, case in ipairs(schedules.cases) do
-    it(("change rates as PyTorch's: %s%s%s"):format(table.concat(case.schedulers, " and "), case.hand and ", a rate set by hand" or "",
-      case.add and ", a group added" or ""), function()
+    it(("change rates as PyTorch's: %s%s%s"):format(table.concat(case.schedulers, " and "), case.hand
+      and ", a rate set by hand" or "", case.add and ", a group added" or ""), function()
       local optimizer, made = scheduled(case.schedulers)
       for k, want in ipairs(case.lr) do
         if case.hand and k - 1 == schedules.hand then optimizer.param_groups[1].lr = 0.0625 end
-        if case.add and k - 1 == schedules.add then optimizer:add_param_group { params = parameter({ 2, 2 }, { 2 }), lr = 0.3 } end
+        if case.add and k - 1 == schedules.add then
+          optimizer:add_param_group { params = parameter({ 2, 2 }, { 2 }), lr = 0.3 }
+        end
         local function of(name) return peri.util.map(optimizer.param_groups, function(g) return g[name] end) end
         assert.equal(#want, #optimizer.param_groups)
         near(want, of "lr", "rates before step " .. k - 1)
@@ -135,7 +140,8 @@ describe("groups of parameters", function()
     finally(function() os.execute("rm -rf " .. folder) end)
     local function start()
       local a, b = parameter({ 1, 2 }, { 2 }), parameter({ 3 }, { 1 })
-      return a, b, { params = { { name = "a", tensor = a } }, lr = 0.1 }, { params = { { name = "b", tensor = b } }, lr = 0.2 }
+      return a, b, { params = { { name = "a", tensor = a } }, lr = 0.1 },
+        { params = { { name = "b", tensor = b } }, lr = 0.2 }
     end
     local function step(a, b, optimizer)
       a:set_grad(peri.tensor({ 0.5, -1 }, "f32", "cpu"))
@@ -160,14 +166,17 @@ describe("groups of parameters", function()
     -- one optimizer without groups cannot have both rates
     local _, _, e, f = start()
     local whole = optim.Adam { params = { e.params[1], f.params[1] } }
-    assert.error_matches(function() peri.checkpoint.load(folder, { optimizer = whole }) end, "'lr' is .* which share one number here")
+    assert.error_matches(function() peri.checkpoint.load(folder, { optimizer = whole }) end,
+      "'lr' is .* which share one number here")
   end)
 
   it("may be added at any time, also to what had none, below wrappers and beside others", function()
-    local a, b, c, d = parameter({ 1, 2 }, { 2 }), parameter({ 3 }, { 1 }), parameter({ 4 }, { 1 }), parameter({ 5 }, { 1 })
+    local a, b, c, d = parameter({ 1, 2 }, { 2 }), parameter({ 3 }, { 1 }), parameter({ 4 }, { 1 }),
+      parameter({ 5 }, { 1 })
     local adam = optim.Adam { params = { a }, lr = 0.1 }
     local clipped = optim.GradientClippingOptimizer { optimizer = adam, clipping = "norm", max_gradient = 1 }
-    local both = optim.CombinedOptimizer { { name = "x", optimizer = clipped }, { name = "y", optimizer = optim.SGD { params = { d } } } }
+    local both = optim.CombinedOptimizer { { name = "x", optimizer = clipped },
+      { name = "y", optimizer = optim.SGD { params = { d } } } }
     local function step(optimizer, list)
       for _, p in ipairs(list) do p:set_grad(peri.full(p:shape(), 3)) end
       optimizer:step()
@@ -180,12 +189,14 @@ describe("groups of parameters", function()
     assert.same({ 0.1, 0.2, 0.1, 1e-3 }, peri.util.map(both.param_groups, function(g) return g.lr end))
     assert.equal(0.5, clipped.param_groups[3].beta1)
     assert.equal(4, #both.params)
-    -- Adam's first step is lr, whatever the gradient: b and c begin now; clipped together, a's second one is of the gradients 3 / 9^0.5 ...
+    -- Adam's first step is lr, whatever the gradient: b and c begin now; clipped together, a's second one is of the
+    -- gradients 3 / 9^0.5 ...
     local before = { a:to_list()[1], b:item(), c:item() }
     step(both, { a, b, c, d })
     near({ before[2] - 0.2, before[3] - 0.1 }, { b:item(), c:item() }, "what was added")
     near({ 0.5, 0.5 }, a:grad():to_list(), "gradients of norm 1: four of 3 / 6")
-    assert.same({ 2, 1, 1 }, { both:state()["x.0.step"]:item(), both:state()["x.1.step"]:item(), both:state()["x.c.step"]:item() })
+    assert.same({ 2, 1, 1 }, { both:state()["x.0.step"]:item(), both:state()["x.1.step"]:item(),
+      both:state()["x.c.step"]:item() })
     -- what cannot be added changes nothing
     local function fails(group, pattern) assert.error_matches(function() adam:add_param_group(group) end, pattern) end
     fails({ params = a }, "is the same tensor as")
@@ -194,11 +205,13 @@ describe("groups of parameters", function()
     fails({ params = parameter({ 1 }, { 1 }), lrr = 1 }, "Adam: the group has no option 'lrr'; allowed: amsgrad")
     fails({ params = {} }, "params is empty")
     assert.same({ 3, 4, 4 }, { #adam.params, #both.names, #both.param_groups })
-    assert.error_matches(function() both:add_param_group { params = parameter({ 1 }, { 1 }) } end, "is added to one of its optimizers")
+    assert.error_matches(function() both:add_param_group { params = parameter({ 1 }, { 1 }) } end,
+      "is added to one of its optimizers")
     -- states go by name into an optimizer that had the groups from the start
-    local e, f, g = a:clone():detach():requires_grad(), b:clone():detach():requires_grad(), c:clone():detach():requires_grad()
-    local again = optim.Adam { lr = 0.1, params = { { params = e }, { params = f }, { params = { { name = "c", tensor = g } },
-      betas = { 0.5, 0.9 } } } }
+    local e, f, g = a:clone():detach():requires_grad(), b:clone():detach():requires_grad(),
+      c:clone():detach():requires_grad()
+    local again = optim.Adam { lr = 0.1,
+      params = { { params = e }, { params = f }, { params = { { name = "c", tensor = g } }, betas = { 0.5, 0.9 } } } }
     again:load_state_dict(adam:state_dict())
     step(adam, { a, b, c })
     step(again, { e, f, g })
@@ -217,12 +230,15 @@ describe("groups of parameters", function()
 
   it("say what is wrong", function()
     local p, q = parameter({ 1 }, { 1 }), parameter({ 2 }, { 1 })
-    local function fails(params, pattern) assert.error_matches(function() optim.Adam { params = params } end, pattern) end
+    local function fails(params, pattern)
+      assert.error_matches(function() optim.Adam { params = params } end, pattern)
+    end
     fails({ { params = { p }, lrr = 1 } }, "Adam: params%[1%] has no option 'lrr'; allowed: amsgrad, betas, eps, lr,")
     fails({ { params = { p } }, q }, "Adam: params%[2%] is .*, wanted { params =")
     fails({ { params = { p } }, { params = { p } } }, "is the same tensor as")
     fails({ { params = { p } }, { params = {} } }, "params is empty")
     fails({ { params = { p } }, { params = { q }, lr = -1 } }, "lr")
-    fails({ { params = { { name = "x", tensor = p } } }, { params = { { name = "x", tensor = q } } } }, "two parameters are named 'x'")
+    fails({ { params = { { name = "x", tensor = p } } }, { params = { { name = "x", tensor = q } } } },
+      "two parameters are named 'x'")
   end)
 end)

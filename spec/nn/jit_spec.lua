@@ -82,11 +82,14 @@ describe("compiles:", function()
 
   it("modules", function()
     local modules = {
-      nn.MLP { in_size = 6, layer_sizes = { 5, 4 }, activation = "swish_layernorm" }, nn.CrossNet { in_features = 6, num_layers = 2 },
-      nn.LowRankCrossNet { in_features = 6, num_layers = 2, low_rank = 2 }, nn.Dropout { p = 0.2 },
+      nn.MLP { in_size = 6, layer_sizes = { 5, 4 }, activation = "swish_layernorm" },
+      nn.CrossNet { in_features = 6, num_layers = 2 }, nn.LowRankCrossNet { in_features = 6, num_layers = 2,
+        low_rank = 2 }, nn.Dropout { p = 0.2 },
       nn.Perceptron { in_size = 6, out_size = 2 },
     }
-    for _, module in ipairs(modules) do jit_support.assert_compiles(module.class_name, function() module:forward(a) end) end
+    for _, module in ipairs(modules) do
+      jit_support.assert_compiles(module.class_name, function() module:forward(a) end)
+    end
   end)
 
   it("modules within modules", function()
@@ -94,7 +97,8 @@ describe("compiles:", function()
     for i = 1, 6 do
       local Outer = nn.Module:extend("Outer" .. i)
       function Outer:init(inner) self.inner = inner end
-      -- Code of its own, as classes of a model have: LuaJIT takes nested runs of the same code for recursion, and unrolls it three times.
+      -- Code of its own, as classes of a model have: LuaJIT takes nested runs of the same code for recursion, and
+      -- unrolls it three times.
       Outer.forward = loadstring("return function(self, x) local y = self.inner(x) return y end", "=outer" .. i)()
       net = Outer(net)
     end
@@ -104,7 +108,8 @@ describe("compiles:", function()
 
   it("a dense DLRM step", function()
     local bottom = nn.MLP { in_size = 6, layer_sizes = { 8, 5 } }
-    local inter, top = nn.InteractionArch { num_sparse_features = 2 }, nn.OverArch { in_features = 8, layer_sizes = { 4, 1 } }
+    local inter, top = nn.InteractionArch { num_sparse_features = 2 },
+      nn.OverArch { in_features = 8, layer_sizes = { 4, 1 } }
     local loss = nn.BCEWithLogitsLoss()
     local optimizer = nn.optim.Adagrad { params = bottom, lr = 0.01 }
     jit_support.assert_compiles("DLRM", function()

@@ -1,4 +1,5 @@
--- Keyed optimizers: state_dict and load_state_dict under the names of parameters, through wrappers and combinations; groups of parameters.
+-- Keyed optimizers: state_dict and load_state_dict under the names of parameters, through wrappers and combinations;
+-- groups of parameters.
 local peri = require "perilune"
 local nn = peri.nn
 local optim = nn.optim
@@ -21,11 +22,13 @@ local function numbers(list) return peri.util.map(list, function(p) return p.ten
 local ways = {
   plain = function(p) return optim.Adam { params = p, lr = 0.1 } end,
   wrapped = function(p) return optim.OptimizerWrapper(optim.Adam { params = p, lr = 0.1 }) end,
-  clipped = function(p) return optim.GradientClippingOptimizer { optimizer = optim.Adam { params = p, lr = 0.1 }, clipping = "norm" } end,
-  warm = function(p) return optim.WarmupOptimizer { optimizer = optim.Adam { params = p, lr = 0.1 },
+  clipped = function(p)
+    return optim.GradientClippingOptimizer { optimizer = optim.Adam { params = p, lr = 0.1 }, clipping = "norm" }
+  end, warm = function(p) return optim.WarmupOptimizer { optimizer = optim.Adam { params = p, lr = 0.1 },
     stages = { { policy = "linear", max_iters = 3, value = 0.5 } } } end,
-  combined = function(p) return optim.CombinedOptimizer { { name = "x", optimizer = optim.Adam { params = { p[1] }, lr = 0.1 } },
-    { name = "y", optimizer = optim.Adam { params = { p[2] }, lr = 0.1 } } } end,
+  combined = function(p) return optim.CombinedOptimizer { { name = "x",
+    optimizer = optim.Adam { params = { p[1] }, lr = 0.1 } },
+      { name = "y", optimizer = optim.Adam { params = { p[2] }, lr = 0.1 } } } end,
   keyed = function(p) return optim.KeyedOptimizerWrapper({ [p[1].name] = p[1].tensor, [p[2].name] = p[2].tensor },
     function(list) return optim.Adam { params = list, lr = 0.1 } end) end,
 }
@@ -49,8 +52,8 @@ describe("a keyed optimizer", function()
       local names = way == "warm" and { "__warmup", y, w } or { w, y }
       table.sort(names)
       assert.same(names, peri.util.keys(dict.state))
-      assert.same(way == "combined" and { { "x.w" }, { "y.b" } } or way == "keyed" and { { "b", "w" } } or { { "w", "b" } },
-        peri.util.map(dict.param_groups, function(group) return group.params end))
+      assert.same(way == "combined" and { { "x.w" }, { "y.b" } } or way == "keyed" and { { "b", "w" } }
+        or { { "w", "b" } }, peri.util.map(dict.param_groups, function(group) return group.params end))
     end)
   end
 
@@ -59,8 +62,8 @@ describe("a keyed optimizer", function()
     local optimizer = optim.Adam { params = p, lr = 0.1, weight_decay = 0.5 }
     optimizer:init_state()
     local dict = optimizer:state_dict()
-    assert.same({ { params = { "w", "b" }, lr = 0.1, weight_decay = 0.5, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, optimizer = "Adam",
-      amsgrad = false, maximize = false } }, dict.param_groups)
+    assert.same({ { params = { "w", "b" }, lr = 0.1, weight_decay = 0.5, beta1 = 0.9, beta2 = 0.999, eps = 1e-8,
+      optimizer = "Adam", amsgrad = false, maximize = false } }, dict.param_groups)
     local group = optimizer.param_groups[1]
     group.lr, group.beta1 = 0.3, 0.5
     assert.same({ 0.3, 0.5 }, { optimizer:lr(), optimizer:get "beta1" })
@@ -71,7 +74,8 @@ describe("a keyed optimizer", function()
     group.lr = 0.7
     optimizer:load_state_dict(dict)
     assert.equal(0.7, group.lr)
-    assert.error_matches(function() group.rate = 1 end, "it has no number 'rate'; those are: beta1, beta2, eps, lr, weight_decay")
+    assert.error_matches(function() group.rate = 1 end,
+      "it has no number 'rate'; those are: beta1, beta2, eps, lr, weight_decay")
     assert.error_matches(function() optimizer:add_param_group {} end, "Adam: the group has no 'params'")
   end)
 
@@ -107,7 +111,8 @@ describe("a keyed optimizer", function()
     assert.same(before.param_groups, optimizer:state_dict().param_groups)
     local none = optimizer:state_dict()
     none.param_groups = nil
-    assert.error_matches(function() optimizer:load_state_dict(none) end, "param_groups, with the learning rates, are missing")
+    assert.error_matches(function() optimizer:load_state_dict(none) end,
+      "param_groups, with the learning rates, are missing")
   end)
 
   it("lets a schedule keep the proportions of its groups", function()
@@ -125,7 +130,8 @@ describe("a keyed optimizer", function()
       assert.error_matches(function() optim.CombinedOptimizer { { name = name, optimizer = one } } end,
         "CombinedOptimizer: optimizers%[1%].name is .+, wanted a string")
     end
-    assert.error_matches(function() optim.CombinedOptimizer { { optimizer = one } } end, "optimizers%[1%].name is nil, wanted a string")
+    assert.error_matches(function() optim.CombinedOptimizer { { optimizer = one } } end,
+      "optimizers%[1%].name is nil, wanted a string")
   end)
 
   it("says what does not fit, by parameter and key", function()
@@ -139,12 +145,16 @@ describe("a keyed optimizer", function()
     refused(function(s) s.w = nil end, "of parameter 'w' is missing")
     refused(function(s) s.z = {} end, "it has no parameter 'z'; those are: w, b")
     refused(function(s) s.b.sum = peri.zeros { 1 } end, "parameter 'b' has no state 'sum'")
-    refused(function(s) s.b.exp_avg = peri.zeros { 2 } end, "Adam:load_state_dict: state 'b.exp_avg' has 1 elements, given 2")
+    refused(function(s) s.b.exp_avg = peri.zeros { 2 } end,
+      "Adam:load_state_dict: state 'b.exp_avg' has 1 elements, given 2")
     refused(function(s) s.b.exp_avg = 3 end, "state 'b.exp_avg' is 3, wanted a tensor")
     assert.error_matches(function() optimizer:load_state_dict {} end, "dict.state is nil, wanted a table")
-    assert.error_matches(function() optim.KeyedOptimizerWrapper({ w = params("")[1].tensor }, function() return 3 end) end,
+    assert.error_matches(function()
+      optim.KeyedOptimizerWrapper({ w = params("")[1].tensor }, function() return 3 end)
+    end,
       "KeyedOptimizerWrapper: factory returned 3, wanted an optimizer of nn.optim")
-    assert.error_matches(function() optim.KeyedOptimizerWrapper({ w = 3 }, function() end) end, "params%['w'%] is 3, wanted a tensor")
+    assert.error_matches(function() optim.KeyedOptimizerWrapper({ w = 3 }, function() end) end,
+      "params%['w'%] is 3, wanted a tensor")
   end)
 
   it("may be one's own", function()
@@ -174,10 +184,14 @@ describe("a keyed optimizer", function()
     assert.equal(2, own:lr())
     own:zero_grad()
     assert.is_nil(p[1].tensor:grad())
-    assert.error_matches(function() own:load_state_dict { state = { w = { sum = peri.zeros { 3 } }, b = { sum = peri.zeros { 1 } } } } end,
+    assert.error_matches(function()
+      own:load_state_dict { state = { w = { sum = peri.zeros { 3 } }, b = { sum = peri.zeros { 1 } } } }
+    end,
       "Own:load_state_dict: state 'w.sum' has shape %[2%], given %[3%]")
     assert.error_matches(function() optim.KeyedOptimizer({ params = {} }):step() end, "KeyedOptimizer: no step method")
-    assert.error_matches(function() optim.KeyedOptimizer { params = {}, state = { z = {} } } end, "state of 'z', which is no parameter")
-    assert.error_matches(function() optim.KeyedOptimizer { params = { w = 3 } } end, "params%['w'%] is 3, wanted a tensor")
+    assert.error_matches(function() optim.KeyedOptimizer { params = {}, state = { z = {} } } end,
+      "state of 'z', which is no parameter")
+    assert.error_matches(function() optim.KeyedOptimizer { params = { w = 3 } } end,
+      "params%['w'%] is 3, wanted a tensor")
   end)
 end)

@@ -1,4 +1,5 @@
--- Layers and losses as PyTorch computes them (spec/golden/layers.py): results, gradients of inputs and of parameters, on both devices.
+-- Layers and losses as PyTorch computes them (spec/golden/layers.py): results, gradients of inputs and of parameters,
+-- on both devices.
 -- cuda: always
 local peri = require "perilune"
 local nn, F = peri.nn, peri.nn.functional
@@ -18,8 +19,9 @@ end
 
 --- How a case's module is called where it is not module(inputs).
 local calls = {
-  ["MultiheadAttention causal"] = function(m, x, mask) return m(x, x, x, { attn_mask = mask, average_attn_weights = false }) end,
-  ["MultiheadAttention padded"] = function(m, q, k, v, mask) return m(q, k, v, { key_padding_mask = mask }) end,
+  ["MultiheadAttention causal"] = function(m, x, mask)
+    return m(x, x, x, { attn_mask = mask, average_attn_weights = false })
+  end, ["MultiheadAttention padded"] = function(m, q, k, v, mask) return m(q, k, v, { key_padding_mask = mask }) end,
   ["MultiheadAttention batch first"] = function(m, x) return m(x, x, x) end,
   ["InBatchSoftmaxLoss corrected"] = function(m, q, i, log_q, ids) return m(q, i, { log_q = log_q, ids = ids }) end,
   ["kl_div batchmean"] = function(_, t, p) return F.kl_div(t:log_softmax(2), p:log_softmax(2), true, "batchmean") end,
@@ -56,7 +58,9 @@ local function check(case, device)
   for i, entry in ipairs(case.out) do compare(case.name, entry, out[i]) end
   out[1]:backward(load(case.up, device))
   for i, t in ipairs(inputs) do
-    if type(case.grad[i]) == "table" then compare(("%s: gradient of input %d"):format(case.name, i), case.grad[i], t:grad()) end
+    if type(case.grad[i]) == "table" then
+      compare(("%s: gradient of input %d"):format(case.name, i), case.grad[i], t:grad())
+    end
   end
   for name, want in pairs(case.param_grad or {}) do
     compare(("%s: gradient of %s"):format(case.name, name), want, parameters[name]:grad())
@@ -81,9 +85,12 @@ describe("new layers", function()
       nn.manual_seed(2)
       local b = make_one()
       b:load_state_dict(a:state_dict():clone())
-      for name, t in peri.util.ordered(a:state_dict()) do assert.same(t:to_list(), b:state_dict()[name]:to_list(), name) end
+      for name, t in peri.util.ordered(a:state_dict()) do
+        assert.same(t:to_list(), b:state_dict()[name]:to_list(), name)
+      end
     end
-    assert.matches("^GRU%(3, 4, num_layers=1%)", (tostring(nn.GRU { input_size = 3, hidden_size = 4 }):gsub("\n.*", ")")))
+    assert.matches("^GRU%(3, 4, num_layers=1%)",
+      (tostring(nn.GRU { input_size = 3, hidden_size = 4 }):gsub("\n.*", ")")))
     assert.equal("PReLU(num_parameters=3)", tostring(nn.PReLU { num_parameters = 3 }))
   end)
 
@@ -109,7 +116,9 @@ describe("new layers", function()
       local m, x = nn.MultiheadAttention { embed_dim = 4, num_heads = 2 }, peri.zeros { 2, 3 }
       m(x, x, x)
     end)
-    refuses("GRU: x is tensor f32 %[2, 3, 4%]", function() nn.GRU { input_size = 3, hidden_size = 4 } (peri.zeros { 2, 3, 4 }) end)
+    refuses("GRU: x is tensor f32 %[2, 3, 4%]", function()
+      nn.GRU { input_size = 3, hidden_size = 4 } (peri.zeros { 2, 3, 4 })
+    end)
     refuses("wanted a dimension 2 of size 3", function() nn.PReLU { num_parameters = 3 } (peri.zeros { 2, 4 }) end)
   end)
 end)
@@ -178,7 +187,8 @@ describe("nn.init", function()
   it("knows gains, and refuses what has no fans", function()
     assert.equal(math.sqrt(2 / (1 + 0.04)), I.calculate_gain("leaky_relu", 0.2))
     assert.equal(5 / 3, I.calculate_gain "tanh")
-    assert.error_matches(function() I.xavier_normal_(peri.zeros { 3 }) end, "tensor f32 %[3%] on cpu, wanted 2 dimensions")
+    assert.error_matches(function() I.xavier_normal_(peri.zeros { 3 }) end,
+      "tensor f32 %[3%] on cpu, wanted 2 dimensions")
     assert.error_matches(function() I.kaiming_normal_(peri.zeros { 3, 2 }, { mode = "fan" }) end, "mode")
     assert.error_matches(function() I.trunc_normal_(peri.zeros { 3, 2 }, 0, 1, 2, 1) end, "std > 0, a < b")
   end)

@@ -1,4 +1,5 @@
--- Metrics over ranks are those of one rank that has seen all samples, however they are shared; windows are what they are said to be.
+-- Metrics over ranks are those of one rank that has seen all samples, however they are shared; windows are what they
+-- are said to be.
 -- mpirun: 2 3
 local metrics = require "perilune.nn.metrics"
 local peri = require "perilune"
@@ -6,7 +7,9 @@ local worlds = require "spec.support.worlds"
 
 local N = 600
 
-local function uniform(stream, low, high) return peri.Tensor.uniform({ N }, low, high, 7, stream, "f64", "cpu"):to_list() end
+local function uniform(stream, low, high)
+  return peri.Tensor.uniform({ N }, low, high, 7, stream, "f64", "cpu"):to_list()
+end
 
 --- N samples: predictions with ties, labels that follow them, weights, sessions.
 local function samples()
@@ -29,9 +32,10 @@ local function part(all, name, from, to)
 end
 
 local names = {
-  "AUCMetric", "AUPRCMetric", "AccuracyMetric", "AverageMetric", "CTRMetric", "CaliFreeNEMetric", "CalibrationMetric", "MAEMetric",
-  "MSEMetric", "MulticlassRecallMetric", "NDCGMetric", "NEMetric", "NEPositiveMetric", "NMSEMetric", "PrecisionMetric", "RAUCMetric",
-  "GAUCMetric", "RecallMetric", "RecallSessionMetric", "PrecisionSessionMetric", "SegmentedNEMetric", "UnweightedNEMetric",
+  "AUCMetric", "AUPRCMetric", "AccuracyMetric", "AverageMetric", "CTRMetric", "CaliFreeNEMetric", "CalibrationMetric",
+  "MAEMetric", "MSEMetric", "MulticlassRecallMetric", "NDCGMetric", "NEMetric", "NEPositiveMetric", "NMSEMetric",
+  "PrecisionMetric", "RAUCMetric", "GAUCMetric", "RecallMetric", "RecallSessionMetric", "PrecisionSessionMetric",
+  "SegmentedNEMetric", "UnweightedNEMetric",
     "WeightedAvgMetric", "XAUCMetric",
 }
 
@@ -52,13 +56,16 @@ local function near(want, got, what)
   end
 end
 
--- Updates of 40 samples, whole sessions, dealt out: to all ranks in turn; or all to the last, so that the others never see any.
+-- Updates of 40 samples, whole sessions, dealt out: to all ranks in turn; or all to the last, so that the others never
+-- see any.
 local deals = { turn = function(k, n) return k % n end, last = function(_, n) return n - 1 end }
 
 describe("metrics over ranks", function()
   it("are all here", function()
     for name, class in pairs(metrics) do
-      if type(name) == "string" and name:match "Metric$" then assert.is_truthy(class and peri.util.index_of(names)[name], name) end
+      if type(name) == "string" and name:match "Metric$" then
+        assert.is_truthy(class and peri.util.index_of(names)[name], name)
+      end
     end
   end)
 
@@ -142,7 +149,9 @@ describe("a window", function()
 
   it("is checked", function()
     assert.error_matches(function() metrics.AUCMetric { window_size = 0 } end, "AUCMetric: window_size is 0")
-    assert.error_matches(function() metrics.AUCMetric({ group = 3 }):update({ 1 }, { 1 }) end, "AUCMetric: group is a number")
-    assert.error_matches(function() metrics.MulticlassRecallMetric { number_of_classes = 0 } end, "number_of_classes is 0")
+    assert.error_matches(function() metrics.AUCMetric({ group = 3 }):update({ 1 }, { 1 }) end,
+      "AUCMetric: group is a number")
+    assert.error_matches(function() metrics.MulticlassRecallMetric { number_of_classes = 0 } end,
+      "number_of_classes is 0")
   end)
 end)

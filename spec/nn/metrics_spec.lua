@@ -21,8 +21,8 @@ describe("metrics", function()
           local prefix = ("step%d.in."):format(step) .. (args.tasks and task .. "." or "")
           local weights -- which the reference ignores in RAUCMetric
           if args.metric ~= "RAUCMetric" then weights = case:tensor(prefix .. "weights", "cpu") end
-          objects[task]:update(case:tensor(prefix .. "predictions", "cpu"), case:tensor(prefix .. "labels", "cpu"), weights,
-            case:list(("step%d.in.session"):format(step)))
+          objects[task]:update(case:tensor(prefix .. "predictions", "cpu"), case:tensor(prefix .. "labels", "cpu"),
+            weights, case:list(("step%d.in.session"):format(step)))
           local got = objects[task]:compute()
           for _, wanted in ipairs(case:tensor_names(("^step%d%%.out%%.%s%%."):format(step, task))) do
             local value = got[wanted:match "[^.]+$"]
@@ -81,7 +81,8 @@ describe("metrics", function()
   it("name what is wrong", function()
     assert.error_matches(function() metrics.auc({ 1, 2 }, { 1 }) end, "2 predictions for 1 labels")
     assert.error_matches(function() metrics.auc({ 1 }, { 1 }, { 1, 1 }) end, "2 weights for 1 labels")
-    assert.error_matches(function() metrics.auc({ 0 / 0 }, { 1 }) end, "metrics.auc: sample 0: prediction nan, not a number")
+    assert.error_matches(function() metrics.auc({ 0 / 0 }, { 1 }) end,
+      "metrics.auc: sample 0: prediction nan, not a number")
     assert.error_matches(function() metrics.auc("x", { 1 }) end, "predictions are a string")
     assert.error_matches(function() metrics.NEMetric { window = 3 } end, "no argument 'window'")
     assert.error_matches(function() metrics.NEMetric { window_size = 0 } end, "window_size is 0")

@@ -1,5 +1,5 @@
--- What metrics take: weights count in all of them, what a metric does not speak of is refused with the sample's number, and a refused
--- update changes nothing.
+-- What metrics take: weights count in all of them, what a metric does not speak of is refused with the sample's number,
+-- and a refused update changes nothing.
 local metrics = require "perilune.nn.metrics"
 local peri = require "perilune"
 local draw = require("spec.support.tbe").generator(23)
@@ -36,9 +36,11 @@ local function update(m, s) m:update(s.p, s.y, s.w, s.session) end
 local function near(want, got, what)
   assert.same(peri.util.keys(want), peri.util.keys(got), what)
   for key, value in pairs(want) do -- any order
-    local list, other = type(value) == "table" and value or { value }, type(got[key]) == "table" and got[key] or { got[key] }
+    local list, other = type(value) == "table" and value or { value }, type(got[key]) == "table" and got[key]
+      or { got[key] }
     for i, x in ipairs(list) do
-      assert.is_true(x == other[i] or x ~= x and other[i] ~= other[i] or math.abs(x - other[i]) <= 1e-9 * math.max(1, math.abs(x)),
+      assert.is_true(x == other[i] or x ~= x and other[i] ~= other[i]
+        or math.abs(x - other[i]) <= 1e-9 * math.max(1, math.abs(x)),
         ("%s %s: %s, not %s"):format(what, key, tostring(other[i]), tostring(x)))
     end
   end
@@ -68,7 +70,8 @@ describe("every metric", function()
           update(scaled, u)
           if name ~= "NDCGMetric" then -- its mean is over sessions, and a session's weight a factor
             near(plain:compute(), more:compute(), name)
-            if name ~= "CaliFreeNEMetric" then near(plain:compute(), scaled:compute(), name) end -- the reference's divides by a sum
+            -- the reference's divides by a sum
+            if name ~= "CaliFreeNEMetric" then near(plain:compute(), scaled:compute(), name) end
           end
         end
       end)
@@ -106,8 +109,8 @@ describe("every metric", function()
         end
       end
       local good = random(name, 6)
-      update(m, { p = peri.tensor(good.p, "f64", "cpu", { 6, width }), y = peri.tensor(good.y, "i64"), w = peri.tensor(good.w, "f64"),
-        session = good.session })
+      update(m, { p = peri.tensor(good.p, "f64", "cpu", { 6, width }), y = peri.tensor(good.y, "i64"),
+        w = peri.tensor(good.w, "f64"), session = good.session })
       update(other, good)
       near(other:compute(), m:compute(), name)
     end)
@@ -116,8 +119,8 @@ end)
 
 --- What a metric takes: predictions that are logits, predictions below 0, infinite ones; labels of 2 and of -1.
 local takes = {
-  NEMetric = {}, NEPositiveMetric = {}, UnweightedNEMetric = {}, CaliFreeNEMetric = {}, AUPRCMetric = {}, AccuracyMetric = {},
-  PrecisionMetric = {}, RecallMetric = {}, CalibrationMetric = { large = true, two = true },
+  NEMetric = {}, NEPositiveMetric = {}, UnweightedNEMetric = {}, CaliFreeNEMetric = {}, AUPRCMetric = {},
+  AccuracyMetric = {}, PrecisionMetric = {}, RecallMetric = {}, CalibrationMetric = { large = true, two = true },
   CTRMetric = { large = true, low = true }, AUCMetric = { large = true, low = true, infinite = true },
   MulticlassRecallMetric = { large = true, low = true, infinite = true, two = true },
   NDCGMetric = { large = true, low = true, two = true }, SegmentedNEMetric = {},
@@ -134,13 +137,17 @@ describe("metrics know logits from probabilities, and labels of classes from oth
   for _, name in ipairs(names) do
     it(name, function()
       local width = name == "MulticlassRecallMetric" and CLASSES or 1
-      for kind, case in pairs { large = { "p", 1.5, "prediction 1.5" }, low = { "p", -0.25, "prediction -0.25" }, -- any order
+      -- any order
+      for kind, case in pairs { large = { "p", 1.5, "prediction 1.5" }, low = { "p", -0.25, "prediction -0.25" },
         infinite = { "p", INF, "prediction inf" }, two = { "y", 2, "label 2" }, negative = { "y", -1, "label -1" } } do
         local m, s = make(name), random(name, 6)
         s[case[1]][5 * (case[1] == "p" and width or 1)] = case[2]
         local ok, why = pcall(update, m, s)
         assert.equal(takes[name][kind] or false, ok, ("%s of %s: %s"):format(kind, name, tostring(why)))
-        if not ok then assert.truthy(tostring(why):find(("%s: sample 4: %s, allowed: "):format(name, case[3]), 1, true), tostring(why)) end
+        if not ok then
+          assert.truthy(tostring(why):find(("%s: sample 4: %s, allowed: "):format(name, case[3]), 1, true),
+            tostring(why))
+        end
       end
     end)
   end
@@ -160,27 +167,35 @@ describe("metrics know logits from probabilities, and labels of classes from oth
   end)
 
   it("also for one set of samples", function()
-    assert.error_matches(function() metrics.evaluate({ 3, 0.5 }, { 1, 0 }) end, "metrics.evaluate: sample 0: prediction 3, allowed: prob")
-    assert.error_matches(function() metrics.evaluate({ 0.5 }, { -1 }) end, "metrics.evaluate: sample 0: label %-1, allowed: 0..1")
-    assert.error_matches(function() metrics.auc({ 3, -0.5 }, { 1, 0 }, { 1, -1 }) end, "metrics.auc: sample 1: weight %-1, allowed")
+    assert.error_matches(function() metrics.evaluate({ 3, 0.5 }, { 1, 0 }) end,
+      "metrics.evaluate: sample 0: prediction 3, allowed: prob")
+    assert.error_matches(function() metrics.evaluate({ 0.5 }, { -1 }) end,
+      "metrics.evaluate: sample 0: label %-1, allowed: 0..1")
+    assert.error_matches(function() metrics.auc({ 3, -0.5 }, { 1, 0 }, { 1, -1 }) end,
+      "metrics.auc: sample 1: weight %-1, allowed")
     assert.equal(1, (metrics.auc({ INF, -3 }, { 1, 0 })))
   end)
 
   it("classes, sessions and places of the first ones too", function()
     assert.error_matches(function() make("MulticlassRecallMetric"):update({ 1, 2, 3 }, { 3 }) end,
       "sample 0: label 3, allowed: whole numbers 0..2")
-    assert.error_matches(function() make("MulticlassRecallMetric"):update({ 1, 2, 3 }, { 0.5 }) end, "label 0.5, allowed: whole numbers")
+    assert.error_matches(function() make("MulticlassRecallMetric"):update({ 1, 2, 3 }, { 0.5 }) end,
+      "label 0.5, allowed: whole numbers")
     assert.error_matches(function()
       make("MulticlassRecallMetric"):update(peri.tensor({ 1, 2, 3, 4, 5, 6 }, "f32", "cpu", { 3, 2 }), { 1, 2 })
     end, "predictions are tensor f32 %[3, 2%] on cpu, wanted %[samples, 3%]")
-    for _, k in ipairs { 0, 0.5 } do assert.error_matches(function() make("NDCGMetric", { k = k }) end, "k is " .. k) end
-    assert.error_matches(function() make("NDCGMetric"):update({ 1, 2 }, { 1, 0 }, nil, { 1, NAN }) end, "session of sample 1 is nan")
+    for _, k in ipairs { 0, 0.5 } do
+      assert.error_matches(function() make("NDCGMetric", { k = k }) end, "k is " .. k)
+    end
+    assert.error_matches(function() make("NDCGMetric"):update({ 1, 2 }, { 1, 0 }, nil, { 1, NAN }) end,
+      "session of sample 1 is nan")
     local near_ids = peri.tensor({ 9007199254740992LL, 9007199254740993LL }, "i64") -- one double
     local m, apart = make "NDCGMetric", make "NDCGMetric"
     m:update({ 0.2, 0.9 }, { 1, 0 }, nil, near_ids)
     apart:update({ 0.2, 0.9 }, { 1, 0 }, nil, { 1, 2 })
     near(apart:compute(), m:compute(), "sessions")
-    for _, name in ipairs { "NDCGMetric", "GAUCMetric", "RecallSessionMetric", "PrecisionSessionMetric" } do -- two numbers may be one there
+    -- two numbers may be one there
+    for _, name in ipairs { "NDCGMetric", "GAUCMetric", "RecallSessionMetric", "PrecisionSessionMetric" } do
       assert.error_matches(function() make(name):update({ 1, 2 }, { 1, 0 }, nil, { 1, 2 ^ 53 }) end,
         name .. ": the session of sample 1 is 9007199254740992, wanted a whole number below 2%^53, or a 64%-bit one")
       local one, same = make(name), make(name)

@@ -1,4 +1,5 @@
--- Module: registration in order, paths, replacement, state, modes; parameters from the counter-based generator; layers' bad arguments.
+-- Module: registration in order, paths, replacement, state, modes; parameters from the counter-based generator; layers'
+-- bad arguments.
 local peri = require "perilune"
 local nn = peri.nn
 
@@ -26,8 +27,8 @@ describe("Module", function()
     assert.same({ "scale", "second.weight", "second.bias", "first.weight" }, names(block:named_parameters()))
     assert.same({ "second", "first" }, names(block:named_children()))
     local net = Net()
-    assert.same({ "", "blocks", "blocks.0", "blocks.0.second", "blocks.0.first", "blocks.1", "blocks.1.second", "blocks.1.first", "list" },
-      names(net:named_modules(), "path"))
+    assert.same({ "", "blocks", "blocks.0", "blocks.0.second", "blocks.0.first", "blocks.1", "blocks.1.second",
+      "blocks.1.first", "list" }, names(net:named_modules(), "path"))
     assert.same({ "x.blocks.0.scale", "x.blocks.0.second.weight" }, { unpack(names(net:named_parameters "x"), 1, 2) })
     assert.equal("count", net:named_state()[1].name)
     assert.equal(10, #net:named_state())
@@ -68,18 +69,19 @@ describe("Module", function()
     net.again = { net.top, net.layers } -- known already, and a cycle
     net.layers.self = net.layers
     local expected = {
-      "late_weight", "weights.0", "weights.extra", "top.weight", "again.1.0.weight", "again.1.1.weight", "again.1.2.weight",
-      "late.weight", "towers.item.weight", "towers.user.0.weight", "towers.user.1.weight" }
+      "late_weight", "weights.0", "weights.extra", "top.weight", "again.1.0.weight", "again.1.1.weight",
+      "again.1.2.weight", "late.weight", "towers.item.weight", "towers.user.0.weight", "towers.user.1.weight" }
     assert.same(expected, names(net:named_parameters()))
     assert.same(net.layers[3], net:get_module "layers.2")
-    assert.same({ "top", "again.1.0", "again.1.1", "again.1.2", "late", "towers.item", "towers.user.0", "towers.user.1" },
-      names(net:named_children()))
+    assert.same({ "top", "again.1.0", "again.1.1", "again.1.2", "late", "towers.item", "towers.user.0",
+      "towers.user.1" }, names(net:named_children()))
     net:eval()
     assert.is_false(net.towers.user[2].training)
     local new = linear()
     net:set_module("towers.user.1", new)
     assert.equal(new, net.towers.user[2])
-    assert.error_matches(function() net:get_module "towers.user.2" end, "no sub%-module at 'towers.user.2': 'Module' has top, again.1.0")
+    assert.error_matches(function() net:get_module "towers.user.2" end,
+      "no sub%-module at 'towers.user.2': 'Module' has top, again.1.0")
     assert.error_matches(function() net:get_module "towers.user" end, "no sub%-module at 'towers.user', but a table")
     local copy = nn.Module()
     copy.layers = { linear(), linear(), linear() }
@@ -103,7 +105,8 @@ describe("Module", function()
     net.plain = { [key] = 3, [nn] = "words", [peri] = { 1, { 2 } } } -- of no concern
     assert.same({}, net:named_children())
     net.odd = { [key] = nn.Identity() }
-    assert.error_matches(function() net:named_children() end, "Module: field 'odd' has keys that are no strings or numbers")
+    assert.error_matches(function() net:named_children() end,
+      "Module: field 'odd' has keys that are no strings or numbers")
     net.odd = { ["0"] = nn.Identity(), nn.Identity() }
     assert.error_matches(function() net:named_children() end, "Module: two sub%-modules are named 'odd.0'")
   end)
@@ -121,7 +124,8 @@ describe("Module", function()
     local list = nn.Sequential { nn.ReLU(), nn.Sigmoid() }
     list:set_module("1", nn.Identity())
     assert.same({ 2 }, list(peri.tensor { 2 }):to_list())
-    assert.error_matches(function() net:set_module("blocks.2", new) end, "no sub%-module at 'blocks.2': 'ModuleList' has 0, 1")
+    assert.error_matches(function() net:set_module("blocks.2", new) end,
+      "no sub%-module at 'blocks.2': 'ModuleList' has 0, 1")
     assert.error_matches(function() net:set_module("blocks.1", 3) end, "a Module is wanted, not a number")
     assert.error_matches(function() net:set_module("", new) end, "the path of a sub%-module is wanted")
     assert.error_matches(function() net:get_module "blocks.0.third" end, "'Block' has second, first")
@@ -162,7 +166,8 @@ describe("Module", function()
     assert.matches("%(1%): Block%(", tostring(Net()))
     assert.error_matches(function() nn.Module()(1) end, "Module: no forward method")
     assert.error_matches(function() nn.Module():add_module("a", 1) end, "sub%-module 'a' must be a Module")
-    assert.error_matches(function() nn.Module():register_parameter("p", peri.ones { 1 }) end, "must be a leaf tensor that requires grad")
+    assert.error_matches(function() nn.Module():register_parameter("p", peri.ones { 1 }) end,
+      "must be a leaf tensor that requires grad")
     assert.error_matches(function() nn.Module():register_buffer("b", 1) end, "buffer 'b' must be a tensor")
   end)
 end)
@@ -188,7 +193,9 @@ describe("parameters", function()
     assert.is_true(low >= -0.2 and low < -0.199 and high < 0.2 and high > 0.199)
     assert.near(0, sum / #w, 0.005)
     local square = 0
-    for _, x in ipairs(nn.CrossNet { in_features = 50, num_layers = 1 }.kernels[1]:to_list()) do square = square + x * x end
+    for _, x in ipairs(nn.CrossNet { in_features = 50, num_layers = 1 }.kernels[1]:to_list()) do
+      square = square + x * x
+    end
     assert.near(2 / 100, square / 2500, 0.002) -- Xavier: 2 / (fan in + fan out)
     assert.near(2 / ((40 + 50) * 6), nn.parameter.xavier_normal({ 40, 50, 6 }):square():mean():item(), 2e-4)
   end)
@@ -236,7 +243,9 @@ describe("layers", function()
 
   it("take modules, classes, functions and names as activations", function()
     local x = peri.tensor { { -1, 2 } }
-    local function mlp(activation) return nn.MLP { in_size = 2, layer_sizes = { 3, 2 }, activation = activation }(x):to_list() end
+    local function mlp(activation)
+      return nn.MLP { in_size = 2, layer_sizes = { 3, 2 }, activation = activation }(x):to_list()
+    end
     local results = {}
     for i, activation in ipairs { "relu", nn.functional.relu, nn.ReLU(), nn.ReLU, function(t) return t:relu() end } do
       nn.manual_seed(3)
@@ -249,12 +258,16 @@ describe("layers", function()
   it("name bad arguments", function()
     assert.error_matches(function() nn.Linear { in_features = 2 } end, "argument 'out_features' is missing")
     assert.error_matches(function() nn.Linear { in_features = 2.5, out_features = 1 } end, "in_features is 2.5")
-    assert.error_matches(function() nn.Linear { in_features = 2, out_features = 1, biass = true } end, "no argument 'biass'")
+    assert.error_matches(function() nn.Linear { in_features = 2, out_features = 1, biass = true } end,
+      "no argument 'biass'")
     assert.error_matches(function() nn.LayerNorm { normalized_shape = {} } end, "a size or a list of sizes")
-    assert.error_matches(function() nn.LowRankCrossNet { in_features = 3, num_layers = 1, low_rank = 0 } end, "low_rank is 0")
-    assert.error_matches(function() nn.LowRankMixtureCrossNet { in_features = 3, num_layers = 1, activation = "swish" } end, "'swish'")
+    assert.error_matches(function() nn.LowRankCrossNet { in_features = 3, num_layers = 1, low_rank = 0 } end,
+      "low_rank is 0")
+    assert.error_matches(function() nn.LowRankMixtureCrossNet { in_features = 3, num_layers = 1,
+      activation = "swish" } end, "'swish'")
     assert.error_matches(function() nn.BCEWithLogitsLoss { reduction = "max" } end,
       "reduction is 'max', allowed: mean, sum, none, global_mean")
-    assert.error_matches(function() nn.OverArch { in_features = 3, layer_sizes = { 1 } } end, "1 layer_sizes, at least 2")
+    assert.error_matches(function() nn.OverArch { in_features = 3, layer_sizes = { 1 } } end,
+      "1 layer_sizes, at least 2")
   end)
 end)

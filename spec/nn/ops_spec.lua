@@ -14,46 +14,62 @@ end
 -- name; shapes: lists of input shapes; f; options of gradcheck.
 local cases = {
   unary "relu", unary "sigmoid", unary "tanh", unary "silu", unary "gelu", unary "softplus", unary "logsigmoid",
-  unary("leaky_relu", nil, 0.2), unary "exp", unary("log", { low = 0.2, high = 2 }), unary("sqrt", { low = 0.2, high = 2 }),
-  unary "abs", unary "square", unary("pow", nil, 3), unary("pow", { low = 0.2, high = 2 }, 1.5), unary("pow", nil, 0),
-  unary("affine", nil, -2, 3), unary "neg", unary("reciprocal", { low = 0.5, high = 2 }, 3),
+  unary("leaky_relu", nil, 0.2), unary "exp", unary("log", { low = 0.2, high = 2 }),
+  unary("sqrt", { low = 0.2, high = 2 }), unary "abs", unary "square", unary("pow", nil, 3),
+  unary("pow", { low = 0.2, high = 2 }, 1.5), unary("pow", nil, 0), unary("affine", nil, -2, 3), unary "neg",
+  unary("reciprocal", { low = 0.5, high = 2 }, 3),
 }
-local broadcast = { { { 2, 3 }, { 2, 3 } }, { { 4, 3 }, { 3 } }, { { 3 }, { 2, 1 } }, { { 2, 1, 3 }, { 5, 1 } }, { {}, { 2, 2 } }, { { 0,
-  3 }, { 3 } },
+local broadcast = { { { 2, 3 }, { 2, 3 } }, { { 4, 3 }, { 3 } }, { { 3 }, { 2, 1 } }, { { 2, 1, 3 }, { 5, 1 } },
+  { {}, { 2, 2 } }, { { 0, 3 }, { 3 } },
   { { 1, 3 }, { 1, 3 } }, { { 2, 3, 4 }, { 3, 1 } } }
 for _, name in ipairs { "add", "sub", "mul", "div" } do
   cases[#cases + 1] = { name = name, shapes = broadcast, f = F[name], options = { low = 0.4, high = 2 } }
 end
-local function add(name, shapes, f, options) cases[#cases + 1] = { name = name, shapes = shapes, f = f, options = options } end
+local function add(name, shapes, f, options)
+  cases[#cases + 1] = { name = name, shapes = shapes, f = f, options = options }
+end
 
 add("x * x", { { { 3, 2 } } }, function(x) return x * x end)
-add("muladd", { { { 2, 3 }, { 2, 3 }, { 2, 3 } }, { { 0, 2 }, { 0, 2 }, { 0, 2 } }, { { 1, 17 }, { 1, 17 }, { 1, 17 } } }, F.muladd)
-add("cross_net", { { { 4, 3 }, { 2, 3 }, { 3, 2 }, { 3 }, { 1, 3 }, { 3, 1 }, { 3, 1 } }, { { 70, 2 }, { 1, 2 }, { 2, 1 }, { 2 }, { 3, 2 },
-  { 2, 3 }, { 2 } }, { { 2, 2, 3 }, { 1, 3 }, { 3, 1 }, { 3 }, { 1, 3 }, { 3, 1 }, { 3 } }, { { 0, 3 }, { 2, 3 }, { 3, 2 }, { 3 }, { 2, 3 },
-  { 3, 2 }, { 3 } } }, function(x, v, w, b, v2, w2, b2) return F.cross_net(x, { v, v2 }, { w, w2 }, { b, b2 }) end)
-add("cross_net of whole matrices", { { { 4, 3 }, { 3, 3 }, { 3, 3 }, { 3, 3 } }, { { 3 }, { 3, 3 }, { 3, 3 }, { 3, 3 } } },
-  function(x, a, b, c) return F.cross_net(x, nil, { a, b, c }) * x end)
-add("cross_net of one layer", { { { 65, 3 }, { 3, 3 }, { 3 } } }, function(x, w, b) return F.cross_net(x, nil, { w }, { b }) end)
-add("linear", { { { 4, 3 }, { 5, 3 } }, { { 3 }, { 2, 3 } }, { { 2, 3, 4 }, { 1, 4 } }, { { 0, 3 }, { 2, 3 } }, { { 2, 0 }, { 3, 0 } }, {
+add("muladd", { { { 2, 3 }, { 2, 3 }, { 2, 3 } }, { { 0, 2 }, { 0, 2 }, { 0, 2 } },
+  { { 1, 17 }, { 1, 17 }, { 1, 17 } } }, F.muladd)
+add("cross_net", { { { 4, 3 }, { 2, 3 }, { 3, 2 }, { 3 }, { 1, 3 }, { 3, 1 }, { 3, 1 } },
+  { { 70, 2 }, { 1, 2 }, { 2, 1 }, { 2 }, { 3, 2 }, { 2, 3 }, { 2 } },
+  { { 2, 2, 3 }, { 1, 3 }, { 3, 1 }, { 3 }, { 1, 3 }, { 3, 1 }, { 3 } },
+  { { 0, 3 }, { 2, 3 }, { 3, 2 }, { 3 }, { 2, 3 }, { 3, 2 }, { 3 } } }, function(x, v, w, b, v2, w2, b2)
+    return F.cross_net(x, { v, v2 }, { w, w2 }, { b, b2 })
+  end)
+add("cross_net of whole matrices",
+  { { { 4, 3 }, { 3, 3 }, { 3, 3 }, { 3, 3 } }, { { 3 }, { 3, 3 }, { 3, 3 }, { 3, 3 } } }, function(x, a, b, c)
+    return F.cross_net(x, nil, { a, b, c }) * x
+  end)
+add("cross_net of one layer", { { { 65, 3 }, { 3, 3 }, { 3 } } }, function(x, w, b)
+  return F.cross_net(x, nil, { w }, { b })
+end)
+add("linear", { { { 4, 3 }, { 5, 3 } }, { { 3 }, { 2, 3 } }, { { 2, 3, 4 }, { 1, 4 } }, { { 0, 3 }, { 2, 3 } },
+  { { 2, 0 }, { 3, 0 } }, {
   { 1, 1 }, { 1, 1 } } },
   function(x, w) return F.linear(x, w) end)
 for name, code in peri.util.ordered(F.activations) do
-  add("linear with bias and " .. name, { { { 4, 3 }, { 5, 3 }, { 5 } }, { { 2, 3, 4 }, { 1, 4 }, { 1 } }, { { 0, 3 }, { 2, 3 }, { 2 } },
-    { { 70, 2 }, { 3, 2 }, { 3 } } },
+  add("linear with bias and " .. name, { { { 4, 3 }, { 5, 3 }, { 5 } }, { { 2, 3, 4 }, { 1, 4 }, { 1 } },
+    { { 0, 3 }, { 2, 3 }, { 2 } }, { { 70, 2 }, { 3, 2 }, { 3 } } },
     function(x, w, b) return F.linear(x, w, b, code) end)
 end
-add("matmul", { { { 2, 3 }, { 3, 4 } }, { { 5, 2, 3 }, { 5, 3, 4 } }, { { 5, 2, 3 }, { 3, 4 } }, { { 2, 3 }, { 5, 3, 1 } }, { { 3 }, {
+add("matmul", { { { 2, 3 }, { 3, 4 } }, { { 5, 2, 3 }, { 5, 3, 4 } }, { { 5, 2, 3 }, { 3, 4 } },
+  { { 2, 3 }, { 5, 3, 1 } }, { { 3 }, {
   3 } }, { { 3 }, { 3, 2 } }, { { 2, 3 }, { 3 } },
-  { { 2, 1, 2, 3 }, { 4, 3, 2 } }, { { 0, 2, 3 }, { 3, 4 } }, { { 2, 0 }, { 0, 3 } }, { { 1, 1, 1 }, { 1, 1, 1 } }, { { 4, 2, 3 }, {
+  { { 2, 1, 2, 3 }, { 4, 3, 2 } }, { { 0, 2, 3 }, { 3, 4 } }, { { 2, 0 }, { 0, 3 } }, { { 1, 1, 1 }, { 1, 1, 1 } },
+  { { 4, 2, 3 }, {
     3 } } }, F.matmul)
 add("bmm", { { { 3, 2, 5 }, { 3, 5, 1 } } }, F.bmm)
 for _, dim in ipairs { 1, 2, -1 } do
-  add("cat along " .. dim, { { { 2, 3 }, { 2, 3 }, { 2, 3 } }, { { 1, 1 }, { 1, 1 }, { 1, 1 } }, { { 0, 2 }, { 0, 2 }, { 0, 2 } } },
-    function(a, b, c) return F.cat({ a, b, c, a }, dim) end)
-  add("stack along " .. dim, { { { 2, 3 }, { 2, 3 } }, { { 0, 2 }, { 0, 2 } } }, function(a, b) return F.stack({ a, b, a }, dim) end)
+  add("cat along " .. dim, { { { 2, 3 }, { 2, 3 }, { 2, 3 } }, { { 1, 1 }, { 1, 1 }, { 1, 1 } },
+    { { 0, 2 }, { 0, 2 }, { 0, 2 } } }, function(a, b, c) return F.cat({ a, b, c, a }, dim) end)
+  add("stack along " .. dim, { { { 2, 3 }, { 2, 3 } }, { { 0, 2 }, { 0, 2 } } }, function(a, b)
+    return F.stack({ a, b, a }, dim)
+  end)
 end
-add("cat of different sizes", { { { 2, 1 }, { 2, 4 }, { 2, 0 } } }, function(a, b, c) return F.cat({ a, b, c }, 2) * F.cat({ c, b, a },
-  2) end)
+add("cat of different sizes", { { { 2, 1 }, { 2, 4 }, { 2, 0 } } },
+  function(a, b, c) return F.cat({ a, b, c }, 2) * F.cat({ c, b, a }, 2) end)
 add("split", { { { 2, 6 } }, { { 0, 6 } } }, function(x) -- one part is used twice, one not at all
   local a, b, _, c = unpack(F.split(x, { 1, 3, 0, 1, 1 }, 2))
   return F.cat({ b, c, a, b }, -1):square()
@@ -62,8 +78,12 @@ add("split of rows", { { { 5, 2 } }, { { 5 } } }, function(x)
   local a, b = unpack(x:split { 2, 3 })
   return a:sum() * b:square():sum()
 end)
-add("expand", { { { 2, 1 } }, { { 1 } }, { { 3, 1, 1 } } }, function(x) return x:expand(x:dim() == 3 and { 3, 2, 4 } or { 5, 2, 4 }) end)
-add("reshape, transpose, slice", { { { 2, 6 } } }, function(x) return x:reshape(2, 2, 3):transpose(1, 3):slice(2, 1, 2):square() end)
+add("expand", { { { 2, 1 } }, { { 1 } }, { { 3, 1, 1 } } }, function(x)
+  return x:expand(x:dim() == 3 and { 3, 2, 4 } or { 5, 2, 4 })
+end)
+add("reshape, transpose, slice", { { { 2, 6 } } }, function(x)
+  return x:reshape(2, 2, 3):transpose(1, 3):slice(2, 1, 2):square()
+end)
 for _, dim in ipairs { 1, 2, 3, { 1, 3 }, { 2, 3 }, { 1, 2, 3 } } do
   local text = type(dim) == "table" and table.concat(dim, ",") or dim
   local shapes = { { { 2, 3, 4 } }, { { 1, 3, 1 } }, { { 2, 0, 3 } } }
@@ -80,15 +100,16 @@ for _, dim in ipairs { 1, 2, -1 } do
   add("log_softmax along " .. dim, shapes, function(x) return F.log_softmax(x, dim) end)
 end
 add("softmax of an empty batch", { { { 0, 3 } } }, function(x) return F.softmax(x, 2) end)
-add("layer_norm", { { { 3, 5 } }, { { 2, 3, 4 } }, { { 0, 4 } }, { { 2, 1 } } }, function(x) return F.layer_norm(x, 1) end, {
+add("layer_norm", { { { 3, 5 } }, { { 2, 3, 4 } }, { { 0, 4 } }, { { 2, 1 } } },
+  function(x) return F.layer_norm(x, 1) end, {
   tolerance = 1e-6 })
-add("layer_norm with weight and bias", { { { 3, 5 }, { 5 }, { 5 } }, { { 70, 3 }, { 3 }, { 3 } }, { { 0, 4 }, { 4 }, { 4 } } },
-  function(x, w, b) return F.layer_norm(x, 1, w, b) end, { tolerance = 1e-6 })
-add("layer_norm over two dimensions", { { { 2, 3, 2 }, { 3, 2 }, { 3, 2 } } }, function(x, w, b) return F.layer_norm(x, 2, w, b,
-  1e-3) end, { tolerance = 1e-6 })
+add("layer_norm with weight and bias", { { { 3, 5 }, { 5 }, { 5 } }, { { 70, 3 }, { 3 }, { 3 } },
+  { { 0, 4 }, { 4 }, { 4 } } }, function(x, w, b) return F.layer_norm(x, 1, w, b) end, { tolerance = 1e-6 })
+add("layer_norm over two dimensions", { { { 2, 3, 2 }, { 3, 2 }, { 3, 2 } } },
+  function(x, w, b) return F.layer_norm(x, 2, w, b, 1e-3) end, { tolerance = 1e-6 })
 add("dropout", { { { 4, 5 } }, { { 0, 2 } } }, function(x) return F.dropout(x, 0.4, 3, 5, 7) end)
-add("interaction", { { { 3, 4 }, { 3, 2, 4 } }, { { 2, 1 }, { 2, 5, 1 } }, { { 0, 3 }, { 0, 2, 3 } }, { { 2, 3 }, { 2, 0, 3 } }, { { 1,
-  5 }, { 1, 1, 5 } } }, F.interaction)
+add("interaction", { { { 3, 4 }, { 3, 2, 4 } }, { { 2, 1 }, { 2, 5, 1 } }, { { 0, 3 }, { 0, 2, 3 } },
+  { { 2, 3 }, { 2, 0, 3 } }, { { 1, 5 }, { 1, 1, 5 } } }, F.interaction)
 for _, reduction in ipairs { "none", "mean", "sum" } do
   add("bce with logits, " .. reduction, { { { 7 } }, { { 2, 3 } }, { { 1 } } }, function(x)
     local t = peri.Tensor.uniform(x:shape(), 0, 1, 9, 1, "f64", x:device())
@@ -97,24 +118,28 @@ for _, reduction in ipairs { "none", "mean", "sum" } do
   add("bce, " .. reduction, { { { 7 } } }, function(x)
     return F.binary_cross_entropy(x, peri.Tensor.uniform(x:shape(), 0, 1, 9, 1, "f64", x:device()), nil, reduction)
   end, { low = 0.2, high = 0.8 })
-  add("mse, " .. reduction, { { { 7 } }, { { 2, 3 } } }, function(x) return F.mse_loss(x, peri.zeros(x:shape(), "f64", x:device()),
-    reduction) end)
+  add("mse, " .. reduction, { { { 7 } }, { { 2, 3 } } },
+    function(x) return F.mse_loss(x, peri.zeros(x:shape(), "f64", x:device()), reduction) end)
   add("cross entropy, " .. reduction, { { { 3, 4 } }, { { 1, 1 } } }, function(x)
     local labels = {}
     for i = 1, x:size(1) do labels[i] = (i * 7) % x:size(2) end
     return F.cross_entropy(x, peri.tensor(labels, "i64", x:device()), reduction)
   end)
 end
-add("losses of an empty batch", { { { 0 } } }, function(x) return F.mse_loss(x, peri.zeros({ 0 }, "f64", x:device()), "sum") end)
+add("losses of an empty batch", { { { 0 } } }, function(x)
+  return F.mse_loss(x, peri.zeros({ 0 }, "f64", x:device()), "sum")
+end)
 
 describe("results", function()
   --- Everything that a small DLRM computes in one step, at shapes that every kernel splits over threads.
   local function step()
     local nn = peri.nn
     nn.manual_seed(3)
-    local bottom, top = nn.MLP { in_size = 13, layer_sizes = { 130, 32 } }, nn.OverArch { in_features = 32 + 10, layer_sizes = { 300, 1 } }
+    local bottom, top = nn.MLP { in_size = 13, layer_sizes = { 130, 32 } },
+      nn.OverArch { in_features = 32 + 10, layer_sizes = { 300, 1 } }
     local norm = nn.SwishLayerNorm { input_dims = 42 }
-    local x, sparse = peri.Tensor.normal({ 1500, 13 }, 0, 1, 1, 0), peri.Tensor.normal({ 1500, 4, 32 }, 0, 1, 1, 1):requires_grad()
+    local x, sparse = peri.Tensor.normal({ 1500, 13 }, 0, 1, 1, 0),
+      peri.Tensor.normal({ 1500, 4, 32 }, 0, 1, 1, 1):requires_grad()
     local y = F.interaction(bottom(x), sparse)
     local logits = top(F.dropout(norm(y), 0.2, 1, 2)):reshape(-1)
     local loss = F.binary_cross_entropy_with_logits(logits, peri.Tensor.uniform({ 1500 }, 0, 1, 1, 2))
@@ -244,17 +269,19 @@ for _, device in ipairs(require "spec.support.devices") do
       fails("bias.*their first sizes must agree", F.linear, a, a, t { 1, 2, 3 })
       fails("activation 9, allowed: 0%.%.3", F.linear, a, a, nil, 9)
       fails("peri_op_matmul: f32 %[2, 3%] and f32 %[2, 3%]", F.matmul, a, a)
-      fails("leading sizes 2 and 3 do not broadcast", F.matmul, peri.ones({ 2, 1, 1 }, "f32", device), peri.ones({ 3, 1, 1 }, "f32",
-        device))
+      fails("leading sizes 2 and 3 do not broadcast", F.matmul, peri.ones({ 2, 1, 1 }, "f32", device),
+        peri.ones({ 3, 1, 1 }, "f32", device))
       fails("bmm:.*three dimensions", F.bmm, a, a)
       fails("peri_op_cat: 0 tensors", F.cat, {})
       fails("peri_op_cat: the 1st and the 2nd tensor are f32 %[2, 3%] and f32 %[2%]", F.cat, { a, b }, 1)
       fails("peri_op_cat: the 3rd dimension of f32 %[2, 3%], which has 2", F.cat, { a }, 3)
-      fails("peri_op_split: sizes%[1%] is 3, allowed: 0%.%.1, what is left of the 2nd dimension of f32 %[2, 3%]", F.split, a, { 2, 3 }, 2)
+      fails("peri_op_split: sizes%[1%] is 3, allowed: 0%.%.1, what is left of the 2nd dimension of f32 %[2, 3%]",
+        F.split, a, { 2, 3 }, 2)
       fails("peri_op_split: the sizes add up to 1, the 1st dimension of f32 %[2, 3%] is 2", F.split, a, { 1 })
       fails("peri_op_split: 0 parts", F.split, a, {})
       fails("split: sizes %[1%] is 1.5, wanted", F.split, a, { 1.5 })
-      fails("peri_op_stack: the 4th dimension as a new one of tensors f32 %[2, 3%], which then have 3", F.stack, { a }, 4)
+      fails("peri_op_stack: the 4th dimension as a new one of tensors f32 %[2, 3%], which then have 3", F.stack, { a },
+        4)
       fails("peri_op_sum: the 1st dimension is named twice", F.sum, a, { 1, -2 })
       fails("peri_op_max: the 2nd dimension of f32 %[2, 0%] is empty", F.max, peri.empty({ 2, 0 }, "f32", device), 2)
       fails("peri_op_softmax: the 3rd dimension of", F.softmax, a, 3)

@@ -98,10 +98,12 @@ describe("golden clipping", function()
         local a = case.args
         local params = { { name = "a" }, { name = "b" } }
         for _, p in ipairs(params) do p.tensor = case:tensor("in.param." .. p.name, device):requires_grad() end
-        local optimizer = optim.GradientClippingOptimizer { optimizer = optim.SGD { params = params, lr = a.lr, momentum = a.momentum },
-          clipping = a.clipping, max_gradient = a.max_gradient, norm_type = a.norm_type }
+        local optimizer = optim.GradientClippingOptimizer { optimizer = optim.SGD { params = params, lr = a.lr,
+          momentum = a.momentum }, clipping = a.clipping, max_gradient = a.max_gradient, norm_type = a.norm_type }
         for step = 1, a.steps do
-          for _, p in ipairs(params) do p.tensor:set_grad(case:tensor(("step%d.in.grad.%s"):format(step, p.name), device)) end
+          for _, p in ipairs(params) do
+            p.tensor:set_grad(case:tensor(("step%d.in.grad.%s"):format(step, p.name), device))
+          end
           case:assert_near(("step%d.out.total_norm"):format(step), optim.grad_norm(optimizer.params, a.norm_type))
           optimizer:step()
           for _, p in ipairs(params) do case:assert_near(("step%d.out.param.%s"):format(step, p.name), p.tensor) end
@@ -115,24 +117,31 @@ it("every golden case of the optimizers is reproduced", function()
   for _, name in ipairs(golden.names "ops/optim") do assert.is_true(handled[name], name .. " is not covered") end
 end)
 
--- -- schedules -----------------------------------------------------------------------------------------------------------------------
+-- -- schedules --------------------------------------------------------------------------------------------------------
 
 local function some_parameter() return peri.ones({ 1 }):requires_grad() end
-local function close(want, got, tolerance, what) assert.is_true(math.abs(want - got) <= tolerance * math.abs(want), what) end
+local function close(want, got, tolerance, what)
+  assert.is_true(math.abs(want - got) <= tolerance * math.abs(want), what)
+end
 
 describe("golden schedules", function()
   local document = golden.document "ops/optim/lr_schedulers"
   for _, schedule in ipairs(document.schedules) do
     it(schedule.scheduler, function()
       local cycles = type(schedule.momentum) == "table"
-      local optimizer = optim.SGD { params = { some_parameter() }, lr = schedule.base_lr, momentum = cycles and 0.9 or 0 }
+      local optimizer = optim.SGD { params = { some_parameter() }, lr = schedule.base_lr, momentum = cycles and 0.9
+        or 0 }
       local args = { optimizer = optimizer }
       for key, value in peri.util.ordered(schedule.args) do args[key] = value end
       local class = optim[schedule.scheduler:match "^%w+"]
       local scheduler = class(args)
       for k, want in ipairs(schedule.lr) do
-        close(want, optimizer:lr(), document.tolerance_relative, ("step %d: %.17g, wanted %.17g"):format(k - 1, optimizer:lr(), want))
-        if cycles then close(schedule.momentum[k], optimizer:get "momentum", document.tolerance_relative, "momentum of step " .. k - 1) end
+        close(want, optimizer:lr(), document.tolerance_relative,
+          ("step %d: %.17g, wanted %.17g"):format(k - 1, optimizer:lr(), want))
+        if cycles then
+          close(schedule.momentum[k], optimizer:get "momentum", document.tolerance_relative, "momentum of step " .. k
+            - 1)
+        end
         if k < #schedule.lr then
           optimizer:step()
           scheduler:step()
@@ -157,7 +166,8 @@ describe("golden schedules", function()
       local optimizer = optim.WarmupOptimizer { optimizer = inner, stages = stages, lr = schedule.lr_base }
       local halfway
       for k, want in ipairs(schedule.lr) do
-        close(want, inner:lr(), warmup.tolerance_relative, ("step %d: %.17g, wanted %.17g"):format(k - 1, inner:lr(), want))
+        close(want, inner:lr(), warmup.tolerance_relative, ("step %d: %.17g, wanted %.17g"):format(k - 1, inner:lr(),
+          want))
         if k == 11 then halfway = optimizer:state_dict():clone() end
         optimizer:step()
       end
@@ -167,7 +177,7 @@ describe("golden schedules", function()
   end
 end)
 
--- -- the rest ------------------------------------------------------------------------------------------------------------------------
+-- -- the rest ---------------------------------------------------------------------------------------------------------
 
 describe("optimizers", function()
   it("pass over parameters without a gradient, and count steps for each", function()
@@ -184,9 +194,10 @@ describe("optimizers", function()
     assert.is_nil(a:grad())
   end)
 
-  -- More parameters than one launch takes, of two dtypes, some empty, some without a gradient in some steps, one of them twice.
-  for class, options in peri.util.ordered { SGD = { momentum = 0.9 }, Adagrad = { lr_decay = 0.1 }, Adam = { amsgrad = true },
-    AdamW = {}, RMSprop = { centered = true, momentum = 0.5 }, RowWiseAdagrad = {} } do
+  -- More parameters than one launch takes, of two dtypes, some empty, some without a gradient in some steps, one of
+  -- them twice.
+  for class, options in peri.util.ordered { SGD = { momentum = 0.9 }, Adagrad = { lr_decay = 0.1 },
+    Adam = { amsgrad = true }, AdamW = {}, RMSprop = { centered = true, momentum = 0.5 }, RowWiseAdagrad = {} } do
     for _, device in ipairs { "cpu", "opaque" } do
       it("update many parameters as each by itself: " .. class .. " on " .. device, function()
         local N, together, alone = 150, {}, {}
@@ -197,7 +208,8 @@ describe("optimizers", function()
         end
         local function new(i)
           local dtype = i % 7 == 0 and "f64" or "f32"
-          return peri.Tensor.uniform({ i % 11 == 0 and 0 or i % 4 + 1, i % 9 + 1 }, -1, 1, i, 0, dtype, device):requires_grad()
+          return peri.Tensor.uniform({ i % 11 == 0 and 0 or i % 4 + 1, i % 9 + 1 }, -1, 1, i, 0, dtype,
+            device):requires_grad()
         end
         for i = 1, N do
           local p = new(i)
@@ -235,7 +247,9 @@ describe("optimizers", function()
       local before = params[10]:grad():to_list()
       assert.near(largest, optim.grad_norm(params, math.huge):item(), 0)
       assert.near(math.sqrt(squares), optim.clip_grad_norm(params, 1):item(), 1e-9)
-      for i, x in ipairs(params[10]:grad():to_list()) do assert.near(before[i] / (math.sqrt(squares) + 1e-6), x, 1e-7) end
+      for i, x in ipairs(params[10]:grad():to_list()) do
+        assert.near(before[i] / (math.sqrt(squares) + 1e-6), x, 1e-7)
+      end
       optim.clip_grad_value(params, 0.01)
       assert.near(0.01, optim.grad_norm(params, math.huge):item(), 1e-9)
     end
@@ -251,7 +265,8 @@ describe("optimizers", function()
 
   for _, class in ipairs { "SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "RowWiseAdagrad" } do
     it(class .. " continues from a saved state", function()
-      local options = { SGD = { momentum = 0.9 }, Adam = { amsgrad = true }, RMSprop = { centered = true, momentum = 0.5 } }
+      local options = { SGD = { momentum = 0.9 }, Adam = { amsgrad = true },
+        RMSprop = { centered = true, momentum = 0.5 } }
       local function new()
         local model = nn.Linear { in_features = 3, out_features = 2, bias = false }
         local args = { params = model, lr = 0.1 }
@@ -278,8 +293,9 @@ describe("optimizers", function()
 
   it("combine under names", function()
     local a, b = some_parameter(), some_parameter()
-    local both = optim.CombinedOptimizer { { name = "x", optimizer = optim.SGD { params = { { name = "w", tensor = a } }, lr = 1 } },
-      { name = "y", optimizer = optim.Adagrad { params = { { name = "w", tensor = b } }, lr = 1 } } }
+    local both = optim.CombinedOptimizer { { name = "x",
+      optimizer = optim.SGD { params = { { name = "w", tensor = a } }, lr = 1 } },
+        { name = "y", optimizer = optim.Adagrad { params = { { name = "w", tensor = b } }, lr = 1 } } }
     assert.same({ "x.w", "y.w" }, both.names)
     a:set_grad(peri.ones { 1 })
     b:set_grad(peri.full({ 1 }, 4))
@@ -293,7 +309,8 @@ describe("optimizers", function()
     local more = both:state_dict()
     more.state["x.w"].z = a
     assert.error_matches(function() both:load_state_dict(more) end, "parameter 'x.w' has no state 'z'")
-    assert.error_matches(function() optim.CombinedOptimizer { optim.SGD { params = { a } }, optim.SGD { params = { b } } } end, "named '0'")
+    assert.error_matches(function() optim.CombinedOptimizer { optim.SGD { params = { a } },
+      optim.SGD { params = { b } } } end, "named '0'")
     both:zero_grad()
     assert.is_nil(a:grad())
   end)
@@ -304,11 +321,12 @@ describe("optimizers", function()
       local total = 9
       for r = 0, n - 1 do total = largest and math.max(3, 4 + r) or total + (4 + r) ^ 2 end
       local norm = largest and total or math.sqrt(total)
-      local shared, own = peri.ones({ 1 }, "f32", device):requires_grad(), peri.ones({ 1 }, "f32", device):requires_grad()
+      local shared, own = peri.ones({ 1 }, "f32", device):requires_grad(),
+        peri.ones({ 1 }, "f32", device):requires_grad()
       shared:set_grad(peri.full({ 1 }, 3, "f32", device))
       own:set_grad(peri.full({ 1 }, 4 + world:rank(), "f32", device))
-      local optimizer = optim.GradientClippingOptimizer { optimizer = optim.SGD { params = { shared, own }, lr = 1 }, clipping = "norm",
-        max_gradient = 1, norm_type = norm_type, sharded = { own }, group = world }
+      local optimizer = optim.GradientClippingOptimizer { optimizer = optim.SGD { params = { shared, own }, lr = 1 },
+        clipping = "norm", max_gradient = 1, norm_type = norm_type, sharded = { own }, group = world }
       optimizer:step()
       assert.near(1 - 3 / norm, shared:item(), 1e-6)
       assert.near(1 - (4 + world:rank()) / norm, own:item(), 1e-6)
@@ -337,8 +355,8 @@ describe("optimizers", function()
     fails("lr is %-1, allowed: 0 <= lr < inf", function() optim.SGD { params = { p }, lr = -1 } end)
     fails("beta1 is 1, allowed: 0 <= beta1 < 1", function() optim.Adam { params = { p }, betas = { 1, 0.9 } } end)
     fails("nesterov needs a momentum", function() optim.SGD { params = { p }, nesterov = true } end)
-    fails("parameter 0 %(f32 %[2%]%) must be a contiguous leaf", function() optim.SGD { params = { peri.ones({ 4 }):slice(1, 0, 4,
-      2) } } end)
+    fails("parameter 0 %(f32 %[2%]%) must be a contiguous leaf",
+      function() optim.SGD { params = { peri.ones({ 4 }):slice(1, 0, 4, 2) } } end)
     fails("a row%-wise optimizer needs two dimensions", function() optim.RowWiseAdagrad { params = { p } } end)
     fails("a parameter is i64", function() optim.SGD { params = { peri.ones({ 2 }, "i64") } } end)
     fails("no number 'rate'", function() optim.SGD({ params = { p } }):set("rate", 1) end)
@@ -357,20 +375,24 @@ describe("optimizers", function()
       optim.WarmupOptimizer { optimizer = optim.SGD { params = { p } }, stages = { { policy = "fast" } } }
     end)
     fails("stage 2 ends at step 3, the one before it at 5", function()
-      optim.WarmupOptimizer { optimizer = optim.SGD { params = { p } }, stages = { { max_iters = 5 }, { max_iters = 3 } } }
+      optim.WarmupOptimizer { optimizer = optim.SGD { params = { p } },
+        stages = { { max_iters = 5 }, { max_iters = 3 } } }
     end)
     fails("'inv_sqrt' is infinite at step 0", function()
-      optim.WarmupOptimizer { optimizer = optim.SGD { params = { p } }, stages = { { policy = "inv_sqrt", max_iters = 5 } } }
+      optim.WarmupOptimizer { optimizer = optim.SGD { params = { p } },
+        stages = { { policy = "inv_sqrt", max_iters = 5 } } }
     end)
     fails("OneCycleLR: step 4 of 3", function() -- step 3 there is, as in PyTorch: a loop of 3 steps ends with it
-      optim.OneCycleLR({ optimizer = optim.SGD { params = { p }, momentum = 0.9 }, max_lr = 1, total_steps = 3 }):seek(4) end)
+      optim.OneCycleLR({ optimizer = optim.SGD { params = { p }, momentum = 0.9 }, max_lr = 1,
+        total_steps = 3 }):seek(4) end)
   end)
 end)
 
 describe("options of schedules out of their range are refused:", function()
   for name, options in peri.util.ordered {
-    StepLR = { step_size = -1, "step_size" }, ["StepLR "] = { step_size = 1.5, "step_size" }, ["StepLR  "] = { step_size = 0, "step_size" },
-    CosineAnnealingLR = { T_max = 0, "T_max" }, ExponentialLR = { gamma = -1, "gamma" }, LinearLR = { total_iters = 0, "total_iters" },
+    StepLR = { step_size = -1, "step_size" }, ["StepLR "] = { step_size = 1.5, "step_size" },
+    ["StepLR  "] = { step_size = 0, "step_size" }, CosineAnnealingLR = { T_max = 0, "T_max" },
+    ExponentialLR = { gamma = -1, "gamma" }, LinearLR = { total_iters = 0, "total_iters" },
     ConstantLR = { factor = math.huge, "factor" }, MultiStepLR = { milestones = { 1 }, gamma = -0.1, "gamma" },
   } do
     it(name .. options[1], function()

@@ -1,4 +1,5 @@
--- The mean over the samples of all ranks: its value and its gradients are those of one rank that has all samples, however they are shared.
+-- The mean over the samples of all ranks: its value and its gradients are those of one rank that has all samples,
+-- however they are shared.
 -- mpirun: 2 3
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
@@ -25,7 +26,8 @@ local cases = {
   { "CrossEntropyLoss", numbers({ N, COLUMNS }, -2, 2, 7), peri.tensor({ 0, 1, 2, 2, 1, 0, 0, 1, 1, 2, 0 }, "i64") },
 }
 
---- Value and gradient of a loss of samples [first, last) times a parameter that starts at 1: the parameter's gradient is averaged.
+--- Value and gradient of a loss of samples [first, last) times a parameter that starts at 1: the parameter's gradient
+--- is averaged.
 local function one(world, device, first, last, case, make)
   local w = peri.ones({}, "f64", device):requires_grad()
   local reducer = world and peri.dist.Reducer { group = world, params = { w } }
@@ -76,7 +78,9 @@ describe("a global mean", function()
     local net = nn.Module()
     net.losses = { nn.MSELoss { reduction = "global_mean" }, nn.MSELoss { reduction = "global_mean", group = false } }
     net.scale = nn.Parameter(peri.ones { 2 })
-    function net.forward(self, x) return self.losses[1](self.scale * x, x * 0), self.losses[2](self.scale * x, x * 0) end
+    function net.forward(self, x)
+      return self.losses[1](self.scale * x, x * 0), self.losses[2](self.scale * x, x * 0)
+    end
     local x = peri.full({ 2 }, world:rank() + 1)
     local function values(module)
       local a, b = module(x)
@@ -94,7 +98,8 @@ describe("a global mean", function()
 
   it("is of this rank alone in a world of one, and says what it cannot take", function()
     assert.equal(2.5, nn.global_mean(peri.tensor { 1, 2, 3, 4 }):item())
-    assert.error_matches(function() nn.global_mean(peri.ones { 2 }, nil, 7) end, "global_mean: group is a number, wanted a group of ranks")
+    assert.error_matches(function() nn.global_mean(peri.ones { 2 }, nil, 7) end,
+      "global_mean: group is a number, wanted a group of ranks")
     assert.error_matches(function() F.mse_loss(peri.ones { 2 }, peri.ones { 2 }, "global_mean") end,
       "reduction 'global_mean', allowed: none, mean, sum; for a mean over all ranks: nn.global_mean")
   end)

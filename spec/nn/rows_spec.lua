@@ -1,11 +1,13 @@
--- Rows of parameters that stand for something else from now on: what optimizers know of them is forgotten, of other rows nothing.
+-- Rows of parameters that stand for something else from now on: what optimizers know of them is forgotten, of other
+-- rows nothing.
 local peri = require "perilune"
 local nn = peri.nn
 local parameter = require "perilune.nn.parameter"
 
 local optimizers = {
-  { "SGD", { lr = 0.1, momentum = 0.9 } }, { "Adagrad", { lr = 0.1, initial_accumulator_value = 0.5 } }, { "Adam", { amsgrad = true } },
-  { "AdamW", {} }, { "RMSprop", { momentum = 0.5, centered = true } }, { "RowWiseAdagrad", { initial_accumulator_value = 0.25 } },
+  { "SGD", { lr = 0.1, momentum = 0.9 } }, { "Adagrad", { lr = 0.1, initial_accumulator_value = 0.5 } },
+  { "Adam", { amsgrad = true } }, { "AdamW", {} }, { "RMSprop", { momentum = 0.5, centered = true } },
+  { "RowWiseAdagrad", { initial_accumulator_value = 0.25 } },
 }
 
 for _, device in ipairs { "cpu", "opaque" } do

@@ -1,5 +1,5 @@
--- The state of schedules: a run that is resumed has the rates of the one that went on, whichever of optimizer and schedule is made or
--- loaded first, also where a script has set a rate by hand.
+-- The state of schedules: a run that is resumed has the rates of the one that went on, whichever of optimizer and
+-- schedule is made or loaded first, also where a script has set a rate by hand.
 local peri = require "perilune"
 local optim = peri.nn.optim
 
@@ -7,10 +7,11 @@ local STEPS = 12
 
 local schedules = {
   LambdaLR = { lr_lambda = function(t) return 1 / (1 + t) end }, StepLR = { step_size = 3, gamma = 0.5 },
-  MultiStepLR = { milestones = { 2, 6, 9 }, gamma = 0.5 }, ExponentialLR = { gamma = 0.75 }, ConstantLR = { total_iters = 4 },
-  LinearLR = { total_iters = 7 }, PolynomialLR = { total_iters = 20, power = 2 }, CosineAnnealingLR = { T_max = 9 },
-  CosineAnnealingWarmRestarts = { T_0 = 3, T_mult = 2 }, OneCycleLR = { max_lr = 1, total_steps = 30 },
-  CyclicLR = { base_lr = 0.1, max_lr = 0.5, step_size_up = 4, mode = "exp_range", gamma = 0.9 },
+  MultiStepLR = { milestones = { 2, 6, 9 }, gamma = 0.5 }, ExponentialLR = { gamma = 0.75 },
+  ConstantLR = { total_iters = 4 }, LinearLR = { total_iters = 7 }, PolynomialLR = { total_iters = 20, power = 2 },
+  CosineAnnealingLR = { T_max = 9 }, CosineAnnealingWarmRestarts = { T_0 = 3, T_mult = 2 },
+  OneCycleLR = { max_lr = 1, total_steps = 30 }, CyclicLR = { base_lr = 0.1, max_lr = 0.5, step_size_up = 4,
+    mode = "exp_range", gamma = 0.9 },
 }
 
 local function parameter() return peri.zeros({ 1 }):requires_grad() end
@@ -19,7 +20,8 @@ local function optimizer_of(kind)
   local function make(class, lr) return optim[class] { params = { { name = "w", tensor = parameter() } }, lr = lr,
     momentum = class == "SGD" and 0.9 or nil } end
   if kind ~= "Both" then return make(kind, 0.25) end
-  return optim.CombinedOptimizer { { name = "x", optimizer = make("SGD", 0.5) }, { name = "y", optimizer = make("SGD", 0.125) } }
+  return optim.CombinedOptimizer { { name = "x", optimizer = make("SGD", 0.5) },
+    { name = "y", optimizer = make("SGD", 0.125) } }
 end
 
 local function schedule_of(name, optimizer)
@@ -85,8 +87,8 @@ describe("the state of a schedule", function()
     end
     refused(function(d) d.scheduler = "StepLR" end, "it is the state of 'StepLR'")
     refused(function(d) d.options.gamma, d.options.milestones, d.last_epoch = 0.1, { 2, 6 }, -1 end,
-      "last_epoch is %-1, wanted a number of steps; option gamma is 0.5 here, given 0.1; option milestones is { 2, 6, 9 } here, given "
-      .. "{ 2, 6 }")
+      "last_epoch is %-1, wanted a number of steps; option gamma is 0.5 here, given 0.1; option milestones is { 2, 6, "
+      .. "9 } here, given { 2, 6 }")
     refused(function(d) d.groups[1].params[1] = "v" end, "groups: missing: 'w'; groups: it has no parameter 'v'")
     refused(function(d) d.groups[1].base_lr = nil end, "groups: 'base_lr' of parameter 'w' is nil, wanted a number")
     refused(function(d) d.groups = nil end, "groups is nil, wanted a list, as state_dict has it; groups: missing: 'w'")
@@ -124,6 +126,7 @@ describe("the state of a schedule", function()
     end
     local dict = make():state_dict()
     dict.state.__warmup.warmup = peri.tensor({ 9, 0 }, "i64")
-    assert.error_matches(function() make():load_state_dict(dict) end, "state '__warmup' is of step 9 in stage 0; these are other stages")
+    assert.error_matches(function() make():load_state_dict(dict) end,
+      "state '__warmup' is of step 9 in stage 0; these are other stages")
   end)
 end)

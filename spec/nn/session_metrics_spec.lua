@@ -1,5 +1,5 @@
--- Metrics of sessions and segments: TorchRec 1.9.2's values (gauc.get_auc_states, recall_session, precision_session, segmented_ne) of these
--- samples, ties within a session aside, and what is said about wrong sessions.
+-- Metrics of sessions and segments: TorchRec 1.9.2's values (gauc.get_auc_states, recall_session, precision_session,
+-- segmented_ne) of these samples, ties within a session aside, and what is said about wrong sessions.
 local metrics = require "perilune.nn.metrics"
 
 local p, y = { .9, .2, .6, .4, .7, .1, .35, .8, .5, .5, .3, .65 }, { 1, 0, 0, 1, 0, 1, 1, 0, 1, 1, 0, 0 }
@@ -21,7 +21,9 @@ describe("metrics of sessions", function()
     assert.near(0.6, of("PrecisionSessionMetric", { top_threshold = 1 }).lifetime_precision_session, 1e-12)
     assert.near(0.3, of("PrecisionSessionMetric", { top_threshold = 2 }).lifetime_precision_session, 1e-12)
     local ne = of("SegmentedNEMetric", { num_groups = 4 }, { 0, 0, 0, 1, 1, 1, 0, 0, 0, 2, 2, 2 })
-    for g, value in pairs { [0] = 1.0586, 2.3564, 1.1243 } do assert.near(value, ne["lifetime_segmented_ne_" .. g], 1e-4) end
+    for g, value in pairs { [0] = 1.0586, 2.3564, 1.1243 } do
+      assert.near(value, ne["lifetime_segmented_ne_" .. g], 1e-4)
+    end
     assert.is_true(ne.lifetime_segmented_ne_3 ~= ne.lifetime_segmented_ne_3)
   end)
 
@@ -43,6 +45,7 @@ describe("metrics of sessions", function()
     fails("PrecisionSessionMetric: top_threshold is 0, allowed", "PrecisionSessionMetric", { top_threshold = 0 })
     fails("SegmentedNEMetric: sample 0: group 7, allowed: whole numbers 0..3", "SegmentedNEMetric", { num_groups = 4 })
     fails("GAUCMetric: 2 sessions for 12 labels", "GAUCMetric", {}, { 1, 2 })
-    assert.error_matches(function() metrics.GAUCMetric({ group = false }):update(p, y, w) end, "GAUCMetric: sessions are nil")
+    assert.error_matches(function() metrics.GAUCMetric({ group = false }):update(p, y, w) end,
+      "GAUCMetric: sessions are nil")
   end)
 end)

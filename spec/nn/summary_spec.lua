@@ -1,4 +1,5 @@
--- Event files: records, checksums and messages, read by the format's definition (TensorBoard's own reader has read them, too).
+-- Event files: records, checksums and messages, read by the format's definition (TensorBoard's own reader has read
+-- them, too).
 local ffi = require "ffi"
 local bit = require "bit"
 local peri = require "perilune"

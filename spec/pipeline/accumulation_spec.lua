@@ -45,13 +45,16 @@ describe("large batches in parts", function()
     sim.run(2, function(rank, world)
       local model = support.model(world, "cpu", options)
       local before = support.learned(model)
-      local p = pipeline.GradientAccumulationPipeline { model = model, optimizer = support.optimizer(model), num_steps = 4 }
+      local p = pipeline.GradientAccumulationPipeline { model = model, optimizer = support.optimizer(model),
+        num_steps = 4 }
       local batches = support.batches(rank, "cpu", 9)
       for step = 1, 4 do
         p:progress(batches)
         if step < 4 then
-          assert.error_matches(function() model:state_dict() end, "gradients of " .. step .. " batche?s? wait for their update")
-          assert.error_matches(function() model:load_state_dict {} end, "load_state_dict: gradients of " .. step .. " batch")
+          assert.error_matches(function() model:state_dict() end, "gradients of " .. step
+            .. " batche?s? wait for their update")
+          assert.error_matches(function() model:load_state_dict {} end, "load_state_dict: gradients of " .. step
+            .. " batch")
           support.assert_same(before, model.module, "in between")
         end
       end
@@ -96,7 +99,8 @@ describe("a model whose pipeline trained in parts", function()
           end) do end -- luacheck: ignore
           if after == "plain" then support.plain(model, optimizer, batches)
           else
-            for _ in peri.TrainPipelineSparseDist { model = model, optimizer = optimizer }:run(batches) do end -- luacheck: ignore
+            local sparse = peri.TrainPipelineSparseDist { model = model, optimizer = optimizer }
+            for _ in sparse:run(batches) do end -- luacheck: ignore
           end
           support.assert_same(wanted(world, 3, n - 3), model, after)
         end)

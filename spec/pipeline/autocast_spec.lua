@@ -11,10 +11,11 @@ describe("training under autocast", function()
   worlds.each("is the plain loop's in every pipeline", function(world, device)
     local one, losses = support.plain_run(world, device, 5, cast)
     local plain, exact = support.plain_run(world, device, 5, { no_replica = true })
-    assert.is_false(pcall(support.assert_same, plain, support.run_class(pipeline.TrainPipelineBase, world, device, 5, cast), "f32"))
+    assert.is_false(pcall(support.assert_same, plain, support.run_class(pipeline.TrainPipelineBase, world, device, 5,
+      cast), "f32"))
     for i, loss in ipairs(losses) do assert.is_true(math.abs(loss - exact[i]) < 0.02 * (1 + exact[i])) end
-    for _, class in ipairs { "TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSparseDistLite", "TrainPipelineFusedSparseDist",
-      "PrefetchTrainPipelineSparseDist", "GradientAccumulationPipeline" } do
+    for _, class in ipairs { "TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSparseDistLite",
+      "TrainPipelineFusedSparseDist", "PrefetchTrainPipelineSparseDist", "GradientAccumulationPipeline" } do
       support.assert_same(one, (support.run_class(pipeline[class], world, device, 5, cast)), class)
     end
   end, small)
@@ -22,8 +23,8 @@ describe("training under autocast", function()
   worlds.each("is the same with a region around the whole step", function(world, device)
     local one = support.plain_run(world, device, 4, cast)
     for _, class in ipairs { "TrainPipelineBase", "TrainPipelineSparseDist" } do
-      local model = peri.autocast({ device = device, dtype = "bf16" }, support.run_class, pipeline[class], world, device, 4,
-        { no_replica = true })
+      local model = peri.autocast({ device = device, dtype = "bf16" }, support.run_class, pipeline[class], world,
+        device, 4, { no_replica = true })
       support.assert_same(one, model, class)
     end
   end, small)
@@ -43,11 +44,13 @@ describe("training under autocast", function()
     for name, tensor in peri.util.ordered(learned) do assert.equal("f32", tensor:dtype(), name) end
   end, small)
 
-  worlds.each("goes with large batches in parts, two-dimensional sharding and tables of the dense optimizer", function(world, device)
+  worlds.each("goes with large batches in parts, two-dimensional sharding and tables of the dense optimizer",
+    function(world, device)
     for _, options in ipairs { { dense = true }, { two_d = world:size() }, { bags_only = true } } do
       options.autocast, options.no_replica = "bf16", true
       local one = support.plain_run(world, device, 4, options)
-      support.assert_same(one, (support.run_class(pipeline.TrainPipelineSparseDist, world, device, 4, options)), "options")
+      support.assert_same(one, (support.run_class(pipeline.TrainPipelineSparseDist, world, device, 4, options)),
+        "options")
     end
     local model = support.run_class(pipeline.GradientAccumulationPipeline, world, device, 4, cast, { num_steps = 2 })
     local again = support.run_class(pipeline.GradientAccumulationPipeline, world, device, 4, cast, { num_steps = 2 })

@@ -1,5 +1,5 @@
--- What is changed between two steps of a pipeline (a training step outside of it, state that is loaded, rows that are written) holds for
--- the next step, whatever the schedule has looked up ahead: it learns what the plain loop learns.
+-- What is changed between two steps of a pipeline (a training step outside of it, state that is loaded, rows that are
+-- written) holds for the next step, whatever the schedule has looked up ahead: it learns what the plain loop learns.
 local peri = require "perilune"
 local support = require "spec.support.pipeline"
 local worlds = require "spec.support.worlds"
@@ -83,7 +83,8 @@ describe("between two steps of a pipeline", function()
     return function(world, device)
       peri.ffi.state.device = device
       local model = support.model(world, device)
-      local pipeline = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model), schedule = schedules.load(schedule) }
+      local pipeline = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model),
+        schedule = schedules.load(schedule) }
       local batches = support.batches(world:rank(), device, STEPS)
       for _ = 1, AT do pipeline:progress(batches) end
       if world:rank() == 0 then
@@ -106,7 +107,9 @@ describe("between two steps of a pipeline", function()
       if not fine then error(err, 0) end
     end)
     assert.is_false(ok)
-    for rank = 1, 3 do assert.matches("shards of module 'bags' were written to on rank 0 between two steps", seen[rank]) end
+    for rank = 1, 3 do
+      assert.matches("shards of module 'bags' were written to on rank 0 between two steps", seen[rank])
+    end
   end)
 
   for _, name in ipairs(names) do
@@ -121,12 +124,14 @@ describe("between two steps of a pipeline", function()
             seen[#seen + 1] = ok and peri.shard.gather_state_dict(dict) or tostring(dict.message)
           end
           edited = edited:set { trouble = { run = look } }
-          local pipeline = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model), schedule = edited }
+          local pipeline = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model),
+            schedule = edited }
           local moments, batches = { support.learned(model) }, support.batches(rank, "cpu", 3)
           while pipeline:progress(batches) do moments[#moments + 1] = support.learned(model) end
           assert.is_true(#seen >= 3)
           for _, dict in ipairs(seen) do
-            local among = type(dict) == "string" and dict:match "the tables have learned from batch %d of a pipeline, and the dense part"
+            local among = type(dict) == "string"
+              and dict:match "the tables have learned from batch %d of a pipeline, and the dense part"
             for _, moment in ipairs(type(dict) == "table" and moments or {}) do
               local same = true
               for key, x in pairs(dict) do -- any order: all are compared

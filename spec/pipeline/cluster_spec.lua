@@ -18,7 +18,8 @@ local function pinned(kinds)
   local tables, constraints = {}, {}
   for i, kind in ipairs(kinds) do
     tables[i] = { name = "t" .. i, num_embeddings = 1000 * i + 3, embedding_dim = 256 }
-    constraints["t" .. i] = plan.ParameterConstraints { sharding_types = { kind }, pooling_factors = { i }, output_dtype = "FP16" }
+    constraints["t" .. i] = plan.ParameterConstraints { sharding_types = { kind }, pooling_factors = { i },
+      output_dtype = "FP16" }
   end
   return tables, constraints
 end
@@ -35,7 +36,8 @@ describe("a simulated exchange", function()
   it("begins when the last rank comes, and ends when the slowest link is done", function()
     local r = simulate.run(schedule:check(), { ranks = 3, steps = 1,
       work = function(o, rank)
-        return o.kind == "load" and {} or { { "run", ({ 1, 5, 2 })[rank + 1] }, { "post", "x" }, { "wait", "x" }, { "run", 1 } }
+        return o.kind == "load" and {} or { { "run", ({ 1, 5, 2 })[rank + 1] }, { "post", "x" }, { "wait", "x" },
+          { "run", 1 } }
       end,
       links = function() return { { name = "wire", ms = by_rank { 2, 0, 3 } }, latency = 0.5 } end })
     for rank = 0, 2 do assert.equal(5 + 3 + 0.5 + 1, r.to[rank * #r.list + 1]) end
@@ -71,8 +73,8 @@ describe("traffic", function()
     local kinds = { "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "data_parallel" }
     local tables, constraints = pinned(kinds)
     local W, L, B = 8, 4, 64
-    local topology = plan.Topology { world_size = W, local_world_size = L, compute_device = "cuda", intra_host_latency = 0.25,
-      inter_host_latency = 0.5 }
+    local topology = plan.Topology { world_size = W, local_world_size = L, compute_device = "cuda",
+      intra_host_latency = 0.25, inter_host_latency = 0.5 }
     local planner = planner_of { tables = tables, constraints = constraints, topology = topology, batch_size = B }
     local got, best = traffic.of(planner, 1000), planner.last.best
     local sent = { ids = {}, rows = {} }
@@ -89,7 +91,8 @@ describe("traffic", function()
           for r = 0, W - 1 do
             add("ids", r, q, B * length * shard.rows / option.rows * 4 + B * 4) -- and lengths
             if kind ~= "table_row_wise" then add("rows", q, r, B * shard.cols * 2)
-            elseif math.floor(r / L) == math.floor(q / L) then add("rows", q, r, W * B / L * shard.cols * 2) -- parts of sums
+            -- parts of sums
+            elseif math.floor(r / L) == math.floor(q / L) then add("rows", q, r, W * B / L * shard.cols * 2)
             else add("rows", q, r, B / L * shard.cols * 2) end -- sums of the host, of this rank's share of the samples
           end
         end
@@ -105,7 +108,9 @@ describe("traffic", function()
           to[1], to[2] = to[1] + (sent[what][r][s] or 0), to[2] + (sent[what][s][r] or 0)
         end
         local links = got.links[what]
-        local function close(a, b) assert.is_true(math.abs(a - b) <= 1e-9 * math.max(b, 1e-9), ("%s %d: %g %g"):format(what, r, a, b)) end
+        local function close(a, b)
+          assert.is_true(math.abs(a - b) <= 1e-9 * math.max(b, 1e-9), ("%s %d: %g %g"):format(what, r, a, b))
+        end
         close(links[1].ms[r] * topology.intra_host_bw, math.max(near[1], near[2]))
         assert.equal(0.5, links.latency)
       end
@@ -139,14 +144,16 @@ describe("a simulated step", function()
     local topology = plan.Topology { world_size = 8, local_world_size = 4, compute_device = "cuda" }
     planner = planner_of { tables = tables, constraints = constraints, topology = topology }
     local plain = cluster.simulate { planner = planner, schedule = schedules.base, times = times, dense_bytes = 2 ^ 20 }
-    local overlapped = cluster.simulate { planner = planner, schedule = schedules.sparse_dist, times = times, dense_bytes = 2 ^ 20 }
+    local overlapped = cluster.simulate { planner = planner, schedule = schedules.sparse_dist, times = times,
+      dense_bytes = 2 ^ 20 }
     assert.is_true(overlapped.step_ms < plain.step_ms)
     for _, s in ipairs { plain, overlapped } do
       assert.is_true(s.step_ms >= s.busy_ms and s.busy_ms >= s.mean_busy_ms and s.imbalance >= 1)
       assert.equal(s.step_ms - s.busy_ms, s.exposed_ms)
       assert.is_true(math.abs(s.samples_per_s - 8 * 64 / s.step_ms * 1000) < 1e-6)
     end
-    -- What the schedule does not hide is there in full: ids, rows, gradients, and the dense part's reduction behind the update.
+    -- What the schedule does not hide is there in full: ids, rows, gradients, and the dense part's reduction behind the
+    -- update.
     local links = {}
     for _, link in ipairs(plain.links) do links[link.name] = link.ms end
     assert.is_true(plain.exposed_ms >= links.ids + links.rows + links.grads - 1e-9)
@@ -164,10 +171,11 @@ describe("a simulated step", function()
   end)
 
   it("of 4,096 ranks is found within seconds, and is the same again", function()
-    local planner = planner_of { tables = tables, constraints = constraints, topology = plan.Topology.preset("dgx_h100_80gb",
-      { world_size = 4096 }), max_placements = 1 }
+    local planner = planner_of { tables = tables, constraints = constraints,
+      topology = plan.Topology.preset("dgx_h100_80gb", { world_size = 4096 }), max_placements = 1 }
     local started = os.clock()
-    local s = cluster.simulate { planner = planner, schedule = schedules.sparse_dist, steps = 4, times = { forward = 1 } }
+    local s = cluster.simulate { planner = planner, schedule = schedules.sparse_dist, steps = 4,
+      times = { forward = 1 } }
     assert.is_true(os.clock() - started < 10)
     assert.equal(s.step_ms, cluster.simulate({ planner = planner, schedule = schedules.sparse_dist, steps = 4,
       times = { forward = 1 } }).step_ms)
@@ -190,8 +198,9 @@ describe("a simulated step", function()
   end)
 end)
 
---- What the format (Trace Event Format, the JSON object form) asks of every event, told by its phase, and what readers of it ask beyond:
---- ids of processes and threads above 0, complete events of a thread that do not overlap unless one holds the other.
+--- What the format (Trace Event Format, the JSON object form) asks of every event, told by its phase, and what readers
+--- of it ask beyond: ids of processes and threads above 0, complete events of a thread that do not overlap unless one
+--- holds the other.
 local function check_trace(text)
   local trace, position, why = json.decode(text)
   assert.is_table(trace, why)
@@ -226,7 +235,8 @@ local function check_trace(text)
       assert.is_string(e.cat)
       local thread = e.pid .. ":" .. e.tid
       used[thread] = used[thread] or {}
-      table.insert(used[thread], { math.floor(e.ts * 1000 + 0.5), math.floor(e.ts * 1000 + 0.5) + math.floor(e.dur * 1000 + 0.5), e.name })
+      table.insert(used[thread], { math.floor(e.ts * 1000 + 0.5), math.floor(e.ts * 1000 + 0.5)
+        + math.floor(e.dur * 1000 + 0.5), e.name })
     end
   end
   for thread, list in pairs(used) do -- any order
@@ -236,7 +246,8 @@ local function check_trace(text)
     local open = {}
     for _, span in ipairs(list) do
       while #open > 0 and open[#open][2] <= span[1] do open[#open] = nil end
-      assert.is_true(#open == 0 or open[#open][2] >= span[2], ("%s overlaps %s"):format(span[3], #open > 0 and open[#open][3] or ""))
+      assert.is_true(#open == 0 or open[#open][2] >= span[2],
+        ("%s overlaps %s"):format(span[3], #open > 0 and open[#open][3] or ""))
       open[#open + 1] = span
     end
   end
@@ -248,7 +259,8 @@ describe("a timeline", function()
     local tables, constraints = pinned { "table_wise", "row_wise", "column_wise" }
     local planner = planner_of { tables = tables, constraints = constraints, topology = plan.Topology { world_size = 4,
       local_world_size = 2, compute_device = "cuda" } }
-    local s = cluster.simulate { planner = planner, schedule = schedules.sparse_dist, times = { forward = 1 / 3, backward = 2 / 3 } }
+    local s = cluster.simulate { planner = planner, schedule = schedules.sparse_dist,
+      times = { forward = 1 / 3, backward = 2 / 3 } }
     local _, processes, used = check_trace(cluster.trace(s))
     local count = 0
     for _, list in pairs(used) do -- any order
@@ -256,13 +268,15 @@ describe("a timeline", function()
       table.sort(list, function(a, b) return a[1] < b[1] or a[1] == b[1] and a[2] < b[2] end)
       for i = 2, #list do assert.is_true(list[i][1] >= list[i - 1][2]) end
     end
-    assert.equal(4 * 6, count) -- four streams (one of them the lane of the loader's threads) and two links of four ranks
+    -- four streams (one of them the lane of the loader's threads) and two links of four ranks
+    assert.equal(4 * 6, count)
     assert.same({ "rank 0", "rank 1", "rank 2", "rank 3" }, processes)
   end)
 
   it("keeps the format with every schedule of the library", function()
     local tables, constraints = pinned { "table_wise", "row_wise" }
-    local planner = planner_of { tables = tables, constraints = constraints, topology = plan.Topology { world_size = 2 } }
+    local planner = planner_of { tables = tables, constraints = constraints,
+      topology = plan.Topology { world_size = 2 } }
     local count = 0
     for name, schedule in pairs(schedules) do -- any order
       if peri.Schedule.is(schedule) then
@@ -275,24 +289,27 @@ describe("a timeline", function()
   end)
 
   it("is refused by this check where it is wrong", function()
-    local good = '{"traceEvents":[{"name":"process_name","ph":"M","pid":1,"tid":0,"args":{"name":"p"}},{"name":"thread_name","ph":"M",'
-      .. '"pid":1,"tid":1,"args":{"name":"t"}},{"name":"a","cat":"c","ph":"X","ts":0.5,"dur":2,"pid":1,"tid":1},{"name":"b","cat":"c",'
+    local good = '{"traceEvents":[{"name":"process_name","ph":"M","pid":1,"tid":0,"args":{"name":"p"}},'
+      .. '{"name":"thread_name","ph":"M","pid":1,"tid":1,"args":{"name":"t"}},'
+      .. '{"name":"a","cat":"c","ph":"X","ts":0.5,"dur":2,"pid":1,"tid":1},{"name":"b","cat":"c",'
       .. '"ph":"X","ts":2.5,"dur":1,"pid":1,"tid":1}],"displayTimeUnit":"ms"}'
     check_trace(good)
     for was, is in pairs { -- any order
       ['"ts":2.5'] = '"ts":2.499', ['"dur":2,'] = '"dur":-1,', ['"ph":"X","ts":0.5'] = '"ph":"Z","ts":0.5',
-      ['"pid":1,"tid":0'] = '"pid":0,"tid":0', ['"tid":1,"args"'] = '"tid":2,"args"', ['"displayTimeUnit":"ms"'] = '"displayTimeUnit":"s"',
-      ['"ts":0.5'] = '"ts":"0.5"', ['"args":{"name":"p"}'] = '"args":{}' } do
+      ['"pid":1,"tid":0'] = '"pid":0,"tid":0', ['"tid":1,"args"'] = '"tid":2,"args"',
+      ['"displayTimeUnit":"ms"'] = '"displayTimeUnit":"s"', ['"ts":0.5'] = '"ts":"0.5"',
+      ['"args":{"name":"p"}'] = '"args":{}' } do
       local from, to = good:find(was, 1, true)
       assert.is_false((pcall(check_trace, good:sub(1, from - 1) .. is .. good:sub(to + 1))), was)
     end
   end)
 end)
 
--- What MLPerf's tables and steps are made of: DLRM-DCNv2; hotness and rows of its 26 tables, 96 MFLOP of dense mathematics a sample.
+-- What MLPerf's tables and steps are made of: DLRM-DCNv2; hotness and rows of its 26 tables, 96 MFLOP of dense
+-- mathematics a sample.
 local HOTNESS = { 3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1 }
-local ROWS = { 4e7, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 4e7, 3067956, 405282, 10, 2209, 11938, 155, 4, 976, 14, 4e7, 4e7, 4e7,
-  590152, 12973, 108, 36 }
+local ROWS = { 4e7, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 4e7, 3067956, 405282, 10, 2209, 11938, 155, 4, 976,
+  14, 4e7, 4e7, 4e7, 590152, 12973, 108, 36 }
 
 local function dcn(ranks, batch, flops)
   local tables, constraints = {}, {}
@@ -300,8 +317,8 @@ local function dcn(ranks, batch, flops)
     tables[i] = { name = "t" .. i, num_embeddings = ROWS[i], embedding_dim = 128 }
     constraints["t" .. i] = plan.ParameterConstraints { pooling_factors = { HOTNESS[i] }, output_dtype = "FP16" }
   end
-  local planner = planner_of { tables = tables, constraints = constraints, batch_size = batch / ranks, max_placements = 2e6,
-    topology = plan.Topology.preset("dgx_h100_80gb", { world_size = ranks }) }
+  local planner = planner_of { tables = tables, constraints = constraints, batch_size = batch / ranks,
+    max_placements = 2e6, topology = plan.Topology.preset("dgx_h100_80gb", { world_size = ranks }) }
   local ms = 96e6 * batch / ranks / flops * 1000
   return cluster.simulate { planner = planner, schedule = schedules.sparse_dist, dense_bytes = 16e6 * 4,
     times = { forward = ms / 3, backward = 2 * ms / 3 } }
@@ -324,12 +341,13 @@ describe("perilune plan --simulate", function()
   if shell.no_launcher() then return it("waits for the launcher", function() pending(shell.no_launcher()) end) end
   local folder, clean = shell.temporary()
   teardown(clean)
-  local model = shell.write(folder .. "/m.lua", "return { tables = { { name = 't', num_embeddings = 1e6, embedding_dim = 64 } } }")
+  local model = shell.write(folder .. "/m.lua",
+    "return { tables = { { name = 't', num_embeddings = 1e6, embedding_dim = 64 } } }")
   local function run(words) return shell.run(("%s plan %s --no-reasons %s"):format(shell.perilune, model, words)) end
 
   it("prints a line for each number of ranks, and writes a timeline", function()
-    local output, code = run(("--topology dgx_a100_40gb --simulate sparse_dist --times forward=1,backward=2 --scale 32,8,16 --trace "
-      .. "%s/t.json"):format(folder))
+    local output, code = run(("--topology dgx_a100_40gb --simulate sparse_dist --times forward=1,backward=2 --scale "
+      .. "32,8,16 --trace %s/t.json"):format(folder))
     assert.equal(0, code, output)
     assert.matches("ranks +ms a step.*\n +8 .*\n +16 .*\n +32 ", output)
     assert.is_true(#json.decode(shell.read(folder .. "/t.json")).traceEvents > 100)
@@ -351,6 +369,7 @@ describe("perilune plan --simulate", function()
       assert.not_matches("1 table on", output, 1, true)
     end
     assert.matches("t.json: No such file", (run("--simulate base --trace no/t.json")), 1, true)
-    assert.matches("Topology: 5 ranks of groups of 2", (run("--topology cpu_ethernet_100g --simulate base --scale 5")), 1, true)
+    assert.matches("Topology: 5 ranks of groups of 2", (run("--topology cpu_ethernet_100g --simulate base --scale 5")),
+      1, true)
   end)
 end)

@@ -1,22 +1,26 @@
--- What a training step of the demonstration asks of a GPU, counted on the pretended one (tests/cuda_host), so that it stays down: launches,
--- copies, events, memory, and how often the host waits. Who makes a number smaller lowers its bound here.
+-- What a training step of the demonstration asks of a GPU, counted on the pretended one (tests/cuda_host), so that it
+-- stays down: launches, copies, events, memory, and how often the host waits. Who makes a number smaller lowers its
+-- bound here.
 -- deadline: 240 s
 local shell = require "spec.support.shell"
 local here = io.popen("pwd"):read "*l"
 local folder = ("%s/%s/cuda_host"):format(here, shell.build)
 
---- The most that there may be of each on a step of rank 0, by the number of ranks. "asked", how often the host looked whether something has
---- run, depends on time and has none. "waited": what it found unfinished when it looked, each thing once. That is the report of how many
---- ids each rank gets, which depends on ids, and nothing else; with several ranks also the exchanges, which are looked after for the
---- errors of other ranks while the host goes on. A copy to the host for each report, and one of the loss. "blocked": waits for a whole
---- stream; "awaited": for an event, which a script that reads each loss (read_...) does once.
+--- The most that there may be of each on a step of rank 0, by the number of ranks. "asked", how often the host looked
+--- whether something has run, depends on time and has none. "waited": what it found unfinished when it looked, each
+--- thing once. That is the report of how many ids each rank gets, which depends on ids, and nothing else; with several
+--- ranks also the exchanges, which are looked after for the errors of other ranks while the host goes on. A copy to the
+--- host for each report, and one of the loss. "blocked": waits for a whole stream; "awaited": for an event, which a
+--- script that reads each loss (read_...) does once.
 local BOUNDS = {
-  [1] = { launches = 35, products = 14, exchanges = 0, copies_on_device = 0, copies_up_pageable = 0, copies_up_pinned = 4, copies_down = 2,
-    records = 22, stream_waits = 13, events_made = 0, allocations = 50, frees = 50, pinned_made = 0, blocked = 0, awaited = 0,
-    asked = math.huge, waited = 1, read_waited = 2, read_blocked = 0, read_awaited = 1 },
-  [2] = { launches = 39, products = 14, exchanges = 7, copies_on_device = 0, copies_up_pageable = 0, copies_up_pinned = 4, copies_down = 2,
-    records = 36, stream_waits = 27, events_made = 0, allocations = 44, frees = 44, pinned_made = 0, blocked = 0, awaited = 0,
-    asked = math.huge, waited = 8, read_waited = 9, read_blocked = 0, read_awaited = 1 },
+  [1] = { launches = 35, products = 14, exchanges = 0, copies_on_device = 0, copies_up_pageable = 0,
+    copies_up_pinned = 4, copies_down = 2, records = 22, stream_waits = 13, events_made = 0, allocations = 50,
+    frees = 50, pinned_made = 0, blocked = 0, awaited = 0, asked = math.huge, waited = 1, read_waited = 2,
+    read_blocked = 0, read_awaited = 1 },
+  [2] = { launches = 39, products = 14, exchanges = 7, copies_on_device = 0, copies_up_pageable = 0,
+    copies_up_pinned = 4, copies_down = 2, records = 36, stream_waits = 27, events_made = 0, allocations = 44,
+    frees = 44, pinned_made = 0, blocked = 0, awaited = 0, asked = math.huge, waited = 8, read_waited = 9,
+    read_blocked = 0, read_awaited = 1 },
 }
 BOUNDS[4] = BOUNDS[2]
 
@@ -29,7 +33,8 @@ describe("a training step of the demonstration", function()
       if shell.no_launcher() then return pending(shell.no_launcher()) end
       if n > 1 and not shell.has "mpirun" then return pending "mpirun was not found" end
       local out, status = shell.run(("%s run -n %d spec/support/step_counts.lua %s"):format(shell.perilune, n, folder),
-        { PERI_CUDA_HOST_GPUS = n, PERI_PLUGIN_PATH = folder .. ":" .. here .. "/" .. shell.build, PERI_NUM_THREADS = 1 })
+        { PERI_CUDA_HOST_GPUS = n, PERI_PLUGIN_PATH = folder .. ":" .. here .. "/" .. shell.build,
+          PERI_NUM_THREADS = 1 })
       assert.equal(0, status, out)
       local seen, over = 0, {}
       for name, count in out:gmatch "([%w_]+) ([%d.]+)\n" do

@@ -1,5 +1,5 @@
--- How runs of a pipeline end: ranks with different numbers of batches, loaders that fail, early stops, operations that fail or never end,
--- in every slot of a schedule. No batch is lost or trained twice, and no rank waits for ever.
+-- How runs of a pipeline end: ranks with different numbers of batches, loaders that fail, early stops, operations that
+-- fail or never end, in every slot of a schedule. No batch is lost or trained twice, and no rank waits for ever.
 -- mpirun: 2
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
@@ -47,7 +47,8 @@ end
 
 local function make(world, device, name, more)
   local model = support.model(world, device)
-  local args = { model = model, optimizer = support.optimizer(model), schedule = type(name) == "string" and schedules[name] or name }
+  local args = { model = model, optimizer = support.optimizer(model), schedule = type(name) == "string"
+    and schedules[name] or name }
   for key, value in pairs(more or {}) do args[key] = value end -- any order: named arguments
   return peri.pipeline.Pipeline(args), model
 end
@@ -64,7 +65,8 @@ describe("ranks with different numbers of batches", function()
         local steps = 0
         for _, step in p:run(batches) do steps = step end
         assert.equal(math.max(unpack(counts)), steps)
-        assert.same({ calls = counts[r + 1] + 1, given = counts[r + 1] }, seen) -- a source at its end is not asked again
+        -- a source at its end is not asked again
+        assert.same({ calls = counts[r + 1] + 1, given = counts[r + 1] }, seen)
         support.assert_same(expected, model, name)
       end
     end
@@ -85,7 +87,8 @@ describe("ranks with different numbers of batches", function()
       for _ in make(world, "cpu", "sparse_dist"):run(support.batches(rank, "cpu", rank * 3)) do end -- luacheck: ignore
     end, { catch = true })
     for r = 1, 2 do
-      assert.matches("rank 0 has no batch at all where others have; give empty_batch = function() ... end", errors[r].message, 1, true)
+      assert.matches("rank 0 has no batch at all where others have; give empty_batch = function() ... end",
+        errors[r].message, 1, true)
     end
     sim.run(2, function(rank, world)
       local p = make(world, "cpu", "sparse_dist")
@@ -155,7 +158,8 @@ describe("a loader that fails", function()
         local p, steps = make(world, "cpu", name), 0
         local ok, err = pcall(p.progress, p, load)
         assert.is_false(ok)
-        assert.matches(rank == 1 and "^the disk is full" or "^the loader of rank 1 failed: the disk is full", tostring(err.message or err))
+        assert.matches(rank == 1 and "^the disk is full" or "^the loader of rank 1 failed: the disk is full",
+          tostring(err.message or err))
         fails = false
         for _ in p:run(load) do steps = steps + 1 end
         assert.equal(5, steps, name)
@@ -281,7 +285,8 @@ describe("a run", function()
       for r = 1, 2 do assert.matches(text, errors[r].message, 1, true) end
     end
     run(3, "set_schedule was called on rank 1 and not on rank 0: it is collective")
-    run(0, "Pipeline: schedule is sparse_dist on rank 0 of group 'world' and base on rank 1; allowed: the same on all ranks")
+    run(0, "Pipeline: schedule is sparse_dist on rank 0 of group 'world' and base on rank 1; allowed: the same on all "
+      .. "ranks")
   end)
 
   it_alone("goes on with the next source", function()
@@ -317,7 +322,8 @@ describe("a run", function()
 end)
 
 describe("an operation that", function()
-  --- Run `act` on the last of two ranks at batch 2, in each slot of each schedule; check(errors) looks at what the ranks got.
+  --- Run `act` on the last of two ranks at batch 2, in each slot of each schedule; check(errors) looks at what the
+  --- ranks got.
   local function in_every_slot(act, check, options)
     for _, name in ipairs(names) do
       local slots, i = support.slots(schedules[name], function(context)

@@ -1,8 +1,9 @@
--- Processes that die, stop or run out of data while they train, in each slot of a schedule: every other rank gets an error that names
--- them, by its deadline; without data, all ranks end together, and well.
--- PERI_TEST_SCHEDULES: which ("sparse_dist prefetch_sparse_dist one_f_one_b"; "all"). PERI_TEST_FAULTS: ("dies dry stalls").
--- Unless one of them is set, processes die in every other slot and stop in those between: the same waits notice both.
--- PERI_TEST_RANKS: how many train together (2, stages 4). Within tests/net/nodes they are spread over its machines.
+-- Processes that die, stop or run out of data while they train, in each slot of a schedule: every other rank gets an
+-- error that names them, by its deadline; without data, all ranks end together, and well.
+-- PERI_TEST_SCHEDULES: which ("sparse_dist prefetch_sparse_dist one_f_one_b"; "all"). PERI_TEST_FAULTS: ("dies dry
+-- stalls"). Unless one of them is set, processes die in every other slot and stop in those between: the same waits
+-- notice both. PERI_TEST_RANKS: how many train together (2, stages 4). Within tests/net/nodes they are spread over its
+-- machines.
 -- (mpirun: none: it starts its own)
 -- deadline: 240 s
 -- takes: 40 s
@@ -26,11 +27,12 @@ local function chosen(slots, fault)
   return list, first, step
 end
 
---- Start an mpirun of a group of ranks for each slot; where nobody is lost and all are on one machine, of one group for all slots. The
---- function that is returned waits for its end: what each rank of the groups said, by slot and rank, and the log. Ranks write to files of
---- their own, so that none of them waits for what another makes mpirun carry. (On several machines Open MPI 4's mpirun that is to survive a
---- killed process never ends: it is ended when all have said what they have to say; and where a rank is caught within Open MPI, which the
---- kill of a process of another machine does now and then, its last word is what the guard of such calls says.)
+--- Start an mpirun of a group of ranks for each slot; where nobody is lost and all are on one machine, of one group for
+--- all slots. The function that is returned waits for its end: what each rank of the groups said, by slot and rank, and
+--- the log. Ranks write to files of their own, so that none of them waits for what another makes mpirun carry. (On
+--- several machines Open MPI 4's mpirun that is to survive a killed process never ends: it is ended when all have said
+--- what they have to say; and where a rank is caught within Open MPI, which the kill of a process of another machine
+--- does now and then, its last word is what the guard of such calls says.)
 local function start(name, fault, deadline, slots, first, step)
   local n, ranks = #slots, ranks_of(name)
   local one_group = fault == "dry" and not machines
@@ -40,8 +42,8 @@ local function start(name, fault, deadline, slots, first, step)
   local own_file = ("sh -c 'exec \"$@\" >%s/$OMPI_COMM_WORLD_RANK 2>&1' sh"):format(folder)
   local command = "export LUA_PATH='%s' PERI_NUM_THREADS=1; exec timeout %d %s --enable-recovery -n %d %s %s "
     .. "spec/support/pipeline_fault.lua %s %s %g %d %d %d >%s/mpirun 2>&1 & echo $!"
-  local pipe = assert(io.popen(command:format(package.path, 50 * ranks, shell.mpirun, size, own_file, shell.rank, name, fault,
-    deadline, ranks, first, step, folder)))
+  local pipe = assert(io.popen(command:format(package.path, 50 * ranks, shell.mpirun, size, own_file, shell.rank, name,
+    fault, deadline, ranks, first, step, folder)))
   local process = pipe:read "*n"
   pipe:close()
 
@@ -68,7 +70,8 @@ local function start(name, fault, deadline, slots, first, step)
     local text = "\n" .. last(rank, 8192)
     local group, member = text:match "\nat|(%d+)|(%d+)|%d+\n"
     if group then places[rank] = { slot = slots[tonumber(group)], member = tonumber(member) } end
-    for slot, own, troubled, seconds, kind, message in text:gmatch "%f[^\n](%d+)|(%d+)|(%d+)|([%d.]+)|(%w+)|([^\n]*)\n" do
+    for slot, own, troubled, seconds, kind,
+      message in text:gmatch "%f[^\n](%d+)|(%d+)|(%d+)|([%d.]+)|(%w+)|([^\n]*)\n" do
       say(rank, tonumber(slot), tonumber(own),
         { troubled = tonumber(troubled), seconds = tonumber(seconds), name = kind, message = message })
     end
@@ -100,22 +103,25 @@ local function start(name, fault, deadline, slots, first, step)
   end
 end
 
---- deadline: of exchanges, from the fault on (seconds a rank: all slots' processes share the cores); most: seconds until a rank has ended,
---- its start among others with it; names: of errors. That a process of another machine is gone is seen by those on its own; an exchange
---- in which none of them takes part ends by its deadline.
+--- deadline: of exchanges, from the fault on (seconds a rank: all slots' processes share the cores); most: seconds
+--- until a rank has ended, its start among others with it; names: of errors. That a process of another machine is gone
+--- is seen by those on its own; an exchange in which none of them takes part ends by its deadline.
 local faults = {
   dies = { deadline = machines and 5 or 15, most = 40, names = { ETIMEOUT = machines, EPEER = true, EABORTED = true } },
   stalls = { deadline = 1.25, most = 40, names = { ETIMEOUT = true, EPEER = true, EABORTED = true } },
   dry = { deadline = 15, most = 40, names = { ok = true } },
 }
 
---- Whether an error says to whom it happened: by its rank in the group, or in the world where the exchange was one of fewer.
+--- Whether an error says to whom it happened: by its rank in the group, or in the world where the exchange was one of
+--- fewer.
 local function names_rank(got, victim)
   local message = got.message
-  return message:match(("rank %d%%f[%%D]"):format(victim)) ~= nil or message:match(("rank %d of the world"):format(got.troubled)) ~= nil
+  return message:match(("rank %d%%f[%%D]"):format(victim)) ~= nil
+    or message:match(("rank %d of the world"):format(got.troubled)) ~= nil
 end
 
---- Where a rank has no more data, the others go on to the end of theirs; stages of a model load the same batches, which it says.
+--- Where a rank has no more data, the others go on to the end of theirs; stages of a model load the same batches, which
+--- it says.
 local function check_dry(name, slot, got, is_victim)
   if name == "one_f_one_b" then
     assert.matches("there is no batch %d on some stages, where others have one", got.message)
@@ -124,7 +130,8 @@ local function check_dry(name, slot, got, is_victim)
   assert.equal("ok", got.name, ("slot %d: %s"):format(slot, got.message))
   local steps, given = got.message:match "^(%d+) of (%d+)$"
   assert.equal(7, tonumber(steps), ("slot %d"):format(slot))
-  if is_victim then assert.is_true(tonumber(given) >= 2 and tonumber(given) < 7, ("slot %d: %s"):format(slot, got.message))
+  if is_victim then assert.is_true(tonumber(given) >= 2 and tonumber(given) < 7,
+    ("slot %d: %s"):format(slot, got.message))
   else assert.equal(7, tonumber(given), ("slot %d"):format(slot)) end
 end
 
@@ -135,7 +142,8 @@ describe("a process that", function()
     if not wanted:match "stalls" or not found then return end
     for name in names:gmatch "%S+" do
       if ranks_of(name) == 2 and n < 2 then
-        n, stalled[name] = n + 1, start(name, "stalls", deadline_of(name, "stalls"), chosen(support.slots(name, 2), "stalls"))
+        n, stalled[name] = n + 1, start(name, "stalls", deadline_of(name, "stalls"),
+          chosen(support.slots(name, 2), "stalls"))
       end
     end
   end)
@@ -151,7 +159,8 @@ describe("a process that", function()
         local slots, operations = support.slots(name, ranks)
         assert.is_true(#slots >= operations)
         local picked, first, step = chosen(slots, fault)
-        local finish = fault == "stalls" and stalled[name] or start(name, fault, deadline_of(name, fault), picked, first, step)
+        local finish = fault == "stalls" and stalled[name] or start(name, fault, deadline_of(name, fault), picked,
+          first, step)
         local ends, log = finish()
         for _, slot in ipairs(picked) do
           for rank = 0, ranks - 1 do
@@ -166,7 +175,9 @@ describe("a process that", function()
                 assert.is_true(expected.names[got.name] == true, ("%s: %s: %s"):format(where, got.name, got.message))
                 assert.is_true(names_rank(got, victim), where .. ": " .. got.message)
               end
-              if not got.caught then assert.is_true(got.seconds <= expected.most, ("%s after %.1f s"):format(where, got.seconds)) end
+              if not got.caught then
+                assert.is_true(got.seconds <= expected.most, ("%s after %.1f s"):format(where, got.seconds))
+              end
             end
           end
         end

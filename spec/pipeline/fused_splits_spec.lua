@@ -1,4 +1,5 @@
--- Ids of several modules that set out together: one message of a step says what travels, for all of them, and an error names its module.
+-- Ids of several modules that set out together: one message of a step says what travels, for all of them, and an error
+-- names its module.
 -- mpirun: 2
 local ffi = require "ffi"
 local peri = require "perilune"
@@ -13,10 +14,14 @@ local names = { "x", "y", "z" }
 --- Three sharded collections, of which the last returns rows of ids.
 local Model = nn.Module:extend "ThreeModules"
 function Model:init(options)
-  local function fused(i) return { optimizer = "rowwise_adagrad", learning_rate = options.rates and options.rates[i] or 0.3 } end
+  local function fused(i)
+    return { optimizer = "rowwise_adagrad", learning_rate = options.rates and options.rates[i] or 0.3 }
+  end
   for i, name in ipairs(names) do
-    local fields = { name = "t", num_embeddings = ROWS, embedding_dim = DIM, feature_names = { "f" .. i } } -- one name for all tables
-    self[name] = i < 3 and peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig(fields) }, fused_params = fused(i) }
+    -- one name for all tables
+    local fields = { name = "t", num_embeddings = ROWS, embedding_dim = DIM, feature_names = { "f" .. i } }
+    self[name] = i < 3 and peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig(fields) },
+      fused_params = fused(i) }
       or peri.EmbeddingCollection { tables = { peri.EmbeddingConfig(fields) }, fused_params = fused(i) }
   end
   self.dense = nn.Linear { in_features = 2 * DIM, out_features = 1, device = options.device }
@@ -38,7 +43,8 @@ local function model_of(world, device, options)
     plan = { x = { t = plan.row_wise() }, y = { t = plan.table_wise(world:size() - 1) }, z = { t = plan.row_wise() } } }
 end
 
---- Note the control operations that this rank has posted in a group, in `seen`; returns their number. (The record keeps 256 operations.)
+--- Note the control operations that this rank has posted in a group, in `seen`; returns their number. (The record keeps
+--- 256 operations.)
 local function controls(world, seen)
   for number, text in world:record():gmatch "operation (%d+): ([^\n]*)" do
     if text:find("on channel control", 1, true) and not seen[number] then
@@ -54,8 +60,8 @@ for _, name in ipairs(names) do inputs[name] = function(batch) return batch.spar
 --- A model that a schedule has trained with n batches, its pipeline, and the control operations of this rank.
 local function trained(world, device, schedule, n)
   local model = model_of(world, device)
-  local p = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model), schedule = schedule, vote = false,
-    inputs = inputs }
+  local p = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model), schedule = schedule,
+    vote = false, inputs = inputs }
   local seen = {}
   local before = controls(world, seen)
   for _ in p:run(support.batches(world:rank(), device, n)) do controls(world, seen) end
@@ -74,8 +80,8 @@ describe("modules of a step", function()
     local expected = model_of(world, device)
     support.plain(expected, support.optimizer(expected), support.batches(world:rank(), device, 12))
     expected = support.learned(expected)
-    for _, schedule in ipairs { schedules.base, schedules.sparse_dist, schedules.sparse_dist_lite, schedules.fused_sparse_dist,
-      schedules.prefetch_sparse_dist, only_lookup } do
+    for _, schedule in ipairs { schedules.base, schedules.sparse_dist, schedules.sparse_dist_lite,
+      schedules.fused_sparse_dist, schedules.prefetch_sparse_dist, only_lookup } do
       local model, p, n = trained(world, device, schedule, 12)
       assert.equal(3, #p.forwards)
       -- And one more with a first batch, which says beforehand what the modules are.
@@ -89,8 +95,9 @@ describe("modules of a step", function()
     for r = 1, world:size() do all[r] = r - 1 end
     local other = world:new_group(all, "other")
     local function module(group, feature)
-      return peri.shard.ShardedEmbeddingBagCollection { group = group, device = device, plan = { t = plan.row_wise() }, seed = 5,
-        tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = ROWS, embedding_dim = DIM, feature_names = { feature } } },
+      return peri.shard.ShardedEmbeddingBagCollection { group = group, device = device, plan = { t = plan.row_wise() },
+        seed = 5, tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = ROWS, embedding_dim = DIM,
+          feature_names = { feature } } },
         fused_params = { optimizer = "sgd", learning_rate = 0.1 } }
     end
     local modules = { module(world, "f1"), module(other, "f2"), module(world, "f3"), module(other, "f1") }
@@ -108,7 +115,8 @@ describe("modules of a step", function()
     local here, there = {}, {}
     local before = { controls(world, here), controls(other, there) }
     local fused = peri.dist.FusedKJTListSplitsAwaitable { modules[1]:defer(kjt), a2a:defer(kjt), modules[2]:defer(kjt),
-      peri.dist.NoWait "as it is", modules[3]:defer(kjt), modules[4]:defer(modules[4]:create_context(), kjt), Own():defer(3) }
+      peri.dist.NoWait "as it is", modules[3]:defer(kjt), modules[4]:defer(modules[4]:create_context(), kjt),
+      Own():defer(3) }
     local list = fused:wait()
     assert.same({ "as it is", "own 3" }, { list[4], list[7] })
     assert.equal(kjt:values():numel(), (world:size() == 1 and list[2]:wait() or kjt):values():numel())
@@ -117,8 +125,10 @@ describe("modules of a step", function()
       assert.equal(wanted[i], bytes(modules[i]:compute_and_output_dist(list[at]):values()))
     end
     -- One for two modules, one for the KeyedJaggedTensors; and one for two modules in the other group.
-    assert.same(world:size() == 1 and { 0, 0 } or { 2, 1 }, { controls(world, here) - before[1], controls(other, there) - before[2] })
-    assert.error_matches(function() modules[1]:defer(kjt):wait() end, "these ids are deferred; FusedKJTListSplitsAwaitable sends them")
+    assert.same(world:size() == 1 and { 0, 0 } or { 2, 1 },
+      { controls(world, here) - before[1], controls(other, there) - before[2] })
+    assert.error_matches(function() modules[1]:defer(kjt):wait() end,
+      "these ids are deferred; FusedKJTListSplitsAwaitable sends them")
     world:barrier():wait()
     other:release()
   end, { sizes = { 1, 2, 3 }, timeout = 60 })
@@ -156,7 +166,8 @@ describe("an error of modules that announce together", function()
       for i, name in ipairs(names) do
         local rates = { 0.3, 0.3, 0.3 }
         rates[i] = 0.4
-        all_say(errors_of(n, { rates = rates }), ("module '%s': rank %d runs another module or plan than rank 0"):format(name, n - 1),
+        all_say(errors_of(n, { rates = rates }),
+          ("module '%s': rank %d runs another module or plan than rank 0"):format(name, n - 1),
           ("rank %d has learning_rate 0.4 where rank 0 has 0.3 (optimizer of table 't')"):format(n - 1))
         -- Also when they have agreed before.
         all_say(errors_of(n, nil, function(_, model) model.module[name]:set_learning_rate(0.5) end),
@@ -166,7 +177,8 @@ describe("an error of modules that announce together", function()
 
     it(("names the module, the rank and the id [sim %d]"):format(n), function()
       local list = errors_of(n, nil, function(batch)
-        batch.sparse_features = peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3" }, values = { 1, ROWS, 2 }, lengths = { 1, 1, 1 } }
+        batch.sparse_features = peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3" }, values = { 1, ROWS, 2 },
+          lengths = { 1, 1, 1 } }
         batch.dense_features, batch.labels = nil, peri.tensor({ 1 }, "f32")
       end)
       all_say(list, ("module 'y': table 't', feature 'f2', sample 0: id %d at position 0 of the bag"):format(ROWS),

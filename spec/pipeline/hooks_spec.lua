@@ -62,7 +62,8 @@ describe("an operation with a hook", function()
       model = support.model(world, device)
       local final, ran = model.module.final, {}
       -- The average of the last layer's gradients sets out while those of the tables are not made yet.
-      local schedule = schedules[name]:insert({ "early", hook = "bags", posts = "own2", every = 2, run = function(context)
+      local schedule = schedules[name]:insert({ "early", hook = "bags", posts = "own2", every = 2,
+        run = function(context)
         ran[#ran + 1] = context.index
         assert.equal(12, context.gradient:size(2)) -- three tables of 4 columns
         context.own.work = world:all_reduce(final.weight:grad() * 1)
@@ -95,7 +96,8 @@ describe("an operation with a hook", function()
     end
     refused("'mine' (ahead 0, place 8) has a hook: it must stand before 'backward', not before 'wait_dist'",
       with({}, { after = "backward" }))
-    refused("'mine' (ahead 1, place 7) has a hook: it acts on the batch of 'backward'", with({ ahead = 1 }, { before = "backward" }))
+    refused("'mine' (ahead 1, place 7) has a hook: it acts on the batch of 'backward'",
+      with({ ahead = 1 }, { before = "backward" }))
     refused("'optimizer' (ahead 0, place 7) has a hook; only operations with a run of their own do",
       schedules.sparse_dist:move("optimizer", { before = "backward" }, { hook = "bags" }))
     assert.matches("in backward, at the gradient of 'bags'", tostring(with({}, { before = "backward" })), 1, true)
@@ -113,7 +115,8 @@ describe("an operation with a hook", function()
       end
       fails("Pipeline: operation 'mine': the model has no module 'bugs' (hook)", "bugs")
       fails("module 'rows' returned", "rows")
-      fails("operation 'mine' did not run: the loss of batch 0 was not made of what module 'dense' returned", "dense", function()
+      fails("operation 'mine' did not run: the loss of batch 0 was not made of what module 'dense' returned", "dense",
+        function()
         local forward = model.module.dense.forward
         rawset(model.module.dense, "forward", function(self, x) return forward(self, x):detach() end)
       end)

@@ -1,5 +1,5 @@
--- Steps of every schedule compile: no aborted traces, no stitches. In processes of their own: LuaJIT gives functions up for good that it
--- often met in the coroutines of a sim world.
+-- Steps of every schedule compile: no aborted traces, no stitches. In processes of their own: LuaJIT gives functions up
+-- for good that it often met in the coroutines of a sim world.
 local peri = require "perilune"
 local shell = require "spec.support.shell"
 

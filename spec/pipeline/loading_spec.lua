@@ -51,10 +51,12 @@ describe("a DataLoadingThread", function()
   it("gives what the library's loaders give, of this rank", function()
     local function loader_of(a) return require("perilune").data.synthetic(a) end
     local rank, size = P.state.world and P.state.world:rank() or 1, P.state.world and P.state.world:size() or 3
-    local arguments = { num_rows = 50, batch_size = 12, sparse_features = 3, dense_features = 2, rows = 40, ids_per_bag = { 0, 3 } }
+    local arguments = { num_rows = 50, batch_size = 12, sparse_features = 3, dense_features = 2, rows = 40,
+      ids_per_bag = { 0, 3 } }
     local before = P.state.place
     P.state.place = { rank, size }
-    local wanted, got = all(peri.data.synthetic(arguments)), all(DataLoadingThread { loader = loader_of, arguments = arguments })
+    local wanted, got = all(peri.data.synthetic(arguments)),
+      all(DataLoadingThread { loader = loader_of, arguments = arguments })
     P.state.place = before
     assert.equal(5, #got)
     for k, batch in ipairs(got) do
@@ -124,8 +126,10 @@ describe("a DataLoadingThread", function()
     refused("DataLoadingThread: loader uses 'kept' of what surrounds it", { loader = function() return kept end })
     refused("DataLoadingThread: loader is 3, wanted a function(arguments)", { loader = 3 })
     refused("DataLoadingThread: loader is a function of C", { loader = print })
-    refused("DataLoadingThread: arguments: the value[\"arguments\"][\"f\"] is a function", { loader = "x", arguments = { f = print } })
-    refused("DataLoadingThread: prefetch_factor is 0, allowed: whole numbers 1..4096", { loader = "x", prefetch_factor = 0 })
+    refused("DataLoadingThread: arguments: the value[\"arguments\"][\"f\"] is a function",
+      { loader = "x", arguments = { f = print } })
+    refused("DataLoadingThread: prefetch_factor is 0, allowed: whole numbers 1..4096",
+      { loader = "x", prefetch_factor = 0 })
     local function fails(text, loader, arguments)
       local t = DataLoadingThread { loader = loader, arguments = arguments }
       for _ = 1, 2 do
@@ -136,15 +140,17 @@ describe("a DataLoadingThread", function()
     end
     fails("module 'no.such.module' not found", "no.such.module")
     fails("the loader returned 3, wanted a function", function() return 3 end)
-    fails("the loader returned false, wanted a batch, or nil at the end", function() return function() return false end end)
-    local text = "a DataLoadingThread is in no world, so there are no exchanges on it; peri.rank() and peri.world_size() are those of the "
-      .. "rank that began it"
+    fails("the loader returned false, wanted a batch, or nil at the end", function()
+      return function() return false end
+    end)
+    local text = "a DataLoadingThread is in no world, so there are no exchanges on it; peri.rank() and "
+      .. "peri.world_size() are those of the rank that began it"
     fails("dist.init: " .. text, function() require("perilune").init() end)
     fails("dist: " .. text, function() require("perilune").world() end)
     local circle = {}
     circle.itself = circle
-    refused("DataLoadingThread: arguments: the value[\"arguments\"]" .. ("[\"itself\"]"):rep(5) .. "[\"itself... is nested deeper than 100 "
-      .. "tables, or contains itself", { loader = "x", arguments = circle })
+    refused("DataLoadingThread: arguments: the value[\"arguments\"]" .. ("[\"itself\"]"):rep(5)
+      .. "[\"itself... is nested deeper than 100 tables, or contains itself", { loader = "x", arguments = circle })
     fails("the batch.x.f is a function", function() return function() return { x = { f = print } } end end)
     fails("the batch is on device 'opaque', allowed: cpu", function()
       return function() return require("perilune").zeros({ 2 }, "f32", "opaque") end
@@ -271,8 +277,8 @@ describe("a pipeline", function()
       for _, device in ipairs { "cpu", "opaque" } do
         local model = support.model(world, device)
         local p = peri.TrainPipelineSparseDist { model = model, optimizer = support.optimizer(model) }
-        local loader = peri.data.synthetic { num_rows = 400, batch_size = 10, dense_features = 3, sparse_features = 3, rows = 30,
-          device = device }
+        local loader = peri.data.synthetic { num_rows = 400, batch_size = 10, dense_features = 3, sparse_features = 3,
+          rows = 30, device = device }
         loader.keys = { "f1", "f2", "f3" } -- of the model
         local seen = {}
         local function step(n)
@@ -295,7 +301,8 @@ describe("a pipeline", function()
     sim.run(1, function(_, world)
       local model, said, stderr = support.model(world, "cpu"), {}, io.stderr
       local p = peri.TrainPipelineSparseDist { model = model, optimizer = support.optimizer(model) }
-      local loader = peri.data.synthetic { num_rows = 20, batch_size = 10, dense_features = 3, sparse_features = 3, rows = 30 }
+      local loader = peri.data.synthetic { num_rows = 20, batch_size = 10, dense_features = 3, sparse_features = 3,
+        rows = 30 }
       loader.keys = { "f1", "f2", "f3" } -- of the model
       local steps = {}
       rawset(io, "stderr", { write = function(_, text) said[#said + 1] = text end })
@@ -309,8 +316,8 @@ describe("a pipeline", function()
       rawset(io, "stderr", stderr)
       assert(ok, err)
       assert.same({ 2, 0, 2 }, steps)
-      assert.same({ "TrainPipelineSparseDist: data.synthetic is at its end and has no more batches; rewind() begins again, epochs = N "
-        .. "makes N passes\n" }, said)
+      assert.same({ "TrainPipelineSparseDist: data.synthetic is at its end and has no more batches; rewind() begins "
+        .. "again, epochs = N makes N passes\n" }, said)
     end)
   end)
 
@@ -318,7 +325,8 @@ describe("a pipeline", function()
     sim.run(1, function(_, world)
       local model = support.model(world, "cpu")
       local each, steps = 5e-3, 40
-      local slow_step = peri.pipeline.schedules.base:insert({ "compute", run = function() sleep(each) end }, { last = true })
+      local slow_step = peri.pipeline.schedules.base:insert({ "compute", run = function() sleep(each) end },
+        { last = true })
       local function run(batches)
         local p = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model), schedule = slow_step }
         p:progress(batches) -- the thread is there

@@ -17,7 +17,8 @@ describe("a pipeline", function()
       refused("Pipeline: inputs of module 'bags' is 5, wanted a function(batch) or false", pipeline.Pipeline,
         { model = model, optimizer = false, schedule = schedules.base, inputs = { bags = 5 } })
       local p = peri.TrainPipelineBase { model = model, optimizer = false }
-      for _, name in ipairs { "progress", "run", "set_schedule", "measure", "attach", "detach", "not_pipelined", "stop", "close" } do
+      for _, name in ipairs { "progress", "run", "set_schedule", "measure", "attach", "detach", "not_pipelined", "stop",
+        "close" } do
         refused(("Pipeline:%s: self is nil, wanted a Pipeline"):format(name), p[name])
       end
       assert.equal(pipeline.EvalPipelineFusedSparseDist, peri.EvalPipelineFusedSparseDist)
@@ -39,26 +40,31 @@ describe("a pipeline", function()
         end
         assert.equal(0, p:close())
       end
-      local within = "Pipeline: %s is called within a step (by an operation, the loader or on_step); there stop() asks for no more batches"
+      local within = "Pipeline: %s is called within a step (by an operation, the loader or on_step); there stop() "
+        .. "asks for no more batches"
       fails(within:format "progress", function(_, p) p:progress(support.batches(0, "cpu", 3)) end)
       fails(within:format "progress", function(_, p) p:run(support.batches(0, "cpu", 3))() end)
       fails(within:format "close", function(_, p) p:close() end)
-      local spoilt = "operation 'own' has assigned to dists, rows, events or index of its context, which are the pipeline's; a table for "
-        .. "operations is context.own"
-      for _, name in ipairs { "dists", "rows", "events", "index" } do fails(spoilt, function(context) context[name] = nil end) end
+      local spoilt = "operation 'own' has assigned to dists, rows, events or index of its context, which are the "
+        .. "pipeline's; a table for operations is context.own"
+      for _, name in ipairs { "dists", "rows", "events", "index" } do
+        fails(spoilt, function(context) context[name] = nil end)
+      end
     end)
   end)
 
   it("has an optimizer if there is something for it, or says that this is meant", function()
     sim.run(1, function(_, world)
       local model = support.model(world, "cpu")
-      local text = ("schedule '%%s' has an 'optimizer', but the pipeline has none for 4 parameters of the model ('%s', ...)")
+      local text = ("schedule '%%s' has an 'optimizer', but the pipeline has none for 4 parameters of the model "
+        .. "('%s', ...)")
         :format(model:named_parameters()[1].name)
-      for _, name in ipairs { "TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSparseDistLite", "TrainPipelineFusedSparseDist",
-        "TrainPipelineSemiSync", "PrefetchTrainPipelineSparseDist" } do
+      for _, name in ipairs { "TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSparseDistLite",
+        "TrainPipelineFusedSparseDist", "TrainPipelineSemiSync", "PrefetchTrainPipelineSparseDist" } do
         local ok, err = pcall(peri[name], { model = model })
         assert.is_false(ok)
-        assert.matches(("^%s: schedule '.-' has an 'optimizer', but the pipeline has none for 4 parameters"):format(name), err.message)
+        assert.matches(("^%s: schedule '.-' has an 'optimizer', but the pipeline has none for 4 parameters"):format(
+          name), err.message)
       end
       local p = peri.EvalPipelineSparseDist { model = model }
       local ok, err = pcall(p.set_schedule, p, schedules.base)
@@ -98,9 +104,11 @@ describe("a pipeline", function()
     end
     differ(schedules.sparse_dist, "schedule is base on rank 0 of group 'world' and sparse_dist on rank 1")
     differ(base:retime { load = 2 }:with { depth = 3 }, "depth is 2 on rank 0 of group 'world' and 3 on rank 1")
-    differ(base:set { to_device = { on = "dist" } }, "on of 'to_device' is copy on rank 0 of group 'world' and dist on rank 1")
-    differ(base:insert(own), "order of operations is load, to_device, zero_grad, forward, backward, optimizer on rank 0 of group 'world' "
-      .. "and load, to_device, zero_grad, forward, backward, optimizer, own on rank 1")
+    differ(base:set { to_device = { on = "dist" } },
+      "on of 'to_device' is copy on rank 0 of group 'world' and dist on rank 1")
+    differ(base:insert(own),
+      "order of operations is load, to_device, zero_grad, forward, backward, optimizer on rank 0 of group 'world' "
+        .. "and load, to_device, zero_grad, forward, backward, optimizer, own on rank 1")
   end)
 
   it("pipelines the same modules on all ranks, or none", function()
@@ -110,19 +118,21 @@ describe("a pipeline", function()
       p:progress(support.batches(rank, "cpu", 2))
     end, { catch = true })
     for r = 1, 2 do
-      assert.equal("TrainPipelineSparseDist: list of pipelined modules is bags, rows on rank 0 of group 'world' and bags (not "
-        .. "pipelined), rows on rank 1; allowed: the same on all ranks", errors[r].message)
+      assert.equal("TrainPipelineSparseDist: list of pipelined modules is bags, rows on rank 0 of group 'world' and "
+        .. "bags (not pipelined), rows on rank 1; allowed: the same on all ranks", errors[r].message)
     end
   end)
 
   it("sends what the model is called with, or that is an error", function()
     local function other(batch)
       local kjt = batch.sparse_features
-      return peri.KeyedJaggedTensor { keys = kjt:keys(), values = kjt:values(), lengths = kjt:lengths(), stride = kjt:stride() }
+      return peri.KeyedJaggedTensor { keys = kjt:keys(), values = kjt:values(), lengths = kjt:lengths(),
+        stride = kjt:stride() }
     end
-    local text = "module 'bags' is called with batch.sparse_features, which was replaced after its ids were sent; inputs = { ['bags'] = "
-      .. "false } has it run whole"
-    for _, name in ipairs { "sparse_dist", "sparse_dist_lite", "fused_sparse_dist", "prefetch_sparse_dist", "wire_first" } do
+    local text = "module 'bags' is called with batch.sparse_features, which was replaced after its ids were sent; "
+      .. "inputs = { ['bags'] = false } has it run whole"
+    for _, name in ipairs { "sparse_dist", "sparse_dist_lite", "fused_sparse_dist", "prefetch_sparse_dist",
+      "wire_first" } do
       sim.run(1, function(_, world)
         local function run(schedule, in_model)
           local model = support.model(world, "cpu")
@@ -137,7 +147,8 @@ describe("a pipeline", function()
           for _ in p:run(support.batches(0, "cpu", 5)) do end -- luacheck: ignore
         end
         local own = { "other", run = function(context) context.batch.sparse_features = other(context.batch) end }
-        for _, args in ipairs { { schedules[name], true }, { schedules[name]:insert(own, { before = "forward" }), false } } do
+        for _, args in ipairs { { schedules[name], true }, { schedules[name]:insert(own, { before = "forward" }),
+          false } } do
           local ok, err = pcall(run, args[1], args[2])
           assert.is_false(ok)
           assert.equal(text, err.message)

@@ -1,5 +1,6 @@
--- A state that is taken between two steps of a pipeline is that of the plain loop after as many batches, or an error that says when to
--- take it; then it is: after stop() and the steps that are left, or after close(). So are flushes. Ahead are rows of files, and lookups.
+-- A state that is taken between two steps of a pipeline is that of the plain loop after as many batches, or an error
+-- that says when to take it; then it is: after stop() and the steps that are left, or after close(). So are flushes.
+-- Ahead are rows of files, and lookups.
 -- deadline: 240 s
 -- mpirun: 2
 local peri = require "perilune"
@@ -42,8 +43,9 @@ local function attempt(f)
 end
 
 local cases = {
-  { "base" }, { "sparse_dist" }, { "sparse_dist_lite" }, { "fused_sparse_dist" }, { "prefetch_sparse_dist", ahead = "files" },
-  { "wire_first", ahead = "all" }, { "semi_sync", ahead = "all", stale = true },
+  { "base" }, { "sparse_dist" }, { "sparse_dist_lite" }, { "fused_sparse_dist" },
+  { "prefetch_sparse_dist", ahead = "files" }, { "wire_first", ahead = "all" },
+  { "semi_sync", ahead = "all", stale = true },
 }
 
 describe("a state that is taken in a pipeline", function()

@@ -1,5 +1,5 @@
--- Random edits of legal schedules: each is refused with a reason, or learns what the plain loop learns. PERI_TEST_MUTATIONS of them
--- (200), from PERI_TEST_SEED.
+-- Random edits of legal schedules: each is refused with a reason, or learns what the plain loop learns.
+-- PERI_TEST_MUTATIONS of them (200), from PERI_TEST_SEED.
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local support = require "spec.support.pipeline"
@@ -46,7 +46,8 @@ local edits = {
     return s:drop(name)
   end,
   function(s, name, draw)
-    if name == "zero_grad" or name == "optimizer" or draw(3) > 1 then return s end -- those two make another, legal, loop
+    -- those two make another, legal, loop
+    if name == "zero_grad" or name == "optimizer" or draw(3) > 1 then return s end
     return s:set { [name] = { every = 2 } }
   end,
   function(s, _, draw)
@@ -94,7 +95,8 @@ describe("edited schedules", function()
           support.assert_same(expected[rank + 1], model, s.name)
         end, { device = device })
         local text = not good and (type(why) == "table" and why.message or tostring(why))
-        if text and text:match "there is an optimizer, but schedule '[%w_]+' has no operation 'optimizer'" then refused = refused + 1
+        if text and text:match("there is an optimizer, but schedule '[%w_]+' has no operation "
+          .. "'optimizer'") then refused = refused + 1
         elseif text then
           error(("seed %d, %d ranks on %s, %d batches: %s\n%s"):format(seed, n, device, batches, text,
             s:text()), 0)
@@ -107,6 +109,7 @@ describe("edited schedules", function()
     end
     local kinds = 0
     for _ in pairs(different) do kinds = kinds + 1 end -- any order: counted
-    assert.is_true(kinds >= COUNT / 12 and refused >= COUNT / 6, ("%d ran, of %d kinds, %d refused"):format(ran, kinds, refused))
+    assert.is_true(kinds >= COUNT / 12 and refused >= COUNT / 6, ("%d ran, of %d kinds, %d refused"):format(ran, kinds,
+      refused))
   end)
 end)

@@ -10,7 +10,8 @@ local small = { sizes = { 1, 2 }, timeout = 60 }
 
 local run, plain = support.run_class, support.plain_run
 
-local inputs = { bags = function(batch) return batch.sparse_features end, rows = function(batch) return batch.sparse_features end }
+local inputs = { bags = function(batch) return batch.sparse_features end,
+  rows = function(batch) return batch.sparse_features end }
 
 describe("a class", function()
   worlds.each("of TorchRec's runs its schedule", function(world, device)
@@ -41,18 +42,21 @@ describe("a class", function()
       refused("TrainPipelineSparseDist: schedule is Schedule, wanted a function(step); Pipeline runs a Schedule",
         peri.TrainPipelineSparseDist, { model = model, schedule = schedules.base })
       refused("Pipeline: schedule is 3, wanted a Schedule", pipeline.Pipeline, { model = model, schedule = 3 })
-      refused("Pipeline: inputs names 'bugs', which is no sharded module of the model; those are: 'bags', 'rows'", pipeline.Pipeline,
-        { model = model, schedule = schedules.base, inputs = { bugs = print } })
-      refused("Pipeline: schedule 'prefetch_fused_2d' has a 'sync'; the model must be a DMPCollection with sync_interval = 0",
-        pipeline.Pipeline, { model = model, schedule = schedules.prefetch_fused_2d(2) })
-      refused("ShardedEmbeddingBagCollection: updates of table 'c' (data_parallel, compute_kernel fused) cannot be accumulated; allowed: "
-        .. "dense, or sharded tables in memory", pipeline.Pipeline, { model = model, optimizer = optimizer,
+      refused("Pipeline: inputs names 'bugs', which is no sharded module of the model; those are: 'bags', 'rows'",
+        pipeline.Pipeline, { model = model, schedule = schedules.base, inputs = { bugs = print } })
+      refused("Pipeline: schedule 'prefetch_fused_2d' has a 'sync'; the model must be a DMPCollection with "
+        .. "sync_interval = 0", pipeline.Pipeline, { model = model, schedule = schedules.prefetch_fused_2d(2) })
+      refused("ShardedEmbeddingBagCollection: updates of table 'c' (data_parallel, compute_kernel fused) cannot be "
+        .. "accumulated; allowed: dense, or sharded tables in memory", pipeline.Pipeline,
+        { model = model, optimizer = optimizer,
           schedule = schedules.accumulate(2) })
-      refused("Pipeline: there is an optimizer, but schedule 'x' has no operation 'optimizer'", pipeline.Pipeline, { model = model,
-        optimizer = optimizer, schedule = schedules.base:drop("optimizer", "zero_grad"):called "x" })
-      refused("Pipeline: on_step sets what holds in a step, but 'optimizer' of schedule 'x' acts on another batch (ahead -1)",
-        pipeline.Pipeline, { model = model, on_step = print, schedule = schedules.base:move("optimizer", { first = true },
-          { ahead = -1 }):retime { zero_grad = -1 }:move("zero_grad", { after = "optimizer" }):with { depth = 3 }:called "x" })
+      refused("Pipeline: there is an optimizer, but schedule 'x' has no operation 'optimizer'", pipeline.Pipeline,
+        { model = model, optimizer = optimizer, schedule = schedules.base:drop("optimizer", "zero_grad"):called "x" })
+      refused("Pipeline: on_step sets what holds in a step, but 'optimizer' of schedule 'x' acts on another batch "
+        .. "(ahead -1)", pipeline.Pipeline,
+        { model = model, on_step = print, schedule = schedules.base:move("optimizer", { first = true },
+          { ahead = -1 }):retime { zero_grad = -1 }:move("zero_grad", { after = "optimizer" }):with { depth =
+            3 }:called "x" })
     end)
   end)
 end)
@@ -98,7 +102,8 @@ describe("a module", function()
       p:progress(batches)
       local ok, err = pcall(p.progress, p, batches)
       assert.is_false(ok)
-      assert.matches("module 'bags' is called with something else than batch.sparse_features, whose ids were sent;", err.message, 1, true)
+      assert.matches("module 'bags' is called with something else than batch.sparse_features, whose ids were sent;",
+        err.message, 1, true)
       ok, err = pcall(p.progress, p, batches)
       assert.is_false(ok)
       assert.matches("TrainPipelineSparseDist: an earlier step failed: .*is called with something else", err.message)
@@ -147,7 +152,8 @@ describe("a module", function()
 end)
 
 describe("semi-synchronous training", function()
-  --- By hand, with the modules' own stages: rows of batch b are looked up before the backward pass of b - 1, if b > start, else after it.
+  --- By hand, with the modules' own stages: rows of batch b are looked up before the backward pass of b - 1, if b >
+  --- start, else after it.
   local function by_hand(world, device, n, start)
     local model = support.model(world, device)
     local optimizer, batches, list = support.optimizer(model), support.batches(world:rank(), device, n), {}
@@ -156,7 +162,9 @@ describe("semi-synchronous training", function()
     for i, m in ipairs(model.sharded) do m:_set_pipelined { forward = function() return rows[i] end } end
     local function look_up(b)
       local new = {}
-      for i, m in ipairs(model.sharded) do new[i] = m:compute_and_output_dist(m:input_dist(list[b].sparse_features):wait()) end
+      for i, m in ipairs(model.sharded) do
+        new[i] = m:compute_and_output_dist(m:input_dist(list[b].sparse_features):wait())
+      end
       return new
     end
     local new = look_up(1)
@@ -219,10 +227,13 @@ end)
 describe("dense tables", function()
   worlds.each("are read after their optimizer's step", function(world, device)
     local expected = plain(world, device, 6, { dense = true })
-    support.assert_same(expected, (run(peri.TrainPipelineFusedSparseDist, world, device, 6, { dense = true })), "fused_sparse_dist")
-    local ok, err = pcall(run, pipeline.Pipeline, world, device, 6, { dense = true }, { schedule = schedules.semi_sync(0) })
+    support.assert_same(expected, (run(peri.TrainPipelineFusedSparseDist, world, device, 6, { dense = true })),
+      "fused_sparse_dist")
+    local ok, err = pcall(run, pipeline.Pipeline, world, device, 6, { dense = true },
+      { schedule = schedules.semi_sync(0) })
     assert.is_false(ok)
-    assert.matches("'lookup' (ahead 1, place 5) reads dense without the last 1 update, which 'optimizer'", err.message, 1, true)
+    assert.matches("'lookup' (ahead 1, place 5) reads dense without the last 1 update, which 'optimizer'", err.message,
+      1, true)
   end, { sizes = { 1, 2 }, timeout = 60 })
 end)
 
@@ -254,21 +265,23 @@ describe("operations of one's own", function()
     sim.run(1, function(_, world)
       local seen = {}
       local function note(name) return function(context) table.insert(seen[name], context.index) end end
-      local schedule, cases = schedules.base, { some = { every = 3 }, first = { every = 3, at = 0 }, from = { from_step = 5 },
-        before = { until_step = 2 }, between = { from_step = 2, until_step = 7, every = 2, at = 0 }, behind = { ahead = -1, every = 4 } }
+      local schedule, cases = schedules.base, { some = { every = 3 }, first = { every = 3, at = 0 },
+        from = { from_step = 5 }, before = { until_step = 2 }, between = { from_step = 2, until_step = 7, every = 2,
+          at = 0 }, behind = { ahead = -1, every = 4 } }
       for name, fields in peri.util.ordered(cases) do
         seen[name], fields[1], fields.run = {}, name, note(name)
         schedule = schedule:insert(fields, { last = true })
       end
       run(pipeline.Pipeline, world, "cpu", 8, nil, { schedule = schedule:with { depth = 3 } })
-      assert.same({ some = { 2, 5 }, first = { 0, 3, 6 }, from = { 5, 6, 7 }, before = { 0, 1 }, between = { 2, 4, 6 }, behind = { 3, 7 } },
-        seen)
+      assert.same({ some = { 2, 5 }, first = { 0, 3, 6 }, from = { 5, 6, 7 }, before = { 0, 1 }, between = { 2, 4, 6 },
+        behind = { 3, 7 } }, seen)
     end)
   end)
 
   worlds.each("validate, and stop early, on all ranks at one step", function(world, device)
     local rank, patience = world:rank(), 2
-    --- Train until the mean loss on held-out batches has not improved `patience` times; validate(model) is that loss, over the ranks.
+    --- Train until the mean loss on held-out batches has not improved `patience` times; validate(model) is that loss,
+    --- over the ranks.
     local function validate(model)
       local sum = 0
       for batch in support.batches(rank + 7, device, 2) do
@@ -298,9 +311,11 @@ describe("operations of one's own", function()
       end
     end
     assert.is_true(steps < 40) -- it did stop
-    -- Batches that are in flight when it stops are trained too: what validation has seen is the same, and the last step is one for all.
+    -- Batches that are in flight when it stops are trained too: what validation has seen is the same, and the last step
+    -- is one for all.
     local got, stopped = {}, judge()
-    local schedule = schedules.sparse_dist:insert({ "validate", every = 2, reads = { "tables", "dense" }, run = function(_, p)
+    local schedule = schedules.sparse_dist:insert({ "validate", every = 2, reads = { "tables", "dense" },
+      run = function(_, p)
       if #got == #wanted then return end
       got[#got + 1] = validate(p.model)
       if stopped(got[#got]) then p:stop() end
@@ -327,7 +342,9 @@ describe("operations of one's own", function()
       end
     end
     assert.is_true(worst < 1e-6)
-    local kept, names = averages:state_dict():clone(), peri.util.map(model:named_parameters(), function(x) return x.name end)
+    local kept, names = averages:state_dict():clone(), peri.util.map(model:named_parameters(), function(x)
+      return x.name
+    end)
     table.sort(names)
     assert.same(names, peri.util.keys(kept))
     local _, other_of, others = pipeline.ema { params = model:named_parameters(), decay = 0.75 }
@@ -397,8 +414,9 @@ describe("a pipeline's schedule", function()
   end, { sizes = { 2 }, timeout = 60 })
 
   for title, edit in peri.util.ordered {
-    embedding_lookup_after_data_dist = function() return schedules.fused_sparse_dist:move("lookup", { after = "input_dist" }) end,
-    emb_lookup_stream = function() return schedules.fused_sparse_dist:set { lookup = { on = "dist" } } end,
+    embedding_lookup_after_data_dist = function()
+      return schedules.fused_sparse_dist:move("lookup", { after = "input_dist" })
+    end, emb_lookup_stream = function() return schedules.fused_sparse_dist:set { lookup = { on = "dist" } } end,
     enqueue_batch_after_forward = function() return schedules.sparse_dist:move("to_device", { after = "forward" }) end,
   } do
     worlds.each("is edited where TorchRec has the option " .. title, function(world, device)

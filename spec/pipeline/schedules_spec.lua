@@ -1,6 +1,6 @@
--- Every schedule of staleness 0 learns what the plain loop learns, bit for bit, whatever the number of ranks and batches: with tables in
--- memory and in files, in two dimensions, and on a device whose streams run late. PERI_TEST_STEPS=200: so many batches in all worlds, not
--- in one.
+-- Every schedule of staleness 0 learns what the plain loop learns, bit for bit, whatever the number of ranks and
+-- batches: with tables in memory and in files, in two dimensions, and on a device whose streams run late.
+-- PERI_TEST_STEPS=200: so many batches in all worlds, not in one.
 -- deadline: 300 s
 -- mpirun: 2 4
 -- machines: 2,2
@@ -17,8 +17,8 @@ local later = { semi_sync = 100000 } -- up to there it is exact
 --- Share of the rows in memory, by the number of ranks: little more than a batch of all ranks needs.
 local cached = { 0.5, 0.7, 0.8, 0.9, [8] = 1 }
 
---- Models that schedules train: which (a name, or a name and the number that it takes), options of the model, and of the oracle's if they
---- differ (as functions of the number of ranks).
+--- Models that schedules train: which (a name, or a name and the number that it takes), options of the model, and of
+--- the oracle's if they differ (as functions of the number of ranks).
 local cases = {
   memory = { schedules = { "base", "sparse_dist", "sparse_dist_lite", "fused_sparse_dist", "prefetch_sparse_dist",
     { "semi_sync", later.semi_sync }, "wire_first" }, sizes = { 1, 2, 3, 8 }, options = function() return {} end },
@@ -70,17 +70,23 @@ end
 
 describe("schedules", function()
   for name, case in peri.util.ordered(cases) do
-    worlds.each("learn what the plain loop learns: " .. name, function(world, device) compare(case, world, device, STEPS) end,
+    worlds.each("learn what the plain loop learns: " .. name, function(world, device)
+      compare(case, world, device, STEPS)
+    end,
       { timeout = 60, sizes = case.sizes })
   end
 
   if STEPS < LONG then
-    worlds.each(("do so over %d batches"):format(LONG), function(world, device) compare(cases.memory, world, device, LONG) end,
+    worlds.each(("do so over %d batches"):format(LONG), function(world, device)
+      compare(cases.memory, world, device, LONG)
+    end,
       { timeout = 60, sizes = { 2 }, devices = { "cpu" }, only = "sim" })
   end
 
   worlds.each("do so with fewer batches than are in flight", function(world, device)
-    for n = 0, 4 do compare(cases.memory, world, device, n, { "fused_sparse_dist", "prefetch_sparse_dist", "wire_first" }) end
+    for n = 0, 4 do
+      compare(cases.memory, world, device, n, { "fused_sparse_dist", "prefetch_sparse_dist", "wire_first" })
+    end
   end, { sizes = { 1, 2 }, timeout = 60 })
 
   worlds.each("do so when they are detached in the middle, also of a group of batches", function(world, device)
@@ -88,7 +94,8 @@ describe("schedules", function()
     for _, schedule in ipairs(list) do
       local function learned(detached)
         local model, n = support.model(world, device, { no_replica = true }), 0
-        local pipeline = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model), schedule = schedule }
+        local pipeline = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model),
+          schedule = schedule }
         for _ in pipeline:run(support.batches(world:rank(), device, 7)) do
           n = n + 1
           if n == detached then pipeline:detach() end
@@ -116,7 +123,8 @@ describe("schedules", function()
     local want = support.learned(expected)
     for _, x in ipairs { "wire_first", "sparse_dist", "prefetch_sparse_dist", { "semi_sync", later.semi_sync } } do
       local model = support.model(world, device)
-      local pipeline = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model), schedule = schedule_of(x) }
+      local pipeline = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model),
+        schedule = schedule_of(x) }
       for _, step in pipeline:run(support.batches(world:rank(), device, BATCHES)) do
         if step == 3 then model:load_state_dict(loaded) end
       end

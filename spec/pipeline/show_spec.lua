@@ -16,20 +16,27 @@ describe("a simulated step", function()
 
   it("takes as long as its longest stream, where nothing waits", function()
     local on_main = { load = { on = "main" } }
-    assert.equal(10, step_of(schedules.base:set(on_main), { load = 2, forward = 3, backward = 4, optimizer = 1, to_device = 5 }))
-    assert.equal(20, step_of(schedules.sparse_dist, { load = 2, forward = 3, backward = 4, optimizer = 1, input_dist = 20 }))
-    assert.equal(10, step_of(schedules.sparse_dist:set(on_main), { load = 2, forward = 3, backward = 4, optimizer = 1, input_dist = 9 }))
+    assert.equal(10, step_of(schedules.base:set(on_main), { load = 2, forward = 3, backward = 4, optimizer = 1,
+      to_device = 5 }))
+    assert.equal(20, step_of(schedules.sparse_dist, { load = 2, forward = 3, backward = 4, optimizer = 1,
+      input_dist = 20 }))
+    assert.equal(10, step_of(schedules.sparse_dist:set(on_main), { load = 2, forward = 3, backward = 4, optimizer = 1,
+      input_dist = 9 }))
     -- Batches are made in a lane of their own.
     assert.equal(8, step_of(schedules.base, { load = 7, forward = 3, backward = 4, optimizer = 1, to_device = 5 }))
-    assert.equal(12, step_of(schedules.sparse_dist, { load = 12, forward = 3, backward = 4, optimizer = 1, input_dist = 9 }))
+    assert.equal(12, step_of(schedules.sparse_dist, { load = 12, forward = 3, backward = 4, optimizer = 1,
+      input_dist = 9 }))
   end)
 
   it("takes what is not hidden besides", function()
     -- On one stream nothing is hidden.
-    assert.equal(29, step_of(schedules.sparse_dist:set { input_dist = { on = "main" } }, { forward = 5, backward = 4, input_dist = 20 }))
-    -- A lookup on a stream of its own comes after the tables' update and before the forward pass: it hides under neither.
+    assert.equal(29, step_of(schedules.sparse_dist:set { input_dist = { on = "main" } },
+      { forward = 5, backward = 4, input_dist = 20 }))
+    -- A lookup on a stream of its own comes after the tables' update and before the forward pass: it hides under
+    -- neither.
     assert.equal(15, step_of(schedules.fused_sparse_dist, { forward = 5, backward = 4, lookup = 6 }))
-    assert.equal(10, step_of(schedules.fused_sparse_dist, { optimizer = 6, backward = 4, lookup = 6 })) -- but under the optimizer
+    -- but under the optimizer
+    assert.equal(10, step_of(schedules.fused_sparse_dist, { optimizer = 6, backward = 4, lookup = 6 }))
   end)
 
   it("advises nothing that only streams of their own bring, where all operations share a processor", function()
@@ -52,8 +59,8 @@ describe("a simulated step", function()
     local h = best(schedules.base:set { load = { on = "main" } }, { load = 6, forward = 3, backward = 4 })
     assert.same({ 7, 0 }, { h.step, h.stale })
     assert.matches("'load' beside the rest, by workers of its loader", h.words)
-    -- A lookup between the update before it and the forward pass after it is hidden by no exact order. By a stale one it is, under the
-    -- forward pass; the backward pass changes what it reads, and cannot run meanwhile.
+    -- A lookup between the update before it and the forward pass after it is hidden by no exact order. By a stale one
+    -- it is, under the forward pass; the backward pass changes what it reads, and cannot run meanwhile.
     h = best(schedules.fused_sparse_dist, { lookup = 5, forward = 3, backward = 4 })
     assert.same({ 9, 1 }, { h.step, h.stale })
     assert.matches("lookup = 1", h.words)
@@ -61,16 +68,19 @@ describe("a simulated step", function()
     assert.is_nil(best(plain, { forward = 3, backward = 4, input_dist = 2 }))
     assert.matches("\nnothing further ahead, or beside the rest, would make it shorter$",
       show.simulation(plain, { load = 0, to_device = 0, input_dist = 1, wait_dist = 0, zero_grad = 0, optimizer = 0 }))
-    local shown = show.simulation(schedules.fused_sparse_dist, { lookup = 5, forward = 3, backward = 4, load = 0, zero_grad = 0,
-      optimizer = 0, to_device = 0, input_dist = 0, wait_dist = 0 })
+    local shown = show.simulation(schedules.fused_sparse_dist, { lookup = 5, forward = 3, backward = 4, load = 0,
+      zero_grad = 0, optimizer = 0, to_device = 0, input_dist = 0, wait_dist = 0 })
     assert.matches("\n9 with retime { [^\n]*lookup = 1 } %(tables are read one update older%)", shown)
   end)
 
   it("says who waits for whom, and refuses what it does not know", function()
     assert.matches("\na step takes 29\n?", show.simulation(schedules.sparse_dist, { input_dist = 25, wait_dist = 4 }))
-    assert.matches("lookup waits for wait_dist: %d+", show.simulation(schedules.sparse_dist, { input_dist = 25, wait_dist = 4 }))
-    assert.error_matches(function() show.simulate(schedules.base, { lookup = 1 }, 3) end, "simulate: no operation 'lookup'")
-    assert.error_matches(function() show.simulate(schedules.base, { load = -1 }, 3) end, "simulate: the time of 'load' is %-1")
+    assert.matches("lookup waits for wait_dist: %d+",
+      show.simulation(schedules.sparse_dist, { input_dist = 25, wait_dist = 4 }))
+    assert.error_matches(function() show.simulate(schedules.base, { lookup = 1 }, 3) end,
+      "simulate: no operation 'lookup'")
+    assert.error_matches(function() show.simulate(schedules.base, { load = -1 }, 3) end,
+      "simulate: the time of 'load' is %-1")
   end)
 end)
 
@@ -120,7 +130,8 @@ describe("a measured run", function()
       for _ in pairs(seen) do n = n + 1 end -- any order: counted
       -- Each of 9 operations on each of 5 batches, and a load that finds nothing, on both ranks.
       assert.equal(9 * 5 + 1, n)
-      assert.same({ "embed", "dist", "copy", "load" }, { seen["lookup 4"], seen["input_dist 0"], seen["to_device 3"], seen["load 5"] })
+      assert.same({ "embed", "dist", "copy", "load" }, { seen["lookup 4"], seen["input_dist 0"], seen["to_device 3"],
+        seen["load 5"] })
       for _, o in ipairs(p.plan.operations) do assert.is_true(show.times(p)[o.name] >= 0) end
     end)
   end)
@@ -159,12 +170,12 @@ describe("perilune schedule", function()
         return Schedule { name = "mine", { "load", ahead = 1 }, { "forward" }, { "backward" }, { "optimizer" }, { "zero_grad" } }
       end
     ]]
-    assert.matches("^schedule 'mine', hash %x+\nplace  operation  batch  stream  when\n1      load       n%+1    main\n",
-      (run("print " .. path)))
+    assert.matches("^schedule 'mine', hash %x+\nplace  operation  batch  stream  when\n1      load       n%+1    "
+      .. "main\n", (run("print " .. path)))
     local out, status = run("check " .. path)
     assert.equal(0, status)
-    assert.matches("batches in flight  2\nprologue           1 step before the first, drain 0 after the last\nstaleness          tables 0, "
-      .. "dense 0", out, 1, true)
+    assert.matches("batches in flight  2\nprologue           1 step before the first, drain 0 after the "
+      .. "last\nstaleness          tables 0, dense 0", out, 1, true)
     assert.matches("a step takes 7\n", (run("sim --times forward=2,backward=2 " .. path)))
     os.remove(path)
   end)
@@ -175,11 +186,12 @@ describe("perilune schedule", function()
     local out, status = run("check " .. path)
     os.remove(path)
     assert.equal(1, status)
-    assert.equal("perilune: schedule 'base': 'optimizer' (ahead 0, place 5) applies the grads of batch 0, of 'backward' (ahead 0, "
-      .. "place 4), a second time: no 'zero_grad' has dropped them\n", out)
+    assert.equal("perilune: schedule 'base': 'optimizer' (ahead 0, place 5) applies the grads of batch 0, of "
+      .. "'backward' (ahead 0, place 4), a second time: no 'zero_grad' has dropped them\n", out)
     out, status = run "check no_such_schedule"
     assert.equal(1, status)
-    assert.matches("^perilune: schedule: cannot open no_such_schedule.*; or a name of the library: base, sparse_dist,", out)
+    assert.matches("^perilune: schedule: cannot open no_such_schedule.*; or a name of the library: base, sparse_dist,",
+      out)
   end)
 
   it("refuses options that mean nothing, before anything runs", function()
@@ -231,9 +243,12 @@ describe("perilune schedule", function()
     local out, status = run(("trace sparse_dist --steps 2 -o %s"):format(path))
     assert.equal(0, status, out)
     assert.matches("a step takes [%d.]+", out)
-    assert.matches("\nmeasured  +[%d.]+ ms a step, [%d.]+ of them in operations\npredicted +[%d.]+ ms of these times; [%d.]+ if each", out)
+    assert.matches("\nmeasured  +[%d.]+ ms a step, [%d.]+ of them in operations\npredicted +[%d.]+ ms of these times; "
+      .. "[%d.]+ if each", out)
     local count = {}
-    for _, e in ipairs(json.decode(shell.read(path)).traceEvents) do count[e.cat or e.ph] = (count[e.cat or e.ph] or 0) + 1 end
+    for _, e in ipairs(json.decode(shell.read(path)).traceEvents) do
+      count[e.cat or e.ph] = (count[e.cat or e.ph] or 0) + 1
+    end
     assert.equal(2, count.backward)
     assert.is_true(count.predicted > 2 * 9)
     os.remove(path)

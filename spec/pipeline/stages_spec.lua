@@ -1,4 +1,5 @@
--- Models cut into stages on groups of ranks: one_f_one_b learns what the plain loop learns, bit for bit; schedules that would wait.
+-- Models cut into stages on groups of ranks: one_f_one_b learns what the plain loop learns, bit for bit; schedules that
+-- would wait.
 -- mpirun: 2 4
 local ffi = require "ffi"
 local peri = require "perilune"
@@ -21,7 +22,8 @@ end
 
 local function adam(model) return nn.optim.Adam { params = model:parameters(), lr = 0.05 } end
 
---- The plain loop over groups of `micro` batches: one update of the mean of their losses (of `micro`, also where there are fewer).
+--- The plain loop over groups of `micro` batches: one update of the mean of their losses (of `micro`, also where there
+--- are fewer).
 local function plain(model, batches, micro)
   local optimizer, k, losses, parallel = adam(model), 0, {}, model.accumulate ~= nil
   if parallel then model:accumulate(true) end
@@ -118,8 +120,8 @@ describe("a stage", function()
 
   it_alone("whose shape is none says so", function()
     for got, value in pairs { ["'x'"] = "x", ["a list with something else"] = { 3, "x" }, ["7"] = 7 } do -- any order
-      fails(("Stage: shape, asked on stage 1, returned %s, wanted a list of sizes such as { batch.rows, 64 }"):format(got), { 4, 4 },
-        function() return value end)
+      fails(("Stage: shape, asked on stage 1, returned %s, wanted a list of sizes such as { batch.rows, 64 }"):format(
+        got), { 4, 4 }, function() return value end)
     end
   end)
 end)
@@ -158,12 +160,18 @@ describe("schedules of stages", function()
 
   it_alone("are refused where they would wait for ever, or take a batch for another", function()
     refused("stage 0 has 'receive', but there is no stage beside it", { list(2, 4)[2] })
-    refused("stage 0 has 'send', but stage 1 has no 'receive'", list(2, 4, { [2] = function(s) return s:drop "receive" end }))
-    refused("stage 1 has 'receive', but stage 0 has no 'send'", list(2, 4, { [1] = function(s) return s:drop "send" end }))
+    refused("stage 0 has 'send', but stage 1 has no 'receive'", list(2, 4, { [2] = function(s)
+      return s:drop "receive"
+    end }))
+    refused("stage 1 has 'receive', but stage 0 has no 'send'", list(2, 4, { [1] = function(s)
+      return s:drop "send"
+    end }))
     refused("4 batches are together on stage 1, 3 on stage 0", { list(2, 3)[1], list(2, 4)[2] })
     -- The first stage wants a gradient before it has sent what that is of.
-    refused("stages wait for ever: stage 0 at 'backward' of batch 0 for 'send_grad' of stage 1, stage 1 at 'forward' of batch 0 for 'send' "
-      .. "of stage 0", list(2, 4, { [1] = function(s) return s:retime({ send = 0 }):move("send", { last = true }) end }))
+    refused("stages wait for ever: stage 0 at 'backward' of batch 0 for 'send_grad' of stage 1, stage 1 at 'forward' "
+      .. "of batch 0 for 'send' of stage 0", list(2, 4, { [1] = function(s)
+        return s:retime({ send = 0 }):move("send", { last = true })
+      end }))
     -- All forward passes first: no stage may keep so many.
     local gpipe = list(2, 4, { [1] = function(s)
       return s:retime({ load = 3, to_device = 3, forward = 3, send = 3 }):with { depth = 4 }
@@ -185,7 +193,8 @@ describe("schedules of stages", function()
     for r = 1, 2 do assert.matches("3 batches are together on stage 1, 2 on stage 0", errors[r].message, 1, true) end
     sim.run(2, function(_, world)
       local model = Part(1, LAYERS, "cpu")
-      local ok, err = pcall(pipeline.Pipeline, { model = model, optimizer = adam(model), schedule = schedules.one_f_one_b() })
+      local ok, err = pcall(pipeline.Pipeline,
+        { model = model, optimizer = adam(model), schedule = schedules.one_f_one_b() })
       assert.is_false(ok)
       assert.equal("Pipeline: schedule 'one_f_one_b' has a 'send'; the pipeline must have a stage", err.message)
       ok, err = pcall(pipeline.Stage, { stages = 3, group = world, shape = print })

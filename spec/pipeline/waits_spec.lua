@@ -1,4 +1,5 @@
--- Where measured steps wait, and for whom: one rank is slowed on purpose, in one operation, and is the one that is named.
+-- Where measured steps wait, and for whom: one rank is slowed on purpose, in one operation, and is the one that is
+-- named.
 -- (The ranks of a sim world take turns: who computes stops all of them. So this needs processes.)
 -- mpirun: 2
 local peri = require "perilune"
@@ -53,15 +54,16 @@ describe("a measured step", function()
           assert.is_true(control.late_ms < SLOW / 2, ("rank %d itself waits %g ms"):format(who, control.late_ms))
         else
           assert.same({ who, r - 1 }, { control.last, control.rank })
-          assert.is_true(control.late_ms > SLOW / 2 and control.late_ms <= control.ms, ("%g of %g ms"):format(control.late_ms, control.ms))
+          assert.is_true(control.late_ms > SLOW / 2 and control.late_ms <= control.ms,
+            ("%g of %g ms"):format(control.late_ms, control.ms))
           assert.is_true(control.last_share > 0.6)
           assert.matches(("^rank %d works %%d[%%d.]* ms in 'slow', others "):format(who), control.hint)
           assert.is_true(row_of(rows, "wait_dist", "ids").ms < SLOW / 2)
         end
       end
       local text = waits.waits_text(found)
-      assert.matches(("rank %d waits [%%d.]+ ms a step in 'wait_dist' for sizes of ids %%(channel control%%): [%%d.]+ until all had come, "
-        .. "last rank %d %%("):format(1 - who, who), text)
+      assert.matches(("rank %d waits [%%d.]+ ms a step in 'wait_dist' for sizes of ids %%(channel control%%): [%%d.]+ "
+        .. "until all had come, last rank %d %%("):format(1 - who, who), text)
       assert.matches("clocks of ranks agree to [%d.]+ ms", text)
     end
   end, { sizes = { 2 }, timeout = 60, only = "mpi" })
@@ -84,7 +86,8 @@ describe("a measured step", function()
   worlds.each("is measured by clocks that have been compared", function(world)
     local ahead, wrong = waits.clock(world)
     assert.is_true(wrong >= 0 and wrong < 1e9)
-    assert.is_true(math.abs(ahead) <= wrong + 1, ("%g ns ahead, within %g"):format(ahead, wrong)) -- the ranks have one clock
+    -- the ranks have one clock
+    assert.is_true(math.abs(ahead) <= wrong + 1, ("%g ns ahead, within %g"):format(ahead, wrong))
   end, { sizes = { 2, 3 }, devices = { "cpu" }, timeout = 60 })
 
   worlds.each("is shown on one timeline with those of the other ranks", function(world, device, n)
@@ -106,7 +109,8 @@ describe("a measured step", function()
         end
         if kind == "wait" then assert.is_true(e.args.last >= 0 and e.args.last < n, tostring(e.args.last)) end
       end
-      assert.is_true(of["predicted" .. n] >= 10 * 5 and of["predicted, of the times on rank 0" .. n], "predicted beside measured")
+      assert.is_true(of["predicted" .. n] >= 10 * 5 and of["predicted, of the times on rank 0" .. n],
+        "predicted beside measured")
       assert.is_true(before, "the timeline begins with the first operation")
       for r = 0, n - 1 do
         assert.equal(10 * 5, of["operation" .. r])
@@ -124,7 +128,8 @@ describe("a measured step", function()
     local found = waits.waits(p)
     assert.is_false(peri.ffi.state.watched)
     p:measure(false)
-    assert.error_matches(function() waits.waits(p) end, "Pipeline: nothing is measured; call pipeline:measure%(true%) before the steps")
+    assert.error_matches(function() waits.waits(p) end,
+      "Pipeline: nothing is measured; call pipeline:measure%(true%) before the steps")
     p:measure(true)
     local batches = support.batches(world:rank(), device, 3)
     while p:progress(batches) do end -- luacheck: ignore
@@ -145,7 +150,8 @@ describe("perilune schedule trace", function()
     assert.equal(0, status, out)
     local n = 0
     for line, hint in out:gmatch "\n(rank [01] waits [^\n]*)\n(  [^\n]+)" do
-      assert.matches("ms a step in '%w+' for [%w ,]+ %(channel %w+%): [%d.]+ until all had come, last [%w ]+ %(%d+ %%%)$", line)
+      assert.matches("ms a step in '%w+' for [%w ,]+ %(channel %w+%): [%d.]+ until all had come, last [%w ]+ %(%d+ "
+        .. "%%%)$", line)
       assert.is_true(#hint > 20, hint)
       n = n + 1
     end

@@ -33,7 +33,8 @@ describe("fit.least", function()
   end)
 
   it("finds none below 0", function()
-    local found = fit.least({ { amounts = { a = 1, b = 1 }, ms = 1 }, { amounts = { a = 1, b = 2 }, ms = 0.5 } }, { "a", "b" })
+    local found = fit.least({ { amounts = { a = 1, b = 1 }, ms = 1 }, { amounts = { a = 1, b = 2 }, ms = 0.5 } },
+      { "a", "b" })
     assert.is_true(found.a >= 0 and found.b >= 0)
   end)
 end)
@@ -77,7 +78,8 @@ describe("perilune calibrate --only machine", function()
     local function rating(batch)
       local planner = plan.EmbeddingShardingPlanner { topology = t, estimates = "step", batch_size = batch,
         sharder = plan.perilune_sharder }
-      return planner:search(plan.describe.of { tables = { { name = "t", num_embeddings = 1e5, embedding_dim = 64 } } }).best.rating
+      return planner:search(plan.describe.of { tables = { { name = "t", num_embeddings = 1e5,
+        embedding_dim = 64 } } }).best.rating
     end
     assert.is_true(rating(4096) > 1.5 * rating(2048))
   end)
@@ -104,13 +106,14 @@ describe("perilune calibrate --only machine", function()
     local script = shell.write(folder .. "/beside.lua", [[
       print(require("perilune.calibration.beside").others_of_process(function() os.execute "sleep 0.4" end))]])
     local spin = shell.write(folder .. "/spin.sh", "while :; do :; done\n")
-    local out = shell.run(('for i in $(seq $(nproc)); do sh %s & pids="$pids $!"; done; %s run %s; kill $pids'):format(spin, shell.perilune,
-      script))
+    local out = shell.run(('for i in $(seq $(nproc)); do sh %s & pids="$pids $!"; done; %s run %s; kill $pids'):format(
+      spin, shell.perilune, script))
     assert.is_true(tonumber(out) > 0.5, out)
   end)
 
   it("sees before all the work whether ranks meet, and are as many on each host", function()
-    local out, status = shell.run(shell.perilune .. " calibrate --only machine -n 2 --dry-run", { XDG_CACHE_HOME = folder })
+    local out, status = shell.run(shell.perilune .. " calibrate --only machine -n 2 --dry-run",
+      { XDG_CACHE_HOME = folder })
     if status ~= 0 and out:find "need Open MPI" then return pending "Open MPI was not found" end
     assert.same({ "", 0 }, { out, status })
     local words = ("tests/net/nodes 2,1,1 %s calibrate --seconds 1 -n 4 -t 1"):format(shell.perilune)
@@ -127,8 +130,9 @@ describe("perilune calibrate --only machine", function()
     assert.equal("5000000\t5000000\t10000000\n", (shell.run(("%s run %s"):format(shell.perilune, script))))
   end)
 
-  --- Prices of simulated timings, on a machine of caches of so many bytes: what script(machine, t, target, list, times) prints. times: of
-  --- each probe as true prices have it, the bytes of rows in memory at `memory` GB/s, those in the caches for nothing.
+  --- Prices of simulated timings, on a machine of caches of so many bytes: what script(machine, t, target, list, times)
+  --- prints. times: of each probe as true prices have it, the bytes of rows in memory at `memory` GB/s, those in the
+  --- caches for nothing.
   local function simulated(cache, words)
     local script = shell.write(folder .. "/simulated.lua", ([[
       local machine, rates = require "perilune.calibration.machine", require "perilune.calibration.rates"
@@ -203,13 +207,14 @@ describe("perilune calibrate --only machine", function()
       assert(tries == 5, tries)]]
     for _, cache in ipairs { 32 * 2 ^ 20, 300e6 } do -- 203 GB/s where copies take 5
       local out = simulated(cache, "local all = times(1 / 203e6, 0)" .. words)
-      assert.matches("^false.*calibrate: by these timings rows that no cache holds are %l+.- at [%d.e+]+ GB/s; copies take 5 GB/s, so "
-        .. "memory cannot .*, also measured again: nothing is kept; measure again", out)
+      assert.matches("^false.*calibrate: by these timings rows that no cache holds are %l+.- at [%d.e+]+ GB/s; copies "
+        .. "take 5 GB/s, so memory cannot .*, also measured again: nothing is kept; measure again", out)
       out = simulated(cache, [[
         local all = times(1 / 203e6, 0)
         for i, p in ipairs(list) do all[i].backward = all[i].backward / 20 end]] .. words)
-      assert.matches("^false.*calibrate: updates of %d+ ids of %d+ columns took .* ms, in which [%d.e+]+ GB/s of rows would have come that "
-        .. "no cache holds; copies take 5 GB/s, so memory cannot, also measured again: nothing is kept; measure again", out)
+      assert.matches("^false.*calibrate: updates of %d+ ids of %d+ columns took .* ms, in which [%d.e+]+ GB/s of rows "
+        .. "would have come that no cache holds; copies take 5 GB/s, so memory cannot, also measured again: nothing "
+        .. "is kept; measure again", out)
     end
   end)
 

@@ -40,7 +40,8 @@ describe("the machine h100", function()
   end)
 
   -- Of forward passes prices are those of sharded modules, which route ids and put results together beside the lookup.
-  it("predicts updates, rows over the bus, and steps in f32 and TF32, within 25 % of what was measured on one", function()
+  it("predicts updates, rows over the bus, and steps in f32 and TF32, within 25 % of what was measured on one",
+    function()
     local measured = {}
     for line in io.lines "tests/gpu/results/2026-11-26-h100-second-day.jsonl" do
       local r = json.decode(line)
@@ -62,7 +63,8 @@ describe("the machine h100", function()
     local tables, entries, constraints = {}, {}, {}
     for i = 1, 26 do
       local name = "t" .. i
-      tables[i] = peri.EmbeddingBagConfig { name = name, num_embeddings = 1e6, embedding_dim = 128, feature_names = { "f" .. i } }
+      tables[i] = peri.EmbeddingBagConfig { name = name, num_embeddings = 1e6, embedding_dim = 128,
+        feature_names = { "f" .. i } }
       entries[name], constraints[name] = plan.table_wise(0), plan.ParameterConstraints { pooling_factors = { 3 } }
     end
     local model = plan.describe.of(nn.DLRM_DCN { dense_in_features = 13, dense_arch_layer_sizes = { 512, 256, 128 },
@@ -82,16 +84,20 @@ end)
 describe("plan.dense", function()
   it("counts products, what they give and weights", function()
     local a = dense._amounts({ { 512, 256 } }, 1000)
-    assert.same({ product = 1, flop = 2 * 1000 * 512 * 256, out_byte = 1000 * 512 * 4, weight_byte = 512 * 256 * 4 }, a.forward)
+    assert.same({ product = 1, flop = 2 * 1000 * 512 * 256, out_byte = 1000 * 512 * 4, weight_byte = 512 * 256 * 4 },
+      a.forward)
     assert.equal(2 * a.forward.flop, a.backward.flop)
     assert.same({ product = 1, flop = 0, out_byte = 0, weight_byte = 512 * 256 * 4 }, a.optimizer)
   end)
 
   it("is the sum of amounts times prices, and finds a model's matrices", function()
     local prices = {}
-    for i, way in ipairs(dense.ways) do prices[way] = { product = 0.01 * i, flop = 1e-11, out_byte = 1e-9, weight_byte = 1e-9 * i } end
+    for i, way in ipairs(dense.ways) do
+      prices[way] = { product = 0.01 * i, flop = 1e-11, out_byte = 1e-9, weight_byte = 1e-9 * i }
+    end
     local t = plan.Topology { world_size = 1, compute_device = "cuda", dense = { high = prices } }
-    local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 8, feature_names = { "f" } } }
+    local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 8,
+      feature_names = { "f" } } }
     local model = nn.Module:extend "Two"
     function model:init()
       self.bags = peri.EmbeddingBagCollection { tables = tables }
@@ -117,7 +123,8 @@ describe("plan.dense", function()
     assert.error_matches(function()
       plan.Topology { world_size = 1, dense = { high = { forward = { product = 1, flop = 1, out_byte = 1 } } } }
     end, "dense.high.forward.weight_byte")
-    assert.error_matches(function() plan.Topology { world_size = 1, dense = { low = {} } } end, "allowed: highest, high, bf16")
+    assert.error_matches(function() plan.Topology { world_size = 1, dense = { low = {} } } end,
+      "allowed: highest, high, bf16")
   end)
 end)
 
@@ -143,10 +150,12 @@ describe("perilune plan --machine", function()
 
   it("refuses machines that it does not know, and what says ranks twice", function()
     for words, text in pairs {
-      ["--machine h100:0"] = "allowed: NAME or NAME:RANKS, such as h100:8", ["--machine :8"] = "allowed: NAME or NAME:RANKS",
-      ["--machine abacus:8"] = "nor a machine of that name, but .*h100", ["--machine h100:8 -n 4"] = "one of them says how many",
-      ["--machine h100 --topology h100"] = "one of them says the machine",
-      ["--machine h100:8 --verify"] = "the topology is of GPUs, and its steps run on one, but here: .*'nowhere'",
+      ["--machine h100:0"] = "allowed: NAME or NAME:RANKS, such as h100:8",
+      ["--machine :8"] = "allowed: NAME or NAME:RANKS",
+      ["--machine abacus:8"] = "nor a machine of that name, but .*h100",
+      ["--machine h100:8 -n 4"] = "one of them says how many", ["--machine h100 --topology h100"] =
+      "one of them says the machine", ["--machine h100:8 --verify"] =
+        "the topology is of GPUs, and its steps run on one, but here: .*'nowhere'",
     } do
       local out, status = run(words)
       assert.is_true(status ~= 0, words)

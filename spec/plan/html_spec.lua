@@ -1,4 +1,5 @@
--- The page of a plan: what its picture says is what the plan says, nothing on it reaches out, and a browser shows it without overflow.
+-- The page of a plan: what its picture says is what the plan says, nothing on it reaches out, and a browser shows it
+-- without overflow.
 local peri = require "perilune"
 local shell = require "spec.support.shell"
 local json = require "dkjson"
@@ -6,8 +7,8 @@ local plan = peri.plan
 
 local function page_of(tables, ranks, with_reasons)
   local model = plan.describe.of { tables = tables, optimizer = "rowwise_adagrad" }
-  local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology.preset("dgx_a100_40gb", { world_size = ranks }),
-    sharder = plan.perilune_sharder, max_placements = 2e5 }
+  local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology.preset("dgx_a100_40gb",
+    { world_size = ranks }), sharder = plan.perilune_sharder, max_placements = 2e5 }
   planner:plan(model)
   local why = with_reasons and plan.reasons.of(planner, model) or nil
   return plan.html.page(planner, { title = "a <plan> & its 'name'", reasons = why }), planner, why
@@ -15,12 +16,15 @@ end
 
 local small = { { name = "users", num_embeddings = 4e7, embedding_dim = 128 },
   { name = "items", num_embeddings = 3e6, embedding_dim = 256 },
-  { name = "<script>a_name_that_does_not_fit_into_any_column_of_the_picture</script>", num_embeddings = 9e6, embedding_dim = 64 },
+  { name = "<script>a_name_that_does_not_fit_into_any_column_of_the_picture</script>", num_embeddings = 9e6,
+    embedding_dim = 64 },
   { name = "tags", num_embeddings = 1000, embedding_dim = 16 } }
 
 local function many(n)
   local tables = {}
-  for i = 1, n do tables[i] = { name = "t" .. i, num_embeddings = 1000 * (i * i % 997 + 1), embedding_dim = 16 * (1 + i % 8) } end
+  for i = 1, n do
+    tables[i] = { name = "t" .. i, num_embeddings = 1000 * (i * i % 997 + 1), embedding_dim = 16 * (1 + i % 8) }
+  end
   return tables
 end
 
@@ -28,9 +32,11 @@ end
 local function rects(page, class)
   local list = {}
   for names, x, y, w, h, more, title in page:gmatch
-    '<rect class="([%w_ ]+)" x="([%d.-]+)" y="([%d.-]+)" width="([%d.-]+)" height="([%d.-]+)"([^>]*)><title>([^<]*)</title>' do
+    '<rect class="([%w_ ]+)" x="([%d.-]+)" y="([%d.-]+)" width="([%d.-]+)" '
+      .. 'height="([%d.-]+)"([^>]*)><title>([^<]*)</title>' do
     if (" " .. names .. " "):find(" " .. class .. " ", 1, true) then
-      list[#list + 1] = { x = tonumber(x), y = tonumber(y), w = tonumber(w), h = tonumber(h), title = title, more = more, names = names }
+      list[#list + 1] = { x = tonumber(x), y = tonumber(y), w = tonumber(w), h = tonumber(h), title = title,
+        more = more, names = names }
     end
   end
   return list
@@ -94,8 +100,8 @@ describe("the page of a plan", function()
     local used = rects(page, "used")
     assert.equal(16, #used)
     local times = plan.NoopPerfModel { topology = planner.topology }
-    assert.matches(("<b>%.4g ms</b><span>on the slowest rank"):format(times:rate(planner.last.best.proposal, planner.last.best.placement)),
-      page, 1, true)
+    assert.matches(("<b>%.4g ms</b><span>on the slowest rank"):format(times:rate(planner.last.best.proposal,
+      planner.last.best.placement)), page, 1, true)
     for r, bar in ipairs(used) do
       local track, share = rects(page, "track")[r], tonumber(bar.title:match "%(([%d.]+) %%%)")
       assert.is_true(math.abs(bar.w / track.w * 100 - share) < 0.2, bar.title)
@@ -114,8 +120,8 @@ describe("the page of a plan", function()
     for _, entry in ipairs(why) do
       for _, other in ipairs(entry.others) do
         said = said + 1
-        assert.matches(("<td>%s</td><td>%s</td><td>%s</td>"):format(other.option, other.kind, (other.text:gsub("'", "&#39;"))), page, 1,
-          true)
+        assert.matches(("<td>%s</td><td>%s</td><td>%s</td>"):format(other.option, other.kind,
+          (other.text:gsub("'", "&#39;"))), page, 1, true)
       end
     end
     assert.is_true(said > 20)
@@ -150,7 +156,8 @@ describe("the page of a plan", function()
   it("is refused without a plan, and for arguments that are none", function()
     local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 2 } }
     assert.error_matches(function() plan.html.page(planner) end, "the planner has no plan yet")
-    assert.error_matches(function() plan.html.page(select(2, page_of(small, 8)), { titel = 1 }) end, "no argument 'titel'")
+    assert.error_matches(function() plan.html.page(select(2, page_of(small, 8)), { titel = 1 }) end,
+      "no argument 'titel'")
   end)
 end)
 
@@ -197,16 +204,21 @@ document.body.innerHTML = "<pre>BEGIN" + JSON.stringify({ wrong: wrong, n: n }).
 
 describe("a browser", function()
   local browser
-  for _, name in ipairs { "chromium", "chromium-browser", "google-chrome" } do browser = browser or shell.has(name) and name end
-  if not browser then return it("shows the page", function() pending "no chromium to look at the page with (Debian: chromium)" end) end
+  for _, name in ipairs { "chromium", "chromium-browser", "google-chrome" } do
+    browser = browser or shell.has(name) and name
+  end
+  if not browser then
+    return it("shows the page", function() pending "no chromium to look at the page with (Debian: chromium)" end)
+  end
 
-  for _, case in ipairs { { small, 16, 1280, "a small plan" }, { many(200), 64, 800, "a large plan in a narrow window" } } do
+  for _, case in ipairs { { small, 16, 1280, "a small plan" },
+    { many(200), 64, 800, "a large plan in a narrow window" } } do
     it("shows " .. case[4] .. " without overflow", function()
       local folder, clean = shell.temporary()
       local page = page_of(case[1], case[2], #case[1] < 10)
       shell.write(folder .. "/page.html", (page:gsub("</body>", function() return measure .. "</body>" end)))
-      local out = shell.run(("%s --headless --no-sandbox --disable-gpu --user-data-dir=%s/profile --window-size=%d,900 --dump-dom "
-        .. "file://%s/page.html"):format(browser, folder, case[3], folder))
+      local out = shell.run(("%s --headless --no-sandbox --disable-gpu --user-data-dir=%s/profile "
+        .. "--window-size=%d,900 --dump-dom file://%s/page.html"):format(browser, folder, case[3], folder))
       clean()
       local found = json.decode(out:match "BEGIN(.*)END" or error(out))
       assert.same({}, found.wrong)

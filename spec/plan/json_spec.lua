@@ -12,8 +12,9 @@ local function example()
       users = plan.row_wise { ranks = { 2, 0 }, sizes = { 7, 3 } },
       items = plan.table_wise(1, { compute_kernel = "dense" }),
       ["odd \"name\"\n"] = plan.column_wise { ranks = { 0, 1, 0 } },
-      cached = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { algorithm = "LFU", load_factor = 0.1, ways = 8,
-        reserved_memory = 4096, precision = "FP32", prefetch_pipeline = true } },
+      cached = plan.row_wise { compute_kernel = "fused_uvm_caching",
+        cache_params = { algorithm = "LFU", load_factor = 0.1, ways = 8, reserved_memory = 4096, precision = "FP32",
+          prefetch_pipeline = true } },
       plain = plan.row_wise { compute_kernel = "fused_uvm_caching" },
     },
   }
@@ -56,27 +57,34 @@ describe("a plan in JSON", function()
     local path = folder .. "/plan.json"
     plan.save_json(plan.ShardingPlan { [""] = { t = plan.row_wise() } }, path)
     assert.equal("row_wise", plan.load(path, { world_size = 2 }).plan[""].tables.t.sharding_type)
-    local model = peri.DistributedModelParallel { plan = path, module = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd" },
-      tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } } } }
+    local model = peri.DistributedModelParallel { plan = path,
+      module = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd" },
+        tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4,
+          feature_names = { "f" } } } } }
     assert.equal("row_wise", model.plan.plan[""].tables.t.sharding_type)
     -- A program under that name is no plan, and does not run.
     shell.write(path, ("local file = io.open('%s/ran', 'w') file:close() return {}"):format(folder))
-    assert.error_matches(function() plan.load(path, { world_size = 2 }) end, "plan '.*plan.json': no valid JSON value at line 1, column 1")
+    assert.error_matches(function() plan.load(path, { world_size = 2 }) end,
+      "plan '.*plan.json': no valid JSON value at line 1, column 1")
     assert.error_matches(function() plan.load_json(path) end, "no valid JSON value")
     assert.is_nil(io.open(folder .. "/ran"))
-    assert.error_matches(function() plan.load_json(folder .. "/none.json") end, "plan.load_json: .*none.json: No such file")
+    assert.error_matches(function() plan.load_json(folder .. "/none.json") end,
+      "plan.load_json: .*none.json: No such file")
     assert.error_matches(function() plan.load_json(folder) end, "plan.load_json: ")
-    assert.error_matches(function() plan.save_json(example(), folder .. "/no/plan.json") end, "plan.save_json: .*No such file")
+    assert.error_matches(function() plan.save_json(example(), folder .. "/no/plan.json") end,
+      "plan.save_json: .*No such file")
     clean()
   end)
 
   for _, case in ipairs {
     { "", "plan.from_json: " }, { "  ", "plan.from_json: " }, { "[]", "the plan is a list, wanted an object" },
-    { "7", "the plan is a number, wanted an object" }, { "{", "unterminated object" }, { "null", "the plan is null, wanted an object" },
-    { "{}", "the plan: the key 'perilune_plan' is missing" }, { '{"perilune_plan": 1}', "the plan: the key 'modules' is missing" },
+    { "7", "the plan is a number, wanted an object" }, { "{", "unterminated object" },
+    { "null", "the plan is null, wanted an object" }, { "{}", "the plan: the key 'perilune_plan' is missing" },
+    { '{"perilune_plan": 1}', "the plan: the key 'modules' is missing" },
     { '{"perilune_plan": 2, "modules": {}}', "perilune_plan %(the version of the format%) is 2, allowed: 1" },
     { '{"perilune_plan": 1, "modules": {}} {}', "there is more after the plan: '{}'" },
-    { '{"perilune_plan": 1, "modules": {}, "comment": 3}', "the plan: no key 'comment'; allowed: modules, perilune_plan" },
+    { '{"perilune_plan": 1, "modules": {}, "comment": 3}',
+      "the plan: no key 'comment'; allowed: modules, perilune_plan" },
     { '{"perilune_plan": 1, "modules": []}', "modules is a list, wanted an object" },
     { '{"perilune_plan": 1, "modules": {"m": 3}}', "module 'm' is a number, wanted an object" },
     { '{"perilune_plan": 1, "modules": {"m": {}, "m": {}}}', "the key 'm' comes twice" },
@@ -84,24 +92,29 @@ describe("a plan in JSON", function()
     { '{"perilune_plan": 1, "modules": {{}}}', "a value without a key in an object" },
     { text_of "3", "module 'm', table 't' is a number, wanted an object" },
     { text_of "{}", "module 'm', table 't': the key 'sharding_type' is missing" },
-    { text_of '{"sharding_type": "row_wise", "rank": 1}', "table 't': no key 'rank'; allowed: cache_params, compute_kernel, hosts, ranks" },
-    { text_of '{"sharding_type": "diagonal"}', "table 't': ParameterSharding: sharding_type 'diagonal', allowed: column_wise" },
+    { text_of '{"sharding_type": "row_wise", "rank": 1}',
+      "table 't': no key 'rank'; allowed: cache_params, compute_kernel, hosts, ranks" },
+    { text_of '{"sharding_type": "diagonal"}',
+      "table 't': ParameterSharding: sharding_type 'diagonal', allowed: column_wise" },
     { text_of '{"sharding_type": {}}', "table 't': ParameterSharding: sharding_type 'table" },
-    { text_of '{"sharding_type": "row_wise", "compute_kernel": "magic"}', "table 't': ParameterSharding: compute_kernel 'magic', allowed" },
+    { text_of '{"sharding_type": "row_wise", "compute_kernel": "magic"}',
+      "table 't': ParameterSharding: compute_kernel 'magic', allowed" },
     { text_of '{"sharding_type": "row_wise", "ranks": 1}', "table 't': ranks is a number, wanted a list" },
     { text_of '{"sharding_type": "row_wise", "ranks": {"0": 1}}', "table 't': ranks is an object, wanted a list" },
-    { text_of '{"sharding_type": "row_wise", "ranks": ["0"]}', "table 't': ParameterSharding: ranks%[1%] is '0', wanted a whole number" },
+    { text_of '{"sharding_type": "row_wise", "ranks": ["0"]}',
+      "table 't': ParameterSharding: ranks%[1%] is '0', wanted a whole number" },
     { text_of '{"sharding_type": "row_wise", "ranks": [1e999]}', "table 't': ParameterSharding: ranks%[1%] is inf" },
-    { text_of '{"sharding_type": "row_wise", "ranks": [0], "sizes": [1, 2]}', "table 't': ParameterSharding: 2 sizes for 1 ranks" },
+    { text_of '{"sharding_type": "row_wise", "ranks": [0], "sizes": [1, 2]}',
+      "table 't': ParameterSharding: 2 sizes for 1 ranks" },
     { text_of '{"sharding_type": "row_wise", "ranks": null}', "ranks is null" },
     { text_of '{"sharding_type": "row_wise", "cache_params": {}}',
       "table 't': ParameterSharding: cache_params with compute_kernel 'fused'" },
-    { text_of '{"sharding_type": "row_wise", "compute_kernel": "fused_uvm_caching", "cache_params": {"directory": "/tmp"}}',
-      "table 't': cache_params: no key 'directory'; allowed: algorithm, load_factor" },
-    { text_of '{"sharding_type": "row_wise", "compute_kernel": "fused_uvm_caching", "cache_params": {"load_factor": 2}}',
-      "table 't': CacheParams: load_factor is 2" },
-    { text_of '{"sharding_type": "row_wise", "compute_kernel": "fused_uvm_caching", "cache_params": {"prefetch_pipeline": 1}}',
-      "table 't': cache_params: prefetch_pipeline is a number, wanted true or false" },
+    { text_of('{"sharding_type": "row_wise", "compute_kernel": "fused_uvm_caching", "cache_params": {"directory": '
+      .. '"/tmp"}}'), "table 't': cache_params: no key 'directory'; allowed: algorithm, load_factor" },
+    { text_of('{"sharding_type": "row_wise", "compute_kernel": "fused_uvm_caching", "cache_params": {"load_factor": '
+      .. '2}}'), "table 't': CacheParams: load_factor is 2" },
+    { text_of('{"sharding_type": "row_wise", "compute_kernel": "fused_uvm_caching", "cache_params": '
+      .. '{"prefetch_pipeline": 1}}'), "table 't': cache_params: prefetch_pipeline is a number, wanted true or false" },
     { ("["):rep(200000), "plan.from_json: lists and objects within each other, 33 deep; allowed: 32" },
     { ('{"a":'):rep(200000), "plan.from_json: lists and objects within each other, 33 deep" },
     { '/* "[" */ {"perilune_plan": 1, "modules": {}}', "a comment at byte 1, which JSON has not" },
@@ -128,8 +141,8 @@ describe("a plan in JSON", function()
 
   it("never does more than fail, whatever is in the text", function()
     local text = plan.to_json(example())
-    local pieces = { "{", "}", "[", "]", ":", ",", '"', "null", "true", "1e999", "-1", "0", "\\u0000", "\\", "\255", "/*", "\n", '"ranks"',
-      '"sharding_type"', '"row_wise"', '"x": 1,', "{}" }
+    local pieces = { "{", "}", "[", "]", ":", ",", '"', "null", "true", "1e999", "-1", "0", "\\u0000", "\\", "\255",
+      "/*", "\n", '"ranks"', '"sharding_type"', '"row_wise"', '"x": 1,', "{}" }
     math.randomseed(20)
     local read, refused, in_c_too = 0, 0, 0
     for _ = 1, 2500 do
@@ -143,7 +156,8 @@ describe("a plan in JSON", function()
       if ok then
         read = read + 1
         local status, message = in_c(mutant)
-        -- Lua's reader of JSON takes some that is none (escapes, a missing comma); numbers below 0 it leaves to those who make modules.
+        -- Lua's reader of JSON takes some that is none (escapes, a missing comma); numbers below 0 it leaves to those
+        -- who make modules.
         if not status then in_c_too = in_c_too + 1 end
         assert.is_truthy(not status or status == "EFORMAT" or mutant:match "%-%d", (message or "") .. mutant)
         assert.equal(plan.to_json(result), plan.to_json(plan.from_json(plan.to_json(result))))
@@ -154,7 +168,8 @@ describe("a plan in JSON", function()
         assert.is_truthy(in_c(mutant), mutant)
       end
     end
-    assert.is_true(read > 20 and refused > 400 and in_c_too > read / 2, ("%d read, %d in C, %d refused"):format(read, in_c_too, refused))
+    assert.is_true(read > 20 and refused > 400 and in_c_too > read / 2,
+      ("%d read, %d in C, %d refused"):format(read, in_c_too, refused))
   end)
 
   it("says options by names that C lists", function()
@@ -163,7 +178,8 @@ describe("a plan in JSON", function()
     assert.equal(C.PERI_GRID_SHARD, value[0])
     assert.equal(0, C.peri_option_value("data_type", "INT4", value))
     assert.equal(C.PERI_ROWS_INT4, value[0])
-    local refused = { pooling = "pooling is 'MAX', allowed: SUM, MEAN, NONE$", colour = "there is no option 'colour', allowed: pooling" }
+    local refused = { pooling = "pooling is 'MAX', allowed: SUM, MEAN, NONE$",
+      colour = "there is no option 'colour', allowed: pooling" }
     for option, text in peri.util.ordered(refused) do
       assert.equal(C.PERI_EINVAL, C.peri_option_value(option, "MAX", value))
       assert.matches(text, ffi.string(C.peri_error_message()))
@@ -175,7 +191,8 @@ describe("a plan in JSON", function()
   end)
 
   it("is put into the tables of a C program as it is into those of a model", function()
-    local shapes = { users = { 10, 8 }, items = { 30, 8 }, ['odd "name"\n'] = { 6, 12 }, cached = { 90, 4 }, plain = { 50, 4 } }
+    local shapes = { users = { 10, 8 }, items = { 30, 8 }, ['odd "name"\n'] = { 6, 12 }, cached = { 90, 4 },
+      plain = { 50, 4 } }
     local text, names = plan.to_json(example()), peri.util.keys(shapes)
     sim.run(3, function(_, world)
       local tables, anchors = peri.ffi.structs("peri_sharded_table", #names), {}
@@ -198,7 +215,8 @@ describe("a plan in JSON", function()
           assert.equal(not e.sizes, t.sizes == nil)
         end
         local cache = tables[peri.util.index_of(names).cached - 1].cache
-        assert.same({ C.PERI_CACHE_LFU, 0.1, 8, 4096 }, { cache.algorithm, cache.load_factor, cache.ways, tonumber(cache.reserved_memory) })
+        assert.same({ C.PERI_CACHE_LFU, 0.1, 8, 4096 }, { cache.algorithm, cache.load_factor, cache.ways,
+          tonumber(cache.reserved_memory) })
         -- What does not fit changes nothing, and is named.
         local before = tables[0].ranks
         local function refused(path, n, text_wanted)

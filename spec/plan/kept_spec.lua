@@ -1,4 +1,5 @@
--- `perilune plan` without the name of a machine: the topology that is kept, of one host or of several, and a line that says which it is.
+-- `perilune plan` without the name of a machine: the topology that is kept, of one host or of several, and a line that
+-- says which it is.
 local shell = require "spec.support.shell"
 
 describe("perilune plan without a topology", function()
@@ -23,7 +24,8 @@ describe("perilune plan without a topology", function()
     local f = assert(io.open(model, "w"))
     f:write "return { tables = { { name = 'a', num_embeddings = 4000, embedding_dim = 16 } } }"
     f:close()
-    local out, status = shell.run(("XDG_CACHE_HOME=%s %s plan %s --no-reasons %s"):format(folder, shell.perilune, model, arguments), {})
+    local out, status = shell.run(("XDG_CACHE_HOME=%s %s plan %s --no-reasons %s"):format(folder, shell.perilune, model,
+      arguments), {})
     assert.equal(0, status, out)
     return out
   end

@@ -1,5 +1,5 @@
--- Memory of plans is what the runtime allocates, and plans propose nothing that it refuses: every optimizer, data type, sharding type and
--- compute kernel, made on the ranks of a sim world and looked at.
+-- Memory of plans is what the runtime allocates, and plans propose nothing that it refuses: every optimizer, data type,
+-- sharding type and compute kernel, made on the ranks of a sim world and looked at.
 -- cuda: always
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
@@ -15,7 +15,8 @@ local plan = peri.plan
 local RANKS, LOCAL, ROWS, DIM = 4, 2, 52, 16
 local PADDING = 64 -- bytes at most that a state's table is padded by
 local kernels = { "fused", "fused_uvm_caching", "dense" }
-local all = { "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard", "data_parallel" }
+local all = { "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard",
+  "data_parallel" }
 local bytes_of = { FP32 = 4, FP16 = 2, BF16 = 2 }
 local dtype_bytes = { f32 = 4, f16 = 2, bf16 = 2, i64 = 8 }
 
@@ -25,13 +26,15 @@ if os.getenv "PERI_OPAQUE_DEVICE" == "cuda_host" then devices[2] = "opaque" end
 
 --- Ways to shard a table that a planner offers under an optimizer, as options by "type kernel".
 local function offered(optimizer, data_type)
-  local constraints = { t = plan.ParameterConstraints { sharding_types = all, compute_kernels = kernels, min_partition = 8 } }
+  local constraints = { t = plan.ParameterConstraints { sharding_types = all, compute_kernels = kernels,
+    min_partition = 8 } }
   local topology = plan.Topology { world_size = RANKS, local_world_size = LOCAL }
-  local tables = { { name = "t", num_embeddings = ROWS, embedding_dim = DIM, feature_names = { "f" }, data_type = data_type } }
-  local enumerator = enumerators.EmbeddingEnumerator { topology = topology, constraints = constraints, sharder = everything,
-    batch_size = 4, estimators = {} }
-  local ok, list = pcall(enumerator.enumerate, enumerator, { { path = "", kind = "EmbeddingBagCollection", tables = tables,
-    optimizer = optimizer } })
+  local tables = { { name = "t", num_embeddings = ROWS, embedding_dim = DIM, feature_names = { "f" },
+    data_type = data_type } }
+  local enumerator = enumerators.EmbeddingEnumerator { topology = topology, constraints = constraints,
+    sharder = everything, batch_size = 4, estimators = {} }
+  local ok, list = pcall(enumerator.enumerate, enumerator,
+    { { path = "", kind = "EmbeddingBagCollection", tables = tables, optimizer = optimizer } })
   local out = {}
   for _, o in ipairs(ok and list or {}) do out[o.sharding_type .. " " .. o.compute_kernel] = o end
   return out, topology
@@ -48,14 +51,15 @@ local function places_of(option)
 end
 
 local function module_of(group, way, entry, optimizer, data_type)
-  local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = ROWS, embedding_dim = DIM, feature_names = { "f" },
-    data_type = data_type } }
-  return peri.shard.ShardedEmbeddingBagCollection { tables = tables, plan = plan.ShardingPlan({ [""] = { t = entry } }).plan[""],
-    group = group, fused_params = config.usual_params(optimizer), device = way.device }
+  local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = ROWS, embedding_dim = DIM,
+    feature_names = { "f" }, data_type = data_type } }
+  return peri.shard.ShardedEmbeddingBagCollection { tables = tables,
+    plan = plan.ShardingPlan({ [""] = { t = entry } }).plan[""], group = group,
+    fused_params = config.usual_params(optimizer), device = way.device }
 end
 
---- Bytes that the tables of this rank take, and their states: rows of caches in the place of the tables', which know which row they have
---- if they are rounded.
+--- Bytes that the tables of this rank take, and their states: rows of caches in the place of the tables', which know
+--- which row they have if they are rounded.
 local function allocated(pieces, data_type)
   local bytes, states = 0, 0
   for _, piece in ipairs(pieces) do
@@ -98,7 +102,8 @@ for _, device in ipairs(devices) do
   local way = { device = device, compute_device = device == "cpu" and "cpu" or "cuda" }
   describe("plans on " .. device, function()
     for _, data_type in ipairs { "FP32", "FP16", "BF16" } do
-      it("count for shards of " .. data_type .. " what the runtime allocates, and offer what it takes and nothing else", function()
+      it("count for shards of " .. data_type .. " what the runtime allocates, and offer what it takes and nothing else",
+        function()
         for _, optimizer in ipairs(config.optimizers()) do
           local options, topology = offered(optimizer, data_type)
           for _, kind in ipairs(all) do
@@ -111,7 +116,8 @@ for _, device in ipairs(devices) do
                     ranks = (kind == "table_row_wise" or kind == "table_column_wise") and { 0, 1 }
                       or kind == "grid_shard" and { 0, 1, 2, 3 } or nil }, optimizer, data_type)
                 end, { device = way.device, local_size = LOCAL })
-                assert(not ok, ("%s %s %s %s is left out, and the runtime takes it"):format(optimizer, data_type, kind, kernel))
+                assert(not ok, ("%s %s %s %s is left out, and the runtime takes it"):format(optimizer, data_type, kind,
+                  kernel))
                 assert.is_string(tostring(err))
               end
             end
@@ -124,23 +130,27 @@ end
 
 describe("memory of plans", function()
   it("is that of table batches, byte for byte: with what else fused_params say, mapped, and rows of bytes", function()
-    local counted = { counter_weight_decay_mode = "l2", counter_halflife = 4, learning_rate_mode = "tail_id_lr_increase" }
-    local more = { { optimizer = "adam", use_rowwise_bias_correction = true }, { optimizer = "rowwise_adagrad", weight_decay = 0.1,
-      weight_decay_mode = "counter", counter_based_regularization = counted },
+    local counted = { counter_weight_decay_mode = "l2", counter_halflife = 4,
+      learning_rate_mode = "tail_id_lr_increase" }
+    local more = { { optimizer = "adam", use_rowwise_bias_correction = true },
+      { optimizer = "rowwise_adagrad", weight_decay = 0.1, weight_decay_mode = "counter",
+        counter_based_regularization = counted },
       { optimizer = "sgd" }, { optimizer = "none" } }
     for _, params in ipairs(more) do
-      for _, data_type in ipairs(params.optimizer == "none" and { "INT8", "FP8", "INT4", "INT2" } or { "FP32", "BF16" }) do
+      for _, data_type in ipairs(params.optimizer == "none" and { "INT8", "FP8", "INT4", "INT2" }
+        or { "FP32", "BF16" }) do
         for _, cols in ipairs { 4, 20 } do
-          local option = plan.ShardingOption { path = "", name = "t", rows = 33, dim = cols, sharding_type = "table_wise", runs = {},
-            input_lengths = { 1 }, num_poolings = { 1 }, batch_sizes = { 1 }, data_type = data_type,
-            compute_kernel = "fused", optimizer = params.optimizer,
+          local option = plan.ShardingOption { path = "", name = "t", rows = 33, dim = cols,
+            sharding_type = "table_wise", runs = {}, input_lengths = { 1 }, num_poolings = { 1 }, batch_sizes = { 1 },
+            data_type = data_type, compute_kernel = "fused", optimizer = params.optimizer,
             fused_params = params }
           local batch = tbes.new { tables = { { name = "t", rows = 33, cols = cols } }, fused_params = params,
             data_type = config.table_types[data_type], device = "cpu" }
           local s = batch:statistics()
           local device, host, files = runtime.bytes(option, { n = 1, rows = 33, cols = cols,
             row_offset = 0, col_offset = 0 }, "cpu")
-          assert.same({ s.weight_bytes + s.state_bytes, 0, 0 }, { device, host, files }, params.optimizer .. " " .. data_type)
+          assert.same({ s.weight_bytes + s.state_bytes, 0, 0 }, { device, host, files }, params.optimizer .. " "
+            .. data_type)
           batch:release()
         end
       end
@@ -157,13 +167,14 @@ describe("memory of plans", function()
       for r = 0, RANKS - 1 do said[r] = 0 end
       for i, dim in ipairs(dims) do
         local kind = i == 2 and "row_wise" or "table_wise"
-        tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = ROWS, embedding_dim = dim, feature_names = { "f" .. i },
-          data_type = data_type }
-        entries["t" .. i] = plan.ParameterSharding { sharding_type = kind, compute_kernel = kernel, ranks = i ~= 2 and { i } or nil }
+        tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = ROWS, embedding_dim = dim,
+          feature_names = { "f" .. i }, data_type = data_type }
+        entries["t" .. i] = plan.ParameterSharding { sharding_type = kind, compute_kernel = kernel, ranks = i ~= 2
+          and { i } or nil }
         local runs, k = plan_options.runs(kind, ROWS, dim, topology), 0
-        local option = plan.ShardingOption { path = "", name = "t" .. i, rows = ROWS, dim = dim, sharding_type = kind, runs = runs,
-          input_lengths = { 1 }, num_poolings = { 1 }, batch_sizes = { 1 }, data_type = data_type, compute_kernel = kernel,
-          optimizer = optimizer }
+        local option = plan.ShardingOption { path = "", name = "t" .. i, rows = ROWS, dim = dim, sharding_type = kind,
+          runs = runs, input_lengths = { 1 }, num_poolings = { 1 }, batch_sizes = { 1 }, data_type = data_type,
+          compute_kernel = kernel, optimizer = optimizer }
         for _, run in ipairs(runs) do
           for _ = 1, run.n do
             local r = i == 2 and k or i
@@ -177,7 +188,8 @@ describe("memory of plans", function()
         local bytes, states = allocated(module:local_shards(), data_type)
         local more = said[world:rank()] - bytes
         assert(bytes > 0 and more >= 0 and more < PADDING * states + 1,
-          ("%s %s %s, rank %d: planned %d bytes, allocated %d"):format(optimizer, data_type, kernel, world:rank(), bytes + more, bytes))
+          ("%s %s %s, rank %d: planned %d bytes, allocated %d"):format(optimizer, data_type, kernel, world:rank(),
+            bytes + more, bytes))
       end, { local_size = LOCAL })
     end
   end)
@@ -185,9 +197,10 @@ describe("memory of plans", function()
   it("of 16-bit tables has states of 32 bits: the estimator's bytes grow by 4 a number for each state", function()
     local topology = plan.Topology { world_size = 1, compute_device = "cuda" }
     local function kept(optimizer, data_type, kernel)
-      local o = plan.ShardingOption { path = "", name = "t", rows = 1e6, dim = 64, data_type = data_type, sharding_type = "table_wise",
-        compute_kernel = kernel or "fused", optimizer = optimizer, input_lengths = { 1 }, num_poolings = { 1 }, batch_sizes = { 1 },
-        is_pooled = true, is_weighted = false, runs = { { n = 1, rows = 1e6, cols = 64, row_offset = 0, col_offset = 0 } } }
+      local o = plan.ShardingOption { path = "", name = "t", rows = 1e6, dim = 64, data_type = data_type,
+        sharding_type = "table_wise", compute_kernel = kernel or "fused", optimizer = optimizer, input_lengths = { 1 },
+        num_poolings = { 1 }, batch_sizes = { 1 }, is_pooled = true, is_weighted = false,
+        runs = { { n = 1, rows = 1e6, cols = 64, row_offset = 0, col_offset = 0 } } }
       return storage.kept(o, o.runs[1], topology)
     end
     assert.same({ 64e6 * (2 + 4 + 4), 0, 0 }, { kept("adam", "BF16") })
@@ -203,10 +216,10 @@ end)
 
 describe("a planner", function()
   local function planner_of(optimizer, constraint)
-    local model = plan.describe.of { tables = { { name = "t", num_embeddings = 1e6, embedding_dim = 64, data_type = "BF16" } },
-      optimizer = optimizer }
-    return plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 4, compute_device = "cuda", hbm_cap = 0.7e9 },
-      sharder = plan.perilune_sharder, constraints = { t = constraint },
+    local model = plan.describe.of { tables = { { name = "t", num_embeddings = 1e6, embedding_dim = 64,
+      data_type = "BF16" } }, optimizer = optimizer }
+    return plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 4, compute_device = "cuda",
+      hbm_cap = 0.7e9 }, sharder = plan.perilune_sharder, constraints = { t = constraint },
       storage_reservation = plan.FixedPercentageStorageReservation { percentage = 0 } }, model
   end
 
@@ -221,7 +234,8 @@ describe("a planner", function()
     assert.error_matches(function() planner:plan(model) end, "none of %d+ proposals fits")
   end)
 
-  it("proposes nothing that an optimizer forbids, says so among its reasons, and names it where nothing is left", function()
+  it("proposes nothing that an optimizer forbids, says so among its reasons, and names it where nothing is left",
+    function()
     local planner, model = planner_of "shampoo"
     planner:plan(model)
     for _, o in ipairs(planner.last.space) do

@@ -1,12 +1,14 @@
--- Parts of a planner that users write: what they return is looked at, and what is wrong names the part; what planners say of their plans is
--- what they rate them by.
+-- Parts of a planner that users write: what they return is looked at, and what is wrong names the part; what planners
+-- say of their plans is what they rate them by.
 local peri = require "perilune"
 local plan = peri.plan
 local step = require "perilune.plan.step"
 
 local function model_of(n)
   local tables = {}
-  for i = 1, n do tables[i] = { name = "t" .. i, num_embeddings = 1000 * 4 ^ i, embedding_dim = 32, feature_names = { "f" .. i } } end
+  for i = 1, n do
+    tables[i] = { name = "t" .. i, num_embeddings = 1000 * 4 ^ i, embedding_dim = 32, feature_names = { "f" .. i } }
+  end
   return plan.describe.of { tables = tables, optimizer = "rowwise_adagrad" }
 end
 
@@ -101,13 +103,17 @@ describe("a user's part", function()
       { { partitioner = partitioner(nil, "the moon is full") }, "the partitioner says: the moon is full" },
       { { partitioner = partitioner(nil, { option = 3 }) }, "the partitioner says: no placement, and no reason" },
       { { partitioner = partitioner() }, "the partitioner says: no placement, and no reason" },
-      { { performance_model = { rate = function() return "x" end } }, "what performance_model:rate returned is 'x', wanted a number" },
+      { { performance_model = { rate = function() return "x" end } },
+        "what performance_model:rate returned is 'x', wanted a number" },
       { { performance_model = { rate = function() return 0 / 0 end } }, "what performance_model:rate returned is nan" },
-      { { performance_model = { rate = function() end } }, "what performance_model:rate returned is nil, wanted a number" },
-      { { storage_reservation = { reserve = function() end } }, "what storage_reservation:reserve returned is nil, wanted a Topology" },
+      { { performance_model = { rate = function() end } },
+        "what performance_model:rate returned is nil, wanted a number" },
+      { { storage_reservation = { reserve = function() end } },
+        "what storage_reservation:reserve returned is nil, wanted a Topology" },
       { { enumerator = { enumerate = function() return 3 end, populate_estimates = print } },
         "what enumerator:enumerate returned is 3, wanted a list of ShardingOptions" },
-      { { sharder = sharder("row_wise") }, "what sharder:sharding_types returned is 'row_wise', wanted a list of strings" },
+      { { sharder = sharder("row_wise") },
+        "what sharder:sharding_types returned is 'row_wise', wanted a list of strings" },
       { { sharder = sharder { 1 } }, "what sharder:sharding_types returned [1] is 1, wanted a string" },
       { { sharder = sharder(nil, 5) }, "what sharder:compute_kernels returned is 5, wanted a list of strings" },
       { { estimates = {} }, "estimates is a table, allowed: torchrec, step" },
@@ -125,12 +131,16 @@ describe("a user's part", function()
 
   it("is refused as an estimator that leaves no numbers behind", function()
     local function spoiled(f)
-      return said { topology = topology, enumerator = enumerator { estimators = { plan.EmbeddingPerfEstimator { topology = topology },
-        plan.EmbeddingStorageEstimator { topology = topology }, { estimate = function(_, options) f(options[1].runs[1]) end } } } }
+      return said { topology = topology,
+        enumerator = enumerator { estimators = { plan.EmbeddingPerfEstimator { topology = topology },
+          plan.EmbeddingStorageEstimator { topology = topology }, { estimate = function(_, options)
+            f(options[1].runs[1])
+          end } } } }
     end
     local of_run = "of runs%[1%] of table 't%d' %([%a_]+, fused%)"
     for _, case in ipairs {
-      { function(run) run.perf.fwd_compute = "x" end, "perf.fwd_compute " .. of_run .. " is 'x' after them, allowed: finite numbers >= 0" },
+      { function(run) run.perf.fwd_compute = "x" end, "perf.fwd_compute " .. of_run
+        .. " is 'x' after them, allowed: finite numbers >= 0" },
       { function(run) run.perf.bwd_comms = -1 end, "perf.bwd_comms " .. of_run .. " is %-1 after them" },
       { function(run) run.perf.bwd_comms = 0 / 0 end, "perf.bwd_comms " .. of_run .. " is %-?nan after them" },
       { function(run) run.perf = nil end, "perf " .. of_run .. ", after them, is nil, wanted a table" },
@@ -164,14 +174,17 @@ describe("a user's part", function()
     local forced = { t1 = plan.ParameterConstraints { sharding_types = { "data_parallel" } } }
     assert.matches("batch_size and an enumerator with another one",
       said { topology = topology, enumerator = enumerator { batch_size = 64 } }, 1, true)
-    local planner = plan.EmbeddingShardingPlanner { topology = topology, enumerator = enumerator { constraints = forced, batch_size = 64 } }
-    assert.same({ 64, "data_parallel" }, { planner.batch_size, planner:plan(model_of(2)):get_plan_for_module("").tables.t1.sharding_type })
+    local planner = plan.EmbeddingShardingPlanner { topology = topology,
+      enumerator = enumerator { constraints = forced, batch_size = 64 } }
+    assert.same({ 64, "data_parallel" },
+      { planner.batch_size, planner:plan(model_of(2)):get_plan_for_module("").tables.t1.sharding_type })
     local function refused(words, more)
       local args = { topology = topology, enumerator = enumerator {} }
       for name, value in pairs(more) do args[name] = value end
       assert.error_matches(function() plan.EmbeddingShardingPlanner(args) end, words)
     end
-    refused("constraints and an enumerator with another one; give constraints to the enumerator only", { constraints = forced })
+    refused("constraints and an enumerator with another one; give constraints to the enumerator only",
+      { constraints = forced })
     refused("sharder and an enumerator with another one", { sharder = plan.torchrec_sharder })
     refused("the topology of its enumerator is another one", { topology = plan.Topology { world_size = 4 } })
   end)

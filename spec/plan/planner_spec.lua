@@ -1,17 +1,22 @@
 -- mpirun: 3
--- The planner: the plans of TorchRec's own for twelve models and machines; laws of its parts; the same plan on every rank.
+-- The planner: the plans of TorchRec's own for twelve models and machines; laws of its parts; the same plan on every
+-- rank.
 local peri = require "perilune"
 local support = require "spec.support.planner"
 local worlds = require "spec.support.worlds"
 local plan = peri.plan
 
-local reservations = { fixed = plan.FixedPercentageStorageReservation, heuristical = plan.HeuristicalStorageReservation }
+local reservations = { fixed = plan.FixedPercentageStorageReservation,
+  heuristical = plan.HeuristicalStorageReservation }
 
 --- The shards that an entry says, as "rank rows x cols at row,col", those without rows left out.
 local function shards_of(entry, config, topology)
   local out = {}
-  for _, s in ipairs(entry:shards(config, { world_size = topology.world_size, local_size = topology.local_world_size })) do
-    if s.rows > 0 then out[#out + 1] = ("%d %dx%d at %d,%d"):format(s.rank, s.rows, s.cols, s.row_offset, s.col_offset) end
+  for _, s in ipairs(entry:shards(config,
+    { world_size = topology.world_size, local_size = topology.local_world_size })) do
+    if s.rows > 0 then
+      out[#out + 1] = ("%d %dx%d at %d,%d"):format(s.rank, s.rows, s.cols, s.row_offset, s.col_offset)
+    end
   end
   table.sort(out)
   return out
@@ -56,7 +61,9 @@ if not worlds.mpirun then
             local got = planner.last.topology.devices[i]
             assert.same({ d.hbm, d.ddr }, { got.hbm, got.ddr })
           end
-          for _, entry in ipairs(want.plan) do compare_entry(loaded, entry, made.plan[entry.module].tables[entry.table]) end
+          for _, entry in ipairs(want.plan) do
+            compare_entry(loaded, entry, made.plan[entry.module].tables[entry.table])
+          end
         end
       end)
     end
@@ -87,11 +94,13 @@ if not worlds.mpirun then
     end
     local tables = {}
     for i = 1, n do
-      tables[i] = { name = "t" .. i, num_embeddings = draw(1000, 400000), embedding_dim = 4 * draw(2, 40), feature_names = { "f" .. i } }
+      tables[i] = { name = "t" .. i, num_embeddings = draw(1000, 400000), embedding_dim = 4 * draw(2, 40),
+        feature_names = { "f" .. i } }
     end
     local topology = plan.Topology { world_size = 4, local_world_size = 2, compute_device = "cuda", hbm_cap = cap }
     local enumerator = plan.EmbeddingEnumerator { topology = topology, batch_size = 64 }
-    return enumerator:enumerate { { path = "m", kind = "EmbeddingBagCollection", tables = tables } }, topology, enumerator
+    return enumerator:enumerate { { path = "m", kind = "EmbeddingBagCollection", tables = tables } }, topology,
+      enumerator
   end
 
   describe("RefiningProposer", function()
@@ -100,15 +109,16 @@ if not worlds.mpirun then
       local tables = {}
       for i, rows in ipairs(sizes) do
         for k = 1, 2 do
-          tables[#tables + 1] = { name = ("t%d_%d"):format(i, k), num_embeddings = rows, embedding_dim = ({ 16, 64 })[1 + i % 2] }
+          tables[#tables + 1] = { name = ("t%d_%d"):format(i, k), num_embeddings = rows,
+            embedding_dim = ({ 16, 64 })[1 + i % 2] }
         end
       end
       return plan.describe.of { tables = tables, optimizer = "rowwise_adagrad" }
     end
 
     local function rated(model, proposers)
-      local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 4, local_world_size = 2, ddr_cap = 2 ^ 30 },
-        sharder = plan.perilune_sharder, estimates = "step", proposers = proposers }
+      local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 4, local_world_size = 2,
+        ddr_cap = 2 ^ 30 }, sharder = plan.perilune_sharder, estimates = "step", proposers = proposers }
       local made = planner:plan(model)
       return planner.last.best.rating, plan.to_text(made)
     end
@@ -120,14 +130,16 @@ if not worlds.mpirun then
         local first = rated(model, { plan.UniformProposer() })
         local refined = rated(model, { plan.UniformProposer(), plan.RefiningProposer() })
         assert.is_true(best <= first)
-        assert.is_true(math.abs(refined / best - 1) < 0.01, ("%g, wanted %g; began with %g"):format(refined, best, first))
+        assert.is_true(math.abs(refined / best - 1) < 0.01, ("%g, wanted %g; began with %g"):format(refined, best,
+          first))
       end
     end)
 
     it("is part of our own planner, which is no worse than any proposer before it", function()
       local model = model_of { 1000000, 500000, 40000, 3000, 200, 30 }
       local ours = rated(model)
-      for _, proposer in ipairs { plan.GreedyProposer(), plan.GreedyProposer { use_depth = false }, plan.UniformProposer() } do
+      for _, proposer in ipairs { plan.GreedyProposer(), plan.GreedyProposer { use_depth = false },
+        plan.UniformProposer() } do
         local alone = rated(model, { proposer })
         local refined = rated(model, { proposer, plan.RefiningProposer() })
         assert.is_true(refined <= alone and ours <= alone)
@@ -136,7 +148,8 @@ if not worlds.mpirun then
 
     it("says that it needs another one before it", function()
       assert.error_matches(function() rated(model_of { 100 }, { plan.RefiningProposer() }) end,
-        "proposers%[1%] is a RefiningProposer, which changes the best proposal of those before it; put it behind others")
+        "proposers%[1%] is a RefiningProposer, which changes the best proposal of those before it; put it behind "
+          .. "others")
     end)
   end)
 
@@ -202,7 +215,9 @@ if not worlds.mpirun then
         local placement = assert(plan.GreedyPerfPartitioner():partition(list, topology))
         for _, bytes in ipairs(bytes_by_rank(list, placement)) do assert.is_true(bytes <= 2 ^ 30) end
         for i, o in ipairs(list) do
-          if o.partition_by == "host" then assert.equal(math.floor(placement[i][1] / 2), math.floor(placement[i][2] / 2)) end
+          if o.partition_by == "host" then
+            assert.equal(math.floor(placement[i][1] / 2), math.floor(placement[i][2] / 2))
+          end
         end
       end
     end)
@@ -239,8 +254,8 @@ if not worlds.mpirun then
       assert.is_false(ok)
       return tostring(e)
     end
-    assert.matches("no proposals %(GridSearchProposer: [%de+.]+ combinations of 6 tables' options, max_proposals is 100%)",
-      refusal { proposers = { plan.GridSearchProposer { max_proposals = 100 } } })
+    assert.matches("no proposals %(GridSearchProposer: [%de+.]+ combinations of 6 tables' options, max_proposals is "
+      .. "100%)", refusal { proposers = { plan.GridSearchProposer { max_proposals = 100 } } })
     local constraints = { t1 = plan.ParameterConstraints { sharding_types = { "row_wise" } } }
     for i = 2, 6 do constraints["t" .. i] = plan.ParameterConstraints { sharding_types = { "table_wise" } } end
     assert.matches("no proposals (UniformProposer: no sharding type is an option of all tables)",
@@ -268,12 +283,13 @@ if not worlds.mpirun then
       local tables, constraints, proposer = {}, {}, plan.EmbeddingOffloadScaleupProposer()
       for i = 1, 3 do
         tables[i] = { name = "t" .. i, num_embeddings = 1e6, embedding_dim = 64, feature_names = { "f" .. i } }
-        constraints["t" .. i] = plan.ParameterConstraints { sharding_types = { "table_wise" }, compute_kernels = { "fused_uvm_caching" },
-          cache_params = { load_factor = 0.1, stats = plan.EmbeddingOffloadStats { cacheability = 0.1 * i, expected_lookups = 5e4,
-            mrc_hist_counts = { 4, 3, 2, 1 }, height = 1e6 } } }
+        constraints["t" .. i] = plan.ParameterConstraints { sharding_types = { "table_wise" },
+          compute_kernels = { "fused_uvm_caching" },
+          cache_params = { load_factor = 0.1, stats = plan.EmbeddingOffloadStats { cacheability = 0.1 * i,
+            expected_lookups = 5e4, mrc_hist_counts = { 4, 3, 2, 1 }, height = 1e6 } } }
       end
-      local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 1, compute_device = "cuda",
-        hbm_cap = cap }, constraints = constraints, proposers = { proposer },
+      local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 1,
+        compute_device = "cuda", hbm_cap = cap }, constraints = constraints, proposers = { proposer },
         storage_reservation = plan.FixedPercentageStorageReservation { percentage = 0 } }
       planner:plan { { path = "m", kind = "EmbeddingBagCollection", tables = tables } }
       return planner.last.best.proposal, planner, proposer
@@ -288,7 +304,8 @@ if not worlds.mpirun then
     it("uses what memory there is: more for tables that gain more", function()
       local options, planner = scaled(3 * 2 ^ 27)
       assert.is_true(bytes_of(options) <= 3 * 2 ^ 27 and planner.last.num_plans > 1)
-      assert.is_true(factor(options[1]) > 0.1 and factor(options[2]) > factor(options[1]) and factor(options[3]) > factor(options[2]))
+      assert.is_true(factor(options[1]) > 0.1 and factor(options[2]) > factor(options[1])
+        and factor(options[3]) > factor(options[2]))
     end)
 
     it("leaves the caches as they are where nothing is left, and needs none where there is room for all", function()
@@ -296,12 +313,14 @@ if not worlds.mpirun then
       local options = scaled(bytes_of(proposer.start))
       assert.same({ 0.1, 0.1, 0.1 }, { factor(options[1]), factor(options[2]), factor(options[3]) })
       local search = plan.EmbeddingOffloadScaleupProposer()
-      search:load(options, plan.EmbeddingEnumerator { topology = plan.Topology { world_size = 1, compute_device = "cuda" } })
+      search:load(options, plan.EmbeddingEnumerator { topology = plan.Topology { world_size = 1,
+        compute_device = "cuda" } })
       for _, o in ipairs(search:_scaled(2 ^ 40)) do assert.equal("fused", o.compute_kernel) end
     end)
 
     it("has miss rates that fall from 1 to 0", function()
-      local stats = plan.EmbeddingOffloadStats { cacheability = 0.1, expected_lookups = 1, mrc_hist_counts = { 6, 3, 1, 0 }, height = 100 }
+      local stats = plan.EmbeddingOffloadStats { cacheability = 0.1, expected_lookups = 1,
+        mrc_hist_counts = { 6, 3, 1, 0 }, height = 100 }
       assert.same({ 1, 0.4, 0.1 }, { stats:expected_miss_rate(0), stats:expected_miss_rate(0.2),
         math.floor(10 * stats:expected_miss_rate(0.5) + 0.5) / 10 })
       assert.near(0, stats:expected_miss_rate(1), 1e-12)
@@ -311,7 +330,8 @@ end
 
 describe("storage reservations", function()
   it("keep one copy of everything for a model that is not trained, several for one that is", function()
-    local model = plan.describe.of { tables = { { name = "t", num_embeddings = 1000, embedding_dim = 16 } }, dense_bytes = 1e6 }
+    local model = plan.describe.of { tables = { { name = "t", num_embeddings = 1000, embedding_dim = 16 } },
+      dense_bytes = 1e6 }
     local topology = plan.Topology { world_size = 2, compute_device = "cuda" }
     local function taken(class)
       return topology.devices[1].hbm - class { percentage = 0 }:reserve(topology, model, 100).devices[1].hbm

@@ -1,4 +1,5 @@
--- Reasons: what is said of an option that lost holds when one tries it, what is said to fit does, and `perilune plan` prints it all.
+-- Reasons: what is said of an option that lost holds when one tries it, what is said to fit does, and `perilune plan`
+-- prints it all.
 local peri = require "perilune"
 local shell = require "spec.support.shell"
 local plan = peri.plan
@@ -58,18 +59,21 @@ describe("reasons", function()
     local model = model_of(tables)
     local said = 0
     local function planner_with(more, pinned)
-      local topology = plan.Topology { world_size = 4, local_world_size = 2, compute_device = "cuda", hbm_cap = GiB, ddr_cap = 2 * GiB }
+      local topology = plan.Topology { world_size = 4, local_world_size = 2, compute_device = "cuda", hbm_cap = GiB,
+        ddr_cap = 2 * GiB }
       topology = topology:with_devices(function(d)
         for tier, bytes in pairs(more) do d[tier] = d[tier] + bytes end -- any order
       end)
-      return plan.EmbeddingShardingPlanner { topology = topology, constraints = pinned, proposers = { plan.GreedyProposer() },
+      return plan.EmbeddingShardingPlanner { topology = topology, constraints = pinned,
+        proposers = { plan.GreedyProposer() },
         storage_reservation = plan.FixedAbsoluteStorageReservation { bytes = 0 } }
     end
     local planner = planner_with {}
     planner:plan(model)
     for _, entry in ipairs(plan.reasons.of(planner, model)) do
       for _, other in ipairs(entry.others) do
-        local rank, n, unit, tier = other.text:match "rank (%d).*; it would fit with ([%d.]+) ([GM])iB %((%w+)%) more on every rank"
+        local rank, n, unit, tier =
+          other.text:match "rank (%d).*; it would fit with ([%d.]+) ([GM])iB %((%w+)%) more on every rank"
         assert.equal(other.kind == "memory", n ~= nil, other.text)
         if n then
           assert.is_true(tonumber(rank) < 4)
@@ -83,7 +87,8 @@ describe("reasons", function()
               compute_kernels = { mine and kernel or o.compute_kernel } }
           end
           local bytes = tonumber(n) * (unit == "G" and 2 ^ 30 or 2 ^ 20)
-          assert.is_true(pcall(function() planner_with({ [tier] = math.ceil(bytes * 1.02 + 2 ^ 18) }, pinned):plan(model) end), other.text)
+          assert.is_true(pcall(function() planner_with({ [tier] = math.ceil(bytes * 1.02 + 2 ^ 18) },
+            pinned):plan(model) end), other.text)
           local less = bytes * 0.97 - 2 ^ 18
           if less > 0 then
             assert.is_nil(planner_with({ [tier] = math.floor(less) }, pinned):search(model).best, other.text)
@@ -99,17 +104,21 @@ describe("reasons", function()
       { name = "items", num_embeddings = 1e6, embedding_dim = 64 } }
     local model = plan.describe.of { tables = large, optimizer = "adagrad" }
     local function planner_with(hbm, ddr, wanted)
-      return plan.EmbeddingShardingPlanner { constraints = wanted, sharder = plan.perilune_sharder, topology = plan.Topology {
+      return plan.EmbeddingShardingPlanner { constraints = wanted, sharder = plan.perilune_sharder,
+        topology = plan.Topology {
         world_size = 2, compute_device = "cuda", hbm_cap = hbm, ddr_cap = ddr } }
     end
     local hbm, ddr = math.floor(0.8 * GiB), math.floor(3.2 * GiB)
     local planner, both, alone = planner_with(hbm, ddr), 0, 0
     local made = planner:plan(model)
-    local function bytes(number, unit) return number and math.ceil(tonumber(number) * (unit == "G" and GiB or 2 ^ 20)) or 0 end
+    local function bytes(number, unit)
+      return number and math.ceil(tonumber(number) * (unit == "G" and GiB or 2 ^ 20)) or 0
+    end
     for _, entry in ipairs(plan.reasons.of(planner, model)) do
       for _, other in ipairs(entry.others) do
         if other.kind == "memory" then
-          local n, unit, tier, rest = other.text:match "it would fit with ([%d.]+) ([GM])iB %((%w+)%)(.*) more on every rank"
+          local n, unit, tier, rest =
+            other.text:match "it would fit with ([%d.]+) ([GM])iB %((%w+)%)(.*) more on every rank"
           assert.is_string(n, other.text)
           local n2, unit2 = rest:match " and ([%d.]+) ([GM])iB"
           both, alone = both + (n2 and 1 or 0), alone + (n2 and 0 or 1)
@@ -121,7 +130,8 @@ describe("reasons", function()
             pinned[name] = plan.ParameterConstraints { sharding_types = { mine and kind or e.sharding_type },
               compute_kernels = { mine and kernel or e.compute_kernel } }
           end
-          assert.is_true(pcall(function() planner_with(hbm + of_hbm, ddr + of_ddr, pinned):plan(model) end), other.option .. other.text)
+          assert.is_true(pcall(function() planner_with(hbm + of_hbm, ddr + of_ddr, pinned):plan(model) end),
+            other.option .. other.text)
           assert.is_false(pcall(function()
             planner_with(hbm + math.floor(of_hbm * 0.98), ddr + math.floor(of_ddr * 0.98), pinned):plan(model)
           end), other.option .. other.text)
@@ -130,7 +140,8 @@ describe("reasons", function()
     end
     assert.is_true(both > 0 and alone > 0, both .. " " .. alone)
     -- and where nothing fits
-    local only = { users = plan.ParameterConstraints { sharding_types = { "table_wise" }, compute_kernels = { "fused_uvm_caching" } } }
+    local only = { users = plan.ParameterConstraints { sharding_types = { "table_wise" },
+      compute_kernels = { "fused_uvm_caching" } } }
     local _, err = pcall(function() planner_with(hbm, ddr, only):plan(model) end)
     local n, n2 = err.message:match(
       "it would fit with ([%d.]+) MiB %(hbm%) and ([%d.]+) GiB %(ddr%) on every rank %(0.80 GiB and 3.20 GiB now%)")
@@ -142,14 +153,16 @@ describe("reasons", function()
 
   it("name the kernels that a constraint leaves out, and the margin that would do", function()
     local model = model_of { tables[2] }
-    local planner = planner_of { constraints = { middle = plan.ParameterConstraints { compute_kernels = { "fused", "dense" } } } }
+    local planner = planner_of { constraints = { middle = plan.ParameterConstraints { compute_kernels = { "fused",
+      "dense" } } } }
     planner:plan(model)
     local found = {}
     for _, other in ipairs(plan.reasons.of(planner, model)[1].others) do found[other.option] = other.text end
     assert.equal("constraint: compute_kernels = fused, dense", found["row_wise fused_uvm"])
     assert.is_nil(found["data_parallel fused_uvm"])
     -- of 2 GiB each table_wise takes 1.91
-    local only = { middle = plan.ParameterConstraints { sharding_types = { "table_wise" }, compute_kernels = { "fused" } } }
+    local only = { middle = plan.ParameterConstraints { sharding_types = { "table_wise" },
+      compute_kernels = { "fused" } } }
     assert.error_matches(function() planner_of({ constraints = only }):plan(model) end,
       "a storage reservation of (%d) %% %(15 %% now%)")
     for percent, fits in pairs { [4] = true, [5] = false } do -- any order
@@ -188,8 +201,11 @@ describe("reasons", function()
   end)
 
   it("name a constraint that may go", function()
-    local only = { middle = plan.ParameterConstraints { sharding_types = { "table_wise" }, compute_kernels = { "fused" } } }
-    assert.error_matches(function() planner_of({ constraints = only, cap = 0.75 * GiB, ddr = 2 ^ 26 }):plan(model_of { tables[2] }) end,
+    local only = { middle = plan.ParameterConstraints { sharding_types = { "table_wise" },
+      compute_kernels = { "fused" } } }
+    assert.error_matches(function()
+      planner_of({ constraints = only, cap = 0.75 * GiB, ddr = 2 ^ 26 }):plan(model_of { tables[2] })
+    end,
       "table 'm.middle' %(table_wise, fused%) takes 1.91 GiB %(hbm%).*without its sharding_types %(table_wise now%)")
   end)
 end)
@@ -239,14 +255,15 @@ describe("perilune plan", function()
 
   it("says in a line what is wrong", function()
     local model = "return { tables = { { name = 't', num_embeddings = 10, embedding_dim = 4 } } }"
-    for words, want in pairs { ["--topology no/file"] = "no/file: No such file", ["--ranks 0"] = "'0' is not a whole number above 0",
+    for words, want in pairs { ["--topology no/file"] = "no/file: No such file",
+      ["--ranks 0"] = "'0' is not a whole number above 0",
       ["--ranks -1"] = "'-1' is no option, and no number that an option takes",
       ["--samples 5"] = "perilune: plan: --samples goes with --data FILE",
-      ["--dim 5"] = "perilune: plan: --dim goes with --data FILE and no model",
-      ["--data /no/where --rows 5"] = "perilune: plan: --rows goes with --data FILE and no model",
-      ["--data /no/where"] = "/no/where: No such file or directory",
-      ["--save /tmp/x.plan --html /tmp/x.plan"] = "plan: --save and --html are both '/tmp/x.plan'",
-      ["--simulate base --scale 2,,4"] = "plan: --scale '2,,4', wanted numbers of ranks",
+      ["--dim 5"] = "perilune: plan: --dim goes with --data FILE and no model", ["--data /no/where --rows 5"] =
+      "perilune: plan: --rows goes with --data FILE and no model",
+      ["--data /no/where"] = "/no/where: No such file or directory", ["--save /tmp/x.plan --html /tmp/x.plan"] =
+      "plan: --save and --html are both '/tmp/x.plan'", ["--simulate base --scale 2,,4"] =
+      "plan: --scale '2,,4', wanted numbers of ranks",
       ["--batch-size 99999999999"] = "--batch-size: 99999999999, allowed: whole numbers 1..2147483647",
       ["--save x.lua"] = "perilune: plan: --save 'x.lua', allowed: names that end in .plan or .json",
       ["--html no/folder/x.html"] = "perilune: plan --html: no/folder/x.html: No such file" } do
@@ -257,20 +274,27 @@ describe("perilune plan", function()
     assert.matches("a model that is a number", (run("return 5", "")), 1, true)
     local t = "{ name = 't', num_embeddings = 10, embedding_dim = 4 }"
     for text, want in pairs { -- any order
-      ["return { tables = { " .. t .. ", " .. t .. " } }"] = "model[1]: tables[2] 't': a table of this name comes before it",
-      ["return { { tables = { " .. t .. " } }, { tables = { " .. t .. " } } }"] = "model[2]: path '' is that of model[1] too",
-      ["return { model = { tables = { " .. t .. " } }, constraints = { u = {} } }"] = "constraints of table 'u', which the model has not",
-      ["return { model = { tables = { " .. t .. " } }, relation = {} }"] = "no argument 'relation'; allowed: constraints, cost, model",
-      ["return { tables = { { name = 't', num_embeddings = 0, embedding_dim = 4 } } }"] = "tables[1] 't': num_embeddings is 0",
-      ["return { tables = { " .. t .. ", nil, " .. t .. " } }"] = "tables has an entry [3], and no entry [2]",
-      ["return { tables = { a = " .. t .. " } }"] = "tables is a table with the key 'a', wanted a list",
+      ["return { tables = { " .. t .. ", " .. t .. " } }"] =
+      "model[1]: tables[2] 't': a table of this name comes before it",
+      ["return { { tables = { " .. t .. " } }, { tables = { " .. t .. " } } }"] =
+        "model[2]: path '' is that of model[1] too",
+      ["return { model = { tables = { " .. t .. " } }, constraints = { u = {} } }"] =
+      "constraints of table 'u', which the model has not",
+      ["return { model = { tables = { " .. t .. " } }, relation = {} }"] =
+        "no argument 'relation'; allowed: constraints, cost, model",
+      ["return { tables = { { name = 't', num_embeddings = 0, embedding_dim = 4 } } }"] =
+      "tables[1] 't': num_embeddings is 0", ["return { tables = { " .. t .. ", nil, " .. t .. " } }"] =
+      "tables has an entry [3], and no entry [2]", ["return { tables = { a = " .. t .. " } }"] =
+      "tables is a table with the key 'a', wanted a list",
       ["return { tables = {} }"] = "model[1]: tables is empty, wanted at least one table",
-      ["return require('perilune').nn.Linear { in_features = 2, out_features = 1 }"] = "the model has no collections of tables",
-      ["return { tables = { { name = 't', num_embeddings = 1, embedding_dim = 4, feature_names = {} } } }"] = "feature_names is empty",
+      ["return require('perilune').nn.Linear { in_features = 2, out_features = 1 }"] =
+        "the model has no collections of tables",
+      ["return { tables = { { name = 't', num_embeddings = 1, embedding_dim = 4, feature_names = {} } } }"] =
+      "feature_names is empty",
       ["return { tables = { { name = 't', num_embeddings = 1, embedding_dim = 4, feature_names = { 'x', 'x' } } } }"] =
         "tables[1] 't': feature 'x' comes twice",
-      ["return { tables = { { name = 't', num_embeddings = 1e18, embedding_dim = 4 } } }"] = "num_embeddings is 1e+18, allowed: whole "
-        .. "numbers 1..2^53",
+      ["return { tables = { { name = 't', num_embeddings = 1e18, embedding_dim = 4 } } }"] =
+        "num_embeddings is 1e+18, allowed: whole " .. "numbers 1..2^53",
       ["return { model = { tables = { " .. t .. " } }, constraints = { t = { sharding_types = { 'foo' } } } }"] =
         "constraints of table 't': ParameterConstraints: one of sharding_types is 'foo'",
       ["return { model = { tables = { " .. t .. " } }, constraints = { t = 3 } }"] = "constraints of table 't': ",

@@ -1,4 +1,5 @@
--- Relations, costs and objectives: no plan breaks a relation, what a user's functions say decides, and what cannot be is said by name.
+-- Relations, costs and objectives: no plan breaks a relation, what a user's functions say decides, and what cannot be
+-- is said by name.
 -- takes: 15 s
 local peri = require "perilune"
 local plan = peri.plan
@@ -8,14 +9,16 @@ local W, L = 8, 4
 
 local function tables_of(n)
   local tables = {}
-  for i = 1, n do tables[i] = { name = "t" .. i, num_embeddings = 1e5 * (1 + i * i % 7), embedding_dim = 64 * (1 + i % 4) } end
+  for i = 1, n do
+    tables[i] = { name = "t" .. i, num_embeddings = 1e5 * (1 + i * i % 7), embedding_dim = 64 * (1 + i % 4) }
+  end
   return tables
 end
 
 local function planner_of(args)
   local copy = peri.util.copy(args)
-  copy.topology = plan.Topology { world_size = W, local_world_size = L, compute_device = "cuda", hbm_cap = args.cap or 8 * GiB,
-    ddr_cap = 16 * GiB }
+  copy.topology = plan.Topology { world_size = W, local_world_size = L, compute_device = "cuda", hbm_cap = args.cap
+    or 8 * GiB, ddr_cap = 16 * GiB }
   copy.cap, copy.sharder, copy.max_placements = nil, plan.perilune_sharder, args.max_placements or 1e4
   return plan.EmbeddingShardingPlanner(copy)
 end
@@ -92,8 +95,8 @@ describe("no plan breaks a relation", function()
     local full, only = { { name = "small", num_embeddings = 2e5, embedding_dim = 64 } }, {}
     for i = 1, W - 1 do full[i + 1] = { name = "large" .. i, num_embeddings = 1e6, embedding_dim = 64 } end
     for _, t in ipairs(full) do only[t.name] = { sharding_types = { "table_wise" }, compute_kernels = { "fused" } } end
-    local planner = planner_of { relations = { plan.pin("small", 0) }, constraints = only, cap = 290 * 2 ^ 20, batch_size = 16,
-      storage_reservation = plan.FixedPercentageStorageReservation { percentage = 0 } }
+    local planner = planner_of { relations = { plan.pin("small", 0) }, constraints = only, cap = 290 * 2 ^ 20,
+      batch_size = 16, storage_reservation = plan.FixedPercentageStorageReservation { percentage = 0 } }
     assert.same({ [0] = true }, set_of(ranks_of(planner:plan(model_of(full)), full).small))
   end)
 
@@ -136,7 +139,8 @@ describe("no plan breaks a relation", function()
         for _, rank in ipairs(at[b[2]]) do assert.is_nil(first[rank]) end
         assert.is_nil(set_of(at[c])[r])
       else
-        assert.is_true(at.message:match "relations leave table" ~= nil or at.message:match "none of %d+ proposals fits" ~= nil, at.message)
+        assert.is_true(at.message:match "relations leave table" ~= nil
+          or at.message:match "none of %d+ proposals fits" ~= nil, at.message)
       end
     end
     assert.is_true(planned >= 12, planned)
@@ -150,7 +154,8 @@ describe("relations that cannot be", function()
   end
 
   it("are named with what they leave", function()
-    refused({ plan.colocate { "t1", "t2" }, plan.spread { "t1", "t2" } }, "relations leave table 't1' no way to be sharded: ")
+    refused({ plan.colocate { "t1", "t2" }, plan.spread { "t1", "t2" } },
+      "relations leave table 't1' no way to be sharded: ")
     refused({ plan.pin("t1", 2), plan.forbid("t1", 2) },
       "it would fit with no relation 'pin { t1 } to ranks 2', or no relation 'forbid { t1 } on ranks 2'")
     refused({ plan.at_most_bytes(10, "t1") }, "at most 10 bytes of { t1 } on a rank; a shard has ")
@@ -175,7 +180,8 @@ describe("relations that cannot be", function()
     end
     for i = 1, 20 do
       local size = draw(5) + 1
-      drawn[i] = { name = "t" .. i, num_embeddings = math.floor(10 ^ size) * (1 + draw(9)), embedding_dim = 4 * 2 ^ draw(6) }
+      drawn[i] = { name = "t" .. i, num_embeddings = math.floor(10 ^ size) * (1 + draw(9)),
+        embedding_dim = 4 * 2 ^ draw(6) }
     end
     for estimates in pairs { step = true, torchrec = true } do -- any order
       local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 8, local_world_size = 4 },
@@ -196,14 +202,16 @@ describe("relations that cannot be", function()
       ["plan.forbid: units is an empty list, wanted the number"] = function() plan.forbid("a", {}) end,
       ["plan.colocate: tables[2] is a number, wanted a name"] = function() plan.colocate { "a", 2 } end,
       ["plan.colocate: 'b' behind tables, wanted one list of names"] = function() plan.colocate("a", "b") end,
-      ["plan.colocate: tables is the one table 'a', wanted a list of two or more"] = function() plan.colocate { "a" } end,
-      ["plan.spread: tables is the one table 'a', wanted a list of two or more"] = function() plan.spread "a" end,
+      ["plan.colocate: tables is the one table 'a', wanted a list of two or more"] = function()
+        plan.colocate { "a" }
+      end, ["plan.spread: tables is the one table 'a', wanted a list of two or more"] = function() plan.spread "a" end,
       ["plan.colocate: tables is nil"] = function() plan.colocate() end,
     } do assert.error_matches(f, words, 1, true) end
   end)
 
   it("are among the reasons", function()
-    local model, planner = model_of(tables), planner_of { relations = { plan.pin("t2", 3), plan.colocate { "t1", "t3" } } }
+    local model, planner = model_of(tables),
+      planner_of { relations = { plan.pin("t2", 3), plan.colocate { "t1", "t3" } } }
     planner:plan(model)
     local seen = {}
     for _, entry in ipairs(plan.reasons.of(planner, model)) do
@@ -224,15 +232,17 @@ describe("the order in which tables are given", function()
       math.randomseed(seed)
       local list, reversed = {}, {}
       for i = 1, math.random(2, 10) do
-        list[i] = { name = "t" .. i, num_embeddings = math.random(1, 3) * 10 ^ math.random(2, 6), embedding_dim = 4 * math.random(1, 32) }
+        list[i] = { name = "t" .. i, num_embeddings = math.random(1, 3) * 10 ^ math.random(2, 6),
+          embedding_dim = 4 * math.random(1, 32) }
         table.insert(reversed, 1, list[i])
       end
       for _, relations in ipairs { {}, { plan.spread { "t1", "t2" } } } do
         local function planned(tables)
-          local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology.preset("dgx_a100_40gb", { world_size = 4 }),
-            sharder = plan.perilune_sharder, relations = relations }
+          local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology.preset("dgx_a100_40gb",
+            { world_size = 4 }), sharder = plan.perilune_sharder, relations = relations }
           local half = math.floor(#list / 2)
-          local a, b = { path = "a", tables = { unpack(list, 1, half) } }, { path = "b", tables = { unpack(list, half + 1) } }
+          local a, b = { path = "a", tables = { unpack(list, 1, half) } },
+            { path = "b", tables = { unpack(list, half + 1) } }
           return plan.to_json(planner:plan(plan.describe.of { tables = tables })),
             plan.to_json(planner:plan(plan.describe.of(tables == list and { a, b } or { b, a })))
         end
@@ -268,7 +278,8 @@ describe("a user's functions", function()
   it("change what is there, and return nothing", function()
     assert.error_matches(function() planner_of({ cost = function(perf) perf.fwd_comp = 1 end }):plan(model) end,
       "cost: perf has no field 'fwd_comp'; it has: fwd_compute, ", nil, true)
-    assert.error_matches(function() planner_of({ cost = function() return 5 end }):plan(model) end, "cost: it returned 5, wanted nothing")
+    assert.error_matches(function() planner_of({ cost = function() return 5 end }):plan(model) end,
+      "cost: it returned 5, wanted nothing")
   end)
 
   it("decide which plan is better", function()
@@ -289,8 +300,9 @@ describe("a user's functions", function()
 
   it("are refused where they say nothing", function()
     for words, args in pairs { -- any order
-      ["cost: bwd_comms of table 't1' (data_parallel, fused) is nan"] = { cost = function(perf) perf.bwd_comms = 0 / 0 end },
-      ["objective: it returned nil, wanted a number"] = { objective = function() end },
+      ["cost: bwd_comms of table 't1' (data_parallel, fused) is nan"] = { cost = function(perf)
+        perf.bwd_comms = 0 / 0
+      end }, ["objective: it returned nil, wanted a number"] = { objective = function() end },
       ["objective is a number, wanted a function(load)"] = { objective = 3 },
       ["cost is a table, wanted a function"] = { cost = {} },
       ["objective and performance_model; give one"] = { objective = print, performance_model = {} },

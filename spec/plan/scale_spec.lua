@@ -19,8 +19,8 @@ local function model_of(n)
 end
 
 local function planned(model, max_placements)
-  local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology.preset("dgx_a100_80gb", { world_size = 512 }),
-    sharder = plan.perilune_sharder, max_placements = max_placements }
+  local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology.preset("dgx_a100_80gb",
+    { world_size = 512 }), sharder = plan.perilune_sharder, max_placements = max_placements }
   local started = os.clock()
   local made = planner:plan(model)
   return made, planner, os.clock() - started
@@ -38,7 +38,9 @@ describe("1000 tables on 512 ranks", function()
         used[r] = used[r] + shard.storage.hbm
       end
     end
-    for r = 1, 512 do assert.is_true(used[r] > 0 and used[r] <= 0.85 * 80 * GiB, ("rank %d: %g"):format(r - 1, used[r])) end
+    for r = 1, 512 do
+      assert.is_true(used[r] > 0 and used[r] <= 0.85 * 80 * GiB, ("rank %d: %g"):format(r - 1, used[r]))
+    end
     local n = 0
     for _ in pairs(made.plan[""].tables) do n = n + 1 end
     assert.equal(1000, n)
@@ -47,14 +49,16 @@ describe("1000 tables on 512 ranks", function()
   it("are planned by our own estimates as soon, and no worse than by hand", function()
     local topology, step = plan.Topology { world_size = 512, local_world_size = 8 }, require "perilune.plan.step"
     local model = model_of()
-    local planner = plan.EmbeddingShardingPlanner { topology = topology, estimates = "step", sharder = plan.perilune_sharder }
+    local planner = plan.EmbeddingShardingPlanner { topology = topology, estimates = "step",
+      sharder = plan.perilune_sharder }
     local started = os.clock()
     planner:plan(model)
     local seconds = os.clock() - started
     assert.is_true(seconds < 10, ("%.1f s"):format(seconds))
     local tables, in_turn = model[1].tables, {}
     for i, t in ipairs(tables) do in_turn[t.name] = plan.table_wise((i - 1) % 512) end
-    for _, by_hand in ipairs { plan.ShardingPlan { [""] = in_turn }, plan.table_wise_by_size({ [""] = tables }, { world_size = 512 }) } do
+    for _, by_hand in ipairs { plan.ShardingPlan { [""] = in_turn },
+      plan.table_wise_by_size({ [""] = tables }, { world_size = 512 }) } do
       local ms = step.predict(by_hand, model, topology, 512, {}).ms
       assert.is_true(planner.last.best.rating <= ms, ("%g, by hand %g"):format(planner.last.best.rating, ms))
     end
@@ -68,10 +72,12 @@ end)
 
 describe("many tables that do not fit", function()
   it("are refused within seconds, with what would fit", function()
-    local planner = plan.EmbeddingShardingPlanner { sharder = plan.perilune_sharder, topology = plan.Topology { world_size = 16,
-      local_world_size = 8, compute_device = "cuda", hbm_cap = GiB, ddr_cap = GiB / 2 } }
+    local planner = plan.EmbeddingShardingPlanner { sharder = plan.perilune_sharder,
+      topology = plan.Topology { world_size = 16, local_world_size = 8, compute_device = "cuda", hbm_cap = GiB,
+        ddr_cap = GiB / 2 } }
     local started = os.clock()
-    assert.error_matches(function() planner:plan(model_of(100)) end, "it would fit with [%d.]+ GiB %(hbm%) on every rank")
+    assert.error_matches(function() planner:plan(model_of(100)) end,
+      "it would fit with [%d.]+ GiB %(hbm%) on every rank")
     assert.is_true(os.clock() - started < 20, os.clock() - started)
   end)
 end)

@@ -1,4 +1,5 @@
--- The one table of what sharding types do (plan/sharding_types.lua): it says what their shards are, and nobody keeps another.
+-- The one table of what sharding types do (plan/sharding_types.lua): it says what their shards are, and nobody keeps
+-- another.
 local peri = require "perilune"
 local sharding_types = require "perilune.plan.sharding_types"
 local shell = require "spec.support.shell"
@@ -7,8 +8,8 @@ local plan = peri.plan
 --- Facts of a type by its shards of a table of 40 x 16 on nodes of two and three ranks.
 local function seen(name)
   local nodes = { 0, 0, 1, 1, 1 }
-  local shards = plan.ParameterSharding { sharding_type = name }:shards({ name = "t", num_embeddings = 40, embedding_dim = 16 },
-    { world_size = 5, nodes = nodes })
+  local shards = plan.ParameterSharding { sharding_type = name }:shards({ name = "t", num_embeddings = 40,
+    embedding_dim = 16 }, { world_size = 5, nodes = nodes })
   local rows, columns, hosts = false, false, {} -- hosts: by block of columns, those on which it lies
   for _, s in ipairs(shards) do
     rows, columns = rows or s.rows < 40, columns or s.cols < 16
@@ -40,7 +41,8 @@ describe("the table of sharding types", function()
   end)
 
   it("is the only one: planners, pipelines and sharded modules name no type", function()
-    for path in shell.run("cd lua/perilune; find plan explain simulation pipeline shard -name '*.lua'"):gmatch "[^\n]+" do
+    for path in shell.run("cd lua/perilune; find plan explain simulation pipeline shard -name "
+      .. "'*.lua'"):gmatch "[^\n]+" do
       path = "lua/perilune/" .. path
       local number = 0
       for line in io.lines(path) do
@@ -49,7 +51,8 @@ describe("the table of sharding types", function()
         for _, t in ipairs(sharding_types.list) do
           local named = code:find('"' .. t.name .. '"', 1, true) or code:find("%f[%w_]" .. t.name .. "%s*=")
           -- The constructors of plans: M.row_wise(...) is made of shorthand("row_wise", ...).
-          local constructor = path:find "plan/types.lua$" and code:find("%((\"" .. t.name .. "\")") and not code:find "=="
+          local constructor = path:find "plan/types.lua$" and code:find("%((\"" .. t.name .. "\")")
+            and not code:find "=="
           if named and not constructor then error(("%s:%d: %s"):format(path, number, line)) end
         end
       end

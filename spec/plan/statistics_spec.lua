@@ -5,7 +5,8 @@ local plan, data = peri.plan, peri.data
 
 local ROWS = { 50, 1000, 3 }
 
---- A file of n samples with 1 integer and 3 categories, some missing, ids skewed; and the samples themselves, by category.
+--- A file of n samples with 1 integer and 3 categories, some missing, ids skewed; and the samples themselves, by
+--- category.
 local function file_of(folder, n)
   local lines, ids = {}, { {}, {}, {} }
   for i = 1, n do
@@ -21,7 +22,8 @@ local function file_of(folder, n)
 end
 
 local function tables_of()
-  return { { name = "a", rows = ROWS[1], features = { "c1" } }, { name = "b", rows = ROWS[2], features = { "c2", "c3" } } }
+  return { { name = "a", rows = ROWS[1], features = { "c1" } },
+    { name = "b", rows = ROWS[2], features = { "c2", "c3" } } }
 end
 
 describe("statistics of data", function()
@@ -36,8 +38,8 @@ describe("statistics of data", function()
   end
 
   it("are those of the ids as tables see them", function()
-    local loader = data.criteo { path = path, batch_size = 100, rows = { ROWS[1], ROWS[2], ROWS[2] }, dense_features = 1,
-      sparse_features = 3 }
+    local loader = data.criteo { path = path, batch_size = 100, rows = { ROWS[1], ROWS[2], ROWS[2] },
+      dense_features = 1, sparse_features = 3 }
     local seen, per_batch, n_batches, ids, samples = { {}, {}, {} }, { 0, 0, 0 }, 0, { 0, 0, 0 }, 0
     for batch in loader do
       local whole = batch.rows == 100 -- the last one is a part of a batch
@@ -82,8 +84,8 @@ describe("statistics of data", function()
     local lines = {}
     for i = 1, 60000 do lines[i] = ("0\t1\t%x"):format(i * 7919 % 40000) end
     local many = shell.write(folder .. "/many.txt", table.concat(lines, "\n") .. "\n")
-    local f = plan.statistics.count { path = many, tables = { { name = "t", rows = 2 ^ 40, features = { "c1" } } }, dense_features = 1,
-      sparse_features = 1 }[1]
+    local f = plan.statistics.count { path = many, tables = { { name = "t", rows = 2 ^ 40, features = { "c1" } } },
+      dense_features = 1, sparse_features = 1 }[1]
     assert.is_false(f.exact)
     assert.is_true(math.abs(f.distinct / 40000 - 1) < 0.02, f.distinct)
   end)
@@ -114,18 +116,22 @@ describe("statistics of data", function()
     assert.error_matches(function() count { path = shell.write(folder .. "/empty.txt", "") } end, "empty.txt is empty")
     assert.error_matches(function() count { path = folder .. "/none.txt" } end, "none.txt: No such file")
     assert.error_matches(function() count { batch_size = 0 } end, "batch_size is 0")
-    assert.error_matches(function() count { path = folder .. "/none.txt", tables = { { name = "t", rows = 5, features = { "u" } } } } end,
+    assert.error_matches(function()
+      count { path = folder .. "/none.txt", tables = { { name = "t", rows = 5, features = { "u" } } } }
+    end,
       "none.txt: No such file")
     assert.error_matches(function() count { tables = {} } end, "count: tables is empty")
-    assert.error_matches(function() count { tables = { 1 } } end, "count: tables%[1%]: named arguments in a table wanted")
+    assert.error_matches(function() count { tables = { 1 } } end,
+      "count: tables%[1%]: named arguments in a table wanted")
     assert.error_matches(function() count { tables = { { name = "t", num_embeddings = 5, embedding_dim = 4 } } } end,
       "count: tables%[1%]: no argument 'embedding_dim'; allowed: features, name, rows")
     local list = count()
     for _, share in ipairs { -1, 1.5, 0 / 0, math.huge } do
       assert.error_matches(function() list[1]:hot(share) end, "hot: share is .*, allowed: 0%.%.1")
     end
-    assert.error_matches(function() plan.statistics.constrain(list, plan.describe.of { tables = { { name = "t", num_embeddings = 5,
-      embedding_dim = 4 } } }, nil, 0) end, "world_size is 0")
+    assert.error_matches(function() plan.statistics.constrain(list,
+      plan.describe.of { tables = { { name = "t", num_embeddings = 5, embedding_dim = 4 } } }, nil, 0) end,
+        "world_size is 0")
   end)
 end)
 
@@ -138,8 +144,8 @@ describe("perilune plan --data", function()
   data.synthetic.write { path = path, num_rows = 2000, rows = 500 }
 
   it("counts, and plans with the numbers", function()
-    local output, code = run(("--data %s --topology dgx_a100_40gb --rows 3000000 --dim 64 --save %s/x.plan --no-reasons"):format(path,
-      folder))
+    local output, code = run(("--data %s --topology dgx_a100_40gb --rows 3000000 --dim 64 --save %s/x.plan "
+      .. "--no-reasons"):format(path, folder))
     assert.equal(0, code, output)
     assert.matches("train.txt: 2,000 samples", output, 1, true)
     assert.matches("c26 +t_c26 +1.000 +1 +%d+ +3000000", output)
@@ -163,7 +169,8 @@ describe("perilune plan --data", function()
       assert.not_equal(0, code)
       assert.matches(want, output, 1, true)
     end
-    local model = shell.write(folder .. "/f.lua", "return { tables = { { name = 't', num_embeddings = 9, embedding_dim = 4 } } }")
+    local model = shell.write(folder .. "/f.lua",
+      "return { tables = { { name = 't', num_embeddings = 9, embedding_dim = 4 } } }")
     assert.matches("has no feature 't' of table 't', but c1 to c26", (run(model .. " --data " .. path)), 1, true)
   end)
 end)

@@ -12,7 +12,8 @@ local model_of = alike.model_of
 local function counts(entry)
   local model, constraints = model_of(1)
   local topology = plan.Topology { world_size = 4, local_world_size = 2 }
-  local options, placement = step.of_plan(plan.ShardingPlan { [""] = { t1 = entry } }, model, topology, BATCH, constraints)
+  local options, placement = step.of_plan(plan.ShardingPlan { [""] = { t1 = entry } }, model, topology, BATCH,
+    constraints)
   local ranks = step.by_rank(options, placement, topology)
   local function sum(field)
     local all = 0
@@ -43,7 +44,8 @@ describe("the counts of a step", function()
   it("of replicas are gradients only", function()
     local sum = counts(plan.data_parallel())
     assert.equal(0, sum "near_out" + sum "far_out" + sum "near_ids" + sum "far_ids")
-    assert.equal(2 * ROWS * row * 3, sum "near_back" + sum "far_back") -- parts and sums, to and from three others, in all
+    -- parts and sums, to and from three others, in all
+    assert.equal(2 * ROWS * row * 3, sum "near_back" + sum "far_back")
     assert.equal(4 * ROWS * row, sum "replica_byte")
   end)
 
@@ -75,8 +77,9 @@ describe("the counts of a step", function()
 
   it("are of fewer rows where statistics know of fewer", function()
     local model, constraints = model_of(1)
-    constraints.t1 = plan.ParameterConstraints { pooling_factors = { IDS }, cache_params = plan.CacheParams { load_factor = 0.2,
-      stats = plan.EmbeddingOffloadStats { cacheability = 0.1, expected_lookups = 60, mrc_hist_counts = { 1 }, height = ROWS } } }
+    constraints.t1 = plan.ParameterConstraints { pooling_factors = { IDS },
+      cache_params = plan.CacheParams { load_factor = 0.2, stats = plan.EmbeddingOffloadStats { cacheability = 0.1,
+        expected_lookups = 60, mrc_hist_counts = { 1 }, height = ROWS } } }
     local topology = plan.Topology { world_size = 1 }
     local made = plan.ShardingPlan { [""] = { t1 = plan.table_wise(0) } }
     local options, placement = step.of_plan(made, model, topology, BATCH, constraints)
@@ -90,7 +93,8 @@ describe("the counts of a step", function()
       local tables = { { name = "t1", num_embeddings = ROWS, embedding_dim = case[1] } }
       local model = plan.describe.of { tables = tables, optimizer = "rowwise_adagrad" }
       local topology = plan.Topology { world_size = 1 }
-      local options, placement = step.of_plan(plan.ShardingPlan { [""] = { t1 = plan.table_wise(0) } }, model, topology, BATCH, {})
+      local options, placement = step.of_plan(plan.ShardingPlan { [""] = { t1 = plan.table_wise(0) } }, model, topology,
+        BATCH, {})
       local c = step.by_rank(options, placement, topology)[1]
       assert.near(case[2] * c.row, c.odd_row, 1e-9)
     end
@@ -108,18 +112,20 @@ describe("the counts of a step", function()
 end)
 
 describe("exchanges across hosts", function()
-  --- Milliseconds across hosts of a step with tables on these ranks, of 4 on 2 hosts, whose links let 1000 bytes a millisecond and host
-  --- through: of ids and rows, of gradients.
+  --- Milliseconds across hosts of a step with tables on these ranks, of 4 on 2 hosts, whose links let 1000 bytes a
+  --- millisecond and host through: of ids and rows, of gradients.
   local function far(places, burst)
     local model, constraints = model_of(#places)
-    local topology = plan.Topology { world_size = 4, local_world_size = 2, inter_host_bw = 500, inter_host_burst = burst / 2 }
+    local topology = plan.Topology { world_size = 4, local_world_size = 2, inter_host_bw = 500,
+      inter_host_burst = burst / 2 }
     local entries = {}
     for i, rank in ipairs(places) do entries["t" .. i] = plan.table_wise(rank) end
     local options, placement = step.of_plan(plan.ShardingPlan { [""] = entries }, model, topology, BATCH, constraints)
     local amounts = step.amounts(step.by_rank(options, placement, topology), topology)
     return amounts.forward.far, amounts.backward.far
   end
-  local rows, ids = 2 * BATCH * DIM * 4 / 1000, 2 * BATCH * (IDS + 1) * 4 / 1000 -- of a table, to or from the other host
+  -- of a table, to or from the other host
+  local rows, ids = 2 * BATCH * DIM * 4 / 1000, 2 * BATCH * (IDS + 1) * 4 / 1000
 
   it("take as long as the link that has most to do", function()
     local ahead, back = far({ 0, 1, 2 }, 0) -- twice as much one way as the other
@@ -133,7 +139,8 @@ describe("exchanges across hosts", function()
   it("are shorter by what a link that rested lets through at once", function()
     local burst = 0.25 * rows * 1000
     local ahead, back = far({ 0, 1, 2 }, burst)
-    -- in a step either link rests while the other one is busy: more than a burst's worth, before ids and rows, and before gradients
+    -- in a step either link rests while the other one is busy: more than a burst's worth, before ids and rows, and
+    -- before gradients
     assert.near(2 * rows - burst / 1000, back, 1e-6)
     assert.is_true(ahead < 2 * (rows + ids) and ahead >= 2 * (rows + ids) - 2 * burst / 1000 - 1e-6)
     local even, even_back = far({ 0, 2 }, burst) -- none rests
@@ -147,8 +154,8 @@ describe("estimates = 'step'", function()
     local model, constraints = model_of(6)
     local topology = plan.Topology { world_size = 4, local_world_size = 2 }
     local function made()
-      local planner = plan.EmbeddingShardingPlanner { topology = topology, batch_size = BATCH, constraints = constraints,
-        estimates = "step", sharder = plan.perilune_sharder }
+      local planner = plan.EmbeddingShardingPlanner { topology = topology, batch_size = BATCH,
+        constraints = constraints, estimates = "step", sharder = plan.perilune_sharder }
       return planner:plan(model), planner.last.best.rating
     end
     local first, rating = made()
@@ -160,8 +167,8 @@ describe("estimates = 'step'", function()
     local model, constraints = model_of(3)
     local chosen = { 0, 0 }
     for _, batch in ipairs { 1, 8, 64, 512, 2048 } do
-      local topology = plan.Topology { world_size = 4, local_world_size = 2, inter_host_bw = 60e3, inter_host_burst = 130e3, processors = 2,
-        hosts_sharing = 2 }
+      local topology = plan.Topology { world_size = 4, local_world_size = 2, inter_host_bw = 60e3,
+        inter_host_burst = 130e3, processors = 2, hosts_sharing = 2 }
       local args = { topology = topology, batch_size = batch, constraints = constraints, estimates = "step",
         sharder = plan.perilune_sharder }
       local planner = plan.EmbeddingShardingPlanner(args)
@@ -172,7 +179,8 @@ describe("estimates = 'step'", function()
       end
       local best = planner.last.best.rating * (1 + 0.01 * (n - 1))
       chosen[math.min(n, 2)] = chosen[math.min(n, 2)] + 1
-      for _, kind in ipairs { "table_wise", "row_wise", "data_parallel", "table_row_wise", "column_wise" } do -- plans of one type
+      -- plans of one type
+      for _, kind in ipairs { "table_wise", "row_wise", "data_parallel", "table_row_wise", "column_wise" } do
         args.constraints = {}
         for name in pairs(constraints) do
           args.constraints[name] = plan.ParameterConstraints { pooling_factors = { IDS }, sharding_types = { kind } }
@@ -192,7 +200,8 @@ describe("estimates = 'step'", function()
       local planner = plan.EmbeddingShardingPlanner { topology = topology, estimates = estimates }
       assert.near(score, planner:score(10, three), 1e-12)
       assert.error_matches(function() planner:score("10", three) end, "rating is '10', wanted a number")
-      assert.error_matches(function() planner:score(10, { 3 }) end, "proposal is a table, wanted a list of ShardingOptions")
+      assert.error_matches(function() planner:score(10, { 3 }) end,
+        "proposal is a table, wanted a list of ShardingOptions")
     end
   end)
 
@@ -209,7 +218,8 @@ describe("estimates = 'step'", function()
       for i = 1, n do
         local name = "t" .. i
         tables[i] = { name = name, num_embeddings = 1000 * (1 + draw(9)), embedding_dim = 16 * (1 + draw(4)) }
-        constraints[name] = plan.ParameterConstraints { pooling_factors = { 1 + draw(20) }, sharding_types = { "table_wise" } }
+        constraints[name] = plan.ParameterConstraints { pooling_factors = { 1 + draw(20) },
+          sharding_types = { "table_wise" } }
         bytes, largest = bytes + bytes_of(tables[i]), math.max(largest, bytes_of(tables[i]))
       end
       local room = math.max(0.7 * bytes, largest)
@@ -228,7 +238,10 @@ describe("estimates = 'step'", function()
           used[r] = (used[r] or 0) + bytes_of(t)
           fits = fits and used[r] <= room
         end
-        if fits then best = math.min(best, step.predict(plan.ShardingPlan { [""] = entries }, model, topology, 256, constraints).ms) end
+        if fits then
+          best = math.min(best, step.predict(plan.ShardingPlan { [""] = entries }, model, topology, 256,
+            constraints).ms)
+        end
       end
       local used = {}
       for name, entry in pairs(made.plan[""].tables) do
@@ -236,14 +249,15 @@ describe("estimates = 'step'", function()
         used[entry.ranks[1]] = (used[entry.ranks[1]] or 0) + bytes_of(t)
       end
       for _, b in pairs(used) do assert.is_true(b <= room + BATCHES) end
-      assert.is_true(planner.last.best.rating <= 1.01 * best, ("%d: %g, best %g"):format(case, planner.last.best.rating, best))
+      assert.is_true(planner.last.best.rating <= 1.01 * best, ("%d: %g, best %g"):format(case, planner.last.best.rating,
+        best))
     end
   end)
 
   it("do not put all tables on one rank", function()
     local model, constraints = model_of(8)
-    local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 2 }, batch_size = 4096, estimates = "step",
-      constraints = constraints, sharder = plan.perilune_sharder }
+    local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 2 }, batch_size = 4096,
+      estimates = "step", constraints = constraints, sharder = plan.perilune_sharder }
     planner:plan(model)
     local one = plan.ShardingPlan { [""] = {} }
     for i = 1, 8 do one.plan[""].tables["t" .. i] = plan.table_wise(0) end
@@ -254,7 +268,8 @@ end)
 describe("optimizers", function()
   local config, measure = require "perilune.embed.config", require "perilune.calibration.measure"
   local function described(optimizer)
-    return plan.describe.of { tables = { { name = "t", num_embeddings = 5000, embedding_dim = 48 } }, optimizer = optimizer }
+    return plan.describe.of { tables = { { name = "t", num_embeddings = 5000, embedding_dim = 48 } },
+      optimizer = optimizer }
   end
   local entries = plan.ShardingPlan { [""] = { t = plan.table_wise(0) } }
 
@@ -264,13 +279,16 @@ describe("optimizers", function()
       local prepared = measure.prepare { model = model, plan = entries, batch_size = 8, group = peri.init() }
       local predicted = step.predict(entries, model, topology, 8, {}).bytes
       measure.release(prepared)
-      assert.is_true(math.abs(predicted / prepared.bytes - 1) < 0.02, ("%s: %d, measured %d"):format(optimizer, predicted, prepared.bytes))
+      assert.is_true(math.abs(predicted / prepared.bytes - 1) < 0.02,
+        ("%s: %d, measured %d"):format(optimizer, predicted, prepared.bytes))
     end
   end)
 
   it("take longer backward the more they keep, in proportion", function()
     local topology = plan.Topology { world_size = 1, cache_bytes = 2 ^ 40, core_cache_bytes = 2 ^ 39 }
-    local function backward(optimizer) return step.predict(entries, described(optimizer), topology, 64, {}).backward_ms end
+    local function backward(optimizer)
+      return step.predict(entries, described(optimizer), topology, 64, {}).backward_ms
+    end
     local sgd, one, two = backward "sgd", backward "adagrad", backward "adam"
     assert.equal(sgd, backward "rowwise_adagrad") -- a number for each row is in the price of rows
     assert.equal(one, backward "lion")
@@ -299,7 +317,8 @@ describe("perilune plan --verify", function()
       { name = "a", num_embeddings = 40000, embedding_dim = 64 }, { name = "b", num_embeddings = 50000, embedding_dim = 16 } } }]])
     local topology = folder .. "/one.topology"
     plan.Topology({ world_size = 1 }):save(topology)
-    local out, status = shell.run(("%s plan %s --verify --batch-size 64 --topology %s"):format(shell.perilune, model, topology), {})
+    local out, status = shell.run(("%s plan %s --verify --batch-size 64 --topology %s"):format(shell.perilune, model,
+      topology), {})
     assert.equal(0, status, out)
     assert.matches("a step, ms%s+[%d.e+-]+%s+[%d.e+-]+", out)
     local predicted, measured = out:match "fullest rank, MB%s+([%d.]+)%s+([%d.]+)"
@@ -316,8 +335,8 @@ describe("perilune plan --verify", function()
       { name = "a", num_embeddings = 40000, embedding_dim = 64 }, { name = "b", num_embeddings = 50000, embedding_dim = 16 } } }]])
     local topology = folder .. "/gpu.topology"
     plan.Topology({ world_size = 1, compute_device = "cuda" }):save(topology)
-    local out, status = shell.run(("%s plan %s --verify --batch-size 4 --topology %s"):format(shell.perilune, model, topology),
-      { PERI_DEVICE = "cuda_host", PERI_PLUGIN_PATH = gpu .. ":" .. shell.build })
+    local out, status = shell.run(("%s plan %s --verify --batch-size 4 --topology %s"):format(shell.perilune, model,
+      topology), { PERI_DEVICE = "cuda_host", PERI_PLUGIN_PATH = gpu .. ":" .. shell.build })
     assert.equal(0, status, out)
     assert.matches("2 tables on 1 rank %(cuda%)", out)
     assert.matches("a step, ms%s+[%d.e+-]+%s+[%d.e+-]+", out)
@@ -326,7 +345,8 @@ describe("perilune plan --verify", function()
     assert.near(1, tonumber(predicted) / tonumber(measured), 0.02)
   end)
 
-  it("runs models whose tables share features, whose features have batches of their own, and on a topology's ranks", function()
+  it("runs models whose tables share features, whose features have batches of their own, and on a topology's ranks",
+    function()
     local topology = folder .. "/two.topology"
     plan.Topology({ world_size = 2 }):save(topology)
     for _, kind in ipairs { "EmbeddingBagCollection", "EmbeddingCollection" } do
@@ -367,7 +387,8 @@ describe("perilune plan --verify", function()
 
   it("refuses what it would not do", function()
     for _, words in ipairs { "--save x.plan", "--html x.html", "--simulate base", "--times forward=1" } do
-      local out, status = shell.run(("%s plan m.lua --verify %s"):format(shell.perilune, words), { XDG_CACHE_HOME = folder })
+      local out, status = shell.run(("%s plan m.lua --verify %s"):format(shell.perilune, words),
+        { XDG_CACHE_HOME = folder })
       assert.equal(1, status, out)
       assert.matches(words:match "^%S+" .. " does not go with --verify", out, 1, true)
     end
@@ -381,7 +402,8 @@ describe("perilune plan --verify", function()
     local command = ("%s plan %s --verify --topology %s"):format(shell.perilune, model, topology)
     local out, status = shell.run(command, { PERI_NUM_THREADS = 2 })
     assert.equal(1, status, out)
-    assert.matches("measured with PERI_NUM_THREADS=3, here a rank has 2 threads; run with as many, or: perilune calibrate %-n 1 %-t 2", out)
+    assert.matches("measured with PERI_NUM_THREADS=3, here a rank has 2 threads; run with as many, or: perilune "
+      .. "calibrate %-n 1 %-t 2", out)
     out, status = shell.run(command, { PERI_NUM_THREADS = 3 })
     assert.equal(0, status, out)
     assert.error_matches(function() plan.Topology { world_size = 1, threads = 0 } end, "threads")

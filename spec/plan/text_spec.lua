@@ -1,4 +1,5 @@
--- Plans and topologies as Lua text: what is written is read back, nothing that is read runs, and no text breaks the reader.
+-- Plans and topologies as Lua text: what is written is read back, nothing that is read runs, and no text breaks the
+-- reader.
 local peri = require "perilune"
 local text = require "perilune.text"
 local shell = require "spec.support.shell"
@@ -11,7 +12,8 @@ local function example()
       users = plan.row_wise { ranks = { 2, 0 }, sizes = { 7, 3 } },
       ["end"] = plan.table_wise(1, { compute_kernel = "dense" }),
       ["odd \"name\"\n\0\127\\ 'x'"] = plan.column_wise { ranks = { 0, 1, 0 } },
-      cached = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { algorithm = "LFU", load_factor = 0.1 } },
+      cached = plan.row_wise { compute_kernel = "fused_uvm_caching",
+        cache_params = { algorithm = "LFU", load_factor = 0.1 } },
       grid = plan.grid_shard { 0, 1 },
     },
   }
@@ -49,7 +51,8 @@ describe("a plan as Lua text", function()
 
   it("refuses what is not data, with its line", function()
     local function refused(words, body)
-      assert.error_matches(function() plan.from_text("return {\n  perilune_plan = 1,\n  modules = " .. body .. "\n}") end, words)
+      assert.error_matches(function() plan.from_text("return {\n  perilune_plan = 1,\n  modules = " .. body
+        .. "\n}") end, words)
     end
     refused("line 3: 'os.execute' where a value is wanted", "os.execute 'true'")
     refused("line 3: '%(' where a value is wanted", "(function() end)()")
@@ -62,8 +65,10 @@ describe("a plan as Lua text", function()
     refused("a long comment", "--[[ x ]] {}")
     refused("module 'm', table 't': no key 'rank'", '{ m = { t = { sharding_type = "table_wise", rank = 1 } } }')
     refused("tables within tables", ("{ a = "):rep(40) .. "1" .. (" }"):rep(40))
-    assert.error_matches(function() plan.from_text "return { perilune_plan = 1, modules = {} } os.exit()" end, "'os.exit' after the data")
-    assert.error_matches(function() plan.from_text "return { perilune_plan = 2, modules = {} }" end, "version of the format%) is 2")
+    assert.error_matches(function() plan.from_text "return { perilune_plan = 1, modules = {} } os.exit()" end,
+      "'os.exit' after the data")
+    assert.error_matches(function() plan.from_text "return { perilune_plan = 2, modules = {} }" end,
+      "version of the format%) is 2")
   end)
 
   it("survives texts that are broken at random: each is a plan or a named error", function()
@@ -72,8 +77,8 @@ describe("a plan as Lua text", function()
       state = 16807 * state % 2147483647
       return state % n + 1
     end
-    local pieces = { "{", "}", "=", ",", '"', "'", "\\", "[", "]", "--", "return", "nil", "1e999", "-", "0x", "function", "\0", "\255", "(",
-      "..", "{ { } }", "true", "sharding_type", "ranks = { -1 }", "\n" }
+    local pieces = { "{", "}", "=", ",", '"', "'", "\\", "[", "]", "--", "return", "nil", "1e999", "-", "0x",
+      "function", "\0", "\255", "(", "..", "{ { } }", "true", "sharding_type", "ranks = { -1 }", "\n" }
     local plans, errors = 0, 0
     without_code(function()
       for _ = 1, 3000 do
@@ -108,7 +113,8 @@ describe("data as text", function()
 
   it("keeps topologies, over presets and arguments", function()
     local path = os.tmpname()
-    local t = plan.Topology { world_size = 8, local_world_size = 4, compute_device = "cuda", hbm_cap = 2 ^ 33, inter_host_bw = 1e6 / 3 }
+    local t = plan.Topology { world_size = 8, local_world_size = 4, compute_device = "cuda", hbm_cap = 2 ^ 33,
+      inter_host_bw = 1e6 / 3 }
     t:save(path)
     local back = plan.Topology.load(path)
     assert.same(t:arguments(), back:arguments())
@@ -138,25 +144,30 @@ describe("data as text", function()
     for _, case in ipairs {
       { "hosts_sharing", '"x"', "is 'x', wanted a number" }, { "hosts_sharing", "true", "is true, wanted a number" },
       { "hosts_sharing", "{}", "is a table, wanted a number" }, { "hosts_sharing", "3", "is 3, allowed: " .. hosts },
-      { "hosts_sharing", "1e400", "is inf, allowed: " .. hosts }, { "hosts_sharing", "1.5", "is 1.5, allowed: " .. hosts },
-      { "local_world_size", '"x"', "is 'x', wanted a number" }, { "local_world_size", "{}", "is a table, wanted a number" },
+      { "hosts_sharing", "1e400", "is inf, allowed: " .. hosts },
+      { "hosts_sharing", "1.5", "is 1.5, allowed: " .. hosts },
+      { "local_world_size", '"x"', "is 'x', wanted a number" },
+      { "local_world_size", "{}", "is a table, wanted a number" },
       { "local_world_size", "1e400", "is inf, allowed: whole numbers 1..4" },
       { "local_world_size", "0", "is 0, allowed: whole numbers 1..4" },
       { "world_size", '"x"', "is 'x', wanted a number" }, { "world_size", "-1", "is -1, allowed: " .. ranks },
       { "world_size", "1.5", "is 1.5, allowed: " .. ranks }, { "world_size", "0", "is 0, allowed: " .. ranks },
-      { "inter_host_bw", "{}", "is a table, wanted a number" }, { "compute_device", "{}", "is a table, allowed: cpu, cuda" },
+      { "inter_host_bw", "{}", "is a table, wanted a number" },
+      { "compute_device", "{}", "is a table, allowed: cpu, cuda" },
       { "rates", "{ copy = {} }", "rates.copy is a table, allowed: finite numbers > 0" },
       { "rates", "{ copy = 0 }", "rates.copy is 0, allowed: finite numbers > 0" },
       { "rates", "{ cop = 1 }", "a key of rates is 'cop', allowed: copy, gather, update, products" },
       { "costs", "{ forward = { step = {} }, backward = {} }", "costs.forward.step is a table, allowed: finite" },
-      { "costs", "{ forward = { step = 1 } }", "costs.backward is missing" }, { "costs", "{}", "costs.forward is missing" },
+      { "costs", "{ forward = { step = 1 } }", "costs.backward is missing" },
+      { "costs", "{}", "costs.forward is missing" },
       { "choices", '{ copy_by = "nobody" }', "choices.copy_by is 'nobody', allowed: receiver, sender" },
       { "choices", "{ copy_by = 3 }", "choices.copy_by is 3, allowed: receiver, sender" },
       { "choices", '{ none = "on" }', "choices.none: there is no such choice, but copy_block, " },
     } do
       for _, over in ipairs { {}, { world_size = 2 } } do
         local said = loaded({ [case[1]] = case[2] }, over)
-        assert.matches("Topology: " .. ((case[3]:find "^%l+%." or case[3]:find "^a key") and "" or case[1] .. " "), said, 1, true)
+        assert.matches("Topology: " .. ((case[3]:find "^%l+%." or case[3]:find "^a key") and "" or case[1] .. " "),
+          said, 1, true)
         assert.matches(case[3], said, 1, true)
       end
     end
@@ -175,8 +186,8 @@ describe("data as text", function()
     local prices = {}
     for i, unit in ipairs(require("perilune.plan.topology").units) do prices[i] = unit .. " = 1" end
     local all = ("{ %s }"):format(table.concat(prices, ", "))
-    local whole = { costs = ("{ forward = %s, backward = %s }"):format(all, all), ddr_mem_bw = "1e6", cache_bytes = "1e6",
-      core_cache_bytes = "1e5",
+    local whole = { costs = ("{ forward = %s, backward = %s }"):format(all, all), ddr_mem_bw = "1e6",
+      cache_bytes = "1e6", core_cache_bytes = "1e5",
       intra_host_bw = "1e6", intra_host_latency = "0", inter_host_bw = "1e5", inter_host_latency = "0" }
     assert.is_true(plan.Topology.is(loaded(whole)))
     whole.local_world_size = "2"
@@ -192,8 +203,8 @@ describe("data as text", function()
     fewer.costs = fewer.costs:gsub("row = 1, ", "", 1)
     assert.matches("costs.forward.row is missing: measure again", loaded(fewer), 1, true)
     -- nor for links that were not measured, because there were none
-    local alone = { world_size = "1", local_world_size = "1", costs = whole.costs, ddr_mem_bw = "1e6", cache_bytes = "1e6",
-      core_cache_bytes = "1e5" }
+    local alone = { world_size = "1", local_world_size = "1", costs = whole.costs, ddr_mem_bw = "1e6",
+      cache_bytes = "1e6", core_cache_bytes = "1e5" }
     assert.is_true(plan.Topology.is(loaded(alone)))
     assert.matches("intra_host_bw is missing for 4 ranks, 4 a host: measure them (perilune calibrate -n 4), or say it",
       loaded(alone, { world_size = 4, local_world_size = 4 }), 1, true)
@@ -209,19 +220,21 @@ describe("data as text", function()
   it("refuses prices of what is not priced, as files of other builds have them", function()
     local path = os.tmpname()
     local file = assert(io.open(path, "w"))
-    file:write "return { perilune_topology = 1, world_size = 2, costs = { forward = { sorted_id = 1e-6 }, backward = { step = 1 } } }"
+    file:write("return { perilune_topology = 1, world_size = 2, costs = { forward = { sorted_id = 1e-6 }, backward = "
+      .. "{ step = 1 } } }")
     file:close()
     local ok, err = pcall(plan.Topology.load, path)
     os.remove(path)
     assert.is_false(ok)
-    assert.matches("costs%.forward%.sorted_id: there is no such unit, but step, table, .*, far_mixed; .*measure again", tostring(err))
+    assert.matches("costs%.forward%.sorted_id: there is no such unit, but step, table, .*, far_mixed; .*measure again",
+      tostring(err))
   end)
 
   it("names the machines that there are where a name is none", function()
     local ok, err = pcall(plan.report._topology, "dgx_h100_80g")
     assert.is_false(ok)
-    assert.matches("topology 'dgx_h100_80g': there is no such file, nor a machine of that name, but cpu_ethernet_100g, .*dgx_h100_80gb",
-      tostring(err))
+    assert.matches("topology 'dgx_h100_80g': there is no such file, nor a machine of that name, but "
+      .. "cpu_ethernet_100g, .*dgx_h100_80gb", tostring(err))
     ok, err = pcall(plan.report._topology, "./none.topology")
     assert.is_false(ok)
     assert.matches("./none.topology: No such file or directory", tostring(err))
@@ -246,7 +259,8 @@ describe("files that are written", function()
     -- a file that cannot grow: what was there stays
     local script = ("require('perilune.text').write('%s', ('x'):rep(99999), 'f')"):format(path)
     shell.write(path .. ".lua", script)
-    local out = shell.run(("ulimit -f 1; trap '' XFSZ; luajit %s.lua; rm %s.lua"):format(path, path), shell.luajit_env())
+    local out = shell.run(("ulimit -f 1; trap '' XFSZ; luajit %s.lua; rm %s.lua"):format(path, path),
+      shell.luajit_env())
     assert.matches("f: [^\n]*/a: File too large", out)
     assert.equal("first", text.read(path, "f"))
     assert.equal("a ", names())
@@ -254,7 +268,8 @@ describe("files that are written", function()
   end)
 
   it("say where they cannot be", function()
-    assert.error_matches(function() text.write(folder .. "/no/a", "x", "f") end, "^f: .*/no/a: No such file or directory")
+    assert.error_matches(function() text.write(folder .. "/no/a", "x", "f") end,
+      "^f: .*/no/a: No such file or directory")
     assert.error_matches(function() text.probe(folder .. "/no/a", "f") end, "^f: .*/no/a: No such file or directory")
     assert.error_matches(function() text.probe(folder, "f") end, "Is a directory")
     text.write(folder .. "/made/for/a", "x", "f", true)
@@ -314,7 +329,8 @@ describe("a kept topology", function()
     text.write(path, "", "spec", true)
     local out, status = run()
     assert.equal(0, status, out)
-    local told = "perilune: plans go by default prices: topology '[^\n]*line 1: [^\n]*perilune calibrate %-n 1 measures it again"
+    local told = "perilune: plans go by default prices: topology '[^\n]*line 1: [^\n]*perilune calibrate %-n 1 "
+      .. "measures it again"
     local _, times = out:gsub(told, "")
     assert.equal(1, times, out)
     assert.matches("table_wise", out)
@@ -328,7 +344,8 @@ describe("a kept topology", function()
     plan.Topology({ world_size = 1, threads = 3 }):save(path)
     local out, status = run()
     assert.equal(0, status, out)
-    local _, times = out:gsub("measured with 3 worker threads a rank, here is 1: perilune calibrate %-n 1 %-t 1 measures those", "")
+    local _, times = out:gsub("measured with 3 worker threads a rank, here is 1: perilune calibrate %-n 1 %-t 1 "
+      .. "measures those", "")
     assert.equal(1, times, out)
     plan.Topology({ world_size = 1, threads = 1 }):save(path)
     assert.is_nil(run():find("perilune:", 1, true))

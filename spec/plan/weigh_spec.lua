@@ -1,4 +1,5 @@
--- Options weighed against memory: the knapsack's promises, plans that keep within memory, and those of small models beside all plans.
+-- Options weighed against memory: the knapsack's promises, plans that keep within memory, and those of small models
+-- beside all plans.
 local peri = require "perilune"
 local weigh = require "perilune.plan.weigh"
 local partitioners = require "perilune.plan.partitioners"
@@ -7,16 +8,17 @@ local plan = peri.plan
 
 local GB = 1e9
 
---- A planner for tables of these rows (64 columns), of a machine with so many bytes a rank (and of the host's memory, host; 512 GiB).
+--- A planner for tables of these rows (64 columns), of a machine with so many bytes a rank (and of the host's memory,
+--- host; 512 GiB).
 local function planner_of(rows, ranks, bytes, more, kernels, host)
   local tables, constraints = {}, {}
   for i, n in ipairs(rows) do
     tables[i] = { name = "t" .. i, num_embeddings = n, embedding_dim = 64 }
-    constraints["t" .. i] = plan.ParameterConstraints { pooling_factors = { 1 + i % 5 }, sharding_types = { "table_wise", "row_wise" },
-      compute_kernels = kernels }
+    constraints["t" .. i] = plan.ParameterConstraints { pooling_factors = { 1 + i % 5 },
+      sharding_types = { "table_wise", "row_wise" }, compute_kernels = kernels }
   end
-  local args = { topology = plan.Topology { world_size = ranks, local_world_size = ranks, compute_device = "cuda", hbm_cap = bytes,
-      ddr_cap = host },
+  local args = { topology = plan.Topology { world_size = ranks, local_world_size = ranks, compute_device = "cuda",
+      hbm_cap = bytes, ddr_cap = host },
     sharder = plan.perilune_sharder, constraints = constraints, batch_size = 128,
     storage_reservation = plan.FixedPercentageStorageReservation { percentage = 0 } }
   for key, value in pairs(more or {}) do args[key] = value end
@@ -35,7 +37,8 @@ end
 describe("plans under tight memory", function()
   it("are no slower than 1.03 times the best of all plans of small models", function()
     for case = 1, 8 do
-      local mapped = case > 4 -- a rank has no room for a whole one of the first tables, and the host not for all of them
+      -- a rank has no room for a whole one of the first tables, and the host not for all of them
+      local mapped = case > 4
       local rows = mapped and { 8e6 + case * 4e5, 5e6, 2e6, 1e6 } or { 4e6, 3e6 + case * 1e5, 2e6, 1e6 }
       local planner, model = planner_of(rows, 2, math.floor((mapped and 0.1 or 1) * GB + 0.15 * case * GB), nil,
         mapped and { "fused", "fused_uvm", "fused_uvm_caching" } or nil, mapped and 2.2 * GB or nil)
@@ -70,9 +73,11 @@ describe("plans under tight memory", function()
         end
       end
       try(1)
-      assert.is_true(search.least <= best, ("case %d: no plan may be better than %g, and one is %g"):format(case, search.least, best))
+      assert.is_true(search.least <= best, ("case %d: no plan may be better than %g, and one is %g"):format(case,
+        search.least, best))
       assert.is_true(search.best.rating <= 1.03 * best, ("case %d: %g, best %g"):format(case, search.best.rating, best))
-      assert.is_true(fullest(search, "hbm") <= planner.topology.hbm_cap and fullest(search, "ddr") <= planner.topology.ddr_cap)
+      assert.is_true(fullest(search, "hbm") <= planner.topology.hbm_cap
+        and fullest(search, "ddr") <= planner.topology.ddr_cap)
     end
   end)
 
@@ -83,14 +88,16 @@ describe("plans under tight memory", function()
       local planner, model = planner_of(rows, 4, bytes)
       local search = planner:search(model)
       assert.is_true(fullest(search, "hbm") <= bytes)
-      assert.is_true(search.best.rating <= 1.03 * before, ("%g GB: %g, with less %g"):format(bytes / GB, search.best.rating, before))
+      assert.is_true(search.best.rating <= 1.03 * before,
+        ("%g GB: %g, with less %g"):format(bytes / GB, search.best.rating, before))
       before = search.best.rating
     end
   end)
 
   it("are the same again", function()
     local planner, model = planner_of({ 4e6, 3e6, 2e6, 1e6, 5e5 }, 2, 1.2 * GB)
-    assert.equal(plan.to_text(planner:plan(model)), plan.to_text((planner_of({ 4e6, 3e6, 2e6, 1e6, 5e5 }, 2, 1.2 * GB)):plan(model)))
+    assert.equal(plan.to_text(planner:plan(model)),
+      plan.to_text((planner_of({ 4e6, 3e6, 2e6, 1e6, 5e5 }, 2, 1.2 * GB)):plan(model)))
   end)
 
   it("are found with a partitioner of one's own, too, by WeighingProposer", function()
@@ -125,7 +132,8 @@ describe("the knapsack", function()
     assert.is_true(k:bound() <= math.min(search.best.rating, k:shortest(1)))
   end)
 
-  it("finds, for tables that only all ranks together have room for, options beside which all others have room", function()
+  it("finds, for tables that only all ranks together have room for, options beside which all others have room",
+    function()
     local ranks, bytes, host = 4, 2 * GB, 6 * GB
     local k, search = knapsack_of({ 2e7, 1.8e7, 9e6, 8e6, 7e6, 2e6, 1e6, 5e5 }, ranks, bytes, nil, nil, host)
     local seen, T = 0, k:shortest(1)
@@ -158,10 +166,12 @@ describe("the knapsack", function()
 end)
 
 describe("our own estimates", function()
-  it("price kernels: rows in the host's memory take longer than those in the device's, missing ones of a cache between", function()
+  it("price kernels: rows in the host's memory take longer than those in the device's, missing ones of a cache between",
+    function()
     local step = require "perilune.plan.step"
     local topology = plan.Topology.preset("h100", { world_size = 1 })
-    local model = plan.describe.of { tables = { { name = "t", num_embeddings = 1e7, embedding_dim = 64 } }, optimizer = "adagrad" }
+    local model = plan.describe.of { tables = { { name = "t", num_embeddings = 1e7, embedding_dim = 64 } },
+      optimizer = "adagrad" }
     local function ms(kernel)
       local entries = plan.ShardingPlan { [""] = { t = plan.table_wise(0, { compute_kernel = kernel }) } }
       return step.predict(entries, model, topology, 65536, {}).ms

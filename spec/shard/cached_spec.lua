@@ -1,5 +1,5 @@
--- Sharded tables in files: every sharding type gives, bit for bit, what the same plan gives in memory, with and without prefetches; plans
--- say it per table.
+-- Sharded tables in files: every sharding type gives, bit for bit, what the same plan gives in memory, with and without
+-- prefetches; plans say it per table.
 -- deadline: 300 s
 -- cuda: always
 -- takes: 10 s
@@ -47,7 +47,9 @@ end
 describe("sharded tables in files:", function()
   for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "mixed", "within_nodes" } do
     for _, prefetch in ipairs { false, true } do
-      worlds.each(kind .. (prefetch and ", prefetched" or ""), function(world, device, n) run(kind, world, device, n, prefetch) end,
+      worlds.each(kind .. (prefetch and ", prefetched" or ""), function(world, device, n)
+        run(kind, world, device, n, prefetch)
+      end,
         { sizes = { 1, 2, 3 }, local_size = 2 })
       worlds.each(kind .. ", stochastically rounded" .. (prefetch and ", prefetched" or ""), function(world, device, n)
         run(kind, world, device, n, prefetch, { a = "FP16", b = "BF16", c = "BF16" })
@@ -55,7 +57,9 @@ describe("sharded tables in files:", function()
     end
   end
   for _, kind in ipairs { "row_wise", "mixed" } do -- a batch is then looked up and updated by lookups of its own
-    worlds.each(kind .. ", exact, prefetched", function(world, device, n) run(kind, world, device, n, true, nil, true) end,
+    worlds.each(kind .. ", exact, prefetched", function(world, device, n)
+      run(kind, world, device, n, true, nil, true)
+    end,
       { sizes = { 2, 3 } })
   end
 
@@ -64,14 +68,17 @@ describe("sharded tables in files:", function()
     local function model()
       return peri.DistributedModelParallel {
         module = peri.EmbeddingBagCollection {
-          tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 50, embedding_dim = 4, feature_names = { "f1" } } },
-          fused_params = { optimizer = "sgd", learning_rate = 0.5, cache_params = { load_factor = 1, directory = folder } }, seed = 7,
+          tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 50, embedding_dim = 4,
+            feature_names = { "f1" } } },
+          fused_params = { optimizer = "sgd", learning_rate = 0.5,
+            cache_params = { load_factor = 1, directory = folder } }, seed = 7,
         },
         group = world, device = device,
         plan = plan.ShardingPlan { [""] = { t = plan.row_wise { compute_kernel = "fused_uvm_caching" } } },
       }
     end
-    local kjt = peri.KeyedJaggedTensor { keys = { "f1" }, values = { 1, 2, 49, 30 }, lengths = { 2, 2 }, device = device }
+    local kjt = peri.KeyedJaggedTensor { keys = { "f1" }, values = { 1, 2, 49, 30 }, lengths = { 2, 2 },
+      device = device }
     local m = model()
     local out = m(kjt):values()
     out:backward(peri.ones({ 2, 4 }, "f32", device))
@@ -89,10 +96,13 @@ describe("sharded tables in files:", function()
   worlds.each("take over what an unsharded collection holds", function(world, device)
     for _, from_cached in ipairs { false, true } do
       local function params(cached)
-        return { optimizer = "rowwise_adagrad", learning_rate = 0.5, cache_params = cached and { load_factor = 0.5 } or nil }
+        return { optimizer = "rowwise_adagrad", learning_rate = 0.5, cache_params = cached and { load_factor = 0.5 }
+          or nil }
       end
-      local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 40, embedding_dim = 4, feature_names = { "f1" } } }
-      local source = peri.EmbeddingBagCollection { tables = tables, fused_params = params(from_cached), seed = 3, device = device }
+      local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 40, embedding_dim = 4,
+        feature_names = { "f1" } } }
+      local source = peri.EmbeddingBagCollection { tables = tables, fused_params = params(from_cached), seed = 3,
+        device = device }
       local kjt = peri.KeyedJaggedTensor { keys = { "f1" }, values = { 1, 2, 39 }, lengths = { 3 }, device = device }
       source(kjt):values():backward(peri.ones({ 1, 4 }, "f32", device))
       local target = peri.shard.ShardedEmbeddingBagCollection { tables = tables, group = world, device = device,
@@ -131,8 +141,8 @@ describe("sharded tables in files:", function()
   end, { sizes = { 1, 2 } })
 
   it("are described by plans", function()
-    local entry = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = plan.CacheParams { algorithm = "LFU",
-      load_factor = 0.1 } }
+    local entry = plan.row_wise { compute_kernel = "fused_uvm_caching",
+      cache_params = plan.CacheParams { algorithm = "LFU", load_factor = 0.1 } }
     assert.equal("row_wise fused_uvm_caching (LFU 0.1)", tostring(entry))
     assert.equal("fused_uvm_caching", plan.EmbeddingComputeKernel.FUSED_UVM_CACHING)
     local function fails(pattern, args)
@@ -142,9 +152,12 @@ describe("sharded tables in files:", function()
     end
     fails("compute_kernel 'fast', allowed: dense, fused, fused_uvm, fused_uvm_caching", { sharding_type = "row_wise",
       compute_kernel = "fast" })
-    fails("data_parallel tables are replicas in memory", { sharding_type = "data_parallel", compute_kernel = "fused_uvm_caching" })
-    fails("cache_params with compute_kernel 'fused', allowed with: fused_uvm_caching", { sharding_type = "row_wise", cache_params = {} })
-    fails("load_factor is 2, allowed", { sharding_type = "row_wise", compute_kernel = "fused_uvm_caching", cache_params = { load_factor =
+    fails("data_parallel tables are replicas in memory",
+      { sharding_type = "data_parallel", compute_kernel = "fused_uvm_caching" })
+    fails("cache_params with compute_kernel 'fused', allowed with: fused_uvm_caching",
+      { sharding_type = "row_wise", cache_params = {} })
+    fails("load_factor is 2, allowed", { sharding_type = "row_wise", compute_kernel = "fused_uvm_caching",
+      cache_params = { load_factor =
       2 } })
   end)
 end)

@@ -1,5 +1,5 @@
--- Sharded collections whose rows and gradients travel in fewer bits. Rows that a rank owns itself stay f32; what codecs do to numbers is in
--- spec/dist/codec_spec.lua; here is where they do it, and that nothing else changes.
+-- Sharded collections whose rows and gradients travel in fewer bits. Rows that a rank owns itself stay f32; what codecs
+-- do to numbers is in spec/dist/codec_spec.lua; here is where they do it, and that nothing else changes.
 -- machines: 2,2
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
@@ -14,7 +14,8 @@ local sizes = { sizes = { 1, 2, 3 }, local_size = 2 }
 local function registry(args, comm_ops) return codec.get_qcomm_codecs_registry(args, comm_ops) end
 
 local function make(kind, world, device, args)
-  local a = { kind = kind, world = world, device = device, fused_params = { optimizer = "sgd", learning_rate = 0.5 }, pooling = "SUM" }
+  local a = { kind = kind, world = world, device = device, fused_params = { optimizer = "sgd", learning_rate = 0.5 },
+    pooling = "SUM" }
   for name, value in peri.util.ordered(args or {}) do a[name] = value end
   return sharded.make(a)
 end
@@ -58,10 +59,12 @@ end
 describe("quantised communication of a sharded collection:", function()
   for _, kind in ipairs(kinds) do
     for _, format in ipairs { "FP16", "BF16" } do
-      worlds.each(("%s, %s: numbers that the format holds arrive as they are"):format(kind, format), function(world, device)
+      worlds.each(("%s, %s: numbers that the format holds arrive as they are"):format(kind, format),
+        function(world, device)
         local args = { init_fn = peri.embed.constant(0.25), gradient_division = false }
         local want = make(kind, world, device, args)
-        args.qcomm_codecs_registry = registry { forward = format, backward = format, forward_loss_scale = 4, backward_loss_scale = 1024 }
+        args.qcomm_codecs_registry = registry { forward = format, backward = format, forward_loss_scale = 4,
+          backward_loss_scale = 1024 }
         local got = make(kind, world, device, args)
         for step = 1, 2 do
           local x = want:forward(sharded.batch(step, world:rank(), device)):values()
@@ -77,7 +80,8 @@ describe("quantised communication of a sharded collection:", function()
 
     -- Rows are below 3 / sqrt(170) < 0.24; the bounds are those of perilune/codec.h.
     for format, bound in peri.util.ordered { FP16 = 2e-4, BF16 = 1e-3, FP8 = 0.02, INT8 = 1e-3, MX4 = 0.07 } do
-      worlds.each(("%s, %s: rows and gradients are as close as the format allows"):format(kind, format), function(world, device, n)
+      worlds.each(("%s, %s: rows and gradients are as close as the format allows"):format(kind, format),
+        function(world, device, n)
         local want = make(kind, world, device)
         local got = make(kind, world, device, { qcomm_codecs_registry = registry { forward = format, backward = format,
           fp8_quantize_dim = format == "FP8" and 16 or nil } })
@@ -89,7 +93,8 @@ describe("quantised communication of a sharded collection:", function()
         local g = gradient(1, world:rank(), device)
         x:backward(g)
         y:backward(g)
-        -- A row is in at most 3 bags of each of 2 features of 6 samples of n ranks; gradients are below 1, the rate is 1 / 2.
+        -- A row is in at most 3 bags of each of 2 features of 6 samples of n ranks; gradients are below 1, the rate is
+        -- 1 / 2.
         for i, s in ipairs(want:local_shards()) do
           d = largest_difference(s.state("weight"):to_list(), got:local_shards()[i].state("weight"):to_list())
           assert.is_true(d <= 0.5 * 12 * bound / 0.24, tostring(d))
@@ -118,11 +123,13 @@ describe("quantised communication of a sharded collection:", function()
 
   worlds.each("mixed: operations have codecs of their own", function(world, device, n)
     local rank = world:rank()
-    local bf16, int8 = codec.get_qcomm_codecs { forward = "BF16" }, codec.get_qcomm_codecs { forward = "INT8", backward = "INT8" }
+    local bf16, int8 = codec.get_qcomm_codecs { forward = "BF16" },
+      codec.get_qcomm_codecs { forward = "INT8", backward = "INT8" }
     local registers = {
       { POOLED_EMBEDDINGS_ALL_TO_ALL = bf16 },
       { POOLED_EMBEDDINGS_REDUCE_SCATTER = int8 },
-      { POOLED_EMBEDDINGS_ALL_TO_ALL = bf16, POOLED_EMBEDDINGS_REDUCE_SCATTER = int8, SEQUENCE_EMBEDDINGS_ALL_TO_ALL = int8 },
+      { POOLED_EMBEDDINGS_ALL_TO_ALL = bf16, POOLED_EMBEDDINGS_REDUCE_SCATTER = int8,
+        SEQUENCE_EMBEDDINGS_ALL_TO_ALL = int8 },
     }
     for k, given in ipairs(registers) do
       local want, got = make("mixed", world, device), make("mixed", world, device, { qcomm_codecs_registry = given })
@@ -158,10 +165,12 @@ describe("quantised communication of a sharded collection:", function()
       local ebc = peri.shard.ShardedEmbeddingBagCollection {
         tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 4, embedding_dim = 4, feature_names = { "f" },
           init_fn = peri.embed.constant(start) } },
-        plan = { t = peri.plan.row_wise() }, group = world, device = device, fused_params = { optimizer = "sgd", learning_rate = 1 },
-        qcomm_codecs_registry = registry { forward = "FP16", backward = "FP16", backward_loss_scale = scale }, gradient_division = false,
+        plan = { t = peri.plan.row_wise() }, group = world, device = device,
+        fused_params = { optimizer = "sgd", learning_rate = 1 }, qcomm_codecs_registry = registry { forward = "FP16",
+          backward = "FP16", backward_loss_scale = scale }, gradient_division = false,
       }
-      local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 2 * other }, lengths = { 1 }, device = device } -- the other rank's
+      -- the other rank's
+      local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 2 * other }, lengths = { 1 }, device = device }
       local out = ebc:forward(kjt):values()
       local rows = out:to_list()
       out:backward(peri.full({ 1, 4 }, value, "f32", device))
@@ -183,8 +192,10 @@ describe("a registry of codecs", function()
     sim.run(2, function(rank, world)
       local function outputs(given)
         local model = peri.DistributedModelParallel { group = world, qcomm_codecs_registry = given,
-          module = peri.EmbeddingBagCollection { tables = sharded.tables {}, fused_params = { optimizer = "sgd" }, device = "meta" },
-          plan = { [""] = { a = peri.plan.row_wise(), b = peri.plan.table_wise(0), c = peri.plan.column_wise { ranks = { 1 } } } } }
+          module = peri.EmbeddingBagCollection { tables = sharded.tables {}, fused_params = { optimizer = "sgd" },
+            device = "meta" },
+          plan = { [""] = { a = peri.plan.row_wise(), b = peri.plan.table_wise(0),
+            c = peri.plan.column_wise { ranks = { 1 } } } } }
         return model(sharded.batch(1, rank)):values():to_list()
       end
       local d = largest_difference(outputs(nil), outputs(registry { forward = "BF16", backward = "FP32" }))
@@ -197,7 +208,8 @@ describe("a registry of codecs", function()
     end)
   end
   it("knows the operations", function()
-    fails({ POOLED = codec.get_qcomm_codecs { forward = "FP16" } }, "qcomm_codecs_registry: an operation is 'POOLED', allowed: POOLED_")
+    fails({ POOLED = codec.get_qcomm_codecs { forward = "FP16" } },
+      "qcomm_codecs_registry: an operation is 'POOLED', allowed: POOLED_")
   end)
   it("holds pairs of codecs", function()
     fails({ POOLED_EMBEDDINGS_ALL_TO_ALL = codec.QuantizedCommCodec { comm_precision = "FP16" } },
@@ -208,7 +220,8 @@ describe("a registry of codecs", function()
     for _, device in ipairs { "cpu", "opaque" } do
       local _, errors = sim.run(2, function(rank, world)
         local given = registry { forward = "FP16", forward_loss_scale = rank + 1 }
-        make("row_wise", world, device, { qcomm_codecs_registry = given }):forward(sharded.batch(1, rank, device)):wait()
+        make("row_wise", world, device, { qcomm_codecs_registry = given }):forward(sharded.batch(1, rank,
+          device)):wait()
       end, { catch = true, timeout = 20, device = device })
       for r = 1, 2 do
         local text = tostring(errors[r] and errors[r].message or errors[r])
@@ -222,7 +235,8 @@ describe("gradient division", function()
   --- Whether a module of this rank's script divides.
   local function divides(world, given)
     local ebc = make("table_wise", world, "cpu", { gradient_division = given, init_fn = peri.embed.constant(0) })
-    local kt = ebc:forward(peri.KeyedJaggedTensor { keys = sharded.features, values = { 0, 0, 0 }, lengths = { 1, 1, 1 } })
+    local kt = ebc:forward(peri.KeyedJaggedTensor { keys = sharded.features, values = { 0, 0, 0 },
+      lengths = { 1, 1, 1 } })
     kt:values():backward(peri.ones { 1, WIDTH })
     local s = ebc:local_shards()[1]
     local n = s.table == "a" and 4 or 2 -- two ranks, and two features look into "a"

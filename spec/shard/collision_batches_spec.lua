@@ -1,5 +1,6 @@
--- Managed collision over ranks in every kind of batch: variable, weighted, in codecs, with dedup switched on, by itself (remap only), after
--- an error. The unsharded collection learns from the batches of all ranks as one; in evaluation it then says what each rank's batch gives.
+-- Managed collision over ranks in every kind of batch: variable, weighted, in codecs, with dedup switched on, by itself
+-- (remap only), after an error. The unsharded collection learns from the batches of all ranks as one; in evaluation it
+-- then says what each rank's batch gives.
 -- mpirun: 2
 -- machines: 2,2
 local ffi = require "ffi"
@@ -16,16 +17,19 @@ local strange = { -1LL, MIN, 9223372036854775806LL, 0LL }
 
 local modules = {
   lfu = function(t, on_miss)
-    return embed.MCHManagedCollisionModule { zch_size = t.rows, buckets = t.buckets, eviction_interval = 2, on_miss = on_miss,
-      eviction_policy = embed.LFU_EvictionPolicy {} }
+    return embed.MCHManagedCollisionModule { zch_size = t.rows, buckets = t.buckets, eviction_interval = 2,
+      on_miss = on_miss, eviction_policy = embed.LFU_EvictionPolicy {} }
   end,
   own = function(t, on_miss)
-    return embed.MCHManagedCollisionModule { zch_size = t.rows, buckets = t.buckets, eviction_interval = 2, on_miss = on_miss,
-      eviction_policy = embed.MCHEvictionPolicy { score = function(count, last, now) return count - (now - last) * 3 end } }
+    return embed.MCHManagedCollisionModule { zch_size = t.rows, buckets = t.buckets, eviction_interval = 2,
+      on_miss = on_miss, eviction_policy = embed.MCHEvictionPolicy { score = function(count, last, now)
+        return count - (now - last) * 3
+      end } }
   end,
   hash = function(t, on_miss)
-    return embed.HashZchManagedCollisionModule { zch_size = t.rows, total_num_buckets = t.buckets, max_probe = 6, on_miss = on_miss,
-      output_segments = t.name == "a" and { 0, 7, 14, 22, 29, 37 } or { 0, 5, 10, 16 }, eviction_policy_name = "LRU_EVICTION" }
+    return embed.HashZchManagedCollisionModule { zch_size = t.rows, total_num_buckets = t.buckets, max_probe = 6,
+      on_miss = on_miss, output_segments = t.name == "a" and { 0, 7, 14, 22, 29, 37 } or { 0, 5, 10, 16 },
+      eviction_policy_name = "LRU_EVICTION" }
   end,
 }
 
@@ -37,15 +41,15 @@ end
 
 local function configs_of(c)
   return util.map(tables, function(t)
-    return (c.sequence and peri.EmbeddingConfig or peri.EmbeddingBagConfig) { name = t.name, num_embeddings = t.rows, embedding_dim = DIM,
-      feature_names = t.features }
+    return (c.sequence and peri.EmbeddingConfig or peri.EmbeddingBagConfig) { name = t.name, num_embeddings = t.rows,
+      embedding_dim = DIM, feature_names = t.features }
   end)
 end
 
 local function collection_of(c, device)
   local configs = configs_of(c)
-  local args = { tables = configs, seed = 5, device = device, fused_params = { optimizer = "sgd", learning_rate = 0.1, exact = true },
-    is_weighted = c.weighted or nil }
+  local args = { tables = configs, seed = 5, device = device, fused_params = { optimizer = "sgd", learning_rate = 0.1,
+    exact = true }, is_weighted = c.weighted or nil }
   if c.sequence then
     return embed.ManagedCollisionEmbeddingCollection { embedding_collection = peri.EmbeddingCollection(args),
       managed_collision_collection = mcc_of(c, configs), return_remapped_features = true }
@@ -65,7 +69,8 @@ local function sharded_of(c, world, device)
     plan_of(c.kind, world:size()), peri.ShardingEnv.from_process_group(world), device, "mc")
 end
 
---- Bags of a rank: by feature, lists of ids that fade in and out. Variable: features differ in number. The last rank has none of step 2.
+--- Bags of a rank: by feature, lists of ids that fade in and out. Variable: features differ in number. The last rank
+--- has none of step 2.
 local function bags_of(c, step, rank, n)
   local x = step * 977 + rank * 31 + 3
   local function below(k)
@@ -80,7 +85,8 @@ local function bags_of(c, step, rank, n)
       bags[f][s] = {}
       for i = 1, below(5) do
         local id = below(20)
-        bags[f][s][i] = c.ids and c.ids(id) or id < 2 and strange[(id + step + k) % 4 + 1] or (step * 4 + id) * 0x9E3779B97F4A7C15LL
+        bags[f][s][i] = c.ids and c.ids(id) or id < 2 and strange[(id + step + k) % 4 + 1]
+          or (step * 4 + id) * 0x9E3779B97F4A7C15LL
       end
     end
   end
@@ -145,7 +151,11 @@ local function run(c, world, device, n)
     local got, got_rows = module(mine)
     local by = c.codecs and 2e-3 or nil
     got = util.resolve(got)
-    if by then near(numbers(c, want), numbers(c, got), by) else assert.same(numbers(c, want), numbers(c, got), "step " .. step) end
+    if by then
+      near(numbers(c, want), numbers(c, got), by)
+    else
+      assert.same(numbers(c, want), numbers(c, got), "step " .. step)
+    end
     assert.same(texts(want_rows:values()), texts(util.resolve(got_rows):values()), "rows of step " .. step)
   end
   local sums = module:statistics()
@@ -161,10 +171,11 @@ local half = peri.dist.codec.get_qcomm_codecs_registry { forward = "FP16", backw
 local sizes = { sizes = worlds.mpirun and { 2, 4 } or { 2, 3 }, devices = worlds.mpirun and { "cpu" } or nil }
 describe("managed collision over ranks, beside one that sees all ranks' ids at once:", function()
   for title, c in util.ordered {
-    ["variable batches"] = { kind = "row_wise", variable = true }, ["variable batches, probing"] = { kind = "mixed", variable = true,
-      module = "hash" },
+    ["variable batches"] = { kind = "row_wise", variable = true }, ["variable batches, probing"] = { kind = "mixed",
+      variable = true, module = "hash" },
     ["weighted bags"] = { kind = "mixed", weighted = true }, ["FP16 on the way"] = { kind = "row_wise", codecs = half },
-    ["FP16 on the way, table-wise sequences"] = { kind = "table_wise", codecs = half, sequence = true, module = "hash" },
+    ["FP16 on the way, table-wise sequences"] = { kind = "table_wise", codecs = half, sequence = true,
+      module = "hash" },
     ["all ids equal"] = { kind = "row_wise", ids = function() return MIN end },
   } do
     worlds.each(title, function(world, device, n) run(c, world, device, n) end, sizes)
@@ -180,17 +191,19 @@ describe("managed collision over ranks, beside one that sees all ranks' ids at o
   end, { sizes = { 2 }, only = "sim" })
 end)
 
--- -- remap only --------------------------------------------------------------------------------------------------------------------------
+-- -- remap only -------------------------------------------------------------------------------------------------------
 
 local function alone(c, world, device)
   local sharder = peri.shard.ManagedCollisionCollectionSharder {}
-  return sharder:shard(mcc_of(c, configs_of(c)), plan_of(c.kind, world:size()), peri.ShardingEnv.from_process_group(world), device)
+  return sharder:shard(mcc_of(c, configs_of(c)), plan_of(c.kind, world:size()),
+    peri.ShardingEnv.from_process_group(world), device)
 end
 
 describe("a sharded ManagedCollisionCollection by itself", function()
-  for _, c in ipairs { { kind = "row_wise" }, { kind = "table_wise", module = "own" }, { kind = "mixed", module = "hash", weighted = true },
-    { kind = "row_wise", on_miss = "drop", variable = true } } do
-    worlds.each(("gives the rows of the unsharded one: %s, %s"):format(c.kind, c.module or "lfu"), function(world, device, n)
+  for _, c in ipairs { { kind = "row_wise" }, { kind = "table_wise", module = "own" },
+    { kind = "mixed", module = "hash", weighted = true }, { kind = "row_wise", on_miss = "drop", variable = true } } do
+    worlds.each(("gives the rows of the unsharded one: %s, %s"):format(c.kind, c.module or "lfu"),
+      function(world, device, n)
       local whole, module, rank, turned = mcc_of(c, configs_of(c)), alone(c, world, device), world:rank(), 0
       for step = 1, STEPS do
         whole:train()
@@ -243,7 +256,8 @@ describe("a sharded ManagedCollisionCollection by itself", function()
     fails("table '[ab]': id .* has no row.*rank %d", module, batch_of({}, 1, world:rank(), world:rank(), n, device))
   end, { sizes = { 2 }, devices = { "cpu" }, only = "sim" })
   worlds.each("says on every rank what is wrong: a feature that is missing", function(world, device, n)
-    local module, mine = alone({ kind = "row_wise" }, world, device), batch_of({}, 1, world:rank(), world:rank(), n, device)
+    local module, mine = alone({ kind = "row_wise" }, world, device),
+      batch_of({}, 1, world:rank(), world:rank(), n, device)
     fails("the batch has no feature 'h' %(of table 'b'%); those are: f, g; rank 1", module,
       world:rank() == 1 and mine:permute { 0, 1 } or mine)
     assert.same(mine:lengths():to_list(), module(mine):lengths():to_list()) -- the next batch is welcome

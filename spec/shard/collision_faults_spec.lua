@@ -1,4 +1,5 @@
--- Managed collision over ranks: what one rank does otherwise, plans without a table, what input_hash_func returns, time, copies.
+-- Managed collision over ranks: what one rank does otherwise, plans without a table, what input_hash_func returns,
+-- time, copies.
 -- mpirun: 2
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
@@ -13,23 +14,26 @@ local classes = {
 
 local function lfu() return embed.LFU_EvictionPolicy {} end
 
---- A sharded collection of the table "t", 16 rows in 4 buckets, 8 on each of two ranks. args: of the module; `class`, `plan`, `returns`.
+--- A sharded collection of the table "t", 16 rows in 4 buckets, 8 on each of two ranks. args: of the module; `class`,
+--- `plan`, `returns`.
 local function collection(world, device, args)
   local a = args or {}
   local name = a.class or "ManagedCollisionEmbeddingBagCollection"
   local module = a.ttl and embed.HashZchManagedCollisionModule { zch_size = 16, total_num_buckets = 4, on_miss = "drop",
     eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = a.ttl } }
-    or embed.MCHManagedCollisionModule { zch_size = 16, buckets = 4, eviction_interval = 1, eviction_policy = a.policy or lfu(),
-      input_hash_func = a.input_hash_func }
+    or embed.MCHManagedCollisionModule { zch_size = 16, buckets = 4, eviction_interval = 1, eviction_policy = a.policy
+      or lfu(), input_hash_func = a.input_hash_func }
   local tables = { classes[name][1] { name = "t", num_embeddings = 16, embedding_dim = 4, feature_names = { "f" } } }
-  return peri.shard["Sharded" .. name] { tables = tables, plan = a.plan or { t = plan.row_wise() }, seed = 1, group = world,
-    device = device, fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.5 }, return_remapped_features = a.returns,
+  return peri.shard["Sharded" .. name] { tables = tables, plan = a.plan or { t = plan.row_wise() }, seed = 1,
+    group = world, device = device, fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.5 },
+    return_remapped_features = a.returns,
     managed_collision_collection = embed.ManagedCollisionCollection { managed_collision_modules = { t = module },
       embedding_configs = tables } }
 end
 
 local function batch(ids, device)
-  return peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor(ids, "i64", device), lengths = { #ids }, device = device }
+  return peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor(ids, "i64", device), lengths = { #ids },
+    device = device }
 end
 
 local function fails(pattern, f, ...)
@@ -44,17 +48,21 @@ end
 
 describe("managed collision over ranks", function()
   worlds.each("names the tables of a plan that lacks one", function(world, device)
-    fails("table 't' is not in the plan; planned tables: u", collection, world, device, { plan = { u = plan.row_wise() } })
+    fails("table 't' is not in the plan; planned tables: u", collection, world, device,
+      { plan = { u = plan.row_wise() } })
   end, sizes)
 
   worlds.each("is in no model by itself", function(world, device)
     local Model = peri.nn.Module:extend "Model"
     function Model:init()
-      self.maps = embed.ManagedCollisionCollection { managed_collision_modules = { t = embed.MCHManagedCollisionModule { zch_size = 16,
-        eviction_interval = 1, eviction_policy = lfu() } }, embedding_configs = { peri.EmbeddingBagConfig { name = "t",
-          num_embeddings = 16, embedding_dim = 4, feature_names = { "f" } } } }
+      self.maps = embed.ManagedCollisionCollection {
+        managed_collision_modules = { t = embed.MCHManagedCollisionModule { zch_size = 16, eviction_interval = 1,
+          eviction_policy = lfu() } },
+            embedding_configs = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 16, embedding_dim = 4,
+              feature_names = { "f" } } } }
     end
-    fails("module 'maps', a ManagedCollisionCollection, looks nothing up; give it to a ManagedCollisionEmbeddingBagCollection", function()
+    fails("module 'maps', a ManagedCollisionCollection, looks nothing up; give it to a "
+      .. "ManagedCollisionEmbeddingBagCollection", function()
       peri.DistributedModelParallel { module = Model(), group = world, device = device }
     end)
   end, sizes)
@@ -64,7 +72,9 @@ describe("managed collision over ranks", function()
       if world:rank() == 1 then error "out of order" end
       return count
     end } })
-    fails("table 't': the eviction policy: .*out of order", function() look(module, { 1, 2, 3, 4, 5, 6 }, device):to_list() end)
+    fails("table 't': the eviction policy: .*out of order", function()
+      look(module, { 1, 2, 3, 4, 5, 6 }, device):to_list()
+    end)
   end, { sizes = { 2 }, devices = { "cpu" }, only = "sim" })
 
   worlds.each("returns remapped features on all ranks or on none", function(world, device)
@@ -75,7 +85,8 @@ describe("managed collision over ranks", function()
 
   worlds.each("wants of input_hash_func as many ids as it gave it", function(world, device)
     local module = collection(world, device, { input_hash_func = function(ids) return ids:slice(1, 0, 1) end })
-    fails("MCHManagedCollisionModule of table 't': input_hash_func returned tensor i64 %[1%].*, wanted a tensor of 3 ids", function()
+    fails("MCHManagedCollisionModule of table 't': input_hash_func returned tensor i64 %[1%].*, wanted a tensor of 3 "
+      .. "ids", function()
       look(module, { 1, 2, 3 }, device):to_list()
     end)
   end, { sizes = { 2 }, devices = { "cpu" }, only = "sim" })
@@ -122,7 +133,9 @@ describe("managed collision over ranks", function()
       local want, got = look(module, ids, device, name):to_list(), look(copy, ids, device, name):to_list()
       assert.same(want, got)
       copy:train()
-      for _ = 1, 3 do look(copy, { 900, 901, 902, 903, 904, 905, 906, 907, 908, 909 }, device, name):sum():backward() end
+      for _ = 1, 3 do
+        look(copy, { 900, 901, 902, 903, 904, 905, 906, 907, 908, 909 }, device, name):sum():backward()
+      end
       assert.same(want, look(module, ids, device, name):to_list()) -- it shares nothing
       assert.is_true(copy:statistics().t.inserted > 0)
     end, sizes)
@@ -131,9 +144,12 @@ describe("managed collision over ranks", function()
   worlds.each("loads all of a state_dict or nothing, on all ranks", function(world, device)
     local trained, module = collection(world, device), collection(world, device)
     look(trained, { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 }, device):sum():backward()
-    local good, prefix = peri.shard.gather_state_dict(trained:state_dict()), "_managed_collision_collection._managed_collision_modules.t."
+    local good, prefix = peri.shard.gather_state_dict(trained:state_dict()),
+      "_managed_collision_collection._managed_collision_modules.t."
     local function texts(state)
-      return util.map(peri.shard.gather_state_dict(state), function(t) return table.concat(t:to "f32":to_list(), " ") end)
+      return util.map(peri.shard.gather_state_dict(state), function(t)
+        return table.concat(t:to "f32":to_list(), " ")
+      end)
     end
     local function bad(pattern, name, t)
       local state, before = util.copy(good), texts(module:state_dict())
@@ -144,7 +160,8 @@ describe("managed collision over ranks", function()
     local rows = good[prefix .. "_mch_remapped_ids_mapping"]:to_list()
     for i = 13, 16 do rows[i] = 12 end -- rows of the last bucket, which rank 1 has
     bad("rank 1 of group .*table 't', bucket 3: .*row 12", "_mch_remapped_ids_mapping", peri.tensor(rows, "i64"))
-    bad("_mch_sorted_raw_ids' is f32, wanted i64", "_mch_sorted_raw_ids", good[prefix .. "_mch_sorted_raw_ids"]:to "f32")
+    bad("_mch_sorted_raw_ids' is f32, wanted i64", "_mch_sorted_raw_ids",
+      good[prefix .. "_mch_sorted_raw_ids"]:to "f32")
     module:load_state_dict(good)
     assert.same(texts(trained:state_dict()), texts(module:state_dict()))
   end, sizes)
@@ -154,9 +171,9 @@ describe("managed collision over ranks", function()
     local module = embed.HashZchManagedCollisionModule { zch_size = 16, total_num_buckets = 4, on_miss = "drop",
       eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = 5 } }
     local sharded = peri.shard.ShardedManagedCollisionCollection { plan =
-      plan.EmbeddingModuleShardingPlan { t = plan.row_wise { ranks = { 0, 1 }, sizes = { 8, 8 } } }, group = world, device = device,
-      managed_collision_collection = embed.ManagedCollisionCollection { managed_collision_modules = { t = module },
-        embedding_configs = { t } } }
+      plan.EmbeddingModuleShardingPlan { t = plan.row_wise { ranks = { 0, 1 }, sizes = { 8, 8 } } }, group = world,
+      device = device, managed_collision_collection =
+        embed.ManagedCollisionCollection { managed_collision_modules = { t = module }, embedding_configs = { t } } }
     sharded:set_time(100)
     local many = {}
     for i = 1, 40 do many[i] = i * 7 end

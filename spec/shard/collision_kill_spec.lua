@@ -1,5 +1,5 @@
--- A rank of a world that trains maps is killed: the others end and say who is gone; what was saved last is taken up by a world of another
--- size, and goes on as the model does.
+-- A rank of a world that trains maps is killed: the others end and say who is gone; what was saved last is taken up by
+-- a world of another size, and goes on as the model does.
 -- mpirun: none
 local peri = require "perilune"
 local ranks = require "spec.support.collision_ranks"
@@ -29,7 +29,8 @@ end
 local function kill_one(kind, seed, saves, path, victim)
   local words = {}
   for name, value in pairs(shell.luajit_env()) do words[#words + 1] = ("%s='%s'"):format(name, value) end
-  local pipe = io.popen(("env %s timeout 60 %s run -n %d spec/support/collision_rank.lua %s %d %d %s 2>&1; echo \"status $?\""):format(
+  local pipe = io.popen(("env %s timeout 60 %s run -n %d spec/support/collision_rank.lua %s %d %d %s 2>&1; echo "
+    .. "\"status $?\""):format(
     table.concat(words, " "), shell.perilune, WORLD, kind, seed, EVERY, path))
   local process, seen, text = {}, 0, {}
   for line in pipe:lines() do

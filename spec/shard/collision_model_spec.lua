@@ -1,6 +1,6 @@
--- Managed collision over ranks beside the plain models: random tables, ids, batches and operations; each batch is shared among the ranks,
--- and the model sees all of it. States go from one number of ranks to another in between (sim). OPERATIONS= as many as wanted, of all
--- worlds together (the whole run: 100000).
+-- Managed collision over ranks beside the plain models: random tables, ids, batches and operations; each batch is
+-- shared among the ranks, and the model sees all of it. States go from one number of ranks to another in between (sim).
+-- OPERATIONS= as many as wanted, of all worlds together (the whole run: 100000).
 -- mpirun: 2 3 4
 -- deadline: 300 s
 local peri = require "perilune"
@@ -12,7 +12,8 @@ local SEED = tonumber(os.getenv "SEED" or "") or 1
 local OPERATIONS = tonumber(os.getenv "OPERATIONS" or "") or (worlds.mpirun and 600 or 3000)
 local STRETCH = 30 -- operations on one world
 
---- A stretch of operations from a state (nil: none) on; the whole state at its end. Every rank has a model of its own, made by repeating.
+--- A stretch of operations from a state (nil: none) on; the whole state at its end. Every rank has a model of its own,
+--- made by repeating.
 local function stretch(kind, seed, world, device, from, past, state)
   local w = ranks.table_of(kind, seed)
   for step = 1, from - 1 do
@@ -42,9 +43,13 @@ local function cases(kind, worlds_of)
         if world:rank() == 0 then state.next = dict end
         world:barrier():wait()
       end)
-      if not ok then error(("seed %d, case %d, world %d of %d ranks: %s"):format(SEED, c, i, size, tostring(why)), 0) end
+      if not ok then
+        error(("seed %d, case %d, world %d of %d ranks: %s"):format(SEED, c, i, size, tostring(why)), 0)
+      end
       state.dict = state.next
-      for step = (i - 1) * STRETCH + 1, i * STRETCH do state.ranks[step], state.reloads[step] = size, step == i * STRETCH end
+      for step = (i - 1) * STRETCH + 1, i * STRETCH do
+        state.ranks[step], state.reloads[step] = size, step == i * STRETCH
+      end
     end
   end
 end

@@ -1,4 +1,5 @@
--- Managed collision over ranks, any number of them: what the unsharded collection gives, to the last bit; batches in flight; states.
+-- Managed collision over ranks, any number of them: what the unsharded collection gives, to the last bit; batches in
+-- flight; states.
 -- mpirun: 2 4
 local ffi = require "ffi"
 local peri = require "perilune"
@@ -64,20 +65,24 @@ end
 
 local modules = {
   lfu = function(t, drop)
-    return embed.MCHManagedCollisionModule { zch_size = t.rows, buckets = t.buckets, eviction_interval = 2, on_miss = drop,
-      eviction_policy = embed.LFU_EvictionPolicy {} }
+    return embed.MCHManagedCollisionModule { zch_size = t.rows, buckets = t.buckets, eviction_interval = 2,
+      on_miss = drop, eviction_policy = embed.LFU_EvictionPolicy {} }
   end,
   own = function(t, drop)
-    return embed.MCHManagedCollisionModule { zch_size = t.rows, buckets = t.buckets, eviction_interval = 2, on_miss = drop,
-      eviction_policy = embed.MCHEvictionPolicy { score = function(count, last, now) return count - (now - last) * 3 end } }
+    return embed.MCHManagedCollisionModule { zch_size = t.rows, buckets = t.buckets, eviction_interval = 2,
+      on_miss = drop, eviction_policy = embed.MCHEvictionPolicy { score = function(count, last, now)
+        return count - (now - last) * 3
+      end } }
   end,
   hashed = function(t, drop) -- raw ids are halved first
-    return embed.MCHManagedCollisionModule { zch_size = t.rows, buckets = t.buckets, eviction_interval = 2, on_miss = drop,
-      eviction_policy = embed.LFU_EvictionPolicy {}, input_hash_func = function(ids) return ids:to("f64"):mul(0.5):to "i64" end }
+    return embed.MCHManagedCollisionModule { zch_size = t.rows, buckets = t.buckets, eviction_interval = 2,
+      on_miss = drop, eviction_policy = embed.LFU_EvictionPolicy {}, input_hash_func = function(ids)
+        return ids:to("f64"):mul(0.5):to "i64"
+      end }
   end,
   hash = function(t, drop)
-    return embed.HashZchManagedCollisionModule { zch_size = t.rows, total_num_buckets = t.buckets, output_segments = t.segments,
-      max_probe = 6, on_miss = drop,
+    return embed.HashZchManagedCollisionModule { zch_size = t.rows, total_num_buckets = t.buckets,
+      output_segments = t.segments, max_probe = 6, on_miss = drop,
       eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = t.features, single_ttl = 2 } }
   end,
 }
@@ -85,14 +90,15 @@ local modules = {
 --- c: sequence, module, on_miss, weighted, kernel, optimizer.
 local function collection_of(c, device)
   local tables = util.map(configs, function(t)
-    return (c.sequence and peri.EmbeddingConfig or peri.EmbeddingBagConfig) { name = t.name, num_embeddings = t.rows, embedding_dim = DIM,
-      feature_names = t.features, pooling = not c.sequence and (t.name == "b" and "MEAN" or "SUM") or nil }
+    return (c.sequence and peri.EmbeddingConfig or peri.EmbeddingBagConfig) { name = t.name, num_embeddings = t.rows,
+      embedding_dim = DIM, feature_names = t.features, pooling = not c.sequence and (t.name == "b" and "MEAN" or "SUM")
+        or nil }
   end)
   local maps = {}
   for _, t in ipairs(configs) do maps[t.name] = modules[c.module or "lfu"](t, c.on_miss or "default") end
   local mcc = embed.ManagedCollisionCollection { managed_collision_modules = maps, embedding_configs = tables }
-  local args = { tables = tables, seed = 5, device = device, fused_params = { optimizer = c.optimizer or "adam", learning_rate = 0.1,
-    exact = true }, is_weighted = c.weighted or nil }
+  local args = { tables = tables, seed = 5, device = device, fused_params = { optimizer = c.optimizer or "adam",
+    learning_rate = 0.1, exact = true }, is_weighted = c.weighted or nil }
   if c.sequence then
     return embed.ManagedCollisionEmbeddingCollection { embedding_collection = peri.EmbeddingCollection(args),
       managed_collision_collection = mcc, return_remapped_features = true }
@@ -111,11 +117,11 @@ local function sharded_of(c, world, device)
   local module, entries = collection_of(c, "cpu"), {}
   local sharder = peri.shard[("ManagedCollisionEmbedding%sCollectionSharder"):format(c.sequence and "" or "Bag")]
   for i, t in ipairs(configs) do
-    entries[t.name] = kinds[c.kind](i, world:size(), c.cache and { compute_kernel = "fused_uvm_caching", cache_params = c.cache }
-      or { compute_kernel = c.kernel })
+    entries[t.name] = kinds[c.kind](i, world:size(), c.cache
+      and { compute_kernel = "fused_uvm_caching", cache_params = c.cache } or { compute_kernel = c.kernel })
   end
-  return sharder { gradient_division = false, qcomm_codecs_registry = c.codecs }:shard(module, plan.EmbeddingModuleShardingPlan(entries),
-    peri.ShardingEnv.from_process_group(world), device, "mc")
+  return sharder { gradient_division = false, qcomm_codecs_registry = c.codecs }:shard(module,
+    plan.EmbeddingModuleShardingPlan(entries), peri.ShardingEnv.from_process_group(world), device, "mc")
 end
 
 --- The parts of a result: a list of { values, feature or nil }.
@@ -126,7 +132,9 @@ local function parts_of(c, result)
   return list
 end
 
-local function gradient(step, i, shape, device) return peri.Tensor.uniform(shape, -1, 1, 31 * step + i, 0, "f32", device) end
+local function gradient(step, i, shape, device)
+  return peri.Tensor.uniform(shape, -1, 1, 31 * step + i, 0, "f32", device)
+end
 
 local function texts(t)
   local memory, n = t:read()
@@ -141,7 +149,8 @@ local function compare(c, step, want, got, before, from, to, device)
   for i, part in ipairs(mine) do
     local first = part[2] and before[part[2]] or from
     local n = part[1]:size(1)
-    assert.same(want.values[i]:slice(1, first, first + n):to_list(), part[1]:to_list(), ("step %d, output %d"):format(step, i))
+    assert.same(want.values[i]:slice(1, first, first + n):to_list(), part[1]:to_list(),
+      ("step %d, output %d"):format(step, i))
     if got.trains then
       local shape = whole[i][1]:shape()
       local term = (part[1] * gradient(step, i, shape, device):slice(1, first, first + n):contiguous()):sum()
@@ -152,7 +161,8 @@ local function compare(c, step, want, got, before, from, to, device)
   assert.same(rows:keys(), FEATURES)
   for _, f in ipairs(FEATURES) do
     local own, theirs = rows:get(f):values(), want.remapped:get(f):values()
-    assert.same(texts(theirs:slice(1, before[f], before[f] + own:size(1))), texts(own), ("step %d, rows of %s"):format(step, f))
+    assert.same(texts(theirs:slice(1, before[f], before[f] + own:size(1))), texts(own),
+      ("step %d, rows of %s"):format(step, f))
   end
   assert.equal(to - from, rows:stride())
   if loss then loss:backward() end
@@ -201,7 +211,8 @@ local function run(c, world, device, n)
     local mine, before = batch(step, from, to, device, c.weighted)
     local result, remapped = module(mine)
     result = util.resolve(result)
-    compare(c, step, want, { result = result, remapped = util.resolve(remapped), trains = trains }, before, from, to, device)
+    compare(c, step, want, { result = result, remapped = util.resolve(remapped), trains = trains }, before, from, to,
+      device)
   end
   same_states(whole, module)
   local sums = module:statistics()
@@ -219,7 +230,9 @@ describe("managed collision over ranks is that of one:", function()
   for _, kind in ipairs { "row_wise", "table_wise", "mixed" } do
     worlds.each("pooled, " .. kind, function(world, device, n) run({ kind = kind }, world, device, n) end,
       kind == "row_wise" and sizes or { sizes = { 2, worlds.mpirun and 4 or 3 } })
-    worlds.each("rows of ids, " .. kind, function(world, device, n) run({ kind = kind, sequence = true }, world, device, n) end,
+    worlds.each("rows of ids, " .. kind, function(world, device, n)
+      run({ kind = kind, sequence = true }, world, device, n)
+    end,
       { sizes = worlds.mpirun and { 2, 4 } or { 1, 3 } })
   end
   for title, c in util.ordered {
@@ -234,7 +247,7 @@ describe("managed collision over ranks is that of one:", function()
   end
 end)
 
--- -- batches in flight -------------------------------------------------------------------------------------------------------------------
+-- -- batches in flight ------------------------------------------------------------------------------------------------
 
 --- Ids of the next batch leave, and rows of it are prefetched, before this one's backward pass.
 local function in_flight(c, world, device, n)
@@ -252,8 +265,8 @@ local function in_flight(c, world, device, n)
       ids = module:input_dist(mine):wait()
       module:prefetch(ids) -- learns, and evicts rows that the batch above still updates
     end
-    compare(c, step, want, { result = util.resolve(result), remapped = util.resolve(remapped), trains = true }, mine_before, from, to,
-      device)
+    compare(c, step, want, { result = util.resolve(result), remapped = util.resolve(remapped), trains = true },
+      mine_before, from, to, device)
   end
   same_states(whole, module)
 end
@@ -261,16 +274,18 @@ end
 describe("managed collision with batches in flight", function()
   for _, cache in ipairs { false, { load_factor = 1 }, { load_factor = 0.7 } } do
     for _, kind in ipairs { "row_wise", "table_wise" } do
-      worlds.each(("%s, %s"):format(kind, cache and "in files " .. cache.load_factor or "in memory"), function(world, device, n)
+      worlds.each(("%s, %s"):format(kind, cache and "in files " .. cache.load_factor or "in memory"),
+        function(world, device, n)
         in_flight({ kind = kind, cache = cache or nil }, world, device, n)
       end, { sizes = { 2 } })
     end
   end
 end)
 
--- -- state -------------------------------------------------------------------------------------------------------------------------------
+-- -- state ------------------------------------------------------------------------------------------------------------
 
---- Train on `n` simulated ranks from a state (nil: none) for some steps; returns the whole state of module and optimizer, and the outputs.
+--- Train on `n` simulated ranks from a state (nil: none) for some steps; returns the whole state of module and
+--- optimizer, and the outputs.
 local function stretch(c, n, first, last, state)
   local out
   peri.dist.sim.run(n, function(_, world)
@@ -322,7 +337,8 @@ describe("maps in a state_dict", function()
         for _, name in ipairs { "a", "b" } do
           local found = false
           for key in pairs(half.module) do
-            found = found or key:find("^_managed_collision_collection%._managed_collision_modules%." .. name .. "%._") ~= nil
+            found = found or key:find("^_managed_collision_collection%._managed_collision_modules%." .. name
+              .. "%._") ~= nil
           end
           assert.is_true(found)
         end
@@ -351,7 +367,7 @@ describe("maps in a state_dict", function()
   end, { sizes = { 1, 3 } })
 end)
 
--- -- models, mistakes --------------------------------------------------------------------------------------------------------------------
+-- -- models, mistakes -------------------------------------------------------------------------------------------------
 
 describe("managed collision", function()
   worlds.each("is sharded by DistributedModelParallel", function(world, device)
@@ -396,12 +412,14 @@ describe("managed collision", function()
   end)
 
   worlds.each("refuses what it cannot do, by name", function(world, device)
-    kinds.wrong = function(i, n) return i == 1 and plan.row_wise { ranks = { 0, n - 1 }, sizes = { 10, 27 } } or plan.table_wise(0) end
-    fails("table 'a': row_wise shard 1 begins at row 10; .* begins at row 7, the next at row 14", sharded_of, { kind = "wrong" }, world,
-      device)
+    kinds.wrong = function(i, n)
+      return i == 1 and plan.row_wise { ranks = { 0, n - 1 }, sizes = { 10, 27 } } or plan.table_wise(0)
+    end
+    fails("table 'a': row_wise shard 1 begins at row 10; .* begins at row 7, the next at row 14", sharded_of,
+      { kind = "wrong" }, world, device)
     kinds.columns = function(i, n) return i == 1 and plan.column_wise { ranks = { n - 1 } } or plan.table_wise(0) end
-    fails("table 'a' has raw ids and sharding type column_wise, allowed: table_wise, row_wise", sharded_of, { kind = "columns" }, world,
-      device)
+    fails("table 'a' has raw ids and sharding type column_wise, allowed: table_wise, row_wise", sharded_of,
+      { kind = "columns" }, world, device)
     kinds.dense = function() return plan.row_wise { compute_kernel = "dense" } end
     fails("compute kernel dense", sharded_of, { kind = "dense" }, world, device)
     for _, name in ipairs { "ManagedCollisionCollectionSharder", "ManagedCollisionEmbeddingBagCollectionSharder",
@@ -410,8 +428,9 @@ describe("managed collision", function()
     end
     local own = collection_of({ sequence = true }, "cpu")
     fails("raw ids and use_index_dedup", peri.shard.ShardedManagedCollisionEmbeddingCollection, {
-      tables = own:embedding_module():embedding_configs(), plan = { a = plan.row_wise(), b = plan.row_wise() }, group = world,
-      fused_params = { optimizer = "sgd" }, managed_collision_collection = own:managed_collision_collection(), use_index_dedup = true })
+      tables = own:embedding_module():embedding_configs(), plan = { a = plan.row_wise(), b = plan.row_wise() },
+      group = world, fused_params = { optimizer = "sgd" },
+      managed_collision_collection = own:managed_collision_collection(), use_index_dedup = true })
   end, { sizes = { 2 }, devices = { "cpu" } })
 
   worlds.each("says what is wrong on every rank, and nobody hangs", function(world, device, n)
@@ -433,7 +452,8 @@ describe("managed collision", function()
 end)
 
 describe("managed collision in training", function()
-  --- The state after a few steps of a pipeline: as values, and as a state_dict. loaded: one that is loaded after step 2.
+  --- The state after a few steps of a pipeline: as values, and as a state_dict. loaded: one that is loaded after step
+  --- 2.
   local function trained(name, world, device, n, module, loaded)
     local Model = peri.nn.Module:extend "Model"
     function Model:init()
@@ -445,12 +465,14 @@ describe("managed collision in training", function()
       local over = self.over((self.mc(features)):values())
       return (over * over):sum()
     end
-    local model = peri.DistributedModelParallel { module = Model(), group = world, device = device, gradient_division = false,
-      plan = plan.ShardingPlan { mc = { a = plan.row_wise(), b = plan.table_wise(n - 1, { compute_kernel = "fused_uvm_caching",
-        cache_params = { load_factor = 0.8 } }) } } }
+    local model = peri.DistributedModelParallel { module = Model(), group = world, device = device,
+      gradient_division = false,
+      plan = plan.ShardingPlan { mc = { a = plan.row_wise(),
+        b = plan.table_wise(n - 1, { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = 0.8 } }) } } }
     local from, to = share_of(world, n)
     local step = 0
-    local pipeline = peri[name] { model = model, optimizer = peri.nn.optim.SGD { params = model:dense_parameters(), lr = 0.1 } }
+    local pipeline = peri[name] { model = model, optimizer = peri.nn.optim.SGD { params = model:dense_parameters(),
+      lr = 0.1 } }
     for _, done in pipeline:run(function()
       step = step + 1
       if step <= STEPS then return (batch(step, from, to, device)) end
@@ -465,12 +487,13 @@ describe("managed collision in training", function()
     for _, module in ipairs { "own", "hash" } do
       local want, state = trained("TrainPipelineBase", world, device, n, module)
       local want_loaded = trained("TrainPipelineBase", world, device, n, module, state)
-      for _, name in ipairs { "TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist", "TrainPipelineFusedSparseDist",
-        "TrainPipelineSparseDistLite" } do
+      for _, name in ipairs { "TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist",
+        "TrainPipelineFusedSparseDist", "TrainPipelineSparseDistLite" } do
         assert.same(want, trained(name, world, device, n, module), name .. ", " .. module)
         if name:match "^Prefetch" then -- they were fetched for ids that the former map remapped
-          assert.error_matches(function() trained(name, world, device, n, module, state) end, "state was loaded into module 'mc', whose "
-            .. "ids of batch 2 were remapped before and whose rows come from files already; load it before the first step", nil, true)
+          assert.error_matches(function() trained(name, world, device, n, module, state) end,
+            "state was loaded into module 'mc', whose " .. "ids of batch 2 were remapped before and whose rows come "
+              .. "from files already; load it before the first step", nil, true)
         else
           assert.same(want_loaded, trained(name, world, device, n, module, state), name .. ", loaded, " .. module)
         end

@@ -6,7 +6,8 @@ local worlds = require "spec.support.worlds"
 local plan, shard = peri.plan, peri.shard
 
 -- a and b share nothing; f1 and f2 share a's rows; f3 looks into b and c; f4 is another of b and c
-local configs = { { "a", 20, { "f1", "f2" } }, { "b", 9, { "f3", "f4" } }, { "c", 12, { "f3", "f4" } }, { "d", 7, { "f5" } } }
+local configs = { { "a", 20, { "f1", "f2" } }, { "b", 9, { "f3", "f4" } }, { "c", 12, { "f3", "f4" } },
+  { "d", 7, { "f5" } } }
 local limit = { f1 = 20, f2 = 20, f3 = 9, f4 = 9, f5 = 7 }
 local keys = { "f5", "f2", "more", "f3", "f1", "f4" }
 local names = { "f1", "f2", "f3@b", "f4@b", "f3@c", "f4@c", "f5" }
@@ -18,7 +19,8 @@ local kinds = {
   table_row_wise = function(i, n) return plan.table_row_wise(i % math.ceil(n / 2)) end,
   grid_shard = function() return plan.grid_shard() end,
   dense = function(i, n)
-    return i % 2 == 0 and plan.row_wise { compute_kernel = "dense" } or plan.table_wise(n - 1, { compute_kernel = "dense" })
+    return i % 2 == 0 and plan.row_wise { compute_kernel = "dense" }
+      or plan.table_wise(n - 1, { compute_kernel = "dense" })
   end,
 }
 local order = { "row_wise", "data_parallel", "column_wise", "table_wise" }
@@ -123,7 +125,8 @@ local function run(kind, world, device, n, more)
     local want, got = step(plain, kjt), step(dedup, kjt)
     for name, rows in pairs(want) do
       assert.same(rows[2], got[name][2])
-      golden.assert_near(rows[1], got[name][1], k == 1 and { abs = 0, rel = 0 } or tolerance, name) -- rows come as they are
+      -- rows come as they are
+      golden.assert_near(rows[1], got[name][1], k == 1 and { abs = 0, rel = 0 } or tolerance, name)
     end
     same_shards(plain, dedup, tolerance)
   end
@@ -134,8 +137,8 @@ describe("use_index_dedup", function()
   it("is among the arguments that those who mistype it are told", function()
     for name, others in peri.util.ordered { EmbeddingBagCollectionSharder = "", EmbeddingCollectionSharder = "",
       ShardedEmbeddingBagCollection = "", ShardedEmbeddingCollection = "need_indices, .*" } do
-      assert.error_matches(function() peri.shard[name] { use_dedup = true } end, "no argument 'use_dedup'; allowed: .*" .. others
-        .. "use_index_dedup")
+      assert.error_matches(function() peri.shard[name] { use_dedup = true } end, "no argument 'use_dedup'; allowed: .*"
+        .. others .. "use_index_dedup")
     end
     assert.error_matches(function() peri.shard.EmbeddingBagCollectionSharder { use_index_dedup = 3 } end,
       "use_index_dedup is 3, wanted true")
@@ -153,24 +156,27 @@ describe("index dedup changes nothing,", function()
   worlds.each("of variable batches", function(world, device, n) run("mixed", world, device, n, { variable = true }) end,
     { sizes = { 1, 2 } })
   worlds.each("to the last bit with exact", function(world, device, n)
-    local dedup = run("mixed", world, device, n, { exact = true, fused_params = { optimizer = "sgd", learning_rate = 0.3, exact = true } })
+    local dedup = run("mixed", world, device, n,
+      { exact = true, fused_params = { optimizer = "sgd", learning_rate = 0.3, exact = true } })
     assert.is_nil(dedup:index_dedup_counts()) -- sums at home would round
   end, { sizes = { 2, 3 } })
   worlds.each("with gradients that are clipped", function(world, device, n)
-    local dedup = run("row_wise", world, device, n, { fused_params = { optimizer = "sgd", learning_rate = 0.3, gradient_clipping = true,
-      max_gradient = 0.3 } })
+    local dedup = run("row_wise", world, device, n,
+      { fused_params = { optimizer = "sgd", learning_rate = 0.3, gradient_clipping = true, max_gradient = 0.3 } })
     assert.is_nil(dedup:index_dedup_counts())
   end, { sizes = { 2 } })
 end)
 
 -- Bags: a and c are one-hot (c sometimes empty), b has bags of several ids, and shares f3 with c.
-local bag_configs = { { "a", 20, { "f1", "f2" }, "SUM" }, { "b", 12, { "f3", "f4" }, "MEAN" }, { "c", 9, { "f3" }, "SUM" } }
+local bag_configs = { { "a", 20, { "f1", "f2" }, "SUM" }, { "b", 12, { "f3", "f4" }, "MEAN" },
+  { "c", 9, { "f3" }, "SUM" } }
 
 local function make_bags(kind, world, device, n, more)
   local entries = {}
   local tables = peri.util.map(bag_configs, function(c, i)
     entries[c[1]] = kinds[kind](i, n)
-    return peri.EmbeddingBagConfig { name = c[1], num_embeddings = c[2], embedding_dim = 8 * i, feature_names = c[3], pooling = c[4] }
+    return peri.EmbeddingBagConfig { name = c[1], num_embeddings = c[2], embedding_dim = 8 * i, feature_names = c[3],
+      pooling = c[4] }
   end)
   local a = { tables = tables, plan = entries, group = world, device = device, seed = 5,
     fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.3 } }
@@ -203,8 +209,9 @@ local function draw_bags(seed, device, more)
   for i = 1, #values do weights[i] = math.cos(i) end
   weights = more.weighted and peri.tensor(weights, "f32", device, { #values }) or nil
   if more.weights_grad then weights:requires_grad() end
-  return peri.KeyedJaggedTensor { keys = order_of, values = peri.tensor(values, "i64", device, { #values }), weights = weights,
-    lengths = peri.tensor(lengths, "i32", device, { #lengths }), stride = samples }, asked, sent, weights
+  return peri.KeyedJaggedTensor { keys = order_of, values = peri.tensor(values, "i64", device, { #values }),
+    weights = weights, lengths = peri.tensor(lengths, "i32", device, { #lengths }), stride = samples }, asked, sent,
+      weights
 end
 
 local function run_bags(kind, world, device, n, more)
@@ -247,7 +254,8 @@ describe("index dedup of bags changes nothing,", function()
   -- More bags than there are ids, so that most features have fewer ids than bags.
   for kind in peri.util.ordered(kinds) do
     for _, weighted in ipairs { false, true } do
-      worlds.each(kind .. (weighted and ", of several ids with weights" or ", of several ids"), function(world, device, n)
+      worlds.each(kind .. (weighted and ", of several ids with weights" or ", of several ids"),
+        function(world, device, n)
         local dedup, asked, sent = run_bags(kind, world, device, n, { samples = 9, weighted = weighted,
           weights_grad = weighted and kind ~= "dense" })
         assert.same({ asked = asked, sent = sent }, dedup:index_dedup_counts())
@@ -261,7 +269,8 @@ describe("index dedup of bags changes nothing,", function()
     assert.same({ asked = asked, sent = sent }, dedup:index_dedup_counts())
   end, { sizes = { 1, 2 } })
   worlds.each("to the last bit with exact", function(world, device, n)
-    local dedup = run_bags("mixed", world, device, n, { fused_params = { optimizer = "sgd", learning_rate = 0.3, exact = true } })
+    local dedup = run_bags("mixed", world, device, n,
+      { fused_params = { optimizer = "sgd", learning_rate = 0.3, exact = true } })
     assert.is_nil(dedup:index_dedup_counts())
   end, { sizes = { 2 } })
 end)
@@ -270,7 +279,8 @@ describe("index dedup", function()
   --- Bytes that this rank has sent on a channel since its record was `before`.
   local function sent_bytes(world, channel, before)
     local size, bytes = { f32 = 4, i32 = 4, i64 = 8 }, 0
-    for dtype, n in world:record():sub(#before + 1):gmatch("all_to_all (%w+) on channel " .. channel .. ", (%d+) out") do
+    for dtype, n in world:record():sub(#before + 1):gmatch("all_to_all (%w+) on channel " .. channel
+      .. ", (%d+) out") do
       bytes = bytes + size[dtype] * n
     end
     return bytes
@@ -289,7 +299,8 @@ describe("index dedup", function()
       if on then assert.same({ asked = 13, sent = 3 }, ec:index_dedup_counts()) end
       group:release()
     end
-    local first = world:rank() == 0 -- it has the rows 1 and 2, the other one 19; both ask for the same, 9 times and 4 times
+    -- it has the rows 1 and 2, the other one 19; both ask for the same, 9 times and 4 times
+    local first = world:rank() == 0
     local row = 8 * 4
     assert.same({ ids = 13 * 4, rows = (first and 9 or 4) * row, gradients = (first and 4 or 9) * row }, sent[1])
     assert.same({ ids = 3 * 4, rows = (first and 2 or 1) * row, gradients = (first and 1 or 2) * row }, sent[2])
@@ -301,12 +312,14 @@ describe("index dedup", function()
       local group = world:new_group({ 0, 1 }, "bags" .. i)
       local ebc = make_bags("table_wise", group, device, n, { use_index_dedup = on })
       local rows = ebc(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4" }, device = device, stride = 4,
-        values = { 5, 5, 5, 7, 1, 1, 1, 1 }, lengths = { 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0 } }):values():to_list()
+        values = { 5, 5, 5, 7, 1, 1, 1, 1 }, lengths = { 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0,
+          0 } }):values():to_list()
       sent[i] = { rows = rows, bytes = sent_bytes(group, "rows", "") }
       group:release()
     end
     assert.same(sent[1].rows, sent[2].rows)
-    -- rank 1 has table a, where 4 bags of f1 become 2 and 4 of f2 one, and c; rank 0 has b; features of empty bags only are as they were
+    -- rank 1 has table a, where 4 bags of f1 become 2 and 4 of f2 one, and c; rank 0 has b; features of empty bags only
+    -- are as they were
     local last = world:rank() == 1
     local others = last and 4 * 24 or 8 * 16
     assert.equal(((last and 8 * 8 or 0) + others) * 4, sent[1].bytes)
@@ -322,7 +335,8 @@ describe("index dedup", function()
         values = { 5, 5, 7, 7, 5, 7, 5, 7 }, lengths = { 3, 2, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } }):values()
       local list, forward = rows:to_list(), sent_bytes(group, "rows", "")
       rows:sum():backward()
-      sent[i] = { rows = list, ids = sent_bytes(group, "ids", ""), forward = forward, back = sent_bytes(group, "rows", "") - forward }
+      sent[i] = { rows = list, ids = sent_bytes(group, "ids", ""), forward = forward,
+        back = sent_bytes(group, "rows", "") - forward }
       if on then assert.same({ asked = 8, sent = 2 }, ebc:index_dedup_counts()) end
       group:release()
     end
@@ -350,11 +364,12 @@ describe("index dedup", function()
 
   worlds.each("of sequences on some ranks only is an error on all", function(world, device, n)
     local last = world:rank() == n - 1
-    local ec = make("row_wise", world, device, n, { use_index_dedup = last, fused_params = { optimizer = "sgd", learning_rate = 1,
+    local ec = make("row_wise", world, device, n,
+      { use_index_dedup = last, fused_params = { optimizer = "sgd", learning_rate = 1,
       exact = n == 3 } }) -- also where it does nothing
     local ok, err = pcall(function()
-      return ec(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4", "f5" }, values = { 1, 2, 3, 4, 5 }, lengths = { 1, 1, 1, 1, 1 },
-        device = device })
+      return ec(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4", "f5" }, values = { 1, 2, 3, 4, 5 },
+        lengths = { 1, 1, 1, 1, 1 }, device = device })
     end)
     assert.is_false(ok)
     local want = ("rank %d has use_index_dedup true where rank 0 has false (the module)"):format(n - 1)
@@ -365,10 +380,10 @@ describe("index dedup", function()
     sim.run(1, function(_, world)
       assert.is_false(shard.get_ec_index_dedup())
       local function of(sharder)
-        local ec = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = 9, embedding_dim = 4,
-          feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 1 } }
-        local model = peri.DistributedModelParallel { module = ec, group = world, plan = { [""] = { t = plan.row_wise() } },
-          sharders = sharder and { sharder } }
+        local ec = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = 9,
+          embedding_dim = 4, feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 1 } }
+        local model = peri.DistributedModelParallel { module = ec, group = world,
+          plan = { [""] = { t = plan.row_wise() } }, sharders = sharder and { sharder } }
         return model.module:index_dedup_counts() ~= nil
       end
       assert.is_false(of())
@@ -384,24 +399,29 @@ describe("index dedup", function()
   it("leaves the words for bad batches to the module", function()
     for words, f in pairs {
       ["feature 'f2', sample 1: id 20 at position 0 of the bag, allowed: 0..19"] = function(ec)
-        ec(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4", "f5" }, values = { 20 }, lengths = { 0, 0, 0, 1, 0, 0, 0, 0, 0, 0 } })
+        ec(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4", "f5" }, values = { 20 },
+          lengths = { 0, 0, 0, 1, 0, 0, 0, 0, 0, 0 } })
       end,
       ["feature 'f5'"] = function(ec)
         ec(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4" }, values = { 2 }, lengths = { 0, 0, 0, 1 } })
       end,
       ["table 'a', feature 'f2', sample 1: id 20 at position 0 of the bag, allowed: 0..19"] = function(_, world)
-        make_bags("row_wise", world, "cpu", 1, { use_index_dedup = true })(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4" },
-          values = { 20 }, lengths = { 0, 0, 0, 1, 0, 0, 0, 0 } })
+        make_bags("row_wise", world, "cpu", 1,
+          { use_index_dedup = true })(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4" }, values = { 20 },
+            lengths = { 0, 0, 0, 1, 0, 0, 0, 0 } })
       end,
       ["no key 'f4'; keys: f1, f2, f3"] = function(_, world)
-        make_bags("row_wise", world, "cpu", 1, { use_index_dedup = true })(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3" },
-          values = { 2 }, lengths = { 0, 0, 1 } })
+        make_bags("row_wise", world, "cpu", 1,
+          { use_index_dedup = true })(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3" }, values = { 2 },
+            lengths = { 0, 0, 1 } })
       end,
       ["EmbeddingBagCollectionSharder: use_index_dedup is 'no'"] = function()
         shard.EmbeddingBagCollectionSharder { use_index_dedup = "no" }
       end,
-      ["set_ec_index_dedup: the argument is 'yes', wanted true or false"] = function() shard.set_ec_index_dedup "yes" end,
-      ["use_index_dedup is 1, wanted true or false"] = function() shard.EmbeddingCollectionSharder { use_index_dedup = 1 } end,
+      ["set_ec_index_dedup: the argument is 'yes', wanted true or false"] = function()
+        shard.set_ec_index_dedup "yes"
+      end, ["use_index_dedup is 1, wanted true or false"] = function() shard.EmbeddingCollectionSharder {
+        use_index_dedup = 1 } end,
       ["ShardedEmbeddingCollection: use_index_dedup is 1"] = function(_, world)
         make("row_wise", world, "cpu", 1, { use_index_dedup = 1 })
       end,

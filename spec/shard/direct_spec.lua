@@ -1,6 +1,7 @@
--- Large batches, whose rows ranks copy from memory to memory: what arrives goes to where the results want it, and gradients are read where
--- they lie (runtime/shard/travel.c). Outputs and updated weights are those of the unsharded tables on the ids of all ranks. Weights and
--- gradients are whole numbers, and so are all sums: they are equal, whatever order they are added up in.
+-- Large batches, whose rows ranks copy from memory to memory: what arrives goes to where the results want it, and
+-- gradients are read where they lie (runtime/shard/travel.c). Outputs and updated weights are those of the unsharded
+-- tables on the ids of all ranks. Weights and gradients are whole numbers, and so are all sums: they are equal,
+-- whatever order they are added up in.
 -- (sim moves all rows through buffers: the other specs of this folder.)
 -- mpirun: 3
 -- machines: 2,2
@@ -74,10 +75,12 @@ local function features_of(batch, rank, device, bags)
       for s = 1, batch.samples do inverse[t][s] = x(bags_of(batch, t)) end
     end
     return peri.KeyedJaggedTensor { keys = keys(), stride_per_key_per_rank = strides,
-      values = peri.tensor(values, "i64", device, { #values }), lengths = peri.tensor(lengths, "i32", device, { #lengths }),
-      inverse_indices = bags and { keys(), peri.tensor(inverse, "i64", device) } or nil }
+      values = peri.tensor(values, "i64", device, { #values }),
+      lengths = peri.tensor(lengths, "i32", device, { #lengths }), inverse_indices = bags
+        and { keys(), peri.tensor(inverse, "i64", device) } or nil }
   end
-  return peri.KeyedJaggedTensor { keys = keys(), stride = #lengths / #COLUMNS, values = peri.tensor(values, "i64", device, { #values }),
+  return peri.KeyedJaggedTensor { keys = keys(), stride = #lengths / #COLUMNS,
+    values = peri.tensor(values, "i64", device, { #values }),
     lengths = peri.tensor(lengths, "i32", device, { #lengths }) }
 end
 
@@ -98,7 +101,8 @@ end
 local function tables_of(config, columns)
   local list = {}
   for t = 1, #COLUMNS do
-    list[t] = config { name = "t" .. t, num_embeddings = ROWS, embedding_dim = columns and columns[t] or 32, feature_names = { "f" .. t } }
+    list[t] = config { name = "t" .. t, num_embeddings = ROWS, embedding_dim = columns and columns[t] or 32,
+      feature_names = { "f" .. t } }
   end
   return list
 end
@@ -128,8 +132,8 @@ local function gradients(results, rank, device)
   return list
 end
 
---- What of a case does not depend on the plan, made once for all of them: { batches = of this rank, for each step; results = the plain
---- module's on them, for each step; gradients = of this rank }.
+--- What of a case does not depend on the plan, made once for all of them: { batches = of this rank, for each step;
+--- results = the plain module's on them, for each step; gradients = of this rank }.
 local made = {}
 
 local function expected(bags, batch, rank, device, n)
@@ -137,12 +141,14 @@ local function expected(bags, batch, rank, device, n)
   if made[key] then return made[key] end
   local columns = bags and COLUMNS or nil
   local plain = peri[bags and "EmbeddingBagCollection" or "EmbeddingCollection"] {
-    tables = tables_of(bags and peri.EmbeddingBagConfig or peri.EmbeddingConfig, columns), device = device, fused_params = FUSED }
+    tables = tables_of(bags and peri.EmbeddingBagConfig or peri.EmbeddingConfig, columns), device = device,
+    fused_params = FUSED }
   load(plain, device, columns)
   local own, alone = features_of(batch, rank, device, bags), {}
   for r = 0, n - 1 do alone[r] = results_of(plain, r == rank and own or features_of(batch, r, device, bags), bags) end
   for r = 0, n - 1 do peri.backward(alone[r], gradients(alone[r], r, device)) end
-  made[key] = { batch = own, results = { alone[rank], results_of(plain, own, bags) }, gradients = gradients(alone[rank], rank, device) }
+  made[key] = { batch = own, results = { alone[rank], results_of(plain, own, bags) },
+    gradients = gradients(alone[rank], rank, device) }
   return made[key]
 end
 
@@ -151,8 +157,8 @@ local function check(bags, kind, batch)
     local columns, entries = bags and COLUMNS or nil, {}
     for t = 1, #COLUMNS do entries["t" .. t] = kinds[kind](t, n) end
     local sharded = peri.shard[bags and "ShardedEmbeddingBagCollection" or "ShardedEmbeddingCollection"] {
-      tables = tables_of(bags and peri.EmbeddingBagConfig or peri.EmbeddingConfig, columns), plan = entries, group = world, device = device,
-      gradient_division = false, fused_params = FUSED }
+      tables = tables_of(bags and peri.EmbeddingBagConfig or peri.EmbeddingConfig, columns), plan = entries,
+      group = world, device = device, gradient_division = false, fused_params = FUSED }
     load(sharded, device, columns)
     local want = peri.ffi.lasting(expected, bags, batch, world:rank(), device, n)
     for step = 1, 2 do
@@ -171,8 +177,8 @@ for _, bags in ipairs { true, false } do
   describe(bags and "large bags" or "large sequences", function()
     for _, kind in ipairs(peri.util.keys(kinds)) do
       for _, batch in ipairs(batches) do
-        worlds.each(kind .. ": " .. batch.name, check(bags, kind, batch), { devices = { "cpu" }, local_size = worlds.LOCAL_SIZE,
-          only = "mpi" })
+        worlds.each(kind .. ": " .. batch.name, check(bags, kind, batch),
+          { devices = { "cpu" }, local_size = worlds.LOCAL_SIZE, only = "mpi" })
       end
     end
   end)

@@ -1,5 +1,6 @@
--- Sharded tables of 16-bit numbers, and outputs of them. With exact sums of gradients, weights and states have the bits of unsharded tables
--- that saw the batches of all ranks, for every optimizer: random bits of stochastic rounding belong to rows and columns of the whole table.
+-- Sharded tables of 16-bit numbers, and outputs of them. With exact sums of gradients, weights and states have the bits
+-- of unsharded tables that saw the batches of all ranks, for every optimizer: random bits of stochastic rounding belong
+-- to rows and columns of the whole table.
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local worlds = require "spec.support.worlds"
@@ -27,8 +28,8 @@ local optimizers = {
 }
 --- One number, or one matrix, for each row of a shard: columns apart have their own.
 local by_row = {
-  rowwise_adagrad = true, partial_rowwise_adam = true, lamb = true, partial_rowwise_lamb = true, lars_sgd = true, shampoo = true,
-  rowwise_rmsprop_ar = true, emainplace_rowwise_adagrad = true, rowwise_adagrad_with_counter = true,
+  rowwise_adagrad = true, partial_rowwise_adam = true, lamb = true, partial_rowwise_lamb = true, lars_sgd = true,
+  shampoo = true, rowwise_rmsprop_ar = true, emainplace_rowwise_adagrad = true, rowwise_adagrad_with_counter = true,
 }
 
 local function exact(optimizer, more)
@@ -42,7 +43,8 @@ end
 local function unsharded(args)
   local list = {}
   for _, t in ipairs(sharded.tables(args)) do
-    list[t.name] = peri.EmbeddingBagCollection { tables = { t }, fused_params = args.fused_params, seed = 5, device = args.device }
+    list[t.name] = peri.EmbeddingBagCollection { tables = { t }, fused_params = args.fused_params, seed = 5,
+      device = args.device }
   end
   return list
 end
@@ -51,7 +53,8 @@ local function gradient(step, rank, device)
   return peri.Tensor.uniform({ BATCH, WIDTH }, -1, 1, step, rank, "f32", device)
 end
 
---- One step of the unsharded tables on the batches of ranks 0 .. n - 1. Returns their outputs, name -> list by rank of [BATCH, columns].
+--- One step of the unsharded tables on the batches of ranks 0 .. n - 1. Returns their outputs, name -> list by rank of
+--- [BATCH, columns].
 local function train_unsharded(list, step, n, device)
   local ranks, column, outputs = {}, 0, {}
   for r = 0, n - 1 do ranks[r + 1] = r end
@@ -86,15 +89,19 @@ end
 
 local function run(kind, fused, world, device, n, data_type, tolerance)
   local rank = world:rank()
-  local args = { kind = kind, world = world, device = device, fused_params = fused, pooling = "SUM", gradient_division = false,
-    data_type = data_type }
+  local args = { kind = kind, world = world, device = device, fused_params = fused, pooling = "SUM",
+    gradient_division = false, data_type = data_type }
   local ebc, list = sharded.make(args), unsharded(args)
   for step = 1, 3 do
     local want = train_unsharded(list, step, n, device)
     local got = ebc:forward(sharded.batch(step, rank, device)):values()
     for _, t in ipairs(sharded.configs) do
       local w, g = want[t.name][rank + 1], columns(got:to_list(), t.name)
-      if kind == "row_wise" then golden.assert_near(w, g, { abs = 1e-6, rel = tolerance or 1e-5 }) else assert.same(w, g) end
+      if kind == "row_wise" then
+        golden.assert_near(w, g, { abs = 1e-6, rel = tolerance or 1e-5 })
+      else
+        assert.same(w, g)
+      end
     end
     got:backward(gradient(step, rank, device):to(got:dtype()))
     for _, s in ipairs(ebc:local_shards()) do
@@ -115,7 +122,8 @@ describe("sharded tables have the bits of unsharded ones:", function()
       local shampoo_cut = optimizer.optimizer == "shampoo" and kind == "row_wise" -- refused: parity_spec
       if not shampoo_cut and not (kind == "column_wise" and by_row[optimizer.optimizer]) then
         for k, data_type in ipairs { "FP16", "BF16", "FP32" } do
-          if i % 3 == k % 3 or optimizer.optimizer == "sgd" or (kind == "row_wise" and optimizer.optimizer == "rowwise_adagrad") then
+          if i % 3 == k % 3 or optimizer.optimizer == "sgd"
+            or (kind == "row_wise" and optimizer.optimizer == "rowwise_adagrad") then
             worlds.each(("%s, %s, %s"):format(kind, optimizer.optimizer, data_type), function(world, device, n)
               run(kind, exact(optimizer), world, device, n, data_type)
             end, sizes)
@@ -144,7 +152,8 @@ describe("sharded tables have the bits of unsharded ones:", function()
   worlds.each("replicas of 16-bit rows are alike on all ranks, and near", function(world, device, n)
     for _, data_type in ipairs { "FP16", "BF16" } do
       local params = exact(optimizers[3], { stochastic_rounding = data_type == "FP16" })
-      local ebc = sharded.make { kind = "data_parallel", world = world, device = device, fused_params = params, data_type = data_type }
+      local ebc = sharded.make { kind = "data_parallel", world = world, device = device, fused_params = params,
+        data_type = data_type }
       local ref = sharded.make { kind = "data_parallel", world = world, device = device, fused_params = params }
       for step = 1, 3 do
         for _, x in ipairs { ebc, ref } do
@@ -197,13 +206,15 @@ describe("16-bit tables", function()
     end)
   end)
   it("have caches of their own type", function()
-    fails({ data_type = "FP16", cache = { precision = "FP32" } }, "table 'a': cache precision FP32 for a table of FP16; allowed: FP16")
+    fails({ data_type = "FP16", cache = { precision = "FP32" } },
+      "table 'a': cache precision FP32 for a table of FP16; allowed: FP16")
   end)
   it("of one module have one output_dtype", function()
     fails({ fused_params = { optimizer = "sgd", output_dtype = "FP16" },
       table_fused_params = { b = { optimizer = "sgd", output_dtype = "BF16" } } },
       "fused_params of table 'b': output_dtype BF16, but the module's is FP16; allowed: one output_dtype")
-    fails({ fused_params = { optimizer = "sgd", output_dtype = "INT8" } }, "output_dtype is 'INT8', allowed: BF16, FP16, FP32")
+    fails({ fused_params = { optimizer = "sgd", output_dtype = "INT8" } },
+      "output_dtype is 'INT8', allowed: BF16, FP16, FP32")
   end)
   it("are the same on all ranks", function()
     for _, key in ipairs { "data_type", "output_dtype" } do
@@ -214,7 +225,8 @@ describe("16-bit tables", function()
         }:forward(sharded.batch(1, rank)):wait()
       end, { catch = true, timeout = 20 })
       for r = 1, 2 do
-        assert.is_truthy(tostring(errors[r] and errors[r].message):find("runs another module or plan", 1, true), tostring(errors[r]))
+        assert.is_truthy(tostring(errors[r] and errors[r].message):find("runs another module or plan", 1, true),
+          tostring(errors[r]))
       end
     end
   end)
@@ -224,8 +236,8 @@ describe("16-bit tables", function()
       "table 'b' holds FP32, table 'a' FP16; allowed: one data_type, except on device 'meta'")
     sim.run(2, function(rank, world)
       local model = peri.DistributedModelParallel {
-        module = peri.EmbeddingBagCollection { tables = tables, device = "meta", fused_params = { optimizer = "sgd" } }, group = world,
-        plan = { [""] = { a = plan.row_wise(), b = plan.table_wise(1), c = plan.table_wise(0) } },
+        module = peri.EmbeddingBagCollection { tables = tables, device = "meta", fused_params = { optimizer = "sgd" } },
+        group = world, plan = { [""] = { a = plan.row_wise(), b = plan.table_wise(1), c = plan.table_wise(0) } },
       }
       assert.same({ BATCH, WIDTH }, model(sharded.batch(1, rank)):values():shape())
     end)
@@ -237,9 +249,11 @@ for _, device in ipairs { "cpu", "opaque" } do
     local function output(dtype)
       local ebc = peri.EmbeddingBagCollection { seed = 3, device = device,
         fused_params = { optimizer = "sgd", learning_rate = 1, output_dtype = dtype },
-        tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f", "g" } } } }
-      local kt = ebc(peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { 1, 2, 8, 4 }, lengths = { 2, 1, 1 }, device = device,
-        stride_per_key_per_rank = { { 1 }, { 2 } }, inverse_indices = { { "f", "g" }, peri.tensor({ 0, 0, 0, 1, 0, 1 }, "i64", device, { 2,
+        tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4,
+          feature_names = { "f", "g" } } } }
+      local kt = ebc(peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { 1, 2, 8, 4 }, lengths = { 2, 1, 1 },
+        device = device, stride_per_key_per_rank = { { 1 }, { 2 } },
+        inverse_indices = { { "f", "g" }, peri.tensor({ 0, 0, 0, 1, 0, 1 }, "i64", device, { 2,
           3 }) } })
       return kt:values(), ebc
     end

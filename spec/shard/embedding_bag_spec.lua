@@ -1,5 +1,5 @@
--- nn.EmbeddingBag over ranks: TorchRec's own results (spec/golden/sharded/embedding_bag_*), and the law that a plan changes nothing: rows,
--- gradients of weights and trained tables are those of nn.EmbeddingBag.
+-- nn.EmbeddingBag over ranks: TorchRec's own results (spec/golden/sharded/embedding_bag_*), and the law that a plan
+-- changes nothing: rows, gradients of weights and trained tables are those of nn.EmbeddingBag.
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local sim = require "perilune.dist.sim"
@@ -12,8 +12,8 @@ local TOLERANCE = { abs = 2e-6, rel = 1e-5 }
 local function run(case, world, device)
   local t, o = case.tables[1], case.optimizer
   local names = { EXACT_SGD = "sgd", EXACT_ROWWISE_ADAGRAD = "rowwise_adagrad" }
-  local bag = nn.EmbeddingBag { num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim, mode = t.pooling:lower(),
-    device = device }
+  local bag = nn.EmbeddingBag { num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim,
+    mode = t.pooling:lower(), device = device }
   bag.weight:detach():copy(case:tensor("table/t1/init", device))
   local model = peri.DistributedModelParallel { module = bag, group = world, device = device,
     plan = { [""] = { weight = plan.ParameterSharding { sharding_type = t.sharding_type } } },
@@ -31,8 +31,8 @@ local function run(case, world, device)
     near(case:list(at .. "output/values"), rows:to_list(), case.tol, at)
     rows:backward(case:tensor(at .. "grad_output", device))
     for _, s in ipairs(model.module:local_shards()) do
-      near(case:tensor(("table/t1/step%d"):format(step), device):slice(1, s.row_offset, s.row_offset + s.rows):to_list(),
-        s.state("weight"):to_list(), case.tol)
+      near(case:tensor(("table/t1/step%d"):format(step), device):slice(1, s.row_offset, s.row_offset
+        + s.rows):to_list(), s.state("weight"):to_list(), case.tol)
     end
   end
 end
@@ -55,8 +55,8 @@ local function made(mode, device, more)
 end
 
 local function sharded(bag, entry, world, device, fused)
-  return peri.DistributedModelParallel { module = bag, group = world, device = device, plan = { [""] = { weight = entry } },
-    sharders = { shard.EmbeddingBagSharder { fused_params = fused } } }
+  return peri.DistributedModelParallel { module = bag, group = world, device = device,
+    plan = { [""] = { weight = entry } }, sharders = { shard.EmbeddingBagSharder { fused_params = fused } } }
 end
 
 --- Inputs of nn.EmbeddingBag in all their forms: { mode, options of the module, arguments }; ids differ by rank.
@@ -90,7 +90,8 @@ describe("a sharded nn.EmbeddingBag", function()
     worlds.each("is nn.EmbeddingBag, " .. kind, function(world, device, n)
       for i, form in ipairs(forms(world:rank(), device)) do
         local whole = made(form[1], device, form[2])
-        local model = sharded(made(form[1], device, form[2]), entry(n), world, device, { optimizer = "sgd", learning_rate = 0.5 })
+        local model = sharded(made(form[1], device, form[2]), entry(n), world, device,
+          { optimizer = "sgd", learning_rate = 0.5 })
         local want = whole(form[3], form[4], form[5])
         want:sum():backward()
         local grad = form[5] and form[5]:grad():to_list()
@@ -128,7 +129,9 @@ describe("a sharded nn.EmbeddingBag refuses", function()
   local sgd = { optimizer = "sgd", learning_rate = 0.5 }
   local function call(mode, more, ...)
     local arguments, n = { ... }, select("#", ...)
-    return function(world) return sharded(made(mode, "cpu", more), plan.row_wise(), world, "cpu", sgd)(unpack(arguments, 1, n)) end
+    return function(world)
+      return sharded(made(mode, "cpu", more), plan.row_wise(), world, "cpu", sgd)(unpack(arguments, 1, n))
+    end
   end
   for words, f in pairs {
     ["mode is 'max', allowed: sum, mean"] = call("max"),
@@ -138,18 +141,22 @@ describe("a sharded nn.EmbeddingBag refuses", function()
     ["wanted one for each of the ids"] = call("sum", {}, t { 1, 2 }, t { 0 }, t({ 1 }, "f32")),
     ["offsets are nil, wanted [bags] beside ids [n]"] = call("sum", {}, t { 1 }),
     ["offsets are nil, wanted [bags + 1] beside ids [n]"] = call("sum", { include_last_offset = true }, t { 1 }),
-    ["offsets[2] is 1, allowed: 0 first, and no less than the one before"] = call("sum", {}, t { 1, 2, 3 }, t { 0, 2, 1 }),
+    ["offsets[2] is 1, allowed: 0 first, and no less than the one before"] = call("sum", {}, t { 1, 2, 3 },
+      t { 0, 2, 1 }),
     ["offsets[0] is 1, allowed"] = call("sum", {}, t { 1, 2, 3 }, t { 1 }),
-    ["the last offset is 4, wanted 3, the number of ids"] = call("sum", { include_last_offset = true }, t { 1, 2, 3 }, t { 0, 4 }),
-    ["the last offset is 2, wanted 3, the number of ids"] = call("sum", { include_last_offset = true }, t { 1, 2, 3 }, t { 0, 2 }),
+    ["the last offset is 4, wanted 3, the number of ids"] = call("sum", { include_last_offset = true }, t { 1, 2, 3 },
+      t { 0, 4 }),
+    ["the last offset is 2, wanted 3, the number of ids"] = call("sum", { include_last_offset = true }, t { 1, 2, 3 },
+      t { 0, 2 }),
     ["3 ids, but offsets of no bag"] = call("sum", {}, t { 1, 2, 3 }, t {}),
     ["offsets are f32, allowed: i64, i32"] = call("sum", {}, t { 1 }, t({ 0 }, "f32")),
     ["offsets are empty"] = call("sum", { include_last_offset = true }, t { 1, 2, 3 }, t {}),
     ["ids is nil, wanted a tensor"] = call("sum", {}),
     ["offsets beside ids [bags, length]"] = call("sum", {}, t({ 1, 2 }):reshape(1, 2), t { 0 }),
     ["id 24"] = call("sum", {}, t { 24 }, t { 0 }),
-    ["no argument 'tables'"] = function() shard.ShardedEmbeddingBag { num_embeddings = 3, embedding_dim = 2, tables = {} } end,
-    ["no optimizer"] = function(world) sharded(made("sum", "cpu"), plan.row_wise(), world, "cpu") end,
+    ["no argument 'tables'"] = function()
+      shard.ShardedEmbeddingBag { num_embeddings = 3, embedding_dim = 2, tables = {} }
+    end, ["no optimizer"] = function(world) sharded(made("sum", "cpu"), plan.row_wise(), world, "cpu") end,
   } do
     it(words, function() refuses(words, f) end)
   end

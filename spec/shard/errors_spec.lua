@@ -1,4 +1,5 @@
--- What a sharded collection says to wrong input: which table, feature, sample, id and rank, what is allowed; and no rank waits for ever.
+-- What a sharded collection says to wrong input: which table, feature, sample, id and rank, what is allowed; and no
+-- rank waits for ever.
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local plan = peri.plan
@@ -13,7 +14,8 @@ local function make(world, options)
   return peri.shard.ShardedEmbeddingBagCollection {
     tables = options.tables or tables, group = world, fused_params = options.fused_params or { optimizer = "sgd" },
     table_fused_params = options.table_fused_params,
-    plan = options.plan or { users = plan.row_wise(), items = plan.table_wise(world:size() - 1) }, is_weighted = options.is_weighted,
+    plan = options.plan or { users = plan.row_wise(), items = plan.table_wise(world:size() - 1) },
+    is_weighted = options.is_weighted,
   }
 end
 
@@ -25,7 +27,8 @@ local function kjt(u, i, weights)
       for _, id in ipairs(bag) do values[#values + 1] = id end
     end
   end
-  return peri.KeyedJaggedTensor { keys = { "u", "i" }, values = values, lengths = lengths, weights = weights, stride = #u }
+  return peri.KeyedJaggedTensor { keys = { "u", "i" }, values = values, lengths = lengths, weights = weights,
+    stride = #u }
 end
 
 --- Run `body` on n ranks; the message of each rank's error (nil: none), by rank + 1.
@@ -41,8 +44,10 @@ for _, device in ipairs { "cpu", "opaque" } do
     for _, case in ipairs {
       { "above", { { 3 }, { 1, 10, 2 } }, { { 0 }, {} },
         "table 'users', feature 'u', sample 1: id 10 at position 1 of the bag, allowed: 0..9 (-1: skipped); rank 1" },
-      { "below", { { 3 }, { 1 } }, { { -2 }, {} }, "table 'items', feature 'i', sample 0: id -2 at position 0 of the bag, allowed: 0..19" },
-      { "of another table of the feature", { { 3 }, {} }, { { 20 }, {} }, "table 'items', feature 'i', sample 0: id 20" },
+      { "below", { { 3 }, { 1 } }, { { -2 }, {} },
+        "table 'items', feature 'i', sample 0: id -2 at position 0 of the bag, allowed: 0..19" },
+      { "of another table of the feature", { { 3 }, {} }, { { 20 }, {} },
+        "table 'items', feature 'i', sample 0: id 20" },
     } do
       it(case[1], function()
         local got = messages(3, function(rank, world)
@@ -89,23 +94,29 @@ describe("wrong input", function()
   end
 
   it("lacks a feature", function()
-    fails(function() return peri.KeyedJaggedTensor { keys = { "u", "x" }, values = { 1, 2 }, lengths = { 1, 1 }, stride = 1 } end,
+    fails(function()
+      return peri.KeyedJaggedTensor { keys = { "u", "x" }, values = { 1, 2 }, lengths = { 1, 1 }, stride = 1 }
+    end,
       "feature 'i' is not among the keys of the input: u, x")
   end)
   it("has weights that the module does not expect", function()
-    fails(function() return kjt({ { 1 } }, { { 2 } }, { 1, 1 }) end, "the input has weights, the module is not weighted")
+    fails(function() return kjt({ { 1 } }, { { 2 } }, { 1, 1 }) end,
+      "the input has weights, the module is not weighted")
   end)
   it("has no weights where they are needed", function()
-    fails(function() return kjt({ { 1 } }, { { 2 } }) end, "the input has no weights, the module is weighted", { is_weighted = true })
+    fails(function() return kjt({ { 1 } }, { { 2 } }) end, "the input has no weights, the module is weighted",
+      { is_weighted = true })
   end)
   it("is on another device", function()
-    fails(function() return peri.KeyedJaggedTensor { keys = { "u", "i" }, values = { 1, 2 }, lengths = { 1, 1 }, stride = 1,
-      device = "opaque" } end,
-      ("the input is on %s, the module on cpu"):format(require "ffi".string(peri.ffi.C.peri_device_name(peri.ffi.device "opaque"))))
+    fails(function() return peri.KeyedJaggedTensor { keys = { "u", "i" }, values = { 1, 2 }, lengths = { 1, 1 },
+      stride = 1, device = "opaque" } end,
+      ("the input is on %s, the module on cpu"):format(
+        require "ffi".string(peri.ffi.C.peri_device_name(peri.ffi.device "opaque"))))
   end)
   it("has ids of a wrong type", function()
     fails(function()
-      return peri.KeyedJaggedTensor { keys = { "u", "i" }, values = peri.tensor { 1, 2 }, lengths = { 1, 1 }, stride = 1 }
+      return peri.KeyedJaggedTensor { keys = { "u", "i" }, values = peri.tensor { 1, 2 }, lengths = { 1, 1 },
+        stride = 1 }
     end, "ids are f32, allowed: i64, i32")
   end)
   it("has inverse indices that name no bag since they were written over", function()
@@ -136,7 +147,9 @@ describe("wrong input", function()
     sim.run(2, function(rank, world)
       local ebc = make(world)
       local d = ebc:input_dist(kjt({ { 1 } }, { { 2 } }))
-      if rank == 0 then assert.error_matches(function() ebc:compute_and_output_dist(d) end, "not complete; wait for it") end
+      if rank == 0 then
+        assert.error_matches(function() ebc:compute_and_output_dist(d) end, "not complete; wait for it")
+      end
       ebc:compute_and_output_dist(d:wait()):wait()
     end)
   end)
@@ -149,18 +162,20 @@ describe("ranks that disagree", function()
       ebc:forward(kjt({ { 1 } }, { { 2 } })):wait()
     end)
     for r = 1, 2 do assert.is_truthy(got[r]
-      and (got[r]:find "another module or plan" or got[r]:find "mismatch" or got[r]:find "all_to_all"), tostring(got[r])) end
+      and (got[r]:find "another module or plan" or got[r]:find "mismatch" or got[r]:find "all_to_all"),
+      tostring(got[r])) end
   end)
   it("about the pooling", function()
     local got = messages(2, function(rank, world)
-      local own = { peri.EmbeddingBagConfig { name = "users", num_embeddings = 10, embedding_dim = 4, feature_names = { "u" },
-        pooling = rank == 0 and "SUM" or "MEAN" }, tables[2] }
+      local own = { peri.EmbeddingBagConfig { name = "users", num_embeddings = 10, embedding_dim = 4,
+        feature_names = { "u" }, pooling = rank == 0 and "SUM" or "MEAN" }, tables[2] }
       make(world, { tables = own }):forward(kjt({ { 1 } }, { { 2 } })):wait()
     end)
     for r = 1, 2 do assert.is_truthy(got[r] and got[r]:find "another module or plan", tostring(got[r])) end
   end)
   for quitter = 0, 4 do
-    it(("about going on: rank %d gives up, others wait for sums in its node or across nodes"):format(quitter), function()
+    it(("about going on: rank %d gives up, others wait for sums in its node or across nodes"):format(quitter),
+      function()
       local started = os.time()
       local got = messages(5, function(rank, world) -- nodes of 0 1, 2 3, 4
         local ebc = make(world, { plan = { users = plan.table_row_wise(1), items = plan.grid_shard { 0, 1 } } })
@@ -168,7 +183,9 @@ describe("ranks that disagree", function()
         if rank == quitter then world:abort "had enough" end
         ebc:compute_and_output_dist(ids):wait()
       end, nil, 2)
-      for r = 1, 5 do assert.is_truthy(got[r] and got[r]:find "had enough", ("rank %d: %s"):format(r - 1, tostring(got[r]))) end
+      for r = 1, 5 do
+        assert.is_truthy(got[r] and got[r]:find "had enough", ("rank %d: %s"):format(r - 1, tostring(got[r])))
+      end
       assert.is_true(os.time() - started < 10)
     end)
   end
@@ -186,12 +203,17 @@ describe("a wrong configuration", function()
   local function fails(options, pattern)
     sim.run(1, function(_, world) assert.error_matches(function() make(world, options) end, pattern) end)
   end
-  it("has no plan for a table", function() fails({ plan = { users = plan.row_wise() } }, "table 'items' is not in the plan") end)
+  it("has no plan for a table", function()
+    fails({ plan = { users = plan.row_wise() } }, "table 'items' is not in the plan")
+  end)
   it("plans for a rank that is not there", function()
-    fails({ plan = { users = plan.table_wise(1), items = plan.row_wise() } }, "table 'users'.*rank 1 does not exist, allowed: 0%.%.0")
+    fails({ plan = { users = plan.table_wise(1), items = plan.row_wise() } },
+      "table 'users'.*rank 1 does not exist, allowed: 0%.%.0")
   end)
   it("has two tables of one name",
-    function() fails({ tables = { tables[1], tables[1] }, plan = { users = plan.row_wise() } }, "two tables are called 'users'") end)
+    function()
+      fails({ tables = { tables[1], tables[1] }, plan = { users = plan.row_wise() } }, "two tables are called 'users'")
+    end)
   it("has parameters for tables that do not exist", function()
     fails({ table_fused_params = { user = { optimizer = "sgd" } } },
       "table_fused_params of table 'user', which does not exist; tables: items, users")

@@ -1,5 +1,5 @@
--- Exact sums (fused_params.exact) over ranks: the same batch, shared among any number of ranks under any plan, gives the unsharded
--- collection's outputs, gradients of the ids' weights, weights and optimizer states, to the last bit.
+-- Exact sums (fused_params.exact) over ranks: the same batch, shared among any number of ranks under any plan, gives
+-- the unsharded collection's outputs, gradients of the ids' weights, weights and optimizer states, to the last bit.
 -- mpirun: 3
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
@@ -11,7 +11,8 @@ local FEATURES = { "f", "g", "h" }
 local configs = {
   { name = "a", rows = 7, cols = 8, features = { "f", "g" }, pooling = "SUM" }, -- few rows: each is in many bags
   { name = "b", rows = 5, cols = 16, features = { "g" }, pooling = "MEAN" },
-  { name = "c", rows = 9, cols = 24, features = { "h", "g" }, pooling = "MEAN" }, -- g's weights have three gradients to be added up
+  -- g's weights have three gradients to be added up
+  { name = "c", rows = 9, cols = 24, features = { "h", "g" }, pooling = "MEAN" },
 }
 
 --- By kind: the plan entry of the i-th table on n ranks, two of which share a node (the last may be alone).
@@ -37,9 +38,10 @@ local entries = {
   data_parallel = function() return plan.data_parallel() end,
 }
 function entries.mixed(i, n) return entries[({ "data_parallel", "row_wise", "grid_shard" })[i]](i, n) end
-local all = { "table_wise", "row_wise", "uneven_rows", "column_wise", "table_row_wise", "table_column_wise", "grid_shard", "data_parallel",
-  "mixed" }
-local whole_rows = { "table_wise", "row_wise", "uneven_rows", "table_row_wise", "data_parallel" } -- no blocks of columns
+local all = { "table_wise", "row_wise", "uneven_rows", "column_wise", "table_row_wise", "table_column_wise",
+  "grid_shard", "data_parallel", "mixed" }
+-- no blocks of columns
+local whole_rows = { "table_wise", "row_wise", "uneven_rows", "table_row_wise", "data_parallel" }
 local replicas = { data_parallel = true, mixed = true } -- whose gradients are means in any case
 
 local function generator(seed)
@@ -50,7 +52,8 @@ local function generator(seed)
   end
 end
 
---- The bags of a step: by feature and bag its ids and weights, and by sample its bag (with a variable batch another one).
+--- The bags of a step: by feature and bag its ids and weights, and by sample its bag (with a variable batch another
+--- one).
 local function draw(step, variable)
   local below, bags, inverse = generator(step * 977), {}, {}
   for k, f in ipairs(FEATURES) do
@@ -64,8 +67,8 @@ local function draw(step, variable)
   return bags, inverse
 end
 
---- Samples [from, to) of a step as a batch, whose bags are in the order of the whole one's. Returns it, its weights, and by feature which
---- bags it has.
+--- Samples [from, to) of a step as a batch, whose bags are in the order of the whole one's. Returns it, its weights,
+--- and by feature which bags it has.
 local function batch(c, step, from, to, device)
   local bags, inverse = draw(step, c.variable)
   local values, lengths, weights, strides, places, taken = {}, {}, {}, {}, {}, {}
@@ -87,21 +90,22 @@ local function batch(c, step, from, to, device)
   local leaf = c.weighted and peri.tensor(weights, "f32", device, { #weights }) or nil
   if leaf and not c.frozen then leaf:requires_grad() end
   return peri.KeyedJaggedTensor { keys = FEATURES, values = peri.tensor(values, "i64", device, { #values }),
-    lengths = peri.tensor(lengths, "i32", device, { #lengths }), weights = leaf, stride = not c.variable and to - from or nil,
-    stride_per_key_per_rank = c.variable and strides or nil,
+    lengths = peri.tensor(lengths, "i32", device, { #lengths }), weights = leaf, stride = not c.variable and to - from
+    or nil, stride_per_key_per_rank = c.variable and strides or nil,
     inverse_indices = c.variable and { FEATURES, peri.tensor(places, "i64", device) } or nil }, leaf, taken
 end
 
 local function tables_of(c)
   return peri.util.map(configs, function(t)
     return (c.sequence and peri.EmbeddingConfig or peri.EmbeddingBagConfig) { name = t.name, num_embeddings = t.rows,
-      embedding_dim = c.sequence and 16 or t.cols, feature_names = t.features, pooling = not c.sequence and t.pooling or nil,
-      data_type = c.data_type }
+      embedding_dim = c.sequence and 16 or t.cols, feature_names = t.features, pooling = not c.sequence and t.pooling
+      or nil, data_type = c.data_type }
   end)
 end
 
 local function params_of(c, exact)
-  return { optimizer = c.optimizer, learning_rate = c.rate or 0.1, exact = exact, cache_params = c.kernel and { load_factor = 1 } or nil }
+  return { optimizer = c.optimizer, learning_rate = c.rate or 0.1, exact = exact, cache_params = c.kernel
+    and { load_factor = 1 } or nil }
 end
 
 --- Gradients of the whole batch's rows, divided as f32.
@@ -110,8 +114,8 @@ local function gradient(step, what, shape, divisor, device)
   return divisor > 1 and grad / peri.tensor({ divisor }, "f32", device) or grad
 end
 
---- One step of `module` on samples [from, to): rows by output, and the weights' gradients by feature and bag. grad_of: output and its rows'
---- shape to the rows' gradient.
+--- One step of `module` on samples [from, to): rows by output, and the weights' gradients by feature and bag. grad_of:
+--- output and its rows' shape to the rows' gradient.
 local function train(c, module, step, from, to, device, grad_of)
   local features, leaf, taken = batch(c, step, from, to, device)
   if not c.sequence then
@@ -156,8 +160,9 @@ local all_features = { f = true, g = true, h = true }
 
 --- Train without ranks; returns the collection, and by step what `train` returned, with rows and gradients by bag.
 local function unsharded(c, device, divisor)
-  local whole = peri[c.sequence and "EmbeddingCollection" or "EmbeddingBagCollection"] { tables = tables_of(c), seed = 5, device = device,
-    fused_params = params_of({ optimizer = c.optimizer, rate = c.rate }, true), is_weighted = c.weighted or nil }
+  local whole = peri[c.sequence and "EmbeddingCollection" or "EmbeddingBagCollection"] { tables = tables_of(c),
+    seed = 5, device = device, fused_params = params_of({ optimizer = c.optimizer, rate = c.rate }, true),
+    is_weighted = c.weighted or nil }
   local steps = {}
   for step = 1, STEPS do
     local out, weights, taken = train(c, whole, step, 0, SAMPLES, device,
@@ -176,19 +181,23 @@ local function share(c, world, device, n, exact, same)
     if c.kernel and not plans[t.name].sharding_type:find "data" then plans[t.name].compute_kernel = c.kernel end
     if c.dense and i ~= 2 then plans[t.name].compute_kernel = "dense" end
   end
-  local module = peri.shard[c.sequence and "ShardedEmbeddingCollection" or "ShardedEmbeddingBagCollection"] { tables = tables_of(c),
-    plan = plans, group = world, device = device, seed = 5, fused_params = params_of(c, exact), is_weighted = c.weighted or nil,
-    gradient_division = divisor > 1, qcomm_codecs_registry = c.codecs }
+  local module = peri.shard[c.sequence and "ShardedEmbeddingCollection"
+    or "ShardedEmbeddingBagCollection"] { tables = tables_of(c), plan = plans, group = world, device = device, seed = 5,
+    fused_params = params_of(c, exact), is_weighted = c.weighted or nil, gradient_division = divisor > 1,
+    qcomm_codecs_registry = c.codecs }
   local from, to = math.floor(SAMPLES * rank / n), math.floor(SAMPLES * (rank + 1) / n)
   local names = c.sequence and module:embedding_names()
   for step = 1, STEPS do
     local want = steps[step]
     local function feature_of(what) return { [names[what]:match "^[^@]*"] = true } end
     local out, weights, taken = train(c, module, step, from, to, device, function(what, shape, mine_taken)
-      if not c.sequence then return gradient(step, 1, { SAMPLES, shape[2] }, 1, device):slice(1, from, to):contiguous() end
+      if not c.sequence then
+        return gradient(step, 1, { SAMPLES, shape[2] }, 1, device):slice(1, from, to):contiguous()
+      end
       local width, list = shape[2], {}
       local total = #want.out[what] / width
-      local mine = by_bag(c, step, gradient(step, what, { total, width }, 1, device):to_list(), want.taken, width, feature_of(what))
+      local mine = by_bag(c, step, gradient(step, what, { total, width }, 1, device):to_list(), want.taken, width,
+        feature_of(what))
       for k, f in ipairs(FEATURES) do
         for _, b in ipairs(feature_of(what)[f] and mine_taken[k] or {}) do
           for _, x in ipairs(mine[f .. b]) do list[#list + 1] = x end
@@ -226,14 +235,16 @@ local cases = {
   { title = "adam", optimizer = "adam", weighted = true, kinds = all, sizes = { 1, 2, 3, 5 } },
   { title = "rowwise_adagrad", optimizer = "rowwise_adagrad", kinds = whole_rows, sizes = { 2, 5 } },
   { title = "sgd of BF16", optimizer = "sgd", data_type = "BF16", weighted = true, kinds = all, sizes = { 3 } },
-  { title = "partial_rowwise_lamb of FP16", optimizer = "partial_rowwise_lamb", data_type = "FP16", kinds = whole_rows, sizes = { 3 } },
+  { title = "partial_rowwise_lamb of FP16", optimizer = "partial_rowwise_lamb", data_type = "FP16", kinds = whole_rows,
+    sizes = { 3 } },
   { title = "weights without gradient", optimizer = "sgd", weighted = true, frozen = true, kinds = all, sizes = { 5 } },
   { title = "variable batch", optimizer = "adagrad", weighted = true, variable = true, kinds = all, sizes = { 1 } },
-  { title = "in files", optimizer = "adam", weighted = true, kernel = "fused_uvm_caching", kinds = { "row_wise", "grid_shard", "mixed" },
-    sizes = { 2, 3 } },
+  { title = "in files", optimizer = "adam", weighted = true, kernel = "fused_uvm_caching",
+    kinds = { "row_wise", "grid_shard", "mixed" }, sizes = { 2, 3 } },
   { title = "sequences", optimizer = "adam", sequence = true, kinds = all, sizes = { 1, 2, 3, 5 } },
   -- Tables that somebody else trains: here nobody does.
-  { title = "beside dense tables", optimizer = "sgd", rate = 0, weighted = true, dense = true, kinds = all, sizes = { 3 } },
+  { title = "beside dense tables", optimizer = "sgd", rate = 0, weighted = true, dense = true, kinds = all,
+    sizes = { 3 } },
   -- Copies would drift apart if a rank saw its own gradients as they are and those of others rounded.
   { title = "codecs", optimizer = "adam", kinds = { "data_parallel" }, sizes = { 2, 3 },
     codecs = codec.get_qcomm_codecs_registry { forward = "FP16", backward = "FP16" } },
@@ -253,7 +264,8 @@ describe("exact sums are those of the unsharded collection, bit for bit:", funct
   for _, kind in ipairs(all) do -- the test of the test: without `exact` bits depend on the plan
     worlds.each(("not without them: %s"):format(kind), function(world, device, n)
       local differs = false
-      share({ kind = kind, optimizer = "adam", weighted = true, data_type = "FP32" }, world, device, n, false, function(want, got)
+      share({ kind = kind, optimizer = "adam", weighted = true, data_type = "FP32" }, world, device, n, false,
+        function(want, got)
         for i, x in ipairs(want) do differs = differs or x ~= got[i] end
       end)
       local any = world:all_reduce(peri.tensor({ differs and 1 or 0 }, "f32", "cpu")):wait()

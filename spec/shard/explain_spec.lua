@@ -1,5 +1,5 @@
--- peri.shard.explain: the list of a batch's rows, one line for each block of columns and rank that has rows of it; and what goes through
--- buffers where nothing has to: replicas, and everything in a world of one, whatever the device.
+-- peri.shard.explain: the list of a batch's rows, one line for each block of columns and rank that has rows of it; and
+-- what goes through buffers where nothing has to: replicas, and everything in a world of one, whatever the device.
 -- mpirun: none
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
@@ -39,7 +39,9 @@ end
 --- Copied bytes of results and gradients; nil for what is not there.
 local function copied(text)
   local list = {}
-  for some, all in text:gmatch "(%d+) of (%d+) bytes are copied" do list[#list + 1] = { tonumber(some), tonumber(all) } end
+  for some, all in text:gmatch "(%d+) of (%d+) bytes are copied" do
+    list[#list + 1] = { tonumber(some), tonumber(all) }
+  end
   return list
 end
 
@@ -47,14 +49,17 @@ describe("peri.shard.explain", function()
   it("has a line for the rows of each rank in each block of columns", function()
     local text = explained(2, "cpu", { t1 = plan.table_wise(1), t2 = plan.data_parallel(), t3 = plan.row_wise() })
     local lines = {}
-    for line in text:match "^(.-)\nGradients":gmatch "\n  (t%d[^\n]*)" do lines[#lines + 1] = (line:gsub("%s+", " ")) end
+    for line in text:match "^(.-)\nGradients":gmatch "\n  (t%d[^\n]*)" do
+      lines[#lines + 1] = (line:gsub("%s+", " "))
+    end
     assert.same({
       "t1 f1 3 x 8 rank 1, lane 0 0 row 0, column 0 through the buffer",
       "t2 f2 3 x 4 replica 24 row 0, column 8 in place, by the lookup",
       "t3 f3 3 x 8 own 0 row 0, column 12 through the buffer, added",
       "t3 f3 3 x 8 rank 1, lane 0 24 row 0, column 12 through the buffer, added",
     }, lines)
-    -- 3 samples of 4 bytes: 8 columns of t1, 4 of t2, twice 8 of t3; the gradients of replicas and own rows are read where they lie
+    -- 3 samples of 4 bytes: 8 columns of t1, 4 of t2, twice 8 of t3; the gradients of replicas and own rows are read
+    -- where they lie
     assert.same({ { 12 * (8 + 16), 12 * (8 + 4 + 16) }, { 12 * (8 + 8), 12 * (8 + 4 + 16) } }, copied(text))
   end)
 

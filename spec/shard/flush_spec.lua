@@ -1,5 +1,6 @@
--- A flush is one event of a model: all its files, of all collections, table batches and ranks, carry its number, and only files of one
--- flush open together. Kills at any moment leave files that open as one flush, or are refused by all ranks.
+-- A flush is one event of a model: all its files, of all collections, table batches and ranks, carry its number, and
+-- only files of one flush open together. Kills at any moment leave files that open as one flush, or are refused by all
+-- ranks.
 -- deadline: 240 s
 -- mpirun: 2 3
 local peri = require "perilune"
@@ -20,7 +21,9 @@ local function refused(world, name, patterns, f, ...)
   local ok, err = pcall(f, ...)
   assert.is_false(ok)
   assert.equal(name, err.name, tostring(err))
-  for _, pattern in ipairs(patterns) do assert.truthy(err.message:find(pattern), ("'%s' in: %s"):format(pattern, err.message)) end
+  for _, pattern in ipairs(patterns) do
+    assert.truthy(err.message:find(pattern), ("'%s' in: %s"):format(pattern, err.message))
+  end
   assert.equal(once(world, function() return err.message end), err.message)
 end
 
@@ -57,13 +60,14 @@ describe("flushes over ranks:", function()
     local new, weights = flushed(world, folder, 12, 21)
     for _, path in ipairs(peri.util.keys(new)) do
       once(world, write_all, { [path] = old[path] })
-      refused(world, "EMISMATCH", { "row files '.*%.peri' .*'.*%.peri'", "flush 1, iteration 11", "flush 2, iteration 21",
-        "must be of the same flush" }, flushes.model, world, folder)
+      refused(world, "EMISMATCH", { "row files '.*%.peri' .*'.*%.peri'", "flush 1, iteration 11",
+        "flush 2, iteration 21", "must be of the same flush" }, flushes.model, world, folder)
       once(world, os.remove, path)
-      refused(world, "EMISMATCH", { "row files '.*%.peri' .*'.*%.peri'", "flush 0", "flush 2, iteration 21" }, flushes.model, world,
-        folder)
+      refused(world, "EMISMATCH", { "row files '.*%.peri' .*'.*%.peri'", "flush 0", "flush 2, iteration 21" },
+        flushes.model, world, folder)
       once(world, write_all, { [path] = "" })
-      refused(world, "EFORMAT", { path:match "[^/]*$":gsub("%p", "%%%0") .. "': 0 bytes" }, flushes.model, world, folder)
+      refused(world, "EFORMAT", { path:match "[^/]*$":gsub("%p", "%%%0") .. "': 0 bytes" }, flushes.model, world,
+        folder)
       once(world, write_all, new)
     end
     local model = flushes.model(world, folder)
@@ -86,9 +90,10 @@ describe("flushes over ranks:", function()
     flushes.train(model, 1, 4)
     model:flush()
     flushes.release(model)
-    refused(world, "EMISMATCH", { "flush 1, iteration 4", "never flushed", "rank 0", "rank 1" }, flushes.model, world, own, placed(1))
-    refused(world, "EMISMATCH", { "rank 0: .*table '%w+'", "rows 0%.%.24 of columns 0%.%.8", "go on with what wrote them" }, flushes.model,
-      world, own)
+    refused(world, "EMISMATCH", { "flush 1, iteration 4", "never flushed", "rank 0", "rank 1" }, flushes.model, world,
+      own, placed(1))
+    refused(world, "EMISMATCH", { "rank 0: .*table '%w+'", "rows 0%.%.24 of columns 0%.%.8",
+      "go on with what wrote them" }, flushes.model, world, own)
     model = flushes.model(world, own, placed(0))
     assert.equal(world:rank() == 0 and 4 or nil, flushes.iteration(model))
     flushes.release(model)
@@ -123,8 +128,8 @@ describe("flushes over ranks:", function()
     flushes.train(model, 4, 6)
     world:barrier():wait()
     if world:rank() == n - 1 then check(C.peri_fault_arm("row_write", 1)) end
-    refused(world, "EIO", { "DistributedModelParallel:flush: rank %d: row file '.*': writing %d+ bytes at byte %d+: No space left" },
-      model.flush, model)
+    refused(world, "EIO", { "DistributedModelParallel:flush: rank %d: row file '.*': writing %d+ bytes at byte %d+: "
+      .. "No space left" }, model.flush, model)
     check(C.peri_fault_arm("row_write", 0))
     model:flush()
     local weights = flushes.weights(model)
@@ -151,8 +156,8 @@ describe("flushes over ranks:", function()
       assert.same(before, read_all(folder))
     end
     train(2)
-    other(3, { "rank 0: row files in '.*': table '%w+'", "wanted are rows 0%.%.8 of", "lie shards of another plan, number of ranks",
-      "rows 0%.%.12 of columns 0%.%.8" })
+    other(3, { "rank 0: row files in '.*': table '%w+'", "wanted are rows 0%.%.8 of",
+      "lie shards of another plan, number of ranks", "rows 0%.%.12 of columns 0%.%.8" })
     other(1, { "wanted are rows 0%.%.24 of", "rows 0%.%.12 of columns 0%.%.8", "rows 12%.%.24 of columns 0%.%.8" })
     other(2, { "rows 0%.%.12 of columns 0%.%.8", "rows 12%.%.24 of columns 0%.%.8" }, function(_, options)
       return plan.table_wise(0, options)
@@ -165,14 +170,16 @@ describe("flushes over ranks:", function()
     tier.remove(folder)
   end)
 
-  --- Open what a kill has left, on n ranks of a sim world: it is one flush, with the weights of that iteration, or all ranks refuse it.
+  --- Open what a kill has left, on n ranks of a sim world: it is one flush, with the weights of that iteration, or all
+  --- ranks refuse it.
   local function judge(n, folder, counts)
     sim.run(n, function(_, world)
       local ok, model = pcall(flushes.model, world, folder)
       counts[ok and "opened" or model.name] = (counts[ok and "opened" or model.name] or 0) + 1
       if not ok then
         assert.truthy(model.name == "EMISMATCH" or model.name == "EFORMAT", tostring(model))
-        assert.truthy(model.message:find "must be of the same flush" or model.message:find "was not flushed", model.message)
+        assert.truthy(model.message:find "must be of the same flush" or model.message:find "was not flushed",
+          model.message)
         assert.equal(once(world, function() return model.message end), model.message)
         return
       end
@@ -222,7 +229,8 @@ describe("flushes over ranks:", function()
     if not shell.has "mpirun" then return pending "mpirun was not found" end
     local folder, counts = tier.folder(), {}
     for k = 1, 2 do
-      strike(("env -u LD_PRELOAD %s run -n 2 spec/support/flushes.lua %s 0"):format(shell.perilune, folder), folder, k % 2, k * 0.031)
+      strike(("env -u LD_PRELOAD %s run -n 2 spec/support/flushes.lua %s 0"):format(shell.perilune, folder), folder,
+        k % 2, k * 0.031)
       judge(2, folder, counts)
     end
     tier.remove(folder)

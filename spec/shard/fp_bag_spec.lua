@@ -1,5 +1,5 @@
--- Feature-processed collections over ranks, under DistributedModelParallel: TorchRec's own results (spec/golden/sharded/fp_ebc_*), and the
--- law that a plan changes nothing.
+-- Feature-processed collections over ranks, under DistributedModelParallel: TorchRec's own results
+-- (spec/golden/sharded/fp_ebc_*), and the law that a plan changes nothing.
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local sim = require "perilune.dist.sim"
@@ -74,11 +74,12 @@ local function step_of(case, model, at, device)
     grads[key] = whole:slice(2, column, column + case.output_dims[i])
     column = column + case.output_dims[i]
   end
-  local loss, kt = model(peri.KeyedJaggedTensor { keys = case.kjt_keys, values = case:tensor(at .. "input/values", device),
-    lengths = case:tensor(at .. "input/lengths", device) }, grads)
+  local loss, kt = model(peri.KeyedJaggedTensor { keys = case.kjt_keys,
+    values = case:tensor(at .. "input/values", device), lengths = case:tensor(at .. "input/lengths", device) }, grads)
   column = 0
   for i, key in ipairs(case.output_keys) do
-    golden.assert_near(want:slice(2, column, column + case.output_dims[i]):to_list(), kt[key]:to_list(), case.tol, at .. key)
+    golden.assert_near(want:slice(2, column, column + case.output_dims[i]):to_list(), kt[key]:to_list(), case.tol,
+      at .. key)
     column = column + case.output_dims[i]
   end
   loss:backward()
@@ -96,8 +97,8 @@ local function run(case, world, device)
     step_of(case, model, ("rank%d/step%d/"):format(world:rank(), step), device)
     for _, o in ipairs(trained) do o:step() end
     for _, s in ipairs(shards) do
-      golden.assert_near(case:part_of(("table/%s/step%d"):format(s.table, step), s):to_list(), s.state("weight"):to_list(), case.tol,
-        ("table %s, step %d"):format(s.table, step))
+      golden.assert_near(case:part_of(("table/%s/step%d"):format(s.table, step), s):to_list(),
+        s.state("weight"):to_list(), case.tol, ("table %s, step %d"):format(s.table, step))
     end
     for name in pairs(case.max_feature_lengths) do
       local processors = sharded:feature_processors()
@@ -118,8 +119,9 @@ end)
 describe("a feature-processed collection over ranks", function()
   local function collection(device, described)
     return embed.FeatureProcessedEmbeddingBagCollection {
-      embedding_bag_collection = peri.EmbeddingBagCollection { is_weighted = true, seed = 3, device = described and "meta" or device,
-        tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 40, embedding_dim = 4, feature_names = { "f", "g" } } },
+      embedding_bag_collection = peri.EmbeddingBagCollection { is_weighted = true, seed = 3, device = described
+        and "meta" or device, tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 40, embedding_dim = 4,
+          feature_names = { "f", "g" } } },
         fused_params = { optimizer = "sgd", learning_rate = 0.5 } },
       feature_processors = embed.PositionWeightedModuleCollection { max_feature_lengths = { f = 3 }, device = device },
     }
@@ -135,8 +137,8 @@ describe("a feature-processed collection over ranks", function()
       local whole, want = collection(device), {}
       whole(batch(device, 2))
       for name in pairs(whole:state_dict()) do want[name] = true end
-      local model = peri.DistributedModelParallel { module = collection(device, true), plan = { [""] = { t = entry } }, group = world,
-        device = device }
+      local model = peri.DistributedModelParallel { module = collection(device, true), plan = { [""] = { t = entry } },
+        group = world, device = device }
       local names = {}
       for name in pairs(model:state_dict()) do names[name] = true end
       assert.same(want, names)
@@ -162,8 +164,8 @@ describe("a feature-processed collection over ranks", function()
     worlds.each("gives processors the mean of the unsharded gradients, batches: " .. kind, function(world, device, n)
       for _, entry in ipairs(kinds) do
         local whole = collection(device)
-        local model = peri.DistributedModelParallel { module = Model(collection(device, true)), plan = { fp = { t = entry } },
-          group = world, device = device }
+        local model = peri.DistributedModelParallel { module = Model(collection(device, true)),
+          plan = { fp = { t = entry } }, group = world, device = device }
         local batch_of = bags(kind, world:rank(), device)
         local want = whole(batch_of)
         local grads = { f = peri.full({ want:values():size(1), 4 }, 0.5, "f32", device) }
@@ -175,8 +177,8 @@ describe("a feature-processed collection over ranks", function()
         local own = whole:feature_processors()["position_weights.f"]
         local sum = (own:grad() or peri.zeros({ 3 }, "f32", device)):detach()
         world:all_reduce(sum):wait()
-        golden.assert_near((sum * (1 / n)):to_list(), model.module.fp:feature_processors()["position_weights.f"]:grad():to_list(),
-          { abs = 1e-6, rel = 1e-5 })
+        golden.assert_near((sum * (1 / n)):to_list(),
+          model.module.fp:feature_processors()["position_weights.f"]:grad():to_list(), { abs = 1e-6, rel = 1e-5 })
       end
     end, { sizes = { 1, 2, 3 } })
   end
@@ -185,10 +187,12 @@ describe("a feature-processed collection over ranks", function()
     local seen = {}
     local ok, err = pcall(sim.run, 3, function(_, world)
       local device = "cpu"
-      local model = peri.DistributedModelParallel { module = collection(device, true), plan = { [""] = { t = plan.row_wise() } },
-        group = world, device = device }
+      local model = peri.DistributedModelParallel { module = collection(device, true),
+        plan = { [""] = { t = plan.row_wise() } }, group = world, device = device }
       world:barrier():wait()
-      local fine, why = pcall(function() return model(batch(device, world:rank() == 1 and 4 or 2)):values():to_list() end)
+      local fine, why = pcall(function()
+        return model(batch(device, world:rank() == 1 and 4 or 2)):values():to_list()
+      end)
       seen[world:rank() + 1] = not fine and tostring(type(why) == "table" and why.message or why)
       error(why, 0)
     end, { device = "cpu" })
@@ -201,7 +205,8 @@ describe("a feature-processed collection over ranks", function()
   it("refuses to be made without processors", function()
     for _, given in ipairs { false, {} } do
       local ok, err = pcall(function()
-        peri.shard.ShardedFeatureProcessedEmbeddingBagCollection { feature_processors = given or nil, tables = {}, plan = {} }
+        peri.shard.ShardedFeatureProcessedEmbeddingBagCollection { feature_processors = given or nil, tables = {},
+          plan = {} }
       end)
       assert.is_false(ok)
       assert.truthy(tostring(err):find("feature_processors is ", 1, true), tostring(err))

@@ -1,5 +1,5 @@
--- Quantized collections behind feature processors: in one piece they give what trained ones give (to the precision of their rows), in
--- shards, over ranks and over places of one process, what they give in one piece.
+-- Quantized collections behind feature processors: in one piece they give what trained ones give (to the precision of
+-- their rows), in shards, over ranks and over places of one process, what they give in one piece.
 --
 -- mpirun: 2 3
 local peri = require "perilune"
@@ -15,14 +15,15 @@ local function trained(device)
   local ebc = peri.EmbeddingBagCollection { is_weighted = true, device = device, seed = 4, tables = {
     peri.EmbeddingBagConfig { name = "a", num_embeddings = 20, embedding_dim = 8, feature_names = { "f1", "f2" },
       init_fn = embed.uniform(-1, 1) },
-    peri.EmbeddingBagConfig { name = "b", num_embeddings = 17, embedding_dim = 16, feature_names = { "f3" }, pooling = "MEAN",
-      init_fn = embed.uniform(-1, 1) },
+    peri.EmbeddingBagConfig { name = "b", num_embeddings = 17, embedding_dim = 16, feature_names = { "f3" },
+      pooling = "MEAN", init_fn = embed.uniform(-1, 1) },
   } }
   local processors = embed.PositionWeightedModuleCollection { max_feature_lengths = lengths, device = device }
   for i, p in ipairs(processors:named_parameters()) do
     p.tensor:detach():copy(peri.Tensor.uniform(p.tensor:shape(), 0, 2, 9, i, "f32", device))
   end
-  return embed.FeatureProcessedEmbeddingBagCollection { embedding_bag_collection = ebc, feature_processors = processors }
+  return embed.FeatureProcessedEmbeddingBagCollection { embedding_bag_collection = ebc,
+    feature_processors = processors }
 end
 
 local function batch(device, rank)
@@ -37,18 +38,24 @@ local function batch(device, rank)
   return peri.KeyedJaggedTensor.from_lists(lists)
 end
 
-local function near(want, got, tol) golden.assert_near(want:to_list(), got:to_list(), tol or { abs = 2e-6, rel = 2e-6 }) end
+local function near(want, got, tol)
+  golden.assert_near(want:to_list(), got:to_list(), tol or { abs = 2e-6, rel = 2e-6 })
+end
 local kinds = {
   table_wise = function(n) return { a = plan.table_wise(n - 1), b = plan.table_wise(0) } end,
   row_wise = function() return { a = plan.row_wise(), b = plan.row_wise() } end,
-  column_wise = function(n) return { a = plan.column_wise { ranks = { 0, n - 1 } }, b = plan.column_wise { ranks = { n - 1, 0 } } } end,
+  column_wise = function(n)
+    return { a = plan.column_wise { ranks = { 0, n - 1 } }, b = plan.column_wise { ranks = { n - 1, 0 } } }
+  end,
 }
 
 for kind, entries in peri.util.ordered(kinds) do
   worlds.each(kind .. " behind processors", function(world, device, n)
-    local quant = peri.quantize_embeddings { module = trained(device), dtype = "INT8", per_table_weight_dtype = { b = "FP16" } }
+    local quant = peri.quantize_embeddings { module = trained(device), dtype = "INT8",
+      per_table_weight_dtype = { b = "FP16" } }
     local sharder = shard.QuantFeatureProcessedEmbeddingBagCollectionSharder {}
-    local sharded = sharder:shard(quant, plan.EmbeddingModuleShardingPlan(entries(n)), ShardingEnv.from_process_group(world))
+    local sharded = sharder:shard(quant, plan.EmbeddingModuleShardingPlan(entries(n)),
+      ShardingEnv.from_process_group(world))
     for step = 0, 1 do
       local kjt = batch(device, world:rank() + step)
       near(quant(kjt):values(), sharded(kjt):values())
@@ -100,7 +107,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       local mapping = {}
       for id = 1, 20 do mapping[id] = id % 3 == 0 and -1 or id - 1 - math.floor(id / 3) end
       local float, kjt = trained(device), batch(device, 3)
-      local quant = peri.quantize_embeddings { module = float, dtype = "FP16", pruned = { a = peri.tensor(mapping, "i32", device) } }
+      local quant = peri.quantize_embeddings { module = float, dtype = "FP16",
+        pruned = { a = peri.tensor(mapping, "i32", device) } }
       for id = 3, 20, 3 do float:embedding_bag_collection():weight("a"):slice(1, id - 1, id):fill(0) end
       near(float(kjt):values(), quant(kjt):values(), { abs = 1e-2, rel = 0 })
       local sharded = shard.QuantFeatureProcessedEmbeddingBagCollectionSharder {}:shard(quant,
@@ -119,7 +127,8 @@ describe("a quantized collection behind processors", function()
         plan.EmbeddingModuleShardingPlan(kinds.row_wise(3)), ShardingEnv.from_process_group(world))
       local bag = rank == 1 and { 1, 1, 1, 1, 1, 1, 1 } or { 1 }
       local _, why = pcall(function()
-        sharded(peri.KeyedJaggedTensor.from_lists { keys = { "f3", "f1", "f2" }, { {} }, { bag }, { {} } }):values():wait()
+        sharded(peri.KeyedJaggedTensor.from_lists { keys = { "f3", "f1", "f2" }, { {} }, { bag },
+          { {} } }):values():wait()
       end)
       seen[rank + 1] = tostring(why.message)
       error(why, 0)
@@ -146,13 +155,17 @@ describe("a quantized collection behind processors", function()
     refused("from_float: module is 3, wanted", function() Quant.from_float(3, {}) end)
     refused("features is 3, wanted a KeyedJaggedTensor", function() quant(3) end)
     refused("ShardedQuantFeatureProcessedEmbeddingBagCollection: feature_processors is nil", function()
-      shard.ShardedQuantFeatureProcessedEmbeddingBagCollection { tables = quant:embedding_bag_configs(), plan = kinds.row_wise(2),
-        env = ShardingEnv.from_local(2) }
+      shard.ShardedQuantFeatureProcessedEmbeddingBagCollection { tables = quant:embedding_bag_configs(),
+        plan = kinds.row_wise(2), env = ShardingEnv.from_local(2) }
     end)
     local sharder = shard.QuantFeatureProcessedEmbeddingBagCollectionSharder {}
-    refused("module is a table, wanted a QuantFeatureProcessed", function() sharder:shard(plain, {}, ShardingEnv.from_local(2)) end)
+    refused("module is a table, wanted a QuantFeatureProcessed", function()
+      sharder:shard(plain, {}, ShardingEnv.from_local(2))
+    end)
     local sharded = sharder:shard(quant, plan.EmbeddingModuleShardingPlan(kinds.row_wise(2)), ShardingEnv.from_local(2))
-    refused("f2", function() sharded(peri.KeyedJaggedTensor.from_lists { keys = { "f3", "f1" }, { { 1 } }, { { 1 } } }) end)
+    refused("f2", function()
+      sharded(peri.KeyedJaggedTensor.from_lists { keys = { "f3", "f1" }, { { 1 } }, { { 1 } } })
+    end)
     sharded(batch("cpu", 1)):values():wait() -- alone, a refused batch is the end of nothing
   end)
 end)

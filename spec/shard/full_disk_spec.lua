@@ -1,5 +1,6 @@
--- A disk that is full, or fails, on one rank: the step that meets it is an error on all ranks, in the words of the one that met it. No
--- update is lost, no group is given up, and when there is room again the same step, and a flush, go on to the bits of tables in memory.
+-- A disk that is full, or fails, on one rank: the step that meets it is an error on all ranks, in the words of the one
+-- that met it. No update is lost, no group is given up, and when there is room again the same step, and a flush, go on
+-- to the bits of tables in memory.
 -- deadline: 240 s
 -- mpirun: 2 3
 local peri = require "perilune"
@@ -89,8 +90,8 @@ describe("a disk without room, on one rank", function()
         collectgarbage() -- what steps that failed have left
         collectgarbage()
         world:barrier():wait()
-        local again = kind ~= "mixed" and sharded.make { kind = kind, world = world, device = device, fused_params = params,
-          cache = { load_factor = 1, directory = folder } }
+        local again = kind ~= "mixed" and sharded.make { kind = kind, world = world, device = device,
+          fused_params = params, cache = { load_factor = 1, directory = folder } }
         if again then compare(want, again, device) again:release() end -- mixed ones have replicas in memory
         world:barrier():wait()
         if world:rank() == 0 then tier.remove(folder) end

@@ -1,7 +1,7 @@
--- Sharded EmbeddingBagCollections and EmbeddingCollections against TorchRec's own (spec/golden/sharded): three steps of forward, backward
--- and fused or dense optimizers, on the ranks that the vectors were made on. Where TorchRec is known to deviate from the mathematics
--- (golden README), the unsharded result stored beside is the truth; row-wise states under column-wise sharding are kept by column block, as
--- TorchRec keeps them.
+-- Sharded EmbeddingBagCollections and EmbeddingCollections against TorchRec's own (spec/golden/sharded): three steps of
+-- forward, backward and fused or dense optimizers, on the ranks that the vectors were made on. Where TorchRec is known
+-- to deviate from the mathematics (golden README), the unsharded result stored beside is the truth; row-wise states
+-- under column-wise sharding are kept by column block, as TorchRec keeps them.
 -- cuda: always
 -- takes: 10 s
 local peri = require "perilune"
@@ -12,21 +12,21 @@ local plan = peri.plan
 
 --- Cases in which `unsharded` is the truth.
 local mathematics = {
-  ebc_mean_trap_w2 = true, ebc_rw_mean_sum_shared_w4 = true, ebc_tw_w2_mean_weighted = true, ebc_tw_w2_rowwise_adagrad_l2 = true,
-  ebc_tw_w2_rowwise_adagrad_decouple = true, ebc_grid_w4_mean = true,
+  ebc_mean_trap_w2 = true, ebc_rw_mean_sum_shared_w4 = true, ebc_tw_w2_mean_weighted = true,
+  ebc_tw_w2_rowwise_adagrad_l2 = true, ebc_tw_w2_rowwise_adagrad_decouple = true, ebc_grid_w4_mean = true,
 }
 --- Row-wise means of TorchRec are sum / (length + 1e-6): a little off the mean.
 local nearly = { ebc_rw_w2_mean = true, ebc_rw_mean_sum_w4 = true, vbe_rw_w2_mean = true, ebc_twrw_w4_mean = true,
   ebc_rw_w2_mean_weighted = true }
---- TorchRec's weighted means under row-wise sharding are over the weights, sum(w x) / (sum(w) + 1e-6), ours over the ids: results differ by
---- one factor for each bag, and so do the gradients that make the same step.
+--- TorchRec's weighted means under row-wise sharding are over the weights, sum(w x) / (sum(w) + 1e-6), ours over the
+--- ids: results differ by one factor for each bag, and so do the gradients that make the same step.
 local by_weights = { ebc_rw_w2_mean_weighted = true }
 
 local function fused_params(o)
   local mode = tostring(o.weight_decay_mode or "none"):lower():gsub("weightdecaymode%.", "")
   return {
-    optimizer = o.name:lower():gsub("exact_row_?wise", "rowwise"):gsub("exact_", ""), learning_rate = o.learning_rate, eps = o.eps,
-    weight_decay = o.weight_decay, weight_decay_mode = mode, stochastic_rounding = o.stochastic_rounding,
+    optimizer = o.name:lower():gsub("exact_row_?wise", "rowwise"):gsub("exact_", ""), learning_rate = o.learning_rate,
+    eps = o.eps, weight_decay = o.weight_decay, weight_decay_mode = mode, stochastic_rounding = o.stochastic_rounding,
   }
 end
 
@@ -67,8 +67,8 @@ local function make(case, world, device, registry, output_dtype)
   local tables, entries, own = {}, {}, {}
   for i, t in ipairs(case.tables) do
     tables[i] = (sequence and peri.EmbeddingConfig or peri.EmbeddingBagConfig) {
-      name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim, feature_names = t.feature_names,
-      pooling = not sequence and t.pooling or nil, data_type = t.data_type,
+      name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim,
+      feature_names = t.feature_names, pooling = not sequence and t.pooling or nil, data_type = t.data_type,
     }
     local placed = t.sharding_type ~= "row_wise" and t.sharding_type ~= "data_parallel"
     entries[t.name] = plan.ParameterSharding {
@@ -85,7 +85,9 @@ local function make(case, world, device, registry, output_dtype)
 end
 
 --- The part of a table that a shard holds.
-local function part(whole, s) return whole:slice(1, s.row_offset, s.row_offset + s.rows):slice(2, s.col_offset, s.col_offset + s.cols) end
+local function part(whole, s)
+  return whole:slice(1, s.row_offset, s.row_offset + s.rows):slice(2, s.col_offset, s.col_offset + s.cols)
+end
 
 local function near(what, want, got, tol) golden.assert_near(want:to_list(), got:to_list(), tol, what) end
 
@@ -112,7 +114,8 @@ local function check_states(case, s, step)
   if not s.dense and not mathematics[case.name] then case:assert_states(s, step, case.state_tol) end
 end
 
---- For each sample, what a bag of `key` weighs here (1 / its ids) beside what it weighs at TorchRec (1 / the sum of its ids' weights).
+--- For each sample, what a bag of `key` weighs here (1 / its ids) beside what it weighs at TorchRec (1 / the sum of its
+--- ids' weights).
 local function ratios(case, at, key, device)
   local lengths, weights, first = case:list(at .. "input/lengths"), case:list(at .. "input/weights"), 0
   local bags = #lengths / #case.kjt_keys
@@ -128,14 +131,16 @@ local function ratios(case, at, key, device)
   return peri.tensor(list, "f32", device, { bags, 1 })
 end
 
---- The batch of a rank; with a variable batch per feature, the number of bags by feature and the bag of each row of the full batch.
+--- The batch of a rank; with a variable batch per feature, the number of bags by feature and the bag of each row of the
+--- full batch.
 local function input_of(case, at, device, batch)
   local strides = case:list(at .. "input/strides")
   return peri.KeyedJaggedTensor {
-    keys = case.kjt_keys, values = case:tensor(at .. "input/values", device), lengths = case:tensor(at .. "input/lengths", device),
-    weights = case:tensor(at .. "input/weights", device), stride = not strides and batch or nil,
-    stride_per_key_per_rank = strides and peri.util.map(strides, function(n) return { n } end),
-    inverse_indices = strides and { case.kjt_keys, case:tensor(at .. "input/inverse_indices", device) },
+    keys = case.kjt_keys, values = case:tensor(at .. "input/values", device),
+    lengths = case:tensor(at .. "input/lengths", device), weights = case:tensor(at .. "input/weights", device),
+    stride = not strides and batch or nil, stride_per_key_per_rank = strides and peri.util.map(strides, function(n)
+      return { n }
+    end), inverse_indices = strides and { case.kjt_keys, case:tensor(at .. "input/inverse_indices", device) },
   }
 end
 
@@ -217,6 +222,7 @@ describe("a sharded collection reproduces", function()
     worlds.each(name .. " with FP16 rows", function(world, device)
       run(case, world, device, registry_of({ forward = "FP16", backward = "FP16" }, 256))
     end, where(case))
-    worlds.each(name .. " with outputs of FP16", function(world, device) run(case, world, device, nil, "FP16") end, where(case))
+    worlds.each(name .. " with outputs of FP16", function(world, device) run(case, world, device, nil, "FP16") end,
+      where(case))
   end
 end)

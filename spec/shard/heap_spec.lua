@@ -1,5 +1,6 @@
--- Buffers of rows lie in memory that the ranks of a machine map from each other (runtime/backends/mpi/near_heap.c). Where that is not to be
--- had, or forbidden, rows travel as before: outputs and updated tables are the same, to the bit.
+-- Buffers of rows lie in memory that the ranks of a machine map from each other (runtime/backends/mpi/near_heap.c).
+-- Where that is not to be had, or forbidden, rows travel as before: outputs and updated tables are the same, to the
+-- bit.
 -- (mpirun: none: it starts its own)
 local shell = require "spec.support.shell"
 
@@ -47,10 +48,12 @@ print(("rank %d: heaps %d, huge %d of %s;%s"):format(world:rank(), heaps, huge, 
 peri.finish()
 ]]
 
---- By rank: the heaps that it had mapped, what it computed, and of how many heaps it had huge pages, if these were given to it on demand.
+--- By rank: the heaps that it had mapped, what it computed, and of how many heaps it had huge pages, if these were
+--- given to it on demand.
 local function run(before)
   local folder, clean = shell.temporary()
-  local out, status = shell.run(("%s %s run -n 2 -t 1 %s"):format(before, shell.perilune, shell.write(folder .. "/script.lua", script)))
+  local out, status = shell.run(("%s %s run -n 2 -t 1 %s"):format(before, shell.perilune,
+    shell.write(folder .. "/script.lua", script)))
   clean()
   assert.equal(0, status, out)
   local heaps, sums, huge = {}, {}, {}

@@ -1,6 +1,7 @@
--- Mean pooling and clipping, under every sharding type. A bag's mean is made where its rows are, rows travel as rows; the gradient of a
--- bag is divided by the ranks, clipped, and multiplied by the mean's factor and the ids' weights: in this order, on any number of ranks.
--- The oracle is the unsharded collection on the batch of all ranks; with exact sums of gradients its weights have the same bits.
+-- Mean pooling and clipping, under every sharding type. A bag's mean is made where its rows are, rows travel as rows;
+-- the gradient of a bag is divided by the ranks, clipped, and multiplied by the mean's factor and the ids' weights: in
+-- this order, on any number of ranks. The oracle is the unsharded collection on the batch of all ranks; with exact sums
+-- of gradients its weights have the same bits.
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local worlds = require "spec.support.worlds"
@@ -36,7 +37,8 @@ local function generator(seed)
   end
 end
 
---- The batches of all ranks at a step: { size, ids = { f = bags, g = bags }, weights likewise, grad = list }; some ids are pruned (-1).
+--- The batches of all ranks at a step: { size, ids = { f = bags, g = bags }, weights likewise, grad = list }; some ids
+--- are pruned (-1).
 local function draw(step, n)
   local below, ranks = generator(31 * step + 7 * n), {}
   for r = 1, n do
@@ -70,15 +72,16 @@ local function kjt_of(batches, weighted, device)
     end
   end
   for _, b in ipairs(batches) do size = size + b.size end
-  return peri.KeyedJaggedTensor { keys = { "f", "g" }, values = values, lengths = lengths, weights = weighted and weights or nil,
-    stride = size, device = device }
+  return peri.KeyedJaggedTensor { keys = { "f", "g" }, values = values, lengths = lengths, weights = weighted
+    and weights or nil, stride = size, device = device }
 end
 
 local function run(kind, clipped, weighted, world, device, n)
   local params = { optimizer = "sgd", learning_rate = 1, exact = true, gradient_clipping = clipped, max_gradient = 0.3 }
-  local whole = peri.EmbeddingBagCollection { tables = configs(), fused_params = params, seed = 3, is_weighted = weighted, device = device }
-  local ebc = peri.shard.ShardedEmbeddingBagCollection { tables = configs(), fused_params = params, seed = 3, is_weighted = weighted,
-    device = device, group = world, plan = { sum = kinds[kind](n), mean = kinds[kind](n) } }
+  local whole = peri.EmbeddingBagCollection { tables = configs(), fused_params = params, seed = 3,
+    is_weighted = weighted, device = device }
+  local ebc = peri.shard.ShardedEmbeddingBagCollection { tables = configs(), fused_params = params, seed = 3,
+    is_weighted = weighted, device = device, group = world, plan = { sum = kinds[kind](n), mean = kinds[kind](n) } }
   for step = 1, 3 do
     local ranks, all, own, first = draw(step, n), {}, {}, 0
     local mine = ranks[world:rank() + 1]
@@ -96,7 +99,8 @@ local function run(kind, clipped, weighted, world, device, n)
     want:backward(peri.tensor(all, "f32", device, { #list / WIDTH, WIDTH }))
     got:backward(peri.tensor(mine.grad, "f32", device, { mine.size, WIDTH }))
     for _, s in ipairs(ebc:local_shards()) do
-      local part = whole:weight(s.table):slice(1, s.row_offset, s.row_offset + s.rows):slice(2, s.col_offset, s.col_offset + s.cols)
+      local part = whole:weight(s.table):slice(1, s.row_offset, s.row_offset + s.rows):slice(2, s.col_offset,
+        s.col_offset + s.cols)
       if kind == "data_parallel" then -- sums over ranks are f32
         golden.assert_near(part:to_list(), s.state("weight"):to_list(), { abs = 2e-6, rel = 1e-6 }, s.table)
       else
@@ -110,7 +114,8 @@ describe("sums and means:", function()
   for _, kind in ipairs(all_kinds) do
     for _, clipped in ipairs { false, true } do
       for _, weighted in ipairs { false, true } do
-        worlds.each(("%s%s%s"):format(kind, clipped and ", clipped" or "", weighted and ", weighted" or ""), function(world, device, n)
+        worlds.each(("%s%s%s"):format(kind, clipped and ", clipped" or "", weighted and ", weighted" or ""),
+          function(world, device, n)
           run(kind, clipped, weighted, world, device, n)
         end, on_nodes)
       end
@@ -121,8 +126,8 @@ end)
 --- A table "t" of `rows` rows of `value`, cut as `kind` says; pooling MEAN.
 local function constant(kind, rows, value, world, device, n, options)
   return peri.shard.ShardedEmbeddingBagCollection {
-    tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = rows, embedding_dim = 8, feature_names = { "f" }, pooling = "MEAN",
-      init_fn = peri.embed.constant(value) } },
+    tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = rows, embedding_dim = 8, feature_names = { "f" },
+      pooling = "MEAN", init_fn = peri.embed.constant(value) } },
     plan = { t = kinds[kind](n) }, group = world, device = device, gradient_division = false,
     fused_params = options.params or { optimizer = "sgd", learning_rate = 1 }, qcomm_codecs_registry = options.codecs,
   }
@@ -141,7 +146,8 @@ describe("a mean", function()
       local ebc = constant(kind, 3, 0, world, device, n,
         { params = { optimizer = "sgd", learning_rate = 1, gradient_clipping = true, max_gradient = 0.3 } })
       local out = ebc(bag(world:rank() == 0 and 3 or 0, 3, device)):values()
-      out:backward(peri.full({ 1, 8 }, kind == "data_parallel" and 0.6 * n or 0.6, "f32", device)) -- replicas are means over ranks
+      -- replicas are means over ranks
+      out:backward(peri.full({ 1, 8 }, kind == "data_parallel" and 0.6 * n or 0.6, "f32", device))
       for _, s in ipairs(ebc:local_shards()) do
         for _, x in ipairs(s.state("weight"):to_list()) do assert.near(-0.1, x, 1e-7) end
       end

@@ -1,5 +1,5 @@
--- A process that is killed at any moment, in the middle of a flush too, leaves files that go on with the map of exactly one flush, or that
--- are refused.
+-- A process that is killed at any moment, in the middle of a flush too, leaves files that go on with the map of exactly
+-- one flush, or that are refused.
 -- deadline: 120 s
 -- mpirun: none
 local peri = require "perilune"
@@ -46,7 +46,8 @@ describe("a kill at any moment", function()
       sim.run(2, function(_, world)
         local ok, model = pcall(victim.model, world, kind, folder)
         if not ok then
-          assert.truthy(model.message:find "must be of the same flush" or model.message:find "was not flushed", model.message)
+          assert.truthy(model.message:find "must be of the same flush" or model.message:find "was not flushed",
+            model.message)
           return
         end
         local shard = model.sharded[1]:local_shards()[1]

@@ -1,5 +1,6 @@
--- The rows of tables of raw ids and the maps that give them to ids are of one moment, wherever they are: files open only with the map of
--- their flush, a map loads only with the rows that are its own, and a state is taken only when no map is ahead of its rows.
+-- The rows of tables of raw ids and the maps that give them to ids are of one moment, wherever they are: files open
+-- only with the map of their flush, a map loads only with the rows that are its own, and a state is taken only when no
+-- map is ahead of its rows.
 -- deadline: 240 s
 -- mpirun: 2 3
 local peri = require "perilune"
@@ -11,7 +12,8 @@ local worlds = require "spec.support.worlds"
 local embed, plan = peri.embed, peri.plan
 local C = peri.ffi.C
 
-local Model, kinds, kjt, batch, answers, ROWS = moments.Model, moments.kinds, moments.kjt, moments.batch, moments.answers, moments.ROWS
+local Model, kinds, kjt, batch, answers, ROWS = moments.Model, moments.kinds, moments.kjt, moments.batch,
+  moments.answers, moments.ROWS
 
 --- What `f` returns on rank 0, on all ranks.
 local function once(world, f, ...) return collective_utils.invoke_on_rank_and_broadcast_result(world, 0, f, ...) end
@@ -51,9 +53,10 @@ describe("maps of raw ids and rows in files", function()
       local folder, r = once(world, tier.folder), collision.random(case)
       local sequence = case % 2 == 0
       local function build()
-        return peri.DistributedModelParallel { module = Model(kind, sequence, { optimizer = "adagrad", learning_rate = 0.5 }),
-          group = world, plan = plan.ShardingPlan { mc = { t = plan.row_wise { compute_kernel = "fused_uvm_caching",
-            cache_params = { load_factor = 1, directory = folder } } } } }
+        return peri.DistributedModelParallel { module = Model(kind, sequence,
+          { optimizer = "adagrad", learning_rate = 0.5 }), group = world,
+            plan = plan.ShardingPlan { mc = { t = plan.row_wise { compute_kernel = "fused_uvm_caching",
+              cache_params = { load_factor = 1, directory = folder } } } } }
       end
       local model, step, list = build(), 0, {}
       for i = 1, 3 do
@@ -76,8 +79,9 @@ describe("maps of raw ids and rows in files", function()
           once(world, put, folder, files.files)
           model = build()
           if i == j or r(2) == 1 then -- without a map nothing can be done
-            local use = ({ function() answers(model) end, function() model(batch(case, 1, world:rank(), world:size())) end,
-              function() model:state_dict() end, function() model:flush() end })[r(4)]
+            local use = ({ function() answers(model) end,
+              function() model(batch(case, 1, world:rank(), world:size())) end, function() model:state_dict() end,
+              function() model:flush() end })[r(4)]
             refused(world, { "row file '.*%.peri'", ("flush %d"):format(i), "map here is new" }, use)
             model:train()
           end
@@ -101,15 +105,17 @@ describe("maps of raw ids and rows in files", function()
 
   worlds.each("are no files of tables whose ids are rows, nor the other way round", function(world)
     local folder = once(world, tier.folder)
-    local sharding = { t = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = 1, directory = folder } } }
+    local sharding = { t = plan.row_wise { compute_kernel = "fused_uvm_caching",
+      cache_params = { load_factor = 1, directory = folder } } }
     local function plain()
       return peri.DistributedModelParallel { group = world, plan = plan.ShardingPlan { [""] = sharding },
         module = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "sgd", learning_rate = 1 },
-          tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = ROWS, embedding_dim = 4, feature_names = { "f" },
-            init_fn = embed.constant(1) } } } }
+          tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = ROWS, embedding_dim = 4,
+            feature_names = { "f" }, init_fn = embed.constant(1) } } } }
     end
     local function mapped()
-      return peri.DistributedModelParallel { group = world, module = Model("lru", false, { optimizer = "sgd", learning_rate = 1 }),
+      return peri.DistributedModelParallel { group = world,
+        module = Model("lru", false, { optimizer = "sgd", learning_rate = 1 }),
         plan = plan.ShardingPlan { mc = sharding } }
     end
     local model = mapped()
@@ -132,8 +138,9 @@ describe("maps of raw ids and rows in files", function()
   for case, kind in ipairs(kinds) do
     worlds.each("are loaded from one state_dict, or not at all: " .. kind, function(world)
       local function build()
-        return peri.DistributedModelParallel { module = Model(kind, case % 2 == 1, { optimizer = "adagrad", learning_rate = 0.5 }),
-          group = world, plan = plan.ShardingPlan { mc = { t = plan.row_wise() } } }
+        return peri.DistributedModelParallel { module = Model(kind, case % 2 == 1,
+          { optimizer = "adagrad", learning_rate = 0.5 }), group = world,
+            plan = plan.ShardingPlan { mc = { t = plan.row_wise() } } }
       end
       local r, model, list = collision.random(case + 50), build(), {}
       local function parts_of(whole)
@@ -154,7 +161,8 @@ describe("maps of raw ids and rows in files", function()
         for name, t in pairs(b.maps) do mixed[name] = t end
         model = build()
         if a == b then model:load_state_dict(mixed) else
-          refused(world, { "those of a map that had made %d steps, and the map has made %d steps", "from one state_dict" }, function()
+          refused(world, { "those of a map that had made %d steps, and the map has made %d steps",
+            "from one state_dict" }, function()
             model:load_state_dict(mixed)
           end)
           if r(2) == 1 then model:load_state_dict(list[r(3)].whole) end
@@ -162,7 +170,9 @@ describe("maps of raw ids and rows in files", function()
           local known = answers -- rows of a map that is not here
           if r(2) == 1 then known = function(m) m(batch(case, 1, world:rank(), world:size())) end end
           if not pcall(known, model) then
-            refused(world, { "weights that were loaded are those of a map that had made %d steps" }, function() known(model) end)
+            refused(world, { "weights that were loaded are those of a map that had made %d steps" }, function()
+              known(model)
+            end)
             refused(world, { "and the map has made %d steps" }, function() model:load_state_dict(b.maps, false) end)
             model:load_state_dict(a.maps, false)
           else model:load_state_dict(a.whole) end
@@ -176,7 +186,8 @@ describe("maps of raw ids and rows in files", function()
   it("open together on one rank without shards, too", function()
     local folder = tier.folder()
     local function build(directory)
-      return Model("lfu", false, { optimizer = "sgd", learning_rate = 1, cache_params = { load_factor = 1, directory = directory } })
+      return Model("lfu", false,
+        { optimizer = "sgd", learning_rate = 1, cache_params = { load_factor = 1, directory = directory } })
     end
     local function flush(model) model.mc:embedding_module():flush() end
     local model = build(folder)
@@ -208,7 +219,8 @@ describe("maps of raw ids and rows in files", function()
     tier.remove(folder)
     if worlds.mpirun then return end
     model = build(nil) -- in memory's stead: a file that nobody reopens
-    refused(nil, { "the rows are those of the map that is here, which has made 0 steps", "load the weights" }, function() load(new) end)
+    refused(nil, { "the rows are those of the map that is here, which has made 0 steps", "load the weights" },
+      function() load(new) end)
     local weight = "mc._embedding_module.embedding_bags.t.weight"
     model:load_state_dict({ [weight] = whole[weight] }, false)
     load(new) -- rows first, then their map

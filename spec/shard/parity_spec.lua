@@ -1,7 +1,8 @@
--- The parity law: however a collection is sharded, over however many ranks, outputs and updated weights are those of the unsharded tables
--- on the concatenated batch, here computed in doubles (spec/support/parity.lua). Batches differ between ranks, and some are empty.
--- One exception, as in TorchRec: optimizers with a number for each row (row-wise states, and the norms of LAMB and LARS) have one for each
--- column block under column-wise sharding; there the reference is the table cut into blocks.
+-- The parity law: however a collection is sharded, over however many ranks, outputs and updated weights are those of
+-- the unsharded tables on the concatenated batch, here computed in doubles (spec/support/parity.lua). Batches differ
+-- between ranks, and some are empty. One exception, as in TorchRec: optimizers with a number for each row (row-wise
+-- states, and the norms of LAMB and LARS) have one for each column block under column-wise sharding; there the
+-- reference is the table cut into blocks.
 -- machines: 3,1
 -- takes: 16 s
 local peri = require "perilune"
@@ -48,7 +49,8 @@ function kinds.table_row_wise(i, t, n)
   if i % 3 == 0 then return plan.table_row_wise(node) end
   if i % 3 == 1 then return plan.table_row_wise(nil, { ranks = { last } }) end -- the other rank of the node has no rows
   if first == last then return plan.table_row_wise(nil, { ranks = { last }, sizes = { t.rows } }) end
-  return plan.table_row_wise(nil, { ranks = { last, first }, sizes = { math.floor(t.rows / 3), t.rows - math.floor(t.rows / 3) } })
+  return plan.table_row_wise(nil,
+    { ranks = { last, first }, sizes = { math.floor(t.rows / 3), t.rows - math.floor(t.rows / 3) } })
 end
 function kinds.table_column_wise(i, t, n)
   local node = node_of(i, n)
@@ -81,13 +83,16 @@ local optimizers = {
   { kind = "lion", learning_rate = 0.05, beta1 = 0.8, beta2 = 0.9, weight_decay = 0.02 },
   { kind = "rowwise_rmsprop_ar", learning_rate = 0.05, eps = 1e-3, ar_alpha = 2 },
   { kind = "emainplace_rowwise_adagrad", learning_rate = 0.2, eps = 1e-3, emainplace_mode = { step_ema = 2 } },
-  { kind = "rowwise_adagrad_with_counter", learning_rate = 0.2, eps = 1e-3, weight_decay = 0.1, weight_decay_mode = "counter",
-    counter_based_regularization = { counter_weight_decay_mode = "l2", counter_halflife = 3 } },
-  { kind = "rowwise_adagrad_with_counter", label = "tail", learning_rate = 0.2, eps = 1e-3, weight_decay_mode = "counter",
-    counter_based_regularization = { learning_rate_mode = "tail_id_lr_decrease", max_counter_update_freq = 2 } },
+  { kind = "rowwise_adagrad_with_counter", learning_rate = 0.2, eps = 1e-3, weight_decay = 0.1,
+    weight_decay_mode = "counter", counter_based_regularization = { counter_weight_decay_mode = "l2",
+      counter_halflife = 3 } },
+  { kind = "rowwise_adagrad_with_counter", label = "tail", learning_rate = 0.2, eps = 1e-3,
+    weight_decay_mode = "counter", counter_based_regularization = { learning_rate_mode = "tail_id_lr_decrease",
+      max_counter_update_freq = 2 } },
   { kind = "rowwise_adagrad_with_counter", label = "cowclip", learning_rate = 0.2, eps = 1e-3, weight_decay = 0.1,
     weight_decay_mode = "cowclip",
-    cowclip_regularization = { counter_weight_decay_mode = "decouple", weight_norm_coefficient = 0.3, lower_bound = 0.01 } },
+    cowclip_regularization = { counter_weight_decay_mode = "decouple", weight_norm_coefficient = 0.3,
+      lower_bound = 0.01 } },
 }
 --- Optimizers with a number (a state, a norm) for each row of a shard.
 local by_row = {
@@ -98,7 +103,8 @@ local by_row = {
 --- What needs more than a shard has: optimizer's kind or label -> plan -> the error.
 local shampoo = "table 'a': shampoo needs all rows of its columns on one rank: allowed are table%-wise and column%-wise"
 local whole = "table 'a': emainplace_rowwise_adagrad needs whole rows"
-local counter = "table 'a': max_counter, .* needs all rows on one rank: allowed are table%-wise, column%-wise and data%-parallel"
+local counter = "table 'a': max_counter, .* needs all rows on one rank: allowed are table%-wise, column%-wise and "
+  .. "data%-parallel"
 local refusals = {
   shampoo = { row_wise = shampoo, data_parallel = shampoo, table_row_wise = shampoo, grid_shard = shampoo },
   emainplace_rowwise_adagrad = { column_wise = whole, table_column_wise = whole, grid_shard = whole },
@@ -108,15 +114,16 @@ local refusals = {
 local function make(kind, optimizer, weighted, world, device, n)
   local tables, entries, params = {}, {}, { optimizer = optimizer.kind }
   for i, t in ipairs(configs) do
-    tables[i] = peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.rows, embedding_dim = t.cols, feature_names = t.features,
-      pooling = t.pooling }
+    tables[i] = peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.rows, embedding_dim = t.cols,
+      feature_names = t.features, pooling = t.pooling }
     entries[t.name] = kinds[kind](i, t, n)
   end
   for key, value in peri.util.ordered(optimizer) do
     if key ~= "kind" and key ~= "label" then params[key] = value end
   end
   return peri.shard.ShardedEmbeddingBagCollection {
-    tables = tables, plan = entries, group = world, device = device, fused_params = params, is_weighted = weighted, seed = 5,
+    tables = tables, plan = entries, group = world, device = device, fused_params = params, is_weighted = weighted,
+    seed = 5,
   }
 end
 
@@ -146,8 +153,8 @@ local function run(kind, optimizer, weighted, world, device, n)
 end
 
 describe("parity with unsharded tables:", function()
-  for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "data_parallel", "mixed", "table_row_wise", "table_column_wise",
-    "grid_shard", "mixed_on_nodes" } do
+  for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "data_parallel", "mixed", "table_row_wise",
+    "table_column_wise", "grid_shard", "mixed_on_nodes" } do
     local options = on_nodes[kind] and { local_size = 2 } or nil
     for i, optimizer in ipairs(optimizers) do
       local weighted = (i + #kind) % 2 == 0
@@ -166,7 +173,8 @@ describe("parity with unsharded tables:", function()
 end)
 
 worlds.each("shards take over states without rows", function(world, device, n)
-  local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 40, embedding_dim = 8, feature_names = { "f1" } } }
+  local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 40, embedding_dim = 8,
+    feature_names = { "f1" } } }
   local counts = { learning_rate_mode = "tail_id_lr_increase", max_counter_update_freq = 1 }
   for _, params in ipairs { { optimizer = "shampoo" },
     { optimizer = "rowwise_adagrad", weight_decay_mode = "counter", counter_based_regularization = counts } } do
@@ -176,8 +184,8 @@ worlds.each("shards take over states without rows", function(world, device, n)
       local values = source(kjt):values()
       values:backward(peri.Tensor.uniform({ 1, 8 }, -1, 1, 3, 0, "f32", device))
     end
-    local target = peri.shard.ShardedEmbeddingBagCollection { tables = tables, group = world, device = device, fused_params = params,
-      plan = { t = plan.column_wise { ranks = { 0, n - 1 } } } }
+    local target = peri.shard.ShardedEmbeddingBagCollection { tables = tables, group = world, device = device,
+      fused_params = params, plan = { t = plan.column_wise { ranks = { 0, n - 1 } } } }
     target:copy_from(source)
     for _, s in ipairs(target:local_shards()) do
       local seen = 0

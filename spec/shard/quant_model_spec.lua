@@ -1,4 +1,5 @@
--- Models with quantized collections: sharded over the places of one process and over ranks, copied; what C and Lua refuse of them.
+-- Models with quantized collections: sharded over the places of one process and over ranks, copied; what C and Lua
+-- refuse of them.
 --
 -- mpirun: none
 local ffi = require "ffi"
@@ -70,8 +71,8 @@ describe("a quantized model", function()
     refused("module is a table, wanted a QuantEmbeddingBagCollection", function() sharder:shard(trained(), {}, env) end)
     refused("table 'a' has compute_kernel 'quant', which is for quantized collections", function()
       require("perilune.dist.sim").run(1, function(_, world)
-        shard.ShardedEmbeddingBagCollection { tables = tables "EmbeddingBagConfig", plan = plan_of("row_wise", 1), group = world,
-          fused_params = { optimizer = "sgd" } }
+        shard.ShardedEmbeddingBagCollection { tables = tables "EmbeddingBagConfig", plan = plan_of("row_wise", 1),
+          group = world, fused_params = { optimizer = "sgd" } }
       end)
     end)
     local net = Net()
@@ -79,7 +80,8 @@ describe("a quantized model", function()
     net = peri.quantize_embeddings { module = net }
     refused("env is 3, wanted a ShardingEnv", function() shard.shard_quant_model { module = net, env = 3 } end)
     refused("names module 'none', which is no quantized collection of the model; those are: rows, sparse", function()
-      shard.shard_quant_model { module = net, env = env, plan = plan.ShardingPlan { none = {}, sparse = {}, rows = {} } }
+      shard.shard_quant_model { module = net, env = env, plan = plan.ShardingPlan { none = {}, sparse = {},
+        rows = {} } }
     end)
     refused("module 'rows' has no entry in the plan", function()
       shard.shard_quant_model { module = net, env = env, plan = plan.ShardingPlan { sparse = plan_of("row_wise", 2) } }
@@ -89,17 +91,27 @@ describe("a quantized model", function()
     refused("the input has no weights, the module is weighted", function() sharded(batch("cpu", 1)) end)
     refused("features is 3, wanted a KeyedJaggedTensor", function() sharded(3) end)
     refused("rows are not trained", function() sharded:set_learning_rate(1) end)
-    refused("copy_from: collection is a table, wanted a quantized collection", function() sharded:copy_from(trained()) end)
-    local other = peri.quantize_embeddings { module = trained("cpu", { is_weighted = true }), per_table_weight_dtype = { b = "INT4" } }
-    refused("copy_from: table 'b' is 17 x 16 INT4 in the collection, and 17 x 16 INT8 here", function() sharded:copy_from(other) end)
+    refused("copy_from: collection is a table, wanted a quantized collection", function()
+      sharded:copy_from(trained())
+    end)
+    local other = peri.quantize_embeddings { module = trained("cpu", { is_weighted = true }),
+      per_table_weight_dtype = { b = "INT4" } }
+    refused("copy_from: table 'b' is 17 x 16 INT4 in the collection, and 17 x 16 INT8 here", function()
+      sharded:copy_from(other)
+    end)
     local left_out = peri.quantize_embeddings { module = trained(), pruned = { a = peri.full({ 20 }, -1, "i32") } }
-    refused("copy_from: table 'a' is 0 x 8 INT8 in the collection, and 20 x 8 INT8 here", function() sharded:copy_from(left_out) end)
+    refused("copy_from: table 'a' is 0 x 8 INT8 in the collection, and 20 x 8 INT8 here", function()
+      sharded:copy_from(left_out)
+    end)
     refused("whose rows are in shards", function() peri.quantize_embeddings { module = sharded } end)
     local kjt = batch("cpu", 1, true)
     local weights = kjt:weights():detach()
     weights:requires_grad()
-    local wanting = peri.KeyedJaggedTensor { keys = kjt:keys(), values = kjt:values(), lengths = kjt:lengths(), weights = weights }
-    refused("the input's weights want a gradient, which tables that are not trained do not give", function() sharded(wanting) end)
+    local wanting = peri.KeyedJaggedTensor { keys = kjt:keys(), values = kjt:values(), lengths = kjt:lengths(),
+      weights = weights }
+    refused("the input's weights want a gradient, which tables that are not trained do not give", function()
+      sharded(wanting)
+    end)
     local plain = sharded(kjt):values():to_list()
     assert.same(plain, peri.no_grad(function() return sharded(wanting):values():to_list() end))
   end)
@@ -108,8 +120,8 @@ describe("a quantized model", function()
     local collection = peri.quantize_embeddings { module = trained(), pruned = { a = peri.full({ 20 }, -1, "i32") } }
     local kjt = batch("cpu", 1)
     for _, kind in ipairs { "table_wise", "row_wise" } do
-      local sharded = shard.QuantEmbeddingBagCollectionSharder {}:shard(collection, plan.EmbeddingModuleShardingPlan(plan_of(kind, 2)),
-        ShardingEnv.from_local(2))
+      local sharded = shard.QuantEmbeddingBagCollectionSharder {}:shard(collection,
+        plan.EmbeddingModuleShardingPlan(plan_of(kind, 2)), ShardingEnv.from_local(2))
       near(collection(kjt):values(), sharded(kjt):values())
       for _, x in ipairs(sharded(kjt):get("f1"):to_list()) do assert.equal(0, x) end
     end
@@ -124,7 +136,8 @@ describe("a quantized model", function()
         for i, name in ipairs { "a", "b" } do
           local t = list[i - 1]
           t.name, t.rows, t.cols, t.features, t.n_features = name, 8, 4, first, 1
-          t.pooling, t.sharding_type, t.compute_kernel, t.init = C.PERI_POOLING_SUM, C.PERI_ROW_WISE, C.PERI_KERNEL_QUANT, C.PERI_INIT_NONE
+          t.pooling, t.sharding_type, t.compute_kernel, t.init = C.PERI_POOLING_SUM, C.PERI_ROW_WISE,
+            C.PERI_KERNEL_QUANT, C.PERI_INIT_NONE
         end
         list[1].compute_kernel, list[1].dtype = kernel or C.PERI_KERNEL_QUANT, dtype or C.PERI_ROWS_INT4
         cfg.group, cfg.device, cfg.tables, cfg.n_tables = world:ptr(), peri.ffi.device "cpu", list, 2
@@ -141,15 +154,16 @@ describe("a quantized model", function()
       refused(nil, {})
       refused("2 places on each of 2 ranks, allowed: 1, or more on one rank", { places = 2 })
       refused("%-1 places on each of 2 ranks", { places = -1 })
-      refused("of the tables 'a' and 'b' one has the compute kernel quant; allowed: all or none", {}, C.PERI_KERNEL_DENSE, C.PERI_F32)
+      refused("of the tables 'a' and 'b' one has the compute kernel quant; allowed: all or none", {},
+        C.PERI_KERNEL_DENSE, C.PERI_F32)
       refused("table 'b': compute kernel 3, allowed: fused, dense, quant", {}, 3)
       refused("table 'b': weights of dtype i64", {}, nil, C.PERI_I64)
     end)
   end)
 
   it("reports ids outside their table as it was told", function()
-    for mode, message in peri.util.ordered { FATAL = "table 'c', feature 'f3', sample 1: id 33 at position 0 of the bag, allowed: 0..32",
-      IGNORE = false } do
+    for mode, message in peri.util.ordered {
+      FATAL = "table 'c', feature 'f3', sample 1: id 33 at position 0 of the bag, allowed: 0..32", IGNORE = false } do
       local collection = peri.quantize_embeddings { module = trained(), bounds_check_mode = mode }
       local sharded = shard.QuantEmbeddingBagCollectionSharder {}:shard(collection,
         plan.EmbeddingModuleShardingPlan(plan_of("row_wise", 2)), ShardingEnv.from_local(2))

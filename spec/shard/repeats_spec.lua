@@ -1,6 +1,6 @@
--- Variable batches of replicas, beside a table that is cut by rows: samples that share a bag, have one of their own, or none that others
--- lack. All numbers are whole, and sums of them small, so results are exact whatever order they are added up in: what comes out is compared
--- with loops over the definition.
+-- Variable batches of replicas, beside a table that is cut by rows: samples that share a bag, have one of their own, or
+-- none that others lack. All numbers are whole, and sums of them small, so results are exact whatever order they are
+-- added up in: what comes out is compared with loops over the definition.
 -- mpirun: 2 3
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
@@ -53,7 +53,8 @@ local function kjt_of(kind, batch, device)
     for _, b in ipairs(batch.inverse["f" .. f]) do inverse[#inverse + 1] = b end
   end
   return peri.KeyedJaggedTensor { keys = { "f1", "f2" }, values = peri.tensor(values, "i64", device, { #values }),
-    lengths = peri.tensor(lengths, "i32", device, { #lengths }), stride_per_key_per_rank = { { kind.bags }, { kind.bags } },
+    lengths = peri.tensor(lengths, "i32", device, { #lengths }),
+    stride_per_key_per_rank = { { kind.bags }, { kind.bags } },
     inverse_indices = { { "f1", "f2" }, peri.tensor(inverse, "i64", device, { 2, kind.samples }) } }
 end
 
@@ -76,8 +77,9 @@ local function make(world, device)
     list[i] = peri.EmbeddingBagConfig { name = t[1], num_embeddings = ROWS, embedding_dim = t[2], feature_names = t[3],
       init_fn = peri.embed.constant(i) }
   end
-  return peri.shard.ShardedEmbeddingBagCollection { tables = list, group = world, device = device, gradient_division = false,
-    plan = { a = plan.data_parallel(), b = plan.data_parallel(), c = plan.row_wise() }, fused_params = { optimizer = "sgd",
+  return peri.shard.ShardedEmbeddingBagCollection { tables = list, group = world, device = device,
+    gradient_division = false, plan = { a = plan.data_parallel(), b = plan.data_parallel(), c = plan.row_wise() },
+    fused_params = { optimizer = "sgd",
       learning_rate = 1 } }
 end
 
@@ -107,7 +109,8 @@ describe("a variable batch of replicas has", function()
         end)
         local values, scaled = ebc(kjt_of(kind, batch, device)):values(), {}
         assert.same(want, values:to_list())
-        for i, g in ipairs(batch.grad) do scaled[i] = (i - 1) % WIDTH < 11 and g * n or g end -- replicas: a mean over ranks
+        -- replicas: a mean over ranks
+        for i, g in ipairs(batch.grad) do scaled[i] = (i - 1) % WIDTH < 11 and g * n or g end
         values:backward(peri.tensor(scaled, "f32", device, { kind.samples, WIDTH }))
         for r = 0, n - 1 do
           local other = draw(kind, step, r)

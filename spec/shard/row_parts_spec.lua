@@ -1,5 +1,6 @@
--- Rows travel between machines in parts (row_parts of docs/tuning.md): the bits are those of one part, with tables of one width or of many,
--- more parts than tables or fewer; and ranks have to agree. (Parity with unsharded tables, on several machines: parity_spec.lua.)
+-- Rows travel between machines in parts (row_parts of docs/tuning.md): the bits are those of one part, with tables of
+-- one width or of many, more parts than tables or fewer; and ranks have to agree. (Parity with unsharded tables, on
+-- several machines: parity_spec.lua.)
 -- mpirun: none
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
@@ -19,11 +20,13 @@ local function learned(way, n, per, tables)
       keys[t] = "f" .. t
       list[t] = peri.EmbeddingBagConfig { name = "t" .. t, num_embeddings = 20, embedding_dim = 4 * (1 + t % 3),
         feature_names = { "f" .. t } }
-      entries["t" .. t] = t % 4 == 3 and peri.plan.row_wise() or t % 4 == 2 and peri.plan.row_wise { compute_kernel = "dense" }
+      entries["t" .. t] = t % 4 == 3 and peri.plan.row_wise() or t % 4 == 2
+        and peri.plan.row_wise { compute_kernel = "dense" }
         or peri.plan.table_wise((t * t) % n)
     end
     local model = peri.DistributedModelParallel { group = world, plan = { [""] = entries },
-      module = peri.EmbeddingBagCollection { tables = list, fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.5 } } }
+      module = peri.EmbeddingBagCollection { tables = list,
+        fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.5 } } }
     local optimizer = peri.nn.optim.SGD { params = model:dense_parameters(), lr = 0.5 }
     local seen = {}
     for k = 1, 3 do
@@ -59,6 +62,7 @@ describe("rows in parts", function()
       support.plain(model, support.optimizer(model), support.batches(rank, "cpu", 1))
     end, { local_size = 1 })
     assert.is_false(ok)
-    assert.matches("rank 1 runs another module or plan than rank 0: rank 1 has row_parts %(PERI_TUNE%) 2 where rank 0 has 4", err.message)
+    assert.matches("rank 1 runs another module or plan than rank 0: rank 1 has row_parts %(PERI_TUNE%) 2 where rank 0 "
+      .. "has 4", err.message)
   end)
 end)

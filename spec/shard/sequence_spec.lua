@@ -1,5 +1,6 @@
--- Sharded EmbeddingCollections: a row for each id, whatever the plan, the number of ranks and the nodes; updated weights are those of the
--- unsharded tables on the ids of all ranks, computed in doubles (spec/support/tbe_reference.lua): there each id is a bag of its own.
+-- Sharded EmbeddingCollections: a row for each id, whatever the plan, the number of ranks and the nodes; updated
+-- weights are those of the unsharded tables on the ids of all ranks, computed in doubles
+-- (spec/support/tbe_reference.lua): there each id is a bag of its own.
 -- machines: 2,2
 local peri = require "perilune"
 local reference = require "spec.support.tbe_reference"
@@ -56,8 +57,8 @@ local cuts_columns = { column_wise = true, grid_shard = true }
 
 local function tables(data_type)
   return peri.util.map(configs, function(t)
-    return peri.EmbeddingConfig { name = t.name, num_embeddings = t.rows, embedding_dim = t.cols, feature_names = t.features,
-      data_type = data_type }
+    return peri.EmbeddingConfig { name = t.name, num_embeddings = t.rows, embedding_dim = t.cols,
+      feature_names = t.features, data_type = data_type }
   end)
 end
 
@@ -76,7 +77,8 @@ local outputs = {
   { "f1", "f1", 1 }, { "f2@a", "f2", 1 }, { "f2@b", "f2", 2 }, { "f3", "f3", 3 }, { "f4", "f4", 4 },
 }
 
---- All ranks' ids of each output, a bag each, for the reference with table parts `parts`; and by output and rank the first row and number.
+--- All ranks' ids of each output, a bag each, for the reference with table parts `parts`; and by output and rank the
+--- first row and number.
 local function stream(ranks, parts)
   local input, place, row = { ids = {}, offsets = { 0 }, blocks = {} }, {}, 0
   for o, output in ipairs(outputs) do
@@ -95,7 +97,8 @@ local function stream(ranks, parts)
     end
     for k, x in ipairs(parts) do
       if x.config == output[3] then
-        input.blocks[#input.blocks + 1] = { table = k, first_bag = first, bags = n, out_offset = row * COLS + x.column, out_stride = COLS }
+        input.blocks[#input.blocks + 1] = { table = k, first_bag = first, bags = n, out_offset = row * COLS + x.column,
+          out_stride = COLS }
       end
     end
     row = row + n
@@ -138,7 +141,8 @@ local function run(kind, optimizer, world, device, n)
       for b = 1, ranks[rank].size do lengths[b] = #ranks[rank].ids[output[2]][b] end
       assert.same(lengths, jt:lengths():to_list())
       assert.same({ at.n, COLS }, jt:values():shape())
-      golden.assert_near(rows_of(want, at), jt:values():to_list(), { abs = 2e-6, rel = 2e-5 }, ("step %d, %s"):format(step, output[1]))
+      golden.assert_near(rows_of(want, at), jt:values():to_list(), { abs = 2e-6, rel = 2e-5 },
+        ("step %d, %s"):format(step, output[1]))
       local term = (jt:values() * peri.tensor(rows_of(grad, at), "f32", device, { at.n, COLS })):sum()
       loss = loss and loss + term or term
     end
@@ -153,7 +157,9 @@ describe("a row for each id:", function()
   for kind in peri.util.ordered(kinds) do
     for _, optimizer in ipairs(optimizers) do
       if kind ~= "mixed" or optimizer.kind ~= "rowwise_adagrad" then
-        worlds.each(("%s, %s"):format(kind, optimizer.kind), function(world, device, n) run(kind, optimizer, world, device, n) end,
+        worlds.each(("%s, %s"):format(kind, optimizer.kind), function(world, device, n)
+          run(kind, optimizer, world, device, n)
+        end,
           { sizes = { 1, 2, 3, 5, 8 }, local_size = 2 })
       end
     end
@@ -200,8 +206,9 @@ describe("rows of ids", function()
     local ec = make("mixed", world, device, n, { fused_params = narrow, data_type = "FP16" })
     local got = ec:forward(parity.kjt_of(case, parity.draw(case, 1, n, 0, 3)[world:rank() + 1], false, device))
     assert.equal("f16", got.f1:values():dtype())
-    same(ec, make("mixed", world, device, n, { fused_params = { optimizer = "sgd", learning_rate = 0.25, stochastic_rounding = false } }),
-      world, device, n, { abs = 4e-3, rel = 4e-3 })
+    same(ec, make("mixed", world, device, n,
+      { fused_params = { optimizer = "sgd", learning_rate = 0.25, stochastic_rounding = false } }), world, device, n,
+        { abs = 4e-3, rel = 4e-3 })
   end, { sizes = { 1, 3 } })
 
   worlds.each("take gradients where they lie, or joined where that cannot be", function(world, device, n)
@@ -230,13 +237,15 @@ describe("rows of ids", function()
   worlds.each("come from files", function(world, device, n)
     local entries, memory = {}, {}
     for _, t in ipairs(configs) do
-      entries[t.name] = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = plan.CacheParams { load_factor = 1 } }
+      entries[t.name] = plan.row_wise { compute_kernel = "fused_uvm_caching",
+        cache_params = plan.CacheParams { load_factor = 1 } }
       memory[t.name] = plan.row_wise()
     end
     local params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 }
     local files = make("row_wise", world, device, n, { fused_params = params, plan = entries })
     same(make("row_wise", world, device, n, { fused_params = params, plan = memory }), files, world, device, n, exact)
-    local dist = files:input_dist(parity.kjt_of(case, parity.draw(case, 9, n, 0, 3)[world:rank() + 1], false, device)):wait()
+    local dist = files:input_dist(parity.kjt_of(case, parity.draw(case, 9, n, 0, 3)[world:rank() + 1], false,
+      device)):wait()
     files:prefetch(dist)
     files:compute_and_output_dist(dist):wait()
     files:release()
@@ -275,8 +284,8 @@ describe("rows of ids", function()
 
   worlds.each("may be of any number of bags by feature", function(world, device, n)
     local ec = make("row_wise", world, device, n, { fused_params = sgd })
-    local input = peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4" }, values = { 1, 2, 3, 4, 5, 0 }, lengths = { 2, 1, 2, 1 },
-      stride_per_key_per_rank = { { 1 }, { 0 }, { 2 }, { 1 } }, device = device }
+    local input = peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4" }, values = { 1, 2, 3, 4, 5, 0 },
+      lengths = { 2, 1, 2, 1 }, stride_per_key_per_rank = { { 1 }, { 0 }, { 2 }, { 1 } }, device = device }
     local got = ec:forward(input)
     assert.same({ 2 }, got.f1:lengths():to_list())
     assert.same({}, got["f2@b"]:lengths():to_list())
@@ -286,17 +295,21 @@ describe("rows of ids", function()
     assert.same(rows_of(start, { row = 3, n = 3 }), got.f3:values():to_list())
   end, { sizes = { 1, 2, 3 } })
 
-  worlds.each("are those of the bags that inverse indices name, with the weights of their ids", function(world, device, n)
+  worlds.each("are those of the bags that inverse indices name, with the weights of their ids",
+    function(world, device, n)
     for _, dedup in ipairs { false, true } do
       local ec = make("row_wise", world, device, n, { fused_params = sgd, use_index_dedup = dedup })
       local keys = { "f1", "f2", "f3", "f4" }
-      local got = ec:forward(peri.KeyedJaggedTensor { keys = keys, values = { 1, 2, 3, 4, 5, 0 }, lengths = { 2, 1, 2, 1 },
-        weights = { 1, 2, 3, 4, 5, 6 }, stride_per_key_per_rank = { { 1 }, { 0 }, { 2 }, { 1 } }, device = device,
+      local got = ec:forward(peri.KeyedJaggedTensor { keys = keys, values = { 1, 2, 3, 4, 5, 0 },
+        lengths = { 2, 1, 2, 1 }, weights = { 1, 2, 3, 4, 5, 6 }, stride_per_key_per_rank = { { 1 }, { 0 }, { 2 },
+          { 1 } }, device = device,
         inverse_indices = { { "f1", "f3", "f4", "f2" }, peri.tensor({ {}, {}, {}, {} }, "i64", device, { 4, 0 }) } })
       assert.same({ 0, COLS }, got.f3:values():shape())
-      got = ec:forward(peri.KeyedJaggedTensor { keys = keys, values = { 1, 2, 6, 3, 4, 5, 0 }, lengths = { 2, 1, 1, 2, 1 },
-        weights = { 1, 2, 7, 3, 4, 5, 6 }, stride_per_key_per_rank = { { 1 }, { 1 }, { 2 }, { 1 } }, device = device,
-        inverse_indices = { keys, peri.tensor({ { 0, 0, 0 }, { 0, 0, 0 }, { 1, 0, 1 }, { 0, 0, 0 } }, "i64", device) } })
+      got = ec:forward(peri.KeyedJaggedTensor { keys = keys, values = { 1, 2, 6, 3, 4, 5, 0 },
+        lengths = { 2, 1, 1, 2, 1 }, weights = { 1, 2, 7, 3, 4, 5, 6 }, stride_per_key_per_rank = { { 1 }, { 1 }, { 2 },
+          { 1 } }, device = device,
+        inverse_indices = { keys, peri.tensor({ { 0, 0, 0 }, { 0, 0, 0 }, { 1, 0, 1 }, { 0, 0, 0 } }, "i64",
+          device) } })
       local start = parity.start_weights(case).c
       assert.same({ 2, 1, 2 }, got.f3:lengths():to_list())
       assert.same({ 4, 5, 3, 4, 5 }, got.f3:weights():to_list())
@@ -322,8 +335,8 @@ describe("rows of ids", function()
     refused("table 'b': pooling 0, allowed: none", { tables = wide })
     local ec = make("row_wise", world, device, n, { fused_params = sgd })
     local function input(id, weights)
-      return peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4" }, values = { 1, id, 3, 0 }, lengths = { 1, 1, 1, 1 },
-        weights = weights, device = device }
+      return peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4" }, values = { 1, id, 3, 0 },
+        lengths = { 1, 1, 1, 1 }, weights = weights, device = device }
     end
     assert.same({ 3 }, ec:forward(input(1, { 1, 2, 3, 4 })).f3:weights():to_list())
     assert.error_matches(function() ec:forward(input(7)).f1:values() end,

@@ -1,5 +1,5 @@
--- Sharders: who shards what. A module of the user's own, with a sharder of its own, in a model; lists of sharders, and what is wrong in
--- them.
+-- Sharders: who shards what. A module of the user's own, with a sharder of its own, in a model; lists of sharders, and
+-- what is wrong in them.
 -- mpirun: 2 3
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
@@ -87,7 +87,8 @@ local function ids_of(rank) return { rank % ROWS, 4, (2 * rank + 1) % ROWS } end
 
 local function collection(fused)
   return peri.EmbeddingBagCollection {
-    tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 6, embedding_dim = COLS, feature_names = { "f" } } },
+    tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 6, embedding_dim = COLS,
+      feature_names = { "f" } } },
     fused_params = fused,
   }
 end
@@ -96,7 +97,8 @@ local sgd = { optimizer = "sgd", learning_rate = 1 }
 describe("a module of one's own", function()
   worlds.each("is sharded, looked up and trained like the unsharded one", function(world, device, n)
     peri.ffi.state.device = device
-    local model = peri.DistributedModelParallel { module = Net(), plan = { rows = by_rows }, group = world, device = device }
+    local model = peri.DistributedModelParallel { module = Net(), plan = { rows = by_rows }, group = world,
+      device = device }
     local rows = model.module.rows
     assert.is_true(ShardedRows.is(rows))
     assert.equal(rows, model.sharded[1])
@@ -127,7 +129,8 @@ describe("a module of one's own", function()
 
   worlds.each("works as a lazy result and in stages", function(world, device)
     peri.ffi.state.device = device
-    local model = peri.DistributedModelParallel { module = Rows(), plan = { [""] = by_rows }, group = world, device = device }
+    local model = peri.DistributedModelParallel { module = Rows(), plan = { [""] = by_rows }, group = world,
+      device = device }
     local ids = peri.tensor(ids_of(world:rank()), "i64", device)
     local rows = model.module
     local dist = rows:input_dist(ids):wait()
@@ -140,10 +143,12 @@ describe("a module of one's own", function()
   end, { sizes = { 1, 2 } })
 
   worlds.each("works as TorchRec's schedules call it", function(world, device)
-    local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } }
-    local bags = peri.shard.ShardedEmbeddingBagCollection { tables = tables, plan = { t = peri.plan.row_wise() }, group = world,
-      fused_params = { optimizer = "sgd" }, device = device }
-    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 8, world:rank() }, lengths = { 2, 1 }, device = device }
+    local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4,
+      feature_names = { "f" } } }
+    local bags = peri.shard.ShardedEmbeddingBagCollection { tables = tables, plan = { t = peri.plan.row_wise() },
+      group = world, fused_params = { optimizer = "sgd" }, device = device }
+    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 8, world:rank() }, lengths = { 2, 1 },
+      device = device }
     local ctx = bags:create_context()
     local dist = bags:input_dist(ctx, kjt):wait()
     bags:prefetch(ctx, dist)
@@ -151,15 +156,18 @@ describe("a module of one's own", function()
     assert.is_true(peri.Awaitable.is(result))
     assert.same(bags(kjt):values():to_list(), result:values():to_list())
     dist = bags:input_dist(kjt):wait()
-    assert.same(bags(kjt):values():to_list(), bags:compute_and_output_dist(bags:create_context(), dist):values():to_list())
-    assert.error_matches(function() bags:input_dist(ctx) end, "ShardedEmbeddingBagCollection:input_dist: features is nil")
+    assert.same(bags(kjt):values():to_list(), bags:compute_and_output_dist(bags:create_context(),
+      dist):values():to_list())
+    assert.error_matches(function() bags:input_dist(ctx) end,
+      "ShardedEmbeddingBagCollection:input_dist: features is nil")
     for _, given in ipairs { bags:input_dist(kjt), bags:input_dist(kjt):wait() } do
       assert.error_matches(function() bags:output_dist(given) end,
         "ShardedEmbeddingBagCollection:output_dist: rows is what input_dist returned, wanted what compute made of it")
       assert.error_matches(function() bags:output_dist(ctx, given) end, "output_dist: rows is what input_dist returned")
     end
     local twice = bags:compute(bags:input_dist(kjt):wait())
-    assert.error_matches(function() bags:compute(twice) end, "compute: dist is what compute returned, wanted what input_dist returned")
+    assert.error_matches(function() bags:compute(twice) end,
+      "compute: dist is what compute returned, wanted what input_dist returned")
     bags:output_dist(twice)
     assert.error_matches(function() bags:output_dist(twice) end, "output_dist: these rows already have a result")
     assert.error_matches(function() bags:output_dist(ctx, kjt) end, "output_dist: rows is a KeyedJaggedTensor")
@@ -179,7 +187,9 @@ describe("a module of one's own", function()
     assert.same({ world:size(), world:rank(), world }, { seen.world_size, seen.rank, seen.pg })
     assert.same({ "ebc", "rows" }, peri.util.keys(seen.modules))
     assert.equal(ROWS, seen.modules.rows[1].num_embeddings)
-    assert.same({ "ShardedRows", "ShardedEmbeddingBagCollection" }, peri.util.map(model.sharded, function(m) return m.class_name end))
+    assert.same({ "ShardedRows", "ShardedEmbeddingBagCollection" }, peri.util.map(model.sharded, function(m)
+      return m.class_name
+    end))
     assert.same({ "rows.weight" }, peri.util.map(model.module:named_parameters(), function(p) return p.name end))
   end, { sizes = { 1, 2 } })
 end)
@@ -209,7 +219,8 @@ describe("sharders =", function()
   end, { sizes = { 1, 2, 3 } })
 
   worlds.each("bring optimizers for collections that have none, and complete those of others", function(world, device)
-    local sharder = shard.EmbeddingBagCollectionSharder { fused_params = { optimizer = "adagrad", learning_rate = 0.25 } }
+    local sharder = shard.EmbeddingBagCollectionSharder { fused_params = { optimizer = "adagrad",
+      learning_rate = 0.25 } }
     local net = nn.Module()
     peri.ffi.state.device = device
     net.a = collection(nil)
@@ -231,7 +242,8 @@ describe("sharders =", function()
   worlds.each("hand their codecs and gradient division on, those of the model too", function(world, device)
     local registry = peri.dist.get_qcomm_codecs_registry { forward = "BF16" }
     for _, args in ipairs {
-      { sharders = { shard.EmbeddingBagCollectionSharder { qcomm_codecs_registry = registry, gradient_division = false } } },
+      { sharders = { shard.EmbeddingBagCollectionSharder { qcomm_codecs_registry = registry,
+        gradient_division = false } } },
       { qcomm_codecs_registry = registry, gradient_division = false },
     } do
       peri.ffi.state.device = device
@@ -242,7 +254,9 @@ describe("sharders =", function()
       local pooled = model(kjt):values()
       assert.equal(world:rank() == 0 and 1 + 2 ^ -12 or 1, pooled:item(0)) -- 8 bits travel; what is at home does not
       pooled:sum():backward()
-      if world:rank() == 0 then assert.near(1 - world:size(), model.module:local_shards()[1].state("weight"):item(COLS), 1e-3) end
+      if world:rank() == 0 then
+        assert.near(1 - world:size(), model.module:local_shards()[1].state("weight"):item(COLS), 1e-3)
+      end
     end
   end, { sizes = { 2 } })
 
@@ -259,10 +273,13 @@ describe("sharders =", function()
     "sharders is RowsSharder, wanted a list of ModuleSharders")
   fails("are objects", function() return { module = Net(), sharders = { RowsSharder } } end,
     "sharders[1] is the class RowsSharder, wanted a ModuleSharder (a class is called to make one)")
-  fails("are nothing else", function() return { module = Net(), sharders = { RowsSharder(), "row_wise" } } end, "sharders[2] is ")
+  fails("are nothing else", function() return { module = Net(), sharders = { RowsSharder(), "row_wise" } } end,
+    "sharders[2] is ")
   fails("say what they shard", function() return { module = Net(), sharders = { Other() } } end,
     "sharders[1], OtherSharder, says no module_type")
-  fails("are not two for one class", function() return { module = Net(), sharders = { RowsSharder(), RowsSharder() } } end,
+  fails("are not two for one class", function()
+    return { module = Net(), sharders = { RowsSharder(), RowsSharder() } }
+  end,
     "sharders[1] and sharders[2] both shard Rows; give one of them")
   local vague = { nothing = false, ["a number"] = 3, ["a list of numbers"] = { 3 }, names = { { name = "weight" } } }
   for what, answer in peri.util.ordered(vague) do
@@ -291,7 +308,8 @@ describe("sharders =", function()
     function Hasty:input_dist(x) return x end -- luacheck: ignore 212
     function Hasty:lookup(x) return x end -- luacheck: ignore 212
     assert.error_matches(function() Hasty():forward(3) end, "Hasty:input_dist returned 3, wanted an Awaitable")
-    assert.error_matches(function() Hasty():compute_and_output_dist(world) end, "Hasty:lookup returned .*, wanted an Awaitable")
+    assert.error_matches(function() Hasty():compute_and_output_dist(world) end,
+      "Hasty:lookup returned .*, wanted an Awaitable")
   end, { sizes = { 1 }, devices = { "cpu" } })
   worlds.each("need no plan for a module that has nothing to cut", function(world, device)
     peri.ffi.state.device = device
@@ -311,12 +329,19 @@ describe("sharders =", function()
     net.rows = Rows()
     net.ebc = collection(sgd)
     return { module = net, sharders = { RowsSharder() }, plan = { rows = by_rows } }
-  end, "module 'ebc' has fused_params, and none of the sharders is for EmbeddingBagCollection: each rank would train tables of its own")
-  fails("take the codecs themselves", function() return { module = Net(), sharders = { RowsSharder() }, gradient_division = false } end,
+  end, "module 'ebc' has fused_params, and none of the sharders is for EmbeddingBagCollection: each rank would train "
+    .. "tables of its own")
+  fails("take the codecs themselves", function()
+    return { module = Net(), sharders = { RowsSharder() }, gradient_division = false }
+  end,
     "gradient_division is the sharders' own argument where these are given")
-  fails("refuse what they cannot do", function() return { module = Net(), plan = { rows = { weight = plan.table_wise(0, dense) } } } end,
+  fails("refuse what they cannot do", function()
+    return { module = Net(), plan = { rows = { weight = plan.table_wise(0, dense) } } }
+  end,
     "RowsSharder: the plan: module 'rows', table 'weight': sharding_type 'table_wise', allowed: row_wise")
-  fails("have all arguments checked", function() return { module = Net(), sharders = { RowsSharder { colour = "red" } } } end,
+  fails("have all arguments checked", function()
+    return { module = Net(), sharders = { RowsSharder { colour = "red" } } }
+  end,
     "RowsSharder: no argument 'colour'; allowed: fused_params, gradient_division, qcomm_codecs_registry")
 end)
 
@@ -343,28 +368,32 @@ describe("a ShardingEnv", function()
       assert.error_matches(function() peri.DistributedModelParallel(args) end, text, 1, true)
     end
     fails({ env = ShardingEnv.from_local(world:size(), 0) }, "env has no process group (ShardingEnv: rank 0 of")
-    fails({ env = ShardingEnv.from_process_group(world), group = world }, "env and group both say which ranks share the model")
+    fails({ env = ShardingEnv.from_process_group(world), group = world },
+      "env and group both say which ranks share the model")
     fails({ env = { world_size = 1 } }, "env is a table, wanted a ShardingEnv")
-    assert.error_matches(function() ShardingEnv { world_size = 2, rank = 2 } end, "ShardingEnv: rank is 2, allowed: whole numbers 0..1", 1,
-      true)
-    assert.error_matches(function() ShardingEnv { world_size = 9, rank = world:rank(), pg = world } end, "ShardingEnv: rank", 1, true)
+    assert.error_matches(function() ShardingEnv { world_size = 2, rank = 2 } end,
+      "ShardingEnv: rank is 2, allowed: whole numbers 0..1", 1, true)
+    assert.error_matches(function() ShardingEnv { world_size = 9, rank = world:rank(), pg = world } end,
+      "ShardingEnv: rank", 1, true)
   end, { sizes = { 1, 2 }, devices = { "cpu" } })
 end)
 
 describe("a sharded module", function()
   worlds.each("takes memory, of one device", function(world)
-    local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } }
+    local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4,
+      feature_names = { "f" } } }
     local trained = peri.EmbeddingBagCollection { tables = tables, fused_params = { optimizer = "sgd" } }
     local quantized = peri.quantize_embeddings { module = trained }
     local function places(device)
-      return peri.shard.QuantEmbeddingBagCollectionSharder():shard(quantized, { t = peri.plan.row_wise { compute_kernel = "quant" } },
-        peri.ShardingEnv.from_local(2), device)
+      return peri.shard.QuantEmbeddingBagCollectionSharder():shard(quantized,
+        { t = peri.plan.row_wise { compute_kernel = "quant" } }, peri.ShardingEnv.from_local(2), device)
     end
     assert.error_matches(function()
-      peri.shard.ShardedEmbeddingBagCollection { tables = tables, group = world, plan = { t = peri.plan.row_wise() }, device = "meta",
-        fused_params = { optimizer = "sgd" } }
+      peri.shard.ShardedEmbeddingBagCollection { tables = tables, group = world, plan = { t = peri.plan.row_wise() },
+        device = "meta", fused_params = { optimizer = "sgd" } }
     end, "ShardedEmbeddingBagCollection: device 'meta' has no shards; a plan is checked without them")
-    assert.error_matches(function() places "meta" end, "ShardedQuantEmbeddingBagCollection: device 'meta' has no shards")
+    assert.error_matches(function() places "meta" end,
+      "ShardedQuantEmbeddingBagCollection: device 'meta' has no shards")
     assert.error_matches(function() places { "cpu", "opaque" } end,
       "ShardedQuantEmbeddingBagCollection: device is a list, but the places of one process are on one device")
   end, { sizes = { 1 }, devices = { "cpu" } })

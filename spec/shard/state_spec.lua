@@ -1,5 +1,5 @@
--- State of sharded collections: under the names of the unsharded one, in pieces that say where they are, whole when it is asked for; loaded
--- from whole tensors or from pieces of the same plan. Rates and states of the fused optimizers.
+-- State of sharded collections: under the names of the unsharded one, in pieces that say where they are, whole when it
+-- is asked for; loaded from whole tensors or from pieces of the same plan. Rates and states of the fused optimizers.
 -- mpirun: 4
 local peri = require "perilune"
 local sharded = require "spec.support.sharded"
@@ -7,8 +7,9 @@ local shell = require "spec.support.shell"
 local worlds = require "spec.support.worlds"
 local nn, plan, gather = peri.nn, peri.plan, peri.shard.gather_state_dict
 
-local optimizers = { rowwise = { optimizer = "rowwise_adagrad", learning_rate = 0.1 }, adam = { optimizer = "partial_rowwise_adam",
-  learning_rate = 0.05 }, sgd = { optimizer = "sgd", learning_rate = 0.1 }, lion = { optimizer = "lion", learning_rate = 0.01 } }
+local optimizers = { rowwise = { optimizer = "rowwise_adagrad", learning_rate = 0.1 },
+  adam = { optimizer = "partial_rowwise_adam", learning_rate = 0.05 }, sgd = { optimizer = "sgd", learning_rate = 0.1 },
+  lion = { optimizer = "lion", learning_rate = 0.01 } }
 
 local function unsharded(params, device, seed)
   return peri.EmbeddingBagCollection { tables = sharded.tables {}, fused_params = params, device = device, seed = seed }
@@ -81,7 +82,8 @@ describe("the state of a sharded collection", function()
 
     worlds.each(kind .. ": says where it is, and moves by pieces", function(world, device)
       local a = sharded.make { kind = kind, world = world, device = device, fused_params = optimizers.rowwise }
-      local b = sharded.make { kind = kind, world = world, device = device, fused_params = optimizers.rowwise, seed = 77 }
+      local b = sharded.make { kind = kind, world = world, device = device, fused_params = optimizers.rowwise,
+        seed = 77 }
       local state = a:state_dict()
       for i, t in ipairs(sharded.configs) do
         local x = state[names[i]]
@@ -108,19 +110,23 @@ describe("the state of a sharded collection", function()
     end
     local params = { optimizer = "adagrad", learning_rate = 0.1 }
     local whole = peri.EmbeddingCollection { tables = tables(), fused_params = params, device = device, seed = 3 }
-    local ec = peri.shard.ShardedEmbeddingCollection { tables = tables(), group = world, device = device, fused_params = params, seed = 4,
+    local ec = peri.shard.ShardedEmbeddingCollection { tables = tables(), group = world, device = device,
+      fused_params = params, seed = 4,
       plan = { u = plan.row_wise(), v = plan.column_wise { ranks = { 0, world:size() - 1 }, sizes = { 4, 12 } } } }
     assert.same(peri.util.keys(whole:state_dict()), peri.util.keys(ec:state_dict()))
     assert.is_truthy(ec:state_dict()["embeddings.u.weight"])
     ec:load_state_dict(whole:state_dict())
     assert.same(numbers(whole:state_dict()), numbers(gather(ec:state_dict())))
-    assert.same({ "u.momentum1", "u.step" }, peri.util.keys(ec:fused_optimizer():state_dict().state["embeddings.u.weight"]))
+    assert.same({ "u.momentum1", "u.step" },
+      peri.util.keys(ec:fused_optimizer():state_dict().state["embeddings.u.weight"]))
   end, { sizes = { 1, 2 } })
 
   worlds.each("of column blocks with a number for each row is their mean by width, made whole", function(world, device)
     local last = world:size() - 1
-    local ebc = peri.shard.ShardedEmbeddingBagCollection { group = world, device = device, fused_params = optimizers.rowwise,
-      tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 2, embedding_dim = 16, feature_names = { "f" } } },
+    local ebc = peri.shard.ShardedEmbeddingBagCollection { group = world, device = device,
+      fused_params = optimizers.rowwise,
+      tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 2, embedding_dim = 16,
+        feature_names = { "f" } } },
       plan = { t = plan.column_wise { ranks = { 0, last }, sizes = { 4, 12 } } } }
     for _, s in ipairs(ebc:local_shards()) do s.state("momentum1"):fill(s.col_offset == 0 and 8 or 4) end
     local state = ebc:fused_optimizer():state()["embedding_bags.t.weight.momentum1"]
@@ -132,10 +138,11 @@ describe("the state of a sharded collection", function()
     local function make(options)
       local entries = {}
       for i, t in ipairs(sharded.configs) do
-        entries[t.name] = i == 1 and plan.row_wise(options) or i == 2 and plan.data_parallel(options) or plan.table_wise(0, options)
+        entries[t.name] = i == 1 and plan.row_wise(options) or i == 2 and plan.data_parallel(options)
+          or plan.table_wise(0, options)
       end
-      return peri.shard.ShardedEmbeddingBagCollection { tables = sharded.tables {}, group = world, device = device, plan = entries,
-        fused_params = optimizers.sgd, seed = options.compute_kernel == "dense" and 1 or 2 }
+      return peri.shard.ShardedEmbeddingBagCollection { tables = sharded.tables {}, group = world, device = device,
+        plan = entries, fused_params = optimizers.sgd, seed = options.compute_kernel == "dense" and 1 or 2 }
     end
     local dense, fused = make { compute_kernel = "dense" }, make { compute_kernel = "fused" }
     assert.is_nil(dense:fused_optimizer())
@@ -149,7 +156,8 @@ describe("the state of a sharded collection", function()
 
   worlds.each("reaches rows in files", function(world, device)
     local folder, remove = shell.temporary()
-    local a = sharded.make { kind = "row_wise", world = world, device = device, cache = { load_factor = 0.2, directory = folder } }
+    local a = sharded.make { kind = "row_wise", world = world, device = device,
+      cache = { load_factor = 0.2, directory = folder } }
     local whole = unsharded({ optimizer = "rowwise_adagrad", learning_rate = 0.1 }, device, 21)
     train(whole, device, 1, 0)
     a:load_state_dict(whole:state_dict())
@@ -193,8 +201,8 @@ describe("the state of a sharded collection", function()
   worlds.each("has the tables' own dtypes", function(world, device)
     for _, data_type in ipairs { "FP16", "BF16" } do
       local a = sharded.make { kind = "mixed", world = world, device = device, data_type = data_type }
-      local whole = peri.EmbeddingBagCollection { tables = sharded.tables { data_type = data_type }, device = device, seed = 31,
-        fused_params = optimizers.rowwise }
+      local whole = peri.EmbeddingBagCollection { tables = sharded.tables { data_type = data_type }, device = device,
+        seed = 31, fused_params = optimizers.rowwise }
       a:load_state_dict(whole:state_dict())
       local state = gather(a:state_dict())
       assert.equal(data_type:lower():gsub("fp", "f"), state[names[1]]:dtype())
@@ -205,12 +213,16 @@ describe("the state of a sharded collection", function()
   worlds.each("of all rows at once is each shard's own", function(world, device)
     local last = world:size() - 1
     local function make(entry, params)
-      return peri.shard.ShardedEmbeddingBagCollection { group = world, device = device, fused_params = params, plan = { t = entry },
-        seed = 1, tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 4, embedding_dim = 8, feature_names = { "f" } } } }
+      return peri.shard.ShardedEmbeddingBagCollection { group = world, device = device, fused_params = params,
+        plan = { t = entry }, seed = 1,
+        tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 4, embedding_dim = 8,
+          feature_names = { "f" } } } }
     end
     local function state(ebc, name) return ebc:fused_optimizer():state()["embedding_bags.t.weight." .. name] end
-    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 0 }, lengths = { 1 }, device = device } -- row 0, of the first shard
-    local entry, params = plan.column_wise { ranks = { 0, last }, sizes = { 4, 4 } }, { optimizer = "shampoo", learning_rate = 0.1 }
+    -- row 0, of the first shard
+    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 0 }, lengths = { 1 }, device = device }
+    local entry, params = plan.column_wise { ranks = { 0, last }, sizes = { 4, 4 } },
+      { optimizer = "shampoo", learning_rate = 0.1 }
     local a, b = make(entry, params), make(entry, params)
     a(kjt):values():sum():backward()
     local whole = state(a, "preconditioner"):gather()
@@ -236,13 +248,16 @@ describe("the state of a sharded collection", function()
       assert.error_matches(function() ebc:load_state_dict(dict, strict) end, text)
     end
     if n > 1 then
-      refused(other:state_dict(), "ShardedEmbeddingBagCollection:load_state_dict: rank 0 of .-'embedding_bags.a.weight' has, as piece 1 "
-        .. "of this rank, %[%d+, 8%] from %[%d+, 0%] on, given .-: it is of another plan; ShardedTensor:gather%(%) makes it whole")
+      refused(other:state_dict(),
+        "ShardedEmbeddingBagCollection:load_state_dict: rank 0 of .-'embedding_bags.a.weight' has, as piece 1 "
+          .. "of this rank, %[%d+, 8%] from %[%d+, 0%] on, given .-: it is of another plan; ShardedTensor:gather%(%) "
+          .. "makes it whole")
     end
     local some = { [names[1]] = whole[names[1]], more = whole[names[2]] }
     refused(some, "missing: 'embedding_bags.b.weight', 'embedding_bags.c.weight'; it has no 'more'")
     assert.same(before, numbers(gather(ebc:state_dict())))
-    assert.same({ missing_keys = { names[2], names[3] }, unexpected_keys = { "more" } }, ebc:load_state_dict(some, false))
+    assert.same({ missing_keys = { names[2], names[3] }, unexpected_keys = { "more" } },
+      ebc:load_state_dict(some, false))
     whole[names[2]] = peri.zeros({ 3, 16 }, "f32", device)
     refused(whole, "'embedding_bags.b.weight' has shape %[170, 16%], given %[3, 16%]", false)
     whole[names[2]] = 3
@@ -276,7 +291,8 @@ describe("what does not fit on one rank", function()
     local function state() return a:state_dict() end
     refused(world, load, good, bad, state, "missing: 'embedding_bags.b.weight'")
     bad[names[2]] = peri.zeros({ 1, 2 }, "f32", device)
-    refused(world, function(map) load(map, false) end, good, bad, state, "'embedding_bags.b.weight' has shape [170, 16], given [1, 2]")
+    refused(world, function(map) load(map, false) end, good, bad, state,
+      "'embedding_bags.b.weight' has shape [170, 16], given [1, 2]")
     refused(world, load, good, nil, state, "map is nil, wanted a table")
     refused(world, function(map) a:load_state_dict(map or good, map == nil and 3 or nil) end, good, nil, state,
       "strict is 3, wanted true or false")
@@ -342,7 +358,8 @@ describe("a ShardedTensor", function()
   end)
 
   it("is made of what it needs", function()
-    assert.error_matches(function() peri.shard.ShardedTensor { size = { 1 } } end, "ShardedTensor: argument 'dtype' is missing")
+    assert.error_matches(function() peri.shard.ShardedTensor { size = { 1 } } end,
+      "ShardedTensor: argument 'dtype' is missing")
     assert.error_matches(function()
       peri.shard.ShardedTensor { size = { 2, 3 }, dtype = "f32", local_shards = {},
         shards_metadata = { { shard_offsets = { 0, 0 }, shard_sizes = { 2 }, placement = "rank:0" } } }
@@ -353,14 +370,16 @@ end)
 
 describe("the optimizer of fused tables", function()
   local function make(world, device)
-    return peri.shard.ShardedEmbeddingBagCollection { group = world, device = device, fused_params = { optimizer = "sgd",
-      learning_rate = 0.5 }, table_fused_params = { c = { optimizer = "sgd", learning_rate = 0.25 } }, seed = 1,
+    return peri.shard.ShardedEmbeddingBagCollection { group = world, device = device,
+      fused_params = { optimizer = "sgd", learning_rate = 0.5 },
+      table_fused_params = { c = { optimizer = "sgd", learning_rate = 0.25 } }, seed = 1,
       tables = sharded.tables { pooling = "SUM", init_fn = peri.embed.constant(1) },
       plan = { a = plan.row_wise(), b = plan.data_parallel { compute_kernel = "fused" }, c = plan.table_wise(0) } }
   end
   -- The numbers of row 0 of b and c after a batch that uses them once on every rank.
   local function step(ebc, device)
-    ebc(peri.KeyedJaggedTensor { keys = sharded.features, values = { 0, 0 }, lengths = { 0, 1, 1 }, device = device }):values():sum()
+    ebc(peri.KeyedJaggedTensor { keys = sharded.features, values = { 0, 0 }, lengths = { 0, 1, 1 },
+      device = device }):values():sum()
       :backward()
     local state = gather(ebc:state_dict())
     return state["embedding_bags.b.weight"]:item(0), state["embedding_bags.c.weight"]:item(0)
@@ -386,12 +405,14 @@ describe("the optimizer of fused tables", function()
     assert.same({ 1, 1 }, peri.util.map(fused.param_groups, function(group) return group.lr end))
     fused:load_state_dict(dict)
     assert.same({ 0.25, 0.0625 }, peri.util.map(fused.param_groups, function(group) return group.lr end))
-    local warm = nn.optim.WarmupOptimizer { optimizer = fused, lr = 2, stages = { { policy = "constant", max_iters = 1, value = 0.5 } } }
+    local warm = nn.optim.WarmupOptimizer { optimizer = fused, lr = 2,
+      stages = { { policy = "constant", max_iters = 1, value = 0.5 } } }
     assert.equal(1, fused.param_groups[2].lr)
     warm:step()
     warm:step()
     assert.equal(2, fused.param_groups[1].lr)
-    assert.error_matches(function() fused.param_groups[1].rate = 2 end, "param_groups: it has no number 'rate'; those are: lr")
+    assert.error_matches(function() fused.param_groups[1].rate = 2 end,
+      "param_groups: it has no number 'rate'; those are: lr")
     assert.error_matches(function() fused.param_groups[1].lr = "2" end, "param_groups: lr is '2', wanted a number")
   end, { sizes = { 1, 3, 4 } })
 
@@ -405,9 +426,12 @@ describe("the optimizer of fused tables", function()
     end
     refused(function(s) s[names[2]] = nil end,
       "FusedOptimizer:load_state_dict: 'b.momentum1' of parameter 'embedding_bags.b.weight' is missing")
-    refused(function(s) s.z = {} end, "FusedOptimizer:load_state_dict: it has no parameter 'z'; those are: embedding_bags.a.weight")
-    refused(function(s) s[names[1]].sum = peri.zeros { 1 } end, "parameter 'embedding_bags.a.weight' has no state 'sum'")
-    refused(function(s) s[names[1]]["a.momentum1"] = peri.zeros { 3 } end, "state 'embedding_bags.a.weight.momentum1' has shape %[200%]")
+    refused(function(s) s.z = {} end,
+      "FusedOptimizer:load_state_dict: it has no parameter 'z'; those are: embedding_bags.a.weight")
+    refused(function(s) s[names[1]].sum = peri.zeros { 1 } end,
+      "parameter 'embedding_bags.a.weight' has no state 'sum'")
+    refused(function(s) s[names[1]]["a.momentum1"] = peri.zeros { 3 } end,
+      "state 'embedding_bags.a.weight.momentum1' has shape %[200%]")
     refused(function(s) s[names[3]]["c.step"] = peri.tensor({ 5 }, "i64") end,
       "table 'c' was updated 5 times and table 'b' 0 times; those of one module are updated together")
     assert.error_matches(function() fused:load_state_dict {} end, "dict.state is nil, wanted a table")

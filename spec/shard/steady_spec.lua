@@ -1,12 +1,13 @@
--- A step of a sharded collection whose batches are of one size uses the memory of the steps before it: no page is new to the
--- process, but for those of Lua's own heap.
+-- A step of a sharded collection whose batches are of one size uses the memory of the steps before it: no page is new
+-- to the process, but for those of Lua's own heap.
 local ffi = require "ffi"
 local peri = require "perilune"
 local shell = require "spec.support.shell"
 local worlds = require "spec.support.worlds"
 local plan = peri.plan
 
-local TABLES, ROWS, DIM, BATCH, IDS, STEPS = 3, 4096, 64, 512, 8, 200 -- rows of a table 1 MiB, those of a feature's ids as many
+-- rows of a table 1 MiB, those of a feature's ids as many
+local TABLES, ROWS, DIM, BATCH, IDS, STEPS = 3, 4096, 64, 512, 8, 200
 
 --- Pages that this process has touched for the first time.
 local function new_pages()
@@ -20,8 +21,8 @@ local function batch(salt)
   local n = TABLES * BATCH * IDS
   local values = ffi.new("int64_t[?]", n)
   for i = 0, n - 1 do values[i] = (i * 7919 + salt * 104729) % ROWS end
-  return peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3" }, stride = BATCH, values = peri.Tensor.from_memory(values, { n }, "i64"),
-    lengths = peri.full({ TABLES * BATCH }, IDS, "i32") }
+  return peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3" }, stride = BATCH,
+    values = peri.Tensor.from_memory(values, { n }, "i64"), lengths = peri.full({ TABLES * BATCH }, IDS, "i32") }
 end
 
 local kinds = {
@@ -36,7 +37,8 @@ describe("a step in a steady state", function()
     worlds.each("of a sharded " .. name .. " takes no new memory", function(world)
       local tables, entries = {}, {}
       for t = 1, TABLES do
-        tables[t] = kind.config { name = "t" .. t, num_embeddings = ROWS, embedding_dim = DIM, feature_names = { "f" .. t } }
+        tables[t] = kind.config { name = "t" .. t, num_embeddings = ROWS, embedding_dim = DIM,
+          feature_names = { "f" .. t } }
         entries["t" .. t] = t == 1 and plan.data_parallel { compute_kernel = "fused" } or plan.row_wise()
       end
       local module = peri.shard["Sharded" .. name] { tables = tables, plan = entries, group = world,
@@ -49,14 +51,16 @@ describe("a step in a steady state", function()
       end
       for i = 1, 20 do peri.scope(step, i) end
       collectgarbage()
-      collectgarbage "stop" -- what the steps make in Lua's own heap can be counted then: it takes new pages too until it is collected
+      -- what the steps make in Lua's own heap can be counted then: it takes new pages too until it is collected
+      collectgarbage "stop"
       local before, kilobytes = new_pages(), collectgarbage "count"
       for i = 1, STEPS do peri.scope(step, i) end
       local pages = new_pages() - before
       local of_lua = (collectgarbage "count" - kilobytes) / 4
       collectgarbage "restart"
       -- A buffer that is made anew costs a page a step at least, LuaJIT's machine code some pages at first.
-      assert.is_true(pages < of_lua + 50, ("%d new pages in %d steps, of which Lua's heap can have taken %d"):format(pages, STEPS, of_lua))
+      assert.is_true(pages < of_lua + 50,
+        ("%d new pages in %d steps, of which Lua's heap can have taken %d"):format(pages, STEPS, of_lua))
     end, { sizes = { 1 }, devices = { "cpu" } })
   end
 end)

@@ -1,5 +1,5 @@
--- A collection that is wrapped brings its numbers along, and files bring theirs: a flushed table goes on whatever was asked of the
--- collection before, and where both have something of their own nothing is lost without a word.
+-- A collection that is wrapped brings its numbers along, and files bring theirs: a flushed table goes on whatever was
+-- asked of the collection before, and where both have something of their own nothing is lost without a word.
 -- deadline: 120 s
 -- mpirun: 2 3
 local peri = require "perilune"
@@ -21,8 +21,9 @@ local optimizers = { "sgd", "adam", "rowwise_adagrad" }
 local function collection(seed)
   local tables = {}
   for i, name in ipairs { "a", "b" } do
-    tables[i] = peri.EmbeddingBagConfig { name = name, num_embeddings = ROWS, embedding_dim = 8, feature_names = { name },
-      data_type = seed % 2 == 0 and "FP16" or "FP32", init_fn = i == 2 and peri.embed.normal(0, 0.1) or nil }
+    tables[i] = peri.EmbeddingBagConfig { name = name, num_embeddings = ROWS, embedding_dim = 8,
+      feature_names = { name }, data_type = seed % 2 == 0 and "FP16" or "FP32", init_fn = i == 2
+        and peri.embed.normal(0, 0.1) or nil }
   end
   return peri.EmbeddingBagCollection { tables = tables, seed = 3,
     fused_params = { optimizer = optimizers[seed % 3 + 1], learning_rate = 0.5 } }
@@ -89,7 +90,8 @@ describe("a collection that is wrapped", function()
           local before = once(world, function() return tier.read_file(tier.files(folder)[1]) end)
           local ok, err = pcall(wrap, e)
           assert.is_false(ok)
-          assert.truthy(err.message:find "row file '.*%.peri' has flush 1, iteration %d+; one of them would be lost", err.message)
+          assert.truthy(err.message:find "row file '.*%.peri' has flush 1, iteration %d+; one of them would be lost",
+            err.message)
           world:barrier():wait()
           assert.equal(before, once(world, function() return tier.read_file(tier.files(folder)[1]) end))
           e = collection(case)
@@ -105,8 +107,9 @@ describe("a collection that is wrapped", function()
   end, { sizes = { 1, 2, 3 }, devices = { "cpu" } })
 
   it("is no nn.EmbeddingBag where files are to stay", function()
-    local ok, err = pcall(peri.DistributedModelParallel, { module = peri.nn.EmbeddingBag { num_embeddings = 4, embedding_dim = 2 },
-      group = peri.init(), sharders = { peri.shard.EmbeddingBagSharder { fused_params = { optimizer = "sgd" } } },
+    local ok, err = pcall(peri.DistributedModelParallel,
+      { module = peri.nn.EmbeddingBag { num_embeddings = 4, embedding_dim = 2 }, group = peri.init(),
+        sharders = { peri.shard.EmbeddingBagSharder { fused_params = { optimizer = "sgd" } } },
       plan = plan.ShardingPlan { [""] = { weight = plan.row_wise { compute_kernel = "fused_uvm_caching",
         cache_params = { directory = "/var/tmp" } } } } })
     assert.is_false(ok)

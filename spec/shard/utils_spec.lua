@@ -50,7 +50,8 @@ describe("options of fused tables", function()
     local entry = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = 0.25 } }
     assert.equal(0.25, utils.add_params_from_parameter_sharding(own, entry).cache_params.load_factor)
     assert.equal("x", utils.add_params_from_parameter_sharding({ cache_params = "x" }, plan.row_wise()).cache_params)
-    assert.same({ output_dtype = "f16", optimizer = "sgd" }, utils.convert_to_fbgemm_types { output_dtype = "FP16", optimizer = "sgd" })
+    assert.same({ output_dtype = "f16", optimizer = "sgd" }, utils.convert_to_fbgemm_types { output_dtype = "FP16",
+      optimizer = "sgd" })
     assert.error_matches(function() utils.convert_to_fbgemm_types { output_dtype = "F16" } end,
       "output_dtype is 'F16', allowed: BF16, FP16, FP32")
   end)
@@ -65,7 +66,8 @@ describe("options of fused tables", function()
       for step = 1, 3 do
         for _, ebc in ipairs { dense, own } do
           ebc:zero_grad()
-          ebc(peri.KeyedJaggedTensor { keys = { "f" }, values = { 0, 1, 2, 3, 4, 5 }, lengths = { 6 } }):values():sum():backward(
+          ebc(peri.KeyedJaggedTensor { keys = { "f" }, values = { 0, 1, 2, 3, 4, 5 },
+            lengths = { 6 } }):values():sum():backward(
             peri.full({}, step))
         end
         optimizer:step()
@@ -113,8 +115,10 @@ describe("models", function()
     assert.equal(7, net.described:weight("a"):item(0))
     net.mixed = peri.EmbeddingBagCollection { device = "meta", tables = {
       peri.EmbeddingBagConfig { name = "x", num_embeddings = 1, embedding_dim = 4, feature_names = { "f" } },
-      peri.EmbeddingBagConfig { name = "y", num_embeddings = 1, embedding_dim = 4, feature_names = { "f" }, data_type = "FP16" } } }
-    assert.error_matches(function() utils.init_parameters(net, "cpu") end, "table 'y' holds FP16, table 'x' FP32; allowed in memory: one")
+      peri.EmbeddingBagConfig { name = "y", num_embeddings = 1, embedding_dim = 4, feature_names = { "f" },
+        data_type = "FP16" } } }
+    assert.error_matches(function() utils.init_parameters(net, "cpu") end,
+      "table 'y' holds FP16, table 'x' FP32; allowed in memory: one")
   end)
 
   for _, device in ipairs { "cpu", "opaque" } do
@@ -122,13 +126,15 @@ describe("models", function()
       local permute = utils.PermutePooledEmbeddings({ 2, 1, 3 }, { 2, 0, 1 })
       local x = peri.tensor({ 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 }, "f32", device, { 2, 6 }):requires_grad()
       local y = permute(x)
-      assert.same(y:to_table(), utils.PermutePooledEmbeddings { embs_dims = { 2, 1, 3 }, permute = { 2, 0, 1 } }(x):to_table())
+      assert.same(y:to_table(), utils.PermutePooledEmbeddings { embs_dims = { 2, 1, 3 },
+        permute = { 2, 0, 1 } }(x):to_table())
       assert.same({ { 4, 5, 6, 1, 2, 3 }, { 10, 11, 12, 7, 8, 9 } }, y:to_table())
       y:backward(peri.tensor({ 1, 2, 3, 4, 5, 6, 1, 1, 1, 1, 1, 1 }, "f32", device, { 2, 6 }))
       assert.same({ { 4, 5, 6, 1, 2, 3 }, { 1, 1, 1, 1, 1, 1 } }, x:grad():to_table())
       assert.error_matches(function() permute(peri.zeros({ 2, 5 }, "f32", device)) end,
         "PermutePooledEmbeddings: pooled is .-, wanted a tensor %[batch, 6%]")
-      assert.error_matches(function() utils.PermutePooledEmbeddings({ 2 }, { 1 }) end, "permute%[1%] is 1, allowed: whole numbers 0..0")
+      assert.error_matches(function() utils.PermutePooledEmbeddings({ 2 }, { 1 }) end,
+        "permute%[1%] is 1, allowed: whole numbers 0..0")
     end)
   end
 end)

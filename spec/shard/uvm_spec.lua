@@ -1,5 +1,6 @@
--- Sharded tables of a device whose rows are in the host's memory: every plan of fused_uvm and fused_uvm_caching, also beside fused tables,
--- gives bit for bit what the same plan gives with fused tables on the CPU; state goes from and to them.
+-- Sharded tables of a device whose rows are in the host's memory: every plan of fused_uvm and fused_uvm_caching, also
+-- beside fused tables, gives bit for bit what the same plan gives with fused tables on the CPU; state goes from and to
+-- them.
 -- deadline: 300 s
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
@@ -8,7 +9,8 @@ local shell = require "spec.support.shell"
 local plan, gather = peri.plan, peri.shard.gather_state_dict
 local BATCH, WIDTH = sharded.BATCH, sharded.WIDTH
 
---- A model of one collection, sharded by `kind`; kernels: of the tables in their order. folder: of the second table's cache.
+--- A model of one collection, sharded by `kind`; kernels: of the tables in their order. folder: of the second table's
+--- cache.
 local function model(kind, world, device, kernels, optimizer, seed, folder)
   local entries = {}
   for i, t in ipairs(sharded.configs) do
@@ -39,7 +41,8 @@ end
 local function step(want, got, world, device, k, prefetch)
   local rank = world:rank()
   local x = want(sharded.batch(k, rank, "cpu")):values()
-  local y = prefetch and got.sharded[1]:compute_and_output_dist(prefetch):values() or got(sharded.batch(k, rank, device)):values()
+  local y = prefetch and got.sharded[1]:compute_and_output_dist(prefetch):values()
+    or got(sharded.batch(k, rank, device)):values()
   local ahead
   if prefetch then
     ahead = got.sharded[1]:input_dist(sharded.batch(k + 1, rank, device)):wait()
@@ -60,7 +63,8 @@ describe("sharded tables in the host's memory:", function()
     for mix, kernels in peri.util.ordered(mixes) do
       worlds.each(("%s, %s"):format(kind, mix), function(world, device)
         local optimizer = kind == "column_wise" and "rowwise_adagrad" or "adam"
-        local want, got = model(kind, world, "cpu", { "fused" }, optimizer), model(kind, world, device, kernels, optimizer)
+        local want, got = model(kind, world, "cpu", { "fused" }, optimizer),
+          model(kind, world, device, kernels, optimizer)
         for k = 1, 3 do step(want, got, world, device, k) end
         compare(want, got)
         local ahead = got.sharded[1]:input_dist(sharded.batch(4, world:rank(), device)):wait()

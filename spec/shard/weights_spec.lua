@@ -1,5 +1,6 @@
--- Gradients of the ids' weights: those of the unsharded collection, under every sharding type, on any number of ranks. A rank's weights are
--- its own input: their gradient is that of its own loss, whatever gradients of tables are divided by, and is not clipped.
+-- Gradients of the ids' weights: those of the unsharded collection, under every sharding type, on any number of ranks.
+-- A rank's weights are its own input: their gradient is that of its own loss, whatever gradients of tables are divided
+-- by, and is not clipped.
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local sim = require "perilune.dist.sim"
@@ -15,7 +16,8 @@ local LIMIT = { f = 8, g = 8 } -- rows of the smallest table of each
 local function configs()
   return peri.util.map(order, function(name)
     return peri.EmbeddingBagConfig { name = name, num_embeddings = ROWS[name], embedding_dim = COLS[name],
-      pooling = name == "b" and "MEAN" or "SUM", feature_names = name == "a" and { "f" } or name == "b" and { "g" } or keys }
+      pooling = name == "b" and "MEAN" or "SUM", feature_names = name == "a" and { "f" } or name == "b" and { "g" }
+        or keys }
   end)
 end
 local WIDTH = 8 + 4 + 24
@@ -45,7 +47,8 @@ local function generator(seed)
   end
 end
 
---- A batch of this rank: { kjt, weights = leaf, grad }; ids may be pruned, bags empty. variable: each key has its own bags.
+--- A batch of this rank: { kjt, weights = leaf, grad }; ids may be pruned, bags empty. variable: each key has its own
+--- bags.
 local function draw(seed, device, variable)
   local below = generator(seed)
   local size = variable and 4 or seed % 4
@@ -77,8 +80,8 @@ end
 local function make(kind, world, device, n, options)
   local plans = {}
   for i, name in ipairs(order) do plans[name] = entries[kind](i, n) end
-  return peri.shard.ShardedEmbeddingBagCollection { tables = configs(), plan = plans, group = world, device = device, seed = 9,
-    fused_params = { optimizer = "sgd", learning_rate = 0, gradient_clipping = true, max_gradient = 0.01,
+  return peri.shard.ShardedEmbeddingBagCollection { tables = configs(), plan = plans, group = world, device = device,
+    seed = 9, fused_params = { optimizer = "sgd", learning_rate = 0, gradient_clipping = true, max_gradient = 0.01,
       exact = options.exact }, is_weighted = true,
     qcomm_codecs_registry = options.codecs, gradient_division = options.division }
 end
@@ -106,17 +109,23 @@ end
 describe("gradients of the ids' weights,", function()
   for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "data_parallel", "dense", "mixed",
     "within_nodes" } do
-    worlds.each(kind, function(world, device, n) run(kind, world, device, n, {}) end, { sizes = { 1, 2, 3, 5 }, local_size = 2 })
+    worlds.each(kind, function(world, device, n) run(kind, world, device, n, {}) end,
+      { sizes = { 1, 2, 3, 5 }, local_size = 2 })
   end
-  worlds.each("not divided", function(world, device, n) run("mixed", world, device, n, { division = false }) end, { sizes = { 2, 3 } })
+  worlds.each("not divided", function(world, device, n) run("mixed", world, device, n, { division = false }) end,
+    { sizes = { 2, 3 } })
   worlds.each("of a variable batch", function(world, device, n) run("mixed", world, device, n, { variable = true }) end,
     { sizes = { 1, 2, 3 } })
-  for _, kind in ipairs { "column_wise", "mixed", "within_nodes" } do -- one rank makes each sum, in the order of the unsharded tables
-    worlds.each("bit for bit with exact sums, " .. kind, function(world, device, n) run(kind, world, device, n, { exact = true }) end,
+  -- one rank makes each sum, in the order of the unsharded tables
+  for _, kind in ipairs { "column_wise", "mixed", "within_nodes" } do
+    worlds.each("bit for bit with exact sums, " .. kind, function(world, device, n)
+      run(kind, world, device, n, { exact = true })
+    end,
       { sizes = { 1, 2, 3, 5 }, local_size = 2 })
   end
   worlds.each("bit for bit with exact sums, variable batch",
-    function(world, device, n) run("mixed", world, device, n, { exact = true, variable = true }) end, { sizes = { 1, 3 } })
+    function(world, device, n) run("mixed", world, device, n, { exact = true, variable = true }) end,
+    { sizes = { 1, 3 } })
   worlds.each("from rounded gradients", function(world, device, n)
     local codecs = codec.get_qcomm_codecs_registry { forward = "FP16", backward = "FP16" }
     run("row_wise", world, device, n, { codecs = codecs, tolerance = { abs = 2e-3, rel = 2e-3 } })
@@ -128,8 +137,8 @@ describe("gradients of the ids' weights,", function()
     ebc(kjt):values():backward(grad)
     local got, start, g = leaf:grad():to_list(), leaf:to_list(), grad:to_list()
     local function loss(weights)
-      local moved = peri.KeyedJaggedTensor { keys = keys, values = kjt:values(), lengths = kjt:lengths(), stride = kjt:stride(),
-        weights = peri.tensor(weights, "f32", device, { #weights }), device = device }
+      local moved = peri.KeyedJaggedTensor { keys = keys, values = kjt:values(), lengths = kjt:lengths(),
+        stride = kjt:stride(), weights = peri.tensor(weights, "f32", device, { #weights }), device = device }
       local sum = 0
       for i, x in ipairs(ebc(moved):values():to_list()) do sum = sum + x * g[i] end
       return sum
@@ -165,15 +174,17 @@ describe("weights of a batch", function()
     local kjt = peri.KeyedJaggedTensor { keys = keys, values = { 1, 2 }, lengths = { 1, 1 }, weights = { 1, 1 } }
     assert.error_matches(function() unsharded(false)(kjt) end, "the batch has weights, but is_weighted is false")
     sim.run(1, function(_, world)
-      local ebc = peri.shard.ShardedEmbeddingBagCollection { tables = configs(), group = world, fused_params = { optimizer = "sgd" },
-        plan = { a = plan.row_wise(), b = plan.row_wise(), c = plan.row_wise() } }
+      local ebc = peri.shard.ShardedEmbeddingBagCollection { tables = configs(), group = world,
+        fused_params = { optimizer = "sgd" }, plan = { a = plan.row_wise(), b = plan.row_wise(), c = plan.row_wise() } }
       assert.error_matches(function() ebc(kjt) end, "the input has weights, the module is not weighted")
     end)
   end)
   it("are carried by rows of ids, of quantized tables too", function()
-    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2, 0 }, lengths = { 1, 2 }, weights = { 0.5, 2, 4 },
-      stride_per_key_per_rank = { { 2 } }, inverse_indices = { { "f" }, peri.tensor({ { 1, 1, 0 } }, "i64") } }
-    local tables = { peri.EmbeddingConfig { name = "t", num_embeddings = 3, embedding_dim = 4, feature_names = { "f" } } }
+    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2, 0 }, lengths = { 1, 2 },
+      weights = { 0.5, 2, 4 }, stride_per_key_per_rank = { { 2 } },
+      inverse_indices = { { "f" }, peri.tensor({ { 1, 1, 0 } }, "i64") } }
+    local tables = { peri.EmbeddingConfig { name = "t", num_embeddings = 3, embedding_dim = 4,
+      feature_names = { "f" } } }
     local ec = peri.EmbeddingCollection { tables = tables }
     local quantized = peri.QuantEmbeddingCollection.from_float(ec)
     for _, collection in ipairs { ec, quantized } do
@@ -184,10 +195,12 @@ describe("weights of a batch", function()
     end
   end)
   it("are f32", function()
-    local kjt = peri.KeyedJaggedTensor { keys = keys, values = { 1, 2 }, lengths = { 1, 1 }, weights = peri.tensor({ 1, 1 }, "i64") }
+    local kjt = peri.KeyedJaggedTensor { keys = keys, values = { 1, 2 }, lengths = { 1, 1 },
+      weights = peri.tensor({ 1, 1 }, "i64") }
     assert.error_matches(function() unsharded(true)(kjt) end, "weights is i64 .*allowed: f32")
     sim.run(1, function(_, world)
-      assert.error_matches(function() make("row_wise", world, "cpu", 1, {})(kjt) end, "the weights are i64 of 1 dimensions, allowed: f32")
+      assert.error_matches(function() make("row_wise", world, "cpu", 1, {})(kjt) end,
+        "the weights are i64 of 1 dimensions, allowed: f32")
     end)
   end)
 end)

@@ -1,5 +1,5 @@
--- EmbeddingCollections whose tables have several dimensions: rows and what they learn are those of a collection for each table, sharded in
--- every way or not, on both devices.
+-- EmbeddingCollections whose tables have several dimensions: rows and what they learn are those of a collection for
+-- each table, sharded in every way or not, on both devices.
 -- takes: 3 s
 local peri = require "perilune"
 local golden = require "spec.support.golden"
@@ -61,8 +61,8 @@ local function train(module, kjt)
   return result
 end
 
---- The rows of all outputs, and the tables afterwards, by a collection for each table; gradients of all ranks are added up or averaged, as
---- `fused` says.
+--- The rows of all outputs, and the tables afterwards, by a collection for each table; gradients of all ranks are added
+--- up or averaged, as `fused` says.
 local function expected(fused, ranks, device)
   local alone, rows = {}, {}
   for _, name in ipairs(order) do
@@ -96,7 +96,8 @@ for _, device in ipairs(require "spec.support.devices") do
         local rows, alone = expected(fused, 1, device)
         for _, names in ipairs { { "a", "b", "c" }, { "c", "a", "b" } } do
           local tables = peri.util.map(names, config)
-          local all = peri.EmbeddingCollection { tables = tables, fused_params = fused, device = device, need_indices = true }
+          local all = peri.EmbeddingCollection { tables = tables, fused_params = fused, device = device,
+            need_indices = true }
           assert.equal(8, all:embedding_dim())
           for _, name in ipairs(order) do all:weight(name):copy(start(name)) end
           local result = train(all, batch(0, device))
@@ -132,25 +133,33 @@ end, { sizes = { 2 } })
 
 describe("sharded", function()
   local kinds = {
-    table_wise = function(n) return { a = plan.table_wise(n - 1), b = plan.table_wise(0), c = plan.table_wise(n - 1) } end,
-    row_wise = function() return { a = plan.row_wise(), b = plan.row_wise(), c = plan.row_wise() } end,
+    table_wise = function(n)
+      return { a = plan.table_wise(n - 1), b = plan.table_wise(0), c = plan.table_wise(n - 1) }
+    end, row_wise = function() return { a = plan.row_wise(), b = plan.row_wise(), c = plan.row_wise() } end,
     narrow_copies = function() return { a = plan.data_parallel(), b = plan.row_wise(), c = plan.row_wise() } end,
-    mixed = function(n) return { a = plan.data_parallel(), b = plan.column_wise { ranks = { 0, n - 1 } }, c = plan.row_wise() } end,
+    mixed = function(n)
+      return { a = plan.data_parallel(), b = plan.column_wise { ranks = { 0, n - 1 } }, c = plan.row_wise() }
+    end,
   }
   for kind, entries in peri.util.ordered(kinds) do
     for _, more in ipairs { "", ", with index dedup", ", exact" } do
       worlds.each(kind .. more, function(world, device, n)
         local fused = { optimizer = "sgd", learning_rate = 0.5, exact = more == ", exact" or nil }
-        local ec = peri.shard.ShardedEmbeddingCollection { tables = peri.util.map({ "c", "a", "b" }, config), plan = entries(n),
-          group = world, device = device, fused_params = fused, use_index_dedup = more == ", with index dedup" }
+        local ec = peri.shard.ShardedEmbeddingCollection { tables = peri.util.map({ "c", "a", "b" }, config),
+          plan = entries(n), group = world, device = device, fused_params = fused,
+          use_index_dedup = more == ", with index dedup" }
         for _, s in ipairs(ec:local_shards()) do
           local whole = start(s.table)
-          s.state("weight"):copy(whole:slice(1, s.row_offset, s.row_offset + s.rows):slice(2, s.col_offset, s.col_offset + s.cols))
+          s.state("weight"):copy(whole:slice(1, s.row_offset, s.row_offset + s.rows):slice(2, s.col_offset,
+            s.col_offset + s.cols))
         end
         local rows = expected(fused, n, "cpu")
         local result = train(ec, batch(world:rank(), device))
-        for out, want in peri.util.ordered(rows[world:rank()]) do assert.same(want, result[out]:values():to_table(), out) end
-        -- What an unsharded collection of one dimension a table learns from the batches of all ranks, by the linearity of SGD.
+        for out, want in peri.util.ordered(rows[world:rank()]) do
+          assert.same(want, result[out]:values():to_table(), out)
+        end
+        -- What an unsharded collection of one dimension a table learns from the batches of all ranks, by the linearity
+        -- of SGD.
         local sums = {}
         for rank = 0, n - 1 do
           local kjt = batch(rank, "cpu")
@@ -183,13 +192,15 @@ function Net:init(groups, raw)
   local fused = { optimizer = "rowwise_adagrad", learning_rate = 0.1 }
   for i, names in ipairs(groups) do
     local maps = {}
-    local tables = peri.util.map(names, function(name) return config(name, raw and name == "b" and { "h" }) end) -- raw ids have one table
+    -- raw ids have one table
+    local tables = peri.util.map(names, function(name) return config(name, raw and name == "b" and { "h" }) end)
     local ec = peri.EmbeddingCollection { tables = tables, fused_params = fused, seed = 5 }
     for _, name in ipairs(raw and names or {}) do
-      maps[name] = peri.MCHManagedCollisionModule { zch_size = 9, device = "cpu", eviction_interval = 2, input_hash_size = 1000,
-        buckets = 3, eviction_policy = peri.embed.LFU_EvictionPolicy {} }
+      maps[name] = peri.MCHManagedCollisionModule { zch_size = 9, device = "cpu", eviction_interval = 2,
+        input_hash_size = 1000, buckets = 3, eviction_policy = peri.embed.LFU_EvictionPolicy {} }
     end
-    self["ec" .. i] = raw and peri.ManagedCollisionEmbeddingCollection { embedding_collection = ec, managed_collision_collection =
+    self["ec" .. i] = raw and peri.ManagedCollisionEmbeddingCollection { embedding_collection = ec,
+      managed_collision_collection =
       peri.ManagedCollisionCollection { embedding_configs = tables, managed_collision_modules = maps } } or ec
   end
 end
@@ -217,15 +228,17 @@ for name, case in peri.util.ordered(pairs_of) do
         whole["ec" .. i] = {}
         for _, t in ipairs(names) do whole["ec" .. i][t] = entries(n)[t] end
       end
-      return peri.DistributedModelParallel { module = Net(groups, case.raw), group = world, plan = whole, device = device,
-        sharders = codec and { peri.shard.EmbeddingCollectionSharder { qcomm_codecs_registry = codec } } or nil }, whole
+      return peri.DistributedModelParallel { module = Net(groups, case.raw), group = world, plan = whole,
+        device = device, sharders = codec
+          and { peri.shard.EmbeddingCollectionSharder { qcomm_codecs_registry = codec } } or nil }, whole
     end
     local function step(model, groups, kjt)
       local found, loss = {}, nil
       for i, names in ipairs(groups) do
         local result = model.module["ec" .. i](kjt)
         for out, of in peri.util.ordered(outputs) do
-          local own = peri.util.index_of(names)[of] and not (case.raw and out == "g@b") and (result[out] or result[out:match "^[^@]+"])
+          local own = peri.util.index_of(names)[of] and not (case.raw and out == "g@b")
+            and (result[out] or result[out:match "^[^@]+"])
           if own then
             found[out] = own:values():detach():to_list()
             local term = F.sum(own:values() * up(own:values(), out))
@@ -258,9 +271,12 @@ end
 
 worlds.each("several dimensions, quantized", function(world, device, n)
   local kjt = batch(world:rank(), device)
-  local float = peri.EmbeddingCollection { tables = peri.util.map({ "c", "a", "b" }, config), seed = 5, device = device }
+  local float = peri.EmbeddingCollection { tables = peri.util.map({ "c", "a", "b" }, config), seed = 5,
+    device = device }
   for _, dtype in ipairs { "INT8", "INT4" } do
-    local function quant(x) return peri.QuantEmbeddingCollection.from_float(x, { dtype = dtype, output_dtype = "FP16" }) end
+    local function quant(x)
+      return peri.QuantEmbeddingCollection.from_float(x, { dtype = dtype, output_dtype = "FP16" })
+    end
     local want, all = {}, quant(float)
     for out, t in peri.util.ordered(outputs) do
       local one = peri.EmbeddingCollection { tables = { config(t) }, device = device }
@@ -278,6 +294,7 @@ worlds.each("several dimensions, quantized", function(world, device, n)
     local Model = peri.nn.Module:extend "Model"
     function Model:init() self.ec = all end
     local entries = spread(n)
-    check(peri.DistributedModelParallel { module = Model(), group = world, device = device, plan = { ec = entries } }.module.ec(kjt))
+    check(peri.DistributedModelParallel { module = Model(), group = world, device = device,
+      plan = { ec = entries } }.module.ec(kjt))
   end
 end, { sizes = { 2 } })

@@ -1,4 +1,5 @@
--- Buckets: the worked example of TorchRec's row-wise input distribution, KJTs of both kinds, random ids against plain Lua, bad input.
+-- Buckets: the worked example of TorchRec's row-wise input distribution, KJTs of both kinds, random ids against plain
+-- Lua, bad input.
 -- cuda: always
 local peri = require "perilune"
 local KJT, sparse = peri.KeyedJaggedTensor, peri.sparse
@@ -9,13 +10,13 @@ for _, device in ipairs(require "spec.support.devices") do
   describe("bucketize on " .. device, function()
     -- f0 has 10 rows in blocks of 3, f1 has 5 rows in blocks of 2, over 4 ranks.
     local function example(weights)
-      return KJT { keys = { "f0", "f1" }, values = t({ 0, 9, 4, 4, 0, 3, 2 }, "i64"), lengths = t({ 2, 1, 1, 3 }, "i32"),
-        weights = weights }
+      return KJT { keys = { "f0", "f1" }, values = t({ 0, 9, 4, 4, 0, 3, 2 }, "i64"),
+        lengths = t({ 2, 1, 1, 3 }, "i32"), weights = weights }
     end
 
     it("cuts a KJT as TorchRec does", function()
-      local kjt, permute = sparse.bucketize_kjt_before_all2all(example(), { num_buckets = 4, block_sizes = { 3, 2 }, output_permute = true,
-        bucketize_pos = true })
+      local kjt, permute = sparse.bucketize_kjt_before_all2all(example(),
+        { num_buckets = 4, block_sizes = { 3, 2 }, output_permute = true, bucketize_pos = true })
       assert.same({ "f0", "f1", "f0", "f1", "f0", "f1", "f0", "f1" }, kjt:keys())
       assert.same({ 1, 0, 0, 1, 0, 1, 0, 2, 0, 0, 1, 0, 1, 0, 0, 0 }, kjt:lengths():to_list())
       assert.same({ 0, 0, 1, 1, 0, 0, 0 }, kjt:values():to_list())
@@ -34,13 +35,14 @@ for _, device in ipairs(require "spec.support.devices") do
       assert.is_nil(permute)
       assert.same({ 0, 4, 0, 2, 4, 1, 0 }, kjt:values():to_list())
       assert.same({ 1, 3, 5, 7, 2, 4, 6 }, kjt:weights():to_list())
-      local kept = sparse.bucketize_kjt_before_all2all(example(), { num_buckets = 2, block_sizes = { 5, 3 }, keep_original_indices = true })
+      local kept = sparse.bucketize_kjt_before_all2all(example(),
+        { num_buckets = 2, block_sizes = { 5, 3 }, keep_original_indices = true })
       assert.same({ 0, 4, 0, 2, 9, 4, 3 }, kept:values():to_list())
     end)
 
     it("cuts variable batches", function()
-      local kjt = KJT { keys = { "f0", "f1" }, values = t({ 0, 9, 4, 4, 0, 3, 2 }, "i32"), lengths = t({ 2, 1, 4 }, "i64"),
-        stride_per_key_per_rank = { { 1, 1 }, { 0, 1 } } }
+      local kjt = KJT { keys = { "f0", "f1" }, values = t({ 0, 9, 4, 4, 0, 3, 2 }, "i32"),
+        lengths = t({ 2, 1, 4 }, "i64"), stride_per_key_per_rank = { { 1, 1 }, { 0, 1 } } }
       local cut = sparse.bucketize_kjt_before_all2all(kjt, { num_buckets = 2, block_sizes = { 5, 3 } })
       assert.same({ { 1, 1 }, { 0, 1 }, { 1, 1 }, { 0, 1 } }, cut:stride_per_key_per_rank())
       assert.same({ 2, 2, 1, 2 }, cut:length_per_key())
@@ -99,8 +101,8 @@ for _, device in ipairs(require "spec.support.devices") do
               unbucketize[entry[3]] = #want[1] - 1
             end
           end
-          local r = sparse.block_bucketize_sparse_features { lengths = t(lengths, "i32"), indices = t(ids, dtype), block_sizes = blocks,
-            my_size = p, block_bucketize_pos = bounds, sequence = true, bucketize_pos = true }
+          local r = sparse.block_bucketize_sparse_features { lengths = t(lengths, "i32"), indices = t(ids, dtype),
+            block_sizes = blocks, my_size = p, block_bucketize_pos = bounds, sequence = true, bucketize_pos = true }
           assert.same(want[3], r.lengths:to_list())
           assert.same(want[1], r.indices:to_list())
           assert.same(want[2], r.positions:to_list())
@@ -131,7 +133,9 @@ for _, device in ipairs(require "spec.support.devices") do
       bad("bound 0 is 1, wanted: 0 first", { block_bucketize_pos = { { 1, 3, 4 } } })
       bad("feature 1: bound 2 is 2", { block_bucketize_pos = { false, { 0, 3, 2 } } })
       bad("weights of other ids", { weights = t { 1 } })
-      assert.error_matches(function() sparse.bucketize_kjt_before_all2all(example(), { num_buckets = 2, block_sizes = { 3 } }) end,
+      assert.error_matches(function()
+        sparse.bucketize_kjt_before_all2all(example(), { num_buckets = 2, block_sizes = { 3 } })
+      end,
         "1 block sizes for 2 keys")
     end)
   end)

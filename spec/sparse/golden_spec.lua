@@ -24,8 +24,9 @@ local function bucketize(case, device, blocks)
   end
   local keep = case:list "in.keep_orig_idx_per_feature"
   return sparse.block_bucketize_sparse_features {
-    lengths = case:tensor("in.lengths", device), indices = case:tensor("in.indices", device), weights = case:tensor("in.weights", device),
-    bucketize_pos = a.bucketize_pos, sequence = a.sequence, block_sizes = blocks or case:list "in.block_sizes", my_size = a.my_size,
+    lengths = case:tensor("in.lengths", device), indices = case:tensor("in.indices", device),
+    weights = case:tensor("in.weights", device), bucketize_pos = a.bucketize_pos, sequence = a.sequence,
+    block_sizes = blocks or case:list "in.block_sizes", my_size = a.my_size,
     total_num_blocks = case:list "in.total_num_blocks", batch_size_per_feature = case:list "in.batch_size_per_feature",
     block_bucketize_pos = bounds, keep_orig_idx = a.keep_orig_idx, return_bucket_mapping = a.return_bucket_mapping,
     keep_orig_idx_per_feature = keep and peri.util.map(keep, function(x) return x ~= 0 end),
@@ -49,14 +50,15 @@ end
 function checks.bucketize_sparse_features(case, device)
   local a = case.args
   assert_buckets(case, sparse.block_bucketize_sparse_features { lengths = case:tensor("in.lengths", device),
-    indices = case:tensor("in.indices", device), weights = case:tensor("in.weights", device), bucketize_pos = a.bucketize_pos,
-    block_sizes = { 0 }, my_size = a.my_size })
+    indices = case:tensor("in.indices", device), weights = case:tensor("in.weights", device),
+    bucketize_pos = a.bucketize_pos, block_sizes = { 0 }, my_size = a.my_size })
 end
 
 
--- -- helpers -----------------------------------------------------------------------------------------------------------------------
+-- -- helpers ----------------------------------------------------------------------------------------------------------
 
---- Run f with inputs that want gradients, feed in.grad_output back, and compare out.grad_<name> of each input in `names`.
+--- Run f with inputs that want gradients, feed in.grad_output back, and compare out.grad_<name> of each input in
+--- `names`.
 local function with_gradient(case, device, names, f)
   local inputs = {}
   for i, name in ipairs(names) do
@@ -81,10 +83,13 @@ end
 
 local function booleans(case, name) return peri.util.map(case:list(name), function(x) return x ~= 0 end) end
 
--- -- sums and permutations ---------------------------------------------------------------------------------------------------------
+-- -- sums and permutations --------------------------------------------------------------------------------------------
 
-for _, op in ipairs { "asynchronous_complete_cumsum", "asynchronous_exclusive_cumsum", "asynchronous_inclusive_cumsum" } do
-  checks[op] = function(case, device) assert_same_bits(case, "out.t_out", sparse[op](case:tensor("in.t_in", device))) end
+for _, op in ipairs { "asynchronous_complete_cumsum", "asynchronous_exclusive_cumsum",
+  "asynchronous_inclusive_cumsum" } do
+  checks[op] = function(case, device)
+    assert_same_bits(case, "out.t_out", sparse[op](case:tensor("in.t_in", device)))
+  end
 end
 
 function checks.asynchronous_batched_complete_cumsum(case, device)
@@ -94,10 +99,15 @@ end
 local function check_permuted(case, values, lengths, got, weights)
   assert_same_bits(case, "out.permuted_lengths", lengths)
   assert_same_bits(case, "out.permuted_" .. values, got)
-  if case:has "out.permuted_weights" then assert_same_bits(case, "out.permuted_weights", weights) else assert.is_nil(weights) end
+  if case:has "out.permuted_weights" then
+    assert_same_bits(case, "out.permuted_weights", weights)
+  else
+    assert.is_nil(weights)
+  end
 end
 
-for op, values in pairs { permute_1D_sparse_data = "values", permute_2D_sparse_data = "values", permute_sparse_features = "indices" } do
+for op, values in pairs { permute_1D_sparse_data = "values", permute_2D_sparse_data = "values",
+  permute_sparse_features = "indices" } do
   checks[op] = function(case, device)
     check_permuted(case, values, sparse[op](case:tensor("in.permute", device), case:tensor("in.lengths", device),
       case:tensor("in." .. values, device), case:tensor("in.weights", device)))
@@ -106,13 +116,14 @@ end
 
 function checks.permute_2D_sparse_data_input1D(case, device)
   check_permuted(case, "values", sparse.permute_2D_sparse_data_input1D(case:tensor("in.permute", device),
-    case:tensor("in.lengths", device), case:tensor("in.values", device), case.args.stride, case:tensor("in.weights", device)))
+    case:tensor("in.lengths", device), case:tensor("in.values", device), case.args.stride,
+    case:tensor("in.weights", device)))
 end
 
 --- FBGEMM's CPU operator moves single numbers, as if rows had one column; the right answer has the rows.
 function checks.permute_sequence_embeddings(case, device)
-  local lengths, rows = sparse.permute_sequence_embeddings(case:tensor("in.permute", device), case:tensor("in.lengths", device),
-    case:tensor("in.embeddings", device))
+  local lengths, rows = sparse.permute_sequence_embeddings(case:tensor("in.permute", device),
+    case:tensor("in.lengths", device), case:tensor("in.embeddings", device))
   assert_same_bits(case, "out.permuted_lengths", lengths)
   local shape, given, order = case:shape "in.lengths", case:list "in.lengths", case:list "in.permute"
   local embeddings, dim, starts, want = case:list "in.embeddings", case:shape("in.embeddings")[2], { [0] = 0 }, {}
@@ -130,7 +141,8 @@ function checks.jagged_index_select(case, device)
   local lengths
   local values = with_gradient(case, device, { "values" }, function(v)
     local selected
-    selected, lengths = sparse.jagged_index_select(v, case:tensor("in.lengths", device), case:tensor("in.indices", device))
+    selected, lengths = sparse.jagged_index_select(v, case:tensor("in.lengths", device),
+      case:tensor("in.indices", device))
     return selected
   end)
   assert_same_bits(case, "out.values", values)
@@ -138,7 +150,8 @@ function checks.jagged_index_select(case, device)
 end
 
 function checks.index_select_dim0(case, device)
-  assert_same_bits(case, "out.output", sparse.index_select_dim0(case:tensor("in.input", device), case:tensor("in.indices", device)))
+  assert_same_bits(case, "out.output", sparse.index_select_dim0(case:tensor("in.input", device),
+    case:tensor("in.indices", device)))
 end
 
 function checks.group_index_select_dim0(case, device)
@@ -166,8 +179,12 @@ function checks.offsets_range(case, device)
   assert_same_bits(case, "out.range", sparse.offsets_range(case:tensor("in.offsets", device), case.args.range_size))
 end
 
-function checks.lengths_range(case, device) assert_same_bits(case, "out.range", sparse.lengths_range(case:tensor("in.t_in", device))) end
-function checks.repeat_arange(case, device) assert_same_bits(case, "out.range", sparse.repeat_arange(case:tensor("in.lengths", device))) end
+function checks.lengths_range(case, device)
+  assert_same_bits(case, "out.range", sparse.lengths_range(case:tensor("in.t_in", device)))
+end
+function checks.repeat_arange(case, device)
+  assert_same_bits(case, "out.range", sparse.repeat_arange(case:tensor("in.lengths", device)))
+end
 
 function checks.segment_sum_csr(case, device)
   case:assert_near("out.sum", sparse.segment_sum_csr(case.args.batch_size, case:tensor("in.csr_seg", device),
@@ -175,16 +192,17 @@ function checks.segment_sum_csr(case, device)
 end
 
 function checks.populate_bucketized_permute(case, device)
-  assert_same_bits(case, "out.unbucketize_permute", sparse.populate_bucketized_permute(case:tensor("in.lengths", device),
-    case:tensor("in.bucketized_lengths", device), case:tensor("in.bucket_mapping", device)))
+  assert_same_bits(case, "out.unbucketize_permute",
+    sparse.populate_bucketized_permute(case:tensor("in.lengths", device), case:tensor("in.bucketized_lengths", device),
+      case:tensor("in.bucket_mapping", device)))
 end
 
--- -- pooled embeddings -------------------------------------------------------------------------------------------------------------
+-- -- pooled embeddings ------------------------------------------------------------------------------------------------
 
 for _, op in ipairs { "permute_pooled_embs", "permute_duplicate_pooled_embs", "permute_pooled_embs_auto_grad" } do
   checks[op] = function(case, device)
-    assert_same_bits(case, "out.output", sparse[op](case:tensor("in.pooled_embs", device), case:list "in.offset_dim_list",
-      case:list "in.permute_list"))
+    assert_same_bits(case, "out.output", sparse[op](case:tensor("in.pooled_embs", device),
+      case:list "in.offset_dim_list", case:list "in.permute_list"))
   end
 end
 
@@ -210,7 +228,7 @@ function checks.permute_multi_embedding(case, device)
   for i, t in ipairs(values) do case:assert_near("out.grad_pooled_embs." .. i - 1, t:grad()) end
 end
 
--- -- distinct ids ------------------------------------------------------------------------------------------------------------------
+-- -- distinct ids -----------------------------------------------------------------------------------------------------
 
 local function check_unique(case, device)
   local ids = case:tensor("in.linear_indices", device)
@@ -220,17 +238,19 @@ local function check_unique(case, device)
   assert.same(peri.tensor(case:list "out.unique", "f64"):slice(1, 0, n):to_list(), unique:to_list())
   assert.same(peri.tensor(case:list "out.counts", "f64"):slice(1, 0, n):to_list(), counts:to_list())
   if inverse then
-    -- What FBGEMM's CPU operator returns as `inverse` is the order that sorts the ids; the inverse tells where each id went.
+    -- What FBGEMM's CPU operator returns as `inverse` is the order that sorts the ids; the inverse tells where each id
+    -- went.
     local to, all, distinct, order = inverse:to_list(), ids:to_list(), unique:to_list(), case:list "out.inverse"
     for i = 1, #all do assert.equal(all[i], distinct[to[i] + 1]) end
-    for i = 2, #order do assert.is_true(to[order[i - 1] + 1] < to[order[i] + 1] or (to[order[i - 1] + 1] == to[order[i] + 1]
+    for i = 2, #order do assert.is_true(to[order[i - 1] + 1] < to[order[i] + 1]
+      or (to[order[i - 1] + 1] == to[order[i] + 1]
       and order[i - 1] < order[i])) end
   end
   assert.equal(ids:dtype(), unique:dtype())
 end
 checks.get_unique_indices, checks.get_unique_indices_with_inverse = check_unique, check_unique
 
--- -- jagged and dense --------------------------------------------------------------------------------------------------------------
+-- -- jagged and dense -------------------------------------------------------------------------------------------------
 
 function checks.jagged_to_padded_dense(case, device)
   local offsets = tensors(case, "in.offsets", device)
@@ -257,21 +277,21 @@ end
 for _, op in ipairs { "stacked_jagged_1d_to_dense", "stacked_jagged_2d_to_dense" } do
   checks[op] = function(case, device)
     local a = case.args
-    local list = sparse[op](case:tensor("in.values", device), case:tensor("in.lengths", device), a.offset_per_key, a.max_lengths_per_key,
-      a.padding_value)
+    local list = sparse[op](case:tensor("in.values", device), case:tensor("in.lengths", device), a.offset_per_key,
+      a.max_lengths_per_key, a.padding_value)
     for i, t in ipairs(list) do assert_same_bits(case, "out.dense." .. i - 1, t) end
     assert.equal(#a.max_lengths_per_key, #list)
   end
 end
 
 function checks.pack_segments(case, device)
-  assert_same_bits(case, "out.packed", sparse.pack_segments(case:tensor("in.t_in", device), case:tensor("in.lengths", device),
-    case.args.max_length))
+  assert_same_bits(case, "out.packed", sparse.pack_segments(case:tensor("in.t_in", device),
+    case:tensor("in.lengths", device), case.args.max_length))
 end
 
 function checks.pack_segments_v2(case, device)
-  local packed, mask = sparse.pack_segments_v2(case:tensor("in.t_in", device), case:tensor("in.lengths", device), case.args.max_length,
-    case.args.pad_minf, case.args.return_presence_mask)
+  local packed, mask = sparse.pack_segments_v2(case:tensor("in.t_in", device), case:tensor("in.lengths", device),
+    case.args.max_length, case.args.pad_minf, case.args.return_presence_mask)
   assert_same_bits(case, "out.packed", packed)
   assert_same_bits(case, "out.presence_mask", mask)
 end
@@ -281,13 +301,15 @@ function checks.jagged_1d_to_truncated_values(case, device)
     case:tensor("in.lengths", device), case.args.max_truncated_length))
 end
 
--- -- arithmetic --------------------------------------------------------------------------------------------------------------------
+-- -- arithmetic -------------------------------------------------------------------------------------------------------
 
-for op, result in pairs { jagged_dense_elementwise_add = "out.output", jagged_dense_elementwise_add_jagged_output = "out.output",
-  jagged_dense_elementwise_mul = "out.output" } do
+for op, result in pairs { jagged_dense_elementwise_add = "out.output",
+  jagged_dense_elementwise_add_jagged_output = "out.output", jagged_dense_elementwise_mul = "out.output" } do
   checks[op] = function(case, device)
     local offsets = tensors(case, "in.x_offsets", device)
-    case:assert_near(result, with_gradient(case, device, { "x_values", "y" }, function(x, y) return (sparse[op](x, offsets, y)) end))
+    case:assert_near(result, with_gradient(case, device, { "x_values", "y" }, function(x, y)
+      return (sparse[op](x, offsets, y))
+    end))
   end
 end
 
@@ -321,7 +343,7 @@ function checks.batched_dense_vec_jagged_2d_mul(case, device)
   end))
 end
 
--- -- batches -----------------------------------------------------------------------------------------------------------------------
+-- -- batches ----------------------------------------------------------------------------------------------------------
 
 function checks.reorder_batched_ad_lengths(case, device)
   assert_same_bits(case, "out.reordered", sparse.reorder_batched_ad_lengths(case:tensor("in.cat_ad_lengths", device),
@@ -334,8 +356,9 @@ function checks.reorder_batched_ad_indices(case, device)
 end
 
 local function check_combined(case, device)
-  local ids, offsets, weights = sparse.tbe_input_combine(tensors(case, "in.indices_list", device), tensors(case, "in.offsets_list", device),
-    tensors(case, "in.per_sample_weights", device), booleans(case, "in.include_last_offsets"), case.args.batch_size)
+  local ids, offsets, weights = sparse.tbe_input_combine(tensors(case, "in.indices_list", device),
+    tensors(case, "in.offsets_list", device), tensors(case, "in.per_sample_weights", device),
+    booleans(case, "in.include_last_offsets"), case.args.batch_size)
   assert_same_bits(case, "out.indices", ids)
   assert_same_bits(case, "out.offsets", offsets)
   assert_same_bits(case, "out.per_sample_weights", weights)
@@ -350,11 +373,11 @@ function checks.tbe_input_combine_with_length(case, device)
   assert_same_bits(case, "out.per_sample_weights", weights)
 end
 
--- -- members and rows picked --------------------------------------------------------------------------------------------------------
+-- -- members and rows picked ------------------------------------------------------------------------------------------
 
 function checks.masked_select_jagged_1d(case, device)
-  local values, lengths = sparse.masked_select_jagged_1d(case:tensor("in.values", device), case:tensor("in.lengths", device),
-    case:tensor("in.mask", device))
+  local values, lengths = sparse.masked_select_jagged_1d(case:tensor("in.values", device),
+    case:tensor("in.lengths", device), case:tensor("in.mask", device))
   assert_same_bits(case, "out.values", values)
   assert_same_bits(case, "out.lengths", lengths)
 end
@@ -369,50 +392,53 @@ end
 function checks.batch_index_select_dim0(case, device)
   local a = case.args
   assert_same_bits(case, "out.output", with_gradient(case, device, { "inputs" }, function(inputs)
-    return sparse.batch_index_select_dim0(inputs, case:tensor("in.indices", device), a.input_num_indices, a.input_rows, a.input_columns,
-      a.permute_output_dim_0_1)
+    return sparse.batch_index_select_dim0(inputs, case:tensor("in.indices", device), a.input_num_indices, a.input_rows,
+      a.input_columns, a.permute_output_dim_0_1)
   end))
 end
 
 function checks.permute102_baddbmm_permute102(case, device)
-  case:assert_near("out.output", sparse.permute102_baddbmm_permute102(case:tensor("in.bias", device), case:tensor("in.A", device),
-    case:tensor("in.B", device)))
+  case:assert_near("out.output", sparse.permute102_baddbmm_permute102(case:tensor("in.bias", device),
+    case:tensor("in.A", device), case:tensor("in.B", device)))
 end
 
--- -- pruned tables -----------------------------------------------------------------------------------------------------------------
+-- -- pruned tables ----------------------------------------------------------------------------------------------------
 
 function checks.embedding_bag_rowwise_prune(case, device)
   local a = case.args
   assert.equal("torch.int32", a.compressed_indices_dtype)
-  local rows, mapping = sparse.embedding_bag_rowwise_prune(case:tensor("in.weight", device), case:tensor("in.indicator", device),
-    a.threshold, "i32", a.abs, a.min_num_rows, a.min_save_ratio)
+  local rows, mapping = sparse.embedding_bag_rowwise_prune(case:tensor("in.weight", device),
+    case:tensor("in.indicator", device), a.threshold, "i32", a.abs, a.min_num_rows, a.min_save_ratio)
   assert_same_bits(case, "out.output", rows)
   assert_same_bits(case, "out.compressed_indices_mapping", mapping)
 end
 
 function checks.pruned_array_lookup(case, device)
   assert_same_bits(case, "out.dense_indices", sparse.pruned_array_lookup(case:tensor("in.indices", device),
-    case:tensor("in.offsets", device), case:tensor("in.index_remappings", device), case:tensor("in.index_remappings_offsets", device)))
+    case:tensor("in.offsets", device), case:tensor("in.index_remappings", device),
+    case:tensor("in.index_remappings_offsets", device)))
 end
 
 function checks.pruned_hashmap_lookup(case, device)
   assert_same_bits(case, "out.dense_indices", sparse.pruned_hashmap_lookup(case:tensor("in.indices", device),
-    case:tensor("in.offsets", device), case:tensor("in.hash_table", device), case:tensor("in.hash_table_offsets", device)))
+    case:tensor("in.offsets", device), case:tensor("in.hash_table", device),
+    case:tensor("in.hash_table_offsets", device)))
 end
 
 --- FBGEMM's changes its argument.
 function checks.pruned_hashmap_insert(case, device)
   local table = case:tensor("in.hash_table", device)
   assert_same_bits(case, "out.hash_table", sparse.pruned_hashmap_insert(case:tensor("in.indices", device),
-    case:tensor("in.dense_indices", device), case:tensor("in.offsets", device), table, case:tensor("in.hash_table_offsets", device)))
+    case:tensor("in.dense_indices", device), case:tensor("in.offsets", device), table,
+    case:tensor("in.hash_table_offsets", device)))
   assert_same_bits(case, "in.hash_table", table)
 end
 
--- -- a number for each id ----------------------------------------------------------------------------------------------------------
+-- -- a number for each id ---------------------------------------------------------------------------------------------
 
 function checks.batched_unary_embeddings(case, device)
-  case:assert_near("out.output", sparse.batched_unary_embeddings(case:tensor("in.weight", device), case:tensor("in.table_offsets", device),
-    case:tensor("in.offsets", device), case:tensor("in.indices", device)))
+  case:assert_near("out.output", sparse.batched_unary_embeddings(case:tensor("in.weight", device),
+    case:tensor("in.table_offsets", device), case:tensor("in.offsets", device), case:tensor("in.indices", device)))
 end
 
 function checks.jagged_acc_weights_and_counts(case, device)
@@ -428,7 +454,8 @@ local function check_calibrated(case, device)
   case:assert_near("out.calibrated", calibrated)
   assert_same_bits(case, "out.bin_ids", bins)
 end
-checks.histogram_binning_calibration, checks.histogram_binning_calibration_by_feature = check_calibrated, check_calibrated
+checks.histogram_binning_calibration, checks.histogram_binning_calibration_by_feature = check_calibrated,
+  check_calibrated
 
 function checks.murmur_hash3(case, device)
   assert_same_bits(case, "out.hash", sparse.murmur_hash3(case:tensor("in.input", device), case:tensor("in.y", device),

@@ -55,8 +55,10 @@ for _, device in ipairs { "cpu", "opaque" } do
       end },
       { "pruned_array_lookup", function() sparse.pruned_array_lookup(order, offsets, order, ends):release() end },
       { "pruned_hashmap_lookup", function() sparse.pruned_hashmap_lookup(order, offsets, pairs_, ends):release() end },
-      { "batched_unary_embeddings", function() sparse.batched_unary_embeddings(unary, ends, offsets, order):release() end },
-      { "jagged_acc_weights_and_counts", function() sparse.jagged_acc_weights_and_counts(weights, order, 3):release() end },
+      { "batched_unary_embeddings", function()
+        sparse.batched_unary_embeddings(unary, ends, offsets, order):release()
+      end }, { "jagged_acc_weights_and_counts",
+        function() sparse.jagged_acc_weights_and_counts(weights, order, 3):release() end },
       { "murmur_hash3", function() sparse.murmur_hash3(order, 0, 0):release() end },
       { "quantize.rows", function() sparse.quantize.rows(matrix, format):release() end },
       { "quantize.restore", function() sparse.quantize.restore(rows, format, 4):release() end },

@@ -1,5 +1,5 @@
--- Selections, pruned tables, numbers by id: random input against plain Lua, gradients by finite differences, empty and malformed input,
--- and where FBGEMM's operators are wrong the right answers, on both devices.
+-- Selections, pruned tables, numbers by id: random input against plain Lua, gradients by finite differences, empty and
+-- malformed input, and where FBGEMM's operators are wrong the right answers, on both devices.
 -- cuda: always
 local peri = require "perilune"
 local gradcheck = require "spec.support.gradcheck"
@@ -55,7 +55,8 @@ for _, device in ipairs(require "spec.support.devices") do
         assert.same(left, got_lengths:to_list())
         assert.equal(dtype, got_lengths:dtype())
       end
-      local rows = sparse.masked_select_jagged_1d(f32 { { 1, 2 }, { 3, 4 }, { 5, 6 } }, t { 1, 2 }, t({ 1, 0, 1 }, "bool"))
+      local rows = sparse.masked_select_jagged_1d(f32 { { 1, 2 }, { 3, 4 }, { 5, 6 } }, t { 1, 2 },
+        t({ 1, 0, 1 }, "bool"))
       assert.same({ { 1, 2 }, { 5, 6 } }, rows:to_table())
     end)
     it("are picked by their places", function()
@@ -78,14 +79,15 @@ for _, device in ipairs(require "spec.support.devices") do
       gradcheck.check(function(values)
         return (sparse.masked_select_jagged_1d(values, t { 2, 0, 3 }, t({ 1, 0, 0, 1, 1 }, "bool")))
       end, { { 5, 2 } }, { device = device, seed = 3 })
-      gradcheck.check(function(values) return (sparse.jagged_slice(values, t { 2, 0, 3 }, t { 1, 0, 1 }, 1)) end, { { 5, 2 } },
-        { device = device, seed = 4 })
+      gradcheck.check(function(values) return (sparse.jagged_slice(values, t { 2, 0, 3 }, t { 1, 0, 1 }, 1)) end,
+        { { 5, 2 } }, { device = device, seed = 4 })
     end)
     it("name what is wrong", function()
       local masked, slice = sparse.masked_select_jagged_1d, sparse.jagged_slice
       bad("mask is f32", masked, f32 { 1, 2 }, t { 2 }, f32 { 1, 0 })
       bad("mask is bool %[3%] for 2 values", masked, f32 { 1, 2 }, t { 2 }, t({ 1, 0, 1 }, "bool"))
-      bad("lengths sum to 1, but there are 2 values", masked, f32 { 1, 2 }, t { 1 }, t({ 1, 0 }, "bool")) -- FBGEMM reads past the end
+      -- FBGEMM reads past the end
+      bad("lengths sum to 1, but there are 2 values", masked, f32 { 1, 2 }, t { 1 }, t({ 1, 0 }, "bool"))
       bad("bag 0: length %-1", masked, f32 { 1, 2 }, t { -1, 3 }, t({ 1, 0 }, "bool"))
       bad("lengths is f32", masked, f32 { 1, 2 }, f32 { 2 }, t({ 1, 0 }, "bool"))
       bad("start%[1%] is 3, allowed in a bag of 2: 0..2", slice, f32 { 1, 2, 3 }, t { 1, 2 }, t { 0, 3 }, 1)
@@ -122,24 +124,29 @@ for _, device in ipairs(require "spec.support.devices") do
           for m = 1, n do for k = 1, counts[m] do append(picked[m][k]) end end
         end
         local dtype = ({ "f32", "i64", "f16", "f64" })[variant % 4 + 1]
-        local got = select(t(inputs, dtype), t(indices, variant % 3 == 0 and "i32" or "i64"), counts, rows, columns, side)
+        local got = select(t(inputs, dtype), t(indices, variant % 3 == 0 and "i32" or "i64"), counts, rows, columns,
+          side)
         assert.same(want, got:to_list())
       end
     end)
     it("pass gradients to the rows they came from", function()
       for _, side in ipairs { false, true } do
-        gradcheck.check(function(inputs) return select(inputs, t { 1, 1, 0, 2, 0, 0 }, { 3, 3 }, { 2, 3 }, { 2, 1 }, side) end, { { 7 } },
-          { device = device, seed = 9 })
+        gradcheck.check(function(inputs) return select(inputs, t { 1, 1, 0, 2, 0, 0 }, { 3, 3 }, { 2, 3 }, { 2, 1 },
+          side) end, { { 7 } }, { device = device, seed = 9 })
       end
     end)
     it("name what is wrong", function()
-      bad("indices%[2%] is 3 %(input 1%), allowed: 0..2", select, f32(draws(5, 9)), t { 0, 1, 3 }, { 2, 1 }, { 2, 3 }, { 1, 1 })
-      bad("indices%[0%] is %-1 %(input 0%), allowed: 0..1", select, f32(draws(5, 9)), t { -1 }, { 1, 0 }, { 2, 3 }, { 1, 1 })
+      bad("indices%[2%] is 3 %(input 1%), allowed: 0..2", select, f32(draws(5, 9)), t { 0, 1, 3 }, { 2, 1 }, { 2, 3 },
+        { 1, 1 })
+      bad("indices%[0%] is %-1 %(input 0%), allowed: 0..1", select, f32(draws(5, 9)), t { -1 }, { 1, 0 }, { 2, 3 },
+        { 1, 1 })
       bad("indices%[0%] is 0 %(input 0%), and nothing is allowed", select, f32 {}, t { 0 }, { 1 }, { 0 }, { 4 })
-      bad("inputs have 5 elements, but input_rows and input_columns make 6", select, f32(draws(5, 9)), t { 0 }, { 1 }, { 2 }, { 3 })
+      bad("inputs have 5 elements, but input_rows and input_columns make 6", select, f32(draws(5, 9)), t { 0 }, { 1 },
+        { 2 }, { 3 })
       bad("1 indices, but input_num_indices make 2", select, f32(draws(6, 9)), t { 0 }, { 2 }, { 2 }, { 3 })
       bad("input_rows%[1%] is %-1, allowed: 0 and more", select, f32 { 1 }, t { 0 }, { 1, 0 }, { 1, -1 }, { 1, 1 })
-      bad("input_num_indices%[1%] is 0 and the first one is 1", select, f32 { 1, 2 }, t { 0 }, { 1, 0 }, { 1, 1 }, { 1, 1 }, true)
+      bad("input_num_indices%[1%] is 0 and the first one is 1", select, f32 { 1, 2 }, t { 0 }, { 1, 0 }, { 1, 1 },
+        { 1, 1 }, true)
       bad("2 input_num_indices, 1 input_rows, 1 input_columns", select, f32 { 1 }, t { 0 }, { 1, 0 }, { 1 }, { 1 })
       bad("0 inputs, allowed: 1 and more", select, f32 {}, t {}, {}, {}, {})
       bad("2%^63 elements or more up to number 0", select, f32 {}, t {}, { 0 }, { 2 ^ 40 }, { 2 ^ 40 })
@@ -186,13 +193,18 @@ for _, device in ipairs(require "spec.support.devices") do
       local none = find(t({}, "i32"), t { 0, 0, 0, 0 }, map, ends)
       assert.same({ "i32", 0 }, { none:dtype(), none:numel() })
       -- FBGEMM reads beyond the mapping.
-      bad("indices%[2%] is 3 %(table 0, sample 1%), allowed: 0..2", find, t { 2, 1, 3, 77, 5, 1, 0 }, offsets, map, ends)
+      bad("indices%[2%] is 3 %(table 0, sample 1%), allowed: 0..2", find, t { 2, 1, 3, 77, 5, 1, 0 }, offsets, map,
+        ends)
       assert.same({ -1, -1, 0, -1, 5, 0, -1 }, find(t { -1, 1, 0, -1, 5, 1, -1 }, offsets, map, ends):to_list())
-      bad("indices%[6%] is %-2 %(table 2, sample 1%), allowed: 0..1, or %-1", find, t { 2, 1, 0, 77, 5, 1, -2 }, offsets, map, ends)
-      bad("indices%[3%] is %-2 %(table 1, sample 0%), allowed: 0 and more", find, t { 2, 1, 0, -2, 5, 1, 1 }, offsets, map, ends)
+      bad("indices%[6%] is %-2 %(table 2, sample 1%), allowed: 0..1, or %-1", find, t { 2, 1, 0, 77, 5, 1, -2 },
+        offsets, map, ends)
+      bad("indices%[3%] is %-2 %(table 1, sample 0%), allowed: 0 and more", find, t { 2, 1, 0, -2, 5, 1, 1 }, offsets,
+        map, ends)
       bad("index_remappings are i64 and indices i32", find, t({ 2 }, "i32"), t { 0, 1 }, t { 0, 1, 2 }, t { 0, 3 })
-      bad("index_remappings_offsets: the last offset is 2, but there are 3 values", find, t { 2 }, t { 0, 1 }, t { 0, 1, 2 }, t { 0, 2 })
-      bad("lookup: offsets: bag 0: it ends at offset 2, allowed: 0..1", find, t { 2 }, t { 0, 2 }, t { 0, 1, 2 }, t { 0, 3 })
+      bad("index_remappings_offsets: the last offset is 2, but there are 3 values", find, t { 2 }, t { 0, 1 },
+        t { 0, 1, 2 }, t { 0, 2 })
+      bad("lookup: offsets: bag 0: it ends at offset 2, allowed: 0..1", find, t { 2 }, t { 0, 2 }, t { 0, 1, 2 },
+        t { 0, 3 })
       bad("3 offsets for 3 tables, wanted a multiple", find, t { 2 }, t { 0, 1, 1 }, map, ends)
       bad("1 offset for 1 tables", find, t {}, t { 0 }, t { 0 }, t { 0, 1 })
       bad("1 index_remappings_offsets, wanted one entry more", find, t { 2 }, t { 0, 1 }, map, t { 0 })
@@ -221,7 +233,8 @@ for _, device in ipairs(require "spec.support.devices") do
         end
         local offsets, starts = complete(lengths), complete(slots)
         local empty = peri.full({ starts[#starts], 2 }, -1, dtype, device)
-        local full = insert(t(ids, dtype), t(rows, "i32"), t(offsets), empty, t(starts, variant % 4 < 2 and "i32" or "i64"))
+        local full = insert(t(ids, dtype), t(rows, "i32"), t(offsets), empty,
+          t(starts, variant % 4 < 2 and "i32" or "i64"))
         assert.equal(-1, starts[#starts] > 0 and empty:item(0) or -1)
         for i = 1, #ids do if draw(4) == 0 then ids[i] = draw(9) == 0 and -5 or draw(2 ^ 31 - 1) end end
         local expected = {}
@@ -235,7 +248,8 @@ for _, device in ipairs(require "spec.support.devices") do
         assert.same(expected, got:to_list())
         assert.equal(dtype, got:dtype())
       end
-      -- The later of two rows of an id counts, and a table that is full is still searched to an end (FBGEMM's search has none).
+      -- The later of two rows of an id counts, and a table that is full is still searched to an end (FBGEMM's search
+      -- has none).
       local one = insert(t { 7, 7, 9 }, t { 1, 2, 3 }, t { 0, 3 }, peri.full({ 2, 2 }, -1, "i64", device), t { 0, 2 })
       assert.same({ 2, 3, -1 }, find(t { 7, 9, 8 }, t { 0, 3 }, one, t { 0, 2 }):to_list())
     end)
@@ -243,16 +257,22 @@ for _, device in ipairs(require "spec.support.devices") do
     it("name what is wrong with hash tables", function()
       local insert, find = sparse.pruned_hashmap_insert, sparse.pruned_hashmap_lookup
       local empty = peri.full({ 2, 2 }, -1, "i64", device)
-      bad("table 0 is full: no slot among its 2 for indices%[2%], 5", insert, t { 3, 4, 5 }, t { 0, 1, 2 }, t { 0, 3 }, empty, t { 0, 2 })
-      bad("indices%[1%] is %-3 %(table 1%), allowed: 0 and more", insert, t { 3, -3 }, t { 0, 1 }, t { 0, 1, 2 }, empty, t { 0, 1, 2 })
-      bad("dense_indices%[0%] is %-2 %(table 0%), allowed: %-1 and more", insert, t { 3 }, t { -2 }, t { 0, 1 }, empty, t { 0, 2 })
+      bad("table 0 is full: no slot among its 2 for indices%[2%], 5", insert, t { 3, 4, 5 }, t { 0, 1, 2 }, t { 0, 3 },
+        empty, t { 0, 2 })
+      bad("indices%[1%] is %-3 %(table 1%), allowed: 0 and more", insert, t { 3, -3 }, t { 0, 1 }, t { 0, 1, 2 }, empty,
+        t { 0, 1, 2 })
+      bad("dense_indices%[0%] is %-2 %(table 0%), allowed: %-1 and more", insert, t { 3 }, t { -2 }, t { 0, 1 }, empty,
+        t { 0, 2 })
       bad("1 dense_indices for 2 indices", insert, t { 3, 4 }, t { 0 }, t { 0, 2 }, empty, t { 0, 2 })
-      bad("dense_indices are i64 and the hash table i32", insert, t({ 3 }, "i32"), t { 0 }, t { 0, 1 }, empty:to "i32", t { 0, 2 })
+      bad("dense_indices are i64 and the hash table i32", insert, t({ 3 }, "i32"), t { 0 }, t { 0, 1 }, empty:to "i32",
+        t { 0, 2 })
       -- FBGEMM looks in the wrong places.
       bad("hash_table is i64 and indices are i32", find, t({ 3 }, "i32"), t { 0, 1 }, empty, t { 0, 2 })
-      bad("hash_table is i64 %[2, 3%], wanted pairs", find, t { 3 }, t { 0, 1 }, t { { 1, 2, 3 }, { 4, 5, 6 } }, t { 0, 2 })
+      bad("hash_table is i64 %[2, 3%], wanted pairs", find, t { 3 }, t { 0, 1 }, t { { 1, 2, 3 }, { 4, 5, 6 } },
+        t { 0, 2 })
       bad("hash_table is f32", find, t { 3 }, t { 0, 1 }, f32 { { 1, 2 } }, t { 0, 1 })
-      bad("hash_table_offsets: table 0: it ends at offset 3, allowed: 0..2", find, t { 3 }, t { 0, 1 }, empty, t { 0, 3 })
+      bad("hash_table_offsets: table 0: it ends at offset 3, allowed: 0..2", find, t { 3 }, t { 0, 1 }, empty,
+        t { 0, 3 })
       bad("hash_table_offsets: table 0: its offsets are 0 and %-1", find, t { 3 }, t { 0, 0, 1 }, empty, t { 0, -1, 2 })
       bad("lookup: offsets: the first offset is 1", find, t { 3 }, t { 1, 1 }, empty, t { 0, 2 })
     end)
@@ -275,19 +295,22 @@ for _, device in ipairs(require "spec.support.devices") do
           for sample = 1, batch do
             for table_ = 1, #sizes do
               local sum, b = 0, (table_ - 1) * batch + sample
-              for i = offsets[b] + 1, offsets[b + 1] do sum = sum + weights[task * width + starts[table_] + ids[i] + 1] end
+              for i = offsets[b] + 1, offsets[b + 1] do
+                sum = sum + weights[task * width + starts[table_] + ids[i] + 1]
+              end
               want[#want + 1] = sum
             end
           end
         end
-        local got = unary(t(weights, variant % 2 == 0 and "f32" or "f64", { tasks, width }), t(starts), t(offsets, "i32"), t(ids))
+        local got = unary(t(weights, variant % 2 == 0 and "f32" or "f64", { tasks, width }), t(starts),
+          t(offsets, "i32"), t(ids))
         assert.same({ tasks, batch, #sizes }, got:shape())
         assert.same(want, got:to_list())
       end
     end)
     it("pass gradients on", function()
-      gradcheck.check(function(weight) return unary(weight, t { 0, 2, 5 }, t { 0, 2, 2, 5, 6 }, t { 1, 1, 2, 0, 2, 1 }) end, { { 3, 5 } },
-        { device = device, seed = 11 })
+      gradcheck.check(function(weight) return unary(weight, t { 0, 2, 5 }, t { 0, 2, 2, 5, 6 },
+        t { 1, 1, 2, 0, 2, 1 }) end, { { 3, 5 } }, { device = device, seed = 11 })
     end)
     it("are counted with their weights", function()
       local count = sparse.jagged_acc_weights_and_counts
@@ -303,7 +326,8 @@ for _, device in ipairs(require "spec.support.devices") do
         assert.same(want, got:to_list())
       end
       assert.same({ 0, 2 }, count(f32 {}, t {}, 0):shape())
-      bad("reverse_indices%[1%] is 2, allowed: 0..1", count, f32 { 1, 2 }, t { 0, 2 }, 2) -- FBGEMM writes beyond its result
+      -- FBGEMM writes beyond its result
+      bad("reverse_indices%[1%] is 2, allowed: 0..1", count, f32 { 1, 2 }, t { 0, 2 }, 2)
       bad("reverse_indices%[0%] is %-1, allowed: 0..1", count, f32 { 1 }, t { -1 }, 2)
       bad("1 reverse_indices for 2 weights", count, f32 { 1, 2 }, t { 0 }, 2)
       bad("num_unique_indices %-1, allowed", count, f32 {}, t {}, -1)
@@ -311,9 +335,12 @@ for _, device in ipairs(require "spec.support.devices") do
     end)
     it("name what is wrong", function()
       local weight = f32 { { 1, 2, 3 } }
-      bad("indices%[1%] is 2 %(table 0, sample 1%), allowed: 0..1", unary, weight, t { 0, 2, 3 }, t { 0, 1, 2, 2, 2 }, t { 0, 2 })
-      bad("indices%[0%] is %-1 %(table 0, sample 0%), allowed: 0..1", unary, weight, t { 0, 2, 3 }, t { 0, 1, 1 }, t { -1 })
-      bad("indices%[0%] is 0 %(table 0, sample 0%), and nothing is allowed", unary, weight, t { 0, 0, 3 }, t { 0, 1, 1 }, t { 0 })
+      bad("indices%[1%] is 2 %(table 0, sample 1%), allowed: 0..1", unary, weight, t { 0, 2, 3 }, t { 0, 1, 2, 2, 2 },
+        t { 0, 2 })
+      bad("indices%[0%] is %-1 %(table 0, sample 0%), allowed: 0..1", unary, weight, t { 0, 2, 3 }, t { 0, 1, 1 },
+        t { -1 })
+      bad("indices%[0%] is 0 %(table 0, sample 0%), and nothing is allowed", unary, weight, t { 0, 0, 3 },
+        t { 0, 1, 1 }, t { 0 })
       bad("table_offsets: table 0: it ends at offset 4, allowed: 0..3", unary, weight, t { 0, 4 }, t { 0, 1 }, t { 0 })
       bad("unary: offsets: bag 0: it ends at offset 2, allowed: 0..1", unary, weight, t { 0, 3 }, t { 0, 2 }, t { 0 })
       bad("4 offsets for 2 tables", unary, weight, t { 0, 1, 3 }, t { 0, 1, 1, 1 }, t { 0 })
@@ -325,8 +352,8 @@ for _, device in ipairs(require "spec.support.devices") do
   describe("calibration on " .. device, function()
     local function bins(list) return t(list, "f64") end
     local function calibrate(a)
-      local args = { logit = f32 { 0 }, bin_num_examples = bins { 100, 100, 100, 100 }, bin_num_positives = bins { 10, 20, 30, 40 },
-        positive_weight = 1, bin_ctr_in_use_after = 10 }
+      local args = { logit = f32 { 0 }, bin_num_examples = bins { 100, 100, 100, 100 },
+        bin_num_positives = bins { 10, 20, 30, 40 }, positive_weight = 1, bin_ctr_in_use_after = 10 }
       for name, value in pairs(a or {}) do args[name] = value end
       return sparse.histogram_binning_calibration(args)
     end
@@ -353,9 +380,10 @@ for _, device in ipairs(require "spec.support.devices") do
     end)
     it("goes by feature", function()
       local function by_feature(values, lengths)
-        local _, ids = sparse.histogram_binning_calibration_by_feature { logit = f32 { 0, 0, 0, 0 }, segment_value = t(values),
-          segment_lengths = t(lengths, "i32"), num_segments = 2, num_bins = 2, bin_num_examples = bins { 9, 9, 9, 9, 9, 9 },
-          bin_num_positives = bins { 1, 2, 3, 4, 5, 6 }, positive_weight = 1 }
+        local _, ids = sparse.histogram_binning_calibration_by_feature { logit = f32 { 0, 0, 0, 0 },
+          segment_value = t(values), segment_lengths = t(lengths, "i32"), num_segments = 2, num_bins = 2,
+          bin_num_examples = bins { 9, 9, 9, 9, 9, 9 }, bin_num_positives = bins { 1, 2, 3, 4, 5, 6 },
+          positive_weight = 1 }
         return ids:to_list()
       end
       assert.same({ 2, 4, 0, 0 }, by_feature({ 0, 1 }, { 1, 1, 0, 0 }))
@@ -372,8 +400,9 @@ for _, device in ipairs(require "spec.support.devices") do
       bad("bounds 1 and 1, wanted", calibrate, { lower_bound = 1 })
       bad("logit is i64, allowed: f32, f64, f16, bf16", calibrate, { logit = t { 1 } })
       bad("no argument 'bins'", calibrate, { bins = 3 })
-      bad("bin_num_examples are f64 %[4%] for 3 bins and 1 segments", sparse.histogram_binning_calibration_by_feature, { logit = f32 { 0 },
-        segment_value = t {}, segment_lengths = t { 0 }, num_segments = 1, num_bins = 3, bin_num_examples = bins { 1, 2, 3, 4 },
+      bad("bin_num_examples are f64 %[4%] for 3 bins and 1 segments", sparse.histogram_binning_calibration_by_feature,
+        { logit = f32 { 0 }, segment_value = t {}, segment_lengths = t { 0 }, num_segments = 1, num_bins = 3,
+          bin_num_examples = bins { 1, 2, 3, 4 },
         bin_num_positives = bins { 1, 2, 3, 4 }, positive_weight = 1 })
     end)
   end)
@@ -385,7 +414,9 @@ for _, device in ipairs(require "spec.support.devices") do
       assert.same({ 2, 3 }, one:shape())
       assert.same(one:to_list(), many:to_list())
       local negative = 0
-      for _, h in ipairs(sparse.murmur_hash3(t(draws(200, 1e9)), 0, 0):to_list()) do negative = negative + (h < 0 and 1 or 0) end
+      for _, h in ipairs(sparse.murmur_hash3(t(draws(200, 1e9)), 0, 0):to_list()) do
+        negative = negative + (h < 0 and 1 or 0)
+      end
       assert.is_true(negative > 60 and negative < 140) -- FBGEMM's operator raises for these
       assert.same({ 0 }, sparse.murmur_hash3(t {}, 0, 0):shape())
       bad("input is i32", sparse.murmur_hash3, t({ 1 }, "i32"), 0, 0)

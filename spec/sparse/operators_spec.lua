@@ -1,4 +1,5 @@
--- Sparse operators: random input against plain Lua, gradients by finite differences, empty and malformed input, on both devices.
+-- Sparse operators: random input against plain Lua, gradients by finite differences, empty and malformed input, on both
+-- devices.
 -- cuda: always
 local peri = require "perilune"
 local gradcheck = require "spec.support.gradcheck"
@@ -47,7 +48,8 @@ for _, device in ipairs(require "spec.support.devices") do
           local x = t(list, dtype)
           assert.same(want, sparse.asynchronous_complete_cumsum(x):to_list())
           assert.equal(dtype, sparse.asynchronous_complete_cumsum(x):dtype())
-          local exclusive, inclusive = sparse.asynchronous_exclusive_cumsum(x):to_list(), sparse.asynchronous_inclusive_cumsum(x):to_list()
+          local exclusive, inclusive = sparse.asynchronous_exclusive_cumsum(x):to_list(),
+            sparse.asynchronous_inclusive_cumsum(x):to_list()
           for i = 1, n do
             assert(exclusive[i] == want[i] and inclusive[i] == want[i + 1])
           end
@@ -68,12 +70,15 @@ for _, device in ipairs(require "spec.support.devices") do
       local big = 2 ^ 31 - 1
       assert.same({ 0, big }, sparse.asynchronous_complete_cumsum(t({ big }, "i32")):to_list())
       bad("sum up to element 1 %(1%) does not fit in i32", sparse.asynchronous_complete_cumsum, t({ big, 1 }, "i32"))
-      bad("sum up to element 2 %(%-1%) does not fit in i32", sparse.asynchronous_inclusive_cumsum, t({ -big, -1, -1 }, "i32"))
-      bad("element 5 %(2147483647%) does not fit", sparse.asynchronous_complete_cumsum, t({ { 1, 2, 3 }, { 4, 5, big } }, "i32"))
+      bad("sum up to element 2 %(%-1%) does not fit in i32", sparse.asynchronous_inclusive_cumsum,
+        t({ -big, -1, -1 }, "i32"))
+      bad("element 5 %(2147483647%) does not fit", sparse.asynchronous_complete_cumsum,
+        t({ { 1, 2, 3 }, { 4, 5, big } }, "i32"))
       assert.same({ { 0, big - 1 }, { 0, big } }, -- what is not part of the result need not fit
         sparse.asynchronous_exclusive_cumsum(t({ { big - 1, big }, { big, 9 } }, "i32")):to_table())
       bad("element 1 %(1%) does not fit", sparse.asynchronous_exclusive_cumsum, t({ big, 1, 0 }, "i32"))
-      local huge = peri.Tensor.from_memory(require("ffi").new("int64_t[2]", 0x7fffffffffffffffLL, 1), { 2 }, "i64", device)
+      local huge = peri.Tensor.from_memory(require("ffi").new("int64_t[2]", 0x7fffffffffffffffLL, 1), { 2 }, "i64",
+        device)
       bad("sum up to element 1 %(1%) does not fit in i64", sparse.asynchronous_complete_cumsum, huge)
       local wide = peri.full({ 20000 }, 2 ^ 49, "i64", device)
       bad("sum up to element 16383", sparse.asynchronous_complete_cumsum, wide)
@@ -106,8 +111,9 @@ for _, device in ipairs(require "spec.support.devices") do
         local want_lengths, want = by_hand(order, lengths, columns, values, 1)
         local _, want_weights = by_hand(order, lengths, columns, weights, width)
         local shaped = columns > 1 and { parts, columns } or nil
-        local new_lengths, got, new_weights = sparse.permute_2D_sparse_data(t(order, variant % 2 == 0 and "i32" or "i64"),
-          t(lengths, variant % 4 < 2 and "i32" or "i64", shaped), t(values, "i32"), t(weights, "f32", { n, width }))
+        local new_lengths, got, new_weights = sparse.permute_2D_sparse_data(t(order, variant % 2 == 0 and "i32"
+          or "i64"), t(lengths, variant % 4 < 2 and "i32" or "i64", shaped), t(values, "i32"),
+            t(weights, "f32", { n, width }))
         assert.same(want_lengths, new_lengths:to_list())
         assert.same(want, got:to_list())
         assert.same(want_weights, new_weights:to_list())
@@ -144,13 +150,15 @@ for _, device in ipairs(require "spec.support.devices") do
       bad("permute%[0%] is 0, and nothing is allowed", permute, t { 0 }, t {}, t {})
       bad("lengths, bag 1: length %-1", permute, t { 0 }, t { 2, -1 }, t { 5, 6 })
       bad("lengths, row 1, column 0: length %-4", permute, t { 0 }, t { { 3, 0 }, { -4, 1 } }, t { 5, 6, 7, 8 })
-      bad("lengths sum to 3, but there are 2 values: lengths, bag 1 ends at 3", permute, t { 0 }, t { 1, 2 }, t { 5, 6 })
+      bad("lengths sum to 3, but there are 2 values: lengths, bag 1 ends at 3", permute, t { 0 }, t { 1, 2 },
+        t { 5, 6 })
       bad("lengths, bag 0: length 3, but there are only 2", permute, t { 0 }, t { 3, -1 }, t { 5, 6 })
       bad("lengths sum to 1, but there are 2", permute, t { 0 }, t { 1, 0 }, t { 5, 6 })
       bad("permute is f32", permute, t({ 0 }, "f32"), t { 1, 1 }, t { 5, 6 })
       bad("lengths is f32", permute, t { 0 }, t({ 1, 1 }, "f32"), t { 5, 6 })
       bad("weights are f32 %[1%] for 2 values", permute, t { 0 }, t { 1, 1 }, t { 5, 6 }, t({ 1 }, "f32"))
-      bad("wanted a multiple of the stride 2", sparse.permute_2D_sparse_data_input1D, t { 0 }, t { 1, 1, 0 }, t { 5, 6 }, 2)
+      bad("wanted a multiple of the stride 2", sparse.permute_2D_sparse_data_input1D, t { 0 }, t { 1, 1, 0 },
+        t { 5, 6 }, 2)
       bad("indices%[2%] is 3, allowed: 0..2", sparse.index_select_dim0, t { 5, 6, 7 }, t { 0, 1, 3 })
       bad("2 inputs, 1 lists", sparse.group_index_select_dim0, { t { 1 }, t { 2 } }, { t { 0 } })
       if device == "opaque" then bad("device", permute, peri.tensor({ 0 }, "i64", "cpu"), t { 1 }, t { 5 }) end
@@ -173,7 +181,8 @@ for _, device in ipairs(require "spec.support.devices") do
           assert.equal(dtype, inverse:dtype())
         end
       end
-      bad("permute%[2%] is 1, as permute%[0%] is; allowed: every number of 0..2 once", sparse.invert_permute, t { 1, 0, 1 })
+      bad("permute%[2%] is 1, as permute%[0%] is; allowed: every number of 0..2 once", sparse.invert_permute,
+        t { 1, 0, 1 })
       bad("permute%[1%] is 3, allowed: 0..2", sparse.invert_permute, t { 1, 3, 1 })
       bad("permute is f32", sparse.invert_permute, t({ 1 }, "f32"))
     end)
@@ -192,8 +201,8 @@ for _, device in ipairs(require "spec.support.devices") do
       bad("output_size 8, but the last output_offset is 9", expand, t(order), t(in_offsets), t(complete(new)), 8)
       bad("permute%[1%] is 4, allowed: 0..3", expand, t { 2, 4 }, t(in_offsets), t { 0, 3, 4 })
       bad("input_offset, bag 1: its offsets are 2 and 1", expand, t { 0 }, t { 0, 2, 1, 3 }, t { 0, 2 })
-      bad("output_offset against the permuted input, bag 1: length 3, but its offsets 2 and 4 say 2", expand, t { 0, 2 }, t(in_offsets),
-        t { 0, 2, 4 })
+      bad("output_offset against the permuted input, bag 1: length 3, but its offsets 2 and 4 say 2", expand,
+        t { 0, 2 }, t(in_offsets), t { 0, 2, 4 })
       bad("2 entries of output_offset for a permutation of 2", expand, t { 0, 2 }, t(in_offsets), t { 0, 2 })
       bad("input_offset are empty", expand, t {}, t {}, t { 0 })
       bad("input_offset%[3%] is %-3", expand, t { 0 }, t { 0, 1, 2, -3 }, t { 0, 1 })
@@ -224,7 +233,8 @@ for _, device in ipairs(require "spec.support.devices") do
           for i = ends[s] * step + 1, ends[s + 1] * step do want[s] = want[s] + values[i] end
         end
         for _, dtype in ipairs { "f32", "f64", "i32", "i64" } do
-          assert.same(want, sparse.segment_sum_csr(step, t(ends, variant % 2 == 0 and "i32" or "i64"), t(values, dtype)):to_list())
+          assert.same(want, sparse.segment_sum_csr(step, t(ends, variant % 2 == 0 and "i32" or "i64"),
+            t(values, dtype)):to_list())
         end
       end
     end)
@@ -300,8 +310,8 @@ for _, device in ipairs(require "spec.support.devices") do
     end)
     it("hold the largest and smallest numbers", function()
       local ffi = require "ffi"
-      local ids = peri.Tensor.from_memory(ffi.new("int64_t[4]", 0x7fffffffffffffffLL, -0x7fffffffffffffffLL - 1, 0, 0x7fffffffffffffffLL),
-        { 4 }, "i64", device)
+      local ids = peri.Tensor.from_memory(ffi.new("int64_t[4]", 0x7fffffffffffffffLL, -0x7fffffffffffffffLL - 1, 0,
+        0x7fffffffffffffffLL), { 4 }, "i64", device)
       local unique, inverse, counts = sparse.unique(ids, true, true)
       local buffer = unique:read()
       assert.is_true(buffer[0] == -0x7fffffffffffffffLL - 1 and buffer[1] == 0 and buffer[2] == 0x7fffffffffffffffLL)
@@ -338,8 +348,10 @@ for _, device in ipairs(require "spec.support.devices") do
         { { 3, 2, 2 } }, { device = device, seed = 15 })
     end)
     it("keep ids too", function()
-      assert.same({ { 1, -7 }, { -7, -7 }, { 2, 3 } }, sparse.jagged_1d_to_dense(t { 1, 2, 3, 4 }, t { 0, 1, 1, 4 }, 2, -7):to_table())
-      assert.same({ 1, 2, 3, 0 }, (sparse.dense_to_jagged(t { { 1, 9 }, { 9, 9 }, { 2, 3 } }, { t { 0, 1, 1, 4 } })):to_list())
+      assert.same({ { 1, -7 }, { -7, -7 }, { 2, 3 } }, sparse.jagged_1d_to_dense(t { 1, 2, 3, 4 }, t { 0, 1, 1, 4 }, 2,
+        -7):to_table())
+      assert.same({ 1, 2, 3, 0 },
+        (sparse.dense_to_jagged(t { { 1, 9 }, { 9, 9 }, { 2, 3 } }, { t { 0, 1, 1, 4 } })):to_list())
     end)
     it("name what is wrong", function()
       local x, to, from = t({ 1, 2, 3 }, "f32"), sparse.jagged_to_padded_dense, sparse.dense_to_jagged
@@ -364,9 +376,10 @@ for _, device in ipairs(require "spec.support.devices") do
   describe("afterwards on " .. device, function()
     it("the unbucketize permutation is found again", function()
       local lengths, ids = t { 3, 0, 2, 4 }, t(draws(9, 100))
-      local r = sparse.block_bucketize_sparse_features { lengths = lengths, indices = ids, block_sizes = { 30, 0 }, my_size = 3,
-        sequence = true, return_bucket_mapping = true }
-      assert.same(r.unbucketize_permute:to_list(), sparse.populate_bucketized_permute(lengths, r.lengths, r.bucket_mapping):to_list())
+      local r = sparse.block_bucketize_sparse_features { lengths = lengths, indices = ids, block_sizes = { 30, 0 },
+        my_size = 3, sequence = true, return_bucket_mapping = true }
+      assert.same(r.unbucketize_permute:to_list(), sparse.populate_bucketized_permute(lengths, r.lengths,
+        r.bucket_mapping):to_list())
       local f = sparse.populate_bucketized_permute
       bad("bucket_mapping%[1%] is 3, allowed: 0..2", f, t { 2 }, t { 1, 0, 1 }, t { 0, 3 })
       bad("bucketized_lengths%[0%] is 1, but bucket_mapping puts 2", f, t { 2 }, t { 1, 0, 1 }, t { 0, 0 })

@@ -36,7 +36,8 @@ function checks.int8_rowwise(case, device)
   end
   for _, name in ipairs { "bf16", "bf16_op" } do
     if case:has("out.dequantized_" .. name) then
-      case:assert_near("out.dequantized_" .. name, Q.restore(rows, int8, cols, "bf16"), { abs = 0, rel = 2 ^ -8 }) -- FBGEMM's ties go up
+      -- FBGEMM's ties go up
+      case:assert_near("out.dequantized_" .. name, Q.restore(rows, int8, cols, "bf16"), { abs = 0, rel = 2 ^ -8 })
     end
   end
 end
@@ -44,7 +45,8 @@ end
 --- f16 scale and bias in front of the codes: what quantized tables look like.
 function checks.int8_rowwise_half_front(case, device)
   local format = Q.format { codes = "int8", scale = "f16", scale_first = true }
-  case:assert_near("out.dequantized", Q.restore(case:tensor("in.quantized", device), format, case:shape("out.dequantized")[2]))
+  case:assert_near("out.dequantized", Q.restore(case:tensor("in.quantized", device), format,
+    case:shape("out.dequantized")[2]))
 end
 
 function checks.sbhalf(case, device)
@@ -68,10 +70,13 @@ function checks.hfp8(case, device)
   case:assert_near("out.codes_as_f32", Q.restore(case:tensor("in.codes", device), format, 256), exact)
 end
 
---- Numbers alone, which tensors convert by themselves. FBGEMM rounds ties of bf16 away from zero; we round them to even.
+--- Numbers alone, which tensors convert by themselves. FBGEMM rounds ties of bf16 away from zero; we round them to
+--- even.
 function checks.conversions(case, device)
   local x = case:tensor("in.f32", device)
-  if case:has "in.f32_bits" then x = peri.Tensor.from_memory(case:bytes "in.f32_bits", case:shape "in.f32", "f32", device) end
+  if case:has "in.f32_bits" then
+    x = peri.Tensor.from_memory(case:bytes "in.f32_bits", case:shape "in.f32", "f32", device)
+  end
   for _, dtype in ipairs { "f16", "bf16" } do
     local back = "out." .. dtype .. "_back"
     if case:has(back) then case:assert_near(back, x:to(dtype):to "f32", exact) end
@@ -102,7 +107,8 @@ end
 function checks.bfloat16_quantized(case, device)
   local bytes = case:bytes "in.input"
   local words, n = ffi.cast("const uint32_t *", bytes), #bytes / 4
-  local own, theirs = case:tensor("in.input", device):to("bf16"):read(), case:bytes "out.quantized_bits" -- casts keep nothing alive
+  -- casts keep nothing alive
+  local own, theirs = case:tensor("in.input", device):to("bf16"):read(), case:bytes "out.quantized_bits"
   local got, want = ffi.cast("const uint16_t *", own), ffi.cast("const uint16_t *", theirs)
   for i = 0, n - 1 do
     local magnitude = bit.band(words[i], 0x7fffffff)
@@ -132,12 +138,13 @@ for _, device in ipairs(require "spec.support.devices") do
   end)
 end
 
--- -- our own promises --------------------------------------------------------------------------------------------------------------
+-- -- our own promises -------------------------------------------------------------------------------------------------
 
 local formats = {
-  { codes = "int8" }, { codes = "int8", scale = "f16" }, { codes = "int8", scale_first = true }, { codes = "int4" }, { codes = "int2" },
-  { codes = "int8", scale = "f16", scale_first = true, alignment = 16 }, { codes = "int4", scale_first = true, alignment = 16 },
-  { codes = "fp8" }, { codes = "fp8", scale = "f32", exponent_bits = 4, exponent_bias = 15 },
+  { codes = "int8" }, { codes = "int8", scale = "f16" }, { codes = "int8", scale_first = true }, { codes = "int4" },
+  { codes = "int2" }, { codes = "int8", scale = "f16", scale_first = true, alignment = 16 },
+  { codes = "int4", scale_first = true, alignment = 16 }, { codes = "fp8" },
+  { codes = "fp8", scale = "f32", exponent_bits = 4, exponent_bias = 15 },
   { codes = "fp8", scale = "f32", exponent_bits = 5, exponent_bias = 31, scale_first = true },
 }
 
@@ -153,7 +160,8 @@ for _, device in ipairs(require "spec.support.devices") do
           local want, got = x:to_list(), Q.restore(rows, format, cols):to_list()
           local step = ({ int8 = 5 / 255 * 0.51, int4 = 5 / 15 * 0.51, int2 = 5 / 3 * 0.51 })[args.codes]
           for i = 1, #want do
-            local allowed = step and step + 0.004 or math.abs(want[i]) * 2 ^ -((args.exponent_bits or 4) == 5 and 3 or 4) + 0.01
+            local allowed = step and step + 0.004 or math.abs(want[i]) * 2 ^ -((args.exponent_bits or 4) == 5 and 3
+              or 4) + 0.01
             if math.abs(want[i] - got[i]) > allowed then
               error(("%s of %d: %g came back as %g"):format(args.codes, cols, want[i], got[i]))
             end
@@ -161,7 +169,8 @@ for _, device in ipairs(require "spec.support.devices") do
           for _, dtype in ipairs { "f16", "bf16" } do
             local narrow = x:to(dtype)
             assert.same(Q.rows(narrow:to "f32", format):to_list(), Q.rows(narrow, format):to_list())
-            assert.same(Q.restore(rows, format, cols):to(dtype):to_list(), Q.restore(rows, format, cols, dtype):to_list())
+            assert.same(Q.restore(rows, format, cols):to(dtype):to_list(),
+              Q.restore(rows, format, cols, dtype):to_list())
           end
         end
       end
@@ -226,7 +235,8 @@ for _, device in ipairs(require "spec.support.devices") do
       bad("alignment 0", Q.format, { codes = "int8", alignment = 0 })
       bad("x is i64 %[1%]", Q.rows, peri.zeros({ 1 }, "i64", device), int8)
       bad("x is f32 %[%]", Q.rows, peri.zeros({}, "f32", device), int8)
-      bad("min_max is f32 %[2, 2%] for 2 rows, wanted two numbers a row, and f16", Q.rows, x, int8, peri.zeros({ 2, 2 }, "f32", device))
+      bad("min_max is f32 %[2, 2%] for 2 rows, wanted two numbers a row, and f16", Q.rows, x, int8,
+        peri.zeros({ 2, 2 }, "f32", device))
       bad("min_max is f32 %[1, 2%]", Q.rows, x, Q.format { codes = "int4" }, peri.zeros({ 1, 2 }, "f32", device))
       bad("rows are u8 %[2, 11%], wanted 12 bytes for 4", Q.restore, peri.zeros({ 2, 11 }, "u8", device), int8, 4)
       bad("rows", Q.restore, x, int8, 4)

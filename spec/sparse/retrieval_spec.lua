@@ -1,5 +1,6 @@
--- peri.sparse.top_products. Expected: all products, in f64, sorted. Small whole numbers have exact products in any order, so that items and
--- ties are compared as they are; of random ones no item that was left out may have a larger product than one that was found.
+-- peri.sparse.top_products. Expected: all products, in f64, sorted. Small whole numbers have exact products in any
+-- order, so that items and ties are compared as they are; of random ones no item that was left out may have a larger
+-- product than one that was found.
 -- cuda: always
 local peri = require "perilune"
 local sparse, Q = peri.sparse, peri.sparse.quantize
@@ -63,8 +64,8 @@ end
 for _, device in ipairs(require "spec.support.devices") do
   describe("sparse.top_products on " .. device, function()
     it("finds what a sort of all products finds, and ties by number", function()
-      for _, case in ipairs { { 1, 1, 1, 1 }, { 1, 40, 3, 5 }, { 2, 33, 8, 33 }, { 3, 2100, 9, 7 }, { 5, 17, 16, 4 }, { 11, 130, 33, 64 },
-        { 1, 5000, 64, 10 } } do
+      for _, case in ipairs { { 1, 1, 1, 1 }, { 1, 40, 3, 5 }, { 2, 33, 8, 33 }, { 3, 2100, 9, 7 }, { 5, 17, 16, 4 },
+        { 11, 130, 33, 64 }, { 1, 5000, 64, 10 } } do
         local queries, q = matrix(case[1], case[3], whole, "f32", device)
         local items, x = matrix(case[2], case[3], whole, "f32", device)
         exact(queries, q, items, x, case[4])
@@ -84,9 +85,9 @@ for _, device in ipairs(require "spec.support.devices") do
     end)
 
     it("takes rows of codes for what they are restored to", function()
-      for _, format in ipairs { Q.format { codes = "int8" }, Q.format { codes = "int8", scale = "f16", scale_first = true },
-        Q.format { codes = "int4", alignment = 16 }, Q.format { codes = "int2" }, Q.format { codes = "fp8" },
-        Q.format { codes = "fp8", scale = "f32" } } do
+      for _, format in ipairs { Q.format { codes = "int8" },
+        Q.format { codes = "int8", scale = "f16", scale_first = true }, Q.format { codes = "int4", alignment = 16 },
+        Q.format { codes = "int2" }, Q.format { codes = "fp8" }, Q.format { codes = "fp8", scale = "f32" } } do
         local _, q = matrix(5, 20, any, "f32", device)
         local _, x = matrix(300, 20, any, "f32", device)
         local rows = Q.rows(x, format)

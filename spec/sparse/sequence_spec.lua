@@ -1,5 +1,5 @@
--- Sequences in jagged tensors: attention against padded dense attention by PyTorch (spec/golden/sequences.py) and central differences,
--- places and times, joining and cutting; on both devices.
+-- Sequences in jagged tensors: attention against padded dense attention by PyTorch (spec/golden/sequences.py) and
+-- central differences, places and times, joining and cutting; on both devices.
 -- cuda: always
 -- takes: 3 s
 local peri = require "perilune"
@@ -26,7 +26,8 @@ for _, device in ipairs(devices) do
         golden.assert_near(case.out[3], out:to_list(), document.tolerance, case.name)
         out:backward(load(case.up, device))
         for i, entry in ipairs(case.grad) do
-          golden.assert_near(entry[3], inputs[i]:grad():to_list(), document.tolerance, ("%s: gradient %d"):format(case.name, i))
+          golden.assert_near(entry[3], inputs[i]:grad():to_list(), document.tolerance,
+            ("%s: gradient %d"):format(case.name, i))
         end
       end
     end)
@@ -54,7 +55,8 @@ for _, device in ipairs(devices) do
       got:sum():backward()
       want:sum():backward()
       for i = 1, 3 do
-        golden.assert_near(apart[i]:grad():reshape(rows, 8):to_list(), all:grad():slice(2, 8 * (i - 1), 8 * i):to_list(), nil, "gradient")
+        golden.assert_near(apart[i]:grad():reshape(rows, 8):to_list(),
+          all:grad():slice(2, 8 * (i - 1), 8 * i):to_list(), nil, "gradient")
       end
       local values = apart[3]:detach():clone():requires_grad()
       f(apart[1]:detach(), apart[2]:detach(), values):sum():backward()
@@ -78,20 +80,23 @@ for _, device in ipairs(devices) do
       end
       -- 2^53 + 1 is no f64, but the difference of two such times is one
       local far = peri.tensor({ 9007199254740993LL, 9007199254741002LL }, "i64", device)
-      assert.equal("3 0", list(sparse.time_buckets { timestamps = far, seq_offsets = i64({ 0, 2 }, device), increment = 1 }))
+      assert.equal("3 0", list(sparse.time_buckets { timestamps = far, seq_offsets = i64({ 0, 2 }, device),
+        increment = 1 }))
     end)
 
     it("joins and cuts", function()
       local left, right = sequences.offsets_of({ 1, 0, 2 }, device), sequences.offsets_of({ 2, 1, 0 }, device)
       local a = peri.tensor({ { 1, 10 }, { 2, 20 }, { 3, 30 } }, "f32", device):requires_grad()
       local b = peri.tensor({ { 4, 40 }, { 5, 50 }, { 6, 60 } }, "f32", device):requires_grad()
-      local joined, offsets = sparse.concat_2D_jagged { values_left = a, offsets_left = left, values_right = b, offsets_right = right }
+      local joined, offsets = sparse.concat_2D_jagged { values_left = a, offsets_left = left, values_right = b,
+        offsets_right = right }
       assert.equal("1 10 4 40 5 50 6 60 2 20 3 30", list(joined))
       assert.equal("0 3 4 6", list(offsets))
       joined:backward(peri.tensor({ 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 }, "f32", device, { 6, 2 }))
       assert.equal("1 2 9 10 11 12", list(a:grad()))
       assert.equal("3 4 5 6 7 8", list(b:grad()))
-      local first, second = sparse.split_2D_jagged { values = joined:detach(), offsets_left = left, offsets_right = right }
+      local first, second = sparse.split_2D_jagged { values = joined:detach(), offsets_left = left,
+        offsets_right = right }
       assert.equal(list(a), list(first))
       assert.equal(list(b), list(second))
       local x = peri.tensor({ 1, 2, 3, 4, 5, 6 }, "f32", device):requires_grad()
@@ -114,8 +119,8 @@ for _, device in ipairs(devices) do
         assert.same({ 0, 2, 3 }, q:grad():shape())
         assert.equal(0, sparse.sequence_positions { seq_offsets = offsets, rows = 0, max_positions = 4 }:numel())
         local values = peri.zeros({ 0 }, "f32", device)
-        local joined, ends = sparse.concat_2D_jagged { values_left = values, offsets_left = offsets, values_right = values,
-          offsets_right = offsets }
+        local joined, ends = sparse.concat_2D_jagged { values_left = values, offsets_left = offsets,
+          values_right = values, offsets_right = offsets }
         assert.equal(0, joined:numel())
         assert.equal(offsets:numel(), ends:numel())
       end

@@ -20,7 +20,8 @@ local function load_lazy(t)
   for i = 1, 10 do
     local name, value = debug.getupvalue(index, i)
     if not name then return end
-    if type(value) == "table" and value ~= util then -- a name that is not there costs a search for one that may be meant
+    -- a name that is not there costs a search for one that may be meant
+    if type(value) == "table" and value ~= util then
       for _, key in ipairs(M.sorted(value)) do
         if type(key) == "string" then pcall(function() return t[key] end) end
       end
@@ -28,7 +29,8 @@ local function load_lazy(t)
   end
 end
 
---- Functions and classes that can be reached from `root`: lists of { name =, f =, class = (of a method) }. left_out(key, name): is it?
+--- Functions and classes that can be reached from `root`: lists of { name =, f =, class = (of a method) }.
+--- left_out(key, name): is it?
 function M.walk(root, left_out)
   local functions, classes, found = {}, {}, {}
   local function walk(t, path, depth)
@@ -92,13 +94,15 @@ function M.lines_of(command)
   return last
 end
 
---- What children of a fuzzer are started with: their folder, which is to be removed, and function(words): the command of one.
+--- What children of a fuzzer are started with: their folder, which is to be removed, and function(words): the command
+--- of one.
 function M.children(script)
   local here = M.lines_of("pwd")[1]
   local build = os.getenv "PERI_BUILD" or "build"
   local folder = M.lines_of("mktemp -d")[1] -- functions that write files write them here
   local path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;;"):format(here, build, here, here, here)
-  -- Huge shapes are out of memory, here and everywhere. Two sanitizers need more addresses than a limit leaves, and have one of their own.
+  -- Huge shapes are out of memory, here and everywhere. Two sanitizers need more addresses than a limit leaves, and
+  -- have one of their own.
   local sanitizer = os.getenv "PERI_SAN"
   local limit = (sanitizer == "address" or sanitizer == "thread") and "" or "ulimit -v 2500000;"
   local preload = os.getenv "PERI_FUZZ_PRELOAD" -- the sanitizer's library, for the children alone
@@ -107,7 +111,8 @@ function M.children(script)
     limit = limit .. (" %s_OPTIONS=\"$%s_OPTIONS:max_allocation_size_mb=512\""):format(name, name)
   end
   return folder, function(words)
-    return ("cd %s && %s LUA_PATH='%s' luajit %s/%s %s 2>&1; echo \"ended with $?\""):format(folder, limit, path, here, script, words)
+    return ("cd %s && %s LUA_PATH='%s' luajit %s/%s %s 2>&1; echo \"ended with $?\""):format(folder, limit, path, here,
+      script, words)
   end
 end
 

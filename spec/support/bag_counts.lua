@@ -15,7 +15,8 @@ local gpu = ffi.load(arg[1] .. "/libperilune_cuda_host.so")
 
 local function waits()
   local numbers = ffi.new("int64_t[?]", COUNTED)
-  assert(gpu.peri_cuda_host_counts(numbers, COUNTED) == COUNTED, "the pretended GPU counts other things than this script")
+  assert(gpu.peri_cuda_host_counts(numbers, COUNTED) == COUNTED,
+    "the pretended GPU counts other things than this script")
   return tonumber(numbers[BLOCKED] + numbers[AWAITED])
 end
 

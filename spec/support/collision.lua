@@ -1,5 +1,5 @@
--- collision.lua: what the specs of managed collision share: raw ids, which do not fit into Lua's numbers, as places in an ascending list,
--- and the plain model (collision_model.lua) of a map over them.
+-- collision.lua: what the specs of managed collision share: raw ids, which do not fit into Lua's numbers, as places in
+-- an ascending list, and the plain model (collision_model.lua) of a map over them.
 local ffi = require "ffi"
 local peri = require "perilune"
 
@@ -59,12 +59,13 @@ local filters = { average_threshold_filter = "average", dynamic_threshold_filter
 --- The model of an mch_ case, its ids as places of a pool.
 function M.model_of_case(case)
   local a = case.args
-  return M.Model { rows = a.zch_size, policy = policies[a.policy], decay = a.decay_exponent, interval = a.eviction_interval,
-    filter = filters[a.threshold_filter], filter_arg = a.threshold_arg, capacity = a.history_buffer_size }
+  return M.Model { rows = a.zch_size, policy = policies[a.policy], decay = a.decay_exponent,
+    interval = a.eviction_interval, filter = filters[a.threshold_filter], filter_arg = a.threshold_arg,
+    capacity = a.history_buffer_size }
 end
 
 
--- -- random tests ----------------------------------------------------------------------------------------------------------------------
+-- -- random tests -----------------------------------------------------------------------------------------------------
 
 --- Numbers that only depend on the seed: random(n) gives 1..n.
 function M.random(seed)

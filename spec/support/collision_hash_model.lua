@@ -1,15 +1,16 @@
--- collision_hash_model.lua: managed collision by probing in plain Lua, from its definition: what the C maps are compared with. Ids are
--- places in a list, as in collision_model.lua.
+-- collision_hash_model.lua: managed collision by probing in plain Lua, from its definition: what the C maps are
+-- compared with. Ids are places in a list, as in collision_model.lua.
 --
--- An id lives in its home row or in one of the max_probe - 1 rows after it, round and round in its bucket. A step: all ids are looked up;
--- those that are found are touched. Then the new ones, in an order of their own, take the first row in reach that is free or may be given
--- up. Then these are looked up again.
+-- An id lives in its home row or in one of the max_probe - 1 rows after it, round and round in its bucket. A step: all
+-- ids are looked up; those that are found are touched. Then the new ones, in an order of their own, take the first row
+-- in reach that is free or may be given up. Then these are looked up again.
 local Model = {}
 Model.__index = Model
 
---- rows; segments: as in collision_model.lua; bucket_of(id); home(id, rows) -> 0..rows - 1; before(a, b): the order of new ids; never(id):
---- cannot be stored; max_probe; policy: nil, "ttl" or "lru"; ttl: a number for each feature; frozen: a list, features that teach nothing;
---- on_miss: "hash", "drop" or "row"; reserve: the last row of a bucket is no id's.
+--- rows; segments: as in collision_model.lua; bucket_of(id); home(id, rows) -> 0..rows - 1; before(a, b): the order of
+--- new ids; never(id): cannot be stored; max_probe; policy: nil, "ttl" or "lru"; ttl: a number for each feature;
+--- frozen: a list, features that teach nothing; on_miss: "hash", "drop" or "row"; reserve: the last row of a bucket is
+--- no id's.
 function Model.new(a)
   local m = setmetatable({ a = a, now = 0, buckets = {}, at = {}, changed = nil }, Model)
   local segments = a.segments or { 0, a.rows }
@@ -27,7 +28,9 @@ local function reach(model, id)
   local bucket, list = model.buckets[model.a.bucket_of(id)], {}
   if bucket.usable == 0 then return list end
   local home = model.a.home(id, bucket.usable)
-  for k = 0, math.min(model.a.max_probe, bucket.usable) - 1 do list[k + 1] = bucket.entries[(home + k) % bucket.usable] end
+  for k = 0, math.min(model.a.max_probe, bucket.usable) - 1 do
+    list[k + 1] = bucket.entries[(home + k) % bucket.usable]
+  end
   return list
 end
 

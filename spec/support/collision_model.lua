@@ -1,11 +1,12 @@
--- collision_model.lua: managed collision in plain Lua, written from the definitions of the policies: what the C maps are compared with. It
--- knows nothing of them. Ids are numbers here: the places of raw ids in an ascending list of all that a test uses, so that their order is
--- that of the ids; which bucket an id belongs to, the test says.
+-- collision_model.lua: managed collision in plain Lua, written from the definitions of the policies: what the C maps
+-- are compared with. It knows nothing of them. Ids are numbers here: the places of raw ids in an ascending list of all
+-- that a test uses, so that their order is that of the ids; which bucket an id belongs to, the test says.
 --
 --   local model = Model { rows = 5, policy = "LFU", interval = 1 }
 --   model:remap({ { 3, 4, 5 }, { 5 } }, true)  -- rows of the ids of two features, as one training step
 --   model:evicted()                            -- rows that got another id since the last call, or nil
---   model:state()                              -- { ids =, rows =, counts =, last = }, by bucket, ascending by id within
+--   -- { ids =, rows =, counts =, last = }, by bucket, ascending by id within
+--   model:state()
 local ffi = require "ffi"
 
 local EMPTY = math.huge -- the id of a free entry: after all others
@@ -52,13 +53,15 @@ function filters.average(counts)
   return function(count) return f32(count) > limit end
 end
 
---- rows; segments: rows where buckets begin, and the number of rows, default one bucket; bucket_of(id) -> 1, 2, ...; policy: "LFU", "LRU",
---- "DistanceLFU" or a function(count, last, now) -> score; decay; interval; filter: "dynamic", "average" or nil; filter_arg; on_miss: "row"
---- or "drop"; never(id): the id cannot be stored; capacity: how many ids of a window count, the first ones.
+--- rows; segments: rows where buckets begin, and the number of rows, default one bucket; bucket_of(id) -> 1, 2, ...;
+--- policy: "LFU", "LRU", "DistanceLFU" or a function(count, last, now) -> score; decay; interval; filter: "dynamic",
+--- "average" or nil; filter_arg; on_miss: "row" or "drop"; never(id): the id cannot be stored; capacity: how many ids
+--- of a window count, the first ones.
 function Model.new(a)
-  local m = setmetatable({ interval = a.interval or 1, decay = a.decay or 1, on_miss = a.on_miss or "row", now = 0, since = 0,
-    filter = a.filter, filter_arg = a.filter_arg, bucket_of = a.bucket_of or function() return 1 end,
-    never = a.never or function() return false end, capacity = a.capacity or math.huge, seen = 0, buckets = {}, pending = nil }, Model)
+  local m = setmetatable({ interval = a.interval or 1, decay = a.decay or 1, on_miss = a.on_miss or "row", now = 0,
+    since = 0, filter = a.filter, filter_arg = a.filter_arg, bucket_of = a.bucket_of or function() return 1 end,
+    never = a.never or function() return false end, capacity = a.capacity or math.huge, seen = 0, buckets = {},
+    pending = nil }, Model)
   m.own = type(a.policy) == "function" -- a policy of one's own is not asked about free rows, which go first
   m.score = m.own and a.policy or scores[a.policy]
   local segments = a.segments or { 0, a.rows }
@@ -71,7 +74,8 @@ function Model.new(a)
   return m
 end
 
---- What happened to the ids of a window: a list of { id, count, last }, ascending by id, without those that the filter leaves out.
+--- What happened to the ids of a window: a list of { id, count, last }, ascending by id, without those that the filter
+--- leaves out.
 local function gather(model, bucket)
   local by_id, list = {}, {}
   for _, h in ipairs(bucket.history) do
@@ -141,7 +145,9 @@ local function learn(model, features)
   for _, list in ipairs(features) do
     for _, id in ipairs(list) do
       local bucket = model.buckets[model.bucket_of(id)]
-      if model.seen < model.capacity and not model.never(id) then bucket.history[#bucket.history + 1] = { id = id, now = model.now } end
+      if model.seen < model.capacity and not model.never(id) then
+        bucket.history[#bucket.history + 1] = { id = id, now = model.now }
+      end
       model.seen = model.seen + 1
     end
   end

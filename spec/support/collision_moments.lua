@@ -9,24 +9,26 @@ local ROWS, IDS = 24, 40
 local modules = {
   lfu = function() return embed.MCHManagedCollisionModule { zch_size = ROWS, buckets = 3, eviction_interval = 2,
     eviction_policy = embed.LFU_EvictionPolicy {} } end,
-  mine = function() return embed.MCHManagedCollisionModule { zch_size = ROWS, buckets = 3, eviction_interval = 1, on_miss = "drop",
-    eviction_policy = function(count, last) return last + count / 100 end } end,
+  mine = function() return embed.MCHManagedCollisionModule { zch_size = ROWS, buckets = 3, eviction_interval = 1,
+    on_miss = "drop", eviction_policy = function(count, last) return last + count / 100 end } end,
   lru = function() return embed.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 3, max_probe = 5,
     eviction_policy_name = "LRU_EVICTION" } end,
-  ttl = function() return embed.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 3, on_miss = "drop",
-    eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = 2 } } end,
+  ttl = function() return embed.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 3,
+    on_miss = "drop", eviction_policy_name = "SINGLE_TTL_EVICTION",
+    eviction_config = { features = { "f" }, single_ttl = 2 } } end,
 }
 M.kinds = { "lfu", "lru", "mine", "ttl" }
 
 local Model = nn.Module:extend "Model"
 M.Model, M.ROWS = Model, ROWS
 function Model:init(kind, sequence, params)
-  local config = (sequence and peri.EmbeddingConfig or peri.EmbeddingBagConfig) { name = "t", num_embeddings = ROWS, embedding_dim = 4,
-    feature_names = { "f" }, init_fn = embed.constant(1) }
+  local config = (sequence and peri.EmbeddingConfig or peri.EmbeddingBagConfig) { name = "t", num_embeddings = ROWS,
+    embedding_dim = 4, feature_names = { "f" }, init_fn = embed.constant(1) }
   local args = { managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = { config },
     managed_collision_modules = { t = modules[kind]() } } }
   args[sequence and "embedding_collection" or "embedding_bag_collection"] =
-    (sequence and peri.EmbeddingCollection or peri.EmbeddingBagCollection) { tables = { config }, fused_params = params, seed = 5 }
+    (sequence and peri.EmbeddingCollection or peri.EmbeddingBagCollection) { tables = { config }, fused_params = params,
+      seed = 5 }
   self.sequence = sequence
   self.mc = (sequence and peri.ManagedCollisionEmbeddingCollection or peri.ManagedCollisionEmbeddingBagCollection)(args)
 end

@@ -1,5 +1,6 @@
--- collision_rank.lua: a rank that trains a sharded map and saves its state from time to time, until somebody kills one of them. Words:
--- kind ("mch", "hash"), seed, operations between saves, file. Rank 0 prints "saved N" after each save; each rank its process first.
+-- collision_rank.lua: a rank that trains a sharded map and saves its state from time to time, until somebody kills one
+-- of them. Words: kind ("mch", "hash"), seed, operations between saves, file. Rank 0 prints "saved N" after each save;
+-- each rank its process first.
 local ffi = require "ffi"
 local peri = require "perilune"
 local ranks = require "spec.support.collision_ranks"

@@ -1,4 +1,5 @@
--- collision_ranks.lua: managed collision over ranks beside the plain models. Batches are shared among ranks; the model sees all of each.
+-- collision_ranks.lua: managed collision over ranks beside the plain models. Batches are shared among ranks; the model
+-- sees all of each.
 local peri = require "perilune"
 local collision = require "spec.support.collision"
 local models = require "spec.support.collision_world"
@@ -18,14 +19,16 @@ end
 function M.sharded_of(w, world, device)
   local names = {}
   for f = 1, w.features do names[f] = "f" .. f end
-  local tables = { peri.EmbeddingConfig { name = "t", num_embeddings = w.rows, embedding_dim = 2, feature_names = names } }
+  local tables = { peri.EmbeddingConfig { name = "t", num_embeddings = w.rows, embedding_dim = 2,
+    feature_names = names } }
   local module = embed.ManagedCollisionEmbeddingCollection { return_remapped_features = true,
-    embedding_collection = peri.EmbeddingCollection { tables = tables, device = "meta", fused_params = { optimizer = "sgd" } },
+    embedding_collection = peri.EmbeddingCollection { tables = tables, device = "meta",
+      fused_params = { optimizer = "sgd" } },
     managed_collision_collection = embed.ManagedCollisionCollection { managed_collision_modules = { t = w.new() },
       embedding_configs = tables } }
   local entry = w.row_wise and plan.row_wise() or plan.table_wise(w.seed % world:size())
-  return peri.shard.ManagedCollisionEmbeddingCollectionSharder {}:shard(module, plan.EmbeddingModuleShardingPlan { t = entry },
-    peri.ShardingEnv.from_process_group(world), device, "mc"), names
+  return peri.shard.ManagedCollisionEmbeddingCollectionSharder {}:shard(module,
+    plan.EmbeddingModuleShardingPlan { t = entry }, peri.ShardingEnv.from_process_group(world), device, "mc"), names
 end
 
 --- What rank `rank` brings to operation `step`: a list of ids (places in the pool) for each feature.
@@ -52,7 +55,8 @@ local function expect(want, got, what, w, step)
   end
 end
 
---- The model's rows for the whole batch of operation `step` on `n` ranks, and by feature the ids before those of rank `own`.
+--- The model's rows for the whole batch of operation `step` on `n` ranks, and by feature the ids before those of rank
+--- `own`.
 function M.by_model(w, step, n, own)
   local whole, first = {}, {}
   for f = 1, w.features do whole[f] = {} end

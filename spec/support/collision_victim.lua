@@ -1,5 +1,5 @@
--- collision_victim.lua: a process that trains a map and saves its state from time to time, until it is killed. Words: kind ("mch", "hash"),
--- seed, operations between saves, file. It prints "saved N" after each save.
+-- collision_victim.lua: a process that trains a map and saves its state from time to time, until it is killed. Words:
+-- kind ("mch", "hash"), seed, operations between saves, file. It prints "saved N" after each save.
 local ffi = require "ffi"
 local peri = require "perilune"
 local collision = require "spec.support.collision"

@@ -6,7 +6,7 @@ local collision = require "spec.support.collision"
 local embed = peri.embed
 local M = {}
 
--- -- random maps -------------------------------------------------------------------------------------------------------------------------
+-- -- random maps ------------------------------------------------------------------------------------------------------
 
 local function pick(r, list) return list[r(#list)] end
 
@@ -17,7 +17,9 @@ local function world(r)
   w.spread = pick(r, { "hash", "modulo" })
   if r(3) == 1 then -- uneven segments
     w.segments = { 0 }
-    for b = 1, w.buckets - 1 do w.segments[b + 1] = math.max(w.segments[b] + 1, math.floor(b * w.rows / w.buckets) - (b % 2)) end
+    for b = 1, w.buckets - 1 do
+      w.segments[b + 1] = math.max(w.segments[b] + 1, math.floor(b * w.rows / w.buckets) - (b % 2))
+    end
     w.segments[w.buckets + 1] = w.rows
   end
   local kind = r(12)
@@ -46,22 +48,25 @@ local function own_score(count, last, now) return (count * 5 + last * 3) % 7 - (
 function M.mch(r, device)
   local w = world(r)
   local name = pick(r, { "LFU", "LRU", "DistanceLFU", "own" })
-  local decay, filter = name ~= "LFU" and name ~= "own" and pick(r, { 0.5, 1, 2 }) or nil, pick(r, { false, false, "average", "dynamic" })
+  local decay, filter = name ~= "LFU" and name ~= "own" and pick(r, { 0.5, 1, 2 }) or nil,
+    pick(r, { false, false, "average", "dynamic" })
   local skew, interval, on_miss = pick(r, { 0.5, 1, 1.5 }), r(4), pick(r, { "row", "drop", "default" })
   local capacity = r(4) == 1 and r(30) or nil
   local lua_filter = filter == "average" and embed.average_threshold_filter
     or filter == "dynamic" and embed.dynamic_threshold_filter { threshold_skew_multiplier = skew } or nil
   local class = name == "own" and embed.MCHEvictionPolicy or scores[name]()
-  local policy = class { threshold_filtering_func = lua_filter, decay_exponent = decay, score = name == "own" and own_score or nil }
+  local policy = class { threshold_filtering_func = lua_filter, decay_exponent = decay, score = name == "own"
+    and own_score or nil }
   w.new = function()
-    return embed.MCHManagedCollisionModule { zch_size = w.rows, buckets = w.buckets, spread = w.spread, output_segments = w.segments,
-      device = device, eviction_policy = policy, eviction_interval = interval, on_miss = on_miss, history_capacity = capacity or 0,
-      name = "t" }
+    return embed.MCHManagedCollisionModule { zch_size = w.rows, buckets = w.buckets, spread = w.spread,
+      output_segments = w.segments, device = device, eviction_policy = policy, eviction_interval = interval,
+      on_miss = on_miss, history_capacity = capacity or 0, name = "t" }
   end
-  w.model = collision.Model { segments = segments_of(w), policy = name == "own" and own_score or name, decay = decay, interval = interval,
-    filter = filter or nil, filter_arg = skew, on_miss = on_miss, capacity = capacity, bucket_of = w.bucket_of,
-    never = function(i) return w.ids[i] == collision.MAX end }
-  w.text = ("%s, decay %s, filter %s, interval %d, on_miss %s, capacity %s"):format(name, decay, filter, interval, on_miss, capacity)
+  w.model = collision.Model { segments = segments_of(w), policy = name == "own" and own_score or name, decay = decay,
+    interval = interval, filter = filter or nil, filter_arg = skew, on_miss = on_miss, capacity = capacity,
+    bucket_of = w.bucket_of, never = function(i) return w.ids[i] == collision.MAX end }
+  w.text = ("%s, decay %s, filter %s, interval %d, on_miss %s, capacity %s"):format(name, decay, filter, interval,
+    on_miss, capacity)
   return w
 end
 
@@ -77,17 +82,19 @@ function M.hash(r, device)
   local home = {} -- number by number: a cast pointer would not keep the array
   for i = 1, #w.ids do home[i] = ffi.cast("uint64_t", murmur[i - 1]) end
   local single, feature, lru = policy:match "single", policy:match "feature", policy:match "lru"
-  local eviction = lru and "LRU_EVICTION" or single and "SINGLE_TTL_EVICTION" or feature and "PER_FEATURE_TTL_EVICTION" or nil
+  local eviction = lru and "LRU_EVICTION" or single and "SINGLE_TTL_EVICTION" or feature and "PER_FEATURE_TTL_EVICTION"
+    or nil
   w.new = function()
-    local module = embed.HashZchManagedCollisionModule { zch_size = w.rows, total_num_buckets = w.buckets, spread = w.spread,
-      output_segments = w.segments or segments_of(w), device = device, max_probe = max_probe, on_miss = on_miss, name = "t",
-      eviction_policy_name = eviction, eviction_config = (single or feature) and { features = names,
-        single_ttl = single and ttl[1] or nil, per_feature_ttl = feature and ttl or nil } or nil }
+    local module = embed.HashZchManagedCollisionModule { zch_size = w.rows, total_num_buckets = w.buckets,
+      spread = w.spread, output_segments = w.segments or segments_of(w), device = device, max_probe = max_probe,
+      on_miss = on_miss, name = "t", eviction_policy_name = eviction, eviction_config = (single or feature)
+        and { features = names, single_ttl = single and ttl[1] or nil, per_feature_ttl = feature and ttl or nil }
+        or nil }
     module:_belongs_to("t", names)
     return module
   end
-  w.model = collision.HashModel { segments = segments_of(w), bucket_of = w.bucket_of, on_miss = on_miss, max_probe = max_probe,
-    policy = lru or policy ~= "none" and "ttl" or nil,
+  w.model = collision.HashModel { segments = segments_of(w), bucket_of = w.bucket_of, on_miss = on_miss,
+    max_probe = max_probe, policy = lru or policy ~= "none" and "ttl" or nil,
     ttl = feature and ttl or single and { ttl[1] } or nil, never = function(i) return w.ids[i] == -1 end,
     home = function(i, rows) return tonumber(home[i] % rows) end,
     before = function(a, b)
@@ -98,7 +105,7 @@ function M.hash(r, device)
   return w
 end
 
--- -- operations --------------------------------------------------------------------------------------------------------------------------
+-- -- operations -------------------------------------------------------------------------------------------------------
 
 local function same(want, got, what, w, step)
   if #want == #got then
@@ -106,8 +113,8 @@ local function same(want, got, what, w, step)
     for i = 1, #want do equal = equal and want[i] == got[i] end
     if equal then return end
   end
-  error(("%s at operation %d: %s; wanted %s (%s; %d rows, %d buckets, %s, %d ids)"):format(what, step, table.concat(got, " "),
-    table.concat(want, " "), w.text, w.rows, w.buckets, w.spread, #w.ids), 0)
+  error(("%s at operation %d: %s; wanted %s (%s; %d rows, %d buckets, %s, %d ids)"):format(what, step,
+    table.concat(got, " "), table.concat(want, " "), w.text, w.rows, w.buckets, w.spread, #w.ids), 0)
 end
 
 function M.batch(w, module, lists, training, device, step)
@@ -133,7 +140,9 @@ function M.reload(w, module)
 end
 
 --- The ids of a step by its number: the same in every process.
-function M.features(seed, step, w) return collision.random_features(collision.random(seed * 100000 + step), w.pool, w.features, 8) end
+function M.features(seed, step, w)
+  return collision.random_features(collision.random(seed * 100000 + step), w.pool, w.features, 8)
+end
 
 --- So many operations on a new map; the map at the end.
 function M.play(r, w, device, operations)
@@ -142,7 +151,8 @@ function M.play(r, w, device, operations)
     peri.scope(function()
       local dice = r(100)
       if dice <= 70 then M.batch(w, module, collision.random_features(r, w.pool, w.features, 5), true, device, step)
-      elseif dice <= 85 then M.batch(w, module, collision.random_features(r, w.pool, w.features, 5), false, device, step)
+      elseif dice <= 85 then M.batch(w, module, collision.random_features(r, w.pool, w.features, 5), false, device,
+        step)
       elseif dice <= 99 then M.evicted(w, module, step)
       else module = M.reload(w, module) end
     end)

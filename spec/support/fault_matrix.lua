@@ -1,6 +1,7 @@
--- fault_matrix.lua: what rank 1 can do wrong, and where, in two scripts of a training step's exchanges. spec/dist/fault_matrix_spec.lua
--- runs each cell on each transport; as a script this file runs cells under mpirun:
---   luajit spec/support/fault_matrix.lua SCRIPT FAULT PLACE[,PLACE...] DEADLINE    prints "PLACE|rank|seconds|error name|message" lines
+-- fault_matrix.lua: what rank 1 can do wrong, and where, in two scripts of a training step's exchanges.
+-- spec/dist/fault_matrix_spec.lua runs each cell on each transport; as a script this file runs cells under mpirun:
+--   luajit spec/support/fault_matrix.lua SCRIPT FAULT PLACE[,PLACE...] DEADLINE    prints "PLACE|rank|seconds|error
+--                                                                                  name|message" lines
 local peri = require "perilune"
 local P = require "perilune.ffi"
 local C = P.C
@@ -9,8 +10,9 @@ local MANY, KEYS, OTHER_KEYS = 6000, 0xabc, 0xcba
 
 local function ones(n, dtype, device) return peri.ones({ n }, dtype or "f32", device) end
 
---- A script: `phases` (names), `faults`, and post(group, k, fault, device), which posts phase k in the form that the fault gives it (nil:
---- the right one); a phase without a call of its own (`follows`) is what the phase before results in.
+--- A script: `phases` (names), `faults`, and post(group, k, fault, device), which posts phase k in the form that the
+--- fault gives it (nil: the right one); a phase without a call of its own (`follows`) is what the phase before results
+--- in.
 local collectives = {
   faults = { "dies", "late", "operation", "dtype", "splits", "keys" },
   phases = { "splits", "values", "gradients", "barrier" },
@@ -25,7 +27,8 @@ function collectives.post(group, k, fault, device)
     return group:broadcast(ones(n, "f32", device), 0)
   elseif k == 1 then
     local count = fault == "splits" and 2 * n or n
-    return group:all_to_all(ones(count, fault == "dtype" and "i32" or "i64", device), nil, fault == "keys" and OTHER_KEYS or KEYS)
+    return group:all_to_all(ones(count, fault == "dtype" and "i32" or "i64", device), nil, fault == "keys"
+      and OTHER_KEYS or KEYS)
   elseif k == 2 then
     local send, recv, total = {}, {}, 0
     for r = 1, n do send[r], recv[r] = MANY, MANY end
@@ -34,17 +37,19 @@ function collectives.post(group, k, fault, device)
     return group:all_to_all_v(ones(total, fault == "dtype" and "f64" or "f32", device), send, recv, nil,
       fault == "keys" and OTHER_KEYS or KEYS)
   elseif k == 3 then
-    return group:all_reduce(ones(fault == "splits" and MANY + 7 or MANY, fault == "dtype" and "f64" or "f32", device), "sum",
-      fault == "keys" and OTHER_KEYS or KEYS)
+    return group:all_reduce(ones(fault == "splits" and MANY + 7 or MANY, fault == "dtype" and "f64" or "f32", device),
+      "sum", fault == "keys" and OTHER_KEYS or KEYS)
   end
   if fault == "dtype" or fault == "splits" then return group:broadcast(ones(4, "f64", device), 0) end
   return group:barrier(fault == "keys" and OTHER_KEYS or 0)
 end
 
---- KJTAllToAll of two batches, with weights: an equal batch, then one that differs between keys; then a barrier. The tensors of a batch
---- follow its sizes by themselves: what goes wrong before or in them is the call after them, posted while they travel.
+--- KJTAllToAll of two batches, with weights: an equal batch, then one that differs between keys; then a barrier. The
+--- tensors of a batch follow its sizes by themselves: what goes wrong before or in them is the call after them, posted
+--- while they travel.
 local kjt = {
-  faults = { "dies", "late", "operation", "dtype", "dtype of weights", "no weights", "splits", "keys", "kind of batch" },
+  faults = { "dies", "late", "operation", "dtype", "dtype of weights", "no weights", "splits", "keys",
+    "kind of batch" },
   phases = { "sizes", "tensors", "second sizes", "second tensors", "barrier" },
   follows = { [2] = true, [4] = true },
 }
@@ -120,14 +125,16 @@ function M.judge(fault, rank, err)
   local names = allowed[fault] or { EMISMATCH = true, EPEER = true, EABORTED = true }
   local message = err.message or tostring(err)
   if not names[err.name] then return ("a %s: %s"):format(tostring(err.name), message) end
-  if not message:match "rank %d" or not message:match "operation %d" then return "an error that names no rank or operation: " .. message end
+  if not message:match "rank %d" or not message:match "operation %d" then
+    return "an error that names no rank or operation: " .. message
+  end
   if fault ~= "late" and not message:match "rank 1" then return "an error that does not name rank 1: " .. message end
   if not allowed[fault] and not message:match "disagree" and not message:match "expects" then
     return ("an error that does not tell rank %d who disagrees: %s"):format(rank, message)
   end
 end
 
--- -- under mpirun ---------------------------------------------------------------------------------------------------------------------
+-- -- under mpirun -----------------------------------------------------------------------------------------------------
 
 local function main(script, fault, places, deadline)
   C.peri_log_level_set(C.PERI_LOG_ERROR)
@@ -138,22 +145,26 @@ local function main(script, fault, places, deadline)
   for r = 1, world.world_size do ranks[r] = r - 1 end
   local function act()
     if fault == "dies" then os.execute "kill -9 $PPID" end
-    if fault == "dies uncollected" then -- its parent, mpirun, is stopped for longer than the deadline: what has ended stays a zombie
+    -- its parent, mpirun, is stopped for longer than the deadline: what has ended stays a zombie
+    if fault == "dies uncollected" then
       os.execute(("P=$(awk '/^PPid/ { print $2 }' /proc/$PPID/status); kill -STOP $P; "
         .. "(sleep %g; kill -CONT $P) > /dev/null 2>&1 & kill -9 $PPID"):format(2 * deadline))
     end
-    os.execute(("sleep %g"):format(deadline * M.late)) -- a rank that waits may lose some time to other work, which does not count
+    -- a rank that waits may lose some time to other work, which does not count
+    os.execute(("sleep %g"):format(deadline * M.late))
   end
   for text in places:gmatch "[^,]+" do
     local group = world:new_group(ranks, "cell " .. text)
     local start = tonumber(C.peri_time_ns())
     local ok, err = pcall(function()
-      group:barrier():wait() -- until rank 1, too, is done with the cell before; a rank may still be in it when another has found the fault
+      -- until rank 1, too, is done with the cell before; a rank may still be in it when another has found the fault
+      group:barrier():wait()
       group:timeout(deadline)
       start = tonumber(C.peri_time_ns())
       M.run(script, group, fault, tonumber(text), device, act)
     end)
-    io.stdout:write(("%s|%d|%.2f|%s|%s\n"):format(text, world.rank_number, (tonumber(C.peri_time_ns()) - start) * 1e-9, ok and "ok" or
+    io.stdout:write(("%s|%d|%.2f|%s|%s\n"):format(text, world.rank_number, (tonumber(C.peri_time_ns()) - start) * 1e-9,
+      ok and "ok" or
       err.name or "Lua", ok and "" or tostring(err):gsub("\n.*", "")))
     io.stdout:flush()
   end

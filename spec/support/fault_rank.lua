@@ -1,5 +1,6 @@
--- fault_rank.lua: one rank of a world in which rank 1 does something wrong: luajit fault_rank.lua FAULT. Prints one line
--- "rank|seconds|error name|message" and ends with 1 after an error. Run by spec/dist/mpi_fault_spec.lua under mpirun.
+-- fault_rank.lua: one rank of a world in which rank 1 does something wrong: luajit fault_rank.lua FAULT. Prints one
+-- line "rank|seconds|error name|message" and ends with 1 after an error. Run by spec/dist/mpi_fault_spec.lua under
+-- mpirun.
 local peri = require "perilune"
 local P = require "perilune.ffi"
 
@@ -22,7 +23,8 @@ local odd = {
   dtype = function() world:all_reduce(peri.ones({ 3 }, "f64")):wait() end,
   size = function() world:all_reduce(peri.ones { 4 }):wait() end,
   tag = function() world:all_reduce(peri.ones { 3 }, "sum", 7):wait() end,
-  more = function() world:barrier():wait() world:all_reduce(peri.ones { 3 }):wait() end, -- one operation too many before it
+  -- one operation too many before it
+  more = function() world:barrier():wait() world:all_reduce(peri.ones { 3 }):wait() end,
   late = function() os.execute "sleep 0.5" world:all_reduce(peri.ones { 3 }):wait() end,
   absent = function() os.execute "sleep 3" end,
   leaves = function() end,
@@ -74,7 +76,8 @@ local ok, err = pcall(function()
   peri.finish()
 end)
 local text = not ok and tostring(err):gsub("\n.*", "") or ""
-io.stdout:write(("%d|%.2f|%s|%s\n"):format(rank, (tonumber(P.C.peri_time_ns()) - start) / 1e9, ok and "ok" or err.name or "Lua", text))
+io.stdout:write(("%d|%.2f|%s|%s\n"):format(rank, (tonumber(P.C.peri_time_ns()) - start) / 1e9, ok and "ok" or err.name
+  or "Lua", text))
 io.stdout:flush()
 if not ok and fault == "fails" and rank == 1 then world:abort(text) end
 os.exit(0, true) -- Open MPI 5 at times loses the last words of a rank that ends with another code while others go on

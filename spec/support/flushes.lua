@@ -1,5 +1,5 @@
--- flushes.lua: a model of two collections and three table batches in files, trained and flushed by ranks, for the specs of flushes over
--- ranks. As a script it trains and flushes for ever, until it is killed (FOLDER/ready-RANK
+-- flushes.lua: a model of two collections and three table batches in files, trained and flushed by ranks, for the specs
+-- of flushes over ranks. As a script it trains and flushes for ever, until it is killed (FOLDER/ready-RANK
 -- then holds the process): luajit spec/support/flushes.lua FOLDER SIM_RANKS (0: under mpirun)
 local ffi = require "ffi"
 local peri = require "perilune"
@@ -14,10 +14,10 @@ local function module_of()
   local Pair = peri.nn.Module:extend "Pair"
   function Pair:init()
     local function collection(names)
-      return peri.EmbeddingBagCollection { device = "meta", seed = 7, fused_params = { optimizer = "sgd", learning_rate = 0.5 },
-        tables = peri.util.map(names, function(name)
-          return peri.EmbeddingBagConfig { name = name, num_embeddings = ROWS, embedding_dim = 8, feature_names = { name },
-            data_type = name == "half" and "FP16" or "FP32" }
+      return peri.EmbeddingBagCollection { device = "meta", seed = 7,
+        fused_params = { optimizer = "sgd", learning_rate = 0.5 }, tables = peri.util.map(names, function(name)
+          return peri.EmbeddingBagConfig { name = name, num_embeddings = ROWS, embedding_dim = 8,
+            feature_names = { name }, data_type = name == "half" and "FP16" or "FP32" }
         end) }
     end
     self.one, self.two = collection { "a", "half" }, collection { "c" }
@@ -26,9 +26,11 @@ local function module_of()
   return Pair()
 end
 
---- The model on a group, its files in `folder` (a name, or a function of the rank); `entry` (of a table's name) changes its plan entry.
+--- The model on a group, its files in `folder` (a name, or a function of the rank); `entry` (of a table's name) changes
+--- its plan entry.
 function M.model(group, folder, entry)
-  local params = plan.CacheParams { load_factor = 1, directory = type(folder) == "function" and folder(group:rank()) or folder }
+  local params = plan.CacheParams { load_factor = 1, directory = type(folder) == "function" and folder(group:rank())
+    or folder }
   local function of(name)
     local options = { compute_kernel = "fused_uvm_caching", cache_params = params }
     return entry and entry(name, options) or plan.row_wise(options)

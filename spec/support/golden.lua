@@ -1,4 +1,5 @@
--- golden.lua: vectors computed by TorchRec, FBGEMM and PyTorch (spec/golden; how they were made: spec/golden/README.md).
+-- golden.lua: vectors computed by TorchRec, FBGEMM and PyTorch (spec/golden; how they were made:
+-- spec/golden/README.md).
 --
 --   local golden = require "spec.support.golden"
 --   local case = golden.load "ops/dense/bce"       -- a .safetensors file of spec/golden
@@ -18,7 +19,8 @@ Case.__index = Case
 
 local root = "spec/golden/"
 local dtypes = {
-  F64 = "f64", F32 = "f32", F16 = "f16", BF16 = "bf16", I64 = "i64", I32 = "i32", I16 = "i16", I8 = "i8", U8 = "u8", BOOL = "bool",
+  F64 = "f64", F32 = "f32", F16 = "f16", BF16 = "bf16", I64 = "i64", I32 = "i32", I16 = "i16", I8 = "i8", U8 = "u8",
+  BOOL = "bool",
 }
 
 --- Whoever runs all specs wants to know what they read.
@@ -110,12 +112,14 @@ function Case:assert_near(name, got, tol)
   M.assert_near(want, got, tol or self.tol, self.name .. " " .. name)
 end
 
---- The part of a whole table's tensor (rows, or rows x columns) that a shard holds, on the CPU. A state with one number for each row that
---- was kept by column block ([blocks, rows], by the table's `shards`) gives those of the shard's block.
+--- The part of a whole table's tensor (rows, or rows x columns) that a shard holds, on the CPU. A state with one number
+--- for each row that was kept by column block ([blocks, rows], by the table's `shards`) gives those of the shard's
+--- block.
 function Case:part_of(name, shard, by_row)
   local whole = self:tensor(name, "cpu")
   if not by_row then
-    return whole:slice(1, shard.row_offset, shard.row_offset + shard.rows):slice(2, shard.col_offset, shard.col_offset + shard.cols)
+    return whole:slice(1, shard.row_offset, shard.row_offset + shard.rows):slice(2, shard.col_offset, shard.col_offset
+      + shard.cols)
   end
   if whole:dim() == 2 then
     local first, blocks = {}, 0
@@ -154,8 +158,11 @@ function M.assert_near(want, got, tol, what)
   local abs, rel = tol and tol.abs or 0, tol and tol.rel or 0
   for i = 1, #want do
     local w, g = want[i], got[i]
-    local same = w == g or (w ~= w and g ~= g) or (math.abs(w) < math.huge and math.abs(w - g) <= abs + rel * math.abs(w))
-    if not same then error(("%s: element %d is %.9g, wanted %.9g (tolerance %g + %g relative)"):format(what, i - 1, g, w, abs, rel), 2) end
+    local same = w == g or (w ~= w and g ~= g)
+      or (math.abs(w) < math.huge and math.abs(w - g) <= abs + rel * math.abs(w))
+    if not same then
+      error(("%s: element %d is %.9g, wanted %.9g (tolerance %g + %g relative)"):format(what, i - 1, g, w, abs, rel), 2)
+    end
   end
 end
 

@@ -2,9 +2,10 @@
 --
 --   gradcheck.check(function(x, y) return F.mul(x, y) end, { { 2, 3 }, { 3 } }, { device = "opaque" })
 --
--- Each input is a leaf of the given shape with reproducible numbers in [low, high) away from 0 (options low, high, seed). `layout` says
--- how the function sees it: "contiguous", "transposed" (a view with all dimensions reversed in memory) or "stepped" (every second
--- element of a larger leaf). The function's result is weighted with fixed numbers and summed.
+-- Each input is a leaf of the given shape with reproducible numbers in [low, high) away from 0 (options low, high,
+-- seed). `layout` says how the function sees it: "contiguous", "transposed" (a view with all dimensions reversed in
+-- memory) or "stepped" (every second element of a larger leaf). The function's result is weighted with fixed numbers
+-- and summed.
 local peri = require "perilune"
 local Tensor = peri.Tensor
 
@@ -89,8 +90,8 @@ local function check(f, shapes, options)
       values[k] = x
       local want, got = (sums[1] - sums[2]) / (2 * step), gradient[k]
       if not (math.abs(got - want) <= tolerance * (1 + math.abs(want))) then -- luacheck: ignore 581 (NaN fails)
-        error(("gradcheck: input %d, element %d (layout %s): gradient %.12g, central difference %.12g"):format(i, k - 1, layout, got,
-          want), 2)
+        error(("gradcheck: input %d, element %d (layout %s): gradient %.12g, central difference %.12g"):format(i, k - 1,
+          layout, got, want), 2)
       end
     end
     t:copy(peri.tensor(values, "f64", device, t:shape()))

@@ -3,9 +3,10 @@
 --   local jit_support = require "spec.support.jit"
 --   jit_support.assert_compiles("tensor:slice", function(i) return t:slice(1, 0, 2) end)
 --
--- The function is called with 1, 2, ... It must be compiled (one trace or more), without an aborted trace and without a stitch, which
--- is a piece that LuaJIT runs in the interpreter between two traces. Aborts that belong to LuaJIT's search for the right loop do not
--- count. Garbage is not collected meanwhile: a finalizer that runs while a trace is recorded aborts it, by chance.
+-- The function is called with 1, 2, ... It must be compiled (one trace or more), without an aborted trace and without a
+-- stitch, which is a piece that LuaJIT runs in the interpreter between two traces. Aborts that belong to LuaJIT's
+-- search for the right loop do not count. Garbage is not collected meanwhile: a finalizer that runs while a trace is
+-- recorded aborts it, by chance.
 local util = require "jit.util"
 local vmdef = require "jit.vmdef"
 local original = require("perilune.compiler").original
@@ -19,7 +20,8 @@ local searching = {
   ["inner loop in root trace"] = true,
   ["leaving loop in root trace"] = true,
   ["retry recording"] = true,
-  ["NYI: return to lower frame"] = true, -- a trace began in a function that pcall had called (hot counters are few and shared)
+  ["NYI: return to lower frame"] = true, -- a trace began in a function that pcall had called (hot counters are few and
+                                         -- shared)
   ["symbol not in cache"] = true, -- the first use of a C function looks it up, which cannot be compiled
   ["guard would always fail"] = true, -- a condition turned while the loop was being unrolled
   ["loop unroll limit reached"] = true, -- a short inner loop of changing length gets a trace of its own
@@ -51,7 +53,8 @@ function M.watch(f)
   jit.flush()
   jit.opt.start("hotloop=10", "hotexit=5")
   jit.attach(event, "trace")
-  -- with LuaJIT's own pairs and next also where Perilune runs others (compiler.lua): of old versions they would be all that is seen
+  -- with LuaJIT's own pairs and next also where Perilune runs others (compiler.lua): of old versions they would be all
+  -- that is seen
   local settled = { next = next, pairs = pairs }
   _G.next, _G.pairs = original.next, original.pairs
   local ok, err = pcall(drive, f, ROUNDS)

@@ -1,5 +1,5 @@
--- moment_victim.lua: trains a small model of raw ids in files on two ranks and flushes after every step, until it is killed: luajit
--- spec/support/moment_victim.lua FOLDER KIND. FOLDER/ready holds the process from the third flush on.
+-- moment_victim.lua: trains a small model of raw ids in files on two ranks and flushes after every step, until it is
+-- killed: luajit spec/support/moment_victim.lua FOLDER KIND. FOLDER/ready holds the process from the third flush on.
 local ffi = require "ffi"
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
@@ -10,8 +10,10 @@ local M = {}
 
 --- The model on a group; its files in `folder`, nil: in memory.
 function M.model(group, kind, folder)
-  local options = folder and { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = 1, directory = folder } } or {}
-  return peri.DistributedModelParallel { group = group, plan = plan.ShardingPlan { mc = { t = plan.row_wise(options) } },
+  local options = folder and { compute_kernel = "fused_uvm_caching",
+    cache_params = { load_factor = 1, directory = folder } } or {}
+  return peri.DistributedModelParallel { group = group,
+    plan = plan.ShardingPlan { mc = { t = plan.row_wise(options) } },
     module = moments.Model(kind, false, { optimizer = "adagrad", learning_rate = 0.5 }) }
 end
 

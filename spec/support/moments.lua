@@ -1,4 +1,5 @@
--- moments.lua: small models drawn at random, with everything that a step depends on; their moments are kept, and loaded back.
+-- moments.lua: small models drawn at random, with everything that a step depends on; their moments are kept, and loaded
+-- back.
 --
 --   local m = moments.make(case, world, device)      -- { model =, optimizer =, schedule =, ... }
 --   local loss = moments.step(m, n)                  -- step n
@@ -12,12 +13,13 @@ local M = {}
 
 local ROWS, DIM = 12, 4
 
--- -- cases ---------------------------------------------------------------------------------------------------------------------------
+-- -- cases ------------------------------------------------------------------------------------------------------------
 
 local row_optimizers = {
-  { optimizer = "sgd" }, { optimizer = "sgd", weight_decay = 0.01, weight_decay_mode = "l2" }, { optimizer = "adagrad" },
-  { optimizer = "rowwise_adagrad" }, { optimizer = "adam" }, { optimizer = "partial_rowwise_adam" }, { optimizer = "lamb" },
-  { optimizer = "partial_rowwise_lamb" }, { optimizer = "lars_sgd", eta = 0.5 }, { optimizer = "lion" },
+  { optimizer = "sgd" }, { optimizer = "sgd", weight_decay = 0.01, weight_decay_mode = "l2" },
+  { optimizer = "adagrad" }, { optimizer = "rowwise_adagrad" }, { optimizer = "adam" },
+  { optimizer = "partial_rowwise_adam" }, { optimizer = "lamb" }, { optimizer = "partial_rowwise_lamb" },
+  { optimizer = "lars_sgd", eta = 0.5 }, { optimizer = "lion" },
   { optimizer = "rowwise_adagrad", weight_decay_mode = "counter", counter_based_regularization = {} },
   { optimizer = "rowwise_adagrad", weight_decay_mode = "cowclip", cowclip_regularization = {} },
   { optimizer = "rowwise_rmsprop_ar" },
@@ -32,8 +34,8 @@ local schedules = { false, "StepLR", "ExponentialLR", "CosineAnnealingLR", "Line
 function M.case(n)
   local draw = draws(n)
   for _ = 1, 5 do draw(2) end
-  local case = { number = n, parts = {}, dense = dense_optimizers[1 + draw(#dense_optimizers)], schedule = schedules[1 + draw(#schedules)],
-    of_tables = schedules[1 + draw(#schedules)], draw = draws(n + 1000) }
+  local case = { number = n, parts = {}, dense = dense_optimizers[1 + draw(#dense_optimizers)],
+    schedule = schedules[1 + draw(#schedules)], of_tables = schedules[1 + draw(#schedules)], draw = draws(n + 1000) }
   for _ = 1, 1 + draw(3) do
     local part = parts[1 + draw(#parts)]
     case.parts[#case.parts + 1] = { kind = part, fused = row_optimizers[1 + draw(#row_optimizers)],
@@ -45,11 +47,12 @@ function M.case(n)
   return case
 end
 
--- -- models --------------------------------------------------------------------------------------------------------------------------
+-- -- models -----------------------------------------------------------------------------------------------------------
 
 local function tables(class, prefix, more)
   return peri.util.map({ "a", "b" }, function(name, i)
-    local t = { name = prefix .. name, num_embeddings = ROWS, embedding_dim = DIM, feature_names = { i == 1 and "f" or "g" } }
+    local t = { name = prefix .. name, num_embeddings = ROWS, embedding_dim = DIM,
+      feature_names = { i == 1 and "f" or "g" } }
     for key, value in peri.util.ordered(more or {}) do t[key] = value end
     return class(t)
   end)
@@ -66,24 +69,28 @@ function makers.bags(p, name) return peri.EmbeddingBagCollection { tables = tabl
   fused_params = fused_of(p.fused) } end
 function makers.rows(p, name) return peri.EmbeddingCollection { tables = tables(peri.EmbeddingConfig, name),
   fused_params = fused_of(p.fused) } end
-function makers.half(p, name) return peri.EmbeddingBagCollection { tables = tables(peri.EmbeddingBagConfig, name, { data_type = "FP16" }),
-  fused_params = fused_of(p.fused) } end
+function makers.half(p, name) return peri.EmbeddingBagCollection { tables = tables(peri.EmbeddingBagConfig, name,
+  { data_type = "FP16" }), fused_params = fused_of(p.fused) } end
 function makers.processed(p, name)
   return peri.embed.FeatureProcessedEmbeddingBagCollection {
-    embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables(peri.EmbeddingBagConfig, name), is_weighted = true,
-      fused_params = fused_of(p.fused) },
+    embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables(peri.EmbeddingBagConfig, name),
+      is_weighted = true, fused_params = fused_of(p.fused) },
     feature_processors = peri.embed.PositionWeightedModuleCollection { max_feature_lengths = { f = 8, g = 8 } } }
 end
-function makers.parameters(_, name) return peri.EmbeddingBagCollection { tables = tables(peri.EmbeddingBagConfig, name) } end
+function makers.parameters(_, name)
+  return peri.EmbeddingBagCollection { tables = tables(peri.EmbeddingBagConfig, name) }
+end
 function makers.raw(p, name)
   local configs, modules = tables(peri.EmbeddingBagConfig, name), {}
   for _, t in ipairs(configs) do
-    modules[t.name] = peri.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 4, max_probe = 3, on_miss = "drop",
-      eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = t.feature_names, single_ttl = 2 } }
+    modules[t.name] = peri.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 4, max_probe = 3,
+      on_miss = "drop", eviction_policy_name = "SINGLE_TTL_EVICTION",
+      eviction_config = { features = t.feature_names, single_ttl = 2 } }
   end
-  return peri.ManagedCollisionEmbeddingBagCollection { embedding_bag_collection = peri.EmbeddingBagCollection { tables = configs,
-    fused_params = fused_of(p.fused) },
-    managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = configs, managed_collision_modules = modules } }
+  return peri.ManagedCollisionEmbeddingBagCollection { embedding_bag_collection = peri.EmbeddingBagCollection {
+    tables = configs, fused_params = fused_of(p.fused) },
+    managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = configs,
+      managed_collision_modules = modules } }
 end
 --- A module of two collections with optimizers of their own.
 local Two = nn.Module:extend "Two"
@@ -130,7 +137,9 @@ local function entry_of(draw, p, n)
   local kind = kinds[1 + draw(#kinds)]
   local options = p.kind == "parameters" and { compute_kernel = "dense" } or nil
   if kind == "table_wise" then return plan.table_wise(draw(n), options) end
-  if kind == "column_wise" then return plan.column_wise { ranks = { draw(n) }, compute_kernel = options and "dense" or nil } end
+  if kind == "column_wise" then
+    return plan.column_wise { ranks = { draw(n) }, compute_kernel = options and "dense" or nil }
+  end
   if kind == "data_parallel" then return plan.data_parallel { compute_kernel = options and "dense" or "fused" } end
   return plan.row_wise(options)
 end
@@ -154,23 +163,26 @@ local function dense_of(kind, model)
   local function sgd(list) return optim.SGD { params = list, lr = 0.1 } end
   if kind == "Momentum" then return optim.SGD { params = params, lr = 0.1, momentum = 0.5 } end
   if kind == "Clipped" then
-    return optim.GradientClippingOptimizer { optimizer = optim.Adam { params = params, lr = 0.1 }, clipping = "norm", max_gradient = 0.5 }
+    return optim.GradientClippingOptimizer { optimizer = optim.Adam { params = params, lr = 0.1 }, clipping = "norm",
+      max_gradient = 0.5 }
   end
   if kind == "Warm" then
-    return optim.WarmupOptimizer { optimizer = sgd(params), lr = 0.2, stages = { { policy = "linear", max_iters = 4, value = 0.1 } } }
+    return optim.WarmupOptimizer { optimizer = sgd(params), lr = 0.2,
+      stages = { { policy = "linear", max_iters = 4, value = 0.1 } } }
   end
   if kind == "Both" then
     local bare, rest = {}, { elsewhere = params.elsewhere, group = params.group, spread = params.spread }
     for _, p in ipairs(params) do
       if p.name:match "^tower" then bare[#bare + 1] = p else rest[#rest + 1] = p end
     end
-    return optim.CombinedOptimizer { optim.AdamW { params = bare, lr = 0.05 }, optim.Adagrad { params = rest, lr = 0.1 } }
+    return optim.CombinedOptimizer { optim.AdamW { params = bare, lr = 0.05 },
+      optim.Adagrad { params = rest, lr = 0.1 } }
   end
   return optim[kind] { params = params, lr = 0.1 }
 end
 
-local schedule_arguments = { StepLR = { step_size = 2, gamma = 0.5 }, ExponentialLR = { gamma = 0.9 }, CosineAnnealingLR = { T_max = 5 },
-  LinearLR = { total_iters = 4 } }
+local schedule_arguments = { StepLR = { step_size = 2, gamma = 0.5 }, ExponentialLR = { gamma = 0.9 },
+  CosineAnnealingLR = { T_max = 5 }, LinearLR = { total_iters = 4 } }
 local function schedule_of(name, optimizer)
   if not name or #optimizer.param_groups == 0 then return nil end
   local args = peri.util.copy(schedule_arguments[name])
@@ -190,7 +202,7 @@ function M.make(case, world, device, salt)
   return m
 end
 
--- -- training ------------------------------------------------------------------------------------------------------------------------
+-- -- training ---------------------------------------------------------------------------------------------------------
 
 --- Batch n of a rank.
 function M.batch(m, n)
@@ -204,14 +216,18 @@ function M.batch(m, n)
     end
   end
   local function kjt(ids)
-    return peri.KeyedJaggedTensor { keys = { "f", "g" }, values = peri.tensor(ids, "i64", device), lengths = lengths, device = device }
+    return peri.KeyedJaggedTensor { keys = { "f", "g" }, values = peri.tensor(ids, "i64", device), lengths = lengths,
+      device = device }
   end
-  return { ids = kjt(values), raw = kjt(raw), dense = peri.Tensor.normal({ samples, 3 }, 0, 1, n, m.world:rank(), "f32", device) }
+  return { ids = kjt(values), raw = kjt(raw), dense = peri.Tensor.normal({ samples, 3 }, 0, 1, n, m.world:rank(), "f32",
+    device) }
 end
 
 --- What a script does to rates in the middle, by hand.
 local function by_hand(m, n)
-  if n == 2 and #m.optimizer.param_groups > 0 then m.optimizer.param_groups[1].lr = m.optimizer.param_groups[1].lr * 0.75 end
+  if n == 2 and #m.optimizer.param_groups > 0 then
+    m.optimizer.param_groups[1].lr = m.optimizer.param_groups[1].lr * 0.75
+  end
   local fused = m.model:fused_optimizer()
   if n == 3 and #fused.param_groups > 0 then fused.param_groups[1].lr = fused.param_groups[1].lr * 0.5 end
 end
@@ -234,7 +250,7 @@ function M.step(m, n)
   return loss:item()
 end
 
--- -- moments -------------------------------------------------------------------------------------------------------------------------
+-- -- moments ----------------------------------------------------------------------------------------------------------
 
 --- Everything of this moment: way is "clone" or "gather" (collective).
 function M.keep(m, way)
@@ -258,7 +274,8 @@ end
 function M.text(kept)
   local copy = {}
   for name, x in peri.util.ordered(kept) do
-    copy[name] = peri.Tensor.is(x) and table.concat(x:to_list(), " ") or type(x) == "table" and not x.gather and M.text(x) or x
+    copy[name] = peri.Tensor.is(x) and table.concat(x:to_list(), " ") or type(x) == "table" and not x.gather
+      and M.text(x) or x
     if type(x) == "table" and x.is_live then copy[name] = M.text(x) end
   end
   return copy

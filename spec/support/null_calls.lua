@@ -1,9 +1,10 @@
--- Run by spec/null_spec.lua in processes of its own: luajit null_calls.lua FIRST. Calls every C function that takes a pointer with
--- pointers that are missing: with NULL for all and 0 for all numbers, then once for each of its pointers and each of `numbers` and
--- `dtypes`, that pointer NULL and the others whole objects, or rooms of zeros. Functions are found in the headers.
+-- Run by spec/null_spec.lua in processes of its own: luajit null_calls.lua FIRST. Calls every C function that takes a
+-- pointer with pointers that are missing: with NULL for all and 0 for all numbers, then once for each of its pointers
+-- and each of `numbers` and `dtypes`, that pointer NULL and the others whole objects, or rooms of zeros. Functions are
+-- found in the headers.
 --
--- From call number FIRST on it prints "call NUMBER FUNCTION without WHAT", calls, and prints "STATUS MESSAGE", or "0 " for a function that
--- says no error. The last line is "end".
+-- From call number FIRST on it prints "call NUMBER FUNCTION without WHAT", calls, and prints "STATUS MESSAGE", or "0 "
+-- for a function that says no error. The last line is "end".
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local C = P.C
@@ -53,7 +54,9 @@ local function objects(dtype)
   add("device", function(out) return C.peri_device_get("cpu", out) end)
   add("stream", function(out) return C.peri_stream_new(o.device, out) end)
   add("event", function(out) return C.peri_event_new(o.device, out) end)
-  add("group", function(out) return C.peri_comm_open(P.struct("peri_comm_config", { transport = "self", world_size = 1 }), out) end)
+  add("group", function(out)
+    return C.peri_comm_open(P.struct("peri_comm_config", { transport = "self", world_size = 1 }), out)
+  end)
   o.tensor = tensor(dtype, 2)
   add("keys", function(out) return C.peri_keys_new(names, 1, out) end)
   local jagged = { keys = o.keys, values = tensor(C.PERI_I64, 1), lengths = tensor(C.PERI_I64, 1), stride = 2 }
@@ -63,7 +66,9 @@ local function objects(dtype)
   add("kt", function(out) return C.peri_kt_new(o.keys, sizes, 1, tensor(C.PERI_F32, 2), out) end)
   local one = ffi.new("peri_kt *[1]", o.kt)
   add("regroup", function(out) return C.peri_regroup_new(one, 1, ffi.new("peri_keys *[1]", o.keys), 1, out) end)
-  add("codec", function(out) return C.peri_codec_new(P.struct("peri_codec_config", { format = C.PERI_CODEC_FP16 }), out) end)
+  add("codec", function(out)
+    return C.peri_codec_new(P.struct("peri_codec_config", { format = C.PERI_CODEC_FP16 }), out)
+  end)
   add("codec_context", function(out) return C.peri_codec_context_new(o.codec, sizes, 1, out) end)
   local leaf = ffi.new("peri_tensor *[1]", tensor(C.PERI_F32, 2))
   assert(C.peri_tensor_requires_grad(leaf[0], true) == 0)
@@ -76,17 +81,21 @@ local function objects(dtype)
   add("work", function(out) return C.peri_coll_barrier(o.group, 0, out) end)
   local table_, optimizer = keep(P.structs("peri_table_config", 1)), keep(P.struct "peri_tbe_optimizer")
   table_[0].name, table_[0].rows, table_[0].cols = "t", 4, 4
-  local c = P.struct("peri_tbe_config", { device = o.device, dtype = C.PERI_F32, n_tables = 1, tables = table_, n_features = 1 })
+  local c = P.struct("peri_tbe_config", { device = o.device, dtype = C.PERI_F32, n_tables = 1, tables = table_,
+    n_features = 1 })
   c.features, c.optimizer = names, optimizer
   assert(C.peri_tbe_optimizer_default(C.PERI_TBE_SGD, optimizer) == 0)
   add("tbe", function(out) return C.peri_tbe_new(c, out) end)
-  add("tbe_blocks", function(out) return C.peri_tbe_blocks_new(o.tbe, ffi.new("peri_tbe_block[1]", { { bags = 1 } }), 1, out) end)
-  local input = ffi.new("peri_tbe_input", { ids = tensor(C.PERI_I64, 1), offsets = tensor(C.PERI_I64, 1), blocks = o.tbe_blocks })
+  add("tbe_blocks", function(out)
+    return C.peri_tbe_blocks_new(o.tbe, ffi.new("peri_tbe_block[1]", { { bags = 1 } }), 1, out)
+  end)
+  local input = ffi.new("peri_tbe_input", { ids = tensor(C.PERI_I64, 1), offsets = tensor(C.PERI_I64, 1),
+    blocks = o.tbe_blocks })
   add("tbe_batch", function(out) return C.peri_tbe_batch_new(o.tbe, input, out) end)
   add("batch", function(out) return C.peri_batch_new(1, 1, 2, 2, out) end)
   add("logistic", function(out)
-    return C.peri_logistic_new(P.struct("peri_logistic_config", { table_rows = sizes, dense_features = 1, sparse_features = 1,
-      learning_rate = 1 }), out)
+    return C.peri_logistic_new(P.struct("peri_logistic_config",
+      { table_rows = sizes, dense_features = 1, sparse_features = 1, learning_rate = 1 }), out)
   end)
   o.model = the_model()
   add("lua", function(out) return C.peri_lua_new(nil, out) end)
@@ -102,15 +111,17 @@ local function fill(x) return { x, x, x, x, x, x, x, x } end
 --- A value for an argument that is a pointer.
 local function given(argument, have)
   local handle, stars = argument:match "peri_([%w_]+) (%*[%* const]*)"
-  if have[handle] and stars:find "%*const %*" then return keep(ffi.new(("peri_%s *[8]"):format(handle), fill(have[handle]))) end
+  if have[handle] and stars:find "%*const %*" then
+    return keep(ffi.new(("peri_%s *[8]"):format(handle), fill(have[handle])))
+  end
   if have[handle] and not stars:find "%*%*" then return have[handle] end
   if argument:find "char %*const" then return names end
   if argument:find "const char %*[^%*]" then return "cpu" end
   return room()
 end
 
---- Declarations of the functions that return a peri_status, and of the others that take pointers: { name =, says = whether it returns a
---- status, arguments = { text, ... } }.
+--- Declarations of the functions that return a peri_status, and of the others that take pointers: { name =, says =
+--- whether it returns a status, arguments = { text, ... } }.
 local function declared()
   local text = require("perilune.cdef"):gsub("/%*.-%*/", "")
   local list = {}

@@ -1,8 +1,8 @@
--- What a parity spec needs: batches of all ranks for a few steps, drawn alike on every rank; the unsharded tables on the concatenated batch
--- in doubles (tbe_reference.lua); and the comparison of a module's shards with them.
+-- What a parity spec needs: batches of all ranks for a few steps, drawn alike on every rank; the unsharded tables on
+-- the concatenated batch in doubles (tbe_reference.lua); and the comparison of a module's shards with them.
 --
--- `case` says what is sharded: configs = a list of { name, rows, cols, features, pooling }; features = their names; limit = by feature, the
--- ids that all its tables have; keys = the features in the order of the inputs.
+-- `case` says what is sharded: configs = a list of { name, rows, cols, features, pooling }; features = their names;
+-- limit = by feature, the ids that all its tables have; keys = the features in the order of the inputs.
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 
@@ -27,7 +27,8 @@ local function generator(seed)
   end
 end
 
---- The batches of all ranks for one step: by rank, { size, ids by feature = list of bags, weights likewise, grad by output row }.
+--- The batches of all ranks for one step: by rank, { size, ids by feature = list of bags, weights likewise, grad by
+--- output row }.
 function M.draw(case, step, n, columns, seed)
   local below, ranks = generator(1000 * step + 17 * n + seed), {}
   for r = 1, n do
@@ -73,7 +74,8 @@ function M.reference_tables(case, weights, n, split)
   return list
 end
 
---- The global batch as one stream for tbe_reference: ids by feature, all ranks' bags after each other; output [all rows, columns].
+--- The global batch as one stream for tbe_reference: ids by feature, all ranks' bags after each other; output [all
+--- rows, columns].
 function M.stream(case, ranks, tables, columns, weighted)
   local input = { ids = {}, offsets = { 0 }, weights = weighted and {} or nil, blocks = {} }
   local first, rows = {}, 0
@@ -95,8 +97,8 @@ function M.stream(case, ranks, tables, columns, weighted)
     for _, f in ipairs(t.features) do
       for k, x in ipairs(tables) do
         if x.config == i then
-          input.blocks[#input.blocks + 1] = { table = k, first_bag = first[f], bags = rows, out_offset = column + x.column,
-            out_stride = columns }
+          input.blocks[#input.blocks + 1] = { table = k, first_bag = first[f], bags = rows, out_offset = column
+            + x.column, out_stride = columns }
         end
       end
       column = column + t.cols
@@ -105,8 +107,8 @@ function M.stream(case, ranks, tables, columns, weighted)
   return input, rows
 end
 
---- The ids of one rank. (Counters instead of #list: compiled appends to lists of changing length were once one too many, in one of some
---- thirty runs of a spec under Debian's LuaJIT.)
+--- The ids of one rank. (Counters instead of #list: compiled appends to lists of changing length were once one too
+--- many, in one of some thirty runs of a spec under Debian's LuaJIT.)
 function M.kjt_of(case, batch, weighted, device)
   local values, weights, lengths, n_ids, n_bags = {}, {}, {}, 0, 0
   for _, f in ipairs(case.keys) do
@@ -121,7 +123,8 @@ function M.kjt_of(case, batch, weighted, device)
     end
   end
   return peri.KeyedJaggedTensor {
-    keys = case.keys, values = values, lengths = lengths, weights = weighted and weights or nil, stride = batch.size, device = device,
+    keys = case.keys, values = values, lengths = lengths, weights = weighted and weights or nil, stride = batch.size,
+    device = device,
   }
 end
 
@@ -145,7 +148,8 @@ function M.check_shards(case, module, ref, parts, split, step)
     for row = s.row_offset, s.row_offset + s.rows - 1 do
       for c = 1, s.cols do list[#list + 1] = x.weight[row * x.cols + (split and 0 or s.col_offset) + c] end
     end
-    golden.assert_near(list, s.state("weight"):to_list(), { abs = 5e-6, rel = 5e-5 }, ("step %d, table %s"):format(step, s.table))
+    golden.assert_near(list, s.state("weight"):to_list(), { abs = 5e-6, rel = 5e-5 },
+      ("step %d, table %s"):format(step, s.table))
   end
 end
 

@@ -1,5 +1,5 @@
--- pieces_rank.lua: one rank of a world whose messages may carry few bytes each (PERI_TEST_COUNT_LIMIT): every collective, on sizes that fit
--- no piece evenly. Prints "rank ok". Run by spec/dist/mpi_fault_spec.lua under mpirun.
+-- pieces_rank.lua: one rank of a world whose messages may carry few bytes each (PERI_TEST_COUNT_LIMIT): every
+-- collective, on sizes that fit no piece evenly. Prints "rank ok". Run by spec/dist/mpi_fault_spec.lua under mpirun.
 local peri = require "perilune"
 local world = peri.init { timeout = 10 }
 local rank, n = world.rank_number, world.world_size

@@ -1,4 +1,5 @@
--- pipeline.lua: a model with pooled and sequence collections and its batches, for specs of pipelines; and the plain loop, their oracle.
+-- pipeline.lua: a model with pooled and sequence collections and its batches, for specs of pipelines; and the plain
+-- loop, their oracle.
 local ffi = require "ffi"
 local peri = require "perilune"
 local nn, plan = peri.nn, peri.plan
@@ -17,10 +18,11 @@ function Model:init(device, options)
     return list
   end
   local fused = { optimizer = "rowwise_adagrad", learning_rate = 0.3 }
-  self.bags = peri.EmbeddingBagCollection { tables = tables(peri.EmbeddingBagConfig, { "a", "b", "c" }, { "f1", "f2", "f3" }),
-    fused_params = fused }
+  self.bags = peri.EmbeddingBagCollection { tables = tables(peri.EmbeddingBagConfig, { "a", "b", "c" },
+    { "f1", "f2", "f3" }), fused_params = fused }
   if not options.bags_only then
-    self.rows = peri.EmbeddingCollection { tables = tables(peri.EmbeddingConfig, { "s" }, { "f3" }), fused_params = fused }
+    self.rows = peri.EmbeddingCollection { tables = tables(peri.EmbeddingConfig, { "s" }, { "f3" }),
+      fused_params = fused }
   end
   self.dense = nn.Linear { in_features = 3, out_features = 4, device = device }
   self.final = nn.Linear { in_features = 16, out_features = 1, device = device }
@@ -38,19 +40,21 @@ function Model:compute(batch)
   local logits = self.final(nn.functional.cat({ dense, pooled }, 2)):reshape(-1)
   local loss = self.loss(logits, batch.labels)
   if rows then
-    local far = rows.f3:values() + 0.5 -- from where numbers are tiny: tables in files divide gradients before they are added up
+    -- from where numbers are tiny: tables in files divide gradients before they are added up
+    local far = rows.f3:values() + 0.5
     loss = loss + (far * far):sum() * 0.01
   end
   return loss, logits:detach(), batch.labels -- a field of the batch, as models return it for metrics
 end
 
---- The model over a world: options: bags_only, two_d (a DMPCollection of sharding groups of this size), sync_interval, autocast (the
---- dtype of a region that its forward runs in), dense (table b is trained by the dense optimizer), no_replica, files (all tables but the
---- replica are in files, this share of their rows in memory).
+--- The model over a world: options: bags_only, two_d (a DMPCollection of sharding groups of this size), sync_interval,
+--- autocast (the dtype of a region that its forward runs in), dense (table b is trained by the dense optimizer),
+--- no_replica, files (all tables but the replica are in files, this share of their rows in memory).
 function M.model(world, device, options)
   options = options or {}
   nn.manual_seed(7)
-  local in_files = options.files and { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = options.files } } or nil
+  local in_files = options.files
+    and { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = options.files } } or nil
   local kernel = options.dense and { compute_kernel = "dense" } or in_files
   local entries = {
     a = plan.table_wise(options.two_d and 0 or world:size() - 1, in_files), b = plan.row_wise(kernel),
@@ -58,8 +62,8 @@ function M.model(world, device, options)
   }
   return peri[options.two_d and "DMPCollection" or "DistributedModelParallel"] {
     module = Model(device, options), device = device,
-    group = not options.two_d and world or nil, global_pg = options.two_d and world or nil, sharding_group_size = options.two_d,
-    sync_interval = options.sync_interval,
+    group = not options.two_d and world or nil, global_pg = options.two_d and world or nil,
+    sharding_group_size = options.two_d, sync_interval = options.sync_interval,
     plan = { bags = entries, rows = not options.bags_only and { s = plan.row_wise(in_files) } or nil },
   }
 end
@@ -80,9 +84,10 @@ function M.batches(rank, device, n)
     end
     for i = 1, rows do labels[i] = (i + k + rank) % 2 end
     return {
-      dense_features = peri.Tensor.normal({ rows, 3 }, 0, 1, k, rank, "f32", device), labels = peri.tensor(labels, "f32", device),
-      sparse_features = peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3" }, values = values, lengths = lengths, stride = rows,
-        device = device },
+      dense_features = peri.Tensor.normal({ rows, 3 }, 0, 1, k, rank, "f32", device),
+      labels = peri.tensor(labels, "f32", device),
+      sparse_features = peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3" }, values = values, lengths = lengths,
+        stride = rows, device = device },
     }
   end
 end
@@ -100,8 +105,9 @@ function M.plain(model, optimizer, batches)
   return losses
 end
 
---- A schedule with an operation more that runs act(context), in each slot where that is legal: before each of its operations, on the same
---- batch, and last. Returns function(i): the i-th such schedule and its slot; nil: there are no more.
+--- A schedule with an operation more that runs act(context), in each slot where that is legal: before each of its
+--- operations, on the same batch, and last. Returns function(i): the i-th such schedule and its slot; nil: there are no
+--- more.
 function M.slots(schedule, act)
   local found = {}
   for slot = 1, #schedule.operations + 1 do
@@ -119,7 +125,8 @@ end
 function M.learned(model)
   local out = {}
   if model.sync then model = model.module end
-  for name, tensor in pairs(peri.shard.gather_state_dict(model:state_dict())) do -- any order: each is compared by itself
+  -- any order: each is compared by itself
+  for name, tensor in pairs(peri.shard.gather_state_dict(model:state_dict())) do
     local buffer, n = tensor:to(nil, "cpu"):contiguous():read()
     out[name] = ffi.string(buffer, n)
   end
@@ -134,7 +141,7 @@ function M.assert_same(expected, model, what)
   end
 end
 
--- -- a model in stages ---------------------------------------------------------------------------------------------------------------
+-- -- a model in stages ------------------------------------------------------------------------------------------------
 
 local LAYERS, WIDTH = 6, 5
 
@@ -144,7 +151,8 @@ function Part:init(first, last, device)
   nn.manual_seed(11)
   self.first, self.last = first, last
   for i = 1, LAYERS do -- all are drawn, so that all parts begin with the same numbers
-    local layer = nn.Linear { in_features = i == 1 and 3 or WIDTH, out_features = i == LAYERS and 1 or WIDTH, device = device }
+    local layer = nn.Linear { in_features = i == 1 and 3 or WIDTH, out_features = i == LAYERS and 1 or WIDTH,
+      device = device }
     if i >= first and i <= last then self["layer" .. i] = layer end
   end
   self.loss = nn.BCEWithLogitsLoss { reduction = "mean" }
@@ -167,7 +175,8 @@ end
 
 --- The part of the model that is this stage.
 function M.part(stage, device)
-  return Part(math.floor(LAYERS * stage.index / stage.stages) + 1, math.floor(LAYERS * (stage.index + 1) / stage.stages), device)
+  return Part(math.floor(LAYERS * stage.index / stage.stages) + 1,
+    math.floor(LAYERS * (stage.index + 1) / stage.stages), device)
 end
 
 --- Run a pipeline class over n batches. Returns the model, the losses, the pipeline.

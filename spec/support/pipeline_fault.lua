@@ -1,10 +1,11 @@
--- pipeline_fault.lua: groups of ranks, each of which trains with the schedule of one slot: in that slot, at batch 2, one rank of the group
--- dies (kill -9), stops (SIGSTOP), or has no more data, and the others say how their run ended. On several machines each group is spread
--- over all of them. (Where it has no more data, one group may go from slot to slot.) spec/pipeline/faults_spec.lua runs it under mpirun,
--- with so many ranks for each group:
+-- pipeline_fault.lua: groups of ranks, each of which trains with the schedule of one slot: in that slot, at batch 2,
+-- one rank of the group dies (kill -9), stops (SIGSTOP), or has no more data, and the others say how their run ended.
+-- On several machines each group is spread over all of them. (Where it has no more data, one group may go from slot to
+-- slot.) spec/pipeline/faults_spec.lua runs it under mpirun, with so many ranks for each group:
 --   luajit spec/support/pipeline_fault.lua SCHEDULE FAULT DEADLINE RANKS FIRST STEP
 -- takes slots FIRST, FIRST + STEP, ...; prints "at|group|rank|rank in the world" at first, and
---   "SLOT|rank|that rank in the world|seconds|error name|message" lines; where a run ends well: "ok|steps of batches given"
+--   "SLOT|rank|that rank in the world|seconds|error name|message" lines; where a run ends well: "ok|steps of batches
+--     given"
 local peri = require "perilune"
 local P = require "perilune.ffi"
 local support = require "spec.support.pipeline"
@@ -70,7 +71,8 @@ local function run(name, fault, deadline, group, number)
   local start = tonumber(C.peri_time_ns())
   local ok, err = pcall(train)
   local seconds = (tonumber(C.peri_time_ns()) - start) * 1e-9
-  local said = ok and ("ok|%d of %d"):format(steps, given) or ("%s|%s"):format(err.name or "Lua", (tostring(err):gsub("\n.*", "")))
+  local said = ok and ("ok|%d of %d"):format(steps, given)
+    or ("%s|%s"):format(err.name or "Lua", (tostring(err):gsub("\n.*", "")))
   io.stdout:write(("%d|%d|%d|%.2f|%s\n"):format(slot or -number, group:rank(), troubled, seconds, said))
   io.stdout:flush()
 end

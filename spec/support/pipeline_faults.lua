@@ -1,4 +1,5 @@
--- pipeline_faults.lua: every schedule of the library with a model that it trains, and an operation more in one of its slots.
+-- pipeline_faults.lua: every schedule of the library with a model that it trains, and an operation more in one of its
+-- slots.
 local peri = require "perilune"
 local support = require "spec.support.pipeline"
 local schedules = peri.pipeline.schedules
@@ -33,8 +34,8 @@ function M.slots(name, size)
   end
 end
 
---- A Pipeline over `group` with an operation that runs act(context) in the number-th of those slots, and the slot. In a model of stages
---- only the rank to which it happens has it.
+--- A Pipeline over `group` with an operation that runs act(context) in the number-th of those slots, and the slot. In a
+--- model of stages only the rank to which it happens has it.
 function M.pipeline(name, group, act, number)
   local size, stage = group:size(), nil
   local model
@@ -48,7 +49,8 @@ function M.pipeline(name, group, act, number)
   local slot = M.slots(name, size)[number]
   if not stage or group:rank() == M.victim(size) then schedule = support.slots(schedule, act)(number) end
   local trains = schedule:check().first.backward
-  local optimizer = stage and peri.nn.optim.Adam { params = model:parameters(), lr = 0.05 } or trains and support.optimizer(model) or nil
+  local optimizer = stage and peri.nn.optim.Adam { params = model:parameters(), lr = 0.05 } or trains
+    and support.optimizer(model) or nil
   return peri.pipeline.Pipeline { model = model, optimizer = optimizer, schedule = schedule, stage = stage }, slot
 end
 

@@ -1,4 +1,5 @@
--- quant.lua: a small quantized collection, batches for it, and plans for its tables: what specs of quantized modules share.
+-- quant.lua: a small quantized collection, batches for it, and plans for its tables: what specs of quantized modules
+-- share.
 local assert = require "luassert"
 local peri = require "perilune"
 local golden = require "spec.support.golden"
@@ -17,7 +18,8 @@ local configs = {
 function M.tables(class, cols)
   return peri.util.map(configs, function(t)
     return peri[class] { name = t.name, num_embeddings = t.rows, embedding_dim = cols or t.cols,
-      feature_names = t.features, pooling = class == "EmbeddingBagConfig" and t.pooling or nil, init_fn = peri.embed.uniform(-1, 1) }
+      feature_names = t.features, pooling = class == "EmbeddingBagConfig" and t.pooling or nil,
+      init_fn = peri.embed.uniform(-1, 1) }
   end)
 end
 
@@ -41,8 +43,8 @@ function M.batch(device, rank, weighted, size)
       end
     end
   end
-  return peri.KeyedJaggedTensor { keys = features, values = ids, lengths = lengths, weights = weighted and weights or nil,
-    stride = size, device = device }
+  return peri.KeyedJaggedTensor { keys = features, values = ids, lengths = lengths, weights = weighted and weights
+    or nil, stride = size, device = device }
 end
 
 --- Plan entries of a type for table i on n ranks or places.
@@ -51,7 +53,9 @@ M.kinds = {
   row_wise = function() return plan.row_wise { compute_kernel = "quant" } end,
   column_wise = function(i, n) return plan.column_wise { ranks = { i % n, (i + 1) % n } } end,
   mixed = function(i, n)
-    if i == 1 then return plan.row_wise { ranks = n > 1 and { n - 1, 0 } or { 0 }, sizes = n > 1 and { 3, 17 } or { 20 } } end
+    if i == 1 then
+      return plan.row_wise { ranks = n > 1 and { n - 1, 0 } or { 0 }, sizes = n > 1 and { 3, 17 } or { 20 } }
+    end
     if i == 3 then return plan.data_parallel() end
     return plan.column_wise { ranks = { n - 1, 0, 0 }, sizes = { 4, 8, 4 }, compute_kernel = "quant_uvm" }
   end,
@@ -63,7 +67,9 @@ function M.plan_of(kind, n)
   return entries
 end
 
-function M.near(want, got, tol, what) golden.assert_near(want:to_list(), got:to_list(), tol or { abs = 2e-6, rel = 2e-6 }, what) end
+function M.near(want, got, tol, what)
+  golden.assert_near(want:to_list(), got:to_list(), tol or { abs = 2e-6, rel = 2e-6 }, what)
+end
 function M.assert_same_rows(want, got, what)
   for name, jt in peri.util.ordered(want) do
     assert.same(jt:values():to_list(), got[name]:values():to_list(), what .. name)

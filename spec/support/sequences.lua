@@ -1,5 +1,6 @@
--- sequences.lua: the cases of attention within sequences: those whose results PyTorch made (spec/golden/sequences.py), and larger ones of
--- which only the speed is asked. Correctness, gradients and tests/bench/sparse.lua go through this list.
+-- sequences.lua: the cases of attention within sequences: those whose results PyTorch made (spec/golden/sequences.py),
+-- and larger ones of which only the speed is asked. Correctness, gradients and tests/bench/sparse.lua go through this
+-- list.
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local sparse = peri.sparse
@@ -13,15 +14,16 @@ local function offsets_of(lengths, device)
 end
 M.offsets_of = offsets_of
 
---- The function of q, k and v that a case's arguments (lengths, targets, causal, window, form, alpha, max_seq_len) describe, and its rows.
+--- The function of q, k and v that a case's arguments (lengths, targets, causal, window, form, alpha, max_seq_len)
+--- describe, and its rows.
 function M.attention(args, device)
   local offsets, rows = offsets_of(args.lengths, device)
   local f = args.form == "softmax" and sparse.jagged_attention or sparse.hstu_mha
   -- dkjson's null is a function, and its lists have metatables
   local targets = type(args.targets) == "table" and peri.tensor({ unpack(args.targets) }, "i64", device) or nil
   return function(q, k, v)
-    return f { q = q, k = k, v = v, seq_offsets = offsets, num_targets = targets, causal = args.causal, max_attn_len = args.window,
-      alpha = args.alpha, max_seq_len = args.max_seq_len }
+    return f { q = q, k = k, v = v, seq_offsets = offsets, num_targets = targets, causal = args.causal,
+      max_attn_len = args.window, alpha = args.alpha, max_seq_len = args.max_seq_len }
   end, rows
 end
 
@@ -36,8 +38,9 @@ function M.speed()
         lengths[i] = math.floor(2 * mean * (i - 0.5) / sequences)
         targets[i] = math.min(lengths[i], 5)
       end
-      list[#list + 1] = { name = ("%s attention %d x %d, %d heads of %d"):format(form, sequences, mean, heads, dim), heads = heads,
-        dim = dim, args = { form = form, lengths = lengths, targets = targets, causal = true, window = 0, max_seq_len = 2 * mean } }
+      list[#list + 1] = { name = ("%s attention %d x %d, %d heads of %d"):format(form, sequences, mean, heads, dim),
+        heads = heads, dim = dim, args = { form = form, lengths = lengths, targets = targets, causal = true, window = 0,
+          max_seq_len = 2 * mean } }
     end
   end
   return list

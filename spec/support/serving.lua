@@ -22,12 +22,14 @@ function M.missing()
   if not M.run("curl --version"):match "^curl" then return "curl was not found: make setup" end
 end
 
-local program = os.getenv "PERI_SERVE_PROGRAM" or shell.perilune -- `make stress`: beside a server under the thread sanitizer
+-- `make stress`: beside a server under the thread sanitizer
+local program = os.getenv "PERI_SERVE_PROGRAM" or shell.perilune
 
 --- Start the server of a model file; options: words of its command line. Returns { url =, log =, process = }.
 function M.start(path, options)
   local server = setmetatable({ log = os.tmpname() }, Server)
-  server.process = M.run(("%s serve %s -p 0 %s >%s 2>&1 & echo $!"):format(program, path, options or "", server.log)):match "%d+"
+  server.process = M.run(("%s serve %s -p 0 %s >%s 2>&1 & echo $!"):format(program, path, options or "",
+    server.log)):match "%d+"
   for _ = 1, 200 do
     server.url = shell.read(server.log):match "http://[%d.]+:%d+/"
     if server.url then return server end

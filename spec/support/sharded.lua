@@ -45,14 +45,16 @@ function M.tables(args)
   return peri.util.map(M.configs, function(t)
     local types = args.data_type
     return peri.EmbeddingBagConfig {
-      name = t.name, num_embeddings = t.rows, embedding_dim = t.cols, feature_names = t.features, pooling = args.pooling or t.pooling,
-      data_type = type(types) == "table" and types[t.name] or types, init_fn = args.init_fn,
+      name = t.name, num_embeddings = t.rows, embedding_dim = t.cols, feature_names = t.features,
+      pooling = args.pooling or t.pooling, data_type = type(types) == "table" and types[t.name] or types,
+      init_fn = args.init_fn,
     }
   end)
 end
 
 local own = { kind = true, world = true, cache = true, data_type = true, pooling = true, init_fn = true }
---- A sharded collection: kind, world, cache (cache_params: tables in files), data_type, pooling, init_fn; all else are its own arguments.
+--- A sharded collection: kind, world, cache (cache_params: tables in files), data_type, pooling, init_fn; all else are
+--- its own arguments.
 function M.make(args)
   local entries, a = {}, { tables = M.tables(args), group = args.world, plan = {}, seed = 5 }
   for i, t in ipairs(M.configs) do

@@ -7,7 +7,8 @@ M.build = os.getenv "PERI_BUILD" or "build"
 M.perilune = M.build .. "/perilune"
 M.sanitizer = os.getenv "PERI_SAN" or ""
 
---- mpirun, and luajit as a rank of it: only the rank is run with the sanitizer's runtime that this process was started with.
+--- mpirun, and luajit as a rank of it: only the rank is run with the sanitizer's runtime that this process was started
+--- with.
 M.mpirun = "env -u LD_PRELOAD OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe"
 M.rank = ("env LD_PRELOAD='%s' luajit"):format(os.getenv "LD_PRELOAD" or "")
 
@@ -20,13 +21,14 @@ end
 
 function M.has(program) return os.execute(("command -v %s >/dev/null 2>&1"):format(program)) == 0 end
 
---- Start a shell command; the function that is returned waits for its end: output (stdout and stderr together) and exit status. Variables
---- that the test runner sets for this process are kept from it, unless `env` (a table) sets them. It is ended after `seconds` (60).
+--- Start a shell command; the function that is returned waits for its end: output (stdout and stderr together) and exit
+--- status. Variables that the test runner sets for this process are kept from it, unless `env` (a table) sets them. It
+--- is ended after `seconds` (60).
 function M.start(command, env, seconds)
   local words = { "env -u LD_PRELOAD -u PERI_LIBRARY -u LUA_PATH -u PERI_TEST_REPORT -u PMIX_MCA_psec" }
   for name, value in pairs(env or {}) do words[#words + 1] = ("%s='%s'"):format(name, value) end
-  local pipe = assert(io.popen(("%s timeout %d sh -c '%s' 2>&1; echo \"status $?\""):format(table.concat(words, " "), seconds or 60,
-    command:gsub("'", "'\\''"))))
+  local pipe = assert(io.popen(("%s timeout %d sh -c '%s' 2>&1; echo \"status $?\""):format(table.concat(words, " "),
+    seconds or 60, command:gsub("'", "'\\''"))))
   return function()
     local text = pipe:read "*a"
     pipe:close()
@@ -38,7 +40,8 @@ end
 --- Run one: output and exit status.
 function M.run(command, env, seconds) return M.start(command, env, seconds)() end
 
---- The environment in which plain luajit finds this tree's Lua files and the library under test (a sanitizer's runtime comes first).
+--- The environment in which plain luajit finds this tree's Lua files and the library under test (a sanitizer's runtime
+--- comes first).
 function M.luajit_env()
   local here = M.run("pwd"):match "^[^\n]*"
   return {

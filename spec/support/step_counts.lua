@@ -1,7 +1,8 @@
 -- step_counts.lua: what a training step of the demonstration asks of a device, as the pretended GPU counts it:
 --   perilune run -n N spec/support/step_counts.lua FOLDER-OF-THE-PRETENDED-GPU
--- Rank 0 prints a line "name count" for each kind of call: the mean of four steps in the middle of training, none of which reads a loss;
--- and "read_waited", "read_blocked", "read_awaited": the same of four steps after which the script reads the loss.
+-- Rank 0 prints a line "name count" for each kind of call: the mean of four steps in the middle of training, none of
+-- which reads a loss; and "read_waited", "read_blocked", "read_awaited": the same of four steps after which the script
+-- reads the loss.
 package.path = "examples/?.lua;" .. package.path
 local ffi = require "ffi"
 local peri = require "perilune"
@@ -9,8 +10,9 @@ local settings = require "dlrm.options"
 local sources = require "dlrm.sources"
 
 ffi.cdef "int peri_cuda_host_counts(int64_t *out, int most);"
-local NAMES = { "launches", "products", "exchanges", "copies_on_device", "copies_up_pageable", "copies_up_pinned", "copies_down", "records",
-  "stream_waits", "events_made", "allocations", "frees", "pinned_made", "blocked", "awaited", "asked", "waited" }
+local NAMES = { "launches", "products", "exchanges", "copies_on_device", "copies_up_pageable", "copies_up_pinned",
+  "copies_down", "records", "stream_waits", "events_made", "allocations", "frees", "pinned_made", "blocked", "awaited",
+  "asked", "waited" }
 local WARM, STEPS = 4, 4
 
 peri.init()
@@ -20,12 +22,14 @@ local data = sources.open(options, function() end)
 settings.fit(options, data.samples)
 peri.ffi.state.seed, peri.ffi.state.device = options.seed, options.device
 local model = peri.DistributedModelParallel {
-  module = dofile(options.model) { tables = data.tables, dense_features = data.dense_features, embedding_dim = options.dim },
+  module = dofile(options.model) { tables = data.tables, dense_features = data.dense_features,
+    embedding_dim = options.dim },
   device = options.device,
 }
 local optimizer = peri.nn.optim.Adagrad { params = model:dense_parameters(), lr = 0.01 }
 local pipeline = peri.TrainPipelineSparseDist { model = model, optimizer = optimizer }
-local batches = data.loader { part = data.training_part, batch_size = options.batch_size, epochs = math.huge, drop_last = true }
+local batches = data.loader { part = data.training_part, batch_size = options.batch_size, epochs = math.huge,
+  drop_last = true }
 local gpu = ffi.load(arg[1] .. "/libperilune_cuda_host.so")
 
 local function counts()

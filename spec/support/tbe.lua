@@ -48,7 +48,8 @@ end
 --- A function that makes table batches on a device: make(tables, fused_params, more).
 function M.maker(device)
   return function(tables, fused, more)
-    local args = { tables = tables, fused_params = fused or { optimizer = "sgd", learning_rate = 1 }, device = device, seed = 3 }
+    local args = { tables = tables, fused_params = fused or { optimizer = "sgd", learning_rate = 1 }, device = device,
+      seed = 3 }
     for key, value in pairs(more or {}) do args[key] = value end
     return peri.embed.tbe.new(args)
   end

@@ -1,5 +1,5 @@
--- tbe_reference.lua: table-batched embedding in double precision and plain Lua: what the specs hold the kernels against. Written from the
--- formulas of kernels/tbe.h, sharing no code with them.
+-- tbe_reference.lua: table-batched embedding in double precision and plain Lua: what the specs hold the kernels
+-- against. Written from the formulas of kernels/tbe.h, sharing no code with them.
 local M = {}
 
 local function zeros(n)
@@ -10,7 +10,8 @@ end
 
 --- Optimizers with one first moment for a row.
 local first_by_row = {
-  rowwise_adagrad = true, rowwise_rmsprop_ar = true, emainplace_rowwise_adagrad = true, rowwise_adagrad_with_counter = true,
+  rowwise_adagrad = true, rowwise_rmsprop_ar = true, emainplace_rowwise_adagrad = true,
+  rowwise_adagrad_with_counter = true,
 }
 
 --- tables: list of { rows, cols, weight = flat list, pooling = "SUM" | "MEAN" | "NONE" };
@@ -19,7 +20,8 @@ function M.new(tables, optimizer)
   local self = { tables = {}, optimizer = optimizer, iteration = 0 }
   for i, t in ipairs(tables) do
     local n = t.rows * t.cols
-    local copy = { rows = t.rows, cols = t.cols, pooling = t.pooling, weight = {}, momentum1 = {}, momentum2 = {}, row_counter = {} }
+    local copy = { rows = t.rows, cols = t.cols, pooling = t.pooling, weight = {}, momentum1 = {}, momentum2 = {},
+      row_counter = {} }
     for k = 1, n do copy.weight[k] = t.weight[k] end
     copy.momentum1 = zeros(first_by_row[optimizer.kind] and t.rows or n)
     copy.momentum2 = zeros(optimizer.kind:find "^partial" and t.rows or n)
@@ -29,7 +31,8 @@ function M.new(tables, optimizer)
   return setmetatable(self, { __index = M })
 end
 
---- Visit every item: f(block, bag, place in ids (from 1), table, row (from 0), factor). blocks as for tbe:blocks. Invalid ids are skipped.
+--- Visit every item: f(block, bag, place in ids (from 1), table, row (from 0), factor). blocks as for tbe:blocks.
+--- Invalid ids are skipped.
 local function each(self, input, f)
   for _, b in ipairs(input.blocks) do
     local t = self.tables[b.table]
@@ -171,7 +174,8 @@ function rules.rowwise_rmsprop_ar(o, t, row, g, iteration)
   local gap, beta = steps_since(t, row, iteration), o.ema_beta or 0.99
   t.momentum1[row + 1] = beta * t.momentum1[row + 1] + (1 - beta) * norm(g, 0, t.cols) ^ 2 / t.cols
   local lambda = math.min(1, o.learning_rate * (o.ar_alpha or 0) * gap)
-  shrink_and_step(t, row, g, math.max(o.min_shrinkage or 0.1, 1 - lambda), o.learning_rate / (math.sqrt(t.momentum1[row + 1]) + o.eps))
+  shrink_and_step(t, row, g, math.max(o.min_shrinkage or 0.1, 1 - lambda),
+    o.learning_rate / (math.sqrt(t.momentum1[row + 1]) + o.eps))
 end
 
 local function clamp(x, low, high) return math.max(low, math.min(high, x)) end
@@ -188,8 +192,8 @@ local function counted_rate(o, k, c, top, mult)
 end
 
 local function counter_step(o, k, t, c, gap, iteration, m, mult)
-  local start, decay, half, wd = k.adjustment_iter or -1, k.counter_weight_decay_mode or "none", k.counter_halflife or -1,
-    o.weight_decay or 0
+  local start, decay, half, wd = k.adjustment_iter or -1, k.counter_weight_decay_mode or "none", k.counter_halflife
+    or -1, o.weight_decay or 0
   if start > 0 and iteration <= start then return 1, mult end
   local keep, rate = 1, counted_rate(o, k, c, t.max_counter[1], mult)
   if decay == "l2" then keep = 1 - half / c * wd * mult end
@@ -220,8 +224,8 @@ function rules.rowwise_adagrad_with_counter(o, t, row, g, iteration)
     local keep, rate = counter_step(o, k, t, c, gap, iteration, m, mult)
     return shrink_and_step(t, row, g, keep, rate)
   end
-  local size, bound = norm(x, 0, t.cols), c * math.max((k.weight_norm_coefficient or 0) * norm(t.weight, row * t.cols, t.cols),
-    k.lower_bound or 0)
+  local size, bound = norm(x, 0, t.cols),
+    c * math.max((k.weight_norm_coefficient or 0) * norm(t.weight, row * t.cols, t.cols), k.lower_bound or 0)
   local rate = size > 0 and mult * math.min(1, bound / size) or mult
   local keep = decay == "l2" and 1 - wd * rate or decay == "decouple" and 1 - wd * o.learning_rate or 1
   shrink_and_step(t, row, g, keep, rate)
@@ -249,7 +253,8 @@ local function adam_step(o, t, row, g, iteration, partial)
     local at = row * t.cols + d
     t.momentum1[at] = o.beta1 * t.momentum1[at] + (1 - o.beta1) * g[d]
     if not partial then t.momentum2[at] = o.beta2 * t.momentum2[at] + (1 - o.beta2) * g[d] ^ 2 end
-    local m, v = t.momentum1[at] / (1 - o.beta1 ^ iteration), t.momentum2[partial and row + 1 or at] / (1 - o.beta2 ^ iteration)
+    local m, v = t.momentum1[at] / (1 - o.beta1 ^ iteration),
+      t.momentum2[partial and row + 1 or at] / (1 - o.beta2 ^ iteration)
     u[d] = m / (math.sqrt(v) + o.eps)
   end
   return u
@@ -301,8 +306,8 @@ function rules.lion(o, t, row, g)
   end
 end
 
---- Inverse square root of a symmetric matrix of n x n numbers plus eps on the diagonal, by the coupled Newton iteration (Guo, Higham 2006):
---- another way than the kernel's.
+--- Inverse square root of a symmetric matrix of n x n numbers plus eps on the diagonal, by the coupled Newton iteration
+--- (Guo, Higham 2006): another way than the kernel's.
 local function inverse_root(m, n, eps)
   local function multiply(a, b)
     local c = {}

@@ -1,4 +1,5 @@
--- tier.lua: what the specs of tables in files share: pairs of table batches, one in memory and one in files, trained side by side.
+-- tier.lua: what the specs of tables in files share: pairs of table batches, one in memory and one in files, trained
+-- side by side.
 local ffi = require "ffi"
 local peri = require "perilune"
 local support = require "spec.support.tbe"
@@ -27,7 +28,7 @@ function M.has_uring()
   return uring
 end
 
--- -- files -----------------------------------------------------------------------------------------------------------------------------
+-- -- files ------------------------------------------------------------------------------------------------------------
 
 function M.folder()
   local name = os.tmpname()
@@ -55,7 +56,7 @@ function M.write_file(path, text)
   file:close()
 end
 
--- -- pairs -----------------------------------------------------------------------------------------------------------------------------
+-- -- pairs ------------------------------------------------------------------------------------------------------------
 
 --- args: tables, device, cache (CacheParams), optimizer, features. Returns { plain, cached, tables }.
 function M.pair(args)
@@ -64,7 +65,8 @@ function M.pair(args)
     for key, value in pairs(args.optimizer or {}) do params[key] = value end
     params.cache_params = cache
     return embed.tbe.new {
-      tables = args.tables, device = args.device, seed = args.seed or 3, fused_params = params, features = args.features,
+      tables = args.tables, device = args.device, seed = args.seed or 3, fused_params = params,
+      features = args.features,
     }
   end
   return { plain = make(nil), cached = make(args.cache), tables = args.tables }
@@ -79,20 +81,21 @@ function M.assert_same(pair)
       local a, b = want:to_list(), got:to_list()
       for i = 1, #a do
         if a[i] ~= b[i] then
-          error(("table %s, %s, element %d: %.9g in memory, %.9g in the file"):format(config.name, name, i, a[i], b[i]), 0)
+          error(("table %s, %s, element %d: %.9g in memory, %.9g in the file"):format(config.name, name, i, a[i], b[i]),
+            0)
         end
       end
     end
   end
 end
 
--- -- training ----------------------------------------------------------------------------------------------------------------------------
+-- -- training ---------------------------------------------------------------------------------------------------------
 
 --- Four tables; the last two share the bags of a feature.
 function M.tables()
   return {
-    { name = "a", rows = 400, cols = 7 }, { name = "b", rows = 500, cols = 16, pooling = "MEAN" }, { name = "c/ü", rows = 300, cols = 33 },
-    { name = "d", rows = 320, cols = 3, pooling = "MEAN" },
+    { name = "a", rows = 400, cols = 7 }, { name = "b", rows = 500, cols = 16, pooling = "MEAN" },
+    { name = "c/ü", rows = 300, cols = 33 }, { name = "d", rows = 320, cols = 3, pooling = "MEAN" },
   }
 end
 
@@ -110,11 +113,13 @@ function M.make(tables, args, cached)
   local params = {}
   for key, value in pairs(args.optimizer) do params[key] = value end
   if cached then
-    params.cache_params = { load_factor = args.factor, algorithm = args.algorithm, directory = args.directory, prefetch_pipeline =
+    params.cache_params = { load_factor = args.factor, algorithm = args.algorithm, directory = args.directory,
+      prefetch_pipeline =
       args.prefetch, ways = args.ways }
   end
   return embed.tbe.new {
-    tables = tables, device = args.device, seed = args.seed or 3, fused_params = params, data_type = args.data_type or "FP32",
+    tables = tables, device = args.device, seed = args.seed or 3, fused_params = params, data_type = args.data_type
+      or "FP32",
   }
 end
 
@@ -161,7 +166,9 @@ function M.train(plain, cached, _, args, first, last)
     end
     if plain and cached then
       for i = 1, #a do
-        if a[i] ~= b[i] then error(("step %d, output %d: %.9g in memory, %.9g from the file"):format(step, i, a[i], b[i]), 0) end
+        if a[i] ~= b[i] then
+          error(("step %d, output %d: %.9g in memory, %.9g from the file"):format(step, i, a[i], b[i]), 0)
+        end
       end
     end
     if want then
@@ -175,7 +182,9 @@ function M.train(plain, cached, _, args, first, last)
       got:backward(x.grad)
       if x.weights then
         for i, g in ipairs(x.weights:grad():to_list()) do
-          if grads and g ~= grads[i] then error(("step %d, gradient of weight %d: %.9g, wanted %.9g"):format(step, i, g, grads[i]), 0) end
+          if grads and g ~= grads[i] then
+            error(("step %d, gradient of weight %d: %.9g, wanted %.9g"):format(step, i, g, grads[i]), 0)
+          end
         end
       end
     end
@@ -183,8 +192,8 @@ function M.train(plain, cached, _, args, first, last)
   end
 end
 
---- args: device, factor, algorithm, prefetch, steps, optimizer, directory, weighted, seed. Returns { plain, cached, tables, args } after
---- comparing outputs and states.
+--- args: device, factor, algorithm, prefetch, steps, optimizer, directory, weighted, seed. Returns { plain, cached,
+--- tables, args } after comparing outputs and states.
 function M.run(args)
   local tables = M.tables()
   local run = { plain = M.make(tables, args, false), cached = M.make(tables, args, true), tables = tables, args = args }

@@ -2,19 +2,21 @@
 --
 --   local worlds = require "spec.support.worlds"
 --   describe("all_reduce", function()
---     worlds.each("sums", function(world, device, n) ... end)          -- defines one `it` for each world size and device
+--     -- defines one `it` for each world size and device
+--     worlds.each("sums", function(world, device, n) ... end)
 --   end)
 --
 -- The body runs on every rank. Alone, the ranks are those of sim worlds of sizes 1, 2, 3, 5, 8, on the devices of
--- spec/support/devices.lua. Under mpirun (several ranks) the same body runs in the real world instead, once per device, in a group of its
--- own: a rank that fails
--- aborts that group, so the others fail at once and the next test starts anew; nodes are imposed, of LOCAL_SIZE ranks each, or on
--- pretended machines (tests/net/nodes) are the machines. Every rank must run the same tests in the same order (the same seed). An
--- assertion that fails on any rank fails the test and names the rank.
+-- spec/support/devices.lua. Under mpirun (several ranks) the same body runs in the real world instead, once per device,
+-- in a group of its own: a rank that fails
+-- aborts that group, so the others fail at once and the next test starts anew; nodes are imposed, of LOCAL_SIZE ranks
+-- each, or on pretended machines (tests/net/nodes) are the machines. Every rank must run the same tests in the same
+-- order (the same seed). An assertion that fails on any rank fails the test and names the rank.
 --
--- Options: sizes (of sim worlds; under mpirun the test is defined only if its size is among them), devices, local_size (ranks per node;
--- under mpirun the test is defined only if it is LOCAL_SIZE or left out), timeout (seconds), only ("sim" or "mpi"), by_device (also with
--- sim as the transport for tensors of "opaque", which then travel without host memory).
+-- Options: sizes (of sim worlds; under mpirun the test is defined only if its size is among them), devices, local_size
+-- (ranks per node; under mpirun the test is defined only if it is LOCAL_SIZE or left out), timeout (seconds), only
+-- ("sim" or "mpi"), by_device (also with sim as the transport for tensors of "opaque", which then travel without host
+-- memory).
 local busted = require "busted"
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
@@ -27,8 +29,8 @@ local M = {}
 local launched = tonumber(os.getenv "OMPI_COMM_WORLD_SIZE" or "1")
 --- Ranks that mpirun has started; nil outside.
 M.mpirun = launched > 1 and launched or nil
---- Ranks of each of several machines, 0: they are unequal. Nodes are imposed where that leaves nothing to see: one machine (nil), or one
---- rank on each.
+--- Ranks of each of several machines, 0: they are unequal. Nodes are imposed where that leaves nothing to see: one
+--- machine (nil), or one rank on each.
 local slots = tonumber(os.getenv "PERI_TEST_SLOTS")
 local imposed = slots == nil or slots == 1
 --- The transport of tensors of "opaque" under mpirun; nil: they travel through host memory.
@@ -53,7 +55,8 @@ local function in_mpi(device, body, options)
   local ok, err = xpcall(function()
     body(group, device, world.world_size)
     group:barrier():wait() -- nobody goes on to the next test while another rank fails this one
-  end, function(e) return (type(e) == "table" or type(e) == "string" and e:match "\nstack traceback") and e or debug.traceback(e, 2) end)
+  end, function(e) return (type(e) == "table" or type(e) == "string" and e:match "\nstack traceback") and e
+    or debug.traceback(e, 2) end)
   if not ok then
     local text = type(err) == "table" and tostring(err.message or err) or tostring(err)
     group:abort(text:match "^[^\n]*")
@@ -74,7 +77,8 @@ function M.each(title, body, options)
       local wanted = options.only ~= "sim" and (options.local_size == 0 or options.local_size == M.LOCAL_SIZE)
       local sized = false
       for _, n in ipairs(options.sizes) do sized = sized or n == M.mpirun end
-      if M.mpirun == 4 and options.sizes[#options.sizes] == 8 then sized = true end -- the usual list stands for any size
+      -- the usual list stands for any size
+      if M.mpirun == 4 and options.sizes[#options.sizes] == 8 then sized = true end
       if wanted and sized then
         busted.it(("%s [mpi %d, %s]"):format(title, M.mpirun, device), function() in_mpi(device, body, options) end)
       end

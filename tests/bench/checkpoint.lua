@@ -1,14 +1,17 @@
--- checkpoint.lua: saving and loading beside what the disk does in the same run, in turns. One table of --gb GiB (f32, 64 columns, row-wise
--- Adagrad) over all ranks, row-wise. Columns: case, ranks, GB/s, the disk's GB/s (as many bytes, one sequential file a rank, written and
--- synced, or read with nothing of it in memory), share = the former over the latter.
+-- checkpoint.lua: saving and loading beside what the disk does in the same run, in turns. One table of --gb GiB (f32,
+-- 64 columns, row-wise Adagrad) over all ranks, row-wise. Columns: case, ranks, GB/s, the disk's GB/s (as many bytes,
+-- one sequential file a rank, written and synced, or read with nothing of it in memory), share = the former over the
+-- latter.
 --
 --   save       checkpoint.save of the table and its states
 --   load       checkpoint.load under the same plan
 --   reshard    under another one: by columns
 --   open       opening the checkpoint and reading 100 rows of one table (milliseconds)
---   async      steps while an asynchronous save runs, and as many before it, in turns: step_ratio is the median of the former over that of
+--   async      steps while an asynchronous save runs, and as many before it, in turns: step_ratio is the median of the
+--              former over that of
 --              the latter. A step looks up and updates 20,480 rows a rank, and does nothing else.
---   marks      a training step of the DLRM of dlrm.lua whose changed rows are marked, for increments, beside one whose are not, in turns:
+--   marks      a training step of the DLRM of dlrm.lua whose changed rows are marked, for increments, beside one whose
+--              are not, in turns:
 --              milliseconds of both, and their ratio
 local ffi = require "ffi"
 local peri = require "perilune"
@@ -88,7 +91,7 @@ local function model(entry)
   return peri.DistributedModelParallel { module = ebc, plan = { [""] = { t = entry } } }
 end
 
--- -- steps ----------------------------------------------------------------------------------------------------------------------------
+-- -- steps ------------------------------------------------------------------------------------------------------------
 
 local BAGS, LENGTH = 2048, 10
 
@@ -102,7 +105,8 @@ local function draw_batches(n)
       x = x * 16807 % 2147483647
       ids[k] = math.floor((x / 2147483647) ^ 3 * rows)
     end
-    list[b] = peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor(ids, "i64"), lengths = peri.tensor(lengths, "i32") }
+    list[b] = peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor(ids, "i64"),
+      lengths = peri.tensor(lengths, "i32") }
   end
   return list
 end
@@ -167,7 +171,7 @@ for _ = 1, options.rounds do
   save:wait()
 end
 
--- -- what marking costs ----------------------------------------------------------------------------------------------------------------
+-- -- what marking costs -----------------------------------------------------------------------------------------------
 
 local marked = {}
 
@@ -202,7 +206,8 @@ local function measure_marks(ids)
 end
 for ids in options.ids:gmatch "%d+" do
   local without, with = measure_marks(tonumber(ids))
-  marked[#marked + 1] = { case = "marks", ranks = ranks, ids = tonumber(ids), ms = with, plain_ms = without, step_ratio = with / without }
+  marked[#marked + 1] = { case = "marks", ranks = ranks, ids = tonumber(ids), ms = with, plain_ms = without,
+    step_ratio = with / without }
 end
 
 if rank == 0 then
@@ -211,8 +216,8 @@ if rank == 0 then
     local rate, disk = bytes / 1e9 / peri.util.median(times[case[1]]), bytes / 1e9 / peri.util.median(times[case[2]])
     print(("%-10s %5d %8.2f %14.2f %6.2f"):format(case[1], ranks, rate, disk, rate / disk))
     if out then
-      out:write(json.encode { case = case[1], ranks = ranks, gb = bytes / 1e9, gb_per_s = rate, disk_gb_per_s = disk, share = rate / disk },
-        "\n")
+      out:write(json.encode { case = case[1], ranks = ranks, gb = bytes / 1e9, gb_per_s = rate, disk_gb_per_s = disk,
+        share = rate / disk }, "\n")
     end
   end
   local ratio = peri.util.median(times.async)
@@ -221,7 +226,8 @@ if rank == 0 then
   local ms = 1e3 * peri.util.median(times.open)
   print(("%-10s %5d %8.2f ms"):format("open", ranks, ms))
   for _, m in ipairs(marked) do
-    print(("%-10s %5d %8.2f ms, %.2f ms without, ratio %.4f (%d ids a bag)"):format("marks", ranks, m.ms, m.plain_ms, m.step_ratio, m.ids))
+    print(("%-10s %5d %8.2f ms, %.2f ms without, ratio %.4f (%d ids a bag)"):format("marks", ranks, m.ms, m.plain_ms,
+      m.step_ratio, m.ids))
     if out then out:write(json.encode(m), "\n") end
   end
   if out then

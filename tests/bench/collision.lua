@@ -1,9 +1,10 @@
--- collision.lua: ids remapped by maps of managed collision, beside a bare lookup of the same ids in a hash table of as many (find.c:
--- the roofline, one random cache line an id), in turns. Cases: hits (MCH with LFU, ids are counted), hits_lru and hits_distance (with the
--- other policies), lookup (MCH, they are not counted), hits_hash (hash map with PROBE_LRU: times are kept), inserts_1 and inserts_20 (the
--- same with so many new ids in a hundred), evictions (MCH, 20 new ids in a hundred, an eviction at every tenth call, which is counted in),
--- step (remap, start of the rows that changed hands, forward and backward of a table batch beside forward and backward alone: `ratio`; over
--- ranks: collision_ranks.lua).
+-- collision.lua: ids remapped by maps of managed collision, beside a bare lookup of the same ids in a hash table of as
+-- many (find.c: the roofline, one random cache line an id), in turns. Cases: hits (MCH with LFU, ids are counted),
+-- hits_lru and hits_distance (with the other policies), lookup (MCH, they are not counted), hits_hash (hash map with
+-- PROBE_LRU: times are kept), inserts_1 and inserts_20 (the same with so many new ids in a hundred), evictions (MCH, 20
+-- new ids in a hundred, an eviction at every tenth call, which is counted in), step (remap, start of the rows that
+-- changed hands, forward and backward of a table batch beside forward and backward alone: `ratio`; over ranks:
+-- collision_ranks.lua).
 local ffi = require "ffi"
 local peri = require "perilune"
 local argparse = require "argparse"
@@ -42,13 +43,14 @@ local function asked(name) return name:find(options.only, 1, true) ~= nil end
 local function report(r)
   r.threads, r.isa = threads, isa
   print(("%-12s median %9.3f ms  %7.2f ns an id   %s"):format(r.case, r.median_ms, r.median_ms * 1e6 / N,
-    r.share and ("roofline %9.3f ms, share %5.1f %%"):format(r.roofline_ms, 100 * r.share) or r.ratio and ("%.2f times"):format(r.ratio)
+    r.share and ("roofline %9.3f ms, share %5.1f %%"):format(r.roofline_ms, 100 * r.share) or r.ratio
+      and ("%.2f times"):format(r.ratio)
     or ""))
   io.flush()
   if out then out:write(json.encode(r), "\n") end
 end
 
--- -- ids -------------------------------------------------------------------------------------------------------------------------------
+-- -- ids --------------------------------------------------------------------------------------------------------------
 
 --- Id number i, of 63 bits, no two alike: an odd multiplier modulo 2^63.
 local function id_of(i) return ffi.cast("int64_t", bit.band(0x9e3779b97f4a7c15ULL * (i + 1), 0x7fffffffffffffffULL)) end
@@ -79,7 +81,7 @@ local function batch(percent)
   return ids
 end
 
--- -- maps ------------------------------------------------------------------------------------------------------------------------------
+-- -- maps -------------------------------------------------------------------------------------------------------------
 
 local device = ffi.new "peri_device *[1]"
 check(C.peri_device_get("cpu", device))
@@ -136,7 +138,7 @@ local function statistics(map)
   return s
 end
 
--- -- measuring -------------------------------------------------------------------------------------------------------------------------
+-- -- measuring --------------------------------------------------------------------------------------------------------
 
 local roof = find.find_open(known, KNOWN)
 local rows = ffi.new("int64_t[?]", N)
@@ -170,8 +172,8 @@ local function measure(name, percent, call, finish)
   end
   if finish then return finish(ours, roofs) end
   local middle, least = median(ours)
-  report { case = name, what = "perilune", median_ms = middle, best_ms = least, roofline_ms = median(roofs), share = median(shares),
-    rows = ROWS, ids = N, ns_per_id = middle * 1e6 / N, prefetch = ahead }
+  report { case = name, what = "perilune", median_ms = middle, best_ms = least, roofline_ms = median(roofs),
+    share = median(shares), rows = ROWS, ids = N, ns_per_id = middle * 1e6 / N, prefetch = ahead }
   return middle
 end
 
@@ -213,14 +215,14 @@ do
     return sum / #times
   end
   measure("evictions", 20, function(ids) return remap(map, ids, true) end, function(ours, roofs)
-    report { case = "evictions", what = "perilune", median_ms = median(ours), mean_ms = mean(ours), roofline_ms = median(roofs),
-      share = mean(roofs) / mean(ours), rows = ROWS, ids = N }
+    report { case = "evictions", what = "perilune", median_ms = median(ours), mean_ms = mean(ours),
+      roofline_ms = median(roofs), share = mean(roofs) / mean(ours), rows = ROWS, ids = N }
   end)
   C.peri_collision_release(map)
 end
 C.peri_collision_release(lfu)
 
--- -- a step ----------------------------------------------------------------------------------------------------------------------------
+-- -- a step -----------------------------------------------------------------------------------------------------------
 
 local function step()
   local BAGS, DIM = N / 16, 64
@@ -254,13 +256,13 @@ local function step()
     ids:release()
     raw:release()
   end
-  report { case = "step", what = "perilune", median_ms = median(managed), plain_ms = median(plain), ratio = median(ratios),
-    rows = ROWS, ids = N, dim = DIM }
+  report { case = "step", what = "perilune", median_ms = median(managed), plain_ms = median(plain),
+    ratio = median(ratios), rows = ROWS, ids = N, dim = DIM }
   C.peri_collision_release(map)
 end
 if asked "step" then step() end
 
--- -- TorchRec ----------------------------------------------------------------------------------------------------------------------------
+-- -- TorchRec ---------------------------------------------------------------------------------------------------------
 
 local function save(folder, name, data, n)
   local file = assert(io.open(folder .. "/" .. name, "wb"))
@@ -275,7 +277,8 @@ if options.python and options.python ~= "" and hits then
   save(folder, "known", known, KNOWN)
   save(folder, "batch", batch(0), N)
   local script = (arg[0]:match "^(.*)/[^/]*$" or ".") .. "/peers/collision.py"
-  local pipe = assert(io.popen(("'%s' '%s' --folder '%s' --rows %d --threads %d"):format(options.python, script, folder, ROWS, threads)))
+  local pipe = assert(io.popen(("'%s' '%s' --folder '%s' --rows %d --threads %d"):format(options.python, script, folder,
+    ROWS, threads)))
   for line in pipe:lines() do
     local r = json.decode(line)
     if r then

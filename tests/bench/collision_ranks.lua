@@ -1,6 +1,7 @@
--- collision_ranks.lua: the whole sparse step over ranks with managed collision beside the step without: input dist (with it: raw ids become
--- rows, are counted and learned, rows that change hands start again), lookup, output dist, backward pass and update, row-wise sharded, one
--- new id in a hundred, evictions at every tenth step. Both steps take turns on as many ids of the same tables.
+-- collision_ranks.lua: the whole sparse step over ranks with managed collision beside the step without: input dist
+-- (with it: raw ids become rows, are counted and learned, rows that change hands start again), lookup, output dist,
+-- backward pass and update, row-wise sharded, one new id in a hundred, evictions at every tenth step. Both steps take
+-- turns on as many ids of the same tables.
 local ffi = require "ffi"
 local argparse = require "argparse"
 local json = require "dkjson"
@@ -21,7 +22,7 @@ local world = peri.dist.init {}
 local rank, ranks = world:rank(), world:size()
 local function now() return tonumber(C.peri_time_ns()) / 1e6 end
 
--- -- ids -------------------------------------------------------------------------------------------------------------------------------
+-- -- ids --------------------------------------------------------------------------------------------------------------
 
 local KNOWN = math.floor(options.rows * 0.75)
 local function id_of(i) return ffi.cast("int64_t", bit.band(0x9e3779b97f4a7c15ULL * (i + 1), 0x7fffffffffffffffULL)) end
@@ -58,7 +59,7 @@ local function raw_batch()
   end)
 end
 
--- -- modules ---------------------------------------------------------------------------------------------------------------------------
+-- -- modules ----------------------------------------------------------------------------------------------------------
 
 local fused = { optimizer = "rowwise_adagrad", learning_rate = 0.01 }
 local tables, plans, maps = {}, {}, {}
@@ -69,7 +70,8 @@ for t = 1, options.tables do
   maps["t" .. t] = embed.MCHManagedCollisionModule { zch_size = options.rows, eviction_interval = 10,
     eviction_policy = embed.LFU_EvictionPolicy {} }
 end
-local plain = peri.shard.ShardedEmbeddingBagCollection { tables = tables, plan = plans, group = world, fused_params = fused, seed = 1 }
+local plain = peri.shard.ShardedEmbeddingBagCollection { tables = tables, plan = plans, group = world,
+  fused_params = fused, seed = 1 }
 local managed = peri.shard.ShardedManagedCollisionEmbeddingBagCollection { tables = tables, plan = plans, group = world,
   fused_params = fused, seed = 1, managed_collision_collection =
     embed.ManagedCollisionCollection { managed_collision_modules = maps, embedding_configs = tables } }
@@ -108,10 +110,11 @@ for i = 1, options.rounds do sum_with, sum_without = sum_with + with[i], sum_wit
 
 local s = managed:statistics().t1
 if rank == 0 then
-  local r = { case = "step", ranks = ranks, median_ms = median(with), plain_ms = median(without), ratio = median(ratios),
-    mean_ratio = sum_with / sum_without, rows = options.rows, ids = options.tables * N, dim = options.dim, hit_rate = s.hit_rate,
-    evicted = s.evicted }
-  print(("step, %d ranks median %9.3f ms, without %9.3f ms, %.2f times (means: %.2f); %.1f %% hits, %d evictions of a table"):format(
+  local r = { case = "step", ranks = ranks, median_ms = median(with), plain_ms = median(without),
+    ratio = median(ratios), mean_ratio = sum_with / sum_without, rows = options.rows, ids = options.tables * N,
+    dim = options.dim, hit_rate = s.hit_rate, evicted = s.evicted }
+  print(("step, %d ranks median %9.3f ms, without %9.3f ms, %.2f times (means: %.2f); %.1f %% hits, %d evictions of a "
+    .. "table"):format(
     ranks, r.median_ms, r.plain_ms, r.ratio, r.mean_ratio, 100 * r.hit_rate, r.evicted))
   if options.out then
     local out = assert(io.open(options.out, "a"))

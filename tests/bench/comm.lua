@@ -1,7 +1,8 @@
--- comm.lua: each collective operation beside the bare Open MPI call that moves the same bytes, on the same buffers, in one run: blocks of
--- a few milliseconds of one and of the other take turns, the time of a block is that of its slowest rank, ratios are of medians.
--- Columns: operation, bytes per peer, microseconds of the bare call and of ours (through the C API, as Lua calls it), ratio, difference,
--- and what the same operation costs through the Lua methods with an awaitable. Then how much of an exchange computation hides.
+-- comm.lua: each collective operation beside the bare Open MPI call that moves the same bytes, on the same buffers, in
+-- one run: blocks of a few milliseconds of one and of the other take turns, the time of a block is that of its slowest
+-- rank, ratios are of medians. Columns: operation, bytes per peer, microseconds of the bare call and of ours (through
+-- the C API, as Lua calls it), ratio, difference, and what the same operation costs through the Lua methods with an
+-- awaitable. Then how much of an exchange computation hides.
 local ffi = require "ffi"
 local peri = require "perilune"
 local argparse = require "argparse"
@@ -51,15 +52,16 @@ end
 
 local median = peri.util.median
 
--- -- the operations ------------------------------------------------------------------------------------------------------------------
+-- -- the operations ---------------------------------------------------------------------------------------------------
 
 local group, work = world:ptr(), ffi.new "peri_work *[1]"
 local rows = ffi.new("int64_t[?]", ranks)
 
---- name, number in comm_mpi.c, how many parts the buffers hold, ours (C), ours (Lua methods); prepare(b, count): makes what ours needs
---- besides; results(work): takes and drops what a complete work has made. `b`: the buffers.
+--- name, number in comm_mpi.c, how many parts the buffers hold, ours (C), ours (Lua methods); prepare(b, count): makes
+--- what ours needs besides; results(work): takes and drops what a complete work has made. `b`: the buffers.
 local ops = {
-  { "barrier", 0, 0, 0, function() check(C.peri_coll_barrier(group, 0, work)) end, function() world:barrier():wait() end },
+  { "barrier", 0, 0, 0, function() check(C.peri_coll_barrier(group, 0, work)) end,
+    function() world:barrier():wait() end },
   { "broadcast", 1, 0, 1, function(b) check(C.peri_coll_broadcast(group, b.r, 0, 0, work)) end,
     function(b) world:broadcast(b.recv, 0):wait() end },
   { "all_reduce", 2, 0, 1, function(b) check(C.peri_coll_all_reduce(group, b.r, 0, 0, work)) end,
@@ -70,9 +72,13 @@ local ops = {
     function(b) world:reduce_scatter(b.send, "sum", b.recv):wait() end },
   { "all_to_all", 5, ranks, ranks, function(b) check(C.peri_coll_all_to_all(group, b.r, b.s, 0, work)) end,
     function(b) world:all_to_all(b.send, b.recv):wait() end },
-  { "all_to_all_v", 6, ranks, ranks, function(b) check(C.peri_coll_all_to_all_v(group, b.r, b.s, rows, rows, 0, work)) end,
+  { "all_to_all_v", 6, ranks, ranks, function(b)
+    check(C.peri_coll_all_to_all_v(group, b.r, b.s, rows, rows, 0, work))
+  end,
     function(b) world:all_to_all_v(b.send, b.rows, b.rows, b.recv):wait() end },
-  { "reduce_scatter_v", 7, ranks, 1, function(b) check(C.peri_coll_reduce_scatter_v(group, b.r, b.s, rows, 0, 0, work)) end,
+  { "reduce_scatter_v", 7, ranks, 1, function(b)
+    check(C.peri_coll_reduce_scatter_v(group, b.r, b.s, rows, 0, 0, work))
+  end,
     function(b) world:reduce_scatter_v(b.send, b.rows, "sum", b.recv):wait() end },
   { "all_gather_v", 8, 1, ranks, function(b) check(C.peri_coll_all_gather_v(group, b.r, b.s, rows, 0, work)) end,
     function(b) world:all_gather_v(b.send, b.rows, b.recv):wait() end },
@@ -148,34 +154,35 @@ local function measure(op, count)
 end
 
 local wanted = options.ops and ("," .. options.ops .. ",")
-if rank == 0 then print(("%-35s %5s %10s %10s %10s %7s %9s %10s"):format("operation", "ranks", "bytes", "bare us", "ours us", "ratio",
-  "added us", "lua us")) end
+if rank == 0 then print(("%-35s %5s %10s %10s %10s %7s %9s %10s"):format("operation", "ranks", "bytes", "bare us",
+  "ours us", "ratio", "added us", "lua us")) end
 for _, op in ipairs(ops) do
   local bytes = math.max(options.least, 4)
   while bytes <= options.most and (not wanted or wanted:find("," .. op[1] .. ",", 1, true)) do
     local plain, own, lua = measure(op, bytes / 4)
     if op[1] == "barrier" then bytes = 0 end
     emit({ op = op[1], ranks = ranks, bytes = bytes, bare_us = plain, own_us = own, lua_us = lua, ratio = own / plain,
-      added_us = own - plain }, ("%-35s %5d %10d %10.2f %10.2f %7.3f %9.2f %10.2f"):format(op[1], ranks, bytes, plain, own, own / plain,
-      own - plain, lua))
+      added_us = own - plain }, ("%-35s %5d %10d %10.2f %10.2f %7.3f %9.2f %10.2f"):format(op[1], ranks, bytes, plain,
+      own, own / plain, own - plain, lua))
     if op[1] == "barrier" then break end
     bytes = bytes * options.factor
   end
 end
 
--- -- fingerprints -------------------------------------------------------------------------------------------------------------------
+-- -- fingerprints -----------------------------------------------------------------------------------------------------
 
---- Median of @list and the bounds between which that of all possible rounds lies in 95 of 100 cases (order statistics: normal
---- approximation of the binomial distribution).
+--- Median of @list and the bounds between which that of all possible rounds lies in 95 of 100 cases (order statistics:
+--- normal approximation of the binomial distribution).
 local function confidence(list)
   table.sort(list)
   local n = #list
   local reach = 0.98 * math.sqrt(n)
-  return list[math.floor(n / 2) + 1], list[math.max(1, math.floor(n / 2 - reach))], list[math.min(n, math.ceil(n / 2 + reach) + 1)]
+  return list[math.floor(n / 2) + 1], list[math.max(1, math.floor(n / 2 - reach))],
+    list[math.min(n, math.ceil(n / 2 + reach) + 1)]
 end
 
--- The same operation in one group, whose fingerprints are on and off in turns: each round is a block of either, one right after the other,
--- and counts as one difference. Two groups would differ in where their memory lies.
+-- The same operation in one group, whose fingerprints are on and off in turns: each round is a block of either, one
+-- right after the other, and counts as one difference. Two groups would differ in where their memory lies.
 local function fingerprints(bytes)
   local list = {}
   for i = 1, ranks do list[i] = i - 1 end
@@ -198,9 +205,10 @@ local function fingerprints(bytes)
   end
   group = world:ptr()
   local ratio, low, high = confidence(share)
-  emit({ op = "fingerprint", ranks = ranks, bytes = bytes, own_us = median(on), off_us = median(off), ratio = ratio, ratio_low = low,
-    ratio_high = high, added_us = median(added) },
-    ("%-35s %5d %10d %10.2f %10.2f %7.4f %9.3f   (all_to_all without and with; ratio within %.4f to %.4f)"):format("fingerprint", ranks,
+  emit({ op = "fingerprint", ranks = ranks, bytes = bytes, own_us = median(on), off_us = median(off), ratio = ratio,
+    ratio_low = low, ratio_high = high, added_us = median(added) },
+    ("%-35s %5d %10d %10.2f %10.2f %7.4f %9.3f   (all_to_all without and with; ratio within %.4f to "
+      .. "%.4f)"):format("fingerprint", ranks,
     bytes, median(off), median(on), ratio, median(added), low, high))
   both:close()
 end
@@ -208,7 +216,7 @@ end
 local extras = not options.no_overlap and ranks <= require("perilune.launcher").cpus()
 if extras then for _, bytes in ipairs { 64, 65536, 262144 } do fingerprints(bytes) end end
 
--- -- KeyedJaggedTensors -------------------------------------------------------------------------------------------------------------------
+-- -- KeyedJaggedTensors -----------------------------------------------------------------------------------------------
 
 if not wanted or wanted:find(",kjt_all_to_all,", 1, true) then
   local kjt = dofile "tests/bench/comm_kjt.lua"
@@ -219,7 +227,7 @@ if not wanted or wanted:find(",kjt_all_to_all,", 1, true) then
   kjt(tools, 20, 4 * options.blocks, true)
 end
 
--- -- overlap --------------------------------------------------------------------------------------------------------------------------
+-- -- overlap ----------------------------------------------------------------------------------------------------------
 
 local F = peri.nn.functional
 local a = peri.Tensor.normal({ 128, 128 }, 0, 1, 1, 0)
@@ -249,7 +257,8 @@ local function overlap(op, bytes)
       check(C.peri_work_wait(work[0]))
       C.peri_work_release(work[0])
     end },
-    bare = { function() must(bare.bare_post(op[2], b.to, b.from, bytes / 4)) end, function() must(bare.bare_wait()) end },
+    bare = { function() must(bare.bare_post(op[2], b.to, b.from, bytes / 4)) end,
+      function() must(bare.bare_wait()) end },
   }
   local one = overlapped(function() end, function() end, 200, "first") / 200
   for _, kind in ipairs { "ours", "bare" } do
@@ -261,9 +270,10 @@ local function overlap(op, bytes)
       local computing = overlapped(function() end, function() end, products, case[1])
       local both = overlapped(post, wait, products, case[1])
       local hidden = math.max(0, math.min(1, (alone + computing - both) / alone))
-      emit({ op = "overlap " .. op[1], ranks = ranks, bytes = bytes, kind = kind, computing = case[1] == "all" and "all ranks" or "rank 0",
-        exchange_us = alone, compute_us = computing, both_us = both, hidden = hidden },
-        ("overlap %-12s %2d %10d %s: exchange %8.1f us, computing on %s %8.1f us, both %8.1f us: %3.0f %% hidden"):format(op[1], ranks,
+      emit({ op = "overlap " .. op[1], ranks = ranks, bytes = bytes, kind = kind, computing = case[1] == "all"
+        and "all ranks" or "rank 0", exchange_us = alone, compute_us = computing, both_us = both, hidden = hidden },
+        ("overlap %-12s %2d %10d %s: exchange %8.1f us, computing on %s %8.1f us, both %8.1f us: %3.0f %% "
+          .. "hidden"):format(op[1], ranks,
         bytes, kind, alone, case[1] == "all" and "all ranks" or "rank 0", computing, both, 100 * hidden))
     end
   end

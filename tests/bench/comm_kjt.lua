@@ -1,5 +1,5 @@
--- comm_kjt.lua: KJTAllToAll and SparseFeaturesAllToAll beside the bare MPI_Alltoallv calls that move their lengths, ids and weights. Part
--- of comm.lua, which hands over tools.
+-- comm_kjt.lua: KJTAllToAll and SparseFeaturesAllToAll beside the bare MPI_Alltoallv calls that move their lengths, ids
+-- and weights. Part of comm.lua, which hands over tools.
 local peri = require "perilune"
 local KJT = peri.KeyedJaggedTensor
 
@@ -20,8 +20,8 @@ local function splits_of(count, ranks)
   return splits
 end
 
---- t: { world, timed(slot, f), largest(n) (of the slots, over the ranks), times, median, bare(recv, send, floats), address, emit }.
---- sparse: half of the keys with weights, as SparseFeaturesAllToAll moves them.
+--- t: { world, timed(slot, f), largest(n) (of the slots, over the ranks), times, median, bare(recv, send, floats),
+--- address, emit }. sparse: half of the keys with weights, as SparseFeaturesAllToAll moves them.
 return function(t, ids, rounds, sparse)
   local world = t.world
   local ranks, rank = world.world_size, world.rank_number
@@ -36,7 +36,8 @@ return function(t, ids, rounds, sparse)
         id_score_list_features = batch_of("s", count, ids, rank, 3 + i, true) }
     end
   end
-  -- The bare calls move as many bytes in equal parts (floats for each peer), from three batches too: what is cold for one is cold for both.
+  -- The bare calls move as many bytes in equal parts (floats for each peer), from three batches too: what is cold for
+  -- one is cold for both.
   local bags = count * BATCH / ranks
   local sizes = sparse and { bags, 2 * bags * ids, bags, 2 * bags * ids, bags * ids } or { bags, 2 * bags * ids }
   local kept, at, floats = {}, {}, 0
@@ -75,6 +76,7 @@ return function(t, ids, rounds, sparse)
   local plain, own, best = t.median(lists[1]), t.median(lists[2])
   t.emit({ op = name, ranks = ranks, bytes = 4 * floats, ids = ids, bare_us = plain, own_us = own, ratio = own / plain,
     added_us = own - plain, best_us = best, bare_best_us = lists[1][1] },
-    ("%-35s %5d %10d %10.2f %10.2f %7.3f %9.2f   (%d ids a bag, through Lua; best %.2f beside %.2f)"):format(name, ranks, 4 * floats, plain,
+    ("%-35s %5d %10d %10.2f %10.2f %7.3f %9.2f   (%d ids a bag, through Lua; best %.2f beside %.2f)"):format(name,
+      ranks, 4 * floats, plain,
     own, own / plain, own - plain, ids, best, lists[1][1]))
 end

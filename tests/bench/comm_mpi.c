@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * comm_mpi.c: the bare Open MPI calls beside which tests/bench/comm.lua times Perilune's operations, in the same process and run, on the
- * same buffers. Built as build/bench/libcomm_mpi.so; MPI was initialised by Perilune's transport.
+ * comm_mpi.c: the bare Open MPI calls beside which tests/bench/comm.lua times Perilune's operations, in the same
+ * process and run, on the same buffers. Built as build/bench/libcomm_mpi.so; MPI was initialised by Perilune's
+ * transport.
  */
 #include <mpi.h>
 #include <stdint.h>
@@ -9,7 +10,16 @@
 #include <time.h>
 
 enum {
-    BARRIER, BROADCAST, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, ALL_TO_ALL_V, REDUCE_SCATTER_V, ALL_GATHER_V, ALL_TO_ALL_ROWS
+    BARRIER,
+    BROADCAST,
+    ALL_REDUCE,
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    ALL_TO_ALL,
+    ALL_TO_ALL_V,
+    REDUCE_SCATTER_V,
+    ALL_GATHER_V,
+    ALL_TO_ALL_ROWS
 };
 
 static MPI_Comm comm = MPI_COMM_NULL;
@@ -57,7 +67,8 @@ int bare_columns(int n)
     return n > 0 ? MPI_SUCCESS : -1;
 }
 
-/** All-to-all of @n floats per peer, rows of `columns`, what comes from rank i as columns i * columns of the result: one type per peer. */
+/** All-to-all of @n floats per peer, rows of `columns`, what comes from rank i as columns i * columns of the result:
+ *  one type per peer. */
 static int make_blocks(int n)
 {
     int code = MPI_Type_vector(n / columns, columns, columns * size, MPI_FLOAT, &blocks[0]);
@@ -85,7 +96,9 @@ int bare_run(int op, void *recv, const void *send, int64_t count, int repeats)
         case ALL_GATHER: code = MPI_Allgather(send, n, MPI_FLOAT, recv, n, MPI_FLOAT, comm); break;
         case REDUCE_SCATTER: code = MPI_Reduce_scatter_block(send, recv, n, MPI_FLOAT, MPI_SUM, comm); break;
         case ALL_TO_ALL: code = MPI_Alltoall(send, n, MPI_FLOAT, recv, n, MPI_FLOAT, comm); break;
-        case ALL_TO_ALL_V: code = MPI_Alltoallv(send, counts, places, MPI_FLOAT, recv, counts, places, MPI_FLOAT, comm); break;
+        case ALL_TO_ALL_V:
+            code = MPI_Alltoallv(send, counts, places, MPI_FLOAT, recv, counts, places, MPI_FLOAT, comm);
+            break;
         case REDUCE_SCATTER_V: code = MPI_Reduce_scatter(send, recv, counts, MPI_FLOAT, MPI_SUM, comm); break;
         case ALL_GATHER_V: code = MPI_Allgatherv(send, n, MPI_FLOAT, recv, counts, places, MPI_FLOAT, comm); break;
         case ALL_TO_ALL_ROWS:

@@ -1,5 +1,6 @@
--- comm_ops.lua: the exchanges of tensor lists, blocks and embeddings for comm.lua's table: each beside the bare call that moves as many
--- bytes between contiguous buffers. What an exchange makes (its output, the columns of pooled embeddings side by side) is in its time.
+-- comm_ops.lua: the exchanges of tensor lists, blocks and embeddings for comm.lua's table: each beside the bare call
+-- that moves as many bytes between contiguous buffers. What an exchange makes (its output, the columns of pooled
+-- embeddings side by side) is in its time.
 local ffi = require "ffi"
 local peri = require "perilune"
 local P = peri.ffi
@@ -53,13 +54,16 @@ local function pooled(name, bare, send, recv, post, method, more)
   end, results = take }
 end
 
-local function alltoall_pooled(b) check(C.peri_exchange_alltoall_pooled(group, b.input_ptr, b.rows_at, b.dims_at, nil, work)) end
+local function alltoall_pooled(b)
+  check(C.peri_exchange_alltoall_pooled(group, b.input_ptr, b.rows_at, b.dims_at, nil, work))
+end
 local function alltoall_pooled_method(b)
   local args = { a2a_pooled_embs_tensor = b.input, batch_size_per_rank = b.rows, dim_sum_per_rank = b.dims }
   embeddings.alltoall_pooled(args):wait():release()
 end
 
-local variable, sequence, tpu = ffi.new "peri_variable_batch_args", ffi.new "peri_sequence_args", ffi.new "peri_tpu_all_to_all_args"
+local variable, sequence, tpu = ffi.new "peri_variable_batch_args", ffi.new "peri_sequence_args",
+  ffi.new "peri_tpu_all_to_all_args"
 local ones = ffi.new("int32_t[?]", n)
 for i = 0, n - 1 do ones[i] = 1 end
 local assignment, everybody = ffi.new("int32_t[?]", n), {}
@@ -72,7 +76,8 @@ return {
       b.outputs, b.out = parts(b, b.recv, count)
       b.inputs, b.inp = parts(b, b.send, count)
     end },
-  { "tpu_all_to_all", 5, n, n, function(b) check(C.peri_coll_tpu_all_to_all(group, b.s, tpu, tensor, work)) end, function(b)
+  { "tpu_all_to_all", 5, n, n, function(b) check(C.peri_coll_tpu_all_to_all(group, b.s, tpu, tensor, work)) end,
+      function(b)
       dist.tpu_all_to_all { input = b.send, group_assignment = { everybody }, concat_dimension = 1, split_dimension = 1,
         split_count = n }:wait():release()
     end, prepare = function()
@@ -84,10 +89,12 @@ return {
   pooled("alltoall_pooled/alltoallw", 9, n, n, alltoall_pooled, alltoall_pooled_method),
   pooled("variable_batch_alltoall_pooled", 5, n, n,
     function(b) check(C.peri_exchange_variable_batch_alltoall_pooled(group, b.s, variable, nil, work)) end, function(b)
-      embeddings.variable_batch_alltoall_pooled { a2a_pooled_embs_tensor = b.send, batch_size_per_rank_per_feature = b.each_rows,
-        batch_size_per_feature_pre_a2a = b.rows, emb_dim_per_rank_per_feature = b.each_dims }:wait():release()
+      embeddings.variable_batch_alltoall_pooled { a2a_pooled_embs_tensor = b.send,
+        batch_size_per_rank_per_feature = b.each_rows, batch_size_per_feature_pre_a2a = b.rows,
+        emb_dim_per_rank_per_feature = b.each_dims }:wait():release()
     end, function(b)
-      b.each_rows, b.each_dims = peri.util.map(b.rows, function(x) return { x } end), peri.util.map(b.dims, function(x) return { x } end)
+      b.each_rows, b.each_dims = peri.util.map(b.rows, function(x) return { x } end),
+        peri.util.map(b.dims, function(x) return { x } end)
       variable.features_per_rank, variable.batch_size_per_rank_per_feature = ones, b.rows_at
       variable.batch_size_per_feature_pre_a2a, variable.emb_dim_per_rank_per_feature = b.rows_at, b.dims_at
     end),
@@ -97,8 +104,8 @@ return {
     end, function(b) b.list = ffi.new("peri_tensor *[1]", b.input_ptr) end),
   pooled("alltoall_sequence", 5, n, n,
     function(b) check(C.peri_exchange_alltoall_sequence(group, b.input_ptr, sequence, nil, work)) end, function(b)
-      embeddings.alltoall_sequence { a2a_sequence_embs_tensor = b.input, lengths_after_sparse_data_all2all = b.lengths, num_features = 1,
-        input_splits = b.rows, output_splits = b.rows, batch_size_per_rank = b.rows }:wait():release()
+      embeddings.alltoall_sequence { a2a_sequence_embs_tensor = b.input, lengths_after_sparse_data_all2all = b.lengths,
+        num_features = 1, input_splits = b.rows, output_splits = b.rows, batch_size_per_rank = b.rows }:wait():release()
     end, function(b)
       b.lengths = peri.full({ n * b.rows[1] }, 1, "i32", "cpu")
       table.insert(b.more, b.lengths)
@@ -116,8 +123,9 @@ return {
     function(b) check(C.peri_exchange_reduce_scatter_v_pooled(group, b.input_ptr, b.rows_at, nil, work)) end,
     function(b) embeddings.reduce_scatter_v_pooled({ input = b.input, input_splits = b.rows }):wait():release() end),
   pooled("reduce_scatter_v_per_feature_pooled", 7, n, 1,
-    function(b) check(C.peri_exchange_reduce_scatter_v_per_feature_pooled(group, b.s, 1, b.rows_at, b.dims_at, nil, work)) end,
     function(b)
+      check(C.peri_exchange_reduce_scatter_v_per_feature_pooled(group, b.s, 1, b.rows_at, b.dims_at, nil, work))
+    end, function(b)
       embeddings.reduce_scatter_v_per_feature_pooled({ input = b.send, batch_size_per_rank_per_feature = b.each_rows,
         embedding_dims = { b.dims[1] } }):wait():release()
     end, function(b) b.each_rows = peri.util.map(b.rows, function(x) return { x } end) end),

@@ -1,8 +1,10 @@
--- data.lua: how fast samples come: Criteo files parsed (the file is in the page cache; the roofline is finding its line ends), the same
--- packed by gzip, as columns that are described, as a folder of samples, in its order and shuffled; synthetic samples made, and package
--- lists turned into batches. Columns: name, rows/s, ids/s, MB/s of the file, and with --step how many times as fast as a training step of
--- 2,048 samples (tests/bench/step.lua), which a loader should be 5 times. Then by workers, 1, 2, 4, ... up to
--- the processors: rows/s of batches as tensors, the share of so many times one worker's, and what taking a batch that is there costs.
+-- data.lua: how fast samples come: Criteo files parsed (the file is in the page cache; the roofline is finding its line
+-- ends), the same packed by gzip, as columns that are described, as a folder of samples, in its order and shuffled;
+-- synthetic samples made, and package lists turned into batches. Columns: name, rows/s, ids/s, MB/s of the file, and
+-- with --step how many times as fast as a training step of 2,048 samples (tests/bench/step.lua), which a loader should
+-- be 5 times. Then by workers, 1, 2, 4, ... up to
+-- the processors: rows/s of batches as tensors, the share of so many times one worker's, and what taking a batch that
+-- is there costs.
 local peri = require "perilune"
 local argparse = require "argparse"
 local json = require "dkjson"
@@ -11,7 +13,8 @@ local C, data = peri.ffi.C, peri.data
 local parser = argparse("tests/bench/data.lua", "Speed of readers.")
 parser:option("--out", "Append results as JSON lines to this file.")
 parser:option("--rows", "Rows of the file.", 300000, tonumber)
-parser:option("--step", "Milliseconds of a training step of 2,048 samples, beside which loaders are shown.", nil, tonumber)
+parser:option("--step", "Milliseconds of a training step of 2,048 samples, beside which loaders are shown.", nil,
+  tonumber)
 parser:option("--device", "Where batches by workers go.", "cpu")
 parser:option("--only", "Of what is measured by workers, sources whose name has this in it.", "")
 local options = parser:parse(arg)
@@ -21,7 +24,8 @@ local out = options.out and assert(io.open(options.out, "a"))
 local function seconds() return tonumber(C.peri_time_ns()) * 1e-9 end
 
 local function report(name, rows, ids, time, bytes)
-  local r = { name = name, rows_per_s = rows / time, ids_per_s = ids / time, mb_per_s = bytes and bytes / time / 1e6 or nil }
+  local r = { name = name, rows_per_s = rows / time, ids_per_s = ids / time, mb_per_s = bytes and bytes / time / 1e6
+    or nil }
   r.steps = options.step and r.rows_per_s * options.step * 1e-3 / 2048
   print(("%-28s %12.0f rows/s %14.0f ids/s%s%s"):format(name, r.rows_per_s, r.ids_per_s,
     bytes and (" %10.0f MB/s"):format(r.mb_per_s) or "",
@@ -65,8 +69,8 @@ local function by_workers(name, processors, make)
     one = one or r.rows_per_s
     table.sort(times)
     r.share, r.taking_ms = r.rows_per_s / (n * one), times[1] * 1e3
-    print(("%-24s %3d workers %12.0f rows/s  %5.2f of %d times one worker's; %.3f ms to take a batch"):format(name, n, r.rows_per_s,
-      r.share, n, r.taking_ms))
+    print(("%-24s %3d workers %12.0f rows/s  %5.2f of %d times one worker's; %.3f ms to take a batch"):format(name, n,
+      r.rows_per_s, r.share, n, r.taking_ms))
     if out then out:write(json.encode(r), "\n") end
     n = n * 2
   end
@@ -117,5 +121,9 @@ local function with(args, workers)
 end
 by_workers("synthetic", processors, function(n) return data.synthetic(with({ num_rows = 2 ^ 40 }, n)) end)
 by_workers("criteo", processors, function(n) return data.criteo(with({ path = path }, n)) end)
-if lists then by_workers("package lists", processors, function(n) return data.debian(with({ packages = lists, part = "train" }, n)) end) end
+if lists then
+  by_workers("package lists", processors, function(n)
+    return data.debian(with({ packages = lists, part = "train" }, n))
+  end)
+end
 os.remove(path)

@@ -1,5 +1,6 @@
--- dense.lua: the dense part of a DLRM step beside its bare matrix products, which are the roofline: forward, backward, optimizer; then
--- single operations. The shape is that of `make bench-step`. Columns: name, milliseconds (best, median), GFLOP/s or GB/s.
+-- dense.lua: the dense part of a DLRM step beside its bare matrix products, which are the roofline: forward, backward,
+-- optimizer; then single operations. The shape is that of `make bench-step`. Columns: name, milliseconds (best,
+-- median), GFLOP/s or GB/s.
 local peri = require "perilune"
 local argparse = require "argparse"
 local json = require "dkjson"
@@ -22,8 +23,8 @@ local function now() return tonumber(C.peri_time_ns()) * 1e-6 end
 local function report(name, times, flops, bytes)
   table.sort(times)
   local best = times[1]
-  local r = { name = name, best_ms = best, median_ms = times[math.ceil(#times / 2)], gflop_per_s = flops and flops / best * 1e-6,
-    gb_per_s = bytes and bytes / best * 1e-6 }
+  local r = { name = name, best_ms = best, median_ms = times[math.ceil(#times / 2)], gflop_per_s = flops
+    and flops / best * 1e-6, gb_per_s = bytes and bytes / best * 1e-6 }
   local rate = flops and ("%8.1f GFLOP/s"):format(r.gflop_per_s) or bytes and ("%8.1f GB/s"):format(r.gb_per_s) or ""
   print(("%-34s %8.3f %8.3f ms %s"):format(name, r.best_ms, r.median_ms, rate))
   if out then out:write(json.encode(r), "\n") end
@@ -41,7 +42,7 @@ local function times_of(f)
   return times
 end
 
--- -- the step ----------------------------------------------------------------------------------------------------------------------
+-- -- the step ---------------------------------------------------------------------------------------------------------
 
 local bottom = nn.MLP { in_size = 13, layer_sizes = { 512, 256, dim } }
 local inter = nn.InteractionArch { num_sparse_features = tables }
@@ -60,7 +61,8 @@ local sparse = peri.Tensor.normal({ batch, tables, dim }, 0, 0.1, 1, 1):requires
 -- The bare products: y = x W^T, dx = dy W (but of the first layer), dW = dy^T x.
 local bare, flops = 0, 0
 for i, m in ipairs(linears) do
-  local a, w, g = peri.ones { batch, m.in_features }, peri.ones { m.out_features, m.in_features }, peri.ones { batch, m.out_features }
+  local a, w, g = peri.ones { batch, m.in_features }, peri.ones { m.out_features, m.in_features },
+    peri.ones { batch, m.out_features }
   local one = 2 * batch * m.in_features * m.out_features
   local name = ("%d -> %d "):format(m.in_features, m.out_features)
   bare = bare + report(name .. "x W^T", times_of(function() F.matmul(a, w:transpose(1, 2)) end), one)
@@ -87,10 +89,14 @@ local whole = times_of(function()
 end)
 for _, part in ipairs { "forward", "backward", "optimizer" } do report("step: " .. part, parts[part]) end
 local best = report(("step, %d samples"):format(batch), whole, flops)
-print(("%-34s %8.3f ms: the step takes %.3f times as long"):format(("its %d bare products"):format(products), bare, best / bare))
-if out then out:write(json.encode { name = "step over bare products", step_ms = best, products_ms = bare, ratio = best / bare }, "\n") end
+print(("%-34s %8.3f ms: the step takes %.3f times as long"):format(("its %d bare products"):format(products), bare,
+  best / bare))
+if out then
+  out:write(json.encode { name = "step over bare products", step_ms = best, products_ms = bare, ratio = best / bare },
+    "\n")
+end
 
--- -- single operations -------------------------------------------------------------------------------------------------------------
+-- -- single operations ------------------------------------------------------------------------------------------------
 
 local a, b = peri.Tensor.normal({ batch, 512 }, 0, 1, 2, 0), peri.Tensor.normal({ batch, 512 }, 0, 1, 2, 1)
 local row, bytes = peri.ones { 512 }, batch * 512 * 4
@@ -106,4 +112,6 @@ op("sum over columns", function() a:sum(2) end, 1)
 op("softmax", function() a:softmax(2) end, 2)
 op("layer_norm", function() F.layer_norm(a, 1, row, row) end, 2)
 op("dropout", function() F.dropout(a, 0.1, 1, 1) end, 2)
-report("interaction", times_of(function() F.interaction(x:slice(2, 0, 1):expand { batch, dim }:contiguous(), sparse) end))
+report("interaction", times_of(function()
+  F.interaction(x:slice(2, 0, 1):expand { batch, dim }:contiguous(), sparse)
+end))

@@ -1,5 +1,6 @@
--- dlrm.lua: the model and the batches that benches of a whole training step share: 13 dense features, bottom MLP 512-256-DIM, tables under
--- row-wise Adagrad, pairwise dot products, top MLP 512-512-256-1, the dense part under Adagrad.
+-- dlrm.lua: the model and the batches that benches of a whole training step share: 13 dense features, bottom MLP
+-- 512-256-DIM, tables under row-wise Adagrad, pairwise dot products, top MLP 512-512-256-1, the dense part under
+-- Adagrad.
 local ffi = require "ffi"
 local peri = require "perilune"
 local nn, plan = peri.nn, peri.plan
@@ -18,27 +19,32 @@ function M.options(parser)
   return parser
 end
 
---- The model over `group`, all tables of one sharding type. cache: tables in files, this share of their rows in memory; 0: in memory.
+--- The model over `group`, all tables of one sharding type. cache: tables in files, this share of their rows in memory;
+--- 0: in memory.
 function M.model(options, group, sharding, cache)
   local tables, entries = {}, {}
   for t = 1, options.tables do
     local name = "t" .. t
     tables[t] = peri.EmbeddingBagConfig {
-      name = name, num_embeddings = options.rows, embedding_dim = options.dim, feature_names = { "f" .. t }, data_type = options.data_type,
+      name = name, num_embeddings = options.rows, embedding_dim = options.dim, feature_names = { "f" .. t },
+      data_type = options.data_type,
     }
     entries[name] = plan.ParameterSharding {
       sharding_type = sharding, ranks = sharding == "table_wise" and { (t - 1) % group:size() } or nil,
-      compute_kernel = cache > 0 and "fused_uvm_caching" or nil, cache_params = cache > 0 and { load_factor = cache } or nil,
+      compute_kernel = cache > 0 and "fused_uvm_caching" or nil, cache_params = cache > 0 and { load_factor = cache }
+        or nil,
     }
   end
   local model = peri.DistributedModelParallel {
     group = group, plan = { ["model.sparse_arch.embedding_bag_collection"] = entries },
-    qcomm_codecs_registry = peri.dist.codec.get_qcomm_codecs_registry { forward = options.qcomm, backward = options.qcomm },
+    qcomm_codecs_registry = peri.dist.codec.get_qcomm_codecs_registry { forward = options.qcomm,
+      backward = options.qcomm },
     module = nn.DLRMTrain(nn.DLRM {
       embedding_bag_collection = peri.EmbeddingBagCollection {
         tables = tables, device = "meta", fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.01 },
       },
-      dense_in_features = 13, dense_arch_layer_sizes = { 512, 256, options.dim }, over_arch_layer_sizes = { 512, 512, 256, 1 },
+      dense_in_features = 13, dense_arch_layer_sizes = { 512, 256, options.dim },
+      over_arch_layer_sizes = { 512, 512, 256, 1 },
     }),
   }
   return model, nn.optim.Adagrad { params = model:dense_parameters(), lr = 0.01 }
@@ -58,7 +64,8 @@ function M.batches(options, rank, ids, count)
   local batches, keys = {}, {}
   local bags = options.tables * options.batch
   for t = 1, options.tables do keys[t] = "f" .. t end
-  local values, lengths, labels = ffi.new("int64_t[?]", bags * ids), ffi.new("int32_t[?]", bags), ffi.new("float[?]", options.batch)
+  local values, lengths, labels = ffi.new("int64_t[?]", bags * ids), ffi.new("int32_t[?]", bags),
+    ffi.new("float[?]", options.batch)
   for i = 0, bags - 1 do lengths[i] = ids end
   for k = 1, count do
     random_ids(values, bags * ids, options.rows, 100 * rank + k)

@@ -1,14 +1,15 @@
--- embed.lua: lookups and updates in embedding tables beside what the machine's memory gives at best, which roofline.c measures on the same
--- rows in the same run. One line a measurement: case, what, best and median milliseconds, GB/s, share of the roofline.
+-- embed.lua: lookups and updates in embedding tables beside what the machine's memory gives at best, which roofline.c
+-- measures on the same rows in the same run. One line a measurement: case, what, best and median milliseconds, GB/s,
+-- share of the roofline.
 --
--- Rooflines: a forward pass reads every row that it is asked for: a gather of those rows. A backward pass rewrites them, and the states
--- of its optimizer that are as wide as rows: an update of those rows, times the number of such arrays. Ids, offsets, outputs and
--- gradients, states of one number a row, and the sort of a backward pass are not in the roofline: they are what a share below 1 pays for.
--- The sort is measured by itself too (sort.c), and a backward pass beside roofline + sort, and beside the time that the roofline's bytes
--- per second give for all bytes that have to move: rows and states read and written (a state of one number: its cache line), gradient
--- and ids read.
--- Every case has several batches of ids, which take turns, as in training and serving: with one batch over and over, much of what it
--- needs would be in the processor's cache.
+-- Rooflines: a forward pass reads every row that it is asked for: a gather of those rows. A backward pass rewrites
+-- them, and the states of its optimizer that are as wide as rows: an update of those rows, times the number of such
+-- arrays. Ids, offsets, outputs and gradients, states of one number a row, and the sort of a backward pass are not in
+-- the roofline: they are what a share below 1 pays for. The sort is measured by itself too (sort.c), and a backward
+-- pass beside roofline + sort, and beside the time that the roofline's bytes per second give for all bytes that have to
+-- move: rows and states read and written (a state of one number: its cache line), gradient and ids read.
+-- Every case has several batches of ids, which take turns, as in training and serving: with one batch over and over,
+-- much of what it needs would be in the processor's cache.
 local ffi = require "ffi"
 local peri = require "perilune"
 local argparse = require "argparse"
@@ -70,7 +71,7 @@ local function asked(what)
   return what:find(options.what, 1, true) ~= nil
 end
 
--- -- inputs --------------------------------------------------------------------------------------------------------------------------
+-- -- inputs -----------------------------------------------------------------------------------------------------------
 
 --- Ids of all batches of a case in host memory: uniform, or by a power law whose small ids are the hot ones.
 local function draw(c)
@@ -91,8 +92,8 @@ end
 local function inputs(c, batch, v)
   local blocks, width = {}, c.tables * c.dim
   for t = 1, c.tables do
-    blocks[t] = { table = math.ceil(t / v.shared), first_bag = (t - 1) * c.batch, bags = c.batch, out_offset = (t - 1) * c.dim,
-      out_stride = width }
+    blocks[t] = { table = math.ceil(t / v.shared), first_bag = (t - 1) * c.batch, bags = c.batch,
+      out_offset = (t - 1) * c.dim, out_stride = width }
   end
   local offsets = ffi.new("int64_t[?]", c.batch * c.tables + 1)
   for b = 0, c.batch * c.tables do offsets[b] = b * c.length end
@@ -100,26 +101,29 @@ local function inputs(c, batch, v)
   for i = 1, c.sets do ids[i] = Tensor.from_memory(c.ids + (i - 1) * c.n, { c.n }, "i64") end
   return {
     ids = ids, offsets = Tensor.from_memory(offsets, { c.batch * c.tables + 1 }, "i64"),
-    blocks = batch:blocks(blocks), out = peri.zeros { c.batch, width }, grad = Tensor.uniform({ c.batch, width }, -1, 1, 5),
+    blocks = batch:blocks(blocks), out = peri.zeros { c.batch, width }, grad = Tensor.uniform({ c.batch, width }, -1, 1,
+      5),
     weights = v.weighted and Tensor.uniform({ c.n }, 0, 1, 6) or nil,
   }
 end
 
--- -- what is measured ----------------------------------------------------------------------------------------------------------------
+-- -- what is measured -------------------------------------------------------------------------------------------------
 
---- One entry: a table batch (data type, optimizer), and what is timed on it. `states`: states as wide as rows, which a backward pass
--- rewrites beside the rows; `shared`: features that look into one table.
+--- One entry: a table batch (data type, optimizer), and what is timed on it. `states`: states as wide as rows, which a
+-- backward pass rewrites beside the rows; `shared`: features that look into one table.
 local function variant(dtype, optimizer, states, weighted, shared)
   return { dtype = dtype, optimizer = optimizer, states = states, weighted = weighted, shared = shared or 1 }
 end
-local suffixes = { FP32 = "", FP16 = " f16", BF16 = " bf16", INT8 = " int8", FP8 = " fp8", INT4 = " int4", INT2 = " int2" }
+local suffixes = { FP32 = "", FP16 = " f16", BF16 = " bf16", INT8 = " int8", FP8 = " fp8", INT4 = " int4",
+  INT2 = " int2" }
 local adagrad, sgd = variant("FP32", "rowwise_adagrad", 0), variant("FP32", "sgd", 0)
 local formats = { variant("FP16", "none"), variant("BF16", "none"), variant("INT8", "none"), variant("FP8", "none"),
   variant("INT4", "none"), variant("INT2", "none") }
 local whole = {
   adagrad, sgd, variant("FP32", "adagrad", 1), variant("FP32", "adam", 2), variant("FP32", "lamb", 2),
-  variant("FP32", "rowwise_adagrad", 0, true), variant("FP32", "rowwise_adagrad", 0, false, 2), variant("FP16", "rowwise_adagrad", 0),
-  variant("BF16", "rowwise_adagrad", 0), variant("INT8", "none"), variant("FP8", "none"), variant("INT4", "none"), variant("INT2", "none"),
+  variant("FP32", "rowwise_adagrad", 0, true), variant("FP32", "rowwise_adagrad", 0, false, 2),
+  variant("FP16", "rowwise_adagrad", 0), variant("BF16", "rowwise_adagrad", 0), variant("INT8", "none"),
+  variant("FP8", "none"), variant("INT4", "none"), variant("INT2", "none"),
 }
 local variants = {
   default = whole, large = whole, narrow = { adagrad, sgd, unpack(formats) }, wide = { adagrad, sgd, unpack(formats) },
@@ -182,11 +186,11 @@ local function roofline(c, base, at, bytes, update)
     end
   end
   return function() return run(best) end,
-    ("%d threads, prefetch %s %d rows ahead, lines %s"):format(best.threads, ({ [0] = "none", "T0", "T1" })[best.hint], best.distance,
-      best.order == 0 and "in order" or "scattered"), best
+    ("%d threads, prefetch %s %d rows ahead, lines %s"):format(best.threads, ({ [0] = "none", "T0", "T1" })[best.hint],
+      best.distance, best.order == 0 and "in order" or "scattered"), best
 end
 
--- -- results -------------------------------------------------------------------------------------------------------------------------
+-- -- results ----------------------------------------------------------------------------------------------------------
 
 local results, peers = {}, {}
 
@@ -197,7 +201,8 @@ local function share_of(roof_times, times)
   return (median(shares))
 end
 
---- @extra: of a backward pass: times of the sort alone, and milliseconds of its bytes at the roofline's speed, each round by round.
+--- @extra: of a backward pass: times of the sort alone, and milliseconds of its bytes at the roofline's speed, each
+--- round by round.
 local function report(c, what, times, bytes, roof_times, roof_text, extra)
   local share, with_sort, of_bytes = share_of(roof_times, times), nil, nil
   if extra then
@@ -214,11 +219,11 @@ local function report(c, what, times, bytes, roof_times, roof_text, extra)
     sort_median_ms = extra and median(extra.sort), sort_ns_per_id = extra and median(extra.sort) * 1e6 / c.n,
     share_with_sort = with_sort, times_its_bytes = of_bytes }
   results[c.name .. "/" .. what] = r
-  print(("%-10s %-26s best %9.4f  median %9.4f ms %7.2f GB/s   roofline %9.4f %9.4f ms  share %5.1f %%  (%s)"):format(c.name, what,
-    r.best_ms, r.median_ms, r.gb_per_s, r.roofline_best_ms, r.roofline_median_ms, 100 * share, roof_text))
+  print(("%-10s %-26s best %9.4f  median %9.4f ms %7.2f GB/s   roofline %9.4f %9.4f ms  share %5.1f %%  (%s)"):format(
+    c.name, what, r.best_ms, r.median_ms, r.gb_per_s, r.roofline_best_ms, r.roofline_median_ms, 100 * share, roof_text))
   if extra then
-    print(("%-10s %-26s sort %.4f ms, %.2f ns an id; roofline and sort %.1f %%; %.2f times its bytes"):format(c.name, what,
-      r.sort_median_ms, r.sort_ns_per_id, 100 * with_sort, of_bytes))
+    print(("%-10s %-26s sort %.4f ms, %.2f ns an id; roofline and sort %.1f %%; %.2f times its bytes"):format(c.name,
+      what, r.sort_median_ms, r.sort_ns_per_id, 100 * with_sort, of_bytes))
   end
   io.flush()
   if out then out:write(json.encode(r), "\n") end
@@ -262,8 +267,9 @@ local function made(c, v)
   return batch, inputs(c, batch, v)
 end
 
---- A call's time over that of its rows alone, both again and again on one batch of ids, whose rows are then as near as caches hold them.
---- The rows alone: gathered in the fastest way, and in the way that is fastest where caches do not hold them.
+--- A call's time over that of its rows alone, both again and again on one batch of ids, whose rows are then as near as
+--- caches hold them. The rows alone: gathered in the fastest way, and in the way that is fastest where caches do not
+--- hold them.
 local function overhead(c, what, call, base, at, bytes, way)
   local most = math.ceil(10000 / c.n) * 10
   local ours, rows, same = math.huge, math.huge, math.huge
@@ -277,9 +283,10 @@ local function overhead(c, what, call, base, at, bytes, way)
   end
   local allocated, lua = allocations(forwards)
   print(("%-10s %-26s rows in the caches: %.2f us a call, %.2f over the rows (%.2f over rows asked for ahead); " ..
-    "allocations a call: %.2f, bytes of Lua: %.1f"):format(c.name, what, ours, ours - rows, ours - same, allocated, lua))
-  if out then out:write(json.encode { case = c.name, what = what .. " overhead", warm_us = ours, over_rows_us = ours - rows,
-    over_rows_ahead_us = ours - same, allocations = allocated, lua_bytes = lua }, "\n") end
+    "allocations a call: %.2f, bytes of Lua: %.1f"):format(c.name, what, ours, ours - rows, ours - same, allocated,
+      lua))
+  if out then out:write(json.encode { case = c.name, what = what .. " overhead", warm_us = ours, over_rows_us = ours
+    - rows, over_rows_ahead_us = ours - same, allocations = allocated, lua_bytes = lua }, "\n") end
 end
 
 local function measure(c, v)
@@ -304,7 +311,8 @@ local function measure(c, v)
   if do_backward then update, update_text = roofline(c, base, at, bytes, 1) end
   local times, extra = { {}, {}, {}, {} }, { sort = {}, bytes = {} }
   local rewritten = c.n * bytes + c.n * 4 * c.dim * (v.states or 0) -- rows and states
-  local moved = 2 * rewritten + (v.optimizer == "rowwise_adagrad" and 2 * 64 * c.n or 0) + 4 * c.batch * c.tables * c.dim + 8 * c.n
+  local moved = 2 * rewritten + (v.optimizer == "rowwise_adagrad" and 2 * 64 * c.n or 0)
+    + 4 * c.batch * c.tables * c.dim + 8 * c.n
   timed(forwards, 1)
   if do_backward then timed(backwards, 1) end
   for i = 1, options.rounds do
@@ -316,15 +324,18 @@ local function measure(c, v)
       extra.sort[i], extra.bytes[i] = sort(), roof_time * moved / (2 * c.n * bytes)
     end
   end
-  local around = 8 * c.n + 8 * (c.batch * c.tables + 1) + 4 * c.batch * c.tables * c.dim -- ids, offsets, output or gradient
+  -- ids, offsets, output or gradient
+  local around = 8 * c.n + 8 * (c.batch * c.tables + 1) + 4 * c.batch * c.tables * c.dim
   if do_forward then report(c, forward, times[2], c.n * bytes + around, times[1], gather_text) end
   if do_backward then report(c, backward, times[4], 2 * rewritten + around, times[3], update_text, extra) end
   if do_forward and c.batch < 100 then
-    overhead(c, forward, function() batch:forward(x.ids[1], x.offsets, x.blocks, x.out, x.weights) end, base, at, bytes, gather_way)
+    overhead(c, forward, function() batch:forward(x.ids[1], x.offsets, x.blocks, x.out, x.weights) end, base, at, bytes,
+      gather_way)
   end
 end
 
---- Rows a second of one measurement over those of another, both forward, in turns: the median over the rounds, and the bests.
+--- Rows a second of one measurement over those of another, both forward, in turns: the median over the rounds, and the
+--- bests.
 local function compare(what, c, v, other, w)
   local rates, ratios = { {}, {} }, {}
   local sides = {}
@@ -341,13 +352,13 @@ local function compare(what, c, v, other, w)
   end
   for _, list in ipairs { ratios, rates[1], rates[2] } do table.sort(list) end
   local best = rates[1][#ratios] / rates[2][#ratios]
-  print(("%-10s %-26s %.2f times the rows per second of %s (bests %.2f; in turns, %d rounds)"):format(c.name, what, median(ratios),
-    other.name .. (other == c and " " .. w.dtype or ""), best, #ratios))
+  print(("%-10s %-26s %.2f times the rows per second of %s (bests %.2f; in turns, %d rounds)"):format(c.name, what,
+    median(ratios), other.name .. (other == c and " " .. w.dtype or ""), best, #ratios))
   if out then out:write(json.encode { case = c.name, what = what .. " rows", other = other.name, ratio = median(ratios),
     ratio_best = best }, "\n") end
 end
 
--- -- peers ---------------------------------------------------------------------------------------------------------------------------
+-- -- peers ------------------------------------------------------------------------------------------------------------
 
 local function run_peers(wanted)
   local folder = os.tmpname()
@@ -355,8 +366,8 @@ local function run_peers(wanted)
   assert(os.execute(("mkdir -p '%s'"):format(folder)) == 0)
   local list = {}
   for i, c in ipairs(wanted) do
-    list[i] = { name = c.name, batch = c.batch, tables = c.tables, rows = c.rows, dim = c.dim, length = c.length, sets = c.sets,
-      dtype = c.dtype }
+    list[i] = { name = c.name, batch = c.batch, tables = c.tables, rows = c.rows, dim = c.dim, length = c.length,
+      sets = c.sets, dtype = c.dtype }
     local file = assert(io.open(("%s/%s.ids"):format(folder, c.name), "wb"))
     file:write(ffi.string(c.ids, 8 * c.n * c.sets))
     file:close()
@@ -376,8 +387,8 @@ local function run_peers(wanted)
       local ours = results[key]
       if r.skipped then print(("%-10s %-26s %s: %s"):format(r.case, r.what, r.peer, r.skipped))
       elseif ours then
-        print(("%-10s %-26s %-18s best %9.4f  median %9.4f ms   %6.2f times as long (medians %6.2f)"):format(r.case, r.what, r.peer,
-          r.best_ms, r.median_ms, r.best_ms / ours.best_ms, r.median_ms / ours.median_ms))
+        print(("%-10s %-26s %-18s best %9.4f  median %9.4f ms   %6.2f times as long (medians %6.2f)"):format(r.case,
+          r.what, r.peer, r.best_ms, r.median_ms, r.best_ms / ours.best_ms, r.median_ms / ours.median_ms))
         r.ratio, r.ratio_median = r.best_ms / ours.best_ms, r.median_ms / ours.median_ms
       end
       if out then out:write(json.encode(r), "\n") end
@@ -388,7 +399,7 @@ local function run_peers(wanted)
   os.execute(("rm -rf '%s'"):format(folder))
 end
 
--- -- the run ---------------------------------------------------------------------------------------------------------------------------
+-- -- the run ----------------------------------------------------------------------------------------------------------
 
 print(("%d threads, %s; times in ms"):format(threads, isa))
 local shown

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * find.c: the bare lookup that tests/bench/collision.lua compares maps with: a hash table of pairs (id, row), half of it free, linear
- * probing, about one cache line an id, asked for ahead of time. Nothing is counted, and nothing learned.
+ * find.c: the bare lookup that tests/bench/collision.lua compares maps with: a hash table of pairs (id, row), half of
+ * it free, linear probing, about one cache line an id, asked for ahead of time. Nothing is counted, and nothing
+ * learned.
  */
 #include <pthread.h>
 #include <stdint.h>

@@ -1,9 +1,11 @@
--- gpu.lua: how fast a device works, beside the copy bandwidth that the same run measures on it. Columns: case, best and median time, GB/s
--- of the bytes that have to move, their share of the copy's GB/s, and what the project wants of it on one H200.
+-- gpu.lua: how fast a device works, beside the copy bandwidth that the same run measures on it. Columns: case, best and
+-- median time, GB/s of the bytes that have to move, their share of the copy's GB/s, and what the project wants of it on
+-- one H200.
 --
--- A forward pass reads every row that it is asked for, ids and offsets, and writes the output; a backward pass reads rows and states and
--- writes them, and reads ids and the gradient; its sort is in its time and not in its bytes. Calls are queued one after the other, and the
--- stream is waited for once: the time of a call is that of the device, or of the host where it cannot keep up. Batches take turns.
+-- A forward pass reads every row that it is asked for, ids and offsets, and writes the output; a backward pass reads
+-- rows and states and writes them, and reads ids and the gradient; its sort is in its time and not in its bytes. Calls
+-- are queued one after the other, and the stream is waited for once: the time of a call is that of the device, or of
+-- the host where it cannot keep up. Batches take turns.
 --
 -- --scale divides rows and samples: tests run it on a pretended GPU, where its times say nothing.
 local peri = require "perilune"
@@ -22,7 +24,8 @@ parser:option("--precision", "Of products of f32 in the steps: highest, or high 
 parser:option("--autocast", "The dtype of products in the steps: bf16 or f16.")
 parser:option("--tables", "The data type of the step's tables: FP32 or FP16.", "FP32")
 parser:option("--output", "The data type of what the step's lookups give: FP32, BF16 or FP16.", "FP32")
-parser:option("--bounds", "How the step's lookups check ids: FATAL (the host waits for each lookup's verdict) or NONE.", "FATAL")
+parser:option("--bounds", "How the step's lookups check ids: FATAL (the host waits for each lookup's verdict) or NONE.",
+  "FATAL")
 local options = parser:parse(arg)
 peri.init()
 peri.set_float32_matmul_precision(options.precision)
@@ -37,7 +40,8 @@ local function median_of(times)
   return times[math.ceil(#times / 2)]
 end
 
---- Best and median time of one of the calls f(1), f(2), ... in ns: enough of them to make @least ns, and then the stream is waited for.
+--- Best and median time of one of the calls f(1), f(2), ... in ns: enough of them to make @least ns, and then the
+--- stream is waited for.
 local function time(f, least)
   local calls = 1
   local function run()
@@ -54,7 +58,8 @@ local function time(f, least)
   return times[1], median
 end
 
---- What the host takes to queue a call: of two in a row after the stream was waited for, since a full queue would make it wait.
+--- What the host takes to queue a call: of two in a row after the stream was waited for, since a full queue would make
+--- it wait.
 local function host_time(f)
   local times = {}
   for round = 1, options.rounds do
@@ -73,18 +78,18 @@ local function case(name, bytes, wanted, f)
   if not name:find(options.only, 1, true) then return end
   local best, median = time(f, 2e6)
   local speed = bytes / median
-  local r = { case = name, device = device, best_us = best / 1e3, median_us = median / 1e3, gb_per_s = speed, wanted = wanted,
-    share_of_copy = copied and speed / copied }
+  local r = { case = name, device = device, best_us = best / 1e3, median_us = median / 1e3, gb_per_s = speed,
+    wanted = wanted, share_of_copy = copied and speed / copied }
   if not copied then copied = speed end
-  print(("%-42s %11.1f us %11.1f us %9.1f GB/s  %5.1f %%   %s"):format(name, r.best_us, r.median_us, speed, 100 * speed / copied,
-    type(wanted) == "number" and (">= %g %%"):format(100 * wanted) or wanted or ""))
+  print(("%-42s %11.1f us %11.1f us %9.1f GB/s  %5.1f %%   %s"):format(name, r.best_us, r.median_us, speed,
+    100 * speed / copied, type(wanted) == "number" and (">= %g %%"):format(100 * wanted) or wanted or ""))
   io.flush()
   if out then out:write(json.encode(r), "\n") end
 end
 
 local function only(name) return name:find(options.only, 1, true) end
 
--- -- a copy ---------------------------------------------------------------------------------------------------------------------------
+-- -- a copy -----------------------------------------------------------------------------------------------------------
 
 print(("%-42s %14s %14s %14s %8s   %s"):format("case", "best", "median", "speed", "of copy", "wanted on one H200"))
 do
@@ -96,7 +101,7 @@ do
   options.only = chosen
 end
 
--- -- tables -----------------------------------------------------------------------------------------------------------------------------
+-- -- tables -----------------------------------------------------------------------------------------------------------
 
 local function random_ids(n, rows, seed) return Tensor.uniform({ n }, 0, rows, seed, 0, "f64", device):to "i64" end
 
@@ -106,13 +111,15 @@ local function skewed_ids(n, rows, seed, alpha)
   return (Tensor.uniform({ n }, rows ^ below, 1, seed, 0, "f64", device) ^ (1 / below) - 1):to "i64"
 end
 
---- c: batch, tables, rows, dim, length, data_type, optimizer, out (dtype of the output), alpha (of a power law of ids; else uniform).
+--- c: batch, tables, rows, dim, length, data_type, optimizer, out (dtype of the output), alpha (of a power law of ids;
+--- else uniform).
 local function tables_of(c)
   local tables, blocks, bags, SETS = {}, {}, c.batch * c.tables, 4
   local start = not peri.embed.config.row_formats[c.data_type] and peri.embed.constant(0.01) or nil
   for t = 1, c.tables do
     tables[t] = { name = "t" .. t, rows = c.rows, cols = c.dim, init = start }
-    blocks[t] = { table = t, first_bag = (t - 1) * c.batch, bags = c.batch, out_offset = (t - 1) * c.dim, out_stride = c.tables * c.dim }
+    blocks[t] = { table = t, first_bag = (t - 1) * c.batch, bags = c.batch, out_offset = (t - 1) * c.dim,
+      out_stride = c.tables * c.dim }
   end
   local batch = peri.embed.tbe.new { tables = tables, data_type = c.data_type, seed = 1, device = device,
     fused_params = { optimizer = c.optimizer, bounds_check_mode = "NONE" } }
@@ -131,8 +138,8 @@ local function tables_of(c)
 end
 
 local function large(data_type, optimizer, result, alpha)
-  return tables_of { batch = scaled(65536), tables = 1, rows = scaled(1e7), dim = 128, length = 20, data_type = data_type,
-    optimizer = optimizer, out = result, alpha = alpha }
+  return tables_of { batch = scaled(65536), tables = 1, rows = scaled(1e7), dim = 128, length = 20,
+    data_type = data_type, optimizer = optimizer, out = result, alpha = alpha }
 end
 
 if only "forward f32" or only "backward" then
@@ -155,8 +162,9 @@ for _, c in ipairs { { "backward f16 row-wise Adagrad, the same", "FP16", "rowwi
   end
 end
 for _, c in ipairs { { "forward f16, E 1e7, D 128, L 20, B 65,536", "FP16", "rowwise_adagrad", 256, 0.90 },
-  { "forward bf16 to f16, the same", "BF16", "rowwise_adagrad", 256, 0.90 }, { "int8 rows to f16, the same", "INT8", "none", 136, 0.65 },
-  { "int4 rows to f16, the same", "INT4", "none", 68, 0.50 } } do
+  { "forward bf16 to f16, the same", "BF16", "rowwise_adagrad", 256, 0.90 },
+  { "int8 rows to f16, the same", "INT8", "none", 136, 0.65 }, { "int4 rows to f16, the same", "INT4", "none", 68,
+    0.50 } } do
   local name, data_type, optimizer, row_bytes, wanted = unpack(c)
   if only(name) then
     peri.scope(function()
@@ -167,19 +175,19 @@ for _, c in ipairs { { "forward f16, E 1e7, D 128, L 20, B 65,536", "FP16", "row
 end
 if only "B 512" then
   peri.scope(function()
-    local forward, backward, n, written, read = tables_of { batch = scaled(512), tables = 32, rows = scaled(1e5), dim = 128, length = 20,
-      data_type = "FP32", optimizer = "rowwise_adagrad" }
+    local forward, backward, n, written, read = tables_of { batch = scaled(512), tables = 32, rows = scaled(1e5),
+      dim = 128, length = 20, data_type = "FP32", optimizer = "rowwise_adagrad" }
     case("B 512, T 32, E 1e5, D 128, L 20: forward", n * 512 + written, "<= 45 us", forward)
     case("B 512, T 32, E 1e5, D 128, L 20: backward", n * (2 * 512 + 2 * 4) + read, "<= 190 us", backward)
   end)
   peri.scope(function()
-    local forward, _, n, written = tables_of { batch = scaled(512), tables = 32, rows = scaled(1e5), dim = 128, length = 20,
-      data_type = "FP16", optimizer = "rowwise_adagrad", out = "f16" }
+    local forward, _, n, written = tables_of { batch = scaled(512), tables = 32, rows = scaled(1e5), dim = 128,
+      length = 20, data_type = "FP16", optimizer = "rowwise_adagrad", out = "f16" }
     case("B 512, T 32, f16, the same: forward", n * 256 + written, 0.70, forward)
   end)
 end
 
--- -- sparse operators -------------------------------------------------------------------------------------------------------------------
+-- -- sparse operators -------------------------------------------------------------------------------------------------
 
 if only "permute" or only "bucketize" or only "jagged" then
   peri.scope(function()
@@ -207,10 +215,14 @@ if only "permute" or only "bucketize" or only "jagged" then
       end)
     end
     local args = { lengths = lengths, indices = ids, block_sizes = blocks, my_size = 8 }
-    case("bucketize 8, F 26, B 65,536, L 20", 16 * n + 4 * bags * 9, 0.55, function() sparse.block_bucketize_sparse_features(args) end)
+    case("bucketize 8, F 26, B 65,536, L 20", 16 * n + 4 * bags * 9, 0.55, function()
+      sparse.block_bucketize_sparse_features(args)
+    end)
     for i = 1, FEATURES do blocks[i] = math.ceil(1e6 / 64) end
     args.my_size = 64
-    case("bucketize 64, the same", 16 * n + 4 * bags * 65, nil, function() sparse.block_bucketize_sparse_features(args) end)
+    case("bucketize 64, the same", 16 * n + 4 * bags * 65, nil, function()
+      sparse.block_bucketize_sparse_features(args)
+    end)
     local few = scaled(65536)
     local some = lengths:slice(1, 0, few):contiguous()
     local offsets = sparse.asynchronous_complete_cumsum(some:to "i64")
@@ -224,10 +236,11 @@ if only "permute" or only "bucketize" or only "jagged" then
   end)
 end
 
--- -- a whole step -----------------------------------------------------------------------------------------------------------------------
+-- -- a whole step -----------------------------------------------------------------------------------------------------
 
---- MLPerf's DLRM of cross layers: 26 tables of 128 columns, 13 dense features, 512-256-128, three cross layers of rank 512,
---- 1024-1024-512-256-1, 8,192 samples. Tables of 1e6 rows at most here, and bags of 3 ids; the dense part under Adagrad.
+--- MLPerf's DLRM of cross layers: 26 tables of 128 columns, 13 dense features, 512-256-128, three cross layers of rank
+--- 512, 1024-1024-512-256-1, 8,192 samples. Tables of 1e6 rows at most here, and bags of 3 ids; the dense part under
+--- Adagrad.
 local function precision()
   local words = options.precision == "high" and "TF32" or "f32"
   return (options.autocast or words) .. (options.tables ~= "FP32" and (", %s tables"):format(options.tables) or "")
@@ -241,13 +254,14 @@ local function cast(f, ...)
 end
 
 local function report(name, case_name, batch, median, host, spent, steps)
-  print(("%-42s %11.0f samples/s, %.3f ms a step (the host: %.3f); one part after the other: forward %.3f, backward%s %.3f, "
-    .. "optimizer %.3f ms"):format(
-    name, batch / median * 1e9, median / 1e6, host / 1e6, spent[1] / steps / 1e6, case_name == "step" and " and tables" or "",
-    spent[2] / steps / 1e6, spent[3] / steps / 1e6))
-  if out then out:write(json.encode { case = case_name, device = device, precision = precision(), samples_per_s = batch / median * 1e9,
-    step_ms = median / 1e6, host_ms = host / 1e6, bounds = case_name == "step" and options.bounds or nil,
-    forward_ms = spent[1] / steps / 1e6, backward_ms = spent[2] / steps / 1e6, optimizer_ms = spent[3] / steps / 1e6 }, "\n") end
+  print(("%-42s %11.0f samples/s, %.3f ms a step (the host: %.3f); one part after the other: forward %.3f, backward%s "
+    .. "%.3f, optimizer %.3f ms"):format(
+    name, batch / median * 1e9, median / 1e6, host / 1e6, spent[1] / steps / 1e6, case_name == "step" and " and tables"
+    or "", spent[2] / steps / 1e6, spent[3] / steps / 1e6))
+  if out then out:write(json.encode { case = case_name, device = device, precision = precision(),
+    samples_per_s = batch / median * 1e9, step_ms = median / 1e6, host_ms = host / 1e6, bounds = case_name == "step"
+    and options.bounds or nil, forward_ms = spent[1] / steps / 1e6, backward_ms = spent[2] / steps / 1e6,
+    optimizer_ms = spent[3] / steps / 1e6 }, "\n") end
 end
 
 --- The time of steps, of which forward(i) makes the loss, and of their parts.
@@ -270,7 +284,8 @@ local function steps(name, case_name, batch, optimizer, forward)
     optimizer:step()
     lap(3, split)
   end
-  local _, median = time(once, 5e7) -- many steps in a row: the host may queue the next one while the device has this one
+  -- many steps in a row: the host may queue the next one while the device has this one
+  local _, median = time(once, 5e7)
   local host = host_time(once)
   local count = scale > 1 and 2 or 20
   for i = 1, count do peri.scope(once, i, true) end
@@ -283,8 +298,8 @@ local function step()
   local tables, keys = {}, {}
   for t = 1, TABLES do
     keys[t] = "f" .. t
-    tables[t] = peri.EmbeddingBagConfig { name = "t" .. t, num_embeddings = rows, embedding_dim = DIM, feature_names = { keys[t] },
-      data_type = options.tables }
+    tables[t] = peri.EmbeddingBagConfig { name = "t" .. t, num_embeddings = rows, embedding_dim = DIM,
+      feature_names = { keys[t] }, data_type = options.tables }
   end
   local ebc = peri.EmbeddingBagCollection { tables = tables, device = device,
     fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.01, output_dtype = options.output,
@@ -292,7 +307,8 @@ local function step()
   local small = scale > 1
   local model = nn.DLRM_DCN { embedding_bag_collection = ebc, dense_in_features = 13, dense_device = device,
     dense_arch_layer_sizes = small and { 16, DIM } or { 512, 256, DIM },
-    over_arch_layer_sizes = small and { 16, 1 } or { 1024, 1024, 512, 256, 1 }, dcn_num_layers = 3, dcn_low_rank_dim = small and 8 or 512 }
+    over_arch_layer_sizes = small and { 16, 1 } or { 1024, 1024, 512, 256, 1 }, dcn_num_layers = 3,
+    dcn_low_rank_dim = small and 8 or 512 }
   local dense = {}
   for _, p in ipairs(model:named_parameters()) do
     if not p.name:find "embedding_bags" then dense[#dense + 1] = p.tensor end
@@ -301,8 +317,9 @@ local function step()
   local lengths = peri.full({ TABLES * batch }, IDS, "i32", device)
   local batches = {}
   for k = 1, 4 do
-    batches[k] = { Tensor.normal({ batch, 13 }, 0, 1, k, 0, "f32", device), peri.KeyedJaggedTensor.from_lengths_sync { keys = keys,
-      values = random_ids(TABLES * batch * IDS, rows, k), lengths = lengths, stride = batch },
+    batches[k] = { Tensor.normal({ batch, 13 }, 0, 1, k, 0, "f32", device),
+      peri.KeyedJaggedTensor.from_lengths_sync { keys = keys, values = random_ids(TABLES * batch * IDS, rows, k),
+        lengths = lengths, stride = batch },
       Tensor.uniform({ batch }, 0, 2, k, 0, "f64", device):to("i64"):to "f32" }
   end
   steps("DLRM of cross layers, B 8,192, " .. precision(), "step", batch, optimizer, function(i)
@@ -316,7 +333,8 @@ if only "step" then peri.scope(step) end
 local function dense_step()
   local COLUMNS, DIM, batch, small = 26 * 128, 128, scaled(8192), scale > 1
   local bottom = nn.MLP { in_size = 13, layer_sizes = small and { 16, DIM } or { 512, 256, DIM }, device = device }
-  local cross = nn.LowRankCrossNet { in_features = COLUMNS + DIM, num_layers = 3, low_rank = small and 8 or 512, device = device }
+  local cross = nn.LowRankCrossNet { in_features = COLUMNS + DIM, num_layers = 3, low_rank = small and 8 or 512,
+    device = device }
   local hidden = small and { 16 } or { 1024, 1024, 512, 256 }
   local top = nn.MLP { in_size = COLUMNS + DIM, layer_sizes = hidden, device = device }
   local last = nn.Linear { in_features = hidden[#hidden], out_features = 1, device = device }

@@ -4,10 +4,12 @@
  *
  *   http PORT PATH BODY-FILE OUT.jsonl
  *
- *   low     one connection, one request after the other: microseconds of a request, and those beside what the server says that it waited
+ *   low     one connection, one request after the other: microseconds of a request, and those beside what the server
+ *   says that it waited
  *           and computed (the header Server-Timing)
  *   peak    CONNECTIONS connections, each as fast as it can
- *   half    the same connections at half of the peak's rate, at times that do not wait for answers: a request counts from the moment at
+ *   half    the same connections at half of the peak's rate, at times that do not wait for answers: a request counts
+ *   from the moment at
  *           which it was due
  */
 #include <arpa/inet.h>
@@ -45,7 +47,8 @@ static void fail(const char *what)
 
 static int open_connection(void)
 {
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in to = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
     if (fd < 0 || connect(fd, (struct sockaddr *)&to, sizeof to) != 0) fail("http: connect");
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -105,7 +108,8 @@ static void sleep_until(double due)
 
 static void *work(void *arg)
 {
-    prctl(PR_SET_TIMERSLACK, 1UL); /* nanoseconds; without it sleeps end up to 50 us late, which would count as the server's */
+    prctl(PR_SET_TIMERSLACK, 1UL); /* nanoseconds; without it sleeps end up to 50 us late, which would count as the
+                                      server's */
     worker *w = arg;
     int fd = open_connection();
     char *room = malloc(ROOM);
@@ -135,7 +139,8 @@ static double part(double *x, int64_t n, double p)
     return x[(int64_t)((double)(n - 1) * p)] * 1e6;
 }
 
-/** All connections for SECONDS at @rate requests a second (0: as fast as they can); returns how many a second were answered. */
+/** All connections for SECONDS at @rate requests a second (0: as fast as they can); returns how many a second were
+ *  answered. */
 static double load(double rate, double *took, int64_t *n)
 {
     static worker workers[CONNECTIONS];
@@ -161,8 +166,9 @@ static void read_request(const char *path, const char *file)
     static char body[ROOM / 2];
     const size_t bytes = fread(body, 1, sizeof body, f);
     fclose(f);
-    request_bytes = (size_t)snprintf(request, ROOM, "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %zu\r\n\r\n%.*s", path, bytes,
-                                     (int)bytes, body);
+    request_bytes =
+        (size_t)snprintf(request, ROOM, "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %zu\r\n\r\n%.*s", path,
+                         bytes, (int)bytes, body);
 }
 
 int main(int argc, char **argv)
@@ -181,17 +187,22 @@ int main(int argc, char **argv)
     }
     close(fd);
     const double p50 = part(took, LOW, 0.5), p99 = part(took, LOW, 0.99), http = part(beside, LOW, 0.5);
-    printf("http, one connection: %.0f us a request (99th percentile %.0f), %.0f of them beside waiting and computing\n", p50, p99, http);
-    fprintf(out, "{\"case\":\"http-low\",\"threads\":1,\"p50_us\":%.1f,\"p99_us\":%.1f,\"http_us\":%.1f}\n", p50, p99, http);
+    printf(
+        "http, one connection: %.0f us a request (99th percentile %.0f), %.0f of them beside waiting and computing\n",
+        p50, p99, http);
+    fprintf(out, "{\"case\":\"http-low\",\"threads\":1,\"p50_us\":%.1f,\"p99_us\":%.1f,\"http_us\":%.1f}\n", p50, p99,
+            http);
     int64_t n;
     const double peak = load(0, took, &n);
     const double peak50 = part(took, n, 0.5), peak99 = part(took, n, 0.99);
-    printf("http, %d connections: %.0f requests a second at most; %.0f us, 99th percentile %.0f\n", CONNECTIONS, peak, peak50, peak99);
-    fprintf(out, "{\"case\":\"http-peak\",\"threads\":%d,\"p50_us\":%.1f,\"p99_us\":%.1f,\"samples_per_s\":%.0f}\n", CONNECTIONS, peak50,
-            peak99, peak);
+    printf("http, %d connections: %.0f requests a second at most; %.0f us, 99th percentile %.0f\n", CONNECTIONS, peak,
+           peak50, peak99);
+    fprintf(out, "{\"case\":\"http-peak\",\"threads\":%d,\"p50_us\":%.1f,\"p99_us\":%.1f,\"samples_per_s\":%.0f}\n",
+            CONNECTIONS, peak50, peak99, peak);
     const double half = load(peak / 2, took, &n), half50 = part(took, n, 0.5), half99 = part(took, n, 0.99);
-    printf("http, at half of that, %.0f a second: %.0f us, 99th percentile %.0f: %.1f times\n", half, half50, half99, half99 / half50);
-    fprintf(out, "{\"case\":\"http-half\",\"threads\":%d,\"p50_us\":%.1f,\"p99_us\":%.1f,\"samples_per_s\":%.0f}\n", CONNECTIONS, half50,
-            half99, half);
+    printf("http, at half of that, %.0f a second: %.0f us, 99th percentile %.0f: %.1f times\n", half, half50, half99,
+           half99 / half50);
+    fprintf(out, "{\"case\":\"http-half\",\"threads\":%d,\"p50_us\":%.1f,\"p99_us\":%.1f,\"samples_per_s\":%.0f}\n",
+            CONNECTIONS, half50, half99, half);
     return fclose(out) != 0;
 }

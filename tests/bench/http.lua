@@ -1,4 +1,5 @@
--- http.lua: what HTTP adds to a call: a model file of 26 tables, served on this machine, and tests/bench/http.c as its client.
+-- http.lua: what HTTP adds to a call: a model file of 26 tables, served on this machine, and tests/bench/http.c as its
+-- client.
 --
 --   perilune run tests/bench/http.lua PERILUNE HTTP OUT.jsonl
 local peri = require "perilune"
@@ -8,11 +9,12 @@ local nn = peri.nn
 
 local tables, fields = {}, {}
 for i = 1, 26 do
-  tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = 10000, embedding_dim = 64, feature_names = { "f" .. i } }
+  tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = 10000, embedding_dim = 64,
+    feature_names = { "f" .. i } }
   fields[i] = ('"f%d":%d'):format(i, i * 379 % 10000)
 end
-local model = nn.DLRMTrain(nn.DLRM { embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables }, dense_in_features = 13,
-  dense_arch_layer_sizes = { 512, 256, 64 }, over_arch_layer_sizes = { 512, 512, 256, 1 } })
+local model = nn.DLRMTrain(nn.DLRM { embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables },
+  dense_in_features = 13, dense_arch_layer_sizes = { 512, 256, 64 }, over_arch_layer_sizes = { 512, 512, 256, 1 } })
 local values, lengths, keys = {}, {}, {}
 for i = 1, 26 do
   keys[i] = "f" .. i

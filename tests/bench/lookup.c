@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lookup.c: what a lookup costs a serving program over its bytes: 26 tables, one sample, an id each, by any number of threads at once,
- * beside memcpy of the same rows by the same threads. One line a number of threads: p50 and p99 of a call and of the copies in
- * microseconds, and allocations a call.
+ * lookup.c: what a lookup costs a serving program over its bytes: 26 tables, one sample, an id each, by any number of
+ * threads at once, beside memcpy of the same rows by the same threads. One line a number of threads: p50 and p99 of a
+ * call and of the copies in microseconds, and allocations a call.
  *
  *   lookup OUT.jsonl THREADS ...
  */
@@ -71,14 +71,15 @@ static void *work(void *arg)
     peri_tbe_input in[SETS] = {{0}};
     peri_tensor *out;
     for (int t = 0; t < TABLES; t++)
-        block[t] = (peri_tbe_block){.first_bag = t, .bags = 1, .out_offset = t * COLS, .out_stride = TABLES * COLS, .table = t,
-                                     .feature = -1};
+        block[t] = (peri_tbe_block){
+            .first_bag = t, .bags = 1, .out_offset = t * COLS, .out_stride = TABLES * COLS, .table = t, .feature = -1};
     for (int t = 0; t <= TABLES; t++) offsets[t] = t;
     check(peri_tensor_new(cpu, PERI_F32, 2, shape, &out));
     check(peri_tbe_blocks_new(tbe, block, TABLES, &in[0].blocks));
     for (int k = 0; k < SETS; k++) {
         for (int t = 0; t < TABLES; t++) ids[k][t] = rand_r(&w->seed) % ROWS;
-        in[k] = (peri_tbe_input){.ids = tensor(TABLES, ids[k]), .offsets = tensor(TABLES + 1, offsets), .blocks = in[0].blocks};
+        in[k] = (peri_tbe_input){
+            .ids = tensor(TABLES, ids[k]), .offsets = tensor(TABLES + 1, offsets), .blocks = in[0].blocks};
     }
     for (int i = 0; i < SETS; i++) check(peri_tbe_forward(tbe, &in[i], out));
     pthread_barrier_wait(&together);
@@ -90,7 +91,8 @@ static void *work(void *arg)
     pthread_barrier_wait(&together);
     for (int i = 0; i < CALLS; i++) {
         const int64_t began = peri_time_ns();
-        for (int t = 0; t < TABLES; t++) memcpy(copy + t * COLS, rows[t] + ids[i % SETS][t] * COLS, COLS * sizeof(float));
+        for (int t = 0; t < TABLES; t++)
+            memcpy(copy + t * COLS, rows[t] + ids[i % SETS][t] * COLS, COLS * sizeof(float));
         __asm__ volatile("" ::"r"(copy) : "memory");
         w->copies[i] = peri_time_ns() - began;
     }
@@ -122,9 +124,12 @@ static void measure(FILE *file, int threads)
         p99 += (double)list[i].calls[CALLS / 100 * 99] / threads;
         copies += (double)list[i].copies[CALLS / 2] / threads;
     }
-    printf("lookup of %d tables, one sample  threads %2d  p50 %6.2f us  p99 %6.2f us  copies p50 %6.2f us  allocations a call %g\n", TABLES,
-           threads, p50 / 1e3, p99 / 1e3, copies / 1e3, a_call);
-    fprintf(file, "{\"case\":\"lookup\",\"threads\":%d,\"p50_us\":%.3f,\"p99_us\":%.3f,\"copies_p50_us\":%.3f,\"allocations\":%g}\n",
+    printf("lookup of %d tables, one sample  threads %2d  p50 %6.2f us  p99 %6.2f us  copies p50 %6.2f us  allocations "
+           "a call %g\n",
+           TABLES, threads, p50 / 1e3, p99 / 1e3, copies / 1e3, a_call);
+    fprintf(file,
+            "{\"case\":\"lookup\",\"threads\":%d,\"p50_us\":%.3f,\"p99_us\":%.3f,\"copies_p50_us\":%.3f,"
+            "\"allocations\":%g}\n",
             threads, p50 / 1e3, p99 / 1e3, copies / 1e3, a_call);
     pthread_barrier_destroy(&together);
     free(list);
@@ -143,7 +148,8 @@ int main(int argc, char **argv)
         snprintf(name[t], sizeof name[t], "t%d", t);
         table[t] = (peri_table_config){.size = sizeof table[t], .name = name[t], .rows = ROWS, .cols = COLS};
     }
-    check(peri_tbe_new(&(peri_tbe_config){.size = sizeof(peri_tbe_config), .device = cpu, .n_tables = TABLES, .tables = table}, &tbe));
+    check(peri_tbe_new(
+        &(peri_tbe_config){.size = sizeof(peri_tbe_config), .device = cpu, .n_tables = TABLES, .tables = table}, &tbe));
     for (int t = 0; t < TABLES; t++) {
         peri_tensor *weight;
         void *data;

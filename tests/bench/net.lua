@@ -1,13 +1,16 @@
--- net.lua: what a step of a row-cut collection sends across the network, and how long it takes: table-row-wise beside row-wise, each codec
--- beside f32. For pretended machines (tests/net/nodes), equally many ranks on each: bytes are what the machines' interfaces have sent, with
--- the headers of packets. Cases take turns, a step each.
+-- net.lua: what a step of a row-cut collection sends across the network, and how long it takes: table-row-wise beside
+-- row-wise, each codec beside f32. For pretended machines (tests/net/nodes), equally many ranks on each: bytes are what
+-- the machines' interfaces have sent, with the headers of packets. Cases take turns, a step each.
 --
--- Beside them what is to be expected, of R ranks on M machines, T tables (table-row-wise: equally many on each machine) of D columns, B
--- samples a rank, I ids a bag, b bytes of a number on the wire (4 for f32):
---   row_wise        every rank sends every other rank its part of the sums of that rank's samples, and gets their gradients: R (R - R/M)
+-- Beside them what is to be expected, of R ranks on M machines, T tables (table-row-wise: equally many on each machine)
+-- of D columns, B samples a rank, I ids a bag, b bytes of a number on the wire (4 for f32):
+--   row_wise        every rank sends every other rank its part of the sums of that rank's samples, and gets their
+--                   gradients: R (R - R/M)
 --                   pairs of ranks on two machines, 2 B T D b each
---   table_row_wise  parts are added up within the machine; each sum crosses once, and its gradient: 2 R (1 - 1/M) B T D b in all
---   ids             of 4 bytes (shards have fewer than 2^31 rows), to their owners: R (1 - 1/M) B T I, and lengths of 4 bytes to all ranks
+--   table_row_wise  parts are added up within the machine; each sum crosses once, and its gradient: 2 R (1 - 1/M) B T D
+--                   b in all
+--   ids             of 4 bytes (shards have fewer than 2^31 rows), to their owners: R (1 - 1/M) B T I, and lengths of 4
+--                   bytes to all ranks
 --                   that own a part of the table
 local ffi = require "ffi"
 local argparse = require "argparse"
@@ -30,7 +33,8 @@ local world = peri.init()
 local rank, ranks = world:rank(), world:size()
 local node_size = world.local_size
 local machines = ranks / node_size
-assert(machines > 1 and machines % 1 == 0, "tests/bench/net.lua: for several machines with equally many ranks: tests/net/nodes 2,2 ...")
+assert(machines > 1 and machines % 1 == 0,
+  "tests/bench/net.lua: for several machines with equally many ranks: tests/net/nodes 2,2 ...")
 
 --- Bytes of a number on the wire: 32 numbers share two f32 (INT8) or one byte (MX4).
 local wire = { FP32 = 4, FP16 = 2, BF16 = 2, FP8 = 1, INT8 = 40 / 32, MX4 = 17 / 32 }
@@ -56,8 +60,8 @@ local function make(sharding, precision)
     plans["t" .. t] = entries[sharding](t)
   end
   local registry = peri.dist.codec.get_qcomm_codecs_registry { forward = precision, backward = precision }
-  return peri.shard.ShardedEmbeddingBagCollection { tables = tables, plan = plans, group = world, qcomm_codecs_registry = registry,
-    fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.01 } }
+  return peri.shard.ShardedEmbeddingBagCollection { tables = tables, plan = plans, group = world,
+    qcomm_codecs_registry = registry, fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.01 } }
 end
 
 local function batch_of(k)
@@ -69,7 +73,8 @@ local function batch_of(k)
     values[i] = x % options.rows
   end
   return peri.KeyedJaggedTensor { keys = keys, stride = options.batch,
-    values = peri.Tensor.from_memory(values, { bags * options.ids }, "i64"), lengths = peri.full({ bags }, options.ids, "i32") }
+    values = peri.Tensor.from_memory(values, { bags * options.ids }, "i64"),
+    lengths = peri.full({ bags }, options.ids, "i32") }
 end
 
 local function now() return tonumber(C.peri_time_ns()) / 1e6 end
@@ -106,7 +111,8 @@ local median = peri.util.median
 local cases = {}
 for precision in options.codecs:gmatch "%w+" do
   for _, sharding in ipairs { "row_wise", "table_row_wise" } do
-    cases[#cases + 1] = { sharding = sharding, codec = precision, module = make(sharding, precision), bytes = {}, ms = {} }
+    cases[#cases + 1] = { sharding = sharding, codec = precision, module = make(sharding, precision), bytes = {},
+      ms = {} }
   end
 end
 for round = -1, options.rounds do
@@ -120,10 +126,10 @@ if rank == 0 then
   local out = options.out and assert(io.open(options.out, "a"))
   for _, case in ipairs(cases) do
     local rows, ids = expected(case.sharding, case.codec)
-    local r = { sharding = case.sharding, codec = case.codec, ranks = ranks, machines = machines, bytes = median(case.bytes),
-      expected_rows = rows, expected_ids = ids, median_ms = median(case.ms) }
-    print(("%-15s %-5s %7.2f MB across, %7.2f expected (%.2f rows, %.2f ids)  %7.1f ms"):format(r.sharding, r.codec, r.bytes / 1e6,
-      (rows + ids) / 1e6, rows / 1e6, ids / 1e6, r.median_ms))
+    local r = { sharding = case.sharding, codec = case.codec, ranks = ranks, machines = machines,
+      bytes = median(case.bytes), expected_rows = rows, expected_ids = ids, median_ms = median(case.ms) }
+    print(("%-15s %-5s %7.2f MB across, %7.2f expected (%.2f rows, %.2f ids)  %7.1f ms"):format(r.sharding, r.codec,
+      r.bytes / 1e6, (rows + ids) / 1e6, rows / 1e6, ids / 1e6, r.median_ms))
     if out then out:write(json.encode(r), "\n") end
   end
   if out then out:close() end

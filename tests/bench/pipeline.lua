@@ -1,17 +1,23 @@
--- pipeline.lua: the whole training step of a DLRM (tests/bench/dlrm.lua) under each schedule, beside the plain loop, its computation alone
--- and its exchanges alone. Cases take turns, a block of steps each; a block's time is that of its slowest rank.
+-- pipeline.lua: the whole training step of a DLRM (tests/bench/dlrm.lua) under each schedule, beside the plain loop,
+-- its computation alone and its exchanges alone. Cases take turns, a block of steps each; a block's time is that of its
+-- slowest rank.
 --
---   compute    the same step on a model of which this rank has all tables, while the other ranks do that too: as much work, no exchange
+--   compute    the same step on a model of which this rank has all tables, while the other ranks do that too: as much
+--              work, no exchange
 --   exchange   the bytes of a step's ids, rows, gradients of rows, and averages, in bare exchanges one after the other
 --   exposed    what a step takes longer than its computation; hidden share: what is missing of the exchange
---   over plain the median of the rounds' ratios to the plain loop in the same round; so with the share of reads that --cache shows
+--   over plain the median of the rounds' ratios to the plain loop in the same round; so with the share of reads that
+--     --cache shows
 --   ids        the exchange of ids: alone, and what of it a pipeline's operations `input_dist` and `wait_dist` show
---   bound      what a step takes at least where no row is stale: the longest of computation, exchange, and the chain of what needs one
---              another: rows, what is computed from them up to their gradients, gradients, and of lookup and update the first and the last
+--   bound      what a step takes at least where no row is stale: the longest of computation, exchange, and the chain of
+--              what needs one
+--              another: rows, what is computed from them up to their gradients, gradients, and of lookup
+--                and update the first and the last
 --              part (row_parts); all measured here, alone
 --
--- With --cache the tables are in files: beside the plain loop on tables in memory and in files, schedules on tables in files; what is
--- hidden is missing of the time that the plain loop waits for files. What a cache costs besides (whose row leaves, copies) nobody hides.
+-- With --cache the tables are in files: beside the plain loop on tables in memory and in files, schedules on tables in
+-- files; what is hidden is missing of the time that the plain loop waits for files. What a cache costs besides (whose
+-- row leaves, copies) nobody hides.
 local argparse = require "argparse"
 local json = require "dkjson"
 local peri = require "perilune"
@@ -21,7 +27,8 @@ local C, nn = peri.ffi.C, peri.nn
 local median = peri.util.median
 
 local parser = dlrm.options(argparse("tests/bench/pipeline.lua", "Time of a training step under each schedule."))
-parser:option("--ids", "Ids of a bag (default: 20; 1 with --cache, so that reading does not take longer than computing).", nil, tonumber)
+parser:option("--ids", "Ids of a bag (default: 20; 1 with --cache, so that reading does not take longer than "
+  .. "computing).", nil, tonumber)
 parser:option("--schedules", "Schedules.", "base,sparse_dist,sparse_dist_lite,fused_sparse_dist,wire_first,semi_sync")
 parser:option("--cache", "Tables in files, this share of their rows in memory; 0: in memory.", 0, tonumber)
 parser:option("--rounds", "Blocks of each case.", 7, tonumber)
@@ -51,14 +58,15 @@ local function slowest(x)
   return t:item()
 end
 
-local batches = dlrm.batches(options, rank, options.ids, options.cache > 0 and 128 or 3) -- rows in files: as many are read in each block
+-- rows in files: as many are read in each block
+local batches = dlrm.batches(options, rank, options.ids, options.cache > 0 and 128 or 3)
 local k = 0
 local function next_batch()
   k = k % #batches + 1
   return batches[k]
 end
 
--- -- cases: function(steps) -> ms a step, and more --------------------------------------------------------------------------------------
+-- -- cases: function(steps) -> ms a step, and more --------------------------------------------------------------------
 
 local function plain_step(model, optimizer, batch)
   optimizer:zero_grad()
@@ -130,8 +138,8 @@ local function total(list)
   return sum
 end
 
---- Milliseconds of the lookup, of what needs all rows up to their gradients, and of the update: f(steps) -> their sum, and the time that
---- `share` of lookup and update takes with the second. `model` has all tables here.
+--- Milliseconds of the lookup, of what needs all rows up to their gradients, and of the update: f(steps) -> their sum,
+--- and the time that `share` of lookup and update takes with the second. `model` has all tables here.
 local function chain(model, share)
   local net = model.module.model
   local ebc = net.sparse_arch.embedding_bag_collection
@@ -159,8 +167,8 @@ local function chain(model, share)
   end
 end
 
---- The bytes of a step's exchanges as f32 numbers (ids and lengths have 4 bytes on the wire), one exchange after the other; and of it only
---- those of rows and their gradients.
+--- The bytes of a step's exchanges as f32 numbers (ids and lengths have 4 bytes on the wire), one exchange after the
+--- other; and of it only those of rows and their gradients.
 local function bare(model)
   local dense = 0
   for _, p in ipairs(model:dense_parameters()) do dense = dense + p:numel() end
@@ -188,7 +196,7 @@ local function bare(model)
   return timed({ lengths, ids, gradients, rows }, sums), timed { gradients, rows }
 end
 
--- -- the engine by itself ---------------------------------------------------------------------------------------------------------------
+-- -- the engine by itself ---------------------------------------------------------------------------------------------
 
 local Idle = peri.nn.Module:extend "Idle"
 function Idle:init(group) self.loss, self.dense_env = peri.ones { 1 }, group and { pg = group } end
@@ -198,7 +206,8 @@ function Idle:backward() end -- luacheck: ignore 212
 --- Microseconds of a step whose operations do nothing: alone, and with the ranks' vote.
 local function engine(vote)
   local idle, model = { zero_grad = function() end, step = function() end }, Idle(vote and world or nil)
-  local pipeline = peri.pipeline.Pipeline { model = model, optimizer = idle, schedule = peri.pipeline.schedules.sparse_dist, vote = vote }
+  local pipeline = peri.pipeline.Pipeline { model = model, optimizer = idle,
+    schedule = peri.pipeline.schedules.sparse_dist, vote = vote }
   local batch, best, steps = {}, math.huge, 5000
   local function source() return batch end
   for _ = 1, 7 do
@@ -210,13 +219,13 @@ local function engine(vote)
   return slowest(best)
 end
 
--- -- turns ------------------------------------------------------------------------------------------------------------------------------
+-- -- turns ------------------------------------------------------------------------------------------------------------
 
 local PARTS_ROUNDS = 7 -- in which what is no whole step takes part
 
---- Run cases { { name, f, part = it is no whole step }, ... } in turns, each round beginning with another. Returns by name the medians of
---- what they return first and second, and the least; waits: all that they return second; over: the median of the rounds' ratios to the
---- plain loop in the same round.
+--- Run cases { { name, f, part = it is no whole step }, ... } in turns, each round beginning with another. Returns by
+--- name the medians of what they return first and second, and the least; waits: all that they return second; over: the
+--- median of the rounds' ratios to the plain loop in the same round.
 local function in_turns(cases)
   local times, seconds = {}, {}
   for _, case in ipairs(cases) do times[case[1]], seconds[case[1]] = {}, {} end
@@ -263,8 +272,8 @@ local function in_memory()
   local alone, alone_optimizer = dlrm.model(options, own, "table_wise", 0)
   local exchanges, both_rows = bare(model)
   local share = nodes > 1 and 1 / ROW_PARTS or 1 -- of lookup and update that nothing can hide
-  local cases = { { "compute", plain(alone, alone_optimizer) }, { "ids here", ids_alone(alone) }, { "ids", ids_alone(model) },
-    { "exchange", exchanges }, { "rows", both_rows }, { "chain", chain(alone, share) } }
+  local cases = { { "compute", plain(alone, alone_optimizer) }, { "ids here", ids_alone(alone) },
+    { "ids", ids_alone(model) }, { "exchange", exchanges }, { "rows", both_rows }, { "chain", chain(alone, share) } }
   for _, case in ipairs(cases) do case.part = true end
   cases[#cases + 1] = { "plain", plain(model, optimizer) }
   local schedules = names_of_schedules()
@@ -273,12 +282,13 @@ local function in_memory()
   end
   local r = in_turns(cases)
   local compute, exchange, ids = r.compute.ms, r.exchange.ms, r.ids.ms - r["ids here"].ms
-  say("%d ranks, %d machines, %s, %d ids: computation %.1f ms (best %.1f), exchange %.1f (%.1f), of it ids %.2f (%.2f to prepare)",
-    ranks, nodes, options.link, options.ids, compute, r.compute.best, exchange, r.exchange.best, ids, r["ids here"].ms)
+  say("%d ranks, %d machines, %s, %d ids: computation %.1f ms (best %.1f), exchange %.1f (%.1f), of it ids %.2f (%.2f "
+    .. "to prepare)", ranks, nodes, options.link, options.ids, compute, r.compute.best, exchange, r.exchange.best, ids,
+    r["ids here"].ms)
   local longer = math.max(compute, exchange)
   local bound = math.max(longer, r.rows.ms + r.chain.more)
-  say("  without stale rows at least %.1f ms, %.2f times the longer: rows and gradients %.1f, what is computed between, with %.0f %% of "
-    .. "lookup and update, %.1f", bound, bound / longer, r.rows.ms, 100 * share, r.chain.more)
+  say("  without stale rows at least %.1f ms, %.2f times the longer: rows and gradients %.1f, what is computed "
+    .. "between, with %.0f %% of lookup and update, %.1f", bound, bound / longer, r.rows.ms, 100 * share, r.chain.more)
   table.insert(schedules, 1, "plain")
   for _, name in ipairs(schedules) do
     local x, line = r[name], line_of(name, r[name])
@@ -289,9 +299,10 @@ local function in_memory()
     line.ratio, line.over_plain, line.best_over_plain = x.ms / longer, x.over, x.best / r.plain.best
     if x.more > 0 then line.ids_hidden_share = 1 - (x.more - r["ids here"].ms) / ids end
     report(line)
-    say("  %-17s %7.1f ms (best %.1f), exposed %.1f, hidden %3.0f %%, %.2f times the longer, %.2f the bound, %.3f of plain (best %.3f)%s",
-      name, x.ms, x.best, line.exposed_ms, 100 * line.hidden_share, line.ratio, line.over_bound, line.over_plain, line.best_over_plain,
-      line.ids_hidden_share and (", ids hidden %.0f %%"):format(100 * line.ids_hidden_share) or "")
+    say("  %-17s %7.1f ms (best %.1f), exposed %.1f, hidden %3.0f %%, %.2f times the longer, %.2f the bound, %.3f of "
+      .. "plain (best %.3f)%s", name, x.ms, x.best, line.exposed_ms, 100 * line.hidden_share, line.ratio,
+      line.over_bound, line.over_plain, line.best_over_plain, line.ids_hidden_share
+        and (", ids hidden %.0f %%"):format(100 * line.ids_hidden_share) or "")
   end
 end
 
@@ -299,7 +310,9 @@ end
 local function waiting(model, f)
   local function waited()
     local sum = 0
-    for _, s in ipairs(model.sharded[1]:local_shards()) do sum = sum + (s.cached and s.cache_statistics().wait_ns or 0) end
+    for _, s in ipairs(model.sharded[1]:local_shards()) do
+      sum = sum + (s.cached and s.cache_statistics().wait_ns or 0)
+    end
     return sum * 1e-6
   end
   return function(steps)
@@ -324,22 +337,24 @@ local function in_files()
     for i, ms in ipairs(r[name].waits) do list[i] = 1 - ms / r.plain.waits[i] end
     return (median(list))
   end
-  say("%d ranks, %d ids, %.0f %% of the rows in memory: %.1f ms; all: %.1f ms (best %.1f)", ranks, options.ids, 100 * options.cache,
-    r.plain.ms, r.memory.ms, r.memory.best)
+  say("%d ranks, %d ids, %.0f %% of the rows in memory: %.1f ms; all: %.1f ms (best %.1f)", ranks, options.ids,
+    100 * options.cache, r.plain.ms, r.memory.ms, r.memory.best)
   table.insert(schedules, 1, "plain")
   for _, name in ipairs(schedules) do
     local x, line = r[name], line_of(name, r[name])
-    line.memory_ms, line.reads_ms, line.exposed_ms, line.waits_ms = r.memory.ms, r.plain.more, x.ms - r.memory.ms, x.more
+    line.memory_ms, line.reads_ms, line.exposed_ms, line.waits_ms = r.memory.ms, r.plain.more, x.ms - r.memory.ms,
+      x.more
     line.hidden_share, line.over_plain = hidden(name), x.over
     report(line)
-    say("  %-20s %7.1f ms (best %.1f), %.1f more than in memory, %.1f of it waiting for files: %3.0f %% hidden; %.3f times the plain loop",
-      name, x.ms, x.best, line.exposed_ms, x.more, 100 * line.hidden_share, line.over_plain)
+    say("  %-20s %7.1f ms (best %.1f), %.1f more than in memory, %.1f of it waiting for files: %3.0f %% hidden; %.3f "
+      .. "times the plain loop", name, x.ms, x.best, line.exposed_ms, x.more, 100 * line.hidden_share, line.over_plain)
   end
 end
 
 local alone, voting = engine(false), ranks > 1 and engine(true) or nil
 say("the engine: %.1f us a step%s", alone, voting and (", %.1f with the ranks' vote"):format(voting) or "")
-report { schedule = "sparse_dist", ranks = ranks, nodes = nodes, link = options.link, engine_us = alone, engine_and_vote_us = voting }
+report { schedule = "sparse_dist", ranks = ranks, nodes = nodes, link = options.link, engine_us = alone,
+  engine_and_vote_us = voting }
 if options.cache > 0 then in_files() else in_memory() end
 if out then out:close() end
 peri.dist.finish()

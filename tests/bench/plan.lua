@@ -1,13 +1,15 @@
--- plan.lua: ten configurations of tables: what plans were predicted to take, beside what steps of them take; the planner's choice beside
--- plans written by hand, and beside the one by TorchRec's formulas for the same topology. A step is the forward and backward pass with the
--- update of the sharded collections, all plans of a configuration take turns, and of their turns the fastest counts.
+-- plan.lua: ten configurations of tables: what plans were predicted to take, beside what steps of them take; the
+-- planner's choice beside plans written by hand, and beside the one by TorchRec's formulas for the same topology. A
+-- step is the forward and backward pass with the update of the sharded collections, all plans of a configuration take
+-- turns, and of their turns the fastest counts.
 --
--- The topology is measured by what `perilune calibrate` runs, in rounds: calibration, then all configurations. Others on the machine change
--- what it can do for minutes, so both are measured at the same times. Each round plans by what is known then; predictions and the choice
--- are by the topology of all rounds. Predictions are compared with the rounds', of which there are as many turns as of calibration's steps:
--- of more, the fastest is faster. Plans are compared with each other by more: at the end the choice, TorchRec's and those by hand that are
--- near the best are made and run again and again, and the median of what their turns took counts, for a plan that is made again takes up
--- to 5 % more or less across machines (as its connections fall), and the fastest of many is the luckiest.
+-- The topology is measured by what `perilune calibrate` runs, in rounds: calibration, then all configurations. Others
+-- on the machine change what it can do for minutes, so both are measured at the same times. Each round plans by what is
+-- known then; predictions and the choice are by the topology of all rounds. Predictions are compared with the rounds',
+-- of which there are as many turns as of calibration's steps: of more, the fastest is faster. Plans are compared with
+-- each other by more: at the end the choice, TorchRec's and those by hand that are near the best are made and run again
+-- and again, and the median of what their turns took counts, for a plan that is made again takes up to 5 % more or less
+-- across machines (as its connections fall), and the fastest of many is the luckiest.
 local argparse = require "argparse"
 local json = require "dkjson"
 local peri = require "perilune"
@@ -63,8 +65,9 @@ end
 local by_hand = {
   { "row-wise", function() return plan.row_wise() end },
   { "tables in turn", function(_, i) return plan.table_wise(i % W) end },
-  { "large rows, rest in turn", function(t, i) return t.num_embeddings >= 100000 and plan.row_wise() or plan.table_wise(i % W) end },
-  { "small replicas, rest in turn", function(t, i)
+  { "large rows, rest in turn", function(t, i)
+    return t.num_embeddings >= 100000 and plan.row_wise() or plan.table_wise(i % W)
+  end }, { "small replicas, rest in turn", function(t, i)
     return t.num_embeddings <= 1000 and plan.data_parallel() or plan.table_wise(i % W)
   end },
 }
@@ -79,7 +82,8 @@ local function plans_of(model, constraints, batch)
     for i, t in ipairs(tables) do entries[t.name] = hand[2](t, i - 1) end
     list[#list + 1] = { name = hand[1], plan = plan.ShardingPlan { [""] = entries }, by_hand = true }
   end
-  list[#list + 1] = { name = "by size", by_hand = true, plan = plan.table_wise_by_size({ [""] = tables }, { world_size = W }) }
+  list[#list + 1] = { name = "by size", by_hand = true, plan = plan.table_wise_by_size({ [""] = tables },
+    { world_size = W }) }
   for name, estimates in peri.util.ordered { chosen = "step", torchrec = "torchrec" } do
     local planner = plan.EmbeddingShardingPlanner { topology = topology, batch_size = batch, constraints = constraints,
       sharder = plan.perilune_sharder, estimates = estimates }
@@ -105,7 +109,8 @@ local function key_of(config, p)
   return table.concat(kinds, "\n")
 end
 
-local results = {} -- configuration -> key of a plan -> { measured = (of the rounds), times = (of each time that it was made) }
+-- configuration -> key of a plan -> { measured = (of the rounds), times = (of each time that it was made) }
+local results = {}
 
 --- All plans of `entries` that differ, in turns. rounds: whether these are of the rounds.
 local function measure(config, entries, rounds)
@@ -118,8 +123,8 @@ local function measure(config, entries, rounds)
       list[#list + 1] = seen[key]
     end
   end
-  verify.compare(list, { model = model, topology = topology, batch_size = config.batch, constraints = constraints, group = world,
-    seconds = options.seconds })
+  verify.compare(list, { model = model, topology = topology, batch_size = config.batch, constraints = constraints,
+    group = world, seconds = options.seconds })
   local of = results[config] or {}
   results[config] = of
   for _, entry in ipairs(list) do
@@ -167,18 +172,20 @@ end
 local function report(config)
   local list, of, best = known(config)
   local c = of.chosen
-  local r = { config = config.name, ranks = W, nodes = hosts, predicted_ms = c.predicted.ms, measured_ms = c.measured.ms,
-    predicted_bytes = c.predicted.bytes, measured_bytes = c.measured.bytes, chosen_ms = c.ms, best_ms = best.ms, best = best.name,
-    torchrec_ms = of.torchrec.ms, torchrec_differs = of.torchrec.key ~= c.key, plans = {} }
+  local r = { config = config.name, ranks = W, nodes = hosts, predicted_ms = c.predicted.ms,
+    measured_ms = c.measured.ms, predicted_bytes = c.predicted.bytes, measured_bytes = c.measured.bytes,
+    chosen_ms = c.ms, best_ms = best.ms, best = best.name, torchrec_ms = of.torchrec.ms,
+    torchrec_differs = of.torchrec.key ~= c.key, plans = {} }
   for _, entry in ipairs(list) do
-    r.plans[#r.plans + 1] = { name = entry.name, predicted_ms = entry.predicted.ms, measured_ms = entry.measured.ms, median_ms = entry.ms,
-      measured_forward_ms = entry.measured.forward_ms, text = entry.text }
+    r.plans[#r.plans + 1] = { name = entry.name, predicted_ms = entry.predicted.ms, measured_ms = entry.measured.ms,
+      median_ms = entry.ms, measured_forward_ms = entry.measured.forward_ms, text = entry.text }
   end
   if world:rank() == 0 then
     print(("%d ranks on %d: %-16s predicted %7.2f ms, measured %7.2f (%+.0f %%), bytes %+.1f %%; made again %.2f, "
       .. "best by hand %.2f (%s): %.2f; TorchRec's %s"):format(W, hosts, r.config, r.predicted_ms, r.measured_ms,
-        100 * (r.predicted_ms / r.measured_ms - 1), 100 * (r.predicted_bytes / r.measured_bytes - 1), r.chosen_ms, r.best_ms, r.best,
-        r.chosen_ms / r.best_ms, r.torchrec_differs and ("%.2f"):format(r.torchrec_ms) or "is the same"))
+        100 * (r.predicted_ms / r.measured_ms - 1), 100 * (r.predicted_bytes / r.measured_bytes - 1), r.chosen_ms,
+        r.best_ms, r.best, r.chosen_ms / r.best_ms, r.torchrec_differs and ("%.2f"):format(r.torchrec_ms)
+          or "is the same"))
     if options.out then
       local out = assert(io.open(options.out, "a"))
       out:write(json.encode(r), "\n")

@@ -1,5 +1,6 @@
--- retrieval.lua: sparse.top_products of --items rows of 64 numbers, f32 and int8, for 1, 16 and 256 queries, k = 100. Columns: case, best
--- and median time, GB/s of the items' bytes, GFLOP/s, share of the time of reading as many bytes (a sum of them, all threads, same run).
+-- retrieval.lua: sparse.top_products of --items rows of 64 numbers, f32 and int8, for 1, 16 and 256 queries, k = 100.
+-- Columns: case, best and median time, GB/s of the items' bytes, GFLOP/s, share of the time of reading as many bytes (a
+-- sum of them, all threads, same run).
 local peri = require "perilune"
 local argparse = require "argparse"
 local json = require "dkjson"
@@ -48,8 +49,8 @@ local function peers()
     file:close()
   end
   local script = debug.getinfo(1, "S").source:match "^@(.*)retrieval%.lua$" .. "peers/retrieval.py"
-  local pipe = assert(io.popen(("'%s' '%s' --folder '%s' --threads %d --dim %d -k %d --runs %d"):format(options.python, script, folder,
-    C.peri_threads(), D, options.k, options.runs)))
+  local pipe = assert(io.popen(("'%s' '%s' --folder '%s' --threads %d --dim %d -k %d --runs %d"):format(options.python,
+    script, folder, C.peri_threads(), D, options.k, options.runs)))
   local list = {}
   for line in pipe:lines() do list[#list + 1] = json.decode(line) or print(line) end
   pipe:close()
@@ -74,15 +75,15 @@ for _, kind in ipairs(kinds) do
       isa = ffi.string(C.peri_cpu_isa()), best_ms = best, median_ms = median, gb_per_s = N * bytes / best / 1e6,
       gflop_per_s = 2 * N * D * q / best / 1e6, copy_ratio = best / copy }
     own[name .. q] = best
-    print(("%-5s %4d queries %10.2f ms %10.2f ms %7.2f GB/s %7.1f GFLOP/s %6.2f times a copy"):format(name, q, best, median, r.gb_per_s,
-      r.gflop_per_s, r.copy_ratio))
+    print(("%-5s %4d queries %10.2f ms %10.2f ms %7.2f GB/s %7.1f GFLOP/s %6.2f times a copy"):format(name, q, best,
+      median, r.gb_per_s, r.gflop_per_s, r.copy_ratio))
     if out then out:write(json.encode(r), "\n") end
   end
 end
 if options.python and options.python ~= "" then
   for _, r in ipairs(peers()) do
-    print(("f32   %4d queries %10.2f ms %10.2f ms   %s: %.2f times as long"):format(r.queries, r.best_ms, r.median_ms, r.what,
-      r.best_ms / own["f32" .. r.queries]))
+    print(("f32   %4d queries %10.2f ms %10.2f ms   %s: %.2f times as long"):format(r.queries, r.best_ms, r.median_ms,
+      r.what, r.best_ms / own["f32" .. r.queries]))
     if out then out:write(json.encode(r), "\n") end
   end
 end

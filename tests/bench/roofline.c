@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * roofline.c: what the memory of this machine gives to embedding tables at best: whole rows gathered from random places and added up in
- * registers, or rewritten in place, with any prefetch. Nothing but the addresses of the rows is read beside them. Loaded by
- * tests/bench/embed.lua.
+ * roofline.c: what the memory of this machine gives to embedding tables at best: whole rows gathered from random places
+ * and added up in registers, or rewritten in place, with any prefetch. Nothing but the addresses of the rows is read
+ * beside them. Loaded by tests/bench/embed.lua.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -16,7 +16,8 @@
 enum { NO_HINT, HINT_T0, HINT_T1, HINTS };
 enum { IN_ORDER, SCATTERED, ORDERS };
 #if defined(__AVX512F__)
-enum { MOST_THREADS = 64, LINE = 64, MOST_LINES = 16, WIDTH = 64, SUMS = 16 }; /* WIDTH: bytes of a register; SUMS: how many add up */
+/* WIDTH: bytes of a register; SUMS: how many add up */
+enum { MOST_THREADS = 64, LINE = 64, MOST_LINES = 16, WIDTH = 64, SUMS = 16 };
 #else
 enum { MOST_THREADS = 64, LINE = 64, MOST_LINES = 16, WIDTH = 32, SUMS = 8 };
 #endif
@@ -45,8 +46,8 @@ INLINE void fetch(const char *row, int64_t bytes, const int hint)
     }
 }
 
-/** In which order the k-th of n lines is read. Processors that see three neighbouring lines in a row fetch the lines behind them too, which
- *  with random rows are nobody's: out of order they do not. */
+/** In which order the k-th of n lines is read. Processors that see three neighbouring lines in a row fetch the lines
+ *  behind them too, which with random rows are nobody's: out of order they do not. */
 INLINE int place(int k, const int n, const int order)
 {
     static const int of8[8] = {2, 6, 5, 7, 3, 0, 4, 1}, of4[4] = {3, 1, 0, 2};
@@ -54,8 +55,10 @@ INLINE int place(int k, const int n, const int order)
     return n % 8 == 0 ? k / 8 * 8 + of8[k % 8] : n == 4 ? of4[k] : k;
 }
 
-/** Rows [begin, end) of a job whose rows have @lines whole lines (0: any number): running sums, as a pooled lookup keeps them. */
-INLINE void walk(const job *j, int64_t begin, int64_t end, const int lines, const int order, const int hint, const int update)
+/** Rows [begin, end) of a job whose rows have @lines whole lines (0: any number): running sums, as a pooled lookup
+ *  keeps them. */
+INLINE void walk(const job *j, int64_t begin, int64_t end, const int lines, const int order, const int hint,
+                 const int update)
 {
     enum { PARTS = LINE / WIDTH };
     lanes sum[SUMS] = {{0}};
@@ -90,10 +93,10 @@ INLINE void walk(const job *j, int64_t begin, int64_t end, const int lines, cons
 }
 
 /* One function for each number of lines, order, hint and purpose. */
-#define FLAVOUR(l, o, h, u)                                                                                                               \
-    static __attribute__((noinline)) void walk_##l##_##o##_##h##_##u(const job *j, int64_t begin, int64_t end)                            \
-    {                                                                                                                                      \
-        walk(j, begin, end, l, o, h, u);                                                                                                   \
+#define FLAVOUR(l, o, h, u)                                                                                            \
+    static __attribute__((noinline)) void walk_##l##_##o##_##h##_##u(const job *j, int64_t begin, int64_t end)         \
+    {                                                                                                                  \
+        walk(j, begin, end, l, o, h, u);                                                                               \
     }
 #define HINTED(X, l, o, u) X(l, o, 0, u) X(l, o, 1, u) X(l, o, 2, u)
 #define ORDERED(X, l) HINTED(X, l, 0, 0) HINTED(X, l, 0, 1) HINTED(X, l, 1, 0) HINTED(X, l, 1, 1)
@@ -113,7 +116,7 @@ static int64_t now(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* -- threads: helpers sleep between measurements, spin within one ------------------------------------------------------------------ */
+/* -- threads: helpers sleep between measurements, spin within one -------------------------------------------------- */
 
 static struct {
     pthread_mutex_t lock;

@@ -1,6 +1,7 @@
--- routes.lua: what a step of a sharded collection costs before anything is looked up: layouts, headers, routes. Many ranks in one process
--- (sim), one feature a table, row-wise, batches of a few samples with one id a bag, no gradients: so nearly all of the time is work that
--- grows with features x ranks. Columns: case, microseconds of a step on one rank for each feature and rank: best, median.
+-- routes.lua: what a step of a sharded collection costs before anything is looked up: layouts, headers, routes. Many
+-- ranks in one process (sim), one feature a table, row-wise, batches of a few samples with one id a bag, no gradients:
+-- so nearly all of the time is work that grows with features x ranks. Columns: case, microseconds of a step on one rank
+-- for each feature and rank: best, median.
 --
 --   single     batches of one sample: next to nothing is looked up
 --   fixed      batches of three samples: the layouts of the first step serve all
@@ -25,7 +26,8 @@ peri.ffi.check(C.peri_threads_set(1))
 local names, tables, plan = {}, {}, {}
 for i = 1, options.features do
   names[i] = "f" .. i
-  tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = options.ranks, embedding_dim = 4, feature_names = { names[i] } }
+  tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = options.ranks, embedding_dim = 4,
+    feature_names = { names[i] } }
   plan[tables[i].name] = peri.plan.row_wise()
 end
 
@@ -77,7 +79,9 @@ local function measure(make)
       if rank == 0 then marks[step] = now() end
       peri.no_grad(function() ebc:forward(kjt):values():numel() end)
       world:barrier():wait()
-      if rank == 0 then times[step] = (now() - marks[step]) / 1000 / options.ranks / options.ranks / options.features end
+      if rank == 0 then
+        times[step] = (now() - marks[step]) / 1000 / options.ranks / options.ranks / options.features
+      end
       kjt:release()
       if rank == 0 and step % 4 == 0 then collectgarbage() end
     end

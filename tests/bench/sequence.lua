@@ -1,5 +1,5 @@
--- sequence.lua: an unsharded EmbeddingCollection: forward, and backward with its fused SGD: 26 tables of 100,000 x 64, 2,048 samples a
--- batch. Upstream gradients lie ready, as on the other sides.
+-- sequence.lua: an unsharded EmbeddingCollection: forward, and backward with its fused SGD: 26 tables of 100,000 x 64,
+-- 2,048 samples a batch. Upstream gradients lie ready, as on the other sides.
 local ffi = require "ffi"
 local argparse = require "argparse"
 local json = require "dkjson"
@@ -17,7 +17,8 @@ local TABLES, ROWS, DIM, BATCH = 26, 100000, 64, 2048
 local tables, keys = {}, {}
 for t = 1, TABLES do
   keys[t] = "f" .. t
-  tables[t] = peri.EmbeddingConfig { name = "t" .. t, num_embeddings = ROWS, embedding_dim = DIM, feature_names = { keys[t] } }
+  tables[t] = peri.EmbeddingConfig { name = "t" .. t, num_embeddings = ROWS, embedding_dim = DIM,
+    feature_names = { keys[t] } }
 end
 local ec = peri.EmbeddingCollection { tables = tables, fused_params = { optimizer = "sgd", learning_rate = 0.01 } }
 

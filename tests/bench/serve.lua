@@ -1,6 +1,7 @@
--- serve.lua: answers of model files, one thread, without HTTP: a DLRM of 26 tables, batches of several sizes, dtypes of tables. One line a
--- measurement: case, dtype, threads, samples of a call, p50 and p99 of a call in microseconds, samples a second. With --python beside
--- PyTorch with FBGEMM's tables (peers/serve.py), in turns: ratio is theirs over ours, of medians, the median of the rounds.
+-- serve.lua: answers of model files, one thread, without HTTP: a DLRM of 26 tables, batches of several sizes, dtypes of
+-- tables. One line a measurement: case, dtype, threads, samples of a call, p50 and p99 of a call in microseconds,
+-- samples a second. With --python beside PyTorch with FBGEMM's tables (peers/serve.py), in turns: ratio is theirs over
+-- ours, of medians, the median of the rounds.
 --
 -- Ids are uniform and there are many batches of them, which take turns: rows come from memory, as in serving.
 local ffi = require "ffi"
@@ -82,24 +83,26 @@ local function measure(path, dtype, n)
   for _, t in ipairs(times) do sum = sum + t end
   table.sort(times)
   local m = #times
-  local line = { case = "dlrm", rows = options.rows, dtype = dtype, dense = options.dense, threads = 1, samples = n, open_us = opened,
-    p50_us = times[math.ceil(m * 0.5)], p99_us = times[math.ceil(m * 0.99)], samples_per_s = n * m / sum * 1e6 }
+  local line = { case = "dlrm", rows = options.rows, dtype = dtype, dense = options.dense, threads = 1, samples = n,
+    open_us = opened, p50_us = times[math.ceil(m * 0.5)], p99_us = times[math.ceil(m * 0.99)],
+    samples_per_s = n * m / sum * 1e6 }
   C.peri_model_context_release(context_out[0])
   C.peri_model_release(model_out[0])
   return line
 end
 
 local function say(line)
-  print(("%-20s %-5s %5d samples  p50 %9.1f us  p99 %9.1f us  %10.0f samples/s%s"):format(line.peer or "Perilune", line.dtype, line.samples,
-    line.p50_us, line.p99_us, line.samples_per_s, line.ratio and ("  (%.2f times as long as ours)"):format(line.ratio) or ""))
+  print(("%-20s %-5s %5d samples  p50 %9.1f us  p99 %9.1f us  %10.0f samples/s%s"):format(line.peer or "Perilune",
+    line.dtype, line.samples, line.p50_us, line.p99_us, line.samples_per_s, line.ratio
+      and ("  (%.2f times as long as ours)"):format(line.ratio) or ""))
   if out then out:write(json.encode(line), "\n") end
 end
 
 --- What the peer measures, by samples of a call.
 local function peer(dtype)
   local script, found = arg[0]:match "^(.*/)" .. "peers/serve.py", {}
-  local pipe = assert(io.popen(("'%s' '%s' --rows %d --dtype %s --batches %s --seconds %g"):format(options.python, script, options.rows,
-    dtype, options.batches, options.seconds)))
+  local pipe = assert(io.popen(("'%s' '%s' --rows %d --dtype %s --batches %s --seconds %g"):format(options.python,
+    script, options.rows, dtype, options.batches, options.seconds)))
   for text in pipe:lines() do
     local line = json.decode(text)
     if line then found[line.samples] = line else print(text) end
@@ -116,8 +119,8 @@ end
 
 for dtype in options.dtypes:gmatch "[^,]+" do
   local path, ours, theirs, ratios = os.tmpname(), {}, {}, {}
-  model:export(path, { batches = { held_out(11) }, tables = dtype, dense = options.dense, allowed_difference = 1, finite = false,
-    call = function(m, b) return m(b.dense_features, b.sparse_features) end })
+  model:export(path, { batches = { held_out(11) }, tables = dtype, dense = options.dense, allowed_difference = 1,
+    finite = false, call = function(m, b) return m(b.dense_features, b.sparse_features) end })
   for _ = 1, options.rounds do
     local found = beside and peer(dtype) or {}
     for n in options.batches:gmatch "%d+" do

@@ -1,18 +1,24 @@
--- shard.lua: the sparse part of a training step (input dist, lookup, output dist, backward pass, update) of sharded collections, beside the
--- sum of its floors, measured in turns with it in the same run: 26 tables of 64 columns under row-wise Adagrad, 2,048 samples a rank.
+-- shard.lua: the sparse part of a training step (input dist, lookup, output dist, backward pass, update) of sharded
+-- collections, beside the sum of its floors, measured in turns with it in the same run: 26 tables of 64 columns under
+-- row-wise Adagrad, 2,048 samples a rank.
 --
--- The floors are what the step cannot do without, each as fast as this library does it alone, all ranks at once, in the order of the step:
---   lookup, update  the unsharded collection's forward and backward pass over this rank's shards, on the ids that arrive here; of replicas,
---                   which every rank updates by what all ranks' ids did: the dense gradient of this rank's ids, and an update by it
---   exchange        the bare collective operations on buffers of the sizes that travel: ids and lengths (all_to_all_v); rows and gradients,
---                   each with the operations of the sharding type (all_to_all_v; reduce_scatter and all_gather where rows are cut, within a
+-- The floors are what the step cannot do without, each as fast as this library does it alone, all ranks at once, in the
+--   order of the step: lookup, update  the unsharded collection's forward and backward pass over this rank's shards, on
+--   the ids that arrive here; of replicas,
+--                   which every rank updates by what all ranks' ids did: the dense gradient of this rank's ids,
+--                     and an update by it
+--   exchange        the bare collective operations on buffers of the sizes that travel: ids and lengths (all_to_all_v);
+--                   rows and gradients,
+--                   each with the operations of the sharding type (all_to_all_v; reduce_scatter
+--                     and all_gather where rows are cut, within a
 --                   node for table-row-wise; all_reduce for replicas)
--- A rank's part needs what all ranks made in the part before (rows of every owner, gradients of every home), so the step takes at least the
--- sum of the parts' times, and a part takes the time from when the first rank begins it to when the last one has done it. (A rank's own
--- time in a part leaves out what others do on its processor before: where four ranks take turns on two, it may be half of the part's.)
--- The step's time is from the first rank's begin to the last one's end too. `empty_us` is a step of batches without samples: all that does
--- not grow with them, Lua's part among it. `lua_kb` is what a step leaves to Lua's collector. `variable` is the time of a step with a
--- variable batch per feature and as many ids, whose sizes were never seen, over that with a fixed one.
+-- A rank's part needs what all ranks made in the part before (rows of every owner, gradients of every home), so the
+-- step takes at least the sum of the parts' times, and a part takes the time from when the first rank begins it to when
+-- the last one has done it. (A rank's own time in a part leaves out what others do on its processor before: where four
+-- ranks take turns on two, it may be half of the part's.) The step's time is from the first rank's begin to the last
+-- one's end too. `empty_us` is a step of batches without samples: all that does not grow with them, Lua's part among
+-- it. `lua_kb` is what a step leaves to Lua's collector. `variable` is the time of a step with a variable batch per
+-- feature and as many ids, whose sizes were never seen, over that with a fixed one.
 local ffi = require "ffi"
 local argparse = require "argparse"
 local json = require "dkjson"
@@ -22,7 +28,8 @@ local plan, C = peri.plan, peri.ffi.C
 local parser = argparse("tests/bench/shard.lua", "The sparse part of a step beside its floors.")
 parser:option("--out", "Append results as JSON lines to this file.")
 parser:option("--module", "Several: ebc,ec.", "ebc,ec")
-parser:option("--sharding", "Sharding types.", "table_wise,row_wise,column_wise,table_row_wise,table_column_wise,grid_shard,data_parallel")
+parser:option("--sharding", "Sharding types.",
+  "table_wise,row_wise,column_wise,table_row_wise,table_column_wise,grid_shard,data_parallel")
 parser:option("--batch", "Samples of a rank; of sequences less where ids or ranks are many.", 2048, tonumber)
 parser:option("--ids", "Ids of a bag.", "1,20")
 parser:option("--sequence-ids", "Ids of a sequence.", "20,200")
@@ -42,8 +49,8 @@ local out = options.out and rank == 0 and assert(io.open(options.out, "a"))
 
 local median = peri.util.median
 
---- Spans of time, { begin, end } on this rank: from when the first rank began to when the last one ended, of each. The ranks are on one
---- machine, so they have one clock.
+--- Spans of time, { begin, end } on this rank: from when the first rank began to when the last one ended, of each. The
+--- ranks are on one machine, so they have one clock.
 local function spanned(spans)
   local times = {}
   for i, s in ipairs(spans) do times[2 * i - 1], times[2 * i] = -s[1], s[2] end
@@ -64,7 +71,7 @@ local function timed(spans, f, ...)
   return result
 end
 
--- -- the case --------------------------------------------------------------------------------------------------------------------------
+-- -- the case ---------------------------------------------------------------------------------------------------------
 
 local function draw(values, n, rows, seed)
   local x = seed * 2654435761 % 2147483647 + 1
@@ -94,8 +101,10 @@ local entries = {
 
 local fused = { optimizer = "rowwise_adagrad", learning_rate = 0.01 }
 local parts = {
-  ebc = { config = peri.EmbeddingBagConfig, unsharded = peri.EmbeddingBagCollection, sharded = peri.shard.ShardedEmbeddingBagCollection },
-  ec = { config = peri.EmbeddingConfig, unsharded = peri.EmbeddingCollection, sharded = peri.shard.ShardedEmbeddingCollection },
+  ebc = { config = peri.EmbeddingBagConfig, unsharded = peri.EmbeddingBagCollection,
+    sharded = peri.shard.ShardedEmbeddingBagCollection },
+  ec = { config = peri.EmbeddingConfig, unsharded = peri.EmbeddingCollection,
+    sharded = peri.shard.ShardedEmbeddingCollection },
 }
 
 local function keys_of(n, letter)
@@ -124,13 +133,14 @@ local function batch_of(case, k, empty)
   end
   if empty then bags = 0 end
   return peri.KeyedJaggedTensor { keys = keys_of(options.tables, "f"), stride = empty and 0 or case.batch,
-    values = peri.Tensor.from_memory(values, { bags * case.ids }, "i64"), lengths = peri.full({ bags }, case.ids, "i32") }
+    values = peri.Tensor.from_memory(values, { bags * case.ids }, "i64"),
+    lengths = peri.full({ bags }, case.ids, "i32") }
 end
 
 local VARIABLE = 12 -- batches of other sizes each: more than layouts are kept
 
---- A variable batch: a feature has three quarters of the samples' number of bags or more, and as many ids as in a fixed batch. Bags that
---- pool are repeated for the samples that remain.
+--- A variable batch: a feature has three quarters of the samples' number of bags or more, and as many ids as in a fixed
+--- batch. Bags that pool are repeated for the samples that remain.
 local function variable_of(case, k)
   local n, strides, inverse, first = case.batch * case.ids, {}, {}, 0
   local lengths, values = ffi.new("int32_t[?]", options.tables * case.batch), ffi.new("int64_t[?]", options.tables * n)
@@ -144,8 +154,9 @@ local function variable_of(case, k)
   end
   local keys = keys_of(options.tables, "f")
   return peri.KeyedJaggedTensor { keys = keys, stride_per_key_per_rank = strides,
-    values = peri.Tensor.from_memory(values, { options.tables * n }, "i64"), lengths = peri.Tensor.from_memory(lengths, { first }, "i32"),
-    inverse_indices = case.module == "ebc" and { keys, peri.tensor(inverse, "i64") } or nil }
+    values = peri.Tensor.from_memory(values, { options.tables * n }, "i64"),
+    lengths = peri.Tensor.from_memory(lengths, { first }, "i32"), inverse_indices = case.module == "ebc"
+      and { keys, peri.tensor(inverse, "i64") } or nil }
 end
 
 --- The ids of batch k that come to shard s, as values and lengths of bags of all ranks (a replica's: of this rank).
@@ -169,7 +180,7 @@ local function arrivals(case, k, s, values, lengths)
   return n_ids, n_bags
 end
 
--- -- floors ----------------------------------------------------------------------------------------------------------------------------
+-- -- floors -----------------------------------------------------------------------------------------------------------
 
 --- Forward pass of `module` on a batch: the rows.
 local function ahead_of(module, features)
@@ -212,8 +223,8 @@ local function replica_update(case, tbe, features, n)
   return function() tbe:apply_gradient(tbe:gradient(ids, offsets, list, grad)) end
 end
 
---- The unsharded collection of this rank's shards, and what arrives for it: a function that looks it up, and returns one that updates; or
---- false without shards.
+--- The unsharded collection of this rank's shards, and what arrives for it: a function that looks it up, and returns
+--- one that updates; or false without shards.
 local function local_floor(case, shards)
   local tables, mine, n_ids, n_bags = {}, {}, 0, 0
   for _, s in ipairs(shards) do
@@ -224,14 +235,16 @@ local function local_floor(case, shards)
   local all, all_lengths = ffi.new("int64_t[?]", most * #mine + 1), ffi.new("int32_t[?]", case.batch * ranks * #mine)
   local bags
   for i, s in ipairs(mine) do
-    tables[i] = parts[case.module].config { name = "s" .. i, num_embeddings = s.rows, embedding_dim = s.cols, feature_names = { "g" .. i } }
+    tables[i] = parts[case.module].config { name = "s" .. i, num_embeddings = s.rows, embedding_dim = s.cols,
+      feature_names = { "g" .. i } }
     local more
     more, bags = arrivals(case, 1, s, all + n_ids, all_lengths + n_bags)
     n_ids, n_bags = n_ids + more, n_bags + bags
   end
   local module = parts[case.module].unsharded { tables = tables, fused_params = fused }
   local features = peri.KeyedJaggedTensor { keys = keys_of(#mine, "g"), stride = bags,
-    values = peri.Tensor.from_memory(all, { n_ids }, "i64"), lengths = peri.Tensor.from_memory(all_lengths, { n_bags }, "i32") }
+    values = peri.Tensor.from_memory(all, { n_ids }, "i64"), lengths = peri.Tensor.from_memory(all_lengths, { n_bags },
+      "i32") }
   local grads = {}
   local replicas = case.sharding == "data_parallel" and replica_update(case, module:materialise(), features, #mine)
   return function()
@@ -247,7 +260,8 @@ local function exchange(group, numbers)
   local total = 0
   for i = 1, n do own, total = own + numbers[i], total + recv[i] end
   local a, b = peri.zeros({ own }, "f32"), peri.zeros({ total }, "f32")
-  return function() group:all_to_all_v(a, numbers, recv, b):wait() end, function() group:all_to_all_v(b, recv, numbers, a):wait() end
+  return function() group:all_to_all_v(a, numbers, recv, b):wait() end,
+    function() group:all_to_all_v(b, recv, numbers, a):wait() end
 end
 
 --- `numbers` of each rank's part of a sum over the group; and the copy of what belongs to it.
@@ -269,8 +283,8 @@ local function exchanges(case, module)
   for r = 1, ranks do ids[r], rows[r] = 0, 0 end
   for t = 1, options.tables do
     local own = ids_of(case, 1, t, rank)
-    for _, s in ipairs(module.plan.tables["t" .. t]:shards({ name = "t" .. t, num_embeddings = case.rows, embedding_dim = options.dim },
-      { world_size = ranks, local_size = node_size })) do
+    for _, s in ipairs(module.plan.tables["t" .. t]:shards({ name = "t" .. t, num_embeddings = case.rows,
+      embedding_dim = options.dim }, { world_size = ranks, local_size = node_size })) do
       local n, r = 0, s.rank + 1
       for i = 0, case.batch * case.ids - 1 do
         if own[i] >= s.row_offset and own[i] < s.row_offset + s.rows then n = n + 1 end
@@ -296,18 +310,20 @@ local function exchanges(case, module)
     elseif (t - 1) % nodes == cross:rank() then here = here + options.dim end
   end
   local parts_of_nodes = {}
-  for i = 1, nodes do parts_of_nodes[i] = i == cross:rank() + 1 and 0 or case.batch * here end -- the sum of this node's is in its place
+  -- the sum of this node's is in its place
+  for i = 1, nodes do parts_of_nodes[i] = i == cross:rank() + 1 and 0 or case.batch * here end
   local add, copy = sum(intra, case.batch * here * nodes)
   if nodes == 1 then return { send }, { add }, { copy } end
   local there, back = exchange(cross, parts_of_nodes)
   return { send }, { add, there }, { back, copy }
 end
 
--- -- timing ----------------------------------------------------------------------------------------------------------------------------
+-- -- timing -----------------------------------------------------------------------------------------------------------
 
 local function nothing() end
 
---- A round of the floors, part after part: the sum of their times, and that of the lookup, of the update, of the exchanges.
+--- A round of the floors, part after part: the sum of their times, and that of the lookup, of the update, of the
+--- exchanges.
 local function floors_of(floor, ids, rows, gradients)
   local spans = {}
   for _, f in ipairs(ids) do timed(spans, f) end
@@ -350,14 +366,15 @@ local function run(case)
   collectgarbage "restart"
   local ratios, more = {}, {}
   for i = 1, options.steps do ratios[i], more[i] = steps[i] / floors[i], others[i] / steps[i] end
-  local r = { module = case.module, sharding = case.sharding, ranks = ranks, ids = case.ids, batch = case.batch, median_ms = median(steps),
-    floor_ms = median(floors), ratio = median(ratios), lookup_ms = median(lookups), update_ms = median(updates),
-    exchange_ms = median(moved), empty_us = 1000 * median(empties), lua_kb = lua_kb, variable_ms = median(others), variable = median(more) }
+  local r = { module = case.module, sharding = case.sharding, ranks = ranks, ids = case.ids, batch = case.batch,
+    median_ms = median(steps), floor_ms = median(floors), ratio = median(ratios), lookup_ms = median(lookups),
+    update_ms = median(updates), exchange_ms = median(moved), empty_us = 1000 * median(empties), lua_kb = lua_kb,
+    variable_ms = median(others), variable = median(more) }
   if rank == 0 then
-    local times = ("%7.1f ms, floor %7.1f (lookup %.1f, update %.1f, exchange %.1f)"):format(r.median_ms, r.floor_ms, r.lookup_ms,
-      r.update_ms, r.exchange_ms)
-    print(("%d ranks %-3s %-18s %3d ids %s, ratio %.2f; variable %.2f; empty %.0f us"):format(ranks, case.module, case.sharding, case.ids,
-      times, r.ratio, r.variable, r.empty_us))
+    local times = ("%7.1f ms, floor %7.1f (lookup %.1f, update %.1f, exchange %.1f)"):format(r.median_ms, r.floor_ms,
+      r.lookup_ms, r.update_ms, r.exchange_ms)
+    print(("%d ranks %-3s %-18s %3d ids %s, ratio %.2f; variable %.2f; empty %.0f us"):format(ranks, case.module,
+      case.sharding, case.ids, times, r.ratio, r.variable, r.empty_us))
     if out then
       out:write(json.encode(r), "\n")
       out:flush()
@@ -373,7 +390,8 @@ for module in options.module:gmatch "%w+" do
       peri.scope(run, { module = module, sharding = sharding, ids = n,
         rows = sharding == "data_parallel" and options.rows / 100 or options.rows,
         -- so that all ranks' rows are together in 24 GiB
-        batch = module == "ec" and math.floor(options.batch * math.min(1, 20 / n) * math.min(1, 2 / ranks)) or options.batch })
+        batch = module == "ec" and math.floor(options.batch * math.min(1, 20 / n) * math.min(1, 2 / ranks))
+          or options.batch })
       collectgarbage()
       collectgarbage()
     end

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sort.c: the sort of a backward pass by itself: the kernel tbe_sort as runtime/embed/update.c launches it. Loaded by tests/bench/embed.lua
- * with roofline.c.
+ * sort.c: the sort of a backward pass by itself: the kernel tbe_sort as runtime/embed/update.c launches it. Loaded by
+ * tests/bench/embed.lua with roofline.c.
  */
 #include "kernels/kernels.h"
 #include "kernels/tbe.h"
@@ -13,7 +13,8 @@
 
 #define API __attribute__((visibility("default")))
 
-/** @features features, each with a bag of @length ids for each of @batch samples; @shared of them look into one table. */
+/** @features features, each with a bag of @length ids for each of @batch samples; @shared of them look into one
+ *  table. */
 typedef struct sort_shape {
     int64_t batch, features, shared, rows, cols, length, weighted;
 } sort_shape;
@@ -32,8 +33,8 @@ API void sort_close(sort_state *s);
 API void sort_close(sort_state *s)
 {
     if (!s) return;
-    void *const parts[] = {s->tables, s->blocks, s->spans, s->offsets, s->weights, s->args.keys, s->args.room, s->args.items,
-                           s->args.counts};
+    void *const parts[] = {s->tables,    s->blocks,    s->spans,      s->offsets,    s->weights,
+                           s->args.keys, s->args.room, s->args.items, s->args.counts};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) free(parts[i]);
     free(s);
 }
@@ -54,7 +55,8 @@ static void describe(sort_state *s, const sort_shape *h)
     int64_t bag = 0;
     for (int64_t f = 0; f < h->features; f++) {
         int64_t t = f / h->shared;
-        s->tables[t] = (peri_k_tbe_table){.rows = h->rows, .cols = h->cols, .stride = h->cols, .first_row = t * h->rows};
+        s->tables[t] =
+            (peri_k_tbe_table){.rows = h->rows, .cols = h->cols, .stride = h->cols, .first_row = t * h->rows};
         s->blocks[f] = (peri_k_tbe_block){.first_bag = f * h->batch,
                                           .bags = h->batch,
                                           .out_offset = f * h->cols,
@@ -76,7 +78,8 @@ API sort_state *sort_open(const char *isa, const sort_shape *h)
         free(s);
         return NULL;
     }
-    size_t bags = (size_t)(h->features * h->batch), n = bags * (size_t)h->length, tables = (size_t)(h->features / h->shared);
+    size_t bags = (size_t)(h->features * h->batch), n = bags * (size_t)h->length,
+           tables = (size_t)(h->features / h->shared);
     int64_t least = peri__tune(PERI__TUNE_sort_ids) / PERI_K_TBE_SORT_PER_THREAD;
     int64_t chunks = peri__max(1, peri__min((int64_t)peri_threads() * PERI_K_TBE_SORT_PER_THREAD, (int64_t)n / least));
     s->kernel = kernels->fn[PERI_K_tbe_sort];

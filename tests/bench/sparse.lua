@@ -1,5 +1,5 @@
--- sparse.lua: how fast jagged containers and sparse operators move their bytes, beside a copy of the same bytes in the same run. Columns:
--- name, best and median time, ns per id, GB/s (bytes read and written), times the copy's time.
+-- sparse.lua: how fast jagged containers and sparse operators move their bytes, beside a copy of the same bytes in the
+-- same run. Columns: name, best and median time, ns per id, GB/s (bytes read and written), times the copy's time.
 local peri = require "perilune"
 local argparse = require "argparse"
 local json = require "dkjson"
@@ -57,11 +57,12 @@ local measured = {}
 local function case(name, ids, bytes, f)
   if not name:find(options.only, 1, true) then return end
   local best, median = time(f)
-  local r = { case = name, what = "perilune", threads = C.peri_threads(), isa = ffi.string(C.peri_cpu_isa()), best_ms = best / 1e6,
-    median_ms = median / 1e6, ns_per_id = best / math.max(ids, 1), gb_per_s = bytes / best, copy_ratio = best / copy_time(bytes) }
+  local r = { case = name, what = "perilune", threads = C.peri_threads(), isa = ffi.string(C.peri_cpu_isa()),
+    best_ms = best / 1e6, median_ms = median / 1e6, ns_per_id = best / math.max(ids, 1), gb_per_s = bytes / best,
+    copy_ratio = best / copy_time(bytes) }
   measured[name] = r
-  print(("%-44s %10.1f us %10.1f us %8.3f ns/id %7.2f GB/s %6.2fx copy"):format(name, best / 1e3, median / 1e3, r.ns_per_id, r.gb_per_s,
-    r.copy_ratio))
+  print(("%-44s %10.1f us %10.1f us %8.3f ns/id %7.2f GB/s %6.2fx copy"):format(name, best / 1e3, median / 1e3,
+    r.ns_per_id, r.gb_per_s, r.copy_ratio))
   if out then out:write(json.encode(r), "\n") end
 end
 
@@ -97,7 +98,7 @@ local function save(folder, name, t)
   file:close()
 end
 
--- -- operators, beside FBGEMM's and PyTorch's --------------------------------------------------------------------------------------
+-- -- operators, beside FBGEMM's and PyTorch's -------------------------------------------------------------------------
 
 do
   local FEATURES, BATCH, MEAN, ROWS, DIM = 26, 4096, 20, 1000000, 1664
@@ -122,7 +123,9 @@ do
   case("copy of the ids", n, 16 * n, function() twin:copy(ids) end)
   case("cumsum", bags, 12 * bags, function() return sparse.asynchronous_complete_cumsum(lengths) end)
   case("permute_2D", n, 16 * n + 8 * bags, function() return sparse.permute_2D_sparse_data(order, square, ids) end)
-  case("permute_2D weighted", n, 24 * n + 8 * bags, function() return sparse.permute_2D_sparse_data(order, square, ids, weights) end)
+  case("permute_2D weighted", n, 24 * n + 8 * bags, function()
+    return sparse.permute_2D_sparse_data(order, square, ids, weights)
+  end)
   local shuffled = random_ids(bags, bags, "i32")
   case("permute_1D", n, 16 * n + 8 * bags, function() return sparse.permute_1D_sparse_data(shuffled, lengths, ids) end)
   case("jagged_index_select D16", n, 128 * n, function() return sparse.jagged_index_select(rows16, lengths, chosen) end)
@@ -130,13 +133,16 @@ do
     local blocks = {}
     for i = 1, FEATURES do blocks[i] = math.ceil(ROWS / p) end
     local args = { lengths = lengths, indices = ids, block_sizes = blocks, my_size = p }
-    case(("bucketize %d"):format(p), n, 16 * n + 4 * bags * (p + 1), function() return sparse.block_bucketize_sparse_features(args) end)
+    case(("bucketize %d"):format(p), n, 16 * n + 4 * bags * (p + 1), function()
+      return sparse.block_bucketize_sparse_features(args)
+    end)
     local sequence = { lengths = lengths, indices = ids, block_sizes = blocks, my_size = p, sequence = true }
     case(("bucketize %d sequence"):format(p), n, 24 * n + 4 * bags * (p + 1), function()
       return sparse.block_bucketize_sparse_features(sequence)
     end)
   end
-  for name, list in peri.util.ordered { ["unique uniform"] = ids, ["unique skewed"] = skewed, ["unique 62 bits"] = wide } do
+  for name, list in peri.util.ordered { ["unique uniform"] = ids, ["unique skewed"] = skewed,
+    ["unique 62 bits"] = wide } do
     case(name, n, 24 * n, function() return sparse.unique(list, true) end)
     case(name .. " counts", n, 24 * n, function() return sparse.unique(list, true, true) end)
   end
@@ -145,19 +151,25 @@ do
   local sizes = peri.util.map(order:to_list(), function(f) return list[f + 2] - list[f + 1] end)
   local new_bounds = sparse.asynchronous_complete_cumsum(peri.tensor(sizes, "i64"))
   local wide_order = order:to "i64"
-  case("expand_into_jagged_permute", n, 8 * n, function() return sparse.expand_into_jagged_permute(wide_order, bounds, new_bounds) end)
+  case("expand_into_jagged_permute", n, 8 * n, function()
+    return sparse.expand_into_jagged_permute(wide_order, bounds, new_bounds)
+  end)
   case("offsets_range", n, 8 * n, function() return sparse.offsets_range(offsets:slice(1, 0, bags), n) end)
   local permutation = peri.tensor(peri.util.map(chosen:to_list(), function(_, i) return (i * 77773) % bags end), "i64")
   case("invert_permute", bags, 16 * bags, function() return sparse.invert_permute(permutation) end)
   case("segment_sum_csr", n, 4 * n + 8 * bags, function() return sparse.segment_sum_csr(1, offsets, floats) end)
   case("jagged_1d_to_dense", n, 8 * (n + bags * 40), function() return sparse.jagged_1d_to_dense(ids, offsets, 40) end)
-  case("jagged_2d_to_dense D16", n, 64 * (n + bags * 40), function() return sparse.jagged_2d_to_dense(rows16, offsets, 40) end)
+  case("jagged_2d_to_dense D16", n, 64 * (n + bags * 40), function()
+    return sparse.jagged_2d_to_dense(rows16, offsets, 40)
+  end)
   local padded = sparse.jagged_2d_to_dense(rows16, offsets, 40)
   case("dense_to_jagged D16", n, 128 * n, function() return sparse.dense_to_jagged(padded, { offsets }, n) end)
   padded = nil -- luacheck: ignore
   local dims, turned = { 0 }, {}
   for i = 1, 26 do dims[i + 1], turned[i] = i * 64, (i * 7) % 26 end
-  case("permute_pooled_embs", BATCH * 26, 8 * BATCH * DIM, function() return sparse.permute_pooled_embs(matrix, dims, turned) end)
+  case("permute_pooled_embs", BATCH * 26, 8 * BATCH * DIM, function()
+    return sparse.permute_pooled_embs(matrix, dims, turned)
+  end)
 
   -- A pruned table of ROWS rows, half of them left out; masks and slices; numbers by id.
   local even, halves, remap = {}, {}, {}
@@ -169,11 +181,17 @@ do
   local remapping, known = peri.tensor(remap, "i32"), peri.tensor(even, "i32")
   local table_ = sparse.pruned_hashmap_insert(known, peri.tensor(halves, "i32"), peri.tensor({ 0, #even }, "i64"),
     peri.full({ ROWS, 2 }, -1, "i32"), one_table)
-  case("pruned_array_lookup", n, 8 * n, function() return sparse.pruned_array_lookup(small, bag_bounds, remapping, one_table) end)
-  case("pruned_hashmap_lookup", n, 8 * n, function() return sparse.pruned_hashmap_lookup(small, bag_bounds, table_, one_table) end)
+  case("pruned_array_lookup", n, 8 * n, function()
+    return sparse.pruned_array_lookup(small, bag_bounds, remapping, one_table)
+  end)
+  case("pruned_hashmap_lookup", n, 8 * n, function()
+    return sparse.pruned_hashmap_lookup(small, bag_bounds, table_, one_table)
+  end)
   local mask, starts = random_ids(n, 2):to "bool", peri.zeros({ bags }, "i64")
   local wide_lengths = lengths:to "i64"
-  case("masked_select_jagged_1d", n, 7 * n, function() return sparse.masked_select_jagged_1d(floats, wide_lengths, mask) end)
+  case("masked_select_jagged_1d", n, 7 * n, function()
+    return sparse.masked_select_jagged_1d(floats, wide_lengths, mask)
+  end)
   case("jagged_slice", n, 4 * n, function() return sparse.jagged_slice(floats, wide_lengths, starts, 10) end)
   case("murmur_hash3", n, 16 * n, function() return sparse.murmur_hash3(ids, 0, 0) end)
   local reverse = random_ids(n, ROWS)
@@ -197,8 +215,9 @@ do
     return sparse.batch_index_select_dim0(flat, chosen_rows, counts, heights, widths)
   end)
 
-  for name, args in peri.util.ordered { ["int8"] = { codes = "int8" }, ["int8 f16 scale"] = { codes = "int8", scale = "f16" },
-    int4 = { codes = "int4" }, int2 = { codes = "int2" }, fp8 = { codes = "fp8" } } do
+  for name, args in peri.util.ordered { ["int8"] = { codes = "int8" },
+    ["int8 f16 scale"] = { codes = "int8", scale = "f16" }, int4 = { codes = "int4" }, int2 = { codes = "int2" },
+    fp8 = { codes = "fp8" } } do
     local format = sparse.quantize.format(args)
     local rows = sparse.quantize.rows(matrix, format)
     local bytes = BATCH * (4 * DIM + rows:size(2))
@@ -211,15 +230,17 @@ do
     local folder = os.tmpname()
     os.remove(folder)
     assert(os.execute(("mkdir '%s'"):format(folder)) == 0)
-    for name, t in peri.util.ordered { lengths = lengths, ids = ids, weights = weights, skewed = skewed, wide = wide, order = order,
-      offsets = offsets, chosen = chosen, matrix = matrix, rows16 = rows16, floats = floats, shuffled = shuffled,
-      permutation = permutation, bounds = bounds, new_bounds = new_bounds, remapping = remapping, hash_table = table_, mask = mask,
-      reverse = reverse, unary_weight = unary_weight, logits = logits, chosen_rows = chosen_rows } do save(folder, name, t) end
+    for name, t in peri.util.ordered { lengths = lengths, ids = ids, weights = weights, skewed = skewed, wide = wide,
+      order = order, offsets = offsets, chosen = chosen, matrix = matrix, rows16 = rows16, floats = floats,
+      shuffled = shuffled, permutation = permutation, bounds = bounds, new_bounds = new_bounds, remapping = remapping,
+      hash_table = table_, mask = mask, reverse = reverse, unary_weight = unary_weight, logits = logits,
+      chosen_rows = chosen_rows } do save(folder, name, t) end
     local file = assert(io.open(folder .. "/case.json", "w"))
     file:write(json.encode { features = FEATURES, batch = BATCH, rows = ROWS, dim = DIM, only = options.only })
     file:close()
     local script = debug.getinfo(1, "S").source:match "^@(.*)sparse%.lua$" .. "peers/sparse.py"
-    local pipe = assert(io.popen(("'%s' '%s' --folder '%s' --threads %d"):format(options.python, script, folder, C.peri_threads())))
+    local pipe = assert(io.popen(("'%s' '%s' --folder '%s' --threads %d"):format(options.python, script, folder,
+      C.peri_threads())))
     for line in pipe:lines() do
       local r = json.decode(line)
       if not r then print(line)
@@ -227,7 +248,8 @@ do
       else
         local own = measured[r.case]
         local ratio = own and r.best_ms / own.best_ms or 0
-        print(("%-44s %10.1f us %10.1f us   %s: %.2f times as long"):format(r.case, r.best_ms * 1e3, r.median_ms * 1e3, r.what, ratio))
+        print(("%-44s %10.1f us %10.1f us   %s: %.2f times as long"):format(r.case, r.best_ms * 1e3, r.median_ms * 1e3,
+          r.what, ratio))
         r.ratio = ratio
         if out then out:write(json.encode(r), "\n") end
       end
@@ -238,7 +260,7 @@ do
   if options.python and options.python ~= "" then run_peers() end
 end
 
--- -- containers --------------------------------------------------------------------------------------------------------------------
+-- -- containers -------------------------------------------------------------------------------------------------------
 
 for _, shape in ipairs { { 26, 2048, 1 }, { 26, 4096, 20 }, { 26, 64, 20 }, { 500, 512, 10 } } do
   local features, batch, mean = shape[1], shape[2], shape[3]
@@ -252,13 +274,16 @@ for _, shape in ipairs { { 26, 2048, 1 }, { 26, 4096, 20 }, { 26, 64, 20 }, { 50
   local weighted = KJT { keys = keys, values = values, lengths = lengths, weights = weights }
   local turned = {}
   for i = 1, features do turned[i] = features - i end
-  case("kjt from lengths" .. label, bags, bags * 12, function() return KJT { keys = keys, values = values, lengths = lengths } end)
+  case("kjt from lengths" .. label, bags, bags * 12, function()
+    return KJT { keys = keys, values = values, lengths = lengths }
+  end)
   case("kjt permute" .. label, n, 2 * (n * 8 + bags * 4), function() return kjt:permute(turned) end)
   case("kjt permute weighted" .. label, n, 2 * (n * 12 + bags * 4), function() return weighted:permute(turned) end)
   case("kjt rebuilt of 8 ranks" .. label, n, 2 * (n * 8 + bags * 4) + 8 * bags, function()
     local per_rank = {}
     for r = 1, 8 do per_rank[r] = batch / 8 end
-    return KJT.dist_init { keys = keys, values = values, lengths = lengths, num_workers = 8, stride_per_rank = per_rank }
+    return KJT.dist_init { keys = keys, values = values, lengths = lengths, num_workers = 8,
+      stride_per_rank = per_rank }
   end)
   for _, p in ipairs { 2, 8 } do
     local blocks = {}

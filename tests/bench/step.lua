@@ -1,10 +1,13 @@
--- step.lua: one training step of a DLRM, in all and in parts: 13 dense features, bottom MLP 512-256-64, 26 tables of 100,000 x 64 under
--- row-wise Adagrad, pairwise dot products, top MLP 512-512-256-1, the dense part under Adagrad; 2,048 samples a rank.
+-- step.lua: one training step of a DLRM, in all and in parts: 13 dense features, bottom MLP 512-256-64, 26 tables of
+-- 100,000 x 64 under row-wise Adagrad, pairwise dot products, top MLP 512-512-256-1, the dense part under Adagrad;
+-- 2,048 samples a rank.
 --
--- The whole step is timed as pipelines run it. The parts come from further steps that are taken apart: what a part waits for (another
--- rank, an exchange) is in its time, so the parts of a step that overlaps its exchanges add up to more than the step.
+-- The whole step is timed as pipelines run it. The parts come from further steps that are taken apart: what a part
+-- waits for (another rank, an exchange) is in its time, so the parts of a step that overlaps its exchanges add up to
+-- more than the step.
 --
--- With --cache the tables are in files; then the step is also timed with the next batch's rows prefetched before the backward pass.
+-- With --cache the tables are in files; then the step is also timed with the next batch's rows prefetched before the
+-- backward pass.
 local argparse = require "argparse"
 local json = require "dkjson"
 local peri = require "perilune"
@@ -38,10 +41,11 @@ local world = peri.dist.init()
 local rank, ranks = world:rank(), world:size()
 local out = options.out and rank == 0 and assert(io.open(options.out, "a"))
 
--- -- the parts of a step ------------------------------------------------------------------------------------------------------------------
+-- -- the parts of a step ----------------------------------------------------------------------------------------------
 
 local names = {
-  "input_dist", "lookup", "dense_arch", "output_dist", "over_arch", "dense_backward", "sparse_backward", "all_reduce", "optimizer",
+  "input_dist", "lookup", "dense_arch", "output_dist", "over_arch", "dense_backward", "sparse_backward", "all_reduce",
+  "optimizer",
 }
 
 --- One step in pieces; adds the time of each to times[name].
@@ -84,8 +88,8 @@ local function take_apart(model, optimizer, batch, times)
   lap()
 end
 
---- One step whose tables' input is `dist`. The next batch's ids go out, and its rows are brought, before the backward pass. Returns the
---- next dist.
+--- One step whose tables' input is `dist`. The next batch's ids go out, and its rows are brought, before the backward
+--- pass. Returns the next dist.
 local function step_ahead(model, optimizer, dist, batch, following)
   local dlrm = model.module.model
   local ebc = dlrm.sparse_arch.embedding_bag_collection
@@ -111,7 +115,8 @@ local function cache_counts(model)
   return hits, misses, prefetched
 end
 
---- Times of steps with prefetches, and the share of rows that were in memory when they were looked up; of the plain steps before too.
+--- Times of steps with prefetches, and the share of rows that were in memory when they were looked up; of the plain
+--- steps before too.
 local function run_ahead(model, optimizer, next_batch)
   local ebc = model.module.model.sparse_arch.embedding_bag_collection
   local times, batch = {}, next_batch()
@@ -129,13 +134,14 @@ local function run_ahead(model, optimizer, next_batch)
   return median(times), plain, (more - hits) / math.max(1, more - hits + missed - misses)
 end
 
--- -- timing -----------------------------------------------------------------------------------------------------------------------------
+-- -- timing -----------------------------------------------------------------------------------------------------------
 
 --- `first`: report how long the process took to its first step, without making tables and data.
 local function run(sharding, ids, first)
   local from_setup, k = now(), 0
   local model, optimizer = dlrm_of.model(options, world, sharding, options.cache)
-  local batches = dlrm_of.batches(options, rank, ids, options.cache > 0 and 12 or 3) -- caches shall not hold the rows of all batches
+  -- caches shall not hold the rows of all batches
+  local batches = dlrm_of.batches(options, rank, ids, options.cache > 0 and 12 or 3)
   world:barrier():wait() -- the other ranks' tables are no part of the step either
   local setup_ms = now() - from_setup
   local function next_batch()
@@ -176,9 +182,10 @@ local function run(sharding, ids, first)
   if rank == 0 then
     local parts = {}
     for i, name in ipairs(names) do parts[i] = ("%s %.1f"):format(name, result.parts[name]) end
-    print(("%d rank%s, %-10s %2d ids: %7.1f ms (best %.1f), %6.0f samples/s%s\n    %s"):format(ranks, ranks > 1 and "s" or "", sharding,
-      ids, result.median_ms, result.best_ms, result.samples_per_s,
-      result.first_step_s and (", first step after %.2f s"):format(result.first_step_s) or "", table.concat(parts, ", ")))
+    print(("%d rank%s, %-10s %2d ids: %7.1f ms (best %.1f), %6.0f samples/s%s\n    %s"):format(ranks, ranks > 1 and "s"
+      or "", sharding, ids, result.median_ms, result.best_ms, result.samples_per_s,
+      result.first_step_s and (", first step after %.2f s"):format(result.first_step_s) or "",
+      table.concat(parts, ", ")))
     if result.prefetch_ms then
       print(("    rows in files: %.0f %% of the looked-up rows in memory; with prefetches %.1f ms and %.0f %%"):format(
         100 * result.hit_rate, result.prefetch_ms, 100 * result.prefetch_hit_rate))

@@ -1,9 +1,10 @@
--- tiers.lua: how fast tables in files are, by load factor and policy, beside the same table in memory and beside what the disk does in the
--- same run. One table of --rows x --dim f32 with row-wise Adagrad; a step looks --batch bags of --length ids up and updates their rows.
--- Columns: case, best and median time of a step, rows (ids) per second, times the table in memory, hit rate, MB read and written per step.
+-- tiers.lua: how fast tables in files are, by load factor and policy, beside the same table in memory and beside what
+-- the disk does in the same run. One table of --rows x --dim f32 with row-wise Adagrad; a step looks --batch bags of
+-- --length ids up and updates their rows. Columns: case, best and median time of a step, rows (ids) per second, times
+-- the table in memory, hit rate, MB read and written per step.
 --
--- Two states of the file: "warm", when the system keeps it in memory (what a file smaller than memory comes to), and "cold", when its pages
--- are dropped before each step, so that every miss goes to the disk.
+-- Two states of the file: "warm", when the system keeps it in memory (what a file smaller than memory comes to), and
+-- "cold", when its pages are dropped before each step, so that every miss goes to the disk.
 local ffi = require "ffi"
 local peri = require "perilune"
 local argparse = require "argparse"
@@ -25,8 +26,9 @@ parser:option("--length", "Ids of a bag.", 20, tonumber)
 parser:option("--steps", "Measured steps of a case.", 12, tonumber)
 parser:option("--directory", "Where the file is made (and removed).", os.getenv "TMPDIR" or "/var/tmp")
 parser:option("--only", "Cases whose name has this in it.", "")
-parser:option("--giant", "Instead: train a table whose file seems to have this many GiB (rows that nobody used take no room), from "
-  .. "a cache of 60,000 rows, and compare every row that was used with a table in memory.", nil, tonumber)
+parser:option("--giant",
+  "Instead: train a table whose file seems to have this many GiB (rows that nobody used take no room), from "
+    .. "a cache of 60,000 rows, and compare every row that was used with a table in memory.", nil, tonumber)
 parser:option("--ways", "Instead: caches in sets of so many slots, in turns (0: rows may use any slot), as 0,8,32.")
 parser:option("--threads", "Worker threads.", 0, tonumber)
 local options = parser:parse(arg)
@@ -34,11 +36,12 @@ if options.threads > 0 then check(C.peri_threads_set(options.threads)) end
 
 local function now() return tonumber(C.peri_time_ns()) end
 
--- -- the disk ----------------------------------------------------------------------------------------------------------------------------
+-- -- the disk ---------------------------------------------------------------------------------------------------------
 
 local BLOCK = 4096
 
---- A program that reads blocks of a file at random for a second and prints how many. Several of it make the disk's queue deep.
+--- A program that reads blocks of a file at random for a second and prints how many. Several of it make the disk's
+--- queue deep.
 local reader = [[
   local ffi = require "ffi"
   ffi.cdef "int open(const char *, int, ...); long pread(int, void *, size_t, long);"
@@ -95,7 +98,7 @@ local function random_speed(path, blocks, readers)
   return sum
 end
 
--- -- batches -----------------------------------------------------------------------------------------------------------------------------
+-- -- batches ----------------------------------------------------------------------------------------------------------
 
 local seed = 12345
 local function draw()
@@ -131,7 +134,7 @@ local function batches_of(kind)
   return list
 end
 
--- -- cases -------------------------------------------------------------------------------------------------------------------------------
+-- -- cases ------------------------------------------------------------------------------------------------------------
 
 local out = options.out and assert(io.open(options.out, "a"))
 local in_memory = {}
@@ -186,16 +189,17 @@ local function report(name, key, best, median, counts, more)
   if counts then
     local unique = counts.hits + counts.misses
     r.hit_rate, r.read_mb, r.written_mb = counts.hits / unique, counts.bytes_read / 1e6, counts.bytes_written / 1e6
-    r.misses, r.prefetch_hits, r.conflict_misses, r.evictions, r.io = counts.misses, counts.prefetch_hits, counts.conflict_misses,
-      counts.evictions, counts.io
-    text = text .. ("  hits %5.1f %%  read %6.2f MB  written %6.2f MB"):format(100 * r.hit_rate, r.read_mb, r.written_mb)
+    r.misses, r.prefetch_hits, r.conflict_misses, r.evictions, r.io = counts.misses, counts.prefetch_hits,
+      counts.conflict_misses, counts.evictions, counts.io
+    text = text .. ("  hits %5.1f %%  read %6.2f MB  written %6.2f MB"):format(100 * r.hit_rate, r.read_mb,
+      r.written_mb)
   end
   for k, v in pairs(more or {}) do r[k] = v end
   print(text .. (more and more.text or ""))
   if out then out:write(json.encode(r), "\n") end
 end
 
--- -- a table larger than memory --------------------------------------------------------------------------------------------------------
+-- -- a table larger than memory ---------------------------------------------------------------------------------------
 
 local function first_number(path, pattern)
   local file = assert(io.open(path))
@@ -211,7 +215,8 @@ local function command(line)
   return text
 end
 
---- Steps over uniform ids of the whole table, and the same ids, renumbered, in a table in memory of just the rows that are used.
+--- Steps over uniform ids of the whole table, and the same ids, renumbered, in a table in memory of just the rows that
+--- are used.
 local function giant(folder)
   local rows, number, used, giants, smalls = math.floor(options.giant * 2 ^ 30 / 272), {}, {}, {}, {}
   for b = 1, options.steps do
@@ -256,16 +261,21 @@ local function giant(folder)
     local x, cuts, last = {}, { 0 }, math.min(#used, first + 19999)
     for k = first, last do x[#x + 1], cuts[#cuts + 1] = used[k], k - first + 1 end
     local list = large:blocks { { table = 1, first_bag = 0, bags = #x, out_offset = 0, out_stride = options.dim } }
-    local function look() return large:lookup(peri.tensor(x, "i64"), peri.tensor(cuts, "i64"), list, #x, options.dim) end
+    local function look()
+      return large:lookup(peri.tensor(x, "i64"), peri.tensor(cuts, "i64"), list, #x, options.dim)
+    end
     local got, expected = peri.no_grad(look):to_list(), want:slice(1, first - 1, last):to_list()
-    for i = 1, #got do assert(got[i] == expected[i], ("row %d differs"):format(used[first + math.floor((i - 1) / options.dim)])) end
+    for i = 1, #got do
+      assert(got[i] == expected[i], ("row %d differs"):format(used[first + math.floor((i - 1) / options.dim)]))
+    end
   end
   large:release()
   local room = tonumber(command("du -B1 -s " .. folder):match "%d+")
-  print(("a table of %.1f GiB (%d rows) on a machine of %.1f GiB: %d steps in %.1f s, %d rows used, evicted %d, read %.1f MB, written "
-    .. "%.1f MB; the file takes %.2f GiB, the process %.2f GiB at most; every row as in memory"):format(options.giant, rows,
-    first_number("/proc/meminfo", "MemTotal:%s+(%d+)") / 2 ^ 20, options.steps, seconds, #used, counts.evictions, counts.bytes_read / 1e6,
-    counts.bytes_written / 1e6, room / 2 ^ 30, first_number("/proc/self/status", "VmHWM:%s+(%d+)") / 2 ^ 20))
+  print(("a table of %.1f GiB (%d rows) on a machine of %.1f GiB: %d steps in %.1f s, %d rows used, evicted %d, read "
+    .. "%.1f MB, written %.1f MB; the file takes %.2f GiB, the process %.2f GiB at most; every row as in "
+    .. "memory"):format(options.giant, rows, first_number("/proc/meminfo", "MemTotal:%s+(%d+)") / 2 ^ 20, options.steps,
+    seconds, #used, counts.evictions, counts.bytes_read / 1e6, counts.bytes_written / 1e6, room / 2 ^ 30,
+    first_number("/proc/self/status", "VmHWM:%s+(%d+)") / 2 ^ 20))
 end
 
 local function wanted(name) return name:find(options.only, 1, true) end
@@ -309,10 +319,11 @@ local function compare_ways(kind, factor, algorithm)
     table.sort(c.times)
     local s, half = c.tbe:cache_statistics(), math.ceil(options.steps / 2)
     local found, missed = s.hits - c.before.hits, s.misses - c.before.misses
-    local r = { case = ("%s, %g %s, %s ways"):format(kind, factor, algorithm, c.ways), lookup_ms = c.lookups[half] / 1e6,
-      median_ms = c.times[half] / 1e6, hit_rate = found / (found + missed), set_conflicts = s.set_conflicts - c.before.set_conflicts }
-    print(("%-28s lookup %6.2f ms  train %6.2f ms  hits %6.2f %%  in other sets %d"):format(r.case, r.lookup_ms, r.median_ms,
-      100 * r.hit_rate, r.set_conflicts))
+    local r = { case = ("%s, %g %s, %s ways"):format(kind, factor, algorithm, c.ways),
+      lookup_ms = c.lookups[half] / 1e6, median_ms = c.times[half] / 1e6, hit_rate = found / (found + missed),
+      set_conflicts = s.set_conflicts - c.before.set_conflicts }
+    print(("%-28s lookup %6.2f ms  train %6.2f ms  hits %6.2f %%  in other sets %d"):format(r.case, r.lookup_ms,
+      r.median_ms, 100 * r.hit_rate, r.set_conflicts))
     if out then out:write(json.encode(r), "\n") end
     c.tbe:release()
   end
@@ -352,8 +363,11 @@ local function cases()
   local record = 272
   local blocks_of_file = math.floor(options.rows * record / BLOCK)
   local raw = { case = "the disk", sequential_mb_per_s = sequential_speed(path) / 1e6 }
-  for _, readers in ipairs { 1, 16, 32 } do raw["random_reads_per_s_" .. readers] = random_speed(path, blocks_of_file, readers) end
-  print(("the disk: %.0f MB/s in sequence; %.0f, %.0f, %.0f random blocks of 4 KB per second with 1, 16, 32 readers"):format(
+  for _, readers in ipairs { 1, 16, 32 } do
+    raw["random_reads_per_s_" .. readers] = random_speed(path, blocks_of_file, readers)
+  end
+  print(("the disk: %.0f MB/s in sequence; %.0f, %.0f, %.0f random blocks of 4 KB per second with 1, 16, 32 "
+    .. "readers"):format(
     raw.sequential_mb_per_s, raw.random_reads_per_s_1, raw.random_reads_per_s_16, raw.random_reads_per_s_32))
   if out then out:write(json.encode(raw), "\n") end
 

@@ -1,18 +1,21 @@
--- barriers.lua: barriers of the block that only some threads may come to, in the PTX that nvcc makes of kernels/cuda. A GPU waits there for
--- ever, and most tests never see it.
+-- barriers.lua: barriers of the block that only some threads may come to, in the PTX that nvcc makes of kernels/cuda. A
+-- GPU waits there for ever, and most tests never see it.
 --
---   local found = require("tests.cuda.barriers").of(text)     -- text of a .ptx: a list of { kernel =, line =, branch = }
+--   -- text of a .ptx: a list of { kernel =, line =, branch = }
+--   local found = require("tests.cuda.barriers").of(text)
 --
--- A branch is divergent if its condition may differ between threads of a block: it comes from the number of the thread, from a load
--- whose address does, from an atomic operation, a shuffle or a vote, or from a register that was set under a divergent branch. What a
--- barrier hands out (bar.red), parameters and the number of the block are the same for all. A barrier is wrong if a divergent branch
--- decides whether, or how often, it is reached: from the branch there is a way to the end of the kernel, or back to it, without it.
+-- A branch is divergent if its condition may differ between threads of a block: it comes from the number of the thread,
+-- from a load whose address does, from an atomic operation, a shuffle or a vote, or from a register that was set under
+-- a divergent branch. What a barrier hands out (bar.red), parameters and the number of the block are the same for all.
+-- A barrier is wrong if a divergent branch decides whether, or how often, it is reached: from the branch there is a way
+-- to the end of the kernel, or back to it, without it.
 --
--- This is a law about the code, not a count of its barriers, shuffles and votes: it needs no table that follows each change of a kernel,
--- and it does not mind how often a compiler unrolls.
+-- This is a law about the code, not a count of its barriers, shuffles and votes: it needs no table that follows each
+-- change of a kernel, and it does not mind how often a compiler unrolls.
 local M = {}
 
---- Blocks of a kernel: a list of { code = { { line =, op =, args =, guard = } }, last = the jump at its end, next = { block, ... } }.
+--- Blocks of a kernel: a list of { code = { { line =, op =, args =, guard = } }, last = the jump at its end, next = {
+--- block, ... } }.
 local function blocks_of(lines, first, last)
   local blocks, labels, block = {}, {}, nil
   local function open(number)
@@ -53,22 +56,27 @@ local function blocks_of(lines, first, last)
     end
   end
   for _, b in ipairs(blocks) do
-    if b.last and b.last.target then b.next[#b.next + 1] = assert(labels[b.last.target], "no label " .. b.last.target) end
+    if b.last and b.last.target then
+      b.next[#b.next + 1] = assert(labels[b.last.target], "no label " .. b.last.target)
+    end
   end
   return blocks
 end
 
 --- Which registers an instruction sets: the first operand, with all of a vector or a pair.
 local function written(code)
-  if code.op:find "^st" or code.op:find "^bar" and not code.op:find "red" or code.op:find "^red" or code.jumps then return {} end
+  if code.op:find "^st" or code.op:find "^bar" and not code.op:find "red" or code.op:find "^red" or code.jumps then
+    return {}
+  end
   local first = code.args:match "^%b{}" or code.args:match "^[^,]*"
   local out = {}
   for r in first:gmatch "%%[%w_.]+" do out[#out + 1] = r end
   return out
 end
 
---- The block behind each block that every way from it to an end passes first (its immediate post-dominator; nil: the end itself), by the
---- algorithm of Cooper, Harvey and Kennedy ("A Simple, Fast Dominance Algorithm", 2001) on the ways backwards.
+--- The block behind each block that every way from it to an end passes first (its immediate post-dominator; nil: the
+--- end itself), by the algorithm of Cooper, Harvey and Kennedy ("A Simple, Fast Dominance Algorithm", 2001) on the ways
+--- backwards.
 local function post_dominators(blocks)
   local final = { next = {} } -- where all ways end
   local before, order, number, seen = { [final] = {} }, {}, {}, {}
@@ -113,8 +121,8 @@ local function post_dominators(blocks)
   return post
 end
 
---- Blocks of which the branch at the end of @b decides whether (or how often) they are run: what is met before the block that all ways
---- pass.
+--- Blocks of which the branch at the end of @b decides whether (or how often) they are run: what is met before the
+--- block that all ways pass.
 local function decided(b, post)
   local passed, at = {}, post[b]
   while at do passed[at], at = true, post[at] end
@@ -135,10 +143,12 @@ end
 local function is_barrier(c) return c.op:find "^bar%." and not c.op:find "warp" or c.op:find "^barrier" end
 
 local function special(r)
-  return r:find "^%%tid" or r:find "^%%laneid" or r:find "^%%warpid" or r:find "^%%lanemask" or r:find "^%%clock" or r:find "^%%smid"
+  return r:find "^%%tid" or r:find "^%%laneid" or r:find "^%%warpid" or r:find "^%%lanemask" or r:find "^%%clock"
+    or r:find "^%%smid"
 end
 
---- What is looked at again and again of an instruction: the registers that it sets and reads, whether what it gives differs by itself.
+--- What is looked at again and again of an instruction: the registers that it sets and reads, whether what it gives
+--- differs by itself.
 local function prepare(c)
   c.sets, c.reads = written(c), {}
   local result = c.args:match "^%b{}" or c.args:match "^[^,]*"
@@ -153,8 +163,8 @@ local function prepare(c)
   c.shared = c.op:find "^bar.*red" ~= nil -- one result for all that are there
 end
 
---- A register that one instruction sets varies or not; of one that several set it is known for the beginning of each block. There are few
---- of those: what a loop changes, what two ways have made.
+--- A register that one instruction sets varies or not; of one that several set it is known for the beginning of each
+--- block. There are few of those: what a loop changes, what two ways have made.
 local function check_kernel(name, lines, first, last, found)
   local blocks = blocks_of(lines, first, last)
   local has = false
@@ -163,7 +173,8 @@ local function check_kernel(name, lines, first, last, found)
   end
   if not has then return 0 end
   local post, varies, under, deciders, changed = post_dominators(blocks), {}, {}, {}, true
-  local times, before = {}, {} -- how many instructions set a register; registers of several that vary where a block begins
+  -- how many instructions set a register; registers of several that vary where a block begins
+  local times, before = {}, {}
   for _, b in ipairs(blocks) do
     before[b] = {}
     for _, c in ipairs(b.code) do

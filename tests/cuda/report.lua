@@ -1,14 +1,16 @@
--- report.lua: what nvcc made of kernels/cuda, by architecture (`make cuda-report`; docs/cuda.md says how to read it). Nothing runs here.
+-- report.lua: what nvcc made of kernels/cuda, by architecture (`make cuda-report`; docs/cuda.md says how to read it).
+-- Nothing runs here.
 --
 --   luajit tests/cuda/report.lua --nvdisasm nvdisasm --doc docs/cuda.md 80:build/cuda/sm_80 90:build/cuda/sm_90
 --
--- Folders hold <file>.cubin and <file>.log (of ptxas -v). All kernels go to <folder>/report.txt; the hot ones (tests/cuda/hot.lua) to the
--- page, between its two marks. Exit status 1: a hot kernel fails the check, or is not there.
+-- Folders hold <file>.cubin and <file>.log (of ptxas -v). All kernels go to <folder>/report.txt; the hot ones
+-- (tests/cuda/hot.lua) to the page, between its two marks. Exit status 1: a hot kernel fails the check, or is not
+-- there.
 package.path = arg[0]:gsub("[^/]*$", "") .. "?.lua;" .. package.path
 local sass, hot = require "sass", require "hot"
 
--- Limits of a multiprocessor (CUDA C++ Programming Guide, technical specifications by compute capability; the block's 1 KiB of shared
--- memory is the system's). Bandwidth and multiprocessors: A100 80 GB SXM, H100 SXM.
+-- Limits of a multiprocessor (CUDA C++ Programming Guide, technical specifications by compute capability; the block's 1
+-- KiB of shared memory is the system's). Bandwidth and multiprocessors: A100 80 GB SXM, H100 SXM.
 local ARCHS = {
   ["80"] = { name = "A100", shared = 164 * 1024, bandwidth = 2.0e12, processors = 108 },
   ["90"] = { name = "H100", shared = 228 * 1024, bandwidth = 3.3e12, processors = 132 },
@@ -18,8 +20,8 @@ local LATENCY, PART = 800e-9, 0.9
 
 local function up(x, step) return math.ceil(x / step) * step end
 
---- Warps that are resident: the least of what registers (256 at a time to a warp, four warps at a time), shared memory, blocks and warps
---- allow.
+--- Warps that are resident: the least of what registers (256 at a time to a warp, four warps at a time), shared memory,
+--- blocks and warps allow.
 local function resident(arch, registers, shared)
   local per = THREADS / 32
   local by_registers = math.floor(math.floor(REGISTERS / up(registers * 32, 256) / 4) * 4 / per)
@@ -61,7 +63,8 @@ local function short_names(names)
     n = n + 1
     local x = line:gsub("%(anonymous namespace%)::", ""):gsub("^void ", ""):gsub("%(.*", ""):gsub(" >", ">")
     x = x:gsub("unsigned char", "uint8_t"):gsub("unsigned short", "uint16_t"):gsub("unsigned int", "uint32_t")
-    x = x:gsub("peri_tbe_shape", "shape"):gsub("(shape<%d+, %d+), false>", "%1>"):gsub("peri_tbe_rows_kernel", "tbe_rows")
+    x = x:gsub("peri_tbe_shape", "shape"):gsub("(shape<%d+, %d+), false>", "%1>"):gsub("peri_tbe_rows_kernel",
+      "tbe_rows")
     out[names[n]] = x:match "^peri_%w+_kernel<peri_by_lanes<(.*)>>$" or x:match "^peri_each_kernel<(.*)>$" or
       x:match "^peri_%w+_kernel<%d+, (.*)>$" or x
   end
@@ -79,8 +82,8 @@ local function read(folder, nvdisasm, arch)
     local kernels = sass.parse((text))
     for name in pairs(used) do names[#names + 1] = name end
     if #names > 0 and not next(kernels) then
-      error(("'%s' does not disassemble %s: %s\nGive its path, NVDISASM=...: it comes with the CUDA toolkit, or from PyPI as "
-        .. "nvidia-cuda-nvdisasm"):format(nvdisasm, path, text:match "[^\n]*"), 0)
+      error(("'%s' does not disassemble %s: %s\nGive its path, NVDISASM=...: it comes with the CUDA toolkit, or from "
+        .. "PyPI as nvidia-cuda-nvdisasm"):format(nvdisasm, path, text:match "[^\n]*"), 0)
     end
     local short = short_names(names)
     for _, name in ipairs(names) do
@@ -95,16 +98,17 @@ local function read(folder, nvdisasm, arch)
   return list
 end
 
-local HEAD = ("%-12s %-64s %4s %6s %6s %6s %4s  %-22s %-22s %5s %8s"):format("file", "kernel", "regs", "spills", "stack", "shared", "occ.",
-  "loads of inner loop", "stores", "bytes", "in flight")
+local HEAD = ("%-12s %-64s %4s %6s %6s %6s %4s  %-22s %-22s %5s %8s"):format("file", "kernel", "regs", "spills",
+  "stack", "shared", "occ.", "loads of inner loop", "stores", "bytes", "in flight")
 
 local function write_all(list, path)
   local file = assert(io.open(path, "w"))
   file:write(HEAD, "\n")
   for _, r in ipairs(list) do
     local inner = sass.inner(r.code)
-    file:write(("%-12s %-64s %4d %6d %6d %6d %3d%%  %-22s %-22s %5d %8d\n"):format(r.file, r.name, r.registers, r.spills, r.stack, r.shared,
-      100 * r.warps / WARPS, inner.loads, inner.stores, inner.bytes, inner.bytes * 32 * r.warps))
+    file:write(("%-12s %-64s %4d %6d %6d %6d %3d%%  %-22s %-22s %5d %8d\n"):format(r.file, r.name, r.registers,
+      r.spills, r.stack, r.shared, 100 * r.warps / WARPS, inner.loads, inner.stores, inner.bytes,
+      inner.bytes * 32 * r.warps))
   end
   file:close()
 end
@@ -115,7 +119,9 @@ local function wrongs(h, r, inner, flight, arch)
   if r.spills > 0 then out[#out + 1] = ("spills %d bytes"):format(r.spills) end
   if r.stack > 0 then out[#out + 1] = ("%d bytes of local memory a thread"):format(r.stack) end
   if h.wide == true and math.max(inner.width, inner.widest_store) < 16 then out[#out + 1] = "no 128-bit accesses" end
-  if not h.flight and flight < needed(arch) then out[#out + 1] = ("%d bytes in flight of %d"):format(flight, needed(arch)) end
+  if not h.flight and flight < needed(arch) then
+    out[#out + 1] = ("%d bytes in flight of %d"):format(flight, needed(arch))
+  end
   return out
 end
 
@@ -132,10 +138,12 @@ local function hot_table(list, arch)
       local warps = resident(arch, r.registers, r.shared + (h.shared or 0))
       local flight = inner.bytes * 32 * warps * (h.part or 1)
       local wrong = wrongs(h, r, inner, flight, arch)
-      for _, why in ipairs(wrong) do complaints[#complaints + 1] = ("%s (%s.cu, %s): %s"):format(h.name, h.file, h.kernel, why) end
-      lines[#lines + 1] = ("| %s | %d | %d | %d | %d %% | %s | %s | %.0f | %.0f | %.1f%s |"):format(h.name, r.registers, r.spills,
-        r.shared + (h.shared or 0), 100 * warps / WARPS, inner.loads, inner.stores, h.row.floor, h.row.moved, flight / 1000,
-        #wrong > 0 and " **(fails)**" or h.flight and " (not held to it)" or "")
+      for _, why in ipairs(wrong) do
+        complaints[#complaints + 1] = ("%s (%s.cu, %s): %s"):format(h.name, h.file, h.kernel, why)
+      end
+      lines[#lines + 1] = ("| %s | %d | %d | %d | %d %% | %s | %s | %.0f | %.0f | %.1f%s |"):format(h.name, r.registers,
+        r.spills, r.shared + (h.shared or 0), 100 * warps / WARPS, inner.loads, inner.stores, h.row.floor, h.row.moved,
+        flight / 1000, #wrong > 0 and " **(fails)**" or h.flight and " (not held to it)" or "")
     end
   end
   return lines, complaints
@@ -146,8 +154,8 @@ local COLUMNS = [[
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |]]
 
 local function page_table(arch, number, lines)
-  return ("\nsm_%s (%s: %.1f TB/s, %d multiprocessors; asked for: %.1f kB in flight on each)\n\n%s\n%s\n"):format(number, arch.name,
-    arch.bandwidth / 1e12, arch.processors, needed(arch) / 1000, COLUMNS, table.concat(lines, "\n"))
+  return ("\nsm_%s (%s: %.1f TB/s, %d multiprocessors; asked for: %.1f kB in flight on each)\n\n%s\n%s\n"):format(
+    number, arch.name, arch.bandwidth / 1e12, arch.processors, needed(arch) / 1000, COLUMNS, table.concat(lines, "\n"))
 end
 
 local function put(path, text)

@@ -1,10 +1,11 @@
--- sass.lua: what the machine code of a kernel does with global memory, as nvdisasm prints it: loops, widths of their loads and stores, and
--- the most bytes that a thread has on their way at once.
+-- sass.lua: what the machine code of a kernel does with global memory, as nvdisasm prints it: loops, widths of their
+-- loads and stores, and the most bytes that a thread has on their way at once.
 --
--- A loop is a branch backwards and what lies between its target and it. In flight are the loads that have been issued and of which nothing
--- has been used yet: a warp issues its instructions in order and stops at the first one that needs (or overwrites) what has not arrived;
--- then that load and those before it have. Of the ways through a loop that one counts which has most in flight: ways on which a row lies
--- badly and is loaded number by number have less. A register counts once.
+-- A loop is a branch backwards and what lies between its target and it. In flight are the loads that have been issued
+-- and of which nothing has been used yet: a warp issues its instructions in order and stops at the first one that needs
+-- (or overwrites) what has not arrived; then that load and those before it have. Of the ways through a loop that one
+-- counts which has most in flight: ways on which a row lies badly and is loaded number by number have less. A register
+-- counts once.
 local sass = {}
 
 local WIDTHS = { ["128"] = 16, ["64"] = 8, U16 = 2, S16 = 2, U8 = 1, S8 = 1 }
@@ -45,7 +46,8 @@ local function instruction(address, predicate, opcode, operands)
     x.reads = registers(operands, 1)
   end
   if family == "BRA" then x.target = operands:match "`%((.-)%)" end
-  x.ends = not x.conditional and (family == "BRA" and not opcode:match "%.DIV" or family == "EXIT" or family == "RET" or family == "JMP")
+  x.ends = not x.conditional and (family == "BRA" and not opcode:match "%.DIV" or family == "EXIT" or family == "RET"
+    or family == "JMP")
   return x
 end
 
@@ -157,8 +159,9 @@ local function widths(kernel, first, last, what)
   return #names > 0 and table.concat(names, " ") or "-"
 end
 
---- The loop that moves rows: of those that load words of `width` bytes (default: the widest that any loop loads) the smallest one of those
---- that have most of them in flight. { loads, stores: widths; width; bytes, n: in flight; widest_store }
+--- The loop that moves rows: of those that load words of `width` bytes (default: the widest that any loop loads) the
+--- smallest one of those that have most of them in flight. { loads, stores: widths; width; bytes, n: in flight;
+--- widest_store }
 function sass.inner(kernel, width)
   local best
   local all = loops(kernel)
@@ -173,7 +176,8 @@ function sass.inner(kernel, width)
     if not best or bytes > best.bytes then best = { first = l[1], last = l[2], bytes = bytes, n = n } end
   end
   best.width = width
-  best.loads, best.stores = widths(kernel, best.first, best.last, "load"), widths(kernel, best.first, best.last, "store")
+  best.loads, best.stores = widths(kernel, best.first, best.last, "load"),
+    widths(kernel, best.first, best.last, "store")
   best.widest_store = 0
   for _, x in ipairs(kernel.code) do best.widest_store = math.max(best.widest_store, x.store or 0) end
   return best

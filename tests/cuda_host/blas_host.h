@@ -34,8 +34,10 @@ static cudaError_t product(const peri_op_gemm *op, const peri_cuda_call *c)
             double sum = 0;
             float narrow = 0;
             for (int64_t k = 0; k < g.k; k++) {
-                double x = gemm_number(g.a, b * g.stride_a + (g.trans_a ? k * g.lda + i : i * g.lda + k), g.dtype, tf32);
-                double y = gemm_number(g.b, b * g.stride_b + (g.trans_b ? j * g.ldb + k : k * g.ldb + j), g.dtype, tf32);
+                double x =
+                    gemm_number(g.a, b * g.stride_a + (g.trans_a ? k * g.lda + i : i * g.lda + k), g.dtype, tf32);
+                double y =
+                    gemm_number(g.b, b * g.stride_b + (g.trans_b ? j * g.ldb + k : k * g.ldb + j), g.dtype, tf32);
                 sum += x * y;
                 narrow += (float)x * (float)y;
             }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cub_host.h: the twin of kernels/cuda/cub.cuh on the host: plain loops, run when the stream gets there. They want scratch, and spoil it.
+ * cub_host.h: the twin of kernels/cuda/cub.cuh on the host: plain loops, run when the stream gets there. They want
+ * scratch, and spoil it.
  */
 #ifndef PERI_CUDA_HOST_CUB_H
 #define PERI_CUDA_HOST_CUB_H
@@ -35,8 +36,8 @@ template <class K> K digits(K key, int low, int high)
 } // namespace peri_cuda_host
 
 template <class K, class V>
-static inline cudaError_t peri_sort_pairs(void *scratch, size_t &bytes, const K *keys, K *sorted, const V *values, V *moved, int64_t n,
-                                          int low, int high, cudaStream_t stream)
+static inline cudaError_t peri_sort_pairs(void *scratch, size_t &bytes, const K *keys, K *sorted, const V *values,
+                                          V *moved, int64_t n, int low, int high, cudaStream_t stream)
 {
     return peri_cuda_host::primitive(scratch, bytes, 64 + (size_t)n * 8, stream, [=] {
         std::vector<int64_t> order((size_t)n);
@@ -49,8 +50,8 @@ static inline cudaError_t peri_sort_pairs(void *scratch, size_t &bytes, const K 
 }
 
 template <class K>
-static inline cudaError_t peri_sort_keys(void *scratch, size_t &bytes, const K *keys, K *sorted, int64_t n, int low, int high,
-                                         cudaStream_t stream)
+static inline cudaError_t peri_sort_keys(void *scratch, size_t &bytes, const K *keys, K *sorted, int64_t n, int low,
+                                         int high, cudaStream_t stream)
 {
     return peri_cuda_host::primitive(scratch, bytes, 64 + (size_t)n * 8, stream, [=] {
         for (int64_t i = 0; i < n; i++) sorted[i] = keys[i]; /* no memmove: races.cc is told of loads and stores */
@@ -61,7 +62,8 @@ static inline cudaError_t peri_sort_keys(void *scratch, size_t &bytes, const K *
 }
 
 template <class In, class Out>
-static inline cudaError_t peri_exclusive_sum(void *scratch, size_t &bytes, const In *x, Out *y, int64_t n, cudaStream_t stream)
+static inline cudaError_t peri_exclusive_sum(void *scratch, size_t &bytes, const In *x, Out *y, int64_t n,
+                                             cudaStream_t stream)
 {
     return peri_cuda_host::primitive(scratch, bytes, 128, stream, [=] {
         uint64_t sum = 0;
@@ -74,7 +76,8 @@ static inline cudaError_t peri_exclusive_sum(void *scratch, size_t &bytes, const
 }
 
 template <class In, class Out>
-static inline cudaError_t peri_inclusive_sum(void *scratch, size_t &bytes, const In *x, Out *y, int64_t n, cudaStream_t stream)
+static inline cudaError_t peri_inclusive_sum(void *scratch, size_t &bytes, const In *x, Out *y, int64_t n,
+                                             cudaStream_t stream)
 {
     return peri_cuda_host::primitive(scratch, bytes, 128, stream, [=] {
         uint64_t sum = 0;

@@ -29,10 +29,10 @@ extern std::string wrong;
 extern cudaError_t sticky;
 void found_wrong(const std::string &text, cudaError_t error);
 
-/* -- threads.cc ---------------------------------------------------------------------------------------------------------------------- */
+/* -- threads.cc ---------------------------------------------------------------------------------------------------- */
 
-/** Run all blocks of a grid. False: the kernel did something that `wrong` tells. @allowed: dynamic shared memory that cudaFuncSetAttribute
- *  has allowed its kernel; 0: it was not asked. */
+/** Run all blocks of a grid. False: the kernel did something that `wrong` tells. @allowed: dynamic shared memory that
+ *  cudaFuncSetAttribute has allowed its kernel; 0: it was not asked. */
 bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, size_t allowed, const std::function<void()> &kernel);
 /** The running thread of a kernel did @text: its grid ends here. */
 [[noreturn]] void give_up_kernel(const std::string &text, cudaError_t error);
@@ -47,12 +47,13 @@ bool is_shared(const void *p);
 /** An allocation of the device, or an array of shared memory. */
 struct extent {
     const char *from, *to;
-    unsigned char *written; /* a bit for each byte: something has written it since it was allocated; NULL: nobody takes notes */
+    unsigned char *written; /* a bit for each byte: something has written it since it was allocated; NULL: nobody takes
+                               notes */
 };
 /** The array of shared memory whose pages hold @p; false: none. */
 bool shared_extent(const void *p, extent *out);
 
-/* -- places.cc ----------------------------------------------------------------------------------------------------------------------- */
+/* -- places.cc ----------------------------------------------------------------------------------------------------- */
 
 /** The calls by which a thread came where it is: frames of functions, from the inner one up to the outer one. */
 struct walk {
@@ -60,14 +61,15 @@ struct walk {
 };
 /** A number of them all: that of another thread is the same only if it came by the same calls. */
 uint64_t path_of(walk w);
-/** "sparse.cu:123", and from where that was called, if it is inlined. @after: the instruction after a call, or an access. */
+/** "sparse.cu:123", and from where that was called, if it is inlined. @after: the instruction after a call, or an
+ *  access. */
 std::string line_of(const void *after);
 /** The place of a thread in words: "scan.cuh:17 of mask.cu:45". */
 std::string told(walk w);
 /** The places of two threads in words that differ. */
 void tell_apart(walk a, walk b, std::string *in_a, std::string *in_b);
 
-/* -- races.cc ------------------------------------------------------------------------------------------------------------------------ */
+/* -- races.cc ------------------------------------------------------------------------------------------------------ */
 
 /** What orders the accesses of a thread. */
 struct moment {
@@ -90,7 +92,7 @@ void races_work(bool begins);
 /** Does anybody ask what was written? Where races are built in. */
 extern const bool contents_matter;
 
-/* -- memory.cc ----------------------------------------------------------------------------------------------------------------------- */
+/* -- memory.cc ----------------------------------------------------------------------------------------------------- */
 
 enum : size_t { MEMORY = (size_t)3 << 30 };
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuda_runtime.h: stands in for NVIDIA's header of this name where no GPU is: what CUDA C adds to C++, so that kernels/cuda compiles for
- * the host unchanged. The blocks of a grid run one by one, the threads of a block as coroutines of one thread (threads.cc), which change at
- * barriers, at warp operations and, now and then, at atomic ones. A thread that a barrier or a mask misses, and one that is not expected,
- * is an error in words.
+ * cuda_runtime.h: stands in for NVIDIA's header of this name where no GPU is: what CUDA C adds to C++, so that
+ * kernels/cuda compiles for the host unchanged. The blocks of a grid run one by one, the threads of a block as
+ * coroutines of one thread (threads.cc), which change at barriers, at warp operations and, now and then, at atomic
+ * ones. A thread that a barrier or a mask misses, and one that is not expected, is an error in words.
  *
  * Numbers (shuffles, votes, matches, atomics, intrinsics) mean what the CUDA C++ Programming Guide says of them.
  */
@@ -58,8 +58,8 @@ static constexpr bool PLACES = false; /* calls may be copied and merged: an addr
 #else
 static constexpr bool PLACES = true;
 #endif
-/** A meeting of the lanes of @mask: each brings @value (and the lane whose value it wants), and gets the outcome. @places: all of them must
- *  come from one place in the code. */
+/** A meeting of the lanes of @mask: each brings @value (and the lane whose value it wants), and gets the outcome.
+ *  @places: all of them must come from one place in the code. */
 uint64_t meet(kind k, unsigned mask, uint64_t value, int source, bool places = PLACES);
 /** The barrier of the block; tells everybody how many brought something but 0. */
 int barrier_count(int predicate, bool places = PLACES);
@@ -89,7 +89,8 @@ cudaError_t task(cudaStream_t stream, std::function<void()> work);
 /** @bytes: how much scratch CUB wants on the current device, where @want is its least. */
 cudaError_t size(size_t *bytes, size_t want);
 /** @kernel: its address. */
-cudaError_t launch(const void *kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std::function<void()> call);
+cudaError_t launch(const void *kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                   std::function<void()> call);
 
 cudaError_t allow_shared(const void *kernel, int bytes);
 
@@ -118,7 +119,10 @@ template <class T> T from(uint64_t w)
     memcpy(&x, &w, sizeof x);
     return x;
 }
-inline int lane() { return (int)((here->thread.x + here->threads.x * (here->thread.y + here->threads.y * here->thread.z)) & 31); }
+inline int lane()
+{
+    return (int)((here->thread.x + here->threads.x * (here->thread.y + here->threads.y * here->thread.z)) & 31);
+}
 
 } // namespace peri_cuda_host
 
@@ -140,26 +144,26 @@ static inline void __nanosleep(unsigned) { peri_cuda_host::interrupt(); }
 template <class T> static inline T __shfl_sync(unsigned mask, T x, int source, int width = 32)
 {
     int lane = peri_cuda_host::lane();
-    return peri_cuda_host::from<T>(
-        peri_cuda_host::meet(peri_cuda_host::SHFL, mask, peri_cuda_host::word(x), (lane & ~(width - 1)) + (source & (width - 1))));
+    return peri_cuda_host::from<T>(peri_cuda_host::meet(peri_cuda_host::SHFL, mask, peri_cuda_host::word(x),
+                                                        (lane & ~(width - 1)) + (source & (width - 1))));
 }
 template <class T> static inline T __shfl_up_sync(unsigned mask, T x, unsigned by, int width = 32)
 {
     int lane = peri_cuda_host::lane(), at = lane - (int)by;
-    return peri_cuda_host::from<T>(
-        peri_cuda_host::meet(peri_cuda_host::SHFL, mask, peri_cuda_host::word(x), at < (lane & ~(width - 1)) ? lane : at));
+    return peri_cuda_host::from<T>(peri_cuda_host::meet(peri_cuda_host::SHFL, mask, peri_cuda_host::word(x),
+                                                        at < (lane & ~(width - 1)) ? lane : at));
 }
 template <class T> static inline T __shfl_down_sync(unsigned mask, T x, unsigned by, int width = 32)
 {
     int lane = peri_cuda_host::lane(), at = lane + (int)by;
-    return peri_cuda_host::from<T>(
-        peri_cuda_host::meet(peri_cuda_host::SHFL, mask, peri_cuda_host::word(x), at > (lane | (width - 1)) ? lane : at));
+    return peri_cuda_host::from<T>(peri_cuda_host::meet(peri_cuda_host::SHFL, mask, peri_cuda_host::word(x),
+                                                        at > (lane | (width - 1)) ? lane : at));
 }
 template <class T> static inline T __shfl_xor_sync(unsigned mask, T x, int by, int width = 32)
 {
     int lane = peri_cuda_host::lane(), at = lane ^ by;
-    return peri_cuda_host::from<T>(
-        peri_cuda_host::meet(peri_cuda_host::SHFL, mask, peri_cuda_host::word(x), at > (lane | (width - 1)) ? lane : at));
+    return peri_cuda_host::from<T>(peri_cuda_host::meet(peri_cuda_host::SHFL, mask, peri_cuda_host::word(x),
+                                                        at > (lane | (width - 1)) ? lane : at));
 }
 static inline unsigned __ballot_sync(unsigned mask, int p)
 {
@@ -208,7 +212,8 @@ PERI_CUDA_HOST_ATOMIC(atomicOr, (T)(old | x))
 PERI_CUDA_HOST_ATOMIC(atomicAnd, (T)(old & x))
 PERI_CUDA_HOST_ATOMIC(atomicXor, (T)(old ^ x))
 template <class T>
-PERI_CUDA_HOST_APART static inline T atomicCAS(T *p, typename std::common_type<T>::type want, typename std::common_type<T>::type x)
+PERI_CUDA_HOST_APART static inline T atomicCAS(T *p, typename std::common_type<T>::type want,
+                                               typename std::common_type<T>::type x)
 {
     peri_cuda_host::interrupt();
     peri_cuda_host::touch_atomic(p, sizeof *p);

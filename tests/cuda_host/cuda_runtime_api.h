@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuda_runtime_api.h: stands in for NVIDIA's header of this name where no GPU is: the functions of the CUDA runtime that Perilune calls, on
- * a device that device.cc pretends. Numbers and meanings are those of the CUDA Runtime API's reference; what Perilune does not call is
- * not here.
+ * cuda_runtime_api.h: stands in for NVIDIA's header of this name where no GPU is: the functions of the CUDA runtime
+ * that Perilune calls, on a device that device.cc pretends. Numbers and meanings are those of the CUDA Runtime API's
+ * reference; what Perilune does not call is not here.
  */
 #ifndef PERI_CUDA_HOST_RUNTIME_API_H
 #define PERI_CUDA_HOST_RUNTIME_API_H
@@ -108,7 +108,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *data)
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream);
 
-/* -- for tests only --------------------------------------------------------------------------------------------------------------- */
+/* -- for tests only ------------------------------------------------------------------------------------------------ */
 
 /** Choose orders (streams, blocks, threads of a block) from @seed; at first it is that of PERI_CUDA_HOST_SEED, or 1. */
 void peri_cuda_host_seed(uint64_t seed);

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels.c: kernels/cuda as a table of kernels like those of an instruction set (kernels/kernels.h), for tests: each call launches
- * the kernel on the pretended device, with pointers into the host's memory, and waits. What is wrong with a kernel ends the program with
- * a message.
+ * kernels.c: kernels/cuda as a table of kernels like those of an instruction set (kernels/kernels.h), for tests: each
+ * call launches the kernel on the pretended device, with pointers into the host's memory, and waits. What is wrong with
+ * a kernel ends the program with a message.
  *
- * The operations of table batches, of buckets, and of rows that a mask picks, stand in the places of the steps that do the same on the
- * device cpu, so that their cases serve here too: the range that begins with chunk 0 does all of it. Other steps are missing.
+ * The operations of table batches, of buckets, and of rows that a mask picks, stand in the places of the steps that do
+ * the same on the device cpu, so that their cases serve here too: the range that begins with chunk 0 does all of it.
+ * Other steps are missing.
  *
- * Compiled by nvcc the same runs on a GPU, for `make gpu-check`. Its kernels reach the host's memory where programs have shared it
- * (tests/kernels/isas.h): the driver then holds it in place, and the GPU reads and writes it over the bus.
+ * Compiled by nvcc the same runs on a GPU, for `make gpu-check`. Its kernels reach the host's memory where programs
+ * have shared it (tests/kernels/isas.h): the driver then holds it in place, and the GPU reads and writes it over the
+ * bus.
  */
 #include "kernels/cuda/table.h"
 
@@ -45,10 +47,12 @@ static void operate(int32_t op, const void *args, int64_t begin, int64_t end)
 }
 
 /** Steps whose arguments are those of an operation. */
-#define STEPS(X) \
-    X(tbe_prepare) X(tbe_check) X(tbe_report) X(tbe_forward) X(tbe_weight_gradient) X(tbe_update) X(tbe_dense_update) X(tbe_ema) \
-    X(mask_pick) X(mask_spread) X(mask_places)
-#define X(name) static void step_##name(const void *a, int64_t begin, int64_t end) { operate(PERI_OP_##name, a, begin, end); }
+#define STEPS(X)                                                                                                       \
+    X(tbe_prepare)                                                                                                     \
+    X(tbe_check) X(tbe_report) X(tbe_forward) X(tbe_weight_gradient) X(tbe_update) X(tbe_dense_update) X(tbe_ema)      \
+        X(mask_pick) X(mask_spread) X(mask_places)
+#define X(name)                                                                                                        \
+    static void step_##name(const void *a, int64_t begin, int64_t end) { operate(PERI_OP_##name, a, begin, end); }
 STEPS(X)
 #undef X
 
@@ -68,7 +72,8 @@ static void step_bucketize_count(const void *args, int64_t begin, int64_t end)
     operate(PERI_OP_bucketize, &a, begin, end);
 }
 
-#define X(name, args) static void host_##name(const void *a, int64_t begin, int64_t end) { run(PERI_K_##name, a, begin, end); }
+#define X(name, args)                                                                                                  \
+    static void host_##name(const void *a, int64_t begin, int64_t end) { run(PERI_K_##name, a, begin, end); }
 PERI_KERNELS(X)
 #undef X
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * arrays.c: any bytes as an npy or npz file, and its arrays as samples: an error with a sentence, or arrays that lie within their file, and
- * samples whose ids are below the rows of their tables. The bytes lie at the very end of their block, so that reading behind it is caught.
+ * arrays.c: any bytes as an npy or npz file, and its arrays as samples: an error with a sentence, or arrays that lie
+ * within their file, and samples whose ids are below the rows of their tables. The bytes lie at the very end of their
+ * block, so that reading behind it is caught.
  *
  * inputs: 200000
  */
@@ -17,9 +18,16 @@ enum { ROWS = 40 };
 static void check_samples(const peri_arrays *a, uint8_t choice)
 {
     static const int64_t table_rows[2] = {ROWS, ROWS};
-    peri_columns_config o = {.size = sizeof o, .table_rows = table_rows, .dense_features = 1, .sparse_features = 2, .dense = choice % 3,
-                             .ids = choice >> 2 & 1 ? PERI_IDS_MOD : PERI_IDS_EXACT, .block_rows = choice >> 3 & 1 ? 3 : 0, .blocks = 2,
-                             .padded = choice >> 4 & 1, .padding = -1};
+    peri_columns_config o = {.size = sizeof o,
+                             .table_rows = table_rows,
+                             .dense_features = 1,
+                             .sparse_features = 2,
+                             .dense = choice % 3,
+                             .ids = choice >> 2 & 1 ? PERI_IDS_MOD : PERI_IDS_EXACT,
+                             .block_rows = choice >> 3 & 1 ? 3 : 0,
+                             .blocks = 2,
+                             .padded = choice >> 4 & 1,
+                             .padding = -1};
     peri_columns *c = NULL;
     peri_batch *b = NULL;
     peri_array x[4];
@@ -31,8 +39,8 @@ static void check_samples(const peri_arrays *a, uint8_t choice)
     }
     const peri_array *last = &x[n - 1];
     peri_rows all = {.data = x[0].data, .stride = 1, .dtype = x[0].dtype, .count = 1};
-    peri_rows ids[2] = {{.data = last->data, .stride = 1, .dtype = last->dtype, .count = 1}, {.data = last->data, .stride = 2,
-                                                                                              .dtype = last->dtype, .count = 2}};
+    peri_rows ids[2] = {{.data = last->data, .stride = 1, .dtype = last->dtype, .count = 1},
+                        {.data = last->data, .stride = 2, .dtype = last->dtype, .count = 2}};
     int64_t rows = x[0].elements < last->elements / 2 ? x[0].elements : last->elements / 2;
     peri_columns_part p = {.size = sizeof p, .name = "fuzz", .rows = rows, .dense = all, .labels = all, .ids = ids};
     if (n == 4 && x[1].dtype == PERI_I64 && x[1].elements > 0) { /* offsets, lengths, ids */
@@ -48,7 +56,8 @@ static void check_samples(const peri_arrays *a, uint8_t choice)
             int64_t total = 0;
             for (int64_t i = 0; i < 2 * p.rows; i++) total += b->lengths[i];
             require(total == b->ids, "the lengths do not sum to the ids");
-            for (int64_t i = 0; i < total; i++) require(b->values[i] >= 0 && b->values[i] < ROWS, "an id outside its table");
+            for (int64_t i = 0; i < total; i++)
+                require(b->values[i] >= 0 && b->values[i] < ROWS, "an id outside its table");
         } else require(strlen(peri_error_message()) > 10, "an error without a sentence");
     }
     peri_batch_release(b);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codec.c: any parameters and splits at the codecs: an error with a message, or a codec that decodes any bytes to as many numbers as the
- * splits say, and whose own messages come back as numbers again.
+ * codec.c: any parameters and splits at the codecs: an error with a message, or a codec that decodes any bytes to as
+ * many numbers as the splits say, and whose own messages come back as numbers again.
  *
  * inputs: 500000
  */
@@ -40,7 +40,8 @@ static int64_t numel(const peri_tensor *t)
     return desc.numel;
 }
 
-static void both_ways(peri_codec *codec, peri_codec_context *context, peri_device *device, const int64_t *splits, int32_t n)
+static void both_ways(peri_codec *codec, peri_codec_context *context, peri_device *device, const int64_t *splits,
+                      int32_t n)
 {
     int64_t numbers = 0, wire = 0;
     for (int32_t i = 0; i < n; i++) {
@@ -68,7 +69,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     left = size;
     require(peri_device_get("cpu", &device) == PERI_OK, "the device");
     int64_t objects = peri_mem_objects(), splits[MOST];
-    peri_codec_config config = {.size = sizeof config, .format = (int32_t)pick(PERI_CODEC_COUNT), .seed = (uint64_t)pick(256)};
+    peri_codec_config config = {
+        .size = sizeof config, .format = (int32_t)pick(PERI_CODEC_COUNT), .seed = (uint64_t)pick(256)};
     if (pick(4) == 0) config.format = (int32_t)odd();
     if (pick(2)) config.rounding = (int32_t)pick(6);
     if (pick(2)) config.row_dim = pick(4) ? pick(70) : odd();

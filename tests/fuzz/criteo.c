@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * criteo.c: any bytes as a Criteo file: the reader gives samples or an error, and never leaves its memory. The first byte chooses the
- * options; the text lies at the very end of its block, so that reading behind it is caught.
+ * criteo.c: any bytes as a Criteo file: the reader gives samples or an error, and never leaves its memory. The first
+ * byte chooses the options; the text lies at the very end of its block, so that reading behind it is caught.
  */
 #include <perilune/perilune.h>
 
@@ -27,10 +27,12 @@ static void check_batch(const peri_batch *b, const int64_t *table_rows)
         for (int64_t i = 0; i < b->rows; i++) {
             int32_t length = b->lengths[f * b->rows + i];
             require(length == 0 || length == 1, "a bag of more than one id");
-            for (; length > 0; length--, at++) require(b->values[at] >= 0 && b->values[at] < table_rows[f], "an id outside its table");
+            for (; length > 0; length--, at++)
+                require(b->values[at] >= 0 && b->values[at] < table_rows[f], "an id outside its table");
         }
     require(at == b->ids, "the lengths do not sum to the ids");
-    for (int64_t i = 0; i < b->rows; i++) require(b->labels[i] == 0 || b->labels[i] == 1, "a label that is neither 0 nor 1");
+    for (int64_t i = 0; i < b->rows; i++)
+        require(b->labels[i] == 0 || b->labels[i] == 1, "a label that is neither 0 nor 1");
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -43,9 +45,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(text, data + 1, size - 1);
     char *end = realloc(text, size - 1 ? size - 1 : 1);
     peri_criteo_config o = {.size = sizeof o,
-                             .path = "fuzz", .table_rows = table_rows, .dense_features = 2, .sparse_features = 3, .world = 1 + (choice & 1),
-                             .dense = choice % 3, .ids = choice >> 3 & 1, .missing = choice >> 4 & 1, .batch_rows = 1 + (choice >> 5),
-                             .begin = choice & 4 ? 0.25 : 0, .end = choice & 2 ? 0.75 : 1};
+                            .path = "fuzz",
+                            .table_rows = table_rows,
+                            .dense_features = 2,
+                            .sparse_features = 3,
+                            .world = 1 + (choice & 1),
+                            .dense = choice % 3,
+                            .ids = choice >> 3 & 1,
+                            .missing = choice >> 4 & 1,
+                            .batch_rows = 1 + (choice >> 5),
+                            .begin = choice & 4 ? 0.25 : 0,
+                            .end = choice & 2 ? 0.75 : 1};
     int64_t lines = 0, expected = 0;
     bool failed = false;
     for (o.rank = 0; o.rank < o.world; o.rank++) {

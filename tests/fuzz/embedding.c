@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * embedding.c: any ids, offsets, weights, padding and norm at peri_embedding_bag, in every mode, forward and backward. What comes out is
- * held against a model in double precision; input that makes no bags of rows is an error, after which the matrix has its bits.
+ * embedding.c: any ids, offsets, weights, padding and norm at peri_embedding_bag, in every mode, forward and backward.
+ * What comes out is held against a model in double precision; input that makes no bags of rows is an error, after which
+ * the matrix has its bits.
  */
 #include <perilune/perilune.h>
 
@@ -60,7 +61,8 @@ static void choose_bags(scene *s)
         s->id[i] = spoil_ids && pick(12) == 11 ? extreme() : s->rows ? pick(s->rows) : -1;
         s->x[i] = s->weighted ? number() : 1;
     }
-    for (int64_t b = 0; b < s->bags; b++) s->offset[b + 1] = s->offset[b] + pick(s->n - s->offset[b] < 6 ? s->n - s->offset[b] + 1 : 6);
+    for (int64_t b = 0; b < s->bags; b++)
+        s->offset[b + 1] = s->offset[b] + pick(s->n - s->offset[b] < 6 ? s->n - s->offset[b] + 1 : 6);
     s->a.include_last_offset = !matrix && s->a.mode != PERI_BAG_NONE && pick(2);
     if (s->bags && (!s->a.include_last_offset || pick(8) != 7)) s->offset[s->bags] = s->n;
     if (spoil_offsets && !matrix && s->bags + s->a.include_last_offset)
@@ -92,7 +94,7 @@ static void choose(scene *s)
     choose_bags(s);
 }
 
-/* -- the model ------------------------------------------------------------------------------------------------------------------- */
+/* -- the model ----------------------------------------------------------------------------------------------------- */
 
 /** Each id lies in one bag. */
 static bool whole(const scene *s)
@@ -211,10 +213,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bool in_bags = whole(&s);
     require(status == (!in_bags ? PERI_EINVAL : good(&s) ? PERI_OK : PERI_ERANGE), "the status");
     if (status == PERI_OK) scale_rows(&s);
-    else require(strstr(peri_error_message(), in_bags ? "table 'weight', sample " : "offset") != NULL, "a message without the place");
+    else
+        require(strstr(peri_error_message(), in_bags ? "table 'weight', sample " : "offset") != NULL,
+                "a message without the place");
     for (int64_t i = 0; i < s.rows * s.cols; i++) rows[i] = (double)s.w[i];
     same(s.a.weight, rows, s.rows * s.cols, "the matrix afterwards");
-    fine(peri_tensor_read(s.a.weight, s.w, 4 * s.rows * s.cols), "a read"); /* which element is the largest depends on every bit */
+    /* which element is the largest depends on every bit */
+    fine(peri_tensor_read(s.a.weight, s.w, 4 * s.rows * s.cols), "a read");
     if (status == PERI_OK) judge(&s, out);
     peri_tensor *own[] = {out, s.a.weight, s.a.ids, s.a.offsets, s.a.weights};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) peri_tensor_release(own[i]);

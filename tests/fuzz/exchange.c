@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * exchange.c: any announcements and any lengths at the receiver of a KeyedJaggedTensor: an error with a message, or a kjt whose numbers add
- * up. About half of all inputs start as well-formed ones and are spoilt in a few places.
+ * exchange.c: any announcements and any lengths at the receiver of a KeyedJaggedTensor: an error with a message, or a
+ * kjt whose numbers add up. About half of all inputs start as well-formed ones and are spoilt in a few places.
  *
  * inputs: 30000
  */
@@ -12,7 +12,8 @@
 
 static int64_t extreme(void)
 {
-    static const int64_t values[] = {0, -1, 1, 2, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, INT64_C(1) << 31, INT64_C(1) << 48, -7, 100};
+    static const int64_t values[] = {
+        0, -1, 1, 2, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, INT64_C(1) << 31, INT64_C(1) << 48, -7, 100};
     return values[pick(12)];
 }
 
@@ -57,7 +58,8 @@ static peri_tensor *numbers(peri_device *device, int64_t n, int32_t dtype, const
     int64_t *host = malloc(8 * (size_t)n + 8);
     require(host && peri_tensor_new(device, PERI_I64, 1, &n, &wide) == PERI_OK, "a tensor");
     for (int64_t i = 0; i < n; i++) host[i] = from ? from[i] : i;
-    require(peri_tensor_write(wide, host, 8 * n) == PERI_OK && peri_tensor_to(wide, dtype, NULL, &t) == PERI_OK, "its numbers");
+    require(peri_tensor_write(wide, host, 8 * n) == PERI_OK && peri_tensor_to(wide, dtype, NULL, &t) == PERI_OK,
+            "its numbers");
     peri_tensor_release(wide);
     free(host);
     return t;
@@ -87,7 +89,8 @@ static void build(const message *m, const peri__kjt_layout *l, peri_device *devi
         const int64_t *offsets;
         peri_kjt_describe(k, &desc);
         require(desc.values == l->total_ids && desc.bags == l->total_rows && desc.keys == m->keys, "sizes");
-        require(peri_kjt_offset_per_key(k, &offsets) == PERI_OK && offsets[m->keys] == l->total_ids, "ids of the keys add up");
+        require(peri_kjt_offset_per_key(k, &offsets) == PERI_OK && offsets[m->keys] == l->total_ids,
+                "ids of the keys add up");
         require(peri_kjt_validate(k) == PERI_OK, "the kjt is well formed");
         peri_kjt_release(k);
     } else {
@@ -117,7 +120,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int64_t *exact = malloc(sizeof *exact * words);
     require(exact, "memory");
     memcpy(exact, m.words, sizeof *exact * words);
-    if (peri__kjt_layout_new(keys, m.ranks, m.rank, m.stagger, m.variable, exact, &layout) == PERI_OK) build(&m, layout, device);
+    if (peri__kjt_layout_new(keys, m.ranks, m.rank, m.stagger, m.variable, exact, &layout) == PERI_OK)
+        build(&m, layout, device);
     else require(!layout && *peri_error_message(), "refused announcements have a message");
     free(exact);
     peri__kjt_layout_release(layout);

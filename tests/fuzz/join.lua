@@ -1,15 +1,17 @@
--- join.lua: everything that keeps a model, in one run: at random, steps, full saves and increments (at once, or behind the next steps),
--- `model:reshard`, loads into new models, and a follower; over tables in memory and in files, and maps of raw ids of both kinds. The law:
--- after each of them the state is that of the run that only trained, bit for bit; and what is loaded or followed is that of the step that
--- was saved.
+-- join.lua: everything that keeps a model, in one run: at random, steps, full saves and increments (at once, or behind
+-- the next steps), `model:reshard`, loads into new models, and a follower; over tables in memory and in files, and maps
+-- of raw ids of both kinds. The law: after each of them the state is that of the run that only trained, bit for bit;
+-- and what is loaded or followed is that of the step that was saved.
 --
---   luajit tests/fuzz/join.lua [RUNS [SEED]]       as `make test` runs it; a failure prints the run and how to repeat it
+--   luajit tests/fuzz/join.lua [RUNS [SEED]]       as `make test` runs it; a failure prints the run and how to repeat
+--                                                  it
 --   luajit tests/fuzz/join.lua SECONDSs [SEED]     as `make fuzz` runs it
 --   luajit tests/fuzz/join.lua once SEED           one run of it, which prints each thing before it is done
 -- inputs: 25
 -- takes: 10 s
 local here, build_folder = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
-package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(here, build_folder, here, here, here, package.path)
+package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(here, build_folder, here, here,
+  here, package.path)
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local text = require "spec.support.facts"
@@ -19,13 +21,13 @@ local generator, pick = drawing.generator, drawing.pick
 
 local kept = drawing.folder "join"
 
--- -- drawing ---------------------------------------------------------------------------------------------------------------------------
+-- -- drawing ----------------------------------------------------------------------------------------------------------
 
 local maps = {
-  lfu = function() return peri.MCHManagedCollisionModule { zch_size = 30, device = "cpu", eviction_interval = 3, buckets = 6,
-    eviction_policy = embed.LFU_EvictionPolicy() } end,
-  lru = function() return peri.MCHManagedCollisionModule { zch_size = 30, device = "cpu", eviction_interval = 1, buckets = 3,
-    eviction_policy = embed.LRU_EvictionPolicy {} } end,
+  lfu = function() return peri.MCHManagedCollisionModule { zch_size = 30, device = "cpu", eviction_interval = 3,
+    buckets = 6, eviction_policy = embed.LFU_EvictionPolicy() } end,
+  lru = function() return peri.MCHManagedCollisionModule { zch_size = 30, device = "cpu", eviction_interval = 1,
+    buckets = 3, eviction_policy = embed.LRU_EvictionPolicy {} } end,
   ttl = function() return peri.HashZchManagedCollisionModule { zch_size = 30, total_num_buckets = 3, max_probe = 8,
     eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "fraw" }, single_ttl = 3 } } end,
 }
@@ -41,18 +43,19 @@ local function entry_of(below, ranks, files, columns)
 end
 
 local function plan_of(below, case)
-  local p = { ebc = { a = entry_of(below, case.ranks, case.files, not case.by_row), b = entry_of(below, case.ranks, case.files,
-    not case.by_row) } }
+  local p = { ebc = { a = entry_of(below, case.ranks, case.files, not case.by_row),
+    b = entry_of(below, case.ranks, case.files, not case.by_row) } }
   if case.map then p.mc = { raw = entry_of(below, case.ranks, false, false) } end
   return p
 end
 
-local things = { "step", "step", "full", "full behind", "increment", "increment", "increment behind", "reshard", "load", "follow" }
+local things = { "step", "step", "full", "full behind", "increment", "increment", "increment behind", "reshard", "load",
+  "follow" }
 
 local function draw(seed)
   local below = generator(seed)
-  local case = { ranks = below(3) + 1, optimizer = pick(below, { "rowwise_adagrad", "adam", "sgd" }), files = below(2) == 0,
-    map = pick(below, { "lfu", "lru", "ttl", "ttl", false }), list = {} }
+  local case = { ranks = below(3) + 1, optimizer = pick(below, { "rowwise_adagrad", "adam", "sgd" }),
+    files = below(2) == 0, map = pick(below, { "lfu", "lru", "ttl", "ttl", false }), list = {} }
   case.by_row = case.optimizer == "rowwise_adagrad" -- a number for each row: columns that are cut anew take the mean
   case.plan = plan_of(below, case)
   for i = 1, 6 + below(8) do
@@ -66,20 +69,23 @@ local function text_of(case)
   local function words(p)
     return ("a %s, b %s%s"):format(tostring(p.ebc.a), tostring(p.ebc.b), p.mc and ", raw " .. tostring(p.mc.raw) or "")
   end
-  local lines = { ("%d ranks, %s, map %s, %s"):format(case.ranks, case.optimizer, tostring(case.map), words(case.plan)) }
+  local lines = { ("%d ranks, %s, map %s, %s"):format(case.ranks, case.optimizer, tostring(case.map),
+    words(case.plan)) }
   for _, x in ipairs(case.list) do lines[#lines + 1] = "  " .. x.what .. (x.plan and ": " .. words(x.plan) or "") end
   return table.concat(lines, "\n")
 end
 
--- -- the program -----------------------------------------------------------------------------------------------------------------------
+-- -- the program ------------------------------------------------------------------------------------------------------
 
 local Net = nn.Module:extend "Net"
 function Net:init(case)
   local function config(name, rows, dim)
-    return peri.EmbeddingBagConfig { name = name, num_embeddings = rows, embedding_dim = dim, feature_names = { "f" .. name } }
+    return peri.EmbeddingBagConfig { name = name, num_embeddings = rows, embedding_dim = dim,
+      feature_names = { "f" .. name } }
   end
   local function params() return { optimizer = case.optimizer, learning_rate = 0.1, exact = true } end
-  self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = params(), tables = { config("a", 50, 8), config("b", 37, 16) } }
+  self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = params(),
+    tables = { config("a", 50, 8), config("b", 37, 16) } }
   if case.map then
     local tables = { config("raw", 30, 8) }
     self.mc = peri.ManagedCollisionEmbeddingBagCollection {
@@ -112,11 +118,11 @@ local function step(p, i)
 end
 
 local function state(p)
-  return text(peri.shard.gather_state_dict { model = p.model:state_dict(), tables = p.model:fused_optimizer():state_dict(),
-    optimizer = p.optimizer:state_dict() })
+  return text(peri.shard.gather_state_dict { model = p.model:state_dict(),
+    tables = p.model:fused_optimizer():state_dict(), optimizer = p.optimizer:state_dict() })
 end
 
--- -- one run ---------------------------------------------------------------------------------------------------------------------------
+-- -- one run ----------------------------------------------------------------------------------------------------------
 
 local function expect(want, got, what)
   if want == got then return end
@@ -126,8 +132,9 @@ local function expect(want, got, what)
   error(("%s: wanted ...%s, got ...%s"):format(what, part(want), part(got)), 0)
 end
 
---- s: { case =, world =, p = the run, never = the one that only trains, i = its step, texts = by path what was saved, steps = by path,
---- newest = path, tip = path that the run knows its changes since, pending = a save behind the steps, n = saves so far, folder = }.
+--- s: { case =, world =, p = the run, never = the one that only trains, i = its step, texts = by path what was saved,
+--- steps = by path, newest = path, tip = path that the run knows its changes since, pending = a save behind the steps,
+--- n = saves so far, folder = }.
 local does = {}
 function does.step(s)
   s.i = s.i + 1
@@ -143,8 +150,8 @@ local function save(s, async, parent)
   s.n = s.n + 1
   local path = ("%s/save-%06d-step-%d"):format(s.folder, s.n, s.i) -- names that say their order
   s.texts[path], s.steps[path] = state(s.p), s.i
-  local handle = peri.checkpoint.save(path, { model = s.p.model, optimizer = s.p.optimizer }, { group = s.world, async = async,
-    increments = true, increment_of = parent })
+  local handle = peri.checkpoint.save(path, { model = s.p.model, optimizer = s.p.optimizer },
+    { group = s.world, async = async, increments = true, increment_of = parent })
   if async then s.pending = handle end
   s.newest, s.tip = path, path
 end
@@ -160,7 +167,8 @@ function does.load(s, x)
   settle(s)
   if not s.newest then return end
   local loaded = build(s.case, s.world, x.plan)
-  peri.checkpoint.load(s.newest, { model = loaded.model, optimizer = loaded.optimizer }, { group = s.world, increments = true })
+  peri.checkpoint.load(s.newest, { model = loaded.model, optimizer = loaded.optimizer },
+    { group = s.world, increments = true })
   expect(s.texts[s.newest], state(loaded), "what was loaded")
   for i = s.steps[s.newest] + 1, s.i do step(loaded, i) end
   s.p, s.tip = loaded, s.newest
@@ -169,7 +177,8 @@ function does.follow(s)
   settle(s)
   if not s.newest then return end
   s.fans = s.fans or build(s.case, s.world, s.case.plan)
-  s.follower = s.follower or peri.checkpoint.follow(s.folder, { model = s.fans.model, optimizer = s.fans.optimizer }, { group = s.world })
+  s.follower = s.follower or peri.checkpoint.follow(s.folder, { model = s.fans.model, optimizer = s.fans.optimizer },
+    { group = s.world })
   local path, why = s.follower:poll()
   if why then error("the follower: " .. why, 0) end
   expect(s.texts[path or s.newest], state(s.fans), "what was followed")
@@ -194,7 +203,8 @@ end
 local function try(seed, shows)
   local case = draw(seed)
   if shows then print(text_of(case)) end
-  local ok, err = xpcall(run, function(e) return type(e) == "table" and e.message or debug.traceback(tostring(e)) end, case, shows)
+  local ok, err = xpcall(run, function(e) return type(e) == "table" and e.message or debug.traceback(tostring(e)) end,
+    case, shows)
   if ok then return end
   os.execute("rm -rf " .. kept)
   print(("FAILED: %s\n%s\nrepeat with: luajit tests/fuzz/join.lua once %d"):format(err, text_of(case), seed))

@@ -1,13 +1,16 @@
--- kills.lua: a process that writes checkpoints is killed at a random moment: of a full save that replaces the one before, of an increment,
--- both at once or behind the training, and of `compact`, into another path, in the place of the newest, or in the middle of a chain. The
--- law: what was there before is there, or what was to come, each whole; never neither, and never a mixture of two.
+-- kills.lua: a process that writes checkpoints is killed at a random moment: of a full save that replaces the one
+-- before, of an increment, both at once or behind the training, and of `compact`, into another path, in the place of
+-- the newest, or in the middle of a chain. The law: what was there before is there, or what was to come, each whole;
+-- never neither, and never a mixture of two.
 --
---   luajit tests/fuzz/kills.lua [KILLS [SEED]]      as `make test` runs it; a failure prints what was killed, and the seed
+--   luajit tests/fuzz/kills.lua [KILLS [SEED]]      as `make test` runs it; a failure prints what was killed, and the
+--                                                   seed
 --   luajit tests/fuzz/kills.lua SECONDSs [SEED]     as `make fuzz` runs it
 -- inputs: 24
 -- takes: 10 s
 local here, build = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
-package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(here, build, here, here, here, package.path)
+package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(here, build, here, here, here,
+  package.path)
 local ffi = require "ffi"
 local peri = require "perilune"
 ffi.cdef "int usleep(unsigned); int kill(int, int); int getpid(void);"
@@ -15,11 +18,12 @@ ffi.cdef "int usleep(unsigned); int kill(int, int); int getpid(void);"
 local ROWS, STRIDE = 6000, 5
 local NAME = "model/embedding_bags.t.weight"
 
--- -- what is saved ---------------------------------------------------------------------------------------------------------------------
+-- -- what is saved ----------------------------------------------------------------------------------------------------
 
 --- A table that begins with zeros; step n takes 1 from each number of the rows r with r mod STRIDE = n mod STRIDE.
 local function model()
-  local ebc = peri.EmbeddingBagCollection { seed = 1, fused_params = { optimizer = "sgd", learning_rate = 1 }, tables = {
+  local ebc = peri.EmbeddingBagCollection { seed = 1, fused_params = { optimizer = "sgd", learning_rate = 1 },
+    tables = {
     peri.EmbeddingBagConfig { name = "t", num_embeddings = ROWS, embedding_dim = 8, feature_names = { "f" } } } }
   local m = peri.DistributedModelParallel { module = ebc, plan = { [""] = { t = peri.plan.row_wise() } } }
   m:state_dict()["embedding_bags.t.weight"]:local_shards()[1].tensor:fill(0)
@@ -29,7 +33,8 @@ end
 local function train(m, n)
   peri.scope(function()
     local ids = peri.arange(n % STRIDE, ROWS, STRIDE, "i64")
-    m(peri.KeyedJaggedTensor { keys = { "f" }, values = ids, lengths = { ids:numel() } }):wait():values():sum():backward()
+    m(peri.KeyedJaggedTensor { keys = { "f" }, values = ids,
+      lengths = { ids:numel() } }):wait():values():sum():backward()
   end)
 end
 
@@ -44,7 +49,9 @@ local function check(c)
       local row = math.floor(k / 8)
       local first = (row - 1) % STRIDE + 1 -- the first step that takes from this row
       local want = -(step >= first and math.floor((step - first) / STRIDE) + 1 or 0)
-      if memory[k] ~= want then error(("%s says step %d: row %d is %g, wanted %d"):format(c.path, step, row, memory[k], want), 0) end
+      if memory[k] ~= want then
+        error(("%s says step %d: row %d is %g, wanted %d"):format(c.path, step, row, memory[k], want), 0)
+      end
     end
   end)
   return step
@@ -62,7 +69,7 @@ local function step_at(path)
   return step
 end
 
--- -- who is killed ---------------------------------------------------------------------------------------------------------------------
+-- -- who is killed ----------------------------------------------------------------------------------------------------
 
 local function say(folder, name)
   local file = assert(io.open(folder .. "/" .. name, "w"))
@@ -86,15 +93,15 @@ if arg[1] == "child" then
     local step = peri.checkpoint.load(from, { model = m }, { increments = true }).step + 1
     train(m, step)
     say(folder, "ready")
-    local save = m:save(to, { values = { step = step }, replace = from == to, increments = true, async = async, file_bytes = 50000,
-      increment_of = what == "increment" and from or nil })
+    local save = m:save(to, { values = { step = step }, replace = from == to, increments = true, async = async,
+      file_bytes = 50000, increment_of = what == "increment" and from or nil })
     if async then finish(save, m, step) end
   end
   say(folder, "done")
   return
 end
 
--- -- killing ---------------------------------------------------------------------------------------------------------------------------
+-- -- killing ----------------------------------------------------------------------------------------------------------
 
 local folder = io.popen("mktemp -d"):read "*l"
 local state = tonumber(arg[2]) or 1
@@ -112,7 +119,8 @@ local function exists(name)
 end
 
 local usual = {} -- microseconds that each takes from "ready" to "done", as last seen
---- Start one; kill it (unless it has no usual time yet) at a random moment after it is ready. Returns whether it was killed.
+--- Start one; kill it (unless it has no usual time yet) at a random moment after it is ready. Returns whether it was
+--- killed.
 local function child(key, ...)
   os.remove(folder .. "/ready")
   os.remove(folder .. "/done")
@@ -125,7 +133,8 @@ local function child(key, ...)
   local pid, killed = tonumber(exists "ready"), false
   if pid and usual[key] then
     local most = math.floor(1.2 * usual[key])
-    ffi.C.usleep(draw(2) == 0 and draw(most + 1) or math.floor(most / 2) + draw(math.floor(most / 2) + 1)) -- names are given at the end
+    -- names are given at the end
+    ffi.C.usleep(draw(2) == 0 and draw(most + 1) or math.floor(most / 2) + draw(math.floor(most / 2) + 1))
     killed = not exists "done" and ffi.C.kill(pid, 9) == 0
   end
   local out = pipe:read "*a"
@@ -141,7 +150,8 @@ end
 local function either(path, before, new, killed)
   local now = step_at(path)
   if now ~= new and not (killed and now == before) then
-    error(("%s is of step %s; it was of %s, and %s was to come"):format(path, tostring(now), tostring(before), tostring(new)), 0)
+    error(("%s is of step %s; it was of %s, and %s was to come"):format(path, tostring(now), tostring(before),
+      tostring(new)), 0)
   end
   return now
 end
@@ -234,7 +244,9 @@ local ok, err = xpcall(function()
 end, function(e) return type(e) == "table" and e.message or debug.traceback(tostring(e)) end)
 os.execute("rm -rf " .. folder)
 if not ok then
-  print(("FAILED: number %d, %s: %s\nrepeat with: luajit tests/fuzz/kills.lua %s %d"):format(n, last, err, length, seed))
+  print(("FAILED: number %d, %s: %s\nrepeat with: luajit tests/fuzz/kills.lua %s %d"):format(n, last, err, length,
+    seed))
   os.exit(1)
 end
-print(("%d kills: %d left what was there before, %d what was to come; seed %d"):format(counts.killed, counts.kept, counts.new, seed))
+print(("%d kills: %d left what was there before, %d what was to come; seed %d"):format(counts.killed, counts.kept,
+  counts.new, seed))

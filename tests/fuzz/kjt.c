@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kjt.c: any lengths, offsets, keys and strides at the constructors of jagged containers: an error with a message, or a container whose
- * numbers add up and whose operations work. The bytes are read as small choices; about half of all inputs start as well-formed ones
- * and are spoilt in a few places.
+ * kjt.c: any lengths, offsets, keys and strides at the constructors of jagged containers: an error with a message, or a
+ * container whose numbers add up and whose operations work. The bytes are read as small choices; about half of all
+ * inputs start as well-formed ones and are spoilt in a few places.
  */
 #include <perilune/perilune.h>
 
@@ -11,11 +11,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* -- choices -------------------------------------------------------------------------------------------------------------------- */
+/* -- choices ------------------------------------------------------------------------------------------------------- */
 
 static int64_t extreme(void)
 {
-    static const int64_t values[] = {0, -1, 1, 2, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, INT64_C(1) << 31, INT64_C(1) << 50, -7, 100};
+    static const int64_t values[] = {
+        0, -1, 1, 2, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, INT64_C(1) << 31, INT64_C(1) << 50, -7, 100};
     return values[pick(12)];
 }
 
@@ -36,7 +37,7 @@ static peri_tensor *tensor_of(peri_device *device, const int64_t *numbers, int64
     return t;
 }
 
-/* -- inputs --------------------------------------------------------------------------------------------------------------------- */
+/* -- inputs -------------------------------------------------------------------------------------------------------- */
 
 typedef struct input {
     peri_kjt_args args;
@@ -99,7 +100,8 @@ static void make_input(input *in, peri_device *device)
     if (pick(6) == 0) {
         in->args.inverse_keys = random_keys();
         int64_t rows = peri_keys_count(in->args.inverse_keys), shape[2] = {rows, pick(5)};
-        require(peri_tensor_full(device, PERI_I64, 2, shape, (double)pick(3), &in->args.inverse_indices) == PERI_OK, "inverse indices");
+        require(peri_tensor_full(device, PERI_I64, 2, shape, (double)pick(3), &in->args.inverse_indices) == PERI_OK,
+                "inverse indices");
     }
 }
 
@@ -114,7 +116,7 @@ static void drop_input(input *in)
     peri_tensor_release(in->args.inverse_indices);
 }
 
-/* -- what must hold ----------------------------------------------------------------------------------------------------------------- */
+/* -- what must hold ------------------------------------------------------------------------------------------------ */
 
 static void check_tensor(peri_tensor *t)
 {
@@ -128,11 +130,13 @@ static void check_tensor(peri_tensor *t)
 
 static void check_sums(peri_kjt *k)
 {
-    const int64_t *length = NULL, *offset = NULL, *strides = peri_kjt_stride_per_key(k), *bags = peri_kjt_lengths_offset_per_key(k);
+    const int64_t *length = NULL, *offset = NULL, *strides = peri_kjt_stride_per_key(k),
+                  *bags = peri_kjt_lengths_offset_per_key(k);
     peri_kjt_desc d = {.size = sizeof d};
     peri_tensor *t = NULL;
     peri_kjt_describe(k, &d);
-    require(peri_kjt_length_per_key(k, &length) == PERI_OK && peri_kjt_offset_per_key(k, &offset) == PERI_OK, "sizes of a good kjt");
+    require(peri_kjt_length_per_key(k, &length) == PERI_OK && peri_kjt_offset_per_key(k, &offset) == PERI_OK,
+            "sizes of a good kjt");
     for (int32_t i = 0; i < d.keys; i++) {
         require(length[i] >= 0 && offset[i + 1] == offset[i] + length[i], "offset_per_key");
         require(strides[i] >= 0 && bags[i + 1] == bags[i] + strides[i], "lengths_offset_per_key");
@@ -174,7 +178,8 @@ static void operate(peri_kjt *k)
         check_tensor(t);
         peri_jt_release(jt);
     }
-    peri_bucket_args b = {.buckets = (int32_t)pick(5) + 1, .n_features = d.keys, .block_sizes = blocks, .sequence = true};
+    peri_bucket_args b = {
+        .buckets = (int32_t)pick(5) + 1, .n_features = d.keys, .block_sizes = blocks, .sequence = true};
     for (int32_t i = 0; i < d.keys; i++) blocks[i] = pick(100);
     peri_tensor_desc v = {.size = sizeof v};
     require(peri_kjt_values(k, &t) == PERI_OK, "values");
@@ -192,11 +197,17 @@ static void receive(const input *in)
 {
     int64_t strides[4];
     for (int i = 0; i < 4; i++) strides[i] = pick(5) == 4 ? extreme() : pick(4);
-    peri_kjt_dist_args a = {.keys = in->args.keys, .lengths = in->args.lengths, .values = in->args.values, .weights = in->args.weights,
-                            .stride_per_rank = strides, .ranks = (int32_t)pick(5), .stagger = (int32_t)pick(3) + 1};
+    peri_kjt_dist_args a = {.keys = in->args.keys,
+                            .lengths = in->args.lengths,
+                            .values = in->args.values,
+                            .weights = in->args.weights,
+                            .stride_per_rank = strides,
+                            .ranks = (int32_t)pick(5),
+                            .stagger = (int32_t)pick(3) + 1};
     peri_kjt *k = NULL;
     if (peri_kjt_dist_init(&a, &k) < 0) return;
-    peri_tensor *t = NULL; /* also before anybody has looked at the lengths: the values are in bounds whatever those say */
+    peri_tensor *t = NULL; /* also before anybody has looked at the lengths: the values are in bounds whatever those
+                              say */
     require(peri_kjt_values(k, &t) == PERI_OK, "received values");
     check_tensor(t);
     if (peri_kjt_sync(k) == PERI_OK) check_sums(k);

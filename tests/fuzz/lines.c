@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lines.c: any bytes as one or two files of columns, packed by gzip or not: the reader gives samples or an error with a sentence, and the
- * rows of all ranks together are the lines that it counts. The first bytes choose the description of the columns.
+ * lines.c: any bytes as one or two files of columns, packed by gzip or not: the reader gives samples or an error with a
+ * sentence, and the rows of all ranks together are the lines that it counts. The first bytes choose the description of
+ * the columns.
  *
  * inputs: 20000
  */
@@ -21,10 +22,12 @@ static void check_batch(const peri_batch *b)
     int64_t at = 0;
     for (int64_t i = 0; i < b->rows * b->sparse_features; i++) {
         require(b->lengths[i] >= 0 && b->lengths[i] <= b->ids, "an impossible length");
-        for (int32_t k = 0; k < b->lengths[i]; k++, at++) require(b->values[at] >= 0 && b->values[at] < ROWS, "an id outside its table");
+        for (int32_t k = 0; k < b->lengths[i]; k++, at++)
+            require(b->values[at] >= 0 && b->values[at] < ROWS, "an id outside its table");
     }
     require(at == b->ids, "the lengths do not sum to the ids");
-    for (int64_t i = 0; i < b->rows * b->dense_features; i++) require(b->dense[i] - b->dense[i] == 0, "a number that is not finite");
+    for (int64_t i = 0; i < b->rows * b->dense_features; i++)
+        require(b->dense[i] - b->dense[i] == 0, "a number that is not finite");
 }
 
 /** The rows of one rank; -1 after an error. */
@@ -81,8 +84,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                          .n_columns = 1 + (int32_t)pick(4), .delimiter = pick(2) ? ',' : '\t', .header = pick(2),
                          .world = 1 + (int32_t)pick(3), .batch_rows = 1 + pick(7), .begin = 0, .end = 1};
     for (int32_t i = 0; i < 4; i++) {
-        columns[i] = (peri_csv_column){.size = sizeof *columns, .name = names[i], .kind = (int32_t)pick(4), .dense = (int32_t)pick(3),
-                                       .ids = (int32_t)pick(4), .base = pick(2) ? 10 : 16, .table_rows = ROWS, .most = pick(3),
+        columns[i] = (peri_csv_column){.size = sizeof *columns,
+                                       .name = names[i],
+                                       .kind = (int32_t)pick(4),
+                                       .dense = (int32_t)pick(3),
+                                       .ids = (int32_t)pick(4),
+                                       .base = pick(2) ? 10 : 16,
+                                       .table_rows = ROWS,
+                                       .most = pick(3),
                                        .separator = separators[pick(3)]};
     }
     size_t first = o.n_paths == 2 ? (size_t)pick(255) * left / 255 : left;

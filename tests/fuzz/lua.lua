@@ -1,17 +1,19 @@
--- lua.lua: the whole Lua API called at random: arguments of right and wrong types, released handles, huge shapes. A crash, a report of a
--- sanitizer, a hang, or an error that shows the inside ("attempt to index", "cannot convert", "struct peri_") is a failure.
+-- lua.lua: the whole Lua API called at random: arguments of right and wrong types, released handles, huge shapes. A
+-- crash, a report of a sanitizer, a hang, or an error that shows the inside ("attempt to index", "cannot convert",
+-- "struct peri_") is a failure.
 --
---   luajit tests/fuzz/lua.lua [CHILDREN [SEED]]       as `make test` runs it; a failure prints the call and how to repeat it
+--   luajit tests/fuzz/lua.lua [CHILDREN [SEED]]       as `make test` runs it; a failure prints the call and how to
+--                                                     repeat it
 --   luajit tests/fuzz/lua.lua SECONDSs [SEED]         as `make fuzz` runs it
 --   luajit tests/fuzz/lua.lua once SEED               one child of it, which prints every call before it makes it
 --
--- Functions are found by walking `require "perilune"`, its classes, and the methods of what the calls return; none is listed. What a named
--- argument is called is learnt from the checks of the functions themselves.
+-- Functions are found by walking `require "perilune"`, its classes, and the methods of what the calls return; none is
+-- listed. What a named argument is called is learnt from the checks of the functions themselves.
 local CALLS = 1500 -- of a child; its seed is that of the run plus its number
 local HANG = 90    -- seconds of one child
 -- inputs: 20            children of a run whose length is not given in seconds
 
--- -- the parent ------------------------------------------------------------------------------------------------------------------------
+-- -- the parent -------------------------------------------------------------------------------------------------------
 
 local api = require "spec.support.api"
 
@@ -40,7 +42,7 @@ if arg[1] ~= "once" then
   return
 end
 
--- -- choices ---------------------------------------------------------------------------------------------------------------------------
+-- -- choices ----------------------------------------------------------------------------------------------------------
 
 local ffi = require "ffi"
 ffi.cdef "unsigned alarm(unsigned seconds);"
@@ -57,7 +59,7 @@ local function one_of(list) return list[draw(#list)] end
 local sorted, show = api.sorted, api.show
 local function chance(percent) return draw(100) <= percent end
 
--- -- what functions take, learnt by listening -------------------------------------------------------------------------------------------
+-- -- what functions take, learnt by listening -------------------------------------------------------------------------
 
 local util = require "perilune.util"
 local names_of = {} -- name in messages -> { argument = its default, util's mark, or true }
@@ -82,19 +84,21 @@ local peri = require "perilune"
 local signature = require "perilune.signature"
 local world = peri.init()
 
--- -- values ----------------------------------------------------------------------------------------------------------------------------
+-- -- values -----------------------------------------------------------------------------------------------------------
 
 local pool = {} -- objects, handles, and what calls returned
 
 local function tensor()
   local make = {
-    function() return peri.tensor { { 1, 2, 3 }, { 4, 5, 6 } } end, function() return peri.tensor { 1, 2, 3, 4, 5, 6 } end,
-    function() return peri.tensor({ 0, 2, 1 }, "i64") end, function() return peri.tensor({ 0, 2, 3, 6 }, "i64") end,
-    function() return peri.tensor({ 2, 1, 3 }, "i32") end, function() return peri.tensor({ 1, -1, 2 ^ 40 }, "i64") end,
-    function() return peri.tensor({ 1, 0, 1 }, "bool") end, function() return peri.tensor({ { 1, 2 } }, "c64") end,
-    function() return peri.tensor({ 1, 2, 250 }, "u8") end, function() return peri.zeros({ 0, 3 }) end,
-    function() return peri.ones({ 2, 3 }):transpose(1, 2) end, function() return peri.ones({ 1, 3 }):expand { 2, 3 } end,
-    function() return peri.ones({ 2, 3 }, "f32", "opaque") end, function() return peri.ones({ 2, 3 }):requires_grad() end,
+    function() return peri.tensor { { 1, 2, 3 }, { 4, 5, 6 } } end,
+    function() return peri.tensor { 1, 2, 3, 4, 5, 6 } end, function() return peri.tensor({ 0, 2, 1 }, "i64") end,
+    function() return peri.tensor({ 0, 2, 3, 6 }, "i64") end, function() return peri.tensor({ 2, 1, 3 }, "i32") end,
+    function() return peri.tensor({ 1, -1, 2 ^ 40 }, "i64") end, function() return peri.tensor({ 1, 0, 1 }, "bool") end,
+    function() return peri.tensor({ { 1, 2 } }, "c64") end, function() return peri.tensor({ 1, 2, 250 }, "u8") end,
+    function() return peri.zeros({ 0, 3 }) end, function() return peri.ones({ 2, 3 }):transpose(1, 2) end,
+    function() return peri.ones({ 1, 3 }):expand { 2, 3 } end,
+    function() return peri.ones({ 2, 3 }, "f32", "opaque") end,
+    function() return peri.ones({ 2, 3 }):requires_grad() end,
     function() return peri.ones({ 3, 3 }):requires_grad() * 2 end, function() return peri.ones({ 2, 3, 4 }) end,
     function() return peri.ones({ 6 }, "f64") end, function() return peri.full({}, 0.5) end,
     function() return peri.tensor({ 1, 2 }, "f16") end,
@@ -106,20 +110,22 @@ local KJT = peri.KeyedJaggedTensor
 local function kjt()
   return one_of {
     function() return KJT { keys = { "f", "g" }, values = { 1, 2, 3 }, lengths = { 1, 0, 1, 1 } } end,
-    function() return KJT { keys = { "f", "g" }, values = { 1, 2, 3 }, offsets = { 0, 1, 2, 2, 3 }, weights = { 1, 2, 3 } } end,
-    function() return KJT.from_lists { keys = { "f", "g" }, { { 1 }, { 2 } }, { { 3 } } } end,
+    function()
+      return KJT { keys = { "f", "g" }, values = { 1, 2, 3 }, offsets = { 0, 1, 2, 2, 3 }, weights = { 1, 2, 3 } }
+    end, function() return KJT.from_lists { keys = { "f", "g" }, { { 1 }, { 2 } }, { { 3 } } } end,
     function() return KJT { keys = {}, values = {}, lengths = {} } end,
     function() return KJT { keys = { "f" }, values = { 2 ^ 40, -1 }, lengths = { 2 } } end,
   }()
 end
 
 local function config()
-  return peri.EmbeddingBagConfig { name = one_of { "t", "u" }, embedding_dim = one_of { 4, 8 }, num_embeddings = one_of { 1, 10 },
-    feature_names = { "f", "g" } }
+  return peri.EmbeddingBagConfig { name = one_of { "t", "u" }, embedding_dim = one_of { 4, 8 },
+    num_embeddings = one_of { 1, 10 }, feature_names = { "f", "g" } }
 end
 
 local function ebc()
-  return peri.EmbeddingBagCollection { tables = { config() }, fused_params = chance(50) and { optimizer = "rowwise_adagrad" } or nil }
+  return peri.EmbeddingBagCollection { tables = { config() }, fused_params = chance(50)
+    and { optimizer = "rowwise_adagrad" } or nil }
 end
 
 local function sharded()
@@ -151,16 +157,23 @@ end
 local plain = {
   function() return nil end, function() return true end, function() return false end,
   function() return one_of { 0, 1, 2, 3, 4, -1, -2, 0.5, 1.5, 7, 8, 9, 100 } end,
-  function() return one_of { 0 / 0, 1 / 0, -1 / 0, 1e300, 2 ^ 31, -2 ^ 31 - 1, 2 ^ 32, 2 ^ 53, 2 ^ 62, 2 ^ 63, -2 ^ 63, 2 ^ 64, 1e8 } end,
   function()
-    return one_of { "", "a", "f", "f32", "i64", "cpu", "opaque", "meta", "sum", "mean", "weight", "t", "3", ("x"):rep(5000), "\0" }
+    return one_of { 0 / 0, 1 / 0, -1 / 0, 1e300, 2 ^ 31, -2 ^ 31 - 1, 2 ^ 32, 2 ^ 53, 2 ^ 62, 2 ^ 63, -2 ^ 63, 2 ^ 64,
+      1e8 }
+  end, function()
+    return one_of { "", "a", "f", "f32", "i64", "cpu", "opaque", "meta", "sum", "mean", "weight", "t", "3",
+      ("x"):rep(5000), "\0" }
   end,
   function()
-    return one_of { {}, { 1, 2, 3 }, { 0, 1 }, { 2, 3 }, { 1e5, 1e5, 1e5 }, { 1, 1, 1, 1, 1, 1, 1, 1, 1 }, { -1 }, { 0.5 }, { "f", "g" },
-      { { 1, 2 }, { 3 } }, { { 1, 2 }, { 3, 4 } }, { 1, 2, {} }, { a = 1 }, { 0, 2, 3, 6 }, { {} }, { true } }
+    return one_of { {}, { 1, 2, 3 }, { 0, 1 }, { 2, 3 }, { 1e5, 1e5, 1e5 }, { 1, 1, 1, 1, 1, 1, 1, 1, 1 }, { -1 },
+      { 0.5 }, { "f", "g" }, { { 1, 2 }, { 3 } }, { { 1, 2 }, { 3, 4 } }, { 1, 2, {} }, { a = 1 }, { 0, 2, 3, 6 },
+      { {} }, { true } }
   end,
   function() return one_of { function() end, function(x) return x end, function() error("of the script", 0) end } end,
-  function() return one_of { 1LL, -1LL, 5ULL, ffi.new "int[3]", ffi.new "void *", ffi.new "int64_t[2]", ffi.typeof "int", io.stdout } end,
+  function()
+    return one_of { 1LL, -1LL, 5ULL, ffi.new "int[3]", ffi.new "void *", ffi.new "int64_t[2]", ffi.typeof "int",
+      io.stdout }
+  end,
 }
 
 --- What f makes; 1 where it cannot: in a world that a call has closed or poisoned, on a device that a call has used up.
@@ -187,16 +200,20 @@ end
 
 --- Values for argument names that say what they want.
 local by_name = {
-  tables = function() return list_of(config) end, keys = function() return { "f", "g" } end, values = tensor, lengths = tensor,
-  offsets = tensor, weights = tensor, group = function() return world end, pg = function() return world end,
-  params = function() return list_of(function() return peri.ones({ 2, 2 }):requires_grad() end) end, kjt = kjt, features = kjt,
-  fused_params = function() return { optimizer = one_of { "sgd", "adam", "rowwise_adagrad", "none" } } end,
-  in_features = function() return 3 end, out_features = function() return 2 end, splits = function() return { 2 } end,
-  feature_names = function() return { "f", "g" } end, name = function() return "t" end, dtype = function() return "f32" end,
-  data_type = function() return one_of { "FP32", "FP16", "INT8" } end, device = function() return one_of { "cpu", "opaque", "meta" } end,
-  path = function() return "a-file" end,
+  tables = function() return list_of(config) end, keys = function() return { "f", "g" } end, values = tensor,
+  lengths = tensor, offsets = tensor, weights = tensor, group = function() return world end,
+  pg = function() return world end,
+  params = function() return list_of(function() return peri.ones({ 2, 2 }):requires_grad() end) end, kjt = kjt,
+  features = kjt, fused_params = function()
+    return { optimizer = one_of { "sgd", "adam", "rowwise_adagrad", "none" } }
+  end, in_features = function() return 3 end, out_features = function() return 2 end,
+  splits = function() return { 2 } end, feature_names = function() return { "f", "g" } end,
+  name = function() return "t" end, dtype = function() return "f32" end,
+  data_type = function() return one_of { "FP32", "FP16", "INT8" } end,
+  device = function() return one_of { "cpu", "opaque", "meta" } end, path = function() return "a-file" end,
 }
-local small = { "num", "dim", "size", "rows", "cols", "layers", "rank", "first", "last", "count", "n", "batch", "steps" }
+local small = { "num", "dim", "size", "rows", "cols", "layers", "rank", "first", "last", "count", "n", "batch",
+  "steps" }
 
 local function by_hint(name, default)
   if by_name[name] and chance(80) then return made(by_name[name]) end
@@ -225,14 +242,16 @@ local by_kind = {
   tensor = tensor, KeyedJaggedTensor = kjt, number = function() return one_of { 0, 1, -1, 0.5, 1e300, 0 / 0 } end,
   integer = function() return one_of { 0, 1, 2, 3, -1, 7, 2 ^ 31, 2 ^ 53, 2 ^ 62, 2LL } end,
   count = function() return one_of { 0, 1, 2, 3, 2 ^ 53 } end,
-  int = function() return one_of { 0, 1, 2, 3, -1, 2 ^ 31 - 1 } end, dim = function() return one_of { 1, 2, 3, -1, -2, 8, -8 } end,
-  dims = function() return one_of { 1, 2, -1, { 1, 2 }, { 1, 1 }, {}, { -1, 1 } } end, boolean = function() return chance(50) end,
+  int = function() return one_of { 0, 1, 2, 3, -1, 2 ^ 31 - 1 } end,
+  dim = function() return one_of { 1, 2, 3, -1, -2, 8, -8 } end,
+  dims = function() return one_of { 1, 2, -1, { 1, 2 }, { 1, 1 }, {}, { -1, 1 } } end,
+  boolean = function() return chance(50) end,
   dtype = function() return one_of { "f32", "f64", "i64", "i32", "u8", "bool", "f16", "bf16", "c64", "nonsense" } end,
-  device = function() return one_of { "cpu", "opaque", "meta" } end, operand = function() return chance(50) and tensor() or 2 end,
-  string = function() return one_of { "f", "g", "t", "weight", "momentum1", "mean", "sum" } end,
-  list = function()
-    return one_of { function() return list_of(tensor) end, function() return { draw(3), draw(3) } end, function() return list_of(any) end,
-      function() return { "f", "g" } end }()
+  device = function() return one_of { "cpu", "opaque", "meta" } end,
+  operand = function() return chance(50) and tensor() or 2 end,
+  string = function() return one_of { "f", "g", "t", "weight", "momentum1", "mean", "sum" } end, list = function()
+    return one_of { function() return list_of(tensor) end, function() return { draw(3), draw(3) } end,
+      function() return list_of(any) end, function() return { "f", "g" } end }()
   end,
 }
 
@@ -256,11 +275,13 @@ local function arguments(f, learnt)
   return args, n
 end
 
--- -- functions -------------------------------------------------------------------------------------------------------------------------
+-- -- functions --------------------------------------------------------------------------------------------------------
 
---- Not called: what ends the process or waits for a person; and what reads all package lists of the machine, which takes seconds (and
+--- Not called: what ends the process or waits for a person; and what reads all package lists of the machine, which
+--- takes seconds (and
 --- machines differ).
-local inside = { check = true, fail = true, class = true, C = true, lib = true, pause = true, raise = true, handle = true }
+local inside = { check = true, fail = true, class = true, C = true, lib = true, pause = true, raise = true,
+  handle = true }
 local takes_long = { ["data.debian.read"] = true, ["data.debian.loader"] = true, ["data.debian"] = true }
 local machinery = { util = true, ffi = true, signature = true }
 
@@ -279,11 +300,12 @@ for _, s in ipairs(signature.all) do
   end
 end
 
--- -- calls -----------------------------------------------------------------------------------------------------------------------------
+-- -- calls ------------------------------------------------------------------------------------------------------------
 
---- Words of an error that no user should see. Only functions that say what they take (signature.lua) must never let them out.
-local raw = { "struct peri_", "attempt to ", "cannot convert", "bad argument #", "bad callback", "stack overflow", "invalid C type",
-  "size of C type", "loop or previous error" }
+--- Words of an error that no user should see. Only functions that say what they take (signature.lua) must never let
+--- them out.
+local raw = { "struct peri_", "attempt to ", "cannot convert", "bad argument #", "bad callback", "stack overflow",
+  "invalid C type", "size of C type", "loop or previous error" }
 
 local function judge(text, err, strict)
   local message = type(err) == "table" and rawget(err, "message") or err
@@ -357,8 +379,9 @@ local function method_call()
 end
 
 local operators = {
-  function(a, b) return a + b end, function(a, b) return a * b end, function(a, b) return a - b end, function(a, b) return a / b end,
-  function(a) return -a end, function(a) return #a end, function(a) return tostring(a) end, function(a, b) return a[b] end,
+  function(a, b) return a + b end, function(a, b) return a * b end, function(a, b) return a - b end,
+  function(a, b) return a / b end, function(a) return -a end, function(a) return #a end,
+  function(a) return tostring(a) end, function(a, b) return a[b] end,
 }
 
 for i = 1, CALLS do

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * manifest.c: any bytes as a manifest, as a rank's part of one, or as the header of a safetensors file: refused with a sentence, or what
- * was read is possible (pieces within their tensors and files, every element once), and is the same after it was printed and read again.
+ * manifest.c: any bytes as a manifest, as a rank's part of one, or as the header of a safetensors file: refused with a
+ * sentence, or what was read is possible (pieces within their tensors and files, every element once), and is the same
+ * after it was printed and read again.
  *
  * inputs: 400000
  */
@@ -25,11 +26,13 @@ static void check_pieces(const peri__manifest *m)
             peri__region r;
             int64_t elements;
             peri__piece_region(m, e, p, &r);
-            require(peri__region_check("fuzz", e->ndim, peri__entry_shape(m, e), &r, &elements) >= 0, "a piece outside its tensor");
+            require(peri__region_check("fuzz", e->ndim, peri__entry_shape(m, e), &r, &elements) >= 0,
+                    "a piece outside its tensor");
             require(p->file >= 0 && p->file < m->n_files, "a file that is not there");
             if (p->rows) {
                 const peri__entry *list = peri__rows_entry(m, p);
-                require(list && list->dtype == PERI_I64 && list->ndim == 1 && *peri__entry_shape(m, list) == p->listed, "no such list");
+                require(list && list->dtype == PERI_I64 && list->ndim == 1 && *peri__entry_shape(m, list) == p->listed,
+                        "no such list");
                 elements = peri__listed_elements(elements, r.size[0], p->listed);
             }
             require(p->bytes == elements * peri_dtype_size(e->dtype), "bytes that do not fit");
@@ -44,13 +47,18 @@ static void check_again(peri__manifest *m)
     peri__manifest again = {0};
     char *text, *other;
     int64_t length, other_length;
-    const peri_checkpoint_facts facts = {.size = sizeof facts, .values = m->values, .parent = *m->parent ? m->parent : NULL,
-                                         .increment = m->increment, .same_as = *m->same_as ? m->same_as : NULL};
+    const peri_checkpoint_facts facts = {.size = sizeof facts,
+                                         .values = m->values,
+                                         .parent = *m->parent ? m->parent : NULL,
+                                         .increment = m->increment,
+                                         .same_as = *m->same_as ? m->same_as : NULL};
     require(peri__manifest_print(m, &facts, &text, &length) >= 0, "what was read cannot be printed");
-    require(peri__manifest_parse(&again, text, length, false, "fuzz") >= 0 && peri__manifest_settle(&again, "fuzz") >= 0,
+    require(peri__manifest_parse(&again, text, length, false, "fuzz") >= 0 &&
+                peri__manifest_settle(&again, "fuzz") >= 0,
             "what was printed cannot be read");
     require(peri__manifest_print(&again, &facts, &other, &other_length) >= 0, "what was read again cannot be printed");
-    require(length == other_length && memcmp(text, other, (size_t)length) == 0, "what was read again is something else");
+    require(length == other_length && memcmp(text, other, (size_t)length) == 0,
+            "what was read again is something else");
     peri__free(text);
     peri__free(other);
     peri__manifest_fini(&again);
@@ -68,7 +76,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         require(sealed != NULL, "no memory");
         memcpy(sealed, text, (size_t)n);
         XXH128_hash_t h = XXH3_128bits(text, (size_t)n);
-        int more = sprintf(sealed + n, ",\n\"checksum\":\"%016llx%016llx\"}\n", (unsigned long long)h.high64, (unsigned long long)h.low64);
+        int more = sprintf(sealed + n, ",\n\"checksum\":\"%016llx%016llx\"}\n", (unsigned long long)h.high64,
+                           (unsigned long long)h.low64);
         status = peri__manifest_parse(&m, sealed, n + more, false, "fuzz");
         free(sealed);
     } else if (data[0] % 3 == 1) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * model.c: any bytes as a model file, or as the header of one whose checksums are right: refused with a sentence, or every call that it
- * leads to stays within its memory (address sanitizer), whatever the values are, and gives the same bits alone and in a batch.
+ * model.c: any bytes as a model file, or as the header of one whose checksums are right: refused with a sentence, or
+ * every call that it leads to stays within its memory (address sanitizer), whatever the values are, and gives the same
+ * bits alone and in a batch.
  *
  * inputs: 60000
  */
@@ -32,8 +33,11 @@ static void sealed(const char *text, int64_t length)
     char numbers[SECTION_BYTES];
     for (int i = 0; i < SECTION_BYTES; i += 4) memcpy(numbers + i, &(float){(float)(i % 64) / 64 - 0.5f}, 4);
     XXH128_hash_t digest = XXH3_128bits(text, (size_t)length);
-    peri__model_preamble p = {.magic = PERI__MODEL_MAGIC, .version = 1, .header_offset = sizeof p + SECTION_BYTES,
-                              .header_bytes = (uint64_t)length, .file_bytes = sizeof p + SECTION_BYTES + (uint64_t)length,
+    peri__model_preamble p = {.magic = PERI__MODEL_MAGIC,
+                              .version = 1,
+                              .header_offset = sizeof p + SECTION_BYTES,
+                              .header_bytes = (uint64_t)length,
+                              .file_bytes = sizeof p + SECTION_BYTES + (uint64_t)length,
                               .digest = {digest.low64, digest.high64}};
     p.checksum = XXH3_64bits(&p, offsetof(peri__model_preamble, checksum));
     put(&p, sizeof p, 0);
@@ -42,8 +46,8 @@ static void sealed(const char *text, int64_t length)
 }
 
 /** Values for all inputs, of samples from @first on: the same for a sample wherever it stands. */
-static void values_of(const peri_model *m, int64_t first, int64_t n, peri_model_values *v, float *numbers, int64_t *ids, int64_t *offsets,
-                      float *weights)
+static void values_of(const peri_model *m, int64_t first, int64_t n, peri_model_values *v, float *numbers, int64_t *ids,
+                      int64_t *offsets, float *weights)
 {
     static const float one[SAMPLES] = {1, 1, 1};
     for (int64_t i = 0; i < n * IDS; i++) weights[i] = 0.5f;
@@ -51,7 +55,8 @@ static void values_of(const peri_model *m, int64_t first, int64_t n, peri_model_
     for (int64_t i = 0; i < n * IDS; i++) ids[i] = (begins[first] + i) % 5;
     for (int32_t k = 0; k < m->n_inputs; k++) {
         v[k] = (peri_model_values){0};
-        if (m->inputs[k].kind == PERI_MODEL_DENSE) v[k].dense = m->rules[k].counts >= 0 ? one : numbers + first * m->inputs[k].columns;
+        if (m->inputs[k].kind == PERI_MODEL_DENSE)
+            v[k].dense = m->rules[k].counts >= 0 ? one : numbers + first * m->inputs[k].columns;
         else v[k].ids = ids, v[k].offsets = offsets, v[k].weights = m->inputs[k].weighted ? weights : NULL;
     }
 }
@@ -80,7 +85,8 @@ static void predict(peri_model *m)
         require(!listed || (part[1] == parts[b + 1] - parts[b] && part[1] <= lengths[b]), "a list of another length");
         for (int64_t k = 0; k < m->outputs[0].columns * (listed ? part[1] : 1); k++) {
             const float x = all[(listed ? parts[b] : b) * m->outputs[0].columns + k];
-            require(memcmp(&x, &one[k], sizeof x) == 0 || (x != x && one[k] != one[k]), "a sample alone has other bits");
+            require(memcmp(&x, &one[k], sizeof x) == 0 || (x != x && one[k] != one[k]),
+                    "a sample alone has other bits");
         }
     }
     peri_model_context_release(c);

@@ -1,8 +1,9 @@
--- models.lua: models drawn at random, exported: tables of all dtypes and poolings, of several features, and features of several tables;
--- weighted, as parameters or fused, in files, quantised, with maps of raw ids, pooled or as sequences; alone, or over ranks under a drawn
--- plan (replicas and files among it); and layers of all kinds behind them. The law: the file answers with the bits of the model in
--- evaluation, for batches and for samples alone; where tables are f16 or bf16 in the file, it answers as a model whose rows were rounded
--- before; and, of a third of the models, a file that follows three steps of training has the bits of a file that is exported then.
+-- models.lua: models drawn at random, exported: tables of all dtypes and poolings, of several features, and features of
+-- several tables; weighted, as parameters or fused, in files, quantised, with maps of raw ids, pooled or as sequences;
+-- alone, or over ranks under a drawn plan (replicas and files among it); and layers of all kinds behind them. The law:
+-- the file answers with the bits of the model in evaluation, for batches and for samples alone; where tables are f16 or
+-- bf16 in the file, it answers as a model whose rows were rounded before; and, of a third of the models, a file that
+-- follows three steps of training has the bits of a file that is exported then.
 --
 --   luajit tests/fuzz/models.lua [MODELS [SEED]]   as `make test` runs it; a failure says how to repeat it
 --   luajit tests/fuzz/models.lua SECONDSs [SEED]   as `make fuzz` runs it
@@ -11,7 +12,8 @@
 -- takes: 3 s
 local ffi = require "ffi"
 local here, build = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
-package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(here, build, here, here, here, package.path)
+package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(here, build, here, here, here,
+  package.path)
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local drawing = require "spec.support.drawing"
@@ -20,7 +22,7 @@ local generator, pick = drawing.generator, drawing.pick
 
 local folder = drawing.folder "models"
 
--- -- drawing ------------------------------------------------------------------------------------------------------------------------------
+-- -- drawing ----------------------------------------------------------------------------------------------------------
 
 local DENSE = 6 -- columns of the dense input
 
@@ -28,16 +30,19 @@ local DENSE = 6 -- columns of the dense input
 local function drawn_collection(draw, number)
   local kinds = { "bags", "bags", "bags", "parameters", "files", "quant", "mc_bags", "rows", "mc_rows", "quant_rows",
     "places" }
-  local c = { kind = pick(draw, kinds), tables = {}, name = "c" .. number, length = draw(5) + 1, padding = pick(draw, { 0, 0, -1.5 }) }
+  local c = { kind = pick(draw, kinds), tables = {}, name = "c" .. number, length = draw(5) + 1,
+    padding = pick(draw, { 0, 0, -1.5 }) }
   local rows = c.kind:find "rows"
   c.jagged = rows and pick(draw, { "none", "gru", "plain", "softmax", "silu" }) or "none"
   c.weighted = not rows and c.kind ~= "places" and draw(3) == 0
   local dim = pick(draw, { 4, 8, 12 })
   for i = 1, draw(3) + 1 do
     local t = { name = ("t%d_%d"):format(number, i), num_embeddings = draw(60) + 4, feature_names = {},
-      embedding_dim = rows and dim or pick(draw, { 4, 8, 16 }), pooling = not rows and pick(draw, { "SUM", "MEAN" }) or nil }
+      embedding_dim = rows and dim or pick(draw, { 4, 8, 16 }), pooling = not rows and pick(draw, { "SUM", "MEAN" })
+        or nil }
     if c.kind:find "quant" then t.data_type = pick(draw, { "INT8", "INT4", "INT2", "FP8", "FP16", "FP32", "BF16" })
-    elseif c.kind ~= "parameters" then t.data_type = i == 1 and pick(draw, { "FP32", "FP32", "FP16", "BF16" }) or c.tables[1].data_type end
+    elseif c.kind ~= "parameters" then t.data_type = i == 1 and pick(draw, { "FP32", "FP32", "FP16", "BF16" })
+      or c.tables[1].data_type end
     for k = 1, draw(3) + 1 do t.feature_names[k] = ("f%d_%d_%d"):format(number, i, k) end
     c.tables[i] = t
   end
@@ -51,10 +56,12 @@ end
 local maps = {
   function(t) return peri.MCHManagedCollisionModule { zch_size = t.num_embeddings, eviction_interval = 1,
     eviction_policy = embed.LRU_EvictionPolicy {} } end,
-  function(t) return peri.MCHManagedCollisionModule { zch_size = t.num_embeddings, eviction_interval = 2, buckets = 2, spread = "modulo",
-    on_miss = "hash", eviction_policy = embed.LFU_EvictionPolicy {} } end,
-  function(t) return peri.HashZchManagedCollisionModule { zch_size = t.num_embeddings, total_num_buckets = 1, max_probe = 3 } end,
-  function(t) return peri.HashZchManagedCollisionModule { zch_size = t.num_embeddings, total_num_buckets = 1, disable_fallback = true } end,
+  function(t) return peri.MCHManagedCollisionModule { zch_size = t.num_embeddings, eviction_interval = 2, buckets = 2,
+    spread = "modulo", on_miss = "hash", eviction_policy = embed.LFU_EvictionPolicy {} } end,
+  function(t)
+    return peri.HashZchManagedCollisionModule { zch_size = t.num_embeddings, total_num_buckets = 1, max_probe = 3 }
+  end, function(t) return peri.HashZchManagedCollisionModule { zch_size = t.num_embeddings, total_num_buckets = 1,
+    disable_fallback = true } end,
 }
 
 --- The module of a drawn collection.
@@ -66,8 +73,8 @@ local function made(c, ranks)
   end
   local fused = c.kind ~= "parameters" and { optimizer = "rowwise_adagrad", learning_rate = 0.1 } or nil
   if c.kind == "files" and ranks == 0 then fused.cache_params = plan.CacheParams { load_factor = 1 } end
-  local collection = (rows and peri.EmbeddingCollection or peri.EmbeddingBagCollection) { tables = tables, seed = 3, fused_params = fused,
-    is_weighted = not rows and (c.weighted or c.kind == "places") or nil }
+  local collection = (rows and peri.EmbeddingCollection or peri.EmbeddingBagCollection) { tables = tables, seed = 3,
+    fused_params = fused, is_weighted = not rows and (c.weighted or c.kind == "places") or nil }
   if c.kind:find "quant" then
     local types = {}
     for _, t in ipairs(c.tables) do types[t.name] = t.data_type end
@@ -84,8 +91,12 @@ local function made(c, ranks)
   local modules = {}
   for i, t in ipairs(c.tables) do modules[t.name] = maps[(i + #t.name + t.num_embeddings) % #maps + 1](t) end
   local mcc = peri.ManagedCollisionCollection { embedding_configs = tables, managed_collision_modules = modules }
-  if rows then return peri.ManagedCollisionEmbeddingCollection { embedding_collection = collection, managed_collision_collection = mcc } end
-  return peri.ManagedCollisionEmbeddingBagCollection { embedding_bag_collection = collection, managed_collision_collection = mcc }
+  if rows then
+    return peri.ManagedCollisionEmbeddingCollection { embedding_collection = collection,
+      managed_collision_collection = mcc }
+  end
+  return peri.ManagedCollisionEmbeddingBagCollection { embedding_bag_collection = collection,
+    managed_collision_collection = mcc }
 end
 
 -- Layers of [samples, n] numbers: name -> f(n), which returns a module of as many.
@@ -101,8 +112,9 @@ local layers = {
   cross = function(n) return nn.CrossNet { in_features = n, num_layers = 2 } end,
   low = function(n) return nn.LowRankCrossNet { in_features = n, num_layers = 2, low_rank = 3 } end,
   vector = function(n) return nn.VectorCrossNet { in_features = n, num_layers = 2 } end,
-  mixture = function(n) return nn.LowRankMixtureCrossNet { in_features = n, num_layers = 1, num_experts = 2, low_rank = 2 } end,
-  attention = function(n)
+  mixture = function(n)
+    return nn.LowRankMixtureCrossNet { in_features = n, num_layers = 1, num_experts = 2, low_rank = 2 }
+  end, attention = function(n)
     local M = nn.Module:extend "Attention"
     function M:init() self.a = nn.MultiheadAttention { embed_dim = 2, num_heads = 2, batch_first = true } end
     function M:forward(x)
@@ -128,7 +140,8 @@ end
 
 local function drawn(seed)
   local draw = generator(seed)
-  local m = { collections = {}, stack = {}, ranks = pick(draw, { 0, 0, 0, 1, 2 }), follow = draw(3) == 0, draw = draw, seed = seed }
+  local m = { collections = {}, stack = {}, ranks = pick(draw, { 0, 0, 0, 1, 2 }), follow = draw(3) == 0, draw = draw,
+    seed = seed }
   for i = 1, draw(2) + 1 do m.collections[i] = drawn_collection(draw, i) end
   for i = 1, draw(5) do m.stack[i] = pick(draw, peri.util.keys(layers)) end
   m.outputs, m.dense, m.interaction = draw(2) + 1, draw(4) > 0, pick(draw, { "cat", "cat", "products" })
@@ -138,14 +151,16 @@ local function drawn(seed)
     for _, c in ipairs(m.collections) do
       if c.kind:find "quant" then c.kind = c.kind == "quant" and "bags" or "rows" end
       if c.kind == "places" then c.kind = "bags" end
-      for _, t in ipairs(c.tables) do t.data_type = c.kind ~= "parameters" and pick(draw, { "FP32", "FP16" }) or "FP32" end
+      for _, t in ipairs(c.tables) do
+        t.data_type = c.kind ~= "parameters" and pick(draw, { "FP32", "FP16" }) or "FP32"
+      end
       for _, t in ipairs(c.tables) do t.data_type = c.tables[1].data_type end -- alone they are in one batch
     end
   end
   return m
 end
 
--- -- the model ----------------------------------------------------------------------------------------------------------------------------
+-- -- the model --------------------------------------------------------------------------------------------------------
 
 local Net = nn.Module:extend "Net"
 function Net:init(m)
@@ -153,8 +168,8 @@ function Net:init(m)
     self[c.name] = made(c, m.ranks)
     local d = c.tables[1].embedding_dim
     if c.jagged == "gru" then
-      self["gru_" .. c.name] = nn.GRU { input_size = d, hidden_size = d / 2, batch_first = true, bidirectional = true, bias = d > 4,
-        num_layers = d > 8 and 2 or 1 }
+      self["gru_" .. c.name] = nn.GRU { input_size = d, hidden_size = d / 2, batch_first = true, bidirectional = true,
+        bias = d > 4, num_layers = d > 8 and 2 or 1 }
     elseif c.jagged ~= "none" then
       self["norm_" .. c.name] = nn.LayerNorm { normalized_shape = d }
       self["score_" .. c.name] = nn.MLP { in_size = d + 1, layer_sizes = { 3, 1 } }
@@ -174,19 +189,22 @@ function Net:init(m)
   self.shape = setmetatable({ m = m }, {})
 end
 
---- The members of lists as they are: attention among them, a score each of which the sample has a say, and their weighted sum.
+--- The members of lists as they are: attention among them, a score each of which the sample has a say, and their
+--- weighted sum.
 function Net:of_members(c, jt)
   local x, offsets, n, d = jt:values(), jt:offsets(), jt:values():size(1), c.tables[1].embedding_dim
   if c.jagged ~= "plain" then
     local q = x:reshape(n, 2, d / 2)
-    local attend = { q = q, k = q:silu(), v = q * 2, seq_offsets = offsets, max_seq_len = 5, max_attn_len = c.length % 3,
-      causal = c.length > 2 }
+    local attend = { q = q, k = q:silu(), v = q * 2, seq_offsets = offsets, max_seq_len = 5,
+      max_attn_len = c.length % 3, causal = c.length > 2 }
     x = x + (c.jagged == "softmax" and sparse.jagged_attention or sparse.hstu_mha)(attend):reshape(n, d)
   end
   x = self["norm_" .. c.name](x)
-  local many = sparse.index_select_dim0(jt:lengths():to("f32"):reshape(-1, 1) * 0.125, sparse.sequence_numbers(offsets, n))
+  local many = sparse.index_select_dim0(jt:lengths():to("f32"):reshape(-1, 1) * 0.125,
+    sparse.sequence_numbers(offsets, n))
   local scored = x * self["score_" .. c.name](F.cat({ x, many }, 2))
-  return nn.embedding.embedding_bag(scored, peri.arange(0, n, 1, "i64"), offsets, c.length % 2 == 0 and "sum" or "mean", nil, true)
+  return nn.embedding.embedding_bag(scored, peri.arange(0, n, 1, "i64"), offsets, c.length % 2 == 0 and "sum" or "mean",
+    nil, true)
 end
 
 function Net:forward(b)
@@ -297,7 +315,8 @@ local function check(m, rank, world)
   local draw, path = generator(m.seed + 1), ("%s/%d.peri"):format(folder, m.seed)
   for _ = 1, optimizer and 2 or 0 do step(model, optimizer, batch_of(m, draw, 6)) end
   local rounded = m.tables ~= "as they are" or m.matrices ~= "f32"
-  local most = (rounded or m.ranks > 1) and math.huge or nil -- rows that several ranks add up are added in another order
+  -- rows that several ranks add up are added in another order
+  local most = (rounded or m.ranks > 1) and math.huge or nil
   local held = { batch_of(m, draw, 12), batch_of(m, draw, 140) }
   local function export()
     return model:export(path, { batches = held, tables = m.tables, dense = m.matrices, allowed_difference = most })
@@ -305,8 +324,8 @@ local function check(m, rank, world)
   local follower, saver
   if m.follow and optimizer then
     export()
-    saver = peri.checkpoint.Saver { folder = ("%s/run%d"):format(folder, m.seed), parts = { model = model }, every = 1, full_every = 2,
-      keep = 9, group = world }
+    saver = peri.checkpoint.Saver { folder = ("%s/run%d"):format(folder, m.seed), parts = { model = model }, every = 1,
+      full_every = 2, keep = 9, group = world }
     if rank == 0 then
       os.execute(("cp %s %s.first"):format(path, path))
       local ok, made_follower = pcall(peri.export.follow, path .. ".first", ("%s/run%d"):format(folder, m.seed))
@@ -323,7 +342,8 @@ local function check(m, rank, world)
       end
       export()
       if now then
-        assert(bits(now:predict(held[2])) == bits(peri.export.open(path):predict(held[2])), "a follower has other bits at step " .. i)
+        assert(bits(now:predict(held[2])) == bits(peri.export.open(path):predict(held[2])),
+          "a follower has other bits at step " .. i)
         now:release()
       end
     end
@@ -336,7 +356,8 @@ local function check(m, rank, world)
   if not world then m.model = model end
 end
 
---- A model whose rows are rounded to the dtype that the file has them in gives the file's answers by itself. Of simple tables only.
+--- A model whose rows are rounded to the dtype that the file has them in gives the file's answers by itself. Of simple
+--- tables only.
 local function check_rounded(m, answers)
   if not m.model or m.matrices ~= "f32" or m.tables ~= "f16" and m.tables ~= "bf16" then return end
   local names, state = {}, m.model:state_dict():clone()
@@ -345,7 +366,8 @@ local function check_rounded(m, answers)
     local type = c.tables[1].data_type
     if type == "BF16" or type == "FP16" then return end -- rounded twice
     for _, t in ipairs(c.tables) do
-      names[#names + 1] = ("%s.%s.%s.weight"):format(c.name, c.kind == "rows" and "embeddings" or "embedding_bags", t.name)
+      names[#names + 1] = ("%s.%s.%s.weight"):format(c.name, c.kind == "rows" and "embeddings" or "embedding_bags",
+        t.name)
     end
   end
   for _, name in ipairs(names) do
@@ -392,19 +414,20 @@ local function check_file(m)
   end
   local answer = file:predict(mine)
   for name, t in peri.util.ordered(all) do
-    assert(bits { t = t:slice(1, one, one + 1):contiguous() } == bits { t = answer[name] }, "a sample alone has other bits: " .. name)
+    assert(bits { t = t:slice(1, one, one + 1):contiguous() } == bits { t = answer[name] },
+      "a sample alone has other bits: " .. name)
   end
   check_rounded(m, all)
 end
 
 local function described(m)
-  local parts = { ("ranks %d, tables %s, matrices %s, follow %s, dense %s, %s: %s"):format(m.ranks, m.tables, m.matrices,
-    tostring(m.follow), tostring(m.dense), m.interaction, table.concat(m.stack, " ")) }
+  local parts = { ("ranks %d, tables %s, matrices %s, follow %s, dense %s, %s: %s"):format(m.ranks, m.tables,
+    m.matrices, tostring(m.follow), tostring(m.dense), m.interaction, table.concat(m.stack, " ")) }
   for _, c in ipairs(m.collections) do
     parts[#parts + 1] = ("  %s %s%s, length %d"):format(c.name, c.kind, c.weighted and ", weighted" or "", c.length)
     for _, t in ipairs(c.tables) do
-      parts[#parts + 1] = ("    %s %dx%d %s %s: %s"):format(t.name, t.num_embeddings, t.embedding_dim, t.data_type or "",
-        t.pooling or "", table.concat(t.feature_names, " "))
+      parts[#parts + 1] = ("    %s %dx%d %s %s: %s"):format(t.name, t.num_embeddings, t.embedding_dim, t.data_type
+        or "", t.pooling or "", table.concat(t.feature_names, " "))
     end
   end
   return table.concat(parts, "\n")

@@ -1,11 +1,12 @@
--- plan_search.lua: how good plans are: models drawn at random under tight memory, on 8 to 512 ranks; the planner's plan beside the best
--- that a hill climber finds, which knows nothing of it: it changes the option and the ranks of one table, or of two, at random, keeps
--- what is better and, less and less, what is worse. Plans that break the memory of a rank are an error; plans slower than the climber's
--- by more than is allowed, too.
+-- plan_search.lua: how good plans are: models drawn at random under tight memory, on 8 to 512 ranks; the planner's plan
+-- beside the best that a hill climber finds, which knows nothing of it: it changes the option and the ranks of one
+-- table, or of two, at random, keeps what is better and, less and less, what is worse. Plans that break the memory of a
+-- rank are an error; plans slower than the climber's by more than is allowed, too.
 --
 --   luajit tests/fuzz/plan_search.lua [MODELS [SEED]]   as `make test` runs it: climbs of a second
 --   luajit tests/fuzz/plan_search.lua SECONDSs [SEED]   as `make fuzz` runs it
---   luajit tests/fuzz/plan_search.lua full MODELS SEED SECONDS   climbs of so many seconds of processor time each; a line for each model
+--   luajit tests/fuzz/plan_search.lua full MODELS SEED SECONDS   climbs of so many seconds of processor time each; a
+--                                                                line for each model
 -- inputs: 5
 local ffi = require "ffi"
 local here, build = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
@@ -36,19 +37,23 @@ local function drawn(seed)
   local spread, optimizer = 2 + 3 * draw(), pick(draw, { "rowwise_adagrad", "adam", "sgd", "adagrad" })
   local copies = ({ adam = 3, adagrad = 2 })[optimizer] or 1
   for i = 1, math.floor(20 * 50 ^ draw()) do
-    local t = { name = "t" .. i, num_embeddings = 10 ^ (3 + spread * draw()), embedding_dim = pick(draw, { 16, 32, 64, 128, 256 }) }
+    local t = { name = "t" .. i, num_embeddings = 10 ^ (3 + spread * draw()),
+      embedding_dim = pick(draw, { 16, 32, 64, 128, 256 }) }
     tables[i], bytes = t, bytes + t.num_embeddings * t.embedding_dim * 4 * copies
     constraints[t.name] = plan.ParameterConstraints { pooling_factors = { math.floor(1 + 30 * draw() ^ 3) } }
   end
   local batch_size, tight = pick(draw, { 128, 512, 1024 }), 0.4 + 0.8 * draw()
-  local topology = plan.Topology.preset(pick(draw, { "dgx_a100_80gb", "dgx_h100_80gb", "dgx_v100_32gb" }), { world_size = ranks })
+  local topology = plan.Topology.preset(pick(draw, { "dgx_a100_80gb", "dgx_h100_80gb", "dgx_v100_32gb" }),
+    { world_size = ranks })
   local scale = 0.85 * ranks * topology.devices[1].hbm / tight / bytes
-  for _, t in ipairs(tables) do t.num_embeddings = math.max(100, math.min(2e9, math.floor(t.num_embeddings * scale))) end
+  for _, t in ipairs(tables) do
+    t.num_embeddings = math.max(100, math.min(2e9, math.floor(t.num_embeddings * scale)))
+  end
   return plan.describe.of { tables = tables, optimizer = optimizer },
     { topology = topology, constraints = constraints, batch_size = batch_size, sharder = plan.perilune_sharder }
 end
 
--- -- the climber ---------------------------------------------------------------------------------------------------------------------
+-- -- the climber ------------------------------------------------------------------------------------------------------
 
 local function shards_of(option)
   local list = {}
@@ -64,8 +69,8 @@ Climber.__index = Climber
 --- tables: lists of options.
 local function climber_of(tables, topology, seed)
   local W = topology.world_size
-  local self = setmetatable({ tables = tables, W = W, G = topology.intra_group_size, draw = generator(seed), option = {}, ranks = {},
-    shards = {}, time = ffi.new("double[?]", W), used = {}, cap = {} }, Climber)
+  local self = setmetatable({ tables = tables, W = W, G = topology.intra_group_size, draw = generator(seed),
+    option = {}, ranks = {}, shards = {}, time = ffi.new("double[?]", W), used = {}, cap = {} }, Climber)
   for _, tier in ipairs { "hbm", "ddr" } do
     self.used[tier], self.cap[tier] = ffi.new("double[?]", W), ffi.new("double[?]", W)
     for r, device in ipairs(topology.devices) do self.cap[tier][r - 1] = math.max(device[tier], 1) end
@@ -80,16 +85,18 @@ function Climber:put(t, option, ranks, sign)
   for k, run in ipairs(self.shards[option]) do
     local r = ranks == true and k - 1 or ranks[k]
     self.time[r] = self.time[r] + sign * run.perf.total
-    self.used.hbm[r], self.used.ddr[r] = self.used.hbm[r] + sign * run.storage.hbm, self.used.ddr[r] + sign * run.storage.ddr
+    self.used.hbm[r], self.used.ddr[r] = self.used.hbm[r] + sign * run.storage.hbm, self.used.ddr[r]
+      + sign * run.storage.ddr
   end
   self.option[t], self.ranks[t] = option, ranks
 end
 
---- What is climbed: the longest rank's time, what all ranks have near it, and memory beyond what there is. And the first alone, and whether
---- all fits.
+--- What is climbed: the longest rank's time, what all ranks have near it, and memory beyond what there is. And the
+--- first alone, and whether all fits.
 function Climber:cost()
   local longest, over, sum = 0, 0, 0
-  local time, hbm, ddr, cap_hbm, cap_ddr, scale = self.time, self.used.hbm, self.used.ddr, self.cap.hbm, self.cap.ddr, self.scale
+  local time, hbm, ddr, cap_hbm, cap_ddr, scale = self.time, self.used.hbm, self.used.ddr, self.cap.hbm, self.cap.ddr,
+    self.scale
   for r = 0, self.W - 1 do
     local x = time[r] / scale
     longest = math.max(longest, x)
@@ -232,13 +239,15 @@ function Climber:climb(seconds)
   return best
 end
 
--- -- one model -----------------------------------------------------------------------------------------------------------------------
+-- -- one model --------------------------------------------------------------------------------------------------------
 
 --- An error unless every rank has the memory that a plan takes there.
 local function check_memory(search)
   local best, partitioners = search.best, require "perilune.plan.partitioners"
   for _, tier in ipairs { "hbm", "ddr", "ssd" } do
-    local used = partitioners.by_rank(best.proposal, best.placement, search.topology.world_size, function(run) return run.storage[tier] end)
+    local used = partitioners.by_rank(best.proposal, best.placement, search.topology.world_size, function(run)
+      return run.storage[tier]
+    end)
     for r, bytes in ipairs(used) do
       local has = search.topology.devices[r][tier]
       if bytes > has then error(("rank %d takes %.17g bytes (%s) and has %.17g"):format(r - 1, bytes, tier, has)) end
@@ -261,8 +270,8 @@ local function compare(seed, seconds)
     table.insert(at[option.fqn], option)
   end
   local climbed = KNOWN[seed] or climber_of(tables, search.topology, seed):climb(seconds)
-  return { ranks = args.topology.world_size, tables = #tables, ours = search.best and search.best.rating, climbed = climbed,
-    seconds = took }
+  return { ranks = args.topology.world_size, tables = #tables, ours = search.best and search.best.rating,
+    climbed = climbed, seconds = took }
 end
 
 local function line_of(seed, x)
@@ -284,8 +293,9 @@ if arg[1] == "full" then
   table.sort(ratios)
   local within = 0
   for _, ratio in ipairs(ratios) do within = within + (ratio <= ALLOWED and 1 or 0) end
-  print(("%d models, %d with a plan of the climber; ours over its: least %.3f, median %.3f, largest %.3f; %d within %g"):format(models,
-    #ratios, ratios[1] or 0, ratios[math.ceil(#ratios / 2)] or 0, ratios[#ratios] or 0, within, ALLOWED))
+  print(("%d models, %d with a plan of the climber; ours over its: least %.3f, median %.3f, largest %.3f; %d within "
+    .. "%g"):format(models, #ratios, ratios[1] or 0, ratios[math.ceil(#ratios / 2)] or 0, ratios[#ratios] or 0, within,
+    ALLOWED))
   return
 end
 

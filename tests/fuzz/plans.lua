@@ -1,17 +1,20 @@
--- plans.lua: legal plans drawn at random: worlds of 1 to 8 ranks on nodes that may differ in size, tables of all shapes, every sharding
--- type in any mixture, uneven and empty shards. On each the law is checked: outputs and, after two steps, weights and optimizer states are
--- those of the unsharded collection on the batches of all ranks; with exact sums, bit for bit. Half of the plans are saved as a checkpoint
--- after the first step, half of them behind the next one, and go on under another plan, on another number of ranks. Of these half take up
--- to two more steps before, and save an increment after each; they save one more under the other plan, and are loaded, or followed one by
--- one. Of those that are not saved half are resharded, on the same ranks.
+-- plans.lua: legal plans drawn at random: worlds of 1 to 8 ranks on nodes that may differ in size, tables of all
+-- shapes, every sharding type in any mixture, uneven and empty shards. On each the law is checked: outputs and, after
+-- two steps, weights and optimizer states are those of the unsharded collection on the batches of all ranks; with exact
+-- sums, bit for bit. Half of the plans are saved as a checkpoint after the first step, half of them behind the next
+-- one, and go on under another plan, on another number of ranks. Of these half take up to two more steps before, and
+-- save an increment after each; they save one more under the other plan, and are loaded, or followed one by one. Of
+-- those that are not saved half are resharded, on the same ranks.
 --
---   luajit tests/fuzz/plans.lua [PLANS [SEED]]     as `make test` runs it; a failure prints the plan and how to repeat it
+--   luajit tests/fuzz/plans.lua [PLANS [SEED]]     as `make test` runs it; a failure prints the plan and how to repeat
+--                                                  it
 --   luajit tests/fuzz/plans.lua SECONDSs [SEED]    as `make fuzz` runs it
 --   luajit tests/fuzz/plans.lua once SEED          one plan of it, printed first
 -- inputs: 700
 -- takes: 20 s
 local here, build = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
-package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(here, build, here, here, here, package.path)
+package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(here, build, here, here, here,
+  package.path)
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local drawing = require "spec.support.drawing"
@@ -22,7 +25,7 @@ local STEPS = 2
 local kept = drawing.folder "plans" -- the checkpoint
 local map = peri.util.map
 
--- -- drawing ---------------------------------------------------------------------------------------------------------------------------
+-- -- drawing ----------------------------------------------------------------------------------------------------------
 
 --- The number of the world that makes a step.
 local function world_of(case, step) return case.worlds[2] and step > 1 + case.increments and 2 or 1 end
@@ -102,7 +105,8 @@ function draw_entry.grid_shard(below, t, w)
   if below(2) == 0 then return plan.grid_shard(hosts) end
   local ranks, sizes = {}, {}
   for i = 1, n do
-    local chosen = hosts[i] == hosts[i - 1] and peri.util.copy(w.nodes[hosts[i] + 1]) or some(below, w.nodes[hosts[i] + 1])
+    local chosen = hosts[i] == hosts[i - 1] and peri.util.copy(w.nodes[hosts[i] + 1])
+      or some(below, w.nodes[hosts[i] + 1])
     local again = {} -- the block before on this node must have ended: it begins with a rank that this one has
     for _, r in ipairs(chosen) do
       if r == ranks[#ranks] then table.insert(again, 1, r) else again[#again + 1] = r end
@@ -118,8 +122,9 @@ end
 local kinds = peri.util.keys(draw_entry)
 --- eps is large: gradients that nearly cancel would show their rounding divided by it.
 local optimizers = {
-  { optimizer = "sgd" }, { optimizer = "adagrad", eps = 0.1 }, { optimizer = "rowwise_adagrad", eps = 0.1, by_row = true },
-  { optimizer = "adam", eps = 0.1 }, { optimizer = "partial_rowwise_adam", eps = 0.1, by_row = true },
+  { optimizer = "sgd" }, { optimizer = "adagrad", eps = 0.1 },
+  { optimizer = "rowwise_adagrad", eps = 0.1, by_row = true }, { optimizer = "adam", eps = 0.1 },
+  { optimizer = "partial_rowwise_adam", eps = 0.1, by_row = true },
 }
 
 --- A world: { size =, local_size =, ranks =, nodes = lists of ranks }.
@@ -137,8 +142,8 @@ end
 local function draw_tables(below, case)
   local cols = 4 * (below(6) + 1)
   for i = 1, below(4) + 1 do
-    local t = { name = "t" .. i, rows = below(below(4) == 0 and 4 or 40) + 1, cols = case.sequence and cols or 4 * (below(6) + 1),
-      features = some(below, case.features), pooling = pick(below, { "SUM", "MEAN" }) }
+    local t = { name = "t" .. i, rows = below(below(4) == 0 and 4 or 40) + 1, cols = case.sequence and cols
+      or 4 * (below(6) + 1), features = some(below, case.features), pooling = pick(below, { "SUM", "MEAN" }) }
     t.shardings = map(case.worlds, function(w) return draw_entry[pick(below, kinds)](below, t, w) end)
     case.tables[i] = t
     for _, f in ipairs(t.features) do case.limit[f] = math.min(case.limit[f] or t.rows, t.rows) end
@@ -185,7 +190,8 @@ local function draw(seed)
     end
   end
   case.params = peri.util.copy(pick(below, optimizers))
-  if case.params.by_row and blocks then case.params = peri.util.copy(optimizers[4]) end -- with blocks there are several states for a row
+  -- with blocks there are several states for a row
+  if case.params.by_row and blocks then case.params = peri.util.copy(optimizers[4]) end
   case.params.by_row, case.params.learning_rate, case.params.exact = nil, 0.1, case.exact
   case.division = replicas or below(2) == 0 -- the gradients of replicas are means in any case
   case.bits = case.exact
@@ -209,15 +215,15 @@ end
 
 local function text_of(case)
   local worlds = map(case.worlds, function(w) return ("%d ranks, %d per node"):format(w.size, w.local_size) end)
-  local lines = { ("%s, %d increments, %s, %s, %s%s%s%s, gradients %s"):format(table.concat(worlds, ", then "), case.increments,
-    case.device,
+  local lines = { ("%s, %d increments, %s, %s, %s%s%s%s, gradients %s"):format(table.concat(worlds, ", then "),
+    case.increments, case.device,
     case.sequence and "sequences" or "bags", case.params.optimizer, case.exact and ", exact" or "",
     case.slopes and ", weights with gradient" or case.weighted and ", weighted" or "",
     case.variable and ", variable batch" or "", case.division and "divided" or "added up") }
   if case.async then lines[1] = lines[1] .. ", saved behind a step" end
   for _, t in ipairs(case.tables) do
-    lines[#lines + 1] = ("  %s: %d x %d %s of %s, %s: %s"):format(t.name, t.rows, t.cols, case.data_type, table.concat(t.features, ", "),
-      t.pooling, table.concat(map(t.shardings, tostring), ", then "))
+    lines[#lines + 1] = ("  %s: %d x %d %s of %s, %s: %s"):format(t.name, t.rows, t.cols, case.data_type,
+      table.concat(t.features, ", "), t.pooling, table.concat(map(t.shardings, tostring), ", then "))
   end
   for i, entry in ipairs(case.resharded or {}) do
     lines[#lines + 1] = ("  resharded: %s: %s"):format(case.tables[i].name, tostring(entry))
@@ -225,12 +231,13 @@ local function text_of(case)
   return table.concat(lines, "\n")
 end
 
--- -- running ---------------------------------------------------------------------------------------------------------------------------
+-- -- running ----------------------------------------------------------------------------------------------------------
 
 local function tables_of(case)
   return map(case.tables, function(t)
     return (case.sequence and peri.EmbeddingConfig or peri.EmbeddingBagConfig) { name = t.name, num_embeddings = t.rows,
-      embedding_dim = t.cols, feature_names = t.features, pooling = not case.sequence and t.pooling or nil, data_type = case.data_type }
+      embedding_dim = t.cols, feature_names = t.features, pooling = not case.sequence and t.pooling or nil,
+      data_type = case.data_type }
   end)
 end
 
@@ -303,7 +310,8 @@ local function add_weights(case, batches, weights, divisor, outputs)
   end
 end
 
---- Forward and backward of `batches` (of `ranks`) with the gradients of each; returns by rank its outputs, a list of flat lists.
+--- Forward and backward of `batches` (of `ranks`) with the gradients of each; returns by rank its outputs, a list of
+--- flat lists.
 local function step_of(case, module, step, batches, ranks, divisor)
   local features, _, _, weights = features_of(case, batches)
   local outputs = map(batches, function() return {} end)
@@ -379,22 +387,24 @@ local powers = { true, true, false, true, [8] = true }
 local function sharded(case, i, world)
   local entries = {}
   for _, t in ipairs(case.tables) do entries[t.name] = t.shardings[i] end
-  return peri.shard[case.sequence and "ShardedEmbeddingCollection" or "ShardedEmbeddingBagCollection"] { tables = tables_of(case),
-    plan = entries, group = world, device = case.device, fused_params = case.params, seed = 5, gradient_division = case.division,
-    is_weighted = not case.sequence and case.weighted or nil }
+  return peri.shard[case.sequence and "ShardedEmbeddingCollection"
+    or "ShardedEmbeddingBagCollection"] { tables = tables_of(case), plan = entries, group = world, device = case.device,
+    fused_params = case.params, seed = 5, gradient_division = case.division, is_weighted = not case.sequence
+      and case.weighted or nil }
 end
 
 --- The module goes on under another plan, on the same ranks.
 local function reshard(case, module, world)
   local entries = {}
   for k, t in ipairs(case.tables) do entries[t.name] = case.resharded[k] end
-  local err = require("perilune.model.reshard").modules { modules = { module }, plans = { plan.EmbeddingModuleShardingPlan(entries) },
-    keepers = {}, group = world, shared = world, folder = kept:match "^(.*)/" }
+  local err = require("perilune.model.reshard").modules { modules = { module },
+    plans = { plan.EmbeddingModuleShardingPlan(entries) }, keepers = {}, group = world, shared = world,
+    folder = kept:match "^(.*)/" }
   if err then error(err, 0) end
 end
 
---- Steps [from, last] in world i, on whose ranks begin(module) comes before, finish(module) afterwards, and after(module, world, step), if
---- it is given, behind each step.
+--- Steps [from, last] in world i, on whose ranks begin(module) comes before, finish(module) afterwards, and
+--- after(module, world, step), if it is given, behind each step.
 local function train(case, i, want, from, last, begin, finish, after)
   local w = case.worlds[i]
   sim.run(w.size, function(rank, world)
@@ -424,8 +434,9 @@ local function check(case)
   local function path_of(n) return n == 0 and kept or ("%s-%d"):format(kept, n) end
   local last = case.increments
   local function save(module, world, n, async)
-    return peri.checkpoint.save(path_of(n), { model = module }, { group = world, replace = n == 0, values = { step = 1 + n },
-      increments = n == 0 and last > 0, increment_of = n > 0 and path_of(n - 1) or nil, async = async })
+    return peri.checkpoint.save(path_of(n), { model = module },
+      { group = world, replace = n == 0, values = { step = 1 + n }, increments = n == 0 and last > 0,
+        increment_of = n > 0 and path_of(n - 1) or nil, async = async })
   end
   train(case, 1, want, 1, 1 + last, nothing, nothing, function(module, world, step)
     local pending = save(module, world, step - 1, case.async)
@@ -448,7 +459,8 @@ local function check(case)
     end
     follower:close()
   end
-  train(case, 2, want, 2 + last, STEPS + last, function(module, world) load(module, world, last) end, function(module, world)
+  train(case, 2, want, 2 + last, STEPS + last, function(module, world) load(module, world, last) end,
+    function(module, world)
     states(module)
     if last == 0 then return end
     save(module, world, last + 1)
@@ -460,7 +472,7 @@ local function check(case)
   for n = last > 0 and last + 1 or 0, 0, -1 do peri.ffi.check(peri.ffi.C.peri_checkpoint_remove(path_of(n))) end
 end
 
--- -- the runs --------------------------------------------------------------------------------------------------------------------------
+-- -- the runs ---------------------------------------------------------------------------------------------------------
 
 local once = arg[1] == "once"
 local length, seed = once and "1" or arg[1] or "1000", tonumber(arg[2]) or 1

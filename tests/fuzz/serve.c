@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * serve.c: any bytes as the body of a request, in each form: refused with a sentence, and the batch is as it was; or read, and then all
- * features have the same samples, ids are in range, numbers are finite, and the answer to it is JSON.
+ * serve.c: any bytes as the body of a request, in each form: refused with a sentence, and the batch is as it was; or
+ * read, and then all features have the same samples, ids are in range, numbers are finite, and the answer to it is
+ * JSON.
  *
  * inputs: 300000
  */
@@ -13,16 +14,16 @@
 #include <math.h>
 #include <string.h>
 
-static const peri__serve_input inputs[] = {{.name = "a", .kind = PERI__SERVE_NUMBERS, .width = 1},
-                                           {.name = "b", .kind = PERI__SERVE_NUMBERS, .width = 2},
-                                           {.name = "c", .kind = PERI__SERVE_IDS, .rows = 100},
-                                           {.name = "d", .kind = PERI__SERVE_IDS},
-                                           {.name = "e", .kind = PERI__SERVE_IDS, .rows = 9, .skip = true, .optional = true},
-                                           {.name = "e.weights", .kind = PERI__SERVE_WEIGHTS, .of = 4, .optional = true},
-                                           {.name = "f", .kind = PERI__SERVE_NUMBERS, .width = 3, .optional = true, .any = true},
-                                           {.name = "g", .kind = PERI__SERVE_IDS, .of = 4, .same = true, .optional = true},
-                                           {.name = "h", .kind = PERI__SERVE_NUMBERS, .width = 1, .of = 4, .counts = true,
-                                            .optional = true}};
+static const peri__serve_input inputs[] = {
+    {.name = "a", .kind = PERI__SERVE_NUMBERS, .width = 1},
+    {.name = "b", .kind = PERI__SERVE_NUMBERS, .width = 2},
+    {.name = "c", .kind = PERI__SERVE_IDS, .rows = 100},
+    {.name = "d", .kind = PERI__SERVE_IDS},
+    {.name = "e", .kind = PERI__SERVE_IDS, .rows = 9, .skip = true, .optional = true},
+    {.name = "e.weights", .kind = PERI__SERVE_WEIGHTS, .of = 4, .optional = true},
+    {.name = "f", .kind = PERI__SERVE_NUMBERS, .width = 3, .optional = true, .any = true},
+    {.name = "g", .kind = PERI__SERVE_IDS, .of = 4, .same = true, .optional = true},
+    {.name = "h", .kind = PERI__SERVE_NUMBERS, .width = 1, .of = 4, .counts = true, .optional = true}};
 static const peri__serve_output outputs[] = {{.name = "x", .width = 1}, {.name = "y", .width = 2},
                                              {.name = "z", .width = 2, .listed = true, .list = 4}};
 enum { N_INPUTS = 9 };
@@ -35,15 +36,18 @@ static void check_batch(const peri__serve_batch *b, int64_t samples)
         const peri__serve_column *c = &b->columns[f];
         require(c->n_samples == samples, "a feature has other samples");
         if (inputs[f].kind != PERI__SERVE_IDS)
-            for (int64_t i = 0; i < c->n_values; i++) require(inputs[f].any || isfinite(c->numbers[i]), "a number that is none");
+            for (int64_t i = 0; i < c->n_values; i++)
+                require(inputs[f].any || isfinite(c->numbers[i]), "a number that is none");
         if (inputs[f].kind == PERI__SERVE_NUMBERS) {
             require(c->n_values == samples * inputs[f].width, "a feature has other values");
             continue;
         }
         for (int64_t i = 0; i < samples; i++) require(c->offsets[i + 1] >= c->offsets[i], "lists out of order");
         require(c->offsets[0] == 0 && c->n_values == c->offsets[samples], "ids of no sample");
-        for (int64_t i = 0; (f == 5 || f == 7) && i <= samples; i++) require(c->offsets[i] == b->columns[4].offsets[i], "weights of no id");
-        for (int64_t i = 0; f == 2 && i < c->n_values; i++) require(c->ids[i] >= 0 && c->ids[i] < 100, "an id out of range");
+        for (int64_t i = 0; (f == 5 || f == 7) && i <= samples; i++)
+            require(c->offsets[i] == b->columns[4].offsets[i], "weights of no id");
+        for (int64_t i = 0; f == 2 && i < c->n_values; i++)
+            require(c->ids[i] >= 0 && c->ids[i] < 100, "an id out of range");
     }
 }
 
@@ -57,7 +61,8 @@ static void check_answer(const peri__serve_batch *b, const peri__serve_question 
     int64_t *const offsets[] = {NULL, NULL, b->columns[4].offsets}; /* z: a row for each id of e */
     if (b->samples * 2 > 4096 || b->columns[4].n_values * 2 > 4096) return;
     for (int64_t i = 0; i < b->samples; i++)
-        require(b->columns[8].numbers[i] <= (float)(b->columns[4].offsets[i + 1] - b->columns[4].offsets[i]), "a count of too many");
+        require(b->columns[8].numbers[i] <= (float)(b->columns[4].offsets[i + 1] - b->columns[4].offsets[i]),
+                "a count of too many");
     memset(numbers, 0, sizeof numbers);
     memcpy(numbers, b->columns[0].numbers, (size_t)b->samples * 4);
     require(peri__serve_write(&facts, q, out, offsets, &text, &length, &json_bytes) >= 0, "no answer");

@@ -1,16 +1,20 @@
--- serving.lua: a trainer that saves at every step, and `perilune serve --follow`, of which one or the other is killed (SIGKILL) at random
--- moments and started again, while somebody asks. The law: every answer is of a state that was saved, as a whole: after step n every row
--- and the bias are -n, so that an answer of two states shows; a server that is started again serves such a state too, and no older one
--- than an answer before said; and in the end it has the trainer's last step.
+-- serving.lua: a trainer that saves at every step, and `perilune serve --follow`, of which one or the other is killed
+-- (SIGKILL) at random moments and started again, while somebody asks. The law: every answer is of a state that was
+-- saved, as a whole: after step n every row and the bias are -n, so that an answer of two states shows; a server that
+-- is started again serves such a state too, and no older one than an answer before said; and in the end it has the
+-- trainer's last step.
 --
 --   luajit tests/fuzz/serving.lua [KILLS [SEED]]   as `make test` runs it; a failure prints the answer
 --   luajit tests/fuzz/serving.lua SECONDSs [SEED]  as `make fuzz` runs it
---   luajit tests/fuzz/serving.lua load [STEPS [RELOADS]]   no kills, but two clients that ask as fast as they can, while the trainer makes
---                                                  STEPS (100) increments and the model file is replaced RELOADS (10) times
+--   luajit tests/fuzz/serving.lua load [STEPS [RELOADS]]   no kills, but two clients that ask as fast as they can,
+--                                                          while the trainer makes
+--                                                  STEPS (100) increments and the model file is replaced RELOADS (
+--                                                    10) times
 -- inputs: 3
 -- takes: 4 s, mostly waits
 local here, build = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
-package.path = ("%s/?.lua;%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s"):format(here, here, build, here, here, package.path)
+package.path = ("%s/?.lua;%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s"):format(here, here, build, here, here,
+  package.path)
 local ffi = require "ffi"
 local shell = require "spec.support.shell"
 local serving = require "spec.support.serving"
@@ -178,7 +182,8 @@ local function load(steps, reloads)
     n = n + check_answers(("%s/answers%d"):format(folder, i))
   end
   server:stop()
-  print(("%d answers, none refused, each of one state that was saved; %d steps, the file replaced %d times"):format(n, last, replaced))
+  print(("%d answers, none refused, each of one state that was saved; %d steps, the file replaced %d times"):format(n,
+    last, replaced))
 end
 
 local count, seconds = tonumber((arg[1] or "3"):match "^(%d+)$"), tonumber((arg[1] or ""):match "^([%d.]+)s$")

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sparse.c: any lengths, offsets, permutations, masks, ids, tables and bytes at the sparse operators: an error with a message, or results
- * of the promised shape whose numbers add up. The bytes are read as small choices; numbers are mostly small, now and then extreme.
+ * sparse.c: any lengths, offsets, permutations, masks, ids, tables and bytes at the sparse operators: an error with a
+ * message, or results of the promised shape whose numbers add up. The bytes are read as small choices; numbers are
+ * mostly small, now and then extreme.
  */
 #include <perilune/perilune.h>
 
@@ -10,11 +11,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* -- choices -------------------------------------------------------------------------------------------------------------------- */
+/* -- choices ------------------------------------------------------------------------------------------------------- */
 
 static int64_t extreme(void)
 {
-    static const int64_t values[] = {-1, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, INT64_C(1) << 31, INT64_C(1) << 50, -7, 1000};
+    static const int64_t values[] = {-1, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, INT64_C(1) << 31, INT64_C(1) << 50,
+                                     -7, 1000};
     return values[pick(9)];
 }
 
@@ -52,7 +54,7 @@ static peri_tensor *offsets(int64_t n, int64_t total)
     return numbers(x, n + 1, some_dtype());
 }
 
-/* -- what comes out -------------------------------------------------------------------------------------------------------------- */
+/* -- what comes out ------------------------------------------------------------------------------------------------ */
 
 /** A failure has a message; a success gave tensors that can be read. */
 static void judge(peri_status status, peri_tensor **out, int count)
@@ -85,12 +87,13 @@ static void release(peri_tensor **t, int n)
     for (int i = 0; i < n; i++) peri_tensor_release(t[i]);
 }
 
-/* -- operators ------------------------------------------------------------------------------------------------------------------- */
+/* -- operators ----------------------------------------------------------------------------------------------------- */
 
 static void permuting(void)
 {
     int64_t parts = pick(MOST), n = pick(MOST), total = pick(MOST);
-    peri_tensor *in[4] = {ints(n, parts), ints(parts, 3), ints(total, 99), pick(2) ? ints(total, 99) : NULL}, *out[3] = {0};
+    peri_tensor *in[4] = {ints(n, parts), ints(parts, 3), ints(total, 99), pick(2) ? ints(total, 99) : NULL},
+                *out[3] = {0};
     peri_permute_result r = {0};
     peri_status status = peri_sparse_permute(in[0], in[1], in[2], in[3], &r);
     out[0] = r.lengths, out[1] = r.values, out[2] = r.weights;
@@ -105,14 +108,18 @@ static void permuting(void)
     release(in, 4);
 }
 
-/** The number of rows that a result is said to have: @total, or -1 (whatever the offsets end with) where that is nothing huge. */
+/** The number of rows that a result is said to have: @total, or -1 (whatever the offsets end with) where that is
+ *  nothing huge. */
 static int64_t said(peri_tensor *offsets, int64_t total)
 {
     char host[8 * (MOST + 2)];
     peri_tensor_desc d = {.size = sizeof d};
     peri_tensor_describe(offsets, &d);
-    require(peri_tensor_read(offsets, host, d.numel * peri_dtype_size(d.dtype)) == PERI_OK, "offsets that cannot be read");
-    int64_t last = d.numel == 0 ? 0 : d.dtype == PERI_I32 ? ((int32_t *)(void *)host)[d.numel - 1] : ((int64_t *)(void *)host)[d.numel - 1];
+    require(peri_tensor_read(offsets, host, d.numel * peri_dtype_size(d.dtype)) == PERI_OK,
+            "offsets that cannot be read");
+    int64_t last = d.numel == 0          ? 0
+                   : d.dtype == PERI_I32 ? ((int32_t *)(void *)host)[d.numel - 1]
+                                         : ((int64_t *)(void *)host)[d.numel - 1];
     return pick(2) || last > 1 << 20 ? total : -1;
 }
 
@@ -146,9 +153,11 @@ static void summing(void)
 
 static void padding(void)
 {
-    int64_t bags = pick(8), middle = pick(8), total = pick(MOST), max[2] = {pick(5), pick(5)}, shape[3] = {bags, max[0], max[1]};
+    int64_t bags = pick(8), middle = pick(8), total = pick(MOST), max[2] = {pick(5), pick(5)},
+            shape[3] = {bags, max[0], max[1]};
     int32_t levels = 1 + (int32_t)pick(2);
-    peri_tensor *cuts[2] = {offsets(bags, levels == 2 ? middle : total), offsets(middle, total)}, *values = ints(total, 99), *dense = NULL;
+    peri_tensor *cuts[2] = {offsets(bags, levels == 2 ? middle : total), offsets(middle, total)},
+                *values = ints(total, 99), *dense = NULL;
     peri_tensor *out[2] = {0};
     judge(peri_sparse_jagged_to_dense(values, cuts, max, levels, -1, &out[0]), out, 1);
     require(peri_tensor_full(device, PERI_F32, 1 + levels, shape, 1, &dense) == PERI_OK, "a dense tensor");
@@ -189,12 +198,17 @@ static peri_tensor *floats(int64_t n, int32_t dtype)
 
 static void picking(void)
 {
-    int64_t bags = pick(MOST), total = pick(MOST), many = pick(9), shape[3], rows[3], columns[3], counts[3], elements = 0, chosen = 0;
-    peri_tensor *values = floats(total, PERI_F32), *cuts = ints(bags, 3), *first = ints(bags, 2), *mask = NULL, *out[5] = {0};
+    int64_t bags = pick(MOST), total = pick(MOST), many = pick(9), shape[3], rows[3], columns[3], counts[3],
+            elements = 0, chosen = 0;
+    peri_tensor *values = floats(total, PERI_F32), *cuts = ints(bags, 3), *first = ints(bags, 2), *mask = NULL,
+                *out[5] = {0};
     require(peri_tensor_to(values, PERI_BOOL, NULL, &mask) == PERI_OK, "a mask");
     judge(peri_sparse_masked_select(values, cuts, mask, &out[0], &out[1]), out, 2);
     judge(peri_sparse_slice(values, cuts, first, pick(9) == 8 ? extreme() : pick(5), &out[2], &out[3]), out + 2, 2);
-    peri_batch_select_args a = {.n = pick(9) == 8 ? 0 : 1 + pick(3), .num_indices = counts, .rows = rows, .columns = columns,
+    peri_batch_select_args a = {.n = pick(9) == 8 ? 0 : 1 + pick(3),
+                                .num_indices = counts,
+                                .rows = rows,
+                                .columns = columns,
                                 .permute_output_dim_0_1 = pick(2)};
     for (int64_t m = 0; m < 3; m++) {
         counts[m] = a.permute_output_dim_0_1 ? many : pick(6);
@@ -226,7 +240,8 @@ static void looking_up(void)
 {
     int64_t tables = 1 + pick(3), bags = tables * (1 + pick(3)), total = pick(MOST), size = pick(MOST);
     peri_tensor *ids = ints(total, pick(2) ? 99 : 3), *rows = ints(total, 9), *bounds = offsets(bags, total);
-    peri_tensor *ends = offsets(tables, size), *map = ints(size, 9), *out[4] = {0}, *known = slots(size, pick(2) ? PERI_I32 : PERI_I64);
+    peri_tensor *ends = offsets(tables, size), *map = ints(size, 9), *out[4] = {0},
+                *known = slots(size, pick(2) ? PERI_I32 : PERI_I64);
     judge(peri_sparse_pruned_array_lookup(ids, bounds, map, ends, &out[0]), out, 1);
     peri_status status = peri_sparse_pruned_hashmap_insert(ids, rows, bounds, known, ends, &out[1]);
     judge(status, out + 1, 1);
@@ -256,24 +271,38 @@ static void attending(void)
 {
     int64_t n = pick(6), rows = n ? pick(9) : 0, heads = 1 + pick(2), dim = 1 + pick(2);
     int32_t odd = (int32_t)pick(12);
-    peri_tensor *in[] = {vectors(rows, heads, dim), vectors(rows + (odd == 11), heads, dim), vectors(rows, heads, 1 + pick(3)),
-                         offsets(n, rows), pick(2) ? ints(n + (odd == 10), 3) : NULL, ints(rows, 1000)};
+    peri_tensor *in[] = {
+        vectors(rows, heads, dim), vectors(rows + (odd == 11), heads, dim),   vectors(rows, heads, 1 + pick(3)),
+        offsets(n, rows),          pick(2) ? ints(n + (odd == 10), 3) : NULL, ints(rows, 1000)};
     peri_tensor *out[4] = {NULL};
     for (int32_t i = 0; i < 3; i++)
         if (pick(3)) (void)peri_tensor_requires_grad(in[i], true);
-    const peri_attention_args a = {.size = sizeof a, .q = in[0], .k = in[1], .v = in[2], .seq_offsets = in[3], .num_targets = in[4],
+    const peri_attention_args a = {.size = sizeof a,
+                                   .q = in[0],
+                                   .k = in[1],
+                                   .v = in[2],
+                                   .seq_offsets = in[3],
+                                   .num_targets = in[4],
                                    .max_seq_len = pick(9) == 8 ? extreme() : pick(2) * MOST,
-                                   .max_attn_len = pick(9) == 8 ? extreme() : pick(4), .alpha = 0.5, .scale = 0.1,
-                                   .form = (int32_t)pick(5) / 2, .causal = pick(2)};
+                                   .max_attn_len = pick(9) == 8 ? extreme() : pick(4),
+                                   .alpha = 0.5,
+                                   .scale = 0.1,
+                                   .form = (int32_t)pick(5) / 2,
+                                   .causal = pick(2)};
     judge(peri_sparse_attention(&a, &out[0]), out, 1);
     peri_tensor_desc d = {.size = sizeof d};
     if (out[0]) peri_tensor_describe(out[0], &d);
     if (d.requires_grad) require(peri_tensor_backward(out[0], out[0]) == PERI_OK, "no gradient");
-    judge(peri_sparse_sequence_positions(in[3], in[4], rows - (pick(9) == 8), pick(9) == 8 ? extreme() : 1 + pick(5), &out[1]),
+    judge(peri_sparse_sequence_positions(in[3], in[4], rows - (pick(9) == 8), pick(9) == 8 ? extreme() : 1 + pick(5),
+                                         &out[1]),
           out + 1, 1);
     judge(peri_sparse_sequence_numbers(in[3], rows, &out[2]), out + 2, 1);
-    const peri_time_buckets_args t = {.size = sizeof t, .timestamps = in[5], .seq_offsets = in[3],
-                                      .num_buckets = pick(9) == 8 ? extreme() : 1 + pick(9), .increment = pick(9) - 1.0, .log = pick(2)};
+    const peri_time_buckets_args t = {.size = sizeof t,
+                                      .timestamps = in[5],
+                                      .seq_offsets = in[3],
+                                      .num_buckets = pick(9) == 8 ? extreme() : 1 + pick(9),
+                                      .increment = pick(9) - 1.0,
+                                      .log = pick(2)};
     judge(peri_sparse_time_buckets(&t, &out[3]), out + 3, 1);
     release(out, 4);
     release(in, 6);
@@ -282,8 +311,12 @@ static void attending(void)
 static void calibrating(void)
 {
     int64_t n = pick(MOST), values = pick(MOST), shape[2] = {n, pick(5)};
-    peri_calibration_args a = {.num_bins = 1 + pick(6), .positive_weight = pick(9) ? 0.5 : 0, .lower_bound = (double)pick(2) / 4,
-                               .upper_bound = 1, .bin_ctr_in_use_after = pick(9), .bin_ctr_weight_value = 0.5};
+    peri_calibration_args a = {.num_bins = 1 + pick(6),
+                               .positive_weight = pick(9) ? 0.5 : 0,
+                               .lower_bound = (double)pick(2) / 4,
+                               .upper_bound = 1,
+                               .bin_ctr_in_use_after = pick(9),
+                               .bin_ctr_weight_value = 0.5};
     if (pick(2)) {
         a.segment_lengths = ints(n, 3);
         a.segment_value = ints(values, 4);
@@ -299,15 +332,20 @@ static void calibrating(void)
                          .min_num_rows = pick(9) == 8 ? extreme() : 0, .min_save_ratio = (double)pick(4)};
     require(peri_tensor_full(device, PERI_F32, 2, shape, 1, &weight) == PERI_OK, "weights");
     judge(peri_sparse_rowwise_prune(weight, logit, &p, &out[3], &out[4]), out + 3, 2);
-    release((peri_tensor *[]){logit, to, weight, a.segment_lengths, a.segment_value, a.bin_num_examples, a.bin_num_positives}, 7);
+    release((peri_tensor *[]){logit, to, weight, a.segment_lengths, a.segment_value, a.bin_num_examples,
+                              a.bin_num_positives},
+            7);
     release(out, 5);
 }
 
 static void quantizing(void)
 {
-    peri_row_format f = {.codes = (int32_t)pick(5), .scale_dtype = pick(3) ? (int32_t)pick(3) : -1, .scale_first = pick(2),
-                         .alignment = pick(3) ? 1 : (int32_t)pick(20), .exponent_bits = (int32_t)pick(7),
-                             .exponent_bias = (int32_t)pick(70)};
+    peri_row_format f = {.codes = (int32_t)pick(5),
+                         .scale_dtype = pick(3) ? (int32_t)pick(3) : -1,
+                         .scale_first = pick(2),
+                         .alignment = pick(3) ? 1 : (int32_t)pick(20),
+                         .exponent_bits = (int32_t)pick(7),
+                         .exponent_bias = (int32_t)pick(70)};
     int64_t shape[2] = {pick(5), pick(70)}, size = 0;
     peri_tensor *x = NULL, *out[2] = {0};
     require(peri_tensor_new(device, PERI_F32, 2, shape, &x) == PERI_OK, "a matrix");
@@ -330,8 +368,8 @@ static void quantizing(void)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static void (*const operators[])(void) = {permuting, spreading, summing, padding, counting, quantizing, picking, looking_up,
-                                               calibrating, attending};
+    static void (*const operators[])(void) = {permuting,  spreading, summing,    padding,     counting,
+                                              quantizing, picking,   looking_up, calibrating, attending};
     bytes = data;
     left = size;
     int64_t live = peri_mem_objects();

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe.c: any ids, offsets, weights, scales and block lists at table batches of every row format, optimizer, pooling and bounds check,
- * forward and backward. What comes out is held against a model in double precision; whatever went in is there unchanged afterwards; rows
- * that nobody asked for keep their bits; errors name the table, feature, sample and id. Now and then the same tables lie in files too, and
- * must give the same bits and the same messages. The bytes are read as small choices; numbers are mostly small, now and then extreme.
+ * tbe.c: any ids, offsets, weights, scales and block lists at table batches of every row format, optimizer, pooling and
+ * bounds check, forward and backward. What comes out is held against a model in double precision; whatever went in is
+ * there unchanged afterwards; rows that nobody asked for keep their bits; errors name the table, feature, sample and
+ * id. Now and then the same tables lie in files too, and must give the same bits and the same messages. The bytes are
+ * read as small choices; numbers are mostly small, now and then extreme.
  *
  * inputs: 40000
  */
@@ -17,11 +18,12 @@
 
 static void fine(peri_status status, const char *what) { require(status == PERI_OK, what); }
 
-/* -- choices -------------------------------------------------------------------------------------------------------------------- */
+/* -- choices ------------------------------------------------------------------------------------------------------- */
 
 static int64_t extreme(void)
 {
-    static const int64_t values[] = {-1, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, INT64_C(1) << 31, INT64_C(1) << 50, -7, 1000};
+    static const int64_t values[] = {-1, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, INT64_C(1) << 31, INT64_C(1) << 50,
+                                     -7, 1000};
     return values[pick(9)];
 }
 
@@ -39,7 +41,7 @@ static float held(float x, int32_t dtype)
     return isfinite(x) && fabsf(x) > most ? 1 : x;
 }
 
-/* -- a case --------------------------------------------------------------------------------------------------------------------- */
+/* -- a case -------------------------------------------------------------------------------------------------------- */
 
 enum { TABLES = 3, BLOCKS = 6, IDS = 80, BAGS = 40, ROWS = 24, COLS = 100, ROOM = 1 << 15 };
 
@@ -87,7 +89,8 @@ static peri_tensor *integers(const int64_t *x, int64_t n)
 
 static bool trains_in_files(const peri_tbe_optimizer *o)
 {
-    if (o->kind == PERI_TBE_NONE || o->kind == PERI_TBE_SHAMPOO || o->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) return false;
+    if (o->kind == PERI_TBE_NONE || o->kind == PERI_TBE_SHAMPOO || o->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD)
+        return false;
     int32_t rates = o->counter.learning_rate_mode; /* those of the tail look at all rows */
     return o->kind != PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER || o->weight_decay_mode == PERI_DECAY_COWCLIP ||
            (rates != PERI_RATES_TAIL_ID_INCREASE && rates != PERI_RATES_TAIL_ID_DECREASE);
@@ -97,12 +100,19 @@ static void choose_tables(scene *s)
 {
     static const char *const names[] = {"t0", "t1", "t2"}, *const features[] = {"f0", "f1", "f2", "f3"};
     static const int64_t cols[] = {1, 2, 3, 4, 8, 12, 15, 16, 17, 32, 33, 64, 99, 100};
-    static const int32_t dtypes[] = {PERI_F32, PERI_F32, PERI_F16, PERI_BF16, PERI_ROWS_INT8, PERI_ROWS_INT8_HALF, PERI_ROWS_FP8,
-                                     PERI_ROWS_INT4, PERI_ROWS_INT2};
+    static const int32_t dtypes[] = {PERI_F32,      PERI_F32,       PERI_F16,
+                                     PERI_BF16,     PERI_ROWS_INT8, PERI_ROWS_INT8_HALF,
+                                     PERI_ROWS_FP8, PERI_ROWS_INT4, PERI_ROWS_INT2};
     peri_tbe_config *c = &s->config;
     *c = (peri_tbe_config){.size = sizeof(peri_tbe_config),
-                           .device = device, .dtype = dtypes[pick(9)], .bounds_check = (int32_t)pick(4), .n_tables = 1 + pick(TABLES),
-                           .tables = s->table, .n_features = 4, .features = features, .seed = 7};
+                           .device = device,
+                           .dtype = dtypes[pick(9)],
+                           .bounds_check = (int32_t)pick(4),
+                           .n_tables = 1 + pick(TABLES),
+                           .tables = s->table,
+                           .n_features = 4,
+                           .features = features,
+                           .seed = 7};
     bool rows_of_bytes = c->dtype >= PERI_ROWS_INT8;
     s->optimizer = (peri_tbe_optimizer){.size = sizeof s->optimizer};
     c->optimizer = &s->optimizer;
@@ -116,7 +126,10 @@ static void choose_tables(scene *s)
     s->optimizer.exact = !rows_of_bytes && s->optimizer.kind != PERI_TBE_SHAMPOO && pick(4) == 3;
     for (int64_t t = 0; t < c->n_tables; t++) {
         s->table[t] = (peri_table_config){.size = sizeof(peri_table_config),
-                                          .name = names[t], .rows = pick(ROWS + 1), .cols = cols[pick(14)], .pooling = (int32_t)pick(3),
+                                          .name = names[t],
+                                          .rows = pick(ROWS + 1),
+                                          .cols = cols[pick(14)],
+                                          .pooling = (int32_t)pick(3),
                                           .init = PERI_INIT_NONE};
         if (s->optimizer.kind == PERI_TBE_SHAMPOO) s->table[t].cols = 1 + pick(8);
         if (s->optimizer.kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) s->table[t].cols += s->table[t].cols % 2;
@@ -175,7 +188,7 @@ static void choose_blocks(scene *s)
     }
 }
 
-/* -- the model ------------------------------------------------------------------------------------------------------------------- */
+/* -- the model ----------------------------------------------------------------------------------------------------- */
 
 static bool good_bag(const scene *s, int64_t b)
 {
@@ -197,7 +210,8 @@ static bool judge_cut(const scene *s)
     int64_t asked = 0, most = 0;
     for (int64_t b = 0; b < s->n_bags; b++) {
         int64_t sharing = 0;
-        for (int64_t k = 0; k < s->n_blocks; k++) sharing += b >= s->block[k].first_bag && b - s->block[k].first_bag < s->block[k].bags;
+        for (int64_t k = 0; k < s->n_blocks; k++)
+            sharing += b >= s->block[k].first_bag && b - s->block[k].first_bag < s->block[k].bags;
         most = sharing > most ? sharing : most;
     }
     for (int64_t k = 0; k < s->n_blocks; k++) {
@@ -213,7 +227,8 @@ static void judge_input(scene *s)
     for (int64_t b = 0; b < s->n_bags; b++) s->outside = s->outside || !good_bag(s, b);
     for (int64_t k = 0; k < s->n_blocks; k++)
         for (int64_t j = 0; j < s->block[k].bags; j++)
-            if (!good_bag(s, s->block[k].first_bag + j) && s->bad_bags++ == 0) note(s, k, j, s->offset[s->block[k].first_bag + j]);
+            if (!good_bag(s, s->block[k].first_bag + j) && s->bad_bags++ == 0)
+                note(s, k, j, s->offset[s->block[k].first_bag + j]);
     s->outside = s->outside && !s->bad_bags;
     for (int64_t k = 0; k < s->n_blocks && !s->bad_bags; k++)
         for (int64_t j = 0; j < s->block[k].bags; j++)
@@ -228,7 +243,8 @@ static double factor_of(const scene *s, int64_t k, int64_t b)
     return s->table[s->block[k].table].pooling == PERI_POOLING_MEAN && n ? factor / (double)n : factor;
 }
 
-/** One call for each item of a stream whose bags are good: id i of block k, with its factor and the place of its row in the output. */
+/** One call for each item of a stream whose bags are good: id i of block k, with its factor and the place of its row in
+ *  the output. */
 typedef void visit(const scene *s, int64_t k, int64_t i, double factor, int64_t at, void *ctx);
 
 static void for_items(const scene *s, visit *f, void *ctx)
@@ -260,7 +276,8 @@ static void add_output(const scene *s, int64_t k, int64_t i, double factor, int6
     int64_t t = s->block[k].table;
     for (int64_t d = 0; d < s->table[t].cols; d++) {
         out[at + d].written = true;
-        if (good_id(s, t, i)) add(&out[at + d], s->row[t][s->id[i] * s->table[t].cols + d] * factor * (s->weighted ? s->weight[i] : 1));
+        if (good_id(s, t, i))
+            add(&out[at + d], s->row[t][s->id[i] * s->table[t].cols + d] * factor * (s->weighted ? s->weight[i] : 1));
     }
 }
 
@@ -288,7 +305,7 @@ static bool near(float got, const expected *e, int32_t dtype)
     return fabs(got - e->value) <= unit * e->weight + (dtype == PERI_F32 ? 0 : 1e-6);
 }
 
-/* -- what is held against it ------------------------------------------------------------------------------------------------------ */
+/* -- what is held against it --------------------------------------------------------------------------------------- */
 
 static void same_bytes(peri_tensor *t, const void *want, int64_t size, const char *what)
 {
@@ -335,7 +352,8 @@ static void judge_status(const scene *s, peri_status status)
     require(strstr(message, text) != NULL, "a message without the place");
     snprintf(text, sizeof text, s->bad_bags ? "offsets %lld and " : "id %lld at place ", (long long)s->first[3]);
     require(strstr(message, text) != NULL, "a message without the number");
-    snprintf(text, sizeof text, s->bad_bags ? "(%lld such bags)" : "(%lld such ids)", (long long)(s->bad_bags ? s->bad_bags : s->bad_ids));
+    snprintf(text, sizeof text, s->bad_bags ? "(%lld such bags)" : "(%lld such ids)",
+             (long long)(s->bad_bags ? s->bad_bags : s->bad_ids));
     require(strstr(message, text) != NULL, "a message without the count");
 }
 
@@ -372,7 +390,8 @@ static void judge_rows(const scene *s, peri_tbe *tbe, const gradients *g, const 
             for (int64_t d = 0; sgd && g->touched[t][r] && d < shape[1]; d++) {
                 const expected *e = &g->row[t][r * shape[1] + d];
                 double want = before[d] - s->optimizer.learning_rate * e->value;
-                require(fabs(after[d] - want) <= 1e-6 * fabs(want) + 1e-6 * e->weight, "a row that SGD did not update by its gradient");
+                require(fabs(after[d] - want) <= 1e-6 * fabs(want) + 1e-6 * e->weight,
+                        "a row that SGD did not update by its gradient");
             }
         }
     }
@@ -386,7 +405,8 @@ static void fill_tables(scene *s, peri_tbe *tbe)
         peri_tensor *rows = NULL;
         int64_t phase = pick(64);
         for (int64_t i = 0; i < shape[0] * shape[1]; i++)
-            s->row[t][i] = s->wild && i % 11 == phase % 11 ? held(number(true), s->config.dtype) : (float)((i * 37 + phase) % 61 - 30) / 16;
+            s->row[t][i] = s->wild && i % 11 == phase % 11 ? held(number(true), s->config.dtype)
+                                                           : (float)((i * 37 + phase) % 61 - 30) / 16;
         fine(peri_tensor_new(device, PERI_F32, 2, shape, &rows), "a tensor");
         fine(peri_tensor_write(rows, s->row[t], 4 * shape[0] * shape[1]), "a write");
         fine(peri_tbe_write(tbe, t, "weight", 0, rows), "rows");
@@ -396,7 +416,7 @@ static void fill_tables(scene *s, peri_tbe *tbe)
     }
 }
 
-/* -- forward and backward --------------------------------------------------------------------------------------------------------- */
+/* -- forward and backward ------------------------------------------------------------------------------------------ */
 
 /** Elements of an output: the model's of good blocks; what a spoilt block would write, if it is nothing huge; -1. */
 static int64_t extent_of(const scene *s)
@@ -441,15 +461,18 @@ static void judge_forward(const scene *s, peri_tbe *tbe, int64_t extent)
         fine(peri_tbe_statistics(tbe, &after), "statistics");
         bool counted = s->config.bounds_check != PERI_BOUNDS_NONE;
         bool known = !s->bad_bags && !s->outside;
-        if (!s->outside && !s->cut) require(after.bad_bags - before.bad_bags == (counted ? s->bad_bags : 0), "the count of bad bags");
+        if (!s->outside && !s->cut)
+            require(after.bad_bags - before.bad_bags == (counted ? s->bad_bags : 0), "the count of bad bags");
         if (known) require(after.bad_ids - before.bad_ids == (counted ? s->bad_ids : 0), "the count of bad ids");
         if (known) require(after.ids - before.ids == s->items, "the count of ids");
     }
-    if (!s->hostile && !s->bad_bags && status == PERI_OK && (!s->outside || s->config.bounds_check <= PERI_BOUNDS_WARNING)) {
+    if (!s->hostile && !s->bad_bags && status == PERI_OK &&
+        (!s->outside || s->config.bounds_check <= PERI_BOUNDS_WARNING)) {
         memset(want, 0, sizeof *want * (size_t)extent);
         for (int64_t k = 0; k < s->n_blocks; k++)
             for (int64_t j = 0; j < s->block[k].bags; j++)
-                for (int64_t d = 0, t = s->block[k].table; s->table[t].pooling != PERI_POOLING_NONE && d < s->table[t].cols; d++)
+                for (int64_t d = 0, t = s->block[k].table;
+                     s->table[t].pooling != PERI_POOLING_NONE && d < s->table[t].cols; d++)
                     want[s->block[k].out_offset + j * s->block[k].out_stride + d].written = true;
         for_items(s, add_output, want);
         judge_output(s, out, want, extent);
@@ -475,7 +498,8 @@ static void judge_sparse(const scene *s, const peri_tbe_sparse *sparse, const gr
             if (!g->touched[t][r]) continue;
             require(n < first[t + 1] && rows[n] == r, "a row that is not among the gradient's");
             for (int64_t x = 0; !s->wild && x < s->table[t].cols; x++)
-                require(near(values[n * most + x], &g->row[t][r * s->table[t].cols + x], PERI_F32), "a gradient that is not the sum");
+                require(near(values[n * most + x], &g->row[t][r * s->table[t].cols + x], PERI_F32),
+                        "a gradient that is not the sum");
             n++;
         }
     }
@@ -506,7 +530,8 @@ static void judge_backward(scene *s, peri_tbe *tbe, int64_t extent)
     float got[IDS];
     peri_tensor *grad = gradient_of(s, extent, &g), *weights = NULL;
     peri_tbe_sparse sparse = {0};
-    bool bytes_of_rows = s->config.dtype >= PERI_ROWS_INT8, good = !s->bad_bags && !s->hostile && !s->outside, keep = false;
+    bool bytes_of_rows = s->config.dtype >= PERI_ROWS_INT8, good = !s->bad_bags && !s->hostile && !s->outside,
+         keep = false;
     if (pick(2)) weights = tensor_of(got, PERI_F32, (memset(got, 0, sizeof got), s->n_ids));
     peri_status status = peri_tbe_gradient_sparse(tbe, &s->in, grad, NULL, &sparse);
     require(status == (bytes_of_rows ? PERI_EUNSUPPORTED : PERI_OK), "the status of a sparse gradient");
@@ -527,7 +552,8 @@ static void judge_backward(scene *s, peri_tbe *tbe, int64_t extent)
     judge_rows(s, tbe, &g, "a row that nobody looked up has changed");
     if (weights && status == PERI_OK && good && !s->wild) {
         fine(peri_tensor_read(weights, got, 4 * s->n_ids), "a read");
-        for (int64_t i = 0; i < s->n_ids; i++) require(near(got[i], &g.weight[i], PERI_F32), "the gradient of a weight");
+        for (int64_t i = 0; i < s->n_ids; i++)
+            require(near(got[i], &g.weight[i], PERI_F32), "the gradient of a weight");
     }
     same_bytes(grad, g.grad, 4 * extent, "a gradient that was rewritten");
     peri_tensor_release(sparse.rows);
@@ -537,7 +563,7 @@ static void judge_backward(scene *s, peri_tbe *tbe, int64_t extent)
     peri_tensor_release(grad);
 }
 
-/* -- tables in files --------------------------------------------------------------------------------------------------------------- */
+/* -- tables in files ----------------------------------------------------------------------------------------------- */
 
 /** Two steps on tables in files and two on the same in memory: the same answers. */
 static void judge_files(scene *s, int64_t extent)
@@ -548,7 +574,9 @@ static void judge_files(scene *s, int64_t extent)
     peri_tensor *grad = gradient_of(s, extent, &g);
     for (int64_t t = 0; t < s->config.n_tables; t++) {
         cache[t] = (peri_cache_params){.size = sizeof(peri_cache_params),
-                                       .load_factor = pick(2) ? 1 : 0.5, .algorithm = (int32_t)pick(2), .ways = (int32_t)pick(6) - 1};
+                                       .load_factor = pick(2) ? 1 : 0.5,
+                                       .algorithm = (int32_t)pick(2),
+                                       .ways = (int32_t)pick(6) - 1};
         s->table[t].init = PERI_INIT_DEFAULT;
     }
     for (int i = 0; i < 2; i++) {
@@ -589,7 +617,7 @@ static void judge_files(scene *s, int64_t extent)
     peri_tensor_release(grad);
 }
 
-/* -- one input --------------------------------------------------------------------------------------------------------------------- */
+/* -- one input ----------------------------------------------------------------------------------------------------- */
 
 static void play(scene *s)
 {
@@ -605,13 +633,15 @@ static void play(scene *s)
     require(status == PERI_OK || (s->hostile && peri_error_message()[0]), "blocks that are good were refused");
     if (status == PERI_OK) {
         bool short_offsets = false;
-        for (int64_t k = 0; k < s->n_blocks; k++) short_offsets = short_offsets || s->block[k].first_bag + s->block[k].bags > s->n_bags;
+        for (int64_t k = 0; k < s->n_blocks; k++)
+            short_offsets = short_offsets || s->block[k].first_bag + s->block[k].bags > s->n_bags;
         int64_t extent = short_offsets ? -1 : extent_of(s);
         if (!short_offsets) judge_input(s);
         copy_input(s, &kept, false);
         if (extent < 0) {
             peri_tensor *out = NULL;
-            require(look_up(s, tbe, ROOM, PERI_F32, &out) == PERI_EINVAL, "blocks of bags, or into an output, that are not there");
+            require(look_up(s, tbe, ROOM, PERI_F32, &out) == PERI_EINVAL,
+                    "blocks of bags, or into an output, that are not there");
             peri_tensor_release(out);
         } else {
             judge_forward(s, tbe, extent);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tune.c: any bytes as the file of measured choices: as they are, and as the lines of a file whose first and last lines are right. It is an
- * error with a message, or choices that come back the same when they are printed and read.
+ * tune.c: any bytes as the file of measured choices: as they are, and as the lines of a file whose first and last lines
+ * are right. It is an error with a message, or choices that come back the same when they are printed and read.
  *
  * inputs: 500000
  */

@@ -1,22 +1,24 @@
--- check.lua: what `make gpu-check` does on a machine with a GPU. It is made of parts, those that tell most in the least time first. Each
--- part has a deadline: one that hangs (a kernel that never ends) is named and stopped, and the next one begins. What cannot be done is said
--- and counted as skipped; the exit status is 1 when anything failed.
+-- check.lua: what `make gpu-check` does on a machine with a GPU. It is made of parts, those that tell most in the least
+-- time first. Each part has a deadline: one that hangs (a kernel that never ends) is named and stopped, and the next
+-- one begins. What cannot be done is said and counted as skipped; the exit status is 1 when anything failed.
 --
---   luajit tests/gpu/check.lua --build=build --device=cuda --kernels=FILE [--sanitizer=FILE] [--only=PATTERN] [--parts=NAME,...]
+--   luajit tests/gpu/check.lua --build=build --device=cuda --kernels=FILE [--sanitizer=FILE] [--only=PATTERN]
+--     [--parts=NAME,...]
 --     [--most=SECONDS] [--mpi=] [--busted=] [--cmocka=]     (versions; empty: not found)
 --
--- --device=cuda_host runs all of it on the pretended GPU: the script is tested so, and the times say nothing. --only: of the specs and case
--- lists. --parts: these, in the order of the table below. --most: no part may take longer than that.
+-- --device=cuda_host runs all of it on the pretended GPU: the script is tested so, and the times say nothing. --only:
+-- of the specs and case lists. --parts: these, in the order of the table below. --most: no part may take longer than
+-- that.
 package.path = "./?.lua;" .. package.path
 local process = require "tests.harness.process"
 
-local options = { build = "build", device = "cuda", kernels = "", sanitizer = "", only = "", parts = "", most = "", mpi = "",
-  busted = "", cmocka = "" }
+local options = { build = "build", device = "cuda", kernels = "", sanitizer = "", only = "", parts = "", most = "",
+  mpi = "", busted = "", cmocka = "" }
 for _, word in ipairs(arg) do
   local name, value = word:match "^%-%-(%w+)=(.*)$"
   if not name or not options[name] then
-    io.stderr:write(("check.lua: unknown argument '%s', allowed: --build= --device= --kernels= --sanitizer= --only= --parts= --most= "
-      .. "--mpi= --busted= --cmocka=\n"):format(word))
+    io.stderr:write(("check.lua: unknown argument '%s', allowed: --build= --device= --kernels= --sanitizer= --only= "
+      .. "--parts= --most= --mpi= --busted= --cmocka=\n"):format(word))
     os.exit(2)
   end
   options[name] = value
@@ -38,7 +40,7 @@ local env = {
   LD_LIBRARY_PATH = pretended and ("%s/%s/cuda_host"):format(here, B) or nil,
 }
 
--- -- running and counting ---------------------------------------------------------------------------------------------------------------
+-- -- running and counting ---------------------------------------------------------------------------------------------
 
 local part_ends -- when the deadline of the part is over
 local part_late -- it was
@@ -89,12 +91,15 @@ local function perilune(...) return { launcher, "run", ... } end
 
 --- tests/run.lua with some of its parts, whose counts are added to ours.
 local function run_tests(parts, what, kernels)
-  local _, said = run { "luajit", "tests/run.lua", "--parts=" .. parts, "--build=" .. B, "--device=" .. device, "--kernels=" .. kernels,
-    "--gpus=" .. gpus, "--only=" .. options.only, "--mpi=" .. options.mpi, "--busted=" .. options.busted, "--cmocka=" .. options.cmocka }
+  local _, said = run { "luajit", "tests/run.lua", "--parts=" .. parts, "--build=" .. B, "--device=" .. device,
+    "--kernels=" .. kernels, "--gpus=" .. gpus, "--only=" .. options.only, "--mpi=" .. options.mpi, "--busted="
+      .. options.busted, "--cmocka=" .. options.cmocka }
   for _, line in ipairs(said) do
     local p, f, s = line:match "^(%d+) passed, (%d+) failed, (%d+) skipped$"
     if p then
-      if table.concat(said, "\n"):find "\nnothing to run\n" then return print(("there are no %s of this name"):format(what)) end
+      if table.concat(said, "\n"):find "\nnothing to run\n" then
+        return print(("there are no %s of this name"):format(what))
+      end
       named = true
       total.passed, total.failed, total.skipped = total.passed + p, total.failed + f, total.skipped + s
       if tonumber(f) > 0 then problems[#problems + 1] = ("failed: %s of the %s"):format(f, what) end
@@ -104,7 +109,7 @@ local function run_tests(parts, what, kernels)
   if not part_late then failed(("the %s: tests/run.lua did not come to its end"):format(what)) end
 end
 
--- -- the parts ----------------------------------------------------------------------------------------------------------------------------
+-- -- the parts --------------------------------------------------------------------------------------------------------
 
 --- name, seconds, what it does. Sums up to an hour on a machine where everything hangs.
 local parts = {}
@@ -149,13 +154,13 @@ part("benchmark", 300, function()
   if run(argv) then passed() else failed "benchmark: tests/bench/gpu.lua" end
 end)
 
--- It is not shown where calls come from: compute-sanitizer would walk the stack, and compiled Lua has no tables for that, which ends the
--- process.
+-- It is not shown where calls come from: compute-sanitizer would walk the stack, and compiled Lua has no tables for
+-- that, which ends the process.
 for _, tool in ipairs { "memcheck", "racecheck", "synccheck", "initcheck" } do
   part(tool, 300, function()
     if options.sanitizer == "" then return skipped(tool .. ": compute-sanitizer is not beside nvcc") end
-    if run { options.sanitizer, "--tool", tool, "--show-backtrace", "no", "--error-exitcode", "9", launcher, "run", "tests/gpu/short.lua",
-      device } then passed()
+    if run { options.sanitizer, "--tool", tool, "--show-backtrace", "no", "--error-exitcode", "9", launcher, "run",
+      "tests/gpu/short.lua", device } then passed()
     else failed(("%s: compute-sanitizer --tool %s on tests/gpu/short.lua"):format(tool, tool)) end
   end)
 end
@@ -166,7 +171,7 @@ part("specs", 1800, function()
   if gpus < 2 and not pretended then skipped "the transport nccl: it wants a GPU for each rank, and there is one" end
 end)
 
--- -- all of them --------------------------------------------------------------------------------------------------------------------------
+-- -- all of them ------------------------------------------------------------------------------------------------------
 
 local wanted, names = {}, {}
 for i, p in ipairs(parts) do names[i], names[p.name] = p.name, true end

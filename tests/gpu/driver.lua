@@ -1,4 +1,5 @@
--- driver.lua: whether a driver and a GPU are here, asked before `make gpu-check` builds for minutes. Nothing of Perilune is needed.
+-- driver.lua: whether a driver and a GPU are here, asked before `make gpu-check` builds for minutes. Nothing of
+-- Perilune is needed.
 --
 --   luajit tests/gpu/driver.lua [cuda|cuda:N|cuda_host]     (cuda_host, the pretended GPU, needs no driver)
 local device = arg[1] or "cuda"

@@ -1,11 +1,13 @@
--- short.lua: a few calls of every family of kernels on a device, each compared with the device cpu: what `make gpu-check` runs first, and
--- under compute-sanitizer, where whole specs would take hours. spec/gpu_check_spec.lua knows the few kernels that it leaves out.
+-- short.lua: a few calls of every family of kernels on a device, each compared with the device cpu: what `make
+-- gpu-check` runs first, and under compute-sanitizer, where whole specs would take hours. spec/gpu_check_spec.lua knows
+-- the few kernels that it leaves out.
 local peri = require "perilune"
 local ffi = require "ffi"
 local Tensor, sparse, nn = peri.Tensor, peri.sparse, peri.nn
 local device, compared = arg[1] or "cuda", 0
 
---- Compare what f(device) returns, a list of tensors, with what f "cpu" does: equal, or within `tolerance` of the largest number.
+--- Compare what f(device) returns, a list of tensors, with what f "cpu" does: equal, or within `tolerance` of the
+--- largest number.
 local function same(name, f, tolerance)
   peri.scope(function()
     local expected, got = f "cpu", f(device)
@@ -32,7 +34,9 @@ local function same(name, f, tolerance)
   end)
 end
 
-local function ids_on(d, n, rows, seed) return Tensor.uniform({ n }, 0, rows, seed, 0, "f64", "cpu"):to("i64"):to(nil, d) end
+local function ids_on(d, n, rows, seed)
+  return Tensor.uniform({ n }, 0, rows, seed, 0, "f64", "cpu"):to("i64"):to(nil, d)
+end
 local function floats_on(d, shape, seed) return Tensor.uniform(shape, -1, 1, seed, 0, "f32", "cpu"):to(nil, d) end
 
 -- Tables: forward, backward, forward again.
@@ -55,7 +59,8 @@ for _, c in ipairs(table_cases) do
       tables[t] = { name = "t" .. t, rows = 50, cols = D, init = c[2] ~= "none" and peri.embed.constant(0.5) or nil }
       blocks[t] = { table = t, first_bag = (t - 1) * B, bags = B, out_offset = (t - 1) * D, out_stride = 2 * D }
     end
-    local batch = peri.embed.tbe.new { tables = tables, data_type = c[1], seed = 1, device = d, fused_params = params_of(c[2]) }
+    local batch = peri.embed.tbe.new { tables = tables, data_type = c[1], seed = 1, device = d,
+      fused_params = params_of(c[2]) }
     local source = { batch = batch, table = 0, name = "weight" }
     local marks = changes.marks(source)
     local offsets = ffi.new("int64_t[?]", 2 * B + 1)
@@ -91,13 +96,14 @@ same("sparse operators", function(d)
   local l, v = sparse.permute_2D_sparse_data(order, lengths:reshape(F, B), ids)
   local rows = floats_on(d, { n, 8 }, 7)
   local items = ids_on(d, 512, 1000, 9):to("f32"):reshape(64, 8)
-  return { l, v, sparse.jagged_2d_to_dense(rows, offsets, 4), (sparse.unique(ids)), sparse.top_products(items:slice(1, 0, 4), items, 10) }
+  return { l, v, sparse.jagged_2d_to_dense(rows, offsets, 4), (sparse.unique(ids)),
+    sparse.top_products(items:slice(1, 0, 4), items, 10) }
 end)
 same("bucketize", function(d)
   local lengths = ids_on(d, 18, 6, 5):to "i32"
   local n = lengths:to("f64"):sum():item()
-  local r = sparse.block_bucketize_sparse_features { lengths = lengths, indices = ids_on(d, n, 1000, 6), block_sizes = { 250, 250 },
-    my_size = 4 }
+  local r = sparse.block_bucketize_sparse_features { lengths = lengths, indices = ids_on(d, n, 1000, 6),
+    block_sizes = { 250, 250 }, my_size = 4 }
   return { r.lengths, r.indices }
 end)
 same("rows of int8", function(d)
@@ -127,16 +133,23 @@ same("selections by masks", function(d)
   local out = with_gradient(d, { n, 6 }, 13, function(x) return sparse.masked_select_jagged_1d(x, lengths, mask) end)
   out[#out + 1] = sparse.masked_select_jagged_1d(ids_on(d, n, 1000, 14), lengths, mask)
   for _, few in ipairs { true, false } do -- none, all
-    out[#out + 1] = sparse.masked_select_jagged_1d(ids_on(d, n, 1000, 14), lengths, peri.full({ n }, few and 0 or 1, "bool", d))
+    out[#out + 1] = sparse.masked_select_jagged_1d(ids_on(d, n, 1000, 14), lengths,
+      peri.full({ n }, few and 0 or 1, "bool", d))
   end
   return out
 end)
 same("selections by places", function(d)
   local lengths = lengths_on(d, 200, 7, 15)
   local n = total(lengths)
-  local out = with_gradient(d, { n, 5 }, 16, function(x) return sparse.jagged_slice(x, lengths, peri.zeros({ 200 }, "i64", d), 3) end)
-  local picked = with_gradient(d, { 40, 12 }, 17, function(x) return sparse.index_select_dim0(x, ids_on(d, 64, 40, 18)) end)
-  local jagged = with_gradient(d, { n, 4 }, 19, function(x) return (sparse.jagged_index_select(x, lengths, ids_on(d, 90, 200, 20))) end)
+  local out = with_gradient(d, { n, 5 }, 16, function(x)
+    return sparse.jagged_slice(x, lengths, peri.zeros({ 200 }, "i64", d), 3)
+  end)
+  local picked = with_gradient(d, { 40, 12 }, 17, function(x)
+    return sparse.index_select_dim0(x, ids_on(d, 64, 40, 18))
+  end)
+  local jagged = with_gradient(d, { n, 4 }, 19, function(x)
+    return (sparse.jagged_index_select(x, lengths, ids_on(d, 90, 200, 20)))
+  end)
   for _, list in ipairs { picked, jagged } do
     for _, t in ipairs(list) do out[#out + 1] = t end
   end
@@ -147,7 +160,8 @@ same("pruned tables", function(d)
   local kept, remapping = sparse.embedding_bag_rowwise_prune(weight, floats_on(d, { 90 }, 22), 0.1, "i32")
   local ids, offsets = ids_on(d, 200, 90, 23), peri.tensor({ 0, 50, 200 }, "i64", d)
   local starts = peri.tensor({ 0, 90, 180 }, "i64", d)
-  return { kept, remapping, sparse.pruned_array_lookup(ids, offsets, nn.functional.cat({ remapping, remapping }, 1), starts) }
+  return { kept, remapping, sparse.pruned_array_lookup(ids, offsets, nn.functional.cat({ remapping, remapping }, 1),
+    starts) }
 end)
 same("numbers by id, hashes", function(d)
   local offsets = peri.tensor({ 0, 3, 3, 7, 12 }, "i64", d)
@@ -164,7 +178,9 @@ same("arithmetic of jagged rows", function(d)
   local product = with_gradient(d, { n, 4 }, 29, function(x)
     return (sparse.jagged_dense_bmm(x, offsets, floats_on(d, { 30, 4, 3 }, 30), 6))
   end)
-  local padded = with_gradient(d, { n, 4 }, 31, function(x) return sparse.jagged_to_padded_dense(x, { offsets }, { 5 }, 0.5) end)
+  local padded = with_gradient(d, { n, 4 }, 31, function(x)
+    return sparse.jagged_to_padded_dense(x, { offsets }, { 5 }, 0.5)
+  end)
   for _, list in ipairs { product, padded } do
     for _, t in ipairs(list) do softmax[#softmax + 1] = t end
   end
@@ -173,8 +189,8 @@ end, 1e-5)
 dofile "tests/gpu/short_sequences.lua"(same, lengths_on, total, with_gradient)
 
 -- Codecs of exchanged rows.
-for _, c in ipairs { { comm_precision = "FP16", loss_scale = 24 }, { comm_precision = "BF16" }, { comm_precision = "FP8", row_dim = 32 },
-  { comm_precision = "INT8", row_dim = 40 }, { comm_precision = "MX4" } } do
+for _, c in ipairs { { comm_precision = "FP16", loss_scale = 24 }, { comm_precision = "BF16" },
+  { comm_precision = "FP8", row_dim = 32 }, { comm_precision = "INT8", row_dim = 40 }, { comm_precision = "MX4" } } do
   same("codec " .. c.comm_precision, function(d)
     local codec = peri.dist.codec.QuantizedCommCodec(c)
     local context = codec:create_context { 640, 0, 1280 }
@@ -182,8 +198,8 @@ for _, c in ipairs { { comm_precision = "FP16", loss_scale = 24 }, { comm_precis
   end)
 end
 
--- Collections in shards of two ranks, which take turns here: routes of ids and rows there and back, exchanges with codecs or without,
--- updates; then the same rows again. `many` wants a device-independent name of the whole state.
+-- Collections in shards of two ranks, which take turns here: routes of ids and rows there and back, exchanges with
+-- codecs or without, updates; then the same rows again. `many` wants a device-independent name of the whole state.
 local B, rows_a, rows_b = 6, 50, 33
 local function batch_on(d, rank, step, few)
   local lengths = Tensor.uniform({ 2 * B }, 0, 5, 40 + 10 * step + rank, 0, "f64", "cpu"):to "i32"
@@ -192,9 +208,9 @@ local function batch_on(d, rank, step, few)
   return peri.KeyedJaggedTensor { keys = { "f1", "f2" }, values = ids:to(nil, d), lengths = lengths:to(nil, d) }
 end
 local function configs(class, data_type, pooling)
-  return { peri[class] { name = "a", num_embeddings = rows_a, embedding_dim = 16, feature_names = { "f1" }, data_type = data_type,
-    pooling = pooling }, peri[class] { name = "b", num_embeddings = rows_b, embedding_dim = 16, feature_names = { "f2" },
-    data_type = data_type } }
+  return { peri[class] { name = "a", num_embeddings = rows_a, embedding_dim = 16, feature_names = { "f1" },
+    data_type = data_type, pooling = pooling }, peri[class] { name = "b", num_embeddings = rows_b, embedding_dim = 16,
+    feature_names = { "f2" }, data_type = data_type } }
 end
 --- f(rank, world) on two ranks of a device: what they return, one after the other.
 local function on_ranks(d, f)
@@ -218,12 +234,14 @@ for _, c in ipairs { { "ShardedEmbeddingBagCollection", "EmbeddingBagConfig", "r
   local class, config, kind, pooling, data_type, precision, dedup = unpack(c, 1, 7)
   same(("%s, %s, codec %s%s"):format(class, kind, precision, dedup and ", each id once" or ""), function(d)
     return on_ranks(d, function(rank, world)
-      local module = peri.shard[class] { tables = configs(config, data_type, pooling), plan = plans[kind], group = world, device = d,
-        seed = 5, fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 }, use_index_dedup = dedup or nil,
-        qcomm_codecs_registry = precision and peri.dist.codec.get_qcomm_codecs_registry { forward = precision, backward = precision } }
+      local module = peri.shard[class] { tables = configs(config, data_type, pooling), plan = plans[kind],
+        group = world, device = d, seed = 5, fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 },
+        use_index_dedup = dedup or nil, qcomm_codecs_registry = precision
+          and peri.dist.codec.get_qcomm_codecs_registry { forward = precision, backward = precision } }
       local out = {}
       for step = 1, 2 do
-        local got = module(batch_on(d, rank, step, dedup and step == 1 and 3 or nil)) -- fewer ids than bags: rows are pooled at home
+        -- fewer ids than bags: rows are pooled at home
+        local got = module(batch_on(d, rank, step, dedup and step == 1 and 3 or nil))
         if got.wait then got = got:wait() end
         if class:find "Bag" then got = { got:values() } else got = { got.f1:values(), got.f2:values() } end
         local sum = nil
@@ -244,10 +262,12 @@ for _, how in ipairs { "as they are", "each id once", "exact" } do
     return on_ranks(d, function(rank, world)
       local plain = batch_on(d, rank, 3, how == "each id once" and 3 or nil)
       local weights = floats_on(d, { plain:values():numel() }, 150 + rank):requires_grad()
-      local batch = peri.KeyedJaggedTensor { keys = plain:keys(), values = plain:values(), lengths = plain:lengths(), weights = weights }
-      local module = peri.shard.ShardedEmbeddingBagCollection { tables = configs "EmbeddingBagConfig", plan = plans.row_wise, group = world,
-        device = d, seed = 5, is_weighted = true, use_index_dedup = how == "each id once" or nil,
-        fused_params = { optimizer = "sgd", learning_rate = 0.1, exact = how == "exact" or nil } }
+      local batch = peri.KeyedJaggedTensor { keys = plain:keys(), values = plain:values(), lengths = plain:lengths(),
+        weights = weights }
+      local module = peri.shard.ShardedEmbeddingBagCollection { tables = configs "EmbeddingBagConfig",
+        plan = plans.row_wise, group = world, device = d, seed = 5, is_weighted = true,
+        use_index_dedup = how == "each id once" or nil, fused_params = { optimizer = "sgd", learning_rate = 0.1,
+          exact = how == "exact" or nil } }
       local pooled = module(batch):values()
       if pooled.wait then pooled = pooled:wait() end
       pooled:backward(floats_on(d, pooled:shape(), 152))
@@ -267,9 +287,12 @@ same("managed collision over ranks", function(d)
   return on_ranks(d, function(rank, world)
     local tables = configs "EmbeddingConfig"
     local module = peri.ManagedCollisionEmbeddingCollection { return_remapped_features = true,
-      embedding_collection = peri.EmbeddingCollection { tables = tables, device = "meta", fused_params = { optimizer = "sgd" } },
-      managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables, managed_collision_modules = {
-        a = peri.MCHManagedCollisionModule { zch_size = rows_a, eviction_interval = 2, eviction_policy = peri.embed.LFU_EvictionPolicy {} },
+      embedding_collection = peri.EmbeddingCollection { tables = tables, device = "meta",
+        fused_params = { optimizer = "sgd" } },
+      managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables,
+        managed_collision_modules = {
+        a = peri.MCHManagedCollisionModule { zch_size = rows_a, eviction_interval = 2,
+          eviction_policy = peri.embed.LFU_EvictionPolicy {} },
         b = peri.HashZchManagedCollisionModule { zch_size = rows_b, total_num_buckets = 3, max_probe = 5 } } } }
     local sharded = peri.shard.ManagedCollisionEmbeddingCollectionSharder {}:shard(module,
       peri.plan.EmbeddingModuleShardingPlan(plans.row_wise), peri.ShardingEnv.from_process_group(world), d, "mc")
@@ -287,8 +310,9 @@ same("managed collision over ranks", function(d)
 end, 1e-5)
 same("columns in other groups", function(d)
   local a, b = floats_on(d, { 6, 20 }, 155):requires_grad(), floats_on(d, { 6, 12 }, 156):requires_grad()
-  local groups = peri.KeyedTensor.regroup({ peri.KeyedTensor { keys = { "x", "y" }, length_per_key = { 8, 12 }, values = a },
-    peri.KeyedTensor { keys = { "z" }, length_per_key = { 12 }, values = b } }, { { "z", "x" }, { "y", "x" } })
+  local groups = peri.KeyedTensor.regroup({ peri.KeyedTensor { keys = { "x", "y" }, length_per_key = { 8, 12 },
+    values = a }, peri.KeyedTensor { keys = { "z" }, length_per_key = { 12 }, values = b } },
+      { { "z", "x" }, { "y", "x" } })
   local sum = nn.functional.add(nn.functional.sum(nn.functional.square(groups[1])), nn.functional.sum(groups[2]))
   sum:backward()
   return { groups[1]:detach(), groups[2]:detach(), a:grad(), b:grad() }
@@ -298,7 +322,8 @@ end, 1e-5)
 for _, policy in ipairs { "LRU", "LFU" } do
   same("tables in files, " .. policy, function(d)
     local collection = peri.EmbeddingBagCollection { tables = configs("EmbeddingBagConfig"), device = d, seed = 6,
-      fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1, cache_params = { load_factor = 0.7, algorithm = policy } } }
+      fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1,
+        cache_params = { load_factor = 0.7, algorithm = policy } } }
     local out = {}
     for step = 1, 4 do
       local pooled = collection(batch_on(d, 0, step)):values()
@@ -313,10 +338,12 @@ end
 for kind, make in peri.util.ordered {
   MCH = function(d) return peri.MCHManagedCollisionModule { device = d, zch_size = 40, eviction_interval = 2,
     eviction_policy = peri.embed.DistanceLFU_EvictionPolicy { decay_exponent = 1 } } end,
-  HashZch = function(d) return peri.HashZchManagedCollisionModule { device = d, zch_size = 40, total_num_buckets = 2, max_probe = 6,
-    eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = 1 } } end } do
+  HashZch = function(d) return peri.HashZchManagedCollisionModule { device = d, zch_size = 40, total_num_buckets = 2,
+    max_probe = 6, eviction_policy_name = "SINGLE_TTL_EVICTION",
+    eviction_config = { features = { "f" }, single_ttl = 1 } } end } do
   same("managed collision, " .. kind, function(d)
-    local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 40, embedding_dim = 8, feature_names = { "f" } } }
+    local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 40, embedding_dim = 8,
+      feature_names = { "f" } } }
     local mc = peri.ManagedCollisionEmbeddingBagCollection {
       embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, device = d, seed = 7,
         fused_params = { optimizer = "sgd", learning_rate = 0.1 } },
@@ -327,7 +354,8 @@ for kind, make in peri.util.ordered {
     for step = 1, 4 do
       local lengths = Tensor.uniform({ 20 }, 0, 5, 90 + step, 0, "f64", "cpu"):to "i32"
       local ids = Tensor.uniform({ total(lengths) }, 0, 90, 95 + step, 0, "f64", "cpu"):to "i64"
-      local pooled, remapped = mc(peri.KeyedJaggedTensor { keys = { "f" }, values = ids:to(nil, d), lengths = lengths:to(nil, d) })
+      local pooled, remapped = mc(peri.KeyedJaggedTensor { keys = { "f" }, values = ids:to(nil, d),
+        lengths = lengths:to(nil, d) })
       out[#out + 1], out[#out + 2] = copied(remapped:values()), copied(pooled:values())
       pooled:values():backward(floats_on(d, pooled:values():shape(), 99))
     end
@@ -341,21 +369,22 @@ for kind, make in peri.util.ordered {
 end
 
 -- Quantized collections, whole and in pieces.
-for _, c in ipairs { { "INT8", "FP16" }, { "INT4", "FP32" }, { "INT2", "BF16" }, { "FP8", "FP32" }, { "FP16", "FP16" } } do
+for _, c in ipairs { { "INT8", "FP16" }, { "INT4", "FP32" }, { "INT2", "BF16" }, { "FP8", "FP32" },
+  { "FP16", "FP16" } } do
   same(("quantized collections, %s to %s"):format(c[1], c[2]), function(d)
     local function quantized()
       return peri.quantize_embeddings { dtype = c[1], output_dtype = c[2],
         module = peri.EmbeddingBagCollection { tables = configs("EmbeddingBagConfig"), device = d, seed = 8 } }
     end
     local batch = batch_on(d, 1, 7)
-    local pieces = peri.shard.shard_quant_model { module = quantized(), env = peri.ShardingEnv.from_local(2), device = d,
-      plan = peri.plan.ShardingPlan { [""] = plans["table_wise and column_wise"] } }
+    local pieces = peri.shard.shard_quant_model { module = quantized(), env = peri.ShardingEnv.from_local(2),
+      device = d, plan = peri.plan.ShardingPlan { [""] = plans["table_wise and column_wise"] } }
     return { quantized()(batch):values(), pieces(batch):values() }
   end, 1e-6)
 end
 same("quantized sequences", function(d)
-  local q = peri.quantize_embeddings { dtype = "INT8", module = peri.EmbeddingCollection { tables = configs("EmbeddingConfig"), device = d,
-    seed = 9 } }
+  local q = peri.quantize_embeddings { dtype = "INT8",
+    module = peri.EmbeddingCollection { tables = configs("EmbeddingConfig"), device = d, seed = 9 } }
   local rows = q(batch_on(d, 0, 8))
   return { rows.f1:values(), rows.f2:values() }
 end, 1e-6)
@@ -368,7 +397,8 @@ local function append(list, more)
 end
 same("functions of numbers", function(d)
   local out = {}
-  for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "leaky_relu", "exp", "abs", "square" } do
+  for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "leaky_relu", "exp",
+    "abs", "square" } do
     append(out, with_gradient(d, { 37, 5 }, 110, F[name]))
   end
   local other = floats_on(d, { 37, 5 }, 111)
@@ -386,7 +416,9 @@ same("functions of rows and columns", function(d)
     function(x) return F.cross_entropy(x, labels) end, function(x) return F.matmul(x, x:transpose(1, 2)) end,
     function(x) return F.linear(x, floats_on(d, { 9, 40 }, 117), floats_on(d, { 9 }, 118), F.activations.relu) end,
     function(x) return F.mse_loss(x, floats_on(d, { 33, 40 }, 119)) end,
-    function(x) return F.interaction(x:slice(2, 0, 8):contiguous(), x:slice(2, 8, 40):contiguous():reshape(33, 4, 8)) end,
+    function(x)
+      return F.interaction(x:slice(2, 0, 8):contiguous(), x:slice(2, 8, 40):contiguous():reshape(33, 4, 8))
+    end,
   }
   local out = {}
   for _, f in ipairs(calls) do append(out, with_gradient(d, { 33, 40 }, 120, function(x) return (f(x)) end)) end
@@ -394,7 +426,9 @@ same("functions of rows and columns", function(d)
 end, 1e-4)
 same("means over ranks", function(d)
   local sum, count = nn.functional.sum(floats_on(d, { 40 }, 167)), peri.full({ 1 }, 7, "f32", d)
-  local out = with_gradient(d, { 40 }, 168, function(x) return F.mean_of(F.sum(x), F.mean_parts(F.sum(x), count), 2) end)
+  local out = with_gradient(d, { 40 }, 168, function(x)
+    return F.mean_of(F.sum(x), F.mean_parts(F.sum(x), count), 2)
+  end)
   return append(out, { F.mean_parts(sum, count), F.mean_of(sum, 7, 2) })
 end, 1e-5)
 same("cross networks", function(d)
@@ -432,7 +466,8 @@ for _, mode in ipairs { "sum", "mean", "max" } do
   end, 1e-5)
   same("nn.EmbeddingBag, " .. mode, function(d)
     nn.manual_seed(3)
-    local bags = nn.EmbeddingBag { num_embeddings = 30, embedding_dim = 12, mode = mode, device = d, max_norm = mode == "sum" and 2 or nil }
+    local bags = nn.EmbeddingBag { num_embeddings = 30, embedding_dim = 12, mode = mode, device = d,
+      max_norm = mode == "sum" and 2 or nil }
     bags.weight:detach():copy(floats_on(d, { 30, 12 }, 123))
     local ids, offsets = ids_on(d, 40, 30, 124), peri.tensor({ 0, 0, 13, 30 }, "i64", d)
     local weights = mode == "sum" and floats_on(d, { 40 }, 125):requires_grad() or nil
@@ -444,16 +479,23 @@ end
 
 -- Sparse operators beside those above.
 same("segments, levels, buckets back", function(d)
-  local out = with_gradient(d, { 240 }, 127, function(x) return sparse.segment_sum_csr(4, peri.tensor({ 0, 10, 10, 60 }, "i64", d), x) end)
+  local out = with_gradient(d, { 240 }, 127, function(x)
+    return sparse.segment_sum_csr(4, peri.tensor({ 0, 10, 10, 60 }, "i64", d), x)
+  end)
   local inner = lengths_on(d, 9, 5, 128)
   local levels = { peri.tensor({ 0, 4, 9 }, "i64", d), sparse.asynchronous_complete_cumsum(inner) }
-  append(out, with_gradient(d, { total(inner), 3 }, 129, function(x) return sparse.jagged_to_padded_dense(x, levels, { 3, 4 }, 0) end))
-  append(out, with_gradient(d, { 2, 3, 4, 3 }, 130, function(x) return (sparse.dense_to_jagged(x, levels, total(inner))) end))
+  append(out, with_gradient(d, { total(inner), 3 }, 129, function(x)
+    return sparse.jagged_to_padded_dense(x, levels, { 3, 4 }, 0)
+  end))
+  append(out, with_gradient(d, { 2, 3, 4, 3 }, 130, function(x)
+    return (sparse.dense_to_jagged(x, levels, total(inner)))
+  end))
   local lengths = lengths_on(d, 12, 6, 131, "i32")
   local r = sparse.block_bucketize_sparse_features { lengths = lengths, indices = ids_on(d, total(lengths), 100, 132),
     block_sizes = { 30, 30 }, my_size = 3, sequence = true, return_bucket_mapping = true, bucketize_pos = true }
   local replayed = sparse.populate_bucketized_permute(lengths, r.lengths, r.bucket_mapping)
-  return append(out, { r.positions, r.unbucketize_permute, replayed, sparse.invert_permute(peri.tensor({ 2, 0, 1, 3 }, "i64", d)) })
+  return append(out, { r.positions, r.unbucketize_permute, replayed,
+    sparse.invert_permute(peri.tensor({ 2, 0, 1, 3 }, "i64", d)) })
 end, 1e-5)
 same("rows of several matrices", function(d)
   local picked = peri.tensor({ 0, 2, 2, 1, 4, 0 }, "i64", d)
@@ -465,7 +507,8 @@ same("hash tables, calibration, counted weights", function(d)
   local starts = peri.tensor({ 0, 64 }, "i64", d)
   local empty = peri.full({ 64, 2 }, -1, "i64", d)
   local offsets = peri.tensor({ 0, 20 }, "i64", d)
-  local keys = peri.tensor({ 3, 900, 17, 2, 44, 51, 60, 71, 82, 93, 104, 115, 126, 137, 148, 159, 160, 171, 182, 193 }, "i64", d)
+  local keys = peri.tensor({ 3, 900, 17, 2, 44, 51, 60, 71, 82, 93, 104, 115, 126, 137, 148, 159, 160, 171, 182, 193 },
+    "i64", d)
   local built = sparse.pruned_hashmap_insert(keys, ids_on(d, 20, 50, 134), offsets, empty, starts)
   local found = sparse.pruned_hashmap_lookup(keys, offsets, built, starts)
   local unique, inverse = sparse.unique(ids_on(d, 90, 20, 135), true)

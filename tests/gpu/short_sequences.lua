@@ -11,8 +11,8 @@ return function(same, lengths_on, total, with_gradient)
       local out = {}
       for _, window in ipairs { 0, 5 } do
         local part = with_gradient(d, { 3, n, 2, 8 }, 61, function(x)
-          return attend { q = x[0], k = x[1], v = x[2], seq_offsets = offsets, num_targets = targets, max_attn_len = window,
-            max_seq_len = form == "silu" and 70 or nil }
+          return attend { q = x[0], k = x[1], v = x[2], seq_offsets = offsets, num_targets = targets,
+            max_attn_len = window, max_seq_len = form == "silu" and 70 or nil }
         end)
         for _, t in ipairs(part) do out[#out + 1] = t end
       end
@@ -23,7 +23,9 @@ return function(same, lengths_on, total, with_gradient)
     local lengths = lengths_on(d, 40, 9, 62)
     local n, offsets = total(lengths), sparse.asynchronous_complete_cumsum(lengths)
     local times = lengths_on(d, n, 1e6, 63)
-    local function places(most) return sparse.sequence_positions { seq_offsets = offsets, rows = n, max_positions = most } end
+    local function places(most)
+      return sparse.sequence_positions { seq_offsets = offsets, rows = n, max_positions = most }
+    end
     return { places(100), places(3), sparse.time_buckets { timestamps = times, seq_offsets = offsets },
       sparse.time_buckets { timestamps = times, seq_offsets = offsets, time_bucket_fn = "log", increment = 2 },
       sparse.sequence_numbers(offsets, n) }

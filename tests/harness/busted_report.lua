@@ -1,5 +1,6 @@
--- busted_report.lua: a busted output handler: failures as text for people, everything as report lines for tests/run.lua.
--- PERI_TEST_TIMES=1: the processor seconds of each test, and of the programs that it ran, which other work on the machine changes least.
+-- busted_report.lua: a busted output handler: failures as text for people, everything as report lines for
+-- tests/run.lua. PERI_TEST_TIMES=1: the processor seconds of each test, and of the programs that it ran, which other
+-- work on the machine changes least.
 local pretty = require "pl.pretty"
 local report = require "tests.harness.report"
 
@@ -27,7 +28,8 @@ return function()
     local message = t.message
     if message == nil then message = "an error without a message" end
     if type(message) == "table" then
-      message = getmetatable(message) and getmetatable(message).__tostring and tostring(message) or pretty.write(message)
+      message = getmetatable(message) and getmetatable(message).__tostring and tostring(message)
+        or pretty.write(message)
     end
     local trace = t.trace or {}
     return ("%s\n  at %s:%s%s"):format(tostring(message), trace.short_src or "?", trace.currentline or "?",
@@ -54,7 +56,8 @@ return function()
     if status == "success" then write("pass", handler.successes[#handler.successes].name)
     elseif status == "pending" then
       local t = handler.pendings[#handler.pendings]
-      write("skip", t.name, type(t.message) == "string" and t.message:gsub("^[^:%s]+:%d+: ", "") or "pending, without a reason")
+      write("skip", t.name, type(t.message) == "string" and t.message:gsub("^[^:%s]+:%d+: ", "")
+        or "pending, without a reason")
     elseif status == "failure" then failed(handler.failures[#handler.failures])
     else failed(handler.errors[#handler.errors]) end
     return nil, true

@@ -17,22 +17,24 @@
 #include <perilune/base.h>
 
 /** @expr is no error; otherwise print what the error record says. */
-#define assert_ok(expr)                                                                                                               \
-    do {                                                                                                                              \
-        peri_status check_ = (expr);                                                                                                  \
-        if (check_ < 0) fail_msg("%s: %s: %s", #expr, peri_status_name(check_), peri_error_message());                                \
+#define assert_ok(expr)                                                                                                \
+    do {                                                                                                               \
+        peri_status check_ = (expr);                                                                                   \
+        if (check_ < 0) fail_msg("%s: %s: %s", #expr, peri_status_name(check_), peri_error_message());                 \
     } while (0)
 
 /** @expr fails with @status and a message that contains @text. */
-#define assert_fails(expr, status, text)                                                                                              \
-    do {                                                                                                                              \
-        peri_status check_ = (expr);                                                                                                  \
-        if (check_ != (status)) fail_msg("%s: %s, wanted %s", #expr, peri_status_name(check_), peri_status_name(status));             \
-        if (!strstr(peri_error_message(), (text))) fail_msg("%s: \"%s\" lacks \"%s\"", #expr, peri_error_message(), (text));          \
+#define assert_fails(expr, status, text)                                                                               \
+    do {                                                                                                               \
+        peri_status check_ = (expr);                                                                                   \
+        if (check_ != (status))                                                                                        \
+            fail_msg("%s: %s, wanted %s", #expr, peri_status_name(check_), peri_status_name(status));                  \
+        if (!strstr(peri_error_message(), (text)))                                                                     \
+            fail_msg("%s: \"%s\" lacks \"%s\"", #expr, peri_error_message(), (text));                                  \
     } while (0)
 
 /** Run all tests of a `const struct CMUnitTest tests[]`. */
-#define check_main(tests)                                                                                                             \
+#define check_main(tests)                                                                                              \
     int main(void) { return cmocka_run_group_tests(tests, NULL, NULL); }
 
 #endif

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fence.c: malloc for the programs of tests/kernels: every block ends where a closed page begins, so that a kernel that touches a byte
- * behind its arrays dies there and then. The address sanitizer does not see that of masked loads and stores, nor of the compiler's own
- * choice among instructions (a masked vextractf32x4 touches what is masked out).
+ * fence.c: malloc for the programs of tests/kernels: every block ends where a closed page begins, so that a kernel that
+ * touches a byte behind its arrays dies there and then. The address sanitizer does not see that of masked loads and
+ * stores, nor of the compiler's own choice among instructions (a masked vextractf32x4 touches what is masked out).
  *
- * Programs whose kernels run on a GPU call fence_open: from then on blocks lie in chunks that the GPU is told of, side by side. What
- * follows a block is looked at when it is freed.
+ * Programs whose kernels run on a GPU call fence_open: from then on blocks lie in chunks that the GPU is told of, side
+ * by side. What follows a block is looked at when it is freed.
  */
 #include "fence.h"
 
@@ -28,7 +28,7 @@ typedef struct head {
     size_t mapped, bytes;
 } head; /* in front of each block */
 
-/* -- blocks in chunks ----------------------------------------------------------------------------------------------------------------- */
+/* -- blocks in chunks ---------------------------------------------------------------------------------------------- */
 
 enum { CLASSES = 48, CHUNK = 32 << 20 };
 static fence_share *share;
@@ -63,7 +63,8 @@ static void *open_block(size_t bytes, size_t align)
         if (room <= CHUNK) chunk += room;
     }
     atomic_flag_clear(&busy);
-    if (made && !share(made, fresh)) die("the GPU does not take a chunk of memory\n"); /* it may allocate, of this very chunk */
+    /* it may allocate, of this very chunk */
+    if (made && !share(made, fresh)) die("the GPU does not take a chunk of memory\n");
     char *p = base + sizeof(head) + (-(uintptr_t)(base + sizeof(head)) & (align - 1));
     memcpy(p - sizeof(head), &(head){OPEN_MARK, base, room, bytes}, sizeof(head));
     memset(p, FILL, (size_t)(base + room - p));
@@ -83,10 +84,10 @@ static void close_block(const char *p, const head *h)
 
 void fence_open(fence_share *with) { share = with; }
 
-/* -- blocks at closed pages ----------------------------------------------------------------------------------------------------------- */
+/* -- blocks at closed pages ---------------------------------------------------------------------------------------- */
 
-/** Mappings of blocks that were freed wait here for the next ones: to map, to clear and to unmap pages took half of the time of some
- *  programs. By size: 2^k pages, or 3 * 2^k / 2; at most KEPT bytes of them. */
+/** Mappings of blocks that were freed wait here for the next ones: to map, to clear and to unmap pages took half of the
+ *  time of some programs. By size: 2^k pages, or 3 * 2^k / 2; at most KEPT bytes of them. */
 enum { SIZES = 64, KEPT = 256 << 20 };
 typedef struct mapping {
     struct mapping *next;
@@ -115,7 +116,8 @@ static char *mapping_of(int k, size_t room)
     atomic_flag_clear(&busy);
     if (found) return (char *)found;
     char *base = mmap(NULL, room + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED || mprotect(base, room, PROT_READ | PROT_WRITE) != 0) die("no more mappings (vm.max_map_count)\n");
+    if (base == MAP_FAILED || mprotect(base, room, PROT_READ | PROT_WRITE) != 0)
+        die("no more mappings (vm.max_map_count)\n");
     return base;
 }
 

@@ -11,8 +11,8 @@
 /** Have the GPU reach these bytes; false: it cannot. */
 typedef bool fence_share(void *p, size_t bytes);
 
-/** From now on malloc's blocks lie in memory that was shared; NULL: at closed pages, as at first. Not there under sanitizers, which bring a
- *  malloc of their own. */
+/** From now on malloc's blocks lie in memory that was shared; NULL: at closed pages, as at first. Not there under
+ *  sanitizers, which bring a malloc of their own. */
 __attribute__((weak)) void fence_open(fence_share *with);
 
 #endif

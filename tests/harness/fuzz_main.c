@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fuzz_main.c: main for tests/fuzz programs, which define LLVMFuzzerTestOneInput (so libFuzzer can drive them too). It feeds random
- * mutations of the corpus in tests/fuzz/corpus/<program>/ (or of nothing): so many, which are the same on every machine, or for some
- * seconds.
+ * fuzz_main.c: main for tests/fuzz programs, which define LLVMFuzzerTestOneInput (so libFuzzer can drive them too). It
+ * feeds random mutations of the corpus in tests/fuzz/corpus/<program>/ (or of nothing): so many, which are the same on
+ * every machine, or for some seconds.
  *
  * usage: program [inputs | <seconds>s [seed]]    or    program file...   to replay inputs
  */
@@ -112,7 +112,8 @@ int main(int argc, char **argv)
     long runs = 0;
     for (double start = timed ? now() : 0; (timed ? now() - start : (double)runs) < most; runs++) {
         size_t size = mutate();
-        uint8_t *exact = malloc(size ? size : 1); /* of exactly this size, so that the address sanitizer sees overruns */
+        uint8_t *exact = malloc(size ? size : 1); /* of exactly this size, so that the address sanitizer sees
+                                                     overruns */
         if (!exact) return 1;
         memcpy(exact, buffer, size);
         LLVMFuzzerTestOneInput(exact, size);

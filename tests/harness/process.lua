@@ -37,7 +37,8 @@ end
 function M.sleep(seconds) C.poll(nil, 0, seconds * 1000) end
 function M.is_terminal() return C.isatty(1) == 1 end
 
---- Start a program in a process group of its own. argv: list; env: variables to set (false: unset); log: path for stdout and stderr;
+--- Start a program in a process group of its own. argv: list; env: variables to set (false: unset); log: path for
+--- stdout and stderr;
 --- deadline: seconds. Returns a handle for `poll`.
 function M.start(argv, env, log, deadline)
   local list = ffi.new("const char *[?]", #argv + 1)
@@ -66,8 +67,9 @@ function M.start(argv, env, log, deadline)
 end
 
 local status, usage = ffi.new "int[1]", ffi.new "harness_usage"
---- Has it ended? Past its deadline it is told to stop, then made to; one that cannot be (it waits within a driver) is left behind. Sets
---- seconds, code (exit status) or signal, late, left, and cpu_seconds: of the program and of all descendants that were waited for.
+--- Has it ended? Past its deadline it is told to stop, then made to; one that cannot be (it waits within a driver) is
+--- left behind. Sets seconds, code (exit status) or signal, late, left, and cpu_seconds: of the program and of all
+--- descendants that were waited for.
 function M.poll(p)
   if p.done then return true end
   if C.wait4(p.pid, status, WNOHANG, usage) == p.pid then

@@ -1,11 +1,13 @@
--- report.lua: the lines by which a test program tells tests/run.lua what happened: "status<TAB>name<TAB>message", where status is
--- start, pass, fail or skip; the last line is "end". A report without it tells that the program died, and in which test.
+-- report.lua: the lines by which a test program tells tests/run.lua what happened: "status<TAB>name<TAB>message", where
+-- status is start, pass, fail or skip; the last line is "end". A report without it tells that the program died, and in
+-- which test.
 local M = {}
 
 local function escape(text) return (text:gsub("[\\\n\t]", { ["\\"] = "\\\\", ["\n"] = "\\n", ["\t"] = "\\t" })) end
 local function unescape(text) return (text:gsub("\\(.)", { ["\\"] = "\\", n = "\n", t = "\t" })) end
 
---- A writer of the report that PERI_TEST_REPORT names; each rank of a world has its own. Without the variable it writes nothing.
+--- A writer of the report that PERI_TEST_REPORT names; each rank of a world has its own. Without the variable it writes
+--- nothing.
 function M.writer()
   local path = os.getenv "PERI_TEST_REPORT"
   local file = path and assert(io.open(path .. "." .. (os.getenv "OMPI_COMM_WORLD_RANK" or "0"), "w"))
@@ -16,8 +18,8 @@ function M.writer()
   end
 end
 
---- Read a report: list of { status =, name =, message = } of finished tests; the name of the test that was running at the end (nil);
---- whether the report is complete.
+--- Read a report: list of { status =, name =, message = } of finished tests; the name of the test that was running at
+--- the end (nil); whether the report is complete.
 function M.read(path)
   local tests, running, complete = {}, nil, false
   local file = io.open(path)

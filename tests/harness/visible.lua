@@ -1,8 +1,9 @@
 -- visible.lua: makes the hidden symbols of an object file visible, in place: luajit visible.lua FILE
 --
--- Functions that the runtime's files share among each other are hidden, so that its library offers the public ones alone. Test programs
--- call the others, too: they are linked with a library of the same objects (the Makefile's TESTS_SO), in which nothing is hidden. One
--- library for all, so that a change of the runtime links that instead of every program.
+-- Functions that the runtime's files share among each other are hidden, so that its library offers the public ones
+-- alone. Test programs call the others, too: they are linked with a library of the same objects (the Makefile's
+-- TESTS_SO), in which nothing is hidden. One library for all, so that a change of the runtime links that instead of
+-- every program.
 local ffi = require "ffi"
 
 ffi.cdef [[

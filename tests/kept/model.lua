@@ -1,5 +1,6 @@
--- model.lua: writes a model file as this version makes them, and prints what it answers: build/perilune run tests/kept/model.lua FILE
--- model-1.peri was written so by the version that has the first format; spec/export_kept_spec.lua has its answers.
+-- model.lua: writes a model file as this version makes them, and prints what it answers: build/perilune run
+-- tests/kept/model.lua FILE model-1.peri was written so by the version that has the first format;
+-- spec/export_kept_spec.lua has its answers.
 local peri = require "perilune"
 peri.init()
 local nn, F, embed = peri.nn, peri.nn.functional, peri.embed
@@ -7,27 +8,33 @@ local nn, F, embed = peri.nn, peri.nn.functional, peri.embed
 local Model = nn.Module:extend "Model"
 function Model:init()
   local function table_of(Config, name, rows, dim, features, pooling)
-    return Config { name = name, num_embeddings = rows, embedding_dim = dim, feature_names = features, pooling = pooling }
+    return Config { name = name, num_embeddings = rows, embedding_dim = dim, feature_names = features,
+      pooling = pooling }
   end
   local Bags = peri.EmbeddingBagConfig
   self.bags = peri.EmbeddingBagCollection { seed = 1, is_weighted = true,
-    tables = { table_of(Bags, "items", 9, 4, { "item", "other" }, "SUM"), table_of(Bags, "tags", 7, 4, { "tag" }, "MEAN") } }
-  self.rows = peri.EmbeddingCollection { seed = 2, tables = { table_of(peri.EmbeddingConfig, "clicks", 8, 4, { "clicked" }) } }
+    tables = { table_of(Bags, "items", 9, 4, { "item", "other" }, "SUM"),
+      table_of(Bags, "tags", 7, 4, { "tag" }, "MEAN") } }
+  self.rows = peri.EmbeddingCollection { seed = 2,
+    tables = { table_of(peri.EmbeddingConfig, "clicks", 8, 4, { "clicked" }) } }
   local raw = { table_of(Bags, "users", 8, 4, { "user" }, "SUM"), table_of(Bags, "pages", 8, 4, { "page" }, "SUM") }
   self.raw = peri.ManagedCollisionEmbeddingBagCollection {
     embedding_bag_collection = peri.EmbeddingBagCollection { seed = 3, tables = raw,
       fused_params = { optimizer = "sgd", learning_rate = 0.1 } },
-    managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = raw, managed_collision_modules = {
+    managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = raw,
+      managed_collision_modules = {
       users = peri.MCHManagedCollisionModule { zch_size = 8, buckets = 2, eviction_interval = 1,
         eviction_policy = embed.LFU_EvictionPolicy {} },
       pages = peri.HashZchManagedCollisionModule { zch_size = 8, total_num_buckets = 2, spread = "modulo" } } } }
-  self.under, self.cross = nn.Linear { in_features = 3, out_features = 4 }, nn.CrossNet { in_features = 4, num_layers = 1 }
+  self.under, self.cross = nn.Linear { in_features = 3, out_features = 4 },
+    nn.CrossNet { in_features = 4, num_layers = 1 }
   self.norm, self.over = nn.LayerNorm { normalized_shape = 4 }, nn.Linear { in_features = 27, out_features = 2 }
   self.slope = nn.PReLU { num_parameters = 4 }
 end
 function Model:forward(b)
   local dense = F.relu(self.under(b.dense))
-  local bags, raw, clicked = self.bags(b.weighted):values(), self.raw(b.raw):values(), peri.util.resolve(self.rows(b.plain)).clicked
+  local bags, raw, clicked = self.bags(b.weighted):values(), self.raw(b.raw):values(),
+    peri.util.resolve(self.rows(b.plain)).clicked
   local clicks = clicked:to_padded_dense(3, 0.5)
   local scores = F.bmm(clicks, raw:slice(2, 0, 4):reshape(-1, 4, 1)):reshape(-1, 3)
   local features = F.cat({ bags, raw }, 2):reshape(-1, 5, 4)
@@ -59,16 +66,17 @@ local function batch(n, seed)
   local wl, wv, ww = lists({ "item", "other", "tag" }, 7, 1)
   local pl, pv = lists({ "clicked" }, 8, 1)
   local rl, rv = lists({ "user", "page" }, 12, 0x9e3779b97f4a7c1LL)
-  return { dense = peri.tensor(dense), weighted = kjt({ "item", "other", "tag" }, wl, wv, ww), plain = kjt({ "clicked" }, pl, pv),
-    raw = kjt({ "user", "page" }, rl, rv) }
+  return { dense = peri.tensor(dense), weighted = kjt({ "item", "other", "tag" }, wl, wv, ww),
+    plain = kjt({ "clicked" }, pl, pv), raw = kjt({ "user", "page" }, rl, rv) }
 end
 
 if arg and (arg[1] or ""):match "%.peri$" then
   nn.manual_seed(11)
   local model = Model()
   for i = 1, 4 do model(batch(6, i)).pairs:sum():backward() end
-  print(model:export(arg[1], { batches = { batch(20, 9) }, tables = { default = "f32", items = "int8", users = "f16", clicks = "int4" },
-    allowed_difference = 1, name = "kept", step = 4 }))
+  print(model:export(arg[1],
+    { batches = { batch(20, 9) }, tables = { default = "f32", items = "int8", users = "f16", clicks = "int4" },
+      allowed_difference = 1, name = "kept", step = 4 }))
   for name, t in peri.util.ordered(peri.export.open(arg[1]):predict(batch(4, 99))) do
     local numbers, n = t:read()
     local list = {}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dense_cases.h: one list of cases of the kernels of kernels/dense.h and kernels/optim.h, for correctness and for speed: arguments, the
- * range, and which arrays come out.
+ * dense_cases.h: one list of cases of the kernels of kernels/dense.h and kernels/optim.h, for correctness and for
+ * speed: arguments, the range, and which arrays come out.
  */
 #ifndef PERI_TESTS_DENSE_CASES_H
 #define PERI_TESTS_DENSE_CASES_H
@@ -48,7 +48,10 @@ static inline double dense_unit(int32_t dtype) { return dtype == PERI_F16 ? 0x1p
 static bool dense_aligned;
 
 /** Where an array begins in its memory. */
-static inline char *dense_place(char *p, int32_t dtype) { return dense_aligned ? p + (-(uintptr_t)p & 15) : p + dense_size(dtype); }
+static inline char *dense_place(char *p, int32_t dtype)
+{
+    return dense_aligned ? p + (-(uintptr_t)p & 15) : p + dense_size(dtype);
+}
 
 /** @n numbers in [low, high). */
 static inline void *dense_numbers(dense_case *c, int64_t n, int32_t dtype, double low, double high)
@@ -75,7 +78,11 @@ static inline dense_case dense_begin(const char *name, int32_t kernel, int32_t d
 {
     dense_case c = {.kernel = kernel, .tolerance = 2e-6, .seed = 12345 + (uint64_t)kernel};
     snprintf(c.name, sizeof c.name, "%s %s %lld x %lld", name,
-             dtype == PERI_F32 ? "f32" : dtype == PERI_F64 ? "f64" : dtype == PERI_F16 ? "f16" : "bf16", (long long)a, (long long)b);
+             dtype == PERI_F32   ? "f32"
+             : dtype == PERI_F64 ? "f64"
+             : dtype == PERI_F16 ? "f16"
+                                 : "bf16",
+             (long long)a, (long long)b);
     return c;
 }
 
@@ -89,24 +96,28 @@ static inline void dense_end(dense_case *c, const void *args, size_t size, int64
 
 #define DENSE_OUT(c, type, field, n, dtype, initial) dense_add_out((c), offsetof(type, field), (n), (dtype), (initial))
 
-/* -- elementwise kernels over n elements -------------------------------------------------------------------------------------------- */
+/* -- elementwise kernels over n elements --------------------------------------------------------------------------- */
 
 static inline void dense_elementwise(int64_t n, int32_t dtype, dense_visit visit, void *ctx)
 {
-    static const char *const unary[] = {"identity", "relu", "sigmoid", "tanh", "exp", "sqrt", "silu", "gelu", "softplus", "logsigmoid",
-                                        "leaky_relu", "log", "abs", "square", "pow", "affine", "reciprocal", "clamp",
-                                        "root"};
+    static const char *const unary[] = {"identity", "relu",     "sigmoid",    "tanh",       "exp", "sqrt", "silu",
+                                        "gelu",     "softplus", "logsigmoid", "leaky_relu", "log", "abs",  "square",
+                                        "pow",      "affine",   "reciprocal", "clamp",      "root"};
     for (int32_t op = 0; op < PERI_UNARY_COUNT; op++) {
-        bool positive = op == PERI_UNARY_SQRT || op == PERI_UNARY_LOG || op == PERI_UNARY_POW || op == PERI_UNARY_RECIPROCAL ||
-            op == PERI_UNARY_ROOT;
+        bool positive = op == PERI_UNARY_SQRT || op == PERI_UNARY_LOG || op == PERI_UNARY_POW ||
+                        op == PERI_UNARY_RECIPROCAL || op == PERI_UNARY_ROOT;
         double low = positive ? 0.01 : -9, a = op == PERI_UNARY_POW ? 2.5 : 0.3;
         dense_case c = dense_begin(unary[op], PERI_K_unary, dtype, n, 1);
         peri_k_unary_args u = {.x = dense_numbers(&c, n, dtype, low, 9), .dtype = dtype, .op = op, .a = a, .b = 0.7};
         DENSE_OUT(&c, peri_k_unary_args, dst, n, dtype, NULL);
         dense_end(&c, &u, sizeof u, n, visit, ctx);
         c = dense_begin(unary[op], PERI_K_unary_grad, dtype, n, 1);
-        peri_k_unary_grad_args g = {.dy = dense_numbers(&c, n, dtype, -1, 1), .saved = dense_numbers(&c, n, dtype, positive ? 0.1 : -1, 1),
-                                    .dtype = dtype, .op = op, .a = a, .b = 0.7};
+        peri_k_unary_grad_args g = {.dy = dense_numbers(&c, n, dtype, -1, 1),
+                                    .saved = dense_numbers(&c, n, dtype, positive ? 0.1 : -1, 1),
+                                    .dtype = dtype,
+                                    .op = op,
+                                    .a = a,
+                                    .b = 0.7};
         DENSE_OUT(&c, peri_k_unary_grad_args, dx, n, dtype, NULL);
         dense_end(&c, &g, sizeof g, n, visit, ctx);
     }
@@ -128,9 +139,11 @@ static inline void dense_elementwise(int64_t n, int32_t dtype, dense_visit visit
     for (int32_t kind = 0; kind < 2 * PERI_LOSS_COUNT; kind++) {
         bool weights = kind >= PERI_LOSS_COUNT, bce = kind % PERI_LOSS_COUNT == PERI_LOSS_BCE;
         c = dense_begin(weights ? "weighted loss" : "loss", PERI_K_loss, dtype, n, kind);
-        peri_k_loss_args l = {.x = dense_numbers(&c, n, dtype, bce ? 0 : -20, bce ? 1 : 20), .t = dense_numbers(&c, n, dtype, 0, 1),
+        peri_k_loss_args l = {.x = dense_numbers(&c, n, dtype, bce ? 0 : -20, bce ? 1 : 20),
+                              .t = dense_numbers(&c, n, dtype, 0, 1),
                               .weight = weights ? dense_numbers(&c, n, dtype, 0, 2) : NULL,
-                              .pos_weight = weights ? dense_numbers(&c, n, dtype, 0, 2) : NULL, .dtype = dtype,
+                              .pos_weight = weights ? dense_numbers(&c, n, dtype, 0, 2) : NULL,
+                              .dtype = dtype,
                               .kind = kind % PERI_LOSS_COUNT};
         DENSE_OUT(&c, peri_k_loss_args, dst, n, dtype, NULL);
         dense_end(&c, &l, sizeof l, n, visit, ctx);
@@ -158,7 +171,7 @@ static inline void dense_binary(int64_t rows, int64_t cols, int32_t dtype, dense
         }
 }
 
-/* -- kernels over rows -------------------------------------------------------------------------------------------------------------- */
+/* -- kernels over rows --------------------------------------------------------------------------------------------- */
 
 static inline void dense_rows(int64_t rows, int64_t cols, int32_t dtype, dense_visit visit, void *ctx)
 {
@@ -168,16 +181,22 @@ static inline void dense_rows(int64_t rows, int64_t cols, int32_t dtype, dense_v
         for (int32_t bias = 0; bias < 2; bias++) {
             double low = act == PERI_UNARY_SQRT ? 1 : -1;
             c = dense_begin(bias ? "bias_act" : "act", PERI_K_bias_act, dtype, rows, cols);
-            peri_k_bias_act_args b = {.bias = bias ? dense_numbers(&c, cols, dtype, low, 2) : NULL, .dtype = dtype, .act = act,
-                                      .cols = cols};
+            peri_k_bias_act_args b = {
+                .bias = bias ? dense_numbers(&c, cols, dtype, low, 2) : NULL, .dtype = dtype, .act = act, .cols = cols};
             DENSE_OUT(&c, peri_k_bias_act_args, y, n, dtype, dense_numbers(&c, n, dtype, low, 2));
             dense_end(&c, &b, sizeof b, rows, visit, ctx);
             c = dense_begin("act_grad", PERI_K_act_grad, dtype, rows, cols);
-            peri_k_act_grad_args g = {.dy = dense_numbers(&c, rows * (cols + 3), dtype, -1, 1), .y = dense_numbers(&c, n, dtype, low, 2),
-                                      .dtype = dtype, .act = act, .rows = rows, .cols = cols, .dy_stride = cols + 3};
+            peri_k_act_grad_args g = {.dy = dense_numbers(&c, rows * (cols + 3), dtype, -1, 1),
+                                      .y = dense_numbers(&c, n, dtype, low, 2),
+                                      .dtype = dtype,
+                                      .act = act,
+                                      .rows = rows,
+                                      .cols = cols,
+                                      .dy_stride = cols + 3};
             DENSE_OUT(&c, peri_k_act_grad_args, dz, n, dtype, NULL);
             if (bias) DENSE_OUT(&c, peri_k_act_grad_args, partial, blocks * cols, dense_wide(dtype), NULL);
-            if (dense_unit(dtype) > 0) c.tolerance = 64 * dense_unit(dtype); /* sums of z, before or after it is rounded */
+            /* sums of z, before or after it is rounded */
+            if (dense_unit(dtype) > 0) c.tolerance = 64 * dense_unit(dtype);
             dense_end(&c, &g, sizeof g, blocks, visit, ctx);
         }
     for (int32_t flags = 0; flags < 8; flags++) {
@@ -192,10 +211,15 @@ static inline void dense_rows(int64_t rows, int64_t cols, int32_t dtype, dense_v
             dense_end(&c, &f, sizeof f, rows, visit, ctx);
         }
         c = dense_begin(add ? "cross_grad, added" : "cross_grad", PERI_K_cross_grad, dtype, rows, cols);
-        peri_k_cross_grad_args g = {.dy = dense_numbers(&c, n, dtype, -1, 1), .x0 = dense_numbers(&c, n, dtype, -1, 1),
+        peri_k_cross_grad_args g = {.dy = dense_numbers(&c, n, dtype, -1, 1),
+                                    .x0 = dense_numbers(&c, n, dtype, -1, 1),
                                     .u = dense_numbers(&c, n, dtype, -1, 1),
-                                    .bias = bias ? dense_numbers(&c, cols, dense_wide(dtype), -1, 1) : NULL, .dtype = dtype,
-                                    .add = add, .same = same, .rows = rows, .cols = cols};
+                                    .bias = bias ? dense_numbers(&c, cols, dense_wide(dtype), -1, 1) : NULL,
+                                    .dtype = dtype,
+                                    .add = add,
+                                    .same = same,
+                                    .rows = rows,
+                                    .cols = cols};
         DENSE_OUT(&c, peri_k_cross_grad_args, du, n, dtype, NULL);
         DENSE_OUT(&c, peri_k_cross_grad_args, dx0, n, dtype, add ? dense_numbers(&c, n, dtype, -1, 1) : NULL);
         if (bias) DENSE_OUT(&c, peri_k_cross_grad_args, partial, blocks * cols, dense_wide(dtype), NULL);
@@ -205,8 +229,11 @@ static inline void dense_rows(int64_t rows, int64_t cols, int32_t dtype, dense_v
     for (int32_t affine = 0; affine < 2; affine++) {
         if (cols == 0) break;
         c = dense_begin("layer_norm", PERI_K_layer_norm, dtype, rows, cols);
-        peri_k_layer_norm_args l = {.x = dense_numbers(&c, n, dtype, -1, 3), .weight = affine ? dense_numbers(&c, cols, dtype, 0, 2) : NULL,
-                                    .bias = affine ? dense_numbers(&c, cols, dtype, -1, 1) : NULL, .dtype = dtype, .cols = cols,
+        peri_k_layer_norm_args l = {.x = dense_numbers(&c, n, dtype, -1, 3),
+                                    .weight = affine ? dense_numbers(&c, cols, dtype, 0, 2) : NULL,
+                                    .bias = affine ? dense_numbers(&c, cols, dtype, -1, 1) : NULL,
+                                    .dtype = dtype,
+                                    .cols = cols,
                                     .eps = 1e-5};
         DENSE_OUT(&c, peri_k_layer_norm_args, y, n, dtype, NULL);
         DENSE_OUT(&c, peri_k_layer_norm_args, mean, rows, dtype, NULL);
@@ -214,9 +241,13 @@ static inline void dense_rows(int64_t rows, int64_t cols, int32_t dtype, dense_v
         c.tolerance = cols == 1 ? 1e-4 : 1e-5; /* one column: the variance is all rounding */
         dense_end(&c, &l, sizeof l, rows, visit, ctx);
         c = dense_begin("layer_norm_grad", PERI_K_layer_norm_grad, dtype, rows, cols);
-        peri_k_layer_norm_grad_args g = {.dy = dense_numbers(&c, n, dtype, -1, 1), .x = dense_numbers(&c, n, dtype, -1, 1),
-                                         .mean = dense_numbers(&c, rows, dtype, -0.1, 0.1), .rstd = dense_numbers(&c, rows, dtype, 1, 2),
-                                         .weight = affine ? dense_numbers(&c, cols, dtype, 0, 2) : NULL, .dtype = dtype, .rows = rows,
+        peri_k_layer_norm_grad_args g = {.dy = dense_numbers(&c, n, dtype, -1, 1),
+                                         .x = dense_numbers(&c, n, dtype, -1, 1),
+                                         .mean = dense_numbers(&c, rows, dtype, -0.1, 0.1),
+                                         .rstd = dense_numbers(&c, rows, dtype, 1, 2),
+                                         .weight = affine ? dense_numbers(&c, cols, dtype, 0, 2) : NULL,
+                                         .dtype = dtype,
+                                         .rows = rows,
                                          .cols = cols};
         DENSE_OUT(&c, peri_k_layer_norm_grad_args, dx, n, dtype, NULL);
         DENSE_OUT(&c, peri_k_layer_norm_grad_args, dweight, blocks * cols, dtype, NULL);
@@ -226,7 +257,8 @@ static inline void dense_rows(int64_t rows, int64_t cols, int32_t dtype, dense_v
     }
     for (int32_t log = 0; log < 2; log++) {
         c = dense_begin(log ? "log_softmax" : "softmax", PERI_K_softmax, dtype, rows, cols);
-        peri_k_softmax_args s = {.x = dense_numbers(&c, n, dtype, -9, 9), .dtype = dtype, .log = log, .n = cols, .inner = 1};
+        peri_k_softmax_args s = {
+            .x = dense_numbers(&c, n, dtype, -9, 9), .dtype = dtype, .log = log, .n = cols, .inner = 1};
         DENSE_OUT(&c, peri_k_softmax_args, y, n, dtype, NULL);
         dense_end(&c, &s, sizeof s, rows, visit, ctx);
         c = dense_begin(log ? "log_softmax_grad" : "softmax_grad", PERI_K_softmax_grad, dtype, rows, cols);
@@ -244,33 +276,45 @@ static inline void dense_rows(int64_t rows, int64_t cols, int32_t dtype, dense_v
     int64_t *labels = malloc((size_t)(rows + 1) * sizeof *labels);
     for (int64_t r = 0; r < rows; r++) labels[r] = r * 7 % cols;
     c = dense_begin("cross_entropy", PERI_K_cross_entropy, dtype, rows, cols);
-    peri_k_cross_entropy_args e = {.x = dense_numbers(&c, n, dtype, -9, 9), .labels = labels, .dtype = dtype, .classes = cols};
+    peri_k_cross_entropy_args e = {
+        .x = dense_numbers(&c, n, dtype, -9, 9), .labels = labels, .dtype = dtype, .classes = cols};
     DENSE_OUT(&c, peri_k_cross_entropy_args, loss, rows, dtype, NULL);
     DENSE_OUT(&c, peri_k_cross_entropy_args, lse, rows, dtype, NULL);
     dense_end(&c, &e, sizeof e, rows, visit, ctx);
     c = dense_begin("cross_entropy_grad", PERI_K_cross_entropy_grad, dtype, rows, cols);
-    peri_k_cross_entropy_grad_args g = {.g = dense_numbers(&c, rows, dtype, -1, 1), .x = dense_numbers(&c, n, dtype, -1, 1),
-                                        .lse = dense_numbers(&c, rows, dtype, 2, 4), .labels = labels, .dtype = dtype, .classes = cols,
-                                        .g_stride = 1, .scale = 0.5};
+    peri_k_cross_entropy_grad_args g = {.g = dense_numbers(&c, rows, dtype, -1, 1),
+                                        .x = dense_numbers(&c, n, dtype, -1, 1),
+                                        .lse = dense_numbers(&c, rows, dtype, 2, 4),
+                                        .labels = labels,
+                                        .dtype = dtype,
+                                        .classes = cols,
+                                        .g_stride = 1,
+                                        .scale = 0.5};
     DENSE_OUT(&c, peri_k_cross_entropy_grad_args, dx, n, dtype, NULL);
     dense_end(&c, &g, sizeof g, rows, visit, ctx);
     free(labels);
 }
 
 /** Sums of [outer][n][inner] in blocks. */
-static inline void dense_sums(int64_t outer, int64_t n, int64_t inner, int64_t block, int32_t dtype, dense_visit visit, void *ctx)
+static inline void dense_sums(int64_t outer, int64_t n, int64_t inner, int64_t block, int32_t dtype, dense_visit visit,
+                              void *ctx)
 {
     dense_case c = dense_begin("sum_dim", PERI_K_sum_dim, dtype, n, inner);
     int64_t blocks = n ? (n + block - 1) / block : 1, parts = (inner + PERI_SUM_COLUMNS - 1) / PERI_SUM_COLUMNS;
-    peri_k_sum_dim_args s = {.x = dense_numbers(&c, outer * n * inner, dtype, -1, 1), .dtype = dtype, .outer = outer, .n = n,
+    peri_k_sum_dim_args s = {.x = dense_numbers(&c, outer * n * inner, dtype, -1, 1),
+                             .dtype = dtype,
+                             .outer = outer,
+                             .n = n,
                              .inner = inner,
-                             .block = block, .scale = 0.5};
+                             .block = block,
+                             .scale = 0.5};
     DENSE_OUT(&c, peri_k_sum_dim_args, dst, outer * blocks * inner, dtype, NULL);
     c.tolerance = 1e-5;
     dense_end(&c, &s, sizeof s, outer * blocks * parts, visit, ctx);
 }
 
-static inline void dense_interaction(int64_t batch, int64_t features, int64_t dim, int32_t dtype, dense_visit visit, void *ctx)
+static inline void dense_interaction(int64_t batch, int64_t features, int64_t dim, int32_t dtype, dense_visit visit,
+                                     void *ctx)
 {
     int64_t width = dim + features * (features + 1) / 2, pad = 3;
     dense_case c = dense_begin("interaction", PERI_K_interaction, dtype, features, dim);
@@ -285,27 +329,35 @@ static inline void dense_interaction(int64_t batch, int64_t features, int64_t di
     c = dense_begin("interaction_grad", PERI_K_interaction_grad, dtype, features, dim);
     dense = dense_numbers(&c, batch * (dim + pad), dtype, -1, 1);
     sparse = dense_numbers(&c, batch * features * (dim + pad), dtype, -1, 1);
-    peri_k_interaction_grad_args g = {.dy = dense_numbers(&c, batch * (width + pad), dtype, -1, 1), .dense = dense, .sparse = sparse,
-                                      .dtype = dtype, .features = features, .dim = dim, .dy_stride = width + pad, .dense_stride = dim + pad,
-                                      .sparse_stride = features * (dim + pad), .feature_stride = dim + pad};
+    peri_k_interaction_grad_args g = {.dy = dense_numbers(&c, batch * (width + pad), dtype, -1, 1),
+                                      .dense = dense,
+                                      .sparse = sparse,
+                                      .dtype = dtype,
+                                      .features = features,
+                                      .dim = dim,
+                                      .dy_stride = width + pad,
+                                      .dense_stride = dim + pad,
+                                      .sparse_stride = features * (dim + pad),
+                                      .feature_stride = dim + pad};
     DENSE_OUT(&c, peri_k_interaction_grad_args, ddense, batch * dim, dtype, NULL);
     DENSE_OUT(&c, peri_k_interaction_grad_args, dsparse, batch * features * dim, dtype, NULL);
     c.tolerance = 1e-5;
     dense_end(&c, &g, sizeof g, batch, visit, ctx);
 }
 
-/* -- optimizers --------------------------------------------------------------------------------------------------------------------- */
+/* -- optimizers ---------------------------------------------------------------------------------------------------- */
 
-/** A launch has three parameters: one of n elements, one of 5, and one of n + 2. Each optimizer gets fresh ones; the options are bits of
+/** A launch has three parameters: one of n elements, one of 5, and one of n + 2. Each optimizer gets fresh ones; the
+ *  options are bits of
  *  @options. */
 enum { DENSE_PARTS = 3 };
 
 static inline int64_t dense_part(int32_t q, int64_t n) { return q == 0 ? n : q == 1 ? 5 : n + 2; }
 
-/** Fill the list of @args, at @list in it: gradients, and as outputs the parameters and `states` (a bit each) states, in [low, 1). Returns
- *  the range. */
-static inline int64_t dense_list(dense_case *c, char *args, size_t list, int64_t n, int32_t dtype, bool gradients, int32_t states,
-                                 double low)
+/** Fill the list of @args, at @list in it: gradients, and as outputs the parameters and `states` (a bit each) states,
+ *  in [low, 1). Returns the range. */
+static inline int64_t dense_list(dense_case *c, char *args, size_t list, int64_t n, int32_t dtype, bool gradients,
+                                 int32_t states, double low)
 {
     peri_optim_list *l = (peri_optim_list *)(void *)(args + list);
     int64_t end = 0;
@@ -313,7 +365,8 @@ static inline int64_t dense_list(dense_case *c, char *args, size_t list, int64_t
     for (int32_t q = 0; q < DENSE_PARTS; q++) {
         const size_t at = list + offsetof(peri_optim_list, part) + (size_t)q * sizeof(peri_optim_part);
         const int64_t size = dense_part(q, n);
-        l->part[q] = (peri_optim_part){.g = gradients ? dense_numbers(c, size, dtype, -1, 1) : NULL, .end = end += size, .n = size};
+        l->part[q] = (peri_optim_part){
+            .g = gradients ? dense_numbers(c, size, dtype, -1, 1) : NULL, .end = end += size, .n = size};
         dense_add_out(c, at + offsetof(peri_optim_part, w), size, dtype, dense_numbers(c, size, dtype, -1, 1));
         for (int32_t s = 0; s < 3; s++)
             if (states >> s & 1)
@@ -322,29 +375,50 @@ static inline int64_t dense_list(dense_case *c, char *args, size_t list, int64_t
     }
     return end;
 }
-#define DENSE_LIST(c, args, n, dtype, gradients, states, low) \
-    dense_list((c), (char *)&(args), (size_t)((char *)&(args).list - (char *)&(args)), (n), (dtype), (gradients), (states), (low))
+#define DENSE_LIST(c, args, n, dtype, gradients, states, low)                                                          \
+    dense_list((c), (char *)&(args), (size_t)((char *)&(args).list - (char *)&(args)), (n), (dtype), (gradients),      \
+               (states), (low))
 
 static inline void dense_optimizers(int64_t n, int32_t dtype, int32_t options, dense_visit visit, void *ctx)
 {
     bool one = options & 1, two = options & 2, maximize = options & 4;
     double decay = options & 8 ? 0.1 : 0;
     dense_case c = dense_begin("sgd", PERI_K_optim_sgd, dtype, n, options);
-    peri_k_optim_sgd_args sgd = {.dtype = dtype, .maximize = maximize, .nesterov = two, .first = false, .lr = 0.1, .momentum = 0.9,
-                                 .dampening = two ? 0 : 0.2, .weight_decay = decay};
+    peri_k_optim_sgd_args sgd = {.dtype = dtype,
+                                 .maximize = maximize,
+                                 .nesterov = two,
+                                 .first = false,
+                                 .lr = 0.1,
+                                 .momentum = 0.9,
+                                 .dampening = two ? 0 : 0.2,
+                                 .weight_decay = decay};
     int64_t range = DENSE_LIST(&c, sgd, n, dtype, true, one, -1);
     dense_end(&c, &sgd, sizeof sgd, range, visit, ctx);
     c = dense_begin("adagrad", PERI_K_optim_adagrad, dtype, n, options);
-    peri_k_optim_adagrad_args adagrad = {.dtype = dtype, .maximize = maximize, .lr = 0.1, .weight_decay = decay, .eps = 1e-3};
+    peri_k_optim_adagrad_args adagrad = {
+        .dtype = dtype, .maximize = maximize, .lr = 0.1, .weight_decay = decay, .eps = 1e-3};
     range = DENSE_LIST(&c, adagrad, n, dtype, true, 1, 0);
     dense_end(&c, &adagrad, sizeof adagrad, range, visit, ctx);
     c = dense_begin("adam", PERI_K_optim_adam, dtype, n, options);
-    peri_k_optim_adam_args adam = {.dtype = dtype, .maximize = maximize, .decoupled = two, .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99,
-                                   .eps = 1e-3, .weight_decay = decay, .step_size = 0.2, .root = 0.3};
+    peri_k_optim_adam_args adam = {.dtype = dtype,
+                                   .maximize = maximize,
+                                   .decoupled = two,
+                                   .lr = 0.1,
+                                   .beta1 = 0.9,
+                                   .beta2 = 0.99,
+                                   .eps = 1e-3,
+                                   .weight_decay = decay,
+                                   .step_size = 0.2,
+                                   .root = 0.3};
     range = DENSE_LIST(&c, adam, n, dtype, true, one ? 7 : 3, 0);
     dense_end(&c, &adam, sizeof adam, range, visit, ctx);
     c = dense_begin("rmsprop", PERI_K_optim_rmsprop, dtype, n, options);
-    peri_k_optim_rmsprop_args rms = {.dtype = dtype, .maximize = maximize, .lr = 0.1, .alpha = 0.9, .eps = 1e-2, .weight_decay = decay,
+    peri_k_optim_rmsprop_args rms = {.dtype = dtype,
+                                     .maximize = maximize,
+                                     .lr = 0.1,
+                                     .alpha = 0.9,
+                                     .eps = 1e-2,
+                                     .weight_decay = decay,
                                      .momentum = 0.9};
     range = DENSE_LIST(&c, rms, n, dtype, true, 1 + 2 * one + 4 * two, 0.5);
     c.tolerance = one ? 1e-4 : 1e-5; /* centered: the difference of two squares */
@@ -365,7 +439,11 @@ static inline void dense_rowwise(int64_t cols, int32_t dtype, bool maximize, den
 {
     static const int64_t rows[DENSE_PARTS] = {3, 0, 5};
     dense_case c = dense_begin("rowwise_adagrad", PERI_K_optim_rowwise_adagrad, dtype, 8, cols);
-    peri_k_optim_rowwise_adagrad_args a = {.dtype = dtype, .maximize = maximize, .lr = 0.1, .weight_decay = maximize ? 0.1 : 0, .eps = 1e-3,
+    peri_k_optim_rowwise_adagrad_args a = {.dtype = dtype,
+                                           .maximize = maximize,
+                                           .lr = 0.1,
+                                           .weight_decay = maximize ? 0.1 : 0,
+                                           .eps = 1e-3,
                                            .list.n = DENSE_PARTS};
     int64_t end = 0;
     for (int32_t q = 0; q < DENSE_PARTS; q++) {
@@ -373,7 +451,8 @@ static inline void dense_rowwise(int64_t cols, int32_t dtype, bool maximize, den
         int64_t n = rows[q] * cols;
         a.list.part[q] = (peri_optim_part){.g = dense_numbers(&c, n, dtype, -1, 1), .end = end += rows[q], .n = n};
         dense_add_out(&c, at + offsetof(peri_optim_part, w), n, dtype, dense_numbers(&c, n, dtype, -1, 1));
-        dense_add_out(&c, at + offsetof(peri_optim_part, state), rows[q], dtype, dense_numbers(&c, rows[q], dtype, 0, 1));
+        dense_add_out(&c, at + offsetof(peri_optim_part, state), rows[q], dtype,
+                      dense_numbers(&c, rows[q], dtype, 0, 1));
     }
     dense_end(&c, &a, sizeof a, end, visit, ctx);
 }

@@ -23,7 +23,7 @@
 enum { ISAS = 4, ISAS_CPU = 3 };
 static const char *const isas[ISAS] = {"ref", "avx2", "avx512", "cuda_host"};
 
-/* -- a GPU reaches what the cases have: their heap, their static arrays and their stack ---------------------------------------------- */
+/* -- a GPU reaches what the cases have: their heap, their static arrays and their stack ---------------------------- */
 
 static inline void share_or_end(fence_share *share, uintptr_t from, uintptr_t to)
 {
@@ -41,13 +41,15 @@ static inline int share_segments(struct dl_phdr_info *info, size_t size, void *s
         const ElfW(Phdr) *h = &info->dlpi_phdr[i];
         if (h->p_type != PT_LOAD || (h->p_flags & PF_X)) continue;
         uintptr_t from = (info->dlpi_addr + h->p_vaddr) / 4096 * 4096, to = info->dlpi_addr + h->p_vaddr + h->p_memsz;
-        if (mprotect((void *)from, to - from, PROT_READ | PROT_WRITE) != 0) abort(); /* constants too: drivers write what they pin */
+        /* constants too: drivers write what they pin */
+        if (mprotect((void *)from, to - from, PROT_READ | PROT_WRITE) != 0) abort();
         share_or_end(*(fence_share **)share, from, to);
     }
     return 1; /* the program itself comes first; libraries are not asked for */
 }
 
-/** Chunks of the time before the library is there: loading it allocates too much for a closed page behind each block. */
+/** Chunks of the time before the library is there: loading it allocates too much for a closed page behind each
+ *  block. */
 static struct { void *at; size_t bytes; } early_chunks[64];
 static int n_early_chunks;
 static inline bool share_later(void *p, size_t bytes)
@@ -80,8 +82,8 @@ static bool reaches_mappings = true;
 
 static void (*races)(int on);
 
-/** The library of kernels/cuda: on the host, or the one that PERI_CUDA_KERNELS names: on a GPU. NULL: not built (there is no C++ compiler).
- *  Ends the program when it does not load, or its GPU does not reach the program's memory. */
+/** The library of kernels/cuda: on the host, or the one that PERI_CUDA_KERNELS names: on a GPU. NULL: not built (there
+ *  is no C++ compiler). Ends the program when it does not load, or its GPU does not reach the program's memory. */
 static inline void *library_of_cuda_host(void)
 {
     static void *plugin;
@@ -132,14 +134,16 @@ static inline const peri_kernels *kernels_of_cuda_host(void)
     return &table;
 }
 
-/** Whether tests/cuda_host looks for races where it can, as it does at first: what nonsense makes of a result nobody asks. */
+/** Whether tests/cuda_host looks for races where it can, as it does at first: what nonsense makes of a result nobody
+ *  asks. */
 static inline void races_matter(bool on)
 {
     if (kernels_of_cuda_host() && races) races(on);
 }
 
-/** Whether case @number of a long list runs on isas[@isa]. The pretended GPU takes a hundred times as long as a processor: it has one case
- *  in three, drawn by the number, but all of them where PERI_CUDA_KERNELS names its kernels: `make check-cuda`, and GPUs. */
+/** Whether case @number of a long list runs on isas[@isa]. The pretended GPU takes a hundred times as long as a
+ *  processor: it has one case in three, drawn by the number, but all of them where PERI_CUDA_KERNELS names its kernels:
+ *  `make check-cuda`, and GPUs. */
 static inline bool has_case(int isa, uint64_t number)
 {
     return isa < ISAS_CPU || getenv("PERI_CUDA_KERNELS") || (number * 0x9e3779b97f4a7c15u >> 40) % 3 == 0;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * jagged_cases.h: what the tests of jagged, sparse and quantized kernels share: random bags, buffers exactly as large as they must be (so
- * that the address sanitizer sees overruns), and the comparison of every instruction set and split with ref.
+ * jagged_cases.h: what the tests of jagged, sparse and quantized kernels share: random bags, buffers exactly as large
+ * as they must be (so that the address sanitizer sees overruns), and the comparison of every instruction set and split
+ * with ref.
  */
 #ifndef PERI_TESTS_JAGGED_CASES_H
 #define PERI_TESTS_JAGGED_CASES_H
@@ -34,7 +35,7 @@ static void seed(void **unused)
     print_message("seed %llu\n", (unsigned long long)(state / 2));
 }
 
-/* -- buffers --------------------------------------------------------------------------------------------------------------------- */
+/* -- buffers ------------------------------------------------------------------------------------------------------- */
 
 static void *kept[4096];
 static int kept_count;
@@ -101,19 +102,20 @@ static bool are_near(const void *x, const void *y, int64_t i, int32_t dtype)
 static int64_t differs(const output *o, const void *got, const char *isa)
 {
     const int64_t size = o->dtype == PERI_F64 ? 8 : o->dtype == PERI_F32 ? 4 : 2;
-    const bool numbers = !strcmp(isa, "cuda_host") &&
-                         (o->dtype == PERI_F64 || o->dtype == PERI_F32 || o->dtype == PERI_F16 || o->dtype == PERI_BF16);
+    const bool numbers = !strcmp(isa, "cuda_host") && (o->dtype == PERI_F64 || o->dtype == PERI_F32 ||
+                                                       o->dtype == PERI_F16 || o->dtype == PERI_BF16);
     for (int64_t at = 0; at < o->bytes; at++) {
         if (((const char *)got)[at] == ((const char *)o->want)[at]) continue;
         const bool near = o->exponential && !reaches_mappings && are_near(got, o->want, at / size, o->dtype);
-        if (!numbers || (!near && (!is_nan(got, at / size, o->dtype) || !is_nan(o->want, at / size, o->dtype)))) return at;
+        if (!numbers || (!near && (!is_nan(got, at / size, o->dtype) || !is_nan(o->want, at / size, o->dtype))))
+            return at;
         at = at / size * size + size - 1;
     }
     return o->bytes;
 }
 
-/** Run @kernel with ref over the whole range, then with every set and split, and compare all outputs. The fields of @args that @outputs
- *  points at hold buffers with their starting content. */
+/** Run @kernel with ref over the whole range, then with every set and split, and compare all outputs. The fields of
+ *  @args that @outputs points at hold buffers with their starting content. */
 static void compare(const char *what, int32_t kernel, void *args, int64_t n, output *outputs, int count)
 {
     for (int o = 0; o < count; o++) {
@@ -140,8 +142,8 @@ static void compare(const char *what, int32_t kernel, void *args, int64_t n, out
                 int64_t at = differs(&outputs[o], *outputs[o].field, isas[i]);
                 if (at < outputs[o].bytes)
                     fail_msg("%s: %s on %s, split %d: output %d differs at byte %lld: %d, wanted %d", what,
-                             peri_kernel_names[kernel], isas[i], split, o, (long long)at, ((uint8_t *)*outputs[o].field)[at],
-                             ((uint8_t *)outputs[o].want)[at]);
+                             peri_kernel_names[kernel], isas[i], split, o, (long long)at,
+                             ((uint8_t *)*outputs[o].field)[at], ((uint8_t *)outputs[o].want)[at]);
                 free(*outputs[o].field);
             }
         }
@@ -156,7 +158,7 @@ static void compare(const char *what, int32_t kernel, void *args, int64_t n, out
 #define EXPONENTIALS(f, size, dtype) \
     { (void **)&(f), NULL, NULL, (size), (dtype), true }
 
-/* -- cases ----------------------------------------------------------------------------------------------------------------------- */
+/* -- cases --------------------------------------------------------------------------------------------------------- */
 
 /** Bags: mostly short, sometimes empty, now and then long. */
 static int64_t *random_lengths(int64_t n, int64_t mean)
@@ -214,7 +216,10 @@ static void *values_of(int64_t n, int32_t dtype)
         int64_t big = (int64_t)draw(UINT64_MAX);
         int32_t small = (int32_t)big;
         memcpy(p + i * size,
-               dtype == PERI_F64 ? (void *)&wide : dtype == PERI_F32 ? (void *)&narrow : dtype == PERI_I64 ? (void *)&big : &small,
+               dtype == PERI_F64   ? (void *)&wide
+               : dtype == PERI_F32 ? (void *)&narrow
+               : dtype == PERI_I64 ? (void *)&big
+                                   : &small,
                (size_t)size);
     }
     return p;

@@ -22,7 +22,8 @@ static inline int64_t *sequence_ints(dense_case *c, int64_t n)
 }
 
 /** Offsets and targets as the shape says; returns the rows. */
-static inline int64_t sequence_marks(dense_case *c, const sequence_shape *s, const int64_t **offsets, const int64_t **targets)
+static inline int64_t sequence_marks(dense_case *c, const sequence_shape *s, const int64_t **offsets,
+                                     const int64_t **targets)
 {
     int64_t *o = sequence_ints(c, s->sequences + 1), *t = sequence_ints(c, s->sequences);
     o[0] = 0;
@@ -36,10 +37,19 @@ static inline int64_t sequence_marks(dense_case *c, const sequence_shape *s, con
 }
 
 /** q, k and v, whose rows lie apart; of the gradients also lse, out, dout and delta. */
-static inline peri_k_attention_args sequence_args(dense_case *c, const sequence_shape *s, int32_t dtype, int32_t form, bool grad)
+static inline peri_k_attention_args sequence_args(dense_case *c, const sequence_shape *s, int32_t dtype, int32_t form,
+                                                  bool grad)
 {
-    peri_k_attention_args a = {.sequences = s->sequences, .heads = s->heads, .dim = s->dim, .v_dim = s->v_dim, .window = s->window,
-                               .alpha = 0.7 / sqrt((double)s->dim), .scale = 0.03, .dtype = dtype, .form = form, .causal = s->causal};
+    peri_k_attention_args a = {.sequences = s->sequences,
+                               .heads = s->heads,
+                               .dim = s->dim,
+                               .v_dim = s->v_dim,
+                               .window = s->window,
+                               .alpha = 0.7 / sqrt((double)s->dim),
+                               .scale = 0.03,
+                               .dtype = dtype,
+                               .form = form,
+                               .causal = s->causal};
     a.rows = sequence_marks(c, s, &a.offsets, &a.targets);
     a.q_stride = s->heads * s->dim + 1;
     a.k_stride = s->heads * s->dim + 3;
@@ -56,7 +66,8 @@ static inline peri_k_attention_args sequence_args(dense_case *c, const sequence_
     return a;
 }
 
-static inline void sequence_attention(const sequence_shape *s, int32_t dtype, int32_t form, dense_visit visit, void *ctx)
+static inline void sequence_attention(const sequence_shape *s, int32_t dtype, int32_t form, dense_visit visit,
+                                      void *ctx)
 {
     const bool softmax = form == PERI_ATTENTION_SOFTMAX;
     dense_case c = dense_begin(softmax ? "attention" : "silu attention", PERI_K_attention, dtype, s->dim, s->v_dim);
@@ -65,12 +76,14 @@ static inline void sequence_attention(const sequence_shape *s, int32_t dtype, in
     DENSE_OUT(&c, peri_k_attention_args, out, wide, dtype, NULL);
     if (softmax) DENSE_OUT(&c, peri_k_attention_args, lse, items, dtype, NULL);
     dense_end(&c, &a, sizeof a, items, visit, ctx);
-    c = dense_begin(softmax ? "attention_grad_q" : "silu attention_grad_q", PERI_K_attention_grad_q, dtype, s->dim, s->v_dim);
+    c = dense_begin(softmax ? "attention_grad_q" : "silu attention_grad_q", PERI_K_attention_grad_q, dtype, s->dim,
+                    s->v_dim);
     a = sequence_args(&c, s, dtype, form, true);
     DENSE_OUT(&c, peri_k_attention_args, dq, narrow, dtype, NULL);
     if (softmax) DENSE_OUT(&c, peri_k_attention_args, delta, items, dtype, NULL);
     dense_end(&c, &a, sizeof a, items, visit, ctx);
-    c = dense_begin(softmax ? "attention_grad_kv" : "silu attention_grad_kv", PERI_K_attention_grad_kv, dtype, s->dim, s->v_dim);
+    c = dense_begin(softmax ? "attention_grad_kv" : "silu attention_grad_kv", PERI_K_attention_grad_kv, dtype, s->dim,
+                    s->v_dim);
     a = sequence_args(&c, s, dtype, form, true);
     DENSE_OUT(&c, peri_k_attention_args, dk, narrow, dtype, NULL);
     DENSE_OUT(&c, peri_k_attention_args, dv, wide, dtype, NULL);
@@ -78,12 +91,18 @@ static inline void sequence_attention(const sequence_shape *s, int32_t dtype, in
 }
 
 /** Every form and kind of mask on sequences of these lengths. */
-static inline void sequence_cases(const int64_t *lengths, int64_t n, int64_t dim, int64_t v_dim, int32_t dtype, dense_visit visit,
-                                  void *ctx)
+static inline void sequence_cases(const int64_t *lengths, int64_t n, int64_t dim, int64_t v_dim, int32_t dtype,
+                                  dense_visit visit, void *ctx)
 {
     for (int32_t variant = 0; variant < 16; variant++) {
-        const sequence_shape s = {.lengths = lengths, .sequences = n, .heads = 1 + (variant & 1), .dim = dim, .v_dim = v_dim,
-                                  .window = variant & 2 ? 5 : 0, .causal = variant & 4, .targets = variant & 8};
+        const sequence_shape s = {.lengths = lengths,
+                                  .sequences = n,
+                                  .heads = 1 + (variant & 1),
+                                  .dim = dim,
+                                  .v_dim = v_dim,
+                                  .window = variant & 2 ? 5 : 0,
+                                  .causal = variant & 4,
+                                  .targets = variant & 8};
         for (int32_t form = 0; form < 2; form++) sequence_attention(&s, dtype, form, visit, ctx);
     }
 }

@@ -9,8 +9,8 @@
 
 #include <string.h>
 
-/** How a launch splits its range: whole, one by one from the end (on tests/cuda_host, where a launch costs more, in five parts), or in two
- *  uneven parts, the last one first. */
+/** How a launch splits its range: whole, one by one from the end (on tests/cuda_host, where a launch costs more, in
+ *  five parts), or in two uneven parts, the last one first. */
 enum { WHOLE, BACKWARDS, UNEVEN, SPLITS };
 
 static inline void run(const peri_kernels *k, int32_t kernel, const void *args, int64_t n, int split)

@@ -12,7 +12,13 @@ static inline void *weights_of(const float *x, int64_t n, int32_t dtype)
 {
     uint16_t *y = tbe_room((dtype == PERI_F32 ? 4 : 2) * n);
     if (dtype == PERI_F32) return memcpy(y, x, (size_t)(4 * n));
-    peri_k_convert_args args = {.dst = y, .src = x, .dst_dtype = dtype, .src_dtype = PERI_F32, .ndim = 1, .shape = {n}, .dst_stride = {1},
+    peri_k_convert_args args = {.dst = y,
+                                .src = x,
+                                .dst_dtype = dtype,
+                                .src_dtype = PERI_F32,
+                                .ndim = 1,
+                                .shape = {n},
+                                .dst_stride = {1},
                                 .src_stride = {1}};
     peri_kernels_isa("ref")->fn[PERI_K_convert](&args, 0, n);
     return y;
@@ -47,8 +53,14 @@ static inline void *copy_of(const case_weights *w, int32_t dtype)
 static inline float weight_at(const void *x, int64_t i, int32_t dtype)
 {
     float y;
-    peri_k_convert_args args = {.dst = &y, .src = (const char *)x + i * (dtype == PERI_F32 ? 4 : 2), .dst_dtype = PERI_F32,
-                                .src_dtype = dtype, .ndim = 1, .shape = {1}, .dst_stride = {1}, .src_stride = {1}};
+    peri_k_convert_args args = {.dst = &y,
+                                .src = (const char *)x + i * (dtype == PERI_F32 ? 4 : 2),
+                                .dst_dtype = PERI_F32,
+                                .src_dtype = dtype,
+                                .ndim = 1,
+                                .shape = {1},
+                                .dst_stride = {1},
+                                .src_stride = {1}};
     peri_kernels_isa("ref")->fn[PERI_K_convert](&args, 0, 1);
     return y;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_bags.c: lookups in one matrix: every instruction set gives ref's bits, however ranges are split, on random and on malformed bags;
- * ref is held against what kernels/bags.h says, in other words.
+ * test_bags.c: lookups in one matrix: every instruction set gives ref's bits, however ranges are split, on random and
+ * on malformed bags; ref is held against what kernels/bags.h says, in other words.
  */
 #include "jagged_cases.h"
 
@@ -17,11 +17,19 @@ static peri_k_bags random_bags(int64_t bags, int64_t cols, int32_t ids_dtype, in
     int64_t *ids = room(8 * n);
     for (int64_t i = 0; i < n; i++) ids[i] = draw(12) == 0 ? (int64_t)draw(3) * 50 - 51 : (int64_t)draw(ROWS);
     for (int k = 0; wild && k < 4; k++) offsets[draw((uint64_t)bags + 1)] = (int64_t)draw(1000) - 500;
-    return (peri_k_bags){.ids = ints(ids, n, ids_dtype), .offsets = ints(offsets, bags + 1, offsets_dtype), .n_ids = n, .rows = ROWS,
-                         .cols = cols, .ids_dtype = ids_dtype, .offsets_dtype = offsets_dtype};
+    return (peri_k_bags){.ids = ints(ids, n, ids_dtype),
+                         .offsets = ints(offsets, bags + 1, offsets_dtype),
+                         .n_ids = n,
+                         .rows = ROWS,
+                         .cols = cols,
+                         .ids_dtype = ids_dtype,
+                         .offsets_dtype = offsets_dtype};
 }
 
-static int64_t int_of(const void *x, int64_t i, int32_t dtype) { return dtype == PERI_I32 ? ((int32_t *)x)[i] : ((int64_t *)x)[i]; }
+static int64_t int_of(const void *x, int64_t i, int32_t dtype)
+{
+    return dtype == PERI_I32 ? ((int32_t *)x)[i] : ((int64_t *)x)[i];
+}
 static int64_t id_of(const peri_k_bags *s, int64_t i) { return int_of(s->ids, i, s->ids_dtype); }
 
 static float *random_rows(int64_t cols, bool odd)
@@ -39,7 +47,8 @@ static void check_max(const peri_k_bag_max_args *a, int64_t bags)
     const peri_k_bags *s = &a->bags;
     for (int64_t b = 0; b < bags; b++)
         for (int64_t d = 0; d < s->cols; d++) {
-            int64_t from = int_of(s->offsets, b, s->offsets_dtype), past = int_of(s->offsets, b + 1, s->offsets_dtype), n = 0;
+            int64_t from = int_of(s->offsets, b, s->offsets_dtype), past = int_of(s->offsets, b + 1, s->offsets_dtype),
+                    n = 0;
             float out = a->out[b * s->cols + d];
             int32_t place = a->places[b * s->cols + d];
             for (int64_t i = from; i < past; i++) {
@@ -62,7 +71,8 @@ static void largest(void **unused)
         for (int variant = 0; variant < 16; variant++) {
             int64_t bags = variant % 4 == 3 ? 0 : 1 + (int64_t)draw(60), cols = widths[w];
             bool wild = variant & 8;
-            peri_k_bag_max_args a = {.bags = random_bags(bags, cols, dtypes[variant & 1], dtypes[variant >> 1 & 1], wild),
+            peri_k_bag_max_args a = {.bags =
+                                         random_bags(bags, cols, dtypes[variant & 1], dtypes[variant >> 1 & 1], wild),
                                      .x = random_rows(cols, variant & 4),
                                      .reach = {.ahead = (int64_t)draw(3) << 12, .near = draw(2) == 0}};
             a.out = room(4 * bags * cols);
@@ -70,7 +80,10 @@ static void largest(void **unused)
             output found[] = {OUTPUT(a.out, 4 * bags * cols), OUTPUT(a.places, 4 * bags * cols)};
             compare("largest", PERI_K_bag_max, &a, bags, found, 2);
             if (!wild) check_max(&a, bags);
-            peri_k_bag_max_grad_args g = {.bags = a.bags, .grad = random_floats(bags * cols), .places = a.places, .n = bags,
+            peri_k_bag_max_grad_args g = {.bags = a.bags,
+                                          .grad = random_floats(bags * cols),
+                                          .places = a.places,
+                                          .n = bags,
                                           .dx = random_floats(ROWS * cols)};
             double *want = room(8 * ROWS * cols);
             for (int64_t i = 0; i < ROWS * cols; i++) want[i] = (double)g.dx[i];
@@ -85,7 +98,8 @@ static void largest(void **unused)
             if (wild && bags) { /* places that lead nowhere */
                 for (int k = 0; k < 9; k++) a.places[draw((uint64_t)(bags * cols))] = (int32_t)draw(2000) - 1000;
                 g.dx = random_floats(ROWS * cols);
-                compare("gradient of nothing", PERI_K_bag_max_grad, &g, blocks, (output[]){OUTPUT(g.dx, 4 * ROWS * cols)}, 1);
+                compare("gradient of nothing", PERI_K_bag_max_grad, &g, blocks,
+                        (output[]){OUTPUT(g.dx, 4 * ROWS * cols)}, 1);
             }
             drop_all(NULL);
         }
@@ -102,7 +116,8 @@ static void padding(void **unused)
         peri_k_bag_pad_args p = {.ids = s.ids, .padding = pad, .dtype = s.ids_dtype};
         p.out = room(size * s.n_ids);
         compare("padding", PERI_K_bag_pad, &p, s.n_ids, (output[]){OUTPUT(p.out, size * s.n_ids)}, 1);
-        for (int64_t i = 0; i < s.n_ids; i++) assert_true(int_of(p.out, i, p.dtype) == (id_of(&s, i) == pad ? -1 : id_of(&s, i)));
+        for (int64_t i = 0; i < s.n_ids; i++)
+            assert_true(int_of(p.out, i, p.dtype) == (id_of(&s, i) == pad ? -1 : id_of(&s, i)));
         peri_k_bag_scale_args c = {.bags = s, .padding = pad};
         c.scale = room(4 * bags);
         compare("scale", PERI_K_bag_scale, &c, bags, (output[]){OUTPUT(c.scale, 4 * bags)}, 1);
@@ -125,8 +140,12 @@ static void norms(void **unused)
             int64_t cols = widths[w], ids[] = {-1, 3, 4, 9, ROWS - 1, ROWS, 1000};
             float *x = random_floats(ROWS * cols);
             for (int64_t d = 0; d < cols; d++) x[4 * cols + d] = 0, x[9 * cols + d] *= 1e-6f;
-            peri_k_bag_renorm_args a = {.ids = ints(ids, 7, dtypes[variant & 1]), .rows = ROWS, .cols = cols, .max_norm = 2.5,
-                                        .norm_type = types[variant / 2], .dtype = dtypes[variant & 1]};
+            peri_k_bag_renorm_args a = {.ids = ints(ids, 7, dtypes[variant & 1]),
+                                        .rows = ROWS,
+                                        .cols = cols,
+                                        .max_norm = 2.5,
+                                        .norm_type = types[variant / 2],
+                                        .dtype = dtypes[variant & 1]};
             float *before = room(4 * ROWS * cols);
             memcpy(before, x, (size_t)(4 * ROWS * cols));
             a.x = x;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_codec.c: the codec kernels: every instruction set against ref, bit for bit and for any split of the range; their error bounds; no
- * byte outside the blocks is written, nothing outside the numbers is read.
+ * test_codec.c: the codec kernels: every instruction set against ref, bit for bit and for any split of the range; their
+ * error bounds; no byte outside the blocks is written, nothing outside the numbers is read.
  *
  *   test_codec bench    prints GB/s of f32 by format and instruction set
  */
@@ -21,15 +21,22 @@ typedef struct format {
     float loss_scale;
 } format;
 
-static const format formats[] = {
-    {"fp16", PERI_CODEC_FP16, 1, 0, 0, 0, 1},           {"fp16 scaled", PERI_CODEC_FP16, 1, 0, 0, 0, 8},
-    {"bf16", PERI_CODEC_BF16, 1, 0, 0, 0, 1},           {"bf16 scaled", PERI_CODEC_BF16, 1, 0, 0, 0, 0.37f},
-    {"fp8 143", PERI_CODEC_FP8, 1, 4, 15, 0, 1},        {"fp8 152", PERI_CODEC_FP8, 1, 5, 31, 0, 1},
-    {"fp8 134", PERI_CODEC_FP8, 1, 3, 3, 0, 1},         {"fp8 143 rows of 64", PERI_CODEC_FP8, 64, 4, 15, 0, 1},
-    {"fp8 152 rows of 13", PERI_CODEC_FP8, 13, 5, 31, 0, 1}, {"int8", PERI_CODEC_INT8, 32, 0, 0, 0, 1},
-    {"int8 rows of 19", PERI_CODEC_INT8, 19, 0, 0, 0, 1}, {"mx4", PERI_CODEC_MX4, 32, 0, 0, PERI_ROUND_EVEN, 1},
-    {"mx4 nearest", PERI_CODEC_MX4, 16, 0, 0, PERI_ROUND_NEAREST, 1}, {"mx4 floor", PERI_CODEC_MX4, 32, 0, 0, PERI_ROUND_FLOOR, 1},
-    {"mx4 ceil", PERI_CODEC_MX4, 128, 0, 0, PERI_ROUND_CEIL, 1}, {"mx4 stochastic", PERI_CODEC_MX4, 32, 0, 0, PERI_ROUND_STOCHASTIC, 1}};
+static const format formats[] = {{"fp16", PERI_CODEC_FP16, 1, 0, 0, 0, 1},
+                                 {"fp16 scaled", PERI_CODEC_FP16, 1, 0, 0, 0, 8},
+                                 {"bf16", PERI_CODEC_BF16, 1, 0, 0, 0, 1},
+                                 {"bf16 scaled", PERI_CODEC_BF16, 1, 0, 0, 0, 0.37f},
+                                 {"fp8 143", PERI_CODEC_FP8, 1, 4, 15, 0, 1},
+                                 {"fp8 152", PERI_CODEC_FP8, 1, 5, 31, 0, 1},
+                                 {"fp8 134", PERI_CODEC_FP8, 1, 3, 3, 0, 1},
+                                 {"fp8 143 rows of 64", PERI_CODEC_FP8, 64, 4, 15, 0, 1},
+                                 {"fp8 152 rows of 13", PERI_CODEC_FP8, 13, 5, 31, 0, 1},
+                                 {"int8", PERI_CODEC_INT8, 32, 0, 0, 0, 1},
+                                 {"int8 rows of 19", PERI_CODEC_INT8, 19, 0, 0, 0, 1},
+                                 {"mx4", PERI_CODEC_MX4, 32, 0, 0, PERI_ROUND_EVEN, 1},
+                                 {"mx4 nearest", PERI_CODEC_MX4, 16, 0, 0, PERI_ROUND_NEAREST, 1},
+                                 {"mx4 floor", PERI_CODEC_MX4, 32, 0, 0, PERI_ROUND_FLOOR, 1},
+                                 {"mx4 ceil", PERI_CODEC_MX4, 128, 0, 0, PERI_ROUND_CEIL, 1},
+                                 {"mx4 stochastic", PERI_CODEC_MX4, 32, 0, 0, PERI_ROUND_STOCHASTIC, 1}};
 enum { FORMATS = sizeof formats / sizeof *formats };
 
 static uint64_t state = 88172645463325252ull;
@@ -100,15 +107,23 @@ static void make(problem *p, const format *f, int kind)
     p->segments[2 * SEGMENTS] = blocks;
     p->segments[2 * SEGMENTS + 1] = n;
     p->blocks = blocks;
-    p->x = malloc(sizeof(float) * (size_t)(n ? n : 1)); /* of this very size: reading behind it is seen by the address sanitizer */
+    p->x = malloc(sizeof(float) * (size_t)(n ? n : 1)); /* of this very size: reading behind it is seen by the address
+                                                           sanitizer */
     p->back = guarded(n * 4, 0x5a);
     p->back_ref = guarded(n * 4, 0x5a);
     p->wire = guarded(blocks * bytes_of(f), 0x5a);
     p->wire_ref = guarded(blocks * bytes_of(f), 0x5a);
     for (int64_t i = 0; i < n; i++) p->x[i] = number(kind);
-    p->args = (peri_k_codec_args){.segments = p->segments, .n = n, .n_segments = SEGMENTS, .block = f->block, .format = f->format,
-                                  .rounding = f->rounding, .exponent_bits = f->exponent_bits, .exponent_bias = f->exponent_bias,
-                                  .loss_scale = f->loss_scale, .seed = 17};
+    p->args = (peri_k_codec_args){.segments = p->segments,
+                                  .n = n,
+                                  .n_segments = SEGMENTS,
+                                  .block = f->block,
+                                  .format = f->format,
+                                  .rounding = f->rounding,
+                                  .exponent_bits = f->exponent_bits,
+                                  .exponent_bias = f->exponent_bias,
+                                  .loss_scale = f->loss_scale,
+                                  .seed = 17};
     if (f->block == 1 && below(2)) p->args.segments = NULL;
 }
 
@@ -157,8 +172,8 @@ static void compare(const char *isa, const format *f, int kind)
     else if (f->format != PERI_CODEC_INT8 || kind < 3)
         for (int64_t i = 0; i < bytes; i++)
             if (p.wire[i] != p.wire_ref[i] && !(f->format <= PERI_CODEC_BF16 && kind == 3))
-                fail_msg("%s, %s, kind %d: byte %lld of %lld is %02x, ref %02x", isa, f->name, kind, (long long)i, (long long)bytes,
-                         p.wire[i], p.wire_ref[i]);
+                fail_msg("%s, %s, kind %d: byte %lld of %lld is %02x, ref %02x", isa, f->name, kind, (long long)i,
+                         (long long)bytes, p.wire[i], p.wire_ref[i]);
     a.x = p.back, a.wire = p.wire_ref;
     run(k->fn[PERI_K_codec_decode], &a, p.blocks);
     a.x = p.back_ref;
@@ -193,7 +208,8 @@ static void decodes_anything(void **unused)
             if (!k) continue;
             problem p;
             make(&p, form, 0);
-            for (int64_t i = 0; i < p.blocks * bytes_of(form); i++) p.wire[i] = (uint8_t)(below(5) ? draw() >> 50 : 255);
+            for (int64_t i = 0; i < p.blocks * bytes_of(form); i++)
+                p.wire[i] = (uint8_t)(below(5) ? draw() >> 50 : 255);
             p.args.wire = p.wire;
             p.args.x = p.back;
             run(k->fn[PERI_K_codec_decode], &p.args, p.blocks);
@@ -205,7 +221,7 @@ static void decodes_anything(void **unused)
         }
 }
 
-/* -- speed ----------------------------------------------------------------------------------------------------------------------------- */
+/* -- speed --------------------------------------------------------------------------------------------------------- */
 
 static void bench(void)
 {
@@ -218,8 +234,15 @@ static void bench(void)
             const peri_kernels *k = kernels_of(isas[i]);
             if (!k) continue;
             const format *m = &formats[f];
-            peri_k_codec_args a = {.wire = wire, .x = x, .n = N, .block = m->block, .format = m->format, .rounding = m->rounding,
-                                   .exponent_bits = m->exponent_bits, .exponent_bias = m->exponent_bias, .loss_scale = m->loss_scale};
+            peri_k_codec_args a = {.wire = wire,
+                                   .x = x,
+                                   .n = N,
+                                   .block = m->block,
+                                   .format = m->format,
+                                   .rounding = m->rounding,
+                                   .exponent_bits = m->exponent_bits,
+                                   .exponent_bias = m->exponent_bias,
+                                   .loss_scale = m->loss_scale};
             double best[2] = {1e9, 1e9};
             for (int round = 0; round < 10; round++)
                 for (int way = 0; way < 2; way++) {
@@ -228,7 +251,8 @@ static void bench(void)
                     double seconds = (double)(peri_time_ns() - start) * 1e-9;
                     best[way] = seconds < best[way] ? seconds : best[way];
                 }
-            printf("%-20s %-7s encode %6.2f GB/s  decode %6.2f GB/s\n", m->name, isas[i], 4e-9 * N / best[0], 4e-9 * N / best[1]);
+            printf("%-20s %-7s encode %6.2f GB/s  decode %6.2f GB/s\n", m->name, isas[i], 4e-9 * N / best[0],
+                   4e-9 * N / best[1]);
         }
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_collision.c: maps from ids to rows: every table of kernels gives ref's rows, windows, times and log (whose entries have no order),
- * however ranges are split, learns what ref learns, and reads, judges and writes state as ref does.
+ * test_collision.c: maps from ids to rows: every table of kernels gives ref's rows, windows, times and log (whose
+ * entries have no order), however ranges are split, learns what ref learns, and reads, judges and writes state as ref
+ * does.
  * deadline: 300 s
  * takes: 15 s
  */
@@ -53,7 +54,8 @@ static void make(world *w, int variant)
     m->block = 100;
     m->spread = variant / 2 % 3;
     m->on_miss = 1 + variant / 6 % 4;
-    m->policy = hash ? (int[]){PERI_K_EVICT_NONE, PERI_K_EVICT_TTL, PERI_K_EVICT_PROBE_LRU}[variant / 2 % 3] : 1 + variant / 2 % 3;
+    m->policy = hash ? (int[]){PERI_K_EVICT_NONE, PERI_K_EVICT_TTL, PERI_K_EVICT_PROBE_LRU}[variant / 2 % 3]
+                     : 1 + variant / 2 % 3;
     m->max_probe = variant % 3 ? 5 : 100;
     m->counted = m->policy != PERI_K_EVICT_LRU || variant % 4 == 0;
     point(w, hash);
@@ -61,7 +63,8 @@ static void make(world *w, int variant)
     for (int b = 0, line = 0; b < BUCKETS; b++) {
         int64_t rows = starts[b + 1] - starts[b], lines = variant % 7 ? (rows + 1) / 2 : (rows + 3) / 4;
         int64_t usable = rows - aside;
-        w->bucket[b] = (peri_k_collision_bucket){starts[b], rows, usable, line, lines, UINT64_MAX / (uint64_t)(usable ? usable : 1)};
+        w->bucket[b] = (peri_k_collision_bucket){starts[b], rows,  usable,
+                                                 line,      lines, UINT64_MAX / (uint64_t)(usable ? usable : 1)};
         line += (int)lines;
     }
     w->head[PERI_COLLISION_BAD] = INT64_MAX;
@@ -85,13 +88,23 @@ static void learn(world *w, const peri_kernels *k, int64_t now, int variant)
 {
     peri_k_collision_record *records = room(4 * IDS * (int64_t)sizeof *records);
     int64_t sizes[BUCKETS] = {0}, starts[BUCKETS + 1], news[BUCKETS], blocks = 1;
-    peri_k_collision_group_args group = {.map = w->map, .log = w->log, .records = records, .sizes = sizes, .starts = starts};
+    peri_k_collision_group_args group = {
+        .map = w->map, .log = w->log, .records = records, .sizes = sizes, .starts = starts};
     k->fn[PERI_K_collision_count](&group, 0, blocks);
     k->fn[PERI_K_collision_starts](&group, 0, 1);
     k->fn[PERI_K_collision_group](&group, 0, blocks);
-    peri_k_collision_learn_args a = {.map = w->map, .records = records, .scratch = records + IDS, .starts = starts, .news = news,
-                                     .decay = (double[]){1, 3, 0.7}[variant % 3], .now = now, .call = now, .window = now - 1,
-                                     .filter = variant / 4 % 4, .filter_arg = 0.4, .seed = 5};
+    peri_k_collision_learn_args a = {.map = w->map,
+                                     .records = records,
+                                     .scratch = records + IDS,
+                                     .starts = starts,
+                                     .news = news,
+                                     .decay = (double[]){1, 3, 0.7}[variant % 3],
+                                     .now = now,
+                                     .call = now,
+                                     .window = now - 1,
+                                     .filter = variant / 4 % 4,
+                                     .filter_arg = 0.4,
+                                     .seed = 5};
     if (w->map.rows) k->fn[PERI_K_hash_map_insert](&a, 0, BUCKETS);
     else {
         k->fn[PERI_K_mch_coalesce](&a, 0, BUCKETS);
@@ -108,7 +121,8 @@ static int by_number(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/** What two worlds know is the same: where ids lie in an index, and the order in which rows changed, is nobody's business. */
+/** What two worlds know is the same: where ids lie in an index, and the order in which rows changed, is nobody's
+ *  business. */
 static bool same_knowledge(world *a, world *b, const int64_t *ids, int64_t n)
 {
     for (int32_t k = 0; k < BUCKETS; k++) {
@@ -135,7 +149,8 @@ static bool same_knowledge(world *a, world *b, const int64_t *ids, int64_t n)
 
 static int by_words(const void *a, const void *b) { return memcmp(a, b, sizeof(peri_k_collision_entry)); }
 
-/** Windows have their whole counts, in one way: parts have bytes of their own, and what no longer fits a byte is in the log. */
+/** Windows have their whole counts, in one way: parts have bytes of their own, and what no longer fits a byte is in the
+ *  log. */
 static void total_windows(world *w)
 {
     if (w->map.rows || !w->map.counted) return;
@@ -164,12 +179,21 @@ static void age_windows(world *w)
 }
 
 /** @w after @ids were looked up by @k. */
-static void look(world *w, const peri_kernels *k, const int64_t *ids, int64_t n, int64_t learn_n, int64_t now, int64_t parts,
-                 int split)
+static void look(world *w, const peri_kernels *k, const int64_t *ids, int64_t n, int64_t learn_n, int64_t now,
+                 int64_t parts, int split)
 {
     point(w, w->map.rows != NULL);
-    peri_k_collision_find_args a = {.map = w->map, .ids = ids, .out = w->out, .log = w->log, .first = 1000, .learn = learn_n, .now = now,
-                                    .window = now - 1 - now % 5, .expiry = now + 2, .n = n, .parts = parts};
+    peri_k_collision_find_args a = {.map = w->map,
+                                    .ids = ids,
+                                    .out = w->out,
+                                    .log = w->log,
+                                    .first = 1000,
+                                    .learn = learn_n,
+                                    .now = now,
+                                    .window = now - 1 - now % 5,
+                                    .expiry = now + 2,
+                                    .n = n,
+                                    .parts = parts};
     if (w->map.rows) run(k, PERI_K_hash_map_find, &a, n, split);
     else run(k, PERI_K_mch_find, &a, parts, split);
     total_windows(w);
@@ -208,12 +232,21 @@ static void find(void **unused)
                     const int64_t parts = 1 + (int64_t)draw(4);
                     look(got, k, ids, n, some, now, parts, split);
                     if (memcmp(got, want, sizeof *w))
-                        fail_msg("variant %d, iteration %d on %s, %d parts, split %d", variant, (int)now, isas[i], (int)parts, split);
+                        fail_msg("variant %d, iteration %d on %s, %d parts, split %d", variant, (int)now, isas[i],
+                                 (int)parts, split);
                 }
             }
             point(w, hash);
-            peri_k_collision_find_args a = {.map = w->map, .ids = ids, .out = w->out, .log = w->log, .learn = n, .now = now,
-                                            .window = now - 1, .expiry = now + 2, .n = n, .parts = 1};
+            peri_k_collision_find_args a = {.map = w->map,
+                                            .ids = ids,
+                                            .out = w->out,
+                                            .log = w->log,
+                                            .learn = n,
+                                            .now = now,
+                                            .window = now - 1,
+                                            .expiry = now + 2,
+                                            .n = n,
+                                            .parts = 1};
             peri_kernels_ref.fn[hash ? PERI_K_hash_map_find : PERI_K_mch_find](&a, 0, hash ? n : 1);
             memcpy(want, w, sizeof *w);
             point(want, hash);
@@ -234,7 +267,7 @@ static void find(void **unused)
     }
 }
 
-/* -- several threads ------------------------------------------------------------------------------------------------------------------- */
+/* -- several threads ----------------------------------------------------------------------------------------------- */
 
 enum { MANY = 200000, KNOWN = 6 };
 
@@ -251,7 +284,8 @@ static void *find_part(void *arg)
     return NULL;
 }
 
-/** Parts that run at the same time on the same few ids: nothing that was seen is lost, in windows and log together, nor counted twice. */
+/** Parts that run at the same time on the same few ids: nothing that was seen is lost, in windows and log together, nor
+ *  counted twice. */
 static void together(void **unused)
 {
     (void)unused;
@@ -266,15 +300,23 @@ static void together(void **unused)
         int64_t known[KNOWN], times[KNOWN] = {0}, logged[KNOWN] = {0};
         for (int i = 0; i < KNOWN; i++) {
             draw_ids(w, &known[i], 1);
-            if (known[i] != INT64_MAX) w->log[w->head[PERI_COLLISION_LOGGED]++] = (peri_k_collision_entry){known[i], 1, 1};
+            if (known[i] != INT64_MAX)
+                w->log[w->head[PERI_COLLISION_LOGGED]++] = (peri_k_collision_entry){known[i], 1, 1};
         }
         learn(w, &peri_kernels_ref, 1, 3);
         w->map.counted = round % 3 != 0;
         w->map.last = round % 3 == 1 ? NULL : w->last;
         for (int64_t i = 0; i < MANY; i++) ids[i] = known[draw(KNOWN)];
         memset(w->head, 0, sizeof w->head);
-        const peri_k_collision_find_args a = {.map = w->map, .ids = ids, .out = out, .log = log, .learn = MANY, .now = 9, .window = 2,
-                                              .n = MANY, .parts = parts};
+        const peri_k_collision_find_args a = {.map = w->map,
+                                              .ids = ids,
+                                              .out = out,
+                                              .log = log,
+                                              .learn = MANY,
+                                              .now = 9,
+                                              .window = 2,
+                                              .n = MANY,
+                                              .parts = parts};
         part_call call[4];
         pthread_t thread[4];
         for (int64_t p = 0; p < parts; p++) {
@@ -313,7 +355,7 @@ static void together(void **unused)
     drop_all(NULL);
 }
 
-/* -- state ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- state --------------------------------------------------------------------------------------------------------- */
 
 enum { STATE = 2600 }; /* rows of one bucket: more than a block sorts at once */
 
@@ -322,10 +364,21 @@ static peri_k_collision_map large_map(bool hash, peri_k_collision_bucket *bucket
 {
     const int64_t lines = STATE / 2;
     *bucket = (peri_k_collision_bucket){0, STATE, STATE - 1, 0, hash ? 0 : lines, UINT64_MAX / (STATE - 1)};
-    peri_k_collision_map m = {.bucket = bucket, .head = room(8 * PERI_COLLISION_WORDS), .changed = room(8 * STATE), .n_changed = room(8),
-                              .is_changed = room(STATE), .ids = room(8 * STATE), .counts = room(8 * STATE), .last = room(8 * STATE),
-                              .buckets = 1, .block = INT64_MAX, .n_buckets = 1, .on_miss = PERI_K_MISS_DROP, .policy = PERI_K_EVICT_LFU,
-                              .max_probe = STATE, .counted = true};
+    peri_k_collision_map m = {.bucket = bucket,
+                              .head = room(8 * PERI_COLLISION_WORDS),
+                              .changed = room(8 * STATE),
+                              .n_changed = room(8),
+                              .is_changed = room(STATE),
+                              .ids = room(8 * STATE),
+                              .counts = room(8 * STATE),
+                              .last = room(8 * STATE),
+                              .buckets = 1,
+                              .block = INT64_MAX,
+                              .n_buckets = 1,
+                              .on_miss = PERI_K_MISS_DROP,
+                              .policy = PERI_K_EVICT_LFU,
+                              .max_probe = STATE,
+                              .counted = true};
     if (hash) m.rows = room(sizeof *m.rows * STATE);
     else m.slots = (void *)(((uintptr_t)room(64 + (int64_t)sizeof *m.slots * lines * PERI_MCH_LINE) + 63) / 64 * 64);
     memset(m.head, 0, 8 * PERI_COLLISION_WORDS);
@@ -337,9 +390,14 @@ static peri_k_collision_map large_map(bool hash, peri_k_collision_bucket *bucket
 /** A state that is right: ids, ascending (hash: where a map put them), and for each a row, its count and iteration. */
 static peri_k_collision_state_args right_state(bool hash)
 {
-    peri_k_collision_state_args a = {.sorted = room(8 * STATE), .mapping = room(8 * STATE), .counts = room(8 * STATE),
-                                     .last = room(8 * STATE), .expiries = room(4 * STATE),
-                                     .scratch = room(STATE * (int64_t)sizeof *a.scratch), .first_row = 7, .iteration = 1000};
+    peri_k_collision_state_args a = {.sorted = room(8 * STATE),
+                                     .mapping = room(8 * STATE),
+                                     .counts = room(8 * STATE),
+                                     .last = room(8 * STATE),
+                                     .expiries = room(4 * STATE),
+                                     .scratch = room(STATE * (int64_t)sizeof *a.scratch),
+                                     .first_row = 7,
+                                     .iteration = 1000};
     const int64_t have = STATE - 1 - (int64_t)draw(STATE);
     for (int64_t i = 0, id = -5000; i < STATE; i++) {
         a.sorted[i] = hash ? -1 : i < have ? (id += 1 + (int64_t)draw(9)) : INT64_MAX;
@@ -448,8 +506,9 @@ static void changed(void **unused)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test_teardown(find, drop_all), cmocka_unit_test_teardown(together, drop_all),
-                                       cmocka_unit_test_teardown(states, drop_all), cmocka_unit_test_teardown(changed, drop_all)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(find, drop_all), cmocka_unit_test_teardown(together, drop_all),
+        cmocka_unit_test_teardown(states, drop_all), cmocka_unit_test_teardown(changed, drop_all)};
     seed(NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_convert.c: kernels/convert.h between layouts, every set of kernels against ref; division by multiplication (kernels/divide.h).
+ * test_convert.c: kernels/convert.h between layouts, every set of kernels against ref; division by multiplication
+ * (kernels/divide.h).
  */
 #include "jagged_cases.h"
 
 #include "kernels/divide.h"
 
-/* -- division ---------------------------------------------------------------------------------------------------------------------- */
+/* -- division ------------------------------------------------------------------------------------------------------ */
 
 static void divides(uint64_t d)
 {
     const peri_k_divisor by = peri_k_divisor_of((int64_t)d);
-    const uint64_t edges[] = {0, 1, 2, UINT32_MAX - 1, UINT32_MAX, (uint64_t)UINT32_MAX + 1, (uint64_t)INT64_MAX - 1, INT64_MAX,
-                              (uint64_t)INT64_MAX + 1, UINT64_MAX - 1, UINT64_MAX};
+    const uint64_t edges[] = {0,
+                              1,
+                              2,
+                              UINT32_MAX - 1,
+                              UINT32_MAX,
+                              (uint64_t)UINT32_MAX + 1,
+                              (uint64_t)INT64_MAX - 1,
+                              INT64_MAX,
+                              (uint64_t)INT64_MAX + 1,
+                              UINT64_MAX - 1,
+                              UINT64_MAX};
     for (int i = 0; i < 400; i++) {
         uint64_t n, rest, multiple = (UINT64_MAX / d) >> draw(64) << draw(2);
         if (i < (int)(sizeof edges / sizeof *edges)) n = edges[i];
@@ -20,11 +30,12 @@ static void divides(uint64_t d)
         else n = draw(UINT64_MAX) >> draw(64);
         uint64_t q = peri_k_divide(n, &by, &rest);
         if (q != n / d || rest != n % d)
-            fail_msg("%llu / %llu is %llu, rest %llu", (unsigned long long)n, (unsigned long long)d, (unsigned long long)q,
-                     (unsigned long long)rest);
+            fail_msg("%llu / %llu is %llu, rest %llu", (unsigned long long)n, (unsigned long long)d,
+                     (unsigned long long)q, (unsigned long long)rest);
         n >>= 1;
         if (peri_k_quotient(n, &by) != n / d)
-            fail_msg("%llu / %llu is %llu", (unsigned long long)n, (unsigned long long)d, (unsigned long long)peri_k_quotient(n, &by));
+            fail_msg("%llu / %llu is %llu", (unsigned long long)n, (unsigned long long)d,
+                     (unsigned long long)peri_k_quotient(n, &by));
     }
 }
 
@@ -38,12 +49,14 @@ static void division(void **unused)
     for (int i = 0; i < 2000; i++) divides(1 + (draw(INT64_MAX) >> draw(63)));
 }
 
-/* -- layouts ----------------------------------------------------------------------------------------------------------------------- */
+/* -- layouts ------------------------------------------------------------------------------------------------------- */
 
-static const int32_t all_dtypes[] = {PERI_F32, PERI_F64, PERI_F16, PERI_BF16, PERI_I64, PERI_I32, PERI_I16, PERI_I8, PERI_U8, PERI_BOOL};
+static const int32_t all_dtypes[] = {PERI_F32, PERI_F64, PERI_F16, PERI_BF16, PERI_I64,
+                                     PERI_I32, PERI_I16, PERI_I8,  PERI_U8,   PERI_BOOL};
 static const int64_t sizes[] = {4, 8, 2, 2, 8, 4, 2, 1, 1, 1};
 
-/** Strides of dimensions that lie in memory in a random order, or in theirs, with gaps now and then; the elements that they span. */
+/** Strides of dimensions that lie in memory in a random order, or in theirs, with gaps now and then; the elements that
+ *  they span. */
 static int64_t lay(const int64_t *shape, int32_t ndim, bool ordered, bool gaps, int64_t *stride)
 {
     int32_t order[PERI_MAX_DIMS];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_dense.c: the kernels of the dense part and of the optimizers: every instruction set against ref, at sizes around the lanes, on
- * unaligned arrays, with nothing written outside; equal bits however the range is split.
+ * test_dense.c: the kernels of the dense part and of the optimizers: every instruction set against ref, at sizes around
+ * the lanes, on unaligned arrays, with nothing written outside; equal bits however the range is split.
  * deadline: 120 s
  * takes: 12 s
  */
@@ -13,12 +13,19 @@
 
 static int64_t cases;
 
-enum { GUARD = 64 }; /* bytes in front of each output, which must not change; behind it is a closed page (tests/harness/fence.c) */
+enum { GUARD = 64 }; /* bytes in front of each output, which must not change; behind it is a closed page
+                        (tests/harness/fence.c) */
 
 /** Where output i of a case begins in its memory. */
-static char *output(const dense_case *c, int32_t i, char *memory) { return dense_place(memory + GUARD, c->out[i].dtype); }
+static char *output(const dense_case *c, int32_t i, char *memory)
+{
+    return dense_place(memory + GUARD, c->out[i].dtype);
+}
 
-static size_t output_bytes(const dense_case *c, int32_t i) { return (size_t)(c->out[i].n * dense_size(c->out[i].dtype)); }
+static size_t output_bytes(const dense_case *c, int32_t i)
+{
+    return (size_t)(c->out[i].n * dense_size(c->out[i].dtype));
+}
 
 /** Run a case on one instruction set; @results[i] gets the memory of output i (to be freed). */
 static void run_case(const dense_case *c, const peri_kernels *k, int split, char **results)
@@ -37,7 +44,8 @@ static void run_case(const dense_case *c, const peri_kernels *k, int split, char
     run(k, c->kernel, args, c->range, split);
     for (int32_t i = 0; i < c->outs; i++)
         for (const char *p = results[i]; p < output(c, i, results[i]); p++)
-            if (*(const unsigned char *)p != 0xa5) fail_msg("%s, %s: output %d: written in front of it", c->name, k->isa, i);
+            if (*(const unsigned char *)p != 0xa5)
+                fail_msg("%s, %s: output %d: written in front of it", c->name, k->isa, i);
 }
 
 static double element_at(const dense_case *c, int32_t i, char *result, int64_t e)
@@ -93,7 +101,8 @@ static void check_case(dense_case *c, void *ctx)
 static const int32_t dtypes[] = {PERI_F32, PERI_F64, PERI_F16, PERI_BF16}; /* the first two: of all kernels */
 static const int64_t sizes[] = {0, 1, 3, 7, 8, 9, 15, 16, 17, 31, 33, 100};
 
-/** The cases of f(size, dtype) on arrays one element behind a multiple of 16 bytes, and, of sizes of whole packs of f32, at multiples. */
+/** The cases of f(size, dtype) on arrays one element behind a multiple of 16 bytes, and, of sizes of whole packs of
+ *  f32, at multiples. */
 #define DENSE_EVERYWHERE(dtype_count, call)                                            \
     for (int aligned_ = 0; aligned_ < 2; aligned_++)                                   \
         for (int d = 0; d < (dtype_count); d++)                                        \
@@ -113,7 +122,8 @@ static void elementwise_kernels(void **state)
 static void broadcasts(void **state)
 {
     (void)state;
-    for (int64_t rows = 0; rows < 4; rows++) DENSE_EVERYWHERE(4, dense_binary(rows, sizes[i], dtypes[d], check_case, NULL));
+    for (int64_t rows = 0; rows < 4; rows++)
+        DENSE_EVERYWHERE(4, dense_binary(rows, sizes[i], dtypes[d], check_case, NULL));
 }
 
 static void kernels_of_rows(void **state)
@@ -122,8 +132,10 @@ static void kernels_of_rows(void **state)
     static const int64_t rows[] = {0, 1, 2, 5, PERI_SUM_ROWS, PERI_SUM_ROWS + 3, 3 * PERI_SUM_ROWS - 1};
     for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
         DENSE_EVERYWHERE(4, {
-            const bool few = dense_aligned || d >= 2; /* what differs there is how packs are loaded, which two heights show */
-            if (!few || rows[r] == 2 || rows[r] == PERI_SUM_ROWS + 3) dense_rows(rows[r], sizes[i], dtypes[d], check_case, NULL);
+            const bool few = dense_aligned || d >= 2; /* what differs there is how packs are loaded, which two heights
+                                                         show */
+            if (!few || rows[r] == 2 || rows[r] == PERI_SUM_ROWS + 3)
+                dense_rows(rows[r], sizes[i], dtypes[d], check_case, NULL);
         });
 }
 
@@ -148,7 +160,8 @@ static void interactions(void **state)
     static const int64_t dims[] = {1, 3, 8, 16, 17, 32, 64, 67, 100, 128};
     for (int d = 0; d < 2; d++)
         for (int64_t features = 0; features < 10; features++)
-            for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) dense_interaction(2, features, dims[i], dtypes[d], check_case, NULL);
+            for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
+                dense_interaction(2, features, dims[i], dtypes[d], check_case, NULL);
     dense_interaction(3, 26, 64, PERI_F32, check_case, NULL);
     dense_interaction(0, 3, 8, PERI_F32, check_case, NULL);
 }
@@ -158,7 +171,8 @@ static void optimizers(void **state)
     (void)state;
     for (int32_t options = 0; options < 16; options++) /* all sizes with some options, all options with some sizes */
         DENSE_EVERYWHERE(2, {
-            if (options == 0 || ((int32_t)i + options) % 3 == 0) dense_optimizers(sizes[i], dtypes[d], options, check_case, NULL);
+            if (options == 0 || ((int32_t)i + options) % 3 == 0)
+                dense_optimizers(sizes[i], dtypes[d], options, check_case, NULL);
         });
     for (int maximize = 0; maximize < 2; maximize++)
         DENSE_EVERYWHERE(2, dense_rowwise(sizes[i], dtypes[d], maximize, check_case, NULL));
@@ -173,15 +187,16 @@ static void norms(void **state)
             for (int p = 1; p < 5; p++) dense_norms(lengths[i], dtypes[d], p == 4 ? INFINITY : p, check_case, NULL);
 }
 
-/** Every f32 of a coarse grid over all exponents: the vector functions agree with libm to a few units in the last place. */
+/** Every f32 of a coarse grid over all exponents: the vector functions agree with libm to a few units in the last
+ *  place. */
 static void functions_are_accurate_everywhere(void **state)
 {
     (void)state;
     static const struct {
         int32_t op;
         double units; /* in the last place */
-    } functions[] = {{PERI_UNARY_EXP, 2}, {PERI_UNARY_LOG, 2}, {PERI_UNARY_SIGMOID, 3}, {PERI_UNARY_TANH, 3}, {PERI_UNARY_SOFTPLUS, 4},
-                     {PERI_UNARY_LOGSIGMOID, 4}};
+    } functions[] = {{PERI_UNARY_EXP, 2},  {PERI_UNARY_LOG, 2},      {PERI_UNARY_SIGMOID, 3},
+                     {PERI_UNARY_TANH, 3}, {PERI_UNARY_SOFTPLUS, 4}, {PERI_UNARY_LOGSIGMOID, 4}};
     enum { N = 1 << 16 };
     float *x = malloc(N * sizeof *x), *want = malloc(N * sizeof *want), *got = malloc(N * sizeof *got);
     for (int i = 0; i < N; i++) {
@@ -198,10 +213,11 @@ static void functions_are_accurate_everywhere(void **state)
             for (int i = 0; i < N; i++) {
                 if (isnan(want[i]) && isnan(got[i])) continue;
                 double unit = fabs((double)nextafterf(want[i], INFINITY) - want[i]);
-                bool tiny = fabs((double)want[i]) < 0x1p-126 && fabs((double)got[i]) <= 0x1p-125; /* subnormal results may be flushed */
+                /* subnormal results may be flushed */
+                bool tiny = fabs((double)want[i]) < 0x1p-126 && fabs((double)got[i]) <= 0x1p-125;
                 if (want[i] != got[i] && !tiny && !(fabs((double)want[i] - got[i]) <= functions[f].units * unit))
-                    fail_msg("function %d, %s: f(%.9g) = %.9g, wanted %.9g", functions[f].op, isas[isa], (double)x[i], (double)got[i],
-                             (double)want[i]);
+                    fail_msg("function %d, %s: f(%.9g) = %.9g, wanted %.9g", functions[f].op, isas[isa], (double)x[i],
+                             (double)got[i], (double)want[i]);
             }
         }
     }
@@ -264,7 +280,8 @@ static void who_sees_whom(void **state)
                     for (int64_t x = 0; x < n; x++) {
                         peri_k_members k = peri_k_attention_keys(&a, s, x), q = peri_k_attention_queries(&a, s, x);
                         for (int64_t c = 0; c < peri_k_member_count(k); c++) keys[x * 9 + peri_k_member(k, c)] = true;
-                        for (int64_t c = 0; c < peri_k_member_count(q); c++) queries[peri_k_member(q, c) * 9 + x] = true;
+                        for (int64_t c = 0; c < peri_k_member_count(q); c++)
+                            queries[peri_k_member(q, c) * 9 + x] = true;
                     }
                     for (int64_t i = 0; i < n; i++)
                         for (int64_t j = 0; j < n; j++) {
@@ -287,9 +304,16 @@ static int report(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(elementwise_kernels), cmocka_unit_test(broadcasts), cmocka_unit_test(kernels_of_rows), cmocka_unit_test(sums),
-        cmocka_unit_test(interactions), cmocka_unit_test(optimizers), cmocka_unit_test(norms),
-        cmocka_unit_test(functions_are_accurate_everywhere), cmocka_unit_test(small_cases_by_hand), cmocka_unit_test(attention),
+        cmocka_unit_test(elementwise_kernels),
+        cmocka_unit_test(broadcasts),
+        cmocka_unit_test(kernels_of_rows),
+        cmocka_unit_test(sums),
+        cmocka_unit_test(interactions),
+        cmocka_unit_test(optimizers),
+        cmocka_unit_test(norms),
+        cmocka_unit_test(functions_are_accurate_everywhere),
+        cmocka_unit_test(small_cases_by_hand),
+        cmocka_unit_test(attention),
         cmocka_unit_test(who_sees_whom),
     };
     return cmocka_run_group_tests(tests, NULL, report);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_elements.c: kernels/elements.h: every set of kernels against ref on tensors of every layout and dtype, and ref against what its
- * comments say, element by element.
+ * test_elements.c: kernels/elements.h: every set of kernels against ref on tensors of every layout and dtype, and ref
+ * against what its comments say, element by element.
  */
 #include "jagged_cases.h"
 
@@ -9,10 +9,12 @@
 
 #include <math.h>
 
-static const int32_t real_dtypes[] = {PERI_F64, PERI_F32, PERI_F16, PERI_BF16, PERI_I64, PERI_I32, PERI_I16, PERI_I8, PERI_U8, PERI_BOOL};
+static const int32_t real_dtypes[] = {PERI_F64, PERI_F32, PERI_F16, PERI_BF16, PERI_I64,
+                                      PERI_I32, PERI_I16, PERI_I8,  PERI_U8,   PERI_BOOL};
 static const int64_t widths[] = {8, 4, 2, 2, 8, 4, 2, 1, 1, 1};
 
-/** A shape of few elements, and strides over it: contiguous, reversed in memory, or with repeats. Returns the elements that are spanned. */
+/** A shape of few elements, and strides over it: contiguous, reversed in memory, or with repeats. Returns the elements
+ *  that are spanned. */
 static int64_t lay(const int64_t *shape, int32_t ndim, uint64_t kind, int64_t *stride)
 {
     int64_t span = 1;
@@ -61,7 +63,8 @@ static void comparisons(void **unused)
     (void)unused;
     for (int variant = 0; variant < 240; variant++) {
         const int32_t ndim = (int32_t)draw(4), which = variant % 10;
-        peri_k_compare_args a = {.dtype = real_dtypes[which], .op = variant % PERI_COMPARE_COUNT, .ndim = ndim, .value = 0.5, .whole = 1};
+        peri_k_compare_args a = {
+            .dtype = real_dtypes[which], .op = variant % PERI_COMPARE_COUNT, .ndim = ndim, .value = 0.5, .whole = 1};
         const int64_t n = any_shape(a.shape, ndim);
         a.a = elements(lay(a.shape, ndim, draw(3), a.a_stride), a.dtype);
         if (variant % 4) a.b = elements(lay(a.shape, ndim, draw(3), a.b_stride), a.dtype);
@@ -100,7 +103,8 @@ static void picks(void **unused)
         a.index = numbers(lay(a.shape, ndim, draw(3), a.index_stride), (uint64_t)from[dim], 0);
         a.dst = room(n * width);
         compare("take", PERI_K_take, &a, n, (output[]){OUTPUT(a.dst, n * width)}, 1);
-        peri_k_take_add_args add = {.dtype = variant % 2 ? PERI_F64 : PERI_F32, .ndim = ndim, .dim = dim, .index = a.index};
+        peri_k_take_add_args add = {
+            .dtype = variant % 2 ? PERI_F64 : PERI_F32, .ndim = ndim, .dim = dim, .index = a.index};
         memcpy(add.shape, a.shape, sizeof add.shape);
         memcpy(add.index_stride, a.index_stride, sizeof add.index_stride);
         const int64_t size = variant % 2 ? 8 : 4, span = lay(from, ndim, draw(2), add.dst_stride);
@@ -120,7 +124,8 @@ static void running_sums(void **unused)
     (void)unused;
     static const int64_t lengths[] = {1, 2, 31, 32, 33, 70}, inners[] = {1, 3, 9};
     for (int variant = 0; variant < 108; variant++) {
-        const int64_t n = lengths[variant % 6], inner = inners[variant / 6 % 3], outer = 1 + (int64_t)draw(4), all = outer * n * inner;
+        const int64_t n = lengths[variant % 6], inner = inners[variant / 6 % 3], outer = 1 + (int64_t)draw(4),
+                      all = outer * n * inner;
         const int32_t dtype = variant / 18 % 3 == 0 ? PERI_F32 : variant / 18 % 3 == 1 ? PERI_F64 : PERI_I64;
         const int64_t size = dtype == PERI_F32 ? 4 : 8;
         peri_k_running_sum_args a = {.dtype = dtype, .backwards = variant >= 54, .n = n, .inner = inner};
@@ -150,8 +155,8 @@ static void rows_of_numbers(void **unused)
     }
 }
 
-/** What `sort` promises, checked of the step that the device cpu makes it of: keys that do not fall, places in order where they are equal,
- *  each once, and the smallest k of them. */
+/** What `sort` promises, checked of the step that the device cpu makes it of: keys that do not fall, places in order
+ *  where they are equal, each once, and the smallest k of them. */
 static void sorts(void **unused)
 {
     (void)unused;
@@ -159,7 +164,8 @@ static void sorts(void **unused)
         const int32_t which = variant % 10;
         const int64_t lines = 1 + (int64_t)draw(3), n = 1 + (int64_t)draw(variant % 3 ? 20 : 300);
         const int64_t k = draw(3) ? (int64_t)draw((uint64_t)n + 1) : n;
-        peri_k_sort_line_args a = {.sort = {.dtype = real_dtypes[which], .descending = variant & 1, .lines = lines, .n = n, .k = k}};
+        peri_k_sort_line_args a = {
+            .sort = {.dtype = real_dtypes[which], .descending = variant & 1, .lines = lines, .n = n, .k = k}};
         a.sort.x = elements(lines * n, a.sort.dtype);
         a.sort.values = room(lines * k * widths[which]);
         a.sort.indices = room(8 * lines * k);
@@ -197,7 +203,8 @@ static void keys(void **unused)
     const double zeros[] = {0.0, -0.0};
     assert_true(k_sort_key(zeros, 0, PERI_F64, false) == k_sort_key(zeros, 1, PERI_F64, false));
     const int64_t wide[] = {INT64_MIN, -1, 0, 1, INT64_MAX};
-    for (int i = 0; i < 4; i++) assert_true(k_sort_key(wide, i, PERI_I64, false) < k_sort_key(wide, i + 1, PERI_I64, false));
+    for (int i = 0; i < 4; i++)
+        assert_true(k_sort_key(wide, i, PERI_I64, false) < k_sort_key(wide, i + 1, PERI_I64, false));
 }
 
 int main(void)

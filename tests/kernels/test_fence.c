@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_fence.c: what the other programs here stand on: malloc's blocks end where nothing may be touched, and a GPU is told of all memory
- * that cases can hand to a kernel.
+ * test_fence.c: what the other programs here stand on: malloc's blocks end where nothing may be touched, and a GPU is
+ * told of all memory that cases can hand to a kernel.
  */
 #include "tests/harness/check.h"
 #include "tests/kernels/isas.h"

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_lookup.c: kernels over tables found by id, pruned tables, hashes and calibration: every instruction set gives ref's bits, however
- * ranges are split.
+ * test_lookup.c: kernels over tables found by id, pruned tables, hashes and calibration: every instruction set gives
+ * ref's bits, however ranges are split.
  * deadline: 300 s
  */
 #include "jagged_cases.h"
 
 #include <math.h>
 
-static int64_t element_of(int32_t dtype) { return dtype == PERI_F64 || dtype == PERI_I64 ? 8 : dtype == PERI_F16 ? 2 : 4; }
+static int64_t element_of(int32_t dtype)
+{
+    return dtype == PERI_F64 || dtype == PERI_I64 ? 8 : dtype == PERI_F16 ? 2 : 4;
+}
 
 /** Ids of @tables tables of the sizes that @starts cuts, `step` bags each; now and then one is bad. */
 static int64_t *ids_of(const int64_t *offsets, const int64_t *starts, int64_t tables, int64_t step, bool spoil)
@@ -30,10 +33,18 @@ static void tables(void **unused)
         int64_t count = 1 + (int64_t)draw(5), step = 1 + (int64_t)draw(4), bags = count * step;
         int64_t *offsets = complete(random_lengths(bags, variant % 8 ? 6 : 2000), bags), n = offsets[bags];
         int64_t *starts = complete(random_lengths(count, 9), count), blocks = blocks_of(n);
-        int32_t d = dtypes[variant & 1], o = dtypes[variant >> 1 & 1], s = dtypes[variant >> 2 & 1], r = dtypes[variant >> 3 & 1];
+        int32_t d = dtypes[variant & 1], o = dtypes[variant >> 1 & 1], s = dtypes[variant >> 2 & 1],
+                r = dtypes[variant >> 3 & 1];
         peri_k_table_rows_args a = {.ids = ints(ids_of(offsets, starts, count, step, variant % 3 == 0), n, d),
-                                    .offsets = ints(offsets, bags + 1, o), .starts = ints(starts, count + 1, s), .n = n, .tables = count,
-                                    .step = step, .ids_dtype = d, .offsets_dtype = o, .starts_dtype = s, .out_dtype = r};
+                                    .offsets = ints(offsets, bags + 1, o),
+                                    .starts = ints(starts, count + 1, s),
+                                    .n = n,
+                                    .tables = count,
+                                    .step = step,
+                                    .ids_dtype = d,
+                                    .offsets_dtype = o,
+                                    .starts_dtype = s,
+                                    .out_dtype = r};
         if (variant & 16) {
             a.remap = ints(numbers(starts[count], 90, -1), starts[count], d);
             a.remap_dtype = d;
@@ -73,7 +84,8 @@ static void batches(void **unused)
         memset(w, 0, sizeof *w * PERI_SELECT_WORDS);
         a.table = w;
         for (int64_t m = 0; m < count; m++, w += PERI_SELECT_WORDS) {
-            int64_t rows = 1 + (int64_t)draw(6), columns = (int64_t)draw(variant % 3 ? 5 : 40), k = side ? shared : (int64_t)draw(9);
+            int64_t rows = 1 + (int64_t)draw(6), columns = (int64_t)draw(variant % 3 ? 5 : 40),
+                    k = side ? shared : (int64_t)draw(9);
             for (int64_t i = 0; i < k; i++)
                 chosen[w[PERI_SELECT_PLACE] + i] = w[PERI_SELECT_ROW] + (int64_t)draw((uint64_t)rows);
             w[PERI_SELECT_COLUMNS] = columns;
@@ -96,7 +108,8 @@ static void batches(void **unused)
             a.list_offsets = offsets;
             a.result = values_of(to, a.element == 8 ? PERI_F64 : PERI_F32);
             a.matrix = room(from * a.element);
-            compare("their gradients", PERI_K_batch_select_sum, &a, rows, (output[]){OUTPUT(a.matrix, from * a.element)}, 1);
+            compare("their gradients", PERI_K_batch_select_sum, &a, rows,
+                    (output[]){OUTPUT(a.matrix, from * a.element)}, 1);
         }
         drop_all(NULL);
     }
@@ -106,22 +119,34 @@ static void sums(void **unused)
 {
     (void)unused;
     for (int variant = 0; variant < 48; variant++) {
-        int64_t count = 1 + (int64_t)draw(4), batch = (int64_t)draw(variant % 4 ? 6 : 60), bags = count * batch, tasks = (int64_t)draw(4);
+        int64_t count = 1 + (int64_t)draw(4), batch = (int64_t)draw(variant % 4 ? 6 : 60), bags = count * batch,
+                tasks = (int64_t)draw(4);
         int64_t *offsets = complete(random_lengths(bags, 4), bags), n = offsets[bags], width = 1 + (int64_t)draw(20);
         int64_t *rows = numbers(n, (uint64_t)width, 0), *bag = room(8 * n), *list, *first;
         int32_t d = variant & 1 ? PERI_F64 : PERI_F32, o = dtypes[variant >> 1 & 1];
         for (int64_t b = 0; b < bags; b++)
             for (int64_t i = offsets[b]; i < offsets[b + 1]; i++) bag[i] = b;
         lists_of(rows, n, width, &list, &first);
-        peri_k_unary_sum_args a = {.weight = values_of(tasks * width, d), .offsets = ints(offsets, bags + 1, o), .rows = rows, .bag = bag,
-                                   .list = list, .list_offsets = first, .tasks = tasks, .width = width, .tables = count, .batch = batch,
-                                   .dtype = d, .offsets_dtype = o};
+        peri_k_unary_sum_args a = {.weight = values_of(tasks * width, d),
+                                   .offsets = ints(offsets, bags + 1, o),
+                                   .rows = rows,
+                                   .bag = bag,
+                                   .list = list,
+                                   .list_offsets = first,
+                                   .tasks = tasks,
+                                   .width = width,
+                                   .tables = count,
+                                   .batch = batch,
+                                   .dtype = d,
+                                   .offsets_dtype = o};
         a.out = room(tasks * bags * element_of(d));
         compare("sums", PERI_K_unary_sum, &a, bags, (output[]){OUTPUT(a.out, tasks * bags * element_of(d))}, 1);
         a.out = values_of(tasks * bags, d);
         a.weight = room(tasks * width * element_of(d));
-        compare("their gradients", PERI_K_unary_sum_back, &a, width, (output[]){OUTPUT(a.weight, tasks * width * element_of(d))}, 1);
-        peri_k_weights_by_id_args l = {.weights = values_of(n, d), .ids = ints(rows, n, o), .n = n, .dtype = d, .ids_dtype = o};
+        compare("their gradients", PERI_K_unary_sum_back, &a, width,
+                (output[]){OUTPUT(a.weight, tasks * width * element_of(d))}, 1);
+        peri_k_weights_by_id_args l = {
+            .weights = values_of(n, d), .ids = ints(rows, n, o), .n = n, .dtype = d, .ids_dtype = o};
         l.out = room(2 * width * element_of(d));
         compare("weights", PERI_K_weights_by_id, &l, width, (output[]){OUTPUT(l.out, 2 * width * element_of(d))}, 1);
         drop_all(NULL);
@@ -132,15 +157,21 @@ static void slices(void **unused)
 {
     (void)unused;
     for (int variant = 0; variant < 32; variant++) {
-        int64_t n = variant % 4 ? (int64_t)draw(40) : 9000, *lengths = random_lengths(n, 5), *offsets = complete(lengths, n);
+        int64_t n = variant % 4 ? (int64_t)draw(40) : 9000, *lengths = random_lengths(n, 5),
+                *offsets = complete(lengths, n);
         int64_t *start = room(8 * n);
         for (int64_t b = 0; b < n; b++) {
             start[b] = (int64_t)draw((uint64_t)lengths[b] + 1);
             if (variant % 3 == 0 && draw(50) == 0) start[b] = draw(2) ? -1 : lengths[b] + 1;
         }
         int32_t o = dtypes[variant & 1], s = dtypes[variant >> 1 & 1], l = dtypes[variant >> 2 & 1];
-        peri_k_slice_bounds_args a = {.offsets = ints(offsets, n + 1, o), .start = ints(start, n, s), .bags = n, .length = (int64_t)draw(7),
-                                      .offsets_dtype = o, .start_dtype = s, .lengths_dtype = l};
+        peri_k_slice_bounds_args a = {.offsets = ints(offsets, n + 1, o),
+                                      .start = ints(start, n, s),
+                                      .bags = n,
+                                      .length = (int64_t)draw(7),
+                                      .offsets_dtype = o,
+                                      .start_dtype = s,
+                                      .lengths_dtype = l};
         a.starts = room(8 * n);
         a.lengths = room(n * size_of(l));
         a.bad = room(8 * blocks_of(n));
@@ -155,17 +186,24 @@ static void masks(void **unused)
     (void)unused;
     static const int64_t sizes[] = {0, 1, 17, 64, 4095, 4096, 4097, 9000}, widths[] = {4, 8, 1, 2, 3, 16, 40, 100, 0};
     for (int variant = 0; variant < 8 * 9; variant++) {
-        int64_t n = sizes[variant % 8], bags = 1 + n / 7, *offsets = room(8 * (bags + 1)), blocks = blocks_of(n), total = 0;
+        int64_t n = sizes[variant % 8], bags = 1 + n / 7, *offsets = room(8 * (bags + 1)), blocks = blocks_of(n),
+                total = 0;
         float *indicator = values_of(n, PERI_F32);
         for (int64_t i = 0; i < n; i++)
             if (draw(9) == 0) indicator[i] = draw(2) ? NAN : -INFINITY;
-        peri_k_prune_mark_args p = {.indicator = indicator, .threshold = variant % 5 ? 20 : 0, .magnitude = variant & 2};
+        peri_k_prune_mark_args p = {
+            .indicator = indicator, .threshold = variant % 5 ? 20 : 0, .magnitude = variant & 2};
         p.mask = room(n);
         compare("marks", PERI_K_prune_mark, &p, n, (output[]){OUTPUT(p.mask, n)}, 1);
         for (int64_t b = 0; b <= bags; b++) offsets[b] = b < bags ? n * b / bags : n;
         int32_t o = dtypes[variant & 1], l = dtypes[variant >> 1 & 1];
-        peri_k_mask_args a = {.mask = p.mask, .offsets = ints(offsets, bags + 1, o), .n = n, .width = widths[variant % 9],
-                              .offsets_dtype = o, .lengths_dtype = l, .places_dtype = l};
+        peri_k_mask_args a = {.mask = p.mask,
+                              .offsets = ints(offsets, bags + 1, o),
+                              .n = n,
+                              .width = widths[variant % 9],
+                              .offsets_dtype = o,
+                              .lengths_dtype = l,
+                              .places_dtype = l};
         a.sums = room(8 * blocks);
         compare("sums", PERI_K_mask_sums, &a, blocks, (output[]){OUTPUT(a.sums, 8 * blocks)}, 1);
         for (int64_t b = 0; b < blocks; b++) {
@@ -191,23 +229,35 @@ static void hash_tables(void **unused)
     (void)unused;
     for (int variant = 0; variant < 64; variant++) {
         int64_t count = 1 + (int64_t)draw(4), step = 1 + (int64_t)draw(3), bags = count * step;
-        int64_t *offsets = complete(random_lengths(bags, variant % 8 ? 5 : 300), bags), n = offsets[bags], *sizes = room(8 * count);
+        int64_t *offsets = complete(random_lengths(bags, variant % 8 ? 5 : 300), bags), n = offsets[bags],
+                *sizes = room(8 * count);
         for (int64_t t = 0; t < count; t++) {
             int64_t own = offsets[(t + 1) * step] - offsets[t * step];
-            sizes[t] = draw(6) == 0 ? 0 : own + (variant % 4 ? (int64_t)draw((uint64_t)own + 2) : -own / 3); /* some are too small */
+            /* some are too small */
+            sizes[t] = draw(6) == 0 ? 0 : own + (variant % 4 ? (int64_t)draw((uint64_t)own + 2) : -own / 3);
         }
-        int64_t *slots = complete(sizes, count), *ids = numbers(n, variant % 3 ? 1u << 30 : 20, 0), *rows = numbers(n, 100, -1);
+        int64_t *slots = complete(sizes, count), *ids = numbers(n, variant % 3 ? 1u << 30 : 20, 0),
+                *rows = numbers(n, 100, -1);
         if (variant % 5 == 0 && n) ids[draw((uint64_t)n)] = -1;
         if (variant % 7 == 0 && n) rows[draw((uint64_t)n)] = -2;
-        int32_t d = dtypes[variant & 1], o = dtypes[variant >> 1 & 1], s = dtypes[variant >> 2 & 1], r = dtypes[variant >> 3 & 1];
-        peri_k_hash_args a = {.ids = ints(ids, n, d), .offsets = ints(offsets, bags + 1, o), .slots = ints(slots, count + 1, s),
-                              .rows = ints(rows, n, r), .tables = count, .step = step, .ids_dtype = d, .offsets_dtype = o,
-                              .slots_dtype = s, .rows_dtype = r};
+        int32_t d = dtypes[variant & 1], o = dtypes[variant >> 1 & 1], s = dtypes[variant >> 2 & 1],
+                r = dtypes[variant >> 3 & 1];
+        peri_k_hash_args a = {.ids = ints(ids, n, d),
+                              .offsets = ints(offsets, bags + 1, o),
+                              .slots = ints(slots, count + 1, s),
+                              .rows = ints(rows, n, r),
+                              .tables = count,
+                              .step = step,
+                              .ids_dtype = d,
+                              .offsets_dtype = o,
+                              .slots_dtype = s,
+                              .rows_dtype = r};
         int64_t bytes = 2 * slots[count] * size_of(d);
         a.pairs = room(bytes);
         memset(a.pairs, 0xff, (size_t)bytes);
         a.bad = room(8 * count);
-        compare("insert", PERI_K_hash_insert, &a, count, (output[]){OUTPUT(a.pairs, bytes), OUTPUT(a.bad, 8 * count)}, 2);
+        compare("insert", PERI_K_hash_insert, &a, count, (output[]){OUTPUT(a.pairs, bytes), OUTPUT(a.bad, 8 * count)},
+                2);
         for (int64_t i = 0; i < n; i++)
             if (draw(4) == 0) ids[i] = (int64_t)draw(1u << 30) - (draw(9) == 0 ? 1 << 30 : 0);
         a.ids = ints(ids, n, d);
@@ -222,7 +272,8 @@ static void hashes(void **unused)
     (void)unused;
     for (int variant = 0; variant < 16; variant++) {
         int64_t n = variant < 8 ? (int64_t)draw(40) : 3000;
-        peri_k_murmur_hash3_args a = {.x = numbers(n, UINT64_MAX, 0), .y_number = -3, .seed_number = (int64_t)draw(UINT64_MAX)};
+        peri_k_murmur_hash3_args a = {
+            .x = numbers(n, UINT64_MAX, 0), .y_number = -3, .seed_number = (int64_t)draw(UINT64_MAX)};
         if (variant & 1) a.y = numbers(n, UINT64_MAX, 0);
         if (variant & 2) a.seed = numbers(n, UINT64_MAX, 0);
         a.out = room(8 * n);
@@ -245,13 +296,29 @@ static void calibration(void **unused)
             examples[b] = (double)draw(200);
             positives[b] = (double)draw(200) / 4;
         }
-        for (int64_t i = 0; i < n; i++) logits[i] = draw(8) ? ((double)draw(2000) - 1000) / 99 : draw(2) ? NAN : draw(2) ? 1e4 : -1e4;
-        peri_k_calibrate_args a = {.examples = examples, .positives = positives, .shift = -0.5, .lower = variant & 4 ? 0.25 : 0,
-                                   .upper = variant & 4 ? 0.5 : 1, .weight = 0.75, .bins = bins, .segments = segments, .in_use_after = 30,
-                                   .dtype = d, .ends_dtype = o, .values_dtype = v};
+        for (int64_t i = 0; i < n; i++)
+            logits[i] = draw(8) ? ((double)draw(2000) - 1000) / 99 : draw(2) ? NAN : draw(2) ? 1e4 : -1e4;
+        peri_k_calibrate_args a = {.examples = examples,
+                                   .positives = positives,
+                                   .shift = -0.5,
+                                   .lower = variant & 4 ? 0.25 : 0,
+                                   .upper = variant & 4 ? 0.5 : 1,
+                                   .weight = 0.75,
+                                   .bins = bins,
+                                   .segments = segments,
+                                   .in_use_after = 30,
+                                   .dtype = d,
+                                   .ends_dtype = o,
+                                   .values_dtype = v};
         void *given = room(n * element_of(d));
-        peri_k_convert_args cast = {.dst = given, .src = logits, .dst_dtype = d, .src_dtype = PERI_F64, .ndim = 1, .shape = {n},
-                                    .dst_stride = {1}, .src_stride = {1}};
+        peri_k_convert_args cast = {.dst = given,
+                                    .src = logits,
+                                    .dst_dtype = d,
+                                    .src_dtype = PERI_F64,
+                                    .ndim = 1,
+                                    .shape = {n},
+                                    .dst_stride = {1},
+                                    .src_stride = {1}};
         peri_kernels_ref.fn[PERI_K_convert](&cast, 0, n);
         a.logit = given;
         if (variant & 1) {
@@ -260,8 +327,8 @@ static void calibration(void **unused)
         }
         a.out = room(n * element_of(d));
         a.bin = room(8 * n);
-        compare("calibration", PERI_K_calibrate, &a, n, (output[]){EXPONENTIALS(a.out, n * element_of(d), d), OUTPUT(a.bin, 8 * n)},
-                2);
+        compare("calibration", PERI_K_calibrate, &a, n,
+                (output[]){EXPONENTIALS(a.out, n * element_of(d), d), OUTPUT(a.bin, 8 * n)}, 2);
         drop_all(NULL);
     }
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_nearest.c: kernels/nearest.h: every set of kernels against ref, on small whole numbers, whose products are exact in any order, so
- * that ties are many and all sets must settle them alike; and ref against a search that looks for the best, then the next best, ...
+ * test_nearest.c: kernels/nearest.h: every set of kernels against ref, on small whole numbers, whose products are exact
+ * in any order, so that ties are many and all sets must settle them alike; and ref against a search that looks for the
+ * best, then the next best, ...
  */
 #include "jagged_cases.h"
 
@@ -18,8 +19,12 @@ static void *whole(int64_t n, int32_t dtype, bool odd)
         memcpy(&bits, &v, 4);
         if (dtype == PERI_F32) ((float *)x)[i] = v;
         else if (dtype == PERI_BF16) ((uint16_t *)x)[i] = (uint16_t)(bits >> 16); /* small numbers need no more */
-        else ((uint16_t *)x)[i] = v != v ? 0x7e00 : v == 0 ? 0 : (uint16_t)((bits >> 16 & 0x8000) | (((bits >> 23 & 255) - 112) << 10) |
-                                                                            (bits >> 13 & 0x3ff));
+        else
+            ((uint16_t *)x)[i] =
+                v != v ? 0x7e00
+                : v == 0
+                    ? 0
+                    : (uint16_t)((bits >> 16 & 0x8000) | (((bits >> 23 & 255) - 112) << 10) | (bits >> 13 & 0x3ff));
     }
     return x;
 }
@@ -71,7 +76,8 @@ static void as_searched(const peri_op_nearest *op)
             taken[best] = true;
             if (op->indices[q * op->k + k] != best || op->scores[q * op->k + k] != all[best])
                 fail_msg("query %lld, place %lld: item %lld with %g, wanted %lld with %g", (long long)q, (long long)k,
-                         (long long)op->indices[q * op->k + k], (double)op->scores[q * op->k + k], (long long)best, (double)all[best]);
+                         (long long)op->indices[q * op->k + k], (double)op->scores[q * op->k + k], (long long)best,
+                         (double)all[best]);
         }
     }
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_product.c: panel_product of every instruction set: the bits of ref, whatever the sizes, strides, and the split of its range; and
- * ref's are those of sums written out.
+ * test_product.c: panel_product of every instruction set: the bits of ref, whatever the sizes, strides, and the split
+ * of its range; and ref's are those of sums written out.
  */
 #include "../../kernels/kernels.h"
 #include "../harness/check.h"
@@ -42,7 +42,8 @@ static void fill_coded(int64_t cols, int64_t inner)
     for (int64_t c = 0; c < (cols + PERI_PANEL - 1) / PERI_PANEL * PERI_PANEL; c++) {
         char *panel = coded + c / PERI_PANEL * peri_panel_bytes(PERI_PANEL, inner, PERI_I8);
         const float scale = scale_of(c);
-        for (int64_t k = 0; k < inner; k++) panel[k * PERI_PANEL + c % PERI_PANEL] = c < cols ? code_of(c * inner + k) : 0;
+        for (int64_t k = 0; k < inner; k++)
+            panel[k * PERI_PANEL + c % PERI_PANEL] = c < cols ? code_of(c * inner + k) : 0;
         memcpy(panel + inner * PERI_PANEL + c % PERI_PANEL * 4, &scale, sizeof scale);
     }
 }
@@ -59,13 +60,20 @@ static float weight_of(int64_t i, int32_t dtype)
     return value;
 }
 
-/** One case: all instruction sets, split in several ways, beside sums written out. What is behind a row stays as it was. */
+/** One case: all instruction sets, split in several ways, beside sums written out. What is behind a row stays as it
+ *  was. */
 static void check(int64_t rows, int64_t cols, int64_t inner, int32_t act, bool biased, int32_t dtype)
 {
     static const char *const isas[] = {"ref", "avx2", "avx512"};
     static float want[MOST_ROWS * (MOST_COLS + PAD)], y[MOST_ROWS * (MOST_COLS + PAD)];
-    peri_k_panel_product_args a = {.x = x, .panels = panels, .bias = biased ? bias : NULL, .act = act, .inner = inner, .cols = cols,
-                                   .x_stride = inner + PAD, .y_stride = cols + PAD};
+    peri_k_panel_product_args a = {.x = x,
+                                   .panels = panels,
+                                   .bias = biased ? bias : NULL,
+                                   .act = act,
+                                   .inner = inner,
+                                   .cols = cols,
+                                   .x_stride = inner + PAD,
+                                   .y_stride = cols + PAD};
     peri_panel_pack(panels, w, cols, inner, inner, 1);
     for (int64_t i = 0; i < peri_panel_size(cols, inner); i++) {
         uint32_t bits;
@@ -90,8 +98,9 @@ static void check(int64_t rows, int64_t cols, int64_t inner, int32_t act, bool b
             run(k, &a, y, rows, split);
             for (int64_t at = 0; at < MOST_ROWS * (MOST_COLS + PAD); at++)
                 if (y[at] != want[at])
-                    fail_msg("%s, dtype %d, %d x %d x %d, act %d, split %d: number %d is %.9g, wanted %.9g", isas[i], (int)dtype,
-                             (int)rows, (int)cols, (int)inner, act, (int)split, (int)at, (double)y[at], (double)want[at]);
+                    fail_msg("%s, dtype %d, %d x %d x %d, act %d, split %d: number %d is %.9g, wanted %.9g", isas[i],
+                             (int)dtype, (int)rows, (int)cols, (int)inner, act, (int)split, (int)at, (double)y[at],
+                             (double)want[at]);
         }
     }
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_route.c: the routing kernels of every instruction set against ref, on one list of random cases: equal bits, for any split of
- * the range.
+ * test_route.c: the routing kernels of every instruction set against ref, on one list of random cases: equal bits, for
+ * any split of the range.
  * deadline: 300 s
  */
 #include "../../kernels/kernels.h"
@@ -60,7 +60,8 @@ static void cut(problem *p, peri_k_partition *q, int32_t *n_bounds)
 
 static bool raw; /* make partitions of raw ids too */
 
-/** What of an id is compared with the boundaries; -2: it is not legal. An oracle of its own where the rule is simple. */
+/** What of an id is compared with the boundaries; -2: it is not legal. An oracle of its own where the rule is
+ *  simple. */
 static int64_t key_of(const peri_k_partition *q, int64_t id)
 {
     if (!q->raw) return id;
@@ -71,8 +72,10 @@ static int64_t key_of(const peri_k_partition *q, int64_t id)
 
 static int64_t raw_id(const peri_k_partition *q, bool bad)
 {
-    if (q->raw - 1 != PERI_K_SPREAD_RANGE) return below(4) ? below((int64_t)1 << 32) - ((int64_t)1 << 31) : below(5) - 2;
-    return bad && !below(30) ? (below(2) ? -1 - below(9) : q->rows * q->bucket_ids + below(9)) : below(q->rows * q->bucket_ids);
+    if (q->raw - 1 != PERI_K_SPREAD_RANGE)
+        return below(4) ? below((int64_t)1 << 32) - ((int64_t)1 << 31) : below(5) - 2;
+    return bad && !below(30) ? (below(2) ? -1 - below(9) : q->rows * q->bucket_ids + below(9))
+                             : below(q->rows * q->bucket_ids);
 }
 
 static void make(problem *p, bool bad)
@@ -112,7 +115,8 @@ static void make(problem *p, bool bad)
         int32_t strand = p->n_strands - 1 - s;
         p->wire_bag[strand] = p->wire_bags;
         for (int32_t i = 0; i < p->n_partitions; i++)
-            if (strand >= p->partitions[i].first_strand && strand < p->partitions[i].first_strand + p->partitions[i].n_parts)
+            if (strand >= p->partitions[i].first_strand &&
+                strand < p->partitions[i].first_strand + p->partitions[i].n_parts)
                 p->wire_bags += p->partitions[i].bags;
     }
 }
@@ -138,24 +142,42 @@ typedef struct result {
 static void route(const peri_kernels *k, const problem *p, bool ids_i32, bool out_i32, bool weighted, result *r)
 {
     memset(r, 0, sizeof *r);
-    peri_k_route_count_args count = {.ids = ids_i32 ? (const void *)p->ids32 : p->ids, .offsets = p->offsets, .partitions = p->partitions,
-                                     .bounds = p->bounds, .wire_bag = p->wire_bag, .lengths = r->lengths, .reports = r->reports,
-                                     .bags = p->bags, .n_partitions = p->n_partitions, .ids_i32 = ids_i32};
+    peri_k_route_count_args count = {.ids = ids_i32 ? (const void *)p->ids32 : p->ids,
+                                     .offsets = p->offsets,
+                                     .partitions = p->partitions,
+                                     .bounds = p->bounds,
+                                     .wire_bag = p->wire_bag,
+                                     .lengths = r->lengths,
+                                     .reports = r->reports,
+                                     .bags = p->bags,
+                                     .n_partitions = p->n_partitions,
+                                     .ids_i32 = ids_i32};
     run(k->fn[PERI_K_route_count], &count, (p->bags + PERI_ROUTE_BLOCK - 1) / PERI_ROUTE_BLOCK);
     for (int64_t i = 0; i < p->wire_bags; i++) r->cursor[i + 1] = r->cursor[i] + r->lengths[i];
     int64_t place_first[MOST_PARTITIONS]; /* as the ids lie: each partition has bags of its own here */
     for (int32_t i = 0; i < p->n_partitions; i++) place_first[i] = p->offsets[p->partitions[i].first_bag];
-    peri_k_route_pack_args pack = {.ids = count.ids, .weights = weighted ? p->weights : NULL, .offsets = p->offsets,
-                                   .partitions = p->partitions, .bounds = p->bounds, .wire_bag = p->wire_bag, .cursor = r->cursor,
-                                   .out = r->out, .out_weights = r->weights, .places = weighted ? NULL : r->places,
+    peri_k_route_pack_args pack = {.ids = count.ids,
+                                   .weights = weighted ? p->weights : NULL,
+                                   .offsets = p->offsets,
+                                   .partitions = p->partitions,
+                                   .bounds = p->bounds,
+                                   .wire_bag = p->wire_bag,
+                                   .cursor = r->cursor,
+                                   .out = r->out,
+                                   .out_weights = r->weights,
+                                   .places = weighted ? NULL : r->places,
                                    .origins = weighted ? NULL : r->origins,
-                                   .place_first = place_first, .bags = p->bags, .n_partitions = p->n_partitions,
-                                   .ids_i32 = ids_i32, .out_i32 = out_i32};
+                                   .place_first = place_first,
+                                   .bags = p->bags,
+                                   .n_partitions = p->n_partitions,
+                                   .ids_i32 = ids_i32,
+                                   .out_i32 = out_i32};
     run(k->fn[PERI_K_route_pack], &pack, p->bags);
     memset(r->cursor, 0, sizeof r->cursor); /* scratch: what is left in it is nobody's business */
 }
 
-/** Every id that travels has a place of its own, where it lies less the first row of its part; the places of a strand ascend. */
+/** Every id that travels has a place of its own, where it lies less the first row of its part; the places of a strand
+ *  ascend. */
 static void check_places(const problem *p, const result *r)
 {
     static bool taken[20000];
@@ -198,7 +220,8 @@ static void test_ids(void **unused)
                 const peri_kernels *k = kernels_of(isas[i]);
                 if (!k || (i >= ISAS_CPU && round % 15)) continue; /* pretended devices are slow */
                 route(k, &p, form & 1, form & 2, form & 4, &got);
-                if (memcmp(&want, &got, sizeof want) != 0) fail_msg("%s differs from ref in round %d, form %d", isas[i], round, form);
+                if (memcmp(&want, &got, sizeof want) != 0)
+                    fail_msg("%s differs from ref in round %d, form %d", isas[i], round, form);
             }
         }
     }
@@ -234,7 +257,8 @@ static void test_ref(void **unused)
             }
         }
         for (int32_t k = 0; k < p.n_partitions; k++)
-            for (int64_t i = p.offsets[p.partitions[k].first_bag]; i < p.offsets[p.partitions[k].first_bag + p.partitions[k].bags]; i++)
+            for (int64_t i = p.offsets[p.partitions[k].first_bag];
+                 i < p.offsets[p.partitions[k].first_bag + p.partitions[k].bags]; i++)
                 bad[p.partitions[k].check] += key_of(&p.partitions[k], p.ids[i]) < -1 ||
                                               key_of(&p.partitions[k], p.ids[i]) >= p.partitions[k].rows;
         for (int k = 0; k < PERI_ROUTE_REPORTS; k++) {
@@ -260,21 +284,26 @@ static void test_means(void **unused)
             const peri_kernels *k = kernels_of(isas[i]);
             if (!k) continue;
             for (size_t e = 0; e < sizeof scale / sizeof *scale; e++) scale[e] = -1;
-            peri_k_route_mean_args mean = {.scale = scale, .offsets = p.offsets, .partitions = p.partitions, .wire_bag = p.wire_bag,
+            peri_k_route_mean_args mean = {.scale = scale,
+                                           .offsets = p.offsets,
+                                           .partitions = p.partitions,
+                                           .wire_bag = p.wire_bag,
                                            .n_partitions = p.n_partitions};
             run(k->fn[PERI_K_route_mean], &mean, p.bags);
             for (int32_t q = 0; q < p.n_partitions; q++)
                 for (int64_t b = 0; b < p.partitions[q].bags; b++) {
                     int64_t first = p.partitions[q].first_bag + b, ids = p.offsets[first + 1] - p.offsets[first];
                     for (int32_t s = 0; s < p.partitions[q].n_parts; s++)
-                        assert_true(scale[p.wire_bag[p.partitions[q].first_strand + s] + b] == 1.0f / (float)(ids > 1 ? ids : 1));
+                        assert_true(scale[p.wire_bag[p.partitions[q].first_strand + s] + b] ==
+                                    1.0f / (float)(ids > 1 ? ids : 1));
                 }
             assert_true(scale[p.wire_bags] == -1);
         }
     }
 }
 
-/** What goes out with ids and what comes back are adjoint: <pack(w), y> = factor^-1 <w, return(y)>. Small whole numbers: sums are exact. */
+/** What goes out with ids and what comes back are adjoint: <pack(w), y> = factor^-1 <w, return(y)>. Small whole
+ *  numbers: sums are exact. */
 static void test_return(void **unused)
 {
     (void)unused;
@@ -306,12 +335,20 @@ static void test_return(void **unused)
             for (int64_t b = 0; b < p.wire_bags; b++) cursor[b + 1] = cursor[b] + sent.lengths[b];
             int64_t n = cursor[p.wire_bags];
             memset(back[i > 0], 0, sizeof *back);
-            peri_k_route_return_args args = {.ids = p.ids, .offsets = p.offsets, .partitions = p.partitions, .bounds = p.bounds,
-                                             .wire_bag = p.wire_bag, .cursor = cursor, .back = y, .out = back[i > 0], .factor = 2,
+            peri_k_route_return_args args = {.ids = p.ids,
+                                             .offsets = p.offsets,
+                                             .partitions = p.partitions,
+                                             .bounds = p.bounds,
+                                             .wire_bag = p.wire_bag,
+                                             .cursor = cursor,
+                                             .back = y,
+                                             .out = back[i > 0],
+                                             .factor = 2,
                                              .n_partitions = p.n_partitions};
             int64_t last = 0;
             for (int32_t q = 0; q < p.n_partitions; q++)
-                if (p.partitions[q].first_bag + p.partitions[q].bags > last) last = p.partitions[q].first_bag + p.partitions[q].bags;
+                if (p.partitions[q].first_bag + p.partitions[q].bags > last)
+                    last = p.partitions[q].first_bag + p.partitions[q].bags;
             run(k->fn[PERI_K_route_return], &args, last);
             double left = 0, right = 0;
             for (int64_t e = 0; e < n; e++) left += (double)sent.weights[e] * y[e];
@@ -324,7 +361,7 @@ static void test_return(void **unused)
     assert_true(all > 1000);
 }
 
-/* -- pooled rows ------------------------------------------------------------------------------------------------------------------- */
+/* -- pooled rows --------------------------------------------------------------------------------------------------- */
 
 enum { ROWS = 45, OUTPUTS = 5, COLS = 128, AREA = OUTPUTS * 3 * ROWS * COLS };
 
@@ -351,9 +388,13 @@ static void test_rows(void **unused)
         for (int o = 0; o < OUTPUTS; o++) {
             bags[o] = variable ? 1 + below(ROWS) : ROWS;
             for (int b = 0; b < ROWS; b++) inverse[o * ROWS + b] = below(bags[o]);
-            outputs[o] = (peri_k_output){.column = column, .cols = common ? 16 << below(4) : 1 + below(COLS), .first_piece = n_pieces,
-                                         .n_pieces = 1 + below(3), .inverse = variable ? o * ROWS : -1,
-                                         .divisor = (double)(1 + below(3)), .sent_divisor = (double)(1 + below(3))};
+            outputs[o] = (peri_k_output){.column = column,
+                                         .cols = common ? 16 << below(4) : 1 + below(COLS),
+                                         .first_piece = n_pieces,
+                                         .n_pieces = 1 + below(3),
+                                         .inverse = variable ? o * ROWS : -1,
+                                         .divisor = (double)(1 + below(3)),
+                                         .sent_divisor = (double)(1 + below(3))};
             column += outputs[o].cols;
             for (int64_t k = 0; k < outputs[o].n_pieces; k++) {
                 int64_t to = below(2);
@@ -361,10 +402,23 @@ static void test_rows(void **unused)
                 place[to] += bags[o] * outputs[o].cols;
             }
         }
-        peri_k_route_combine_args combine = {.stride = column, .received = received, .own = own, .outputs = outputs, .pieces = pieces,
-                                             .inverse = inverse, .n_outputs = OUTPUTS, .past = round % 4 < 2};
-        peri_k_route_spread_args spread = {.grad = grad, .stride = column, .rows = ROWS, .outputs = outputs, .pieces = pieces, .bags = bags,
-                                           .inverse = inverse, .n_outputs = OUTPUTS, .past = round % 4 < 2};
+        peri_k_route_combine_args combine = {.stride = column,
+                                             .received = received,
+                                             .own = own,
+                                             .outputs = outputs,
+                                             .pieces = pieces,
+                                             .inverse = inverse,
+                                             .n_outputs = OUTPUTS,
+                                             .past = round % 4 < 2};
+        peri_k_route_spread_args spread = {.grad = grad,
+                                           .stride = column,
+                                           .rows = ROWS,
+                                           .outputs = outputs,
+                                           .pieces = pieces,
+                                           .bags = bags,
+                                           .inverse = inverse,
+                                           .n_outputs = OUTPUTS,
+                                           .past = round % 4 < 2};
         for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
             const peri_kernels *k = kernels_of(isas[i]);
             if (!k) continue;
@@ -378,12 +432,14 @@ static void test_rows(void **unused)
             spread.sent = x[0];
             spread.own = x[1];
             run(k->fn[PERI_K_route_spread], &spread, ROWS);
-            if (i && memcmp(want, got, sizeof want) != 0) fail_msg("spread of %s differs from ref in round %d", isas[i], round);
+            if (i && memcmp(want, got, sizeof want) != 0)
+                fail_msg("spread of %s differs from ref in round %d", isas[i], round);
         }
     }
 }
 
-/** <combine(x), g> = <x, spread(g)> with divisor 1: spread is the adjoint of combine. Small whole numbers, so that sums are exact. */
+/** <combine(x), g> = <x, spread(g)> with divisor 1: spread is the adjoint of combine. Small whole numbers, so that sums
+ *  are exact. */
 static void test_adjoint(void **unused)
 {
     (void)unused;
@@ -397,10 +453,24 @@ static void test_adjoint(void **unused)
         {.column = 4, .cols = 2, .first_piece = 2, .n_pieces = 1, .inverse = 0, .divisor = 1, .sent_divisor = 1}};
     peri_k_piece pieces[] = {{.offset = 0}, {.offset = 8, .own = 1}, {.offset = 8}};
     memset(back, 0, sizeof back);
-    peri_k_route_combine_args combine = {.out = out, .stride = 6, .received = x[0], .own = x[1], .outputs = outputs, .pieces = pieces,
-                                         .inverse = inverse, .n_outputs = 2};
-    peri_k_route_spread_args spread = {.grad = g, .stride = 6, .rows = 4, .sent = back[0], .own = back[1], .outputs = outputs,
-                                       .pieces = pieces, .bags = bags, .inverse = inverse, .n_outputs = 2};
+    peri_k_route_combine_args combine = {.out = out,
+                                         .stride = 6,
+                                         .received = x[0],
+                                         .own = x[1],
+                                         .outputs = outputs,
+                                         .pieces = pieces,
+                                         .inverse = inverse,
+                                         .n_outputs = 2};
+    peri_k_route_spread_args spread = {.grad = g,
+                                       .stride = 6,
+                                       .rows = 4,
+                                       .sent = back[0],
+                                       .own = back[1],
+                                       .outputs = outputs,
+                                       .pieces = pieces,
+                                       .bags = bags,
+                                       .inverse = inverse,
+                                       .n_outputs = 2};
     k->fn[PERI_K_route_combine](&combine, 0, 4);
     k->fn[PERI_K_route_spread](&spread, 0, 2);
     double left = 0, right = 0;
@@ -409,12 +479,17 @@ static void test_adjoint(void **unused)
     assert_true(left == right && left != 0);
 }
 
-/* -- rows of ids -------------------------------------------------------------------------------------------------------------------- */
+/* -- rows of ids --------------------------------------------------------------------------------------------------- */
 
-enum { ID_OUTPUTS = 2 * MOST_PARTITIONS, ID_COLS = 48, ID_ROWS = 6000, ID_AREA = ID_ROWS * (MOST_PARTITIONS + 1) * ID_COLS };
+enum {
+    ID_OUTPUTS = 2 * MOST_PARTITIONS,
+    ID_COLS = 48,
+    ID_ROWS = 6000,
+    ID_AREA = ID_ROWS * (MOST_PARTITIONS + 1) * ID_COLS
+};
 
-/** Rows of ids of a random problem: two blocks of columns for each partition, one after the other in each of two buffers. Some have whole
- *  cache lines, which may be written past the caches. */
+/** Rows of ids of a random problem: two blocks of columns for each partition, one after the other in each of two
+ *  buffers. Some have whole cache lines, which may be written past the caches. */
 typedef struct sequences {
     peri_k_rows outputs[ID_OUTPUTS];
     peri_k_piece pieces[ID_OUTPUTS * MOST_PARTS];
@@ -423,7 +498,8 @@ typedef struct sequences {
 } sequences;
 
 /** What is known of the places of each piece of output @x. */
-static void tell_places(const problem *p, const peri_k_partition *q, const int64_t *places, peri_k_rows *x, peri_k_piece *pieces)
+static void tell_places(const problem *p, const peri_k_partition *q, const int64_t *places, peri_k_rows *x,
+                        peri_k_piece *pieces)
 {
     int64_t all = 0;
     for (int64_t k = x->first_id; k < x->first_id + x->ids; k++) {
@@ -448,9 +524,16 @@ static void make_sequences(const problem *p, const int64_t *places, sequences *s
         base = (base + 15) / 16 * 16;
         for (int block = 0; block < 2; block++) {
             int64_t cols = block ? ID_COLS - half : half;
-            s->outputs[s->n++] = (peri_k_rows){.row = s->rows, .ids = ids, .column = block ? half : 0, .cols = cols, .first_id = first,
-                                               .place_first = q->n_parts ? first : -1, .first_piece = piece, .divisor = 3,
-                                               .sent_divisor = 4, .partition = i};
+            s->outputs[s->n++] = (peri_k_rows){.row = s->rows,
+                                               .ids = ids,
+                                               .column = block ? half : 0,
+                                               .cols = cols,
+                                               .first_id = first,
+                                               .place_first = q->n_parts ? first : -1,
+                                               .first_piece = piece,
+                                               .divisor = 3,
+                                               .sent_divisor = 4,
+                                               .partition = i};
             for (int32_t k = 0; k < (q->n_parts ? q->n_parts : 1); k++)
                 s->pieces[piece++] = (peri_k_piece){.offset = base, .own = q->n_parts ? below(2) : 1};
             if (q->n_parts) tell_places(p, q, places, &s->outputs[s->n - 1], &s->pieces[piece - q->n_parts]);
@@ -462,7 +545,8 @@ static void make_sequences(const problem *p, const int64_t *places, sequences *s
 }
 
 /** Where the definition has element @c of row @k of output @o: in buffer *@own; -1: nowhere. */
-static int64_t element_of(const problem *p, const sequences *s, const int64_t *places, int32_t o, int64_t k, int64_t c, int64_t *own)
+static int64_t element_of(const problem *p, const sequences *s, const int64_t *places, int32_t o, int64_t k, int64_t c,
+                          int64_t *own)
 {
     const peri_k_rows *x = &s->outputs[o];
     const peri_k_partition *q = &p->partitions[x->partition];
@@ -493,10 +577,21 @@ static void test_sequences(void **unused)
             const peri_kernels *k = kernels_of(isas[i]);
             if (!k || (i >= ISAS_CPU && round % 3)) continue;
             bool i32 = below(2), placed = below(2), direct = below(2);
-            peri_k_route_rows_args a = {.values = values, .stride = ID_COLS, .received = buffer[0], .own = buffer[1],
-                                        .ids = i32 ? (const void *)p.ids32 : p.ids, .places = r.places, .partitions = p.partitions,
-                                        .bounds = p.bounds, .outputs = s.outputs, .pieces = s.pieces, .n_outputs = s.n, .ids_i32 = i32,
-                                        .origins = below(2) ? r.origins : NULL, .past = below(2), .placed = placed,
+            peri_k_route_rows_args a = {.values = values,
+                                        .stride = ID_COLS,
+                                        .received = buffer[0],
+                                        .own = buffer[1],
+                                        .ids = i32 ? (const void *)p.ids32 : p.ids,
+                                        .places = r.places,
+                                        .partitions = p.partitions,
+                                        .bounds = p.bounds,
+                                        .outputs = s.outputs,
+                                        .pieces = s.pieces,
+                                        .n_outputs = s.n,
+                                        .ids_i32 = i32,
+                                        .origins = below(2) ? r.origins : NULL,
+                                        .past = below(2),
+                                        .placed = placed,
                                         .direct = direct};
             for (int32_t o = 0; o < s.n; o++) s.outputs[o].divisor = round % 2 ? 3 : 2;
             for (int64_t j = 0; j < s.rows * ID_COLS; j++) values[j] = NAN;
@@ -510,26 +605,31 @@ static void test_sequences(void **unused)
                     int64_t row = j / s.outputs[o].cols, c = j % s.outputs[o].cols, own = 0;
                     int64_t at = element_of(&p, &s, r.places, o, row, c, &own);
                     float got = values[(s.outputs[o].row + row) * ID_COLS + s.outputs[o].column + c];
-                    if (at >= 0 && (own ? placed : direct) && s.outputs[o].place_first >= 0) { /* left out on both ways */
-                        if (!isnan(got)) fail_msg("%s: round %d, output %d, row %d is not left out", isas[i], round, o, (int)row);
+                    /* left out on both ways */
+                    if (at >= 0 && (own ? placed : direct) && s.outputs[o].place_first >= 0) {
+                        if (!isnan(got))
+                            fail_msg("%s: round %d, output %d, row %d is not left out", isas[i], round, o, (int)row);
                         continue;
                     }
-                    if (got != (at < 0 ? 0 : buffer[own][at])) fail_msg("%s: round %d, output %d, row %d", isas[i], round, o, (int)row);
+                    if (got != (at < 0 ? 0 : buffer[own][at]))
+                        fail_msg("%s: round %d, output %d, row %d", isas[i], round, o, (int)row);
                     const float divisor = own ? (float)s.outputs[o].divisor : 4;
-                    if (at >= 0 && back[own][at] != got / divisor) fail_msg("%s: the way back of round %d", isas[i], round);
+                    if (at >= 0 && back[own][at] != got / divisor)
+                        fail_msg("%s: the way back of round %d", isas[i], round);
                     if (at >= 0) back[own][at] = 0;
                 }
-            for (int64_t j = 0; j < ID_AREA; j++) assert_true(back[0][j] == 0 && back[1][j] == 0); /* nothing else was written */
+            /* nothing else was written */
+            for (int64_t j = 0; j < ID_AREA; j++) assert_true(back[0][j] == 0 && back[1][j] == 0);
         }
     }
 }
 
-/* -- pooling where rows arrive ------------------------------------------------------------------------------------------------------ */
+/* -- pooling where rows arrive ------------------------------------------------------------------------------------- */
 
 enum { POOL_ROWS = 50, POOL_GRAD = MOST_PARTITIONS * MOST_BAGS * ID_COLS };
 
-/** The pools of random sequences: two blocks of columns a table, @inverse from each row of the output to a bag. Gradients lie bag by bag,
- *  table after table. Returns their number. */
+/** The pools of random sequences: two blocks of columns a table, @inverse from each row of the output to a bag.
+ *  Gradients lie bag by bag, table after table. Returns their number. */
 static int32_t make_pools(const problem *p, const sequences *s, peri_k_pool *pools, int64_t *inverse)
 {
     int32_t n = 0;
@@ -539,18 +639,25 @@ static int32_t make_pools(const problem *p, const sequences *s, peri_k_pool *poo
         int64_t *to = inverse + s->outputs[o].partition * POOL_ROWS;
         if (q->bags == 0) continue;
         for (int64_t b = 0; b < POOL_ROWS && o % 2 == 0; b++) to[b] = below(q->bags);
-        pools[n] = (peri_k_pool){.rows = s->outputs[o], .first_bag = q->first_bag, .bags = q->bags, .inverse = to - inverse,
-                                 .from = s->outputs[o].column, .grad = base + s->outputs[o].column, .grad_stride = ID_COLS,
-                                 .mean = s->outputs[o].partition % 2, .last = o % 2};
+        pools[n] = (peri_k_pool){.rows = s->outputs[o],
+                                 .first_bag = q->first_bag,
+                                 .bags = q->bags,
+                                 .inverse = to - inverse,
+                                 .from = s->outputs[o].column,
+                                 .grad = base + s->outputs[o].column,
+                                 .grad_stride = ID_COLS,
+                                 .mean = s->outputs[o].partition % 2,
+                                 .last = o % 2};
         pools[n++].rows.column += s->outputs[o].partition * ID_COLS;
         if (o % 2) base += q->bags * ID_COLS;
     }
     return n;
 }
 
-/** What an unsharded lookup makes of one table's @rows, by id of the partition: @pooled by bag, and the gradient of the weights. */
-static void look_up(const problem *p, const peri_k_pool *pool, const float *rows, const int64_t *places, const float *weights,
-                    const float *grad, float *pooled, float *grad_weights)
+/** What an unsharded lookup makes of one table's @rows, by id of the partition: @pooled by bag, and the gradient of the
+ *  weights. */
+static void look_up(const problem *p, const peri_k_pool *pool, const float *rows, const int64_t *places,
+                    const float *weights, const float *grad, float *pooled, float *grad_weights)
 {
     static int64_t ids[20000];
     const peri_k_partition *q = &p->partitions[pool->rows.partition];
@@ -563,13 +670,24 @@ static void look_up(const problem *p, const peri_k_pool *pool, const float *rows
                               .pooling = pool->mean ? PERI_POOLING_MEAN : PERI_POOLING_SUM};
     peri_k_tbe_block block = {.first_bag = q->first_bag, .bags = q->bags, .out_stride = ID_COLS};
     peri_k_tbe_span spans[2];
-    peri_k_tbe_list list = {.ids = ids, .offsets = p->offsets, .weights = weights, .tables = &table, .blocks = &block, .ordered = &block,
-                            .spans = spans, .n_ids = p->n_ids, .n_bags = q->first_bag + q->bags, .n_tables = 1, .n_blocks = 1,
-                            .capacity = p->n_ids, .ids_dtype = PERI_I64, .offsets_dtype = PERI_I64};
+    peri_k_tbe_list list = {.ids = ids,
+                            .offsets = p->offsets,
+                            .weights = weights,
+                            .tables = &table,
+                            .blocks = &block,
+                            .ordered = &block,
+                            .spans = spans,
+                            .n_ids = p->n_ids,
+                            .n_bags = q->first_bag + q->bags,
+                            .n_tables = 1,
+                            .n_blocks = 1,
+                            .capacity = p->n_ids,
+                            .ids_dtype = PERI_I64,
+                            .offsets_dtype = PERI_I64};
     const peri_kernels *ref = peri_kernels_isa("ref");
     peri_k_tbe_prepare_args prepare = {.list = list};
-    peri_k_tbe_forward_args forward = {.list = list, .weight = rows, .out = pooled, .chunks = 1, .weight_dtype = PERI_F32,
-                                       .out_dtype = PERI_F32};
+    peri_k_tbe_forward_args forward = {
+        .list = list, .weight = rows, .out = pooled, .chunks = 1, .weight_dtype = PERI_F32, .out_dtype = PERI_F32};
     peri_k_tbe_weight_gradient_args back = {.list = list, .weight = rows, .weight_dtype = PERI_F32, .grad = grad,
                                             .grad_weights = grad_weights, .chunks = 1};
     ref->fn[PERI_K_tbe_prepare](&prepare, 0, 1);
@@ -577,7 +695,8 @@ static void look_up(const problem *p, const peri_k_pool *pool, const float *rows
     ref->fn[PERI_K_tbe_weight_gradient](&back, 0, 1);
 }
 
-/** Rows that arrive by id, pooled here, are what a lookup makes of the whole table: outputs and the gradient of the weights. */
+/** Rows that arrive by id, pooled here, are what a lookup makes of the whole table: outputs and the gradient of the
+ *  weights. */
 static void test_pools(void **unused)
 {
     (void)unused;
@@ -599,17 +718,31 @@ static void test_pools(void **unused)
         random_rows(grad, POOL_GRAD);
         const int32_t n = make_pools(&p, &s, pools, inverse);
         const float *weights = round % 3 ? p.weights : NULL;
-        peri_k_route_rows_args from = {.values = rows, .stride = ID_COLS, .received = buffer[0], .own = buffer[1], .ids = p.ids,
-                                       .places = r.places, .partitions = p.partitions, .bounds = p.bounds, .outputs = s.outputs,
-                                       .pieces = s.pieces, .n_outputs = s.n};
+        peri_k_route_rows_args from = {.values = rows,
+                                       .stride = ID_COLS,
+                                       .received = buffer[0],
+                                       .own = buffer[1],
+                                       .ids = p.ids,
+                                       .places = r.places,
+                                       .partitions = p.partitions,
+                                       .bounds = p.bounds,
+                                       .outputs = s.outputs,
+                                       .pieces = s.pieces,
+                                       .n_outputs = s.n};
         peri_kernels_isa("ref")->fn[PERI_K_route_rows](&from, 0, s.rows);
         for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
             const peri_kernels *k = kernels_of(isas[i]);
             if (!k || (i >= ISAS_CPU && round % 5)) continue;
             from.values = out;
             from.stride = MOST_PARTITIONS * ID_COLS;
-            peri_k_route_pool_args a = {.rows = from, .pools = pools, .offsets = p.offsets, .inverse = inverse, .weights = weights,
-                                        .grad = grad, .grad_weights = got, .n_pools = n};
+            peri_k_route_pool_args a = {.rows = from,
+                                        .pools = pools,
+                                        .offsets = p.offsets,
+                                        .inverse = inverse,
+                                        .weights = weights,
+                                        .grad = grad,
+                                        .grad_weights = got,
+                                        .n_pools = n};
             memset(got, 0, sizeof got);
             run(k->fn[PERI_K_route_pool], &a, POOL_ROWS);
             run(k->fn[PERI_K_route_pool_weights], &a, MOST_BAGS);
@@ -617,7 +750,8 @@ static void test_pools(void **unused)
                 const peri_k_pool *pool = &pools[o];
                 look_up(&p, pool, rows + pool->rows.row * ID_COLS, r.places, weights, grad + pool->grad, pooled, want);
                 for (int64_t b = 0; b < POOL_ROWS; b++)
-                    if (memcmp(out + b * from.stride + pool->rows.column, pooled + inverse[pool->inverse + b] * ID_COLS, 4 * ID_COLS) != 0)
+                    if (memcmp(out + b * from.stride + pool->rows.column, pooled + inverse[pool->inverse + b] * ID_COLS,
+                               4 * ID_COLS) != 0)
                         fail_msg("%s: round %d, pool %d, row %d", isas[i], round, o, (int)b);
                 const int64_t first = pool->rows.first_id;
                 if (memcmp(got + first, want + first, sizeof(float) * (size_t)pool->rows.ids) != 0)

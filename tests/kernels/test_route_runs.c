@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_route_runs.c: the routing kernels that move rows which lie together at one end (route_place, route_lines), of every instruction set
- * against their definition: for any split of the range, and no byte beside.
+ * test_route_runs.c: the routing kernels that move rows which lie together at one end (route_place, route_lines), of
+ * every instruction set against their definition: for any split of the range, and no byte beside.
  */
 #include "../../kernels/kernels.h"
 #include "isas.h"
@@ -35,7 +35,7 @@ static void run(peri_kernel_fn fn, const void *args, int64_t n)
     fn(args, 0, middle);
 }
 
-/* -- runs of rows ------------------------------------------------------------------------------------------------------------------ */
+/* -- runs of rows -------------------------------------------------------------------------------------------------- */
 
 enum { MOST_RUNS = 80, PLACE_AREA = 5 << 19, PLACE_GUARD = 64 };
 
@@ -47,8 +47,8 @@ static int64_t rows_of_run(int64_t width)
     return sizes[below(below(4) ? 4 : 8)];
 }
 
-/** Runs that cover [0, sum of n) of dst in random order; returns that sum. Sources begin anywhere. @much: of 20 to 40 KiB each, which go
- *  past the caches where they are more than 1 MiB together. */
+/** Runs that cover [0, sum of n) of dst in random order; returns that sum. Sources begin anywhere. @much: of 20 to 40
+ *  KiB each, which go past the caches where they are more than 1 MiB together. */
 static int64_t make_runs(peri_k_run *runs, int64_t n, int64_t width, bool much)
 {
     int64_t order[MOST_RUNS], to = 0;
@@ -61,7 +61,8 @@ static int64_t make_runs(peri_k_run *runs, int64_t n, int64_t width, bool much)
     for (int64_t i = 0; i < n; i++) {
         int64_t rows = much ? ((20 << 10) + below(20 << 10)) / width : rows_of_run(width);
         if ((to + rows) * width > PLACE_AREA) rows = 0;
-        runs[order[i]] = (peri_k_run){.to = to, .from = below(PLACE_AREA / width - rows + 1), .n = rows, .own = below(2)};
+        runs[order[i]] =
+            (peri_k_run){.to = to, .from = below(PLACE_AREA / width - rows + 1), .n = rows, .own = below(2)};
         to += rows;
     }
     return to;
@@ -71,7 +72,8 @@ static void test_place(void **unused)
 {
     (void)unused;
     static const int64_t widths[] = {1, 2, 4, 8, 12, 16, 48};
-    static unsigned char source[2][PLACE_AREA + 32], want[PLACE_AREA + 2 * PLACE_GUARD], got[PLACE_AREA + 2 * PLACE_GUARD];
+    static unsigned char source[2][PLACE_AREA + 32], want[PLACE_AREA + 2 * PLACE_GUARD],
+        got[PLACE_AREA + 2 * PLACE_GUARD];
     peri_k_run runs[MOST_RUNS];
     int64_t large = 0, much = 0;
     state = 3;
@@ -82,23 +84,26 @@ static void test_place(void **unused)
         int64_t width = widths[round % 7], n = round < 7 ? 0 : below(MOST_RUNS + 1);
         bool many = round % 10 == 9;
         if (many) n = MOST_RUNS;
-        int64_t rows = make_runs(runs, n, width, many), shift = round % 3 ? below(32) : 0; /* bytes off the alignment of the arrays */
+        /* bytes off the alignment of the arrays */
+        int64_t rows = make_runs(runs, n, width, many), shift = round % 3 ? below(32) : 0;
         const unsigned char *received = source[0] + below(32), *own = source[1] + below(32);
         memset(want, 0xa5, (size_t)(rows * width + 2 * PLACE_GUARD));
         for (int64_t i = 0; i < n; i++) {
             large += runs[i].n * width >= 64 << 10;
             much += i == 0 && rows * width >= 2 << 20;
-            memcpy(want + shift + runs[i].to * width, (runs[i].own ? own : received) + runs[i].from * width, (size_t)(runs[i].n * width));
+            memcpy(want + shift + runs[i].to * width, (runs[i].own ? own : received) + runs[i].from * width,
+                   (size_t)(runs[i].n * width));
         }
         for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
             const peri_kernels *k = kernels_of(isas[i]);
             if (!k) continue;
             memset(got, 0xa5, (size_t)(rows * width + 2 * PLACE_GUARD));
-            peri_k_route_place_args place = {.dst = got + shift, .received = received, .own = own, .runs = runs, .width = width,
-                                             .past = round % 2};
+            peri_k_route_place_args place = {
+                .dst = got + shift, .received = received, .own = own, .runs = runs, .width = width, .past = round % 2};
             run(k->fn[PERI_K_route_place], &place, n);
             if (memcmp(want, got, (size_t)(rows * width + 2 * PLACE_GUARD)) != 0)
-                fail_msg("place of %s is wrong in round %d: %lld rows of %lld bytes", isas[i], round, (long long)rows, (long long)width);
+                fail_msg("place of %s is wrong in round %d: %lld rows of %lld bytes", isas[i], round, (long long)rows,
+                         (long long)width);
         }
     }
     assert_true(large > 50);
@@ -121,23 +126,30 @@ static void test_lines(void **unused)
         for (int64_t b = 0, column = 0; b < BLOCKS; column += dims[b++], from += rows * dims[b - 1]) {
             runs[b] = (peri_k_run){.to = column, .from = from, .n = dims[b]};
             for (int64_t i = 0; i < rows; i++)
-                memcpy(want + (i * columns + column) * width, source + (from + i * dims[b]) * width, (size_t)(dims[b] * width));
+                memcpy(want + (i * columns + column) * width, source + (from + i * dims[b]) * width,
+                       (size_t)(dims[b] * width));
         }
         for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
             const peri_kernels *k = kernels_of(isas[i]);
             if (!k) continue;
             int64_t cut = below(BLOCKS * rows + 1);
-            peri_k_route_place_args place = {.dst = got, .received = source, .runs = runs, .width = width, .lines = rows, .step = columns,
+            peri_k_route_place_args place = {.dst = got,
+                                             .received = source,
+                                             .runs = runs,
+                                             .width = width,
+                                             .lines = rows,
+                                             .step = columns,
                                              .past = round % 5 == 4};
             memset(got, 0xa5, BYTES);
             k->fn[PERI_K_route_place](&place, cut, BLOCKS * rows);
             k->fn[PERI_K_route_place](&place, 0, cut);
-            if (memcmp(want, got, BYTES) != 0) fail_msg("places of %s are wrong in round %d: %lld rows", isas[i], round, (long long)rows);
+            if (memcmp(want, got, BYTES) != 0)
+                fail_msg("places of %s are wrong in round %d: %lld rows", isas[i], round, (long long)rows);
         }
     }
 }
 
-/* -- rows together and apart -------------------------------------------------------------------------------------------------------- */
+/* -- rows together and apart --------------------------------------------------------------------------------------- */
 
 /** Rows apart: with an index and without, in ranges, past the caches or not; and back. */
 static void test_apart(void **unused)
@@ -148,7 +160,8 @@ static void test_apart(void **unused)
     static const int64_t widths[] = {1, 7, 16, 32, 48, 64, 128, 0};
     state = 11;
     for (int round = 0; round < 160; round++) {
-        const int64_t cols = widths[round % 8] ? widths[round % 8] : 1 + below(WIDEST), stride = cols + (below(3) ? 16 * below(3) : 0);
+        const int64_t cols = widths[round % 8] ? widths[round % 8] : 1 + below(WIDEST),
+                      stride = cols + (below(3) ? 16 * below(3) : 0);
         const int64_t n = below(LINES + 1), first = round % 4 == 3 ? below(16) : 0, cut = below(n + 1);
         int32_t index[LINES];
         for (int64_t i = 0; i < n; i++) index[i] = (int32_t)(2 * (n - 1 - i) + below(2)); /* each row once */
@@ -172,7 +185,8 @@ static void test_apart(void **unused)
                 for (int64_t c = 0; c < cols; c++) {
                     float *at = values + first + (indexed ? index[i] : i) * stride + c;
                     if (*at != together[i * cols + c]) fail_msg("%s: round %d, row %d", isas[k], round, (int)i);
-                    if (back[i * cols + c] != *at / (float)divisor) fail_msg("%s: the way back of round %d", isas[k], round);
+                    if (back[i * cols + c] != *at / (float)divisor)
+                        fail_msg("%s: the way back of round %d", isas[k], round);
                     *at = NAN;
                 }
             for (int64_t j = 0; j < EXTENT; j++) assert_true(isnan(values[j])); /* nothing else was written */

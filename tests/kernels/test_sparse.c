@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_sparse.c: kernels over permutations, segments, levels of bags, distinct ids and quantized rows: every instruction set gives ref's
- *  bits,
+ * test_sparse.c: kernels over permutations, segments, levels of bags, distinct ids and quantized rows: every
+ *  instruction set gives ref's bits,
  * however ranges are split.
  * deadline: 300 s
  */
@@ -25,7 +25,8 @@ static void checks(void **unused)
             a.bad = room(8 * blocks);
             compare("check", PERI_K_index_check, &a, blocks, (output[]){OUTPUT(a.bad, 8 * blocks)}, 1);
             a.extent = room(16 * blocks);
-            compare("check", PERI_K_index_check, &a, blocks, (output[]){OUTPUT(a.bad, 8 * blocks), OUTPUT(a.extent, 16 * blocks)}, 2);
+            compare("check", PERI_K_index_check, &a, blocks,
+                    (output[]){OUTPUT(a.bad, 8 * blocks), OUTPUT(a.extent, 16 * blocks)}, 2);
             a.bad = NULL;
             compare("extent", PERI_K_index_check, &a, blocks, (output[]){OUTPUT(a.extent, 16 * blocks)}, 1);
             drop_all(NULL);
@@ -37,18 +38,27 @@ static void permutations(void **unused)
     (void)unused;
     for (int variant = 0; variant < 48; variant++) {
         int64_t n = 1 + (int64_t)draw(variant % 3 ? 40 : 3000), segments = variant % 5 ? (int64_t)draw(60) : 0;
-        int64_t *lengths = random_lengths(n, variant % 4 ? 5 : 40), *in = complete(lengths, n), *order = numbers(segments, (uint64_t)n, 0);
+        int64_t *lengths = random_lengths(n, variant % 4 ? 5 : 40), *in = complete(lengths, n),
+                *order = numbers(segments, (uint64_t)n, 0);
         int64_t *taken = room(8 * segments);
         for (int64_t t = 0; t < segments; t++) taken[t] = lengths[order[t]];
         int64_t *out = complete(taken, segments), rows = out[segments], extra = (int64_t)draw(3);
-        int32_t p = dtypes[variant & 1], o = dtypes[variant >> 1 & 1], i = dtypes[variant >> 2 & 1], d = dtypes[variant >> 3 & 1];
-        peri_k_jagged_places_args a = {.out_offsets = ints(out, segments + 1, o), .in_offsets = ints(in, n + 1, i),
-                                       .permute = ints(order, segments, p), .segments = segments, .dtype = d, .out_dtype = o, .in_dtype = i,
+        int32_t p = dtypes[variant & 1], o = dtypes[variant >> 1 & 1], i = dtypes[variant >> 2 & 1],
+                d = dtypes[variant >> 3 & 1];
+        peri_k_jagged_places_args a = {.out_offsets = ints(out, segments + 1, o),
+                                       .in_offsets = ints(in, n + 1, i),
+                                       .permute = ints(order, segments, p),
+                                       .segments = segments,
+                                       .dtype = d,
+                                       .out_dtype = o,
+                                       .in_dtype = i,
                                        .permute_dtype = p};
         a.out = room((rows + extra) * size_of(d));
-        compare("places", PERI_K_jagged_places, &a, rows + extra, (output[]){OUTPUT(a.out, (rows + extra) * size_of(d))}, 1);
+        compare("places", PERI_K_jagged_places, &a, rows + extra,
+                (output[]){OUTPUT(a.out, (rows + extra) * size_of(d))}, 1);
         a.in_offsets = a.permute = NULL;
-        compare("places within", PERI_K_jagged_places, &a, rows, (output[]){OUTPUT(a.out, (rows + extra) * size_of(d))}, 1);
+        compare("places within", PERI_K_jagged_places, &a, rows, (output[]){OUTPUT(a.out, (rows + extra) * size_of(d))},
+                1);
 
         int64_t *shuffled = room(8 * n);
         for (int64_t k = 0; k < n; k++) shuffled[k] = k;
@@ -67,9 +77,14 @@ static void permutations(void **unused)
         for (int64_t b = 0; b < n; b++)
             for (int64_t k = in[b]; k < in[b + 1]; k++)
                 if (mapping[k] < buckets) counts[mapping[k] * n + b]++;
-        peri_k_bucketize_replay_args r = {.offsets = in, .mapping = ints(mapping, total, p), .cursor = complete(counts, n * buckets),
+        peri_k_bucketize_replay_args r = {.offsets = in,
+                                          .mapping = ints(mapping, total, p),
+                                          .cursor = complete(counts, n * buckets),
                                           .bags = n,
-                                          .buckets = buckets, .n = total, .mapping_dtype = p, .out_dtype = d};
+                                          .buckets = buckets,
+                                          .n = total,
+                                          .mapping_dtype = p,
+                                          .out_dtype = d};
         r.unbucketize = room(total * size_of(d));
         output found[] = {OUTPUT(r.cursor, 8 * (n * buckets + 1)), OUTPUT(r.unbucketize, total * size_of(d))};
         compare("replay", PERI_K_bucketize_replay, &r, n, found, 2);
@@ -82,10 +97,14 @@ static void segments(void **unused)
     (void)unused;
     static const int32_t kinds[] = {PERI_F32, PERI_F64, PERI_I32, PERI_I64};
     for (int variant = 0; variant < 64; variant++) {
-        int64_t n = (int64_t)draw(50), step = 1 + (int64_t)draw(3), *ends = complete(random_lengths(n, variant % 3 ? 6 : 60), n);
+        int64_t n = (int64_t)draw(50), step = 1 + (int64_t)draw(3),
+                *ends = complete(random_lengths(n, variant % 3 ? 6 : 60), n);
         int32_t dtype = kinds[variant % 4], o = dtypes[variant >> 2 & 1];
         int64_t size = dtype == PERI_F64 || dtype == PERI_I64 ? 8 : 4, total = ends[n] * step;
-        peri_k_segment_sum_args a = {.values = values_of(total, dtype), .offsets = ints(ends, n + 1, o), .step = step, .dtype = dtype,
+        peri_k_segment_sum_args a = {.values = values_of(total, dtype),
+                                     .offsets = ints(ends, n + 1, o),
+                                     .step = step,
+                                     .dtype = dtype,
                                      .offsets_dtype = o};
         a.out = room(n * size);
         compare("segments", PERI_K_segment_sum, &a, n, (output[]){OUTPUT(a.out, n * size)}, 1);
@@ -95,8 +114,13 @@ static void segments(void **unused)
         }
         int64_t first = (int64_t)draw(3), behind = (int64_t)draw(3), all = total + (first + behind) * step;
         for (int64_t s = 0; s <= n; s++) ends[s] += first; /* elements that no segment has */
-        peri_k_segment_spread_args g = {.grad = values_of(n, dtype), .offsets = ints(ends, n + 1, o), .step = step, .segments = n, .n = all,
-                                        .dtype = dtype, .offsets_dtype = o};
+        peri_k_segment_spread_args g = {.grad = values_of(n, dtype),
+                                        .offsets = ints(ends, n + 1, o),
+                                        .step = step,
+                                        .segments = n,
+                                        .n = all,
+                                        .dtype = dtype,
+                                        .offsets_dtype = o};
         g.out = room(all * size);
         compare("spread", PERI_K_segment_spread, &g, n, (output[]){OUTPUT(g.out, all * size)}, 1);
         drop_all(NULL);
@@ -108,7 +132,9 @@ static void levels(void **unused)
     (void)unused;
     static const int64_t elements[] = {1, 2, 4, 8, 16};
     for (int variant = 0; variant < 120; variant++) {
-        peri_k_levels_args a = {.levels = 1 + variant % 4, .element = elements[variant % 5], .offsets_dtype = dtypes[variant & 1],
+        peri_k_levels_args a = {.levels = 1 + variant % 4,
+                                .element = elements[variant % 5],
+                                .offsets_dtype = dtypes[variant & 1],
                                 .padding = {draw(UINT64_MAX), draw(UINT64_MAX)}};
         int64_t rows = (int64_t)draw(7), dense;
         a.width = a.element * (1 + (int64_t)draw(variant % 3 ? 4 : 30));
@@ -139,7 +165,8 @@ static void sorting(void **unused)
 {
     (void)unused;
     for (int variant = 0; variant < 40; variant++) {
-        int64_t n = sizes[variant % SIZES], lists = 1 + (int64_t)draw(variant % 3 ? 20 : 5000), *x = numbers(n, (uint64_t)lists, 0);
+        int64_t n = sizes[variant % SIZES], lists = 1 + (int64_t)draw(variant % 3 ? 20 : 5000),
+                *x = numbers(n, (uint64_t)lists, 0);
         int32_t dtype = dtypes[variant & 1], place_bits = 14, bits = 13;
         peri_k_sort_keys_args k = {.x = ints(x, n, dtype), .dtype = dtype, .bits = bits, .place_bits = place_bits,
                                    .base = variant % 4 == 3 ? -7 : 0};
@@ -171,7 +198,8 @@ static void distinct_by_order(void **unused)
 {
     (void)unused;
     for (int variant = 0; variant < 40; variant++) {
-        int64_t n = sizes[1 + variant % (SIZES - 1)], blocks = blocks_of(n), *x = numbers(n, variant % 3 ? 9 : 5000, -3);
+        int64_t n = sizes[1 + variant % (SIZES - 1)], blocks = blocks_of(n),
+                *x = numbers(n, variant % 3 ? 9 : 5000, -3);
         int32_t dtype = dtypes[variant & 1];
         uint64_t *keys = room(8 * n);
         int64_t *order = room(8 * n), total = 0;
@@ -191,7 +219,8 @@ static void distinct_by_order(void **unused)
         a.unique = room(total * size_of(dtype));
         a.starts = variant & 2 ? room(8 * (total + 1)) : NULL;
         a.inverse = variant & 4 ? room(8 * n) : NULL;
-        output outs[] = {OUTPUT(a.unique, total * size_of(dtype)), OUTPUT(a.starts, 8 * (total + 1)), OUTPUT(a.inverse, 8 * n)};
+        output outs[] = {OUTPUT(a.unique, total * size_of(dtype)), OUTPUT(a.starts, 8 * (total + 1)),
+                         OUTPUT(a.inverse, 8 * n)};
         if (!a.starts) outs[1] = outs[2];
         compare("write", PERI_K_unique_write, &a, blocks, outs, 1 + (a.starts != NULL) + (a.inverse != NULL));
         if (a.starts) {
@@ -206,10 +235,12 @@ static void distinct_by_marks(void **unused)
 {
     (void)unused;
     for (int variant = 0; variant < 48; variant++) {
-        int64_t n = sizes[1 + variant % (SIZES - 1)], base = (int64_t)draw(99) - 50, size = 1 + (int64_t)draw(variant % 3 ? 300 : 20000);
+        int64_t n = sizes[1 + variant % (SIZES - 1)], base = (int64_t)draw(99) - 50,
+                size = 1 + (int64_t)draw(variant % 3 ? 300 : 20000);
         int64_t *x = numbers(n, (uint64_t)size, base), words = (size + 63) / 64, blocks = (words + 63) / 64, total = 0;
         int32_t dtype = dtypes[variant & 1];
-        peri_k_mark_args a = {.x = ints(x, n, dtype), .n = n, .base = base, .size = size, .dtype = dtype, .parts = 1 + (int64_t)draw(4)};
+        peri_k_mark_args a = {
+            .x = ints(x, n, dtype), .n = n, .base = base, .size = size, .dtype = dtype, .parts = 1 + (int64_t)draw(4)};
         a.marks = room(8 * words * a.parts);
         compare("marks", PERI_K_mark_set, &a, a.parts, (output[]){OUTPUT(a.marks, 8 * words * a.parts)}, 1);
         a.words = room(8 * words);
@@ -239,7 +270,7 @@ static void distinct_by_marks(void **unused)
     }
 }
 
-/* -- quantized rows -------------------------------------------------------------------------------------------------------------- */
+/* -- quantized rows ------------------------------------------------------------------------------------------------ */
 
 static uint16_t half_of(float x, int32_t dtype)
 {
@@ -281,10 +312,16 @@ static void quantized(void **unused)
         int64_t cols = widths[variant % 16], rows = (int64_t)draw(9);
         int kind = variant / 16 % 8; /* int8 f32, int8, int4, int2 f16, fp8 three times, fp8 with scale */
         bool fp8 = kind >= 4, scaled = !fp8 || kind == 7;
-        peri_k_rows_args a = {.cols = cols, .dtype = floats[variant / 128], .bits = kind == 2 ? 4 : kind == 3 ? 2 : 8,
-                              .exponent_bits = fp8 ? 2 + (int32_t)draw(4) : 0, .exponent_bias = fp8 ? (int32_t)draw(40) : 0,
+        peri_k_rows_args a = {.cols = cols,
+                              .dtype = floats[variant / 128],
+                              .bits = kind == 2   ? 4
+                                      : kind == 3 ? 2
+                                                  : 8,
+                              .exponent_bits = fp8 ? 2 + (int32_t)draw(4) : 0,
+                              .exponent_bias = fp8 ? (int32_t)draw(40) : 0,
                               .half = kind >= 1 && kind <= 3};
-        int64_t codes = (cols * a.bits + 7) / 8, scales = scaled ? (a.half ? 4 : 8) : 0, size = a.dtype == PERI_F32 ? 4 : 2;
+        int64_t codes = (cols * a.bits + 7) / 8, scales = scaled ? (a.half ? 4 : 8) : 0,
+                size = a.dtype == PERI_F32 ? 4 : 2;
         if (kind == 7) codes = (codes + 3) & ~(int64_t)3;
         bool front = draw(2);
         a.stride = codes + scales + (int64_t)draw(3);

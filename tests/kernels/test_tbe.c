@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_tbe.c: the table-batched embedding kernels: every instruction set gives ref's bits on every case, however ranges are split;
- * ref itself is held against plain double-precision loops, and its gradients against the forward pass.
+ * test_tbe.c: the table-batched embedding kernels: every instruction set gives ref's bits on every case, however ranges
+ * are split; ref itself is held against plain double-precision loops, and its gradients against the forward pass.
  * deadline: 300 s
  * takes: 25 s
  */
@@ -38,16 +38,18 @@ static bool same(const float *a, const float *b, int64_t n, int64_t *at)
     return true;
 }
 
-static void assert_same(const char *c, const char *isa, const char *what, const float *want, const float *got, int64_t n)
+static void assert_same(const char *c, const char *isa, const char *what, const float *want, const float *got,
+                        int64_t n)
 {
     int64_t at = 0;
     if (!same(want, got, n, &at))
-        fail_msg("%s, %s, %s: element %lld is %.9g, wanted %.9g", c, isa, what, (long long)at, (double)got[at], (double)want[at]);
+        fail_msg("%s, %s, %s: element %lld is %.9g, wanted %.9g", c, isa, what, (long long)at, (double)got[at],
+                 (double)want[at]);
 }
 
 /** Equal bits of f16 or bf16. */
-static void assert_same_narrow(const char *c, const char *isa, const char *what, const uint16_t *want, const uint16_t *got, int64_t n,
-                               int32_t dtype)
+static void assert_same_narrow(const char *c, const char *isa, const char *what, const uint16_t *want,
+                               const uint16_t *got, int64_t n, int32_t dtype)
 {
     if (memcmp(want, got, (size_t)(2 * n)) == 0) return;
     for (int64_t i = 0; i < n; i++) {
@@ -64,7 +66,7 @@ static float *zeros(int64_t n)
     return x;
 }
 
-/* -- one case on one instruction set --------------------------------------------------------------------------------------------- */
+/* -- one case on one instruction set ------------------------------------------------------------------------------- */
 
 static peri_k_tbe_list list_of(const tbe_data *d, peri_k_tbe_span *spans)
 {
@@ -104,8 +106,17 @@ typedef struct variant {
 static const variant variants[] = {
     {.name = "none", .kind = PERI_TBE_NONE, .dtype = PERI_F32}, /* first: its dense gradient serves the others */
     {.name = "sgd", .kind = PERI_TBE_SGD, .dtype = PERI_F32},
-    {.name = "sgd, l2", .kind = PERI_TBE_SGD, .dtype = PERI_F32, .decay = PERI_DECAY_L2, .exact = true, .max_gradient = 0.4f},
-    {.name = "sgd, bf16, decouple", .kind = PERI_TBE_SGD, .dtype = PERI_BF16, .decay = PERI_DECAY_DECOUPLE, .max_norm = 2},
+    {.name = "sgd, l2",
+     .kind = PERI_TBE_SGD,
+     .dtype = PERI_F32,
+     .decay = PERI_DECAY_L2,
+     .exact = true,
+     .max_gradient = 0.4f},
+    {.name = "sgd, bf16, decouple",
+     .kind = PERI_TBE_SGD,
+     .dtype = PERI_BF16,
+     .decay = PERI_DECAY_DECOUPLE,
+     .max_norm = 2},
     {.name = "sgd, f16", .kind = PERI_TBE_SGD, .dtype = PERI_F16},
     {.name = "sgd, f16, nearest", .kind = PERI_TBE_SGD, .dtype = PERI_F16, .nearest = true},
     {.name = "sgd, bf16, nearest", .kind = PERI_TBE_SGD, .dtype = PERI_BF16, .nearest = true},
@@ -114,11 +125,17 @@ static const variant variants[] = {
     {.name = "adagrad, decouple", .kind = PERI_TBE_ADAGRAD, .dtype = PERI_F32, .decay = PERI_DECAY_DECOUPLE},
     {.name = "rowwise_adagrad", .kind = PERI_TBE_ROWWISE_ADAGRAD, .dtype = PERI_F32, .max_norm = 2},
     {.name = "rowwise_adagrad, l2", .kind = PERI_TBE_ROWWISE_ADAGRAD, .dtype = PERI_F32, .decay = PERI_DECAY_L2},
-    {.name = "rowwise_adagrad, f16, decouple", .kind = PERI_TBE_ROWWISE_ADAGRAD, .dtype = PERI_F16,
-     .decay = PERI_DECAY_DECOUPLE, .exact = true},
+    {.name = "rowwise_adagrad, f16, decouple",
+     .kind = PERI_TBE_ROWWISE_ADAGRAD,
+     .dtype = PERI_F16,
+     .decay = PERI_DECAY_DECOUPLE,
+     .exact = true},
     {.name = "adam", .kind = PERI_TBE_ADAM, .dtype = PERI_F32},
     {.name = "adam, row counts", .kind = PERI_TBE_ADAM, .dtype = PERI_BF16, .row_bias_correction = true},
-    {.name = "partial_rowwise_adam", .kind = PERI_TBE_PARTIAL_ROWWISE_ADAM, .dtype = PERI_F32, .row_bias_correction = true},
+    {.name = "partial_rowwise_adam",
+     .kind = PERI_TBE_PARTIAL_ROWWISE_ADAM,
+     .dtype = PERI_F32,
+     .row_bias_correction = true},
     {.name = "lamb", .kind = PERI_TBE_LAMB, .dtype = PERI_F32},
     {.name = "lamb, bf16", .kind = PERI_TBE_LAMB, .dtype = PERI_BF16},
     {.name = "partial_rowwise_lamb", .kind = PERI_TBE_PARTIAL_ROWWISE_LAMB, .dtype = PERI_F32},
@@ -127,26 +144,50 @@ static const variant variants[] = {
     {.name = "lion, f16", .kind = PERI_TBE_LION, .dtype = PERI_F16},
     {.name = "rmsprop_ar", .kind = PERI_TBE_ROWWISE_RMSPROP_AR, .dtype = PERI_F32, .max_norm = 2, .exact = true},
     {.name = "rmsprop_ar, f16", .kind = PERI_TBE_ROWWISE_RMSPROP_AR, .dtype = PERI_F16, .max_gradient = 0.5f},
-    {.name = "counter, l2, up", .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_F32, .decay = PERI_DECAY_L2,
-     .counter = {.halflife = 7, .fading = 0.9057236642639067, .rates = PERI_RATES_TAIL_ID_INCREASE, .adjustment_ub = 0.7f, .tail = 1}},
-    {.name = "counter, decouple, down", .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_BF16,
+    {.name = "counter, l2, up",
+     .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER,
+     .dtype = PERI_F32,
+     .decay = PERI_DECAY_L2,
+     .counter = {.halflife = 7,
+                 .fading = 0.9057236642639067,
+                 .rates = PERI_RATES_TAIL_ID_INCREASE,
+                 .adjustment_ub = 0.7f,
+                 .tail = 1}},
+    {.name = "counter, decouple, down",
+     .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER,
+     .dtype = PERI_BF16,
      .decay = PERI_DECAY_DECOUPLE,
      .counter = {.rates = PERI_RATES_TAIL_ID_DECREASE, .adjustment_ub = 1.3f, .tail = 0.5f, .tail_ratio = true}},
-    {.name = "counter, adagradw", .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_F32, .decay = PERI_COUNTER_DECAY_ADAGRADW,
-     .max_norm = 2, .counter = {.halflife = -1, .adjustment_iter = 17, .rates = PERI_RATES_EQUAL, .adjustment_ub = 1}},
-    {.name = "counter, adagradw, -2", .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_F16,
+    {.name = "counter, adagradw",
+     .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER,
+     .dtype = PERI_F32,
      .decay = PERI_COUNTER_DECAY_ADAGRADW,
-     .nearest = true, .counter = {.halflife = -2, .rates = PERI_RATES_COUNTER_SGD, .adjustment_ub = 0.2f}},
-    {.name = "cowclip, l2", .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_F32, .decay = PERI_DECAY_L2,
+     .max_norm = 2,
+     .counter = {.halflife = -1, .adjustment_iter = 17, .rates = PERI_RATES_EQUAL, .adjustment_ub = 1}},
+    {.name = "counter, adagradw, -2",
+     .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER,
+     .dtype = PERI_F16,
+     .decay = PERI_COUNTER_DECAY_ADAGRADW,
+     .nearest = true,
+     .counter = {.halflife = -2, .rates = PERI_RATES_COUNTER_SGD, .adjustment_ub = 0.2f}},
+    {.name = "cowclip, l2",
+     .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER,
+     .dtype = PERI_F32,
+     .decay = PERI_DECAY_L2,
      .counter = {.halflife = -1, .rates = PERI_RATES_EQUAL, .clip = true, .weight_norm = 0.1f, .lower_bound = 0.05f}},
-    {.name = "cowclip, decouple", .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_BF16, .decay = PERI_DECAY_DECOUPLE,
-     .counter = {.halflife = 3, .fading = 0.7937005259840998, .rates = PERI_RATES_EQUAL, .clip = true, .weight_norm = 0.2f}},
+    {.name = "cowclip, decouple",
+     .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER,
+     .dtype = PERI_BF16,
+     .decay = PERI_DECAY_DECOUPLE,
+     .counter =
+         {.halflife = 3, .fading = 0.7937005259840998, .rates = PERI_RATES_EQUAL, .clip = true, .weight_norm = 0.2f}},
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
 
 _Static_assert(VARIANTS <= 32, "sets of variants have 32 bits");
 
-/** Sets of variants, a bit each: all; the gradient alone, without an optimizer; it, plain SGD and every sixth one from @first on. */
+/** Sets of variants, a bit each: all; the gradient alone, without an optimizer; it, plain SGD and every sixth one from
+ *  @first on. */
 static const uint32_t all_variants = ~0u, gradient_alone = 1;
 static uint32_t some_variants(int first) { return 3u | 0x41041041u << first % 6; }
 
@@ -210,8 +251,9 @@ static peri_k_tbe_optimizer optimizer_of(const variant *v)
                                   .counter = v->counter};
 }
 
-static const uint64_t *sort(const tbe_data *d, const peri_kernels *k, const peri_k_tbe_list *s, int split, uint64_t *room[2],
-                            peri_k_tbe_item *items, int64_t chunks, int32_t bits, int32_t *payload_bits)
+static const uint64_t *sort(const tbe_data *d, const peri_kernels *k, const peri_k_tbe_list *s, int split,
+                            uint64_t *room[2], peri_k_tbe_item *items, int64_t chunks, int32_t bits,
+                            int32_t *payload_bits)
 {
     int32_t key_bits = 1;
     while (d->total_rows >> key_bits) key_bits++;
@@ -247,10 +289,12 @@ static const uint64_t *sort(const tbe_data *d, const peri_kernels *k, const peri
 }
 
 /** Sort and update by tbe_sort, with the blocks in the order of their tables, as SGD; the weights afterwards. */
-static float *apart(const tbe_data *d, const peri_kernels *k, int split, int64_t chunks, const float *weight, const float *grad)
+static float *apart(const tbe_data *d, const peri_kernels *k, int split, int64_t chunks, const float *weight,
+                    const float *grad)
 {
     tbe_data e = *d;
-    int64_t n = 0, updated = 0, stride = PERI_K_TBE_SCRATCH_ROWS * ((d->max_cols + 15) / 16 * 16) + PERI_K_TBE_SCRATCH_MORE;
+    int64_t n = 0, updated = 0,
+            stride = PERI_K_TBE_SCRATCH_ROWS * ((d->max_cols + 15) / 16 * 16) + PERI_K_TBE_SCRATCH_MORE;
     e.blocks = tbe_room((int64_t)sizeof *e.blocks * d->n_blocks);
     for (int32_t t = 0; t < d->n_tables; t++)
         for (int64_t b = 0; b < d->n_blocks; b++)
@@ -273,8 +317,12 @@ static float *apart(const tbe_data *d, const peri_kernels *k, int split, int64_t
         assert_true(before <= here || before == (uint64_t)d->total_rows);
     }
     float *result = weights_of(weight, d->total_elements, PERI_F32), *scratch = tbe_room(4 * chunks * stride);
-    peri_k_tbe_update_args args = {.rows = {.tables = d->tables, .n_tables = d->n_tables, .total_rows = d->total_rows, .weight = result,
-                                            .weight_dtype = PERI_F32, .max_cols = d->max_cols},
+    peri_k_tbe_update_args args = {.rows = {.tables = d->tables,
+                                            .n_tables = d->n_tables,
+                                            .total_rows = d->total_rows,
+                                            .weight = result,
+                                            .weight_dtype = PERI_F32,
+                                            .max_cols = d->max_cols},
                                    .optimizer = optimizer_of(&variants[1]),
                                    .sorted = sort.keys,
                                    .n = &spans[d->n_blocks].items,
@@ -300,8 +348,8 @@ static float *apart(const tbe_data *d, const peri_kernels *k, int split, int64_t
 }
 
 /** @set: the variants that update tables; the others' results are NULL. */
-static results compute(const tbe_data *d, const peri_kernels *k, int split, int64_t chunks, const float *weight, const float *grad,
-                       uint32_t set)
+static results compute(const tbe_data *d, const peri_kernels *k, int split, int64_t chunks, const float *weight,
+                       const float *grad, uint32_t set)
 {
     results r = {.report = {.first_item = INT64_MAX, .first_bag = INT64_MAX}};
     case_weights all = case_weights_new(weight, d->total_elements);
@@ -310,24 +358,37 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
     bool factors = d->weights || d->scale || d->c->mean;
     r.out = zeros(d->out_elements);
     run(k, PERI_K_tbe_forward,
-        &(peri_k_tbe_forward_args){
-            .list = s, .weight = weight, .weight_dtype = PERI_F32, .out_dtype = PERI_F32, .out = r.out, .report = &r.report,
-            .chunks = chunks, .reach = tbe_next_reach()},
+        &(peri_k_tbe_forward_args){.list = s,
+                                   .weight = weight,
+                                   .weight_dtype = PERI_F32,
+                                   .out_dtype = PERI_F32,
+                                   .out = r.out,
+                                   .report = &r.report,
+                                   .chunks = chunks,
+                                   .reach = tbe_next_reach()},
         chunks, split);
     run(k, PERI_K_tbe_report, &(peri_k_tbe_report_args){.list = s, .report = &r.report}, 1, WHOLE);
     r.grad_weights = tbe_room(4 * d->n_ids);
-    peri_k_tbe_weight_gradient_args gradient = {
-        .list = s, .weight = weight, .weight_dtype = PERI_F32, .grad = grad, .grad_weights = r.grad_weights, .chunks = chunks,
-        .reach = tbe_next_reach()};
+    peri_k_tbe_weight_gradient_args gradient = {.list = s,
+                                                .weight = weight,
+                                                .weight_dtype = PERI_F32,
+                                                .grad = grad,
+                                                .grad_weights = r.grad_weights,
+                                                .chunks = chunks,
+                                                .reach = tbe_next_reach()};
     run(k, PERI_K_tbe_weight_gradient, &gradient, chunks, split);
     for (int i = 0; i < 2; i++) {
         int32_t dtype = i ? PERI_BF16 : PERI_F16;
         const void *narrow = all.of[place_of(dtype)];
         r.narrow_out[i] = zeros(d->out_elements);
         r.narrow_grad_weights[i] = tbe_room(4 * d->n_ids);
-        peri_k_tbe_forward_args forward = {
-            .list = s, .weight = narrow, .weight_dtype = dtype, .out = r.narrow_out[i], .out_dtype = PERI_F32, .chunks = chunks,
-            .reach = tbe_next_reach()};
+        peri_k_tbe_forward_args forward = {.list = s,
+                                           .weight = narrow,
+                                           .weight_dtype = dtype,
+                                           .out = r.narrow_out[i],
+                                           .out_dtype = PERI_F32,
+                                           .chunks = chunks,
+                                           .reach = tbe_next_reach()};
         run(k, PERI_K_tbe_forward, &forward, chunks, split);
         gradient.weight = narrow;
         gradient.weight_dtype = dtype;
@@ -393,8 +454,13 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
             if (sane) assert_same(d->c->name, k->isa, "table by table", r.weight[o], again, d->total_elements);
             free(again);
         }
-        peri_k_tbe_dense_update_args again = {.rows = rows, .optimizer = optimizer_of(v), .dense = r.dense, .touched = r.touched,
-                                              .scratch = scratch, .scratch_stride = stride, .chunks = chunks};
+        peri_k_tbe_dense_update_args again = {.rows = rows,
+                                              .optimizer = optimizer_of(v),
+                                              .dense = r.dense,
+                                              .touched = r.touched,
+                                              .scratch = scratch,
+                                              .scratch_stride = stride,
+                                              .chunks = chunks};
         run(k, PERI_K_tbe_dense_update, &again, chunks, split);
     }
     case_weights_free(&all);
@@ -413,7 +479,8 @@ static void compare(const tbe_data *d, const char *isa, const results *want, con
     assert_same(c, isa, "forward", want->out, got->out, d->out_elements);
     assert_same(c, isa, "gradient of weights", want->grad_weights, got->grad_weights, d->n_ids);
     for (int i = 0; i < 2; i++) {
-        assert_same(c, isa, i ? "forward of bf16" : "forward of f16", want->narrow_out[i], got->narrow_out[i], d->out_elements);
+        assert_same(c, isa, i ? "forward of bf16" : "forward of f16", want->narrow_out[i], got->narrow_out[i],
+                    d->out_elements);
         assert_same(c, isa, i ? "gradient of weights, bf16" : "gradient of weights, f16", want->narrow_grad_weights[i],
                     got->narrow_grad_weights[i], d->n_ids);
     }
@@ -425,7 +492,8 @@ static void compare(const tbe_data *d, const char *isa, const results *want, con
         if (!got->weight[o]) continue;
         assert_int_equal(want->updated[o], got->updated[o]);
         snprintf(what, sizeof what, "weights after %s", variants[o].name);
-        if (variants[o].dtype == PERI_F32) assert_same(c, isa, what, want->weight[o], got->weight[o], d->total_elements);
+        if (variants[o].dtype == PERI_F32)
+            assert_same(c, isa, what, want->weight[o], got->weight[o], d->total_elements);
         else assert_same_narrow(c, isa, what, want->weight[o], got->weight[o], d->total_elements, variants[o].dtype);
         snprintf(what, sizeof what, "momentum1 of %s", variants[o].name);
         assert_same(c, isa, what, want->momentum1[o], got->momentum1[o], d->total_elements);
@@ -456,7 +524,11 @@ static void every_instruction_set_gives_refs_bits(void **state)
             if (!k) print_message("%s: not on this processor\n", isas[n]);
             if (!k || (n >= ISAS_CPU && many_rows)) continue; /* a pretended GPU takes long over so many rows */
             for (int split = n ? WHOLE : BACKWARDS; split < (n < ISAS_CPU ? SPLITS : BACKWARDS); split++) {
-                results got = compute(&d, k, split, split == WHOLE ? 1 : split == BACKWARDS ? 13 : 64, weight, grad, on_it);
+                results got = compute(&d, k, split,
+                                      split == WHOLE       ? 1
+                                      : split == BACKWARDS ? 13
+                                                           : 64,
+                                      weight, grad, on_it);
                 compare(&d, isas[n], &want, &got);
                 results_free(&got);
             }
@@ -468,14 +540,20 @@ static void every_instruction_set_gives_refs_bits(void **state)
     }
 }
 
-/* -- ref against plain loops in double precision ----------------------------------------------------------------------------------- */
+/* -- ref against plain loops in double precision ------------------------------------------------------------------- */
 
-static int64_t id_of(const tbe_data *d, int64_t i) { return d->c->i32 ? ((int32_t *)d->ids)[i] : ((int64_t *)d->ids)[i]; }
-static int64_t offset_of(const tbe_data *d, int64_t b) { return d->c->i32 ? ((int32_t *)d->offsets)[b] : ((int64_t *)d->offsets)[b]; }
+static int64_t id_of(const tbe_data *d, int64_t i)
+{
+    return d->c->i32 ? ((int32_t *)d->ids)[i] : ((int64_t *)d->ids)[i];
+}
+static int64_t offset_of(const tbe_data *d, int64_t b)
+{
+    return d->c->i32 ? ((int32_t *)d->offsets)[b] : ((int64_t *)d->offsets)[b];
+}
 
 /** f(block, bag in block, place in ids, table, row, factor of the item without its weight) for every valid item. */
-typedef void (*item_fn)(const tbe_data *d, void *ctx, const peri_k_tbe_block *b, int64_t j, int64_t i, const peri_k_tbe_table *t,
-                        int64_t row, double factor);
+typedef void (*item_fn)(const tbe_data *d, void *ctx, const peri_k_tbe_block *b, int64_t j, int64_t i,
+                        const peri_k_tbe_table *t, int64_t row, double factor);
 
 static void each_item(const tbe_data *d, item_fn f, void *ctx)
 {
@@ -484,7 +562,8 @@ static void each_item(const tbe_data *d, item_fn f, void *ctx)
             const peri_k_tbe_block *b = &d->blocks[k];
             const peri_k_tbe_table *t = &d->tables[b->table];
             int64_t bag = b->first_bag + j, from = offset_of(d, bag), past = offset_of(d, bag + 1);
-            double factor = (t->pooling == PERI_POOLING_MEAN ? 1.0 / (double)(past - from) : 1) * (d->scale ? d->scale[bag] : 1);
+            double factor =
+                (t->pooling == PERI_POOLING_MEAN ? 1.0 / (double)(past - from) : 1) * (d->scale ? d->scale[bag] : 1);
             for (int64_t i = from; i < past; i++)
                 if (id_of(d, i) >= 0 && id_of(d, i) < t->rows) f(d, ctx, b, j, i, t, id_of(d, i), factor);
         }
@@ -495,8 +574,8 @@ typedef struct sums {
     double *out, *dense, *grad_weights, *size; /* size: sums of magnitudes, for tolerances */
 } sums;
 
-static void add_item(const tbe_data *d, void *ctx, const peri_k_tbe_block *b, int64_t j, int64_t i, const peri_k_tbe_table *t, int64_t row,
-                     double factor)
+static void add_item(const tbe_data *d, void *ctx, const peri_k_tbe_block *b, int64_t j, int64_t i,
+                     const peri_k_tbe_table *t, int64_t row, double factor)
 {
     sums *s = ctx;
     double w = d->weights ? d->weights[i] : 1, part = d->c->placed ? 0.25 : 1;
@@ -518,7 +597,8 @@ static double *double_zeros(int64_t n)
     return x;
 }
 
-static void assert_close(const char *c, const char *what, const double *want, const float *got, int64_t n, double tolerance)
+static void assert_close(const char *c, const char *what, const double *want, const float *got, int64_t n,
+                         double tolerance)
 {
     for (int64_t i = 0; i < n; i++)
         if (!(fabs(want[i] - got[i]) <= tolerance * (1 + fabs(want[i]))))
@@ -542,11 +622,14 @@ static void ref_agrees_with_plain_loops(void **state)
                   .size = double_zeros(d.total_elements)};
         each_item(&d, add_item, &s);
         assert_close(c->name, "forward", s.out, r.out, d.out_elements, 1e-5 * sqrt((double)c->length + 1));
-        assert_close(c->name, "gradient of weights", s.grad_weights, r.grad_weights, d.n_ids, 1e-5 * sqrt((double)d.max_cols));
+        assert_close(c->name, "gradient of weights", s.grad_weights, r.grad_weights, d.n_ids,
+                     1e-5 * sqrt((double)d.max_cols));
         for (int64_t e = 0; e < d.total_elements; e++)
             if (!(fabs(s.dense[e] - r.dense[e]) <= 1e-6 + 4e-6 * s.size[e]))
-                fail_msg("%s, dense gradient: element %lld is %.9g, wanted %.9g", c->name, (long long)e, (double)r.dense[e], s.dense[e]);
-        /* Both gradients against the forward pass, which is linear in the tables and in the weights: <grad, out> = <dense, tables>. */
+                fail_msg("%s, dense gradient: element %lld is %.9g, wanted %.9g", c->name, (long long)e,
+                         (double)r.dense[e], s.dense[e]);
+        /* Both gradients against the forward pass, which is linear in the tables and in the weights: <grad, out> =
+         * <dense, tables>. */
         double through_out = 0, through_tables = 0, magnitude = 1e-3;
         for (int64_t e = 0; e < d.out_elements; e++)
             through_out += (double)grad[e] * r.out[e], magnitude += fabs((double)grad[e] * r.out[e]);
@@ -563,7 +646,7 @@ static void ref_agrees_with_plain_loops(void **state)
     }
 }
 
-/* -- sorting, reports, bad offsets --------------------------------------------------------------------------------------------------- */
+/* -- sorting, reports, bad offsets --------------------------------------------------------------------------------- */
 
 static void the_sort_is_stable(void **state)
 {
@@ -586,9 +669,11 @@ static void reports_name_the_first_offence(void **state)
 {
     (void)state;
     int64_t ids[] = {0, 4, 5, -1, -2, 3, 7}, offsets[] = {0, 2, 3, 3, 7};
-    peri_k_tbe_table tables[] = {{.rows = 5, .cols = 1, .stride = 1}, {.rows = 4, .cols = 1, .stride = 1, .offset = 5, .first_row = 5}};
-    peri_k_tbe_block blocks[] = {{.first_bag = 2, .bags = 2, .table = 1, .feature = 8, .out_stride = 1},
-                                 {.first_bag = 0, .bags = 2, .table = 0, .feature = 9, .out_offset = 2, .out_stride = 1}};
+    peri_k_tbe_table tables[] = {{.rows = 5, .cols = 1, .stride = 1},
+                                 {.rows = 4, .cols = 1, .stride = 1, .offset = 5, .first_row = 5}};
+    peri_k_tbe_block blocks[] = {
+        {.first_bag = 2, .bags = 2, .table = 1, .feature = 8, .out_stride = 1},
+        {.first_bag = 0, .bags = 2, .table = 0, .feature = 9, .out_offset = 2, .out_stride = 1}};
     peri_k_tbe_span spans[3];
     for (size_t n = 0; n < ISAS; n++) {
         const peri_kernels *k = kernels_of(isas[n]);
@@ -648,7 +733,8 @@ static void nonsense_is_survived_and_reported(void **state)
             static const int64_t odd[] = {-1, INT64_MIN, INT64_MAX, 1000, 0, 3};
             offsets[tbe_draw(&seed) % (uint64_t)(d.n_bags + 1)] = odd[tbe_draw(&seed) % 6];
         }
-        for (int64_t b = 0; b < d.n_bags; b++) bad = bad || offsets[b] < 0 || offsets[b + 1] < offsets[b] || offsets[b + 1] > d.n_ids;
+        for (int64_t b = 0; b < d.n_bags; b++)
+            bad = bad || offsets[b] < 0 || offsets[b + 1] < offsets[b] || offsets[b + 1] > d.n_ids;
         float *weight = tbe_numbers(d.total_elements, false, 1), *grad = tbe_numbers(d.out_elements, false, 2);
         for (size_t n = 0; n < ISAS; n++) {
             const peri_kernels *k = kernels_of(isas[n]);
@@ -698,7 +784,8 @@ static void tables_may_have_more_than_two_to_the_31_elements(void **state)
     (void)state;
     enum { COLS = 128, IDS = 5 };
     const int64_t rows = 20000000, bytes = rows * COLS * 4;
-    float *weight = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    float *weight =
+        mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (weight == MAP_FAILED) {
         print_message("no address space for %lld bytes\n", (long long)bytes);
         skip();
@@ -707,8 +794,18 @@ static void tables_may_have_more_than_two_to_the_31_elements(void **state)
     peri_k_tbe_table table = {.rows = rows, .cols = COLS, .stride = COLS};
     peri_k_tbe_block block = {.bags = 2, .out_stride = COLS};
     tbe_case c = {.name = "large"};
-    tbe_data d = {.c = &c, .n_tables = 1, .n_blocks = 1, .n_bags = 2, .n_ids = IDS, .items = IDS, .total_rows = rows, .max_cols = COLS,
-                  .tables = &table, .blocks = &block, .ids = ids, .offsets = offsets};
+    tbe_data d = {.c = &c,
+                  .n_tables = 1,
+                  .n_blocks = 1,
+                  .n_bags = 2,
+                  .n_ids = IDS,
+                  .items = IDS,
+                  .total_rows = rows,
+                  .max_cols = COLS,
+                  .tables = &table,
+                  .blocks = &block,
+                  .ids = ids,
+                  .offsets = offsets};
     peri_k_tbe_span spans[2];
     float *grad = tbe_numbers(2 * COLS, false, 3), *out = zeros(2 * COLS);
     static float scratch[PERI_K_TBE_SCRATCH_ROWS * COLS + PERI_K_TBE_SCRATCH_MORE];
@@ -720,8 +817,13 @@ static void tables_may_have_more_than_two_to_the_31_elements(void **state)
             for (int64_t e = 0; e < COLS; e++) weight[ids[i] * COLS + e] = (float)(ids[i] % 1000);
         uint64_t keys[IDS], room[IDS];
         int64_t updated = 0;
-        peri_k_tbe_sort_args sort = {.list = list_of(&d, spans), .keys = keys, .room = room, .counts = counts, .total_rows = rows,
-                                     .chunks = 1, .payload_bits = 32};
+        peri_k_tbe_sort_args sort = {.list = list_of(&d, spans),
+                                     .keys = keys,
+                                     .room = room,
+                                     .counts = counts,
+                                     .total_rows = rows,
+                                     .chunks = 1,
+                                     .payload_bits = 32};
         run(k, PERI_K_tbe_forward,
             &(peri_k_tbe_forward_args){.list = sort.list, .weight = weight, .weight_dtype = PERI_F32, .out = out,
                                        .out_dtype = PERI_F32, .chunks = 1, .reach = tbe_next_reach()}, 1, WHOLE);

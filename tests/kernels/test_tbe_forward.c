@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_tbe_forward.c: lookups in tables of every row format, to outputs of every type, pooled and not: every instruction set gives ref's
- * bits on every case, however ranges are split; ref is held against double precision and decoders of its own.
+ * test_tbe_forward.c: lookups in tables of every row format, to outputs of every type, pooled and not: every
+ * instruction set gives ref's bits on every case, however ranges are split; ref is held against double precision and
+ * decoders of its own.
  * deadline: 300 s
  * takes: 20 s
  */
@@ -15,7 +16,10 @@ static const char *const format_names[] = {"f32", "f16", "bf16", "int8", "int8_h
 static const int32_t outs[] = {PERI_F32, PERI_F16, PERI_BF16};
 enum { FORMATS = 8, OUTS = 3, FIRST_SEED = 20261122 };
 
-static int64_t unit_of(int32_t format) { return format == PERI_F32 ? 4 : format == PERI_F16 || format == PERI_BF16 ? 2 : 1; }
+static int64_t unit_of(int32_t format)
+{
+    return format == PERI_F32 ? 4 : format == PERI_F16 || format == PERI_BF16 ? 2 : 1;
+}
 static int64_t bytes_of(int32_t format, int64_t cols)
 {
     switch (format) {
@@ -27,19 +31,23 @@ static int64_t bytes_of(int32_t format, int64_t cols)
     }
 }
 
-/* -- rows ------------------------------------------------------------------------------------------------------------------------ */
+/* -- rows ---------------------------------------------------------------------------------------------------------- */
 
 static double decode_f16(uint16_t h)
 {
     int exponent = (h >> 10) & 31, mantissa = h & 1023;
-    double x = exponent == 31 ? (mantissa ? NAN : INFINITY) : exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
+    double x = exponent == 31 ? (mantissa ? NAN : INFINITY)
+               : exponent     ? ldexp(1024 + mantissa, exponent - 25)
+                              : ldexp(mantissa, -24);
     return h & 0x8000 ? -x : x;
 }
 
 static double decode_bf16(uint16_t h)
 {
     int exponent = (h >> 7) & 255, mantissa = h & 127;
-    double x = exponent == 255 ? (mantissa ? NAN : INFINITY) : exponent ? ldexp(128 + mantissa, exponent - 134) : ldexp(mantissa, -133);
+    double x = exponent == 255 ? (mantissa ? NAN : INFINITY)
+               : exponent      ? ldexp(128 + mantissa, exponent - 134)
+                               : ldexp(mantissa, -133);
     return h & 0x8000 ? -x : x;
 }
 
@@ -78,16 +86,19 @@ static void draw_row(uint8_t *row, int64_t cols, int32_t format, bool extreme, u
     for (int64_t b = 0; b < bytes_of(format, cols); b++) row[b] = (uint8_t)(tbe_draw(seed) >> 40);
     for (int64_t d = 0; d < cols && !extreme; d++) {
         if (format == PERI_F32) memcpy(row + 4 * d, &(float){(float)(tbe_uniform(seed) * 2 - 1)}, 4);
-        if (format == PERI_F16) row[2 * d + 1] = (uint8_t)((row[2 * d + 1] & 0x83) | 0x30); /* 2^-3 and about, either sign */
+        /* 2^-3 and about, either sign */
+        if (format == PERI_F16) row[2 * d + 1] = (uint8_t)((row[2 * d + 1] & 0x83) | 0x30);
         if (format == PERI_BF16) row[2 * d + 1] = (uint8_t)((row[2 * d + 1] & 0x80) | 0x3e);
     }
     float pair[2] = {(float)(tbe_uniform(seed) / 100), (float)(tbe_uniform(seed) * 2 - 1)};
     uint16_t half[2] = {0x1c00 | (uint16_t)(tbe_draw(seed) & 0x3ff), 0x3800 | (uint16_t)(tbe_draw(seed) & 0x83ff)};
     if (format == PERI_ROWS_INT8 && !extreme) memcpy(row + cols, pair, 8);
-    if ((format == PERI_ROWS_INT8_HALF || format == PERI_ROWS_INT4 || format == PERI_ROWS_INT2) && !extreme) memcpy(row, half, 4);
+    if ((format == PERI_ROWS_INT8_HALF || format == PERI_ROWS_INT4 || format == PERI_ROWS_INT2) && !extreme)
+        memcpy(row, half, 4);
 }
 
-/** The weights of a case in @format, and its tables laid out for it: rows that lie anywhere if the case is unaligned. */
+/** The weights of a case in @format, and its tables laid out for it: rows that lie anywhere if the case is
+ *  unaligned. */
 static uint8_t *draw_weights(tbe_data *d, int32_t format, uint64_t seed)
 {
     int64_t unit = unit_of(format), at = 0;
@@ -101,11 +112,12 @@ static uint8_t *draw_weights(tbe_data *d, int32_t format, uint64_t seed)
     memset(weight, 0, (size_t)(at * unit));
     for (int64_t t = 0; t < d->n_tables; t++)
         for (int64_t r = 0; r < d->tables[t].rows; r++)
-            draw_row(weight + (d->tables[t].offset + r * d->tables[t].stride) * unit, d->tables[t].cols, format, d->c->extreme, &seed);
+            draw_row(weight + (d->tables[t].offset + r * d->tables[t].stride) * unit, d->tables[t].cols, format,
+                     d->c->extreme, &seed);
     return weight;
 }
 
-/* -- a case ------------------------------------------------------------------------------------------------------------------------- */
+/* -- a case -------------------------------------------------------------------------------------------------------- */
 
 typedef struct lookup {
     tbe_data d;
@@ -163,7 +175,9 @@ enum { WHOLE, BACKWARDS, UNEVEN, SPLITS };
 
 static uint8_t *run(const lookup *l, const peri_kernels *k, int split, peri_k_tbe_report *report)
 {
-    int64_t bytes = l->out_elements * (l->out_dtype == PERI_F32 ? 4 : 2), chunks = split == WHOLE ? 1 : split == BACKWARDS ? 11 : 40;
+    int64_t bytes = l->out_elements * (l->out_dtype == PERI_F32 ? 4 : 2), chunks = split == WHOLE       ? 1
+                                                                                   : split == BACKWARDS ? 11
+                                                                                                        : 40;
     uint8_t *out = tbe_room(bytes);
     memset(out, 0x5a, (size_t)bytes);
     *report = (peri_k_tbe_report){.first_item = INT64_MAX, .first_bag = INT64_MAX};
@@ -219,7 +233,7 @@ static void each_lookup(void (*f)(const lookup *l, const char *what))
                 }
 }
 
-/* -- tests --------------------------------------------------------------------------------------------------------------------------- */
+/* -- tests --------------------------------------------------------------------------------------------------------- */
 
 static void compare_isas(const lookup *l, const char *what)
 {
@@ -228,13 +242,14 @@ static void compare_isas(const lookup *l, const char *what)
     static uint64_t number;
     number++;
     for (int n = 0; n < ISAS; n++)
-        for (int split = 0; split < (n < ISAS_CPU ? SPLITS : BACKWARDS) && kernels_of(isas[n]) && has_case(n, number); split++) {
+        for (int split = 0; split < (n < ISAS_CPU ? SPLITS : BACKWARDS) && kernels_of(isas[n]) && has_case(n, number);
+             split++) {
             uint8_t *got = run(l, kernels_of(isas[n]), split, &found);
             bool equal = memcmp(want, got, (size_t)(l->out_elements * (l->out_dtype == PERI_F32 ? 4 : 2))) == 0;
             for (int64_t i = 0; i < l->out_elements && !equal; i++)
                 if (!same_bits(want, got, i, l->out_dtype))
-                    fail_msg("%s, %s: element %lld is %.9g, wanted %.9g", what, isas[n], (long long)i, out_at(got, i, l->out_dtype),
-                             out_at(want, i, l->out_dtype));
+                    fail_msg("%s, %s: element %lld is %.9g, wanted %.9g", what, isas[n], (long long)i,
+                             out_at(got, i, l->out_dtype), out_at(want, i, l->out_dtype));
             assert_memory_equal(&wanted, &found, sizeof wanted);
             free(got);
         }
@@ -248,12 +263,18 @@ static void every_instruction_set_gives_refs_bits(void **state)
     each_lookup(compare_isas);
 }
 
-static int64_t id_of(const tbe_data *d, int64_t i) { return d->c->i32 ? ((int32_t *)d->ids)[i] : ((int64_t *)d->ids)[i]; }
-static int64_t offset_of(const tbe_data *d, int64_t b) { return d->c->i32 ? ((int32_t *)d->offsets)[b] : ((int64_t *)d->offsets)[b]; }
+static int64_t id_of(const tbe_data *d, int64_t i)
+{
+    return d->c->i32 ? ((int32_t *)d->ids)[i] : ((int64_t *)d->ids)[i];
+}
+static int64_t offset_of(const tbe_data *d, int64_t b)
+{
+    return d->c->i32 ? ((int32_t *)d->offsets)[b] : ((int64_t *)d->offsets)[b];
+}
 
 /** A bag in double precision against what ref made of it at element @at. */
-static void check_bag(const lookup *l, const char *what, const peri_k_tbe_table *t, int64_t from, int64_t past, double factor,
-                      const uint8_t *out, int64_t at)
+static void check_bag(const lookup *l, const char *what, const peri_k_tbe_table *t, int64_t from, int64_t past,
+                      double factor, const uint8_t *out, int64_t at)
 {
     double unit = l->out_dtype == PERI_F32 ? 0x1p-22 : l->out_dtype == PERI_F16 ? 0x1p-11 : 0x1p-8;
     for (int64_t c = 0; c < t->cols; c++) {
@@ -266,7 +287,8 @@ static void check_bag(const lookup *l, const char *what, const peri_k_tbe_table 
             sum += x;
             size += fabs(x);
         }
-        double got = out_at(out, at + c, l->out_dtype), slack = unit * (1e-4 + fabs(factor) * size) + (double)(past - from) * 1e-7 * size;
+        double got = out_at(out, at + c, l->out_dtype),
+               slack = unit * (1e-4 + fabs(factor) * size) + (double)(past - from) * 1e-7 * size;
         if (l->out_dtype == PERI_F16 && fabs(sum * factor) > 65000) continue; /* overflows */
         if (!(fabs(got - sum * factor) <= slack))
             fail_msg("%s: element %lld is %.9g, wanted %.9g", what, (long long)(at + c), got, sum * factor);
@@ -285,7 +307,8 @@ static void compare_double(const lookup *l, const char *what)
             int64_t bag = b->first_bag + j, from = offset_of(&l->d, bag), past = offset_of(&l->d, bag + 1);
             double factor = (t->pooling == PERI_POOLING_MEAN && past > from ? 1.0 / (double)(past - from) : 1);
             if (l->d.scale) factor *= (double)l->d.scale[bag];
-            if (t->pooling != PERI_POOLING_NONE) check_bag(l, what, t, from, past, factor, out, b->out_offset + j * b->out_stride);
+            if (t->pooling != PERI_POOLING_NONE)
+                check_bag(l, what, t, from, past, factor, out, b->out_offset + j * b->out_stride);
             for (int64_t i = from; i < past && t->pooling == PERI_POOLING_NONE; i++)
                 check_bag(l, what, t, i, i + 1, factor, out, b->out_offset + i * b->out_stride);
         }
@@ -310,8 +333,18 @@ static void every_fp8_code_is_its_number(void **state)
     peri_k_tbe_table table = {.rows = 256, .cols = 1, .stride = 1};
     peri_k_tbe_block block = {.bags = 256, .out_stride = 1};
     peri_k_tbe_span spans[2];
-    peri_k_tbe_list s = {.ids = ids, .offsets = offsets, .tables = &table, .blocks = &block, .spans = spans, .n_ids = 256, .n_bags = 256,
-                           .n_tables = 1, .n_blocks = 1, .capacity = 256, .ids_dtype = PERI_I64, .offsets_dtype = PERI_I64};
+    peri_k_tbe_list s = {.ids = ids,
+                         .offsets = offsets,
+                         .tables = &table,
+                         .blocks = &block,
+                         .spans = spans,
+                         .n_ids = 256,
+                         .n_bags = 256,
+                         .n_tables = 1,
+                         .n_blocks = 1,
+                         .capacity = 256,
+                         .ids_dtype = PERI_I64,
+                         .offsets_dtype = PERI_I64};
     for (int n = 0; n < ISAS; n++) {
         const peri_kernels *k = kernels_of(isas[n]);
         if (!k) continue;
@@ -323,11 +356,13 @@ static void every_fp8_code_is_its_number(void **state)
     }
 }
 
-/** Outputs of calls that run through the caches take another way to memory: whole lines where blocks allow it, and no other bytes. */
+/** Outputs of calls that run through the caches take another way to memory: whole lines where blocks allow it, and no
+ *  other bytes. */
 static void large_calls_give_refs_bits(void **state)
 {
     (void)state;
-    static const tbe_case c = {.name = "large", .tables = 5, .rows = {30}, .cols = {64, 128, 32, 48, 20}, .batch = 26000, .length = 1};
+    static const tbe_case c = {
+        .name = "large", .tables = 5, .rows = {30}, .cols = {64, 128, 32, 48, 20}, .batch = 26000, .length = 1};
     enum { STRIDE = 64 + 128 + 32 + 48 + 32 };
     lookup l = lookup_new(&c, PERI_F32, PERI_F32, false, FIRST_SEED);
     const peri_k_tbe_reach reach = {.ahead = 16 << 10, .past = l.spans[l.d.n_blocks].cost * 4};
@@ -340,9 +375,13 @@ static void large_calls_give_refs_bits(void **state)
         out[n] = aligned_alloc(64, (size_t)bytes);
         assert_non_null(out[n]);
         memset(out[n], 0x5a, (size_t)bytes);
-        peri_k_tbe_forward_args a = {
-            .list = l.s, .weight = l.weight, .weight_dtype = PERI_F32, .out = out[n], .out_dtype = PERI_F32, .chunks = 64,
-            .reach = reach};
+        peri_k_tbe_forward_args a = {.list = l.s,
+                                     .weight = l.weight,
+                                     .weight_dtype = PERI_F32,
+                                     .out = out[n],
+                                     .out_dtype = PERI_F32,
+                                     .chunks = 64,
+                                     .reach = reach};
         k->fn[PERI_K_tbe_forward](&a, 0, 17);
         k->fn[PERI_K_tbe_forward](&a, 17, 64);
         assert_true(memcmp(out[0], out[n], (size_t)bytes) == 0);

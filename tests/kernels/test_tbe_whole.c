@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_tbe_whole.c: the kernels of optimizers that look at more than the rows of a batch, Shampoo, EMA in place and counters: every
- * instruction set gives ref's bits, however ranges are split and however many chunks there are; and the bits are the right ones.
+ * test_tbe_whole.c: the kernels of optimizers that look at more than the rows of a batch, Shampoo, EMA in place and
+ * counters: every instruction set gives ref's bits, however ranges are split and however many chunks there are; and the
+ * bits are the right ones.
  */
 #include "tests/harness/check.h"
 #include "isas.h"
@@ -23,7 +24,11 @@ static int64_t tables_of(peri_k_tbe_table *t, int64_t n, const int64_t *rows, co
     int64_t elements = 0;
     *total_rows = 0;
     for (int64_t i = 0; i < n; i++) {
-        t[i] = (peri_k_tbe_table){.rows = rows[i], .cols = cols[i], .offset = elements, .stride = cols[i], .first_row = *total_rows,
+        t[i] = (peri_k_tbe_table){.rows = rows[i],
+                                  .cols = cols[i],
+                                  .offset = elements,
+                                  .stride = cols[i],
+                                  .first_row = *total_rows,
                                   .random_stream = (uint64_t)i + 5};
         elements += rows[i] * cols[i] + 3;
         *total_rows += rows[i];
@@ -31,12 +36,13 @@ static int64_t tables_of(peri_k_tbe_table *t, int64_t n, const int64_t *rows, co
     return elements;
 }
 
-/* -- EMA in place ------------------------------------------------------------------------------------------------------------------ */
+/* -- EMA in place -------------------------------------------------------------------------------------------------- */
 
 enum { TABLES = 5 };
 static const int64_t average_rows[TABLES] = {7, 0, 40, 1, 300}, average_cols[TABLES] = {2, 8, 16, 200, 70};
 
-static void *averaged(const peri_kernels *k, const void *start, int64_t bytes, int32_t dtype, int64_t chunks, bool stochastic)
+static void *averaged(const peri_kernels *k, const void *start, int64_t bytes, int32_t dtype, int64_t chunks,
+                      bool stochastic)
 {
     peri_k_tbe_table tables[TABLES];
     int64_t rows;
@@ -58,7 +64,8 @@ static void right_halves_follow_left_ones(void **state)
     (void)state;
     peri_k_tbe_table tables[TABLES];
     int64_t rows, n = tables_of(tables, TABLES, average_rows, average_cols, &rows);
-    float *start = tbe_numbers(n, false, 8), *made = averaged(peri_kernels_isa("ref"), start, 4 * n, PERI_F32, 1, false);
+    float *start = tbe_numbers(n, false, 8),
+          *made = averaged(peri_kernels_isa("ref"), start, 4 * n, PERI_F32, 1, false);
     int64_t changed = 0;
     for (int t = 0; t < TABLES; t++)
         for (int64_t r = 0; r < tables[t].rows; r++)
@@ -86,8 +93,14 @@ static void averages_have_refs_bits(void **state)
         int64_t bytes = n * (dtype == PERI_F32 ? 4 : 2);
         uint16_t *narrow = tbe_room(4 * n);
         memcpy(narrow, start, (size_t)(4 * n));
-        peri_k_convert_args convert = {.dst = narrow, .src = start, .dst_dtype = dtype, .src_dtype = PERI_F32, .ndim = 1, .shape = {n},
-                                       .dst_stride = {1}, .src_stride = {1}};
+        peri_k_convert_args convert = {.dst = narrow,
+                                       .src = start,
+                                       .dst_dtype = dtype,
+                                       .src_dtype = PERI_F32,
+                                       .ndim = 1,
+                                       .shape = {n},
+                                       .dst_stride = {1},
+                                       .src_stride = {1}};
         if (dtype != PERI_F32) peri_kernels_isa("ref")->fn[PERI_K_convert](&convert, 0, n);
         void *want = averaged(peri_kernels_isa("ref"), narrow, bytes, dtype, 1, v > 2);
         for (size_t i = 0; i < ISAS; i++)
@@ -102,7 +115,7 @@ static void averages_have_refs_bits(void **state)
     free(start);
 }
 
-/* -- counters ---------------------------------------------------------------------------------------------------------------------- */
+/* -- counters ------------------------------------------------------------------------------------------------------ */
 
 static void the_largest_counter_is_found(void **state)
 {
@@ -117,13 +130,13 @@ static void the_largest_counter_is_found(void **state)
         const peri_kernels *k = kernels_of(isas[i]);
         float most[N] = {0};
         if (!k) continue;
-        run(k, PERI_K_tbe_most_counted, &(peri_k_tbe_most_counted_args){.tables = tables, .row_counter = counters, .max_counter = most}, N,
-            i % 2);
+        run(k, PERI_K_tbe_most_counted,
+            &(peri_k_tbe_most_counted_args){.tables = tables, .row_counter = counters, .max_counter = most}, N, i % 2);
         assert_memory_equal(want, most, sizeof want);
     }
 }
 
-/* -- rows in a bitmap ------------------------------------------------------------------------------------------------------------ */
+/* -- rows in a bitmap ---------------------------------------------------------------------------------------------- */
 
 enum { MARK_ROWS = 1000, MARK_ITEMS = 3000, MARK_WORDS = (MARK_ROWS + 63) / 64, PAYLOAD = 20 };
 
@@ -133,7 +146,8 @@ static int64_t mark_items(uint64_t *sorted, float *touched)
     int64_t n = 0;
     for (uint64_t row = 0; row < MARK_ROWS; row++) {
         touched[row] = row % 3 == 0 ? 0.5f : 0;
-        for (uint64_t k = 0; row % 3 == 0 && k <= row % 7 % 3; k++) sorted[n++] = row << PAYLOAD | (row * 31 + k) % 1000;
+        for (uint64_t k = 0; row % 3 == 0 && k <= row % 7 % 3; k++)
+            sorted[n++] = row << PAYLOAD | (row * 31 + k) % 1000;
         for (uint64_t k = 0; row == 299 && k < 5; k++) sorted[n++] = (uint64_t)MARK_ROWS << PAYLOAD | k;
     }
     return n;
@@ -151,8 +165,13 @@ static void rows_are_marked_once(void **state)
                 uint64_t bits[MARK_WORDS] = {0};
                 int64_t fresh[MARK_ROWS], n_fresh = 0, range = form == 0 ? MARK_ITEMS : form == 1 ? MARK_ROWS : 500;
                 for (int64_t row = 250; row < 260; row++) bits[row / 64] |= (uint64_t)1 << row % 64;
-                peri_k_tbe_mark_args args = {.total_rows = MARK_ROWS, .bits = bits, .fresh = fresh, .n_fresh = &n_fresh, .n = &n,
-                                             .payload_bits = PAYLOAD, .first = 200};
+                peri_k_tbe_mark_args args = {.total_rows = MARK_ROWS,
+                                             .bits = bits,
+                                             .fresh = fresh,
+                                             .n_fresh = &n_fresh,
+                                             .n = &n,
+                                             .payload_bits = PAYLOAD,
+                                             .first = 200};
                 if (form == 0) args.sorted = sorted;
                 if (form == 1) args.touched = touched;
                 for (int64_t at = (range - 1) / part * part; at >= 0; at -= part)
@@ -170,7 +189,7 @@ static void rows_are_marked_once(void **state)
             }
 }
 
-/* -- Shampoo ----------------------------------------------------------------------------------------------------------------------- */
+/* -- Shampoo ------------------------------------------------------------------------------------------------------- */
 
 enum { SQUARED = 3 };
 
@@ -180,7 +199,8 @@ typedef struct preconditioned {
 
 static preconditioned precondition(const peri_kernels *k, const float *values, const float *start, int64_t chunks)
 {
-    static const int64_t rows[SQUARED] = {60, 4, 200}, cols[SQUARED] = {6, 17, 16}, first[SQUARED + 1] = {0, 30, 30, 100};
+    static const int64_t rows[SQUARED] = {60, 4, 200}, cols[SQUARED] = {6, 17, 16},
+                         first[SQUARED + 1] = {0, 30, 30, 100};
     peri_k_tbe_table tables[SQUARED];
     int64_t total, elements = tables_of(tables, SQUARED, rows, cols, &total);
     const int64_t stride = PERI_K_TBE_SCRATCH_ROWS * 32 + PERI_K_TBE_SCRATCH_MORE;
@@ -192,13 +212,23 @@ static preconditioned precondition(const peri_kernels *k, const float *values, c
     float *root = tbe_room(4 * squares), *scratch = tbe_room(4 * chunks * stride);
     memset(root, 0, (size_t)(4 * squares));
     double *room = tbe_room(16 * squares);
-    peri_k_tbe_shampoo args = {.tables = tables, .n_tables = SQUARED,
-                               .rows = {.tables = tables, .n_tables = SQUARED, .total_rows = total, .weight = p.weight,
-                                        .weight_dtype = PERI_F32},
-                               .optimizer = {.kind = PERI_TBE_SHAMPOO, .lr = 0.1f, .weight_decay = 0.1f,
-                                             .decay = PERI_DECAY_DECOUPLE},
-                               .values = values, .run_rows = run_rows, .first = first, .stride = 17, .gram = p.gram, .root = root,
-                               .room = room, .eps = 0.01, .scratch = scratch, .scratch_stride = stride, .chunks = chunks};
+    peri_k_tbe_shampoo args = {
+        .tables = tables,
+        .n_tables = SQUARED,
+        .rows =
+            {.tables = tables, .n_tables = SQUARED, .total_rows = total, .weight = p.weight, .weight_dtype = PERI_F32},
+        .optimizer = {.kind = PERI_TBE_SHAMPOO, .lr = 0.1f, .weight_decay = 0.1f, .decay = PERI_DECAY_DECOUPLE},
+        .values = values,
+        .run_rows = run_rows,
+        .first = first,
+        .stride = 17,
+        .gram = p.gram,
+        .root = root,
+        .room = room,
+        .eps = 0.01,
+        .scratch = scratch,
+        .scratch_stride = stride,
+        .chunks = chunks};
     for (int step = 0; step < 2; step++) {
         run(k, PERI_K_tbe_gram, &args, grams, chunks == 1);
         run(k, PERI_K_tbe_root, &args, SQUARED, chunks == 1);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * load.c: a program that loads plugins late, each with a Perilune of its own or one that they share, uses them from threads, closes them,
- * and lets the threads end afterwards. It knows nothing of Perilune.
+ * load.c: a program that loads plugins late, each with a Perilune of its own or one that they share, uses them from
+ * threads, closes them, and lets the threads end afterwards. It knows nothing of Perilune.
  *
  *   load ROUNDS plugin.so ...
  */

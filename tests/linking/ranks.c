@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ranks.c: an MPI program that brings its own communicator, in which some of its ranks have no part: those add up something of their own
- * meanwhile. `ranks low` initialises MPI for too few threads; `ranks late` has a rank that never comes. spec/linking_spec.lua runs it.
+ * ranks.c: an MPI program that brings its own communicator, in which some of its ranks have no part: those add up
+ * something of their own meanwhile. `ranks low` initialises MPI for too few threads; `ranks late` has a rank that never
+ * comes. spec/linking_spec.lua runs it.
  */
 #include <mpi.h>
 #include <perilune/perilune.h>
@@ -44,8 +45,8 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     MPI_Comm part;
-    MPI_Comm_split(MPI_COMM_WORLD, rank < size - 1 ? 0 : MPI_UNDEFINED, size - rank, &part); /* the last rank has no part; the others turn
-                                                                                                round */
+    /* the last rank has no part; the others turn round */
+    MPI_Comm_split(MPI_COMM_WORLD, rank < size - 1 ? 0 : MPI_UNDEFINED, size - rank, &part);
     if (low || late) {
         peri_comm_config config = {.size = sizeof config, .communicator = &part, .timeout_s = 1};
         peri_group *world;
@@ -64,10 +65,14 @@ int main(int argc, char **argv)
     }
     MPI_Barrier(MPI_COMM_WORLD);
     if (rank == 1) { /* and one of two ranks of it */
-        if (peri_comm_open(&(peri_comm_config){.size = sizeof(peri_comm_config), .communicator = &(MPI_Comm){MPI_COMM_NULL}},
-                           &(peri_group *){NULL}) != PERI_EINVAL) wrong++;
-        if (peri_comm_open(&(peri_comm_config){.size = sizeof(peri_comm_config), .communicator = &part, .transport = "self"},
-                           &(peri_group *){NULL}) != PERI_EINVAL) wrong++;
+        if (peri_comm_open(
+                &(peri_comm_config){.size = sizeof(peri_comm_config), .communicator = &(MPI_Comm){MPI_COMM_NULL}},
+                &(peri_group *){NULL}) != PERI_EINVAL)
+            wrong++;
+        if (peri_comm_open(
+                &(peri_comm_config){.size = sizeof(peri_comm_config), .communicator = &part, .transport = "self"},
+                &(peri_group *){NULL}) != PERI_EINVAL)
+            wrong++;
         printf("%d wrong, sum %g\n", wrong, sum);
     }
     if (part != MPI_COMM_NULL) MPI_Comm_free(&part);

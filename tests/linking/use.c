@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * use.c: what a guest does with the library: a lookup, a matrix product that the worker threads share, an error. spec/linking_spec.lua
- * builds it as a program (by -DPROGRAM), and as a plugin, in every way in which the library can be linked.
+ * use.c: what a guest does with the library: a lookup, a matrix product that the worker threads share, an error.
+ * spec/linking_spec.lua builds it as a program (by -DPROGRAM), and as a plugin, in every way in which the library can
+ * be linked.
  */
 #include <perilune/perilune.h>
 #include <stdio.h>
@@ -13,9 +14,10 @@ int use(void);
 
 static int look_up(peri_device *cpu)
 {
-    static const int64_t ids[] = {1, 99, 7, 7, 3}, offsets[] = {0, 2, 2, 5}, n = 5, ends = BAGS + 1, shape[2] = {BAGS, COLS};
-    const peri_table_config table = {.size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS, .init = PERI_INIT_CONSTANT,
-                                     .init_a = 2};
+    static const int64_t ids[] = {1, 99, 7, 7, 3}, offsets[] = {0, 2, 2, 5}, n = 5, ends = BAGS + 1,
+                         shape[2] = {BAGS, COLS};
+    const peri_table_config table = {
+        .size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS, .init = PERI_INIT_CONSTANT, .init_a = 2};
     const peri_tbe_config config = {.size = sizeof config, .device = cpu, .n_tables = 1, .tables = &table};
     const peri_tbe_block block = {.bags = BAGS, .out_stride = COLS, .feature = -1};
     peri_tbe_input in = {0};
@@ -24,7 +26,9 @@ static int look_up(peri_device *cpu)
     float sums[BAGS][COLS];
     if (peri_tbe_new(&config, &tbe) < 0 || peri_tbe_blocks_new(tbe, &block, 1, &in.blocks) < 0) return 1;
     if (peri_tensor_new(cpu, PERI_I64, 1, &n, &in.ids) < 0 || peri_tensor_write(in.ids, ids, sizeof ids) < 0) return 2;
-    if (peri_tensor_new(cpu, PERI_I64, 1, &ends, &in.offsets) < 0 || peri_tensor_write(in.offsets, offsets, sizeof offsets) < 0) return 3;
+    if (peri_tensor_new(cpu, PERI_I64, 1, &ends, &in.offsets) < 0 ||
+        peri_tensor_write(in.offsets, offsets, sizeof offsets) < 0)
+        return 3;
     if (peri_tensor_new(cpu, PERI_F32, 2, shape, &out) < 0 || peri_tbe_forward(tbe, &in, out) < 0) return 4;
     if (peri_tensor_read(out, sums, sizeof sums) < 0) return 5;
     for (int c = 0; c < COLS; c++)
@@ -56,7 +60,8 @@ int use(void)
     if (peri_abi_version() != PERI_ABI_VERSION || peri_device_get("cpu", &cpu) < 0) return 9;
     int wrong = look_up(cpu);
     if (!wrong) wrong = multiply(cpu);
-    if (!wrong && (peri_device_get("moon", &cpu) != PERI_ENOTFOUND || !strstr(peri_error_message(), "moon"))) wrong = 10;
+    if (!wrong && (peri_device_get("moon", &cpu) != PERI_ENOTFOUND || !strstr(peri_error_message(), "moon")))
+        wrong = 10;
     return wrong;
 }
 

@@ -1,4 +1,5 @@
--- boundary.lua: one truth between C and Lua: headers that the FFI can read, exported symbols = declared = documented functions.
+-- boundary.lua: one truth between C and Lua: headers that the FFI can read, exported symbols = declared = documented
+-- functions.
 
 local function public_headers(ctx) return ctx.files("runtime/include/perilune", "h") end
 
@@ -13,7 +14,8 @@ local function clean_headers(ctx)
         local one_sided = line:match "PERI_CDEF_PASS" and not path:match "/base%.h$" and "a condition on PERI_CDEF_PASS"
         local why = one_sided or line:match "^%s*#%s*define%s+[%w_]+%(" and "a macro with arguments"
           or line:match "inline" and "an inline function"
-          or line:match "^%s+[%w_ ]+%s:%s*%d+;" and "a bit-field" or line:match "%(%s*%*%s*[%w_]*%s*%)%s*%(" and "a function pointer"
+          or line:match "^%s+[%w_ ]+%s:%s*%d+;" and "a bit-field" or line:match "%(%s*%*%s*[%w_]*%s*%)%s*%("
+          and "a function pointer"
         if why then complaints[#complaints + 1] = ("%s:%d: %s: %s"):format(path, n, why, line) end
       end
     end
@@ -21,8 +23,9 @@ local function clean_headers(ctx)
   return complaints
 end
 
---- Functions that the headers declare: name -> { path =, doc =, text = declaration, head = file comment }. The comment in front of a
---- declaration documents it, and the declarations that follow without a blank line; doc is nil where there is none.
+--- Functions that the headers declare: name -> { path =, doc =, text = declaration, head = file comment }. The comment
+--- in front of a declaration documents it, and the declarations that follow without a blank line; doc is nil where
+--- there is none.
 local function declared(ctx)
   local all = {}
   for _, path in ipairs(public_headers(ctx)) do
@@ -40,7 +43,8 @@ local function declared(ctx)
         local body = text:sub(start + 10, stop)
         local between = text:sub(doc_end + 1, start)
         if between:match "%S" or between:match "\n%s*\n" then doc = nil end
-        all[body:match "([%w_]+)%s*%("] = { path = path, doc = doc and doc:match "^/%*%*" and doc, text = body, head = head }
+        all[body:match "([%w_]+)%s*%("] = { path = path, doc = doc and doc:match "^/%*%*" and doc, text = body,
+          head = head }
         doc_end, at = stop, stop + 1
       end
     end
@@ -73,32 +77,44 @@ local function exported(ctx)
   for _, file in ipairs(files) do
     local there = symbols(ctx, file)
     for _, name in ipairs(keys(there)) do
-      if not from_headers[name] then complaints[#complaints + 1] = ("%s exports %s, which no public header declares"):format(file, name) end
+      if not from_headers[name] then
+        complaints[#complaints + 1] = ("%s exports %s, which no public header declares"):format(file, name)
+      end
     end
     for _, name in ipairs(keys(from_headers)) do
       local d = from_headers[name]
-      if not there[name] then complaints[#complaints + 1] = ("%s declares %s, which %s does not export"):format(d.path, name, file) end
-      if not cdef[name] and not d.path:match "/host%.h$" then complaints[#complaints + 1] = name .. " is not in the generated cdef" end
+      if not there[name] then
+        complaints[#complaints + 1] = ("%s declares %s, which %s does not export"):format(d.path, name, file)
+      end
+      if not cdef[name] and not d.path:match "/host%.h$" then
+        complaints[#complaints + 1] = name .. " is not in the generated cdef"
+      end
     end
   end
   for _, name in ipairs(keys(cdef)) do
-    if not from_headers[name] then complaints[#complaints + 1] = ("the cdef has %s, which is not marked PERI_API"):format(name) end
+    if not from_headers[name] then
+      complaints[#complaints + 1] = ("the cdef has %s, which is not marked PERI_API"):format(name)
+    end
   end
   return complaints
 end
 
---- Public functions that nobody calls: not the examples, nor Lua, nor the launcher, a plugin or a test. P.handle("peri_x") in Lua calls
---- peri_x_release and peri_x_retain.
+--- Public functions that nobody calls: not the examples, nor Lua, nor the launcher, a plugin or a test.
+--- P.handle("peri_x") in Lua calls peri_x_release and peri_x_retain.
 local function called(ctx)
   local complaints, used = {}, {}
-  for _, path in ipairs(ctx.files("examples lua spec tests runtime/host runtime/serve runtime/backends", "c", "cc", "h", "lua")) do
+  for _, path in ipairs(ctx.files("examples lua spec tests runtime/host runtime/serve runtime/backends", "c", "cc", "h",
+    "lua")) do
     local text = ctx.read(path)
     for name in text:gmatch "peri_[%w_]+" do used[name] = true end
-    for name in text:gmatch 'handle%(?%s*"(peri_[%w_]+)"' do used[name .. "_release"], used[name .. "_retain"] = true, true end
+    for name in text:gmatch 'handle%(?%s*"(peri_[%w_]+)"' do
+      used[name .. "_release"], used[name .. "_retain"] = true, true
+    end
   end
   for name, d in pairs(declared(ctx)) do
     if not used[name] then
-      complaints[#complaints + 1] = ("%s: %s has no caller in examples, Lua or tests; let one use it, or remove it"):format(d.path, name)
+      complaints[#complaints + 1] =
+        ("%s: %s has no caller in examples, Lua or tests; let one use it, or remove it"):format(d.path, name)
     end
   end
   table.sort(complaints)
@@ -109,9 +125,11 @@ local function plugins(ctx)
   local complaints = {}
   for _, path in ipairs(ctx.lines(("ls %s/libperilune_*.so 2>/dev/null"):format(ctx.build))) do
     local names = keys(symbols(ctx, path:match "[^/]+$"))
-    local of_mpirun = path:match "_loopback%.so$" and #names == 0 -- no backend: it exports a function of the C library's
+    -- no backend: it exports a function of the C library's
+    local of_mpirun = path:match "_loopback%.so$" and #names == 0
     if not of_mpirun and (#names ~= 1 or not names[1]:match "^peri_%a+_entry_v%d+$") then
-      complaints[#complaints + 1] = ("%s exports {%s}; one entry function wanted"):format(path, table.concat(names, ", "))
+      complaints[#complaints + 1] = ("%s exports {%s}; one entry function wanted"):format(path,
+        table.concat(names, ", "))
     end
   end
   return complaints
@@ -123,7 +141,8 @@ local function documented(ctx)
     local d = all[name]
     local function complain(why) complaints[#complaints + 1] = ("%s: %s: %s"):format(d.path, name, why) end
     if not d.doc then complain "no comment in front of it"
-    elseif d.text:match "%*%*%s*out" and not (d.doc .. d.head):match "%f[%a]new%f[%A]" and not d.doc:match "borrowed" then
+    elseif d.text:match "%*%*%s*out" and not (d.doc .. d.head):match "%f[%a]new%f[%A]"
+      and not d.doc:match "borrowed" then
       complain "the comment does not say whose @out is (new, borrowed)"
     end
   end
@@ -132,7 +151,8 @@ end
 
 --- Functions, structures and constants that programs of the last release rely on: runtime/gen/contract.lua.
 local function contract(ctx)
-  local check = "luajit runtime/gen/contract.lua check %s/lua/perilune/cdef.lua runtime/include/perilune runtime/gen/contract.txt"
+  local check = "luajit runtime/gen/contract.lua check %s/lua/perilune/cdef.lua runtime/include/perilune "
+    .. "runtime/gen/contract.txt"
   local complaints = ctx.lines(check:format(ctx.build))
   for i, complaint in ipairs(complaints) do
     complaints[i] = ("%s: undo it, or raise PERI_ABI_VERSION and record the contract (make contract)"):format(complaint)
@@ -140,14 +160,17 @@ local function contract(ctx)
   return complaints
 end
 
---- What a public function that programs of the last release do not know yet does not do as the others: docs/embedding_c.md, "Names". (What
---- they know stays as it is.)
+--- What a public function that programs of the last release do not know yet does not do as the others:
+--- docs/embedding_c.md, "Names". (What they know stays as it is.)
 local function unlike(name, text)
   local why, parameters = {}, {}
-  for word, instead in pairs { create = "new", make = "new", destroy = "release", free = "release", delete = "release" } do
+  for word, instead in pairs { create = "new", make = "new", destroy = "release", free = "release",
+    delete = "release" } do
     if name:match("_" .. word .. "$") then why[#why + 1] = ("is called _%s, wanted: _%s"):format(word, instead) end
   end
-  if name:match "_set_" or name:match "^peri_set_" then why[#why + 1] = "is a setting's, wanted: peri_<noun>_<setting>_set" end
+  if name:match "_set_" or name:match "^peri_set_" then
+    why[#why + 1] = "is a setting's, wanted: peri_<noun>_<setting>_set"
+  end
   for parameter in text:match("%((.*)%)"):gsub("%b()", ""):gmatch "[^,]+" do parameters[#parameters + 1] = parameter end
   for i, parameter in ipairs(parameters) do
     local type_of, word = parameter:gsub("%b[]", ""):match "^%s*(.-)%s*%**%s*([%w_]+)%s*$"
@@ -161,24 +184,31 @@ local function unlike(name, text)
       end
     end
   end
-  if name:match "_release$" and not text:match "^void " then why[#why + 1] = "can fail, wanted: void, since a release never fails" end
+  if name:match "_release$" and not text:match "^void " then
+    why[#why + 1] = "can fail, wanted: void, since a release never fails"
+  end
   table.sort(why)
   return why
 end
 
 --- New structures that callers fill in, or have filled in, begin with their size.
 local function unlike_struct(name, body)
-  if name:match "_options$" or name:match "_params$" then return { "is called as none of the others: _config is what objects are made "
-    .. "with, _args what a call takes" } end
+  if name:match "_options$"
+    or name:match "_params$" then return { "is called as none of the others: _config is what objects are made "
+      .. "with, _args what a call takes" } end
   for _, kind in ipairs { "config", "args", "desc", "info", "stats" } do
-    if name:match("_" .. kind .. "$") and not body:match "^%s*int64_t size;" then return { "does not begin with int64_t size" } end
+    if name:match("_" .. kind .. "$") and not body:match "^%s*int64_t size;" then
+      return { "does not begin with int64_t size" }
+    end
   end
   return {}
 end
 
 local function named(ctx)
   local complaints, known, all = {}, {}, declared(ctx)
-  for kind, name in ctx.read("runtime/gen/contract.txt"):gmatch "\n(%a+) (peri_[%w_]+)" do known[kind .. name] = true end
+  for kind, name in ctx.read("runtime/gen/contract.txt"):gmatch "\n(%a+) (peri_[%w_]+)" do
+    known[kind .. name] = true
+  end
   local function complain(path, name, list)
     for _, why in ipairs(list) do complaints[#complaints + 1] = ("%s: %s %s"):format(path, name, why) end
   end
@@ -198,7 +228,9 @@ local function prefixed(ctx)
   local complaints = {}
   for _, line in ipairs(ctx.lines(("nm -g --defined-only %s/libperilune.a 2>/dev/null"):format(ctx.build))) do
     local name = line:match "%x+ [TDBRVC] ([%w_]+)"
-    if name and not name:match "^peri_" then complaints[#complaints + 1] = "libperilune.a defines the global symbol " .. name end
+    if name and not name:match "^peri_" then
+      complaints[#complaints + 1] = "libperilune.a defines the global symbol " .. name
+    end
   end
   return complaints
 end

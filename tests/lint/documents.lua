@@ -17,7 +17,9 @@ local function paths(ctx)
     for word in text:gmatch "%]%(([^)#]+)" do
       if not word:match "^%a+://" then
         local from = path:match "^(.*/)" or ""
-        if not ctx.exists(from .. word) then complaints[#complaints + 1] = ("%s links to %s, which is not there"):format(path, word) end
+        if not ctx.exists(from .. word) then
+          complaints[#complaints + 1] = ("%s links to %s, which is not there"):format(path, word)
+        end
       end
     end
   end
@@ -27,8 +29,11 @@ end
 local function machine_paths(ctx)
   local complaints = {}
   local places = { "/wo" .. "rk/", "%.%./sha" .. "red", "/ho" .. "me/%w", "/ro" .. "ot/%w" }
-  local files = ctx.files("runtime kernels lua examples spec tests docs", "c", "h", "cu", "cuh", "lua", "md", "sh", "json", "def", "gp")
-  for _, path in ipairs(ctx.lines "ls Makefile README.md .ci/run .busted .luacheckrc 2>/dev/null") do files[#files + 1] = path end
+  local files = ctx.files("runtime kernels lua examples spec tests docs", "c", "h", "cu", "cuh", "lua", "md", "sh",
+    "json", "def", "gp")
+  for _, path in ipairs(ctx.lines "ls Makefile README.md .ci/run .busted .luacheckrc 2>/dev/null") do
+    files[#files + 1] = path
+  end
   for _, path in ipairs(files) do
     local n = 0
     for line in ctx.read(path):gmatch "([^\n]*)\n" do
@@ -41,7 +46,8 @@ local function machine_paths(ctx)
   return complaints
 end
 
---- Who has an installation has the public headers and the documents, `make install` says which, and nothing else of this tree.
+--- Who has an installation has the public headers and the documents, `make install` says which, and nothing else of
+--- this tree.
 local function headers(ctx)
   local complaints = {}
   for _, path in ipairs(ctx.lines "ls runtime/include/perilune/*.h") do

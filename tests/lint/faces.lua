@@ -1,4 +1,5 @@
--- faces.lua: what kernels/list.h lists for devices has a face in kernels/cuda, also where no compiler of CUDA is there to miss it.
+-- faces.lua: what kernels/list.h lists for devices has a face in kernels/cuda, also where no compiler of CUDA is there
+-- to miss it.
 
 local wanted = { -- what a list says of an entry -> the macros of kernels/cuda/cuda.h that make its faces
   KERNELS = { "PERI_CUDA_KERNEL" },
@@ -14,7 +15,9 @@ local function entries(ctx)
   for list, family, text in ctx.read(LIST):gsub("\\\n", " "):gmatch "#define PERI_(%u+)_([%u%d_]+)%(X%)([^\n]*)" do
     if wanted[list] then
       families[#families + 1] = { list = list, family = family }
-      for name in text:gmatch "X%(([%w_]+)," do found[#found + 1] = { name = name, list = list, family = family:lower() } end
+      for name in text:gmatch "X%(([%w_]+)," do
+        found[#found + 1] = { name = name, list = list, family = family:lower() }
+      end
     end
   end
   return found, families
@@ -24,7 +27,9 @@ end
 local function faces(ctx)
   local at, files = {}, ctx.files("kernels/cuda", "cu")
   for _, path in ipairs(files) do
-    for macro, name in ("\n" .. ctx.read(path)):gmatch "\n(PERI_CUDA_%u+)%(([%w_]+)%)" do at[macro .. " " .. name] = path end
+    for macro, name in ("\n" .. ctx.read(path)):gmatch "\n(PERI_CUDA_%u+)%(([%w_]+)%)" do
+      at[macro .. " " .. name] = path
+    end
   end
   return at, files
 end
@@ -50,8 +55,9 @@ local function have_faces(ctx)
     for _, macro in ipairs(wanted[e.list]) do
       known[macro .. " " .. e.name] = true
       if not at[macro .. " " .. e.name] then
-        complaints[#complaints + 1] = ("%s lists the %s %s, which has no CUDA face: %s(%s) is missing in %s"):format(LIST,
-          called[e.list], e.name, macro, e.name, home(e.family, all, at))
+        complaints[#complaints + 1] =
+          ("%s lists the %s %s, which has no CUDA face: %s(%s) is missing in %s"):format(LIST, called[e.list], e.name,
+            macro, e.name, home(e.family, all, at))
       end
     end
   end
@@ -68,11 +74,13 @@ local function have_faces(ctx)
   for _, f in ipairs(families) do
     local whole = lists:match(("#define PERI_%s%%(X%%)([^\n]*)"):format(f.list)) or ""
     if not whole:find(("PERI_%s_%s(X)"):format(f.list, f.family), 1, true) then
-      complaints[#complaints + 1] = ("%s: PERI_%s_%s is not in PERI_%s, so no device has its entries"):format(LIST, f.list, f.family,
-        f.list)
+      complaints[#complaints + 1] = ("%s: PERI_%s_%s is not in PERI_%s, so no device has its entries"):format(LIST,
+        f.list, f.family, f.list)
     end
   end
-  if #all < 100 then complaints[#complaints + 1] = ("kernels/list.h: only %d entries were read; the rule is blind"):format(#all) end
+  if #all < 100 then
+    complaints[#complaints + 1] = ("kernels/list.h: only %d entries were read; the rule is blind"):format(#all)
+  end
   return complaints
 end
 

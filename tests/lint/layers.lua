@@ -4,16 +4,17 @@
 local level = { base = 0, plugin = 1, kernels = 1, tensor = 2, sparse = 2.5, collision = 2.7, comm = 3, embed = 4,
   shard = 5, io = 6, checkpoint = 6, model = 6.5, host = 7, serve = 7 }
 local public = {
-  base = 0, tune = 0, device = 2, tensor = 2, ops = 2, precision = 2, optim = 2, jagged = 2, sparse = 2.5, quantize = 2.5, retrieval = 2.5,
-  collision = 2.7, comm = 3, codec = 3,
-  exchange = 3, embed = 4, moment = 4, shard = 5, io = 6, checkpoint = 6, model = 6.5, lua = 6.5, perilune = 6.6, host = 7,
+  base = 0, tune = 0, device = 2, tensor = 2, ops = 2, precision = 2, optim = 2, jagged = 2, sparse = 2.5,
+  quantize = 2.5, retrieval = 2.5, collision = 2.7, comm = 3, codec = 3,
+  exchange = 3, embed = 4, moment = 4, shard = 5, io = 6, checkpoint = 6, model = 6.5, lua = 6.5, perilune = 6.6,
+  host = 7,
 }
 -- Headers of foreign libraries and who may know them.
 local foreign = {
   ["mpi.h"] = "^runtime/backends/mpi/", ["cblas.h"] = "^runtime/backends/cpu", ["lua.h"] = "^runtime/host/",
-  ["lauxlib.h"] = "^runtime/host/", ["lualib.h"] = "^runtime/host/", ["luajit.h"] = "^runtime/host/", ["nccl.h"] = "^runtime/backends/nccl",
-  ["microhttpd.h"] = "^runtime/serve/http%.c", ["liburing.h"] = "^runtime/embed/tier/row_io%.c",
-  ["zlib.h"] = "^runtime/io/",
+  ["lauxlib.h"] = "^runtime/host/", ["lualib.h"] = "^runtime/host/", ["luajit.h"] = "^runtime/host/",
+  ["nccl.h"] = "^runtime/backends/nccl", ["microhttpd.h"] = "^runtime/serve/http%.c",
+  ["liburing.h"] = "^runtime/embed/tier/row_io%.c", ["zlib.h"] = "^runtime/io/",
 }
 
 local function normal(path) -- "a/b/../c" -> "a/c"
@@ -76,14 +77,16 @@ local function c_includes(ctx)
   return complaints
 end
 
--- What a compiler sees at once is listed in one place: C files are included by the unit*.c of kernels only, and each of theirs by one.
+-- What a compiler sees at once is listed in one place: C files are included by the unit*.c of kernels only, and each of
+-- theirs by one.
 local function units(ctx)
   local complaints, included = {}, {}
   for _, path in ipairs(ctx.files("runtime kernels tests", "c", "h", "cu", "cuh")) do
     for target in ("\n" .. ctx.read(path)):gmatch '\n%s*#%s*include%s+"([^"]+%.c)"' do
       included[normal(path:match "^(.*)/" .. "/" .. target)] = true
       if not path:match "^kernels/%w+/unit[%w_]*%.c$" then
-        complaints[#complaints + 1] = ("%s includes %s: only a unit (kernels/*/unit*.c) includes C files"):format(path, target)
+        complaints[#complaints + 1] = ("%s includes %s: only a unit (kernels/*/unit*.c) includes C files"):format(path,
+          target)
       end
     end
   end
@@ -137,13 +140,16 @@ local function c_calls(ctx)
     local calls = calls_between(ctx, paths)
     for _, path in ipairs(paths) do
       local last = way_back(calls, path)
-      if last then complaints[#complaints + 1] = ("%s calls files that call it, the last of them %s"):format(path, last) end
+      if last then
+        complaints[#complaints + 1] = ("%s calls files that call it, the last of them %s"):format(path, last)
+      end
     end
   end
   return complaints
 end
 
--- A batch walks through runtime/shard in one direction: a header includes headers before it only, a C file those and its own.
+-- A batch walks through runtime/shard in one direction: a header includes headers before it only, a C file those and
+-- its own.
 local walk = { "routes", "router", "way", "layout", "module", "walk" }
 
 local function walk_order(ctx)
@@ -182,7 +188,9 @@ local function lua_requires(ctx)
     for line in ctx.read(path):gmatch "([^\n]*)\n" do
       n = n + 1
       for name in line:gsub("%-%-.*", ""):gmatch "require%s*%(?%s*[\"']perilune%.?([%w_]*)" do
-        local function complain(why) complaints[#complaints + 1] = ("%s:%d requires perilune.%s: %s"):format(path, n, name, why) end
+        local function complain(why)
+          complaints[#complaints + 1] = ("%s:%d requires perilune.%s: %s"):format(path, n, name, why)
+        end
         if from == "init" then
           if name ~= "util" then complain "init.lua loads lazily, by its table" end
         elseif not rank[from] then complain(("perilune.%s has no layer (tests/lint/layers.lua)"):format(from))
@@ -190,7 +198,8 @@ local function lua_requires(ctx)
           if rank[from] < rank.calibration then complain "only the command line uses the whole" end
         elseif not rank[name] then complain "it has no layer (tests/lint/layers.lua)"
         elseif rank[name] > rank[from] then complain(("it lies above perilune.%s"):format(from))
-        elseif rank[name] == rank[from] and name ~= from then complain(("perilune.%s stands beside it"):format(from)) end
+        elseif rank[name] == rank[from]
+          and name ~= from then complain(("perilune.%s stands beside it"):format(from)) end
       end
     end
   end

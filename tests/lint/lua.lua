@@ -33,7 +33,8 @@ local function no_pairs(ctx)
   local complaints = {}
   for _, path in ipairs(ctx.files("lua/perilune", "lua")) do
     local part = path:match "^lua/perilune/([%w_]+)"
-    if part == "dist" or part == "embed" or part == "plan" or part == "shard" or part == "pipeline" or part == "checkpoint" then
+    if part == "dist" or part == "embed" or part == "plan" or part == "shard" or part == "pipeline"
+      or part == "checkpoint" then
       code_lines(ctx.read(path), function(n, line)
         if line:match "%f[%w_]pairs%s*%(" or line:match "%sin%s+next%s*," then
           complaints[#complaints + 1] = ("%s:%d: %s"):format(path, n, line)
@@ -50,7 +51,8 @@ local function one_door(ctx)
   for _, path in ipairs(ctx.files("lua examples", "lua")) do
     code_lines(ctx.read(path), function(n, line)
       if not doors[path] and (line:match "%f[%w]cdef%s*[%[%(\"]" or line:match "ffi%.load%f[%W]") then
-        complaints[#complaints + 1] = ("%s:%d: ffi.cdef and ffi.load belong to lua/perilune/library.lua: %s"):format(path, n, line)
+        complaints[#complaints + 1] =
+          ("%s:%d: ffi.cdef and ffi.load belong to lua/perilune/library.lua: %s"):format(path, n, line)
       end
     end)
   end
@@ -87,7 +89,7 @@ local function luacheck(ctx)
 end
 
 return {
-  { "no accidental globals", globals }, { "no pairs where order matters", no_pairs }, { "one door to the FFI", one_door },
-  { "the environment of programs with other rights", environment },
+  { "no accidental globals", globals }, { "no pairs where order matters", no_pairs },
+  { "one door to the FFI", one_door }, { "the environment of programs with other rights", environment },
   { "luacheck", luacheck },
 }

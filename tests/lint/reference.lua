@@ -1,5 +1,5 @@
--- reference.lua: what the definition files of the reference say of a name is all there: what it is for, types, shapes, defaults, errors, an
--- example. (spec/reference_spec.lua compares them with the library, and runs the examples.)
+-- reference.lua: what the definition files of the reference say of a name is all there: what it is for, types, shapes,
+-- defaults, errors, an example. (spec/reference_spec.lua compares them with the library, and runs the examples.)
 
 --- Complaints about one entry of a page.
 local function look(entry, page, types, gen, complain)
@@ -13,7 +13,9 @@ local function look(entry, page, types, gen, complain)
   end
   local function shape(what, x)
     local says = x.text:find "%[.*%]" or x.text:lower():find "shape" or x.text:lower():find "scalar"
-    if x.type:find "peri%.Tensor%f[^%w_%.]" and not says then complain(entry, what .. " is a tensor without a shape") end
+    if x.type:find "peri%.Tensor%f[^%w_%.]" and not says then
+      complain(entry, what .. " is a tensor without a shape")
+    end
   end
   for _, p in ipairs(parameters) do shape(("argument '%s'"):format(p.name), p) end
   for _, r in ipairs(entry.returns) do shape("what it returns", r) end
@@ -35,14 +37,18 @@ local function described(ctx)
   local complaints = {}
   local ok, pages, types = pcall(gen.pages)
   if not ok then return { pages } end
-  local function complain(entry, why) complaints[#complaints + 1] = ("%s: %s: %s"):format(entry.where, entry.name, why) end
+  local function complain(entry, why)
+    complaints[#complaints + 1] = ("%s: %s: %s"):format(entry.where, entry.name, why)
+  end
   for _, page in ipairs(pages) do
     for _, entry in ipairs(page.entries) do
       if entry.kind == "function" or entry.kind == "class" then look(entry, page, types, gen, complain) end
       local called = entry.kind == "function" and table.concat(({ entry.names:gsub("%s", "") }), "", 1, 1)
       local list = {}
       for i, p in ipairs(entry.params) do list[i] = p.name end
-      if called and called ~= table.concat(list, ",") then complain(entry, ("@param says (%s)"):format(table.concat(list, ", "))) end
+      if called and called ~= table.concat(list, ",") then
+        complain(entry, ("@param says (%s)"):format(table.concat(list, ", ")))
+      end
       local args = gen.arguments_of(entry, types)
       local wanted = entry.overload and entry.overload:match "args%??: (peri%.[%w_%.]+)"
       if wanted and not args then complain(entry, "no @class " .. wanted) end
@@ -50,10 +56,14 @@ local function described(ctx)
   end
   for name, text in pairs(gen.make()) do -- any order: complaints of files
     local path = "docs/reference/" .. name
-    if not ctx.exists(path) or ctx.read(path) ~= text then complaints[#complaints + 1] = path .. " is not what `make reference` makes" end
+    if not ctx.exists(path) or ctx.read(path) ~= text then
+      complaints[#complaints + 1] = path .. " is not what `make reference` makes"
+    end
   end
   for _, path in ipairs(ctx.lines "ls docs/reference/*.md") do
-    if not gen.make()[path:match "[^/]+$"] then complaints[#complaints + 1] = path .. " is not made by `make reference`" end
+    if not gen.make()[path:match "[^/]+$"] then
+      complaints[#complaints + 1] = path .. " is not made by `make reference`"
+    end
   end
   return complaints
 end

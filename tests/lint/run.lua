@@ -1,4 +1,5 @@
--- run.lua: the lint. Each rule is a function(ctx) that returns a list of complaints; an empty list passes. `make lint`, `make test`.
+-- run.lua: the lint. Each rule is a function(ctx) that returns a list of complaints; an empty list passes. `make lint`,
+-- `make test`.
 package.path = "./?.lua;" .. package.path
 local report = require "tests.harness.report"
 
@@ -39,7 +40,8 @@ function ctx.files(folders, ...)
     if #ctx.lines("ls -d " .. folder .. " 2>/dev/null") > 0 then there[#there + 1] = folder end
   end
   if #there == 0 then return {} end
-  return ctx.lines(("find %s \\( %s \\) -type f | LC_ALL=C sort"):format(table.concat(there, " "), table.concat(tests, " -o ")))
+  return ctx.lines(("find %s \\( %s \\) -type f | LC_ALL=C sort"):format(table.concat(there, " "),
+    table.concat(tests, " -o ")))
 end
 
 local write = report.writer()

@@ -1,7 +1,8 @@
--- groups.lua: short forms of many rows of names.lua at once. `names` are separated by spaces; "*" are all names of the module that have no
--- other row.
+-- groups.lua: short forms of many rows of names.lua at once. `names` are separated by spaces; "*" are all names of the
+-- module that have no other row.
 --
---   here(place, spec, names)                  each is place.name, and `spec` has its name; or "file: words", and it has the words
+--   here(place, spec, names)                  each is place.name, and `spec` has its name; or "file: words", and it has
+--                                             the words
 --   elsewhere(symbol, proof, names, note)     symbol does what they do, under another name
 --   missing(what, names)                      not built
 --   never(why, names)                         make no sense outside Python or PyTorch, or nothing is lost without them
@@ -12,7 +13,8 @@ function M.elsewhere(symbol, proof, names, note) return { names = names, symbol,
 function M.missing(what, names) return { names = names, missing = what } end
 function M.never(why, names) return { names = names, never = why } end
 
---- Sections of one list, whose groups become rows: { name, symbol, spec, note, group = the group's number }. `listed`: module -> its names.
+--- Sections of one list, whose groups become rows: { name, symbol, spec, note, group = the group's number }. `listed`:
+--- module -> its names.
 function M.rows(sections, listed)
   local made = {}
   for _, section in ipairs(sections) do
@@ -35,7 +37,8 @@ function M.rows(sections, listed)
       for _, name in ipairs(names) do
         local proof = g[2]
         if g.place then proof = g.spec:match ": " and g.spec or g.spec .. ": " .. name end
-        rows[#rows + 1] = { name, g.place and g.place .. "." .. name or g[1], proof, g[3], missing = g.missing, never = g.never, group = g }
+        rows[#rows + 1] = { name, g.place and g.place .. "." .. name or g[1], proof, g[3], missing = g.missing,
+          never = g.never, group = g }
       end
     end
     made[#made + 1] = rows

@@ -19,7 +19,8 @@ know is an error that lists what is allowed.
 
 ]]
 
---- The list of TorchRec's names: { version = "TorchRec 1.9.2", modules = a list, names = module -> list, older = module -> list }.
+--- The list of TorchRec's names: { version = "TorchRec 1.9.2", modules = a list, names = module -> list, older = module
+--- -> list }.
 function M.listed(path)
   local made = { modules = {}, names = {}, older = {} }
   local module
@@ -39,8 +40,8 @@ function M.listed(path)
   return made
 end
 
---- All answers: a list of sections { module, row, ... } in the order of names.lua, then of the list. What train_pipeline itself has is not
---- asked of the modules behind it again.
+--- All answers: a list of sections { module, row, ... } in the order of names.lua, then of the list. What
+--- train_pipeline itself has is not asked of the modules behind it again.
 function M.sections()
   local listed, merged, order, own = M.listed(), {}, {}, {}
   for _, file in ipairs(files) do
@@ -60,7 +61,9 @@ function M.sections()
   for module, names in pairs(listed.names) do -- a set is made of it: the order does not matter
     asked[module] = {}
     for _, name in ipairs(names) do
-      if not (own[name] and module:sub(1, #PIPELINES + 1) == PIPELINES .. ".") then table.insert(asked[module], name) end
+      if not (own[name] and module:sub(1, #PIPELINES + 1) == PIPELINES .. ".") then
+        table.insert(asked[module], name)
+      end
     end
   end
   table.sort(order)
@@ -90,7 +93,8 @@ local function lines_of(section)
     local line = { names = { row[1] }, kind = kind, symbol = symbol, proof = row[3] and row[3]:match "^[^:]+",
       note = row.missing or row.never or row[4],
       group = row.group }
-    if before and line.group and line.group == before.group and line.kind == before.kind then table.insert(before.names, row[1])
+    if before and line.group and line.group == before.group and line.kind == before.kind then table.insert(before.names,
+      row[1])
     else
       table.insert(lines, line)
       before = line
@@ -99,7 +103,8 @@ local function lines_of(section)
   local words = { here = "here", elsewhere = "elsewhere", missing = "**not built**", never = "no need" }
   for i, l in ipairs(lines) do
     local symbol = l.symbol and l.symbol:match "%.$" and l.symbol .. (#l.names == 1 and l.names[1] or "*") or l.symbol
-    lines[i] = ("| %s | %s | %s | %s | %s |"):format(table.concat(l.names, ", "), words[l.kind], code(symbol), code(l.proof), l.note or "")
+    lines[i] = ("| %s | %s | %s | %s | %s |"):format(table.concat(l.names, ", "), words[l.kind], code(symbol),
+      code(l.proof), l.note or "")
   end
   return lines
 end
@@ -129,7 +134,8 @@ local function gaps(sections)
   local lines = {}
   for i, what in ipairs(order) do
     local gap = of[what]
-    local some = #gap.modules > 4 and table.concat(gap.modules, ", ", 1, 3) .. (" and %d more modules"):format(#gap.modules - 3)
+    local some = #gap.modules > 4 and table.concat(gap.modules, ", ", 1, 3)
+      .. (" and %d more modules"):format(#gap.modules - 3)
       or table.concat(gap.modules, ", ")
     lines[i] = ("| %s | %d | %s |"):format(what, gap.names, some)
   end
@@ -145,7 +151,8 @@ function M.make()
     local count = counts[section[1]:match "^torchrec%.%w+"]
     for i = 2, #section do count[M.kind(section[i])] = count[M.kind(section[i])] + 1 end
   end
-  local text = { intro:format(listed.version) .. "| names of | here | elsewhere | not built | no need |\n|---|---|---|---|---|" }
+  local text = { intro:format(listed.version)
+    .. "| names of | here | elsewhere | not built | no need |\n|---|---|---|---|---|" }
   for _, package in ipairs(packages) do
     local row = { "`" .. package .. "`" }
     for _, kind in ipairs(kinds) do table.insert(row, counts[package][kind]) end

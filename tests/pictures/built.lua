@@ -9,17 +9,21 @@ local function box(d, x, y, w, h, fill, title, words)
   local lines = words and #words or 0
   local top = y + h / 2 - lines * 8 + 5
   d:text(x + w / 2, top, title, { size = 14, anchor = "middle", bold = true })
-  for i, line in ipairs(words or {}) do d:text(x + w / 2, top + 16 * i, line, { size = 11.5, anchor = "middle", color = "#444444" }) end
+  for i, line in ipairs(words or {}) do
+    d:text(x + w / 2, top + 16 * i, line, { size = 11.5, anchor = "middle", color = "#444444" })
+  end
 end
 
 local function layers(d)
   box(d, 20, 14, 600, 44, LUA, "Your script in Lua", { "model, plan, training schedule: a few dozen lines" })
   box(d, 640, 14, 200, 100, DATA, "Your program in C", { "or C++: trains, or looks up,", "without Lua" })
-  box(d, 20, 70, 600, 44, LUA, "Lua library", { "modules, planner, pipelines, data loaders; it describes, and moves no numbers" })
+  box(d, 20, 70, 600, 44, LUA, "Lua library",
+    { "modules, planner, pipelines, data loaders; it describes, and moves no numbers" })
   d:rect(20, 126, 820, 24, { fill = "#ffffff", stroke = "#9a9a9a", radius = 5 })
-  d:text(430, 143, "C API: plain headers, from which Lua's declarations are generated", { size = 12, anchor = "middle" })
-  local names = { { "shard", "plans at work" }, { "embed", "tables, optimizers" }, { "comm", "exchanges" }, { "sparse", "ids and bags" },
-    { "tensor", "gradients, streams" } }
+  d:text(430, 143, "C API: plain headers, from which Lua's declarations are generated",
+    { size = 12, anchor = "middle" })
+  local names = { { "shard", "plans at work" }, { "embed", "tables, optimizers" }, { "comm", "exchanges" },
+    { "sparse", "ids and bags" }, { "tensor", "gradients, streams" } }
   for i, n in ipairs(names) do box(d, 20 + (i - 1) * 165.5, 162, 158, 48, C, n[1], { n[2] }) end
   box(d, 20, 222, 400, 48, LEAF, "Devices", { "CPU: AVX-512, AVX2, plain C; CUDA: from compute capability 8.0" })
   box(d, 440, 222, 400, 48, LEAF, "Transports", { "one process; many simulated; Open MPI; NCCL" })
@@ -28,7 +32,8 @@ end
 local function batch(d)
   local top = 330
   d:text(20, top - 22, "One training step on two ranks", { size = 15, bold = true })
-  local columns = { { 20, "batch", "ids of this rank's", "samples" }, { 196, "route", "each id to the rank", "that owns its row" },
+  local columns = { { 20, "batch", "ids of this rank's", "samples" },
+    { 196, "route", "each id to the rank", "that owns its row" },
   { 372, "look up", "rows of the ids of", "all ranks, pooled" },
     { 548, "return", "pooled vectors back", "to their samples" }, { 724, "dense part", "layers, loss,", "gradients" } }
   for rank = 0, 1 do
@@ -47,7 +52,8 @@ local function batch(d)
     d:line(from, top + 114, to, top + 46, { arrow = true, color = "#2a6f97", width = 1.4 })
   end
   d:line(840, top + 168, 326, top + 168, { arrow = true, color = "#b23a2e", width = 1.6 })
-  d:text(540, top + 187, "gradients go the same way back; the owner of a row updates it there: rows stay where they are", { size = 12,
+  d:text(540, top + 187, "gradients go the same way back; the owner of a row updates it there: rows stay where they "
+    .. "are", { size = 12,
   anchor = "middle",
     color = "#b23a2e" })
 end

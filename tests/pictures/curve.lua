@@ -24,10 +24,11 @@ return function(from, to)
   local function x(step) return LEFT + step / summary.steps * (WIDTH - LEFT - RIGHT) end
   local function y(loss) return TOP + (1 - math.min(loss, most) / most) * (HEIGHT - TOP - BOTTOM) end
   local d = svg.new(WIDTH, HEIGHT, "Learning curve of the demonstration")
-  d:text(LEFT, 24, ("make demo: which package depends on which? %d steps on %d processes"):format(summary.steps, summary.ranks),
-    { size = 15, bold = true })
-  d:text(LEFT, 43, ("log-loss, less is better; %d passes over %s samples"):format(math.floor(summary.steps / summary.steps_per_pass + 0.5),
-    grouped(summary.steps_per_pass * summary.batch_size)), { color = "#555555" })
+  d:text(LEFT, 24, ("make demo: which package depends on which? %d steps on %d processes"):format(summary.steps,
+    summary.ranks), { size = 15, bold = true })
+  d:text(LEFT, 43, ("log-loss, less is better; %d passes over %s samples"):format(
+    math.floor(summary.steps / summary.steps_per_pass + 0.5), grouped(summary.steps_per_pass * summary.batch_size)),
+      { color = "#555555" })
   for loss = 0, most, 0.1 do
     d:line(LEFT, y(loss), WIDTH - RIGHT, y(loss), { color = "#e3e3e3" })
     d:text(LEFT - 8, y(loss) + 4, ("%.1f"):format(loss), { size = 11, anchor = "end", color = "#555555" })
@@ -54,11 +55,14 @@ return function(from, to)
     return list
   end
   curve("loss", { color = "#9ecae1", width = 1.6 })
-  for _, p in ipairs(curve("validation_loss", { color = "#d95f02", width = 2.2 })) do d:circle(p[1], p[2], 3, "#d95f02") end
-  d:text(WIDTH - RIGHT + 8, y(summary.logloss) + 4, ("this model: %.3f"):format(summary.logloss), { size = 12, color = "#d95f02",
+  for _, p in ipairs(curve("validation_loss", { color = "#d95f02", width = 2.2 })) do
+    d:circle(p[1], p[2], 3, "#d95f02")
+  end
+  d:text(WIDTH - RIGHT + 8, y(summary.logloss) + 4, ("this model: %.3f"):format(summary.logloss),
+    { size = 12, color = "#d95f02",
   bold = true })
-  d:text(WIDTH - RIGHT + 8, y(summary.logloss) + 20, ("AUC %.3f on %s unseen"):format(summary.auc, grouped(summary.test_samples)),
-    { size = 11, color = "#d95f02" })
+  d:text(WIDTH - RIGHT + 8, y(summary.logloss) + 20,
+    ("AUC %.3f on %s unseen"):format(summary.auc, grouped(summary.test_samples)), { size = 11, color = "#d95f02" })
   local across = LEFT + 230
   d:line(across, TOP + 12, across + 26, TOP + 12, { color = "#9ecae1", width = 2 })
   d:text(across + 33, TOP + 16, "training", { size = 12 })

@@ -2,8 +2,9 @@
 --
 --   luajit tests/pictures/make.lua --perilune=build/perilune [--only=PATTERN]
 --
--- curve.svg  the learning curve of a run of the demonstration, which runs here (needs apt's package lists, Open MPI; 1 to 3 minutes)
--- plan.png   the page that `perilune plan --html` makes of shop.lua's tables (needs Chromium; Debian: chromium)
+-- curve.svg  the learning curve of a run of the demonstration, which runs here (needs apt's package lists, Open MPI; 1
+-- to 3 minutes) plan.png   the page that `perilune plan --html` makes of shop.lua's tables (needs Chromium; Debian:
+-- chromium)
 -- built.svg  how Perilune is built; and a chart for each of figures.lua. These are drawn here, always alike.
 local TO, FROM = "docs/pictures", "build/pictures"
 
@@ -26,7 +27,9 @@ end
 local pictures = {}
 
 pictures[1] = { "curve", function(to)
-  if os.execute "ls /var/lib/apt/lists/*_Packages* >/dev/null 2>&1" ~= 0 then fail "curve.svg needs apt's package lists; run: make demo" end
+  if os.execute "ls /var/lib/apt/lists/*_Packages* >/dev/null 2>&1" ~= 0 then
+    fail "curve.svg needs apt's package lists; run: make demo"
+  end
   run("%s run -n 2 examples/dlrm.lua --out %s/demo >%s/demo.txt", options.perilune, FROM, FROM)
   dofile "tests/pictures/curve.lua"(FROM .. "/demo", to .. ".svg")
 end }
@@ -39,8 +42,8 @@ pictures[2] = { "plan", function(to)
   if not browser then fail "plan.png needs Chromium, which was not found (Debian: chromium)" end
   run("root=$PWD && cd tests/pictures && $root/%s plan shop.lua --topology dgx_a100_40gb -n 16 --batch-size 2048 "
     .. "--html $root/%s/plan.html >$root/%s/plan.txt", options.perilune, FROM, FROM)
-  run("%s --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1100,1020 --screenshot=%s.png file://$PWD/%s/plan.html "
-    .. ">/dev/null 2>&1", browser, to, FROM)
+  run("%s --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1100,1020 --screenshot=%s.png "
+    .. "file://$PWD/%s/plan.html >/dev/null 2>&1", browser, to, FROM)
 end }
 
 pictures[3] = { "built", function(to) dofile "tests/pictures/built.lua"(to .. ".svg") end }

@@ -1,5 +1,6 @@
--- names.lua: the public names of the library, as a program finds them, and which of them the definition files (lua/perilune/reference)
--- describe. A method that a class has from one above it, or has in place of it, is described there.
+-- names.lua: the public names of the library, as a program finds them, and which of them the definition files
+-- (lua/perilune/reference) describe. A method that a class has from one above it, or has in place of it, is described
+-- there.
 package.path = "./?.lua;runtime/gen/?.lua;" .. package.path
 local api = require "spec.support.api"
 
@@ -7,7 +8,8 @@ local M = {}
 
 local machinery = { util = true, ffi = true, signature = true }
 --- What classes have for the library itself.
-local protocol = { init = true, is = true, wrap = true, ptr = true, out = true, set_advice = true, class_name = true, kind = true }
+local protocol = { init = true, is = true, wrap = true, ptr = true, out = true, set_advice = true, class_name = true,
+  kind = true }
 
 --- The value under a name such as "peri.nn.Linear" or "peri.KeyedJaggedTensor:permute"; nil: there is none.
 function M.value(name)
@@ -40,7 +42,9 @@ function M.all()
     add(e.name, e.f)
     local methods = rawget(e.f, "methods")
     for _, key in ipairs(type(methods) == "table" and api.sorted(methods) or {}) do
-      if type(methods[key]) == "function" and not protocol[key] and not key:find "^_" then add(e.name .. ":" .. key, methods[key]) end
+      if type(methods[key]) == "function" and not protocol[key] and not key:find "^_" then
+        add(e.name .. ":" .. key, methods[key])
+      end
     end
   end
   for _, key in ipairs(api.sorted(peri.Tensor.methods or {})) do
@@ -54,8 +58,8 @@ function M.all()
   return list
 end
 
---- Whether a method of a described class does what the description of the method says that a class above it has. `forward` of nn.Module
---- says nothing of what a layer takes, so each layer describes its own.
+--- Whether a method of a described class does what the description of the method says that a class above it has.
+--- `forward` of nn.Module says nothing of what a layer takes, so each layer describes its own.
 local function inherited(name, values, module)
   local owner, key = name:match "^(.*)[%.:]([%w_]+)$"
   local class = M.value(owner)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_backward.c: the order of backward passes: exchanges are posted early, and in one order on all ranks, and waited for late; no bit
- * changes.
+ * test_backward.c: the order of backward passes: exchanges are posted early, and in one order on all ranks, and waited
+ * for late; no bit changes.
  */
 #include "tests/harness/check.h"
 
@@ -9,12 +9,13 @@
 
 #include <stdlib.h>
 
-/* -- nodes that write down when they run: y = the sum of factor * input over the inputs -------------------------------------------- */
+/* -- nodes that write down when they run: y = the sum of factor * input over the inputs ---------------------------- */
 
 enum { MOST = 24 };
 
 static struct {
-    int64_t order[MOST], pending; /* the names of the nodes that ran; how often waiting nodes are told to wait once more */
+    int64_t order[MOST], pending; /* the names of the nodes that ran; how often waiting nodes are told to wait once
+                                     more */
     int n;
 } seen;
 
@@ -27,7 +28,8 @@ static peri_status mix_backward(peri__node *node, peri_tensor *const *grad_out, 
     PERI_TRY(peri_tensor_item(grad_out[0], 0, &g));
     for (int32_t i = 0; i < node->n_in; i++)
         if (peri__needs(node, i))
-            PERI_TRY(peri_tensor_full(peri__device(grad_out[0]), PERI_F64, 1, (int64_t[]){1}, g * node->number[i], &grad_in[i]));
+            PERI_TRY(peri_tensor_full(peri__device(grad_out[0]), PERI_F64, 1, (int64_t[]){1}, g * node->number[i],
+                                      &grad_in[i]));
     return PERI_OK;
 }
 
@@ -61,7 +63,10 @@ static peri_tensor *mix(int32_t acts, int64_t name, int32_t n, peri_tensor *cons
     return y;
 }
 
-static peri_tensor *one(int32_t acts, int64_t name, peri_tensor *in, double factor) { return mix(acts, name, 1, &in, &factor); }
+static peri_tensor *one(int32_t acts, int64_t name, peri_tensor *in, double factor)
+{
+    return mix(acts, name, 1, &in, &factor);
+}
 
 static double grad(peri_tensor *t)
 {
@@ -77,7 +82,8 @@ static double grad(peri_tensor *t)
 static void expect_order(const char *wanted)
 {
     char got[2 * MOST] = "";
-    for (int i = 0; i < seen.n; i++) snprintf(got + strlen(got), sizeof got - strlen(got), "%c", (char)('0' + seen.order[i]));
+    for (int i = 0; i < seen.n; i++)
+        snprintf(got + strlen(got), sizeof got - strlen(got), "%c", (char)('0' + seen.order[i]));
     assert_string_equal(got, wanted);
 }
 
@@ -93,7 +99,7 @@ static void release_all(peri_tensor **list, int n)
     for (int i = 0; i < n; i++) peri_tensor_release(list[i]);
 }
 
-/* -- the order --------------------------------------------------------------------------------------------------------------------- */
+/* -- the order ----------------------------------------------------------------------------------------------------- */
 
 /** A dense part (d) and an exchange (w waits, p posts) that meet; whichever comes first in the forward pass. */
 static void exchanges_overlap_whatever_came_first(void **state)
@@ -101,7 +107,8 @@ static void exchanges_overlap_whatever_came_first(void **state)
     for (int order = 0; order < 3; order++) {
         reset(state);
         peri_tensor *t[8] = {leaf(), leaf()};
-        if (order == 0) { /* the dense part first, as one writes it: the lookup would be waited for before it is differentiated */
+        /* the dense part first, as one writes it: the lookup would be waited for before it is differentiated */
+        if (order == 0) {
             t[2] = one(0, 1, t[0], 2);
             t[3] = one(0, 2, t[2], 2);
             t[4] = one(PERI__WAITS | PERI__UPDATES, 3, t[1], 2);
@@ -111,7 +118,8 @@ static void exchanges_overlap_whatever_came_first(void **state)
             t[2] = one(0, 2, t[0], 2);
             t[3] = one(0, 3, t[2], 2);
             t[5] = one(PERI__POSTS, 4, t[4], 2);
-        } else { /* the lookup, its result, then the dense part: which would be differentiated before anything is posted */
+        } else { /* the lookup, its result, then the dense part: which would be differentiated before anything is
+                    posted */
             t[4] = one(PERI__WAITS | PERI__UPDATES, 1, t[1], 2);
             t[5] = one(PERI__POSTS, 2, t[4], 2);
             t[2] = one(0, 3, t[0], 2);
@@ -122,7 +130,8 @@ static void exchanges_overlap_whatever_came_first(void **state)
         assert_ok(peri_backward_new(&t[6], NULL, 1, &pass));
         seen.pending = 1;
         assert_int_equal(peri_backward_step(pass), PERI_PENDING);
-        expect_order(order == 0 ? "5421" : order == 1 ? "5432" : "5243"); /* all but what waits, and the post before the dense part */
+        /* all but what waits, and the post before the dense part */
+        expect_order(order == 0 ? "5421" : order == 1 ? "5432" : "5243");
         assert_true(grad(t[0]) == 4);
         assert_int_equal(peri_backward_step(pass), PERI_OK);
         expect_order(order == 0 ? "54213" : order == 1 ? "54321" : "52431");
@@ -147,7 +156,8 @@ static void the_way_to_a_post_goes_first(void **state)
     release_all(t, 7);
 }
 
-/** Two exchanges whose results reach the loss by ways of different lengths: ranks with different ways post in one order. */
+/** Two exchanges whose results reach the loss by ways of different lengths: ranks with different ways post in one
+ *  order. */
 static void posts_have_one_order_on_all_ranks(void **state)
 {
     for (int rank = 0; rank < 2; rank++) {
@@ -189,8 +199,9 @@ static uint64_t draw(uint64_t *s)
     return *s >> 33;
 }
 
-/** A graph drawn from @seed: node k (from 1) has one or two inputs among the leaf and the nodes before it, and the last takes all that
- *  nobody took. @uses[k]: bits of its inputs; @acts[k]: with @acting, else 0. The gradient of the leaf. */
+/** A graph drawn from @seed: node k (from 1) has one or two inputs among the leaf and the nodes before it, and the last
+ *  takes all that nobody took. @uses[k]: bits of its inputs; @acts[k]: with @acting, else 0. The gradient of the
+ *  leaf. */
 static double run_random(uint64_t seed, bool acting, int n, uint32_t *uses, int32_t *acts)
 {
     static const double factors[] = {1, 1e16, -1e16, 3, 0.1};
@@ -235,7 +246,8 @@ static void laws_hold_for_any_graph(void **state)
         uint32_t uses[MOST];
         int32_t acts[MOST];
         double wanted = run_random(seed, false, n, uses, acts);
-        for (int k = 0; k < seen.n; k++) assert_int_equal(seen.order[k], n - k); /* without exchanges: recording reversed */
+        /* without exchanges: recording reversed */
+        for (int k = 0; k < seen.n; k++) assert_int_equal(seen.order[k], n - k);
         double got = run_random(seed, true, n, uses, acts);
         assert_memory_equal(&got, &wanted, sizeof got);
         assert_int_equal(seen.n, n);

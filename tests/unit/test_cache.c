@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_cache.c: the policy of row caches against a model that keeps everything in plain lists, and what is left when memory runs out.
+ * test_cache.c: the policy of row caches against a model that keeps everything in plain lists, and what is left when
+ * memory runs out.
  */
 #include "tests/harness/check.h"
 
@@ -63,7 +64,10 @@ static void use(model *m, int slot)
 }
 
 /** The first slot of set @i, or of the one behind the last. */
-static int first_of(const model *m, int i) { return i * (SLOTS / m->sets) + (i < SLOTS % m->sets ? i : SLOTS % m->sets); }
+static int first_of(const model *m, int i)
+{
+    return i * (SLOTS / m->sets) + (i < SLOTS % m->sets ? i : SLOTS % m->sets);
+}
 
 /** Does the row of slot @a leave rather than that of @b? */
 static bool sooner(const model *m, int a, int b)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_checkpoint.c: checkpoints from C. The law: whatever the cuts of writers, any rectangle reads back the elements that were written.
+ * test_checkpoint.c: checkpoints from C. The law: whatever the cuts of writers, any rectangle reads back the elements
+ * that were written.
  */
 #include "tests/harness/check.h"
 
@@ -67,7 +68,7 @@ static int remove_folder(void **context)
     return 0;
 }
 
-/* -- a small writer of whole tensors --------------------------------------------------------------------------------------------------- */
+/* -- a small writer of whole tensors ------------------------------------------------------------------------------- */
 
 #define SIZED .size = sizeof(peri_checkpoint_region)
 #define REGION(...) (&(peri_checkpoint_region){SIZED, __VA_ARGS__})
@@ -122,7 +123,7 @@ static void check_one(const float *values, int64_t n)
     free(got);
 }
 
-/* -- the law --------------------------------------------------------------------------------------------------------------------------- */
+/* -- the law ------------------------------------------------------------------------------------------------------- */
 
 enum { RANKS = 3, MOST_PIECES = 64 };
 
@@ -149,7 +150,9 @@ static int cut(int32_t ndim, const int64_t *shape, peri_checkpoint_region *piece
 static unsigned char value_of(int32_t dtype, int64_t element, int64_t i)
 {
     int64_t x = element * 131 + i * 17 + (element >> 8) * 7;
-    return (unsigned char)(dtype == PERI_BOOL ? x & 1 : (dtype == PERI_F16 || dtype == PERI_BF16) && i == 1 ? x & ~5 : x);
+    return (unsigned char)(dtype == PERI_BOOL                                    ? x & 1
+                           : (dtype == PERI_F16 || dtype == PERI_BF16) && i == 1 ? x & ~5
+                                                                                 : x);
 }
 
 /** The elements of a region, row-major. */
@@ -174,7 +177,8 @@ static int64_t volume(int32_t ndim, const int64_t *size)
 }
 
 /** @out: a tensor for region @r; a view with gaps where @strided. */
-static peri_tensor *room_for(const peri_checkpoint_tensor *t, const peri_checkpoint_region *r, bool strided, peri_device *device)
+static peri_tensor *room_for(const peri_checkpoint_tensor *t, const peri_checkpoint_region *r, bool strided,
+                             peri_device *device)
 {
     peri_tensor *out, *view;
     int64_t shape[PERI_MAX_DIMS];
@@ -275,7 +279,8 @@ static void write_piece(peri_checkpoint_writer *w, const peri_checkpoint_tensor 
 static void any_rectangle_reads_what_was_written(void **context)
 {
     (void)context;
-    static const int32_t dtypes[] = {PERI_F64, PERI_F32, PERI_F16, PERI_BF16, PERI_I64, PERI_I32, PERI_U8, PERI_BOOL, PERI_C64};
+    static const int32_t dtypes[] = {PERI_F64, PERI_F32, PERI_F16,  PERI_BF16, PERI_I64,
+                                     PERI_I32, PERI_U8,  PERI_BOOL, PERI_C64};
     peri_device *opaque;
     assert_ok(peri_device_get("opaque", &opaque));
     for (uint64_t seed = 1; seed <= 60; seed++) {
@@ -333,7 +338,8 @@ static void any_rectangle_reads_what_was_written(void **context)
     assert_int_equal(access(saving, F_OK), -1); /* nothing of what was replaced is left */
 }
 
-/** Numbers of rows that belong to columns: read with the same columns they have the same bits, with others they are weighted means. */
+/** Numbers of rows that belong to columns: read with the same columns they have the same bits, with others they are
+ *  weighted means. */
 static void columns_have_means(void **context)
 {
     (void)context;
@@ -362,12 +368,15 @@ static void columns_have_means(void **context)
     static const struct {
         int64_t column, columns;
         double weight[2];
-    } cases[] = {{0, 3, {1, 0}}, {3, 1, {0, 1}}, {0, 0, {0.75, 0.25}}, {0, 4, {0.75, 0.25}}, {2, 2, {0.5, 0.5}}, {1, 1, {1, 0}}};
+    } cases[] = {{0, 3, {1, 0}},       {3, 1, {0, 1}},     {0, 0, {0.75, 0.25}},
+                 {0, 4, {0.75, 0.25}}, {2, 2, {0.5, 0.5}}, {1, 1, {1, 0}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        peri_checkpoint_region r = {.size = sizeof r, .extent = {5}, .column = cases[i].column, .columns = cases[i].columns};
+        peri_checkpoint_region r = {
+            .size = sizeof r, .extent = {5}, .column = cases[i].column, .columns = cases[i].columns};
         assert_ok(peri_checkpoint_read(c, 0, &r, out));
         assert_ok(peri_tensor_read(out, got, sizeof got));
-        for (int k = 0; k < 5; k++) assert_true(got[k] == (float)(cases[i].weight[0] * a[k] + cases[i].weight[1] * b[k]));
+        for (int k = 0; k < 5; k++)
+            assert_true(got[k] == (float)(cases[i].weight[0] * a[k] + cases[i].weight[1] * b[k]));
     }
     assert_fails(peri_checkpoint_read(c, 0, REGION(.extent = {5}, .column = 9, .columns = 1), out), PERI_EMISMATCH,
                  "no piece has columns 9 to 10");
@@ -375,7 +384,7 @@ static void columns_have_means(void **context)
     peri_checkpoint_release(c);
 }
 
-/* -- what goes wrong ------------------------------------------------------------------------------------------------------------------- */
+/* -- what goes wrong ----------------------------------------------------------------------------------------------- */
 
 /** Every failed allocation, write and sync: an error, no leak, and the checkpoint that was there is whole. */
 static void a_failed_save_leaves_the_old_one(void **context)
@@ -395,7 +404,8 @@ static void a_failed_save_leaves_the_old_one(void **context)
             const bool failed = peri_fault_passed(faults[f]) >= after;
             assert_ok(peri_fault_arm(faults[f], 0));
             if (!failed) break;
-            if (status >= 0) { /* a failure after the new one had its name: it is there, and what is left of the old one is no error */
+            /* a failure after the new one had its name: it is there, and what is left of the old one is no error */
+            if (status >= 0) {
                 check_one(fresh, 4);
                 sweep(saving);
                 assert_ok(save_one(old, 3, true, digest));
@@ -462,7 +472,8 @@ static void damage_is_named(void **context)
     static const char *const names[] = {"manifest.json", "rank-0.safetensors"};
     for (int f = 0; f < 2; f++) {
         read_file(names[f], &data, &n);
-        for (long i = f ? n - 12 : 0; i < n; i++) { /* the header of a safetensors file is not read: the manifest says all */
+        /* the header of a safetensors file is not read: the manifest says all */
+        for (long i = f ? n - 12 : 0; i < n; i++) {
             data[i] = (char)(data[i] ^ 1 << i % 8);
             write_file(names[f], data, n);
             assert_fails(read_all(), PERI_EFORMAT, "checkpoint");
@@ -503,16 +514,17 @@ static void strangers_are_refused(void **context)
 {
     (void)context;
 #define FILES "\"files\":[{\"name\":\"x\",\"bytes\":20}],"
-#define OF(files, shape, pieces)                                                                                                           \
-    "{\"format\":\"perilune-checkpoint\",\"version\":1,\n" files                                                                      \
+#define OF(files, shape, pieces)                                                                                       \
+    "{\"format\":\"perilune-checkpoint\",\"version\":1,\n" files                                                       \
     "\"tensors\":[{\"name\":\"t\",\"dtype\":\"F32\",\"shape\":" shape ",\"pieces\":[" pieces "]}]"
-#define PIECE(begin, bytes, offset, size)                                                                                                  \
+#define PIECE(begin, bytes, offset, size)                                                                              \
     "{\"file\":0,\"begin\":" begin ",\"bytes\":" bytes ",\"offset\":[" offset "],\"size\":[" size "]}"
 #define NAMED(name, bytes) "\"files\":[{\"name\":\"" name "\",\"bytes\":" bytes "}],"
     static const struct {
         const char *body, *why;
     } cases[] = {
-        {OF(NAMED("x", "9223372036854775807"), "[3]", PIECE("9223372036854775800", "12", "0", "3")), "outside its file"},
+        {OF(NAMED("x", "9223372036854775807"), "[3]", PIECE("9223372036854775800", "12", "0", "3")),
+         "outside its file"},
         {OF(NAMED("x", "9223372036854775808"), "[3]", PIECE("8", "12", "0", "3")), "too large"},
         {OF(NAMED("x", "-1"), "[3]", PIECE("8", "12", "0", "3")), "without its bytes"},
         {OF(FILES, "[9223372036854775807]", PIECE("8", "12", "0", "9223372036854775807")), "too many elements"},
@@ -606,9 +618,15 @@ static void parts_must_fit(void **context)
         const char *why;
     } cases[] = {
         {{{SIZED, .extent = {2, 4}}}, 1, "its pieces have 8 of its 16 elements"},
-        {{{SIZED, .extent = {3, 4}}, {SIZED, .offset = {2, 0}, .extent = {2, 4}}}, 2, "two of its pieces have the same elements"},
-        {{{SIZED, .extent = {2, 4}}, {SIZED, .offset = {1, 0}, .extent = {2, 4}}}, 2, "two of its pieces have the same elements"},
-        {{{SIZED, .extent = {4, 4}, .columns = 2}, {SIZED, .extent = {4, 4}, .column = 1, .columns = 2}}, 2, "share columns"},
+        {{{SIZED, .extent = {3, 4}}, {SIZED, .offset = {2, 0}, .extent = {2, 4}}},
+         2,
+         "two of its pieces have the same elements"},
+        {{{SIZED, .extent = {2, 4}}, {SIZED, .offset = {1, 0}, .extent = {2, 4}}},
+         2,
+         "two of its pieces have the same elements"},
+        {{{SIZED, .extent = {4, 4}, .columns = 2}, {SIZED, .extent = {4, 4}, .column = 1, .columns = 2}},
+         2,
+         "share columns"},
         {{{SIZED, .extent = {4, 4}}, {SIZED, .extent = {4, 4}, .column = 1, .columns = 2}}, 2, "say their columns"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -619,10 +637,12 @@ static void parts_must_fit(void **context)
         assert_ok(peri_checkpoint_writer_new(saving, "r", 0, &w));
         for (int k = 0; k < cases[i].n; k++) assert_ok(peri_checkpoint_writer_add(w, &t, &cases[i].pieces[k]));
         for (int k = 0; k < cases[i].n; k++)
-            assert_ok(peri_checkpoint_writer_put_bytes(w, data, cases[i].pieces[k].extent[0] * cases[i].pieces[k].extent[1]));
+            assert_ok(
+                peri_checkpoint_writer_put_bytes(w, data, cases[i].pieces[k].extent[0] * cases[i].pieces[k].extent[1]));
         assert_ok(peri_checkpoint_writer_finish(w));
         assert_ok(peri_checkpoint_writer_part(w, &part));
-        assert_fails(peri_checkpoint_publish(saving, path, &part, 1, NULL, false, digest), PERI_EMISMATCH, cases[i].why);
+        assert_fails(peri_checkpoint_publish(saving, path, &part, 1, NULL, false, digest), PERI_EMISMATCH,
+                     cases[i].why);
         peri_checkpoint_writer_release(w);
         sweep(saving);
         mkdir(saving, 0777);

@@ -61,7 +61,8 @@ static void many_names_take_as_long_as_they_are_many(void **context)
         snprintf(name, sizeof name, "part%d/tensor-%d", (int)(k % 1000), (int)k);
         assert_ok(peri_checkpoint_state_tensor(s, name, t));
     }
-    assert_fails(peri_checkpoint_state_tensor(s, "part7/tensor-7", t), PERI_EINVAL, "'part7/tensor-7' is there already");
+    assert_fails(peri_checkpoint_state_tensor(s, "part7/tensor-7", t), PERI_EINVAL,
+                 "'part7/tensor-7' is there already");
     assert_ok(peri_checkpoint_state_values(s, NULL, &values));
     assert_true(strncmp(values, "{\"parts\":{\"part0\":{},\"part1\":{},", 32) == 0);
     assert_non_null(strstr(values, ",\"part999\":{}}"));
@@ -70,8 +71,8 @@ static void many_names_take_as_long_as_they_are_many(void **context)
     assert_true(clock() - begin < 3 * CLOCKS_PER_SEC);
 }
 
-/** "/", "%" and a "#" in front of a key, of a module and tables here (docs/checkpoints.md, What programs save). Two ranks have one table
- *  each, and neither takes the other's for one that has no place. */
+/** "/", "%" and a "#" in front of a key, of a module and tables here (docs/checkpoints.md, What programs save). Two
+ *  ranks have one table each, and neither takes the other's for one that has no place. */
 static void keys_are_written_as_in_lua(void **context)
 {
     static const char *const names[] = {
@@ -89,18 +90,40 @@ static void keys_are_written_as_in_lua(void **context)
     peri_checkpoint_writer *w[2];
     peri_checkpoint *c;
     for (int32_t r = 0; r < 2; r++) {
-        const peri_comm_config world = {.size = sizeof world, .transport = "sim", .job = "keys", .rank = r, .world_size = 2,
-                                        .timeout_s = 20};
+        const peri_comm_config world = {
+            .size = sizeof world, .transport = "sim", .job = "keys", .rank = r, .world_size = 2, .timeout_s = 20};
         assert_ok(peri_comm_open(&world, &group[r]));
     }
     for (int32_t r = 0; r < 2; r++) {
-        const peri_sharded_table own[] = {
-            {.size = sizeof *own, .name = "a/b", .rows = 3, .cols = 4, .features = (int32_t[]){0}, .n_features = 1,
-             .sharding_type = PERI_TABLE_WISE, .ranks = (int32_t[]){0}, .n_ranks = 1, .compute_kernel = PERI_KERNEL_FUSED},
-            {.size = sizeof *own, .name = "%c", .rows = 3, .cols = 4, .features = (int32_t[]){1}, .n_features = 1,
-             .sharding_type = PERI_TABLE_WISE, .ranks = (int32_t[]){1}, .n_ranks = 1, .compute_kernel = PERI_KERNEL_FUSED}};
-        const peri_sharded_config config = {.size = sizeof config, .group = group[r], .device = cpu(), .tables = own, .n_tables = 2,
-            .features = features, .n_features = 2, .optimizers = &adagrad, .n_optimizers = 1};
+        const peri_sharded_table own[] = {{.size = sizeof *own,
+                                           .name = "a/b",
+                                           .rows = 3,
+                                           .cols = 4,
+                                           .features = (int32_t[]){0},
+                                           .n_features = 1,
+                                           .sharding_type = PERI_TABLE_WISE,
+                                           .ranks = (int32_t[]){0},
+                                           .n_ranks = 1,
+                                           .compute_kernel = PERI_KERNEL_FUSED},
+                                          {.size = sizeof *own,
+                                           .name = "%c",
+                                           .rows = 3,
+                                           .cols = 4,
+                                           .features = (int32_t[]){1},
+                                           .n_features = 1,
+                                           .sharding_type = PERI_TABLE_WISE,
+                                           .ranks = (int32_t[]){1},
+                                           .n_ranks = 1,
+                                           .compute_kernel = PERI_KERNEL_FUSED}};
+        const peri_sharded_config config = {.size = sizeof config,
+                                            .group = group[r],
+                                            .device = cpu(),
+                                            .tables = own,
+                                            .n_tables = 2,
+                                            .features = features,
+                                            .n_features = 2,
+                                            .optimizers = &adagrad,
+                                            .n_optimizers = 1};
         assert_ok(peri_sharded_new(&config, &tables[r]));
         assert_ok(peri_checkpoint_state_new(r, &state[r]));
         assert_ok(peri_checkpoint_state_tables(state[r], "model", "#m", tables[r], &config));
@@ -122,12 +145,13 @@ static void keys_are_written_as_in_lua(void **context)
     for (int32_t r = 0; r < 2; r++) peri_group_release(group[r]);
 }
 
-/* -- Shampoo --------------------------------------------------------------------------------------------------------------------------- */
+/* -- Shampoo ------------------------------------------------------------------------------------------------------- */
 
 enum { COLS = 16 };
 static const char *const preconditioner = "model.tables/state/ebc.embedding_bags.t.weight/t.preconditioner";
 
-/** A table of COLS columns trained with Shampoo, in blocks of COLS / @n columns on this one rank, and what of it is saved. */
+/** A table of COLS columns trained with Shampoo, in blocks of COLS / @n columns on this one rank, and what of it is
+ *  saved. */
 static void make_blocks(int32_t n, peri_sharded **of, peri_checkpoint_state **state)
 {
     static const char *const feature = "f";
@@ -139,11 +163,26 @@ static void make_blocks(int32_t n, peri_sharded **of, peri_checkpoint_state **st
     const peri_comm_config world = {.size = sizeof world, .transport = "self", .world_size = 1};
     assert_ok(peri_tbe_optimizer_default(PERI_TBE_SHAMPOO, &shampoo));
     assert_ok(peri_comm_open(&world, &group));
-    const peri_sharded_table table = {.size = sizeof table, .name = "t", .rows = 3, .cols = COLS, .features = (int32_t[]){0},
-        .n_features = 1, .sharding_type = n > 1 ? PERI_COLUMN_WISE : PERI_TABLE_WISE, .compute_kernel = PERI_KERNEL_FUSED,
-        .ranks = ranks, .n_ranks = n, .sizes = n > 1 ? sizes : NULL};
-    const peri_sharded_config config = {.size = sizeof config, .group = group, .device = cpu(), .tables = &table, .n_tables = 1,
-        .features = &feature, .n_features = 1, .optimizers = &shampoo, .n_optimizers = 1};
+    const peri_sharded_table table = {.size = sizeof table,
+                                      .name = "t",
+                                      .rows = 3,
+                                      .cols = COLS,
+                                      .features = (int32_t[]){0},
+                                      .n_features = 1,
+                                      .sharding_type = n > 1 ? PERI_COLUMN_WISE : PERI_TABLE_WISE,
+                                      .compute_kernel = PERI_KERNEL_FUSED,
+                                      .ranks = ranks,
+                                      .n_ranks = n,
+                                      .sizes = n > 1 ? sizes : NULL};
+    const peri_sharded_config config = {.size = sizeof config,
+                                        .group = group,
+                                        .device = cpu(),
+                                        .tables = &table,
+                                        .n_tables = 1,
+                                        .features = &feature,
+                                        .n_features = 1,
+                                        .optimizers = &shampoo,
+                                        .n_optimizers = 1};
     assert_ok(peri_sharded_new(&config, of));
     assert_ok(peri_checkpoint_state_new(0, state));
     assert_ok(peri_checkpoint_state_tables(*state, "model", "ebc", *of, &config));
@@ -185,7 +224,8 @@ static void save(peri_checkpoint_state *state)
     peri_checkpoint_folder_release(held);
 }
 
-/** Columns cut into @from blocks are saved, and loaded into @to: each block has the pairs that lay in one block of both; others are 0. */
+/** Columns cut into @from blocks are saved, and loaded into @to: each block has the pairs that lay in one block of
+ *  both; others are 0. */
 static void check_blocks(int32_t from, int32_t to)
 {
     peri_sharded *saved, *loaded;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_collision.c: maps from ids to rows beside models that keep everything in plain lists and follow TorchRec step by step; the same
- * results in any order of ids and in any number of parts; state out and in; what is refused.
+ * test_collision.c: maps from ids to rows beside models that keep everything in plain lists and follow TorchRec step by
+ * step; the same results in any order of ids and in any number of parts; state out and in; what is refused.
  * deadline: 300 s
  */
 #include "tests/harness/check.h"
@@ -59,7 +59,7 @@ static int64_t evicted(peri_collision *c, int64_t *rows)
     return n;
 }
 
-/* -- MCH, as TorchRec does it ---------------------------------------------------------------------------------------------------------- */
+/* -- MCH, as TorchRec does it -------------------------------------------------------------------------------------- */
 
 typedef struct entry {
     int64_t id, count, last, row;
@@ -79,7 +79,8 @@ static void model_init(model *m, const peri_collision_config *a)
     memset(m, 0, sizeof *m);
     m->config = a;
     peri_collision_segments(a->rows, a->buckets, m->segments);
-    for (int64_t r = 0; r < a->rows; r++) m->row[r] = (entry){.id = a->kind == PERI_COLLISION_HASH ? -1 : INT64_MAX, .row = r};
+    for (int64_t r = 0; r < a->rows; r++)
+        m->row[r] = (entry){.id = a->kind == PERI_COLLISION_HASH ? -1 : INT64_MAX, .row = r};
 }
 
 static int64_t bucket_of(const model *m, int64_t id)
@@ -124,7 +125,9 @@ static int64_t window(const model *m, int64_t b, entry *out)
     sort(out, n, by_id);
     for (int64_t k = 0; k < n; k++) {
         float count = (float)out[k].count;
-        if (m->config->filter == PERI_FILTER_DYNAMIC && !(count > (float)(m->config->filter_arg / (double)n) * (float)sum)) continue;
+        if (m->config->filter == PERI_FILTER_DYNAMIC &&
+            !(count > (float)(m->config->filter_arg / (double)n) * (float)sum))
+            continue;
         if (m->config->filter == PERI_FILTER_AVERAGE && !(count > (float)sum / (float)n)) continue;
         out[kept++] = out[k];
     }
@@ -223,9 +226,16 @@ static void mch(void **unused)
 {
     (void)unused;
     for (int variant = 0; variant < 54; variant++) {
-        peri_collision_config a = {.size = sizeof a, .name = "t", .rows = ROWS, .kind = PERI_COLLISION_MCH, .buckets = variant % 2 ? 4 : 1,
-                                   .policy = PERI_EVICT_LFU + variant % 3, .decay_exponent = variant / 3 % 2 ? 1 : 2,
-                                   .eviction_interval = 1 + variant / 6 % 3, .filter = variant / 18, .filter_arg = 0.9,
+        peri_collision_config a = {.size = sizeof a,
+                                   .name = "t",
+                                   .rows = ROWS,
+                                   .kind = PERI_COLLISION_MCH,
+                                   .buckets = variant % 2 ? 4 : 1,
+                                   .policy = PERI_EVICT_LFU + variant % 3,
+                                   .decay_exponent = variant / 3 % 2 ? 1 : 2,
+                                   .eviction_interval = 1 + variant / 6 % 3,
+                                   .filter = variant / 18,
+                                   .filter_arg = 0.9,
                                    .spread = variant % 4 == 1 ? PERI_SPREAD_MODULO : PERI_SPREAD_HASH,
                                    .on_miss = variant % 5 ? PERI_MISS_DEFAULT : PERI_MISS_DROP};
         static model m;
@@ -277,7 +287,7 @@ static void mch(void **unused)
     peri_threads_set(2);
 }
 
-/* -- hash maps: laws ------------------------------------------------------------------------------------------------------------------- */
+/* -- hash maps: laws ----------------------------------------------------------------------------------------------- */
 
 /** Parts of a map do what the whole does. */
 static void parts(void **unused)
@@ -286,8 +296,14 @@ static void parts(void **unused)
     for (int variant = 0; variant < 24; variant++) {
         int64_t ttl = 2 + variant % 4;
         peri_collision_config a = {.size = sizeof a,
-                                   .name = "t", .rows = ROWS, .kind = variant % 4 != 0, .buckets = 4, .max_probe = variant % 2 ? 3 : 0,
-                                   .on_miss = PERI_MISS_DROP, .ttl = &ttl, .n_ttl = variant % 4 == 1 || variant % 4 == 2};
+                                   .name = "t",
+                                   .rows = ROWS,
+                                   .kind = variant % 4 != 0,
+                                   .buckets = 4,
+                                   .max_probe = variant % 2 ? 3 : 0,
+                                   .on_miss = PERI_MISS_DROP,
+                                   .ttl = &ttl,
+                                   .n_ttl = variant % 4 == 1 || variant % 4 == 2};
         a.policy = (int[]){PERI_EVICT_LRU, PERI_EVICT_TTL, PERI_EVICT_PROBE_LRU, PERI_EVICT_NONE}[variant % 4];
         peri_collision *whole, *part[2];
         assert_ok(peri_collision_new(device, &a, &whole));
@@ -324,16 +340,24 @@ static void parts(void **unused)
     }
 }
 
-/** What hash maps promise: one id a row, each in reach of its home, no row touched in an iteration given up in it, times to live kept. */
+/** What hash maps promise: one id a row, each in reach of its home, no row touched in an iteration given up in it,
+ *  times to live kept. */
 static void hash_maps(void **unused)
 {
     (void)unused;
     for (int variant = 0; variant < 12; variant++) {
         int64_t ttl = 2 + variant % 3, rows_of = variant % 2 ? 24 : ROWS;
         peri_collision_config a = {.size = sizeof a,
-                                   .name = "t", .rows = rows_of, .kind = PERI_COLLISION_HASH, .buckets = 1 + variant % 3, .max_probe = 4,
-                                   .on_miss = PERI_MISS_DROP, .ttl = &ttl, .n_ttl = variant % 3 > 0,
-                                   .policy = (int[]){PERI_EVICT_NONE, PERI_EVICT_TTL, PERI_EVICT_PROBE_LRU}[variant % 3]};
+                                   .name = "t",
+                                   .rows = rows_of,
+                                   .kind = PERI_COLLISION_HASH,
+                                   .buckets = 1 + variant % 3,
+                                   .max_probe = 4,
+                                   .on_miss = PERI_MISS_DROP,
+                                   .ttl = &ttl,
+                                   .n_ttl = variant % 3 > 0,
+                                   .policy =
+                                       (int[]){PERI_EVICT_NONE, PERI_EVICT_TTL, PERI_EVICT_PROBE_LRU}[variant % 3]};
         peri_collision *c;
         assert_ok(peri_collision_new(device, &a, &c));
         int64_t owner[ROWS], seen[ROWS];
@@ -374,8 +398,17 @@ static void features(void **unused)
     const int64_t ttl[] = {1, 5, 1};
     const bool read_only[] = {false, false, true};
     peri_collision_config a = {.size = sizeof a,
-                               .name = "t", .rows = 64, .kind = PERI_COLLISION_HASH, .buckets = 1, .on_miss = PERI_MISS_DROP,
-                               .max_probe = 64, .policy = PERI_EVICT_TTL, .n_features = 3, .ttl = ttl, .n_ttl = 3, .read_only = read_only};
+                               .name = "t",
+                               .rows = 64,
+                               .kind = PERI_COLLISION_HASH,
+                               .buckets = 1,
+                               .on_miss = PERI_MISS_DROP,
+                               .max_probe = 64,
+                               .policy = PERI_EVICT_TTL,
+                               .n_features = 3,
+                               .ttl = ttl,
+                               .n_ttl = 3,
+                               .read_only = read_only};
     peri_collision *c;
     assert_ok(peri_collision_new(device, &a, &c));
     assert_ok(peri_collision_time(c, 100));
@@ -390,11 +423,14 @@ static void features(void **unused)
     peri_tensor *t;
     for (int32_t i = 0; i < peri_collision_states(c); i++) {
         assert_ok(peri_collision_state(c, i, &t));
-        if (!strcmp(peri_collision_state_name(c, i), "_hash_zch_metadata")) assert_ok(peri_tensor_read(t, expiry, sizeof expiry));
-        if (!strcmp(peri_collision_state_name(c, i), "_hash_zch_identities")) assert_ok(peri_tensor_read(t, identity, sizeof identity));
+        if (!strcmp(peri_collision_state_name(c, i), "_hash_zch_metadata"))
+            assert_ok(peri_tensor_read(t, expiry, sizeof expiry));
+        if (!strcmp(peri_collision_state_name(c, i), "_hash_zch_identities"))
+            assert_ok(peri_tensor_read(t, identity, sizeof identity));
         peri_tensor_release(t);
     }
-    for (int r = 0; r < 64; r++) assert_int_equal(expiry[r], identity[r] == 1 ? 101 : identity[r] == 2 || identity[r] == 3 ? 105 : -1);
+    for (int r = 0; r < 64; r++)
+        assert_int_equal(expiry[r], identity[r] == 1 ? 101 : identity[r] == 2 || identity[r] == 3 ? 105 : -1);
     peri_collision_stats s = {.size = sizeof s};
     assert_ok(peri_device_synchronize(device));
     assert_ok(peri_collision_statistics(c, &s));
@@ -410,13 +446,14 @@ static void features(void **unused)
     peri_collision_release(c);
 }
 
-/* -- scores by the caller -------------------------------------------------------------------------------------------------------------- */
+/* -- scores by the caller ------------------------------------------------------------------------------------------ */
 
 /** LFU told by the caller is LFU. */
 static void scores(void **unused)
 {
     (void)unused;
-    peri_collision_config a = {.size = sizeof a, .name = "t", .rows = ROWS, .buckets = 2, .policy = PERI_EVICT_LFU, .eviction_interval = 2};
+    peri_collision_config a = {
+        .size = sizeof a, .name = "t", .rows = ROWS, .buckets = 2, .policy = PERI_EVICT_LFU, .eviction_interval = 2};
     peri_collision *lfu, *user;
     assert_ok(peri_collision_new(device, &a, &lfu));
     a.policy = PERI_EVICT_USER;
@@ -449,7 +486,7 @@ static void scores(void **unused)
     peri_collision_release(user);
 }
 
-/* -- what is refused ------------------------------------------------------------------------------------------------------------------- */
+/* -- what is refused ----------------------------------------------------------------------------------------------- */
 
 static void refused(void **unused)
 {
@@ -460,7 +497,8 @@ static void refused(void **unused)
     assert_fails(peri_collision_new(device, &a, &c), PERI_EINVAL, "table 'shop': buckets 11, allowed: 1 to 10");
     a.buckets = 2;
     a.segments = (int64_t[]){0, 10, 10};
-    assert_fails(peri_collision_new(device, &a, &c), PERI_EINVAL, "segments[1] is 10, wanted rising numbers from 0 to 10 rows");
+    assert_fails(peri_collision_new(device, &a, &c), PERI_EINVAL,
+                 "segments[1] is 10, wanted rising numbers from 0 to 10 rows");
     a.segments = NULL;
     a.policy = PERI_EVICT_TTL;
     assert_fails(peri_collision_new(device, &a, &c), PERI_EINVAL, "policy 5 for an MCH map");
@@ -470,7 +508,8 @@ static void refused(void **unused)
     a.input_hash_size = 100;
     assert_ok(peri_collision_new(device, &a, &c));
     peri_tensor *in = ints((int64_t[]){5, 100, -1}, 3), *out;
-    assert_fails(peri_collision_remap(c, &in, 1, true, &out), PERI_ERANGE, "table 'shop': id 100 (feature 0, place 1) lies outside");
+    assert_fails(peri_collision_remap(c, &in, 1, true, &out), PERI_ERANGE,
+                 "table 'shop': id 100 (feature 0, place 1) lies outside");
     peri_tensor_release(in);
     int64_t rows[2];
     remap(c, (int64_t[]){5, 7}, 2, true, rows);
@@ -480,48 +519,63 @@ static void refused(void **unused)
     a.on_miss = PERI_MISS_ERROR;
     assert_ok(peri_collision_new(device, &a, &c));
     in = ints((int64_t[]){60, 5}, 2);
-    assert_fails(peri_collision_remap(c, &in, 1, true, &out), PERI_ERANGE, "id 5 (feature 0, place 1) belongs to a bucket");
+    assert_fails(peri_collision_remap(c, &in, 1, true, &out), PERI_ERANGE,
+                 "id 5 (feature 0, place 1) belongs to a bucket");
     peri_tensor_release(in);
     in = ints((int64_t[]){60, 61}, 2);
-    assert_fails(peri_collision_remap(c, &in, 1, false, &out), PERI_ERANGE, "table 'shop': id 60 (feature 0, place 0) has no row");
+    assert_fails(peri_collision_remap(c, &in, 1, false, &out), PERI_ERANGE,
+                 "table 'shop': id 60 (feature 0, place 0) has no row");
     assert_ok(peri_collision_remap(c, &in, 1, true, &out));
     peri_tensor_release(out);
     peri_tensor_release(in);
     const char *names[] = {"_mch_sorted_raw_ids", "_mch_remapped_ids_mapping", "_mch_counts", "_output_segments_tensor",
                            "_current_iter_tensor"};
-    int64_t segments[] = {0, 5, 10}, one = 1, sorted[] = {60, 61, INT64_MAX, INT64_MAX, INT64_MAX}, map[] = {5, 6, 7, 8, 9};
+    int64_t segments[] = {0, 5, 10}, one = 1, sorted[] = {60, 61, INT64_MAX, INT64_MAX, INT64_MAX},
+            map[] = {5, 6, 7, 8, 9};
     int64_t counts[5] = {1, 1, 0, 0, INT64_MAX};
     struct {
         int64_t *cell, value;
         const char *text;
         peri_status status;
     } faults[] = {
-        {&sorted[1], 60, "id 60, row 6: it has two rows", PERI_EINVAL}, {&sorted[1], 59, "ids are not ascending", PERI_EINVAL},
-        {&sorted[0], 3, "id 3, row 5: it belongs to another bucket", PERI_EINVAL}, {&map[2], 4, "row 4: the row is another", PERI_EINVAL},
-        {&map[4], 8, "the row is another", PERI_EINVAL}, {&segments[1], 4, "segments differ: _output_segments_tensor[1] is 4, wanted 5",
-        PERI_EMISMATCH}, {&counts[1], -1, "table 'shop', bucket 1: id 61, row 6: _mch_counts is -1, allowed: 0 to 4611686018427387903",
-        PERI_EINVAL}, {&counts[0], INT64_MAX, "id 60, row 5: _mch_counts is 9223372036854775807, allowed: 0 to 46116", PERI_EINVAL},
+        {&sorted[1], 60, "id 60, row 6: it has two rows", PERI_EINVAL},
+        {&sorted[1], 59, "ids are not ascending", PERI_EINVAL},
+        {&sorted[0], 3, "id 3, row 5: it belongs to another bucket", PERI_EINVAL},
+        {&map[2], 4, "row 4: the row is another", PERI_EINVAL},
+        {&map[4], 8, "the row is another", PERI_EINVAL},
+        {&segments[1], 4, "segments differ: _output_segments_tensor[1] is 4, wanted 5", PERI_EMISMATCH},
+        {&counts[1], -1, "table 'shop', bucket 1: id 61, row 6: _mch_counts is -1, allowed: 0 to 4611686018427387903",
+         PERI_EINVAL},
+        {&counts[0], INT64_MAX, "id 60, row 5: _mch_counts is 9223372036854775807, allowed: 0 to 46116", PERI_EINVAL},
         {&counts[2], -7, "bucket 1: row 7, without an id: _mch_counts is -7", PERI_EINVAL},
         {&counts[4], -1, "row 9, without an id: _mch_counts is -1, allowed: 0 to 9223372036854775807", PERI_EINVAL},
         {&one, -1, "_current_iter_tensor is -1, allowed: 0 to 9007199254740992", PERI_EINVAL},
         {&one, INT64_C(1) << 60, "_current_iter_tensor is 1152921504606846976, allowed: 0 to", PERI_EINVAL},
-        {&counts[1], INT64_MAX / 2, "", PERI_OK}, {&one, INT64_C(1) << 53, "", PERI_OK}, {NULL, 0, "", PERI_OK}};
+        {&counts[1], INT64_MAX / 2, "", PERI_OK},
+        {&one, INT64_C(1) << 53, "", PERI_OK},
+        {NULL, 0, "", PERI_OK}};
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         int64_t kept = faults[i].cell ? *faults[i].cell : 0;
         if (faults[i].cell) *faults[i].cell = faults[i].value;
         peri_tensor *t[] = {ints(sorted, 5), ints(map, 5), ints(counts, 5), ints(segments, 3), ints(&one, 1)};
-        if (faults[i].status < 0) assert_fails(peri_collision_load(c, 1, 1, 5, names, t), faults[i].status, faults[i].text);
+        if (faults[i].status < 0)
+            assert_fails(peri_collision_load(c, 1, 1, 5, names, t), faults[i].status, faults[i].text);
         else assert_ok(peri_collision_load(c, 1, 1, 5, names, t));
-        assert_fails(peri_collision_load(c, 0, 2, 5, names, t), PERI_EINVAL, "is i64 [5], wanted i64 [10] for buckets [0, 2)");
+        assert_fails(peri_collision_load(c, 0, 2, 5, names, t), PERI_EINVAL,
+                     "is i64 [5], wanted i64 [10] for buckets [0, 2)");
         assert_fails(peri_collision_load(c, 1, 1, 4, names, t), PERI_EINVAL, "state _current_iter_tensor is missing");
-        assert_fails(peri_collision_load(c, 1, 1, 5, NULL, t), PERI_EINVAL, "peri_collision_load: the names are missing");
-        assert_fails(peri_collision_load(c, 1, 1, 5, names, NULL), PERI_EINVAL, "peri_collision_load: the states are missing");
+        assert_fails(peri_collision_load(c, 1, 1, 5, NULL, t), PERI_EINVAL,
+                     "peri_collision_load: the names are missing");
+        assert_fails(peri_collision_load(c, 1, 1, 5, names, NULL), PERI_EINVAL,
+                     "peri_collision_load: the states are missing");
         assert_fails(peri_collision_load(c, 1, 1, -1, names, t), PERI_EINVAL, "-1 states, allowed: 0 and more");
         assert_fails(peri_collision_load(c, 1, 1, 0, NULL, NULL), PERI_EINVAL, "state _mch_sorted_raw_ids is missing");
-        assert_fails(peri_collision_load(c, 1, INT32_MAX, 5, names, t), PERI_EINVAL, "buckets [1, 2147483648), allowed: some of [0, 2)");
+        assert_fails(peri_collision_load(c, 1, INT32_MAX, 5, names, t), PERI_EINVAL,
+                     "buckets [1, 2147483648), allowed: some of [0, 2)");
         const char *twice[] = {names[0], names[1], names[2], names[3], names[4], names[4]};
         peri_tensor *six[] = {t[0], t[1], t[2], t[3], t[4], t[4]};
-        assert_fails(peri_collision_load(c, 1, 1, 6, twice, six), PERI_EINVAL, "state _current_iter_tensor is given twice");
+        assert_fails(peri_collision_load(c, 1, 1, 6, twice, six), PERI_EINVAL,
+                     "state _current_iter_tensor is given twice");
         for (int k = 0; k < 5; k++) peri_tensor_release(t[k]);
         if (faults[i].cell) *faults[i].cell = kept;
     }
@@ -542,7 +596,8 @@ static int32_t states_of(peri_collision *c, const char **names, peri_tensor **t)
     return n;
 }
 
-/** @c gives @value at @place of state @name, then loads what it had: only the first fails, with @text, and changes nothing. */
+/** @c gives @value at @place of state @name, then loads what it had: only the first fails, with @text, and changes
+ *  nothing. */
 static void refuses_number(peri_collision *c, const char *name, int64_t place, int64_t value, const char *text)
 {
     const char *names[8], *names_after[8];
@@ -577,31 +632,48 @@ static void impossible(void **unused)
     peri_collision *c;
     int64_t rows[3], ids[] = {0, 1, 2};
     peri_collision_config a = {.size = sizeof a,
-                               .name = "shop", .rows = 8, .buckets = 2, .spread = PERI_SPREAD_MODULO, .policy = PERI_EVICT_DISTANCE_LFU};
+                               .name = "shop",
+                               .rows = 8,
+                               .buckets = 2,
+                               .spread = PERI_SPREAD_MODULO,
+                               .policy = PERI_EVICT_DISTANCE_LFU};
     assert_ok(peri_collision_new(device, &a, &c));
     for (int i = 0; i < 3; i++) remap(c, ids, 3, true, rows);
     const char *last = "_mch_last_access_iter";
-    refuses_number(c, last, 0, INT64_C(1) << 61, "id 0, row 1: _mch_last_access_iter is 2305843009213693952, allowed: 0 to 3, the state's");
-    refuses_number(c, last, 1, 4, "bucket 0: id 2, row 2: _mch_last_access_iter is 4, allowed: 0 to 3, the state's iteration");
+    refuses_number(c, last, 0, INT64_C(1) << 61,
+                   "id 0, row 1: _mch_last_access_iter is 2305843009213693952, allowed: 0 to 3, the state's");
+    refuses_number(c, last, 1, 4,
+                   "bucket 0: id 2, row 2: _mch_last_access_iter is 4, allowed: 0 to 3, the state's iteration");
     refuses_number(c, last, 4, -1, "table 'shop', bucket 1: id 1, row 6: _mch_last_access_iter is -1, allowed: 0 to 3");
     refuses_number(c, last, 7, 4, "bucket 1: row 7, without an id: _mch_last_access_iter is 4");
-    refuses_number(c, "_mch_counts", 4, -1, "bucket 1: id 1, row 6: _mch_counts is -1, allowed: 0 to 4611686018427387903");
-    assert_fails(peri_collision_remap(c, NULL, -1, true, NULL), PERI_EINVAL, "table 'shop': n_features is -1, allowed: 0 and more");
+    refuses_number(c, "_mch_counts", 4, -1,
+                   "bucket 1: id 1, row 6: _mch_counts is -1, allowed: 0 to 4611686018427387903");
+    assert_fails(peri_collision_remap(c, NULL, -1, true, NULL), PERI_EINVAL,
+                 "table 'shop': n_features is -1, allowed: 0 and more");
     peri_tensor *out;
     assert_fails(peri_collision_remap(c, NULL, 1, true, &out), PERI_EINVAL, "ids");
     peri_collision_release(c);
 
     peri_collision_config h = {.size = sizeof h,
-                               .name = "shop", .rows = 8, .kind = PERI_COLLISION_HASH, .buckets = 2, .spread = PERI_SPREAD_MODULO,
-                               .policy = PERI_EVICT_TTL, .n_ttl = 1, .ttl = (int64_t[]){INT32_MAX}};
+                               .name = "shop",
+                               .rows = 8,
+                               .kind = PERI_COLLISION_HASH,
+                               .buckets = 2,
+                               .spread = PERI_SPREAD_MODULO,
+                               .policy = PERI_EVICT_TTL,
+                               .n_ttl = 1,
+                               .ttl = (int64_t[]){INT32_MAX}};
     assert_ok(peri_collision_new(device, &h, &c));
-    refuses_number(c, "_hash_zch_metadata", 5, -5, "bucket 1: row 5, without an id: _hash_zch_metadata is -5, allowed: -1 to 2147483647");
+    refuses_number(c, "_hash_zch_metadata", 5, -5,
+                   "bucket 1: row 5, without an id: _hash_zch_metadata is -5, allowed: -1 to 2147483647");
     assert_ok(peri_collision_time(c, INT32_MAX)); /* the last time there is */
     remap(c, ids, 3, true, rows);
     char text[128];
-    snprintf(text, sizeof text, "table 'shop', bucket 0: id 2, row %d: _hash_zch_metadata is -2, allowed: -1 to", (int)rows[2]);
+    snprintf(text, sizeof text, "table 'shop', bucket 0: id 2, row %d: _hash_zch_metadata is -2, allowed: -1 to",
+             (int)rows[2]);
     refuses_number(c, "_hash_zch_metadata", rows[2], -2, text);
-    refuses_number(c, "_current_iter_tensor", 0, INT64_C(1) << 60, "_current_iter_tensor is 1152921504606846976, allowed: 0 to");
+    refuses_number(c, "_current_iter_tensor", 0, INT64_C(1) << 60,
+                   "_current_iter_tensor is 1152921504606846976, allowed: 0 to");
     peri_collision_release(c);
 
     for (int kind = PERI_COLLISION_MCH; kind <= PERI_COLLISION_HASH; kind++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_comm.c: groups and works from C: ranks of sim worlds in one thread and in several, protocols of several phases, deadlines,
- * memory that runs out, streams.
+ * test_comm.c: groups and works from C: ranks of sim worlds in one thread and in several, protocols of several phases,
+ * deadlines, memory that runs out, streams.
  */
 #include "tests/harness/check.h"
 
@@ -29,7 +29,8 @@ static void open_world(int32_t n, peri_group **group)
     char job[32];
     snprintf(job, sizeof job, "test %d", ++worlds);
     for (int32_t i = 0; i < n; i++) {
-        peri_comm_config config = {.size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = n, .timeout_s = 20};
+        peri_comm_config config = {
+            .size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = n, .timeout_s = 20};
         assert_ok(peri_comm_open(&config, &group[i]));
     }
 }
@@ -76,7 +77,7 @@ static void release(peri_work **work, int32_t n)
     for (int32_t i = 0; i < n; i++) peri_work_release(work[i]);
 }
 
-/* -- operations -------------------------------------------------------------------------------------------------------------------- */
+/* -- operations ---------------------------------------------------------------------------------------------------- */
 
 static void sums_in_one_thread(void **state)
 {
@@ -153,7 +154,7 @@ static void sums_in_several_threads(void **state)
     }
 }
 
-/* -- protocols of several phases ------------------------------------------------------------------------------------------------------ */
+/* -- protocols of several phases ----------------------------------------------------------------------------------- */
 
 /** Exchange one number with every rank, then as many numbers as the first exchange said. */
 typedef struct protocol {
@@ -168,10 +169,16 @@ typedef struct protocol {
 
 static void let_go(void *keep) { peri_work_release(keep); }
 
-static peri_status exchange(protocol *p, const void *send, void *recv, const int64_t *send_counts, const int64_t *recv_counts)
+static peri_status exchange(protocol *p, const void *send, void *recv, const int64_t *send_counts,
+                            const int64_t *recv_counts)
 {
-    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = PERI_I64, .send = send, .recv = recv, .send_counts = send_counts,
-                       .recv_counts = recv_counts, .channel = p->phase ? PERI_CHANNEL_IDS : PERI_CHANNEL_CONTROL,
+    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL,
+                       .dtype = PERI_I64,
+                       .send = send,
+                       .recv = recv,
+                       .send_counts = send_counts,
+                       .recv_counts = recv_counts,
+                       .channel = p->phase ? PERI_CHANNEL_IDS : PERI_CHANNEL_CONTROL,
                        .sequence = p->number[p->phase]};
     peri_work_retain(&p->base); /* its memory holds the buffers */
     return peri__coll_post_host(p->base.group, &op, p, let_go, &p->inner);
@@ -210,7 +217,8 @@ static peri_status protocol_new(peri_group *g, int32_t *ended, peri_work **out)
     p->ended = ended;
     peri_status status = peri__group_reserve(g, PERI_CHANNEL_CONTROL, 1, &p->number[0]);
     if (status >= 0) status = peri__group_reserve(g, PERI_CHANNEL_IDS, 1, &p->number[1]);
-    for (int32_t i = 0; i < g->size; i++) p->sent[i] = g->rank + i + 1, p->ones[i] = 1; /* to rank i: rank + i + 1 numbers */
+    /* to rank i: rank + i + 1 numbers */
+    for (int32_t i = 0; i < g->size; i++) p->sent[i] = g->rank + i + 1, p->ones[i] = 1;
     for (int32_t i = 0; i < MOST * MOST; i++) p->out[i] = g->rank + 1;
     if (status >= 0) status = exchange(p, p->sent, p->received, p->ones, p->ones);
     if (status < 0) {
@@ -229,7 +237,8 @@ static int64_t expected_total(int32_t n, int32_t me)
     return total;
 }
 
-/** Ranks reach the second phase at different times, with other operations posted before it on some and after it on others. */
+/** Ranks reach the second phase at different times, with other operations posted before it on some and after it on
+ *  others. */
 static void phases_overlap(void **state)
 {
     (void)state;
@@ -244,7 +253,8 @@ static void phases_overlap(void **state)
             assert_ok(peri_coll_barrier(group[i], 0, &barrier[k][i]));
             for (int again = 0; again < i * 3; again++) peri_group_progress(group[i]);
         }
-    /* Waiting for the last only: the others must move all the same, and on rank 1 nobody looks at the protocols at all. */
+    /* Waiting for the last only: the others must move all the same, and on rank 1 nobody looks at the protocols at
+     * all. */
     run(barrier[K - 1], N);
     for (int round = 0; round < 10; round++)
         for (int32_t i = 0; i < N; i++) peri_group_progress(group[i]);
@@ -277,7 +287,7 @@ static void dropped_protocols_go_on(void **state)
     close_world(2, group);
 }
 
-/* -- what goes wrong ------------------------------------------------------------------------------------------------------------------ */
+/* -- what goes wrong ----------------------------------------------------------------------------------------------- */
 
 static void a_deadline_passes(void **state)
 {
@@ -290,7 +300,8 @@ static void a_deadline_passes(void **state)
     peri_tensor *t = filled(device_of("cpu"), 3, 1);
     assert_ok(peri_coll_all_reduce(group[0], t, PERI_REDUCE_SUM, 0, &work));
     int64_t start = peri_time_ns();
-    assert_fails(peri_work_wait(work), PERI_ETIMEOUT, "no end after 0.05 s: waiting for rank 1 (its last operation: 0)");
+    assert_fails(peri_work_wait(work), PERI_ETIMEOUT,
+                 "no end after 0.05 s: waiting for rank 1 (its last operation: 0)");
     assert_true(peri_time_ns() - start < (int64_t)5e9);
     assert_fails(peri_work_wait(work), PERI_ETIMEOUT, "no end after 0.05 s");
     assert_fails(peri_coll_barrier(group[0], 0, &work), PERI_EABORTED, "no end after 0.05 s");
@@ -336,7 +347,8 @@ static peri_status life(peri_device *d)
     int64_t count = 10;
     int32_t ranks[2] = {1, 0};
     for (int32_t i = 0; i < 2; i++) {
-        peri_comm_config config = {.size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = 2, .timeout_s = 20};
+        peri_comm_config config = {
+            .size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = 2, .timeout_s = 20};
         PERI_TRY_GOTO(peri_comm_open(&config, &group[i]), out);
         PERI_TRY_GOTO(peri_tensor_full(d, PERI_F32, 1, &count, 1, &t[i]), out);
         PERI_TRY_GOTO(peri_group_new(group[i], ranks, 2, "pair", &pair[i]), out);
@@ -396,10 +408,12 @@ static peri_status lists_life(peri_device *d)
     peri_status status;
     char job[32];
     int64_t square[] = {4, 4};
-    peri_tpu_all_to_all_args blocks = {.group_assignment = row, .groups = 1, .replicas = 2, .split_dimension = 1, .split_count = 2};
+    peri_tpu_all_to_all_args blocks = {
+        .group_assignment = row, .groups = 1, .replicas = 2, .split_dimension = 1, .split_count = 2};
     snprintf(job, sizeof job, "lists %d", ++worlds);
     for (int32_t i = 0; i < 2; i++) {
-        peri_comm_config config = {.size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = 2, .timeout_s = 20};
+        peri_comm_config config = {
+            .size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = 2, .timeout_s = 20};
         PERI_TRY_GOTO(peri_comm_open(&config, &group[i]), out);
         for (int32_t k = 0; k < 2; k++) {
             PERI_TRY_GOTO(peri_tensor_full(d, PERI_F32, 2, square, 1 + i, &in[2 * i + k]), out);
@@ -432,7 +446,8 @@ out:
     return status;
 }
 
-/** Averages at the end of backward passes between two ranks; that of rank 1 reaches what the reducer watches, and no parameter. */
+/** Averages at the end of backward passes between two ranks; that of rank 1 reaches what the reducer watches, and no
+ *  parameter. */
 static peri_status reducer_life(peri_device *d)
 {
     peri_group *group[2] = {0};
@@ -447,7 +462,8 @@ static peri_status reducer_life(peri_device *d)
     PERI_TRY_GOTO(peri_tensor_full(d, PERI_F32, 1, &count, 1, &other), out);
     PERI_TRY_GOTO(peri_tensor_requires_grad(other, true), out);
     for (int32_t i = 0; i < 2; i++) {
-        peri_comm_config config = {.size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = 2, .timeout_s = 20};
+        peri_comm_config config = {
+            .size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = 2, .timeout_s = 20};
         PERI_TRY_GOTO(peri_comm_open(&config, &group[i]), out);
         PERI_TRY_GOTO(peri_tensor_full(d, PERI_F32, 1, &count, 1, &leaf[i]), out);
         PERI_TRY_GOTO(peri_tensor_requires_grad(leaf[i], true), out);
@@ -472,7 +488,8 @@ out:
     }
     peri_tensor_release(grad);
     for (int32_t i = 0; i < 2; i++) {
-        peri_backward_release(pass[i]), peri_tensor_release(result[i]), peri_reducer_release(reducer[i]), peri_tensor_release(leaf[i]);
+        peri_backward_release(pass[i]), peri_tensor_release(result[i]), peri_reducer_release(reducer[i]),
+            peri_tensor_release(leaf[i]);
         if (group[i]) peri_group_progress(group[i]);
     }
     peri_tensor_release(other);
@@ -522,7 +539,7 @@ static void memory_runs_out_in_reducers(void **state)
     runs_out(reducer_life);
 }
 
-/* -- streams ---------------------------------------------------------------------------------------------------------------------- */
+/* -- streams ------------------------------------------------------------------------------------------------------- */
 
 /** Inputs made on one stream, posted on a second, waited for on a third; the output's home is a fourth. */
 static void streams_are_joined(void **state)
@@ -561,10 +578,12 @@ static void streams_are_joined(void **state)
         run(work, 2);
         for (int32_t i = 0; i < 2; i++) {
             assert_ok(peri_tensor_to(out[i], PERI_F64, NULL, &copy[i]));
-            assert_ok(peri_event_record(used, use)); /* work of another stream is joined to the home before the last release */
+            assert_ok(peri_event_record(used, use)); /* work of another stream is joined to the home before the last
+                                                        release */
             assert_ok(peri_stream_wait(home, used));
             peri_tensor_release(out[i]);
-            assert_true(item(copy[i], 0) == 1 && item(copy[i], 499) == 1 && item(copy[i], 500) == 2 && item(copy[i], 999) == 2);
+            assert_true(item(copy[i], 0) == 1 && item(copy[i], 499) == 1 && item(copy[i], 500) == 2 &&
+                        item(copy[i], 999) == 2);
             peri_tensor_release(copy[i]);
         }
         release(work, 2);
@@ -581,7 +600,7 @@ static void streams_are_joined(void **state)
     }
 }
 
-/* -- asking ---------------------------------------------------------------------------------------------------------------------- */
+/* -- asking -------------------------------------------------------------------------------------------------------- */
 
 static void groups_answer(void **state)
 {
@@ -589,7 +608,8 @@ static void groups_answer(void **state)
     peri_group *group[4], *sub = NULL;
     char job[] = "answers", reason[64];
     for (int32_t i = 0; i < 4; i++) {
-        peri_comm_config config = {.size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = 4, .local_size = 2};
+        peri_comm_config config = {
+            .size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = 4, .local_size = 2};
         assert_ok(peri_comm_open(&config, &group[i]));
     }
     peri_comm_config taken = {.size = sizeof taken, .transport = "sim", .job = job, .rank = 1, .world_size = 4},
@@ -619,13 +639,18 @@ static void groups_answer(void **state)
     close_world(4, group);
 }
 
-/* -- channels ---------------------------------------------------------------------------------------------------------------------- */
+/* -- channels ------------------------------------------------------------------------------------------------------ */
 
 /** A sum of one number, which lives until the work is complete. */
 static void post_sum(peri_group *g, int32_t channel, uint64_t sequence, int64_t *number, peri_work **out)
 {
-    peri_coll_op op = {.kind = PERI_COLL_ALL_REDUCE, .dtype = PERI_I64, .count = 1, .channel = channel, .sequence = sequence,
-                       .send = number, .recv = number};
+    peri_coll_op op = {.kind = PERI_COLL_ALL_REDUCE,
+                       .dtype = PERI_I64,
+                       .count = 1,
+                       .channel = channel,
+                       .sequence = sequence,
+                       .send = number,
+                       .recv = number};
     assert_ok(peri__coll_post_host(g, &op, NULL, NULL, out));
 }
 
@@ -675,7 +700,8 @@ static void a_turn_that_never_comes(void **state)
     assert_int_equal(peri_work_test(work), PERI_PENDING);
     peri_group_expire(group[0]);
     assert_int_equal(peri_work_test(work), PERI_ETIMEOUT);
-    assert_non_null(strstr(peri_error_message(), "waiting for operation 1 of this rank, which its channel posts before"));
+    assert_non_null(
+        strstr(peri_error_message(), "waiting for operation 1 of this rank, which its channel posts before"));
     peri_work_release(work);
     close_world(2, group);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_contract.c: programs that were built with older and with newer headers: structures that begin with their size, and zeros.
+ * test_contract.c: programs that were built with older and with newer headers: structures that begin with their size,
+ * and zeros.
  */
 #include "tests/harness/check.h"
 
@@ -77,8 +78,9 @@ static void a_structure_without_its_size_is_refused(void **state)
     peri_tensor_desc desc = {0};
     const float one = 1;
     peri_tensor *t = numbers(PERI_F32, 1, &one);
-    assert_fails(peri_codec_new(&config, &codec), PERI_EINVAL,
-                 "peri_codec_new: the size of a peri_codec_config is 0: set it to sizeof(peri_codec_config), which is 48 here");
+    assert_fails(
+        peri_codec_new(&config, &codec), PERI_EINVAL,
+        "peri_codec_new: the size of a peri_codec_config is 0: set it to sizeof(peri_codec_config), which is 48 here");
     config.size = -1;
     assert_fails(peri_codec_new(&config, &codec), PERI_EINVAL, "the size of a peri_codec_config is -1");
     config.size = (int64_t)1 << 40;
@@ -162,7 +164,8 @@ static void zeros_are_the_defaults(void **state)
 
     /* a KeyedJaggedTensor has the stride that its lengths say */
     static const char *const names[2] = {"a", "b"};
-    peri_kjt_args kjt_args = {.size = sizeof kjt_args, .values = numbers(PERI_I64, 3, ids), .lengths = numbers(PERI_I64, 4, lengths)};
+    peri_kjt_args kjt_args = {
+        .size = sizeof kjt_args, .values = numbers(PERI_I64, 3, ids), .lengths = numbers(PERI_I64, 4, lengths)};
     peri_kjt_desc kjt_desc = {.size = sizeof kjt_desc};
     peri_kjt *kjt = NULL;
     assert_ok(peri_keys_new(names, 2, &kjt_args.keys));
@@ -175,7 +178,8 @@ static void zeros_are_the_defaults(void **state)
     peri_tensor_release(kjt_args.lengths);
 
     /* no id is padding */
-    peri_embedding_bag_args bag = {.size = sizeof bag, .ids = numbers(PERI_I64, 3, ids), .offsets = numbers(PERI_I64, 2, offsets)};
+    peri_embedding_bag_args bag = {
+        .size = sizeof bag, .ids = numbers(PERI_I64, 3, ids), .offsets = numbers(PERI_I64, 2, offsets)};
     assert_ok(peri_tensor_new(cpu, PERI_F32, 2, of_weight, &bag.weight));
     assert_ok(peri_tensor_write(bag.weight, rows, sizeof rows));
     assert_int_equal(bag.mode, PERI_BAG_SUM);

@@ -18,7 +18,8 @@ static peri_status make(const peri_tbe_optimizer *o)
     peri_device *device;
     assert_ok(peri_device_get("cpu", &device));
     peri_table_config table = {.size = sizeof table, .name = "a", .rows = 3, .cols = 2};
-    peri_tbe_config config = {.size = sizeof config, .device = device, .n_tables = 1, .tables = &table, .dtype = PERI_F32, .optimizer = o};
+    peri_tbe_config config = {
+        .size = sizeof config, .device = device, .n_tables = 1, .tables = &table, .dtype = PERI_F32, .optimizer = o};
     peri_tbe *tbe = NULL;
     peri_status status = peri_tbe_new(&config, &tbe);
     peri_tbe_release(tbe);
@@ -33,18 +34,19 @@ static void defaults_are_accepted(void **state)
         assert_ok(make(&o));
     }
     peri_tbe_optimizer o = {.size = sizeof o};
-    assert_fails(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER + 1, &o), PERI_EINVAL, "kind 14, allowed: 0..13");
+    assert_fails(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER + 1, &o), PERI_EINVAL,
+                 "kind 14, allowed: 0..13");
     o = defaults(PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER);
     o.weight_decay_mode = PERI_DECAY_COWCLIP;
     assert_ok(make(&o));
 }
 
 /** Set one field of the defaults: making a table batch fails with this text. */
-#define refused(of, field, value, text)                                                                                                \
-    do {                                                                                                                               \
-        peri_tbe_optimizer o_ = defaults(of);                                                                                          \
-        o_.field = (value);                                                                                                            \
-        assert_fails(make(&o_), PERI_EINVAL, text);                                                                                    \
+#define refused(of, field, value, text)                                                                                \
+    do {                                                                                                               \
+        peri_tbe_optimizer o_ = defaults(of);                                                                          \
+        o_.field = (value);                                                                                            \
+        assert_fails(make(&o_), PERI_EINVAL, text);                                                                    \
     } while (0)
 
 static void counters_are_checked(void **state)
@@ -53,7 +55,8 @@ static void counters_are_checked(void **state)
     enum { COUNTER = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER };
     refused(COUNTER, kind, COUNTER + 1, "optimizer kind 14, allowed: 0..13");
     refused(COUNTER, weight_decay_mode, 5, "weight_decay_mode 5, allowed: 0..4");
-    refused(COUNTER, weight_decay_mode, PERI_DECAY_NONE, "weight_decay_mode 0 of optimizer rowwise_adagrad_with_counter");
+    refused(COUNTER, weight_decay_mode, PERI_DECAY_NONE,
+            "weight_decay_mode 0 of optimizer rowwise_adagrad_with_counter");
     refused(COUNTER, counter.halflife, -3, "counter_halflife -3, allowed: >= -2");
     refused(COUNTER, counter.adjustment_iter, -2, "adjustment_iter -2, allowed: >= -1");
     refused(COUNTER, counter.adjustment_ub, 1.0 / 0.0, "adjustment_ub inf, allowed");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_device.c: the device contract, on "cpu" and on "opaque": order within streams, events between them, copies, launches, matrix
- * products, memory that the host cannot touch.
+ * test_device.c: the device contract, on "cpu" and on "opaque": order within streams, events between them, copies,
+ * launches, matrix products, memory that the host cannot touch.
  */
 #include "tests/harness/check.h"
 #include "kernels/convert.h"
@@ -19,7 +19,8 @@
 static const char *const names[] = {"cpu", "opaque"};
 enum { DEVICES = 2, N = 1000 };
 
-/** What stands behind the name opaque: itself, kernels/cuda on the host, or a GPU, which shows no mistakes of order or of freed memory. */
+/** What stands behind the name opaque: itself, kernels/cuda on the host, or a GPU, which shows no mistakes of order or
+ *  of freed memory. */
 static const char *opaque_is(void)
 {
     const char *other = getenv("PERI_OPAQUE_DEVICE");
@@ -57,7 +58,8 @@ static void add(peri_tensor *y, peri_tensor *x, double alpha)
 
 enum { THREADS = 3, ROUNDS = 200 };
 
-/** Pins numbers and sends them to the device, on a stream of this thread's own, and looks at them later; true: all were right. */
+/** Pins numbers and sends them to the device, on a stream of this thread's own, and looks at them later; true: all were
+ *  right. */
 static void *pin_and_send(void *arg)
 {
     peri_device *d = device_of("opaque"), *cpu = device_of("cpu");
@@ -88,7 +90,8 @@ static void pinned_memory_is_used_again_when_its_copies_have_run(void **state)
     (void)state;
     pthread_t threads[THREADS];
     int64_t objects = peri_mem_objects();
-    for (intptr_t i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&threads[i], NULL, pin_and_send, (void *)(i + 1)), 0);
+    for (intptr_t i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, pin_and_send, (void *)(i + 1)), 0);
     for (intptr_t i = 0; i < THREADS; i++) {
         void *right = NULL;
         pthread_join(threads[i], &right);
@@ -96,9 +99,11 @@ static void pinned_memory_is_used_again_when_its_copies_have_run(void **state)
     }
     assert_int_equal(peri_mem_objects(), objects);
     peri_tensor *t = NULL;
-    assert_fails(peri_tensor_new_pinned(device_of("cpu"), PERI_F32, 1, &(int64_t){3}, &t), PERI_EINVAL, "nothing to pin");
+    assert_fails(peri_tensor_new_pinned(device_of("cpu"), PERI_F32, 1, &(int64_t){3}, &t), PERI_EINVAL,
+                 "nothing to pin");
     assert_fails(peri_tensor_new_pinned(device_of("opaque"), 99, 1, &(int64_t){3}, &t), PERI_EINVAL, "99 is no dtype");
-    assert_fails(peri_tensor_new_pinned(device_of("opaque"), PERI_F32, 1, &(int64_t){-3}, &t), PERI_EINVAL, "is negative");
+    assert_fails(peri_tensor_new_pinned(device_of("opaque"), PERI_F32, 1, &(int64_t){-3}, &t), PERI_EINVAL,
+                 "is negative");
     assert_ok(peri_tensor_new_pinned(device_of("opaque"), PERI_F32, 1, &(int64_t){0}, &t));
     peri_tensor_release(t);
 }
@@ -126,7 +131,8 @@ static void devices_have_names(void **state)
     assert_fails(peri_device_get("cpu: 0", &none), PERI_ENOTFOUND, "' 0' is no device number");
     assert_fails(peri_device_get("cpu:99999999999999999999", &none), PERI_ENOTFOUND, "is no device number");
     assert_fails(peri_device_get("cpu:7", &none), PERI_ENOTFOUND, "only device 0");
-    if (!strcmp(opaque_is(), "opaque")) assert_fails(peri_device_get("opaque:1", &none), PERI_ENOTFOUND, "only device 0");
+    if (!strcmp(opaque_is(), "opaque"))
+        assert_fails(peri_device_get("opaque:1", &none), PERI_ENOTFOUND, "only device 0");
     assert_fails(peri_device_get("a-name-that-is-much-longer-than-any-device", &none), PERI_ENOTFOUND, "is no device");
     assert_fails(peri_device_get(NULL, &none), PERI_EINVAL, "no name");
     assert_null(none);
@@ -151,7 +157,8 @@ static void a_stream_runs_in_order(void **state)
     }
 }
 
-/** One producer and one consumer on two streams; @joined says whether an event orders them. Returns what the consumer saw. */
+/** One producer and one consumer on two streams; @joined says whether an event orders them. Returns what the consumer
+ *  saw. */
 static double two_streams(peri_device *d, bool joined)
 {
     peri_stream *a, *b;
@@ -384,10 +391,25 @@ static void products_match_the_definition(void **state)
                 assert_ok(peri_tensor_uniform(d, PERI_F64, 1, &na, -1, 1, 1, 0, &a));
                 assert_ok(peri_tensor_uniform(d, PERI_F64, 1, &nb, -1, 1, 2, 0, &b));
                 assert_ok(peri_tensor_full(d, PERI_F64, 1, &nc, 10, &c));
-                peri_op_gemm g = {.dtype = PERI_F64, .c_dtype = PERI_F64, .trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k,
-                               .batch = batch, .alpha = 2, .beta = 0.5, .a = peri__data(a), .b = peri__data(b), .c = peri__data(c),
-                               .lda = peri__max(ta ? m : k, 1), .ldb = peri__max(tb ? k : n, 1), .ldc = peri__max(n, 1),
-                               .stride_a = m * k, .stride_b = k * n, .stride_c = m * n};
+                peri_op_gemm g = {.dtype = PERI_F64,
+                                  .c_dtype = PERI_F64,
+                                  .trans_a = ta,
+                                  .trans_b = tb,
+                                  .m = m,
+                                  .n = n,
+                                  .k = k,
+                                  .batch = batch,
+                                  .alpha = 2,
+                                  .beta = 0.5,
+                                  .a = peri__data(a),
+                                  .b = peri__data(b),
+                                  .c = peri__data(c),
+                                  .lda = peri__max(ta ? m : k, 1),
+                                  .ldb = peri__max(tb ? k : n, 1),
+                                  .ldc = peri__max(n, 1),
+                                  .stride_a = m * k,
+                                  .stride_b = k * n,
+                                  .stride_c = m * n};
                 assert_ok(PERI_RUN(d, gemm, &g));
                 double *x = calloc((size_t)(na + nb + nc + 1), sizeof *x), *y = x + na, *z = y + nb;
                 assert_ok(peri_tensor_read(a, x, na * 8));
@@ -397,7 +419,8 @@ static void products_match_the_definition(void **state)
                     int64_t p = at / (m * n), r = at / n % m, q = at % n;
                     double want = 5;
                     for (int64_t j = 0; j < k; j++)
-                        want += 2 * x[p * m * k + (ta ? j * m + r : r * k + j)] * y[p * k * n + (tb ? q * k + j : j * n + q)];
+                        want += 2 * x[p * m * k + (ta ? j * m + r : r * k + j)] *
+                                y[p * k * n + (tb ? q * k + j : j * n + q)];
                     assert_true(z[at] - want < 1e-12 && want - z[at] < 1e-12);
                 }
                 free(x);
@@ -414,13 +437,27 @@ static void product_with(peri_device *d, bool biased, int32_t dtype)
     const int64_t sizes[] = {M * K, K * N_, N_, M * N_};
     peri_tensor *wide[3], *a, *b, *c;
     float x[M * K], y[K * N_], w[N_], z[M * N_];
-    for (int t = 0; t < 3; t++) assert_ok(peri_tensor_uniform(d, PERI_F32, 1, &sizes[t], -1, 1, 1, (uint64_t)t, &wide[t]));
+    for (int t = 0; t < 3; t++)
+        assert_ok(peri_tensor_uniform(d, PERI_F32, 1, &sizes[t], -1, 1, 1, (uint64_t)t, &wide[t]));
     assert_ok(peri_tensor_to(wide[0], dtype, NULL, &a));
     assert_ok(peri_tensor_to(wide[1], dtype, NULL, &b));
     assert_ok(peri_tensor_full(d, PERI_F32, 1, &sizes[3], NAN, &c)); /* not read */
-    peri_op_gemm g = {.dtype = dtype, .c_dtype = PERI_F32, .biased = biased, .m = M, .n = N_, .k = K, .batch = 1, .alpha = 1,
-                      .a = peri__data(a), .b = peri__data(b), .bias = peri__data(wide[2]), .c = peri__data(c), .lda = K, .ldb = N_,
-                      .ldc = N_, .stride_c = M * N_};
+    peri_op_gemm g = {.dtype = dtype,
+                      .c_dtype = PERI_F32,
+                      .biased = biased,
+                      .m = M,
+                      .n = N_,
+                      .k = K,
+                      .batch = 1,
+                      .alpha = 1,
+                      .a = peri__data(a),
+                      .b = peri__data(b),
+                      .bias = peri__data(wide[2]),
+                      .c = peri__data(c),
+                      .lda = K,
+                      .ldb = N_,
+                      .ldc = N_,
+                      .stride_c = M * N_};
     const bool has = d->vtab->has(d->ctx, PERI_OP_gemm, &g);
     assert_true(has || biased || dtype != PERI_F32); /* plain products of f32 every device has */
     if (has) {

@@ -54,8 +54,8 @@ static void long_messages_keep_their_begin_and_their_cause(void **state)
 {
     (void)state;
     enum { LENGTHS = 6 };
-    static const int lengths[LENGTHS] = {PERI_MESSAGE_MAX - 1, PERI_MESSAGE_MAX, PERI_MESSAGE_MAX + 1, 2 * PERI_MESSAGE_MAX,
-                                         4 * PERI_MESSAGE_MAX - 1, 9 * PERI_MESSAGE_MAX};
+    static const int lengths[LENGTHS] = {PERI_MESSAGE_MAX - 1, PERI_MESSAGE_MAX,         PERI_MESSAGE_MAX + 1,
+                                         2 * PERI_MESSAGE_MAX, 4 * PERI_MESSAGE_MAX - 1, 9 * PERI_MESSAGE_MAX};
     char text[9 * PERI_MESSAGE_MAX + 1];
     for (int i = 0; i < LENGTHS; i++) {
         memset(text, 'x', sizeof text);
@@ -66,11 +66,14 @@ static void long_messages_keep_their_begin_and_their_cause(void **state)
         assert_int_equal(strlen(got), PERI_MESSAGE_MAX - 1);
         assert_memory_equal(got, "outerx", 6);
         if (i > 0) assert_non_null(strstr(got, "x ... x"));
-        if (lengths[i] < 4 * PERI_MESSAGE_MAX) assert_string_equal(got + PERI_MESSAGE_MAX - 7, "xinner"); /* of more it is not looked for */
+        /* of more it is not looked for */
+        if (lengths[i] < 4 * PERI_MESSAGE_MAX) assert_string_equal(got + PERI_MESSAGE_MAX - 7, "xinner");
     }
     for (int depth = 0; depth < 40; depth++) { /* a chain of causes */
         if (depth == 0) peri__fail(PERI_EPEER, "rank 3 is gone");
-        else peri__fail(PERI_EABORTED, "rank %d in group 'sharding group', operation %d: %s", depth, depth, peri_error_message());
+        else
+            peri__fail(PERI_EABORTED, "rank %d in group 'sharding group', operation %d: %s", depth, depth,
+                       peri_error_message());
     }
     assert_memory_equal(peri_error_message(), "rank 39 in group", 16);
     assert_string_equal(peri_error_message() + PERI_MESSAGE_MAX - 1 - 14, "rank 3 is gone");

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_follow.c: following a run from C. The law: what a reader has of any checkpoint of a chain, brought up to date by what came since, is
- * what the newest has; and which checkpoint is the newest. Rows of tables: written one by one, and as they were at a moment.
+ * test_follow.c: following a run from C. The law: what a reader has of any checkpoint of a chain, brought up to date by
+ * what came since, is what the newest has; and which checkpoint is the newest. Rows of tables: written one by one, and
+ * as they were at a moment.
  */
 #include "tests/harness/check.h"
 
@@ -48,7 +49,7 @@ static peri_device *cpu(void)
     return device;
 }
 
-/* -- a run ----------------------------------------------------------------------------------------------------------------------------- */
+/* -- a run --------------------------------------------------------------------------------------------------------- */
 
 static const int64_t first_row[PIECES] = {0, 0, 120, 120}, rows_of[PIECES] = {120, 120, 80, 80};
 static const int64_t first_col[PIECES] = {0, 4, 0, 4}, cols_of[PIECES] = {4, 2, 4, 2};
@@ -81,7 +82,8 @@ static void save(const char *name, const char *parent, int64_t increment, char d
     peri_checkpoint_folder *f;
     peri_checkpoint_writer *w;
     const char *part;
-    const peri_checkpoint_tensor t = {.size = sizeof t, .name = "t", .dtype = PERI_F32, .ndim = 2, .shape = {ROWS, COLS}};
+    const peri_checkpoint_tensor t = {
+        .size = sizeof t, .name = "t", .dtype = PERI_F32, .ndim = 2, .shape = {ROWS, COLS}};
     snprintf(path, sizeof path, "%s/%s", folder, name);
     assert_ok(peri_checkpoint_folder_new(path, &f));
     assert_ok(peri_checkpoint_writer_new(peri_checkpoint_folder_path(f), "rank-0", 0, &w));
@@ -89,10 +91,12 @@ static void save(const char *name, const char *parent, int64_t increment, char d
         char rows[32];
         n[p] = change(p, list[p]);
         if (!parent || draw(5) == 0) n[p] = -1; /* the piece is whole */
-        peri_checkpoint_region r = {.size = sizeof r, .offset = {first_row[p], first_col[p]}, .extent = {rows_of[p], cols_of[p]}};
+        peri_checkpoint_region r = {
+            .size = sizeof r, .offset = {first_row[p], first_col[p]}, .extent = {rows_of[p], cols_of[p]}};
         if (n[p] >= 0) {
             snprintf(rows, sizeof rows, "%%rows/0/%d", p);
-            const peri_checkpoint_tensor l = {.size = sizeof l, .name = rows, .dtype = PERI_I64, .ndim = 1, .shape = {n[p]}};
+            const peri_checkpoint_tensor l = {
+                .size = sizeof l, .name = rows, .dtype = PERI_I64, .ndim = 1, .shape = {n[p]}};
             assert_ok(peri_checkpoint_writer_add(w, &l, &(peri_checkpoint_region){.size = sizeof r, .extent = {n[p]}}));
             r.rows = rows;
             r.listed = n[p];
@@ -178,18 +182,21 @@ static void rows_of_an_increment_are_listed(void **context)
         lists++;
         const int64_t half = r.listed / 2;
         assert_ok(peri_checkpoint_piece_rows(c, index, k, 0, half, rows, values));
-        assert_ok(peri_checkpoint_piece_rows(c, index, k, half, r.listed - half, rows + half, values + half * r.extent[1]));
+        assert_ok(
+            peri_checkpoint_piece_rows(c, index, k, half, r.listed - half, rows + half, values + half * r.extent[1]));
         for (int64_t i = 0; i < r.listed; i++) {
             assert_true(i == 0 || rows[i] > rows[i - 1]);
-            assert_memory_equal(values + i * r.extent[1], &now[rows[i]][r.offset[1]], (size_t)r.extent[1] * sizeof(float));
+            assert_memory_equal(values + i * r.extent[1], &now[rows[i]][r.offset[1]],
+                                (size_t)r.extent[1] * sizeof(float));
         }
-        assert_fails(peri_checkpoint_piece_rows(c, index, k, half, r.listed, rows, values), PERI_EINVAL, "allowed: within the");
+        assert_fails(peri_checkpoint_piece_rows(c, index, k, half, r.listed, rows, values), PERI_EINVAL,
+                     "allowed: within the");
     }
     assert_true(lists > 0);
     peri_checkpoint_release(c);
 }
 
-/* -- what comes next ------------------------------------------------------------------------------------------------------------------- */
+/* -- what comes next ----------------------------------------------------------------------------------------------- */
 
 static void the_newest_comes_next(void **context)
 {
@@ -241,7 +248,8 @@ static void the_newest_comes_next(void **context)
     assert_int_equal(level, -1);
     assert_ok(peri_checkpoint_follower_take(f));
     /* What was taken is damaged: nothing older comes. It is gone: the newest of what is there, at the second look. */
-    snprintf(command, sizeof command, "cd %s && rm -r save-000011-step-1 && : >save-000012-step-1/manifest.json", folder);
+    snprintf(command, sizeof command, "cd %s && rm -r save-000011-step-1 && : >save-000012-step-1/manifest.json",
+             folder);
     assert_int_equal(system(command), 0);
     for (int i = 0; i < 3; i++) assert_int_equal(peri_checkpoint_follower_next(f, &c, &level), PERI_PENDING);
     snprintf(command, sizeof command, "rm -r %s/save-000012-step-1", folder);
@@ -257,13 +265,14 @@ static void the_newest_comes_next(void **context)
     strcpy(folder, was);
 }
 
-/* -- rows of tables -------------------------------------------------------------------------------------------------------------------- */
+/* -- rows of tables ------------------------------------------------------------------------------------------------ */
 
 static peri_tbe *tables(void)
 {
     const peri_table_config table = {.size = sizeof table, .name = "a", .rows = ROWS, .cols = COLS};
     peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
-    peri_tbe_config c = {.size = sizeof c, .device = cpu(), .n_tables = 1, .tables = &table, .dtype = PERI_F32, .seed = 5};
+    peri_tbe_config c = {
+        .size = sizeof c, .device = cpu(), .n_tables = 1, .tables = &table, .dtype = PERI_F32, .seed = 5};
     peri_tbe *tbe;
     assert_ok(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &optimizer));
     c.optimizer = &optimizer;

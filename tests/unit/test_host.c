@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_host.c: the library as a guest in somebody else's process: forks, sandboxes, small stacks, its beginning and its end, its threads.
+ * test_host.c: the library as a guest in somebody else's process: forks, sandboxes, small stacks, its beginning and its
+ * end, its threads.
  */
 #include "tests/harness/check.h"
 
@@ -46,12 +47,13 @@ static peri_status guest_new(guest *g, bool in_file, int64_t batch)
     void *p;
     *g = (guest){0};
     PERI_TRY(peri_device_get("cpu", &g->cpu));
-    const peri_table_config table = {.size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS, .init = PERI_INIT_CONSTANT,
-                                     .init_a = 1};
+    const peri_table_config table = {
+        .size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS, .init = PERI_INIT_CONSTANT, .init_a = 1};
     const peri_cache_params cache = {.size = sizeof cache, .load_factor = 0.5};
     peri_tbe_optimizer sgd = {.size = sizeof sgd};
     PERI_TRY(peri_tbe_optimizer_default(PERI_TBE_SGD, &sgd));
-    peri_tbe_config config = {.size = sizeof config, .device = g->cpu, .n_tables = 1, .tables = &table, .optimizer = &sgd};
+    peri_tbe_config config = {
+        .size = sizeof config, .device = g->cpu, .n_tables = 1, .tables = &table, .optimizer = &sgd};
     if (in_file) config.caches = &cache;
     PERI_TRY(peri_tbe_new(&config, &g->tbe));
     PERI_TRY(peri_tensor_new(g->cpu, PERI_I64, 1, &batch, &g->in.ids));
@@ -137,7 +139,7 @@ static int threads_called(const char *name)
     return n;
 }
 
-/* -- fork ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- fork ---------------------------------------------------------------------------------------------------------- */
 
 static int child_uses_all(void *ctx)
 {
@@ -146,7 +148,8 @@ static int child_uses_all(void *ctx)
     if (peri_tbe_backward(g->tbe, &g->in, g->grad, NULL) < 0) return 2;
     if (guest_use(g) >= BATCH * COLS) return 3; /* the rows went down */
     if (product(g->cpu) != 1) return 4;
-    if (guest_new(&own, true, BATCH) < 0 || guest_use(&own) != BATCH * COLS) return 5; /* tables in files that are its own */
+    /* tables in files that are its own */
+    if (guest_new(&own, true, BATCH) < 0 || guest_use(&own) != BATCH * COLS) return 5;
     guest_free(&own);
     guest_free(g);
     return threads_called("perilune") == WORKERS - 1 ? 0 : 6;
@@ -208,7 +211,8 @@ static void groups_stay_with_their_process(void **state)
 {
     (void)state;
     for (int i = 0; i < 2; i++) {
-        peri_comm_config config = {.size = sizeof config, .transport = "sim", .job = "host", .rank = i, .world_size = 2, .timeout_s = 20};
+        peri_comm_config config = {
+            .size = sizeof config, .transport = "sim", .job = "host", .rank = i, .world_size = 2, .timeout_s = 20};
         assert_ok(peri_comm_open(&config, &of_two[i]));
     }
     assert_int_equal(in_child(child_asks_a_group, NULL), 0);
@@ -255,7 +259,7 @@ static void children_come_while_others_compute(void **state)
     }
 }
 
-/* -- the beginning and the end --------------------------------------------------------------------------------------------------------- */
+/* -- the beginning and the end ------------------------------------------------------------------------------------- */
 
 /** In a child, so that nothing is left of the tests before. */
 static int begins_and_ends(void *ctx)
@@ -269,7 +273,8 @@ static int begins_and_ends(void *ctx)
         if (guest_use(&g) != BATCH * COLS || product(g.cpu) != 1) return 4;
         if (threads_called("perilune") < WORKERS - 1) return 5;
         if (peri_host_shutdown() < 0) return 6; /* the other one still uses it */
-        if (peri_host_shutdown() != PERI_EINVAL || !strstr(peri_error_message(), "objects are not released yet")) return 7;
+        if (peri_host_shutdown() != PERI_EINVAL || !strstr(peri_error_message(), "objects are not released yet"))
+            return 7;
         if (guest_use(&g) != BATCH * COLS) return 8;
         guest_free(&g);
         if (peri_host_shutdown() < 0) return 9;
@@ -303,7 +308,8 @@ static int stores_where_the_host_says(void *ctx)
     if (peri_host_storage_set(take, give) < 0) return 2;
     if (guest_new(&g, false, BATCH) < 0 || guest_use(&g) != BATCH * COLS || product(g.cpu) != 1) return 3;
     if (atomic_load(&taken) < ROWS * COLS * 4) return 4;
-    if (peri_host_storage_set(NULL, NULL) != PERI_EINVAL || !strstr(peri_error_message(), "are there already")) return 5;
+    if (peri_host_storage_set(NULL, NULL) != PERI_EINVAL || !strstr(peri_error_message(), "are there already"))
+        return 5;
     guest_free(&g);
     if (peri_device_trim(g.cpu) < 0) return 6;
     if (peri_host_shutdown() < 0 || atomic_load(&taken) != 0) return 7;
@@ -323,7 +329,7 @@ static void nothing_is_left_at_the_end_and_it_begins_again(void **state)
     assert_int_equal(in_child(stores_where_the_host_says, NULL), 0);
 }
 
-/* -- log lines and plugins ------------------------------------------------------------------------------------------------------------- */
+/* -- log lines and plugins ----------------------------------------------------------------------------------------- */
 
 typedef struct heard {
     int32_t level, lines;
@@ -359,7 +365,8 @@ static void plugins_come_from_folders_that_the_host_names(void **state)
     unsetenv("PERI_PLUGIN_PATH");
     assert_true(readlink("/proc/self/exe", folder, sizeof folder - 20) > 0);
     strcpy(strrchr(folder, '/'), "/plugins");
-    assert_fails(peri_host_plugin_path_set("plugins"), PERI_EINVAL, "the folder 'plugins', allowed: paths that begin with /");
+    assert_fails(peri_host_plugin_path_set("plugins"), PERI_EINVAL,
+                 "the folder 'plugins', allowed: paths that begin with /");
     assert_fails(peri_host_plugin_path_set("/a:b"), PERI_EINVAL, "the folder 'b', allowed");
     assert_fails(peri_device_get("own_way", &device), PERI_ENOTFOUND, "no libperilune_own_way.so");
     assert_ok(peri_host_plugin_path_set(folder));
@@ -367,7 +374,7 @@ static void plugins_come_from_folders_that_the_host_names(void **state)
     assert_ok(peri_host_plugin_path_set(NULL));
 }
 
-/* -- processors ------------------------------------------------------------------------------------------------------------------------ */
+/* -- processors ---------------------------------------------------------------------------------------------------- */
 
 static void write_text(const char *folder, const char *name, const char *text)
 {
@@ -413,7 +420,7 @@ static void threads_follow_the_quota_of_the_control_group(void **state)
     assert_int_equal(system(command), 0);
 }
 
-/* -- what is the caller's stays the caller's ------------------------------------------------------------------------------------------- */
+/* -- what is the caller's stays the caller's ----------------------------------------------------------------------- */
 
 static void *on_a_small_stack(void *ctx)
 {
@@ -422,7 +429,8 @@ static void *on_a_small_stack(void *ctx)
     *(int *)ctx = 1;
     if (guest_new(&g, false, BATCH) < 0) return NULL;
     *(int *)ctx = 2;
-    if (peri_tbe_forward(g.tbe, &g.in, g.out) < 0 || peri_tensor_read(g.out, out, sizeof out) < 0 || out[0] != 1) return NULL;
+    if (peri_tbe_forward(g.tbe, &g.in, g.out) < 0 || peri_tensor_read(g.out, out, sizeof out) < 0 || out[0] != 1)
+        return NULL;
     *(int *)ctx = 3;
     if (peri_tbe_backward(g.tbe, &g.in, g.grad, NULL) < 0 || product(g.cpu) != 1) return NULL;
     *(int *)ctx = 4;
@@ -452,7 +460,8 @@ static void a_stack_of_64_kib_is_enough(void **state)
 
 enum { ODD = 40 };
 
-/** Numbers that depend on how a processor rounds and on what it does about denormals, and some that are invalid: [3, ODD, ODD]. */
+/** Numbers that depend on how a processor rounds and on what it does about denormals, and some that are invalid: [3,
+ *  ODD, ODD]. */
 static void odd_numbers(peri_device *cpu, float *out)
 {
     const int64_t shape[2] = {ODD, ODD};
@@ -493,7 +502,8 @@ static void rounding_and_masks_stay(void **state)
     odd_numbers(g.cpu, odd[0]);
     fesetround(FE_UPWARD);
 #if defined(__x86_64__)
-    const unsigned control = (__builtin_ia32_stmxcsr() | 0x8040u) & ~0x80u; /* denormals are zero, and are flushed; what is invalid traps */
+    /* denormals are zero, and are flushed; what is invalid traps */
+    const unsigned control = (__builtin_ia32_stmxcsr() | 0x8040u) & ~0x80u;
     __builtin_ia32_ldmxcsr(control);
 #endif
     const double sum = guest_use(&g), one = product(g.cpu);
@@ -562,7 +572,7 @@ static void numbers_have_a_point_in_every_locale(void **state)
     assert_int_equal(system(command), 0);
 }
 
-/* -- a sandbox ------------------------------------------------------------------------------------------------------------------------- */
+/* -- a sandbox ----------------------------------------------------------------------------------------------------- */
 
 /** From now on these calls of the system are refused. */
 static bool refuse(const int *calls, int n)
@@ -580,8 +590,9 @@ static bool refuse(const int *calls, int n)
 
 static int sandboxed(void *ctx)
 {
-    static const int calls[] = {SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register, SYS_mbind, SYS_set_mempolicy,
-                                SYS_get_mempolicy, SYS_sched_setaffinity, SYS_sched_getaffinity, SYS_madvise, SYS_process_vm_readv};
+    static const int calls[] = {SYS_io_uring_setup, SYS_io_uring_enter,  SYS_io_uring_register, SYS_mbind,
+                                SYS_set_mempolicy,  SYS_get_mempolicy,   SYS_sched_setaffinity, SYS_sched_getaffinity,
+                                SYS_madvise,        SYS_process_vm_readv};
     guest g;
     heard h = {0};
     (void)ctx;
@@ -604,7 +615,7 @@ static void a_sandbox_means_a_slower_way(void **state)
     assert_int_equal(status, 0);
 }
 
-/* -- batches of all sizes -------------------------------------------------------------------------------------------------------------- */
+/* -- batches of all sizes ------------------------------------------------------------------------------------------ */
 
 static int sizes(void *ctx)
 {
@@ -620,9 +631,14 @@ static int sizes(void *ctx)
         const int64_t whole[2] = {n, COLS};
         peri_tbe_input in = {0};
         peri_tensor *out;
-        if (peri_tensor_new(g.cpu, PERI_I64, 1, &n, &in.ids) < 0 || peri_tensor_write(in.ids, zeros, n * 8) < 0) return 2;
-        if (peri_tensor_new(g.cpu, PERI_I64, 1, &ends, &in.offsets) < 0 || peri_tensor_write(in.offsets, zeros, ends * 8) < 0) return 3;
-        if (peri_tbe_blocks_new(g.tbe, &block, 1, &in.blocks) < 0 || peri_tensor_new(g.cpu, PERI_F32, 2, whole, &out) < 0) return 4;
+        if (peri_tensor_new(g.cpu, PERI_I64, 1, &n, &in.ids) < 0 || peri_tensor_write(in.ids, zeros, n * 8) < 0)
+            return 2;
+        if (peri_tensor_new(g.cpu, PERI_I64, 1, &ends, &in.offsets) < 0 ||
+            peri_tensor_write(in.offsets, zeros, ends * 8) < 0)
+            return 3;
+        if (peri_tbe_blocks_new(g.tbe, &block, 1, &in.blocks) < 0 ||
+            peri_tensor_new(g.cpu, PERI_F32, 2, whole, &out) < 0)
+            return 4;
         if (peri_tbe_forward(g.tbe, &in, out) < 0) return 5;
         peri_tensor_release(in.ids);
         peri_tensor_release(in.offsets);
@@ -645,13 +661,20 @@ static void memory_does_not_grow_with_the_sizes_of_batches(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(log_lines_go_to_the_host), cmocka_unit_test(plugins_come_from_folders_that_the_host_names),
-    cmocka_unit_test(threads_follow_the_quota_of_the_control_group), cmocka_unit_test(a_child_goes_on_with_what_is_in_memory),
-    cmocka_unit_test(a_child_is_told_what_it_cannot_use), cmocka_unit_test(groups_stay_with_their_process),
-    cmocka_unit_test(children_come_while_others_compute), cmocka_unit_test(a_stack_of_64_kib_is_enough),
-    cmocka_unit_test(rounding_and_masks_stay), cmocka_unit_test(a_broken_pipe_is_no_signal),
-    cmocka_unit_test(numbers_have_a_point_in_every_locale), cmocka_unit_test(a_sandbox_means_a_slower_way),
-    cmocka_unit_test(memory_does_not_grow_with_the_sizes_of_batches), cmocka_unit_test(nothing_is_left_at_the_end_and_it_begins_again),
+    cmocka_unit_test(log_lines_go_to_the_host),
+    cmocka_unit_test(plugins_come_from_folders_that_the_host_names),
+    cmocka_unit_test(threads_follow_the_quota_of_the_control_group),
+    cmocka_unit_test(a_child_goes_on_with_what_is_in_memory),
+    cmocka_unit_test(a_child_is_told_what_it_cannot_use),
+    cmocka_unit_test(groups_stay_with_their_process),
+    cmocka_unit_test(children_come_while_others_compute),
+    cmocka_unit_test(a_stack_of_64_kib_is_enough),
+    cmocka_unit_test(rounding_and_masks_stay),
+    cmocka_unit_test(a_broken_pipe_is_no_signal),
+    cmocka_unit_test(numbers_have_a_point_in_every_locale),
+    cmocka_unit_test(a_sandbox_means_a_slower_way),
+    cmocka_unit_test(memory_does_not_grow_with_the_sizes_of_batches),
+    cmocka_unit_test(nothing_is_left_at_the_end_and_it_begins_again),
 };
 
 int main(void) { return cmocka_run_group_tests(tests, NULL, NULL); }

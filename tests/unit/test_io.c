@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_io.c: readers, synthetic data, logistic regression and metrics from C: every allocation may fail, nothing leaks, refusals.
+ * test_io.c: readers, synthetic data, logistic regression and metrics from C: every allocation may fail, nothing leaks,
+ * refusals.
  */
 #include "tests/harness/check.h"
 
@@ -22,8 +23,15 @@ static const int32_t least[3] = {0, 1, 2}, most[3] = {3, 1, 2};
 static peri_synthetic_config synthetic(void)
 {
     return (peri_synthetic_config){.size = sizeof(peri_synthetic_config),
-                                    .table_rows = rows, .bag_min = least, .bag_max = most, .dense_features = 2, .sparse_features = 3,
-                                    .seed = 4, .alpha = 1.05, .signal = 1, .interaction = 1};
+                                   .table_rows = rows,
+                                   .bag_min = least,
+                                   .bag_max = most,
+                                   .dense_features = 2,
+                                   .sparse_features = 3,
+                                   .seed = 4,
+                                   .alpha = 1.05,
+                                   .signal = 1,
+                                   .interaction = 1};
 }
 
 static const char text[] = "1\t5\t\t1f\t\t3\n0\t\t-7\t2\t4\t\n1\t1\t2\t3\t4\t5\n";
@@ -31,11 +39,17 @@ static const char text[] = "1\t5\t\t1f\t\t3\n0\t\t-7\t2\t4\t\n1\t1\t2\t3\t4\t5\n
 static peri_criteo_config criteo(void)
 {
     return (peri_criteo_config){.size = sizeof(peri_criteo_config),
-                                 .path = "text", .table_rows = rows, .dense_features = 2, .sparse_features = 3, .dense = PERI_DENSE_LOG,
-                                 .world = 1, .batch_rows = 2, .end = 1};
+                                .path = "text",
+                                .table_rows = rows,
+                                .dense_features = 2,
+                                .sparse_features = 3,
+                                .dense = PERI_DENSE_LOG,
+                                .world = 1,
+                                .batch_rows = 2,
+                                .end = 1};
 }
 
-/* -- deeds: each makes what it needs and gives it back ------------------------------------------------------------------------------- */
+/* -- deeds: each makes what it needs and gives it back ------------------------------------------------------------- */
 
 static peri_status fill_synthetic(void)
 {
@@ -80,18 +94,29 @@ static peri_status read_criteo_file(void)
 static peri_status read_csv(void)
 {
     static const char csv[] = "y,x,ids\n1,2.5,\"7 \"\"\"\n0,,3 4\n";
-    static const peri_csv_column columns[] = {
-        {.size = sizeof *columns, .name = "ids", .kind = PERI_COLUMN_IDS, .ids = PERI_IDS_TEXT, .base = 10, .table_rows = 9,
-         .separator = ' '},
-        {.size = sizeof *columns, .name = "y", .kind = PERI_COLUMN_LABEL}};
+    static const peri_csv_column columns[] = {{.size = sizeof *columns,
+                                               .name = "ids",
+                                               .kind = PERI_COLUMN_IDS,
+                                               .ids = PERI_IDS_TEXT,
+                                               .base = 10,
+                                               .table_rows = 9,
+                                               .separator = ' '},
+                                              {.size = sizeof *columns, .name = "y", .kind = PERI_COLUMN_LABEL}};
     char path[32];
     const char *paths[] = {path, path};
     int file = memfd_create("csv", 0);
     assert_int_equal(write(file, csv, sizeof csv - 1), sizeof csv - 1);
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
-    peri_csv_config o = {.size = sizeof o, .paths = paths, .n_paths = 2, .columns = columns, .n_columns = 2, .delimiter = ',',
+    peri_csv_config o = {.size = sizeof o,
+                         .paths = paths,
+                         .n_paths = 2,
+                         .columns = columns,
+                         .n_columns = 2,
+                         .delimiter = ',',
                          .header = true,
-                         .world = 1, .batch_rows = 3, .end = 1};
+                         .world = 1,
+                         .batch_rows = 3,
+                         .end = 1};
     peri_criteo *r = NULL;
     peri_batch *b = NULL;
     peri_status status = peri_csv_open(&o, &r);
@@ -114,8 +139,13 @@ static peri_status write_columns(void)
     assert_non_null(mkdtemp(folder));
     snprintf(inner, sizeof inner, "%s/a", folder);
     peri_synthetic_config so = synthetic();
-    peri_columns_config co = {.size = sizeof co, .table_rows = rows, .dense_features = 2, .sparse_features = 3, .ids = PERI_IDS_EXACT,
-                              .block_rows = 3, .blocks = 2};
+    peri_columns_config co = {.size = sizeof co,
+                              .table_rows = rows,
+                              .dense_features = 2,
+                              .sparse_features = 3,
+                              .ids = PERI_IDS_EXACT,
+                              .block_rows = 3,
+                              .blocks = 2};
     peri_columns_writer *w = NULL;
     peri_columns *c = NULL;
     peri_arrays *files[5] = {NULL};
@@ -132,9 +162,14 @@ static peri_status write_columns(void)
         if (status >= 0) status = peri_arrays_open(path, &files[i]);
         if (status >= 0) status = peri_arrays_get(files[i], 0, &a[i]);
     }
-    peri_columns_part p = {.size = sizeof p, .name = "a", .rows = 10, .dense = {a[0].data, 2, PERI_F32, 2}, .labels = {a[1].data, 1,
-                                                                                                                       PERI_F32, 1},
-                           .lengths = {a[2].data, 3, PERI_I16, 3}, .offsets = a[3].data, .values = {a[4].data, 1, PERI_I32, 1},
+    peri_columns_part p = {.size = sizeof p,
+                           .name = "a",
+                           .rows = 10,
+                           .dense = {a[0].data, 2, PERI_F32, 2},
+                           .labels = {a[1].data, 1, PERI_F32, 1},
+                           .lengths = {a[2].data, 3, PERI_I16, 3},
+                           .offsets = a[3].data,
+                           .values = {a[4].data, 1, PERI_I32, 1},
                            .n_values = a[4].elements};
     if (status >= 0) status = peri_columns_new(&co, &c);
     if (status >= 0) status = peri_columns_add(c, &p);
@@ -152,7 +187,8 @@ static peri_status write_columns(void)
 static peri_status train_logistic(void)
 {
     peri_synthetic_config o = synthetic();
-    peri_logistic_config lo = {.size = sizeof lo, .table_rows = rows, .dense_features = 2, .sparse_features = 3, .learning_rate = 0.1};
+    peri_logistic_config lo = {
+        .size = sizeof lo, .table_rows = rows, .dense_features = 2, .sparse_features = 3, .learning_rate = 0.1};
     peri_logistic *m = NULL;
     peri_batch *b = NULL;
     double loss;
@@ -174,7 +210,8 @@ static peri_status areas(void)
     return peri_metric_rauc(&s, &out);
 }
 
-/* A thread that hands over numbers 0, 1, ... in parcels that each have one object, so many; `bytes` of each is a copy of its number. */
+/* A thread that hands over numbers 0, 1, ... in parcels that each have one object, so many; `bytes` of each is a copy
+ * of its number. */
 typedef struct numbers {
     peri_feed *feed;
     peri_tensor *tensor;
@@ -235,13 +272,13 @@ static peri_status feed(int64_t n, int64_t taken)
 
 static peri_status feed_three(void) { return feed(3, 3); }
 
-/* -- tests ----------------------------------------------------------------------------------------------------------------------------- */
+/* -- tests --------------------------------------------------------------------------------------------------------- */
 
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
-    peri_status (*const deeds[])(void) = {fill_synthetic, read_criteo, read_criteo_file, read_csv, write_columns, train_logistic, areas,
-                                          feed_three};
+    peri_status (*const deeds[])(void) = {fill_synthetic, read_criteo, read_criteo_file, read_csv, write_columns,
+                                          train_logistic, areas,       feed_three};
     for (size_t d = 0; d < sizeof deeds / sizeof *deeds; d++) {
         int64_t objects = peri_mem_objects(), live = peri_mem_live();
         int failures = 0;
@@ -276,9 +313,10 @@ static void a_feed_gives_everything_back(void **state)
     assert_ok(peri_feed_new(1, &f));
     peri_feed_parcel parcel;
     assert_fails(peri_feed_take(f, 0, &parcel), PERI_ECLOSED, "no more parcels");
-    assert_fails(peri_feed_put(f, &(peri_feed_parcel){.n_bytes = 3}), PERI_EINVAL, "3 bytes and 0 objects, with no bytes");
-    assert_fails(peri_feed_put(f, &(peri_feed_parcel){.objects = &(peri_feed_object){.kind = 9}, .n_objects = 1}), PERI_EINVAL,
-                 "object 0 is of kind 9, allowed: 0..3");
+    assert_fails(peri_feed_put(f, &(peri_feed_parcel){.n_bytes = 3}), PERI_EINVAL,
+                 "3 bytes and 0 objects, with no bytes");
+    assert_fails(peri_feed_put(f, &(peri_feed_parcel){.objects = &(peri_feed_object){.kind = 9}, .n_objects = 1}),
+                 PERI_EINVAL, "object 0 is of kind 9, allowed: 0..3");
     assert_ok(peri_feed_stop(f, 0));
     peri_feed_release(f);
     peri_feed_release(NULL);
@@ -463,7 +501,8 @@ typedef struct turn {
 static double sum_of(const peri_batch *b)
 {
     double sum = (double)b->global_row + 3 * (double)b->global_rows + 7 * (double)b->rows;
-    for (int64_t i = 0; i < b->rows; i++) sum += (double)(i + 1) * (b->labels[i] + b->dense[2 * i] - 2 * b->dense[2 * i + 1]);
+    for (int64_t i = 0; i < b->rows; i++)
+        sum += (double)(i + 1) * (b->labels[i] + b->dense[2 * i] - 2 * b->dense[2 * i + 1]);
     for (int64_t i = 0; i < 3 * b->rows; i++) sum += (double)(i % 11) * b->lengths[i];
     for (int64_t i = 0; i < b->ids; i++) sum += (double)(i % 13) * (double)b->values[i];
     return sum;
@@ -625,8 +664,13 @@ static void metrics_of_sums_have_names(void **state)
     const struct {
         const char *name;
         double value;
-    } cases[] = {{"calibration", (0.25 + 0.5 + 1 + 3) / 5}, {"ctr", 5.0 / 8}, {"accuracy", (1.0 + 1 + 4) / 8}, {"recall", 1},
-                 {"precision", 5.0 / 7}, {"mse", (0.0625 + 0.25 + 0.5 + 0.25) / 8}, {"mae", (0.25 + 0.5 + 1 + 1) / 8},
+    } cases[] = {{"calibration", (0.25 + 0.5 + 1 + 3) / 5},
+                 {"ctr", 5.0 / 8},
+                 {"accuracy", (1.0 + 1 + 4) / 8},
+                 {"recall", 1},
+                 {"precision", 5.0 / 7},
+                 {"mse", (0.0625 + 0.25 + 0.5 + 0.25) / 8},
+                 {"mae", (0.25 + 0.5 + 1 + 1) / 8},
                  {"logloss", (-log2(0.75) + 1 + 2 - 4 * log2(0.75)) / 8},
                  {"ne", (-log2(0.75) + 1 + 2 - 4 * log2(0.75)) / (-5 * log2(5.0 / 8) - 3 * log2(3.0 / 8))}};
     peri_metric_sums sums = {0};
@@ -652,13 +696,15 @@ static void metrics_refuse_what_they_do_not_speak_of(void **state)
     double p[2] = {0.5, 1.5}, y[2] = {0, 1}, w[2] = {1, -1}, out = 7;
     peri_metric_samples s = {.predictions = p, .labels = y, .n = 2};
     peri_metric_sums sums = {0};
-    assert_fails(peri_metric_check(&s, PERI_METRIC_PROBABILITIES, "ne"), PERI_EINVAL, "ne: sample 1: prediction 1.5, allowed: prob");
+    assert_fails(peri_metric_check(&s, PERI_METRIC_PROBABILITIES, "ne"), PERI_EINVAL,
+                 "ne: sample 1: prediction 1.5, allowed: prob");
     assert_ok(peri_metric_check(&s, PERI_METRIC_RATES | PERI_METRIC_LABELS_OF_CLASSES, "ctr"));
     assert_fails(peri_metric_check(&s, 1 << 10, "ne"), PERI_EINVAL, "needs 1024");
     assert_ok(peri_metric_add(&s, 0.5, &sums));
     assert_true(isnan(sums.cross_entropy) && isnan(sums.plain_cross_entropy) && sums.square_error == 0.5);
     s.weights = w;
-    assert_fails(peri_metric_add(&s, 0.5, &sums), PERI_EINVAL, "sample 1: weight -1, allowed: finite numbers, 0 or more");
+    assert_fails(peri_metric_add(&s, 0.5, &sums), PERI_EINVAL,
+                 "sample 1: weight -1, allowed: finite numbers, 0 or more");
     assert_true(sums.n == 2);
     w[1] = 0;
     y[0] = 2;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_loader.c: backends by name: built in, from plugins, and everything that can be wrong with a plugin. The plugins of
- * tests/unit/plugins lie beside this program.
+ * test_loader.c: backends by name: built in, from plugins, and everything that can be wrong with a plugin. The plugins
+ * of tests/unit/plugins lie beside this program.
  */
 #include "tests/harness/check.h"
 
@@ -40,7 +40,8 @@ static void built_in_backends_are_there(void **state)
 static void names_cannot_be_paths(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"../cpu", "a/b", "CPU", "", " ", "a.b", "abcdefghijklmnopqrstuvwxyzabcdefghijklmnop", "cpu;rm"};
+    static const char *const bad[] = {
+        "../cpu", "a/b", "CPU", "", " ", "a.b", "abcdefghijklmnopqrstuvwxyzabcdefghijklmnop", "cpu;rm"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         const peri_device_vtab *device = NULL;
         const peri_coll_vtab *coll = NULL;
@@ -56,10 +57,12 @@ static void a_missing_plugin_says_where_it_was_looked_for(void **state)
     (void)state;
     const peri_coll_vtab *coll = NULL;
     setenv("PERI_PLUGIN_PATH", folder, 1);
-    assert_fails(peri__plugin_coll("nowhere", &coll), PERI_ENOTFOUND, "no libperilune_nowhere.so on PERI_PLUGIN_PATH or beside");
-    setenv("PERI_PLUGIN_PATH", "plugins", 1);
     assert_fails(peri__plugin_coll("nowhere", &coll), PERI_ENOTFOUND,
-                 "no libperilune_nowhere.so: PERI_PLUGIN_PATH has the folder 'plugins', allowed: paths that begin with /");
+                 "no libperilune_nowhere.so on PERI_PLUGIN_PATH or beside");
+    setenv("PERI_PLUGIN_PATH", "plugins", 1);
+    assert_fails(
+        peri__plugin_coll("nowhere", &coll), PERI_ENOTFOUND,
+        "no libperilune_nowhere.so: PERI_PLUGIN_PATH has the folder 'plugins', allowed: paths that begin with /");
     unsetenv("PERI_PLUGIN_PATH");
     assert_fails(peri__plugin_coll("nowhere", &coll), PERI_ENOTFOUND, "transport 'nowhere'");
     assert_null(coll);
@@ -83,7 +86,8 @@ static void other_contracts_are_refused(void **state)
     assert_null(coll);
 }
 
-/** other_list has kernels that the library has not, others in another order, and one whose arguments have another size. */
+/** other_list has kernels that the library has not, others in another order, and one whose arguments have another
+ *  size. */
 static void kernels_are_known_by_their_names(void **state)
 {
     (void)state;
@@ -107,7 +111,8 @@ static void kernels_are_known_by_their_names(void **state)
         moved += work[i] != i;
         there++;
     }
-    assert_int_equal(there, PERI_WORK_COUNT - 3); /* less the gap between kernels and operations, cumsum, and the kernel that is gone */
+    assert_int_equal(there, PERI_WORK_COUNT - 3); /* less the gap between kernels and operations, cumsum, and the kernel
+                                                     that is gone */
     assert_true(moved > 50);
     assert_int_equal(work[PERI_OP_cumsum], -1);
     assert_int_equal(work[PERI_K_cache_fill], -1);
@@ -125,13 +130,14 @@ static void kernels_are_known_by_their_names(void **state)
     sums = NULL;
     peri_tensor *lengths = NULL;
     assert_ok(peri_tensor_full(opened, PERI_I64, 1, shape, 1, &lengths));
-    assert_fails(peri_sparse_cumsum(lengths, PERI_CUMSUM_COMPLETE, &sums), PERI_EUNSUPPORTED, "device other_list has no operation cumsum");
+    assert_fails(peri_sparse_cumsum(lengths, PERI_CUMSUM_COMPLETE, &sums), PERI_EUNSUPPORTED,
+                 "device other_list has no operation cumsum");
     peri_tensor_release(lengths);
     peri_tensor_release(t);
 }
 
-/** A backend says the lowest contract that it needs; the members that it does not have are NULL, those that the core does not know are not
- *  looked at. */
+/** A backend says the lowest contract that it needs; the members that it does not have are NULL, those that the core
+ *  does not know are not looked at. */
 static void contracts_from_the_lowest_on_are_taken(void **state)
 {
     (void)state;
@@ -162,7 +168,8 @@ static void a_file_that_is_no_library_is_named(void **state)
     unlink(path);
     assert_int_equal(status, PERI_ENOTFOUND);
     assert_non_null(strstr(peri_error_message(), "libperilune_text.so"));
-    assert_non_null(strstr(peri_error_message(), "invalid ELF header") ? "" : strstr(peri_error_message(), "too short"));
+    assert_non_null(strstr(peri_error_message(), "invalid ELF header") ? ""
+                                                                       : strstr(peri_error_message(), "too short"));
 }
 
 static void an_unusable_device_tells_its_reason(void **state)
@@ -173,9 +180,11 @@ static void an_unusable_device_tells_its_reason(void **state)
     setenv("PERI_PLUGIN_PATH", folder, 1);
     assert_false(peri_device_probe("refusing", reason, sizeof reason));
     assert_string_equal(reason, "the moon is in the wrong phase");
-    assert_fails(peri_device_get("refusing:1", &device), PERI_EUNSUPPORTED, "cannot be used here: the moon is in the wrong phase");
+    assert_fails(peri_device_get("refusing:1", &device), PERI_EUNSUPPORTED,
+                 "cannot be used here: the moon is in the wrong phase");
     assert_null(device);
-    assert_fails(peri_device_get("own_way:1", &device), PERI_ENOTFOUND, "device own_way:1: open failed: a named thing does not exist");
+    assert_fails(peri_device_get("own_way:1", &device), PERI_ENOTFOUND,
+                 "device own_way:1: open failed: a named thing does not exist");
     assert_null(device);
     assert_true(peri_device_probe("cpu", reason, sizeof reason));
     assert_string_equal(reason, "");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_lua.c: Lua inside a host: values of all kinds there and back, the host's memory, errors with words, states of threads, narrow
- * states, and a state of the host's own that lacks libraries.
+ * test_lua.c: Lua inside a host: values of all kinds there and back, the host's memory, errors with words, states of
+ * threads, narrow states, and a state of the host's own that lacks libraries.
  */
 #include "tests/harness/check.h"
 
@@ -45,7 +45,7 @@ static void given_back(void *count, void *data)
 }
 
 /* -- values
- * ------------------------------------------------------------------------------------------------------------------------------ */
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 static void scripts_work_in_the_hosts_memory(void **state)
 {
@@ -92,17 +92,23 @@ static void values_come_back_as_they_went(void **state)
     static const char *const names[2] = {"f", "g"};
     peri_kjt_args kjt = {.size = sizeof kjt};
     peri_lua *lua = lua_new();
-    peri_lua_object *same = load(lua, "return function(...) return ... end"), *m = load(lua, "return { n = 7, f = function(self, x) "
-                                                                                            "return self.n + x end }");
+    peri_lua_object *same = load(lua, "return function(...) return ... end"),
+                    *m = load(lua, "return { n = 7, f = function(self, x) "
+                                   "return self.n + x end }");
     assert_ok(peri_tensor_new(cpu, PERI_I64, 1, &n, &kjt.values));
     assert_ok(peri_tensor_write(kjt.values, ids, sizeof ids));
     assert_ok(peri_tensor_new(cpu, PERI_I64, 1, &two, &kjt.lengths));
     assert_ok(peri_tensor_write(kjt.lengths, lengths, sizeof lengths));
     assert_ok(peri_keys_new(names, 2, &kjt.keys));
-    peri_lua_value in[9] = {{.kind = PERI_LUA_NIL}, {.kind = PERI_LUA_BOOL, .integer = 1}, {.kind = PERI_LUA_NUMBER, .number = 0.25},
-                            {.kind = PERI_LUA_INTEGER, .integer = 12}, {.kind = PERI_LUA_INTEGER, .integer = INT64_MIN + 1},
-                            {.kind = PERI_LUA_TEXT, .text = text, .length = 3}, {.kind = PERI_LUA_TEXT, .text = "word"},
-                            {.kind = PERI_LUA_KJT}, {.kind = PERI_LUA_OBJECT, .object = m}};
+    peri_lua_value in[9] = {{.kind = PERI_LUA_NIL},
+                            {.kind = PERI_LUA_BOOL, .integer = 1},
+                            {.kind = PERI_LUA_NUMBER, .number = 0.25},
+                            {.kind = PERI_LUA_INTEGER, .integer = 12},
+                            {.kind = PERI_LUA_INTEGER, .integer = INT64_MIN + 1},
+                            {.kind = PERI_LUA_TEXT, .text = text, .length = 3},
+                            {.kind = PERI_LUA_TEXT, .text = "word"},
+                            {.kind = PERI_LUA_KJT},
+                            {.kind = PERI_LUA_OBJECT, .object = m}};
     assert_ok(peri_kjt_new(&kjt, &in[7].kjt));
     peri_lua_value out[10];
     assert_ok(peri_lua_call(same, NULL, in, 9, out, 10));
@@ -133,7 +139,7 @@ static void values_come_back_as_they_went(void **state)
 }
 
 /* -- errors
- * ------------------------------------------------------------------------------------------------------------------------------ */
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 static void errors_are_statuses_with_words(void **state)
 {
@@ -152,17 +158,20 @@ static void errors_are_statuses_with_words(void **state)
                   "function M.none() return peri.ffi.device 'moon' end\n"
                   "function M.thing() error(setmetatable({}, { __tostring = function() error 'twice' end })) end\n"
                   "return M");
-    assert_fails(peri_lua_call(m, "raise", NULL, 0, NULL, 0), PERI_EINVAL, "peri_lua_call: by the script (script.lua:4)");
+    assert_fails(peri_lua_call(m, "raise", NULL, 0, NULL, 0), PERI_EINVAL,
+                 "peri_lua_call: by the script (script.lua:4)");
     assert_non_null(strstr(peri_lua_error(lua), "stack traceback"));
     assert_fails(peri_lua_call(m, "refused", NULL, 0, NULL, 0), PERI_EINVAL, "script.lua:6");
     assert_fails(peri_lua_call(m, "none", NULL, 0, NULL, 0), PERI_ENOTFOUND, "moon");
     assert_fails(peri_lua_call(m, "thing", NULL, 0, NULL, 0), PERI_EINVAL, "__tostring fails");
-    assert_fails(peri_lua_call(m, "missing", NULL, 0, NULL, 0), PERI_EINVAL, "the object (a table) has no function 'missing'");
+    assert_fails(peri_lua_call(m, "missing", NULL, 0, NULL, 0), PERI_EINVAL,
+                 "the object (a table) has no function 'missing'");
     assert_fails(peri_lua_call(m, "x", NULL, 0, NULL, 0), PERI_EINVAL, "call");
     peri_lua_value in = {.kind = PERI_LUA_OBJECT, .object = foreign};
     assert_fails(peri_lua_call(m, "raise", &in, 1, NULL, 0), PERI_EINVAL, "object 0 is of another state of Lua");
     in = (peri_lua_value){.kind = 77};
-    assert_fails(peri_lua_call(m, "raise", &in, 1, NULL, 0), PERI_EINVAL, "value 0 is of kind 77, allowed: PERI_LUA_*, 0..10");
+    assert_fails(peri_lua_call(m, "raise", &in, 1, NULL, 0), PERI_EINVAL,
+                 "value 0 is of kind 77, allowed: PERI_LUA_*, 0..10");
     in = (peri_lua_value){.kind = PERI_LUA_TENSOR};
     assert_fails(peri_lua_call(m, "raise", &in, 1, NULL, 0), PERI_EINVAL, "value 0 is NULL");
     assert_fails(peri_lua_call(m, "raise", NULL, 1, NULL, 0), PERI_EINVAL, "in is missing");
@@ -171,7 +180,8 @@ static void errors_are_statuses_with_words(void **state)
     static const char *const bad[][2] = {{"return {", "script.lua:1"}, {"local x = 1", "script.lua returns nothing"},
                                          {"\033LJ\002", "bytecode"}, {"error 'early'", "early (script.lua:1)"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        assert_fails(peri_lua_load_text(lua, "script.lua", bad[i][0], (int64_t)strlen(bad[i][0]), NULL, 0, &none), PERI_EINVAL, bad[i][1]);
+        assert_fails(peri_lua_load_text(lua, "script.lua", bad[i][0], (int64_t)strlen(bad[i][0]), NULL, 0, &none),
+                     PERI_EINVAL, bad[i][1]);
     assert_null(none);
     peri_lua_object_release(foreign);
     peri_lua_object_release(m);
@@ -212,13 +222,14 @@ static void a_state_is_one_threads_at_a_time(void **state)
 }
 
 /* -- states
- * ------------------------------------------------------------------------------------------------------------------------------ */
+ * ------------------------------------------------------------------------------------------------------------------ */
 
-static const char narrow_script[] = "local peri = require 'perilune'\n"
-                                    "assert(os == nil and io == nil and debug == nil and ffi == nil)\n"
-                                    "for _, name in ipairs { 'os', 'io', 'debug', 'ffi' } do assert(not pcall(require, name), name) end\n"
-                                    "local linear = peri.nn.Linear { in_features = 2, out_features = 1 }\n"
-                                    "return function() return linear(peri.ones { 3, 2 }):numel(), peri.zeros { -1 } end";
+static const char narrow_script[] =
+    "local peri = require 'perilune'\n"
+    "assert(os == nil and io == nil and debug == nil and ffi == nil)\n"
+    "for _, name in ipairs { 'os', 'io', 'debug', 'ffi' } do assert(not pcall(require, name), name) end\n"
+    "local linear = peri.nn.Linear { in_features = 2, out_features = 1 }\n"
+    "return function() return linear(peri.ones { 3, 2 }):numel(), peri.zeros { -1 } end";
 
 static void narrow_states_have_little(void **state)
 {
@@ -237,9 +248,9 @@ static void narrow_states_have_little(void **state)
 static void a_state_of_the_hosts_own_keeps_what_it_has(void **state)
 {
     (void)state;
-    static const luaL_Reg libraries[] = {{"", luaopen_base}, {"package", luaopen_package}, {"table", luaopen_table},
-                                         {"string", luaopen_string}, {"math", luaopen_math}, {"bit", luaopen_bit}, {"jit", luaopen_jit},
-                                         {NULL, NULL}};
+    static const luaL_Reg libraries[] = {
+        {"", luaopen_base},     {"package", luaopen_package}, {"table", luaopen_table}, {"string", luaopen_string},
+        {"math", luaopen_math}, {"bit", luaopen_bit},         {"jit", luaopen_jit},     {NULL, NULL}};
     peri_lua *lua = NULL;
     lua_State *L = luaL_newstate();
     for (const luaL_Reg *library = libraries; library->name; library++) {
@@ -252,7 +263,8 @@ static void a_state_of_the_hosts_own_keeps_what_it_has(void **state)
     peri_lua_config config = {.size = sizeof config, .state = L};
     for (int round = 0; round < 2; round++) {
         assert_ok(peri_lua_new(&config, &lua));
-        peri_lua_object *f = load(lua, narrow_script), *g = load(lua, "return function() mine = mine + 1 return mine end");
+        peri_lua_object *f = load(lua, narrow_script),
+                        *g = load(lua, "return function() mine = mine + 1 return mine end");
         peri_lua_value out;
         assert_fails(peri_lua_call(f, NULL, NULL, 0, NULL, 0), PERI_EINVAL, "(script.lua:5)");
         assert_ok(peri_lua_call(g, NULL, NULL, 0, &out, 1));
@@ -275,14 +287,15 @@ static void a_state_of_the_hosts_own_keeps_what_it_has(void **state)
 }
 
 /* -- threads
- * ----------------------------------------------------------------------------------------------------------------------------- */
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 enum { THREADS = 4, CALLS = 30, ROWS = 50, COLS = 4 };
 static peri_tbe *tables;
 
 static const char lookup_script[] =
     "local peri = require 'perilune'\n"
-    "local rows = peri.EmbeddingBagCollection { table_batch = ..., tables = { peri.EmbeddingBagConfig { name = 't', num_embeddings = 50,\n"
+    "local rows = peri.EmbeddingBagCollection { table_batch = ..., tables = { peri.EmbeddingBagConfig { name = 't', "
+    "num_embeddings = 50,\n"
     "  embedding_dim = 4, feature_names = { 'f' } } } }\n"
     "return function(ids) return rows(peri.KeyedJaggedTensor { keys = { 'f' }, values = ids,\n"
     "  lengths = peri.tensor({ ids:size(1) }, 'i64') }):values():sum():item(0) end";
@@ -294,7 +307,8 @@ static void *look_up(void *number)
     peri_lua_value given = {.kind = PERI_LUA_TBE, .tbe = tables}, in = {.kind = PERI_LUA_TENSOR}, out;
     intptr_t wrong = 0;
     if (peri_lua_new(NULL, &lua) < 0) return (void *)-1;
-    if (peri_lua_load_text(lua, "look.lua", lookup_script, sizeof lookup_script - 1, &given, 1, &f) < 0) return (void *)-2;
+    if (peri_lua_load_text(lua, "look.lua", lookup_script, sizeof lookup_script - 1, &given, 1, &f) < 0)
+        return (void *)-2;
     for (int64_t call = 0; call < CALLS; call++) {
         int64_t ids[CALLS], n = 1 + call % 7, sum = 0;
         const bool bad = call % 5 == 4; /* an id that is not there */
@@ -334,7 +348,8 @@ static void threads_have_states_of_their_own_and_share_tables(void **state)
     assert_string_equal(said.name, "t");
     assert_true(said.rows == ROWS && said.cols == COLS);
     assert_fails(peri_tbe_table(tables, 1, &said), PERI_ERANGE, "table 1, allowed: 0..0");
-    for (intptr_t i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&thread[i], NULL, look_up, (void *)(i + 1)), 0);
+    for (intptr_t i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&thread[i], NULL, look_up, (void *)(i + 1)), 0);
     for (int i = 0; i < THREADS; i++) {
         void *wrong;
         pthread_join(thread[i], &wrong);
@@ -355,14 +370,15 @@ static void nothing_is_left(void **state)
     (void)f;
 }
 
-/* -- code memory ----------------------------------------------------------------------------------------------------------------------- */
+/* -- code memory --------------------------------------------------------------------------------------------------- */
 
 /** Map all that is free within 2 GiB of @address, as hosts with large heaps and many libraries have. */
 static void fill_around(uintptr_t address)
 {
     enum { MOST = 4096 };
     static uintptr_t gap[MOST][2];
-    const uintptr_t page = address & ~(uintptr_t)4095, far = UINT64_C(1) << 31, low = page > far ? page - far : 65536, high = page + far;
+    const uintptr_t page = address & ~(uintptr_t)4095, far = UINT64_C(1) << 31, low = page > far ? page - far : 65536,
+                    high = page + far;
     uintptr_t end = low;
     unsigned long first, past;
     int n = 0;
@@ -376,7 +392,8 @@ static void fill_around(uintptr_t address)
     if (maps) fclose(maps);
     if (n < MOST && end < high) gap[n][0] = end, gap[n++][1] = high;
     for (int i = 0; i < n; i++)
-        mmap((void *)gap[i][0], gap[i][1] - gap[i][0], PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+        mmap((void *)gap[i][0], gap[i][1] - gap[i][0], PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
 }
 
 /** Long loops of 300 functions, whose code takes more than a MiB, and how many traces there are of them. */
@@ -396,7 +413,8 @@ static const char loops[] =
     "end\n"
     "return M";
 
-/** In a child, since what is mapped stays: 0 if the loops were compiled. @late: memory is mapped before the state is made. */
+/** In a child, since what is mapped stays: 0 if the loops were compiled. @late: memory is mapped before the state is
+ *  made. */
 static int compiled_in_child(bool late)
 {
     const pid_t child = fork();
@@ -424,10 +442,14 @@ static void code_finds_memory_in_hosts_with_much_mapped(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(scripts_work_in_the_hosts_memory), cmocka_unit_test(values_come_back_as_they_went),
-    cmocka_unit_test(errors_are_statuses_with_words), cmocka_unit_test(a_state_is_one_threads_at_a_time),
-    cmocka_unit_test(narrow_states_have_little), cmocka_unit_test(a_state_of_the_hosts_own_keeps_what_it_has),
-    cmocka_unit_test(threads_have_states_of_their_own_and_share_tables), cmocka_unit_test(code_finds_memory_in_hosts_with_much_mapped),
+    cmocka_unit_test(scripts_work_in_the_hosts_memory),
+    cmocka_unit_test(values_come_back_as_they_went),
+    cmocka_unit_test(errors_are_statuses_with_words),
+    cmocka_unit_test(a_state_is_one_threads_at_a_time),
+    cmocka_unit_test(narrow_states_have_little),
+    cmocka_unit_test(a_state_of_the_hosts_own_keeps_what_it_has),
+    cmocka_unit_test(threads_have_states_of_their_own_and_share_tables),
+    cmocka_unit_test(code_finds_memory_in_hosts_with_much_mapped),
     cmocka_unit_test(nothing_is_left),
 };
 

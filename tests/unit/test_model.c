@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_model.c: a model file that C writes and C opens: several threads answer at once and allocate nothing, a sample that is refused
- * writes nothing, inputs that may be missing, lists, and files that are replaced or written to while they are open.
+ * test_model.c: a model file that C writes and C opens: several threads answer at once and allocate nothing, a sample
+ * that is refused writes nothing, inputs that may be missing, lists, and files that are replaced or written to while
+ * they are open.
  */
 #include "../harness/check.h"
 
@@ -16,7 +17,8 @@ enum { THREADS = 4, CALLS = 200, SAMPLES = 300 };
 
 static char path[] = "/tmp/perilune-model-XXXXXX";
 
-/** y = relu(2 a - b + 1/2) + the sum of the rows of the ids, of a table with the rows 0, 10, 20, 30. `a` and `b` are one dense input. */
+/** y = relu(2 a - b + 1/2) + the sum of the rows of the ids, of a table with the rows 0, 10, 20, 30. `a` and `b` are
+ *  one dense input. */
 static void write_model(float half)
 {
     static const float weight[2] = {2, -1}, rows[4] = {0, 10, 20, 30};
@@ -34,17 +36,21 @@ static void write_model(float half)
     assert_ok(peri_model_writer_put(w, rows, sizeof rows));
     assert_int_equal(section, 2);
     for (int32_t i = 0; i < 3; i++) assert_ok(peri_model_writer_section(w, i, &p[i]));
-    int n = snprintf(header, sizeof header,
-        "{\"name\":\"test\",\"future\":[{\"x\":null}],\"inputs\":[{\"name\":\"x\",\"kind\":\"dense\",\"columns\":2,\"finite\":1},"
+    int n = snprintf(
+        header, sizeof header,
+        "{\"name\":\"test\",\"future\":[{\"x\":null}],\"inputs\":[{\"name\":\"x\",\"kind\":\"dense\",\"columns\":2,"
+        "\"finite\":1},"
         "{\"name\":\"ids\",\"kind\":\"ids\",\"rows\":4,\"optional\":1}],"
         "\"tables\":[{\"name\":\"t\",\"dtype\":\"f32\",\"rows\":4,\"columns\":1,\"section\":2}],"
-        "\"values\":[{\"columns\":2,\"input\":0},{\"columns\":1,\"section\":1},{\"columns\":1},{\"columns\":1},{\"columns\":1}],"
+        "\"values\":[{\"columns\":2,\"input\":0},{\"columns\":1,\"section\":1},{\"columns\":1},{\"columns\":1},{"
+        "\"columns\":1}],"
         "\"operations\":[{\"op\":\"linear\",\"in\":[0,1],\"out\":2,\"weight\":0,\"function\":\"relu\",\"sizes\":[2,1]},"
         "{\"op\":\"lookup\",\"in\":[],\"out\":3,\"bags\":[{\"input\":1,\"table\":0,\"pooling\":\"sum\"}]},"
         "{\"op\":\"binary\",\"function\":\"add\",\"in\":[2,3],\"out\":4,\"sizes\":[1,1,1,1]}],"
         "\"outputs\":[{\"name\":\"y\",\"value\":4}],\"sections\":[");
     for (int i = 0; i < 3; i++)
-        n += snprintf(header + n, sizeof header - (size_t)n, "%s{\"offset\":%lld,\"bytes\":%lld,\"checksum\":\"%016llx\"}", i ? "," : "",
+        n += snprintf(header + n, sizeof header - (size_t)n,
+                      "%s{\"offset\":%lld,\"bytes\":%lld,\"checksum\":\"%016llx\"}", i ? "," : "",
                       (long long)p[i].offset, (long long)p[i].bytes, (unsigned long long)p[i].checksum);
     n += snprintf(header + n, sizeof header - (size_t)n, "]}");
     assert_ok(peri_model_writer_finish(w, header, n));
@@ -127,7 +133,8 @@ static void calls_allocate_nothing_and_refuse_whole(void **state)
     assert_fails(peri_model_predict(c, 3, v, out), PERI_EINVAL, "input 'x' is missing");
     assert_ok(peri_model_predict(c, 0, v, out));
     v[0].dense = dense, v[1].spare[1] = 1;
-    assert_fails(peri_model_predict(c, 3, v, out), PERI_EUNSUPPORTED, "the values of input 'ids' say something that this library");
+    assert_fails(peri_model_predict(c, 3, v, out), PERI_EUNSUPPORTED,
+                 "the values of input 'ids' say something that this library");
     v[1].spare[1] = 0;
     peri_model_info info = {0};
     assert_fails(peri_model_describe(m, &info), PERI_EINVAL, "the size of a peri_model_info is 0");
@@ -165,7 +172,8 @@ static void only_a_guard_has_a_signal_handler(void **state)
         peri_model_context_release(c);
         peri_model_release(m);
     }
-    assert_fails(peri_model_open(path, 8, &m), PERI_EINVAL, "allowed: PERI_MODEL_VERIFY | PERI_MODEL_COPY | PERI_MODEL_GUARD");
+    assert_fails(peri_model_open(path, 8, &m), PERI_EINVAL,
+                 "allowed: PERI_MODEL_VERIFY | PERI_MODEL_COPY | PERI_MODEL_GUARD");
     own.sa_handler = SIG_DFL;
     sigaction(SIGBUS, &own, NULL);
     write_model(0.5f);
@@ -201,8 +209,8 @@ static void files_may_be_replaced_while_they_are_open(void **state)
     assert_int_equal(peri_mem_objects(), 0);
 }
 
-/** y: a list of twice the rows of the ids 0 to 3, which are 0, 10, 20, 30, of those ids whose times are so long before the last one that
- *  sqrt(difference / 3) is 1 or more. n: how many ids the input `one` has, which is 1. */
+/** y: a list of twice the rows of the ids 0 to 3, which are 0, 10, 20, 30, of those ids whose times are so long before
+ *  the last one that sqrt(difference / 3) is 1 or more. n: how many ids the input `one` has, which is 1. */
 static void write_lists(void)
 {
     static const float rows[4] = {0, 10, 20, 30};
@@ -214,17 +222,23 @@ static void write_lists(void)
     assert_ok(peri_model_writer_begin(w, &section));
     assert_ok(peri_model_writer_put(w, rows, sizeof rows));
     assert_ok(peri_model_writer_section(w, 0, &p));
-    const int n = snprintf(header, sizeof header,
+    const int n = snprintf(
+        header, sizeof header,
         "{\"inputs\":[{\"name\":\"ids\",\"kind\":\"ids\",\"rows\":4},{\"name\":\"times\",\"kind\":\"whole\"},"
         "{\"name\":\"one\",\"kind\":\"ids\",\"rows\":4,\"length\":1}],\"lists\":[{\"inputs\":[0,1]},{\"of\":0}],"
-        "\"tables\":[{\"name\":\"t\",\"dtype\":\"f32\",\"rows\":4,\"columns\":1,\"section\":0}],\"values\":[{\"columns\":1,\"list\":0},"
+        "\"tables\":[{\"name\":\"t\",\"dtype\":\"f32\",\"rows\":4,\"columns\":1,\"section\":0}],\"values\":[{"
+        "\"columns\":1,\"list\":0},"
         "{\"columns\":1,\"list\":0},{\"columns\":1,\"list\":0},{\"columns\":1,\"list\":1},{\"columns\":1}],"
         "\"operations\":[{\"op\":\"members\",\"in\":[],\"out\":0,\"bags\":[{\"input\":0,\"table\":0}]},"
         "{\"op\":\"binary\",\"function\":\"add\",\"in\":[0,0],\"out\":1,\"sizes\":[1,1,1,1]},"
-        "{\"op\":\"times\",\"in\":[],\"out\":2,\"input\":1,\"function\":\"sqrt\",\"sizes\":[1],\"numbers\":[\"4008000000000000\"]},"
-        "{\"op\":\"select\",\"in\":[1,2],\"out\":3},{\"op\":\"lengths\",\"in\":[],\"out\":4,\"bags\":[{\"input\":2,\"table\":0}]}],"
-        "\"outputs\":[{\"name\":\"y\",\"value\":3},{\"name\":\"n\",\"value\":4}],\"sections\":[{\"offset\":%lld,\"bytes\":%lld,"
-        "\"checksum\":\"%016llx\"}]}", (long long)p.offset, (long long)p.bytes, (unsigned long long)p.checksum);
+        "{\"op\":\"times\",\"in\":[],\"out\":2,\"input\":1,\"function\":\"sqrt\",\"sizes\":[1],\"numbers\":["
+        "\"4008000000000000\"]},"
+        "{\"op\":\"select\",\"in\":[1,2],\"out\":3},{\"op\":\"lengths\",\"in\":[],\"out\":4,\"bags\":[{\"input\":2,"
+        "\"table\":0}]}],"
+        "\"outputs\":[{\"name\":\"y\",\"value\":3},{\"name\":\"n\",\"value\":4}],\"sections\":[{\"offset\":%lld,"
+        "\"bytes\":%lld,"
+        "\"checksum\":\"%016llx\"}]}",
+        (long long)p.offset, (long long)p.bytes, (unsigned long long)p.checksum);
     assert_ok(peri_model_writer_finish(w, header, n));
     assert_ok(peri_model_writer_publish(w));
     peri_model_writer_release(w);
@@ -252,9 +266,11 @@ static void answers_are_lists(void **state)
     assert_ok(peri_model_input_describe(m, 1, &rules));
     assert_true(rules.like == 0 && rules.length == 0 && rules.counts == -1);
     assert_fails(peri_model_input_describe(m, 3, &rules), PERI_EINVAL, "input 3, allowed: 0..2");
-    peri_model_values v[3] = {{.ids = ids, .offsets = offsets}, {.ids = times, .offsets = offsets}, {.ids = ids, .offsets = first}};
+    peri_model_values v[3] = {
+        {.ids = ids, .offsets = offsets}, {.ids = times, .offsets = offsets}, {.ids = ids, .offsets = first}};
     assert_fails(peri_model_predict(c, SAMPLES, v, out), PERI_EUNSUPPORTED, "output 'y' is a list of each sample");
-    assert_fails(peri_model_predict_lists(c, SAMPLES, v, out, (int64_t *const[2]){NULL}), PERI_EINVAL, "its offsets are missing");
+    assert_fails(peri_model_predict_lists(c, SAMPLES, v, out, (int64_t *const[2]){NULL}), PERI_EINVAL,
+                 "its offsets are missing");
     assert_ok(peri_model_predict_lists(c, SAMPLES, v, out, ends));
     for (int64_t b = 0, at = 0; b < SAMPLES; b++) {
         assert_int_equal(begins[b], at);
@@ -268,7 +284,8 @@ static void answers_are_lists(void **state)
     assert_fails(peri_model_predict_lists(c, 3, v, out, ends), PERI_ERANGE,
                  "input 'times', sample 0: a list of 1, allowed: 0, the length of its list 'ids'");
     v[1].offsets = v[2].offsets = offsets;
-    assert_fails(peri_model_predict_lists(c, 3, v, out, ends), PERI_ERANGE, "input 'one', sample 0: a list of 0, allowed: 1");
+    assert_fails(peri_model_predict_lists(c, 3, v, out, ends), PERI_ERANGE,
+                 "input 'one', sample 0: a list of 0, allowed: 1");
     peri_model_context_release(c);
     peri_model_release(m);
     unlink(path);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_nccl.c: the transport nccl by its table of functions, with one rank: every kind of operation, a group split off, many operations
- * that nobody waits for on the host, and an abort. By default on the pretended GPU and NCCL (tests/cuda_host); where PERI_NCCL_TEST names
- * a folder, on the libperilune_cuda.so and libperilune_nccl.so in it, with the real libnccl.
+ * test_nccl.c: the transport nccl by its table of functions, with one rank: every kind of operation, a group split off,
+ * many operations that nobody waits for on the host, and an abort. By default on the pretended GPU and NCCL
+ * (tests/cuda_host); where PERI_NCCL_TEST names a folder, on the libperilune_cuda.so and libperilune_nccl.so in it,
+ * with the real libnccl.
  */
 #include "tests/harness/check.h"
 #include "kernels/kernels.h"
@@ -116,7 +117,8 @@ static void one(void *group, peri_coll_op op, void *a, void *b, const void *numb
     op.send_counts = op.recv_counts = counts;
     void *request = post(group, op);
     join(request);
-    assert_ok(gpu->copy(device, stream, got, op.recv, (int64_t)bytes, PERI_COPY_D2H)); /* queued: comes after the operation */
+    /* queued: comes after the operation */
+    assert_ok(gpu->copy(device, stream, got, op.recv, (int64_t)bytes, PERI_COPY_D2H));
     assert_ok(gpu->stream_sync(device, stream));
     assert_memory_equal(numbers, got, bytes);
     finish(request);
@@ -124,14 +126,15 @@ static void one(void *group, peri_coll_op op, void *a, void *b, const void *numb
 
 static void every_kind(void *group)
 {
-    static const int32_t kinds[] = {PERI_COLL_BROADCAST, PERI_COLL_ALL_REDUCE, PERI_COLL_ALL_GATHER, PERI_COLL_REDUCE_SCATTER,
-                                    PERI_COLL_ALL_TO_ALL};
+    static const int32_t kinds[] = {PERI_COLL_BROADCAST, PERI_COLL_ALL_REDUCE, PERI_COLL_ALL_GATHER,
+                                    PERI_COLL_REDUCE_SCATTER, PERI_COLL_ALL_TO_ALL};
     float f32[N];
     double f64[N];
     int64_t i64[N];
     uint16_t f16[N]; /* summed by a kernel of ours */
     void *a, *b;
-    for (int i = 0; i < N; i++) f32[i] = (float)i * 0.5f, f64[i] = i * 0.25, i64[i] = i - 7, f16[i] = (uint16_t)(0x3c00 + i);
+    for (int i = 0; i < N; i++)
+        f32[i] = (float)i * 0.5f, f64[i] = i * 0.25, i64[i] = i - 7, f16[i] = (uint16_t)(0x3c00 + i);
     assert_ok(gpu->alloc(device, stream, sizeof f64, &a));
     assert_ok(gpu->alloc(device, stream, sizeof f64, &b));
     finish(post(group, (peri_coll_op){.kind = PERI_COLL_BARRIER}));
@@ -139,8 +142,9 @@ static void every_kind(void *group)
         for (int32_t channel = 0; channel < PERI_CHANNEL_COUNT; channel += 3) {
             one(group, (peri_coll_op){.kind = kinds[k], .dtype = PERI_F32, .channel = channel}, a, b, f32, sizeof f32);
             one(group, (peri_coll_op){.kind = kinds[k], .dtype = PERI_F64, .channel = channel}, a, b, f64, sizeof f64);
-            one(group, (peri_coll_op){.kind = kinds[k], .dtype = PERI_I64, .channel = channel, .reduce = PERI_REDUCE_MAX}, a, b, i64,
-                sizeof i64);
+            one(group,
+                (peri_coll_op){.kind = kinds[k], .dtype = PERI_I64, .channel = channel, .reduce = PERI_REDUCE_MAX}, a,
+                b, i64, sizeof i64);
             one(group, (peri_coll_op){.kind = kinds[k], .dtype = PERI_F16, .channel = channel}, a, b, f16, sizeof f16);
         }
     gpu->free(device, stream, a, sizeof f64);
@@ -176,8 +180,12 @@ static void test_many_that_nobody_waits_for(void **state)
     assert_ok(gpu->alloc(device, stream, sizeof numbers, &a));
     assert_ok(gpu->copy(device, stream, a, numbers, sizeof numbers, PERI_COPY_H2D));
     for (int i = 0; i < MANY; i++) {
-        requests[i] = post(world, (peri_coll_op){.kind = PERI_COLL_ALL_REDUCE, .dtype = PERI_F64, .channel = i % PERI_CHANNEL_COUNT,
-                                                 .send = a, .recv = a, .count = N});
+        requests[i] = post(world, (peri_coll_op){.kind = PERI_COLL_ALL_REDUCE,
+                                                 .dtype = PERI_F64,
+                                                 .channel = i % PERI_CHANNEL_COUNT,
+                                                 .send = a,
+                                                 .recv = a,
+                                                 .count = N});
         join(requests[i]);
     }
     double got[N];
@@ -196,7 +204,12 @@ static void test_an_abort(void **state)
     const int32_t zero = 0;
     assert_ok(nccl->subgroup(world, &zero, 1, 78, &group));
     assert_ok(gpu->alloc(device, stream, 8 * N, &a));
-    const peri_coll_op op = {.kind = PERI_COLL_ALL_REDUCE, .dtype = PERI_F64, .send = a, .recv = a, .count = N, .stream = stream,
+    const peri_coll_op op = {.kind = PERI_COLL_ALL_REDUCE,
+                             .dtype = PERI_F64,
+                             .send = a,
+                             .recv = a,
+                             .count = N,
+                             .stream = stream,
                              .sequence = 1};
     assert_ok(nccl->post(group, &op, &request));
     nccl->abort(group, "given up on purpose");

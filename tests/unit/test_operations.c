@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_operations.c: what devices owe the core. The plugin own_way has operations of its own, written from what kernels/ says of them: all
- * results must be the cpu's. What a device lacks is an error that names it, before anything has changed. And the scratch of an operation
- * fits it, whatever the threads do between its launch and its run.
+ * test_operations.c: what devices owe the core. The plugin own_way has operations of its own, written from what
+ * kernels/ says of them: all results must be the cpu's. What a device lacks is an error that names it, before anything
+ * has changed. And the scratch of an operation fits it, whatever the threads do between its launch and its run.
  */
 #include "tests/harness/check.h"
 
@@ -111,11 +111,12 @@ static void distinct(uint64_t step, int64_t less)
 static void ids_are_told_apart_on_every_device(void **state)
 {
     (void)state;
-    distinct(0x0612345678abcdefu, INT64_C(0x4000000000000000)); /* ids that take all 64 bits: sorted, in rounds on the cpu */
+    /* ids that take all 64 bits: sorted, in rounds on the cpu */
+    distinct(0x0612345678abcdefu, INT64_C(0x4000000000000000));
     distinct(350, 77);                                          /* of a narrow range: marked on the cpu */
 }
 
-/* -- rows and numbers by id ---------------------------------------------------------------------------------------------------------- */
+/* -- rows and numbers by id ---------------------------------------------------------------------------------------- */
 
 enum { MANY = 9000 }; /* more than two blocks of the cpu's */
 
@@ -142,7 +143,8 @@ static void rows_are_picked_and_spread_on_every_device(void **state)
     for (int64_t i = 0; i < n; i++) kept += mask[i] = draw(&seed) % 3 == 0;
     for (int d = 0; d < DEVICES; d++) {
         peri_device *device = device_of(devices[d]);
-        peri_tensor *values = f32(device, x, n, COLUMNS), *chosen = NULL, *bags = i64(device, lengths, 1), *out = NULL, *counts = NULL;
+        peri_tensor *values = f32(device, x, n, COLUMNS), *chosen = NULL, *bags = i64(device, lengths, 1), *out = NULL,
+                    *counts = NULL;
         peri_tensor *grad = NULL;
         assert_ok(peri_tensor_new(device, PERI_BOOL, 1, &n, &chosen));
         assert_ok(peri_tensor_write(chosen, mask, n));
@@ -178,16 +180,19 @@ static void slices_begin_where_they_should_on_every_device(void **state)
     for (int d = 0; d < DEVICES; d++) {
         peri_device *device = device_of(devices[d]);
         for (int64_t b = 0; b < MANY; b++) lengths[b] = 3, start[b] = 1;
-        peri_tensor *values = f32(device, x, 3 * MANY, 1), *bags = i64(device, lengths, MANY), *at = i64(device, start, MANY);
+        peri_tensor *values = f32(device, x, 3 * MANY, 1), *bags = i64(device, lengths, MANY),
+                    *at = i64(device, start, MANY);
         peri_tensor *out = NULL, *counts = NULL;
         assert_ok(peri_sparse_slice(values, bags, at, 9, &out, &counts));
         take(counts, left, 8 * MANY);
         take(out, y, 4 * 2 * MANY);
-        for (int64_t b = 0; b < MANY; b++) assert_true(left[b] == 2 && y[2 * b] == x[3 * b + 1] && y[2 * b + 1] == x[3 * b + 2]);
+        for (int64_t b = 0; b < MANY; b++)
+            assert_true(left[b] == 2 && y[2 * b] == x[3 * b + 1] && y[2 * b + 1] == x[3 * b + 2]);
         start[8500] = -1;
         start[5000] = 4;
         assert_ok(peri_tensor_write(at, start, 8 * MANY));
-        assert_fails(peri_sparse_slice(values, bags, at, 9, &out, &counts), PERI_ERANGE, "start[5000] is 4, allowed in a bag of 3: 0..3");
+        assert_fails(peri_sparse_slice(values, bags, at, 9, &out, &counts), PERI_ERANGE,
+                     "start[5000] is 4, allowed in a bag of 3: 0..3");
         peri_tensor_release(values);
         peri_tensor_release(bags);
         peri_tensor_release(at);
@@ -209,7 +214,8 @@ static void ids_find_their_rows_on_every_device(void **state)
     }
     for (int d = 0; d < DEVICES; d++) {
         peri_device *device = device_of(devices[d]);
-        peri_tensor *w = f32(device, weight, shape[0], shape[1]), *firsts = i64(device, starts, 3), *cuts = i64(device, offsets, 3);
+        peri_tensor *w = f32(device, weight, shape[0], shape[1]), *firsts = i64(device, starts, 3),
+                    *cuts = i64(device, offsets, 3);
         peri_tensor *in = i64(device, ids, MANY), *out = NULL;
         assert_ok(peri_sparse_batched_unary(w, firsts, cuts, in, &out));
         take(out, sums, sizeof sums);
@@ -218,7 +224,8 @@ static void ids_find_their_rows_on_every_device(void **state)
         ids[8000] = -1;
         ids[4200] = 5; /* the second table would have it */
         assert_ok(peri_tensor_write(in, ids, sizeof ids));
-        assert_fails(peri_sparse_batched_unary(w, firsts, cuts, in, &out), PERI_ERANGE, "indices[4200] is 5 (table 0, sample 0)");
+        assert_fails(peri_sparse_batched_unary(w, firsts, cuts, in, &out), PERI_ERANGE,
+                     "indices[4200] is 5 (table 0, sample 0)");
         ids[8000] = saved[0];
         ids[4200] = saved[1];
         peri_tensor *all[] = {w, firsts, cuts, in};
@@ -254,7 +261,7 @@ static void weights_are_summed_by_id_on_every_device(void **state)
     }
 }
 
-/* -- products and norms ---------------------------------------------------------------------------------------------------------------- */
+/* -- products and norms -------------------------------------------------------------------------------------------- */
 
 /** Whole numbers, so that the order of additions does not matter. */
 static void products_and_norms_are_those_of_the_definition_on_every_device(void **state)
@@ -294,7 +301,7 @@ static void products_and_norms_are_those_of_the_definition_on_every_device(void 
     }
 }
 
-/* -- a table batch ----------------------------------------------------------------------------------------------------------------- */
+/* -- a table batch ------------------------------------------------------------------------------------------------- */
 
 enum { ROWS = 300, COLS = 5, BAGS = 64, TABLES = 2 };
 
@@ -316,13 +323,15 @@ static batch batch_new(const char *name, int64_t n)
                                          .init = PERI_INIT_CONSTANT, .init_a = 0.5},
                                         {.size = sizeof *tables, .name = "b", .rows = ROWS, .cols = COLS,
                                          .init = PERI_INIT_CONSTANT, .init_a = -0.25}};
-    peri_tbe_config config = {.size = sizeof config, .device = device, .n_tables = TABLES, .tables = tables, .dtype = PERI_F32};
+    peri_tbe_config config = {
+        .size = sizeof config, .device = device, .n_tables = TABLES, .tables = tables, .dtype = PERI_F32};
     peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
     config.optimizer = &optimizer;
     assert_ok(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &optimizer));
     assert_ok(peri_tbe_new(&config, &b.tbe));
-    peri_tbe_block list[TABLES] = {{.first_bag = 0, .bags = BAGS, .out_stride = COLS, .table = 1, .feature = -1},
-                                   {.first_bag = BAGS, .bags = BAGS, .out_offset = BAGS * COLS, .out_stride = COLS, .feature = -1}};
+    peri_tbe_block list[TABLES] = {
+        {.first_bag = 0, .bags = BAGS, .out_stride = COLS, .table = 1, .feature = -1},
+        {.first_bag = BAGS, .bags = BAGS, .out_offset = BAGS * COLS, .out_stride = COLS, .feature = -1}};
     assert_ok(peri_tbe_blocks_new(b.tbe, list, TABLES, &b.blocks));
     uint64_t seed = 11;
     for (int64_t i = 0; i < 2 * n; i++) {
@@ -420,14 +429,16 @@ static void what_a_device_lacks_is_named_before_anything_changes(void **state)
     int64_t three[3] = {1, 2, 3};
     peri_tensor *x = i64(device_of("own_way"), three, 3), *out = NULL;
     setenv("PERI_TEST_LACKS", "cumsum", 1);
-    assert_fails(peri_sparse_cumsum(x, PERI_CUMSUM_COMPLETE, &out), PERI_EUNSUPPORTED, "device own_way has no operation cumsum");
+    assert_fails(peri_sparse_cumsum(x, PERI_CUMSUM_COMPLETE, &out), PERI_EUNSUPPORTED,
+                 "device own_way has no operation cumsum");
     setenv("PERI_TEST_LACKS", "fill", 1);
     assert_fails(peri_tensor_fill(x, 4), PERI_EUNSUPPORTED, "device own_way has no kernel fill");
     unsetenv("PERI_TEST_LACKS");
     assert_null(out);
     float ones[6] = {1, 1, 1, 1, 1, 1}; /* its products are f64 */
     peri_tensor *left = f32(device_of("own_way"), ones, 2, 3), *right = f32(device_of("own_way"), ones, 3, 2);
-    assert_fails(peri_op_matmul(left, right, &out), PERI_EUNSUPPORTED, "device own_way has no product of f32 matrices of 2 x 3 and 3 x 2");
+    assert_fails(peri_op_matmul(left, right, &out), PERI_EUNSUPPORTED,
+                 "device own_way has no product of f32 matrices of 2 x 3 and 3 x 2");
     peri_tensor_release(left);
     peri_tensor_release(right);
     take(x, after, sizeof three);
@@ -446,17 +457,23 @@ static void what_memory_a_device_lacks_is_named(void **state)
     peri_table_config table = {.size = sizeof table, .name = "t", .rows = 10, .cols = 4};
     peri_cache_params cache = {.size = sizeof cache, .load_factor = 0.5, .reserved_memory = 7};
     peri_tbe_config c = {.size = sizeof c,
-                         .device = device_of("own_way:0"), .dtype = PERI_F32, .n_tables = 1, .tables = &table, .mapped = true};
+                         .device = device_of("own_way:0"),
+                         .dtype = PERI_F32,
+                         .n_tables = 1,
+                         .tables = &table,
+                         .mapped = true};
     peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
     c.optimizer = &optimizer;
     assert_ok(peri_tbe_optimizer_default(PERI_TBE_SGD, &optimizer));
     assert_fails(peri_tbe_new(&c, &tbe), PERI_EUNSUPPORTED,
-                 "table 't' is to be in the host's memory (fused_uvm), which the kernels of device own_way:0 do not reach; allowed "
+                 "table 't' is to be in the host's memory (fused_uvm), which the kernels of device own_way:0 do not "
+                 "reach; allowed "
                  "compute_kernels there: fused, fused_uvm_caching");
     c.mapped = false;
     c.caches = &cache;
-    assert_fails(peri_tbe_new(&c, &tbe), PERI_EUNSUPPORTED,
-                 "reserved_memory is 7 bytes, but device own_way:0 does not tell how much memory it has left; allowed there: 0");
+    assert_fails(
+        peri_tbe_new(&c, &tbe), PERI_EUNSUPPORTED,
+        "reserved_memory is 7 bytes, but device own_way:0 does not tell how much memory it has left; allowed there: 0");
     assert_null(tbe);
 }
 

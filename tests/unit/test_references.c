@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_references.c: objects with counted references live as long as one is held, and end with the last; and functions that neither
- * examples nor Lua call do what their headers say.
+ * test_references.c: objects with counted references live as long as one is held, and end with the last; and functions
+ * that neither examples nor Lua call do what their headers say.
  */
 #include "tests/harness/check.h"
 
@@ -28,14 +28,14 @@ static int begin(void **context) { (void)context, before = peri_mem_objects(); r
 static void all_gone(void) { assert_int_equal(peri_mem_objects(), before); }
 
 /** One more reference, one less: nothing is gone yet. */
-#define HOLD(type, x)                                                                                                                      \
-    do {                                                                                                                                   \
-        const int64_t live = peri_mem_objects();                                                                                           \
-        peri_##type##_retain(x);                                                                                                           \
-        peri_##type##_release(x);                                                                                                          \
-        assert_int_equal(peri_mem_objects(), live);                                                                                        \
-        peri_##type##_retain(NULL);                                                                                                        \
-        peri_##type##_release(NULL);                                                                                                       \
+#define HOLD(type, x)                                                                                                  \
+    do {                                                                                                               \
+        const int64_t live = peri_mem_objects();                                                                       \
+        peri_##type##_retain(x);                                                                                       \
+        peri_##type##_release(x);                                                                                      \
+        assert_int_equal(peri_mem_objects(), live);                                                                    \
+        peri_##type##_retain(NULL);                                                                                    \
+        peri_##type##_release(NULL);                                                                                   \
     } while (0)
 
 static void optimizers(void **context)
@@ -97,7 +97,8 @@ static void block_lists(void **context)
 {
     (void)context;
     const peri_table_config table = {.size = sizeof table, .name = "t", .rows = 4, .cols = 4};
-    const peri_tbe_config config = {.size = sizeof config, .device = cpu(), .dtype = PERI_F32, .n_tables = 1, .tables = &table};
+    const peri_tbe_config config = {
+        .size = sizeof config, .device = cpu(), .dtype = PERI_F32, .n_tables = 1, .tables = &table};
     const peri_tbe_block block = {.bags = 2, .out_stride = 4, .feature = -1};
     peri_tbe *tbe;
     peri_tbe_blocks *blocks;
@@ -144,12 +145,25 @@ static void modules(void **context)
     const peri_comm_config world = {.size = sizeof world, .transport = "self", .world_size = 1};
     assert_ok(peri_comm_open(&world, &group));
     HOLD(group, group);
-    const peri_sharded_table table = {.size = sizeof table, .name = "t", .rows = 4, .cols = 4, .features = (int32_t[]){0}, .n_features = 1,
-                                      .sharding_type = PERI_TABLE_WISE, .compute_kernel = PERI_KERNEL_FUSED};
+    const peri_sharded_table table = {.size = sizeof table,
+                                      .name = "t",
+                                      .rows = 4,
+                                      .cols = 4,
+                                      .features = (int32_t[]){0},
+                                      .n_features = 1,
+                                      .sharding_type = PERI_TABLE_WISE,
+                                      .compute_kernel = PERI_KERNEL_FUSED};
     peri_tbe_optimizer sgd = {.size = sizeof sgd};
     assert_ok(peri_tbe_optimizer_default(PERI_TBE_SGD, &sgd));
-    const peri_sharded_config config = {.size = sizeof config, .group = group, .device = cpu(), .tables = &table, .n_tables = 1,
-                                        .features = features, .n_features = 1, .optimizers = &sgd, .n_optimizers = 1};
+    const peri_sharded_config config = {.size = sizeof config,
+                                        .group = group,
+                                        .device = cpu(),
+                                        .tables = &table,
+                                        .n_tables = 1,
+                                        .features = features,
+                                        .n_features = 1,
+                                        .optimizers = &sgd,
+                                        .n_optimizers = 1};
     assert_ok(peri_sharded_new(&config, &s));
     HOLD(sharded, s);
     assert_int_equal(peri_sharded_results(s), 1);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_router.c: random batches through the routers of three ranks. Each id's place, which its home kept, is read where its owner received
- * it: in the part of that rank, of its strand and of its bag, and it is the row of a shard that holds it, as tables tell and not routes.
+ * test_router.c: random batches through the routers of three ranks. Each id's place, which its home kept, is read where
+ * its owner received it: in the part of that rank, of its strand and of its bag, and it is the row of a shard that
+ * holds it, as tables tell and not routes.
  */
 #include "tests/harness/check.h"
 
@@ -22,7 +23,8 @@ static int64_t below(int64_t n) /* xorshift64* */
     return (int64_t)((state * 0x2545f4914f6cdd1dull) >> 33) % n;
 }
 
-/* Tables: rows in three uneven parts, one of them empty in the third; the whole table on a rank; two blocks of columns; replicas. */
+/* Tables: rows in three uneven parts, one of them empty in the third; the whole table on a rank; two blocks of columns;
+ * replicas. */
 static peri_shard rows_cut[] = {{.rows = 5, .cols = 8, .rank = 2}, {.row_offset = 5, .rows = 20, .cols = 8, .rank = 0},
                                 {.row_offset = 25, .rows = 1, .cols = 8, .rank = 1}};
 static peri_shard whole[] = {{.rows = 30, .cols = 4, .rank = 1}};
@@ -68,7 +70,9 @@ static void make_batch(rank *r)
     peri_keys *keys = NULL;
     assert_ok(peri_keys_new(feature_names, FEATURES, &keys));
     peri_kjt_args args = {.size = sizeof args,
-                          .keys = keys, .values = numbers(r->ids, r->n), .lengths = numbers(r->lengths, FEATURES * r->rows)};
+                          .keys = keys,
+                          .values = numbers(r->ids, r->n),
+                          .lengths = numbers(r->lengths, FEATURES * r->rows)};
     assert_ok(peri_kjt_new(&args, &r->kjt));
     peri_tensor_release(args.values);
     peri_tensor_release(args.lengths);
@@ -78,7 +82,8 @@ static void make_batch(rank *r)
 static peri_status check(void *ctx, int32_t from, const int64_t *words)
 {
     (void)ctx;
-    return words[0] == 40 + from ? PERI_OK : peri__fail(PERI_EMISMATCH, "rank %d announced %lld", from, (long long)words[0]);
+    return words[0] == 40 + from ? PERI_OK
+                                 : peri__fail(PERI_EMISMATCH, "rank %d announced %lld", from, (long long)words[0]);
 }
 
 static void run(rank *ranks)
@@ -104,7 +109,8 @@ static int64_t read_id(const peri_tensor *t, int64_t i)
 static int64_t first_row(const peri__route_table *t, int64_t id, int32_t owner)
 {
     for (int32_t s = 0; s < t->n_shards; s++)
-        if (t->shards[s].rank == owner && id >= t->shards[s].row_offset && id < t->shards[s].row_offset + t->shards[s].rows)
+        if (t->shards[s].rank == owner && id >= t->shards[s].row_offset &&
+            id < t->shards[s].row_offset + t->shards[s].rows)
             return t->shards[s].row_offset;
     return -1;
 }
@@ -117,14 +123,16 @@ static void check_place(rank *ranks, int32_t home, const peri__partition *p, int
     int32_t owner = 0;
     while (place >= r->rank_ids[owner + 1]) owner++;
     const peri__routing *o = &ranks[owner].routing;
-    int64_t first = first_row(&tables[p->table], id, owner), strands = peri__strands_of(routes, owner), at = place - r->rank_ids[owner];
+    int64_t first = first_row(&tables[p->table], id, owner), strands = peri__strands_of(routes, owner),
+            at = place - r->rank_ids[owner];
     assert_true(first >= 0);
     int64_t strand = 0, bags = 0; /* of those that the owner has from this home */
     for (int64_t before = 0; at >= before + o->ids[home * strands + strand]; strand++) {
         before += o->ids[home * strands + strand];
         bags += o->counts[home * strands + strand];
     }
-    assert_int_equal(routes->strands[routes->wire[routes->rank_wire[owner] + strand]].partition, p - routes->partitions);
+    assert_int_equal(routes->strands[routes->wire[routes->rank_wire[owner] + strand]].partition,
+                     p - routes->partitions);
     for (int32_t s = 0; s < home; s++) {
         at += o->source_ids[s];
         bags += o->source_bags[s];
@@ -177,10 +185,19 @@ static void test_places(void **unused)
     assert_ok(peri__routes_new(RANKS, NULL, tables, TABLES, FEATURES, &routes));
     for (int32_t i = 0; i < RANKS; i++) {
         peri_comm_config config = {.size = sizeof config,
-                                   .transport = "sim", .job = "router", .rank = i, .world_size = RANKS, .timeout_s = 20};
+                                   .transport = "sim",
+                                   .job = "router",
+                                   .rank = i,
+                                   .world_size = RANKS,
+                                   .timeout_s = 20};
         assert_ok(peri_comm_open(&config, &ranks[i].group));
-        ranks[i].router = (peri__router){.group = ranks[i].group, .device = device, .routes = routes, .function = "test",
-                                         .table_names = table_names, .feature_names = feature_names, .wire_i32 = true};
+        ranks[i].router = (peri__router){.group = ranks[i].group,
+                                         .device = device,
+                                         .routes = routes,
+                                         .function = "test",
+                                         .table_names = table_names,
+                                         .feature_names = feature_names,
+                                         .wire_i32 = true};
         assert_ok(peri__router_init(&ranks[i].router));
     }
     for (int round = 0; round < ROUNDS; round++) {

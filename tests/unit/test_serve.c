@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_serve.c: the server over a function that is known, by sockets: answers, and what clients do that mean no good, or no longer wait:
- * slow, endless, torn and ambiguous requests, overload, deadlines, the end.
+ * test_serve.c: the server over a function that is known, by sockets: answers, and what clients do that mean no good,
+ * or no longer wait: slow, endless, torn and ambiguous requests, overload, deadlines, the end.
  *
  * takes: 5 s, mostly waits
  */
@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* -- a server ------------------------------------------------------------------------------------------------------------------------ */
+/* -- a server ------------------------------------------------------------------------------------------------------ */
 
 typedef struct known {
     peri__serve_model model;
@@ -48,8 +48,8 @@ static float score_of(const peri__serve_column *c, int64_t i)
     return sum;
 }
 
-static peri_status predict(peri__serve_model *model, void *ctx, int64_t samples, const peri__serve_column *c, float *const *out,
-                           int64_t *const *offsets)
+static peri_status predict(peri__serve_model *model, void *ctx, int64_t samples, const peri__serve_column *c,
+                           float *const *out, int64_t *const *offsets)
 {
     known *k = (known *)model;
     (void)ctx, (void)offsets;
@@ -85,9 +85,13 @@ static const peri__serve_kind kind = {context, drop, predict, NULL, close_known,
 static known *new_known(float more)
 {
     known *k = calloc(1, sizeof *k);
-    k->model = (peri__serve_model){
-        .kind = &kind,
-        .facts = {.name = "known", .version = "7", .inputs = inputs, .outputs = outputs, .n_inputs = N_INPUTS, .n_outputs = 2}};
+    k->model = (peri__serve_model){.kind = &kind,
+                                   .facts = {.name = "known",
+                                             .version = "7",
+                                             .inputs = inputs,
+                                             .outputs = outputs,
+                                             .n_inputs = N_INPUTS,
+                                             .n_outputs = 2}};
     peri__refs_init(&k->model.refs);
     k->more = more;
     pthread_mutex_init(&k->lock, NULL);
@@ -103,7 +107,10 @@ static void gate(known *k, bool closed)
     pthread_mutex_unlock(&k->lock);
 }
 
-static void pause_ms(int ms) { nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL); }
+static void pause_ms(int ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
+}
 
 static void wait_inside(known *k, int n)
 {
@@ -117,7 +124,7 @@ static void wait_inside(known *k, int n)
     fail_msg("no prediction began");
 }
 
-/* -- over sockets -------------------------------------------------------------------------------------------------------------------- */
+/* -- over sockets -------------------------------------------------------------------------------------------------- */
 
 static known *model;
 static peri__server *server;
@@ -157,7 +164,8 @@ static void end(void)
 
 static int dial(void)
 {
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in to = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct timeval most = {.tv_sec = 20};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
@@ -175,7 +183,8 @@ static void hear(int fd, char *to, size_t room)
         ssize_t got = recv(fd, to + n, want ? want - n : 1, 0);
         if (got <= 0) return;
         to[n += (size_t)got] = 0;
-        char *head_end = want ? NULL : strstr(to, "\r\n\r\n"), *length = head_end ? strstr(to, "\r\nContent-Length: ") : NULL;
+        char *head_end = want ? NULL : strstr(to, "\r\n\r\n"),
+             *length = head_end ? strstr(to, "\r\nContent-Length: ") : NULL;
         if (head_end && !strncmp(to, "HTTP/1.1 100", 12)) n = 0;
         else if (head_end) want = n + (length ? strtoul(length + 18, NULL, 10) : 0);
         if (want == n) return;
@@ -196,7 +205,8 @@ static const char *ask(const char *request)
 
 static const char *post_text(char *to, size_t room, const char *path, const char *body)
 {
-    snprintf(to, room, "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n%s", path, strlen(body), body);
+    snprintf(to, room, "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n%s", path, strlen(body),
+             body);
     return to;
 }
 
@@ -252,7 +262,8 @@ static void answers(void **state)
            200);
     has(heard, "{\"outputs\":{\"score\":[1,3.1],\"echo\":[[0,1],[1,1]]}}");
     status(post("/v2/models/known/infer", V2("," T("clicked", "[1,2]", "INT64", "[4,5]"))), 200);
-    has(heard, "{\"model_name\":\"known\",\"model_version\":\"7\",\"outputs\":[{\"name\":\"score\",\"shape\":[1],\"datatype\":\"FP32\","
+    has(heard, "{\"model_name\":\"known\",\"model_version\":\"7\",\"outputs\":[{\"name\":\"score\",\"shape\":[1],"
+               "\"datatype\":\"FP32\","
                "\"data\":[330]},"
                "{\"name\":\"echo\",\"shape\":[1,2],\"datatype\":\"FP32\",\"data\":[2,6]}]}");
     status(post(PREDICT, "{\"instances\":[{\"age\":1}]}"), 400);
@@ -267,7 +278,8 @@ static void answers(void **state)
     status(get("/v1/models/known"), 200);
     has(heard, "\"state\":\"AVAILABLE\"");
     status(get("/v2/models/known"), 200);
-    has(heard, "{\"name\":\"clicked\",\"datatype\":\"UINT64\",\"shape\":[-1,-1],\"parameters\":{\"kind\":\"ids\",\"least\":\"0\",\"most\":"
+    has(heard, "{\"name\":\"clicked\",\"datatype\":\"UINT64\",\"shape\":[-1,-1],\"parameters\":{\"kind\":\"ids\","
+               "\"least\":\"0\",\"most\":"
                "\"999\",\"optional\":false");
     has(heard, "\"most\":\"18446744073709551615\"");
     status(get("/v2"), 200);
@@ -312,9 +324,10 @@ static void keeps_connections(void **state)
     hear(fd, heard, sizeof heard);
     status(heard, 400);
     close(fd);
-    status(post("/v2/models/known/infer", "{\"parameters\":{\"binary_data_output\":true}," /* as KServe's clients ask */
-                                          "\"inputs\":[" T("age", "[1]", "FP32", "[1]") "," T("point", "[1,2]", "FP32", "[2,3]") "," T(
-                                              "user", "[1]", "UINT64", "[6]") "," T("clicked", "[1]", "INT64", "[4]") "]}"),
+    status(post("/v2/models/known/infer",
+                "{\"parameters\":{\"binary_data_output\":true}," /* as KServe's clients ask */
+                "\"inputs\":[" T("age", "[1]", "FP32", "[1]") "," T("point", "[1,2]", "FP32", "[2,3]") "," T(
+                    "user", "[1]", "UINT64", "[6]") "," T("clicked", "[1]", "INT64", "[4]") "]}"),
            200);
     char *json = strstr(heard, "\r\n\r\n") + 4, *length = strstr(heard, "Inference-Header-Content-Length: ");
     assert_non_null(length);
@@ -351,17 +364,20 @@ static void refuses_what_is_ambiguous(void **state)
         {"Host: localhost\r\nExpect: 100-continue\r\nContent-Length: 50000\r\n", 413},
         {"Host: localhost\r\nContent-Length: 999999999999\r\n", 413},
     };
-    static const char *const good[] = {"localhost:80", "LOCALHOST", "127.0.0.1", "192.168.1.7:8080", "[::1]:80", "predict.example:99"};
+    static const char *const good[] = {"localhost:80",     "LOCALHOST", "127.0.0.1",
+                                       "192.168.1.7:8080", "[::1]:80",  "predict.example:99"};
     char text[1000];
     (void)state;
     begin(&(peri__server_options){0});
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         snprintf(text, sizeof text, "POST " PREDICT " HTTP/1.1\r\n%s\r\n{\"a\"}", cases[i].headers);
         if (strncmp(ask(text), "HTTP/1.1 4", 10) != 0 && *heard) fail_msg("%s: %s", cases[i].headers, heard);
-        if (cases[i].status != 400) status(heard, cases[i].status); /* some of 400 the library refuses by itself, by closing */
+        /* some of 400 the library refuses by itself, by closing */
+        if (cases[i].status != 400) status(heard, cases[i].status);
     }
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
-        snprintf(text, sizeof text, "GET /health/live HTTP/1.1\r\nHost: %s\r\nOrigin: http://%s\r\n\r\n", good[i], good[i]);
+        snprintf(text, sizeof text, "GET /health/live HTTP/1.1\r\nHost: %s\r\nOrigin: http://%s\r\n\r\n", good[i],
+                 good[i]);
         status(ask(text), 200);
     }
     assert_int_equal(model->calls, 0);
@@ -380,7 +396,8 @@ static void limits_bodies(void **state)
     body[10000] = ' ';
     status(ask(post_text(text, sizeof text, PREDICT, body)), 413);
     int one = dial(), two = dial(); /* one holds most of the memory that there is for all */
-    snprintf(text, sizeof text, "POST " PREDICT " HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n%.9998s", body);
+    snprintf(text, sizeof text, "POST " PREDICT " HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n%.9998s",
+             body);
     say(one, text);
     pause_ms(100);
     say(two, text);
@@ -512,7 +529,8 @@ static void refuses_when_full(void **state)
     say(fd[0] = dial(), text);
     wait_inside(model, 1);
     for (int i = 1; i < 4; i++) say(fd[i] = dial(), text);
-    for (int i = 0; i < 1000 && metric("perilune_queue_requests") < 3; i++) pause_ms(1); /* /metrics answers while all workers are busy */
+    /* /metrics answers while all workers are busy */
+    for (int i = 0; i < 1000 && metric("perilune_queue_requests") < 3; i++) pause_ms(1);
     int64_t from = peri_time_ns();
     status(post(PREDICT, ONE), 503);
     assert_true(peri_time_ns() - from < 200000000);
@@ -561,13 +579,14 @@ static void *run_client(void *ctx)
     for (int i = 0; i < 100; i++) {
         int age = c->number * 1000 + i;
         bool bad = i % 5 == 4, own = i % 10 == 4; /* refused by the model itself */
-        snprintf(body, sizeof body, "{\"instances\":[{\"age\":%d,\"point\":[0,0],\"clicked\":[%d],\"user\":[%s]}]}", age,
-                 bad && !own ? 5000 : i % 7, own ? "666" : "");
+        snprintf(body, sizeof body, "{\"instances\":[{\"age\":%d,\"point\":[0,0],\"clicked\":[%d],\"user\":[%s]}]}",
+                 age, bad && !own ? 5000 : i % 7, own ? "666" : "");
         say(fd, post_text(text, sizeof text, PREDICT, body));
         hear(fd, answer, 4096);
         snprintf(want, sizeof want, "{\"score\":%d,\"echo\":[1,0]}", age + i % 7);
         if (bad)
-            c->bad += !strncmp(answer, "HTTP/1.1 400", 12) && strstr(answer, own ? "sample 0: user 666" : "id 5000, allowed: 0 to 999");
+            c->bad += !strncmp(answer, "HTTP/1.1 400", 12) &&
+                      strstr(answer, own ? "sample 0: user 666" : "id 5000, allowed: 0 to 999");
         else c->good += !strncmp(answer, "HTTP/1.1 200", 12) && strstr(answer, want);
     }
     close(fd);
@@ -592,7 +611,8 @@ static void batches(void **state)
     end();
 }
 
-/** Asks until it is told to stop: each answer is of one state that there was, whole, and none is older than the one before. */
+/** Asks until it is told to stop: each answer is of one state that there was, whole, and none is older than the one
+ *  before. */
 typedef struct follower {
     atomic_bool *stop;
     int answers, wrong;
@@ -603,9 +623,9 @@ static void *run_follower(void *ctx)
     follower *c = ctx;
     char text[600], *answer = malloc(4096);
     int fd = dial(), last = 0;
-    post_text(
-        text, sizeof text, PREDICT,
-        "{\"instances\":[{\"age\":1,\"point\":[0,0],\"clicked\":1,\"user\":1},{\"age\":2,\"point\":[0,0],\"clicked\":1,\"user\":1}]}");
+    post_text(text, sizeof text, PREDICT,
+              "{\"instances\":[{\"age\":1,\"point\":[0,0],\"clicked\":1,\"user\":1},{\"age\":2,\"point\":[0,0],"
+              "\"clicked\":1,\"user\":1}]}");
     for (; !atomic_load(c->stop); c->answers++) {
         int first = -1, second = -1;
         say(fd, text);
@@ -631,7 +651,8 @@ static void swaps(void **state)
     (void)state;
     begin(&(peri__server_options){.workers = 2});
     model->closed_models = &closed;
-    for (int i = 0; i < N; i++) followers[i].stop = &stop, pthread_create(&threads[i], NULL, run_follower, &followers[i]);
+    for (int i = 0; i < N; i++)
+        followers[i].stop = &stop, pthread_create(&threads[i], NULL, run_follower, &followers[i]);
     for (int i = 1; i <= STATES; i++) {
         known *next = new_known((float)i * 1000);
         next->closed_models = &closed;

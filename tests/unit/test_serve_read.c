@@ -8,7 +8,8 @@
 
 #include <stdlib.h>
 
-static peri_status read_into(peri__serve_batch *b, const peri__serve_rules *rules, bool v2, const char *text, peri__serve_question *q)
+static peri_status read_into(peri__serve_batch *b, const peri__serve_rules *rules, bool v2, const char *text,
+                             peri__serve_question *q)
 {
     return peri__serve_read(b, rules, v2, text, (int64_t)strlen(text), -1, q);
 }
@@ -19,7 +20,8 @@ static void refuses(const peri__serve_rules *rules, bool v2, const char *body, c
     peri__serve_batch b;
     peri__serve_question q;
     assert_ok(peri__serve_batch_init(&b, &facts));
-    assert_ok(read_into(&b, &strict, false, "{\"instances\":[{\"age\":1,\"point\":[2,3],\"clicked\":[4,5],\"user\":6}]}", &q));
+    assert_ok(read_into(&b, &strict, false,
+                        "{\"instances\":[{\"age\":1,\"point\":[2,3],\"clicked\":[4,5],\"user\":6}]}", &q));
     peri_status status = read_into(&b, rules, v2, body, &q);
     if (status != PERI_EFORMAT) fail_msg("%s: %s, wanted EFORMAT", body, peri_status_name(status));
     if (!strstr(peri_error_message(), part)) fail_msg("%s: \"%s\" lacks \"%s\"", body, peri_error_message(), part);
@@ -38,7 +40,8 @@ static void reads_three_forms_alike(void **state)
     static const char *const bodies[] = {
         "{\"instances\":[{\"age\":0.1,\"point\":[2,-3e0],\"clicked\":[4,\"5\"],\"user\":18446744073709551615},"
         "{\"user\":[],\"clicked\":999,\"point\":[1e-45,0],\"age\":[3]}],\"signature_name\":\"serving_default\"}",
-        "{\"inputs\":{\"user\":[\"18446744073709551615\",[]],\"age\":[0.1,3],\"clicked\":[[4,5],[999]],\"point\":[[2,-3],[1e-45,0]]}}",
+        "{\"inputs\":{\"user\":[\"18446744073709551615\",[]],\"age\":[0.1,3],\"clicked\":[[4,5],[999]],\"point\":[[2,-"
+        "3],[1e-45,0]]}}",
         "{\"id\":\"a\",\"outputs\":[{\"name\":\"score\"}],\"parameters\":{\"x\":[1]},\"inputs\":["
         "{\"data\":[18446744073709551615],\"shape\":[1],\"datatype\":\"UINT64\",\"name\":\"user\"},"
         "{\"name\":\"user.lengths\",\"shape\":[2],\"datatype\":\"INT32\",\"data\":[1,0]},"
@@ -103,7 +106,8 @@ static void names_what_does_not_fit(void **state)
         {"{\"instances\":[{\"user\":18446744073709551616}]}", "to 18446744073709551615"},
         {"{\"instances\":[{\"user\":[[1]]}]}", "wanted: an id"},
         {"{\"instances\":[{\"user\":true}]}", "wanted: an id"},
-        {"{\"inputs\":{\"age\":[1,2],\"point\":[[1,2]],\"clicked\":[1],\"user\":[1]}}", "'point' has 1 samples, 'age' 2"},
+        {"{\"inputs\":{\"age\":[1,2],\"point\":[[1,2]],\"clicked\":[1],\"user\":[1]}}",
+         "'point' has 1 samples, 'age' 2"},
         {"{\"inputs\":{\"age\":[1],\"age\":[1]}}", "'age' is there twice"},
         {"{\"inputs\":{},\"instances\":[]}", "missing"},
         {"{\"instances\":[{\"age\":[[[[1]]]]}]}", "wanted: a number"},
@@ -140,14 +144,16 @@ static void names_what_does_not_fit_in_v2(void **state)
         {V2("," T("clicked", "[1,-1]", "INT64", "[1,2]")), "wanted: shape"},
         {V2("," T("clicked", "[2,-1]", "INT64", "[[1,2],[3]]")), "'clicked' has 2 samples, 'age' 1"},
         {V2("," T("clicked", "[2]", "INT64", "[1,2]") "," T("clicked.lengths", "[1]", "INT64", "[3]")), "add up to 2"},
-        {V2("," T("clicked", "[2]", "INT64", "[1,2]") "," T("clicked.lengths", "[2]", "INT64", "[3,-1]")), "add up to 2"},
+        {V2("," T("clicked", "[2]", "INT64", "[1,2]") "," T("clicked.lengths", "[2]", "INT64", "[3,-1]")),
+         "add up to 2"},
         {V2("," T("clicked.lengths", "[1]", "INT64", "[0]")), "'clicked' is missing, and its lengths are there"},
         {V2("," T("age.lengths", "[1]", "INT64", "[0]")), "no feature 'age.lengths'"},
         {V2("," T("age", "[1]", "FP32", "[1]")), "twice"},
         {V2("," T("clicked", "[101]", "INT64", "[]")), "more than 100 samples"},
         {V2("," T("clicked", "[1]", "INT64", "3")), "a list"},
         {V2("," T("clicked", "[99999999999]", "INT64", "[]")), "shape is out of range"},
-        {V2(",{\"name\":\"clicked\",\"shape\":[1],\"datatype\":\"INT64\",\"parameters\":{\"binary_data_size\":8}}"), "0 are left"},
+        {V2(",{\"name\":\"clicked\",\"shape\":[1],\"datatype\":\"INT64\",\"parameters\":{\"binary_data_size\":8}}"),
+         "0 are left"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuses(&strict, true, cases[i].body, cases[i].part);
@@ -159,10 +165,12 @@ static void does_what_the_model_says_about_the_rest(void **state)
     peri__serve_question q;
     (void)state;
     assert_ok(peri__serve_batch_init(&b, &facts));
-    assert_ok(read_into(&b, &strict, false,
-                        "{\"instances\":[{\"age\":1,\"point\":[2,3],\"clicked\":[],\"user\":-1,\"shown\":[10,7,-1,18446744073709551615],"
-                        "\"shown.weights\":[1,2,3,4]},{\"age\":1,\"point\":[2,3],\"clicked\":[],\"user\":1,\"hour\":[3]}]}",
-                        &q));
+    assert_ok(
+        read_into(&b, &strict, false,
+                  "{\"instances\":[{\"age\":1,\"point\":[2,3],\"clicked\":[],\"user\":-1,\"shown\":[10,7,-1,"
+                  "18446744073709551615],"
+                  "\"shown.weights\":[1,2,3,4]},{\"age\":1,\"point\":[2,3],\"clicked\":[],\"user\":1,\"hour\":[3]}]}",
+                  &q));
     assert_int_equal(q.samples, 2);
     assert_int_equal(b.columns[4].n_values, 4); /* ids without a row stay, for weights to belong to their ids */
     assert_int_equal(b.columns[4].offsets[2], 4);
@@ -178,7 +186,8 @@ static void does_what_the_model_says_about_the_rest(void **state)
     refuses(&strict, false, ROW(",\"shown.weights\":1"), "1 weights, and 0 ids");
     refuses(&strict, false, ROW(",\"shown\":[99999999999999999999]"), "allowed: 0 to 9");
     refuses(&strict, false, ROW(",\"hour\":NaN"), "NaN"); /* JSON has no word for it */
-    refuses(&strict, false, "{\"instances\":[{\"user\":-9223372036854775809}]}", "allowed: -9223372036854775808 to 18446744073709551615");
+    refuses(&strict, false, "{\"instances\":[{\"user\":-9223372036854775809}]}",
+            "allowed: -9223372036854775808 to 18446744073709551615");
 }
 
 static void reads_binary_tensors(void **state)
@@ -196,7 +205,8 @@ static void reads_binary_tensors(void **state)
         int64_t lengths[2];
         double point[4];
         uint64_t user[2];
-    } body = {.age = {0.5f, 2}, .clicked = {1, 2, 3}, .lengths = {0, 3}, .point = {1, 2, 3, 4}, .user = {UINT64_MAX, 5}};
+    } body = {
+        .age = {0.5f, 2}, .clicked = {1, 2, 3}, .lengths = {0, 3}, .point = {1, 2, 3, 4}, .user = {UINT64_MAX, 5}};
     peri__serve_batch b;
     peri__serve_question q;
     (void)state;
@@ -207,13 +217,17 @@ static void reads_binary_tensors(void **state)
     assert_int_equal(b.columns[2].offsets[1], 0);
     assert_int_equal(b.columns[2].ids[2], 3);
     assert_true(b.columns[1].numbers[3] == 4 && (uint64_t)b.columns[3].ids[0] == UINT64_MAX);
-    assert_fails(peri__serve_read(&b, &strict, true, (char *)&body, sizeof body - 1, sizeof body.json, &q), PERI_EFORMAT, "are left");
-    assert_fails(peri__serve_read(&b, &strict, true, (char *)&body, sizeof body, sizeof body + 1, &q), PERI_EFORMAT, "the body has");
+    assert_fails(peri__serve_read(&b, &strict, true, (char *)&body, sizeof body - 1, sizeof body.json, &q),
+                 PERI_EFORMAT, "are left");
+    assert_fails(peri__serve_read(&b, &strict, true, (char *)&body, sizeof body, sizeof body + 1, &q), PERI_EFORMAT,
+                 "the body has");
     body.clicked[1] = -2;
-    assert_fails(peri__serve_read(&b, &strict, true, (char *)&body, sizeof body, sizeof body.json, &q), PERI_EFORMAT, "id -2, allowed");
+    assert_fails(peri__serve_read(&b, &strict, true, (char *)&body, sizeof body, sizeof body.json, &q), PERI_EFORMAT,
+                 "id -2, allowed");
     body.clicked[1] = 2;
     body.age[1] = (float)strtod("nan", NULL);
-    assert_fails(peri__serve_read(&b, &strict, true, (char *)&body, sizeof body, sizeof body.json, &q), PERI_EFORMAT, "is no number");
+    assert_fails(peri__serve_read(&b, &strict, true, (char *)&body, sizeof body, sizeof body.json, &q), PERI_EFORMAT,
+                 "is no number");
     assert_int_equal(b.samples, 2);
     assert_int_equal(b.problems[0][PERI__SERVE_NAN], 1);
     peri__serve_batch_fini(&b);

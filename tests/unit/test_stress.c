@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_stress.c: eight threads on one table: lookups of batches of all sizes, some with ids that are not there, beside updates. An update
- * adds 1 to every number of the table, so all numbers of a lookup stand for the same count of updates, which never falls. `make stress`
- * runs it longer, under the thread sanitizer (PERI_STRESS: seconds).
+ * test_stress.c: eight threads on one table: lookups of batches of all sizes, some with ids that are not there, beside
+ * updates. An update adds 1 to every number of the table, so all numbers of a lookup stand for the same count of
+ * updates, which never falls. `make stress` runs it longer, under the thread sanitizer (PERI_STRESS: seconds).
  */
 #include "tests/harness/check.h"
 
@@ -20,7 +20,8 @@ static int64_t until;
 static peri_tensor *tensor(int32_t dtype, int64_t n, const void *data)
 {
     peri_tensor *t = NULL;
-    if (peri_tensor_new(cpu, dtype, 1, &n, &t) < 0 || peri_tensor_write(t, data, n * peri_dtype_size(dtype)) < 0) return NULL;
+    if (peri_tensor_new(cpu, dtype, 1, &n, &t) < 0 || peri_tensor_write(t, data, n * peri_dtype_size(dtype)) < 0)
+        return NULL;
     return t;
 }
 
@@ -50,7 +51,8 @@ static int look(const query *q, int64_t *count)
     const peri_tbe_block block = {.bags = q->bags, .out_stride = COLS, .feature = -1};
     const int64_t shape[2] = {q->bags, COLS};
     float out[BAGS][COLS];
-    peri_tbe_input in = {.ids = tensor(PERI_I64, q->offsets[q->bags], q->ids), .offsets = tensor(PERI_I64, q->bags + 1, q->offsets)};
+    peri_tbe_input in = {.ids = tensor(PERI_I64, q->offsets[q->bags], q->ids),
+                         .offsets = tensor(PERI_I64, q->bags + 1, q->offsets)};
     peri_tensor *rows = NULL;
     int wrong = 0;
     if (!in.ids || !in.offsets || peri_tbe_blocks_new(tbe, &block, 1, &in.blocks) < 0) return 1;
@@ -58,7 +60,8 @@ static int look(const query *q, int64_t *count)
     const peri_status status = peri_tbe_forward(tbe, &in, rows);
     char said[32];
     snprintf(said, sizeof said, "id %lld ", (long long)q->bad);
-    if (q->bad >= 0) wrong = status == PERI_ERANGE && strstr(peri_error_message(), said) ? 0 : 3; /* this thread's own error */
+    /* this thread's own error */
+    if (q->bad >= 0) wrong = status == PERI_ERANGE && strstr(peri_error_message(), said) ? 0 : 3;
     else if (status < 0 || peri_tensor_read(rows, out, sizeof(float) * (size_t)(q->bags * COLS)) < 0) wrong = 4;
     int64_t seen = -1;
     for (int64_t b = 0; b < q->bags && q->bad < 0 && !wrong; b++)
@@ -120,14 +123,16 @@ static void lookups_beside_updates(void **state)
 {
     (void)state;
     const char *seconds = getenv("PERI_STRESS");
-    const peri_table_config table = {.size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS, .init = PERI_INIT_CONSTANT};
+    const peri_table_config table = {
+        .size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS, .init = PERI_INIT_CONSTANT};
     peri_tbe_optimizer sgd = {.size = sizeof sgd};
     pthread_t threads[THREADS];
     until = peri_time_ns() + (int64_t)(1e9 * (seconds ? atof(seconds) : 0));
     assert_ok(peri_device_get("cpu", &cpu));
     assert_ok(peri_tbe_optimizer_default(PERI_TBE_SGD, &sgd));
     sgd.learning_rate = 1;
-    const peri_tbe_config config = {.size = sizeof config, .device = cpu, .n_tables = 1, .tables = &table, .optimizer = &sgd};
+    const peri_tbe_config config = {
+        .size = sizeof config, .device = cpu, .n_tables = 1, .tables = &table, .optimizer = &sgd};
     assert_ok(peri_tbe_new(&config, &tbe));
     for (int i = 0; i < THREADS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, i < UPDATERS ? update : look_up, (void *)(uintptr_t)i), 0);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_tape.c: the gradient tape from C: order, sums over several uses, exchanges that are pending, long chains, misuse.
+ * test_tape.c: the gradient tape from C: order, sums over several uses, exchanges that are pending, long chains,
+ * misuse.
  */
 #include "tests/harness/check.h"
 #include "kernels/dense.h"
@@ -44,7 +45,7 @@ static double grad(peri_tensor *leaf_tensor, int64_t at)
     return x;
 }
 
-/* -- an operation of the test's own: y = 3 x, whose backward is pending as often as it is told to be -------------------------------- */
+/* -- an operation of the test's own: y = 3 x, whose backward is pending as often as it is told to be --------------- */
 
 static struct {
     int pending, calls, finished;
@@ -101,7 +102,7 @@ static int reset(void **state)
     return 0;
 }
 
-/* -- tests ------------------------------------------------------------------------------------------------------------------------- */
+/* -- tests --------------------------------------------------------------------------------------------------------- */
 
 static void gradients_flow_and_accumulate(void **state)
 {
@@ -182,7 +183,8 @@ static void collective_nodes_run_without_a_gradient(void **state)
 {
     reset(state);
     peri_device *d = device_of(0);
-    peri_tensor *x = leaf(d, 1), *a = triple_as(&collective_vtab, x, 1), *b = triple_as(&collective_vtab, x, 2), *sum = full(d, 1, 0);
+    peri_tensor *x = leaf(d, 1), *a = triple_as(&collective_vtab, x, 1), *b = triple_as(&collective_vtab, x, 2),
+                *sum = full(d, 1, 0);
     peri__node *node;
     assert_ok(peri__record(&triple_vtab, (peri_tensor *[]){b, a}, 2, &sum, 1, &node));
     node->kept[0] = 3;
@@ -278,7 +280,8 @@ static void misuse_is_named(void **state)
     reset(state);
     peri_device *d = device_of(0);
     int64_t n = 3;
-    peri_tensor *x = leaf(d, 3), *y = triple(x, 1), *wrong = full(d, 2, 1), *whole = NULL, *other = full(device_of(1), 3, 1);
+    peri_tensor *x = leaf(d, 3), *y = triple(x, 1), *wrong = full(d, 2, 1), *whole = NULL,
+                *other = full(device_of(1), 3, 1);
     assert_fails(peri_tensor_backward(y, NULL), PERI_EINVAL, "f64 [3] has more than one element");
     assert_fails(peri_tensor_backward(y, wrong), PERI_EINVAL, "the gradient is f64 [2], the root f64 [3]");
     assert_fails(peri_tensor_requires_grad(y, true), PERI_EINVAL, "not a leaf");

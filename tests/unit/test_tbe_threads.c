@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_tbe_threads.c: one table batch, many threads: lookups beside each other have the bits that they have alone, an update is seen as a
- * whole or not at all, nothing is counted twice or lost, and a batch is in one thread's call at a time. And what batches share: sorting
- * ahead, lookups of several batches before their updates.
+ * test_tbe_threads.c: one table batch, many threads: lookups beside each other have the bits that they have alone, an
+ * update is seen as a whole or not at all, nothing is counted twice or lost, and a batch is in one thread's call at a
+ * time. And what batches share: sorting ahead, lookups of several batches before their updates.
  */
 #include "tests/harness/check.h"
 
@@ -11,7 +11,16 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { THREADS = 4, CALLS = 2000, ROWS = 500, COLS = 8, TABLES = 2, BAGS = 16, MOST = TABLES * BAGS * 10, OUT = TABLES * BAGS * COLS };
+enum {
+    THREADS = 4,
+    CALLS = 2000,
+    ROWS = 500,
+    COLS = 8,
+    TABLES = 2,
+    BAGS = 16,
+    MOST = TABLES * BAGS * 10,
+    OUT = TABLES * BAGS * COLS
+};
 
 /** What one thread works with. */
 typedef struct worker {
@@ -30,7 +39,8 @@ static peri_tbe *make(const char *name, int32_t kind, const peri_cache_params *c
 {
     peri_table_config tables[TABLES] = {{.size = sizeof *tables, .name = "a", .rows = ROWS, .cols = COLS},
                                         {.size = sizeof *tables, .name = "b", .rows = ROWS, .cols = COLS}};
-    peri_tbe_config c = {.size = sizeof c, .n_tables = TABLES, .tables = tables, .dtype = PERI_F32, .seed = 5, .caches = caches};
+    peri_tbe_config c = {
+        .size = sizeof c, .n_tables = TABLES, .tables = tables, .dtype = PERI_F32, .seed = 5, .caches = caches};
     peri_tbe *tbe;
     assert_ok(peri_device_get(name, &c.device));
     peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
@@ -62,8 +72,12 @@ static worker worker_new(peri_tbe *tbe, const char *name, int64_t salt, bool ord
     w.input.offsets = tensor(device, PERI_I64, TABLES * BAGS + 1, offsets);
     peri_tbe_block blocks[TABLES];
     for (int32_t t = 0; t < TABLES; t++)
-        blocks[t] = (peri_tbe_block){.first_bag = t * BAGS, .bags = BAGS, .out_offset = t * BAGS * COLS, .out_stride = COLS,
-                                     .table = ordered ? t : TABLES - 1 - t, .feature = -1};
+        blocks[t] = (peri_tbe_block){.first_bag = t * BAGS,
+                                     .bags = BAGS,
+                                     .out_offset = t * BAGS * COLS,
+                                     .out_stride = COLS,
+                                     .table = ordered ? t : TABLES - 1 - t,
+                                     .feature = -1};
     assert_ok(peri_tbe_blocks_new(tbe, blocks, TABLES, &w.input.blocks));
     assert_ok(peri_tensor_full(device, PERI_F32, 1, &n, 0, &w.out));
     assert_ok(peri_tensor_full(device, PERI_F32, 1, &n, 0.25 + (double)salt / 8, &w.grad));
@@ -88,7 +102,8 @@ static void *look(void *arg)
     worker *w = arg;
     float got[OUT];
     for (int64_t i = 0; i < w->calls && !(w->stop && atomic_load(w->stop)); i++) {
-        peri_status status = w->batch ? peri_tbe_batch_forward(w->batch, w->out) : peri_tbe_forward(w->tbe, &w->input, w->out);
+        peri_status status =
+            w->batch ? peri_tbe_batch_forward(w->batch, w->out) : peri_tbe_forward(w->tbe, &w->input, w->out);
         if (status == PERI_EINVAL) {
             w->refused++;
             continue;
@@ -183,7 +198,8 @@ static void updates_are_whole(void **state)
             assert_ok(peri_tbe_forward(tbe, &w[0].input, w[0].out));
             assert_ok(peri_tensor_read(w[0].out, want[0], sizeof want[0]));
             pthread_t threads[THREADS];
-            for (int i = 1; i < THREADS && side == 0; i++) assert_int_equal(pthread_create(&threads[i], NULL, look, &w[i]), 0);
+            for (int i = 1; i < THREADS && side == 0; i++)
+                assert_int_equal(pthread_create(&threads[i], NULL, look, &w[i]), 0);
             update(&w[0]);
             atomic_store(&stop, true);
             for (int i = 1; i < THREADS && side == 0; i++) assert_int_equal(pthread_join(threads[i], NULL), 0);
@@ -200,7 +216,8 @@ static void updates_are_whole(void **state)
     }
 }
 
-/** Updates of several threads: each is done as a whole; SGD with numbers that add without rounding does not ask for their order. */
+/** Updates of several threads: each is done as a whole; SGD with numbers that add without rounding does not ask for
+ *  their order. */
 static void *updates(void *arg)
 {
     worker *w = arg;
@@ -266,7 +283,7 @@ static void one_batch_is_of_one_thread(void **state)
     peri_tbe_release(tbe);
 }
 
-/* -- what batches share ------------------------------------------------------------------------------------------------------------ */
+/* -- what batches share -------------------------------------------------------------------------------------------- */
 
 /** Two batches are looked up before either is updated, sorted on a stream of their own, or not: the same rows. */
 static void steps(const char *name, bool ahead, float got[OUT])
@@ -288,9 +305,11 @@ static void steps(const char *name, bool ahead, float got[OUT])
             }
         }
         for (int i = 0; i < 2; i++)
-            assert_ok(ahead ? peri_tbe_batch_forward(w[i].batch, w[i].out) : peri_tbe_forward(tbe, &w[i].input, w[i].out));
+            assert_ok(ahead ? peri_tbe_batch_forward(w[i].batch, w[i].out)
+                            : peri_tbe_forward(tbe, &w[i].input, w[i].out));
         for (int i = 0; i < 2; i++) {
-            assert_ok(ahead ? peri_tbe_batch_backward(w[i].batch, w[i].grad, NULL) : peri_tbe_backward(tbe, &w[i].input, w[i].grad, NULL));
+            assert_ok(ahead ? peri_tbe_batch_backward(w[i].batch, w[i].grad, NULL)
+                            : peri_tbe_backward(tbe, &w[i].input, w[i].grad, NULL));
             peri_tbe_batch_release(w[i].batch);
             w[i].batch = NULL;
         }

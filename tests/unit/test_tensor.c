@@ -87,12 +87,15 @@ static void making_checks_its_arguments(void **state)
                      "more than 2^62 bytes from the 1st dimension on");
         assert_fails(peri_tensor_new(d, PERI_F32, 2, negative, (peri_tensor **)&t), PERI_EINVAL,
                      "the size -1 of the 2nd dimension is negative");
-        assert_fails(peri_tensor_new(d, PERI_F32, 9, nine, (peri_tensor **)&t), PERI_EINVAL, "9 dimensions, allowed: 0..8");
+        assert_fails(peri_tensor_new(d, PERI_F32, 9, nine, (peri_tensor **)&t), PERI_EINVAL,
+                     "9 dimensions, allowed: 0..8");
         assert_fails(peri_tensor_new(d, PERI_F32, -1, nine, (peri_tensor **)&t), PERI_EINVAL, "-1 dimensions");
         assert_fails(peri_tensor_new(d, 99, 1, nine, (peri_tensor **)&t), PERI_EINVAL, "99 is no dtype");
-        assert_fails(peri_tensor_uniform(d, PERI_I32, 1, nine, 0, 1, 1, 0, (peri_tensor **)&t), PERI_EINVAL, "i32, allowed: f32, f64");
+        assert_fails(peri_tensor_uniform(d, PERI_I32, 1, nine, 0, 1, 1, 0, (peri_tensor **)&t), PERI_EINVAL,
+                     "i32, allowed: f32, f64");
         int64_t too_much = (int64_t)1 << 55;
-        assert_fails(peri_tensor_new(d, PERI_U8, 1, &too_much, (peri_tensor **)&t), PERI_ENOMEM, "no memory for 36028797018963968 bytes");
+        assert_fails(peri_tensor_new(d, PERI_U8, 1, &too_much, (peri_tensor **)&t), PERI_ENOMEM,
+                     "no memory for 36028797018963968 bytes");
     }
     assert_fails(peri_tensor_new(NULL, PERI_F32, 1, nine, (peri_tensor **)&t), PERI_EINVAL, "no device");
     assert_ptr_equal(t, untouched);
@@ -120,19 +123,22 @@ static void views_check_their_arguments(void **state)
     (void)state;
     for (int i = 0; i < DEVICES; i++) {
         peri_tensor *t = counting(device_of(i), 2, 3), *out = NULL;
-        assert_fails(peri_tensor_slice(t, 2, 0, 1, 1, &out), PERI_EINVAL, "the 3rd dimension of f64 [2, 3], which has 2");
+        assert_fails(peri_tensor_slice(t, 2, 0, 1, 1, &out), PERI_EINVAL,
+                     "the 3rd dimension of f64 [2, 3], which has 2");
         assert_fails(peri_tensor_slice(t, 1, -1, 1, 1, &out), PERI_ERANGE, "[-1, 1)");
         assert_fails(peri_tensor_slice(t, 1, 2, 1, 1, &out), PERI_ERANGE, "[2, 1)");
         assert_fails(peri_tensor_slice(t, 1, 0, 4, 1, &out), PERI_ERANGE, "stop <= 3");
         assert_fails(peri_tensor_slice(t, 1, 0, 3, 0, &out), PERI_ERANGE, "step >= 1");
         assert_fails(peri_tensor_transpose(t, 0, 2, &out), PERI_EINVAL, "the 3rd dimension of f64 [2, 3], which has 2");
-        assert_fails(peri_tensor_transpose(t, -3, 0, &out), PERI_EINVAL, "the 3rd dimension from the end of f64 [2, 3], which has 2");
+        assert_fails(peri_tensor_transpose(t, -3, 0, &out), PERI_EINVAL,
+                     "the 3rd dimension from the end of f64 [2, 3], which has 2");
         assert_fails(peri_tensor_reshape(t, 1, (int64_t[]){7}, &out), PERI_EINVAL, "6 elements, the new shape 7");
         assert_fails(peri_tensor_reshape(t, 2, (int64_t[]){-1, -1}, &out), PERI_EINVAL, "size -1 of the 2nd dimension");
         assert_fails(peri_tensor_reshape(t, 2, (int64_t[]){-1, 4}, &out), PERI_EINVAL, "6 elements");
         assert_fails(peri_tensor_reshape(t, 9, (int64_t[9]){1}, &out), PERI_EINVAL, "9 dimensions");
         /* 2 * 5 * 7378697629483820647 is 6 in 64 bits. */
-        assert_fails(peri_tensor_reshape(t, 3, (int64_t[]){2, 5, 7378697629483820647}, &out), PERI_EINVAL, "more than 2^63 elements");
+        assert_fails(peri_tensor_reshape(t, 3, (int64_t[]){2, 5, 7378697629483820647}, &out), PERI_EINVAL,
+                     "more than 2^63 elements");
         assert_null(out);
         double data[6];
         assert_fails(peri_tensor_read(t, data, 40), PERI_EINVAL, "40 bytes given for f64 [2, 3], which has 48");
@@ -178,7 +184,7 @@ static void copies_cross_devices_layouts_and_dtypes(void **state)
         }
 }
 
-/* -- memory that runs out ---------------------------------------------------------------------------------------------------------- */
+/* -- memory that runs out ------------------------------------------------------------------------------------------ */
 
 /** A thing to do with a tensor of f64 [4, 6]; makes *out (or leaves it). */
 typedef peri_status (*deed)(peri_device *d, peri_tensor *t, peri_tensor **out);

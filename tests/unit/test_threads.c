@@ -54,7 +54,7 @@ static void nest(void *ctx, int64_t begin, int64_t end)
     peri__parallel_for(100, 1, mark_range, m);
 }
 
-/* -- the program's own threads --------------------------------------------------------------------------------------------------------- */
+/* -- the program's own threads ------------------------------------------------------------------------------------- */
 
 typedef struct own_pool {
     int32_t calls, most, leaves_out; /* leaves_out: -1: nothing; else this part, and it calls another one twice */
@@ -111,7 +111,7 @@ static void every_index_runs_once_on_the_programs_threads(void **state)
     assert_ok(peri_threads_set(3));
 }
 
-/* -- processors ------------------------------------------------------------------------------------------------------------------------ */
+/* -- processors ---------------------------------------------------------------------------------------------------- */
 
 static void note_processors(void *ctx, int64_t begin, int64_t end)
 {
@@ -188,7 +188,8 @@ static void note_signals(void *ctx, int64_t begin, int64_t end)
     (void)end;
     sigset_t blocked;
     pthread_sigmask(SIG_SETMASK, NULL, &blocked);
-    if (begin > 0 && sigismember(&blocked, SIGCHLD) && sigismember(&blocked, SIGINT)) atomic_fetch_add((atomic_int *)ctx, 1);
+    if (begin > 0 && sigismember(&blocked, SIGCHLD) && sigismember(&blocked, SIGINT))
+        atomic_fetch_add((atomic_int *)ctx, 1);
 }
 
 static void workers_take_no_signals(void **state)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_tier.c: tables in files when memory runs out: every call fails as a whole, leaves nothing behind, and works when it is made again.
+ * test_tier.c: tables in files when memory runs out: every call fails as a whole, leaves nothing behind, and works when
+ * it is made again.
  */
 #include "tests/harness/check.h"
 
@@ -10,7 +11,13 @@ enum { ROWS = 40, COLS = 4, IDS = 6, BAGS = 2 };
 
 static peri_tbe_config config_of(peri_device *device, const peri_table_config *table, const peri_cache_params *cache)
 {
-    peri_tbe_config c = {.size = sizeof c, .device = device, .dtype = PERI_F32, .n_tables = 1, .tables = table, .seed = 3, .caches = cache};
+    peri_tbe_config c = {.size = sizeof c,
+                         .device = device,
+                         .dtype = PERI_F32,
+                         .n_tables = 1,
+                         .tables = table,
+                         .seed = 3,
+                         .caches = cache};
     static peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
     c.optimizer = &optimizer;
     assert_ok(peri_tbe_optimizer_default(PERI_TBE_ADAM, &optimizer));
@@ -152,7 +159,8 @@ static void names_what_ways_are_allowed(void **state)
     assert_fails(peri_tbe_new(&c, &tbe), PERI_EINVAL,
                  "table 't': ways 257, allowed: 1 to 256, 0 (the default), -1 (rows may use any slot)");
     cache.ways = -2;
-    assert_fails(peri_tbe_new(&c, &tbe), PERI_EINVAL, "table 't': ways -2, allowed: 1 to 256, 0 (the default), -1 (rows may use any slot)");
+    assert_fails(peri_tbe_new(&c, &tbe), PERI_EINVAL,
+                 "table 't': ways -2, allowed: 1 to 256, 0 (the default), -1 (rows may use any slot)");
     assert_null(tbe);
 }
 

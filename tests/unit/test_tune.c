@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_tune.c: who decides between ways: given, kept, measured, default; the choice follows the times of a meter that is told them; the
- * file comes back as it was written, and no damage to it goes unseen.
+ * test_tune.c: who decides between ways: given, kept, measured, default; the choice follows the times of a meter that
+ * is told them; the file comes back as it was written, and no damage to it goes unseen.
  */
 #include "tests/harness/check.h"
 
@@ -121,7 +121,8 @@ static void follows_the_times(void **state)
             assert_int_equal(got.source, PERI_TUNE_MEASURED);
             assert_int_equal(got.ns[w], 60000);
         }
-        for (int k = 0; k < PERI_TUNE_WAYS; k++) fake.told[c][k] = 98500; /* faster by less than 3 %: the default stays */
+        /* faster by less than 3 %: the default stays */
+        for (int k = 0; k < PERI_TUNE_WAYS; k++) fake.told[c][k] = 98500;
         fake.told[c][x.usual] = 100000;
         assert_ok(peri_tune_measure(x.name, 3));
         assert_int_equal(described(c).way, x.usual);
@@ -248,7 +249,8 @@ static void damage_is_seen(void **state)
     assert_int_equal(described(PERI__TUNE_lookup_order).source, PERI_TUNE_KEPT);
 }
 
-/** A machine that a meter is on: passes take what is true of their way, and more while another program runs, for spells of some passes. */
+/** A machine that a meter is on: passes take what is true of their way, and more while another program runs, for spells
+ *  of some passes. */
 static struct {
     double truth[PERI_TUNE_WAYS];
     double jitter, slowdown, drift;
@@ -334,8 +336,9 @@ static void put(const char *root, int cpu, int index, int level, const char *siz
 {
     char command[1024];
     snprintf(command, sizeof command,
-             "d=%s/cpu%d/cache/index%d; mkdir -p $d && echo %d > $d/level && echo %s > $d/size && echo %s > $d/shared_cpu_list", root, cpu,
-             index, level, size, shared);
+             "d=%s/cpu%d/cache/index%d; mkdir -p $d && echo %d > $d/level && echo %s > $d/size && echo %s > "
+             "$d/shared_cpu_list",
+             root, cpu, index, level, size, shared);
     assert_int_equal(system(command), 0);
 }
 
@@ -355,7 +358,8 @@ static void working_sets_are_larger_than_the_caches(void **state)
     assert_int_equal(peri__cache_bytes_of(root, all, 8), (int64_t)600 << 20);
     assert_int_equal(peri__cache_bytes_of(root, some, 8), (int64_t)300 << 20); /* of the first chip alone */
     assert_int_equal(peri__tune_working_set(0), 64 << 20);
-    for (int64_t cache = 1 << 20; cache < (int64_t)1 << 33; cache *= 3) assert_true(peri__tune_working_set(cache) >= 2 * cache);
+    for (int64_t cache = 1 << 20; cache < (int64_t)1 << 33; cache *= 3)
+        assert_true(peri__tune_working_set(cache) >= 2 * cache);
     assert_true(peri_cache_bytes() > 0);
     assert_fails(peri__tune_room((size_t)1 << 50), PERI_ENOMEM, "half of what is free");
     assert_ok(peri__tune_room(1 << 20));
@@ -367,9 +371,12 @@ int main(void)
         cmocka_unit_test_setup(never_slower_than_the_default, fresh),
         cmocka_unit_test_setup(what_was_disturbed_is_not_kept, fresh),
         cmocka_unit_test_setup(working_sets_are_larger_than_the_caches, fresh),
-        cmocka_unit_test_setup(numbers_of_ways, fresh),        cmocka_unit_test_setup(follows_the_times, fresh),
-        cmocka_unit_test_setup(measured_once_and_kept, fresh), cmocka_unit_test_setup(given_goes_first, fresh),
-        cmocka_unit_test_setup(damage_is_seen, fresh),         cmocka_unit_test_setup_teardown(failures_leave_the_default, fresh, gone),
+        cmocka_unit_test_setup(numbers_of_ways, fresh),
+        cmocka_unit_test_setup(follows_the_times, fresh),
+        cmocka_unit_test_setup(measured_once_and_kept, fresh),
+        cmocka_unit_test_setup(given_goes_first, fresh),
+        cmocka_unit_test_setup(damage_is_seen, fresh),
+        cmocka_unit_test_setup_teardown(failures_leave_the_default, fresh, gone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_watch.c: who watches a table batch is told every row before it changes: a watch that keeps the old bytes of rows when it hears of
- * them first has, together with the rows that it did not hear of, the tables as they were when it began.
+ * test_watch.c: who watches a table batch is told every row before it changes: a watch that keeps the old bytes of rows
+ * when it hears of them first has, together with the rows that it did not hear of, the tables as they were when it
+ * began.
  */
 #include "runtime/embed/watch.h"
 #include "tests/harness/check.h"
@@ -67,9 +68,17 @@ static peri_tbe *make(peri_device *device, int32_t kind, const peri_cache_params
     peri_table_config tables[TABLES];
     for (int t = 0; t < TABLES; t++)
         tables[t] = (peri_table_config){.size = sizeof(peri_table_config),
-                                        .name = t ? "b" : "a", .rows = table_rows[t], .cols = table_cols[t], .total_rows = table_rows[t]};
+                                        .name = t ? "b" : "a",
+                                        .rows = table_rows[t],
+                                        .cols = table_cols[t],
+                                        .total_rows = table_rows[t]};
     peri_tbe_config c = {.size = sizeof c,
-                         .device = device, .n_tables = TABLES, .tables = tables, .dtype = PERI_F32, .seed = 5, .caches = caches};
+                         .device = device,
+                         .n_tables = TABLES,
+                         .tables = tables,
+                         .dtype = PERI_F32,
+                         .seed = 5,
+                         .caches = caches};
     peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
     c.optimizer = &optimizer;
     assert_ok(peri_tbe_optimizer_default(kind, &optimizer));
@@ -95,8 +104,12 @@ static void step(peri_device *device, peri_tbe *tbe, int64_t salt, bool dense)
     for (int64_t i = 0; i < TABLES * IDS; i++) ids[i] = (i * i + 7 * salt) % table_rows[i / IDS];
     for (int64_t b = 0; b <= TABLES * BAGS; b++) offsets[b] = b * IDS / BAGS;
     peri_tbe_block blocks[TABLES] = {{.bags = BAGS, .out_stride = table_cols[0], .feature = -1},
-                                     {.first_bag = BAGS, .bags = BAGS, .out_offset = BAGS * table_cols[0], .out_stride = table_cols[1],
-                                      .table = 1, .feature = -1}};
+                                     {.first_bag = BAGS,
+                                      .bags = BAGS,
+                                      .out_offset = BAGS * table_cols[0],
+                                      .out_stride = table_cols[1],
+                                      .table = 1,
+                                      .feature = -1}};
     peri_tbe_input in = {.ids = tensor(device, PERI_I64, TABLES * IDS, ids),
                          .offsets = tensor(device, PERI_I64, TABLES * BAGS + 1, offsets)};
     peri_tensor *out, *grad, *gradient;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_way.c: rows over two hops (a sum within each node, an exchange across nodes) against one exchange of all parts, there and back, with
- * and without codecs. Small whole numbers, so that every order of a sum has the same bits.
+ * test_way.c: rows over two hops (a sum within each node, an exchange across nodes) against one exchange of all parts,
+ * there and back, with and without codecs. Small whole numbers, so that every order of a sum has the same bits.
  */
 #include "tests/harness/check.h"
 
@@ -27,11 +27,13 @@ static void open_groups(void)
     char job[32];
     snprintf(job, sizeof job, "way %d", ++worlds);
     for (int32_t i = 0; i < RANKS; i++) {
-        peri_comm_config config = {.size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = RANKS, .timeout_s = 20};
+        peri_comm_config config = {
+            .size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = RANKS, .timeout_s = 20};
         assert_ok(peri_comm_open(&config, &world[i]));
     }
     for (int32_t i = 0; i < RANKS; i++) {
-        int32_t n = i / PER_NODE, l = i % PER_NODE, mates[] = {n * PER_NODE, n * PER_NODE + 1}, peers[] = {l, l + PER_NODE};
+        int32_t n = i / PER_NODE, l = i % PER_NODE, mates[] = {n * PER_NODE, n * PER_NODE + 1},
+                peers[] = {l, l + PER_NODE};
         assert_ok(peri_group_new(world[i], mates, PER_NODE, "node", &node[i]));
         assert_ok(peri_group_new(world[i], peers, NODES, "across", &across[i]));
     }
@@ -180,14 +182,16 @@ static void both(peri_codec *codec, double division)
         for (int32_t n = 0; n < NODES; n++) {
             for (int64_t k = 0; k < numbers_for(i); k++)
                 assert_true(data(want[i][n])[k] == row_of(n * PER_NODE, i, k) + row_of(n * PER_NODE + 1, i, k));
-            assert_memory_equal(data(home[i]) + n * numbers_for(i), data(want[i][n]), sizeof(float) * (size_t)numbers_for(i));
+            assert_memory_equal(data(home[i]) + n * numbers_for(i), data(want[i][n]),
+                                sizeof(float) * (size_t)numbers_for(i));
             peri_tensor_release(want[i][n]);
         }
     /* And back: every rank of a node gets the gradient of the node's part. */
     for (int32_t i = 0; i < RANKS; i++) {
         for (int32_t n = 0; n < NODES; n++)
             for (int64_t k = 0; k < numbers_for(i); k++)
-                data(home[i])[n * numbers_for(i) + k] = (float)(gradient_of(i, n, k) / (codec ? 1 : peri__way_divides_first(&p[i].way)));
+                data(home[i])[n * numbers_for(i) + k] =
+                    (float)(gradient_of(i, n, k) / (codec ? 1 : peri__way_divides_first(&p[i].way)));
         assert_true(peri__way_divides_first(&p[i].way) == (codec ? 1 : division));
         assert_ok(peri_tensor_fill(owner[i], -77));
         assert_ok(peri__journey_start(&j[i], &p[i].way, p[i].legs, PERI__TO_OWNERS, home[i], owner[i], NULL));

@@ -16,8 +16,8 @@ end
 
 local function seconds() return tonumber(peri.ffi.C.peri_time_ns()) / 1e9 end
 
---- Processors that other programs had while f() ran in this process, which shares its work with nobody; 0 where there was room for all,
---- and where nothing says so. Local.
+--- Processors that other programs had while f() ran in this process, which shares its work with nobody; 0 where there
+--- was room for all, and where nothing says so. Local.
 function M.others_of_process(f)
   local before, own, from = processor_seconds(), os.clock(), seconds()
   f()
@@ -25,15 +25,15 @@ function M.others_of_process(f)
   return M.of(before, after, os.clock() - own, passed)
 end
 
---- Of the seconds that processors were busy and idle before and after `passed` seconds ({ busy =, idle = }, or nil), of which we had
---- `ours`: how many processors others had; 0 where there was room for all.
+--- Of the seconds that processors were busy and idle before and after `passed` seconds ({ busy =, idle = }, or nil), of
+--- which we had `ours`: how many processors others had; 0 where there was room for all.
 function M.of(before, after, ours, passed)
   if not (before and after) or passed <= 0 or (after.idle - before.idle) / passed > ROOM then return 0 end
   return math.max(0, (after.busy - before.busy - ours) / passed)
 end
 
---- How many processors other programs had on this rank's machine while f() ran; 0 where there was room for all. f returns whether hosts
---- have processors of their own (else all ranks are on one machine). Collective.
+--- How many processors other programs had on this rank's machine while f() ran; 0 where there was room for all. f
+--- returns whether hosts have processors of their own (else all ranks are on one machine). Collective.
 function M.others(group, f)
   local before, own, from = processor_seconds(), os.clock(), seconds()
   local apart = f()

@@ -1,5 +1,5 @@
--- choices.lua: the first part of `perilune calibrate`: measure what processors differ about (perilune/tune.h), show it, and keep it for
--- the next runs.
+-- choices.lua: the first part of `perilune calibrate`: measure what processors differ about (perilune/tune.h), show it,
+-- and keep it for the next runs.
 local P = require "perilune.ffi"
 local ffi = require "ffi"
 local choices = require "perilune.choices"
@@ -25,7 +25,8 @@ end
 local function times(c)
   local words = {}
   for i, w in ipairs(c.ways) do
-    words[i] = ("%s%s%s"):format(w.word == c.way and "*" or "", w.word, w.ns > 0 and (" %.0f"):format(w.ns / 1000) or "")
+    words[i] = ("%s%s%s"):format(w.word == c.way and "*" or "", w.word, w.ns > 0 and (" %.0f"):format(w.ns / 1000)
+      or "")
   end
   local noise = c.noise > 0 and (" (+-%.0f %%)"):format(100 * c.noise) or ""
   return ("%-16s %-10s %s%s"):format(c.name, c.way, table.concat(words, ", "), noise)
@@ -50,14 +51,16 @@ function M.disturbed(others, list)
     lines[1] = ("other programs had %.1f processors meanwhile; measure again when they have ended"):format(others)
   end
   if worst.noise > NOISY then
-    lines[#lines + 1] = ("passes of one way differed by up to %.0f %% (%s): where that was more than %.0f %%, the default stays"):format(
+    lines[#lines + 1] = ("passes of one way differed by up to %.0f %% (%s): where that was more than %.0f %%, the "
+      .. "default stays"):format(
       100 * worst.noise, worst.name, 100 * NOISY)
   end
   return lines
 end
 
---- Measure everything that can be measured, `rounds` times in turns, write the file, print a table to `stream`. others_of(f): runs f, and
---- returns how many processors other programs had meanwhile (calibration/beside.lua). Returns an exit code.
+--- Measure everything that can be measured, `rounds` times in turns, write the file, print a table to `stream`.
+--- others_of(f): runs f, and returns how many processors other programs had meanwhile (calibration/beside.lua). Returns
+--- an exit code.
 function M.run(rounds, others_of, stream)
   stream = stream or io.stdout
   local live = os.execute "test -t 1" == 0
@@ -66,13 +69,16 @@ function M.run(rounds, others_of, stream)
     for i, c in ipairs(list) do
       if live then stream:write("\r", bar(i - 1, #list, c.name), "\27[K") end
       stream:flush()
-      if c.measured and C.peri_tune_measure(c.name, rounds) < 0 then refused[#refused + 1] = ffi.string(C.peri_error_message()) end
+      if c.measured and C.peri_tune_measure(c.name, rounds) < 0 then
+        refused[#refused + 1] = ffi.string(C.peri_error_message())
+      end
     end
   end)
   if live then stream:write "\r\27[K" end
   stream:write("choice           in use     ways, microseconds of a pass (* in use)\n")
   for _, c in ipairs(choices.list()) do
-    stream:write(times(c), c.source == "given" and "   given by PERI_TUNE" or not c.measured and "   not measured" or "", "\n")
+    stream:write(times(c), c.source == "given" and "   given by PERI_TUNE" or not c.measured and "   not measured"
+      or "", "\n")
   end
   for _, text in ipairs(refused) do stream:write(text, "\n") end
   for _, text in ipairs(M.disturbed(others, choices.list())) do stream:write(text, "\n") end

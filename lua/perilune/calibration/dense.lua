@@ -1,5 +1,6 @@
--- calibration/dense.lua: prices of the dense part of a step on a device (plan/dense.lua), found as those of tables are: networks of several
--- shapes run forward, backward and through an optimizer, and the prices are those whose sums are nearest to what they took.
+-- calibration/dense.lua: prices of the dense part of a step on a device (plan/dense.lua), found as those of tables are:
+-- networks of several shapes run forward, backward and through an optimizer, and the prices are those whose sums are
+-- nearest to what they took.
 local peri = require "perilune"
 local fit = require "perilune.calibration.fit"
 local counted = require "perilune.plan.dense"
@@ -9,10 +10,14 @@ local M = {}
 
 --- Shapes: batch, columns in, layers; or cross layers (low rank) of as many columns.
 local probes = {
-  { batch = 8192, columns = 3456, layers = { 1024, 1024, 512, 256, 1 } }, { batch = 8192, columns = 13, layers = { 512, 256, 128 } },
-  { batch = 2048, columns = 512, layers = { 512, 512, 512 } }, { batch = 16384, columns = 2048, layers = { 2048, 2048 } },
-  { batch = 1024, columns = 256, layers = { 256, 256, 256, 256, 256 } }, { batch = 32768, columns = 1024, layers = { 1024, 64, 1 } },
-  { batch = 4096, columns = 4096, layers = { 4096, 1024 } }, { batch = 65536, columns = 128, layers = { 256, 128, 64, 1 } },
+  { batch = 8192, columns = 3456, layers = { 1024, 1024, 512, 256, 1 } },
+  { batch = 8192, columns = 13, layers = { 512, 256, 128 } },
+  { batch = 2048, columns = 512, layers = { 512, 512, 512 } },
+  { batch = 16384, columns = 2048, layers = { 2048, 2048 } },
+  { batch = 1024, columns = 256, layers = { 256, 256, 256, 256, 256 } },
+  { batch = 32768, columns = 1024, layers = { 1024, 64, 1 } },
+  { batch = 4096, columns = 4096, layers = { 4096, 1024 } },
+  { batch = 65536, columns = 128, layers = { 256, 128, 64, 1 } },
   { batch = 8192, columns = 3456, rank = 512, cross = 2 }, { batch = 4096, columns = 1024, rank = 128, cross = 3 },
   { batch = 16384, columns = 2048, rank = 256, cross = 2 },
 }
@@ -68,15 +73,15 @@ local function run(probe, device, scale, around)
   return ms, counted.amounts(matrices, batch)
 end
 
---- How a forward pass runs in a precision: around(f). A backward pass has the dtypes of its forward pass; how products of f32 are made is
---- the process's, in both.
+--- How a forward pass runs in a precision: around(f). A backward pass has the dtypes of its forward pass; how products
+--- of f32 are made is the process's, in both.
 local function within(precision, device)
   if precision ~= "bf16" then return function(f) f() end end
   return function(f) peri.autocast({ device = device:match "^[%a_]+", dtype = "bf16" }, f) end
 end
 
---- Prices of the dense part on @device: precision -> way -> unit -> ms; and by precision the mean relative error over the probes. scale:
---- of the probes' sizes. Local.
+--- Prices of the dense part on @device: precision -> way -> unit -> ms; and by precision the mean relative error over
+--- the probes. scale: of the probes' sizes. Local.
 function M.prices(device, scale, tell)
   local prices, off = {}, {}
   local before = peri.get_float32_matmul_precision()

@@ -4,8 +4,9 @@ local M = {}
 local SWEEPS = 4000
 local SETTLED = 1e-7 -- of the measured sums: a sweep that changes every price by less than that is the last
 
---- rows: a list of { amounts = unit -> amount, ms = their measured sum }; units: list of names; known: unit -> price of those that are not
---- to be found; lowest: unit -> the least that its price can be (0). Returns unit -> price, and the mean relative error that is left.
+--- rows: a list of { amounts = unit -> amount, ms = their measured sum }; units: list of names; known: unit -> price of
+--- those that are not to be found; lowest: unit -> the least that its price can be (0). Returns unit -> price, and the
+--- mean relative error that is left.
 function M.least(rows, units, known, lowest)
   known, lowest = known or {}, lowest or {}
   local a, n, m = {}, #rows, #units

@@ -1,11 +1,12 @@
--- machine.lua: what `perilune calibrate` measures of the machine: rates of copies, lookups, updates, products and exchanges, and the
--- prices of a training step (plan/step.lua), found by running steps and solving for them. Makes a Topology.
+-- machine.lua: what `perilune calibrate` measures of the machine: rates of copies, lookups, updates, products and
+-- exchanges, and the prices of a training step (plan/step.lua), found by running steps and solving for them. Makes a
+-- Topology.
 --
--- On a GPU (perilune calibrate --device cuda) the same is measured of its memory, its kernels and the exchanges between GPUs; probes have
--- PROBE_SCALE (rates.lua) times the samples and rows there, since small ones tell of launches only.
+-- On a GPU (perilune calibrate --device cuda) the same is measured of its memory, its kernels and the exchanges between
+-- GPUs; probes have PROBE_SCALE (rates.lua) times the samples and rows there, since small ones tell of launches only.
 --
--- All ranks measure at the same time, as they would train: rates are those of a rank while all are busy. Of several turns the fastest
--- counts, of ranks the slowest.
+-- All ranks measure at the same time, as they would train: rates are those of a rank while all are busy. Of several
+-- turns the fastest counts, of ranks the slowest.
 local ffi = require "ffi"
 local peri = require "perilune"
 local launcher = require "perilune.launcher"
@@ -23,35 +24,41 @@ local M = {}
 
 local now, most = rates.now, rates.most
 
--- -- prices ----------------------------------------------------------------------------------------------------------------------------
+-- -- prices -----------------------------------------------------------------------------------------------------------
 
 local TABLES = 8
 local MOST_TURNS = 100
 local ROUNDS = 4
 local LONG = 20 -- milliseconds of a step whose first turn is as good as the others
 
---- Steps that tell prices apart: ids of a bag, columns, rows, samples, tables (TABLES); how these are sharded. wide: across hosts too, as
---- those that are about exchanges are.
+--- Steps that tell prices apart: ids of a bag, columns, rows, samples, tables (TABLES); how these are sharded. wide:
+--- across hosts too, as those that are about exchanges are.
 local probes = {
   -- next to nothing; tables that the caches hold: ids, bags, their bytes
   { ids = 1, dim = 4, rows = 100, batch = 1, wide = true }, { ids = 2, dim = 16, rows = 1000, batch = 32, tables = 24 },
-  { ids = 1, dim = 16, rows = 1000, batch = 1024, wide = true }, { ids = 1, dim = 128, rows = 1000, batch = 512, tables = 16 },
-  { ids = 1, dim = 256, rows = 1000, batch = 2048, tables = 6 }, { ids = 1, dim = 64, rows = 5000, batch = 200, tables = 12 },
+  { ids = 1, dim = 16, rows = 1000, batch = 1024, wide = true },
+  { ids = 1, dim = 128, rows = 1000, batch = 512, tables = 16 }, { ids = 1, dim = 256, rows = 1000, batch = 2048,
+    tables = 6 }, { ids = 1, dim = 64, rows = 5000, batch = 200, tables = 12 },
   { ids = 1, dim = 32, rows = 2000, batch = 2048, tables = 12 },
   { ids = 20, dim = 16, rows = 1000, batch = 512 }, { ids = 20, dim = 128, rows = 1000, batch = 256 },
-  { ids = 8, dim = 32, rows = 300, batch = 100, tables = 20 }, { ids = 40, dim = 8, rows = 3000, batch = 256, tables = 4 },
+  { ids = 8, dim = 32, rows = 300, batch = 100, tables = 20 },
+  { ids = 40, dim = 8, rows = 3000, batch = 256, tables = 4 },
   -- rows that some ids share
   { ids = 20, dim = 64, rows = 10000, batch = 512, tables = 3, wide = true },
-  { ids = 4, dim = 64, rows = 10000, batch = 1024, wide = true }, { ids = 8, dim = 8, rows = 12000, batch = 512, tables = 4 },
+  { ids = 4, dim = 64, rows = 10000, batch = 1024, wide = true },
+  { ids = 8, dim = 8, rows = 12000, batch = 512, tables = 4 },
   { ids = 4, dim = 32, rows = 3000, batch = 256, tables = 28 },
-  -- tables that they do not hold: of 61, 123 or 246 MB, so that one probe uses the memory of another, for pages that are new cost more than
-  -- the steps
-  { ids = 1, dim = 128, rows = 60000, batch = 1024, wide = true }, { ids = 1, dim = 32, rows = 120000, batch = 800, tables = 16 },
-  { ids = 4, dim = 8, rows = 240000, batch = 1024, wide = true }, { ids = 4, dim = 64, rows = 120000, batch = 512, tables = 4 },
+  -- tables that they do not hold: of 61, 123 or 246 MB, so that one probe uses the memory of another, for pages that
+  -- are new cost more than the steps
+  { ids = 1, dim = 128, rows = 60000, batch = 1024, wide = true }, { ids = 1, dim = 32, rows = 120000, batch = 800,
+    tables = 16 },
+  { ids = 4, dim = 8, rows = 240000, batch = 1024, wide = true }, { ids = 4, dim = 64, rows = 120000, batch = 512,
+    tables = 4 },
   { ids = 20, dim = 128, rows = 60000, batch = 256 }, { ids = 20, dim = 32, rows = 240000, batch = 256, wide = true },
   { ids = 1, dim = 64, rows = 120000, batch = 3072 }, { ids = 4, dim = 256, rows = 30000, batch = 300 },
   { ids = 1, dim = 256, rows = 30000, batch = 1536 }, { ids = 10, dim = 16, rows = 240000, batch = 100 },
-  { ids = 2, dim = 64, rows = 60000, batch = 64, tables = 16, wide = true }, { ids = 30, dim = 256, rows = 60000, batch = 128, tables = 4 },
+  { ids = 2, dim = 64, rows = 60000, batch = 64, tables = 16, wide = true },
+  { ids = 30, dim = 256, rows = 60000, batch = 128, tables = 4 },
   -- optimizers that keep numbers for each of a row's
   { ids = 4, dim = 32, rows = 3000, batch = 512, tables = 12, optimizer = "adam" },
   { ids = 8, dim = 128, rows = 2000, batch = 256, optimizer = "adagrad" },
@@ -68,11 +75,13 @@ local probes = {
   { ids = 4, dim = 64, rows = 4000, batch = 512, sharding = "data_parallel" },
   { ids = 1, dim = 16, rows = 100, batch = 200, sharding = "data_parallel" },
   { ids = 2, dim = 32, rows = 2000, batch = 400, sharding = "data_parallel" },
-  { ids = 1, dim = 64, rows = 1000, batch = 1024, one_rank = true }, { ids = 10, dim = 64, rows = 20000, batch = 512, one_rank = true },
+  { ids = 1, dim = 64, rows = 1000, batch = 1024, one_rank = true }, { ids = 10, dim = 64, rows = 20000, batch = 512,
+    one_rank = true },
   { ids = 1, dim = 64, rows = 20000, batch = 1024, sharding = "table_row_wise" },
   { ids = 4, dim = 128, rows = 20000, batch = 200, sharding = "table_row_wise" },
   { ids = 10, dim = 16, rows = 50000, batch = 400, sharding = "table_row_wise" },
-  -- several kinds of exchanges in a step, also one kind that loads links one way and another that loads them the other way; columns
+  -- several kinds of exchanges in a step, also one kind that loads links one way and another that loads them the other
+  -- way; columns
   { ids = 4, dim = 64, rows = 60000, batch = 1024, tables = 4, sharding = "mixed" },
   { ids = 1, dim = 32, rows = 2000, batch = 300, sharding = "mixed" },
   { ids = 20, dim = 64, rows = 80000, batch = 512, tables = 6, sharding = "mixed" },
@@ -92,7 +101,9 @@ local function entry_of(probe, t, topology)
   if probe.sharding == "data_parallel" then return plan.data_parallel() end
   if probe.sharding == "table_row_wise" then return plan.table_row_wise((t - 1) % hosts) end
   if probe.sharding == "column_wise" then return plan.column_wise() end
-  if probe.sharding == "apart" then return t == 1 and plan.table_row_wise(0) or plan.table_wise(topology.local_world_size + t - 2) end
+  if probe.sharding == "apart" then
+    return t == 1 and plan.table_row_wise(0) or plan.table_wise(topology.local_world_size + t - 2)
+  end
   if probe.sharding == "mixed" and t % 4 == 1 then
     return hosts > 1 and plan.table_row_wise(math.floor(t / 4) % hosts) or plan.row_wise()
   end
@@ -105,13 +116,16 @@ local function tables_of(probe, topology)
   return math.max(probe.tables or TABLES, topology.world_size)
 end
 
-local COLD = 1.5 * 32 * 2 ^ 20 -- bytes of a probe's tables (without a scale) from which on caches of 32 MiB do not hold them
+-- bytes of a probe's tables (without a scale) from which on caches of 32 MiB do not hold them
+local COLD = 1.5 * 32 * 2 ^ 20
 
 --- Whether a probe is about rows that caches do not hold.
-local function is_cold(probe) return not probe.device and (probe.tables or TABLES) * probe.rows * probe.dim * 4 >= COLD end
+local function is_cold(probe)
+  return not probe.device and (probe.tables or TABLES) * probe.rows * probe.dim * 4 >= COLD
+end
 
---- What a probe measures, with target.scale times its samples and rows, and target.cold times the rows if it is cold: { model =, plan =,
---- constraints =, batch_size = }.
+--- What a probe measures, with target.scale times its samples and rows, and target.cold times the rows if it is cold: {
+--- model =, plan =, constraints =, batch_size = }.
 local function described(probe, topology, target)
   local tables, entries, constraints, scale = {}, {}, {}, target.scale
   local function scaled(n) return math.max(1, math.floor(n * scale)) end
@@ -121,10 +135,12 @@ local function described(probe, topology, target)
     local name = "t" .. t
     tables[t] = { name = name, num_embeddings = rows, embedding_dim = probe.dim, feature_names = { "f" .. t },
       data_type = probe.data_type or "FP32" }
-    entries[name], constraints[name] = entry_of(probe, t, topology), plan.ParameterConstraints { pooling_factors = { probe.ids } }
+    entries[name], constraints[name] = entry_of(probe, t, topology),
+      plan.ParameterConstraints { pooling_factors = { probe.ids } }
   end
-  return { model = { { path = "", kind = "EmbeddingBagCollection", tables = tables, optimizer = probe.optimizer or "rowwise_adagrad" } },
-    plan = plan.ShardingPlan { [""] = entries }, constraints = constraints, batch_size = scaled(probe.batch) }
+  return { model = { { path = "", kind = "EmbeddingBagCollection", tables = tables, optimizer = probe.optimizer
+    or "rowwise_adagrad" } }, plan = plan.ShardingPlan { [""] = entries }, constraints = constraints,
+      batch_size = scaled(probe.batch) }
 end
 
 local across = { table_row_wise = true, apart = true } -- need several hosts
@@ -133,7 +149,8 @@ local across = { table_row_wise = true, apart = true } -- need several hosts
 local function probes_of(topology)
   local list = {}
   for _, probe in ipairs(probes) do
-    local about_exchanges, elsewhere = probe.sharding or probe.one_rank, probe.device and topology.compute_device == "cpu"
+    local about_exchanges, elsewhere = probe.sharding or probe.one_rank, probe.device
+      and topology.compute_device == "cpu"
     if topology.world_size > topology.local_world_size then
       if (probe.wide or about_exchanges) and not elsewhere then list[#list + 1] = probe end
     elseif not across[probe.sharding] and not elsewhere then
@@ -143,7 +160,8 @@ local function probes_of(topology)
   return list
 end
 
-local PASSES = 2 -- over all probes: what disturbs a machine for seconds does not meet a probe twice. Across hosts one of either kind
+-- over all probes: what disturbs a machine for seconds does not meet a probe twice. Across hosts one of either kind
+local PASSES = 2
 
 --- Run a probe. Returns milliseconds: { ms =, forward =, backward = }.
 local function run(probe, topology, group, world, seconds, target)
@@ -169,15 +187,16 @@ local function one_host(args)
   return topology
 end
 
---- What was counted of all probes: a list of { ranks = (step.by_rank), ms = what it took, one_host = of the ranks of one host }. args: a
---- Topology's; times: of all ranks; times.host: of those of one host, if there are several.
+--- What was counted of all probes: a list of { ranks = (step.by_rank), ms = what it took, one_host = of the ranks of
+--- one host }. args: a Topology's; times: of all ranks; times.host: of those of one host, if there are several.
 local function counted(args, times, target)
   local list = {}
   local function add(topology, own_times, alone)
     for i, probe in ipairs(probes_of(topology)) do
       local p = described(probe, topology, target)
       local options, placement = step.of_plan(p.plan, p.model, topology, p.batch_size, p.constraints)
-      list[#list + 1] = { ranks = step.by_rank(options, placement, topology), ms = own_times[i], one_host = alone, probe = probe }
+      list[#list + 1] = { ranks = step.by_rank(options, placement, topology), ms = own_times[i], one_host = alone,
+        probe = probe }
     end
   end
   add(plan.Topology(args), times, false)
@@ -185,19 +204,23 @@ local function counted(args, times, target)
   return list
 end
 
---- Prices by which sums of the probes' milliseconds are nearest to what they took; by direction, with the mean relative errors. free: those
---- of rows in memory may be less than memory can give.
+--- Prices by which sums of the probes' milliseconds are nearest to what they took; by direction, with the mean relative
+--- errors. free: those of rows in memory may be less than memory can give.
 local function solved(args, list, free)
   local topology, host, costs, off, rows = plan.Topology(args), one_host(args), {}, {}, { forward = {}, backward = {} }
-  local amounts = util.map(list, function(probe) return step.amounts(probe.ranks, probe.one_host and host or topology) end)
+  local amounts = util.map(list, function(probe)
+    return step.amounts(probe.ranks, probe.one_host and host or topology)
+  end)
   for n, probe in ipairs(list) do
     for way, of_way in util.ordered(rows) do of_way[n] = { amounts = amounts[n][way], ms = probe.ms[way] } end
   end
-  -- what crosses hosts takes what the links take; within a host it is memory, whose rate depends on what the caches have
+  -- what crosses hosts takes what the links take; within a host it is memory, whose rate depends on what the caches
+  -- have
   local known = { far = 1 }
   -- a copied byte is read, its place is read, and it is written: no row comes from memory faster than that
   local lowest = not args.compute_device and not free and { cold_row_byte = 1 / (3 * args.rates.copy) } or nil
-  for round = 1, topology.world_size > topology.local_world_size and ROUNDS or 1 do -- with what passes at once by the prices found before
+  -- with what passes at once by the prices found before
+  for round = 1, topology.world_size > topology.local_world_size and ROUNDS or 1 do
     for n, probe in ipairs(round > 1 and list or {}) do
       if not probe.one_host then
         local far = step.far(probe.ranks, topology, amounts[n], costs)
@@ -210,11 +233,12 @@ local function solved(args, list, free)
   return costs, off
 end
 
---- Measures all probes in a group, the others of whose world do the same at the same times. times: milliseconds of each, the fastest of
---- some passes and of what is there already. Collective.
+--- Measures all probes in a group, the others of whose world do the same at the same times. times: milliseconds of
+--- each, the fastest of some passes and of what is there already. Collective.
 local function measure_steps(times, topology, group, world, seconds, tell, target)
   local list, passes = probes_of(topology), world:size() > world.local_size and 1 or PASSES
-  local from, most_ms = now(), passes * seconds * 1000 -- a first pass that took all that, for probes have a least, is the only one
+  -- a first pass that took all that, for probes have a least, is the only one
+  local from, most_ms = now(), passes * seconds * 1000
   for pass = 1, passes do
     if pass > 1 and most(world, now() - from) > most_ms then break end
     for i, probe in ipairs(list) do
@@ -232,9 +256,9 @@ M.counted = counted -- for specs: what probes are, without a measurement
 
 local PASSES_OF_MEMORY = 6 -- more bytes of rows for each that is copied, which memory reads and writes, no memory gives
 
---- Words if a probe's rows came faster than memory can give them, by the rate of copies: its tables are larger than the caches, so then
---- something else was measured, and prices of it would make plans that no machine keeps. t: a Topology's arguments, with rates.copy; list:
---- of `counted`.
+--- Words if a probe's rows came faster than memory can give them, by the rate of copies: its tables are larger than the
+--- caches, so then something else was measured, and prices of it would make plans that no machine keeps. t: a
+--- Topology's arguments, with rates.copy; list: of `counted`.
 local function wrong_sums(t, list)
   local topology, host = plan.Topology(t), one_host(t)
   for _, p in ipairs(list) do
@@ -242,9 +266,9 @@ local function wrong_sums(t, list)
     for _, way in ipairs { "forward", "backward" } do
       local rate = amounts[way].cold_row_byte / p.ms[way]
       if rate > PASSES_OF_MEMORY * t.rates.copy then
-        return ("%s of %d ids of %d columns took %.3g ms, in which %.3g GB/s of rows would have come that no cache holds; copies take "
-          .. "%.3g GB/s, so memory cannot"):format(way == "forward" and "lookups" or "updates", p.probe.ids, p.probe.dim, p.ms[way],
-          rate / 1e6, t.rates.copy / 1e6)
+        return ("%s of %d ids of %d columns took %.3g ms, in which %.3g GB/s of rows would have come that no cache "
+          .. "holds; copies take %.3g GB/s, so memory cannot"):format(way == "forward" and "lookups" or "updates",
+          p.probe.ids, p.probe.dim, p.ms[way], rate / 1e6, t.rates.copy / 1e6)
       end
     end
   end
@@ -252,20 +276,21 @@ end
 
 local CONTRADICTION = 0.1 -- of the mean relative error
 
---- Words if timings are explained by rows that come faster than memory gives them, and not by prices that memory can keep. best: what
---- M.prices found; free, off: the prices without that bound, and their errors.
+--- Words if timings are explained by rows that come faster than memory gives them, and not by prices that memory can
+--- keep. best: what M.prices found; free, off: the prices without that bound, and their errors.
 local function wrong_prices(t, best, free, off)
   for _, way in ipairs { "forward", "backward" } do
     if best.off[way] - off[way] > CONTRADICTION then
-      return ("by these timings rows that no cache holds are %s at %.3g GB/s; copies take %.3g GB/s, so memory cannot (prices that it "
-        .. "can keep are %.0f %% off, not %.0f %%)"):format(way == "forward" and "looked up" or "updated",
-        1e-6 / math.max(free[way].cold_row_byte or 0, 1e-12), t.rates.copy / 1e6, 100 * best.off[way], 100 * off[way])
+      return ("by these timings rows that no cache holds are %s at %.3g GB/s; copies take %.3g GB/s, so memory cannot "
+        .. "(prices that it can keep are %.0f %% off, not %.0f %%)"):format(way == "forward" and "looked up"
+        or "updated", 1e-6 / math.max(free[way].cold_row_byte or 0, 1e-12), t.rates.copy / 1e6, 100 * best.off[way],
+        100 * off[way])
     end
   end
 end
 
---- Prices of all units by the probes' times, and bytes of the caches as they act, others being there too: of some parts of the last one
---- that which explains the probes best. nil and words if the timings contradict the rate of copies.
+--- Prices of all units by the probes' times, and bytes of the caches as they act, others being there too: of some parts
+--- of the last one that which explains the probes best. nil and words if the timings contradict the rate of copies.
 function M.prices(t, times, target)
   local list, best = counted(t, times, target), nil
   local wrong = not t.compute_device and wrong_sums(t, list)
@@ -278,7 +303,8 @@ function M.prices(t, times, target)
       local costs, off = solved(own, list)
       local sum = off.forward + off.backward
       if not best or sum < best.sum then
-        best = { sum = sum, costs = costs, off = off, cache_bytes = own.cache_bytes, core_cache_bytes = own.core_cache_bytes, own = own }
+        best = { sum = sum, costs = costs, off = off, cache_bytes = own.cache_bytes,
+          core_cache_bytes = own.core_cache_bytes, own = own }
       end
     end
   end
@@ -289,25 +315,28 @@ end
 
 local TRIES = 6
 
---- What solve() returns: a result, or nil and words on measurements that contradict each other, as they do where other programs made some
---- of them slow. Then again(try) measures again, for tries 2 to TRIES. An error if they still contradict each other.
+--- What solve() returns: a result, or nil and words on measurements that contradict each other, as they do where other
+--- programs made some of them slow. Then again(try) measures again, for tries 2 to TRIES. An error if they still
+--- contradict each other.
 function M.agreed(solve, again)
   for try = 1, TRIES do
     if try > 1 then again(try) end
     local result, wrong = solve()
     if result then return result end
-    if try == TRIES then peri.ffi.fail(("calibrate: %s, also measured again: nothing is kept; measure again"):format(wrong)) end
+    if try == TRIES then
+      peri.ffi.fail(("calibrate: %s, also measured again: nothing is kept; measure again"):format(wrong))
+    end
   end
 end
 
---- Bytes a millisecond at a price of a byte. A price of next to nothing, which probes on a busy machine leave, says nothing: then it is the
---- rate of copies.
+--- Bytes a millisecond at a price of a byte. A price of next to nothing, which probes on a busy machine leave, says
+--- nothing: then it is the rate of copies.
 function M.rate(price, copies)
   if price * copies < 0.1 then return copies end
   return 1 / price
 end
 
--- -- all of it -------------------------------------------------------------------------------------------------------------------------
+-- -- all of it --------------------------------------------------------------------------------------------------------
 
 --- Bytes that are free for the tables of each rank of this host.
 local function memory(group)
@@ -323,10 +352,12 @@ local function check_room(topology, target)
   local room, largest = topology.ddr_cap * topology.local_world_size / 2, 0
   for _, probe in ipairs(probes_of(topology)) do
     local t = described(probe, topology, target).model[1].tables
-    largest = math.max(largest, #t * t[1].num_embeddings * probe.dim * 4 / topology.world_size * topology.local_world_size)
+    largest = math.max(largest,
+      #t * t[1].num_embeddings * probe.dim * 4 / topology.world_size * topology.local_world_size)
   end
   if largest > room then
-    peri.ffi.fail(("calibrate: caches of %.0f MiB are to be measured beside tables of %.0f MiB, more than half of this host's memory")
+    peri.ffi.fail(("calibrate: caches of %.0f MiB are to be measured beside tables of %.0f MiB, more than half of "
+      .. "this host's memory")
       :format(topology.cache_bytes / 2 ^ 20, largest / 2 ^ 20))
   end
 end
@@ -357,7 +388,8 @@ local function check_hosts(group)
   local host = group.local_size
   local least, largest = -most(group, -host), most(group, host)
   if least ~= largest then
-    peri.ffi.fail(("calibrate: %d ranks, %d on one host and %d on another, wanted as many on each"):format(group:size(), largest, least))
+    peri.ffi.fail(("calibrate: %d ranks, %d on one host and %d on another, wanted as many on each"):format(group:size(),
+      largest, least))
   end
 end
 
@@ -375,9 +407,10 @@ local function finished(t, times, target, device, tell)
   return { topology = t, off = best.off }
 end
 
---- The topology of a group's ranks, measured. args: { group =, choices = name -> way (or nil), seconds = (about; 20), tell =
---- function(done, all, text), before = the last result of an earlier call, or nil: what that found faster stays }. Returns it, by direction
---- the mean relative error of the prices over the probes and how many these are (steps), and what was measured. Collective.
+--- The topology of a group's ranks, measured. args: { group =, choices = name -> way (or nil), seconds = (about; 20),
+--- tell = function(done, all, text), before = the last result of an earlier call, or nil: what that found faster stays
+--- }. Returns it, by direction the mean relative error of the prices over the probes and how many these are (steps),
+--- and what was measured. Collective.
 function M.topology(args)
   local group, tell, seconds, before = args.group, args.tell or function() end, args.seconds or 20, args.before
   local n, host = group:size(), group.local_size
@@ -407,7 +440,8 @@ function M.topology(args)
   steps()
   local made = M.agreed(function()
     tell(0, 1, "prices")
-    local one = peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(group, 0, function() -- one topology on all ranks
+    -- one topology on all ranks
+    local one = peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(group, 0, function()
       return finished(t, found.times, target, args.device, tell)
     end)
     return not one.wrong and one, one.wrong
@@ -419,7 +453,7 @@ function M.topology(args)
   return plan.Topology(made.topology), made.off, found
 end
 
--- -- the command -----------------------------------------------------------------------------------------------------------------------
+-- -- the command ------------------------------------------------------------------------------------------------------
 
 local function report(topology, off, print_line)
   local function rate(bytes_per_ms) return ("%.3g GB/s"):format(bytes_per_ms / 1e6) end
@@ -441,18 +475,21 @@ local function report(topology, off, print_line)
     rows[#rows + 1] = { "exchanges across hosts", ("%s, %.3g ms%s"):format(rate(t.inter_host_bw), t.inter_host_latency,
       t.inter_host_burst > 0 and (", rested %.3g MB at once"):format(t.inter_host_burst / 1e6) or "") }
   end
-  print_line(("%s, %d a host; of each, while all are busy:"):format(util.number_of(t.world_size, "rank"), t.local_world_size))
+  print_line(("%s, %d a host; of each, while all are busy:"):format(util.number_of(t.world_size, "rank"),
+    t.local_world_size))
   for _, row in ipairs(rows) do print_line(("  %-26s %s"):format(row[1], row[2])) end
-  print_line(("  %-26s %.0f %% off forward, %.0f %% backward, in the mean over %d steps"):format("prices of a step", 100 * off.forward,
-    100 * off.backward, off.steps))
+  print_line(("  %-26s %.0f %% off forward, %.0f %% backward, in the mean over %d steps"):format("prices of a step",
+    100 * off.forward, 100 * off.backward, off.steps))
 end
 
---- The file for what is measured of so many ranks, so many a host, and whether it is the one that is kept for them. An error if it cannot
---- be: before all the work.
+--- The file for what is measured of so many ranks, so many a host, and whether it is the one that is kept for them. An
+--- error if it cannot be: before all the work.
 local function file_for(output, ranks, host, device)
   local kept = plan.Topology.kept_path(ranks, host, device and topologies.device_kind(device))
   local path = output or kept
-  if not path then peri.ffi.fail "calibrate: no folder for what is measured (PERI_TUNE=off, or no home); give --output" end
+  if not path then
+    peri.ffi.fail "calibrate: no folder for what is measured (PERI_TUNE=off, or no home); give --output"
+  end
   files.probe(path, output and "calibrate: --output" or "calibrate", path == kept)
   return path, path == kept
 end
@@ -460,8 +497,8 @@ end
 local BESIDE = 0.3 -- processors: with less beside them prices are what they are otherwise
 local SECONDS, SECONDS_ACROSS = 15, 10 -- of hosts; making tables and the longest steps take as long again
 
---- Measure, print and keep: a rank's part of `perilune calibrate`. options: output = path or nil, seconds = or nil, choices = name -> way;
---- dry_run: only see that it can be done.
+--- Measure, print and keep: a rank's part of `perilune calibrate`. options: output = path or nil, seconds = or nil,
+--- choices = name -> way; dry_run: only see that it can be done.
 function M.run(options)
   local world = peri.init()
   local first = world:rank() == 0
@@ -489,7 +526,8 @@ function M.run(options)
   if live then io.stdout:write "\r\27[K" end
   report(topology, off, print)
   if others > BESIDE then
-    print(("other programs had %.1f processors meanwhile: all takes longer than by itself; measure again when they have ended"):format(
+    print(("other programs had %.1f processors meanwhile: all takes longer than by itself; measure again when they "
+      .. "have ended"):format(
       others))
   end
   topology:save(path, kept)

@@ -1,4 +1,5 @@
--- measure.lua: steps of a plan, run: what `perilune calibrate` finds prices by, and what `perilune plan --verify` compares with.
+-- measure.lua: steps of a plan, run: what `perilune calibrate` finds prices by, and what `perilune plan --verify`
+-- compares with.
 local ffi = require "ffi"
 local bit = require "bit"
 local peri = require "perilune"
@@ -12,7 +13,8 @@ local WARM = 16 -- numbers that are thrown away
 
 local function now() return tonumber(C.peri_time_ns()) / 1e6 end
 
---- Whole numbers in [0, rows), the same in every run: a shift register of 32 bits (quick: as much time goes into ids as into steps).
+--- Whole numbers in [0, rows), the same in every run: a shift register of 32 bits (quick: as much time goes into ids as
+--- into steps).
 local function draw(values, first, n, rows, seed)
   local x = bit.bor(bit.tobit(seed * 48271 % 2 ^ 32), 1)
   local scale = rows / 2 ^ 32
@@ -29,7 +31,8 @@ local function wait_for(device)
   if device then peri.stream.current(device):synchronize() end
 end
 
---- A batch of a collection: f.length ids a bag on average of feature f, of which there are f.bags, with ids below f.rows; on @device.
+--- A batch of a collection: f.length ids a bag on average of feature f, of which there are f.bags, with ids below
+--- f.rows; on @device.
 local function batch_of(features, seed, device)
   local total, bags, keys, strides, varied = 0, 0, {}, {}, false
   for i, f in ipairs(features) do
@@ -43,7 +46,8 @@ local function batch_of(features, seed, device)
     local n = math.floor(f.length * f.bags + 0.5)
     local own = seed * 7919 + i * 104729
     if values then draw(values, at, n, f.rows, own)
-    else drawn[i] = Tensor.uniform({ n }, 0, f.rows, own, 0, "f64", device):to "i64" end -- a GPU draws millions sooner than they travel
+    -- a GPU draws millions sooner than they travel
+    else drawn[i] = Tensor.uniform({ n }, 0, f.rows, own, 0, "f64", device):to "i64" end
     for b = 0, f.bags - 1 do lengths[bag + b] = math.floor((b + 1) * n / f.bags) - math.floor(b * n / f.bags) end
     at, bag = at + n, bag + f.bags
   end
@@ -57,14 +61,14 @@ local function batch_of(features, seed, device)
     end
     inverse = { keys, Tensor.from_memory(places, { #features, samples }, "i64", device or "cpu") }
   end
-  return peri.KeyedJaggedTensor { keys = keys, inverse_indices = inverse, stride = not varied and features[1].bags or nil,
-    stride_per_key_per_rank = varied and strides or nil,
+  return peri.KeyedJaggedTensor { keys = keys, inverse_indices = inverse, stride = not varied and features[1].bags
+    or nil, stride_per_key_per_rank = varied and strides or nil,
     values = values and Tensor.from_memory(values, { total }, "i64", "cpu") or peri.nn.functional.cat(drawn, 1),
     lengths = Tensor.from_memory(lengths, { bags }, "i32", device or "cpu") }
 end
 
---- The sharded module of one collection of a model (plan/describe.lua) under its part of a plan, with its features. One of several tables
---- has ids that all of them have, and as many as the first says.
+--- The sharded module of one collection of a model (plan/describe.lua) under its part of a plan, with its features. One
+--- of several tables has ids that all of them have, and as many as the first says.
 local function sharded_of(collection, module_plan, constraints, group, batch_size, device)
   local pooled = collection.kind ~= "EmbeddingCollection"
   local tables, features, known = {}, {}, {}
@@ -74,12 +78,16 @@ local function sharded_of(collection, module_plan, constraints, group, batch_siz
     tables[i] = config { name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim,
       feature_names = t.feature_names, data_type = t.data_type or "FP32", init_fn = start }
     local constraint = constraints_of.of(constraints, collection.path, t.name)
-    local function numbers(key, default) return constraints_of.per_feature(constraint, key, t.name, #t.feature_names, default) end
-    local lengths, poolings, batches = numbers("pooling_factors", 1), numbers("num_poolings", 1), numbers("batch_sizes", batch_size)
+    local function numbers(key, default)
+      return constraints_of.per_feature(constraint, key, t.name, #t.feature_names, default)
+    end
+    local lengths, poolings, batches = numbers("pooling_factors", 1), numbers("num_poolings", 1),
+      numbers("batch_sizes", batch_size)
     for k, name in ipairs(t.feature_names) do
       local f = known[name]
       if not f then
-        f = { name = name, length = lengths[k], rows = t.num_embeddings, bags = math.floor(batches[k] * poolings[k] + 0.5) }
+        f = { name = name, length = lengths[k], rows = t.num_embeddings,
+          bags = math.floor(batches[k] * poolings[k] + 0.5) }
         known[name], features[#features + 1] = f, f
       end
       f.rows = math.min(f.rows, t.num_embeddings)
@@ -96,7 +104,8 @@ local function rows_of(module, result)
   return util.map(module:embedding_names(), function(name) return result[name]:values() end)
 end
 
---- One forward and backward pass. Returns the milliseconds of each; on a device these are its own only if `apart`: it is waited for then.
+--- One forward and backward pass. Returns the milliseconds of each; on a device these are its own only if `apart`: it
+--- is waited for then.
 local function step(part, batch, apart)
   local from = now()
   local rows = rows_of(part.module, util.resolve(part.module:forward(batch)))
@@ -119,27 +128,27 @@ local function step(part, batch, apart)
 end
 
 --- The sharded collections of a model under a plan. Returns an object for M.time. Collective.
---- args: { model =, plan = ShardingPlan, constraints =, batch_size = (of a rank), group =, beside = the group whose other ranks do the same
---- at the same times (nil: group), device = where tables are (nil: the processor) }
+--- args: { model =, plan = ShardingPlan, constraints =, batch_size = (of a rank), group =, beside = the group whose
+--- other ranks do the same at the same times (nil: group), device = where tables are (nil: the processor) }
 function M.prepare(args)
   local before, parts = tonumber(C.peri_mem_live()), {}
   for i, collection in ipairs(args.model) do
-    local module, features = sharded_of(collection, args.plan:get_plan_for_module(collection.path), args.constraints, args.group,
-      args.batch_size, args.device or "cpu")
+    local module, features = sharded_of(collection, args.plan:get_plan_for_module(collection.path), args.constraints,
+      args.group, args.batch_size, args.device or "cpu")
     parts[i] = { module = module, features = features, gradients = {}, device = args.device }
   end
-  return { parts = parts, group = args.group, beside = args.beside or args.group, bytes = tonumber(C.peri_mem_live()) - before,
-    number = 0, before = 1, in_a_row = 1 }
+  return { parts = parts, group = args.group, beside = args.beside or args.group, bytes = tonumber(C.peri_mem_live())
+    - before, number = 0, before = 1, in_a_row = 1 }
 end
 
 local MOST, LONG = 8, 10          -- steps in a row; milliseconds that are enough of them
 local MOST_BEFORE, BEFORE = 4, 3  -- the same of those before
 
---- Run steps in a row, as training does: first some that are not timed, for they find caches as other work left them, and a link with a
---- limit rested; then as many as take LONG milliseconds. On a device those before tell forward and backward apart, and those that are timed
---- follow each other without a wait, as in training. Each on ids that no step before had: those would be in the caches. Returns
---- milliseconds of one: of all (the slowest rank), forward, backward (their parts of it: ranks that wait for others do so in either).
---- Collective.
+--- Run steps in a row, as training does: first some that are not timed, for they find caches as other work left them,
+--- and a link with a limit rested; then as many as take LONG milliseconds. On a device those before tell forward and
+--- backward apart, and those that are timed follow each other without a wait, as in training. Each on ids that no step
+--- before had: those would be in the caches. Returns milliseconds of one: of all (the slowest rank), forward, backward
+--- (their parts of it: ranks that wait for others do so in either). Collective.
 function M.time(prepared)
   local group, before, n = prepared.group, prepared.before, prepared.in_a_row
   local elapsed, ahead, back = 0, 0, 0

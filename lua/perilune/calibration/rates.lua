@@ -1,5 +1,5 @@
--- rates.lua: bare rates of the machine, or of a device, for `perilune calibrate` (machine.lua): copies, products, exchanges. Of several
--- turns the fastest counts, of ranks the slowest.
+-- rates.lua: bare rates of the machine, or of a device, for `perilune calibrate` (machine.lua): copies, products,
+-- exchanges. Of several turns the fastest counts, of ranks the slowest.
 local ffi = require "ffi"
 local peri = require "perilune"
 local tbe = require "perilune.embed.tbe"
@@ -16,10 +16,11 @@ function M.most(group, x)
   return t:item()
 end
 
-local BETTER, MOST = 0.97, 6 -- the part of the best time below which a turn is better; times `turns` that are made in all
+-- the part of the best time below which a turn is better; times `turns` that are made in all
+local BETTER, MOST = 0.97, 6
 
---- Milliseconds of f: the fastest turn (each the slowest rank's), when `turns` in a row were not better: what other programs disturb goes
---- on for longer. Collective.
+--- Milliseconds of f: the fastest turn (each the slowest rank's), when `turns` in a row were not better: what other
+--- programs disturb goes on for longer. Collective.
 local function fastest(group, turns, f)
   local best, found, turn = math.huge, 0, 0
   while turn < found + turns and turn < MOST * turns or turn == 0 do
@@ -41,15 +42,17 @@ local PROBE_SCALE = 32
 
 local USUAL_CACHE = 32 * 2 ^ 20 -- bytes of caches of which probes and copies without a scale are larger
 
---- What is measured: { device = (nil: the processor), copied = bytes of a copy, side = of matrices, scale = of probes' samples and rows,
---- cold = of the rows of probes that caches do not hold, dense_scale = of the sizes of networks }. cache_bytes: of a processor's caches;
---- what is to be of memory is larger, whatever they have.
+--- What is measured: { device = (nil: the processor), copied = bytes of a copy, side = of matrices, scale = of probes'
+--- samples and rows, cold = of the rows of probes that caches do not hold, dense_scale = of the sizes of networks }.
+--- cache_bytes: of a processor's caches; what is to be of memory is larger, whatever they have.
 function M.target_of(device, cache_bytes)
   if not device then
     local times = math.max(1, cache_bytes / USUAL_CACHE)
     return { copied = math.ceil(times) * USUAL_CACHE, side = SIDE, scale = 1, cold = times }
   end
-  if device:match "^cuda:?%d*$" then return { device = device, copied = 2 ^ 29, side = 8192, scale = PROBE_SCALE, dense_scale = 1 } end
+  if device:match "^cuda:?%d*$" then
+    return { device = device, copied = 2 ^ 29, side = 8192, scale = PROBE_SCALE, dense_scale = 1 }
+  end
   return { device = device, copied = 2 ^ 16, side = 32, scale = 1 / 16, dense_scale = 1 / 64 } -- a pretended one
 end
 
@@ -83,7 +86,8 @@ end
 
 local COLUMNS, A_BAG = 128, 16
 
---- Bytes a millisecond of single rows in the host's memory that the device's kernels read in no order: what tables with fused_uvm do.
+--- Bytes a millisecond of single rows in the host's memory that the device's kernels read in no order: what tables with
+--- fused_uvm do.
 function M.bus_rate(group, turns, target)
   local rows = target.copied / (4 * COLUMNS) -- a power of two
   local bags = rows / A_BAG
@@ -103,7 +107,8 @@ function M.bus_rate(group, turns, target)
   return target.copied / ms
 end
 
-local SHARED = 1.3 -- times as long as one host alone: less is chance (other work on a machine makes less of a difference of it)
+-- times as long as one host alone: less is chance (other work on a machine makes less of a difference of it)
+local SHARED = 1.3
 local PRODUCTS, BATCHES = 8, 9
 local ASLEEP = 1e6 -- a round of peri_pause that sleeps
 
@@ -123,8 +128,8 @@ local function products_ms(group, works)
   return M.most(group, (util.median(times)))
 end
 
---- How many hosts have their processors together, being parts of one machine: all, or 1. One whole host is measured alone, and all: what
---- its own ranks, threads and clocks cost each other is in both.
+--- How many hosts have their processors together, being parts of one machine: all, or 1. One whole host is measured
+--- alone, and all: what its own ranks, threads and clocks cost each other is in both.
 local function hosts_sharing(group)
   local host = group.local_size
   local slowdown = products_ms(group, true) / products_ms(group, group:rank() < host)
@@ -133,8 +138,8 @@ end
 
 local IN_A_ROW = 8 -- exchanges that are timed together: ranks leave a barrier one after the other
 
---- Bytes a millisecond that a rank sends in an all-to-all of a group, and milliseconds of one that moves next to nothing. bytes: to each
---- of the others.
+--- Bytes a millisecond that a rank sends in an all-to-all of a group, and milliseconds of one that moves next to
+--- nothing. bytes: to each of the others.
 local function exchange(world, group, turns, bytes, target)
   local n = group:size()
   local function ms(numbers)
@@ -146,15 +151,16 @@ local function exchange(world, group, turns, bytes, target)
     end) / IN_A_ROW
   end
   local latency, large = ms(1), ms(bytes / 4)
-  return bytes * (n - 1) / math.max(large - latency, large / 2), latency -- a disturbed latency is not taken for all of it
+  -- a disturbed latency is not taken for all of it
+  return bytes * (n - 1) / math.max(large - latency, large / 2), latency
 end
 
 local REST = 20  -- milliseconds
 local SLIGHT = 0.1
 
---- Bytes that a rank sends beyond bandwidth (bytes a millisecond) right after its link rested: the limit of a link lets bursts through.
---- Nothing where it makes little of a difference to `bytes` to each of the others. The median of `turns`: the fastest is twice as fast,
---- by luck.
+--- Bytes that a rank sends beyond bandwidth (bytes a millisecond) right after its link rested: the limit of a link lets
+--- bursts through. Nothing where it makes little of a difference to `bytes` to each of the others. The median of
+--- `turns`: the fastest is twice as fast, by luck.
 local function burst(world, group, turns, bytes, bandwidth)
   local n = group:size()
   local a, b, times = Tensor.zeros({ n * bytes / 4 }, "f32"), Tensor.zeros({ n * bytes / 4 }, "f32"), {}
@@ -190,7 +196,8 @@ function M.bare(group, t, before, tell, target)
   if n > host then
     links("inter_host", cross)
     if target.device then return end
-    t.inter_host_burst = better(math.max, burst(group, cross, 2 * turns + 1, 2 ^ 18, t.inter_host_bw), before and before.inter_host_burst)
+    t.inter_host_burst = better(math.max, burst(group, cross, 2 * turns + 1, 2 ^ 18, t.inter_host_bw), before
+      and before.inter_host_burst)
     t.hosts_sharing = hosts_sharing(group)
   end
 end

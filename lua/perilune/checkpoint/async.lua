@@ -3,12 +3,14 @@
 --   local save = model:save("model-1000", { async = true })   -- collective; the state of this moment
 --   ... steps ...                                             -- it is copied and written meanwhile
 --   save:done()                                               -- whether it has ended; local, does not wait
---   save:wait()                                               -- its digest, or the error that it met, on all ranks alike; collective
+--   -- its digest, or the error that it met, on all ranks alike; collective
+--   save:wait()
 --
--- Rows of tables are copied bit by bit, between what the program does: in the forward passes of a DistributedModelParallel, in the steps of
--- optimizers, in done() and wait(). Rows that change before their turn are kept as they were (perilune/moment.h). Everything else is
--- small, and copied at the call. Threads write the files (perilune/checkpoint.h). At the end the ranks tell rank 0 what they have written,
--- and rank 0 tells them the outcome, through a group of ranks that nothing else uses, so it does not matter when each of them comes to it.
+-- Rows of tables are copied bit by bit, between what the program does: in the forward passes of a
+-- DistributedModelParallel, in the steps of optimizers, in done() and wait(). Rows that change before their turn are
+-- kept as they were (perilune/moment.h). Everything else is small, and copied at the call. Threads write the files
+-- (perilune/checkpoint.h). At the end the ranks tell rank 0 what they have written, and rank 0 tells them the outcome,
+-- through a group of ranks that nothing else uses, so it does not matter when each of them comes to it.
 local ffi = require "ffi"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
@@ -25,9 +27,9 @@ local M = {}
 
 local _, _, _, wrap_moment = P.handle("peri_moment", {}, nil, "a moment of tables")
 local moment_out, index_out = ffi.new "peri_moment *[1]", ffi.new "int64_t[1]"
---- How copying goes on: bytes that are copied at once, without looking at the time; the share of the time that it may take while the
---- program does something else, where the save does not say another (`pace`), and the seconds that it may take at once for that share;
---- bytes that are copied at the call.
+--- How copying goes on: bytes that are copied at once, without looking at the time; the share of the time that it may
+--- take while the program does something else, where the save does not say another (`pace`), and the seconds that it
+--- may take at once for that share; bytes that are copied at the call.
 M.pace = { block = 2 ^ 18, share = 0.02, most = 0.02, kept = 32 * 2 ^ 20 }
 local SLEEP = 100000 -- a round of peri_pause that sleeps
 local OUTCOME = 2048       -- bytes of the outcome that rank 0 sends
@@ -51,7 +53,7 @@ function AsyncSave:init(s, functions)
 end
 function AsyncSave:__tostring() return ("a save of '%s' that is under way (%s)"):format(self.path, self._phase) end
 
--- -- the moment -----------------------------------------------------------------------------------------------------------------------
+-- -- the moment -------------------------------------------------------------------------------------------------------
 
 --- A copy of a piece that does not change with the rows of a table, in the host's memory.
 local function copy_of(p)
@@ -63,8 +65,9 @@ local function copy_of(p)
   return copy
 end
 
---- Take the state of this moment. What does not change with the rows of tables is copied; what of it goes beyond M.pace.kept bytes is
---- written now instead, so that the save needs no more memory than that. Collective only in that all ranks do it between the same steps.
+--- Take the state of this moment. What does not change with the rows of tables is copied; what of it goes beyond
+--- M.pace.kept bytes is written now instead, so that the save needs no more memory than that. Collective only in that
+--- all ranks do it between the same steps.
 function AsyncSave:_take()
   local s, kept, now_, later = self._s, 0, {}, {}
   check(C.peri_moment_new(moment_out))
@@ -98,9 +101,10 @@ function AsyncSave:_take()
   self._piece = #now_ + 1
 end
 
--- -- copying --------------------------------------------------------------------------------------------------------------------------
+-- -- copying ----------------------------------------------------------------------------------------------------------
 
---- Copy the next block; false: there is no room for it without waiting, or nothing is left (then the phase is another one).
+--- Copy the next block; false: there is no room for it without waiting, or nothing is left (then the phase is another
+--- one).
 local function copy_block(self, waits)
   local p = self._s.pieces[self._piece]
   if not p then
@@ -152,7 +156,7 @@ local function give_up(self)
   self._s.pieces = {}
 end
 
--- -- the end --------------------------------------------------------------------------------------------------------------------------
+-- -- the end ----------------------------------------------------------------------------------------------------------
 
 --- Tell rank 0 what this rank has, and wait for the outcome: a coroutine that yields while it would wait.
 local function agree(self)
@@ -161,11 +165,14 @@ local function agree(self)
     while not work:test() do coroutine.yield() end
     return work:wait()
   end
-  local texts = parts_of.to_first(group, s.func, (self._failure and "-" or "+") .. (self._failure or self._part), arrive)
+  local texts = parts_of.to_first(group, s.func, (self._failure and "-" or "+") .. (self._failure or self._part),
+    arrive)
   local outcome
   if s.rank == 0 then
     for r, text in ipairs(texts) do
-      if not outcome and text:sub(1, 1) == "-" then outcome = (group and ("-rank %d: "):format(r - 1) or "-") .. text:sub(2) end
+      if not outcome and text:sub(1, 1) == "-" then
+        outcome = (group and ("-rank %d: "):format(r - 1) or "-") .. text:sub(2)
+      end
     end
     if not outcome then
       local ok, result = xpcall(self._f.join, P.locate, s, util.map(texts, function(text) return text:sub(2) end),
@@ -245,10 +252,10 @@ function AsyncSave:wait()
   return self.digest
 end
 
--- -- one after the other -------------------------------------------------------------------------------------------------------------
+-- -- one after the other ----------------------------------------------------------------------------------------------
 
---- Wait for the save that is under way, if there is one: two never run beside each other. A failure that nobody was told is an error now.
---- Collective.
+--- Wait for the save that is under way, if there is one: two never run beside each other. A failure that nobody was
+--- told is an error now. Collective.
 function M.settle()
   local last = state.saves and state.saves.last
   if last and not last._told then last:wait() end

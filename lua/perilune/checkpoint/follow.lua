@@ -2,14 +2,16 @@
 --
 --   local follower = peri.checkpoint.follow("checkpoints", { model = model }, { only = { "model/" } })
 --   while serving do
---     local path, values = follower:poll()     -- nil: nothing newer is there; nil and a text: what is there cannot be had
+--     -- nil: nothing newer is there; nil and a text: what is there cannot be had
+--     local path, values = follower:poll()
 --     ... answer ...
 --   end
 --
--- A poll takes the newest checkpoint of the folder (perilune/checkpoint.h says which that is). If what is here is among those that it is
--- an increment of, only the rows that changed since are read, and written into the tables; dense parameters and maps of raw ids are
--- read whole. All bytes are compared with their checksums before anything changes. If something fails after that, what was there
--- before is loaded again; that checkpoint stays open, so nobody removes it.
+-- A poll takes the newest checkpoint of the folder (perilune/checkpoint.h says which that is). If what is here is among
+-- those that it is an increment of, only the rows that changed since are read, and written into the tables; dense
+-- parameters and maps of raw ids are read whole. All bytes are compared with their checksums before anything changes.
+-- If something fails after that, what was there before is loaded again; that checkpoint stays open, so nobody removes
+-- it.
 local ffi = require "ffi"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
@@ -27,9 +29,10 @@ local follower_out, checkpoint_out = ffi.new "peri_checkpoint_follower *[1]", ff
 local level_out = ffi.new "int64_t[1]"
 local BLOCK_BYTES = 8 * 2 ^ 20 -- of rows that are read and written at once
 
--- -- rows that changed ----------------------------------------------------------------------------------------------------------------
+-- -- rows that changed ------------------------------------------------------------------------------------------------
 
---- Write rows of a piece, as wide as it, into a table, whose shard `m` says which part of the whole it is. rows: counted in the shard.
+--- Write rows of a piece, as wide as it, into a table, whose shard `m` says which part of the whole it is. rows:
+--- counted in the shard.
 local function write_rows(source, m, piece, rows, values)
   local left, width = m.shard_offsets[2], m.shard_sizes[2]
   if left and (left ~= piece.offset[2] or width ~= piece.size[2]) then
@@ -76,8 +79,8 @@ local function lay(level, name, index, piece, source, m)
   end
 end
 
---- The pieces of a tensor that a shard's columns have a part in, by their places; nil: they are of several sets of columns, whose
---- numbers for one row make one.
+--- The pieces of a tensor that a shard's columns have a part in, by their places; nil: they are of several sets of
+--- columns, whose numbers for one row make one.
 local function pieces_for(t, columns)
   local chosen, set = {}, nil
   for i, piece in ipairs(t.pieces) do
@@ -91,8 +94,9 @@ local function pieces_for(t, columns)
   return chosen
 end
 
---- A function of a tensor's name for load_from: brings shards that are rows of tables from what the checkpoint below `levels` in the chain
---- has to what the newest of them has. levels: open checkpoints, each without its parent, the newest first.
+--- A function of a tensor's name for load_from: brings shards that are rows of tables from what the checkpoint below
+--- `levels` in the chain has to what the newest of them has. levels: open checkpoints, each without its parent, the
+--- newest first.
 local function patches(levels)
   return function(name)
     return function(shard)
@@ -126,7 +130,7 @@ local function levels_alone(c, n)
   return list
 end
 
--- -- following ------------------------------------------------------------------------------------------------------------------------
+-- -- following --------------------------------------------------------------------------------------------------------
 
 local Follower = util.class "Follower"
 
@@ -148,7 +152,8 @@ function Follower:init(folder, parts, options)
   self._ref = wrap_follower(follower_out[0])
 end
 function Follower:__tostring()
-  return ("a follower of '%s' (%s)"):format(self.folder, self.path and "at '" .. self.path .. "'" or "nothing was taken yet")
+  return ("a follower of '%s' (%s)"):format(self.folder, self.path and "at '" .. self.path .. "'"
+    or "nothing was taken yet")
 end
 
 --- On rank 0: what comes next, { path =, digest =, level = or nil }, a text that says why it cannot be had, or false.
@@ -169,7 +174,8 @@ end
 
 --- What was here before is loaded again, after an error in the middle. Returns whether it is here.
 local function go_back(self, func)
-  local back = self._current and pcall(load.load_from, self._current, func, self.parts, self._options, self._group or nil, {}, true)
+  local back = self._current and pcall(load.load_from, self._current, func, self.parts, self._options, self._group
+    or nil, {}, true)
   if back then return true end
   if self._current then self._current:close() end
   self._current, self.path, self.step, self.digest = false, false, false, false
@@ -177,14 +183,15 @@ local function go_back(self, func)
   return false
 end
 
---- Bring the parts from what they have to what the open checkpoint `c` has. Returns whether they have it, and the values or why not; an
---- error if the parts do not fit the first one.
+--- Bring the parts from what they have to what the open checkpoint `c` has. Returns whether they have it, and the
+--- values or why not; an error if the parts do not fit the first one.
 local function apply(self, func, c, level)
   local met, group, levels = {}, self._group or nil, nil
   local ok, result = xpcall(function()
     load.verify_together(c, group, func, met, level)
     load.together(group, func, met, function() levels = level and levels_alone(c, level) end)
-    return load.load_from(c, func, self.parts, self._options, group, met, self._current ~= false, levels and patches(levels))
+    return load.load_from(c, func, self.parts, self._options, group, met, self._current ~= false, levels
+      and patches(levels))
   end, P.locate)
   for _, x in ipairs(levels or {}) do x:close() end
   if ok then return true, result end
@@ -203,9 +210,10 @@ local function apply(self, func, c, level)
   return false, why
 end
 
---- Take the newest checkpoint, if it is newer than what is here. Returns its path and the values that were saved beside it (those of its
---- user, where a Saver saved it; `follower.step` is its step then); nil: nothing newer is there; or nil and a text: what is there cannot be
---- had, and the parts are as before. The first one that does not fit the parts is an error. Collective.
+--- Take the newest checkpoint, if it is newer than what is here. Returns its path and the values that were saved beside
+--- it (those of its user, where a Saver saved it; `follower.step` is its step then); nil: nothing newer is there; or
+--- nil and a text: what is there cannot be had, and the parts are as before. The first one that does not fit the parts
+--- is an error. Collective.
 function Follower:poll()
   local func, group = "Follower:poll", self._group or nil
   if self.closed then P.fail(func .. ": it was closed") end

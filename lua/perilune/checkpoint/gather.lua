@@ -1,5 +1,6 @@
--- gather.lua: numbers of the rows of a map of raw ids that a checkpoint has in another order, or for other rows: they are put together for
--- some rows at a time (a window), by reading all that is stored once for each window. So a map of any size takes the memory of one window.
+-- gather.lua: numbers of the rows of a map of raw ids that a checkpoint has in another order, or for other rows: they
+-- are put together for some rows at a time (a window), by reading all that is stored once for each window. So a map of
+-- any size takes the memory of one window.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -36,8 +37,9 @@ end
 
 Gather.numbers_in, Gather.room_for, Gather.numbers_of = numbers_in, room_for, numbers_of
 
---- bounds: ascending rows, where windows begin and where the last one ends. initial: name -> the number of a row that `fill` says nothing
---- of. fill = function(window), which has the arrays by these names (int64_t *, number i is of row first + i), first and past.
+--- bounds: ascending rows, where windows begin and where the last one ends. initial: name -> the number of a row that
+--- `fill` says nothing of. fill = function(window), which has the arrays by these names (int64_t *, number i is of row
+--- first + i), first and past.
 function Gather:init(bounds, initial, fill)
   self._bounds, self._initial, self._fill, self._window, self._kept = bounds, initial, fill, false, {}
 end
@@ -69,7 +71,8 @@ function Gather:each(f)
   for i = 1, #self._bounds - 1 do f(self:window(self._bounds[i])) end
 end
 
---- A StoredTensor of one number a row, of size `size`: those by that name. verify (or nil) = function(), called before they are loaded.
+--- A StoredTensor of one number a row, of size `size`: those by that name. verify (or nil) = function(), called before
+--- they are loaded.
 function Gather:stored(name, size, dtype, verify)
   return StoredTensor { size = size, dtype = dtype, verify = verify, read = function(region, tensor)
     local first, n, at = region.offset[1], region.size[1], 0
@@ -78,7 +81,8 @@ function Gather:stored(name, size, dtype, verify)
       local w = self:window(first + at)
       local count = math.min(w.past - first, n) - at
       P.scope(function()
-        flat:slice(1, at, at + count):copy(Tensor.from_memory(w[name] + (first + at - w.first), { count }, "i64", "cpu"))
+        flat:slice(1, at, at + count):copy(Tensor.from_memory(w[name] + (first + at - w.first), { count }, "i64",
+          "cpu"))
       end)
       at = at + count
     end

@@ -8,5 +8,6 @@ return function(func, text)
   local seconds = ({ s = 1, m = 60, h = 3600 })[unit]
   if n and n > 0 and seconds then return n * seconds, nil end
   if n and n >= 1 and n == math.floor(n) and (unit == "" or unit == "steps" or unit == "step") then return nil, n end
-  P.fail(("%s: every is '%s', allowed: a number of steps (1000, 1000steps) or a time (90s, 10m, 2h)"):format(func, tostring(text)))
+  P.fail(("%s: every is '%s', allowed: a number of steps (1000, 1000steps) or a time (90s, 10m, 2h)"):format(func,
+    tostring(text)))
 end

@@ -1,5 +1,6 @@
--- load.lua: a checkpoint into a program, under whatever plan and number of ranks. Tensors are found by name; every rank reads what it has a
--- place for, and nothing else. What does not fit is one error that lists it all, on all ranks, before anything changes.
+-- load.lua: a checkpoint into a program, under whatever plan and number of ranks. Tensors are found by name; every rank
+-- reads what it has a place for, and nothing else. What does not fit is one error that lists it all, on all ranks,
+-- before anything changes.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
@@ -50,8 +51,8 @@ local function open_together(group, func, met, path)
   return c
 end
 
---- Compare all that an open checkpoint consists of, an increment with its parents, with its checksums. levels (or nil: all): only so many
---- of its chain, the newest. Ranks share the pieces among them.
+--- Compare all that an open checkpoint consists of, an increment with its parents, with its checksums. levels (or nil:
+--- all): only so many of its chain, the newest. Ranks share the pieces among them.
 local function verify_together(c, group, func, met, levels)
   together(group, func, met, function()
     for i, path in ipairs(c:levels()) do
@@ -64,12 +65,14 @@ local function verify_together(c, group, func, met, levels)
   end)
 end
 
--- -- choosing -------------------------------------------------------------------------------------------------------------------------
+-- -- choosing ---------------------------------------------------------------------------------------------------------
 
 --- Whether `name` is within one of the prefixes: a part ("optimizer"), or the begin of names ("model/over.").
 local function within(prefixes, name)
   for _, prefix in ipairs(prefixes) do
-    if name:sub(1, #prefix) == prefix and (prefix:find("/", 1, true) or name:sub(#prefix + 1, #prefix + 1) == "/") then return prefix end
+    if name:sub(1, #prefix) == prefix and (prefix:find("/", 1, true) or name:sub(#prefix + 1, #prefix + 1) == "/") then
+      return prefix
+    end
   end
 end
 
@@ -85,13 +88,14 @@ local function check_rename(func, rename)
   if rename == nil then return end
   for from, to in util.ordered(signature.value(func, "rename", rename, "table")) do
     if type(from) ~= "string" or type(to) ~= "string" or from == "" then
-      P.fail(("%s: rename has %s = %s, wanted begins of names: { ['model/old.'] = 'model/new.' }"):format(func, tostring(from),
-        tostring(to)))
+      P.fail(("%s: rename has %s = %s, wanted begins of names: { ['model/old.'] = 'model/new.' }"):format(func,
+        tostring(from), tostring(to)))
     end
   end
 end
 
---- The names that are loaded: a list of { name = in the checkpoint, as = here }, and whether some were left out on purpose.
+--- The names that are loaded: a list of { name = in the checkpoint, as = here }, and whether some were left out on
+--- purpose.
 local function choose(func, c, a)
   local list, partial, used, taken, from = {}, false, {}, {}, {}
   for _, name in ipairs(c:names()) do
@@ -112,16 +116,18 @@ local function choose(func, c, a)
   end
   for _, option in ipairs { "only", "except" } do
     for _, prefix in ipairs(a[option] or {}) do
-      if not used[prefix] then P.fail(("%s: %s: checkpoint '%s' has no tensor whose name begins with '%s'"):format(func, option, c.path,
-        prefix)) end
+      if not used[prefix] then P.fail(("%s: %s: checkpoint '%s' has no tensor whose name begins with '%s'"):format(func,
+        option, c.path, prefix)) end
     end
   end
-  if #list == 0 and partial then P.fail(("%s: only and except leave nothing of checkpoint '%s' to load"):format(func, c.path)) end
+  if #list == 0 and partial then
+    P.fail(("%s: only and except leave nothing of checkpoint '%s' to load"):format(func, c.path))
+  end
   return list, partial
 end
 
---- The dict of each part that is to be loaded: part's name -> { dict, extra }. Parts that were left out are not there. patch (or nil): a
---- function of a tensor's name, see StoredTensor.
+--- The dict of each part that is to be loaded: part's name -> { dict, extra }. Parts that were left out are not there.
+--- patch (or nil): a function of a tensor's name, see StoredTensor.
 local function dicts_of(c, saved, list, a, patch)
   local dicts = {}
   local function have(part)
@@ -130,7 +136,8 @@ local function dicts_of(c, saved, list, a, patch)
     return dicts[part].dict
   end
   for part in util.ordered(saved.parts or {}) do -- one may have no tensors: a schedule
-    local within_only, within_except = a.only and within(a.only, part .. "/"), a.except and within(a.except, part .. "/")
+    local within_only, within_except = a.only and within(a.only, part .. "/"), a.except
+      and within(a.except, part .. "/")
     if not within_except and (not a.only or within_only) then have(part) end
   end
   for _, entry in ipairs(list) do
@@ -143,7 +150,8 @@ local function dicts_of(c, saved, list, a, patch)
   return dicts
 end
 
---- Names of what is loaded as the checkpoint has it, under its own name: neither renamed, nor made to fit (resize.lua). A set.
+--- Names of what is loaded as the checkpoint has it, under its own name: neither renamed, nor made to fit (resize.lua).
+--- A set.
 local function as_it_is(list, dicts)
   local set = {}
   for _, entry in ipairs(list) do
@@ -153,7 +161,7 @@ local function as_it_is(list, dicts)
   return set
 end
 
--- -- loading --------------------------------------------------------------------------------------------------------------------------
+-- -- loading ----------------------------------------------------------------------------------------------------------
 
 --- Of parts of which each rank has its own, what this rank takes. Returns, by part, why there is nothing for it.
 local function take_own(parts, dicts, group)
@@ -177,7 +185,8 @@ local function refusal(func, parts, dicts, partial, refused)
     if refused[part.name] then
       wrong[#wrong + 1] = ("part '%s': %s"):format(part.name, refused[part.name])
     elseif not d and not partial and not part.object.optional then
-      wrong[#wrong + 1] = ("part '%s' is not in it; those are: %s"):format(part.name, table.concat(util.keys(dicts), ", "))
+      wrong[#wrong + 1] = ("part '%s' is not in it; those are: %s"):format(part.name,
+        table.concat(util.keys(dicts), ", "))
     elseif d and part.object.check_state_dict then
       local why = part.object:check_state_dict(d.dict, not partial)
       if why then wrong[#wrong + 1] = ("part '%s': %s"):format(part.name, why) end
@@ -190,7 +199,8 @@ local function refusal(func, parts, dicts, partial, refused)
   for name in util.ordered(dicts) do
     local of = name:match "^(.*)%.windows$"
     if not given[name] and not (of and given[of]) then -- maps whose windows are one step here have none
-      wrong[#wrong + 1] = ("part '%s' has no object here; give it, or leave it out: except = { '%s' }"):format(name, name)
+      wrong[#wrong + 1] = ("part '%s' has no object here; give it, or leave it out: except = { '%s' }"):format(name,
+        name)
     end
   end
   if #wrong > 0 then P.fail(("%s: %s"):format(func, table.concat(wrong, "; "))) end
@@ -218,7 +228,8 @@ local arguments = {
   only = util.optional,    -- list of parts ("model") and begins of names ("model/over."): nothing else is loaded
   except = util.optional,  -- likewise: what is left out
   rename = util.optional,  -- begins of names: as they are in the checkpoint -> as they are here
-  increments = false,      -- whether increments of this checkpoint will be saved: from now on the rows that change are marked
+  increments = false,      -- whether increments of this checkpoint will be saved: from now on the rows that change are
+                           -- marked
   group = util.optional,   -- the ranks that load together; default: the world, if one was joined
 }
 
@@ -237,12 +248,15 @@ local function load_parts(c, func, given, a, group, met, quiet, patch)
       if part.module and dicts[part.name] then parts_of.check_flights(func, part.object, why) end
     end
     if partial and a.increments then
-      P.fail(func .. ": increments = true with a part of a checkpoint: what is loaded is no state that increments could begin with")
+      P.fail(func .. ": increments = true with a part of a checkpoint: what is loaded is no state that increments "
+        .. "could begin with")
     end
     refusal(func, parts, dicts, partial, take_own(parts, dicts, group))
   end)
   if partial then table.insert(said, 1, taken(c, dicts, parts)) end
-  for _, text in ipairs((not group or group:rank() == 0) and not quiet and said or {}) do io.stderr:write("perilune: ", text, "\n") end
+  for _, text in ipairs((not group or group:rank() == 0) and not quiet and said or {}) do
+    io.stderr:write("perilune: ", text, "\n")
+  end
   met.begun = true
   for _, part in ipairs(parts) do
     local d = dicts[part.name]
@@ -255,7 +269,9 @@ local function load_parts(c, func, given, a, group, met, quiet, patch)
     all_or_none(group and { group } or {}, func, not ok and err or nil)
   end
   if not partial then parts_of.set_random_state(saved.random, group and group:rank() or 0) end
-  if a.increments then together(group, func, met, function() require("perilune.checkpoint.save").mark(parts, c:digest(), kept) end) end
+  if a.increments then
+    together(group, func, met, function() require("perilune.checkpoint.save").mark(parts, c:digest(), kept) end)
+  end
   return saved.values
 end
 
@@ -275,11 +291,12 @@ local function options_of(func, options)
 end
 
 --- For who follows a run (follow.lua).
-M.options_of, M.open_together, M.verify_together, M.load_from, M.together = options_of, open_together, verify_together, load_from, together
+M.options_of, M.open_together, M.verify_together, M.load_from, M.together = options_of, open_together, verify_together,
+  load_from, together
 
---- As checkpoint.load, but returns whether it succeeded, what was saved as `values` or the error, and, on all ranks alike, whether an error
---- is the checkpoint's fault: another one might do; and whether something changed before it. verified (true): all bytes are compared with
---- their checksums first. Collective.
+--- As checkpoint.load, but returns whether it succeeded, what was saved as `values` or the error, and, on all ranks
+--- alike, whether an error is the checkpoint's fault: another one might do; and whether something changed before it.
+--- verified (true): all bytes are compared with their checksums first. Collective.
 function M.attempt(path, given, options, verified)
   local func, met = "checkpoint.load", {}
   signature.value(func, "path", path, "string")
@@ -296,13 +313,17 @@ function M.attempt(path, given, options, verified)
     c:close()
   end
   -- Afterwards nobody has it open any more: it may be removed.
-  for _, damaged in ipairs(group and group:all_gather_object(met.damaged or false, func) or {}) do met.damaged = met.damaged or damaged end
+  for _, damaged in ipairs(group and group:all_gather_object(met.damaged or false, func) or {}) do
+    met.damaged = met.damaged or damaged
+  end
   return ok, result, met.damaged, met.begun
 end
 
 --- Raise what attempt met, with what to do where something changed (begun).
 function M.give_up(err, begun)
-  if begun and type(err) == "table" and err.message then err.message = err.message .. "; load a good checkpoint before going on" end
+  if begun and type(err) == "table" and err.message then
+    err.message = err.message .. "; load a good checkpoint before going on"
+  end
   error(err, 0)
 end
 

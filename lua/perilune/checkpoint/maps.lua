@@ -1,14 +1,15 @@
 -- maps.lua: what checkpoints have of maps of raw ids (managed collision).
 --
--- A map is one number a row in each of its states: the id, and for MCH also the row, the count and the last step. A state_dict has those of
--- MCH in the order of ids, as TorchRec does; one id that is learned then moves the numbers of all greater ones. So a checkpoint has them in
--- the order of rows, where an id keeps its place as long as it keeps its row:
+-- A map is one number a row in each of its states: the id, and for MCH also the row, the count and the last step. A
+-- state_dict has those of MCH in the order of ids, as TorchRec does; one id that is learned then moves the numbers of
+-- all greater ones. So a checkpoint has them in the order of rows, where an id keeps its place as long as it keeps its
+-- row:
 --
 --     state_dict   _mch_sorted_raw_ids        3   8   9   (free)       checkpoint     9   3   (free)   8
 --                  _mch_remapped_ids_mapping  1   3   0   2                           0   1   2        3
 --
--- Loading sorts them again. An increment has the rows in which a state differs from the parent's, found by comparing, and the ids that the
--- parent's map had and this one has not.
+-- Loading sorts them again. An increment has the rows in which a state differs from the parent's, found by comparing,
+-- and the ids that the parent's map had and this one has not.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -23,7 +24,8 @@ local M = {}
 local BLOCK = Gather.BLOCK -- rows that are compared at once
 local IDS, MAPPING, SEGMENTS = "_mch_sorted_raw_ids", "_mch_remapped_ids_mapping", "_output_segments_tensor"
 local by_row = util.index_of { IDS, MAPPING, "_mch_counts", "_mch_last_access_iter" }
-local compared = util.index_of { IDS, MAPPING, "_mch_counts", "_mch_last_access_iter", "_hash_zch_identities", "_hash_zch_metadata" }
+local compared = util.index_of { IDS, MAPPING, "_mch_counts", "_mch_last_access_iter", "_hash_zch_identities",
+  "_hash_zch_metadata" }
 local INFINITE = 9223372036854775807LL
 local free_of = { [IDS] = INFINITE, _hash_zch_identities = -1LL } -- states with ids: the id of a row that is free
 
@@ -33,7 +35,7 @@ local function split(name)
   return state, before
 end
 
--- -- sorting --------------------------------------------------------------------------------------------------------------------------
+-- -- sorting ----------------------------------------------------------------------------------------------------------
 
 --- One pass of sort: runs of `width` numbers become runs twice as long.
 local function merge_runs(from, from_at, to, to_at, n, width)
@@ -52,8 +54,8 @@ local function merge_runs(from, from_at, to, to_at, n, width)
   end
 end
 
---- Sort n numbers; equal ones keep their order. Returns two tensors (i64): the sorted numbers, and in its first 4 n bytes, as uint32_t,
---- where each of them stood.
+--- Sort n numbers; equal ones keep their order. Returns two tensors (i64): the sorted numbers, and in its first 4 n
+--- bytes, as uint32_t, where each of them stood.
 local function sort(numbers, n)
   local values, from = room_for(n)
   local places, at = room_for(math.ceil(n / 2))
@@ -95,24 +97,26 @@ function List:tensor(by)
   return t
 end
 
--- -- saving: in the order of rows -----------------------------------------------------------------------------------------------------
+-- -- saving: in the order of rows -------------------------------------------------------------------------------------
 
---- Bring those of a part's tensors, { name =, tensor = }, that are states of maps into the order of rows. They are for one save: maps do
---- not change until it has read them. Copies that are whole stay as they are.
+--- Bring those of a part's tensors, { name =, tensor = }, that are states of maps into the order of rows. They are for
+--- one save: maps do not change until it has read them. Copies that are whole stay as they are.
 function M.order_by_row(tensors)
   for _, t in ipairs(tensors) do
     local x, some = t.tensor, false
     for _, shard in ipairs(ShardedTensor.is(x) and x:local_shards() or {}) do some = some or shard.by_row ~= nil end
     if some then
       local metadata = x:metadata()
-      local shards = util.map(x:local_shards(), function(shard) return { metadata = shard.metadata, read = shard.by_row } end)
-      t.tensor = ShardedTensor { size = metadata.size, dtype = metadata.dtype, shards_metadata = metadata.shards_metadata,
-        local_shards = shards, group = x._group, device = "cpu" }
+      local shards = util.map(x:local_shards(), function(shard)
+        return { metadata = shard.metadata, read = shard.by_row }
+      end)
+      t.tensor = ShardedTensor { size = metadata.size, dtype = metadata.dtype,
+        shards_metadata = metadata.shards_metadata, local_shards = shards, group = x._group, device = "cpu" }
     end
   end
 end
 
--- -- saving: what changed ---------------------------------------------------------------------------------------------------------------
+-- -- saving: what changed ---------------------------------------------------------------------------------------------
 
 --- Whether a piece (save.lua) is of a map's states: an increment has the rows of it that differ.
 function M.is_state(p) return p.shard ~= nil and not p.source and compared[split(p.name)] ~= nil end
@@ -130,8 +134,8 @@ local function missing(before, after)
   return list
 end
 
---- Leave the rows of a piece out that are as the open parent has them: sets rows, listed, global as for tables, picked = the numbers of
---- these rows, and, of ids, evicted = those that the parent's rows had and no row has now (nil: none).
+--- Leave the rows of a piece out that are as the open parent has them: sets rows, listed, global as for tables, picked
+--- = the numbers of these rows, and, of ids, evicted = those that the parent's rows had and no row has now (nil: none).
 function M.leave_out(parent, p)
   local rows, numbers, before, after = List(), List(), List(), List()
   local free, n = free_of[split(p.name)], p.size[1]
@@ -162,13 +166,15 @@ function M.leave_out(parent, p)
   p.evicted = evicted.n > 0 and evicted:tensor(0) or nil
 end
 
--- -- loading: in the order of ids ---------------------------------------------------------------------------------------------------------
+-- -- loading: in the order of ids -------------------------------------------------------------------------------------
 
---- The states of one map of MCH, in whatever order, in the order of ids, which maps take. segments: rows where buckets begin, and the end.
+--- The states of one map of MCH, in whatever order, in the order of ids, which maps take. segments: rows where buckets
+--- begin, and the end.
 local function sorted_states(states, segments)
-  local orders, kept = {}, { first = 0, past = 0 } -- by bucket: places in the order of ids (of sort); and some buckets of one state
-  --- A state's rows [first, past) lie in buckets [from, to]: these buckets, sorted. They are read at once, so that what is whole in a file
-  --- is compared with its checksum.
+  -- by bucket: places in the order of ids (of sort); and some buckets of one state
+  local orders, kept = {}, { first = 0, past = 0 }
+  --- A state's rows [first, past) lie in buckets [from, to]: these buckets, sorted. They are read at once, so that what
+  --- is whole in a file is compared with its checksum.
   local function buckets_of(name, first, past)
     if kept.name == name and kept.first <= first and past <= kept.past then return kept end
     local from, to, ids, all_ids = 1, #segments - 1, nil, nil
@@ -258,7 +264,8 @@ local function place(w, states, least, row, past)
   mapping:release()
 end
 
---- The states of one map of MCH in the order of rows, where they are in another one, such as that of ids. name: the begin of theirs.
+--- The states of one map of MCH in the order of rows, where they are in another one, such as that of ids. name: the
+--- begin of theirs.
 local function gathered_states(states, least, name)
   local rows, bounds, initial, all = states[MAPPING]:size(1), {}, {}, {}
   for row = 0, rows - 1, Gather.ROWS do bounds[#bounds + 1] = row end
@@ -280,12 +287,14 @@ end
 
 --- A StoredTensor that is `x`, and says how to have it in the order of rows.
 local function with_rows(x, rows)
-  return StoredTensor { size = x:size(), dtype = x:dtype(), read = function(region, tensor) x:read(region.offset, tensor) end,
+  return StoredTensor { size = x:size(), dtype = x:dtype(), read = function(region, tensor)
+    x:read(region.offset, tensor)
+  end,
     by_row = rows }
 end
 
---- Bring the maps of MCH of a dict (name -> StoredTensor) into the order of ids, which is sorted when somebody reads it; and say of all
---- maps how to have them in the order of rows.
+--- Bring the maps of MCH of a dict (name -> StoredTensor) into the order of ids, which is sorted when somebody reads
+--- it; and say of all maps how to have them in the order of rows.
 function M.order_by_id(dict)
   local found = {}
   for key, value in util.ordered(dict) do
@@ -311,7 +320,8 @@ function M.order_by_id(dict)
   end
 end
 
---- The states of a map that are in the order of rows (StoredTensors), as order_by_id leaves them. segments (MCH): rows where buckets begin.
+--- The states of a map that are in the order of rows (StoredTensors), as order_by_id leaves them. segments (MCH): rows
+--- where buckets begin.
 function M.of_rows(states, segments)
   local sorted, all = segments and sorted_states(states, segments) or states, {}
   for name, x in util.ordered(states) do all[name] = with_rows(sorted[name], x) end

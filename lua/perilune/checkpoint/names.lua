@@ -21,7 +21,9 @@ function M.list(folder)
   local list = {}
   for _, name in ipairs(M.all(folder)) do
     local number, step = name:match "^save%-(%d+)%-step%-(%d+)$"
-    if number then list[#list + 1] = { name = name, number = tonumber(number), step = tonumber(step), path = folder .. "/" .. name } end
+    if number then
+      list[#list + 1] = { name = name, number = tonumber(number), step = tonumber(step), path = folder .. "/" .. name }
+    end
   end
   table.sort(list, function(x, y) return x.number > y.number end)
   return list

@@ -1,5 +1,5 @@
--- parts.lua: what a checkpoint has of a running program: its parts (a model, optimizers, schedules, ...), each a state_dict, taken apart
--- into named tensors and everything else.
+-- parts.lua: what a checkpoint has of a running program: its parts (a model, optimizers, schedules, ...), each a
+-- state_dict, taken apart into named tensors and everything else.
 --
 -- A tensor's name is the part's and the keys that lead to it, with "/" between: "model/over.weight",
 -- "optimizer/over.weight/exp_avg". "/" and "%" in a key are "%2F" and "%25"; a key that is a number n is "#n".
@@ -19,7 +19,7 @@ local M = {}
 
 M.LATE_SECONDS = 30 -- that a name may take to appear on another host's network file system
 
--- -- parts ----------------------------------------------------------------------------------------------------------------------------
+-- -- parts ------------------------------------------------------------------------------------------------------------
 
 --- The optimizer of the tables that a model updates in its backward passes; nil: it has none.
 local function tables_of(model)
@@ -36,8 +36,8 @@ end
 local function check_extra(func, name, model)
   for _, m in ipairs((model.wraps and model.module or model):named_modules()) do
     if (m.module.get_extra_state == nil) ~= (m.module.set_extra_state == nil) then
-      P.fail(("%s: part '%s': module '%s' (%s) has one of get_extra_state and set_extra_state, wanted both or none"):format(func, name,
-        m.path, m.module.class_name))
+      P.fail(("%s: part '%s': module '%s' (%s) has one of get_extra_state and set_extra_state, wanted both or "
+        .. "none"):format(func, name, m.path, m.module.class_name))
     end
   end
 end
@@ -45,12 +45,14 @@ end
 --- The ranks that save or load together: `group`, or the world if one was joined; nil: this rank alone.
 function M.group(func, group)
   group = ranks.group_of(func, group)
-  if group and not group.all_gather_object then P.fail(("%s: group is %s, wanted a group of ranks"):format(func, errors.kind(group))) end
+  if group and not group.all_gather_object then
+    P.fail(("%s: group is %s, wanted a group of ranks"):format(func, errors.kind(group)))
+  end
   return group
 end
 
---- Run f; then all ranks of `group` (nil: this one alone) raise what one of them met. met (or nil): a function of this rank's error, before
---- that. Returns what f returned.
+--- Run f; then all ranks of `group` (nil: this one alone) raise what one of them met. met (or nil): a function of this
+--- rank's error, before that. Returns what f returned.
 function M.together(group, func, f, met)
   local ok, result = xpcall(f, P.locate)
   if not ok and met then met(result) end
@@ -58,8 +60,8 @@ function M.together(group, func, f, met)
   return result
 end
 
---- Run f on rank 0 of `group` (nil: this rank alone); what it returns, on all ranks. What it raises is raised on all. One exchange, in
---- which each rank tells the others `own` too: the second value is the list of these.
+--- Run f on rank 0 of `group` (nil: this rank alone); what it returns, on all ranks. What it raises is raised on all.
+--- One exchange, in which each rank tells the others `own` too: the second value is the list of these.
 function M.on_first(group, func, f, own)
   local ok, result = true, nil
   if not group or group:rank() == 0 then ok, result = xpcall(f, P.locate) end
@@ -79,16 +81,16 @@ function M.one_digest(group, func, path, digest)
   local digests = group and group:all_gather_object(digest, func) or {}
   for r, other in ipairs(digests) do
     if other ~= digests[1] then
-      P.fail(("%s: '%s' is checkpoint %s on rank 0 and %s on rank %d: all hosts must share the folder of checkpoints"):format(func, path,
-        digests[1], other, r - 1))
+      P.fail(("%s: '%s' is checkpoint %s on rank 0 and %s on rank %d: all hosts must share the folder of "
+        .. "checkpoints"):format(func, path, digests[1], other, r - 1))
     end
   end
 end
 
 local function wait_for(work) return work:wait() end
 
---- `value` of every rank, as a list on rank 0; nil on the others. What ranks tell about 100,000 tables is for rank 0 only. arrive(work) (or
---- nil): waits for an exchange and returns its result. Collective.
+--- `value` of every rank, as a list on rank 0; nil on the others. What ranks tell about 100,000 tables is for rank 0
+--- only. arrive(work) (or nil): waits for an exchange and returns its result. Collective.
 function M.to_first(group, func, value, arrive)
   arrive = arrive or wait_for
   if not group then return { value } end
@@ -96,7 +98,8 @@ function M.to_first(group, func, value, arrive)
   local lengths = arrive(group:all_gather(Tensor.tensor({ #bytes }, "i64", "cpu"))):to_list()
   local send, receive = {}, {}
   for r = 1, n do send[r], receive[r] = r == 1 and #bytes or 0, first and lengths[r] or 0 end
-  local buffer, total = arrive(group:all_to_all_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), send, receive)):read()
+  local buffer, total = arrive(group:all_to_all_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), send,
+    receive)):read()
   if not first then return nil end
   local all, list, at = ffi.string(buffer, total), {}, 1
   for r = 1, n do
@@ -118,17 +121,21 @@ function M.from_first(group, func, list)
   group:broadcast(sizes, 0):wait()
   local receive, bytes = {}, table.concat(texts)
   for r = 1, n do receive[r] = r == 1 and sizes:to_list()[group:rank() + 1] or 0 end
-  local buffer, total = group:all_to_all_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), lengths, receive):wait():read()
+  local buffer, total = group:all_to_all_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), lengths,
+    receive):wait():read()
   return serial.decode(ffi.string(buffer, total), func)
 end
 
 --- An error unless `path` is one that the system can have as it is.
 function M.check_path(func, path)
-  if path == "" or path:find("\0", 1, true) then P.fail(("%s: the path is empty, or has a zero byte in it"):format(func)) end
+  if path == "" or path:find("\0", 1, true) then
+    P.fail(("%s: the path is empty, or has a zero byte in it"):format(func))
+  end
 end
 
---- The parts of a program: a list of { name =, object =, module = (whether it is one) }, models first, each followed by the optimizer of
---- its tables under the name "<model>.tables" and the windows of its maps of raw ids (windows.lua). Every object has
+--- The parts of a program: a list of { name =, object =, module = (whether it is one) }, models first, each followed by
+--- the optimizer of its tables under the name "<model>.tables" and the windows of its maps of raw ids (windows.lua).
+--- Every object has
 --- state_dict and load_state_dict.
 function M.list(func, given)
   local models, others = {}, {}
@@ -137,9 +144,11 @@ function M.list(func, given)
     if type(name) ~= "string" or not name:match "^[%w_]+$" then
       P.fail(("%s: part %s: names of parts are letters, digits and _"):format(func, errors.kind(name)))
     end
-    if type(object) ~= "table" or not (util.is_callable(object.state_dict) and util.is_callable(object.load_state_dict)) then
-      P.fail(("%s: part '%s' is %s, wanted an object with methods state_dict and load_state_dict, such as a module, an optimizer or a "
-        .. "schedule; plain numbers and texts go into `values`"):format(func, name, errors.kind(object)))
+    if type(object) ~= "table"
+      or not (util.is_callable(object.state_dict) and util.is_callable(object.load_state_dict)) then
+      P.fail(("%s: part '%s' is %s, wanted an object with methods state_dict and load_state_dict, such as a module, "
+        .. "an optimizer or a schedule; plain numbers and texts go into `values`"):format(func, name,
+        errors.kind(object)))
     end
     if nn.Module.is(object) then
       check_extra(func, name, object)
@@ -157,13 +166,13 @@ function M.list(func, given)
   return models
 end
 
---- An error while a pipeline has batches in flight for a sharded module of `model`; why: what they have of what is to change, a format
---- for the module's name. Local.
+--- An error while a pipeline has batches in flight for a sharded module of `model`; why: what they have of what is to
+--- change, a format for the module's name. Local.
 function M.check_flights(func, model, why)
   for _, m in ipairs((model.wraps and model.module or model):named_modules()) do
     if next(m.module._flights or {}) then
-      P.fail(("%s: a pipeline has batches in flight, %s; allowed: after pipeline:stop() and its last step (progress has returned nil), or "
-        .. "after pipeline:close()"):format(func, why:format(m.path)))
+      P.fail(("%s: a pipeline has batches in flight, %s; allowed: after pipeline:stop() and its last step (progress "
+        .. "has returned nil), or after pipeline:close()"):format(func, why:format(m.path)))
     end
   end
 end
@@ -171,10 +180,11 @@ end
 --- What modules keep beside tensors: see nn/extra.lua.
 M.extra_of, M.extra_refusal, M.set_extra = nn.extra.extra_state, nn.extra.extra_refusal, nn.extra.set_extra_state
 
--- -- random numbers -------------------------------------------------------------------------------------------------------------------
+-- -- random numbers ---------------------------------------------------------------------------------------------------
 
 -- Where each of this rank's generators is (nn/parameter.lua): what a checkpoint has, by the names in P.state.
-local generators = { seed = "seed", parameters = "parameters_drawn", dropouts = "dropouts_made", numbers = "numbers_drawn" }
+local generators = { seed = "seed", parameters = "parameters_drawn", dropouts = "dropouts_made",
+  numbers = "numbers_drawn" }
 
 --- Where this rank's generators are: plain numbers.
 function M.random_state()
@@ -191,7 +201,7 @@ function M.set_random_state(list, rank)
   end
 end
 
--- -- names ----------------------------------------------------------------------------------------------------------------------------
+-- -- names ------------------------------------------------------------------------------------------------------------
 
 local function component(key)
   if type(key) == "number" then return ("#%.17g"):format(key) end
@@ -203,10 +213,10 @@ local function key_of(text)
   return (text:gsub("%%(%x%x)", function(h) return string.char(tonumber(h, 16)) end))
 end
 
--- -- parts of which each rank has its own -----------------------------------------------------------------------------------------------
+-- -- parts of which each rank has its own -----------------------------------------------------------------------------
 
--- Metrics and positions in data say `of_ranks`: each rank has a state of its own, and a checkpoint has all of them, in the order of the
--- ranks: the part's dict is { ranks = { of rank 0, of rank 1, ... } }.
+-- Metrics and positions in data say `of_ranks`: each rank has a state of its own, and a checkpoint has all of them, in
+-- the order of the ranks: the part's dict is { ranks = { of rank 0, of rank 1, ... } }.
 
 --- A plain value as bytes; nil: there are tensors in it.
 local function plain_text(x)
@@ -214,9 +224,9 @@ local function plain_text(x)
   return ok and bytes or nil
 end
 
---- Of such a part, what this rank takes of the states of those ranks that saved it: a dict, or nil and why there is none. On as many ranks
---- each takes its own. On others the object says by merge_state_dicts(list, rank, size) -> dict, or nil and why; objects without it take
---- what all ranks had alike.
+--- Of such a part, what this rank takes of the states of those ranks that saved it: a dict, or nil and why there is
+--- none. On as many ranks each takes its own. On others the object says by merge_state_dicts(list, rank, size) -> dict,
+--- or nil and why; objects without it take what all ranks had alike.
 function M.own_dict(object, dict, rank, size)
   local list = type(dict) == "table" and rawget(dict, "ranks")
   if type(list) ~= "table" or #list == 0 then
@@ -227,7 +237,8 @@ function M.own_dict(object, dict, rank, size)
   local first = plain_text(list[1])
   for _, other in ipairs(list) do
     if not first or plain_text(other) ~= first then
-      return nil, ("it was saved on %s, each with a state of its own, allowed: as many ranks"):format(util.number_of(#list, "rank"))
+      return nil, ("it was saved on %s, each with a state of its own, allowed: as many ranks"):format(
+        util.number_of(#list, "rank"))
     end
   end
   return list[1]

@@ -2,8 +2,10 @@
 --
 --   local c = peri.checkpoint.open "model-1000"
 --   c:names()                          -- of all tensors, sorted
---   c:tensor(name)                     -- { name =, dtype =, shape = { ... }, pieces = { { file =, begin =, bytes =, xxh3 =, offset =,
---                                      -- size =, columns = { first, number } or nil, and of an increment rows = name of the tensor that
+--   -- { name =, dtype =, shape = { ... }, pieces = { { file =, begin =, bytes =, xxh3 =, offset =,
+--   c:tensor(name)
+--                                      -- size =, columns = { first, number } or nil, and of an increment rows = name
+--                                      of the tensor that
 --                                      -- lists which rows are there, listed = how many }, ... } }
 --   c:read(name)                       -- a tensor with all of it
 --   c:read(name, { offset = { 10, 0 }, size = { 5, 64 } }, tensor)   -- a rectangle, into a tensor
@@ -33,8 +35,9 @@ local function check_path(path)
   if path:find("\0", 1, true) then P.fail "checkpoint.open: the path has a zero byte in it" end
 end
 
---- path: of a checkpoint; of an increment, with all that it is an increment of; or a list of paths, a full checkpoint and increments in
---- their order, wherever they lie. alone (true): an increment without the others, to look at what it says.
+--- path: of a checkpoint; of an increment, with all that it is an increment of; or a list of paths, a full checkpoint
+--- and increments in their order, wherever they lie. alone (true): an increment without the others, to look at what it
+--- says.
 function Checkpoint:init(path, alone)
   if type(path) == "table" then
     local list = ffi.new("const char *[?]", math.max(#path, 1))
@@ -51,7 +54,9 @@ function Checkpoint:init(path, alone)
   self.path, self._ref = path, wrap(out[0])
   self._count = tonumber(C.peri_checkpoint_count(out[0]))
 end
-function Checkpoint:__tostring() return ("checkpoint '%s' of %s"):format(self.path, util.number_of(self._count, "tensor")) end
+function Checkpoint:__tostring()
+  return ("checkpoint '%s' of %s"):format(self.path, util.number_of(self._count, "tensor"))
+end
 
 local function pointer(self)
   if self._ref.ptr == nil then P.fail(("checkpoint '%s': it was closed"):format(self.path)) end
@@ -99,11 +104,11 @@ function Checkpoint:tensor(name)
   for k = 1, n do
     check(C.peri_checkpoint_piece(pointer(self), index, k - 1, region_out, place))
     pieces[k] = { file = ffi.string(place.file), begin = tonumber(place.begin), bytes = tonumber(place.bytes),
-      xxh3 = place.checked and bit.tohex(tonumber(place.checksum / 2 ^ 32)) .. bit.tohex(tonumber(place.checksum % 2 ^ 32)) or nil,
-      offset = numbers(region_out.offset, #shape), size = numbers(region_out.extent, #shape),
-      columns = region_out.columns > 0 and { tonumber(region_out.column), tonumber(region_out.columns) } or nil,
-      rows = region_out.rows ~= nil and ffi.string(region_out.rows) or nil,
-      listed = region_out.rows ~= nil and tonumber(region_out.listed) or nil }
+      xxh3 = place.checked and bit.tohex(tonumber(place.checksum / 2 ^ 32))
+      .. bit.tohex(tonumber(place.checksum % 2 ^ 32)) or nil, offset = numbers(region_out.offset, #shape),
+      size = numbers(region_out.extent, #shape), columns = region_out.columns > 0
+      and { tonumber(region_out.column), tonumber(region_out.columns) } or nil, rows = region_out.rows ~= nil
+      and ffi.string(region_out.rows) or nil, listed = region_out.rows ~= nil and tonumber(region_out.listed) or nil }
   end
   return { name = name, dtype = dtype, shape = shape, pieces = pieces }
 end
@@ -119,7 +124,8 @@ local function region_of(shape, region)
   return r
 end
 
---- A rectangle (nil: all) of a tensor, { offset =, size =, columns = or nil }, into `tensor` (nil: a new one). Returns it. Blocks.
+--- A rectangle (nil: all) of a tensor, { offset =, size =, columns = or nil }, into `tensor` (nil: a new one). Returns
+--- it. Blocks.
 function Checkpoint:read(name, region, tensor)
   local dtype, shape, index = describe(self, name)
   local r = region_of(shape, region)
@@ -128,10 +134,12 @@ function Checkpoint:read(name, region, tensor)
   return tensor
 end
 
---- The tensor as a source for load_state_dict, which reads from the checkpoint what it wants. patch (or nil): see StoredTensor.
+--- The tensor as a source for load_state_dict, which reads from the checkpoint what it wants. patch (or nil): see
+--- StoredTensor.
 function Checkpoint:stored(name, patch)
   local dtype, shape = describe(self, name)
-  return StoredTensor { size = shape, dtype = dtype, read = function(region, tensor) self:read(name, region, tensor) end, patch = patch,
+  return StoredTensor { size = shape, dtype = dtype,
+    read = function(region, tensor) self:read(name, region, tensor) end, patch = patch,
     verify = function(first, rows) self:_verify_rows(name, first, rows) end,
     read_several = function(regions, tensors) self:_read_several(name, regions, tensors) end }
 end
@@ -148,8 +156,9 @@ function Checkpoint:_read_several(name, regions, tensors)
   check(C.peri_checkpoint_read_several(pointer(self), index, list, pointers, n))
 end
 
---- Of piece `piece` (from 1) of a tensor, of which this increment has some rows: `n` of them from number `from` (0) of its list on. Returns
---- which (i64, counted from row `first` of the whole tensor on), and their elements [n, ...], as wide as the piece.
+--- Of piece `piece` (from 1) of a tensor, of which this increment has some rows: `n` of them from number `from` (0) of
+--- its list on. Returns which (i64, counted from row `first` of the whole tensor on), and their elements [n, ...], as
+--- wide as the piece.
 function Checkpoint:_piece_rows(name, piece, from, n, first)
   local dtype, shape, index = describe(self, name)
   check(C.peri_checkpoint_piece(pointer(self), index, piece - 1, region_out, nil))
@@ -173,20 +182,23 @@ end
 --- Paths of the checkpoints that it consists of: itself, what it is an increment of, and so on.
 function Checkpoint:levels()
   local list = {}
-  for i = 1, tonumber(C.peri_checkpoint_levels(pointer(self))) do list[i] = ffi.string(C.peri_checkpoint_level(pointer(self), i - 1)) end
+  for i = 1, tonumber(C.peri_checkpoint_levels(pointer(self))) do
+    list[i] = ffi.string(C.peri_checkpoint_level(pointer(self), i - 1))
+  end
   return list
 end
 
---- Make a full checkpoint at `path` of an increment and what it is an increment of; it stands for it. Returns its digest. replace: its own
---- path may be `path`; then nothing can be read from this object any more, and open() opens the new one.
+--- Make a full checkpoint at `path` of an increment and what it is an increment of; it stands for it. Returns its
+--- digest. replace: its own path may be `path`; then nothing can be read from this object any more, and open() opens
+--- the new one.
 function Checkpoint:compact(path, replace)
   local digest = ffi.new "char[33]"
   check(C.peri_checkpoint_compact(pointer(self), path, replace or false, digest))
   return ffi.string(digest)
 end
 
---- Compare all pieces with their checksums, of an increment its own. Raises at the first that differs. rank, size: only this rank's share
---- of the bytes, of so many ranks.
+--- Compare all pieces with their checksums, of an increment its own. Raises at the first that differs. rank, size: only
+--- this rank's share of the bytes, of so many ranks.
 function Checkpoint:verify(rank, size)
   local shares, least = {}, 1
   size = util.integer("Checkpoint:verify", "size", size or 1, 1)
@@ -203,7 +215,8 @@ function Checkpoint:verify(rank, size)
   end
 end
 
---- Compare what rows [first, first + rows) of a tensor lie in with its checksums, in all that the checkpoint consists of.
+--- Compare what rows [first, first + rows) of a tensor lie in with its checksums, in all that the checkpoint consists
+--- of.
 function Checkpoint:_verify_rows(name, first, rows)
   for _, path in ipairs(self:levels()) do
     local level = Checkpoint(path, true)
@@ -211,7 +224,9 @@ function Checkpoint:_verify_rows(name, first, rows)
       local t = level:has(name) and level:tensor(name)
       for k, piece in ipairs(t and t.pieces or {}) do
         local low, high = math.max(first, piece.offset[1]), math.min(first + rows, piece.offset[1] + piece.size[1])
-        if low < high then check(C.peri_checkpoint_verify(pointer(level), C.peri_checkpoint_find(pointer(level), name), k - 1)) end
+        if low < high then
+          check(C.peri_checkpoint_verify(pointer(level), C.peri_checkpoint_find(pointer(level), name), k - 1))
+        end
       end
     end, P.locate)
     level:close()
@@ -244,6 +259,7 @@ signature.kind("checkpoint_region", "{ offset = list of numbers, size = list of 
 end)
 signature.check("Checkpoint:", Checkpoint, { tensor = "self: table, name: string", has = "self: table, name: string",
   compact = "self: table, path: string, replace: boolean?",
-  read = "self: table, name: string, region: checkpoint_region?, tensor: tensor?", stored = "self: table, name: string, patch: callable?" })
+  read = "self: table, name: string, region: checkpoint_region?, tensor: tensor?",
+  stored = "self: table, name: string, patch: callable?" })
 
 return Checkpoint

@@ -1,10 +1,12 @@
--- resize.lua: tables of raw ids (managed collision) into tables of other sizes, or of other buckets. What is loaded then is, in place of
--- what the checkpoint has, what this file makes of it: a map of the new size, and rows of weights and states at the places of their ids.
+-- resize.lua: tables of raw ids (managed collision) into tables of other sizes, or of other buckets. What is loaded
+-- then is, in place of what the checkpoint has, what this file makes of it: a map of the new size, and rows of weights
+-- and states at the places of their ids.
 --
--- Which ids fit: those that the table's own eviction policy would evict last. MCH: in each new bucket the ids with the best scores, of
--- equal ones the smaller id. Hash: ids get rows as new ones do (the first free one from their home row on, at most max_probe away), in the
--- order of their times, the longest first (tables without times: in the order of their rows). Ids that do not fit are left out and counted.
--- Rows without an id begin as ever when an id gets them. The row that ids without a row share is that of the bucket at the same place.
+-- Which ids fit: those that the table's own eviction policy would evict last. MCH: in each new bucket the ids with the
+-- best scores, of equal ones the smaller id. Hash: ids get rows as new ones do (the first free one from their home row
+-- on, at most max_probe away), in the order of their times, the longest first (tables without times: in the order of
+-- their rows). Ids that do not fit are left out and counted. Rows without an id begin as ever when an id gets them. The
+-- row that ids without a row share is that of the bucket at the same place.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -38,7 +40,7 @@ end
 
 local function size_of(x) return Tensor.is(x) and x:shape() or x:size() end
 
--- -- which ids ------------------------------------------------------------------------------------------------------------------------
+-- -- which ids --------------------------------------------------------------------------------------------------------
 
 --- Scores of n MCH ids by the policy, into `scores` (double *).
 local function fill_scores(scores, policy, counts, last, n, now, name)
@@ -49,7 +51,9 @@ local function fill_scores(scores, policy, counts, last, n, now, name)
     for k = 0, n - 1 do scores[k] = tonumber(counts[k]) / (now - tonumber(last[k]) + 1) ^ d end
   else
     P.scope(function()
-      local function tensor(array) return Tensor.from_memory(ffi.cast("const int64_t *", array), { n }, "i64", "cpu") end
+      local function tensor(array)
+        return Tensor.from_memory(ffi.cast("const int64_t *", array), { n }, "i64", "cpu")
+      end
       ffi.copy(scores, policies.scores(policy, tensor(counts), tensor(last), now, name):contiguous():read(), 8 * n)
     end)
   end
@@ -61,13 +65,13 @@ local function better(w, score, id, row)
   return id < w.ids[row]
 end
 
---- Which ids of a stored map get which rows of another one. A window (gather.lua) is some whole buckets of the new map; it has, by row, the
---- id (`ids`), its score, the row that it had (`from`; -1: none), and what it brings along. Ids that are read from the checkpoint are
---- entries: arrays by the same names.
+--- Which ids of a stored map get which rows of another one. A window (gather.lua) is some whole buckets of the new map;
+--- it has, by row, the id (`ids`), its score, the row that it had (`from`; -1: none), and what it brings along. Ids
+--- that are read from the checkpoint are entries: arrays by the same names.
 local Fit = util.class "Fit"
 
---- stored: states of the checkpoint's map in the order of rows (StoredTensors). segments, old: rows where buckets begin. names: those of
---- `brought` that the new map has.
+--- stored: states of the checkpoint's map in the order of rows (StoredTensors). segments, old: rows where buckets
+--- begin. names: those of `brought` that the new map has.
 function Fit:init(a)
   for _, name in ipairs { "kind", "module", "stored", "segments", "old", "name", "now" } do self[name] = a[name] end
   self.reserved, self.total = self.module:_reserved() > 0, 0
@@ -135,10 +139,11 @@ local function place_mch(self, w, b, k)
   end
 end
 
---- Hash: an id takes the first row from its home on that is free or has a worse id, which goes on from there. So all lie as if the best had
---- come first.
+--- Hash: an id takes the first row from its home on that is free or has a worse id, which goes on from there. So all
+--- lie as if the best had come first.
 local function place_hash(self, w, b, k)
-  local base, usable = self.segments[b + 1] - w.first, self.segments[b + 2] - self.segments[b + 1] - (self.reserved and 1 or 0)
+  local base, usable = self.segments[b + 1] - w.first, self.segments[b + 2] - self.segments[b + 1]
+    - (self.reserved and 1 or 0)
   local most, e, reach = math.min(self.module.max_probe, usable), self.entries, 0
   local home = usable > 0 and C.peri_collision_home(e.ids[k], usable)
   while reach < most do
@@ -188,7 +193,8 @@ end
 function Fit:_score(n)
   local e, times = self.entries, self.stored._hash_zch_metadata
   if self.kind == "mch" then
-    return fill_scores(e.scores, self.module.eviction_policy, e._mch_counts, e._mch_last_access_iter, n, self.now, self.name)
+    return fill_scores(e.scores, self.module.eviction_policy, e._mch_counts, e._mch_last_access_iter, n, self.now,
+      self.name)
   end
   for k = 0, n - 1 do e.scores[k] = times and tonumber(e._hash_zch_metadata[k]) or -tonumber(e.from[k]) end
 end
@@ -206,7 +212,8 @@ function Fit:_fill(w)
     if n > 0 then self:_score(n) end
     for k = 0, n - 1 do place(self, w, self.buckets[k], k) end
   end
-  for b in util.ordered(self.reserved and w.filled or {}) do -- the last row of each bucket is shared by ids without a row
+  -- the last row of each bucket is shared by ids without a row
+  for b in util.ordered(self.reserved and w.filled or {}) do
     local twin = math.floor(b * (#self.old - 1) / buckets)
     w.from[self.segments[b + 2] - 1 - w.first] = self.old[twin + 2] - 1
   end
@@ -221,7 +228,7 @@ function Fit:count()
   return n
 end
 
--- -- what is loaded --------------------------------------------------------------------------------------------------------------------
+-- -- what is loaded ---------------------------------------------------------------------------------------------------
 
 --- The states of the new map by name. fresh: a map of some of its buckets.
 local function new_states(fit, fresh, states)
@@ -234,7 +241,9 @@ local function new_states(fit, fresh, states)
       size[1] = rows
       by_row[name] = name == MAPPING and StoredTensor { size = size, dtype = "i64", read = function(region, tensor)
         local first = region.offset[1]
-        P.scope(function() tensor:copy(Tensor.arange(first, first + region.size[1], 1, "i64", "cpu"):reshape(region.size)) end)
+        P.scope(function()
+          tensor:copy(Tensor.arange(first, first + region.size[1], 1, "i64", "cpu"):reshape(region.size))
+        end)
       end } or fit.gather:stored(brought[name] and name or "ids", size, dtype, function()
         if old then old:verify(0, old:size(1)) end
       end)
@@ -269,9 +278,10 @@ local function moved(stored, fit)
   end }
 end
 
--- -- the checkpoint's dicts ------------------------------------------------------------------------------------------------------------
+-- -- the checkpoint's dicts -------------------------------------------------------------------------------------------
 
---- The module of a table, and its rows where buckets begin, of a collection of maps (unsharded, or over ranks); nil: it has no such table.
+--- The module of a table, and its rows where buckets begin, of a collection of maps (unsharded, or over ranks); nil: it
+--- has no such table.
 local function module_of(collection, name)
   local x = collection._tables and collection._tables[name]
   local module = x and x.module or collection.managed_collision_modules and collection:managed_collision_modules()[name]
@@ -289,11 +299,13 @@ local function segments_of(states)
   return list
 end
 
---- The fit of a table whose map, `states`, was one of other rows; nil: it was of these, or of another kind, which is an error of its own.
---- The second value is a map of its first bucket.
+--- The fit of a table whose map, `states`, was one of other rows; nil: it was of these, or of another kind, which is an
+--- error of its own. The second value is a map of its first bucket.
 local function fit_of(module, segments, states, name)
   local kind = states[ids_of.mch] and "mch" or states[ids_of.hash] and "hash"
-  if not module or not kind or (kind == "hash") ~= (module.max_probe ~= nil) or not states._output_segments_tensor then return nil end
+  if not module or not kind or (kind == "hash") ~= (module.max_probe ~= nil) or not states._output_segments_tensor then
+    return nil
+  end
   local old, stored = segments_of(states), {}
   if table.concat(old, " ") == table.concat(segments, " ") then return nil end
   local fresh = module:_new_map { device = "cpu", first_bucket = 0, n_buckets = 1 }
@@ -305,11 +317,13 @@ local function fit_of(module, segments, states, name)
       if not stored[state] and (kind == "mch" or x) then return nil end
     end
   end
-  return Fit { kind = kind, module = module, stored = stored, segments = segments, old = old, name = name, names = names,
-    now = states._current_iter_tensor and tonumber((array_of(states._current_iter_tensor))[0]) or 0 }, fresh
+  return Fit { kind = kind, module = module, stored = stored, segments = segments, old = old, name = name,
+    names = names, now = states._current_iter_tensor and tonumber((array_of(states._current_iter_tensor))[0]) or 0 },
+      fresh
 end
 
---- One table: change the entries of the dicts of all parts. Returns what is to be said; nil: sizes and buckets are the same.
+--- One table: change the entries of the dicts of all parts. Returns what is to be said; nil: sizes and buckets are the
+--- same.
 local function resize(dicts, dict, path, name, collection)
   local prefix, states = ("%s._managed_collision_modules.%s."):format(path, name), {}
   for key, value in util.ordered(dict) do
@@ -324,7 +338,8 @@ local function resize(dicts, dict, path, name, collection)
   local parameter = "%." .. name:gsub("%p", "%%%0") .. "%.weight$"
   local root = path:match "^(.*)_managed_collision_collection$" or ""
   local function is_table(key)
-    return type(key) == "string" and key:sub(1, #root) == root and key:sub(#root + 1):find "^_embedding_module" and key:find(parameter)
+    return type(key) == "string" and key:sub(1, #root) == root and key:sub(#root + 1):find "^_embedding_module"
+      and key:find(parameter)
   end
   local function replace(map, key)
     local x = map[key]
@@ -342,14 +357,17 @@ local function resize(dicts, dict, path, name, collection)
     kept < fit.total and (", %d did not fit and are left out (docs/checkpoints.md)"):format(fit.total - kept) or "")
 end
 
---- Fit the tables of raw ids of the models among `parts` to the sizes that they have here. Returns a list of what is to be said. Local.
+--- Fit the tables of raw ids of the models among `parts` to the sizes that they have here. Returns a list of what is to
+--- be said. Local.
 function M.fit(parts, dicts)
   local said = {}
   for _, part in ipairs(parts) do
     local d = dicts[part.name]
-    for _, m in ipairs(d and part.module and (part.object.wraps and part.object.module or part.object):named_modules() or {}) do
+    for _, m in ipairs(d and part.module and (part.object.wraps and part.object.module or part.object):named_modules()
+      or {}) do
       local collection = m.module
-      local configs = (collection._tables and collection._configs or collection.managed_collision_modules) and collection.embedding_configs
+      local configs = (collection._tables and collection._configs or collection.managed_collision_modules)
+        and collection.embedding_configs
       for _, t in ipairs(configs and collection:embedding_configs() or {}) do
         said[#said + 1] = resize(dicts, d.dict, m.path, t.name, collection)
       end

@@ -1,11 +1,13 @@
 -- save.lua: all ranks write one checkpoint.
 --
--- 1. Every rank lists the pieces that it could write. A piece that several ranks have (the dense part, replicas) is written by one of them.
+-- 1. Every rank lists the pieces that it could write. A piece that several ranks have (the dense part, replicas) is
+-- written by one of them.
 -- 2. Rank 0 makes a folder, and every rank writes its pieces into files of its own there.
--- 3. Rank 0 gets the parts of the manifest, and gives the folder its name. What one rank meets is an error on all, and no checkpoint.
+-- 3. Rank 0 gets the parts of the manifest, and gives the folder its name. What one rank meets is an error on all, and
+-- no checkpoint.
 --
--- An increment has of tables that mark their rows (embed/changes.lua) those that changed since its parent, of maps of raw ids the rows that
--- differ from the parent's (maps.lua), and everything else whole.
+-- An increment has of tables that mark their rows (embed/changes.lua) those that changed since its parent, of maps of
+-- raw ids the rows that differ from the parent's (maps.lua), and everything else whole.
 --
 -- With async = true the second step and the third go on behind the training: see async.lua.
 local ffi = require "ffi"
@@ -33,25 +35,27 @@ local writer_out, folder_out = ffi.new "peri_checkpoint_writer *[1]", ffi.new "p
 local text_out, sum_out = ffi.new "const char *[1]", ffi.new "uint64_t[1]"
 local BLOCK_BYTES = 16 * 2 ^ 20 -- of rows that are read from a shard that is no tensor, or picked from one
 
--- -- pieces ---------------------------------------------------------------------------------------------------------------------------
+-- -- pieces -----------------------------------------------------------------------------------------------------------
 
 local function numbers_text(list) return table.concat(list, ",") end
 
---- A piece: { key = the same for pieces that are the same, name =, dtype =, shape =, offset =, size =, columns =, bytes =, and one of
---- tensor = (elements), shard = (of a ShardedTensor) }. Of an increment that has some rows of it only also rows = which, from row 0 of the
---- piece on, listed = how many, global = function() -> the same, counted in the whole tensor; and source = (embed/changes.lua), or, of a
---- map of raw ids, picked = their numbers, evicted = ids (maps.lua).
+--- A piece: { key = the same for pieces that are the same, name =, dtype =, shape =, offset =, size =, columns =, bytes
+--- =, and one of tensor = (elements), shard = (of a ShardedTensor) }. Of an increment that has some rows of it only
+--- also rows = which, from row 0 of the piece on, listed = how many, global = function() -> the same, counted in the
+--- whole tensor; and source = (embed/changes.lua), or, of a map of raw ids, picked = their numbers, evicted = ids
+--- (maps.lua).
 local function piece(name, dtype, shape, m, source)
-  local p = { name = name, dtype = dtype, shape = shape, offset = m.shard_offsets, size = m.shard_sizes, columns = m.columns,
-    bytes = tonumber(C.peri_dtype_size(C.peri_dtype_parse(dtype))) }
+  local p = { name = name, dtype = dtype, shape = shape, offset = m.shard_offsets, size = m.shard_sizes,
+    columns = m.columns, bytes = tonumber(C.peri_dtype_size(C.peri_dtype_parse(dtype))) }
   for _, n in ipairs(p.size) do p.bytes = p.bytes * n end
-  p.key = ("%s [%s] [%s] %s"):format(name, numbers_text(p.offset), numbers_text(p.size), p.columns and numbers_text(p.columns) or "")
+  p.key = ("%s [%s] [%s] %s"):format(name, numbers_text(p.offset), numbers_text(p.size), p.columns
+    and numbers_text(p.columns) or "")
   for k, v in util.ordered(source) do p[k] = v end
   return p
 end
 
---- Whether the pieces of a ShardedTensor are every element of it, where those at the same place count once. (Those of Shampoo's
---- preconditioners are blocks on a diagonal.)
+--- Whether the pieces of a ShardedTensor are every element of it, where those at the same place count once. (Those of
+--- Shampoo's preconditioners are blocks on a diagonal.)
 local function is_whole(t)
   local seen, sums, all = {}, {}, 1
   for _, n in ipairs(t:size()) do all = all * n end
@@ -68,24 +72,28 @@ local function is_whole(t)
   return true
 end
 
-local function whole_metadata(shape) return { shard_offsets = util.map(shape, function() return 0 end), shard_sizes = shape } end
+local function whole_metadata(shape)
+  return { shard_offsets = util.map(shape, function() return 0 end), shard_sizes = shape }
+end
 
 --- Append the pieces of this rank. Collective where a ShardedTensor has to be made whole.
 local function add_pieces(list, name, t, checked)
   if Tensor.is(t) then
-    list[#list + 1] = piece(name, t:dtype(), t:shape(), whole_metadata(t:shape()), { tensor = t, replica = checked and "equal" or "first" })
+    list[#list + 1] = piece(name, t:dtype(), t:shape(), whole_metadata(t:shape()),
+      { tensor = t, replica = checked and "equal" or "first" })
   elseif is_whole(t) then
     for _, shard in ipairs(t:local_shards()) do
       list[#list + 1] = piece(name, t:dtype(), t:size(), shard.metadata, { shard = shard, device = t._device })
     end
   else
     local whole = t:gather()
-    list[#list + 1] = piece(name, whole:dtype(), whole:shape(), whole_metadata(whole:shape()), { tensor = whole, replica = "first" })
+    list[#list + 1] = piece(name, whole:dtype(), whole:shape(), whole_metadata(whole:shape()),
+      { tensor = whole, replica = "first" })
   end
 end
 
---- Everything that this rank has: pieces, and what the parts have beside tensors: trees, by part what all ranks have alike; own, by part
---- what this rank has of its own; extra, by model.
+--- Everything that this rank has: pieces, and what the parts have beside tensors: trees, by part what all ranks have
+--- alike; own, by part what this rank has of its own; extra, by model.
 local function collect(parts, rank)
   local pieces, trees, own, extra = {}, {}, {}, {}
   for _, part in ipairs(parts) do
@@ -95,7 +103,8 @@ local function collect(parts, rank)
     if part.module then extra[part.name] = parts_of.extra_of(part.object) end
     maps.order_by_row(tensors)
     for _, t in ipairs(tensors) do
-      -- What is trained is equal on all ranks; of a buffer, such as a running mean, each rank may have its own: the first one's is kept.
+      -- What is trained is equal on all ranks; of a buffer, such as a running mean, each rank may have its own: the
+      -- first one's is kept.
       local d = part.module and Tensor.is(t.tensor) and t.tensor:describe()
       add_pieces(pieces, t.name, t.tensor, not part.module or d and d.requires_grad and d.leaf)
     end
@@ -109,11 +118,12 @@ local function checksum(t)
 end
 
 -- Why a state of a parameter that is only known by its number may differ between ranks.
-local UNNAMED = "the parameters of this optimizer have no names, so its states are saved as those of parameters that all ranks have "
-  .. "alike; one that trains pieces of tables (compute_kernel dense), of which each rank has its own, is made of model:named_parameters()"
+local UNNAMED = "the parameters of this optimizer have no names, so its states are saved as those of parameters that "
+  .. "all ranks have alike; one that trains pieces of tables (compute_kernel dense), of which each rank has its own, "
+  .. "is made of model:named_parameters()"
 
---- Who writes what: key -> rank (from 1). Ranks with the same piece share the work by bytes; a replica that is not checked is the first
---- rank's. Raises where replicas that must be equal are not.
+--- Who writes what: key -> rank (from 1). Ranks with the same piece share the work by bytes; a replica that is not
+--- checked is the first rank's. Raises where replicas that must be equal are not.
 local function owners(all)
   local first, load, owner = {}, {}, {}
   for r, list in ipairs(all) do
@@ -150,7 +160,8 @@ local function announcements(pieces, group)
   end)
 end
 
---- On rank 0, of the announcements of all ranks: for each rank a list of the pieces that it writes, numbers in its announcements.
+--- On rank 0, of the announcements of all ranks: for each rank a list of the pieces that it writes, numbers in its
+--- announcements.
 local function orders_of(all)
   local owner = owners(all)
   return util.map(all, function(told, r)
@@ -163,7 +174,7 @@ local function orders_of(all)
   end)
 end
 
--- -- writing --------------------------------------------------------------------------------------------------------------------------
+-- -- writing ----------------------------------------------------------------------------------------------------------
 
 local function announce(writer, p)
   local t, r = P.struct "peri_checkpoint_tensor", P.struct "peri_checkpoint_region"
@@ -205,13 +216,14 @@ local function put(writer, p)
   else put_rows(writer, p) end
 end
 
---- The pieces, each list of rows in front of the first piece that has it: pieces of the same rows of a table share one. A list of evicted
---- ids has the numbers of the list of rows of its piece.
+--- The pieces, each list of rows in front of the first piece that has it: pieces of the same rows of a table share one.
+--- A list of evicted ids has the numbers of the list of rows of its piece.
 local function with_lists(rank, pieces)
   local all, lists, n = {}, {}, 0
   local function list_of(kind, length, tensor)
     local name = ("%%%s/%d/%d"):format(kind, rank, n)
-    all[#all + 1] = piece(name, "i64", { length }, { shard_offsets = { 0 }, shard_sizes = { length } }, { tensor = tensor })
+    all[#all + 1] = piece(name, "i64", { length }, { shard_offsets = { 0 }, shard_sizes = { length } },
+      { tensor = tensor })
     return all[#all]
   end
   for _, p in ipairs(pieces) do
@@ -262,39 +274,49 @@ local arguments = {
   replace = false,                -- whether a checkpoint that is there already is replaced
   group = util.optional,          -- the ranks that save together; default: the world, if one was joined
   file_bytes = util.optional,     -- of a file, at most (a row may be larger); default: 16 GiB
-  increments = false,             -- whether increments of this checkpoint will be saved: from now on the rows that change are marked
-  increment_of = util.optional.string, -- path of the checkpoint, saved or loaded with increments = true or an increment itself, of which
-                                  -- this one is to be an increment, in the same folder
+  increments = false,             -- whether increments of this checkpoint will be saved: from now on the rows that
+                                  -- change are marked
+  increment_of = util.optional.string, -- path of the checkpoint, saved or loaded with increments = true or an increment
+                                       -- itself, of which this one is to be an increment, in the same folder
   async = false,                  -- return at once, with a handle: see checkpoint/async.lua
-  pace = util.optional.number,    -- with async, the share of the time that copying takes: above 0, at most 1; default: 0.02
+  pace = util.optional.number,    -- with async, the share of the time that copying takes: above 0, at most 1; default:
+                                  -- 0.02
 }
 
--- -- increments -----------------------------------------------------------------------------------------------------------------------
+-- -- increments -------------------------------------------------------------------------------------------------------
 
---- What an increment is one of: the parent, open, so that nobody removes it meanwhile. alone: without what it is an increment of itself.
+--- What an increment is one of: the parent, open, so that nobody removes it meanwhile. alone: without what it is an
+--- increment of itself.
 local function open_parent(func, path, a, alone)
   local parent = Checkpoint(a.increment_of, alone)
-  if parent:digest() == "" then P.fail(("%s: increment_of: '%s' is a safetensors file, wanted a checkpoint"):format(func, parent.path)) end
+  if parent:digest() == "" then
+    P.fail(("%s: increment_of: '%s' is a safetensors file, wanted a checkpoint"):format(func, parent.path))
+  end
   local function folder_of(p) return p:gsub("/+$", ""):match "^(.*)/[^/]*$" or "." end
   if folder_of(path) ~= folder_of(a.increment_of) then
-    P.fail(("%s: '%s' is to be an increment of '%s', which lies in another folder; parents are looked for beside their increments"):format(
+    P.fail(("%s: '%s' is to be an increment of '%s', which lies in another folder; parents are looked for beside "
+      .. "their increments"):format(
       func, path, a.increment_of))
   end
   return parent
 end
 
---- Whether the parent has a tensor of which the piece may have some rows only: of the same form, with pieces of the same columns.
+--- Whether the parent has a tensor of which the piece may have some rows only: of the same form, with pieces of the
+--- same columns.
 local function fits_parent(parent, p)
   if not parent:has(p.name) then return false end
   local t = parent:tensor(p.name)
   if t.dtype ~= p.dtype or numbers_text(t.shape) ~= numbers_text(p.shape) then return false end
   for _, own in ipairs(t.pieces) do
-    if numbers_text(own.columns or {}) == numbers_text(p.columns and { p.columns[1], p.columns[2] } or {}) then return true end
+    if numbers_text(own.columns or {}) == numbers_text(p.columns and { p.columns[1], p.columns[2] } or {}) then
+      return true
+    end
   end
   return false
 end
 
---- The digest by which a tracker knows the checkpoint at `path`: its own, or that of the increment for which it stands; nil: it does not.
+--- The digest by which a tracker knows the checkpoint at `path`: its own, or that of the increment for which it stands;
+--- nil: it does not.
 local function known_as(tracker, path)
   local identity = P.struct "peri_checkpoint_identity"
   if not tracker or C.peri_checkpoint_identify(path, identity) < 0 then return nil end
@@ -329,8 +351,8 @@ local function tracker_for(func, parts, a, parent)
   local tracker = model and tracker_of.of(model, a.increments)
   if not parent then return tracker end
   if not known_as(tracker, parent.path) then
-    P.fail(("%s: increment_of: which rows changed since '%s' is not known; save or load a checkpoint with increments = true, and go on "
-      .. "from there"):format(func, parent.path))
+    P.fail(("%s: increment_of: which rows changed since '%s' is not known; save or load a checkpoint with increments "
+      .. "= true, and go on from there"):format(func, parent.path))
   end
   return tracker
 end
@@ -353,8 +375,8 @@ local function facts_of(s)
   return facts
 end
 
---- Join the parts of all ranks to the checkpoint: its digest. pause (or nil): called as long as it goes on, which takes no time of this
---- thread then.
+--- Join the parts of all ranks to the checkpoint: its digest. pause (or nil): called as long as it goes on, which takes
+--- no time of this thread then.
 local function publish(s, all, pause)
   local list, digest = ffi.new("const char *[?]", #all), ffi.new "char[33]"
   for i, part in ipairs(all) do list[i - 1] = part end
@@ -374,7 +396,8 @@ end
 local function one_path(func, all)
   for r, told in ipairs(all) do
     if told[3] ~= all[1][3] then
-      P.fail(("%s: the path is '%s' on rank 0 and '%s' on rank %d, wanted the same on all ranks"):format(func, all[1][3], told[3], r - 1))
+      P.fail(("%s: the path is '%s' on rank 0 and '%s' on rank %d, wanted the same on all ranks"):format(func,
+        all[1][3], told[3], r - 1))
     end
   end
 end
@@ -442,8 +465,8 @@ local function settle(s, digest)
   s.held, s.point, s.parent = nil, nil, nil
 end
 
---- The parts have been loaded from checkpoint `digest` as a whole: mark the rows that change from now on. as_is: names of the tensors that
---- are as the checkpoint has them; rows of others count as changed.
+--- The parts have been loaded from checkpoint `digest` as a whole: mark the rows that change from now on. as_is: names
+--- of the tensors that are as the checkpoint has them; rows of others count as changed.
 function M.mark(parts, digest, as_is)
   local model = model_of(parts)
   if not model then return end
@@ -455,7 +478,8 @@ function M.mark(parts, digest, as_is)
   tracker_of.settle(tracker, point, digest)
 end
 
---- Whether this rank knows which rows of the parts changed since the checkpoint at `path`, so that an increment of it can be saved.
+--- Whether this rank knows which rows of the parts changed since the checkpoint at `path`, so that an increment of it
+--- can be saved.
 function M.knows(parts, path)
   local model = model_of(parts_of.list("checkpoint.save", parts))
   return model ~= nil and known_as(tracker_of.of(model), path) ~= nil
@@ -475,7 +499,9 @@ function M.save(path, given, options)
   s.rank = s.group and s.group:rank() or 0
   local ok, result = xpcall(function()
     begin(s, given)
-    if a.async then return async.start(s, { writer_of = writer_of, put = put, part_of = part_of, join = join, settle = settle }) end
+    if a.async then
+      return async.start(s, { writer_of = writer_of, put = put, part_of = part_of, join = join, settle = settle })
+    end
     return finish(s)
   end, P.locate)
   if not (ok and a.async) then settle(s, ok and result or nil) end

@@ -1,6 +1,7 @@
 -- saver.lua: checkpoints of a run: when to save, which to keep, and where to go on after a stop.
 --
---   local saver = peri.checkpoint.Saver { folder = "checkpoints", parts = { model = model, optimizer = optimizer }, every = "10m" }
+--   local saver = peri.checkpoint.Saver { folder = "checkpoints", parts = { model = model, optimizer = optimizer },
+--     every = "10m" }
 --   local step = saver:resume() or 0        -- loads the newest checkpoint that is good; nil: there is none
 --   loader:skip(step)
 --   for batch in loader do
@@ -10,11 +11,12 @@
 --   end
 --   saver:close(step)                       -- saves the last state, if steps were made since
 --
--- `perilune run --checkpoint FOLDER --every 10m --resume auto script.lua` gives folder, every, keep and resume, so that a script need not:
--- peri.checkpoint.Saver { parts = ... } then takes them from there; without a folder it saves nothing.
+-- `perilune run --checkpoint FOLDER --every 10m --resume auto script.lua` gives folder, every, keep and resume, so that
+-- a script need not: peri.checkpoint.Saver { parts = ... } then takes them from there; without a folder it saves
+-- nothing.
 --
--- Checkpoints of a folder are named save-NUMBER-step-STEP. Numbers count saves, whatever their steps: after going back to an older one, the
--- newest is what really continued, and clocks do not matter.
+-- Checkpoints of a folder are named save-NUMBER-step-STEP. Numbers count saves, whatever their steps: after going back
+-- to an older one, the newest is what really continued, and clocks do not matter.
 local ffi = require "ffi"
 local environment = require "perilune.environment"
 local errors = require "perilune.errors"
@@ -40,16 +42,20 @@ local CHECK_SECONDS = 1 -- how often ranks ask rank 0 whether it is time, about
 
 local arguments = {
   parts = util.required.table,     -- as for checkpoint.save
-  folder = util.optional.string,   -- of the checkpoints; nil: PERI_CHECKPOINT, which the launcher sets; without either nothing is saved
+  folder = util.optional.string,   -- of the checkpoints; nil: PERI_CHECKPOINT, which the launcher sets; without either
+                                   -- nothing is saved
   every = util.optional,           -- steps or a time between saves; default: PERI_CHECKPOINT_EVERY, else 10 minutes
-  full_every = util.optional.number, -- every so many saves one is a full checkpoint, those between are increments; default:
-                                   -- PERI_CHECKPOINT_FULL_EVERY, else 1: all are full
-  keep = util.optional.number,     -- the newest so many are kept, with what they are increments of; default: PERI_CHECKPOINT_KEEP, else 3
+  full_every = util.optional.number, -- every so many saves one is a full checkpoint, those between are increments;
+                                     -- default: PERI_CHECKPOINT_FULL_EVERY, else 1: all are full
+  keep = util.optional.number,     -- the newest so many are kept, with what they are increments of; default:
+                                   -- PERI_CHECKPOINT_KEEP, else 3
   keep_every = util.optional.number, -- and those of every so many steps, for ever
-  async = util.optional,           -- true: go on while a checkpoint is written (async.lua); default: PERI_CHECKPOINT_ASYNC is 1
-  pace = util.optional.number,     -- with async, the share of the time that copying takes: above 0, at most 1; default: 0.02
-  resume = util.optional.string,   -- "auto": the newest that is good; "no"; or a checkpoint's path; default: PERI_CHECKPOINT_RESUME,
-                                   -- else auto
+  async = util.optional,           -- true: go on while a checkpoint is written (async.lua); default:
+                                   -- PERI_CHECKPOINT_ASYNC is 1
+  pace = util.optional.number,     -- with async, the share of the time that copying takes: above 0, at most 1; default:
+                                   -- 0.02
+  resume = util.optional.string,   -- "auto": the newest that is good; "no"; or a checkpoint's path; default:
+                                   -- PERI_CHECKPOINT_RESUME, else auto
   group = util.optional,           -- the ranks that save together; default: the world, if one was joined
 }
 
@@ -66,27 +72,34 @@ function Saver:init(args)
   if a.async ~= nil then signature.value(func, "async", a.async, "boolean") end
   self.async = a.async or a.async == nil and of_launcher "_ASYNC" == "1"
   self.pace = a.pace or false
-  if a.pace and not (a.pace > 0 and a.pace <= 1) then P.fail(("%s: pace is %g, allowed: above 0, at most 1"):format(func, a.pace)) end
+  if a.pace and not (a.pace > 0 and a.pace <= 1) then
+    P.fail(("%s: pace is %g, allowed: above 0, at most 1"):format(func, a.pace))
+  end
   self.saving = false -- the save that is under way: { handle =, step = of the one before it }
   self._resume = a.resume or of_launcher "_RESUME" or "auto"
   for _, part in ipairs(parts_of.list(func, self.parts)) do -- an error now, not at the first save
-    if part.module then encode(parts_of.extra_of(part.object), ("%s: part '%s': get_extra_state"):format(func, part.name)) end
+    if part.module then
+      encode(parts_of.extra_of(part.object), ("%s: part '%s': get_extra_state"):format(func, part.name))
+    end
   end
   self.group = parts_of.group(func, a.group) or false
   self.rank = self.group and self.group:rank() or 0
   self.at = 0 -- the newest step that it was told
   self.number, self.last_step, self.from = 0, false, false -- of the last save; the path of what the run went on from
-  self.parent, self.increments = false, 0 -- path of what the next increment is one of; how many there are since the full checkpoint
+  -- path of what the next increment is one of; how many there are since the full checkpoint
+  self.parent, self.increments = false, 0
   self._saved_at, self._next_check = C.peri_time_ns(), 1
   self.resumed, self.stepped, self.closed = false, false, false -- resume(), step() and close() were called
-  self.first, self._firsts = false, {} -- number of the run's first save, which all its checkpoints tell; that of each path
+  -- number of the run's first save, which all its checkpoints tell; that of each path
+  self.first, self._firsts = false, {}
   Saver.made = true
   stop.on_stop() -- from now on a signal lets ranks stop after a step, and close() saves it
   if self.folder then self:_lock() end
   if self.folder then self:_tell("saves", self.folder) end
 end
 
---- Tell the launcher, which starts the job again (--max-restarts): "saves", into which folder; "stepped", a step was made.
+--- Tell the launcher, which starts the job again (--max-restarts): "saves", into which folder; "stepped", a step was
+--- made.
 function Saver:_tell(kind, text)
   local launched = self.rank == 0 and package.preload["perilune.checkpoint.note"]
   if launched then require "perilune.checkpoint.note"(kind, text) end
@@ -108,7 +121,8 @@ function Saver:_lock()
     local began = tonumber(C.peri_time_ns())
     while util.read_file(file) ~= who do
       if tonumber(C.peri_time_ns()) - began > parts_of.LATE_SECONDS * 1e9 then
-        P.fail(("Saver: folder '%s' is another one here than on rank 0 (%s): all hosts must share the folder of checkpoints"):format(
+        P.fail(("Saver: folder '%s' is another one here than on rank 0 (%s): all hosts must share the folder of "
+          .. "checkpoints"):format(
           self.folder, who))
       end
       C.peri_pause(50000)
@@ -116,14 +130,15 @@ function Saver:_lock()
   end)
 end
 
--- -- what is in the folder ------------------------------------------------------------------------------------------------------------
+-- -- what is in the folder --------------------------------------------------------------------------------------------
 
 --- Checkpoints of a folder that a Saver has made, newest first: see names.lua. Local.
 Saver.list = names.list
 
 local function say(format, ...) io.stderr:write("perilune: ", format:format(...), "\n") end
 
---- The entries, each with the digests of what it is (`is`: its own, and of what it stands for) and of what it is an increment of (`of`).
+--- The entries, each with the digests of what it is (`is`: its own, and of what it stands for) and of what it is an
+--- increment of (`of`).
 local function with_digests(list)
   local identity = P.struct "peri_checkpoint_identity"
   for _, entry in ipairs(list) do
@@ -148,8 +163,9 @@ local function first_of(self, path)
   return self._firsts[path] or nil
 end
 
---- Remove, of the checkpoints of this run, what is neither among its newest, nor of a step that is kept, nor what the run went on from, nor
---- what one of these is an increment of. What is open elsewhere stays, and so does what somebody else has an increment of.
+--- Remove, of the checkpoints of this run, what is neither among its newest, nor of a step that is kept, nor what the
+--- run went on from, nor what one of these is an increment of. What is open elsewhere stays, and so does what somebody
+--- else has an increment of.
 local function sweep(self)
   if not self.first then return end
   local list, by_digest, own = with_digests(Saver.list(self.folder)), {}, 0
@@ -173,7 +189,7 @@ local function sweep(self)
   end
 end
 
--- -- going on -------------------------------------------------------------------------------------------------------------------------
+-- -- going on ---------------------------------------------------------------------------------------------------------
 
 --- Whether checkpoint `path` lies in the folder.
 local function is_within(self, path)
@@ -191,24 +207,27 @@ function Saver:_go_on_from(path)
   end)
 end
 
---- Load the checkpoint that the run goes on from: the newest that is good, or the one that was asked for. Returns its step and what was
---- saved as `values`; nil: there is none. Collective.
+--- Load the checkpoint that the run goes on from: the newest that is good, or the one that was asked for. Returns its
+--- step and what was saved as `values`; nil: there is none. Collective.
 function Saver:resume()
   self.resumed = true
   async.settle() -- it is the newest
   if self._resume == "no" then return nil end
   local auto = self._resume == "auto"
   if auto and not self.folder then return nil end
-  local list = auto and on_first(self, "Saver:resume", function() return Saver.list(self.folder) end) or { { path = self._resume } }
+  local list = auto and on_first(self, "Saver:resume", function() return Saver.list(self.folder) end)
+    or { { path = self._resume } }
   for i, entry in ipairs(list) do
     local options = { group = self.group or nil, increments = self.full_every > 1 }
     local ok, values, damaged, begun = load.attempt(entry.path, self.parts, options, true)
     if ok then
       local own = type(values) == "table" and values.saver
-      if not own then P.fail(("Saver:resume: '%s' was not saved by a Saver, so it does not say its step; checkpoint.load takes it"):format(
+      if not own then P.fail(("Saver:resume: '%s' was not saved by a Saver, so it does not say its step; "
+        .. "checkpoint.load takes it"):format(
         entry.path)) end
       self.last_step, self.from, self.at = own.step, entry.path, own.step
-      self.number, self.first = auto and list[1].number or self.number, is_within(self, entry.path) and own.first or false
+      self.number, self.first = auto and list[1].number or self.number, is_within(self, entry.path) and own.first
+        or false
       self:_go_on_from(entry.path)
       if self.rank == 0 then say("going on from '%s', step %d", entry.path, own.step) end
       if auto then on_first(self, "Saver:resume", function() sweep(self) end) end
@@ -222,21 +241,22 @@ function Saver:resume()
   end
 end
 
--- -- saving ---------------------------------------------------------------------------------------------------------------------------
+-- -- saving -----------------------------------------------------------------------------------------------------------
 
 --- Whether there is something of that name, whatever it is: renaming it to its own name does nothing.
 local function is_there(path) return (os.rename(path, path)) == true end
 
 local function path_of(folder, number, step) return ("%s/save-%06d-step-%d"):format(folder, number, step) end
 
---- The first number from `number` on whose name is free in the folder: a checkpoint that was copied in part, or lost its manifest, is none,
---- and keeps its name.
+--- The first number from `number` on whose name is free in the folder: a checkpoint that was copied in part, or lost
+--- its manifest, is none, and keeps its name.
 local function free_number(folder, number, step)
   while is_there(path_of(folder, number, step)) do number = number + 1 end
   return number
 end
 
---- The end of the save that is under way, if there is one, also one of another Saver: what it met is an error now. Collective.
+--- The end of the save that is under way, if there is one, also one of another Saver: what it met is an error now.
+--- Collective.
 local function settle(self)
   local saving = self.saving
   if not saving then return async.settle() end
@@ -261,20 +281,22 @@ local function next_parent(self, told)
   for _, other in ipairs(told) do all = all and other.knows end
   if all then return self.parent end
   if self.rank == 0 then
-    say("which rows changed since '%s' is not known any more (the model, or what it saved beside, is another): saving a full checkpoint",
-      self.parent)
+    say("which rows changed since '%s' is not known any more (the model, or what it saved beside, is another): saving "
+      .. "a full checkpoint", self.parent)
   end
 end
 
 --- Steps are counted forwards.
 function Saver:_forward(func, step)
-  if step < self.at then P.fail(("%s: step %d, after step %d; steps go up from that of resume()"):format(func, step, self.at)) end
+  if step < self.at then
+    P.fail(("%s: step %d, after step %d; steps go up from that of resume()"):format(func, step, self.at))
+  end
   self.at = step
 end
 
---- Save now, after `step` steps, with `values` beside: plain numbers, texts and tables, or a function that returns them. Returns the path;
---- nil without a folder. With async the save is under way then, and ends behind the steps that follow; what it meets is an error of the
---- next save, or of close. Collective.
+--- Save now, after `step` steps, with `values` beside: plain numbers, texts and tables, or a function that returns
+--- them. Returns the path; nil without a folder. With async the save is under way then, and ends behind the steps that
+--- follow; what it meets is an error of the next save, or of close. Collective.
 function Saver:save(step, values)
   if not self.folder then return nil end
   util.integer("Saver:save", "step", step, 0)
@@ -286,22 +308,25 @@ function Saver:save(step, values)
   local number, told = on_first(self, "Saver:save", function()
     local newest = Saver.list(self.folder)[1]
     if newest and not self.resumed and self.number == 0 then
-      P.fail(("Saver:save: folder '%s' has checkpoints of an earlier run, and saver:resume() was not called: call it before the first step "
-        .. "(--resume no starts anew), or take another folder"):format(self.folder))
+      P.fail(("Saver:save: folder '%s' has checkpoints of an earlier run, and saver:resume() was not called: call it "
+        .. "before the first step (--resume no starts anew), or take another folder"):format(self.folder))
     end
     return free_number(self.folder, math.max(self.number, newest and newest.number or 0) + 1, step)
   end, { step = step, wrong = not ok and errors.describe(wrong) or false,
     knows = wants_increment(self) and knows(self.parts, self.parent) or false })
   if not ok then error(wrong, 0) end
   for r, other in ipairs(told) do
-    if other.step ~= step then P.fail(("Saver:save: step %d on rank %d, and %d on rank %d"):format(step, self.rank, other.step, r - 1)) end
+    if other.step ~= step then
+      P.fail(("Saver:save: step %d on rank %d, and %d on rank %d"):format(step, self.rank, other.step, r - 1))
+    end
     if other.wrong then P.fail(("%s (on rank %d)"):format(other.wrong, r - 1)) end
   end
   local path = path_of(self.folder, number, step)
   local first = self.first or number
   local parent = next_parent(self, told)
-  local result = save(path, self.parts, { values = { saver = { number = number, step = step, first = first }, user = values },
-    group = self.group or nil, async = self.async or nil, pace = self.async and self.pace or nil,
+  local result = save(path, self.parts,
+    { values = { saver = { number = number, step = step, first = first }, user = values }, group = self.group or nil,
+      async = self.async or nil, pace = self.async and self.pace or nil,
     increments = self.full_every > 1, increment_of = parent })
   if self.async then
     self.saving = { handle = result, before = self.last_step, parent = self.parent, increments = self.increments }
@@ -320,16 +345,18 @@ local function due(self, step)
   local answer = on_first(self, "Saver:step", function()
     local now = C.peri_time_ns()
     local since = tonumber(now - self._saved_at) * 1e-9
-    local rate = self._checked and (step - self._checked_step) / math.max(tonumber(now - self._checked) * 1e-9, 1e-9) or 0
+    local rate = self._checked and (step - self._checked_step) / math.max(tonumber(now - self._checked) * 1e-9, 1e-9)
+      or 0
     self._checked, self._checked_step = now, step
-    return { due = since >= self.seconds, next = step + math.max(1, math.floor(rate * math.min(CHECK_SECONDS, self.seconds))) }
+    return { due = since >= self.seconds,
+      next = step + math.max(1, math.floor(rate * math.min(CHECK_SECONDS, self.seconds))) }
   end)
   self._next_check = answer.next
   return answer.due
 end
 
---- After each step: saves if it is time, or if the run was asked to stop (peri.on_stop). Returns the path of what was saved, or nil.
---- Collective.
+--- After each step: saves if it is time, or if the run was asked to stop (peri.on_stop). Returns the path of what was
+--- saved, or nil. Collective.
 function Saver:step(step, values)
   self:_forward("Saver:step", step)
   if not self.stepped then

@@ -1,11 +1,15 @@
--- tracker.lua: which rows of a model changed since some checkpoint of it. It has marks on every table batch, which set the bits of rows
--- before they change (perilune/embed.h, peri_row_marks), and *points*: for some checkpoints, by their digests, the rows that changed since.
+-- tracker.lua: which rows of a model changed since some checkpoint of it. It has marks on every table batch, which set
+-- the bits of rows before they change (perilune/embed.h, peri_row_marks), and *points*: for some checkpoints, by their
+-- digests, the rows that changed since.
 --
 --     marks               point of save-1   point of save-2
---     bits since the      bits since        bits since        a save takes the bits of all marks and adds them to every point; its own
---     last save           save-1            save-2            point then begins with none. A save that fails leaves the points as they are
+--     bits since the      bits since        bits since        a save takes the bits of all marks and adds them to every
+--                         point; its own
+--     last save           save-1            save-2            point then begins with none. A save that fails leaves the
+--                         points as they are
 --
--- An increment of save-2 has the rows of the point of save-2. Rows of a table batch that a point does not know count as changed.
+-- An increment of save-2 has the rows of the point of save-2. Rows of a table batch that a point does not know count as
+-- changed.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local changes = require "perilune.embed.changes"
@@ -30,8 +34,8 @@ end
 
 function M.has(tracker, digest) return index_of(tracker, digest) ~= nil end
 
---- Begin a save of what has these sources (changes.lua): rows that change from now on are changed since it. Returns its point, which counts
---- when it is settled.
+--- Begin a save of what has these sources (changes.lua): rows that change from now on are changed since it. Returns its
+--- point, which counts when it is settled.
 function M.begin(tracker, sources)
   local taken, fresh = {}, {}
   for key, marks in util.ordered(tracker.marks) do
@@ -65,12 +69,14 @@ function M.settle(tracker, point, digest)
   point.digest = digest or false
   for i = #tracker.points, 1, -1 do
     local p = tracker.points[i]
-    if p == point and not digest or p ~= point and p.digest == digest or i > POINTS then table.remove(tracker.points, i) end
+    if p == point and not digest or p ~= point and p.digest == digest or i > POINTS then
+      table.remove(tracker.points, i)
+    end
   end
 end
 
---- The rows of a source that changed since checkpoint `digest`, as they were at the last M.begin: i64, ascending, counted from first_row
---- on; nil: all.
+--- The rows of a source that changed since checkpoint `digest`, as they were at the last M.begin: i64, ascending,
+--- counted from first_row on; nil: all.
 function M.rows(tracker, digest, source, first_row)
   local point = tracker.points[index_of(tracker, digest) or 0]
   local bits = point and point.bits[changes.key(source)]

@@ -1,8 +1,11 @@
--- values.lua: Lua values as JSON, and back, without losing anything: nil, booleans, all numbers, 64-bit whole numbers, strings of any
--- bytes, plain tables of these. What JSON has no word for is an object with one key that begins with "$":
+-- values.lua: Lua values as JSON, and back, without losing anything: nil, booleans, all numbers, 64-bit whole numbers,
+-- strings of any bytes, plain tables of these. What JSON has no word for is an object with one key that begins with
+-- "$":
 --
---   { "$number": "nan" }   not a number; "inf", "-inf"        { "$int": "-9007199254740993" }   an int64_t; "$uint": a uint64_t
---   { "$bytes": "00ff" }   a string that is no UTF-8          { "$map": [[1.5, "a"], ...] }     a table that is neither list nor object
+--   { "$number": "nan" }   not a number; "inf", "-inf"        { "$int": "-9007199254740993" }   an int64_t; "$uint": a
+--                          uint64_t
+--   { "$bytes": "00ff" }   a string that is no UTF-8          { "$map": [[1.5, "a"], ...] }     a table that is neither
+--                          list nor object
 local ffi = require "ffi"
 local json = require "dkjson"
 local errors = require "perilune.errors"
@@ -19,14 +22,16 @@ local function is_utf8(s)
   while i <= n do
     local c = s:byte(i)
     if c == 0 then return false end
-    local more = c < 0x80 and 0 or c >= 0xc2 and c < 0xe0 and 1 or c >= 0xe0 and c < 0xf0 and 2 or c >= 0xf0 and c < 0xf5 and 3
+    local more = c < 0x80 and 0 or c >= 0xc2 and c < 0xe0 and 1 or c >= 0xe0 and c < 0xf0 and 2 or c >= 0xf0
+      and c < 0xf5 and 3
     if not more then return false end
     for k = 1, more do
       local b = s:byte(i + k) or 0
       if b < 0x80 or b > 0xbf then return false end
     end
     local second = more > 0 and s:byte(i + 1)
-    if c == 0xe0 and second < 0xa0 or c == 0xed and second > 0x9f or c == 0xf0 and second < 0x90 or c == 0xf4 and second > 0x8f then
+    if c == 0xe0 and second < 0xa0 or c == 0xed and second > 0x9f or c == 0xf0 and second < 0x90 or c == 0xf4
+      and second > 0x8f then
       return false
     end
     i = i + 1 + more
@@ -36,7 +41,9 @@ end
 
 local escapes = { ['"'] = '\\"', ["\\"] = "\\\\" }
 local function text(s)
-  if not is_utf8(s) then return ('{"$bytes":"%s"}'):format((s:gsub(".", function(c) return ("%02x"):format(c:byte()) end))) end
+  if not is_utf8(s) then
+    return ('{"$bytes":"%s"}'):format((s:gsub(".", function(c) return ("%02x"):format(c:byte()) end)))
+  end
   return '"' .. s:gsub('[%c"\\\127]', function(c) return escapes[c] or ("\\u%04x"):format(c:byte()) end) .. '"'
 end
 
@@ -63,7 +70,9 @@ local function write_table(x, func, path, depth)
     local place = word and "." .. word or ("[%s]"):format(type(key) == "string" and ("%q"):format(key) or tostring(key))
     return write(value, func, path .. place, depth + 1)
   end
-  if depth > DEPTH then P.fail(("%s: %s is nested deeper than %d tables, or contains itself"):format(func, path:sub(1, 80), DEPTH)) end
+  if depth > DEPTH then
+    P.fail(("%s: %s is nested deeper than %d tables, or contains itself"):format(func, path:sub(1, 80), DEPTH))
+  end
   local shape = shape_of(x)
   if shape == "list" then
     for i = 1, #x do parts[i] = inner(i, x[i]) end
@@ -86,8 +95,11 @@ write = function(x, func, path, depth)
   if kind == "string" then return text(x) end
   if kind == "table" and getmetatable(x) == nil then return write_table(x, func, path, depth) end
   if kind == "cdata" and ffi.istype(signed, x) then return ('{"$int":"%s"}'):format((tostring(x):gsub("LL$", ""))) end
-  if kind == "cdata" and ffi.istype(unsigned, x) then return ('{"$uint":"%s"}'):format((tostring(x):gsub("ULL$", ""))) end
-  P.fail(("%s: %s is %s, allowed: nil, booleans, numbers, strings and plain tables of them"):format(func, path, errors.kind(x)))
+  if kind == "cdata" and ffi.istype(unsigned, x) then
+    return ('{"$uint":"%s"}'):format((tostring(x):gsub("ULL$", "")))
+  end
+  P.fail(("%s: %s is %s, allowed: nil, booleans, numbers, strings and plain tables of them"):format(func, path,
+    errors.kind(x)))
 end
 
 --- The JSON text of a value; func: whose it is, and name: what its user calls it ("values"), for errors.

@@ -1,5 +1,5 @@
--- windows.lua: what maps of raw ids (MCH) have seen since their last eviction: a part beside a model, so that a run that goes on in the
--- middle of a window evicts what the run that never stopped would have.
+-- windows.lua: what maps of raw ids (MCH) have seen since their last eviction: a part beside a model, so that a run
+-- that goes on in the middle of a window evicts what the run that never stopped would have.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -10,7 +10,8 @@ Windows.of_ranks = true     -- each rank has the ids of its buckets
 Windows.always_merge = true -- and takes those of its buckets from all
 Windows.optional = true     -- a checkpoint without them is fine: windows begin anew
 
---- The maps of a model whose windows are longer than a step: a list of { key =, map = function() -> the map on this rank, or nil }.
+--- The maps of a model whose windows are longer than a step: a list of { key =, map = function() -> the map on this
+--- rank, or nil }.
 local function maps_of(model)
   local list = {}
   local function add(path, name, module, map)
@@ -57,7 +58,9 @@ function Windows:merge_state_dicts(list) -- luacheck: ignore 212
   local merged = {}
   for _, dict in ipairs(list) do
     for key, x in util.ordered(dict) do
-      if type(x) ~= "table" or type(x.start) ~= "number" then return nil, ("'%s' is no window of a map of ids"):format(tostring(key)) end
+      if type(x) ~= "table" or type(x.start) ~= "number" then
+        return nil, ("'%s' is no window of a map of ids"):format(tostring(key))
+      end
       merged[key] = merged[key] or { start = x.start, list = {} }
       table.insert(merged[key].list, x.entries)
     end
@@ -71,7 +74,9 @@ function Windows:load_state_dict(dict)
     local x, map = dict[m.key], m.map()
     if x and map then
       P.scope(function()
-        local parts = util.map(x.list or { x.entries }, function(t) return Tensor.is(t) and t:to(nil, "cpu") or t:tensor "cpu" end)
+        local parts = util.map(x.list or { x.entries }, function(t)
+          return Tensor.is(t) and t:to(nil, "cpu") or t:tensor "cpu"
+        end)
         map:set_window(x.start, #parts > 0 and ops.cat(parts, 1) or Tensor.empty({ 0, 3 }, "i64", "cpu"))
       end)
     end

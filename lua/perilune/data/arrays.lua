@@ -1,5 +1,5 @@
--- arrays.lua: samples in arrays: the source around C's peri_columns (perilune/io.h), and files that NumPy wrote, npy and npz, in the
--- layouts
+-- arrays.lua: samples in arrays: the source around C's peri_columns (perilune/io.h), and files that NumPy wrote, npy
+-- and npz, in the layouts
 -- of MLPerf and TorchRec.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
@@ -14,13 +14,13 @@ local wrap_arrays = P.handle("peri_arrays", {}, nil, "arrays in a file")
 local wrap_columns = P.handle("peri_columns", {}, nil, "samples in arrays")
 local arrays_out, columns_out = ffi.new "peri_arrays *[1]", ffi.new "peri_columns *[1]"
 local integers = { i64 = true, i32 = true, i16 = true, i8 = true, u8 = true, bool = true }
-local dtype_names = { [C.PERI_F32] = "f32", [C.PERI_F64] = "f64", [C.PERI_F16] = "f16", [C.PERI_I64] = "i64", [C.PERI_I32] = "i32",
-  [C.PERI_I16] = "i16", [C.PERI_I8] = "i8", [C.PERI_U8] = "u8", [C.PERI_BOOL] = "bool" }
+local dtype_names = { [C.PERI_F32] = "f32", [C.PERI_F64] = "f64", [C.PERI_F16] = "f16", [C.PERI_I64] = "i64",
+  [C.PERI_I32] = "i32", [C.PERI_I16] = "i16", [C.PERI_I8] = "i8", [C.PERI_U8] = "u8", [C.PERI_BOOL] = "bool" }
 
--- -- files -----------------------------------------------------------------------------------------------------------------------------
+-- -- files ------------------------------------------------------------------------------------------------------------
 
---- The arrays of a file: a list of { name =, shape =, dtype = (text), array = (peri_array), path = }, by position and by name. The handle
---- that keeps them alive is in the field `handle`.
+--- The arrays of a file: a list of { name =, shape =, dtype = (text), array = (peri_array), path = }, by position and
+--- by name. The handle that keeps them alive is in the field `handle`.
 function M.open(path)
   check(C.peri_arrays_open(path, arrays_out))
   local handle = P.lasting(wrap_arrays, arrays_out[0])
@@ -30,7 +30,8 @@ function M.open(path)
     check(C.peri_arrays_get(handle.ptr, i - 1, array))
     local shape = {}
     for d = 1, array.ndim do shape[d] = tonumber(array.shape[d - 1]) end
-    local own = { name = ffi.string(array.name), shape = shape, dtype = dtype_names[array.dtype], array = array, path = path }
+    local own = { name = ffi.string(array.name), shape = shape, dtype = dtype_names[array.dtype], array = array,
+      path = path }
     list[i], list[own.name] = own, own
   end
   return list
@@ -51,22 +52,24 @@ local function rows_of(a, from, first, count)
 end
 M.rows_of = rows_of
 
---- An error unless an array has such elements and rows. whole: only whole numbers; rows: how many, or nil; columns: likewise.
+--- An error unless an array has such elements and rows. whole: only whole numbers; rows: how many, or nil; columns:
+--- likewise.
 function M.expect(func, a, what, whole, rows, columns)
   local dims, own = #a.shape, a.shape[2] or 1
   local good = (dims == 1 or dims == 2) and (integers[a.dtype] or not whole and (a.dtype == "f32" or a.dtype == "f64"))
   if good and (not rows or a.shape[1] == rows) and (not columns or own == columns) then return a end
-  P.fail(("%s: %s, wanted %s: %s [%s, %s]"):format(func, text_of(a), what, whole and "whole numbers" or "f32, f64 or whole numbers",
-    rows or "samples", columns or "any"))
+  P.fail(("%s: %s, wanted %s: %s [%s, %s]"):format(func, text_of(a), what, whole and "whole numbers"
+    or "f32, f64 or whole numbers", rows or "samples", columns or "any"))
 end
 
--- -- the source --------------------------------------------------------------------------------------------------------------------------
+-- -- the source -------------------------------------------------------------------------------------------------------
 
 local Source = util.seal(util.class "ArraySource")
 
 --- Arguments of loaders of arrays.
 M.spec = {
-  shuffle = false,      -- each pass in an order of its own: blocks of samples that lie together, and the samples of several blocks
+  shuffle = false,      -- each pass in an order of its own: blocks of samples that lie together, and the samples of
+                        -- several blocks
   shuffle_block = 4096, -- samples of such a block
   shuffle_blocks = 16,  -- blocks whose samples are mixed
   seed = util.seed(1),  -- of the order
@@ -78,7 +81,8 @@ local enums = {
   ids = { exact = C.PERI_IDS_EXACT, mod = C.PERI_IDS_MOD, hash = C.PERI_IDS_HASH },
 }
 
---- fields: as a source has them. modes: what becomes of numbers and ids: { dense =, ids =, padding = }. parts: a list of { name =, rows
+--- fields: as a source has them. modes: what becomes of numbers and ids: { dense =, ids =, padding = }. parts: a list
+--- of { name =, rows
 ---=, keep =, cut = function(from, part) }, where cut fills in the arrays of
 --- the peri_columns_part `part`, from row `from` of the part on, and returns what must stay alive.
 function Source:init(func, a, fields, parts, modes)

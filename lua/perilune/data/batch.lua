@@ -6,11 +6,12 @@ local Tensor = require "perilune.tensor"
 local jagged = require "perilune.jagged"
 local signature = require "perilune.signature"
 local C, check = P.C, P.check
-P.own { pin = false } -- in a worker of a loader: the device (a name) for which batches are made in pinned memory, or false
+-- in a worker of a loader: the device (a name) for which batches are made in pinned memory, or false
+P.own { pin = false }
 
 local M = {}
 
--- -- in host memory ------------------------------------------------------------------------------------------------------------------
+-- -- in host memory ---------------------------------------------------------------------------------------------------
 
 local methods = {}
 local wrap, host_type, host_ptr = P.handle("peri_batch", methods, nil, "a host batch")
@@ -19,8 +20,8 @@ local out = ffi.new "peri_batch *[1]"
 --- The pointer of a live host batch, or an error.
 M.host_ptr = host_ptr
 
---- Room in host memory for a batch of `rows` rows and (at first) `ids` ids. It outlives any scope. host.ptr is the peri_batch of io.h:
---- rows, ids, dense, labels, values, lengths, global_row, global_rows.
+--- Room in host memory for a batch of `rows` rows and (at first) `ids` ids. It outlives any scope. host.ptr is the
+--- peri_batch of io.h: rows, ids, dense, labels, values, lengths, global_row, global_rows.
 function M.host_batch(dense_features, sparse_features, rows, ids)
   check(C.peri_batch_new(dense_features, sparse_features, rows, ids, out))
   return P.lasting(wrap, out[0])
@@ -38,11 +39,12 @@ function M.share(rows, rank, world)
   return tonumber(first[0]), tonumber(last[0])
 end
 
--- -- as tensors ----------------------------------------------------------------------------------------------------------------------
+-- -- as tensors -------------------------------------------------------------------------------------------------------
 
---- A batch as a model takes it: dense_features f32 [rows, dense], sparse_features (KeyedJaggedTensor), labels f32 [rows]. Numbers: rows (of
---- this rank), global_rows (of all ranks together), global_row (place of the first row in the pass), loss_scale: times the *sum* of this
---- rank's losses it gives numbers whose mean over the ranks is the mean loss of the global batch, however unevenly its rows are shared.
+--- A batch as a model takes it: dense_features f32 [rows, dense], sparse_features (KeyedJaggedTensor), labels f32
+--- [rows]. Numbers: rows (of this rank), global_rows (of all ranks together), global_row (place of the first row in the
+--- pass), loss_scale: times the *sum* of this rank's losses it gives numbers whose mean over the ranks is the mean loss
+--- of the global batch, however unevenly its rows are shared.
 local Batch = util.class "Batch"
 M.Batch = Batch
 
@@ -53,8 +55,8 @@ end
 
 --- What print shows: how many samples there are, and what its tensors are, without their numbers.
 function Batch:__tostring()
-  local lines = { ("Batch of %d samples (%d of all ranks together, from sample %d on)"):format(self.rows, self.global_rows,
-    self.global_row) }
+  local lines = { ("Batch of %d samples (%d of all ranks together, from sample %d on)"):format(self.rows,
+    self.global_rows, self.global_row) }
   for _, name in ipairs { "dense_features", "sparse_features", "labels" } do
     lines[#lines + 1] = ("  %s: %s"):format(name, tostring(self[name]):match "^[^\n]*")
   end
@@ -67,13 +69,14 @@ end
 
 --- The same batch on another device. non_blocking: from pinned memory without waiting (see Tensor:to).
 function Batch:to(device, non_blocking)
-  return of_parts(self, self.dense_features:to(nil, device, non_blocking), self.sparse_features:to(device, non_blocking),
-    self.labels:to(nil, device, non_blocking))
+  return of_parts(self, self.dense_features:to(nil, device, non_blocking),
+    self.sparse_features:to(device, non_blocking), self.labels:to(nil, device, non_blocking))
 end
 
 --- A copy of this batch of cpu in memory that is pinned for `device` (default: the rank's).
 function Batch:pin_memory(device)
-  return of_parts(self, self.dense_features:pin_memory(device), self.sparse_features:pin_memory(device), self.labels:pin_memory(device))
+  return of_parts(self, self.dense_features:pin_memory(device), self.sparse_features:pin_memory(device),
+    self.labels:pin_memory(device))
 end
 
 --- Give its tensors up now instead of at the garbage collector's convenience.
@@ -86,7 +89,8 @@ end
 local shape = ffi.new "int64_t[2]"
 local tensor_out, kjt_out, kjt_args = Tensor.out, ffi.new "peri_kjt *[1]", P.struct "peri_kjt_args"
 
--- A new tensor pointer of cpu, of `shape`, with the bytes of host memory. pin: the device for which its memory is pinned, or nil.
+-- A new tensor pointer of cpu, of `shape`, with the bytes of host memory. pin: the device for which its memory is
+-- pinned, or nil.
 local function tensor_of(pin, dtype, ndim, memory, bytes)
   if pin then check(C.peri_tensor_new_pinned(pin, dtype, ndim, shape, tensor_out))
   else check(C.peri_tensor_new(P.device "cpu", dtype, ndim, shape, tensor_out)) end
@@ -118,12 +122,13 @@ local function batch_of(b, keys, pin, world_size)
   local dense = Tensor.wrap(tensor_of(pin, C.PERI_F32, 2, b.dense, rows * b.dense_features * 4))
   local labels = Tensor.wrap(tensor_of(pin, C.PERI_F32, 1, b.labels, rows * 4))
   local sparse = sparse_of(b, jagged.Keys.of(keys), pin, rows, tonumber(b.ids))
-  return Batch(dense, sparse, labels, rows, global_rows, tonumber(b.global_row), (world_size or 1) / math.max(global_rows, 1))
+  return Batch(dense, sparse, labels, rows, global_rows, tonumber(b.global_row),
+    (world_size or 1) / math.max(global_rows, 1))
 end
 
---- Copy a host batch to `device` (nil: the default one). `keys` names the sparse features (a list, or jagged.Keys); world_size (1): ranks
---- that share the global batch. On its way to a device that copies it is in pinned memory: nobody waits for the copy, and the host
---- knows the sizes of its keys.
+--- Copy a host batch to `device` (nil: the default one). `keys` names the sparse features (a list, or jagged.Keys);
+--- world_size (1): ranks that share the global batch. On its way to a device that copies it is in pinned memory: nobody
+--- waits for the copy, and the host knows the sizes of its keys.
 function M.upload(host, keys, device, world_size)
   local b, to, pin = host_ptr(host), P.device(device), P.state.pin
   local away = not C.peri_device_host_access(to)
@@ -138,8 +143,9 @@ signature.handle("HostBatch", host_type)
 signature.check("data.", M, { host_batch = "dense_features: int, sparse_features: int, rows: count, ids: count",
   share = "rows: count, rank: int, world: int" })
 signature.check("host batch:", methods, { reserve = "self: HostBatch, n: count" })
-signature.check("Batch:", Batch, { to = "self: table, device: device, non_blocking: boolean?", pin_memory = "self: table, device: device?",
+signature.check("Batch:", Batch, { to = "self: table, device: device, non_blocking: boolean?",
+  pin_memory = "self: table, device: device?",
   init = "self: table, dense: tensor, sparse: KeyedJaggedTensor, labels: tensor, rows: integer, "
-  .. "global_rows: integer, global_row: integer, loss_scale: number" })
+    .. "global_rows: integer, global_row: integer, loss_scale: number" })
 
 return M

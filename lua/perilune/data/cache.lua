@@ -1,5 +1,5 @@
--- cache.lua: samples of any loader, written once into a folder of arrays (perilune/io.h), and read from there: mapped into memory, in any
--- order, by any number of ranks and workers.
+-- cache.lua: samples of any loader, written once into a folder of arrays (perilune/io.h), and read from there: mapped
+-- into memory, in any order, by any number of ranks and workers.
 --
 --   peri.data.cache.write { path = "clicks.samples", loader = peri.data.csv { ... } }
 --   local loader = peri.data.cache { path = "clicks.samples", batch_size = 4096, shuffle = true, num_workers = 2 }
@@ -25,28 +25,35 @@ local FIRST = "perilune samples 1"
 local wrap = P.handle("peri_columns_writer", {}, nil, "a writer of samples")
 local out = ffi.new "peri_columns_writer *[1]"
 
--- -- writing -----------------------------------------------------------------------------------------------------------------------------
+-- -- writing ----------------------------------------------------------------------------------------------------------
 
 local function describe(func, loader)
   local text = { FIRST }
   for _, name in ipairs(loader.dense) do text[#text + 1] = ("dense\t%s"):format(name) end
   for i, key in ipairs(loader.keys) do
     text[#text + 1] = ("ids\t%s\t%s\t%.0f"):format(key, loader.tables[i], loader.rows[i])
-    if (key .. loader.tables[i]):find "[\t\n\r]" then P.fail(("%s: key '%s' has a tab or a line end in its name"):format(func, key)) end
+    if (key .. loader.tables[i]):find "[\t\n\r]" then
+      P.fail(("%s: key '%s' has a tab or a line end in its name"):format(func, key))
+    end
   end
   for _, name in ipairs(loader.dense) do
-    if name:find "[\t\n\r]" then P.fail(("%s: dense feature '%s' has a tab or a line end in its name"):format(func, name)) end
+    if name:find "[\t\n\r]" then
+      P.fail(("%s: dense feature '%s' has a tab or a line end in its name"):format(func, name))
+    end
   end
   return table.concat(text, "\n") .. "\n"
 end
 
---- Write the samples that a loader still gives into a new folder, and return how many they are. It has no workers, and is this rank's
+--- Write the samples that a loader still gives into a new folder, and return how many they are. It has no workers, and
+--- is this rank's
 ---alone.
 function M.write(args)
   local func = "data.cache.write"
   local a = util.named(func, args, { path = util.required.string, loader = util.required })
   local loader = a.loader
-  if not Loader.is(loader) then P.fail(("%s: loader is %s, wanted one of peri.data"):format(func, errors.kind(loader))) end
+  if not Loader.is(loader) then
+    P.fail(("%s: loader is %s, wanted one of peri.data"):format(func, errors.kind(loader)))
+  end
   if loader.world_size > 1 then
     P.fail(("%s: the loader is one of %d ranks; make it with rank = 0, world_size = 1"):format(func, loader.world_size))
   end
@@ -63,7 +70,7 @@ function M.write(args)
   return rows
 end
 
--- -- reading -----------------------------------------------------------------------------------------------------------------------------
+-- -- reading ----------------------------------------------------------------------------------------------------------
 
 --- What samples.txt says, as a source has it.
 local function read_description(func, folder)
@@ -79,7 +86,8 @@ local function read_description(func, folder)
       local n = #fields.keys + 1
       fields.keys[n], fields.tables[n], fields.rows[n] = key, in_table, tonumber(rows)
     elseif number > 1 or line ~= FIRST then
-      P.fail(("%s: %s:%d: '%s', wanted %s"):format(func, path, number, line:sub(1, 40), number == 1 and "'" .. FIRST .. "'"
+      P.fail(("%s: %s:%d: '%s', wanted %s"):format(func, path, number, line:sub(1, 40), number == 1 and "'" .. FIRST
+        .. "'"
         or "dense and a name, or ids, key, table and rows, with tabs between them"))
     end
   end
@@ -100,10 +108,13 @@ local function part_of(func, folder, fields)
   arrays.expect(func, found.lengths, "lengths", true, rows, #fields.keys)
   arrays.expect(func, found.offsets, "offsets", true, rows + 1, 1)
   arrays.expect(func, found.ids, "ids", true, nil, 1)
-  if found.offsets.dtype ~= "i64" then P.fail(("%s: %s/offsets.npy is %s, wanted i64"):format(func, folder, found.offsets.dtype)) end
+  if found.offsets.dtype ~= "i64" then
+    P.fail(("%s: %s/offsets.npy is %s, wanted i64"):format(func, folder, found.offsets.dtype))
+  end
   local function cut(from, to)
     if #fields.dense > 0 then to.dense = arrays.rows_of(found.dense, from) end
-    to.labels, to.lengths, to.values = arrays.rows_of(found.labels, from), arrays.rows_of(found.lengths, from), arrays.rows_of(found.ids, 0)
+    to.labels, to.lengths, to.values = arrays.rows_of(found.labels, from), arrays.rows_of(found.lengths, from),
+      arrays.rows_of(found.ids, 0)
     to.offsets = ffi.cast("const int64_t *", found.offsets.array.data) + from
     to.n_values = found.ids.array.elements
   end
@@ -129,7 +140,8 @@ function M.loader(args)
     end
     parts[i] = part_of(func, folder, fields)
   end
-  return arrays.loader(func, a, fields, parts, "perilune.data.cache", { dense = "raw", ids = "exact" }) -- they are as they were written
+  -- they are as they were written
+  return arrays.loader(func, a, fields, parts, "perilune.data.cache", { dense = "raw", ids = "exact" })
 end
 
 return setmetatable(M, { __call = function(_, args) return M.loader(args) end })

@@ -19,15 +19,16 @@ local spec = {
   dense = "log",         -- integers x: raw = x, log = ln(1 + max(x, 0)), signed_log = sign(x) ln(1 + |x|)
   ids = "hash",          -- categories x: hash = XXH3_64bits(x) mod rows, mod = x mod rows
   missing = "empty",     -- missing categories: empty = an empty bag, zero = id 0, kept for them
-  part = "all",          -- all, train (the head of the files), test (their tail); fit and validation are the two parts of train
+  part = "all",          -- all, train (the head of the files), test (their tail); fit and validation are the two parts
+                         -- of train
   holdout = 0.1,         -- share of the files, by bytes, that is the test part
   validation = 0.05,     -- share of the train part that is the validation part
 }
 for name, default in util.ordered(lines.spec) do spec[name] = default end
 for name, default in util.ordered(Loader.common) do spec[name] = default end
 
---- A loader over files; see `spec` for the arguments. Keys are c1..c26, dense features i1..i13, tables t_c1..t_c26. shared: in one of
---- several workers, the index of lines that they share.
+--- A loader over files; see `spec` for the arguments. Keys are c1..c26, dense features i1..i13, tables t_c1..t_c26.
+--- shared: in one of several workers, the index of lines that they share.
 return function(args, shared)
   local func = "data.criteo"
   local a = lines.of_rank(func, util.named(func, args, spec))
@@ -49,6 +50,9 @@ return function(args, shared)
   options.rank, options.world = Loader._place(func, a)
   options.batch_rows = util.integer(func, "batch_size", a.batch_size, 1, 2 ^ 31)
   options.begin, options["end"] = Loader.bounds(func, a.part, a.holdout, a.validation)
-  local fields = { dense = Loader.numbered("i", dense), keys = Loader.numbered("c", n), tables = Loader.numbered("t_c", n), rows = rows }
-  return lines.loader(func, a, fields, "perilune.data.criteo", shared, function(out) return C.peri_criteo_open(options, out) end)
+  local fields = { dense = Loader.numbered("i", dense), keys = Loader.numbered("c", n),
+    tables = Loader.numbered("t_c", n), rows = rows }
+  return lines.loader(func, a, fields, "perilune.data.criteo", shared, function(out)
+    return C.peri_criteo_open(options, out)
+  end)
 end

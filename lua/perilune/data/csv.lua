@@ -11,7 +11,8 @@ local Loader = require "perilune.data.loader"
 local lines = require "perilune.data.lines"
 local C = P.C
 
-local kinds = { label = C.PERI_COLUMN_LABEL, dense = C.PERI_COLUMN_DENSE, ids = C.PERI_COLUMN_IDS, skip = C.PERI_COLUMN_SKIP }
+local kinds = { label = C.PERI_COLUMN_LABEL, dense = C.PERI_COLUMN_DENSE, ids = C.PERI_COLUMN_IDS,
+  skip = C.PERI_COLUMN_SKIP }
 local transforms = { raw = C.PERI_DENSE_RAW, log = C.PERI_DENSE_LOG, signed_log = C.PERI_DENSE_SIGNED_LOG }
 local ids = { exact = C.PERI_IDS_EXACT, mod = C.PERI_IDS_MOD, hash = C.PERI_IDS_HASH, text = C.PERI_IDS_TEXT }
 
@@ -22,7 +23,8 @@ local of_kind = {
   ids = {
     rows = util.required.number, -- of its table
     table = util.optional,       -- the table's name: columns of one name share it (default: "t_" and the column's name)
-    ids = "exact",               -- ids x: exact = x, below rows; mod = x mod rows; hash = XXH3_64bits(x) mod rows; text = of its bytes
+    ids = "exact",               -- ids x: exact = x, below rows; mod = x mod rows; hash = XXH3_64bits(x) mod rows; text
+                                 -- = of its bytes
     separator = util.optional,   -- between the ids of a bag; nil: one id, or none
     base = 10,                   -- 10, or 16: hexadecimal numbers
     most = 0,                    -- so many ids of a bag are kept, the first ones; 0: all
@@ -41,7 +43,9 @@ for name, default in util.ordered(Loader.common) do spec[name] = default end
 --- The code of a character, 0 for nil.
 local function character(func, what, value)
   if value == nil then return 0 end
-  if type(value) ~= "string" or #value ~= 1 then P.fail(("%s: %s is %s, wanted one character"):format(func, what, errors.kind(value))) end
+  if type(value) ~= "string" or #value ~= 1 then
+    P.fail(("%s: %s is %s, wanted one character"):format(func, what, errors.kind(value)))
+  end
   return value:byte()
 end
 
@@ -67,8 +71,8 @@ local function check_column(func, given, i, fields, by_name)
     fields.rows[n] = util.integer(what, "rows", c.rows, 1)
     for k = 1, n - 1 do
       if fields.tables[k] == fields.tables[n] and fields.rows[k] ~= fields.rows[n] then
-        P.fail(("%s: table '%s' has %d rows here and %d for column '%s'"):format(what, c.table, fields.rows[n], fields.rows[k],
-          fields.keys[k]))
+        P.fail(("%s: table '%s' has %d rows here and %d for column '%s'"):format(what, c.table, fields.rows[n],
+          fields.rows[k], fields.keys[k]))
       end
     end
     util.one_of(what, "ids", c.ids, util.keys(ids))
@@ -87,20 +91,23 @@ local function fill_column(func, to, c)
   to.separator = character(func, ("column '%s': separator"):format(c.name), c.separator)
 end
 
---- A loader over files; see `spec` for the arguments. Keys are the names of the columns of ids. shared: in one of several workers, the
---- index of lines that they share.
+--- A loader over files; see `spec` for the arguments. Keys are the names of the columns of ids. shared: in one of
+--- several workers, the index of lines that they share.
 return function(args, shared)
   local func = "data.csv"
   local a = lines.of_rank(func, util.named(func, args, spec))
   if #a.columns == 0 then P.fail(("%s: columns is empty, wanted a list of descriptions"):format(func)) end
   local fields, by_name, checked = { dense = {}, keys = {}, rows = {}, tables = {} }, {}, {}
   for i, given in ipairs(a.columns) do checked[i] = check_column(func, given, i, fields, by_name) end
-  local options, columns, paths = P.struct "peri_csv_config", P.structs("peri_csv_column", #checked), lines.strings(a.path)
+  local options, columns, paths = P.struct "peri_csv_config", P.structs("peri_csv_column", #checked),
+    lines.strings(a.path)
   for i, c in ipairs(checked) do fill_column(func, columns[i - 1], c) end
   options.paths, options.n_paths, options.columns, options.n_columns = paths, #a.path, columns, #checked
   options.delimiter, options.header = character(func, "delimiter", a.delimiter), a.header
   options.rank, options.world = Loader._place(func, a)
   options.batch_rows = util.integer(func, "batch_size", a.batch_size, 1, 2 ^ 31)
   options.begin, options["end"] = Loader.bounds(func, a.part, a.holdout, a.validation)
-  return lines.loader(func, a, fields, "perilune.data.csv", shared, function(out) return C.peri_csv_open(options, out) end)
+  return lines.loader(func, a, fields, "perilune.data.csv", shared, function(out)
+    return C.peri_csv_open(options, out)
+  end)
 end

@@ -1,9 +1,11 @@
--- debian.lua: does this package depend on (or recommend) that one? Samples from the package lists that every Debian machine has.
+-- debian.lua: does this package depend on (or recommend) that one? Samples from the package lists that every Debian
+-- machine has.
 --
--- A sample is (package s, candidate c, target p). p is a dependency of s that is hidden: s is shown with its *other* dependencies. The
--- positive sample has c = p; for each, `negatives` samples have a c that s does not need, drawn from the targets of the same part's
--- dependencies, that is by popularity. So neither s nor c alone tells the label, and the features of s are the same in both. The parts
--- are split by package: no package of the test part is ever seen as s in training.
+-- A sample is (package s, candidate c, target p). p is a dependency of s that is hidden: s is shown with its *other*
+-- dependencies. The positive sample has c = p; for each, `negatives` samples have a c that s does not need, drawn from
+-- the targets of the same part's dependencies, that is by popularity. So neither s nor c alone tells the label, and the
+-- features of s are the same in both. The parts are split by package: no package of the test part is ever seen as s in
+-- training.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -17,14 +19,16 @@ local floor, log = math.floor, math.log
 -- Streams of the counter-based generator.
 local SPLIT, ORDER, NEGATIVE = 1, 2, 1000
 
--- -- features of pairs -----------------------------------------------------------------------------------------------------------------
+-- -- features of pairs ------------------------------------------------------------------------------------------------
 
 local Features = util.seal(util.class "DebianFeatures")
 
-Features.dense = { "name_name", "name_description", "description_name", "description_description", "tags", "same_section",
-  "same_maintainer", "same_source", "common_dependencies", "dependencies", "candidate_dependencies", "popularity" }
+Features.dense = { "name_name", "name_description", "description_name", "description_description", "tags",
+  "same_section", "same_maintainer", "same_source", "common_dependencies", "dependencies", "candidate_dependencies",
+  "popularity" }
 
---- Of parsed lists; `popularity` counts the training part's dependencies on each package; at most `most` dependencies go into a bag.
+--- Of parsed lists; `popularity` counts the training part's dependencies on each package; at most `most` dependencies
+--- go into a bag.
 function Features:init(lists, popularity, most)
   local l = lists
   self.lists, self.popularity, self.most = l, popularity, most
@@ -47,7 +51,8 @@ function Features:init(lists, popularity, most)
   self.keys = util.map(self.sparse, function(f) return f[1] end)
   self.tables = util.map(self.sparse, function(f) return f[2] end)
   self.rows = util.map(self.sparse, function(f) return math.max(f[3], 1) end)
-  self.longest = 5 + 2 * most + 2 * (self.widest(l.name_words, l.n) + self.widest(l.description_words, l.n) + self.widest(l.tags, l.n))
+  self.longest = 5 + 2 * most + 2 * (self.widest(l.name_words, l.n) + self.widest(l.description_words, l.n)
+    + self.widest(l.tags, l.n))
   self.mark, self.stamp = ffi.new("int32_t[?]", math.max(l.n, 1)), 0
 end
 
@@ -58,8 +63,8 @@ function Features.widest(list, n)
   return most
 end
 
--- The bags of one feature for all rows; each returns the place behind the last id. Bags are copied whole: loops over two or three ids,
--- inside a loop, are what the compiler is worst at.
+-- The bags of one feature for all rows; each returns the place behind the last id. Bags are copied whole: loops over
+-- two or three ids, inside a loop, are what the compiler is worst at.
 local function put_list(list, who, rows, values, lengths, at, most)
   local offsets, ids = list.offsets, list.wide
   for i = 0, rows - 1 do
@@ -88,7 +93,8 @@ local function put_itself(who, rows, values, lengths, at)
   return at + rows
 end
 
--- Dependencies of s without p: at most `most`, those that follow p in the list (as a circle), so that long lists show varying parts.
+-- Dependencies of s without p: at most `most`, those that follow p in the list (as a circle), so that long lists show
+-- varying parts.
 local function put_others(list, s, p, rows, values, lengths, at, most)
   local offsets, ids, wide = list.offsets, list.values, list.wide
   for i = 0, rows - 1 do
@@ -107,8 +113,8 @@ local function put_others(list, s, p, rows, values, lengths, at, most)
   return at
 end
 
--- The dense features, one column after the other: `column` is the first row's number, rows are WIDE apart. Small loops, each with few
--- values alive, are what the compiler keeps in registers.
+-- The dense features, one column after the other: `column` is the first row's number, rows are WIDE apart. Small loops,
+-- each with few values alive, are what the compiler keeps in registers.
 local WIDE = #Features.dense
 
 -- ln(1 + how many ids of list a of package s are in list b of package c).
@@ -174,8 +180,8 @@ local function put_dense(self, x, s, c, p, rows)
   put_popularity(x + 11, self.popularity, c, rows)
 end
 
---- Fill a host batch with the features of `rows` samples: arrays of packages s, candidates c and hidden dependencies p (-1: none). Labels
---- are 1 where c is p.
+--- Fill a host batch with the features of `rows` samples: arrays of packages s, candidates c and hidden dependencies p
+--- (-1: none). Labels are 1 where c is p.
 function Features:assemble(host, rows, s, c, p)
   host:reserve(rows * self.longest)
   local b = host.ptr
@@ -195,7 +201,7 @@ function Features:assemble(host, rows, s, c, p)
   b.rows, b.ids = rows, at
 end
 
--- -- samples -------------------------------------------------------------------------------------------------------------------------
+-- -- samples ----------------------------------------------------------------------------------------------------------
 
 local Source = util.seal(util.class "DebianSource")
 
@@ -219,12 +225,15 @@ end
 function Source:init(lists, a)
   self.lists, self.seed, self.negatives = lists, a.seed, a.negatives
   self._s, self._c, self._n = edges_of(lists, a.part, a)
-  if self._n == 0 then P.fail(("data.debian: the part '%s' has no dependencies (%d packages in all)"):format(a.part, lists.n)) end
+  if self._n == 0 then
+    P.fail(("data.debian: the part '%s' has no dependencies (%d packages in all)"):format(a.part, lists.n))
+  end
   local popularity = ffi.new("int32_t[?]", math.max(lists.n, 1))
   local _, targets, n = edges_of(lists, "train", a)
   for i = 0, n - 1 do popularity[targets[i]] = popularity[targets[i]] + 1 end
   self.features = Features(lists, popularity, a.max_dependencies)
-  self.keys, self.tables, self.rows, self.dense = self.features.keys, self.features.tables, self.features.rows, Features.dense
+  self.keys, self.tables, self.rows, self.dense = self.features.keys, self.features.tables, self.features.rows,
+    Features.dense
   self._last = self._n * (1 + a.negatives)
   self._order = ffi.new("int32_t[?]", self._last)
   self._room = 0
@@ -268,7 +277,8 @@ end
 
 local function room(self, rows)
   if rows > self._room then
-    self._pair_s, self._pair_c, self._pair_p = ffi.new("int32_t[?]", rows), ffi.new("int32_t[?]", rows), ffi.new("int32_t[?]", rows)
+    self._pair_s, self._pair_c, self._pair_p = ffi.new("int32_t[?]", rows), ffi.new("int32_t[?]", rows),
+      ffi.new("int32_t[?]", rows)
     self._room = rows
   end
   return self._pair_s, self._pair_c, self._pair_p
@@ -297,7 +307,7 @@ function Source:skip(batch_size)
   return rows
 end
 
--- -- the loader ----------------------------------------------------------------------------------------------------------------------
+-- -- the loader -------------------------------------------------------------------------------------------------------
 
 local M = {}
 
@@ -316,11 +326,14 @@ for name, default in util.ordered(Loader.common) do spec[name] = default end
 --- Parse the machine's package lists, or those in the file `path`, for several loaders.
 function M.read(path) return packages.parse(packages.text(path)) end
 
-signature.kind("packages", "what data.debian.read returned", function(x) return type(x) == "table" and type(x.dependencies) == "table" end)
+signature.kind("packages", "what data.debian.read returned", function(x)
+  return type(x) == "table" and type(x.dependencies) == "table"
+end)
 
 signature.check("data.debian.", M, { read = "path: string?" })
 
---- A loader; see `spec` for the arguments. shared: in a worker, the arrays of the packages, of which `packages` are then the counts only.
+--- A loader; see `spec` for the arguments. shared: in a worker, the arrays of the packages, of which `packages` are
+--- then the counts only.
 function M.loader(args, shared)
   local func = "data.debian"
   local a = util.named(func, args, spec)

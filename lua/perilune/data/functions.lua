@@ -1,11 +1,13 @@
--- functions.lua: functions of Lua on their way to another thread, which has a state of Lua of its own: as code, or as the name of a module.
+-- functions.lua: functions of Lua on their way to another thread, which has a state of Lua of its own: as code, or as
+-- the name of a module.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local errors = require "perilune.errors"
 
 local M = {}
 
---- { code = } of a function without upvalues, or { module = } of a module's name. what: the argument; form: what is wanted of it.
+--- { code = } of a function without upvalues, or { module = } of a module's name. what: the argument; form: what is
+--- wanted of it.
 function M.sent(func, what, f, form)
   if type(f) == "string" then return { module = f } end
   if type(f) ~= "function" then
@@ -13,11 +15,14 @@ function M.sent(func, what, f, form)
   end
   local name = debug.getupvalue(f, 1)
   if name and name ~= "" then
-    P.fail(("%s: %s uses '%s' of what surrounds it; its thread has a state of Lua of its own: require it inside, or give it as arguments")
+    P.fail(("%s: %s uses '%s' of what surrounds it; its thread has a state of Lua of its own: require it inside, or "
+      .. "give it as arguments")
       :format(func, what, name))
   end
   local ok, code = pcall(string.dump, f)
-  if not ok then P.fail(("%s: %s is a function of C, wanted one of Lua, or the name of a module"):format(func, what)) end
+  if not ok then
+    P.fail(("%s: %s is a function of C, wanted one of Lua, or the name of a module"):format(func, what))
+  end
   return { code = code }
 end
 

@@ -1,6 +1,7 @@
 -- generator.lua: batches of a Lua function of one's own, with a position that a checkpoint keeps.
 --
---   local batches = peri.data.Generator { make = function(first)   -- an iterator that begins with batch number `first`, from 0
+--   -- an iterator that begins with batch number `first`, from 0
+--   local batches = peri.data.Generator { make = function(first)
 --     local k = first
 --     return function()
 --       k = k + 1
@@ -20,7 +21,8 @@ position.counted(Generator)
 
 local arguments = {
   make = util.required,   -- function(first) -> function() -> a batch, or nil at the end
-  global_batches = false, -- batch k of all ranks together is the same on any number of ranks, so a position holds on any
+  global_batches = false, -- batch k of all ranks together is the same on any number of ranks, so a position holds on
+                          -- any
 }
 
 function Generator:init(args)
@@ -41,7 +43,8 @@ function Generator:next()
   if not self._iterator then
     local iterator = self.make(self._given)
     if not util.is_callable(iterator) then
-      P.fail(("Generator: make returned %s, wanted a function that returns the next batch"):format(errors.kind(iterator)))
+      P.fail(("Generator: make returned %s, wanted a function that returns the next batch"):format(
+        errors.kind(iterator)))
     end
     self._iterator = iterator
   end

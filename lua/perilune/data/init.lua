@@ -1,4 +1,5 @@
--- data: where batches come from. Each loader is called for the next batch, so `for batch in loader do ... end` goes over all of them.
+-- data: where batches come from. Each loader is called for the next batch, so `for batch in loader do ... end` goes
+-- over all of them.
 local util = require "perilune.util"
 
 return util.face("peri.data", {

@@ -1,5 +1,5 @@
--- lines.lua: what readers of files of lines (criteo.lua, csv.lua) have in common: the source around a reader of C, and which files a rank
--- reads.
+-- lines.lua: what readers of files of lines (criteo.lua, csv.lua) have in common: the source around a reader of C, and
+-- which files a rank reads.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -15,7 +15,7 @@ local wrap = P.handle("peri_criteo", {}, nil, "a reader of lines")
 local out, words = ffi.new "peri_criteo *[1]", ffi.new "void *[1]"
 local rows_out = ffi.new "int64_t[1]"
 
--- -- the source ------------------------------------------------------------------------------------------------------------------------
+-- -- the source -------------------------------------------------------------------------------------------------------
 
 local Source = util.seal(util.class "LineSource")
 
@@ -39,7 +39,8 @@ local function words_of(index)
   return ffi.cast("int64_t *", words[0])
 end
 
---- What workers share: an index of the lines of this part of the files; nothing where packed files are read, which have none.
+--- What workers share: an index of the lines of this part of the files; nothing where packed files are read, which have
+--- none.
 function Source:shared()
   local n = check(tonumber(C.peri_criteo_index_words(self._reader.ptr)))
   if n == 0 then return {} end
@@ -58,13 +59,13 @@ end
 --- Lines of this part of the files.
 function Source:count() return check(tonumber(C.peri_criteo_count(self._reader.ptr))) end
 
--- -- files -----------------------------------------------------------------------------------------------------------------------------
+-- -- files ------------------------------------------------------------------------------------------------------------
 
 --- Arguments of loaders of files.
 M.spec = {
   path = util.required,  -- of a file, or a list of those of files
-  split = util.any "rows", -- rows: a rank reads its rows of each batch; files: rank r of w reads files r + 1, r + 1 + w, ... for itself;
-                           -- { rank, ranks }, of workers: these are the files of that rank
+  split = util.any "rows", -- rows: a rank reads its rows of each batch; files: rank r of w reads files r + 1, r + 1 +
+                           -- w, ... for itself; { rank, ranks }, of workers: these are the files of that rank
 }
 
 --- Check a path or a list of paths; returns the list.
@@ -74,13 +75,15 @@ function M.paths(func, path)
     P.fail(("%s: path is %s, wanted the path of a file, or a list of paths"):format(func, errors.kind(path)))
   end
   for i, p in ipairs(util.whole_list(func, "path", list, "paths")) do
-    if type(p) ~= "string" then P.fail(("%s: path[%d] is %s, wanted the path of a file"):format(func, i, errors.kind(p))) end
+    if type(p) ~= "string" then
+      P.fail(("%s: path[%d] is %s, wanted the path of a file"):format(func, i, errors.kind(p)))
+    end
   end
   return list
 end
 
---- Arguments as one rank's loader takes them. Where files are split, that is a loader of this rank's files, which is alone in its world;
---- its share of batch_size rows is rounded up.
+--- Arguments as one rank's loader takes them. Where files are split, that is a loader of this rank's files, which is
+--- alone in its world; its share of batch_size rows is rounded up.
 function M.of_rank(func, a)
   local paths, rank, size = M.paths(func, a.path), Loader._place(func, a)
   local own = util.copy(a)
@@ -106,8 +109,8 @@ function M.strings(paths)
   return list
 end
 
---- The loader of arguments that of_rank returned. fields: as a source has them; open(out): opens the reader; module: the loader's, which
---- workers call; shared: in one of them, what they share.
+--- The loader of arguments that of_rank returned. fields: as a source has them; open(out): opens the reader; module:
+--- the loader's, which workers call; shared: in one of them, what they share.
 function M.loader(func, a, fields, module, shared, open)
   local source = Source(fields, open)
   if shared then source:share(shared) end

@@ -1,12 +1,14 @@
 -- loader.lua: from a source of samples to the batches that one rank sees.
 --
--- A source has: dense (names of dense features), keys (names of sparse features), rows (by key: rows of its table), tables (by key: name of
--- its table; features with the same table share it), source:fill(host, batch_size, rank, world) which fills a host batch with this rank's
--- rows of the next global batch and sets its global_rows (0 at the end of a pass), and source:rewind(epoch) (epochs count from 0). It may
--- have source:skip(batch_size), which leaves the next global batch out and returns its rows: workers need that to be fast.
+-- A source has: dense (names of dense features), keys (names of sparse features), rows (by key: rows of its table),
+-- tables (by key: name of its table; features with the same table share it), source:fill(host, batch_size, rank, world)
+-- which fills a host batch with this rank's rows of the next global batch and sets its global_rows (0 at the end of a
+-- pass), and source:rewind(epoch) (epochs count from 0). It may have source:skip(batch_size), which leaves the next
+-- global batch out and returns its rows: workers need that to be fast.
 --
--- `batch_size` counts the rows of the *global* batch: of all ranks together. Rank r of w takes rows [G r / w, G (r+1) / w) of it, so
--- what is trained does not depend on w. A rank whose share of a last, short batch is empty gets a batch of 0 rows.
+-- `batch_size` counts the rows of the *global* batch: of all ranks together. Rank r of w takes rows [G r / w, G (r+1) /
+-- w) of it, so what is trained does not depend on w. A rank whose share of a last, short batch is empty gets a batch of
+-- 0 rows.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local position = require "perilune.data.position"
@@ -27,7 +29,8 @@ Loader.common = {
   drop_last = false,          -- leave out a last batch that is not full
   num_workers = 0,            -- threads that make batches ahead; 0: the caller's makes them when they are asked for
   prefetch_factor = 2,        -- batches that each of them makes ahead, at most
-  pin_memory = util.optional, -- they make them in memory pinned for the device (default: true where batches are copied to one)
+  pin_memory = util.optional, -- they make them in memory pinned for the device (default: true where batches are copied
+                              -- to one)
   timeout = 300,              -- seconds that a batch of theirs is waited for, at most
 }
 
@@ -35,8 +38,8 @@ Loader.common = {
 local of_the_caller = { "device", "num_workers", "prefetch_factor", "pin_memory", "timeout" }
 
 --- Arguments on which it does not depend which sample comes where in a pass.
-local of_no_order = { path = true, files = true, make = true, epochs = true, limit = true, batch_size = true, drop_last = true, rank = true,
-  world_size = true }
+local of_no_order = { path = true, files = true, make = true, epochs = true, limit = true, batch_size = true,
+  drop_last = true, rank = true, world_size = true }
 for _, name in ipairs(of_the_caller) do of_no_order[name] = true end
 
 --- The others: where a position in one loader means the same sample in another.
@@ -48,7 +51,8 @@ local function order_of(arguments)
   return order
 end
 
---- Rank and world size: as given, else those of the world that was joined (by whoever began this thread), else a world of one.
+--- Rank and world size: as given, else those of the world that was joined (by whoever began this thread), else a world
+--- of one.
 function Loader._place(func, args)
   local world, place = P.state.world, P.state.place or { 0, 1 }
   local size = util.integer(func, "world_size", args.world_size or (world and world:size()) or place[2], 1, 2 ^ 31 - 1)
@@ -62,8 +66,8 @@ local function share(func, what, value)
   end
 end
 
---- Share of all data that a part is, [from, to) of [0, 1): train and test (its tail of `holdout`), fit and validation (the two of train:
---- its tail of `validation`).
+--- Share of all data that a part is, [from, to) of [0, 1): train and test (its tail of `holdout`), fit and validation
+--- (the two of train: its tail of `validation`).
 function Loader.bounds(func, part, holdout, validation)
   util.one_of(func, "part", part, { "all", "train", "test", "fit", "validation" })
   share(func, "holdout", holdout)
@@ -83,23 +87,28 @@ function Loader.numbered(letter, n)
   return names
 end
 
---- worker: what a worker makes a loader like this one of: { module (perilune.data.<kind>), arguments (checked ones), shared = a list of
---- tensors, or a function that returns it }; nil: it cannot have workers.
+--- worker: what a worker makes a loader like this one of: { module (perilune.data.<kind>), arguments (checked ones),
+--- shared = a list of tensors, or a function that returns it }; nil: it cannot have workers.
 function Loader:init(func, source, args, worker)
-  local o = { num_workers = args.num_workers or 0, prefetch_factor = args.prefetch_factor or 2, pin_memory = args.pin_memory,
+  local o = { num_workers = args.num_workers or 0, prefetch_factor = args.prefetch_factor or 2,
+    pin_memory = args.pin_memory,
     timeout = args.timeout or 300 } -- a loader over a source of the caller's may not say
   Workers.check(func, o, 0)
-  if o.num_workers > 0 and not worker then P.fail(func .. ": num_workers is given, but this kind of loader has no workers") end
+  if o.num_workers > 0 and not worker then
+    P.fail(func .. ": num_workers is given, but this kind of loader has no workers")
+  end
   self.func, self.num_workers, self._options = func, o.num_workers, o
   self._worker, self._workers, self._skipped = worker or false, false, 0
   self._order = worker and order_of(worker.arguments) or false
-  self.ahead, self._given, self._pass = { batches = 0 }, 0, 0 -- _given: with those left out; _pass: batches of one, 0: not known
+  -- _given: with those left out; _pass: batches of one, 0: not known
+  self.ahead, self._given, self._pass = { batches = 0 }, 0, 0
   self.source = source
   self.keys, self.rows, self.tables, self.dense = source.keys, source.rows, source.tables, source.dense
   self.batch_size = util.integer(func, "batch_size", args.batch_size, 1, 2 ^ 31)
   self.epochs = args.epochs == math.huge and args.epochs or util.integer(func, "epochs", args.epochs, 1)
   self.rank, self.world_size = Loader._place(func, args)
-  self._early = not (args.rank or args.world_size or P.state.world or P.state.place) -- nobody has said which rank this is
+  -- nobody has said which rank this is
+  self._early = not (args.rank or args.world_size or P.state.world or P.state.place)
   self.device, self.drop_last = args.device, args.drop_last
   self.limit = args.limit and util.integer(func, "limit", args.limit, 1) or math.huge
   self.epoch, self._delivered, self._keys = 0, 0, false
@@ -159,10 +168,12 @@ local function next_host(self, skip)
   return self._host
 end
 
---- The next batch in host memory, which the next call overwrites; nil at the end of the last epoch. Of a loader without workers.
+--- The next batch in host memory, which the next call overwrites; nil at the end of the last epoch. Of a loader without
+--- workers.
 function Loader:next_host()
   if self.num_workers > 0 then
-    P.fail(("%s: next_host makes a batch on the thread that calls it; this loader has %d workers, whose batches next() returns"):format(
+    P.fail(("%s: next_host makes a batch on the thread that calls it; this loader has %d workers, whose batches "
+      .. "next() returns"):format(
       self.func, self.num_workers))
   end
   return next_host(self, false)
@@ -183,15 +194,17 @@ local function begin_workers(self)
   return self._workers
 end
 
---- Refuse a loader that took itself for the only rank, where by now there are others: each of them would train all samples.
+--- Refuse a loader that took itself for the only rank, where by now there are others: each of them would train all
+--- samples.
 local function check_place(self)
   local world = P.state.world
   if not world or world:size() == 1 then return end
-  P.fail(("%s: the loader was made before peri.init(), and has all samples on each of %d ranks; make it after peri.init(), or give rank "
-    .. "and world_size"):format(self.func, world:size()))
+  P.fail(("%s: the loader was made before peri.init(), and has all samples on each of %d ranks; make it after "
+    .. "peri.init(), or give rank and world_size"):format(self.func, world:size()))
 end
 
---- The next batch as tensors on the loader's device; nil at the end. A loader is called like the function of a generic `for`.
+--- The next batch as tensors on the loader's device; nil at the end. A loader is called like the function of a generic
+--- `for`.
 function Loader:next()
   if self._early then check_place(self) end
   if self.num_workers > 0 then
@@ -209,7 +222,8 @@ function Loader:next()
 end
 Loader.__call = Loader.next
 
---- Whole passes among the next n batches are left out at once, where it is known how many batches they have; returns the rest of n.
+--- Whole passes among the next n batches are left out at once, where it is known how many batches they have; returns
+--- the rest of n.
 local function skip_passes(self, n)
   local to = self._delivered + n
   if self._pass == 0 or to < self._pass or self.epoch >= self.epochs then return n end
@@ -249,7 +263,7 @@ function Loader:rewind()
   return self
 end
 
--- -- where it is -----------------------------------------------------------------------------------------------------------------------
+-- -- where it is ------------------------------------------------------------------------------------------------------
 
 --- Batches that a pass has under such settings.
 local function batches_of(self, s)
@@ -259,7 +273,8 @@ local function batches_of(self, s)
 end
 
 local function settings_of(self)
-  return { batch_size = self.batch_size, drop_last = self.drop_last or false, limit = self.limit < math.huge and self.limit or nil }
+  return { batch_size = self.batch_size, drop_last = self.drop_last or false, limit = self.limit < math.huge
+    and self.limit or nil }
 end
 
 --- The position, which holds on any number of ranks: batches that were given and, where a pipeline took them, trained.
@@ -282,8 +297,9 @@ local function batches_here(self, dict)
   local epoch, row = math.floor(n / pass), n % pass * dict.batch_size
   local whole = row / own.batch_size
   if whole ~= math.floor(whole) or whole > pass_here then
-    return nil, ("it is behind sample %d of a pass, where no batch of this loader begins (batch_size %d, limit %s): allowed: a batch_size "
-      .. "that divides %d, such as %d"):format(row, own.batch_size, tostring(own.limit), row, dict.batch_size)
+    return nil, ("it is behind sample %d of a pass, where no batch of this loader begins (batch_size %d, limit %s): "
+      .. "allowed: a batch_size that divides %d, such as %d"):format(row, own.batch_size, tostring(own.limit), row,
+      dict.batch_size)
   end
   return epoch * pass_here + whole
 end
@@ -291,7 +307,8 @@ end
 --- Why such a position is none in this loader; nil: it is one.
 function Loader:check_state_dict(dict)
   if type(dict) ~= "table" or dict.loader ~= self.func or not position.is_count(dict.batches) then
-    return ("it is no position in %s, but %s"):format(self.func, type(dict) == "table" and dict.loader and tostring(dict.loader)
+    return ("it is no position in %s, but %s"):format(self.func, type(dict) == "table" and dict.loader
+      and tostring(dict.loader)
       or "something else")
   end
   local why = self._order and position.difference(dict.order or {}, self._order)
@@ -311,8 +328,8 @@ function Loader:stop()
   if self._workers then self._workers:stop() end
 end
 
-signature.object("source", "a source of samples", { dense = "list", keys = "list", rows = "list", tables = "list", fill = "callable",
-  rewind = "callable", count = "callable" })
+signature.object("source", "a source of samples", { dense = "list", keys = "list", rows = "list", tables = "list",
+  fill = "callable", rewind = "callable", count = "callable" })
 signature.check("Loader.", Loader, { _place = "func: string, args: table", numbered = "letter: string, n: number",
   bounds = "func: string, part: any, holdout: any, validation: any" })
 signature.check("Loader:", Loader, { init = "self: table, func: string, source: source, args: table, worker: table?",

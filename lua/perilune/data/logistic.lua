@@ -1,4 +1,5 @@
--- logistic.lua: the baseline: logistic regression over the ids and dense features of a loader's batches (perilune/io.h).
+-- logistic.lua: the baseline: logistic regression over the ids and dense features of a loader's batches
+-- (perilune/io.h).
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -14,7 +15,8 @@ local LogisticRegression = util.class "LogisticRegression"
 
 --- rows: rows of every feature's table; dense_features: their number; lr; l2.
 function LogisticRegression:init(args)
-  local a = util.named("LogisticRegression", args, { rows = util.required, dense_features = util.required, lr = 0.05, l2 = 0 })
+  local a = util.named("LogisticRegression", args, { rows = util.required, dense_features = util.required, lr = 0.05,
+    l2 = 0 })
   local n = #signature.value("LogisticRegression", "rows", a.rows, "list")
   local rows = ffi.new("int64_t[?]", math.max(n, 1))
   for i = 1, n do rows[i - 1] = util.integer("LogisticRegression", ("rows[%d]"):format(i), a.rows[i], 1) end
@@ -34,7 +36,8 @@ end
 --- Write the probabilities of a host batch's rows to a float array.
 function LogisticRegression:predict(host, probabilities)
   local b = batch.host_ptr(host)
-  if type(probabilities) ~= "cdata" or Tensor._room_of("LogisticRegression:predict", probabilities, "f32") < 4 * tonumber(b.rows) then
+  if type(probabilities) ~= "cdata" or Tensor._room_of("LogisticRegression:predict", probabilities,
+    "f32") < 4 * tonumber(b.rows) then
     P.fail(("LogisticRegression:predict: probabilities must be an array of %d floats"):format(tonumber(b.rows)))
   end
   check(C.peri_logistic_predict(self._model.ptr, b, probabilities))

@@ -1,7 +1,9 @@
 -- npy.lua: samples in files that NumPy wrote: npy and npz, as DLRM, MLPerf and TorchRec preprocess Criteo's data.
 --
---   peri.data.npy { files = { "kaggle_processed.npz" }, dense = "log", rows = counts, ... }        -- X_int, X_cat, y (DLRM)
---   peri.data.npy { files = { { dense = "day_0_dense.npy", labels = "day_0_labels.npy", sparse = "day_0_sparse.npy" }, ... }, ... }
+--   -- X_int, X_cat, y (DLRM)
+--   peri.data.npy { files = { "kaggle_processed.npz" }, dense = "log", rows = counts, ... }
+--   peri.data.npy { files = { { dense = "day_0_dense.npy", labels = "day_0_labels.npy", sparse = "day_0_sparse.npy" },
+--     ... }, ... }
 --   ... sparse = "day_0_sparse_multi_hot.npz" ...              -- an array a feature: "0", "1", ... (MLPerf's DLRM v2)
 local ffi = require "ffi"
 local P = require "perilune.ffi"
@@ -11,7 +13,8 @@ local Loader = require "perilune.data.loader"
 local arrays = require "perilune.data.arrays"
 
 local spec = {
-  files = util.required,          -- a list: paths of npz files with X_int, X_cat and y, or { dense =, labels =, sparse = }: paths
+  files = util.required,          -- a list: paths of npz files with X_int, X_cat and y, or { dense =, labels =, sparse
+                                  -- = }: paths
   rows = util.required,           -- of every feature's table, or a list
   dense = "raw", ids = "exact",   -- as data.criteo's and data.csv's
   padding = util.optional.number, -- ids that are this number are none
@@ -21,7 +24,9 @@ for name, default in util.ordered(Loader.common) do spec[name] = default end
 
 --- The one array of an npy file, or the one of an npz that is called `name`.
 local function one(func, path, name)
-  if type(path) ~= "string" then P.fail(("%s: %s is %s, wanted the path of a file"):format(func, name, errors.kind(path))) end
+  if type(path) ~= "string" then
+    P.fail(("%s: %s is %s, wanted the path of a file"):format(func, name, errors.kind(path)))
+  end
   local list = arrays.open(path)
   local found = list[name] or #list == 1 and list[1]
   if not found then
@@ -40,8 +45,8 @@ local function columns_of(func, a)
   return features
 end
 
---- A list of { array, first column, columns } a feature, of a file whose one array has a column a feature, of one with an array a feature,
---- or of several files with one array each.
+--- A list of { array, first column, columns } a feature, of a file whose one array has a column a feature, of one with
+--- an array a feature, or of several files with one array each.
 local function sparse_of(func, sparse, keep)
   local features = {}
   local function add(a)
@@ -56,12 +61,16 @@ local function sparse_of(func, sparse, keep)
     end
     return features
   end
-  if type(sparse) ~= "string" then P.fail(("%s: sparse is %s, wanted a path or a list of paths"):format(func, errors.kind(sparse))) end
+  if type(sparse) ~= "string" then
+    P.fail(("%s: sparse is %s, wanted a path or a list of paths"):format(func, errors.kind(sparse)))
+  end
   local list = arrays.open(sparse)
   keep[#keep + 1] = list.handle
   if list[1].name ~= "" then -- npz: arrays are called 0, 1, ..., in whatever order they lie there
     for i = 1, #list do
-      if not list[tostring(i - 1)] then P.fail(("%s: %s has %d arrays, and none is called '%d'"):format(func, sparse, #list, i - 1)) end
+      if not list[tostring(i - 1)] then
+        P.fail(("%s: %s has %d arrays, and none is called '%d'"):format(func, sparse, #list, i - 1))
+      end
       add(list[tostring(i - 1)])
     end
     return features
@@ -78,16 +87,19 @@ local function arrays_of(func, entry)
     for _, name in ipairs { "X_int", "X_cat", "y" } do
       if not list[name] then
         P.fail(("%s: %s has no array '%s', wanted: X_int, X_cat, y; it has: %s"):format(func, entry, name,
-          table.concat(util.map(list, function(x) return x.name ~= "" and x.name or "one without a name (npy)" end), ", ")))
+          table.concat(util.map(list, function(x) return x.name ~= "" and x.name or "one without a name (npy)" end),
+            ", ")))
       end
     end
     dense, labels, sparse = list.X_int, list.y, columns_of(func, list.X_cat)
   elseif type(entry) == "table" then
-    local e = util.named(func .. ": an entry of files", entry, { dense = util.optional, labels = util.optional, sparse = util.optional })
+    local e = util.named(func .. ": an entry of files", entry, { dense = util.optional, labels = util.optional,
+      sparse = util.optional })
     if e.dense then dense, keep[#keep + 1] = one(func, e.dense, "dense") end
     if e.labels then labels, keep[#keep + 1] = one(func, e.labels, "labels") end
     if e.sparse then sparse = sparse_of(func, e.sparse, keep) end
-  else P.fail(("%s: an entry of files is %s, wanted a path or { dense =, labels =, sparse = }"):format(func, errors.kind(entry))) end
+  else P.fail(("%s: an entry of files is %s, wanted a path or { dense =, labels =, sparse = }"):format(func,
+    errors.kind(entry))) end
   local first = dense or labels or sparse[1] and sparse[1][1]
   if not first then P.fail(func .. ": an entry of files names no file") end
   local rows = first.shape[1] or 0
@@ -107,7 +119,8 @@ local function cut(p, from, to)
   return ids
 end
 
---- A loader over such files; see `spec` for the arguments. Keys are c1, c2, ..., dense features i1, i2, ..., tables t_c1, ...
+--- A loader over such files; see `spec` for the arguments. Keys are c1, c2, ..., dense features i1, i2, ..., tables
+--- t_c1, ...
 return function(args)
   local func = "data.npy"
   local a = util.named(func, args, spec)
@@ -119,8 +132,8 @@ return function(args)
     parts[i] = p
     p.columns = p.dense and (p.dense.shape[2] or 1) or 0
     if p.columns ~= parts[1].columns or #p.sparse ~= #parts[1].sparse then
-      P.fail(("%s: %s has %d dense and %d sparse features, and %s has %d and %d"):format(func, p.name, p.columns, #p.sparse,
-        parts[1].name, parts[1].columns, #parts[1].sparse))
+      P.fail(("%s: %s has %d dense and %d sparse features, and %s has %d and %d"):format(func, p.name, p.columns,
+        #p.sparse, parts[1].name, parts[1].columns, #parts[1].sparse))
     end
   end
   local first = parts[1] or P.fail(func .. ": files is an empty list")

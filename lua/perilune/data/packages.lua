@@ -1,4 +1,5 @@
--- packages.lua: the lists of Debian packages as arrays: one block of "Field: value" lines per package (deb-control format).
+-- packages.lua: the lists of Debian packages as arrays: one block of "Field: value" lines per package (deb-control
+-- format).
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -6,9 +7,10 @@ local Tensor = require "perilune.tensor"
 
 local M = {}
 
--- -- reading -------------------------------------------------------------------------------------------------------------------------
+-- -- reading ----------------------------------------------------------------------------------------------------------
 
-local hint = "data.debian: `apt-cache dumpavail` gave no packages: this is no Debian machine, or its lists are empty (apt-get update). " ..
+local hint = "data.debian: `apt-cache dumpavail` gave no packages: this is no Debian machine, or its lists are empty "
+  .. "(apt-get update). " ..
   "Give other data: DATA=train.txt (a file in the Criteo layout) or DATA=synthetic:100000"
 
 --- The text of the lists: of a file, or of `apt-cache dumpavail`.
@@ -66,7 +68,9 @@ local function field(block, name)
 end
 
 local common = {}
-for word in ("a an and as at be by for from in is it of on or that the this to with"):gmatch "%a+" do common[word] = true end
+for word in ("a an and as at be by for from in is it of on or that the this to with"):gmatch "%a+" do
+  common[word] = true
+end
 
 -- Push the words of a text (runs of digits and then letters), each once.
 local function push_words(l, vocabulary_of_words, text, seen, stamp)
@@ -103,7 +107,8 @@ local function split(text)
   return names, blocks, ids
 end
 
--- Push what a package needs: the first of each group of alternatives, without versions and architectures, if it is a package.
+-- Push what a package needs: the first of each group of alternatives, without versions and architectures, if it is a
+-- package.
 local function push_dependencies(l, block, self_id, ids, seen)
   for _, name in ipairs { "Pre-Depends", "Depends", "Recommends" } do
     local value = field(block, name)
@@ -120,13 +125,14 @@ local function push_dependencies(l, block, self_id, ids, seen)
   close(l)
 end
 
---- Parse the lists: n packages, names, versions, and by package the lists `dependencies`, `name_words`, `description_words`, `tags` and
---- the arrays section, maintainer, source; sizes of the vocabularies in words, tag_count, section_count, maintainer_count. ids: number by
---- name; section_ids: number by section.
+--- Parse the lists: n packages, names, versions, and by package the lists `dependencies`, `name_words`,
+--- `description_words`, `tags` and the arrays section, maintainer, source; sizes of the vocabularies in words,
+--- tag_count, section_count, maintainer_count. ids: number by name; section_ids: number by section.
 function M.parse(text)
   local names, blocks, ids = split(text)
   local n = #names
-  local words, tags, sections, maintainers, sources = vocabulary(), vocabulary(), vocabulary(), vocabulary(), vocabulary()
+  local words, tags, sections, maintainers, sources = vocabulary(), vocabulary(), vocabulary(), vocabulary(),
+    vocabulary()
   local dependencies, name_words, description_words, tag_lists = lists(), lists(), lists(), lists()
   local section, maintainer, source, versions = {}, {}, {}, {}
   local seen_package, seen_word = {}, {}
@@ -149,7 +155,7 @@ function M.parse(text)
   }
 end
 
--- -- in other states of Lua --------------------------------------------------------------------------------------------------------------
+-- -- in other states of Lua -------------------------------------------------------------------------------------------
 
 local COUNTS = { "n", "words", "tag_count", "section_count", "maintainer_count" }
 local LISTS = { "dependencies", "name_words", "description_words", "tags" }
@@ -162,7 +168,8 @@ function M.counts(parsed)
   return counts
 end
 
---- The arrays of what `parse` returned as tensors, which several threads can hold: made once. Names, versions and ids are not among them.
+--- The arrays of what `parse` returned as tensors, which several threads can hold: made once. Names, versions and ids
+--- are not among them.
 function M.shared(parsed)
   if parsed.tensors then return parsed.tensors end
   local tensors = {}

@@ -1,5 +1,5 @@
--- parcels.lua: batches on their way from one state of Lua to another, in the same process: plain values as bytes (serial.lua), tensors
--- as references to the same memory.
+-- parcels.lua: batches on their way from one state of Lua to another, in the same process: plain values as bytes
+-- (serial.lua), tensors as references to the same memory.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -17,22 +17,23 @@ local KJT, JT, KT = jagged.KeyedJaggedTensor, jagged.JaggedTensor, jagged.KeyedT
 local function moved(x, device) return x:to(device, true) end
 local function values_pinned(x) return x:values():is_pinned() end
 
---- Kinds of objects: { is =, ptr =, wrap =, type =, retain =, number = (C's), to = function(x, device), pinned = function(x) }, by the
---- letter that stands for them.
+--- Kinds of objects: { is =, ptr =, wrap =, type =, retain =, number = (C's), to = function(x, device), pinned =
+--- function(x) }, by the letter that stands for them.
 local kinds = {
-  t = { is = Tensor.is, ptr = Tensor.ptr, wrap = Tensor.wrap, type = ffi.typeof "peri_tensor *", retain = C.peri_tensor_retain,
-    number = C.PERI_FEED_TENSOR, to = function(x, device) return x:to(nil, device, true) end,
-    pinned = function(x) return x:is_pinned() end },
+  t = { is = Tensor.is, ptr = Tensor.ptr, wrap = Tensor.wrap, type = ffi.typeof "peri_tensor *",
+    retain = C.peri_tensor_retain, number = C.PERI_FEED_TENSOR, to = function(x, device)
+      return x:to(nil, device, true)
+    end, pinned = function(x) return x:is_pinned() end },
   k = { is = KJT.is, ptr = KJT.ptr, wrap = KJT.wrap, type = ffi.typeof "peri_kjt *", retain = C.peri_kjt_retain,
     number = C.PERI_FEED_KJT, to = moved, pinned = values_pinned },
-  j = { is = JT.is, ptr = JT.ptr, wrap = JT.wrap, type = ffi.typeof "peri_jt *", retain = C.peri_jt_retain, number = C.PERI_FEED_JT,
-    to = moved, pinned = values_pinned },
-  e = { is = KT.is, ptr = KT.ptr, wrap = KT.wrap, type = ffi.typeof "peri_kt *", retain = C.peri_kt_retain, number = C.PERI_FEED_KT,
-    to = moved, pinned = values_pinned },
+  j = { is = JT.is, ptr = JT.ptr, wrap = JT.wrap, type = ffi.typeof "peri_jt *", retain = C.peri_jt_retain,
+    number = C.PERI_FEED_JT, to = moved, pinned = values_pinned },
+  e = { is = KT.is, ptr = KT.ptr, wrap = KT.wrap, type = ffi.typeof "peri_kt *", retain = C.peri_kt_retain,
+    number = C.PERI_FEED_KT, to = moved, pinned = values_pinned },
 }
 local letters = util.keys(kinds)
 
--- -- giving ---------------------------------------------------------------------------------------------------------------------------
+-- -- giving -----------------------------------------------------------------------------------------------------------
 
 local function pack_object(x, kind, path, objects)
   local device = util.resolve(x):device()
@@ -56,10 +57,13 @@ local function pack(x, path, objects, depth)
     P.fail(("%s is nested deeper than %d tables, or contains itself"):format(path, MOST_DEEP))
   end
   if t ~= "table" or not Batch.is(x) and getmetatable(x) ~= nil then
-    P.fail(("%s is %s, allowed: tensors, KeyedJaggedTensors, data.Batch, plain tables, numbers, texts"):format(path, errors.kind(x)))
+    P.fail(("%s is %s, allowed: tensors, KeyedJaggedTensors, data.Batch, plain tables, numbers, texts"):format(path,
+      errors.kind(x)))
   end
   local fields = {}
-  for key, value in util.ordered(x) do fields[key] = pack(value, ("%s.%s"):format(path, tostring(key)), objects, depth + 1) end
+  for key, value in util.ordered(x) do
+    fields[key] = pack(value, ("%s.%s"):format(path, tostring(key)), objects, depth + 1)
+  end
   return { Batch.is(x) and "B" or "T", fields }
 end
 
@@ -73,7 +77,8 @@ local function put(feed, bytes, list, n)
   return status
 end
 
---- Put references of objects into `list`, a peri_feed_object[]; those that are not pinned, in memory that is pinned for `device`.
+--- Put references of objects into `list`, a peri_feed_object[]; those that are not pinned, in memory that is pinned for
+--- `device`.
 local function refer(objects, list, device)
   for i, o in ipairs(objects) do
     local x, copy = o.x, nil
@@ -88,8 +93,8 @@ local function refer(objects, list, device)
   end
 end
 
---- Hand `batch` over, in memory pinned for `device`, if that is given. Blocks while enough are waiting. PERI_OK; PERI_ECLOSED: nobody wants
---- more; PERI_PENDING: all are wanted again from the beginning.
+--- Hand `batch` over, in memory pinned for `device`, if that is given. Blocks while enough are waiting. PERI_OK;
+--- PERI_ECLOSED: nobody wants more; PERI_PENDING: all are wanted again from the beginning.
 function M.put(feed, batch, device)
   local objects = {}
   local bytes = serial.encode({ pack(batch, "the batch", objects, 1) }, "DataLoadingThread")
@@ -98,14 +103,17 @@ function M.put(feed, batch, device)
   return put(feed, bytes, list, #objects)
 end
 
--- What the library's own loaders make is the same each time, and is handed over in fewer words: the letter "L" and these numbers.
+-- What the library's own loaders make is the same each time, and is handed over in fewer words: the letter "L" and
+-- these numbers.
 local Loaded = ffi.typeof "struct { char letter[8]; double rows, global_rows, global_row, loss_scale; }"
 local loaded = Loaded { letter = "L" }
 local loaded_type, loaded_size, three = ffi.typeof("const $ *", Loaded), ffi.sizeof(Loaded), objects_type(3)
 
---- The same of a data.Batch that a loader of the library has just made, of which nobody else has any part: it is released.
+--- The same of a data.Batch that a loader of the library has just made, of which nobody else has any part: it is
+--- released.
 function M.put_loaded(feed, b)
-  loaded.rows, loaded.global_rows, loaded.global_row, loaded.loss_scale = b.rows, b.global_rows, b.global_row, b.loss_scale
+  loaded.rows, loaded.global_rows, loaded.global_row, loaded.loss_scale = b.rows, b.global_rows, b.global_row,
+    b.loss_scale
   three[0].ptr, three[0].kind = Tensor.ptr(b.dense_features), C.PERI_FEED_TENSOR
   three[1].ptr, three[1].kind = Tensor.ptr(b.labels), C.PERI_FEED_TENSOR
   three[2].ptr, three[2].kind = KJT.ptr(b.sparse_features), C.PERI_FEED_KJT
@@ -136,7 +144,7 @@ function M.received(bytes)
   return tensors
 end
 
--- -- taking ---------------------------------------------------------------------------------------------------------------------------
+-- -- taking -----------------------------------------------------------------------------------------------------------
 
 local function unpack_value(x, objects)
   if type(x) ~= "table" then return x end
@@ -185,7 +193,8 @@ local function open_loaded(parcel, device)
   return Batch(dense, kjt_at(list[2].ptr, device), labels, rows, global_rows, global_row, loss_scale)
 end
 
---- The batch of a parcel (peri_feed_parcel), whose references it takes over, moved to `device` if that is given; or nil and an error.
+--- The batch of a parcel (peri_feed_parcel), whose references it takes over, moved to `device` if that is given; or nil
+--- and an error.
 function M.open(parcel, device)
   if parcel.bytes[0] == LOADED then return open_loaded(parcel, device) end
   local x = serial.decode(ffi.string(parcel.bytes, parcel.n_bytes), "DataLoadingThread")

@@ -1,8 +1,10 @@
--- position.lua: where a source of batches is: what a checkpoint has of it (PyTorch's StatefulDataLoader: state_dict and load_state_dict).
+-- position.lua: where a source of batches is: what a checkpoint has of it (PyTorch's StatefulDataLoader: state_dict and
+-- load_state_dict).
 --
--- A position counts batches that were given and, where a pipeline took them ahead of the steps that train them, trained. For that a source
--- has a field `ahead`, { batches = 0 }: a pipeline adds one with each batch that it takes, and takes one away after that batch's step
--- (pipeline/supply.lua). Who goes elsewhere in the data takes a new one: what is in flight then counts for the old.
+-- A position counts batches that were given and, where a pipeline took them ahead of the steps that train them,
+-- trained. For that a source has a field `ahead`, { batches = 0 }: a pipeline adds one with each batch that it takes,
+-- and takes one away after that batch's step (pipeline/supply.lua). Who goes elsewhere in the data takes a new one:
+-- what is in flight then counts for the old.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local serial = require "perilune.serial"
@@ -28,9 +30,9 @@ function M.difference(was, is, name)
   return ("%s was %s, and is %s"):format(name or "it", signature.text(was), signature.text(is))
 end
 
---- Give a class the state of a source that knows no more than how many batches it has given. An object has a name; global_batches: batch k
---- of all ranks together is the same on any number of ranks; given(): how many it has given; go_to(n): it goes on behind the first n, with
---- a new `ahead`.
+--- Give a class the state of a source that knows no more than how many batches it has given. An object has a name;
+--- global_batches: batch k of all ranks together is the same on any number of ranks; given(): how many it has given;
+--- go_to(n): it goes on behind the first n, with a new `ahead`.
 function M.counted(class)
   class.of_ranks = true
 
@@ -54,9 +56,12 @@ function M.counted(class)
     signature.value(self.name .. ":merge_state_dicts", "list", list, "list")
     for _, dict in ipairs(list) do alike = alike and not M.difference(list[1], dict) end
     if self.global_batches and alike then return list[1] end
-    if self.global_batches then return nil, "ranks were at different batches, allowed: as many ranks as it was saved on" end
-    return nil, ("it was saved on %s, and what the batches of other ranks are is not known; allowed: as many ranks, or %s { ..., "
-      .. "global_batches = true } where batch k of all ranks together is the same on any number of them"):format(
+    if self.global_batches then
+      return nil, "ranks were at different batches, allowed: as many ranks as it was saved on"
+    end
+    return nil, ("it was saved on %s, and what the batches of other ranks are is not known; allowed: as many ranks, "
+      .. "or %s { ..., global_batches = true } where batch k of all ranks together is the same on any number of "
+      .. "them"):format(
       util.number_of(#list, "rank"), self.name)
   end
 end

@@ -1,6 +1,7 @@
 -- samples.lua: samples that a function of Lua makes, one at a time, as a loader.
 --
---   local loader = peri.data.samples { batch_size = 256, dense = { "age" }, ids = { { name = "history", rows = 1000 } },
+--   local loader = peri.data.samples { batch_size = 256, dense = { "age" }, ids = { { name = "history", rows = 1000 }
+--     },
 --     make = function(arguments, epoch)   -- called at the beginning of each pass, from 0
 --       local i = 0
 --       return function()                 -- the next sample; nil: the pass is over
@@ -39,15 +40,16 @@ local function next_sample(self)
   self._next = self._next or iterator(self, self._epoch)
   local sample = self._next()
   if sample ~= nil and sample ~= false and type(sample) ~= "table" then
-    P.fail(("%s: sample %d of pass %d is %s, wanted a table, or nil at the end"):format(self.func, self._row, self._epoch,
-      errors.kind(sample)))
+    P.fail(("%s: sample %d of pass %d is %s, wanted a table, or nil at the end"):format(self.func, self._row,
+      self._epoch, errors.kind(sample)))
   end
   if sample then self._row = self._row + 1 end
   return sample or nil
 end
 
 local function bad(self, row, what, value, wanted)
-  P.fail(("%s: sample %d of pass %d: %s is %s, wanted %s"):format(self.func, row, self._epoch, what, errors.kind(value), wanted))
+  P.fail(("%s: sample %d of pass %d: %s is %s, wanted %s"):format(self.func, row, self._epoch, what, errors.kind(value),
+    wanted))
 end
 
 local function number_of(self, row, sample, name)
@@ -79,7 +81,9 @@ local function put(self, host, taken, first)
   b.rows = rows
   for i, sample in ipairs(taken) do
     b.labels[i - 1] = number_of(self, first + i - 1, sample, "label")
-    for d, name in ipairs(self.dense) do b.dense[(i - 1) * #self.dense + d - 1] = number_of(self, first + i - 1, sample, name) end
+    for d, name in ipairs(self.dense) do
+      b.dense[(i - 1) * #self.dense + d - 1] = number_of(self, first + i - 1, sample, name)
+    end
   end
   local ids = self._lists
   for f = 1, #self.keys do
@@ -125,7 +129,8 @@ function Source:count()
 end
 
 local spec = {
-  make = util.required,                     -- function(arguments, epoch) -> function() -> a sample, or nil; or the name of such a module
+  make = util.required,                     -- function(arguments, epoch) -> function() -> a sample, or nil; or the name
+                                            -- of such a module
   arguments = util.optional,                -- what it gets: plain values
   dense = util.optional.list, ids = util.optional.list, -- names; { name =, rows =, table = }
 }
@@ -156,5 +161,6 @@ return function(args)
     plain.make = functions.sent(func, "make", make, "a function(arguments, epoch) that returns an iterator")
     make = functions.received(plain.make)
   else plain.make = nil end
-  return Loader(func, Source(func, make, a.arguments, fields_of(func, a)), a, { module = "perilune.data.samples", arguments = plain })
+  return Loader(func, Source(func, make, a.arguments, fields_of(func, a)), a,
+    { module = "perilune.data.samples", arguments = plain })
 end

@@ -91,7 +91,8 @@ end
 local file_spec = { path = util.required.string, first_row = 0, num_rows = util.required.number }
 for name, default in util.ordered(shape) do file_spec[name] = default end
 
---- Write such rows (bags of 0 or 1 id) as a file in the Criteo layout. data.criteo with ids = "mod" reads the same samples back.
+--- Write such rows (bags of 0 or 1 id) as a file in the Criteo layout. data.criteo with ids = "mod" reads the same
+--- samples back.
 function M.write(args)
   local func = "data.synthetic.write"
   local a = util.named(func, args, file_spec)

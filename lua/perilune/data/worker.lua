@@ -1,5 +1,6 @@
--- worker.lua: what runs on the thread of a worker (workers.lua), in a state of Lua of its own: make the iterator, then hand over those of
--- its batches that are this worker's, until nobody wants more. What goes wrong is handed over in place of the batch.
+-- worker.lua: what runs on the thread of a worker (workers.lua), in a state of Lua of its own: make the iterator, then
+-- hand over those of its batches that are this worker's, until nobody wants more. What goes wrong is handed over in
+-- place of the batch.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -61,7 +62,8 @@ local function work(feed, job)
   while true do
     local ok, status = xpcall(feed_all, P.locate, feed, job)
     if not ok then
-      local text = ("%s (batch %d, worker %d of %d)"):format(errors.describe(status), job.at, job.worker, job.num_workers)
+      local text = ("%s (batch %d, worker %d of %d)"):format(errors.describe(status), job.at, job.worker,
+        job.num_workers)
       status = parcels.put_error(feed, text)
     end
     if status == C.PERI_OK then status = C.peri_feed_end(feed) end
@@ -70,8 +72,8 @@ local function work(feed, job)
   end
 end
 
---- job: bytes of { code or module, arguments, start, worker, num_workers, rank, world_size, seed, pin }; shared: references to tensors
---- (parcels.sent); address: of the feed, 8 bytes.
+--- job: bytes of { code or module, arguments, start, worker, num_workers, rank, world_size, seed, pin }; shared:
+--- references to tensors (parcels.sent); address: of the feed, 8 bytes.
 function M.run(job, shared, address)
   shared = parcels.received(shared)
   job = serial.decode(job, "DataLoadingThread")

@@ -1,11 +1,13 @@
 -- workers.lua: threads that make batches ahead, each in a state of Lua of its own.
 --
--- Of k workers, worker i (from 0) makes batches i, i + k, i + 2k, ...: each has an iterator of its own, and leaves the other workers'
--- batches out. What it has made waits in its queue, `prefetch_factor` batches at most; whoever takes them goes round the queues. So
--- order and content are those of one worker, or of none. Where batches are copied to a device, workers make them in memory pinned for it.
+-- Of k workers, worker i (from 0) makes batches i, i + k, i + 2k, ...: each has an iterator of its own, and leaves the
+-- other workers' batches out. What it has made waits in its queue, `prefetch_factor` batches at most; whoever takes
+-- them goes round the queues. So order and content are those of one worker, or of none. Where batches are copied to a
+-- device, workers make them in memory pinned for it.
 --
 --     worker 0    batch 0, batch 3, ...   --> queue --+
---     worker 1    batch 1, batch 4, ...   --> queue --+--> batch 0, 1, 2, 3, ... --> copied to the device, on a stream of its own
+--     worker 1    batch 1, batch 4, ...   --> queue --+--> batch 0, 1, 2, 3, ... --> copied to the device, on a stream
+--                 of its own
 --     worker 2    batch 2, batch 5, ...   --> queue --+
 local ffi = require "ffi"
 local P = require "perilune.ffi"
@@ -37,7 +39,8 @@ local function start(self, job, ahead)
   local lua = lua_states.new(self.name, MAIN, package.path, package.cpath, bytes, parcels.sent(self.shared),
     ffi.string(out, ffi.sizeof "peri_feed *"))
   local function address(f) return ffi.cast("void *", f) end
-  local thread = ffi.new("peri_feed_thread", { state = lua.ptr, n_args = 5, run = address(lua.pcall), close = address(lua.close) })
+  local thread = ffi.new("peri_feed_thread", { state = lua.ptr, n_args = 5, run = address(lua.pcall),
+    close = address(lua.close) })
   local status = C.peri_feed_start(feed_ptr(feed), thread)
   if status < 0 then lua.close(lua.ptr) end
   check(status)
@@ -62,9 +65,10 @@ function Workers.check(name, a, least)
   end
 end
 
---- name: for messages; source: { code or module (of a function(arguments, shared) that returns an iterator), arguments (plain values),
---- shared (a list of tensors of cpu) }; options: num_workers, prefetch_factor, pin_memory, device (where batches are moved when they are
---- taken; nil: they stay), timeout (seconds), start (batches that are left out before the first), rank, world_size.
+--- name: for messages; source: { code or module (of a function(arguments, shared) that returns an iterator), arguments
+--- (plain values), shared (a list of tensors of cpu) }; options: num_workers, prefetch_factor, pin_memory, device
+--- (where batches are moved when they are taken; nil: they stay), timeout (seconds), start (batches that are left out
+--- before the first), rank, world_size.
 function Workers:init(name, source, options)
   self.name, self.num_workers, self.timeout = name, options.num_workers, options.timeout
   local device = options.device and P.device(options.device)
@@ -73,8 +77,8 @@ function Workers:init(name, source, options)
   self.shared = source.shared or {}
   self.ended, self.taken, self._feeds, self._lua = false, 0, {}, {}
   self._stream, self._copied = self.device and streams.Stream(self.device), nil
-  local job = { code = source.code, module = source.module, arguments = source.arguments, seed = P.state.seed, start = options.start or 0,
-    num_workers = self.num_workers, pin = pinned_for(options.device, options.pin_memory) }
+  local job = { code = source.code, module = source.module, arguments = source.arguments, seed = P.state.seed,
+    start = options.start or 0, num_workers = self.num_workers, pin = pinned_for(options.device, options.pin_memory) }
   job.rank, job.world_size = options.rank, options.world_size
   self._job, self._prefetch_factor = job, options.prefetch_factor
   self:begin()
@@ -108,8 +112,8 @@ end
 
 local SLICE_US = 200
 
---- The status of taking the next parcel, which is there or will not come any more. (Ranks of a sim world do not take turns meanwhile: the
---- thread goes on by itself, and who waits for it is not stuck.)
+--- The status of taking the next parcel, which is there or will not come any more. (Ranks of a sim world do not take
+--- turns meanwhile: the thread goes on by itself, and who waits for it is not stuck.)
 local function take(self, feed)
   local status = C.peri_feed_take(feed, 0, parcel)
   if status ~= C.PERI_PENDING then return status end
@@ -129,8 +133,8 @@ local function stop_all(self)
   for _, feed in ipairs(self._feeds) do C.peri_feed_stop(feed_ptr(feed), 0) end
 end
 
---- The batch of the parcel that was taken: parcels.open. Copies to a device are queued on a stream of the loader's own, so that they run
---- beside what is queued already; what is queued on the current stream from now on comes after them.
+--- The batch of the parcel that was taken: parcels.open. Copies to a device are queued on a stream of the loader's own,
+--- so that they run beside what is queued already; what is queued on the current stream from now on comes after them.
 local function open(self)
   local device = self.device
   if not device then return parcels.open(parcel) end
@@ -140,8 +144,8 @@ local function open(self)
   return batch, err
 end
 
---- The next batch; nil at the end, or after stop(). What is an error of the loader is raised after the batches that it made before, and
---- whenever it is called again.
+--- The next batch; nil at the end, or after stop(). What is an error of the loader is raised after the batches that it
+--- made before, and whenever it is called again.
 function Workers:next()
   if self.ended then
     if self.ended ~= true then fail(self, "%s", self.ended) end
@@ -179,9 +183,9 @@ function Workers:give_up()
   stop_all(self)
 end
 
---- Want no more: batches that wait are given up, and each worker ends with the batch that it is making. Waits for that `timeout` (5)
---- seconds at most, which is an error if they pass; workers are then left alone until they end. What the garbage collector finds is
---- stopped too.
+--- Want no more: batches that wait are given up, and each worker ends with the batch that it is making. Waits for that
+--- `timeout` (5) seconds at most, which is an error if they pass; workers are then left alone until they end. What the
+--- garbage collector finds is stopped too.
 function Workers:stop(timeout)
   self:give_up()
   local from = tonumber(C.peri_time_ns())

@@ -1,4 +1,5 @@
--- all_to_all.lua: all-to-all of lists of tensors (torch.distributed.all_to_all) and of blocks along a dimension (TPU AllToAll).
+-- all_to_all.lua: all-to-all of lists of tensors (torch.distributed.all_to_all) and of blocks along a dimension (TPU
+-- AllToAll).
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local signature = require "perilune.signature"
@@ -24,7 +25,8 @@ end
 local function fill(func, what, list, group, pointers)
   if type(list) ~= "table" then P.fail(("%s: %s is a %s, wanted a list of tensors"):format(func, what, type(list))) end
   if #list ~= group.world_size then
-    P.fail(("%s: %d tensors in %s for the %d ranks of group '%s'"):format(func, #list, what, group.world_size, group.name))
+    P.fail(("%s: %d tensors in %s for the %d ranks of group '%s'"):format(func, #list, what, group.world_size,
+      group.name))
   end
   for i = 1, #list do
     local t = awaitable.resolve(list[i])
@@ -43,9 +45,9 @@ local function post(func, outputs, inputs, group, recorded, tag)
   return WorkAwaitable(work_out[0], outputs)
 end
 
---- Send input_tensor_list[i] to rank i - 1 of the group (default: the world); output_tensor_list[i] gets what it has for this rank. One
---- dtype, any dtype, any sizes. Waits, and returns nil; with async_op returns an Awaitable of the output list at once. Does nothing on
---- ranks outside the group. Not recorded: see functional_all_to_all.
+--- Send input_tensor_list[i] to rank i - 1 of the group (default: the world); output_tensor_list[i] gets what it has
+--- for this rank. One dtype, any dtype, any sizes. Waits, and returns nil; with async_op returns an Awaitable of the
+--- output list at once. Does nothing on ranks outside the group. Not recorded: see functional_all_to_all.
 function M.all_to_all(output_tensor_list, input_tensor_list, group, async_op, tag)
   if rawequal(group, NON_GROUP_MEMBER) then return nil end
   group = group_of("all_to_all", group)
@@ -54,8 +56,8 @@ function M.all_to_all(output_tensor_list, input_tensor_list, group, async_op, ta
   work:wait()
 end
 
---- The same on the gradient tape: an Awaitable of output_tensor_list, whose tensors (f32 or f64) become results of the exchange. Without
---- output_tensor_list they are made like the inputs: equal sizes on all ranks.
+--- The same on the gradient tape: an Awaitable of output_tensor_list, whose tensors (f32 or f64) become results of the
+--- exchange. Without output_tensor_list they are made like the inputs: equal sizes on all ranks.
 function M.functional_all_to_all(output_tensor_list, input_tensor_list, group, tag)
   if rawequal(group, NON_GROUP_MEMBER) then return nil end
   group = group_of("functional.all_to_all", group)
@@ -72,15 +74,18 @@ local needed = { "input", "group_assignment", "concat_dimension", "split_dimensi
 local named = { group = true, tag = true }
 for _, name in ipairs(needed) do named[name] = true end
 
---- tpu_all_to_all { input =, group_assignment = (rows of ranks), concat_dimension =, split_dimension = (from 1), split_count =, group =,
---- tag = }: cut the input into split_count blocks along split_dimension, block k goes to the k-th rank of this rank's row of
---- group_assignment; the Awaitable's result has the blocks received along concat_dimension. All ranks give the same arguments and shapes.
+--- tpu_all_to_all { input =, group_assignment = (rows of ranks), concat_dimension =, split_dimension = (from 1),
+--- split_count =, group =, tag = }: cut the input into split_count blocks along split_dimension, block k goes to the
+--- k-th rank of this rank's row of group_assignment; the Awaitable's result has the blocks received along
+--- concat_dimension. All ranks give the same arguments and shapes.
 function M.tpu_all_to_all(args)
   local func = "tpu_all_to_all"
   A.check_all(func, args, named, needed)
   local group = group_of(func, args.group)
   local rows = args.group_assignment
-  if type(rows) ~= "table" or type(rows[1]) ~= "table" then P.fail(func .. ": group_assignment is no list of rows of ranks") end
+  if type(rows) ~= "table" or type(rows[1]) ~= "table" then
+    P.fail(func .. ": group_assignment is no list of rows of ranks")
+  end
   local groups, replicas = #rows, #rows[1]
   local assignment = ffi.new("int32_t[?]", math.max(1, groups * replicas))
   for g, row in ipairs(rows) do
@@ -88,7 +93,8 @@ function M.tpu_all_to_all(args)
       P.fail(("%s: row %d of group_assignment has %d ranks, the first has %d"):format(func, g, #row, replicas))
     end
     for k, rank in ipairs(row) do
-      assignment[(g - 1) * replicas + k - 1] = util.integer(func, "a rank of group_assignment", rank, 0, group.world_size - 1)
+      assignment[(g - 1) * replicas + k - 1] = util.integer(func, "a rank of group_assignment", rank, 0,
+        group.world_size - 1)
     end
   end
   local input = awaitable.resolve(args.input)

@@ -1,7 +1,9 @@
 -- awaitable.lua: results that are still on their way.
 --
---   Awaitable       wait() returns the result; waiting again returns the same one. `callbacks` run in order on the first wait, each gets
---                   what the one before returned. The result may be an awaitable itself (splits first, then tensors): wait():wait().
+--   Awaitable       wait() returns the result; waiting again returns the same one. `callbacks` run in order on the
+--                   first wait, each gets
+--                   what the one before returned. The result may be an awaitable itself (splits first,
+--                     then tensors): wait():wait().
 --   LazyAwaitable   the same, and it also stands for its result: the first use of a field, method or operator waits.
 --   NoWait, LazyNoWait  a result that is there already.
 --   GetItemLazyAwaitable  one element of the result of another awaitable.
@@ -14,7 +16,7 @@ local C, check, state = P.C, P.check, P.state
 
 local M = {}
 
--- -- works -------------------------------------------------------------------------------------------------------------------------
+-- -- works ------------------------------------------------------------------------------------------------------------
 
 local _, _, _, wrap_work = P.handle("peri_work", {}, nil, "an operation")
 
@@ -52,12 +54,13 @@ function M.finish_work(work)
   error(err, 0)
 end
 
--- -- Awaitable -----------------------------------------------------------------------------------------------------------------------
+-- -- Awaitable --------------------------------------------------------------------------------------------------------
 
 local Awaitable = util.class "Awaitable"
 M.Awaitable = Awaitable
 
---- Fields come as they are needed: `callbacks` with the first one, `_state` ("waiting", then "done" with _result, or "failed") with wait().
+--- Fields come as they are needed: `callbacks` with the first one, `_state` ("waiting", then "done" with _result, or
+--- "failed") with wait().
 function Awaitable:init() end -- luacheck: ignore 212
 
 --- What a class of awaitables defines: wait (through other awaitables, or P.pause) and return the result. Called once.
@@ -109,7 +112,7 @@ function Awaitable:and_then(f)
   return self
 end
 
--- -- kinds ---------------------------------------------------------------------------------------------------------------------------
+-- -- kinds ------------------------------------------------------------------------------------------------------------
 
 --- NoWait(result)
 local NoWait = util.class("NoWait", Awaitable)
@@ -121,7 +124,8 @@ end
 function NoWait:_wait_impl() return rawget(self, "_given") end
 function NoWait:_test_impl() return true end -- luacheck: ignore 212
 
---- WorkAwaitable(pointer of a peri_work (new), result): of one C operation. Keeps what the operation uses through the work itself.
+--- WorkAwaitable(pointer of a peri_work (new), result): of one C operation. Keeps what the operation uses through the
+--- work itself.
 local WorkAwaitable = util.class("WorkAwaitable", Awaitable)
 M.WorkAwaitable = WorkAwaitable
 function WorkAwaitable:init(ptr, result)
@@ -155,7 +159,7 @@ function ListAwaitable:_test_impl()
   return all
 end
 
--- -- lazy ------------------------------------------------------------------------------------------------------------------------
+-- -- lazy -------------------------------------------------------------------------------------------------------------
 
 local resolve = util.resolve
 M.resolve = resolve
@@ -164,16 +168,18 @@ local function get(x, key) return x[key] end
 local function get_ptr(x) return x.ptr end
 local function set(x, key, value) x[key] = value end
 
---- f(result, ...) for a result that is cdata: what LuaJIT says of plain C data (an int64_t, a struct) names neither class nor key.
+--- f(result, ...) for a result that is cdata: what LuaJIT says of plain C data (an int64_t, a struct) names neither
+--- class nor key.
 local function forward(name, f, result, key, value)
   local ok, got = pcall(f, result, key, value)
   if ok then return got end
   if type(got) ~= "string" then error(got, 0) end
-  P.fail(("%s: its result is a %s, which has no '%s'"):format(name, tostring(ffi.typeof(result)):match "^ctype<(.*)>$", tostring(key)))
+  P.fail(("%s: its result is a %s, which has no '%s'"):format(name, tostring(ffi.typeof(result)):match "^ctype<(.*)>$",
+    tostring(key)))
 end
 
---- The metamethod of an operator of lazy awaitables: f of the results. What Lua says of values that have no such operator names neither of
---- them.
+--- The metamethod of an operator of lazy awaitables: f of the results. What Lua says of values that have no such
+--- operator names neither of them.
 local function operator(symbol, f)
   return function(a, b)
     a, b = resolve(a), resolve(b)
@@ -191,11 +197,13 @@ function M.lazy_class(name, base)
   class.__index = function(self, key)
     local own = class[key]
     if own ~= nil then return own end
-    -- The only real field of handles, apart: LuaJIT 2.1.0-beta3 compiles an index of cdata that ended in a metamethod for all keys, and
-    -- would take this one there as well.
+    -- The only real field of handles, apart: LuaJIT 2.1.0-beta3 compiles an index of cdata that ended in a metamethod
+    -- for all keys, and would take this one there as well.
     local result = resolve(self)
     if type(result) == "table" or type(result) == "string" then return result[key] end
-    if type(result) ~= "cdata" then P.fail(("%s: its result is %s, which has no '%s'"):format(name, tostring(result), tostring(key))) end
+    if type(result) ~= "cdata" then
+      P.fail(("%s: its result is %s, which has no '%s'"):format(name, tostring(result), tostring(key)))
+    end
     if key == "ptr" then return forward(name, get_ptr, result, "ptr") end
     return forward(name, get, result, key)
   end
@@ -238,8 +246,8 @@ end
 function LazyNoWait:_wait_impl() return rawget(self, "_given") end
 function LazyNoWait:_test_impl() return true end -- luacheck: ignore 212
 
---- GetItemLazyAwaitable(parent, key): stands for element `key` of the parent's result. The parent is waited for once, however many
---- elements stand for parts of it.
+--- GetItemLazyAwaitable(parent, key): stands for element `key` of the parent's result. The parent is waited for once,
+--- however many elements stand for parts of it.
 local GetItemLazyAwaitable = M.lazy_class("GetItemLazyAwaitable", Awaitable)
 M.GetItemLazyAwaitable = GetItemLazyAwaitable
 function GetItemLazyAwaitable:init(parent, key)
@@ -250,8 +258,9 @@ end
 function GetItemLazyAwaitable:_wait_impl() return resolve(rawget(self, "_parent"):wait())[rawget(self, "_key")] end
 function GetItemLazyAwaitable:_test_impl() return rawget(self, "_parent"):test() end
 
---- MethodLazyAwaitable(parent, name, a, b, c, d): stands for what parent:name(a, b, c, d) returns, for views wanted before their
---- numbers are needed. It lives in the scope in which it was asked for. `reshape` and `slice` of it wait no more than it does.
+--- MethodLazyAwaitable(parent, name, a, b, c, d): stands for what parent:name(a, b, c, d) returns, for views wanted
+--- before their numbers are needed. It lives in the scope in which it was asked for. `reshape` and `slice` of it wait
+--- no more than it does.
 local MethodLazyAwaitable = M.lazy_class("MethodLazyAwaitable", Awaitable)
 M.MethodLazyAwaitable = MethodLazyAwaitable
 function MethodLazyAwaitable:init(parent, name, a, b, c, d)
@@ -280,11 +289,14 @@ function MethodLazyAwaitable:reshape(a, b, c, d, more)
   if more ~= nil then return resolve(self):reshape(a, b, c, d, more) end -- to_table() of five dimensions is rare
   return MethodLazyAwaitable(self, "reshape", a, b, c, d)
 end
-function MethodLazyAwaitable:slice(dim, first, past, step) return MethodLazyAwaitable(self, "slice", dim, first, past, step) end
+function MethodLazyAwaitable:slice(dim, first, past, step)
+  return MethodLazyAwaitable(self, "slice", dim, first, past, step)
+end
 
 M.work_out = ffi.new "peri_work *[1]"
 signature.kind("awaitable", "an awaitable", Awaitable.is)
-signature.check("Awaitable:", Awaitable, { and_then = "self: awaitable, f: callable", wait = "self: awaitable", test = "self: awaitable" })
+signature.check("Awaitable:", Awaitable, { and_then = "self: awaitable, f: callable", wait = "self: awaitable",
+  test = "self: awaitable" })
 signature.list_of("awaitables", "a list of awaitables", "awaitable")
 signature.check("ListAwaitable:", ListAwaitable, { init = "self: table, list: awaitables" })
 signature.check("LazyAwaitable:", LazyAwaitable, { init = "self: table, awaitable: awaitable" })

@@ -1,6 +1,8 @@
--- codec.lua: quantised communication: what the numbers of an exchange are on the wire, forward and backward, per operation.
+-- codec.lua: quantised communication: what the numbers of an exchange are on the wire, forward and backward, per
+-- operation.
 --
---   local registry = codec.get_qcomm_codecs_registry { forward = "FP16", backward = "BF16", backward_loss_scale = 1024 }
+--   local registry = codec.get_qcomm_codecs_registry { forward = "FP16", backward = "BF16", backward_loss_scale = 1024
+--     }
 --   registry.POOLED_EMBEDDINGS_ALL_TO_ALL.forward          -- a QuantizedCommCodec
 --
 --   local c = codec.QuantizedCommCodec { comm_precision = "INT8" }
@@ -35,7 +37,7 @@ local formats = P.options "codec"
 M.rounding_modes = { "NEAREST", "FLOOR", "EVEN", "STOCHASTIC", "CEIL" }
 local roundings = util.index_of(M.rounding_modes)
 
--- -- contexts ------------------------------------------------------------------------------------------------------------------------
+-- -- contexts ---------------------------------------------------------------------------------------------------------
 
 --- A codec on one message: how the message is cut.
 local Context = util.class "QuantizationContext"
@@ -65,19 +67,19 @@ function Context:wire_splits()
   return list
 end
 
--- -- codecs --------------------------------------------------------------------------------------------------------------------------
+-- -- codecs -----------------------------------------------------------------------------------------------------------
 
---- QuantizedCommCodec { comm_precision = (one of codec.precisions), loss_scale (FP16, BF16), row_dim (FP8: none, INT8 and MX4: 32),
---- is_fwd = true (FP8 in rows: 4 exponent bits forward, 5 backward, unless exponent_bits says otherwise), exponent_bits, exponent_bias,
---- rounding_mode = "EVEN" (MX4), seed = 0 }
+--- QuantizedCommCodec { comm_precision = (one of codec.precisions), loss_scale (FP16, BF16), row_dim (FP8: none, INT8
+--- and MX4: 32), is_fwd = true (FP8 in rows: 4 exponent bits forward, 5 backward, unless exponent_bits says otherwise),
+--- exponent_bits, exponent_bias, rounding_mode = "EVEN" (MX4), seed = 0 }
 local Codec = util.seal(util.class "QuantizedCommCodec")
 M.QuantizedCommCodec = Codec
 
 function Codec:init(args)
   local func = "QuantizedCommCodec"
   local a = util.named(func, args, {
-    comm_precision = "FP32", loss_scale = 1, row_dim = 0, is_fwd = true, exponent_bits = 0, exponent_bias = 0, rounding_mode = "EVEN",
-    seed = util.seed(0),
+    comm_precision = "FP32", loss_scale = 1, row_dim = 0, is_fwd = true, exponent_bits = 0, exponent_bias = 0,
+    rounding_mode = "EVEN", seed = util.seed(0),
   })
   self.comm_precision = util.one_of(func, "comm_precision", a.comm_precision, M.precisions)
   util.one_of(func, "rounding_mode", a.rounding_mode, M.rounding_modes)
@@ -102,8 +104,9 @@ function Codec:init(args)
 end
 
 function Codec:__tostring()
-  return ("QuantizedCommCodec %s%s%s"):format(self.comm_precision, self.row_dim > 0 and (" rows of %d"):format(self.row_dim) or "",
-    self.loss_scale ~= 1 and (" loss scale %g"):format(self.loss_scale) or "")
+  return ("QuantizedCommCodec %s%s%s"):format(self.comm_precision, self.row_dim > 0
+    and (" rows of %d"):format(self.row_dim) or "", self.loss_scale ~= 1 and (" loss scale %g"):format(self.loss_scale)
+    or "")
 end
 
 --- Dtype of encoded messages.
@@ -111,7 +114,8 @@ function Codec:quantized_dtype() return P.dtype_names[C.peri_codec_wire_dtype(se
 
 --- Elements of that dtype for n numbers that go to one rank.
 function Codec:calc_quantized_size(n)
-  local size = tonumber(C.peri_codec_size(self.ptr, util.integer("calc_quantized_size", "the number of elements", n, 0)))
+  local size = tonumber(C.peri_codec_size(self.ptr, util.integer("calc_quantized_size", "the number of elements", n,
+    0)))
   if size < 0 then P.fail(("calc_quantized_size: %g elements are too many"):format(n)) end
   return size
 end
@@ -123,12 +127,15 @@ function Codec:padded_size(n)
   return math.ceil(n / row) * row
 end
 
---- A context for messages of the given splits (default: one split, as long as the first message that is encoded with it).
+--- A context for messages of the given splits (default: one split, as long as the first message that is encoded with
+--- it).
 function Codec:create_context(splits) return Context(self, splits) end
 
 local function context_of(codec, func, ctx, n)
   if not ctx then return Context(codec, { n }) end
-  if ctx.codec ~= codec then P.fail(("%s: the context is of %s, not of %s"):format(func, tostring(ctx.codec), tostring(codec))) end
+  if ctx.codec ~= codec then
+    P.fail(("%s: the context is of %s, not of %s"):format(func, tostring(ctx.codec), tostring(codec)))
+  end
   if not ctx.splits then ctx:cut { n } end
   return ctx
 end
@@ -141,12 +148,15 @@ function Codec:encode(x, ctx)
   return Tensor.wrap(Tensor.out[0])
 end
 
---- The way back: f32, one dimension. Without a context (or with one that has no splits) the message is one split of whole rows.
+--- The way back: f32, one dimension. Without a context (or with one that has no splits) the message is one split of
+--- whole rows.
 function Codec:decode(wire, ctx)
   if not (ctx and ctx.splits) then
     local row, n = math.max(self.row_dim, 1), wire:numel()
     local whole = self:calc_quantized_size(row)
-    if n % whole ~= 0 then P.fail(("decode: %d elements, allowed: multiples of %d, or a context with splits"):format(n, whole)) end
+    if n % whole ~= 0 then
+      P.fail(("decode: %d elements, allowed: multiples of %d, or a context with splits"):format(n, whole))
+    end
     ctx = context_of(self, "decode", ctx, n / whole * row)
   end
   context_of(self, "decode", ctx)
@@ -154,7 +164,7 @@ function Codec:decode(wire, ctx)
   return Tensor.wrap(Tensor.out[0])
 end
 
--- -- both directions, by operation ---------------------------------------------------------------------------------------------------
+-- -- both directions, by operation ------------------------------------------------------------------------------------
 
 --- QuantizedCommCodecs { forward, backward }: codecs of activations and of gradients; nil: f32.
 local Codecs = util.seal(util.class "QuantizedCommCodecs")
@@ -179,7 +189,8 @@ local defaults = {
 local function loss_scale(func, direction, precision, given)
   if given == nil then return 1 end
   if precision ~= "FP16" and precision ~= "BF16" then
-    P.fail(("%s: %s_loss_scale %s for %s, allowed: with FP16 and BF16"):format(func, direction, tostring(given), precision))
+    P.fail(("%s: %s_loss_scale %s for %s, allowed: with FP16 and BF16"):format(func, direction, tostring(given),
+      precision))
   end
   return given
 end
@@ -189,8 +200,9 @@ local function row_dim(a, precision, suffix)
   return name and (a[name .. suffix] or a[name]) or 0
 end
 
---- The codecs of both directions for a configuration with TorchRec's names (QCommsConfig): forward and backward precision,
---- forward_loss_scale, backward_loss_scale, fp8_quantize_dim(_bwd), fp8_bwd_uses_143, mx4_quantize_dim(_bwd), mx4_rounding_mode.
+--- The codecs of both directions for a configuration with TorchRec's names (QCommsConfig): forward and backward
+--- precision, forward_loss_scale, backward_loss_scale, fp8_quantize_dim(_bwd), fp8_bwd_uses_143,
+--- mx4_quantize_dim(_bwd), mx4_rounding_mode.
 function M.get_qcomm_codecs(args)
   local func = "get_qcomm_codecs"
   local a = util.named(func, args, defaults)
@@ -207,8 +219,8 @@ function M.get_qcomm_codecs(args)
   return Codecs { forward = forward, backward = backward }
 end
 
---- Codecs by the name of the operation (a key of CommOp), for `comm_ops` (default: all); nil when both directions are FP32. Every format
---- works for every operation: a reduce-scatter decodes what it received and sums in f32.
+--- Codecs by the name of the operation (a key of CommOp), for `comm_ops` (default: all); nil when both directions are
+--- FP32. Every format works for every operation: a reduce-scatter decodes what it received and sums in f32.
 function M.get_qcomm_codecs_registry(args, comm_ops)
   local a = util.named("get_qcomm_codecs_registry", args, defaults)
   if a.forward == "FP32" and a.backward == "FP32" then return nil end

@@ -1,4 +1,5 @@
--- collective_utils.lua: control flow over ranks (torchrec.distributed.collective_utils). A group that is nil stands for a single process.
+-- collective_utils.lua: control flow over ranks (torchrec.distributed.collective_utils). A group that is nil stands for
+-- a single process.
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -30,9 +31,9 @@ local function broadcast_bytes(group, rank, status, bytes)
   return numbers[1], require("ffi").string(buffer, n)
 end
 
---- Run func(...) on rank `rank` of the group; every rank returns its result (nil, booleans, numbers, strings, tables of them). What it
---- raises is raised on every rank, in the same words (`rank` of the error: where it comes from), and so is a result that cannot be sent.
---- Collective.
+--- Run func(...) on rank `rank` of the group; every rank returns its result (nil, booleans, numbers, strings, tables of
+--- them). What it raises is raised on every rank, in the same words (`rank` of the error: where it comes from), and so
+--- is a result that cannot be sent. Collective.
 function M.invoke_on_rank_and_broadcast_result(group, rank, func, ...)
   if type(func) ~= "function" then P.fail(("%s: func is a %s"):format(FUNC, type(func))) end
   if group == nil then return func(...) end
@@ -48,36 +49,39 @@ function M.invoke_on_rank_and_broadcast_result(group, rank, func, ...)
       raised = result
       local own_error = getmetatable(result) == P.Error
       local message, name = errors.describe(result)
-      status, bytes = FAILED, serial.encode { message = own_error and result.message or message, place = own_error and result.place or nil,
-        path = own_error and result.path or nil, rank = errors.rank(), name = name, code = type(result) == "table" and result.code or nil }
+      status, bytes = FAILED, serial.encode { message = own_error and result.message or message, place = own_error
+        and result.place or nil, path = own_error and result.path or nil, rank = errors.rank(), name = name,
+        code = type(result) == "table" and result.code or nil }
     end
   end
   status, bytes = broadcast_bytes(group, rank, status, bytes)
   if raised ~= nil then error(raised, 0) end
   local value = serial.decode(bytes, FUNC)
   if status == OK then return value end
-  error(setmetatable({ code = value.code or P.C.PERI_EPEER, name = value.name or "EPEER", where = "", message = value.message,
-    place = value.place, path = value.path, rank = value.rank }, P.Error), 0)
+  error(setmetatable({ code = value.code or P.C.PERI_EPEER, name = value.name or "EPEER", where = "",
+    message = value.message, place = value.place, path = value.path, rank = value.rank }, P.Error), 0)
 end
 
---- run_on_leader(group, rank)(func): func as a function that runs on that rank and returns its result on all. Calls of it are collective.
+--- run_on_leader(group, rank)(func): func as a function that runs on that rank and returns its result on all. Calls of
+--- it are collective.
 function M.run_on_leader(group, rank)
   return function(func)
     return function(...) return M.invoke_on_rank_and_broadcast_result(group, rank or 0, func, ...) end
   end
 end
 
---- `value` (nil, booleans, numbers, strings, tables of them) of every rank, as a list in their order. Collective; waits.
+--- `value` (nil, booleans, numbers, strings, tables of them) of every rank, as a list in their order. Collective;
+--- waits.
 function M.all_gather_object(group, value, func) return group:all_gather_object(value, func) end
 
---- Facts that must be the same on all ranks: a list of { name, text or number }. An error on all ranks names the first that is not.
---- Collective; waits.
+--- Facts that must be the same on all ranks: a list of { name, text or number }. An error on all ranks names the first
+--- that is not. Collective; waits.
 function M.agree(group, func, facts)
   local lists = M.all_gather_object(group, facts, func)
   local function differs(r, what, a, b)
     errors.raise { code = P.C.PERI_EMISMATCH, name = "EMISMATCH", where = "", rank = group:rank(),
-      message = ("%s: %s %s on rank 0 of group '%s' and %s on rank %d; allowed: the same on all ranks"):format(func, what, tostring(a),
-        group.name, tostring(b), r - 1) }
+      message = ("%s: %s %s on rank 0 of group '%s' and %s on rank %d; allowed: the same on all ranks"):format(func,
+        what, tostring(a), group.name, tostring(b), r - 1) }
   end
   for r = 2, #lists do
     for i, fact in ipairs(lists[1]) do

@@ -1,5 +1,5 @@
--- comm.lua: where this rank is among the nodes (torchrec.distributed.comm), from the world it joined or from the launcher's variables, and
--- the groups within and across nodes.
+-- comm.lua: where this rank is among the nodes (torchrec.distributed.comm), from the world it joined or from the
+-- launcher's variables, and the groups within and across nodes.
 local P = require "perilune.ffi"
 local getenv = require "perilune.environment"
 local util = require "perilune.util"
@@ -12,10 +12,12 @@ local M = {}
 --- Variables of torchrun, Intel MPI, Open MPI, MVAPICH and Slurm, in the order in which they are asked.
 local variables = {
   local_size = { "LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE" },
-  local_rank = { "LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID" },
+  local_rank = { "LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK",
+    "SLURM_LOCALID" },
   group_rank = { "GROUP_RANK", "SLURM_NODEID" },
   num_groups = { "GROUP_WORLD_SIZE", "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES" },
-  world_size = { "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS" },
+  world_size = { "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS" },
   rank = { "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID" },
 }
 
@@ -25,7 +27,9 @@ local function variable(kind, environment)
     local text = environment and environment[name] or not environment and getenv(name) or nil
     if text and text ~= "" then
       local n = tonumber(text)
-      if not n or n ~= math.floor(n) or n < 0 then P.fail(("comm: %s is '%s', allowed: whole numbers from 0"):format(name, text)) end
+      if not n or n ~= math.floor(n) or n < 0 then
+        P.fail(("comm: %s is '%s', allowed: whole numbers from 0"):format(name, text))
+      end
       return n
     end
   end
@@ -59,8 +63,9 @@ local function world_size_of(func, world_size, environment)
   return util.integer(func, "world_size", world_size, 1)
 end
 
---- Ranks of a node. Of the joined world; else (or given a world size) as the launcher's variables say. A number that does not divide the
---- world size cannot be that of all nodes: then, as without any variable, all ranks count as one node.
+--- Ranks of a node. Of the joined world; else (or given a world size) as the launcher's variables say. A number that
+--- does not divide the world size cannot be that of all nodes: then, as without any variable, all ranks count as one
+--- node.
 function M.get_local_size(world_size, environment)
   local world = joined(world_size, environment)
   if world then return world.local_size end
@@ -106,21 +111,25 @@ function M.get_num_groups(world_size, environment)
 end
 
 local who = "world_size: number?, rank: number?, environment: table?"
-signature.check("", M, { get_local_size = "world_size: number?, environment: table?", get_local_rank = who, get_group_rank = who,
-  get_num_groups = "world_size: number?, environment: table?" })
+signature.check("", M, { get_local_size = "world_size: number?, environment: table?", get_local_rank = who,
+  get_group_rank = who, get_num_groups = "world_size: number?, environment: table?" })
 
--- -- groups --------------------------------------------------------------------------------------------------------------------------
+-- -- groups -----------------------------------------------------------------------------------------------------------
 
 --- Nodes by rank + 1: given, or `local_size` consecutive ranks each.
 local function topology_of(func, group, args)
   local n, nodes = group:size(), args.topology
   if nodes then
-    if type(nodes) ~= "table" or #nodes ~= n then P.fail(("%s: topology has no node for each of the %d ranks"):format(func, n)) end
+    if type(nodes) ~= "table" or #nodes ~= n then
+      P.fail(("%s: topology has no node for each of the %d ranks"):format(func, n))
+    end
     for i = 1, n do util.integer(func, "a node of topology", nodes[i], 0) end
     return nodes
   end
   local size = util.integer(func, "local_size", args.local_size, 1, n)
-  if n % size ~= 0 then P.fail(("%s: nodes of %d ranks in a group of %d, allowed: divisors of it"):format(func, size, n)) end
+  if n % size ~= 0 then
+    P.fail(("%s: nodes of %d ranks in a group of %d, allowed: divisors of it"):format(func, size, n))
+  end
   nodes = {}
   for i = 1, n do nodes[i] = math.floor((i - 1) / size) end
   return nodes
@@ -146,9 +155,10 @@ local function lists_of(func, group, nodes)
   return by_node[nodes[rank + 1]], cross
 end
 
---- The groups of this rank's node, and of the ranks with its place on all nodes: intra, cross. Named arguments: group (the world), and to
---- impose nodes: topology (a node number for each rank of the group) or local_size (consecutive ranks). Collective; made once for a group
---- and topology, later calls return the same groups. Closing the group they were made from closes them.
+--- The groups of this rank's node, and of the ranks with its place on all nodes: intra, cross. Named arguments: group
+--- (the world), and to impose nodes: topology (a node number for each rank of the group) or local_size (consecutive
+--- ranks). Collective; made once for a group and topology, later calls return the same groups. Closing the group they
+--- were made from closes them.
 function M.intra_and_cross_node_pg(args)
   local func = "intra_and_cross_node_pg"
   args = util.named(func, args, { group = util.optional, topology = util.optional, local_size = util.optional })

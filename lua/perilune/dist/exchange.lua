@@ -1,6 +1,7 @@
--- exchange.lua: modules that move KeyedJaggedTensors and embeddings between ranks (TorchRec's dist_data). They are made once and called for
--- every batch: KJTAllToAll(pg, splits)(kjt). All calls are collective: every rank of the group makes the same ones in the same order.
--- `pg` is the group; nil: the world. Awaitables go on by themselves whenever anything of this rank waits or is tested.
+-- exchange.lua: modules that move KeyedJaggedTensors and embeddings between ranks (TorchRec's dist_data). They are made
+-- once and called for every batch: KJTAllToAll(pg, splits)(kjt). All calls are collective: every rank of the group
+-- makes the same ones in the same order. `pg` is the group; nil: the world. Awaitables go on by themselves whenever
+-- anything of this rank waits or is tested.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -35,7 +36,7 @@ local function check_per_rank(func, what, list, n)
   return list
 end
 
--- -- KeyedJaggedTensors ----------------------------------------------------------------------------------------------------------------
+-- -- KeyedJaggedTensors -----------------------------------------------------------------------------------------------
 
 local args_type, works_type = ffi.typeof "peri_kjt_exchange_args[?]", ffi.typeof "peri_work *[?]"
 local splits_out, sizes = ffi.new "peri_work *[1]", ffi.typeof "int64_t[?]"
@@ -50,8 +51,8 @@ function TensorsAwaitable:init(ptr, group)
   self._ranks = group.world_size
 end
 
---- { stride_per_rank = rows of each rank's batch, input_splits = ids sent to each rank, output_splits = ids that come from each }: what the
---- way back of sequence embeddings needs. Not before the splits are there, nor after wait.
+--- { stride_per_rank = rows of each rank's batch, input_splits = ids sent to each rank, output_splits = ids that come
+--- from each }: what the way back of sequence embeddings needs. Not before the splits are there, nor after wait.
 function TensorsAwaitable:splits()
   local n = self._ranks
   if self._work.ptr == nil then P.fail "KJTAllToAll: the splits are gone: ask for them before the KJT" end
@@ -59,7 +60,8 @@ function TensorsAwaitable:splits()
   check(C.peri_exchange_kjt_splits(self._work.ptr, a, b, c))
   local t = { stride_per_rank = {}, input_splits = {}, output_splits = {} }
   for i = 1, n do
-    t.stride_per_rank[i], t.input_splits[i], t.output_splits[i] = tonumber(a[i - 1]), tonumber(b[i - 1]), tonumber(c[i - 1])
+    t.stride_per_rank[i], t.input_splits[i], t.output_splits[i] = tonumber(a[i - 1]), tonumber(b[i - 1]),
+      tonumber(c[i - 1])
   end
   return t
 end
@@ -74,7 +76,8 @@ end
 
 function TensorsAwaitable:_test_impl() return C.peri_work_test(self._work.ptr) ~= C.PERI_PENDING end
 
---- The sizes of one KJT, or of several that travel in one message; its result is the awaitable of the KJT, or the list of them.
+--- The sizes of one KJT, or of several that travel in one message; its result is the awaitable of the KJT, or the list
+--- of them.
 local SplitsAwaitable = util.class("KJTAllToAllSplitsAwaitable", Awaitable)
 M.KJTAllToAllSplitsAwaitable = SplitsAwaitable
 
@@ -93,7 +96,8 @@ local function post(group, metas)
   local args, works = args_type(n), works_type(n)
   for i = 1, n do
     local a, meta = args[i - 1], metas[i]
-    a.kjt, a.key_splits, a.stagger, a.keys = KJT.ptr(meta.kjt), meta.dist._splits, meta.dist.stagger, meta.dist:_keys_of(meta.kjt)
+    a.kjt, a.key_splits, a.stagger, a.keys = KJT.ptr(meta.kjt), meta.dist._splits, meta.dist.stagger,
+      meta.dist:_keys_of(meta.kjt)
   end
   check(C.peri_exchange_kjts(group:ptr(), args, n, splits_out, works))
   local list = {}
@@ -101,8 +105,9 @@ local function post(group, metas)
   return SplitsAwaitable(splits_out[0], list)
 end
 
---- KJTAllToAll(pg, splits, stagger = 1): the first splits[1] keys of a KJT go to rank 0, the next splits[2] to rank 1, ...; each rank gets
---- its keys with the rows of all ranks, in the order of ranks, or with stagger s in the order 0, W/s, 2W/s, ..., 1, W/s + 1, ...
+--- KJTAllToAll(pg, splits, stagger = 1): the first splits[1] keys of a KJT go to rank 0, the next splits[2] to rank 1,
+--- ...; each rank gets its keys with the rows of all ranks, in the order of ranks, or with stagger s in the order 0,
+--- W/s, 2W/s, ..., 1, W/s + 1, ...
 local KJTAllToAll = module "KJTAllToAll"
 
 function KJTAllToAll:init(pg, splits, stagger)
@@ -111,7 +116,9 @@ function KJTAllToAll:init(pg, splits, stagger)
   local n = self.pg.world_size
   self.splits = check_per_rank(func, "splits", splits, n)
   self.stagger = util.integer(func, "stagger", stagger or 1, 1, n)
-  if n % self.stagger ~= 0 then P.fail(("%s: stagger %d, allowed: divisors of the %d ranks"):format(func, self.stagger, n)) end
+  if n % self.stagger ~= 0 then
+    P.fail(("%s: stagger %d, allowed: divisors of the %d ranks"):format(func, self.stagger, n))
+  end
   self._splits = ffi.new("int32_t[?]", n)
   self._first, self._count = 0, splits[self.pg.rank_number + 1]
   for r = 1, n do
@@ -153,9 +160,10 @@ function Meta:init(dist, kjt)
 end
 function KJTAllToAll:defer(kjt) return Meta(self, kjt_of("KJTAllToAll.defer", kjt)) end
 
---- FusedKJTListSplitsAwaitable(requests): the sizes of all deferred exchanges of each group in one message: of those of KJTAllToAlls, and
---- of those of sharded modules (ShardedModule:defer). Other awaitables among the requests stay what they are. Its result: the list of what
---- follows each request (awaitables of KJTs, results of awaitables). All ranks list the same requests.
+--- FusedKJTListSplitsAwaitable(requests): the sizes of all deferred exchanges of each group in one message: of those of
+--- KJTAllToAlls, and of those of sharded modules (ShardedModule:defer). Other awaitables among the requests stay what
+--- they are. Its result: the list of what follows each request (awaitables of KJTs, results of awaitables). All ranks
+--- list the same requests.
 local Fused = util.class("FusedKJTListSplitsAwaitable", Awaitable)
 M.FusedKJTListSplitsAwaitable = Fused
 
@@ -203,13 +211,15 @@ function Fused:_test_impl()
   return true
 end
 
---- SparseFeatures { id_list_features = KJT without weights, id_score_list_features = KJT with weights }; either may be missing.
+--- SparseFeatures { id_list_features = KJT without weights, id_score_list_features = KJT with weights }; either may be
+--- missing.
 local SparseFeatures = util.class "SparseFeatures"
 M.SparseFeatures = SparseFeatures
 local both_kinds = { id_list_features = true, id_score_list_features = true }
 function SparseFeatures:init(args)
   A.check("SparseFeatures", args, both_kinds)
-  self.id_list_features, self.id_score_list_features = args.id_list_features or false, args.id_score_list_features or false
+  self.id_list_features, self.id_score_list_features = args.id_list_features or false, args.id_score_list_features
+    or false
 end
 
 local SparseFeaturesAwaitable = util.class("SparseFeaturesAwaitable", Awaitable)
@@ -232,8 +242,8 @@ function SparseFeaturesAwaitable:_test_impl()
   return true
 end
 
---- SparseFeaturesAllToAll { pg, id_list_features_per_rank, id_score_list_features_per_rank, device, stagger = 1 }: both KJTs of
---- SparseFeatures as KJTAllToAll moves them, with one message for the sizes of both.
+--- SparseFeaturesAllToAll { pg, id_list_features_per_rank, id_score_list_features_per_rank, device, stagger = 1 }: both
+--- KJTs of SparseFeatures as KJTAllToAll moves them, with one message for the sizes of both.
 local SparseFeaturesAllToAll = module "SparseFeaturesAllToAll"
 function SparseFeaturesAllToAll:init(args)
   local func = "SparseFeaturesAllToAll"
@@ -257,7 +267,7 @@ function SparseFeaturesAllToAll:forward(features)
   return SparseFeaturesAwaitable(post(self.pg, metas), list and true, scores and true)
 end
 
--- -- embeddings ----------------------------------------------------------------------------------------------------------------------
+-- -- embeddings -------------------------------------------------------------------------------------------------------
 
 --- Stands for the tensor that an exchange brings, after the callbacks.
 local PooledEmbeddingsAwaitable = awaitable.lazy_class("PooledEmbeddingsAwaitable", awaitable.LazyAwaitable)
@@ -273,13 +283,15 @@ local function common(func, args, spec)
   return a, group_of(func, a.pg), a.codecs or false
 end
 
---- PooledEmbeddingsAllToAll { pg, dim_sum_per_rank, device, callbacks, codecs }(local_embs [all rows, dims of this rank],
---- batch_size_per_rank = equal parts): [this rank's rows, dims of all ranks], after the callbacks (a list of functions of the tensor).
+--- PooledEmbeddingsAllToAll { pg, dim_sum_per_rank, device, callbacks, codecs }(local_embs [all rows, dims of this
+--- rank], batch_size_per_rank = equal parts): [this rank's rows, dims of all ranks], after the callbacks (a list of
+--- functions of the tensor).
 local PooledEmbeddingsAllToAll = module "PooledEmbeddingsAllToAll"
 function PooledEmbeddingsAllToAll:init(args)
   local func = "PooledEmbeddingsAllToAll"
   local a
-  a, self.pg, self.codecs = common(func, args, { dim_sum_per_rank = util.required.list, callbacks = util.optional.list })
+  a, self.pg, self.codecs = common(func, args,
+    { dim_sum_per_rank = util.required.list, callbacks = util.optional.list })
   self.dim_sum_per_rank = check_per_rank(func, "dim_sum_per_rank", a.dim_sum_per_rank, self.pg.world_size)
   self.callbacks = a.callbacks or {}
 end
@@ -288,18 +300,21 @@ function PooledEmbeddingsAllToAll:forward(local_embs, batch_size_per_rank)
   if not batch_size_per_rank then
     local embs = signature.value("PooledEmbeddingsAllToAll", "local_embs", awaitable.resolve(local_embs), "tensor")
     local n, rows = self.pg.world_size, embs:size(1)
-    if rows % n ~= 0 then P.fail(("PooledEmbeddingsAllToAll: %d rows for %d ranks, and no batch_size_per_rank"):format(rows, n)) end
+    if rows % n ~= 0 then
+      P.fail(("PooledEmbeddingsAllToAll: %d rows for %d ranks, and no batch_size_per_rank"):format(rows, n))
+    end
     batch_size_per_rank = {}
     for i = 1, n do batch_size_per_rank[i] = rows / n end
   end
   return PooledEmbeddingsAwaitable(ops.alltoall_pooled {
-    a2a_pooled_embs_tensor = local_embs, batch_size_per_rank = batch_size_per_rank, dim_sum_per_rank = self.dim_sum_per_rank,
-    group = self.pg, codecs = self.codecs,
+    a2a_pooled_embs_tensor = local_embs, batch_size_per_rank = batch_size_per_rank,
+    dim_sum_per_rank = self.dim_sum_per_rank, group = self.pg, codecs = self.codecs,
   }, self.callbacks)
 end
 
---- VariableBatchPooledEmbeddingsAllToAll { pg, emb_dim_per_rank_per_feature, device, callbacks, codecs }(local_embs (one dimension),
---- batch_size_per_rank_per_feature, batch_size_per_feature_pre_a2a): see ops.variable_batch_alltoall_pooled.
+--- VariableBatchPooledEmbeddingsAllToAll { pg, emb_dim_per_rank_per_feature, device, callbacks, codecs }(local_embs
+--- (one dimension), batch_size_per_rank_per_feature, batch_size_per_feature_pre_a2a): see
+--- ops.variable_batch_alltoall_pooled.
 local VariableBatchAllToAll = module "VariableBatchPooledEmbeddingsAllToAll"
 function VariableBatchAllToAll:init(args)
   local a
@@ -311,12 +326,13 @@ end
 function VariableBatchAllToAll:forward(local_embs, batch_size_per_rank_per_feature, batch_size_per_feature_pre_a2a)
   return PooledEmbeddingsAwaitable(ops.variable_batch_alltoall_pooled {
     a2a_pooled_embs_tensor = local_embs, batch_size_per_rank_per_feature = batch_size_per_rank_per_feature,
-    batch_size_per_feature_pre_a2a = batch_size_per_feature_pre_a2a, emb_dim_per_rank_per_feature = self.emb_dim_per_rank_per_feature,
-    group = self.pg, codecs = self.codecs,
+    batch_size_per_feature_pre_a2a = batch_size_per_feature_pre_a2a,
+    emb_dim_per_rank_per_feature = self.emb_dim_per_rank_per_feature, group = self.pg, codecs = self.codecs,
   }, self.callbacks)
 end
 
---- PooledEmbeddingsReduceScatter { pg, codecs }(local_embs [all rows, dims], input_splits = equal parts): this rank's rows of the sum.
+--- PooledEmbeddingsReduceScatter { pg, codecs }(local_embs [all rows, dims], input_splits = equal parts): this rank's
+--- rows of the sum.
 local ReduceScatter = module "PooledEmbeddingsReduceScatter"
 function ReduceScatter:init(args)
   local a
@@ -327,25 +343,28 @@ end
 function ReduceScatter:forward(local_embs, input_splits)
   local result
   if input_splits then
-    result = ops.reduce_scatter_v_pooled { input = local_embs, input_splits = input_splits, group = self.pg, codecs = self.codecs }
+    result = ops.reduce_scatter_v_pooled { input = local_embs, input_splits = input_splits, group = self.pg,
+      codecs = self.codecs }
   else
     result = ops.reduce_scatter_base_pooled { input = local_embs, group = self.pg, codecs = self.codecs }
   end
   return PooledEmbeddingsAwaitable(result, self.callbacks)
 end
 
---- VariableBatchPooledEmbeddingsReduceScatter { pg, codecs }(local_embs (one dimension), batch_size_per_rank_per_feature, embedding_dims).
+--- VariableBatchPooledEmbeddingsReduceScatter { pg, codecs }(local_embs (one dimension),
+--- batch_size_per_rank_per_feature, embedding_dims).
 local VariableReduceScatter = module "VariableBatchPooledEmbeddingsReduceScatter"
 function VariableReduceScatter:init(args)
   local a
-  a, self.pg, self.codecs = common("VariableBatchPooledEmbeddingsReduceScatter", args, { callbacks = util.optional.list })
+  a, self.pg, self.codecs = common("VariableBatchPooledEmbeddingsReduceScatter", args,
+    { callbacks = util.optional.list })
   self.callbacks = a.callbacks or {}
 end
 
 function VariableReduceScatter:forward(local_embs, batch_size_per_rank_per_feature, embedding_dims)
   return PooledEmbeddingsAwaitable(ops.reduce_scatter_v_per_feature_pooled {
-    input = local_embs, batch_size_per_rank_per_feature = batch_size_per_rank_per_feature, embedding_dims = embedding_dims,
-    group = self.pg, codecs = self.codecs,
+    input = local_embs, batch_size_per_rank_per_feature = batch_size_per_rank_per_feature,
+    embedding_dims = embedding_dims, group = self.pg, codecs = self.codecs,
   }, self.callbacks)
 end
 
@@ -358,12 +377,14 @@ function AllGather:init(args)
 end
 
 function AllGather:forward(local_emb)
-  return PooledEmbeddingsAwaitable(ops.all_gather_base_pooled { input = local_emb, group = self.pg, codecs = self.codecs }, self.callbacks)
+  return PooledEmbeddingsAwaitable(ops.all_gather_base_pooled { input = local_emb, group = self.pg,
+    codecs = self.codecs }, self.callbacks)
 end
 
---- SequenceEmbeddingsAllToAll { pg, features_per_rank, device, codecs } { local_embs [ids received, D], lengths, input_splits,
---- output_splits, batch_size_per_rank or stride_per_key_per_rank, unbucketize_permute_tensor, stagger = 1 }: a row for each id that this
---- rank sent, in the order of sending; with a permutation p, row i is that of the p[i]-th.
+--- SequenceEmbeddingsAllToAll { pg, features_per_rank, device, codecs } { local_embs [ids received, D], lengths,
+--- input_splits, output_splits, batch_size_per_rank or stride_per_key_per_rank, unbucketize_permute_tensor, stagger = 1
+--- }: a row for each id that this rank sent, in the order of sending; with a permutation p, row i is that of the
+--- p[i]-th.
 local SequenceAllToAll = module "SequenceEmbeddingsAllToAll"
 function SequenceAllToAll:init(args)
   local func = "SequenceEmbeddingsAllToAll"
@@ -373,8 +394,8 @@ function SequenceAllToAll:init(args)
 end
 
 local sequence = {
-  local_embs = true, lengths = true, input_splits = true, output_splits = true, batch_size_per_rank = true, stride_per_key_per_rank = true,
-  unbucketize_permute_tensor = true, stagger = true,
+  local_embs = true, lengths = true, input_splits = true, output_splits = true, batch_size_per_rank = true,
+  stride_per_key_per_rank = true, unbucketize_permute_tensor = true, stagger = true,
 }
 local needed = { "local_embs", "lengths", "input_splits", "output_splits" }
 
@@ -396,19 +417,22 @@ function SequenceAllToAll:forward(a)
   if not batch and not a.stride_per_key_per_rank then
     local count, n = self.features_per_rank[self.pg.rank_number + 1], self.pg.world_size
     local rows = count > 0 and a.lengths:numel() / count / n or 0
-    if rows ~= math.floor(rows) then P.fail "SequenceEmbeddingsAllToAll: batches are not equal, and there is no batch_size_per_rank" end
+    if rows ~= math.floor(rows) then
+      P.fail "SequenceEmbeddingsAllToAll: batches are not equal, and there is no batch_size_per_rank"
+    end
     batch = {}
     for r = 1, n do batch[r] = rows end
   end
   local result = ops.alltoall_sequence {
-    a2a_sequence_embs_tensor = a.local_embs, lengths_after_sparse_data_all2all = a.lengths, input_splits = a.input_splits,
-    output_splits = a.output_splits, batch_size_per_rank = batch, stride_per_key_per_rank = a.stride_per_key_per_rank,
-    num_features = self.features_per_rank[self.pg.rank_number + 1], stagger = a.stagger or 1, group = self.pg, codecs = self.codecs,
+    a2a_sequence_embs_tensor = a.local_embs, lengths_after_sparse_data_all2all = a.lengths,
+    input_splits = a.input_splits, output_splits = a.output_splits, batch_size_per_rank = batch,
+    stride_per_key_per_rank = a.stride_per_key_per_rank, num_features = self.features_per_rank[self.pg.rank_number + 1],
+    stagger = a.stagger or 1, group = self.pg, codecs = self.codecs,
   }
   return SequenceEmbeddingsAwaitable(result, a.unbucketize_permute_tensor or false)
 end
 
--- -- one process, several devices ------------------------------------------------------------------------------------------------------
+-- -- one process, several devices -------------------------------------------------------------------------------------
 
 --- The device of part i: a list gives one each, "cuda" stands for "cuda:0", "cuda:1", ..., any other name for itself.
 local function device_of(device, i)
@@ -416,14 +440,16 @@ local function device_of(device, i)
   return device == "cuda" and ("cuda:%d"):format(i - 1) or device
 end
 
---- KJTOneToAll(splits, world_size, device)(kjt): a list of KJTs: the first splits[1] keys on the first device, and so on.
+--- KJTOneToAll(splits, world_size, device)(kjt): a list of KJTs: the first splits[1] keys on the first device, and so
+--- on.
 local KJTOneToAll = module "KJTOneToAll"
 function KJTOneToAll:init(splits, world_size, device)
   self.world_size = util.integer("KJTOneToAll", "world_size", world_size, 1, 2 ^ 20)
   self.splits, self.device = check_per_rank("KJTOneToAll", "splits", splits, world_size), device or false
 end
 
-local devices_type, splits_type, kjts_type = ffi.typeof "peri_device *[?]", ffi.typeof "int32_t[?]", ffi.typeof "peri_kjt *[?]"
+local devices_type, splits_type, kjts_type = ffi.typeof "peri_device *[?]", ffi.typeof "int32_t[?]",
+  ffi.typeof "peri_kjt *[?]"
 
 function KJTOneToAll:forward(kjt)
   local n, devices = self.world_size, nil
@@ -454,14 +480,16 @@ local function all_to_one(name, merge, arguments)
   function class:_merge(tensors, results)
     local n = self.world_size
     if type(tensors) ~= "table" or #tensors ~= n then
-      P.fail(("%s: %s tensors, wanted a list of %d"):format(name, type(tensors) == "table" and #tensors or type(tensors), n))
+      P.fail(("%s: %s tensors, wanted a list of %d"):format(name, type(tensors) == "table" and #tensors
+        or type(tensors), n))
     end
     local list, pointers, made = {}, tensors_type(n), tensors_type(results)
     for i = 1, n do
       list[i] = signature.value(name, ("tensor %d"):format(i), awaitable.resolve(tensors[i]), "tensor")
       pointers[i - 1] = Tensor.ptr(list[i])
     end
-    check(C.peri_exchange_all_to_one(pointers, n, self.device and P.device(self.device) or nil, merge, self.cat_dim - 1, made))
+    check(C.peri_exchange_all_to_one(pointers, n, self.device and P.device(self.device) or nil, merge, self.cat_dim - 1,
+      made))
     return made
   end
   function class:forward(tensors) return Tensor.wrap(self:_merge(tensors, 1)[0]) end
@@ -484,7 +512,8 @@ signature.kind("KJTAllToAll", "a KJTAllToAll", KJTAllToAll.is)
 signature.check("KJTSplitsAllToAllMeta:", Meta, { init = "self: table, dist: KJTAllToAll, kjt: KeyedJaggedTensor" })
 signature.kind("request", "an awaitable, or what KJTAllToAll:defer or ShardedModule:defer returns",
   function(x) return Meta.is(x) or Awaitable.is(x) end)
-signature.list_of("requests", "a list of awaitables, or of what KJTAllToAll:defer or ShardedModule:defer returns", "request")
+signature.list_of("requests", "a list of awaitables, or of what KJTAllToAll:defer or ShardedModule:defer returns",
+  "request")
 signature.check("FusedKJTListSplitsAwaitable:", Fused, { init = "self: table, requests: requests" })
 signature.check("SparseFeaturesAllToAll:", SparseFeaturesAllToAll, { forward = "self: table, features: table" })
 signature.check("PooledEmbeddingsAwaitable:", PooledEmbeddingsAwaitable,

@@ -1,5 +1,5 @@
--- group.lua: groups of ranks and their collective operations. Every operation returns an Awaitable; every rank of the group calls the same
--- operations in the same order.
+-- group.lua: groups of ranks and their collective operations. Every operation returns an Awaitable; every rank of the
+-- group calls the same operations in the same order.
 local ffi = require "ffi"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
@@ -22,9 +22,12 @@ for i = 0, C.PERI_CHANNEL_COUNT - 1 do
 end
 
 local Group = util.seal(util.class "peri.Group")
---- A misspelt method is an error that tells the name that may have been meant; names with a line in front are other modules' notes.
+--- A misspelt method is an error that tells the name that may have been meant; names with a line in front are other
+--- modules' notes.
 getmetatable(Group).__index = function(_, name)
-  if type(name) == "string" and name:sub(1, 1) ~= "_" then util.unknown("a group of ranks", name, { Group }, "method ") end
+  if type(name) == "string" and name:sub(1, 1) ~= "_" then
+    util.unknown("a group of ranks", name, { Group }, "method ")
+  end
 end
 --- What dist.new_group gives to ranks outside the group.
 local NON_GROUP_MEMBER = setmetatable({}, { __tostring = function() return "NON_GROUP_MEMBER" end })
@@ -33,8 +36,8 @@ local M = { Group = Group, NON_GROUP_MEMBER = NON_GROUP_MEMBER }
 --- An error of `func`, which wants a world.
 function M.no_world(func, text)
   if not state.place then P.fail(func .. ": " .. text) end
-  P.fail(func .. ": a DataLoadingThread is in no world, so there are no exchanges on it; peri.rank() and peri.world_size() are those of "
-    .. "the rank that began it")
+  P.fail(func .. ": a DataLoadingThread is in no world, so there are no exchanges on it; peri.rank() and "
+    .. "peri.world_size() are those of the rank that began it")
 end
 
 --- `group`, or the world if it is nil; anything else is an error of `func`.
@@ -48,7 +51,8 @@ end
 --- Group(pointer of a peri_group, new). Made by dist.init, Group:new_group and their like.
 function Group:init(ptr)
   if type(ptr) ~= "cdata" or not ffi.istype(group_pointer, ptr) or ptr == nil then
-    P.fail(("Group: it is made of what C made, not of %s; groups come from peri.init, dist.new_group and group:new_group"):format(
+    P.fail(("Group: it is made of what C made, not of %s; groups come from peri.init, dist.new_group and "
+      .. "group:new_group"):format(
       errors.kind(ptr)))
   end
   if rawget(self, "_ref") then P.fail(("Group: '%s' is made already"):format(self.name)) end
@@ -91,9 +95,10 @@ function Group:timeout(seconds)
   if seconds then check(C.peri_group_timeout_set(self:ptr(), seconds)) end
   return C.peri_group_timeout(self:ptr())
 end
---- The channel on which this rank's operations are posted ("dense" at first); with a name sets it and returns the one before. Operations of
---- one channel are posted in the order of their calls, those of two channels may overtake each other. All ranks alike. Modules use
---- "ids", "rows", "control" and "reports" themselves; "own1" to "own11" are a schedule's.
+--- The channel on which this rank's operations are posted ("dense" at first); with a name sets it and returns the one
+--- before. Operations of one channel are posted in the order of their calls, those of two channels may overtake each
+--- other. All ranks alike. Modules use "ids", "rows", "control" and "reports" themselves; "own1" to "own11" are a
+--- schedule's.
 function Group:channel(name)
   local before = channels[C.peri_group_channel(self:ptr())]
   if name ~= nil then
@@ -133,7 +138,7 @@ end
 function Group:close() check(C.peri_group_close(self:ptr())) end
 function Group:release() self._ref:release() end
 
--- -- groups of some ranks ----------------------------------------------------------------------------------------------------------
+-- -- groups of some ranks ---------------------------------------------------------------------------------------------
 
 local function made()
   if group_out[0] ~= nil then return Group(group_out[0]) end
@@ -158,7 +163,7 @@ function Group:cross_node()
   return made()
 end
 
--- -- collective operations -----------------------------------------------------------------------------------------------------------
+-- -- collective operations --------------------------------------------------------------------------------------------
 
 local function posted(status, result)
   check(status)
@@ -190,7 +195,8 @@ local function fill(group, what, rows, buffer)
   for i = 1, n do
     local x = rows[i]
     if type(x) ~= "number" or not (x >= 0 and x <= MOST_ROWS) or x ~= math.floor(x) then
-      P.fail(("%s: %s rows for rank %d of group '%s', allowed: whole numbers from 0 to 2^48"):format(what, tostring(x), i - 1, group.name))
+      P.fail(("%s: %s rows for rank %d of group '%s', allowed: whole numbers from 0 to 2^48"):format(what, tostring(x),
+        i - 1, group.name))
     end
     buffer[i - 1] = x
     sum = sum + x
@@ -226,18 +232,21 @@ function Group:all_gather_v(input, rows, output, tag)
   reserve(self.world_size)
   local sum = fill(self, "all_gather_v: rows", rows, counts_a)
   output = output or with_rows(input, sum)
-  return posted(C.peri_coll_all_gather_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_a, tag or 0, work_out), output)
+  return posted(C.peri_coll_all_gather_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_a, tag or 0,
+    work_out), output)
 end
 --- This rank's part of the combined input, which is cut into equal parts along dimension 1.
 function Group:reduce_scatter(input, op, output, tag)
   if not output then
     local rows = input:size(1)
     if rows % self.world_size ~= 0 then
-      P.fail(("reduce_scatter: %d rows for %d ranks of group '%s', allowed: multiples"):format(rows, self.world_size, self.name))
+      P.fail(("reduce_scatter: %d rows for %d ranks of group '%s', allowed: multiples"):format(rows, self.world_size,
+        self.name))
     end
     output = with_rows(input, rows / self.world_size)
   end
-  return posted(C.peri_coll_reduce_scatter(self:ptr(), tensor_ptr(output), tensor_ptr(input), reduce_of(op), tag or 0, work_out), output)
+  return posted(C.peri_coll_reduce_scatter(self:ptr(), tensor_ptr(output), tensor_ptr(input), reduce_of(op), tag or 0,
+    work_out), output)
 end
 --- The same with parts of rows[i] rows for rank i - 1.
 function Group:reduce_scatter_v(input, rows, op, output, tag)
@@ -245,7 +254,8 @@ function Group:reduce_scatter_v(input, rows, op, output, tag)
   fill(self, "reduce_scatter_v: rows", rows, counts_a)
   output = output or with_rows(input, rows[self.rank_number + 1])
   return posted(
-    C.peri_coll_reduce_scatter_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_a, reduce_of(op), tag or 0, work_out), output)
+    C.peri_coll_reduce_scatter_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_a, reduce_of(op), tag or 0,
+      work_out), output)
 end
 --- Equal parts of the input, part i to rank i - 1; the result has the parts received.
 function Group:all_to_all(input, output, tag)
@@ -258,17 +268,19 @@ function Group:all_to_all_v(input, send_rows, recv_rows, output, tag)
   fill(self, "all_to_all_v: send_rows", send_rows, counts_a)
   local sum = fill(self, "all_to_all_v: recv_rows", recv_rows, counts_b)
   output = output or with_rows(input, sum)
-  return posted(C.peri_coll_all_to_all_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_b, counts_a, tag or 0, work_out), output)
+  return posted(C.peri_coll_all_to_all_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_b, counts_a, tag
+    or 0, work_out), output)
 end
 
 local function met_another(group, func, rank, theirs)
   errors.raise { code = C.PERI_EMISMATCH, name = "EMISMATCH", where = "", rank = group:rank(),
-    message = ("%s: rank %d of group '%s' came to %s instead; all ranks make the same calls in the same order, of the same model and plan")
+    message = ("%s: rank %d of group '%s' came to %s instead; all ranks make the same calls in the same order, of the "
+      .. "same model and plan")
       :format(func, rank, group.name, tostring(theirs)) }
 end
 
---- `value` (nil, booleans, numbers, strings, tables of them) of every rank, as a list in their order; func: whose it is, for messages,
---- and the same on all ranks: where two that differ meet, that is an error on all. Collective; waits.
+--- `value` (nil, booleans, numbers, strings, tables of them) of every rank, as a list in their order; func: whose it
+--- is, for messages, and the same on all ranks: where two that differ meet, that is an error on all. Collective; waits.
 function Group:all_gather_object(value, func)
   local n = self:size()
   if n == 1 then return { value } end
@@ -290,8 +302,8 @@ signature.kind("Group", "a group of ranks", Group.is)
 signature.check("Group:", Group, { all_gather_object = "self: table, value: any, func: string?",
   global_rank = "self: table, r: int", node = "self: table, r: int", timeout = "self: table, seconds: number?",
   channel = "self: table, name: string?", transport_of = "self: table, device: device",
-  fingerprints = "self: table, on: boolean?", new_group = "self: table, ranks: list, name: string?", barrier = "self: table, tag: integer?",
-  broadcast = "self: table, tensor: tensor, root: int, tag: integer?",
+  fingerprints = "self: table, on: boolean?", new_group = "self: table, ranks: list, name: string?",
+  barrier = "self: table, tag: integer?", broadcast = "self: table, tensor: tensor, root: int, tag: integer?",
   all_reduce = "self: table, tensor: tensor, op: string?, tag: integer?",
   all_gather = "self: table, input: tensor, output: tensor?, tag: integer?",
   all_gather_v = "self: table, input: tensor, rows: any, output: tensor?, tag: integer?",

@@ -21,24 +21,25 @@ local M = {
   ListAwaitable = awaitable.ListAwaitable, WorkAwaitable = awaitable.WorkAwaitable,
   GetItemLazyAwaitable = awaitable.GetItemLazyAwaitable,
   resolve = awaitable.resolve, lazy_class = awaitable.lazy_class,
-  all_to_all = all_to_all.all_to_all, tpu_all_to_all = all_to_all.tpu_all_to_all, NON_GROUP_MEMBER = group.NON_GROUP_MEMBER,
-  functional = { all_to_all = all_to_all.functional_all_to_all },
+  all_to_all = all_to_all.all_to_all, tpu_all_to_all = all_to_all.tpu_all_to_all,
+  NON_GROUP_MEMBER = group.NON_GROUP_MEMBER, functional = { all_to_all = all_to_all.functional_all_to_all },
 }
 
 local lazy = {
-  sim = "perilune.dist.sim", Reducer = "perilune.dist.reducer", codec = "perilune.dist.codec", ops = "perilune.dist.ops",
-  exchange = "perilune.dist.exchange", collective_utils = "perilune.dist.collective_utils", comm = "perilune.dist.comm",
-  jagged = "perilune.dist.jagged",
+  sim = "perilune.dist.sim", Reducer = "perilune.dist.reducer", codec = "perilune.dist.codec",
+  ops = "perilune.dist.ops", exchange = "perilune.dist.exchange", collective_utils = "perilune.dist.collective_utils",
+  comm = "perilune.dist.comm", jagged = "perilune.dist.jagged",
 }
 --- Everyday names of those faces.
 local names = {
-  KJTAllToAll = "exchange", SparseFeatures = "exchange", SparseFeaturesAllToAll = "exchange", FusedKJTListSplitsAwaitable = "exchange",
-  PooledEmbeddingsAllToAll = "exchange", VariableBatchPooledEmbeddingsAllToAll = "exchange", PooledEmbeddingsReduceScatter = "exchange",
-  VariableBatchPooledEmbeddingsReduceScatter = "exchange", PooledEmbeddingsAllGather = "exchange", SequenceEmbeddingsAllToAll = "exchange",
-  KJTOneToAll = "exchange", EmbeddingsAllToOne = "exchange", EmbeddingsAllToOneReduce = "exchange", SeqEmbeddingsAllToOne = "exchange",
-  JaggedTensorAllToAll = "jagged", TensorAllToAll = "jagged",
-  QuantizedCommCodec = "codec", QuantizedCommCodecs = "codec", get_qcomm_codecs_registry = "codec",
-  set_gradient_division = "ops", get_gradient_division = "ops",
+  KJTAllToAll = "exchange", SparseFeatures = "exchange", SparseFeaturesAllToAll = "exchange",
+  FusedKJTListSplitsAwaitable = "exchange", PooledEmbeddingsAllToAll = "exchange",
+  VariableBatchPooledEmbeddingsAllToAll = "exchange", PooledEmbeddingsReduceScatter = "exchange",
+  VariableBatchPooledEmbeddingsReduceScatter = "exchange", PooledEmbeddingsAllGather = "exchange",
+  SequenceEmbeddingsAllToAll = "exchange", KJTOneToAll = "exchange", EmbeddingsAllToOne = "exchange",
+  EmbeddingsAllToOneReduce = "exchange", SeqEmbeddingsAllToOne = "exchange", JaggedTensorAllToAll = "jagged",
+  TensorAllToAll = "jagged", QuantizedCommCodec = "codec", QuantizedCommCodecs = "codec",
+  get_qcomm_codecs_registry = "codec", set_gradient_division = "ops", get_gradient_division = "ops",
 }
 util.face("peri.dist", M, lazy, names)
 
@@ -48,7 +49,8 @@ local group_out = ffi.new "peri_group *[1]"
 local function same_world(world, args)
   local function same(name, wanted, has)
     if wanted == has then return end
-    P.fail(("dist.init: %s is '%s', but this rank is in a world by '%s' already: see peri.finish()"):format(name, wanted, has))
+    P.fail(("dist.init: %s is '%s', but this rank is in a world by '%s' already: see peri.finish()"):format(name,
+      wanted, has))
   end
   if args.transport ~= "auto" then same("transport", args.transport, world.transport) end
   if args.device_transport and args.device_transport ~= "auto" and args.device then
@@ -57,15 +59,16 @@ local function same_world(world, args)
   return world
 end
 
---- Join the world of all ranks; returns its group. In a world already: that one; asking for other transports than it has is an error.
---- Named arguments: transport ("auto": mpi when launched as one of several ranks, else self), device_transport and device (a second
---- transport, which carries tensors of that device without copies through host memory; by default, beside mpi, nccl for the tensors of
---- PERI_DEVICE, or of the device that is named here, if that is a GPU and each rank has one of its own), timeout (seconds), local_size
---- (imposed ranks per node), and for sim: job, rank, size.
+--- Join the world of all ranks; returns its group. In a world already: that one; asking for other transports than it
+--- has is an error. Named arguments: transport ("auto": mpi when launched as one of several ranks, else self),
+--- device_transport and device (a second transport, which carries tensors of that device without copies through host
+--- memory; by default, beside mpi, nccl for the tensors of PERI_DEVICE, or of the device that is named here, if that is
+--- a GPU and each rank has one of its own), timeout (seconds), local_size (imposed ranks per node), and for sim: job,
+--- rank, size.
 function M.init(args)
   args = util.named("dist.init", args, {
-    transport = "auto", device_transport = util.optional, device = util.optional, timeout = 0, local_size = 0, job = util.optional,
-    rank = 0, size = 0,
+    transport = "auto", device_transport = util.optional, device = util.optional, timeout = 0, local_size = 0,
+    job = util.optional, rank = 0, size = 0,
   })
   for _, name in ipairs { "job", "device_transport", "device" } do
     if args[name] ~= nil then signature.value("dist.init", name, args[name], "string") end
@@ -81,14 +84,15 @@ function M.init(args)
     device_transport, device = "auto", device or state.device
   end
   config.device_transport, config.device = device_transport, device
-  config.rank, config.world_size, config.local_size, config.timeout_s = args.rank, args.size, args.local_size, args.timeout
+  config.rank, config.world_size, config.local_size, config.timeout_s = args.rank, args.size, args.local_size,
+    args.timeout
   check(C.peri_comm_open(config, group_out))
   state.world = group.Group(group_out[0])
   return state.world
 end
 
---- All ranks are going to exchange tensors of a device (a name; nil: the default device): where that is a GPU and nobody has named a
---- transport for it, the one of GPUs is chosen now, if each rank has a GPU of its own. Collective.
+--- All ranks are going to exchange tensors of a device (a name; nil: the default device): where that is a GPU and
+--- nobody has named a transport for it, the one of GPUs is chosen now, if each rank has a GPU of its own. Collective.
 function M.use_device(device)
   local world = state.world
   if world then check(C.peri_comm_use_device(world:ptr(), device or state.device)) end
@@ -110,8 +114,9 @@ end
 function M.rank() return of_rank("rank_number", 1) end
 function M.world_size() return of_rank("world_size", 2) end
 
---- Leave the world: waits for an asynchronous save that is under way and until this rank's operations are done; what fails now, and nobody
---- waited for, is an error. Without a world it does nothing. That the world had failed before stays in state.failed_world.
+--- Leave the world: waits for an asynchronous save that is under way and until this rank's operations are done; what
+--- fails now, and nobody waited for, is an error. Without a world it does nothing. That the world had failed before
+--- stays in state.failed_world.
 function M.finish()
   local world = state.world
   if not world then return end
@@ -146,6 +151,7 @@ function M.probe(transport)
   return nil, ffi.string(reason)
 end
 
-signature.check("dist.", M, { probe = "transport: string", use_device = "device: string?", new_group = "ranks: list, name: string?" })
+signature.check("dist.", M, { probe = "transport: string", use_device = "device: string?",
+  new_group = "ranks: list, name: string?" })
 
 return M

@@ -1,6 +1,6 @@
--- jagged.lua: rows of tensors, and bags of JaggedTensors, to ranks of the caller's choice (TorchRec's TensorAllToAll and
--- JaggedTensorAllToAll), for what is written to tables or moved between them. No gradients. The call sends how many there are; waiting
--- sends them, so waits of these stand in the same order on all ranks as other calls do.
+-- jagged.lua: rows of tensors, and bags of JaggedTensors, to ranks of the caller's choice (TorchRec's TensorAllToAll
+-- and JaggedTensorAllToAll), for what is written to tables or moved between them. No gradients. The call sends how many
+-- there are; waiting sends them, so waits of these stand in the same order on all ranks as other calls do.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -40,7 +40,9 @@ end
 --- One whole number for each rank; their sum is `total`.
 local function counts(func, what, list, group, total)
   local n, sum, copy = group.world_size, 0, {}
-  if type(list) ~= "table" or #list ~= n then P.fail(("%s: %s needs one number for each of %d ranks"):format(func, what, n)) end
+  if type(list) ~= "table" or #list ~= n then
+    P.fail(("%s: %s needs one number for each of %d ranks"):format(func, what, n))
+  end
   for r = 1, n do
     copy[r] = util.integer(func, ("%s[%d]"):format(what, r), list[r], 0, 2 ^ 48)
     sum = sum + copy[r]
@@ -49,8 +51,8 @@ local function counts(func, what, list, group, total)
   return copy
 end
 
---- TensorAllToAll(pg)(tensor [n, ...], input_splits): the first input_splits[1] rows go to rank 0, and so on. An awaitable of the rows that
---- come, by rank.
+--- TensorAllToAll(pg)(tensor [n, ...], input_splits): the first input_splits[1] rows go to rank 0, and so on. An
+--- awaitable of the rows that come, by rank.
 local TensorAllToAll = util.class "TensorAllToAll"
 M.TensorAllToAll = TensorAllToAll
 function TensorAllToAll:init(pg) self.pg = group_of("TensorAllToAll", pg) end
@@ -62,8 +64,8 @@ function TensorAllToAll:__call(tensor, input_splits)
   return RowsAwaitable(self.pg, { { tensor, rows } }, function(arrived) return arrived[1] end)
 end
 
---- JaggedTensorAllToAll(pg)(jt, num_items_to_send): the first num_items_to_send[1] bags go to rank 0, and so on. An awaitable of the
---- JaggedTensor of the bags that come, by rank; weights travel along.
+--- JaggedTensorAllToAll(pg)(jt, num_items_to_send): the first num_items_to_send[1] bags go to rank 0, and so on. An
+--- awaitable of the JaggedTensor of the bags that come, by rank; weights travel along.
 local JaggedTensorAllToAll = util.class "JaggedTensorAllToAll"
 M.JaggedTensorAllToAll = JaggedTensorAllToAll
 function JaggedTensorAllToAll:init(pg) self.pg = group_of("JaggedTensorAllToAll", pg) end
@@ -86,6 +88,7 @@ end
 
 signature.object("part_of_rows", "a { tensor, rows for each rank }", { "tensor", "numbers" })
 signature.list_of("parts_of_rows", "a list of { tensor, rows for each rank }", "part_of_rows")
-signature.check("RowsAwaitable:", RowsAwaitable, { init = "self: table, group: Group, parts: parts_of_rows, finish: callable" })
+signature.check("RowsAwaitable:", RowsAwaitable,
+  { init = "self: table, group: Group, parts: parts_of_rows, finish: callable" })
 
 return M

@@ -1,10 +1,11 @@
 -- ops.lua: exchanges of embeddings on the gradient tape (TorchRec's comm_ops). Each takes named arguments, among them
 --   group              of ranks; default: the world
 --   codecs             QuantizedCommCodecs for the wire, forward and backward (dist/codec.lua); default: none
---   gradient_division  whether the gradient that comes back is divided by the size of the group; default: see set_gradient_division
+--   gradient_division  whether the gradient that comes back is divided by the size of the group; default: see
+--                      set_gradient_division
 --   tag                a number on which the ranks must agree
--- and returns an Awaitable of the result. Collective: every rank makes the same calls in the same order. What the inputs and results look
--- like, and how gradients travel, is said in perilune/exchange.h.
+-- and returns an Awaitable of the result. Collective: every rank makes the same calls in the same order. What the
+-- inputs and results look like, and how gradients travel, is said in perilune/exchange.h.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -20,7 +21,7 @@ local M = {}
 
 P.own { gradient_division = "unsaid" } -- what set_gradient_division says where no group is meant: true, false
 
--- -- results -------------------------------------------------------------------------------------------------------------------------
+-- -- results ----------------------------------------------------------------------------------------------------------
 
 local results, results_room = ffi.new "peri_tensor *[16]", 16
 
@@ -49,7 +50,7 @@ end
 
 function ExchangeAwaitable:_test_impl() return C.peri_work_test(self._work.ptr) ~= C.PERI_PENDING end
 
--- -- arguments -----------------------------------------------------------------------------------------------------------------------
+-- -- arguments --------------------------------------------------------------------------------------------------------
 
 --- Host arrays that grow; each is read by the C call that follows.
 local function array(ctype)
@@ -109,14 +110,17 @@ local function options_of(func, args, group)
   local codecs, division = args.codecs, args.gradient_division
   options.forward, options.backward = nil, nil
   if codecs then
-    if type(codecs) ~= "table" then P.fail(("%s: codecs is a %s, wanted QuantizedCommCodecs"):format(func, type(codecs))) end
+    if type(codecs) ~= "table" then
+      P.fail(("%s: codecs is a %s, wanted QuantizedCommCodecs"):format(func, type(codecs)))
+    end
     codecs = signature.value(func, "codecs", codecs, "codecs")
     if codecs.forward then options.forward = codecs.forward.ptr end
     if codecs.backward then options.backward = codecs.backward.ptr end
   end
   if division == nil then division = group._gradient_division end
   if division == nil and state.gradient_division ~= "unsaid" then division = state.gradient_division end
-  options.division = division == nil and C.PERI_DIVISION_DEFAULT or division and C.PERI_DIVISION_ON or C.PERI_DIVISION_OFF
+  options.division = division == nil and C.PERI_DIVISION_DEFAULT or division and C.PERI_DIVISION_ON
+    or C.PERI_DIVISION_OFF
   options.tag = args.tag and signature.value(func, "tag", args.tag, "integer") or 0
   return options
 end
@@ -132,17 +136,18 @@ local function set(names)
   return allowed
 end
 
--- -- gradient division ----------------------------------------------------------------------------------------------------------------
+-- -- gradient division ------------------------------------------------------------------------------------------------
 
---- Whether gradients that exchanges bring back are divided by the size of their group: for later exchanges of `group`, or (nil) the default
---- of this rank's script. On unless said otherwise.
+--- Whether gradients that exchanges bring back are divided by the size of their group: for later exchanges of `group`,
+--- or (nil) the default of this rank's script. On unless said otherwise.
 function M.set_gradient_division(on, group)
   if type(on) ~= "boolean" then P.fail(("set_gradient_division: %s, allowed: true, false"):format(tostring(on))) end
   if not group then
     state.gradient_division = on
     return
   end
-  check(C.peri_exchange_division_set(group_of("set_gradient_division", group):ptr(), on and C.PERI_DIVISION_ON or C.PERI_DIVISION_OFF))
+  check(C.peri_exchange_division_set(group_of("set_gradient_division", group):ptr(), on and C.PERI_DIVISION_ON
+    or C.PERI_DIVISION_OFF))
   group._gradient_division = on
 end
 
@@ -154,7 +159,7 @@ function M.get_gradient_division(group)
   return C.peri_exchange_division(group and group:ptr() or nil)
 end
 
--- -- pooled --------------------------------------------------------------------------------------------------------------------------
+-- -- pooled -----------------------------------------------------------------------------------------------------------
 
 local pooled = set { "a2a_pooled_embs_tensor", "batch_size_per_rank", "dim_sum_per_rank" }
 --- { a2a_pooled_embs_tensor [sum of batches, dim_sum_per_rank of this rank], batch_size_per_rank, dim_sum_per_rank } ->
@@ -166,15 +171,18 @@ function M.alltoall_pooled(args)
   local input = tensor_of(func, "a2a_pooled_embs_tensor", args.a2a_pooled_embs_tensor)
   local batch = per_rank(func, "batch_size_per_rank", group, first, args.batch_size_per_rank)
   local dims = per_rank(func, "dim_sum_per_rank", group, second, args.dim_sum_per_rank)
-  return posted(C.peri_exchange_alltoall_pooled(group:ptr(), input, batch, dims, options_of(func, args, group), work_out))
+  return posted(C.peri_exchange_alltoall_pooled(group:ptr(), input, batch, dims, options_of(func, args, group),
+    work_out))
 end
 
 local variable = set {
-  "a2a_pooled_embs_tensor", "batch_size_per_rank_per_feature", "batch_size_per_feature_pre_a2a", "emb_dim_per_rank_per_feature",
+  "a2a_pooled_embs_tensor", "batch_size_per_rank_per_feature", "batch_size_per_feature_pre_a2a",
+  "emb_dim_per_rank_per_feature",
 }
 local variable_args = ffi.new "peri_variable_batch_args"
---- { a2a_pooled_embs_tensor (one dimension), batch_size_per_rank_per_feature[rank][own feature], batch_size_per_feature_pre_a2a[feature],
---- emb_dim_per_rank_per_feature[rank][its feature] } -> one dimension: [owner][feature][row][column].
+--- { a2a_pooled_embs_tensor (one dimension), batch_size_per_rank_per_feature[rank][own feature],
+--- batch_size_per_feature_pre_a2a[feature], emb_dim_per_rank_per_feature[rank][its feature] } -> one dimension:
+--- [owner][feature][row][column].
 function M.variable_batch_alltoall_pooled(args)
   local func = "variable_batch_alltoall_pooled"
   A.check(func, args, variable)
@@ -182,7 +190,8 @@ function M.variable_batch_alltoall_pooled(args)
   local n, dims, sizes = group.world_size, args.emb_dim_per_rank_per_feature, args.batch_size_per_rank_per_feature
   local input = tensor_of(func, "a2a_pooled_embs_tensor", args.a2a_pooled_embs_tensor)
   if type(dims) ~= "table" or #dims ~= n or type(sizes) ~= "table" or #sizes ~= n then
-    P.fail(("%s: emb_dim_per_rank_per_feature and batch_size_per_rank_per_feature need one list for each of %d ranks"):format(func, n))
+    P.fail(("%s: emb_dim_per_rank_per_feature and batch_size_per_rank_per_feature need one list for each of %d "
+      .. "ranks"):format(func, n))
   end
   local count, at, end_ = room_for(features, n), 0, 0
   for r = 1, n do
@@ -193,16 +202,19 @@ function M.variable_batch_alltoall_pooled(args)
   for r = 1, n do
     local stop = append(func, "batch_size_per_rank_per_feature", second, end_, sizes[r])
     if stop - end_ ~= count[group.rank_number] then
-      P.fail(("%s: batch_size_per_rank_per_feature has %d entries for rank %d, but this rank has %d features"):format(func, stop - end_,
-        r - 1, count[group.rank_number]))
+      P.fail(("%s: batch_size_per_rank_per_feature has %d entries for rank %d, but this rank has %d features"):format(
+        func, stop - end_, r - 1, count[group.rank_number]))
     end
     end_ = stop
   end
   local total = append(func, "batch_size_per_feature_pre_a2a", third, 0, args.batch_size_per_feature_pre_a2a)
-  if total ~= at then P.fail(("%s: batch_size_per_feature_pre_a2a has %d entries for %d features"):format(func, total, at)) end
+  if total ~= at then
+    P.fail(("%s: batch_size_per_feature_pre_a2a has %d entries for %d features"):format(func, total, at))
+  end
   variable_args.features_per_rank, variable_args.emb_dim_per_rank_per_feature = count, first.at
   variable_args.batch_size_per_rank_per_feature, variable_args.batch_size_per_feature_pre_a2a = second.at, third.at
-  return posted(C.peri_exchange_variable_batch_alltoall_pooled(group:ptr(), input, variable_args, options_of(func, args, group), work_out))
+  return posted(C.peri_exchange_variable_batch_alltoall_pooled(group:ptr(), input, variable_args,
+    options_of(func, args, group), work_out))
 end
 
 --- Pointers of a list of tensors.
@@ -214,15 +226,18 @@ local function tensors_of(func, what, list)
 end
 
 local listed = set { "inputs", "out_split", "per_rank_split_lengths" }
---- { inputs (a list of [rows, columns]), out_split = columns of each rank (or per_rank_split_lengths = a list of them for each rank) } ->
---- a list of W tensors [this rank's rows, columns of rank i]. Rows are dealt as evenly as possible. Gradients are not divided by default.
+--- { inputs (a list of [rows, columns]), out_split = columns of each rank (or per_rank_split_lengths = a list of them
+--- for each rank) } -> a list of W tensors [this rank's rows, columns of rank i]. Rows are dealt as evenly as possible.
+--- Gradients are not divided by default.
 function M.alltoallv(args)
   local func = "alltoallv"
   A.check(func, args, listed)
   local group = group_of(func, args.group)
   local dims = args.out_split
   if not dims then
-    if type(args.per_rank_split_lengths) ~= "table" then P.fail(func .. ": either out_split or per_rank_split_lengths is wanted") end
+    if type(args.per_rank_split_lengths) ~= "table" then
+      P.fail(func .. ": either out_split or per_rank_split_lengths is wanted")
+    end
     dims = {}
     for r, list in ipairs(args.per_rank_split_lengths) do
       if not signature.is("numbers", list) then
@@ -239,7 +254,7 @@ function M.alltoallv(args)
   return posted(C.peri_exchange_alltoallv(group:ptr(), pointers, n, columns, o, work_out), true)
 end
 
--- -- reduce-scatter, all-gather --------------------------------------------------------------------------------------------------------
+-- -- reduce-scatter, all-gather ---------------------------------------------------------------------------------------
 
 local inputs_only, input_only = set { "inputs" }, set { "input" }
 --- { inputs = one tensor for each rank, of equal shapes on all ranks } -> the sum over ranks of those for this rank.
@@ -248,7 +263,9 @@ function M.reduce_scatter_pooled(args)
   A.check(func, args, inputs_only)
   local group = group_of(func, args.group)
   local pointers, n = tensors_of(func, "inputs", args.inputs)
-  if n ~= group.world_size then P.fail(("%s: %d inputs for the %d ranks of group '%s'"):format(func, n, group.world_size, group.name)) end
+  if n ~= group.world_size then
+    P.fail(("%s: %d inputs for the %d ranks of group '%s'"):format(func, n, group.world_size, group.name))
+  end
   return posted(C.peri_exchange_reduce_scatter_pooled(group:ptr(), pointers, options_of(func, args, group), work_out))
 end
 
@@ -269,12 +286,13 @@ function M.reduce_scatter_v_pooled(args)
   local group = group_of(func, args.group)
   local input = tensor_of(func, "input", args.input)
   local splits = per_rank(func, "input_splits", group, first, args.input_splits)
-  return posted(C.peri_exchange_reduce_scatter_v_pooled(group:ptr(), input, splits, options_of(func, args, group), work_out))
+  return posted(C.peri_exchange_reduce_scatter_v_pooled(group:ptr(), input, splits, options_of(func, args, group),
+    work_out))
 end
 
 local per_feature = set { "input", "batch_size_per_rank_per_feature", "embedding_dims" }
---- { input (one dimension: [rank][feature][row][column]), batch_size_per_rank_per_feature[rank][feature], embedding_dims[feature] } ->
---- this rank's part of the sum over ranks, one dimension.
+--- { input (one dimension: [rank][feature][row][column]), batch_size_per_rank_per_feature[rank][feature],
+--- embedding_dims[feature] } -> this rank's part of the sum over ranks, one dimension.
 function M.reduce_scatter_v_per_feature_pooled(args)
   local func = "reduce_scatter_v_per_feature_pooled"
   A.check(func, args, per_feature)
@@ -290,7 +308,8 @@ function M.reduce_scatter_v_per_feature_pooled(args)
     if at ~= r * n then P.fail(("%s: batch_size_per_rank_per_feature[%d] has not %d entries"):format(func, r, n)) end
   end
   local o = options_of(func, args, group)
-  return posted(C.peri_exchange_reduce_scatter_v_per_feature_pooled(group:ptr(), input, n, second.at, first.at, o, work_out))
+  return posted(C.peri_exchange_reduce_scatter_v_per_feature_pooled(group:ptr(), input, n, second.at, first.at, o,
+    work_out))
 end
 
 --- { input [n, ...] } -> [W n, ...]: the inputs of all ranks.
@@ -302,17 +321,18 @@ function M.all_gather_base_pooled(args)
   return posted(C.peri_exchange_all_gather_base_pooled(group:ptr(), input, options_of(func, args, group), work_out))
 end
 
--- -- sequences -----------------------------------------------------------------------------------------------------------------------
+-- -- sequences --------------------------------------------------------------------------------------------------------
 
 local sequence = set {
-  "a2a_sequence_embs_tensor", "lengths_after_sparse_data_all2all", "input_splits", "output_splits", "batch_size_per_rank",
-  "stride_per_key_per_rank", "num_features", "stagger",
+  "a2a_sequence_embs_tensor", "lengths_after_sparse_data_all2all", "input_splits", "output_splits",
+  "batch_size_per_rank", "stride_per_key_per_rank", "num_features", "stagger",
 }
 local sequence_args = ffi.new "peri_sequence_args"
---- { a2a_sequence_embs_tensor [ids received, D], lengths_after_sparse_data_all2all ([bags] or [features, bags] of the KJT that was looked
---- up), input_splits (ids sent to each rank), output_splits (ids received from each), batch_size_per_rank or (variable batch)
---- stride_per_key_per_rank, num_features (default: rows of the lengths), stagger = 1 } -> [ids sent, D], in the order in which this rank
---- sent its ids. TorchRec's recat tensors follow from batch sizes and stagger here.
+--- { a2a_sequence_embs_tensor [ids received, D], lengths_after_sparse_data_all2all ([bags] or [features, bags] of the
+--- KJT that was looked up), input_splits (ids sent to each rank), output_splits (ids received from each),
+--- batch_size_per_rank or (variable batch) stride_per_key_per_rank, num_features (default: rows of the lengths),
+--- stagger = 1 } -> [ids sent, D], in the order in which this rank sent its ids. TorchRec's recat tensors follow from
+--- batch sizes and stagger here.
 function M.alltoall_sequence(args)
   local func = "alltoall_sequence"
   A.check(func, args, sequence)
@@ -329,7 +349,9 @@ function M.alltoall_sequence(args)
     local at = 0
     for k = 1, #strides do
       at = append(func, "stride_per_key_per_rank", first, at, strides[k])
-      if at ~= k * group.world_size then P.fail(("%s: stride_per_key_per_rank[%d] has not one entry a rank"):format(func, k)) end
+      if at ~= k * group.world_size then
+        P.fail(("%s: stride_per_key_per_rank[%d] has not one entry a rank"):format(func, k))
+      end
     end
     sequence_args.stride_per_key_per_rank = first.at
   else
@@ -337,10 +359,12 @@ function M.alltoall_sequence(args)
   end
   sequence_args.input_splits = per_rank(func, "input_splits", group, second, args.input_splits)
   sequence_args.output_splits = per_rank(func, "output_splits", group, third, args.output_splits)
-  return posted(C.peri_exchange_alltoall_sequence(group:ptr(), input, sequence_args, options_of(func, args, group), work_out))
+  return posted(C.peri_exchange_alltoall_sequence(group:ptr(), input, sequence_args, options_of(func, args, group),
+    work_out))
 end
 
---- Row i of the result is row permutation[i] of `rows` (0 is the first); permutation has each of 0..n-1 once. With gradient.
+--- Row i of the result is row permutation[i] of `rows` (0 is the first); permutation has each of 0..n-1 once. With
+--- gradient.
 function M.unbucketize(rows, permutation)
   check(C.peri_exchange_unbucketize(tensor_ptr(rows), tensor_ptr(permutation), Tensor.out))
   return Tensor.wrap(Tensor.out[0])

@@ -1,5 +1,5 @@
--- reducer.lua: data-parallel averaging of gradients, in buckets that travel during the backward pass. Every pass that reaches a parameter
--- ends when all gradients are averages; there is nothing to call after it.
+-- reducer.lua: data-parallel averaging of gradients, in buckets that travel during the backward pass. Every pass that
+-- reaches a parameter ends when all gradients are averages; there is nothing to call after it.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -13,8 +13,8 @@ local out = ffi.new "peri_reducer *[1]"
 
 local Reducer = util.class "Reducer"
 
---- Reducer { group =, params = (a list of leaves, equal on all ranks), bucket_bytes = 25 MiB (at most a quarter of all, or 512 KiB) }.
---- Collective over the group.
+--- Reducer { group =, params = (a list of leaves, equal on all ranks), bucket_bytes = 25 MiB (at most a quarter of all,
+--- or 512 KiB) }. Collective over the group.
 function Reducer:init(args)
   args = util.named("Reducer", args, { group = util.required, params = util.required, bucket_bytes = 0 })
   local n = #signature.value("Reducer", "params", args.params, "list")
@@ -27,7 +27,8 @@ end
 --- A pass through the operation that made `tensor` ends with the averages too, whether or not it reaches a parameter.
 function Reducer:watch(tensor) check(C.peri_reducer_watch(reducer_ptr(self._ref), Tensor.ptr(tensor))) end
 
---- Take part in the averages without a backward pass, on a rank that has none while others have; or after passes with the reducer disabled.
+--- Take part in the averages without a backward pass, on a rank that has none while others have; or after passes with
+--- the reducer disabled.
 function Reducer:finish()
   local ptr, round = reducer_ptr(self._ref), 0
   while check(C.peri_reducer_finish(ptr)) == C.PERI_PENDING do
@@ -36,10 +37,12 @@ function Reducer:finish()
   end
 end
 
---- Average at the end of backward passes (the default), or not (accumulation over several: all but the last). All ranks alike.
+--- Average at the end of backward passes (the default), or not (accumulation over several: all but the last). All ranks
+--- alike.
 function Reducer:enable(on) C.peri_reducer_enable(reducer_ptr(self._ref), on ~= false) end
 
---- Let backward passes end when the averages have set out: `finish` waits for them, before the next pass. All ranks alike.
+--- Let backward passes end when the averages have set out: `finish` waits for them, before the next pass. All ranks
+--- alike.
 function Reducer:defer(on) C.peri_reducer_defer(reducer_ptr(self._ref), on or false) end
 
 --- Let go of all parameters, which may be another reducer's from now on. Between two passes, on all ranks alike.

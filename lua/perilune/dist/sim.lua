@@ -1,5 +1,5 @@
--- sim.lua: N ranks in one process: coroutines that take turns wherever a rank waits. The state of a rank (perilune.ffi's `state`) is
--- exchanged on every switch, so library and scripts run unchanged.
+-- sim.lua: N ranks in one process: coroutines that take turns wherever a rank waits. The state of a rank
+-- (perilune.ffi's `state`) is exchanged on every switch, so library and scripts run unchanged.
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -33,8 +33,9 @@ end
 local function body_of(rank, n, body, options, job)
   local function run()
     rank.world = dist.init {
-      transport = "sim", job = job, rank = rank.number, size = n, local_size = options.local_size, timeout = options.timeout,
-      device_transport = options.device_transport, device = options.device_transport and options.device,
+      transport = "sim", job = job, rank = rank.number, size = n, local_size = options.local_size,
+      timeout = options.timeout, device_transport = options.device_transport, device = options.device_transport
+        and options.device,
     }
     local result = body(rank.number, rank.world)
     dist.finish()
@@ -53,9 +54,10 @@ local function raise(ranks, first)
   errors.raise(fields)
 end
 
---- Run body(rank, world) on `n` ranks; returns the list of what the ranks returned. Named options: local_size, timeout, device (the
---- ranks' default device), device_transport (of that device: "sim"), catch. An error of a rank ends the run: the first one is raised, with
---- its rank; under `catch` nothing is raised and a second list (by rank + 1) holds the error of each rank that failed.
+--- Run body(rank, world) on `n` ranks; returns the list of what the ranks returned. Named options: local_size, timeout,
+--- device (the ranks' default device), device_transport (of that device: "sim"), catch. An error of a rank ends the
+--- run: the first one is raised, with its rank; under `catch` nothing is raised and a second list (by rank + 1) holds
+--- the error of each rank that failed.
 function M.run(n, body, options)
   options = util.named("sim.run", options, {
     local_size = 0, timeout = 0, device = state.device, device_transport = util.optional, catch = false,

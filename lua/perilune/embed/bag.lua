@@ -1,8 +1,9 @@
--- bag.lua: EmbeddingBagCollection: for every feature of a batch, the pooled rows of its table. Not sharded: perilune.shard has the
--- same over ranks. What it shares with EmbeddingCollection is in collection.lua.
+-- bag.lua: EmbeddingBagCollection: for every feature of a batch, the pooled rows of its table. Not sharded:
+-- perilune.shard has the same over ranks. What it shares with EmbeddingCollection is in collection.lua.
 --
 --   local ebc = peri.EmbeddingBagCollection {
---     tables = { peri.EmbeddingBagConfig { name = "t", embedding_dim = 16, num_embeddings = 1000, feature_names = { "f", "g" } } },
+--     tables = { peri.EmbeddingBagConfig { name = "t", embedding_dim = 16, num_embeddings = 1000,
+--       feature_names = { "f", "g" } } },
 --     fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 },
 --   }
 --   local kt = ebc(kjt)      -- KeyedTensor: columns "f", "g"
@@ -34,7 +35,7 @@ function EmbeddingBagCollection:init(args)
   self._lengths = ffi.new("int64_t[?]", #self._dims, self._dims)
 end
 
--- -- forward ---------------------------------------------------------------------------------------------------------------------------
+-- -- forward ----------------------------------------------------------------------------------------------------------
 
 --- The block list for batches with these keys and this stride.
 local function block_list(self, keys, stride)
@@ -51,7 +52,8 @@ local function block_list(self, keys, stride)
 end
 
 local desc = P.struct "peri_kjt_desc"
-local ids_out, offsets_out, weights_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]"
+local ids_out, offsets_out, weights_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]",
+  ffi.new "peri_tensor *[1]"
 local out, kt_out = ffi.new "peri_tensor *[1]", ffi.new "peri_kt *[1]"
 
 --- A variable batch: look every key's own bags up, then put its rows where the inverse indices say.
@@ -67,11 +69,12 @@ local function variable(self, features)
     local key = self:_key_of(output, keys, "feature")
     local dim = self._dims[i]
     list[i] = {
-      table = output.table, feature = output.feature, first_bag = first[key + 1], bags = strides[key + 1], out_offset = at,
-      out_stride = dim,
+      table = output.table, feature = output.feature, first_bag = first[key + 1], bags = strides[key + 1],
+      out_offset = at, out_stride = dim,
     }
     at = at + strides[key + 1] * dim
-    rows[i - 1], row[i - 1], names[i - 1] = strides[key + 1], self:_key_of(output, inverse_keys, "inverse indices of"), output.name
+    rows[i - 1], row[i - 1], names[i - 1] = strides[key + 1], self:_key_of(output, inverse_keys, "inverse indices of"),
+      output.name
   end
   local weights = self._weighted and features:weights() or nil
   local pooled = batch:lookup(features:values(), features:offsets(), batch:blocks(list), at, nil, weights)
@@ -79,21 +82,26 @@ local function variable(self, features)
   local indices = inverse[2]:contiguous()
   local dtype = pooled:dtype()
   pooled = pooled:to "f32" -- exact, and rounded back without loss
-  a.pooled, a.inverse, a.features, a.rows, a.cols, a.inverse_row, a.names = pooled.ptr, indices.ptr, n, rows, self._lengths, row, names
+  a.pooled, a.inverse, a.features, a.rows, a.cols, a.inverse_row, a.names = pooled.ptr, indices.ptr, n, rows,
+    self._lengths, row, names
   check(C.peri_tbe_expand(a, out))
   local values = Tensor.wrap(out[0]):to(dtype)
   check(C.peri_kt_new(self._keys.ptr, self._lengths, 1, values.ptr, kt_out))
   return KeyedTensor.wrap(kt_out[0])
 end
 
---- Pooled rows of the features of a KeyedJaggedTensor, as a KeyedTensor [batch, columns]; the batch may have further keys.
+--- Pooled rows of the features of a KeyedJaggedTensor, as a KeyedTensor [batch, columns]; the batch may have further
+--- keys.
 function EmbeddingBagCollection:forward(features)
   self:_check_features(features)
   local kjt = kjt_ptr(features)
   C.peri_kjt_describe(kjt, desc)
-  if self._weighted and not desc.weighted then P.fail "EmbeddingBagCollection: is_weighted, but the batch has no weights" end
+  if self._weighted and not desc.weighted then
+    P.fail "EmbeddingBagCollection: is_weighted, but the batch has no weights"
+  end
   if desc.weighted and not self._weighted then
-    P.fail "EmbeddingBagCollection: the batch has weights, but is_weighted is false; set it, or leave the weights out of the batch"
+    P.fail("EmbeddingBagCollection: the batch has weights, but is_weighted is false; set it, or leave the weights out "
+      .. "of the batch")
   end
   if desc.variable_stride then return variable(self, features) end
   local stride = tonumber(desc.stride)
@@ -126,7 +134,7 @@ function EmbeddingBagCollection:_prepare_batch(features)
   return { lookups = self._tbe:batch(features:values(), features:offsets(), self._blocks, weights) }
 end
 
--- -- looking ---------------------------------------------------------------------------------------------------------------------------
+-- -- looking ----------------------------------------------------------------------------------------------------------
 
 --- The tables' configurations, in order.
 function EmbeddingBagCollection:embedding_bag_configs() return self.tables end

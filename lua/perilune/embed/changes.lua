@@ -1,5 +1,6 @@
--- changes.lua: which rows of tables changed (perilune/embed.h, peri_row_marks), for what a state_dict has of a table: a live view, or a
--- shard of a ShardedTensor whose rows are in a file. Its *source* is the table batch, the table, and which state it is.
+-- changes.lua: which rows of tables changed (perilune/embed.h, peri_row_marks), for what a state_dict has of a table: a
+-- live view, or a shard of a ShardedTensor whose rows are in a file. Its *source* is the table batch, the table, and
+-- which state it is.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
@@ -12,8 +13,8 @@ local _, _, _, wrap_marks = P.handle("peri_row_marks", {}, nil, "marks of change
 local marks_out, tensor_out = ffi.new "peri_row_marks *[1]", Tensor.out
 local tbe_out, table_out, name_out = ffi.new "peri_tbe *[1]", ffi.new "int64_t[1]", ffi.new "const char *[1]"
 
---- The source of a tensor, or (nil) of a shard of a ShardedTensor; nil: no rows of table batches, or a state without rows. It keeps the
---- table batch.
+--- The source of a tensor, or (nil) of a shard of a ShardedTensor; nil: no rows of table batches, or a state without
+--- rows. It keeps the table batch.
 function M.source(tensor, shard)
   tensor = tensor or shard.tensor
   if tensor then

@@ -1,10 +1,10 @@
--- collection.lua: what EmbeddingBagCollection (bag.lua) and EmbeddingCollection (sequence.lua) share: named tables that features look
--- into, over one table batch. With fused_params the tables are updated in the backward pass; without, they are ordinary parameters with
--- dense gradients. Memory is taken when it is first needed, so that a collection that is only a description (of what to shard) costs
--- nothing.
+-- collection.lua: what EmbeddingBagCollection (bag.lua) and EmbeddingCollection (sequence.lua) share: named tables that
+-- features look into, over one table batch. With fused_params the tables are updated in the backward pass; without,
+-- they are ordinary parameters with dense gradients. Memory is taken when it is first needed, so that a collection that
+-- is only a description (of what to shard) costs nothing.
 --
--- A class has the fields parameter_prefix and config_name, and calls setup in its init; its forward and _prepare_batch say what becomes
--- of a batch.
+-- A class has the fields parameter_prefix and config_name, and calls setup in its init; its forward and _prepare_batch
+-- say what becomes of a batch.
 local ffi = require "ffi"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
@@ -24,7 +24,8 @@ local Keys, KeyedJaggedTensor = jagged.Keys, jagged.KeyedJaggedTensor
 
 local TableCollection = Module:extend "TableCollection"
 
---- The data types of a class whose tables are not trained, and may be of several; false: those that can be, one for a collection.
+--- The data types of a class whose tables are not trained, and may be of several; false: those that can be, one for a
+--- collection.
 TableCollection.data_types = false
 
 --- A class of collections. Whoever asks for the parameters or buffers of one makes it take its memory.
@@ -46,9 +47,11 @@ function TableCollection.arguments(more)
   local list = {
     tables = util.required.list,        -- list of EmbeddingBagConfig or EmbeddingConfig
     device = util.optional,             -- a device's name, or "meta": never take memory
-    fused_params = util.optional.table, -- { optimizer = "rowwise_adagrad", learning_rate =, eps =, ... }; nil: dense gradients
+    fused_params = util.optional.table, -- { optimizer = "rowwise_adagrad", learning_rate =, eps =, ... }; nil: dense
+                                        -- gradients
     seed = util.optional.seed,          -- of the start values; default: that of the running rank
-    table_batch = util.optional,        -- a table batch (peri.embed.tbe) of these tables, which several collections may use
+    table_batch = util.optional,        -- a table batch (peri.embed.tbe) of these tables, which several collections may
+                                        -- use
   }
   for name, value in util.ordered(more) do list[name] = value end
   return list
@@ -56,15 +59,17 @@ end
 
 local function check_tables(self, tables, described)
   local f, class = self.class_name, config[self.config_name]
-  if type(tables) ~= "table" or #tables == 0 then P.fail(("%s: tables is no list of %s"):format(f, self.config_name)) end
+  if type(tables) ~= "table" or #tables == 0 then
+    P.fail(("%s: tables is no list of %s"):format(f, self.config_name))
+  end
   local seen = {}
   for i, t in ipairs(tables) do
     if not class.is(t) then P.fail(("%s: entry %d of tables is no %s"):format(f, i, self.config_name)) end
     if seen[t.name] then P.fail(("%s: two tables are named '%s'"):format(f, t.name)) end
     if not self.data_types then config._check_trained(f, t) end
     if not self.data_types and t.data_type ~= tables[1].data_type and not described then
-      P.fail(("%s: table '%s' holds %s, table '%s' %s; allowed: one data_type, except on device 'meta' (to be sharded)"):format(f, t.name,
-        t.data_type, tables[1].name, tables[1].data_type))
+      P.fail(("%s: table '%s' holds %s, table '%s' %s; allowed: one data_type, except on device 'meta' (to be "
+        .. "sharded)"):format(f, t.name, t.data_type, tables[1].name, tables[1].data_type))
     end
     seen[t.name] = true
   end
@@ -85,7 +90,9 @@ local function check_shared(self, a)
       P.fail(("%s: table %d of table_batch is %s, wanted %s"):format(f, i, has and text(has) or "not there", wanted))
     end
   end
-  if batch:table(#a.tables + 1) then P.fail(("%s: table_batch has more tables than the %d of tables"):format(f, #a.tables)) end
+  if batch:table(#a.tables + 1) then
+    P.fail(("%s: table_batch has more tables than the %d of tables"):format(f, #a.tables))
+  end
 end
 
 --- Take the arguments `a`, checked against `arguments`, and find the features of the tables.
@@ -123,11 +130,12 @@ function TableCollection:make()
   local shared = self.table_batch
   local batch = shared or tbe.new {
     tables = util.map(self.tables, function(t)
-      return { name = t.name, rows = t.num_embeddings, cols = t.embedding_dim, pooling = t.pooling or "NONE", init = t:initialiser(),
-        raw_ids = self._moment and true or false }
+      return { name = t.name, rows = t.num_embeddings, cols = t.embedding_dim, pooling = t.pooling or "NONE",
+        init = t:initialiser(), raw_ids = self._moment and true or false }
     end),
     fused_params = self.fused_params or { optimizer = "none" },
-    features = self._features, data_type = self.tables[1].data_type, seed = self.seed or nil, device = self.device or nil,
+    features = self._features, data_type = self.tables[1].data_type, seed = self.seed or nil, device = self.device
+      or nil,
   }
   local parameters, buffers = {}, {}
   for i, t in ipairs(self.tables) do
@@ -148,7 +156,8 @@ end
 function TableCollection:materialise()
   if not self._tbe then
     if self.device == "meta" then
-      P.fail(self.class_name .. ": it is on device 'meta', a description without memory; shard it, or make it on a real device")
+      P.fail(self.class_name .. ": it is on device 'meta', a description without memory; shard it, or make it on a "
+        .. "real device")
     end
     self._tbe = P.lasting(self.make, self)
   end
@@ -158,7 +167,7 @@ end
 --- Whether the tables have memory yet.
 function TableCollection:is_materialised() return self._tbe ~= false end
 
--- -- batches ---------------------------------------------------------------------------------------------------------------------------
+-- -- batches ----------------------------------------------------------------------------------------------------------
 
 --- An error unless `features` is a KeyedJaggedTensor.
 function TableCollection:_check_features(features)
@@ -175,8 +184,8 @@ function TableCollection:_key_of(output, keys, what)
     self.tables[output.table].name, table.concat(Keys._list(keys), ", ")))
 end
 
---- Make ready for batches of these keys and this stride: block_list(self, keys, stride) says their blocks. They are kept until another
---- such batch comes.
+--- Make ready for batches of these keys and this stride: block_list(self, keys, stride) says their blocks. They are
+--- kept until another such batch comes.
 function TableCollection:prepare(keys, stride, block_list)
   if stride == self._seen_stride and self._seen_keys.ptr == keys then return end
   self._blocks = P.lasting(block_list, self, keys, stride)
@@ -185,8 +194,8 @@ end
 
 local desc = P.struct "peri_kjt_desc"
 
---- Bring the rows of a later batch from files into memory, in the background (fused_params.cache_params). The batch must not change until
---- it is looked up. Nothing to do for tables in memory and for variable batches.
+--- Bring the rows of a later batch from files into memory, in the background (fused_params.cache_params). The batch
+--- must not change until it is looked up. Nothing to do for tables in memory and for variable batches.
 function TableCollection:prefetch(features)
   C.peri_kjt_describe(KeyedJaggedTensor.ptr(features), desc)
   if desc.variable_stride or not self:materialise():is_cached() then return end
@@ -217,8 +226,9 @@ end
 function TableCollection:_goes_with(moment)
   for i, t in ipairs(self._tbe and self.tables or {}) do
     if self._tbe:file(i) then
-      P.fail(("%s: table '%s' was looked at before raw ids became its rows, and its file '%s' is open as one of other ids; give the "
-        .. "collection to the managed collision first"):format(self.class_name, t.name, self._tbe:file(i).path))
+      P.fail(("%s: table '%s' was looked at before raw ids became its rows, and its file '%s' is open as one of other "
+        .. "ids; give the collection to the managed collision first"):format(self.class_name, t.name,
+        self._tbe:file(i).path))
     end
   end
   self._moment = moment
@@ -227,7 +237,7 @@ end
 --- What the file of a table says (tbe._file_of); nil: it has none.
 function TableCollection:file(name) return self:materialise():file(self:table_index(name)) end
 
--- -- looking ---------------------------------------------------------------------------------------------------------------------------
+-- -- looking ----------------------------------------------------------------------------------------------------------
 
 --- Names of the outputs, in order.
 function TableCollection:embedding_names() return self._names end
@@ -259,12 +269,14 @@ function TableCollection:table_rows(name, which, row, n)
   return batch:read(i, which, row, Tensor.empty(shape, "f32", self.device or nil))
 end
 
---- Rows (i64, ascending, each once) of a table start again: weights as they were at first, what the optimizer keeps of them too: that of
---- fused_params, and those of nn.optim that have the table as a parameter.
+--- Rows (i64, ascending, each once) of a table start again: weights as they were at first, what the optimizer keeps of
+--- them too: that of fused_params, and those of nn.optim that have the table as a parameter.
 function TableCollection:reset_rows(name, rows)
   local i = self:table_index(name)
   self:materialise():reset_rows(i, rows)
-  if not self.fused_params then parameter.restart_rows(rawget(self, ("%s.%s.weight"):format(self.parameter_prefix, name)), rows) end
+  if not self.fused_params then
+    parameter.restart_rows(rawget(self, ("%s.%s.weight"):format(self.parameter_prefix, name)), rows)
+  end
 end
 
 --- Learning rate of the fused optimizer from now on.
@@ -277,7 +289,7 @@ function TableCollection:extra_text()
   end), ", ")
 end
 
--- -- state -------------------------------------------------------------------------------------------------------------------------
+-- -- state ------------------------------------------------------------------------------------------------------------
 
 --- State `which` of table i: a live view, or, where rows are in files, a ShardedTensor of one piece.
 local function state_of(self, i, which)
@@ -285,7 +297,8 @@ local function state_of(self, i, which)
   if not batch:is_cached() then return P.lasting(batch.state, batch, i, which) end
   local size = batch:state_shape(i, which)
   local metadata = { shard_offsets = util.map(size, function() return 0 end), shard_sizes = size, placement = "rank:0" }
-  local dtype = which == "prev_iter" and "i64" or which == "weight" and config.data_types[self.tables[i].data_type] or "f32"
+  local dtype = which == "prev_iter" and "i64" or which == "weight" and config.data_types[self.tables[i].data_type]
+    or "f32"
   return ShardedTensor { size = size, dtype = dtype, shards_metadata = { metadata },
     device = self.device or nil, settle = self._moment and function() self._moment:check() end or nil,
     local_shards = { { metadata = metadata,
@@ -314,7 +327,8 @@ function TableCollection:fused_optimizer()
   self._fused_optimizer = self._fused_optimizer or FusedOptimizer {
     parameter_name = function(name) return ("%s.%s.weight"):format(self.parameter_prefix, name) end,
     groups = { { tables = util.map(self.tables, function(t) return t.name end), optimizer = optimizer,
-      rate = function() return batch:learning_rate() end, set_rate = function(rate) batch:set_learning_rate(rate) end } },
+      rate = function() return batch:learning_rate() end,
+      set_rate = function(rate) batch:set_learning_rate(rate) end } },
     states = function(name)
       local i, list = self:table_index(name), {}
       for _, which in ipairs(batch:state_names()) do

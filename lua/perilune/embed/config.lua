@@ -1,5 +1,5 @@
--- config.lua: what an embedding table is (TorchRec's EmbeddingBagConfig and EmbeddingConfig), how it starts, and how it is trained
--- (fused_params).
+-- config.lua: what an embedding table is (TorchRec's EmbeddingBagConfig and EmbeddingConfig), how it starts, and how it
+-- is trained (fused_params).
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -12,11 +12,13 @@ local M = {}
 M.PoolingType = util.face("peri.embed.PoolingType", { SUM = "SUM", MEAN = "MEAN" })
 M.poolings = P.options "pooling"
 M.poolings.NONE = nil -- bags are pooled
---- Rows of bytes, for lookups only, by name: FBGEMM's two layouts of 8-bit rows, 8-bit floats, rows of 4 and of 2 bits a number.
+--- Rows of bytes, for lookups only, by name: FBGEMM's two layouts of 8-bit rows, 8-bit floats, rows of 4 and of 2 bits
+--- a number.
 M.row_formats = {}
 M.data_types = { FP32 = "f32", FP16 = "f16", BF16 = "bf16" }
---- What tables can hold, and what table batches call it: numbers, which are trained, and rows of bytes for quantized collections, whose
---- 8-bit rows are those of FBGEMM's tables for inference (INT8 is INT8_HALF). And how many bytes a number of each takes.
+--- What tables can hold, and what table batches call it: numbers, which are trained, and rows of bytes for quantized
+--- collections, whose 8-bit rows are those of FBGEMM's tables for inference (INT8 is INT8_HALF). And how many bytes a
+--- number of each takes.
 M.table_types, M.data_bytes = {}, {}
 
 local function add_type(name, held_as, dtype)
@@ -37,10 +39,10 @@ local function one_of(func, what, value, allowed)
   return allowed[value]
 end
 
--- -- how weights start ---------------------------------------------------------------------------------------------------------------
+-- -- how weights start ------------------------------------------------------------------------------------------------
 
---- Start values that do not depend on the sharding: every element is a function of the seed, the table's name, and its row and column.
---- (A Lua function could not promise that, so `init_fn` is one of these.)
+--- Start values that do not depend on the sharding: every element is a function of the seed, the table's name, and its
+--- row and column. (A Lua function could not promise that, so `init_fn` is one of these.)
 local function init(kind, a, b) return { kind = kind, a = a, b = b } end
 
 local function finite(func, what, x)
@@ -68,7 +70,7 @@ function M.constant(value)
   return init(C.PERI_INIT_CONSTANT, value, 0)
 end
 
--- -- tables --------------------------------------------------------------------------------------------------------------------------
+-- -- tables -----------------------------------------------------------------------------------------------------------
 
 --- What tables have whose rows are pooled (EmbeddingBagConfig) or not (EmbeddingConfig).
 local BaseEmbeddingConfig = util.seal(util.class "BaseEmbeddingConfig")
@@ -82,7 +84,8 @@ local table_arguments = {
   data_type = "FP32",
   weight_init_min = util.optional.number, -- default: -sqrt(1 / num_embeddings)
   weight_init_max = util.optional.number, -- default: +sqrt(1 / num_embeddings)
-  init_fn = util.optional,                -- embed.uniform(low, high), embed.normal(mean, deviation), embed.constant(value)
+  init_fn = util.optional,                -- embed.uniform(low, high), embed.normal(mean, deviation),
+                                          -- embed.constant(value)
 }
 local bag_arguments = util.copy(table_arguments)
 bag_arguments.pooling = "SUM"
@@ -91,15 +94,21 @@ bag_arguments.pooling = "SUM"
 local function fill(self, args, known)
   local f = self.class_name
   local a = util.named(f, args, known)
-  if type(a.name) ~= "string" or a.name == "" then P.fail(("%s: name is '%s', allowed: a text"):format(f, tostring(a.name))) end
+  if type(a.name) ~= "string" or a.name == "" then
+    P.fail(("%s: name is '%s', allowed: a text"):format(f, tostring(a.name)))
+  end
   f = ("%s '%s'"):format(f, a.name)
   util.integer(f, "embedding_dim", a.embedding_dim, 1, 2 ^ 20)
   util.integer(f, "num_embeddings", a.num_embeddings, 1, 2 ^ 43)
   if known.pooling then one_of(f, "pooling", a.pooling, M.poolings) end
   one_of(f, "data_type", a.data_type, M.table_types)
-  if type(a.feature_names) ~= "table" or #a.feature_names == 0 then P.fail(f .. ": feature_names is no list of names") end
+  if type(a.feature_names) ~= "table" or #a.feature_names == 0 then
+    P.fail(f .. ": feature_names is no list of names")
+  end
   local seen, keys = {}, util.keys(a.feature_names)
-  if not keys or #keys ~= #a.feature_names then P.fail(f .. ": feature_names has entries behind a nil, or keys that are no positions") end
+  if not keys or #keys ~= #a.feature_names then
+    P.fail(f .. ": feature_names has entries behind a nil, or keys that are no positions")
+  end
   for _, name in ipairs(a.feature_names) do
     if type(name) ~= "string" or name == "" then P.fail(("%s: '%s' is no feature name"):format(f, tostring(name))) end
     if seen[name] then P.fail(("%s: feature '%s' is listed twice"):format(f, name)) end
@@ -115,11 +124,15 @@ local function fill(self, args, known)
   local low, high = self:get_weight_init_min(), self:get_weight_init_max()
   finite(f, "weight_init_min", low)
   finite(f, "weight_init_max", high)
-  if low > high then P.fail(("%s: weight_init_min is %g, weight_init_max is %g, allowed: min <= max"):format(f, low, high)) end
+  if low > high then
+    P.fail(("%s: weight_init_min is %g, weight_init_max is %g, allowed: min <= max"):format(f, low, high))
+  end
 end
 
 --- The range of uniform start values.
-function BaseEmbeddingConfig:get_weight_init_min() return self.weight_init_min or -math.sqrt(1 / self.num_embeddings) end
+function BaseEmbeddingConfig:get_weight_init_min()
+  return self.weight_init_min or -math.sqrt(1 / self.num_embeddings)
+end
 function BaseEmbeddingConfig:get_weight_init_max() return self.weight_init_max or math.sqrt(1 / self.num_embeddings) end
 function BaseEmbeddingConfig:num_features() return #self.feature_names end
 
@@ -133,8 +146,9 @@ end
 --- An error of `func` unless a table of this configuration can be trained.
 function M._check_trained(func, t)
   if M.data_types[t.data_type] then return end
-  P.fail(("%s: table '%s' holds %s, which is looked up only: see QuantEmbeddingBagCollection and QuantEmbeddingCollection; allowed here: "
-    .. "%s"):format(func, t.name, tostring(t.data_type), table.concat(util.keys(M.data_types), ", ")))
+  P.fail(("%s: table '%s' holds %s, which is looked up only: see QuantEmbeddingBagCollection and "
+    .. "QuantEmbeddingCollection; allowed here: %s"):format(func, t.name, tostring(t.data_type),
+    table.concat(util.keys(M.data_types), ", ")))
 end
 
 --- A table of an EmbeddingBagCollection.
@@ -147,8 +161,8 @@ local EmbeddingConfig = util.seal(util.class("EmbeddingConfig", BaseEmbeddingCon
 M.EmbeddingConfig = EmbeddingConfig
 function EmbeddingConfig:init(args) fill(self, args, table_arguments) end
 
---- Names of a collection's outputs, in the order of tables and their features, and their columns: the feature, or "feature@table" where
---- several tables use it.
+--- Names of a collection's outputs, in the order of tables and their features, and their columns: the feature, or
+--- "feature@table" where several tables use it.
 function M.output_names(tables)
   local users, names, dims = {}, {}, {}
   for _, t in ipairs(tables) do
@@ -163,25 +177,26 @@ function M.output_names(tables)
   return names, dims
 end
 
--- -- caches ---------------------------------------------------------------------------------------------------------------------------
+-- -- caches -----------------------------------------------------------------------------------------------------------
 
 local algorithms = P.options "cache_algorithm"
 M.CacheAlgorithm = util.face("peri.embed.CacheAlgorithm", { LRU = "LRU", LFU = "LFU" })
 
---- How a table that is larger than memory is cached (TorchRec's CacheParams, compute kernel "fused_uvm_caching"). What TorchRec keeps in
---- unified memory lies in the host's, behind a device that has its own, or in a file: `directory` says where it stays; on a CPU it is a
---- nameless temporary file without one.
+--- How a table that is larger than memory is cached (TorchRec's CacheParams, compute kernel "fused_uvm_caching"). What
+--- TorchRec keeps in unified memory lies in the host's, behind a device that has its own, or in a file: `directory`
+--- says where it stays; on a CPU it is a nameless temporary file without one.
 local CacheParams = util.seal(util.class "CacheParams")
 M.CacheParams = CacheParams
 
 local cache_arguments = {
   algorithm = "LRU",           -- "LRU" or "LFU"
   load_factor = 0.2,           -- rows in the cache / rows of the table
-  ways = util.optional,        -- slots of a set, of which a row takes one; 0: no sets, any slot; absent: 64 on devices with a memory of
-                               -- their own, else 0 (not TorchRec's; FBGEMM has 32)
+  ways = util.optional,        -- slots of a set, of which a row takes one; 0: no sets, any slot; absent: 64 on devices
+                               -- with a memory of their own, else 0 (not TorchRec's; FBGEMM has 32)
   reserved_memory = 0,         -- bytes (TorchRec: GB of the device) that caches leave to others
   precision = util.optional,   -- data type of cached rows; only the table's own
-  prefetch_pipeline = false,   -- a pipeline will prefetch the next batch's rows; prefetches are always safe, so this is a note to it
+  prefetch_pipeline = false,   -- a pipeline will prefetch the next batch's rows; prefetches are always safe, so this is
+                               -- a note to it
   stats = util.optional,       -- hints for a planner: kept, not interpreted
   directory = util.optional,   -- where the files are (not TorchRec's)
 }
@@ -217,23 +232,24 @@ end
 --- Fill a peri_cache_params for a table of `data_type`. The result stays valid as long as `params` does.
 function M._fill_cache_params(func, slot, params, data_type)
   if params.precision and params.precision ~= data_type then
-    P.fail(("%s: cache precision %s for a table of %s; allowed: %s"):format(func, params.precision, data_type, data_type))
+    P.fail(("%s: cache precision %s for a table of %s; allowed: %s"):format(func, params.precision, data_type,
+      data_type))
   end
   slot.algorithm, slot.load_factor = algorithms[params.algorithm], params.load_factor
   slot.reserved_memory, slot.directory = params.reserved_memory, params.directory or nil
   slot.ways = params.ways == 0 and C.PERI_CACHE_WAYS_NONE or params.ways or 0
 end
 
--- -- optimizers ------------------------------------------------------------------------------------------------------------------------
+-- -- optimizers -------------------------------------------------------------------------------------------------------
 
 local kinds = P.options "optimizer"
 local aliases = {
-  exact_sgd = "sgd", exact_adagrad = "adagrad", exact_rowwise_adagrad = "rowwise_adagrad", exact_row_wise_adagrad = "rowwise_adagrad",
-  partial_row_wise_adam = "partial_rowwise_adam", partial_row_wise_lamb = "partial_rowwise_lamb",
-  emainplace_row_wise_adagrad = "emainplace_rowwise_adagrad",
+  exact_sgd = "sgd", exact_adagrad = "adagrad", exact_rowwise_adagrad = "rowwise_adagrad",
+  exact_row_wise_adagrad = "rowwise_adagrad", partial_row_wise_adam = "partial_rowwise_adam",
+  partial_row_wise_lamb = "partial_rowwise_lamb", emainplace_row_wise_adagrad = "emainplace_rowwise_adagrad",
 }
---- The optimizer that fused_params, FBGEMM or TorchRec's classes (RowWiseAdagrad) call `name`, by its name here; an error of `func` if it
---- is none.
+--- The optimizer that fused_params, FBGEMM or TorchRec's classes (RowWiseAdagrad) call `name`, by its name here; an
+--- error of `func` if it is none.
 function M.optimizer_of(func, name)
   local function plain(text) return (text:lower():gsub("_", "")) end
   for _, list in ipairs { kinds, aliases } do
@@ -244,7 +260,8 @@ function M.optimizer_of(func, name)
   util.one_of(func, "optimizer", name, util.keys(kinds))
 end
 
---- fused_params with which an optimizer of that name trains: what planners and measurements know of a model is no more than it.
+--- fused_params with which an optimizer of that name trains: what planners and measurements know of a model is no more
+--- than it.
 function M.usual_params(name)
   local params = { optimizer = M.optimizer_of("embed.config.usual_params", name) }
   if params.optimizer ~= "none" then params.learning_rate = 0.01 end
@@ -270,7 +287,8 @@ local counter_arguments = {
   tail_id_threshold = util.optional,  -- { val =, is_ratio = }
   max_counter_update_freq = 1000,
 }
-local cowclip_arguments = { counter_weight_decay_mode = "none", counter_halflife = -1, weight_norm_coefficient = 0, lower_bound = 0 }
+local cowclip_arguments = { counter_weight_decay_mode = "none", counter_halflife = -1, weight_norm_coefficient = 0,
+  lower_bound = 0 }
 local average_arguments = { step_ema = 10, step_start = 0, step_ema_coef = 0.6 }
 
 --- Row-wise Adagrad with counters: its definition, into `k` (peri_tbe_counter).
@@ -279,7 +297,8 @@ local function fill_counter(func, k, mode, a)
   func = ("%s: %s"):format(func, key)
   local d = util.named(func, a[key] or {}, mode == "counter" and counter_arguments or cowclip_arguments)
   local function lower(value) return tostring(value):lower() end
-  k.weight_decay_mode = one_of(func, "counter_weight_decay_mode", lower(d.counter_weight_decay_mode), counter_decay_modes)
+  k.weight_decay_mode = one_of(func, "counter_weight_decay_mode", lower(d.counter_weight_decay_mode),
+    counter_decay_modes)
   util.integer(func, "counter_halflife", d.counter_halflife, -2)
   k.halflife = d.counter_halflife
   if mode == "cowclip" then
@@ -290,7 +309,8 @@ local function fill_counter(func, k, mode, a)
   one_of(func, "grad_sum_decay", lower(d.grad_sum_decay), { no_decay = true })
   util.integer(func, "adjustment_iter", d.adjustment_iter, -1)
   util.integer(func, "max_counter_update_freq", d.max_counter_update_freq, 0)
-  k.adjustment_iter, k.adjustment_ub, k.max_counter_update_freq = d.adjustment_iter, d.adjustment_ub, d.max_counter_update_freq
+  k.adjustment_iter, k.adjustment_ub, k.max_counter_update_freq = d.adjustment_iter, d.adjustment_ub,
+    d.max_counter_update_freq
   local tail = util.named(func .. ": tail_id_threshold", d.tail_id_threshold or {}, tail_arguments)
   k.tail_id_threshold, k.tail_id_is_ratio = tail.val, tail.is_ratio
 end
@@ -323,7 +343,8 @@ local optimizer_arguments = {
   emainplace_mode = util.optional,              -- emainplace_rowwise_adagrad: average_arguments
   max_norm = util.optional,
   stochastic_rounding = true, -- of f16 and bf16 tables
-  exact = false,              -- sums of gradients that do not depend on the order, to the last bit; over ranks: docs/sharded_tables.md
+  exact = false,              -- sums of gradients that do not depend on the order, to the last bit; over ranks:
+                              -- docs/sharded_tables.md
   gradient_clipping = false,
   max_gradient = 1.0, -- with gradient_clipping
   bounds_check_mode = "FATAL",
@@ -331,13 +352,15 @@ local optimizer_arguments = {
   output_dtype = util.optional, -- of pooled rows: FP32 (default), FP16, BF16
 }
 
---- Those of them that are finite numbers >= 0 whatever the optimizer is; the others' ranges are checked where the table is made.
-local from_zero = { learning_rate = true, eps = true, weight_decay = true, eta = true, max_norm = true, ar_alpha = true }
+--- Those of them that are finite numbers >= 0 whatever the optimizer is; the others' ranges are checked where the table
+--- is made.
+local from_zero = { learning_rate = true, eps = true, weight_decay = true, eta = true, max_norm = true,
+  ar_alpha = true }
 
---- fused_params -> peri_tbe_optimizer, bounds check mode, the optimizer's name, CacheParams or nil, and the output's data type (a key of
---- data_types) or nil. FBGEMM's names and defaults:
---- learning_rate 0.01, eps 1e-8, beta1 0.9, beta2 0.999, eta 0.001, momentum 0.9, ema_beta 0.99, ar_alpha 0, min_shrinkage 0.1;
---- `optimizer` is one of `kinds`, or FBGEMM's EmbOptimType name.
+--- fused_params -> peri_tbe_optimizer, bounds check mode, the optimizer's name, CacheParams or nil, and the output's
+--- data type (a key of data_types) or nil. FBGEMM's names and defaults:
+--- learning_rate 0.01, eps 1e-8, beta1 0.9, beta2 0.999, eta 0.001, momentum 0.9, ema_beta 0.99, ar_alpha 0,
+--- min_shrinkage 0.1; `optimizer` is one of `kinds`, or FBGEMM's EmbOptimType name.
 function M.fused_params(func, params)
   local a = util.named(func, params, optimizer_arguments)
   local name = tostring(a.optimizer):lower()
@@ -347,8 +370,8 @@ function M.fused_params(func, params)
   if counts and name == "rowwise_adagrad" then name = "rowwise_adagrad_with_counter" end
   local o = P.struct "peri_tbe_optimizer"
   P.check(C.peri_tbe_optimizer_default(one_of(func, "optimizer", name, kinds), o))
-  for _, key in ipairs { "learning_rate", "eps", "beta1", "beta2", "weight_decay", "eta", "momentum", "max_norm", "ema_beta", "ar_alpha",
-    "min_shrinkage" } do
+  for _, key in ipairs { "learning_rate", "eps", "beta1", "beta2", "weight_decay", "eta", "momentum", "max_norm",
+    "ema_beta", "ar_alpha", "min_shrinkage" } do
     if a[key] ~= nil then
       o[key] = util.number(func, key, a[key])
       if from_zero[key] and not (o[key] >= 0 and o[key] < math.huge) then
@@ -385,6 +408,7 @@ signature.object("embedding_config", "an EmbeddingBagConfig or EmbeddingConfig",
 signature.list_of("embedding_configs", "a list of EmbeddingBagConfigs or EmbeddingConfigs", "embedding_config")
 signature.check("", M, { _check_trained = "func: string, t: table",
   _fill_cache_params = "func: string, slot: cache_slot, params: CacheParams, data_type: string",
-  output_names = "tables: embedding_configs", optimizer_of = "func: string, name: string", usual_params = "name: string" })
+  output_names = "tables: embedding_configs", optimizer_of = "func: string, name: string",
+  usual_params = "name: string" })
 
 return M

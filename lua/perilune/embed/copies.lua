@@ -31,7 +31,8 @@ local function copy_module(module, device, seen)
     return seen[module]
   end
   if type(module.materialise) == "function" then
-    P.fail(("copy_to_device: %s is trained, and has no copies; quantize it first (quantize_embeddings)"):format(module.class_name))
+    P.fail(("copy_to_device: %s is trained, and has no copies; quantize it first (quantize_embeddings)"):format(
+      module.class_name))
   end
   return copy_fields(module, setmetatable({}, getmetatable(module)), device, seen)
 end
@@ -52,11 +53,13 @@ end
 --- The same as copy_to_device, with other modules in the place of some: `others`: module -> the one that the copy has.
 function M.copy_with(module, device, others) return P.lasting(copy_value, module, device, util.copy(others)) end
 
---- A model with the same numbers on another device (nil: the same ones), which shares no parameter with this one: modules that have a
---- method copy(device), as quantized collections have, sharded or not, copy themselves; of all others the tensors, sub-modules and plain
---- tables in their fields are copied.
+--- A model with the same numbers on another device (nil: the same ones), which shares no parameter with this one:
+--- modules that have a method copy(device), as quantized collections have, sharded or not, copy themselves; of all
+--- others the tensors, sub-modules and plain tables in their fields are copied.
 function M.copy_to_device(module, device)
-  if not Module.is(module) then P.fail(("copy_to_device: module is %s, wanted an nn.Module"):format(errors.kind(module))) end
+  if not Module.is(module) then
+    P.fail(("copy_to_device: module is %s, wanted an nn.Module"):format(errors.kind(module)))
+  end
   if device ~= nil then P.device(device) end
   return P.lasting(copy_value, module, device, {})
 end

@@ -1,5 +1,5 @@
--- fp_bag.lua: FeatureProcessedEmbeddingBagCollection: a weighted EmbeddingBagCollection behind feature processors (processor.lua), which
--- make the weights of the ids. Not sharded: perilune.shard has the same over ranks.
+-- fp_bag.lua: FeatureProcessedEmbeddingBagCollection: a weighted EmbeddingBagCollection behind feature processors
+-- (processor.lua), which make the weights of the ids. Not sharded: perilune.shard has the same over ranks.
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -13,7 +13,8 @@ FeatureProcessedEmbeddingBagCollection.sharder = "FeatureProcessedEmbeddingBagCo
 
 local arguments = {
   embedding_bag_collection = util.required, -- an EmbeddingBagCollection that is_weighted
-  feature_processors = util.required,       -- a FeatureProcessorsCollection, or FeatureProcessors by feature; other ids weigh 1
+  feature_processors = util.required,       -- a FeatureProcessorsCollection, or FeatureProcessors by feature; other ids
+                                            -- weigh 1
 }
 
 --- The processors as one module, of features that the collection has.
@@ -22,8 +23,8 @@ local function processors_of(func, given, collection)
     given = processor.FeatureProcessorDictWrapper { feature_processors = given }
   end
   if not processor.FeatureProcessorsCollection.is(given) then
-    P.fail(("%s: feature_processors is %s, wanted a FeatureProcessorsCollection, or FeatureProcessors by feature"):format(func,
-      errors.kind(given)))
+    P.fail(("%s: feature_processors is %s, wanted a FeatureProcessorsCollection, or FeatureProcessors by "
+      .. "feature"):format(func, errors.kind(given)))
   end
   local known = util.index_of(collection:feature_names())
   for _, name in ipairs(given:feature_names() or {}) do
@@ -40,16 +41,19 @@ function FeatureProcessedEmbeddingBagCollection:init(args)
   local a = util.named(func, args, arguments)
   local collection = a.embedding_bag_collection
   if not EmbeddingBagCollection.is(collection) then
-    P.fail(("%s: embedding_bag_collection is %s, wanted an EmbeddingBagCollection"):format(func, errors.kind(collection)))
+    P.fail(("%s: embedding_bag_collection is %s, wanted an EmbeddingBagCollection"):format(func,
+      errors.kind(collection)))
   end
   if not collection:is_weighted() then
-    P.fail(func .. ": embedding_bag_collection is not weighted, so it could not use the weights of processors; make it with is_weighted")
+    P.fail(func .. ": embedding_bag_collection is not weighted, so it could not use the weights of processors; make "
+      .. "it with is_weighted")
   end
   self._embedding_bag_collection = collection
   self._feature_processors = processors_of(func, a.feature_processors, collection)
 end
 
---- Pooled rows of the features of a KeyedJaggedTensor, whose weights the processors make, as a KeyedTensor [batch, columns].
+--- Pooled rows of the features of a KeyedJaggedTensor, whose weights the processors make, as a KeyedTensor [batch,
+--- columns].
 function FeatureProcessedEmbeddingBagCollection:forward(features)
   return self._embedding_bag_collection(self:process(features))
 end
@@ -61,21 +65,29 @@ function FeatureProcessedEmbeddingBagCollection.process(self, features)
   end
   local processed = self._feature_processors(features)
   if not jagged.KeyedJaggedTensor.is(processed) or not processed:weights_or_none() then
-    P.fail(("%s: %s returned %s, wanted a KeyedJaggedTensor with weights"):format(self.class_name, self._feature_processors.class_name,
-      errors.kind(processed)))
+    P.fail(("%s: %s returned %s, wanted a KeyedJaggedTensor with weights"):format(self.class_name,
+      self._feature_processors.class_name, errors.kind(processed)))
   end
   return processed
 end
 
 --- The tables' configurations.
-function FeatureProcessedEmbeddingBagCollection:embedding_bag_configs() return self._embedding_bag_collection:embedding_bag_configs() end
+function FeatureProcessedEmbeddingBagCollection:embedding_bag_configs()
+  return self._embedding_bag_collection:embedding_bag_configs()
+end
 --- Names of the output's parts and their columns, in order.
-function FeatureProcessedEmbeddingBagCollection:embedding_names() return self._embedding_bag_collection:embedding_names() end
-function FeatureProcessedEmbeddingBagCollection:embedding_dims() return self._embedding_bag_collection:embedding_dims() end
+function FeatureProcessedEmbeddingBagCollection:embedding_names()
+  return self._embedding_bag_collection:embedding_names()
+end
+function FeatureProcessedEmbeddingBagCollection:embedding_dims()
+  return self._embedding_bag_collection:embedding_dims()
+end
 --- The collection behind the processors, and these.
 function FeatureProcessedEmbeddingBagCollection:embedding_bag_collection() return self._embedding_bag_collection end
 function FeatureProcessedEmbeddingBagCollection:feature_processors() return self._feature_processors end
 --- The collection's optimizer (embed/fused.lua).
-function FeatureProcessedEmbeddingBagCollection:fused_optimizer() return self._embedding_bag_collection:fused_optimizer() end
+function FeatureProcessedEmbeddingBagCollection:fused_optimizer()
+  return self._embedding_bag_collection:fused_optimizer()
+end
 
 return FeatureProcessedEmbeddingBagCollection

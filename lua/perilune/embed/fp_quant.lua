@@ -1,5 +1,5 @@
--- fp_quant.lua: QuantFeatureProcessedEmbeddingBagCollection: a quantized collection behind feature processors (processor.lua), for serving.
--- Nothing of it is recorded, the processors neither.
+-- fp_quant.lua: QuantFeatureProcessedEmbeddingBagCollection: a quantized collection behind feature processors
+-- (processor.lua), for serving. Nothing of it is recorded, the processors neither.
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -25,10 +25,12 @@ function Quant:init(args)
       errors.kind(a.embedding_bag_collection)))
   end
   if not a.embedding_bag_collection:is_weighted() then
-    P.fail(func .. ": embedding_bag_collection is not weighted, so it could not use the weights of processors; make it with is_weighted")
+    P.fail(func .. ": embedding_bag_collection is not weighted, so it could not use the weights of processors; make "
+      .. "it with is_weighted")
   end
   if not FeatureProcessorsCollection.is(a.feature_processors) then
-    P.fail(("%s: feature_processors is %s, wanted a FeatureProcessorsCollection"):format(func, errors.kind(a.feature_processors)))
+    P.fail(("%s: feature_processors is %s, wanted a FeatureProcessorsCollection"):format(func,
+      errors.kind(a.feature_processors)))
   end
   self._embedding_bag_collection, self._feature_processors = a.embedding_bag_collection, a.feature_processors
   self.device, self.output_dtype = a.embedding_bag_collection.device, a.embedding_bag_collection.output_dtype
@@ -37,7 +39,8 @@ end
 --- A batch with the weights that the processors make.
 function Quant:process(features) return P.no_grad(FeatureProcessedEmbeddingBagCollection.process, self, features) end
 
---- Pooled rows of the features of a KeyedJaggedTensor, whose weights the processors make, as a KeyedTensor [batch, columns].
+--- Pooled rows of the features of a KeyedJaggedTensor, whose weights the processors make, as a KeyedTensor [batch,
+--- columns].
 function Quant:forward(features) return self._embedding_bag_collection(self:process(features)) end
 
 --- The tables' configurations.
@@ -53,11 +56,13 @@ function Quant:feature_processors() return self._feature_processors end
 --- QuantEmbeddingBagCollection.from_float.
 function Quant.from_float(module, args)
   if not FeatureProcessedEmbeddingBagCollection.is(module) then
-    P.fail(("%s.from_float: module is %s, wanted a FeatureProcessedEmbeddingBagCollection"):format(Quant.class_name, errors.kind(module)))
+    P.fail(("%s.from_float: module is %s, wanted a FeatureProcessedEmbeddingBagCollection"):format(Quant.class_name,
+      errors.kind(module)))
   end
   local collection = QuantEmbeddingBagCollection.from_float(module:embedding_bag_collection(), args)
   local device = collection.device ~= "meta" and collection.device or nil
-  return Quant { embedding_bag_collection = collection, feature_processors = copies.copy_to_device(module:feature_processors(), device) }
+  return Quant { embedding_bag_collection = collection,
+    feature_processors = copies.copy_to_device(module:feature_processors(), device) }
 end
 
 --- One with the same numbers on another device (nil: the same one), which shares nothing with this one.

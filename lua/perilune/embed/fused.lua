@@ -1,5 +1,5 @@
--- fused.lua: the optimizer of tables that are updated in the backward pass, as a keyed optimizer (TorchRec's FusedOptimizer): step and
--- zero_grad have nothing to do, rates and states are the tables'.
+-- fused.lua: the optimizer of tables that are updated in the backward pass, as a keyed optimizer (TorchRec's
+-- FusedOptimizer): step and zero_grad have nothing to do, rates and states are the tables'.
 --
 --   local fused = model:fused_optimizer()
 --   fused.param_groups[1].lr = 0.02       -- the next backward pass has it
@@ -16,19 +16,22 @@ local M = {}
 local FusedOptimizer = util.class("FusedOptimizer", keyed.KeyedOptimizer)
 M.FusedOptimizer = FusedOptimizer
 
---- FusedOptimizer { parameter_name = function(table name) -> "embedding_bags.t.weight", groups = list of { tables = names, optimizer =
---- its name, rate = function(), set_rate = function(lr) }, states = function(table name) -> list of { name =, tensor = }, iteration =
---- function(table name) -> what holds the number of updates (a tensor or ShardedTensor), set_iteration = function(n), group = the ranks
---- that share the tables }. Tables of one group of parameters share a rate.
+--- FusedOptimizer { parameter_name = function(table name) -> "embedding_bags.t.weight", groups = list of { tables =
+--- names, optimizer = its name, rate = function(), set_rate = function(lr) }, states = function(table name) -> list of
+--- { name =, tensor = }, iteration = function(table name) -> what holds the number of updates (a tensor or
+--- ShardedTensor), set_iteration = function(n), group = the ranks that share the tables }. Tables of one group of
+--- parameters share a rate.
 function FusedOptimizer:init(args)
-  local a = util.named("FusedOptimizer", args, { parameter_name = util.required, groups = util.required.list, states = util.required,
-    iteration = util.required, set_iteration = util.required, group = util.optional })
+  local a = util.named("FusedOptimizer", args, { parameter_name = util.required, groups = util.required.list,
+    states = util.required, iteration = util.required, set_iteration = util.required, group = util.optional })
   self._a, self.params, self.names, self.tables, self.param_groups = a, {}, {}, {}, {}
   for i, group in ipairs(a.groups) do
     local names = util.map(group.tables, function(name) return a.parameter_name(name) end)
-    for k, name in ipairs(names) do self.names[#self.names + 1], self.tables[#self.tables + 1] = name, group.tables[k] end
-    self.param_groups[i] = keyed.group(names, { "lr" }, function() return group.rate() end, function(_, lr) group.set_rate(lr) end,
-      { optimizer = group.optimizer })
+    for k, name in ipairs(names) do
+      self.names[#self.names + 1], self.tables[#self.tables + 1] = name, group.tables[k]
+    end
+    self.param_groups[i] = keyed.group(names, { "lr" }, function() return group.rate() end,
+      function(_, lr) group.set_rate(lr) end, { optimizer = group.optimizer })
   end
 end
 
@@ -39,12 +42,14 @@ function FusedOptimizer:set_momentum()
   P.fail "FusedOptimizer: the momentum of fused tables is what fused_params say; use a schedule without cycle_momentum"
 end
 
---- States by the names of TorchRec, "embedding_bags.t.weight.momentum1", under the keys "t.momentum1"; and "t.step", the number of updates.
+--- States by the names of TorchRec, "embedding_bags.t.weight.momentum1", under the keys "t.momentum1"; and "t.step",
+--- the number of updates.
 function FusedOptimizer:named_state() return keyed.once(self, self._list_state) end
 function FusedOptimizer:_list_state()
   local list = {}
   local function add(parameter, table_name, key, tensor)
-    list[#list + 1] = { name = parameter .. "." .. key, tensor = tensor, parameter = parameter, key = table_name .. "." .. key }
+    list[#list + 1] = { name = parameter .. "." .. key, tensor = tensor, parameter = parameter, key = table_name .. "."
+      .. key }
   end
   for i, parameter in ipairs(self.names) do
     local name = self.tables[i]
@@ -55,14 +60,16 @@ function FusedOptimizer:_list_state()
   return list
 end
 
---- The number of updates that `map` says, which must be one for all tables; nil: no piece of them is on this rank. And what is wrong.
+--- The number of updates that `map` says, which must be one for all tables; nil: no piece of them is on this rank. And
+--- what is wrong.
 local function steps_of(self, map)
   local steps, first
   for i, parameter in ipairs(self.names) do
     local source = map[parameter .. ".step"]
     local n = (Tensor.is(source) or ShardedTensor.is(source)) and number_of(source)
     if n and steps and n ~= steps then
-      return steps, ("table '%s' was updated %d times and table '%s' %d times; those of one module are updated together"):format(
+      return steps, ("table '%s' was updated %d times and table '%s' %d times; those of one module are updated "
+        .. "together"):format(
         self.tables[i], n, first, steps)
     end
     if n then steps, first = n, self.tables[i] end

@@ -16,13 +16,16 @@ local collections = { EmbeddingBagCollection = "perilune.embed.bag", EmbeddingCo
   PiecewiseEmbeddingBagCollection = "perilune.embed.pieces",
   FeatureProcessedEmbeddingBagCollection = "perilune.embed.fp_bag", _processor = "perilune.embed.processor",
   _quant = "perilune.embed.quant", _quantize = "perilune.embed.quantize", _fp_quant = "perilune.embed.fp_quant",
-  _copies = "perilune.embed.copies", _mc_policies = "perilune.embed.mc_policies", _mc_modules = "perilune.embed.mc_modules",
-  _mc_hash = "perilune.embed.mc_hash", ManagedCollisionCollection = "perilune.embed.mc_collection", mc_map = "perilune.embed.mc_map",
+  _copies = "perilune.embed.copies", _mc_policies = "perilune.embed.mc_policies",
+  _mc_modules = "perilune.embed.mc_modules", _mc_hash = "perilune.embed.mc_hash",
+  ManagedCollisionCollection = "perilune.embed.mc_collection", mc_map = "perilune.embed.mc_map",
   _mc_embedding = "perilune.embed.mc_embedding" }
-local names = { QuantEmbeddingBagCollection = "_quant", QuantEmbeddingCollection = "_quant", quantize_embeddings = "_quantize",
-  copy_to_device = "_copies", QuantFeatureProcessedEmbeddingBagCollection = "_fp_quant" }
-for _, name in ipairs { "FeatureProcessor", "FeatureProcessorsCollection", "BaseGroupedFeatureProcessor", "FeatureProcessorDictWrapper",
-  "PositionWeightedModule", "PositionWeightedModuleCollection", "PositionWeightedProcessor", "GroupedPositionWeightedModule" } do
+local names = { QuantEmbeddingBagCollection = "_quant", QuantEmbeddingCollection = "_quant",
+  quantize_embeddings = "_quantize", copy_to_device = "_copies", QuantFeatureProcessedEmbeddingBagCollection =
+    "_fp_quant" }
+for _, name in ipairs { "FeatureProcessor", "FeatureProcessorsCollection", "BaseGroupedFeatureProcessor",
+  "FeatureProcessorDictWrapper", "PositionWeightedModule", "PositionWeightedModuleCollection",
+  "PositionWeightedProcessor", "GroupedPositionWeightedModule" } do
   names[name] = "_processor"
 end
 for module, list in pairs {

@@ -22,7 +22,8 @@ ManagedCollisionCollection.sharder = "ManagedCollisionCollectionSharder" -- in p
 
 local arguments = {
   managed_collision_modules = util.required.table, -- table's name -> module
-  embedding_configs = util.required.list,          -- of the same tables: their order and that of their features are those of the output
+  embedding_configs = util.required.list,          -- of the same tables: their order and that of their features are
+                                                   -- those of the output
   need_preprocess = true,                          -- false: ids come hashed, modules' input_hash_func are left out
 }
 
@@ -31,7 +32,8 @@ local function features_of(self, configs, modules)
   local f, names, tables = self.class_name, {}, {}
   for i, t in ipairs(configs) do
     if not config.BaseEmbeddingConfig.is(t) then
-      P.fail(("%s: embedding_configs[%d] is %s, wanted an EmbeddingBagConfig or EmbeddingConfig"):format(f, i, signature.text(t)))
+      P.fail(("%s: embedding_configs[%d] is %s, wanted an EmbeddingBagConfig or EmbeddingConfig"):format(f, i,
+        signature.text(t)))
     end
     if tables[t.name] then P.fail(("%s: two tables are named '%s'"):format(f, t.name)) end
     local module = modules[t.name]
@@ -40,7 +42,8 @@ local function features_of(self, configs, modules)
         module == nil and "nothing" or signature.text(module), t.name))
     end
     if module:output_size() ~= t.num_embeddings then
-      P.fail(("%s: the module of table '%s' gives %d rows, the table has %d"):format(f, t.name, module:output_size(), t.num_embeddings))
+      P.fail(("%s: the module of table '%s' gives %d rows, the table has %d"):format(f, t.name, module:output_size(),
+        t.num_embeddings))
     end
     tables[t.name] = true
     for _, name in ipairs(t.feature_names) do
@@ -52,7 +55,9 @@ local function features_of(self, configs, modules)
     end
   end
   for name in util.ordered(modules) do
-    if not tables[name] then P.fail(("%s: managed_collision_modules names table '%s', which has no configuration"):format(f, name)) end
+    if not tables[name] then
+      P.fail(("%s: managed_collision_modules names table '%s', which has no configuration"):format(f, name))
+    end
   end
   return names
 end
@@ -89,14 +94,15 @@ end
 local function arranged(self, features)
   local keys = C.peri_kjt_keys(KeyedJaggedTensor.ptr(features))
   if not self._seen or self._seen.ptr ~= keys then
-    self._order, self._seen = order_of(self, keys), P.lasting(Keys._share, keys) -- kept, so that its address stays its own
+    -- kept, so that its address stays its own
+    self._order, self._seen = order_of(self, keys), P.lasting(Keys._share, keys)
   end
   return self._order and features:permute(self._order) or features
 end
 
---- Rows for the ids of a KeyedJaggedTensor: its features in the order of the configurations, further keys left out; weights, samples and
---- inverse indices stay. An id without a row is what the table's module says of on_miss; -1 stays in its bag. One step of every table in
---- training mode.
+--- Rows for the ids of a KeyedJaggedTensor: its features in the order of the configurations, further keys left out;
+--- weights, samples and inverse indices stay. An id without a row is what the table's module says of on_miss; -1 stays
+--- in its bag. One step of every table in training mode.
 function ManagedCollisionCollection:forward(features)
   if not KeyedJaggedTensor.is(features) then
     P.fail(("%s: features is %s, wanted a KeyedJaggedTensor"):format(self.class_name, signature.text(features)))
@@ -130,7 +136,9 @@ function ManagedCollisionCollection:set_time(now)
       any = true
     end
   end
-  if not any then P.fail(self.class_name .. ":set_time: no table has a HashZchManagedCollisionModule, whose ids have times to live") end
+  if not any then
+    P.fail(self.class_name .. ":set_time: no table has a HashZchManagedCollisionModule, whose ids have times to live")
+  end
 end
 
 local function each(self, method)

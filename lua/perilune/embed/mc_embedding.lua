@@ -18,7 +18,8 @@ local Base = Module:extend "BaseManagedCollisionEmbeddingCollection"
 M.BaseManagedCollisionEmbeddingCollection = Base
 --- What its two subclasses share; there are no objects of itself.
 function Base:init()
-  P.fail(("%s: allowed: its subclasses, ManagedCollisionEmbeddingBagCollection and ManagedCollisionEmbeddingCollection"):format(
+  P.fail(("%s: allowed: its subclasses, ManagedCollisionEmbeddingBagCollection and "
+    .. "ManagedCollisionEmbeddingCollection"):format(
     self.class_name))
 end
 
@@ -32,8 +33,9 @@ local function check_tables(self, tables, configs)
     local c = configs[i]
     if t.name ~= c.name or t.num_embeddings ~= c.num_embeddings
       or table.concat(t.feature_names, "\n") ~= table.concat(c.feature_names, "\n") then
-      P.fail(("%s: table %d of the collection is '%s' (%d rows; features %s), that of managed_collision_collection '%s' (%d; %s)"):format(f,
-        i, t.name, t.num_embeddings, table.concat(t.feature_names, ", "), c.name, c.num_embeddings, table.concat(c.feature_names, ", ")))
+      P.fail(("%s: table %d of the collection is '%s' (%d rows; features %s), that of managed_collision_collection "
+        .. "'%s' (%d; %s)"):format(f, i, t.name, t.num_embeddings, table.concat(t.feature_names, ", "), c.name,
+        c.num_embeddings, table.concat(c.feature_names, ", ")))
     end
   end
 end
@@ -68,7 +70,8 @@ local function define(name, argument, class_name, configs)
       P.fail(("%s: %s is %s, wanted an %s"):format(name, argument, signature.text(collection), class_name))
     end
     if not ManagedCollisionCollection.is(mcc) then
-      P.fail(("%s: managed_collision_collection is %s, wanted a ManagedCollisionCollection"):format(name, signature.text(mcc)))
+      P.fail(("%s: managed_collision_collection is %s, wanted a ManagedCollisionCollection"):format(name,
+        signature.text(mcc)))
     end
     check_tables(self, collection[configs](collection), mcc:embedding_configs())
     self._managed_collision_collection, self._embedding_module = mcc, collection
@@ -89,13 +92,13 @@ local function reset_rows(self)
   end
 end
 
---- What the collection gives for the rows of the ids, and the batch with rows instead of ids or nil. In training mode ids are learned
---- first, and rows that get another id start again before they are looked up.
+--- What the collection gives for the rows of the ids, and the batch with rows instead of ids or nil. In training mode
+--- ids are learned first, and rows that get another id start again before they are looked up.
 function Base:forward(features)
   local collection = self._embedding_module
   if self.training and (not collection.reset_rows or collection.data_types) then -- data_types: rows are looked up only
-    P.fail(("%s: it is in training mode, and %s cannot make rows that get other ids start again; in evaluation mode (:eval()) no id is "
-      .. "learned"):format(self.class_name, collection.class_name))
+    P.fail(("%s: it is in training mode, and %s cannot make rows that get other ids start again; in evaluation mode "
+      .. "(:eval()) no id is learned"):format(self.class_name, collection.class_name))
   end
   if self._moment.open then
     self._moment:check()
@@ -119,7 +122,8 @@ function Base:statistics() return self._managed_collision_collection:statistics(
 function Base:embedding_module() return self._embedding_module end
 function Base:managed_collision_collection() return self._managed_collision_collection end
 
-define("ManagedCollisionEmbeddingBagCollection", "embedding_bag_collection", "EmbeddingBagCollection", "embedding_bag_configs")
+define("ManagedCollisionEmbeddingBagCollection", "embedding_bag_collection", "EmbeddingBagCollection",
+  "embedding_bag_configs")
 define("ManagedCollisionEmbeddingCollection", "embedding_collection", "EmbeddingCollection", "embedding_configs")
 
 return M

@@ -1,5 +1,5 @@
--- mc_hash.lua: managed collision by probing (TorchRec's HashZchManagedCollisionModule): an id lives in the first free row from its home row
--- on, at most max_probe rows of its bucket away; it has it from the first batch on.
+-- mc_hash.lua: managed collision by probing (TorchRec's HashZchManagedCollisionModule): an id lives in the first free
+-- row from its home row on, at most max_probe rows of its bucket away; it has it from the first batch on.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local modules = require "perilune.embed.mc_modules"
@@ -9,8 +9,9 @@ local C = P.C
 local M = {}
 
 --- When rows are taken from ids: those of TorchRec.
-M.HashZchEvictionPolicyName = util.face("peri.embed.HashZchEvictionPolicyName", { SINGLE_TTL_EVICTION = "SINGLE_TTL_EVICTION",
-  PER_FEATURE_TTL_EVICTION = "PER_FEATURE_TTL_EVICTION", LRU_EVICTION = "LRU_EVICTION" })
+M.HashZchEvictionPolicyName = util.face("peri.embed.HashZchEvictionPolicyName",
+  { SINGLE_TTL_EVICTION = "SINGLE_TTL_EVICTION", PER_FEATURE_TTL_EVICTION = "PER_FEATURE_TTL_EVICTION",
+    LRU_EVICTION = "LRU_EVICTION" })
 local policies = { SINGLE_TTL_EVICTION = C.PERI_EVICT_TTL, PER_FEATURE_TTL_EVICTION = C.PERI_EVICT_TTL,
   LRU_EVICTION = C.PERI_EVICT_PROBE_LRU }
 
@@ -53,9 +54,11 @@ local own = {
   total_num_buckets = util.required.number,
   max_probe = 128,                        -- rows that are looked at for an id
   input_hash_size = util.any(0),          -- spread "range": ids are below it
-  eviction_policy_name = util.optional.string, -- SINGLE_TTL_EVICTION, PER_FEATURE_TTL_EVICTION, LRU_EVICTION; nil: rows stay
+  eviction_policy_name = util.optional.string, -- SINGLE_TTL_EVICTION, PER_FEATURE_TTL_EVICTION, LRU_EVICTION; nil: rows
+                                               -- stay
   eviction_config = util.optional,        -- HashZchEvictionConfig, or a table of its arguments
-  disable_fallback = false,               -- on_miss = "drop": an id without a row has none (-1); else it looks at its home row
+  disable_fallback = false,               -- on_miss = "drop": an id without a row has none (-1); else it looks at its
+                                          -- home row
   read_only_suffix = "_readonly",         -- features whose names end so are looked up only
   is_inference = false, tb_logging_frequency = 0, inference_dispatch_div_train_world_size = false, start_bucket = 0,
   end_bucket = util.optional.number, opt_in_prob = -1, percent_reserved_slots = 0, track_id_freq = false,
@@ -89,13 +92,16 @@ local function policy_of(f, a)
   if c ~= nil and not HashZchEvictionConfig.is(c) then c = HashZchEvictionConfig(c) end
   if name == "LRU_EVICTION" then
     if c and c.single_ttl and c.per_feature_ttl then
-      P.fail(f .. ": eviction_config has single_ttl and per_feature_ttl; allowed with LRU_EVICTION: one of them, or none")
+      P.fail(f .. ": eviction_config has single_ttl and per_feature_ttl; allowed with LRU_EVICTION: one of them, or "
+        .. "none")
     end
     return policies[name], c
   end
   local field = name == "SINGLE_TTL_EVICTION" and "single_ttl" or "per_feature_ttl"
   local other = field == "single_ttl" and "per_feature_ttl" or "single_ttl"
-  if c and c[other] then P.fail(("%s: eviction_config has %s, which %s does not go by; allowed: %s"):format(f, other, name, field)) end
+  if c and c[other] then
+    P.fail(("%s: eviction_config has %s, which %s does not go by; allowed: %s"):format(f, other, name, field))
+  end
   if not c or not c[field] then P.fail(("%s: %s needs eviction_config with %s"):format(f, name, field)) end
   return policies[name], c
 end
@@ -108,7 +114,8 @@ function HashZchManagedCollisionModule:init(args)
   util.integer(f, "total_num_buckets", a.total_num_buckets, 1, math.min(a.zch_size, 1024))
   signature.value(f, "read_only_suffix", a.read_only_suffix, "string")
   if not a.output_segments and a.zch_size % a.total_num_buckets ~= 0 then
-    P.fail(("%s: zch_size is %d, total_num_buckets is %d; allowed: buckets of equal size (a divisor), or output_segments"):format(
+    P.fail(("%s: zch_size is %d, total_num_buckets is %d; allowed: buckets of equal size (a divisor), or "
+      .. "output_segments"):format(
       f, a.zch_size, a.total_num_buckets))
   end
   util.integer(f, "max_probe", a.max_probe, 1, 2 ^ 31 - 1)
@@ -118,8 +125,8 @@ function HashZchManagedCollisionModule:init(args)
   if a.disable_fallback then a.on_miss = "drop" end
   modules.setup(self, a, a.total_num_buckets)
   if a.input_hash_size ~= 0 and a.spread ~= "range" then
-    P.fail(("%s: input_hash_size, and spread is '%s', which does not go by it; allowed: spread = 'range' (TorchRec's rule), or no "
-      .. "input_hash_size"):format(f, a.spread))
+    P.fail(("%s: input_hash_size, and spread is '%s', which does not go by it; allowed: spread = 'range' (TorchRec's "
+      .. "rule), or no input_hash_size"):format(f, a.spread))
   end
   self.input_hash_func, self.asks = false, false
   self._arguments, self.max_probe, self.disable_fallback = a, a.max_probe, a.disable_fallback
@@ -132,8 +139,8 @@ end
 function HashZchManagedCollisionModule:_check_features(names)
   local c = self.eviction_config
   if c and table.concat(c.features, "\n") ~= table.concat(names, "\n") then
-    P.fail(("%s: eviction_config is for the features %s, the table's are %s"):format(self.class_name, table.concat(c.features, ", "),
-      table.concat(names, ", ")))
+    P.fail(("%s: eviction_config is for the features %s, the table's are %s"):format(self.class_name,
+      table.concat(c.features, ", "), table.concat(names, ", ")))
   end
 end
 
@@ -148,7 +155,8 @@ function HashZchManagedCollisionModule:_has_read_only(features)
   return false
 end
 
---- The time that times to live are compared with from now on, in their unit (TorchRec: hours); -1, and at first: the number of steps.
+--- The time that times to live are compared with from now on, in their unit (TorchRec: hours); -1, and at first: the
+--- number of steps.
 function HashZchManagedCollisionModule:set_time(now)
   self:_own_map():set_time(now)
   self._now = now -- of copies and shards too
@@ -160,13 +168,16 @@ function HashZchManagedCollisionModule:_describe_map(list, features)
   local c = self.eviction_config
   if c then list.ttl = c.per_feature_ttl or c.single_ttl and { c.single_ttl } or nil end
   if not (list.ttl and #list.ttl > 1) and not self:_has_read_only(features) then list.n_features = 0 end
-  if self:_has_read_only(features) then list.read_only = util.map(features, function(name) return is_read_only(self, name) end) end
+  if self:_has_read_only(features) then
+    list.read_only = util.map(features, function(name) return is_read_only(self, name) end)
+  end
 end
 
 function HashZchManagedCollisionModule:_agreement()
   local list, c = modules.ManagedCollisionModule._agreement(self), self.eviction_config
   for _, line in ipairs { { "max_probe", ("%d"):format(self.max_probe) },
-    { "eviction_policy_name", self.eviction_policy_name or "none" }, { "single_ttl", tostring(c and c.single_ttl or "none") },
+    { "eviction_policy_name", self.eviction_policy_name or "none" },
+    { "single_ttl", tostring(c and c.single_ttl or "none") },
     { "per_feature_ttl", c and c.per_feature_ttl and table.concat(c.per_feature_ttl, ", ") or "none" },
     { "read_only_suffix", self.read_only_suffix } } do
     list[#list + 1] = line

@@ -1,4 +1,5 @@
--- mc_map.lua: maps of raw ids to rows (perilune/collision.h): one object for a table, or for some of its buckets. Modules are built on it.
+-- mc_map.lua: maps of raw ids to rows (perilune/collision.h): one object for a table, or for some of its buckets.
+-- Modules are built on it.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -28,7 +29,8 @@ function M.buckets(rows) return C.peri_collision_buckets(rows) end
 
 local arguments = {
   name = util.required.string, rows = util.required.number, kind = util.required.string, device = util.optional,
-  buckets = 0, segments = util.optional.list, spread = "hash", input_hash_size = util.any(0), on_miss = "default", -- see collision.h
+  -- see collision.h
+  buckets = 0, segments = util.optional.list, spread = "hash", input_hash_size = util.any(0), on_miss = "default",
   first_bucket = 0, n_buckets = 0,
   policy = util.optional,          -- a MCHEvictionPolicy
   eviction_interval = 1, seed = util.optional.seed,
@@ -71,8 +73,10 @@ function M.new(args)
     util.one_of("map of ids", name, a[name], util.keys(allowed))
   end
   c.name, c.rows, c.kind, c.buckets, c.spread = a.name, a.rows, M.kinds[a.kind], a.buckets, M.spreads[a.spread]
-  c.input_hash_size, c.on_miss, c.first_bucket, c.n_buckets = a.input_hash_size, M.misses[a.on_miss], a.first_bucket, a.n_buckets
-  c.eviction_interval, c.seed, c.max_probe, c.n_features = a.eviction_interval, a.seed or P.state.seed, a.max_probe, a.n_features
+  c.input_hash_size, c.on_miss, c.first_bucket, c.n_buckets = a.input_hash_size, M.misses[a.on_miss], a.first_bucket,
+    a.n_buckets
+  c.eviction_interval, c.seed, c.max_probe, c.n_features = a.eviction_interval, a.seed or P.state.seed, a.max_probe,
+    a.n_features
   c.history_capacity = a.history_capacity
   c.policy = a.evict or policy and policy.kind or C.PERI_EVICT_NONE
   if policy then
@@ -87,7 +91,7 @@ function M.new(args)
   return wrap(out[0])
 end
 
--- -- ids -----------------------------------------------------------------------------------------------------------------------------
+-- -- ids --------------------------------------------------------------------------------------------------------------
 
 local sent, got, room = ffi.new "peri_tensor *[8]", ffi.new "peri_tensor *[8]", 8
 
@@ -104,8 +108,8 @@ local function send(ids)
   return n
 end
 
---- Rows of the ids (a list of i64 tensors, one for each feature of the table), counted from the first of this map; -1: none. `training`:
---- the ids are counted and learned first: one call is one step.
+--- Rows of the ids (a list of i64 tensors, one for each feature of the table), counted from the first of this map; -1:
+--- none. `training`: the ids are counted and learned first: one call is one step.
 function methods:remap(ids, training)
   local n = send(ids)
   check(C.peri_collision_remap(ptr(self), sent, n, training, got))
@@ -131,7 +135,8 @@ end
 --- The same for a policy of Lua, which is asked when a window ends. `name`: of the table, for its errors.
 function methods:remap_scored(ids, training, policy, name)
   if asked[tostring(ptr(self))] then
-    P.fail(("table '%s': its eviction policy gives ids to the map that asks it for scores; allowed: maps of other tables"):format(name))
+    P.fail(("table '%s': its eviction policy gives ids to the map that asks it for scores; allowed: maps of other "
+      .. "tables"):format(name))
   end
   local n = send(ids)
   while check(C.peri_collision_remap(ptr(self), sent, n, training, got)) == C.PERI_PENDING do
@@ -157,12 +162,14 @@ function methods:statistics()
   return result
 end
 
--- -- state ---------------------------------------------------------------------------------------------------------------------------
+-- -- state ------------------------------------------------------------------------------------------------------------
 
 --- Names of the parts of its state, as TorchRec's buffers.
 function methods:state_names()
   local names = {}
-  for i = 1, C.peri_collision_states(ptr(self)) do names[i] = ffi.string(C.peri_collision_state_name(ptr(self), i - 1)) end
+  for i = 1, C.peri_collision_states(ptr(self)) do
+    names[i] = ffi.string(C.peri_collision_state_name(ptr(self), i - 1))
+  end
   return names
 end
 
@@ -195,7 +202,8 @@ function M._is_by_row(name) return members[name] ~= nil end
 --- The dtype of such a state.
 function M._dtype_of(name) return members[name] == "expiries" and "i32" or "i64" end
 
---- Say where `n` numbers of each state in `parts` (name -> tensor on the CPU, i64 or i32 as the state is) are, of rows from `row` on.
+--- Say where `n` numbers of each state in `parts` (name -> tensor on the CPU, i64 or i32 as the state is) are, of rows
+--- from `row` on.
 local function fill_block(row, n, parts)
   block.ids, block.mapping, block.counts, block.last, block.expiries = nil, nil, nil, nil, nil
   block.row, block.n = row, n
@@ -211,11 +219,13 @@ function methods:read_rows(name, row, result)
   check(C.peri_collision_rows_read(ptr(self), fill_block(row, result:size(1), { [name] = result })))
 end
 
---- An error unless a state can be loaded that says `words` (name -> tensor: states without rows) and the rows that `each` brings: each(f)
---- calls f(row, n, parts) for all blocks of rows. Returns its mark as perilune/collision.h has it, and its iteration; -1: none said.
+--- An error unless a state can be loaded that says `words` (name -> tensor: states without rows) and the rows that
+--- `each` brings: each(f) calls f(row, n, parts) for all blocks of rows. Returns its mark as perilune/collision.h has
+--- it, and its iteration; -1: none said.
 function methods:check_rows(words, each)
   local names = util.keys(words)
-  local c_names, tensors = ffi.new("const char *[?]", math.max(#names, 1)), ffi.new("peri_tensor *[?]", math.max(#names, 1))
+  local c_names, tensors = ffi.new("const char *[?]", math.max(#names, 1)),
+    ffi.new("peri_tensor *[?]", math.max(#names, 1))
   for i, name in ipairs(names) do c_names[i - 1], tensors[i - 1] = name, Tensor.ptr(words[name]) end
   check(C.peri_collision_words_check(ptr(self), #names, c_names, tensors, iteration_out))
   local iteration = tonumber(iteration_out[0])
@@ -257,24 +267,28 @@ function methods:_describe(i)
 end
 
 local start_out = ffi.new "int64_t[1]"
---- What was seen since the last eviction (MCH): the step before the window's first, and i64 [ids, 3]: id, times, the last step.
+--- What was seen since the last eviction (MCH): the step before the window's first, and i64 [ids, 3]: id, times, the
+--- last step.
 function methods:window()
   check(C.peri_collision_window(ptr(self), start_out, tensor_out))
   return tonumber(start_out[0]), Tensor.wrap(tensor_out[0])
 end
 --- Go on with such a window; ids of other buckets are passed over.
-function methods:set_window(start, entries) check(C.peri_collision_window_set(ptr(self), start, Tensor.ptr(entries))) end
+function methods:set_window(start, entries)
+  check(C.peri_collision_window_set(ptr(self), start, Tensor.ptr(entries)))
+end
 
---- The time that times to live are compared with from now on, in their unit; -1: the number of the iteration, as at first.
+--- The time that times to live are compared with from now on, in their unit; -1: the number of the iteration, as at
+--- first.
 function methods:set_time(now) check(C.peri_collision_time(ptr(self), now)) end
 
 signature.check("embed.mc_map.", M, { buckets = "rows: count", segments = "rows: count, buckets: int" })
 signature.check("map of ids:", methods, { remap = "self: CollisionMap, ids: list, training: boolean",
   evicted = "self: CollisionMap", statistics = "self: CollisionMap", state_names = "self: CollisionMap",
   state = "self: CollisionMap, i: int", read_rows = "self: CollisionMap, name: string, row: int, result: tensor",
-  check_rows = "self: CollisionMap, words: table, each: callable", load_rows = "self: CollisionMap, iteration: integer, each: callable",
-  load = "self: CollisionMap, map: table, first_bucket: int, n_buckets: int",
-  window = "self: CollisionMap", set_window = "self: CollisionMap, start: integer, entries: tensor",
-  set_time = "self: CollisionMap, now: integer" })
+  check_rows = "self: CollisionMap, words: table, each: callable",
+  load_rows = "self: CollisionMap, iteration: integer, each: callable",
+  load = "self: CollisionMap, map: table, first_bucket: int, n_buckets: int", window = "self: CollisionMap",
+  set_window = "self: CollisionMap, start: integer, entries: tensor", set_time = "self: CollisionMap, now: integer" })
 
 return M

@@ -1,7 +1,8 @@
--- mc_modules.lua: managed collision of one table: raw 64-bit ids in, rows out (TorchRec's ManagedCollisionModule and its two kinds). A
--- module is a description until its first batch; what it knows is a map of mc_map.lua.
+-- mc_modules.lua: managed collision of one table: raw 64-bit ids in, rows out (TorchRec's ManagedCollisionModule and
+-- its two kinds). A module is a description until its first batch; what it knows is a map of mc_map.lua.
 --
---   local mch = embed.MCHManagedCollisionModule { zch_size = 1000, eviction_policy = embed.LFU_EvictionPolicy {}, eviction_interval = 2 }
+--   local mch = embed.MCHManagedCollisionModule { zch_size = 1000, eviction_policy = embed.LFU_EvictionPolicy {},
+--     eviction_interval = 2 }
 --   local rows = mch { f = jagged }   -- { f = the same with rows instead of ids }
 local ffi = require "ffi"
 local P = require "perilune.ffi"
@@ -19,7 +20,7 @@ local JaggedTensor, KeyedJaggedTensor = jagged.JaggedTensor, jagged.KeyedJaggedT
 
 local M = {}
 
--- -- what both kinds share -------------------------------------------------------------------------------------------------------------
+-- -- what both kinds share --------------------------------------------------------------------------------------------
 
 local ManagedCollisionModule = Module:extend "ManagedCollisionModule"
 M.ManagedCollisionModule = ManagedCollisionModule
@@ -29,8 +30,9 @@ local function check_hash_size(f, size, spread)
   local low, whole = spread == "range" and 1 or 0, ffi.istype("int64_t", size)
   if type(size) == "number" then whole = size == math.floor(size) and size < 2 ^ 53 end
   if not whole or size < low then
-    P.fail(("%s: input_hash_size is %s, allowed: whole numbers %d..2^53 - 1%s, and 64-bit ones (0x7fffffffffffffffLL)"):format(f,
-      signature.text(size), low, spread == "range" and " (spread by range)" or ""))
+    P.fail(("%s: input_hash_size is %s, allowed: whole numbers %d..2^53 - 1%s, and 64-bit ones "
+      .. "(0x7fffffffffffffffLL)"):format(f, signature.text(size), low, spread == "range" and " (spread by range)"
+      or ""))
   end
 end
 
@@ -49,11 +51,12 @@ local function setup(self, a, buckets)
   if segments then
     if #segments < 2 then P.fail(("%s: output_segments has %d entries, allowed: 2 or more"):format(f, #segments)) end
     for i, row in ipairs(segments) do
-      util.integer(f, ("output_segments[%d]"):format(i), row, i == 1 and offset or segments[i - 1] + 1, offset + a.zch_size)
+      util.integer(f, ("output_segments[%d]"):format(i), row, i == 1 and offset or segments[i - 1] + 1,
+        offset + a.zch_size)
     end
     if segments[1] ~= offset or segments[#segments] ~= offset + a.zch_size then
-      P.fail(("%s: output_segments go from %d to %d, wanted %d to %d"):format(f, segments[1], segments[#segments], offset,
-        offset + a.zch_size))
+      P.fail(("%s: output_segments go from %d to %d, wanted %d to %d"):format(f, segments[1], segments[#segments],
+        offset, offset + a.zch_size))
     end
     if buckets and n ~= #segments - 1 then
       P.fail(("%s: output_segments are %d buckets, given %d"):format(f, #segments - 1, n))
@@ -75,22 +78,26 @@ function ManagedCollisionModule:_belongs_to(name, features)
   self:_check_features(features)
 end
 
---- Rows of the table; the range of ids that spread "range" cuts; buckets; rows where buckets begin, and the end, as a list.
+--- Rows of the table; the range of ids that spread "range" cuts; buckets; rows where buckets begin, and the end, as a
+--- list.
 function ManagedCollisionModule:output_size() return self.zch_size end
 function ManagedCollisionModule:input_size() return self.input_hash_size end
 function ManagedCollisionModule:buckets() return self._buckets end
 function ManagedCollisionModule:output_segments()
   if self._segments then return util.copy(self._segments) end
-  return util.map(mc_map.segments(self.zch_size, self._buckets), function(row) return row + self.output_global_offset end)
+  return util.map(mc_map.segments(self.zch_size, self._buckets), function(row)
+    return row + self.output_global_offset
+  end)
 end
 
---- The map of buckets [first_bucket, first_bucket + n_buckets) (default: all) on a device: what the shards of a table have.
+--- The map of buckets [first_bucket, first_bucket + n_buckets) (default: all) on a device: what the shards of a table
+--- have.
 function ManagedCollisionModule:_new_map(args)
   local a = util.named(self.class_name .. ":new_map", args, { device = util.optional, first_bucket = 0, n_buckets = 0,
     features = util.optional.list })
-  local list = { name = self.name or self.class_name, rows = self.zch_size, buckets = self._buckets, spread = self.spread,
-    input_hash_size = self.input_hash_size, on_miss = self.on_miss, device = a.device or self._device or nil,
-    first_bucket = a.first_bucket, n_buckets = a.n_buckets }
+  local list = { name = self.name or self.class_name, rows = self.zch_size, buckets = self._buckets,
+    spread = self.spread, input_hash_size = self.input_hash_size, on_miss = self.on_miss, device = a.device
+    or self._device or nil, first_bucket = a.first_bucket, n_buckets = a.n_buckets }
   if self._segments then
     list.segments = util.map(self._segments, function(row) return row - self.output_global_offset end)
   end
@@ -104,10 +111,12 @@ end
 function ManagedCollisionModule:_own_map()
   if not self._map then
     if self._device == "meta" then
-      P.fail(self.class_name .. ": it is on device 'meta', a description without memory; shard it, or make it on a real device")
+      P.fail(self.class_name .. ": it is on device 'meta', a description without memory; shard it, or make it on a "
+        .. "real device")
     end
     self._map = P.lasting(self._new_map, self, { features = self._features or nil })
-    self._state = mc_state.State(self._map, 0, self._buckets, { ["_mch_remapped_ids_mapping"] = self.output_global_offset })
+    self._state = mc_state.State(self._map, 0, self._buckets,
+      { ["_mch_remapped_ids_mapping"] = self.output_global_offset })
   end
   return self._map
 end
@@ -123,7 +132,8 @@ end
 function ManagedCollisionModule:_hashed(ids)
   local made = self.input_hash_func(ids, self.input_hash_size)
   local is_tensor = Tensor.is(made)
-  if not is_tensor or made:dim() ~= 1 or made:size(1) ~= ids:size(1) or made:dtype() ~= "i64" and made:dtype() ~= "i32" then
+  if not is_tensor or made:dim() ~= 1 or made:size(1) ~= ids:size(1) or made:dtype() ~= "i64"
+    and made:dtype() ~= "i32" then
     P.fail(("%s: input_hash_func returned %s, wanted a tensor of %d ids (i64 or i32)"):format(self:_title(),
       is_tensor and Tensor._text(made) or signature.text(made), ids:size(1)))
   end
@@ -135,8 +145,8 @@ function ManagedCollisionModule:_title()
   return self.name and ("%s of table '%s'"):format(self.class_name, self.name) or self.class_name
 end
 
---- Rows (i64, from output_global_offset on) of the raw ids of this table's features: a list of i64 tensors, and of results. In training
---- mode that is a step: ids are counted, learned and forgotten.
+--- Rows (i64, from output_global_offset on) of the raw ids of this table's features: a list of i64 tensors, and of
+--- results. In training mode that is a step: ids are counted, learned and forgotten.
 function ManagedCollisionModule:_remap_values(ids)
   local map = self:_own_map()
   self._state:settle()
@@ -145,7 +155,9 @@ function ManagedCollisionModule:_remap_values(ids)
   end
   local rows = self.asks and map:remap_scored(ids, self.training, self.eviction_policy, self.name or self.class_name)
     or map:remap(ids, self.training)
-  for i = 1, self.output_global_offset == 0 and 0 or #rows do rows[i] = mc_state.shift(rows[i], self.output_global_offset) end
+  for i = 1, self.output_global_offset == 0 and 0 or #rows do
+    rows[i] = mc_state.shift(rows[i], self.output_global_offset)
+  end
   return rows
 end
 
@@ -154,7 +166,8 @@ local function named_features(self, features)
   local names = type(features) == "table" and util.is_plain(features) and util.keys(features)
   for _, name in ipairs(names or {}) do
     if not JaggedTensor.is(features[name]) then
-      P.fail(("%s: feature '%s' is %s, wanted a JaggedTensor"):format(self.class_name, tostring(name), signature.text(features[name])))
+      P.fail(("%s: feature '%s' is %s, wanted a JaggedTensor"):format(self.class_name, tostring(name),
+        signature.text(features[name])))
     end
   end
   if names then return features, names end
@@ -174,8 +187,8 @@ local function note_features(self, names)
   end
 end
 
---- A table of JaggedTensors by name (in the order of names), or a KeyedJaggedTensor, with rows for ids: the same bags and weights. All
---- features of a table belong into one call: in training mode one call is one step.
+--- A table of JaggedTensors by name (in the order of names), or a KeyedJaggedTensor, with rows for ids: the same bags
+--- and weights. All features of a table belong into one call: in training mode one call is one step.
 function ManagedCollisionModule:forward(features)
   local given, names = named_features(self, features)
   local is_kjt = KeyedJaggedTensor.is(given)
@@ -212,12 +225,13 @@ function ManagedCollisionModule:evict()
   return self.output_global_offset == 0 and rows or mc_state.shift(rows, self.output_global_offset)
 end
 
---- Counts since the map was made, and shares: hit_rate, insert_rate, miss_rate of the ids, eviction_rate: evicted rows by inserted ids,
---- occupancy of the rows. Waits for nothing but what was queued before.
+--- Counts since the map was made, and shares: hit_rate, insert_rate, miss_rate of the ids, eviction_rate: evicted rows
+--- by inserted ids, occupancy of the rows. Waits for nothing but what was queued before.
 function ManagedCollisionModule:statistics()
   local s = self:_own_map():statistics()
   local ids = math.max(s.ids, 1)
-  s.hit_rate, s.insert_rate, s.miss_rate, s.collision_rate = s.hits / ids, s.inserted / ids, s.missed / ids, s.collisions / ids
+  s.hit_rate, s.insert_rate, s.miss_rate, s.collision_rate = s.hits / ids, s.inserted / ids, s.missed / ids,
+    s.collisions / ids
   s.eviction_rate, s.occupancy = s.evicted / math.max(s.inserted, 1), s.occupied / math.max(s.rows, 1)
   return s
 end
@@ -290,15 +304,16 @@ end
 local function refuse(func, a, reasons)
   for name, reason in util.ordered(reasons) do
     if a[name] ~= nil and a[name] ~= reason[1] then
-      P.fail(("%s: %s is %s, allowed: %s; %s"):format(func, name, signature.text(a[name]), tostring(reason[1]), reason[2]))
+      P.fail(("%s: %s is %s, allowed: %s; %s"):format(func, name, signature.text(a[name]), tostring(reason[1]),
+        reason[2]))
     end
   end
 end
 
--- -- sorted maps with policies ----------------------------------------------------------------------------------------------------------
+-- -- sorted maps with policies ----------------------------------------------------------------------------------------
 
---- Zero collision: ids that are learned have a row of their own until the policy gives it to a better one. Windows of eviction_interval
---- steps; the last row of each bucket is nobody's own: ids without a row share it (on_miss = "row").
+--- Zero collision: ids that are learned have a row of their own until the policy gives it to a better one. Windows of
+--- eviction_interval steps; the last row of each bucket is nobody's own: ids without a row share it (on_miss = "row").
 local MCHManagedCollisionModule = ManagedCollisionModule:extend "MCHManagedCollisionModule"
 M.MCHManagedCollisionModule = MCHManagedCollisionModule
 
@@ -308,7 +323,8 @@ local common = {
   name = util.optional.string,          -- of the table, for messages
   output_global_offset = 0,             -- added to rows
   output_segments = util.optional.list, -- rows where buckets begin, and the end; default: even
-  spread = "hash",                      -- which bucket an id belongs to: hash, modulo, range (perilune/collision.h); not TorchRec's
+  spread = "hash",                      -- which bucket an id belongs to: hash, modulo, range (perilune/collision.h);
+                                        -- not TorchRec's
   on_miss = "default",                  -- row, hash, drop, error; not TorchRec's
 }
 
@@ -330,7 +346,8 @@ function MCHManagedCollisionModule:init(args)
   setup(self, a, a.buckets)
   util.integer(f, "eviction_interval", a.eviction_interval, 1, 2 ^ 31 - 1)
   if a.input_hash_func ~= nil and not util.is_callable(a.input_hash_func) then
-    P.fail(("%s: input_hash_func is %s, wanted a function(ids, input_hash_size)"):format(f, signature.text(a.input_hash_func)))
+    P.fail(("%s: input_hash_func is %s, wanted a function(ids, input_hash_size)"):format(f,
+      signature.text(a.input_hash_func)))
   end
   util.integer(f, "history_capacity", a.history_capacity, 0)
   self.history_capacity = a.history_capacity
@@ -345,10 +362,13 @@ function MCHManagedCollisionModule:_describe_map(list)
 end
 function MCHManagedCollisionModule:_agreement()
   local list, policy = ManagedCollisionModule._agreement(self), self.eviction_policy
-  for _, line in ipairs { { "eviction_policy", policy.class_name }, { "decay_exponent", tostring(policy.decay_exponent) },
+  for _, line in ipairs { { "eviction_policy", policy.class_name },
+    { "decay_exponent", tostring(policy.decay_exponent) },
     { "threshold_filtering_func", tostring(policy.threshold_filtering_func or "none") },
-    { "eviction_interval", ("%d"):format(self.eviction_interval) }, { "history_capacity", ("%d"):format(self.history_capacity) },
-    { "input_hash_func", self.input_hash_func and "a function" or "none" }, { "input_hash_size", tostring(self.input_hash_size) } } do
+    { "eviction_interval", ("%d"):format(self.eviction_interval) },
+    { "history_capacity", ("%d"):format(self.history_capacity) },
+    { "input_hash_func", self.input_hash_func and "a function" or "none" },
+    { "input_hash_size", tostring(self.input_hash_size) } } do
     list[#list + 1] = line
   end
   return list
@@ -359,6 +379,7 @@ function MCHManagedCollisionModule:_reserved() return self._buckets end
 
 -- For mc_hash.lua.
 M.arguments, M.setup, M.refuse = common, setup, refuse
-signature.check("mc_modules.", M, { setup = "self: table, a: table, buckets: count?", refuse = "func: string, a: table, reasons: table" })
+signature.check("mc_modules.", M, { setup = "self: table, a: table, buckets: count?",
+  refuse = "func: string, a: table, reasons: table" })
 
 return M

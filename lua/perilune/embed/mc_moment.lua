@@ -1,6 +1,7 @@
--- mc_moment.lua: of which map the rows of tables of raw ids are. A map and the rows that it gives to ids belong together: with another map,
--- or the same one some steps before or after, ids see what others learned. So files of rows say which map they are of (its mark, see
--- peri_collision_mark), and what does not go together is neither used, flushed, saved nor loaded.
+-- mc_moment.lua: of which map the rows of tables of raw ids are. A map and the rows that it gives to ids belong
+-- together: with another map, or the same one some steps before or after, ids see what others learned. So files of rows
+-- say which map they are of (its mark, see peri_collision_mark), and what does not go together is neither used,
+-- flushed, saved nor loaded.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -19,11 +20,13 @@ end
 
 local Moment = util.class "CollisionMoment"
 
---- CollisionMoment(title, tables): of a module whose messages begin with `title`. tables: a list of { name =, map = function() -> the map
---- of its rows on this rank, or nil, buckets = function() -> its first bucket, and how many, file = function() -> what tbe._file_of says of
---- these rows, weight = name of its weights in a state_dict, from the module on }.
+--- CollisionMoment(title, tables): of a module whose messages begin with `title`. tables: a list of { name =, map =
+--- function() -> the map of its rows on this rank, or nil, buckets = function() -> its first bucket, and how many, file
+--- = function() -> what tbe._file_of says of these rows, weight = name of its weights in a state_dict, from the module
+--- on }.
 ---
---- open: rows and maps are to be compared before the rows are used; then used() is called. Where ranks share the tables all have the same.
+--- open: rows and maps are to be compared before the rows are used; then used() is called. Where ranks share the tables
+--- all have the same.
 function Moment:init(title, tables, open)
   self._title, self._tables, self._by_name, self.open = title, setmetatable(tables, {}), setmetatable({}, {}), open
   for _, t in ipairs(tables) do self._by_name[t.name] = t end
@@ -51,9 +54,10 @@ local function check_loaded(self, t, map)
   local noted = t.rows_loaded and noted_mark(t, t.rows_mark)
   local mark = noted and map and mark_of(map)
   if not mark or mark.sum == noted.sum then return end
-  P.fail(("%s: table '%s': the weights that were loaded are those of a map that had made %s, and the map here has made %s%s: ids would see "
-    .. "rows of other ids; load the map of the same state_dict too"):format(self._title, t.name, steps(noted.iteration),
-    steps(mark.iteration), mark.iteration == noted.iteration and " and knows other ids" or ""))
+  P.fail(("%s: table '%s': the weights that were loaded are those of a map that had made %s, and the map here has "
+    .. "made %s%s: ids would see rows of other ids; load the map of the same state_dict too"):format(self._title,
+    t.name, steps(noted.iteration), steps(mark.iteration), mark.iteration == noted.iteration and " and knows other ids"
+      or ""))
 end
 
 --- An error unless the rows that are here are those of the maps that are here. Local.
@@ -62,11 +66,14 @@ function Moment:check()
     local file, map = missing_map(t), t.map()
     local mark = file and map and mark_of(map)
     if mark and mark.sum ~= file.sum then
-      P.fail(("%s: table '%s': row file '%s' has, since flush %d (iteration %d), the rows of a map of raw ids that had made %s, and the "
-        .. "map here %s: ids would see rows of other ids. Load the maps of that flush (load_state_dict(state, false) with a state_dict "
-        .. "that was taken between that flush and the next step), or a whole state_dict, or remove all files to start from scratch"):format(
-        self._title, t.name, file.path, file.flush, file.iteration, steps(file.ids_iteration), mark.iteration == 0 and "is new"
-        or mark.iteration == file.ids_iteration and "is another one of as many" or "has made " .. steps(mark.iteration)))
+      P.fail(("%s: table '%s': row file '%s' has, since flush %d (iteration %d), the rows of a map of raw ids that "
+        .. "had made %s, and the map here %s: ids would see rows of other ids. Load the maps of that flush "
+        .. "(load_state_dict(state, false) with a state_dict that was taken between that flush and the next step), or "
+        .. "a whole state_dict, or remove all files to start from scratch"):format(
+        self._title, t.name, file.path, file.flush, file.iteration, steps(file.ids_iteration), mark.iteration == 0
+          and "is new"
+        or mark.iteration == file.ids_iteration and "is another one of as many" or "has made "
+        .. steps(mark.iteration)))
     end
     if map then t.missing = false end
     check_loaded(self, t, map)
@@ -79,7 +86,8 @@ function Moment:used()
   for _, t in ipairs(self._tables) do t.rows_loaded = false end
 end
 
---- What copies of table `name`'s rows are noted with (tensor/sharded.lua): the mark of this rank's map, and of which buckets that is.
+--- What copies of table `name`'s rows are noted with (tensor/sharded.lua): the mark of this rank's map, and of which
+--- buckets that is.
 function Moment:mark(name)
   local t = self._by_name[name]
   local map = t.map()
@@ -88,8 +96,8 @@ function Moment:mark(name)
   return mark or nil
 end
 
---- An error if a map that is to be loaded, or its mark, does not go with the rows of table `name`. rows: the weights that will be loaded
---- too, if any.
+--- An error if a map that is to be loaded, or its mark, does not go with the rows of table `name`. rows: the weights
+--- that will be loaded too, if any.
 function Moment:try(name, map, rows)
   local t = self._by_name[name]
   local file, mark = missing_map(t), mc_map.is(map) and mark_of(map) or map
@@ -98,21 +106,23 @@ function Moment:try(name, map, rows)
     if rows then given = moment_of(rows) end
     local noted = noted_mark(t, given)
     if not noted or noted.sum == mark.sum then return end
-    P.fail(("%s: table '%s': the weights that are given are those of a map that had made %s, and the map has made %s%s: ids would see rows "
-      .. "of other ids; load both from one state_dict"):format(self._title, name, steps(noted.iteration), steps(mark.iteration),
-      mark.iteration == noted.iteration and " and knows other ids" or ""))
+    P.fail(("%s: table '%s': the weights that are given are those of a map that had made %s, and the map has made "
+      .. "%s%s: ids would see rows of other ids; load both from one state_dict"):format(self._title, name,
+      steps(noted.iteration), steps(mark.iteration), mark.iteration == noted.iteration and " and knows other ids"
+        or ""))
   end
   local own = file or mark_of(t.map())
   if mark.sum == own.sum then return end
   if file then
-    P.fail(("%s: table '%s': the map has made %s, and row file '%s' has, since flush %d (iteration %d), the rows of a map that had made %s"
-      .. "%s: ids would see rows of other ids; load a map of that flush, or the weights of this one's state_dict too"):format(self._title,
-      name, steps(mark.iteration), file.path, file.flush, file.iteration, steps(file.ids_iteration),
-      mark.iteration == file.ids_iteration and " and knew other ids" or ""))
+    P.fail(("%s: table '%s': the map has made %s, and row file '%s' has, since flush %d (iteration %d), the rows of a "
+      .. "map that had made %s%s: ids would see rows of other ids; load a map of that flush, or the weights of this "
+      .. "one's state_dict too"):format(self._title, name, steps(mark.iteration), file.path, file.flush, file.iteration,
+      steps(file.ids_iteration), mark.iteration == file.ids_iteration and " and knew other ids" or ""))
   end
-  P.fail(("%s: table '%s': the map that is given has made %s, and the rows are those of the map that is here, which has made %s%s: ids "
-    .. "would see rows of other ids; load the weights ('%s') of the same state_dict too"):format(self._title, name, steps(mark.iteration),
-    steps(own.iteration), mark.iteration == own.iteration and " and knows other ids" or "", t.weight))
+  P.fail(("%s: table '%s': the map that is given has made %s, and the rows are those of the map that is here, which "
+    .. "has made %s%s: ids would see rows of other ids; load the weights ('%s') of the same state_dict too"):format(
+    self._title, name, steps(mark.iteration), steps(own.iteration), mark.iteration == own.iteration
+      and " and knows other ids" or "", t.weight))
 end
 
 --- Table `name` has taken the map, the rows, or both, that a state_dict had.
@@ -124,7 +134,8 @@ function Moment:took(name, map, rows)
   self.open = true
 end
 
---- Before a flush: the rows are said to be those of the maps. mark(t, sum, iteration): writes it down for an entry of `tables`.
+--- Before a flush: the rows are said to be those of the maps. mark(t, sum, iteration): writes it down for an entry of
+--- `tables`.
 function Moment:flush(mark)
   self:check()
   for _, t in ipairs(self._tables) do

@@ -1,5 +1,5 @@
--- mc_policies.lua: which ids keep their rows: eviction policies and filters of managed collision, by TorchRec's names. A policy is a
--- description; the maps (perilune/collision.h) do what it says.
+-- mc_policies.lua: which ids keep their rows: eviction policies and filters of managed collision, by TorchRec's names.
+-- A policy is a description; the maps (perilune/collision.h) do what it says.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -9,7 +9,7 @@ local C = P.C
 
 local M = {}
 
--- -- filters -------------------------------------------------------------------------------------------------------------------------
+-- -- filters ----------------------------------------------------------------------------------------------------------
 
 local single = ffi.new "float[1]"
 --- Rounded to 32 bits, as thresholds are.
@@ -31,13 +31,16 @@ local function above(counts, values, limit)
   return Tensor.from_memory(mask, { #values }, "bool", counts:device())
 end
 
---- A filter of new ids: called with a tensor of how often each id of a window was seen it returns a mask of those that stay, and the
---- threshold; called with a table of its argument it returns a filter with that argument, for threshold_filtering_func.
+--- A filter of new ids: called with a tensor of how often each id of a window was seen it returns a mask of those that
+--- stay, and the threshold; called with a table of its argument it returns a filter with that argument, for
+--- threshold_filtering_func.
 local Filter = util.seal(util.class "ThresholdFilter")
 M.Filter = Filter
 function Filter:init(name, kind, argument, value, apply)
-  if type(name) ~= "string" or argument and not (type(argument) == "string" and type(value) == "number") or not util.is_callable(apply) then
-    P.fail("ThresholdFilter: filters are embed.dynamic_threshold_filter, average_threshold_filter and probabilistic_threshold_filter")
+  if type(name) ~= "string" or argument and not (type(argument) == "string" and type(value) == "number")
+    or not util.is_callable(apply) then
+    P.fail("ThresholdFilter: filters are embed.dynamic_threshold_filter, average_threshold_filter and "
+      .. "probabilistic_threshold_filter")
   end
   self.name, self.kind, self.argument, self.value, self._apply = name, kind, argument, value, apply
 end
@@ -45,8 +48,10 @@ end
 --- A filter's argument, if it makes sense: a probability, or a multiple of a mean.
 local function argument_of(filter, value)
   local is_probability = filter.kind == C.PERI_FILTER_PROBABILISTIC
-  if not (util.number(filter.name, filter.argument, value) >= 0 and value < math.huge) or is_probability and value > 1 then
-    P.fail(("%s: %s is %g, allowed: 0..%s"):format(filter.name, filter.argument, value, is_probability and "1" or ", finite numbers"))
+  if not (util.number(filter.name, filter.argument, value) >= 0 and value < math.huge) or is_probability
+    and value > 1 then
+    P.fail(("%s: %s is %g, allowed: 0..%s"):format(filter.name, filter.argument, value, is_probability and "1"
+      or ", finite numbers"))
   end
   return value
 end
@@ -59,7 +64,9 @@ function Filter:__call(counts, value)
     return Filter(self.name, self.kind, self.argument, value_of, self._apply)
   end
   signature.value(self.name, "counts", counts, "tensor")
-  if type(value) ~= "nil" and not self.argument then P.fail(("%s: value is %s, allowed: nil"):format(self.name, signature.text(value))) end
+  if type(value) ~= "nil" and not self.argument then
+    P.fail(("%s: value is %s, allowed: nil"):format(self.name, signature.text(value)))
+  end
   if type(value) ~= "nil" then argument_of(self, value) end
   return self._apply(counts, value or self.value)
 end
@@ -79,29 +86,32 @@ M.average_threshold_filter = Filter("average_threshold_filter", C.PERI_FILTER_AV
   return above(counts, values, limit), Tensor.tensor(limit, "f32", counts:device())
 end)
 
---- Keeps an id that was seen n times with probability 1 - (1 - per_id_probability)^n: random numbers of the rank's seed.
-M.probabilistic_threshold_filter = Filter("probabilistic_threshold_filter", C.PERI_FILTER_PROBABILISTIC, "per_id_probability", 0.01,
-  function(counts, probability)
+--- Keeps an id that was seen n times with probability 1 - (1 - per_id_probability)^n: random numbers of the rank's
+--- seed.
+M.probabilistic_threshold_filter = Filter("probabilistic_threshold_filter", C.PERI_FILTER_PROBABILISTIC,
+  "per_id_probability", 0.01, function(counts, probability)
     local values = counts:to_list()
-    local drawn = require("perilune.nn.parameter").uniform({ math.max(#values, 1) }, 0, 1, "f32", "cpu"):detach():to_list()
+    local drawn = require("perilune.nn.parameter").uniform({ math.max(#values, 1) }, 0, 1, "f32",
+      "cpu"):detach():to_list()
     local mask = ffi.new("uint8_t[?]", math.max(#values, 1))
     for i, n in ipairs(values) do mask[i - 1] = 1 - (1 - probability) ^ n > drawn[i] and 1 or 0 end
     return Tensor.from_memory(mask, { #values }, "bool", counts:device()), Tensor.tensor(drawn, "f32", counts:device())
   end)
 
--- -- policies ------------------------------------------------------------------------------------------------------------------------
+-- -- policies ---------------------------------------------------------------------------------------------------------
 
---- The base of policies, and with `score` one of your own: score(count, last_access, now) -> a number, higher is better; when a window
---- ends, the best ids among those with a row and the new ones have rows. Or a subclass with a method score(self, count, last_access, now).
+--- The base of policies, and with `score` one of your own: score(count, last_access, now) -> a number, higher is
+--- better; when a window ends, the best ids among those with a row and the new ones have rows. Or a subclass with a
+--- method score(self, count, last_access, now).
 local MCHEvictionPolicy = util.seal(util.class "MCHEvictionPolicy")
 M.MCHEvictionPolicy = MCHEvictionPolicy
 MCHEvictionPolicy.kind, MCHEvictionPolicy.decay_exponent = C.PERI_EVICT_USER, 1
 
 local function take_filter(self, filter)
   if filter ~= nil and not Filter.is(filter) then
-    P.fail(("%s: threshold_filtering_func is %s, allowed: embed.dynamic_threshold_filter, embed.average_threshold_filter, "
-      .. "embed.probabilistic_threshold_filter, each as it is or called with { its argument }"):format(self.class_name,
-      signature.text(filter)))
+    P.fail(("%s: threshold_filtering_func is %s, allowed: embed.dynamic_threshold_filter, "
+      .. "embed.average_threshold_filter, embed.probabilistic_threshold_filter, each as it is or called with { its "
+      .. "argument }"):format(self.class_name, signature.text(filter)))
   end
   self.threshold_filtering_func = filter or false
 end
@@ -149,11 +159,12 @@ define("DistanceLFU_EvictionPolicy", C.PERI_EVICT_DISTANCE_LFU, true)
 function M.policy(func, policy)
   if MCHEvictionPolicy.is(policy) then return policy end
   if type(policy) == "function" then return MCHEvictionPolicy { score = policy } end
-  P.fail(("%s: eviction_policy is %s, allowed: LFU_EvictionPolicy {}, LRU_EvictionPolicy {}, DistanceLFU_EvictionPolicy {}, a "
-    .. "MCHEvictionPolicy, or a function(count, last_access, now) that returns a score"):format(func, signature.text(policy)))
+  P.fail(("%s: eviction_policy is %s, allowed: LFU_EvictionPolicy {}, LRU_EvictionPolicy {}, "
+    .. "DistanceLFU_EvictionPolicy {}, a MCHEvictionPolicy, or a function(count, last_access, now) that returns a "
+    .. "score"):format(func, signature.text(policy)))
 end
 
--- -- scores of Lua ---------------------------------------------------------------------------------------------------------------------
+-- -- scores of Lua ----------------------------------------------------------------------------------------------------
 
 local function score_all(policy, counts, last, now)
   local c, n = counts:read()
@@ -162,19 +173,25 @@ local function score_all(policy, counts, last, now)
     local count, access = tonumber(c[i]), tonumber(l[i])
     local value = policy:score(count, access, now)
     if type(value) ~= "number" or value ~= value then
-      P.fail(("the score of count %d, last access %d, now %d is %s, wanted a number"):format(count, access, now, signature.text(value)))
+      P.fail(("the score of count %d, last access %d, now %d is %s, wanted a number"):format(count, access, now,
+        signature.text(value)))
     end
     out[i] = value
   end
   return Tensor.from_memory(out, { n }, "f64", counts:device())
 end
 
---- What a policy of Lua says (f64) about ids that were seen `counts` times, at `last` for the last time (i64). Errors name the table.
+--- What a policy of Lua says (f64) about ids that were seen `counts` times, at `last` for the last time (i64). Errors
+--- name the table.
 function M.scores(policy, counts, last, now, name)
   local ok, result = xpcall(score_all, P.locate, policy, counts, last, now)
   if ok then return result end
   local words = ("table '%s': the eviction policy: "):format(name)
-  if type(result) == "table" and result.message then result.message = words .. result.message else result = words .. tostring(result) end
+  if type(result) == "table" and result.message then
+    result.message = words .. result.message
+  else
+    result = words .. tostring(result)
+  end
   error(result, 0)
 end
 

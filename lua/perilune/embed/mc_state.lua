@@ -32,16 +32,18 @@ function M.join(parts)
   return whole
 end
 
---- The state of a map. A map takes its parts all together, a state_dict brings them one by one: what is written is gathered, and taken
---- when all of it is there, or (a state_dict without some names) when somebody next needs the map. What is stored somewhere else, in the
---- order of rows (checkpoint/maps.lua), is not gathered: when all parts are known they are read side by side, some rows at a time.
+--- The state of a map. A map takes its parts all together, a state_dict brings them one by one: what is written is
+--- gathered, and taken when all of it is there, or (a state_dict without some names) when somebody next needs the map.
+--- What is stored somewhere else, in the order of rows (checkpoint/maps.lua), is not gathered: when all parts are known
+--- they are read side by side, some rows at a time.
 local State = util.class "CollisionState"
 M.State = State
 
---- The state of a map of buckets [first_bucket, first_bucket + n_buckets). offsets: name -> number that the state_dict's values are
---- larger than the map's.
+--- The state of a map of buckets [first_bucket, first_bucket + n_buckets). offsets: name -> number that the
+--- state_dict's values are larger than the map's.
 function State:init(map, first_bucket, n_buckets, offsets)
-  self._map, self._first, self._n, self._offsets, self._written, self._read = map, first_bucket, n_buckets, offsets or {}, {}, {}
+  self._map, self._first, self._n, self._offsets, self._written, self._read = map, first_bucket, n_buckets, offsets
+    or {}, {}, {}
   self._stored = {}
   self._index = util.index_of(map:state_names())
 end
@@ -88,8 +90,8 @@ function State:streams(given)
   return any
 end
 
---- A function for check_rows and load_rows of the map (mc_map.lua). stored: name -> StoredTensor in the order of rows, first: the row of
---- these that is the map's first.
+--- A function for check_rows and load_rows of the map (mc_map.lua). stored: name -> StoredTensor in the order of rows,
+--- first: the row of these that is the map's first.
 local function each_block(self, stored, first, rows)
   return function(f)
     for row = 0, rows - 1, BLOCK do
@@ -118,8 +120,8 @@ local function rows_of(self, given)
   return stored, words
 end
 
---- An error unless the map can take what is given, of which streams() is true; changes nothing. first: the row of these that is the map's
---- first. Returns the mark that the map would have: { sum =, iteration = }.
+--- An error unless the map can take what is given, of which streams() is true; changes nothing. first: the row of these
+--- that is the map's first. Returns the mark that the map would have: { sum =, iteration = }.
 function State:check(given, first)
   local stored, words = rows_of(self, given)
   local rows = tonumber(self._map:statistics().rows)
@@ -128,7 +130,8 @@ function State:check(given, first)
   return { sum = sum, iteration = iteration }
 end
 
---- Part `name` is stored; row `first` of it is the map's first. Returns whether it is taken so; else it is to be written as ever.
+--- Part `name` is stored; row `first` of it is the map's first. Returns whether it is taken so; else it is to be
+--- written as ever.
 function State:take(name, source, first)
   if not rows_stored(name, source) then return false end
   self._stored[name] = { source = source, first = first }
@@ -202,8 +205,8 @@ function State:settle()
   self._map:load(map, self._first, self._n)
 end
 
---- See Module:try_state: a copy of `module`, of which settle() is called, takes what `map` has under `path`. Returns it, and that by the
---- module's own names; nil: there is nothing.
+--- See Module:try_state: a copy of `module`, of which settle() is called, takes what `map` has under `path`. Returns
+--- it, and that by the module's own names; nil: there is nothing.
 function M.try(module, map, path, settle)
   local given, prefix = {}, path == "" and "" or path .. "."
   for _, s in ipairs(module:own_state()) do
@@ -228,9 +231,10 @@ function State:entries()
   local list = {}
   for i, name in ipairs(self._map:state_names()) do
     local size, dtype, device = self._map:_describe(i)
-    local metadata = { shard_offsets = util.map(size, function() return 0 end), shard_sizes = size, placement = "rank:0" }
-    list[i] = { name = name, tensor = sharded.ShardedTensor { size = size, dtype = dtype, shards_metadata = { metadata },
-      device = device, local_shards = { { metadata = metadata,
+    local metadata = { shard_offsets = util.map(size, function() return 0 end), shard_sizes = size,
+      placement = "rank:0" }
+    list[i] = { name = name, tensor = sharded.ShardedTensor { size = size, dtype = dtype,
+      shards_metadata = { metadata }, device = device, local_shards = { { metadata = metadata,
         read = function(row, result) self:read(name, row, result) end,
         write = function(row, source) self:write(name, row, source) end,
         by_row = mc_map._is_by_row(name) and function(row, result) self:read_by_row(name, row, result) end or nil,

@@ -1,6 +1,7 @@
--- outputs.lua: batches of collections whose outputs share features, or leave some of a batch out: each output has a key of its own then.
--- A collection has _outputs, _names (of them), _order (by output, from 0: the place of its feature among the keys of a batch), _arrange
--- (whether batches are rearranged to one key for each output) and, for rows of ids, _jts (an array of so many peri_jt *), _need_indices.
+-- outputs.lua: batches of collections whose outputs share features, or leave some of a batch out: each output has a key
+-- of its own then. A collection has _outputs, _names (of them), _order (by output, from 0: the place of its feature
+-- among the keys of a batch), _arrange (whether batches are rearranged to one key for each output) and, for rows of
+-- ids, _jts (an array of so many peri_jt *), _need_indices.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local jagged = require "perilune.jagged"
@@ -50,14 +51,15 @@ local function inverse_of(func, inverse, feature)
   for i, name in ipairs(inverse[1]) do
     if name == feature then return inverse[2]:slice(1, i - 1, i):reshape(-1) end
   end
-  P.fail(("%s: the batch has no inverse indices of '%s'; those are: %s"):format(func, feature, table.concat(inverse[1], ", ")))
+  P.fail(("%s: the batch has no inverse indices of '%s'; those are: %s"):format(func, feature,
+    table.concat(inverse[1], ", ")))
 end
 
 --- `rows` without the columns that only wider tables of the collection have.
 function M.own_columns(rows, dim) return rows:size(2) > dim and rows:slice(2, 0, dim):contiguous() or rows end
 
---- Note how wide the tables of a collection of rows are: _dim, the columns of the widest, which all rows of a batch lie in; _narrow, the
---- outputs of the others, and _narrow_dims, their columns.
+--- Note how wide the tables of a collection of rows are: _dim, the columns of the widest, which all rows of a batch lie
+--- in; _narrow, the outputs of the others, and _narrow_dims, their columns.
 function M.widths(self)
   local widest = 0
   for _, t in ipairs(self.tables) do widest = math.max(widest, t.embedding_dim) end
@@ -80,8 +82,9 @@ function M.narrowed(self, result)
   return result
 end
 
---- What the batch has beside its ids, for the JaggedTensors `result` that have a row for each: the ids' weights go with their rows, and
---- where there are inverse indices, every sample gets the rows of the bag that they name. names and features: by output.
+--- What the batch has beside its ids, for the JaggedTensors `result` that have a row for each: the ids' weights go with
+--- their rows, and where there are inverse indices, every sample gets the rows of the bag that they name. names and
+--- features: by output.
 function M.completed(func, batch, names, features, result, need_indices)
   local inverse, weighted = batch:inverse_indices_or_none(), batch:weights_or_none()
   if not inverse and not weighted then return result end

@@ -1,9 +1,11 @@
--- pieces.lua: PiecewiseEmbeddingBagCollection: bags of tables that are cut by rows into pieces, each a table of its own for plans: hot rows
--- replicated, warm ones sharded, cold ones in files.
+-- pieces.lua: PiecewiseEmbeddingBagCollection: bags of tables that are cut by rows into pieces, each a table of its own
+-- for plans: hot rows replicated, warm ones sharded, cold ones in files.
 --
 --   local bags = peri.PiecewiseEmbeddingBagCollection {
---     tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 1e6, embedding_dim = 16, feature_names = { "f" } } },
---     cuts = { t = { 1000, 50000 } },   -- tables "t:0" (rows 0..999), "t:1000", "t:50000", of the collection at `pieces`
+--     tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 1e6, embedding_dim = 16,
+--       feature_names = { "f" } } },
+--     -- tables "t:0" (rows 0..999), "t:1000", "t:50000", of the collection at `pieces`
+--     cuts = { t = { 1000, 50000 } },
 --     fused_params = { optimizer = "rowwise_adagrad" },
 --   }
 local P = require "perilune.ffi"
@@ -36,7 +38,8 @@ local function bounds_of(func, t, cuts)
   end
   local keys = util.keys(cuts or {})
   if not keys or #keys ~= #(cuts or {}) then
-    P.fail(("%s: cuts['%s'] has entries behind a nil, or keys that are no positions; wanted a list of rows"):format(func, t.name))
+    P.fail(("%s: cuts['%s'] has entries behind a nil, or keys that are no positions; wanted a list of rows"):format(
+      func, t.name))
   end
   for i, row in ipairs(cuts or {}) do
     bounds[i + 1] = util.integer(func, ("cuts['%s'][%d]"):format(t.name, i), row, bounds[i] + 1, t.num_embeddings - 1)
@@ -47,28 +50,31 @@ end
 
 --- The configuration of one piece: what the table says, for fewer rows.
 local function piece_of(t, first, rows)
-  local args = { name = ("%s:%d"):format(t.name, first), num_embeddings = rows, embedding_dim = t.embedding_dim, data_type = t.data_type,
-    pooling = t.pooling, feature_names = util.map(t.feature_names, function(f) return ("%s:%d"):format(f, first) end) }
+  local args = { name = ("%s:%d"):format(t.name, first), num_embeddings = rows, embedding_dim = t.embedding_dim,
+    data_type = t.data_type, pooling = t.pooling, feature_names = util.map(t.feature_names, function(f)
+      return ("%s:%d"):format(f, first)
+    end) }
   if t.init_fn then args.init_fn = t.init_fn
   else args.weight_init_min, args.weight_init_max = t:get_weight_init_min(), t:get_weight_init_max() end
   return config.EmbeddingBagConfig(args)
 end
 
---- An error for optimizers that look at more of a table than the rows that a batch has, so that pieces would not learn what the whole
---- does, and for sums that pieces cannot be added up in.
+--- An error for optimizers that look at more of a table than the rows that a batch has, so that pieces would not learn
+--- what the whole does, and for sums that pieces cannot be added up in.
 local function check_params(func, params)
   if params == nil then return end
   local o, _, name, _, output = config.fused_params(func, params)
   if name == "shampoo" then
-    P.fail(func .. ": optimizer shampoo has one preconditioner for all rows of a table, and pieces would have one each; allowed: "
-      .. "optimizers that treat rows apart, such as rowwise_adagrad")
+    P.fail(func .. ": optimizer shampoo has one preconditioner for all rows of a table, and pieces would have one "
+      .. "each; allowed: optimizers that treat rows apart, such as rowwise_adagrad")
   end
   local up, down = C.PERI_RATES_TAIL_ID_INCREASE, C.PERI_RATES_TAIL_ID_DECREASE
-  local k = name == "rowwise_adagrad_with_counter" and tostring(params.weight_decay_mode):lower() == "counter" and o.counter
+  local k = name == "rowwise_adagrad_with_counter" and tostring(params.weight_decay_mode):lower() == "counter"
+    and o.counter
   if k and (k.tail_id_is_ratio or k.learning_rate_mode == up or k.learning_rate_mode == down) then
-    P.fail(func .. ": counter_based_regularization with tail_id_threshold.is_ratio, or learning_rate_mode tail_id_lr_increase or "
-      .. "_decrease, goes by the largest counter of all rows of a table, and pieces would have one each; allowed: the other modes, "
-      .. "without is_ratio")
+    P.fail(func .. ": counter_based_regularization with tail_id_threshold.is_ratio, or learning_rate_mode "
+      .. "tail_id_lr_increase or _decrease, goes by the largest counter of all rows of a table, and pieces would have "
+      .. "one each; allowed: the other modes, without is_ratio")
   end
   if output and output ~= "FP32" then
     P.fail(("%s: output_dtype is %s, allowed: FP32 (rows of pieces are added up)"):format(func, tostring(output)))
@@ -104,7 +110,8 @@ function Piecewise:init(args)
   self._layout = false
 end
 
---- How batches with these keys are cut: rows of each feature's pieces, and the names of the features that come out, piece after piece.
+--- How batches with these keys are cut: rows of each feature's pieces, and the names of the features that come out,
+--- piece after piece.
 local function layout_of(self, keys)
   local text = table.concat(keys, "\n")
   if self._layout and self._layout.text == text then return self._layout end
@@ -136,18 +143,23 @@ function Piecewise:cut(features)
   if not jagged.KeyedJaggedTensor.is(features) then
     P.fail(("%s: features is %s, wanted a KeyedJaggedTensor"):format(self.class_name, errors.kind(features)))
   end
-  if features:variable_stride_per_key() then P.fail(self.class_name .. ": a variable batch per feature cannot be cut") end
+  if features:variable_stride_per_key() then
+    P.fail(self.class_name .. ": a variable batch per feature cannot be cut")
+  end
   local weights = features:weights_or_none()
   if weights and weights:describe().requires_grad then
-    P.fail(self.class_name .. ": weights that require a gradient get none through pieces; allowed: weights that require none")
+    P.fail(self.class_name .. ": weights that require a gradient get none through pieces; allowed: weights that "
+      .. "require none")
   end
   local layout = layout_of(self, features:keys())
   local cut = sparse.bucketize_kjt_before_all2all(features, { num_buckets = self._most, block_sizes = layout.blocks,
     block_bucketize_row_pos = layout.bounds })
-  return jagged.KeyedJaggedTensor { keys = layout.names, values = cut:values(), lengths = cut:lengths(), weights = cut:weights_or_none() }
+  return jagged.KeyedJaggedTensor { keys = layout.names, values = cut:values(), lengths = cut:lengths(),
+    weights = cut:weights_or_none() }
 end
 
---- What a lookup failed for: where the batch has ids that no row has, these, as the batch has them, not as pieces count them.
+--- What a lookup failed for: where the batch has ids that no row has, these, as the batch has them, not as pieces count
+--- them.
 local function blame(self, features, err)
   if type(err) ~= "table" or not tostring(err.message):find(": id %d") then return end
   local offset, lengths, values = 0, features:lengths():to_list(), features:values():to_list()

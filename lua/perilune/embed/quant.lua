@@ -1,11 +1,12 @@
--- quant.lua: collections for serving (TorchRec's torchrec.quant): tables whose rows are bytes, or f16, bf16, f32. They are written once
--- (from_float, load_state_dict) and looked up; nothing here is trained or recorded.
+-- quant.lua: collections for serving (TorchRec's torchrec.quant): tables whose rows are bytes, or f16, bf16, f32. They
+-- are written once (from_float, load_state_dict) and looked up; nothing here is trained or recorded.
 --
 --   local quant = peri.QuantEmbeddingBagCollection.from_float(ebc, { dtype = "INT8", output_dtype = "FP16" })
 --   local kt = quant(kjt)      -- KeyedTensor, as the collection that was trained returns
 --
--- Tables may be of different data types; those of one are looked up by one call, all write into one output. Ids outside a table are
--- reported as bounds_check_mode says ("WARNING" unless it is given) and add nothing; so do ids of rows that pruning left out.
+-- Tables may be of different data types; those of one are looked up by one call, all write into one output. Ids outside
+-- a table are reported as bounds_check_mode says ("WARNING" unless it is given) and add nothing; so do ids of rows that
+-- pruning left out.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -32,7 +33,8 @@ local function arguments_of(more)
     device = util.optional,        -- a device's name, or "meta": never take memory
     output_dtype = "FP32",         -- FP32, FP16, BF16: of what a lookup gives
     bounds_check_mode = "WARNING", -- as in fused_params
-    pruned = util.optional.table,  -- table name -> which rows are left (remap.lua); the configuration has the number of ids
+    pruned = util.optional.table,  -- table name -> which rows are left (remap.lua); the configuration has the number of
+                                   -- ids
   }
   for name, value in util.ordered(more) do list[name] = value end
   return list
@@ -68,14 +70,15 @@ function QuantCollection:make()
       set = { tables = {}, data_type = t.data_type, index = {} }
       of[t.data_type], list[#list + 1] = set, set
     end
-    set.tables[#set.tables + 1] = { name = t.name, rows = self:rows_of(i), cols = t.embedding_dim, pooling = t.pooling or "NONE",
-      init = config.row_formats[t.data_type] == nil and config.constant(0) or nil }
+    set.tables[#set.tables + 1] = { name = t.name, rows = self:rows_of(i), cols = t.embedding_dim, pooling = t.pooling
+      or "NONE", init = config.row_formats[t.data_type] == nil and config.constant(0) or nil }
     set.index[i] = #set.tables
   end
   local names = {}
   for _, set in ipairs(list) do
     set.tbe = tbe.new { tables = set.tables, features = self._features, data_type = config.table_types[set.data_type],
-      fused_params = { optimizer = "none", bounds_check_mode = self.bounds_check_mode }, device = self.device or nil, seed = 0 }
+      fused_params = { optimizer = "none", bounds_check_mode = self.bounds_check_mode }, device = self.device or nil,
+      seed = 0 }
   end
   for i, t in ipairs(self.tables) do
     local name, set = ("%s.%s.weight"):format(self.parameter_prefix, t.name), of[t.data_type]
@@ -87,7 +90,7 @@ function QuantCollection:make()
   return list
 end
 
--- -- batches ---------------------------------------------------------------------------------------------------------------------------
+-- -- batches ----------------------------------------------------------------------------------------------------------
 
 --- Find the features of the outputs in these keys. one_each: batches must have one key for each output, whichever.
 local function find(self, keys, one_each)
@@ -102,7 +105,8 @@ local function find(self, keys, one_each)
   self._arrange = arrange and true or false
 end
 
---- The blocks of each table batch. bags(key): first bag and bags of a key; offset(i): where output i begins; stride: from row to row.
+--- The blocks of each table batch. bags(key): first bag and bags of a key; offset(i): where output i begins; stride:
+--- from row to row.
 local function blocks_of(self, bags, offset, stride)
   local lists = {}
   for k, set in ipairs(self:materialise()) do
@@ -120,7 +124,8 @@ local function blocks_of(self, bags, offset, stride)
 end
 
 local desc = P.struct "peri_kjt_desc"
-local ids_out, offsets_out, weights_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]"
+local ids_out, offsets_out, weights_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]",
+  ffi.new "peri_tensor *[1]"
 local kt_out = ffi.new "peri_kt *[1]"
 
 --- Look a batch up with these blocks; every element of `result` is written. Returns it.
@@ -150,10 +155,11 @@ local function describe(self, features, weighted)
   C.peri_kjt_describe(kjt_ptr(features), desc)
   if desc.weighted == weighted then return desc end
   if weighted then P.fail(self.class_name .. ": is_weighted, but the batch has no weights") end
-  P.fail(self.class_name .. ": the batch has weights, but is_weighted is false; set it, or leave the weights out of the batch")
+  P.fail(self.class_name .. ": the batch has weights, but is_weighted is false; set it, or leave the weights out of "
+    .. "the batch")
 end
 
--- -- pooled ----------------------------------------------------------------------------------------------------------------------------
+-- -- pooled -----------------------------------------------------------------------------------------------------------
 
 local Bags = QuantCollection:extend "QuantEmbeddingBagCollection"
 Bags.sharder = "QuantEmbeddingBagCollectionSharder" -- in peri.shard
@@ -171,7 +177,8 @@ end
 
 local function pooled_blocks(self, keys, stride)
   find(self, keys, false)
-  return blocks_of(self, function(key) return key * stride, stride end, function(i) return self._columns[i] end, self._width)
+  return blocks_of(self, function(key) return key * stride, stride end, function(i) return self._columns[i] end,
+    self._width)
 end
 
 --- A variable batch: look every key's own bags up, then put its rows where the inverse indices say.
@@ -189,10 +196,12 @@ local function variable_bags(self, features)
     begins[i], at = at, at + bags * self._dims[i]
     rows[i - 1], row[i - 1], names[i - 1] = bags, self:_key_of(output, inverse_keys, "inverse indices of"), output.name
   end
-  local blocks = blocks_of(self, function(key) return first[key + 1], strides[key + 1] end, function(i) return begins[i] end)
+  local blocks = blocks_of(self, function(key) return first[key + 1], strides[key + 1] end,
+    function(i) return begins[i] end)
   local pooled = look_up(self, batch, blocks, self._weighted, Tensor.empty({ at }, "f32", features:device()))
   local a, indices = ffi.new "peri_tbe_expand_args", inverse[2]:contiguous()
-  a.pooled, a.inverse, a.features, a.rows, a.cols, a.inverse_row, a.names = pooled.ptr, indices.ptr, n, rows, self._lengths, row, names
+  a.pooled, a.inverse, a.features, a.rows, a.cols, a.inverse_row, a.names = pooled.ptr, indices.ptr, n, rows,
+    self._lengths, row, names
   check(C.peri_tbe_expand(a, ids_out))
   return Tensor.wrap(ids_out[0]):to(self._dtype)
 end
@@ -203,7 +212,8 @@ local function new_tensor(self, rows, cols)
   return Tensor.wrap(Tensor.out[0])
 end
 
---- Pooled rows of the features of a KeyedJaggedTensor, as a KeyedTensor [batch, columns]; the batch may have further keys.
+--- Pooled rows of the features of a KeyedJaggedTensor, as a KeyedTensor [batch, columns]; the batch may have further
+--- keys.
 function Bags:forward(features)
   local d = describe(self, features, self._weighted)
   local values
@@ -212,7 +222,8 @@ function Bags:forward(features)
   else
     local stride = tonumber(d.stride)
     self:prepare(C.peri_kjt_keys(kjt_ptr(features)), stride, pooled_blocks)
-    values = look_up(self, outputs.arranged(self, features), self._blocks, self._weighted, new_tensor(self, stride, self._width))
+    values = look_up(self, outputs.arranged(self, features), self._blocks, self._weighted,
+      new_tensor(self, stride, self._width))
   end
   check(C.peri_kt_new(self._keys.ptr, self._lengths, 1, values.ptr, kt_out))
   return KeyedTensor.wrap(kt_out[0])
@@ -224,7 +235,7 @@ function Bags:is_weighted() return self._weighted end
 --- Columns of the output's parts, in the order of embedding_names.
 function Bags:embedding_dims() return self._dims end
 
--- -- sequences -------------------------------------------------------------------------------------------------------------------------
+-- -- sequences --------------------------------------------------------------------------------------------------------
 
 local Rows = QuantCollection:extend "QuantEmbeddingCollection"
 Rows.sharder = "QuantEmbeddingCollectionSharder" -- in peri.shard
@@ -249,9 +260,9 @@ local function variable_rows(self, features)
   return batch, blocks_of(self, bags, at_the_start, self._dim)
 end
 
---- The rows of the features of a KeyedJaggedTensor: name -> JaggedTensor of [ids of the feature, embedding_dim] with the feature's
---- lengths; its weights are those of the batch, or with need_indices the ids. With inverse indices every sample has the rows of the bag
---- that they name. The batch may have further keys.
+--- The rows of the features of a KeyedJaggedTensor: name -> JaggedTensor of [ids of the feature, embedding_dim] with
+--- the feature's lengths; its weights are those of the batch, or with need_indices the ids. With inverse indices every
+--- sample has the rows of the bag that they name. The batch may have further keys.
 function Rows:forward(features)
   local batch, blocks
   self:_check_features(features)
@@ -276,7 +287,7 @@ function Rows:embedding_configs() return self.tables end
 function Rows:embedding_dim() return self._dim end
 function Rows:need_indices() return self._need_indices end
 
--- -- rows ------------------------------------------------------------------------------------------------------------------------------
+-- -- rows -------------------------------------------------------------------------------------------------------------
 
 --- The table batch of table i, and its number there.
 local function home_of(self, i)
@@ -318,15 +329,16 @@ end
 
 function QuantCollection:extra_text()
   return table.concat(util.map(self.tables, function(t, i)
-    return ("%s: %d x %d %s%s"):format(t.name, self:rows_of(i), t.embedding_dim, t.data_type, t.pooling and " " .. t.pooling or "")
+    return ("%s: %d x %d %s%s"):format(t.name, self:rows_of(i), t.embedding_dim, t.data_type, t.pooling
+      and " " .. t.pooling or "")
   end), ", ")
 end
 
 --- What makes another of the same tables, on a device.
 local function arguments_for(self, device)
-  return { tables = self.tables, device = device, output_dtype = self.output_dtype, bounds_check_mode = self.bounds_check_mode,
-    pruned = self.pruned or nil, is_weighted = self.is_weighted and self:is_weighted(),
-    need_indices = self.need_indices and self:need_indices() }
+  return { tables = self.tables, device = device, output_dtype = self.output_dtype,
+    bounds_check_mode = self.bounds_check_mode, pruned = self.pruned or nil, is_weighted = self.is_weighted
+    and self:is_weighted(), need_indices = self.need_indices and self:need_indices() }
 end
 
 --- A collection with the same rows on another device (nil: the same one), which shares nothing with this one.
@@ -339,7 +351,7 @@ function QuantCollection:copy(device)
   return other
 end
 
--- -- from what was trained -------------------------------------------------------------------------------------------------------------
+-- -- from what was trained --------------------------------------------------------------------------------------------
 
 local from_arguments = {
   dtype = "INT8",                               -- INT8, INT4, INT2, FP8, FP16, BF16, FP32: of the rows
@@ -353,8 +365,8 @@ local COPY_ROWS = 65536
 
 --- A table's configuration with another data type.
 local function retyped(class, t, data_type)
-  return class { name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim, feature_names = t.feature_names,
-    pooling = t.pooling, data_type = data_type }
+  return class { name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim,
+    feature_names = t.feature_names, pooling = t.pooling, data_type = data_type }
 end
 
 local function check_names(f, what, map, tables)
@@ -382,7 +394,8 @@ local function take_rows(self, collection)
   end
 end
 
---- The quantized collection of a trained one, which stays as it is. Of one on device "meta": a description on device "meta".
+--- The quantized collection of a trained one, which stays as it is. Of one on device "meta": a description on device
+--- "meta".
 local function from_float(class, wanted, collection, args)
   local f = class.class_name .. ".from_float"
   if not (type(collection) == "table" and getmetatable(collection) and wanted.is(collection)) then
@@ -395,12 +408,13 @@ local function from_float(class, wanted, collection, args)
     util.one_of(f, ("dtype of table '%s'"):format(name), dtype, util.keys(config.table_types))
   end
   local tables = util.map(collection.tables, function(t)
-    return retyped(config[class.config_name], t, a.per_table_weight_dtype and a.per_table_weight_dtype[t.name] or a.dtype)
+    return retyped(config[class.config_name], t, a.per_table_weight_dtype and a.per_table_weight_dtype[t.name]
+      or a.dtype)
   end)
   local made = class {
     tables = tables, device = a.device or collection.device or nil, output_dtype = a.output_dtype,
-    bounds_check_mode = a.bounds_check_mode, pruned = a.pruned, is_weighted = class == Bags and collection:is_weighted() or nil,
-    need_indices = class == Rows and collection:need_indices() or nil,
+    bounds_check_mode = a.bounds_check_mode, pruned = a.pruned, is_weighted = class == Bags
+    and collection:is_weighted() or nil, need_indices = class == Rows and collection:need_indices() or nil,
   }
   if made.device ~= "meta" and collection.device ~= "meta" then take_rows(made, collection) end
   return made
@@ -416,7 +430,8 @@ end
 for _, class in ipairs { Bags, Rows } do
   for _, name in ipairs { "weight", "table_state", "table_rows", "write_rows", "copy" } do class[name] = class[name] end
   signature.check(class.class_name .. ":", class, {
-    weight = "self: table, name: string", table_state = "self: table, name: string, which: string?", copy = "self: table, device: device?",
+    weight = "self: table, name: string", table_state = "self: table, name: string, which: string?",
+    copy = "self: table, device: device?",
     table_rows = "self: table, name: string, which: string, row: integer, n: integer",
     write_rows = "self: table, name: string, row: integer, source: tensor",
   })

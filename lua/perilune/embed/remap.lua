@@ -1,11 +1,14 @@
--- remap.lua: tables of which some rows were left out (pruned), and the way from ids to the rows that are left. A collection's `pruned`
--- names such tables:
+-- remap.lua: tables of which some rows were left out (pruned), and the way from ids to the rows that are left. A
+-- collection's `pruned` names such tables:
 --
---   pruned = { t = remapping }                              an array: by id the row among those that are left, -1: left out
---   pruned = { t = { remapping = remapping, hash = true } } the same kept as a hash table of the ids that are left: few of many
+--   pruned = { t = remapping }                              an array: by id the row among those that are left, -1: left
+--                                                           out
+--   pruned = { t = { remapping = remapping,
+--     hash = true } } the same kept as a hash table of the ids that are left: few of many
 --
--- remapping: a tensor, i32 or i64 [num_embeddings], as sparse.embedding_bag_rowwise_prune makes it; the rows that are left have the
--- numbers 0, 1, ..., each once. By an array an id outside the table is an error; by a hash table it is as one that was left out.
+-- remapping: a tensor, i32 or i64 [num_embeddings], as sparse.embedding_bag_rowwise_prune makes it; the rows that are
+-- left have the numbers 0, 1, ..., each once. By an array an id outside the table is an error; by a hash table it is as
+-- one that was left out.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -42,9 +45,11 @@ local function read_mapping(func, t, given)
   return rows, left
 end
 
---- Remap(func, tables, outputs, pruned, device): outputs: { table = } in order of tables; what a batch has one key each for.
+--- Remap(func, tables, outputs, pruned, device): outputs: { table = } in order of tables; what a batch has one key each
+--- for.
 function Remap:init(func, tables, outputs, pruned, device)
-  self.rows, self._mapping, self._tables, self._device = {}, {}, tables, device or false -- rows: number of table -> rows left
+  -- rows: number of table -> rows left
+  self.rows, self._mapping, self._tables, self._device = {}, {}, tables, device or false
   self._hashed, self._any_array, self._any_hash = {}, false, false
   local known = {}
   for i, t in ipairs(tables) do known[t.name] = i end
@@ -55,12 +60,14 @@ function Remap:init(func, tables, outputs, pruned, device)
         table.concat(util.keys(known), ", ")))
     end
     local plain = type(given) == "table" and util.is_plain(given)
-    local a = plain and util.named(("%s: pruned: table '%s'"):format(func, name), given, { remapping = util.required, hash = false })
+    local a = plain and util.named(("%s: pruned: table '%s'"):format(func, name), given,
+      { remapping = util.required, hash = false })
     self._mapping[i], self.rows[i] = read_mapping(func, tables[i], plain and a.remapping or given)
     if plain and a.hash then self._hashed[i], self._any_hash = true, true else self._any_array = true end
   end
   local n = #tables
-  self._first, self._ends = ffi.new("int32_t[?]", n + 1), ffi.new("int64_t[?]", n + 1) -- first output of each table; scratch
+  -- first output of each table; scratch
+  self._first, self._ends = ffi.new("int32_t[?]", n + 1), ffi.new("int64_t[?]", n + 1)
   for k = #outputs, 1, -1 do self._first[outputs[k].table - 1] = k - 1 end
   self._first[n] = #outputs
   if device == "meta" then return end
@@ -68,8 +75,8 @@ function Remap:init(func, tables, outputs, pruned, device)
   self._by_dtype = {}
 end
 
---- Call f(from, n, to) for runs of ids [row + from, row + from + n) of table i, within n_rows ids from `row`, whose rows are left and lie
---- one after the other from `to` on.
+--- Call f(from, n, to) for runs of ids [row + from, row + from + n) of table i, within n_rows ids from `row`, whose
+--- rows are left and lie one after the other from `to` on.
 function Remap:each_kept(i, row, n_rows, f)
   local mapping, from = self._mapping[i], 0
   while from < n_rows do
@@ -154,7 +161,9 @@ function Remap:rows_of_ids(batch, ids)
   check(C.peri_tensor_write(self._offsets.ptr, self._ends, 8 * (n + 1)))
   local array, hash = made.array, made.hash
   if array then
-    if C.peri_sparse_pruned_array_lookup(ids.ptr, self._offsets.ptr, array.entries.ptr, array.starts.ptr, out) < 0 then not_there(self) end
+    if C.peri_sparse_pruned_array_lookup(ids.ptr, self._offsets.ptr, array.entries.ptr, array.starts.ptr, out) < 0 then
+      not_there(self)
+    end
     ids = Tensor.wrap(out[0])
   end
   if hash then

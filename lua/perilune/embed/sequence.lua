@@ -1,8 +1,9 @@
--- sequence.lua: EmbeddingCollection: for every feature of a batch, the rows of its ids, one by one. Not sharded. What it shares with
--- EmbeddingBagCollection is in collection.lua.
+-- sequence.lua: EmbeddingCollection: for every feature of a batch, the rows of its ids, one by one. Not sharded. What
+-- it shares with EmbeddingBagCollection is in collection.lua.
 --
 --   local ec = peri.EmbeddingCollection {
---     tables = { peri.EmbeddingConfig { name = "t", embedding_dim = 16, num_embeddings = 1000, feature_names = { "f", "g" } } },
+--     tables = { peri.EmbeddingConfig { name = "t", embedding_dim = 16, num_embeddings = 1000,
+--       feature_names = { "f", "g" } } },
 --     fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 },
 --   }
 --   local rows = ec(kjt)      -- { f = JaggedTensor, g = JaggedTensor }
@@ -36,10 +37,11 @@ function EmbeddingCollection:init(args)
   self._order = ffi.new("int32_t[?]", #self._outputs) -- the place of each output's feature in the keys of a batch
   self._jts = ffi.new("peri_jt *[?]", #self._outputs)
   self._of = util.map(self._outputs, function(output) return output.name end) -- by output its feature
-  self._arrange = false -- whether batches are rearranged to one key for each output, as those with shared or further features are
+  -- whether batches are rearranged to one key for each output, as those with shared or further features are
+  self._arrange = false
 end
 
--- -- forward ---------------------------------------------------------------------------------------------------------------------------
+-- -- forward ----------------------------------------------------------------------------------------------------------
 
 --- Find the features of the outputs in these keys.
 local function find(self, keys)
@@ -59,7 +61,8 @@ local function blocks_of(self, bags)
   local list = {}
   for i, output in ipairs(self._outputs) do
     local first, n = bags(outputs.place(self, i))
-    list[i] = { table = output.table, feature = output.feature, first_bag = first, bags = n, out_offset = 0, out_stride = self._dim }
+    list[i] = { table = output.table, feature = output.feature, first_bag = first, bags = n, out_offset = 0,
+      out_stride = self._dim }
   end
   return self:materialise():blocks(list)
 end
@@ -70,7 +73,8 @@ local function block_list(self, keys, stride)
 end
 
 local desc = P.struct "peri_kjt_desc"
-local ids_out, offsets_out, lookups_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]", ffi.new "peri_tbe_batch *[1]"
+local ids_out, offsets_out, lookups_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]",
+  ffi.new "peri_tbe_batch *[1]"
 
 --- A variable batch and its blocks.
 local function variable_blocks(self, features)
@@ -85,9 +89,9 @@ local function completed(self, features)
   return outputs.completed("EmbeddingCollection", features, self._names, self._of, result, self._need_indices)
 end
 
---- The rows of the features of a KeyedJaggedTensor: name -> JaggedTensor of [ids of the feature, embedding_dim] with the feature's
---- lengths; its weights are those of the batch, or with need_indices the ids. With inverse indices every sample has the rows of the bag
---- that they name. The batch may have further keys.
+--- The rows of the features of a KeyedJaggedTensor: name -> JaggedTensor of [ids of the feature, embedding_dim] with
+--- the feature's lengths; its weights are those of the batch, or with need_indices the ids. With inverse indices every
+--- sample has the rows of the bag that they name. The batch may have further keys.
 function EmbeddingCollection:forward(features)
   self:_check_features(features)
   local kjt = kjt_ptr(features)
@@ -125,7 +129,7 @@ function EmbeddingCollection:_prepare_batch(features)
   return { batch = batch, ids = ids:numel(), lookups = self._tbe:batch(ids, batch:offsets(), self._blocks) }
 end
 
--- -- looking ---------------------------------------------------------------------------------------------------------------------------
+-- -- looking ----------------------------------------------------------------------------------------------------------
 
 --- The tables' configurations, in order.
 function EmbeddingCollection:embedding_configs() return self.tables end

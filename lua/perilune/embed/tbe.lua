@@ -1,4 +1,5 @@
--- tbe.lua: table batches: embedding tables of one device, looked up and updated together (perilune/embed.h). Modules are built on it.
+-- tbe.lua: table batches: embedding tables of one device, looked up and updated together (perilune/embed.h). Modules
+-- are built on it.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -30,10 +31,12 @@ local dims = ffi.new "int64_t[2]"
 function M.is(x) return ffi.istype(ctype, x) end
 
 local arguments = {
-  tables = util.required.list, -- list of { name, rows, cols, row_offset, col_offset, total_rows, total_cols, pooling, init }
+  tables = util.required.list, -- list of { name, rows, cols, row_offset, col_offset, total_rows, total_cols, pooling,
+                               -- init }
   fused_params = util.required.table,
   features = util.optional,     -- names for messages
-  data_type = "FP32",           -- FP32, FP16, BF16; INT8, INT8_HALF, FP8, INT4, INT2: rows of bytes, which start as zeros
+  data_type = "FP32",           -- FP32, FP16, BF16; INT8, INT8_HALF, FP8, INT4, INT2: rows of bytes, which start as
+                                -- zeros
   output_dtype = util.optional, -- of lookup(): FP32, FP16, BF16; default: that of fused_params, or FP32
   seed = util.optional.seed,    -- default: that of the running rank
   device = util.optional,
@@ -41,8 +44,8 @@ local arguments = {
 }
 local poolings = P.options "pooling"
 local table_arguments = {
-  name = util.required.string, rows = util.required, cols = util.required, row_offset = 0, col_offset = 0, total_rows = 0, total_cols = 0,
-  pooling = "SUM", init = util.optional, raw_ids = false,
+  name = util.required.string, rows = util.required, cols = util.required, row_offset = 0, col_offset = 0,
+  total_rows = 0, total_cols = 0, pooling = "SUM", init = util.optional, raw_ids = false,
 }
 
 --- A table batch. `init` of a table: embed.uniform and its like; nil: uniform in +-sqrt(1 / total_rows).
@@ -87,12 +90,13 @@ function M.new(args)
   return wrap(out[0])
 end
 
---- The states that the optimizer of `params` keeps for a table of `data_type`, without the weights: a list of { name =, geometry =,
---- dtype = }, the same on every rank.
+--- The states that the optimizer of `params` keeps for a table of `data_type`, without the weights: a list of { name =,
+--- geometry =, dtype = }, the same on every rank.
 function M.states_of(params, data_type)
   local own, list = util.copy(params), {}
   own.cache_params = nil -- a table in memory has the same states
-  local small = M.new { tables = { { name = "states", rows = 1, cols = 4 } }, fused_params = own, data_type = data_type, device = "cpu" }
+  local small = M.new { tables = { { name = "states", rows = 1, cols = 4 } }, fused_params = own, data_type = data_type,
+    device = "cpu" }
   for _, name in ipairs(small:state_names()) do
     if name ~= "weight" then
       list[#list + 1] = { name = name, geometry = small:state_geometry(name), dtype = small:state(1, name):dtype() }
@@ -127,7 +131,8 @@ local function fill(ids, offsets, blocks, weights, scale)
   return input
 end
 
---- A batch: what prefetch, lookup and backward pass of the same input share. Its methods are those below without the input.
+--- A batch: what prefetch, lookup and backward pass of the same input share. Its methods are those below without the
+--- input.
 function methods:batch(ids, offsets, blocks, weights, scale)
   check(C.peri_tbe_batch_new(ptr(self), fill(ids, offsets, blocks, weights, scale), batch_out))
   return wrap_batch(batch_out[0])
@@ -153,12 +158,13 @@ function batch_methods:backward(grad, grad_weights)
   check(C.peri_tbe_batch_backward(batch_ptr(self), Tensor.ptr(grad), grad_weights and Tensor.ptr(grad_weights) or nil))
 end
 function batch_methods:gradient(grad, grad_weights)
-  check(C.peri_tbe_batch_gradient(batch_ptr(self), Tensor.ptr(grad), grad_weights and Tensor.ptr(grad_weights) or nil, tensor_out))
+  check(C.peri_tbe_batch_gradient(batch_ptr(self), Tensor.ptr(grad), grad_weights and Tensor.ptr(grad_weights) or nil,
+    tensor_out))
   return Tensor.wrap(tensor_out[0])
 end
 
--- Batches that methods:prefetch made, until their lookup: by table batch a list of { ids, offsets, blocks, batch }, the oldest first. Not
--- more than cached tables hold rows for.
+-- Batches that methods:prefetch made, until their lookup: by table batch a list of { ids, offsets, blocks, batch }, the
+-- oldest first. Not more than cached tables hold rows for.
 local MOST_AHEAD = 8
 local ahead, any_ahead = setmetatable({}, { __mode = "k" }), false
 
@@ -193,7 +199,8 @@ function methods:forward(ids, offsets, blocks, result, weights, scale)
   return result
 end
 
---- Bring the rows of a later lookup of the same handles in the background; tables in memory have nothing to do. See batch().
+--- Bring the rows of a later lookup of the same handles in the background; tables in memory have nothing to do. See
+--- batch().
 function methods:prefetch(ids, offsets, blocks, weights, scale)
   if not self:is_cached() or find(ahead[self], ids, offsets, blocks) then return end
   local batch = P.lasting(self.batch, self, ids, offsets, blocks, weights, scale)
@@ -214,13 +221,15 @@ end
 --- Write changed rows of tables in files; see peri_tbe_flush.
 function methods:flush() check(C.peri_tbe_flush(ptr(self))) end
 
---- Update the tables with the gradient of a lookup's output. `grad_weights` (optional) receives the gradient of the ids' weights.
+--- Update the tables with the gradient of a lookup's output. `grad_weights` (optional) receives the gradient of the
+--- ids' weights.
 function methods:backward(ids, offsets, blocks, grad, weights, scale, grad_weights)
   check(C.peri_tbe_backward(ptr(self), fill(ids, offsets, blocks, weights, scale), Tensor.ptr(grad),
     grad_weights and Tensor.ptr(grad_weights) or nil))
 end
 
---- While on, backward passes are kept; apply_accumulated updates the tables with all of them as with one large batch, to the last bit.
+--- While on, backward passes are kept; apply_accumulated updates the tables with all of them as with one large batch,
+--- to the last bit.
 function methods:accumulate(on) check(C.peri_tbe_accumulate_set(ptr(self), on)) end
 function methods:apply_accumulated() check(C.peri_tbe_accumulated_apply(ptr(self))) end
 function methods:accumulated() return tonumber(C.peri_tbe_accumulated(ptr(self))) end
@@ -231,7 +240,8 @@ function methods:gradient(ids, offsets, blocks, grad, weights, scale, grad_weigh
     grad_weights and Tensor.ptr(grad_weights) or nil, tensor_out))
   return Tensor.wrap(tensor_out[0])
 end
---- The gradient as sparse rows: for each table { rows (i64 [n], ascending, each once), values (f32 [n, cols]) }. Nothing is updated.
+--- The gradient as sparse rows: for each table { rows (i64 [n], ascending, each once), values (f32 [n, cols]) }.
+--- Nothing is updated.
 function methods:sparse_gradient(ids, offsets, blocks, grad, weights, scale, grad_weights)
   check(C.peri_tbe_gradient_sparse(ptr(self), fill(ids, offsets, blocks, weights, scale), Tensor.ptr(grad),
     grad_weights and Tensor.ptr(grad_weights) or nil, sparse))
@@ -272,7 +282,9 @@ function methods:read(t, name, row, result)
   check(C.peri_tbe_read(ptr(self), t - 1, name, row, Tensor.ptr(result)))
   return result
 end
-function methods:write(t, name, row, source) check(C.peri_tbe_write(ptr(self), t - 1, name, row, Tensor.ptr(source))) end
+function methods:write(t, name, row, source)
+  check(C.peri_tbe_write(ptr(self), t - 1, name, row, Tensor.ptr(source)))
+end
 --- What peri_moment_add_table takes: the table batch, the table and the state's name.
 function methods:source(t, name) return ptr(self), t - 1, name end
 --- Rows (i64) of table t (from 1) start again, weights and states; see peri_tbe_rows_reset.
@@ -304,8 +316,8 @@ end
 
 local geometries = { [C.PERI_STATE_FULL] = "full", [C.PERI_STATE_ROW] = "row", [C.PERI_STATE_SQUARE] = "square",
   [C.PERI_STATE_SCALAR] = "scalar" }
---- What the state `name` of a peri_tbe * has numbers for: "full" (each element of a table), "row", "square" (each pair of columns),
---- "scalar" (the table).
+--- What the state `name` of a peri_tbe * has numbers for: "full" (each element of a table), "row", "square" (each pair
+--- of columns), "scalar" (the table).
 --- The peri_tbe * of a table batch; an error after its release.
 M._pointer = ptr
 --- A handle of a peri_tbe * (taken) that no scope releases.
@@ -323,7 +335,8 @@ function methods:iteration() return tonumber(C.peri_tbe_iteration(ptr(self))) en
 function methods:set_iteration(iteration) check(C.peri_tbe_iteration_set(ptr(self), iteration)) end
 
 local counts = {
-  "lookups", "updates", "ids", "bags", "rows_updated", "bad_ids", "bad_bags", "weight_bytes", "state_bytes", "workspace_bytes",
+  "lookups", "updates", "ids", "bags", "rows_updated", "bad_ids", "bad_bags", "weight_bytes", "state_bytes",
+  "workspace_bytes",
 }
 --- Counts since the table batch was made; waits for queued work.
 function methods:statistics()
@@ -335,10 +348,11 @@ end
 
 local cache_stats = P.struct "peri_tbe_cache_stats"
 local cache_counts = {
-  "slots", "resident", "hits", "misses", "prefetched", "prefetch_hits", "conflict_misses", "set_conflicts", "evictions", "initialised",
-  "rows_read", "rows_written", "bytes_read", "bytes_written", "wait_ns",
+  "slots", "resident", "hits", "misses", "prefetched", "prefetch_hits", "conflict_misses", "set_conflicts", "evictions",
+  "initialised", "rows_read", "rows_written", "bytes_read", "bytes_written", "wait_ns",
 }
---- Counts of the cache of table t (from 1), or of all tables together; nil for tables in memory. `io` says how files are read.
+--- Counts of the cache of table t (from 1), or of all tables together; nil for tables in memory. `io` says how files
+--- are read.
 function methods:cache_statistics(t) return M._cache_statistics_of(ptr(self), (t or 0) - 1) end
 
 --- The same for a peri_tbe * and a table from 0, or -1.
@@ -352,12 +366,14 @@ function M._cache_statistics_of(tbe, t)
 end
 
 local file_info, ids_mark = ffi.new "peri_table_file", ffi.new "peri_ids_mark"
---- What the file of table t (from 0) of a peri_tbe * says: { path, flush, iteration, sum, ids_iteration }; nil: it has none with a name.
+--- What the file of table t (from 0) of a peri_tbe * says: { path, flush, iteration, sum, ids_iteration }; nil: it has
+--- none with a name.
 function M._file_of(tbe, t)
   check(C.peri_tbe_table_file(tbe, t, file_info))
   if file_info.path == nil then return nil end
-  return { path = ffi.string(file_info.path), flush = tonumber(file_info.flush), iteration = tonumber(file_info.iteration),
-    sum = file_info.ids.sum, ids_iteration = tonumber(file_info.ids.iteration) }
+  return { path = ffi.string(file_info.path), flush = tonumber(file_info.flush),
+    iteration = tonumber(file_info.iteration), sum = file_info.ids.sum,
+    ids_iteration = tonumber(file_info.ids.iteration) }
 end
 --- The same of table t (from 1).
 function methods:file(t) return M._file_of(ptr(self), t - 1) end
@@ -371,34 +387,37 @@ end
 function methods:is_cached() return C.peri_tbe_cache_io(ptr(self)) ~= nil end
 
 signature.pointer("TablesPointer", "peri_tbe")
-signature.check("embed.tbe.", M, { states_of = "params: table, data_type: string?", _geometry_of = "tables: TablesPointer, name: string",
-  _cache_statistics_of = "tables: TablesPointer, t: integer", _file_of = "tables: TablesPointer, t: int" })
+signature.check("embed.tbe.", M, { states_of = "params: table, data_type: string?",
+  _geometry_of = "tables: TablesPointer, name: string", _cache_statistics_of = "tables: TablesPointer, t: integer",
+  _file_of = "tables: TablesPointer, t: int" })
 signature.check("a batch of lookups:", batch_methods, {
-  prefetch = "self: LookupBatch", sort = "self: LookupBatch", lookup = "self: LookupBatch, rows: integer, cols: integer?",
-  forward = "self: LookupBatch, result: tensor", backward = "self: LookupBatch, grad: tensor, grad_weights: tensor?",
+  prefetch = "self: LookupBatch", sort = "self: LookupBatch",
+  lookup = "self: LookupBatch, rows: integer, cols: integer?", forward = "self: LookupBatch, result: tensor",
+  backward = "self: LookupBatch, grad: tensor, grad_weights: tensor?",
   gradient = "self: LookupBatch, grad: tensor, grad_weights: tensor?",
 })
 local input_of = "ids: tensor, offsets: tensor, blocks: BlockList"
 local factors = "weights: tensor?, scale: tensor?"
 local of_states = "self: TableBatch, t: int, name: string?"
-signature.check_each("table batch:", methods, { "flush", "apply_accumulated", "accumulated", "state_names", "learning_rate", "iteration",
-  "settled", "statistics", "is_cached" }, "self: TableBatch")
+signature.check_each("table batch:", methods, { "flush", "apply_accumulated", "accumulated", "state_names",
+  "learning_rate", "iteration", "settled", "statistics", "is_cached" }, "self: TableBatch")
 signature.check("table batch:", methods, {
-  blocks = "self: TableBatch, list: list", lookup = "self: TableBatch, " .. input_of .. ", rows: integer, cols: integer?, " .. factors,
-  forward = "self: TableBatch, " .. input_of .. ", result: tensor, " .. factors,
-  prefetch = "self: TableBatch, " .. input_of .. ", " .. factors, batch = "self: TableBatch, " .. input_of .. ", " .. factors,
-  backward = "self: TableBatch, " .. input_of .. ", grad: tensor, " .. factors .. ", grad_weights: tensor?",
-  gradient = "self: TableBatch, " .. input_of .. ", grad: tensor, " .. factors .. ", grad_weights: tensor?",
-  sparse_gradient = "self: TableBatch, " .. input_of .. ", grad: tensor, " .. factors .. ", grad_weights: tensor?",
-  accumulate = "self: TableBatch, on: boolean", apply_gradient = "self: TableBatch, gradient: tensor",
-  gradient_table = "self: TableBatch, gradient: tensor, t: int", state = of_states, leaf = "self: TableBatch, t: int",
+  blocks = "self: TableBatch, list: list", lookup = "self: TableBatch, " .. input_of
+  .. ", rows: integer, cols: integer?, " .. factors, forward = "self: TableBatch, " .. input_of .. ", result: tensor, "
+  .. factors, prefetch = "self: TableBatch, " .. input_of .. ", " .. factors, batch = "self: TableBatch, " .. input_of
+  .. ", " .. factors, backward = "self: TableBatch, " .. input_of .. ", grad: tensor, " .. factors
+  .. ", grad_weights: tensor?", gradient = "self: TableBatch, " .. input_of .. ", grad: tensor, " .. factors
+  .. ", grad_weights: tensor?", sparse_gradient = "self: TableBatch, " .. input_of .. ", grad: tensor, " .. factors
+  .. ", grad_weights: tensor?", accumulate = "self: TableBatch, on: boolean",
+  apply_gradient = "self: TableBatch, gradient: tensor", gradient_table = "self: TableBatch, gradient: tensor, t: int",
+  state = of_states, leaf = "self: TableBatch, t: int",
   read = "self: TableBatch, t: int, name: string, row: integer, result: tensor",
   write = "self: TableBatch, t: int, name: string, row: integer, source: tensor",
-  reset_rows = "self: TableBatch, t: int, rows: tensor",
-  state_shape = "self: TableBatch, t: int, name: string", state_geometry = "self: TableBatch, name: string",
-  file = "self: TableBatch, t: int", mark_ids = "self: TableBatch, t: int, sum: any, iteration: integer",
-  set_learning_rate = "self: TableBatch, rate: number",
-  set_iteration = "self: TableBatch, iteration: integer", cache_statistics = "self: TableBatch, t: int?",
+  reset_rows = "self: TableBatch, t: int, rows: tensor", state_shape = "self: TableBatch, t: int, name: string",
+  state_geometry = "self: TableBatch, name: string", file = "self: TableBatch, t: int",
+  mark_ids = "self: TableBatch, t: int, sum: any, iteration: integer",
+  set_learning_rate = "self: TableBatch, rate: number", set_iteration = "self: TableBatch, iteration: integer",
+  cache_statistics = "self: TableBatch, t: int?",
 })
 
 return util.face("peri.embed.tbe", M)

@@ -1,5 +1,5 @@
--- explain/draw.lua: the picture of a plan as SVG: ranks as columns; in each its shards as boxes scaled by bytes, bars of its memories, and
--- a bar of its time by parts.
+-- explain/draw.lua: the picture of a plan as SVG: ranks as columns; in each its shards as boxes scaled by bytes, bars
+-- of its memories, and a bar of its time by parts.
 local util = require "perilune.util"
 local partitioners = require "perilune.plan.partitioners"
 local topologies = require "perilune.plan.topology"
@@ -14,13 +14,15 @@ local SMALLEST = 2                                -- boxes lower than this are o
 local LETTER = 6.7                                -- width of a letter in a box
 
 --- Parts of a rank's time, as they are stacked, and their names.
-M.parts = { { "fwd_compute", "forward, lookup" }, { "fwd_comms", "forward, exchange" }, { "bwd_comms", "backward, exchange" },
-  { "bwd_compute", "backward, update" }, { "prefetch_compute", "prefetch" } }
+M.parts = { { "fwd_compute", "forward, lookup" }, { "fwd_comms", "forward, exchange" },
+  { "bwd_comms", "backward, exchange" }, { "bwd_compute", "backward, update" }, { "prefetch_compute", "prefetch" } }
 
 local entities = { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;", ["'"] = "&#39;" }
 
 --- Text for a page: what could be markup is not, control characters are question marks.
-function M.escape(text) return (tostring(text):gsub("[&<>\"']", entities):gsub("%c", function(c) return c == "\n" and c or "?" end)) end
+function M.escape(text)
+  return (tostring(text):gsub("[&<>\"']", entities):gsub("%c", function(c) return c == "\n" and c or "?" end))
+end
 
 --- 1234567 -> "1,234,567".
 function M.grouped(n)
@@ -30,7 +32,8 @@ end
 
 local function all_bytes(storage) return storage.hbm + storage.ddr + storage.ssd end
 
---- Which ranks have a column: all, or MOST_COLUMNS from the slowest to the fastest. Returns the ranks and whether these are all.
+--- Which ranks have a column: all, or MOST_COLUMNS from the slowest to the fastest. Returns the ranks and whether these
+--- are all.
 local function columns_of(times)
   local order = {}
   for r = 1, #times do order[r] = r end
@@ -44,7 +47,8 @@ local function columns_of(times)
   return chosen, false
 end
 
---- Shards of the ranks that have columns: by column a list of { option =, run =, index = of the option, bytes = }, the largest first.
+--- Shards of the ranks that have columns: by column a list of { option =, run =, index = of the option, bytes = }, the
+--- largest first.
 local function shards_of(best, columns)
   local at, lists = {}, {}
   for c, r in ipairs(columns) do at[r - 1], lists[c] = c, {} end
@@ -63,8 +67,8 @@ local function shards_of(best, columns)
   return lists
 end
 
---- What is drawn: { columns = ranks from 1, all = whether these are all, shards = by column, bytes and times = by rank, parts = by part and
---- rank, tiers = list of { name, used = by rank, cap = by rank }, peak_bytes, peak_ms }.
+--- What is drawn: { columns = ranks from 1, all = whether these are all, shards = by column, bytes and times = by rank,
+--- parts = by part and rank, tiers = list of { name, used = by rank, cap = by rank }, peak_bytes, peak_ms }.
 function M.facts(planner)
   local search, world_size = planner.last, planner.topology.world_size
   local best = search.best
@@ -78,13 +82,15 @@ function M.facts(planner)
     local cap = util.map(search.topology.devices, function(d) return d[name] end)
     if any then table.insert(f.tiers, { name = name, used = used, cap = cap }) end
   end
-  for r = 1, world_size do f.peak_bytes, f.peak_ms = math.max(f.peak_bytes, f.bytes[r]), math.max(f.peak_ms, f.times[r]) end
+  for r = 1, world_size do
+    f.peak_bytes, f.peak_ms = math.max(f.peak_bytes, f.bytes[r]), math.max(f.peak_ms, f.times[r])
+  end
   f.columns, f.all = columns_of(f.times)
   f.shards = shards_of(best, f.columns)
   return f
 end
 
--- -- pieces of SVG --------------------------------------------------------------------------------------------------------------------
+-- -- pieces of SVG ----------------------------------------------------------------------------------------------------
 
 local function rect(class, x, y, w, h, more)
   return ('<rect class="%s" x="%.2f" y="%.2f" width="%.2f" height="%.2f"%s'):format(class, x, y, w, h, more or "/>")
@@ -92,7 +98,9 @@ end
 
 local function titled(text) return ("><title>%s</title></rect>"):format(M.escape(text)) end
 
-local function label(class, x, y, text) return ('<text class="%s" x="%.1f" y="%.1f">%s</text>'):format(class, x, y, M.escape(text)) end
+local function label(class, x, y, text)
+  return ('<text class="%s" x="%.1f" y="%.1f">%s</text>'):format(class, x, y, M.escape(text))
+end
 
 --- Round steps of an axis up to `most`: 1, 2 or 5 times a power of `base`.
 local function ticks(most, unit)
@@ -129,8 +137,8 @@ local function shard_text(shard, rank)
   return table.concat({ o.fqn, ("%s, %s"):format(o.sharding_type, o.compute_kernel),
     ("%s x %d of %s x %d"):format(M.grouped(run.rows), run.cols, M.grouped(o.rows), o.dim),
     ("%s on rank %d"):format(reasons._gib(shard.bytes), rank),
-    ("%.4g ms: lookup %.3g, exchange %.3g, gradients %.3g, update %.3g"):format(p.total, p.fwd_compute, p.fwd_comms, p.bwd_comms,
-      p.bwd_compute) }, "\n")
+    ("%.4g ms: lookup %.3g, exchange %.3g, gradients %.3g, update %.3g"):format(p.total, p.fwd_compute, p.fwd_comms,
+      p.bwd_comms, p.bwd_compute) }, "\n")
 end
 
 local function boxes(out, f, column, x, w, y)
@@ -145,7 +153,8 @@ local function boxes(out, f, column, x, w, y)
       local letters = math.floor((w - 8) / LETTER)
       if h >= 16 and letters >= 3 then
         local name = shard.option.name
-        out[#out + 1] = label("name", x + 4, floor + math.min(14, h / 2 + 4), #name > letters and name:sub(1, letters - 2) .. ".." or name)
+        out[#out + 1] = label("name", x + 4, floor + math.min(14, h / 2 + 4), #name > letters
+          and name:sub(1, letters - 2) .. ".." or name)
       end
     else
       rest.n, rest.bytes, rest.ms = rest.n + 1, rest.bytes + shard.bytes, rest.ms + shard.run.perf.total
@@ -154,8 +163,9 @@ local function boxes(out, f, column, x, w, y)
   end
   if rest.n > 0 then
     local h = rest.bytes * scale
-    out[#out + 1] = rect("box rest", x, floor - h, w, h, titled(("%d smaller shards on rank %d\n%s, %.4g ms\n%s%s"):format(rest.n, rank,
-      reasons._gib(rest.bytes), rest.ms, table.concat(names, ", "), rest.n > #names and ", ..." or "")))
+    out[#out + 1] = rect("box rest", x, floor - h, w, h,
+      titled(("%d smaller shards on rank %d\n%s, %.4g ms\n%s%s"):format(rest.n, rank, reasons._gib(rest.bytes), rest.ms,
+        table.concat(names, ", "), rest.n > #names and ", ..." or "")))
   end
 end
 
@@ -164,8 +174,8 @@ local function memory(out, f, r, x, w, y)
     local used, cap = tier.used[r], math.max(tier.cap[r], 1)
     local share = used / cap
     local at = y + (i - 1) * (BAR + 6)
-    local words = titled(("rank %d: %s of %s %s (%.1f %%)"):format(r - 1, reasons._gib(used), reasons._gib(tier.cap[r]), tier.name,
-      100 * share))
+    local words = titled(("rank %d: %s of %s %s (%.1f %%)"):format(r - 1, reasons._gib(used), reasons._gib(tier.cap[r]),
+      tier.name, 100 * share))
     out[#out + 1] = rect("track", x, at, w, BAR, words)
     out[#out + 1] = rect(share > 0.95 and "used tight" or "used", x, at, w * math.min(share, 1), BAR, words)
   end
@@ -194,10 +204,13 @@ function M.svg(f, local_world_size)
   local y_times = y_memory + #f.tiers * (BAR + 6) + GAP
   local height = y_times + TIMES + 44
   local bytes, ms = unit_of(f.peak_bytes), time_unit(f.peak_ms)
-  local out = { ('<svg viewBox="0 0 %d %d" role="img" aria-label="Shards, memory and time of %d ranks">'):format(WIDTH, height, n) }
+  local out = { ('<svg viewBox="0 0 %d %d" role="img" aria-label="Shards, memory and time of %d ranks">'):format(WIDTH,
+    height, n) }
   axis(out, LEFT, y_boxes, BOXES, math.max(f.peak_bytes, 1), bytes[2], bytes[1])
   axis(out, LEFT, y_times, TIMES, math.max(f.peak_ms, 1e-12), ms[2], ms[1])
-  for i, tier in ipairs(f.tiers) do out[#out + 1] = label("tick", LEFT - 8, y_memory + (i - 1) * (BAR + 6) + BAR - 0.5, tier.name) end
+  for i, tier in ipairs(f.tiers) do
+    out[#out + 1] = label("tick", LEFT - 8, y_memory + (i - 1) * (BAR + 6) + BAR - 0.5, tier.name)
+  end
   local every = 1 -- columns from one number to the next, so that numbers do not touch
   while every * pitch < 9 * #tostring(#f.times - 1) do every = every + 1 end
   for c, r in ipairs(f.columns) do
@@ -207,8 +220,8 @@ function M.svg(f, local_world_size)
     time_bar(out, f, r, x, w, y_times)
     if (c - 1) % every == 0 then out[#out + 1] = label("rank", x + w / 2, y_times + TIMES + 16, r - 1) end
     if f.all and c > 1 and (r - 1) % local_world_size == 0 then
-      out[#out + 1] = ('<line class="host" x1="%.1f" x2="%.1f" y1="%d" y2="%d"/>'):format(x - (pitch - w) / 2, x - (pitch - w) / 2,
-        y_boxes, y_times + TIMES + 4)
+      out[#out + 1] = ('<line class="host" x1="%.1f" x2="%.1f" y1="%d" y2="%d"/>'):format(x - (pitch - w) / 2,
+        x - (pitch - w) / 2, y_boxes, y_times + TIMES + 4)
     end
   end
   local words = f.all and "rank" or ("%d of %d ranks, from the slowest to the fastest"):format(n, #f.times)

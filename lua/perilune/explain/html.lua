@@ -1,4 +1,5 @@
--- explain/html.lua: a plan as one page that needs nothing else: its picture (draw.lua), its tables, and why each is where it is.
+-- explain/html.lua: a plan as one page that needs nothing else: its picture (draw.lua), its tables, and why each is
+-- where it is.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local draw = require "perilune.explain.draw"
@@ -98,7 +99,8 @@ find.addEventListener("input", function () {
 });
 ]]
 
-local palette = { "#3b6ea5", "#a85600", "#1f7a70", "#a83a2e", "#4d7a1f", "#7a4fb0", "#9c3a78" } -- of sharding types, by their codes
+-- of sharding types, by their codes
+local palette = { "#3b6ea5", "#a85600", "#1f7a70", "#a83a2e", "#4d7a1f", "#7a4fb0", "#9c3a78" }
 
 local function style_of_types()
   return table.concat(util.map(sharding_types.list, function(t)
@@ -111,7 +113,9 @@ local function colours()
   local names = sharding_types.names()
   names[#names + 1] = "rest"
   for _, part in ipairs(draw.parts) do names[#names + 1] = part[1] end
-  for _, name in ipairs(names) do lines[#lines + 1] = (".%s { fill: var(--%s); background: var(--%s); }"):format(name, name, name) end
+  for _, name in ipairs(names) do
+    lines[#lines + 1] = (".%s { fill: var(--%s); background: var(--%s); }"):format(name, name, name)
+  end
   return table.concat(lines, "\n")
 end
 
@@ -140,14 +144,19 @@ local function facts_of(planner, f)
 end
 
 local function why_table(entry)
-  if not entry then return '<p class="why">Why it is not otherwise was not looked into: the plan has too many tables.</p>' end
+  if not entry then
+    return '<p class="why">Why it is not otherwise was not looked into: the plan has too many tables.</p>'
+  end
   local rows = util.map(entry.others, function(other)
-    return ("<tr><td>%s</td><td>%s</td><td>%s</td></tr>"):format(escape(other.option), escape(other.kind), escape(other.text))
+    return ("<tr><td>%s</td><td>%s</td><td>%s</td></tr>"):format(escape(other.option), escape(other.kind),
+      escape(other.text))
   end)
   return '<table class="why">' .. table.concat(rows) .. "</table>"
 end
 
-local function cell(text, class) return ('<span%s title="%s">%s</span>'):format(class or "", escape(text), escape(text)) end
+local function cell(text, class)
+  return ('<span%s title="%s">%s</span>'):format(class or "", escape(text), escape(text))
+end
 
 local function table_rows(planner, why)
   local best, out, entries = planner.last.best, {}, {}
@@ -175,23 +184,30 @@ function M.page(planner, args)
   if not planners.EmbeddingShardingPlanner.is(planner) then
     P.fail(("plan.html.page: planner is a %s, wanted an EmbeddingShardingPlanner"):format(type(planner)))
   end
-  if not (planner.last and planner.last.best) then P.fail "plan.html.page: the planner has no plan yet; call planner:plan(model) first" end
+  if not (planner.last and planner.last.best) then
+    P.fail "plan.html.page: the planner has no plan yet; call planner:plan(model) first"
+  end
   local f, types, seen = draw.facts(planner), {}, {}
   for _, o in ipairs(planner.last.best.proposal) do
-    if not seen[o.sharding_type] then seen[o.sharding_type], types[#types + 1] = true, { o.sharding_type, o.sharding_type } end
+    if not seen[o.sharding_type] then
+      seen[o.sharding_type], types[#types + 1] = true, { o.sharding_type, o.sharding_type }
+    end
   end
   types[#types + 1] = { "rest", "smaller shards together" }
   return table.concat({ "<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
-    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'; script-src \'unsafe-inline\'">',
-    '<meta name="viewport" content="width=device-width, initial-scale=1">', ("<title>%s</title>"):format(escape(a.title)),
-    "<style>" .. style:gsub("TYPES", style_of_types):gsub("COLOURS", colours) .. "</style></head><body><main>",
+    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'; '
+      .. 'script-src \'unsafe-inline\'">',
+    '<meta name="viewport" content="width=device-width, initial-scale=1">',
+    ("<title>%s</title>"):format(escape(a.title)), "<style>" .. style:gsub("TYPES", style_of_types):gsub("COLOURS",
+      colours) .. "</style></head><body><main>",
     ("<h1>%s</h1>"):format(escape(a.title)),
-    ("<p>%s; %d samples a rank. Times are estimates.</p>"):format(escape(tostring(planner.topology):gsub("^Topology: ", "")),
-      planner.batch_size), facts_of(planner, f),
-    '<h2>Ranks</h2><div class="card">' .. draw.svg(f, planner.topology.local_world_size) .. legend(types) .. legend(draw.parts) .. "</div>",
+    ("<p>%s; %d samples a rank. Times are estimates.</p>"):format(escape(tostring(planner.topology):gsub("^Topology: ",
+      "")), planner.batch_size), facts_of(planner, f),
+    '<h2>Ranks</h2><div class="card">' .. draw.svg(f, planner.topology.local_world_size) .. legend(types)
+    .. legend(draw.parts) .. "</div>",
     '<h2>Tables</h2><input id="find" type="search" placeholder="find a table" aria-label="find a table" hidden>',
-    '<div class="card rows">' .. table_rows(planner, a.reasons) .. "</div>",
-    '</main><div id="tip"></div><script>' .. script .. "</script></body></html>\n" }, "\n")
+    '<div class="card rows">' .. table_rows(planner, a.reasons) .. "</div>", '</main><div id="tip"></div><script>'
+      .. script .. "</script></body></html>\n" }, "\n")
 end
 
 return M

@@ -1,5 +1,5 @@
--- explain/reasons.lua: why a plan is what it is: for each table, what became of every other option; and, where nothing fits, the smallest
--- change with which something does. Every reason is a plan that was tried.
+-- explain/reasons.lua: why a plan is what it is: for each table, what became of every other option; and, where nothing
+-- fits, the smallest change with which something does. Every reason is a plan that was tried.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local constraints_of = require "perilune.plan.constraints"
@@ -16,7 +16,8 @@ local M = {}
 
 local MOST_PLACEMENTS = 1e7 -- shards placed to find out how much more memory would do
 local MOST_SEARCHED = 4e6 -- shards placed in all searches for a change with which a plan fits
-local MOST_RANKS = 2 ^ 14 -- of worlds for which changes are tried: a search for more ranks takes too long to be one of many
+-- of worlds for which changes are tried: a search for more ranks takes too long to be one of many
+local MOST_RANKS = 2 ^ 14
 
 local function gib(bytes)
   if bytes >= 2 ^ 40 then return ("%.2f TiB"):format(bytes / 2 ^ 40) end
@@ -25,15 +26,17 @@ end
 M._gib = gib
 local function ms(x) return ("%.4g ms"):format(x) end
 
---- A rating of plans in words, by what they are rated by. A performance model says its unit: "ms" or "bytes"; of others there are numbers.
+--- A rating of plans in words, by what they are rated by. A performance model says its unit: "ms" or "bytes"; of others
+--- there are numbers.
 function M._rated(planner, rating)
   local unit = planner.performance_model.unit
   if unit == "bytes" then return gib(rating) end
   return unit == "ms" and ms(rating) or ("%.6g"):format(rating)
 end
 
---- What a planner found of its plan: a list of { value, of what } in words. A step takes what ranks take together, with caches and links as
---- the step before left them; milliseconds of shards are what each takes by itself, so that they can be more.
+--- What a planner found of its plan: a list of { value, of what } in words. A step takes what ranks take together, with
+--- caches and links as the step before left them; milliseconds of shards are what each takes by itself, so that they
+--- can be more.
 function M._ratings(planner)
   local best, model, own = planner.last.best, planner.performance_model, M._rated(planner, planner.last.best.rating)
   if step.StepModel.is(model) then return { { own, "a step" } } end
@@ -57,33 +60,40 @@ local function slowest(proposal, placement, world_size)
   return at - 1, times[at]
 end
 
---- Words for a placement that failed: see partitioners.lua and the planner's too_large. topology: what the planner could use.
+--- Words for a placement that failed: see partitioners.lua and the planner's too_large. topology: what the planner
+--- could use.
 function M._failure(why, topology)
-  if why.bytes then return ("all shards together take %s (%s), all ranks have %s"):format(gib(why.bytes), why.tier, gib(why.room)) end
+  if why.bytes then
+    return ("all shards together take %s (%s), all ranks have %s"):format(gib(why.bytes), why.tier, gib(why.room))
+  end
   if why.says then return "the partitioner says: " .. why.says end
   local option = why.option
   if not option then P.fail "plan.reasons: why says neither bytes, nor says, nor option" end
   local which = ("table '%s' (%s, %s)"):format(option.fqn, option.sharding_type, option.compute_kernel)
-  if why.count then return ("%s has %d shards, wanted one for each of %d ranks"):format(which, option.num_shards, why.count) end
+  if why.count then
+    return ("%s has %d shards, wanted one for each of %d ranks"):format(which, option.num_shards, why.count)
+  end
   if why.group then
-    return ("%s takes %s (%s) of a group of %d ranks, and the group that has most left, from rank %d on, has %s"):format(which,
-      gib(option.total_storage[why.tier]), why.tier, why.group, why.rank, gib(why.left))
+    return ("%s takes %s (%s) of a group of %d ranks, and the group that has most left, from rank %d on, has "
+      .. "%s"):format(which, gib(option.total_storage[why.tier]), why.tier, why.group, why.rank, gib(why.left))
   end
   local among = why.tried == 1 and "" or (", and so do all %d that it was tried on"):format(why.tried)
   if why.relation then
-    return ("a shard of %s may not be on rank %d by the relation '%s'%s"):format(which, why.rank, tostring(why.relation),
-      why.tried == 1 and "" or (", nor on any other of %d ranks"):format(why.tried))
+    return ("a shard of %s may not be on rank %d by the relation '%s'%s"):format(which, why.rank,
+      tostring(why.relation), why.tried == 1 and "" or (", nor on any other of %d ranks"):format(why.tried))
   end
   if not why.tier then return ("a shard of %s found no rank%s"):format(which, among) end
-  return ("a shard of %s takes %s (%s), and rank %d%s has %s left of its %s"):format(which, gib(why.run.storage[why.tier]), why.tier,
-    why.rank, why.tried == 1 and "" or (", of %d the one with most,"):format(why.tried), gib(why.left),
-    gib(topology.devices[why.rank + 1][why.tier]))
+  return ("a shard of %s takes %s (%s), and rank %d%s has %s left of its %s"):format(which,
+    gib(why.run.storage[why.tier]), why.tier, why.rank, why.tried == 1 and ""
+    or (", of %d the one with most,"):format(why.tried), gib(why.left), gib(topology.devices[why.rank + 1][why.tier]))
 end
 
 --- A number of bytes that is enough, for people: rounded up.
 local function enough_gib(bytes)
   for _, unit in ipairs { { 2 ^ 40, "TiB" }, { 2 ^ 30, "GiB" }, { 2 ^ 20, "MiB" } } do
-    if bytes >= unit[1] or unit[1] == 2 ^ 20 then return ("%.2f %s"):format(math.ceil(bytes / unit[1] * 100) / 100, unit[2]) end
+    if bytes >= unit[1] or unit[1] == 2 ^ 20 then
+      return ("%.2f %s"):format(math.ceil(bytes / unit[1] * 100) / 100, unit[2])
+    end
   end
 end
 
@@ -104,8 +114,8 @@ local function least_more(with)
   return high
 end
 
---- The least memory more on every rank, before what is reserved for others, with which a proposal finds a place: words, or nil. why: what
---- it failed for; budget.left: shards that may be placed to find out.
+--- The least memory more on every rank, before what is reserved for others, with which a proposal finds a place: words,
+--- or nil. why: what it failed for; budget.left: shards that may be placed to find out.
 local function more_would_do(planner, search, model, proposal, why, budget)
   local tier, shards = why.tier, #proposal
   if not tier or budget.left <= 0 then return nil end
@@ -115,8 +125,8 @@ local function more_would_do(planner, search, model, proposal, why, budget)
     local larger = planner.topology:with_devices(function(d)
       for name, bytes in util.ordered(more) do d[name] = d[name] + bytes end
     end)
-    local ok, left = pcall(planner.storage_reservation.reserve, planner.storage_reservation, larger, model, planner.batch_size,
-      planner.constraints)
+    local ok, left = pcall(planner.storage_reservation.reserve, planner.storage_reservation, larger, model,
+      planner.batch_size, planner.constraints)
     if not ok then return false end
     left.rules = search.topology.rules
     return parts.placement(planner.partitioner, proposal, left) ~= nil
@@ -127,12 +137,12 @@ local function more_would_do(planner, search, model, proposal, why, budget)
   if other == tier or not placed { [tier] = MOST_MORE, [other] = MOST_MORE } then return nil end
   bytes = least_more(function(x) return placed { [tier] = x, [other] = MOST_MORE } end)
   local others = bytes and least_more(function(x) return placed { [tier] = bytes, [other] = x } end)
-  return others and ("; it would fit with %s (%s) and %s (%s) more on every rank"):format(enough_gib(bytes), tier, enough_gib(others),
-    other)
+  return others and ("; it would fit with %s (%s) and %s (%s) more on every rank"):format(enough_gib(bytes), tier,
+    enough_gib(others), other)
 end
 
---- What a plan loses or gains by another option for its unit i. Returns kind ("memory", "relation", "count", "other", "time",
---- "equal" or "faster") and words.
+--- What a plan loses or gains by another option for its unit i. Returns kind ("memory", "relation", "count", "other",
+--- "time", "equal" or "faster") and words.
 local function try_instead(planner, search, model, i, option, budget)
   local best, proposal = search.best, {}
   for k, o in ipairs(best.units) do proposal[k] = k == i and option or o end
@@ -142,12 +152,14 @@ local function try_instead(planner, search, model, i, option, budget)
   if not placement then
     local why = rating
     local kind = why.relation and "relation" or why.tier and "memory" or why.count and "count" or "other"
-    return kind, M._failure(why, search.topology) .. (more_would_do(planner, search, model, proposal, why, budget) or "")
+    return kind, M._failure(why, search.topology) .. (more_would_do(planner, search, model, proposal, why, budget)
+      or "")
   end
   local function rated(x) return M._rated(planner, x) end
   local rank, time = slowest(proposal, placement, search.topology.world_size)
   if rating > best.rating then
-    return "time", ("%s instead of %s (rank %d: shards of %.4g ms)"):format(rated(rating), rated(best.rating), rank, time), rating
+    return "time", ("%s instead of %s (rank %d: shards of %.4g ms)"):format(rated(rating), rated(best.rating), rank,
+      time), rating
   end
   if rating < best.rating and planner:score(rating, proposal) >= best.score then
     return "equal", ("%s instead of %s, with a sharding type more"):format(rated(rating), rated(best.rating)), rating
@@ -156,7 +168,8 @@ local function try_instead(planner, search, model, i, option, budget)
   return "faster", ("%s instead of %s; the search did not come to it"):format(rated(rating), rated(best.rating)), rating
 end
 
---- The options that tables of a unit have not, and why: what their constraints leave out, and what is not offered at all.
+--- The options that tables of a unit have not, and why: what their constraints leave out, and what is not offered at
+--- all.
 local function not_offered(planner, collection_of, chosen, present)
   local constraint = require("perilune.plan.constraints").of(planner.constraints, chosen.path, chosen.name)
   local device, out = planner.topology.compute_device, {}
@@ -173,7 +186,8 @@ local function not_offered(planner, collection_of, chosen, present)
   for _, kind in ipairs(util.keys(sharding_types.of)) do
     if not present[kind] and not forbidden[kind] then
       if not offered[kind] then say(kind, ("not offered for %s on a %s"):format(collection.kind, device))
-      elseif constraint.sharding_types then say(kind, "constraint: sharding_types = " .. list_of(constraint.sharding_types))
+      elseif constraint.sharding_types then say(kind, "constraint: sharding_types = "
+        .. list_of(constraint.sharding_types))
       elseif sharding_types.of[kind].asked_for then say(kind, "only where a constraint names it")
       else say(kind, "its constraint compute_kernels leaves it none") end
     elseif present[kind] then
@@ -220,21 +234,24 @@ end
 local function check_planned(search, model)
   local sizes = {}
   for _, c in ipairs(model) do
-    for _, t in ipairs(c.tables) do sizes[constraints_of.fqn(c.path, t.name)] = { t.num_embeddings, t.embedding_dim } end
+    for _, t in ipairs(c.tables) do
+      sizes[constraints_of.fqn(c.path, t.name)] = { t.num_embeddings, t.embedding_dim }
+    end
   end
   for _, o in ipairs(search.best.proposal) do
     local size = sizes[o.fqn]
     if not (size and size[1] == o.rows and size[2] == o.dim) then
-      P.fail(("plan.reasons.of: the planner has planned table '%s' of %d x %d, which the model has not; give the model that it has planned")
+      P.fail(("plan.reasons.of: the planner has planned table '%s' of %d x %d, which the model has not; give the "
+        .. "model that it has planned")
         :format(o.fqn, o.rows, o.dim))
     end
   end
 end
 
---- The reasons of a plan: planner:plan(model) was called before. Returns a list, in the plan's order, of { table = fqn, or those of
---- co-located tables with + between them, tables = list of fqns, chosen = the option, ranks = of its shards (true: all), others = list of
---- { option = "row_wise fused", kind = "time" | "memory" | "relation" | "count" | "other" | "equal" | "faster" | "constraint" |
---- "optimizer", text =, rating = } }.
+--- The reasons of a plan: planner:plan(model) was called before. Returns a list, in the plan's order, of { table = fqn,
+--- or those of co-located tables with + between them, tables = list of fqns, chosen = the option, ranks = of its shards
+--- (true: all), others = list of { option = "row_wise fused", kind = "time" | "memory" | "relation" | "count" | "other"
+--- | "equal" | "faster" | "constraint" | "optimizer", text =, rating = } }.
 --- most: tables that are looked at (default: all).
 function M.of(planner, model, most)
   local search, list, collection_of, budget = planner.last, {}, {}, { left = MOST_PLACEMENTS }
@@ -263,12 +280,12 @@ function M.of(planner, model, most)
   return list
 end
 
--- -- what would fit -----------------------------------------------------------------------------------------------------------------------
+-- -- what would fit ---------------------------------------------------------------------------------------------------
 
 --- Whether the options that take least of each kind of memory are already too large: then no search finds a plan.
 local function hopeless(other, model)
-  local ok, topology = pcall(other.storage_reservation.reserve, other.storage_reservation, other.topology, model, other.batch_size,
-    other.constraints)
+  local ok, topology = pcall(other.storage_reservation.reserve, other.storage_reservation, other.topology, model,
+    other.batch_size, other.constraints)
   if not ok then return true end
   local least = {}
   for _, option in ipairs(other.enumerator:enumerate(model)) do
@@ -285,10 +302,11 @@ local function hopeless(other, model)
   return false
 end
 
---- Whether a planner like this one, with other arguments, finds a plan. Its search is kept short, and all searches of a planner are.
---- same_options: the change leaves the options of tables, and what they cost, as they are.
+--- Whether a planner like this one, with other arguments, finds a plan. Its search is kept short, and all searches of a
+--- planner are. same_options: the change leaves the options of tables, and what they cost, as they are.
 local function fits(planner, model, changes, same_options)
-  if planner.args.enumerator and not same_options then return false end -- which options a user's own would have then is not known
+  -- which options a user's own would have then is not known
+  if planner.args.enumerator and not same_options then return false end
   local args = util.copy(planner.args)
   for key, value in util.ordered(changes) do args[key] = value end
   args.max_placements = math.min(planner.max_placements, MOST_SEARCHED / 10, planner.may_search)
@@ -308,7 +326,8 @@ local function fits(planner, model, changes, same_options)
   return ok and search.best ~= nil
 end
 
---- The least whole number in (low, high] for which f holds; f(high) does. `near`: stop when the two are so near (a factor).
+--- The least whole number in (low, high] for which f holds; f(high) does. `near`: stop when the two are so near (a
+--- factor).
 local function least(low, high, f, near)
   while high - low > 1 and high / low > near do
     local middle = math.floor((low + high) / 2)
@@ -332,7 +351,8 @@ local function does(planner, model, bytes)
   end) }, true)
 end
 
---- The least memory of a kind on every rank that would do, where some does: bytes. beside: of another kind, bytes that are there too.
+--- The least memory of a kind on every rank that would do, where some does: bytes. beside: of another kind, bytes that
+--- are there too.
 local function least_memory(planner, model, tier, beside)
   local function with(x)
     local bytes = util.copy(beside or {})
@@ -356,8 +376,8 @@ local function memory_that_does(planner, model)
   end
   local bytes = own ~= "ddr" and least_memory(planner, model, own, { ddr = MOST_MORE })
   local host = bytes and least_memory(planner, model, "ddr", { [own] = bytes })
-  return host and ("%s (%s) and %s (ddr) on every rank (%s and %s now)"):format(enough_gib(bytes), own, enough_gib(host),
-    gib(t[own .. "_cap"]), gib(t.ddr_cap))
+  return host and ("%s (%s) and %s (ddr) on every rank (%s and %s now)"):format(enough_gib(bytes), own,
+    enough_gib(host), gib(t[own .. "_cap"]), gib(t.ddr_cap))
 end
 
 --- More hosts, and with them ranks.
@@ -402,7 +422,9 @@ local function without_relation(planner, model)
   for i, relation in ipairs(planner.relations) do
     local others = util.copy(planner.relations)
     table.remove(others, i)
-    if fits(planner, model, { relations = others }, true) then found[#found + 1] = ("no relation '%s'"):format(tostring(relation)) end
+    if fits(planner, model, { relations = others }, true) then
+      found[#found + 1] = ("no relation '%s'"):format(tostring(relation))
+    end
     if #found == MOST_RELATIONS then break end
   end
   return found
@@ -422,10 +444,12 @@ local function smaller_margin(planner, model)
   return now - least(0, now, function(n) return with(now - n) end, 1), r.percentage * 100
 end
 
---- Words for the smallest changes with which a plan of the model is found; each was tried. nil: none was found, or the planner's parts are
---- the user's own and know one topology.
+--- Words for the smallest changes with which a plan of the model is found; each was tried. nil: none was found, or the
+--- planner's parts are the user's own and know one topology.
 function M._would_fit(planner, model)
-  if planner.args.enumerator or planner.args.performance_model or planner.topology.world_size > MOST_RANKS then return nil end
+  if planner.args.enumerator or planner.args.performance_model or planner.topology.world_size > MOST_RANKS then
+    return nil
+  end
   planner.may_search = MOST_SEARCHED
   local ways = {}
   ways[1] = memory_that_does(planner, model)
@@ -445,10 +469,11 @@ end)
 signature.kind("planned", "an EmbeddingShardingPlanner that has made a plan (planner:plan)", function(x)
   return signature.is("planner", x) and type(x.last) == "table" and x.last.best ~= nil
 end)
-signature.object("placement_failure", "why a placement failed (plan/partitioners.lua)", { option = "ShardingOption?", run = "run?",
-  bytes = "number?", room = "number?", tier = "string?", count = "number?", ranks = "list?", says = "string?" })
-signature.check("plan.reasons.", M, { _rated = "planner: planned, rating: number", _ratings = "planner: planned", _gib = "bytes: number",
-  _failure = "why: placement_failure, topology: Topology", of = "planner: planned, model: any, most: number?",
-  _would_fit = "planner: planner, model: model" })
+signature.object("placement_failure", "why a placement failed (plan/partitioners.lua)",
+  { option = "ShardingOption?", run = "run?", bytes = "number?", room = "number?", tier = "string?", count = "number?",
+    ranks = "list?", says = "string?" })
+signature.check("plan.reasons.", M, { _rated = "planner: planned, rating: number", _ratings = "planner: planned",
+  _gib = "bytes: number", _failure = "why: placement_failure, topology: Topology",
+  of = "planner: planned, model: any, most: number?", _would_fit = "planner: planner, model: model" })
 
 return M

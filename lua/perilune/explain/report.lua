@@ -47,11 +47,15 @@ function M.lines(planner)
   local best, tier = search.best, topology:own_tier()
   local tables = { { "table", "rows x columns", "sharding", "kernel", "ranks", tier .. " a shard", "ms a shard" } }
   for i, o in ipairs(best.proposal) do
-    tables[#tables + 1] = { o.fqn, ("%d x %d"):format(o.rows, o.dim), o.sharding_type, o.compute_kernel, M._ranks_text(best.placement[i]),
-      reasons._gib(o.max_storage[tier]), ("%.4g"):format(o.max_perf) }
+    tables[#tables + 1] = { o.fqn, ("%d x %d"):format(o.rows, o.dim), o.sharding_type, o.compute_kernel,
+      M._ranks_text(best.placement[i]), reasons._gib(o.max_storage[tier]), ("%.4g"):format(o.max_perf) }
   end
-  local bytes = partitioners.by_rank(best.proposal, best.placement, topology.world_size, function(run) return run.storage[tier] end)
-  local times = partitioners.by_rank(best.proposal, best.placement, topology.world_size, function(run) return run.perf.total end)
+  local bytes = partitioners.by_rank(best.proposal, best.placement, topology.world_size, function(run)
+    return run.storage[tier]
+  end)
+  local times = partitioners.by_rank(best.proposal, best.placement, topology.world_size, function(run)
+    return run.perf.total
+  end)
   local ranks, order = { { "rank", tier, "of", "ms of shards" } }, {}
   for r = 1, topology.world_size do order[r] = r end
   table.sort(order, function(a, b)
@@ -68,12 +72,15 @@ function M.lines(planner)
   local words = util.map(reasons._ratings(planner), function(r) return r[1] .. " " .. r[2] end)
   local lines = { ("%s on %s: %s (%s tried, %d fit%s)"):format(util.number_of(#best.proposal, "table"),
     (tostring(topology):gsub("^Topology: ", "")), table.concat(words, ", "),
-    util.number_of(search.num_proposals, "proposal"), search.num_plans, search.stopped and "; the search stopped at its limit" or "") }
+    util.number_of(search.num_proposals, "proposal"), search.num_plans, search.stopped
+      and "; the search stopped at its limit" or "") }
   for _, t in ipairs(search.left_out) do
-    lines[#lines + 1] = ("  table '%s' is left out: its constraint device_group is %s, this is a plan for a %s"):format(t.fqn,
-      t.device_group, topology.compute_device)
+    lines[#lines + 1] = ("  table '%s' is left out: its constraint device_group is %s, this is a plan for a %s"):format(
+      t.fqn, t.device_group, topology.compute_device)
   end
-  for _, line in ipairs(M._columns(tables, { false, true, false, false, false, true, true })) do lines[#lines + 1] = line end
+  for _, line in ipairs(M._columns(tables, { false, true, false, false, false, true, true })) do
+    lines[#lines + 1] = line
+  end
   lines[#lines + 1] = #order > MOST_RANKS and ("the %d slowest of %d ranks"):format(MOST_RANKS, #order) or nil
   for _, line in ipairs(M._columns(ranks, { true, true, true, true })) do lines[#lines + 1] = line end
   return lines
@@ -84,7 +91,8 @@ function M._reasons(planner, model)
   local search, shards = planner.last, 0
   for _, option in ipairs(search.best.proposal) do shards = shards + option.num_shards end
   local tables = #search.best.proposal
-  return reasons.of(planner, model, math.max(1, math.min(tables, math.floor(MOST_PLACEMENTS / (shards * #search.space / tables)))))
+  return reasons.of(planner, model,
+    math.max(1, math.min(tables, math.floor(MOST_PLACEMENTS / (shards * #search.space / tables)))))
 end
 
 --- Lines that say why each table has not another option. list: reasons; tables: of the plan.
@@ -115,8 +123,8 @@ local function kept_hosts(ranks)
   return found
 end
 
---- The topology of `perilune plan` without a name: what `perilune calibrate` has kept of so many ranks, on one host or on several; and a
---- line that says which it is.
+--- The topology of `perilune plan` without a name: what `perilune calibrate` has kept of so many ranks, on one host or
+--- on several; and a line that says which it is.
 local function usual(ranks)
   local hosts, of_ranks = kept_hosts(ranks), util.number_of(ranks, "rank")
   if #hosts == 0 then
@@ -128,11 +136,12 @@ local function usual(ranks)
   for i = 2, #hosts do
     others[#others + 1] = ("%d a host: --topology %s"):format(hosts[i], topologies.Topology.kept_path(ranks, hosts[i]))
   end
-  return topologies.Topology.kept(ranks, hosts[1]), #others > 0 and ("%s (kept too: %s)"):format(line, table.concat(others, "; ")) or line
+  return topologies.Topology.kept(ranks, hosts[1]), #others > 0
+    and ("%s (kept too: %s)"):format(line, table.concat(others, "; ")) or line
 end
 
---- The topology of `perilune plan`: a machine's name, or a file; ranks go over what it says. Without a name: what is kept of this machine,
---- or machines; then also a line that says which that is.
+--- The topology of `perilune plan`: a machine's name, or a file; ranks go over what it says. Without a name: what is
+--- kept of this machine, or machines; then also a line that says which that is.
 function M._topology(name, ranks)
   local over = { world_size = ranks }
   if not name then return usual(ranks or 1) end
@@ -146,13 +155,15 @@ function M._topology(name, ranks)
   return topologies.Topology.load(name, over)
 end
 
-signature.kind("ranks_of_shards", "a list of ranks, or true", function(x) return x == true or signature.is("numbers", x) end)
+signature.kind("ranks_of_shards", "a list of ranks, or true", function(x)
+  return x == true or signature.is("numbers", x)
+end)
 signature.list_of("cells", "a list of lists of texts", "strings")
 signature.object("chosen_option", "an option", { sharding_type = "string", compute_kernel = "string" })
 signature.object("other_option", "an option that lost", { option = "string", kind = "string", text = "string" })
 signature.list_of("other_options", "a list of options that lost", "other_option")
-signature.object("reason", "why a table has its option", { table = "string", tables = "strings", chosen = "chosen_option",
-  others = "other_options" })
+signature.object("reason", "why a table has its option",
+  { table = "string", tables = "strings", chosen = "chosen_option", others = "other_options" })
 signature.list_of("reasons", "a list of what plan.reasons.of says", "reason")
 signature.check("plan.report.", M, { _columns = "rows: cells, right: table", _ranks_text = "ranks: ranks_of_shards",
   lines = "planner: planned", _reasons = "planner: planned, model: model",

@@ -1,8 +1,10 @@
--- export/budget.lua: dtypes of tables so that a model file is no larger than it may be, and its answers lose as little as can be.
+-- export/budget.lua: dtypes of tables so that a model file is no larger than it may be, and its answers lose as little
+-- as can be.
 --
--- For each table, and each dtype that is smaller than its own, a small file is written in which that table alone is rounded, with just the
--- rows that some held-out samples use; the mean square by which its answers differ is what that dtype loses. Then, from what the tables
--- are, the step that loses least for each byte that it saves is taken, again and again, until the file is small enough.
+-- For each table, and each dtype that is smaller than its own, a small file is written in which that table alone is
+-- rounded, with just the rows that some held-out samples use; the mean square by which its answers differ is what that
+-- dtype loses. Then, from what the tables are, the step that loses least for each byte that it saves is taken, again
+-- and again, until the file is small enough.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -23,13 +25,16 @@ local units = { [""] = 1, K = 2 ^ 10, M = 2 ^ 20, G = 2 ^ 30, T = 2 ^ 40 }
 function M.bytes(func, size)
   local number, unit = tostring(size):match "^([%d.]+)([KMGT]?)i?B?$"
   local n = tonumber(number) and math.floor(tonumber(number) * units[unit])
-  if not n or n < 1 then P.fail(("%s: size '%s', wanted bytes, such as 2G, 512M or 1000000"):format(func, tostring(size))) end
+  if not n or n < 1 then
+    P.fail(("%s: size '%s', wanted bytes, such as 2G, 512M or 1000000"):format(func, tostring(size)))
+  end
   return n
 end
 
--- -- small files --------------------------------------------------------------------------------------------------------------------------
+-- -- small files ------------------------------------------------------------------------------------------------------
 
---- Which tables share ids: feature -> its group; table's number -> its group. A group is { features and tables that are joined by bags }.
+--- Which tables share ids: feature -> its group; table's number -> its group. A group is { features and tables that are
+--- joined by bags }.
 local function groups_of(operations)
   local of_table, of_feature = {}, {}
   local function join(a, b)
@@ -111,7 +116,8 @@ local function gathered(weight, ids)
     local past = from + 1
     while past <= #ids and ids[past] == ids[past - 1] + 1 do past = past + 1 end
     local row, n = ids[from], past - from
-    parts[#parts + 1] = (Tensor.is(weight) and weight:slice(1, row, row + n) or weight(row, n)):detach():to("f32", "cpu"):contiguous()
+    parts[#parts + 1] = (Tensor.is(weight) and weight:slice(1, row, row + n) or weight(row, n)):detach():to("f32",
+      "cpu"):contiguous()
     from = past
   end
   return P.no_grad(F.cat, parts, 1)
@@ -152,13 +158,14 @@ end
 local function answers_of(p, tables, inputs, batches)
   local writer = file.Writer(p.path, 0, p.dense, p.names)
   local ok, result, others = pcall(function()
-    local model = opened.open(file.write { writer = writer, operations = p.operations, values = p.values, inputs = inputs,
-      outputs = p.outputs, tables = tables, maps = p.maps, lists = p.lists, name = "", step = 0 })
+    local model = opened.open(file.write { writer = writer, operations = p.operations, values = p.values,
+      inputs = inputs, outputs = p.outputs, tables = tables, maps = p.maps, lists = p.lists, name = "", step = 0 })
     local list = {}
     for _, batch in ipairs(batches) do
       for name, t in util.ordered(model:predict(batch)) do
         list[name] = list[name] or {}
-        for _, x in ipairs(t:dtype() == "f32" and t:reshape(-1):to_list() or {}) do table.insert(list[name], x) end -- no lengths of lists
+        -- no lengths of lists
+        for _, x in ipairs(t:dtype() == "f32" and t:reshape(-1):to_list() or {}) do table.insert(list[name], x) end
       end
     end
     local d = model:describe()
@@ -205,7 +212,7 @@ local function options_of(p, batches)
   end), others
 end
 
--- -- choosing -----------------------------------------------------------------------------------------------------------------------------
+-- -- choosing ---------------------------------------------------------------------------------------------------------
 
 --- The step that loses least for each byte that it saves: table's number and dtype; nil: there is none.
 local function best_step(options, now)
@@ -220,8 +227,8 @@ local function best_step(options, now)
   return which, to
 end
 
---- Choose the dtypes of p.tables so that the file has at most p.size bytes. p: what file.write takes, and batches =, names =, dense =,
---- path = (of small files, which are not published). Returns what was chosen, in words.
+--- Choose the dtypes of p.tables so that the file has at most p.size bytes. p: what file.write takes, and batches =,
+--- names =, dense =, path = (of small files, which are not published). Returns what was chosen, in words.
 function M.choose(func, p)
   local options, others = options_of(p, p.batches)
   local most = p.size - others - 128 * #p.tables - 1024 -- alignment, and a header that is longer

@@ -1,4 +1,5 @@
--- export/collections.lua: the modules of tables that a model has, and what a model file needs of them: inputs, tables, maps of raw ids.
+-- export/collections.lua: the modules of tables that a model has, and what a model file needs of them: inputs, tables,
+-- maps of raw ids.
 --
 --   local used = collections.of("export", model)                  -- what the recording watches (record.lua)
 --   local inputs, tables, maps, lists = collections.inputs("export", arguments, operations, values, state_dict)
@@ -12,12 +13,12 @@ local lists = require "perilune.export.lists"
 
 local M = {}
 
--- -- which there are ----------------------------------------------------------------------------------------------------------------------
+-- -- which there are --------------------------------------------------------------------------------------------------
 
 local function joined(path, name) return path == "" and name or path .. "." .. name end
 
---- The collection that has the tables of a module that stands before one, its path, and how its parameters are called; of a collection by
---- itself, that.
+--- The collection that has the tables of a module that stands before one, its path, and how its parameters are called;
+--- of a collection by itself, that.
 local function tables_of(m, path)
   local prefix = m.parameter_prefix or "embedding_bags"
   if rawget(m, "_embedding_module") then
@@ -36,8 +37,8 @@ local function positions_of(func, m, path, feature)
   if p.max_feature_lengths then return rawget(p, "position_weights." .. feature) end
   local one = rawget(p, feature)
   if p.class_name ~= "FeatureProcessorDictWrapper" or one and one.class_name ~= "PositionWeightedModule" then
-    P.fail(("%s: module '%s': the processor %s has no form for inference, allowed: those that weigh places"):format(func, path,
-      (one or p).class_name))
+    P.fail(("%s: module '%s': the processor %s has no form for inference, allowed: those that weigh places"):format(
+      func, path, (one or p).class_name))
   end
   return one and one.position_weight
 end
@@ -48,8 +49,8 @@ local function map_of(func, m, path, name)
   if not mcc then return nil end
   local module = mcc:_module_of(name)
   if module.input_hash_func then
-    P.fail(("%s: module '%s': table '%s' has an input_hash_func, a function of Lua, of which a model file knows nothing; allowed: none, "
-      .. "with ids that are hashed before they are asked about"):format(func, path, name))
+    P.fail(("%s: module '%s': table '%s' has an input_hash_func, a function of Lua, of which a model file knows "
+      .. "nothing; allowed: none, with ids that are hashed before they are asked about"):format(func, path, name))
   end
   local states = joined(path, "_managed_collision_collection._managed_collision_modules." .. name)
   return { key = states, module = module, states = states }
@@ -69,19 +70,20 @@ local function outputs_of(func, m, path, configs, pooled)
       if name ~= feature and name ~= feature .. "@" .. config.name then
         P.fail(("%s: module '%s' orders its outputs in a way that is not known"):format(func, path))
       end
-      outputs[#outputs + 1] = { name = name, feature = feature, table = config.name, pooling = pooled and config.pooling:lower(),
-        columns = config.embedding_dim, rows = config.num_embeddings, weighted = weighted and not rawget(m, "_feature_processors"),
-        module = inner, positions = positions_of(func, m, path, feature), data_type = config.data_type,
-        bytes = config.data_type:find "INT" ~= nil or config.data_type == "FP8",
-        key = joined(inner_path, ("%s.%s.weight"):format(prefix, config.name)), map = map_of(func, m, path, config.name) }
+      outputs[#outputs + 1] = { name = name, feature = feature, table = config.name, pooling = pooled
+        and config.pooling:lower(), columns = config.embedding_dim, rows = config.num_embeddings, weighted = weighted
+        and not rawget(m, "_feature_processors"), module = inner, positions = positions_of(func, m, path, feature),
+        data_type = config.data_type, bytes = config.data_type:find "INT" ~= nil or config.data_type == "FP8",
+        key = joined(inner_path, ("%s.%s.weight"):format(prefix, config.name)),
+        map = map_of(func, m, path, config.name) }
     end
   end
   return outputs
 end
 
---- The collections of a model, by the order of their columns: { module =, path =, rows = not pooled, outputs = list of { name =,
---- feature =, table =, pooling =, columns =, rows =, weighted =, module = that has the table, data_type =, bytes = rows are bytes, key = of
---- the table in the state, map = } }. What is inside of one is left out.
+--- The collections of a model, by the order of their columns: { module =, path =, rows = not pooled, outputs = list of
+--- { name =, feature =, table =, pooling =, columns =, rows =, weighted =, module = that has the table, data_type =,
+--- bytes = rows are bytes, key = of the table in the state, map = } }. What is inside of one is left out.
 function M.of(func, model)
   local list, within = {}, nil
   for _, entry in ipairs(model:named_modules()) do
@@ -93,31 +95,38 @@ function M.of(func, model)
       if rawget(m, "_feature_processors") and not rawget(m, "_embedding_bag_collection") then
         P.fail(("%s: module '%s' is a %s, which has no form for inference over ranks"):format(func, path, m.class_name))
       end
-      list[#list + 1] = { module = m, path = path, outputs = outputs_of(func, m, path, embedding:embedding_bag_configs(), true) }
+      list[#list + 1] = { module = m, path = path,
+        outputs = outputs_of(func, m, path, embedding:embedding_bag_configs(), true) }
       within = path
-    elseif not inside and type(rows) == "function" and type(m.forward) == "function" and not rawget(m, "_managed_collision_modules") then
-      list[#list + 1] = { module = m, path = path, outputs = outputs_of(func, m, path, embedding:embedding_configs(), false), rows = true }
+    elseif not inside and type(rows) == "function" and type(m.forward) == "function"
+      and not rawget(m, "_managed_collision_modules") then
+      list[#list + 1] = { module = m, path = path, outputs = outputs_of(func, m, path, embedding:embedding_configs(),
+        false), rows = true }
       within = path
     end
   end
   return list
 end
 
--- -- what the file has of them ------------------------------------------------------------------------------------------------------------
+-- -- what the file has of them ----------------------------------------------------------------------------------------
 
 --- What a model file calls the data types of tables.
 local data_types = {}
-for name, held_as in util.ordered(embed_config.table_types) do data_types[name] = embed_config.data_types[name] or held_as:lower() end
+for name, held_as in util.ordered(embed_config.table_types) do
+  data_types[name] = embed_config.data_types[name] or held_as:lower()
+end
 
---- How the rows of an output's table are read (file.lua) for a file that has them as `dtype`: as numbers, or as bytes that are those of
---- the file already.
+--- How the rows of an output's table are read (file.lua) for a file that has them as `dtype`: as numbers, or as bytes
+--- that are those of the file already.
 local function weight_of(func, out, state, dtype)
   local m = out.module
   if m.pruned then P.fail(("%s: table '%s' is pruned, which has no form for inference"):format(func, out.table)) end
   if m.table_state and out.bytes and data_types[out.data_type] == dtype then
     return function(row, n) return m:table_state(out.table):slice(1, row, row + n) end
   end
-  if type(m.table_rows) == "function" then return function(row, n) return m:table_rows(out.table, "weight", row, n) end end
+  if type(m.table_rows) == "function" then
+    return function(row, n) return m:table_rows(out.table, "weight", row, n) end
+  end
   return state()[out.key] or P.fail(("%s: the model's state has no '%s'"):format(func, out.key))
 end
 
@@ -131,7 +140,8 @@ local function whole_state(state, name)
   return (Tensor.is(t) and t or t:gather()):to("i64", "cpu"):reshape(-1):contiguous()
 end
 
---- A map as file.lua writes it: { ids = tensor by row, free =, source =, segments =, spread =, block =, unknown =, aside = }.
+--- A map as file.lua writes it: { ids = tensor by row, free =, source =, segments =, spread =, block =, unknown =,
+--- aside = }.
 local function read_map(map, state)
   local module, mch = map.module, true
   local source = map.states .. "._mch_sorted_raw_ids"
@@ -174,7 +184,8 @@ local function number_of(list, key, make)
   return list[key]
 end
 
---- Refuse dtypes for tables that the file does not have, such as a misspelt one: the table that was meant would stay as it is.
+--- Refuse dtypes for tables that the file does not have, such as a misspelt one: the table that was meant would stay as
+--- it is.
 local function check_names(func, wanted, tables)
   if type(wanted) ~= "table" then return end
   local names = {}
@@ -231,13 +242,14 @@ end
 --- The number of an input of whole numbers.
 function Inputs:whole(name) return self:number(name, name, file.object({ "name", name }, { "kind", "whole" })) end
 
---- The inputs, the tables, the maps and the lists of the file: fills in the numbers that operations and values have for them.
+--- The inputs, the tables, the maps and the lists of the file: fills in the numbers that operations and values have for
+--- them.
 function M.inputs(func, a, kept, values, state)
   local inputs, tables, maps, rows, raw = Inputs(func, a.optional), {}, {}, {}, {}
   for _, v in util.ordered(values) do
     if v.dense then
-      v.input = inputs:number(v.dense, v.dense, file.object({ "name", v.dense }, { "kind", "dense" }, { "columns", v.columns },
-        { "finite", a.finite }))
+      v.input = inputs:number(v.dense, v.dense, file.object({ "name", v.dense }, { "kind", "dense" },
+        { "columns", v.columns }, { "finite", a.finite }))
     end
   end
   for _, o in ipairs(kept) do
@@ -256,14 +268,14 @@ function M.inputs(func, a, kept, values, state)
     raw[b.feature], length[b.feature] = out.map ~= nil, b.length or length[b.feature]
     b.index = number_of(tables, out.key, function()
       local dtype, rounded = dtype_of(func, out, a.tables)
-      return { name = out.table, weight = weight_of(func, out, state, dtype), rows = out.rows, columns = out.columns, dtype = dtype,
-        source = out.key, rounded = rounded }
+      return { name = out.table, weight = weight_of(func, out, state, dtype), rows = out.rows, columns = out.columns,
+        dtype = dtype, source = out.key, rounded = rounded }
     end)
     b.map = out.map and number_of(maps, out.map.key, function() return read_map(out.map, state) end)
   end
   for _, b in ipairs(bags) do
-    b.input = inputs:number(b.feature, b.kjt, file.object({ "name", b.feature }, { "kind", "ids" }, { "rows", rows[b.feature] },
-      { "unknown", a.unknown }, { "weighted", b.out.weighted }, { "finite", a.finite },
+    b.input = inputs:number(b.feature, b.kjt, file.object({ "name", b.feature }, { "kind", "ids" },
+      { "rows", rows[b.feature] }, { "unknown", a.unknown }, { "weighted", b.out.weighted }, { "finite", a.finite },
       length[b.feature] and { "length", length[b.feature] } or nil))
   end
   local of_values, first_of = lists.numbered(values, function(name) return (inputs.by_name[name] or {}).index end,

@@ -10,7 +10,9 @@ local M = {}
 
 --- call() with products whose sums have one order, as those of model files.
 local function ordered(call, ...)
-  if not util.is_callable(call) then P.fail(("export.ordered: call is %s, wanted a function"):format(errors.kind(call))) end
+  if not util.is_callable(call) then
+    P.fail(("export.ordered: call is %s, wanted a function"):format(errors.kind(call)))
+  end
   local before = C.peri_ordered_products(true)
   local results = { pcall(call, ...) }
   C.peri_ordered_products(before)
@@ -19,7 +21,8 @@ local function ordered(call, ...)
 end
 M.ordered = ordered
 
---- The largest difference of two arrays of n numbers, how many differ in a bit, and whether only one has a NaN somewhere.
+--- The largest difference of two arrays of n numbers, how many differ in a bit, and whether only one has a NaN
+--- somewhere.
 local function differences(a, b, n)
   local x, y, most, differ = ffi.cast("uint32_t *", a), ffi.cast("uint32_t *", b), 0, 0
   for i = 0, n - 1 do
@@ -48,19 +51,20 @@ function Report:init()
   self.chosen = false -- dtypes of tables, in words, where the exporter chose them
 end
 function Report:__tostring()
-  local lines = { ("%d of %d numbers for %d samples differ, by up to %.3g"):format(self.differ, self.numbers, self.samples,
-    self.difference) }
+  local lines = { ("%d of %d numbers for %d samples differ, by up to %.3g"):format(self.differ, self.numbers,
+    self.samples, self.difference) }
   if self.model and self.file then
-    lines[2] = ("AUC %.6f, NE %.6f of the model; AUC %.6f, NE %.6f of the file"):format(self.model.auc, self.model.ne, self.file.auc,
-      self.file.ne)
+    lines[2] = ("AUC %.6f, NE %.6f of the model; AUC %.6f, NE %.6f of the file"):format(self.model.auc, self.model.ne,
+      self.file.auc, self.file.ne)
   end
   if self.chosen then table.insert(lines, 1, self.chosen) end
   return table.concat(lines, "\n")
 end
 
---- Compare on a list of batches. answers(batch): the model's table of tensors by name; file: an opened model file. Returns a report:
---- samples, difference (the largest), differ (numbers that differ), numbers (all), model and file: { auc =, ne = }, of the first output
---- where it is one number a sample and batches have labels, else false; as logits, or as probabilities where `probabilities`.
+--- Compare on a list of batches. answers(batch): the model's table of tensors by name; file: an opened model file.
+--- Returns a report: samples, difference (the largest), differ (numbers that differ), numbers (all), model and file: {
+--- auc =, ne = }, of the first output where it is one number a sample and batches have labels, else false; as logits,
+--- or as probabilities where `probabilities`.
 function M.run(answers, file, batches, probabilities)
   local report = Report()
   local predictions, labels = { {}, {} }, {}
@@ -72,10 +76,12 @@ function M.run(answers, file, batches, probabilities)
         local a, n = own[o.name]:to("f32", "cpu"):contiguous():read()
         local b = theirs[o.name]:read()
         if theirs[o.name]:numel() ~= n then
-          P.fail(("export: output '%s': %d numbers of the file, %d of the model"):format(o.name, theirs[o.name]:numel(), n))
+          P.fail(("export: output '%s': %d numbers of the file, %d of the model"):format(o.name, theirs[o.name]:numel(),
+            n))
         end
         local most, differ = differences(a, b, n)
-        report.difference, report.differ, report.numbers = math.max(report.difference, most), report.differ + differ, report.numbers + n
+        report.difference, report.differ, report.numbers = math.max(report.difference, most), report.differ + differ,
+          report.numbers + n
         if i == 1 then report.samples = report.samples + n / o.columns end
         if i == 1 and o.columns == 1 and batch.labels then
           local y = batch.labels:to("f32", "cpu"):to_list()

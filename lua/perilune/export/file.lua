@@ -10,13 +10,14 @@ local C, check = P.C, P.check
 
 local M = {}
 
--- -- JSON ---------------------------------------------------------------------------------------------------------------------------------
+-- -- JSON -------------------------------------------------------------------------------------------------------------
 
 local function quoted(text)
   return '"' .. text:gsub('[%c"\\\127]', function(c) return ("\\u%04x"):format(c:byte()) end) .. '"'
 end
 
---- A value as JSON: texts, whole numbers, true and false as 1 and 0, lists, and { { key, value }, ... } with ordered = true.
+--- A value as JSON: texts, whole numbers, true and false as 1 and 0, lists, and { { key, value }, ... } with ordered =
+--- true.
 local function json(x)
   if type(x) == "string" then return quoted(x) end
   if type(x) == "boolean" then return x and "1" or "0" end
@@ -40,12 +41,14 @@ local function bits_of(digits)
 end
 local function hex_of(u64) return bit.tohex(tonumber(u64 / 2 ^ 32)) .. bit.tohex(tonumber(u64 % 2 ^ 32)) end
 
--- -- rows of tables -----------------------------------------------------------------------------------------------------------------------
+-- -- rows of tables ---------------------------------------------------------------------------------------------------
 
 --- Formats of rows of bytes by the names that files have for them, and all dtypes of tables.
 local row_formats = {}
 M.table_dtypes = { f32 = true, f16 = true, bf16 = true }
-for name, format in util.ordered(config.row_formats) do row_formats[name:lower()], M.table_dtypes[name:lower()] = format, true end
+for name, format in util.ordered(config.row_formats) do
+  row_formats[name:lower()], M.table_dtypes[name:lower()] = format, true
+end
 
 local out = ffi.new "peri_tensor *[1]"
 
@@ -70,8 +73,8 @@ end
 
 local BLOCK_BYTES = 16 * 2 ^ 20
 
---- Call f(tensor) with blocks of a table's rows, in their order. weight: a function(row, n) -> tensor, a tensor, or a ShardedTensor,
---- which is collective, and then f is called on all ranks.
+--- Call f(tensor) with blocks of a table's rows, in their order. weight: a function(row, n) -> tensor, a tensor, or a
+--- ShardedTensor, which is collective, and then f is called on all ranks.
 local function by_rows(weight, rows, columns, f)
   local whole = ShardedTensor.is(weight) and weight:gather() or Tensor.is(weight) and weight or nil
   local step = math.max(1, math.floor(BLOCK_BYTES / (4 * columns)))
@@ -84,21 +87,23 @@ local function by_rows(weight, rows, columns, f)
   end
 end
 
--- -- writing ------------------------------------------------------------------------------------------------------------------------------
+-- -- writing ----------------------------------------------------------------------------------------------------------
 
 local Writer = util.class "ExportWriter"
 local Handle = P.handle("peri_model_writer", {}, {}, "the writer of a model file")
-local writer_out, number, place = ffi.new "peri_model_writer *[1]", ffi.new "int32_t[1]", ffi.new "peri_model_writer_place"
+local writer_out, number, place = ffi.new "peri_model_writer *[1]", ffi.new "int32_t[1]",
+  ffi.new "peri_model_writer_place"
 
 local data_out = ffi.new "void *[1]"
---- What a tensor and views of all its elements in their order have in common; nil: a tensor that has its elements in another order.
+--- What a tensor and views of all its elements in their order have in common; nil: a tensor that has its elements in
+--- another order.
 function M.place(t)
   if not t:is_contiguous() or C.peri_tensor_data(t.ptr, data_out) < 0 then return nil end
   return ("%s %d"):format(tostring(data_out[0]), t:numel())
 end
 
---- rank: only rank 0 writes; the others take part in what is collective. dense: dtype of matrices. names: of the model's parameters and
---- buffers, by the addresses of what their handles point to.
+--- rank: only rank 0 writes; the others take part in what is collective. dense: dtype of matrices. names: of the
+--- model's parameters and buffers, by the addresses of what their handles point to.
 function Writer:init(path, rank, dense, names)
   self.rank, self.sections, self.panels, self.dense, self.names, self.sources = rank, 0, {}, dense, names, {}
   if rank ~= 0 then return end
@@ -106,7 +111,8 @@ function Writer:init(path, rank, dense, names)
   self.handle = Handle(writer_out[0])
 end
 
---- Begin a section. source: the name of the tensor that it is made of, where it is one of the model's state; turned: of its transpose.
+--- Begin a section. source: the name of the tensor that it is made of, where it is one of the model's state; turned: of
+--- its transpose.
 function Writer:begin(source, turned)
   self.sections = self.sections + 1
   self.sources[self.sections] = source and { { "source", source }, turned and { "turned", 1 } or nil } or {}
@@ -145,7 +151,8 @@ function Writer:matrix(p)
   local shape, section = t:shape(), self:begin(self.names[p.at], p.transposed)
   if self.handle then
     local buffer = t:read()
-    check(C.peri_model_writer_matrix(self.handle.ptr, buffer, shape[1], shape[2], P.dtype(self.dense == "int8" and "i8" or self.dense)))
+    check(C.peri_model_writer_matrix(self.handle.ptr, buffer, shape[1], shape[2],
+      P.dtype(self.dense == "int8" and "i8" or self.dense)))
   end
   self.panels[key] = section
   return section
@@ -165,8 +172,8 @@ function Writer:map(map)
   self:put(map.ids)
   local index = self:begin()
   if self.handle then check(C.peri_model_writer_index(self.handle.ptr, (map.ids:read()), n, bits_of(map.free))) end
-  return object({ "ids", ids }, { "index", index }, { "free", map.free }, { "segments", map.segments }, { "spread", map.spread },
-    { "block", map.block }, { "unknown", map.unknown }, { "aside", map.aside })
+  return object({ "ids", ids }, { "index", index }, { "free", map.free }, { "segments", map.segments },
+    { "spread", map.spread }, { "block", map.block }, { "unknown", map.unknown }, { "aside", map.aside })
 end
 
 --- Sections as JSON.
@@ -174,7 +181,8 @@ function Writer:places()
   local list = {}
   for i = 1, self.sections do
     check(C.peri_model_writer_section(self.handle.ptr, i - 1, place))
-    list[i] = object({ "offset", tonumber(place.offset) }, { "bytes", tonumber(place.bytes) }, { "checksum", hex_of(place.checksum) })
+    list[i] = object({ "offset", tonumber(place.offset) }, { "bytes", tonumber(place.bytes) },
+      { "checksum", hex_of(place.checksum) })
     for _, field in ipairs(self.sources[i]) do table.insert(list[i], field) end
   end
   return list
@@ -195,7 +203,7 @@ function Writer:release()
   if self.handle then self.handle:release() end
 end
 
--- -- the header ---------------------------------------------------------------------------------------------------------------------------
+-- -- the header -------------------------------------------------------------------------------------------------------
 
 local function operation_json(o, index, weight, dense, bags)
   local fields = object({ "op", o.op })
@@ -215,9 +223,9 @@ local function operation_json(o, index, weight, dense, bags)
   return fields
 end
 
---- Write everything but the name. p: { writer =, operations =, values = (of the lowering, those that are used), inputs =, outputs =,
---- tables = { { name =, weight =, rows =, columns =, dtype =, source = } }, maps =, lists = (of collections.lua), name =, step = }.
---- Returns the path of the finished file, on rank 0.
+--- Write everything but the name. p: { writer =, operations =, values = (of the lowering, those that are used), inputs
+--- =, outputs =, tables = { { name =, weight =, rows =, columns =, dtype =, source = } }, maps =, lists = (of
+--- collections.lua), name =, step = }. Returns the path of the finished file, on rank 0.
 function M.write(p)
   local w, renumbered, values = p.writer, {}, {}
   local function index(old) return renumbered[old] end

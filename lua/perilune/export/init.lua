@@ -24,23 +24,27 @@ local M = { open = opened.open, follow = opened.follow, ordered = compare.ordere
 
 local arguments = {
   batches = util.required,            -- held-out batches, a list or a loader; of at least SAMPLES[2] samples the first
-  call = util.optional,               -- function(model, batch) -> a tensor, or tensors by name; default: logits(batch), else model(batch)
+  call = util.optional,               -- function(model, batch) -> a tensor, or tensors by name; default: logits(batch),
+                                      -- else model(batch)
   tables = "as they are",             -- dtype of all tables in the file, or { name = dtype, default = dtype }
   dense = "f32",                      -- dtype of the matrices of linear layers in the file: "f32", "bf16" or "int8"
-  size = util.optional,               -- the file has at most so many bytes: dtypes of tables are chosen for it; 2e9, "2G"
+  size = util.optional,               -- the file has at most so many bytes: dtypes of tables are chosen for it; 2e9,
+                                      -- "2G"
   unknown = "refuse",                 -- ids without a row: "refuse" or "skip"
   optional = util.optional.list,      -- names of inputs that may be missing: an empty list, or zeros
   finite = true,                      -- NaN and infinities of dense inputs are refused
   name = "",                          -- of the model
   step = util.optional.number,        -- of its training
-  allowed_ne = 0.001,                 -- how much larger the file's NE may be, as a part of the model's, where tables are rounded
-  allowed_difference = util.optional.number, -- the largest difference of an answer that is allowed; default where nothing is rounded: 0
+  allowed_ne = 0.001,                 -- how much larger the file's NE may be, as a part of the model's, where tables
+                                      -- are rounded
+  allowed_difference = util.optional.number, -- the largest difference of an answer that is allowed; default where
+                                             -- nothing is rounded: 0
   probabilities = false,              -- the first output is a probability, not a logit
 }
 
 local SAMPLES = { 5, 11 } -- of the two batches that are recorded
 
--- -- batches ------------------------------------------------------------------------------------------------------------------------------
+-- -- batches ----------------------------------------------------------------------------------------------------------
 
 --- How many ids the first n samples of each key of a KeyedJaggedTensor have, and how many the key has in all.
 local function counts_of(kjt, n)
@@ -48,7 +52,8 @@ local function counts_of(kjt, n)
   local stride, offsets, list = kjt:stride(), kjt:offsets():to("i64"):to_list(), {}
   for k, key in ipairs(kjt:keys()) do
     local from = tonumber(offsets[(k - 1) * stride + 1])
-    list[k] = { key = key, first = tonumber(offsets[(k - 1) * stride + n + 1]) - from, all = tonumber(offsets[k * stride + 1]) - from }
+    list[k] = { key = key, first = tonumber(offsets[(k - 1) * stride + n + 1]) - from,
+      all = tonumber(offsets[k * stride + 1]) - from }
   end
   return list
 end
@@ -76,7 +81,8 @@ local COUNTS = { rows = true, global_rows = true }
 
 local samples_of
 
---- The first n samples of a batch. A tensor that is as long as the ids of a key are many, and not as samples are, has a row for each id.
+--- The first n samples of a batch. A tensor that is as long as the ids of a key are many, and not as samples are, has a
+--- row for each id.
 local function take(batch, n)
   local out, counts, samples = {}, {}, samples_of("export", batch)
   for _, value in util.ordered(batch) do
@@ -96,7 +102,9 @@ local function take(batch, n)
   return out
 end
 
-signature.kind("batches", "a list of batches or a loader", function(x) return type(x) == "table" or util.is_callable(x) end)
+signature.kind("batches", "a list of batches or a loader", function(x)
+  return type(x) == "table" or util.is_callable(x)
+end)
 
 --- Batches as a list: it is one, or gives the next one when it is called, as loaders do.
 local function listed(batches)
@@ -116,7 +124,7 @@ function samples_of(func, batch)
   return n or rows or P.fail(func .. ": a batch without tensors")
 end
 
--- -- what the model is made of ------------------------------------------------------------------------------------------------------------
+-- -- what the model is made of ----------------------------------------------------------------------------------------
 
 --- The module that is in a DistributedModelParallel, whose state has that module's names; else the model itself.
 local function inner_of(model)
@@ -167,7 +175,8 @@ local function lower(first, second, batches)
     local a, b = first.entries[i], second.entries[i]
     l.entry = a or b
     if not a or not b or a.func ~= b.func then
-      l:fail("for %d samples the model does something else than for %d here ('%s')", SAMPLES[1], SAMPLES[2], b and b.func or "nothing")
+      l:fail("for %d samples the model does something else than for %d here ('%s')", SAMPLES[1], SAMPLES[2], b
+        and b.func or "nothing")
     end
     l.other, l.list = b, nil
     local make = operations[a.func]
@@ -178,7 +187,8 @@ local function lower(first, second, batches)
   return l
 end
 
---- Lower an entry. One that fails is an error only if something uses its result: losses, say, go across samples, and nobody asks for them.
+--- Lower an entry. One that fails is an error only if something uses its result: losses, say, go across samples, and
+--- nobody asks for them.
 function Lowering:attempt(make)
   local entry = self.entry
   local ok, why = pcall(make, self)
@@ -211,7 +221,7 @@ local function needed(l, outputs)
   return kept, values
 end
 
--- -- exporting ----------------------------------------------------------------------------------------------------------------------------
+-- -- exporting --------------------------------------------------------------------------------------------------------
 
 local function allowed(func, a, report, tables)
   local rounded = a.dense ~= "f32"
@@ -219,7 +229,8 @@ local function allowed(func, a, report, tables)
   local most = a.allowed_difference or (not rounded and 0) or nil
   local equal = not most or report.difference <= most
   if not equal then
-    P.fail(("%s: the file would answer otherwise than the model, by up to %.3g, allowed_difference: %.3g. Nothing was written\n%s")
+    P.fail(("%s: the file would answer otherwise than the model, by up to %.3g, allowed_difference: %.3g. Nothing was "
+      .. "written\n%s")
       :format(func, report.difference, most, tostring(report)))
   end
   local good = not report.model or not report.file or report.file.ne <= report.model.ne * (1 + a.allowed_ne)
@@ -249,7 +260,8 @@ local function recorded(model, call, a, used)
   return kept, values, outputs, traces
 end
 
---- The names of a model's parameters and buffers, by the addresses of what their handles point to, and by their place (file.place).
+--- The names of a model's parameters and buffers, by the addresses of what their handles point to, and by their place
+--- (file.place).
 local function names_of(model)
   local names = {}
   for _, entry in ipairs(model:named_state()) do
@@ -274,16 +286,18 @@ local function export(func, model, path, a)
   local call = a.call or default_call
   local used = collections.of(func, inner_of(model))
   local kept, values, outputs, traces = recorded(model, call, a, used)
-  local inputs, tables, maps, lists = collections.inputs(func, a, kept, values, function() return model:state_dict() end)
+  local inputs, tables, maps, lists = collections.inputs(func, a, kept, values, function()
+    return model:state_dict()
+  end)
   collections.items(func, a, kept, tables, names_of(inner_of(model)))
   local rank = P.state.world and P.state.world:rank() or 0
   local writer = file.Writer(path, rank, a.dense, names_of(inner_of(model)))
   local ok, report = pcall(function()
-    local chosen = a.size and budget.choose(func, { size = budget.bytes(func, a.size), operations = kept, values = values, inputs = inputs,
-      outputs = outputs, tables = tables, maps = maps, lists = lists, batches = some_of(a.batches), path = path, dense = a.dense,
-      names = names_of(inner_of(model)) })
-    local fresh = file.write { writer = writer, operations = kept, values = values, inputs = inputs, outputs = outputs, tables = tables,
-      maps = maps, lists = lists, name = a.name, step = a.step }
+    local chosen = a.size and budget.choose(func, { size = budget.bytes(func, a.size), operations = kept,
+      values = values, inputs = inputs, outputs = outputs, tables = tables, maps = maps, lists = lists,
+      batches = some_of(a.batches), path = path, dense = a.dense, names = names_of(inner_of(model)) })
+    local fresh = file.write { writer = writer, operations = kept, values = values, inputs = inputs, outputs = outputs,
+      tables = tables, maps = maps, lists = lists, name = a.name, step = a.step }
     for _, t in ipairs(traces) do t:forget() end
     local function answers(batch)
       local result = util.resolve(P.no_grad(call, model, batch))
@@ -310,8 +324,8 @@ local function export(func, model, path, a)
   return report
 end
 
---- Write `model` as a model file, on rank 0; collective where it is spread over ranks. Its answers for the held-out batches are compared
---- with the model's before the file gets its name. Returns the report of compare.run, on rank 0.
+--- Write `model` as a model file, on rank 0; collective where it is spread over ranks. Its answers for the held-out
+--- batches are compared with the model's before the file gets its name. Returns the report of compare.run, on rank 0.
 function M.save(model, path, options)
   local func = "export"
   local a = util.named(func, options, arguments)
@@ -325,7 +339,8 @@ function M.save(model, path, options)
   util.one_of(func, "dense", a.dense, { "f32", "bf16", "int8" })
   a.batches = listed(signature.value(func, "batches", a.batches, "batches"))
   if #a.batches == 0 or samples_of(func, a.batches[1]) < SAMPLES[2] then
-    P.fail(("%s: batches are the held-out batches to compare on; the first one needs at least %d samples"):format(func, SAMPLES[2]))
+    P.fail(("%s: batches are the held-out batches to compare on; the first one needs at least %d samples"):format(func,
+      SAMPLES[2]))
   end
   if P.state.autocast then P.fail(func .. ": in an autocast region; a model file computes in f32") end
   local training = model.training

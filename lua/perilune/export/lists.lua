@@ -1,8 +1,10 @@
--- export/lists.lua: values of the members of lists: of each sample as many as it pleases. A list is known by the features whose ids are its
--- members; lists of several features are one where an operation joins their members, if they are equally long in both recordings (the
--- file then refuses samples in which they are not). operations.lua has the functions below beside its own.
+-- export/lists.lua: values of the members of lists: of each sample as many as it pleases. A list is known by the
+-- features whose ids are its members; lists of several features are one where an operation joins their members, if they
+-- are equally long in both recordings (the file then refuses samples in which they are not). operations.lua has the
+-- functions below beside its own.
 --
---   list = { features = { "item", "action" }, field = "sparse_features", totals = members in the two recordings, of = the list of which
+--   list = { features = { "item", "action" }, field = "sparse_features", totals = members in the two recordings,
+--     of = the list of which
 --            this one's members are a part, whole = { "timestamps" } }
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -14,7 +16,7 @@ local C = P.C
 local M = { operations = {} }
 local made = M.operations
 
--- -- which list a value is of ---------------------------------------------------------------------------------------------------------
+-- -- which list a value is of -----------------------------------------------------------------------------------------
 
 local init = Lowering.init
 function Lowering:init(...)
@@ -22,7 +24,8 @@ function Lowering:init(...)
   self.features, self.lists, self.whole, self.whole_values = {}, {}, {}, {}
 end
 
---- A feature of a batch: its ids in the two recordings, and a function that returns the lengths of its lists in all batches.
+--- A feature of a batch: its ids in the two recordings, and a function that returns the lengths of its lists in all
+--- batches.
 function Lowering:note_feature(key, field, totals, lengths)
   self.features[key] = { field = field, totals = totals, lengths = lengths }
 end
@@ -43,7 +46,8 @@ end
 --- The list of a bag's feature.
 function Lowering:list_of(bag)
   local key = bag.feature
-  self.lists[key] = self.lists[key] or { features = { key }, field = bag.kjt, totals = self.features[key].totals, whole = {} }
+  self.lists[key] = self.lists[key] or { features = { key }, field = bag.kjt, totals = self.features[key].totals,
+    whole = {} }
   return root(self.lists[key])
 end
 
@@ -76,8 +80,8 @@ function Lowering:meet(value, what)
   else
     local joined = self.list and own and self:join(self.list, own)
     if not joined then
-      self:fail("%s is of %s, beside something of %s; sparse.index_select_dim0 with sparse.sequence_numbers gives each member what its "
-        .. "sample has", what, text_of(own), text_of(self.list))
+      self:fail("%s is of %s, beside something of %s; sparse.index_select_dim0 with sparse.sequence_numbers gives "
+        .. "each member what its sample has", what, text_of(own), text_of(self.list))
     end
     self.list = joined
   end
@@ -113,7 +117,9 @@ function Lowering:targets(name, list)
   if not field then self:fail("%s are no tensor of whole numbers of the batch", name) end
   if list.of then self:fail("%s beside a selection of members", name) end
   local known = self.whole_values[field]
-  if known and (not known.counts or root(known.counts) ~= list) then self:fail("%s count members of two lists", name) end
+  if known and (not known.counts or root(known.counts) ~= list) then
+    self:fail("%s count members of two lists", name)
+  end
   if not known then
     known = self:value({ 1 }, { dense = field, counts = list })
     known.counts, self.whole_values[field] = list, known
@@ -121,7 +127,7 @@ function Lowering:targets(name, list)
   return known
 end
 
--- -- functions ------------------------------------------------------------------------------------------------------------------------
+-- -- functions --------------------------------------------------------------------------------------------------------
 
 --- A feature of which each sample has one id is a row of the sample: the file then wants one of everybody.
 local function single(l, bag)
@@ -136,7 +142,8 @@ made["JaggedTensor:values"] = function(l)
   local bag = l:bag(l:arguments()[1])
   if single(l, bag) then
     l.list, bag.length = false, 1
-    return l:set(l:op("rows", l:result_shape(), { inputs = {}, bags = { bag }, sizes = { 1, bag.out.columns }, numbers = { 0, 0 } }))
+    return l:set(l:op("rows", l:result_shape(), { inputs = {}, bags = { bag }, sizes = { 1, bag.out.columns },
+      numbers = { 0, 0 } }))
   end
   l.list = l:list_of(bag)
   l:set(l:op("members", l:result_shape(), { inputs = {}, bags = { bag } }))
@@ -158,7 +165,9 @@ made["sparse.sequence_numbers"] = function(l) l:set { numbers = l:offsets(l:argu
 made["sparse.index_select_dim0"] = function(l)
   local a = l:arguments(nil, true)
   local x, list = l:sample(a[1], "values"), a[2].numbers
-  if not list then l:fail "indices that are none of sparse.sequence_numbers, which leads from the members of lists to their samples" end
+  if not list then
+    l:fail "indices that are none of sparse.sequence_numbers, which leads from the members of lists to their samples"
+  end
   if x.list then l:fail("values of %s, wanted: those of samples", text_of(root(x.list))) end
   l.list = root(list)
   l:set(l:op("spread", l:result_shape(), { inputs = { x.index } }))
@@ -176,7 +185,8 @@ end
 
 local poolings = { [C.PERI_BAG_SUM] = "sum", [C.PERI_BAG_MEAN] = "mean" }
 
---- nn.Embedding: rows of a parameter by numbers that were computed. embedding_bag of every row in its order: a sum of members.
+--- nn.Embedding: rows of a parameter by numbers that were computed. embedding_bag of every row in its order: a sum of
+--- members.
 made["embedding.look_up"] = function(l)
   local a, b = l.entry.args, l.other.args
   local mode, last, padding, norm = a[2], a[6], a[7], a[8]
@@ -187,15 +197,17 @@ made["embedding.look_up"] = function(l)
     local ids = l:sample(l:resolve(a[3], b[3], "ids"), "ids")
     if not weight.constant then l:fail "rows that depend on the batch" end
     l.list = ids.list and root(ids.list) or false
-    return l:set(l:op("take", l:result_shape(), { inputs = { ids.index, l:constant(weight).index }, sizes = { weight.shape[1],
-      weight.shape[2] } }))
+    return l:set(l:op("take", l:result_shape(), { inputs = { ids.index, l:constant(weight).index },
+      sizes = { weight.shape[1], weight.shape[2] } }))
   end
   local pooling = poolings[mode] or l:fail "the largest elements of bags"
   if not weight.list or a[5] or not last then l:fail "bags of rows that are not the members of a list" end
   local list = root(weight.list)
   if not counts_up(a[3], list.totals[1]) or not counts_up(b[3], list.totals[2]) then
     l:fail "ids, allowed: 0, 1, ... for all members of a list" end
-  if l:offsets(l:resolve(a[4], b[4], "offsets"), "offsets") ~= list then l:fail "offsets that are not those of the members' list" end
+  if l:offsets(l:resolve(a[4], b[4], "offsets"), "offsets") ~= list then
+    l:fail "offsets that are not those of the members' list"
+  end
   l.list = false
   l:set(l:op("pool", l:result_shape(), { inputs = { weight.index }, ["function"] = pooling }))
 end
@@ -207,7 +219,9 @@ local function attention(l, form, most)
   for i, name in ipairs { "q", "k", "v" } do
     local x = l:sample(a[name], name)
     local own = x.list and l:join(x.list, list)
-    if not own then l:fail("%s is of %s, its offsets are those of %s", name, text_of(x.list and root(x.list)), text_of(list)) end
+    if not own then
+      l:fail("%s is of %s, its offsets are those of %s", name, text_of(x.list and root(x.list)), text_of(list))
+    end
     list = own
     inputs[i], shape = x.index, shape and { shape[1], shape[2], x.shape[3] } or x.shape
   end
@@ -227,7 +241,8 @@ made["sparse.sequence_positions"] = function(l)
   local list = l:offsets(a.seq_offsets, "seq_offsets")
   local targets = l:targets("num_targets", list)
   l.list = list
-  l:set(l:op("places", l:result_shape(1, nil, true), { inputs = targets and { targets.index } or {}, sizes = { a.max_positions } }))
+  l:set(l:op("places", l:result_shape(1, nil, true),
+    { inputs = targets and { targets.index } or {}, sizes = { a.max_positions } }))
 end
 
 made["sparse.time_buckets"] = function(l)
@@ -256,11 +271,11 @@ made["sparse.masked_select_jagged_1d"] = function(l)
   l:set(l:op("select", l:result_shape(), { inputs = { x.index, mask.index } }))
 end
 
--- -- what the file has of them --------------------------------------------------------------------------------------------------------
+-- -- what the file has of them ----------------------------------------------------------------------------------------
 
---- The lists of the values of a file, { inputs = numbers } or { of = number } each: fills in the numbers that values have for them.
---- number(name): of the input that a feature or a field of whole numbers is, or nil; add(name): of a new input of whole numbers. Returns
---- the lists, and a function that returns the first input of one.
+--- The lists of the values of a file, { inputs = numbers } or { of = number } each: fills in the numbers that values
+--- have for them. number(name): of the input that a feature or a field of whole numbers is, or nil; add(name): of a new
+--- input of whole numbers. Returns the lists, and a function that returns the first input of one.
 function M.numbered(values, number, add)
   local found, of = {}, {}
   local function note(list)

@@ -1,8 +1,9 @@
 -- export/lower.lua: two recordings of one model, on batches of different sizes, become the operations of a model file.
 --
--- In a model file every value is, for each sample, so many numbers; what the samples have in common is not written down. A tensor of the
--- recording whose first size is m times the number of samples becomes such a value of shape { m, the other sizes }. Values lie in
--- row-major order, so reshapes cost nothing. Values of the members of lists (lists.lua) are the same with the number of members.
+-- In a model file every value is, for each sample, so many numbers; what the samples have in common is not written
+-- down. A tensor of the recording whose first size is m times the number of samples becomes such a value of shape { m,
+-- the other sizes }. Values lie in row-major order, so reshapes cost nothing. Values of the members of lists
+-- (lists.lua) are the same with the number of members.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -29,7 +30,7 @@ function Lowering:fail(format, ...)
   P.fail("export: " .. place .. format:format(...))
 end
 
--- -- values ----------------------------------------------------------------------------------------------------------------------------
+-- -- values -----------------------------------------------------------------------------------------------------------
 
 --- A new value of the file: { index =, shape = of a sample }.
 function Lowering:value(shape, fields)
@@ -40,34 +41,38 @@ function Lowering:value(shape, fields)
   return { index = #self.values - 1, shape = shape }
 end
 
---- The shape of a sample, or of a member where the entry's values are of a list, of a tensor that has these shapes in the two recordings.
+--- The shape of a sample, or of a member where the entry's values are of a list, of a tensor that has these shapes in
+--- the two recordings.
 function Lowering:sample_shape(a, b)
   local rows, other = self.batch[1], self.batch[2]
   if #a ~= #b then self:fail("a tensor of %d dimensions for %d samples, and of %d for %d", #a, rows, #b, other) end
   if self.list then rows, other = self.list.totals[1], self.list.totals[2] end
-  local m = a[1] and (rows > 0 and a[1] / rows or other > 0 and b[1] / other or 1) -- of lists without members: one row each
+  -- of lists without members: one row each
+  local m = a[1] and (rows > 0 and a[1] / rows or other > 0 and b[1] / other or 1)
   if not m or m % 1 ~= 0 or m * rows ~= a[1] or m * other ~= b[1] or m < 1 then
-    self:fail("the shape is %s for %d %s and %s for %d: the first size must be a multiple of the number of %s, so that each "
+    self:fail("the shape is %s for %d %s and %s for %d: the first size must be a multiple of the number of %s, so "
+      .. "that each "
       .. "%s keeps its own part", text_of(a), rows, self.list and "members of lists" or "samples", text_of(b), other,
       self.list and "members" or "samples", self.list and "member" or "sample")
   end
   local shape = { m }
   for i = 2, #a do
     if a[i] ~= b[i] then
-      self:fail("size %d of the shape is %d for %d samples and %d for %d, but only the first may depend on their number", i, a[i], rows,
-        b[i], other)
+      self:fail("size %d of the shape is %d for %d samples and %d for %d, but only the first may depend on their "
+        .. "number", i, a[i], rows, b[i], other)
     end
     shape[i] = a[i]
   end
   return shape
 end
 
---- The n-th argument, or an entry of a list, of both recordings: a number or the like, a value, or { constant = tensor, shape = }.
+--- The n-th argument, or an entry of a list, of both recordings: a number or the like, a value, or { constant = tensor,
+--- shape = }.
 function Lowering:resolve(a, b, what)
   if type(a) ~= "table" or type(b) ~= "table" then
     if type(a) ~= type(b) or a ~= b then
-      self:fail("%s is %s for %d samples and %s for %d; it must not depend on their number", what, tostring(a), self.batch[1], tostring(b),
-        self.batch[2])
+      self:fail("%s is %s for %d samples and %s for %d; it must not depend on their number", what, tostring(a),
+        self.batch[1], tostring(b), self.batch[2])
     end
     return a
   end
@@ -79,7 +84,9 @@ function Lowering:resolve(a, b, what)
     for i, x in ipairs(a.list) do list[i] = self:resolve(x, b.list[i], ("%s, entry %d,"):format(what, i)) end
     return list
   end
-  if a.id ~= b.id then self:fail("%s is something else for %d samples than for %d", what, self.batch[1], self.batch[2]) end
+  if a.id ~= b.id then
+    self:fail("%s is something else for %d samples than for %d", what, self.batch[1], self.batch[2])
+  end
   if a.id then
     local value = self.of[a.id]
     if value then return self:meet(value, what) end
@@ -93,12 +100,15 @@ function Lowering:resolve(a, b, what)
   return { constant = a.constant, shape = a.shape, at = a.at }
 end
 
---- Dtypes of constants, which are f32 in the file: whole numbers that it cannot hold are found where a constant is written.
+--- Dtypes of constants, which are f32 in the file: whole numbers that it cannot hold are found where a constant is
+--- written.
 Lowering.kinds = { f32 = true, f16 = true, bf16 = true, i32 = true, i64 = true, bool = true }
 
 --- Whether two constants hold the same numbers.
 function Lowering.equal(a, b)
-  if not Tensor.is(a) or not Tensor.is(b) or text_of(a:shape()) ~= text_of(b:shape()) or a:dtype() ~= b:dtype() then return false end
+  if not Tensor.is(a) or not Tensor.is(b) or text_of(a:shape()) ~= text_of(b:shape()) or a:dtype() ~= b:dtype() then
+    return false
+  end
   local x, y = a:to_list(), b:to_list()
   for i = 1, #x do
     if x[i] ~= y[i] and (x[i] == x[i] or y[i] == y[i]) then return false end -- NaN is one
@@ -116,8 +126,8 @@ function Lowering:arguments(skip, free)
   return list
 end
 
---- The shape of a sample of the n-th result, or of an entry of it. any: of other dtypes than f32, too, whose numbers a file has as f32:
---- truth as 0 and 1, and the lengths of lists.
+--- The shape of a sample of the n-th result, or of an entry of it. any: of other dtypes than f32, too, whose numbers a
+--- file has as f32: truth as 0 and 1, and the lengths of lists.
 function Lowering:result_shape(n, entry, any)
   local a, b = self.entry.results[n or 1], self.other.results[n or 1]
   if entry then a, b = a.list[entry], b.list[entry] end

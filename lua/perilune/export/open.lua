@@ -1,7 +1,8 @@
 -- export/open.lua: model files, opened (perilune/model.h): what a script asks one.
 --
 --   local model = peri.export.open "model.peri"
---   local answers = model:predict { dense_features = tensor, sparse_features = kjt }     -- answers.logits: a tensor [samples, columns]
+--   -- answers.logits: a tensor [samples, columns]
+--   local answers = model:predict { dense_features = tensor, sparse_features = kjt }
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -19,11 +20,13 @@ local out, context_out, number = ffi.new "peri_model *[1]", ffi.new "peri_model_
 
 --- How to open, as C takes it.
 local function flags_of(o)
-  return (o.verify and C.PERI_MODEL_VERIFY or 0) + (o.copy and C.PERI_MODEL_COPY or 0) + (o.guard and C.PERI_MODEL_GUARD or 0)
+  return (o.verify and C.PERI_MODEL_VERIFY or 0) + (o.copy and C.PERI_MODEL_COPY or 0)
+    + (o.guard and C.PERI_MODEL_GUARD or 0)
 end
 
---- Open a model file. options: verify = true reads it all and compares its checksums; copy = true reads it into memory of its own; guard =
---- true survives that somebody cuts the file while a call reads it, by a handler for SIGBUS in this process.
+--- Open a model file. options: verify = true reads it all and compares its checksums; copy = true reads it into memory
+--- of its own; guard = true survives that somebody cuts the file while a call reads it, by a handler for SIGBUS in this
+--- process.
 function M.open(path, options)
   local o = util.named("export.open", options, { verify = false, copy = false, guard = false })
   check(C.peri_model_open(path, flags_of(o), out))
@@ -31,19 +34,21 @@ function M.open(path, options)
 end
 
 local follower_methods, follower_meta = {}, {}
-local wrap_follower, _, follower_ptr = P.handle("peri_model_follower", follower_methods, follower_meta, "a model file that follows a run")
+local wrap_follower, _, follower_ptr = P.handle("peri_model_follower", follower_methods, follower_meta,
+  "a model file that follows a run")
 local follower_out = ffi.new "peri_model_follower *[1]"
 
---- Open a model file for following the checkpoints that a trainer saves into `folder`. options: saved = what the model is called there, as
---- in peri.checkpoint.save(path, { model = model }) ("model"); verify, guard: as for open.
+--- Open a model file for following the checkpoints that a trainer saves into `folder`. options: saved = what the model
+--- is called there, as in peri.checkpoint.save(path, { model = model }) ("model"); verify, guard: as for open.
 function M.follow(path, folder, options)
   local o = util.named("export.follow", options, { saved = "model", verify = false, guard = false })
   check(C.peri_model_follower_new(path, folder, o.saved, flags_of(o), follower_out))
   return wrap_follower(follower_out[0])
 end
 
---- Take the newest checkpoint. Returns the model that has it, as export.open gives one, which never changes; nil: nothing newer is there,
---- or the model before the last one is still open (release it); nil and a text: what is there cannot be had, and why.
+--- Take the newest checkpoint. Returns the model that has it, as export.open gives one, which never changes; nil:
+--- nothing newer is there, or the model before the last one is still open (release it); nil and a text: what is there
+--- cannot be had, and why.
 function follower_methods:poll()
   local status = C.peri_model_follower_poll(follower_ptr(self), out)
   if status == C.PERI_PENDING then return nil end
@@ -64,7 +69,8 @@ function follower_methods:path()
   return path ~= nil and ffi.string(path) or nil
 end
 
---- What is known about it: { path =, name =, producer =, digest =, version =, bytes =, table_bytes =, step =, operations = }.
+--- What is known about it: { path =, name =, producer =, digest =, version =, bytes =, table_bytes =, step =,
+--- operations = }.
 function methods:describe()
   local info = P.struct "peri_model_info"
   check(C.peri_model_describe(ptr(self), info))
@@ -83,10 +89,11 @@ function methods:inputs()
     local x, rules = inputs[i], P.struct "peri_model_input_rules"
     check(C.peri_model_input_describe(ptr(self), i, rules))
     list[i + 1] = { name = ffi.string(x.name), kind = kinds[x.kind], columns = tonumber(x.columns),
-      rows = tonumber(x.rows), weighted = x.weighted, optional = x.optional, finite = x.finite, missing = tonumber(x.missing),
-      unknown = x.unknown == C.PERI_MODEL_ID_SKIP and "skip" or "refuse", mapped = x.mapped, length = tonumber(rules.length),
-      like = rules.like >= 0 and ffi.string(inputs[rules.like].name) or nil,
-      counts = rules.counts >= 0 and ffi.string(inputs[rules.counts].name) or nil }
+      rows = tonumber(x.rows), weighted = x.weighted, optional = x.optional, finite = x.finite,
+      missing = tonumber(x.missing), unknown = x.unknown == C.PERI_MODEL_ID_SKIP and "skip" or "refuse",
+      mapped = x.mapped, length = tonumber(rules.length), like = rules.like >= 0
+      and ffi.string(inputs[rules.like].name) or nil, counts = rules.counts >= 0
+      and ffi.string(inputs[rules.counts].name) or nil }
   end
   return list
 end
@@ -103,8 +110,8 @@ function methods:tables()
   local list, tables = {}, C.peri_model_tables(ptr(self), number)
   for i = 0, tonumber(number[0]) - 1 do
     local t = tables[i]
-    list[i + 1] = { name = ffi.string(t.name), dtype = ffi.string(t.dtype), rows = tonumber(t.rows), columns = tonumber(t.columns),
-      bytes = tonumber(t.bytes) }
+    list[i + 1] = { name = ffi.string(t.name), dtype = ffi.string(t.dtype), rows = tonumber(t.rows),
+      columns = tonumber(t.columns), bytes = tonumber(t.bytes) }
   end
   return list
 end
@@ -114,7 +121,7 @@ function methods:verify() check(C.peri_model_verify(ptr(self))) end
 --- An error if the file was cut or written to since it was opened.
 function methods:check_unchanged() check(C.peri_model_changed(ptr(self))) end
 
--- -- answers ------------------------------------------------------------------------------------------------------------------------------
+-- -- answers ----------------------------------------------------------------------------------------------------------
 
 --- A dense input's numbers in host memory, and the number of samples.
 local function dense_of(input, value)
@@ -146,8 +153,8 @@ local function whole_of(input, value, offsets, n)
   local t = Tensor.is(value) and util.resolve(value) or P.fail(("predict: input '%s' is no tensor"):format(input.name))
   local wanted = offsets and tonumber(offsets[n]) or 0
   if t:dim() ~= 1 or t:size(1) ~= wanted then
-    P.fail(("predict: input '%s' is %s, wanted %d numbers, one for each id of '%s'"):format(input.name, tostring(t), wanted,
-      input.like or "?"))
+    P.fail(("predict: input '%s' is %s, wanted %d numbers, one for each id of '%s'"):format(input.name, tostring(t),
+      wanted, input.like or "?"))
   end
   return (t:to("i64", "cpu"):read())
 end
@@ -167,12 +174,14 @@ local function fields_of(batch)
 end
 
 local function check_count(samples, n, name)
-  if samples and samples ~= n then P.fail(("predict: input '%s' has %d samples, others have %d"):format(name, n, samples)) end
+  if samples and samples ~= n then
+    P.fail(("predict: input '%s' has %d samples, others have %d"):format(name, n, samples))
+  end
   return n
 end
 
---- The values of all inputs as C takes them: returns them, the number of samples, the longest list, and the numbers of each input's ids.
---- kept: what has to stay alive meanwhile.
+--- The values of all inputs as C takes them: returns them, the number of samples, the longest list, and the numbers of
+--- each input's ids. kept: what has to stay alive meanwhile.
 local function values_of(inputs, fields, kept)
   local samples, longest, offsets_of = nil, 1, {}
   local values = ffi.new("peri_model_values[?]", math.max(#inputs, 1))
@@ -204,9 +213,10 @@ local function values_of(inputs, fields, kept)
   return values, samples or 0, longest, offsets_of
 end
 
---- Answers for a batch, a table of tensors and KeyedJaggedTensors whose names (of KeyedJaggedTensors: keys) are those of the inputs; what
---- else it has is not looked at. Returns a table of tensors [samples, columns] by the names of the outputs; outputs that are lists of
---- samples are [all members, columns], and how many each sample has is beside them by the name with ".lengths" behind.
+--- Answers for a batch, a table of tensors and KeyedJaggedTensors whose names (of KeyedJaggedTensors: keys) are those
+--- of the inputs; what else it has is not looked at. Returns a table of tensors [samples, columns] by the names of the
+--- outputs; outputs that are lists of samples are [all members, columns], and how many each sample has is beside them
+--- by the name with ".lengths" behind.
 function methods:predict(batch)
   signature.value("predict", "the batch", batch, "table")
   local inputs, outputs, kept = self:inputs(), self:outputs(), {}
@@ -238,6 +248,7 @@ function methods:predict(batch)
   return answers, kept
 end
 
-signature.check("export.", M, { open = "path: string, options: table?", follow = "path: string, folder: string, options: table?" })
+signature.check("export.", M,
+  { open = "path: string, options: table?", follow = "path: string, folder: string, options: table?" })
 
 return M

@@ -1,4 +1,5 @@
--- export/operations.lua: how each recorded function becomes operations of a model file (docs/model_file.md has their formulas).
+-- export/operations.lua: how each recorded function becomes operations of a model file (docs/model_file.md has their
+-- formulas).
 local util = require "perilune.util"
 local Lowering = require "perilune.export.lower"
 local lists = require "perilune.export.lists"
@@ -8,14 +9,15 @@ local product, strides_of, joined, text_of = Lowering.product, Lowering.strides_
 --- function name -> f(lowering): makes the operations of the current entry, and sets its results.
 local M = {}
 
--- -- functions of one number -------------------------------------------------------------------------------------------------------------
+-- -- functions of one number ------------------------------------------------------------------------------------------
 
 local function unary(l, x, name, a, b)
   local inputs = { l:sample(x, "the tensor").index }
   l:set(l:op("unary", l:result_shape(), { ["function"] = name, inputs = inputs, numbers = { a or 0, b or 0 } }))
 end
 
-for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "exp", "log", "sqrt", "abs", "square" } do
+for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "exp", "log", "sqrt",
+  "abs", "square" } do
   M[name] = function(l) unary(l, l:arguments()[1], name) end
 end
 function M.leaky_relu(l) local a = l:arguments() unary(l, a[1], "leaky_relu", a[2] or 0.01) end
@@ -24,7 +26,7 @@ function M.affine(l) local a = l:arguments() unary(l, a[1], "affine", a[2], a[3]
 function M.neg(l) unary(l, l:arguments()[1], "affine", -1, 0) end
 function M.reciprocal(l) local a = l:arguments() unary(l, a[1], "reciprocal", a[2] or 1) end
 
--- -- functions of two ---------------------------------------------------------------------------------------------------------------------
+-- -- functions of two -------------------------------------------------------------------------------------------------
 
 --- Strides of an operand that broadcasts to `shape`; 0 repeats.
 local function operand_strides(l, x, shape)
@@ -35,7 +37,9 @@ local function operand_strides(l, x, shape)
   end
   for i = 1, #shape do
     local size = own[i - skip]
-    if size and size ~= 1 and size ~= shape[i] then l:fail("shapes %s and %s a sample do not fit", text_of(own), text_of(shape)) end
+    if size and size ~= 1 and size ~= shape[i] then
+      l:fail("shapes %s and %s a sample do not fit", text_of(own), text_of(shape))
+    end
     if x.fixed and i == 1 and size and size ~= 1 then l:fail "a constant with a number for each sample" end
     out[i] = size and size ~= 1 and strides[i - skip] or 0
   end
@@ -50,7 +54,8 @@ local function binary(l, name, a, b)
   l:set(l:op("binary", shape, { ["function"] = name, inputs = { x.index, y.index }, sizes = sizes }))
 end
 
---- With a number, each is a function of one (perilune.tensor.ops): `right` of the number on the right, `left` of one on the left.
+--- With a number, each is a function of one (perilune.tensor.ops): `right` of the number on the right, `left` of one on
+--- the left.
 local function arithmetic(name, right, left)
   M[name] = function(l)
     local a = l:arguments()
@@ -87,7 +92,8 @@ for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge" } do
   M[name] = function(l)
     local a = l:arguments()
     local number = type(a[2]) == "number"
-    elements(l, "compare", number and { a[1] } or { a[1], a[2] }, { ["function"] = name, numbers = { number and a[2] or 0, 0 } })
+    elements(l, "compare", number and { a[1] } or { a[1], a[2] },
+      { ["function"] = name, numbers = { number and a[2] or 0, 0 } })
   end
 end
 function M.where(l) elements(l, "where", l:arguments(), {}) end
@@ -102,7 +108,7 @@ function M.muladd(l)
   l:set(l:op("muladd", l:result_shape(), { inputs = inputs, numbers = { 1 } }))
 end
 
--- -- products -----------------------------------------------------------------------------------------------------------------------------
+-- -- products ---------------------------------------------------------------------------------------------------------
 
 local activations = { [0] = "identity", "relu", "sigmoid", "tanh" }
 
@@ -130,7 +136,8 @@ function M.matmul(l)
   if #(x.shape or {}) < 2 or #(y.shape or {}) < 2 then l:fail "a product of vectors" end
   x, y = l:constant(x), l:constant(y)
   local n = #shape
-  --- Strides from matrix to matrix, of rows and of columns, of an operand [samples, ..., rows, columns] or a constant matrix.
+  --- Strides from matrix to matrix, of rows and of columns, of an operand [samples, ..., rows, columns] or a constant
+  --- matrix.
   local function strides(z)
     local s, batch, whole = strides_of(z.shape), 0, not z.fixed and #z.shape == n
     for d = 1, n - 2 do whole = whole and z.shape[d] == shape[d] end
@@ -149,7 +156,8 @@ function M.interaction(l)
   local a = l:arguments()
   local dense, sparse = l:sample(a[1], "dense"), l:sample(a[2], "sparse")
   if dense.shape[1] ~= 1 then l:fail("%d rows of dense features a sample, wanted 1", dense.shape[1]) end
-  l:set(l:op("interaction", l:result_shape(), { inputs = { dense.index, sparse.index }, sizes = { sparse.shape[2], sparse.shape[3] } }))
+  l:set(l:op("interaction", l:result_shape(),
+    { inputs = { dense.index, sparse.index }, sizes = { sparse.shape[2], sparse.shape[3] } }))
 end
 
 function M.cross_net(l)
@@ -171,7 +179,7 @@ function M.cross_net(l)
   l:set(x)
 end
 
--- -- joining, views -----------------------------------------------------------------------------------------------------------------------
+-- -- joining, views ---------------------------------------------------------------------------------------------------
 
 local function cat(l, list, d, shape)
   local inputs, sizes = {}, { product(shape, 1, d - 1), product(shape, d + 1) }
@@ -269,9 +277,10 @@ function M.permute(l)
   l:set(l:view(x, l:result_shape(1, nil, true), strides))
 end
 
--- -- along dimensions ---------------------------------------------------------------------------------------------------------------------
+-- -- along dimensions -------------------------------------------------------------------------------------------------
 
-local BLOCK_ELEMENTS, BLOCK_ROWS = 4096, 128 -- of runtime/tensor/ops_parts.c, where the order of a sum's additions is laid down
+-- of runtime/tensor/ops_parts.c, where the order of a sum's additions is laid down
+local BLOCK_ELEMENTS, BLOCK_ROWS = 4096, 128
 
 --- One sum over the middle of [outer][n][inner], in passes over blocks.
 local function sum_once(l, x, outer, n, inner, scale)
@@ -289,7 +298,9 @@ end
 local function reduce(l, mean)
   local a = l:arguments()
   local x, summed, groups = l:sample(a[1], "the tensor"), {}, {}
-  if not a[2] then l:fail "a sum over everything goes across samples: an answer would depend on the others of its batch" end
+  if not a[2] then
+    l:fail "a sum over everything goes across samples: an answer would depend on the others of its batch"
+  end
   for _, d in ipairs(type(a[2]) == "table" and a[2] or { a[2] }) do summed[l:dim(d, #x.shape, "a sum")] = true end
   local shape = l:result_shape()
   local scale = 1
@@ -310,7 +321,9 @@ local function reduce(l, mean)
       groups[g].size, scale, done = 1, 1, true
     end
   end
-  if not done and scale ~= 1 then x = l:op("unary", shape, { ["function"] = "affine", inputs = { x.index }, numbers = { scale, 0 } }) end
+  if not done and scale ~= 1 then
+    x = l:op("unary", shape, { ["function"] = "affine", inputs = { x.index }, numbers = { scale, 0 } })
+  end
   l:set({ index = x.index, shape = shape, list = x.list })
 end
 function M.sum(l) reduce(l, false) end
@@ -335,13 +348,14 @@ function M.layer_norm(l)
     if a[i] then inputs[i - 1] = l:constant(a[i]).index end
   end
   local cols = product(x.shape, #x.shape - n + 1)
-  l:set(l:op("layer_norm", l:result_shape(), { inputs = inputs, sizes = { product(x.shape) / cols, cols }, numbers = { a[5] or 1e-5 } }))
+  l:set(l:op("layer_norm", l:result_shape(), { inputs = inputs, sizes = { product(x.shape) / cols, cols },
+    numbers = { a[5] or 1e-5 } }))
 end
 
--- -- tables -------------------------------------------------------------------------------------------------------------------------------
+-- -- tables -----------------------------------------------------------------------------------------------------------
 
---- An embedding bag collection's KeyedTensor, or the JaggedTensors of an embedding collection, which are no values of the file: what is
---- made of them is.
+--- An embedding bag collection's KeyedTensor, or the JaggedTensors of an embedding collection, which are no values of
+--- the file: what is made of them is.
 function M.lookup(l)
   local e, columns, bags = l.entry, 0, {}
   local kjt = e.args[1]
@@ -368,7 +382,8 @@ M["JaggedTensor:to_padded_dense"] = function(l)
   if not a[2] then l:fail "without a desired_length, the longest list of a batch would say how long all are" end
   l.list = false
   local shape, length = l:result_shape(), tonumber(a[2])
-  l:set(l:op("rows", shape, { inputs = {}, bags = { l:bag(a[1]) }, sizes = { length, shape[3] }, numbers = { a[3] or 0, 0 } }))
+  l:set(l:op("rows", shape, { inputs = {}, bags = { l:bag(a[1]) }, sizes = { length, shape[3] },
+    numbers = { a[3] or 0, 0 } }))
 end
 
 --- The items are a table of the file, of which collections.lua knows nothing.

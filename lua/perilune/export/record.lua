@@ -1,12 +1,13 @@
--- export/record.lua: what a model does with one batch, as a list: every operation on tensors that it calls, with what goes in, what comes
--- out, and the line that called it. The model runs as always; signature.lua's guards, which stand in front of all public functions, tell.
+-- export/record.lua: what a model does with one batch, as a list: every operation on tensors that it calls, with what
+-- goes in, what comes out, and the line that called it. The model runs as always; signature.lua's guards, which stand
+-- in front of all public functions, tell.
 --
 --   local trace = record(model, call, batch)
 --   trace.entries[3]   -- { func = "linear", args = { ... }, results = { ... }, where = "model.lua:12" }
 --
--- A tensor is known by the address of what its handle points to; all that were seen are kept alive until both traces are done, so that no
--- address has two meanings. An argument or result that is a tensor stands in an entry as { id = n }; a tensor that no recorded operation
--- has made stands there as { constant = tensor }.
+-- A tensor is known by the address of what its handle points to; all that were seen are kept alive until both traces
+-- are done, so that no address has two meanings. An argument or result that is a tensor stands in an entry as { id = n
+-- }; a tensor that no recorded operation has made stands there as { constant = tensor }.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -17,7 +18,8 @@ local C = P.C
 
 local KeyedTensor, KeyedJaggedTensor, JaggedTensor = jagged.KeyedTensor, jagged.KeyedJaggedTensor, jagged.JaggedTensor
 
---- The line of the program that called what runs now: the first one outside of the library, else the first of the library's own models.
+--- The line of the program that called what runs now: the first one outside of the library, else the first of the
+--- library's own models.
 local function where()
   local inner
   for level = 3, 60 do
@@ -27,7 +29,9 @@ local function where()
     if info.currentline > 0 and info.source ~= "=perilune.signature" then
       local text = ("%s:%d"):format(info.short_src, info.currentline)
       if not own then return text end
-      if info.source:find("perilune/nn/", 1, true) and not info.source:find("nn/call", 1, true) then inner = inner or text end
+      if info.source:find("perilune/nn/", 1, true) and not info.source:find("nn/call", 1, true) then
+        inner = inner or text
+      end
     end
   end
   return inner or "?"
@@ -94,7 +98,8 @@ function Trace:describe(x, func, line)
   if self.known[at] then return self.known[at] end
   local refused = self.refused[at]
   if refused then
-    P.fail(("export: %s: '%s' has no form for inference, and '%s' (%s) uses its result"):format(refused.where, refused.func, func, line))
+    P.fail(("export: %s: '%s' has no form for inference, and '%s' (%s) uses its result"):format(refused.where,
+      refused.func, func, line))
   end
   self:keep(h)
   return { constant = h, at = at, shape = shape_of(h), dtype = Tensor.is(h) and h:dtype() or nil }
@@ -139,7 +144,8 @@ function Trace:forbid(func, x)
   local h = handle(x)
   local item = h and self.known[address(h)]
   if rules.reads[func] and item then
-    P.fail(("export: %s: '%s' makes what the model does depend on the numbers of a batch, of which a model file knows nothing"):format(
+    P.fail(("export: %s: '%s' makes what the model does depend on the numbers of a batch, of which a model file knows "
+      .. "nothing"):format(
       where(), (func:gsub("^tensor:", ""))))
   end
   if rules.writes[func] then
@@ -148,7 +154,8 @@ function Trace:forbid(func, x)
   end
 end
 
---- What a function without a rule returned: where it depends on the batch, and nothing inside has been recorded for it, it cannot be used.
+--- What a function without a rule returned: where it depends on the batch, and nothing inside has been recorded for it,
+--- it cannot be used.
 function Trace:suspect(func, args, results, line)
   local live = false
   for i = 1, args.n do
@@ -200,8 +207,11 @@ local function hook_collections(trace, collections)
       end) }
       signature.watch.call = watch
       if not results[1] then error(results[2], 0) end
-      local entry = { func = "lookup", collection = c, args = { trace:describe(features, "lookup", line) }, where = line, n = 1 }
-      entry.results = { c.rows and { list = util.map(c.outputs, function(out) return trace:note(results[2][out.name]) end) }
+      local entry = { func = "lookup", collection = c, args = { trace:describe(features, "lookup", line) },
+        where = line, n = 1 }
+      entry.results = { c.rows and { list = util.map(c.outputs, function(out)
+        return trace:note(results[2][out.name])
+      end) }
         or trace:note(results[2]) }
       trace.entries[#trace.entries + 1] = entry
       return results[2], results[3]
@@ -220,8 +230,8 @@ local function note_inputs(trace, batch)
   end
 end
 
---- Run call(model, batch) and record it. collections: { module =, path = } of all modules of tables. Returns the trace; what call returned
---- is in its field `outputs`, a list of { name =, item = }.
+--- Run call(model, batch) and record it. collections: { module =, path = } of all modules of tables. Returns the trace;
+--- what call returned is in its field `outputs`, a list of { name =, item = }.
 local function record(model, call, batch, collections)
   local trace = Trace()
   note_inputs(trace, batch)
@@ -237,11 +247,15 @@ local function record(model, call, batch, collections)
   result = util.resolve(result)
   trace.outputs = {}
   local list = (Tensor.is(result) or KeyedTensor.is(result)) and { logits = result } or result
-  if type(list) ~= "table" or getmetatable(list) then P.fail "export: the model returned no tensor, and no table of tensors by name" end
+  if type(list) ~= "table" or getmetatable(list) then
+    P.fail "export: the model returned no tensor, and no table of tensors by name"
+  end
   for name, value in util.ordered(list) do
     if not Tensor.is(value) then P.fail(("export: the model's result '%s' is no tensor"):format(tostring(name))) end
     local item = trace:describe(value, "the model's result", tostring(name))
-    if not item.id then P.fail(("export: the model's result '%s' does not depend on the batch"):format(tostring(name))) end
+    if not item.id then
+      P.fail(("export: the model's result '%s' does not depend on the batch"):format(tostring(name)))
+    end
     trace.outputs[#trace.outputs + 1] = { name = tostring(name), item = item }
   end
   return trace

@@ -1,4 +1,5 @@
--- export/rules.lua: which functions a model may call while it is recorded, by the names that signature.lua has for them.
+-- export/rules.lua: which functions a model may call while it is recorded, by the names that signature.lua has for
+-- them.
 local M = {}
 
 local function set(text)

@@ -11,7 +11,8 @@ function M.check(func, args, allowed)
   if type(args) ~= "table" then P.fail(("%s: named arguments in a table wanted, got a %s"):format(func, type(args))) end
   for name in next, args do
     if not allowed[name] then
-      P.fail(("%s: no argument '%s'; allowed: %s"):format(func, tostring(name), table.concat(P.util.keys(allowed), ", ")))
+      P.fail(("%s: no argument '%s'; allowed: %s"):format(func, tostring(name),
+        table.concat(P.util.keys(allowed), ", ")))
     end
   end
 end
@@ -27,7 +28,9 @@ end
 --- A tensor from a tensor (as it is) or a list of numbers (dtype, device); nil passes.
 function M.tensor(func, what, value, dtype, device)
   if value == nil or Tensor.is(value) then return value end
-  if type(value) ~= "table" then P.fail(("%s: %s is a %s, wanted a tensor or a list"):format(func, what, type(value))) end
+  if type(value) ~= "table" then
+    P.fail(("%s: %s is a %s, wanted a tensor or a list"):format(func, what, type(value)))
+  end
   return Tensor._named_tensor(func .. ": " .. what, value, dtype, device)
 end
 
@@ -45,7 +48,9 @@ function M.matrix(func, what, value)
     local rows, columns = value:size(1), value:size(2)
     return wide:read(), rows, columns
   end
-  if type(value) ~= "table" then P.fail(("%s: %s is a %s, wanted a list of rows or a tensor"):format(func, what, type(value))) end
+  if type(value) ~= "table" then
+    P.fail(("%s: %s is a %s, wanted a list of rows or a tensor"):format(func, what, type(value)))
+  end
   local rows = #value
   local columns = rows > 0 and type(value[1]) == "table" and #value[1] or 0
   local buffer = ffi.new("int64_t[?]", math.max(rows * columns, 1))
@@ -56,7 +61,8 @@ function M.matrix(func, what, value)
         type(row) == "table" and ("a list of %d"):format(#row) or tostring(row), columns))
     end
     for j = 1, columns do
-      buffer[(i - 1) * columns + j - 1] = signature.value(func, ("entry %d of row %d of %s"):format(j, i, what), row[j], "integer")
+      buffer[(i - 1) * columns + j - 1] = signature.value(func, ("entry %d of row %d of %s"):format(j, i, what), row[j],
+        "integer")
     end
   end
   return buffer, rows, columns

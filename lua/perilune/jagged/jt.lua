@@ -22,7 +22,7 @@ function M.is(x) return ffi.istype(ctype, x) or (type(x) == "table" and ffi.isty
 
 M.methods, M.meta = methods, meta
 
--- -- making ------------------------------------------------------------------------------------------------------------------------
+-- -- making -----------------------------------------------------------------------------------------------------------
 
 local allowed = { values = true, weights = true, lengths = true, offsets = true, device = true }
 local args = P.struct "peri_jt_args"
@@ -39,8 +39,10 @@ local function make(func, a)
   return wrap(out[0])
 end
 
---- A JaggedTensor of tensors or lists: values, weights, lengths or offsets. Lists become f32 values and weights, i32 lengths, i64 offsets.
-setmetatable(M, { __call = function(_, a) return make("JaggedTensor", a) end, __tostring = function() return "class JaggedTensor" end })
+--- A JaggedTensor of tensors or lists: values, weights, lengths or offsets. Lists become f32 values and weights, i32
+--- lengths, i64 offsets.
+setmetatable(M, { __call = function(_, a) return make("JaggedTensor", a) end,
+  __tostring = function() return "class JaggedTensor" end })
 
 --- Bag i has the rows of values[i]; weights (optional) is a list alike. Plain lists of numbers become f32.
 function M.from_dense(values, weights, device)
@@ -48,7 +50,9 @@ function M.from_dense(values, weights, device)
   local tensors, row_weights = {}, weights and {}
   local array = ffi.new("peri_tensor *[?]", n > 0 and n or 1)
   local weight_array = weights and ffi.new("peri_tensor *[?]", n > 0 and n or 1) or nil
-  if weights and #weights ~= n then P.fail(("JaggedTensor.from_dense: %d weights for %d values"):format(#weights, n)) end
+  if weights and #weights ~= n then
+    P.fail(("JaggedTensor.from_dense: %d weights for %d values"):format(#weights, n))
+  end
   for i = 1, n do
     tensors[i] = A.tensor("JaggedTensor.from_dense", "an entry of values", values[i], "f32", device)
     array[i - 1] = Tensor.ptr(tensors[i])
@@ -70,10 +74,11 @@ end
 
 --- No bag: { is_weighted, device, values_dtype = "f32", weights_dtype = "f32", lengths_dtype = "i32" }.
 function M.empty(a)
-  a = P.util.named("JaggedTensor.empty", a, { is_weighted = false, device = P.util.optional, values_dtype = "f32", weights_dtype = "f32",
-    lengths_dtype = "i32" })
-  return M { values = Tensor.empty({ 0 }, a.values_dtype, a.device), lengths = Tensor.empty({ 0 }, a.lengths_dtype, a.device),
-    weights = a.is_weighted and Tensor.empty({ 0 }, a.weights_dtype, a.device) or nil }
+  a = P.util.named("JaggedTensor.empty", a, { is_weighted = false, device = P.util.optional, values_dtype = "f32",
+    weights_dtype = "f32", lengths_dtype = "i32" })
+  return M { values = Tensor.empty({ 0 }, a.values_dtype, a.device),
+    lengths = Tensor.empty({ 0 }, a.lengths_dtype, a.device), weights = a.is_weighted
+      and Tensor.empty({ 0 }, a.weights_dtype, a.device) or nil }
 end
 
 --- Room for a copy of a JaggedTensor, on its device or another: for copy_.
@@ -82,7 +87,7 @@ function M.empty_like(jt, device)
   return wrap(out[0])
 end
 
--- -- looking -----------------------------------------------------------------------------------------------------------------------
+-- -- looking ----------------------------------------------------------------------------------------------------------
 
 local function tensor(status)
   check(status)
@@ -102,7 +107,8 @@ function methods:offsets() return tensor(C.peri_jt_offsets(ptr(self), tensor_out
 function methods:with_weights(weights)
   return make("JaggedTensor:with_weights", { values = self:values(), lengths = self:lengths(), weights = weights })
 end
---- The same bags of what f makes of the values: any layer that works row by row, as Linear and LayerNorm do. f(values) has as many rows.
+--- The same bags of what f makes of the values: any layer that works row by row, as Linear and LayerNorm do. f(values)
+--- has as many rows.
 function methods:map(f)
   local values = self:values()
   local made = f(values)
@@ -128,7 +134,7 @@ function methods:offset_list()
   return A.list(numbers[0], tonumber(C.peri_jt_bags(ptr(self))) + 1)
 end
 
--- -- operations --------------------------------------------------------------------------------------------------------------------
+-- -- operations -------------------------------------------------------------------------------------------------------
 
 local function rows(jt, t)
   local offsets, list = jt:offset_list(), {}
@@ -146,10 +152,15 @@ local function padded(jt, length, padding, weights)
 end
 
 --- [bags, length, ...]: padded with `padding_value` (0), cut to `desired_length` (default: the longest bag).
-function methods:to_padded_dense(desired_length, padding_value) return padded(self, desired_length, padding_value, false) end
-function methods:to_padded_dense_weights(desired_length, padding_value) return padded(self, desired_length, padding_value, true) end
+function methods:to_padded_dense(desired_length, padding_value)
+  return padded(self, desired_length, padding_value, false)
+end
+function methods:to_padded_dense_weights(desired_length, padding_value)
+  return padded(self, desired_length, padding_value, true)
+end
 
---- The same on another device (this one itself if it is there). non_blocking: from pinned memory without waiting (see Tensor:to).
+--- The same on another device (this one itself if it is there). non_blocking: from pinned memory without waiting (see
+--- Tensor:to).
 function methods:to(device, non_blocking)
   check((non_blocking and C.peri_jt_upload or C.peri_jt_to)(ptr(self), P.device(device), out))
   return wrap(out[0])
@@ -192,9 +203,11 @@ M.ptr = ptr
 signature.handle("JaggedTensor", ctype)
 
 signature.check("JaggedTensor.", M, { from_dense = "values: list, weights: list?, device: device?",
-  from_dense_lengths = "values: tensor, lengths: any, weights: tensor?", empty_like = "jt: JaggedTensor, device: device?" })
-signature.check_each("JaggedTensor:", methods, { "values", "weights_or_none", "weights", "lengths", "offsets", "validate", "longest",
-  "offset_list", "to_dense", "to_dense_weights", "size_in_bytes", "device", "share" }, "self: JaggedTensor")
+  from_dense_lengths = "values: tensor, lengths: any, weights: tensor?",
+  empty_like = "jt: JaggedTensor, device: device?" })
+signature.check_each("JaggedTensor:", methods, { "values", "weights_or_none", "weights", "lengths", "offsets",
+  "validate", "longest", "offset_list", "to_dense", "to_dense_weights", "size_in_bytes", "device", "share" },
+    "self: JaggedTensor")
 signature.check("JaggedTensor:", methods, {
   to_padded_dense = "self: JaggedTensor, desired_length: integer?, padding_value: number?",
   to_padded_dense_weights = "self: JaggedTensor, desired_length: integer?, padding_value: number?",

@@ -39,7 +39,8 @@ local function unchanged(entry, names)
 end
 
 local function remember(names)
-  local handle = P.lasting(function() return wrap(new(names)) end) -- lives as long as the Lua list, not as long as a scope
+  -- lives as long as the Lua list, not as long as a scope
+  local handle = P.lasting(function() return wrap(new(names)) end)
   local entry = { n = #names, handle = handle }
   for i = 1, #names do entry[i] = names[i] end
   seen[names] = entry
@@ -83,7 +84,9 @@ function methods:unique() return C.peri_keys_unique(live(self)) end
 function methods:equal(other) return C.peri_keys_equal(live(self), M.of(other).ptr) end
 
 meta.__len = function(self) return C.peri_keys_count(live(self)) end
-meta.__tostring = function(self) return self.ptr == nil and "keys (released)" or "keys {" .. table.concat(self:list(), ", ") .. "}" end
+meta.__tostring = function(self)
+  return self.ptr == nil and "keys (released)" or "keys {" .. table.concat(self:list(), ", ") .. "}"
+end
 
 signature.pointer("KeysPointer", "peri_keys")
 signature.check("jagged.Keys.", M, { _list = "keys: KeysPointer", _share = "keys: KeysPointer" })

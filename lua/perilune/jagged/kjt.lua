@@ -24,10 +24,10 @@ function M.is(x) return ffi.istype(ctype, x) or (type(x) == "table" and ffi.isty
 
 M.methods, M.meta, M.out = methods, meta, out
 
--- -- making ------------------------------------------------------------------------------------------------------------------------
+-- -- making -----------------------------------------------------------------------------------------------------------
 
-local allowed = { keys = true, values = true, weights = true, lengths = true, offsets = true, stride = true, stride_per_key_per_rank = true,
-  inverse_indices = true, device = true }
+local allowed = { keys = true, values = true, weights = true, lengths = true, offsets = true, stride = true,
+  stride_per_key_per_rank = true, inverse_indices = true, device = true }
 local args = P.struct "peri_kjt_args"
 
 local function make(func, a)
@@ -81,7 +81,7 @@ function M.from_offsets_sync(a)
   return kjt:sync()
 end
 
--- -- looking -----------------------------------------------------------------------------------------------------------------------
+-- -- looking ----------------------------------------------------------------------------------------------------------
 
 --- Bring the sizes of keys to the host, and check lengths and offsets. Returns the KJT.
 function methods:sync()
@@ -143,7 +143,9 @@ function methods:inverse_indices()
 end
 
 function methods:stride_per_key() return A.list(C.peri_kjt_stride_per_key(ptr(self)), self:describe().keys) end
-function methods:lengths_offset_per_key() return A.list(C.peri_kjt_lengths_offset_per_key(ptr(self)), self:describe().keys + 1) end
+function methods:lengths_offset_per_key()
+  return A.list(C.peri_kjt_lengths_offset_per_key(ptr(self)), self:describe().keys + 1)
+end
 --- Rows by key and rank as a list of rows; a fixed batch has one rank.
 function methods:stride_per_key_per_rank()
   local d = self:describe()
@@ -178,7 +180,7 @@ function methods:index_per_key()
   return index
 end
 
--- -- operations --------------------------------------------------------------------------------------------------------------------
+-- -- operations -------------------------------------------------------------------------------------------------------
 
 local jt_out = ffi.new "peri_jt *[1]"
 local int32s = ffi.typeof "int32_t[?]"
@@ -187,11 +189,14 @@ local function integers(func, what, list)
   if type(list) ~= "table" then P.fail(("%s: %s are a %s, wanted a list of numbers"):format(func, what, type(list))) end
   local n = #list
   local array = int32s(n > 0 and n or 1)
-  for i = 1, n do array[i - 1] = util.integer(func, ("entry %d of %s"):format(i, what), list[i], -2 ^ 31, 2 ^ 31 - 1) end
+  for i = 1, n do
+    array[i - 1] = util.integer(func, ("entry %d of %s"):format(i, what), list[i], -2 ^ 31, 2 ^ 31 - 1)
+  end
   return array, n
 end
 
---- Key i of the result is key indices[i] (0 is the first); repeats and subsets are fine. Weights and inverse indices go with the keys.
+--- Key i of the result is key indices[i] (0 is the first); repeats and subsets are fine. Weights and inverse indices go
+--- with the keys.
 function methods:permute(indices)
   local array, n = integers("KeyedJaggedTensor.permute", "indices", indices)
   check(C.peri_kjt_permute(ptr(self), array, n, out))
@@ -223,7 +228,9 @@ end
 --- The JaggedTensor of a key, by name. kjt["name"] is the same, unless the name is that of a method.
 function methods:get(key)
   local i = C.peri_keys_find(C.peri_kjt_keys(ptr(self)), key)
-  if i < 0 then P.fail(("KeyedJaggedTensor: no key '%s'; keys: %s"):format(tostring(key), table.concat(self:keys(), ", "))) end
+  if i < 0 then
+    P.fail(("KeyedJaggedTensor: no key '%s'; keys: %s"):format(tostring(key), table.concat(self:keys(), ", ")))
+  end
   check(C.peri_kjt_get(ptr(self), i, jt_out))
   return JaggedTensor.wrap(jt_out[0])
 end
@@ -232,19 +239,22 @@ local function like(func, kjt, values, weights)
   local variable = kjt:variable_stride_per_key()
   return make(func, { keys = kjt:key_list(), values = values, weights = weights,
     lengths = kjt:lengths(), stride = kjt:stride(),
-    stride_per_key_per_rank = variable and kjt:stride_per_key_per_rank() or nil, inverse_indices = kjt:inverse_indices_or_none() })
+    stride_per_key_per_rank = variable and kjt:stride_per_key_per_rank() or nil,
+    inverse_indices = kjt:inverse_indices_or_none() })
 end
 
 --- The same keys, ids and samples with other weights, one for each id (a tensor), or without any (nil).
 function methods:with_weights(weights) return like("KeyedJaggedTensor:with_weights", self, self:values(), weights) end
---- The same keys, samples and weights with other ids (a tensor), one for each. Every batch of managed collision comes by here.
+--- The same keys, samples and weights with other ids (a tensor), one for each. Every batch of managed collision comes
+--- by here.
 function methods:with_values(values)
   local d = self:describe()
   if d.variable_stride or C.peri_kjt_inverse_keys(ptr(self)) ~= nil then
     return like("KeyedJaggedTensor:with_values", self, values, self:weights_or_none())
   end
   local stride, lengths, weights = d.stride, self:lengths(), self:weights_or_none()
-  args.keys, args.values, args.lengths, args.weights = C.peri_kjt_keys(ptr(self)), Tensor.ptr(values), Tensor.ptr(lengths), nil
+  args.keys, args.values, args.lengths, args.weights = C.peri_kjt_keys(ptr(self)), Tensor.ptr(values),
+    Tensor.ptr(lengths), nil
   if weights then args.weights = Tensor.ptr(weights) end
   args.offsets, args.stride, args.ranks, args.stride_per_key_per_rank = nil, stride, 0, nil
   args.inverse_keys, args.inverse_indices = nil, nil
@@ -259,8 +269,8 @@ function methods:to_dict()
   return dict
 end
 
---- A KJT of JaggedTensors by name: in the order of the list `keys`, else of the sorted names. Equally many rows make a fixed batch,
---- others a variable one.
+--- A KJT of JaggedTensors by name: in the order of the list `keys`, else of the sorted names. Equally many rows make a
+--- fixed batch, others a variable one.
 function M.from_jt_dict(dict, keys)
   local names = keys or P.util.keys(dict)
   local list = Keys.of(names)
@@ -277,8 +287,8 @@ function M.from_jt_dict(dict, keys)
   return wrap(out[0])
 end
 
---- A KJT from nested lists: { keys = {...}, bags of the first key, bags of the second, ..., weights = { the same nesting } }. Keys with
---- unequally many bags make a variable batch.
+--- A KJT from nested lists: { keys = {...}, bags of the first key, bags of the second, ..., weights = { the same
+--- nesting } }. Keys with unequally many bags make a variable batch.
 function M.from_lists(a)
   local func = "KeyedJaggedTensor.from_lists"
   signature.value(func, "the argument", a, "table")
@@ -312,7 +322,8 @@ function M.from_lists(a)
     stride_per_key_per_rank = not equal and strides or nil })
 end
 
---- The same on another device (this KJT itself if it is there). non_blocking: from pinned memory without waiting (see Tensor:to).
+--- The same on another device (this KJT itself if it is there). non_blocking: from pinned memory without waiting (see
+--- Tensor:to).
 function methods:to(device, non_blocking)
   check((non_blocking and C.peri_kjt_upload or C.peri_kjt_to)(ptr(self), P.device(device), out))
   return wrap(out[0])
@@ -355,7 +366,7 @@ function methods:share()
   return wrap_lasting(self.ptr)
 end
 
--- -- exchanges ---------------------------------------------------------------------------------------------------------------------
+-- -- exchanges --------------------------------------------------------------------------------------------------------
 
 local label_names = { [0] = "lengths", "values", "strides", "weights" }
 local labels = ffi.new "int32_t[4]"
@@ -387,8 +398,8 @@ end
 
 local dist_args = ffi.new "peri_kjt_dist_args"
 
---- Received buffers as a KJT: { keys, lengths, values, weights, num_workers, stagger = 1, and stride_per_rank = { rows of each rank } or
---- (variable batch) strides = { [rank] = { rows of each key } } }.
+--- Received buffers as a KJT: { keys, lengths, values, weights, num_workers, stagger = 1, and stride_per_rank = { rows
+--- of each rank } or (variable batch) strides = { [rank] = { rows of each key } } }.
 function M.dist_init(a)
   local func = "KeyedJaggedTensor.dist_init"
   local r = P.util
@@ -411,7 +422,9 @@ end
 
 --- Order of the received (rank, key) segments in the result of an exchange.
 function M.recat(keys, ranks, stagger)
-  if keys * ranks >= 2 ^ 28 then P.fail(("KeyedJaggedTensor.recat: %d keys of %d ranks are too many"):format(keys, ranks)) end
+  if keys * ranks >= 2 ^ 28 then
+    P.fail(("KeyedJaggedTensor.recat: %d keys of %d ranks are too many"):format(keys, ranks))
+  end
   local buffer = ffi.new("int32_t[?]", math.max(keys * ranks, 1))
   check(C.peri_kjt_recat(keys, ranks, stagger or 1, buffer))
   return A.list(buffer, keys * ranks)
@@ -424,9 +437,9 @@ meta.__len = function(self) return self:describe().keys end
 meta.__tostring = function(self)
   if self.ptr == nil then return "KeyedJaggedTensor (released)" end
   local d = self:describe()
-  return ("KeyedJaggedTensor {%s}: %d values, %s, %s%s on %s"):format(table.concat(self:keys(), ", "), tonumber(d.values),
-    d.ranks > 0 and "variable batch" or ("batch %d"):format(tonumber(d.stride)), P.dtype_names[d.values_dtype],
-    d.weighted and ", weighted" or "", self:device())
+  return ("KeyedJaggedTensor {%s}: %d values, %s, %s%s on %s"):format(table.concat(self:keys(), ", "),
+    tonumber(d.values), d.ranks > 0 and "variable batch" or ("batch %d"):format(tonumber(d.stride)),
+    P.dtype_names[d.values_dtype], d.weighted and ", weighted" or "", self:device())
 end
 
 wrap, ctype, ptr, wrap_lasting = P.handle("peri_kjt", methods, meta, "a KeyedJaggedTensor")
@@ -437,16 +450,18 @@ signature.handle("KeyedJaggedTensor", ctype)
 
 signature.check("KeyedJaggedTensor.", M, { concat = "kjts: list", from_jt_dict = "dict: table, keys: any",
   empty_like = "kjt: KeyedJaggedTensor, device: device?", recat = "keys: count, ranks: count, stagger: int?" })
-signature.check_each("KeyedJaggedTensor:", methods, { "sync", "unsync", "validate", "describe", "keys", "key_list", "device", "stride",
-  "variable_stride_per_key", "is_weighted", "values", "weights_or_none", "weights", "lengths", "lengths_or_none", "offsets",
-  "offsets_or_none", "inverse_indices_or_none", "inverse_indices", "stride_per_key", "lengths_offset_per_key", "stride_per_key_per_rank",
-  "length_per_key", "length_per_key_or_none", "offset_per_key", "offset_per_key_or_none", "longest", "index_per_key", "to_dict",
-  "size_in_bytes", "flatten_lengths", "share", "dist_labels", "dist_tensors" }, "self: KeyedJaggedTensor")
+signature.check_each("KeyedJaggedTensor:", methods, { "sync", "unsync", "validate", "describe", "keys", "key_list",
+  "device", "stride", "variable_stride_per_key", "is_weighted", "values", "weights_or_none", "weights", "lengths",
+  "lengths_or_none", "offsets", "offsets_or_none", "inverse_indices_or_none", "inverse_indices", "stride_per_key",
+  "lengths_offset_per_key", "stride_per_key_per_rank", "length_per_key", "length_per_key_or_none", "offset_per_key",
+  "offset_per_key_or_none", "longest", "index_per_key", "to_dict", "size_in_bytes", "flatten_lengths", "share",
+  "dist_labels", "dist_tensors" }, "self: KeyedJaggedTensor")
 signature.check("KeyedJaggedTensor:", methods, {
   permute = "self: KeyedJaggedTensor, indices: list", split = "self: KeyedJaggedTensor, segments: list",
   get = "self: KeyedJaggedTensor, key: string", to = "self: KeyedJaggedTensor, device: device?, non_blocking: boolean?",
   pin_memory = "self: KeyedJaggedTensor, device: device?",
-  copy_ = "self: KeyedJaggedTensor, src: KeyedJaggedTensor", equal = "self: KeyedJaggedTensor, other: KeyedJaggedTensor",
+  copy_ = "self: KeyedJaggedTensor, src: KeyedJaggedTensor",
+  equal = "self: KeyedJaggedTensor, other: KeyedJaggedTensor",
   dist_splits = "self: KeyedJaggedTensor, key_splits: list", with_weights = "self: KeyedJaggedTensor, weights: tensor?",
   with_values = "self: KeyedJaggedTensor, values: tensor",
 })

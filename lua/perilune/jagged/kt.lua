@@ -21,7 +21,7 @@ local widths = ffi.typeof "int64_t[?]"
 --- True for KeyedTensors.
 function M.is(x) return ffi.istype(ctype, x) or (type(x) == "table" and ffi.istype(ctype, util.resolve(x))) end
 
--- -- making ------------------------------------------------------------------------------------------------------------------------
+-- -- making -----------------------------------------------------------------------------------------------------------
 
 local allowed = { keys = true, length_per_key = true, values = true, key_dim = true }
 
@@ -44,19 +44,22 @@ local function make(_, a)
   return wrap(out[0])
 end
 
---- A KeyedTensor of { keys, length_per_key = { columns of each key }, values = tensor [rows, columns], key_dim = 1 } (0: the keys
---- divide the rows).
+--- A KeyedTensor of { keys, length_per_key = { columns of each key }, values = tensor [rows, columns], key_dim = 1 }
+--- (0: the keys divide the rows).
 setmetatable(M, { __call = make, __tostring = function() return "class KeyedTensor" end })
 
---- `of` for the library's modules, which know that their arguments are right: LuaJIT does not compile what `of` asks of an array.
+--- `of` for the library's modules, which know that their arguments are right: LuaJIT does not compile what `of` asks of
+--- an array.
 function M._of(keys, lengths, values)
   check(C.peri_kt_new(keys.ptr, lengths, 1, Tensor.ptr(values), out))
   return wrap(out[0])
 end
---- As the constructor, for modules that make one in each step: keys a Keys, lengths an int64_t array of their columns (copied).
+--- As the constructor, for modules that make one in each step: keys a Keys, lengths an int64_t array of their columns
+--- (copied).
 function M.of(keys, lengths, values)
   if not Keys.is(keys) or not ffi.istype(widths, lengths) or ffi.sizeof(lengths) < 8 * #keys then
-    P.fail "KeyedTensor.of: wanted Keys, and an array int64_t[?] with a number for each; KeyedTensor { ... } takes lists"
+    P.fail("KeyedTensor.of: wanted Keys, and an array int64_t[?] with a number for each; KeyedTensor { ... } takes "
+      .. "lists")
   end
   return M._of(keys, lengths, values)
 end
@@ -72,7 +75,7 @@ function M.from_tensor_list(keys, tensors, dim)
   return wrap(out[0])
 end
 
--- -- looking -----------------------------------------------------------------------------------------------------------------------
+-- -- looking ----------------------------------------------------------------------------------------------------------
 
 function methods:keys() return Keys._list(C.peri_kt_keys(ptr(self))) end
 --- The keys as one shared object, cheap to pass on.
@@ -91,7 +94,9 @@ function methods:offset_per_key() return A.list(C.peri_kt_offset_per_key(ptr(sel
 --- The columns of a key: a view. kt["name"] is the same, unless the name is that of a method.
 function methods:get(key)
   local i = C.peri_keys_find(C.peri_kt_keys(ptr(self)), key)
-  if i < 0 then P.fail(("KeyedTensor: no key '%s'; keys: %s"):format(tostring(key), table.concat(self:keys(), ", "))) end
+  if i < 0 then
+    P.fail(("KeyedTensor: no key '%s'; keys: %s"):format(tostring(key), table.concat(self:keys(), ", ")))
+  end
   check(C.peri_kt_get(ptr(self), i, tensor_out))
   return Tensor.wrap(tensor_out[0])
 end
@@ -105,7 +110,8 @@ function methods:to_dict()
 end
 
 local function of_values(self, values)
-  check(C.peri_kt_new(C.peri_kt_keys(ptr(self)), C.peri_kt_length_per_key(ptr(self)), self:key_dim(), Tensor.ptr(values), out))
+  check(C.peri_kt_new(C.peri_kt_keys(ptr(self)), C.peri_kt_length_per_key(ptr(self)), self:key_dim(),
+    Tensor.ptr(values), out))
   return wrap(out[0])
 end
 
@@ -120,7 +126,7 @@ function methods:size_in_bytes()
   return tonumber(d.numel * C.peri_dtype_size(d.dtype))
 end
 
--- -- regrouping --------------------------------------------------------------------------------------------------------------------
+-- -- regrouping -------------------------------------------------------------------------------------------------------
 
 local plan_methods = {}
 local wrap_plan, _, plan_ptr = P.handle("peri_regroup", plan_methods, nil, "a regrouping plan")
@@ -159,7 +165,8 @@ local function run(func, made, kts, m)
   return list
 end
 
---- One tensor per group: the columns of its keys, from whichever KeyedTensor has them. A key may be used several times, or not at all.
+--- One tensor per group: the columns of its keys, from whichever KeyedTensor has them. A key may be used several times,
+--- or not at all.
 function M.regroup(kts, groups)
   return run("KeyedTensor.regroup", plan("KeyedTensor.regroup", kts, groups), kts, #groups)
 end
@@ -211,9 +218,10 @@ signature.handle("KeyedTensor", ctype)
 
 signature.check("KeyedTensor.", M, { from_tensor_list = "keys: any, tensors: list, dim: any",
   regroup = "kts: list, groups: list", regroup_as_dict = "kts: list, groups: list, names: list" })
-signature.check("KTRegroupAsDict:", Regroup, { init = "self: table, groups: list, names: list", forward = "self: table, kts: list" })
-signature.check_each("KeyedTensor:", methods, { "keys", "key_list", "values", "key_dim", "device", "length_per_key", "offset_per_key",
-  "to_dict", "size_in_bytes" }, "self: KeyedTensor")
+signature.check("KTRegroupAsDict:", Regroup, { init = "self: table, groups: list, names: list",
+  forward = "self: table, kts: list" })
+signature.check_each("KeyedTensor:", methods, { "keys", "key_list", "values", "key_dim", "device", "length_per_key",
+  "offset_per_key", "to_dict", "size_in_bytes" }, "self: KeyedTensor")
 signature.check("KeyedTensor:", methods, { get = "self: KeyedTensor, key: string",
   to = "self: KeyedTensor, device: device?, non_blocking: boolean?",
   pin_memory = "self: KeyedTensor, device: device?" })

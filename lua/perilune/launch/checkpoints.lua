@@ -1,4 +1,5 @@
--- checkpoints.lua: what `perilune checkpoint` prints: what is in a checkpoint, whether it is whole, what differs between two.
+-- checkpoints.lua: what `perilune checkpoint` prints: what is in a checkpoint, whether it is whole, what differs
+-- between two.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
@@ -25,7 +26,8 @@ local function print_table(rows)
     for i, text in ipairs(row) do widths[i] = math.max(widths[i] or 0, #text) end
   end
   for _, row in ipairs(rows) do
-    print((table.concat(util.map(row, function(text, i) return text .. (" "):rep(widths[i] - #text) end), "  "):gsub("%s+$", "")))
+    print((table.concat(util.map(row, function(text, i) return text .. (" "):rep(widths[i] - #text) end),
+      "  "):gsub("%s+$", "")))
   end
 end
 
@@ -63,7 +65,8 @@ function actions.ls(paths)
       rows[#rows + 1] = { name, step_of(values.values),
         tostring(#c:names()), size_text(bytes_of(c)), tostring(values.ranks or "-"), c:parent() or "-", c:digest() }
       by_digest[c:digest()] = name
-      local same = C.peri_checkpoint_identify(paths[1] .. "/" .. name, identity) >= 0 and ffi.string(identity.same_as) or ""
+      local same = C.peri_checkpoint_identify(paths[1] .. "/" .. name, identity) >= 0 and ffi.string(identity.same_as)
+        or ""
       stands_for[same] = name
       c:close()
     end
@@ -86,16 +89,17 @@ end
 
 function actions.show(paths)
   local c = checkpoint.open(paths[1])
-  print(("%s\n  digest  %s\n  parent  %s\n  size    %s"):format(paths[1], c:digest() ~= "" and c:digest() or "none: a safetensors file",
-    c:parent() and ("%s (this is increment %d)"):format(c:parent(), c:increment()) or "none: it is whole by itself",
-    size_text(bytes_of(c))))
+  print(("%s\n  digest  %s\n  parent  %s\n  size    %s"):format(paths[1], c:digest() ~= "" and c:digest()
+    or "none: a safetensors file", c:parent() and ("%s (this is increment %d)"):format(c:parent(), c:increment())
+    or "none: it is whole by itself", size_text(bytes_of(c))))
   for i, level in ipairs(c:levels()) do
     if i > 1 then print("  on      " .. level) end
   end
   local rows = { { "tensor", "dtype", "shape", "pieces", c:parent() and "rows" or nil } }
   for _, name in ipairs(c:names()) do
     local t = c:tensor(name)
-    rows[#rows + 1] = { name, t.dtype, table.concat(t.shape, " x "), tostring(#t.pieces), c:parent() and rows_text(c, t) or nil }
+    rows[#rows + 1] = { name, t.dtype, table.concat(t.shape, " x "), tostring(#t.pieces), c:parent()
+      and rows_text(c, t) or nil }
   end
   print_table(rows)
   print("values  " .. require("perilune.text").encode(c:values().values or {}, {}, 0))
@@ -110,8 +114,8 @@ function actions.verify(paths)
     bytes = bytes + bytes_of(c)
     c:close()
   end
-  print(("%s: all checksums hold (%s%s)"):format(paths[1], size_text(bytes), #levels > 1 and (" in %d checkpoints, of which it is the last "
-    .. "increment"):format(#levels) or ""))
+  print(("%s: all checksums hold (%s%s)"):format(paths[1], size_text(bytes), #levels > 1
+    and (" in %d checkpoints, of which it is the last " .. "increment"):format(#levels) or ""))
   return 0
 end
 
@@ -136,13 +140,15 @@ local function blocks(shape, f)
   end
 end
 
---- Whether tensors x of a and y of b have the same bytes by what their manifests say; nil: the pieces are others, or on different parents.
+--- Whether tensors x of a and y of b have the same bytes by what their manifests say; nil: the pieces are others, or on
+--- different parents.
 local function same_by_checksums(a, b, x, y)
   if #x.pieces ~= #y.pieces or (a:parent() or b:parent()) and a:digest() ~= b:digest() then return nil end
   local same = true
   for i, p in ipairs(x.pieces) do
     local q = y.pieces[i]
-    local alike = table.concat(p.offset, " ") == table.concat(q.offset, " ") and table.concat(p.size, " ") == table.concat(q.size, " ")
+    local alike = table.concat(p.offset, " ") == table.concat(q.offset, " ")
+      and table.concat(p.size, " ") == table.concat(q.size, " ")
       and table.concat(p.columns or {}, " ") == table.concat(q.columns or {}, " ")
     if not (alike and p.xxh3 and q.xxh3) then return nil end
     same = same and p.xxh3 == q.xxh3
@@ -152,10 +158,11 @@ end
 
 local widened = { bf16 = "f32", f16 = "f32" } -- what Lua does not read
 local parts, out = { c64 = 2, c128 = 2 }, ffi.new "void *[1]"
-local host_types = { f64 = "double*", f32 = "float*", i64 = "int64_t*", i32 = "int32_t*", i16 = "int16_t*", i8 = "int8_t*", u8 = "uint8_t*",
-  bool = "uint8_t*", c64 = "float*", c128 = "double*" }
+local host_types = { f64 = "double*", f32 = "float*", i64 = "int64_t*", i32 = "int32_t*", i16 = "int16_t*",
+  i8 = "int8_t*", u8 = "uint8_t*", bool = "uint8_t*", c64 = "float*", c128 = "double*" }
 
---- Reads blocks of a tensor of checkpoint `c`, all into the same memory: memory of its own for each block would cost more than reading.
+--- Reads blocks of a tensor of checkpoint `c`, all into the same memory: memory of its own for each block would cost
+--- more than reading.
 local function block_reader(c, x)
   local tensor, shape
   return function(offset, size)
@@ -209,10 +216,13 @@ function actions.diff(paths)
     local x, y = a:has(name) and a:tensor(name), b:has(name) and b:tensor(name)
     if not (x and y) then rows[#rows + 1] = { name, ("only in %s"):format(x and paths[1] or paths[2]) }
     elseif x.dtype ~= y.dtype or table.concat(x.shape, " ") ~= table.concat(y.shape, " ") then
-      rows[#rows + 1] = { name, ("%s %s, and %s %s"):format(x.dtype, table.concat(x.shape, " x "), y.dtype, table.concat(y.shape, " x ")) }
+      rows[#rows + 1] = { name, ("%s %s, and %s %s"):format(x.dtype, table.concat(x.shape, " x "), y.dtype,
+        table.concat(y.shape, " x ")) }
     elseif not same_by_checksums(a, b, x, y) then
       local n, most = P.scope(count_differences, a, b, x, y)
-      if n > 0 then rows[#rows + 1] = { name, ("%d of %d elements differ, by %.3g at most"):format(n, elements(x.shape), most) } end
+      if n > 0 then
+        rows[#rows + 1] = { name, ("%d of %d elements differ, by %.3g at most"):format(n, elements(x.shape), most) }
+      end
     end
   end
   if #rows > 0 then print_table(rows)
@@ -221,8 +231,8 @@ function actions.diff(paths)
   return #rows == 0 and 0 or 1
 end
 
-local npy_types = { f64 = "<f8", f32 = "<f4", f16 = "<f2", i64 = "<i8", i32 = "<i4", i16 = "<i2", i8 = "|i1", u8 = "|u1", bool = "|b1",
-  c64 = "<c8" }
+local npy_types = { f64 = "<f8", f32 = "<f4", f16 = "<f2", i64 = "<i8", i32 = "<i4", i16 = "<i2", i8 = "|i1",
+  u8 = "|u1", bool = "|b1", c64 = "<c8" }
 
 function actions.export(paths, options)
   local c, name = checkpoint.open(paths[1]), paths[2]
@@ -242,13 +252,15 @@ function actions.export(paths, options)
     P.scope(function()
       local block = c:read(name, { offset = offset, size = size }):to(dtype)
       P.check(P.C.peri_tensor_data(Tensor.ptr(block), out))
-      local bytes, memory = block:numel() * tonumber(P.C.peri_dtype_size(P.C.peri_dtype_parse(dtype))), ffi.cast("char *", out[0])
+      local bytes, memory = block:numel() * tonumber(P.C.peri_dtype_size(P.C.peri_dtype_parse(dtype))),
+        ffi.cast("char *", out[0])
       for at = 0, bytes - 1, PUT do put(ffi.string(memory + at, math.min(PUT, bytes - at))) end
       if collectgarbage "count" > most then collectgarbage() end -- by itself Lua waits for twice of what there was
     end)
   end)
   if not file:close() then P.fail(("checkpoint: '%s' could not be written as a whole"):format(path)) end
-  print(("%s: %s [%s]%s"):format(path, dtype, table.concat(t.shape, ", "), dtype ~= t.dtype and ", from " .. t.dtype or ""))
+  print(("%s: %s [%s]%s"):format(path, dtype, table.concat(t.shape, ", "), dtype ~= t.dtype and ", from " .. t.dtype
+    or ""))
   return 0
 end
 
@@ -257,7 +269,8 @@ function M.refusal(options)
   local wanted = ({ ls = 1, show = 1, verify = 1, diff = 2, export = 2, compact = 1 })[options.action]
   if #options.paths ~= wanted and not (options.action == "compact" and #options.paths > 1) then
     return ("checkpoint %s: %s, wanted %s"):format(options.action, util.number_of(#options.paths, "word"),
-      ({ ls = "a folder of checkpoints", diff = "two checkpoints", export = "a checkpoint and the name of a tensor" })[options.action]
+      ({ ls = "a folder of checkpoints", diff = "two checkpoints",
+        export = "a checkpoint and the name of a tensor" })[options.action]
       or "a checkpoint")
   end
   if options.output and options.action ~= "export" and options.action ~= "compact" then

@@ -1,11 +1,13 @@
--- launch/compare.lua: `perilune compare a.jsonl b.jsonl`: draws the numbers of runs' logs over their steps, a letter for each run.
+-- launch/compare.lua: `perilune compare a.jsonl b.jsonl`: draws the numbers of runs' logs over their steps, a letter
+-- for each run.
 local util = require "perilune.util"
 
 local M = {}
 
 local WIDTH, HEIGHT, MOST = 64, 12, 26
 
---- The objects of a log, one a line, in order; nil and why. A line that was cut off at the end of a run that was killed is left out.
+--- The objects of a log, one a line, in order; nil and why. A line that was cut off at the end of a run that was killed
+--- is left out.
 local function read(path)
   local json = require "dkjson"
   local file, problem = io.open(path)
@@ -49,7 +51,9 @@ function M.draw(name, list)
   end
   local grid, lines = {}, { ("%s: %g to %g, steps %g to %g"):format(name, low, high, first, last) }
   for y = 1, HEIGHT do grid[y] = {} end
-  local function at(x, from, to, n) return to > from and math.floor((x - from) / (to - from) * (n - 1) + 0.5) + 1 or 1 end
+  local function at(x, from, to, n)
+    return to > from and math.floor((x - from) / (to - from) * (n - 1) + 0.5) + 1 or 1
+  end
   for run, curve in ipairs(list) do
     for _, p in ipairs(curve or {}) do
       local x, y, mark = at(p[1], first, last, WIDTH), HEIGHT + 1 - at(p[2], low, high, HEIGHT), string.char(96 + run)
@@ -74,7 +78,9 @@ end
 
 --- The command. fields: names with commas; nil: all that some run has. Returns the exit code, and with 1 or 2 why.
 function M.run(paths, fields)
-  if not pcall(require, "dkjson") then return 1, "compare: logs are JSON, and dkjson was not found (Debian: lua-dkjson)" end
+  if not pcall(require, "dkjson") then
+    return 1, "compare: logs are JSON, and dkjson was not found (Debian: lua-dkjson)"
+  end
   if #paths > MOST then return 2, ("compare: %d logs, allowed: 1..%d"):format(#paths, MOST) end
   local runs, names = {}, {}
   for i, path in ipairs(paths) do
@@ -85,7 +91,9 @@ function M.run(paths, fields)
   end
   local chosen = {}
   for name in (fields or ""):gmatch "[^,]+" do
-    if not names[name] then return 2, ("compare: no log has '%s'; they have: %s"):format(name, table.concat(util.keys(names), ", ")) end
+    if not names[name] then
+      return 2, ("compare: no log has '%s'; they have: %s"):format(name, table.concat(util.keys(names), ", "))
+    end
     chosen[#chosen + 1] = name
   end
   for i, path in ipairs(paths) do print(("%s  %s"):format(string.char(96 + i), path)) end

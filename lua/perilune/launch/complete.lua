@@ -1,10 +1,11 @@
--- launch/complete.lua: what may stand at the cursor of an interactive session: globals, fields, methods, names in help "".
+-- launch/complete.lua: what may stand at the cursor of an interactive session: globals, fields, methods, names in help
+-- "".
 local util = require "perilune.util"
 
 local M = {}
 
-local keywords = { "and", "break", "do", "else", "elseif", "end", "false", "for", "function", "if", "in", "local", "nil", "not", "or",
-  "repeat", "return", "then", "true", "until", "while" }
+local keywords = { "and", "break", "do", "else", "elseif", "end", "false", "for", "function", "if", "in", "local",
+  "nil", "not", "or", "repeat", "return", "then", "true", "until", "while" }
 
 --- Add the names among the keys of a table to a set.
 local function add(set, t)

@@ -44,24 +44,30 @@ check("processor", function(C)
   local flags = read("/proc/cpuinfo"):match "flags%s*:([^\n]*)" or ""
   if isa == "ref" then
     return note(("kernels '%s': portable C"):format(isa), jit.arch == "x64" and not flags:find " avx2"
-      and "this processor has no AVX2; Perilune is several times slower here" or "is PERI_CPU_ISA set? Unset it, and the fastest is chosen")
+      and "this processor has no AVX2; Perilune is several times slower here"
+      or "is PERI_CPU_ISA set? Unset it, and the fastest is chosen")
   end
   if isa ~= "avx512" and flags:find " avx512bw" and flags:find " avx512vl" then
-    return note(("kernels '%s', the processor has AVX-512"):format(isa), "is PERI_CPU_ISA set? Unset it, and the fastest is chosen")
+    return note(("kernels '%s', the processor has AVX-512"):format(isa),
+      "is PERI_CPU_ISA set? Unset it, and the fastest is chosen")
   end
   return ok("kernels '%s' (PERI_CPU_ISA)", isa)
 end)
 
 check("compiled Lua", function()
   local traversal = require("perilune.compiler").wrong(jit.arch, jit.version) == "traversal"
-  if jit.status() then return ok("%s compiles%s", jit.version, traversal and ", but for pairs and next, which it gets wrong" or "") end
-  return note(jit.version .. " does not compile", "on 64-bit ARM, LuaJIT from November 2023 on is wanted: scripts are several times slower")
+  if jit.status() then
+    return ok("%s compiles%s", jit.version, traversal and ", but for pairs and next, which it gets wrong" or "")
+  end
+  return note(jit.version .. " does not compile",
+    "on 64-bit ARM, LuaJIT from November 2023 on is wanted: scripts are several times slower")
 end)
 
 check("threads", function(C, launcher)
   local threads, cpus = C.peri_threads(), launcher.cpus()
   if threads > cpus then
-    return note(("%d threads for %d processors"):format(threads, cpus), "set PERI_NUM_THREADS, or -t, to at most the processors of a rank")
+    return note(("%d threads for %d processors"):format(threads, cpus),
+      "set PERI_NUM_THREADS, or -t, to at most the processors of a rank")
   end
   return ok("%d in each rank, %d processors (PERI_NUM_THREADS)", threads, cpus)
 end)
@@ -82,17 +88,21 @@ end)
 check("huge pages", function()
   local mode = read("/sys/kernel/mm/transparent_hugepage/enabled"):match "%[(%a+)%]"
   if mode == "never" then
-    return note("off", "lookups in large tables are faster with them; as root: echo madvise >/sys/kernel/mm/transparent_hugepage/enabled")
+    return note("off", "lookups in large tables are faster with them; as root: echo madvise "
+      .. ">/sys/kernel/mm/transparent_hugepage/enabled")
   end
   return ok("%s", mode or "unknown")
 end)
 
 check("shared memory", function()
   local room = tonumber((line_of "df -Pk /dev/shm | tail -n 1" or ""):match "%S+%s+(%d+)")
-  if not room then return note("/dev/shm is not there", "ranks of one machine meet there: mount a tmpfs at /dev/shm") end
+  if not room then
+    return note("/dev/shm is not there", "ranks of one machine meet there: mount a tmpfs at /dev/shm")
+  end
   room = room * 1024
   if room < 2 ^ 28 then
-    return note("/dev/shm has " .. amount(room), "ranks of one machine exchange through it; in a container: docker run --shm-size=2g")
+    return note("/dev/shm has " .. amount(room),
+      "ranks of one machine exchange through it; in a container: docker run --shm-size=2g")
   end
   return ok("/dev/shm has %s", amount(room))
 end)
@@ -100,22 +110,26 @@ end)
 check("locked memory", function()
   local bytes = limit "Max locked memory"
   if bytes and bytes < 2 ^ 26 then
-    return note(amount(bytes) .. " (ulimit -l)", "InfiniBand, pinned batches for GPUs and io_uring need more: ulimit -l unlimited "
-      .. "(/etc/security/limits.conf: memlock); in a container: docker run --ulimit memlock=-1")
+    return note(amount(bytes) .. " (ulimit -l)",
+      "InfiniBand, pinned batches for GPUs and io_uring need more: ulimit -l unlimited "
+        .. "(/etc/security/limits.conf: memlock); in a container: docker run --ulimit memlock=-1")
   end
   return ok("%s (ulimit -l)", amount(bytes or math.huge))
 end)
 
 check("open files", function(_, launcher)
   local files = launcher.files(0)
-  if files < 1024 then return note(("%d (ulimit -n)"):format(files), "many ranks, or tables in files, need more: ulimit -n 4096") end
+  if files < 1024 then
+    return note(("%d (ulimit -n)"):format(files), "many ranks, or tables in files, need more: ulimit -n 4096")
+  end
   return ok("%d (ulimit -n)", files)
 end)
 
 check("peer memory", function(_, launcher)
   if launcher.peer_memory() then return ok "ranks may copy from memory to memory" end
-  return note("forbidden: ranks of one machine exchange through messages", "in a container: docker run --cap-add=SYS_PTRACE; elsewhere "
-    .. "as root: echo 0 >/proc/sys/kernel/yama/ptrace_scope")
+  return note("forbidden: ranks of one machine exchange through messages",
+    "in a container: docker run --cap-add=SYS_PTRACE; elsewhere "
+      .. "as root: echo 0 >/proc/sys/kernel/yama/ptrace_scope")
 end)
 
 check("matrix products", function(_, launcher, peri)
@@ -123,9 +137,13 @@ check("matrix products", function(_, launcher, peri)
     local x = peri.ones({ 64, 64 }, "f32", "cpu")
     peri.nn.functional.linear(x, x)
   end)
-  if not works then return fail(tostring(err), "install OpenBLAS (Debian: libopenblas0), and build again: make probe all") end
+  if not works then
+    return fail(tostring(err), "install OpenBLAS (Debian: libopenblas0), and build again: make probe all")
+  end
   local found = {}
-  for _, l in ipairs(launcher.libraries()) do found[l.name] = l.version:gsub("^" .. l.name .. "%s+", ""):match "^%S+" end
+  for _, l in ipairs(launcher.libraries()) do
+    found[l.name] = l.version:gsub("^" .. l.name .. "%s+", ""):match "^%S+"
+  end
   if found.oneDNN then return ok("oneDNN %s, OpenBLAS %s", found.oneDNN, found.OpenBLAS or "") end
   return note(("OpenBLAS %s"):format(found.OpenBLAS or ""),
     "oneDNN is some 10 % faster over a step (Debian: libdnnl-dev), then: make probe all")
@@ -142,10 +160,12 @@ check("several ranks", function(C)
   local usable, why = probe(C.peri_comm_probe, "mpi")
   local mpirun = line_of "command -v mpirun"
   if not usable then
-    return note("transport mpi: " .. why, "for more than one process install Open MPI (Debian: openmpi-bin libopenmpi-dev)")
+    return note("transport mpi: " .. why,
+      "for more than one process install Open MPI (Debian: openmpi-bin libopenmpi-dev)")
   end
   if not mpirun then
-    return note("mpirun is not in PATH", "perilune run -n starts ranks with it (Debian: openmpi-bin); under srun it is not needed")
+    return note("mpirun is not in PATH",
+      "perilune run -n starts ranks with it (Debian: openmpi-bin); under srun it is not needed")
   end
   return ok("%s", (line_of(mpirun .. " --version") or mpirun))
 end)
@@ -156,11 +176,15 @@ check("GPUs", function(C)
   if usable then
     local nccl, why_not = probe(C.peri_comm_probe, "nccl")
     if not nccl then
-      return note("cuda is usable, nccl is not: " .. why_not, "several GPUs exchange through the host's memory: install NCCL; make cuda")
+      return note("cuda is usable, nccl is not: " .. why_not,
+        "several GPUs exchange through the host's memory: install NCCL; make cuda")
     end
     return ok("cuda and nccl are usable%s", gpu and ": " .. gpu or "")
   end
-  if gpu then return note(gpu .. ", but the device cuda is not usable: " .. why, "build the plugin, with the CUDA Toolkit: make cuda") end
+  if gpu then
+    return note(gpu .. ", but the device cuda is not usable: " .. why,
+      "build the plugin, with the CUDA Toolkit: make cuda")
+  end
   return ok "none on this machine"
 end)
 
@@ -172,9 +196,12 @@ end)
 check("calibration", function(C, _, peri)
   local described = peri.ffi.struct "peri_tune_choice"
   for i = 0, C.peri_tune_count() - 1 do
-    if C.peri_tune_describe(i, described) == 0 and described.source > 0 then return ok "choices of this processor are measured" end
+    if C.peri_tune_describe(i, described) == 0 and described.source > 0 then
+      return ok "choices of this processor are measured"
+    end
   end
-  return note("not done on this machine", "perilune calibrate measures which ways are fast here, and rates for plans (docs/tuning.md)")
+  return note("not done on this machine",
+    "perilune calibrate measures which ways are fast here, and rates for plans (docs/tuning.md)")
 end)
 
 --- The command: prints a line for each check. Returns the exit code: 1 if something fails.

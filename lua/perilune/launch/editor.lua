@@ -1,9 +1,10 @@
--- launch/editor.lua: reads a line from a terminal with editing, history and completion. Keys arrive as bytes; what is shown leaves as text.
+-- launch/editor.lua: reads a line from a terminal with editing, history and completion. Keys arrive as bytes; what is
+-- shown leaves as text.
 local M = {}
 M.__index = M
 
---- An editor. read(milliseconds) -> byte or nil, write(text), columns() -> number; complete(text before the cursor) -> first position
---- of the word, list of words that may stand there.
+--- An editor. read(milliseconds) -> byte or nil, write(text), columns() -> number; complete(text before the cursor) ->
+--- first position of the word, list of words that may stand there.
 function M.new(read, write, columns, complete)
   return setmetatable({ read = read, write = write, columns = columns, complete = complete, history = {} }, M)
 end
@@ -102,7 +103,8 @@ local function tab(self)
   end
 end
 
---- Search backwards in the history for what is typed (Ctrl-R); Ctrl-R again: for an earlier line. Returns the key that ended it.
+--- Search backwards in the history for what is typed (Ctrl-R); Ctrl-R again: for an earlier line. Returns the key that
+--- ended it.
 local function search(self)
   local wanted, from = "", #self.history
   local function find(start)
@@ -129,21 +131,23 @@ end
 
 local keys = {
   [1] = function(self) self.at = 0 end, [5] = function(self) self.at = #self.line end,
-  [2] = function(self) self.at = math.max(0, self.at - 1) end, [6] = function(self) self.at = math.min(#self.line, self.at + 1) end,
+  [2] = function(self) self.at = math.max(0, self.at - 1) end,
+  [6] = function(self) self.at = math.min(#self.line, self.at + 1) end,
   [8] = function(self) cut(self, self.at, self.at) end, [9] = tab,
   [11] = function(self) cut(self, self.at + 1, #self.line) end, [21] = function(self) cut(self, 1, self.at) end,
   [23] = function(self) cut(self, word_start(self) + 1, self.at) end,
-  [12] = function(self) self.write "\27[H\27[2J" end,
-  [14] = function(self) recall(self, 1) end, [16] = function(self) recall(self, -1) end,
+  [12] = function(self) self.write "\27[H\27[2J" end, [14] = function(self) recall(self, 1) end,
+  [16] = function(self) recall(self, -1) end,
 }
 keys[127] = keys[8]
 
 -- What follows ESC: of arrows and other keys.
 local sequences = {
-  ["[A"] = keys[16], ["[B"] = keys[14], ["[C"] = keys[6], ["[D"] = keys[2], ["[H"] = keys[1], ["[F"] = keys[5], ["OH"] = keys[1],
-  ["OF"] = keys[5], ["OA"] = keys[16], ["OB"] = keys[14], ["OC"] = keys[6], ["OD"] = keys[2], ["[1~"] = keys[1], ["[4~"] = keys[5],
-  ["[7~"] = keys[1], ["[8~"] = keys[5], ["[3~"] = function(self) cut(self, self.at + 1, self.at + 1) end,
-  ["b"] = function(self) self.at = word_start(self) end, ["f"] = function(self) self.at = word_end(self) end,
+  ["[A"] = keys[16], ["[B"] = keys[14], ["[C"] = keys[6], ["[D"] = keys[2], ["[H"] = keys[1], ["[F"] = keys[5],
+  ["OH"] = keys[1], ["OF"] = keys[5], ["OA"] = keys[16], ["OB"] = keys[14], ["OC"] = keys[6], ["OD"] = keys[2],
+  ["[1~"] = keys[1], ["[4~"] = keys[5], ["[7~"] = keys[1], ["[8~"] = keys[5], ["[3~"] = function(self)
+    cut(self, self.at + 1, self.at + 1)
+  end, ["b"] = function(self) self.at = word_start(self) end, ["f"] = function(self) self.at = word_end(self) end,
   ["d"] = function(self) cut(self, self.at + 1, word_end(self)) end,
 }
 sequences["[1;5D"], sequences["[1;5C"] = sequences.b, sequences.f
@@ -165,7 +169,8 @@ local function utf8(self, byte)
   insert(self, text)
 end
 
---- One line; nil at the end (Ctrl-D in an empty line, or no more input); nil, true: Ctrl-C. It is not put into the history: see `remember`.
+--- One line; nil at the end (Ctrl-D in an empty line, or no more input); nil, true: Ctrl-C. It is not put into the
+--- history: see `remember`.
 function M:line_of(prompt)
   self.prompt, self.line, self.at, self.place, self.unfinished = prompt, {}, 0, #self.history + 1, ""
   self:draw()

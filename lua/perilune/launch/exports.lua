@@ -1,4 +1,5 @@
--- launch/exports.lua: `perilune export`: a checkpoint, and a script that makes the model that it is of, as a model file.
+-- launch/exports.lua: `perilune export`: a checkpoint, and a script that makes the model that it is of, as a model
+-- file.
 local errors = require "perilune.errors"
 local util = require "perilune.util"
 local P = require "perilune.ffi"
@@ -17,7 +18,9 @@ function M.refusal(options)
     end
     return nil
   end
-  if not options.model then return "export: --model SCRIPT is missing: a Lua file that returns the model and held-out batches" end
+  if not options.model then
+    return "export: --model SCRIPT is missing: a Lua file that returns the model and held-out batches"
+  end
   if not options.output then return "export: --output FILE is missing: where the model file will be" end
 end
 
@@ -40,8 +43,8 @@ local function load_script(path)
   local made = chunk(path)
   if type(made) == "function" then made = made() end
   if type(made) ~= "table" or Module.is(made) or not Module.is(made.model) then
-    P.fail(("export: --model %s returns %s, wanted { model = an nn.Module, batches = { held-out batches } }"):format(path,
-      errors.kind(made)))
+    P.fail(("export: --model %s returns %s, wanted { model = an nn.Module, batches = { held-out batches } }"):format(
+      path, errors.kind(made)))
   end
   return made
 end
@@ -52,11 +55,13 @@ local function verify(path)
   print(("%s: whole; version %d, by %s, digest %s"):format(path, d.version, d.producer, d.digest))
   print(("%d bytes, %d of them tables; %d operations"):format(d.bytes, d.table_bytes, d.operations))
   for _, x in ipairs(file:inputs()) do
-    print(("input   %s: %s"):format(x.name, x.kind == "dense" and ("%d numbers"):format(x.columns) or x.mapped and "any 64-bit ids"
-      or ("ids 0..%d"):format(x.rows - 1)))
+    print(("input   %s: %s"):format(x.name, x.kind == "dense" and ("%d numbers"):format(x.columns) or x.mapped
+      and "any 64-bit ids" or ("ids 0..%d"):format(x.rows - 1)))
   end
   for _, x in ipairs(file:outputs()) do print(("output  %s: %d numbers"):format(x.name, x.columns)) end
-  for _, x in ipairs(file:tables()) do print(("table   %s: %s [%d, %d], %d bytes"):format(x.name, x.dtype, x.rows, x.columns, x.bytes)) end
+  for _, x in ipairs(file:tables()) do
+    print(("table   %s: %s [%d, %d], %d bytes"):format(x.name, x.dtype, x.rows, x.columns, x.bytes))
+  end
 end
 
 --- Do it. Returns the exit code.

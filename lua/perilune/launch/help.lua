@@ -11,7 +11,8 @@ local function ends(full, name)
   return full == name or full:sub(-#name - 1) == "." .. name
 end
 
---- The name under which a class above describes a method: "peri.nn.DLRM:state_dict" stands for "peri.nn.Module:state_dict"; nil: none does.
+--- The name under which a class above describes a method: "peri.nn.DLRM:state_dict" stands for
+--- "peri.nn.Module:state_dict"; nil: none does.
 local function inherited(name)
   local class, key = name:match "^(.*)[%.:]([%w_]+)$"
   if not class then return nil end
@@ -45,7 +46,9 @@ local function near(name)
     local last = full:match "[%w_]+$"
     local least = math.min(util.distance(wanted, last:lower()), util.distance(wanted, full:lower():gsub("^peri%.", "")))
     local inside = #wanted >= 3 and full:lower():find(wanted, 1, true)
-    if least <= math.max(1, math.floor(#wanted / 3)) or inside then list[#list + 1] = { full, inside and least / 100 or least } end
+    if least <= math.max(1, math.floor(#wanted / 3)) or inside then
+      list[#list + 1] = { full, inside and least / 100 or least }
+    end
   end
   table.sort(list, function(a, b) return a[2] < b[2] or a[2] == b[2] and a[1] < b[1] end)
   return util.map({ unpack(list, 1, 5) }, function(x) return x[1] end)
@@ -86,7 +89,8 @@ local function contents()
     family = page.family
     lines[#lines + 1] = ("  %-20s %s"):format(page.name, page.title)
   end
-  lines[#lines + 1] = "\nperilune help PAGE lists the names of a page, perilune help NAME tells about a name, such as KeyedJaggedTensor,"
+  lines[#lines + 1] = "\nperilune help PAGE lists the names of a page, perilune help NAME tells about a name, such as "
+    .. "KeyedJaggedTensor,"
   lines[#lines + 1] = "KeyedJaggedTensor:permute, permute or peri_kjt_permute. The same as pages: docs/reference."
   return table.concat(lines, "\n")
 end
@@ -99,7 +103,9 @@ function M.text(name)
   if #found == 1 then return found[1] .. "\n\n" .. manual().texts[found[1]] end
   if #found > 1 then return ("'%s' is the name of several:\n\n%s"):format(name, listing(found)) end
   local others = near(name)
-  if #others > 0 then return nil, ("help: there is nothing about '%s'; is one of these meant?\n%s"):format(name, listing(others)) end
+  if #others > 0 then
+    return nil, ("help: there is nothing about '%s'; is one of these meant?\n%s"):format(name, listing(others))
+  end
   others = speaking_of(name)
   return nil, #others > 0 and ("help: '%s' is no name; these speak of it:\n%s"):format(name, listing(others))
     or ("help: there is nothing about '%s'; perilune help lists the pages"):format(name)

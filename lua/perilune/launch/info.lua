@@ -1,4 +1,5 @@
--- launch/info.lua: what `perilune info` prints: the machine as Perilune sees and uses it, and the libraries that it runs on.
+-- launch/info.lua: what `perilune info` prints: the machine as Perilune sees and uses it, and the libraries that it
+-- runs on.
 local util = require "perilune.util"
 
 local M = {}
@@ -8,15 +9,16 @@ local function read(path) return util.read_file(path) or "" end
 local function line(name, format, ...) print(("  %-16s %s"):format(name, format:format(...))) end
 
 --- Extensions of x86 that kernels, BLAS libraries or readers of benchmarks ask about.
-local EXTENSIONS = { "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16",
-  "amx_int8" }
+local EXTENSIONS = { "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
+  "avx512_fp16", "amx_bf16", "amx_int8" }
 
 --- "32K data, 32K instruction, 1024K level 2, 33792K level 3 of 2": of the first processor.
 local function caches()
   local list = {}
   for i = 0, 9 do
     local at = ("/sys/devices/system/cpu/cpu0/cache/index%d/"):format(i)
-    local size, level, kind = read(at .. "size"):match "%S+", read(at .. "level"):match "%d+", read(at .. "type"):match "%a+"
+    local size, level, kind = read(at .. "size"):match "%S+", read(at .. "level"):match "%d+",
+      read(at .. "type"):match "%a+"
     if not size then break end
     local shared = select(2, read(at .. "shared_cpu_list"):gsub("%d+", ""))
     list[#list + 1] = ("%s %s%s"):format(size, level == "1" and kind:lower() or "level " .. level,
@@ -35,8 +37,8 @@ local function machine(C, launcher)
   local nodes = 0
   while read(("/sys/devices/system/node/node%d/cpulist"):format(nodes)) ~= "" do nodes = nodes + 1 end
   print "machine"
-  line("processor", "%s, %d of %d processors, %d NUMA node%s", cpuinfo:match "model name%s*:%s*([^\n]*)" or jit.arch, launcher.cpus(),
-    select(2, cpuinfo:gsub("processor%s*:", "")), math.max(nodes, 1), nodes > 1 and "s" or "")
+  line("processor", "%s, %d of %d processors, %d NUMA node%s", cpuinfo:match "model name%s*:%s*([^\n]*)" or jit.arch,
+    launcher.cpus(), select(2, cpuinfo:gsub("processor%s*:", "")), math.max(nodes, 1), nodes > 1 and "s" or "")
   line("instructions", "%s", #has > 0 and table.concat(has, " ") or "none beyond " .. jit.arch)
   line("kernels", "%s (PERI_CPU_ISA)", require("ffi").string(C.peri_cpu_isa()))
   line("caches", "%s", caches())
@@ -76,7 +78,8 @@ function M.print()
   local C, ffi, launcher = peri.ffi.C, require "ffi", require "perilune.launcher"
   local world = require("perilune.launch").world()
   line("threads", "%d in each rank (PERI_NUM_THREADS)", C.peri_threads())
-  line("world", "%s", world and ("rank %d of %d, by %s"):format(world.rank, world.size, world.launcher) or "this process alone")
+  line("world", "%s", world and ("rank %d of %d, by %s"):format(world.rank, world.size, world.launcher)
+    or "this process alone")
   local reason = ffi.new "char[512]"
   local function list(title, probe, names)
     print(title)
@@ -99,7 +102,8 @@ function M.print()
     opens and ffi.string(C.peri_device_name(found)) or ("'%s', not usable: %s"):format(own, why_not(found)))
   list("transports", function(...) return C.peri_comm_probe(...) end, { "self", "sim", "mpi", "nccl" })
   local gpu = backend:match "^cuda" and backend or "cuda"
-  local missing = not C.peri_device_probe(gpu, reason, 512) and "device " .. gpu or not C.peri_comm_probe("nccl", reason, 512) and "nccl"
+  local missing = not C.peri_device_probe(gpu, reason, 512) and "device " .. gpu
+    or not C.peri_comm_probe("nccl", reason, 512) and "nccl"
   line("of ranks on GPUs", "%s", missing and ("mpi, through the host's memory: %s is not usable"):format(missing)
     or "mpi, and nccl for tensors of GPUs where each rank has one of its own")
   local works, err = pcall(function() -- finds out who makes matrix products

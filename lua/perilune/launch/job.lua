@@ -1,7 +1,8 @@
--- launch/job.lua: mpirun as a child: what it says is passed on or put into one line, signals reach it, and its end is told.
+-- launch/job.lua: mpirun as a child: what it says is passed on or put into one line, signals reach it, and its end is
+-- told.
 --
--- Ranks say themselves why they fail (reports.lua), and their watchers (watch.c) say how they died. mpirun explains the same in boxes of
--- dashes (openmpi.lua knows them), which are dropped here, unless nobody else has said anything.
+-- Ranks say themselves why they fail (reports.lua), and their watchers (watch.c) say how they died. mpirun explains the
+-- same in boxes of dashes (openmpi.lua knows them), which are dropped here, unless nobody else has said anything.
 local openmpi = require "perilune.launch.openmpi"
 local reports = require "perilune.launch.reports"
 
@@ -10,13 +11,15 @@ local M = {}
 local INT, HUP, QUIT, KILL, TERM, USR1, USR2 = 2, 1, 3, 9, 15, 10, 12
 local END = HUP     -- by which mpirun is told to end the ranks: it blocks what else it would heed (runtime/host/job.c)
 local STOPPED = 75  -- exit code (EX_TEMPFAIL) of a job that stopped because it was asked to: it can be started again
-local NAMES = { [INT] = "interrupted (Ctrl-C)", [TERM] = "ended by signal 15 (SIGTERM)", [HUP] = "ended by signal 1 (SIGHUP)",
-  [QUIT] = "ended by signal 3 (SIGQUIT)", [USR1] = "ended by signal 10 (SIGUSR1)", [USR2] = "ended by signal 12 (SIGUSR2)" }
-local SHORT = { [INT] = "Ctrl-C", [TERM] = "SIGTERM", [USR1] = "SIGUSR1", [USR2] = "SIGUSR2" } -- those that scripts may heed
+local NAMES = { [INT] = "interrupted (Ctrl-C)", [TERM] = "ended by signal 15 (SIGTERM)",
+  [HUP] = "ended by signal 1 (SIGHUP)", [QUIT] = "ended by signal 3 (SIGQUIT)", [USR1] = "ended by signal 10 (SIGUSR1)",
+  [USR2] = "ended by signal 12 (SIGUSR2)" }
+-- those that scripts may heed
+local SHORT = { [INT] = "Ctrl-C", [TERM] = "SIGTERM", [USR1] = "SIGUSR1", [USR2] = "SIGUSR2" }
 local PATIENCE = 10 -- seconds that mpirun has to end the ranks: it needs more only where it cannot reach them
 local REST = 3      -- seconds that it has to end when they have: it hangs there at times
 
--- -- what mpirun says ----------------------------------------------------------------------------------------------------------------
+-- -- what mpirun says -------------------------------------------------------------------------------------------------
 
 --- The first entry of a list of openmpi.lua that knows a box or a line, and what its pattern finds there.
 local function first(list, text)
@@ -27,8 +30,8 @@ local function first(list, text)
   end
 end
 
---- A box: what it tells the filter F is kept there, put in our words, or passed on; what may follow from an end that nobody has told yet
---- is laid by.
+--- A box: what it tells the filter F is kept there, put in our words, or passed on; what may follow from an end that
+--- nobody has told yet is laid by.
 local function judge(F, text, emit)
   local entry, found = first(openmpi.endings, text)
   if entry then
@@ -53,7 +56,8 @@ local function untold(F)
   return table.concat(list)
 end
 
---- Returns what tells lines that are left out: noise, an empty line that belongs to it, and what mpirun says of its own end.
+--- Returns what tells lines that are left out: noise, an empty line that belongs to it, and what mpirun says of its own
+--- end.
 local function dropper(F)
   local blank = false
   return function(text)
@@ -72,10 +76,10 @@ local function heed(F, text)
   F.killed = F.killed or signal and 128 + signal
 end
 
---- A filter of mpirun's standard error: `feed(text)`, `flush()`, `finish(good)` at the end of a job, and what it knows: `spoke` (somebody
---- has said why it ends), `gone` (a rank has ended before its script), `killed` (the exit code of the first that a signal
---- killed), `ending` (how a rank ended, as mpirun tells it). `crashed`, if set, matches lines about mpirun's own end. `emit(text)` gets
---- what is passed on: at once, but for lines of dashes and what they enclose.
+--- A filter of mpirun's standard error: `feed(text)`, `flush()`, `finish(good)` at the end of a job, and what it knows:
+--- `spoke` (somebody has said why it ends), `gone` (a rank has ended before its script), `killed` (the exit code of the
+--- first that a signal killed), `ending` (how a rank ended, as mpirun tells it). `crashed`, if set, matches lines about
+--- mpirun's own end. `emit(text)` gets what is passed on: at once, but for lines of dashes and what they enclose.
 function M.filter(emit)
   local F = { spoke = false, gone = false, ending = nil, later = {} }
   local line, box = "", nil -- what is held back: the unfinished line, and the lines of an open box
@@ -127,7 +131,8 @@ function M.filter(emit)
       if stop then
         if open then pass(line) else whole(line) end
         line, open = "", false
-      elseif not box and #line >= 10 and not line:match "^%-+$" and not line:match "^mpirun: " and not (F.crashed and line:match "^%[") then
+      elseif not box and #line >= 10 and not line:match "^%-+$" and not line:match "^mpirun: "
+        and not (F.crashed and line:match "^%[") then
         pass(line)
         line, open = "", true
       end
@@ -138,13 +143,15 @@ function M.filter(emit)
   return F
 end
 
--- -- running it ------------------------------------------------------------------------------------------------------------------------
+-- -- running it -------------------------------------------------------------------------------------------------------
 
 local function say(text) io.stderr:write("perilune: ", text, "\n") end
 
---- Which ranks have started where, and how they ended, by the notes of their watchers: `take(text)` returns the text without the notes.
+--- Which ranks have started where, and how they ended, by the notes of their watchers: `take(text)` returns the text
+--- without the notes.
 function M.roll(ranks)
-  local R = { ranks = ranks, started = {}, ended = {}, n_started = 0, n_ended = 0, n_heed = 0, code = 0, reports = reports.new(ranks) }
+  local R = { ranks = ranks, started = {}, ended = {}, n_started = 0, n_ended = 0, n_heed = 0, code = 0,
+    reports = reports.new(ranks) }
   local held = ""
 
   local function note(kind, rank, number, text)
@@ -173,11 +180,14 @@ function M.roll(ranks)
     return (text:gsub("\30(%a+) (%d+) (%d+) ([^\n]*)\n", note))
   end
 
-  --- "rank 2, rank 3": those that are not in `known`, n of them (R.started, R.ended); with their processes where these are known.
+  --- "rank 2, rank 3": those that are not in `known`, n of them (R.started, R.ended); with their processes where these
+  --- are known.
   function R.missing(known, n)
     local list = {}
     for rank = 0, ranks - 1 do
-      if not known[rank] then list[#list + 1] = "rank " .. rank .. (R.started[rank] and (" (%s)"):format(R.started[rank]) or "") end
+      if not known[rank] then
+        list[#list + 1] = "rank " .. rank .. (R.started[rank] and (" (%s)"):format(R.started[rank]) or "")
+      end
       if #list == 8 and ranks - n > 8 then
         list[9] = ("and %d more"):format(ranks - n - 8)
         break
@@ -189,10 +199,12 @@ function M.roll(ranks)
   return R
 end
 
---- What is still to be said about a job that has ended, and its exit code. asked: the signal that came; ended: the launcher had it ended.
+--- What is still to be said about a job that has ended, and its exit code. asked: the signal that came; ended: the
+--- launcher had it ended.
 local function verdict(F, R, code, signal, asked, ended)
   if R.stopped and code == 0 and R.code == 0 and not ended then
-    return ("stopped after a step, as it was asked to (%s): it can be started again"):format(SHORT[asked] or R.stopped), STOPPED
+    return ("stopped after a step, as it was asked to (%s): it can be started again"):format(SHORT[asked] or R.stopped),
+      STOPPED
   end
   if asked and code == 0 and not (signal or ended) then return nil, 0 end -- it came to its end
   if asked then return ("%s; all %d ranks were ended"):format(NAMES[asked], R.ranks), 128 + asked end
@@ -201,27 +213,31 @@ local function verdict(F, R, code, signal, asked, ended)
   elseif signal and F.spoke then return nil, R.code ~= 0 and R.code or 128 + signal
   elseif signal then
     return ("mpirun was killed by signal %d; its %d ranks were ended"):format(signal, R.ranks), 128 + signal
-  elseif code == 0 or F.spoke then return nil, code ~= 0 and F.killed or code end -- others may have called MPI_Abort for it
+  -- others may have called MPI_Abort for it
+  elseif code == 0 or F.spoke then return nil, code ~= 0 and F.killed or code end
   local ending = F.ending and F.ending:gsub("^(rank (%d+)) on %S+", function(head, rank)
     return R.started[tonumber(rank)] and ("%s (%s)"):format(head, R.started[tonumber(rank)])
   end)
   if not ending and F.boxed then return ("mpirun ended with exit code %d; what it says is above"):format(code), code end
   ending = ending or R.n_started == 0 and openmpi.codes[code]
-  return ending or ("mpirun ended with exit code %d and gave no reason (with --mpi --verbose it says more)"):format(code), code
+  return ending or ("mpirun ended with exit code %d and gave no reason (with --mpi --verbose it says more)"):format(
+    code), code
 end
 
---- Words without their numbers, also hexadecimal ones: processes, addresses, sizes and random names are others each time.
+--- Words without their numbers, also hexadecimal ones: processes, addresses, sizes and random names are others each
+--- time.
 local function without_numbers(text) return (text:gsub("%x*%d%x*", "#")) end
 
 --- How a job has ended, as text that is the same when it ends so again.
 local function way_of(R, code, text)
-  local who = R.code > 128 and R.failed or "some" -- whose error comes first among ranks that fail alike is a matter of time
+  -- whose error comes first among ranks that fail alike is a matter of time
+  local who = R.code > 128 and R.failed or "some"
   return ("%d|%s|%d|%s|%s"):format(code, tostring(who), R.code, without_numbers(text or ""),
     without_numbers(R.reports.first or ""))
 end
 
---- What signals to the launcher come to: `take(signal, now)` one that has come; `late(now)` when the grace time may be over. `asked`: the
---- first; `dying`: since when mpirun should end the ranks.
+--- What signals to the launcher come to: `take(signal, now)` one that has come; `late(now)` when the grace time may be
+--- over. `asked`: the first; `dying`: since when mpirun should end the ranks.
 local function orders(R, grace)
   local launcher = require "perilune.launcher"
   local O, stopping = { asked = nil, dying = nil }, nil
@@ -260,11 +276,11 @@ local function orders(R, grace)
   return O
 end
 
---- Run `command` (a list of words) with so many ranks, all of which must have started after `deadline` seconds. grace: seconds that a
---- script has to stop when a signal asks for it; warnings: further signals that do (numbers); preload: of `command`
---- (LD_PRELOAD). Returns the exit code and a story: { asked = the signal to the launcher for which it ended, or nil; stepped, saves: what a
---- Saver said of it (checkpoint/saver.lua); started, ended: of its ranks, as in roll; way: how it ended }. nil and why: it could not be
---- started.
+--- Run `command` (a list of words) with so many ranks, all of which must have started after `deadline` seconds. grace:
+--- seconds that a script has to stop when a signal asks for it; warnings: further signals that do (numbers); preload:
+--- of `command` (LD_PRELOAD). Returns the exit code and a story: { asked = the signal to the launcher for which it
+--- ended, or nil; stepped, saves: what a Saver said of it (checkpoint/saver.lua); started, ended: of its ranks, as in
+--- roll; way: how it ended }. nil and why: it could not be started.
 function M.run(command, ranks, deadline, grace, warnings, preload)
   local launcher = require "perilune.launcher"
   local pid, why = launcher.start(command, warnings or {}, preload)
@@ -275,7 +291,8 @@ function M.run(command, ranks, deadline, grace, warnings, preload)
   local O, quiet = orders(R, grace or 0), nil -- quiet: since when mpirun has no ranks
   local told -- since when reports wait
   local announced = false
-  local failed, strict = nil, not openmpi.tolerates(command) -- since when mpirun should end the ranks by itself, because one has failed
+  -- since when mpirun should end the ranks by itself, because one has failed
+  local failed, strict = nil, not openmpi.tolerates(command)
   local function tell()
     if R.reports.count > 0 then F.feed(R.reports.flush()) end
     told = nil
@@ -306,15 +323,16 @@ function M.run(command, ranks, deadline, grace, warnings, preload)
     quiet = (R.n_ended == ranks or (R.n_started > 0 and launcher.children() == 0)) and (quiet or now) or nil
     O.late(now)
     if not O.dying and R.n_started < ranks and R.n_ended == 0 and now - began >= deadline then
-      say(("%d of %d ranks did not start within %d s (PERI_START_TIMEOUT_S): %s"):format(ranks - R.n_started, ranks, deadline,
-        R.missing(R.started, R.n_started)))
+      say(("%d of %d ranks did not start within %d s (PERI_START_TIMEOUT_S): %s"):format(ranks - R.n_started, ranks,
+        deadline, R.missing(R.started, R.n_started)))
       F.spoke = true
       O.finish(now)
     end
     failed = failed or strict and R.code ~= 0 and now
     if failed and not O.dying and now - failed > PATIENCE then
       if R.n_ended < ranks then
-        say(("mpirun has not ended %s within %d s: it is ended, and what runs on machines that it cannot reach ends by itself"):format(
+        say(("mpirun has not ended %s within %d s: it is ended, and what runs on machines that it cannot reach ends "
+          .. "by itself"):format(
           R.missing(R.ended, R.n_ended), PATIENCE))
       end
       F.spoke = true

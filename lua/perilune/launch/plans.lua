@@ -24,8 +24,8 @@ local function within(where, f, x)
   error(result, 0)
 end
 
---- What a model's file says: the model (plan/describe.lua), or { model =, constraints =, relations =, cost =, objective = }. Returns the
---- described model and a table of the rest.
+--- What a model's file says: the model (plan/describe.lua), or { model =, constraints =, relations =, cost =, objective
+--- = }. Returns the described model and a table of the rest.
 local function load_model(path)
   local chunk, err = loadfile(path)
   if not chunk then
@@ -34,17 +34,20 @@ local function load_model(path)
   end
   local given, rest = errors.run(chunk), {}
   if type(given) == "table" and rawget(given, "model") ~= nil then
-    rest = util.named(("'%s' returns a table"):format(path), given, { model = util.required, constraints = util.optional.table,
-      relations = util.optional.list, cost = util.optional, objective = util.optional })
+    rest = util.named(("'%s' returns a table"):format(path), given,
+      { model = util.required, constraints = util.optional.table, relations = util.optional.list, cost = util.optional,
+        objective = util.optional })
     given = rest.model
   end
   local constraints = {}
   for name, c in util.ordered(rest.constraints or {}) do
-    constraints[name] = plan.ParameterConstraints.is(c) and c or within(("'%s': constraints of table '%s'"):format(path, tostring(name)),
-      plan.ParameterConstraints, c)
+    constraints[name] = plan.ParameterConstraints.is(c) and c
+      or within(("'%s': constraints of table '%s'"):format(path, tostring(name)), plan.ParameterConstraints, c)
   end
   local model = within(("'%s'"):format(path), plan.describe.of, given)
-  if #model == 0 then P.fail(("'%s': the model has no collections of tables: there is nothing to plan"):format(path)) end
+  if #model == 0 then
+    P.fail(("'%s': the model has no collections of tables: there is nothing to plan"):format(path))
+  end
   require("perilune.plan.constraints").check(("'%s'"):format(path), constraints, model)
   return model, { constraints = constraints, relations = rest.relations, cost = rest.cost, objective = rest.objective }
 end
@@ -64,14 +67,15 @@ local function counted(options, model, stream)
   local progress
   local function show(done, all)
     if not progress then
-      progress = Progress { total = math.max(options.samples and math.min(options.samples, all) or all, 1), samples_per_step = 1,
-        stream = stream, delay = 0.5 }
+      progress = Progress { total = math.max(options.samples and math.min(options.samples, all) or all, 1),
+        samples_per_step = 1, stream = stream, delay = 0.5 }
       function progress:line(step) return self:bar(step, "reading " .. options.data) end
     end
     progress:update(math.min(done, progress.total))
   end
-  local ok, statistics = xpcall(plan.statistics.count, errors.locate, { path = options.data, tables = plan.statistics.tables_of(model),
-    batch_size = options.batch_size, samples = options.samples, progress = show })
+  local ok, statistics = xpcall(plan.statistics.count, errors.locate,
+    { path = options.data, tables = plan.statistics.tables_of(model), batch_size = options.batch_size,
+      samples = options.samples, progress = show })
   if progress then progress:close() end
   if not ok then error(statistics, 0) end
   return statistics
@@ -80,24 +84,31 @@ end
 --- What is planned for: { model =, rest = of the model's file, statistics = of data or nil }.
 local function given(options, stream)
   local g = {}
-  if options.model then g.model, g.rest = load_model(options.model) else g.model, g.rest = tables_for_data(options), {} end
+  if options.model then
+    g.model, g.rest = load_model(options.model)
+  else
+    g.model, g.rest = tables_for_data(options), {}
+  end
   if options.data then
     g.statistics = counted(options, g.model, stream)
     lines(stream, { ("%s: %s samples"):format(options.data, Progress.grouped(g.statistics[1].samples)),
-      unpack(plan.report._columns(plan.statistics._cells(g.statistics), { false, false, true, true, true, true, true, true })) })
+      unpack(plan.report._columns(plan.statistics._cells(g.statistics),
+        { false, false, true, true, true, true, true, true })) })
   end
   return g
 end
 
---- A planner for so many ranks (nil: as the machine has), which has planned, its plan, and a line that says of what machine, where the user
---- has named none.
+--- A planner for so many ranks (nil: as the machine has), which has planned, its plan, and a line that says of what
+--- machine, where the user has named none.
 local function planned(options, g, ranks)
   local topology, which = plan.report._topology(options.topology, ranks)
   local constraints = g.rest.constraints
-  if g.statistics then constraints = plan.statistics.constrain(g.statistics, g.model, constraints, topology.world_size) end
-  local planner = plan.EmbeddingShardingPlanner { topology = topology, batch_size = options.batch_size, constraints = constraints,
-    relations = g.rest.relations, cost = g.rest.cost, objective = g.rest.objective, sharder = plan.perilune_sharder,
-    estimates = topology.costs and "step" or "torchrec" }
+  if g.statistics then
+    constraints = plan.statistics.constrain(g.statistics, g.model, constraints, topology.world_size)
+  end
+  local planner = plan.EmbeddingShardingPlanner { topology = topology, batch_size = options.batch_size,
+    constraints = constraints, relations = g.rest.relations, cost = g.rest.cost, objective = g.rest.objective,
+    sharder = plan.perilune_sharder, estimates = topology.costs and "step" or "torchrec" }
   return planner, planner:plan(g.model), which
 end
 
@@ -123,7 +134,8 @@ local function asked(options)
   return { schedule = schedule, times = times, scale = options.scale and scale_of(options.scale) or {} }
 end
 
---- Times of a schedule's operations: those that are given, and those of the dense part where the machine has prices of it.
+--- Times of a schedule's operations: those that are given, and those of the dense part where the machine has prices of
+--- it.
 local function times_of(what, dense)
   local times = util.copy(what.times)
   for _, o in ipairs(dense and what.schedule:check().operations or {}) do
@@ -134,17 +146,19 @@ end
 
 --- A line about the dense part of a step.
 local function dense_line(dense, precision)
-  return ("dense part (%s): %.3g ms a step: forward %.3g, backward %.3g, optimizer %.3g"):format(precision or "highest", dense.ms,
-    dense.forward, dense.backward, dense.optimizer)
+  return ("dense part (%s): %.3g ms a step: forward %.3g, backward %.3g, optimizer %.3g"):format(precision or "highest",
+    dense.ms, dense.forward, dense.backward, dense.optimizer)
 end
 
---- Simulate the plan under a schedule, and plans for other numbers of ranks; a table of them, and a timeline of the plan.
+--- Simulate the plan under a schedule, and plans for other numbers of ranks; a table of them, and a timeline of the
+--- plan.
 local function simulate(options, what, g, planner, stream)
   local cluster = require "perilune.simulation.cluster"
   local dense = plan.dense.predict(g.model, planner.topology, options.batch_size, options.precision)
   local function run(p)
     util.integer("perilune plan", "ranks with --simulate", p.topology.world_size, 1, MOST_SIMULATED)
-    return cluster.simulate { planner = p, schedule = what.schedule, times = times_of(what, dense), dense_bytes = g.model.dense_bytes }
+    return cluster.simulate { planner = p, schedule = what.schedule, times = times_of(what, dense),
+      dense_bytes = g.model.dense_bytes }
   end
   local list, machines = { run(planner) }, {}
   if options.trace then
@@ -175,15 +189,20 @@ local function check_options(options)
     end
   end
   if options.save and not (options.save:match "%.plan$" or options.save:match "%.json$") then
-    P.fail(("perilune plan: --save '%s', allowed: names that end in .plan or .json; others are read as programs"):format(options.save))
+    P.fail(("perilune plan: --save '%s', allowed: names that end in .plan or .json; others are read as "
+      .. "programs"):format(options.save))
   end
   for _, name in ipairs(options.verify and { "save", "html", "simulate", "times", "scale", "trace" } or {}) do
-    if options[name] then P.fail(("perilune plan: --%s does not go with --verify, which writes no plan"):format(name)) end
+    if options[name] then
+      P.fail(("perilune plan: --%s does not go with --verify, which writes no plan"):format(name))
+    end
   end
   local of_path = {}
   for _, name in ipairs { "save", "html", "trace" } do
     local path = options[name]
-    if path and of_path[path] then P.fail(("perilune plan: --%s and --%s are both '%s'"):format(of_path[path], name, path)) end
+    if path and of_path[path] then
+      P.fail(("perilune plan: --%s and --%s are both '%s'"):format(of_path[path], name, path))
+    end
     of_path[path or ""] = name
     if options[name] then text.probe(options[name], "perilune plan --" .. name) end
   end
@@ -195,9 +214,9 @@ function M.refusal(options)
   return not ok and said(err) or nil
 end
 
---- options: { model = path or nil (with data), data = path, samples =, rows =, dim =, topology = name or path, ranks =, batch_size =,
---- save = path, html = path, no_reasons =, simulate = a schedule, times =, scale =, trace = path }. Prints; returns an exit code. An error
---- is one line.
+--- options: { model = path or nil (with data), data = path, samples =, rows =, dim =, topology = name or path, ranks =,
+--- batch_size =, save = path, html = path, no_reasons =, simulate = a schedule, times =, scale =, trace = path }.
+--- Prints; returns an exit code. An error is one line.
 function M.run(options, stream)
   stream = stream or io.stdout
   local ok, err = xpcall(function()
@@ -209,7 +228,8 @@ function M.run(options, stream)
     local dense = plan.dense.predict(g.model, planner.topology, options.batch_size, options.precision)
     if dense then lines(stream, { dense_line(dense, options.precision) })
     elseif options.precision then
-      P.fail "perilune plan: --precision goes with a machine that has prices of the dense part, and with a model's module or matrices"
+      P.fail("perilune plan: --precision goes with a machine that has prices of the dense part, and with a model's "
+        .. "module or matrices")
     end
     local why = not options.no_reasons and plan.report._reasons(planner, g.model) or nil
     if why then lines(stream, plan.report._reason_lines(why, #planner.last.best.proposal)) end
@@ -218,7 +238,8 @@ function M.run(options, stream)
       stream:write("kept in ", options.save, "\n")
     end
     if options.html then
-      text.write(options.html, plan.html.page(planner, { title = options.model or options.data, reasons = why }), "perilune plan --html")
+      text.write(options.html, plan.html.page(planner, { title = options.model or options.data, reasons = why }),
+        "perilune plan --html")
       stream:write("drawn in ", options.html, "\n")
     end
     if what then simulate(options, what, g, planner, stream) end
@@ -228,8 +249,8 @@ function M.run(options, stream)
   return 1
 end
 
---- Where --verify runs the steps of a topology's plans: nil, on the processor; else the name of a device, PERI_DEVICE or the first GPU. An
---- error if that is not here.
+--- Where --verify runs the steps of a topology's plans: nil, on the processor; else the name of a device, PERI_DEVICE
+--- or the first GPU. An error if that is not here.
 local function device_of(topology)
   if topology.compute_device == "cpu" then return nil end
   local device = P.state.device ~= "cpu" and P.state.device or topology.compute_device
@@ -238,8 +259,8 @@ local function device_of(topology)
   P.fail(("plan --verify: the topology is of GPUs, and its steps run on one, but here: %s"):format(said(err)))
 end
 
---- Ranks that --verify runs on: those that are asked for, else those of a topology that is named; nil: one. An error if these cannot run
---- here.
+--- Ranks that --verify runs on: those that are asked for, else those of a topology that is named; nil: one. An error if
+--- these cannot run here.
 function M.ranks(options)
   if not options.topology then return options.ranks end
   local topology = plan.report._topology(options.topology, options.ranks)
@@ -247,8 +268,8 @@ function M.ranks(options)
   return options.ranks or topology.world_size
 end
 
---- The topology that --verify goes by, and the device of its steps (nil: the processor): one that is named, or what was measured of these
---- ranks of PERI_DEVICE.
+--- The topology that --verify goes by, and the device of its steps (nil: the processor): one that is named, or what was
+--- measured of these ranks of PERI_DEVICE.
 local function verified_topology(options, n, host)
   if options.topology then
     local topology = plan.report._topology(options.topology, options.ranks)
@@ -257,8 +278,8 @@ local function verified_topology(options, n, host)
   local device = P.state.device ~= "cpu" and P.state.device or nil
   local topology = plan.Topology.kept(n, host, device and topologies.device_kind(device))
   if topology then return topology, device end
-  P.fail(("plan --verify: nothing was measured of %d ranks, %d a host; run: perilune calibrate -n %d%s"):format(n, host, n,
-    device and " --device " .. device or ""))
+  P.fail(("plan --verify: nothing was measured of %d ranks, %d a host; run: perilune calibrate -n %d%s"):format(n, host,
+    n, device and " --device " .. device or ""))
 end
 
 --- plan --verify: a rank's part. Prints on rank 0.
@@ -274,28 +295,29 @@ function M.verify(options)
   end
   local threads = P.C.peri_threads()
   if topology.threads and topology.threads ~= threads then
-    P.fail(("plan --verify: the topology was measured with PERI_NUM_THREADS=%d, here a rank has %d threads; run with as many, or: "
-      .. "perilune calibrate -n %d -t %d"):format(topology.threads, threads, n, threads))
+    P.fail(("plan --verify: the topology was measured with PERI_NUM_THREADS=%d, here a rank has %d threads; run with "
+      .. "as many, or: perilune calibrate -n %d -t %d"):format(topology.threads, threads, n, threads))
   end
   local g = given(options, world:rank() == 0 and io.stdout or { write = function() end })
   local constraints = g.rest.constraints
   for _, t in ipairs(require("perilune.plan.constraints").left_out(constraints, g.model, topology.compute_device)) do
-    P.fail(("plan --verify: table '%s' is left out by its constraint device_group = '%s': steps of its model need it"):format(t.fqn,
-      t.device_group))
+    P.fail(("plan --verify: table '%s' is left out by its constraint device_group = '%s': steps of its model need "
+      .. "it"):format(t.fqn, t.device_group))
   end
   if g.statistics then constraints = plan.statistics.constrain(g.statistics, g.model, constraints, n) end
-  local planner = plan.EmbeddingShardingPlanner { topology = topology, batch_size = options.batch_size, constraints = constraints,
-    relations = g.rest.relations, cost = g.rest.cost, objective = g.rest.objective, sharder = plan.perilune_sharder,
-    estimates = topology.costs and "step" or "torchrec" }
+  local planner = plan.EmbeddingShardingPlanner { topology = topology, batch_size = options.batch_size,
+    constraints = constraints, relations = g.rest.relations, cost = g.rest.cost, objective = g.rest.objective,
+    sharder = plan.perilune_sharder, estimates = topology.costs and "step" or "torchrec" }
   local made = planner:collective_plan(g.model, world)
   local verify = require "perilune.launch.verify"
-  local entry = verify.compare({ { plan = made } }, { model = g.model, topology = topology, batch_size = options.batch_size,
-    constraints = constraints, group = world, device = device, seconds = 3 })[1]
+  local entry = verify.compare({ { plan = made } },
+    { model = g.model, topology = topology, batch_size = options.batch_size, constraints = constraints, group = world,
+      device = device, seconds = 3 })[1]
   if world:rank() ~= 0 then return end
   lines(io.stdout, plan.report.lines(planner))
   if not topology.costs then
-    print(("the topology has no measured prices: predictions compare plans, and are no times of this machine; perilune calibrate -n %d%s "
-      .. "measures them"):format(n, device and " --device " .. device or ""))
+    print(("the topology has no measured prices: predictions compare plans, and are no times of this machine; "
+      .. "perilune calibrate -n %d%s measures them"):format(n, device and " --device " .. device or ""))
   end
   lines(io.stdout, verify.lines(entry))
 end

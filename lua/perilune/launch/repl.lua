@@ -6,11 +6,14 @@ local M = {}
 local MOST_LINES = 1000 -- of the history
 local MOST_ENTRIES, MOST_DEPTH = 24, 3 -- of a table that is shown
 
--- -- values ----------------------------------------------------------------------------------------------------------------------------
+-- -- values -----------------------------------------------------------------------------------------------------------
 
-local function key_text(key) return type(key) == "string" and key:match "^[%a_][%w_]*$" or ("[%s]"):format(M.show(key, MOST_DEPTH)) end
+local function key_text(key)
+  return type(key) == "string" and key:match "^[%a_][%w_]*$" or ("[%s]"):format(M.show(key, MOST_DEPTH))
+end
 
---- A value as a session shows it: strings in quotes, tables with what they hold, handles and objects as they print themselves.
+--- A value as a session shows it: strings in quotes, tables with what they hold, handles and objects as they print
+--- themselves.
 function M.show(value, depth)
   depth = depth or 0
   if type(value) == "string" then return ("%q"):format(value):gsub("\\\n", "\\n") .. "" end
@@ -40,15 +43,16 @@ function M.show(value, depth)
   return "{\n" .. indent .. table.concat(parts, ",\n" .. indent) .. "\n" .. ("  "):rep(depth) .. "}"
 end
 
--- -- lines -----------------------------------------------------------------------------------------------------------------------------
+-- -- lines ------------------------------------------------------------------------------------------------------------
 
 --- `local x = 1` at the beginning of a line makes a variable of the session: a local would be gone with its line.
 local function of_session(text)
   return (text:gsub("^%s*local%s+function%f[%W]", "function"):gsub("^%s*local%s+([%a_][%w_%s,]*=)", "%1"))
 end
 
---- Load a text as an expression or as statements. Returns the function, whose first result stands before what is to be shown (a call alone
---- behind `return` would be a tail call, which leaves no line for errors); or nil, "more" if it is not finished; or nil, the error.
+--- Load a text as an expression or as statements. Returns the function, whose first result stands before what is to be
+--- shown (a call alone behind `return` would be a tail call, which leaves no line for errors); or nil, "more" if it is
+--- not finished; or nil, the error.
 function M.load(text)
   local body = of_session(text)
   local f = loadstring("return nil, " .. body:gsub("^%s*=", ""), "=input")
@@ -84,7 +88,7 @@ local function execute(f)
   return done
 end
 
--- -- the session -----------------------------------------------------------------------------------------------------------------------
+-- -- the session ------------------------------------------------------------------------------------------------------
 
 --- Where lines are kept from session to session; nil: nowhere.
 local function history_file()
@@ -143,7 +147,11 @@ local function settle()
   _G.help = function(what)
     local help = require "perilune.launch.help"
     local text, why
-    if what == nil or type(what) == "string" then text, why = help.text(what) else text, why = help.text_of_value(what) end
+    if what == nil or type(what) == "string" then
+      text, why = help.text(what)
+    else
+      text, why = help.text_of_value(what)
+    end
     print(text or why)
   end
 end
@@ -170,8 +178,8 @@ local function session(version)
   finish()
 end
 
---- The words of `perilune -l MODULE -e TEXT -i [SCRIPT ARGUMENTS]`. Returns { steps = { { "l", x } ... }, interactive =, script =,
---- arguments = }, or nil and what is wrong.
+--- The words of `perilune -l MODULE -e TEXT -i [SCRIPT ARGUMENTS]`. Returns { steps = { { "l", x } ... }, interactive
+--- =, script =, arguments = }, or nil and what is wrong.
 function M.parse(words)
   local options, i = { steps = {}, arguments = {} }, 1
   while words[i] and words[i]:match "^%-" do
@@ -183,7 +191,9 @@ function M.parse(words)
         i = i + 1
         value = words[i]
       end
-      if not value then return nil, word .. (word == "-e" and " is followed by Lua text" or " is followed by a module's name") end
+      if not value then
+        return nil, word .. (word == "-e" and " is followed by Lua text" or " is followed by a module's name")
+      end
       table.insert(options.steps, { word:sub(2, 2), value })
     else return nil, ("'%s' does not go with -e, -i, -l"):format(word) end
     i = i + 1

@@ -1,12 +1,13 @@
--- launch/reports.lua: what failing ranks have to say, put together by the launcher: the same error of several ranks is told once.
+-- launch/reports.lua: what failing ranks have to say, put together by the launcher: the same error of several ranks is
+-- told once.
 --
--- Under the launcher a rank does not print its error but sends it as a note in its standard error (see job.lua), which reaches the launcher
--- from every machine: "\x1eerror rank 0 message\x1fdetails\n", with its ends of lines as "\x1d". It waits for a moment before it ends the
--- job, so that the ranks that fail alike can say so too.
+-- Under the launcher a rank does not print its error but sends it as a note in its standard error (see job.lua), which
+-- reaches the launcher from every machine: "\x1eerror rank 0 message\x1fdetails\n", with its ends of lines as "\x1d".
+-- It waits for a moment before it ends the job, so that the ranks that fail alike can say so too.
 local M = {}
 
---- Seconds that a failing rank leaves to the others, which on a loaded machine may not run for half of one. And after how many the launcher
---- prints what has come even if the job goes on.
+--- Seconds that a failing rank leaves to the others, which on a loaded machine may not run for half of one. And after
+--- how many the launcher prints what has come even if the job goes on.
 M.MOMENT, M.COMPLETE = 1, 2
 
 local DETAILS = 3000 -- bytes; mpirun passes up to 4096 bytes of one rank on without other ranks' in between
@@ -30,8 +31,9 @@ local function list(numbers)
   return (#numbers > 1 and "ranks " or "rank ") .. table.concat(parts, ", ")
 end
 
---- Reports of a job of so many ranks. `take(rank, text)`: a note's text; `count`: how many wait to be printed; `flush()`: their lines;
---- `said`: which ranks have reported ever, n_said of them; `blind`: one has waited in vain for ranks that its machine does not have.
+--- Reports of a job of so many ranks. `take(rank, text)`: a note's text; `count`: how many wait to be printed;
+--- `flush()`: their lines; `said`: which ranks have reported ever, n_said of them; `blind`: one has waited in vain for
+--- ranks that its machine does not have.
 function M.new(ranks)
   local R, waiting, index = { count = 0, said = {}, n_said = 0, blind = false }, {}, {}
 
@@ -57,7 +59,8 @@ function M.new(ranks)
     local lines = {}
     for _, e in ipairs(waiting) do
       local head = ranks > 1 and ("[%s] "):format(list(e.ranks)) or "perilune: "
-      lines[#lines + 1] = head .. (#e.ranks > 1 and e.key or e.message) .. "\n" .. (e.details ~= "" and e.details .. "\n" or "")
+      lines[#lines + 1] = head .. (#e.ranks > 1 and e.key or e.message) .. "\n"
+        .. (e.details ~= "" and e.details .. "\n" or "")
     end
     waiting, index, R.count = {}, {}, 0
     return table.concat(lines)

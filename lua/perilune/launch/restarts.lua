@@ -1,8 +1,10 @@
--- launch/restarts.lua: --max-restarts N: a job whose rank died starts again from its newest checkpoint, on the hosts that are left.
+-- launch/restarts.lua: --max-restarts N: a job whose rank died starts again from its newest checkpoint, on the hosts
+-- that are left.
 --
--- The count is for the job. It ends for good where starting again would only repeat itself: a failure before the first step, and a failure
--- that is the one before over again, without a newer checkpoint. A job that was asked to stop by a signal to the launcher has stopped; one
--- that ends with 75 by itself (a signal to one of its ranks, peri.request_stop) wants to be started again.
+-- The count is for the job. It ends for good where starting again would only repeat itself: a failure before the first
+-- step, and a failure that is the one before over again, without a newer checkpoint. A job that was asked to stop by a
+-- signal to the launcher has stopped; one that ends with 75 by itself (a signal to one of its ranks, peri.request_stop)
+-- wants to be started again.
 local util = require "perilune.util"
 local names = require "perilune.checkpoint.names"
 
@@ -20,11 +22,12 @@ local function newest(folder)
   return ok and list[1] and list[1].name or nil
 end
 
--- -- hosts --------------------------------------------------------------------------------------------------------------------------------
+-- -- hosts ------------------------------------------------------------------------------------------------------------
 
 local function short(name) return (name:match "^[^.]*") end
 
---- The nodes of a run, in order: a list of { name =, slots = (nil: not said) }; nil: all ranks are here, or a batch system knows.
+--- The nodes of a run, in order: a list of { name =, slots = (nil: not said) }; nil: all ranks are here, or a batch
+--- system knows.
 function M.hosts_of(options)
   local list, by_name = {}, {}
   local function add(name, slots)
@@ -35,7 +38,8 @@ function M.hosts_of(options)
     end
     if slots then entry.slots = (entry.slots or 0) + slots end
   end
-  local file = options.hostfile or os.getenv "OMPI_MCA_orte_default_hostfile" or os.getenv "PRTE_MCA_prte_default_hostfile"
+  local file = options.hostfile or os.getenv "OMPI_MCA_orte_default_hostfile"
+    or os.getenv "PRTE_MCA_prte_default_hostfile"
   if options.hosts then
     for entry in options.hosts:gmatch "[^,]+" do
       local name, slots = entry:match "^([^:]+):?(.*)$"
@@ -66,9 +70,11 @@ local function own_name()
   return short(name)
 end
 
---- Whether a node's network answers: who refuses a connection is there too. (The agent that starts programs there may go another way.)
+--- Whether a node's network answers: who refuses a connection is there too. (The agent that starts programs there may
+--- go another way.)
 local function reached(name)
-  local pipe = io.popen(("timeout %d bash -c 'exec 3<>/dev/tcp/%s/22; echo open' 2>&1 </dev/null"):format(PROBE_SECONDS, name))
+  local pipe = io.popen(("timeout %d bash -c 'exec 3<>/dev/tcp/%s/22; echo open' 2>&1 </dev/null"):format(PROBE_SECONDS,
+    name))
   local text = pipe:read "*a"
   pipe:close()
   return text:find "open" ~= nil or text:find "refused" ~= nil
@@ -77,12 +83,14 @@ end
 --- Whether a node can have ranks. silent: its ranks were not heard to end, so its network is asked too.
 local function answers(name, silent)
   if short(name) == own_name() or name == "localhost" or not name:match "^[%w._%-]+$" then return true end
-  local agent = os.getenv "OMPI_MCA_plm_rsh_agent" or os.getenv "PRTE_MCA_plm_ssh_agent" or "ssh -o BatchMode=yes -o ConnectTimeout=5"
+  local agent = os.getenv "OMPI_MCA_plm_rsh_agent" or os.getenv "PRTE_MCA_plm_ssh_agent"
+    or "ssh -o BatchMode=yes -o ConnectTimeout=5"
   if not succeeds(("%s %s true"):format(agent, quoted(name))) then return false end
   return not silent or reached(name)
 end
 
---- Of the nodes of a run that failed, those that are left, as options for the next; nil: all are. story: of launch/job.lua.
+--- Of the nodes of a run that failed, those that are left, as options for the next; nil: all are. story: of
+--- launch/job.lua.
 local function without_lost(options, story)
   local hosts = M.hosts_of(options)
   if not hosts then return nil end
@@ -108,7 +116,7 @@ local function without_lost(options, story)
   return again
 end
 
--- -- again and again ----------------------------------------------------------------------------------------------------------------------
+-- -- again and again --------------------------------------------------------------------------------------------------
 
 --- Why a job that ended with such a code is not started again; nil: it is.
 local function over(code, story, last, at, lost)
@@ -121,7 +129,8 @@ local function over(code, story, last, at, lost)
   end
 end
 
---- Run a job, again and again. run(options) -> exit code, story (nil: it could not be started). Returns the last exit code.
+--- Run a job, again and again. run(options) -> exit code, story (nil: it could not be started). Returns the last exit
+--- code.
 function M.run(options, run)
   local most, last, count = options.max_restarts, nil, 0
   local folder = options.checkpoint

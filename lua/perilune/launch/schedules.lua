@@ -1,4 +1,5 @@
--- schedules.lua: what `perilune schedule` prints: a schedule's slots, what follows from it, a simulated step, a measured one.
+-- schedules.lua: what `perilune schedule` prints: a schedule's slots, what follows from it, a simulated step, a
+-- measured one.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local errors = require "perilune.errors"
@@ -25,10 +26,12 @@ local function measure(schedule, steps, ranks)
   local batches = peri.data.synthetic { num_rows = 2 ^ 30, batch_size = 2048 }
   local tables = {}
   for i, t in ipairs(batches:table_list()) do
-    tables[i] = peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.rows, embedding_dim = 16, feature_names = t.features }
+    tables[i] = peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.rows, embedding_dim = 16,
+      feature_names = t.features }
   end
   local dlrm = nn.DLRM {
-    embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, fused_params = { optimizer = "rowwise_adagrad" } },
+    embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables,
+      fused_params = { optimizer = "rowwise_adagrad" } },
     dense_in_features = #batches.dense, dense_arch_layer_sizes = { 64, 16 }, over_arch_layer_sizes = { 64, 1 },
   }
   local model = peri.DistributedModelParallel { module = nn.DLRMTrain(dlrm) }
@@ -58,7 +61,8 @@ function actions.trace(schedule, options)
   local c = show.compare(pipeline)
   if c then
     print(("\nmeasured  %8.3f ms a step, %.3f of them in operations\n"
-      .. "predicted %8.3f ms of these times; %.3f if each stream went on by itself"):format(c.measured, c.operations, c.predicted, c.apart))
+      .. "predicted %8.3f ms of these times; %.3f if each stream went on by itself"):format(c.measured, c.operations,
+      c.predicted, c.apart))
   end
   if pipeline.group then print("\n" .. show.waits_text(found)) end
   print(("\n%s: open it in https://ui.perfetto.dev\n\nsimulated with these times on %s:\n"):format(options.output,
@@ -66,7 +70,8 @@ function actions.trace(schedule, options)
   print(show.simulation(schedule, times, not pipeline.streams))
 end
 
-local action_of = { { "times", "sim" }, { "ranks", "trace", 1 }, { "steps", "trace", 20 }, { "output", "trace", "trace.json" } }
+local action_of = { { "times", "sim" }, { "ranks", "trace", 1 }, { "steps", "trace", 20 },
+  { "output", "trace", "trace.json" } }
 
 --- Give options of the command line their defaults; returns why that cannot be done, before anything runs.
 function M.settle(options)
@@ -87,7 +92,9 @@ function M.trace(options) actions.trace(require("perilune.pipeline").schedules.l
 
 --- options: action, file, ranks, times, steps, output. Returns the exit code.
 function M.run(options)
-  local ok, err = pcall(function() actions[options.action](require("perilune.pipeline").schedules.load(options.file), options) end)
+  local ok, err = pcall(function()
+    actions[options.action](require("perilune.pipeline").schedules.load(options.file), options)
+  end)
   if ok then return 0 end
   io.stderr:write("perilune: " .. errors.describe(err) .. "\n")
   return 1

@@ -1,5 +1,5 @@
--- launch/serve.lua: `perilune serve`: the options of the server, and becoming it. The server is a program of its own beside the launcher,
--- perilune-serve, without Lua in it: runtime/serve.
+-- launch/serve.lua: `perilune serve`: the options of the server, and becoming it. The server is a program of its own
+-- beside the launcher, perilune-serve, without Lua in it: runtime/serve.
 local M = {}
 
 local TIMES = { us = 1e3, ms = 1e6, s = 1e9, m = 60e9, h = 3600e9 }
@@ -22,55 +22,62 @@ end
 local function size(option)
   return function(text)
     local number, unit = text:match "^(%d+)([kMG]?)$"
-    return between(option, text, number and number * SIZES[unit], 1, 2 ^ 40, "sizes from 1 byte to 1024G, such as 64k, 16M, 1G")
+    return between(option, text, number and number * SIZES[unit], 1, 2 ^ 40,
+      "sizes from 1 byte to 1024G, such as 64k, 16M, 1G")
   end
 end
 
 local function whole(option, least, most)
   return function(text)
-    return between(option, text, text:match "^%d+$" and tonumber(text), least, most, ("whole numbers %d..%d"):format(least, most))
+    return between(option, text, text:match "^%d+$" and tonumber(text), least, most,
+      ("whole numbers %d..%d"):format(least, most))
   end
 end
 
-local NAMES = { "listen", "port", "name", "workers", "batch", "delay", "queue", "timeout", "idle", "grace", "watch", "follow", "saved",
-  "samples", "body", "memory", "connections" }
+local NAMES = { "listen", "port", "name", "workers", "batch", "delay", "queue", "timeout", "idle", "grace", "watch",
+  "follow", "saved", "samples", "body", "memory", "connections" }
 
 --- Declare the command and its options.
 function M.add(parser)
-  local serve = parser:command("serve", "Answer over HTTP with a model file: JSON, the Open Inference Protocol (KServe v2), a page at /.")
-    :epilog("SIGTERM or Ctrl-C stops it: what has been asked is finished. docs/serving.md has the forms of requests, and what is done "
-      .. "about what does not fit.")
+  local serve = parser:command("serve",
+    "Answer over HTTP with a model file: JSON, the Open Inference Protocol (KServe v2), a page at /.")
+    :epilog("SIGTERM or Ctrl-C stops it: what has been asked is finished. docs/serving.md has the forms of requests, "
+      .. "and what is done about what does not fit.")
   local function option(flags, help, argname, convert)
     local o = serve:option(flags, help):argname(argname)
     return convert and o:convert(convert) or o
   end
   serve:argument("model", "The model file (model.peri).")
-  option("--listen", "The address to listen on; default: 127.0.0.1, which only this machine reaches; 0.0.0.0 means all addresses. "
-    .. "There is no encryption and no password: put a proxy in front where others reach it.", "ADDRESS")
-  option("-p --port", "The port (default: 8080; 0: any that is free, which is printed).", "PORT", whole("--port", 0, 65535))
+  option("--listen", "The address to listen on; default: 127.0.0.1, which only this machine reaches; 0.0.0.0 means "
+    .. "all addresses. There is no encryption and no password: put a proxy in front where others reach it.", "ADDRESS")
+  option("-p --port", "The port (default: 8080; 0: any that is free, which is printed).", "PORT",
+    whole("--port", 0, 65535))
   option("--name", "What requests call the model (default: the name in the file, or else the file's).", "NAME")
-  option("--host", "A name by which clients call this machine (Host), beside localhost and all numeric addresses; others are refused, "
-    .. "since a stranger's page could let a name of its own point here. May be repeated.", "NAME"):count "*"
+  option("--host", "A name by which clients call this machine (Host), beside localhost and all numeric addresses; "
+    .. "others are refused, since a stranger's page could let a name of its own point here. May be repeated.",
+    "NAME"):count "*"
   option("-t --workers", "Threads that predict (default: as many as processors).", "N", whole("--workers", 1, 256))
   option("--batch", "A batch with so many samples takes no further request (256).", "N", whole("--batch", 1, 2 ^ 20))
-  option("--delay", "How long a request may wait for others to make a batch with (0: only those that wait already go together).", "TIME",
-    time("--delay", 0))
+  option("--delay", "How long a request may wait for others to make a batch with (0: only those that wait already go "
+    .. "together).", "TIME", time("--delay", 0))
   option("--queue", "Requests that may wait for a worker; another one is refused at once, with 503 (1000).", "N",
     whole("--queue", 1, 2 ^ 20))
-  option("--timeout", "From the first byte of a request to its turn: later ones are not computed (504), and those that are not whole by "
-    .. "then are closed. As long a client may take to read its answer (10s).", "TIME", time("--timeout", 1e6))
+  option("--timeout", "From the first byte of a request to its turn: later ones are not computed (504), and those "
+    .. "that are not whole by then are closed. As long a client may take to read its answer (10s).", "TIME",
+    time("--timeout", 1e6))
   option("--idle", "A connection without a request is closed after so long (60s).", "TIME", time("--idle", 1e6))
   option("--grace", "At the end: how long what has been asked may take (30s).", "TIME", time("--grace", 0))
-  option("--watch", "Look so often whether the model file has been replaced, and go over to the new one between two batches (1s; 0: "
-    .. "never).", "TIME", time("--watch", 0))
-  option("--follow", "Serve what a trainer saves into this folder of checkpoints: the newest, increments too, soon after it is there. "
-    .. "--watch is 100ms then.", "FOLDER")
-  option("--saved", "What the model is called in those checkpoints, as in peri.checkpoint.save(path, { model = model }) (model).", "NAME")
+  option("--watch", "Look so often whether the model file has been replaced, and go over to the new one between two "
+    .. "batches (1s; 0: never).", "TIME", time("--watch", 0))
+  option("--follow", "Serve what a trainer saves into this folder of checkpoints: the newest, increments too, soon "
+    .. "after it is there. --watch is 100ms then.", "FOLDER")
+  option("--saved", "What the model is called in those checkpoints, as in peri.checkpoint.save(path, { model = model "
+    .. "}) (model).", "NAME")
   option("--samples", "The most samples of a request (4096).", "N", whole("--samples", 1, 2 ^ 20))
   option("--body", "The most bytes of a request (16M).", "SIZE", size "--body")
   option("--memory", "The most bytes of all requests at one time (256M).", "SIZE", size "--memory")
-  option("--connections", "Connections at one time; a further one takes the place of the one that has been idle for longest (1000).",
-    "N", whole("--connections", 1, 1000000))
+  option("--connections", "Connections at one time; a further one takes the place of the one that has been idle for "
+    .. "longest (1000).", "N", whole("--connections", 1, 1000000))
 end
 
 --- The words of perilune-serve.
@@ -91,8 +98,8 @@ function M.run(options)
   local why = launcher.become(program, M.words(options))
   if io.open(program) then io.stderr:write(("perilune: serve: %s: %s\n"):format(program, why))
   else
-    io.stderr:write(("perilune: serve: there is no %s: Perilune was built without libmicrohttpd. Install it (Debian: apt-get install "
-      .. "libmicrohttpd-dev; or: make setup) and build again (make probe all)\n"):format(program))
+    io.stderr:write(("perilune: serve: there is no %s: Perilune was built without libmicrohttpd. Install it (Debian: "
+      .. "apt-get install libmicrohttpd-dev; or: make setup) and build again (make probe all)\n"):format(program))
   end
   return 1
 end

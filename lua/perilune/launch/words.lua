@@ -1,4 +1,5 @@
--- launch/words.lua: `perilune completion bash` and zsh: scripts with which a shell completes the words of the command line.
+-- launch/words.lua: `perilune completion bash` and zsh: scripts with which a shell completes the words of the command
+-- line.
 local M = {}
 
 -- Behind `perilune help` names of the reference stand. A shell parts words at ':', so methods are written with a dot.

@@ -1,6 +1,7 @@
--- changes.lua: a DistributedModelParallel that is no longer what was wrapped: parameters, and modules with tables, that were made or put
--- into it since. Each rank would have numbers of its own for them, and train them on its own batches. A backward pass that reaches such a
--- one is refused before it changes anything. And a model in the middle of a step, whose parts are of different moments.
+-- changes.lua: a DistributedModelParallel that is no longer what was wrapped: parameters, and modules with tables, that
+-- were made or put into it since. Each rank would have numbers of its own for them, and train them on its own batches.
+-- A backward pass that reaches such a one is refused before it changes anything. And a model in the middle of a step,
+-- whose parts are of different moments.
 local P = require "perilune.ffi"
 local parameter = require "perilune.nn.parameter"
 local agree = require("perilune.dist.collective_utils").agree
@@ -27,7 +28,8 @@ local function changed(model)
   return false
 end
 
---- Whether the model's parameters are others than when they were handed to the wrapper: on all ranks, or an error. Collective.
+--- Whether the model's parameters are others than when they were handed to the wrapper: on all ranks, or an error.
+--- Collective.
 function M.of_all(model)
   local is = changed(model)
   agree(model.dense_env.pg, "DistributedModelParallel:init_data_parallel",
@@ -46,8 +48,8 @@ function M.retire(from, to)
     end
   end
   if #gone == 0 then return end
-  parameter.retire(gone, "is a table that DistributedModelParallel has cut into shards since, and its memory is not the model's any more: "
-    .. "make the optimizer of model:dense_parameters(), after the model was wrapped")
+  parameter.retire(gone, "is a table that DistributedModelParallel has cut into shards since, and its memory is not "
+    .. "the model's any more: make the optimizer of model:dense_parameters(), after the model was wrapped")
 end
 
 --- Names of parameters that the pass reaches and that are not averaged.
@@ -87,34 +89,37 @@ local function is_of(model, reaches)
   return false
 end
 
---- An error if a backward pass reaches what is in `model` and nobody averages. Asked where a pass reaches such a thing, in this model or in
---- another one, or in none.
+--- An error if a backward pass reaches what is in `model` and nobody averages. Asked where a pass reaches such a thing,
+--- in this model or in another one, or in none.
 function M.check(model, reaches)
   if not model._wrapped or model._home ~= (P.state.world or false) then return end
   local tables = is_of(model, reaches) and new_tables(model) or {}
   if #tables > 0 then
-    P.fail(("backward: %s %s came into a DistributedModelParallel after it was wrapped, and each rank would train tables of its own; wrap "
-      .. "the model when it is whole"):format(#tables > 1 and "modules" or "module", some(tables)))
+    P.fail(("backward: %s %s came into a DistributedModelParallel after it was wrapped, and each rank would train "
+      .. "tables of its own; wrap the model when it is whole"):format(#tables > 1 and "modules" or "module",
+      some(tables)))
   end
   local names = new_parameters(model, reaches)
   if #names == 0 then return end
-  P.fail(("backward: %s %s of a DistributedModelParallel came into the model, or began to require a gradient, after it was wrapped: ranks "
-    .. "have different numbers, and nobody averages the gradient; make it before, or call model:init_data_parallel() on all ranks after "
-    .. "such a change (rank 0's numbers go to all), and make the optimizer that is to train it of model:dense_parameters()"):format(
+  P.fail(("backward: %s %s of a DistributedModelParallel came into the model, or began to require a gradient, after "
+    .. "it was wrapped: ranks have different numbers, and nobody averages the gradient; make it before, or call "
+    .. "model:init_data_parallel() on all ranks after such a change (rank 0's numbers go to all), and make the "
+    .. "optimizer that is to train it of model:dense_parameters()"):format(
     #names > 1 and "parameters" or "parameter", some(names)))
 end
 
---- An error where tables and dense part are of different moments, or gradients wait that belong to neither. On all ranks alike.
+--- An error where tables and dense part are of different moments, or gradients wait that belong to neither. On all
+--- ranks alike.
 function M.check_moment(model, func)
   if model._held > 0 then
-    P.fail(("DistributedModelParallel:%s: gradients of %d batch%s wait for their update, and are no part of the state; allowed: after "
-      .. "apply_accumulated (in a pipeline: after the last step of a group of micro-batches, or after pipeline:close())"):format(func,
-      model._held, model._held > 1 and "es" or ""))
+    P.fail(("DistributedModelParallel:%s: gradients of %d batch%s wait for their update, and are no part of the "
+      .. "state; allowed: after apply_accumulated (in a pipeline: after the last step of a group of micro-batches, or "
+      .. "after pipeline:close())"):format(func, model._held, model._held > 1 and "es" or ""))
   end
   if model._mid_step >= 0 then
-    P.fail(("DistributedModelParallel:%s: the tables have learned from batch %d of a pipeline, and the dense part has not: they are of "
-      .. "different moments; allowed: between two steps, or in an operation after 'optimizer'; where the schedule's optimizer is a step "
-      .. "behind, after the pipeline's end"):format(func, model._mid_step))
+    P.fail(("DistributedModelParallel:%s: the tables have learned from batch %d of a pipeline, and the dense part has "
+      .. "not: they are of different moments; allowed: between two steps, or in an operation after 'optimizer'; where "
+      .. "the schedule's optimizer is a step behind, after the pipeline's end"):format(func, model._mid_step))
   end
 end
 

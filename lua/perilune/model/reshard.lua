@@ -1,9 +1,9 @@
--- reshard.lua: a live model under another plan, between two steps: what saving it and loading the checkpoint under the other plan would
--- make of it, in the same objects.
+-- reshard.lua: a live model under another plan, between two steps: what saving it and loading the checkpoint under the
+-- other plan would make of it, in the same objects.
 --
--- Tables do not fit into memory twice. So the sharded modules are saved as a checkpoint into a folder for a moment, their memory and row
--- files are given back, they are made again under the new plan, and each rank reads the rectangles that it now has. Where that fails, they
--- are made again under the old plan.
+-- Tables do not fit into memory twice. So the sharded modules are saved as a checkpoint into a folder for a moment,
+-- their memory and row files are given back, they are made again under the new plan, and each rank reads the rectangles
+-- that it now has. Where that fails, they are made again under the old plan.
 local environment = require "perilune.environment"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
@@ -20,10 +20,11 @@ local M = {}
 local FUNC = "DistributedModelParallel:reshard"
 
 local arguments = {
-  folder = util.optional.string, -- for the tables meanwhile, shared by all hosts; default: TMPDIR or /var/tmp, on one host
+  folder = util.optional.string, -- for the tables meanwhile, shared by all hosts; default: TMPDIR or /var/tmp, on one
+                                 -- host
 }
 
--- -- before anything changes -----------------------------------------------------------------------------------------------------------
+-- -- before anything changes ------------------------------------------------------------------------------------------
 
 --- An error while something of a batch is under way, which belongs to the old plan.
 local function check_between(model)
@@ -31,7 +32,8 @@ local function check_between(model)
   checkpoint_parts.check_flights(FUNC, model, "whose ids went where rows of module '%s' are now")
 end
 
---- Keepers of dense tables' states (optimizers), which have to take other parameters: each once, and the same ones on all ranks.
+--- Keepers of dense tables' states (optimizers), which have to take other parameters: each once, and the same ones on
+--- all ranks.
 local function keepers_of(model)
   local tensors, list = {}, {}
   for _, sharded in ipairs(model.sharded) do
@@ -39,7 +41,8 @@ local function keepers_of(model)
     for _, p in ipairs(sharded:parameters()) do tensors[p] = true end
   end
   for _, keeper in ipairs(parameter._keepers_of(tensors)) do
-    local why = keeper._rebind_refusal and keeper:_rebind_refusal() or not keeper._rebind and "it cannot take other parameters"
+    local why = keeper._rebind_refusal and keeper:_rebind_refusal() or not keeper._rebind
+      and "it cannot take other parameters"
     if why then
       P.fail(("%s: tables with compute_kernel dense are trained by a %s, and %s"):format(FUNC, keeper.class_name, why))
     end
@@ -50,21 +53,22 @@ local function keepers_of(model)
   return list
 end
 
---- An error if the runtime cannot have table `name` of a sharded module like that: now, and not when the tables have been given back.
---- collection: its path and tables.
+--- An error if the runtime cannot have table `name` of a sharded module like that: now, and not when the tables have
+--- been given back. collection: its path and tables.
 function M.ask(sharded, collection, name, sharding)
   local was = sharded.plan.tables[name]
   if was and (was.compute_kernel == "dense") ~= (sharding.compute_kernel == "dense") then
-    P.fail(("%s: module '%s', table '%s': compute_kernel was %s and is %s: dense tables have other optimizers, and their states are not "
-      .. "the others'"):format(FUNC, collection.path, name, was.compute_kernel, sharding.compute_kernel))
+    P.fail(("%s: module '%s', table '%s': compute_kernel was %s and is %s: dense tables have other optimizers, and "
+      .. "their states are not the others'"):format(FUNC, collection.path, name, was.compute_kernel,
+      sharding.compute_kernel))
   end
   local optimizer, config
   for _, o in ipairs(sharded.optimizers or {}) do optimizer = util.index_of(o.tables)[name] and o or optimizer end
   for _, t in ipairs(collection.tables) do config = t.name == name and t or config end
   if not (optimizer and config) then return end
-  local why = runtime.refusal { name = name, rows = config.num_embeddings, dim = config.embedding_dim, data_type = config.data_type,
-    sharding_type = sharding.sharding_type, compute_kernel = sharding.compute_kernel, optimizer = optimizer.name,
-    fused_params = optimizer.params, cache_params = sharding.cache_params }
+  local why = runtime.refusal { name = name, rows = config.num_embeddings, dim = config.embedding_dim,
+    data_type = config.data_type, sharding_type = sharding.sharding_type, compute_kernel = sharding.compute_kernel,
+    optimizer = optimizer.name, fused_params = optimizer.params, cache_params = sharding.cache_params }
   if why then P.fail(("%s: module '%s', %s"):format(FUNC, collection.path, why)) end
 end
 
@@ -74,7 +78,8 @@ local function folder_of(model, options)
   local nodes = ShardingEnv.from_process_group(group).nodes
   for _, node in ipairs(nodes) do
     if not options.folder and node ~= nodes[1] then
-      P.fail(FUNC .. ": ranks are on several machines; folder = names one that all of them share, for the tables meanwhile")
+      P.fail(FUNC .. ": ranks are on several machines; folder = names one that all of them share, for the tables "
+        .. "meanwhile")
     end
   end
   local folder = options.folder or environment "TMPDIR" or "/var/tmp"
@@ -84,7 +89,7 @@ local function folder_of(model, options)
   return folder
 end
 
--- -- there and back --------------------------------------------------------------------------------------------------------------------
+-- -- there and back ---------------------------------------------------------------------------------------------------
 
 --- What is saved: the sharded modules, and the optimizers of their dense tables.
 local function parts_of(modules, keepers)
@@ -94,7 +99,8 @@ local function parts_of(modules, keepers)
   return parts
 end
 
---- Files of rows that stay in a folder of the user's. All rows are in the checkpoint, and those of the other plan have their place.
+--- Files of rows that stay in a folder of the user's. All rows are in the checkpoint, and those of the other plan have
+--- their place.
 local function files_of(modules)
   local paths = {}
   for _, sharded in ipairs(modules) do
@@ -115,7 +121,8 @@ local function go_to(a, plans, path)
       paths[i] = live and own or {}
       sharded:release()
     end
-    -- Views of the old tables, such as the save's, keep their memory until they are collected, and compiled code has some as constants.
+    -- Views of the old tables, such as the save's, keep their memory until they are collected, and compiled code has
+    -- some as constants.
     jit.flush()
     for _ = 1, 2 do collectgarbage() end
     for i, sharded in ipairs(a.modules) do
@@ -129,9 +136,10 @@ local function go_to(a, plans, path)
   for _, sharded in ipairs(a.modules) do sharded:_remade() end
 end
 
---- Put sharded modules under other plans. a: modules, a list of ShardedModules; plans, one for each; keepers: optimizers of their dense
---- tables, which rebind() gives the new parameters; folder; group: the ranks that do it together; shared: those that have one copy of the
---- tables. Returns the error after which the modules are under their old plans; nil: there was none. Collective.
+--- Put sharded modules under other plans. a: modules, a list of ShardedModules; plans, one for each; keepers:
+--- optimizers of their dense tables, which rebind() gives the new parameters; folder; group: the ranks that do it
+--- together; shared: those that have one copy of the tables. Returns the error after which the modules are under their
+--- old plans; nil: there was none. Collective.
 function M.modules(a)
   local stamps = a.group:all_gather_object(tostring(P.C.peri_flush_stamp()):match "%d+", FUNC)
   local first = a.shared:all_gather_object(a.group:rank(), FUNC)[1]
@@ -159,7 +167,8 @@ local function retire(before, model)
     if not kept[p] then gone[#gone + 1] = p end
   end
   if #gone > 0 then
-    parameter.retire(gone, "is a shard of a table that was cut otherwise since (reshard): take model:named_parameters() again")
+    parameter.retire(gone, "is a shard of a table that was cut otherwise since (reshard): take "
+      .. "model:named_parameters() again")
   end
 end
 
@@ -173,22 +182,26 @@ function M.reshard(model, plan, options)
     keepers, folder, before = keepers_of(model), folder_of(model, a), model:parameters()
   end, P.locate)
   all_or_none({ group }, FUNC, not ok and err or nil)
-  local plans = util.map(model.sharded, function(sharded, i) return plan:get_plan_for_module(model._paths[i]) or sharded.plan end)
+  local plans = util.map(model.sharded, function(sharded, i)
+    return plan:get_plan_for_module(model._paths[i]) or sharded.plan
+  end)
   local function rebind()
     local params = #keepers > 0 and model:named_parameters()
     for _, keeper in ipairs(keepers) do keeper:_rebind(params) end
   end
-  err = M.modules { modules = model.sharded, plans = plans, keepers = keepers, rebind = rebind, folder = folder, group = group,
-    shared = model.group }
+  err = M.modules { modules = model.sharded, plans = plans, keepers = keepers, rebind = rebind, folder = folder,
+    group = group, shared = model.group }
   if not err then model.plan = plan end
   retire(before, model)
   model:_resharded()
   if err then error(err, 0) end
 end
 
-signature.object("resharded_model", "a DistributedModelParallel", { dense_env = "table", sharded = "list", check_plan = "callable" })
-signature.object("resharding", "what reshard makes of a model", { modules = "list", plans = "list", keepers = "list", folder = "string",
-  group = "Group", shared = "Group" })
-signature.check("model.reshard.", M, { reshard = "model: resharded_model, plan: any, options: table?", modules = "a: resharding" })
+signature.object("resharded_model", "a DistributedModelParallel",
+  { dense_env = "table", sharded = "list", check_plan = "callable" })
+signature.object("resharding", "what reshard makes of a model", { modules = "list", plans = "list", keepers = "list",
+  folder = "string", group = "Group", shared = "Group" })
+signature.check("model.reshard.", M, { reshard = "model: resharded_model, plan: any, options: table?",
+  modules = "a: resharding" })
 
 return M

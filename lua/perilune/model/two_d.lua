@@ -1,12 +1,14 @@
--- two_d.lua: 2D parallelism (TorchRec's DMPCollection): the ranks are sharding groups, each of which shards the whole model, and replica
--- groups, which hold the same shards. Within a sharding group tables are trained as ever; every few steps replicas become their average.
+-- two_d.lua: 2D parallelism (TorchRec's DMPCollection): the ranks are sharding groups, each of which shards the whole
+-- model, and replica groups, which hold the same shards. Within a sharding group tables are trained as ever; every few
+-- steps replicas become their average.
 --
---   local model = peri.DMPCollection { module = DLRM {...}, sharding_group_size = 4, plan = (a plan for 4 ranks), sync_interval = 10 }
+--   local model = peri.DMPCollection { module = DLRM {...}, sharding_group_size = 4, plan = (a plan for 4 ranks),
+--     sync_interval = 10 }
 --   model:backward(model(batch))       -- after every 10th the averaging sets out; the next lookup waits for it
 --   optimizer:step()
 --
--- Between two averages replicas drift apart. The dense part is the same on all ranks at any time, dense tables included: their
--- gradients are averaged.
+-- Between two averages replicas drift apart. The dense part is the same on all ranks at any time, dense tables
+-- included: their gradients are averaged.
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -30,7 +32,8 @@ local own = {
   global_pg = util.optional,                  -- the ranks; default: the world
   use_inter_host_allreduce = false, -- false: a replica group is ranks that follow each other; true: a sharding group is
   sync_interval = 1,                -- steps between two averages; 0: only sync() makes them
-  custom_all_reduce = util.optional, -- function(tensors, group): make each the average over the group, and return when that is done
+  custom_all_reduce = util.optional, -- function(tensors, group): make each the average over the group, and return when
+                                     -- that is done
 }
 local arguments = util.copy(DistributedModelParallel._arguments)
 arguments.env, arguments.group = nil, nil
@@ -58,31 +61,39 @@ local function check_size(a, world)
   for i = 1, n do
     if n % i == 0 then allowed[#allowed + 1] = i end
   end
-  P.fail(("DMPCollection: sharding_group_size is %g, allowed for %d ranks: %s"):format(size, n, table.concat(allowed, ", ")))
+  P.fail(("DMPCollection: sharding_group_size is %g, allowed for %d ranks: %s"):format(size, n,
+    table.concat(allowed, ", ")))
 end
 
 function DMPCollection:init(args)
-  if type(args) ~= "table" then P.fail(("DMPCollection: arguments are %s, wanted a table"):format(errors.kind(args))) end
+  if type(args) ~= "table" then
+    P.fail(("DMPCollection: arguments are %s, wanted a table"):format(errors.kind(args)))
+  end
   for _, name in ipairs { "env", "group" } do
     if args[name] ~= nil then P.fail(("DMPCollection: no argument '%s'; its ranks are global_pg"):format(name)) end
   end
   if args.allreduce_comm_precision ~= nil then
-    P.fail(("DMPCollection: allreduce_comm_precision is %s: replicas are averaged as f32, since 16 bits would round their weights at every "
-      .. "average; custom_all_reduce may do so"):format(signature.text(args.allreduce_comm_precision)))
+    P.fail(("DMPCollection: allreduce_comm_precision is %s: replicas are averaged as f32, since 16 bits would round "
+      .. "their weights at every average; custom_all_reduce may do so"):format(
+      signature.text(args.allreduce_comm_precision)))
   end
   local a, rest = util.named("DMPCollection", args, arguments), {}
   local world = group_of("DMPCollection", a.global_pg)
   check_size(a, world)
-  if a.custom_all_reduce ~= nil then signature.value("DMPCollection", "custom_all_reduce", a.custom_all_reduce, "callable") end
+  if a.custom_all_reduce ~= nil then
+    signature.value("DMPCollection", "custom_all_reduce", a.custom_all_reduce, "callable")
+  end
   self.sync_interval = util.integer("DMPCollection", "sync_interval", a.sync_interval, 0)
-  agree(world, "DMPCollection", { { "sharding_group_size", a.sharding_group_size }, { "sync_interval", a.sync_interval },
-    { "use_inter_host_allreduce", tostring(a.use_inter_host_allreduce) } })
+  agree(world, "DMPCollection", { { "sharding_group_size", a.sharding_group_size },
+    { "sync_interval", a.sync_interval }, { "use_inter_host_allreduce", tostring(a.use_inter_host_allreduce) } })
   local sharding, replica = ranks_of(world:rank(), world:size(), a.sharding_group_size, a.use_inter_host_allreduce)
   self.global_pg, self._custom = world, a.custom_all_reduce or false
-  self.sharding_pg, self.replica_pg = world:new_group(sharding, "sharding group"), world:new_group(replica, "replica group")
+  self.sharding_pg, self.replica_pg = world:new_group(sharding, "sharding group"),
+    world:new_group(replica, "replica group")
   self.dense_env = plans.ShardingEnv.from_process_group(world)
   self._of_shards = false
-  self._averaged, self._pending, self._steps, self._open = setmetatable({}, {}), false, 0, false -- no place to look for parameters
+  -- no place to look for parameters
+  self._averaged, self._pending, self._steps, self._open = setmetatable({}, {}), false, 0, false
   for name in util.ordered(DistributedModelParallel._arguments) do rest[name] = a[name] end
   rest.env = plans.ShardingEnv.from_process_group(self.sharding_pg)
   DistributedModelParallel.init(self, rest)
@@ -92,19 +103,20 @@ function DMPCollection:init(args)
   error(err, 0)
 end
 
---- Fused tables and their states: what is averaged. A list of { tensor =, weight = }, alike in a replica group, which starts with the
---- numbers of its first rank. Collective.
+--- Fused tables and their states: what is averaged. A list of { tensor =, weight = }, alike in a replica group, which
+--- starts with the numbers of its first rank. Collective.
 function DMPCollection:_find_tables()
   local pending = {}
   for i, sharded in ipairs(self.sharded) do
     if sharded.managed_collision_collection then
-      P.fail(("DMPCollection: module '%s' takes raw ids (managed collision): each sharding group would give them rows of its own, and "
-        .. "averages would mix the rows of different ids; shard it over all ranks (DistributedModelParallel)"):format(self._paths[i]))
+      P.fail(("DMPCollection: module '%s' takes raw ids (managed collision): each sharding group would give them rows "
+        .. "of its own, and averages would mix the rows of different ids; shard it over all ranks "
+        .. "(DistributedModelParallel)"):format(self._paths[i]))
     end
     for _, s in ipairs(sharded:local_shards()) do
       if s.cached then
-        P.fail(("DMPCollection: table '%s' of module '%s' is in files, which replicas cannot be averaged in; allowed compute_kernels: "
-          .. "dense, fused, fused_uvm"):format(s.table, self._paths[i]))
+        P.fail(("DMPCollection: table '%s' of module '%s' is in files, which replicas cannot be averaged in; allowed "
+          .. "compute_kernels: dense, fused, fused_uvm"):format(s.table, self._paths[i]))
       end
       for _, name in ipairs(s.rows > 0 and s.names() or {}) do
         local tensor = P.lasting(s.state, name)
@@ -117,7 +129,8 @@ function DMPCollection:_find_tables()
   for _, work in ipairs(pending) do work:wait() end
 end
 
---- Gradients of the dense part are averaged over all ranks, those of this rank's shards of dense tables over their replicas.
+--- Gradients of the dense part are averaged over all ranks, those of this rank's shards of dense tables over their
+--- replicas.
 function DMPCollection:init_data_parallel()
   DistributedModelParallel.init_data_parallel(self)
   if self._of_shards then return end
@@ -126,7 +139,8 @@ function DMPCollection:init_data_parallel()
     if own_parts[p] then params[#params + 1] = p end
   end
   if #params == 0 or self.replica_pg:size() == 1 then return end
-  self._of_shards = dist.Reducer { group = self.replica_pg, params = params } -- begins when a pass reaches a table, as it does on all ranks
+  -- begins when a pass reaches a table, as it does on all ranks
+  self._of_shards = dist.Reducer { group = self.replica_pg, params = params }
   if not self._reducer or #self:replicated_parameters() == 0 then self._watcher = self._of_shards end
 end
 
@@ -146,7 +160,7 @@ function DMPCollection:_reducers()
   return list
 end
 
--- -- averaging -------------------------------------------------------------------------------------------------------------------------
+-- -- averaging --------------------------------------------------------------------------------------------------------
 
 local BLOCK = 2 ^ 20 -- elements that are scaled together
 
@@ -159,8 +173,9 @@ local function scale(tensor, factor, target)
   end
 end
 
---- Post the sum of one tensor over the replicas: { work =, from = what arrives (nil: the tensor itself, as it is to be), tensor = }.
---- Numbers of 16 bits are added up in f32; of whole numbers (the last step that used a row) the largest counts.
+--- Post the sum of one tensor over the replicas: { work =, from = what arrives (nil: the tensor itself, as it is to
+--- be), tensor = }. Numbers of 16 bits are added up in f32; of whole numbers (the last step that used a row) the
+--- largest counts.
 local function post(tensor, group)
   local dtype = tensor:dtype()
   if dtype == "i64" then return { work = group:all_reduce(tensor, "max") } end
@@ -168,8 +183,9 @@ local function post(tensor, group)
   return { work = group:all_reduce(from), from = from, tensor = tensor }
 end
 
---- Let the weights and (unless include_optimizer_state is false) all optimizer states of fused tables become their averages over the
---- replica group. Posts and returns; the next lookup, or whoever looks at the state, waits. Collective.
+--- Let the weights and (unless include_optimizer_state is false) all optimizer states of fused tables become their
+--- averages over the replica group. Posts and returns; the next lookup, or whoever looks at the state, waits.
+--- Collective.
 function DMPCollection:sync(include_optimizer_state)
   self:wait()
   self._steps, self._open = 0, false
@@ -208,11 +224,12 @@ local function after_step(self)
 end
 
 function DMPCollection:copy() -- luacheck: ignore 212
-  P.fail "DMPCollection:copy: its replicas are averaged together; copy the model that they are of: shard.sharded_model_copy(model.module)"
+  P.fail("DMPCollection:copy: its replicas are averaged together; copy the model that they are of: "
+    .. "shard.sharded_model_copy(model.module)")
 end
 
---- A step is a forward pass in training, with its backward pass; it ends with model:backward(loss), or, after loss:backward(), when the
---- next one begins.
+--- A step is a forward pass in training, with its backward pass; it ends with model:backward(loss), or, after
+--- loss:backward(), when the next one begins.
 function DMPCollection:forward(...)
   if self.training and P.state.grad then
     if self._open then after_step(self) end
@@ -221,7 +238,8 @@ function DMPCollection:forward(...)
   return DistributedModelParallel.forward(self, ...)
 end
 
---- Averages of rows that are still travelling arrive first: they would undo this pass's update of rows that were looked up before.
+--- Averages of rows that are still travelling arrive first: they would undo this pass's update of rows that were looked
+--- up before.
 function DMPCollection:backward(loss, grad)
   self:wait()
   DistributedModelParallel.backward(self, loss, grad)
@@ -240,9 +258,9 @@ function DMPCollection:check_moment()
   DistributedModelParallel.check_moment(self)
   local steps = self._steps + (self._open and 1 or 0)
   if self.replica_pg:size() == 1 or #self._averaged == 0 or steps == 0 then return end
-  P.fail(("DMPCollection:state_dict: the replicas have learned apart since their last average (%d step%s); allowed: after model:sync() on "
-    .. "all ranks, or after a step that ends with an average (sync_interval = %d; model:backward(loss) ends a step)"):format(steps,
-    steps == 1 and "" or "s", self.sync_interval))
+  P.fail(("DMPCollection:state_dict: the replicas have learned apart since their last average (%d step%s); allowed: "
+    .. "after model:sync() on all ranks, or after a step that ends with an average (sync_interval = %d; "
+    .. "model:backward(loss) ends a step)"):format(steps, steps == 1 and "" or "s", self.sync_interval))
 end
 
 signature.check("DMPCollection:", DMPCollection, { sync = "self: table, include_optimizer_state: boolean?" })

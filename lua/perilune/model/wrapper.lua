@@ -1,5 +1,5 @@
--- wrapper.lua: how the dense part of a DistributedModelParallel is kept equal on all ranks (TorchRec's DataParallelWrapper): by averaging
--- its gradients, unless a wrapper of one's own does something else.
+-- wrapper.lua: how the dense part of a DistributedModelParallel is kept equal on all ranks (TorchRec's
+-- DataParallelWrapper): by averaging its gradients, unless a wrapper of one's own does something else.
 --
 --   local Local = peri.util.class("Local", peri.model.DataParallelWrapper)   -- each rank on its own
 --   function Local:wrap(model, env, device) end
@@ -12,15 +12,17 @@ local agree = require("perilune.dist.collective_utils").agree
 
 local M = {}
 
---- A subclass has wrap(model, env, device): called by all ranks, in DistributedModelParallel:init_data_parallel, and again if that is
---- called when the model has got other parameters. It returns nil, or an object with watch(tensor): called with each tensor that the model
---- returns, so that a backward pass through it may be followed to its end. What it averages: model:replicated_parameters().
+--- A subclass has wrap(model, env, device): called by all ranks, in DistributedModelParallel:init_data_parallel, and
+--- again if that is called when the model has got other parameters. It returns nil, or an object with watch(tensor):
+--- called with each tensor that the model returns, so that a backward pass through it may be followed to its end. What
+--- it averages: model:replicated_parameters().
 local DataParallelWrapper = util.class "DataParallelWrapper"
 M.DataParallelWrapper = DataParallelWrapper
 function DataParallelWrapper:init() end
 function DataParallelWrapper:wrap() P.fail(("%s: no method 'wrap'"):format(self.class_name)) end
 
---- Averages gradients over the ranks of env in buckets, while the backward pass runs, after rank 0's numbers went to all.
+--- Averages gradients over the ranks of env in buckets, while the backward pass runs, after rank 0's numbers went to
+--- all.
 local DefaultDataParallelWrapper = util.class("DefaultDataParallelWrapper", DataParallelWrapper)
 M.DefaultDataParallelWrapper = DefaultDataParallelWrapper
 
@@ -50,7 +52,8 @@ end
 local function facts_of(self, model, params)
   local names, facts = names_of(model), { { "bucket_cap_mb", self.bucket_bytes / 2 ^ 20 } }
   for i, p in ipairs(params) do
-    facts[i + 1] = { ("parameter '%s'"):format(names[p] or i), ("%s [%s]"):format(p:dtype(), table.concat(p:shape(), ", ")) }
+    facts[i + 1] = { ("parameter '%s'"):format(names[p] or i),
+      ("%s [%s]"):format(p:dtype(), table.concat(p:shape(), ", ")) }
   end
   return facts
 end
@@ -66,11 +69,13 @@ function DefaultDataParallelWrapper:wrap(model, env)
   if ok then return reducer end
   local n = tonumber(tostring(reducer.message):match "parameter (%d+) already belongs to a reducer")
   if not n then error(reducer, 0) end
-  P.fail(("DistributedModelParallel: parameter '%s' is averaged already: its module is in another DistributedModelParallel"):format(
+  P.fail(("DistributedModelParallel: parameter '%s' is averaged already: its module is in another "
+    .. "DistributedModelParallel"):format(
     names_of(model)[params[n + 1]]))
 end
 
-signature.object("parallel_model", "a DistributedModelParallel", { replicated_parameters = "callable", sharded = "list" })
+signature.object("parallel_model", "a DistributedModelParallel",
+  { replicated_parameters = "callable", sharded = "list" })
 signature.object("env_of_ranks", "a ShardingEnv with a process group", { pg = "Group" })
 signature.check("DefaultDataParallelWrapper:", DefaultDataParallelWrapper,
   { wrap = "self: table, model: parallel_model, env: env_of_ranks" })

@@ -1,6 +1,7 @@
 -- anomaly.lua: nn.detect_anomaly: which module makes the first NaN, in which step.
 --
---   nn.detect_anomaly(model)   -- from now on each result of each module of the model is looked at, and each gradient of one
+--   -- from now on each result of each module of the model is looked at, and each gradient of one
+--   nn.detect_anomaly(model)
 --   ... train ...              -- error: detect_anomaly: step 17: NaN in the result of module 'over.1' (Linear)
 --   nn.detect_anomaly(false)
 --
@@ -26,7 +27,8 @@ local function nan_in(t)
   return P.no_grad(P.scope, count_nan, t)
 end
 
---- The tensor of a result: itself, or the values of a KeyedTensor or JaggedTensor. nil: something else, an awaitable for one.
+--- The tensor of a result: itself, or the values of a KeyedTensor or JaggedTensor. nil: something else, an awaitable
+--- for one.
 local function tensor_of(x)
   if type(x) ~= "cdata" then return nil end
   if Tensor.is_live(x) then return x end
@@ -44,8 +46,10 @@ local function watched(watch, t, module)
     local n = grad and nan_in(grad) or 0
     local name = name_of(watch, module)
     if n > 0 then
-      P.fail(("detect_anomaly: step %d: %d NaN in the gradient of the result of %s%s"):format(watch.step, n, name, watch.clean
-        and ("; that of %s had none: look at what lies between them"):format(watch.clean) or "; look at what is made of it"))
+      P.fail(("detect_anomaly: step %d: %d NaN in the gradient of the result of %s%s"):format(watch.step, n, name,
+        watch.clean
+        and ("; that of %s had none: look at what lies between them"):format(watch.clean)
+        or "; look at what is made of it"))
     end
     watch.clean = name
   end)
@@ -61,7 +65,9 @@ local function look(watch, module, x)
   if n > 0 then
     P.fail(("detect_anomaly: step %d: %d NaN in the result of %s"):format(watch.step, n, name_of(watch, module)))
   end
-  if rawequal(t, x) and state.grad and t:describe().requires_grad and not t:is_leaf() then return watched(watch, t, module) end
+  if rawequal(t, x) and state.grad and t:describe().requires_grad and not t:is_leaf() then
+    return watched(watch, t, module)
+  end
   return x
 end
 
@@ -77,15 +83,17 @@ end
 --- What backward.lua calls after each pass.
 function Watch:pass_ended() self.step, self.hooks, self.clean = self.step + 1, {}, nil end
 
---- From now on an error tells which module of `model` has the first NaN in a result or in the gradient of one, and in which step (counted
---- from here; a backward pass ends one). false: no more.
+--- From now on an error tells which module of `model` has the first NaN in a result or in the gradient of one, and in
+--- which step (counted from here; a backward pass ends one). false: no more.
 function M.detect_anomaly(model)
   if not model then
     state.anomaly = false
     return
   end
   local whole = type(model) == "table" and model.wraps and model.module or model
-  if not Module.is(whole) then P.fail(("detect_anomaly: %s, wanted a module, or false"):format(require("perilune.errors").kind(model))) end
+  if not Module.is(whole) then
+    P.fail(("detect_anomaly: %s, wanted a module, or false"):format(require("perilune.errors").kind(model)))
+  end
   local paths = setmetatable({}, { __mode = "k" })
   for _, m in ipairs(whole:named_modules()) do paths[m.module] = m.path end
   state.anomaly = setmetatable({ paths = paths, step = 1, hooks = {} }, Watch)

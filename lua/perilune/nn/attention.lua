@@ -1,4 +1,5 @@
--- attention.lua: layers for sequences of equal length: MultiheadAttention and GRU. Arguments, parameters and results are PyTorch's.
+-- attention.lua: layers for sequences of equal length: MultiheadAttention and GRU. Arguments, parameters and results
+-- are PyTorch's.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -11,18 +12,21 @@ local signature = require "perilune.signature"
 
 local M = {}
 
--- -- attention -----------------------------------------------------------------------------------------------------------------------
+-- -- attention --------------------------------------------------------------------------------------------------------
 
---- Each query's mean of values, weighted by the softmax of its products with the keys, for num_heads parts of the vectors.
+--- Each query's mean of values, weighted by the softmax of its products with the keys, for num_heads parts of the
+--- vectors.
 local MultiheadAttention = Module:extend "MultiheadAttention"
 M.MultiheadAttention = MultiheadAttention
 function MultiheadAttention:init(args)
-  local a = util.named("MultiheadAttention", args, { embed_dim = util.required.number, num_heads = util.required.number, dropout = 0,
-    bias = true, batch_first = false, dtype = "f32", device = util.optional })
+  local a = util.named("MultiheadAttention", args, { embed_dim = util.required.number, num_heads = util.required.number,
+    dropout = 0, bias = true, batch_first = false, dtype = "f32", device = util.optional })
   local name, e = "MultiheadAttention", a.embed_dim
   util.integer(name, "embed_dim", e, 1)
   util.integer(name, "num_heads", a.num_heads, 1)
-  if e % a.num_heads ~= 0 then P.fail(("%s: embed_dim %d in %d heads, wanted a multiple"):format(name, e, a.num_heads)) end
+  if e % a.num_heads ~= 0 then
+    P.fail(("%s: embed_dim %d in %d heads, wanted a multiple"):format(name, e, a.num_heads))
+  end
   self.embed_dim, self.num_heads, self.batch_first = e, a.num_heads, a.batch_first
   self.in_proj_weight = parameter.zeros({ 3 * e, e }, a.dtype, a.device)
   initial.xavier_uniform_(self.in_proj_weight)
@@ -41,22 +45,26 @@ local function heads_of(self, x, k)
 end
 
 --- Scores [B, heads, L, S] with a mask: bool (true: left out), or numbers that are added.
-local function masked(scores, mask) return mask:dtype() == "bool" and scores:masked_fill(mask, -math.huge) or scores + mask end
+local function masked(scores, mask)
+  return mask:dtype() == "bool" and scores:masked_fill(mask, -math.huge) or scores + mask
+end
 
 local function check_inputs(self, query, key, value)
   for name, x in util.ordered { query = query, key = key, value = value } do
     if x:dim() ~= 3 or x:size(3) ~= self.embed_dim then
-      P.fail(("MultiheadAttention: %s is %s, wanted three dimensions, the last one %d"):format(name, Tensor._text(x), self.embed_dim))
+      P.fail(("MultiheadAttention: %s is %s, wanted three dimensions, the last one %d"):format(name, Tensor._text(x),
+        self.embed_dim))
     end
   end
 end
 
---- query [L, B, E], key and value [S, B, E]; with batch_first [B, L, E] and [B, S, E]. options: key_padding_mask [B, S] and attn_mask
---- [L, S] or [B * heads, L, S]: bool (true is left out) or numbers that are added to the scores; average_attn_weights (true). Returns the
---- result, of query's shape, and the weights [B, L, S], or [B, heads, L, S] where they are not averaged.
+--- query [L, B, E], key and value [S, B, E]; with batch_first [B, L, E] and [B, S, E]. options: key_padding_mask [B, S]
+--- and attn_mask [L, S] or [B * heads, L, S]: bool (true is left out) or numbers that are added to the scores;
+--- average_attn_weights (true). Returns the result, of query's shape, and the weights [B, L, S], or [B, heads, L, S]
+--- where they are not averaged.
 function MultiheadAttention:forward(query, key, value, options)
-  local o = util.named("MultiheadAttention:forward", options or {}, { key_padding_mask = util.optional, attn_mask = util.optional,
-    average_attn_weights = true })
+  local o = util.named("MultiheadAttention:forward", options or {},
+    { key_padding_mask = util.optional, attn_mask = util.optional, average_attn_weights = true })
   check_inputs(self, query, key, value)
   if not self.batch_first then query, key, value = query:transpose(1, 2), key:transpose(1, 2), value:transpose(1, 2) end
   local b, l, s, h = query:size(1), query:size(2), key:size(2), self.num_heads
@@ -71,16 +79,19 @@ function MultiheadAttention:forward(query, key, value, options)
   if not self.batch_first then y = y:transpose(1, 2) end
   return y, o.average_attn_weights and weights:mean(2) or weights
 end
-function MultiheadAttention:extra_text() return ("embed_dim=%d, num_heads=%d"):format(self.embed_dim, self.num_heads) end
+function MultiheadAttention:extra_text()
+  return ("embed_dim=%d, num_heads=%d"):format(self.embed_dim, self.num_heads)
+end
 
--- -- GRU -----------------------------------------------------------------------------------------------------------------------------
+-- -- GRU --------------------------------------------------------------------------------------------------------------
 
 --- Gated recurrent units: num_layers over one another, with bidirectional each in both directions.
 local GRU = Module:extend "GRU"
 M.GRU = GRU
 function GRU:init(args)
-  local a = util.named("GRU", args, { input_size = util.required.number, hidden_size = util.required.number, num_layers = 1, bias = true,
-    batch_first = false, dropout = 0, bidirectional = false, dtype = "f32", device = util.optional })
+  local a = util.named("GRU", args, { input_size = util.required.number, hidden_size = util.required.number,
+    num_layers = 1, bias = true, batch_first = false, dropout = 0, bidirectional = false, dtype = "f32",
+    device = util.optional })
   self.input_size = util.integer("GRU", "input_size", a.input_size, 1)
   self.hidden_size = util.integer("GRU", "hidden_size", a.hidden_size, 1)
   self.num_layers = util.integer("GRU", "num_layers", a.num_layers, 1)
@@ -104,9 +115,9 @@ function GRU:init(args)
   end
 end
 
---- All steps of one direction of a layer: x [L, B, size] -> [L, B, hidden] and the last state [B, hidden]; with batch_first all are
---- [B, L, ...], so that samples stay the first dimension, as model files want them. h: the first state, or nil: zeros, of which no product
---- is made. The products with the inputs are made for all steps at once.
+--- All steps of one direction of a layer: x [L, B, size] -> [L, B, hidden] and the last state [B, hidden]; with
+--- batch_first all are [B, L, ...], so that samples stay the first dimension, as model files want them. h: the first
+--- state, or nil: zeros, of which no product is made. The products with the inputs are made for all steps at once.
 local function run(self, x, h, suffix, backwards)
   local time = self.batch_first and 2 or 1
   local n, size = x:size(time), self.hidden_size
@@ -127,8 +138,9 @@ local function run(self, x, h, suffix, backwards)
   return F.stack(steps, time), h
 end
 
---- x [L, B, input_size] (batch_first: [B, L, input_size]); h0 [layers * directions, B, hidden_size], or nil: zeros. Returns the last
---- layer's states at all steps, [L, B, directions * hidden_size], and those of all layers at the last step, of h0's shape.
+--- x [L, B, input_size] (batch_first: [B, L, input_size]); h0 [layers * directions, B, hidden_size], or nil: zeros.
+--- Returns the last layer's states at all steps, [L, B, directions * hidden_size], and those of all layers at the last
+--- step, of h0's shape.
 function GRU:forward(x, h0)
   if x:dim() ~= 3 or x:size(3) ~= self.input_size then
     P.fail(("GRU: x is %s, wanted three dimensions, the last one %d"):format(Tensor._text(x), self.input_size))
@@ -147,7 +159,9 @@ function GRU:forward(x, h0)
   end
   return x, F.stack(last, 1)
 end
-function GRU:extra_text() return ("%d, %d, num_layers=%d"):format(self.input_size, self.hidden_size, self.num_layers) end
+function GRU:extra_text()
+  return ("%d, %d, num_layers=%d"):format(self.input_size, self.hidden_size, self.num_layers)
+end
 
 signature.check("MultiheadAttention:", MultiheadAttention, {
   forward = "self: table, query: tensor, key: tensor, value: tensor, options: table?",

@@ -9,11 +9,13 @@ local C, check, ptr, tensor_out = P.C, P.check, Tensor.ptr, Tensor.out
 
 local M = {}
 
---- An error if a tensor is in a list twice: an optimizer would step it twice, a norm count it twice. at: address -> position so far.
+--- An error if a tensor is in a list twice: an optimizer would step it twice, a norm count it twice. at: address ->
+--- position so far.
 function M.once(func, what, at, tensor, position)
   local address = tonumber(ffi.cast("intptr_t", ptr(tensor)))
   if at[address] then
-    P.fail(("%s: %s[%d] is the same tensor as %s[%d]; each may be there once"):format(func, what, position, what, at[address]))
+    P.fail(("%s: %s[%d] is the same tensor as %s[%d]; each may be there once"):format(func, what, position, what,
+      at[address]))
   end
   at[address] = position
 end
@@ -30,8 +32,8 @@ local function power_of(array, n, p)
   return Tensor.wrap(tensor_out[0])
 end
 
---- What a norm is made of: parameters that all ranks have alike, and of which each has its own part: { sharded = list, group = }, or nil.
---- The list of parameters tells them apart, unless `options` does.
+--- What a norm is made of: parameters that all ranks have alike, and of which each has its own part: { sharded = list,
+--- group = }, or nil. The list of parameters tells them apart, unless `options` does.
 function M.parts_of(func, params, options)
   local at = {}
   for i, p in ipairs(params) do M.once(func, "params", at, p, i) end
@@ -43,8 +45,8 @@ function M.parts_of(func, params, options)
     local mine = own[tonumber(ffi.cast("intptr_t", ptr(p)))]
     if not chosen and leaves.own_parts[p] then
       if not params.elsewhere then
-        P.fail(("%s: parameter %d is this rank's shard of a dense table, so the norm is of all ranks: give model:dense_parameters() as it "
-          .. "is, or sharded = and group ="):format(func, i - 1))
+        P.fail(("%s: parameter %d is this rank's shard of a dense table, so the norm is of all ranks: give "
+          .. "model:dense_parameters() as it is, or sharded = and group ="):format(func, i - 1))
       end
       parts[#parts + 1], mine = p, true
     end
@@ -54,9 +56,11 @@ function M.parts_of(func, params, options)
   return alike, params.elsewhere and { sharded = parts, group = params.group } or nil
 end
 
---- The sum (largest, if p is infinite) of both over all ranks of a group, for parameters of which each rank holds its own part. Collective.
+--- The sum (largest, if p is infinite) of both over all ranks of a group, for parameters of which each rank holds its
+--- own part. Collective.
 local function with_sharded(power, sharded, group, p)
-  local own = #sharded > 0 and power_of(M.pointers(sharded), #sharded, p) or Tensor.full({}, 0, "f64", power and power:device())
+  local own = #sharded > 0 and power_of(M.pointers(sharded), #sharded, p)
+    or Tensor.full({}, 0, "f64", power and power:device())
   group:all_reduce(own, p == math.huge and "max" or "sum"):wait()
   if not power then return own end
   if p == math.huge then return (F.max(F.stack({ power, own }, 1), 1)) end
@@ -79,22 +83,25 @@ function M.clip(alike, parts, max_norm, norm_type)
   return norm
 end
 
---- Norm of all gradients of a list of parameters: an f64 scalar tensor. Collective where the list (model:dense_parameters()) holds shards
---- of dense tables, on this rank or on another; `options` says which they are in other lists: sharded = a list of parameters of which each
---- rank of `group` holds its own part.
+--- Norm of all gradients of a list of parameters: an f64 scalar tensor. Collective where the list
+--- (model:dense_parameters()) holds shards of dense tables, on this rank or on another; `options` says which they are
+--- in other lists: sharded = a list of parameters of which each rank of `group` holds its own part.
 function M.grad_norm(params, norm_type, options)
   local alike, parts = M.parts_of("grad_norm", params, options)
   return norm_of(alike, parts, norm_type or 2)
 end
 
---- Scale all gradients in place so that their norm is at most max_norm. Returns the norm that they had. Collective as grad_norm is.
+--- Scale all gradients in place so that their norm is at most max_norm. Returns the norm that they had. Collective as
+--- grad_norm is.
 function M.clip_grad_norm(params, max_norm, norm_type, options)
   local alike, parts = M.parts_of("clip_grad_norm", params, options)
   return M.clip(alike, parts, max_norm, norm_type or 2)
 end
 
 --- Limit every element of all gradients to +-clip_value, in place.
-function M.clip_grad_value(params, clip_value) check(C.peri_grad_clip_value(M.pointers(params), #params, clip_value)) end
+function M.clip_grad_value(params, clip_value)
+  check(C.peri_grad_clip_value(M.pointers(params), #params, clip_value))
+end
 
 signature.check("", M, {
   grad_norm = "params: list, norm_type: number?, options: table?",

@@ -14,7 +14,8 @@ signature.kind("optimizer", "an optimizer", function(x) return type(x) == "table
 local OptimizerWrapper = util.class("OptimizerWrapper", KeyedOptimizer)
 M.OptimizerWrapper = OptimizerWrapper
 function OptimizerWrapper:init(optimizer)
-  self.optimizer, self.params, self.names, self.param_groups = optimizer, optimizer.params, optimizer.names, optimizer.param_groups
+  self.optimizer, self.params, self.names, self.param_groups = optimizer, optimizer.params, optimizer.names,
+    optimizer.param_groups
 end
 function OptimizerWrapper:step() self.optimizer:step() end
 function OptimizerWrapper:zero_grad() self.optimizer:zero_grad() end
@@ -34,15 +35,19 @@ function OptimizerWrapper:add_param_group(group) self.optimizer:add_param_group(
 local GradientClippingOptimizer = util.class("GradientClippingOptimizer", OptimizerWrapper)
 M.GradientClippingOptimizer = GradientClippingOptimizer
 function GradientClippingOptimizer:init(args)
-  local a = util.named("GradientClippingOptimizer", args, { optimizer = util.required, clipping = "none", max_gradient = 0.1, norm_type = 2,
-    sharded = util.optional, group = util.optional })
+  local a = util.named("GradientClippingOptimizer", args,
+    { optimizer = util.required, clipping = "none", max_gradient = 0.1, norm_type = 2, sharded = util.optional,
+      group = util.optional })
   OptimizerWrapper.init(self, a.optimizer)
   self.clipping = util.one_of("GradientClippingOptimizer", "clipping", a.clipping, { "none", "norm", "value" })
   self.max_gradient, self.norm_type = a.max_gradient, a.norm_type
   if a.sharded and not a.group then P.fail "GradientClippingOptimizer: sharded parameters need a group" end
-  if a.sharded and self.clipping == "value" then P.fail "GradientClippingOptimizer: clipping by value takes no sharded parameters" end
+  if a.sharded and self.clipping == "value" then
+    P.fail "GradientClippingOptimizer: clipping by value takes no sharded parameters"
+  end
   if a.sharded then signature.value("GradientClippingOptimizer", "sharded", a.sharded, "tensors") end
-  self._options, self._alike, self._parts, self._rebound = a.sharded and { sharded = a.sharded, group = a.group } or false, {}, nil, nil
+  self._options, self._alike, self._parts, self._rebound = a.sharded and { sharded = a.sharded, group = a.group }
+    or false, {}, nil, nil
   if self.clipping == "norm" then self:_sort() end
 end
 --- Which parameters are whole, and which are parts.
@@ -80,7 +85,8 @@ local function replace(list, new)
   for i = 1, math.max(#list, #new) do list[i] = new[i] end
 end
 
---- Several optimizers as one: a list of optimizers or of { name =, optimizer = }; the name, with a dot, comes before those of the states.
+--- Several optimizers as one: a list of optimizers or of { name =, optimizer = }; the name, with a dot, comes before
+--- those of the states.
 local CombinedOptimizer = util.class("CombinedOptimizer", KeyedOptimizer)
 M.CombinedOptimizer = CombinedOptimizer
 function CombinedOptimizer:init(optimizers)
@@ -88,7 +94,8 @@ function CombinedOptimizer:init(optimizers)
   signature.value("CombinedOptimizer", "the list of optimizers", optimizers, "list")
   if #optimizers == 0 then P.fail "CombinedOptimizer: a list of optimizers is wanted, with one or more" end
   for i, o in ipairs(optimizers) do
-    signature.value("CombinedOptimizer", ("optimizers[%d]"):format(i), type(o) == "table" and o.optimizer or o, "optimizer")
+    signature.value("CombinedOptimizer", ("optimizers[%d]"):format(i), type(o) == "table" and o.optimizer or o,
+      "optimizer")
     if not o.optimizer or OptimizerWrapper.is(o) then o = { name = "", optimizer = o } end
     signature.value("CombinedOptimizer", ("optimizers[%d].name"):format(i), o.name, "string")
     self.optimizers[i] = o
@@ -127,7 +134,8 @@ for _, name in ipairs { "step", "zero_grad", "set_lr", "set_momentum" } do
   end
 end
 function CombinedOptimizer:add_param_group()
-  P.fail(("%s: a group is added to one of its optimizers: combined.optimizers[i].optimizer:add_param_group(group)"):format(self.class_name))
+  P.fail(("%s: a group is added to one of its optimizers: "
+    .. "combined.optimizers[i].optimizer:add_param_group(group)"):format(self.class_name))
 end
 function CombinedOptimizer:lr() return self.optimizers[1].optimizer:lr() end
 function CombinedOptimizer:named_state()
@@ -135,7 +143,8 @@ function CombinedOptimizer:named_state()
   for _, o in ipairs(self.optimizers) do
     for _, s in ipairs(o.optimizer:named_state()) do
       local prefix = o.name == "" and "" or o.name .. "."
-      list[#list + 1] = { name = prefix .. s.name, tensor = s.tensor, parameter = s.parameter and prefix .. s.parameter, key = s.key }
+      list[#list + 1] = { name = prefix .. s.name, tensor = s.tensor, parameter = s.parameter and prefix .. s.parameter,
+        key = s.key }
     end
   end
   return list
@@ -153,7 +162,9 @@ end
 --- The part of `map` that is an optimizer's of the list, under its own names.
 local function part_of(o, map)
   local part = {}
-  for _, s in ipairs(o.optimizer:named_state()) do part[s.name] = map[o.name == "" and s.name or o.name .. "." .. s.name] end
+  for _, s in ipairs(o.optimizer:named_state()) do
+    part[s.name] = map[o.name == "" and s.name or o.name .. "." .. s.name]
+  end
   return part
 end
 function CombinedOptimizer:state_groups()

@@ -1,6 +1,6 @@
--- embedding.lua: Embedding and EmbeddingBag: rows of one matrix that is an ordinary parameter. Names, arguments and results are
--- torch.nn's; sizes, ids and offsets count as they do there. Gradients are dense, so an optimizer visits every row in every step: tables
--- of which a batch touches few rows are EmbeddingBagCollection's, with fused_params.
+-- embedding.lua: Embedding and EmbeddingBag: rows of one matrix that is an ordinary parameter. Names, arguments and
+-- results are torch.nn's; sizes, ids and offsets count as they do there. Gradients are dense, so an optimizer visits
+-- every row in every step: tables of which a batch touches few rows are EmbeddingBagCollection's, with fused_params.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -16,11 +16,13 @@ local call = P.struct "peri_embedding_bag_args"
 local function arguments(more)
   local list = {
     num_embeddings = util.required.number, embedding_dim = util.required.number,
-    padding_idx = util.optional, -- from 0, or negative from the end: a row that adds nothing and stays as it is, zeros at first
+    padding_idx = util.optional, -- from 0, or negative from the end: a row that adds nothing and stays as it is, zeros
+                                 -- at first
     max_norm = util.optional,    -- rows whose norm is larger are scaled down when they are looked up
     norm_type = 2,
     sparse = false,              -- allowed: false
-    _weight = util.optional,     -- a tensor [num_embeddings, embedding_dim] to start with, whose memory the parameter shares
+    _weight = util.optional,     -- a tensor [num_embeddings, embedding_dim] to start with, whose memory the parameter
+                                 -- shares
     device = util.optional,
   }
   for name, default in util.ordered(more) do list[name] = default end
@@ -56,7 +58,8 @@ local function start(self, a)
   util.integer(class, "num_embeddings", a.num_embeddings, 0, 2 ^ 43)
   util.integer(class, "embedding_dim", a.embedding_dim, 1, 2 ^ 20)
   if a.sparse then
-    P.fail(class .. ": sparse is true, allowed: false; tables of which a batch touches few rows are EmbeddingBagCollection's")
+    P.fail(class .. ": sparse is true, allowed: false; tables of which a batch touches few rows are "
+      .. "EmbeddingBagCollection's")
   end
   if a.max_norm ~= nil and not (type(a.max_norm) == "number" and a.max_norm > 0 and a.max_norm < math.huge) then
     P.fail(("%s: max_norm is %s, allowed: finite numbers > 0"):format(class, tostring(a.max_norm)))
@@ -84,14 +87,16 @@ end
 signature.check_none("embedding.", own, { "look_up" })
 
 local function look_up(self, mode, ids, offsets, weights, include_last)
-  return own.look_up(self.weight, mode, ids, offsets, weights, include_last, self.padding_idx, self.max_norm, self.norm_type)
+  return own.look_up(self.weight, mode, ids, offsets, weights, include_last, self.padding_idx, self.max_norm,
+    self.norm_type)
 end
 
---- torch.nn.functional.embedding_bag: of rows `weight` (f32 [rows, cols], contiguous), [bags, cols]; mode "sum", "mean" or "max", and the
---- rest as EmbeddingBag.forward takes it.
+--- torch.nn.functional.embedding_bag: of rows `weight` (f32 [rows, cols], contiguous), [bags, cols]; mode "sum", "mean"
+--- or "max", and the rest as EmbeddingBag.forward takes it.
 function M.embedding_bag(weight, ids, offsets, mode, per_sample_weights, include_last_offset)
   mode = util.one_of("embedding_bag", "mode", mode, { "sum", "mean", "max" })
-  return look_up({ weight = weight, norm_type = 2 }, modes[mode], ids, offsets, per_sample_weights, include_last_offset or false)
+  return look_up({ weight = weight, norm_type = 2 }, modes[mode], ids, offsets, per_sample_weights, include_last_offset
+    or false)
 end
 
 local function extra_text(self)
@@ -101,8 +106,8 @@ local function extra_text(self)
   return text
 end
 
---- A module whose weights are `weight` [rows, cols] (f32; its memory is shared): a buffer, or with freeze = false a parameter; other
---- arguments as in the constructor.
+--- A module whose weights are `weight` [rows, cols] (f32; its memory is shared): a buffer, or with freeze = false a
+--- parameter; other arguments as in the constructor.
 local function from_pretrained(class, weight, args)
   if not Tensor.is(weight) or weight:dim() ~= 2 then
     P.fail(("%s.from_pretrained: %s, wanted a tensor of 2 dimensions"):format(class.class_name, Tensor._text(weight)))
@@ -118,7 +123,7 @@ local function from_pretrained(class, weight, args)
   return self
 end
 
--- -- modules -----------------------------------------------------------------------------------------------------------------------
+-- -- modules ----------------------------------------------------------------------------------------------------------
 
 --- Each id's row: ids of any shape give that shape and embedding_dim. The weights start normal, mean 0, deviation 1.
 local Embedding = Module:extend "Embedding"
@@ -135,12 +140,13 @@ M.EmbeddingBag = EmbeddingBag
 local bag_arguments = arguments { mode = "mean", include_last_offset = false }
 function EmbeddingBag:init(args)
   local a = util.named("EmbeddingBag", args, bag_arguments)
-  self.mode, self.include_last_offset = util.one_of("EmbeddingBag", "mode", a.mode, { "sum", "mean", "max" }), a.include_last_offset
+  self.mode, self.include_last_offset = util.one_of("EmbeddingBag", "mode", a.mode, { "sum", "mean", "max" }),
+    a.include_last_offset
   start(self, a)
 end
---- [bags, embedding_dim] of ids [bags, length], or of ids [n] and offsets: bag b begins at offsets[b] and ends where the next one begins,
---- the last one with the ids, or with include_last_offset at the last offset. per_sample_weights, with mode "sum" only: a factor for each
---- id.
+--- [bags, embedding_dim] of ids [bags, length], or of ids [n] and offsets: bag b begins at offsets[b] and ends where
+--- the next one begins, the last one with the ids, or with include_last_offset at the last offset. per_sample_weights,
+--- with mode "sum" only: a factor for each id.
 function EmbeddingBag:forward(ids, offsets, per_sample_weights)
   if per_sample_weights and self.mode ~= "sum" then
     P.fail(("EmbeddingBag: per_sample_weights with mode '%s', allowed: sum"):format(self.mode))

@@ -1,6 +1,7 @@
--- extra.lua: what modules keep beside tensors: a module with methods get_extra_state() (plain values) and set_extra_state(state), as in
--- PyTorch. Dropout's masks are functions of a seed, a stream and the number of its calls (parameter.lua); who resumes with these goes on
--- with the same masks. A state_dict has tensors only, so this is a dict of its own, by the paths of modules.
+-- extra.lua: what modules keep beside tensors: a module with methods get_extra_state() (plain values) and
+-- set_extra_state(state), as in PyTorch. Dropout's masks are functions of a seed, a stream and the number of its calls
+-- (parameter.lua); who resumes with these goes on with the same masks. A state_dict has tensors only, so this is a dict
+-- of its own, by the paths of modules.
 --
 --   local kept = { model = model:state_dict():clone(), extra = nn.extra_state(model), ... }
 --   nn.load_extra_state(model, kept.extra)

@@ -1,6 +1,6 @@
--- groups.lua: groups of the parameters of an optimizer: the numbers that they share (learning rate, betas, ...), and how these are saved
--- and loaded. They are loaded by the names of the parameters, never by the position of a group: an optimizer under another plan may have
--- other groups.
+-- groups.lua: groups of the parameters of an optimizer: the numbers that they share (learning rate, betas, ...), and
+-- how these are saved and loaded. They are loaded by the names of the parameters, never by the position of a group: an
+-- optimizer under another plan may have other groups.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local errors = require "perilune.errors"
@@ -8,8 +8,9 @@ local signature = require "perilune.signature"
 
 local M = {}
 
---- Numbers that some parameters share, as fields ("lr", ...); `params`: the names of the parameters. Reading asks the optimizer, and an
---- assignment holds at once. Other fields say what cannot be changed any more (`optimizer`: the class).
+--- Numbers that some parameters share, as fields ("lr", ...); `params`: the names of the parameters. Reading asks the
+--- optimizer, and an assignment holds at once. Other fields say what cannot be changed any more (`optimizer`: the
+--- class).
 local ParamGroup = {}
 M.ParamGroup = ParamGroup
 function ParamGroup.__index(group, name)
@@ -21,18 +22,21 @@ end
 function ParamGroup.__newindex(group, name, value)
   local own = rawget(group, "_group")
   if not util.index_of(own.numbers)[name] then
-    P.fail(("param_groups: it has no number '%s'; those are: %s"):format(tostring(name), table.concat(own.numbers, ", ")))
+    P.fail(("param_groups: it has no number '%s'; those are: %s"):format(tostring(name),
+      table.concat(own.numbers, ", ")))
   end
   own.set(name, signature.value("param_groups", name, value, "number"))
 end
 
---- A group: the names of its parameters, the names of its numbers, functions that read and set one, and what is fixed: name -> value.
+--- A group: the names of its parameters, the names of its numbers, functions that read and set one, and what is fixed:
+--- name -> value.
 function M.group(params, numbers, get, set, fixed)
-  return setmetatable({ _group = { params = params, numbers = numbers, get = get, set = set, fixed = fixed or {} } }, ParamGroup)
+  return setmetatable({ _group = { params = params, numbers = numbers, get = get, set = set, fixed = fixed or {} } },
+    ParamGroup)
 end
 
---- The rate that schedulers begin with: `value`, if given, else the one that the first scheduler of the group set here or found (PyTorch's
---- "initial_lr").
+--- The rate that schedulers begin with: `value`, if given, else the one that the first scheduler of the group set here
+--- or found (PyTorch's "initial_lr").
 function M.initial_lr(group, value)
   local own = rawget(group, "_group")
   own.initial_lr = value or own.initial_lr or own.get "lr"
@@ -45,7 +49,8 @@ function M.like(group, params, get, set)
   return M.group(params, own.numbers, get, set, own.fixed)
 end
 
---- Let `group`, which stays the object that it is, be of the optimizer that `made` is of; what schedulers began with stays.
+--- Let `group`, which stays the object that it is, be of the optimizer that `made` is of; what schedulers began with
+--- stays.
 function M.renew(group, made)
   rawget(made, "_group").initial_lr = rawget(group, "_group").initial_lr
   util.exchange(group, made)
@@ -54,7 +59,8 @@ end
 --- Names of a group's numbers.
 function M.numbers_of(group) return rawget(group, "_group").numbers end
 
--- In what follows `named` is a list of { params = names of the parameters as the whole optimizer has them, group = a ParamGroup }.
+-- In what follows `named` is a list of { params = names of the parameters as the whole optimizer has them, group = a
+-- ParamGroup }.
 
 --- What of such groups is saved.
 function M.saved(named)
@@ -87,7 +93,8 @@ local function by_parameter(what, saved, wrong)
   return entries
 end
 
---- Entries of one group: each once, with the first of the parameters that have it; parameters that are in none are listed in `missing`.
+--- Entries of one group: each once, with the first of the parameters that have it; parameters that are in none are
+--- listed in `missing`.
 local function entries_of(entry, entries, known, missing)
   local list, seen = {}, {}
   for _, name in ipairs(entry.params) do
@@ -108,12 +115,13 @@ local function common(what, list, name, wrong)
   for _, x in ipairs(list) do
     local value = x.entry[name]
     if type(value) ~= "number" then
-      wrong[#wrong + 1] = ("%s: '%s' of parameter '%s' is %s, wanted a number"):format(what, name, x.name, errors.kind(value))
+      wrong[#wrong + 1] = ("%s: '%s' of parameter '%s' is %s, wanted a number"):format(what, name, x.name,
+        errors.kind(value))
       return nil
     end
     if first and value ~= first.entry[name] then
-      wrong[#wrong + 1] = ("%s: '%s' is %.17g for parameter '%s' and %.17g for '%s', which share one number here"):format(what, name,
-        first.entry[name], first.name, value, x.name)
+      wrong[#wrong + 1] = ("%s: '%s' is %.17g for parameter '%s' and %.17g for '%s', which share one number "
+        .. "here"):format(what, name, first.entry[name], first.name, value, x.name)
       return nil
     end
     first = first or x
@@ -129,9 +137,9 @@ local function settable(own, name, value)
   return not ok and tostring(type(err) == "table" and err.message or err) or nil
 end
 
---- What saved entries have for each group: a list of { numbers = name -> value, given = the entries: { name = of a parameter, entry = } }.
---- fields(group): the names of these numbers. `what`: the list's name in messages, of which `wrong` gets one for everything that does not
---- fit. Changes nothing.
+--- What saved entries have for each group: a list of { numbers = name -> value, given = the entries: { name = of a
+--- parameter, entry = } }. fields(group): the names of these numbers. `what`: the list's name in messages, of which
+--- `wrong` gets one for everything that does not fit. Changes nothing.
 function M.find(what, named, saved, fields, wrong)
   local entries, known, missing, found = by_parameter(what, saved, wrong), {}, {}, {}
   for i, entry in ipairs(named) do
@@ -162,12 +170,14 @@ function M.check(named, saved, wrong)
       for name, value in util.ordered(own.fixed) do
         known[name] = true
         if x.entry[name] ~= value then
-          wrong[#wrong + 1] = ("%s: '%s' of parameter '%s' is %s here, given %s"):format(what, name, x.name, tostring(value),
-            errors.kind(x.entry[name]))
+          wrong[#wrong + 1] = ("%s: '%s' of parameter '%s' is %s here, given %s"):format(what, name, x.name,
+            tostring(value), errors.kind(x.entry[name]))
         end
       end
       for name in util.ordered(x.entry) do
-        if not known[name] then wrong[#wrong + 1] = ("%s: parameter '%s' has no number '%s'"):format(what, x.name, tostring(name)) end
+        if not known[name] then
+          wrong[#wrong + 1] = ("%s: parameter '%s' has no number '%s'"):format(what, x.name, tostring(name))
+        end
       end
     end
   end

@@ -1,5 +1,5 @@
--- nn/init.lua: the dense part of models: modules, losses, optimizers, metrics. Submodules load when they are first used; everyday names
--- are reachable directly (nn.Linear, nn.MLP, nn.BCEWithLogitsLoss).
+-- nn/init.lua: the dense part of models: modules, losses, optimizers, metrics. Submodules load when they are first
+-- used; everyday names are reachable directly (nn.Linear, nn.MLP, nn.BCEWithLogitsLoss).
 local util = require "perilune.util"
 
 local modules = {
@@ -22,21 +22,21 @@ local modules = {
 
 local names = {
   Parameter = "parameter", manual_seed = "parameter",
-  Sequential = "layers", ModuleList = "layers", ParameterList = "layers", Linear = "layers", Perceptron = "layers", MLP = "layers",
-  LayerNorm = "layers", SwishLayerNorm = "layers", BatchNorm1d = "layers", Dropout = "layers", Identity = "layers", ReLU = "layers",
-  Sigmoid = "layers", Tanh = "layers", SiLU = "layers", GELU = "layers", Softplus = "layers", LogSigmoid = "layers", LeakyReLU = "layers",
-  Softmax = "layers", PReLU = "layers",
+  Sequential = "layers", ModuleList = "layers", ParameterList = "layers", Linear = "layers", Perceptron = "layers",
+  MLP = "layers", LayerNorm = "layers", SwishLayerNorm = "layers", BatchNorm1d = "layers", Dropout = "layers",
+  Identity = "layers", ReLU = "layers", Sigmoid = "layers", Tanh = "layers", SiLU = "layers", GELU = "layers",
+  Softplus = "layers", LogSigmoid = "layers", LeakyReLU = "layers", Softmax = "layers", PReLU = "layers",
   MultiheadAttention = "attention", GRU = "attention",
   Embedding = "embedding", EmbeddingBag = "embedding",
-  InteractionArch = "interaction", InteractionDCNArch = "interaction", InteractionProjectionArch = "interaction", CrossNet = "interaction",
-  LowRankCrossNet = "interaction", VectorCrossNet = "interaction", LowRankMixtureCrossNet = "interaction",
-  FactorizationMachine = "interaction", DeepFM = "interaction",
-  global_mean = "_ranks", BCEWithLogitsLoss = "losses", BCELoss = "losses", MSELoss = "losses", CrossEntropyLoss = "losses",
-  BPRLoss = "losses", FocalLoss = "losses", MarginRankingLoss = "losses", HingeEmbeddingLoss = "losses", CosineEmbeddingLoss = "losses",
-  KLDivLoss = "losses", InBatchSoftmaxLoss = "losses",
+  InteractionArch = "interaction", InteractionDCNArch = "interaction", InteractionProjectionArch = "interaction",
+  CrossNet = "interaction", LowRankCrossNet = "interaction", VectorCrossNet = "interaction",
+  LowRankMixtureCrossNet = "interaction", FactorizationMachine = "interaction", DeepFM = "interaction",
+  global_mean = "_ranks", BCEWithLogitsLoss = "losses", BCELoss = "losses", MSELoss = "losses",
+  CrossEntropyLoss = "losses", BPRLoss = "losses", FocalLoss = "losses", MarginRankingLoss = "losses",
+  HingeEmbeddingLoss = "losses", CosineEmbeddingLoss = "losses", KLDivLoss = "losses", InBatchSoftmaxLoss = "losses",
   detect_anomaly = "anomaly", extra_state = "extra", load_extra_state = "extra",
-  DenseArch = "models", SparseArch = "models", OverArch = "models", DLRM = "models", DLRM_DCN = "models", DLRM_Projection = "models",
-  DLRMTrain = "models", SimpleDeepFMNN = "models",
+  DenseArch = "models", SparseArch = "models", OverArch = "models", DLRM = "models", DLRM_DCN = "models",
+  DLRM_Projection = "models", DLRMTrain = "models", SimpleDeepFMNN = "models",
 }
 
 require "perilune.nn.functional" -- tensors get their methods and operators

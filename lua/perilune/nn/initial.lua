@@ -1,6 +1,6 @@
--- initial.lua: nn.init: first values of tensors, by PyTorch's names and rules. Each function overwrites its tensor and returns it; nothing
--- is recorded. Random ones draw the next stream of the rank's generator, as parameters do (parameter.lua): ranks that build the same model
--- from the same seed get the same values.
+-- initial.lua: nn.init: first values of tensors, by PyTorch's names and rules. Each function overwrites its tensor and
+-- returns it; nothing is recorded. Random ones draw the next stream of the rank's generator, as parameters do
+-- (parameter.lua): ranks that build the same model from the same seed get the same values.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -42,12 +42,13 @@ end
 function M.zeros_(t) return M.constant_(t, 0) end
 function M.ones_(t) return M.constant_(t, 1) end
 
--- -- truncated normal numbers --------------------------------------------------------------------------------------------------------
+-- -- truncated normal numbers -----------------------------------------------------------------------------------------
 
 --- The normal distribution function: gelu(x) is x times it.
 local function distribution(x) return F.where(x:eq(0), 0.5, F.gelu(x) / x) end
 
---- Where the normal distribution function has the values p, between low and high: halved 60 times, which is all that f64 has.
+--- Where the normal distribution function has the values p, between low and high: halved 60 times, which is all that
+--- f64 has.
 local function quantile(p, low, high)
   low, high = F.affine(p, 0, low), F.affine(p, 0, high)
   for _ = 1, 60 do
@@ -75,7 +76,7 @@ function M.trunc_normal_(t, mean, std, a, b)
   return within(truncated, t, mean, std, a, b)
 end
 
--- -- by the sizes of a layer ----------------------------------------------------------------------------------------------------------
+-- -- by the sizes of a layer ------------------------------------------------------------------------------------------
 
 --- Inputs and outputs of a weight [out, in, ...].
 local function fans(func, t)
@@ -111,15 +112,15 @@ local function he(func, t, args)
   local fan = util.one_of(func, "mode", a.mode, { "fan_in", "fan_out" }) == "fan_in" and fan_in or fan_out
   return M.calculate_gain(a.nonlinearity, a.a) / math.sqrt(fan)
 end
---- He and others: deviation gain / sqrt(fan); args: a (the slope of leaky_relu, 0), mode ("fan_in", "fan_out"), nonlinearity
---- ("leaky_relu").
+--- He and others: deviation gain / sqrt(fan); args: a (the slope of leaky_relu, 0), mode ("fan_in", "fan_out"),
+--- nonlinearity ("leaky_relu").
 function M.kaiming_uniform_(t, args)
   local bound = math.sqrt(3) * he("kaiming_uniform_", t, args)
   return M.uniform_(t, -bound, bound)
 end
 function M.kaiming_normal_(t, args) return M.normal_(t, 0, he("kaiming_normal_", t, args)) end
 
--- -- orthogonal matrices --------------------------------------------------------------------------------------------------------------
+-- -- orthogonal matrices ----------------------------------------------------------------------------------------------
 
 local function dot(a, b)
   local sum = 0
@@ -127,7 +128,8 @@ local function dot(a, b)
   return sum
 end
 
---- Make a list of vectors orthonormal, each keeping its direction among those before it: Gram-Schmidt, twice, which f64 needs.
+--- Make a list of vectors orthonormal, each keeping its direction among those before it: Gram-Schmidt, twice, which f64
+--- needs.
 local function orthonormal(vectors)
   for k, v in ipairs(vectors) do
     for _ = 1, 2 do
@@ -153,8 +155,8 @@ local function orthogonal(t, gain)
   local q = Tensor.tensor(orthonormal((tall and flat:transpose(1, 2) or flat):to_table()), "f64", "cpu")
   filled(t, F.affine(tall and q:transpose(1, 2) or q, gain):reshape(shape))
 end
---- An orthogonal matrix times `gain` (1): of a tensor [rows, ...] taken as [rows, cols], its rows are orthonormal, or, if they are more
---- than cols, its columns.
+--- An orthogonal matrix times `gain` (1): of a tensor [rows, ...] taken as [rows, cols], its rows are orthonormal, or,
+--- if they are more than cols, its columns.
 function M.orthogonal_(t, gain)
   fans("orthogonal_", t)
   return within(orthogonal, t, gain or 1)
@@ -165,8 +167,8 @@ signature.check("", M, {
   constant_ = "t: tensor, value: number", zeros_ = "t: tensor", ones_ = "t: tensor",
   trunc_normal_ = "t: tensor, mean: number?, std: number?, a: number?, b: number?",
   calculate_gain = "nonlinearity: string, param: number?", xavier_uniform_ = "t: tensor, gain: number?",
-  xavier_normal_ = "t: tensor, gain: number?", kaiming_uniform_ = "t: tensor, args: table?", kaiming_normal_ = "t: tensor, args: table?",
-  orthogonal_ = "t: tensor, gain: number?",
+  xavier_normal_ = "t: tensor, gain: number?", kaiming_uniform_ = "t: tensor, args: table?",
+  kaiming_normal_ = "t: tensor, args: table?", orthogonal_ = "t: tensor, gain: number?",
 })
 
 return util.face("peri.nn.init", M)

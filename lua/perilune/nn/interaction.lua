@@ -1,4 +1,5 @@
--- interaction.lua: how dense and sparse features meet: DLRM's pairwise products, cross networks, factorization machines.
+-- interaction.lua: how dense and sparse features meet: DLRM's pairwise products, cross networks, factorization
+-- machines.
 -- Dense features are [B, D], sparse ones [B, F, D]. Names, arguments and formulas are TorchRec's.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -10,7 +11,7 @@ local signature = require "perilune.signature"
 
 local M = {}
 
--- -- DLRM --------------------------------------------------------------------------------------------------------------------------
+-- -- DLRM -------------------------------------------------------------------------------------------------------------
 
 local function callable(func, args, name) return signature.value(func, name, args[name], "module") end
 
@@ -18,7 +19,8 @@ local function callable(func, args, name) return signature.value(func, name, arg
 local InteractionArch = Module:extend "InteractionArch"
 M.InteractionArch = InteractionArch
 function InteractionArch:init(args)
-  self.num_sparse_features = util.named("InteractionArch", args, { num_sparse_features = util.required.number }).num_sparse_features
+  self.num_sparse_features = util.named("InteractionArch", args,
+    { num_sparse_features = util.required.number }).num_sparse_features
 end
 function InteractionArch:forward(dense_features, sparse_features)
   if self.num_sparse_features <= 0 then return dense_features end
@@ -35,7 +37,8 @@ end
 local InteractionDCNArch = Module:extend "InteractionDCNArch"
 M.InteractionDCNArch = InteractionDCNArch
 function InteractionDCNArch:init(args)
-  local a = util.named("InteractionDCNArch", args, { num_sparse_features = util.required.number, crossnet = util.required })
+  local a = util.named("InteractionDCNArch", args,
+    { num_sparse_features = util.required.number, crossnet = util.required })
   self.num_sparse_features, self.crossnet = a.num_sparse_features, callable("InteractionDCNArch", a, "crossnet")
 end
 function InteractionDCNArch:forward(dense_features, sparse_features)
@@ -48,7 +51,8 @@ local InteractionProjectionArch = Module:extend "InteractionProjectionArch"
 M.InteractionProjectionArch = InteractionProjectionArch
 function InteractionProjectionArch:init(args)
   local a = util.named("InteractionProjectionArch", args,
-    { num_sparse_features = util.required.number, interaction_branch1 = util.required, interaction_branch2 = util.required })
+    { num_sparse_features = util.required.number, interaction_branch1 = util.required,
+      interaction_branch2 = util.required })
   self.num_sparse_features = a.num_sparse_features
   self.interaction_branch1 = callable("InteractionProjectionArch", a, "interaction_branch1")
   self.interaction_branch2 = callable("InteractionProjectionArch", a, "interaction_branch2")
@@ -62,14 +66,16 @@ function InteractionProjectionArch:forward(dense_features, sparse_features)
   return F.cat({ dense_features, F.matmul(left, right):reshape(batch, -1) }, 2)
 end
 
--- -- cross networks ------------------------------------------------------------------------------------------------------------------
+-- -- cross networks ---------------------------------------------------------------------------------------------------
 
 local MOST = 4096 -- layers, and experts
 
 --- A parameter for each layer: make(shape, dtype, device).
 local function of_layers(num_layers, make, shape, a)
   local list = {}
-  for i = 1, util.integer("cross network", "num_layers", num_layers, 0, MOST) do list[i] = make(shape, a.dtype, a.device) end
+  for i = 1, util.integer("cross network", "num_layers", num_layers, 0, MOST) do
+    list[i] = make(shape, a.dtype, a.device)
+  end
   return layers.ParameterList(list)
 end
 local function kernels(num_layers, shape, a) return of_layers(num_layers, parameter.xavier_normal, shape, a) end
@@ -95,7 +101,8 @@ local LowRankCrossNet = Module:extend "LowRankCrossNet"
 M.LowRankCrossNet = LowRankCrossNet
 function LowRankCrossNet:init(args)
   local a = util.named("LowRankCrossNet", args,
-    { in_features = util.required.number, num_layers = util.required.number, low_rank = 1, dtype = "f32", device = util.optional })
+    { in_features = util.required.number, num_layers = util.required.number, low_rank = 1, dtype = "f32",
+      device = util.optional })
   util.integer("LowRankCrossNet", "low_rank", a.low_rank, 1)
   self.num_layers = a.num_layers
   self.W_kernels = kernels(a.num_layers, { a.in_features, a.low_rank }, a)
@@ -111,8 +118,8 @@ end
 local VectorCrossNet = Module:extend "VectorCrossNet"
 M.VectorCrossNet = VectorCrossNet
 function VectorCrossNet:init(args)
-  local a = util.named("VectorCrossNet", args, { in_features = util.required.number, num_layers = util.required.number, dtype = "f32",
-    device = util.optional })
+  local a = util.named("VectorCrossNet", args, { in_features = util.required.number, num_layers = util.required.number,
+    dtype = "f32", device = util.optional })
   self.num_layers = a.num_layers
   self.kernels = kernels(a.num_layers, { a.in_features, 1 }, a)
   self.bias = biases(a.num_layers, { a.in_features, 1 }, a)
@@ -125,20 +132,22 @@ function VectorCrossNet:forward(x0)
   return x
 end
 
---- Per layer and expert e: x0 * (U_e f(C_e f(V_e x)) + b); the experts are weighted by a softmax of gates, and x is added. activation:
---- "relu" (default), "sigmoid", "tanh", "none" or a function.
+--- Per layer and expert e: x0 * (U_e f(C_e f(V_e x)) + b); the experts are weighted by a softmax of gates, and x is
+--- added. activation: "relu" (default), "sigmoid", "tanh", "none" or a function.
 local LowRankMixtureCrossNet = Module:extend "LowRankMixtureCrossNet"
 M.LowRankMixtureCrossNet = LowRankMixtureCrossNet
 function LowRankMixtureCrossNet:init(args)
-  local a = util.named("LowRankMixtureCrossNet", args, { in_features = util.required.number, num_layers = util.required.number,
-    num_experts = 1, low_rank = 1, activation = "relu", dtype = "f32", device = util.optional })
+  local a = util.named("LowRankMixtureCrossNet", args,
+    { in_features = util.required.number, num_layers = util.required.number, num_experts = 1, low_rank = 1,
+      activation = "relu", dtype = "f32", device = util.optional })
   util.integer("LowRankMixtureCrossNet", "num_experts", a.num_experts, 1, MOST)
   util.integer("LowRankMixtureCrossNet", "low_rank", a.low_rank, 1)
   self.num_layers, self.num_experts = a.num_layers, a.num_experts
   local activation = a.activation
   if type(activation) == "string" then
     if not F.activations[activation] then
-      P.fail(("LowRankMixtureCrossNet: activation '%s', allowed: none, relu, sigmoid, tanh or a function"):format(activation))
+      P.fail(("LowRankMixtureCrossNet: activation '%s', allowed: none, relu, sigmoid, tanh or a function"):format(
+        activation))
     end
     activation = activation == "none" and function(x) return x end or F[activation]
   end
@@ -148,7 +157,8 @@ function LowRankMixtureCrossNet:init(args)
   self.bias = biases(a.num_layers, { a.in_features, 1 }, a)
   local gates = {}
   for e = 1, a.num_experts > 1 and a.num_experts or 0 do
-    gates[e] = layers.Linear { in_features = a.in_features, out_features = 1, bias = false, dtype = a.dtype, device = a.device }
+    gates[e] = layers.Linear { in_features = a.in_features, out_features = 1, bias = false, dtype = a.dtype,
+      device = a.device }
   end
   self.gates = #gates > 0 and layers.ModuleList(gates)
   self.C_kernels = kernels(a.num_layers, { a.num_experts, a.low_rank, a.low_rank }, a)
@@ -179,7 +189,7 @@ function LowRankMixtureCrossNet:forward(x0)
   return x
 end
 
--- -- factorization machines ----------------------------------------------------------------------------------------------------------
+-- -- factorization machines -------------------------------------------------------------------------------------------
 
 --- A list of [B, ...] embeddings as one [B, numbers] matrix.
 local function flattened(embeddings)

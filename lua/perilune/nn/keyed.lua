@@ -1,7 +1,9 @@
--- keyed.lua: KeyedOptimizer: an optimizer whose state has the names of parameters, so that it can be saved, and loaded into another run
--- (TorchRec's optim.keyed). All optimizers of nn.optim are keyed, those of fused tables too (embed/fused.lua).
+-- keyed.lua: KeyedOptimizer: an optimizer whose state has the names of parameters, so that it can be saved, and loaded
+-- into another run (TorchRec's optim.keyed). All optimizers of nn.optim are keyed, those of fused tables too
+-- (embed/fused.lua).
 --
---   optimizer:state_dict()             -- { state = { ["over.weight"] = { exp_avg = tensor, ... }, ... }, param_groups = { { params =
+--   -- { state = { ["over.weight"] = { exp_avg = tensor, ... }, ... }, param_groups = { { params =
+--   optimizer:state_dict()
 --                                      -- names, lr = 0.1, ... } } }; tensors are live, see tensor/state_dict.lua
 --   optimizer:load_state_dict(dict)
 --   optimizer.param_groups[1].lr = 0.1 -- holds at once
@@ -16,10 +18,11 @@ local all_or_none = require("perilune.nn.ranks").all_or_none
 
 local M = { group = groups.group, ParamGroup = groups.ParamGroup }
 
--- -- the optimizer -------------------------------------------------------------------------------------------------------------------
+-- -- the optimizer ----------------------------------------------------------------------------------------------------
 
---- Fields: names (of the parameters, in order), params (their tensors, where they have some), param_groups. Subclasses have step,
---- zero_grad, and named_state: a list of { name =, tensor =, parameter =, key = }, a name being "parameter.key" unless it says otherwise.
+--- Fields: names (of the parameters, in order), params (their tensors, where they have some), param_groups. Subclasses
+--- have step, zero_grad, and named_state: a list of { name =, tensor =, parameter =, key = }, a name being
+--- "parameter.key" unless it says otherwise.
 local KeyedOptimizer = util.seal(util.class "KeyedOptimizer")
 M.KeyedOptimizer = KeyedOptimizer
 
@@ -33,8 +36,8 @@ function KeyedOptimizer.set_advice(self)
     table.concat(util.keys(numbers), ", "))
 end
 
---- KeyedOptimizer { params = { name = tensor, ... }, state = { name = { key = tensor, ... }, ... }, param_groups = { { params = { names },
---- lr =, ... }, ... } }: for optimizers of one's own, which add step.
+--- KeyedOptimizer { params = { name = tensor, ... }, state = { name = { key = tensor, ... }, ... }, param_groups = { {
+--- params = { names }, lr =, ... }, ... } }: for optimizers of one's own, which add step.
 function KeyedOptimizer:init(args)
   local a = util.named(self.class_name, args, { params = util.required.table, state = util.optional.table,
     param_groups = util.optional.list })
@@ -43,7 +46,9 @@ function KeyedOptimizer:init(args)
     self.params[i] = signature.value(self.class_name, ("params['%s']"):format(name), a.params[name], "tensor")
   end
   for name in util.ordered(self._state) do
-    if not a.params[name] then P.fail(("%s: state of '%s', which is no parameter"):format(self.class_name, tostring(name))) end
+    if not a.params[name] then
+      P.fail(("%s: state of '%s', which is no parameter"):format(self.class_name, tostring(name)))
+    end
   end
   for i, given in ipairs(a.param_groups or {}) do
     local numbers = {}
@@ -93,8 +98,8 @@ end
 --- The groups of ranks that have this optimizer together, each with its part of the state: a list.
 function KeyedOptimizer:state_groups() return {} end -- luacheck: ignore 212
 
---- What of `map`, from the names of named_state to what is given for them, does not fit: a list of texts, in which `prefix` (or nil)
---- comes before the names. Subclasses that keep state of their own have this and assign_state.
+--- What of `map`, from the names of named_state to what is given for them, does not fit: a list of texts, in which
+--- `prefix` (or nil) comes before the names. Subclasses that keep state of their own have this and assign_state.
 function KeyedOptimizer:check_state(map, prefix)
   local wrong = {}
   for _, s in ipairs(self:named_state()) do
@@ -104,8 +109,8 @@ function KeyedOptimizer:check_state(map, prefix)
   return wrong
 end
 
---- Take over a whole map that check_state has nothing against. Entries of named_state may have `load`, a function(source), in place of
---- a copy.
+--- Take over a whole map that check_state has nothing against. Entries of named_state may have `load`, a
+--- function(source), in place of a copy.
 function KeyedOptimizer:assign_state(map)
   for _, s in ipairs(self:named_state()) do
     if s.load then s.load(map[s.name]) else sharded.assign(s.tensor, map[s.name]) end
@@ -113,7 +118,8 @@ function KeyedOptimizer:assign_state(map)
 end
 
 function KeyedOptimizer:lr()
-  return self.param_groups[1] and self.param_groups[1].lr or P.fail(self.class_name .. ": it has no parameters, and so no learning rate")
+  return self.param_groups[1] and self.param_groups[1].lr
+    or P.fail(self.class_name .. ": it has no parameters, and so no learning rate")
 end
 function KeyedOptimizer:set_lr(lr)
   for _, group in ipairs(self.param_groups) do group.lr = lr end
@@ -122,10 +128,10 @@ function KeyedOptimizer:set_momentum(value)
   for _, group in ipairs(self.param_groups) do group.momentum = value end
 end
 
--- -- listed once ---------------------------------------------------------------------------------------------------------------------
+-- -- listed once ------------------------------------------------------------------------------------------------------
 
--- Checking and loading a state dict ask for the states again and again, and of 100,000 tables listing them takes a while. While something
--- is loaded, named_state of fused optimizers lists them once.
+-- Checking and loading a state dict ask for the states again and again, and of 100,000 tables listing them takes a
+-- while. While something is loaded, named_state of fused optimizers lists them once.
 local listed = setmetatable({}, { __mode = "k" }) -- by coroutine: ranks of `sim` load beside each other
 local MAIN = {}
 
@@ -152,7 +158,7 @@ function M.once(optimizer, list)
   return known[optimizer]
 end
 
--- -- dictionaries --------------------------------------------------------------------------------------------------------------------
+-- -- dictionaries -----------------------------------------------------------------------------------------------------
 
 --- The parameter that an entry of named_state belongs to, and its key there.
 local function place_of(s)
@@ -161,13 +167,14 @@ local function place_of(s)
   return parameter or s.name, key or s.name
 end
 
---- Its groups, with the parameters' names as this optimizer has them: a list of { params = names, group = a ParamGroup }.
+--- Its groups, with the parameters' names as this optimizer has them: a list of { params = names, group = a ParamGroup
+--- }.
 function KeyedOptimizer:named_groups()
   return util.map(self.param_groups, function(group) return { params = group.params, group = group } end)
 end
 
---- { state = { [name of parameter] = { [key] = live tensor or ShardedTensor } }, param_groups = (unless save_param_groups(false)) a list of
---- { params = names, lr =, ... }: the numbers as they are now }. Local.
+--- { state = { [name of parameter] = { [key] = live tensor or ShardedTensor } }, param_groups = (unless
+--- save_param_groups(false)) a list of { params = names, lr =, ... }: the numbers as they are now }. Local.
 function KeyedOptimizer:state_dict()
   local dict = { state = {} }
   for _, name in ipairs(self.names) do dict.state[name] = {} end
@@ -180,7 +187,8 @@ function KeyedOptimizer:state_dict()
   return live(dict)
 end
 
---- The entries of the states that `state` has as one map from name to tensor; `wrong` gets a text for everything that does not fit.
+--- The entries of the states that `state` has as one map from name to tensor; `wrong` gets a text for everything that
+--- does not fit.
 local function check_entries(self, state, wrong)
   local flat, known = {}, {}
   for _, s in ipairs(self:named_state()) do
@@ -197,7 +205,8 @@ local function check_entries(self, state, wrong)
   local names = util.index_of(self.names)
   for parameter, own in util.ordered(state) do
     if not (names[parameter] or known[parameter]) then
-      wrong[#wrong + 1] = ("it has no parameter '%s'; those are: %s"):format(tostring(parameter), table.concat(self.names, ", "))
+      wrong[#wrong + 1] = ("it has no parameter '%s'; those are: %s"):format(tostring(parameter),
+        table.concat(self.names, ", "))
     elseif type(own) ~= "table" then
       wrong[#wrong + 1] = ("dict.state['%s'] is %s, wanted a table"):format(parameter, errors.kind(own))
     else
@@ -211,8 +220,8 @@ local function check_entries(self, state, wrong)
   return flat
 end
 
---- What a state_dict has for the optimizer: one map from the names of states to tensors, and the numbers of its groups (false: they stay).
---- Raises where it is not of this optimizer, with all that does not fit.
+--- What a state_dict has for the optimizer: one map from the names of states to tensors, and the numbers of its groups
+--- (false: they stay). Raises where it is not of this optimizer, with all that does not fit.
 local function check_dict(self, func, dict)
   local wrong, found = {}, false
   signature.value(func, "dict", dict, "table")
@@ -220,7 +229,8 @@ local function check_dict(self, func, dict)
   for _, text in ipairs(self:check_state(flat)) do wrong[#wrong + 1] = text end
   local named = self._save_param_groups and self:named_groups() or {}
   if #named > 0 and dict.param_groups == nil then
-    wrong[#wrong + 1] = "param_groups, with the learning rates, are missing; after save_param_groups(false) rates stay as they are"
+    wrong[#wrong + 1] = "param_groups, with the learning rates, are missing; after save_param_groups(false) rates "
+      .. "stay as they are"
   elseif self._save_param_groups then
     found = groups.check(named, dict.param_groups or {}, wrong)
   end
@@ -234,9 +244,9 @@ function KeyedOptimizer:check_state_dict(dict)
   return not ok and (tostring(type(err) == "table" and err.message or err):gsub("^: ", "")) or nil
 end
 
---- Restore a state_dict. All parameters and keys must be there, and no others; tensors are whole, or pieces of the same plan. The numbers
---- of param_groups are found by the parameters' names. What does not fit is one error that lists it all, and nothing is changed; collective
---- over state_groups: on no rank then.
+--- Restore a state_dict. All parameters and keys must be there, and no others; tensors are whole, or pieces of the same
+--- plan. The numbers of param_groups are found by the parameters' names. What does not fit is one error that lists it
+--- all, and nothing is changed; collective over state_groups: on no rank then.
 function KeyedOptimizer:load_state_dict(dict) return M.listing_once(self._load_state_dict, self, dict) end
 function KeyedOptimizer:_load_state_dict(dict)
   local func = self.class_name .. ":load_state_dict"
@@ -249,22 +259,28 @@ end
 
 --- What a subclass does when a state_dict was loaded.
 function KeyedOptimizer:post_load_state_dict() end -- luacheck: ignore 212
---- Whether state_dict has param_groups, and load_state_dict asks for them and sets them (at first: yes; in TorchRec: no).
+--- Whether state_dict has param_groups, and load_state_dict asks for them and sets them (at first: yes; in TorchRec:
+--- no).
 KeyedOptimizer._save_param_groups = true
 function KeyedOptimizer:save_param_groups(on) self._save_param_groups = on ~= false end
---- States are there from the start, so there is nothing to do (TorchRec: a step of gradients of zero, which makes them).
+--- States are there from the start, so there is nothing to do (TorchRec: a step of gradients of zero, which makes
+--- them).
 function KeyedOptimizer:init_state() end -- luacheck: ignore 212
-function KeyedOptimizer:add_param_group() P.fail(("%s: parameters are given when it is made"):format(self.class_name)) end
+function KeyedOptimizer:add_param_group()
+  P.fail(("%s: parameters are given when it is made"):format(self.class_name))
+end
 
--- -- made of another -----------------------------------------------------------------------------------------------------------------
+-- -- made of another --------------------------------------------------------------------------------------------------
 
---- KeyedOptimizerWrapper(params, factory): the optimizer that factory(list of { name =, tensor = }) makes of a map from names to tensors.
+--- KeyedOptimizerWrapper(params, factory): the optimizer that factory(list of { name =, tensor = }) makes of a map from
+--- names to tensors.
 local KeyedOptimizerWrapper = util.class("KeyedOptimizerWrapper", KeyedOptimizer)
 M.KeyedOptimizerWrapper = KeyedOptimizerWrapper
 function KeyedOptimizerWrapper:init(params, factory)
   local list = {}
   for name, tensor in util.ordered(params) do
-    list[#list + 1] = { name = name, tensor = signature.value("KeyedOptimizerWrapper", ("params['%s']"):format(name), tensor, "tensor") }
+    list[#list + 1] = { name = name, tensor = signature.value("KeyedOptimizerWrapper", ("params['%s']"):format(name),
+      tensor, "tensor") }
   end
   local made = factory(list)
   if not KeyedOptimizer.is(made) then
@@ -272,13 +288,14 @@ function KeyedOptimizerWrapper:init(params, factory)
   end
   self.optimizer, self.params, self.names, self.param_groups = made, made.params, made.names, made.param_groups
 end
-for _, name in ipairs { "step", "zero_grad", "named_state", "check_state", "assign_state", "state_groups", "named_groups", "lr", "set_lr",
-  "set_momentum", "get", "set", "add_param_group" } do
+for _, name in ipairs { "step", "zero_grad", "named_state", "check_state", "assign_state", "state_groups",
+  "named_groups", "lr", "set_lr", "set_momentum", "get", "set", "add_param_group" } do
   KeyedOptimizerWrapper[name] = function(self, a, b) return self.optimizer[name](self.optimizer, a, b) end
 end
 
 signature.check("KeyedOptimizer:", KeyedOptimizer, { load_state_dict = "self: table, dict: any",
   save_param_groups = "self: table, on: boolean?" })
-signature.check("KeyedOptimizerWrapper:", KeyedOptimizerWrapper, { init = "self: table, params: table, factory: callable" })
+signature.check("KeyedOptimizerWrapper:", KeyedOptimizerWrapper,
+  { init = "self: table, params: table, factory: callable" })
 
 return M

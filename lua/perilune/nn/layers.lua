@@ -10,14 +10,15 @@ local parameter = require "perilune.nn.parameter"
 
 local M = {}
 
--- -- containers --------------------------------------------------------------------------------------------------------------------
+-- -- containers -------------------------------------------------------------------------------------------------------
 
 --- A list of modules: list[1] is the first, whose name in paths is "0", as in PyTorch.
 local ModuleList = Module:extend "ModuleList"
 M.ModuleList = ModuleList
 function ModuleList:init(modules)
   if type(modules) ~= "nil" and (type(modules) ~= "table" or Module.is(modules)) then
-    P.fail(("%s: a list of modules is wanted, { module, module }, not %s"):format(self.class_name, errors.kind(modules)))
+    P.fail(("%s: a list of modules is wanted, { module, module }, not %s"):format(self.class_name,
+      errors.kind(modules)))
   end
   local fault = modules and util.list_fault(modules)
   if fault then P.fail(("%s: the list of modules %s"):format(self.class_name, fault)) end
@@ -30,7 +31,9 @@ function ModuleList:append(module)
   return self
 end
 function ModuleList:replace(name, module)
-  if not tonumber(name) then P.fail(("%s: no module '%s', allowed: 0..%d"):format(self.class_name, tostring(name), #self._children - 1)) end
+  if not tonumber(name) then
+    P.fail(("%s: no module '%s', allowed: 0..%d"):format(self.class_name, tostring(name), #self._children - 1))
+  end
   rawset(self, name, module)
   rawset(self, tonumber(name) + 1, module)
 end
@@ -56,7 +59,7 @@ function ParameterList:init(parameters)
   end
 end
 
--- -- activations -------------------------------------------------------------------------------------------------------------------
+-- -- activations ------------------------------------------------------------------------------------------------------
 
 local function activation(name, f)
   local class = Module:extend(name)
@@ -73,14 +76,17 @@ activation("Softplus", F.softplus)
 activation("LogSigmoid", F.logsigmoid)
 
 M.LeakyReLU = Module:extend "LeakyReLU"
-function M.LeakyReLU:init(args) self.negative_slope = util.named("LeakyReLU", args, { negative_slope = 0.01 }).negative_slope end
+function M.LeakyReLU:init(args)
+  self.negative_slope = util.named("LeakyReLU", args, { negative_slope = 0.01 }).negative_slope
+end
 function M.LeakyReLU:forward(x) return F.leaky_relu(x, self.negative_slope) end
 
 M.Softmax = Module:extend "Softmax"
 function M.Softmax:init(args) self.dim = util.named("Softmax", args, { dim = util.required }).dim end
 function M.Softmax:forward(x) return F.softmax(x, self.dim) end
 
---- x where it is above 0, else weight * x: one trained number (num_parameters 1), or one for each element of dimension 2.
+--- x where it is above 0, else weight * x: one trained number (num_parameters 1), or one for each element of dimension
+--- 2.
 local PReLU = Module:extend "PReLU"
 M.PReLU = PReLU
 function PReLU:init(args)
@@ -101,14 +107,14 @@ function PReLU:forward(x)
 end
 function PReLU:extra_text() return "num_parameters=" .. self.num_parameters end
 
--- -- linear ------------------------------------------------------------------------------------------------------------------------
+-- -- linear -----------------------------------------------------------------------------------------------------------
 
 --- x W^T + b; weight [out_features, in_features] and bias start uniform in +-1 / sqrt(in_features).
 local Linear = Module:extend "Linear"
 M.Linear = Linear
 function Linear:init(args)
-  local a = util.named("Linear", args, { in_features = util.required.number, out_features = util.required.number, bias = true,
-    dtype = "f32", device = util.optional })
+  local a = util.named("Linear", args, { in_features = util.required.number, out_features = util.required.number,
+    bias = true, dtype = "f32", device = util.optional })
   self.in_features = util.integer("Linear", "in_features", a.in_features, 0)
   self.out_features = util.integer("Linear", "out_features", a.out_features, 0)
   local bound = 1 / math.sqrt(math.max(a.in_features, 1))
@@ -121,7 +127,7 @@ function Linear:extra_text()
   return ("in_features=%d, out_features=%d, bias=%s"):format(inner or 0, out or 0, tostring(self.bias and true))
 end
 
--- -- normalisation -----------------------------------------------------------------------------------------------------------------
+-- -- normalisation ----------------------------------------------------------------------------------------------------
 
 local function shape_of(func, value)
   if type(value) == "number" then value = { value } end
@@ -133,7 +139,8 @@ local LayerNorm = Module:extend "LayerNorm"
 M.LayerNorm = LayerNorm
 function LayerNorm:init(args)
   local a = util.named("LayerNorm", args,
-    { normalized_shape = util.required, eps = 1e-5, elementwise_affine = true, bias = true, dtype = "f32", device = util.optional })
+    { normalized_shape = util.required, eps = 1e-5, elementwise_affine = true, bias = true, dtype = "f32",
+      device = util.optional })
   self.normalized_shape, self.eps = shape_of("LayerNorm", a.normalized_shape), a.eps
   self.weight = a.elementwise_affine and parameter.ones(self.normalized_shape, a.dtype, a.device)
   self.bias = a.elementwise_affine and a.bias and parameter.zeros(self.normalized_shape, a.dtype, a.device)
@@ -145,7 +152,8 @@ local SwishLayerNorm = Module:extend "SwishLayerNorm"
 M.SwishLayerNorm = SwishLayerNorm
 function SwishLayerNorm:init(args)
   local a = util.named("SwishLayerNorm", args, { input_dims = util.required, dtype = "f32", device = util.optional })
-  self.norm = Sequential { LayerNorm { normalized_shape = a.input_dims, dtype = a.dtype, device = a.device }, M.Sigmoid() }
+  self.norm = Sequential { LayerNorm { normalized_shape = a.input_dims, dtype = a.dtype, device = a.device },
+    M.Sigmoid() }
 end
 function SwishLayerNorm:forward(x) return F.mul(x, self.norm(x)) end
 
@@ -153,8 +161,8 @@ function SwishLayerNorm:forward(x) return F.mul(x, self.norm(x)) end
 local BatchNorm1d = Module:extend "BatchNorm1d"
 M.BatchNorm1d = BatchNorm1d
 function BatchNorm1d:init(args)
-  local a = util.named("BatchNorm1d", args, { num_features = util.required.number, eps = 1e-5, momentum = 0.1, affine = true, dtype = "f32",
-    device = util.optional })
+  local a = util.named("BatchNorm1d", args, { num_features = util.required.number, eps = 1e-5, momentum = 0.1,
+    affine = true, dtype = "f32", device = util.optional })
   self.eps, self.momentum = a.eps, a.momentum
   self.weight = a.affine and parameter.ones({ a.num_features }, a.dtype, a.device)
   self.bias = a.affine and parameter.zeros({ a.num_features }, a.dtype, a.device)
@@ -180,9 +188,10 @@ function BatchNorm1d:forward(x)
   return y
 end
 
---- In training mode, zero elements with probability p and scale the others. The mask is a function of the seed, this layer's number, how
---- often it ran, and the element's number in the batch of all ranks, by what the batch says that the model is called with (P.state.batch):
---- global_row, the number of its first sample, and rows, of this rank. A tensor whose first size is no multiple of rows is not of samples.
+--- In training mode, zero elements with probability p and scale the others. The mask is a function of the seed, this
+--- layer's number, how often it ran, and the element's number in the batch of all ranks, by what the batch says that
+--- the model is called with (P.state.batch): global_row, the number of its first sample, and rows, of this rank. A
+--- tensor whose first size is no multiple of rows is not of samples.
 local Dropout = Module:extend "Dropout"
 M.Dropout = Dropout
 function Dropout:init(args)
@@ -214,7 +223,7 @@ signature.object("dropout_state", "what get_extra_state returned", { stream = "n
 signature.check("Dropout:", Dropout, { set_extra_state = "self: table, state: dropout_state" })
 function Dropout:extra_text() return "p=" .. self.p end
 
--- -- perceptrons -------------------------------------------------------------------------------------------------------------------
+-- -- perceptrons ------------------------------------------------------------------------------------------------------
 
 --- A function, a Module, or the name of an activation -> the code that F.linear fuses, or a callable.
 local function resolve(func, value)
@@ -235,7 +244,8 @@ function Perceptron:init(args)
   local a = util.named("Perceptron", args,
     { in_size = util.required.number, out_size = util.required.number, bias = true, activation = "relu", dtype = "f32",
       device = util.optional })
-  self._linear = Linear { in_features = a.in_size, out_features = a.out_size, bias = a.bias, dtype = a.dtype, device = a.device }
+  self._linear = Linear { in_features = a.in_size, out_features = a.out_size, bias = a.bias, dtype = a.dtype,
+    device = a.device }
   local code, fn = resolve("Perceptron", a.activation)
   self._code = code
   self._activation_fn = fn or false
@@ -247,7 +257,8 @@ function Perceptron:forward(x)
   return y
 end
 
---- Perceptrons one after the other. activation as in Perceptron, or "swish_layernorm"; a Module class makes one for each layer.
+--- Perceptrons one after the other. activation as in Perceptron, or "swish_layernorm"; a Module class makes one for
+--- each layer.
 local MLP = Module:extend "MLP"
 M.MLP = MLP
 function MLP:init(args)
@@ -259,7 +270,8 @@ function MLP:init(args)
     local fn = a.activation
     if fn == "swish_layernorm" then fn = SwishLayerNorm { input_dims = out, dtype = a.dtype, device = a.device } end
     if type(fn) == "table" and rawget(fn, "class_name") then fn = fn() end
-    layers[i] = Perceptron { in_size = size, out_size = out, bias = a.bias, activation = fn, dtype = a.dtype, device = a.device }
+    layers[i] = Perceptron { in_size = size, out_size = out, bias = a.bias, activation = fn, dtype = a.dtype,
+      device = a.device }
     size = out
   end
   self._mlp = Sequential(layers)

@@ -3,9 +3,10 @@
 --   self.loss = nn.BCEWithLogitsLoss { reduction = "global_mean" }
 --   return self.loss(logits, labels)
 --
--- reduction: "mean" (default; over the samples of this rank), "sum", "none", or "global_mean": over the samples of all ranks. A global mean
--- has the same value on all ranks, and trains alike however the samples are shared among them: a rank may have more than others, or none.
--- It is collective. group: its ranks; default: those of the DistributedModelParallel that the loss is in, else the world.
+-- reduction: "mean" (default; over the samples of this rank), "sum", "none", or "global_mean": over the samples of all
+-- ranks. A global mean has the same value on all ranks, and trains alike however the samples are shared among them: a
+-- rank may have more than others, or none. It is collective. group: its ranks; default: those of the
+-- DistributedModelParallel that the loss is in, else the world.
 local util = require "perilune.util"
 local F = require "perilune.nn.functional"
 local ranks = require "perilune.nn.ranks"
@@ -29,9 +30,10 @@ local function set_group(self, group)
   if self.group == "default" then self.group = group end
 end
 
---- A class of losses. `options`: its arguments beside reduction and group, all optional tensors, which become buffers; `numbers`: those
---- that are no tensors, with their defaults, which become fields. compute(self, reduction, ...): what the functions of nn.functional know,
---- of what the loss is called with; `count(...)`: how many losses that has (default: elements of the second).
+--- A class of losses. `options`: its arguments beside reduction and group, all optional tensors, which become buffers;
+--- `numbers`: those that are no tensors, with their defaults, which become fields. compute(self, reduction, ...): what
+--- the functions of nn.functional know, of what the loss is called with; `count(...)`: how many losses that has
+--- (default: elements of the second).
 local function define(name, options, compute, numbers, count)
   local class = Module:extend(name)
   local spec = { reduction = "mean", group = util.optional }
@@ -52,7 +54,8 @@ end
 
 --- Of logits and targets; weight scales elements, pos_weight their positive part; both broadcast.
 define("BCEWithLogitsLoss", { "weight", "pos_weight" }, function(self, reduction, input, target)
-  return F.binary_cross_entropy_with_logits(input, target, rawget(self, "weight"), rawget(self, "pos_weight"), reduction)
+  return F.binary_cross_entropy_with_logits(input, target, rawget(self, "weight"), rawget(self, "pos_weight"),
+    reduction)
 end)
 
 --- Of probabilities and targets.
@@ -63,13 +66,16 @@ end)
 define("MSELoss", {}, function(_, reduction, input, target) return F.mse_loss(input, target, reduction) end)
 
 --- Of logits [B, C] and class numbers (i64 [B], from 0).
-define("CrossEntropyLoss", {}, function(_, reduction, input, target) return F.cross_entropy(input, target, reduction) end)
+define("CrossEntropyLoss", {}, function(_, reduction, input, target)
+  return F.cross_entropy(input, target, reduction)
+end)
 
 local function third(_, _, target) return target:numel() end
 local function larger(positive, negative) return math.max(positive:numel(), negative:numel()) end
 
 --- Called with the scores of items that were taken and of others (functional.bpr_loss).
-define("BPRLoss", {}, function(_, reduction, positive, negative) return F.bpr_loss(positive, negative, reduction) end, nil, larger)
+define("BPRLoss", {}, function(_, reduction, positive, negative) return F.bpr_loss(positive, negative, reduction) end,
+  nil, larger)
 
 --- Of logits and targets 0 or 1.
 define("FocalLoss", {}, function(self, reduction, input, target)
@@ -91,12 +97,16 @@ define("CosineEmbeddingLoss", {}, function(self, reduction, a, b, target)
 end, { margin = 0 }, third)
 
 --- Of logarithms of probabilities and probabilities (log_target: their logarithms, too).
-define("KLDivLoss", {}, function(self, reduction, input, target) return F.kl_div(input, target, self.log_target, reduction) end,
+define("KLDivLoss", {}, function(self, reduction, input, target)
+  return F.kl_div(input, target, self.log_target, reduction)
+end,
   { log_target = false })
 
---- Called with queries, items and (optional) { log_q =, ids = }: functional.in_batch_softmax_loss. Negatives are those of this rank.
+--- Called with queries, items and (optional) { log_q =, ids = }: functional.in_batch_softmax_loss. Negatives are those
+--- of this rank.
 define("InBatchSoftmaxLoss", {}, function(self, reduction, queries, items, more)
-  local o = { temperature = self.temperature, reduction = reduction, log_q = more and more.log_q, ids = more and more.ids }
+  local o = { temperature = self.temperature, reduction = reduction, log_q = more and more.log_q, ids = more
+    and more.ids }
   return F.in_batch_softmax_loss(queries, items, o)
 end, { temperature = 1 }, function(queries) return queries:size(1) end)
 

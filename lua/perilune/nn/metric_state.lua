@@ -1,8 +1,9 @@
--- metric_state.lua: what metrics have seen, as state dicts. Each rank has its own (`of_ranks`), and a checkpoint keeps them all.
+-- metric_state.lua: what metrics have seen, as state dicts. Each rank has its own (`of_ranks`), and a checkpoint keeps
+-- them all.
 --
--- On as many ranks as before each rank goes on with its own, bit for bit. On others the ranks share out what all have seen: lifetime sums
--- of old rank i go to rank i mod n; entries of the windows, from the newest back, go to whoever has fewest samples, so that the window of
--- all ranks together is the same.
+-- On as many ranks as before each rank goes on with its own, bit for bit. On others the ranks share out what all have
+-- seen: lifetime sums of old rank i go to rank i mod n; entries of the windows, from the newest back, go to whoever has
+-- fewest samples, so that the window of all ranks together is the same.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -12,7 +13,7 @@ local StoredTensor = require "perilune.tensor.stored"
 
 local M = {}
 
--- -- tensors and lists --------------------------------------------------------------------------------------------------------------------
+-- -- tensors and lists ------------------------------------------------------------------------------------------------
 
 local function is_tensor(x) return Tensor.is(x) or StoredTensor.is(x) end
 local function cpu_tensor(x) return Tensor.is(x) and x or x:tensor "cpu" end
@@ -41,7 +42,7 @@ local function to_array(x)
   return array, n
 end
 
--- -- what all have -----------------------------------------------------------------------------------------------------------------------
+-- -- what all have ----------------------------------------------------------------------------------------------------
 
 --- Options on which the meaning of the numbers depends, and the class.
 local function head(metric)
@@ -65,7 +66,8 @@ end
 local function check_head(metric, dict)
   local own = head(metric)
   if type(dict) ~= "table" or dict.class ~= own.class then
-    return ("it is a state of %s, wanted one of %s"):format(type(dict) == "table" and tostring(dict.class) or "no metric", own.class)
+    return ("it is a state of %s, wanted one of %s"):format(type(dict) == "table" and tostring(dict.class)
+      or "no metric", own.class)
   end
   local options = type(dict.options) == "table" and dict.options or {}
   for _, name in ipairs(util.keys(own.options)) do
@@ -92,7 +94,8 @@ local function same(x, y)
   return true
 end
 
---- A metric that no rank shares: on other numbers of ranks it can go on if all ranks saw the same, or only the first saw something.
+--- A metric that no rank shares: on other numbers of ranks it can go on if all ranks saw the same, or only the first
+--- saw something.
 local function merge_alone(metric, list, rank)
   local alike, first_only, empty = true, true, head(metric)
   for i = 2, #list do
@@ -117,7 +120,8 @@ local function merging(merge)
     end
     if metric.options.group == false then return merge_alone(metric, list, rank) end
     if metric.options.group and metric.options.group:size() ~= size then
-      return nil, "its group has other ranks than the checkpoint is loaded on, allowed: as many ranks as it was saved on"
+      return nil, "its group has other ranks than the checkpoint is loaded on, allowed: as many ranks as it was saved "
+        .. "on"
     end
     return merge(metric, list, rank, size)
   end
@@ -136,9 +140,10 @@ local function sum_of(list, field, rank, size)
   return total and Tensor.tensor(total, "f64", "cpu")
 end
 
--- -- metrics of sums ----------------------------------------------------------------------------------------------------------------------
+-- -- metrics of sums --------------------------------------------------------------------------------------------------
 
---- The entries of all windows that fall to this rank, oldest first: a list of { old rank (from 1), row (from 1), samples }.
+--- The entries of all windows that fall to this rank, oldest first: a list of { old rank (from 1), row (from 1),
+--- samples }.
 local function shared_out(counts, rank, size)
   local mine, has, most = {}, {}, 0
   for r = 0, size - 1 do has[r] = 0 end
@@ -192,20 +197,23 @@ end
 function M.of_sums(class, Window, place)
   class.of_ranks, class.merge_state_dicts = true, merging(merge_sums)
 
-  --- What this rank has seen: copies. Fields lifetime [width], window [entries, width], counts [entries]; none before the first sample.
+  --- What this rank has seen: copies. Fields lifetime [width], window [entries, width], counts [entries]; none before
+  --- the first sample.
   function class:state_dict()
     local dict, w = head(self), self.window
     if #self.lifetime > 0 then dict.lifetime = Tensor.tensor(self.lifetime, "f64", "cpu") end
     local parts, counts = {}, {}
-    for i = w and w.first or 1, w and w.last or 0 do parts[#parts + 1], counts[#counts + 1] = w.parts[i], w.counts[i] end
+    for i = w and w.first or 1, w and w.last or 0 do
+      parts[#parts + 1], counts[#counts + 1] = w.parts[i], w.counts[i]
+    end
     dict.window, dict.counts = window_tensors(parts, counts, self.width)
     return dict
   end
 
   function class:check_state_dict(dict)
     local entries = type(dict) == "table" and is_tensor(dict.counts) and shape_of(dict.counts)[1] or -1
-    return check_head(self, dict) or check_field(self, dict, "lifetime", self.width) or check_field(self, dict, "counts", entries)
-      or check_field(self, dict, "window", entries, self.width)
+    return check_head(self, dict) or check_field(self, dict, "lifetime", self.width)
+      or check_field(self, dict, "counts", entries) or check_field(self, dict, "window", entries, self.width)
   end
 
   --- Go on with what such a dict says. Sums of a window that is smaller here lose what is oldest.
@@ -215,12 +223,13 @@ function M.of_sums(class, Window, place)
     self.lifetime, self.window = dict.lifetime and numbers(dict.lifetime) or {}, false
     if not (dict.lifetime or dict.counts) then return end
     self.window = Window(place(self))
-    local counts, flat, width = dict.counts and numbers(dict.counts) or {}, dict.window and numbers(dict.window) or {}, self.width
+    local counts, flat, width = dict.counts and numbers(dict.counts) or {}, dict.window and numbers(dict.window) or {},
+      self.width
     for i, count in ipairs(counts) do self.window:append(slice(flat, (i - 1) * width, width), count) end
   end
 end
 
--- -- metrics of samples -------------------------------------------------------------------------------------------------------------------
+-- -- metrics of samples -----------------------------------------------------------------------------------------------
 
 local FIELDS = { "predictions", "labels", "weights" }
 
@@ -231,7 +240,8 @@ local function merge_samples(metric, list, rank, size)
     numbers_of[i] = dict.predictions and shape_of(dict.predictions)[1] or 0
     total = total + numbers_of[i]
   end
-  -- The newest window_size samples of all, from the newest back in turns of the old ranks: the j-th falls to rank j mod size.
+  -- The newest window_size samples of all, from the newest back in turns of the old ranks: the j-th falls to rank j mod
+  -- size.
   local take, age, j, mine = math.min(total, metric.options.window_size), 0, 0, {}
   while j < take do
     for i, n in ipairs(numbers_of) do
@@ -259,7 +269,8 @@ end
 function M.of_samples(class, Samples, place)
   class.of_ranks, class.merge_state_dicts, class.sums = true, merging(merge_samples), {}
 
-  --- What this rank has seen: copies. The samples of the window, oldest first, and sums of all samples (`sums` of the class names them).
+  --- What this rank has seen: copies. The samples of the window, oldest first, and sums of all samples (`sums` of the
+  --- class names them).
   function class:state_dict()
     local dict, s = head(self), self.samples
     for k, field in ipairs(s and s.used > 0 and FIELDS or {}) do dict[field] = of_array(s:in_order(k), s.used) end

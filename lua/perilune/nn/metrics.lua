@@ -1,20 +1,26 @@
--- metrics.lua: what a model's predictions are worth: AUC, normalized entropy, log-loss, calibration and their relatives, over everything
--- seen (lifetime) and over the last samples (window). Names are TorchRec's; one object per task.
+-- metrics.lua: what a model's predictions are worth: AUC, normalized entropy, log-loss, calibration and their
+-- relatives, over everything seen (lifetime) and over the last samples (window). Names are TorchRec's; one object per
+-- task.
 --
 --   local ne = metrics.NEMetric { window_size = 100000, include_logloss = true }
 --   ne:update(predictions, labels, weights)       -- tensors or lists; weights may be left out
---   ne:compute()                                  -- { lifetime_ne = .., window_ne = .., lifetime_logloss = .., window_logloss = .. }
---   metrics.evaluate(predictions, labels)         -- { auc =, ne =, logloss =, calibration =, ... } of this one set of samples
+--   -- { lifetime_ne = .., window_ne = .., lifetime_logloss = .., window_logloss = .. }
+--   ne:compute()
+--   -- { auc =, ne =, logloss =, calibration =, ... } of this one set of samples
+--   metrics.evaluate(predictions, labels)
 --
--- A metric speaks of the samples of all ranks: compute is collective where the world has more than one. Every class takes
---   window_size  samples of all ranks together that the window holds (default 10,000,000, as TorchRec's configurations); each of n ranks
---                keeps its last ceil(window_size / n). A class that needs the samples themselves (AUC and its relatives) keeps them, 24
+-- A metric speaks of the samples of all ranks: compute is collective where the world has more than one. Every class
+--   takes window_size  samples of all ranks together that the window holds (default 10,000,000, as TorchRec's
+--   configurations); each of n ranks
+--                keeps its last ceil(window_size / n). A class that needs the samples themselves (AUC
+--                  and its relatives) keeps them, 24
 --                bytes each; others keep sums, by update or by window_size / 10,000 samples, whichever is more
---   group        the ranks; default: the world when the first samples come; false: this rank alone, and nothing is collective
+--   group        the ranks; default: the world when the first samples come; false: this rank alone, and nothing is
+--                collective
 --
--- An update is refused as a whole if a prediction or label is NaN, a label or weight infinite, a weight negative, or if predictions or
--- labels are not what the metric speaks of (`needs` below): entropies want probabilities, not logits, and labels 0..1. A sample of weight 0
--- changes nothing, except what counts samples without weights.
+-- An update is refused as a whole if a prediction or label is NaN, a label or weight infinite, a weight negative, or if
+-- predictions or labels are not what the metric speaks of (`needs` below): entropies want probabilities, not logits,
+-- and labels 0..1. A sample of weight 0 changes nothing, except what counts samples without weights.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -28,7 +34,7 @@ local number, second = ffi.new "double[1]", ffi.new "double[1]"
 local FINITE, PROBABILITIES = C.PERI_METRIC_FINITE, C.PERI_METRIC_PROBABILITIES
 local OF_CLASSES, NOT_NEGATIVE = C.PERI_METRIC_LABELS_OF_CLASSES, C.PERI_METRIC_LABELS_NOT_NEGATIVE
 
--- -- formulas over sums ------------------------------------------------------------------------------------------------------------------
+-- -- formulas over sums -----------------------------------------------------------------------------------------------
 
 local function log2(x) return math.log(x) / math.log(2) end
 local function ratio(a, b) return b == 0 and 0 or a / b end
@@ -37,9 +43,9 @@ local function ratio(a, b) return b == 0 and 0 or a / b end
 local by_sums = {
   NEMetric = { "ne", "logloss" }, NEPositiveMetric = { "ne_positive" }, UnweightedNEMetric = { "unweighted_ne" },
   CaliFreeNEMetric = { "cali_free_ne" }, CalibrationMetric = { "calibration" }, CTRMetric = { "ctr" },
-  AverageMetric = { "label_average", "prediction_average" }, WeightedAvgMetric = { "weighted_avg" }, MSEMetric = { "mse", "rmse" },
-  NMSEMetric = { "nmse", "nrmse" }, MAEMetric = { "mae" }, AccuracyMetric = { "accuracy" }, PrecisionMetric = { "precision" },
-  RecallMetric = { "recall" },
+  AverageMetric = { "label_average", "prediction_average" }, WeightedAvgMetric = { "weighted_avg" },
+  MSEMetric = { "mse", "rmse" }, NMSEMetric = { "nmse", "nrmse" }, MAEMetric = { "mae" },
+  AccuracyMetric = { "accuracy" }, PrecisionMetric = { "precision" }, RecallMetric = { "recall" },
 }
 
 --- The value of one of them.
@@ -48,7 +54,7 @@ local function value_of(sums, name)
   return number[0]
 end
 
--- -- what all metrics take -----------------------------------------------------------------------------------------------------------
+-- -- what all metrics take --------------------------------------------------------------------------------------------
 
 local WINDOW = 10000000
 
@@ -61,7 +67,8 @@ local function options_of(metric, args, spec)
   metric.placed, metric.group = false, false
 end
 
---- Find the metric's group out, once: at its first update or, if it never had one, when it is computed. Returns this rank's window size.
+--- Find the metric's group out, once: at its first update or, if it never had one, when it is computed. Returns this
+--- rank's window size.
 local function place(metric)
   if not metric.placed then
     metric.placed, metric.group = true, ranks.group_of(metric.class_name, metric.options.group)
@@ -69,7 +76,7 @@ local function place(metric)
   return math.ceil(metric.options.window_size / (metric.group and metric.group:size() or 1))
 end
 
--- -- lifetime and window -----------------------------------------------------------------------------------------------------------------
+-- -- lifetime and window ----------------------------------------------------------------------------------------------
 
 --- A list of numbers added to another, in place; returns it.
 local function add(into, part)
@@ -77,7 +84,8 @@ local function add(into, part)
   return into
 end
 
---- Sums of updates: over all of them, and over the newest that have at most window_size samples together (the newest one at least).
+--- Sums of updates: over all of them, and over the newest that have at most window_size samples together (the newest
+--- one at least).
 local Window = util.class "Window"
 
 function Window:init(size)
@@ -102,7 +110,8 @@ function Window:grow(count)
 end
 
 function Window:push(part, count)
-  local apart = self.last < self.first or self.counts[self.last] + count > self.size / 10000 -- small updates do not stand alone
+  -- small updates do not stand alone
+  local apart = self.last < self.first or self.counts[self.last] + count > self.size / 10000
   if apart then return self:append(part, count) end
   add(self.parts[self.last], part)
   self:grow(count)
@@ -114,11 +123,12 @@ function Window:sum()
   return total
 end
 
-local fields = { "n", "weight", "label", "prediction", "plain_label", "cross_entropy", "positive_cross_entropy", "plain_cross_entropy",
-  "square_error", "absolute_error", "ones_square_error", "correct", "true_positive", "false_positive", "false_negative" }
+local fields = { "n", "weight", "label", "prediction", "plain_label", "cross_entropy", "positive_cross_entropy",
+  "plain_cross_entropy", "square_error", "absolute_error", "ones_square_error", "correct", "true_positive",
+  "false_positive", "false_negative" }
 
---- The base of all metrics that are functions of sums. A metric has `part(...)`, which makes the list of numbers of one update and its
---- number of samples, `width`, the length of that list, and `report(sums, prefix, out)`.
+--- The base of all metrics that are functions of sums. A metric has `part(...)`, which makes the list of numbers of one
+--- update and its number of samples, `width`, the length of that list, and `report(sums, prefix, out)`.
 local SumMetric = util.seal(util.class "SumMetric")
 
 function SumMetric:init(args, spec)
@@ -134,7 +144,8 @@ function SumMetric:update(predictions, labels, weights, ...)
   self.window:push(part, n)
 end
 
---- Values by name, lifetime_* and window_*. Before the first update of any rank there are none. Collective over the group.
+--- Values by name, lifetime_* and window_*. Before the first update of any rank there are none. Collective over the
+--- group.
 function SumMetric:compute()
   place(self)
   local width, window, numbers_of_all = self.width, self.window and self.window:sum() or {}, {}
@@ -149,7 +160,8 @@ end
 
 states.of_sums(SumMetric, Window, place)
 
--- Who compares predictions with `threshold` compares with 0.5 of probabilities, unless another one is given, of whatever they are.
+-- Who compares predictions with `threshold` compares with 0.5 of probabilities, unless another one is given, of
+-- whatever they are.
 local ENTROPY = PROBABILITIES + OF_CLASSES
 
 local function simple(name, definition, spec)
@@ -177,10 +189,11 @@ local function simple(name, definition, spec)
 end
 
 local threshold = { threshold = util.optional.number }
-local specs = { NEMetric = { include_logloss = false }, AccuracyMetric = threshold, PrecisionMetric = threshold, RecallMetric = threshold }
+local specs = { NEMetric = { include_logloss = false }, AccuracyMetric = threshold, PrecisionMetric = threshold,
+  RecallMetric = threshold }
 for name, definition in util.ordered(by_sums) do simple(name, definition, specs[name]) end
 
--- -- metrics with sums of their own --------------------------------------------------------------------------------------------------
+-- -- metrics with sums of their own -----------------------------------------------------------------------------------
 
 --- Share of pairs (weighted; inside one update) that predictions and labels order alike.
 M.XAUCMetric = util.class("XAUCMetric", SumMetric)
@@ -192,18 +205,21 @@ function M.XAUCMetric:_part(predictions, labels, weights)
 end
 function M.XAUCMetric:_report(sums, prefix, out) out[prefix .. "xauc"] = ratio(sums[1], sums[2]) end
 
---- Recall of the k most likely of `number_of_classes` classes, a list over k = 1, 2, ... Predictions are [samples, classes].
+--- Recall of the k most likely of `number_of_classes` classes, a list over k = 1, 2, ... Predictions are [samples,
+--- classes].
 M.MulticlassRecallMetric = util.class("MulticlassRecallMetric", SumMetric)
 function M.MulticlassRecallMetric:init(args)
   SumMetric.init(self, args, { number_of_classes = util.required.number })
-  self.width = util.integer("MulticlassRecallMetric", "number_of_classes", self.options.number_of_classes, 1, 2 ^ 20) + 1
+  self.width = util.integer("MulticlassRecallMetric", "number_of_classes", self.options.number_of_classes, 1, 2 ^ 20)
+    + 1
 end
 function M.MulticlassRecallMetric:_part(predictions, labels, weights)
   local classes, func = self.options.number_of_classes, "MulticlassRecallMetric"
   local s, memory = samples.of(func, NOT_NEGATIVE, predictions, labels, weights, classes)
   local of = samples.layout(predictions)
   if of and classes > 1 and of:find "," and not of:find((" %d$"):format(classes)) then
-    P.fail(("%s: predictions are %s, wanted [samples, %d]"):format(func, require("perilune.tensor")._text(predictions), classes))
+    P.fail(("%s: predictions are %s, wanted [samples, %d]"):format(func, require("perilune.tensor")._text(predictions),
+      classes))
   end
   for i = 0, tonumber(s.n) - 1 do
     local label = s.labels[i]
@@ -211,7 +227,9 @@ function M.MulticlassRecallMetric:_part(predictions, labels, weights)
       P.fail(("%s: sample %d: label %g, allowed: whole numbers 0..%d"):format(func, i, label, classes - 1))
     end
     for c = i * classes, (i + 1) * classes - 1 do
-      if s.predictions[c] ~= s.predictions[c] then P.fail(("%s: sample %d: prediction nan, not a number"):format(func, i)) end
+      if s.predictions[c] ~= s.predictions[c] then
+        P.fail(("%s: sample %d: prediction nan, not a number"):format(func, i))
+      end
     end
   end
   local part = {}
@@ -242,14 +260,17 @@ local function dcg(labels, k, exponential)
   return sum
 end
 
---- 1 - NDCG@k (or NDCG, if report_ndcg_as_decreasing_curve is false), a mean over sessions, each times its largest weight.
+--- 1 - NDCG@k (or NDCG, if report_ndcg_as_decreasing_curve is false), a mean over sessions, each times its largest
+--- weight.
 M.NDCGMetric = util.class("NDCGMetric", SumMetric)
 M.NDCGMetric.width = 2
 function M.NDCGMetric:init(args)
   SumMetric.init(self, args, { exponential_gain = false, k = -1, report_ndcg_as_decreasing_curve = true,
     remove_single_length_sessions = false, scale_by_weights_tensor = false })
   local k = self.options.k
-  if k ~= math.floor(k) or k == 0 then P.fail(("NDCGMetric: k is %g, allowed: whole numbers from 1 on, or -1 for all"):format(k)) end
+  if k ~= math.floor(k) or k == 0 then
+    P.fail(("NDCGMetric: k is %g, allowed: whole numbers from 1 on, or -1 for all"):format(k))
+  end
 end
 local function sessions_of(s, session)
   local by_id, list = {}, {}
@@ -259,7 +280,8 @@ local function sessions_of(s, session)
       by_id[id] = {}
       list[#list + 1] = by_id[id]
     end
-    table.insert(by_id[id], { p = s.predictions[i], y = s.labels[i], w = s.weights ~= nil and s.weights[i] or 1, at = i })
+    table.insert(by_id[id], { p = s.predictions[i], y = s.labels[i], w = s.weights ~= nil and s.weights[i] or 1,
+      at = i })
   end
   return list
 end
@@ -292,7 +314,7 @@ function M.NDCGMetric:_part(predictions, labels, weights, session)
 end
 function M.NDCGMetric:_report(sums, prefix, out) out[prefix .. "ndcg"] = sums[1] / sums[2] end
 
--- -- metrics that need the samples themselves -----------------------------------------------------------------------------------------
+-- -- metrics that need the samples themselves -------------------------------------------------------------------------
 
 --- The last `size` samples, in arrays that grow up to that many.
 local Samples = util.class "Samples"
@@ -374,15 +396,16 @@ M.AUCMetric = util.class("AUCMetric", SampleMetric)
 M.AUCMetric.needs = OF_CLASSES
 function M.AUCMetric:compute() return { window_auc = self:_area(C.peri_metric_auc) } end
 
---- Regression AUC of the window: the share of pairs, weighted w_i * w_j, that predictions and labels do not order in opposite ways.
---- (TorchRec ignores the weights.)
+--- Regression AUC of the window: the share of pairs, weighted w_i * w_j, that predictions and labels do not order in
+--- opposite ways. (TorchRec ignores the weights.)
 M.RAUCMetric = util.class("RAUCMetric", SampleMetric)
 M.RAUCMetric.needs = 0
 function M.RAUCMetric:compute() return { window_rauc = self:_area(C.peri_metric_rauc) } end
 
 local BINS = 1000
 local single = ffi.new "float[1]"
---- Average precision of the window; over everything from a histogram of 1,000 bins of predictions in [0, 1] (0.5 while a class is missing).
+--- Average precision of the window; over everything from a histogram of 1,000 bins of predictions in [0, 1] (0.5 while
+--- a class is missing).
 M.AUPRCMetric = util.class("AUPRCMetric", SampleMetric)
 M.AUPRCMetric.needs, M.AUPRCMetric.sums, M.AUPRCMetric.bins = ENTROPY, { "positive", "negative" }, BINS
 function M.AUPRCMetric:init(args)
@@ -409,10 +432,11 @@ function M.AUPRCMetric:compute()
     positive, negative = positive + counts[bin], negative + counts[BINS + bin]
     if positive + negative > 0 then area = area + counts[bin] * positive / (positive + negative) end
   end
-  return { lifetime_auprc = (positive == 0 or negative == 0) and 0.5 or area / positive, window_auprc = self:_area(C.peri_metric_auprc) }
+  return { lifetime_auprc = (positive == 0 or negative == 0) and 0.5 or area / positive,
+    window_auprc = self:_area(C.peri_metric_auprc) }
 end
 
--- -- one set of samples ----------------------------------------------------------------------------------------------------------------
+-- -- one set of samples -----------------------------------------------------------------------------------------------
 
 --- Area under the ROC curve of these samples: of those of this rank alone. Nothing is collective.
 function M.auc(predictions, labels, weights)
@@ -421,8 +445,8 @@ function M.auc(predictions, labels, weights)
   return memory and number[0]
 end
 
---- Everything that a report says about these samples (of this rank alone), with predictions in [0, 1]: samples, auc, ne, logloss (natural
---- logarithm), calibration, ctr, accuracy.
+--- Everything that a report says about these samples (of this rank alone), with predictions in [0, 1]: samples, auc,
+--- ne, logloss (natural logarithm), calibration, ctr, accuracy.
 function M.evaluate(predictions, labels, weights)
   local s, memory = samples.of("metrics.evaluate", ENTROPY, predictions, labels, weights)
   local sums = ffi.new "peri_metric_sums"

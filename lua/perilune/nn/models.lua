@@ -1,6 +1,7 @@
--- models.lua: whole recommendation models around an embedding bag collection (sharded or not): DLRM, its relatives, DeepFM.
--- Names, arguments and paths of parameters are TorchRec's. The collection is anything with embedding_bag_configs() whose call returns a
--- KeyedTensor (or an awaitable of one): this module needs nothing else of it.
+-- models.lua: whole recommendation models around an embedding bag collection (sharded or not): DLRM, its relatives,
+-- DeepFM. Names, arguments and paths of parameters are TorchRec's. The collection is anything with
+-- embedding_bag_configs() whose call returns a KeyedTensor (or an awaitable of one): this module needs nothing else of
+-- it.
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -22,8 +23,8 @@ local function features_of(func, collection)
   for _, config in ipairs(collection:embedding_bag_configs()) do
     features = features + #config.feature_names
     if dim and dim ~= config.embedding_dim then
-      P.fail(("%s: table '%s' has dimension %d, those before it %d; all must have one"):format(func, config.name, config.embedding_dim,
-        dim))
+      P.fail(("%s: table '%s' has dimension %d, those before it %d; all must have one"):format(func, config.name,
+        config.embedding_dim, dim))
     end
     dim = config.embedding_dim
   end
@@ -33,14 +34,14 @@ end
 
 local function last(list) return list[#list] end
 
--- -- DLRM --------------------------------------------------------------------------------------------------------------------------
+-- -- DLRM -------------------------------------------------------------------------------------------------------------
 
 --- An MLP over the dense features.
 local DenseArch = Module:extend "DenseArch"
 M.DenseArch = DenseArch
 function DenseArch:init(args)
-  local a = util.named("DenseArch", args, { in_features = util.required.number, layer_sizes = util.required.list, dtype = "f32",
-    device = util.optional })
+  local a = util.named("DenseArch", args, { in_features = util.required.number, layer_sizes = util.required.list,
+    dtype = "f32", device = util.optional })
   self.model = layers.MLP { in_size = a.in_features, layer_sizes = a.layer_sizes, dtype = a.dtype, device = a.device }
 end
 function DenseArch:forward(features) return self.model(features) end
@@ -61,8 +62,8 @@ end
 local OverArch = Module:extend "OverArch"
 M.OverArch = OverArch
 function OverArch:init(args)
-  local a = util.named("OverArch", args, { in_features = util.required.number, layer_sizes = util.required.list, dtype = "f32",
-    device = util.optional })
+  local a = util.named("OverArch", args, { in_features = util.required.number, layer_sizes = util.required.list,
+    dtype = "f32", device = util.optional })
   local n = #a.layer_sizes
   if n < 2 then P.fail(("OverArch: %d layer_sizes, at least 2 are needed"):format(n)) end
   local hidden = {}
@@ -99,16 +100,16 @@ local function start(self, a)
   self.sparse_arch = SparseArch(a.embedding_bag_collection)
   local features, dim = self.sparse_arch.num_features, self.sparse_arch.embedding_dim
   if last(a.dense_arch_layer_sizes) ~= dim then
-    P.fail(("%s: the last of dense_arch_layer_sizes is %s, the embedding dimension %d; they must agree"):format(self.class_name,
-      tostring(last(a.dense_arch_layer_sizes)), dim))
+    P.fail(("%s: the last of dense_arch_layer_sizes is %s, the embedding dimension %d; they must agree"):format(
+      self.class_name, tostring(last(a.dense_arch_layer_sizes)), dim))
   end
-  self.dense_arch = DenseArch { in_features = a.dense_in_features, layer_sizes = a.dense_arch_layer_sizes, device = a.dense_device,
-    dtype = a.dtype }
+  self.dense_arch = DenseArch { in_features = a.dense_in_features, layer_sizes = a.dense_arch_layer_sizes,
+    device = a.dense_device, dtype = a.dtype }
   return features, dim
 end
 
---- Dense features [B, in], sparse features (KeyedJaggedTensor) -> logits [B, 1]. What a sharded collection exchanges is on its way while
---- the dense features are computed.
+--- Dense features [B, in], sparse features (KeyedJaggedTensor) -> logits [B, 1]. What a sharded collection exchanges is
+--- on its way while the dense features are computed.
 local function forward(self, dense_features, sparse_features)
   local sparse = self.sparse_arch(sparse_features)
   local dense = self.dense_arch(dense_features)
@@ -116,7 +117,8 @@ local function forward(self, dense_features, sparse_features)
 end
 
 local function over(a, in_features)
-  return OverArch { in_features = in_features, layer_sizes = a.over_arch_layer_sizes, device = a.dense_device, dtype = a.dtype }
+  return OverArch { in_features = in_features, layer_sizes = a.over_arch_layer_sizes, device = a.dense_device,
+    dtype = a.dtype }
 end
 
 --- Naumov et al. 2019: pairwise dot products.
@@ -134,11 +136,14 @@ DLRM.forward = forward
 local DLRM_DCN = Module:extend "DLRM_DCN"
 M.DLRM_DCN = DLRM_DCN
 function DLRM_DCN:init(args)
-  local a = util.named("DLRM_DCN", args, with_arguments { dcn_num_layers = util.required.number, dcn_low_rank_dim = util.required.number })
+  local a = util.named("DLRM_DCN", args, with_arguments { dcn_num_layers = util.required.number,
+    dcn_low_rank_dim = util.required.number })
   local features, dim = start(self, a)
   local width = (features + 1) * dim
-  self.inter_arch = interaction.InteractionDCNArch { num_sparse_features = features, crossnet = interaction.LowRankCrossNet {
-    in_features = width, num_layers = a.dcn_num_layers, low_rank = a.dcn_low_rank_dim, device = a.dense_device, dtype = a.dtype } }
+  self.inter_arch = interaction.InteractionDCNArch { num_sparse_features = features,
+    crossnet = interaction.LowRankCrossNet {
+    in_features = width, num_layers = a.dcn_num_layers, low_rank = a.dcn_low_rank_dim, device = a.dense_device,
+    dtype = a.dtype } }
   self.over_arch = over(a, width)
 end
 DLRM_DCN.forward = forward
@@ -148,26 +153,30 @@ local DLRM_Projection = Module:extend "DLRM_Projection"
 M.DLRM_Projection = DLRM_Projection
 function DLRM_Projection:init(args)
   local a = util.named("DLRM_Projection", args,
-    with_arguments { interaction_branch1_layer_sizes = util.required.list, interaction_branch2_layer_sizes = util.required.list })
+    with_arguments { interaction_branch1_layer_sizes = util.required.list,
+      interaction_branch2_layer_sizes = util.required.list })
   local features, dim = start(self, a)
   local branches, products = {}, 1
   for i, sizes in ipairs { a.interaction_branch1_layer_sizes, a.interaction_branch2_layer_sizes } do
-    branches[i] = DenseArch { in_features = (features + 1) * dim, layer_sizes = sizes, device = a.dense_device, dtype = a.dtype }
+    branches[i] = DenseArch { in_features = (features + 1) * dim, layer_sizes = sizes, device = a.dense_device,
+      dtype = a.dtype }
     if #sizes == 0 or last(sizes) % dim ~= 0 then
-      P.fail(("DLRM_Projection: the last of interaction_branch%d_layer_sizes is %s, no multiple of the embedding dimension %d"):format(
+      P.fail(("DLRM_Projection: the last of interaction_branch%d_layer_sizes is %s, no multiple of the embedding "
+        .. "dimension %d"):format(
         i, tostring(last(sizes)), dim))
     end
     products = products * last(sizes) / dim
   end
-  self.inter_arch = interaction.InteractionProjectionArch { num_sparse_features = features, interaction_branch1 = branches[1],
-    interaction_branch2 = branches[2] }
+  self.inter_arch = interaction.InteractionProjectionArch { num_sparse_features = features,
+    interaction_branch1 = branches[1], interaction_branch2 = branches[2] }
   self.over_arch = over(a, dim + products)
 end
 DLRM_Projection.forward = forward
 
---- A model and its loss: called with a batch { dense_features =, sparse_features =, labels = }, returns the binary cross entropy, and the
---- logits [B] and labels [B] that it came from, outside the tape. loss: a module that is called with logits and labels; default, as in
---- TorchRec, the mean over this rank's samples, which is right where all ranks have equally many.
+--- A model and its loss: called with a batch { dense_features =, sparse_features =, labels = }, returns the binary
+--- cross entropy, and the logits [B] and labels [B] that it came from, outside the tape. loss: a module that is called
+--- with logits and labels; default, as in TorchRec, the mean over this rank's samples, which is right where all ranks
+--- have equally many.
 local DLRMTrain = Module:extend "DLRMTrain"
 M.DLRMTrain = DLRMTrain
 function DLRMTrain:init(dlrm_module, loss)
@@ -176,26 +185,30 @@ function DLRMTrain:init(dlrm_module, loss)
 end
 --- The model's logits of a batch, [B].
 function DLRMTrain:logits(batch)
-  if type(batch) ~= "table" then P.fail(("DLRMTrain: the batch is %s, wanted a table with labels"):format(errors.kind(batch))) end
+  if type(batch) ~= "table" then
+    P.fail(("DLRMTrain: the batch is %s, wanted a table with labels"):format(errors.kind(batch)))
+  end
   return self.model(batch.dense_features, batch.sparse_features):reshape(-1)
 end
 function DLRMTrain:forward(batch)
   local logits = self:logits(batch)
-  local labels = signature.value("DLRMTrain", "the batch's labels", batch.labels, "tensor"):to(logits:dtype() == "f64" and "f64" or "f32")
+  local labels = signature.value("DLRMTrain", "the batch's labels", batch.labels, "tensor"):to(logits:dtype() == "f64"
+    and "f64" or "f32")
   return self.loss:forward(logits, labels), logits:detach(), labels
 end
 
--- -- DeepFM ------------------------------------------------------------------------------------------------------------------------
+-- -- DeepFM -----------------------------------------------------------------------------------------------------------
 
 --- [B, D + deep_fm_dimension + 1]: the dense features, the deep part, the factorization machine.
 local FMInteractionArch = Module:extend "FMInteractionArch"
 M.FMInteractionArch = FMInteractionArch
 function FMInteractionArch:init(args)
   local a = util.named("FMInteractionArch", args,
-    { fm_in_features = util.required.number, deep_fm_dimension = util.required.number, dtype = "f32", device = util.optional })
+    { fm_in_features = util.required.number, deep_fm_dimension = util.required.number, dtype = "f32",
+      device = util.optional })
   self.deep_fm = interaction.DeepFM { dense_module = layers.Sequential {
-    layers.Linear { in_features = a.fm_in_features, out_features = a.deep_fm_dimension, dtype = a.dtype, device = a.device },
-      layers.ReLU() } }
+    layers.Linear { in_features = a.fm_in_features, out_features = a.deep_fm_dimension, dtype = a.dtype,
+      device = a.device }, layers.ReLU() } }
   self.fm = interaction.FactorizationMachine()
 end
 function FMInteractionArch:forward(dense_features, sparse_features)
@@ -207,8 +220,10 @@ end
 local SimpleDeepFMNN = Module:extend "SimpleDeepFMNN"
 M.SimpleDeepFMNN = SimpleDeepFMNN
 function SimpleDeepFMNN:init(args)
-  local a = util.named("SimpleDeepFMNN", args, { num_dense_features = util.required.number, embedding_bag_collection = util.required.table,
-    hidden_layer_size = util.required.number, deep_fm_dimension = util.required.number, dtype = "f32", dense_device = util.optional })
+  local a = util.named("SimpleDeepFMNN", args,
+    { num_dense_features = util.required.number, embedding_bag_collection = util.required.table,
+      hidden_layer_size = util.required.number, deep_fm_dimension = util.required.number, dtype = "f32",
+      dense_device = util.optional })
   self.sparse_arch = SparseArch(a.embedding_bag_collection)
   local features, dim = self.sparse_arch.num_features, self.sparse_arch.embedding_dim
   local function linear(from, to) return layers.Linear { in_features = from, out_features = to, dtype = a.dtype,
@@ -216,8 +231,8 @@ function SimpleDeepFMNN:init(args)
   self.dense_arch = Module()
   self.dense_arch.model = layers.Sequential { linear(a.num_dense_features, a.hidden_layer_size), layers.ReLU(),
     linear(a.hidden_layer_size, dim), layers.ReLU() }
-  self.inter_arch = FMInteractionArch { fm_in_features = (features + 1) * dim, deep_fm_dimension = a.deep_fm_dimension, dtype = a.dtype,
-    device = a.dense_device }
+  self.inter_arch = FMInteractionArch { fm_in_features = (features + 1) * dim, deep_fm_dimension = a.deep_fm_dimension,
+    dtype = a.dtype, device = a.dense_device }
   self.over_arch = Module()
   self.over_arch.model = layers.Sequential { linear(dim + a.deep_fm_dimension + 1, 1), layers.Sigmoid() }
 end

@@ -1,4 +1,5 @@
--- module.lua: Module: parameters, buffers and sub-modules under stable names, in the order in which the constructor assigned them.
+-- module.lua: Module: parameters, buffers and sub-modules under stable names, in the order in which the constructor
+-- assigned them.
 --
 --   local Net = nn.Module:extend "Net"
 --   function Net:init(args)
@@ -9,10 +10,10 @@
 --   local net = Net {}
 --   local y = net(x)
 --
--- A Module, or a leaf tensor that requires grad, is registered when it is assigned to a new field. What plain tables in fields hold (lists,
--- maps, tables of tables), and what was assigned to a field that was something else before, is found when somebody asks for modules or
--- parameters: after what is registered, in the order of names; elements of a list are named from "0", as in nn.ModuleList. Tables with a
--- metatable are not looked into.
+-- A Module, or a leaf tensor that requires grad, is registered when it is assigned to a new field. What plain tables in
+-- fields hold (lists, maps, tables of tables), and what was assigned to a field that was something else before, is
+-- found when somebody asks for modules or parameters: after what is registered, in the order of names; elements of a
+-- list are named from "0", as in nn.ModuleList. Tables with a metatable are not looked into.
 local ffi = require "ffi"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
@@ -43,7 +44,7 @@ local function is_parameter(value)
   return d.requires_grad and d.leaf
 end
 
--- -- what fields hold without being registered ---------------------------------------------------------------------------------------
+-- -- what fields hold without being registered ------------------------------------------------------------------------
 
 local bookkeeping = { _parameters = true, _buffers = true, _children = true }
 
@@ -52,7 +53,9 @@ local function join(prefix, name) return prefix == "" and name or prefix .. "." 
 local function is_plain(value) return type(value) == "table" and getmetatable(value) == nil end
 
 --- The name of a table's key in paths, and back: the element that a name in a path means.
-local function name_of(key) return type(key) == "string" and key or tostring(key % 1 == 0 and key >= 1 and key - 1 or key) end
+local function name_of(key)
+  return type(key) == "string" and key or tostring(key % 1 == 0 and key >= 1 and key - 1 or key)
+end
 local function element(at, name)
   if rawget(at, name) ~= nil then return name, rawget(at, name) end
   local n = tonumber(name)
@@ -61,17 +64,18 @@ local function element(at, name)
   return key, rawget(at, key)
 end
 
---- Append { name =, value = } of all that wanted(value) is true for in a table and the plain tables in it to `list`; `seen`: tables and
---- values that are left out.
+--- Append { name =, value = } of all that wanted(value) is true for in a table and the plain tables in it to `list`;
+--- `seen`: tables and values that are left out.
 local search
 function search(module, at, prefix, wanted, seen, list)
   seen[at] = true
   local keys = util.keys(at)
   for key, value in next, at do
-    local inner = not keys and is_plain(value) and not seen[value] and search(module, value, prefix, wanted, seen, {}) or {}
+    local inner = not keys and is_plain(value) and not seen[value] and search(module, value, prefix, wanted, seen, {})
+      or {}
     if not keys and (inner[1] or wanted(value) or wanted(key)) then
-      P.fail(("%s: field '%s' has keys that are no strings or numbers, so that its modules and parameters have no order; allowed: "
-        .. "lists, and maps from names"):format(module.class_name, prefix))
+      P.fail(("%s: field '%s' has keys that are no strings or numbers, so that its modules and parameters have no "
+        .. "order; allowed: lists, and maps from names"):format(module.class_name, prefix))
     end
   end
   for _, key in ipairs(keys or {}) do
@@ -98,7 +102,7 @@ local function found(module, wanted, registered)
   return search(module, module, "", wanted, seen, {})
 end
 
--- -- classes -------------------------------------------------------------------------------------------------------------------------
+-- -- classes ----------------------------------------------------------------------------------------------------------
 
 --- __newindex of modules: runs for fields that do not exist yet.
 local function register(self, key, value)
@@ -111,10 +115,10 @@ local function register(self, key, value)
   rawset(self, key, value)
 end
 
---- What runs when a module is called. Not a tail call: errors.lua finds the paths of modules by these frames. Each class has its own
---- copy of the code: to LuaJIT a module within a module would otherwise be a recursion, which compiles badly. While a module runs that is
---- called with a batch that says which samples it has (global_row), P.state.batch is that batch: Dropout asks. P.state.anomaly:
---- see anomaly.lua.
+--- What runs when a module is called. Not a tail call: errors.lua finds the paths of modules by these frames. Each
+--- class has its own copy of the code: to LuaJIT a module within a module would otherwise be a recursion, which
+--- compiles badly. While a module runs that is called with a batch that says which samples it has (global_row),
+--- P.state.batch is that batch: Dropout asks. P.state.anomaly: see anomaly.lua.
 local function new_call()
   local text = [[
     local state, rawget, type = ...
@@ -149,7 +153,9 @@ prepare(Module)
 
 --- A subclass: nn.Module:extend "Name", or another module class's :extend.
 function Module.extend(base, name)
-  if type(name) ~= "string" then P.fail(("Module:extend: the name of the class is %s, wanted a string"):format(errors.kind(name))) end
+  if type(name) ~= "string" then
+    P.fail(("Module:extend: the name of the class is %s, wanted a string"):format(errors.kind(name)))
+  end
   local class = util.class(name, base)
   class.__tostring = base.__tostring
   class._sealed = false -- scripts' classes, and Module itself, are open
@@ -183,11 +189,13 @@ end
 --- What tostring shows between the parentheses.
 function Module:extra_text() return "" end
 
--- -- registration ------------------------------------------------------------------------------------------------------------------
+-- -- registration -----------------------------------------------------------------------------------------------------
 
 --- Register a parameter under a name that need not be an identifier.
 function Module:register_parameter(name, tensor)
-  if not is_parameter(tensor) then P.fail(("%s: parameter '%s' must be a leaf tensor that requires grad"):format(self.class_name, name)) end
+  if not is_parameter(tensor) then
+    P.fail(("%s: parameter '%s' must be a leaf tensor that requires grad"):format(self.class_name, name))
+  end
   note(self._parameters, name)
   rawset(self, name, tensor)
 end
@@ -201,12 +209,14 @@ end
 
 --- Register a sub-module under a name that need not be an identifier.
 function Module:add_module(name, module)
-  if not Module.is(module) then P.fail(("%s: sub-module '%s' must be a Module, not a %s"):format(self.class_name, name, type(module))) end
+  if not Module.is(module) then
+    P.fail(("%s: sub-module '%s' must be a Module, not a %s"):format(self.class_name, name, type(module)))
+  end
   note(self._children, name)
   rawset(self, name, module)
 end
 
--- -- walking -----------------------------------------------------------------------------------------------------------------------
+-- -- walking ----------------------------------------------------------------------------------------------------------
 
 --- Direct sub-modules, those in plain tables included: a list of { name =, module = }.
 function Module:named_children()
@@ -233,11 +243,13 @@ local function walk(module, path, seen, list)
   return list
 end
 
---- This module (path "" or `prefix`) and all below it, parents first: a list of { path =, module = }; a shared module comes once.
+--- This module (path "" or `prefix`) and all below it, parents first: a list of { path =, module = }; a shared module
+--- comes once.
 function Module:named_modules(prefix) return walk(self, prefix or "", {}, {}) end
 function Module:modules() return util.map(self:named_modules(), function(m) return m.module end) end
 
---- Tensors that the field lists `kinds` name, and parameters that are found beside them, each once: a list of { name =, tensor = }.
+--- Tensors that the field lists `kinds` name, and parameters that are found beside them, each once: a list of { name =,
+--- tensor = }.
 local function tensors(module, prefix, kinds)
   local list, seen = {}, {}
   local function add(name, t)
@@ -257,7 +269,8 @@ local function tensors(module, prefix, kinds)
   return list
 end
 
---- Parameters, this module's own first, then those of its sub-modules in order: a list of { name =, tensor = }. A shared one comes once.
+--- Parameters, this module's own first, then those of its sub-modules in order: a list of { name =, tensor = }. A
+--- shared one comes once.
 function Module:named_parameters(prefix) return tensors(self, prefix, { "_parameters" }) end
 function Module:parameters() return util.map(self:named_parameters(), function(p) return p.tensor end) end
 function Module:named_buffers(prefix) return tensors(self, prefix, { "_buffers" }) end
@@ -265,10 +278,10 @@ function Module:named_buffers(prefix) return tensors(self, prefix, { "_buffers" 
 --- Parameters and buffers: a list of { name =, tensor = }.
 function Module:named_state(prefix) return tensors(self, prefix, { "_parameters", "_buffers" }) end
 
--- -- state -------------------------------------------------------------------------------------------------------------------------
+-- -- state ------------------------------------------------------------------------------------------------------------
 
---- What this module itself, without its sub-modules, has in a state_dict: a list of { name =, tensor = } with live tensors (or
---- ShardedTensors). Classes whose state is not in parameters and buffers have their own.
+--- What this module itself, without its sub-modules, has in a state_dict: a list of { name =, tensor = } with live
+--- tensors (or ShardedTensors). Classes whose state is not in parameters and buffers have their own.
 function Module:own_state()
   local list = {}
   for _, kind in ipairs { "_parameters", "_buffers" } do
@@ -276,7 +289,9 @@ function Module:own_state()
       if Tensor.is(rawget(self, name)) then list[#list + 1] = { name = name, tensor = rawget(self, name) } end
     end
   end
-  for _, f in ipairs(found(self, is_parameter, self._parameters)) do list[#list + 1] = { name = f.name, tensor = f.value } end
+  for _, f in ipairs(found(self, is_parameter, self._parameters)) do
+    list[#list + 1] = { name = f.name, tensor = f.value }
+  end
   return list
 end
 
@@ -293,9 +308,9 @@ local function whole_state(module, prefix)
   return list
 end
 
---- Everything that must be saved: a map from names to live tensors (copying into one changes the module, and the next step changes them)
---- and, for tables over ranks, ShardedTensors; its methods clone() and gather() make copies (tensor/state_dict.lua). The names are those of
---- the unsharded module. Local.
+--- Everything that must be saved: a map from names to live tensors (copying into one changes the module, and the next
+--- step changes them) and, for tables over ranks, ShardedTensors; its methods clone() and gather() make copies
+--- (tensor/state_dict.lua). The names are those of the unsharded module. Local.
 function Module:state_dict(prefix)
   local map = {}
   for _, module in ipairs(self:modules()) do module:check_moment() end
@@ -305,7 +320,8 @@ end
 
 local function quoted(names) return util.map(names, function(name) return "'" .. tostring(name) .. "'" end) end
 
---- The names of `map` that `state` (whole_state) lacks, and those that it has besides. Raises where the map does not fit.
+--- The names of `map` that `state` (whole_state) lacks, and those that it has besides. Raises where the map does not
+--- fit.
 local function check_state(func, state, map, strict)
   local known, missing, unexpected, wrong = {}, {}, {}, {}
   signature.value(func, "map", map, "table")
@@ -321,7 +337,9 @@ local function check_state(func, state, map, strict)
     if not known[name] then unexpected[#unexpected + 1] = name end
   end
   if strict ~= false and #missing > 0 then wrong[#wrong + 1] = "missing: " .. table.concat(quoted(missing), ", ") end
-  if strict ~= false and #unexpected > 0 then wrong[#wrong + 1] = "it has no " .. table.concat(quoted(unexpected), ", ") end
+  if strict ~= false and #unexpected > 0 then
+    wrong[#wrong + 1] = "it has no " .. table.concat(quoted(unexpected), ", ")
+  end
   if #wrong > 0 then P.fail(("%s: %s"):format(func, table.concat(wrong, "; "))) end
   return { missing_keys = missing, unexpected_keys = unexpected }
 end
@@ -334,8 +352,8 @@ function Module:took_state(map, path) end -- luacheck: ignore 212
 --- The ranks that load their parts of this module's own state together; nil: it is this rank's alone.
 function Module:state_group() end -- luacheck: ignore 212
 
---- An error if this module itself, without its sub-modules, cannot take what `map` has under `path` for other reasons than names and
---- shapes; changes nothing. Local.
+--- An error if this module itself, without its sub-modules, cannot take what `map` has under `path` for other reasons
+--- than names and shapes; changes nothing. Local.
 function Module:try_state(map, path) end -- luacheck: ignore 212
 
 local function try_all(self, func, state, map, strict)
@@ -350,9 +368,10 @@ function Module:check_state_dict(map, strict)
   return not ok and (tostring(type(err) == "table" and err.message or err):gsub("^: ", "")) or nil
 end
 
---- Copy the tensors of a state_dict (whole ones, or pieces of the same plan) into the state; they are of the same shapes. Every name
---- must be there, and no other, unless strict is false. Returns { missing_keys =, unexpected_keys = }: lists of names. If something is
---- wrong nothing is copied; collective where modules are sharded (and over `groups`, a list): nothing is copied on any rank then.
+--- Copy the tensors of a state_dict (whole ones, or pieces of the same plan) into the state; they are of the same
+--- shapes. Every name must be there, and no other, unless strict is false. Returns { missing_keys =, unexpected_keys =
+--- }: lists of names. If something is wrong nothing is copied; collective where modules are sharded (and over `groups`,
+--- a list): nothing is copied on any rank then.
 function Module:load_state_dict(map, strict, groups)
   local func, all = self.class_name .. ":load_state_dict", util.copy(groups or {})
   for i, group in ipairs(all) do
@@ -377,7 +396,7 @@ end
 --- How often state was loaded into this module: what was made of it before is old.
 Module._loads = 0
 
--- -- paths -------------------------------------------------------------------------------------------------------------------------
+-- -- paths ------------------------------------------------------------------------------------------------------------
 
 --- The module at a path, the module or plain table that holds it, and its key there.
 local function resolve(module, path)
@@ -401,8 +420,8 @@ function Module:get_module(path) return (resolve(self, path)) end
 
 --- Replace the sub-module at a path.
 function Module:set_module(path, module)
-  if not Module.is(module) then P.fail(("%s: set_module '%s': a Module is wanted, not a %s"):format(self.class_name, path,
-    type(module))) end
+  if not Module.is(module) then P.fail(("%s: set_module '%s': a Module is wanted, not a %s"):format(self.class_name,
+    path, type(module))) end
   local _, holder, key = resolve(self, path)
   if not holder then P.fail(("%s: set_module: the path of a sub-module is wanted, not ''"):format(self.class_name)) end
   if Module.is(holder) then holder:replace(key, module) else holder[key] = module end
@@ -424,7 +443,7 @@ end
 --- Replace a direct sub-module. Lists override it.
 function Module:replace(name, module) rawset(self, name, module) end
 
--- -- modes -------------------------------------------------------------------------------------------------------------------------
+-- -- modes ------------------------------------------------------------------------------------------------------------
 
 --- Training mode for this module and all below it, or, with false, evaluation mode. Returns the module.
 function Module:train(on)
@@ -433,7 +452,8 @@ function Module:train(on)
 end
 function Module:eval() return self:train(false) end
 
---- Write this model as a file that answers; options, and what it returns: peri.export.save. Collective if its tables are.
+--- Write this model as a file that answers; options, and what it returns: peri.export.save. Collective if its tables
+--- are.
 function Module:export(path, options) return util.above("perilune.export").save(self, path, options) end
 
 --- Drop the gradients of all parameters.
@@ -443,8 +463,9 @@ end
 
 signature.kind("Module", "an nn.Module", Module.is)
 signature.kind("module", "a module or a function", util.is_callable)
-signature.check("Module:", Module, { get_module = "self: table, path: string", set_module = "self: table, path: string, module: any",
-  load_state_dict = "self: table, map: any, strict: any, groups: list?", named_state = "self: table, prefix: string?",
+signature.check("Module:", Module,
+  { get_module = "self: table, path: string", set_module = "self: table, path: string, module: any",
+    load_state_dict = "self: table, map: any, strict: any, groups: list?", named_state = "self: table, prefix: string?",
   state_dict = "self: table, prefix: string?", register_buffer = "self: table, name: string, tensor: any",
   register_parameter = "self: table, name: string, tensor: any", add_module = "self: table, name: string, module: any",
   named_modules = "self: table, prefix: string?", named_parameters = "self: table, prefix: string?",

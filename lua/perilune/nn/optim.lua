@@ -1,5 +1,5 @@
--- optim.lua: optimizers of the dense part. Clipping is in clip.lua, optimizers made of others in combined.lua, schedules in
--- schedule.lua, all reachable from here. Formulas and defaults are PyTorch's.
+-- optim.lua: optimizers of the dense part. Clipping is in clip.lua, optimizers made of others in combined.lua,
+-- schedules in schedule.lua, all reachable from here. Formulas and defaults are PyTorch's.
 --
 --   local optimizer = nn.optim.Adagrad { params = model:parameters(), lr = 0.01 }
 --   optimizer:zero_grad(); loss:backward(); optimizer:step()
@@ -30,16 +30,19 @@ local KeyedOptimizer = keyed.KeyedOptimizer
 local wrap, _, optim_ptr = P.handle("peri_optim", {}, nil, "an optimizer")
 local out, tensor_out, number = ffi.new "peri_optim *[1]", Tensor.out, ffi.new "double[1]"
 
--- -- parameters --------------------------------------------------------------------------------------------------------------------
+-- -- parameters -------------------------------------------------------------------------------------------------------
 
---- Tensors and names of what a user gives as parameters: a list of tensors, a list of { name =, tensor = }, or a Module. One with a field
---- `elsewhere` may be empty: other ranks have parameters (see parameter.own_parts); the list of tensors has these fields too.
+--- Tensors and names of what a user gives as parameters: a list of tensors, a list of { name =, tensor = }, or a
+--- Module. One with a field `elsewhere` may be empty: other ranks have parameters (see parameter.own_parts); the list
+--- of tensors has these fields too.
 local function parameters_of(func, params)
   local elsewhere = type(params) == "table" and params.elsewhere or nil
   local group = elsewhere and params.group
   if Module.is(params) then params = params:named_parameters() end
   local pieces = type(params) == "table" and elsewhere and params.spread or nil
-  if type(params) ~= "table" then P.fail(("%s: params must be a list of tensors, of { name, tensor }, or a Module"):format(func)) end
+  if type(params) ~= "table" then
+    P.fail(("%s: params must be a list of tensors, of { name, tensor }, or a Module"):format(func))
+  end
   local fault = util.list_fault(params)
   if fault then P.fail(("%s: params %s"):format(func, fault)) end
   local tensors, names, seen, at = { elsewhere = elsewhere, group = group, spread = pieces }, {}, {}, {}
@@ -49,12 +52,14 @@ local function parameters_of(func, params)
     if not Tensor.is(tensors[i]) then P.fail(("%s: params[%d] is no tensor"):format(func, i)) end
     if seen[names[i]] then P.fail(("%s: two parameters are named '%s'"):format(func, names[i])) end
     seen[names[i]] = true
-    if leaves.retired[tensors[i]] then P.fail(("%s: parameter '%s' %s"):format(func, names[i], leaves.retired[tensors[i]])) end
+    if leaves.retired[tensors[i]] then
+      P.fail(("%s: parameter '%s' %s"):format(func, names[i], leaves.retired[tensors[i]]))
+    end
     clip.once(func, "params", at, tensors[i], i)
   end
   if #tensors == 0 and not elsewhere then
-    P.fail(("%s: params is empty, so there is nothing to train; tables with fused_params are updated in the backward pass and need no "
-      .. "optimizer"):format(func))
+    P.fail(("%s: params is empty, so there is nothing to train; tables with fused_params are updated in the backward "
+      .. "pass and need no optimizer"):format(func))
   end
   return tensors, names
 end
@@ -70,7 +75,7 @@ local function names_of_whole(params, names)
   return list
 end
 
--- -- optimizers --------------------------------------------------------------------------------------------------------------------
+-- -- optimizers -------------------------------------------------------------------------------------------------------
 
 local Optimizer = util.class("Optimizer", KeyedOptimizer)
 M.Optimizer = Optimizer
@@ -86,8 +91,10 @@ function Optimizer:_make(algorithm, a)
       if type(value) ~= "table" or #value ~= 2 then
         P.fail(("%s: betas is %s, wanted two numbers"):format(self.class_name, errors.kind(value)))
       end
-      c.beta1, c.beta2 = util.number(self.class_name, "betas[1]", value[1]), util.number(self.class_name, "betas[2]", value[2])
-    elseif name ~= "params" then c[name] = type(c[name]) == "number" and util.number(self.class_name, name, value) or value end
+      c.beta1, c.beta2 = util.number(self.class_name, "betas[1]", value[1]),
+        util.number(self.class_name, "betas[2]", value[2])
+    elseif name ~= "params" then c[name] = type(c[name]) == "number" and util.number(self.class_name, name, value)
+      or value end
   end
   check(C.peri_optim_new(c, clip.pointers(self.params), #self.params, out))
   self._ref = P.lasting(wrap, out[0])
@@ -109,10 +116,11 @@ function Optimizer:_rebind_refusal()
   return "its parameters have no names: make it of model:named_parameters()"
 end
 
---- Train what has the same names in another list (DistributedModelParallel:named_parameters) from now on: tables were cut otherwise.
---- Numbers stay, states are those of the first step; whoever calls it loads them.
+--- Train what has the same names in another list (DistributedModelParallel:named_parameters) from now on: tables were
+--- cut otherwise. Numbers stay, states are those of the first step; whoever calls it loads them.
 function Optimizer:_rebind(params)
-  local wanted, numbers, list = util.index_of(self.names), {}, { elsewhere = params.elsewhere, group = params.group, spread = {} }
+  local wanted, numbers, list = util.index_of(self.names), {}, { elsewhere = params.elsewhere, group = params.group,
+    spread = {} }
   local pieces, own = spread.pieces_of(params.spread), {}
   for _, e in ipairs(params.spread or {}) do
     if wanted[e.name] then
@@ -125,7 +133,8 @@ function Optimizer:_rebind(params)
     if own[p.tensor] or wanted[p.name] and not pieces[p.tensor] then list[#list + 1] = p end
   end
   for _, name in ipairs(self.numbers) do numbers[name] = self:get(name) end
-  local algorithm, a, old, groups = self._made[1], util.copy(self._made[2]), { self.params, self.names }, self.param_groups
+  local algorithm, a, old, groups = self._made[1], util.copy(self._made[2]), { self.params, self.names },
+    self.param_groups
   local rebound = (self.params.rebound or 0) + 1
   a.params, self._retired = list, nil
   self:_make(algorithm, a)
@@ -177,9 +186,9 @@ function Optimizer:_state_of(i, kind)
 end
 function Optimizer:_steps(i) return tonumber(C.peri_optim_steps(optim_ptr(self._ref), i - 1)) end
 
---- Everything that must be saved: a list of { name = "weight.exp_avg", tensor = } with live tensors, and { name = "weight.step", tensor = }
---- with the number of steps taken (f64, of the host). Of tables that are spread over ranks these are ShardedTensors. `params`: numbers of
---- the parameters that an entry is about.
+--- Everything that must be saved: a list of { name = "weight.exp_avg", tensor = } with live tensors, and { name =
+--- "weight.step", tensor = } with the number of steps taken (f64, of the host). Of tables that are spread over ranks
+--- these are ShardedTensors. `params`: numbers of the parameters that an entry is about.
 function Optimizer:named_state()
   local list, kinds, own, position = {}, self:state_names(), spread.pieces_of(self.params.spread), {}
   local function add(name, kind, tensor, params)
@@ -200,7 +209,8 @@ function Optimizer:named_state()
   return list
 end
 
---- Rows [first, first + n) of parameter i (from 1) start again: their states are those of the first step. Counts of steps stay.
+--- Rows [first, first + n) of parameter i (from 1) start again: their states are those of the first step. Counts of
+--- steps stay.
 function Optimizer:restart_rows(i, first, n)
   for _, kind in ipairs(self:state_names()) do
     check(C.peri_optim_state(optim_ptr(self._ref), i - 1, kind, tensor_out))
@@ -218,8 +228,12 @@ end
 local function refusal(s, source)
   if Tensor.is(s.tensor) or s.key == "step" and Tensor.is(source) then
     local n = Tensor.is(s.tensor) and s.tensor:numel() or 1
-    if of_ranks.ShardedTensor.is(source) then return "is whole here, given a ShardedTensor; ShardedTensor:gather() makes it whole" end
-    if not Tensor.is(source) and not StoredTensor.is(source) then return ("is %s, wanted a tensor"):format(errors.kind(source)) end
+    if of_ranks.ShardedTensor.is(source) then
+      return "is whole here, given a ShardedTensor; ShardedTensor:gather() makes it whole"
+    end
+    if not Tensor.is(source) and not StoredTensor.is(source) then
+      return ("is %s, wanted a tensor"):format(errors.kind(source))
+    end
     return source:numel() ~= n and ("has %d elements, given %d"):format(n, source:numel()) or nil
   end
   return of_ranks.refusal(s.tensor, source)
@@ -238,7 +252,9 @@ function Optimizer:assign_state(map)
   for _, s in ipairs(self:named_state()) do
     local source = map[s.name]
     if s.key == "step" then
-      for _, i in ipairs(s.params) do check(C.peri_optim_steps_set(optim_ptr(self._ref), i - 1, spread.number_of(source))) end
+      for _, i in ipairs(s.params) do
+        check(C.peri_optim_steps_set(optim_ptr(self._ref), i - 1, spread.number_of(source)))
+      end
     elseif Tensor.is(s.tensor) and Tensor.is(source) then s.tensor:copy(source:reshape(s.tensor:shape()))
     else of_ranks.assign(s.tensor, source) end
   end

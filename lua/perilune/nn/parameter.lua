@@ -1,8 +1,9 @@
 -- parameter.lua: leaves that are trained, and their first values.
 --
--- Numbers come from the counter-based generator: element i of the n-th parameter that a rank draws is a function of (seed, n, i). The
--- count n lives in the rank's state, so ranks that build the same model from the same seed get the same parameters, whatever else they
--- do in between, also under `sim`. nn.manual_seed(seed) sets the seed and starts counting anew.
+-- Numbers come from the counter-based generator: element i of the n-th parameter that a rank draws is a function of
+-- (seed, n, i). The count n lives in the rank's state, so ranks that build the same model from the same seed get the
+-- same parameters, whatever else they do in between, also under `sim`. nn.manual_seed(seed) sets the seed and starts
+-- counting anew.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
@@ -12,14 +13,15 @@ P.own { parameters_drawn = 0, dropouts_made = 0 } -- of random numbers, beside t
 
 local M = {}
 
--- Streams of the generator: parameters use 0, 1, ...; peri.rand and randn those from 2^51 on (tensor/elements.lua); dropout layers
--- DROPOUT * 2^32 + step, one block of 2^32 for each layer.
+-- Streams of the generator: parameters use 0, 1, ...; peri.rand and randn those from 2^51 on (tensor/elements.lua);
+-- dropout layers DROPOUT * 2^32 + step, one block of 2^32 for each layer.
 local DROPOUT = 2 ^ 20
 
 --- Seed of all parameters and dropout masks that are made from now on by this rank; counting starts anew.
 function M.manual_seed(seed)
   if type(seed) ~= "number" or seed ~= math.floor(seed) or seed < 0 or seed >= 2 ^ 53 then
-    P.fail(("manual_seed: seed is %s, allowed: whole numbers 0..2^53 - 1"):format(require("perilune.errors").kind(seed)))
+    P.fail(("manual_seed: seed is %s, allowed: whole numbers 0..2^53 - 1"):format(
+      require("perilune.errors").kind(seed)))
   end
   state.seed, state.parameters_drawn, state.dropouts_made, state.numbers_drawn = seed, 0, 0, 0
   state.batch = false -- left there by a module that raised an error
@@ -39,8 +41,9 @@ function M._dropout_stream()
   return (DROPOUT + n) * 2 ^ 32
 end
 
---- Parameters of which each rank has its own part, a shard of a table: tensor -> true. Lists of parameters that hold some say so by
---- `elsewhere` (some rank has such parameters) and `group` (of those ranks), as DistributedModelParallel's do.
+--- Parameters of which each rank has its own part, a shard of a table: tensor -> true. Lists of parameters that hold
+--- some say so by `elsewhere` (some rank has such parameters) and `group` (of those ranks), as
+--- DistributedModelParallel's do.
 M.own_parts = setmetatable({}, { __mode = "k" })
 
 -- Who keeps numbers for the rows of parameters (optimizers): keeper -> list of parameters. Keepers have a method
@@ -51,8 +54,8 @@ signature.object("keeper_of_rows", "an object with a method restart_rows", { res
 --- From now on `keeper` is told when rows of one of `parameters` start again; nil: of none.
 function M.keep_rows(keeper, parameters) keepers[keeper] = parameters end
 
---- Those that keep something for one of `tensors` (a set), or for tables of sharded modules that are in it too, of which this rank may
---- have no rows (spread.lua): a list, in no order.
+--- Those that keep something for one of `tensors` (a set), or for tables of sharded modules that are in it too, of
+--- which this rank may have no rows (spread.lua): a list, in no order.
 function M._keepers_of(tensors)
   local list = {}
   for keeper, parameters in pairs(keepers) do -- any order: whoever asks sorts them
@@ -67,7 +70,8 @@ end
 --- Tensors that are parameters of nothing any more: tensor -> why, in words for an optimizer that has them.
 M.retired = setmetatable({}, { __mode = "k" })
 
---- These tensors (a list) are trained no more: who keeps something for them (optimizers) is told by its method retire(position, why).
+--- These tensors (a list) are trained no more: who keeps something for them (optimizers) is told by its method
+--- retire(position, why).
 function M.retire(tensors, why)
   local gone = {}
   for _, t in ipairs(tensors) do gone[t], M.retired[t] = true, why end
@@ -92,8 +96,8 @@ local function each_run(rows, f)
   end
 end
 
---- Rows (i64, ascending, each once) of a parameter stand for something else from now on, and whoever changed them says so: what optimizers
---- keep for them (nn.optim's) starts again too, and a gradient that was gathered goes.
+--- Rows (i64, ascending, each once) of a parameter stand for something else from now on, and whoever changed them says
+--- so: what optimizers keep for them (nn.optim's) starts again too, and a gradient that was gathered goes.
 function M.restart_rows(parameter, rows)
   local grad = parameter:grad()
   if grad then each_run(rows, function(first, n) grad:slice(1, first, first + n):fill(0) end) end
@@ -120,13 +124,16 @@ end
 function M.normal(shape, mean, deviation, dtype, device)
   return P.lasting(Tensor.normal, shape, mean, deviation, state.seed, M._next_stream(), dtype, device):requires_grad()
 end
-function M.full(shape, value, dtype, device) return P.lasting(Tensor.full, shape, value, dtype, device):requires_grad() end
+function M.full(shape, value, dtype, device)
+  return P.lasting(Tensor.full, shape, value, dtype, device):requires_grad()
+end
 function M.zeros(shape, dtype, device) return M.full(shape, 0, dtype, device) end
 function M.ones(shape, dtype, device) return M.full(shape, 1, dtype, device) end
 --- A tensor that is not trained but outlives scopes.
 function M.buffer(shape, value, dtype, device) return P.lasting(Tensor.full, shape, value, dtype, device) end
 
---- Glorot's normal numbers, deviation sqrt(2 / (fan in + fan out)); fans as PyTorch counts them: sizes 2 and 1, times the later sizes.
+--- Glorot's normal numbers, deviation sqrt(2 / (fan in + fan out)); fans as PyTorch counts them: sizes 2 and 1, times
+--- the later sizes.
 function M.xavier_normal(shape, dtype, device)
   local field = 1
   if #shape < 2 then P.fail(("parameter.xavier_normal: a shape of %d sizes, at least 2 are wanted"):format(#shape)) end
@@ -137,11 +144,13 @@ end
 
 signature.check("parameter.", M, {
   _keepers_of = "tensors: table",
-  retire = "tensors: list, why: string", restart_rows = "parameter: tensor, rows: tensor", keep_rows = "keeper: table, parameters: list?",
+  retire = "tensors: list, why: string", restart_rows = "parameter: tensor, rows: tensor",
+  keep_rows = "keeper: table, parameters: list?",
   uniform = "shape: list, low: number, high: number, dtype: dtype?, device: device?",
   normal = "shape: list, mean: number, deviation: number, dtype: dtype?, device: device?",
-  full = "shape: list, value: number, dtype: dtype?, device: device?", zeros = "shape: list, dtype: dtype?, device: device?",
-  ones = "shape: list, dtype: dtype?, device: device?", buffer = "shape: list, value: number, dtype: dtype?, device: device?",
+  full = "shape: list, value: number, dtype: dtype?, device: device?",
+  zeros = "shape: list, dtype: dtype?, device: device?", ones = "shape: list, dtype: dtype?, device: device?",
+  buffer = "shape: list, value: number, dtype: dtype?, device: device?",
   xavier_normal = "shape: list, dtype: dtype?, device: device?",
 })
 

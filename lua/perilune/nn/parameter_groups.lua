@@ -1,8 +1,9 @@
--- parameter_groups.lua: optimizers whose parameters are in groups with options of their own, as PyTorch's: each group is an optimizer, and
--- they are one CombinedOptimizer.
+-- parameter_groups.lua: optimizers whose parameters are in groups with options of their own, as PyTorch's: each group
+-- is an optimizer, and they are one CombinedOptimizer.
 --
 --   local optimizer = nn.optim.AdamW { lr = 1e-3, params = {
---     { params = model.sparse_arch },                                  -- options that a group does not name are those of the optimizer
+--     -- options that a group does not name are those of the optimizer
+--     { params = model.sparse_arch },
 --     { params = model.over_arch, lr = 1e-2, weight_decay = 0 },
 --   } }
 --   optimizer.param_groups[2].lr = 1e-4
@@ -25,7 +26,8 @@ local function groups_of(args)
   return list
 end
 
---- The parameters of a group; those without a name are numbered through all groups, from `first` on. The second value: how many there are.
+--- The parameters of a group; those without a name are numbered through all groups, from `first` on. The second value:
+--- how many there are.
 local function named(params, first)
   if Tensor.is(params) then params = { params } end
   if Module.is(params) then return params, #params:named_parameters() end
@@ -42,11 +44,14 @@ local function optimizer_of(name, spec, args, single, group, what, from)
   if type(group) ~= "table" or Tensor.is(group) then
     P.fail(("%s: %s is %s, wanted { params =, lr =, ... }"):format(name, what, errors.kind(group)))
   end
-  if group.params == nil then P.fail(("%s: %s has no 'params', which are wanted beside the options"):format(name, what)) end
+  if group.params == nil then
+    P.fail(("%s: %s has no 'params', which are wanted beside the options"):format(name, what))
+  end
   local own = util.copy(args)
   for option, value in util.ordered(group) do
     if spec[option] == nil then
-      P.fail(("%s: %s has no option '%s'; allowed: %s"):format(name, what, tostring(option), table.concat(util.keys(spec), ", ")))
+      P.fail(("%s: %s has no option '%s'; allowed: %s"):format(name, what, tostring(option),
+        table.concat(util.keys(spec), ", ")))
     end
     own[option] = value
   end
@@ -81,9 +86,11 @@ local function grouped_class(name, spec, single)
   return class
 end
 
---- Let an optimizer without groups, which stays the object that it is, be one of the class `grouped` whose only group has been all of it.
+--- Let an optimizer without groups, which stays the object that it is, be one of the class `grouped` whose only group
+--- has been all of it.
 local function into_groups(optimizer, grouped, args)
-  local inner, lists = setmetatable(util.copy(optimizer), getmetatable(optimizer)), { "params", "names", "param_groups" }
+  local inner, lists = setmetatable(util.copy(optimizer), getmetatable(optimizer)),
+    { "params", "names", "param_groups" }
   for _, list in ipairs(lists) do rawset(inner, list, util.copy(optimizer[list])) end
   local whole, group = grouped(args, { inner }), optimizer.param_groups[1]
   groups.renew(group, groups.like(group, inner.names, function(number) return inner:get(number) end,

@@ -1,8 +1,8 @@
--- ranks.lua: numbers of the samples of all ranks together: the mean that a loss is, and what metrics add up or gather. And whether all
--- ranks can do what they are about to do.
+-- ranks.lua: numbers of the samples of all ranks together: the mean that a loss is, and what metrics add up or gather.
+-- And whether all ranks can do what they are about to do.
 --
--- `group` (of every function here): the ranks; nil: the world, if one was joined; false: this rank alone. With more than one rank all of
--- this is collective: every rank of the group calls it, with whatever samples it has, also none.
+-- `group` (of every function here): the ranks; nil: the world, if one was joined; false: this rank alone. With more
+-- than one rank all of this is collective: every rank of the group calls it, with whatever samples it has, also none.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -22,11 +22,12 @@ function M.group_of(func, group)
   return group:size() > 1 and group or nil
 end
 
--- -- the mean of a loss ----------------------------------------------------------------------------------------------------------------
+-- -- the mean of a loss -----------------------------------------------------------------------------------------------
 
---- The sum of `sum` (a tensor of one element) over the ranks divided by that of `count` (a number or a tensor); 0 where nobody has a
---- sample. The value is the same on all ranks, bit for bit. Gradients are the number of ranks times those of this rank's part: their means
---- over the ranks, which DistributedModelParallel makes, are the gradients of the value.
+--- The sum of `sum` (a tensor of one element) over the ranks divided by that of `count` (a number or a tensor); 0 where
+--- nobody has a sample. The value is the same on all ranks, bit for bit. Gradients are the number of ranks times those
+--- of this rank's part: their means over the ranks, which DistributedModelParallel makes, are the gradients of the
+--- value.
 function M.mean_of(sum, count, group)
   signature.value("global_mean", "sum", sum, "tensor")
   signature.value("global_mean", "count", count, type(count) == "number" and "number" or "tensor")
@@ -37,14 +38,14 @@ function M.mean_of(sum, count, group)
   return F.mean_of(sum, parts, group and group:size() or 1)
 end
 
---- The mean of the elements of `losses` on all ranks together; with `weights`, of their shape, the weighted mean. A loss for training over
---- ranks whose shares of a batch may differ: see mean_of.
+--- The mean of the elements of `losses` on all ranks together; with `weights`, of their shape, the weighted mean. A
+--- loss for training over ranks whose shares of a batch may differ: see mean_of.
 function M.global_mean(losses, weights, group)
   if weights == nil then return M.mean_of(F.sum(losses), losses:numel(), group) end
   return M.mean_of(F.sum(F.mul(losses, weights)), F.sum(weights), group)
 end
 
--- -- numbers of metrics ------------------------------------------------------------------------------------------------------------------
+-- -- numbers of metrics -----------------------------------------------------------------------------------------------
 
 --- Lists of numbers of one length, added up over the ranks.
 function M.sum(group, list)
@@ -56,8 +57,8 @@ function M.sum(group, list)
   return total
 end
 
---- f64 arrays of n numbers each (n may differ between ranks), and those of the other ranks before and after them: arrays, and how many
---- numbers each has.
+--- f64 arrays of n numbers each (n may differ between ranks), and those of the other ranks before and after them:
+--- arrays, and how many numbers each has.
 function M.gather(group, arrays, n)
   if not group then return arrays, n end
   local own = Tensor.tensor({ n }, "i64", "cpu")
@@ -77,7 +78,7 @@ function M.gather(group, arrays, n)
   return results, total
 end
 
--- -- agreeing ----------------------------------------------------------------------------------------------------------------------------
+-- -- agreeing ---------------------------------------------------------------------------------------------------------
 
 --- What went wrong, without the name of the function that says it.
 local function reason_of(func, err)
@@ -85,9 +86,9 @@ local function reason_of(func, err)
   return message:sub(1, #func + 2) == func .. ": " and message:sub(#func + 3) or message
 end
 
---- All ranks of the groups (a list; those that come twice, and those of one rank, count once and not at all) come here before they change
---- something, each with the error that it met, or nil. If one has an error it is raised on all: it names the rank, unless all ranks say
---- the same. Collective; waits.
+--- All ranks of the groups (a list; those that come twice, and those of one rank, count once and not at all) come here
+--- before they change something, each with the error that it met, or nil. If one has an error it is raised on all: it
+--- names the rank, unless all ranks say the same. Collective; waits.
 function M.all_or_none(groups, func, err)
   local reason, told, seen = err ~= nil and reason_of(func, err) or false, nil, {}
   for _, group in ipairs(groups) do
@@ -106,11 +107,15 @@ function M.all_or_none(groups, func, err)
   if err ~= nil then error(err, 0) end
 end
 
-signature.kind("ranks", "a group of ranks", function(x) return type(x) == "table" and util.is_callable(x.all_reduce) end)
+signature.kind("ranks", "a group of ranks", function(x)
+  return type(x) == "table" and util.is_callable(x.all_reduce)
+end)
 signature.kind("rank_groups", "a list of groups of ranks", function(x)
   if type(x) ~= "table" then return false end
   for _, group in ipairs(x) do
-    if type(group) ~= "table" or not (util.is_callable(group.size) and util.is_callable(group.all_gather_object)) then return false end
+    if type(group) ~= "table" or not (util.is_callable(group.size) and util.is_callable(group.all_gather_object)) then
+      return false
+    end
   end
   return true
 end)

@@ -22,7 +22,9 @@ local function numbers(func, what, x)
 end
 
 --- The sizes of a tensor other than 1, as text; nil: it is a list.
-local function layout(x) return Tensor.is(x) and table.concat(x:shape(), ", "):gsub("%f[%d]1%f[%D],? ?", ""):gsub(", $", "") or nil end
+local function layout(x)
+  return Tensor.is(x) and table.concat(x:shape(), ", "):gsub("%f[%d]1%f[%D],? ?", ""):gsub(", $", "") or nil
+end
 M.layout = layout
 
 --- An error if tensors of as many elements have these in another order: [3, 2] beside [2, 3].
@@ -32,13 +34,14 @@ local function check_layouts(func, list)
     local text = list[what] ~= nil and layout(list[what])
     first = first or text and { what = what, text = text }
     if text and text ~= first.text then
-      P.fail(("%s: %s are %s, %s are %s"):format(func, what, tostring(list[what]), first.what, tostring(list[first.what])))
+      P.fail(("%s: %s are %s, %s are %s"):format(func, what, tostring(list[what]), first.what,
+        tostring(list[first.what])))
     end
   end
 end
 
---- peri_metric_samples of predictions, labels and weights (nil: all 1), which are what `needs` (flags) says; the second value keeps their
---- memory alive. `per_sample`: predictions per label.
+--- peri_metric_samples of predictions, labels and weights (nil: all 1), which are what `needs` (flags) says; the second
+--- value keeps their memory alive. `per_sample`: predictions per label.
 function M.of(func, needs, predictions, labels, weights, per_sample)
   local p, n = numbers(func, "predictions", predictions)
   local y, labelled = numbers(func, "labels", labels)
@@ -49,7 +52,8 @@ function M.of(func, needs, predictions, labels, weights, per_sample)
     if weighted ~= labelled then P.fail(("%s: %d weights for %d labels"):format(func, weighted, labelled)) end
   end
   local s = ffi.new "peri_metric_samples"
-  local first = per_sample and ffi.new("double[?]", math.max(labelled, 1)) or p -- of several each: the caller looks at them
+  -- of several each: the caller looks at them
+  local first = per_sample and ffi.new("double[?]", math.max(labelled, 1)) or p
   s.predictions, s.labels, s.weights, s.n = first, y, w, labelled
   check_layouts(func, { predictions = not per_sample and predictions or nil, labels = labels, weights = weights })
   check(C.peri_metric_check(s, needs, func))
@@ -64,7 +68,8 @@ function M.numbers(func, what, x, n)
   return array
 end
 
---- The sessions of n labels: an array of numbers, each another session. Ids of sessions are whole numbers of 64 bits: 5 and 5LL are one.
+--- The sessions of n labels: an array of numbers, each another session. Ids of sessions are whole numbers of 64 bits: 5
+--- and 5LL are one.
 function M.sessions(session, n, func)
   local known, count, of = {}, 0, ffi.new("double[?]", math.max(n, 1))
   local ids, found = session, Tensor.is(session) and session:numel() or type(session) == "table" and #session
@@ -74,7 +79,9 @@ function M.sessions(session, n, func)
   if found ~= n then P.fail(("%s: %d sessions for %d labels"):format(func, found, n)) end
   for i = 1, n do
     local id = ids[i]
-    if not signature.is("integer", id) then signature.value(func, ("the session of sample %d"):format(i - 1), id, "integer") end
+    if not signature.is("integer", id) then
+      signature.value(func, ("the session of sample %d"):format(i - 1), id, "integer")
+    end
     local key = tonumber(id)
     if key <= -2 ^ 53 or key >= 2 ^ 53 then key = tostring(id) end
     if not known[key] then

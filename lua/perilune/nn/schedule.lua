@@ -3,10 +3,11 @@
 --   local scheduler = nn.optim.StepLR { optimizer = optimizer, step_size = 30, gamma = 0.1 }
 --   ... optimizer:step(); scheduler:step()
 --
--- A step changes the rates as PyTorch's does. Most schedulers change the rate that is there (`_change`), so what was set by hand, or by
--- another scheduler of the same optimizer, stays a factor of all later rates. Those whose rates are a function of the number of steps and
--- of the first rates only (LambdaLR, CosineAnnealingWarmRestarts, OneCycleLR, CyclicLR) overwrite it. All have that function (`rate`), and
--- seek(n) goes to a step by it. state_dict() has the number of steps, the first rates, and the rates as they are now.
+-- A step changes the rates as PyTorch's does. Most schedulers change the rate that is there (`_change`), so what was
+-- set by hand, or by another scheduler of the same optimizer, stays a factor of all later rates. Those whose rates are
+-- a function of the number of steps and of the first rates only (LambdaLR, CosineAnnealingWarmRestarts, OneCycleLR,
+-- CyclicLR) overwrite it. All have that function (`rate`), and seek(n) goes to a step by it. state_dict() has the
+-- number of steps, the first rates, and the rates as they are now.
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -25,8 +26,8 @@ local cos, pi, floor, min = math.cos, math.pi, math.floor, math.min
 local LRScheduler = util.seal(util.class "LRScheduler")
 M.LRScheduler = LRScheduler
 
---- The rate that a group of the optimizer began with, whichever scheduler met it first; of a group that was added later, the rate that it
---- has when this scheduler meets it.
+--- The rate that a group of the optimizer began with, whichever scheduler met it first; of a group that was added
+--- later, the rate that it has when this scheduler meets it.
 local function base_of(self, i)
   if not self._groups then return self.base_lr end
   self._base_lrs[i] = self._base_lrs[i] or groups.initial_lr(self._groups[i])
@@ -66,7 +67,7 @@ function LRScheduler:get_last_lr() return self.optimizer:lr() end
 --- The rate of step t (from 0), and the momentum, where it is cycled.
 function LRScheduler:rate() P.fail(("%s: no method 'rate'"):format(self.class_name)) end
 
--- -- state ---------------------------------------------------------------------------------------------------------------------------
+-- -- state ------------------------------------------------------------------------------------------------------------
 
 --- The name of the number that schedules with cycle_momentum change in a group; nil: this one does not.
 local function momentum_of(scheduler, group)
@@ -78,13 +79,16 @@ end
 local function options_of(scheduler)
   local options = {}
   for name, value in util.ordered(scheduler.options) do
-    if name ~= "optimizer" and type(value) ~= "function" then options[name] = type(value) == "table" and util.copy(value) or value end
+    if name ~= "optimizer" and type(value) ~= "function" then
+      options[name] = type(value) == "table" and util.copy(value) or value
+    end
   end
   return options
 end
 
---- Everything that must be saved: { scheduler = its class, last_epoch = steps, options =, groups = { { params = names of parameters,
---- base_lr =, lr = the rate now, momentum = }, ... } }; an optimizer without groups has { base_lr =, lr = } in their place. Local.
+--- Everything that must be saved: { scheduler = its class, last_epoch = steps, options =, groups = { { params = names
+--- of parameters, base_lr =, lr = the rate now, momentum = }, ... } }; an optimizer without groups has { base_lr =, lr
+--- = } in their place. Local.
 function LRScheduler:state_dict()
   local dict = { scheduler = self.class_name, last_epoch = self.last_epoch, options = options_of(self) }
   if not self._groups then
@@ -139,8 +143,9 @@ function LRScheduler:check_state_dict(dict)
   return #wrong > 0 and table.concat(wrong, "; ") or nil
 end
 
---- Continue as the scheduler whose state_dict this is; the optimizer gets the rates that it had then. The class and its options must be
---- the same, and the optimizer's parameters, by name; what does not fit is one error that lists it all, and nothing is changed. Local.
+--- Continue as the scheduler whose state_dict this is; the optimizer gets the rates that it had then. The class and its
+--- options must be the same, and the optimizer's parameters, by name; what does not fit is one error that lists it all,
+--- and nothing is changed. Local.
 function LRScheduler:load_state_dict(dict)
   local func = self.class_name .. ":load_state_dict"
   local wrong, found = check_dict(self, func, dict)
@@ -159,9 +164,10 @@ function LRScheduler:load_state_dict(dict)
 end
 
 --- What options of these names may be, in whatever scheduler.
-local least = { step_size = 1, total_iters = 1, total_steps = 1, T_max = 1, T_0 = 1, T_mult = 1, step_size_up = 1, step_size_down = 1 }
-local positive = { gamma = true, factor = true, start_factor = true, end_factor = true, power = true, eta_min = true, max_lr = true,
-  base_lr = true, div_factor = true, final_div_factor = true }
+local least = { step_size = 1, total_iters = 1, total_steps = 1, T_max = 1, T_0 = 1, T_mult = 1, step_size_up = 1,
+  step_size_down = 1 }
+local positive = { gamma = true, factor = true, start_factor = true, end_factor = true, power = true, eta_min = true,
+  max_lr = true, base_lr = true, div_factor = true, final_div_factor = true }
 
 local function check_options(name, a)
   for option, value in util.ordered(a) do
@@ -176,15 +182,15 @@ end
 local function check_momentum(name, optimizer)
   for _, group in ipairs(optimizer.param_groups or {}) do
     if util.index_of(groups.numbers_of(group)).momentum and group.momentum == 0 then
-      P.fail(("%s: cycle_momentum, which is on unless it is said otherwise, changes the momentum, and the optimizer was made without one; "
-        .. "allowed: an optimizer with momentum = 0.9, or cycle_momentum = false"):format(name))
+      P.fail(("%s: cycle_momentum, which is on unless it is said otherwise, changes the momentum, and the optimizer "
+        .. "was made without one; allowed: an optimizer with momentum = 0.9, or cycle_momentum = false"):format(name))
     end
   end
 end
 
---- A class of schedulers: options; rate(options, t, base_lr, self) -> learning rate of step t (from 0) and, if it cycles, momentum;
---- prepare(self, options): what it checks and makes, and, where it has one of its own, returns the rate to begin with;
---- change(options, t, lr, base_lr): the rate of step t where that before it was lr.
+--- A class of schedulers: options; rate(options, t, base_lr, self) -> learning rate of step t (from 0) and, if it
+--- cycles, momentum; prepare(self, options): what it checks and makes, and, where it has one of its own, returns the
+--- rate to begin with; change(options, t, lr, base_lr): the rate of step t where that before it was lr.
 local function define(name, options, rate, prepare, change)
   local spec = { optimizer = util.required }
   for option, default in util.ordered(options) do spec[option] = default end
@@ -233,7 +239,8 @@ end, function(_, a) signature.value("MultiStepLR", "milestones", a.milestones, "
   return lr * a.gamma ^ milestones_in(a, t - 1, t)
 end)
 
-define("ExponentialLR", { gamma = util.required.number }, function(a, t, base) return base * a.gamma ^ t end, nil, function(a, t, lr)
+define("ExponentialLR", { gamma = util.required.number }, function(a, t, base) return base * a.gamma ^ t end, nil,
+  function(a, t, lr)
   return t > 0 and lr * a.gamma or lr
 end)
 
@@ -248,7 +255,9 @@ end)
 define("LinearLR", { start_factor = 1 / 3, end_factor = 1, total_iters = 5 }, function(a, t, base)
   return base * (a.start_factor + (a.end_factor - a.start_factor) * min(t, a.total_iters) / a.total_iters)
 end, function(_, a)
-  if a.start_factor == 0 then P.fail "LinearLR: start_factor is 0, allowed: above 0, since later rates are multiples of the first" end
+  if a.start_factor == 0 then
+    P.fail "LinearLR: start_factor is 0, allowed: above 0, since later rates are multiples of the first"
+  end
 end, function(a, t, lr)
   local rise = a.end_factor - a.start_factor
   if t == 0 then return lr * a.start_factor end
@@ -258,7 +267,8 @@ end)
 define("PolynomialLR", { total_iters = 5, power = 1 }, function(a, t, base)
   return base * (1 - min(t, a.total_iters) / a.total_iters) ^ a.power
 end, nil, function(a, t, lr)
-  return (t == 0 or t > a.total_iters) and lr or lr * ((1 - t / a.total_iters) / (1 - (t - 1) / a.total_iters)) ^ a.power
+  return (t == 0 or t > a.total_iters) and lr
+    or lr * ((1 - t / a.total_iters) / (1 - (t - 1) / a.total_iters)) ^ a.power
 end)
 
 local function cosine(from, to, part) return to + (from - to) / 2 * (1 + cos(pi * part)) end
@@ -268,7 +278,8 @@ define("CosineAnnealingLR", { T_max = util.required.number, eta_min = 0 }, funct
   return cosine(base, a.eta_min, t / a.T_max)
 end, nil, function(a, t, lr, base)
   if t == 0 then return lr end
-  if (t - 1 - a.T_max) % (2 * a.T_max) == 0 then return lr + (base - a.eta_min) * (1 - cos(pi / a.T_max)) / 2 end -- up from eta_min
+  -- up from eta_min
+  if (t - 1 - a.T_max) % (2 * a.T_max) == 0 then return lr + (base - a.eta_min) * (1 - cos(pi / a.T_max)) / 2 end
   return (1 + cos(pi * t / a.T_max)) / (1 + cos(pi * (t - 1) / a.T_max)) * (lr - a.eta_min) + a.eta_min
 end)
 
@@ -285,18 +296,19 @@ define("CosineAnnealingWarmRestarts", { T_0 = util.required.number, T_mult = 1, 
   return cosine(base, a.eta_min, t / period)
 end)
 
--- -- cycles of rate and momentum -------------------------------------------------------------------------------------------------------
+-- -- cycles of rate and momentum --------------------------------------------------------------------------------------
 
-define("OneCycleLR", { max_lr = util.required.number, total_steps = util.required.number, pct_start = 0.3, anneal_strategy = "cos",
-  cycle_momentum = true, base_momentum = 0.85, max_momentum = 0.95, div_factor = 25, final_div_factor = 1e4,
-  three_phase = false }, function(a, t, _, self)
+define("OneCycleLR", { max_lr = util.required.number, total_steps = util.required.number, pct_start = 0.3,
+  anneal_strategy = "cos", cycle_momentum = true, base_momentum = 0.85, max_momentum = 0.95, div_factor = 25,
+  final_div_factor = 1e4, three_phase = false }, function(a, t, _, self)
   if t > a.total_steps then P.fail(("OneCycleLR: step %d of %d"):format(t, a.total_steps)) end
   local first = 0
   for i, phase in ipairs(self.phases) do
     if t <= phase.last or i == #self.phases then
       local part = (t - first) / (phase.last - first)
       local anneal = a.anneal_strategy == "cos" and cosine or straight
-      return anneal(phase.lr[1], phase.lr[2], part), a.cycle_momentum and anneal(phase.momentum[1], phase.momentum[2], part) or nil
+      return anneal(phase.lr[1], phase.lr[2], part), a.cycle_momentum
+        and anneal(phase.momentum[1], phase.momentum[2], part) or nil
     end
     first = phase.last
   end
@@ -325,13 +337,14 @@ define("CyclicLR", { base_lr = util.required.number, max_lr = util.required.numb
   local height = x <= ratio and x / ratio or (x - 1) / (ratio - 1)
   if a.mode == "triangular2" then height = height / 2 ^ (cycle - 1)
   elseif a.mode == "exp_range" then height = height * a.gamma ^ t end
-  return straight(a.base_lr, a.max_lr, height), a.cycle_momentum and straight(a.max_momentum, a.base_momentum, height) or nil
+  return straight(a.base_lr, a.max_lr, height), a.cycle_momentum and straight(a.max_momentum, a.base_momentum, height)
+    or nil
 end, function(_, a)
   util.one_of("CyclicLR", "mode", a.mode, { "triangular", "triangular2", "exp_range" })
   a.optimizer:set_lr(a.base_lr)
 end)
 
--- -- warm-up -----------------------------------------------------------------------------------------------------------------------
+-- -- warm-up ----------------------------------------------------------------------------------------------------------
 
 --- it: steps taken; s: the stage.
 local policies = {
@@ -343,25 +356,30 @@ local policies = {
   inv_sqrt = function(it) return 1 / math.sqrt(it) end,
   cosine_annealing_warm_restarts = function(it, s) return cosine(1, s.value, it % s.sgdr_period / s.sgdr_period) end,
   interpolate = function(it, s)
-    return s.value + (s.end_value - s.value) * (it - s.start_interpolating_iters) / (s.max_iters - s.start_interpolating_iters)
+    return s.value + (s.end_value - s.value) * (it - s.start_interpolating_iters) / (s.max_iters
+      - s.start_interpolating_iters)
   end,
 }
 
 local stage_arguments = { policy = "linear", max_iters = 1, value = 1, lr_scale = 1, decay_iters = -1, sgdr_period = 1,
   start_interpolating_iters = 0, end_value = 1 }
 
---- Stages with their defaults, and the last one, which lasts for ever. max_iters are numbers of steps since the start, ascending.
+--- Stages with their defaults, and the last one, which lasts for ever. max_iters are numbers of steps since the start,
+--- ascending.
 local function prepare_stages(stages)
   local list, before = {}, 0
   for i, given in ipairs(stages) do
     local s = util.named("WarmupStage", given, stage_arguments)
     if not policies[s.policy] then
-      P.fail(("WarmupStage: stage %d has policy '%s', allowed: %s"):format(i, tostring(s.policy), table.concat(util.keys(policies), ", ")))
+      P.fail(("WarmupStage: stage %d has policy '%s', allowed: %s"):format(i, tostring(s.policy),
+        table.concat(util.keys(policies), ", ")))
     end
     if s.max_iters <= before then
       P.fail(("WarmupStage: stage %d ends at step %d, the one before it at %d"):format(i, s.max_iters, before))
     end
-    if s.policy == "inv_sqrt" and i == 1 then P.fail "WarmupStage: 'inv_sqrt' is infinite at step 0; it cannot be the first stage" end
+    if s.policy == "inv_sqrt" and i == 1 then
+      P.fail "WarmupStage: 'inv_sqrt' is infinite at step 0; it cannot be the first stage"
+    end
     if s.decay_iters <= 0 then s.decay_iters = s.policy == "step" and 1 or s.max_iters end
     list[i], before = s, s.max_iters
   end
@@ -369,7 +387,8 @@ local function prepare_stages(stages)
   return list
 end
 
---- Steps an optimizer and sets its rate: lr times the multiplier of the stage (a list of tables with TorchRec's fields), from step to step.
+--- Steps an optimizer and sets its rate: lr times the multiplier of the stage (a list of tables with TorchRec's
+--- fields), from step to step.
 local WarmupOptimizer = util.class("WarmupOptimizer", optim.OptimizerWrapper)
 M.WarmupOptimizer = WarmupOptimizer
 function WarmupOptimizer:init(args)
@@ -391,8 +410,8 @@ end
 --- With { name = "__warmup", tensor = i64 { steps, stage from 0 } }, as TorchRec has it.
 function WarmupOptimizer:named_state()
   local list = self.optimizer:named_state()
-  list[#list + 1] = { name = "__warmup", tensor = Tensor.tensor({ self.iter, self.stage - 1 }, "i64", "cpu"), parameter = "__warmup",
-    key = "warmup" }
+  list[#list + 1] = { name = "__warmup", tensor = Tensor.tensor({ self.iter, self.stage - 1 }, "i64", "cpu"),
+    parameter = "__warmup", key = "warmup" }
   return list
 end
 function WarmupOptimizer:check_state(map, prefix)

@@ -1,11 +1,13 @@
--- session_metrics.lua: metrics of groups of samples: of sessions (what was shown together: one user's, one request's), and of segments (a
--- country, a device). Each update says the group of each sample, in a further list; sessions of different updates are different ones.
+-- session_metrics.lua: metrics of groups of samples: of sessions (what was shown together: one user's, one request's),
+-- and of segments (a country, a device). Each update says the group of each sample, in a further list; sessions of
+-- different updates are different ones.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local samples = require "perilune.nn.samples"
 local C, check = P.C, P.check
-local FINITE, OF_CLASSES, PROBABILITIES = C.PERI_METRIC_FINITE, C.PERI_METRIC_LABELS_OF_CLASSES, C.PERI_METRIC_PROBABILITIES
+local FINITE, OF_CLASSES, PROBABILITIES = C.PERI_METRIC_FINITE, C.PERI_METRIC_LABELS_OF_CLASSES,
+  C.PERI_METRIC_PROBABILITIES
 
 local number = ffi.new "double[1]"
 
@@ -41,7 +43,8 @@ end
 local M = {}
 
 local function define_gauc(SumMetric)
-  --- The mean over sessions of the AUC within each; sessions whose labels or predictions are all the same do not count. 0.5 without any.
+  --- The mean over sessions of the AUC within each; sessions whose labels or predictions are all the same do not count.
+  --- 0.5 without any.
   M.GAUCMetric = util.class("GAUCMetric", SumMetric)
   M.GAUCMetric.width = 2
   function M.GAUCMetric:_part(predictions, labels, weights, session)
@@ -58,9 +61,9 @@ local function define_gauc(SumMetric)
   end
 end
 
---- Weights of positive and of all samples among the `top_threshold` with the highest predictions of each session, and of positive ones
---- behind them: sums of recall and precision at k. With run_ranking_of_labels the positive samples of a session are those of its
---- top_threshold highest labels.
+--- Weights of positive and of all samples among the `top_threshold` with the highest predictions of each session, and
+--- of positive ones behind them: sums of recall and precision at k. With run_ranking_of_labels the positive samples of
+--- a session are those of its top_threshold highest labels.
 local function of_session(SumMetric, name, value_name, report)
   local class = util.class(name, SumMetric)
   class.width = 3

@@ -1,9 +1,10 @@
--- spread.lua: states of parameters of which each rank has its own part, a shard of a table: under the table's name, as ShardedTensors, so
--- that they can be made whole and loaded under another plan.
+-- spread.lua: states of parameters of which each rank has its own part, a shard of a table: under the table's name, as
+-- ShardedTensors, so that they can be made whole and loaded under another plan.
 --
--- Lists of parameters that hold such parts say so by `spread` (DistributedModelParallel:named_parameters): a list of { name = of the whole,
--- size =, group =, device =, of = the sharded module, shards_metadata = of all ranks, pieces = { { tensor =, metadata = }, ... } }, alike
--- on all ranks but for the pieces, which are this rank's in the order of shards_metadata: it may have none.
+-- Lists of parameters that hold such parts say so by `spread` (DistributedModelParallel:named_parameters): a list of {
+-- name = of the whole, size =, group =, device =, of = the sharded module, shards_metadata = of all ranks, pieces = { {
+-- tensor =, metadata = }, ... } }, alike on all ranks but for the pieces, which are this rank's in the order of
+-- shards_metadata: it may have none.
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local signature = require "perilune.signature"
@@ -22,8 +23,9 @@ function M.pieces_of(spread)
   return own
 end
 
---- The part of a list of named parameters whose names `which` accepts (a function(name), or a pattern of Lua's), for a group of an
---- optimizer: a list that says of ranks what the whole list says. Pieces of a table have the table's name here.
+--- The part of a list of named parameters whose names `which` accepts (a function(name), or a pattern of Lua's), for a
+--- group of an optimizer: a list that says of ranks what the whole list says. Pieces of a table have the table's name
+--- here.
 function M.select(params, which)
   local part, whole = { spread = {} }, {}
   local function accepts(name)
@@ -44,7 +46,9 @@ function M.select(params, which)
   return part
 end
 
-signature.kind("chooser", "a function(name) or a pattern", function(x) return type(x) == "string" or util.is_callable(x) end)
+signature.kind("chooser", "a function(name) or a pattern", function(x)
+  return type(x) == "string" or util.is_callable(x)
+end)
 
 --- The groups of the ranks that share them.
 function M.groups_of(spread) return util.map(spread or {}, function(e) return e.group end) end
@@ -63,8 +67,8 @@ function M.state(e, rows, state_of)
     local m = rows and by_row(piece.metadata, e.size) or piece.metadata
     own[#own + 1] = shard_of(m, state_of(piece.tensor))
   end
-  return ShardedTensor { size = rows and { e.size[1], 1 } or e.size, dtype = "f32", shards_metadata = metadata, local_shards = own,
-    group = e.group, device = e.device }
+  return ShardedTensor { size = rows and { e.size[1], 1 } or e.size, dtype = "f32", shards_metadata = metadata,
+    local_shards = own, group = e.group, device = e.device }
 end
 
 --- The number of its steps, which all pieces have alike: a ShardedTensor of one number.
@@ -76,7 +80,8 @@ function M.steps(e, steps_of)
     local n = Tensor.tensor({ steps_of(piece.tensor) }, "f64", e.device or nil)
     return { metadata = { shard_offsets = { 0 }, shard_sizes = { 1 } }, tensor = n }
   end)
-  return ShardedTensor { size = { 1 }, dtype = "f64", shards_metadata = metadata, local_shards = own, group = e.group, device = e.device }
+  return ShardedTensor { size = { 1 }, dtype = "f64", shards_metadata = metadata, local_shards = own, group = e.group,
+    device = e.device }
 end
 
 --- The number that the state "step" of a source is; nil: it is a ShardedTensor that has no piece on this rank.

@@ -1,8 +1,9 @@
 -- summary.lua: numbers of a run as an event file, which TensorBoard reads.
 --
--- The file is a list of records: length (8 bytes), checksum of the length (4), the record, its checksum (4). A record is a protocol-buffer
--- message Event: 1 wall time (double), 2 step (varint), 3 version of the file (text, of the first one), 5 Summary: a list (1) of Value: 1
--- tag (text), 2 number (float). The checksum is the CRC-32C, rotated and added to a constant, so that checksums of checksums are none.
+-- The file is a list of records: length (8 bytes), checksum of the length (4), the record, its checksum (4). A record
+-- is a protocol-buffer message Event: 1 wall time (double), 2 step (varint), 3 version of the file (text, of the first
+-- one), 5 Summary: a list (1) of Value: 1 tag (text), 2 number (float). The checksum is the CRC-32C, rotated and added
+-- to a constant, so that checksums of checksums are none.
 local bit = require "bit"
 local ffi = require "ffi"
 local P = require "perilune.ffi"
@@ -12,7 +13,7 @@ local signature = require "perilune.signature"
 
 local SummaryWriter = util.seal(util.class "SummaryWriter")
 
--- -- records -----------------------------------------------------------------------------------------------------------------------------
+-- -- records ----------------------------------------------------------------------------------------------------------
 
 local crc_table = ffi.new "uint32_t[256]"
 for i = 0, 255 do
@@ -51,7 +52,7 @@ local function write_event(self, fields)
   if not ok then P.fail(("SummaryWriter: %s: %s"):format(self.path, why)) end
 end
 
--- -- the writer --------------------------------------------------------------------------------------------------------------------------
+-- -- the writer -------------------------------------------------------------------------------------------------------
 
 local files = 0
 
@@ -59,7 +60,8 @@ local files = 0
 function SummaryWriter:init(args)
   local a = util.named("SummaryWriter", args, { folder = util.required.string })
   files = files + 1
-  local name = ("events.out.tfevents.%010d.perilune.%d.%d"):format(os.time(), tonumber(P.C.peri_time_ns() % 1000000007), files)
+  local name = ("events.out.tfevents.%010d.perilune.%d.%d"):format(os.time(), tonumber(P.C.peri_time_ns() % 1000000007),
+    files)
   self.path, self._file = a.folder .. "/" .. name, false
   local file, why = io.open(self.path, "wb")
   if not file then
@@ -95,7 +97,9 @@ end
 
 --- A number of a step.
 function SummaryWriter:add_scalar(tag, value, step)
-  if type(value) ~= "number" then P.fail(("SummaryWriter:add_scalar: value is %s, wanted a number"):format(errors.kind(value))) end
+  if type(value) ~= "number" then
+    P.fail(("SummaryWriter:add_scalar: value is %s, wanted a number"):format(errors.kind(value)))
+  end
   add(self, step, { { tag, value } })
 end
 

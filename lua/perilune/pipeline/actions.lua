@@ -1,4 +1,5 @@
--- actions.lua: what the operations of the library do: f(pipeline, context, operation), in the scope of the batch that they act on.
+-- actions.lua: what the operations of the library do: f(pipeline, context, operation), in the scope of the batch that
+-- they act on.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -71,10 +72,10 @@ function M.lookup(pipeline, context)
   end
 end
 
---- The tables of the module of `f` were changed between two steps, or (loaded) state was loaded into it. Rows that were looked up before
---- are those of the former tables, and ids that a managed collision has remapped those of the former map, which loading replaces: for
---- batches in flight (contexts, in their order) that is done again. Collective. Where rows for such ids have been fetched from files it is
---- refused.
+--- The tables of the module of `f` were changed between two steps, or (loaded) state was loaded into it. Rows that were
+--- looked up before are those of the former tables, and ids that a managed collision has remapped those of the former
+--- map, which loading replaces: for batches in flight (contexts, in their order) that is done again. Collective. Where
+--- rows for such ids have been fetched from files it is refused.
 local function send_again(name, f, contexts, loaded)
   local i, again = f.index, {}
   for k, context in ipairs(contexts) do
@@ -82,8 +83,9 @@ local function send_again(name, f, contexts, loaded)
     if rows then util.resolve(rows)
     elseif loaded and dist and f.module._managed_collision_collection then
       if context.prefetched and context.prefetched[i] then
-        P.fail(("%s: state was loaded into module '%s', whose ids of batch %d were remapped before and whose rows come from files already; "
-          .. "load it before the first step, or when the pipeline has come to its end"):format(name, f.path, context.index))
+        P.fail(("%s: state was loaded into module '%s', whose ids of batch %d were remapped before and whose rows "
+          .. "come from files already; load it before the first step, or when the pipeline has come to its end"):format(
+          name, f.path, context.index))
       end
       dist:wait()
     else dist = false end
@@ -110,12 +112,13 @@ local function in_flight(pipeline, first)
   return contexts
 end
 
---- This rank's shards alone were changed, for all that is known: others do not know that rows are to be looked up again.
+--- This rank's shards alone were changed, for all that is known: others do not know that rows are to be looked up
+--- again.
 local function refuse_changes_here(pipeline, f)
   local group = f.module.group
-  local text = ("%s: shards of module '%s' were written to on rank %d between two steps, and rows for the next batch were looked up before"
-    .. "; write before the first step, or call tables_changed() of the module on all ranks afterwards"):format(pipeline.class_name, f.path,
-    group:rank())
+  local text = ("%s: shards of module '%s' were written to on rank %d between two steps, and rows for the next batch "
+    .. "were looked up before; write before the first step, or call tables_changed() of the module on all ranks "
+    .. "afterwards"):format(pipeline.class_name, f.path, group:rank())
   group:abort(text)
   P.fail(text)
 end
@@ -143,7 +146,8 @@ local function looked_up(ring, i, first)
   return false
 end
 
---- After a step that has looked up rows of later batches (from number `first` on): the tables as they are now are those of these rows.
+--- After a step that has looked up rows of later batches (from number `first` on): the tables as they are now are those
+--- of these rows.
 function M.note_changes(pipeline, first)
   local forwards, ring = pipeline.forwards, pipeline.ring
   for i = 1, #forwards do forwards[i]:_note_tables(looked_up(ring, i, first)) end
@@ -154,8 +158,9 @@ local function check_used(pipeline, context)
   local forwards = pipeline.forwards
   for i = 1, #forwards do
     if context.rows[i] or context.dists[i] then
-      P.fail(("%s: module '%s' was not called in the forward pass of batch %d, but its ids were sent; leave it out with inputs = "
-        .. "{ ['%s'] = false }"):format(pipeline.class_name, forwards[i].path, context.index, forwards[i].path))
+      P.fail(("%s: module '%s' was not called in the forward pass of batch %d, but its ids were sent; leave it out "
+        .. "with inputs = { ['%s'] = false }"):format(pipeline.class_name, forwards[i].path, context.index,
+        forwards[i].path))
     end
   end
 end
@@ -172,7 +177,8 @@ function M.forward(pipeline, context)
   for i = 1, #forwards do forwards[i].context = context end
   if pipeline.hooks then pipeline.hooks:set(context) end
   local loss, second, third
-  if context.input then loss, second, third = pipeline.model(context.batch, arrived(context.input):requires_grad(P.state.grad))
+  if context.input then loss, second,
+    third = pipeline.model(context.batch, arrived(context.input):requires_grad(P.state.grad))
   else loss, second, third = pipeline.model(context.batch) end
   for i = 1, #forwards do forwards[i].context = false end
   if pipeline.hooks then pipeline.hooks:set(false) end
@@ -251,13 +257,19 @@ function M.own(pipeline, context, operation)
   local run, channel, group = operation.access.run, operation.access.channel, pipeline.group
   local dists, rows, events, index = context.dists, context.rows, context.events, context.index
   Flight.check(pipeline.class_name, context)
-  if not channel or not group then run(context, pipeline) else run_on_channel(run, group, channel, context, pipeline) end
+  if not channel or not group then
+    run(context, pipeline)
+  else
+    run_on_channel(run, group, channel, context, pipeline)
+  end
   local noted = context.noted.flight -- an operation may change its batch
   if noted and context.batch then noted:take(context) end
-  if context.dists == dists and context.rows == rows and context.events == events and context.index == index then return end
+  if context.dists == dists and context.rows == rows and context.events == events and context.index == index then
+    return
+  end
   context.dists, context.rows, context.events, context.index = dists, rows, events, index
-  P.fail(("operation '%s' has assigned to dists, rows, events or index of its context, which are the pipeline's; a table for operations is "
-    .. "context.own"):format(operation.name))
+  P.fail(("operation '%s' has assigned to dists, rows, events or index of its context, which are the pipeline's; a "
+    .. "table for operations is context.own"):format(operation.name))
 end
 
 return M

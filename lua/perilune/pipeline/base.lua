@@ -1,6 +1,6 @@
--- base.lua: TorchRec's pipelines: classes that run a schedule of schedules/. All take model, optimizer, device, schedule (a function(step)
--- that is called before each step, sets learning rates, and returns nothing), inputs, vote and empty_batch (pipeline.lua says what they
--- are), and some their own.
+-- base.lua: TorchRec's pipelines: classes that run a schedule of schedules/. All take model, optimizer, device,
+-- schedule (a function(step) that is called before each step, sets learning rates, and returns nothing), inputs, vote
+-- and empty_batch (pipeline.lua says what they are), and some their own.
 --
 --   local pipeline = peri.TrainPipelineSparseDist { model = model, optimizer = optimizer }
 --   for loss in pipeline:run(batches) do ... end        -- numbers; every batch of the iterator is trained on
@@ -13,8 +13,8 @@ local Pipeline = require "perilune.pipeline.pipeline"
 local M = {}
 
 local arguments = {
-  model = util.required, optimizer = util.optional, device = util.optional, schedule = util.optional, inputs = util.optional, vote = true,
-  empty_batch = util.optional,
+  model = util.required, optimizer = util.optional, device = util.optional, schedule = util.optional,
+  inputs = util.optional, vote = true, empty_batch = util.optional,
 }
 
 --- A class that runs the schedule of a file, or what that file's function makes of one argument of the class.

@@ -1,5 +1,5 @@
--- check.lua: what follows from a schedule: prologue and drain, how many batches are in flight, event edges between streams, staleness; and
--- the refusal of one that is wrong, which names the operations and what they quarrel about.
+-- check.lua: what follows from a schedule: prologue and drain, how many batches are in flight, event edges between
+-- streams, staleness; and the refusal of one that is wrong, which names the operations and what they quarrel about.
 local util = require "perilune.util"
 local operations = require "perilune.pipeline.operations"
 local unroll = require "perilune.pipeline.unroll"
@@ -7,7 +7,8 @@ local unroll = require "perilune.pipeline.unroll"
 local M = {}
 local refuse, where = unroll.refuse, unroll.where
 
---- Conditions far apart are brought near, and stay in their order and in their place within all `every`: what is unrolled is short.
+--- Conditions far apart are brought near, and stay in their order and in their place within all `every`: what is
+--- unrolled is short.
 local function shorten(plan)
   local lcm, marks, list = 1, {}, {}
   for _, o in ipairs(plan.operations) do
@@ -25,7 +26,9 @@ local function shorten(plan)
     cut = cut + math.max(0, math.floor((mark - before - gap) / lcm)) * lcm
     shifted[mark], before = mark - cut, mark
   end
-  for _, o in ipairs(plan.operations) do o.first, o.past = shifted[o.from_step], o.until_step and shifted[o.until_step] or math.huge end
+  for _, o in ipairs(plan.operations) do
+    o.first, o.past = shifted[o.from_step], o.until_step and shifted[o.until_step] or math.huge
+  end
   return before - cut + gap, lcm
 end
 
@@ -50,7 +53,9 @@ local function resolve(schedule, plan)
     local own = util.copy(o)
     if o.own then
       own.access = { own = true, run = o.own.run, channel = o.own.channel }
-      for _, list in ipairs { "needs", "makes", "reads", "changes", "posts" } do own.access[list] = o.own[list] or {} end
+      for _, list in ipairs { "needs", "makes", "reads", "changes", "posts" } do
+        own.access[list] = o.own[list] or {}
+      end
     else
       own.access = access[o.kind]
     end
@@ -71,7 +76,9 @@ end
 --- Everything but the load comes after it.
 local function check_load(plan)
   local load = one_of_kind(plan, "load", true)
-  if load.every ~= 1 or load.from_step > 0 or load.until_step then refuse(plan, "%s must load every batch", where(load)) end
+  if load.every ~= 1 or load.from_step > 0 or load.until_step then
+    refuse(plan, "%s must load every batch", where(load))
+  end
   for _, o in ipairs(plan.operations) do
     if o.ahead > load.ahead or o.ahead == load.ahead and o.place < load.place then
       refuse(plan, "%s acts on a batch that %s has not loaded yet", where(o), where(load))
@@ -87,15 +94,16 @@ local function check_hook(plan, o)
   repeat at = at + 1 until not plan.operations[at] or not plan.operations[at].hook
   local backward = plan.operations[at]
   if not backward or backward.kind ~= "backward" then
-    refuse(plan, "%s has a hook: it must stand before 'backward'%s", where(o), backward and ", not before " .. where(backward) or "")
+    refuse(plan, "%s has a hook: it must stand before 'backward'%s", where(o), backward and ", not before "
+      .. where(backward) or "")
   end
   if o.ahead ~= backward.ahead or o.on ~= backward.on then
     refuse(plan, "%s has a hook: it acts on the batch of %s and on its stream", where(o), where(backward))
   end
 end
 
---- What operations of one's own read is changed by somebody, and what they change is read or changed by another: other words are slips of
---- the pen.
+--- What operations of one's own read is changed by somebody, and what they change is read or changed by another: other
+--- words are slips of the pen.
 local function check_words(plan)
   local read, changed, library = {}, {}, util.index_of(operations.beside)
   for _, o in ipairs(plan.operations) do
@@ -103,14 +111,17 @@ local function check_words(plan)
     for _, what in ipairs(o.access.changes) do changed[what] = (changed[what] or 0) + 1 end
   end
   local function slip(o, verb, what, missing)
-    refuse(plan, "%s %s '%s', which no %s; the library has %s", where(o), verb, what, missing, table.concat(operations.beside, ", "))
+    refuse(plan, "%s %s '%s', which no %s; the library has %s", where(o), verb, what, missing,
+      table.concat(operations.beside, ", "))
   end
   for _, o in ipairs(plan.operations) do
     for _, what in ipairs(o.access.reads) do
       if not changed[what] and not library[what] then slip(o, "reads", what, "operation changes") end
     end
     for _, what in ipairs(o.access.changes) do
-      if not read[what] and changed[what] == 1 and not library[what] then slip(o, "changes", what, "other operation reads or changes") end
+      if not read[what] and changed[what] == 1 and not library[what] then
+        slip(o, "changes", what, "other operation reads or changes")
+      end
     end
   end
 end
@@ -121,7 +132,9 @@ local function check_kinds(plan)
   if wait and plan.first.update then
     refuse(plan, "%s: averages are taken, and waited for, by %s", where(wait), where(plan.first.update))
   end
-  if wait and (wait.every > 1 or wait.from_step > 0 or wait.until_step) then refuse(plan, "%s must act on every batch", where(wait)) end
+  if wait and (wait.every > 1 or wait.from_step > 0 or wait.until_step) then
+    refuse(plan, "%s must act on every batch", where(wait))
+  end
   if not plan.first.forward then refuse(plan, "it has no operation 'forward'") end
   check_words(plan)
   for _, o in ipairs(plan.operations) do
@@ -137,7 +150,9 @@ local function check_kinds(plan)
     if plan.flush and (o.from_step > 0 or o.until_step) then
       refuse(plan, "%s begins or ends at a batch, but batches count from 0 in every %d (flush)", where(o), plan.flush)
     end
-    if o.scale ~= 1 and o.kind ~= "backward" then refuse(plan, "%s has a scale; only 'backward' scales, the loss", where(o)) end
+    if o.scale ~= 1 and o.kind ~= "backward" then
+      refuse(plan, "%s has a scale; only 'backward' scales, the loss", where(o))
+    end
     if (o.kind == "update" or o.kind == "optimizer") and (o.from_step > 0 or o.until_step) then
       refuse(plan, "%s begins or ends at a step; allowed: every", where(o))
     end
@@ -164,13 +179,13 @@ local function check_contracts(schedule, plan, found)
   for _, what in ipairs { "tables", "dense" } do
     local stale, allowed, who = found.staleness[what] or 0, schedule.staleness[what], found.readers[what]
     if stale > allowed then
-      refuse(plan, "%s reads %s without the last %d update%s, which %s makes later: staleness %d, the schedule allows %d", where(who[1]),
-        what, stale, stale > 1 and "s" or "", where(who[2]), stale, allowed)
+      refuse(plan, "%s reads %s without the last %d update%s, which %s makes later: staleness %d, the schedule allows "
+        .. "%d", where(who[1]), what, stale, stale > 1 and "s" or "", where(who[2]), stale, allowed)
     end
   end
   if schedule.depth and plan.depth > schedule.depth then
-    refuse(plan, "%d batches are in flight from %s to %s, the schedule allows %d (depth)", plan.depth, where(plan.load), where(plan.last),
-      schedule.depth)
+    refuse(plan, "%d batches are in flight from %s to %s, the schedule allows %d (depth)", plan.depth, where(plan.load),
+      where(plan.last), schedule.depth)
   end
   for what, most in util.ordered(schedule.live) do
     if (found.live[what] or 0) > most then
@@ -180,18 +195,19 @@ local function check_contracts(schedule, plan, found)
           if r == what and o.ahead <= last.ahead then last = o end
         end
       end
-      refuse(plan, "%d batches have '%s' at once, from %s to %s, the schedule allows %d (live)", found.live[what], what, where(maker),
-        where(last), most)
+      refuse(plan, "%d batches have '%s' at once, from %s to %s, the schedule allows %d (live)", found.live[what], what,
+        where(maker), where(last), most)
     end
   end
 end
 
---- Check a schedule; see Schedule:check. Returns { name, operations (with .access), streams, ahead and behind (steps of prologue and
---- drain), depth (batches in flight), load, staleness = { tables, dense }, edges = list of { from, to, over, steps }, live = resource ->
---- batches that have it at once, channels = channel -> operations, flush = how many batches are together, or false }.
+--- Check a schedule; see Schedule:check. Returns { name, operations (with .access), streams, ahead and behind (steps of
+--- prologue and drain), depth (batches in flight), load, staleness = { tables, dense }, edges = list of { from, to,
+--- over, steps }, live = resource -> batches that have it at once, channels = channel -> operations, flush = how many
+--- batches are together, or false }.
 function M.run(schedule, facts)
-  local plan = { name = schedule.name, facts = facts, operations = {}, first = {}, makers = {}, streams = {}, own_tables = {},
-    grad = schedule.grad, flush = schedule.flush or false }
+  local plan = { name = schedule.name, facts = facts, operations = {}, first = {}, makers = {}, streams = {},
+    own_tables = {}, grad = schedule.grad, flush = schedule.flush or false }
   resolve(schedule, plan)
   local load = check_load(plan)
   local most, least, last = load.ahead, 0, nil

@@ -1,5 +1,6 @@
--- context.lua: what a pipeline keeps of a batch that is in flight: TorchRec's contexts. A pipeline has a ring of them, which are used again
--- and again; tensors that operations make for a batch live in its context's scope, and die with the batch.
+-- context.lua: what a pipeline keeps of a batch that is in flight: TorchRec's contexts. A pipeline has a ring of them,
+-- which are used again and again; tensors that operations make for a batch live in its context's scope, and die with
+-- the batch.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Flight = require "perilune.pipeline.flight"
@@ -7,11 +8,12 @@ local signature = require "perilune.signature"
 
 local M = {}
 
---- index: the batch's number, from 0, -1: none; exists: its number, once it is known that some rank has it; batch: false where only other
---- ranks have one; ahead: where its source counts batches that are not trained yet; dists, rows: by pipelined module, what its input_dist
---- and its lookup returned, until they are used; sent: by module, the arguments whose ids were sent; input, upstream: { work, tensor } from
---- the stages beside this one; loss, second, third: what the model returned; own: for a user's operations; gradient: while one with a hook
---- runs, that of the module's output (nil: none flowed back); noted: what the batch was when it was loaded (flight.lua); events: by place
+--- index: the batch's number, from 0, -1: none; exists: its number, once it is known that some rank has it; batch:
+--- false where only other ranks have one; ahead: where its source counts batches that are not trained yet; dists, rows:
+--- by pipelined module, what its input_dist and its lookup returned, until they are used; sent: by module, the
+--- arguments whose ids were sent; input, upstream: { work, tensor } from the stages beside this one; loss, second,
+--- third: what the model returned; own: for a user's operations; gradient: while one with a hook runs, that of the
+--- module's output (nil: none flowed back); noted: what the batch was when it was loaded (flight.lua); events: by place
 --- of an operation, of its last run for a batch that was here.
 local TrainPipelineContext = util.class "TrainPipelineContext"
 M.TrainPipelineContext = TrainPipelineContext

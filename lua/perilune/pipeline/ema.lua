@@ -1,5 +1,5 @@
--- ema.lua: an operation that keeps an exponential moving average of parameters: average = decay average + (1 - decay) parameter, after
--- every update of the dense part that it follows in a schedule.
+-- ema.lua: an operation that keeps an exponential moving average of parameters: average = decay average + (1 - decay)
+-- parameter, after every update of the dense part that it follows in a schedule.
 --
 --   local ema, average_of, averages = peri.pipeline.ema { params = model:named_parameters(), decay = 0.999 }
 --   local schedule = schedules.sparse_dist:insert(ema, { last = true })
@@ -40,16 +40,17 @@ function Averages:check_state_dict(dict)
   return #wrong > 0 and table.concat(wrong, "; ") or nil
 end
 
---- Go on with the averages of a state_dict; what does not fit is one error that lists it all, and nothing is changed. Local.
+--- Go on with the averages of a state_dict; what does not fit is one error that lists it all, and nothing is changed.
+--- Local.
 function Averages:load_state_dict(dict)
   local why = self:check_state_dict(dict)
   if why then P.fail("pipeline.ema: load_state_dict: " .. why) end
   for i, name in ipairs(self._names) do sharded.assign(self._tensors[i], dict[name]) end
 end
 
---- ema { params = (a list of tensors, or of { name =, tensor = }), decay = 0.999, name = "ema" }: an operation, function(parameter) -> its
---- average, and the averages as what is saved: an object with state_dict and load_state_dict. Averages begin with the numbers of the
---- parameters now. Local.
+--- ema { params = (a list of tensors, or of { name =, tensor = }), decay = 0.999, name = "ema" }: an operation,
+--- function(parameter) -> its average, and the averages as what is saved: an object with state_dict and
+--- load_state_dict. Averages begin with the numbers of the parameters now. Local.
 local function ema(args)
   local func = "pipeline.ema"
   local a = util.named(func, args, { params = util.required.list, decay = 0.999, name = "ema" })

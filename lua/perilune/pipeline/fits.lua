@@ -14,8 +14,8 @@ local function fused_within(model)
   end
 end
 
---- In steps of a schedule with an 'update' the model keeps its updates and averages; outside of them it is as ever. (One without either
---- has nothing to keep: its gradients add up.)
+--- In steps of a schedule with an 'update' the model keeps its updates and averages; outside of them it is as ever.
+--- (One without either has nothing to keep: its gradients add up.)
 function M.accumulate(self, on)
   if self.plan.first.update and self.model.accumulate then self.model:accumulate(on) end
 end
@@ -33,12 +33,13 @@ end
 --- A dense part that nobody trains is meant, or an optimizer was forgotten.
 local function check_optimizer(self, plan)
   local model = self.model
-  if self.optimizer or self.frozen or not plan.first.optimizer or type(model) ~= "table" or not model.named_parameters then return end
+  if self.optimizer or self.frozen or not plan.first.optimizer or type(model) ~= "table"
+    or not model.named_parameters then return end
   local names = util.map(model:named_parameters(), function(p) return p.name end)
   if #names == 0 then return end
-  fail(self, "schedule '%s' has an 'optimizer', but the pipeline has none for %d parameter%s of the model ('%s'%s): give optimizer = one "
-    .. "of nn.optim, or optimizer = false to leave them as they are", plan.name, #names, #names > 1 and "s" or "", names[1],
-    #names > 1 and ", ..." or "")
+  fail(self, "schedule '%s' has an 'optimizer', but the pipeline has none for %d parameter%s of the model ('%s'%s): "
+    .. "give optimizer = one of nn.optim, or optimizer = false to leave them as they are", plan.name, #names,
+    #names > 1 and "s" or "", names[1], #names > 1 and ", ..." or "")
 end
 
 --- What a schedule asks of model and optimizer.
@@ -49,16 +50,16 @@ function M.check_model(self, plan)
   end
   local trains_itself = plan.first.update and not (type(model) == "table" and model.accumulate) and fused_within(model)
   if trains_itself then
-    fail(self, "schedule '%s' has an 'update', for which the model must be a DistributedModelParallel; tables of %s update in backward",
-      plan.name, trains_itself)
+    fail(self, "schedule '%s' has an 'update', for which the model must be a DistributedModelParallel; tables of %s "
+      .. "update in backward", plan.name, trains_itself)
   end
   if plan.first.sync and not (type(model) == "table" and model.sync and model.sync_interval == 0) then
     fail(self, "schedule '%s' has a 'sync'; the model must be a DMPCollection with sync_interval = 0", plan.name)
   end
   for _, o in ipairs(plan.operations) do
     if self.on_step and o.ahead ~= 0 and (o.kind == "backward" or o.kind == "update" or o.kind == "optimizer") then
-      fail(self, "on_step sets what holds in a step, but '%s' of schedule '%s' acts on another batch (ahead %d)", o.name, plan.name,
-        o.ahead)
+      fail(self, "on_step sets what holds in a step, but '%s' of schedule '%s' acts on another batch (ahead %d)",
+        o.name, plan.name, o.ahead)
     end
   end
   check_optimizer(self, plan)

@@ -1,6 +1,6 @@
--- forward.lua: what stands before a sharded module while a pipeline runs: it gives the model's forward pass what earlier operations made of
--- the batch. TorchRec finds out by tracing what of the batch a module is called with; here the first forward pass shows it: an argument
--- that is a field of the batch, found by its identity.
+-- forward.lua: what stands before a sharded module while a pipeline runs: it gives the model's forward pass what
+-- earlier operations made of the batch. TorchRec finds out by tracing what of the batch a module is called with; here
+-- the first forward pass shows it: an argument that is a field of the batch, found by its identity.
 local ffi = require "ffi"
 local bit = require "bit"
 local P = require "perilune.ffi"
@@ -13,7 +13,7 @@ local signature = require "perilune.signature"
 
 local M = {}
 
--- -- arguments ---------------------------------------------------------------------------------------------------------------------
+-- -- arguments --------------------------------------------------------------------------------------------------------
 
 --- Where in a batch an argument comes from: { "sparse_features" }, { 1 }, {}: the batch itself; or a constant.
 local ArgInfo = util.class "ArgInfo"
@@ -29,18 +29,22 @@ function ArgInfo:of(batch)
   for i = 1, #steps do
     if type(at) ~= "table" then
       local field = i > 1 and ("field '%s' of "):format(table.concat(steps, ".", 1, i - 1)) or ""
-      P.fail(("%sa batch is %s, where %sthe first one was a table with a field '%s'"):format(field, kind_of(at), i > 1 and "that of " or "",
-        tostring(steps[i])))
+      P.fail(("%sa batch is %s, where %sthe first one was a table with a field '%s'"):format(field, kind_of(at), i > 1
+        and "that of " or "", tostring(steps[i])))
     end
     at = at[steps[i]]
-    if at == nil then P.fail(("a batch without field '%s', which the first one had"):format(table.concat(steps, ".", 1, i))) end
+    if at == nil then
+      P.fail(("a batch without field '%s', which the first one had"):format(table.concat(steps, ".", 1, i)))
+    end
   end
   return at
 end
 
 function ArgInfo:__tostring()
   if not self.steps then return tostring(self.constant) end
-  return "batch" .. table.concat(util.map(self.steps, function(s) return type(s) == "number" and ("[%d]"):format(s) or "." .. s end))
+  return "batch" .. table.concat(util.map(self.steps, function(s)
+    return type(s) == "number" and ("[%d]"):format(s) or "." .. s
+  end))
 end
 
 local MOST_DEEP = 3
@@ -65,12 +69,13 @@ function ArgInfo.find(batch, value)
   return steps and ArgInfo(steps) or nil
 end
 
--- -- forwards ----------------------------------------------------------------------------------------------------------------------
+-- -- forwards ---------------------------------------------------------------------------------------------------------
 
---- Before module number `index` of a pipeline, at `path` of the model. given: function(batch) -> the arguments, or nil: find them out.
---- context: of the batch whose forward pass runs now; false outside of it: then the module is as ever. refusal: why it is not pipelined;
---- loads: how often its state had been loaded when rows of it were last looked at; everywhere, here: what its `changes` were when the last
---- step ended, if rows of later batches had been looked up then (false: none had).
+--- Before module number `index` of a pipeline, at `path` of the model. given: function(batch) -> the arguments, or nil:
+--- find them out. context: of the batch whose forward pass runs now; false outside of it: then the module is as ever.
+--- refusal: why it is not pipelined; loads: how often its state had been loaded when rows of it were last looked at;
+--- everywhere, here: what its `changes` were when the last step ended, if rows of later batches had been looked up then
+--- (false: none had).
 local BaseForward = util.class "BaseForward"
 M.BaseForward = BaseForward
 
@@ -115,12 +120,14 @@ end
 --- Its ids of a context's batch, which set out with those of other modules: see ShardedModule:defer.
 function BaseForward:_defer(context)
   local batch = context.batch
-  if not self:_ready() then P.fail(("module '%s': what of a batch it is called with is not known yet"):format(self.path)) end
+  if not self:_ready() then
+    P.fail(("module '%s': what of a batch it is called with is not known yet"):format(self.path))
+  end
   local args, sent = self.args, context.sent[self.index]
   if self.given then
     local a, b, c = self.given(batch)
-    if a == nil then P.fail(("inputs['%s'] returned nothing for batch %d, wanted what the module is called with"):format(self.path,
-      context.index)) end
+    if a == nil then P.fail(("inputs['%s'] returned nothing for batch %d, wanted what the module is called "
+      .. "with"):format(self.path, context.index)) end
     sent[1], sent[2], sent[3] = a, b, c
     return self.module:defer(a, b, c)
   end
@@ -138,7 +145,8 @@ function BaseForward:_learn(batch, a, b, c)
   for i = 1, 3 do
     args[i] = ArgInfo.find(batch, given[i])
     if not args[i] then
-      self.refusal = ("argument %d of its call is no field of the batch; inputs = { ['%s'] = function(batch) ... end } can name it")
+      self.refusal = ("argument %d of its call is no field of the batch; inputs = { ['%s'] = function(batch) ... end "
+        .. "} can name it")
         :format(i, self.path)
       return
     end
@@ -155,7 +163,8 @@ local function bytes_of(t)
   return ffi.string(data, ffi.sizeof(data))
 end
 
---- How what an `inputs` function gave differs from an argument of the call, in words; nil: it does not. whole: look at all numbers too.
+--- How what an `inputs` function gave differs from an argument of the call, in words; nil: it does not. whole: look at
+--- all numbers too.
 local function difference(given, got, whole)
   given, got = util.resolve(given), util.resolve(got)
   if same(given, got) then return end
@@ -176,18 +185,20 @@ local function difference(given, got, whole)
   return ("%s, and the call had %s"):format(kind_of(given), kind_of(got))
 end
 
---- Whether all numbers of batch n are compared: those of the first three, and of every batch whose number is a power of two.
+--- Whether all numbers of batch n are compared: those of the first three, and of every batch whose number is a power of
+--- two.
 local function looked_at(n) return n < 3 or bit.band(n, n - 1) == 0 end
 
---- The model must call the module with what `inputs` said. What they are and how much of it is looked at in every batch; the numbers, which
---- costs something, now and then.
+--- The model must call the module with what `inputs` said. What they are and how much of it is looked at in every
+--- batch; the numbers, which costs something, now and then.
 function BaseForward:_check_given(context, a, b, c)
   local sent, whole = context.sent[self.index], looked_at(context.index)
   local why, number = difference(sent[1], a, whole), 1
   if not why then why, number = difference(sent[2], b, whole), 2 end
   if not why then why, number = difference(sent[3], c, whole), 3 end
   if not why then return end
-  P.fail(("inputs['%s'] gave for batch %d, as argument %d of the module's call, %s; it has to give what the model calls the module with")
+  P.fail(("inputs['%s'] gave for batch %d, as argument %d of the module's call, %s; it has to give what the model "
+    .. "calls the module with")
     :format(self.path, context.index, number, why))
 end
 
@@ -199,15 +210,18 @@ function BaseForward:_check(context, a, b, c)
   if same(sent[1], a) and same(sent[2], b) and same(sent[3], c) then return end
   local named, path = tostring(args[1]), self.path
   if same(args[1]:of(context.batch), a) then
-    P.fail(("module '%s' is called with %s, which was replaced after its ids were sent; inputs = { ['%s'] = false } has it run whole")
+    P.fail(("module '%s' is called with %s, which was replaced after its ids were sent; inputs = { ['%s'] = false } "
+      .. "has it run whole")
       :format(path, named, path))
   end
-  P.fail(("module '%s' is called with something else than %s, whose ids were sent; inputs = { ['%s'] = function(batch) ... end } names "
-    .. "what to send"):format(path, named, path))
+  P.fail(("module '%s' is called with something else than %s, whose ids were sent; inputs = { ['%s'] = "
+    .. "function(batch) ... end } names what to send"):format(path, named, path))
 end
 
 --- How its ids leave, for ranks to compare.
-function BaseForward:_way() return self.path .. (self.refusal and " (not pipelined)" or self.given and " (inputs)" or "") end
+function BaseForward:_way()
+  return self.path .. (self.refusal and " (not pipelined)" or self.given and " (inputs)" or "")
+end
 
 --- Ids that were sent before are looked up in the forward pass, rows that were looked up before are handed out.
 local PipelinedForward = util.class("PipelinedForward", BaseForward)
@@ -235,8 +249,9 @@ function PrefetchPipelinedForward:_prefetch(dist) self.module:prefetch(dist:wait
 
 signature.kind("ShardedModule", "a sharded module", shard.ShardedModule.is)
 signature.check("ArgInfo:", ArgInfo, { init = "self: table, steps: list?, constant: any" })
-signature.check("BaseForward:", BaseForward, { init = "self: table, module: ShardedModule, path: string, index: count, given: any",
-  _lookup = "self: table, dist: awaitable" })
+signature.check("BaseForward:", BaseForward,
+  { init = "self: table, module: ShardedModule, path: string, index: count, given: any",
+    _lookup = "self: table, dist: awaitable" })
 signature.check("PrefetchPipelinedForward:", PrefetchPipelinedForward, { _prefetch = "self: table, dist: awaitable" })
 
 return M

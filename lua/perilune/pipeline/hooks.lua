@@ -1,5 +1,6 @@
--- hooks.lua: operations inside the backward pass: each runs when the gradient of a module's output is there, before the pass goes on to
--- that module. The module's forward is replaced while the pipeline is attached; outside of the pipeline's steps it is as ever.
+-- hooks.lua: operations inside the backward pass: each runs when the gradient of a module's output is there, before the
+-- pass goes on to that module. The module's forward is replaced while the pipeline is attached; outside of the
+-- pipeline's steps it is as ever.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -13,7 +14,9 @@ local Hooks = util.class "Hooks"
 
 local function module_at(name, model, o)
   local ok, module = pcall(function() return get_module(model):get_module(o.hook) end)
-  if not ok or not module then P.fail(("%s: operation '%s': the model has no module '%s' (hook)"):format(name, o.name, o.hook)) end
+  if not ok or not module then
+    P.fail(("%s: operation '%s': the model has no module '%s' (hook)"):format(name, o.name, o.hook))
+  end
   return module
 end
 
@@ -27,8 +30,8 @@ local function hooked(x, hook, path)
   P.fail(("module '%s' returned %s; a hook wants a tensor or KeyedTensor"):format(path, kind(x)))
 end
 
---- Of the hooks in `plan`. run(o, context, gradient) runs an operation. (A model that is attached does not keep its pipeline: it has `now`,
---- which knows the context, and the Hooks while somebody else has them.)
+--- Of the hooks in `plan`. run(o, context, gradient) runs an operation. (A model that is attached does not keep its
+--- pipeline: it has `now`, which knows the context, and the Hooks while somebody else has them.)
 function Hooks:init(name, model, plan, run)
   self.name, self.now, self.list = name, { context = false }, {}
   for _, o in ipairs(plan.operations) do
@@ -46,13 +49,16 @@ function Hooks:init(name, model, plan, run)
 end
 
 local function replace(entry, now)
-  local weak, path, forward = setmetatable({ entry = entry }, { __mode = "v" }), entry.operation.hook, entry.module.forward
+  local weak, path, forward = setmetatable({ entry = entry }, { __mode = "v" }), entry.operation.hook,
+    entry.module.forward
   entry.before = rawget(entry.module, "forward")
   rawset(entry.module, "forward", function(self, a, b, c, d)
     local x, y, z = forward(self, a, b, c, d)
     local context, e = now.context, weak.entry
     if not context or not e or not P.state.grad then return x, y, z end
-    if e.called == context.index then P.fail(("module '%s' is called twice in a forward pass, and has a hook"):format(path)) end
+    if e.called == context.index then
+      P.fail(("module '%s' is called twice in a forward pass, and has a hook"):format(path))
+    end
     e.called = context.index
     return hooked(x, e.hook, path), y, z
   end)
@@ -80,8 +86,8 @@ function Hooks:set(context) self.now.context = context end
 function Hooks:check(context)
   for _, entry in ipairs(self.list) do
     if entry.ran ~= context.index then
-      P.fail(("%s: operation '%s' did not run: the loss of batch %d was not made of what module '%s' returned"):format(self.name,
-        entry.operation.name, context.index, entry.operation.hook))
+      P.fail(("%s: operation '%s' did not run: the loss of batch %d was not made of what module '%s' returned"):format(
+        self.name, entry.operation.name, context.index, entry.operation.hook))
     end
     entry.called, entry.ran = -1, -1 -- numbers begin anew with the next run
   end

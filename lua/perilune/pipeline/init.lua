@@ -13,7 +13,8 @@ M.DataLoadingThread = require "perilune.pipeline.loading"
 M.register = require("perilune.pipeline.operations").register
 M.ArgInfo, M.BaseForward, M.PipelinedForward = forward.ArgInfo, forward.BaseForward, forward.PipelinedForward
 M.PrefetchPipelinedForward = forward.PrefetchPipelinedForward
-M.TrainPipelineContext, M.PrefetchTrainPipelineContext = context.TrainPipelineContext, context.PrefetchTrainPipelineContext
+M.TrainPipelineContext, M.PrefetchTrainPipelineContext = context.TrainPipelineContext,
+  context.PrefetchTrainPipelineContext
 
 return util.face("peri.pipeline", M, { schedules = "perilune.pipeline.schedules", show = "perilune.pipeline.show",
   cluster = "perilune.simulation.cluster" })

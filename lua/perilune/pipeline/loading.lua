@@ -1,12 +1,14 @@
 -- loading.lua: DataLoadingThread: batches are made on threads of their own while the step computes, and wait in queues.
 --
---   local batches = peri.pipeline.DataLoadingThread { arguments = { path = "day_0", batch_size = 4096 }, loader = function(arguments)
+--   local batches = peri.pipeline.DataLoadingThread { arguments = { path = "day_0", batch_size = 4096 },
+--     loader = function(arguments)
 --     return require("perilune").data.criteo(arguments)
 --   end, num_workers = 2 }
 --   for loss in pipeline:run(batches) do ... end
 --
--- The loader runs in a state of Lua of its own (each worker has one), which shares nothing with this one: it is a function without upvalues
--- (it requires what it needs), or the name of a module that is such a function. It returns an iterator, which is called on the thread.
+-- The loader runs in a state of Lua of its own (each worker has one), which shares nothing with this one: it is a
+-- function without upvalues (it requires what it needs), or the name of a module that is such a function. It returns an
+-- iterator, which is called on the thread.
 local util = require "perilune.util"
 local functions = require "perilune.data.functions"
 local Workers = require "perilune.data.workers"
@@ -17,14 +19,16 @@ local DataLoadingThread = util.class("DataLoadingThread", Workers)
 
 local NAME = "DataLoadingThread"
 local arguments = {
-  loader = util.required,     -- function(arguments) -> function() -> a batch, or nil at the end; or the name of a module
+  loader = util.required,     -- function(arguments) -> function() -> a batch, or nil at the end; or the name of a
+                              -- module
   arguments = util.optional,  -- what it is called with: plain values, which are copied
   num_workers = 1,            -- threads; each calls the loader
   prefetch_factor = 2,        -- so many batches of each worker wait for whoever takes them, at most
   pin_memory = util.optional, -- in memory pinned for the device (default: true where batches are copied to one)
   device = util.optional,     -- where they are moved when they are taken; default: they stay in host memory
   timeout = 300,              -- seconds that taking one waits, at most
-  global_batches = false,     -- batch k of all ranks together is the same on any number of ranks: a position in them holds on any
+  global_batches = false,     -- batch k of all ranks together is the same on any number of ranks: a position in them
+                              -- holds on any
 }
 
 function DataLoadingThread:init(args)

@@ -1,11 +1,12 @@
--- operations.lua: the kinds of operations that a schedule is made of: what each needs of its batch, what it makes of it, and what it
--- reads and changes beside. The checker knows operations by these lines only; what they do is in actions.lua.
+-- operations.lua: the kinds of operations that a schedule is made of: what each needs of its batch, what it makes of
+-- it, and what it reads and changes beside. The checker knows operations by these lines only; what they do is in
+-- actions.lua.
 --
--- Of a batch: "host" (as the loader gave it), "batch" (on the device), "sent" (its ids are on their way), "ids" (they have arrived),
--- "rows" (looked up, on their way back), "loss" (and all that its backward pass needs), "grad" (its part of the gradients is made); of a
--- stage of a model: "input" (what the stage before makes is on its way), "upstream" (so is the gradient of what this one made).
--- Beside batches: "source" (the loader), "tables", "cache" (of tables in files), "table_grads" (kept for an update), "grads" and "dense"
--- (of the dense part).
+-- Of a batch: "host" (as the loader gave it), "batch" (on the device), "sent" (its ids are on their way), "ids" (they
+-- have arrived), "rows" (looked up, on their way back), "loss" (and all that its backward pass needs), "grad" (its part
+-- of the gradients is made); of a stage of a model: "input" (what the stage before makes is on its way), "upstream" (so
+-- is the gradient of what this one made). Beside batches: "source" (the loader), "tables", "cache" (of tables in
+-- files), "table_grads" (kept for an update), "grads" and "dense" (of the dense part).
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local kind_of = require("perilune.errors").kind
@@ -17,8 +18,9 @@ local M = {}
 M.of_batch = { "host", "batch", "sent", "ids", "rows", "input", "loss", "upstream", "grad" }
 M.beside = { "source", "cache", "tables", "table_grads", "grads", "dense" }
 
---- A kind: needs, makes (lists of M.of_batch); reads, changes (lists of M.beside, or other words, which mean what user operations say);
---- posts: channels on which it posts operations of all ranks; early: it may act on a batch of which only this rank knows.
+--- A kind: needs, makes (lists of M.of_batch); reads, changes (lists of M.beside, or other words, which mean what user
+--- operations say); posts: channels on which it posts operations of all ranks; early: it may act on a batch of which
+--- only this rank knows.
 local kinds = {
   load = { makes = { "host" }, changes = { "source" }, early = true },
   to_device = { needs = { "host" }, makes = { "batch" }, early = true },
@@ -42,15 +44,16 @@ local kinds = {
 M.kinds = kinds
 
 --- Names of the kinds that the library has, in the order in which a batch meets them.
-M.built_in = { "load", "to_device", "input_dist", "wait_dist", "prefetch", "lookup", "receive", "forward", "send", "zero_grad",
-  "receive_grad", "backward", "send_grad", "wait_grads", "update", "sync", "optimizer" }
+M.built_in = { "load", "to_device", "input_dist", "wait_dist", "prefetch", "lookup", "receive", "forward", "send",
+  "zero_grad", "receive_grad", "backward", "send_grad", "wait_grads", "update", "sync", "optimizer" }
 
 local OWN_CHANNELS = 11
 
-local own_arguments = { run = util.required, needs = util.optional.list, makes = util.optional.list, reads = util.optional.list,
-  changes = util.optional.list, posts = util.optional }
+local own_arguments = { run = util.required, needs = util.optional.list, makes = util.optional.list,
+  reads = util.optional.list, changes = util.optional.list, posts = util.optional }
 
---- The kind of a user's operation: { run = function(context, pipeline), needs =, reads =, changes = (lists), posts = "own1" ... }.
+--- The kind of a user's operation: { run = function(context, pipeline), needs =, reads =, changes = (lists), posts =
+--- "own1" ... }.
 function M.own(func, name, fields)
   local a = util.named(("%s: operation '%s'"):format(func, name), fields, own_arguments)
   local function fail(text, ...) P.fail(("%s: operation '%s': " .. text):format(func, name, ...)) end
@@ -67,8 +70,8 @@ function M.own(func, name, fields)
   if a.posts ~= nil and not (channel and channel <= OWN_CHANNELS) then
     fail("posts is %s, allowed: own1 to own%d, channels of schedules", kind_of(a.posts), OWN_CHANNELS)
   end
-  return { run = a.run, needs = a.needs, makes = a.makes, reads = a.reads, changes = a.changes, posts = a.posts and { a.posts },
-    channel = a.posts, own = true }
+  return { run = a.run, needs = a.needs, makes = a.makes, reads = a.reads, changes = a.changes, posts = a.posts
+    and { a.posts }, channel = a.posts, own = true }
 end
 
 --- Register a user's kind, which schedules then use by name: what M.own takes.
@@ -81,9 +84,10 @@ function M.register(name, fields)
   kinds[name] = M.own(func, name, fields)
 end
 
---- What the operations of one schedule do, where some leave to others what they could do themselves: without "to_device" batches stay where
---- they are; without "input_dist" ids leave with the lookup, without "lookup" with the forward pass; with "update" tables and averages
---- wait for it. Returns by kind: { needs =, makes =, reads =, changes =, posts =, ... }, lists.
+--- What the operations of one schedule do, where some leave to others what they could do themselves: without
+--- "to_device" batches stay where they are; without "input_dist" ids leave with the lookup, without "lookup" with the
+--- forward pass; with "update" tables and averages wait for it. Returns by kind: { needs =, makes =, reads =, changes
+--- =, posts =, ... }, lists.
 function M.resolve(present)
   local out = {}
   for name, kind in util.ordered(kinds) do

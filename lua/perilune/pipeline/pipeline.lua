@@ -1,11 +1,13 @@
 -- pipeline.lua: runs a schedule over batches.
 --
---   local pipeline = peri.pipeline.Pipeline { model = model, optimizer = optimizer, schedule = peri.pipeline.schedules.sparse_dist }
+--   local pipeline = peri.pipeline.Pipeline { model = model, optimizer = optimizer,
+--     schedule = peri.pipeline.schedules.sparse_dist }
 --   for loss, step in pipeline:run(batches) do ... end
 --   local loss, logits, labels = pipeline:progress(batches) -- one step: tensors for the caller; nil at the end
 --
--- model(batch) returns the loss (one element) and up to two more tensors. A batch may have a method to(device). Which of its fields a
--- sharded module is called with is seen in the first forward pass, so the first batches run whole; `inputs` says it before.
+-- model(batch) returns the loss (one element) and up to two more tensors. A batch may have a method to(device). Which
+-- of its fields a sharded module is called with is seen in the first forward pass, so the first batches run whole;
+-- `inputs` says it before.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -37,9 +39,11 @@ local arguments = {
   optimizer = util.optional,   -- of the dense part; nil: it has no parameters; false: they are not trained
   schedule = util.required,    -- a Schedule
   device = util.optional,      -- where batches are moved; default: they stay
-  on_step = util.optional,     -- function(step), called before each step, which count from 1: it sets learning rates, and returns nothing
+  on_step = util.optional,     -- function(step), called before each step, which count from 1: it sets learning rates,
+                               -- and returns nothing
   stage = util.optional,       -- a Stage, if the model is one of several
-  inputs = util.optional.table, -- path of a sharded module -> function(batch) -> what it is called with; false: it is not pipelined
+  inputs = util.optional.table, -- path of a sharded module -> function(batch) -> what it is called with; false: it is
+                                -- not pipelined
   vote = true,                 -- let ranks have different numbers of batches; false: they all have as many
   empty_batch = util.optional, -- function() -> a batch without samples; default: made of the first batch
 }
@@ -55,7 +59,9 @@ local function check_arguments(self, a)
   if not Schedule.is(a.schedule) then fail(self, "schedule is %s, wanted a Schedule", kind(a.schedule)) end
   if a.stage ~= nil and not stages.Stage.is(a.stage) then fail(self, "stage is %s, wanted a Stage", kind(a.stage)) end
   for _, name in ipairs { "on_step", "empty_batch" } do
-    if a[name] ~= nil and not util.is_callable(a[name]) then fail(self, "%s is %s, wanted a function", name, kind(a[name])) end
+    if a[name] ~= nil and not util.is_callable(a[name]) then
+      fail(self, "%s is %s, wanted a function", name, kind(a[name]))
+    end
   end
 end
 
@@ -78,8 +84,9 @@ local function find_modules(self, a, plan)
   end
   local unknown = util.keys(inputs)
   if not unknown or unknown[1] then
-    fail(self, "inputs names '%s', which is no sharded module of the model; those are: %s", tostring(unknown and unknown[1]),
-      #list > 0 and table.concat(util.map(list, function(f) return "'" .. f.path .. "'" end), ", ") or "none")
+    fail(self, "inputs names '%s', which is no sharded module of the model; those are: %s",
+      tostring(unknown and unknown[1]), #list > 0
+        and table.concat(util.map(list, function(f) return "'" .. f.path .. "'" end), ", ") or "none")
   end
   return list
 end
@@ -112,8 +119,10 @@ end
 function Pipeline:init(args)
   local a = util.named(self.class_name, args, arguments)
   check_arguments(self, a)
-  self.model, self.optimizer, self.device, self.on_step = a.model, a.optimizer or false, a.device or false, a.on_step or false
-  self.steps, self.measured, self.told, self.agreed, self.broken, self.next, self.before = 0, false, false, false, false, false, 0
+  self.model, self.optimizer, self.device, self.on_step = a.model, a.optimizer or false, a.device or false, a.on_step
+    or false
+  self.steps, self.measured, self.told, self.agreed, self.broken, self.next, self.before = 0, false, false, false,
+    false, false, 0
   self.frozen = a.optimizer == false
   self.hooks, self.plan, self.stage, self.again, self.averaging = false, false, a.stage or false, false, false
   self.attached, self.stepping, self.learned = false, false, -1
@@ -154,7 +163,8 @@ local function set_hooks(self)
   end
 end
 
---- Run this schedule from the next step on. What is in flight is trained first, by the steps that follow; then it begins.
+--- Run this schedule from the next step on. What is in flight is trained first, by the steps that follow; then it
+--- begins.
 function Pipeline:set_schedule(schedule)
   if not Schedule.is(schedule) then fail(self, "schedule is %s, wanted a Schedule", kind(schedule)) end
   local plan = schedule:check(facts_of(self.forwards))
@@ -182,8 +192,8 @@ function Pipeline:set_schedule(schedule)
   self:attach()
 end
 
---- Note when operations begin and end, in pipeline.measured: a list of { operation, batch, from, to (ns) }; and for what the rank waits
---- (waits.lua).
+--- Note when operations begin and end, in pipeline.measured: a list of { operation, batch, from, to (ns) }; and for
+--- what the rank waits (waits.lua).
 function Pipeline:measure(on)
   if self.comm and (on or self.measured) then
     P.C.peri_group_watch(self.comm, on or false)
@@ -193,10 +203,10 @@ function Pipeline:measure(on)
   self.program, self.actions = program.compile(self.plan, Supply.has, self.streams, on)
 end
 
--- -- the model ------------------------------------------------------------------------------------------------------------------------
+-- -- the model --------------------------------------------------------------------------------------------------------
 
---- Put the pipeline before the sharded modules of its model, which it is from the beginning. A model has one pipeline at a time, the last
---- that was attached. Calls of the model outside of the pipeline's steps are as ever.
+--- Put the pipeline before the sharded modules of its model, which it is from the beginning. A model has one pipeline
+--- at a time, the last that was attached. Calls of the model outside of the pipeline's steps are as ever.
 function Pipeline:attach()
   self.attached = true
   for _, f in ipairs(self.forwards) do f.module:_set_pipelined(f) end
@@ -230,7 +240,7 @@ function Pipeline:_tell()
   end
 end
 
--- -- steps ------------------------------------------------------------------------------------------------------------------------------
+-- -- steps ------------------------------------------------------------------------------------------------------------
 
 --- Before step n, whose batch is there.
 function Pipeline:_begin(n)
@@ -238,20 +248,22 @@ function Pipeline:_begin(n)
   if not self.on_step then return end
   local said = self.on_step(self.steps)
   if said == nil then return end
-  fail(self, "%s returned %s for step %d, and what it returns is not used: it sets rates itself, as in optimizer:set_lr(0.1) and "
-    .. "model:fused_optimizer():set_lr(0.1), and returns nothing", self.class_name == "Pipeline" and "on_step" or "schedule", kind(said),
-    self.steps)
+  fail(self, "%s returned %s for step %d, and what it returns is not used: it sets rates itself, as in "
+    .. "optimizer:set_lr(0.1) and model:fused_optimizer():set_lr(0.1), and returns nothing",
+    self.class_name == "Pipeline" and "on_step" or "schedule", kind(said), self.steps)
 end
 
---- What the model returned, kept for the caller. (Written out: what a step calls thrice is where LuaJIT would begin a trace.)
+--- What the model returned, kept for the caller. (Written out: what a step calls thrice is where LuaJIT would begin a
+--- trace.)
 local function take(context)
   local loss, second, third = context.loss, context.second, context.third
   return loss and P.keep(util.resolve(loss)) or nil, second and P.keep(util.resolve(second)) or nil,
     third and P.keep(util.resolve(third)) or nil
 end
 
---- The loss as a number: NaN for a stage that is not the last one, which has no loss. The tensors are not released here: those that the
---- model made die with the scope of their batch, and a field of the batch that the model returned belongs to whoever made the batch.
+--- The loss as a number: NaN for a stage that is not the last one, which has no loss. The tensors are not released
+--- here: those that the model made die with the scope of their batch, and a field of the batch that the model returned
+--- belongs to whoever made the batch.
 local function take_number(context)
   local loss, second, third = context.loss, context.second, context.third
   if second then util.resolve(second) end
@@ -274,7 +286,8 @@ end
 
 local function check_batches(self, batches)
   if util.is_callable(batches) then return end
-  fail(self, "batches is %s, wanted a function that returns the next batch, such as data.synthetic {...}", kind(batches))
+  fail(self, "batches is %s, wanted a function that returns the next batch, such as data.synthetic {...}",
+    kind(batches))
 end
 
 --- Whether the schedules of all stages go together.
@@ -285,19 +298,21 @@ local function compare_stages(self)
   stages.check(list)
 end
 
---- Ranks compare what they are about to do: hashes of it, and where those differ all of it, so that an error names what differs.
+--- Ranks compare what they are about to do: hashes of it, and where those differ all of it, so that an error names what
+--- differs.
 local function compare_ranks(self)
   local facts = self.schedule:facts()
   facts[#facts + 1] = { "vote", tostring(self.vote) }
-  facts[#facts + 1] = { "list of pipelined modules", table.concat(util.map(self.forwards, function(f) return f:_way() end), ", ") }
+  facts[#facts + 1] = { "list of pipelined modules",
+    table.concat(util.map(self.forwards, function(f) return f:_way() end), ", ") }
   local hashes = self.group:all_gather_object(hash_of(facts), self.class_name)
   for _, hash in ipairs(hashes) do
     if hash ~= hashes[1] then return agree(self.group, self.class_name, facts) end
   end
 end
 
---- The first step of a run: ranks compare, and the operations that run ahead run. (Not where the same goes on after a flush: those are
---- many.)
+--- The first step of a run: ranks compare, and the operations that run ahead run. (Not where the same goes on after a
+--- flush: those are many.)
 local function begin(self, batches)
   if not (self.again and self.agreed) then
     if self.group then compare_ranks(self) end
@@ -329,7 +344,9 @@ local function step(self, batches, taking)
   end
   local n, depth, list, looks_ahead = self.next, self.plan.depth, self.forwards, self.looks_ahead
   for i = 1, #list do
-    if list[i].module._loads ~= list[i].loads or looks_ahead and list[i]:_tables_changed() then actions.follow_changes(self, n) end
+    if list[i].module._loads ~= list[i].loads or looks_ahead and list[i]:_tables_changed() then
+      actions.follow_changes(self, n)
+    end
   end
   self.program(self, n)
   if looks_ahead then actions.note_changes(self, n + 1) end
@@ -352,8 +369,8 @@ local function recorded(self, batches, taking)
   return step(self, batches, taking)
 end
 
---- An exchange of some of the ranks (a stage's, a sharding group's) that fails ends it for all of them: others would wait for ranks that
---- wait, and say that those have left.
+--- An exchange of some of the ranks (a stage's, a sharding group's) that fails ends it for all of them: others would
+--- wait for ranks that wait, and say that those have left.
 local function end_for_all(self)
   local all = self.stage and self.stage.world or self.group
   if not all or not all:is_healthy() then return end
@@ -378,7 +395,8 @@ end
 --- What is called between steps is not called in one.
 local function check_between(self, name)
   if not self.stepping then return end
-  fail(self, "%s is called within a step (by an operation, the loader or on_step); there stop() asks for no more batches", name)
+  fail(self, "%s is called within a step (by an operation, the loader or on_step); there stop() asks for no more "
+    .. "batches", name)
 end
 
 local function progress(self, batches, taking)
@@ -401,11 +419,12 @@ local function progress(self, batches, taking)
   return progress(self, batches, taking)
 end
 
---- One step: the next batch of the iterator `batches` (a function) is trained on. Returns what the model returned, or nil when there are no
---- more. Another iterator than in the last call follows what is in flight. Collective.
+--- One step: the next batch of the iterator `batches` (a function) is trained on. Returns what the model returned, or
+--- nil when there are no more. Another iterator than in the last call follows what is in flight. Collective.
 function Pipeline:progress(batches) return progress(self, batches, take) end
 
---- Ask for no more batches: what is loaded is trained by the next steps, then there are none. All ranks together, or any of them.
+--- Ask for no more batches: what is loaded is trained by the next steps, then there are none. All ranks together, or
+--- any of them.
 function Pipeline:stop() self.supply:stop() end
 
 --- Updates of batches that were trained last, which wait for others of their group: as at the end of the data.
@@ -422,7 +441,8 @@ local function finish_group(self)
   accumulate(self, false)
 end
 
---- Forget the batches that are loaded and not yet trained, when nobody goes on with them; returns how many. All ranks alike.
+--- Forget the batches that are loaded and not yet trained, when nobody goes on with them; returns how many. All ranks
+--- alike.
 function Pipeline:close()
   check_between(self, "close")
   local n = 0
@@ -448,7 +468,8 @@ end
 --- for loss, step in pipeline:run(batches): the loss as a number after each step.
 function Pipeline:run(batches)
   if Loader.is(batches) and batches._over and batches.rank == 0 then -- a second loop over it, which would train nothing
-    io.stderr:write(("%s: %s is at its end and has no more batches; rewind() begins again, epochs = N makes N passes\n"):format(
+    io.stderr:write(("%s: %s is at its end and has no more batches; rewind() begins again, epochs = N makes N "
+      .. "passes\n"):format(
       self.class_name, batches.func))
   end
   return function()
@@ -458,8 +479,10 @@ function Pipeline:run(batches)
 end
 
 signature.kind("Pipeline", "a Pipeline", Pipeline.is)
-signature.check("Pipeline:", Pipeline, { measure = "self: Pipeline, on: boolean?", set_schedule = "self: Pipeline, schedule: any" })
+signature.check("Pipeline:", Pipeline,
+  { measure = "self: Pipeline, on: boolean?", set_schedule = "self: Pipeline, schedule: any" })
 signature.check_each("Pipeline:", Pipeline, { "progress", "run" }, "self: Pipeline, batches: any")
-signature.check_each("Pipeline:", Pipeline, { "attach", "detach", "not_pipelined", "_tell", "stop", "close" }, "self: Pipeline")
+signature.check_each("Pipeline:", Pipeline, { "attach", "detach", "not_pipelined", "_tell", "stop", "close" },
+  "self: Pipeline")
 
 return Pipeline

@@ -1,5 +1,5 @@
--- program.lua: from a checked schedule to the program of a step: straight-line Lua, one call an operation, which LuaJIT compiles as it
--- compiles a loop written by hand.
+-- program.lua: from a checked schedule to the program of a step: straight-line Lua, one call an operation, which LuaJIT
+-- compiles as it compiles a loop written by hand.
 local P = require "perilune.ffi"
 local stream = require "perilune.tensor.stream"
 local actions = require "perilune.pipeline.actions"
@@ -43,7 +43,9 @@ local function source_of(plan)
   local lines = {
     "local operations, actions, inside, has, progress = ...",
   }
-  for i in ipairs(plan.operations) do lines[#lines + 1] = ("local o%d, f%d = operations[%d], actions[%d]"):format(i, i, i, i) end
+  for i in ipairs(plan.operations) do
+    lines[#lines + 1] = ("local o%d, f%d = operations[%d], actions[%d]"):format(i, i, i, i)
+  end
   lines[#lines + 1] = "return function(self, n)"
   lines[#lines + 1] = "  local supply, ring, comm, b, c = self.supply, self.ring, self.comm, 0, nil"
   local begin = "  if n >= 0 and has(supply, n) then self:_begin(n) end"
@@ -56,7 +58,8 @@ local function source_of(plan)
   return table.concat(lines, "\n")
 end
 
---- What an operation does on a device with streams: on its own one, after those whose results it needs, before those who wait for it.
+--- What an operation does on a device with streams: on its own one, after those whose results it needs, before those
+--- who wait for it.
 local function on_stream(plan, o, action)
   local before, signals = {}, o.on ~= "main"
   for _, e in ipairs(plan.edges) do
@@ -92,8 +95,8 @@ end
 
 local function progress(comm) P.C.peri_group_progress(comm) end
 
---- The program of `plan`: function(pipeline, n), which runs step n; and what its operations do: a list of function(pipeline, context,
---- operation). streams: the device has some. measure: note times in pipeline.measured.
+--- The program of `plan`: function(pipeline, n), which runs step n; and what its operations do: a list of
+--- function(pipeline, context, operation). streams: the device has some. measure: note times in pipeline.measured.
 function M.compile(plan, has, streams, measure)
   local list = {}
   for i, o in ipairs(plan.operations) do

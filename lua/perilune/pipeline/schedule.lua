@@ -1,4 +1,5 @@
--- schedule.lua: Schedule: the operations of a training step, in the order in which a rank issues them, as data that can be edited.
+-- schedule.lua: Schedule: the operations of a training step, in the order in which a rank issues them, as data that can
+-- be edited.
 --
 --   local sparse_dist = Schedule { name = "sparse_dist",
 --     { "zero_grad" },
@@ -8,7 +9,8 @@
 --     staleness = { tables = 0, dense = 0 } }
 --   local fused = sparse_dist:insert({ "lookup", on = "embed" }, { first = true }):called "fused"
 --
--- Step n runs every operation once, on batch n + ahead. Editing makes a new schedule; check() says what follows from it, or refuses it.
+-- Step n runs every operation once, on batch n + ahead. Editing makes a new schedule; check() says what follows from
+-- it, or refuses it.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local kind_of = require("perilune.errors").kind
@@ -23,22 +25,26 @@ local fields = {
   name = util.optional.string,       -- default: the kind; no two operations have one
   ahead = 0,                         -- it acts on batch n + ahead in step n; below 0: on one that went before
   on = "main",                       -- its stream
-  every = 1, at = util.optional.number, -- only on batches b with b % every == at (default: every - 1, the last of each `every`)
+  every = 1, at = util.optional.number, -- only on batches b with b % every == at (default: every - 1, the last of each
+                                        -- `every`)
   from_step = 0,                     -- only on batches from this one on; they count from 0
   until_step = util.optional.number, -- and on those before this one
   scale = 1,                         -- backward: of the loss
-  hook = util.optional.string,       -- inside `backward`, which comes next: when the gradient of this module's output is there
+  hook = util.optional.string,       -- inside `backward`, which comes next: when the gradient of this module's output
+                                     -- is there
   run = util.optional, needs = util.optional, makes = util.optional, reads = util.optional, changes = util.optional,
   posts = util.optional,             -- of an operation of one's own: see operations.own
 }
-local agreed = { "kind", "ahead", "on", "every", "at", "from_step", "until_step", "scale", "posts", "hook" } -- of all ranks alike
+-- of all ranks alike
+local agreed = { "kind", "ahead", "on", "every", "at", "from_step", "until_step", "scale", "posts", "hook" }
 local own_fields = { "run", "needs", "makes", "reads", "changes", "posts" }
 
 local MOST_AHEAD, MOST_EVERY = 16, 4096
 
 local function check_name(what, name)
   if type(name) ~= "string" or name == "" or name:find "%c" then
-    P.fail(("%s: name is %s, wanted a line of text"):format(what, type(name) == "string" and ("%q"):format(name) or kind_of(name)))
+    P.fail(("%s: name is %s, wanted a line of text"):format(what, type(name) == "string" and ("%q"):format(name)
+      or kind_of(name)))
   end
 end
 
@@ -50,8 +56,8 @@ local function check_when(what, o)
   if not o.until_step then return end
   util.integer(what, "until_step", o.until_step, 0)
   if o.from_step + (o.at - o.from_step) % o.every >= o.until_step then
-    P.fail(("%s: it acts on no batch: those from %d (from_step) on and before %d (until_step)%s are none"):format(what, o.from_step,
-      o.until_step, o.every > 1 and (" with b %% %d == %d (every, at)"):format(o.every, o.at) or ""))
+    P.fail(("%s: it acts on no batch: those from %d (from_step) on and before %d (until_step)%s are none"):format(what,
+      o.from_step, o.until_step, o.every > 1 and (" with b %% %d == %d (every, at)"):format(o.every, o.at) or ""))
   end
 end
 
@@ -84,7 +90,9 @@ local function operation(func, source, place)
   if type(o.on) ~= "string" or not o.on:match "^[%a_][%w_]*$" then
     P.fail(("%s: on is %s, wanted the name of a stream, such as 'main'"):format(what, kind_of(o.on)))
   end
-  if not (o.scale > 0 and o.scale < math.huge) then P.fail(("%s: scale is %g, allowed: numbers above 0"):format(what, o.scale)) end
+  if not (o.scale > 0 and o.scale < math.huge) then
+    P.fail(("%s: scale is %g, allowed: numbers above 0"):format(what, o.scale))
+  end
   return o
 end
 
@@ -92,7 +100,9 @@ end
 local function facts_of(self)
   local list = { { "schedule", tostring(self.name) },
     { "order of operations", table.concat(util.map(self.operations, function(o) return tostring(o.name) end), ", ") } }
-  local function add(what, value) list[#list + 1] = { what, type(value) == "number" and ("%.17g"):format(value) or tostring(value) } end
+  local function add(what, value)
+    list[#list + 1] = { what, type(value) == "number" and ("%.17g"):format(value) or tostring(value) }
+  end
   for _, option in ipairs { "depth", "flush", "grad" } do add(option, self[option]) end
   for _, promise in ipairs { "staleness", "live" } do
     for what, n in util.ordered(self[promise]) do add(("%s of %s"):format(promise, what), n) end
@@ -107,19 +117,20 @@ local function text_of(facts)
   return table.concat(util.map(facts, function(f) return f[1] .. ": " .. f[2] end), "\n")
 end
 
---- The library's schedules are everybody's, and each was checked as it was made: one whose fields were assigned to is refused.
+--- The library's schedules are everybody's, and each was checked as it was made: one whose fields were assigned to is
+--- refused.
 local function check_intact(self)
   for i, fact in ipairs(facts_of(self)) do
     local was = self.made[i]
     if not was or was[1] ~= fact[1] or was[2] ~= fact[2] then
-      P.fail(("schedule '%s': its %s was assigned to, and is %s; a Schedule stays as it is: with, set, move, insert, drop and retime make "
-        .. "new ones"):format(self.made[1][2], fact[1], fact[2]))
+      P.fail(("schedule '%s': its %s was assigned to, and is %s; a Schedule stays as it is: with, set, move, insert, "
+        .. "drop and retime make new ones"):format(self.made[1][2], fact[1], fact[2]))
     end
   end
 end
 
-local options = { name = "schedule", depth = util.optional.number, flush = util.optional.number, staleness = util.optional.table,
-  live = util.optional.table,
+local options = { name = "schedule", depth = util.optional.number, flush = util.optional.number,
+  staleness = util.optional.table, live = util.optional.table,
   grad = true }
 
 function Schedule:init(source)
@@ -131,7 +142,8 @@ function Schedule:init(source)
   check_name(func, a.name)
   self.name, func = a.name, ("schedule '%s'"):format(a.name)
   self.depth = a.depth and util.integer(func, "depth", a.depth, 1)
-  self.flush = a.flush and util.integer(func, "flush", a.flush, 1, MOST_EVERY) -- so many batches are done with before others begin
+  -- so many batches are done with before others begin
+  self.flush = a.flush and util.integer(func, "flush", a.flush, 1, MOST_EVERY)
   local s = util.named(func .. ": staleness", a.staleness or {}, { tables = 0, dense = 0 })
   self.staleness = { tables = util.integer(func, "staleness.tables", s.tables, 0),
     dense = util.integer(func, "staleness.dense", s.dense, 0) }
@@ -146,7 +158,8 @@ function Schedule:init(source)
   for i = 1, #source do
     local o = operation(func, source[i], i)
     if names[o.name] then
-      P.fail(("%s: two operations are called '%s', at places %d and %d; give one a name"):format(func, o.name, names[o.name], i))
+      P.fail(("%s: two operations are called '%s', at places %d and %d; give one a name"):format(func, o.name,
+        names[o.name], i))
     end
     names[o.name], o.place = i, i
     self.operations[i] = o
@@ -154,7 +167,7 @@ function Schedule:init(source)
   self.made = facts_of(self)
 end
 
--- -- editing -------------------------------------------------------------------------------------------------------------------------
+-- -- editing ----------------------------------------------------------------------------------------------------------
 
 --- The source of which `self` could be made again.
 local function source_of(self)
@@ -179,11 +192,12 @@ end
 
 --- The place that `where` means: { first = true }, { last = true }, { before = name }, { after = name }.
 local function place_of(self, source, where)
-  local a = util.named(("schedule '%s': where"):format(self.name), where, { first = false, last = false, before = util.optional,
-    after = util.optional })
+  local a = util.named(("schedule '%s': where"):format(self.name), where,
+    { first = false, last = false, before = util.optional, after = util.optional })
   local given = util.keys(where)
   if #given > 1 then
-    P.fail(("schedule '%s': where has %s, allowed: one of first, last, before, after"):format(self.name, table.concat(given, " and ")))
+    P.fail(("schedule '%s': where has %s, allowed: one of first, last, before, after"):format(self.name,
+      table.concat(given, " and ")))
   end
   if a.first then return 1 end
   if a.before then return (find(self, source, a.before)) end
@@ -248,9 +262,10 @@ end
 --- The same under another name.
 function Schedule:called(name) return self:with { name = name } end
 
--- -- what it says --------------------------------------------------------------------------------------------------------------------
+-- -- what it says -----------------------------------------------------------------------------------------------------
 
---- What follows from it (check.lua), or an error that says which two operations do not go together, and over what. facts:
+--- What follows from it (check.lua), or an error that says which two operations do not go together, and over what.
+--- facts:
 --- { dense_tables = whether an optimizer of the dense part trains tables }.
 function Schedule:check(facts)
   check_intact(self)
@@ -282,8 +297,9 @@ function Schedule:__tostring() return require("perilune.pipeline.show").table_of
 
 signature.kind("Schedule", "a Schedule", Schedule.is)
 signature.check("Schedule:", Schedule, { move = "self: Schedule, name: string, where: table, changes: table?",
-  insert = "self: Schedule, o: table, where: table?", set = "self: Schedule, changes: table", retime = "self: Schedule, aheads: table",
-  with = "self: Schedule, changes: table", called = "self: Schedule, name: string", check = "self: Schedule, facts: table?" })
+  insert = "self: Schedule, o: table, where: table?", set = "self: Schedule, changes: table",
+  retime = "self: Schedule, aheads: table", with = "self: Schedule, changes: table",
+  called = "self: Schedule, name: string", check = "self: Schedule, facts: table?" })
 signature.check("Schedule.", Schedule, { _hash_of = "facts: list" })
 signature.check_each("Schedule:", Schedule, { "text", "facts", "hash" }, "self: Schedule")
 

@@ -5,8 +5,8 @@ local errors = require "perilune.errors"
 local signature = require "perilune.signature"
 
 local modules = {}
-local names = { "base", "sparse_dist", "sparse_dist_lite", "fused_sparse_dist", "semi_sync", "prefetch_sparse_dist", "eval_sparse_dist",
-  "eval_fused_sparse_dist", "accumulate", "prefetch_fused_2d", "one_f_one_b", "wire_first" }
+local names = { "base", "sparse_dist", "sparse_dist_lite", "fused_sparse_dist", "semi_sync", "prefetch_sparse_dist",
+  "eval_sparse_dist", "eval_fused_sparse_dist", "accumulate", "prefetch_fused_2d", "one_f_one_b", "wire_first" }
 for _, name in ipairs(names) do modules[name] = "perilune.pipeline.schedules." .. name end
 
 local M = { names = names }

@@ -1,5 +1,5 @@
--- show.lua: schedules as text, a step as it would run if operations took given times, and what a pipeline has measured as a Chrome trace
--- (which Perfetto opens).
+-- show.lua: schedules as text, a step as it would run if operations took given times, and what a pipeline has measured
+-- as a Chrome trace (which Perfetto opens).
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
@@ -54,11 +54,12 @@ function M.check(schedule)
   local plan = schedule:check()
   local lines = { M.table_of(schedule), "",
     ("batches in flight  %d"):format(plan.depth),
-    ("prologue           %d step%s before the first, drain %d after the last"):format(plan.ahead, plan.ahead == 1 and "" or "s",
-      plan.behind),
+    ("prologue           %d step%s before the first, drain %d after the last"):format(plan.ahead, plan.ahead == 1
+      and "" or "s", plan.behind),
     ("staleness          tables %d, dense %d"):format(plan.staleness.tables, plan.staleness.dense) }
   if plan.flush then
-    lines[#lines + 1] = ("flush              %d batches are done with before others begin, and count from 0"):format(plan.flush)
+    lines[#lines + 1] = ("flush              %d batches are done with before others begin, and count from 0"):format(
+      plan.flush)
   end
   local live = {}
   for what, n in util.ordered(plan.live) do live[#live + 1] = ("%s %d"):format(what, n) end
@@ -74,17 +75,19 @@ function M.check(schedule)
   return table.concat(lines, "\n")
 end
 
--- -- a step that nobody runs -----------------------------------------------------------------------------------------------------------
+-- -- a step that nobody runs ------------------------------------------------------------------------------------------
 
---- Run `steps` steps of a schedule whose operations take times[name] (default 1): each begins when its stream is free and all that it waits
---- for is done. Returns a list of { operation, batch, step, from, to, waits_for (the operation that it began after; nil: its own stream) }.
+--- Run `steps` steps of a schedule whose operations take times[name] (default 1): each begins when its stream is free
+--- and all that it waits for is done. Returns a list of { operation, batch, step, from, to, waits_for (the operation
+--- that it began after; nil: its own stream) }.
 function M.simulate(schedule, times, steps)
   local plan = schedule:check()
   simulate.check_times(times, plan)
   local run = simulate.run(plan, { steps = steps, work = function(o) return { { "hold", times[o.name] or 1 } } end })
   local list = {}
   for i, x in ipairs(run.list) do
-    list[i] = { operation = x.o, batch = x.batch, step = x.step, from = run.from[x.id], to = run.to[x.id], waits_for = run.cause[x.id] }
+    list[i] = { operation = x.o, batch = x.batch, step = x.step, from = run.from[x.id], to = run.to[x.id],
+      waits_for = run.cause[x.id] }
   end
   return list
 end
@@ -98,7 +101,8 @@ local function predicted(schedule, times)
   return (ends[steps - 1] - ends[steps / 2 - 1]) / (steps / 2)
 end
 
-local early = { "load", "to_device", "input_dist", "wait_dist", "prefetch", "lookup" } -- what may act on later batches, in this order
+-- what may act on later batches, in this order
+local early = { "load", "to_device", "input_dist", "wait_dist", "prefetch", "lookup" }
 local WORTH = 0.01 -- of a step: what an edit must gain to be told
 
 --- Edits that let something act a batch further ahead, or beside the rest: a list of { words, the schedule }.
@@ -113,7 +117,8 @@ local function edits_of(schedule)
       list[#list + 1] = { ("retime { %s }"):format(table.concat(told, ", ")), wider:retime(aheads) }
       if o.on == "main" then
         list[#list + 1] = { ("'%s' beside the rest, %s"):format(name,
-          name == "load" and "by workers of its loader" or 'on = "' .. name .. '"'), schedule:set { [name] = { on = name } } }
+          name == "load" and "by workers of its loader" or 'on = "' .. name .. '"'),
+            schedule:set { [name] = { on = name } } }
         list[#list + 1] = { ("both: retime { %s }, and '%s' beside the rest"):format(table.concat(told, ", "), name),
           wider:retime(aheads):set { [name] = { on = name } } }
       end
@@ -132,9 +137,10 @@ local function on_one_stream(schedule)
   return schedule:set(one)
 end
 
---- What would make a simulated step shorter: a list of { words =, step = what one would take then, stale = (tables would be read without so
---- many updates more) }, the best first. Tried are edits that let something act a batch further ahead, or on a stream of its own. alone:
---- all operations share one stream, as on a processor: what is only beside others there brings nothing.
+--- What would make a simulated step shorter: a list of { words =, step = what one would take then, stale = (tables
+--- would be read without so many updates more) }, the best first. Tried are edits that let something act a batch
+--- further ahead, or on a stream of its own. alone: all operations share one stream, as on a processor: what is only
+--- beside others there brings nothing.
 function M.hints(schedule, times, alone)
   local function step_of(s) return predicted(alone and on_one_stream(s) or s, times) end
   local now, list = step_of(schedule), {}
@@ -142,7 +148,8 @@ function M.hints(schedule, times, alone)
     local words, edited, stale = edit[1], edit[2], 0
     local legal = pcall(edited.check, edited)
     if not legal then
-      edited, stale = edited:with { staleness = { tables = edited.staleness.tables + 1, dense = edited.staleness.dense } }, 1
+      edited, stale = edited:with { staleness = { tables = edited.staleness.tables + 1,
+        dense = edited.staleness.dense } }, 1
       legal = pcall(edited.check, edited)
     end
     local step = legal and step_of(edited) or now
@@ -156,8 +163,8 @@ function M.hints(schedule, times, alone)
   return list
 end
 
---- A simulated step as text: when operations run, how long a step takes in the long run, and for whom each stream waits. alone: as for
---- `hints`.
+--- A simulated step as text: when operations run, how long a step takes in the long run, and for whom each stream
+--- waits. alone: as for `hints`.
 function M.simulation(schedule, times, alone)
   local steps = 40
   if alone then schedule = on_one_stream(schedule) end
@@ -174,8 +181,9 @@ function M.simulation(schedule, times, alone)
   local shown = steps - 2
   for _, x in ipairs(list) do
     if x.step == shown then
-      rows[#rows + 1] = { x.operation.name, batch_text(x.operation.ahead), x.operation.on, ("%.4g"):format(x.from - ends[shown - 1]),
-        ("%.4g"):format(x.to - ends[shown - 1]), x.waits_for and x.waits_for.name or "" }
+      rows[#rows + 1] = { x.operation.name, batch_text(x.operation.ahead), x.operation.on,
+        ("%.4g"):format(x.from - ends[shown - 1]), ("%.4g"):format(x.to - ends[shown - 1]), x.waits_for
+          and x.waits_for.name or "" }
     end
   end
   local half = steps / 2
@@ -184,23 +192,27 @@ function M.simulation(schedule, times, alone)
   local hints = M.hints(schedule, times, alone)
   for i = 1, math.min(3, #hints) do
     local h = hints[i]
-    lines[#lines + 1] = ("%.4g with %s%s"):format(h.step, h.words, h.stale > 0 and " (tables are read one update older)" or "")
+    lines[#lines + 1] = ("%.4g with %s%s"):format(h.step, h.words, h.stale > 0
+      and " (tables are read one update older)" or "")
   end
   if #hints == 0 then lines[#lines + 1] = "nothing further ahead, or beside the rest, would make it shorter" end
   return table.concat(lines, "\n")
 end
 
--- -- what was measured -----------------------------------------------------------------------------------------------------------------
+-- -- what was measured ------------------------------------------------------------------------------------------------
 
 --- What a pipeline has measured, by a clock that is 0 at `first`: the Timeline of this rank.
 local function timeline_of(pipeline, rank, first)
   local list = pipeline.measured
-  if not list then P.fail(("%s: nothing is measured; call pipeline:measure(true) before the steps"):format(pipeline.class_name)) end
+  if not list then
+    P.fail(("%s: nothing is measured; call pipeline:measure(true) before the steps"):format(pipeline.class_name))
+  end
   first = first or list[1] and list[1].from or 0
   local timeline = Timeline(rank, "rank " .. rank)
   for _, stream in ipairs(pipeline.plan.streams) do timeline:thread(stream) end
   for _, x in ipairs(list) do
-    timeline:add(x.operation.on, x.operation.name, x.operation.kind, (x.from - first) / 1000, (x.to - first) / 1000, "batch", x.batch)
+    timeline:add(x.operation.on, x.operation.name, x.operation.kind, (x.from - first) / 1000, (x.to - first) / 1000,
+      "batch", x.batch)
   end
   return timeline
 end
@@ -212,7 +224,8 @@ local function all_times(pipeline)
   return times
 end
 
---- As many steps as were measured, predicted of the times of this rank's operations: a Timeline that stands below those of the ranks.
+--- As many steps as were measured, predicted of the times of this rank's operations: a Timeline that stands below those
+--- of the ranks.
 local function predicted_timeline(pipeline, pid)
   local steps = 0
   for _, x in ipairs(pipeline.measured) do steps = steps + (x.operation.kind == "forward" and 1 or 0) end
@@ -225,20 +238,21 @@ local function predicted_timeline(pipeline, pid)
   return timeline
 end
 
---- What a pipeline has measured (pipeline:measure(true) before) as Chrome trace JSON: an event for each operation, a thread for each
---- stream, a process for each rank. Of this rank; `write` puts all together.
+--- What a pipeline has measured (pipeline:measure(true) before) as Chrome trace JSON: an event for each operation, a
+--- thread for each stream, a process for each rank. Of this rank; `write` puts all together.
 function M.trace(pipeline)
   return Timeline.document { timeline_of(pipeline, pipeline.group and pipeline.group:rank() or 0):text() }
 end
 
---- The same of all ranks, by one clock, with their waits, and what is predicted of rank 0's times, into a file that rank 0 writes. Returns
---- where they wait: what waits(pipeline) returns. Collective; ends the measurement.
+--- The same of all ranks, by one clock, with their waits, and what is predicted of rank 0's times, into a file that
+--- rank 0 writes. Returns where they wait: what waits(pipeline) returns. Collective; ends the measurement.
 function M.write(pipeline, path)
   local found, group = waits.waits(pipeline), pipeline.stage and pipeline.stage.world or pipeline.group
   local rank = group and group:rank() or 0
   local timeline = timeline_of(pipeline, rank, found.begin + found.ahead)
   for _, w in ipairs(found.list) do
-    timeline:add("waits", "wait: " .. w.channel, "wait", (w.from - found.begin) / 1000, (w.to - found.begin) / 1000, "last", w.last or -1)
+    timeline:add("waits", "wait: " .. w.channel, "wait", (w.from - found.begin) / 1000, (w.to - found.begin) / 1000,
+      "last", w.last or -1)
   end
   local all = group and group:all_gather_object(timeline:text(), "show.write") or { timeline:text() }
   if rank > 0 then return found end
@@ -258,8 +272,9 @@ function M.times(pipeline)
   return sums
 end
 
---- What a pipeline has measured beside what is predicted of the times of its operations, in ms: { measured, operations = (their sum in a
---- step), predicted = (on the streams that the device has), apart = (if each stream went on by itself) }; nil before two steps.
+--- What a pipeline has measured beside what is predicted of the times of its operations, in ms: { measured, operations
+--- = (their sum in a step), predicted = (on the streams that the device has), apart = (if each stream went on by
+--- itself) }; nil before two steps.
 function M.compare(pipeline)
   local list, first, last, n, sum = pipeline.measured or {}, nil, nil, 0, 0
   for _, x in ipairs(list) do
@@ -280,6 +295,7 @@ M.waits, M.waits_text = waits.waits, waits.waits_text
 signature.check("show.", M, { write = "pipeline: Pipeline, path: string" })
 signature.check_each("show.", M, { "trace", "times", "compare" }, "pipeline: Pipeline")
 signature.check("show.", M, { simulate = "schedule: Schedule, times: table, steps: count",
-  simulation = "schedule: Schedule, times: table, alone: boolean?", hints = "schedule: Schedule, times: table, alone: boolean?" })
+  simulation = "schedule: Schedule, times: table, alone: boolean?",
+  hints = "schedule: Schedule, times: table, alone: boolean?" })
 
 return util.face("peri.pipeline.show", M)

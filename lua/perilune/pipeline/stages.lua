@@ -1,12 +1,13 @@
--- stages.lua: a model cut into stages that lie on groups of ranks, one behind the other (pipeline parallelism). What a stage makes goes to
--- the rank with the same place in the next one, its gradient comes back the same way, on a pair's own groups, in the order of batches.
+-- stages.lua: a model cut into stages that lie on groups of ranks, one behind the other (pipeline parallelism). What a
+-- stage makes goes to the rank with the same place in the next one, its gradient comes back the same way, on a pair's
+-- own groups, in the order of batches.
 --
 --   local stage = peri.pipeline.Stage { stages = 2, shape = function(batch) return { batch.rows, 64 } end }
 --   local pipeline = peri.pipeline.Pipeline { model = models[stage.index], stage = stage, optimizer = ...,
 --     schedule = peri.pipeline.schedules.one_f_one_b { stages = 2, stage = stage.index, micro_batches = 8 } }
 --
--- model(batch, input) of a stage gets what the stage before made; the last one returns the loss. All stages load the same batches (each
--- uses what it needs of them), so their loaders give as many.
+-- model(batch, input) of a stage gets what the stage before made; the last one returns the loss. All stages load the
+-- same batches (each uses what it needs of them), so their loaders give as many.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -25,7 +26,8 @@ M.Stage = Stage
 local arguments = {
   stages = util.required.number, -- how many; the ranks are cut into as many equal runs
   group = util.optional,         -- the ranks of all stages; default: the world
-  shape = util.required,         -- function(batch) -> the shape of what the stage before makes of it; not asked on the first stage
+  shape = util.required,         -- function(batch) -> the shape of what the stage before makes of it; not asked on the
+                                 -- first stage
   dtype = "f32",
   device = util.optional,
 }
@@ -45,7 +47,9 @@ function Stage:init(args)
   if world:size() % self.stages ~= 0 then
     P.fail(("Stage: %d ranks cannot be %d stages of as many ranks each"):format(world:size(), self.stages))
   end
-  if not util.is_callable(a.shape) then P.fail(("Stage: shape is %s, wanted a function(batch)"):format(kind_of(a.shape))) end
+  if not util.is_callable(a.shape) then
+    P.fail(("Stage: shape is %s, wanted a function(batch)"):format(kind_of(a.shape)))
+  end
   local each = world:size() / self.stages
   self.index, self.shape, self.dtype, self.device = math.floor(world:rank() / each), a.shape, a.dtype, a.device
   self.group, self.before, self.after, self.sent = false, false, false, {}
@@ -80,10 +84,12 @@ end
 local function shape_of(self, batch)
   local shape = self.shape(batch)
   local sound = type(shape) == "table" and #shape > 0
-  for i = 1, sound and #shape or 0 do sound = sound and type(shape[i]) == "number" and shape[i] >= 0 and shape[i] % 1 == 0 end
+  for i = 1, sound and #shape or 0 do
+    sound = sound and type(shape[i]) == "number" and shape[i] >= 0 and shape[i] % 1 == 0
+  end
   if sound then return shape end
-  P.fail(("Stage: shape, asked on stage %d, returned %s, wanted a list of sizes such as { batch.rows, 64 }"):format(self.index,
-    type(shape) == "table" and "a list with something else" or kind_of(shape)))
+  P.fail(("Stage: shape, asked on stage %d, returned %s, wanted a list of sizes such as { batch.rows, 64 }"):format(
+    self.index, type(shape) == "table" and "a list with something else" or kind_of(shape)))
 end
 
 local function room(self, shape) return Tensor.empty(shape, self.dtype, self.device) end
@@ -96,7 +102,8 @@ end
 --- A copy is sent: a broadcast counts as a change of its tensor, which the backward pass still needs.
 function Stage:_send(context, o)
   local y = context.loss:detach()
-  keep(self, neighbour(self, "after", o).activations:broadcast(Tensor.empty(y:shape(), y:dtype(), y:device()):copy(y), 0))
+  keep(self, neighbour(self, "after", o).activations:broadcast(Tensor.empty(y:shape(), y:dtype(), y:device()):copy(y),
+    0))
 end
 --- The gradient of what this stage made is wanted. Posts only.
 function Stage:_receive_grad(context, o)
@@ -105,7 +112,8 @@ function Stage:_receive_grad(context, o)
 end
 function Stage:_send_grad(context, o)
   local x = context.input.tensor
-  keep(self, neighbour(self, "before", o).gradients:broadcast((x:grad() or Tensor.zeros(x:shape(), x:dtype(), x:device())):contiguous(), 1))
+  keep(self, neighbour(self, "before",
+    o).gradients:broadcast((x:grad() or Tensor.zeros(x:shape(), x:dtype(), x:device())):contiguous(), 1))
 end
 --- Wait for all that was sent.
 function Stage:_settle()
@@ -123,14 +131,14 @@ function Stage:_groups()
   return groups
 end
 
--- -- whether stages go together --------------------------------------------------------------------------------------------------------
+-- -- whether stages go together ---------------------------------------------------------------------------------------
 
 --- What other stages must know of a checked schedule: plain values.
 function M.summary(plan)
   return { name = plan.name, ahead = plan.ahead, behind = plan.behind, batches = plan.flush or plan.depth + 2,
     operations = util.map(plan.operations, function(o)
-      return { kind = o.kind, name = o.name, ahead = o.ahead, place = o.place, every = o.every, at = o.at, from_step = o.from_step,
-        until_step = o.until_step }
+      return { kind = o.kind, name = o.name, ahead = o.ahead, place = o.place, every = o.every, at = o.at,
+        from_step = o.from_step, until_step = o.until_step }
     end) }
 end
 
@@ -165,22 +173,25 @@ local function check_neighbours(stages)
           and ("stage %d has no '%s'"):format(s - 1 + w[2], theirs) or "there is no stage beside it"))
       end
       if other and has(other, theirs) and not has(stage, w[1]) then
-        P.fail(("schedule '%s': stage %d has '%s', but stage %d has no '%s'"):format(other.name, s - 1 + w[2], theirs, s - 1, w[1]))
+        P.fail(("schedule '%s': stage %d has '%s', but stage %d has no '%s'"):format(other.name, s - 1 + w[2], theirs,
+          s - 1, w[1]))
       end
     end
   end
 end
 
---- Schedules (summaries of them) of all stages, from the first to the last: refused where stages would wait for one another for ever, or
---- batches would be taken for others.
+--- Schedules (summaries of them) of all stages, from the first to the last: refused where stages would wait for one
+--- another for ever, or batches would be taken for others.
 function M.check(stages)
   check_neighbours(stages)
   local batches, runs, at, done, order = stages[1].batches, {}, {}, {}, {}
   for s, stage in ipairs(stages) do
     if stage.batches ~= batches then
-      P.fail(("schedule '%s': %d batches are together on stage %d, %d on stage 0"):format(stage.name, stage.batches, s - 1, batches))
+      P.fail(("schedule '%s': %d batches are together on stage %d, %d on stage 0"):format(stage.name, stage.batches,
+        s - 1, batches))
     end
-    runs[s], at[s], done[s], order[s] = runs_of(stage, batches), 1, {}, { send = 0, send_grad = 0, receive = 0, receive_grad = 0 }
+    runs[s], at[s], done[s], order[s] = runs_of(stage, batches), 1, {},
+      { send = 0, send_grad = 0, receive = 0, receive_grad = 0 }
   end
   local function blocked(s)
     local x = runs[s][at[s]]
@@ -197,7 +208,8 @@ function M.check(stages)
         done[s][kind .. x.batch], at[s], moved = true, at[s] + 1, true
         if order[s][kind] then
           if order[s][kind] ~= x.batch then
-            P.fail(("schedule '%s': stage %d has '%s' of batch %d when batch %d is next: stages take them in their order"):format(
+            P.fail(("schedule '%s': stage %d has '%s' of batch %d when batch %d is next: stages take them in their "
+              .. "order"):format(
               stages[s].name, s - 1, x.o.name, x.batch, order[s][kind]))
           end
           order[s][kind] = x.batch + 1
@@ -209,10 +221,13 @@ function M.check(stages)
   for s in ipairs(stages) do
     local x, w = blocked(s)
     if x then
-      stuck[#stuck + 1] = ("stage %d at '%s' of batch %d for '%s' of stage %d"):format(s - 1, x.o.name, x.batch, w[3], s - 1 + w[2])
+      stuck[#stuck + 1] = ("stage %d at '%s' of batch %d for '%s' of stage %d"):format(s - 1, x.o.name, x.batch, w[3],
+        s - 1 + w[2])
     end
   end
-  if #stuck > 0 then P.fail(("schedule '%s': stages wait for ever: %s"):format(stages[1].name, table.concat(stuck, ", "))) end
+  if #stuck > 0 then
+    P.fail(("schedule '%s': stages wait for ever: %s"):format(stages[1].name, table.concat(stuck, ", ")))
+  end
 end
 
 --- The same of Schedules.

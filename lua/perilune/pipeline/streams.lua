@@ -1,6 +1,7 @@
--- streams.lua: the streams of a pipeline on a device that has some: "main" is the current one, each other name is one of its own. "load" is
--- the lane of the loader's threads: what the loader gives is ready on the current stream (loaders copy on one of their own). What is
--- released later than its use on another stream is freed after it: see docs/streams.md.
+-- streams.lua: the streams of a pipeline on a device that has some: "main" is the current one, each other name is one
+-- of its own. "load" is the lane of the loader's threads: what the loader gives is ready on the current stream (loaders
+-- copy on one of their own). What is released later than its use on another stream is freed after it: see
+-- docs/streams.md.
 local util = require "perilune.util"
 local stream = require "perilune.tensor.stream"
 
@@ -17,7 +18,8 @@ end
 function Streams:get(name) return self.own[name] end
 function Streams:current(name) return self.own[name] or stream.current(self.device) end
 
---- The batch of a context is done with: the current stream, on which its tensors are released, comes after all that was queued for it.
+--- The batch of a context is done with: the current stream, on which its tensors are released, comes after all that was
+--- queued for it.
 function Streams:retire(context)
   local main = stream.current(self.device)
   for _, event in util.ordered(context.events) do main:wait_event(event) end

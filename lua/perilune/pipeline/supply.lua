@@ -1,6 +1,7 @@
--- supply.lua: where a pipeline's batches come from, and what the ranks know of each other's: with every batch that is loaded they vote
--- whether somebody has one. A rank that has none while others do takes part with an empty batch, so every batch of every rank is trained
--- once, and all ranks end with the same step. When the loader of one fails, all stop loading, train what is loaded, and get the error.
+-- supply.lua: where a pipeline's batches come from, and what the ranks know of each other's: with every batch that is
+-- loaded they vote whether somebody has one. A rank that has none while others do takes part with an empty batch, so
+-- every batch of every rank is trained once, and all ranks end with the same step. When the loader of one fails, all
+-- stop loading, train what is loaded, and get the error.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -19,8 +20,9 @@ local function ahead_of(source)
   return type(ahead) == "table" and ahead
 end
 
---- group: the ranks that vote, or nil; make_empty: function() -> a batch without samples, or nil: made of the first batch. lockstep: the
---- ranks are stages of one model: all load the same batches, none is loaded before all have the one before, and there are no empty ones.
+--- group: the ranks that vote, or nil; make_empty: function() -> a batch without samples, or nil: made of the first
+--- batch. lockstep: the ranks are stages of one model: all load the same batches, none is loaded before all have the
+--- one before, and there are no empty ones.
 function Supply:init(group, make_empty, device, lockstep)
   self.lockstep = lockstep or false
   self.group = group and group:size() > 1 and group or false
@@ -29,9 +31,10 @@ function Supply:init(group, make_empty, device, lockstep)
   self:start(false)
 end
 
---- From now on batches of `source`, numbered from 0. total: how many there are, once that is known; dry: none is asked for any more;
---- ended: the source has no more; stopping: somebody wants no more; held: another schedule is to go on with the source; most: so many are
---- together, and the others wait for the next start; full: so many were given. again: they go on so; before: with so many before them.
+--- From now on batches of `source`, numbered from 0. total: how many there are, once that is known; dry: none is asked
+--- for any more; ended: the source has no more; stopping: somebody wants no more; held: another schedule is to go on
+--- with the source; most: so many are together, and the others wait for the next start; full: so many were given.
+--- again: they go on so; before: with so many before them.
 function Supply:start(source, again)
   local stopping = again and self.stopping or stop.stopped() ~= nil
   local over = self.held and self.ended and rawequal(source, self.source)
@@ -43,14 +46,15 @@ function Supply:start(source, again)
   self.stopping, self.held, self.full = stopping, false, false
 end
 
---- Go on with another source. One that comes when all ranks have reached the end of the one before waits for the next start.
+--- Go on with another source. One that comes when all ranks have reached the end of the one before waits for the next
+--- start.
 function Supply:follow(source)
   if self.total < math.huge then return end
   self.source, self.ended = source, false
   self.dry = self.stopping or self.held or self.failed > 0
 end
 
--- -- empty batches -------------------------------------------------------------------------------------------------------------------
+-- -- empty batches ----------------------------------------------------------------------------------------------------
 
 local empty
 
@@ -64,8 +68,8 @@ end
 local function empty_kjt(kjt)
   if kjt:variable_stride_per_key() then P.fail "its KeyedJaggedTensor is a variable batch" end
   local weights = kjt:weights_or_none()
-  return jagged.KeyedJaggedTensor { keys = kjt:keys(), values = empty_tensor(kjt:values()), weights = weights and empty_tensor(weights),
-    lengths = Tensor.empty({ 0 }, "i32", kjt:device()), stride = 0 }
+  return jagged.KeyedJaggedTensor { keys = kjt:keys(), values = empty_tensor(kjt:values()), weights = weights
+    and empty_tensor(weights), lengths = Tensor.empty({ 0 }, "i32", kjt:device()), stride = 0 }
 end
 
 local function empty_table(batch)
@@ -79,7 +83,8 @@ function empty(x)
   if Tensor.is(x) then return empty_tensor(x) end
   if jagged.KeyedJaggedTensor.is(x) then return empty_kjt(x) end
   if Batch.is(x) then
-    return Batch(empty(x.dense_features), empty(x.sparse_features), empty(x.labels), 0, x.global_rows, x.global_row, x.loss_scale)
+    return Batch(empty(x.dense_features), empty(x.sparse_features), empty(x.labels), 0, x.global_rows, x.global_row,
+      x.loss_scale)
   end
   if util.is_plain(x) then return empty_table(x) end
   return x
@@ -102,24 +107,27 @@ local function give_up(self, text, ...)
   self.group:check_healthy()
 end
 
---- A batch without samples. Made anew for each step: the model may return its fields, and who gets those may release them.
+--- A batch without samples. Made anew for each step: the model may return its fields, and who gets those may release
+--- them.
 local function empty_batch(self, index)
   local made, batch = self.empty
   if self.make_empty then batch = P.lasting(self.make_empty)
   elseif not made then
-    give_up(self, "rank %d has no batch at all where others have; give empty_batch = function() ... end", self.group:rank())
+    give_up(self, "rank %d has no batch at all where others have; give empty_batch = function() ... end",
+      self.group:rank())
   elseif made[1] ~= nil then batch = P.lasting(empty, made[1]) end
   if batch == nil then
-    give_up(self, "rank %d has no batch %d where others have, and no empty one can be made%s; give empty_batch = function() ... end",
-      self.group:rank(), self.before + index, made and made.why and " (" .. made.why .. ")" or "")
+    give_up(self, "rank %d has no batch %d where others have, and no empty one can be made%s; give empty_batch = "
+      .. "function() ... end", self.group:rank(), self.before + index, made and made.why and " (" .. made.why .. ")"
+      or "")
   end
   return moved(self, batch)
 end
 
--- -- loading and voting ----------------------------------------------------------------------------------------------------------------
+-- -- loading and voting -----------------------------------------------------------------------------------------------
 
---- Call the source outside of any scope: who makes batches may keep them. Batches of a loader of the library nobody else has seen: they
---- are made in the scope of their context, and die with it.
+--- Call the source outside of any scope: who makes batches may keep them. Batches of a loader of the library nobody
+--- else has seen: they are made in the scope of their context, and die with it.
 local function pull(source)
   local state = P.state
   local scope = state.scope
@@ -145,13 +153,14 @@ local function next_batch(self)
   return batch
 end
 
---- What this rank says with a batch, or with none: whether it has one; who has failed; whether somebody wants no more; whether nobody can
---- train without this rank, which has none; who is to go on with another schedule, and who is not; what stop.lua says.
+--- What this rank says with a batch, or with none: whether it has one; who has failed; whether somebody wants no more;
+--- whether nobody can train without this rank, which has none; who is to go on with another schedule, and who is not;
+--- what stop.lua says.
 local function votes_of(self, batch)
   local rank, failed = self.group:rank() + 1, self.error ~= nil
   local alone = self.lockstep or failed and not (self.make_empty or self.empty and self.empty[1] ~= nil)
-  return { batch and 1 or 0, failed and rank or 0, self.stopping and 1 or 0, not batch and alone and 1 or 0, self.held and rank or 0,
-    not self.held and rank or 0, stop._says() }
+  return { batch and 1 or 0, failed and rank or 0, self.stopping and 1 or 0, not batch and alone and 1 or 0, self.held
+    and rank or 0, not self.held and rank or 0, stop._says() }
 end
 
 --- Ask for the batch of `context`, and let the others know. Collective, if there are others.
@@ -211,11 +220,13 @@ local function settle(self, context)
   return true
 end
 
---- Whether there is a batch number b on some rank; it has been asked for. Waits for the vote, if the answer is not known yet.
+--- Whether there is a batch number b on some rank; it has been asked for. Waits for the vote, if the answer is not
+--- known yet.
 function Supply:has(b)
   local ring = self.ring
   local context = ring[b % #ring + 1]
-  if context.exists == b then return true end -- noted with the batch: what a step leaves to the next costs LuaJIT registers
+  -- noted with the batch: what a step leaves to the next costs LuaJIT registers
+  if context.exists == b then return true end
   if b >= self.total then return false end
   return settle(self, context)
 end
@@ -225,8 +236,8 @@ function Supply:stop() self.stopping, self.dry = true, self.dry or not self.lock
 --- Ask for no more batches until the next start, which goes on with the same source. On all ranks together.
 function Supply:hold() self.held, self.dry = true, true end
 
---- After the last batch: the error of the loader that failed, if one did, on all ranks; a rank whose own has failed gets that. Collective
---- then.
+--- After the last batch: the error of the loader that failed, if one did, on all ranks; a rank whose own has failed
+--- gets that. Collective then.
 function Supply:raise()
   local err = self.error
   if self.failed == 0 then return end
@@ -235,7 +246,8 @@ function Supply:raise()
   if err ~= nil then error(err, 0) end
   for r, text in ipairs(said) do
     if text then
-      errors.raise { code = P.C.PERI_EPEER, name = "EPEER", where = "", message = ("the loader of rank %d failed: %s"):format(r - 1, text) }
+      errors.raise { code = P.C.PERI_EPEER, name = "EPEER", where = "",
+        message = ("the loader of rank %d failed: %s"):format(r - 1, text) }
     end
   end
 end

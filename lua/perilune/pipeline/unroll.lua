@@ -1,6 +1,7 @@
--- unroll.lua: runs a schedule on batches that are mere numbers, with all that its operations need, make and change, and compares with the
--- plain loop: each batch is looked up after the updates of all batches before it, each gradient is applied once, in its group. Refuses
--- what cannot go well, and counts what the schedule says it may: how old tables and dense part are when they are read.
+-- unroll.lua: runs a schedule on batches that are mere numbers, with all that its operations need, make and change, and
+-- compares with the plain loop: each batch is looked up after the updates of all batches before it, each gradient is
+-- applied once, in its group. Refuses what cannot go well, and counts what the schedule says it may: how old tables and
+-- dense part are when they are read.
 local P = require "perilune.ffi"
 local operations = require "perilune.pipeline.operations"
 
@@ -37,7 +38,7 @@ local function ends(o, from, past)
   return n
 end
 
--- -- what operations do ----------------------------------------------------------------------------------------------------------------
+-- -- what operations do -----------------------------------------------------------------------------------------------
 
 local function count_missing(run, o, what, updater, missing)
   if missing > (run.stale[what] or 0) then
@@ -50,18 +51,20 @@ local function read_state(run, o, b, what, updater, applied)
   if not updater then return end
   local wanted = due(updater, b)
   if applied > b then
-    refuse(run.plan, "%s reads %s for batch %d, when %s has already changed them with batch %d", where(o), what, b, where(updater),
-      applied - 1)
+    refuse(run.plan, "%s reads %s for batch %d, when %s has already changed them with batch %d", where(o), what, b,
+      where(updater), applied - 1)
   end
   count_missing(run, o, what, updater, ends(updater, applied, wanted))
 end
 
---- The same of user's operations that change tables: what they did with the batches before b; with b itself, as they stand.
+--- The same of user's operations that change tables: what they did with the batches before b; with b itself, as they
+--- stand.
 local function read_owned(run, o, b)
   for _, own in ipairs(run.plan.own_tables) do
     local applied = run.owned[own] or 0
     if applied > b + 1 then
-      refuse(run.plan, "%s reads tables for batch %d, when %s has already changed them with batch %d", where(o), b, where(own), applied - 1)
+      refuse(run.plan, "%s reads tables for batch %d, when %s has already changed them with batch %d", where(o), b,
+        where(own), applied - 1)
     end
     count_missing(run, o, "tables", own, ends(own, applied, b))
   end
@@ -86,7 +89,8 @@ end
 local function update_tables(run, o, b)
   local sync = run.plan.sync
   if sync and ends(sync, run.synced, b) > 0 then
-    refuse(run.plan, "%s changes tables with batch %d before %s has averaged them after batch %d", where(o), b, where(sync), run.synced)
+    refuse(run.plan, "%s changes tables with batch %d before %s has averaged them after batch %d", where(o), b,
+      where(sync), run.synced)
   end
   if b ~= run.tables then
     refuse(run.plan, "%s changes tables with batch %d, when batch %d should be next", where(o), b, run.tables)
@@ -96,8 +100,8 @@ end
 
 function rules.backward(run, o, b)
   if run.version_of[b] ~= run.dense then
-    refuse(run.plan, "%s changes dense between %s and %s of batch %d", where(run.plan.updates_dense), where(run.plan.first.forward),
-      where(o), b)
+    refuse(run.plan, "%s changes dense between %s and %s of batch %d", where(run.plan.updates_dense),
+      where(run.plan.first.forward), where(o), b)
   end
   run.between[b] = nil
   local first = run.plan.first
@@ -116,22 +120,27 @@ function rules.wait_grads(run)
 end
 
 function rules.update(run, o, b)
-  if #run.kept == 0 then refuse(run.plan, "%s has no table_grads at batch %d: nothing was kept since the last", where(o), b) end
+  if #run.kept == 0 then
+    refuse(run.plan, "%s has no table_grads at batch %d: nothing was kept since the last", where(o), b)
+  end
   for _, kept in ipairs(run.kept) do update_tables(run, o, kept) end
   run.kept = {}
   for _, g in ipairs(run.grads) do g.ready = true end
 end
 
 function rules.optimizer(run, o, b)
-  if #run.grads == 0 then refuse(run.plan, "%s has no grads at batch %d: none was made since they were dropped", where(o), b) end
+  if #run.grads == 0 then
+    refuse(run.plan, "%s has no grads at batch %d: none was made since they were dropped", where(o), b)
+  end
   for _, g in ipairs(run.grads) do
     if g.applied then
-      refuse(run.plan, "%s applies the grads of batch %d, of %s, a second time: no 'zero_grad' has dropped them", where(o), g.batch,
-        where(g.maker))
+      refuse(run.plan, "%s applies the grads of batch %d, of %s, a second time: no 'zero_grad' has dropped them",
+        where(o), g.batch, where(g.maker))
     end
     if not g.ready then
       refuse(run.plan, "%s reads grads of batch %d before %s", where(o), g.batch, run.plan.first.update
-        and where(run.plan.first.update) .. " has averaged them" or where(run.plan.first.wait_grads) .. " has waited for their averages")
+        and where(run.plan.first.update) .. " has averaged them" or where(run.plan.first.wait_grads)
+        .. " has waited for their averages")
     end
     if g.batch ~= run.dense then
       refuse(run.plan, "%s applies grads of batch %d, when batch %d should be next", where(o), g.batch, run.dense)
@@ -145,16 +154,17 @@ end
 function rules.zero_grad(run, o)
   for _, g in ipairs(run.grads) do
     if not g.ready and run.plan.first.wait_grads then
-      refuse(run.plan, "%s drops the grads of batch %d, of %s, before %s has waited for their averages", where(o), g.batch,
-        where(g.maker), where(run.plan.first.wait_grads))
+      refuse(run.plan, "%s drops the grads of batch %d, of %s, before %s has waited for their averages", where(o),
+        g.batch, where(g.maker), where(run.plan.first.wait_grads))
     end
     if not g.applied and run.plan.updates_dense then
-      refuse(run.plan, "%s drops the grads of batch %d, of %s, before %s has applied them", where(o), g.batch, where(g.maker),
-        where(run.plan.updates_dense))
+      refuse(run.plan, "%s drops the grads of batch %d, of %s, before %s has applied them", where(o), g.batch,
+        where(g.maker), where(run.plan.updates_dense))
     end
     if not g.applied and not g.taken then
-      refuse(run.plan, "%s drops the grads of batch %d, of %s, which nobody has applied: there is no 'optimizer', nor an operation of "
-        .. "one's own that reads grads; where they are not wanted, leave out 'zero_grad' too", where(o), g.batch, where(g.maker))
+      refuse(run.plan, "%s drops the grads of batch %d, of %s, which nobody has applied: there is no 'optimizer', nor "
+        .. "an operation of one's own that reads grads; where they are not wanted, leave out 'zero_grad' too", where(o),
+        g.batch, where(g.maker))
     end
   end
   run.grads = {}
@@ -163,8 +173,8 @@ end
 function rules.sync(run, o, b)
   local after = run.plan.first.update or run.plan.first.backward
   if run.tables ~= b + 1 then
-    refuse(run.plan, "%s averages tables after batch %d, when %s has changed them up to batch %d", where(o), b, where(after),
-      run.tables - 1)
+    refuse(run.plan, "%s averages tables after batch %d, when %s has changed them up to batch %d", where(o), b,
+      where(after), run.tables - 1)
   end
   run.synced = b + 1
 end
@@ -178,8 +188,8 @@ local function own_grads(run, o)
         g.taken = true
         local first = run.plan.first
         if not g.ready then
-          refuse(run.plan, "%s %s grads of batch %d, of %s, before %s", where(o), list == o.access.reads and "reads" or "changes", g.batch,
-            where(g.maker), first.update and where(first.update) .. " has averaged them"
+          refuse(run.plan, "%s %s grads of batch %d, of %s, before %s", where(o), list == o.access.reads and "reads"
+            or "changes", g.batch, where(g.maker), first.update and where(first.update) .. " has averaged them"
             or where(first.wait_grads) .. " has waited for their averages")
         end
       end
@@ -198,12 +208,13 @@ end
 local function own_dense(run, o)
   for _, what in ipairs(o.access.changes) do
     for b, backward in util.ordered(what == "dense" and run.between or {}) do
-      refuse(run.plan, "%s changes dense between %s and %s of batch %d", where(o), where(run.plan.first.forward), where(backward), b)
+      refuse(run.plan, "%s changes dense between %s and %s of batch %d", where(o), where(run.plan.first.forward),
+        where(backward), b)
     end
   end
 end
 
--- -- order ----------------------------------------------------------------------------------------------------------------------------
+-- -- order ------------------------------------------------------------------------------------------------------------
 
 local function check_needs(run, o, b)
   local made = run.made[b]
@@ -284,8 +295,8 @@ local function check_found(run)
   local plan = run.plan
   for _, o in ipairs(plan.operations) do
     if run.found[o] == false and not o.hook then
-      refuse(plan, "%s reads or changes grads, of which there are none when it acts: %s makes them, and %s drops them", where(o),
-        plan.first.backward and where(plan.first.backward) or "no operation", where(plan.first.zero_grad))
+      refuse(plan, "%s reads or changes grads, of which there are none when it acts: %s makes them, and %s drops them",
+        where(o), plan.first.backward and where(plan.first.backward) or "no operation", where(plan.first.zero_grad))
     end
   end
 end
@@ -295,8 +306,8 @@ local function finish(run, batches)
   if batches > 1 and plan.first.zero_grad then check_found(run) end
   for _, g in ipairs(run.grads) do
     if not g.applied and plan.updates_dense then
-      refuse(plan, "the grads of batch %d, of %s, are never applied by %s when there are %d batches", g.batch, where(g.maker),
-        where(plan.updates_dense), batches)
+      refuse(plan, "the grads of batch %d, of %s, are never applied by %s when there are %d batches", g.batch,
+        where(g.maker), where(plan.updates_dense), batches)
     end
   end
   if #run.kept > 0 then
@@ -305,11 +316,12 @@ local function finish(run, batches)
   end
 end
 
---- Unroll `plan` (of check.lua) over so many batches; raises the most staleness, the most live batches and the edges in `into`.
+--- Unroll `plan` (of check.lua) over so many batches; raises the most staleness, the most live batches and the edges in
+--- `into`.
 function M.run(plan, batches, into)
-  local run = { plan = plan, made = {}, live = {}, most = into.live, last = {}, edges = into.edges, stale = into.staleness,
-    readers = into.readers, version_of = {}, between = {}, owned = {}, found = {}, grads = {}, kept = {},
-    tables = 0, dense = 0, synced = 0 }
+  local run = { plan = plan, made = {}, live = {}, most = into.live, last = {}, edges = into.edges,
+    stale = into.staleness, readers = into.readers, version_of = {}, between = {}, owned = {}, found = {}, grads = {},
+    kept = {}, tables = 0, dense = 0, synced = 0 }
   local known = false
   for n = -plan.ahead, batches - 1 + plan.behind do
     for _, o in ipairs(plan.operations) do

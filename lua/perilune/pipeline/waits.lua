@@ -1,8 +1,9 @@
 -- waits.lua: where the steps of a measured pipeline wait, for whom, and what would hide it.
 --
--- While a pipeline is measured its rank notes when operations are posted and complete, and when it could not go on (runtime/comm/watch.c).
--- Operations have the same numbers on all ranks. So afterwards the ranks tell each other when each posted them, by clocks that they have
--- compared, and whoever was last has made the others wait; what is left of a wait is the way of the data.
+-- While a pipeline is measured its rank notes when operations are posted and complete, and when it could not go on
+-- (runtime/comm/watch.c). Operations have the same numbers on all ranks. So afterwards the ranks tell each other when
+-- each posted them, by clocks that they have compared, and whoever was last has made the others wait; what is left of a
+-- wait is the way of the data.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -16,7 +17,7 @@ local ROUNDS = 16 -- in which clocks are compared
 local BETWEEN = "(between)"
 M.BETWEEN = BETWEEN -- what is no operation of the schedule: votes, and results that the caller asks for
 
--- -- clocks ------------------------------------------------------------------------------------------------------------------------------
+-- -- clocks -----------------------------------------------------------------------------------------------------------
 
 local function now() return tonumber(C.peri_time_ns()) end
 
@@ -30,9 +31,9 @@ local function gathered(group, list)
   return by_rank
 end
 
---- What this rank's clock is ahead of rank 0's, in ns, and how far that may be wrong. Collective. A number that another rank has read from
---- its clock is older than what this rank reads when it arrives: so each rank knows what the others' clocks are ahead of its own at least,
---- and what the other rank knows of it is a bound on the other side.
+--- What this rank's clock is ahead of rank 0's, in ns, and how far that may be wrong. Collective. A number that another
+--- rank has read from its clock is older than what this rank reads when it arrives: so each rank knows what the others'
+--- clocks are ahead of its own at least, and what the other rank knows of it is a bound on the other side.
 function M.clock(group)
   local W, me, least = group:size(), group:rank(), {}
   for r = 1, W do least[r] = -math.huge end
@@ -47,13 +48,13 @@ function M.clock(group)
   return (low + high) / 2, (high - low) / 2
 end
 
--- -- what this rank has noted -----------------------------------------------------------------------------------------------------------
+-- -- what this rank has noted -----------------------------------------------------------------------------------------
 
 local ops, n_ops = ffi.new "const peri_watched_op *[1]", ffi.new "int64_t[1]"
 local waits, n_waits = ffi.new "const peri_watched_wait *[1]", ffi.new "int64_t[1]"
 
---- Operations by index from 0 ({ key = equal on all ranks, posted, channel, bytes }) and waits ({ from, to, op = one of them }); times in
---- ns by rank 0's clock, from `first` to `last` by this one's, which is `ahead`.
+--- Operations by index from 0 ({ key = equal on all ranks, posted, channel, bytes }) and waits ({ from, to, op = one of
+--- them }); times in ns by rank 0's clock, from `first` to `last` by this one's, which is `ahead`.
 local function noted(comm, first, last, ahead)
   C.peri_group_watched(comm, ops, n_ops, waits, n_waits)
   local of, list = {}, {}
@@ -90,14 +91,16 @@ end
 --- Milliseconds a step that this rank works in each operation: without waits.
 local function spent(list, measured, steps)
   local sums = {}
-  for _, x in ipairs(measured) do sums[x.operation.name] = (sums[x.operation.name] or 0) + (x.to - x.from) * 1e-6 / steps end
+  for _, x in ipairs(measured) do
+    sums[x.operation.name] = (sums[x.operation.name] or 0) + (x.to - x.from) * 1e-6 / steps
+  end
   for _, w in ipairs(list) do
     if w.within then sums[w.within.name] = sums[w.within.name] - (w.to - w.from) * 1e-6 / steps end
   end
   return sums
 end
 
--- -- who came last ----------------------------------------------------------------------------------------------------------------------
+-- -- who came last ----------------------------------------------------------------------------------------------------
 
 --- The rank that posted operation `key` last, and when.
 local function last_of(told, key)
@@ -117,8 +120,8 @@ local function rows_of(list, told, rank, steps)
     local id = name .. " " .. w.op.channel
     local row = by[id]
     if not row then
-      row = { rank = rank, operation = name, kind = w.within and w.within.kind or false, channel = w.op.channel, waits = 0, ms = 0,
-        late_ms = 0, last = {} }
+      row = { rank = rank, operation = name, kind = w.within and w.within.kind or false, channel = w.op.channel,
+        waits = 0, ms = 0, late_ms = 0, last = {} }
       by[id], rows[#rows + 1] = row, row
     end
     local last, posted = last_of(told, w.op.key)
@@ -139,12 +142,14 @@ local function rows_of(list, told, rank, steps)
   return rows
 end
 
--- -- what would hide it -----------------------------------------------------------------------------------------------------------------
+-- -- what would hide it -----------------------------------------------------------------------------------------------
 
 local advice = {
   load = "workers of the loader (num_workers) make batches meanwhile",
-  forward = "a plan that gives it fewer tables, if lookups take it", lookup = "a plan that gives it fewer rows to look up",
-  backward = "a plan that gives it fewer rows to update, if tables take it", prefetch = "a larger cache, or fewer tables in files there",
+  forward = "a plan that gives it fewer tables, if lookups take it",
+  lookup = "a plan that gives it fewer rows to look up",
+  backward = "a plan that gives it fewer rows to update, if tables take it",
+  prefetch = "a larger cache, or fewer tables in files there",
 }
 
 --- Of a rank that came late, `late` ms a step: in what it works longer than the others do, if that explains it.
@@ -159,9 +164,11 @@ local function why_late(who, told, late)
     if ms - mean > more then worst, more, mine, others = name, ms - mean, ms, mean end
   end
   if more < late / 4 then
-    return ("rank %d works no longer than the others, but not when they do: do ranks, or other programs, share processors?"):format(who)
+    return ("rank %d works no longer than the others, but not when they do: do ranks, or other programs, share "
+      .. "processors?"):format(who)
   end
-  return ("rank %d works %.3g ms in '%s', others %.3g%s"):format(who, mine, worst, others, advice[worst] and "; " .. advice[worst] or "")
+  return ("rank %d works %.3g ms in '%s', others %.3g%s"):format(who, mine, worst, others, advice[worst] and "; "
+    .. advice[worst] or "")
 end
 
 --- Of data that is on its way.
@@ -184,7 +191,8 @@ local function why_moving(row, plan)
     return "gradients end the pass: codecs make them fewer bytes, accumulate sends them once in several batches"
   elseif row.operation == BETWEEN then return "where all ranks have as many batches, vote = false"
   elseif channel == "dense" and row.kind == "wait_grads" then
-    return "averages wait behind rows on the same link: what the links carry is what a step takes; codecs make rows fewer bytes"
+    return "averages wait behind rows on the same link: what the links carry is what a step takes; codecs make rows "
+      .. "fewer bytes"
   elseif channel == "dense" and (row.kind == "backward" or row.kind == "update") then
     return "smaller bucket_bytes let the last bucket leave earlier; accumulate averages once in several batches"
   elseif channel == "dense" then
@@ -198,17 +206,20 @@ local function hint(row, plan, told, W)
   return why_moving(row, plan)
 end
 
--- -- all of it --------------------------------------------------------------------------------------------------------------------------
+-- -- all of it --------------------------------------------------------------------------------------------------------
 
---- Where the steps that a pipeline has measured (pipeline:measure(true)) waited: { steps, step_ms, clocks_ms = how far clocks may be wrong,
---- ranks = by rank: a list of rows, the longest first; and of this rank: ahead = its clock, of rank 0's, in ns, list = its waits, { from,
---- to (ns by rank 0's clock), channel, last }; begin = of the first operation of any rank }. A row: { rank, operation = of the schedule, or
---- waits.BETWEEN, channel = of the exchange ("control": the sizes of ids; "ids", "rows", "dense", ...), waits and ms (a step), late_ms = of
---- them, until the last rank had posted it, last = the rank that mostly came last, last_share = of the ms, hint = what would hide it }.
+--- Where the steps that a pipeline has measured (pipeline:measure(true)) waited: { steps, step_ms, clocks_ms = how far
+--- clocks may be wrong, ranks = by rank: a list of rows, the longest first; and of this rank: ahead = its clock, of
+--- rank 0's, in ns, list = its waits, { from, to (ns by rank 0's clock), channel, last }; begin = of the first
+--- operation of any rank }. A row: { rank, operation = of the schedule, or waits.BETWEEN, channel = of the exchange
+--- ("control": the sizes of ids; "ids", "rows", "dense", ...), waits and ms (a step), late_ms = of them, until the last
+--- rank had posted it, last = the rank that mostly came last, last_share = of the ms, hint = what would hide it }.
 --- Collective over the ranks of the pipeline; ends the measurement.
 function M.waits(pipeline)
   local measured = pipeline.measured
-  if not measured then P.fail(("%s: nothing is measured; call pipeline:measure(true) before the steps"):format(pipeline.class_name)) end
+  if not measured then
+    P.fail(("%s: nothing is measured; call pipeline:measure(true) before the steps"):format(pipeline.class_name))
+  end
   local group, steps, first, last = pipeline.stage and pipeline.stage.world or pipeline.group, 0, math.huge, -math.huge
   for _, x in ipairs(measured) do
     first, last = math.min(first, x.from), math.max(last, x.to)
@@ -216,7 +227,8 @@ function M.waits(pipeline)
   end
   steps = math.max(steps, 1)
   if not pipeline.comm then
-    return { steps = steps, step_ms = (last - first) * 1e-6 / steps, clocks_ms = 0, ranks = { {} }, ahead = 0, list = {}, begin = first }
+    return { steps = steps, step_ms = (last - first) * 1e-6 / steps, clocks_ms = 0, ranks = { {} }, ahead = 0,
+      list = {}, begin = first }
   end
   C.peri_group_watch(pipeline.comm, false)
   P.state.watched = false
@@ -229,8 +241,8 @@ function M.waits(pipeline)
     ms = (last - first) * 1e-6 / steps, first = first - ahead }, "pipeline.waits")
   local rows = rows_of(list, told, group:rank(), steps)
   for _, row in ipairs(rows) do row.hint = hint(row, pipeline.plan, told, group:size()) end
-  local out = { steps = steps, step_ms = told[1].ms, clocks_ms = 0, ranks = group:all_gather_object(rows, "pipeline.waits"),
-    ahead = ahead, list = list, begin = math.huge }
+  local out = { steps = steps, step_ms = told[1].ms, clocks_ms = 0,
+    ranks = group:all_gather_object(rows, "pipeline.waits"), ahead = ahead, list = list, begin = math.huge }
   for _, t in ipairs(told) do
     out.clocks_ms, out.begin = math.max(out.clocks_ms, t.wrong * 1e-6), math.min(out.begin, t.first)
   end
@@ -246,9 +258,9 @@ function M.waits_text(found, least, most)
     for i, row in ipairs(rows) do
       if i <= (most or 6) and row.ms >= (least or 0.01) * found.step_ms then
         local who = row.last and (row.last == r - 1 and "itself" or "rank " .. row.last) or "nobody"
-        lines[#lines + 1] = ("rank %d waits %.3f ms a step in '%s' for %s (channel %s): %.3f until all had come, last %s (%.0f %%)\n"
-          .. "  %s"):format(r - 1, row.ms, row.operation, words[row.channel] or row.channel, row.channel, row.late_ms, who,
-          100 * row.last_share, row.hint)
+        lines[#lines + 1] = ("rank %d waits %.3f ms a step in '%s' for %s (channel %s): %.3f until all had come, last "
+          .. "%s (%.0f %%)\n  %s"):format(r - 1, row.ms, row.operation, words[row.channel] or row.channel, row.channel,
+          row.late_ms, who, 100 * row.last_share, row.hint)
       end
     end
   end

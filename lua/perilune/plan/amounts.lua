@@ -1,17 +1,18 @@
--- plan/amounts.lua: how much of each unit (topology.lua) a step has, of counts of its ranks (counts.lua): what the slowest rank has, what
--- caches have not, what is on links.
+-- plan/amounts.lua: how much of each unit (topology.lua) a step has, of counts of its ranks (counts.lua): what the
+-- slowest rank has, what caches have not, what is on links.
 local util = require "perilune.util"
 
 local M = {}
 
-local COPIES = 3  -- of the rows that a rank returns: as looked up, as they arrive, as they leave for the model; of a replica: weights, its
-                  -- gradient, what arrives of it
+-- of the rows that a rank returns: as looked up, as they arrive, as they leave for the model; of a replica: weights,
+-- its gradient, what arrives of it
+local COPIES = 3
 
 local ways = require("perilune.plan.sharding_types").ways
 
 --- Units that are sums over the shards of a rank, as they are counted.
-M.counted = { "table", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id", "odd_row", "cut_id", "cut_bag", "bag", "bag_byte",
-  "replica_byte", "state_row", "state_byte" }
+M.counted = { "table", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id", "odd_row", "cut_id", "cut_bag",
+  "bag", "bag_byte", "replica_byte", "state_row", "state_byte" }
 
 --- Those that only updates have.
 local updates = { "state_row", "state_byte", "cold_state_byte" }
@@ -19,8 +20,9 @@ local updates = { "state_row", "state_byte", "cold_state_byte" }
 --- Share of so many bytes, met at random, that no cache has.
 function M.cold_share(bytes, cache) return bytes > cache and 1 - cache / bytes or 0 end
 
---- The same of bytes that are gone through from end to end, again and again: what is met next has been away longest. A line survives
---- m bytes' worth of misses with the probability exp(-m bytes / cache), where misses drive out lines at random.
+--- The same of bytes that are gone through from end to end, again and again: what is met next has been away longest. A
+--- line survives m bytes' worth of misses with the probability exp(-m bytes / cache), where misses drive out lines at
+--- random.
 local function cold_share_in_turn(bytes, cache)
   if bytes <= cache then return 0 end
   local m, x = 1, bytes / cache
@@ -33,7 +35,8 @@ local function cold_share_in_turn(bytes, cache)
   return m
 end
 
---- share(bytes, cache), where the bytes are the sum of f(rank) over the ranks of a host, whose caches are theirs together: a list.
+--- share(bytes, cache), where the bytes are the sum of f(rank) over the ranks of a host, whose caches are theirs
+--- together: a list.
 local function cold_shares(ranks, topology, share, f)
   local shares, L = {}, topology.local_world_size
   for first = 1, #ranks, L do
@@ -45,9 +48,9 @@ local function cold_shares(ranks, topology, share, f)
   return shares
 end
 
---- The largest of a list by rank; of ranks that share their host's processors: what the processor that has most to do has, where the next
---- rank in order of size goes to the one that has least (three ranks with as much to do take two turns of two processors, not one and a
---- half).
+--- The largest of a list by rank; of ranks that share their host's processors: what the processor that has most to do
+--- has, where the next rank in order of size goes to the one that has least (three ranks with as much to do take two
+--- turns of two processors, not one and a half).
 function M.busiest(list, topology)
   local most, n, L, P = 0, #list, topology.local_world_size * topology.hosts_sharing, topology.processors
   for first = 1, n, L do
@@ -75,15 +78,17 @@ function M.busiest(list, topology)
   return most
 end
 
---- Milliseconds of bytes that leave ranks for others of their host (`field`), and that arrive, evenly, at all: the larger counts.
+--- Milliseconds of bytes that leave ranks for others of their host (`field`), and that arrive, evenly, at all: the
+--- larger counts.
 local function near_ms(ranks, topology, field)
   local most, sum = 0, 0
   for _, c in ipairs(ranks) do most, sum = math.max(most, c[field]), sum + c[field] end
   return math.max(most, sum / #ranks) / topology.intra_host_bw
 end
 
---- Milliseconds of the fullest links with what is summed within hosts first; and milliseconds by which rows would travel longer if those of
---- one kind of exchanges waited for those of another: what the fullest links of all kinds take together, less what the fullest link does.
+--- Milliseconds of the fullest links with what is summed within hosts first; and milliseconds by which rows would
+--- travel longer if those of one kind of exchanges waited for those of another: what the fullest links of all kinds
+--- take together, less what the fullest link does.
 local function far_ms(ranks, topology)
   local L, longest, apart, all, of_sums = topology.local_world_size, 0, 0, {}, 0
   if #ranks <= L then return 0, 0 end
@@ -114,9 +119,9 @@ local function sum_of(ranks, field)
   return sum
 end
 
---- Units of a step of these ranks, by direction, but far: { forward = { step = 1, ... }, backward = ..., own = of what ranks do each for
---- itself, a list of { unit =, [r] = of rank r - 1, back = only in updates } }. kept: a table whose lists are filled again (until the next
---- call with it), of one who rates many plans on as many ranks; nil: new ones.
+--- Units of a step of these ranks, by direction, but far: { forward = { step = 1, ... }, backward = ..., own = of what
+--- ranks do each for itself, a list of { unit =, [r] = of rank r - 1, back = only in updates } }. kept: a table whose
+--- lists are filled again (until the next call with it), of one who rates many plans on as many ranks; nil: new ones.
 function M.of(ranks, topology, kept)
   local shared = math.max(1, math.min(topology.local_world_size, #ranks) * topology.hosts_sharing / topology.processors)
   local each = shared / #ranks -- what is as much on every rank

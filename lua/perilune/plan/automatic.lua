@@ -1,7 +1,8 @@
 -- plan/automatic.lua: the plan of a model that comes without one.
 --
--- What is learned must not depend on the number of ranks, so first those ways are tried that leave every bit as it is: whole tables, and
--- blocks of columns where an optimizer treats each number by itself. Only a model that does not fit so gets its rows cut.
+-- What is learned must not depend on the number of ranks, so first those ways are tried that leave every bit as it is:
+-- whole tables, and blocks of columns where an optimizer treats each number by itself. Only a model that does not fit
+-- so gets its rows cut.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -22,8 +23,8 @@ local MOST_PLACED = 2e6 -- shards that the search places: a second or so
 local SPARE = 0.1       -- share of memory that is left to others
 
 --- fused_params of which each number of a row goes its own way.
-local by_number = { optimizer = { sgd = true, exact_sgd = true, adagrad = true, adam = true }, learning_rate = true, eps = true,
-  beta1 = true, beta2 = true, weight_decay = true }
+local by_number = { optimizer = { sgd = true, exact_sgd = true, adagrad = true, adam = true }, learning_rate = true,
+  eps = true, beta1 = true, beta2 = true, weight_decay = true }
 
 local function cuts_columns(params)
   for name, value in util.ordered(params or {}) do
@@ -45,7 +46,9 @@ local function sharder_of(c, types, device, plain)
   local list = {}
   for _, name in ipairs(types) do
     local columns = sharding_types.of[name].cuts_columns
-    if offered[name] and (plain or not columns or cuts_columns(rawget(c.module, "fused_params"))) then list[#list + 1] = name end
+    if offered[name] and (plain or not columns or cuts_columns(rawget(c.module, "fused_params"))) then
+      list[#list + 1] = name
+    end
   end
   return { sharding_types = function() return list end, compute_kernels = function() return { "fused" } end }
 end
@@ -79,8 +82,9 @@ local function say(text)
   said[text] = true
 end
 
---- The measured topology (perilune calibrate) of so many ranks (device: of their GPUs), if this user has one that can be read. One of other
---- threads is still of this machine: its prices tell tables apart better than those of another processor.
+--- The measured topology (perilune calibrate) of so many ranks (device: of their GPUs), if this user has one that can
+--- be read. One of other threads is still of this machine: its prices tell tables apart better than those of another
+--- processor.
 local function measured(n, host, device)
   local ok, kept = pcall(topologies.Topology.kept, n, host, device)
   if not ok then
@@ -89,7 +93,8 @@ local function measured(n, host, device)
   end
   local threads = P.C.peri_threads()
   if kept and kept.threads and kept.threads ~= threads then
-    say(("plans go by prices that were measured with %d worker threads a rank, here %s %d: perilune calibrate -n %d -t %d measures those")
+    say(("plans go by prices that were measured with %d worker threads a rank, here %s %d: perilune calibrate -n %d "
+      .. "-t %d measures those")
       :format(kept.threads, threads == 1 and "is" or "are", threads, n, threads))
   end
   return kept
@@ -108,8 +113,8 @@ local function kind_of(device)
   return topologies.device_kind(type(device) == "string" and device or ffi.string(P.C.peri_device_name(device)))
 end
 
---- The topology of the ranks of env, whose tables are on @device (a name; nil: the default one): the measured one, or one with default
---- prices: those of an H100 for GPUs.
+--- The topology of the ranks of env, whose tables are on @device (a name; nil: the default one): the measured one, or
+--- one with default prices: those of an H100 for GPUs.
 function M.topology(env, collections, device)
   local n, host = env.world_size, host_size(env)
   if kind_of(device) == "cuda" then
@@ -133,8 +138,10 @@ local function planned(collections, topology, types, device, plain)
         sharding_types = model[i].sharder:sharding_types() }
     end
   end
-  local planner = planners.EmbeddingShardingPlanner { topology = topology, estimates = "step", constraints = constraints,
-    storage_reservation = reservations.FixedPercentageStorageReservation { percentage = SPARE, tiers = { topology:own_tier() } },
+  local planner = planners.EmbeddingShardingPlanner { topology = topology, estimates = "step",
+    constraints = constraints,
+    storage_reservation = reservations.FixedPercentageStorageReservation { percentage = SPARE,
+      tiers = { topology:own_tier() } },
     max_placements = MOST_PLACED }
   return planner:plan(model)
 end

@@ -19,7 +19,8 @@ M.data_bytes = data_bytes
 local arguments = {
   sharding_types = util.optional.list,   -- names that are allowed; default: all but grid_shard
   compute_kernels = util.optional.list,  -- names that are allowed
-  min_partition = util.optional.number,  -- least columns of a shard of column_wise, table_column_wise, grid_shard; default 128
+  min_partition = util.optional.number,  -- least columns of a shard of column_wise, table_column_wise, grid_shard;
+                                         -- default 128
   pooling_factors = util.optional.list,  -- mean ids of a sample, one number for each feature; default 1
   num_poolings = util.optional.list,     -- bags of a sample, one number for each feature; default 1
   batch_sizes = util.optional.list,      -- samples of a rank, one number for each feature; default: the planner's
@@ -48,7 +49,9 @@ function M.left_out(constraints, model, device)
 end
 
 local function check_names(what, list, allowed)
-  if list and #list == 0 then P.fail(("ParameterConstraints: %s is empty, which allows nothing; leave it out"):format(what)) end
+  if list and #list == 0 then
+    P.fail(("ParameterConstraints: %s is empty, which allows nothing; leave it out"):format(what))
+  end
   for _, name in ipairs(list or {}) do util.one_of("ParameterConstraints", "one of " .. what, name, allowed) end
 end
 
@@ -102,7 +105,8 @@ function M.per_feature(constraint, key, table_name, n, default)
   util.integer("plan.constraints.per_feature", "n", n, 0, 2 ^ 20)
   local list = constraint[key]
   if list and #list ~= n then
-    P.fail(("ParameterConstraints of table '%s': %d %s, wanted one for each of %d features"):format(table_name, #list, key, n))
+    P.fail(("ParameterConstraints of table '%s': %d %s, wanted one for each of %d features"):format(table_name, #list,
+      key, n))
   end
   local out = {}
   for i = 1, n do out[i] = list and list[i] or default end
@@ -112,7 +116,8 @@ signature.object("with_tables", "a collection of a model", { path = "string", ta
 signature.list_of("lists_of_tables", "a list of collections of a model", "with_tables")
 signature.check("plan.constraints.", M, { fqn = "path: string, name: string",
   check = "func: string, constraints: table, model: lists_of_tables",
-  of = "constraints: table?, path: string, name: string", left_out = "constraints: table?, model: lists_of_tables, device: string",
+  of = "constraints: table?, path: string, name: string",
+  left_out = "constraints: table?, model: lists_of_tables, device: string",
   per_feature = "constraint: table, key: string, table_name: string, n: count, default: number" })
 
 return M

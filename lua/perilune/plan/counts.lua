@@ -1,6 +1,7 @@
--- plan/counts.lua: how much each rank has to do in a step of a plan: ids, bags and bytes of each shard by its rows and columns. A rank's
--- data for itself do not travel ((W - 1)/W), of rows cut within a host one sum crosses the network, ids that come again find their rows in
--- a cache. Steps are priced by it (step.lua), schedules simulated (simulation/traffic.lua).
+-- plan/counts.lua: how much each rank has to do in a step of a plan: ids, bags and bytes of each shard by its rows and
+-- columns. A rank's data for itself do not travel ((W - 1)/W), of rows cut within a host one sum crosses the network,
+-- ids that come again find their rows in a cache. Steps are priced by it (step.lua), schedules simulated
+-- (simulation/traffic.lua).
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local signature = require "perilune.signature"
@@ -26,8 +27,8 @@ local ways = sharding_types.ways
 local NO_STATES = { row = 0, full = 0, square = 0 }
 local kept_states = {} -- by optimizer
 
---- Bytes that an optimizer keeps: for a row, for each of its numbers, for a square of columns, as the library's tables say it; none where
---- nobody has said which optimizer.
+--- Bytes that an optimizer keeps: for a row, for each of its numbers, for a square of columns, as the library's tables
+--- say it; none where nobody has said which optimizer.
 local function states_of(optimizer)
   if not optimizer then return NO_STATES end
   local known = kept_states[optimizer]
@@ -41,12 +42,14 @@ local function states_of(optimizer)
   return known
 end
 
---- Of `ids` lookups among `rows` rows: rows that are looked up, those of them that more than one id asks for, and how many ids do. Ids
---- drawn alike from all rows, unless statistics know how many distinct ones there are; those are then taken to be drawn alike from fewer.
+--- Of `ids` lookups among `rows` rows: rows that are looked up, those of them that more than one id asks for, and how
+--- many ids do. Ids drawn alike from all rows, unless statistics know how many distinct ones there are; those are then
+--- taken to be drawn alike from fewer.
 local function rows_of(option, ids, rows)
   if ids <= 0 or rows <= 0 then return 0, 0, 0 end
   local stats = option.cache_params and option.cache_params.stats
-  local known = stats and stats.expected_lookups and math.min(stats.expected_lookups * rows / math.max(option.rows, 1), ids, rows)
+  local known = stats and stats.expected_lookups and math.min(stats.expected_lookups * rows / math.max(option.rows, 1),
+    ids, rows)
   if known and known > 0 and known < rows * (1 - math.exp(-ids / rows)) then
     local low, high = 0, rows
     for _ = 1, 50 do
@@ -58,9 +61,9 @@ local function rows_of(option, ids, rows)
   return found, math.max(0, found - alone), ids - alone
 end
 
---- Milliseconds in which rows of a shard move between its device's memory and what lies below that (the host's; for caches on processors
---- files), in the forward and in the backward pass: mapped rows are read and updated there, with their states; of rows behind a cache
---- those that are missing come, and as many leave.
+--- Milliseconds in which rows of a shard move between its device's memory and what lies below that (the host's; for
+--- caches on processors files), in the forward and in the backward pass: mapped rows are read and updated there, with
+--- their states; of rows behind a cache those that are missing come, and as many leave.
 local function below(option, c, topology, width, updated, states)
   local kernel, apart = option.compute_kernel, topology.compute_device ~= "cpu"
   if kernel == "fused_uvm" and apart then
@@ -74,26 +77,26 @@ local function below(option, c, topology, width, updated, states)
   return 2 * missing * c.row * (width + states) / (apart and topology.hbm_to_ddr_mem_bw or topology.ssd_mem_bw), 0
 end
 
---- Bytes that each rank sends to others of its host, and to other hosts, in a reduction of `bytes` on all ranks: parts go to their sums,
---- and sums back to all. Processors do it so among all ranks (runtime/backends/mpi/phases.c); devices within hosts first, then, by as many
---- ranks as a host has, between hosts.
+--- Bytes that each rank sends to others of its host, and to other hosts, in a reduction of `bytes` on all ranks: parts
+--- go to their sums, and sums back to all. Processors do it so among all ranks (runtime/backends/mpi/phases.c); devices
+--- within hosts first, then, by as many ranks as a host has, between hosts.
 function M.reduction(bytes, topology)
   local W, L = topology.world_size, math.min(topology.local_world_size, topology.world_size)
   if topology.compute_device == "cpu" then return 2 * bytes * (L - 1) / W, 2 * bytes * (W - L) / W end
   return 2 * bytes * (L - 1) / L, 2 * bytes / L * (W - L) / W
 end
 
---- What one shard of a run is to the rank that has it. Fields: as in `units`; row_byte (bytes of rows that are looked up, in lines), bytes
---- (of the shard), below_forward, below_backward (see `below`), home_bag, home_bag_byte (its part of what comes back to all ranks),
---- near_out, far_out: bytes of rows that leave for the same host and for others; near_back, far_back: of gradients; near_ids, far_ids:
---- bytes of ids and lengths that arrive.
+--- What one shard of a run is to the rank that has it. Fields: as in `units`; row_byte (bytes of rows that are looked
+--- up, in lines), bytes (of the shard), below_forward, below_backward (see `below`), home_bag, home_bag_byte (its part
+--- of what comes back to all ranks), near_out, far_out: bytes of rows that leave for the same host and for others;
+--- near_back, far_back: of gradients; near_ids, far_ids: bytes of ids and lengths that arrive.
 function M.count(option, run, topology)
   local t, kind = topology, sharding_types.of[option.sharding_type]
   local W, L, G = t.world_size, t.local_world_size, t.intra_group_size
   local ids, _, bags = batch_counts(option)
   local width = run.cols * data_bytes[option.data_type]
-  local c = { table = run.rows * run.cols > 0 and 1 or 0, bytes = run.rows * width, replica_byte = 0, near_out = 0, far_out = 0,
-    near_back = 0, far_back = 0, near_ids = 0, far_ids = 0 }
+  local c = { table = run.rows * run.cols > 0 and 1 or 0, bytes = run.rows * width, replica_byte = 0, near_out = 0,
+    far_out = 0, near_back = 0, far_back = 0, near_ids = 0, far_ids = 0 }
   for _, way in ipairs(ways) do c[way], c["far_" .. way] = 0, 0 end
   c[kind.way] = 1
   if kind.replica then
@@ -129,21 +132,22 @@ function M.count(option, run, topology)
   local state = states_of(option.optimizer).full * run.cols -- of one for each row, prices of rows know
   local updated = kind.replica and rows_of(option, ids * W, run.rows) or c.row -- of a replica, by all ranks' gradients
   c.state_row, c.state_byte = state > 0 and updated or 0, updated * state
-  c.below_forward, c.below_backward = below(option, c, topology, width, updated, state + states_of(option.optimizer).row)
+  c.below_forward, c.below_backward = below(option, c, topology, width, updated,
+    state + states_of(option.optimizer).row)
   c.state_line_byte, c.state_bytes = updated * (state > 0 and math.max(state, LINE) or 0), run.rows * state
   return c
 end
 
-M.summed = { "below_forward", "below_backward", "home_bag", "home_bag_byte", "row_byte", "bytes", "state_line_byte", "state_bytes",
-  "near_out", "far_out",
+M.summed = { "below_forward", "below_backward", "home_bag", "home_bag_byte", "row_byte", "bytes", "state_line_byte",
+  "state_bytes", "near_out", "far_out",
   "near_back", "far_back", "near_ids", "far_ids" }
 for _, name in ipairs(amounts_of.counted) do M.summed[#M.summed + 1] = name end
 for _, name in ipairs(ways) do
   M.summed[#M.summed + 1], M.summed[#M.summed + 2] = name, "far_" .. name
 end
 
---- Counts of a rank that has nothing, and the addition of a shard's: written out field by field, since plans are rated thousands of times.
---- Those of one who rates are structs of C, whose fields lie at known places.
+--- Counts of a rank that has nothing, and the addition of a shard's: written out field by field, since plans are rated
+--- thousands of times. Those of one who rates are structs of C, whose fields lie at known places.
 local fields, sums = { "most_ids = 0" }, {} -- most_ids: of a shard
 for _, name in ipairs(M.summed) do
   fields[#fields + 1], sums[#sums + 1] = name .. " = 0", ("to.%s = to.%s + c.%s"):format(name, name, name)
@@ -177,13 +181,14 @@ local function sum(proposal, placement, ranks, count, adding)
   return ranks
 end
 
---- Counts of a placement: a list from rank 0 on, each with the fields that `count` tells. What travels in a step is counted here
---- only.
+--- Counts of a placement: a list from rank 0 on, each with the fields that `count` tells. What travels in a step is
+--- counted here only.
 function M.by_rank(proposal, placement, topology)
   partitioners.check_placement("plan.step.by_rank", proposal, placement, topology.world_size)
   local ranks = {}
   for r = 1, topology.world_size do ranks[r] = empty() end
-  return sum(proposal, placement, ranks, function(option, run) return run.count or M.count(option, run, topology) end, add)
+  return sum(proposal, placement, ranks, function(option, run) return run.count or M.count(option, run, topology) end,
+    add)
 end
 
 --- As by_rank, into `kept`, a list of before, of as many ranks, that is filled again: structs.

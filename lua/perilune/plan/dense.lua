@@ -1,13 +1,15 @@
--- plan/dense.lua: milliseconds of the dense part of a training step, by the prices of a device that was measured (Topology.dense, which
--- `perilune calibrate --device` finds: calibration/dense.lua).
+-- plan/dense.lua: milliseconds of the dense part of a training step, by the prices of a device that was measured
+-- (Topology.dense, which `perilune calibrate --device` finds: calibration/dense.lua).
 --
--- A dense part is described by its matrices of weights ({ out, in } each), for nearly all of its time goes with these. Of each matrix and B
--- samples are counted:
+-- A dense part is described by its matrices of weights ({ out, in } each), for nearly all of its time goes with these.
+-- Of each matrix and B samples are counted:
 --   product     1: what a product costs whatever its size (launches)
 --   flop        operations: 2 B out in forward, twice that backward
---   out_byte    bytes of what it gives: B out numbers. Bias, activation, products of columns and their gradients read and write as many
+--   out_byte    bytes of what it gives: B out numbers. Bias, activation, products of columns and their gradients read
+--               and write as many
 --   weight_byte bytes of its weights: what the optimizer reads and writes
--- { 512, 256 } with B = 1000: 1 product, 262,144,000 operations forward, 2,048,000 bytes given, 524,288 bytes of weights.
+-- { 512, 256 } with B = 1000: 1 product, 262,144,000 operations forward, 2,048,000 bytes given, 524,288 bytes of
+-- weights.
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 require "perilune.plan.kinds"
@@ -19,7 +21,8 @@ M.units, M.ways = topologies.dense_units, topologies.dense_ways
 
 local NUMBER = 4 -- bytes
 
---- What is counted of matrices ({ { out, in }, ... }) with so many samples: { forward = unit -> amount, backward =, optimizer = }.
+--- What is counted of matrices ({ { out, in }, ... }) with so many samples: { forward = unit -> amount, backward =,
+--- optimizer = }.
 function M._amounts(matrices, batch_size)
   local amounts = {}
   for _, way in ipairs(M.ways) do amounts[way] = { product = 0, flop = 0, out_byte = 0, weight_byte = 0 } end
@@ -38,9 +41,10 @@ function M._amounts(matrices, batch_size)
   return amounts
 end
 
---- Milliseconds of the dense part of a step of `model` (plan.describe) with so many samples on a rank's device: { forward =, backward =,
---- optimizer =, ms = (all of it) }. precision: "highest" (f32), "high" (TF32) or "bf16" (autocast); the first that the topology has, if
---- none is said. Nothing where the topology has no such prices, or the model does not say its matrices.
+--- Milliseconds of the dense part of a step of `model` (plan.describe) with so many samples on a rank's device: {
+--- forward =, backward =, optimizer =, ms = (all of it) }. precision: "highest" (f32), "high" (TF32) or "bf16"
+--- (autocast); the first that the topology has, if none is said. Nothing where the topology has no such prices, or the
+--- model does not say its matrices.
 function M.predict(model, topology, batch_size, precision)
   local prices = topology.dense
   if not prices or not model.matrices then return nil end

@@ -1,4 +1,5 @@
--- plan/describe.lua: a model as planners take it (enumerators.lua), without its weights: of an nn.Module, or of a plain table.
+-- plan/describe.lua: a model as planners take it (enumerators.lua), without its weights: of an nn.Module, or of a plain
+-- table.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local nn = require "perilune.nn"
@@ -10,19 +11,21 @@ require "perilune.plan.kinds"
 local M = {}
 
 --- Collections whose tables planners place, and how sharders call their kind.
-local kinds = util.index_of { "EmbeddingBagCollection", "EmbeddingCollection", "FeatureProcessedEmbeddingBagCollection" }
+local kinds = util.index_of { "EmbeddingBagCollection", "EmbeddingCollection",
+  "FeatureProcessedEmbeddingBagCollection" }
 
 --- What is known of a collection of a model.
 function M._collection(path, module, tables)
   local params = rawget(module, "fused_params")
   local kind = module.class_name
   local weighted = rawget(module, "_weighted") or kind == "FeatureProcessedEmbeddingBagCollection"
-  return { path = path, kind = kinds[kind] and kind or "EmbeddingBagCollection", tables = tables, is_weighted = weighted,
-    optimizer = params and embed.optimizer_of("fused_params", params.optimizer) or nil, fused_params = params or nil }
+  return { path = path, kind = kinds[kind] and kind or "EmbeddingBagCollection", tables = tables,
+    is_weighted = weighted, optimizer = params and embed.optimizer_of("fused_params", params.optimizer) or nil,
+    fused_params = params or nil }
 end
 
---- The collections of an nn.Module, in its order, with dense_bytes: of the parameters outside of them, and matrices: { out, in } of each of
---- these that is one. Allocates nothing.
+--- The collections of an nn.Module, in its order, with dense_bytes: of the parameters outside of them, and matrices: {
+--- out, in } of each of these that is one. Allocates nothing.
 function M._module(module)
   local model, within, dense, seen = { dense_bytes = 0, matrices = {} }, {}, {}, {}
   for _, entry in ipairs(module:named_modules()) do
@@ -54,7 +57,8 @@ local function check_tables(where, tables)
   return util.map(tables, function(t, i)
     local what = ("%s: tables[%d]"):format(where, i)
     local a = util.named(what, t, { name = util.required.string, num_embeddings = util.required.number,
-      embedding_dim = util.required.number, feature_names = util.optional.list, data_type = "FP32", pooling = util.optional.string })
+      embedding_dim = util.required.number, feature_names = util.optional.list, data_type = "FP32",
+      pooling = util.optional.string })
     if a.name == "" then P.fail(what .. ": its name is empty") end
     what = ("%s '%s'"):format(what, a.name)
     if a.pooling then util.one_of(what, "pooling", a.pooling, { "SUM", "MEAN" }) end
@@ -83,22 +87,28 @@ end
 --- A table { tables = list } or { { path =, kind =, tables = ... }, ... }, checked.
 local function described(given)
   local list = given.tables and { given } or given
-  local model = { dense_bytes = given.dense_bytes or 0, buffer_bytes = given.buffer_bytes or 0, matrices = given.matrices }
+  local model = { dense_bytes = given.dense_bytes or 0, buffer_bytes = given.buffer_bytes or 0,
+    matrices = given.matrices }
   check_sums("model", model)
   local seen = {}
   for i, c in ipairs(list) do
     local where = ("model[%d]"):format(i)
-    local a = util.named(where, c, { path = "", kind = "EmbeddingBagCollection", tables = util.required.list, is_weighted = false,
-      optimizer = util.optional.string, dense_bytes = 0, buffer_bytes = 0, matrices = util.optional.list })
+    local a = util.named(where, c, { path = "", kind = "EmbeddingBagCollection", tables = util.required.list,
+      is_weighted = false, optimizer = util.optional.string, dense_bytes = 0, buffer_bytes = 0,
+      matrices = util.optional.list })
     util.one_of(where, "kind", a.kind, util.keys(kinds))
     if a.optimizer then a.optimizer = embed.optimizer_of(where, a.optimizer) end
-    if seen[a.path] then P.fail(("%s: path '%s' is that of model[%d] too; give each its own"):format(where, a.path, seen[a.path])) end
+    if seen[a.path] then
+      P.fail(("%s: path '%s' is that of model[%d] too; give each its own"):format(where, a.path, seen[a.path]))
+    end
     seen[a.path] = i
     check_sums(where, a)
     a.tables = check_tables(where, a.tables)
     model[i] = a
   end
-  if #model == 0 then P.fail "a model without tables, wanted an nn.Module or { tables = { { name =, num_embeddings =, ... }, ... } }" end
+  if #model == 0 then
+    P.fail "a model without tables, wanted an nn.Module or { tables = { { name =, num_embeddings =, ... }, ... } }"
+  end
   return model
 end
 
@@ -106,7 +116,9 @@ end
 function M.of(source)
   if type(source) == "function" then source = source() end
   if nn.Module.is(source) then return M._module(source) end
-  if type(source) ~= "table" then P.fail(("a model that is a %s, wanted an nn.Module or a table"):format(type(source))) end
+  if type(source) ~= "table" then
+    P.fail(("a model that is a %s, wanted an nn.Module or a table"):format(type(source)))
+  end
   return described(source)
 end
 

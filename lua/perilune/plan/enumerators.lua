@@ -1,8 +1,8 @@
 -- plan/enumerators.lua: all ways to shard the tables of a model (TorchRec's EmbeddingEnumerator).
 --
--- A model is described by a list of collections in its order: { path =, kind = "EmbeddingBagCollection", tables = their configurations,
--- is_weighted = false, optimizer = nil or its name, fused_params = nil or all that it is given, optimizers = nil or TorchRec's classes by
--- table, sharder = nil or one }. No weights are needed.
+-- A model is described by a list of collections in its order: { path =, kind = "EmbeddingBagCollection", tables = their
+-- configurations, is_weighted = false, optimizer = nil or its name, fused_params = nil or all that it is given,
+-- optimizers = nil or TorchRec's classes by table, sharder = nil or one }. No weights are needed.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local constraints_of = require "perilune.plan.constraints"
@@ -26,13 +26,15 @@ local by_kind = {
   EmbeddingBagCollection = function(device) return device == "cpu" and pooled or pooled_on_device end,
   EmbeddingCollection = function() return sequence end,
 }
-by_kind.EmbeddingBag, by_kind.FeatureProcessedEmbeddingBagCollection = by_kind.EmbeddingBagCollection, by_kind.EmbeddingBagCollection
+by_kind.EmbeddingBag, by_kind.FeatureProcessedEmbeddingBagCollection = by_kind.EmbeddingBagCollection,
+  by_kind.EmbeddingBagCollection
 
 local function type_of(name)
   return sharding_types.of[util.one_of("compute_kernels", "sharding_type", name, sharding_types.names())]
 end
 
---- TorchRec's matrix of types and kernels: M.torchrec_sharder:sharding_types(device, kind), :compute_kernels(sharding_type, device).
+--- TorchRec's matrix of types and kernels: M.torchrec_sharder:sharding_types(device, kind),
+--- :compute_kernels(sharding_type, device).
 M.torchrec_sharder = {}
 function M.torchrec_sharder:sharding_types(device, kind) -- luacheck: ignore 212
   if not by_kind[kind] then util.one_of("EmbeddingEnumerator", "the kind of a collection", kind, util.keys(by_kind)) end
@@ -43,8 +45,8 @@ function M.torchrec_sharder:compute_kernels(sharding_type, device) -- luacheck: 
   return device == "cuda" and { "fused", "fused_uvm", "fused_uvm_caching" } or { "fused" }
 end
 
---- What Perilune's modules can do on every device. Replicas are trained by the collection's own optimizer, so that the plan does not change
---- what is learned.
+--- What Perilune's modules can do on every device. Replicas are trained by the collection's own optimizer, so that the
+--- plan does not change what is learned.
 M.perilune_sharder = {}
 function M.perilune_sharder:sharding_types(_, kind) -- luacheck: ignore 212
   return kind == "EmbeddingCollection" and sequence or pooled_on_device
@@ -78,13 +80,16 @@ end
 local EmbeddingEnumerator = util.seal(util.class "EmbeddingEnumerator")
 M.EmbeddingEnumerator = EmbeddingEnumerator
 
---- EmbeddingEnumerator { topology =, batch_size = 512, constraints = table name (or path.name) -> ParameterConstraints, estimators = list
---- (default: TorchRec's), sharder = of collections that name none (default: torchrec_sharder), cost = function(perf, option, shard,
---- topology), called after the estimators: it may change the milliseconds of one shard (fields of perf, options.lua) }
+--- EmbeddingEnumerator { topology =, batch_size = 512, constraints = table name (or path.name) -> ParameterConstraints,
+--- estimators = list (default: TorchRec's), sharder = of collections that name none (default: torchrec_sharder), cost =
+--- function(perf, option, shard, topology), called after the estimators: it may change the milliseconds of one shard
+--- (fields of perf, options.lua) }
 function EmbeddingEnumerator:init(args)
-  local a = util.named("EmbeddingEnumerator", args, { topology = util.required.table, batch_size = 512, constraints = util.optional.table,
-    estimators = util.optional.list, sharder = M.torchrec_sharder, cost = util.optional })
-  for name, kind in util.ordered { topology = "Topology", constraints = "constraints", sharder = "sharder", estimators = "estimators" } do
+  local a = util.named("EmbeddingEnumerator", args, { topology = util.required.table, batch_size = 512,
+    constraints = util.optional.table, estimators = util.optional.list, sharder = M.torchrec_sharder,
+    cost = util.optional })
+  for name, kind in util.ordered { topology = "Topology", constraints = "constraints", sharder = "sharder",
+    estimators = "estimators" } do
     if a[name] ~= nil then signature.value("EmbeddingEnumerator", name, a[name], kind) end
   end
   self.topology, self.constraints, self.sharder = a.topology, a.constraints or {}, a.sharder
@@ -94,26 +99,29 @@ function EmbeddingEnumerator:init(args)
     storage.EmbeddingStorageEstimator { topology = a.topology } }
   if a.cost ~= nil then
     if not util.is_callable(a.cost) then
-      P.fail(("EmbeddingEnumerator: cost is a %s, wanted a function(perf, option, shard, topology)"):format(type(a.cost)))
+      P.fail(("EmbeddingEnumerator: cost is a %s, wanted a function(perf, option, shard, topology)"):format(
+        type(a.cost)))
     end
     self.estimators = util.copy(self.estimators)
     table.insert(self.estimators, costs.Cost(a.cost, a.topology))
   end
 end
 
---- An error unless each run of options has bytes and milliseconds, as users' estimators may have left them; then sums are those of what is
---- there.
+--- An error unless each run of options has bytes and milliseconds, as users' estimators may have left them; then sums
+--- are those of what is there.
 local function check_estimates(list)
   for _, option in ipairs(list) do
     for i, run in ipairs(option.runs) do
-      local where = ("runs[%d] of table '%s' (%s, %s)"):format(i, option.fqn, option.sharding_type, option.compute_kernel)
+      local where = ("runs[%d] of table '%s' (%s, %s)"):format(i, option.fqn, option.sharding_type,
+        option.compute_kernel)
       for _, field in ipairs { "storage", "perf" } do
-        local numbers = signature.value("estimators", ("%s of %s, after them,"):format(field, where), run[field], "table")
+        local numbers = signature.value("estimators", ("%s of %s, after them,"):format(field, where), run[field],
+          "table")
         for _, name in ipairs(field == "perf" and costs.parts or topologies.tiers) do
           local x = numbers[name]
           if type(x) ~= "number" or not (x >= 0 and x < math.huge) then
-            P.fail(("estimators: %s.%s of %s is %s after them, allowed: finite numbers >= 0 (%s)"):format(field, name, where,
-              signature.text(x), field == "perf" and "milliseconds" or "bytes"))
+            P.fail(("estimators: %s.%s of %s is %s after them, allowed: finite numbers >= 0 (%s)"):format(field, name,
+              where, signature.text(x), field == "perf" and "milliseconds" or "bytes"))
           end
         end
       end
@@ -137,15 +145,15 @@ function EmbeddingEnumerator:_shared_fields(collection, config, constraint)
   local weighted = constraint.is_weighted
   if weighted == nil then weighted = collection.is_weighted or false end
   return { path = collection.path, name = config.name, rows = config.num_embeddings, dim = config.embedding_dim,
-    data_type = config.data_type or "FP32", is_pooled = collection.kind ~= "EmbeddingCollection", is_weighted = weighted,
-    input_lengths = numbers("pooling_factors", 1), num_poolings = numbers("num_poolings", 1),
-    batch_sizes = numbers("batch_sizes", self.batch_size), cache_params = constraint.cache_params, output_dtype = constraint.output_dtype,
-    optimizer = collection.optimizers and collection.optimizers[config.name] or collection.optimizer,
-    fused_params = collection.fused_params }
+    data_type = config.data_type or "FP32", is_pooled = collection.kind ~= "EmbeddingCollection",
+    is_weighted = weighted, input_lengths = numbers("pooling_factors", 1), num_poolings = numbers("num_poolings", 1),
+    batch_sizes = numbers("batch_sizes", self.batch_size), cache_params = constraint.cache_params,
+    output_dtype = constraint.output_dtype, optimizer = collection.optimizers and collection.optimizers[config.name]
+    or collection.optimizer, fused_params = collection.fused_params }
 end
 
---- Ways of a table that its sharder offers and its constraint allows, less those that the runtime refuses: a list of { sharding_type,
---- kernel }; and why it refuses the others: a list of { way = "row_wise fused", text = }.
+--- Ways of a table that its sharder offers and its constraint allows, less those that the runtime refuses: a list of {
+--- sharding_type, kernel }; and why it refuses the others: a list of { way = "row_wise fused", text = }.
 function EmbeddingEnumerator:_ways(collection, shared, constraint)
   local device, sharder, list, refused = self.topology.compute_device, collection.sharder or self.sharder, {}, {}
   local offered = signature.value("EmbeddingEnumerator", "what sharder:sharding_types returned",
@@ -179,17 +187,20 @@ function EmbeddingEnumerator:_add_table(list, collection, config)
   end
   if #ways > 0 then return end
   if refused[1] then
-    P.fail(("EmbeddingEnumerator: table '%s' of module '%s': there is no way to train it with %s under its constraints (%s; %s): %s: %s")
-      :format(config.name, collection.path, shared.optimizer, table.concat(constraint.sharding_types or { "any type" }, ", "),
-        table.concat(constraint.compute_kernels or { "any kernel" }, ", "), refused[1].way, refused[1].text))
+    P.fail(("EmbeddingEnumerator: table '%s' of module '%s': there is no way to train it with %s under its "
+      .. "constraints (%s; %s): %s: %s")
+      :format(config.name, collection.path, shared.optimizer, table.concat(constraint.sharding_types or { "any type" },
+        ", "), table.concat(constraint.compute_kernels or { "any kernel" }, ", "), refused[1].way, refused[1].text))
   end
-  P.fail(("EmbeddingEnumerator: table '%s' of module '%s': its constraints (%s; %s) leave none of the sharding types %s with a compute "
-    .. "kernel on a %s"):format(config.name, collection.path, table.concat(constraint.sharding_types or { "any type" }, ", "),
-    table.concat(constraint.compute_kernels or { "any kernel" }, ", "), table.concat(offered, ", "), topology.compute_device))
+  P.fail(("EmbeddingEnumerator: table '%s' of module '%s': its constraints (%s; %s) leave none of the sharding types "
+    .. "%s with a compute kernel on a %s"):format(config.name, collection.path,
+    table.concat(constraint.sharding_types or { "any type" }, ", "),
+    table.concat(constraint.compute_kernels or { "any kernel" }, ", "), table.concat(offered, ", "),
+    topology.compute_device))
 end
 
---- All options of a model's tables, in a fixed order: collections from the last to the first (as TorchRec walks them), their tables, types,
---- kernels; each with its estimates.
+--- All options of a model's tables, in a fixed order: collections from the last to the first (as TorchRec walks them),
+--- their tables, types, kernels; each with its estimates.
 function EmbeddingEnumerator:enumerate(collections)
   constraints_of.check("EmbeddingEnumerator", self.constraints, collections)
   local list = {}

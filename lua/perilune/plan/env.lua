@@ -12,10 +12,10 @@ local fields = {
   tables = "the model has several collections (see env.modules), or none was given",
 }
 
---- TorchRec's ShardingEnv: world_size, rank, pg (a group; false: this is only a description), local_size (ranks of this rank's node) and
---- nodes (a number for each rank, from rank 0 on, equal for ranks of one node). One that a
---- plan's function gets has modules too (path of each embedding collection -> its tables' configs) and, for a model with one collection,
---- module (its path) and tables (its configs).
+--- TorchRec's ShardingEnv: world_size, rank, pg (a group; false: this is only a description), local_size (ranks of this
+--- rank's node) and nodes (a number for each rank, from rank 0 on, equal for ranks of one node). One that a
+--- plan's function gets has modules too (path of each embedding collection -> its tables' configs) and, for a model
+--- with one collection, module (its path) and tables (its configs).
 local MOST_RANKS = 2 ^ 20 -- as a Topology has
 
 local ShardingEnv = util.class "ShardingEnv"
@@ -35,14 +35,16 @@ end
 
 local function check_nodes(func, nodes, world_size)
   signature.value(func, "nodes", nodes, "table")
-  if #nodes ~= world_size then P.fail(("%s: %d nodes, wanted one for each of %d ranks"):format(func, #nodes, world_size)) end
+  if #nodes ~= world_size then
+    P.fail(("%s: %d nodes, wanted one for each of %d ranks"):format(func, #nodes, world_size))
+  end
   for i, node in ipairs(nodes) do util.integer(func, ("nodes[%d]"):format(i), node, 0, 2 ^ 31 - 1) end
 end
 
 --- ShardingEnv { world_size =, rank = 0, pg =, local_size = world_size, nodes = local_size ranks each }
 function ShardingEnv:init(args)
-  local a = util.named("ShardingEnv", args, { world_size = util.required, rank = 0, pg = util.optional, local_size = util.optional,
-    nodes = util.optional })
+  local a = util.named("ShardingEnv", args, { world_size = util.required, rank = 0, pg = util.optional,
+    local_size = util.optional, nodes = util.optional })
   self.world_size = util.integer("ShardingEnv", "world_size", a.world_size, 1, MOST_RANKS)
   self.rank = util.integer("ShardingEnv", "rank", a.rank, 0, a.world_size - 1)
   self.local_size = util.integer("ShardingEnv", "local_size", a.local_size or a.world_size, 1, 2 ^ 31 - 1)
@@ -50,8 +52,8 @@ function ShardingEnv:init(args)
   check_nodes("ShardingEnv", self.nodes, self.world_size)
   self.pg = a.pg ~= nil and group_of("ShardingEnv", a.pg)
   if self.pg and (self.pg:size() ~= self.world_size or self.pg:rank() ~= self.rank) then
-    P.fail(("ShardingEnv: rank %d of %d, but in %s this is rank %d of %d"):format(self.rank, self.world_size, tostring(self.pg),
-      self.pg:rank(), self.pg:size()))
+    P.fail(("ShardingEnv: rank %d of %d, but in %s this is rank %d of %d"):format(self.rank, self.world_size,
+      tostring(self.pg), self.pg:rank(), self.pg:size()))
   end
 end
 
@@ -63,7 +65,8 @@ function ShardingEnv.from_process_group(pg)
   return ShardingEnv { world_size = pg:size(), rank = pg:rank(), pg = pg, local_size = pg.local_size, nodes = nodes }
 end
 
---- The env of one of world_size ranks that are not there: to make and check plans without a job. local_size: ranks of a node.
+--- The env of one of world_size ranks that are not there: to make and check plans without a job. local_size: ranks of a
+--- node.
 function ShardingEnv.from_local(world_size, rank, local_size)
   return ShardingEnv { world_size = world_size, rank = rank or 0, local_size = local_size }
 end
@@ -76,7 +79,8 @@ function ShardingEnv:with_modules(modules)
   return copy
 end
 
---- An env of plain fields: those of ShardingEnv, as many of them as are known, modules, or module and tables, and any others.
+--- An env of plain fields: those of ShardingEnv, as many of them as are known, modules, or module and tables, and any
+--- others.
 function ShardingEnv.of(given)
   if ShardingEnv.is(given) then return given end
   local env = setmetatable(util.copy(given or {}), ShardingEnv)

@@ -1,5 +1,5 @@
--- plan: sharding plans (types.lua), what they are made for (env.lua), and the ways to get one: by hand from a Lua file, as data from JSON
--- (json.lua), or evenly by size.
+-- plan: sharding plans (types.lua), what they are made for (env.lua), and the ways to get one: by hand from a Lua file,
+-- as data from JSON (json.lua), or evenly by size.
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -15,23 +15,27 @@ for _, name in ipairs { "ShardingType", "EmbeddingComputeKernel", "CacheParams",
   M[name] = types[name]
 end
 for _, t in ipairs(sharding_types.list) do M[t.name] = types[t.name] end -- plan.row_wise, ...
-for _, name in ipairs { "to_json", "from_json", "save_json", "load_json", "to_text", "from_text", "save", "load_text" } do
+for _, name in ipairs { "to_json", "from_json", "save_json", "load_json", "to_text", "from_text", "save",
+  "load_text" } do
   M[name] = json[name]
 end
 
---- The planner's names and the files that have them: loaded when they are used. A part whose name begins with "_" is no public name itself.
+--- The planner's names and the files that have them: loaded when they are used. A part whose name begins with "_" is no
+--- public name itself.
 local planner = {
-  Topology = "topology", ParameterStorage = "topology", ParameterConstraints = "constraints", ShardingOption = "options",
-  EmbeddingEnumerator = "enumerators",
+  Topology = "topology", ParameterStorage = "topology", ParameterConstraints = "constraints",
+  ShardingOption = "options", EmbeddingEnumerator = "enumerators",
   EmbeddingStorageEstimator = "storage", EmbeddingPerfEstimator = "perf", torchrec_sharder = "enumerators",
-  perilune_sharder = "enumerators", FixedPercentageStorageReservation = "reservations", FixedAbsoluteStorageReservation = "reservations",
-  HeuristicalStorageReservation = "reservations", InferenceStorageReservation = "reservations", GreedyPerfPartitioner = "partitioners",
+  perilune_sharder = "enumerators", FixedPercentageStorageReservation = "reservations",
+  FixedAbsoluteStorageReservation = "reservations", HeuristicalStorageReservation = "reservations",
+  InferenceStorageReservation = "reservations", GreedyPerfPartitioner = "partitioners",
   MemoryBalancedPartitioner = "partitioners", UniformPartitioner = "partitioners", NoopPerfModel = "partitioners",
-  NoopStorageModel = "partitioners", GreedyProposer = "proposers", UniformProposer = "proposers", GridSearchProposer = "proposers",
-  DynamicProgrammingProposer = "proposers", RefiningProposer = "proposers", WeighingProposer = "weigh",
-  EmbeddingShardingPlanner = "planner",
-  colocate = "relations", spread = "relations", at_most = "relations", at_most_bytes = "relations", forbid = "relations",
-  pin = "relations", EmbeddingOffloadScaleupProposer = "offload", EmbeddingOffloadStats = "offload",
+  NoopStorageModel = "partitioners", GreedyProposer = "proposers", UniformProposer = "proposers",
+  GridSearchProposer = "proposers", DynamicProgrammingProposer = "proposers", RefiningProposer = "proposers",
+  WeighingProposer = "weigh", EmbeddingShardingPlanner = "planner",
+  colocate = "relations", spread = "relations", at_most = "relations", at_most_bytes = "relations",
+  forbid = "relations", pin = "relations", EmbeddingOffloadScaleupProposer = "offload",
+  EmbeddingOffloadStats = "offload",
 }
 for _, name in ipairs { "StepEstimator", "StepModel" } do planner[name] = "step" end
 local planner_files = { dense = "perilune.plan.dense", describe = "perilune.plan.describe",
@@ -44,9 +48,9 @@ end
 --- env as a plan's function gets it: a ShardingEnv; plain tables of its fields will do. See env.lua.
 function M.environment(env) return ShardingEnv.of(env) end
 
---- A plan from what a user has: a ShardingPlan, a function(env) that returns one, a plain table of module paths, or the path of a file:
---- data, if its name ends in ".json" (load_json) or ".plan" (load_text), else Lua that returns any of those. A Lua file is a program: it
---- can do whatever Lua can. env: see env.lua.
+--- A plan from what a user has: a ShardingPlan, a function(env) that returns one, a plain table of module paths, or the
+--- path of a file: data, if its name ends in ".json" (load_json) or ".plan" (load_text), else Lua that returns any of
+--- those. A Lua file is a program: it can do whatever Lua can. env: see env.lua.
 function M.load(source, env)
   local from, file, ran = "plan", type(source) == "string" and source, false
   env = M.environment(env)
@@ -76,8 +80,8 @@ function M.construct_module_sharding_plan(configs, per_param_sharding, env)
   return plan
 end
 
---- Whole tables over ranks, the largest first, each to the rank that has the fewest bytes: what a model gets that comes without a plan.
---- `modules`: path -> list of table configs.
+--- Whole tables over ranks, the largest first, each to the rank that has the fewest bytes: what a model gets that comes
+--- without a plan. `modules`: path -> list of table configs.
 function M.table_wise_by_size(modules, env)
   local tables = {}
   for path, configs in util.ordered(modules) do
@@ -105,8 +109,9 @@ function M.table_wise_by_size(modules, env)
 end
 
 signature.check("plan.", M, {
-  environment = "env: table?", load = "source: any, env: table?", table_wise_by_size = "modules: table, env: ranks_of_plan",
-  construct_module_sharding_plan = "configs: table_configs, per_param_sharding: table, env: ranks_of_plan",
+  environment = "env: table?", load = "source: any, env: table?",
+  table_wise_by_size = "modules: table, env: ranks_of_plan", construct_module_sharding_plan =
+    "configs: table_configs, per_param_sharding: table, env: ranks_of_plan",
 })
 
 return util.face("peri.plan", M, planner_files, planner)

@@ -1,5 +1,5 @@
--- plan/json.lua: plans as data: JSON, or Lua text (text.lua), that says what a plan says and nothing else. Reading it runs nothing and
--- opens no file but itself, so that a plan may come from somebody else.
+-- plan/json.lua: plans as data: JSON, or Lua text (text.lua), that says what a plan says and nothing else. Reading it
+-- runs nothing and opens no file but itself, so that a plan may come from somebody else.
 --
 --   {
 --     "perilune_plan": 1,
@@ -11,8 +11,8 @@
 --     }
 --   }
 --
--- The keys of a table are the arguments of ParameterSharding; cache_params are those of CacheParams, but for the directory: a plan that
--- came as data does not say where files are written.
+-- The keys of a table are the arguments of ParameterSharding; cache_params are those of CacheParams, but for the
+-- directory: a plan that came as data does not say where files are written.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local types = require "perilune.plan.types"
@@ -31,7 +31,7 @@ local function dkjson(func)
   return json
 end
 
--- -- writing -----------------------------------------------------------------------------------------------------------------------
+-- -- writing ----------------------------------------------------------------------------------------------------------
 
 local entry_keys = { "sharding_type", "compute_kernel", "ranks", "sizes", "hosts", "cache_params" }
 local cache_keys = { "algorithm", "load_factor", "ways", "reserved_memory", "precision", "prefetch_pipeline" }
@@ -43,7 +43,8 @@ local function check_plan(func, plan)
     for name, sharding in util.ordered(module_plan.tables) do
       for _, key in ipairs { "directory", "stats" } do
         if sharding.cache_params and sharding.cache_params[key] then
-          fail("%s: module '%s', table '%s': cache_params have a %s, which plans in files of data do not", func, path, name, key)
+          fail("%s: module '%s', table '%s': cache_params have a %s, which plans in files of data do not", func, path,
+            name, key)
         end
       end
     end
@@ -82,20 +83,22 @@ end
 --- The same into a file.
 function M.save_json(plan, path) text_data.write(path, M.to_json(plan), "plan.save_json") end
 
---- A ShardingPlan as Lua text, which plan.from_text reads without running it; the same for the same plan. `note` (optional): comments
---- above it.
+--- A ShardingPlan as Lua text, which plan.from_text reads without running it; the same for the same plan. `note`
+--- (optional): comments above it.
 function M.to_text(sharding_plan, note)
   local head = note and "-- " .. note:gsub("\n", "\n-- ") .. "\n" or ""
-  return head .. "return " .. text_data.encode(data_of(sharding_plan, "plan.to_text"), { "perilune_plan", unpack(entry_keys) }, 3) .. "\n"
+  return head .. "return " .. text_data.encode(data_of(sharding_plan, "plan.to_text"),
+    { "perilune_plan", unpack(entry_keys) }, 3) .. "\n"
 end
 
---- The same into a file, whose name should end in ".plan"; JSON, without the note, if it ends in ".json", as plan.load reads it.
+--- The same into a file, whose name should end in ".plan"; JSON, without the note, if it ends in ".json", as plan.load
+--- reads it.
 function M.save(plan, path, note)
   if path:match "%.json$" then return M.save_json(plan, path) end
   text_data.write(path, M.to_text(plan, note), "plan.save")
 end
 
--- -- reading -----------------------------------------------------------------------------------------------------------------------
+-- -- reading ----------------------------------------------------------------------------------------------------------
 
 --- A name out of the text, or (longer) a message about it, for a message.
 local function shown(name, most)
@@ -103,10 +106,12 @@ local function shown(name, most)
   return #name > most and name:sub(1, most) .. "..." or name
 end
 
-local ends_value, begins_value = { ['"'] = true, ["]"] = true, ["}"] = true }, { ['"'] = true, ["["] = true, ["{"] = true }
+local ends_value, begins_value = { ['"'] = true, ["]"] = true, ["}"] = true },
+  { ['"'] = true, ["["] = true, ["{"] = true }
 
---- Whether a comma is missing between the character `before` (the end of a text, or one of ,[]{}) and the next one, `c`, that begins a text
---- or is one of these. `between` is what stands between them: a colon, a number, true, false, or nothing.
+--- Whether a comma is missing between the character `before` (the end of a text, or one of ,[]{}) and the next one,
+--- `c`, that begins a text or is one of these. `between` is what stands between them: a colon, a number, true, false,
+--- or nothing.
 local function lacks_comma(before, between, c)
   local after_colon = before == '"' and between:match "^%s*:(.*)"
   local value = (after_colon or between):match "^%s*(.-)%s*$"
@@ -114,8 +119,9 @@ local function lacks_comma(before, between, c)
   return value:find "%s" ~= nil or follows and value ~= "" or begins_value[c] and (follows or value ~= "")
 end
 
---- An error for lists and objects within each other beyond a depth that no plan has: the decoder calls itself for each. Returns what the
---- decoder takes though it is no JSON: nil, or words for a comment, a comma before the end of a list, or a comma that is missing.
+--- An error for lists and objects within each other beyond a depth that no plan has: the decoder calls itself for each.
+--- Returns what the decoder takes though it is no JSON: nil, or words for a comment, a comma before the end of a list,
+--- or a comma that is missing.
 local function check_nesting(text, from)
   local depth, at, before, odd = 0, 1, "", nil
   while true do
@@ -131,7 +137,9 @@ local function check_nesting(text, from)
       at = stop + 1
     elseif c == "/" then odd = odd or ("a comment at byte %d, which JSON has not"):format(place)
     elseif c == "," then
-      if text:find("^%s*[%]}]", at) then odd = odd or ("a comma at byte %d, before the end of a list or an object"):format(place) end
+      if text:find("^%s*[%]}]", at) then
+        odd = odd or ("a comma at byte %d, before the end of a list or an object"):format(place)
+      end
     else
       depth = depth + ((c == "[" or c == "{") and 1 or -1)
       if depth > text_data.DEPTH then
@@ -141,8 +149,8 @@ local function check_nesting(text, from)
   end
 end
 
---- Decoded objects and lists stay empty: what they hold is kept beside them, so that a key that comes twice is seen. Returns the decoded
---- value, kind (by table: "object" or "list") and held (by table: what it holds).
+--- Decoded objects and lists stay empty: what they hold is kept beside them, so that a key that comes twice is seen.
+--- Returns the decoded value, kind (by table: "object" or "list") and held (by table: what it holds).
 local function decode(text, from)
   local json, null, kind, held = dkjson(from), {}, {}, {}
   local function meta(what)
@@ -191,7 +199,9 @@ local function check_object(where, kind, value, required, optional)
   local known = util.index_of(required)
   for _, key in ipairs(optional) do known[key] = true end
   for key in util.ordered(value) do
-    if not known[key] then fail("%s: no key '%s'; allowed: %s", where, shown(key), table.concat(util.keys(known), ", ")) end
+    if not known[key] then
+      fail("%s: no key '%s'; allowed: %s", where, shown(key), table.concat(util.keys(known), ", "))
+    end
   end
   for _, key in ipairs(required) do
     if value[key] == nil then fail("%s: the key '%s' is missing", where, key) end
@@ -200,7 +210,9 @@ local function check_object(where, kind, value, required, optional)
 end
 
 local function check_list(where, kind, value)
-  if value ~= nil and kind[value] ~= "list" then fail("%s is %s, wanted a list of numbers", where, kind_of(kind, value)) end
+  if value ~= nil and kind[value] ~= "list" then
+    fail("%s is %s, wanted a list of numbers", where, kind_of(kind, value))
+  end
 end
 
 local function sharding_of(where, kind, entry)
@@ -212,7 +224,8 @@ local function sharding_of(where, kind, entry)
   if cache ~= nil then
     check_object(where .. ": cache_params", kind, cache, {}, cache_keys)
     if cache.prefetch_pipeline ~= nil and type(cache.prefetch_pipeline) ~= "boolean" then
-      fail("%s: cache_params: prefetch_pipeline is %s, wanted true or false", where, kind_of(kind, cache.prefetch_pipeline))
+      fail("%s: cache_params: prefetch_pipeline is %s, wanted true or false", where,
+        kind_of(kind, cache.prefetch_pipeline))
     end
   end
   local ok, result = pcall(types.ParameterSharding, entry)
@@ -224,7 +237,8 @@ end
 local function from_data(value, kind, from)
   check_object(from .. ": the plan", kind, value, { "perilune_plan", "modules" }, {})
   if value.perilune_plan ~= VERSION then
-    fail("%s: perilune_plan (the version of the format) is %s, allowed: %d", from, shown(signature.text(value.perilune_plan)), VERSION)
+    fail("%s: perilune_plan (the version of the format) is %s, allowed: %d", from,
+      shown(signature.text(value.perilune_plan)), VERSION)
   end
   local modules = {}
   for path, tables in util.ordered(check_object(from .. ": modules", kind, value.modules)) do

@@ -1,5 +1,5 @@
--- plan/kinds.lua: what the planner's public functions take, as kinds of signature.lua. Users write parts of planners themselves, so what a
--- part needs is asked of its methods, not of its class.
+-- plan/kinds.lua: what the planner's public functions take, as kinds of signature.lua. Users write parts of planners
+-- themselves, so what a part needs is asked of its methods, not of its class.
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local nn = require "perilune.nn"
@@ -10,8 +10,8 @@ require "perilune.plan.types"
 
 signature.object("matrix_sizes", "a list of two numbers", { [1] = "number", [2] = "number" })
 signature.list_of("matrices_sizes", "a list of { out, in }", "matrix_sizes")
-signature.object("planned_table", "the configuration of a table with features", { name = "string", num_embeddings = "count",
-  embedding_dim = "count", feature_names = "strings" })
+signature.object("planned_table", "the configuration of a table with features",
+  { name = "string", num_embeddings = "count", embedding_dim = "count", feature_names = "strings" })
 signature.list_of("planned_tables", "a list of configurations of tables with features", "planned_table")
 signature.object("collection", "a collection of a model", { path = "string", kind = "string", tables = "planned_tables",
   sharder = "table?", optimizers = "table?" })
@@ -25,12 +25,16 @@ local function sums_of(x) -- of parameters beside tables
   end
   if x.matrices ~= nil and not signature.is("matrices_sizes", x.matrices) then return "matrices" end
 end
-signature.kind("model", described, function(x) return signature.is("collections_of_model", x) and x[1] ~= nil and not sums_of(x) end,
+signature.kind("model", described, function(x)
+  return signature.is("collections_of_model", x) and x[1] ~= nil and not sums_of(x)
+end,
   function(x)
     local wrong = util.is_plain(x) and sums_of(x)
     if wrong then return ("has %s = %s, wanted %s"):format(wrong, signature.text(x[wrong]),
       wrong == "matrices" and "a list of { out, in }" or "a whole number of bytes") end
-    if nn.Module.is(x) then return ("is an nn.Module, wanted what plan.describe.of(%s) makes of it"):format(x.class_name) end
+    if nn.Module.is(x) then
+      return ("is an nn.Module, wanted what plan.describe.of(%s) makes of it"):format(x.class_name)
+    end
     if util.is_plain(x) and x[1] == nil and (next(x) == nil or x.dense_bytes) then return "has no tables" end
     return signature.why("collections_of_model", x)
   end)
@@ -42,7 +46,9 @@ signature.kind("constraints", "a table of ParameterConstraints", function(x)
   end
   return true
 end)
-signature.kind("constraint", "ParameterConstraints", function(x) return constraints.ParameterConstraints.is(x) or util.is_plain(x) end)
+signature.kind("constraint", "ParameterConstraints", function(x)
+  return constraints.ParameterConstraints.is(x) or util.is_plain(x)
+end)
 
 local function estimated(option)
   return options.ShardingOption.is(option) and option.total_storage ~= nil and option.total_perf ~= nil
@@ -72,10 +78,12 @@ signature.object("performance_model", "a performance model", { rate = "callable"
 
 local M = {}
 
---- By checked method, the method without its checks: for a planner that calls it thousands of times with what it has looked at itself.
+--- By checked method, the method without its checks: for a planner that calls it thousands of times with what it has
+--- looked at itself.
 M.unchecked = {}
 
---- Put checks in front of methods of a class: as signature.check, of which `self` is an object of the class (or of one below it).
+--- Put checks in front of methods of a class: as signature.check, of which `self` is an object of the class (or of one
+--- below it).
 function M.methods(class, signatures)
   local name = class.class_name
   signature.kind(name, (name:match "^[AEIOU]" and "an " or "a ") .. name, class.is)

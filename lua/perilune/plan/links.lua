@@ -1,29 +1,30 @@
 -- plan/links.lua: a step across hosts: what ranks compute while links work. plan/step.lua counts and prices both.
 --
--- Ranks look up their tables in parts, and rows of a part set out while the next is looked up; gradients come back in parts, and each is
--- applied while the next is on its way (runtime/shard/walk.c). A rank that computes moves no messages on. So rows leave from when their
--- part is looked up and the ranks of other hosts are done with theirs; and gradients are on their way for as long as links take, and as
--- long as their senders apply others meanwhile.
+-- Ranks look up their tables in parts, and rows of a part set out while the next is looked up; gradients come back in
+-- parts, and each is applied while the next is on its way (runtime/shard/walk.c). A rank that computes moves no
+-- messages on. So rows leave from when their part is looked up and the ranks of other hosts are done with theirs; and
+-- gradients are on their way for as long as links take, and as long as their senders apply others meanwhile.
 local ffi = require "ffi"
 
 local M = {}
 
 local PARTS = 8 -- of a rank's tables (runtime/shard/routes.h)
 
---- Parts of what a rank has that take it as long each. Tables whose rows are summed within a host first are one; of tables with unlike
---- bags there are as many as of the one with most ids.
+--- Parts of what a rank has that take it as long each. Tables whose rows are summed within a host first are one; of
+--- tables with unlike bags there are as many as of the one with most ids.
 local function parts_of(c)
   local alike = c.most_ids > 0 and math.floor(c.id / c.most_ids + 1e-9) or 1
   return math.max(1, math.min(PARTS, alike, c.whole_rows + c.rank_sums + math.min(1, c.host_sums)))
 end
 
---- When ranks are done with what takes them `ms` and cannot begin before `ready` (lists by rank). Those that share processors have as much
---- of them each.
+--- When ranks are done with what takes them `ms` and cannot begin before `ready` (lists by rank). Those that share
+--- processors have as much of them each.
 function M.ends(topology, ready, ms)
   local n, P, ends = #ms, topology.processors, {}
   local together = topology.local_world_size * topology.hosts_sharing
   for first = 1, n, together do
-    local last, waiting, left, now = math.min(first + together - 1, n), {}, {}, 0 -- ranks, and what they have left to do
+    -- ranks, and what they have left to do
+    local last, waiting, left, now = math.min(first + together - 1, n), {}, {}, 0
     for r = first, last do
       if last - first < P then ends[r] = ready[r] + ms[r]
       else waiting[#waiting + 1], left[r] = r, ms[r] end
@@ -32,7 +33,9 @@ function M.ends(topology, ready, ms)
       local running, soonest, others = 0, math.huge, {}
       for _, r in ipairs(waiting) do running = running + (ready[r] <= now and 1 or 0) end
       local slower = math.max(1, running / P)
-      for _, r in ipairs(waiting) do soonest = math.min(soonest, ready[r] > now and ready[r] or now + left[r] * slower) end
+      for _, r in ipairs(waiting) do
+        soonest = math.min(soonest, ready[r] > now and ready[r] or now + left[r] * slower)
+      end
       for _, r in ipairs(waiting) do
         if ready[r] <= now and now + left[r] * slower <= soonest then ends[r] = soonest
         else
@@ -69,8 +72,8 @@ end
 --- Bytes a millisecond of a host's link, one way: its ranks' together, whichever of them sends.
 local function bandwidth(topology) return topology.inter_host_bw * topology.local_world_size end
 
---- Milliseconds that each rank's bytes to other hosts, and from them (arrays by rank from 0), take its host's link, the slower way: all
---- ranks of a host have those of all of them.
+--- Milliseconds that each rank's bytes to other hosts, and from them (arrays by rank from 0), take its host's link, the
+--- slower way: all ranks of a host have those of all of them.
 function M.far_ms(out, into, topology)
   local W, L = topology.world_size, topology.local_world_size
   local ms = ffi.new("double[?]", W)
@@ -85,7 +88,8 @@ end
 local Links = {}
 Links.__index = Links
 
---- A link each way of every host, its ranks' together: the bytes that are before it; below 0: that it lets through at once, having rested.
+--- A link each way of every host, its ranks' together: the bytes that are before it; below 0: that it lets through at
+--- once, having rested.
 local function new_links(ranks, topology)
   local L = topology.local_world_size
   local self = setmetatable({ ranks = ranks, L = L, n = math.ceil(#ranks / L), out = {}, into = {},
@@ -134,7 +138,8 @@ function Links:leaves(n, at, bytes)
   times[n], of[n] = at, bytes
 end
 
---- Rows leave, while ranks look them up until `over`. Returns milliseconds until all is done; links are as they are then.
+--- Rows leave, while ranks look them up until `over`. Returns milliseconds until all is done; links are as they are
+--- then.
 function Links:rows(over)
   local taken, ms, bytes, moments = largest_elsewhere(over, self.n, self.L), 0, {}, {}
   for h = 1, self.n do
@@ -151,7 +156,8 @@ function Links:rows(over)
       ms = math.max(ms, over[r])
     end
     for i = 0, n - 1 do level, now = self:later(level, self.at[i] - now) + self.bytes[i], self.at[i] end
-    self.out[h], ms = level + now * self.bandwidth, math.max(ms, now + level / self.bandwidth) -- as if they had waited since 0
+    -- as if they had waited since 0
+    self.out[h], ms = level + now * self.bandwidth, math.max(ms, now + level / self.bandwidth)
   end
   local others, at = mean_elsewhere(bytes), mean_elsewhere(moments)
   for h = 1, self.n do
@@ -184,8 +190,9 @@ end
 
 local STEPS = 8 -- until links rest as they did in the step before
 
---- Milliseconds of a step's passes: { forward =, backward = }. ranks: counts (step.by_rank) of several hosts; compute: by pass { before =
---- what all ranks do when nothing is on its way, own = a list by rank: what they look up, or apply }.
+--- Milliseconds of a step's passes: { forward =, backward = }. ranks: counts (step.by_rank) of several hosts; compute:
+--- by pass { before = what all ranks do when nothing is on its way, own = a list by rank: what they look up, or apply
+--- }.
 function M.passes(ranks, topology, compute)
   local links, nothing, ms = new_links(ranks, topology), {}, {}
   for r = 1, #ranks do nothing[r] = 0 end

@@ -1,4 +1,5 @@
--- plan/load.lua: what ranks have left and what they have to do, while a plan is put together; and a heap of ranks, the least busy first.
+-- plan/load.lua: what ranks have left and what they have to do, while a plan is put together; and a heap of ranks, the
+-- least busy first.
 local ffi = require "ffi"
 local util = require "perilune.util"
 
@@ -10,8 +11,8 @@ local doubles = ffi.typeof "double[?]"
 local Load = util.class "Load"
 M.Load = Load
 
---- Of all ranks of a topology. Storage: bytes that are left; times: milliseconds so far. `most`: no rank has more than this of its own
---- memory. topology.rules: of relations (relations.lua), or nil.
+--- Of all ranks of a topology. Storage: bytes that are left; times: milliseconds so far. `most`: no rank has more than
+--- this of its own memory. topology.rules: of relations (relations.lua), or nil.
 function Load:init(topology, most)
   local n = topology.world_size
   self.rules = topology.rules
@@ -27,7 +28,9 @@ function Load:init(topology, most)
   end
 end
 
-function Load:fits(r, storage) return storage.hbm <= self.hbm[r] and storage.ddr <= self.ddr[r] and storage.ssd <= self.ssd[r] end
+function Load:fits(r, storage)
+  return storage.hbm <= self.hbm[r] and storage.ddr <= self.ddr[r] and storage.ssd <= self.ssd[r]
+end
 
 --- Whether a shard of an option's `run` may be on rank r: it fits, and no relation is against it.
 function Load:takes(r, run, option)
@@ -40,7 +43,8 @@ function Load:add(r, run, option)
   local s, p = run.storage, run.perf
   self.hbm[r], self.ddr[r], self.ssd[r] = self.hbm[r] - s.hbm, self.ddr[r] - s.ddr, self.ssd[r] - s.ssd
   local a, b = self.fwd_compute[r] + p.fwd_compute, self.bwd_compute[r] + p.bwd_compute
-  local c, d, e = self.fwd_comms[r] + p.fwd_comms, self.bwd_comms[r] + p.bwd_comms, self.prefetch[r] + p.prefetch_compute
+  local c, d, e = self.fwd_comms[r] + p.fwd_comms, self.bwd_comms[r] + p.bwd_comms, self.prefetch[r]
+    + p.prefetch_compute
   self.fwd_compute[r], self.bwd_compute[r], self.fwd_comms[r], self.bwd_comms[r], self.prefetch[r] = a, b, c, d, e
   self.total[r] = a + b + c + d + e
 end
@@ -56,7 +60,7 @@ function Load:restore(of_rules, first, n)
   if self.rules then self.rules:restore(of_rules) end
 end
 
--- -- the heap ---------------------------------------------------------------------------------------------------------------------------
+-- -- the heap ---------------------------------------------------------------------------------------------------------
 
 --- Ranks by time so far; equal ones by their place on their hosts, so that the first shards spread over hosts.
 local Heap = util.class "Heap"

@@ -19,15 +19,19 @@ function Cost:estimate(options)
     for _, run in ipairs(option.runs) do
       local known = util.index_of(util.keys(run.perf))
       local returned = self.f(run.perf, option, run, self.topology)
-      if returned ~= nil then P.fail(("cost: it returned %s, wanted nothing: it changes fields of perf"):format(tostring(returned))) end
+      if returned ~= nil then
+        P.fail(("cost: it returned %s, wanted nothing: it changes fields of perf"):format(tostring(returned)))
+      end
       for name in util.ordered(run.perf) do
-        if not known[name] then P.fail(("cost: perf has no field '%s'; it has: %s"):format(tostring(name), table.concat(parts, ", "))) end
+        if not known[name] then
+          P.fail(("cost: perf has no field '%s'; it has: %s"):format(tostring(name), table.concat(parts, ", ")))
+        end
       end
       for _, part in ipairs(parts) do
         local ms = run.perf[part]
         if type(ms) ~= "number" or not (ms >= 0 and ms < math.huge) then
-          P.fail(("cost: %s of table '%s' (%s, %s) is %s, allowed: finite numbers >= 0 (milliseconds)"):format(part, option.fqn,
-            option.sharding_type, option.compute_kernel, tostring(ms)))
+          P.fail(("cost: %s of table '%s' (%s, %s) is %s, allowed: finite numbers >= 0 (milliseconds)"):format(part,
+            option.fqn, option.sharding_type, option.compute_kernel, tostring(ms)))
         end
       end
       run.perf.total = perf.total(run.perf)
@@ -36,12 +40,15 @@ function Cost:estimate(options)
   end
 end
 
---- A performance model whose rating is f(load), the less the better. load: ms, hbm, ddr, ssd (bytes) and each part of the time
---- (fwd_compute, fwd_comms, bwd_compute, bwd_comms, prefetch_compute): lists by rank; topology; proposal and placement.
+--- A performance model whose rating is f(load), the less the better. load: ms, hbm, ddr, ssd (bytes) and each part of
+--- the time (fwd_compute, fwd_comms, bwd_compute, bwd_comms, prefetch_compute): lists by rank; topology; proposal and
+--- placement.
 local Objective = util.seal(util.class "Objective")
 M.Objective = Objective
 function Objective:init(f, topology)
-  if not util.is_callable(f) then P.fail(("EmbeddingShardingPlanner: objective is a %s, wanted a function(load)"):format(type(f))) end
+  if not util.is_callable(f) then
+    P.fail(("EmbeddingShardingPlanner: objective is a %s, wanted a function(load)"):format(type(f)))
+  end
   self.f, self.topology = f, topology
 end
 

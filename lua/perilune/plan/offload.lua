@@ -1,4 +1,5 @@
--- plan/offload.lua: caches of tables in slower memory, made larger as long as memory is left (TorchRec's EmbeddingOffloadScaleupProposer).
+-- plan/offload.lua: caches of tables in slower memory, made larger as long as memory is left (TorchRec's
+-- EmbeddingOffloadScaleupProposer).
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local kinds = require "perilune.plan.kinds"
@@ -7,15 +8,15 @@ local signature = require "perilune.signature"
 local M = {}
 
 -- -- statistics
--- ----------------------------------------------------------------------------------------------------------------------------
+-- ---------------------------------------------------------------------------------------------------------------------
 
 --- What is known of a table's ids (TorchRec's CacheStatistics): CacheParams.stats.
 local EmbeddingOffloadStats = util.seal(util.class "EmbeddingOffloadStats")
 M.EmbeddingOffloadStats = EmbeddingOffloadStats
 
---- EmbeddingOffloadStats { cacheability =, expected_lookups =, mrc_hist_counts =, height = }: the area under the curve of miss ratios (the
---- less, the easier to cache), distinct ids of a batch of all ranks, how many lookups a cache of 1/n, 2/n, ... of the rows serves beyond
---- the one before it, rows of the table.
+--- EmbeddingOffloadStats { cacheability =, expected_lookups =, mrc_hist_counts =, height = }: the area under the curve
+--- of miss ratios (the less, the easier to cache), distinct ids of a batch of all ranks, how many lookups a cache of
+--- 1/n, 2/n, ... of the rows serves beyond the one before it, rows of the table.
 function EmbeddingOffloadStats:init(args)
   local f = "EmbeddingOffloadStats"
   local a = util.named(f, args, { cacheability = util.required.number, expected_lookups = util.required.number,
@@ -40,9 +41,10 @@ function EmbeddingOffloadStats:expected_miss_rate(load_factor)
 end
 
 -- -- a search on an interval
--- -----------------------------------------------------------------------------------------------------------------
+-- ---------------------------------------------------------------------------------------------------------------------
 
---- Luus and Jaakola's random search for the least of a function in [left, right]; its numbers are the same in every run.
+--- Luus and Jaakola's random search for the least of a function in [left, right]; its numbers are the same in every
+--- run.
 local Search = util.class "LuusJaakolaSearch"
 M.LuusJaakolaSearch = Search
 
@@ -88,7 +90,7 @@ function Search:next(cost)
 end
 
 -- -- options with other caches
--- ---------------------------------------------------------------------------------------------------------------
+-- ---------------------------------------------------------------------------------------------------------------------
 
 --- A copy of a cached option with another load factor; nil: without a cache, in its own memory. Not estimated yet.
 local function with_cache(option, load_factor)
@@ -120,9 +122,9 @@ end
 local EmbeddingOffloadScaleupProposer = util.class "EmbeddingOffloadScaleupProposer"
 M.EmbeddingOffloadScaleupProposer = EmbeddingOffloadScaleupProposer
 
---- EmbeddingOffloadScaleupProposer { use_depth = true }: one plan, a cached option for each table that has one, then the same with larger
---- caches, as the search on the memory that they may take goes. For tables whose cache_params have stats; constraints should leave one
---- option of the others.
+--- EmbeddingOffloadScaleupProposer { use_depth = true }: one plan, a cached option for each table that has one, then
+--- the same with larger caches, as the search on the memory that they may take goes. For tables whose cache_params have
+--- stats; constraints should leave one option of the others.
 function EmbeddingOffloadScaleupProposer:init(args)
   self.use_depth = util.named("EmbeddingOffloadScaleupProposer", args, { use_depth = true }).use_depth
   self.start = {}
@@ -151,7 +153,9 @@ function EmbeddingOffloadScaleupProposer:load(space, enumerator)
     local cached, has = option.compute_kernel == "fused_uvm_caching", now and now.compute_kernel == "fused_uvm_caching"
     if not now or cached and not has or cached == has and option[field] < now[field] then start[i] = option end
   end
-  local plain = self:_replaced(start, function(o) return o.compute_kernel == "fused_uvm_caching" and with_cache(o) or nil end)
+  local plain = self:_replaced(start, function(o)
+    return o.compute_kernel == "fused_uvm_caching" and with_cache(o) or nil
+  end)
   self.start = {} -- a cache whose bookkeeping is larger than the table is none
   for i, option in ipairs(start) do
     self.start[i] = plain[i].total_storage.hbm < option.total_storage.hbm and plain[i] or option
@@ -169,13 +173,13 @@ function EmbeddingOffloadScaleupProposer:_models(list)
   return util.map(list, function(option, i)
     local a = (high[i].total_storage.hbm - low[i].total_storage.hbm) / 0.8
     local least = low[i].total_storage.hbm - a * 0.1
-    return { least = least, most = least + a, span = a, plain = plain[i].total_storage.hbm, cache = a * option.cache_params.load_factor,
-      priority = priority(option) }
+    return { least = least, most = least + a, span = a, plain = plain[i].total_storage.hbm,
+      cache = a * option.cache_params.load_factor, priority = priority(option) }
   end)
 end
 
---- Hand `budget` bytes out by priority; a table whose cache would take more than the table itself is promoted, and gives the difference
---- back.
+--- Hand `budget` bytes out by priority; a table whose cache would take more than the table itself is promoted, and
+--- gives the difference back.
 local function allocate(models, budget)
   for _ = 1, 128 do
     local all = 0
@@ -220,7 +224,8 @@ function EmbeddingOffloadScaleupProposer:feedback(partitionable, proposal, ratin
     end
     local room = -used
     for _, device in ipairs(topology.devices) do room = room + device.hbm end
-    local ceiling = bytes_of(self:_replaced(proposal, function(o) return priority(o) and with_cache(o) or nil end)) - used
+    local ceiling = bytes_of(self:_replaced(proposal, function(o) return priority(o) and with_cache(o) or nil end))
+      - used
     self.search = Search(0, math.max(0, math.min(room, ceiling)), 16, rating)
   end
   if not partitionable then self.search:shrink_right(used - bytes_of(self.start)) end
@@ -238,6 +243,7 @@ signature.check("EmbeddingOffloadScaleupProposer:", EmbeddingOffloadScaleupPropo
   feedback = "self: loaded_offload, partitionable: any, proposal: proposal, rating: number?, topology: Topology",
   _replaced = "self: loaded_offload, list: options, change: function", _models = "self: loaded_offload, list: proposal",
   _scaled = "self: loaded_offload, budget: number" })
-kinds.methods(Search, { uniform = "a: number, b: number", clamp = "x: number", shrink_right = "right: number", next = "cost: number?" })
+kinds.methods(Search, { uniform = "a: number, b: number", clamp = "x: number", shrink_right = "right: number",
+  next = "cost: number?" })
 
 return M

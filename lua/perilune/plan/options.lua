@@ -1,7 +1,7 @@
 -- plan/options.lua: one way to shard one table (TorchRec's ShardingOption), and how each way cuts tables.
 --
--- A table on hundreds of ranks has hundreds of shards of two or three sizes. An option keeps them as `runs`: equal shards that follow one
--- another, with what one of them costs.
+-- A table on hundreds of ranks has hundreds of shards of two or three sizes. An option keeps them as `runs`: equal
+-- shards that follow one another, with what one of them costs.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
@@ -12,19 +12,24 @@ local data_bytes = constraints_of.data_bytes
 
 local M = {}
 
-signature.kind("sharding_type", "the name of a sharding type", function(x) return type(x) == "string" and sharding_types.of[x] ~= nil end)
-signature.object("storage", "bytes of a shard: { hbm =, ddr =, ssd = }", { hbm = "number", ddr = "number", ssd = "number" })
-local parts = { fwd_compute = "number", bwd_compute = "number", fwd_comms = "number", bwd_comms = "number", prefetch_compute = "number" }
+signature.kind("sharding_type", "the name of a sharding type", function(x)
+  return type(x) == "string" and sharding_types.of[x] ~= nil
+end)
+signature.object("storage", "bytes of a shard: { hbm =, ddr =, ssd = }",
+  { hbm = "number", ddr = "number", ssd = "number" })
+local parts = { fwd_compute = "number", bwd_compute = "number", fwd_comms = "number", bwd_comms = "number",
+  prefetch_compute = "number" }
 signature.object("parts", "the parts of a shard's time", parts)
 local times = util.copy(parts)
 times.total = "number"
 signature.object("times", "times of a shard, as an estimator makes them", times)
-signature.object("run", "a run of shards", { n = "count", rows = "count", cols = "count", row_offset = "count", col_offset = "count",
-  storage = "storage?", perf = "times?" })
+signature.object("run", "a run of shards", { n = "count", rows = "count", cols = "count", row_offset = "count",
+  col_offset = "count", storage = "storage?", perf = "times?" })
 
 local MIN_COLUMNS = 128 -- of a block of columns, unless a constraint says another number
 
---- Columns of a block: the least number from `least` on that divides `dim` and is a multiple of 4; dim if there is none.
+--- Columns of a block: the least number from `least` on that divides `dim` and is a multiple of 4; dim if there is
+--- none.
 function M.block_columns(dim, least)
   for columns = least or MIN_COLUMNS, dim - 1 do
     if dim % columns == 0 and columns % 4 == 0 then return columns end
@@ -38,7 +43,9 @@ local function cut_rows(runs, rows, n, cols, col_offset)
   local full = math.floor(rows / block)
   local rest = rows - full * block
   local function add(count, size, offset)
-    if count > 0 then runs[#runs + 1] = { n = count, rows = size, cols = cols, row_offset = offset, col_offset = col_offset } end
+    if count > 0 then
+      runs[#runs + 1] = { n = count, rows = size, cols = cols, row_offset = offset, col_offset = col_offset }
+    end
   end
   add(full, block, 0)
   add(rest > 0 and 1 or 0, rest, full * block)
@@ -56,12 +63,14 @@ local function cut_rows_by_memory(runs, rows, memory, cols)
   end
 end
 
---- The runs of a table of `rows` x `dim` under a sharding type. They have n, rows, cols, row_offset, col_offset (of the first shard).
+--- The runs of a table of `rows` x `dim` under a sharding type. They have n, rows, cols, row_offset, col_offset (of the
+--- first shard).
 function M.runs(sharding_type, rows, dim, topology, min_partition)
   local t, runs = sharding_types.of[sharding_type], {}
   local columns = t.cuts_columns and M.block_columns(dim, min_partition) or dim
   if not t.cuts_rows then
-    return { { n = t.replica and topology.world_size or dim / columns, rows = rows, cols = columns, row_offset = 0, col_offset = 0 } }
+    return { { n = t.replica and topology.world_size or dim / columns, rows = rows, cols = columns, row_offset = 0,
+      col_offset = 0 } }
   end
   local custom = not t.in_node and topology.custom_topology_data
   local memory = custom and custom[topology:own_tier() .. "_cap"]
@@ -73,32 +82,36 @@ function M.runs(sharding_type, rows, dim, topology, min_partition)
   return runs
 end
 
--- -- options --------------------------------------------------------------------------------------------------------------------------
+-- -- options ----------------------------------------------------------------------------------------------------------
 
---- Fields: id (position in the search space), path, name, fqn, rows, dim, data_type, sharding_type, compute_kernel, partition_by, runs,
---- num_shards, input_lengths, num_poolings, batch_sizes (a number for each feature), is_pooled, is_weighted, cache_params or nil,
---- output_dtype or nil, optimizer or nil, fused_params (of the table's collection) or nil. Estimators fill run.storage = { hbm =, ddr =,
---- ssd = } (bytes of one shard) and run.perf (ms of one shard: fwd_compute, fwd_comms, bwd_compute, bwd_comms, prefetch_compute,
---- input_dist_comms, total).
+--- Fields: id (position in the search space), path, name, fqn, rows, dim, data_type, sharding_type, compute_kernel,
+--- partition_by, runs, num_shards, input_lengths, num_poolings, batch_sizes (a number for each feature), is_pooled,
+--- is_weighted, cache_params or nil, output_dtype or nil, optimizer or nil, fused_params (of the table's collection) or
+--- nil. Estimators fill run.storage = { hbm =, ddr =, ssd = } (bytes of one shard) and run.perf (ms of one shard:
+--- fwd_compute, fwd_comms, bwd_compute, bwd_comms, prefetch_compute, input_dist_comms, total).
 local ShardingOption = util.class "ShardingOption"
 M.ShardingOption = ShardingOption
 
 --- What the functions of planners read of an option.
-local fields_of = { path = "string", name = "string", rows = "count", dim = "count", data_type = "string?", sharding_type = "string",
-  compute_kernel = "string", runs = "list", input_lengths = "numbers?", num_poolings = "numbers?", batch_sizes = "numbers?",
-  cache_params = "table?", output_dtype = "string?" }
+local fields_of = { path = "string", name = "string", rows = "count", dim = "count", data_type = "string?",
+  sharding_type = "string", compute_kernel = "string", runs = "list", input_lengths = "numbers?",
+  num_poolings = "numbers?", batch_sizes = "numbers?", cache_params = "table?", output_dtype = "string?" }
 
 function ShardingOption:init(fields)
   signature.value("ShardingOption", "fields", fields, "table")
   for name, kind in util.ordered(fields_of) do
     local needed = kind:find "?$" == nil
-    if needed or fields[name] ~= nil then signature.value("ShardingOption", name, fields[name], (kind:gsub("%?$", ""))) end
+    if needed or fields[name] ~= nil then
+      signature.value("ShardingOption", name, fields[name], (kind:gsub("%?$", "")))
+    end
   end
   if not sharding_types.of[fields.sharding_type] then
     util.one_of("ShardingOption", "sharding_type", fields.sharding_type, util.keys(sharding_types.of))
   end
   for _, name in ipairs { "data_type", "output_dtype" } do
-    if fields[name] and not data_bytes[fields[name]] then util.one_of("ShardingOption", name, fields[name], util.keys(data_bytes)) end
+    if fields[name] and not data_bytes[fields[name]] then
+      util.one_of("ShardingOption", name, fields[name], util.keys(data_bytes))
+    end
   end
   for i, run in ipairs(fields.runs) do signature.value("ShardingOption", ("runs[%d]"):format(i), run, "run") end
   for _, name in ipairs { "num_poolings", "batch_sizes" } do
@@ -164,8 +177,8 @@ for kind, field in util.ordered { stored_option = "storage", timed_option = "per
     return true
   end)
 end
-signature.check("ShardingOption:", ShardingOption, { sum_storage = "self: stored_option", sum_perf = "self: timed_option",
-  shards = "self: ShardingOption" })
+signature.check("ShardingOption:", ShardingOption,
+  { sum_storage = "self: stored_option", sum_perf = "self: timed_option", shards = "self: ShardingOption" })
 
 function ShardingOption:__tostring() return ("%s %s %s"):format(self.fqn, self.sharding_type, self.compute_kernel) end
 signature.check("plan.options.", M, {

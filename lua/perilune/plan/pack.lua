@@ -1,9 +1,11 @@
--- plan/pack.lua: options and places of tables chosen together, where what a rank takes is the sum of what its shards take.
+-- plan/pack.lua: options and places of tables chosen together, where what a rank takes is the sum of what its shards
+-- take.
 --
--- Partitioners place a proposal: they cannot take another option for a table that finds no room. Here tables come one after the other, the
--- largest first, and each takes the option that costs it least (time, and memory at its price, weigh.lua) of those that find ranks where no
--- shard makes a rank work longer than T; if none does, T is made longer. Then the rank that works longest is relieved, as long as that is
--- possible: a table of it moves, takes another option, or changes places with another one.
+-- Partitioners place a proposal: they cannot take another option for a table that finds no room. Here tables come one
+-- after the other, the largest first, and each takes the option that costs it least (time, and memory at its price,
+-- weigh.lua) of those that find ranks where no shard makes a rank work longer than T; if none does, T is made longer.
+-- Then the rank that works longest is relieved, as long as that is possible: a table of it moves, takes another option,
+-- or changes places with another one.
 local ffi = require "ffi"
 local util = require "perilune.util"
 local sharding_types = require "perilune.plan.sharding_types"
@@ -35,9 +37,10 @@ Packing.__index = Packing
 --- Tables: a list of lists of options.
 function M.new(tables, topology)
   local W = topology.world_size
-  local self = setmetatable({ tables = tables, W = W, group = topology.intra_group_size, work = 0, time = doubles(W), hbm = doubles(W),
-    ddr = doubles(W), ssd = doubles(W), caps = { hbm = doubles(W), ddr = doubles(W), ssd = doubles(W) }, option = {}, ranks = {},
-    mark = ints(W), stamp = 0, extra = doubles(W) }, Packing)
+  local self = setmetatable({ tables = tables, W = W, group = topology.intra_group_size, work = 0, time = doubles(W),
+    hbm = doubles(W), ddr = doubles(W), ssd = doubles(W),
+    caps = { hbm = doubles(W), ddr = doubles(W), ssd = doubles(W) }, option = {}, ranks = {}, mark = ints(W), stamp = 0,
+    extra = doubles(W) }, Packing)
   for r, device in ipairs(topology.devices) do
     for tier, cap in util.ordered(self.caps) do cap[r - 1] = device[tier] end
   end
@@ -57,7 +60,8 @@ function Packing:fits(r, s) return s.hbm <= self.hbm[r] and s.ddr <= self.ddr[r]
 function Packing:add(r, run, sign)
   local s = run.storage
   self.time[r] = self.time[r] + sign * run.perf.total
-  self.hbm[r], self.ddr[r], self.ssd[r] = self.hbm[r] - sign * s.hbm, self.ddr[r] - sign * s.ddr, self.ssd[r] - sign * s.ssd
+  self.hbm[r], self.ddr[r], self.ssd[r] = self.hbm[r] - sign * s.hbm, self.ddr[r] - sign * s.ddr,
+    self.ssd[r] - sign * s.ssd
 end
 
 --- Table t has this option on these ranks (true: shard k on rank k).
@@ -73,22 +77,22 @@ function Packing:put(t, option, ranks, sign)
   if sign > 0 then self.option[t], self.ranks[t] = option, ranks else self.option[t], self.ranks[t] = nil, nil end
 end
 
--- -- places for one option ---------------------------------------------------------------------------------------------------------------
+-- -- places for one option --------------------------------------------------------------------------------------------
 
---- How a rank is chosen among those that take a shard: the one that works least; the one of whose time and memory less is gone; the one
---- with least memory left.
+--- How a rank is chosen among those that take a shard: the one that works least; the one of whose time and memory less
+--- is gone; the one with least memory left.
 local ways = {
   time = function(self, r, run) return self.time[r] + run.perf.total end,
   both = function(self, r, run)
     local hbm, ddr = self.caps.hbm[r], self.caps.ddr[r]
-    return math.max((self.time[r] + run.perf.total) / self.limit, hbm > 0 and 1 - (self.hbm[r] - run.storage.hbm) / hbm or 0,
-      ddr > 0 and 1 - (self.ddr[r] - run.storage.ddr) / ddr or 0)
+    return math.max((self.time[r] + run.perf.total) / self.limit, hbm > 0 and 1 - (self.hbm[r] - run.storage.hbm) / hbm
+      or 0, ddr > 0 and 1 - (self.ddr[r] - run.storage.ddr) / ddr or 0)
   end,
 }
 M.ways = { "both", "time" }
 
---- Ranks of shards that each go anywhere, no two on one rank; nil: there are none where no rank works longer than `limit`. And the longest
---- that one of these works then.
+--- Ranks of shards that each go anywhere, no two on one rank; nil: there are none where no rank works longer than
+--- `limit`. And the longest that one of these works then.
 function Packing:places_on_devices(option, limit)
   local way, mark, ranks, longest = ways[self.way], self.mark, {}, 0
   self.stamp = self.stamp + 1
@@ -99,7 +103,8 @@ function Packing:places_on_devices(option, limit)
     for _ = 1, run.n do
       local least, at = math.huge, -1
       for r = 0, self.W - 1 do
-        if mark[r] ~= stamp and self.time[r] + ms <= limit and s.hbm <= self.hbm[r] and s.ddr <= self.ddr[r] and s.ssd <= self.ssd[r] then
+        if mark[r] ~= stamp and self.time[r] + ms <= limit and s.hbm <= self.hbm[r] and s.ddr <= self.ddr[r]
+          and s.ssd <= self.ssd[r] then
           local x = way(self, r, run)
           if x < least then least, at = x, r end
         end
@@ -129,7 +134,8 @@ function Packing:places_everywhere(option, limit)
   return true, longest
 end
 
---- A block of shards on the group of ranks from `first` on, shard k of it on the group's rank k. Returns the longest; nil: no room.
+--- A block of shards on the group of ranks from `first` on, shard k of it on the group's rank k. Returns the longest;
+--- nil: no room.
 function Packing:block(shards, from, first, limit)
   local longest = 0
   for k = 0, self.group - 1 do
@@ -189,20 +195,23 @@ function Packing:places_in_group(option, limit)
   return best, least
 end
 
---- Ranks for an option of a table that is on none, and the longest that one of these works then; nil: none where that is `limit` at most.
+--- Ranks for an option of a table that is on none, and the longest that one of these works then; nil: none where that
+--- is `limit` at most.
 function Packing:places(option, limit)
   local by = option.partition_by
   self.work = self.work + ASKED
   if by == "uniform" then return self:places_everywhere(option, limit) end
   if by == "device" then return self:places_on_devices(option, limit) end
-  if by == "host" and not sharding_types.of[option.sharding_type].cuts_rows then return self:places_in_group(option, limit) end
+  if by == "host" and not sharding_types.of[option.sharding_type].cuts_rows then
+    return self:places_in_group(option, limit)
+  end
   return self:places_on_groups(option, limit)
 end
 
--- -- one after the other ---------------------------------------------------------------------------------------------------------------
+-- -- one after the other ----------------------------------------------------------------------------------------------
 
---- Put all tables. order: numbers of tables; sorted[t]: options of table t from the cheapest. Returns whether all found places; if not,
---- which table did not.
+--- Put all tables. order: numbers of tables; sorted[t]: options of table t from the cheapest. Returns whether all found
+--- places; if not, which table did not.
 function Packing:fill(order, sorted, limit, way)
   self:clear()
   self.limit, self.way = limit, way
@@ -222,7 +231,7 @@ function Packing:fill(order, sorted, limit, way)
   return true
 end
 
--- -- relief of the rank that works longest ---------------------------------------------------------------------------------------------
+-- -- relief of the rank that works longest ----------------------------------------------------------------------------
 
 function Packing:longest()
   local most, at = -1, 0
@@ -253,8 +262,8 @@ end
 
 local BETTER = 1 - 1e-6
 
---- Another option, or other places, for a table of rank r, with which no rank of its works as long as r does now: of all such, the one with
---- which all ranks together work least. True: it was found.
+--- Another option, or other places, for a table of rank r, with which no rank of its works as long as r does now: of
+--- all such, the one with which all ranks together work least. True: it was found.
 function Packing:replace(r, now, list)
   local best, cost = nil, math.huge
   for _, t in ipairs(list) do
@@ -374,7 +383,9 @@ function Packing:relieve(most)
     self.limit = now
     local list = self:tables_on(r)
     self.work = self.work + #self.tables
-    if not (self:replace(r, now, list) or self:exchange(r, now, list) or self:make_room(r, now, list, most)) then return end
+    if not (self:replace(r, now, list) or self:exchange(r, now, list) or self:make_room(r, now, list, most)) then
+      return
+    end
   end
 end
 

@@ -1,9 +1,10 @@
--- plan/partitioners.lua: which rank gets which shard of a proposal, one option for each table (TorchRec's partitioners).
+-- plan/partitioners.lua: which rank gets which shard of a proposal, one option for each table (TorchRec's
+-- partitioners).
 --
--- partition(proposal, topology) returns the ranks of each option's shards, a list beside the proposal (true: shard k on rank k), or nil and
--- why not: { option =, run = (the shard that found no place), rank = (of those it was tried on, the one that misses least), tier =, left =
--- (bytes of that memory that this rank has left) or relation = (what keeps the shard from it), tried = (how many ranks) }; or { option =,
--- count = ranks that want a shard each }.
+-- partition(proposal, topology) returns the ranks of each option's shards, a list beside the proposal (true: shard k on
+-- rank k), or nil and why not: { option =, run = (the shard that found no place), rank = (of those it was tried on, the
+-- one that misses least), tier =, left = (bytes of that memory that this rank has left) or relation = (what keeps the
+-- shard from it), tried = (how many ranks) }; or { option =, count = ranks that want a shard each }.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local loads = require "perilune.plan.load"
@@ -62,8 +63,8 @@ local function on_devices(heap, load, option, among)
   return ranks
 end
 
---- Groups of ranks: the first rank of the least busy one, and so on, each time that it is called; nil: there are no more. (Most who ask
---- need the first, and tables that are cut within hosts ask for each of theirs.)
+--- Groups of ranks: the first rank of the least busy one, and so on, each time that it is called; nil: there are no
+--- more. (Most who ask need the first, and tables that are cut within hosts ask for each of theirs.)
 local function groups_by_time(load, size)
   local n = math.floor(load.n / size)
   local ms, total = load.of_groups, load.total
@@ -145,22 +146,22 @@ local function on_hosts(load, option, size)
   return nil, why
 end
 
--- -- greedy ------------------------------------------------------------------------------------------------------------------------------
+-- -- greedy -----------------------------------------------------------------------------------------------------------
 
 local GreedyPerfPartitioner = util.seal(util.class "GreedyPerfPartitioner")
 M.GreedyPerfPartitioner = GreedyPerfPartitioner
 
---- GreedyPerfPartitioner { sort_by = "storage" | "perf", balance_modules = false }: tables that go to all ranks first, then the others from
---- the largest (or, by perf, the slowest), each shard to the least busy rank that it fits. balance_modules: those of modules with few
---- tables come first.
+--- GreedyPerfPartitioner { sort_by = "storage" | "perf", balance_modules = false }: tables that go to all ranks first,
+--- then the others from the largest (or, by perf, the slowest), each shard to the least busy rank that it fits.
+--- balance_modules: those of modules with few tables come first.
 function GreedyPerfPartitioner:init(args)
   local a = util.named("GreedyPerfPartitioner", args, { sort_by = "storage", balance_modules = false })
   util.one_of("GreedyPerfPartitioner", "sort_by", a.sort_by, { "storage", "perf" })
   self.sort_by, self.balance_modules = a.sort_by, a.balance_modules
 end
 
---- Positions in the proposal of what does not go to all ranks, in the order of placement. rules: of relations (relations.lua); nil, false:
---- there are none.
+--- Positions in the proposal of what does not go to all ranks, in the order of placement. rules: of relations
+--- (relations.lua); nil, false: there are none.
 function GreedyPerfPartitioner:order(proposal, rules)
   local positions, of_module, pinned = {}, {}, {}
   local first, hbm, ddr, ssd = {}, {}, {}, {} -- what is compared, by position
@@ -214,7 +215,7 @@ function GreedyPerfPartitioner:partition(proposal, topology, most)
   return placement
 end
 
--- -- others ------------------------------------------------------------------------------------------------------------------------------
+-- -- others -----------------------------------------------------------------------------------------------------------
 
 --- Places what goes to all ranks, and nothing else.
 local UniformPartitioner = util.seal(util.class "UniformPartitioner")
@@ -253,14 +254,15 @@ end
 function M.check_placement(func, proposal, placement, world_size)
   for i, option in ipairs(proposal) do
     local ranks = placement[i]
-    local right = ranks == true and option.num_shards == world_size or type(ranks) == "table" and #ranks == option.num_shards
+    local right = ranks == true and option.num_shards == world_size or type(ranks) == "table"
+      and #ranks == option.num_shards
     for k = 1, right and ranks ~= true and #ranks or 0 do
       local r = ranks[k]
       right = right and type(r) == "number" and r >= 0 and r < world_size and r % 1 == 0
     end
     if not right then
-      P.fail(("%s: placement[%d] of table '%s': wanted a list of the ranks 0..%d of its %d shards, or true: shard k on rank k"):format(func,
-        i, option.fqn, world_size - 1, option.num_shards))
+      P.fail(("%s: placement[%d] of table '%s': wanted a list of the ranks 0..%d of its %d shards, or true: shard k "
+        .. "on rank k"):format(func, i, option.fqn, world_size - 1, option.num_shards))
     end
   end
 end
@@ -309,19 +311,23 @@ function NoopStorageModel:rate(proposal, placement)
   return most_of(M.by_rank(proposal, placement, self.topology.world_size, function(run) return run.storage[tier] end))
 end
 
--- -- balanced ----------------------------------------------------------------------------------------------------------------------------
+-- -- balanced ---------------------------------------------------------------------------------------------------------
 
 local MemoryBalancedPartitioner = util.seal(util.class "MemoryBalancedPartitioner")
 M.MemoryBalancedPartitioner = MemoryBalancedPartitioner
 
 local NEAR = 10 * 2 ^ 20 -- bytes: caps nearer than this are one
 
---- MemoryBalancedPartitioner { max_search_count = 10, tolerance = 0.02, balance_modules = false }: a greedy placement whose fullest rank
---- has as little as a search of so many steps finds, no slower than the plain one by more than the tolerance.
+--- MemoryBalancedPartitioner { max_search_count = 10, tolerance = 0.02, balance_modules = false }: a greedy placement
+--- whose fullest rank has as little as a search of so many steps finds, no slower than the plain one by more than the
+--- tolerance.
 function MemoryBalancedPartitioner:init(args)
-  local a = util.named("MemoryBalancedPartitioner", args, { max_search_count = 10, tolerance = 0.02, balance_modules = false })
+  local a = util.named("MemoryBalancedPartitioner", args,
+    { max_search_count = 10, tolerance = 0.02, balance_modules = false })
   util.integer("MemoryBalancedPartitioner", "max_search_count", a.max_search_count, 0)
-  if a.tolerance < 0 then P.fail(("MemoryBalancedPartitioner: tolerance is %g, allowed: numbers >= 0"):format(a.tolerance)) end
+  if a.tolerance < 0 then
+    P.fail(("MemoryBalancedPartitioner: tolerance is %g, allowed: numbers >= 0"):format(a.tolerance))
+  end
   self.max_search_count, self.tolerance, self.balance_modules = a.max_search_count, a.tolerance, a.balance_modules
 end
 
@@ -352,8 +358,9 @@ kinds.methods(UniformPartitioner, partition)
 kinds.methods(MemoryBalancedPartitioner, partition)
 kinds.methods(NoopPerfModel, { rate = "proposal: proposal, placement: table" })
 kinds.methods(NoopStorageModel, { rate = "proposal: proposal, placement: table" })
-signature.check("plan.partitioners.", M, { check_placement = "func: string, proposal: options, placement: table, world_size: int",
-  each_shard = "option: ShardingOption, ranks: any, f: function",
+signature.check("plan.partitioners.", M,
+  { check_placement = "func: string, proposal: options, placement: table, world_size: int",
+    each_shard = "option: ShardingOption, ranks: any, f: function",
   by_rank = "proposal: options, placement: table, world_size: int, value: function" })
 
 return M

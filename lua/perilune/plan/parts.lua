@@ -1,5 +1,5 @@
--- plan/parts.lua: what parts of a planner return, looked at before it is used: users write parts themselves, and what is wrong names the
--- part.
+-- plan/parts.lua: what parts of a planner return, looked at before it is used: users write parts themselves, and what
+-- is wrong names the part.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
@@ -10,10 +10,13 @@ local M = {}
 
 local PLANNER = "EmbeddingShardingPlanner"
 
-local function returned(method, value, kind) return signature.value(PLANNER, ("what %s returned"):format(method), value, kind) end
+local function returned(method, value, kind)
+  return signature.value(PLANNER, ("what %s returned"):format(method), value, kind)
+end
 
---- What an enumerator goes by is what its planner goes by: what only the enumerator was given is taken from it, and what both were given
---- is the same, or an error. given: the planner's arguments as the user gave them; all: with defaults.
+--- What an enumerator goes by is what its planner goes by: what only the enumerator was given is taken from it, and
+--- what both were given is the same, or an error. given: the planner's arguments as the user gave them; all: with
+--- defaults.
 function M.agree(func, given, all)
   local own = all.enumerator
   for _, name in ipairs { "batch_size", "constraints", "sharder" } do
@@ -23,8 +26,10 @@ function M.agree(func, given, all)
     end
   end
   local topology = own.topology
-  if signature.is("Topology", topology) and not rawequal(topology, all.topology) and tostring(topology) ~= tostring(all.topology) then
-    P.fail(("%s: the topology of its enumerator is another one (%s; %s)"):format(func, tostring(topology), tostring(all.topology)))
+  if signature.is("Topology", topology) and not rawequal(topology, all.topology)
+    and tostring(topology) ~= tostring(all.topology) then
+    P.fail(("%s: the topology of its enumerator is another one (%s; %s)"):format(func, tostring(topology),
+      tostring(all.topology)))
   end
 end
 
@@ -44,15 +49,16 @@ function M.proposal(proposer, i, search)
   for k, option in ipairs(proposal) do
     local fqn = option.fqn
     if not search.places[fqn] or seen[fqn] then
-      P.fail(("%s: what %s returned has [%d] of table '%s', %s; wanted one option of each table"):format(PLANNER, method, k, fqn,
-        seen[fqn] and "of which it has another one" or "of which no options were loaded"))
+      P.fail(("%s: what %s returned has [%d] of table '%s', %s; wanted one option of each table"):format(PLANNER,
+        method, k, fqn, seen[fqn] and "of which it has another one" or "of which no options were loaded"))
     end
     seen[fqn] = true
   end
   if #proposal == search.num_tables then return proposal end
   for fqn in util.ordered(search.places) do
     if not seen[fqn] then
-      P.fail(("%s: what %s returned has no option of table '%s'; wanted one of each table"):format(PLANNER, method, fqn))
+      P.fail(("%s: what %s returned has no option of table '%s'; wanted one of each table"):format(PLANNER, method,
+        fqn))
     end
   end
 end
@@ -73,7 +79,8 @@ local function is_reason(why)
   return true
 end
 
---- What a partitioner made of a proposal: a placement, or nil and why not: as partitioners.lua says it, or in words of its own (says).
+--- What a partitioner made of a proposal: a placement, or nil and why not: as partitioners.lua says it, or in words of
+--- its own (says).
 function M.placement(partitioner, proposal, topology)
   local partition = partitioner.partition
   local placement, why = (unchecked[partition] or partition)(partitioner, proposal, topology)

@@ -1,7 +1,7 @@
 -- plan/perf.lua: milliseconds that shards take (TorchRec's EmbeddingPerfEstimator, its formulas).
 --
--- A lookup reads ids (input), rows (lookup) and writes what comes out (output), all at the bandwidth of the memory that the kernel reads.
--- What it knows nothing of: latency, rows of a shard, ids that come twice, skew, overlap.
+-- A lookup reads ids (input), rows (lookup) and writes what comes out (output), all at the bandwidth of the memory that
+-- the kernel reads. What it knows nothing of: latency, rows of a shard, ids that come twice, skew, overlap.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local kinds = require "perilune.plan.kinds"
@@ -28,7 +28,8 @@ function M.kernel_bandwidth(topology, kernel, cache_params)
   local own = topology.compute_device == "cpu" and topology.ddr_mem_bw or topology.hbm_mem_bw
   if kernel == "dense" then return 0.5 * own end
   if kernel == "fused" or kernel == "quant" then return own end
-  if topology.compute_device == "cpu" then return kernel == "fused_uvm" and own or nil end -- where all tables are in the host's memory
+  -- where all tables are in the host's memory
+  if topology.compute_device == "cpu" then return kernel == "fused_uvm" and own or nil end
   if topology.compute_device ~= "cuda" then return nil end
   if kernel == "fused_uvm" or kernel == "quant_uvm" then return topology.hbm_to_ddr_mem_bw / PINNED_SHARE end
   if kernel ~= "fused_uvm_caching" then return nil end
@@ -37,17 +38,17 @@ function M.kernel_bandwidth(topology, kernel, cache_params)
   return (ratio * own + (1 - ratio) * topology.hbm_to_ddr_mem_bw) / PINNED_SHARE
 end
 
---- Amounts of a shard, as TorchRec counts them: bytes that it reads (input: ids; lookup: rows) and writes (output), that cross hosts after
---- what is added up within one (across), of a replica; c: see of_run.
+--- Amounts of a shard, as TorchRec counts them: bytes that it reads (input: ids; lookup: rows) and writes (output),
+--- that cross hosts after what is added up within one (across), of a replica; c: see of_run.
 local function amounts_of(c)
   local kind, copies = c.kind, c.kind.replica and 1 or c.W
   local ids = c.inputs / sharding_types.row_parts(kind.name, c.W, c.G)
   local outputs = (c.option.is_pooled or not kind.cuts_rows) and c.outputs or ids
   local cols = (kind.cuts_rows or kind.replica) and c.cols or math.max(c.cols, 32)
   local groups = c.W / c.G
-  return { input = math.ceil(ids * copies * ID_BYTES), lookup = ids * copies * cols * c.bytes, output = outputs * copies * c.cols * c.bytes,
-    across = groups > 1 and c.outputs * groups * c.cols * c.bytes or 0, replica = c.rows * c.cols * c.bytes,
-    sent = kind.replica and 0 or math.ceil(c.inputs * c.W * ID_BYTES) }
+  return { input = math.ceil(ids * copies * ID_BYTES), lookup = ids * copies * cols * c.bytes,
+    output = outputs * copies * c.cols * c.bytes, across = groups > 1 and c.outputs * groups * c.cols * c.bytes or 0,
+    replica = c.rows * c.cols * c.bytes, sent = kind.replica and 0 or math.ceil(c.inputs * c.W * ID_BYTES) }
 end
 
 --- By the kind of exchange (sharding_types.lua): prices of what travels forward and backward.
@@ -119,11 +120,11 @@ function EmbeddingPerfEstimator:of_run(option, run)
   local t = self.topology
   local inputs, outputs = batch_counts(option)
   local bandwidth = M.kernel_bandwidth(t, option.compute_kernel, option.cache_params)
-    or P.fail(("EmbeddingPerfEstimator: table '%s': no compute kernel '%s' on a %s"):format(option.fqn, option.compute_kernel,
-      t.compute_device))
-  local c = { option = option, kind = sharding_types.of[option.sharding_type], topology = t, W = t.world_size, L = t.local_world_size,
-    G = t.intra_group_size, inputs = inputs, outputs = outputs, rows = run.rows, cols = run.cols, bytes = data_bytes[option.data_type],
-    bandwidth = bandwidth }
+    or P.fail(("EmbeddingPerfEstimator: table '%s': no compute kernel '%s' on a %s"):format(option.fqn,
+      option.compute_kernel, t.compute_device))
+  local c = { option = option, kind = sharding_types.of[option.sharding_type], topology = t, W = t.world_size,
+    L = t.local_world_size, G = t.intra_group_size, inputs = inputs, outputs = outputs, rows = run.rows,
+    cols = run.cols, bytes = data_bytes[option.data_type], bandwidth = bandwidth }
   local amounts = amounts_of(c)
   amounts.missed = missed_bytes(c, option)
   if option.is_weighted then amounts.input = amounts.input * 2 end
@@ -144,7 +145,9 @@ function EmbeddingPerfEstimator:estimate(options)
   end
 end
 
-kinds.methods(EmbeddingPerfEstimator, { of_run = "option: option_with_ids, run: run", estimate = "options: options_with_ids" })
-signature.check("plan.perf.", M, { total = "p: parts", kernel_bandwidth = "topology: Topology, kernel: string, cache_params: table?" })
+kinds.methods(EmbeddingPerfEstimator,
+  { of_run = "option: option_with_ids, run: run", estimate = "options: options_with_ids" })
+signature.check("plan.perf.", M,
+  { total = "p: parts", kernel_bandwidth = "topology: Topology, kernel: string, cache_params: table?" })
 
 return M

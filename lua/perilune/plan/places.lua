@@ -1,5 +1,5 @@
--- plan/places.lua: shards moved between ranks, and exchanged, while that makes a plan better. Partitioners place shards one after the other
--- by what each takes alone; what ranks and links have together is only known of a whole plan.
+-- plan/places.lua: shards moved between ranks, and exchanged, while that makes a plan better. Partitioners place shards
+-- one after the other by what each takes alone; what ranks and links have together is only known of a whole plan.
 local topologies = require "perilune.plan.topology"
 
 local M = {}
@@ -54,8 +54,9 @@ local function fits(room, r, run, leaving)
   return true
 end
 
---- A better placement of a proposal, or the same, and its rating. rate(placement) is the rating of one; topology: what may be used of the
---- machine; most: ratings at most. Returns also how many there were. Ranks that two shards of a table share are not made.
+--- A better placement of a proposal, or the same, and its rating. rate(placement) is the rating of one; topology: what
+--- may be used of the machine; most: ratings at most. Returns also how many there were. Ranks that two shards of a
+--- table share are not made.
 function M.improve(proposal, placement, rating, rate, topology, most)
   local at, list, ratings = {}, movable(proposal, placement), 0
   for i, ranks in ipairs(placement) do at[i] = ranks == true and true or { unpack(ranks) } end

@@ -1,5 +1,5 @@
--- plan/planner.lua: the best plan that proposers and a partitioner find (TorchRec's EmbeddingShardingPlanner). A function of what it is
--- given: the same plan on every rank and in every run.
+-- plan/planner.lua: the best plan that proposers and a partitioner find (TorchRec's EmbeddingShardingPlanner). A
+-- function of what it is given: the same plan on every rank and in every run.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local types = require "perilune.plan.types"
@@ -75,36 +75,45 @@ local arguments = {
   enumerator = util.optional.table,    -- default: EmbeddingEnumerator
   sharder = util.optional.table,       -- of the default enumerator: torchrec_sharder (default) or perilune_sharder
   storage_reservation = util.optional.table, -- default: HeuristicalStorageReservation
-  proposers = util.optional.list,      -- default: grid search, greedy by the slowest shard and by all, uniform; of our own estimates,
-                                       -- changes of the best of these
-  partitioner = util.optional.table,   -- default: GreedyPerfPartitioner; of our own estimates the better of it by storage and by perf
+  proposers = util.optional.list,      -- default: grid search, greedy by the slowest shard and by all, uniform; of our
+                                       -- own estimates, changes of the best of these
+  partitioner = util.optional.table,   -- default: GreedyPerfPartitioner; of our own estimates the better of it by
+                                       -- storage and by perf
   performance_model = util.optional.table, -- default: NoopPerfModel
-  estimates = "torchrec",              -- "step": our own (plan/step.lua) in place of TorchRec's formulas, unless parts are given
-  relations = util.optional.list,      -- of tables and ranks: plan.colocate, spread, at_most, at_most_bytes, forbid, pin
+  estimates = "torchrec",              -- "step": our own (plan/step.lua) in place of TorchRec's formulas, unless parts
+                                       -- are given
+  relations = util.optional.list,      -- of tables and ranks: plan.colocate, spread, at_most, at_most_bytes, forbid,
+                                       -- pin
   cost = util.optional,                -- function(perf, option, shard, topology): see EmbeddingEnumerator
   objective = util.optional,           -- function(load): what a plan is rated by, the less the better (objectives.lua)
-  max_placements = 2e7,                -- shards that the search places, and ranks that it goes through for that, before it keeps the best
-                                       -- plan so far: a limit that every machine reaches at the same proposal, unlike a time
+  max_placements = 2e7,                -- shards that the search places, and ranks that it goes through for that, before
+                                       -- it keeps the best plan so far: a limit that every machine reaches at the same
+                                       -- proposal, unlike a time
 }
 
 local kind_of = { topology = "Topology", constraints = "constraints", enumerator = "enumerator", sharder = "sharder",
-  storage_reservation = "reservation", proposers = "proposers", partitioner = "partitioner", performance_model = "performance_model" }
+  storage_reservation = "reservation", proposers = "proposers", partitioner = "partitioner",
+  performance_model = "performance_model" }
 
 function EmbeddingShardingPlanner:init(args)
   local f = "EmbeddingShardingPlanner"
   local a = util.named(f, args, arguments)
   if a.enumerator then parts.agree(f, args, a) end
   for name, value in util.ordered(a) do self[name] = value end
-  self.args, self.last, self.may_search, self.first_will_do = a, false, 0, false -- of the last search; of explain/reasons.lua
+  -- of the last search; of explain/reasons.lua
+  self.args, self.last, self.may_search, self.first_will_do = a, false, 0, false
   util.integer(f, "batch_size", a.batch_size, 1)
   util.integer(f, "max_placements", a.max_placements, 1)
   self.constraints = a.constraints or {}
   self.relations = util.whole_list(f, "relations", a.relations or {}, "relations")
   if proposers.RefiningProposer.is(self.proposers and self.proposers[1]) then
-    P.fail(f .. ": proposers[1] is a RefiningProposer, which changes the best proposal of those before it; put it behind others")
+    P.fail(f .. ": proposers[1] is a RefiningProposer, which changes the best proposal of those before it; put it "
+      .. "behind others")
   end
   if a.enumerator and a.cost ~= nil then P.fail(f .. ": cost and enumerator; give cost to the enumerator") end
-  if a.performance_model and a.objective ~= nil then P.fail(f .. ": objective and performance_model; give one of them") end
+  if a.performance_model and a.objective ~= nil then
+    P.fail(f .. ": objective and performance_model; give one of them")
+  end
   for name, kind in util.ordered(kind_of) do
     if a[name] ~= nil then signature.value(f, name, a[name], kind) end
   end
@@ -115,7 +124,8 @@ function EmbeddingShardingPlanner:init(args)
     constraints = self.constraints, sharder = a.sharder, cost = a.cost, estimators = estimators }
   self.storage_reservation = a.storage_reservation or reservations.HeuristicalStorageReservation()
   self.proposers = a.proposers or { proposers.GridSearchProposer(), proposers.GreedyProposer(),
-    proposers.GreedyProposer { use_depth = false }, proposers.UniformProposer(), own and proposers.RefiningProposer() or nil }
+    proposers.GreedyProposer { use_depth = false }, proposers.UniformProposer(), own and proposers.RefiningProposer()
+      or nil }
   if not (own or a.proposers or a.partitioner or a.performance_model or a.objective ~= nil or self.relations[1])
     and self.enumerator.sharder ~= enumerators.torchrec_sharder then -- settle.lua finds what greedy ones do, and sooner
     self.proposers, self.if_none = { self.proposers[1], self.proposers[4] }, { self.proposers[2], self.proposers[3] }
@@ -160,8 +170,8 @@ function EmbeddingShardingPlanner:_place(search, proposal)
   return placement, rating or why
 end
 
---- Where another option for the best plan's unit i goes if all others stay, and what that is rated; nil: it has no room there, or relations
---- are about it.
+--- Where another option for the best plan's unit i goes if all others stay, and what that is rated; nil: it has no room
+--- there, or relations are about it.
 function EmbeddingShardingPlanner:_instead(search, i, option)
   local best = search.best
   if search.topology.rules or not search.weighed then return nil end
@@ -183,15 +193,16 @@ end
 
 local SIMPLER = 0.01
 
---- What a plan is chosen by, the less the better: its rating. Of our own estimates 1 % more for each sharding type but the first, which is
---- less than predictions are off: so of plans that are rated alike the simpler one is chosen.
+--- What a plan is chosen by, the less the better: its rating. Of our own estimates 1 % more for each sharding type but
+--- the first, which is less than predictions are off: so of plans that are rated alike the simpler one is chosen.
 function EmbeddingShardingPlanner:score(rating, proposal)
   if not step.StepModel.is(self.performance_model) then return rating end
   return rating * (1 + SIMPLER * math.max(0, types_of(proposal) - 1))
 end
 
-local RATED, RATED_STEP = 20, 60 -- shards that are placed while a rank, or a table, is looked at once more: by TorchRec's formulas; by our
-                                 -- own estimates, for which two partitioners place a proposal, and its step is counted twice
+-- shards that are placed while a rank, or a table, is looked at once more: by TorchRec's formulas; by our own
+-- estimates, for which two partitioners place a proposal, and its step is counted twice
+local RATED, RATED_STEP = 20, 60
 
 --- The work of rating a proposal.
 local function rating_work(self, search, proposal)
@@ -229,8 +240,8 @@ local function try(self, search, proposal)
   return outcome
 end
 
---- Move shards of the best plan, and of the best of whole tables and of blocks of columns alone, between ranks while that makes them
---- better: of our own estimates.
+--- Move shards of the best plan, and of the best of whole tables and of blocks of columns alone, between ranks while
+--- that makes them better: of our own estimates.
 local function improve(self, search)
   if not self.other_partitioner or search.topology.rules then return end
   local found = { search.best }
@@ -241,7 +252,8 @@ local function improve(self, search)
     local work = RATED * (search.topology.world_size + #outcome.proposal)
     local most = math.max(0, self.max_placements - search.placements) / (#found - i + 1) / work
     local rated
-    outcome.placement, outcome.rating, rated = places.improve(outcome.proposal, outcome.placement, outcome.rating, function(placement)
+    outcome.placement, outcome.rating, rated = places.improve(outcome.proposal, outcome.placement, outcome.rating,
+      function(placement)
       return parts.rating(self.performance_model, outcome.proposal, placement)
     end, search.topology, most)
     search.placements = search.placements + rated * work
@@ -252,8 +264,9 @@ end
 
 local WEIGHED = 0.5 -- of the limit
 
---- Whether options and places are weighed together: where the user has given no parts, and nothing that weighing knows nothing of.
---- TorchRec's planner does not: where its own way finds all that it can, or memory is no matter, plans are TorchRec's.
+--- Whether options and places are weighed together: where the user has given no parts, and nothing that weighing knows
+--- nothing of. TorchRec's planner does not: where its own way finds all that it can, or memory is no matter, plans are
+--- TorchRec's.
 local function weighs(self, search)
   local a = self.args
   local own = a.proposers or a.partitioner or a.performance_model or a.objective ~= nil
@@ -290,8 +303,8 @@ local function nearer(self, a, b)
   return a.bytes < b.bytes
 end
 
---- Run a proposer, the i-th, to its end, or to its part of what is left of the limit: those behind it may find what is better by far. One
---- behind all of them has no limit.
+--- Run a proposer, the i-th, to its end, or to its part of what is left of the limit: those behind it may find what is
+--- better by far. One behind all of them has no limit.
 local function exhaust(self, search, proposer, i)
   local sharing = #self.proposers - i + (self.other_partitioner and 2 or 1) -- with `improve`
   local left = math.max(0, self.max_placements - search.placements)
@@ -342,18 +355,19 @@ local function in_order(model)
   return out
 end
 
---- Look for the best plan of a model (see enumerators.lua). Returns { best = { proposal =, placement =, rating =, units = and
---- unit_placement = the same with co-located tables as one option } or nil, space = all options, units = those that proposals are made of,
---- left_out = tables for other devices (constraints.lua), least = a rating that no plan is better than, if options were weighed,
---- refused = those that relations leave out, topology = what was left of it, num_proposals =, num_plans =, stopped = at the limit,
---- failure = the smallest that did not fit }.
+--- Look for the best plan of a model (see enumerators.lua). Returns { best = { proposal =, placement =, rating =, units
+--- = and unit_placement = the same with co-located tables as one option } or nil, space = all options, units = those
+--- that proposals are made of, left_out = tables for other devices (constraints.lua), least = a rating that no plan is
+--- better than, if options were weighed, refused = those that relations leave out, topology = what was left of it,
+--- num_proposals =, num_plans =, stopped = at the limit, failure = the smallest that did not fit }.
 function EmbeddingShardingPlanner:search(model)
   self.last = false
   model = in_order(describe._model("EmbeddingShardingPlanner:search", model))
   constraints_of.check("EmbeddingShardingPlanner", self.constraints, model)
-  local reserved = parts.reserved(self.storage_reservation:reserve(self.topology, model, self.batch_size, self.constraints))
-  local search = { num_proposals = 0, num_plans = 0, placements = 0, known = {}, alike = {}, topology = reserved, stopped = false,
-    room = { hbm = 0, ddr = 0, ssd = 0 }, space = parts.space(self.enumerator:enumerate(model)) }
+  local reserved = parts.reserved(self.storage_reservation:reserve(self.topology, model, self.batch_size,
+    self.constraints))
+  local search = { num_proposals = 0, num_plans = 0, placements = 0, known = {}, alike = {}, topology = reserved,
+    stopped = false, room = { hbm = 0, ddr = 0, ssd = 0 }, space = parts.space(self.enumerator:enumerate(model)) }
   for _, device in ipairs(reserved.devices) do
     for _, tier in ipairs(topologies.tiers) do search.room[tier] = search.room[tier] + device[tier] end
   end
@@ -401,7 +415,8 @@ local function why_nothing_tried(self)
   for i, proposer in ipairs(self.proposers) do
     words[i] = ("%s%s"):format(proposer.class_name or "a proposer", proposer.none and ": " .. proposer.none or "")
   end
-  return ("EmbeddingShardingPlanner: no proposals (%s)"):format(#words > 0 and table.concat(words, "; ") or "there are no proposers")
+  return ("EmbeddingShardingPlanner: no proposals (%s)"):format(#words > 0 and table.concat(words, "; ")
+    or "there are no proposers")
 end
 
 --- Why a plan is what it is stands above the planner: explain/reasons.lua.
@@ -411,15 +426,17 @@ local function reasons() return util.above "perilune.explain.reasons" end
 local function why_nothing_fits(self, search, model)
   if not search.failure then return why_nothing_tried(self) end
   local t, tier = search.topology, self.topology:own_tier()
-  local words = ("EmbeddingShardingPlanner: none of %d proposals fits %d ranks of %s (%s)%s: in the smallest, %s"):format(
-    search.num_proposals, t.world_size, reasons()._gib(t.devices[1][tier]), tier, search.stopped and ", where the search stopped" or "",
-    reasons()._failure(search.failure.why, t))
+  local words = ("EmbeddingShardingPlanner: none of %d proposals fits %d ranks of %s (%s)%s: in the smallest, "
+    .. "%s"):format(
+    search.num_proposals, t.world_size, reasons()._gib(t.devices[1][tier]), tier, search.stopped
+    and ", where the search stopped" or "", reasons()._failure(search.failure.why, t))
   if t.rules and t.rules.contradiction then words = words .. "; " .. t.rules.contradiction end
   local change = reasons()._would_fit(self, model)
   return change and words .. "; " .. change or words
 end
 
---- The ShardingPlan of a model: a list of collections (enumerators.lua). An error if nothing fits. Local; the search is kept in `last`.
+--- The ShardingPlan of a model: a list of collections (enumerators.lua). An error if nothing fits. Local; the search is
+--- kept in `last`.
 function EmbeddingShardingPlanner:plan(model)
   model = describe._model("EmbeddingShardingPlanner:plan", model)
   local ok, search = pcall(self.search, self, model)
@@ -440,8 +457,8 @@ function EmbeddingShardingPlanner:plan(model)
   return types.ShardingPlan(entries)
 end
 
---- The same plan on every rank of a group (nil: a single process): rank 0 of the group makes it, as data, and all must have asked for the
---- same tables and machines. Collective; waits. What rank 0 raises is raised on all.
+--- The same plan on every rank of a group (nil: a single process): rank 0 of the group makes it, as data, and all must
+--- have asked for the same tables and machines. Collective; waits. What rank 0 raises is raised on all.
 function EmbeddingShardingPlanner:collective_plan(model, group)
   model = describe._model("EmbeddingShardingPlanner:collective_plan", model)
   if group == nil then return self:plan(model) end
@@ -453,13 +470,16 @@ function EmbeddingShardingPlanner:collective_plan(model, group)
     end
   end
   collective_utils.agree(group, "EmbeddingShardingPlanner", facts)
-  local text = collective_utils.invoke_on_rank_and_broadcast_result(group, 0, function() return json.to_json(self:plan(model)) end)
+  local text = collective_utils.invoke_on_rank_and_broadcast_result(group, 0, function()
+    return json.to_json(self:plan(model))
+  end)
   return json.from_json(text)
 end
 
 signature.object("search", "a search", { topology = "Topology" })
-kinds.methods(EmbeddingShardingPlanner, { search = "model: any", _rate = "search: search, proposal: proposal, placement: table",
-  _place = "search: search, proposal: proposal", _instead = "search: search, i: count, option: ShardingOption",
+kinds.methods(EmbeddingShardingPlanner,
+  { search = "model: any", _rate = "search: search, proposal: proposal, placement: table",
+    _place = "search: search, proposal: proposal", _instead = "search: search, i: count, option: ShardingOption",
   score = "rating: number, proposal: proposal", plan = "model: any",
   collective_plan = "model: any, group: Group?" })
 signature.check("plan.planner.", M, { entry = "option: ShardingOption, ranks: any, topology: Topology" })

@@ -1,9 +1,9 @@
 -- plan/proposers.lua: which proposals a planner tries: one option for each table (TorchRec's proposers).
 --
--- load(space, enumerator); within(topology), optional: what is left of the machine; begin(proposal, rating), optional: the best that the
--- proposers before it found, if there is one; propose() returns a list of options, or nil when there is no more;
--- feedback(partitionable, proposal, rating, topology) says what became of it (rating: what plans are chosen by,
--- EmbeddingShardingPlanner:score).
+-- load(space, enumerator); within(topology), optional: what is left of the machine; begin(proposal, rating), optional:
+-- the best that the proposers before it found, if there is one; propose() returns a list of options, or nil when there
+-- is no more; feedback(partitionable, proposal, rating, topology) says what became of it (rating: what plans are chosen
+-- by, EmbeddingShardingPlanner:score).
 local ffi = require "ffi"
 local util = require "perilune.util"
 local kinds = require "perilune.plan.kinds"
@@ -37,14 +37,14 @@ local function choose(tables, indexes)
   return proposal
 end
 
--- -- greedy ------------------------------------------------------------------------------------------------------------------------------
+-- -- greedy -----------------------------------------------------------------------------------------------------------
 
 local GreedyProposer = util.class "GreedyProposer"
 M.GreedyProposer = GreedyProposer
 
---- GreedyProposer { use_depth = true, threshold = nil }: the fastest option of every table first; then, step by step, the next one of the
---- table that takes most. use_depth: an option is as fast as its slowest shard, else as all of them. threshold: stop after so many
---- proposals that were no better than the best.
+--- GreedyProposer { use_depth = true, threshold = nil }: the fastest option of every table first; then, step by step,
+--- the next one of the table that takes most. use_depth: an option is as fast as its slowest shard, else as all of
+--- them. threshold: stop after so many proposals that were no better than the best.
 function GreedyProposer:init(args)
   local a = util.named("GreedyProposer", args, { use_depth = true, threshold = util.optional.number })
   if a.threshold then util.integer("GreedyProposer", "threshold", a.threshold, 0) end
@@ -88,7 +88,7 @@ function GreedyProposer:feedback(_, _, rating)
   if at then self.indexes[at] = self.indexes[at] + 1 else self.indexes = nil end
 end
 
--- -- uniform -----------------------------------------------------------------------------------------------------------------------------
+-- -- uniform ----------------------------------------------------------------------------------------------------------
 
 local UniformProposer = util.class "UniformProposer"
 M.UniformProposer = UniformProposer
@@ -113,7 +113,9 @@ function UniformProposer:load(space)
   local count = #by_table(space)
   for _, kind in ipairs(types) do
     local tables = sorted_tables(of_type[kind], self.use_depth)
-    if #tables == count then self.proposals[#self.proposals + 1] = util.map(tables, function(options) return options[1] end) end
+    if #tables == count then
+      self.proposals[#self.proposals + 1] = util.map(tables, function(options) return options[1] end)
+    end
   end
   self.none = #self.proposals == 0 and "no sharding type is an option of all tables" or nil
 end
@@ -122,7 +124,7 @@ function UniformProposer:propose() return self.proposals[self.at] end
 function UniformProposer:feedback() self.at = self.at + 1 end
 
 -- -- all of them
--- ---------------------------------------------------------------------------------------------------------------------------
+-- ---------------------------------------------------------------------------------------------------------------------
 
 local GridSearchProposer = util.class "GridSearchProposer"
 M.GridSearchProposer = GridSearchProposer
@@ -137,8 +139,8 @@ function GridSearchProposer:load(space)
   self.tables, self.indexes = sorted_tables(space, true), {}
   local n = 1
   for t, options in ipairs(self.tables) do self.indexes[t], n = 1, n * #options end
-  self.none = n > self.max_proposals and ("%.4g combinations of %d tables' options, max_proposals is %d"):format(n, #self.tables,
-    self.max_proposals) or nil
+  self.none = n > self.max_proposals and ("%.4g combinations of %d tables' options, max_proposals is %d"):format(n,
+    #self.tables, self.max_proposals) or nil
   if self.none or #self.tables == 0 then self.indexes = nil end
 end
 
@@ -155,7 +157,7 @@ function GridSearchProposer:feedback()
   self.indexes = nil
 end
 
--- -- what takes least memory ---------------------------------------------------------------------------------------------------------
+-- -- what takes least memory ------------------------------------------------------------------------------------------
 
 --- Proposes, for each kind of memory, the options that take least of it: in all, and in their largest shard.
 local LeastMemoryProposer = util.class "LeastMemoryProposer"
@@ -180,13 +182,14 @@ end
 function LeastMemoryProposer:propose() return self.proposals[self.at] end
 function LeastMemoryProposer:feedback() self.at = self.at + 1 end
 
--- -- changes of the best ----------------------------------------------------------------------------------------------------------------
+-- -- changes of the best ----------------------------------------------------------------------------------------------
 
 local RefiningProposer = util.class "RefiningProposer"
 M.RefiningProposer = RefiningProposer
 
---- RefiningProposer { max_proposals = 1000 }: begins with the best proposal of the proposers before it, and gives one table another option,
---- or all tables at once that have the same options; goes on from what is better, until nothing is, or it made so many proposals.
+--- RefiningProposer { max_proposals = 1000 }: begins with the best proposal of the proposers before it, and gives one
+--- table another option, or all tables at once that have the same options; goes on from what is better, until nothing
+--- is, or it made so many proposals.
 function RefiningProposer:init(args)
   local a = util.named("RefiningProposer", args, { max_proposals = 1000 })
   self.max_proposals, self.tables = util.integer("RefiningProposer", "max_proposals", a.max_proposals, 1), {}
@@ -195,7 +198,8 @@ end
 
 --- What an option is, whatever table it is of.
 local function text_of(option)
-  return ("%s %s %d %.17g %.17g"):format(option.sharding_type, option.compute_kernel, option.num_shards, option.max_perf, option.total_perf)
+  return ("%s %s %d %.17g %.17g"):format(option.sharding_type, option.compute_kernel, option.num_shards,
+    option.max_perf, option.total_perf)
 end
 
 function RefiningProposer:load(space)
@@ -212,7 +216,8 @@ function RefiningProposer:load(space)
   self.none = "no proposer before it found a plan"
 end
 
---- The moves from here: lists of { tables, option }. Of tables that are alike and have the same option, one is moved for all of them.
+--- The moves from here: lists of { tables, option }. Of tables that are alike and have the same option, one is moved
+--- for all of them.
 function RefiningProposer:_look_around()
   self.moves, self.in_vain = {}, 0
   for _, group in ipairs(self.groups) do
@@ -267,16 +272,17 @@ function RefiningProposer:feedback(_, _, rating)
 end
 
 -- -- dynamic programming
--- -------------------------------------------------------------------------------------------------------------------
+-- ---------------------------------------------------------------------------------------------------------------------
 
 local DynamicProgrammingProposer = util.class "DynamicProgrammingProposer"
 M.DynamicProgrammingProposer = DynamicProgrammingProposer
 
---- DynamicProgrammingProposer { hbm_bins_per_device = 100 }: the least sum of all shards' times for each amount of memory of all ranks, in
---- steps; from the most memory to the least. (On a cpu, the host's memory.)
+--- DynamicProgrammingProposer { hbm_bins_per_device = 100 }: the least sum of all shards' times for each amount of
+--- memory of all ranks, in steps; from the most memory to the least. (On a cpu, the host's memory.)
 function DynamicProgrammingProposer:init(args)
   local a = util.named("DynamicProgrammingProposer", args, { hbm_bins_per_device = 100 })
-  self.bins_per_device = math.max(util.integer("DynamicProgrammingProposer", "hbm_bins_per_device", a.hbm_bins_per_device, 0, 1e6), 1)
+  self.bins_per_device = math.max(util.integer("DynamicProgrammingProposer", "hbm_bins_per_device",
+    a.hbm_bins_per_device, 0, 1e6), 1)
   self.tables, self.tier = {}, "ddr"
 end
 
@@ -298,11 +304,14 @@ function DynamicProgrammingProposer:propose()
   return indexes and choose(self.tables, indexes) or nil
 end
 
---- One table more. before: { perf, memory } by bin; returns those after, and by bin which option and which bin before it (-1: none).
+--- One table more. before: { perf, memory } by bin; returns those after, and by bin which option and which bin before
+--- it (-1: none).
 local function extend(before, options, tier, bins, bin_bytes)
-  local after = { perf = ffi.new("double[?]", bins), memory = ffi.new("double[?]", bins), option = ffi.new("int32_t[?]", bins),
-    from = ffi.new("int32_t[?]", bins) }
-  for b = 0, bins - 1 do after.perf[b], after.memory[b], after.option[b], after.from[b] = math.huge, math.huge, -1, -1 end
+  local after = { perf = ffi.new("double[?]", bins), memory = ffi.new("double[?]", bins),
+    option = ffi.new("int32_t[?]", bins), from = ffi.new("int32_t[?]", bins) }
+  for b = 0, bins - 1 do
+    after.perf[b], after.memory[b], after.option[b], after.from[b] = math.huge, math.huge, -1, -1
+  end
   for i, option in ipairs(options) do
     local memory, perf = option.total_storage[tier] / bin_bytes, option.total_perf
     for b = 0, bins - 1 do
@@ -341,8 +350,8 @@ function DynamicProgrammingProposer:feedback(_, _, _, topology)
   if self.proposals then self.at = self.at + 1 else self.proposals = self:_solve(topology) end
 end
 
-local methods = { load = "space: proposal, enumerator: any", feedback = "partitionable: any, proposal: any, rating: number?, topology: any",
-  propose = "" }
+local methods = { load = "space: proposal, enumerator: any",
+  feedback = "partitionable: any, proposal: any, rating: number?, topology: any", propose = "" }
 for _, class in ipairs { GreedyProposer, UniformProposer, GridSearchProposer, LeastMemoryProposer, RefiningProposer } do
   kinds.methods(class, methods)
 end

@@ -1,8 +1,8 @@
--- plan/relations.lua: what a user says about tables together and about ranks: same ranks, different ranks, not these, only these, at most
--- so many. A planner takes them as `relations`; no plan that it makes breaks one.
+-- plan/relations.lua: what a user says about tables together and about ranks: same ranks, different ranks, not these,
+-- only these, at most so many. A planner takes them as `relations`; no plan that it makes breaks one.
 --
--- A table is named by its name, its path and name, or a pattern of these with * for any letters. `per` is "rank" or "host": hosts are
--- local_world_size ranks one after the other.
+-- A table is named by its name, its path and name, or a pattern of these with * for any letters. `per` is "rank" or
+-- "host": hosts are local_world_size ranks one after the other.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local sharding_types = require "perilune.plan.sharding_types"
@@ -27,14 +27,17 @@ function Relation:__tostring()
   if self.kind == "colocate" then return ("colocate { %s }"):format(what) end
   if self.kind == "spread" then return ("spread { %s } over %ss"):format(what, self.per) end
   if self.kind == "at_most" then return ("at most %d of { %s } on a %s"):format(self.count, what, self.per) end
-  if self.kind == "at_most_bytes" then return ("at most %.0f bytes of { %s } on a %s"):format(self.bytes, what, self.per) end
+  if self.kind == "at_most_bytes" then
+    return ("at most %.0f bytes of { %s } on a %s"):format(self.bytes, what, self.per)
+  end
   return ("%s { %s } %s %ss %s"):format(self.kind, what, self.kind == "pin" and "to" or "on", self.per, units)
 end
 
 local function tables_of(func, tables, least)
   if type(tables) == "string" then tables = { tables } end
   if type(tables) ~= "table" or #tables < least then
-    P.fail(("%s: tables is %s, wanted a list of %s or more"):format(func, type(tables) == "table" and "a list of " .. #tables
+    P.fail(("%s: tables is %s, wanted a list of %s or more"):format(func, type(tables) == "table" and "a list of "
+      .. #tables
       or type(tables), util.number_of(least, "name")))
   end
   for i, name in ipairs(tables) do
@@ -60,18 +63,22 @@ end
 local function several_of(func, tables)
   tables = tables_of(func, tables, 1)
   if tables[2] or tables[1]:find("*", 1, true) then return tables end
-  P.fail(("%s: tables is the one table '%s', wanted a list of two or more, or a pattern with *"):format(func, tables[1]))
+  P.fail(("%s: tables is the one table '%s', wanted a list of two or more, or a pattern with *"):format(func,
+    tables[1]))
 end
 
 --- Tables that are cut alike, and shard by shard on the same ranks.
 function M.colocate(tables, more)
-  if more ~= nil then P.fail(("plan.colocate: %s behind tables, wanted one list of names"):format(signature.text(more))) end
+  if more ~= nil then
+    P.fail(("plan.colocate: %s behind tables, wanted one list of names"):format(signature.text(more)))
+  end
   return Relation { kind = "colocate", tables = several_of("plan.colocate", tables), per = "rank" }
 end
 
 --- No rank (or host) has shards of two of the tables.
 function M.spread(tables, per)
-  return Relation { kind = "spread", tables = several_of("plan.spread", tables), count = 1, per = per_of("plan.spread", per) }
+  return Relation { kind = "spread", tables = several_of("plan.spread", tables), count = 1,
+    per = per_of("plan.spread", per) }
 end
 
 --- No rank (or host) has shards of more than `count` of the tables.
@@ -83,14 +90,15 @@ end
 --- No rank (or host) has more than `bytes` (of all kinds of memory) of the tables' shards.
 function M.at_most_bytes(bytes, tables, per)
   local f = "plan.at_most_bytes"
-  return Relation { kind = "at_most_bytes", tables = tables_of(f, tables, 1), bytes = util.integer(f, "bytes", bytes, 0),
-    per = per_of(f, per) }
+  return Relation { kind = "at_most_bytes", tables = tables_of(f, tables, 1),
+    bytes = util.integer(f, "bytes", bytes, 0), per = per_of(f, per) }
 end
 
 --- The tables have no shard on these ranks (or hosts).
 function M.forbid(tables, units, per)
   local f = "plan.forbid"
-  return Relation { kind = "forbid", tables = tables_of(f, tables, 1), units = units_of(f, units), per = per_of(f, per) }
+  return Relation { kind = "forbid", tables = tables_of(f, tables, 1), units = units_of(f, units),
+    per = per_of(f, per) }
 end
 
 --- The tables have shards on these ranks (or hosts) only.
@@ -99,7 +107,7 @@ function M.pin(tables, units, per)
   return Relation { kind = "pin", tables = tables_of(f, tables, 1), units = units_of(f, units), per = per_of(f, per) }
 end
 
--- -- tables that a relation means -------------------------------------------------------------------------------------------------------
+-- -- tables that a relation means -------------------------------------------------------------------------------------
 
 local function matcher(pattern)
   local lua = "^" .. pattern:gsub("[%^%$%(%)%%%.%[%]%+%-%?]", "%%%0"):gsub("%*", ".*") .. "$"
@@ -118,25 +126,27 @@ local function resolve(relation, tables)
       end
     end
     if not any then
-      P.fail(("EmbeddingShardingPlanner: relation '%s': there is no table '%s', but %s"):format(tostring(relation), pattern,
-        table.concat(util.map(tables, function(t) return t.fqn end), ", ", 1, math.min(#tables, 8)) .. (#tables > 8 and ", ..." or "")))
+      P.fail(("EmbeddingShardingPlanner: relation '%s': there is no table '%s', but %s"):format(tostring(relation),
+        pattern, table.concat(util.map(tables, function(t) return t.fqn end), ", ", 1, math.min(#tables, 8))
+          .. (#tables > 8 and ", ..." or "")))
     end
   end
   return found, list
 end
 
--- -- rules: relations while a plan is put together -------------------------------------------------------------------------------------
+-- -- rules: relations while a plan is put together --------------------------------------------------------------------
 
 local function bytes_of(storage) return storage.hbm + storage.ddr + storage.ssd end
 
 local Rules = util.class "Rules"
 
 local function check_units(relation, topology)
-  local most = relation.per == "host" and math.ceil(topology.world_size / topology.local_world_size) or topology.world_size
+  local most = relation.per == "host" and math.ceil(topology.world_size / topology.local_world_size)
+    or topology.world_size
   for unit in util.ordered(relation.units or {}) do
     if unit >= most then
-      P.fail(("EmbeddingShardingPlanner: relation '%s': there is no %s %d, allowed: 0..%d"):format(tostring(relation), relation.per, unit,
-        most - 1))
+      P.fail(("EmbeddingShardingPlanner: relation '%s': there is no %s %d, allowed: 0..%d"):format(tostring(relation),
+        relation.per, unit, most - 1))
     end
   end
 end
@@ -146,7 +156,8 @@ function Rules:init(relations, tables, topology)
   self.local_size, self.of, self.list = topology.local_world_size, {}, {}
   for i, relation in ipairs(relations) do
     if not Relation.is(relation) then
-      P.fail(("EmbeddingShardingPlanner: relations[%d] is a %s, wanted plan.colocate, spread, at_most, at_most_bytes, forbid or pin")
+      P.fail(("EmbeddingShardingPlanner: relations[%d] is a %s, wanted plan.colocate, spread, at_most, at_most_bytes, "
+        .. "forbid or pin")
         :format(i, type(relation)))
     end
     check_units(relation, topology)
@@ -166,7 +177,9 @@ function Rules:clear()
   for _, rule in ipairs(self.list) do rule.state = {} end
 end
 
-local function members_of(option) return option.members and util.map(option.members, function(o) return o.fqn end) or { option.fqn } end
+local function members_of(option)
+  return option.members and util.map(option.members, function(o) return o.fqn end) or { option.fqn }
+end
 
 --- The rules about an option: list of { rule, names = its tables that the rule is about }.
 function Rules:about(option)
@@ -233,7 +246,9 @@ end
 function Rules:save()
   return util.map(self.list, function(rule)
     local copy = {}
-    for unit, here in util.ordered(rule.state) do copy[unit] = { n = here.n, bytes = here.bytes, names = util.copy(here.names) } end
+    for unit, here in util.ordered(rule.state) do
+      copy[unit] = { n = here.n, bytes = here.bytes, names = util.copy(here.names) }
+    end
     return copy
   end)
 end
@@ -243,7 +258,7 @@ function Rules:restore(saved)
   for i, rule in ipairs(self.list) do rule.state = saved[i] end
 end
 
--- -- options that no plan can have -----------------------------------------------------------------------------------------------------
+-- -- options that no plan can have ------------------------------------------------------------------------------------
 
 --- Ranks that an option has shards on for sure: "all", a whole "group", or nil.
 local function reach(option)
@@ -294,7 +309,8 @@ local function impossible(rules, option, topology)
   end
 end
 
---- Several relations by which an option may be on no rank at all, each of which alone leaves it some: their words; nil: there are none.
+--- Several relations by which an option may be on no rank at all, each of which alone leaves it some: their words; nil:
+--- there are none.
 local function contradiction(rules, option, topology)
   local list = {}
   for _, about in ipairs(rules:about(option)) do
@@ -313,7 +329,7 @@ local function contradiction(rules, option, topology)
   end), " and "), option.fqn)
 end
 
--- -- tables that stay together ---------------------------------------------------------------------------------------------------------
+-- -- tables that stay together ----------------------------------------------------------------------------------------
 
 local function added(a, b)
   local sum = {}
@@ -326,8 +342,8 @@ local function merged_runs(a, b)
   local out, i, j, left_a, left_b = {}, 1, 1, a[1].n, b[1].n
   while i <= #a and j <= #b do
     local n = math.min(left_a, left_b)
-    out[#out + 1] = { n = n, rows = a[i].rows + b[j].rows, cols = math.max(a[i].cols, b[j].cols), row_offset = 0, col_offset = 0,
-      storage = added(a[i].storage, b[j].storage), perf = added(a[i].perf, b[j].perf) }
+    out[#out + 1] = { n = n, rows = a[i].rows + b[j].rows, cols = math.max(a[i].cols, b[j].cols), row_offset = 0,
+      col_offset = 0, storage = added(a[i].storage, b[j].storage), perf = added(a[i].perf, b[j].perf) }
     left_a, left_b = left_a - n, left_b - n
     if left_a == 0 then i, left_a = i + 1, a[i + 1] and a[i + 1].n end
     if left_b == 0 then j, left_b = j + 1, b[j + 1] and b[j + 1].n end
@@ -340,8 +356,9 @@ local function joined(members)
   local first, runs = members[1], members[1].runs
   for k = 2, #members do runs = merged_runs(runs, members[k].runs) end
   local names = util.map(members, function(o) return o.fqn end)
-  local option = options.ShardingOption { id = first.id, path = first.path, name = table.concat(names, " + "), runs = runs,
-    sharding_type = first.sharding_type, compute_kernel = first.compute_kernel, rows = 0, dim = 0, members = members }
+  local option = options.ShardingOption { id = first.id, path = first.path, name = table.concat(names, " + "),
+    runs = runs, sharding_type = first.sharding_type, compute_kernel = first.compute_kernel, rows = 0, dim = 0,
+    members = members }
   option.fqn = option.name
   option:sum_storage()
   option:sum_perf()
@@ -393,22 +410,28 @@ local function join_groups(rules, space, refused)
   return out
 end
 
---- The rules of a planner's relations for a search space; nil without relations. Returns also the space without the options that no plan
---- can have, and these: list of { option =, text = }.
+--- The rules of a planner's relations for a search space; nil without relations. Returns also the space without the
+--- options that no plan can have, and these: list of { option =, text = }.
 function M.apply(relations, space, topology)
   if #relations == 0 then return nil, space, {} end
   local tables, seen, refused, left = {}, {}, {}, {}
   for _, option in ipairs(space) do
-    if not seen[option.fqn] then seen[option.fqn], tables[#tables + 1] = true, { fqn = option.fqn, name = option.name } end
+    if not seen[option.fqn] then
+      seen[option.fqn], tables[#tables + 1] = true, { fqn = option.fqn, name = option.name }
+    end
   end
   local rules = Rules(relations, tables, topology)
   local out, looked = {}, {}
   for _, option in ipairs(join_groups(rules, space, refused)) do
-    if not looked[option.fqn] then rules.contradiction = rules.contradiction or contradiction(rules, option, topology) end
+    if not looked[option.fqn] then
+      rules.contradiction = rules.contradiction or contradiction(rules, option, topology)
+    end
     looked[option.fqn] = true
     local why = impossible(rules, option, topology)
     if why then
-      for _, member in ipairs(option.members or { option }) do table.insert(refused, { option = member, text = why }) end
+      for _, member in ipairs(option.members or { option }) do
+        table.insert(refused, { option = member, text = why })
+      end
     else
       out[#out + 1] = option
       for _, fqn in ipairs(members_of(option)) do left[fqn] = true end
@@ -418,9 +441,12 @@ function M.apply(relations, space, topology)
     if not left[t.fqn] then
       local words = {}
       for _, r in ipairs(refused) do
-        if r.option.fqn == t.fqn then words[#words + 1] = ("%s %s (%s)"):format(r.option.sharding_type, r.option.compute_kernel, r.text) end
+        if r.option.fqn == t.fqn then
+          words[#words + 1] = ("%s %s (%s)"):format(r.option.sharding_type, r.option.compute_kernel, r.text)
+        end
       end
-      P.fail(("EmbeddingShardingPlanner: relations leave table '%s' no way to be sharded: %s"):format(t.fqn, table.concat(words, ", ")))
+      P.fail(("EmbeddingShardingPlanner: relations leave table '%s' no way to be sharded: %s"):format(t.fqn,
+        table.concat(words, ", ")))
     end
   end
   return rules, out, refused

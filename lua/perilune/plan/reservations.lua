@@ -1,7 +1,8 @@
--- plan/reservations.lua: memory that plans leave to others: the dense part, ids on their way, a margin (TorchRec's storage reservations).
+-- plan/reservations.lua: memory that plans leave to others: the dense part, ids on their way, a margin (TorchRec's
+-- storage reservations).
 --
--- reserve(topology, model, batch_size, constraints) returns a topology with what is left. model: see enumerators.lua; its dense_bytes and
--- buffer_bytes are the sizes of parameters and of buffers outside of its collections.
+-- reserve(topology, model, batch_size, constraints) returns a topology with what is left. model: see enumerators.lua;
+-- its dense_bytes and buffer_bytes are the sizes of parameters and of buffers outside of its collections.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local constraints_of = require "perilune.plan.constraints"
@@ -68,7 +69,8 @@ end
 --- Takes a share, and what the dense part and the ids of batches are estimated to need.
 local HeuristicalStorageReservation = util.seal(util.class "HeuristicalStorageReservation")
 M.HeuristicalStorageReservation = HeuristicalStorageReservation
---- HeuristicalStorageReservation { percentage = 0.15, parameter_multiplier = 6, dense_tensor_estimate = nil or bytes, tiers = { "hbm" } }
+--- HeuristicalStorageReservation { percentage = 0.15, parameter_multiplier = 6, dense_tensor_estimate = nil or bytes,
+--- tiers = { "hbm" } }
 function HeuristicalStorageReservation:init(args)
   local a = util.named(self.class_name, args, { percentage = 0.15, parameter_multiplier = TRAINED,
     dense_tensor_estimate = util.optional.number, tiers = { "hbm" } })
@@ -80,13 +82,15 @@ end
 
 function HeuristicalStorageReservation:reserve(topology, model, batch_size, constraints)
   local tier = topology:own_tier()
-  local dense = self.dense_tensor_estimate or self.parameter_multiplier * (model.dense_bytes or 0) + (model.buffer_bytes or 0)
+  local dense = self.dense_tensor_estimate or self.parameter_multiplier * (model.dense_bytes or 0)
+    + (model.buffer_bytes or 0)
   local ids = M.batch_bytes(model, batch_size, constraints) * self.id_multiplier
   local margin = FixedPercentageStorageReservation { percentage = self.percentage, tiers = self.tiers }
   return margin:reserve(topology):with_devices(function(device)
     local left = device[tier] - dense - ids
     if left < 0 then
-      P.fail(("%s: rank %d has %d bytes (%s) after the margin of %g, and the dense part needs %d, batches %d; allowed: no less than 0")
+      P.fail(("%s: rank %d has %d bytes (%s) after the margin of %g, and the dense part needs %d, batches %d; "
+        .. "allowed: no less than 0")
         :format(self.class_name, device.rank, device[tier], tier, self.percentage, dense, ids))
     end
     device[tier] = left
@@ -104,7 +108,8 @@ end
 local of_topology = { reserve = "topology: Topology" }
 kinds.methods(FixedPercentageStorageReservation, of_topology)
 kinds.methods(FixedAbsoluteStorageReservation, of_topology)
-kinds.methods(HeuristicalStorageReservation, { reserve = "topology: Topology, model: model, batch_size: count, constraints: constraints?" })
+kinds.methods(HeuristicalStorageReservation,
+  { reserve = "topology: Topology, model: model, batch_size: count, constraints: constraints?" })
 signature.check("plan.reservations.", M, { batch_bytes = "model: model, batch_size: count, constraints: constraints?" })
 
 return M

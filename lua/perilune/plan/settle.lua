@@ -1,5 +1,6 @@
--- plan/settle.lua: a search for options and places of tables together (pack.lua), by the prices of memory (weigh.lua): the longest that a
--- rank works is made shorter, first by filling ranks anew, then by taking some tables out and putting them back otherwise.
+-- plan/settle.lua: a search for options and places of tables together (pack.lua), by the prices of memory (weigh.lua):
+-- the longest that a rank works is made shorter, first by filling ranks anew, then by taking some tables out and
+-- putting them back otherwise.
 local ffi = require "ffi"
 local util = require "perilune.util"
 local sharding_types = require "perilune.plan.sharding_types"
@@ -10,21 +11,25 @@ local M = {}
 
 local SHARES = { 1, 0.95, 0.88, 0.78, 0.62 } -- of the memory of all ranks: what single ranks have is cut up
 local LONGER, MOST_LONGER = 1.25, 40      -- a limit over the one before it, and how many are tried
-local MOST_PLAIN = 3                      -- how many longer ones, for a filling without prices of what is cut over all ranks
+-- how many longer ones, for a filling without prices of what is cut over all ranks
+local MOST_PLAIN = 3
 local BETWEEN = 10                       -- limits between one that did and one that did not
 local ORDERS = 6                         -- orders of tables that are tried
 local MOST_TO_FIND = 4                   -- times the work that is allowed, to find any plan
 local NEAR = 1.002                       -- times what no plan can be better than: good enough
 local SHORTER = 0.9985                   -- the limit of the next round
 local MOST_OUT = 24                      -- tables that are taken out at once
-local STARTS = 4                         -- fillings from which rounds begin: where memory is tight, most end where none leads on
+-- fillings from which rounds begin: where memory is tight, most end where none leads on
+local STARTS = 4
 local IN_VAIN, IN_VAIN_LOOSE = 2500, 300 -- rounds in a row that found nothing; the second where memory is no matter
-local NEARER = 1 - 1e-6                  -- times what ranks worked beyond the target before: a round that found something
+-- times what ranks worked beyond the target before: a round that found something
+local NEARER = 1 - 1e-6
 local FEW_GROUPS = 4                     -- of ranks: of so few, one is no small part of all
 local LOOSE = 0.5                        -- of each rank's memory: a plan that leaves so much is not held back by memory
 
---- Where shards of an option can go: to any ranks ("any"), any ranks of one group ("group"), rank k for shard k ("all"), groups in blocks
---- ("blocks"). What is forced upon it by their number counts: one shard in one group can go anywhere.
+--- Where shards of an option can go: to any ranks ("any"), any ranks of one group ("group"), rank k for shard k
+--- ("all"), groups in blocks ("blocks"). What is forced upon it by their number counts: one shard in one group can go
+--- anywhere.
 local function reach_of(option, topology)
   local W, G = topology.world_size, topology.intra_group_size
   if option.partition_by == "device" then return "any" end
@@ -40,13 +45,15 @@ local function no_worse(a, b)
   for i, x in ipairs(a.runs) do
     local y = b.runs[i]
     local s, u = x.storage, y.storage
-    if x.n ~= y.n or x.perf.total > y.perf.total or s.hbm > u.hbm or s.ddr > u.ddr or s.ssd > u.ssd then return false end
+    if x.n ~= y.n or x.perf.total > y.perf.total or s.hbm > u.hbm or s.ddr > u.ddr or s.ssd > u.ssd then
+      return false
+    end
   end
   return true
 end
 
---- Options of a table, without those for which another one can go wherever they can and takes no more. No plan needs them, and rounds
---- that try other options at random find those that differ sooner.
+--- Options of a table, without those for which another one can go wherever they can and takes no more. No plan needs
+--- them, and rounds that try other options at random find those that differ sooner.
 local function worth_trying(options, topology)
   local function beats(a, b)
     local x, y = reach_of(a, topology), reach_of(b, topology)
@@ -67,8 +74,8 @@ end
 
 local LAST = 1e15 -- milliseconds: costs more than all that has room
 
---- Options of each table from the cheapest, by the knapsack's prices, that of memory so many times. What must be cut over all ranks has the
---- option that the knapsack found; those that have no room beside come last.
+--- Options of each table from the cheapest, by the knapsack's prices, that of memory so many times. What must be cut
+--- over all ranks has the option that the knapsack found; those that have no room beside come last.
 local function sorted_by_cost(knapsack, longest, times)
   local price_hbm, price_ddr = knapsack.price_hbm * times, knapsack.price_ddr * times
   return util.map(knapsack.tables, function(options, t)
@@ -93,8 +100,8 @@ local function order_of(knapsack, limit)
   for t = 1, knapsack.n do
     local i = knapsack.pick[t - 1]
     order[t] = t
-    size[t] = math.max(knapsack.hbm_shard[i] / math.max(knapsack.most.hbm, 1), knapsack.ddr_shard[i] / math.max(knapsack.most.ddr, 1),
-      knapsack.longest[i] / limit)
+    size[t] = math.max(knapsack.hbm_shard[i] / math.max(knapsack.most.hbm, 1),
+      knapsack.ddr_shard[i] / math.max(knapsack.most.ddr, 1), knapsack.longest[i] / limit)
     if knapsack.tables[t][i - knapsack.first[t - 1] + 1].partition_by == "uniform" then size[t] = size[t] + 1e9 end
   end
   table.sort(order, function(a, b)
@@ -126,8 +133,9 @@ function Search:filled(order, sorted, limit, way)
   return false
 end
 
---- Fill ranks by what the knapsack says now, where none may work longer than a limit, in all ways; goes on with what was found. Returns
---- whether anything was, and whether work may go on. wide: whether the knapsack went by a price for what is cut over all ranks.
+--- Fill ranks by what the knapsack says now, where none may work longer than a limit, in all ways; goes on with what
+--- was found. Returns whether anything was, and whether work may go on. wide: whether the knapsack went by a price for
+--- what is cut over all ranks.
 function Search:fillings_by(limit, wide)
   local found, sorted = false, sorted_by_cost(self.knapsack, limit, 1)
   for _, way in ipairs(pack.ways) do
@@ -161,7 +169,8 @@ function Search:fillings_within(limit, plain)
   return any, goes_on
 end
 
---- Fill ranks with limits from the least that can be hoped for on, until one does; then with limits between it and the one before.
+--- Fill ranks with limits from the least that can be hoped for on, until one does; then with limits between it and the
+--- one before.
 function Search:fillings()
   local low, high, goes_on = self.least, self.hoped, true
   local found
@@ -186,9 +195,12 @@ function Search:fillings()
   end
 end
 
---- sorted: the lists of options with which ranks were filled, where rounds can begin; size: how hard tables were to place.
+--- sorted: the lists of options with which ranks were filled, where rounds can begin; size: how hard tables were to
+--- place.
 function Search:keep(result, sorted, size, wide)
-  if sorted then self.starts[#self.starts + 1] = { plan = result, sorted = sorted, size = size, wide = wide or false } end
+  if sorted then
+    self.starts[#self.starts + 1] = { plan = result, sorted = sorted, size = size, wide = wide or false }
+  end
   self.plain = self.plain or sorted and not wide
   if self.best and result.rating >= self.best.rating then return end
   self.best = result
@@ -211,8 +223,8 @@ function Search:beyond(target)
   return sum, list
 end
 
---- Tables of a rank; every other time, where tables are cut within groups, those of all ranks of its group: a table that needs room on each
---- of them finds none while the others are there.
+--- Tables of a rank; every other time, where tables are cut within groups, those of all ranks of its group: a table
+--- that needs room on each of them finds none while the others are there.
 function Search:near(rank)
   local packing, on = self.packing, {}
   local G = packing.group
@@ -243,13 +255,15 @@ function Search:chosen(over)
     packing.work = packing.work + 4 * #self.tables
     return list
   end
-  for i = 1, self:draw(MOST_OUT) - 1 do take(i % 2 == 0 and near[self:draw(math.max(#near, 1))] or self:draw(#self.tables)) end
+  for i = 1, self:draw(MOST_OUT) - 1 do
+    take(i % 2 == 0 and near[self:draw(math.max(#near, 1))] or self:draw(#self.tables))
+  end
   packing.work = packing.work + 4 * #self.tables
   return list
 end
 
---- A table that is on no rank takes the cheapest option that finds a place where no rank works longer than the limit; now and then one is
---- passed over. True: it did.
+--- A table that is on no rank takes the cheapest option that finds a place where no rank works longer than the limit;
+--- now and then one is passed over. True: it did.
 function Search:take_in(t, options, limit)
   for _, option in ipairs(options) do
     if option.max_perf <= limit and self:draw(8) > 1 then
@@ -280,8 +294,8 @@ function Search:mixed(list)
   end)
 end
 
---- One round: some tables out, and in again, where no rank works longer than the target, or than `longest`. What ranks work beyond the
---- target is no more then, or all is as before. Returns what it is.
+--- One round: some tables out, and in again, where no rank works longer than the target, or than `longest`. What ranks
+--- work beyond the target is no more then, or all is as before. Returns what it is.
 function Search:again(target, sum, over, longest)
   local packing, before, list = self.packing, {}, self:chosen(over)
   for _, t in ipairs(list) do
@@ -356,7 +370,8 @@ function Search:from_starts()
       to[#to + 1], last[start.wide] = start, start.plan.rating
     end
   end
-  for i = 1, math.min(#others, STARTS / 2) do table.insert(list, math.min(2 * i, #list + 1), others[i]) end -- of both kinds
+  -- of both kinds
+  for i = 1, math.min(#others, STARTS / 2) do table.insert(list, math.min(2 * i, #list + 1), others[i]) end
   local loose = self:is_loose(self.best)
   local n = math.min(loose and 1 or STARTS, #list)
   for i = 1, n do
@@ -377,21 +392,22 @@ local function arranged(tables, plan)
   return { proposal = proposal, placement = placement, rating = plan.rating }
 end
 
---- The best plan that is found of the options of tables on a topology: { proposal =, placement =, rating = (milliseconds of the rank that
---- works longest), least = (what no plan is better than) } or nil: none; and the work: ranks that were looked at. most: of these. start: a
---- plan to begin with, or nil.
+--- The best plan that is found of the options of tables on a topology: { proposal =, placement =, rating =
+--- (milliseconds of the rank that works longest), least = (what no plan is better than) } or nil: none; and the work:
+--- ranks that were looked at. most: of these. start: a plan to begin with, or nil.
 function M.search(space, topology, most, start)
   local tables = util.map(pack.by_table(space), function(options) return worth_trying(options, topology) end)
   local knapsack = weigh.knapsack(tables)
   knapsack:within(topology)
-  local self = setmetatable({ tables = tables, knapsack = knapsack, packing = pack.new(tables, topology), most = most, state = 12345,
-    starts = {} }, Search)
+  local self = setmetatable({ tables = tables, knapsack = knapsack, packing = pack.new(tables, topology), most = most,
+    state = 12345, starts = {} }, Search)
   self.hoped = knapsack:shortest(1)
   if not self.hoped then return nil, #space end
   self.least = knapsack:bound()
   self:fillings()
   if start then
-    self:keep(arranged(tables, start), sorted_by_cost(knapsack, math.huge, 0), select(2, order_of(knapsack, start.rating)))
+    self:keep(arranged(tables, start), sorted_by_cost(knapsack, math.huge, 0),
+      select(2, order_of(knapsack, start.rating)))
   end
   if not self.best then return nil, self.packing.work end
   self:from_starts()
@@ -399,8 +415,8 @@ function M.search(space, topology, most, start)
   return self.best, self.packing.work
 end
 
---- A plan with another option for table i of its proposal, whose places change, where the others stay: its placement, and what the rank
---- that works longest then takes; nil: that has no room.
+--- A plan with another option for table i of its proposal, whose places change, where the others stay: its placement,
+--- and what the rank that works longest then takes; nil: that has no room.
 function M.instead(proposal, placement, i, option, topology)
   local packing = pack.new(util.map(proposal, function(o) return { o } end), topology)
   packing:clear()

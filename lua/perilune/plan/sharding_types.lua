@@ -1,7 +1,9 @@
--- plan/sharding_types.lua: what each sharding type does to a table, as runtime/shard/types/ says it (peri_sharding_type_facts). Whoever
--- plans, prices, simulates or shards asks here for what it needs to know; nobody asks for a type's name.
+-- plan/sharding_types.lua: what each sharding type does to a table, as runtime/shard/types/ says it
+-- (peri_sharding_type_facts). Whoever plans, prices, simulates or shards asks here for what it needs to know; nobody
+-- asks for a type's name.
 --
---   types.of.table_row_wise = { name = "table_row_wise", code = 3, cuts_rows = true, cuts_columns = false, in_node = true, replica = false,
+--   types.of.table_row_wise = { name = "table_row_wise", code = 3, cuts_rows = true, cuts_columns = false, in_node =
+--     true, replica = false,
 --     partition_by = "host", way = "host_sums", asked_for = false }
 local ffi = require "ffi"
 local bit = require "bit"
@@ -10,8 +12,8 @@ local C = P.C
 
 local M = { of = {}, list = {} }
 
---- What a type asks of placement: "uniform": shard k on rank k; "device": each shard on any rank; "host": all on one group of
---- topology.intra_group_size ranks; "multi_host": a block of columns a group.
+--- What a type asks of placement: "uniform": shard k on rank k; "device": each shard on any rank; "host": all on one
+--- group of topology.intra_group_size ranks; "multi_host": a block of columns a group.
 local function partition_by(t)
   if t.in_node then return t.cuts_rows and t.cuts_columns and "multi_host" or "host" end
   return (t.replica or t.cuts_rows) and "uniform" or "device"
@@ -29,8 +31,9 @@ M.ways = { "whole_rows", "rank_sums", "host_sums", "replica_sums" }
 for code = 0, C.PERI_SHARDING_TYPE_COUNT - 1 do
   local facts = C.peri_sharding_type_facts(code)
   local function has(fact) return bit.band(facts, fact) ~= 0 end
-  local t = { name = ffi.string(C.peri_sharding_type_name(code)), code = code, cuts_rows = has(C.PERI_SHARDING_CUTS_ROWS),
-    cuts_columns = has(C.PERI_SHARDING_CUTS_COLUMNS), in_node = has(C.PERI_SHARDING_IN_NODE), replica = has(C.PERI_SHARDING_REPLICA) }
+  local t = { name = ffi.string(C.peri_sharding_type_name(code)), code = code,
+    cuts_rows = has(C.PERI_SHARDING_CUTS_ROWS), cuts_columns = has(C.PERI_SHARDING_CUTS_COLUMNS),
+    in_node = has(C.PERI_SHARDING_IN_NODE), replica = has(C.PERI_SHARDING_REPLICA) }
   t.partition_by, t.way = partition_by(t), way(t)
   t.asked_for = t.cuts_rows and t.cuts_columns -- planners offer it only where a constraint names it
   M.list[code + 1], M.of[t.name] = t, t
@@ -42,7 +45,8 @@ function M.row_parts(name, world_size, group_size)
   return not t.cuts_rows and 1 or t.in_node and group_size or world_size
 end
 
---- Names of the types of which keep(type) is true, in TorchRec's order: replicas, then those that keep rows whole, then the others.
+--- Names of the types of which keep(type) is true, in TorchRec's order: replicas, then those that keep rows whole, then
+--- the others.
 function M.names(keep)
   local names = {}
   for place = 1, 3 do

@@ -1,5 +1,5 @@
--- plan/statistics.lua: what training data say about features: ids of a sample, distinct ids, how much the most frequent rows serve; and
--- constraints with these numbers in the place of guesses.
+-- plan/statistics.lua: what training data say about features: ids of a sample, distinct ids, how much the most frequent
+-- rows serve; and constraints with these numbers in the place of guesses.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -14,16 +14,18 @@ local M = {}
 local COUNTERS = 2 ^ 22 -- of a feature: rows beyond share them, and distinct ones are estimated
 local BINS = 100        -- of a curve of cache sizes
 
---- What is known of a feature: name, table, rows (of the table), samples, ids, mean_length, longest (bag), distinct (rows that came),
---- batch_distinct (mean of the batches of the size of the largest: the last one may be a part), curve = list of { rows =, lookups = }: the
---- so many most frequent rows served so many lookups, by frequency; exact = whether each row has a counter of its own.
+--- What is known of a feature: name, table, rows (of the table), samples, ids, mean_length, longest (bag), distinct
+--- (rows that came), batch_distinct (mean of the batches of the size of the largest: the last one may be a part), curve
+--- = list of { rows =, lookups = }: the so many most frequent rows served so many lookups, by frequency; exact =
+--- whether each row has a counter of its own.
 local Feature = util.class "FeatureStatistics"
 M.FeatureStatistics = Feature
 
 function Feature:init(name, table_name, rows)
   self.name, self.table, self.rows = name, table_name, rows
   self.samples, self.ids, self.longest, self.distinct, self.batches = 0, 0, 0, 0, 0
-  self.whole, self.whole_batches, self.batch_sum = 0, 0, 0 -- samples of the largest batch, how many were so large, their distinct ids
+  -- samples of the largest batch, how many were so large, their distinct ids
+  self.whole, self.whole_batches, self.batch_sum = 0, 0, 0
   self.buckets = math.min(rows, COUNTERS)
   self.exact = self.buckets == rows
   self.count, self.seen = ffi.new("int32_t[?]", self.buckets), ffi.new("int32_t[?]", self.buckets)
@@ -88,7 +90,9 @@ end
 
 --- The fewest rows that served a share of the lookups.
 function Feature:hot(share)
-  if not (share >= 0 and share <= 1) then P.fail(("FeatureStatistics:hot: share is %s, allowed: 0..1"):format(tostring(share))) end
+  if not (share >= 0 and share <= 1) then
+    P.fail(("FeatureStatistics:hot: share is %s, allowed: 0..1"):format(tostring(share)))
+  end
   local before = { rows = 0, lookups = 0 }
   for _, point in ipairs(self.curve) do
     if point.lookups >= share * self.ids then
@@ -108,14 +112,15 @@ function Feature:cache_statistics(world_size)
     counts[bin] = (share - before) * self.ids
     area, before = area + (1 - share) / BINS, share
   end
-  return offload.EmbeddingOffloadStats { cacheability = area, expected_lookups = math.min(self.batch_distinct * world_size, self.distinct),
-    mrc_hist_counts = counts, height = self.rows }
+  return offload.EmbeddingOffloadStats { cacheability = area,
+    expected_lookups = math.min(self.batch_distinct * world_size, self.distinct), mrc_hist_counts = counts,
+    height = self.rows }
 end
 
--- -- reading ------------------------------------------------------------------------------------------------------------------------------
+-- -- reading ----------------------------------------------------------------------------------------------------------
 
-local arguments = { path = util.required.string, tables = util.required.list, batch_size = 512, samples = util.optional.number,
-  progress = util.optional, sparse_features = 26, dense_features = 13 }
+local arguments = { path = util.required.string, tables = util.required.list, batch_size = 512,
+  samples = util.optional.number, progress = util.optional, sparse_features = 26, dense_features = 13 }
 
 --- The feature and rows of each category of the data; tables: list of { name =, rows =, features = { "c3", ... } }.
 local function categories(a)
@@ -123,13 +128,15 @@ local function categories(a)
   for i = 1, a.sparse_features do rows[i] = 1 end
   for k, given in ipairs(a.tables) do
     local where = ("plan.statistics.count: tables[%d]"):format(k)
-    local t = util.named(where, given, { name = util.required.string, rows = util.required.number, features = util.required.list })
+    local t = util.named(where, given, { name = util.required.string, rows = util.required.number,
+      features = util.required.list })
     util.integer(where, "rows", t.rows, 1)
     signature.value(where, "features", t.features, "strings")
     for _, name in ipairs(t.features) do
       local i = tonumber(name:match "^c(%d+)$")
       if not i or i < 1 or i > a.sparse_features then
-        P.fail(("'%s' has no feature '%s' of table '%s', but c1 to c%d"):format(a.path, name, t.name, a.sparse_features))
+        P.fail(("'%s' has no feature '%s' of table '%s', but c1 to c%d"):format(a.path, name, t.name,
+          a.sparse_features))
       end
       rows[i], features[i] = t.rows, Feature(name, t.name, t.rows)
     end
@@ -137,9 +144,10 @@ local function categories(a)
   return rows, features
 end
 
---- statistics.count { path =, tables =, batch_size = 512, samples = nil or how many are read, progress = nil or function(samples, all),
---- dense_features = 13, sparse_features = 26 }: read a file in the Criteo layout, once. tables: list of { name =, rows =, features = names
---- of categories, c1 ... }. Returns a list of FeatureStatistics, in the order of the file's columns. Errors name file, line and column.
+--- statistics.count { path =, tables =, batch_size = 512, samples = nil or how many are read, progress = nil or
+--- function(samples, all), dense_features = 13, sparse_features = 26 }: read a file in the Criteo layout, once. tables:
+--- list of { name =, rows =, features = names of categories, c1 ... }. Returns a list of FeatureStatistics, in the
+--- order of the file's columns. Errors name file, line and column.
 function M.count(args)
   local a = util.named("plan.statistics.count", args, arguments)
   if #a.tables == 0 then P.fail "plan.statistics.count: tables is empty, wanted tables whose features are counted" end
@@ -147,8 +155,9 @@ function M.count(args)
   if not file then P.fail("plan.statistics.count: " .. why) end
   file:close()
   local rows, features = categories(a)
-  local loader = data.criteo { path = a.path, batch_size = util.integer("plan.statistics.count", "batch_size", a.batch_size, 1, 2 ^ 24),
-    rows = rows, rank = 0, world_size = 1, dense_features = a.dense_features, sparse_features = a.sparse_features, limit = a.samples }
+  local loader = data.criteo { path = a.path, batch_size = util.integer("plan.statistics.count", "batch_size",
+    a.batch_size, 1, 2 ^ 24), rows = rows, rank = 0, world_size = 1, dense_features = a.dense_features,
+      sparse_features = a.sparse_features, limit = a.samples }
   local all, done = a.progress and loader:count() or 0, 0
   local host = loader:next_host()
   while host do
@@ -175,7 +184,7 @@ function M.count(args)
   return list
 end
 
--- -- for planners -------------------------------------------------------------------------------------------------------------------------
+-- -- for planners -----------------------------------------------------------------------------------------------------
 
 local by_name_of = function(statistics)
   local by_name = {}
@@ -183,8 +192,8 @@ local by_name_of = function(statistics)
   return by_name
 end
 
---- Constraints with numbers of data for the tables of a model (enumerators.lua): pooling_factors where the user says none, and for tables
---- of one feature what caches would serve; the rest is the user's. world_size: ranks of the plan.
+--- Constraints with numbers of data for the tables of a model (enumerators.lua): pooling_factors where the user says
+--- none, and for tables of one feature what caches would serve; the rest is the user's. world_size: ranks of the plan.
 function M.constrain(statistics, model, given, world_size)
   util.integer("plan.statistics.constrain", "world_size", world_size, 1)
   local by_name, out = by_name_of(statistics), util.copy(given or {})
@@ -222,10 +231,12 @@ end
 
 --- Rows of text about features, heads first.
 function M._cells(statistics)
-  local rows = { { "feature", "table", "ids a sample", "longest bag", "distinct", "of rows", "in a batch", "top 1 % serve" } }
+  local rows = { { "feature", "table", "ids a sample", "longest bag", "distinct", "of rows", "in a batch",
+    "top 1 % serve" } }
   for i, f in ipairs(statistics) do
-    rows[i + 1] = { f.name, f.table, ("%.3f"):format(f.mean_length), tostring(f.longest), (f.exact and "%d" or "~%d"):format(f.distinct),
-      tostring(f.rows), ("%.1f"):format(f.batch_distinct), ("%.1f %%"):format(100 * f:share(f.rows / 100)) }
+    rows[i + 1] = { f.name, f.table, ("%.3f"):format(f.mean_length), tostring(f.longest),
+      (f.exact and "%d" or "~%d"):format(f.distinct), tostring(f.rows), ("%.1f"):format(f.batch_distinct),
+      ("%.1f %%"):format(100 * f:share(f.rows / 100)) }
   end
   return rows
 end
@@ -233,7 +244,8 @@ end
 kinds.methods(Feature, { share = "rows: number", hot = "share: number", cache_statistics = "world_size: count" })
 signature.list_of("statistics", "a list of FeatureStatistics", "FeatureStatistics")
 signature.check("FeatureStatistics:", Feature, { init = "self: table, name: string, table_name: string, rows: count" })
-signature.check("plan.statistics.", M, { constrain = "statistics: statistics, model: model, given: constraints?, world_size: count",
-  tables_of = "model: model", _cells = "statistics: statistics" })
+signature.check("plan.statistics.", M,
+  { constrain = "statistics: statistics, model: model, given: constraints?, world_size: count",
+    tables_of = "model: model", _cells = "statistics: statistics" })
 
 return M

@@ -1,8 +1,9 @@
--- plan/step.lua: milliseconds of a training step of sharded collections, our own estimates: what TorchRec's formulas (perf.lua) leave out.
+-- plan/step.lua: milliseconds of a training step of sharded collections, our own estimates: what TorchRec's formulas
+-- (perf.lua) leave out.
 --
--- A step is counted (counts.lua), then priced. Prices are milliseconds a unit (Topology.costs), which `perilune calibrate` finds by
--- measuring steps; a topology without them has those of one core of a Zen 4. The time of a step is that of the slowest rank: all wait for
--- it. Ranks that share processors take turns.
+-- A step is counted (counts.lua), then priced. Prices are milliseconds a unit (Topology.costs), which `perilune
+-- calibrate` finds by measuring steps; a topology without them has those of one core of a Zen 4. The time of a step is
+-- that of the slowest rank: all wait for it. Ranks that share processors take turns.
 local util = require "perilune.util"
 local kinds = require "perilune.plan.kinds"
 local signature = require "perilune.signature"
@@ -27,10 +28,11 @@ M.units = topologies.units
 
 --- Milliseconds a unit where a topology says none: forward, backward (with the update). One core of a Zen 4.
 local usual = {
-  forward = { step = 0.05, home_id = 1.5e-6, id = 2e-6, id_byte = 2e-8, cold_row = 4e-6, cold_row_byte = 4e-8, bag = 5e-6, bag_byte = 1e-7,
-    replica_byte = 0, near = 1, far = 1 },
-  backward = { step = 0.05, home_id = 0, id = 1e-5, id_byte = 5e-8, cold_row = 1e-5, cold_row_byte = 1e-7, bag = 3e-6, bag_byte = 1.5e-7,
-    replica_byte = 5e-7, state_row = 5e-6, state_byte = 5e-8, cold_state_byte = 1e-7, near = 1, far = 1 },
+  forward = { step = 0.05, home_id = 1.5e-6, id = 2e-6, id_byte = 2e-8, cold_row = 4e-6, cold_row_byte = 4e-8,
+    bag = 5e-6, bag_byte = 1e-7, replica_byte = 0, near = 1, far = 1 },
+  backward = { step = 0.05, home_id = 0, id = 1e-5, id_byte = 5e-8, cold_row = 1e-5, cold_row_byte = 1e-7, bag = 3e-6,
+    bag_byte = 1.5e-7, replica_byte = 5e-7, state_row = 5e-6, state_byte = 5e-8, cold_state_byte = 1e-7, near = 1,
+    far = 1 },
 }
 
 M.usual = usual
@@ -63,12 +65,13 @@ local function computed(amounts, topology, costs, way)
     end
   end
   local most, all = amounts_of.busiest(own, topology), computed_ms(amounts[way], costs, way)
-  for r = 1, n do own[r] = most > 0 and own[r] * priced / most or 0 end -- a rank may be the busiest in one unit, and not in another
+  -- a rank may be the busiest in one unit, and not in another
+  for r = 1, n do own[r] = most > 0 and own[r] * priced / most or 0 end
   return { before = all - priced, own = own }, all
 end
 
---- Milliseconds that a step of these ranks takes longer for what crosses hosts, by direction, beside what is computed: amounts at these
---- prices, or nothing.
+--- Milliseconds that a step of these ranks takes longer for what crosses hosts, by direction, beside what is computed:
+--- amounts at these prices, or nothing.
 local function far_ms(ranks, topology, amounts, costs)
   if #ranks <= topology.local_world_size then return { forward = 0, backward = 0 } end
   local given, all = {}, {}
@@ -96,8 +99,9 @@ local function step_ms(ranks, topology, kept)
   local far = far_ms(ranks, topology, amounts, costs)
   for _, way in ipairs { "forward", "backward" } do
     local of = amounts[way]
-    passes[way] = computed_ms(of, costs, way) + far[way] * price(costs, way, "far") + of.far_sums * price(costs, way, "far_sums")
-      + of.far_mixed * price(costs, way, "far_mixed") + below_ms(ranks, topology, amounts, costs, way)
+    passes[way] = computed_ms(of, costs, way) + far[way] * price(costs, way, "far")
+      + of.far_sums * price(costs, way, "far_sums") + of.far_mixed * price(costs, way, "far_mixed")
+      + below_ms(ranks, topology, amounts, costs, way)
   end
   return passes.forward + passes.backward, passes.forward, passes.backward
 end
@@ -109,10 +113,11 @@ local function amounts(ranks, topology)
   return all
 end
 
---- A plan (ShardingPlan) of a model (plan/describe.lua) as options and their placement, with the shards that its entries say.
+--- A plan (ShardingPlan) of a model (plan/describe.lua) as options and their placement, with the shards that its
+--- entries say.
 function M.of_plan(plan, model, topology, batch_size, constraints)
-  local enumerator = enumerators.EmbeddingEnumerator { topology = topology, batch_size = batch_size, constraints = constraints or {},
-    estimators = {} }
+  local enumerator = enumerators.EmbeddingEnumerator { topology = topology, batch_size = batch_size,
+    constraints = constraints or {}, estimators = {} }
   local env = { world_size = topology.world_size, local_size = topology.local_world_size }
   local list, placement = {}, {}
   for _, collection in ipairs(model) do
@@ -121,11 +126,12 @@ function M.of_plan(plan, model, topology, batch_size, constraints)
       local entry = tables[config.name]
       local constraint = constraints_of.of(constraints or {}, collection.path, config.name)
       local fields, ranks = enumerator:_shared_fields(collection, config, constraint), {}
-      fields.id, fields.sharding_type, fields.compute_kernel, fields.runs = #list + 1, entry.sharding_type, entry.compute_kernel, {}
+      fields.id, fields.sharding_type, fields.compute_kernel, fields.runs = #list + 1, entry.sharding_type,
+        entry.compute_kernel, {}
       if sharding_types.of[entry.sharding_type].replica then
         ranks = true
-        fields.runs[1] = { n = topology.world_size, rows = config.num_embeddings, cols = config.embedding_dim, row_offset = 0,
-          col_offset = 0 }
+        fields.runs[1] = { n = topology.world_size, rows = config.num_embeddings, cols = config.embedding_dim,
+          row_offset = 0, col_offset = 0 }
       end
       for k, s in ipairs(ranks == true and {} or entry:shards(config, env)) do
         ranks[k] = s.rank
@@ -138,7 +144,8 @@ function M.of_plan(plan, model, topology, batch_size, constraints)
   return list, placement
 end
 
---- What a step of a plan takes: { ms =, forward_ms =, backward_ms =, bytes = (weights and states that stay, on the fullest rank) }.
+--- What a step of a plan takes: { ms =, forward_ms =, backward_ms =, bytes = (weights and states that stay, on the
+--- fullest rank) }.
 function M.predict(plan, model, topology, batch_size, constraints)
   local list, placement = M.of_plan(plan, model, topology, batch_size, constraints)
   local p = {}
@@ -152,7 +159,7 @@ function M.predict(plan, model, topology, batch_size, constraints)
   return p
 end
 
--- -- parts of a planner ----------------------------------------------------------------------------------------------------------------
+-- -- parts of a planner -----------------------------------------------------------------------------------------------
 
 local StepEstimator = util.seal(util.class "StepEstimator")
 M.StepEstimator = StepEstimator
@@ -175,8 +182,9 @@ local function prices_of(t)
     return out
   end
   local function compute(way)
-    local out = list(way, { "table", "id", "id_byte", "row", "shared_row", "odd_row", "bag", "bag_byte", "replica_byte", "state_row",
-      "state_byte", "home_id", "home_bag", "home_bag_byte", "cold_row", "cold_row_byte", "cold_state_byte" })
+    local out = list(way, { "table", "id", "id_byte", "row", "shared_row", "odd_row", "bag", "bag_byte", "replica_byte",
+      "state_row", "state_byte", "home_id", "home_bag", "home_bag_byte", "cold_row", "cold_row_byte",
+      "cold_state_byte" })
     out[#out + 1], out[#out + 2] = "below_" .. way, 1
     return out
   end
@@ -223,7 +231,8 @@ end
 
 local one_host = topologies.Topology { world_size = 1 }
 
---- What stays in memory for one shard, the device's and the host's: weights, states, caches. topology: default: that of a processor.
+--- What stays in memory for one shard, the device's and the host's: weights, states, caches. topology: default: that of
+--- a processor.
 function M.kept_bytes(option, run, topology)
   local device, host = storage.kept(option, run, topology or one_host)
   return device + host
@@ -247,11 +256,15 @@ local units, unit_prices = {}, {}
 for _, unit in ipairs(M.units) do units[unit], unit_prices[unit] = "number", "number?" end
 signature.object("pass_amounts", "amounts of a pass (step.amounts)", units)
 signature.object("pass_prices", "prices of a pass", unit_prices)
-signature.object("step_prices", "prices of a step (Topology.costs)", { forward = "pass_prices?", backward = "pass_prices?" })
+signature.object("step_prices", "prices of a step (Topology.costs)",
+  { forward = "pass_prices?", backward = "pass_prices?" })
 signature.kind("pass", "'forward' or 'backward'", function(x) return x == "forward" or x == "backward" end)
-signature.object("step_amounts", "amounts of a step (step.amounts)", { forward = "pass_amounts", backward = "pass_amounts", own = "list" })
-signature.check("plan.step.", M, { far = "ranks: step_counts, topology: Topology, amounts: step_amounts?, costs: step_prices?",
-  compute = "amounts: pass_amounts, costs: step_prices?, way: pass", amounts = "ranks: step_counts, topology: Topology",
+signature.object("step_amounts", "amounts of a step (step.amounts)",
+  { forward = "pass_amounts", backward = "pass_amounts", own = "list" })
+signature.check("plan.step.", M,
+  { far = "ranks: step_counts, topology: Topology, amounts: step_amounts?, costs: step_prices?",
+    compute = "amounts: pass_amounts, costs: step_prices?, way: pass",
+    amounts = "ranks: step_counts, topology: Topology",
   ms = "ranks: step_counts, topology: Topology" })
 
 return M

@@ -1,6 +1,6 @@
--- plan/storage.lua: bytes that shards take. Of tables whose optimizer is one of the runtime's, what stays is what the runtime keeps
--- (runtime.lua); of others (TorchRec's classes, or nobody says which) it is by TorchRec's EmbeddingStorageEstimator, its formulas, as are
--- ids and rows on their way.
+-- plan/storage.lua: bytes that shards take. Of tables whose optimizer is one of the runtime's, what stays is what the
+-- runtime keeps (runtime.lua); of others (TorchRec's classes, or nobody says which) it is by TorchRec's
+-- EmbeddingStorageEstimator, its formulas, as are ids and rows on their way.
 local util = require "perilune.util"
 local kinds = require "perilune.plan.kinds"
 local runtime = require "perilune.plan.runtime"
@@ -13,7 +13,8 @@ local M = {}
 local ID_BYTES = 8
 local CACHE_RATIO = 0.2
 
---- Bytes of optimizer state for a byte of weights, as TorchRec counts them by the names of its classes; dim: columns of the table.
+--- Bytes of optimizer state for a byte of weights, as TorchRec counts them by the names of its classes; dim: columns of
+--- the table.
 local multipliers = { SGD = 0, Adam = 2, RowWiseAdagrad = function(dim) return 1 / dim end }
 
 local function optimizer_multiplier(optimizer, dim)
@@ -23,8 +24,8 @@ local function optimizer_multiplier(optimizer, dim)
   return m or 1
 end
 
---- Of one rank's batch of a table, over its features, the sums of ids, of rows that come out as TorchRec counts them (of bags with less
---- than an id on average fewer), and of bags.
+--- Of one rank's batch of a table, over its features, the sums of ids, of rows that come out as TorchRec counts them
+--- (of bags with less than an id on average fewer), and of bags.
 function M.batch_counts(option)
   local inputs, outputs, bags = 0, 0, 0
   for i, length in ipairs(option.input_lengths) do
@@ -55,7 +56,8 @@ local function round(x)
   return math.floor(x + 0.5)
 end
 
---- Bytes of weights, optimizer state and (with a cache of that share) its bookkeeping in one shard, where the table has `bytes`.
+--- Bytes of weights, optimizer state and (with a cache of that share) its bookkeeping in one shard, where the table has
+--- `bytes`.
 local function kept_bytes(option, run, bytes, cache_ratio, inference)
   local weights = sharding_types.of[option.sharding_type].replica and bytes
     or math.ceil(bytes * (run.rows * run.cols) / (option.rows * option.dim))
@@ -88,8 +90,8 @@ M.EmbeddingStorageEstimator = EmbeddingStorageEstimator
 --- run_embedding_at_peak_memory = false, is_inference = false }
 function EmbeddingStorageEstimator:init(args)
   local f = "EmbeddingStorageEstimator"
-  local a = util.named(f, args, { topology = util.required.table, pipeline_type = "none", run_embedding_at_peak_memory = false,
-    is_inference = false })
+  local a = util.named(f, args, { topology = util.required.table, pipeline_type = "none",
+    run_embedding_at_peak_memory = false, is_inference = false })
   signature.value(f, "topology", a.topology, "Topology")
   util.one_of(f, "pipeline_type", a.pipeline_type, util.keys(pipelines))
   for name, value in util.ordered(a) do self[name] = value end
@@ -121,7 +123,9 @@ function EmbeddingStorageEstimator:of_run(option, run)
   local topology, inference = self.topology, self.is_inference
   local input, output = io_bytes(option, run, topology, data_bytes[option.output_dtype or option.data_type])
   local hbm, ddr, ssd = M.kept(option, run, topology, inference)
-  if topology.compute_device == "cpu" then return { hbm = 0, ddr = ddr + (inference and 0 or input + output), ssd = ssd } end
+  if topology.compute_device == "cpu" then
+    return { hbm = 0, ddr = ddr + (inference and 0 or input + output), ssd = ssd }
+  end
   local peak = pipelines[self.pipeline_type]
   local io = inference and 0 or peak(input, output, is_cached(option) and input or 0, self.run_embedding_at_peak_memory)
   return { hbm = hbm + io, ddr = ddr, ssd = ssd }
@@ -135,7 +139,8 @@ function EmbeddingStorageEstimator:estimate(options)
   end
 end
 
-kinds.methods(EmbeddingStorageEstimator, { of_run = "option: option_with_ids, run: run", estimate = "options: options_with_ids" })
+kinds.methods(EmbeddingStorageEstimator,
+  { of_run = "option: option_with_ids, run: run", estimate = "options: options_with_ids" })
 signature.check("plan.storage.", M, { batch_counts = "option: option_with_ids",
   kept = "option: option_with_ids, run: run, topology: Topology, inference: boolean?" })
 

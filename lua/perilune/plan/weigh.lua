@@ -1,13 +1,15 @@
 -- plan/weigh.lua: options of tables weighed against the memory that is left: a knapsack.
 --
--- Wanted is the least T such that every table has an option none of whose shards takes longer than T, all shards together take no longer
--- than T on each rank, and all fit into the memory of all ranks together. Memory gets a price, milliseconds a byte for each kind; every
--- table then takes the option that costs it least, time and memory together, and prices rise until what is taken fits. That shards find
--- places on single ranks is not known here: the proposer asks for less memory than there is, too, and for a T that is longer.
+-- Wanted is the least T such that every table has an option none of whose shards takes longer than T, all shards
+-- together take no longer than T on each rank, and all fit into the memory of all ranks together. Memory gets a price,
+-- milliseconds a byte for each kind; every table then takes the option that costs it least, time and memory together,
+-- and prices rise until what is taken fits. That shards find places on single ranks is not known here: the proposer
+-- asks for less memory than there is, too, and for a T that is longer.
 --
--- One thing about single ranks is known: of a table that is cut over all ranks, each rank has a shard. What these take of every rank's time
--- and memory, shards of other tables do not have. So the tables that find no room beside them are cut over all ranks too, and so on until
--- the others have room (solve_wide). How they share their memory and time is tried by several prices.
+-- One thing about single ranks is known: of a table that is cut over all ranks, each rank has a shard. What these take
+-- of every rank's time and memory, shards of other tables do not have. So the tables that find no room beside them are
+-- cut over all ranks too, and so on until the others have room (solve_wide). How they share their memory and time is
+-- tried by several prices.
 local ffi = require "ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
@@ -18,7 +20,7 @@ local M = {}
 
 local doubles, ints = ffi.typeof "double[?]", ffi.typeof "int32_t[?]"
 
--- -- the knapsack ----------------------------------------------------------------------------------------------------------------------
+-- -- the knapsack -----------------------------------------------------------------------------------------------------
 
 local NEAR = 1.01       -- times the least price: near enough
 local VERY_NEAR = 1.001 -- to prove what no plan is better than
@@ -80,8 +82,9 @@ function Knapsack:within(topology)
   self.wide = self.ranks > 1 and self:wide_prices() or {}
 end
 
---- Whether an option can be picked where no rank may work longer than `longest`: its largest shard has room on a rank. A rank has its
---- shard of each table that is cut over all ranks, whatever else it has: what those take (`beside`) is gone for all other options.
+--- Whether an option can be picked where no rank may work longer than `longest`: its largest shard has room on a rank.
+--- A rank has its shard of each table that is cut over all ranks, whatever else it has: what those take (`beside`) is
+--- gone for all other options.
 function Knapsack:may(i, longest)
   local beside = self.beside
   local time, hbm, ddr = self.longest[i], self.hbm_shard[i], self.ddr_shard[i]
@@ -89,8 +92,8 @@ function Knapsack:may(i, longest)
   return time <= longest and hbm <= self.most.hbm and ddr <= self.most.ddr
 end
 
---- Leave only what can be picked where no rank may work longer than `longest`: milliseconds and bytes of it lie in rows of their own, which
---- `take` goes through often. Returns whether every table has an option left.
+--- Leave only what can be picked where no rank may work longer than `longest`: milliseconds and bytes of it lie in rows
+--- of their own, which `take` goes through often. Returns whether every table has an option left.
 function Knapsack:narrow(longest)
   local k, at = self.left, 0
   for t = 0, self.n - 1 do
@@ -107,10 +110,11 @@ function Knapsack:narrow(longest)
   return true
 end
 
---- Every table takes the option that costs least at these prices, of those that are left. Returns milliseconds and bytes of what was
---- taken (self.pick).
+--- Every table takes the option that costs least at these prices, of those that are left. Returns milliseconds and
+--- bytes of what was taken (self.pick).
 function Knapsack:take(price_hbm, price_ddr)
-  local first, time, hbm, ddr, option, pick = self.left.first, self.left.time, self.left.hbm, self.left.ddr, self.left.option, self.pick
+  local first, time, hbm, ddr, option, pick = self.left.first, self.left.time, self.left.hbm, self.left.ddr,
+    self.left.option, self.pick
   local ms, h, d = 0, 0, 0
   for t = 0, self.n - 1 do
     local least, at = math.huge, -1
@@ -124,8 +128,8 @@ function Knapsack:take(price_hbm, price_ddr)
   return ms, h, d
 end
 
---- The least price for which take(price) fits: fits(...) of what take returns. `start`: a price to begin with. Returns it, and what take
---- then returned. nil: none does.
+--- The least price for which take(price) fits: fits(...) of what take returns. `start`: a price to begin with. Returns
+--- it, and what take then returned. nil: none does.
 local function least_price(start, near, take, fits)
   local x, y, z = take(0)
   if fits(x, y, z) then return 0, x, y, z end
@@ -196,7 +200,8 @@ function Knapsack:solve_beside(longest, share)
     if not price then return nil end
   end
   local ms, h, d = self:take(price, price_ddr)
-  self.price_hbm, self.price_ddr, self.near_hbm, self.near_ddr = price, price_ddr, near_hbm, price_ddr > 0 and price_ddr or near_ddr
+  self.price_hbm, self.price_ddr, self.near_hbm, self.near_ddr = price, price_ddr, near_hbm, price_ddr > 0
+    and price_ddr or near_ddr
   return self:fill(room_hbm - h, room_ddr - d, ms)
 end
 
@@ -210,9 +215,9 @@ function Knapsack:everywhere()
   return { time = time / self.ranks, hbm = hbm / self.ranks, ddr = ddr / self.ranks }
 end
 
---- Tables that have room nowhere but cut over all ranks, beside what is so already: each takes the option that costs it least, time and
---- the device's memory at this price. self.forced is their options then, and `beside` has what these take. Returns how many there are; nil:
---- one of them has no room at all.
+--- Tables that have room nowhere but cut over all ranks, beside what is so already: each takes the option that costs it
+--- least, time and the device's memory at this price. self.forced is their options then, and `beside` has what these
+--- take. Returns how many there are; nil: one of them has no room at all.
 function Knapsack:force(longest, price)
   local count, time, hbm, ddr = 0, 0, 0, 0
   for t = 0, self.n - 1 do
@@ -252,8 +257,9 @@ end
 
 local ROUNDS = 6
 
---- As solve, where tables that have room nowhere but cut over all ranks pay this price for the device's memory. More tables are cut so,
---- round by round, until the others have room beside them. tried: options of such tables that were tried.
+--- As solve, where tables that have room nowhere but cut over all ranks pay this price for the device's memory. More
+--- tables are cut so, round by round, until the others have room beside them. tried: options of such tables that were
+--- tried.
 function Knapsack:solve_wide(longest, share, price, tried)
   self.beside = { time = 0, hbm = 0, ddr = 0 }
   for _ = 1, ROUNDS do
@@ -273,16 +279,17 @@ function Knapsack:solve_wide(longest, share, price, tried)
   end
 end
 
---- The picks whose shards take no longer than `longest`, that fit into `share` of the device's memory and all of the host's, and take least
---- time; its milliseconds. nil: there are none.
+--- The picks whose shards take no longer than `longest`, that fit into `share` of the device's memory and all of the
+--- host's, and take least time; its milliseconds. nil: there are none.
 function Knapsack:solve(longest, share)
   self.beside = { time = 0, hbm = 0, ddr = 0 }
   for t = 0, self.n - 1 do self.forced[t] = -1 end
   return self:solve_beside(longest, share)
 end
 
---- All ways to pick: as solve, then by several prices for tables that must be cut over all ranks. f(milliseconds, whether all picks have
---- room beside what is cut over all ranks, whether it is by such a price) is called for each until it returns true. Returns whether it did.
+--- All ways to pick: as solve, then by several prices for tables that must be cut over all ranks. f(milliseconds,
+--- whether all picks have room beside what is cut over all ranks, whether it is by such a price) is called for each
+--- until it returns true. Returns whether it did.
 function Knapsack:each(longest, share, f)
   local tried = {}
   local ms = self:solve(longest, share)
@@ -296,8 +303,8 @@ end
 
 local PRICES = 8
 
---- Prices of memory for tables that are cut over all ranks: from one at which none saves memory to one at which all do, each with
---- as many bytes between it and the next.
+--- Prices of memory for tables that are cut over all ranks: from one at which none saves memory to one at which all do,
+--- each with as many bytes between it and the next.
 function Knapsack:wide_prices()
   local list, all, prices = {}, 0, { 0 }
   for t = 0, self.n - 1 do
@@ -329,14 +336,16 @@ function Knapsack:fill(left_hbm, left_ddr, ms)
       for at = k.first[t], k.first[t + 1] - 1 do
         local gain, h, d = time[now] - k.time[at], k.hbm[at] - hbm[now], k.ddr[at] - ddr[now]
         if gain > 0 and h <= left_hbm and d <= left_ddr then
-          local worth = gain / (math.max(h, 0) / math.max(self.room.hbm, 1) + math.max(d, 0) / math.max(self.room.ddr, 1) + 1e-12)
+          local worth = gain / (math.max(h, 0) / math.max(self.room.hbm, 1) + math.max(d, 0) / math.max(self.room.ddr,
+            1) + 1e-12)
           if worth > best then best, table_at, option_at = worth, t, k.option[at] end
         end
       end
     end
     if table_at < 0 then break end
     local now = pick[table_at]
-    left_hbm, left_ddr, ms = left_hbm - hbm[option_at] + hbm[now], left_ddr - ddr[option_at] + ddr[now], ms - time[now] + time[option_at]
+    left_hbm, left_ddr, ms = left_hbm - hbm[option_at] + hbm[now], left_ddr - ddr[option_at] + ddr[now], ms - time[now]
+      + time[option_at]
     pick[table_at] = option_at
   end
   return ms
@@ -353,12 +362,14 @@ local function slowest_table(self)
   return low
 end
 
---- The least T, to so many parts of a thousand, that can be had with a share of the device's memory: by picks that have room beside what is
---- cut over all ranks, or, where no such picks are found, by any. nil: none.
+--- The least T, to so many parts of a thousand, that can be had with a share of the device's memory: by picks that have
+--- room beside what is cut over all ranks, or, where no such picks are found, by any. nil: none.
 function Knapsack:shortest(share)
   local low, beside = slowest_table(self), true
   local function does(T)
-    return self:each(T, share, function(ms, right) return (right or not beside) and ms <= T * self.ranks * (1 + 1e-9) end)
+    return self:each(T, share, function(ms, right)
+      return (right or not beside) and ms <= T * self.ranks * (1 + 1e-9)
+    end)
   end
   if low > 0 and does(low) then return low end
   local start = math.max(low, 1e-6) * 2
@@ -378,8 +389,9 @@ function Knapsack:shortest(share)
   return high
 end
 
---- What each rank has, whatever plan it is of, where no rank may work longer than `longest`: of each table that has room nowhere but cut
---- over all ranks, the least time and the least bytes of a shard. `beside` is that then. Returns whether all tables have room.
+--- What each rank has, whatever plan it is of, where no rank may work longer than `longest`: of each table that has
+--- room nowhere but cut over all ranks, the least time and the least bytes of a shard. `beside` is that then. Returns
+--- whether all tables have room.
 function Knapsack:least_everywhere(longest)
   local short, before = self.short, -1
   self.beside = { time = 0, hbm = 0, ddr = 0 }
@@ -402,8 +414,8 @@ function Knapsack:least_everywhere(longest)
   return true
 end
 
---- A T, to so many parts of a thousand, that no plan is better than. With any prices, what tables cost at least, less the price of all the
---- memory that there is, is no more than what any plan takes in all (the dual of the knapsack).
+--- A T, to so many parts of a thousand, that no plan is better than. With any prices, what tables cost at least, less
+--- the price of all the memory that there is, is no more than what any plan takes in all (the dual of the knapsack).
 function Knapsack:bound()
   local low, high = slowest_table(self), self:shortest(1)
   for t = 0, self.n - 1 do self.forced[t] = -1 end
@@ -430,7 +442,7 @@ function Knapsack:proposal()
   return proposal
 end
 
--- -- the proposer -----------------------------------------------------------------------------------------------------------------------
+-- -- the proposer -----------------------------------------------------------------------------------------------------
 
 local WeighingProposer = util.class "WeighingProposer"
 M.WeighingProposer = WeighingProposer
@@ -438,7 +450,8 @@ M.WeighingProposer = WeighingProposer
 local SHARES = { 1, 0.97, 0.93, 0.88, 0.8, 0.7 } -- of the device's memory
 local LONGER = { 1, 1.04, 1.1, 1.25, 1.6 }       -- times the least T
 
---- WeighingProposer {}: options that take least time together in the memory that is there, and in less: what single ranks have is cut up.
+--- WeighingProposer {}: options that take least time together in the memory that is there, and in less: what single
+--- ranks have is cut up.
 function WeighingProposer:init(args)
   util.named("WeighingProposer", args, {})
   self.at = 1
@@ -475,7 +488,7 @@ function WeighingProposer:feedback() self.at = self.at + 1 end
 
 signature.list_of("lists_of_estimates", "a list of lists of ShardingOptions with their estimates", "proposal")
 signature.check("plan.weigh.", M, { knapsack = "tables: lists_of_estimates" })
-kinds.methods(WeighingProposer, { load = "space: proposal, enumerator: any", propose = "", within = "topology: Topology",
-  feedback = "partitionable: any, proposal: any, rating: number?, topology: any" })
+kinds.methods(WeighingProposer, { load = "space: proposal, enumerator: any", propose = "",
+  within = "topology: Topology", feedback = "partitionable: any, proposal: any, rating: number?, topology: any" })
 
 return M

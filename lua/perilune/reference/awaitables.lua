@@ -1,7 +1,7 @@
 -- awaitables.lua: Results on their way.
 --
--- Operations between ranks return at once. What they return stands for the result; `wait()` gives it. A lazy one waits by itself as soon as
--- it is used: its fields, methods and operators are those of the result.
+-- Operations between ranks return at once. What they return stands for the result; `wait()` gives it. A lazy one waits
+-- by itself as soon as it is used: its fields, methods and operators are those of the result.
 ---@meta
 
 ---@class peri
@@ -15,8 +15,8 @@ local jagged = {}
 ---@class peri.dist.exchange
 local exchange = {}
 
----The base of all of them. A class of one's own below it has a method `_wait_impl`, which waits and returns the result, and may have
----`_test_impl`, which tells whether that would be at once.
+---The base of all of them. A class of one's own below it has a method `_wait_impl`, which waits and returns the result,
+---and may have `_test_impl`, which tells whether that would be at once.
 ---
 ---Errors: a class without `_wait_impl`; what the operation meets.
 ---
@@ -30,8 +30,8 @@ local exchange = {}
 ---@overload fun(): peri.Awaitable
 peri.Awaitable = {}
 
----The result, once it is there. Waiting again gives the same result, or raises the same error. The result may be an Awaitable itself: sizes
----first, then numbers.
+---The result, once it is there. Waiting again gives the same result, or raises the same error. The result may be an
+---Awaitable itself: sizes first, then numbers.
 ---
 ---Errors: what the operation meets, such as a rank that failed.
 ---@return any
@@ -96,7 +96,8 @@ peri.LazyNoWait = {}
 ---@overload fun(list: peri.Awaitable[]): peri.dist.ListAwaitable
 dist.ListAwaitable = {}
 
----Stands for one element of the result of another Awaitable. That one is waited for once, however many elements stand for parts of it.
+---Stands for one element of the result of another Awaitable. That one is waited for once, however many elements stand
+---for parts of it.
 ---
 ---Errors: what is no Awaitable.
 ---
@@ -122,13 +123,15 @@ dist.GetItemLazyAwaitable = {}
 ---@overload fun(ptr: ffi.cdata*, result: any): peri.dist.WorkAwaitable
 dist.WorkAwaitable = {}
 
----What the functions of `dist.ops` return: it waits for an exchange, whose results are on the gradient tape. Scripts do not make it.
+---What the functions of `dist.ops` return: it waits for an exchange, whose results are on the gradient tape. Scripts do
+---not make it.
 ---
 ---Errors: what is no pointer to an operation.
 ---
 ---```lua
 ---peri.init()
----print(peri.dist.ops.ExchangeAwaitable.is(peri.dist.ops.all_gather_base_pooled { input = peri.ones { 2, 3 } })) --> true
+---print(peri.dist.ops.ExchangeAwaitable.is(peri.dist.ops.all_gather_base_pooled { input = peri.ones { 2,
+---  3 } })) --> true
 ---```
 ---@class peri.dist.ops.ExchangeAwaitable: peri.Awaitable
 ---@param ptr ffi.cdata* The operation (`peri_work *`), whose reference it takes over.
@@ -136,8 +139,8 @@ dist.WorkAwaitable = {}
 ---@overload fun(ptr: ffi.cdata*, list?: boolean): peri.dist.ops.ExchangeAwaitable
 ops.ExchangeAwaitable = {}
 
----What `TensorAllToAll` and `JaggedTensorAllToAll` return. Making it sends the numbers of rows, waiting sends the rows. Scripts do not make
----it.
+---What `TensorAllToAll` and `JaggedTensorAllToAll` return. Making it sends the numbers of rows, waiting sends the rows.
+---Scripts do not make it.
 ---
 ---Errors: what is no group.
 ---
@@ -152,7 +155,8 @@ ops.ExchangeAwaitable = {}
 ---@overload fun(group: peri.dist.Group, parts: table[], finish: function): peri.dist.jagged.RowsAwaitable
 jagged.RowsAwaitable = {}
 
----What `KJTAllToAll` returns: it waits for the sizes. Its result is the Awaitable of the KeyedJaggedTensor. Scripts do not make it.
+---What `KJTAllToAll` returns: it waits for the sizes. Its result is the Awaitable of the KeyedJaggedTensor. Scripts do
+---not make it.
 ---
 ---Errors: what is no pointer to an operation.
 ---
@@ -161,7 +165,8 @@ jagged.RowsAwaitable = {}
 ---local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2 }, lengths = { 1, 1 } }
 ---local sizes = peri.dist.KJTAllToAll(nil, { 1 })(kjt)
 ---local ids = sizes:wait()
----print(peri.dist.exchange.KJTAllToAllSplitsAwaitable.is(sizes), peri.dist.exchange.KJTAllToAllTensorsAwaitable.is(ids)) --> true true
+---print(peri.dist.exchange.KJTAllToAllSplitsAwaitable.is(sizes),
+---  peri.dist.exchange.KJTAllToAllTensorsAwaitable.is(ids)) --> true true
 ---print(ids:splits().input_splits[1], ids:wait():equal(kjt)) --> 2 true
 ---```
 ---@class peri.dist.exchange.KJTAllToAllSplitsAwaitable: peri.Awaitable
@@ -188,7 +193,8 @@ function exchange.KJTAllToAllTensorsAwaitable:splits() end
 ---Errors: what is no Awaitable.
 ---
 ---```lua
----print(peri.dist.exchange.PooledEmbeddingsAwaitable(peri.NoWait(peri.ones { 2 }), { function(t) return t * 3 end }):item(0)) --> 3
+---print(peri.dist.exchange.PooledEmbeddingsAwaitable(peri.NoWait(peri.ones { 2 }),
+---  { function(t) return t * 3 end }):item(0)) --> 3
 ---```
 ---@class peri.dist.exchange.PooledEmbeddingsAwaitable: peri.LazyAwaitable
 ---@param tensor_awaitable peri.Awaitable Of the tensor.
@@ -221,8 +227,8 @@ exchange.SequenceEmbeddingsAwaitable = {}
 ---@return any
 function dist.resolve(x) end
 
----Make a class of lazy Awaitables: methods of the class and its base come first, all other names are those of the result. The example of
----`Awaitable` makes one.
+---Make a class of lazy Awaitables: methods of the class and its base come first, all other names are those of the
+---result. The example of `Awaitable` makes one.
 ---
 ---Errors: a name that is no string; a base that is no class.
 ---@param name string The name that messages show.

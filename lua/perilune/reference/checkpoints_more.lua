@@ -24,7 +24,8 @@ local checkpoint = {}
 ---@return string[] # Their folders.
 function checkpoint.Checkpoint:levels() end
 
----Make a full checkpoint of an increment and all that it is an increment of. It stands for it: later increments go on from either.
+---Make a full checkpoint of an increment and all that it is an increment of. It stands for it: later increments go on
+---from either.
 ---
 ---Errors: a path that is taken, unless it may be replaced; a disk that is full, with nothing left.
 ---@param path string The folder of the new one.

@@ -1,7 +1,7 @@
 -- codecs.lua: Numbers on the wire.
 --
--- A codec says how embeddings and their gradients travel between ranks: in f32, or in fewer bits. Plans and sharders take a registry of
--- them, by operation. Formats and error bounds are those of `perilune/codec.h`.
+-- A codec says how embeddings and their gradients travel between ranks: in f32, or in fewer bits. Plans and sharders
+-- take a registry of them, by operation. Formats and error bounds are those of `perilune/codec.h`.
 ---@meta
 
 ---@class peri.dist

@@ -1,11 +1,13 @@
 -- comm_ops.lua: Exchanges of embeddings as functions.
 --
--- TorchRec's `comm_ops`. Each takes named arguments and returns an Awaitable. Results are on the gradient tape; gradients travel back in
--- the backward pass. All are collective. Arguments that all of them take: `group`, the ranks (default: the world); `codecs`, a
--- QuantizedCommCodecs (default: f32 on the wire); `gradient_division`, whether the gradient that comes back is divided by the number of
--- ranks (default: see `set_gradient_division`); `tag`, a number on which the ranks must agree.
+-- TorchRec's `comm_ops`. Each takes named arguments and returns an Awaitable. Results are on the gradient tape;
+-- gradients travel back in the backward pass. All are collective. Arguments that all of them take: `group`, the ranks
+-- (default: the world); `codecs`, a QuantizedCommCodecs (default: f32 on the wire); `gradient_division`, whether the
+-- gradient that comes back is divided by the number of ranks (default: see `set_gradient_division`); `tag`, a number on
+-- which the ranks must agree.
 --
--- In shapes, W is the number of ranks, B this rank's samples, D a number of columns. In the examples the world is one rank.
+-- In shapes, W is the number of ranks, B this rank's samples, D a number of columns. In the examples the world is one
+-- rank.
 ---@meta
 
 ---@class peri.dist
@@ -15,7 +17,8 @@ local ops = {}
 
 ---Pooled embeddings to the ranks whose samples they are. The tensor is [samples of all ranks, columns of this rank].
 ---
----Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the tensor.
+---Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the
+---tensor.
 ---
 ---```lua
 ---peri.init()
@@ -31,7 +34,8 @@ function ops.alltoall_pooled(args) end
 ---`batch_size_per_rank_per_feature`, `batch_size_per_feature_pre_a2a`, `emb_dim_per_rank_per_feature`, as in
 ---VariableBatchPooledEmbeddingsAllToAll.
 ---
----Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the tensor.
+---Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the
+---tensor.
 ---
 ---```lua
 ---peri.init()
@@ -44,10 +48,11 @@ function ops.alltoall_pooled(args) end
 ---@return peri.Awaitable # Of one dimension.
 function ops.variable_batch_alltoall_pooled(args) end
 
----Matrices whose rows are dealt to the ranks as evenly as possible. `inputs` is a list of [rows, columns]; `out_split` says how many
----columns each rank has. Gradients are not divided unless it is said.
+---Matrices whose rows are dealt to the ranks as evenly as possible. `inputs` is a list of [rows, columns]; `out_split`
+---says how many columns each rank has. Gradients are not divided unless it is said.
 ---
----Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the tensor.
+---Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the
+---tensor.
 ---
 ---```lua
 ---peri.init()
@@ -60,7 +65,8 @@ function ops.alltoallv(args) end
 
 ---The sum over ranks of the tensors for this rank.
 ---
----Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the tensor.
+---Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the
+---tensor.
 ---
 ---```lua
 ---peri.init()
@@ -73,7 +79,8 @@ function ops.reduce_scatter_pooled(args) end
 
 ---This rank's rows of the sum over ranks.
 ---
----Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the tensor.
+---Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the
+---tensor.
 ---
 ---```lua
 ---peri.init()
@@ -86,7 +93,8 @@ function ops.reduce_scatter_base_pooled(args) end
 
 ---The same with a number of rows for each rank.
 ---
----Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the tensor.
+---Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the
+---tensor.
 ---
 ---```lua
 ---peri.init()
@@ -97,9 +105,11 @@ function ops.reduce_scatter_base_pooled(args) end
 ---@return peri.Awaitable # Of `[B, ...]`.
 function ops.reduce_scatter_v_pooled(args) end
 
----The same with different numbers of samples for each feature; the tensor has one dimension: by rank, feature, sample, column.
+---The same with different numbers of samples for each feature; the tensor has one dimension: by rank, feature, sample,
+---column.
 ---
----Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the tensor.
+---Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the
+---tensor.
 ---
 ---```lua
 ---peri.init()
@@ -113,7 +123,8 @@ function ops.reduce_scatter_v_per_feature_pooled(args) end
 
 ---The tensors of all ranks, one after the other.
 ---
----Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the tensor.
+---Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the
+---tensor.
 ---
 ---```lua
 ---peri.init()
@@ -125,10 +136,12 @@ function ops.reduce_scatter_v_per_feature_pooled(args) end
 function ops.all_gather_base_pooled(args) end
 
 ---A row for each id, back to the rank that sent the id. Needed: `a2a_sequence_embs_tensor` [ids received, D],
----`lengths_after_sparse_data_all2all`, `input_splits` (ids sent to each rank), `output_splits` (ids received from each), and
----`batch_size_per_rank` or, for a variable batch, `stride_per_key_per_rank`; optional: `num_features`, `stagger`.
+---`lengths_after_sparse_data_all2all`, `input_splits` (ids sent to each rank), `output_splits` (ids received from
+---each), and `batch_size_per_rank` or, for a variable batch, `stride_per_key_per_rank`; optional: `num_features`,
+---`stagger`.
 ---
----Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the tensor.
+---Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the
+---tensor.
 ---
 ---```lua
 ---peri.init()
@@ -153,8 +166,8 @@ function ops.alltoall_sequence(args) end
 ---@return peri.Tensor # `[n, D]`.
 function ops.unbucketize(rows, permutation) end
 
----Whether gradients that exchanges bring back are divided by the number of ranks. They are at first: then the gradient of a table is that
----of the mean of the ranks' losses.
+---Whether gradients that exchanges bring back are divided by the number of ranks. They are at first: then the gradient
+---of a table is that of the mean of the ranks' losses.
 ---
 ---Errors: what is neither true nor false.
 ---
@@ -175,8 +188,9 @@ function ops.set_gradient_division(on, group) end
 ---@return boolean
 function dist.get_gradient_division(group) end
 
----Averages gradients over ranks, in buckets that travel during the backward pass. DistributedModelParallel has its own; this is for scripts
----without it. Every backward pass that reaches a parameter ends when all gradients are averages. Making it is collective.
+---Averages gradients over ranks, in buckets that travel during the backward pass. DistributedModelParallel has its own;
+---this is for scripts without it. Every backward pass that reaches a parameter ends when all gradients are averages.
+---Making it is collective.
 ---
 ---Errors: a parameter that is no leaf, or comes twice; parameters that differ between ranks.
 ---
@@ -202,19 +216,21 @@ dist.Reducer = {}
 ---@field params peri.Tensor[] Leaves of any shape, in the same order on all ranks.
 ---@field bucket_bytes? integer The most bytes of a bucket; 0: 25 MiB, at most a quarter of all (default: 0).
 
----Let passes through the operation that made a tensor end with the averages, too, whether or not they reach a parameter.
+---Let passes through the operation that made a tensor end with the averages, too, whether or not they reach a
+---parameter.
 ---@param tensor peri.Tensor Any shape.
 function dist.Reducer:watch(tensor) end
 
----Take part in the averages without a backward pass, on a rank that has none while others have one; and wait for averages that `defer` has
----let set out. Collective.
+---Take part in the averages without a backward pass, on a rank that has none while others have one; and wait for
+---averages that `defer` has let set out. Collective.
 function dist.Reducer:finish() end
 
 ---Average at the end of backward passes, or not: for several passes before a step. All ranks alike.
 ---@param on? boolean On or off (default: true).
 function dist.Reducer:enable(on) end
 
----Let backward passes end when the averages have set out; `finish` waits for them, before the next pass. All ranks alike.
+---Let backward passes end when the averages have set out; `finish` waits for them, before the next pass. All ranks
+---alike.
 ---@param on? boolean On or off (default: false).
 function dist.Reducer:defer(on) end
 

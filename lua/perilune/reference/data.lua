@@ -1,18 +1,19 @@
 -- data.lua: Data loaders.
 --
--- Where batches come from. A loader is called for the next batch, so `for batch in loader do ... end` goes over all of them; any function
--- that returns batches and at last nil does as well. docs/data.md tells about workers, positions and devices. In shapes, B is
--- `batch.rows`: the samples of this rank.
+-- Where batches come from. A loader is called for the next batch, so `for batch in loader do ... end` goes over all of
+-- them; any function that returns batches and at last nil does as well. docs/data.md tells about workers, positions and
+-- devices. In shapes, B is `batch.rows`: the samples of this rank.
 ---@meta
 
 ---@class peri.data
 local data = {}
 
----A loader over a source of samples: what `data.criteo`, `data.synthetic` and `data.debian` return. Its fields: `keys`, `rows` and
----`tables` (by key: rows and name of its table), `dense` (names), `batch_size`, `rank`, `world_size`.
+---A loader over a source of samples: what `data.criteo`, `data.synthetic` and `data.debian` return. Its fields: `keys`,
+---`rows` and `tables` (by key: rows and name of its table), `dense` (names), `batch_size`, `rank`, `world_size`.
 ---
 ---```lua
----local loader = peri.data.synthetic { num_rows = 100, batch_size = 32, sparse_features = 2, dense_features = 3, rows = 50 }
+---local loader = peri.data.synthetic { num_rows = 100, batch_size = 32, sparse_features = 2, dense_features = 3,
+---  rows = 50 }
 ---print(loader:count(), table.concat(loader.keys, " "), loader:table_list()[1].rows) --> 100 c1 c2 50
 ---local batches, samples = 0, 0
 ---for batch in loader do batches, samples = batches + 1, samples + batch.rows end
@@ -49,7 +50,8 @@ function data.Loader:skip(n) end
 ---@return peri.data.Loader # Itself.
 function data.Loader:rewind() end
 
----The position: batches that were given, or, where a pipeline takes them ahead, those that it has trained. Checkpoints keep it.
+---The position: batches that were given, or, where a pipeline takes them ahead, those that it has trained. Checkpoints
+---keep it.
 ---@return table
 function data.Loader:state_dict() end
 
@@ -69,8 +71,9 @@ function data.Loader:check_state_dict(dict) end
 ---End the workers. The garbage collector does so too.
 function data.Loader:stop() end
 
----What a batch is. Fields: `dense_features` `[B, dense features]` `f32`, `sparse_features` (a KeyedJaggedTensor), `labels` `[B]` `f32`;
----`rows` (B), `global_rows` (of all ranks), `global_row` (the first one's number in the pass), `loss_scale`.
+---What a batch is. Fields: `dense_features` `[B, dense features]` `f32`, `sparse_features` (a KeyedJaggedTensor),
+---`labels` `[B]` `f32`; `rows` (B), `global_rows` (of all ranks), `global_row` (the first one's number in the pass),
+---`loss_scale`.
 ---
 ---```lua
 ---local batch = peri.data.synthetic { num_rows = 8, batch_size = 8, sparse_features = 2, rows = 50 }:next()
@@ -99,17 +102,18 @@ function data.Batch:to(device, non_blocking) end
 ---Give the memory back now, without waiting for the collector.
 function data.Batch:release() end
 
----Lines `label TAB integers TAB hexadecimal categories` of files, or once of a pipe: Criteo's layout. Keys are `c1` .. `c26`, dense
----features `i1` .. `i13`, tables `t_c1` .. `t_c26`. Lines end with LF or CR LF, a byte order mark is left out, and files may be packed by
----gzip, which are then read as a whole, in order, by every rank and worker.
+---Lines `label TAB integers TAB hexadecimal categories` of files, or once of a pipe: Criteo's layout. Keys are `c1` ..
+---`c26`, dense features `i1` .. `i13`, tables `t_c1` .. `t_c26`. Lines end with LF or CR LF, a byte order mark is left
+---out, and files may be packed by gzip, which are then read as a whole, in order, by every rank and worker.
 ---
----Errors: a file that cannot be read, is empty, no text or damaged; a line of another form, with its file and number; a part of a packed
----file; fewer files than ranks where files are split; an argument out of its range.
+---Errors: a file that cannot be read, is empty, no text or damaged; a line of another form, with its file and number; a
+---part of a packed file; fewer files than ranks where files are split; an argument out of its range.
 ---
 ---```lua
 ---local path = os.tmpname()
 ---peri.data.synthetic.write { path = path, num_rows = 10, dense_features = 2, sparse_features = 3, rows = 100 }
----local loader = peri.data.criteo { path = path, batch_size = 4, dense_features = 2, sparse_features = 3, rows = 100, ids = "mod" }
+---local loader = peri.data.criteo { path = path, batch_size = 4, dense_features = 2, sparse_features = 3, rows = 100,
+---  ids = "mod" }
 ---print(loader:next().rows, loader:count()) --> 4 10
 ---os.remove(path)
 ---```
@@ -141,13 +145,15 @@ function data.criteo(args) end
 ---@field pin_memory? boolean They make them in pinned memory (default: where batches are copied to a device).
 ---@field timeout? number Seconds that a batch of theirs is waited for (default: 300).
 
----Made-up samples: ids by a power law, labels of a hidden model, so there is something to learn. Sample i is the same in every loader of
----the same shape and seed. `data.synthetic` is callable, and `data.synthetic.loader` is the same function.
+---Made-up samples: ids by a power law, labels of a hidden model, so there is something to learn. Sample i is the same
+---in every loader of the same shape and seed. `data.synthetic` is callable, and `data.synthetic.loader` is the same
+---function.
 ---
 ---Errors: an argument that is missing, unknown or out of its range.
 ---
 ---```lua
----local loader = peri.data.synthetic { num_rows = 6, batch_size = 3, sparse_features = 1, rows = 10, ids_per_bag = { 0, 2 } }
+---local loader = peri.data.synthetic { num_rows = 6, batch_size = 3, sparse_features = 1, rows = 10,
+---  ids_per_bag = { 0, 2 } }
 ---print(loader:next().sparse_features:keys()[1], loader:next().rows, loader:next()) --> c1 3 nil
 ---local first = peri.data.synthetic.loader { num_rows = 6, batch_size = 3, sparse_features = 1, rows = 10 }
 ---print(first:count()) --> 6
@@ -187,7 +193,8 @@ function data.synthetic(args) end
 ---@return peri.data.Loader
 function data.synthetic.loader(args) end
 
----Write made-up samples, with 0 or 1 ids a bag, as a file in Criteo's layout. `data.criteo` with `ids = "mod"` reads the same samples.
+---Write made-up samples, with 0 or 1 ids a bag, as a file in Criteo's layout. `data.criteo` with `ids = "mod"` reads
+---the same samples.
 ---
 ---Errors: a file that cannot be written.
 ---@param args peri.data.synthetic.write.args

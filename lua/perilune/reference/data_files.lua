@@ -9,21 +9,22 @@ local data = {}
 ---Files of lines of columns that a description names. Each column is `{ name =, kind =, ... }`:
 ---
 ---- `kind = "label"`: a number, what is to be predicted. At most one column; without it labels are 0.
----- `kind = "dense"`: a number. `transform`: `raw` (default), `log`: ln(1 + max(x, 0)), `signed_log`: sign(x) ln(1 + |x|); `fallback`: what
----  an empty field has (0).
----- `kind = "ids"`: a bag of ids. `rows`: of its table; `table`: the table's name, which columns may share (`t_` and the column's name);
----  `separator`: the character between ids (without it there is one, or none); `base`: 10 or 16, how they are written; `most`: so many are
----  kept, the first ones (0: all); `ids`: what an id x becomes: `exact` (default): x, which is below `rows`, `mod`: x mod rows, `hash`: its
----  XXH3 mod rows, `text`: the XXH3 of its bytes, whatever they are.
+---- `kind = "dense"`: a number. `transform`: `raw` (default), `log`: ln(1 + max(x, 0)), `signed_log`: sign(x) ln(1 +
+---  |x|); `fallback`: what an empty field has (0).
+---- `kind = "ids"`: a bag of ids. `rows`: of its table; `table`: the table's name, which columns may share (`t_` and
+---  the column's name); `separator`: the character between ids (without it there is one, or none); `base`: 10 or 16,
+---  how they are written; `most`: so many are kept, the first ones (0: all); `ids`: what an id x becomes: `exact`
+---  (default): x, which is below `rows`, `mod`: x mod rows, `hash`: its XXH3 mod rows, `text`: the XXH3 of its bytes,
+---  whatever they are.
 ---- `kind = "skip"`: left out.
 ---
----A field may stand between quotation marks; it then may have delimiters in it, and two quotation marks for one. Lines end with LF or
----CR LF, a byte order mark is left out, and files may be packed by gzip, which are then read as a whole, in order, by every rank and
----worker.
+---A field may stand between quotation marks; it then may have delimiters in it, and two quotation marks for one. Lines
+---end with LF or CR LF, a byte order mark is left out, and files may be packed by gzip, which are then read as a whole,
+---in order, by every rank and worker.
 ---
----Errors: a file that cannot be read, is empty, no text or damaged; a header without a column; a line of another form, an id that is not
----below its table's rows, each with file and line; a part of a packed file; fewer files than ranks where files are split; an argument or a
----description out of its range.
+---Errors: a file that cannot be read, is empty, no text or damaged; a header without a column; a line of another form,
+---an id that is not below its table's rows, each with file and line; a part of a packed file; fewer files than ranks
+---where files are split; an argument or a description out of its range.
 ---
 ---```lua
 ---local path = os.tmpname()
@@ -63,17 +64,17 @@ function data.csv(args) end
 ---@field pin_memory? boolean They make them in pinned memory (default: where batches are copied to a device).
 ---@field timeout? number Seconds that a batch of theirs is waited for (default: 300).
 
----Files that NumPy wrote, npy and npz (zip64 too), in the layouts in which DLRM, MLPerf and TorchRec preprocess Criteo's data. They are
----mapped into memory, not read ahead; members of an npz that are packed (`savez_compressed`) are unpacked into memory. Keys are `c1`, `c2`,
----..., dense features `i1`, `i2`, ..., tables `t_c1`, `t_c2`, ...
+---Files that NumPy wrote, npy and npz (zip64 too), in the layouts in which DLRM, MLPerf and TorchRec preprocess
+---Criteo's data. They are mapped into memory, not read ahead; members of an npz that are packed (`savez_compressed`)
+---are unpacked into memory. Keys are `c1`, `c2`, ..., dense features `i1`, `i2`, ..., tables `t_c1`, `t_c2`, ...
 ---
----Each entry of `files` is the path of an npz with arrays `X_int`, `X_cat` and `y`, or `{ dense =, labels =, sparse = }`: paths of arrays
----`[samples, features]`, `[samples]` or `[samples, 1]`, and `[samples, features]`; `sparse` may also be an npz with an array `0`, `1`,
----... for
----each feature, `[samples, ids]` (MLPerf's multi-hot data), or a list of npy files of such arrays. What is left out is 0, or not there.
+---Each entry of `files` is the path of an npz with arrays `X_int`, `X_cat` and `y`, or `{ dense =, labels =, sparse =
+---}`: paths of arrays `[samples, features]`, `[samples]` or `[samples, 1]`, and `[samples, features]`; `sparse` may
+---also be an npz with an array `0`, `1`, ... for each feature, `[samples, ids]` (MLPerf's multi-hot data), or a list of
+---npy files of such arrays. What is left out is 0, or not there.
 ---
----Errors: a file that cannot be read, is empty, damaged or of another kind; arrays that do not fit each other; an id that is not below its
----table's rows, with file and row; an argument out of its range.
+---Errors: a file that cannot be read, is empty, damaged or of another kind; arrays that do not fit each other; an id
+---that is not below its table's rows, with file and row; an argument out of its range.
 ---
 ---```lua
 ---local path = os.tmpname()
@@ -114,17 +115,17 @@ function data.npy(args) end
 ---@field pin_memory? boolean They make them in pinned memory (default: where batches are copied to a device).
 ---@field timeout? number Seconds that a batch of theirs is waited for (default: 300).
 
----A folder of samples that `data.cache.write` made. Its arrays are mapped into memory, so any sample is at hand: passes can be shuffled,
----and
----ranks and workers read only what is theirs.
+---A folder of samples that `data.cache.write` made. Its arrays are mapped into memory, so any sample is at hand: passes
+---can be shuffled, and ranks and workers read only what is theirs.
 ---
----Errors: a folder that is not there, or of another kind; damaged arrays, with folder and row; folders of different features; an argument
----out of its range.
+---Errors: a folder that is not there, or of another kind; damaged arrays, with folder and row; folders of different
+---features; an argument out of its range.
 ---
 ---```lua
 ---local path = os.tmpname()
 ---os.remove(path)
----local source = peri.data.synthetic { num_rows = 100, batch_size = 32, sparse_features = 2, dense_features = 1, rows = 50 }
+---local source = peri.data.synthetic { num_rows = 100, batch_size = 32, sparse_features = 2, dense_features = 1,
+---  rows = 50 }
 ---print(peri.data.cache.write { path = path, loader = source }) --> 100
 ---local loader = peri.data.cache { path = path, batch_size = 10, shuffle = true, epochs = 2 }
 ---print(loader:count(), loader().rows) --> 100 10
@@ -141,7 +142,8 @@ function data.cache(args) end
 ---```lua
 ---local path = os.tmpname()
 ---os.remove(path)
----peri.data.cache.write { path = path, loader = peri.data.synthetic { num_rows = 5, batch_size = 4, sparse_features = 1, rows = 50 } }
+---peri.data.cache.write { path = path, loader = peri.data.synthetic { num_rows = 5, batch_size = 4,
+---  sparse_features = 1, rows = 50 } }
 ---print(peri.data.cache.loader { path = path, batch_size = 2 }:count()) --> 5
 ---os.execute("rm -r " .. path)
 ---```
@@ -170,18 +172,18 @@ function data.cache.loader(args) end
 ---@field pin_memory? boolean They make them in pinned memory (default: where batches are copied to a device).
 ---@field timeout? number Seconds that a batch of theirs is waited for (default: 300).
 
----Write the samples that a loader still gives into a new folder: `dense.npy`, `labels.npy`, `lengths.npy`, `offsets.npy` and `ids.npy`,
----which
----NumPy reads, and `samples.txt`, which names the features. Until all is written the folder has `.part` behind its name.
+---Write the samples that a loader still gives into a new folder: `dense.npy`, `labels.npy`, `lengths.npy`,
+---`offsets.npy` and `ids.npy`, which NumPy reads, and `samples.txt`, which names the features. Until all is written the
+---folder has `.part` behind its name.
 ---
----Errors: a folder that exists or cannot be made; a loader with workers, or of several ranks; a bag of more than 32,767 ids; what the
----loader
----raises.
+---Errors: a folder that exists or cannot be made; a loader with workers, or of several ranks; a bag of more than 32,767
+---ids; what the loader raises.
 ---
 ---```lua
 ---local path = os.tmpname()
 ---os.remove(path)
----local source = peri.data.synthetic { num_rows = 10, batch_size = 4, sparse_features = 1, dense_features = 1, rows = 50, ids_per_bag = 3 }
+---local source = peri.data.synthetic { num_rows = 10, batch_size = 4, sparse_features = 1, dense_features = 1,
+---  rows = 50, ids_per_bag = 3 }
 ---print(peri.data.cache.write { path = path, loader = source }) --> 10
 ---print(peri.data.cache { path = path, batch_size = 4 }().sparse_features:values():numel()) --> 12
 ---os.execute("rm -r " .. path)
@@ -194,16 +196,16 @@ function data.cache.write(args) end
 ---@field path string The folder, which does not exist.
 ---@field loader peri.data.Loader Without workers, of one rank.
 
----Samples that a function of yours makes, one at a time. A sample is a table: `label`, a number for each name in `dense`, and an id or a
----list
----of ids for each feature in `ids` (nil: none). Every rank and worker makes all samples, and takes its own of them: for much work in the
----function write them into a folder first (`data.cache.write`).
+---Samples that a function of yours makes, one at a time. A sample is a table: `label`, a number for each name in
+---`dense`, and an id or a list of ids for each feature in `ids` (nil: none). Every rank and worker makes all samples,
+---and takes its own of them: for much work in the function write them into a folder first (`data.cache.write`).
 ---
----Errors: a sample with another number than the description says, with its number; an error of the function; a function with upvalues
----where there are workers; an argument out of its range.
+---Errors: a sample with another number than the description says, with its number; an error of the function; a function
+---with upvalues where there are workers; an argument out of its range.
 ---
 ---```lua
----local loader = peri.data.samples { batch_size = 8, dense = { "age" }, ids = { { name = "user", rows = 10 }, { name = "items", rows =
+---local loader = peri.data.samples { batch_size = 8, dense = { "age" },
+---  ids = { { name = "user", rows = 10 }, { name = "items", rows =
 ---50 } },
 ---  arguments = { n = 20 },
 ---  make = function(arguments, epoch)

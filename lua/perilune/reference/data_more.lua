@@ -6,13 +6,14 @@
 ---@class peri.data
 local data = {}
 
----The next batch in host memory, which the next call overwrites. For what needs no tensors. `host.ptr` is the `peri_batch` of
----perilune/io.h: rows, ids, dense, labels, values, lengths, global_row, global_rows.
+---The next batch in host memory, which the next call overwrites. For what needs no tensors. `host.ptr` is the
+---`peri_batch` of perilune/io.h: rows, ids, dense, labels, values, lengths, global_row, global_rows.
 ---
 ---Errors: a loader with workers.
 ---
 ---```lua
----local loader = peri.data.synthetic { num_rows = 64, batch_size = 32, sparse_features = 2, dense_features = 3, rows = 50 }
+---local loader = peri.data.synthetic { num_rows = 64, batch_size = 32, sparse_features = 2, dense_features = 3,
+---  rows = 50 }
 ---local baseline = peri.data.LogisticRegression { rows = loader.rows, dense_features = #loader.dense }
 ---local first = baseline:train(loader:next_host())
 ---local host = loader:next_host()
@@ -58,7 +59,8 @@ function data.Loader.numbered(letter, n) end
 ---for i = 0, 2 do b.values[i] = 10 * i end
 ---b.dense[0], b.dense[1], b.labels[0], b.labels[1] = 0.5, 1.5, 0, 1
 ---local batch = peri.data.upload(host, { "f" }, "cpu")
----print(batch.rows, batch.loss_scale, batch.sparse_features.f:lengths():item(1), batch.dense_features:item(0)) --> 2 0.5 2 0.5
+---print(batch.rows, batch.loss_scale, batch.sparse_features.f:lengths():item(1),
+---  batch.dense_features:item(0)) --> 2 0.5 2 0.5
 ---print((pcall(batch.pin_memory, batch, "cpu"))) --> false
 ---print(peri.data.share(10, 1, 3)) --> 3 6
 ---```
@@ -66,8 +68,8 @@ function data.Loader.numbered(letter, n) end
 ---@return peri.data.Batch
 function data.Batch:pin_memory(device) end
 
----Room in host memory for a batch, which a source of your own fills again and again. `host.ptr` is a `peri_batch` (see `next_host`);
----`host:reserve(n)` makes room for more ids.
+---Room in host memory for a batch, which a source of your own fills again and again. `host.ptr` is a `peri_batch` (see
+---`next_host`); `host:reserve(n)` makes room for more ids.
 ---
 ---Errors: numbers that are negative.
 ---@param dense_features integer Numbers of a sample.
@@ -124,8 +126,8 @@ function data.LogisticRegression:train(host) end
 ---@param probabilities any A C array `float[?]`, which is filled.
 function data.LogisticRegression:predict(host, probabilities) end
 
----A loader of samples from the package lists that every Debian machine has: does this package depend on that one? The positive sample has a
----true dependency, which is hidden from the package's features; the negative ones have others.
+---A loader of samples from the package lists that every Debian machine has: does this package depend on that one? The
+---positive sample has a true dependency, which is hidden from the package's features; the negative ones have others.
 ---
 ---Errors: a machine without package lists; a part without dependencies.
 ---
@@ -137,7 +139,8 @@ function data.LogisticRegression:predict(host, probabilities) end
 ---local packages = peri.data.debian.read(path)
 ---os.remove(path)
 ---local loader = peri.data.debian { packages = packages, negatives = 1, holdout = 0, batch_size = 4 }
----print(loader:count(), loader().rows, peri.data.debian.loader({ packages = packages, batch_size = 1 }).batch_size) --> 4 4 1
+---print(loader:count(), loader().rows,
+---  peri.data.debian.loader({ packages = packages, batch_size = 1 }).batch_size) --> 4 4 1
 ---```
 ---@param args peri.data.debian.args The lists, the part and how batches are made.
 ---@return peri.data.Loader
@@ -179,7 +182,8 @@ function data.debian.loader(args, shared) end
 ---@return table
 function data.debian.read(path) end
 
----The position: batches that were given, or, where a pipeline takes them ahead, those that it has trained. Checkpoints keep it.
+---The position: batches that were given, or, where a pipeline takes them ahead, those that it has trained. Checkpoints
+---keep it.
 ---
 ---```lua
 ---local function generator()
@@ -194,7 +198,8 @@ function data.debian.read(path) end
 ---local batches, again = generator(), generator()
 ---batches:skip(4)
 ---local position = batches:state_dict()
----print(position.batches, again:check_state_dict(position), again:check_state_dict {}) --> 4 nil it is no position in a Generator
+---print(position.batches, again:check_state_dict(position),
+---  again:check_state_dict {}) --> 4 nil it is no position in a Generator
 ---again:load_state_dict(again:merge_state_dicts { position, position })
 ---print(again()) --> 5
 ---again:go_to(1)

@@ -1,7 +1,7 @@
 -- dense_functions.lua: Joining tensors, losses, and what layers are made of.
 --
--- Names and meaning are PyTorch's. In shapes, B is the number of samples, C the number of classes or columns, F of sparse features, D the
--- embedding dimension. Losses take `reduction`: `"mean"`, `"sum"` or `"none"`.
+-- Names and meaning are PyTorch's. In shapes, B is the number of samples, C the number of classes or columns, F of
+-- sparse features, D the embedding dimension. Losses take `reduction`: `"mean"`, `"sum"` or `"none"`.
 ---@meta
 
 ---@class peri.nn
@@ -33,8 +33,8 @@ function functional.cat(tensors, dim) end
 ---@return peri.Tensor # One dimension more, whose size is the number of tensors: `[n, ...]`.
 function functional.stack(tensors, dim) end
 
----Normalise over the last dimensions: subtract the mean, divide by the root of the variance plus `eps`, multiply by the weight, add the
----bias.
+---Normalise over the last dimensions: subtract the mean, divide by the root of the variance plus `eps`, multiply by the
+---weight, add the bias.
 ---
 ---Errors: a weight or bias of another shape than the last n sizes.
 ---
@@ -49,8 +49,8 @@ function functional.stack(tensors, dim) end
 ---@return peri.Tensor # Of the shape of t.
 function functional.layer_norm(t, n, weight, bias, eps) end
 
----Zero elements with probability p, and divide the others by `1 - p`. Element i is dropped or not by (seed, stream, offset + i) alone.
----`nn.Dropout` chooses these numbers.
+---Zero elements with probability p, and divide the others by `1 - p`. Element i is dropped or not by (seed, stream,
+---offset + i) alone. `nn.Dropout` chooses these numbers.
 ---
 ---Errors: a p that is not in `0 <= p < 1`.
 ---
@@ -119,7 +119,8 @@ function functional.mean_of(sum, divided, ranks) end
 ---Errors: shapes that do not fit; dtypes that are no floats; an unknown reduction.
 ---
 ---```lua
----print(("%.4f"):format(nn.functional.binary_cross_entropy_with_logits(peri.zeros { 2 }, peri.ones { 2 }):item())) --> 0.6931
+---print(("%.4f"):format(nn.functional.binary_cross_entropy_with_logits(peri.zeros { 2 },
+---  peri.ones { 2 }):item())) --> 0.6931
 ---```
 ---@param t peri.Tensor Logits: any shape.
 ---@param target peri.Tensor Of the same shape: 0, 1, or between.
@@ -205,16 +206,16 @@ nn.BCELoss = {}
 ---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
 ---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
 
----The loss. Calling the module calls it. All classes of losses have this method; what it takes is what their function in `nn.functional`
----takes first. With `"global_mean"` it is collective.
+---The loss. Calling the module calls it. All classes of losses have this method; what it takes is what their function
+---in `nn.functional` takes first. With `"global_mean"` it is collective.
 ---@param input peri.Tensor Any shape.
 ---@param target peri.Tensor Of the same shape; of other losses: what their function takes.
 ---@param third? peri.Tensor For losses of three tensors: any shape (default: none).
 ---@return peri.Tensor # A scalar; with `"none"` a loss for each sample: of the shape of target.
 function nn.BCELoss:forward(input, target, third) end
 
----The ranks of a global mean, unless the constructor was told others. DistributedModelParallel calls it for every loss that it finds in a
----model.
+---The ranks of a global mean, unless the constructor was told others. DistributedModelParallel calls it for every loss
+---that it finds in a model.
 ---@param group peri.dist.Group|boolean The ranks; `false`: this one alone.
 function nn.BCELoss:set_group(group) end
 

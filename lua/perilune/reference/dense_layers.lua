@@ -1,7 +1,8 @@
 -- dense_layers.lua: Layers of dense networks.
 --
--- Names, arguments and formulas are PyTorch's and TorchRec's. A layer is an `nn.Module`: make it once, then call it like a function, which
--- runs its `forward`. Parameters start with random numbers that depend on `nn.manual_seed` only, so all ranks get the same ones.
+-- Names, arguments and formulas are PyTorch's and TorchRec's. A layer is an `nn.Module`: make it once, then call it
+-- like a function, which runs its `forward`. Parameters start with random numbers that depend on `nn.manual_seed` only,
+-- so all ranks get the same ones.
 --
 -- In shapes, B is the number of samples, C a number of columns, and `...` stands for any leading dimensions.
 ---@meta
@@ -9,11 +10,11 @@
 ---@class peri.nn
 local nn = {}
 
----A fully connected layer: `x W^T + b`. Parameters: `weight` [out_features, in_features] and `bias` [out_features]. Both start uniform
----between `-1 / sqrt(in_features)` and `1 / sqrt(in_features)`.
+---A fully connected layer: `x W^T + b`. Parameters: `weight` [out_features, in_features] and `bias` [out_features].
+---Both start uniform between `-1 / sqrt(in_features)` and `1 / sqrt(in_features)`.
 ---
----Errors: sizes that are no whole numbers from 0 on; an input whose last dimension is not in_features; another dtype than that of the
----weight.
+---Errors: sizes that are no whole numbers from 0 on; an input whose last dimension is not in_features; another dtype
+---than that of the weight.
 ---
 ---```lua
 ---local layer = nn.Linear { in_features = 2, out_features = 3 }
@@ -35,8 +36,8 @@ nn.Linear = {}
 ---@return peri.Tensor # The result: `[..., out_features]`.
 function nn.Linear:forward(x) end
 
----A linear layer and its activation: `activation(x W^T + b)`. The named activations are computed together with the product, in one
----operation.
+---A linear layer and its activation: `activation(x W^T + b)`. The named activations are computed together with the
+---product, in one operation.
 ---
 ---Errors: an activation that is not among those; sizes as in `Linear`.
 ---
@@ -86,8 +87,8 @@ nn.MLP = {}
 ---@return peri.Tensor # The result: `[..., the last of layer_sizes]`.
 function nn.MLP:forward(x) end
 
----Normalise over the last dimensions: subtract the mean, divide by the root of the variance plus `eps`, then multiply by `weight` and add
----`bias`. Both have the shape `normalized_shape`; they start with ones and zeros.
+---Normalise over the last dimensions: subtract the mean, divide by the root of the variance plus `eps`, then multiply
+---by `weight` and add `bias`. Both have the shape `normalized_shape`; they start with ones and zeros.
 ---
 ---Errors: a normalized_shape that is empty; an input whose last sizes are others.
 ---
@@ -133,14 +134,16 @@ nn.SwishLayerNorm = {}
 ---@return peri.Tensor # Of the shape of x.
 function nn.SwishLayerNorm:forward(x) end
 
----Normalise each column over the samples of the batch. In training mode it uses the batch's mean and variance, and moves the buffers
----`running_mean` and `running_var` towards them. In evaluation mode it uses these buffers. The batch is that of this rank alone.
+---Normalise each column over the samples of the batch. In training mode it uses the batch's mean and variance, and
+---moves the buffers `running_mean` and `running_var` towards them. In evaluation mode it uses these buffers. The batch
+---is that of this rank alone.
 ---
 ---Errors: in training mode, a batch of fewer than 2 samples.
 ---
 ---```lua
 ---local norm = nn.BatchNorm1d { num_features = 1 }
----print(("%.2f"):format(norm:forward(peri.tensor { { 1 }, { 3 } }):item(0)), ("%.2f"):format(norm.running_mean:item())) --> -1.00 0.20
+---print(("%.2f"):format(norm:forward(peri.tensor { { 1 }, { 3 } }):item(0)),
+---  ("%.2f"):format(norm.running_mean:item())) --> -1.00 0.20
 ---```
 ---@class peri.nn.BatchNorm1d: peri.nn.Module
 ---@overload fun(args: peri.nn.BatchNorm1d.args): peri.nn.BatchNorm1d
@@ -159,9 +162,9 @@ nn.BatchNorm1d = {}
 ---@return peri.Tensor # Of the shape of x.
 function nn.BatchNorm1d:forward(x) end
 
----In training mode, zero elements with probability `p`, and divide the others by `1 - p`. In evaluation mode the input is returned as it
----is. Which elements are dropped depends on the seed, on this layer, on how often it has run, and on the sample's number in the batch of
----all ranks: so the number of ranks does not change it.
+---In training mode, zero elements with probability `p`, and divide the others by `1 - p`. In evaluation mode the input
+---is returned as it is. Which elements are dropped depends on the seed, on this layer, on how often it has run, and on
+---the sample's number in the batch of all ranks: so the number of ranks does not change it.
 ---
 ---Errors: a p that is not in `0 <= p < 1`.
 ---
@@ -272,7 +275,8 @@ nn.SiLU = {}
 ---@return peri.Tensor # Of the shape of x.
 function nn.SiLU:forward(x) end
 
----`x` times the normal distribution function of `x`, without approximation. It has no parameters and takes no arguments.
+---`x` times the normal distribution function of `x`, without approximation. It has no parameters and takes no
+---arguments.
 ---
 ---Errors: what is no tensor of floats.
 ---
@@ -358,9 +362,9 @@ nn.Softmax = {}
 ---@return peri.Tensor # Of the shape of x.
 function nn.Softmax:forward(x) end
 
----A table of vectors that is an ordinary parameter, `weight` [num_embeddings, embedding_dim]: each id is replaced by its row. Rows start
----normal with mean 0 and deviation 1. An optimizer visits every row in every step; for large tables of which a batch touches few rows use
----`EmbeddingBagCollection`.
+---A table of vectors that is an ordinary parameter, `weight` [num_embeddings, embedding_dim]: each id is replaced by
+---its row. Rows start normal with mean 0 and deviation 1. An optimizer visits every row in every step; for large tables
+---of which a batch touches few rows use `EmbeddingBagCollection`.
 ---
 ---Errors: sizes out of range; an id that the table does not have; a padding_idx outside of the rows.
 ---
@@ -399,14 +403,15 @@ function nn.Embedding:forward(ids) end
 ---@return peri.nn.Embedding
 function nn.Embedding.from_pretrained(weight, args) end
 
----A table of vectors as in `Embedding`, of which whole bags of ids are looked up: the sum, the mean or the largest elements of the rows of
----each bag. An empty bag gives zeros.
+---A table of vectors as in `Embedding`, of which whole bags of ids are looked up: the sum, the mean or the largest
+---elements of the rows of each bag. An empty bag gives zeros.
 ---
 ---Errors: sizes out of range; an id that the table does not have; a mode that is not among those.
 ---
 ---```lua
 ---local bags = nn.EmbeddingBag { num_embeddings = 3, embedding_dim = 2, mode = "sum" }
----print(bags(peri.tensor({ 0, 2, 1 }, "i64"), peri.tensor({ 0, 2 }, "i64")):size(1), bags:extra_text()) --> 2 3, 2, mode=sum
+---print(bags(peri.tensor({ 0, 2, 1 }, "i64"), peri.tensor({ 0, 2 }, "i64")):size(1),
+---  bags:extra_text()) --> 2 3, 2, mode=sum
 ---```
 ---@class peri.nn.EmbeddingBag: peri.nn.Module
 ---@overload fun(args: peri.nn.EmbeddingBag.args): peri.nn.EmbeddingBag

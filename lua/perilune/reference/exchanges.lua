@@ -1,11 +1,12 @@
 -- exchanges.lua: Exchanges of ids and embeddings between ranks.
 --
--- These are the modules that sharded collections do their work with, for scripts that shard by hand: TorchRec's `dist_data`. Modules are
--- made once and called like functions for every batch. Everything is collective: all ranks make the same calls in the same order. Exchanges
--- of embeddings are on the gradient tape; gradients travel back in the backward pass.
+-- These are the modules that sharded collections do their work with, for scripts that shard by hand: TorchRec's
+-- `dist_data`. Modules are made once and called like functions for every batch. Everything is collective: all ranks
+-- make the same calls in the same order. Exchanges of embeddings are on the gradient tape; gradients travel back in the
+-- backward pass.
 --
--- In shapes, W is the number of ranks, B this rank's samples, D a number of columns. Lists with an entry a rank begin with rank 0. In the
--- examples the world is one rank.
+-- In shapes, W is the number of ranks, B this rank's samples, D a number of columns. Lists with an entry a rank begin
+-- with rank 0. In the examples the world is one rank.
 ---@meta
 
 ---@class peri.dist
@@ -13,11 +14,11 @@ local dist = {}
 ---@class peri.dist.exchange
 local exchange = {}
 
----Sends keys of KeyedJaggedTensors to ranks: the first `splits[1]` keys go to rank 0, the next `splits[2]` to rank 1, and so on. Each rank
----gets its keys with the samples of all ranks.
+---Sends keys of KeyedJaggedTensors to ranks: the first `splits[1]` keys go to rank 0, the next `splits[2]` to rank 1,
+---and so on. Each rank gets its keys with the samples of all ranks.
 ---
----Errors: splits without a number for each rank; a stagger that does not divide the number of ranks; a KeyedJaggedTensor with another
----number of keys.
+---Errors: splits without a number for each rank; a stagger that does not divide the number of ranks; a
+---KeyedJaggedTensor with another number of keys.
 ---
 ---```lua
 ---peri.init()
@@ -55,8 +56,8 @@ function dist.KJTAllToAll:defer(kjt) end
 ---@overload fun(dist: peri.dist.KJTAllToAll, kjt: peri.KeyedJaggedTensor): peri.dist.exchange.KJTSplitsAllToAllMeta
 exchange.KJTSplitsAllToAllMeta = {}
 
----Begins several exchanges with one message for the sizes of all of them in each group. The result is the list of what follows each
----request.
+---Begins several exchanges with one message for the sizes of all of them in each group. The result is the list of what
+---follows each request.
 ---
 ---Errors: an entry that is none of those.
 ---@class peri.dist.FusedKJTListSplitsAwaitable: peri.Awaitable
@@ -86,8 +87,10 @@ dist.SparseFeatures = {}
 ---```lua
 ---peri.init()
 ---local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1 }, lengths = { 1 } }
----local exchange = peri.dist.SparseFeaturesAllToAll { id_list_features_per_rank = { 1 }, id_score_list_features_per_rank = { 0 } }
----print(exchange:forward(peri.dist.SparseFeatures { id_list_features = kjt }):wait().id_list_features:equal(kjt)) --> true
+---local exchange = peri.dist.SparseFeaturesAllToAll { id_list_features_per_rank = { 1 },
+---  id_score_list_features_per_rank = { 0 } }
+---print(exchange:forward(peri.dist.SparseFeatures { id_list_features = kjt }):wait().id_list_features:equal(
+---  kjt)) --> true
 ---```
 ---@class peri.dist.SparseFeaturesAllToAll
 ---@overload fun(args: peri.dist.SparseFeaturesAllToAll.args): peri.dist.SparseFeaturesAllToAll
@@ -111,7 +114,8 @@ function dist.SparseFeaturesAllToAll:forward(features) end
 ---
 ---```lua
 ---peri.init()
----print(peri.dist.PooledEmbeddingsAllToAll { dim_sum_per_rank = { 3 } }:forward(peri.ones { 2, 3 }):wait():size(2)) --> 3
+---print(peri.dist.PooledEmbeddingsAllToAll { dim_sum_per_rank = { 3 } }:forward(peri.ones { 2,
+---  3 }):wait():size(2)) --> 3
 ---```
 ---@class peri.dist.PooledEmbeddingsAllToAll
 ---@overload fun(args: peri.dist.PooledEmbeddingsAllToAll.args): peri.dist.PooledEmbeddingsAllToAll
@@ -237,7 +241,8 @@ function dist.PooledEmbeddingsAllGather:forward(local_emb) end
 ---```lua
 ---peri.init()
 ---local exchange = peri.dist.SequenceEmbeddingsAllToAll { features_per_rank = { 1 } }
----local rows = exchange:forward { local_embs = peri.ones { 3, 2 }, lengths = peri.tensor({ 1, 2 }, "i32"), input_splits = { 3 },
+---local rows = exchange:forward { local_embs = peri.ones { 3, 2 }, lengths = peri.tensor({ 1, 2 }, "i32"),
+---  input_splits = { 3 },
 ---  output_splits = { 3 } }
 ---print(rows:wait():size(1)) --> 3
 ---```
@@ -355,8 +360,8 @@ function dist.SeqEmbeddingsAllToOne:forward(tensors) end
 ---@param device? string The device (default: where the first tensor is).
 function dist.SeqEmbeddingsAllToOne:set_device(device) end
 
----Rows of tensors to ranks of one's choice. Called with a tensor `[n, ...]` and `input_splits`, the rows for each rank; returns an
----Awaitable of the rows that come, in the order of ranks. No gradients.
+---Rows of tensors to ranks of one's choice. Called with a tensor `[n, ...]` and `input_splits`, the rows for each rank;
+---returns an Awaitable of the rows that come, in the order of ranks. No gradients.
 ---
 ---Errors: splits that do not add up to the rows.
 ---
@@ -369,8 +374,8 @@ function dist.SeqEmbeddingsAllToOne:set_device(device) end
 ---@overload fun(pg?: peri.dist.Group): peri.dist.TensorAllToAll
 dist.TensorAllToAll = {}
 
----Bags of JaggedTensors to ranks of one's choice. Called with a JaggedTensor and `num_items_to_send`, the bags for each rank; returns an
----Awaitable of the JaggedTensor of the bags that come. Weights travel along. No gradients.
+---Bags of JaggedTensors to ranks of one's choice. Called with a JaggedTensor and `num_items_to_send`, the bags for each
+---rank; returns an Awaitable of the JaggedTensor of the bags that come. Weights travel along. No gradients.
 ---
 ---Errors: numbers that do not add up to the bags.
 ---

@@ -1,7 +1,7 @@
 -- export.lua: Model files.
 --
--- A trained model as one file that answers, also without Lua: what it is, what can be exported, and what is promised, is in
--- [model_file.md](../model_file.md); the C side is [perilune/model.h](c_model.md).
+-- A trained model as one file that answers, also without Lua: what it is, what can be exported, and what is promised,
+-- is in [model_file.md](../model_file.md); the C side is [perilune/model.h](c_model.md).
 ---@meta
 
 ---@class peri
@@ -15,11 +15,12 @@ peri.export = {}
 ---@class peri.nn
 peri.nn = {}
 
----A trained model as a file that answers. It runs twice on a part of the first batch, which is recorded; then the file's answers for all
----batches are compared with the model's, and the file gets its name. Collective if the model's tables are spread over ranks: rank 0 writes.
+---A trained model as a file that answers. It runs twice on a part of the first batch, which is recorded; then the
+---file's answers for all batches are compared with the model's, and the file gets its name. Collective if the model's
+---tables are spread over ranks: rank 0 writes.
 ---
----Errors: what depends on the numbers of a batch, what goes across samples, and what has no form for inference, with the line that
----called it; answers that differ by more than is allowed.
+---Errors: what depends on the numbers of a batch, what goes across samples, and what has no form for inference, with
+---the line that called it; answers that differ by more than is allowed.
 ---
 ---```lua
 ---local Model = peri.nn.Module:extend "Model"
@@ -38,9 +39,9 @@ peri.nn = {}
 ---@return table report On rank 0: `{ samples =, numbers =, differ =, difference =, model = { auc =, ne = }, file = likewise }`.
 function peri.export.save(model, path, options) end
 
----Open a model file. What it has are `describe()`, `inputs()`, `outputs()`, `tables()`, `verify()`, `check_unchanged()` and
----`predict(batch)`: a table of tensors by the names of the outputs. Of an output that is a list of each sample the tensor has all members,
----and `NAME.lengths` how many each sample has.
+---Open a model file. What it has are `describe()`, `inputs()`, `outputs()`, `tables()`, `verify()`, `check_unchanged()`
+---and `predict(batch)`: a table of tensors by the names of the outputs. Of an output that is a list of each sample the
+---tensor has all members, and `NAME.lengths` how many each sample has.
 ---
 ---Errors: no such file; one that is no model file, is damaged, or is not whole; one of a later version.
 ---@param path string The file.
@@ -49,10 +50,11 @@ function peri.export.save(model, path, options) end
 ---@return peri_model file
 function peri.export.open(path, options) end
 
----Open a model file for following the checkpoints that a trainer saves into a folder, increments too. What it returns has `poll()`,
----`model()`, `path()` and `release()`. A poll takes the newest checkpoint and returns the model that has it, which is like one of
----`peri.export.open` and never changes; nil: nothing newer is there, or the model before the last one was not released yet; nil and a
----text: what is there cannot be had, and why. What is damaged, or does not fit the model, is passed over.
+---Open a model file for following the checkpoints that a trainer saves into a folder, increments too. What it returns
+---has `poll()`, `model()`, `path()` and `release()`. A poll takes the newest checkpoint and returns the model that has
+---it, which is like one of `peri.export.open` and never changes; nil: nothing newer is there, or the model before the
+---last one was not released yet; nil and a text: what is there cannot be had, and why. What is damaged, or does not fit
+---the model, is passed over.
 ---
 ---Errors: those of `peri.export.open`; a file that does not say which parameters it was made of.
 ---
@@ -73,8 +75,8 @@ function peri.export.open(path, options) end
 ---@return table follower
 function peri.export.follow(path, folder, options) end
 
----Call a function with products of f32 whose sums have one order, as model files have them: the model then gives the bits of its file,
----whatever the size of the batch.
+---Call a function with products of f32 whose sums have one order, as model files have them: the model then gives the
+---bits of its file, whatever the size of the batch.
 ---
 ---Errors: those of the function.
 ---
@@ -96,7 +98,9 @@ function peri.export.ordered(call, ...) end
 ---
 ---```lua
 ---local model, path = peri.nn.Sequential { peri.nn.Linear { in_features = 3, out_features = 2 } }, os.tmpname()
----local report = model:export(path, { batches = { { x = peri.ones { 11, 3 } } }, call = function(m, batch) return m(batch.x) end })
+---local report = model:export(path, { batches = { { x = peri.ones { 11, 3 } } }, call = function(m, batch)
+---  return m(batch.x)
+---end })
 ---print(report.differ) --> 0
 ---os.remove(path)
 ---```

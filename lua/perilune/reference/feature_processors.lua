@@ -1,8 +1,9 @@
 -- feature_processors.lua: Weights of ids, by feature processors.
 --
--- A feature processor gives each id of a batch a weight before the lookup, with gradient: by its place in the bag, for instance. One of
--- your own is a class below `FeatureProcessor` (for one feature: `forward` gets a JaggedTensor) or below `FeatureProcessorsCollection` (for
--- a batch: a KeyedJaggedTensor) that returns the same ids with weights (`with_weights`).
+-- A feature processor gives each id of a batch a weight before the lookup, with gradient: by its place in the bag, for
+-- instance. One of your own is a class below `FeatureProcessor` (for one feature: `forward` gets a JaggedTensor) or
+-- below `FeatureProcessorsCollection` (for a batch: a KeyedJaggedTensor) that returns the same ids with weights
+-- (`with_weights`).
 ---@meta
 
 ---@class peri
@@ -12,13 +13,16 @@ local embed = {}
 
 ---A weighted EmbeddingBagCollection behind feature processors.
 ---
----Errors: a collection that is not weighted; a processor of a feature that no table has; a processor that returns no weights.
+---Errors: a collection that is not weighted; a processor of a feature that no table has; a processor that returns no
+---weights.
 ---
 ---```lua
----local ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---local ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
+---  embedding_dim = 4,
 ---  feature_names = { "f" } } }, is_weighted = true }
 ---local by_place = peri.embed.PositionWeightedModuleCollection { max_feature_lengths = { f = 5 } }
----local fp = peri.FeatureProcessedEmbeddingBagCollection { embedding_bag_collection = ebc, feature_processors = by_place }
+---local fp = peri.FeatureProcessedEmbeddingBagCollection { embedding_bag_collection = ebc,
+---  feature_processors = by_place }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }
 ---print(fp:forward(batch):values():size(2), fp:process(batch):weights():numel(), fp:fused_optimizer()) --> 4 2 nil
 ---print(fp:embedding_names()[1], fp:embedding_dims()[1], fp:embedding_bag_configs()[1].name) --> f 4 t
@@ -134,8 +138,8 @@ function embed.QuantFeatureProcessedEmbeddingBagCollection:feature_processors() 
 ---@class peri.embed.FeatureProcessor: peri.nn.Module
 embed.FeatureProcessor = {}
 
----The base of processors of a whole batch: `forward` gets a KeyedJaggedTensor and returns one of the same keys and ids with weights.
----`BaseGroupedFeatureProcessor` is the same class.
+---The base of processors of a whole batch: `forward` gets a KeyedJaggedTensor and returns one of the same keys and ids
+---with weights. `BaseGroupedFeatureProcessor` is the same class.
 ---
 ---Errors: `forward` of a class that has none.
 ---
@@ -151,7 +155,8 @@ function embed.FeatureProcessorsCollection:feature_names() end
 
 ---FeatureProcessors by the names of features; ids of other features weigh 1.
 ---
----Errors: what is no FeatureProcessor; one that does not return a weight for each id; a batch without one of the features.
+---Errors: what is no FeatureProcessor; one that does not return a weight for each id; a batch without one of the
+---features.
 ---@class peri.embed.FeatureProcessorDictWrapper: peri.embed.FeatureProcessorsCollection
 ---@overload fun(args: peri.embed.FeatureProcessorDictWrapper.args): peri.embed.FeatureProcessorDictWrapper
 embed.FeatureProcessorDictWrapper = {}
@@ -186,7 +191,8 @@ embed.PositionWeightedModule = {}
 ---@return peri.JaggedTensor # With weights.
 function embed.PositionWeightedModule:forward(features) end
 
----The same for several features; ids of others weigh 1. `PositionWeightedProcessor` is a class like it under TorchRec's older name.
+---The same for several features; ids of others weigh 1. `PositionWeightedProcessor` is a class like it under TorchRec's
+---older name.
 ---
 ---Errors: a bag longer than its feature's length; ids that have weights already; a batch without one of the features.
 ---
@@ -219,7 +225,8 @@ embed.PositionWeightedProcessor = {}
 ---@field max_feature_lengths table<string, integer> Feature -> ids of its longest bag.
 ---@field device? string Where the parameters are (default: that of the rank).
 
----The same for bags that were cut: weights that a batch has already say at which place each id was before (as `bucketize_pos` gives them).
+---The same for bags that were cut: weights that a batch has already say at which place each id was before (as
+---`bucketize_pos` gives them).
 ---
 ---Errors: a feature without a length; a place outside of its bag.
 ---

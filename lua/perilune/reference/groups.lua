@@ -1,12 +1,12 @@
 -- groups.lua: Ranks: groups and collective operations.
 --
--- All ranks of a job run the same script. A group is a set of ranks; the world is all of them. A collective operation is called by every
--- rank of its group, in the same order, and returns an Awaitable: `wait()` gives the result. docs/collectives.md tells more. In shapes, W
--- is the number of ranks, and n, d are any sizes, alike on all ranks. In the examples the world is one rank, or `dist.sim.run` makes
--- several in one process.
+-- All ranks of a job run the same script. A group is a set of ranks; the world is all of them. A collective operation
+-- is called by every rank of its group, in the same order, and returns an Awaitable: `wait()` gives the result.
+-- docs/collectives.md tells more. In shapes, W is the number of ranks, and n, d are any sizes, alike on all ranks. In
+-- the examples the world is one rank, or `dist.sim.run` makes several in one process.
 --
--- Ranks count from 0, entries of lists from 1: `rows[1]` is that of rank 0. `tag` is a number on which the ranks must agree, so that
--- mistakes show.
+-- Ranks count from 0, entries of lists from 1: `rows[1]` is that of rank 0. `tag` is a number on which the ranks must
+-- agree, so that mistakes show.
 ---@meta
 
 ---@class peri.dist
@@ -20,24 +20,29 @@ local collective_utils = {}
 ---@class peri.dist.comm
 local comm = {}
 
----Ranks that work together. Groups come from `peri.init`, `dist.new_group` and the methods here. Its fields cannot be assigned.
+---Ranks that work together. Groups come from `peri.init`, `dist.new_group` and the methods here. Its fields cannot be
+---assigned.
 ---
----Errors: what was released; operations after the group has failed; ranks that meet in different operations, or with other sizes or tags.
+---Errors: what was released; operations after the group has failed; ranks that meet in different operations, or with
+---other sizes or tags.
 ---
 ---```lua
 ---local group = peri.init()
 ---print(group:rank(), group:size(), group:global_rank(0), group:node(0), group:is_healthy()) --> 0 1 0 0 true
 ---local x = peri.ones { 2, 3 }
 ---group:barrier():wait()
----print(group:all_reduce(x):wait():item(0), group:broadcast(x, 0):wait():numel(), group:all_gather(x):wait():size(1)) --> 1 6 2
+---print(group:all_reduce(x):wait():item(0), group:broadcast(x, 0):wait():numel(),
+---  group:all_gather(x):wait():size(1)) --> 1 6 2
 ---print(group:all_gather_v(x, { 2 }):wait():size(1), group:reduce_scatter(x):wait():size(1)) --> 2 2
 ---print(group:reduce_scatter_v(x, { 2 }):wait():size(1), group:all_to_all(x):wait():size(1)) --> 2 2
 ---print(group:all_to_all_v(x, { 2 }, { 2 }):wait():size(1), group:all_gather_object({ a = 5 })[1].a) --> 2 5
----print(group:channel(), group:transport_of("cpu"), #group:transports() > 0, #group:record() > 0) --> dense self true true
+---print(group:channel(), group:transport_of("cpu"), #group:transports() > 0,
+---  #group:record() > 0) --> dense self true true
 ---group:check_healthy()
 ---group:fingerprints(true)
 ---local some = group:new_group({ 0 }, "some")
----print(some:timeout(30), group:intra_node():size(), group:cross_node():size(), tostring(some)) --> 30 1 1 group 'some' (rank 0 of 1, self)
+---print(some:timeout(30), group:intra_node():size(),
+---  group:cross_node():size(), tostring(some)) --> 30 1 1 group 'some' (rank 0 of 1, self)
 ---some:abort("no more")
 ---print(some:is_healthy()) --> false
 ---group:new_group({ 0 }, "other"):close()
@@ -75,8 +80,9 @@ function dist.Group:node(r) end
 ---@return number # Seconds.
 function dist.Group:timeout(seconds) end
 
----The channel on which this rank's operations go. Operations of one channel run in the order of their calls; those of two channels may
----overtake each other. Modules use `ids`, `rows`, `control` and `reports` themselves; `own1` to `own11` are a schedule's. All ranks alike.
+---The channel on which this rank's operations go. Operations of one channel run in the order of their calls; those of
+---two channels may overtake each other. Modules use `ids`, `rows`, `control` and `reports` themselves; `own1` to
+---`own11` are a schedule's. All ranks alike.
 ---@param name? string From now on (default: it stays).
 ---@return string # The channel so far; `dense` at first.
 function dist.Group:channel(name) end
@@ -225,8 +231,8 @@ function dist.new_group(ranks, name) end
 ---```
 function dist.finish() end
 
----Say that ranks are going to exchange tensors of a device. Where that is a GPU, each rank has one of its own, and nobody has named a
----transport for it, NCCL is chosen now. Without a world it does nothing. Collective.
+---Say that ranks are going to exchange tensors of a device. Where that is a GPU, each rank has one of its own, and
+---nobody has named a transport for it, NCCL is chosen now. Without a world it does nothing. Collective.
 ---
 ---Errors: an unknown device.
 ---
@@ -248,13 +254,15 @@ function dist.use_device(device) end
 ---@return string|nil # Why not.
 function dist.probe(transport) end
 
----Run a function on several ranks in this process: they take turns wherever one waits. For tests and examples; scripts and library run
----unchanged.
+---Run a function on several ranks in this process: they take turns wherever one waits. For tests and examples; scripts
+---and library run unchanged.
 ---
 ---Errors: what a rank raises, with its number (unless `catch`); ranks that wait for nothing.
 ---
 ---```lua
----local sums = peri.dist.sim.run(3, function(rank, world) return world:all_reduce(peri.full({}, rank)):wait():item() end)
+---local sums = peri.dist.sim.run(3, function(rank, world)
+---  return world:all_reduce(peri.full({}, rank)):wait():item()
+---end)
 ---print(table.concat(sums, " ")) --> 3 3 3
 ---```
 ---@param n integer Ranks, 1 to 4096.
@@ -297,14 +305,15 @@ function dist.all_to_all(output_tensor_list, input_tensor_list, group, async_op,
 ---@return peri.Awaitable # Of the output list.
 function functional.all_to_all(output_tensor_list, input_tensor_list, group, tag) end
 
----TensorFlow's AllToAll of TPUs: cut the input into blocks along a dimension; block k goes to the k-th rank of this rank's row of
----`group_assignment`; the blocks that come are joined along another dimension.
+---TensorFlow's AllToAll of TPUs: cut the input into blocks along a dimension; block k goes to the k-th rank of this
+---rank's row of `group_assignment`; the blocks that come are joined along another dimension.
 ---
 ---Errors: an argument that is missing; rows of different lengths; dimensions that the input does not have.
 ---
 ---```lua
 ---peri.init()
----local y = peri.dist.tpu_all_to_all { input = peri.ones { 2, 3 }, group_assignment = { { 0 } }, concat_dimension = 1, split_dimension = 2,
+---local y = peri.dist.tpu_all_to_all { input = peri.ones { 2, 3 }, group_assignment = { { 0 } }, concat_dimension = 1,
+---  split_dimension = 2,
 ---  split_count = 1 }
 ---print(y:wait():numel()) --> 6
 ---```
@@ -373,14 +382,15 @@ function collective_utils.all_gather_object(group, value, func) end
 ---@param facts table[] `{ name, text or number }` each.
 function collective_utils.agree(group, func, facts) end
 
----Ranks on a node: of the joined world, else as the launcher's variables say (torchrun, Open MPI, Intel MPI, MVAPICH, Slurm); without any,
----all ranks.
+---Ranks on a node: of the joined world, else as the launcher's variables say (torchrun, Open MPI, Intel MPI, MVAPICH,
+---Slurm); without any, all ranks.
 ---
 ---Errors: a variable that is no whole number.
 ---
 ---```lua
 ---local comm, env = peri.dist.comm, { WORLD_SIZE = "4", RANK = "3", LOCAL_WORLD_SIZE = "2" }
----print(comm.get_local_size(nil, env), comm.get_local_rank(nil, nil, env), comm.get_group_rank(nil, nil, env)) --> 2 1 1
+---print(comm.get_local_size(nil, env), comm.get_local_rank(nil, nil, env),
+---  comm.get_group_rank(nil, nil, env)) --> 2 1 1
 ---print(comm.get_num_groups(nil, env)) --> 2
 ---```
 ---@param world_size? integer Ranks of all (default: those of the world).
@@ -414,7 +424,8 @@ function comm.get_group_rank(world_size, rank, environment) end
 ---@return integer
 function comm.get_num_groups(world_size, environment) end
 
----The group of this rank's node, and that of the ranks with its number on all nodes. Later calls return the same groups. Collective.
+---The group of this rank's node, and that of the ranks with its number on all nodes. Later calls return the same
+---groups. Collective.
 ---
 ---Errors: nodes with different numbers of ranks.
 ---

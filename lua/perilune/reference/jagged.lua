@@ -1,10 +1,12 @@
 -- jagged.lua: Jagged tensors.
 --
--- A batch of recommendation data has a *bag* of ids for each feature and each sample: the products that a person looked at, say. Bags
--- differ in length. A `KeyedJaggedTensor` keeps all bags of a batch in two flat tensors, values and lengths. A `JaggedTensor` is one
--- feature of it. A `KeyedTensor` is what tables make of it: a matrix whose columns have the features' names. The names are TorchRec's.
+-- A batch of recommendation data has a *bag* of ids for each feature and each sample: the products that a person looked
+-- at, say. Bags differ in length. A `KeyedJaggedTensor` keeps all bags of a batch in two flat tensors, values and
+-- lengths. A `JaggedTensor` is one feature of it. A `KeyedTensor` is what tables make of it: a matrix whose columns
+-- have the features' names. The names are TorchRec's.
 --
--- In shapes, N is the number of ids, B the number of samples, and K the number of keys. Positions of keys count from 0, as in TorchRec.
+-- In shapes, N is the number of ids, B the number of samples, and K the number of keys. Positions of keys count from 0,
+-- as in TorchRec.
 ---@meta
 
 ---@class peri
@@ -17,15 +19,17 @@ local peri = {}
 ---lengths = { 2,      1,   1,   3 }           f of sample 0, f of sample 1, g of sample 0, g of sample 1
 ---```
 ---
----`#kjt` is the number of keys, and `kjt["f"]` the JaggedTensor of a key (`kjt:get` for a key that has the name of a method). A variable
----batch has another number of samples for each key: `stride_per_key_per_rank`. The tensors are kept, not copied.
+---`#kjt` is the number of keys, and `kjt["f"]` the JaggedTensor of a key (`kjt:get` for a key that has the name of a
+---method). A variable batch has another number of samples for each key: `stride_per_key_per_rank`. The tensors are
+---kept, not copied.
 ---
----Errors: an argument that is missing, unknown or of a wrong kind; neither lengths nor offsets; lengths that do not sum up to the
----number of values; a number of lengths that the keys do not divide. What lies on a device is checked when the host first asks for sizes
----(`sync`).
+---Errors: an argument that is missing, unknown or of a wrong kind; neither lengths nor offsets; lengths that do not sum
+---up to the number of values; a number of lengths that the keys do not divide. What lies on a device is checked when
+---the host first asks for sizes (`sync`).
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { 1, 2, 3, 4, 5, 6, 7 }, lengths = { 2, 1, 1, 3 } }
+---local kjt = peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { 1, 2, 3, 4, 5, 6, 7 },
+---  lengths = { 2, 1, 1, 3 } }
 ---print(#kjt, kjt:stride(), kjt:device(), kjt:is_weighted()) --> 2 2 cpu false
 ---print(table.concat(kjt:length_per_key(), " ")) --> 3 4
 ---print(table.concat(kjt["g"]:values():to_list(), " ")) --> 4 5 6 7
@@ -256,7 +260,8 @@ function peri.KeyedJaggedTensor:index_per_key() end
 ---For each sample of the full batch its place in the variable batch; an error if there are none.
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 4, 5 }, lengths = { 1, 1 }, stride_per_key_per_rank = { { 2 } },
+---local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 4, 5 }, lengths = { 1, 1 },
+---  stride_per_key_per_rank = { { 2 } },
 ---  inverse_indices = { { "f" }, peri.tensor({ { 0, 1, 1 } }, "i64") } }
 ---local inverse = kjt:inverse_indices()
 ---print(inverse[1][1], table.concat(inverse[2]:to_list(), " ")) --> f 0 1 1
@@ -301,7 +306,8 @@ function peri.KeyedJaggedTensor:get(key) end
 ---@return table<string, peri.JaggedTensor>
 function peri.KeyedJaggedTensor:to_dict() end
 
----Key i of the result is key `indices[i]`. Keys may repeat and may be left out; weights and inverse indices go with them.
+---Key i of the result is key `indices[i]`. Keys may repeat and may be left out; weights and inverse indices go with
+---them.
 ---
 ---Errors: a position outside of 0 .. K - 1.
 ---
@@ -358,8 +364,8 @@ function peri.KeyedJaggedTensor:with_values(values) end
 ---@return peri.KeyedJaggedTensor
 function peri.KeyedJaggedTensor:to(device, non_blocking) end
 
----A copy in memory of the host that is pinned for a device, from which copies to it need not wait: what `to` with `non_blocking` asks for.
----For the device `cpu` there is nothing to pin, which is an error.
+---A copy in memory of the host that is pinned for a device, from which copies to it need not wait: what `to` with
+---`non_blocking` asks for. For the device `cpu` there is nothing to pin, which is an error.
 ---
 ---Errors: a KeyedJaggedTensor that is not on the host.
 ---@param device? string Name of the device (default: the rank's).

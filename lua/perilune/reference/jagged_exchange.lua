@@ -1,14 +1,15 @@
 -- jagged_exchange.lua: Jagged tensors: what exchanges are made of, regrouping.
 --
--- More of the KeyedJaggedTensor of the page `jagged` and the KeyedTensor of `jagged_parts`. The first part is for exchanges of one's own
--- between ranks; sharded modules do all of it by themselves. In shapes, N is the number of ids, B of samples.
+-- More of the KeyedJaggedTensor of the page `jagged` and the KeyedTensor of `jagged_parts`. The first part is for
+-- exchanges of one's own between ranks; sharded modules do all of it by themselves. In shapes, N is the number of ids,
+-- B of samples.
 ---@meta
 
 ---@class peri
 local peri = {}
 
----Facts of it, as the library keeps them: a C struct, which is overwritten by the next call. `kjt:stride()`, `kjt:is_weighted()` and the
----others are the same one by one.
+---Facts of it, as the library keeps them: a C struct, which is overwritten by the next call. `kjt:stride()`,
+---`kjt:is_weighted()` and the others are the same one by one.
 ---
 ---```lua
 ---local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "a", "b" }, { { 1, 2 }, {} }, { { 3 }, { 4 } } }
@@ -25,12 +26,14 @@ function peri.KeyedJaggedTensor:flatten_lengths() end
 ---
 ---```lua
 ---local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "a", "b" }, { { 1, 2 }, {} }, { { 3 }, { 4 } } }
----print(table.concat(kjt:dist_labels(), " "), kjt:dist_splits({ 1, 1 })[2][1], kjt:dist_tensors()[1]:numel()) --> lengths values 2 4
+---print(table.concat(kjt:dist_labels(), " "), kjt:dist_splits({ 1, 1 })[2][1],
+---  kjt:dist_tensors()[1]:numel()) --> lengths values 2 4
 ---```
 ---@return string[] # `lengths`, `values`; of variable batches `strides`, with weights `weights`.
 function peri.KeyedJaggedTensor:dist_labels() end
 
----How many elements of each tensor go to each rank, when the first keys go to the first rank, and so on. May wait for the device.
+---How many elements of each tensor go to each rank, when the first keys go to the first rank, and so on. May wait for
+---the device.
 ---
 ---Errors: numbers that are negative, or that do not add up to the number of keys.
 ---@param key_splits integer[] How many keys go to each rank.
@@ -41,10 +44,11 @@ function peri.KeyedJaggedTensor:dist_splits(key_splits) end
 ---@return peri.Tensor[] # Of one dimension: the lengths `[keys * B]`, the ids `[N]`, ...
 function peri.KeyedJaggedTensor:dist_tensors() end
 
----A batch of what arrived from other ranks: the samples of all ranks one after the other, for the keys of this rank. Each buffer has what
----came from rank 0, then from rank 1, and so on, each with all keys.
+---A batch of what arrived from other ranks: the samples of all ranks one after the other, for the keys of this rank.
+---Each buffer has what came from rank 0, then from rank 1, and so on, each with all keys.
 ---
----Errors: an argument that is missing or unknown; strides that do not fit the keys and ranks; buffers of other sizes than the lengths say.
+---Errors: an argument that is missing or unknown; strides that do not fit the keys and ranks; buffers of other sizes
+---than the lengths say.
 ---
 ---```lua
 ---local kjt = peri.KeyedJaggedTensor.dist_init { keys = { "a", "b" }, lengths = peri.tensor({ 1, 0, 1, 2 }, "i32"),
@@ -75,10 +79,11 @@ function peri.KeyedJaggedTensor.dist_init(args) end
 ---@return integer[] # For each segment of the result, which of those that arrived it is, from 0.
 function peri.KeyedJaggedTensor.recat(keys, ranks, stagger) end
 
----Sorts columns of several KeyedTensors into groups, as `KeyedTensor.regroup_as_dict`, but works out only once where columns are. It is
----`peri.jagged.KTRegroupAsDict`, too.
+---Sorts columns of several KeyedTensors into groups, as `KeyedTensor.regroup_as_dict`, but works out only once where
+---columns are. It is `peri.jagged.KTRegroupAsDict`, too.
 ---
----Errors: another number of names than of groups; no group; when called, KeyedTensors of other keys or columns than the first time.
+---Errors: another number of names than of groups; no group; when called, KeyedTensors of other keys or columns than the
+---first time.
 ---
 ---```lua
 ---local kt = peri.KeyedTensor { keys = { "a", "b" }, length_per_key = { 1, 2 }, values = peri.tensor { { 1, 2, 3 } } }

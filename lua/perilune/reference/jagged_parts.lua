@@ -1,6 +1,7 @@
 -- jagged_parts.lua: Parts of jagged tensors: JaggedTensor, KeyedTensor, Keys.
 --
--- What a KeyedJaggedTensor consists of, and what tables make of it. In shapes, N is the number of values, B the number of bags or samples.
+-- What a KeyedJaggedTensor consists of, and what tables make of it. In shapes, N is the number of values, B the number
+-- of bags or samples.
 ---@meta
 
 ---@class peri
@@ -116,8 +117,8 @@ function peri.JaggedTensor:weights() end
 ---@return peri.Tensor|nil # `[N]`; nil: there are none.
 function peri.JaggedTensor:weights_or_none() end
 
----The same bags of what a function makes of the values: any layer that works row by row, such as `Linear`, `LayerNorm` and `Dropout`.
----Weights stay.
+---The same bags of what a function makes of the values: any layer that works row by row, such as `Linear`, `LayerNorm`
+---and `Dropout`. Weights stay.
 ---
 ---Errors: a result that is no tensor, or has other rows.
 ---
@@ -180,7 +181,8 @@ function peri.JaggedTensor:to_padded_dense_weights(desired_length, padding_value
 ---
 ---```lua
 ---local jt = peri.JaggedTensor { values = { 1, 2, 3 }, lengths = { 2, 0, 1 } }
----print(jt:to("cpu"):validate():share():equal(jt), jt:size_in_bytes() >= 12, (pcall(jt.pin_memory, jt, "cpu"))) --> true true false
+---print(jt:to("cpu"):validate():share():equal(jt), jt:size_in_bytes() >= 12,
+---  (pcall(jt.pin_memory, jt, "cpu"))) --> true true false
 ---```
 ---@param device? string Name of the device (default: the rank's).
 ---@param non_blocking? boolean Copy from pinned memory without waiting (default: false).
@@ -229,13 +231,14 @@ function peri.JaggedTensor:release() end
 ---@return peri.JaggedTensor
 function peri.JaggedTensor:share() end
 
----A matrix whose columns have names: what an EmbeddingBagCollection makes of a KeyedJaggedTensor, with the columns of each feature. `#kt`
----is the number of keys; `kt["f"]` are the columns of a key.
+---A matrix whose columns have names: what an EmbeddingBagCollection makes of a KeyedJaggedTensor, with the columns of
+---each feature. `#kt` is the number of keys; `kt["f"]` are the columns of a key.
 ---
 ---Errors: an argument that is missing or unknown; columns that do not sum up to those of the values.
 ---
 ---```lua
----local kt = peri.KeyedTensor { keys = { "f", "g" }, length_per_key = { 2, 1 }, values = peri.tensor { { 1, 2, 3 }, { 4, 5, 6 } } }
+---local kt = peri.KeyedTensor { keys = { "f", "g" }, length_per_key = { 2, 1 },
+---  values = peri.tensor { { 1, 2, 3 }, { 4, 5, 6 } } }
 ---print(#kt, kt:values():size(2), kt["g"]:item(1), kt:device()) --> 2 3 6 cpu
 ---print(table.concat(kt:keys(), " "), table.concat(kt:offset_per_key(), " "), kt:key_dim()) --> f g 0 2 3 1
 ---print(kt:length_per_key()[1], #kt:key_list(), kt:size_in_bytes(), kt:to("cpu"):get("f"):size(2)) --> 2 2 24 2
@@ -325,7 +328,8 @@ function peri.KeyedTensor:release() end
 ---@return integer
 function peri.KeyedTensor:size_in_bytes() end
 
----For each group the columns of its keys side by side, from whichever KeyedTensor has them. A key may be in several groups, or in none.
+---For each group the columns of its keys side by side, from whichever KeyedTensor has them. A key may be in several
+---groups, or in none.
 ---
 ---Errors: a key that no KeyedTensor has; other numbers of rows.
 ---

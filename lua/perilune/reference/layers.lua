@@ -1,7 +1,7 @@
 -- layers.lua: Layers for sequences, losses of recommenders, first values, the search for NaN.
 --
--- Names, arguments and parameters are PyTorch's where PyTorch has them. In shapes, B is the number of samples, L and S lengths of
--- sequences, E and D sizes of vectors.
+-- Names, arguments and parameters are PyTorch's where PyTorch has them. In shapes, B is the number of samples, L and S
+-- lengths of sequences, E and D sizes of vectors.
 ---@meta
 
 ---@class peri.nn
@@ -10,8 +10,8 @@ local nn = {}
 ---@class peri.nn.anomaly
 local anomaly = {}
 
----Each query's mean of values, weighted by the softmax of its products with the keys, for parts (heads) of the vectors. Parameters:
----`in_proj_weight` [3 E, E], `in_proj_bias` [3 E], `out_proj`.
+---Each query's mean of values, weighted by the softmax of its products with the keys, for parts (heads) of the vectors.
+---Parameters: `in_proj_weight` [3 E, E], `in_proj_bias` [3 E], `out_proj`.
 ---
 ---Errors: an embed_dim that the heads do not divide.
 ---
@@ -34,8 +34,8 @@ nn.MultiheadAttention = {}
 ---@field dtype? string dtype of the parameters (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
----Compute the attention. Calling the module calls it. Masks are bool (true is left out) or numbers that are added: `key_padding_mask` of
----shape [B, S], `attn_mask` of [L, S] or [B * heads, L, S].
+---Compute the attention. Calling the module calls it. Masks are bool (true is left out) or numbers that are added:
+---`key_padding_mask` of shape [B, S], `attn_mask` of [L, S] or [B * heads, L, S].
 ---
 ---Errors: shapes that do not fit.
 ---
@@ -51,8 +51,8 @@ nn.MultiheadAttention = {}
 ---@return peri.Tensor # The weights: `[B, L, S]`, or `[B, heads, L, S]`.
 function nn.MultiheadAttention:forward(query, key, value, options) end
 
----Gated recurrent units over a sequence, in layers. Parameters: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0`, and so on,
----with `_reverse` for the other direction.
+---Gated recurrent units over a sequence, in layers. Parameters: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`,
+---`bias_hh_l0`, and so on, with `_reverse` for the other direction.
 ---
 ---Errors: sizes below 1.
 ---
@@ -95,7 +95,8 @@ function nn.GRU:forward(x, h0) end
 ---
 ---```lua
 ---local prelu = peri.nn.PReLU { init = 0.5 }
----print(table.concat(prelu:forward(peri.tensor { -2, 3 }):to_list(), " "), prelu:extra_text()) --> -1 3 num_parameters=1
+---print(table.concat(prelu:forward(peri.tensor { -2, 3 }):to_list(), " "),
+---  prelu:extra_text()) --> -1 3 num_parameters=1
 ---```
 ---@class peri.nn.PReLU: peri.nn.Module
 ---@overload fun(args: peri.nn.PReLU.args): peri.nn.PReLU
@@ -216,8 +217,8 @@ nn.KLDivLoss = {}
 ---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
 ---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
 
----`functional.in_batch_softmax_loss`. Called with queries [B, D], items [B, D], and (optional) { log_q =, ids = }. Negatives are those
----of this rank.
+---`functional.in_batch_softmax_loss`. Called with queries [B, D], items [B, D], and (optional) { log_q =, ids = }.
+---Negatives are those of this rank.
 ---
 ---Errors: an unknown argument or reduction; shapes that do not fit.
 ---
@@ -234,8 +235,8 @@ nn.InBatchSoftmaxLoss = {}
 ---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
 ---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
 
----From now on an error tells which module of the model has the first NaN in a result, or in the gradient of one, and in which step.
----Everyday name: `peri.nn.detect_anomaly`.
+---From now on an error tells which module of the model has the first NaN in a result, or in the gradient of one, and in
+---which step. Everyday name: `peri.nn.detect_anomaly`.
 ---
 ---Errors: what is no module.
 ---

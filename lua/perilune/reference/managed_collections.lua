@@ -6,27 +6,34 @@ local peri = {}
 ---@class peri.embed
 local embed = {}
 
----Managed collision of several tables: called with a KeyedJaggedTensor, it returns one with rows in place of ids; keys come in the order of
----the configurations, others are left out. One step of every table in training mode.
+---Managed collision of several tables: called with a KeyedJaggedTensor, it returns one with rows in place of ids; keys
+---come in the order of the configurations, others are left out. One step of every table in training mode.
 ---
----Errors: a table without a module; a module with another number of rows; a feature of two tables; a batch without one of the features.
+---Errors: a table without a module; a module with another number of rows; a feature of two tables; a batch without one
+---of the features.
 ---
 ---```lua
 ---local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 8, embedding_dim = 2, feature_names = { "f" } }
----local hash = peri.HashZchManagedCollisionModule { zch_size = 8, total_num_buckets = 1, eviction_policy_name = "LRU_EVICTION" }
----local mcc = peri.ManagedCollisionCollection { managed_collision_modules = { t = hash }, embedding_configs = { config } }
+---local hash = peri.HashZchManagedCollisionModule { zch_size = 8, total_num_buckets = 1,
+---  eviction_policy_name = "LRU_EVICTION" }
+---local mcc = peri.ManagedCollisionCollection { managed_collision_modules = { t = hash },
+---  embedding_configs = { config } }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1000000007 } } }
 ---print(mcc:forward(batch):values():item() < 8, mcc:feature_names()[1], mcc:embedding_configs()[1].name) --> true f t
----print(mcc:open_slots().t, mcc:table_to_number_buckets().t, mcc:statistics().t.inserted, mcc:evict().t ~= nil) --> 7 1 1 true
+---print(mcc:open_slots().t, mcc:table_to_number_buckets().t, mcc:statistics().t.inserted,
+---  mcc:evict().t ~= nil) --> 7 1 1 true
 ---mcc:set_time(5)
 ---print(rawequal(mcc:managed_collision_modules().t, hash)) --> true
----local bags = peri.ManagedCollisionEmbeddingBagCollection { managed_collision_collection = mcc, return_remapped_features = true,
----  embedding_bag_collection = peri.EmbeddingBagCollection { tables = { config }, fused_params = { optimizer = "sgd" } } }
+---local bags = peri.ManagedCollisionEmbeddingBagCollection { managed_collision_collection = mcc,
+---  return_remapped_features = true,
+---  embedding_bag_collection = peri.EmbeddingBagCollection { tables = { config },
+---    fused_params = { optimizer = "sgd" } } }
 ---local pooled, remapped = bags:forward(batch)
 ---print(pooled:values():size(2), remapped:values():numel(), bags:open_slots().t, bags:statistics().t.ids) --> 2 1 7 2
 ---bags:check_moment()
 ---bags:set_time(6)
----print(bags:embedding_module().class_name, rawequal(bags:managed_collision_collection(), mcc)) --> EmbeddingBagCollection true
+---print(bags:embedding_module().class_name,
+---  rawequal(bags:managed_collision_collection(), mcc)) --> EmbeddingBagCollection true
 ---print(peri.embed.BaseManagedCollisionEmbeddingCollection.is(bags)) --> true
 ---```
 ---@class peri.ManagedCollisionCollection: peri.nn.Module
@@ -81,8 +88,8 @@ function peri.ManagedCollisionCollection:feature_names() end
 ---@class peri.embed.BaseManagedCollisionEmbeddingCollection: peri.nn.Module
 embed.BaseManagedCollisionEmbeddingCollection = {}
 
----Look a batch up. Calling the module calls it. In training mode ids are learned first, and rows that get another id start again before
----they are looked up.
+---Look a batch up. Calling the module calls it. In training mode ids are learned first, and rows that get another id
+---start again before they are looked up.
 ---@param features peri.KeyedJaggedTensor Raw ids.
 ---@return any # What the collection returns for the rows.
 ---@return peri.KeyedJaggedTensor|nil # The batch with rows, with return_remapped_features.
@@ -128,7 +135,8 @@ peri.ManagedCollisionEmbeddingBagCollection = {}
 ---```lua
 ---local config = peri.EmbeddingConfig { name = "t", num_embeddings = 8, embedding_dim = 2, feature_names = { "f" } }
 ---local hash = peri.HashZchManagedCollisionModule { zch_size = 8, total_num_buckets = 1 }
----local rows = peri.ManagedCollisionEmbeddingCollection { embedding_collection = peri.EmbeddingCollection { tables = { config },
+---local rows = peri.ManagedCollisionEmbeddingCollection { embedding_collection = peri.EmbeddingCollection {
+---  tables = { config },
 ---  fused_params = { optimizer = "sgd" } }, managed_collision_collection = peri.ManagedCollisionCollection {
 ---  managed_collision_modules = { t = hash }, embedding_configs = { config } } }
 ---print(rows(peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1000000007, 5 } } }).f:values():size(1)) --> 2

@@ -1,8 +1,8 @@
 -- managed_collision.lua: Raw ids as rows: managed collision.
 --
--- Raw 64-bit ids become rows of a table: an id that is learned gets a row of its own, and loses it to a better one. In training mode a
--- batch is a step: ids are counted, learned and forgotten; in evaluation mode (`eval()`) they are only looked up. docs/managed_collision.md
--- tells more.
+-- Raw 64-bit ids become rows of a table: an id that is learned gets a row of its own, and loses it to a better one. In
+-- training mode a batch is a step: ids are counted, learned and forgotten; in evaluation mode (`eval()`) they are only
+-- looked up. docs/managed_collision.md tells more.
 ---@meta
 
 ---@class peri
@@ -10,18 +10,22 @@ local peri = {}
 ---@class peri.embed
 local embed = {}
 
----What the modules of one table have. Called with JaggedTensors by name, or with a KeyedJaggedTensor, of all features of the table, it
----returns the same with rows in place of ids.
+---What the modules of one table have. Called with JaggedTensors by name, or with a KeyedJaggedTensor, of all features
+---of the table, it returns the same with rows in place of ids.
 ---
----Errors: features that are neither; a batch with other features than those of the table; an id without a row with `on_miss = "error"`.
+---Errors: features that are neither; a batch with other features than those of the table; an id without a row with
+---`on_miss = "error"`.
 ---
 ---```lua
 ---local policy = peri.embed.LFU_EvictionPolicy {}
----local mch = peri.MCHManagedCollisionModule { zch_size = 8, eviction_policy = policy, eviction_interval = 1, buckets = 1 }
+---local mch = peri.MCHManagedCollisionModule { zch_size = 8, eviction_policy = policy, eviction_interval = 1,
+---  buckets = 1 }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1000000007, 1000000007, 5 } } }
 ---local rows = mch:forward(batch):values():to_list()
----print(rows[1] == rows[2], mch:remap(batch):values():numel(), mch:open_slots(), mch:extra_text()) --> true 3 5 8 rows, 1 bucket
----print(mch:output_size(), tostring(mch:input_size()), mch:buckets(), mch:output_segments()[2]) --> 8 9223372036854775807LL 1 8
+---print(rows[1] == rows[2], mch:remap(batch):values():numel(), mch:open_slots(),
+---  mch:extra_text()) --> true 3 5 8 rows, 1 bucket
+---print(mch:output_size(), tostring(mch:input_size()), mch:buckets(),
+---  mch:output_segments()[2]) --> 8 9223372036854775807LL 1 8
 ---print(peri.embed.ManagedCollisionModule.is(mch)) --> true
 ---print(mch:statistics().ids > 0, mch:evict() ~= nil, mch:copy():statistics().rows) --> true true 8
 ---```
@@ -58,8 +62,9 @@ function embed.ManagedCollisionModule:buckets() end
 ---@return integer[]
 function embed.ManagedCollisionModule:output_segments() end
 
----Counts since the map was made: `ids`, `hits`, `inserted`, `missed`, `evicted`, `collisions`, `occupied`, `rows`, `iterations`; and shares
----of them: `hit_rate`, `insert_rate`, `miss_rate`, `collision_rate`, `eviction_rate`, `occupancy`.
+---Counts since the map was made: `ids`, `hits`, `inserted`, `missed`, `evicted`, `collisions`, `occupied`, `rows`,
+---`iterations`; and shares of them: `hit_rate`, `insert_rate`, `miss_rate`, `collision_rate`, `eviction_rate`,
+---`occupancy`.
 ---@return table<string, number>
 function embed.ManagedCollisionModule:statistics() end
 
@@ -72,14 +77,15 @@ function embed.ManagedCollisionModule:open_slots() end
 ---@return peri.embed.ManagedCollisionModule
 function embed.ManagedCollisionModule:copy(device) end
 
----Zero collision: ids are counted in windows; at the end of each, the best among those with a row and the new ones have rows. The last row
----of each bucket is shared by ids without a row.
+---Zero collision: ids are counted in windows; at the end of each, the best among those with a row and the new ones have
+---rows. The last row of each bucket is shared by ids without a row.
 ---
 ---Errors: a size out of range; an unknown policy; arguments of TorchRec that have another place here.
 ---
 ---```lua
 ---local policy = function(count, last_access, now) return count end
----print(peri.MCHManagedCollisionModule({ zch_size = 8, eviction_policy = policy, eviction_interval = 4 }):output_size()) --> 8
+---print(peri.MCHManagedCollisionModule({ zch_size = 8, eviction_policy = policy,
+---  eviction_interval = 4 }):output_size()) --> 8
 ---```
 ---@class peri.MCHManagedCollisionModule: peri.embed.ManagedCollisionModule
 ---@overload fun(args: peri.MCHManagedCollisionModule.args): peri.MCHManagedCollisionModule
@@ -102,16 +108,19 @@ peri.MCHManagedCollisionModule = {}
 ---@field mch_size? any Not used; only nil is allowed (default: none).
 ---@field mch_hash_func? any Not used; only nil is allowed (default: none).
 
----Probing: an id lives in the first free row from its home row on, at most `max_probe` rows away, and has it from its first batch on.
----Arguments of TorchRec that have another place here are taken with their usual value only; the error tells the place.
+---Probing: an id lives in the first free row from its home row on, at most `max_probe` rows away, and has it from its
+---first batch on. Arguments of TorchRec that have another place here are taken with their usual value only; the error
+---tells the place.
 ---
 ---Errors: a size out of range; buckets that do not divide the rows; a policy without its configuration.
 ---
 ---```lua
----local hash = peri.HashZchManagedCollisionModule { zch_size = 8, total_num_buckets = 2, eviction_policy_name = "SINGLE_TTL_EVICTION",
+---local hash = peri.HashZchManagedCollisionModule { zch_size = 8, total_num_buckets = 2,
+---  eviction_policy_name = "SINGLE_TTL_EVICTION",
 ---  eviction_config = peri.embed.HashZchEvictionConfig { features = { "f" }, single_ttl = 10 } }
 ---hash:set_time(100)
----print(hash:forward(peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 77 } } }):values():numel(), hash:open_slots()) --> 1 7
+---print(hash:forward(peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 77 } } }):values():numel(),
+---  hash:open_slots()) --> 1 7
 ---```
 ---@class peri.HashZchManagedCollisionModule: peri.embed.ManagedCollisionModule
 ---@overload fun(args: peri.HashZchManagedCollisionModule.args): peri.HashZchManagedCollisionModule
@@ -165,15 +174,16 @@ embed.HashZchEvictionConfig = {}
 ---@field single_ttl? integer Time to live, in steps or in the unit of `set_time` (default: none).
 ---@field per_feature_ttl? integer[] One for each feature (default: none).
 
----The base of policies, and with `score` one of your own. At the end of a window the ids with the best scores have rows. Or a class below
----it (`extend`) with a method `score(self, count, last_access, now)`.
+---The base of policies, and with `score` one of your own. At the end of a window the ids with the best scores have
+---rows. Or a class below it (`extend`) with a method `score(self, count, last_access, now)`.
 ---
 ---Errors: a score that is no function, or returns no number; an unknown filter.
 ---
 ---```lua
 ---local Mine = peri.embed.MCHEvictionPolicy:extend "Mine"
 ---function Mine:score(count, last_access) return count + last_access end
----print(Mine({}):score(2, 3), peri.embed.MCHEvictionPolicy({ score = function(count) return count end }):score(4)) --> 5 4
+---print(Mine({}):score(2, 3),
+---  peri.embed.MCHEvictionPolicy({ score = function(count) return count end }):score(4)) --> 5 4
 ---```
 ---@class peri.embed.MCHEvictionPolicy
 ---@overload fun(args?: peri.embed.MCHEvictionPolicy.args): peri.embed.MCHEvictionPolicy
@@ -233,8 +243,8 @@ embed.DistanceLFU_EvictionPolicy = {}
 ---@field decay_exponent? number The exponent (default: 1).
 ---@field threshold_filtering_func? function Which new ids count (default: all).
 
----A filter of new ids: those that were seen more often than `threshold_skew_multiplier` (10) times the mean of the window. Called with `{
----threshold_skew_multiplier = x }` it returns a filter with that number, for a policy.
+---A filter of new ids: those that were seen more often than `threshold_skew_multiplier` (10) times the mean of the
+---window. Called with `{ threshold_skew_multiplier = x }` it returns a filter with that number, for a policy.
 ---
 ---Errors: an argument out of its range.
 ---
@@ -242,7 +252,8 @@ embed.DistanceLFU_EvictionPolicy = {}
 ---local counts = peri.tensor({ 1, 1, 4 }, "i64")
 ---local mask = peri.embed.dynamic_threshold_filter(counts, 1.5)
 ---print(table.concat(mask:to_list(), " ")) --> 0 0 1
----print(tostring(peri.embed.dynamic_threshold_filter { threshold_skew_multiplier = 2 })) --> dynamic_threshold_filter(2)
+---print(tostring(peri.embed.dynamic_threshold_filter {
+---  threshold_skew_multiplier = 2 })) --> dynamic_threshold_filter(2)
 ---print(table.concat((peri.embed.average_threshold_filter(counts)):to_list(), " ")) --> 0 0 1
 ---print((peri.embed.probabilistic_threshold_filter(counts, 1)):to_list()[3]) --> 1
 ---```
@@ -260,8 +271,8 @@ function embed.dynamic_threshold_filter(counts, value) end
 ---@return peri.Tensor # The threshold: a scalar.
 function embed.average_threshold_filter(counts) end
 
----A filter of new ids: one that was seen n times stays with probability `1 - (1 - per_id_probability) ^ n` (0.01). Called with `{
----per_id_probability = x }` it returns a filter with that number.
+---A filter of new ids: one that was seen n times stays with probability `1 - (1 - per_id_probability) ^ n` (0.01).
+---Called with `{ per_id_probability = x }` it returns a filter with that number.
 ---
 ---Errors: a probability that is not in 0..1.
 ---@param counts peri.Tensor|table How often each id of a window was seen, i64 `[n]`; or the argument.
@@ -270,9 +281,9 @@ function embed.average_threshold_filter(counts) end
 ---@return peri.Tensor # The random numbers: `[n]`.
 function embed.probabilistic_threshold_filter(counts, value) end
 
----A map of raw ids to rows, on which the modules are built. Methods: `remap(ids, training)` (a list of i64 tensors, one for each feature),
----`evicted()`, `statistics()`, `state_names()`, `state(i)`, `load(states, first_bucket, n_buckets)`, `window()`, `set_window(start,
----entries)`, `set_time(now)`.
+---A map of raw ids to rows, on which the modules are built. Methods: `remap(ids, training)` (a list of i64 tensors, one
+---for each feature), `evicted()`, `statistics()`, `state_names()`, `state(i)`, `load(states, first_bucket, n_buckets)`,
+---`window()`, `set_window(start, entries)`, `set_time(now)`.
 ---
 ---Errors: an argument that is missing or unknown; a kind, spread or on_miss that is not there.
 ---

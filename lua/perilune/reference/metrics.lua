@@ -1,13 +1,14 @@
 -- metrics.lua: Metrics.
 --
--- What a model's predictions are worth, over everything seen (`lifetime_*`) and over the last samples (`window_*`). Names and formulas are
--- TorchRec's. Make one object for each task, call `update` with each batch, and `compute` when a report is due. A metric speaks of the
--- samples of all ranks: `compute` is collective where there are several, and gives all of them the same numbers. In shapes, B is the
--- number of samples.
+-- What a model's predictions are worth, over everything seen (`lifetime_*`) and over the last samples (`window_*`).
+-- Names and formulas are TorchRec's. Make one object for each task, call `update` with each batch, and `compute` when a
+-- report is due. A metric speaks of the samples of all ranks: `compute` is collective where there are several, and
+-- gives all of them the same numbers. In shapes, B is the number of samples.
 --
--- An update is refused as a whole if a prediction or a label is NaN, a label or weight infinite, a weight negative, or if predictions or
--- labels are not of the kind that the metric wants: entropies want probabilities in 0..1 (not logits) and labels in 0..1. Metrics have
--- `state_dict` and `load_state_dict`, which checkpoints take, and which hold on another number of ranks.
+-- An update is refused as a whole if a prediction or a label is NaN, a label or weight infinite, a weight negative, or
+-- if predictions or labels are not of the kind that the metric wants: entropies want probabilities in 0..1 (not logits)
+-- and labels in 0..1. Metrics have `state_dict` and `load_state_dict`, which checkpoints take, and which hold on
+-- another number of ranks.
 ---@meta
 
 ---@class peri.nn.metrics
@@ -17,10 +18,9 @@ local metrics = {}
 ---@field window_size? integer Samples of all ranks together that the window holds (default: 10000000).
 ---@field group? peri.dist.Group|boolean The ranks (default: the world when the first samples come); `false`: this rank alone.
 
----Normalized entropy: the cross entropy of the predictions, divided by that of a model that always says the share of positive
----samples. Below 1 the model knows more than that share. With `include_logloss` also `lifetime_logloss` and `window_logloss`
----(natural logarithm).
----`compute` gives `lifetime_ne`, `window_ne`.
+---Normalized entropy: the cross entropy of the predictions, divided by that of a model that always says the share of
+---positive samples. Below 1 the model knows more than that share. With `include_logloss` also `lifetime_logloss` and
+---`window_logloss` (natural logarithm). `compute` gives `lifetime_ne`, `window_ne`.
 ---
 ---Errors: an unknown argument; a window_size below 1; an update with numbers that are not of the metric's kind.
 ---
@@ -66,8 +66,8 @@ metrics.NEPositiveMetric = {}
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.UnweightedNEMetric
 metrics.UnweightedNEMetric = {}
 
----Normalized entropy of the predictions as they would be if their mean were right: what is left of it without miscalibration.
----`compute` gives `lifetime_cali_free_ne`, `window_cali_free_ne`.
+---Normalized entropy of the predictions as they would be if their mean were right: what is left of it without
+---miscalibration. `compute` gives `lifetime_cali_free_ne`, `window_cali_free_ne`.
 ---
 ---Errors: an unknown argument; a window_size below 1; an update with numbers that are not of the metric's kind.
 ---
@@ -108,8 +108,8 @@ metrics.CalibrationMetric = {}
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.CTRMetric
 metrics.CTRMetric = {}
 
----The means of labels and predictions, by weight.
----`compute` gives `lifetime_label_average`, `window_label_average` and `lifetime_prediction_average`, `window_prediction_average`.
+---The means of labels and predictions, by weight. `compute` gives `lifetime_label_average`, `window_label_average` and
+---`lifetime_prediction_average`, `window_prediction_average`.
 ---
 ---Errors: an unknown argument; a window_size below 1; an update with numbers that are not of the metric's kind.
 ---
@@ -249,8 +249,9 @@ metrics.RecallMetric = {}
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.XAUCMetric
 metrics.XAUCMetric = {}
 
----How often the right class is among the k most likely ones, for k = 1, 2, ... Predictions are `[B, classes]`, labels whole
----numbers from 0. `compute` gives the lists `lifetime_multiclass_recall` and `window_multiclass_recall`; entry k is recall at k.
+---How often the right class is among the k most likely ones, for k = 1, 2, ... Predictions are `[B, classes]`, labels
+---whole numbers from 0. `compute` gives the lists `lifetime_multiclass_recall` and `window_multiclass_recall`; entry k
+---is recall at k.
 ---
 ---Errors: an unknown argument; a window_size below 1; an update with numbers that are not of the metric's kind.
 ---
@@ -268,9 +269,10 @@ metrics.MulticlassRecallMetric = {}
 ---@field group? peri.dist.Group|boolean The ranks (default: the world when the first samples come); `false`: this rank alone.
 ---@field number_of_classes integer How many classes there are.
 
----Normalized discounted cumulative gain: how well each session (a request, a user) is ordered, as a mean over sessions. `update` takes a
----fourth argument: the session of each sample, `[B]`. All samples of a session belong into one update. By default `compute` gives
----1 - NDCG, which falls as a model learns, under `lifetime_ndcg` and `window_ndcg`, as TorchRec does.
+---Normalized discounted cumulative gain: how well each session (a request, a user) is ordered, as a mean over sessions.
+---`update` takes a fourth argument: the session of each sample, `[B]`. All samples of a session belong into one update.
+---By default `compute` gives 1 - NDCG, which falls as a model learns, under `lifetime_ndcg` and `window_ndcg`, as
+---TorchRec does.
 ---
 ---Errors: an unknown argument; a window_size below 1; an update with numbers that are not of the metric's kind.
 ---
@@ -292,9 +294,9 @@ metrics.NDCGMetric = {}
 ---@field remove_single_length_sessions? boolean Leave sessions of one sample out (default: false).
 ---@field scale_by_weights_tensor? boolean Weights multiply predictions and labels, instead of sessions (default: false).
 
----Area under the ROC curve of the window: how probably a positive sample has a higher prediction than a negative one; equal ones count
----half. Predictions may be logits. It keeps the window's samples: 24 bytes each.
----`compute` gives `window_auc`.
+---Area under the ROC curve of the window: how probably a positive sample has a higher prediction than a negative one;
+---equal ones count half. Predictions may be logits. It keeps the window's samples: 24 bytes each. `compute` gives
+---`window_auc`.
 ---
 ---Errors: an unknown argument; a window_size below 1; an update with numbers that are not of the metric's kind.
 ---
@@ -311,9 +313,8 @@ metrics.AUCMetric = {}
 ---@return table<string, number>
 function metrics.AUCMetric:compute() end
 
----AUC of regression, over the window: the share of pairs, weighted by both, that predictions and labels do not put into opposite
----orders. It keeps the window's samples: 24 bytes each.
----`compute` gives `window_rauc`.
+---AUC of regression, over the window: the share of pairs, weighted by both, that predictions and labels do not put into
+---opposite orders. It keeps the window's samples: 24 bytes each. `compute` gives `window_rauc`.
 ---
 ---Errors: an unknown argument; a window_size below 1; an update with numbers that are not of the metric's kind.
 ---
@@ -330,9 +331,9 @@ metrics.RAUCMetric = {}
 ---@return table<string, number>
 function metrics.RAUCMetric:compute() end
 
----Area under the curve of precision and recall (average precision): of the window, and over everything from a histogram of 1,000
----bins of predictions. It keeps the window's samples: 24 bytes each.
----`compute` gives `window_auprc` and `lifetime_auprc`.
+---Area under the curve of precision and recall (average precision): of the window, and over everything from a histogram
+---of 1,000 bins of predictions. It keeps the window's samples: 24 bytes each. `compute` gives `window_auprc` and
+---`lifetime_auprc`.
 ---
 ---Errors: an unknown argument; a window_size below 1; an update with numbers that are not of the metric's kind.
 ---
@@ -351,14 +352,16 @@ function metrics.AUPRCMetric:compute() end
 
 ---Take the samples of a batch in.
 ---
----Errors: other numbers of labels or weights than predictions; numbers that are not of the metric's kind; then nothing is taken in.
+---Errors: other numbers of labels or weights than predictions; numbers that are not of the metric's kind; then nothing
+---is taken in.
 ---@param predictions peri.Tensor|number[] What the model says: `[B]` (of several classes `[B, classes]`).
 ---@param labels peri.Tensor|number[] What was right: `[B]`.
 ---@param weights? peri.Tensor|number[] What each sample counts: `[B]` (default: 1 each).
 ---@param ... any NDCGMetric: the session of each sample, `[B]`: whole numbers of 64 bits.
 function metrics.NEMetric:update(predictions, labels, weights, ...) end
 
----The values by name, `lifetime_*` and `window_*`. Before the first update of any rank there are none. Collective over the group.
+---The values by name, `lifetime_*` and `window_*`. Before the first update of any rank there are none. Collective over
+---the group.
 ---@return table<string, number>
 function metrics.NEMetric:compute() end
 
@@ -375,8 +378,8 @@ function metrics.NEMetric:compute() end
 ---@return number
 function metrics.auc(predictions, labels, weights) end
 
----What a report says about these samples, of this rank alone: `samples`, `auc`, `ne`, `logloss` (natural logarithm), `calibration`, `ctr`,
----`accuracy`. Nothing is collective.
+---What a report says about these samples, of this rank alone: `samples`, `auc`, `ne`, `logloss` (natural logarithm),
+---`calibration`, `ctr`, `accuracy`. Nothing is collective.
 ---
 ---Errors: predictions or labels outside of 0..1.
 ---

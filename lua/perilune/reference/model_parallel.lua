@@ -1,7 +1,7 @@
 -- model_parallel.lua: Models over ranks: 2D parallelism, wrappers, other plans.
 --
--- More of the DistributedModelParallel of the page `training`. Collective: all ranks of the group call it, in the same order.
--- docs/sharded_tables.md tells more.
+-- More of the DistributedModelParallel of the page `training`. Collective: all ranks of the group call it, in the same
+-- order. docs/sharded_tables.md tells more.
 ---@meta
 
 ---@class peri
@@ -9,17 +9,19 @@ local peri = {}
 ---@class peri.model
 local model = {}
 
----2D parallelism: the ranks are cut into sharding groups, each of which has the whole model in shards. Ranks that have the same shards are
----a replica group: every few steps, their fused tables are set to the average. The dense part is the same on all ranks at any time. Most
----arguments are those of DistributedModelParallel; the plan is for the ranks of one sharding group.
+---2D parallelism: the ranks are cut into sharding groups, each of which has the whole model in shards. Ranks that have
+---the same shards are a replica group: every few steps, their fused tables are set to the average. The dense part is
+---the same on all ranks at any time. Most arguments are those of DistributedModelParallel; the plan is for the ranks of
+---one sharding group.
 ---
----Errors: a sharding_group_size that does not divide the ranks; env, group or allreduce_comm_precision; ranks that give other numbers;
----managed collision; tables in files.
+---Errors: a sharding_group_size that does not divide the ranks; env, group or allreduce_comm_precision; ranks that give
+---other numbers; managed collision; tables in files.
 ---
 ---```lua
 ---peri.init()
 ---local inner = nn.Module()
----inner.ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---inner.ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
+---  embedding_dim = 4,
 ---  feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 1 }, device = "meta" }
 ---function inner:forward(features) return self.ebc(features):values() end
 ---local model = peri.DMPCollection { module = inner, plan = peri.ShardingPlan { ebc = { t = peri.plan.row_wise() } },
@@ -53,8 +55,8 @@ peri.DMPCollection = {}
 ---@field init_data_parallel? boolean false: you call `model:init_data_parallel()` before training (default: true).
 ---@field data_parallel_wrapper? peri.model.DataParallelWrapper What averages dense gradients (default: DefaultDataParallelWrapper).
 
----Set fused tables to their averages over the replica group. It returns at once; the next lookup waits, and so does whoever reads a table.
----Collective.
+---Set fused tables to their averages over the replica group. It returns at once; the next lookup waits, and so does
+---whoever reads a table. Collective.
 ---@param include_optimizer_state? boolean false: only the weights, and not what optimizers keep (default: true).
 function peri.DMPCollection:sync(include_optimizer_state) end
 
@@ -67,7 +69,8 @@ function peri.DMPCollection:wait() end
 ---@param device? string The device of a copy (default: the same).
 function peri.DMPCollection:copy(device) end
 
----An error where the replicas have learned apart since their last average, so that a state dict would be of one of them alone.
+---An error where the replicas have learned apart since their last average, so that a state dict would be of one of them
+---alone.
 ---
 ---Errors: the number of steps since the last average.
 function peri.DMPCollection:check_moment() end
@@ -79,7 +82,8 @@ function peri.DMPCollection:check_moment() end
 ---```lua
 ---peri.init()
 ---local inner = nn.Module()
----inner.ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---inner.ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
+---  embedding_dim = 4,
 ---  feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 1 } }
 ---function inner:forward(features) return self.ebc(features):values() end
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, { 9 } } }
@@ -98,14 +102,14 @@ function peri.DMPCollection:check_moment() end
 ---@return any # What the model returns.
 function peri.DistributedModelParallel:forward(...) end
 
----Give the dense part to the wrapper: it starts from rank 0's numbers, and its gradients are averaged from now on. Later calls do it again
----where the model got other parameters, and otherwise nothing. Collective.
+---Give the dense part to the wrapper: it starts from rank 0's numbers, and its gradients are averaged from now on.
+---Later calls do it again where the model got other parameters, and otherwise nothing. Collective.
 ---
 ---Errors: ranks whose parameters have other names, shapes or dtypes.
 function peri.DistributedModelParallel:init_data_parallel() end
 
----Keep gradients of several backward passes: until `apply_accumulated`, none changes a table or averages anything. For large batches in
----parts; scale each loss by 1 / parts. Alike on all ranks.
+---Keep gradients of several backward passes: until `apply_accumulated`, none changes a table or averages anything. For
+---large batches in parts; scale each loss by 1 / parts. Alike on all ranks.
 ---
 ---Errors: a wrapper whose result has no methods `enable` and `finish`.
 ---@param on? boolean true: from now on; false: no longer (default: false).
@@ -120,10 +124,11 @@ function peri.DistributedModelParallel:apply_accumulated() end
 ---@param plan peri.ShardingPlan The plan.
 function peri.DistributedModelParallel:check_plan(plan) end
 
----Put the live model under another plan, between two steps. Modules, fused optimizers and pipelines stay the same objects; numbers stay the
----same bit for bit. Tables are in a folder meanwhile. Collective.
+---Put the live model under another plan, between two steps. Modules, fused optimizers and pipelines stay the same
+---objects; numbers stay the same bit for bit. Tables are in a folder meanwhile. Collective.
 ---
----Errors: a plan that does not fit, with the model as it was; a batch that is under way; several hosts without `folder`.
+---Errors: a plan that does not fit, with the model as it was; a batch that is under way; several hosts without
+---`folder`.
 ---@param plan any A ShardingPlan, what `plan.load` takes, or a planner.
 ---@param options? peri.DistributedModelParallel.reshard.args Where tables are meanwhile (default: see there).
 function peri.DistributedModelParallel:reshard(plan, options) end
@@ -135,8 +140,9 @@ function peri.DistributedModelParallel:reshard(plan, options) end
 ---@return string[] # An empty list.
 function peri.DistributedModelParallel:sparse_grad_parameter_names() end
 
----How the dense part is kept the same on all ranks. A class of your own below it has a method `wrap(model, env, device)`, which all ranks
----call in `init_data_parallel`. It returns nil, or an object with `watch(tensor)`, called with each tensor that the model returns.
+---How the dense part is kept the same on all ranks. A class of your own below it has a method `wrap(model, env,
+---device)`, which all ranks call in `init_data_parallel`. It returns nil, or an object with `watch(tensor)`, called
+---with each tensor that the model returns.
 ---
 ---Errors: a class without `wrap`.
 ---
@@ -144,7 +150,8 @@ function peri.DistributedModelParallel:sparse_grad_parameter_names() end
 ---local Alone = peri.util.class("Alone", peri.model.DataParallelWrapper)
 ---function Alone:wrap() end
 ---peri.init()
----local model = peri.DistributedModelParallel { module = nn.Linear { in_features = 2, out_features = 1 }, data_parallel_wrapper = Alone() }
+---local model = peri.DistributedModelParallel { module = nn.Linear { in_features = 2, out_features = 1 },
+---  data_parallel_wrapper = Alone() }
 ---print(peri.model.get_unwrapped_module(model).class_name) --> Linear
 ---```
 ---@class peri.model.DataParallelWrapper

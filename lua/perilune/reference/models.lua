@@ -1,7 +1,7 @@
 -- models.lua: Recommendation models and their parts.
 --
--- Names, arguments, formulas and paths of parameters are TorchRec's. The collections may be sharded or not. In shapes, B is the number of
--- samples, F the number of sparse features, D the embedding dimension.
+-- Names, arguments, formulas and paths of parameters are TorchRec's. The collections may be sharded or not. In shapes,
+-- B is the number of samples, F the number of sparse features, D the embedding dimension.
 ---@meta
 
 ---@class peri.nn
@@ -15,7 +15,8 @@ local models = {}
 ---
 ---```lua
 ---local inter = nn.InteractionArch { num_sparse_features = 2 }
----print(inter(peri.ones { 1, 3 }, peri.ones { 1, 2, 3 }):size(2), inter:forward(peri.ones { 1, 3 }, peri.ones { 1, 2, 3 }):item(5)) --> 6 3
+---print(inter(peri.ones { 1, 3 }, peri.ones { 1, 2, 3 }):size(2),
+---  inter:forward(peri.ones { 1, 3 }, peri.ones { 1, 2, 3 }):item(5)) --> 6 3
 ---```
 ---@class peri.nn.InteractionArch: peri.nn.Module
 ---@overload fun(args: peri.nn.InteractionArch.args): peri.nn.InteractionArch
@@ -36,7 +37,8 @@ function nn.InteractionArch:forward(dense_features, sparse_features) end
 ---
 ---```lua
 ---local cross = nn.CrossNet { in_features = 9, num_layers = 1 }
----print(nn.InteractionDCNArch { num_sparse_features = 2, crossnet = cross }(peri.ones { 1, 3 }, peri.ones { 1, 2, 3 }):size(2)) --> 9
+---print(nn.InteractionDCNArch { num_sparse_features = 2, crossnet = cross }(peri.ones { 1, 3 },
+---  peri.ones { 1, 2, 3 }):size(2)) --> 9
 ---```
 ---@class peri.nn.InteractionDCNArch: peri.nn.Module
 ---@overload fun(args: peri.nn.InteractionDCNArch.args): peri.nn.InteractionDCNArch
@@ -52,14 +54,15 @@ nn.InteractionDCNArch = {}
 ---@return peri.Tensor # `[B, (F + 1) * D]`.
 function nn.InteractionDCNArch:forward(dense_features, sparse_features) end
 
----The dense features, then the products of two projections: two branches make I1 and I2 vectors of all features, and each of the first is
----multiplied with each of the second.
+---The dense features, then the products of two projections: two branches make I1 and I2 vectors of all features, and
+---each of the first is multiplied with each of the second.
 ---
 ---Errors: a branch that cannot be called.
 ---
 ---```lua
 ---local function branch() return nn.Linear { in_features = 9, out_features = 6 } end
----local inter = nn.InteractionProjectionArch { num_sparse_features = 2, interaction_branch1 = branch(), interaction_branch2 = branch() }
+---local inter = nn.InteractionProjectionArch { num_sparse_features = 2, interaction_branch1 = branch(),
+---  interaction_branch2 = branch() }
 ---print(inter(peri.ones { 1, 3 }, peri.ones { 1, 2, 3 }):size(2)) --> 7
 ---```
 ---@class peri.nn.InteractionProjectionArch: peri.nn.Module
@@ -144,8 +147,8 @@ nn.VectorCrossNet = {}
 ---@return peri.Tensor # `[B, C]`.
 function nn.VectorCrossNet:forward(x0) end
 
----A cross network of experts (DCN-Mix). In each layer expert e gives `x0 * (U_e f(C_e f(V_e x)) + b)`; the experts are weighted by the
----softmax of gates, and x is added.
+---A cross network of experts (DCN-Mix). In each layer expert e gives `x0 * (U_e f(C_e f(V_e x)) + b)`; the experts are
+---weighted by the softmax of gates, and x is added.
 ---
 ---Errors: num_layers below 0 or above 4096; num_experts or low_rank below 1; an activation that is not among those.
 ---
@@ -171,8 +174,8 @@ nn.LowRankMixtureCrossNet = {}
 ---@return peri.Tensor # `[B, C]`.
 function nn.LowRankMixtureCrossNet:forward(x0) end
 
----The part of second order of a factorization machine: half of (square of the sum - sum of the squares) over all columns of the embeddings.
----It has no parameters.
+---The part of second order of a factorization machine: half of (square of the sum - sum of the squares) over all
+---columns of the embeddings. It has no parameters.
 ---
 ---Errors: an entry that is no tensor.
 ---
@@ -254,7 +257,8 @@ nn.DenseArch = {}
 ---@return peri.Tensor # `[B, the last of layer_sizes]`.
 function nn.DenseArch:forward(features) end
 
----The pooled embeddings of all features as one tensor. Of a sharded collection it is lazy: rows are on their way until it is used.
+---The pooled embeddings of all features as one tensor. Of a sharded collection it is lazy: rows are on their way until
+---it is used.
 ---
 ---Errors: what is no collection of bags; tables of different dimensions; a collection without tables.
 ---@class peri.nn.SparseArch: peri.nn.Module
@@ -289,13 +293,16 @@ nn.OverArch = {}
 ---@return peri.Tensor # `[B, the last of layer_sizes]`.
 function nn.OverArch:forward(features) end
 
----The model of Naumov et al. 2019: an MLP over the dense features, tables for the sparse ones, dot products of all pairs, and an MLP over
----these. What a sharded collection exchanges is on its way while the dense features are computed.
+---The model of Naumov et al. 2019: an MLP over the dense features, tables for the sparse ones, dot products of all
+---pairs, and an MLP over these. What a sharded collection exchanges is on its way while the dense features are
+---computed.
 ---
----Errors: what is no collection of bags; tables of different dimensions; a last dense layer of another size than the embedding dimension.
+---Errors: what is no collection of bags; tables of different dimensions; a last dense layer of another size than the
+---embedding dimension.
 ---
 ---```lua
----local tables = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 5, embedding_dim = 2,
+---local tables = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 5,
+---  embedding_dim = 2,
 ---  feature_names = { "f" } } } }
 ---local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2, 3 }, lengths = { 1, 2 } }
 ---print(nn.SparseArch(tables):forward(kjt):size(3)) --> 2
@@ -303,7 +310,8 @@ function nn.OverArch:forward(features) end
 ---  over_arch_layer_sizes = { 4, 1 } }
 ---print(model:forward(peri.ones { 2, 3 }, kjt):size(1)) --> 2
 ---local train = nn.DLRMTrain(model)
----local loss, logits, labels = train { dense_features = peri.ones { 2, 3 }, sparse_features = kjt, labels = peri.ones { 2 } }
+---local loss, logits, labels = train { dense_features = peri.ones { 2, 3 }, sparse_features = kjt,
+---  labels = peri.ones { 2 } }
 ---loss:backward()
 ---print(loss:numel(), logits:numel(), labels:numel()) --> 1 2 2
 ---print(train:logits({ dense_features = peri.ones { 2, 3 }, sparse_features = kjt }):numel()) --> 2
@@ -312,8 +320,10 @@ function nn.OverArch:forward(features) end
 ---print(fm(peri.ones { 2, 3 }, kjt):size(1)) --> 2
 ---local dcn = nn.DLRM_DCN { embedding_bag_collection = tables, dense_in_features = 3, dense_arch_layer_sizes = { 2 },
 ---  over_arch_layer_sizes = { 4, 1 }, dcn_num_layers = 2, dcn_low_rank_dim = 2 }
----local projection = nn.DLRM_Projection { embedding_bag_collection = tables, dense_in_features = 3, dense_arch_layer_sizes = { 2 },
----  over_arch_layer_sizes = { 4, 1 }, interaction_branch1_layer_sizes = { 4 }, interaction_branch2_layer_sizes = { 6 } }
+---local projection = nn.DLRM_Projection { embedding_bag_collection = tables, dense_in_features = 3,
+---  dense_arch_layer_sizes = { 2 },
+---  over_arch_layer_sizes = { 4, 1 }, interaction_branch1_layer_sizes = { 4 }, interaction_branch2_layer_sizes =
+---    { 6 } }
 ---print(dcn(peri.ones { 2, 3 }, kjt):size(2), projection(peri.ones { 2, 3 }, kjt):size(2)) --> 1 1
 ---```
 ---@class peri.nn.DLRM: peri.nn.Module
@@ -368,8 +378,8 @@ nn.DLRM_Projection = {}
 ---@field dtype? string dtype of the dense parameters (default: f32).
 ---@field dense_device? string Where they are (default: that of the rank).
 
----A model and its loss: what pipelines train. The default loss is the mean over this rank's samples, which is right where all ranks have
----equally many; `nn.BCEWithLogitsLoss { reduction = "global_mean" }` is right always.
+---A model and its loss: what pipelines train. The default loss is the mean over this rank's samples, which is right
+---where all ranks have equally many; `nn.BCEWithLogitsLoss { reduction = "global_mean" }` is right always.
 ---
 ---Errors: a module that cannot be called; a batch that is no table, or has no labels. The example of `DLRM` makes one.
 ---@class peri.nn.DLRMTrain: peri.nn.Module
@@ -390,8 +400,8 @@ function nn.DLRMTrain:forward(batch) end
 ---@return peri.Tensor # `[B]`.
 function nn.DLRMTrain:logits(batch) end
 
----TorchRec's DeepFM: an MLP over the dense features, tables for the sparse ones, a factorization machine and a deep part over both, and a
----last linear layer with a sigmoid. The example of `DLRM` makes one.
+---TorchRec's DeepFM: an MLP over the dense features, tables for the sparse ones, a factorization machine and a deep
+---part over both, and a last linear layer with a sigmoid. The example of `DLRM` makes one.
 ---
 ---Errors: what is no collection of bags; tables of different dimensions.
 ---@class peri.nn.SimpleDeepFMNN: peri.nn.Module

@@ -1,7 +1,8 @@
 -- modules.lua: Modules and parameters.
 --
--- A model is an `nn.Module`: a class with `init`, which makes its layers, and `forward`, which computes. A Module or a parameter that is
--- assigned to a field gets the field's name, and is found by all methods here. Names of what is deeper are paths: `over.model.0.weight`.
+-- A model is an `nn.Module`: a class with `init`, which makes its layers, and `forward`, which computes. A Module or a
+-- parameter that is assigned to a field gets the field's name, and is found by all methods here. Names of what is
+-- deeper are paths: `over.model.0.weight`.
 ---@meta
 
 ---@class peri.nn
@@ -9,18 +10,22 @@ local nn = {}
 ---@class peri.nn.extra
 local extra = {}
 
----The base of all layers and models. Call an object of it like a function to run its `forward`; `tostring` shows the tree of modules. Lists
----and maps in fields are searched for modules and parameters, too; elements of a list are named from `0` on.
+---The base of all layers and models. Call an object of it like a function to run its `forward`; `tostring` shows the
+---tree of modules. Lists and maps in fields are searched for modules and parameters, too; elements of a list are named
+---from `0` on.
 ---
 ---Errors: `forward` of a class that has none; two sub-modules of one name.
 ---
 ---```lua
 ---local Net = nn.Module:extend "Net"
----function Net:init() self.hidden, self.scale = nn.Linear { in_features = 2, out_features = 2 }, nn.Parameter(peri.ones { 2 }) end
+---function Net:init()
+---  self.hidden, self.scale = nn.Linear { in_features = 2, out_features = 2 }, nn.Parameter(peri.ones { 2 })
+---end
 ---function Net:forward(x) return self.hidden(x) * self.scale end
 ---local net = Net()
 ---print(net(peri.ones { 3, 2 }):size(1), #net:parameters(), #net:children(), #net:modules()) --> 3 3 1 2
----print(net:named_parameters()[2].name, net:named_children()[1].name, net:named_modules()[2].path) --> hidden.weight hidden hidden
+---print(net:named_parameters()[2].name, net:named_children()[1].name,
+---  net:named_modules()[2].path) --> hidden.weight hidden hidden
 ---print(net:get_module("hidden"):extra_text()) --> in_features=2, out_features=2, bias=true
 ---print(#net:train():eval():named_buffers(), net.training) --> 0 false
 ---```
@@ -177,8 +182,8 @@ function nn.Module:eval() end
 ---```
 function nn.Module:zero_grad() end
 
----Everything that must be saved: names and live tensors. Copying into one of these changes the module; `state_dict():clone()` is a copy,
----and `:gather()` a copy in which tables that are spread over ranks are whole. Local.
+---Everything that must be saved: names and live tensors. Copying into one of these changes the module;
+---`state_dict():clone()` is a copy, and `:gather()` a copy in which tables that are spread over ranks are whole. Local.
 ---
 ---Errors: a prefix that is no string.
 ---
@@ -192,8 +197,8 @@ function nn.Module:zero_grad() end
 ---@return table<string, peri.Tensor> # A tensor of any shape for each name; for tables over ranks a ShardedTensor.
 function nn.Module:state_dict(prefix) end
 
----Copy tensors into the state. If something does not fit, the error lists all of it and nothing is copied. Where modules are sharded it is
----collective; then nothing is copied on any rank.
+---Copy tensors into the state. If something does not fit, the error lists all of it and nothing is copied. Where
+---modules are sharded it is collective; then nothing is copied on any rank.
 ---
 ---Errors: a name that is missing or unknown (unless `strict` is false); a tensor of another shape.
 ---@param map table<string, peri.Tensor> Tensors by name, each of the shape that the state has.
@@ -210,7 +215,8 @@ function nn.Module:load_state_dict(map, strict, groups) end
 ---@return string|nil # nil: it would load.
 function nn.Module:check_state_dict(map, strict) end
 
----What this module itself, without those below it, has in a state_dict. A class whose state is not in parameters and buffers has its own.
+---What this module itself, without those below it, has in a state_dict. A class whose state is not in parameters and
+---buffers has its own.
 ---
 ---```lua
 ---print(#nn.Linear({ in_features = 1, out_features = 1 }):own_state()) --> 2
@@ -218,8 +224,8 @@ function nn.Module:check_state_dict(map, strict) end
 ---@return table[] # `{ name =, tensor = }` each.
 function nn.Module:own_state() end
 
----For classes whose state is sometimes of no one moment, while rows are on their way: raises an error that says when it will be. Otherwise
----it does nothing.
+---For classes whose state is sometimes of no one moment, while rows are on their way: raises an error that says when it
+---will be. Otherwise it does nothing.
 ---
 ---```lua
 ---local layer = nn.ReLU()
@@ -230,8 +236,8 @@ function nn.Module:own_state() end
 ---```
 function nn.Module:check_moment() end
 
----For classes that have more to check than names and shapes: raises an error if this module cannot take what `map` has for it. It changes
----nothing. `load_state_dict` calls it for every module before anything is copied.
+---For classes that have more to check than names and shapes: raises an error if this module cannot take what `map` has
+---for it. It changes nothing. `load_state_dict` calls it for every module before anything is copied.
 ---
 ---Errors: what the class has against the map.
 ---@param map table What `load_state_dict` was given.
@@ -297,13 +303,15 @@ function nn.Sequential:forward(x) end
 ---@overload fun(parameters?: peri.Tensor[]): peri.nn.ParameterList
 nn.ParameterList = {}
 
----The mean of losses over the samples of all ranks, however many each rank has; a rank may have none. The value is the same on all ranks.
----Gradients are such that their mean over the ranks, which DistributedModelParallel makes, is right. Collective.
+---The mean of losses over the samples of all ranks, however many each rank has; a rank may have none. The value is the
+---same on all ranks. Gradients are such that their mean over the ranks, which DistributedModelParallel makes, is right.
+---Collective.
 ---
 ---Errors: weights of another shape; a group that is no group of ranks.
 ---
 ---```lua
----print(nn.global_mean(peri.tensor { 1, 3 }):item(), nn.global_mean(peri.tensor { 1, 3 }, peri.tensor { 0, 1 }):item()) --> 2 3
+---print(nn.global_mean(peri.tensor { 1, 3 }):item(),
+---  nn.global_mean(peri.tensor { 1, 3 }, peri.tensor { 0, 1 }):item()) --> 2 3
 ---```
 ---@param losses peri.Tensor A loss for each sample: any shape.
 ---@param weights? peri.Tensor A weight for each: the same shape (default: all are 1).
@@ -311,7 +319,8 @@ nn.ParameterList = {}
 ---@return peri.Tensor # A scalar.
 function nn.global_mean(losses, weights, group) end
 
----What modules keep beside tensors, such as the state of Dropout: whatever their method `get_extra_state` returns. Local.
+---What modules keep beside tensors, such as the state of Dropout: whatever their method `get_extra_state` returns.
+---Local.
 ---
 ---Errors: what is no Module.
 ---

@@ -1,16 +1,18 @@
 -- optimizer_parts.lua: Optimizers of one's own, wrappers, learning-rate schedules.
 --
--- All optimizers here are keyed: their state has the names of parameters, so that it can be saved, and loaded into a run with another plan.
--- Names, formulas and defaults are PyTorch's and TorchRec's.
+-- All optimizers here are keyed: their state has the names of parameters, so that it can be saved, and loaded into a
+-- run with another plan. Names, formulas and defaults are PyTorch's and TorchRec's.
 ---@meta
 
 ---@class peri.nn.optim
 local optim = {}
 
----The base of all optimizers. For one of your own make a class below it, with a method `step`; `param_groups[i].lr = 0.1` then changes a
----number at once. Methods that must be there for a state in other places than `state`: `named_state`, `check_state`, `assign_state`.
+---The base of all optimizers. For one of your own make a class below it, with a method `step`; `param_groups[i].lr =
+---0.1` then changes a number at once. Methods that must be there for a state in other places than `state`:
+---`named_state`, `check_state`, `assign_state`.
 ---
----Errors: a parameter that is no tensor; state of a parameter that is not there; a state_dict that does not fit, all of it named.
+---Errors: a parameter that is no tensor; state of a parameter that is not there; a state_dict that does not fit, all of
+---it named.
 ---
 ---```lua
 ---local w = peri.ones({ 2 }):requires_grad()
@@ -23,7 +25,8 @@ local optim = {}
 ---w:sum():backward()
 ---optimizer:step()
 ---optimizer:zero_grad()
----print(w:item(0), optimizer:lr(), optimizer:state()["w.seen"]:item(), optimizer:named_state()[1].key) --> 0.5 0.5 0 seen
+---print(w:item(0), optimizer:lr(), optimizer:state()["w.seen"]:item(),
+---  optimizer:named_state()[1].key) --> 0.5 0.5 0 seen
 ---optimizer:set_lr(0.1)
 ---optimizer:set_momentum(0.9)
 ---local dict = optimizer:state_dict()
@@ -32,7 +35,8 @@ local optim = {}
 ---optimizer:load_state_dict(dict)
 ---optimizer:post_load_state_dict()
 ---optimizer:init_state()
----print(#optimizer:named_groups(), #optimizer:state_groups(), #optimizer:check_state { ["w.seen"] = peri.zeros { 3 } }) --> 1 0 1
+---print(#optimizer:named_groups(), #optimizer:state_groups(),
+---  #optimizer:check_state { ["w.seen"] = peri.zeros { 3 } }) --> 1 0 1
 ---optimizer:assign_state { ["w.seen"] = peri.ones { 1 } }
 ---print(optimizer:state()["w.seen"]:item(), (pcall(optimizer.add_param_group, optimizer))) --> 1 false
 ---```
@@ -75,16 +79,18 @@ function optim.KeyedOptimizer:named_state() end
 ---@return table[] # `{ params = names, group = }` each.
 function optim.KeyedOptimizer:named_groups() end
 
----The groups of ranks that have this optimizer together, each rank with its part: `load_state_dict` is collective over these.
+---The groups of ranks that have this optimizer together, each rank with its part: `load_state_dict` is collective over
+---these.
 ---@return peri.dist.Group[]
 function optim.KeyedOptimizer:state_groups() end
 
----Everything that must be saved: live tensors by parameter and key, and the numbers of the groups. `state_dict():clone()` is a copy. Local.
+---Everything that must be saved: live tensors by parameter and key, and the numbers of the groups.
+---`state_dict():clone()` is a copy. Local.
 ---@return table # `{ state = { parameter = { key = tensor } }, param_groups = { { params = names, lr =, ... } } }`.
 function optim.KeyedOptimizer:state_dict() end
 
----Restore a state_dict. Groups are found by the names of their parameters. What does not fit is one error that lists all of it, and nothing
----is changed, on any rank.
+---Restore a state_dict. Groups are found by the names of their parameters. What does not fit is one error that lists
+---all of it, and nothing is changed, on any rank.
 ---@param dict table What `state_dict` returned, here or under another plan.
 function optim.KeyedOptimizer:load_state_dict(dict) end
 
@@ -113,7 +119,8 @@ function optim.KeyedOptimizer:save_param_groups(on) end
 ---TorchRec's; states are there from the start, so it does nothing.
 function optim.KeyedOptimizer:init_state() end
 
----Add a group of parameters. Optimizers of `nn.optim`, and wrappers around them, have it; of several in one (`CombinedOptimizer`), each.
+---Add a group of parameters. Optimizers of `nn.optim`, and wrappers around them, have it; of several in one
+---(`CombinedOptimizer`), each.
 ---
 ---Errors: an optimizer of one's own or of fused tables, whose parameters are given when it is made.
 ---@param group table `{ params =, lr =, ... }`.
@@ -125,7 +132,9 @@ function optim.KeyedOptimizer:add_param_group(group) end
 ---
 ---```lua
 ---local w = peri.ones({ 2 }):requires_grad()
----local keyed = nn.optim.KeyedOptimizerWrapper({ w = w }, function(params) return nn.optim.SGD { params = params, lr = 0.5 } end)
+---local keyed = nn.optim.KeyedOptimizerWrapper({ w = w }, function(params)
+---  return nn.optim.SGD { params = params, lr = 0.5 }
+---end)
 ---keyed:set("weight_decay", 0.1)
 ---print(keyed:get("weight_decay"), keyed.names[1]) --> 0.1 w
 ---```
@@ -176,7 +185,8 @@ function optim.OptimizerWrapper:set(name, value) end
 ---
 ---```lua
 ---local w = peri.ones({ 4 }):requires_grad()
----local optimizer = nn.optim.GradientClippingOptimizer { optimizer = nn.optim.SGD { params = { w }, lr = 1 }, clipping = "norm",
+---local optimizer = nn.optim.GradientClippingOptimizer { optimizer = nn.optim.SGD { params = { w }, lr = 1 },
+---  clipping = "norm",
 ---  max_gradient = 1 };
 ---(w * 3):sum():backward()
 ---optimizer:step()
@@ -194,14 +204,15 @@ optim.GradientClippingOptimizer = {}
 ---@field sharded? peri.Tensor[] Parameters, of any shape, of which each rank has its own part (default: what the list of parameters says).
 ---@field group? peri.dist.Group Their ranks (default: what the list of parameters says).
 
----Several optimizers as one: that of the dense part and those of tables, say. A name comes before those of the optimizer's parameters, with
----a dot.
+---Several optimizers as one: that of the dense part and those of tables, say. A name comes before those of the
+---optimizer's parameters, with a dot.
 ---
 ---Errors: an empty list; what is no optimizer; a parameter or a name that comes twice.
 ---
 ---```lua
 ---local a, b = peri.ones({ 2 }):requires_grad(), peri.ones({ 2 }):requires_grad()
----local both = nn.optim.CombinedOptimizer { { name = "one", optimizer = nn.optim.SGD { params = { { name = "a", tensor = a } } } },
+---local both = nn.optim.CombinedOptimizer { { name = "one",
+---  optimizer = nn.optim.SGD { params = { { name = "a", tensor = a } } } },
 ---  nn.optim.SGD { params = { { name = "b", tensor = b } } } }
 ---print(table.concat(both.names, " "), #both.param_groups) --> one.a b 2
 ---```
@@ -210,11 +221,13 @@ optim.GradientClippingOptimizer = {}
 ---@overload fun(optimizers: table[]): peri.nn.optim.CombinedOptimizer
 optim.CombinedOptimizer = {}
 
----The base of learning-rate schedules. Call `step()` after the optimizer's. As in PyTorch, most change the rate that is there: what was set
----by hand, or by another schedule of the optimizer, goes into all later rates. `LambdaLR`, `CosineAnnealingWarmRestarts`, `OneCycleLR` and
----`CyclicLR` overwrite it. A group that is added later is one that began with the rate it has then.
+---The base of learning-rate schedules. Call `step()` after the optimizer's. As in PyTorch, most change the rate that is
+---there: what was set by hand, or by another schedule of the optimizer, goes into all later rates. `LambdaLR`,
+---`CosineAnnealingWarmRestarts`, `OneCycleLR` and `CyclicLR` overwrite it. A group that is added later is one that
+---began with the rate it has then.
 ---
----Errors: an optimizer without a learning rate; options out of their range; a state_dict of another class or with other options.
+---Errors: an optimizer without a learning rate; options out of their range; a state_dict of another class or with other
+---options.
 ---
 ---```lua
 ---local w = peri.ones({ 2 }):requires_grad()
@@ -222,7 +235,8 @@ optim.CombinedOptimizer = {}
 ---local schedule = nn.optim.StepLR { optimizer = optimizer, step_size = 2, gamma = 0.1 }
 ---schedule:step()
 ---schedule:seek(2)
----print(schedule:get_last_lr(), schedule:rate(0), schedule.last_epoch, nn.optim.LRScheduler.is(schedule)) --> 0.1 1 2 true
+---print(schedule:get_last_lr(), schedule:rate(0), schedule.last_epoch,
+---  nn.optim.LRScheduler.is(schedule)) --> 0.1 1 2 true
 ---local dict = schedule:state_dict()
 ---print(schedule:check_state_dict(dict)) --> nil
 ---schedule:load_state_dict(dict)
@@ -245,8 +259,8 @@ function optim.LRScheduler:get_last_lr() end
 ---@return table
 function optim.LRScheduler:state_dict() end
 
----Continue as the schedule whose state_dict it is. The class, its options and the parameters must be the same, else nothing is changed.
----Local.
+---Continue as the schedule whose state_dict it is. The class, its options and the parameters must be the same, else
+---nothing is changed. Local.
 ---@param dict table What `state_dict` returned.
 function optim.LRScheduler:load_state_dict(dict) end
 
@@ -477,15 +491,17 @@ optim.LambdaLR = {}
 ---@field optimizer peri.nn.optim.KeyedOptimizer The optimizer.
 ---@field lr_lambda function Gets the number of steps, returns the factor.
 
----TorchRec's: steps an optimizer and sets its rate, in stages: `lr` times the factor of the stage. Each stage is a table with `policy`
----(`none`, `linear`, `constant`, `poly`, `step`, `inv_sqrt`, `cosine_annealing_warm_restarts`, `interpolate`), `max_iters` (the step at
----which it ends), `value`, `lr_scale`, `decay_iters`, `sgdr_period`, `start_interpolating_iters`, `end_value`.
+---TorchRec's: steps an optimizer and sets its rate, in stages: `lr` times the factor of the stage. Each stage is a
+---table with `policy` (`none`, `linear`, `constant`, `poly`, `step`, `inv_sqrt`, `cosine_annealing_warm_restarts`,
+---`interpolate`), `max_iters` (the step at which it ends), `value`, `lr_scale`, `decay_iters`, `sgdr_period`,
+---`start_interpolating_iters`, `end_value`.
 ---
 ---Errors: an unknown policy; stages whose ends do not rise; `inv_sqrt` as the first stage.
 ---
 ---```lua
 ---local inner = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() } }
----local optimizer = nn.optim.WarmupOptimizer { optimizer = inner, lr = 1, stages = { { policy = "linear", max_iters = 4, value = 0 } } }
+---local optimizer = nn.optim.WarmupOptimizer { optimizer = inner, lr = 1,
+---  stages = { { policy = "linear", max_iters = 4, value = 0 } } }
 ---optimizer:step()
 ---print(inner:lr()) --> 0.25
 ---```

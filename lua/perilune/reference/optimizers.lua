@@ -1,8 +1,8 @@
 -- optimizers.lua: Optimizers and checkpoints.
 --
--- Optimizers of the dense part take parameters and have PyTorch's names, defaults and arithmetic. Tables have optimizers of their own
--- (`fused_params`, docs/embedding_tables.md). A checkpoint is a folder of safetensors files that loads under any plan and number of ranks
--- (docs/checkpoints.md).
+-- Optimizers of the dense part take parameters and have PyTorch's names, defaults and arithmetic. Tables have
+-- optimizers of their own (`fused_params`, docs/embedding_tables.md). A checkpoint is a folder of safetensors files
+-- that loads under any plan and number of ranks (docs/checkpoints.md).
 ---@meta
 
 ---@class peri.nn.optim
@@ -166,7 +166,8 @@ optim.RMSprop = {}
 ---optimizer:set_lr(0.1)
 ---optimizer:set("weight_decay", 0.01)
 ---optimizer:set_momentum(0.8)
----print(optimizer:lr(), optimizer:get("momentum"), table.concat(optimizer:state_names(), " ")) --> 0.1 0.8 momentum_buffer
+---print(optimizer:lr(), optimizer:get("momentum"),
+---  table.concat(optimizer:state_names(), " ")) --> 0.1 0.8 momentum_buffer
 ---print(nn.optim.Optimizer.is(optimizer), #optimizer:named_state(), type(optimizer:state_groups())) --> true 2 table
 ---```
 ---@class peri.nn.optim.Optimizer: peri.nn.optim.KeyedOptimizer
@@ -195,7 +196,8 @@ function optim.Optimizer:set_lr(lr) end
 ---@return number
 function optim.Optimizer:get(name) end
 
----Add a group of parameters, with options of its own; what it does not say is as the optimizer was made. Any time between two steps.
+---Add a group of parameters, with options of its own; what it does not say is as the optimizer was made. Any time
+---between two steps.
 ---
 ---Errors: an option that there is not; a parameter that is there; an empty group.
 ---
@@ -229,8 +231,8 @@ function optim.Optimizer:state_names() end
 ---@return table[] # `{ name = "weight.exp_avg", tensor = }` each.
 function optim.Optimizer:named_state() end
 
----The groups of ranks that have this optimizer together, where its parameters are shards of tables: `load_state_dict` is collective over
----these.
+---The groups of ranks that have this optimizer together, where its parameters are shards of tables: `load_state_dict`
+---is collective over these.
 ---@return peri.dist.Group[]
 function optim.Optimizer:state_groups() end
 
@@ -262,17 +264,19 @@ function optim.grad_norm(params, norm_type, options) end
 ---@return peri.Tensor # The norm before: a scalar, `f64`.
 function optim.clip_grad_norm(params, max_norm, norm_type, options) end
 
----The part of a list of named parameters for a group of an optimizer. It keeps what the list of a `DistributedModelParallel` says of tables
----that are spread over ranks, of which some ranks may have nothing.
+---The part of a list of named parameters for a group of an optimizer. It keeps what the list of a
+---`DistributedModelParallel` says of tables that are spread over ranks, of which some ranks may have nothing.
 ---
 ---Errors: parameters without names.
 ---
 ---```lua
----local model = nn.Sequential { nn.Linear { in_features = 2, out_features = 3 }, nn.Linear { in_features = 3, out_features = 1 } }
+---local model = nn.Sequential { nn.Linear { in_features = 2, out_features = 3 },
+---  nn.Linear { in_features = 3, out_features = 1 } }
 ---local all = model:named_parameters()
 ---local biases = nn.optim.select(all, "bias$")
 ---local weights = nn.optim.select(all, function(name) return not name:find "bias$" end)
----local optimizer = nn.optim.AdamW { lr = 0.01, params = { { params = weights }, { params = biases, weight_decay = 0 } } }
+---local optimizer = nn.optim.AdamW { lr = 0.01,
+---  params = { { params = weights }, { params = biases, weight_decay = 0 } } }
 ---print(#weights, #biases, biases[1].name, optimizer.param_groups[2].weight_decay) --> 2 2 0.bias 0
 ---```
 ---@param params table[] `model:named_parameters()`.
@@ -287,10 +291,11 @@ function optim.select(params, which) end
 ---@param clip_value number The most.
 function optim.clip_grad_value(params, clip_value) end
 
----Save the state of some objects as a checkpoint. The optimizers of a model's fused tables go with the model. Collective; it returns when
----the checkpoint is on the disk.
+---Save the state of some objects as a checkpoint. The optimizers of a model's fused tables go with the model.
+---Collective; it returns when the checkpoint is on the disk.
 ---
----Errors: a path that is taken or cannot be written; a part without `state_dict`; dense parameters that differ between ranks.
+---Errors: a path that is taken or cannot be written; a part without `state_dict`; dense parameters that differ between
+---ranks.
 ---
 ---```lua
 ---local model = nn.Linear { in_features = 2, out_features = 1 }
@@ -299,7 +304,8 @@ function optim.clip_grad_value(params, clip_value) end
 ---peri.checkpoint.save(path, { model = model, optimizer = optimizer }, { values = { step = 3 } })
 ---print(peri.checkpoint.load(path, { model = model, optimizer = optimizer }).step) --> 3
 ---local there = peri.checkpoint.open(path)
----print(there:has("model/weight"), there:read("model/weight"):size(2), type(there:values()), there:increment()) --> true 2 table 0
+---print(there:has("model/weight"), there:read("model/weight"):size(2), type(there:values()),
+---  there:increment()) --> true 2 table 0
 ---print(#there:names() >= 2, there:parent() == nil, #there:digest() > 0) --> true true true
 ---there:verify()
 ---there:close()
@@ -313,7 +319,8 @@ function checkpoint.save(path, parts, options) end
 
 ---Load a checkpoint into such objects, which may have another plan and be on another number of ranks. Collective.
 ---
----Errors: a checkpoint that is damaged; what was saved and has no place here, or is here and was not saved, all of it named.
+---Errors: a checkpoint that is damaged; what was saved and has no place here, or is here and was not saved, all of it
+---named.
 ---@param path string The checkpoint's folder.
 ---@param parts table<string, any> As for `save`.
 ---@param options? table `only`, `except`, `rename`, `group`: take a part on purpose (default: all).
@@ -333,14 +340,15 @@ function checkpoint.open(path) end
 ---@param path string The checkpoint's folder.
 function checkpoint.remove(path) end
 
----Follow a run that saves into a folder, in another process or in this one: when `poll` is called, what that one has saved comes into the
----objects here. Of increments only the rows that changed are read.
+---Follow a run that saves into a folder, in another process or in this one: when `poll` is called, what that one has
+---saved comes into the objects here. Of increments only the rows that changed are read.
 ---
 ---Errors: a path that is none; an object without `state_dict`.
 ---
 ---```lua
 ---local folder = os.tmpname() .. "-followed"
----local trained, served = nn.Linear { in_features = 2, out_features = 1 }, nn.Linear { in_features = 2, out_features = 1 }
+---local trained, served = nn.Linear { in_features = 2, out_features = 1 },
+---  nn.Linear { in_features = 2, out_features = 1 }
 ---local saver = peri.checkpoint.Saver { parts = { model = trained }, folder = folder, every = 1 }
 ---local follower = peri.checkpoint.follow(folder, { model = served })
 ---print((follower:poll())) --> nil
@@ -357,8 +365,8 @@ function checkpoint.remove(path) end
 ---@return peri.checkpoint.Follower
 function checkpoint.follow(folder, parts, options) end
 
----What `checkpoint.follow` returns. `path`, `step` and `digest` say which checkpoint is here (false: none yet; `step` is false where no
----Saver saved it).
+---What `checkpoint.follow` returns. `path`, `step` and `digest` say which checkpoint is here (false: none yet; `step`
+---is false where no Saver saved it).
 ---@class peri.checkpoint.Follower
 checkpoint.Follower = {}
 
@@ -438,8 +446,8 @@ function checkpoint.Checkpoint:verify(rank, size) end
 ---Close it. The garbage collector does so too.
 function checkpoint.Checkpoint:close() end
 
----Saves from time to time while a script trains, keeps the newest checkpoints, and goes on from them. `perilune run --checkpoint FOLDER`
----sets what is not given here. Without a folder nothing is saved.
+---Saves from time to time while a script trains, keeps the newest checkpoints, and goes on from them. `perilune run
+-----checkpoint FOLDER` sets what is not given here. Without a folder nothing is saved.
 ---
 ---Errors: an option out of its range; a folder into which another job saves.
 ---

@@ -1,7 +1,8 @@
 -- parameters.lua: Parameters and their first values.
 --
--- A parameter is a tensor that is trained: a leaf of the gradient tape that requires a gradient. Random first values depend on
--- `nn.manual_seed` and on how many parameters were made before, so ranks that build the same model get the same ones.
+-- A parameter is a tensor that is trained: a leaf of the gradient tape that requires a gradient. Random first values
+-- depend on `nn.manual_seed` and on how many parameters were made before, so ranks that build the same model get the
+-- same ones.
 ---@meta
 
 ---@class peri.nn
@@ -20,8 +21,8 @@ local parameter = {}
 ---@return peri.Tensor # Of the same shape.
 function nn.Parameter(tensor) end
 
----Set the seed of all parameters, masks of Dropout and random numbers that this rank makes from now on. Ranks that build the same model
----after the same seed get the same parameters.
+---Set the seed of all parameters, masks of Dropout and random numbers that this rank makes from now on. Ranks that
+---build the same model after the same seed get the same parameters.
 ---
 ---Errors: a seed that is no whole number from 0 to 2^53 - 1.
 ---
@@ -64,8 +65,8 @@ function parameter.uniform(shape, low, high, dtype, device) end
 ---@return peri.Tensor # Of that shape.
 function parameter.normal(shape, mean, deviation, dtype, device) end
 
----A parameter of normal random numbers of mean 0 and deviation `sqrt(2 / (fan in + fan out))`; the fans are sizes 2 and 1, times the later
----sizes.
+---A parameter of normal random numbers of mean 0 and deviation `sqrt(2 / (fan in + fan out))`; the fans are sizes 2 and
+---1, times the later sizes.
 ---
 ---Errors: a shape that is no list of sizes; an unknown dtype or device.
 ---
@@ -132,14 +133,15 @@ function parameter.ones(shape, dtype, device) end
 ---@return peri.Tensor # Of that shape.
 function parameter.buffer(shape, value, dtype, device) end
 
----For an optimizer of one's own that keeps numbers for each row: from now on it is told when rows stand for something else, by its methods
----`restart_rows(position, first, n)` and, if it has one, `retire(position, why)`.
+---For an optimizer of one's own that keeps numbers for each row: from now on it is told when rows stand for something
+---else, by its methods `restart_rows(position, first, n)` and, if it has one, `retire(position, why)`.
 ---
 ---Errors: what is no list of parameters.
 ---
 ---```lua
 ---local told, weight = 0, nn.parameter.ones { 4, 2 }
----local keeper = { restart_rows = function(_, _, first, n) told = first + n end, retire = function(_, _, why) told = why end }
+---local keeper = { restart_rows = function(_, _, first, n) told = first + n end,
+---  retire = function(_, _, why) told = why end }
 ---nn.parameter.keep_rows(keeper, { weight })
 ---nn.parameter.restart_rows(weight, peri.tensor({ 1, 2 }, "i64"))
 ---print(told) --> 3
@@ -150,8 +152,8 @@ function parameter.buffer(shape, value, dtype, device) end
 ---@param parameters? peri.Tensor[] The parameters, `[rows, columns]` each; positions count from 1 (default: none any more).
 function parameter.keep_rows(keeper, parameters) end
 
----Say that rows of a parameter stand for something else from now on: what optimizers keep for them starts again, and their gradients are
----zeroed.
+---Say that rows of a parameter stand for something else from now on: what optimizers keep for them starts again, and
+---their gradients are zeroed.
 ---
 ---Errors: what is no tensor.
 ---@param parameter peri.Tensor `[rows, columns]`.
@@ -165,7 +167,8 @@ function parameter.restart_rows(parameter, rows) end
 ---@param why string The end of a sentence that begins with the parameter.
 function parameter.retire(tensors, why) end
 
----As a keeper (see `parameter.keep_rows`): states of rows of a parameter are those of the first step again. Counts of steps stay.
+---As a keeper (see `parameter.keep_rows`): states of rows of a parameter are those of the first step again. Counts of
+---steps stay.
 ---
 ---Errors: a parameter that it does not have.
 ---@param i integer Position of the parameter, from 1.

@@ -20,7 +20,8 @@ local cluster = {}
 ---local schedules = peri.pipeline.schedules
 ---print(schedules.load("semi_sync").name, schedules.semi_sync(900):check().staleness.tables) --> semi_sync 1
 ---print(schedules.accumulate(4).name, schedules.prefetch_fused_2d(10).name) --> accumulate prefetch_fused_2d
----local first, last = schedules.one_f_one_b { stages = 2, micro_batches = 4 }, schedules.one_f_one_b { stages = 2, stage = 1,
+---local first, last = schedules.one_f_one_b { stages = 2, micro_batches = 4 },
+---  schedules.one_f_one_b { stages = 2, stage = 1,
 ---  micro_batches = 4 }
 ---peri.pipeline.check_stages { first, last }
 ---print(first:check().live.loss, last:check().live.loss) --> 2 1
@@ -29,23 +30,24 @@ local cluster = {}
 ---@return peri.Schedule
 function schedules.load(path) end
 
----The schedule `sparse_dist`, whose updates of tables and dense part are those of several batches, as of one large one. A last group of
----fewer is applied at the end of the data.
+---The schedule `sparse_dist`, whose updates of tables and dense part are those of several batches, as of one large one.
+---A last group of fewer is applied at the end of the data.
 ---
 ---Errors: a number below 1.
 ---@param num_steps? integer How many batches (default: 4).
 ---@return peri.Schedule
 function schedules.accumulate(num_steps) end
 
----The schedule in which rows of the next batch are looked up before this one has updated the tables: they are one update old.
+---The schedule in which rows of the next batch are looked up before this one has updated the tables: they are one
+---update old.
 ---
 ---Errors: a number below 0.
 ---@param start_batch? integer Up to this batch they are looked up after the update, and exact (default: 0).
 ---@return peri.Schedule
 function schedules.semi_sync(start_batch) end
 
----The schedule for a DMPCollection (with its own `sync_interval = 0`): rows first in the step, rows in files fetched ahead, and averages
----over the replicas every few batches.
+---The schedule for a DMPCollection (with its own `sync_interval = 0`): rows first in the step, rows in files fetched
+---ahead, and averages over the replicas every few batches.
 ---
 ---Errors: a number below 1.
 ---@param sync_interval? integer Batches between two averages (default: 10).
@@ -66,12 +68,13 @@ function schedules.one_f_one_b(args) end
 
 ---Check whether the schedules of all stages go together. A pipeline with a Stage does it by itself.
 ---
----Errors: stages that would wait for one another for ever, or would take batches for others; what is no list of Schedules.
+---Errors: stages that would wait for one another for ever, or would take batches for others; what is no list of
+---Schedules.
 ---@param list peri.Schedule[] From the first stage to the last.
 function pipeline.check_stages(list) end
 
----Make a kind of operation of your own, which schedules then use by its name. Within a schedule, `{ "name", run = ..., ... }` is the same
----without a name for all.
+---Make a kind of operation of your own, which schedules then use by its name. Within a schedule, `{ "name", run = ...,
+---... }` is the same without a name for all.
 ---
 ---Errors: a name of the library's; an unknown field; a `makes` that is not a word of its own.
 ---
@@ -92,8 +95,8 @@ function pipeline.check_stages(list) end
 ---@param fields table `run` (function(context, pipeline)), lists `needs`, `makes`, `reads`, `changes`, and `posts` (`own1` to `own11`).
 function pipeline.register(name, fields) end
 
----An operation that keeps a moving average of parameters: average = decay average + (1 - decay) parameter, after each update that it
----follows in a schedule. Averages begin with the numbers of the parameters.
+---An operation that keeps a moving average of parameters: average = decay average + (1 - decay) parameter, after each
+---update that it follows in a schedule. Averages begin with the numbers of the parameters.
 ---
 ---Errors: a decay out of 0..1; what is no list of tensors.
 ---@param args peri.pipeline.ema.args What to average.
@@ -107,8 +110,9 @@ function pipeline.ema(args) end
 ---@field decay? number How much stays of the average in a step (default: 0.999).
 ---@field name? string Name of the operation (default: `ema`).
 
----A model cut into stages, each on its own ranks, one behind the other. `stage.index` says which one this rank is of; the model of a stage
----is called as `model(batch, input)`, and the last one returns the loss. All stages load the same batches. All ranks make it together.
+---A model cut into stages, each on its own ranks, one behind the other. `stage.index` says which one this rank is of;
+---the model of a stage is called as `model(batch, input)`, and the last one returns the loss. All stages load the same
+---batches. All ranks make it together.
 ---
 ---Errors: ranks that cannot be cut into so many equal stages; a shape that is no function.
 ---
@@ -118,7 +122,8 @@ function pipeline.ema(args) end
 ---local train = nn.Module()
 ---train.linear = nn.Linear { in_features = 2, out_features = 1 }
 ---function train:forward(batch) return self.linear(batch):square():mean() end
----local pipeline = peri.pipeline.Pipeline { model = train, stage = stage, optimizer = nn.optim.SGD { params = train:parameters(),
+---local pipeline = peri.pipeline.Pipeline { model = train, stage = stage,
+---  optimizer = nn.optim.SGD { params = train:parameters(),
 ---  lr = 0.1 }, schedule = peri.pipeline.schedules.one_f_one_b { stages = 1, micro_batches = 2 } }
 ---local n = 0
 ---for _ in pipeline:run(function() n = n + 1 return n <= 4 and peri.ones { 4, 2 } or nil end) do end
@@ -135,10 +140,11 @@ pipeline.Stage = {}
 ---@field dtype? string Of what goes from stage to stage (default: f32).
 ---@field device? string Where it is (default: the rank's device).
 
----Makes batches on threads of their own, while steps compute. It is called for the next batch. Loaders of `peri.data` have such threads
----already (`num_workers`); this is for a loader of your own.
+---Makes batches on threads of their own, while steps compute. It is called for the next batch. Loaders of `peri.data`
+---have such threads already (`num_workers`); this is for a loader of your own.
 ---
----Errors: a loader that uses what surrounds it; a loader's own errors, after the batches that it made before; a timeout.
+---Errors: a loader that uses what surrounds it; a loader's own errors, after the batches that it made before; a
+---timeout.
 ---
 ---```lua
 ---local batches = peri.pipeline.DataLoadingThread { arguments = { n = 4 }, loader = function(arguments)
@@ -188,9 +194,11 @@ function pipeline.DataLoadingThread:stop(timeout) end
 ---
 ---```lua
 ---local show, schedule = peri.pipeline.show, peri.pipeline.schedules.base
----print(show.table_of(schedule):match "schedule '(%w+)'", show.check(schedule):match "batches in flight +%d") --> base batches in flight  2
+---print(show.table_of(schedule):match "schedule '(%w+)'",
+---  show.check(schedule):match "batches in flight +%d") --> base batches in flight  2
 ---local times = { load = 3, forward = 1, backward = 2 }
----print(#show.simulate(schedule, times, 4) > 20, show.simulation(schedule, times):match "a step takes %d") --> true a step takes 5
+---print(#show.simulate(schedule, times, 4) > 20,
+---  show.simulation(schedule, times):match "a step takes %d") --> true a step takes 5
 ---print(#show.hints(schedule, times, true)) --> 0
 ---```
 ---@param schedule peri.Schedule The schedule.
@@ -204,7 +212,8 @@ function show.table_of(schedule) end
 ---@return string
 function show.check(schedule) end
 
----A schedule as it would run if its operations took given times: each begins when its stream is free, and all that it waits for is done.
+---A schedule as it would run if its operations took given times: each begins when its stream is free, and all that it
+---waits for is done.
 ---
 ---Errors: an operation that the schedule has not; a time below 0.
 ---@param schedule peri.Schedule The schedule.
@@ -240,10 +249,12 @@ function show.hints(schedule, times, alone) end
 ---local train, show = nn.Module(), peri.pipeline.show
 ---train.linear = nn.Linear { in_features = 2, out_features = 1 }
 ---function train:forward(batch) return self.linear(batch):square():mean() end
----local pipeline = peri.TrainPipelineBase { model = train, optimizer = nn.optim.SGD { params = train:parameters(), lr = 0.1 } }
+---local pipeline = peri.TrainPipelineBase { model = train, optimizer = nn.optim.SGD { params = train:parameters(),
+---  lr = 0.1 } }
 ---pipeline:measure(true)
 ---for _ = 1, 3 do pipeline:progress(function() return peri.ones { 4, 2 } end) end
----print(show.times(pipeline).forward > 0, show.compare(pipeline).measured > 0, #show.trace(pipeline) > 100) --> true true true
+---print(show.times(pipeline).forward > 0, show.compare(pipeline).measured > 0,
+---  #show.trace(pipeline) > 100) --> true true true
 ---local path = os.tmpname()
 ---local found = show.write(pipeline, path)
 ---os.remove(path)
@@ -299,8 +310,10 @@ function show.waits_text(found, least, most) end
 ---local plan, cluster = peri.plan, peri.pipeline.cluster
 ---local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 2 }, batch_size = 64 }
 ---planner:plan(plan.describe.of { tables = { { name = "t", num_embeddings = 1000, embedding_dim = 16 } } })
----local found = cluster.simulate { planner = planner, schedule = peri.pipeline.schedules.base, times = { forward = 1 }, steps = 4 }
----print(found.ranks, found.step_ms >= 1, cluster.cells({ found })[1][2], #cluster.trace(found) > 100) --> 2 true ms a step true
+---local found = cluster.simulate { planner = planner, schedule = peri.pipeline.schedules.base, times = { forward = 1 },
+---  steps = 4 }
+---print(found.ranks, found.step_ms >= 1, cluster.cells({ found })[1][2],
+---  #cluster.trace(found) > 100) --> 2 true ms a step true
 ---```
 ---@param args peri.pipeline.cluster.simulate.args The plan, the schedule and times.
 ---@return table # `step_ms`, `samples_per_s`, `busy_ms`, `exposed_ms` (waits for exchanges), `imbalance`, `slowest` (a rank), `links`, ...

@@ -1,7 +1,7 @@
 -- pipelines.lua: Pipelines with names, and their parts.
 --
--- Each of TorchRec's pipelines is a Pipeline (page `training`) that runs a schedule of the library. All take the same arguments;
--- docs/pipelines.md tells what each overlaps with what, and when it helps.
+-- Each of TorchRec's pipelines is a Pipeline (page `training`) that runs a schedule of the library. All take the same
+-- arguments; docs/pipelines.md tells what each overlaps with what, and when it helps.
 ---@meta
 
 ---@class peri
@@ -28,8 +28,12 @@ local pipeline = {}
 ---print(table.concat(names, " ", 1, 3), table.concat(names, " ", 4))
 -----> sparse_dist sparse_dist_lite fused_sparse_dist prefetch_sparse_dist eval_sparse_dist eval_fused_sparse_dist
 ---local steps = 0
----for _ in peri.TrainPipelineSparseDist({ model = train, optimizer = optimizer }):run(batches(2)) do steps = steps + 1 end
----for _ in peri.TrainPipelineSemiSync({ model = train, optimizer = optimizer, start_batch = 1 }):run(batches(2)) do steps = steps + 1 end
+---for _ in peri.TrainPipelineSparseDist({ model = train, optimizer = optimizer }):run(batches(2)) do
+---  steps = steps + 1
+---end
+---for _ in peri.TrainPipelineSemiSync({ model = train, optimizer = optimizer, start_batch = 1 }):run(batches(2)) do
+---  steps = steps + 1
+---end
 ---local group = peri.GradientAccumulationPipeline { model = train, optimizer = optimizer, num_steps = 2 }
 ---for _ in group:run(batches(2)) do steps = steps + 1 end
 ---print(steps) --> 6
@@ -47,7 +51,8 @@ peri.TrainPipelineSparseDist = {}
 ---@field vote? boolean Ranks may have different numbers of batches; false: all have as many (default: true).
 ---@field empty_batch? fun():any Makes a batch without samples (default: made of the first batch).
 
----Runs `sparse_dist_lite`: one batch in flight, the next is loaded meanwhile. It takes no more memory than a plain loop.
+---Runs `sparse_dist_lite`: one batch in flight, the next is loaded meanwhile. It takes no more memory than a plain
+---loop.
 ---
 ---Errors: as of TrainPipelineSparseDist.
 ---@class peri.TrainPipelineSparseDistLite: peri.pipeline.Pipeline
@@ -75,14 +80,16 @@ peri.PrefetchTrainPipelineSparseDist = {}
 ---@overload fun(args?: peri.TrainPipelineSparseDist.args): peri.EvalPipelineSparseDist
 peri.EvalPipelineSparseDist = {}
 
----Runs `eval_fused_sparse_dist`: as `eval_sparse_dist`, with rows of the next batch on their way while this one computes.
+---Runs `eval_fused_sparse_dist`: as `eval_sparse_dist`, with rows of the next batch on their way while this one
+---computes.
 ---
 ---Errors: as of TrainPipelineSparseDist.
 ---@class peri.EvalPipelineFusedSparseDist: peri.pipeline.Pipeline
 ---@overload fun(args?: peri.TrainPipelineSparseDist.args): peri.EvalPipelineFusedSparseDist
 peri.EvalPipelineFusedSparseDist = {}
 
----Runs `semi_sync`: rows of the next batch are looked up before this one has updated the tables, and are one update old.
+---Runs `semi_sync`: rows of the next batch are looked up before this one has updated the tables, and are one update
+---old.
 ---
 ---Errors: as of TrainPipelineSparseDist.
 ---@class peri.TrainPipelineSemiSync: peri.pipeline.Pipeline
@@ -116,8 +123,8 @@ peri.GradientAccumulationPipeline = {}
 ---@field empty_batch? fun():any Makes a batch without samples (default: made of the first batch).
 ---@field num_steps? integer How many batches one update is of (default: 1).
 
----Where in a batch an argument of a module comes from: `{ "sparse_features" }`, `{ "x", 2 }`, `{}` (the batch itself). As text:
----`batch.x[2]`.
+---Where in a batch an argument of a module comes from: `{ "sparse_features" }`, `{ "x", 2 }`, `{}` (the batch itself).
+---As text: `batch.x[2]`.
 ---
 ---Errors: a path that is no list; a batch that lacks a field which the first one had.
 ---
@@ -125,7 +132,8 @@ peri.GradientAccumulationPipeline = {}
 ---local ArgInfo = peri.pipeline.ArgInfo
 ---local batch = { x = { 1, { y = peri.ones { 2 } } } }
 ---local info = ArgInfo.find(batch, batch.x[2].y)
----print(tostring(info), info:of(batch) == batch.x[2].y, ArgInfo.find(batch, {}), ArgInfo(nil, 5):of(batch)) --> batch.x[2].y true nil 5
+---print(tostring(info), info:of(batch) == batch.x[2].y, ArgInfo.find(batch, {}),
+---  ArgInfo(nil, 5):of(batch)) --> batch.x[2].y true nil 5
 ---```
 ---@class peri.pipeline.ArgInfo
 ---@param steps? any[] Names of fields and places in lists, from the batch on (default: a constant).
@@ -133,8 +141,8 @@ peri.GradientAccumulationPipeline = {}
 ---@overload fun(steps?: any[], constant?: any): peri.pipeline.ArgInfo
 pipeline.ArgInfo = {}
 
----Find out where an argument comes from, at most three fields deep. It is looked for by its identity; numbers, strings and booleans are
----taken for constants.
+---Find out where an argument comes from, at most three fields deep. It is looked for by its identity; numbers, strings
+---and booleans are taken for constants.
 ---
 ---Errors: none.
 ---@param batch any The batch.
@@ -149,8 +157,8 @@ function pipeline.ArgInfo.find(batch, value) end
 ---@return any
 function pipeline.ArgInfo:of(batch) end
 
----What a pipeline puts before a sharded module: it finds out what of a batch the module is called with, by the first call. A pipeline makes
----them; `pipeline.forwards` is the list.
+---What a pipeline puts before a sharded module: it finds out what of a batch the module is called with, by the first
+---call. A pipeline makes them; `pipeline.forwards` is the list.
 ---
 ---Errors: what is no sharded module.
 ---
@@ -161,7 +169,8 @@ function pipeline.ArgInfo:of(batch) end
 ---function Half:lookup(dist) return peri.NoWait(dist * 0.5) end
 ---function Half:output(arrived) return arrived end
 ---local before = pipeline.PrefetchPipelinedForward(Half(), "half", 1)
----print(pipeline.BaseForward.is(before), before.path, pipeline.PipelinedForward(Half(), "half", 1):forward(peri.ones { 1 }):item())
+---print(pipeline.BaseForward.is(before), before.path,
+---  pipeline.PipelinedForward(Half(), "half", 1):forward(peri.ones { 1 }):item())
 -----> true half 0.5
 ---print(pipeline.TrainPipelineContext(1).index, #pipeline.PrefetchTrainPipelineContext(2).dists) --> -1 2
 ---```
@@ -184,7 +193,8 @@ pipeline.BaseForward = {}
 ---@overload fun(module: peri.shard.ShardedModule, path: string, index: integer, given?: function): peri.pipeline.PipelinedForward
 pipeline.PipelinedForward = {}
 
----The module's result: of what arrived in a step of the pipeline; outside of one, it runs whole. A pipelined module calls it.
+---The module's result: of what arrived in a step of the pipeline; outside of one, it runs whole. A pipelined module
+---calls it.
 ---
 ---Errors: an argument other than what was sent.
 ---@param a any The first argument.
@@ -204,8 +214,8 @@ function pipeline.PipelinedForward:forward(a, b, c) end
 ---@overload fun(module: peri.shard.ShardedModule, path: string, index: integer, given?: function): peri.pipeline.PrefetchPipelinedForward
 pipeline.PrefetchPipelinedForward = {}
 
----What a pipeline keeps of a batch in flight: `index` (its number, from 0), `batch`, `loss`, `own` (for operations of your own), and
----others. A pipeline makes them.
+---What a pipeline keeps of a batch in flight: `index` (its number, from 0), `batch`, `loss`, `own` (for operations of
+---your own), and others. A pipeline makes them.
 ---
 ---Errors: a number that is no count.
 ---@class peri.pipeline.TrainPipelineContext

@@ -24,13 +24,16 @@ local perilune_sharder = {}
 
 ---The plan of one module: the ParameterSharding of each table, in the field `tables`. `tostring` shows it.
 ---
----Errors: an entry that is no ParameterSharding; tables that the plan does not have, or has besides; shards that are not legal.
+---Errors: an entry that is no ParameterSharding; tables that the plan does not have, or has besides; shards that are
+---not legal.
 ---
 ---```lua
 ---local module = peri.EmbeddingModuleShardingPlan { t = plan.row_wise() }
----local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } }
+---local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---  feature_names = { "f" } }
 ---print(#module:validate({ config }, peri.ShardingEnv.from_local(2)).t) --> 2
----local checked = plan.construct_module_sharding_plan({ config }, { t = plan.table_wise(1) }, peri.ShardingEnv.from_local(2))
+---local checked = plan.construct_module_sharding_plan({ config }, { t = plan.table_wise(1) },
+---  peri.ShardingEnv.from_local(2))
 ---print(checked.tables.t.ranks[1]) --> 1
 ---```
 ---@class peri.EmbeddingModuleShardingPlan
@@ -59,8 +62,10 @@ function plan.construct_module_sharding_plan(configs, per_param_sharding, env) e
 ---Errors: what is no table of lists of configurations.
 ---
 ---```lua
----local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } }
----print(plan.table_wise_by_size({ ebc = { config } }, peri.ShardingEnv.from_local(2)):get_plan_for_module("ebc").tables.t.ranks[1]) --> 0
+---local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---  feature_names = { "f" } }
+---print(plan.table_wise_by_size({ ebc = { config } },
+---  peri.ShardingEnv.from_local(2)):get_plan_for_module("ebc").tables.t.ranks[1]) --> 0
 ---```
 ---@param modules table<string, table[]> Path -> configurations of its tables.
 ---@param env peri.ShardingEnv The ranks.
@@ -99,16 +104,18 @@ function plan.save_json(plan, path) end
 ---@return peri.ShardingPlan
 function plan.load_json(path) end
 
----A relation for a planner: tables that are cut alike, and are shard by shard on the same ranks. In relations a table is named by its name,
----by path.name, or by a pattern with `*`.
+---A relation for a planner: tables that are cut alike, and are shard by shard on the same ranks. In relations a table
+---is named by its name, by path.name, or by a pattern with `*`.
 ---
 ---Errors: fewer than two tables; what is no name.
 ---
 ---```lua
----print(tostring(plan.colocate { "a", "b" }), tostring(plan.spread({ "big*" }, "host"))) --> colocate { a, b } spread { big* } over hosts
+---print(tostring(plan.colocate { "a", "b" }),
+---  tostring(plan.spread({ "big*" }, "host"))) --> colocate { a, b } spread { big* } over hosts
 ---print(tostring(plan.at_most(2, { "big*" }))) --> at most 2 of { big* } on a rank
 ---print(tostring(plan.at_most_bytes(100, "a"))) --> at most 100 bytes of { a } on a rank
----print(tostring(plan.forbid("a", { 0, 1 })), tostring(plan.pin("a", 3))) --> forbid { a } on ranks 0, 1 pin { a } to ranks 3
+---print(tostring(plan.forbid("a", { 0, 1 })),
+---  tostring(plan.pin("a", 3))) --> forbid { a } on ranks 0, 1 pin { a } to ranks 3
 ---```
 ---@param tables string[] Their names.
 ---@param more? any Only nil: names come in one list (default: none).
@@ -205,7 +212,8 @@ function plan.Topology.kept_path(ranks, host, device) end
 ---@return peri.plan.Topology|nil # nil: there is none.
 function plan.Topology.kept(ranks, host, device) end
 
----What plans are chosen by, the less the better: the rating; of our own estimates 1 % more for each sharding type but the first.
+---What plans are chosen by, the less the better: the rating; of our own estimates 1 % more for each sharding type but
+---the first.
 ---
 ---Errors: what is no number, or no list of options.
 ---
@@ -225,14 +233,15 @@ function plan.Topology.kept(ranks, host, device) end
 ---@return number
 function plan.EmbeddingShardingPlanner:score(rating, proposal) end
 
----A model as planners take it, of an `nn.Module`, or of plain tables: no weights are needed. A plain model is `{ tables = { { name =,
----num_embeddings =, embedding_dim = }, ... } }`, or a list of collections with `path`, `kind`, `tables`; optional: `dense_bytes`,
----`buffer_bytes`, `matrices`.
+---A model as planners take it, of an `nn.Module`, or of plain tables: no weights are needed. A plain model is `{ tables
+---= { { name =, num_embeddings =, embedding_dim = }, ... } }`, or a list of collections with `path`, `kind`, `tables`;
+---optional: `dense_bytes`, `buffer_bytes`, `matrices`.
 ---
 ---Errors: a model without tables; tables of one name; an unknown kind or data type.
 ---
 ---```lua
----print(plan.describe.of({ tables = { { name = "a", num_embeddings = 10, embedding_dim = 4 } } })[1].tables[1].name) --> a
+---print(plan.describe.of({ tables = { { name = "a", num_embeddings = 10,
+---  embedding_dim = 4 } } })[1].tables[1].name) --> a
 ---```
 ---@param source any A module, such a table, or a function that returns one.
 ---@return table[]
@@ -272,10 +281,12 @@ function report.lines(planner) end
 ---@return table[] # `{ table =, tables =, chosen =, ranks =, others = { { option =, kind =, text =, rating = }, ... } }` each.
 function reasons.of(planner, model, most) end
 
----Read a file in the Criteo layout once, and count its ids. Named arguments: `path` and `tables` (a list of `{ name =, rows =, features = {
----"c1", ... } }`) are needed; optional: `batch_size` (512), `samples`, `progress`, `dense_features` (13), `sparse_features` (26).
+---Read a file in the Criteo layout once, and count its ids. Named arguments: `path` and `tables` (a list of `{ name =,
+---rows =, features = { "c1", ... } }`) are needed; optional: `batch_size` (512), `samples`, `progress`,
+---`dense_features` (13), `sparse_features` (26).
 ---
----Errors: an argument that is missing or unknown; a feature that the file does not have; what is wrong in the file, with line and column.
+---Errors: an argument that is missing or unknown; a feature that the file does not have; what is wrong in the file,
+---with line and column.
 ---
 ---```lua
 ---local path = os.tmpname()
@@ -285,15 +296,17 @@ function reasons.of(planner, model, most) end
 ---print(plan.statistics.FeatureStatistics.is(f), f.samples, f:share(100), f:hot(0)) --> true 64 1 0
 ---print(f:cache_statistics(2).height) --> 100
 ---os.remove(path)
----local model = plan.describe.of { tables = { { name = "t", num_embeddings = 100, embedding_dim = 4, feature_names = { "c1" } } } }
----print(plan.statistics.constrain(counted, model, nil, 2)["t"].pooling_factors[1], plan.statistics.tables_of(model)[1].rows) --> 1 100
+---local model = plan.describe.of { tables = { { name = "t", num_embeddings = 100, embedding_dim = 4,
+---  feature_names = { "c1" } } } }
+---print(plan.statistics.constrain(counted, model, nil, 2)["t"].pooling_factors[1],
+---  plan.statistics.tables_of(model)[1].rows) --> 1 100
 ---```
 ---@param args table The named arguments.
 ---@return peri.plan.statistics.FeatureStatistics[]
 function statistics.count(args) end
 
----What is known of a feature: `name`, `table`, `rows`, `samples`, `ids`, `mean_length`, `longest`, `distinct`, `batch_distinct`, `curve`,
----`exact`. `statistics.count` makes it.
+---What is known of a feature: `name`, `table`, `rows`, `samples`, `ids`, `mean_length`, `longest`, `distinct`,
+---`batch_distinct`, `curve`, `exact`. `statistics.count` makes it.
 ---
 ---Errors: a share outside of 0..1.
 ---@class peri.plan.statistics.FeatureStatistics
@@ -335,7 +348,8 @@ function statistics.constrain(statistics, model, given, world_size) end
 ---@return table[]
 function statistics.tables_of(model) end
 
----TorchRec's matrix: the sharding types that the planner may choose. `perilune_sharder` has those of Perilune's modules.
+---TorchRec's matrix: the sharding types that the planner may choose. `perilune_sharder` has those of Perilune's
+---modules.
 ---
 ---Errors: an unknown kind of collection.
 ---

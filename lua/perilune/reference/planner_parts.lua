@@ -1,11 +1,11 @@
 -- planner_parts.lua: Parts of the planner.
 --
--- EmbeddingShardingPlanner lists what each table could be (enumerator, estimators), tries proposals (proposers), places each (partitioner)
--- and rates it (performance model). Each part can be given, also one of your own with the same methods: parts are asked for their methods,
--- not for their class. docs/plans.md tells more.
+-- EmbeddingShardingPlanner lists what each table could be (enumerator, estimators), tries proposals (proposers), places
+-- each (partitioner) and rates it (performance model). Each part can be given, also one of your own with the same
+-- methods: parts are asked for their methods, not for their class. docs/plans.md tells more.
 --
--- A *model* is what `plan.describe.of` makes of it. A *proposal* is a list of ShardingOptions, one for each table; its *placement* is a
--- list beside it: for each option the ranks of its shards, or true: shard k on rank k.
+-- A *model* is what `plan.describe.of` makes of it. A *proposal* is a list of ShardingOptions, one for each table; its
+-- *placement* is a list beside it: for each option the ranks of its shards, or true: shard k on rank k.
 ---@meta
 
 ---@class peri.plan
@@ -66,10 +66,12 @@ function plan.EmbeddingEnumerator:enumerate(collections) end
 ---@param list peri.plan.ShardingOption[] The options.
 function plan.EmbeddingEnumerator:populate_estimates(list) end
 
----One way to shard one table. Equal shards that follow one another are a run of `runs`: `{ n =, rows =, cols =, row_offset =, col_offset =
----}`; estimators add `storage = { hbm =, ddr =, ssd = }` (bytes of one shard) and `perf` (milliseconds of one shard).
+---One way to shard one table. Equal shards that follow one another are a run of `runs`: `{ n =, rows =, cols =,
+---row_offset =, col_offset = }`; estimators add `storage = { hbm =, ddr =, ssd = }` (bytes of one shard) and `perf`
+---(milliseconds of one shard).
 ---
----Errors: a field that is missing or of another kind; an unknown sharding type; runs without storage or times where they are summed.
+---Errors: a field that is missing or of another kind; an unknown sharding type; runs without storage or times where
+---they are summed.
 ---@class peri.plan.ShardingOption
 ---@param fields table `path`, `name`, `rows`, `dim`, `sharding_type`, `compute_kernel`, `runs`, and others.
 ---@overload fun(fields: table): peri.plan.ShardingOption
@@ -136,9 +138,11 @@ function plan.EmbeddingStorageEstimator:of_run(option, run) end
 ---```lua
 ---local topology = plan.Topology { world_size = 2, compute_device = "cpu" }
 ---local step = plan.StepEstimator { topology = topology }
----local enumerator = plan.EmbeddingEnumerator { topology = topology, estimators = { step, plan.EmbeddingStorageEstimator {
+---local enumerator = plan.EmbeddingEnumerator { topology = topology,
+---  estimators = { step, plan.EmbeddingStorageEstimator {
 ---  topology = topology } }, sharder = plan.perilune_sharder }
----local space = enumerator:enumerate(plan.describe.of { tables = { { name = "a", num_embeddings = 1000, embedding_dim = 16 } } })
+---local space = enumerator:enumerate(
+---  plan.describe.of { tables = { { name = "a", num_embeddings = 1000, embedding_dim = 16 } } })
 ---step:estimate(space)
 ---print(step:of_run(space[1], space[1].runs[1]).total > 0) --> true
 ---print(plan.StepModel({ topology = topology }):rate({ space[1] }, { true }) > 0) --> true
@@ -209,8 +213,8 @@ plan.NoopStorageModel = {}
 ---@return number # Bytes.
 function plan.NoopStorageModel:rate(proposal, placement) end
 
----Places tables that go to all ranks first, then the others, the largest (or slowest) first, each shard on the least busy rank that it
----fits.
+---Places tables that go to all ranks first, then the others, the largest (or slowest) first, each shard on the least
+---busy rank that it fits.
 ---
 ---Errors: an unknown sort_by.
 ---@class peri.plan.GreedyPerfPartitioner
@@ -252,8 +256,8 @@ plan.UniformPartitioner = {}
 ---@return table|nil # Why not.
 function plan.UniformPartitioner:partition(proposal, topology, most) end
 
----A greedy placement whose fullest rank has as little as a search finds, and that is no slower than the plain one by more than the
----tolerance.
+---A greedy placement whose fullest rank has as little as a search finds, and that is no slower than the plain one by
+---more than the tolerance.
 ---
 ---Errors: a number out of its range.
 ---@class peri.plan.MemoryBalancedPartitioner

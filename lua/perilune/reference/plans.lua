@@ -1,7 +1,8 @@
 -- plans.lua: Plans and planners.
 --
--- A plan says for each table of each embedding collection how it is cut and which ranks have the parts. It is data: write it by hand, let a
--- planner make it, keep it in a file. docs/plans.md tells how planners think, docs/sharded_tables.md what the ways to cut cost.
+-- A plan says for each table of each embedding collection how it is cut and which ranks have the parts. It is data:
+-- write it by hand, let a planner make it, keep it in a file. docs/plans.md tells how planners think,
+-- docs/sharded_tables.md what the ways to cut cost.
 ---@meta
 
 ---@class peri
@@ -11,7 +12,8 @@ local plan = {}
 
 ---How one table is cut. The functions `plan.table_wise`, `plan.row_wise` and so on make one with fewer words.
 ---
----The types are `table_wise`, `row_wise`, `column_wise`, `table_row_wise`, `table_column_wise`, `grid_shard` and `data_parallel`.
+---The types are `table_wise`, `row_wise`, `column_wise`, `table_row_wise`, `table_column_wise`, `grid_shard` and
+---`data_parallel`.
 ---
 ---Errors: an unknown type or kernel; ranks or sizes that the type does not take.
 ---
@@ -74,8 +76,10 @@ function peri.ShardingPlan:get_plan_for_module(path) end
 ---Errors: a rank that is no number; an unknown option.
 ---
 ---```lua
----print(plan.table_wise(3).ranks[1], plan.row_wise().sharding_type, plan.column_wise({ ranks = { 0, 1 } }).ranks[2]) --> 3 row_wise 1
----print(plan.table_row_wise(1).hosts[1], plan.table_column_wise(0).hosts[1], plan.grid_shard({ 0, 1 }).hosts[2]) --> 1 0 1
+---print(plan.table_wise(3).ranks[1], plan.row_wise().sharding_type,
+---  plan.column_wise({ ranks = { 0, 1 } }).ranks[2]) --> 3 row_wise 1
+---print(plan.table_row_wise(1).hosts[1], plan.table_column_wise(0).hosts[1],
+---  plan.grid_shard({ 0, 1 }).hosts[2]) --> 1 0 1
 ---print(plan.data_parallel({ compute_kernel = "dense" }).compute_kernel) --> dense
 ---```
 ---@param rank? integer The rank (default: 0).
@@ -128,8 +132,8 @@ function plan.grid_shard(host_indexes, options) end
 ---@return peri.ParameterSharding
 function plan.data_parallel(options) end
 
----The plan that a value says: a ShardingPlan, a table, the path of a `.plan`, `.json` or `.lua` file. Lua files are run: load those that
----you trust.
+---The plan that a value says: a ShardingPlan, a table, the path of a `.plan`, `.json` or `.lua` file. Lua files are
+---run: load those that you trust.
 ---
 ---Errors: a file that cannot be read, or says no plan; the error names the file and the place.
 ---
@@ -160,7 +164,8 @@ function plan.save(plan, path, note) end
 ---@return peri.ShardingPlan
 function plan.load_text(path) end
 
----A plan as Lua text, the same for the same plan; and a plan of such a text, which is only read. `to_json` and `from_json`: as JSON.
+---A plan as Lua text, the same for the same plan; and a plan of such a text, which is only read. `to_json` and
+---`from_json`: as JSON.
 ---
 ---Errors: what is no ShardingPlan.
 ---
@@ -198,8 +203,8 @@ function plan.to_json(sharding_plan) end
 ---@return peri.ShardingPlan
 function plan.from_json(text, from) end
 
----A machine: how many ranks, what memory each has, how fast memories and links are. Times are in milliseconds, rates in bytes a
----millisecond. `tostring` shows it; its argument `devices` has the memory of each rank.
+---A machine: how many ranks, what memory each has, how fast memories and links are. Times are in milliseconds, rates in
+---bytes a millisecond. `tostring` shows it; its argument `devices` has the memory of each rank.
 ---
 ---Errors: an unknown argument; a number that is not above 0.
 ---
@@ -248,7 +253,8 @@ function plan.Topology.load(path, args) end
 ---Errors: an unknown name of a type or kernel; an empty list.
 ---
 ---```lua
----local constraints = { product = plan.ParameterConstraints { sharding_types = { "row_wise" }, pooling_factors = { 20 } } }
+---local constraints = { product = plan.ParameterConstraints { sharding_types = { "row_wise" },
+---  pooling_factors = { 20 } } }
 ---print(constraints.product.sharding_types[1]) --> row_wise
 ---```
 ---@class peri.plan.ParameterConstraints
@@ -268,16 +274,17 @@ plan.ParameterConstraints = {}
 ---@field device_group? string `cpu`, `cuda`: planners for other devices leave the table out (default: none).
 ---@field feature_names? string[] Kept for you (default: none).
 
----Looks for the plan whose slowest rank is fastest among those that fit. `planner.last` is the search: `num_proposals`, `num_plans`, and
----`best` with `rating` (estimated milliseconds of a step), `proposal` (a ShardingOption for each table: `name`, `sharding_type`,
----`compute_kernel`) and `placement` (for each option the rank of each part).
+---Looks for the plan whose slowest rank is fastest among those that fit. `planner.last` is the search: `num_proposals`,
+---`num_plans`, and `best` with `rating` (estimated milliseconds of a step), `proposal` (a ShardingOption for each
+---table: `name`, `sharding_type`, `compute_kernel`) and `placement` (for each option the rank of each part).
 ---
 ---Errors: an unknown argument; parts that do not go together.
 ---
 ---```lua
 ---local tables = {}
 ---for i = 1, 4 do
----  tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = 1000 * i, embedding_dim = 16, feature_names = { "f" .. i } }
+---  tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = 1000 * i, embedding_dim = 16,
+---    feature_names = { "f" .. i } }
 ---end
 ---local model = nn.Module()
 ---model.ebc = peri.EmbeddingBagCollection { tables = tables, device = "meta" }
@@ -309,7 +316,8 @@ plan.EmbeddingShardingPlanner = {}
 ---@field objective? fun(load: table): number What a plan is rated by, the less the better (default: the slowest rank).
 ---@field max_placements? integer Parts that the search places before it keeps the best plan so far (default: 2e7).
 
----The best plan of a model. Local: every rank that calls it makes its own; `collective_plan` gives all of them the same.
+---The best plan of a model. Local: every rank that calls it makes its own; `collective_plan` gives all of them the
+---same.
 ---
 ---Errors: nothing fits; the error says what came nearest and what would fit.
 ---@param model any A module, or a list of collections.
@@ -334,17 +342,20 @@ function plan.EmbeddingShardingPlanner:search(model) end
 ---@class peri.shard
 local shard = {}
 
----Print where the rows of a batch lie in a sharded module, on this rank: for each block of columns whose rows they are, how many, where in
----which buffer, where in the results, and who takes them there (the lookup, the transport, or a copy through a buffer); then the same of
----their gradients. docs/architecture.md has an example. The ids travel, but nothing is looked up. Collective.
+---Print where the rows of a batch lie in a sharded module, on this rank: for each block of columns whose rows they are,
+---how many, where in which buffer, where in the results, and who takes them there (the lookup, the transport, or a copy
+---through a buffer); then the same of their gradients. docs/architecture.md has an example. The ids travel, but nothing
+---is looked up. Collective.
 ---
 ---Errors: a module that has no tables of its own; a batch that its forward refuses.
 ---
 ---```lua
 ---local sharded = peri.shard.ShardedEmbeddingBagCollection { group = peri.init(), plan = { t = plan.table_wise(0) },
----  tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } },
+---  tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---    feature_names = { "f" } } },
 ---  fused_params = { optimizer = "sgd", learning_rate = 1 } }
----local text = peri.shard.explain(sharded, peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2, 3 }, lengths = { 1, 2 } })
+---local text = peri.shard.explain(sharded, peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2, 3 },
+---  lengths = { 1, 2 } })
 ---print(text:match "%d+ of %d+ bytes are copied") --> 0 of 32 bytes are copied
 ---```
 ---@param module any A sharded module.

@@ -1,8 +1,8 @@
 -- proposers.lua: Proposers, memory that is kept free, offloading.
 --
--- A proposer says which proposals the planner tries. Its methods: `load(space, enumerator)`, `propose()`, `feedback(...)`; some have
--- `begin(proposal, rating)`, the best that the proposers before found, or `within(topology)`, what is left of the machine. The example of
--- GreedyProposer runs them.
+-- A proposer says which proposals the planner tries. Its methods: `load(space, enumerator)`, `propose()`,
+-- `feedback(...)`; some have `begin(proposal, rating)`, the best that the proposers before found, or
+-- `within(topology)`, what is left of the machine. The example of GreedyProposer runs them.
 ---@meta
 
 ---@class peri.plan
@@ -18,7 +18,8 @@ local plan = {}
 ---local topology = plan.Topology { world_size = 2 }
 ---local enumerator = plan.EmbeddingEnumerator { topology = topology, batch_size = 64 }
 ---local space, best = enumerator:enumerate(model), nil
----for _, name in ipairs { "GreedyProposer", "UniformProposer", "GridSearchProposer", "DynamicProgrammingProposer", "WeighingProposer",
+---for _, name in ipairs { "GreedyProposer", "UniformProposer", "GridSearchProposer", "DynamicProgrammingProposer",
+---  "WeighingProposer",
 ---  "RefiningProposer" } do
 ---  local proposer = plan[name] {}
 ---  proposer:load(space, enumerator)
@@ -117,8 +118,8 @@ function plan.GridSearchProposer:propose() end
 ---@param topology? peri.plan.Topology The machine (default: none).
 function plan.GridSearchProposer:feedback(partitionable, proposal, rating, topology) end
 
----Begins with the best proposal of the proposers before it, and gives one table (or all that are alike) another option; goes on from what
----is better.
+---Begins with the best proposal of the proposers before it, and gives one table (or all that are alike) another option;
+---goes on from what is better.
 ---
 ---Errors: an argument out of its range; a search space that is no list of estimated options.
 ---
@@ -222,8 +223,8 @@ function plan.WeighingProposer:feedback(partitionable, proposal, rating, topolog
 ---@param topology peri.plan.Topology The machine.
 function plan.WeighingProposer:within(topology) end
 
----Tables behind caches: first with the caches that their constraints say, then with larger ones, as long as memory is left. For tables
----whose `cache_params` have `stats`.
+---Tables behind caches: first with the caches that their constraints say, then with larger ones, as long as memory is
+---left. For tables whose `cache_params` have `stats`.
 ---
 ---Errors: an argument out of its range; a search space that is no list of estimated options.
 ---
@@ -255,12 +256,14 @@ function plan.EmbeddingOffloadScaleupProposer:propose() end
 ---@param topology peri.plan.Topology The machine.
 function plan.EmbeddingOffloadScaleupProposer:feedback(partitionable, proposal, rating, topology) end
 
----What is known of a table's ids, for the size of its cache: TorchRec's CacheStatistics, the field `stats` of CacheParams.
+---What is known of a table's ids, for the size of its cache: TorchRec's CacheStatistics, the field `stats` of
+---CacheParams.
 ---
 ---Errors: a list without numbers.
 ---
 ---```lua
----local stats = plan.EmbeddingOffloadStats { cacheability = 0.5, expected_lookups = 10, mrc_hist_counts = { 3, 1 }, height = 100 }
+---local stats = plan.EmbeddingOffloadStats { cacheability = 0.5, expected_lookups = 10, mrc_hist_counts = { 3, 1 },
+---  height = 100 }
 ---print(stats:expected_miss_rate(0.5), stats:expected_miss_rate(1)) --> 0.25 0
 ---```
 ---@class peri.plan.EmbeddingOffloadStats
@@ -284,13 +287,15 @@ function plan.EmbeddingOffloadStats:expected_miss_rate(load_factor) end
 ---
 ---```lua
 ---local topology = plan.Topology { world_size = 2, compute_device = "cpu", ddr_cap = 1000 }
----local model = plan.describe.of { tables = { { name = "a", num_embeddings = 10, embedding_dim = 4 } }, dense_bytes = 10 }
+---local model = plan.describe.of { tables = { { name = "a", num_embeddings = 10, embedding_dim = 4 } },
+---  dense_bytes = 10 }
 ---local kept = plan.FixedPercentageStorageReservation { percentage = 0.5, tiers = { "ddr" } }
 ---print(kept:reserve(topology).devices[1].ddr) --> 500
 ---print(plan.FixedAbsoluteStorageReservation({ bytes = 100 }):reserve(topology).devices[1].ddr) --> 900
 ---local heuristic = plan.HeuristicalStorageReservation { percentage = 0, dense_tensor_estimate = 100 }
 ---print(heuristic:reserve(topology, model, 1).devices[1].ddr < 900) --> true
----print(plan.InferenceStorageReservation({ percentage = 0 }):reserve(topology, model, 1).devices[1].ddr < 1000) --> true
+---print(plan.InferenceStorageReservation({ percentage = 0 }):reserve(topology, model,
+---  1).devices[1].ddr < 1000) --> true
 ---```
 ---@class peri.plan.FixedPercentageStorageReservation
 ---@overload fun(args?: peri.plan.FixedPercentageStorageReservation.args): peri.plan.FixedPercentageStorageReservation

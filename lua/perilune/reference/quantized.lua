@@ -1,24 +1,28 @@
 -- quantized.lua: Quantized tables, for serving.
 --
--- Collections whose rows are bytes, or f16, bf16, f32. They are written once (`from_float`, `load_state_dict`, `write_rows`) and looked up;
--- nothing is trained or recorded. docs/quantized_tables.md tells more. In shapes, B is the number of samples.
+-- Collections whose rows are bytes, or f16, bf16, f32. They are written once (`from_float`, `load_state_dict`,
+-- `write_rows`) and looked up; nothing is trained or recorded. docs/quantized_tables.md tells more. In shapes, B is the
+-- number of samples.
 ---@meta
 
 ---@class peri
 local peri = {}
 
----A quantized EmbeddingBagCollection: called with a KeyedJaggedTensor, it returns what that returns. Tables may be of different data types.
----Ids outside of a table, and ids of rows that pruning left out, add nothing.
+---A quantized EmbeddingBagCollection: called with a KeyedJaggedTensor, it returns what that returns. Tables may be of
+---different data types. Ids outside of a table, and ids of rows that pruning left out, add nothing.
 ---
----Errors: tables that are no EmbeddingBagConfigs; an unknown data type; a feature that the batch does not have; a learning rate.
+---Errors: tables that are no EmbeddingBagConfigs; an unknown data type; a feature that the batch does not have; a
+---learning rate.
 ---
 ---```lua
----local float = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---local float = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
+---  embedding_dim = 4,
 ---  feature_names = { "f" } } } }
 ---local quant = peri.QuantEmbeddingBagCollection.from_float(float, { dtype = "INT8" })
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }
 ---print(quant:forward(batch):values():size(2), quant:is_weighted(), quant:embedding_dims()[1]) --> 4 false 4
----print(quant:embedding_bag_configs()[1].data_type, quant:weight("t"):dtype(), quant:table_state("t"):size(2)) --> INT8 u8 8
+---print(quant:embedding_bag_configs()[1].data_type, quant:weight("t"):dtype(),
+---  quant:table_state("t"):size(2)) --> INT8 u8 8
 ---quant:write_rows("t", 3, peri.ones { 1, 4 })
 ---print(quant:copy("cpu"):table_rows("t", "weight", 3, 1):item(0)) --> 1
 ---```
@@ -81,24 +85,28 @@ function peri.QuantEmbeddingBagCollection:write_rows(name, row, source) end
 ---@return peri.QuantEmbeddingBagCollection
 function peri.QuantEmbeddingBagCollection:copy(device) end
 
----Make one of a trained collection, which stays as it is. Of one on device `meta` it makes a description on device `meta`.
+---Make one of a trained collection, which stays as it is. Of one on device `meta` it makes a description on device
+---`meta`.
 ---@param collection peri.EmbeddingBagCollection The trained one.
 ---@param args? table `dtype` (INT8), `per_table_weight_dtype`, `output_dtype`, `bounds_check_mode`, `pruned`, `device` (default: INT8).
 ---@return peri.QuantEmbeddingBagCollection
 function peri.QuantEmbeddingBagCollection.from_float(collection, args) end
 
----A quantized EmbeddingCollection: called with a KeyedJaggedTensor, it returns what that returns. Tables may be of different data types.
----Ids outside of a table, and ids of rows that pruning left out, add nothing.
+---A quantized EmbeddingCollection: called with a KeyedJaggedTensor, it returns what that returns. Tables may be of
+---different data types. Ids outside of a table, and ids of rows that pruning left out, add nothing.
 ---
----Errors: tables that are no EmbeddingConfigs; an unknown data type; a feature that the batch does not have; a learning rate.
+---Errors: tables that are no EmbeddingConfigs; an unknown data type; a feature that the batch does not have; a learning
+---rate.
 ---
 ---```lua
----local float = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---local float = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = 10,
+---  embedding_dim = 4,
 ---  feature_names = { "f" } } } }
 ---local quant = peri.QuantEmbeddingCollection.from_float(float, { dtype = "INT8" })
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }
 ---print(quant:forward(batch).f:values():size(1), quant:need_indices(), quant:embedding_dim()) --> 2 false 4
----print(quant:embedding_configs()[1].data_type, quant:weight("t"):dtype(), quant:table_state("t"):size(2)) --> INT8 u8 8
+---print(quant:embedding_configs()[1].data_type, quant:weight("t"):dtype(),
+---  quant:table_state("t"):size(2)) --> INT8 u8 8
 ---quant:write_rows("t", 3, peri.ones { 1, 4 })
 ---print(quant:copy("cpu"):table_rows("t", "weight", 3, 1):item(0)) --> 1
 ---```
@@ -161,19 +169,21 @@ function peri.QuantEmbeddingCollection:write_rows(name, row, source) end
 ---@return peri.QuantEmbeddingCollection
 function peri.QuantEmbeddingCollection:copy(device) end
 
----Make one of a trained collection, which stays as it is. Of one on device `meta` it makes a description on device `meta`.
+---Make one of a trained collection, which stays as it is. Of one on device `meta` it makes a description on device
+---`meta`.
 ---@param collection peri.EmbeddingCollection The trained one.
 ---@param args? table `dtype` (INT8), `per_table_weight_dtype`, `output_dtype`, `bounds_check_mode`, `pruned`, `device` (default: INT8).
 ---@return peri.QuantEmbeddingCollection
 function peri.QuantEmbeddingCollection.from_float(collection, args) end
 
----A copy of a model in evaluation mode, with quantized collections in place of its embedding collections. The model stays as it is, and
----shares nothing with the copy.
+---A copy of a model in evaluation mode, with quantized collections in place of its embedding collections. The model
+---stays as it is, and shares nothing with the copy.
 ---
 ---Errors: a model without collections; a sharded model; a table that is named and is not there; inplace.
 ---
 ---```lua
----local float = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---local float = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
+---  embedding_dim = 4,
 ---  feature_names = { "f" } } } }
 ---local served, made = peri.quantize_embeddings { module = nn.Sequential { float }, dtype = "INT4" }
 ---print(served[1].class_name, made[1].path) --> QuantEmbeddingBagCollection 0

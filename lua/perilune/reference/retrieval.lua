@@ -1,7 +1,7 @@
 -- retrieval.lua: Retrieval: the items with the largest products.
 --
--- The last step of two-tower models: a query's vector is compared with the vectors of all items. N is the number of items, Q that of
--- queries, D the length of a vector.
+-- The last step of two-tower models: a query's vector is compared with the vectors of all items. N is the number of
+-- items, Q that of queries, D the length of a vector.
 ---@meta
 
 ---@class peri
@@ -11,12 +11,12 @@ local peri = {}
 ---@class peri.sparse
 peri.sparse = {}
 
----For each query the `k` items with the largest products, the largest first; of equal ones the item with the smaller number comes first.
----All items are looked at; nothing of size Q x N is made. A query's answer has the same bits beside any other queries. A product that is
----NaN counts as -infinity. There is no gradient.
+---For each query the `k` items with the largest products, the largest first; of equal ones the item with the smaller
+---number comes first. All items are looked at; nothing of size Q x N is made. A query's answer has the same bits beside
+---any other queries. A product that is NaN counts as -infinity. There is no gradient.
 ---
----Errors: items and queries of other lengths or on different devices; a `k` above N or 2048, or below 1; rows of codes without their
----format.
+---Errors: items and queries of other lengths or on different devices; a `k` above N or 2048, or below 1; rows of codes
+---without their format.
 ---
 ---```lua
 ---local queries, items = peri.tensor { { 1, 0 }, { 0, 1 } }, peri.tensor { { 3, 0 }, { 1, 1 }, { 0, 2 }, { 2, 1 } }

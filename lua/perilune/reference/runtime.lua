@@ -8,8 +8,8 @@ local Tensor = {}
 ---@class peri.stream
 local stream = {}
 
----Run a function; handles (tensors and others) that are made meanwhile are released at its end, also when it fails. Loops that make many
----tensors stay flat in memory this way. Pipelines have a scope for each step.
+---Run a function; handles (tensors and others) that are made meanwhile are released at its end, also when it fails.
+---Loops that make many tensors stay flat in memory this way. Pipelines have a scope for each step.
 ---
 ---Errors: what is no function; what the function raises.
 ---
@@ -48,8 +48,8 @@ function peri.keep(h) end
 ---@return any # What it returned.
 function peri.no_grad(f, ...) end
 
----Run a function with products (linear layers, matmul) in 16-bit floats, as PyTorch's autocast; parameters stay f32. Without a function it
----makes a region with methods `enter()` and `exit()`. docs/precision.md tells more.
+---Run a function with products (linear layers, matmul) in 16-bit floats, as PyTorch's autocast; parameters stay f32.
+---Without a function it makes a region with methods `enter()` and `exit()`. docs/precision.md tells more.
 ---
 ---Errors: an unknown option, device or dtype.
 ---
@@ -78,8 +78,9 @@ function peri.set_float32_matmul_precision(precision) end
 ---@return string
 function peri.get_float32_matmul_precision() end
 
----A place on the gradient tape. A Hook is called with a tensor and returns one of the same elements; a backward pass that has computed the
----gradient of that one calls `f(gradient)` before it goes on (`f(nil)` where no gradient came). It works as long as the Hook lives.
+---A place on the gradient tape. A Hook is called with a tensor and returns one of the same elements; a backward pass
+---that has computed the gradient of that one calls `f(gradient)` before it goes on (`f(nil)` where no gradient came).
+---It works as long as the Hook lives.
 ---
 ---Errors: what is no function; what f raises.
 ---
@@ -95,9 +96,10 @@ function peri.get_float32_matmul_precision() end
 ---@overload fun(f: function): peri.Tensor.Hook
 Tensor.Hook = {}
 
----A new stream of a device: a queue of work. Work of one stream runs in order, work of two streams in any order that no event forbids.
----Methods: `wait_event(event)`, `wait_stream(stream)`, `record_event([event])`, `query()` (whether all has run), `synchronize()`,
----`device()`. On `cpu` everything runs at once. Join streams before what both use is released.
+---A new stream of a device: a queue of work. Work of one stream runs in order, work of two streams in any order that no
+---event forbids. Methods: `wait_event(event)`, `wait_stream(stream)`, `record_event([event])`, `query()` (whether all
+---has run), `synchronize()`, `device()`. On `cpu` everything runs at once. Join streams before what both use is
+---released.
 ---
 ---Errors: an unknown device.
 ---
@@ -115,8 +117,8 @@ Tensor.Hook = {}
 ---@return any # The stream.
 function stream.Stream(device) end
 
----A new event of a device: a mark in a stream. Methods: `record([stream])`, `wait([stream])`, `query()` (whether all before the mark has
----run), `synchronize()`, `device()`. One that was never recorded is done.
+---A new event of a device: a mark in a stream. Methods: `record([stream])`, `wait([stream])`, `query()` (whether all
+---before the mark has run), `synchronize()`, `device()`. One that was never recorded is done.
 ---
 ---Errors: an unknown device.
 ---@param device? string The device (default: that of the rank).
@@ -139,14 +141,15 @@ function stream.current(device) end
 ---@return any # What it returned.
 function stream.run(stream, f, ...) end
 
----Give memory that the device keeps for later, and does not use, back to the driver: for other libraries that allocate for themselves.
+---Give memory that the device keeps for later, and does not use, back to the driver: for other libraries that allocate
+---for themselves.
 ---
 ---Errors: an unknown device.
 ---@param device? string The device (default: that of the rank).
 function stream.empty_cache(device) end
 
----Let all ranks stop together, after the same step, when one of them is asked to: by SIGTERM, SIGINT, SIGUSR1, SIGUSR2 (under `perilune
----run`) or by `request_stop`. Pipelines then load no more batches. On all ranks together.
+---Let all ranks stop together, after the same step, when one of them is asked to: by SIGTERM, SIGINT, SIGUSR1, SIGUSR2
+---(under `perilune run`) or by `request_stop`. Pipelines then load no more batches. On all ranks together.
 ---
 ---Errors: what is no function.
 ---
@@ -169,8 +172,9 @@ function peri.on_stop(f) end
 ---Errors: neither `on_stop` nor `stopping` was called before.
 function peri.request_stop() end
 
----For loops of one's own, at the end of each step: why all ranks stop, or nil. When it returns a reason, the functions of `on_stop` have
----been called. Collective; it tells what was asked before its last call, so no rank waits for the others.
+---For loops of one's own, at the end of each step: why all ranks stop, or nil. When it returns a reason, the functions
+---of `on_stop` have been called. Collective; it tells what was asked before its last call, so no rank waits for the
+---others.
 ---@return string|nil # `"SIGTERM"`, ..., or `"script"`; nil: go on.
 ---@return number|nil # Seconds that are left; `math.huge`: no limit.
 function peri.stopping() end

@@ -1,18 +1,20 @@
 -- sequences.lua: Sequences: attention, places and times within jagged tensors.
 --
--- A sequence is a bag of a jagged tensor; its rows are its *members*, the oldest first. Its last members may be *targets*: items that a
--- ranker is asked about; those before them are the *history*. Nothing is padded. Names and arguments are those of generative-recommenders
--- (HSTU) where it has them. In shapes, n is the number of all members, B of sequences. docs/sequences.md tells more.
+-- A sequence is a bag of a jagged tensor; its rows are its *members*, the oldest first. Its last members may be
+-- *targets*: items that a ranker is asked about; those before them are the *history*. Nothing is padded. Names and
+-- arguments are those of generative-recommenders (HSTU) where it has them. In shapes, n is the number of all members, B
+-- of sequences. docs/sequences.md tells more.
 ---@meta
 
 ---@class peri.sparse
 local sparse = {}
 
----Attention within each sequence: the values of what a member sees, weighted by the softmax of `alpha * q . k`. A member sees itself and
----what is before it; a target sees the history and itself, but no other target. Recorded on the tape.
+---Attention within each sequence: the values of what a member sees, weighted by the softmax of `alpha * q . k`. A
+---member sees itself and what is before it; a target sees the history and itself, but no other target. Recorded on the
+---tape.
 ---
----Errors: shapes or dtypes that do not fit; offsets that do not cut the rows; more targets than members; a sequence longer than
----`max_seq_len`.
+---Errors: shapes or dtypes that do not fit; offsets that do not cut the rows; more targets than members; a sequence
+---longer than `max_seq_len`.
 ---
 ---```lua
 ---local offsets = peri.tensor({ 0, 1, 3 }, "i64")
@@ -35,8 +37,8 @@ function sparse.jagged_attention(args) end
 ---@field alpha? number Factor of the products (default: 1 / sqrt(D)).
 ---@field causal? boolean Whether members of the history see only what is before them (default: true).
 
----HSTU's attention within each sequence: as `jagged_attention`, but the weights are `silu(alpha * q . k) / max_seq_len`, one by one, so
----that they do not compete. Recorded on the tape.
+---HSTU's attention within each sequence: as `jagged_attention`, but the weights are `silu(alpha * q . k) /
+---max_seq_len`, one by one, so that they do not compete. Recorded on the tape.
 ---
 ---Errors: as `jagged_attention`; no `max_seq_len`.
 ---
@@ -50,13 +52,15 @@ function sparse.jagged_attention(args) end
 ---@return peri.Tensor # `[n, heads, V]`.
 function sparse.hstu_mha(args) end
 
----How far each member is from the first target of its sequence (from the end, if there are none): `length - place`; 0 for targets.
+---How far each member is from the first target of its sequence (from the end, if there are none): `length - place`; 0
+---for targets.
 ---
 ---Errors: offsets that do not cut the rows; more targets than members.
 ---
 ---```lua
 ---local offsets = peri.tensor({ 0, 1, 3 }, "i64")
----print(table.concat(peri.sparse.sequence_positions { seq_offsets = offsets, rows = 3, max_positions = 9 }:to_list(), " ")) --> 1 2 1
+---print(table.concat(peri.sparse.sequence_positions { seq_offsets = offsets, rows = 3, max_positions = 9 }:to_list(),
+---  " ")) --> 1 2 1
 ---```
 ---@param args peri.sparse.sequence_positions.args
 ---@return peri.Tensor # Numbers of 0..max_positions - 1: i64 `[n]`.
@@ -68,7 +72,8 @@ function sparse.sequence_positions(args) end
 ---@field max_positions integer What is further away gets the last number: the rows of a table of positions.
 ---@field num_targets? peri.Tensor Targets of each sequence: `[B]`, i32 or i64 (default: none).
 
----The number of each member's sequence: with `index_select_dim0` it repeats a row of each sequence for all of its members.
+---The number of each member's sequence: with `index_select_dim0` it repeats a row of each sequence for all of its
+---members.
 ---
 ---Errors: offsets that do not cut the rows.
 ---
@@ -80,8 +85,9 @@ function sparse.sequence_positions(args) end
 ---@return peri.Tensor # i64 `[n]`.
 function sparse.sequence_numbers(seq_offsets, rows) end
 
----How long before the last member of its sequence each member happened, as a number that a table can have a row for: the whole part of
----`sqrt(d / increment)`, d being the difference of their times; at most `num_buckets`, which is one of them.
+---How long before the last member of its sequence each member happened, as a number that a table can have a row for:
+---the whole part of `sqrt(d / increment)`, d being the difference of their times; at most `num_buckets`, which is one
+---of them.
 ---
 ---Errors: offsets that do not cut the times; an increment that is not above 0.
 ---
@@ -107,7 +113,8 @@ function sparse.time_buckets(args) end
 ---```lua
 ---local left, right = peri.tensor({ 0, 1, 2 }, "i64"), peri.tensor({ 0, 0, 2 }, "i64")
 ---local both, offsets = peri.sparse.concat_2D_jagged {
----  values_left = peri.tensor { 1, 2 }, offsets_left = left, values_right = peri.tensor { 8, 9 }, offsets_right = right,
+---  values_left = peri.tensor { 1, 2 }, offsets_left = left, values_right = peri.tensor { 8, 9 },
+---    offsets_right = right,
 ---}
 ---print(table.concat(both:to_list(), " "), table.concat(offsets:to_list(), " ")) --> 1 2 8 9 0 1 4
 ---```
@@ -122,14 +129,15 @@ function sparse.concat_2D_jagged(args) end
 ---@field offsets_left peri.Tensor Offsets of the left values: `[B + 1]`, i32 or i64.
 ---@field offsets_right peri.Tensor Offsets of the right values: `[B + 1]`, i32 or i64.
 
----The way back: the first rows of each bag, as many as `offsets_left` says, and the others. Recorded on the tape. Reads the last offsets,
----which waits for the device.
+---The way back: the first rows of each bag, as many as `offsets_left` says, and the others. Recorded on the tape. Reads
+---the last offsets, which waits for the device.
 ---
 ---Errors: offsets that do not cut the values.
 ---
 ---```lua
 ---local left, right = peri.tensor({ 0, 1, 2 }, "i64"), peri.tensor({ 0, 0, 2 }, "i64")
----local a, b = peri.sparse.split_2D_jagged { values = peri.tensor { 1, 2, 8, 9 }, offsets_left = left, offsets_right = right }
+---local a, b = peri.sparse.split_2D_jagged { values = peri.tensor { 1, 2, 8, 9 }, offsets_left = left,
+---  offsets_right = right }
 ---print(table.concat(a:to_list(), " "), table.concat(b:to_list(), " ")) --> 1 2 8 9
 ---```
 ---@param args peri.sparse.split_2D_jagged.args

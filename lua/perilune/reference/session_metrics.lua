@@ -1,16 +1,17 @@
 -- session_metrics.lua: Metrics of sessions and segments, and files for TensorBoard.
 --
--- Metrics of groups of samples: of sessions (what was shown together: one user's, one request's), and of segments (a country, a device).
--- `update(predictions, labels, weights, groups)` takes the group of each sample: a list of numbers or a tensor `[B]`. All else is as said
--- with `peri.nn.metrics`.
+-- Metrics of groups of samples: of sessions (what was shown together: one user's, one request's), and of segments (a
+-- country, a device). `update(predictions, labels, weights, groups)` takes the group of each sample: a list of numbers
+-- or a tensor `[B]`. All else is as said with `peri.nn.metrics`.
 ---@meta
 
 ---@class peri.nn.metrics
 local metrics = {}
 
----GAUC: the mean over sessions of the area under the ROC curve within each. Sessions whose labels or predictions are all the same do not
----count. `compute` gives `lifetime_gauc`, `window_gauc` (0.5 without a session that counts) and `lifetime_gauc_num_samples`,
----`window_gauc_num_samples`: the sessions that counted. Sessions of different updates, and of different ranks, are different ones.
+---GAUC: the mean over sessions of the area under the ROC curve within each. Sessions whose labels or predictions are
+---all the same do not count. `compute` gives `lifetime_gauc`, `window_gauc` (0.5 without a session that counts) and
+---`lifetime_gauc_num_samples`, `window_gauc_num_samples`: the sessions that counted. Sessions of different updates, and
+---of different ranks, are different ones.
 ---
 ---Errors: an unknown argument; a window_size below 1; an update without sessions, or with labels outside of 0..1.
 ---
@@ -23,8 +24,9 @@ local metrics = {}
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.GAUCMetric
 metrics.GAUCMetric = {}
 
----Recall at k: which share of the positive samples is among the `top_threshold` highest predictions of its session. Of equal predictions
----all count as the highest of them. `compute` gives `lifetime_recall_session`, `window_recall_session`; NaN without positive samples.
+---Recall at k: which share of the positive samples is among the `top_threshold` highest predictions of its session. Of
+---equal predictions all count as the highest of them. `compute` gives `lifetime_recall_session`,
+---`window_recall_session`; NaN without positive samples.
 ---
 ---Errors: an unknown argument; a top_threshold below 1; an update without sessions, or with labels outside of 0..1.
 ---
@@ -57,10 +59,11 @@ metrics.RecallSessionMetric = {}
 ---@overload fun(args: peri.nn.metrics.session.args): peri.nn.metrics.PrecisionSessionMetric
 metrics.PrecisionSessionMetric = {}
 
----The normalized entropy of each segment. `update` takes the segment of each sample, a whole number from 0 on. `compute` gives
----`lifetime_segmented_ne_0`, `window_segmented_ne_0`, and so on; NaN for a segment without samples.
+---The normalized entropy of each segment. `update` takes the segment of each sample, a whole number from 0 on.
+---`compute` gives `lifetime_segmented_ne_0`, `window_segmented_ne_0`, and so on; NaN for a segment without samples.
 ---
----Errors: an unknown argument; num_groups below 1; an update with a segment that is not below num_groups, or with logits.
+---Errors: an unknown argument; num_groups below 1; an update with a segment that is not below num_groups, or with
+---logits.
 ---
 ---```lua
 ---local metric = peri.nn.metrics.SegmentedNEMetric { num_groups = 2 }
@@ -76,10 +79,12 @@ metrics.SegmentedNEMetric = {}
 ---@field window_size? integer Samples of all ranks together that the window holds (default: 10000000).
 ---@field group? peri.dist.Group|boolean The ranks (default: the world when the first samples come); `false`: this rank alone.
 
----Numbers of a run as an event file, which TensorBoard reads: `tensorboard --logdir FOLDER`. Each writer makes a file of its own, and
----TensorBoard takes all files of a folder for one run, so a run that goes on with `--resume` adds to its curves. One rank writes.
+---Numbers of a run as an event file, which TensorBoard reads: `tensorboard --logdir FOLDER`. Each writer makes a file
+---of its own, and TensorBoard takes all files of a folder for one run, so a run that goes on with `--resume` adds to
+---its curves. One rank writes.
 ---
----Errors: a folder that cannot be made; a step that is not whole, or below 0; a value that is no number; a writer that is closed.
+---Errors: a folder that cannot be made; a step that is not whole, or below 0; a value that is no number; a writer that
+---is closed.
 ---
 ---```lua
 ---local folder = os.tmpname() .. ".events"
@@ -108,7 +113,8 @@ metrics.SummaryWriter = {}
 ---@param step integer The step.
 function metrics.SummaryWriter:add_scalar(tag, value, step) end
 
----Add all numbers of a table, such as `metric:compute()`: each under its key, those of tables within it under `outer/inner`.
+---Add all numbers of a table, such as `metric:compute()`: each under its key, those of tables within it under
+---`outer/inner`.
 ---
 ---Errors: a step that is not whole, or below 0.
 ---@param values table Numbers by name; what is no number is left out.

@@ -6,14 +6,15 @@ local shard = {}
 ---@class peri.shard.utils
 local utils = {}
 
----A tensor of which each rank of a group has pieces: what a `state_dict` holds for a table that is spread over ranks. It says where every
----piece is, and reaches those of this rank.
+---A tensor of which each rank of a group has pieces: what a `state_dict` holds for a table that is spread over ranks.
+---It says where every piece is, and reaches those of this rank.
 ---
 ---Errors: metadata or pieces without offsets and sizes; pieces that are of no one moment.
 ---
 ---```lua
 ---local pieces = { { shard_offsets = { 0, 0 }, shard_sizes = { 2, 3 }, placement = "rank:0" } }
----local t = peri.shard.ShardedTensor { size = { 2, 3 }, dtype = "f32", shards_metadata = pieces, local_shards = { { metadata = pieces[1],
+---local t = peri.shard.ShardedTensor { size = { 2, 3 }, dtype = "f32", shards_metadata = pieces,
+---  local_shards = { { metadata = pieces[1],
 ---  tensor = peri.ones { 2, 3 } } } }
 ---print(t:size(2), t:shape()[1], t:dtype(), #t:local_shards(), t:metadata().size[1]) --> 3 2 f32 1 2
 ---print(t:gather():sum():item(), t:clone():size(1)) --> 6 2
@@ -55,8 +56,8 @@ function shard.ShardedTensor:local_shards() end
 ---@return table # `{ size =, dtype =, shards_metadata = }`.
 function shard.ShardedTensor:metadata() end
 
----The whole, on every rank. A state with one number a row, of a table cut by columns, becomes the mean of its pieces, by their width.
----Collective.
+---The whole, on every rank. A state with one number a row, of a table cut by columns, becomes the mean of its pieces,
+---by their width. Collective.
 ---@return peri.Tensor # Of the whole's shape.
 function shard.ShardedTensor:gather() end
 
@@ -84,7 +85,8 @@ function shard.clone_state_dict(dict) end
 ---@return table
 function shard.gather_state_dict(dict) end
 
----Whether EmbeddingCollections that are sharded from now on send each id once. `use_index_dedup` of the sharder counts where it is given.
+---Whether EmbeddingCollections that are sharded from now on send each id once. `use_index_dedup` of the sharder counts
+---where it is given.
 ---
 ---Errors: what is neither true nor false.
 ---
@@ -105,7 +107,8 @@ function shard.get_ec_index_dedup() end
 ---Errors: a model without quantized collections; a plan that names others.
 ---
 ---```lua
----local float = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---local float = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
+---  embedding_dim = 4,
 ---  feature_names = { "f" } } } }
 ---local quant = peri.QuantEmbeddingBagCollection.from_float(float)
 ---local model = peri.shard.shard_quant_model { module = nn.Sequential { quant }, env = peri.ShardingEnv.from_local(2) }
@@ -132,18 +135,22 @@ function shard.shard_quant_model(args) end
 ---@return peri.nn.Module
 function shard.sharded_model_copy(module, device) end
 
----A sharded quantized collection of tables that are all sharded by one type, without rows yet. `create_infer_embedding_sharding` makes that
----of rows that are not pooled.
+---A sharded quantized collection of tables that are all sharded by one type, without rows yet.
+---`create_infer_embedding_sharding` makes that of rows that are not pooled.
 ---
 ---Errors: a type other than column_wise, row_wise, table_wise; a table of another type.
 ---
 ---```lua
----local bag = peri.EmbeddingBagConfig { name = "t", num_embeddings = 4, embedding_dim = 4, feature_names = { "f" }, data_type = "INT8" }
----local row = peri.EmbeddingConfig { name = "t", num_embeddings = 4, embedding_dim = 4, feature_names = { "f" }, data_type = "INT8" }
+---local bag = peri.EmbeddingBagConfig { name = "t", num_embeddings = 4, embedding_dim = 4, feature_names = { "f" },
+---  data_type = "INT8" }
+---local row = peri.EmbeddingConfig { name = "t", num_embeddings = 4, embedding_dim = 4, feature_names = { "f" },
+---  data_type = "INT8" }
 ---local env, s = peri.ShardingEnv.from_local(2), peri.shard
 ---local entry = plan.ParameterSharding { sharding_type = "table_wise", compute_kernel = "quant", ranks = { 1 } }
----local bags = s.create_infer_embedding_bag_sharding("table_wise", { { embedding_config = bag, param_sharding = entry } }, env)
----local rows = s.create_infer_embedding_sharding("table_wise", { { embedding_config = row, param_sharding = entry } }, env)
+---local bags = s.create_infer_embedding_bag_sharding("table_wise",
+---  { { embedding_config = bag, param_sharding = entry } }, env)
+---local rows = s.create_infer_embedding_sharding("table_wise", { { embedding_config = row, param_sharding = entry } },
+---  env)
 ---print(bags.class_name, rows.class_name) --> ShardedQuantEmbeddingBagCollection ShardedQuantEmbeddingCollection
 ---```
 ---@param sharding_type string The type.
@@ -190,7 +197,8 @@ function shard.flatten_feature_lengths(features) end
 ---print(utils.merge_fused_params({ eps = 1 }, { lr = 2 }).learning_rate) --> 2
 ---print(utils.convert_to_fbgemm_types({ output_dtype = "FP16" }).output_dtype) --> f16
 ---print(utils.add_params_from_parameter_sharding({ eps = 1 }, plan.table_wise(0)).eps) --> 1
----print(utils.optimizer_type_to_emb_opt_type(nn.optim.Adam), #utils.get_unsharded_module_names(nn.Sequential { nn.ReLU() })) --> adam 0
+---print(utils.optimizer_type_to_emb_opt_type(nn.optim.Adam),
+---  #utils.get_unsharded_module_names(nn.Sequential { nn.ReLU() })) --> adam 0
 ---utils.init_parameters(nn.ReLU(), "cpu")
 ---```
 ---@param prefix string The first part.
@@ -305,13 +313,17 @@ function shard.create_mc_sharding(sharding, module, env) end
 ---
 ---```lua
 ---local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 8, embedding_dim = 2, feature_names = { "f" } }
----local hash = peri.HashZchManagedCollisionModule { zch_size = 8, total_num_buckets = 1, eviction_policy_name = "LRU_EVICTION" }
----local mcc = peri.ManagedCollisionCollection { managed_collision_modules = { t = hash }, embedding_configs = { config } }
+---local hash = peri.HashZchManagedCollisionModule { zch_size = 8, total_num_buckets = 1,
+---  eviction_policy_name = "LRU_EVICTION" }
+---local mcc = peri.ManagedCollisionCollection { managed_collision_modules = { t = hash },
+---  embedding_configs = { config } }
 ---local maps = peri.shard.ShardedManagedCollisionCollection { managed_collision_collection = mcc, group = peri.init(),
 ---  plan = plan.EmbeddingModuleShardingPlan { t = plan.row_wise() } }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1000000007 } } }
----print(maps:forward(batch):values():item() < 8, maps:feature_names()[1], maps:embedding_configs()[1].name) --> true f t
----print(maps:open_slots().t, maps:statistics().t.ids, maps:local_statistics().t.ids, type(maps:evict())) --> 7 1 1 table
+---print(maps:forward(batch):values():item() < 8, maps:feature_names()[1],
+---  maps:embedding_configs()[1].name) --> true f t
+---print(maps:open_slots().t, maps:statistics().t.ids, maps:local_statistics().t.ids,
+---  type(maps:evict())) --> 7 1 1 table
 ---maps:set_time(5)
 ---print(maps:copy().class_name) --> ShardedManagedCollisionCollection
 ---maps:copy_from(mcc)

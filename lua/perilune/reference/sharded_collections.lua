@@ -1,9 +1,9 @@
 -- sharded_collections.lua: Sharded collections of tables.
 --
--- Named arguments that all of them take: `tables` (configurations), `plan` (an EmbeddingModuleShardingPlan, or a table of
--- ParameterShardings), `group` (the ranks); optional: `fused_params`, `table_fused_params` (by table), `is_weighted`, `device`, `seed`,
--- `gradient_division`, `qcomm_codecs_registry`, `name` (the path, for messages). Sharders make them; a script does so by hand where it
--- wants to.
+-- Named arguments that all of them take: `tables` (configurations), `plan` (an EmbeddingModuleShardingPlan, or a table
+-- of ParameterShardings), `group` (the ranks); optional: `fused_params`, `table_fused_params` (by table),
+-- `is_weighted`, `device`, `seed`, `gradient_division`, `qcomm_codecs_registry`, `name` (the path, for messages).
+-- Sharders make them; a script does so by hand where it wants to.
 ---@meta
 
 ---@class peri.shard
@@ -23,7 +23,8 @@ shard.ShardedEmbeddingModule = {}
 ---@param iteration integer Updates.
 function shard.ShardedEmbeddingModule:set_iteration(iteration) end
 
----Write the changed rows of tables in files; afterwards all files of all ranks are whole, and of one moment. Collective.
+---Write the changed rows of tables in files; afterwards all files of all ranks are whole, and of one moment.
+---Collective.
 function shard.ShardedEmbeddingModule:flush() end
 
 ---An EmbeddingBagCollection over ranks. It also takes `use_index_dedup`: each id travels once.
@@ -31,8 +32,10 @@ function shard.ShardedEmbeddingModule:flush() end
 ---Errors: a plan that does not fit the tables; what the unsharded collection refuses.
 ---
 ---```lua
----local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } }
----local sharded = peri.shard.ShardedEmbeddingBagCollection { tables = { config }, plan = { t = plan.row_wise() }, group = peri.init(),
+---local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---  feature_names = { "f" } }
+---local sharded = peri.shard.ShardedEmbeddingBagCollection { tables = { config }, plan = { t = plan.row_wise() },
+---  group = peri.init(),
 ---  fused_params = { optimizer = "sgd", learning_rate = 1 } }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }
 ---local pooled = sharded:compute_and_output_dist(sharded:input_dist(batch):wait())
@@ -44,10 +47,12 @@ function shard.ShardedEmbeddingModule:flush() end
 ---sharded:set_learning_rate(0.5)
 ---sharded:flush()
 ---local weight = sharded:state_dict()["embedding_bags.t.weight"]
----print(tostring(weight), weight:gather():size(1), weight:clone():size(1)) --> ShardedTensor f32 [10, 4] in 1 pieces, 1 here 10 10
+---print(tostring(weight), weight:gather():size(1),
+---  weight:clone():size(1)) --> ShardedTensor f32 [10, 4] in 1 pieces, 1 here 10 10
 ---print(weight:shape()[2], weight:dtype(), #weight:metadata().shards_metadata, #weight:local_shards()) --> 4 f32 1 1
 ---local dict = peri.shard.clone_state_dict(sharded:state_dict())
----print(peri.shard.gather_state_dict(dict)["embedding_bags.t.weight"]:numel(), peri.shard.ShardedTensor.is(weight)) --> 40 true
+---print(peri.shard.gather_state_dict(dict)["embedding_bags.t.weight"]:numel(),
+---  peri.shard.ShardedTensor.is(weight)) --> 40 true
 ---sharded:release()
 ---```
 ---@class peri.shard.ShardedEmbeddingBagCollection: peri.shard.ShardedEmbeddingModule
@@ -90,9 +95,11 @@ function shard.ShardedEmbeddingBagCollection:index_dedup_counts() end
 ---
 ---```lua
 ---local config = peri.EmbeddingConfig { name = "t", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } }
----local sharded = peri.shard.ShardedEmbeddingCollection { tables = { config }, plan = { t = plan.table_wise(0) }, group = peri.init(),
+---local sharded = peri.shard.ShardedEmbeddingCollection { tables = { config }, plan = { t = plan.table_wise(0) },
+---  group = peri.init(),
 ---  fused_params = { optimizer = "sgd" }, use_index_dedup = false }
----print(sharded:forward(peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }).f:values():size(1)) --> 2
+---print(sharded:forward(peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }).f:values():size(
+---  1)) --> 2
 ---print(sharded:embedding_names()[1], sharded:embedding_dim(), sharded:need_indices()) --> f 4 false
 ---print(sharded:embedding_configs()[1].name, sharded:index_dedup_counts() == nil) --> t true
 ---```
@@ -130,13 +137,14 @@ function shard.ShardedEmbeddingCollection:need_indices() end
 ---@return table|nil # `{ asked =, sent = }`.
 function shard.ShardedEmbeddingCollection:index_dedup_counts() end
 
----An `nn.EmbeddingBag` over ranks. In place of `tables` it takes `num_embeddings`, `embedding_dim`, `mode` (`sum`, `mean`) and
----`include_last_offset`; the plan calls its table `weight`.
+---An `nn.EmbeddingBag` over ranks. In place of `tables` it takes `num_embeddings`, `embedding_dim`, `mode` (`sum`,
+---`mean`) and `include_last_offset`; the plan calls its table `weight`.
 ---
 ---Errors: a plan that does not fit; another mode.
 ---
 ---```lua
----local bag = peri.shard.ShardedEmbeddingBag { num_embeddings = 10, embedding_dim = 4, plan = { weight = plan.table_wise(0) },
+---local bag = peri.shard.ShardedEmbeddingBag { num_embeddings = 10, embedding_dim = 4,
+---  plan = { weight = plan.table_wise(0) },
 ---  group = peri.init(), fused_params = { optimizer = "sgd" } }
 ---print(bag(peri.tensor({ 1, 2 }, "i64"), peri.tensor({ 0 }, "i64")):size(2)) --> 4
 ---```
@@ -160,9 +168,11 @@ shard.ShardedEmbeddingBag.OutputAwaitable = {}
 ---Errors: a plan that does not fit the tables; what is no FeatureProcessorsCollection.
 ---
 ---```lua
----local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } }
+---local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---  feature_names = { "f" } }
 ---local places = peri.embed.PositionWeightedModuleCollection { max_feature_lengths = { f = 5 } }
----local sharded = peri.shard.ShardedFeatureProcessedEmbeddingBagCollection { tables = { config }, plan = { t = plan.table_wise(0) },
+---local sharded = peri.shard.ShardedFeatureProcessedEmbeddingBagCollection { tables = { config },
+---  plan = { t = plan.table_wise(0) },
 ---  group = peri.init(), fused_params = { optimizer = "sgd" }, feature_processors = places }
 ---print(rawequal(sharded:feature_processors(), places)) --> true
 ---```
@@ -175,16 +185,18 @@ shard.ShardedFeatureProcessedEmbeddingBagCollection = {}
 ---@return peri.embed.FeatureProcessorsCollection
 function shard.ShardedFeatureProcessedEmbeddingBagCollection:feature_processors() end
 
----A quantized collection over ranks, or over places of one process, for serving. It takes `tables`, `plan`, `env` or `group`, `device`,
----`output_dtype`, `bounds_check_mode`, `pruned`, `is_weighted`, `qcomm_codecs_registry`, `name`.
+---A quantized collection over ranks, or over places of one process, for serving. It takes `tables`, `plan`, `env` or
+---`group`, `device`, `output_dtype`, `bounds_check_mode`, `pruned`, `is_weighted`, `qcomm_codecs_registry`, `name`.
 ---
 ---Errors: a plan that does not fit the tables; compute kernels of trained tables.
 ---
 ---```lua
----local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } }
+---local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---  feature_names = { "f" } }
 ---local float = peri.EmbeddingBagCollection { tables = { config } }
 ---local quant = peri.QuantEmbeddingBagCollection.from_float(float)
----local model, made = peri.shard.shard_quant_model { module = nn.Sequential { quant }, env = peri.ShardingEnv.from_local(2) }
+---local model, made = peri.shard.shard_quant_model { module = nn.Sequential { quant },
+---  env = peri.ShardingEnv.from_local(2) }
 ---print(model[1].class_name, #made.plan["0"].tables.t.ranks) --> ShardedQuantEmbeddingBagCollection 1
 ---local copy = peri.shard.sharded_model_copy(model)
 ---print(copy[1]:embedding_bag_configs()[1].data_type) --> INT8
@@ -237,13 +249,17 @@ function shard.ShardedQuantFeatureProcessedEmbeddingBagCollection:feature_proces
 ---
 ---```lua
 ---local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 8, embedding_dim = 2, feature_names = { "f" } }
----local hash = peri.HashZchManagedCollisionModule { zch_size = 8, total_num_buckets = 1, eviction_policy_name = "LRU_EVICTION" }
----local mcc = peri.ManagedCollisionCollection { managed_collision_modules = { t = hash }, embedding_configs = { config } }
----local sharded = peri.shard.ShardedManagedCollisionEmbeddingBagCollection { tables = { config }, plan = { t = plan.row_wise() },
+---local hash = peri.HashZchManagedCollisionModule { zch_size = 8, total_num_buckets = 1,
+---  eviction_policy_name = "LRU_EVICTION" }
+---local mcc = peri.ManagedCollisionCollection { managed_collision_modules = { t = hash },
+---  embedding_configs = { config } }
+---local sharded = peri.shard.ShardedManagedCollisionEmbeddingBagCollection { tables = { config },
+---  plan = { t = plan.row_wise() },
 ---  group = peri.init(), fused_params = { optimizer = "sgd" }, managed_collision_collection = mcc }
 ---print(sharded(peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1000000007 } } }):values():size(2)) --> 2
 ---sharded:set_time(5)
----print(sharded:open_slots().t, sharded:statistics().t.ids, sharded:managed_collision_collection():feature_names()[1]) --> 7 1 f
+---print(sharded:open_slots().t, sharded:statistics().t.ids,
+---  sharded:managed_collision_collection():feature_names()[1]) --> 7 1 f
 ---```
 ---@class peri.shard.ShardedManagedCollisionEmbeddingBagCollection: peri.shard.ShardedEmbeddingBagCollection
 ---@param args table The arguments above.

@@ -1,9 +1,9 @@
 -- sharded_modules.lua: Sharded modules.
 --
--- A sharded module has its tables in pieces on the ranks of a group, as a plan says, and does what the unsharded module does.
--- DistributedModelParallel makes them. It works in stages, which pipelines run one by one: `input_dist` sends ids to the ranks that have
--- their rows, `compute` looks them up and sends rows back, `output_dist` stands for the result. Every rank of the group goes through the
--- stages of its modules in the same order. docs/sharded_tables.md tells more.
+-- A sharded module has its tables in pieces on the ranks of a group, as a plan says, and does what the unsharded module
+-- does. DistributedModelParallel makes them. It works in stages, which pipelines run one by one: `input_dist` sends ids
+-- to the ranks that have their rows, `compute` looks them up and sends rows back, `output_dist` stands for the result.
+-- Every rank of the group goes through the stages of its modules in the same order. docs/sharded_tables.md tells more.
 --
 -- In the stages, TorchRec's contexts may come before the other arguments; nothing is done with them.
 ---@meta
@@ -11,7 +11,8 @@
 ---@class peri.shard
 local shard = {}
 
----What all sharded modules have. A class of your own below it fills in the stages `input_dist`, `lookup` and `output`; the rest is here.
+---What all sharded modules have. A class of your own below it fills in the stages `input_dist`, `lookup` and `output`;
+---the rest is here.
 ---
 ---Errors: a stage that the class does not have; a stage that returns something other than an Awaitable.
 ---
@@ -24,8 +25,10 @@ local shard = {}
 ---print(half:forward(peri.ones { 1 }):item()) --> 0.5
 ---local ids = half:defer(peri.ones { 1 }):wait()
 ---half:prefetch(ids)
----print(half:compute_and_output_dist(half:create_context() and ids):item(), half:output_dist(half:compute(ids)):item()) --> 0.5 0.5
----print(half:in_files(), half:sends_early(), #half:local_shards(), #half:replicas(), half:fused_optimizer() == nil) --> false true 0 0 true
+---print(half:compute_and_output_dist(half:create_context() and ids):item(),
+---  half:output_dist(half:compute(ids)):item()) --> 0.5 0.5
+---print(half:in_files(), half:sends_early(), #half:local_shards(), #half:replicas(),
+---  half:fused_optimizer() == nil) --> false true 0 0 true
 ---half:own_parameter("part", nn.Parameter(peri.ones { 2 }))
 ---print(half:own_parameters()[1], half:sharded_parameter_names("path")[1], half:changes()) --> part path.part 0 0
 ---half:tables_changed()
@@ -46,7 +49,8 @@ shard.ShardedModule = {}
 ---@return peri.Awaitable # Its result is what `compute` takes.
 function shard.ShardedModule:input_dist() end
 
----The same, but ids set out later, with those of other modules in one message: give what it returns to `FusedKJTListSplitsAwaitable`.
+---The same, but ids set out later, with those of other modules in one message: give what it returns to
+---`FusedKJTListSplitsAwaitable`.
 ---@param a any As `input_dist`, at most four arguments.
 ---@param b? any The second (default: none).
 ---@param c? any The third (default: none).
@@ -99,10 +103,12 @@ function shard.ShardedModule:forward(a, b, c) end
 ---@return string|nil # Why not.
 function shard.ShardedModule:sends_early() end
 
----Say that somebody wrote to the tables, beside a backward pass or loading: rows that were looked up before are old. On all ranks. Local.
+---Say that somebody wrote to the tables, beside a backward pass or loading: rows that were looked up before are old. On
+---all ranks. Local.
 function shard.ShardedModule:tables_changed() end
 
----Two counts that differ after the tables have changed: by what all ranks do alike, and on this rank by whatever. Local.
+---Two counts that differ after the tables have changed: by what all ranks do alike, and on this rank by whatever.
+---Local.
 ---@return integer
 ---@return integer
 function shard.ShardedModule:changes() end
@@ -110,7 +116,8 @@ function shard.ShardedModule:changes() end
 ---Wait for whoever changes the tables in the background.
 function shard.ShardedModule:settle() end
 
----While on, backward passes change no table until `apply_accumulated`; then all of them do, as one of a large batch would. All ranks alike.
+---While on, backward passes change no table until `apply_accumulated`; then all of them do, as one of a large batch
+---would. All ranks alike.
 ---@param on? boolean On or off (default: off).
 function shard.ShardedModule:accumulate(on) end
 
@@ -138,8 +145,8 @@ function shard.ShardedModule:try_copy_from(module) end
 ---@param module peri.nn.Module The unsharded module.
 function shard.ShardedModule:copy_from(module) end
 
----The pieces of tables on this rank: `table`, `rows`, `cols`, `row_offset`, `col_offset`, `dense`, `cached`, `replica`, and functions such
----as `state(name)`, `read` and `write`.
+---The pieces of tables on this rank: `table`, `rows`, `cols`, `row_offset`, `col_offset`, `dense`, `cached`, `replica`,
+---and functions such as `state(name)`, `read` and `write`.
 ---@return table[]
 function shard.ShardedModule:local_shards() end
 

@@ -1,8 +1,8 @@
 -- sharders.lua: Sharders: who shards which modules.
 --
--- DistributedModelParallel asks the sharder of a module's class for the sharded one. To shard a class of your own, make a class below
--- ModuleSharder with the field `module_type` and the methods `shard` and `shardable_parameters`, and name it in the module class's field
--- `sharder`, or give it to DistributedModelParallel as one of `sharders`.
+-- DistributedModelParallel asks the sharder of a module's class for the sharded one. To shard a class of your own, make
+-- a class below ModuleSharder with the field `module_type` and the methods `shard` and `shardable_parameters`, and name
+-- it in the module class's field `sharder`, or give it to DistributedModelParallel as one of `sharders`.
 ---@meta
 
 ---@class peri.shard
@@ -12,10 +12,12 @@ local peri = {}
 
 ---The base of sharders.
 ---
----Errors: a method that the class does not have; an unknown argument; a plan with types or kernels that the sharder does not do.
+---Errors: a method that the class does not have; an unknown argument; a plan with types or kernels that the sharder
+---does not do.
 ---
 ---```lua
----local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } }
+---local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---  feature_names = { "f" } }
 ---local module = peri.EmbeddingBagCollection { tables = { config }, fused_params = { optimizer = "sgd" } }
 ---local sharder, env = peri.shard.EmbeddingBagCollectionSharder {}, peri.ShardingEnv.from_process_group(peri.init())
 ---print(#sharder:sharding_types("cpu") > 3, #sharder:compute_kernels("row_wise", "cpu") > 1) --> true true
@@ -122,7 +124,8 @@ shard.EmbeddingCollectionSharder = {}
 ---Errors: an unknown argument.
 ---
 ---```lua
----print(peri.shard.FeatureProcessedEmbeddingBagCollectionSharder({}).module_type.class_name) --> FeatureProcessedEmbeddingBagCollection
+---print(peri.shard.FeatureProcessedEmbeddingBagCollectionSharder(
+---  {}).module_type.class_name) --> FeatureProcessedEmbeddingBagCollection
 ---```
 ---@class peri.shard.FeatureProcessedEmbeddingBagCollectionSharder: peri.shard.ModuleSharder
 ---@overload fun(args?: peri.shard.ModuleSharder.args): peri.shard.FeatureProcessedEmbeddingBagCollectionSharder
@@ -155,7 +158,8 @@ shard.ManagedCollisionCollectionSharder = {}
 ---Errors: an unknown argument.
 ---
 ---```lua
----print(peri.shard.ManagedCollisionEmbeddingBagCollectionSharder({}).module_type.class_name) --> ManagedCollisionEmbeddingBagCollection
+---print(peri.shard.ManagedCollisionEmbeddingBagCollectionSharder(
+---  {}).module_type.class_name) --> ManagedCollisionEmbeddingBagCollection
 ---```
 ---@class peri.shard.ManagedCollisionEmbeddingBagCollectionSharder: peri.shard.ModuleSharder
 ---@overload fun(args?: peri.shard.ModuleSharder.args): peri.shard.ManagedCollisionEmbeddingBagCollectionSharder
@@ -166,7 +170,8 @@ shard.ManagedCollisionEmbeddingBagCollectionSharder = {}
 ---Errors: an unknown argument.
 ---
 ---```lua
----print(peri.shard.ManagedCollisionEmbeddingCollectionSharder({}).module_type.class_name) --> ManagedCollisionEmbeddingCollection
+---print(peri.shard.ManagedCollisionEmbeddingCollectionSharder(
+---  {}).module_type.class_name) --> ManagedCollisionEmbeddingCollection
 ---```
 ---@class peri.shard.ManagedCollisionEmbeddingCollectionSharder: peri.shard.ModuleSharder
 ---@overload fun(args?: peri.shard.ModuleSharder.args): peri.shard.ManagedCollisionEmbeddingCollectionSharder
@@ -205,7 +210,8 @@ shard.QuantEmbeddingBagCollectionSharder = {}
 ---@overload fun(args?: peri.shard.ModuleSharder.args): peri.shard.QuantEmbeddingCollectionSharder
 shard.QuantEmbeddingCollectionSharder = {}
 
----Shards QuantFeatureProcessedEmbeddingBagCollections. An env without a process group makes as many places of this process.
+---Shards QuantFeatureProcessedEmbeddingBagCollections. An env without a process group makes as many places of this
+---process.
 ---
 ---Errors: an unknown argument.
 ---
@@ -217,16 +223,17 @@ shard.QuantEmbeddingCollectionSharder = {}
 ---@overload fun(args?: peri.shard.ModuleSharder.args): peri.shard.QuantFeatureProcessedEmbeddingBagCollectionSharder
 shard.QuantFeatureProcessedEmbeddingBagCollectionSharder = {}
 
----The ranks that share a sharded model, and what a plan may look at. One that a plan's function gets has also `modules` (path of each
----collection -> its tables), and for a model with one collection `module` (its path) and `tables`. Fields that are not known raise an error
----when they are read.
+---The ranks that share a sharded model, and what a plan may look at. One that a plan's function gets has also `modules`
+---(path of each collection -> its tables), and for a model with one collection `module` (its path) and `tables`. Fields
+---that are not known raise an error when they are read.
 ---
 ---Errors: a rank outside of the world; nodes without a number for each rank; a process group that says otherwise.
 ---
 ---```lua
 ---local env = peri.ShardingEnv.from_local(4, 1, 2)
 ---print(env.world_size, env.rank, env.local_size, table.concat(env.nodes, " "), env.pg) --> 4 1 2 0 0 1 1 false
----print(peri.ShardingEnv.from_process_group(peri.init()).world_size, peri.ShardingEnv.of({ world_size = 3 }).local_size) --> 1 3
+---print(peri.ShardingEnv.from_process_group(peri.init()).world_size,
+---  peri.ShardingEnv.of({ world_size = 3 }).local_size) --> 1 3
 ---print(env:with_modules({ ebc = {} }).module) --> ebc
 ---```
 ---@class peri.ShardingEnv

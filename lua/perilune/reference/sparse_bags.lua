@@ -1,15 +1,15 @@
 -- sparse_bags.lua: Sparse operators: order, buckets, batches.
 --
--- Operators under the names of FBGEMM's, on bags of ids: their values one after the other, and the lengths of the bags or their offsets
--- (where each begins; "complete" ones have the end of the last, too). In shapes, B is the number of bags, N of values, T of tables or keys.
--- Positions count from 0. docs/sparse_operators.md tells more.
+-- Operators under the names of FBGEMM's, on bags of ids: their values one after the other, and the lengths of the bags
+-- or their offsets (where each begins; "complete" ones have the end of the last, too). In shapes, B is the number of
+-- bags, N of values, T of tables or keys. Positions count from 0. docs/sparse_operators.md tells more.
 ---@meta
 
 ---@class peri.sparse
 local sparse = {}
 
----Sums of all entries before each one, from 0 to the total: lengths become complete offsets. `asynchronous_batched_complete_cumsum` is the
----same function.
+---Sums of all entries before each one, from 0 to the total: lengths become complete offsets.
+---`asynchronous_batched_complete_cumsum` is the same function.
 ---
 ---Errors: dtypes other than i32 and i64; a sum that the dtype cannot hold.
 ---
@@ -17,7 +17,8 @@ local sparse = {}
 ---local lengths = peri.tensor({ 2, 1 }, "i64")
 ---local function list(t) return table.concat(t:to_list(), " ") end
 ---print(list(peri.sparse.asynchronous_complete_cumsum(lengths))) --> 0 2 3
----print(list(peri.sparse.asynchronous_exclusive_cumsum(lengths)), list(peri.sparse.asynchronous_inclusive_cumsum(lengths))) --> 0 2 2 3
+---print(list(peri.sparse.asynchronous_exclusive_cumsum(lengths)),
+---  list(peri.sparse.asynchronous_inclusive_cumsum(lengths))) --> 0 2 2 3
 ---```
 ---@param t peri.Tensor `[n]`, or `[rows, n]`: each row by itself.
 ---@return peri.Tensor # `[n + 1]`, or `[rows, n + 1]`.
@@ -124,7 +125,8 @@ function sparse.jagged_index_select(values, lengths, indices) end
 ---
 ---```lua
 ---local x, rows = peri.tensor { { 1 }, { 2 } }, peri.tensor({ 1, 1 }, "i64")
----print(peri.sparse.index_select_dim0(x, rows):item(0), #peri.sparse.group_index_select_dim0({ x, x }, { rows, rows })) --> 2 2
+---print(peri.sparse.index_select_dim0(x, rows):item(0),
+---  #peri.sparse.group_index_select_dim0({ x, x }, { rows, rows })) --> 2 2
 ---```
 ---@param values peri.Tensor `[n, ...]`.
 ---@param indices peri.Tensor `[m]`.
@@ -174,7 +176,8 @@ function sparse.invert_permute(order) end
 ---
 ---```lua
 ---local order, from = peri.tensor({ 1, 0 }, "i64"), peri.tensor({ 0, 1, 3 }, "i64")
----print(table.concat(peri.sparse.expand_into_jagged_permute(order, from, peri.tensor({ 0, 2, 3 }, "i64")):to_list(), " ")) --> 1 2 0
+---print(table.concat(peri.sparse.expand_into_jagged_permute(order, from, peri.tensor({ 0, 2, 3 }, "i64")):to_list(),
+---  " ")) --> 1 2 0
 ---```
 ---@param order peri.Tensor `[B]`.
 ---@param input_offset peri.Tensor Complete offsets of the segments: `[B + 1]`.
@@ -216,8 +219,8 @@ function sparse.lengths_range(lengths) end
 ---@return peri.Tensor # `[S]`.
 function sparse.segment_sum_csr(batch_size, csr_seg, values) end
 
----Blocks of columns in another order; repeats and subsets are fine. Recorded on the tape. `permute_duplicate_pooled_embs` and
----`permute_pooled_embs_auto_grad` are the same function.
+---Blocks of columns in another order; repeats and subsets are fine. Recorded on the tape.
+---`permute_duplicate_pooled_embs` and `permute_pooled_embs_auto_grad` are the same function.
 ---
 ---Errors: offsets that do not fit the columns; a block that is not there.
 ---
@@ -246,16 +249,17 @@ function sparse.permute_pooled_embs(pooled, offset_dim_list, permute_list) end
 ---@return peri.Tensor|nil # How many there are: `[n]`.
 function sparse.unique(ids, inverse, counts) end
 
----Deal ids to the shards of tables: id i of a table goes to bucket `i / block size`, or to the last that there is; with block size 0 to
----bucket `i % my_size`. Named arguments: `lengths` [T * B], `indices` [N], `block_sizes` (T numbers) and `my_size` (buckets) are needed.
----Optional: `weights`, `bucketize_pos` (return places in bags), `sequence` (return the permutation back), `total_num_blocks`,
----`batch_size_per_feature`, `block_bucketize_pos`, `keep_orig_idx`, `keep_orig_idx_per_feature`, `return_bucket_mapping`;
----`perilune/sparse.h` tells about them.
+---Deal ids to the shards of tables: id i of a table goes to bucket `i / block size`, or to the last that there is; with
+---block size 0 to bucket `i % my_size`. Named arguments: `lengths` [T * B], `indices` [N], `block_sizes` (T numbers)
+---and `my_size` (buckets) are needed. Optional: `weights`, `bucketize_pos` (return places in bags), `sequence` (return
+---the permutation back), `total_num_blocks`, `batch_size_per_feature`, `block_bucketize_pos`, `keep_orig_idx`,
+---`keep_orig_idx_per_feature`, `return_bucket_mapping`; `perilune/sparse.h` tells about them.
 ---
 ---Errors: an argument that is missing or unknown; lists without an entry for each table; lengths that do not fit.
 ---
 ---```lua
----local ids = { lengths = peri.tensor({ 3 }, "i64"), indices = peri.tensor({ 1, 5, 2 }, "i64"), block_sizes = { 4 }, my_size = 2 }
+---local ids = { lengths = peri.tensor({ 3 }, "i64"), indices = peri.tensor({ 1, 5, 2 }, "i64"), block_sizes = { 4 },
+---  my_size = 2 }
 ---local dealt = peri.sparse.block_bucketize_sparse_features(ids)
 ---print(table.concat(dealt.lengths:to_list(), " "), table.concat(dealt.indices:to_list(), " ")) --> 2 1 1 2 1
 ---```
@@ -285,9 +289,11 @@ function sparse.bucketize_sparse_features(lengths, indices, bucketize_pos, my_si
 ---
 ---```lua
 ---local lengths, ids = peri.tensor({ 2 }, "i64"), peri.tensor({ 5, 1 }, "i64")
----local r = peri.sparse.block_bucketize_sparse_features { lengths = lengths, indices = ids, block_sizes = { 4 }, my_size = 2,
+---local r = peri.sparse.block_bucketize_sparse_features { lengths = lengths, indices = ids, block_sizes = { 4 },
+---  my_size = 2,
 ---  return_bucket_mapping = true }
----print(table.concat(peri.sparse.populate_bucketized_permute(lengths, r.lengths, r.bucket_mapping):to_list(), " ")) --> 1 0
+---print(table.concat(peri.sparse.populate_bucketized_permute(lengths, r.lengths, r.bucket_mapping):to_list(),
+---  " ")) --> 1 0
 ---```
 ---@param lengths peri.Tensor Of the bags before: `[B]`.
 ---@param bucketized_lengths peri.Tensor Of the bags in buckets: `[buckets * B]`.

@@ -1,9 +1,9 @@
 -- sparse_jagged.lua: Sparse operators: jagged and dense tensors.
 --
--- Operators under the names of FBGEMM's. A jagged tensor is its values, all bags one after the other, with the lengths of the bags or their
--- offsets: where each bag begins, and the end of the last one ("complete" offsets). Offsets come as a list with one tensor for each level;
--- bags of bags have several. In shapes, B is the number of bags, N of values, D of columns. Positions count from 0.
--- docs/sparse_operators.md tells more.
+-- Operators under the names of FBGEMM's. A jagged tensor is its values, all bags one after the other, with the lengths
+-- of the bags or their offsets: where each bag begins, and the end of the last one ("complete" offsets). Offsets come
+-- as a list with one tensor for each level; bags of bags have several. In shapes, B is the number of bags, N of values,
+-- D of columns. Positions count from 0. docs/sparse_operators.md tells more.
 ---@meta
 
 ---@class peri.sparse
@@ -109,7 +109,8 @@ function sparse.pack_segments_v2(t, lengths, max_length, pad_minf, return_presen
 ---Errors: lengths that do not fit.
 ---
 ---```lua
----print(peri.sparse.jagged_1d_to_truncated_values(peri.tensor { 1, 2, 3 }, peri.tensor({ 1, 2 }, "i64"), 1):item(1)) --> 2
+---print(peri.sparse.jagged_1d_to_truncated_values(peri.tensor { 1, 2, 3 }, peri.tensor({ 1, 2 }, "i64"),
+---  1):item(1)) --> 2
 ---```
 ---@param values peri.Tensor `[N]`.
 ---@param lengths peri.Tensor `[B]`.
@@ -228,7 +229,8 @@ function sparse.jagged_softmax(values, offsets, max_L) end
 ---@return peri.Tensor # `[N, T]`.
 function sparse.jagged_dense_bmm(x_values, x_offsets, y, max_L) end
 
----For each bag the sum over its rows of x times y: the transposed rows of one times those of the other. Recorded on the tape.
+---For each bag the sum over its rows of x times y: the transposed rows of one times those of the other. Recorded on the
+---tape.
 ---
 ---Errors: sizes or offsets that do not fit.
 ---@param x_values peri.Tensor `[N, D]`.
@@ -243,7 +245,8 @@ function sparse.jagged_jagged_bmm(x_values, y_values, x_offsets, max_L) end
 ---Errors: sizes or offsets that do not fit.
 ---
 ---```lua
----print(peri.sparse.batched_dense_vec_jagged_2d_mul(peri.ones { 2, 2 }, peri.ones { 3, 4 }, peri.tensor({ 0, 1, 3 }, "i64")):item(4)) --> 2
+---print(peri.sparse.batched_dense_vec_jagged_2d_mul(peri.ones { 2, 2 }, peri.ones { 3, 4 },
+---  peri.tensor({ 0, 1, 3 }, "i64")):item(4)) --> 2
 ---```
 ---@param v peri.Tensor `[B * heads, L]`.
 ---@param a_values peri.Tensor `[N, heads * D]`.
@@ -256,7 +259,8 @@ function sparse.batched_dense_vec_jagged_2d_mul(v, a_values, a_offsets) end
 ---Errors: sizes that do not fit.
 ---
 ---```lua
----print(peri.sparse.permute102_baddbmm_permute102(peri.ones { 2, 4 }, peri.ones { 5, 2, 3 }, peri.ones { 2, 3, 4 }):item(0)) --> 4
+---print(peri.sparse.permute102_baddbmm_permute102(peri.ones { 2, 4 }, peri.ones { 5, 2, 3 },
+---  peri.ones { 2, 3, 4 }):item(0)) --> 4
 ---```
 ---@param bias peri.Tensor `[batch, n]`.
 ---@param A peri.Tensor `[m, batch, k]`.

@@ -15,7 +15,8 @@ local quantize = {}
 ---```lua
 ---local format = peri.sparse.quantize.format { codes = "int8" }
 ---local rows = peri.sparse.quantize.rows(peri.tensor { { 0, 255 } }, format)
----print(peri.sparse.quantize.row_bytes(format, 2), rows:size(2), peri.sparse.quantize.restore(rows, format, 2):item(1)) --> 10 10 255
+---print(peri.sparse.quantize.row_bytes(format, 2), rows:size(2),
+---  peri.sparse.quantize.restore(rows, format, 2):item(1)) --> 10 10 255
 ---```
 ---@param args peri.sparse.quantize.format.args The layout.
 ---@return ffi.cdata* # The format, for the functions below.
@@ -56,13 +57,14 @@ function quantize.rows(x, format, min_max) end
 ---@return peri.Tensor # `[..., cols]`.
 function quantize.restore(rows, format, cols, dtype) end
 
----Leave out rows of a table whose indicator is small. A table whose mapping would not be worth its size comes back as it is, with the
----mapping `{ 0 }`.
+---Leave out rows of a table whose indicator is small. A table whose mapping would not be worth its size comes back as
+---it is, with the mapping `{ 0 }`.
 ---
 ---Errors: an indicator without a number for each row.
 ---
 ---```lua
----local rows, mapping = peri.sparse.embedding_bag_rowwise_prune(peri.ones { 3, 64 }, peri.tensor { 1, 0, 1 }, 0.5, "i32")
+---local rows, mapping = peri.sparse.embedding_bag_rowwise_prune(peri.ones { 3, 64 }, peri.tensor { 1, 0, 1 }, 0.5,
+---  "i32")
 ---print(rows:size(1), table.concat(mapping:to_list(), " ")) --> 2 0 -1 1
 ---```
 ---@param weight peri.Tensor `[n, columns]`.
@@ -122,7 +124,8 @@ function sparse.pruned_hashmap_insert(indices, dense_indices, offsets, hash_tabl
 ---
 ---```lua
 ---local function i64(list) return peri.tensor(list, "i64") end
----print(peri.sparse.batched_unary_embeddings(peri.tensor { { 1, 2, 3 } }, i64 { 0, 3 }, i64 { 0, 2 }, i64 { 0, 2 }):item()) --> 4
+---print(peri.sparse.batched_unary_embeddings(peri.tensor { { 1, 2, 3 } }, i64 { 0, 3 }, i64 { 0, 2 },
+---  i64 { 0, 2 }):item()) --> 4
 ---```
 ---@param weight peri.Tensor `[tasks, rows of all tables]`.
 ---@param table_offsets peri.Tensor Where each table begins, and the end: `[T + 1]`.
@@ -145,9 +148,9 @@ function sparse.batched_unary_embeddings(weight, table_offsets, offsets, indices
 ---@return peri.Tensor # `[n, 2]`.
 function sparse.jagged_acc_weights_and_counts(weights, reverse_indices, num_unique_indices) end
 
----Calibrate predictions by what was seen in bins of predictions. Named arguments: `logit` [N], `bin_num_examples` and `bin_num_positives`
----(f64, a number for each bin), `positive_weight`; optional: `lower_bound` (0), `upper_bound` (1), `bin_ctr_in_use_after` (0),
----`bin_ctr_weight_value` (1).
+---Calibrate predictions by what was seen in bins of predictions. Named arguments: `logit` [N], `bin_num_examples` and
+---`bin_num_positives` (f64, a number for each bin), `positive_weight`; optional: `lower_bound` (0), `upper_bound` (1),
+---`bin_ctr_in_use_after` (0), `bin_ctr_weight_value` (1).
 ---
 ---Errors: an argument that is missing or unknown; bins that do not fit.
 ---
@@ -162,15 +165,16 @@ function sparse.jagged_acc_weights_and_counts(weights, reverse_indices, num_uniq
 ---@return peri.Tensor # Their bins: `[N]`.
 function sparse.histogram_binning_calibration(a) end
 
----The same with bins for each segment, those of no segment first. Also needed: `segment_value`, `segment_lengths` (0 or 1 value for each
----logit), `num_segments`, `num_bins`.
+---The same with bins for each segment, those of no segment first. Also needed: `segment_value`, `segment_lengths` (0 or
+---1 value for each logit), `num_segments`, `num_bins`.
 ---
 ---Errors: an argument that is missing or unknown; bins that do not fit.
 ---
 ---```lua
 ---local bins = peri.zeros({ 8 }, "f64")
 ---local p = peri.sparse.histogram_binning_calibration_by_feature { logit = peri.tensor { 0 }, bin_num_examples = bins,
----  bin_num_positives = bins, positive_weight = 1, segment_value = peri.tensor({ 0 }, "i64"), segment_lengths = peri.tensor({ 1 }, "i64"),
+---  bin_num_positives = bins, positive_weight = 1, segment_value = peri.tensor({ 0 }, "i64"),
+---  segment_lengths = peri.tensor({ 1 }, "i64"),
 ---  num_segments = 1, num_bins = 4 }
 ---print(p:item()) --> 0.5
 ---```

@@ -1,9 +1,9 @@
 -- tables.lua: Embedding tables.
 --
--- A table has a row of numbers for each id. An EmbeddingBagCollection looks the ids of a KeyedJaggedTensor up and adds the rows of each bag
--- up (or takes their mean); an EmbeddingCollection gives the rows themselves. With `fused_params` a table is trained in the backward pass,
--- by an optimizer of its own; without, it is an ordinary parameter with a dense gradient. docs/embedding_tables.md tells more. In shapes,
--- B is the number of samples.
+-- A table has a row of numbers for each id. An EmbeddingBagCollection looks the ids of a KeyedJaggedTensor up and adds
+-- the rows of each bag up (or takes their mean); an EmbeddingCollection gives the rows themselves. With `fused_params`
+-- a table is trained in the backward pass, by an optimizer of its own; without, it is an ordinary parameter with a
+-- dense gradient. docs/embedding_tables.md tells more. In shapes, B is the number of samples.
 ---@meta
 
 ---@class peri
@@ -11,7 +11,8 @@ local peri = {}
 
 ---A table of an EmbeddingBagCollection. Its arguments are its fields.
 ---
----Errors: an argument that is missing, unknown, or out of its range; `init_fn` together with `weight_init_min` or `weight_init_max`.
+---Errors: an argument that is missing, unknown, or out of its range; `init_fn` together with `weight_init_min` or
+---`weight_init_max`.
 ---
 ---```lua
 ---local config = peri.EmbeddingBagConfig { name = "product", num_embeddings = 1000, embedding_dim = 16,
@@ -38,7 +39,8 @@ peri.EmbeddingBagConfig = {}
 ---Errors: an argument that is missing, unknown, or out of its range.
 ---
 ---```lua
----local config = peri.EmbeddingConfig { name = "item", num_embeddings = 1000, embedding_dim = 8, feature_names = { "history" },
+---local config = peri.EmbeddingConfig { name = "item", num_embeddings = 1000, embedding_dim = 8,
+---  feature_names = { "history" },
 ---  init_fn = peri.embed.constant(0.5) }
 ---local rows = peri.EmbeddingCollection { tables = { config } }
 ---print(rows:weight("item"):item(0)) --> 0.5
@@ -57,16 +59,18 @@ peri.EmbeddingConfig = {}
 ---@field weight_init_max? number Largest start value (default: sqrt(1 / rows)).
 ---@field init_fn? table `embed.uniform(low, high)`, `embed.normal(mean, deviation)` or `embed.constant(x)` (default: uniform).
 
----Tables whose rows are pooled by bag. Call it with a KeyedJaggedTensor, which has the features of the tables and may have others; the
----result is a KeyedTensor with the columns of each feature (`feature@table` where several tables have the feature). Start values depend on
----the seed, the table's name, row and column alone, so sharding changes nothing about them.
+---Tables whose rows are pooled by bag. Call it with a KeyedJaggedTensor, which has the features of the tables and may
+---have others; the result is a KeyedTensor with the columns of each feature (`feature@table` where several tables have
+---the feature). Start values depend on the seed, the table's name, row and column alone, so sharding changes nothing
+---about them.
 ---
----Errors: tables that are no EmbeddingBagConfigs, have equal names or several data types; a feature that the batch does not have; an id
----outside of its table (`bounds_check_mode` in `fused_params` says otherwise).
+---Errors: tables that are no EmbeddingBagConfigs, have equal names or several data types; a feature that the batch does
+---not have; an id outside of its table (`bounds_check_mode` in `fused_params` says otherwise).
 ---
 ---```lua
 ---local ebc = peri.EmbeddingBagCollection {
----  tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } },
+---  tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---    feature_names = { "f" } } },
 ---  fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 }, seed = 1 }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {}, { 9 } } }
 ---local pooled = ebc(batch)
@@ -88,13 +92,14 @@ peri.EmbeddingBagCollection = {}
 ---@field device? string Where the tables are (default: the rank's device); `meta`: they get no memory, to be sharded.
 ---@field seed? integer Of the start values (default: that of the rank).
 
----Rows that are not pooled: what sequence models want. Call it with a KeyedJaggedTensor; the result is a table from the name of each
----feature to a JaggedTensor whose values are `[ids, embedding_dim]`.
+---Rows that are not pooled: what sequence models want. Call it with a KeyedJaggedTensor; the result is a table from the
+---name of each feature to a JaggedTensor whose values are `[ids, embedding_dim]`.
 ---
 ---Errors: as of EmbeddingBagCollection.
 ---
 ---```lua
----local ec = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---local ec = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = 10,
+---  embedding_dim = 4,
 ---  feature_names = { "f" } } } }
 ---local rows = ec(peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {}, { 9 } } })
 ---print(rows.f:values():size(1), rows.f:values():size(2), #rows.f) --> 3 4 3
@@ -163,7 +168,8 @@ function peri.EmbeddingBagCollection:table_state(name, which) end
 ---Errors: rows outside of the table; a state that is not there.
 ---
 ---```lua
----local ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---local ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
+---  embedding_dim = 4,
 ---  feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 1 } }
 ---local x = ebc:table_rows("t", "weight", 2, 3)
 ---print(x:size(1), x:size(2)) --> 3 4

@@ -14,10 +14,12 @@ local tbe = {}
 
 ---Look a batch up. Calling the module calls it.
 ---
----Errors: a feature that the batch does not have; weights that come unasked, or do not come; an id outside of its table.
+---Errors: a feature that the batch does not have; weights that come unasked, or do not come; an id outside of its
+---table.
 ---
 ---```lua
----local ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---local ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
+---  embedding_dim = 4,
 ---  feature_names = { "f" } } } }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }
 ---ebc:prefetch(batch)
@@ -27,8 +29,8 @@ local tbe = {}
 ---@return peri.KeyedTensor # `[B, columns of all features]`.
 function peri.EmbeddingBagCollection:forward(features) end
 
----Bring the rows of a later batch from files into memory, in the background. Nothing happens with tables in memory, and with variable
----batches. The batch must not change until it is looked up.
+---Bring the rows of a later batch from files into memory, in the background. Nothing happens with tables in memory, and
+---with variable batches. The batch must not change until it is looked up.
 ---
 ---Errors: what is no KeyedJaggedTensor.
 ---@param features peri.KeyedJaggedTensor The batch.
@@ -39,12 +41,14 @@ function peri.EmbeddingBagCollection:prefetch(features) end
 ---Errors: a feature that the batch does not have; a batch with weights; an id outside of its table.
 ---
 ---```lua
----local ec = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---local ec = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = 10,
+---  embedding_dim = 4,
 ---  feature_names = { "f" } } }, fused_params = { optimizer = "rowwise_adagrad" } }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }
 ---ec:prefetch(batch)
 ---print(ec:forward(batch).f:values():size(1), ec:is_weighted(), ec:cache_statistics("t")) --> 2 false nil
----print(ec:weight("t"):size(1), ec:table_state("t", "momentum1"):numel(), ec:table_rows("t", "weight", 0, 2):size(1)) --> 10 10 2
+---print(ec:weight("t"):size(1), ec:table_state("t", "momentum1"):numel(),
+---  ec:table_rows("t", "weight", 0, 2):size(1)) --> 10 10 2
 ---ec:reset_rows("t", peri.tensor({ 2 }, "i64"))
 ---ec:set_learning_rate(0.5)
 ---```
@@ -107,14 +111,16 @@ function peri.EmbeddingCollection:set_learning_rate(rate) end
 ---@return table|nil # nil: the table is in memory.
 function peri.EmbeddingCollection:cache_statistics(name) end
 
----Tables that are cut by rows into pieces, each of which is a table of its own for plans: hot rows on every rank, warm ones sharded, cold
----ones in files. Pieces are called after their first row: `t:0`, `t:1000`, of the collection in the field `pieces`.
+---Tables that are cut by rows into pieces, each of which is a table of its own for plans: hot rows on every rank, warm
+---ones sharded, cold ones in files. Pieces are called after their first row: `t:0`, `t:1000`, of the collection in the
+---field `pieces`.
 ---
----Errors: a pooling other than SUM; cuts that do not rise within the table; optimizers that look at all rows of a table; a feature of two
----tables.
+---Errors: a pooling other than SUM; cuts that do not rise within the table; optimizers that look at all rows of a
+---table; a feature of two tables.
 ---
 ---```lua
----local bags = peri.PiecewiseEmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
+---local bags = peri.PiecewiseEmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t",
+---  num_embeddings = 10,
 ---  embedding_dim = 4, feature_names = { "f" } } }, cuts = { t = { 3 } } }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 7 } } }
 ---print(bags:forward(batch):values():size(2), table.concat(bags:cut(batch):keys(), " ")) --> 4 f:0 f:3
@@ -139,8 +145,8 @@ function peri.PiecewiseEmbeddingBagCollection:forward(features) end
 ---@return peri.KeyedJaggedTensor
 function peri.PiecewiseEmbeddingBagCollection:cut(features) end
 
----How a table that is larger than memory is cached (`cache_params` in `fused_params`, compute kernel `fused_uvm_caching`). Its arguments
----are its fields.
+---How a table that is larger than memory is cached (`cache_params` in `fused_params`, compute kernel
+---`fused_uvm_caching`). Its arguments are its fields.
 ---
 ---Errors: a load_factor that is not in `0 < x <= 1`; an unknown algorithm; a directory that is no text.
 ---
@@ -161,7 +167,8 @@ peri.CacheParams = {}
 ---@field stats? any Hints for a planner: kept, not read (default: none).
 ---@field directory? string Folder of the files of rows (default: the host's memory; on a CPU a nameless file).
 
----Start values that are uniform in `low <= x < high`, for `init_fn`. Each depends on the seed, the table's name, row and column alone.
+---Start values that are uniform in `low <= x < high`, for `init_fn`. Each depends on the seed, the table's name, row
+---and column alone.
 ---
 ---Errors: numbers that are not finite; low above high.
 ---
@@ -222,7 +229,8 @@ function config.BaseEmbeddingConfig:initialiser() end
 ---```lua
 ---local config = peri.embed.config
 ---print(#config.optimizers() > 10, config.optimizer_of("my script", "RowWiseAdagrad")) --> true rowwise_adagrad
----print(config.usual_params("sgd").learning_rate, config.cache_params("my script", { load_factor = 1 }).load_factor) --> 0.01 1
+---print(config.usual_params("sgd").learning_rate,
+---  config.cache_params("my script", { load_factor = 1 }).load_factor) --> 0.01 1
 ---```
 ---@return string[]
 function config.optimizers() end
@@ -280,14 +288,15 @@ function config.fused_params(func, params) end
 ---@return integer[] # Their columns.
 function config.output_names(tables) end
 
----A table batch: tables that are looked up and updated by one call, without a module around them. Named arguments: `tables` (a list of `{
----name =, rows =, cols =, pooling =, init = }`) and `fused_params` are needed; `features`, `data_type`, `output_dtype`, `seed`, `device`,
----`mapped` are optional. docs/embedding_tables.md shows its methods.
+---A table batch: tables that are looked up and updated by one call, without a module around them. Named arguments:
+---`tables` (a list of `{ name =, rows =, cols =, pooling =, init = }`) and `fused_params` are needed; `features`,
+---`data_type`, `output_dtype`, `seed`, `device`, `mapped` are optional. docs/embedding_tables.md shows its methods.
 ---
 ---Errors: an argument that is missing or unknown; sizes out of range.
 ---
 ---```lua
----local batch = peri.embed.tbe.new { tables = { { name = "t", rows = 4, cols = 2 } }, fused_params = { optimizer = "sgd" } }
+---local batch = peri.embed.tbe.new { tables = { { name = "t", rows = 4, cols = 2 } },
+---  fused_params = { optimizer = "sgd" } }
 ---print(batch:state(1):size(1), #peri.embed.tbe.states_of({ optimizer = "rowwise_adagrad" }, "FP32")) --> 4 1
 ---```
 ---@param args table The named arguments.
@@ -302,8 +311,8 @@ function tbe.new(args) end
 ---@return table[] # `{ name =, geometry =, dtype = }` each.
 function tbe.states_of(params, data_type) end
 
----A model with the same numbers, on another device or the same one, that shares nothing with this one. Quantized collections copy
----themselves; of other modules the tensors, sub-modules and plain tables in their fields are copied.
+---A model with the same numbers, on another device or the same one, that shares nothing with this one. Quantized
+---collections copy themselves; of other modules the tensors, sub-modules and plain tables in their fields are copied.
 ---
 ---Errors: what is no Module; a collection that is trained.
 ---

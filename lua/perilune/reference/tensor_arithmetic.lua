@@ -1,8 +1,9 @@
 -- tensor_arithmetic.lua: Arithmetic of tensors, products, activations.
 --
--- What is here is a method of tensors, too, where its first argument is a tensor `t`: `t:relu()` is `peri.nn.functional.relu(t)`. The
--- operators `+ - * / ^` and unary `-` are `add`, `sub`, `mul`, `div`, `pow` and `neg`. Names and meaning are PyTorch's. All of it is
--- recorded on the gradient tape. Dimensions count from 1 (-1 is the last).
+-- What is here is a method of tensors, too, where its first argument is a tensor `t`: `t:relu()` is
+-- `peri.nn.functional.relu(t)`. The operators `+ - * / ^` and unary `-` are `add`, `sub`, `mul`, `div`, `pow` and
+-- `neg`. Names and meaning are PyTorch's. All of it is recorded on the gradient tape. Dimensions count from 1 (-1 is
+-- the last).
 ---@meta
 
 ---@class peri.nn.functional
@@ -262,8 +263,8 @@ function functional.div(a, b) end
 ---@return peri.Tensor # The same shape.
 function functional.muladd(a, b, c) end
 
----The matrix product of the last two dimensions. Leading dimensions broadcast; a tensor of one dimension is a row on the left and a column
----on the right.
+---The matrix product of the last two dimensions. Leading dimensions broadcast; a tensor of one dimension is a row on
+---the left and a column on the right.
 ---
 ---Errors: sizes that do not fit; dtypes that differ, or are no floats.
 ---
@@ -352,8 +353,8 @@ function functional.softmax(t, dim) end
 ---@return peri.Tensor # Of the shape of t.
 function functional.log_softmax(t, dim) end
 
----Cut a tensor along a dimension into views of the given sizes. Their gradients become that of t at once, so this is faster than a slice
----for each.
+---Cut a tensor along a dimension into views of the given sizes. Their gradients become that of t at once, so this is
+---faster than a slice for each.
 ---
 ---Errors: sizes that do not add up to the dimension's.
 ---

@@ -1,7 +1,8 @@
 -- tensor_functions.lua: Functions of tensors: comparing, choosing, picking, sorting.
 --
 -- What is here is a method of tensors, too, where its first argument is a tensor `t`: `t:topk(2)` is
--- `peri.nn.functional.topk(t, 2)`. Names and meaning are PyTorch's. Dimensions count from 1 (-1 is the last), elements from 0.
+-- `peri.nn.functional.topk(t, 2)`. Names and meaning are PyTorch's. Dimensions count from 1 (-1 is the last), elements
+-- from 0.
 ---@meta
 
 ---@class peri.nn.functional
@@ -129,8 +130,8 @@ function functional.where(condition, a, b) end
 ---@return peri.Tensor # Of the broadcast shape.
 function functional.masked_fill(t, mask, value) end
 
----t with what is below `min` raised to it, and then what is above `max` lowered to it. NaN stays. Elements at a bound or beyond it get
----no gradient.
+---t with what is below `min` raised to it, and then what is above `max` lowered to it. NaN stays. Elements at a bound
+---or beyond it get no gradient.
 ---
 ---Errors: neither bound; dtypes that are no floats.
 ---
@@ -196,7 +197,8 @@ function functional.clone(t) end
 ---@return peri.Tensor # Of the shape of the index.
 function functional.gather(t, dim, index) end
 
----The slices of t along a dimension that a list of ids names. Repeats are fine: gradients add up. Waits, to check the ids.
+---The slices of t along a dimension that a list of ids names. Repeats are fine: gradients add up. Waits, to check the
+---ids.
 ---
 ---Errors: an id that t does not have.
 ---
@@ -259,7 +261,8 @@ function functional.unsqueeze(t, dim) end
 ---@return peri.Tensor # The sizes of t in that order: any shape.
 function functional.permute(t, order) end
 
----The elements in order along a dimension, and their places. NaN is larger than all numbers; equal elements keep their order.
+---The elements in order along a dimension, and their places. NaN is larger than all numbers; equal elements keep their
+---order.
 ---
 ---Errors: complex numbers; 2^31 elements and more.
 ---

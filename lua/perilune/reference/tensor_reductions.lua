@@ -1,7 +1,8 @@
 -- tensor_reductions.lua: Functions of tensors: reductions, losses, making.
 --
 -- What is here is a method of tensors, too, where its first argument is a tensor `t`: `t:topk(2)` is
--- `peri.nn.functional.topk(t, 2)`. Names and meaning are PyTorch's. Dimensions count from 1 (-1 is the last), elements from 0.
+-- `peri.nn.functional.topk(t, 2)`. Names and meaning are PyTorch's. Dimensions count from 1 (-1 is the last), elements
+-- from 0.
 ---@meta
 
 ---@class peri.nn.functional
@@ -36,8 +37,8 @@ function functional.amax(t, dim, keepdim) end
 ---@return peri.Tensor # The shape of t without the dimensions.
 function functional.amin(t, dim, keepdim) end
 
----Without `dim` the largest of all elements; with a dimension the largest along it and their places, of equal ones the first; with a
----tensor `maximum`.
+---Without `dim` the largest of all elements; with a dimension the largest along it and their places, of equal ones the
+---first; with a tensor `maximum`.
 ---
 ---Errors: a dimension without elements; complex numbers.
 ---
@@ -52,8 +53,8 @@ function functional.amin(t, dim, keepdim) end
 ---@return peri.Tensor? # Places: of the same shape, i64.
 function functional.max(t, dim, keepdim) end
 
----Without `dim` the smallest of all elements; with a dimension the smallest along it and their places, of equal ones the first; with a
----tensor `minimum`.
+---Without `dim` the smallest of all elements; with a dimension the smallest along it and their places, of equal ones
+---the first; with a tensor `minimum`.
 ---
 ---Errors: a dimension without elements; complex numbers.
 ---
@@ -148,8 +149,9 @@ function functional.norm(t, p, dim, keepdim) end
 ---@return peri.Tensor # Of the shape of t.
 function functional.cumsum(t, dim) end
 
----Tensors multiplied, and summed over the names of dimensions that the result does not have: `"ij,jk->ik"` is a matrix product, `...`
----stands for dimensions without names. Without `->` the result has the names that stand once, in alphabetical order.
+---Tensors multiplied, and summed over the names of dimensions that the result does not have: `"ij,jk->ik"` is a matrix
+---product, `...` stands for dimensions without names. Without `->` the result has the names that stand once, in
+---alphabetical order.
 ---
 ---Errors: another number of operands or dimensions; a name with two sizes, or twice in one operand.
 ---
@@ -265,9 +267,9 @@ function functional.cosine_embedding_loss(a, b, target, margin, reduction) end
 ---@return peri.Tensor # A scalar, or with "none" the broadcast shape.
 function functional.kl_div(t, target, log_target, reduction) end
 
----Sampled softmax with the items of the batch as negatives: row i of the queries should choose row i of the items. Options:
----`temperature` (1) divides the products; `log_q`, of shape [B], the logarithm of how often each item is drawn, is subtracted; items
----with the same number in `ids` (i64, [B]) are no negatives of each other.
+---Sampled softmax with the items of the batch as negatives: row i of the queries should choose row i of the items.
+---Options: `temperature` (1) divides the products; `log_q`, of shape [B], the logarithm of how often each item is
+---drawn, is subtracted; items with the same number in `ids` (i64, [B]) are no negatives of each other.
 ---
 ---Errors: shapes that do not fit.
 ---
@@ -296,7 +298,8 @@ function functional.in_batch_softmax_loss(queries, items, options) end
 ---@return peri.Tensor # `[n]`.
 function Tensor.arange(start, stop, step, dtype, device) end
 
----Uniform numbers in [0, 1). The n-th call after `nn.manual_seed(s)` is a function of s and n. Everyday name: `peri.rand`.
+---Uniform numbers in [0, 1). The n-th call after `nn.manual_seed(s)` is a function of s and n. Everyday name:
+---`peri.rand`.
 ---
 ---Errors: dtypes but f32 and f64.
 ---

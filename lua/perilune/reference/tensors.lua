@@ -1,8 +1,9 @@
 -- tensors.lua: Tensors: making, reading, views, gradients.
 --
--- A tensor has numbers of one dtype (`f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool c64 c128`), a shape, and a device (`cpu`, `cuda:0`). In
--- arguments, `nil` as a device stands for the rank's (`PERI_DEVICE`). Dimensions count from 1 (-1 is the last), elements from 0.
--- docs/tensors.md tells more; functions of tensors are on the pages `tensor_arithmetic`, `tensor_functions` and `tensor_reductions`.
+-- A tensor has numbers of one dtype (`f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool c64 c128`), a shape, and a device (`cpu`,
+-- `cuda:0`). In arguments, `nil` as a device stands for the rank's (`PERI_DEVICE`). Dimensions count from 1 (-1 is the
+-- last), elements from 0. docs/tensors.md tells more; functions of tensors are on the pages `tensor_arithmetic`,
+-- `tensor_functions` and `tensor_reductions`.
 ---@meta
 
 ---@class peri
@@ -10,12 +11,12 @@ local peri = {}
 ---@class peri.Tensor
 local Tensor = {}
 
----Make a tensor of numbers. A number that the dtype cannot hold is an error (300 in u8, 1.5 in i64, a Lua number from 2^53 on in i64: write
----`9007199254740993LL`), and so is a 64-bit integer that a float dtype would round (16777217LL in f32). Numbers of Lua are rounded to the
----nearest of a float dtype. Complex numbers are pairs.
+---Make a tensor of numbers. A number that the dtype cannot hold is an error (300 in u8, 1.5 in i64, a Lua number from
+---2^53 on in i64: write `9007199254740993LL`), and so is a 64-bit integer that a float dtype would round (16777217LL in
+---f32). Numbers of Lua are rounded to the nearest of a float dtype. Complex numbers are pairs.
 ---
----Errors: lists of different lengths or depths, or with a nil or a name in them; an entry that is no number, or does not fit the dtype;
----an unknown dtype or device.
+---Errors: lists of different lengths or depths, or with a nil or a name in them; an entry that is no number, or does
+---not fit the dtype; an unknown dtype or device.
 ---
 ---```lua
 ---local t = peri.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
@@ -84,7 +85,8 @@ function peri.ones(shape, dtype, device) end
 ---@return peri.Tensor # Of that shape.
 function peri.full(shape, value, dtype, device) end
 
----Random numbers, uniform in `low <= x < high`. Element i is a function of (seed, stream, i) alone, on every device and number of threads.
+---Random numbers, uniform in `low <= x < high`. Element i is a function of (seed, stream, i) alone, on every device and
+---number of threads.
 ---
 ---Errors: a shape that is no list of sizes; dtypes that are no floats.
 ---
@@ -118,8 +120,8 @@ function Tensor.uniform(shape, low, high, seed, stream, dtype, device) end
 ---@return peri.Tensor # Of that shape.
 function Tensor.normal(shape, mean, deviation, seed, stream, dtype, device) end
 
----A tensor of what is in host memory; the numbers are copied. A C array or pointer has elements of the dtype's C type (`float` for f32,
----`uint16_t` for f16 and bf16); a string, a `char` array and a `void *` are bytes.
+---A tensor of what is in host memory; the numbers are copied. A C array or pointer has elements of the dtype's C type
+---(`float` for f32, `uint16_t` for f16 and bf16); a string, a `char` array and a `void *` are bytes.
 ---
 ---Errors: an array with too few elements; a string of another length; C memory of another type.
 ---
@@ -145,8 +147,8 @@ function Tensor.from_memory(data, shape, dtype, device) end
 ---@return boolean
 function Tensor.is_live(x) end
 
----All that is known of the tensor at once, as C has it (`peri_tensor_desc`): `ndim`, `shape[0..]`, `numel`, `dtype`, `device`,
----`contiguous`, `leaf`, `requires_grad`. The next call overwrites it.
+---All that is known of the tensor at once, as C has it (`peri_tensor_desc`): `ndim`, `shape[0..]`, `numel`, `dtype`,
+---`device`, `contiguous`, `leaf`, `requires_grad`. The next call overwrites it.
 ---@return ffi.cdata*
 function Tensor:describe() end
 
@@ -181,7 +183,8 @@ function Tensor:device() end
 ---@return boolean
 function Tensor:is_contiguous() end
 
----Whether a tensor of a GPU lies in host memory that the GPU's kernels can reach, as rows of tables with `fused_uvm` do.
+---Whether a tensor of a GPU lies in host memory that the GPU's kernels can reach, as rows of tables with `fused_uvm`
+---do.
 ---@return boolean
 function Tensor:is_mapped() end
 
@@ -193,8 +196,9 @@ function Tensor:is_leaf() end
 ---@return boolean
 function Tensor:is_pinned() end
 
----One element as a number. i64 numbers from 2^53 on stay 64-bit integers. Waits for all that is queued on the current stream of its device;
----for a loss that a backward pass began from, only until the loss is there: pass and optimizer run on meanwhile.
+---One element as a number. i64 numbers from 2^53 on stay 64-bit integers. Waits for all that is queued on the current
+---stream of its device; for a loss that a backward pass began from, only until the loss is there: pass and optimizer
+---run on meanwhile.
 ---
 ---Errors: no position, and other than one element; a position outside of the tensor.
 ---@param i? integer Position of the element in order, from 0 (default: that of a tensor of one element).
@@ -228,8 +232,8 @@ function Tensor:read() end
 ---@return peri.Tensor # The tensor itself, of its shape.
 function Tensor:write(data) end
 
----Overwrite all elements with those of another tensor, converted to this dtype and repeated as broadcasting does. It is not recorded on the
----tape.
+---Overwrite all elements with those of another tensor, converted to this dtype and repeated as broadcasting does. It is
+---not recorded on the tape.
 ---
 ---Errors: shapes that do not broadcast.
 ---
@@ -247,7 +251,8 @@ function Tensor:copy(src) end
 ---@return peri.Tensor # The tensor itself, of its shape.
 function Tensor:fill(value) end
 
----The same numbers with another dtype, on another device, or both; the tensor itself where nothing changes. Recorded on the tape.
+---The same numbers with another dtype, on another device, or both; the tensor itself where nothing changes. Recorded on
+---the tape.
 ---
 ---Errors: an unknown dtype or device.
 ---
@@ -326,7 +331,8 @@ function Tensor:detach() end
 ---@return peri.Tensor # Of the same shape.
 function Tensor:share() end
 
----Give the handle back now. The memory is freed when no handle and no operation uses it. The handle cannot be used any more.
+---Give the handle back now. The memory is freed when no handle and no operation uses it. The handle cannot be used any
+---more.
 function Tensor:release() end
 
 ---Let backward passes compute a gradient for this leaf, or not any more.
@@ -355,8 +361,8 @@ function Tensor:grad() end
 ---@return peri.Tensor # The tensor itself, of its shape.
 function Tensor:set_grad(grad) end
 
----Run the backward pass from this tensor: gradients of all leaves that it was made of are added up, tables with `fused_params` are trained.
----Waits for exchanges between ranks.
+---Run the backward pass from this tensor: gradients of all leaves that it was made of are added up, tables with
+---`fused_params` are trained. Waits for exchanges between ranks.
 ---
 ---Errors: a tensor without tape; one of several elements without `grad`.
 ---@param grad? peri.Tensor The gradient of this tensor, of its shape (default: 1, for one element).

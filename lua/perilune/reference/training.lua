@@ -1,7 +1,8 @@
 -- training.lua: Training: the world, sharded models, pipelines, schedules.
 --
--- `peri.init` joins the other ranks. A DistributedModelParallel puts a model's tables where a plan says. A pipeline takes batches and makes
--- steps by a schedule: a list of operations that says what overlaps with what. docs/pipelines.md and docs/sharded_tables.md tell more.
+-- `peri.init` joins the other ranks. A DistributedModelParallel puts a model's tables where a plan says. A pipeline
+-- takes batches and makes steps by a schedule: a list of operations that says what overlaps with what.
+-- docs/pipelines.md and docs/sharded_tables.md tell more.
 ---@meta
 
 ---@class peri
@@ -41,20 +42,23 @@ function peri.world_size() end
 ---@return peri.dist.Group
 function peri.world() end
 
----A model whose embedding collections are sharded over ranks by a plan, and whose other parameters are equal on all of them. Call it as
----the model: its result is the model's. A backward pass from it trains the tables and averages the dense gradients. All ranks make it,
----with the same model. Values depend neither on the plan nor on the number of ranks.
+---A model whose embedding collections are sharded over ranks by a plan, and whose other parameters are equal on all of
+---them. Call it as the model: its result is the model's. A backward pass from it trains the tables and averages the
+---dense gradients. All ranks make it, with the same model. Values depend neither on the plan nor on the number of
+---ranks.
 ---
 ---Errors: a plan that does not go with the tables, or that ranks do not agree about; the error names the table.
 ---
 ---```lua
 ---peri.init()
 ---local inner = nn.Module()
----inner.ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---inner.ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
+---  embedding_dim = 4,
 ---  feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 1 }, device = "meta" }
 ---inner.last = nn.Linear { in_features = 4, out_features = 1 }
 ---function inner:forward(features) return self.last(self.ebc(features):values()) end
----local model = peri.DistributedModelParallel { module = inner, plan = peri.ShardingPlan { ebc = { t = plan.row_wise() } } }
+---local model = peri.DistributedModelParallel { module = inner,
+---  plan = peri.ShardingPlan { ebc = { t = plan.row_wise() } } }
 ---local y = model(peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, { 9 } } })
 ---model:backward(y:sum())
 ---print(#model:dense_parameters(), #model:replicated_parameters(), model:fused_optimizer():lr()) --> 2 2 1
@@ -86,8 +90,8 @@ peri.DistributedModelParallel = {}
 ---@field init_data_parallel? boolean false: you call `model:init_data_parallel()` before training (default: true).
 ---@field data_parallel_wrapper? table What averages dense gradients (default: DefaultDataParallelWrapper).
 
----What an optimizer of the dense part trains: dense parameters and this rank's shards of tables with the kernel `dense`. Fused tables are
----none.
+---What an optimizer of the dense part trains: dense parameters and this rank's shards of tables with the kernel
+---`dense`. Fused tables are none.
 ---@return peri.Tensor[] # Of any shape.
 function peri.DistributedModelParallel:dense_parameters() end
 
@@ -102,7 +106,8 @@ function peri.DistributedModelParallel:replicated_parameters() end
 ---@return table[] # `{ name =, tensor = }` each.
 function peri.DistributedModelParallel:bare_named_parameters(prefix) end
 
----The optimizer of all fused tables: its learning rates hold at once, its states have the names of the unsharded model's tables.
+---The optimizer of all fused tables: its learning rates hold at once, its states have the names of the unsharded
+---model's tables.
 ---@return peri.nn.optim.CombinedOptimizer
 function peri.DistributedModelParallel:fused_optimizer() end
 
@@ -112,8 +117,8 @@ function peri.DistributedModelParallel:fused_optimizer() end
 ---@param learning_rate number The rate.
 function peri.DistributedModelParallel:set_fused_learning_rate(learning_rate) end
 
----Go back through what the model returned: afterwards fused tables are updated, and dense gradients are averages over the ranks. The same
----as `loss:backward(grad)`. Collective.
+---Go back through what the model returned: afterwards fused tables are updated, and dense gradients are averages over
+---the ranks. The same as `loss:backward(grad)`. Collective.
 ---@param loss peri.Tensor What the gradient is of: a scalar, or any shape with `grad`.
 ---@param grad? peri.Tensor The gradient of `loss`, of its shape (default: 1).
 function peri.DistributedModelParallel:backward(loss, grad) end
@@ -158,12 +163,12 @@ function peri.DistributedModelParallel:copy(device) end
 ---Write changed rows of tables in files; afterwards the files are whole. Collective.
 function peri.DistributedModelParallel:flush() end
 
----Runs a schedule: each step trains the next batch. Before the first step ranks compare their schedules, plans and modules. The pipelines
----with names of TorchRec's are this one with a schedule of that name: `peri.TrainPipelineSparseDist` and others take the same arguments but
----`schedule`.
+---Runs a schedule: each step trains the next batch. Before the first step ranks compare their schedules, plans and
+---modules. The pipelines with names of TorchRec's are this one with a schedule of that name:
+---`peri.TrainPipelineSparseDist` and others take the same arguments but `schedule`.
 ---
----Errors: a schedule that breaks a rule (the error says which operations, over what, and what would help); a model that it does not go
----with.
+---Errors: a schedule that breaks a rule (the error says which operations, over what, and what would help); a model that
+---it does not go with.
 ---
 ---```lua
 ---peri.init()
@@ -172,7 +177,8 @@ function peri.DistributedModelParallel:flush() end
 ---train.linear = model
 ---function train:forward(batch) return self.linear(batch):square():mean() end
 ---local optimizer = nn.optim.SGD { params = model:parameters(), lr = 0.1 }
----local pipeline = peri.pipeline.Pipeline { model = train, optimizer = optimizer, schedule = peri.pipeline.schedules.base,
+---local pipeline = peri.pipeline.Pipeline { model = train, optimizer = optimizer,
+---  schedule = peri.pipeline.schedules.base,
 ---  on_step = function(step) optimizer:set_lr(0.1 / step) end }
 ---local k = 0
 ---local function batches()
@@ -255,20 +261,24 @@ function peri.pipeline.Pipeline:detach() end
 ---@overload fun(args: table): peri.TrainPipelineBase
 peri.TrainPipelineBase = {}
 
----A schedule: a list of operations in the order of a step, `{ "forward" }`, `{ "input_dist", ahead = 1, on = "dist" }`. An operation with
----`ahead = k` acts on the batch that is trained k steps later. Schedules are values: what changes one returns another. The library's are in
----`peri.pipeline.schedules` (`base`, `sparse_dist`, `fused_sparse_dist`, `prefetch_sparse_dist`, `semi_sync`, ...).
+---A schedule: a list of operations in the order of a step, `{ "forward" }`, `{ "input_dist", ahead = 1, on = "dist" }`.
+---An operation with `ahead = k` acts on the batch that is trained k steps later. Schedules are values: what changes one
+---returns another. The library's are in `peri.pipeline.schedules` (`base`, `sparse_dist`, `fused_sparse_dist`,
+---`prefetch_sparse_dist`, `semi_sync`, ...).
 ---
 ---Errors: an unknown operation or field; two operations of one name.
 ---
 ---```lua
 ---local schedule = peri.pipeline.schedules.sparse_dist
 ---local mine = schedule:set({ load = { ahead = 3 }, to_device = { ahead = 3 } }):with({ depth = 4 }):called("mine")
----print(mine.name, mine:check().staleness.tables, mine:hash() == schedule:hash(), #mine:text() > 0) --> mine 0 false true
+---print(mine.name, mine:check().staleness.tables, mine:hash() == schedule:hash(),
+---  #mine:text() > 0) --> mine 0 false true
 ---local moved = schedule:move("zero_grad", { first = true }):retime({ load = 2 })
 ---print(moved.operations[1].name, #moved:facts() > 3) --> zero_grad true
----local clipped = schedule:insert({ "clip", run = function() end, reads = { "grads" }, changes = { "grads" } }, { before = "optimizer" })
----print(#clipped.operations - #schedule.operations, #clipped:drop("clip").operations == #schedule.operations) --> 1 true
+---local clipped = schedule:insert({ "clip", run = function() end, reads = { "grads" }, changes = { "grads" } },
+---  { before = "optimizer" })
+---print(#clipped.operations - #schedule.operations,
+---  #clipped:drop("clip").operations == #schedule.operations) --> 1 true
 ---print(peri.Schedule { name = "plain", { "load" }, { "forward" } }.name) --> plain
 ---```
 ---@class peri.Schedule

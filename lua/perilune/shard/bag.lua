@@ -13,11 +13,12 @@ local signature = require "perilune.signature"
 local M = {}
 
 --- The KeyedTensor that a lookup becomes. Its values() are lazy too: nobody waits before the numbers are needed.
-local EmbeddingBagCollectionAwaitable = awaitable.lazy_class("EmbeddingBagCollectionAwaitable", ShardedEmbeddingModule.OutputAwaitable)
+local EmbeddingBagCollectionAwaitable = awaitable.lazy_class("EmbeddingBagCollectionAwaitable",
+  ShardedEmbeddingModule.OutputAwaitable)
 function EmbeddingBagCollectionAwaitable:values() return awaitable.MethodLazyAwaitable(self, "values") end
 
---- ShardedEmbeddingBagCollection { tables =, plan =, group =, use_index_dedup = false, ... }: all other arguments are in embedding.lua. Its
---- result is a KeyedTensor [batch, columns].
+--- ShardedEmbeddingBagCollection { tables =, plan =, group =, use_index_dedup = false, ... }: all other arguments are
+--- in embedding.lua. Its result is a KeyedTensor [batch, columns].
 local ShardedEmbeddingBagCollection = ShardedEmbeddingModule:extend "ShardedEmbeddingBagCollection"
 ShardedEmbeddingBagCollection.OutputAwaitable = EmbeddingBagCollectionAwaitable
 M.ShardedEmbeddingBagCollection = ShardedEmbeddingBagCollection
@@ -79,18 +80,21 @@ EmbeddingBagCollectionSharder.module_type = EmbeddingBagCollection
 EmbeddingBagCollectionSharder.allowed_arguments = util.extended(ModuleSharder.allowed_arguments,
   { use_index_dedup = util.optional.boolean })
 
-function EmbeddingBagCollectionSharder:shardable_parameters(module) return module:embedding_bag_configs() end -- luacheck: ignore 212
+function EmbeddingBagCollectionSharder:shardable_parameters(module) -- luacheck: ignore 212
+  return module:embedding_bag_configs()
+end
 
 function EmbeddingBagCollectionSharder:shard(module, plan, env, device, path)
   return ShardedEmbeddingBagCollection {
     tables = module:embedding_bag_configs(), plan = plan, group = env.pg, device = device,
-    fused_params = self:merged_fused_params(module.fused_params or nil), is_weighted = module:is_weighted(), seed = module.seed or nil,
-    use_index_dedup = self.use_index_dedup,
+    fused_params = self:merged_fused_params(module.fused_params or nil), is_weighted = module:is_weighted(),
+    seed = module.seed or nil, use_index_dedup = self.use_index_dedup,
     gradient_division = self.gradient_division, qcomm_codecs_registry = self.qcomm_codecs_registry, name = path,
   }
 end
 
-signature.object("unsharded_bags", "an EmbeddingBagCollection", { embedding_bag_configs = "callable", is_weighted = "callable" })
+signature.object("unsharded_bags", "an EmbeddingBagCollection",
+  { embedding_bag_configs = "callable", is_weighted = "callable" })
 signature.object("env_of_group", "a ShardingEnv with a process group", { pg = "Group" })
 signature.check("EmbeddingBagCollectionSharder:", EmbeddingBagCollectionSharder, {
   shardable_parameters = "self: Sharder, module: unsharded_bags",

@@ -1,4 +1,5 @@
--- config.lua: what C is told to make a sharded module of tables: tables with their plan entries, optimizers, codecs, caches.
+-- config.lua: what C is told to make a sharded module of tables: tables with their plan entries, optimizers, codecs,
+-- caches.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -54,20 +55,22 @@ local function output_dtype_of(func, a)
   return P.dtype(config.data_types[result or "FP32"])
 end
 
---- Optimizers of the module: a C array, a list { c =, name =, params =, tables = names }, and for each table the index of its
---- optimizer (0 where it has none of its own: a dense one) and its bounds check.
+--- Optimizers of the module: a C array, a list { c =, name =, params =, tables = names }, and for each table the index
+--- of its optimizer (0 where it has none of its own: a dense one) and its bounds check.
 local function optimizers_of(func, a, plan)
   local list, index, bounds, known = {}, {}, {}, {} -- known: fused_params -> { entry = of list, index =, bounds = }
   for i, t in ipairs(a.tables) do
     local kernel = plan.tables[t.name].compute_kernel
     if not util.index_of(types.trained_kernels)[kernel] then
-      P.fail(("%s: table '%s' has compute_kernel '%s', which is for quantized collections; allowed: %s"):format(func, t.name, kernel,
-        table.concat(types.trained_kernels, ", ")))
+      P.fail(("%s: table '%s' has compute_kernel '%s', which is for quantized collections; allowed: %s"):format(func,
+        t.name, kernel, table.concat(types.trained_kernels, ", ")))
     end
     local params = a.table_fused_params and a.table_fused_params[t.name] or a.fused_params
     if not params and kernel ~= "dense" then
-      P.fail(("%s: table '%s' has compute_kernel '%s' but no optimizer; give fused_params%s"):format(func, t.name, kernel,
-        a.collisions and "" or ", or plan it with compute_kernel = 'dense'")) -- rows of raw ids start again in fused tables only
+      P.fail(("%s: table '%s' has compute_kernel '%s' but no optimizer; give fused_params%s"):format(func, t.name,
+        kernel,
+        -- rows of raw ids start again in fused tables only
+        a.collisions and "" or ", or plan it with compute_kernel = 'dense'"))
     end
     index[i], bounds[i] = 0, C.PERI_BOUNDS_FATAL
     if params then
@@ -93,7 +96,8 @@ local function optimizers_of(func, a, plan)
   return array, list, index, bounds
 end
 
---- Fill in the codecs of the exchanges of rows. slots: operation -> field of the configuration. A registry may know of more operations.
+--- Fill in the codecs of the exchanges of rows. slots: operation -> field of the configuration. A registry may know of
+--- more operations.
 local function fill_codecs(func, cfg, registry, slots)
   if registry == nil then return end
   func = func .. ": qcomm_codecs_registry"
@@ -109,7 +113,8 @@ local function fill_codecs(func, cfg, registry, slots)
   for op, name in util.ordered(slots) do
     local codecs, slot = registry[op], cfg[name]
     if codecs then
-      slot.forward, slot.backward = codecs.forward and codecs.forward.ptr or nil, codecs.backward and codecs.backward.ptr or nil
+      slot.forward, slot.backward = codecs.forward and codecs.forward.ptr or nil, codecs.backward
+        and codecs.backward.ptr or nil
     end
   end
 end
@@ -119,16 +124,19 @@ local function cache_of(a, t, sharding)
   if sharding.compute_kernel ~= "fused_uvm_caching" then return nil end
   local params = a.table_fused_params and a.table_fused_params[t.name] or a.fused_params
   local func = ("table '%s'"):format(t.name)
-  local cache, slot = config.cache_params(func, sharding.cache_params or params.cache_params or {}), P.structs("peri_cache_params", 1)
+  local cache, slot = config.cache_params(func, sharding.cache_params or params.cache_params or {}),
+    P.structs("peri_cache_params", 1)
   config._fill_cache_params(func, slot[0], cache, t.data_type)
   return slot, cache
 end
 
 --- C's number for what a table holds.
-local function row_dtype(data_type) return config.row_formats[config.table_types[data_type]] or P.dtype(config.data_types[data_type]) end
+local function row_dtype(data_type)
+  return config.row_formats[config.table_types[data_type]] or P.dtype(config.data_types[data_type])
+end
 
---- Tables with their plan entries, in C's words, into `cfg`. optimizer: for each table its number; nil: nothing is trained.
---- keep(x): x lives as long as cfg does.
+--- Tables with their plan entries, in C's words, into `cfg`. optimizer: for each table its number; nil: nothing is
+--- trained. keep(x): x lives as long as cfg does.
 local function fill_tables(cfg, a, plan, env, optimizer, bounds, keep)
   local n, names, positions = #a.tables, features_of(a.tables)
   local tables = keep(P.structs("peri_sharded_table", n))
@@ -139,7 +147,8 @@ local function fill_tables(cfg, a, plan, env, optimizer, bounds, keep)
     c.pooling = t.pooling and config.poolings[t.pooling] or C.PERI_POOLING_NONE
     c.init, c.init_a, c.init_b = init.kind, init.a, init.b
     c.sharding_type = sharding_types.of[sharding.sharding_type].code
-    c.compute_kernel = not optimizer and C.PERI_KERNEL_QUANT or sharding.compute_kernel == "dense" and C.PERI_KERNEL_DENSE
+    c.compute_kernel = not optimizer and C.PERI_KERNEL_QUANT or sharding.compute_kernel == "dense"
+      and C.PERI_KERNEL_DENSE
       or C.PERI_KERNEL_FUSED
     c.mapped = sharding.compute_kernel == "fused_uvm" or sharding.compute_kernel == "quant_uvm"
     c.features = array("int32_t[?]", util.map(t.feature_names, function(f) return positions[f] end))
@@ -180,9 +189,9 @@ local function keeper()
   end
 end
 
---- The configuration of a module with the arguments `a` (embedding.lua), a plan that was checked in `env`, and codecs for the operations in
---- `slots`. Returns it, what must live while it is used, and its optimizers: a list of { name =, params = (fused_params), tables = (names),
---- learning_rate = }.
+--- The configuration of a module with the arguments `a` (embedding.lua), a plan that was checked in `env`, and codecs
+--- for the operations in `slots`. Returns it, what must live while it is used, and its optimizers: a list of { name =,
+--- params = (fused_params), tables = (names), learning_rate = }.
 function M.of(func, a, plan, env, kind, slots)
   local anchors, keep = keeper()
   check_own_params(func, a)

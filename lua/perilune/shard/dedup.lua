@@ -1,7 +1,7 @@
--- dedup.lua: index dedup: of the ids that this rank asks for in one batch, each travels once, and one row of it comes back (TorchRec's
--- use_index_dedup). It happens at home, in front of input_dist and behind output: to the module in between the batch is a shorter one. What
--- copies of a row get as gradient is added up before it travels. A bag of one id is sent once too; bags of several ids become bags of one
--- id each, which are pooled when their rows are back.
+-- dedup.lua: index dedup: of the ids that this rank asks for in one batch, each travels once, and one row of it comes
+-- back (TorchRec's use_index_dedup). It happens at home, in front of input_dist and behind output: to the module in
+-- between the batch is a shorter one. What copies of a row get as gradient is added up before it travels. A bag of one
+-- id is sent once too; bags of several ids become bags of one id each, which are pooled when their rows are back.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local jagged = require "perilune.jagged"
@@ -15,8 +15,8 @@ P.own { ec_index_dedup = false }
 
 local M = {}
 
---- Whether collections that are sharded from now on, by this rank's script, look each id up once; see use_index_dedup of
---- EmbeddingCollectionSharder, which counts where it is given.
+--- Whether collections that are sharded from now on, by this rank's script, look each id up once; see use_index_dedup
+--- of EmbeddingCollectionSharder, which counts where it is given.
 function M.set_ec_index_dedup(on)
   signature.value("set_ec_index_dedup", "the argument", on, "boolean")
   state.ec_index_dedup = on
@@ -45,7 +45,8 @@ local function rounds(a)
   return any or false
 end
 
---- Features that look into the same tables, and so may share rows: a list of { features =, rows = of the smallest of their tables }.
+--- Features that look into the same tables, and so may share rows: a list of { features =, rows = of the smallest of
+--- their tables }.
 local function groups_of(tables)
   local users, order = {}, {}
   for i, t in ipairs(tables) do
@@ -96,7 +97,8 @@ local function arranged(self, features)
   return features:permute(order)
 end
 
---- A group's ids, each once, and where each went; nil: some are out of range, which the module says of the ids as they came.
+--- A group's ids, each once, and where each went; nil: some are out of range, which the module says of the ids as they
+--- came.
 local function distinct(ids, rows)
   if ids:numel() == 0 then return ids, ids:to "i64" end
   local unique, places = sparse.unique(ids, true)
@@ -105,7 +107,8 @@ local function distinct(ids, rows)
   return unique, places
 end
 
---- A batch that has each id of `features` once, and by feature where its ids went among those of its leader; or `features` itself and nil.
+--- A batch that has each id of `features` once, and by feature where its ids went among those of its leader; or
+--- `features` itself and nil.
 function Dedup:shorten(features)
   local batch = arranged(self, features)
   if not batch then return features, nil end
@@ -127,14 +130,15 @@ function Dedup:shorten(features)
     lengths = Tensor.tensor(lengths, "i32", values:device(), { #lengths }) }, places
 end
 
--- -- bags -----------------------------------------------------------------------------------------------------------------------------
+-- -- bags -------------------------------------------------------------------------------------------------------------
 
 local BagDedup = util.class "BagDedup"
 M.BagDedup = BagDedup
 
---- BagDedup(args): of an EmbeddingBagCollection with these arguments. To the module in between, a feature's bags are those of a variable
---- batch: each id of bags of one id is one, whose row goes to all of its samples (its inverse indices). Where bags have several ids, or
---- weights, each id is one too if that makes fewer rows, and home pools them (`pool`); else the bags travel as they are.
+--- BagDedup(args): of an EmbeddingBagCollection with these arguments. To the module in between, a feature's bags are
+--- those of a variable batch: each id of bags of one id is one, whose row goes to all of its samples (its inverse
+--- indices). Where bags have several ids, or weights, each id is one too if that makes fewer rows, and home pools them
+--- (`pool`); else the bags travel as they are.
 function BagDedup:init(args)
   self.features, self.weighted, self.pools = {}, args.is_weighted or false, not rounds(args)
   self.asked, self.sent = 0, 0
@@ -144,11 +148,14 @@ function BagDedup:init(args)
   self.keys = util.map(self.features, function(f) return f.name end)
   self.outputs = {} -- in the order of the module's: { feature =, mean = }
   for _, t in ipairs(args.tables) do
-    for _, f in ipairs(t.feature_names) do self.outputs[#self.outputs + 1] = { feature = f, mean = t.pooling == "MEAN" } end
+    for _, f in ipairs(t.feature_names) do
+      self.outputs[#self.outputs + 1] = { feature = f, mean = t.pooling == "MEAN" }
+    end
   end
 end
 
---- The bag of each sample among `n` bags of one id, and the empty one behind them. went: the bag of each id; lengths: 0 or 1.
+--- The bag of each sample among `n` bags of one id, and the empty one behind them. went: the bag of each id; lengths: 0
+--- or 1.
 local function bags_of(went, lengths, n)
   local list, from, at = lengths:to_list(), went:to_list(), 0
   for b, length in ipairs(list) do
@@ -160,8 +167,8 @@ end
 
 local function range(n, device) return sparse.lengths_range(Tensor.full({ 1 }, n, "i64", device)) end
 
---- What is sent of a feature: { ids =, lengths =, inverse = the bag of each sample, weights =, pool = how its bags are made of the rows at
---- home, or nil }.
+--- What is sent of a feature: { ids =, lengths =, inverse = the bag of each sample, weights =, pool = how its bags are
+--- made of the rows at home, or nil }.
 function BagDedup:_shorten(jt, rows, samples)
   local ids, lengths, device = jt:values(), jt:lengths():to "i32", jt:values():device()
   local several, weights = jt:longest() > 1 or self.weighted, jt:weights_or_none()
@@ -174,31 +181,34 @@ function BagDedup:_shorten(jt, rows, samples)
   local ones = Tensor.ones({ n }, "i32", device)
   if several then
     local factors = self.weighted and Tensor.ones({ n }, "f32", device)
-    if factors and weights:describe().requires_grad then factors = factors:requires_grad() end -- all ranks say alike what wants one
+    -- all ranks say alike what wants one
+    if factors and weights:describe().requires_grad then factors = factors:requires_grad() end
     return { ids = unique, lengths = ones, weights = factors, pool = { places = went, jt = jt },
       inverse = nn.functional.cat({ range(n, device), Tensor.zeros({ samples - n }, "i64", device) }, 1) }
   elseif ids:numel() == samples then return { ids = unique, lengths = ones, inverse = went } end
-  return { ids = unique, lengths = nn.functional.cat({ ones, Tensor.zeros({ 1 }, "i32", device) }, 1), inverse = bags_of(went, lengths, n) }
+  return { ids = unique, lengths = nn.functional.cat({ ones, Tensor.zeros({ 1 }, "i32", device) }, 1),
+    inverse = bags_of(went, lengths, n) }
 end
 
---- A variable batch of the distinct bags of `features`, whose inverse indices put their rows where they belong; and what `pool` takes, if
---- some are to be pooled here.
+--- A variable batch of the distinct bags of `features`, whose inverse indices put their rows where they belong; and
+--- what `pool` takes, if some are to be pooled here.
 function BagDedup:shorten(features)
   if features:variable_stride_per_key() then return features end
   local samples, values, lengths, strides, inverse, weights, pools = features:stride(), {}, {}, {}, {}, {}, nil
   for i, f in ipairs(self.features) do
     local jt = features:get(f.name)
     local s = self:_shorten(jt, f.rows, samples)
-    values[i], lengths[i], inverse[i], weights[i], strides[i] = s.ids, s.lengths, s.inverse, s.weights, { s.lengths:numel() }
+    values[i], lengths[i], inverse[i], weights[i], strides[i] = s.ids, s.lengths, s.inverse, s.weights,
+      { s.lengths:numel() }
     if s.pool then
       pools = pools or {}
       pools[f.name] = s.pool
     end
     self.asked, self.sent = self.asked + jt:values():numel(), self.sent + s.ids:numel()
   end
-  return jagged.KeyedJaggedTensor { keys = self.keys, values = nn.functional.cat(values, 1), lengths = nn.functional.cat(lengths, 1),
-    weights = self.weighted and nn.functional.cat(weights, 1) or nil, stride_per_key_per_rank = strides,
-    inverse_indices = { self.keys, nn.functional.stack(inverse, 1) } }, pools
+  return jagged.KeyedJaggedTensor { keys = self.keys, values = nn.functional.cat(values, 1),
+    lengths = nn.functional.cat(lengths, 1), weights = self.weighted and nn.functional.cat(weights, 1) or nil,
+    stride_per_key_per_rank = strides, inverse_indices = { self.keys, nn.functional.stack(inverse, 1) } }, pools
 end
 
 --- The bags of an output, of the rows of their ids.
@@ -211,8 +221,8 @@ local function pooled(rows, p, mean, weighted)
   return sums * nn.functional.reciprocal((lengths - 1):relu() + 1):reshape(-1, 1) -- empty bags stay zeros
 end
 
---- The module's result, of one whose columns have in their first rows, for the features in `pools`, the rows of their ids. dims: columns of
---- each output.
+--- The module's result, of one whose columns have in their first rows, for the features in `pools`, the rows of their
+--- ids. dims: columns of each output.
 function BagDedup:pool(values, pools, dims)
   local parts = values:split(dims, 2)
   for i, o in ipairs(self.outputs) do

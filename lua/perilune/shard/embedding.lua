@@ -1,4 +1,5 @@
--- embedding.lua: what sharded modules of embedding tables share, whatever they make of the rows: optimizers, codecs, caches, start values,
+-- embedding.lua: what sharded modules of embedding tables share, whatever they make of the rows: optimizers, codecs,
+-- caches, start values,
 -- pieces, copying, and the stages, which C does (perilune/shard.h). TorchRec's ShardedEmbeddingModule.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
@@ -25,25 +26,32 @@ local out, text_out = ffi.new "peri_sharded *[1]", ffi.new "char *[1]"
 local work_out, tensor_out = awaitable.work_out, Tensor.out
 local kjt_ptr = jagged.KeyedJaggedTensor.ptr
 
---- A stage of `module` on its way: the exchange of ids, or of rows. Its result is itself, with the work that the next stage takes.
+--- A stage of `module` on its way: the exchange of ids, or of rows. Its result is itself, with the work that the next
+--- stage takes.
 local StageAwaitable = util.class("StageAwaitable", awaitable.Awaitable)
 function StageAwaitable:init(module, work)
   awaitable.Awaitable.init(self)
   self.module, self.work, self.deferred = module, work and awaitable.wrap_work(work), false
 end
-local IdsAwaitable, RowsAwaitable = util.class("IdsAwaitable", StageAwaitable), util.class("RowsAwaitable", StageAwaitable)
+local IdsAwaitable, RowsAwaitable = util.class("IdsAwaitable", StageAwaitable),
+  util.class("RowsAwaitable", StageAwaitable)
 function StageAwaitable:_wait_impl()
   awaitable.wait_work(self.work.ptr)
   return self
 end
-function StageAwaitable:_test_impl() return self.work.ptr == nil or C.peri_work_test(self.work.ptr) ~= C.PERI_PENDING end
+function StageAwaitable:_test_impl()
+  return self.work.ptr == nil or C.peri_work_test(self.work.ptr) ~= C.PERI_PENDING
+end
 
 -- What defer returns has no work, but its batch, before post_deferred.
 function IdsAwaitable:_wait_impl()
-  if not self.work then P.fail(self.module.class_name .. ": these ids are deferred; FusedKJTListSplitsAwaitable sends them") end
+  if not self.work then
+    P.fail(self.module.class_name .. ": these ids are deferred; FusedKJTListSplitsAwaitable sends them")
+  end
   return StageAwaitable._wait_impl(self)
 end
---- Nobody is going to look these ids up: what maps and caches hold for them is given back now, not when they are collected.
+--- Nobody is going to look these ids up: what maps and caches hold for them is given back now, not when they are
+--- collected.
 function IdsAwaitable:give_up()
   if self.work and self.work.ptr ~= nil then self.work:release() end
 end
@@ -51,8 +59,9 @@ function IdsAwaitable:_test_impl() return self.work and StageAwaitable._test_imp
 
 local inputs, works, room = nil, nil, 0 -- of post_deferred
 
---- The ids of `list` (of what defer returned), n of them, set out: what ranks tell each other before is one message a group. Those that
---- have set out already are left alone. Collective: all ranks list the same modules in the same order.
+--- The ids of `list` (of what defer returned), n of them, set out: what ranks tell each other before is one message a
+--- group. Those that have set out already are left alone. Collective: all ranks list the same modules in the same
+--- order.
 function IdsAwaitable._post_deferred(list, n)
   if n > #list then P.fail(("post_deferred: n is %d, and the list has %d"):format(n, #list)) end
   if n > room then
@@ -82,7 +91,7 @@ function IdsAwaitable._post_deferred(list, n)
   end
 end
 
--- -- making ------------------------------------------------------------------------------------------------------------------------
+-- -- making -----------------------------------------------------------------------------------------------------------
 
 local ShardedEmbeddingModule = ShardedModule:extend "ShardedEmbeddingModule"
 
@@ -107,8 +116,10 @@ local arguments = {
   is_weighted = false,
   device = util.optional,
   seed = util.optional.seed,             -- default: the rank state's
-  gradient_division = util.optional,     -- whether gradients of tables are means over ranks; default: as dist.ops has it for the group
-  qcomm_codecs_registry = util.optional, -- operation -> QuantizedCommCodecs (dist/codec.lua); default: rows travel as f32
+  gradient_division = util.optional,     -- whether gradients of tables are means over ranks; default: as dist.ops has
+                                         -- it for the group
+  qcomm_codecs_registry = util.optional, -- operation -> QuantizedCommCodecs (dist/codec.lua); default: rows travel as
+                                         -- f32
   collisions = util.optional,            -- whose maps raw ids go through (mc_collection.lua)
   returns_rows = false,                  -- their rows come home too
   name = "",                             -- path of the module, for messages
@@ -123,7 +134,8 @@ function ShardedEmbeddingModule:init(args, index_dedup)
   local a = util.named(func, args, self.allowed_arguments)
   a.index_dedup = index_dedup or false
   if a.device == "meta" then
-    P.fail(func .. ": device 'meta' has no shards; a plan is checked without them by EmbeddingModuleShardingPlan:validate")
+    P.fail(func .. ": device 'meta' has no shards; a plan is checked without them by "
+      .. "EmbeddingModuleShardingPlan:validate")
   end
   local plan = types.EmbeddingModuleShardingPlan.is(a.plan) and a.plan or types.EmbeddingModuleShardingPlan(a.plan)
   group_of(func, a.group)
@@ -140,7 +152,9 @@ end
 function ShardedEmbeddingModule:_env(group) return ShardingEnv.from_process_group(group) end -- luacheck: ignore 212
 
 --- What C is told: see config.lua.
-function ShardedEmbeddingModule:_configure(func, a, plan, env) return config.of(func, a, plan, env, self.kind, self.codec_slots) end
+function ShardedEmbeddingModule:_configure(func, a, plan, env)
+  return config.of(func, a, plan, env, self.kind, self.codec_slots)
+end
 
 --- Make the C module. With tables in files, ranks tell each other what came of it.
 function ShardedEmbeddingModule:_make(cfg, anchors) -- luacheck: ignore 212
@@ -155,10 +169,12 @@ function ShardedEmbeddingModule:_make(cfg, anchors) -- luacheck: ignore 212
   files.agree(self.group, self.class_name, { self }, not ok and err or nil)
 end
 
---- Make parameters of dense tables: "embedding_bags.NAME.weight"; the k-th of the pieces of a table on this rank has ".k" behind it.
+--- Make parameters of dense tables: "embedding_bags.NAME.weight"; the k-th of the pieces of a table on this rank has
+--- ".k" behind it.
 function ShardedEmbeddingModule:_register_dense()
   local seen = {}
-  self._dense = setmetatable({}, {}) -- "table:row:column" -> its parameter; a metatable: no place to look for parameters
+  -- "table:row:column" -> its parameter; a metatable: no place to look for parameters
+  self._dense = setmetatable({}, {})
   for _, s in ipairs(self:local_shards()) do
     if s.dense then
       local name = self:_parameter_name(s.table)
@@ -173,7 +189,7 @@ end
 
 function ShardedEmbeddingModule:_spread_parameters() return states._spread_parameters(self, self._dense) end
 
--- -- stages ------------------------------------------------------------------------------------------------------------------------
+-- -- stages -----------------------------------------------------------------------------------------------------------
 
 --- The work of what input_dist returned, until it is used.
 local function arrived(self, method, dist)
@@ -182,8 +198,8 @@ local function arrived(self, method, dist)
   return work
 end
 
---- What f(a, b, c, d) makes of an input before its ids leave; its error is one on all ranks. Alone there is nobody to tell, and the next
---- input is welcome.
+--- What f(a, b, c, d) makes of an input before its ids leave; its error is one on all ranks. Alone there is nobody to
+--- tell, and the next input is welcome.
 function ShardedEmbeddingModule:_at_home(f, a, b, c, d)
   local ok, result, more = pcall(f, a, b, c, d)
   if ok then return result, more end
@@ -212,7 +228,8 @@ function ShardedEmbeddingModule:prefetch(dist)
   end
 end
 
---- How the rows of `dist` (waited for, not yet looked up) go between buffers and results on this rank, as text: peri.shard.explain. Local.
+--- How the rows of `dist` (waited for, not yet looked up) go between buffers and results on this rank, as text:
+--- peri.shard.explain. Local.
 function ShardedEmbeddingModule:_explain(dist)
   check(C.peri_sharded_explain(module_ptr(self._ref), arrived(self, "_explain", dist).ptr, text_out))
   local text = ffi.string(text_out[0])
@@ -236,9 +253,12 @@ function ShardedEmbeddingModule:_give_scores() P.fail(self.class_name .. ": no m
 --- See ShardedModule:output_dist. What cannot become a result is refused here, not when somebody uses it.
 function ShardedEmbeddingModule:output_dist(rows)
   if not rawequal(rows.module, self) then
-    P.fail(("%s:output_dist: rows are what compute of another module (%s) returned"):format(self.class_name, rows.module.class_name))
+    P.fail(("%s:output_dist: rows are what compute of another module (%s) returned"):format(self.class_name,
+      rows.module.class_name))
   end
-  if rows.given then P.fail(self.class_name .. ":output_dist: these rows already have a result; compute makes new ones") end
+  if rows.given then
+    P.fail(self.class_name .. ":output_dist: these rows already have a result; compute makes new ones")
+  end
   rows.given = true
   return ShardedModule.output_dist(self, rows)
 end
@@ -254,9 +274,10 @@ end
 --- What the unsharded module would return, made of the values that came back (a tensor) at the end of the stage `rows`.
 function ShardedEmbeddingModule:_result(values, rows) return values end -- luacheck: ignore 212
 
--- -- files -------------------------------------------------------------------------------------------------------------------------
+-- -- files ------------------------------------------------------------------------------------------------------------
 
---- Of which map of raw ids the rows of a table are, on this rank, as Moment:mark says it; nil: ids are rows (mc_embedding.lua).
+--- Of which map of raw ids the rows of a table are, on this rank, as Moment:mark says it; nil: ids are rows
+--- (mc_embedding.lua).
 function ShardedEmbeddingModule:_map_mark(name) end -- luacheck: ignore 212
 
 --- The C module, or an error after release.
@@ -273,7 +294,7 @@ function ShardedEmbeddingModule:release()
   if self._ref then self._ref:release() end -- else it was made half: see _remake
 end
 
--- -- state -------------------------------------------------------------------------------------------------------------------------
+-- -- state ------------------------------------------------------------------------------------------------------------
 
 --- The pieces of tables on this rank: see pieces.lua.
 function ShardedEmbeddingModule:local_shards()
@@ -300,8 +321,9 @@ local function by_flush(self)
   return left, others
 end
 
---- An error unless the tables can take over an unsharded collection. What a flush left in files goes on, so the collection, which may have
---- been looked at, has nothing to say of these tables: its numbers are those they start with.
+--- An error unless the tables can take over an unsharded collection. What a flush left in files goes on, so the
+--- collection, which may have been looked at, has nothing to say of these tables: its numbers are those they start
+--- with.
 local function check_takeover(self, collection)
   if not self:in_files() or not collection:is_materialised() then return end
   local batch, left = collection:materialise(), by_flush(self)
@@ -309,26 +331,28 @@ local function check_takeover(self, collection)
   for _, s in ipairs(left) do
     local file, changed = s.file(), not pieces.starts(s, collection, collection.tables[collection:table_index(s.table)])
     if updates > 0 or changed then
-      P.fail(("%s: table '%s': the collection %s, and row file '%s' has flush %d, iteration %d; one of them would be lost. Make the "
-        .. "collection anew to go on from the files, or remove them (or name another directory) to go on from the collection"):format(
-        self.class_name, s.table, updates > 0 and ("was trained (%d updates)"):format(updates) or "has other numbers than it starts with",
-        file.path, file.flush, file.iteration))
+      P.fail(("%s: table '%s': the collection %s, and row file '%s' has flush %d, iteration %d; one of them would be "
+        .. "lost. Make the collection anew to go on from the files, or remove them (or name another directory) to go "
+        .. "on from the collection"):format(
+        self.class_name, s.table, updates > 0 and ("was trained (%d updates)"):format(updates)
+        or "has other numbers than it starts with", file.path, file.flush, file.iteration))
     end
   end
 end
 
 function ShardedEmbeddingModule:try_copy_from(collection) check_takeover(self, collection) end
 
---- Take this rank's parts of the weights and optimizer states of an unsharded collection that has memory (one that is a mere description is
---- left alone: both start from the same numbers), and of a trained one its iteration, and its learning rate if that was changed. Rows that
---- a flush left in files stay: see check_takeover.
+--- Take this rank's parts of the weights and optimizer states of an unsharded collection that has memory (one that is a
+--- mere description is left alone: both start from the same numbers), and of a trained one its iteration, and its
+--- learning rate if that was changed. Rows that a flush left in files stay: see check_takeover.
 function ShardedEmbeddingModule:copy_from(collection)
   if not collection:is_materialised() then return end
   check_takeover(self, collection)
   local batch, params, left, others = collection:materialise(), collection.fused_params, by_flush(self)
   if params then
     if #left == 0 then self:set_iteration(batch:iteration()) end
-    local rate, given = batch:learning_rate(), embed_config.fused_params(collection.class_name .. ": fused_params", params)
+    local rate, given = batch:learning_rate(), embed_config.fused_params(collection.class_name .. ": fused_params",
+      params)
     if rate ~= given.learning_rate then self:set_learning_rate(rate) end
   end
   pieces.copy(others, collection)
@@ -339,14 +363,16 @@ function ShardedEmbeddingModule:changes()
   return self._changed + tonumber(C.peri_sharded_passes(ref)), tonumber(C.peri_sharded_changes(ref))
 end
 
---- See ShardedModule. Tables in files and fused replicas update with every pass; dense tables leave accumulating to their optimizer.
+--- See ShardedModule. Tables in files and fused replicas update with every pass; dense tables leave accumulating to
+--- their optimizer.
 function ShardedEmbeddingModule:accumulate(on)
   for _, t in ipairs(self.tables) do
     local entry = self.plan.tables[t.name]
     local kernel = entry.compute_kernel
-    if on and (kernel == "fused_uvm_caching" or sharding_types.of[entry.sharding_type].replica and kernel ~= "dense") then
-      P.fail(("%s: updates of table '%s' (%s, compute_kernel %s) cannot be accumulated; allowed: dense, or sharded tables in "
-        .. "memory"):format(self.class_name, t.name, entry.sharding_type, kernel))
+    if on and (kernel == "fused_uvm_caching" or sharding_types.of[entry.sharding_type].replica
+      and kernel ~= "dense") then
+      P.fail(("%s: updates of table '%s' (%s, compute_kernel %s) cannot be accumulated; allowed: dense, or sharded "
+        .. "tables in memory"):format(self.class_name, t.name, entry.sharding_type, kernel))
     end
   end
   pieces.accumulate(self._ref, module_ptr, on and true or false)
@@ -356,12 +382,12 @@ function ShardedEmbeddingModule:apply_accumulated()
   self:tables_changed()
 end
 
---- A module of the same plan with the same numbers: weights, states of optimizers, rates, iteration. On another device, or (nil) the same
---- one. Collective.
+--- A module of the same plan with the same numbers: weights, states of optimizers, rates, iteration. On another device,
+--- or (nil) the same one. Collective.
 function ShardedEmbeddingModule:copy(device)
   if self._in_files then
-    P.fail(("%s:copy: it has tables in files, which two modules cannot share; make another one in a directory of its own, and load its "
-      .. "state_dict"):format(self.class_name))
+    P.fail(("%s:copy: it has tables in files, which two modules cannot share; make another one in a directory of its "
+      .. "own, and load its state_dict"):format(self.class_name))
   end
   local a = util.copy(self._made_of)
   a.device, a.plan = device or self.device or nil, self.plan
@@ -388,7 +414,9 @@ function ShardedEmbeddingModule:set_learning_rate(learning_rate, i)
 end
 
 --- Updates that all fused tables count as made so far; on all ranks alike. Local.
-function ShardedEmbeddingModule:set_iteration(iteration) check(C.peri_sharded_iteration_set(module_ptr(self._ref), iteration)) end
+function ShardedEmbeddingModule:set_iteration(iteration)
+  check(C.peri_sharded_iteration_set(module_ptr(self._ref), iteration))
+end
 
 function ShardedEmbeddingModule:own_state() return states.of(self) end
 
@@ -424,15 +452,16 @@ signature.kind("Rows", "what compute returned", RowsAwaitable.is,
 --- Check the arguments of the methods of a class, under its name: those of forward, and of the stages.
 function ShardedEmbeddingModule._check_arguments(class, names)
   local line = "self: table, " .. names
-  for _, name in ipairs { "input_dist", "forward", "compute", "output_dist", "compute_and_output_dist", "prefetch", "lookup", "output",
-    "copy_from", "set_learning_rate", "set_iteration" } do
+  for _, name in ipairs { "input_dist", "forward", "compute", "output_dist", "compute_and_output_dist", "prefetch",
+    "lookup", "output", "copy_from", "set_learning_rate", "set_iteration" } do
     class[name] = class[name] -- a copy of its own
   end
   signature.check(class.class_name .. ":", class, {
-    input_dist = line, forward = line, compute = "self: table, dist: InputDist", output_dist = "self: table, rows: Rows",
-    compute_and_output_dist = "self: table, dist: InputDist", prefetch = "self: table, dist: InputDist",
-    lookup = "self: table, dist: InputDist", output = "self: table, rows: Rows",
-    copy_from = "self: table, collection: Collection", set_learning_rate = "self: table, learning_rate: number, i: count?",
+    input_dist = line, forward = line, compute = "self: table, dist: InputDist",
+    output_dist = "self: table, rows: Rows", compute_and_output_dist = "self: table, dist: InputDist",
+    prefetch = "self: table, dist: InputDist", lookup = "self: table, dist: InputDist",
+    output = "self: table, rows: Rows", copy_from = "self: table, collection: Collection",
+    set_learning_rate = "self: table, learning_rate: number, i: count?",
     set_iteration = "self: table, iteration: count",
   })
   for _, name in ipairs { "input_dist", "prefetch", "compute", "output_dist", "compute_and_output_dist" } do

@@ -1,5 +1,6 @@
--- embedding_bag.lua: nn.EmbeddingBag over ranks: one table, whose bags are ids and offsets. DistributedModelParallel replaces EmbeddingBags
--- when its `sharders` have an EmbeddingBagSharder (else they are a part of the dense model); the plan calls the table "weight".
+-- embedding_bag.lua: nn.EmbeddingBag over ranks: one table, whose bags are ids and offsets. DistributedModelParallel
+-- replaces EmbeddingBags when its `sharders` have an EmbeddingBagSharder (else they are a part of the dense model); the
+-- plan calls the table "weight".
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -18,8 +19,9 @@ local M = {}
 
 local EmbeddingAwaitable = awaitable.lazy_class("EmbeddingAwaitable", ShardedEmbeddingModule.OutputAwaitable)
 
---- ShardedEmbeddingBag { num_embeddings =, embedding_dim =, mode = "sum", include_last_offset = false, plan = { weight = ... }, group =,
---- ... }: other arguments are in embedding.lua, beside tables and is_weighted. Its result is a tensor [bags, embedding_dim].
+--- ShardedEmbeddingBag { num_embeddings =, embedding_dim =, mode = "sum", include_last_offset = false, plan = { weight
+--- = ... }, group =, ... }: other arguments are in embedding.lua, beside tables and is_weighted. Its result is a tensor
+--- [bags, embedding_dim].
 local ShardedEmbeddingBag = ShardedEmbeddingModule:extend "ShardedEmbeddingBag"
 ShardedEmbeddingBag.OutputAwaitable = EmbeddingAwaitable
 M.ShardedEmbeddingBag = ShardedEmbeddingBag
@@ -44,10 +46,12 @@ function ShardedEmbeddingBag:init(args)
   local base = type(args) == "table" and util.copy(args) or {}
   local mine = {}
   for _, name in ipairs(own) do mine[name], base[name] = base[name], nil end
-  local a = util.named(func, mine, { num_embeddings = util.required.number, embedding_dim = util.required.number, mode = "sum",
-    include_last_offset = false })
+  local a = util.named(func, mine, { num_embeddings = util.required.number, embedding_dim = util.required.number,
+    mode = "sum", include_last_offset = false })
   for _, name in ipairs { "tables", "is_weighted" } do
-    if base[name] ~= nil then P.fail(("%s: no argument '%s': it has one table, and weights in mode 'sum'"):format(func, name)) end
+    if base[name] ~= nil then
+      P.fail(("%s: no argument '%s': it has one table, and weights in mode 'sum'"):format(func, name))
+    end
   end
   self.mode, self.include_last_offset = util.one_of(func, "mode", a.mode, { "sum", "mean" }), a.include_last_offset
   self.num_embeddings, self.embedding_dim = a.num_embeddings, a.embedding_dim
@@ -56,7 +60,7 @@ function ShardedEmbeddingBag:init(args)
   self:_keep_arguments(args)
 end
 
--- -- input ---------------------------------------------------------------------------------------------------------------------------
+-- -- input ------------------------------------------------------------------------------------------------------------
 
 local function fail(self, text, ...) P.fail((self.class_name .. ": " .. text):format(...)) end
 
@@ -75,9 +79,12 @@ local function bags_of(self, ids, offsets, weights)
     return ids:reshape(-1), Tensor.full({ bags }, length, "i32", ids:device()), weights and weights:reshape(-1)
   end
   if not offsets or offsets:dim() ~= 1 then
-    fail(self, "offsets are %s, wanted [bags%s] beside ids [n]", tostring(offsets), self.include_last_offset and " + 1" or "")
+    fail(self, "offsets are %s, wanted [bags%s] beside ids [n]", tostring(offsets), self.include_last_offset and " + 1"
+      or "")
   end
-  if offsets:dtype() ~= "i64" and offsets:dtype() ~= "i32" then fail(self, "offsets are %s, allowed: i64, i32", offsets:dtype()) end
+  if offsets:dtype() ~= "i64" and offsets:dtype() ~= "i32" then
+    fail(self, "offsets are %s, allowed: i64, i32", offsets:dtype())
+  end
   local first, n = offsets:to("i64"):to_list(), ids:size(1)
   if not self.include_last_offset then first[#first + 1] = n end
   local last = first[#first] or fail(self, "offsets are empty, wanted at least the last one (include_last_offset)")
@@ -98,7 +105,8 @@ local function batch_of(self, ids, offsets, weights)
   local lengths
   ids, lengths, weights = bags_of(self, ids, offsets, weights)
   if self.mode == "sum" and not weights then weights = Tensor.ones({ ids:numel() }, "f32", ids:device()) end
-  return jagged.KeyedJaggedTensor { keys = keys, values = ids, lengths = lengths, weights = weights, stride = lengths:numel() }
+  return jagged.KeyedJaggedTensor { keys = keys, values = ids, lengths = lengths, weights = weights,
+    stride = lengths:numel() }
 end
 
 --- Ids, offsets and per-sample weights, as nn.EmbeddingBag takes them.
@@ -107,7 +115,8 @@ function ShardedEmbeddingBag:input_dist(ids, offsets, per_sample_weights)
 end
 
 ShardedEmbeddingBag.forward = ShardedModule.forward -- the embedding modules' takes one argument
-ShardedEmbeddingModule._check_arguments(ShardedEmbeddingBag, "ids: tensor, offsets: tensor?, per_sample_weights: tensor?")
+ShardedEmbeddingModule._check_arguments(ShardedEmbeddingBag,
+  "ids: tensor, offsets: tensor?, per_sample_weights: tensor?")
 
 --- Anything goes: EmbeddingBagSharder has seen to it that nothing of before is in files.
 function ShardedEmbeddingBag:try_copy_from(module) end -- luacheck: ignore 212
@@ -117,7 +126,7 @@ function ShardedEmbeddingBag:copy_from(module)
   pieces.copy(self:local_shards(), { table_rows = function(_, _, _, row, n) return weight:slice(1, row, row + n) end })
 end
 
--- -- its sharder ---------------------------------------------------------------------------------------------------------------------
+-- -- its sharder ------------------------------------------------------------------------------------------------------
 
 local EmbeddingBagSharder = util.class("EmbeddingBagSharder", ModuleSharder)
 M.EmbeddingBagSharder = EmbeddingBagSharder
@@ -132,14 +141,16 @@ function EmbeddingBagSharder:shard(module, plan, env, device, path)
   end
   local entry = (types.EmbeddingModuleShardingPlan.is(plan) and plan.tables or plan)[NAME]
   if entry and entry.cache_params and entry.cache_params.directory then
-    P.fail(("EmbeddingBagSharder: module '%s' has cache_params with a directory: nobody could go on from files there, since an "
-      .. "nn.EmbeddingBag always brings numbers of its own; allowed: no directory, or an EmbeddingBagCollection instead"):format(
+    P.fail(("EmbeddingBagSharder: module '%s' has cache_params with a directory: nobody could go on from files there, "
+      .. "since an nn.EmbeddingBag always brings numbers of its own; allowed: no directory, or an "
+      .. "EmbeddingBagCollection instead"):format(
       path or ""))
   end
   return ShardedEmbeddingBag {
     num_embeddings = module.num_embeddings, embedding_dim = module.embedding_dim, mode = module.mode,
-    include_last_offset = module.include_last_offset, plan = plan, group = env.pg, device = device, fused_params = self.fused_params,
-    gradient_division = self.gradient_division, qcomm_codecs_registry = self.qcomm_codecs_registry, name = path,
+    include_last_offset = module.include_last_offset, plan = plan, group = env.pg, device = device,
+    fused_params = self.fused_params, gradient_division = self.gradient_division,
+    qcomm_codecs_registry = self.qcomm_codecs_registry, name = path,
   }
 end
 

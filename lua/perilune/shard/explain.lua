@@ -4,9 +4,9 @@ local signature = require "perilune.signature"
 
 local M = {}
 
---- Print on each rank, and return as text, where the rows of a batch lie in a sharded module, who takes them to the results (the lookup,
---- the transport, or a copy through a buffer), and the same of their gradients. The ids of the batch travel, nothing is looked up.
---- Collective. `a`, `b`, `c`: what the module's forward takes.
+--- Print on each rank, and return as text, where the rows of a batch lie in a sharded module, who takes them to the
+--- results (the lookup, the transport, or a copy through a buffer), and the same of their gradients. The ids of the
+--- batch travel, nothing is looked up. Collective. `a`, `b`, `c`: what the module's forward takes.
 function M.explain(module, a, b, c)
   local dist = module:input_dist(a, b, c):wait()
   local text = module:_explain(dist)

@@ -1,5 +1,5 @@
--- files.lua: row files of sharded modules over ranks: opened only if all are of one flush, and flushed as one event. What one rank finds
--- wrong is an error on all.
+-- files.lua: row files of sharded modules over ranks: opened only if all are of one flush, and flushed as one event.
+-- What one rank finds wrong is an error on all.
 local ffi = require "ffi"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
@@ -12,7 +12,9 @@ local M = {}
 local info = ffi.new "peri_flush_info"
 
 local function describe(err)
-  if type(err) == "table" and err.message then return { message = tostring(err.message), name = err.name, code = err.code } end
+  if type(err) == "table" and err.message then
+    return { message = tostring(err.message), name = err.name, code = err.code }
+  end
   return { message = tostring(err) }
 end
 
@@ -31,8 +33,8 @@ end
 local function info_of(ask, module)
   check(ask(module:_pointer(), info))
   return {
-    number = tonumber(info.number), stamp = info.stamp + 0ULL, iteration = tonumber(info.iteration), files = tonumber(info.files),
-    path = ffi.string(info.path), changed = info.changed,
+    number = tonumber(info.number), stamp = info.stamp + 0ULL, iteration = tonumber(info.iteration),
+    files = tonumber(info.files), path = ffi.string(info.path), changed = info.changed,
   }
 end
 
@@ -56,7 +58,8 @@ end
 local function mismatch(group, func, a, b)
   local runs = a.number == b.number and "; they are of different runs" or ""
   errors.raise { code = C.PERI_EMISMATCH, name = "EMISMATCH", where = "", rank = group:rank(),
-    message = ("%s: row files %s and %s%s: they must be of the same flush; restore all files of the module from one flush, or remove all")
+    message = ("%s: row files %s and %s%s: they must be of the same flush; restore all files of the module from one "
+      .. "flush, or remove all")
       :format(func, text_of(a), text_of(b), runs) }
 end
 
@@ -73,8 +76,8 @@ local function agree(group, func, modules, err)
   end
 end
 
---- All ranks come here with modules just made, or with the error `err` that this rank met instead. Raises, on all ranks, when one has an
---- error or when files are not of the same flush; the modules are released then. Collective.
+--- All ranks come here with modules just made, or with the error `err` that this rank met instead. Raises, on all
+--- ranks, when one has an error or when files are not of the same flush; the modules are released then. Collective.
 function M.agree(group, func, modules, err)
   local ok, why = pcall(agree, group, func, modules, err)
   if ok then return end
@@ -92,8 +95,8 @@ local function attempt(modules, f)
   end
 end
 
---- Flush the tables in files of some modules (those that have some): all files on all ranks get one number, or none does. When nothing has
---- changed since the last flush, nothing is done. Collective.
+--- Flush the tables in files of some modules (those that have some): all files on all ranks get one number, or none
+--- does. When nothing has changed since the last flush, nothing is done. Collective.
 function M.flush(group, func, modules)
   local mine = { modules = {}, new = C.peri_flush_stamp() }
   mine.error = attempt(modules, function(m)
@@ -130,7 +133,8 @@ signature.kind("collections", "a list of sharded collections", function(x)
   end
   return true
 end)
-signature.check("shard.files.", M, { of = "modules: collections", flush = "group: Group, func: string, modules: collections",
-  agree = "group: Group, func: string, modules: collections, err: any" })
+signature.check("shard.files.", M,
+  { of = "modules: collections", flush = "group: Group, func: string, modules: collections",
+    agree = "group: Group, func: string, modules: collections, err: any" })
 
 return M

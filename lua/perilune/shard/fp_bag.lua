@@ -1,6 +1,6 @@
--- fp_bag.lua: FeatureProcessedEmbeddingBagCollection over ranks: the processors run at home, before the ids leave, and their weights travel
--- with the ids. The gradients of the weights come back (they are those of this rank's own loss), so processors are like any other dense
--- part: replicas, whose gradients are averaged.
+-- fp_bag.lua: FeatureProcessedEmbeddingBagCollection over ranks: the processors run at home, before the ids leave, and
+-- their weights travel with the ids. The gradients of the weights come back (they are those of this rank's own loss),
+-- so processors are like any other dense part: replicas, whose gradients are averaged.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local FeatureProcessedEmbeddingBagCollection = require "perilune.embed.fp_bag"
@@ -14,8 +14,8 @@ local signature = require "perilune.signature"
 local M = {}
 local Base = bag.ShardedEmbeddingBagCollection
 
---- ShardedFeatureProcessedEmbeddingBagCollection { feature_processors = a FeatureProcessorsCollection, tables =, plan =, group =, ... }:
---- all other arguments are in embedding.lua. Its result is a KeyedTensor.
+--- ShardedFeatureProcessedEmbeddingBagCollection { feature_processors = a FeatureProcessorsCollection, tables =, plan
+--- =, group =, ... }: all other arguments are in embedding.lua. Its result is a KeyedTensor.
 local Sharded = Base:extend "ShardedFeatureProcessedEmbeddingBagCollection"
 M.ShardedFeatureProcessedEmbeddingBagCollection = Sharded
 Sharded.parameter_prefix = "_embedding_bag_collection.embedding_bags"
@@ -24,7 +24,8 @@ function Sharded:init(args)
   local own = type(args) == "table" and util.copy(args) or {}
   local processors = own.feature_processors
   if not FeatureProcessorsCollection.is(processors) then
-    P.fail(("%s: feature_processors is %s, wanted a FeatureProcessorsCollection"):format(self.class_name, errors.kind(processors)))
+    P.fail(("%s: feature_processors is %s, wanted a FeatureProcessorsCollection"):format(self.class_name,
+      errors.kind(processors)))
   end
   own.feature_processors, own.is_weighted = nil, true
   Base.init(self, own)
@@ -48,7 +49,8 @@ signature.object("processed_bags", "a FeatureProcessedEmbeddingBagCollection", {
 ShardedEmbeddingModule._check_arguments(Sharded, "features: KeyedJaggedTensor")
 function Sharded:try_copy_from(module) Base.try_copy_from(self, module:embedding_bag_collection()) end
 function Sharded:copy_from(module) Base.copy_from(self, module:embedding_bag_collection()) end
-signature.check("ShardedFeatureProcessedEmbeddingBagCollection:", Sharded, { copy_from = "self: table, module: processed_bags" })
+signature.check("ShardedFeatureProcessedEmbeddingBagCollection:", Sharded,
+  { copy_from = "self: table, module: processed_bags" })
 
 --- Its sharder.
 local Sharder = util.class("FeatureProcessedEmbeddingBagCollectionSharder", ModuleSharder)
@@ -61,8 +63,10 @@ function Sharder:shard(module, plan, env, device, path)
   local collection = module:embedding_bag_collection()
   return Sharded {
     tables = collection:embedding_bag_configs(), plan = plan, group = env.pg, device = device, name = path,
-    feature_processors = module:feature_processors(), fused_params = self:merged_fused_params(collection.fused_params or nil),
-    seed = collection.seed or nil, gradient_division = self.gradient_division, qcomm_codecs_registry = self.qcomm_codecs_registry,
+    feature_processors = module:feature_processors(), fused_params = self:merged_fused_params(collection.fused_params
+      or nil),
+    seed = collection.seed or nil, gradient_division = self.gradient_division,
+    qcomm_codecs_registry = self.qcomm_codecs_registry,
   }
 end
 

@@ -30,8 +30,8 @@ local faces = {
 }
 for name, value in util.ordered(require "perilune.shard.quant") do faces[name] = value end
 for name, value in util.ordered(require "perilune.shard.mc_embedding") do faces[name] = value end
-for _, name in ipairs { "ShardedManagedCollisionCollection", "ManagedCollisionCollectionSharder", "ManagedCollisionCollectionContext",
-  "create_mc_sharding" } do
+for _, name in ipairs { "ShardedManagedCollisionCollection", "ManagedCollisionCollectionSharder",
+  "ManagedCollisionCollectionContext", "create_mc_sharding" } do
   faces[name] = require("perilune.shard.mc_collection")[name]
 end
 

@@ -1,5 +1,6 @@
--- mc_collection.lua: ManagedCollisionCollection over ranks: each rank has the maps of the buckets whose rows it has. Raw ids go there, and
--- become rows where these are (perilune/shard.h); this file makes the maps, and reaches their state and their numbers.
+-- mc_collection.lua: ManagedCollisionCollection over ranks: each rank has the maps of the buckets whose rows it has.
+-- Raw ids go there, and become rows where these are (perilune/shard.h); this file makes the maps, and reaches their
+-- state and their numbers.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -25,8 +26,8 @@ local function segments_of(module)
   return util.map(module:output_segments(), function(row) return row - module.output_global_offset end)
 end
 
---- The plan's entry `sharding` of a table of raw ids (its managed-collision `module`), cut between buckets: row-wise shards without sizes
---- get an even share of the buckets each, rounded up, while these last (a rank may get none).
+--- The plan's entry `sharding` of a table of raw ids (its managed-collision `module`), cut between buckets: row-wise
+--- shards without sizes get an even share of the buckets each, rounded up, while these last (a rank may get none).
 function M.create_mc_sharding(sharding, module, env)
   local nodes = ShardingEnv.of(env).nodes
   if sharding_types.of[sharding.sharding_type].way ~= "rank_sums" or sharding.sizes then return sharding end
@@ -38,9 +39,11 @@ function M.create_mc_sharding(sharding, module, env)
   local segments, sizes = segments_of(module), {}
   local buckets = #segments - 1
   local each = math.ceil(buckets / #ranks)
-  for i = 1, #ranks do sizes[i] = segments[math.min(i * each, buckets) + 1] - segments[math.min((i - 1) * each, buckets) + 1] end
-  return types.ParameterSharding { sharding_type = sharding.sharding_type, compute_kernel = sharding.compute_kernel, ranks = ranks,
-    sizes = sizes, cache_params = sharding.cache_params or nil }
+  for i = 1, #ranks do
+    sizes[i] = segments[math.min(i * each, buckets) + 1] - segments[math.min((i - 1) * each, buckets) + 1]
+  end
+  return types.ParameterSharding { sharding_type = sharding.sharding_type, compute_kernel = sharding.compute_kernel,
+    ranks = ranks, sizes = sizes, cache_params = sharding.cache_params or nil }
 end
 
 --- The same for all tables of a ManagedCollisionCollection: a plan.
@@ -52,13 +55,14 @@ function M.plan_of(plan, mcc, env)
   end
   for _, t in ipairs(mcc:embedding_configs()) do
     if not entries[t.name] then
-      P.fail(("table '%s' is not in the plan; planned tables: %s"):format(t.name, table.concat(util.keys(entries), ", ")))
+      P.fail(("table '%s' is not in the plan; planned tables: %s"):format(t.name,
+        table.concat(util.keys(entries), ", ")))
     end
   end
   return types.EmbeddingModuleShardingPlan(entries)
 end
 
--- -- the maps of this rank -------------------------------------------------------------------------------------------------------------
+-- -- the maps of this rank --------------------------------------------------------------------------------------------
 
 --- ShardedManagedCollisionCollection { managed_collision_collection =, plan = (of M.plan_of), group =, device = }.
 local Sharded = nn.Module:extend "ShardedManagedCollisionCollection"
@@ -81,8 +85,8 @@ local function piece_of(self, t, module, segments)
   local index = util.index_of(segments)
   local first, past = index[found.row_offset], index[found.row_offset + found.rows]
   if not first or not past then return nil end -- C says what is wrong with the plan
-  local map = P.lasting(module._new_map, module, { device = self._device, first_bucket = first - 1, n_buckets = past - first,
-    features = t.feature_names })
+  local map = P.lasting(module._new_map, module, { device = self._device, first_bucket = first - 1, n_buckets = past
+    - first, features = t.feature_names })
   return { map = map, first = first - 1, n = past - first, row_offset = found.row_offset, rows = found.rows,
     state = mc_state.State(map, first - 1, past - first, {}) }
 end
@@ -106,16 +110,20 @@ local function fill(entry, x, module, returns_rows)
 end
 
 function Sharded:init(args)
-  local a = util.named(self.class_name, args, { managed_collision_collection = util.required, plan = util.required, group = util.required,
-    device = util.optional, returns_rows = false })
-  local mcc = signature.value(self.class_name, "managed_collision_collection", a.managed_collision_collection, "collision_collection")
+  local a = util.named(self.class_name, args, { managed_collision_collection = util.required, plan = util.required,
+    group = util.required, device = util.optional, returns_rows = false })
+  local mcc = signature.value(self.class_name, "managed_collision_collection", a.managed_collision_collection,
+    "collision_collection")
   self._plan, self._group, self._device, self._features = a.plan, a.group, a.device, mcc:feature_names()
-  self._moment, self._agreed, self._made_of = false, false, setmetatable(util.copy(a), {}) -- a metatable: no place to look for modules
-  self._configs, self._tables = mcc:embedding_configs(), setmetatable({}, {}) -- a metatable: no place to look for modules
+  -- a metatable: no place to look for modules
+  self._moment, self._agreed, self._made_of = false, false, setmetatable(util.copy(a), {})
+  -- a metatable: no place to look for modules
+  self._configs, self._tables = mcc:embedding_configs(), setmetatable({}, {})
   for _, t in ipairs(self._configs) do
     local module = mcc:managed_collision_modules()[t.name]
     if module.output_global_offset ~= 0 then
-      P.fail(("%s: table '%s': output_global_offset %d, allowed: 0"):format(self.class_name, t.name, module.output_global_offset))
+      P.fail(("%s: table '%s': output_global_offset %d, allowed: 0"):format(self.class_name, t.name,
+        module.output_global_offset))
     end
     local x = { segments = segments_of(module), module = module, config = t, now = module._now or -1, told = -1 }
     x.piece = piece_of(self, t, module, x.segments)
@@ -154,13 +162,14 @@ function Sharded:_hashed(features)
   return batch
 end
 
---- Rows of the whole tables for the ids of a KeyedJaggedTensor (this rank's samples), as the unsharded collection gives them. In training
---- mode one step of every table; who has the weights makes the rows of evict() start again before they are looked up. Waits. Collective:
---- all ranks are in training or all in evaluation. Within sharded embedding collections, which look up and start again by themselves,
---- call it in evaluation mode only.
+--- Rows of the whole tables for the ids of a KeyedJaggedTensor (this rank's samples), as the unsharded collection gives
+--- them. In training mode one step of every table; who has the weights makes the rows of evict() start again before
+--- they are looked up. Waits. Collective: all ranks are in training or all in evaluation. Within sharded embedding
+--- collections, which look up and start again by themselves, call it in evaluation mode only.
 function Sharded:forward(features) return mc_remap.remap(self, features) end
 
---- Rows of the whole table, of this rank's buckets, that got another id since the last call: table's name -> i64 tensor. Local.
+--- Rows of the whole table, of this rank's buckets, that got another id since the last call: table's name -> i64
+--- tensor. Local.
 function Sharded:evict()
   local evicted = {}
   for name, x in util.ordered(self._tables) do
@@ -188,7 +197,8 @@ function Sharded:_give_scores()
       if counts_out[0] ~= nil then
         local counts, last = Tensor.wrap(counts_out[0]), Tensor.wrap(last_out[0])
         local now = x.piece.map:statistics().iterations
-        check(C.peri_collision_scores(map, Tensor.ptr(policies.scores(x.module.eviction_policy, counts, last, now, t.name))))
+        check(C.peri_collision_scores(map,
+          Tensor.ptr(policies.scores(x.module.eviction_policy, counts, last, now, t.name))))
       end
     end
   end
@@ -239,21 +249,24 @@ function Sharded:copy(device)
   return copy:train(self.training)
 end
 
---- What time it is for tables that have times to live (HashZchManagedCollisionModule:set_time); the same on all ranks, which compare it
---- with the next batch. Local.
+--- What time it is for tables that have times to live (HashZchManagedCollisionModule:set_time); the same on all ranks,
+--- which compare it with the next batch. Local.
 function Sharded:set_time(now)
   local any = false
   for _, x in util.ordered(self._tables) do
     if x.module.set_time then
       signature.value(self.class_name .. ":set_time", "now", now, "integer")
       if now < -1 or now > 2 ^ 31 - 1 then
-        P.fail(("%s:set_time: now is %s, allowed: 0 to 2147483647, and -1 for the number of steps"):format(self.class_name, tostring(now)))
+        P.fail(("%s:set_time: now is %s, allowed: 0 to 2147483647, and -1 for the number of steps"):format(
+          self.class_name, tostring(now)))
       end
       if x.piece then x.piece.map:set_time(now) end
       x.now, any = now, true
     end
   end
-  if not any then P.fail(self.class_name .. ":set_time: no table has a HashZchManagedCollisionModule, whose ids have times to live") end
+  if not any then
+    P.fail(self.class_name .. ":set_time: no table has a HashZchManagedCollisionModule, whose ids have times to live")
+  end
 end
 
 --- Tell the module of C (a pointer) what time it is.
@@ -267,7 +280,7 @@ function Sharded:_tell_time(ptr)
   end
 end
 
--- -- state -----------------------------------------------------------------------------------------------------------------------------
+-- -- state ------------------------------------------------------------------------------------------------------------
 
 --- Shards of a table on all ranks that have rows.
 local function shards_of(self, t)
@@ -307,8 +320,8 @@ local function state_tensor(self, t, x, state)
         take = function(source) return by_row and x.piece.state:take(state.name, source, s.row_offset) end }
     end
   end
-  return ShardedTensor { size = size, dtype = state.dtype, shards_metadata = metadata, local_shards = own, group = self._group,
-    device = self._device }
+  return ShardedTensor { size = size, dtype = state.dtype, shards_metadata = metadata, local_shards = own,
+    group = self._group, device = self._device }
 end
 
 function Sharded:own_state()
@@ -345,10 +358,12 @@ local function given_of(self, name, x, map, path)
   for _, state in ipairs(states_of(x)) do
     maps = maps or rawget(map, ("%s_managed_collision_modules.%s.%s"):format(prefix, name, state.name)) ~= nil
   end
-  return maps, self._moment and rawget(map, self._moment:weight_name(name, path, "_managed_collision_collection")) or nil
+  return maps, self._moment and rawget(map, self._moment:weight_name(name, path, "_managed_collision_collection"))
+    or nil
 end
 
---- Whether all that `map` has for the tables under `prefix` can be read some rows at a time: by table, what it has; nil: no.
+--- Whether all that `map` has for the tables under `prefix` can be read some rows at a time: by table, what it has;
+--- nil: no.
 local function streamed(self, map, path)
   local all, prefix = {}, path == "" and "" or path .. "."
   for name, x in util.ordered(self._tables) do
@@ -383,17 +398,20 @@ function Sharded:took_state(map, path)
   for _, x in util.ordered(self._tables) do
     if x.piece then x.piece.state:fetch() end
   end
-  for name, x in util.ordered(self._moment and self._tables or {}) do self._moment:took(name, given_of(self, name, x, map, path)) end
+  for name, x in util.ordered(self._moment and self._tables or {}) do
+    self._moment:took(name, given_of(self, name, x, map, path))
+  end
 end
 
--- -- numbers ---------------------------------------------------------------------------------------------------------------------------
+-- -- numbers ----------------------------------------------------------------------------------------------------------
 
 local counts = { "ids", "hits", "inserted", "missed", "evicted", "collisions", "occupied", "rows" }
 
 --- Shares of counts, as ManagedCollisionModule:statistics has them.
 local function with_rates(s)
   local ids = math.max(s.ids, 1)
-  s.hit_rate, s.insert_rate, s.miss_rate, s.collision_rate = s.hits / ids, s.inserted / ids, s.missed / ids, s.collisions / ids
+  s.hit_rate, s.insert_rate, s.miss_rate, s.collision_rate = s.hits / ids, s.inserted / ids, s.missed / ids,
+    s.collisions / ids
   s.eviction_rate, s.occupancy = s.evicted / math.max(s.inserted, 1), s.occupied / math.max(s.rows, 1)
   return s
 end
@@ -433,19 +451,21 @@ end
 --- By table, rows over all ranks that an id could have. Collective.
 function Sharded:open_slots()
   local result = {}
-  for name, s in util.ordered(self:statistics()) do result[name] = s.rows - self._tables[name].module:_reserved() - s.occupied end
+  for name, s in util.ordered(self:statistics()) do
+    result[name] = s.rows - self._tables[name].module:_reserved() - s.occupied
+  end
   return result
 end
 
--- -- its sharder -----------------------------------------------------------------------------------------------------------------------
+-- -- its sharder ------------------------------------------------------------------------------------------------------
 
 local Sharder = util.class("ManagedCollisionCollectionSharder", ModuleSharder)
 M.ManagedCollisionCollectionSharder = Sharder
 Sharder.module_type = ManagedCollisionCollection
 --- Why it is no part of a DistributedModelParallel, which starts rows again for who looks them up.
-Sharder.by_itself = "looks nothing up; give it to a ManagedCollisionEmbeddingBagCollection or ManagedCollisionEmbeddingCollection, "
-  .. "together with the collection that looks its rows up, or shard it by yourself "
-  .. "(peri.shard.ManagedCollisionCollectionSharder {}:shard) and keep it outside of the model"
+Sharder.by_itself = "looks nothing up; give it to a ManagedCollisionEmbeddingBagCollection or "
+  .. "ManagedCollisionEmbeddingCollection, together with the collection that looks its rows up, or shard it by "
+  .. "yourself (peri.shard.ManagedCollisionCollectionSharder {}:shard) and keep it outside of the model"
 function Sharder:sharding_types() -- luacheck: ignore 212
   local names = sharding_types.names(function(t) return not (t.replica or t.cuts_columns or t.in_node) end)
   table.sort(names)
@@ -454,7 +474,8 @@ end
 function Sharder:compute_kernels() return { "fused", "fused_uvm_caching" } end -- luacheck: ignore 212
 function Sharder:shardable_parameters(module) return module:embedding_configs() end -- luacheck: ignore 212
 function Sharder:shard(module, plan, env, device) -- luacheck: ignore 212
-  return Sharded { managed_collision_collection = module, plan = M.plan_of(plan, module, env), group = env.pg, device = device }
+  return Sharded { managed_collision_collection = module, plan = M.plan_of(plan, module, env), group = env.pg,
+    device = device }
 end
 
 signature.kind("collision_collection", "a ManagedCollisionCollection", ManagedCollisionCollection.is)

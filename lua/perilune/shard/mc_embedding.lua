@@ -1,5 +1,6 @@
--- mc_embedding.lua: ManagedCollisionEmbeddingBagCollection and ManagedCollisionEmbeddingCollection over ranks: raw ids go to the rank that
--- has their bucket, become rows there, and are looked up. Row-wise and table-wise, fused tables, in memory or in files.
+-- mc_embedding.lua: ManagedCollisionEmbeddingBagCollection and ManagedCollisionEmbeddingCollection over ranks: raw ids
+-- go to the rank that has their bucket, become rows there, and are looked up. Row-wise and table-wise, fused tables, in
+-- memory or in files.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -49,13 +50,16 @@ local function moment_of(module, collisions)
   local shards = {}
   for _, s in ipairs(module:local_shards()) do shards[s.table] = s.rows > 0 and s or shards[s.table] end
   return Moment(module.class_name, util.map(module.tables, function(t)
-    return { name = t.name, weight = module:_parameter_name(t.name), map = function() return collisions:_map_of(t.name) end,
+    return { name = t.name, weight = module:_parameter_name(t.name), map = function()
+      return collisions:_map_of(t.name)
+    end,
       buckets = function() return collisions:_buckets_of(t.name) end,
       file = function() return shards[t.name] and shards[t.name].file() end }
   end), module:in_files())
 end
 
---- Before rows are used for the first time, or after a load: an error of all ranks unless they are those of the maps. Collective.
+--- Before rows are used for the first time, or after a load: an error of all ranks unless they are those of the maps.
+--- Collective.
 local function compare(module)
   local moment = module._moment
   local _, err = pcall(moment.check, moment)
@@ -69,19 +73,21 @@ local function sharded_class(Base, class_name, prefix)
   M["Sharded" .. class_name] = Sharded
   Sharded.parameter_prefix = "_embedding_module." .. prefix
 
-  --- managed_collision_collection = (a ManagedCollisionCollection), return_remapped_features = false, and all arguments of the sharded
-  --- collection. Returns what that one does, and then (an awaitable of) the batch with rows instead of ids.
+  --- managed_collision_collection = (a ManagedCollisionCollection), return_remapped_features = false, and all arguments
+  --- of the sharded collection. Returns what that one does, and then (an awaitable of) the batch with rows instead of
+  --- ids.
   function Sharded:init(args)
     local own, f = type(args) == "table" and util.copy(args) or {}, self.class_name
     local mcc = own.managed_collision_collection
     if not ManagedCollisionCollection.is(mcc) then
-      P.fail(("%s: managed_collision_collection is %s, wanted a ManagedCollisionCollection"):format(f, signature.text(mcc)))
+      P.fail(("%s: managed_collision_collection is %s, wanted a ManagedCollisionCollection"):format(f,
+        signature.text(mcc)))
     end
     group_of(f, own.group)
     own.returns_rows = own.return_remapped_features or false
     own.plan = mc_collection.plan_of(own.plan, mcc, ShardingEnv.from_process_group(own.group))
-    own.collisions = mc_collection.ShardedManagedCollisionCollection { managed_collision_collection = mcc, plan = own.plan,
-      group = own.group, device = own.device, returns_rows = own.returns_rows }
+    own.collisions = mc_collection.ShardedManagedCollisionCollection { managed_collision_collection = mcc,
+      plan = own.plan, group = own.group, device = own.device, returns_rows = own.returns_rows }
     own.managed_collision_collection, own.return_remapped_features = nil, nil
     Base.init(self, own)
     self._managed_collision_collection, self._returns = own.collisions, own.returns_rows
@@ -121,7 +127,8 @@ local function add_stages(Sharded, Base, class_name)
   M[class_name .. "Context"] = Context
   function Sharded:create_context() return Context() end -- luacheck: ignore 212
 
-  --- Ids to the ranks that have their buckets. In training mode (train()) they are learned there, in evaluation they are not.
+  --- Ids to the ranks that have their buckets. In training mode (train()) they are learned there, in evaluation they
+  --- are not.
   function Sharded:input_dist(features)
     local maps = self._managed_collision_collection
     maps:_settle_maps()
@@ -143,7 +150,8 @@ local function add_stages(Sharded, Base, class_name)
   function Sharded:output(rows)
     if self._returns then
       check(C.peri_sharded_rows(self:_pointer(), rows.work.ptr, Tensor.out))
-      rows.remapped = arranged(rows.batch, Tensor.wrap(Tensor.out[0]), self._managed_collision_collection:feature_names())
+      rows.remapped = arranged(rows.batch, Tensor.wrap(Tensor.out[0]),
+        self._managed_collision_collection:feature_names())
     end
     return Base.output(self, rows)
   end
@@ -177,7 +185,8 @@ local function define(Base, class_name, unsharded, prefix, configs)
     local collection = module:embedding_module()
     local args = {
       tables = collection[configs](collection), plan = plan, group = env.pg, device = device, name = path,
-      managed_collision_collection = module:managed_collision_collection(), return_remapped_features = module.return_remapped_features,
+      managed_collision_collection = module:managed_collision_collection(),
+      return_remapped_features = module.return_remapped_features,
       fused_params = self:merged_fused_params(collection.fused_params or nil), seed = collection.seed or nil,
       gradient_division = self.gradient_division, qcomm_codecs_registry = self.qcomm_codecs_registry,
     }
@@ -191,13 +200,15 @@ local function define(Base, class_name, unsharded, prefix, configs)
   })
 end
 
-signature.object("collision_embeddings", "a ManagedCollisionEmbeddingCollection or ManagedCollisionEmbeddingBagCollection",
+signature.object("collision_embeddings",
+  "a ManagedCollisionEmbeddingCollection or ManagedCollisionEmbeddingBagCollection",
   { embedding_module = "callable", managed_collision_collection = "callable" })
-define(bag.ShardedEmbeddingBagCollection, "ManagedCollisionEmbeddingBagCollection", embed.ManagedCollisionEmbeddingBagCollection,
-  "embedding_bags", "embedding_bag_configs")
-define(sequence.ShardedEmbeddingCollection, "ManagedCollisionEmbeddingCollection", embed.ManagedCollisionEmbeddingCollection,
-  "embeddings", "embedding_configs")
+define(bag.ShardedEmbeddingBagCollection, "ManagedCollisionEmbeddingBagCollection",
+  embed.ManagedCollisionEmbeddingBagCollection, "embedding_bags", "embedding_bag_configs")
+define(sequence.ShardedEmbeddingCollection, "ManagedCollisionEmbeddingCollection",
+  embed.ManagedCollisionEmbeddingCollection, "embeddings", "embedding_configs")
 
-signature.check("ManagedCollisionCollectionAwaitable:", Remapped, { init = "self: table, result: awaitable, rows: table" })
+signature.check("ManagedCollisionCollectionAwaitable:", Remapped,
+  { init = "self: table, result: awaitable, rows: table" })
 
 return M

@@ -1,5 +1,6 @@
--- mc_remap.lua: ShardedManagedCollisionCollection by itself: rows of the whole tables for raw ids, without a lookup. Ids go to the ranks
--- that have their buckets, become rows there, and these come home. On the host: within sharded embedding collections C does it.
+-- mc_remap.lua: ShardedManagedCollisionCollection by itself: rows of the whole tables for raw ids, without a lookup.
+-- Ids go to the ranks that have their buckets, become rows there, and these come home. On the host: within sharded
+-- embedding collections C does it.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -35,14 +36,15 @@ local function slots_of(collection)
   return slots
 end
 
---- The batch as the modules' input_hash_func make it, its features in the order of `slots`; ids on the host, and where those of each end.
+--- The batch as the modules' input_hash_func make it, its features in the order of `slots`; ids on the host, and where
+--- those of each end.
 local function taken(collection, slots, features)
   local batch, order = collection:_hashed(features), {}
   local keys = util.index_of(batch:keys())
   for k, slot in ipairs(slots) do
     if not keys[slot.name] then
-      P.fail(("%s: the batch has no feature '%s' (of table '%s'); those are: %s"):format(collection.class_name, slot.name,
-        slot.table.config.name, table.concat(batch:keys(), ", ")))
+      P.fail(("%s: the batch has no feature '%s' (of table '%s'); those are: %s"):format(collection.class_name,
+        slot.name, slot.table.config.name, table.concat(batch:keys(), ", ")))
     end
     order[k] = keys[slot.name] - 1
   end
@@ -61,8 +63,8 @@ local function ranks_of(collection, slots, ids, edges)
     for i = edges[k], edges[k + 1] - 1 do
       local rank = rank_of[tonumber(C.peri_collision_bucket(memory[i], spread, buckets, size))]
       if not rank then
-        P.fail(("%s: table '%s': id %s of feature '%s' lies outside [0, input_hash_size)"):format(collection.class_name, x.config.name,
-          tostring(memory[i]):gsub("LL$", ""), slot.name))
+        P.fail(("%s: table '%s': id %s of feature '%s' lies outside [0, input_hash_size)"):format(collection.class_name,
+          x.config.name, tostring(memory[i]):gsub("LL$", ""), slot.name))
       end
       ranks[i] = rank
     end
@@ -102,7 +104,8 @@ local function total(list)
   return sum
 end
 
---- What all ranks send each other of their counts, modes and times; received[r][k]: how many ids of feature k rank r - 1 has sent.
+--- What all ranks send each other of their counts, modes and times; received[r][k]: how many ids of feature k rank r -
+--- 1 has sent.
 local function tell(collection, counts)
   local group, flat = collection._group, {}
   local times = util.map(collection:embedding_configs(), function(t) return collection._tables[t.name].now end)
@@ -125,15 +128,16 @@ local function tell(collection, counts)
     for i, now in ipairs(times) do
       local theirs = tonumber(got[at + features + 1 + i])
       if theirs ~= now then
-        P.fail(("%s: table '%s': rank %d has time %d, rank %d has %d (set_time; -1: the number of steps)"):format(collection.class_name,
-          collection:embedding_configs()[i].name, group:rank(), now, r - 1, theirs))
+        P.fail(("%s: table '%s': rank %d has time %d, rank %d has %d (set_time; -1: the number of steps)"):format(
+          collection.class_name, collection:embedding_configs()[i].name, group:rank(), now, r - 1, theirs))
       end
     end
   end
   return received
 end
 
---- Rows (of the whole table) of the ids of one table that came here, into `rows`; first[r][k]: where those of rank r - 1 and feature k are.
+--- Rows (of the whole table) of the ids of one table that came here, into `rows`; first[r][k]: where those of rank r -
+--- 1 and feature k are.
 local function map_rows(collection, x, places, ids, rows, first, received)
   local lists, map = {}, x.piece.map
   for i, k in ipairs(places) do

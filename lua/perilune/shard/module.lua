@@ -1,4 +1,5 @@
--- module.lua: what all sharded modules are: nn.Modules whose tables are in pieces on the ranks of a group, and who work in stages.
+-- module.lua: what all sharded modules are: nn.Modules whose tables are in pieces on the ranks of a group, and who work
+-- in stages.
 --
 --   stage         what it does                                               in TorchRec
 --   input_dist    send ids to the ranks that own their rows                  input_dist; its two waits are one here
@@ -6,9 +7,10 @@
 --   lookup        look up what arrived, and post what goes back              compute, and the first half of output_dist
 --   output        make the result of what came back                          what the awaitable of output_dist becomes
 --
--- A class fills in the stages; all else is here: compute is lookup, output_dist is output as soon as somebody uses the result,
--- compute_and_output_dist is both, and forward is input_dist and that. input_dist and lookup return Awaitables; the stage that follows gets
--- their result. Every rank of the group goes through the stages of its modules in the same order.
+-- A class fills in the stages; all else is here: compute is lookup, output_dist is output as soon as somebody uses the
+-- result, compute_and_output_dist is both, and forward is input_dist and that. input_dist and lookup return Awaitables;
+-- the stage that follows gets their result. Every rank of the group goes through the stages of its modules in the same
+-- order.
 local P = require "perilune.ffi"
 local errors = require "perilune.errors"
 local nn = require "perilune.nn"
@@ -36,7 +38,7 @@ function OutputAwaitable:_wait_impl()
 end
 function OutputAwaitable:_test_impl() return rawget(self, "_exchange"):test() end
 
--- -- stages ------------------------------------------------------------------------------------------------------------------------
+-- -- stages -----------------------------------------------------------------------------------------------------------
 
 local function missing(self, stage) P.fail(("%s: no stage '%s'"):format(self.class_name, stage)) end
 
@@ -46,10 +48,12 @@ local function awaited(self, stage, x)
   P.fail(("%s:%s returned %s, wanted an Awaitable"):format(self.class_name, stage, errors.kind(x)))
 end
 
---- Ids, in whatever arguments the unsharded module takes (at most three), to their owners. Collective. Returns an Awaitable.
+--- Ids, in whatever arguments the unsharded module takes (at most three), to their owners. Collective. Returns an
+--- Awaitable.
 function ShardedModule:input_dist() missing(self, "input_dist") end
---- The same, but ids do not set out before FusedKJTListSplitsAwaitable { what this returns, ... }, which announces those of several modules
---- in one message. (A class whose input_dist is its own sends them at once.) All else that input_dist does is done.
+--- The same, but ids do not set out before FusedKJTListSplitsAwaitable { what this returns, ... }, which announces
+--- those of several modules in one message. (A class whose input_dist is its own sends them at once.) All else that
+--- input_dist does is done.
 function ShardedModule:defer(a, b, c, d)
   state.deferring = true
   local ok, stage = xpcall(self.input_dist, P.locate, self, a, b, c, d)
@@ -66,27 +70,28 @@ function ShardedModule:lookup(dist) missing(self, "lookup") end -- luacheck: ign
 --- What the unsharded module would return, of the result of lookup's Awaitable. Local.
 function ShardedModule:output(arrived) missing(self, "output") end -- luacheck: ignore 212
 
---- Look up what arrived and send the rows back, which set out at once. Collective. Uses `dist`, the result of input_dist, up. Returns what
---- output_dist takes.
+--- Look up what arrived and send the rows back, which set out at once. Collective. Uses `dist`, the result of
+--- input_dist, up. Returns what output_dist takes.
 function ShardedModule:compute(dist)
   self:settle()
   return awaited(self, "lookup", self:lookup(dist))
 end
---- Of what compute returned, a LazyAwaitable of what the unsharded module would return: an OutputAwaitable, or the subclass of it that the
---- class has under that name. Local.
+--- Of what compute returned, a LazyAwaitable of what the unsharded module would return: an OutputAwaitable, or the
+--- subclass of it that the class has under that name. Local.
 function ShardedModule:output_dist(rows) return self.OutputAwaitable(self, awaited(self, "compute", rows)) end
 --- Both.
 function ShardedModule:compute_and_output_dist(dist) return self:output_dist(self:compute(dist)) end
 
---- TorchRec's schedules make a context for each batch and hand it to all stages. What a batch needs is in what the stages return here; so
---- that such schedules run as they are, the library's modules take a context before the other arguments, and do nothing with it.
+--- TorchRec's schedules make a context for each batch and hand it to all stages. What a batch needs is in what the
+--- stages return here; so that such schedules run as they are, the library's modules take a context before the other
+--- arguments, and do nothing with it.
 local ShardedModuleContext = util.class "ShardedModuleContext"
 ShardedModule.Context = ShardedModuleContext
 function ShardedModuleContext:init() end
 function ShardedModule:create_context() return self.Context() end -- luacheck: ignore 212
 
---- All stages. Waits for the ids; rows are on their way when it returns, until the result is used. A pipeline that did some of the stages
---- before gives what they became.
+--- All stages. Waits for the ids; rows are on their way when it returns, until the result is used. A pipeline that did
+--- some of the stages before gives what they became.
 function ShardedModule:forward(a, b, c)
   local pipelined = self._pipelined
   if pipelined then return pipelined:forward(a, b, c) end
@@ -102,8 +107,8 @@ function ShardedModule:_set_pipelined(object) rawset(self, "_pipelined", object)
 --- Whether ids of a batch may leave before the batches before it are trained; if not, why.
 function ShardedModule:sends_early() return true end -- luacheck: ignore 212
 
---- Rows that were looked up before are old: somebody has changed the tables, beside a backward pass or load_state_dict. Call it on all
---- ranks after shards were written to while a pipeline had looked up rows of a later batch. Local.
+--- Rows that were looked up before are old: somebody has changed the tables, beside a backward pass or load_state_dict.
+--- Call it on all ranks after shards were written to while a pipeline had looked up rows of a later batch. Local.
 function ShardedModule:tables_changed() rawset(self, "_changed", self._changed + 1) end
 ShardedModule._changed = 0
 
@@ -113,18 +118,20 @@ function ShardedModule:_in_flight(forward, on)
   if not rawget(self, "_flights") then rawset(self, "_flights", setmetatable({}, { __mode = "k" })) end
   self._flights[forward] = on or nil
 end
---- Two numbers that are others after the tables have changed: by what all ranks do alike, and on this rank, by whatever. Local.
+--- Two numbers that are others after the tables have changed: by what all ranks do alike, and on this rank, by
+--- whatever. Local.
 function ShardedModule:changes() return self._changed, 0 end
 
---- While on, backward passes change no table, until apply_accumulated: then all of them do as one of a large batch would. All ranks alike.
+--- While on, backward passes change no table, until apply_accumulated: then all of them do as one of a large batch
+--- would. All ranks alike.
 function ShardedModule:accumulate(on) -- luacheck: ignore 212
   if on then P.fail(("%s: its updates cannot be accumulated"):format(self.class_name)) end
 end
 function ShardedModule:apply_accumulated() end -- luacheck: ignore 212
 
--- -- what DistributedModelParallel asks of it ----------------------------------------------------------------------------------------
--- Parameters of which each rank has its own part are noted in nn.parameter.own_parts (own_parameter does that); the others are replicas,
--- whose gradients are averaged.
+-- -- what DistributedModelParallel asks of it -------------------------------------------------------------------------
+-- Parameters of which each rank has its own part are noted in nn.parameter.own_parts (own_parameter does that); the
+-- others are replicas, whose gradients are averaged.
 
 --- Call f() before tables are looked up or looked at: somebody changes them in the background.
 function ShardedModule:_settle_with(f) self._settle = f end
@@ -138,7 +145,8 @@ function ShardedModule:own_parameter(name, tensor)
   nn.parameter.own_parts[tensor] = true
 end
 
---- The parameters that such parts make up, as nn/spread.lua has them; names are the module's own. The same on all ranks.
+--- The parameters that such parts make up, as nn/spread.lua has them; names are the module's own. The same on all
+--- ranks.
 function ShardedModule:_spread_parameters() return {} end -- luacheck: ignore 212
 
 --- Names of such parameters.
@@ -150,7 +158,8 @@ function ShardedModule:own_parameters()
   return list
 end
 
---- Tensors, beside parameters, that are equal on all ranks: they start with rank 0's numbers. A list, in the same order on all ranks.
+--- Tensors, beside parameters, that are equal on all ranks: they start with rank 0's numbers. A list, in the same order
+--- on all ranks.
 function ShardedModule:replicas() return {} end -- luacheck: ignore 212
 function ShardedModule:state_group() return self.group or nil end
 --- An error unless copy_from can take the unsharded module. Local, on all ranks before any copies.
@@ -180,13 +189,16 @@ function ShardedModule:release() end -- luacheck: ignore 212
 
 -- What others have put on a module, and of what and where it is made, which stay when it is made again, also where that
 -- fails half way.
-local KEPT = { "training", "_pipelined", "_flights", "_settle", "_loads", "_changed", "_fused_optimizer", "_made_of", "device" }
+local KEPT = { "training", "_pipelined", "_flights", "_settle", "_loads", "_changed", "_fused_optimizer", "_made_of",
+  "device" }
 
---- Make a module that was released again, in the same object, under another plan: with its start values. Collective. (It is init that does
---- it, with the arguments that the module was made of.)
+--- Make a module that was released again, in the same object, under another plan: with its start values. Collective.
+--- (It is init that does it, with the arguments that the module was made of.)
 function ShardedModule:_remake(plan)
   local a, kept = rawget(self, "_made_of") and util.copy(self._made_of), {}
-  if not a then P.fail(self.class_name .. ": it does not say what it was made of (_keep_arguments), so it cannot be made again") end
+  if not a then
+    P.fail(self.class_name .. ": it does not say what it was made of (_keep_arguments), so it cannot be made again")
+  end
   a.plan, a.device = plan, self.device or nil
   for _, name in ipairs(KEPT) do kept[name] = rawget(self, name) end
   for key in util.ordered(util.copy(self)) do rawset(self, key, nil) end
@@ -203,6 +215,7 @@ signature.check("ShardedModule:", ShardedModule, { _set_pipelined = "self: table
   accumulate = "self: table, on: boolean?", _remake = "self: table, plan: any",
   _in_flight = "self: table, forward: table, on: boolean?",
   _settle_with = "self: table, f: callable",
-  sharded_parameter_names = "self: table, prefix: string?", own_parameter = "self: table, name: string, tensor: tensor" })
+  sharded_parameter_names = "self: table, prefix: string?",
+  own_parameter = "self: table, name: string, tensor: tensor" })
 
 return ShardedModule

@@ -1,4 +1,5 @@
--- pieces.lua: the pieces of tables that a sharded module has on this rank: looked at, and filled from an unsharded module.
+-- pieces.lua: the pieces of tables that a sharded module has on this rank: looked at, and filled from an unsharded
+-- module.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
@@ -14,11 +15,13 @@ local function state_name(x) return signature.value("local_shards", "the state's
 local function row_number(x) return signature.value("local_shards", "row", x, "integer") end
 local COPY_ROWS = 65536
 
---- The pieces of tables on this rank: a list of { table = name, rank, place (of one process), row_offset, rows, col_offset, cols, dense,
---- replica, state = function(name), read = function(name, row, tensor), write = function(name, row, tensor), cached, cache_statistics,
---- file = function() -> what tbe._file_of says }.
---- state("weight") and so on give live views of shards in memory; rows of shards in files (cached) are read and written.
---- ref: the handle of the C module; module_ptr(ref): its pointer, or an error when it was released; tables: their configurations.
+--- The pieces of tables on this rank: a list of { table = name, rank, place (of one process), row_offset, rows,
+--- col_offset, cols, dense, replica, state = function(name), read = function(name, row, tensor), write = function(name,
+--- row, tensor), cached, cache_statistics, file = function() -> what tbe._file_of says }.
+--- state("weight") and so on give live views of shards in memory; rows of shards in files (cached) are read and
+--- written.
+--- ref: the handle of the C module; module_ptr(ref): its pointer, or an error when it was released; tables: their
+--- configurations.
 function M.list(ref, module_ptr, tables)
   local list = {}
   for i = 1, C.peri_sharded_local_shards(module_ptr(ref)) do
@@ -38,7 +41,9 @@ function M.list(ref, module_ptr, tables)
         check(C.peri_tbe_read(tbe(), number, state_name(name), row_number(row), Tensor.ptr(result)))
         return result
       end,
-      write = function(name, row, source) check(C.peri_tbe_write(tbe(), number, state_name(name), row_number(row), Tensor.ptr(source))) end,
+      write = function(name, row, source)
+        check(C.peri_tbe_write(tbe(), number, state_name(name), row_number(row), Tensor.ptr(source)))
+      end,
       source = function(name) return tbe(), number, state_name(name) end, -- for peri_moment_add_table
       shape = function(name)
         local dims = ffi.new "int64_t[2]"
@@ -122,8 +127,10 @@ end
 function M.starts(s, collection, t)
   for row = 0, s.rows - 1, COPY_ROWS do
     local n = math.min(COPY_ROWS, s.rows - row)
-    local from = collection:table_rows(s.table, "weight", s.row_offset + row, n):slice(2, s.col_offset, s.col_offset + s.cols)
-    local fresh = tbes.new { data_type = t.data_type, seed = collection.seed or nil, device = "cpu", fused_params = { optimizer = "none" },
+    local from = collection:table_rows(s.table, "weight", s.row_offset + row, n):slice(2, s.col_offset, s.col_offset
+      + s.cols)
+    local fresh = tbes.new { data_type = t.data_type, seed = collection.seed or nil, device = "cpu",
+      fused_params = { optimizer = "none" },
       tables = { { name = t.name, rows = n, cols = s.cols, row_offset = s.row_offset + row, col_offset = s.col_offset,
         total_rows = t.num_embeddings, total_cols = t.embedding_dim, init = t:initialiser() } } }
     local same = numbers_of(from) == numbers_of(fresh:state(1, "weight"))
@@ -133,8 +140,8 @@ function M.starts(s, collection, t)
   return true
 end
 
---- Copy the parts that pieces have of the weights and optimizer states of an unsharded collection that has memory. Tables that got their
---- optimizer from the sharder have weights only.
+--- Copy the parts that pieces have of the weights and optimizer states of an unsharded collection that has memory.
+--- Tables that got their optimizer from the sharder have weights only.
 function M.copy(list, collection)
   for _, s in ipairs(list) do
     for _, name in ipairs(collection.fused_params and s.names() or { "weight" }) do

@@ -1,9 +1,10 @@
--- quant.lua: quantized collections in shards (TorchRec's quant_embeddingbag and quant_embedding): over the ranks of a group, or over the
--- places of one process (ShardingEnv.from_local), whose tables are looked up side by side. Either way a batch takes the routes of the
--- trained modules, and means are those of whole bags.
+-- quant.lua: quantized collections in shards (TorchRec's quant_embeddingbag and quant_embedding): over the ranks of a
+-- group, or over the places of one process (ShardingEnv.from_local), whose tables are looked up side by side. Either
+-- way a batch takes the routes of the trained modules, and means are those of whole bags.
 --
 --   local sharder = peri.shard.QuantEmbeddingBagCollectionSharder {}
---   local served = sharder:shard(quant, plan, peri.ShardingEnv.from_local(2))      -- quant: a QuantEmbeddingBagCollection
+--   -- quant: a QuantEmbeddingBagCollection
+--   local served = sharder:shard(quant, plan, peri.ShardingEnv.from_local(2))
 --   local kt = served(kjt)
 local ffi = require "ffi"
 local P = require "perilune.ffi"
@@ -33,12 +34,13 @@ local M = {}
 local KeyedJaggedTensor = jagged.KeyedJaggedTensor
 local kjt_ptr = KeyedJaggedTensor.ptr
 
--- -- making ----------------------------------------------------------------------------------------------------------------------------
+-- -- making -----------------------------------------------------------------------------------------------------------
 
 local arguments = {
   tables = util.required.list,   -- configurations, as of the quantized collection
   plan = util.required,          -- EmbeddingModuleShardingPlan, or a table of ParameterShardings
-  env = util.optional,           -- a ShardingEnv with a process group: over its ranks; without one: over so many places of this process
+  env = util.optional,           -- a ShardingEnv with a process group: over its ranks; without one: over so many places
+                                 -- of this process
   group = util.optional,         -- instead of env: the ranks
   device = util.optional,
   output_dtype = "FP32",         -- FP32, FP16, BF16
@@ -62,22 +64,27 @@ end
 
 --- The group that a module is for, and its places.
 local function ranks_of(func, a)
-  if a.env ~= nil and a.group ~= nil then P.fail(func .. ": env and group both say which ranks share the module; give one of them") end
+  if a.env ~= nil and a.group ~= nil then
+    P.fail(func .. ": env and group both say which ranks share the module; give one of them")
+  end
   if a.env == nil then return dist_group.group_of(func, a.group), 1 end
-  if not ShardingEnv.is(a.env) then P.fail(("%s: env is %s, wanted a ShardingEnv"):format(func, signature.text(a.env))) end
+  if not ShardingEnv.is(a.env) then
+    P.fail(("%s: env is %s, wanted a ShardingEnv"):format(func, signature.text(a.env)))
+  end
   if a.env.pg then return a.env.pg, 1 end
   return alone(), a.env.world_size
 end
 
---- The tables as they are stored: rows that pruning left out are not; ids of pruned tables come by the names of the outputs.
+--- The tables as they are stored: rows that pruning left out are not; ids of pruned tables come by the names of the
+--- outputs.
 local function stored(tables, outputs, names, remap)
   if not remap then return tables end
   local keys = util.map(tables, function() return {} end)
   for i, output in ipairs(outputs) do table.insert(keys[output.table], names[i]) end
   return util.map(tables, function(t, i)
     local class = t.pooling and embed_config.EmbeddingBagConfig or embed_config.EmbeddingConfig
-    return class { name = t.name, num_embeddings = math.max(remap.rows[i] or t.num_embeddings, 1), embedding_dim = t.embedding_dim,
-      feature_names = keys[i], pooling = t.pooling, data_type = t.data_type }
+    return class { name = t.name, num_embeddings = math.max(remap.rows[i] or t.num_embeddings, 1),
+      embedding_dim = t.embedding_dim, feature_names = keys[i], pooling = t.pooling, data_type = t.data_type }
   end)
 end
 
@@ -94,7 +101,8 @@ local function check_kernels(func, plan, device)
   if device == "meta" then P.fail(func .. ": device 'meta' has no shards; allowed: a device that takes memory") end
 end
 
---- What is the same for both kinds: a class over `base`, a trained sharded module's, of which C is told another configuration.
+--- What is the same for both kinds: a class over `base`, a trained sharded module's, of which C is told another
+--- configuration.
 local function class_of(class_name, base)
   local class = base:extend(class_name)
 
@@ -129,13 +137,16 @@ local function class_of(class_name, base)
     self:_register()
   end
 
-  function class:_env(group) return self.places > 1 and ShardingEnv.from_local(self.places) or ShardingEnv.from_process_group(group) end
+  function class:_env(group)
+    return self.places > 1 and ShardingEnv.from_local(self.places) or ShardingEnv.from_process_group(group)
+  end
   function class:_configure(func, a, plan, env)
     return config.quantized(func, a, plan, env, self.kind, self.codec_slots, self)
   end
 
-  --- Buffers "embedding_bags.NAME.weight"; the k-th of the pieces of a table on this rank has ".k" behind it. They are the state, of this
-  --- rank and this plan: parts of stored rows, each with its scale and bias, do not add up to whole ones.
+  --- Buffers "embedding_bags.NAME.weight"; the k-th of the pieces of a table on this rank has ".k" behind it. They are
+  --- the state, of this rank and this plan: parts of stored rows, each with its scale and bias, do not add up to whole
+  --- ones.
   function class:_register()
     local seen = {}
     for _, s in ipairs(self:local_shards()) do
@@ -150,7 +161,7 @@ local function class_of(class_name, base)
   return class
 end
 
--- -- batches ---------------------------------------------------------------------------------------------------------------------------
+-- -- batches ----------------------------------------------------------------------------------------------------------
 
 local kjt_out, desc = ffi.new "peri_kjt *[1]", P.struct "peri_kjt_desc"
 local kjt_args = P.struct "peri_kjt_args"
@@ -177,7 +188,8 @@ local function inverse_of(self, features)
   return rows
 end
 
---- A batch with one key for each output, of its name: with the ids themselves, and with the rows that they mean in pruned tables.
+--- A batch with one key for each output, of its name: with the ids themselves, and with the rows that they mean in
+--- pruned tables.
 local function remapped(self, features)
   local kjt = kjt_ptr(features)
   local keys = C.peri_kjt_keys(kjt)
@@ -208,8 +220,8 @@ end
 local Bags = class_of("ShardedQuantEmbeddingBagCollection", bag.ShardedEmbeddingBagCollection)
 M.ShardedQuantEmbeddingBagCollection = Bags
 
---- ShardedQuantEmbeddingBagCollection { tables =, plan =, env = or group =, ... }: its rows are zeros until copy_from or load_state_dict.
---- The result is a KeyedTensor [batch, columns], as of the collection in one piece.
+--- ShardedQuantEmbeddingBagCollection { tables =, plan =, env = or group =, ... }: its rows are zeros until copy_from
+--- or load_state_dict. The result is a KeyedTensor [batch, columns], as of the collection in one piece.
 function Bags:input_dist(features)
   if not self._remap then return bag.ShardedEmbeddingBagCollection.input_dist(self, features) end
   local _, rows = remapped(self, features)
@@ -220,8 +232,8 @@ function Bags:embedding_bag_configs() return self.configs end
 local Rows = class_of("ShardedQuantEmbeddingCollection", sequence.ShardedEmbeddingCollection)
 M.ShardedQuantEmbeddingCollection = Rows
 
---- ShardedQuantEmbeddingCollection { tables =, plan =, env = or group =, need_indices = false, ... }: likewise; the result has a
---- JaggedTensor for each feature.
+--- ShardedQuantEmbeddingCollection { tables =, plan =, env = or group =, need_indices = false, ... }: likewise; the
+--- result has a JaggedTensor for each feature.
 function Rows:input_dist(features)
   if not self._remap then return sequence.ShardedEmbeddingCollection.input_dist(self, features) end
   local ids, rows = remapped(self, features)
@@ -231,7 +243,7 @@ function Rows:input_dist(features)
 end
 function Rows:embedding_configs() return self.configs end
 
--- -- rows ------------------------------------------------------------------------------------------------------------------------------
+-- -- rows -------------------------------------------------------------------------------------------------------------
 
 local COPY_ROWS = 65536
 
@@ -254,7 +266,9 @@ local function check_same(f, t, rows, collection)
   local other = collection.tables[i]
   local function text(n, x) return ("%d x %d %s"):format(n, x.embedding_dim, x.data_type) end
   local here, there = text(rows, t), text(collection:rows_of(i), other)
-  if here ~= there then P.fail(("%s: table '%s' is %s in the collection, and %s here"):format(f, t.name, there, here)) end
+  if here ~= there then
+    P.fail(("%s: table '%s' is %s in the collection, and %s here"):format(f, t.name, there, here))
+  end
 end
 
 --- Take this rank's part of the rows of a quantized collection; a mere description leaves them as they are.
@@ -282,7 +296,8 @@ local function copy_from(self, collection)
   end
 end
 
---- A module with the same rows and ranks on another device (nil: the same one), which shares nothing with this one. Collective, over ranks.
+--- A module with the same rows and ranks on another device (nil: the same one), which shares nothing with this one.
+--- Collective, over ranks.
 local function copy(self, device)
   local a = util.copy(self._args)
   local places = a.places
@@ -295,10 +310,11 @@ local function copy(self, device)
   return other
 end
 
--- -- behind processors ----------------------------------------------------------------------------------------------------------------
+-- -- behind processors ------------------------------------------------------------------------------------------------
 
---- ShardedQuantFeatureProcessedEmbeddingBagCollection { feature_processors = a FeatureProcessorsCollection, tables =, plan =, ... }: the
---- processors run at home, where whole bags are, and the weights that they make travel with the ids. It is_weighted.
+--- ShardedQuantFeatureProcessedEmbeddingBagCollection { feature_processors = a FeatureProcessorsCollection, tables =,
+--- plan =, ... }: the processors run at home, where whole bags are, and the weights that they make travel with the ids.
+--- It is_weighted.
 local Processed = Bags:extend "ShardedQuantFeatureProcessedEmbeddingBagCollection"
 M.ShardedQuantFeatureProcessedEmbeddingBagCollection = Processed
 Processed.parameter_prefix = "_embedding_bag_collection.embedding_bags"
@@ -307,7 +323,8 @@ function Processed:init(args)
   local own = type(args) == "table" and util.copy(args) or {}
   local processors = own.feature_processors
   if not FeatureProcessorsCollection.is(processors) then
-    P.fail(("%s: feature_processors is %s, wanted a FeatureProcessorsCollection"):format(self.class_name, signature.text(processors)))
+    P.fail(("%s: feature_processors is %s, wanted a FeatureProcessorsCollection"):format(self.class_name,
+      signature.text(processors)))
   end
   own.feature_processors, own.is_weighted = nil, true
   Bags.init(self, own)
@@ -315,7 +332,8 @@ function Processed:init(args)
 end
 
 function Processed:input_dist(features)
-  return Bags.input_dist(self, self:_at_home(fp_quant.QuantFeatureProcessedEmbeddingBagCollection.process, self, features))
+  return Bags.input_dist(self, self:_at_home(fp_quant.QuantFeatureProcessedEmbeddingBagCollection.process, self,
+    features))
 end
 
 function Processed:feature_processors() return self._feature_processors end
@@ -328,12 +346,14 @@ end
 
 for _, class in ipairs { Bags, Rows, Processed } do
   class.copy_from, class.copy = copy_rows_from, copy
-  function class:set_learning_rate() P.fail(self.class_name .. ": its rows are not trained, and have no learning rate") end
+  function class:set_learning_rate()
+    P.fail(self.class_name .. ": its rows are not trained, and have no learning rate")
+  end
   class:_check_arguments "features: KeyedJaggedTensor"
   signature.check(class.class_name .. ":", class, { copy = "self: table, device: device?" })
 end
 
--- -- sharders --------------------------------------------------------------------------------------------------------------------------
+-- -- sharders ---------------------------------------------------------------------------------------------------------
 
 --- What the sharders of quantized collections share.
 local BaseQuantEmbeddingSharder = util.class("BaseQuantEmbeddingSharder", ModuleSharder)
@@ -347,11 +367,12 @@ local function sharder_of(name, module_type, class, processed)
   sharder.module_type = module_type
   local function collection_of(module) return processed and module:embedding_bag_collection() or module end
   function sharder:shardable_parameters(module) return collection_of(module).tables end -- luacheck: ignore 212
-  --- The sharded module, with the rows of `module`. env: with a process group, over its ranks (collective); without one, over so many
-  --- places of this process.
+  --- The sharded module, with the rows of `module`. env: with a process group, over its ranks (collective); without
+  --- one, over so many places of this process.
   function sharder:shard(module, plan, env, device, path)
     local from = collection_of(module)
-    local own = device or from.device ~= "meta" and from.device or nil -- a description has shards where the others have theirs
+    -- a description has shards where the others have theirs
+    local own = device or from.device ~= "meta" and from.device or nil
     local sharded = class {
       tables = from.tables, plan = plan, env = env, device = own, output_dtype = from.output_dtype,
       bounds_check_mode = from.bounds_check_mode, pruned = from.pruned or nil, name = path,
@@ -370,23 +391,27 @@ end
 
 sharder_of("QuantEmbeddingBagCollectionSharder", quant.QuantEmbeddingBagCollection, Bags)
 sharder_of("QuantEmbeddingCollectionSharder", quant.QuantEmbeddingCollection, Rows)
-sharder_of("QuantFeatureProcessedEmbeddingBagCollectionSharder", fp_quant.QuantFeatureProcessedEmbeddingBagCollection, Processed, true)
+sharder_of("QuantFeatureProcessedEmbeddingBagCollectionSharder", fp_quant.QuantFeatureProcessedEmbeddingBagCollection,
+  Processed, true)
 
--- -- one type ----------------------------------------------------------------------------------------------------------------------------
+-- -- one type ---------------------------------------------------------------------------------------------------------
 
 local infer_types = sharding_types.names(function(t) return not (t.replica or t.in_node) end)
 table.sort(infer_types)
 
---- A sharded module, without rows yet, of the tables of `infos` (a list of { embedding_config =, param_sharding = }), all sharded by one
---- type: table_wise, column_wise or row_wise. options: further arguments of the module.
+--- A sharded module, without rows yet, of the tables of `infos` (a list of { embedding_config =, param_sharding = }),
+--- all sharded by one type: table_wise, column_wise or row_wise. options: further arguments of the module.
 local function infer_sharding(func, class, sharding_type, infos, env, device, options)
   util.one_of(func, "sharding_type", sharding_type, infer_types)
   local a, entries = util.copy(options or {}), {}
   a.tables, a.plan, a.env, a.device = {}, entries, env, device
   for i, info in ipairs(infos) do
-    local given = util.named(("%s: infos[%d]"):format(func, i), info, { embedding_config = util.required, param_sharding = util.required })
-    local t = signature.value(func, ("embedding_config of infos[%d]"):format(i), given.embedding_config, "embedding_config")
-    local sharding = signature.value(func, ("param_sharding of infos[%d]"):format(i), given.param_sharding, "ParameterSharding")
+    local given = util.named(("%s: infos[%d]"):format(func, i), info,
+      { embedding_config = util.required, param_sharding = util.required })
+    local t = signature.value(func, ("embedding_config of infos[%d]"):format(i), given.embedding_config,
+      "embedding_config")
+    local sharding = signature.value(func, ("param_sharding of infos[%d]"):format(i), given.param_sharding,
+      "ParameterSharding")
     if sharding.sharding_type ~= sharding_type then
       P.fail(("%s: table '%s' is %s, allowed: %s"):format(func, t.name, sharding.sharding_type, sharding_type))
     end
@@ -405,7 +430,7 @@ end
 --- The lengths of a batch are flat here: the batch itself.
 function M.flatten_feature_lengths(features) return features:flatten_lengths() end
 
--- -- whole models -------------------------------------------------------------------------------------------------------------------------
+-- -- whole models -----------------------------------------------------------------------------------------------------
 
 --- A copy of a model (copy_to_device).
 function M.sharded_model_copy(module, device) return copies.copy_to_device(module, device) end
@@ -422,11 +447,15 @@ local model_arguments = {
 function M.shard_quant_model(args)
   local func = "shard_quant_model"
   local a = util.named(func, args, model_arguments)
-  if not nn.Module.is(a.module) then P.fail(("%s: module is %s, wanted an nn.Module"):format(func, signature.text(a.module))) end
-  if not ShardingEnv.is(a.env) then P.fail(("%s: env is %s, wanted a ShardingEnv"):format(func, signature.text(a.env))) end
+  if not nn.Module.is(a.module) then
+    P.fail(("%s: module is %s, wanted an nn.Module"):format(func, signature.text(a.module)))
+  end
+  if not ShardingEnv.is(a.env) then
+    P.fail(("%s: env is %s, wanted a ShardingEnv"):format(func, signature.text(a.env)))
+  end
   local found, tables, within = {}, {}, {}
-  local sharders = a.sharders or { M.QuantFeatureProcessedEmbeddingBagCollectionSharder {}, M.QuantEmbeddingBagCollectionSharder {},
-    M.QuantEmbeddingCollectionSharder {} }
+  local sharders = a.sharders or { M.QuantFeatureProcessedEmbeddingBagCollectionSharder {},
+    M.QuantEmbeddingBagCollectionSharder {}, M.QuantEmbeddingCollectionSharder {} }
   for _, entry in ipairs(a.module:named_modules()) do
     for _, sharder in ipairs(sharders) do
       if not within[entry.module] and sharder.module_type.is(entry.module) then
@@ -441,8 +470,8 @@ function M.shard_quant_model(args)
   local plan = a.plan ~= nil and plans.load(a.plan, env) or plans.table_wise_by_size(tables, env)
   for path in util.ordered(plan.plan) do
     if not tables[path] then
-      P.fail(("%s: the plan names module '%s', which is no quantized collection of the model; those are: %s"):format(func, path,
-        table.concat(util.keys(tables), ", ")))
+      P.fail(("%s: the plan names module '%s', which is no quantized collection of the model; those are: %s"):format(
+        func, path, table.concat(util.keys(tables), ", ")))
     end
   end
   local model = a.module
@@ -456,8 +485,9 @@ function M.shard_quant_model(args)
   return model, plan
 end
 
-signature.check("shard.", M, { flatten_feature_lengths = "features: KeyedJaggedTensor", sharded_model_copy = "module: any, device: device?",
-  create_infer_embedding_bag_sharding = "sharding_type: string, infos: list, env: table, device: any, options: table?",
-  create_infer_embedding_sharding = "sharding_type: string, infos: list, env: table, device: any, options: table?" })
+signature.check("shard.", M, { flatten_feature_lengths = "features: KeyedJaggedTensor",
+  sharded_model_copy = "module: any, device: device?", create_infer_embedding_bag_sharding =
+  "sharding_type: string, infos: list, env: table, device: any, options: table?", create_infer_embedding_sharding =
+    "sharding_type: string, infos: list, env: table, device: any, options: table?" })
 
 return M

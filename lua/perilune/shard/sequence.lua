@@ -1,4 +1,5 @@
--- sequence.lua: EmbeddingCollection over ranks: ids go to the ranks that have their rows, and a row for each id comes back.
+-- sequence.lua: EmbeddingCollection over ranks: ids go to the ranks that have their rows, and a row for each id comes
+-- back.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
@@ -18,11 +19,13 @@ local C, check = P.C, P.check
 local M = {}
 
 --- The table of JaggedTensors that a lookup becomes.
-local EmbeddingCollectionAwaitable = awaitable.lazy_class("EmbeddingCollectionAwaitable", ShardedEmbeddingModule.OutputAwaitable)
+local EmbeddingCollectionAwaitable = awaitable.lazy_class("EmbeddingCollectionAwaitable",
+  ShardedEmbeddingModule.OutputAwaitable)
 
---- ShardedEmbeddingCollection { tables =, plan =, group =, need_indices = false, use_index_dedup = get_ec_index_dedup(), ... }: all other
---- arguments are in embedding.lua. Its result has a JaggedTensor for each feature: a row for each of its ids, and its lengths; with
---- need_indices its weights are the ids. A feature of several tables has one for each, "feature@table".
+--- ShardedEmbeddingCollection { tables =, plan =, group =, need_indices = false, use_index_dedup =
+--- get_ec_index_dedup(), ... }: all other arguments are in embedding.lua. Its result has a JaggedTensor for each
+--- feature: a row for each of its ids, and its lengths; with need_indices its weights are the ids. A feature of several
+--- tables has one for each, "feature@table".
 local ShardedEmbeddingCollection = ShardedEmbeddingModule:extend "ShardedEmbeddingCollection"
 ShardedEmbeddingCollection.OutputAwaitable = EmbeddingCollectionAwaitable
 M.ShardedEmbeddingCollection = ShardedEmbeddingCollection
@@ -40,7 +43,8 @@ function ShardedEmbeddingCollection:init(args)
   ShardedEmbeddingModule.init(self, own, wanted)
   self._names, self._features = config.output_names(self.tables), {}
   self._dedup = dedup and index_dedup.Dedup(self.tables) or false
-  self._source, self._columns, self._dim = {}, {}, 0 -- by output: that whose rows it is made of; columns of its table. The widest table's
+  -- by output: that whose rows it is made of; columns of its table. The widest table's
+  self._source, self._columns, self._dim = {}, {}, 0
   for _, t in ipairs(self.tables) do
     local first = #self._features
     self._dim = math.max(self._dim, t.embedding_dim)
@@ -82,7 +86,8 @@ function ShardedEmbeddingCollection:output(rows)
     local ids = rows.features:get(self._features[i])
     local own = values[i]
     if rows.places then own = sparse.index_select_dim0(values[self._source[i]], rows.places[self._features[i]]) end
-    result[name] = jagged.JaggedTensor { values = own, lengths = ids:lengths(), weights = self._need_indices and ids:values() or nil }
+    result[name] = jagged.JaggedTensor { values = own, lengths = ids:lengths(), weights = self._need_indices
+      and ids:values() or nil }
   end
   return outputs.completed(self.class_name, rows.features, self._names, self._features, result, self._need_indices)
 end
@@ -92,8 +97,8 @@ function ShardedEmbeddingCollection:embedding_names() return self._names end
 --- Columns of the widest table.
 function ShardedEmbeddingCollection:embedding_dim() return self._dim end
 function ShardedEmbeddingCollection:need_indices() return self._need_indices end
---- Ids that this rank has asked for, and those that travelled: { asked =, sent = }; nil: without index dedup, or where it would change what
---- is learned.
+--- Ids that this rank has asked for, and those that travelled: { asked =, sent = }; nil: without index dedup, or where
+--- it would change what is learned.
 function ShardedEmbeddingCollection:index_dedup_counts()
   return self._dedup and { asked = self._dedup.asked, sent = self._dedup.sent } or nil
 end
@@ -108,20 +113,24 @@ M.EmbeddingCollectionSharder = EmbeddingCollectionSharder
 EmbeddingCollectionSharder.module_type = EmbeddingCollection
 
 --- Named arguments: those of ModuleSharder, and use_index_dedup.
-EmbeddingCollectionSharder.allowed_arguments = util.extended(ModuleSharder.allowed_arguments, { use_index_dedup = util.optional.boolean })
+EmbeddingCollectionSharder.allowed_arguments = util.extended(ModuleSharder.allowed_arguments,
+  { use_index_dedup = util.optional.boolean })
 
-function EmbeddingCollectionSharder:shardable_parameters(module) return module:embedding_configs() end -- luacheck: ignore 212
+function EmbeddingCollectionSharder:shardable_parameters(module) -- luacheck: ignore 212
+  return module:embedding_configs()
+end
 
 function EmbeddingCollectionSharder:shard(module, plan, env, device, path)
   return ShardedEmbeddingCollection {
-    tables = module:embedding_configs(), plan = plan, group = env.pg, device = device, need_indices = module:need_indices(),
-    use_index_dedup = self.use_index_dedup,
+    tables = module:embedding_configs(), plan = plan, group = env.pg, device = device,
+    need_indices = module:need_indices(), use_index_dedup = self.use_index_dedup,
     fused_params = self:merged_fused_params(module.fused_params or nil), seed = module.seed or nil,
     gradient_division = self.gradient_division, qcomm_codecs_registry = self.qcomm_codecs_registry, name = path,
   }
 end
 
-signature.object("unsharded_rows", "an EmbeddingCollection", { embedding_configs = "callable", need_indices = "callable" })
+signature.object("unsharded_rows", "an EmbeddingCollection",
+  { embedding_configs = "callable", need_indices = "callable" })
 signature.check("EmbeddingCollectionSharder:", EmbeddingCollectionSharder, {
   shardable_parameters = "self: Sharder, module: unsharded_rows",
   shard = "self: Sharder, module: unsharded_rows, plan: table, env: env_of_group, device: any, path: string?",

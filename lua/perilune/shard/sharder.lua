@@ -1,5 +1,6 @@
--- sharder.lua: who shards which modules. A class of modules names its sharder in the field `sharder`: a ModuleSharder (a class or an
--- object), or the name of one in peri.shard. DistributedModelParallel asks for it, unless it is given `sharders`.
+-- sharder.lua: who shards which modules. A class of modules names its sharder in the field `sharder`: a ModuleSharder
+-- (a class or an object), or the name of one in peri.shard. DistributedModelParallel asks for it, unless it is given
+-- `sharders`.
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -9,8 +10,8 @@ local signature = require "perilune.signature"
 
 local M = {}
 
---- Makes sharded modules of unsharded ones (TorchRec's ModuleSharder and BaseEmbeddingSharder). A subclass has `module_type`, the class of
---- modules that it shards, and the methods shard and shardable_parameters.
+--- Makes sharded modules of unsharded ones (TorchRec's ModuleSharder and BaseEmbeddingSharder). A subclass has
+--- `module_type`, the class of modules that it shards, and the methods shard and shardable_parameters.
 local ModuleSharder = util.seal(util.class "ModuleSharder")
 M.ModuleSharder = ModuleSharder
 ModuleSharder.module_type = false
@@ -31,11 +32,11 @@ end
 
 local function missing(self, method) P.fail(("%s: no method '%s'"):format(self.class_name, method)) end
 
---- The sharded module (a ShardedModule) of `module`. plan: its EmbeddingModuleShardingPlan; env: a ShardingEnv with a process group; path:
---- of the module in its model. Called by all ranks in the same order.
+--- The sharded module (a ShardedModule) of `module`. plan: its EmbeddingModuleShardingPlan; env: a ShardingEnv with a
+--- process group; path: of the module in its model. Called by all ranks in the same order.
 function ModuleSharder:shard(module, plan, env, device, path) missing(self, "shard") end -- luacheck: ignore 212
---- What a plan has entries for: a list of { name =, num_embeddings =, embedding_dim = }. (TorchRec: a map from names to parameters; here
---- tables may have no memory yet.)
+--- What a plan has entries for: a list of { name =, num_embeddings =, embedding_dim = }. (TorchRec: a map from names to
+--- parameters; here tables may have no memory yet.)
 function ModuleSharder:shardable_parameters(module) missing(self, "shardable_parameters") end -- luacheck: ignore 212
 --- Names of the sharding types that plans may ask for on a device.
 function ModuleSharder:sharding_types(device) return util.keys(sharding_types.of) end -- luacheck: ignore 212
@@ -56,7 +57,8 @@ end
 local function names_of(self, method, a, b)
   local f = self[method]
   if type(f) ~= "function" then
-    P.fail(("%s: %s is %s, wanted a method that returns a list of names"):format(self.class_name, method, errors.kind(f)))
+    P.fail(("%s: %s is %s, wanted a method that returns a list of names"):format(self.class_name, method,
+      errors.kind(f)))
   end
   local list = f(self, a, b)
   signature.value(self.class_name, ("what %s returns"):format(method), list, "strings")
@@ -68,15 +70,15 @@ function ModuleSharder:check_plan(plan, device, path, from)
   for name, sharding in util.ordered(plan.tables) do
     local function allow(what, value, allowed)
       if util.index_of(allowed)[value] then return end
-      P.fail(("%s: %s: module '%s', table '%s': %s '%s', allowed: %s"):format(self.class_name, from, path, name, what, tostring(value),
-        table.concat(allowed, ", ")))
+      P.fail(("%s: %s: module '%s', table '%s': %s '%s', allowed: %s"):format(self.class_name, from, path, name, what,
+        tostring(value), table.concat(allowed, ", ")))
     end
     allow("sharding_type", sharding.sharding_type, names_of(self, "sharding_types", device))
     allow("compute_kernel", sharding.compute_kernel, names_of(self, "compute_kernels", sharding.sharding_type, device))
   end
 end
 
--- -- the registry ------------------------------------------------------------------------------------------------------------------
+-- -- the registry -----------------------------------------------------------------------------------------------------
 
 --- True for subclasses of ModuleSharder.
 local function is_class(x)
@@ -98,14 +100,17 @@ local function check_list(func, list)
   local at = {}
   for i, sharder in ipairs(list) do
     if not ModuleSharder.is(sharder) then
-      P.fail(("%s: sharders[%d] is %s, wanted a ModuleSharder (a class is called to make one)"):format(func, i, errors.kind(sharder)))
+      P.fail(("%s: sharders[%d] is %s, wanted a ModuleSharder (a class is called to make one)"):format(func, i,
+        errors.kind(sharder)))
     end
     local class = sharder.module_type
     if type(class) ~= "table" or not rawget(class, "class_name") then
-      P.fail(("%s: sharders[%d], %s, says no module_type, the class of modules that it shards"):format(func, i, sharder.class_name))
+      P.fail(("%s: sharders[%d], %s, says no module_type, the class of modules that it shards"):format(func, i,
+        sharder.class_name))
     end
     if at[class] then
-      P.fail(("%s: sharders[%d] and sharders[%d] both shard %s; give one of them"):format(func, at[class], i, class.class_name))
+      P.fail(("%s: sharders[%d] and sharders[%d] both shard %s; give one of them"):format(func, at[class], i,
+        class.class_name))
     end
     at[class] = i
   end
@@ -116,15 +121,17 @@ end
 local function named_by(func, class, faces)
   local sharder = class.sharder
   if type(sharder) == "string" then
-    sharder = rawget(faces, sharder) or P.fail(("%s: the sharder of class %s is '%s', which peri.shard has not; its own: %s"):format(func,
-      class.class_name, sharder, "a class made with util.class(name, peri.shard.ModuleSharder), or an object of one"))
+    sharder = rawget(faces, sharder)
+      or P.fail(("%s: the sharder of class %s is '%s', which peri.shard has not; its own: %s"):format(func,
+        class.class_name, sharder, "a class made with util.class(name, peri.shard.ModuleSharder), or an object of one"))
   end
   if sharder == nil or ModuleSharder.is(sharder) or is_class(sharder) then return sharder end
-  P.fail(("%s: the sharder of class %s is %s, wanted a ModuleSharder"):format(func, class.class_name, errors.kind(class.sharder)))
+  P.fail(("%s: the sharder of class %s is %s, wanted a ModuleSharder"):format(func, class.class_name,
+    errors.kind(class.sharder)))
 end
 
---- A function(module) -> its sharder, or nil. list: ModuleSharders that shard, and nothing else does; nil: what the modules' classes name,
---- made with `options`. faces: peri.shard.
+--- A function(module) -> its sharder, or nil. list: ModuleSharders that shard, and nothing else does; nil: what the
+--- modules' classes name, made with `options`. faces: peri.shard.
 function M.registry(func, list, options, faces)
   if list then
     check_list(func, list)
@@ -147,6 +154,7 @@ function M.registry(func, list, options, faces)
 end
 
 signature.kind("Sharder", "a ModuleSharder", ModuleSharder.is)
-signature.check("ModuleSharder:", ModuleSharder, { check_plan = "self: Sharder, plan: table, device: any, path: string, from: string" })
+signature.check("ModuleSharder:", ModuleSharder,
+  { check_plan = "self: Sharder, plan: table, device: any, path: string, from: string" })
 
 return M

@@ -1,5 +1,5 @@
--- state.lua: the state of sharded modules under the names of the unsharded ones: tables as ShardedTensors (whole tensors, where every rank
--- has a replica), and the optimizer of the fused tables.
+-- state.lua: the state of sharded modules under the names of the unsharded ones: tables as ShardedTensors (whole
+-- tensors, where every rank has a replica), and the optimizer of the fused tables.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local sharding_types = require "perilune.plan.sharding_types"
@@ -35,7 +35,8 @@ local function metadata_of(t, s, geometry)
   return m
 end
 
---- Shards of all ranks that hold something. They are listed once: every state of the optimizer asks for them, of every table.
+--- Shards of all ranks that hold something. They are listed once: every state of the optimizer asks for them, of every
+--- table.
 local function shards_of(module, t)
   local entry = module.plan.tables[t.name]
   module._shards = module._shards or setmetatable({}, {}) -- a metatable: no place to look for parameters
@@ -68,7 +69,8 @@ local function local_pieces(module, t)
   return own.pieces, own.some
 end
 
---- A ShardedTensor for table `t`: metadata of all shards, and make(piece, metadata) -> what local_shards has for one of this rank.
+--- A ShardedTensor for table `t`: metadata of all shards, and make(piece, metadata) -> what local_shards has for one of
+--- this rank.
 local function spread(module, t, geometry, dtype, make)
   local pieces, metadata, own = local_pieces(module, t), {}, {}
   for i, s in ipairs(shards_of(module, t)) do
@@ -76,9 +78,9 @@ local function spread(module, t, geometry, dtype, make)
     local piece = s.rank == module.group:rank() and pieces[s.row_offset .. ":" .. s.col_offset]
     if piece then own[#own + 1] = make(piece, metadata[i]) end
   end
-  return ShardedTensor { size = sizes[geometry](t), dtype = dtype, shards_metadata = metadata, local_shards = own, group = module.group,
-    device = module.device or nil, settle = function() module:check_moment() end, stored = module:in_files(),
-    mark = function() return module:_map_mark(t.name) end }
+  return ShardedTensor { size = sizes[geometry](t), dtype = dtype, shards_metadata = metadata, local_shards = own,
+    group = module.group, device = module.device or nil, settle = function() module:check_moment() end,
+    stored = module:in_files(), mark = function() return module:_map_mark(t.name) end }
 end
 
 --- State `name` of table `t`, "weight" or one of its optimizer.
@@ -101,7 +103,7 @@ function M.of(module)
   end)
 end
 
--- -- dense tables -----------------------------------------------------------------------------------------------------------------------
+-- -- dense tables -----------------------------------------------------------------------------------------------------
 
 function M.place_of(name, row, column) return ("%s:%d:%d"):format(name, row, column) end
 
@@ -116,14 +118,14 @@ function M._spread_parameters(module, parameters)
         local own = s.rank == module.group:rank() and parameters[M.place_of(t.name, s.row_offset, s.col_offset)]
         if own then pieces[#pieces + 1] = { tensor = own, metadata = metadata[i] } end
       end
-      list[#list + 1] = { name = module:_parameter_name(t.name), size = sizes.full(t), shards_metadata = metadata, pieces = pieces,
-        group = module.group, device = module.device or nil, of = module }
+      list[#list + 1] = { name = module:_parameter_name(t.name), size = sizes.full(t), shards_metadata = metadata,
+        pieces = pieces, group = module.group, device = module.device or nil, of = module }
     end
   end
   return list
 end
 
--- -- the fused optimizer -----------------------------------------------------------------------------------------------------------
+-- -- the fused optimizer ----------------------------------------------------------------------------------------------
 
 --- The number of updates of table `t`: like a state of one number.
 local function iteration_of(module, t)
@@ -131,7 +133,8 @@ local function iteration_of(module, t)
   if some and some.replica then return P.lasting(Tensor.tensor, { some.iteration() }, "i64", "cpu") end
   return spread(module, t, "scalar", "i64", function(piece, metadata)
     local n = P.lasting(Tensor.tensor, { piece.iteration() }, "i64", module.device or nil)
-    return { metadata = metadata, tensor = n, read = function(_, result) return result:copy(n) end, write = function() end }
+    return { metadata = metadata, tensor = n, read = function(_, result) return result:copy(n) end,
+      write = function() end }
   end)
 end
 

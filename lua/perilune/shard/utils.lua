@@ -13,7 +13,7 @@ local signature = require "perilune.signature"
 
 local M = {}
 
--- -- names of a state_dict -----------------------------------------------------------------------------------------------------------
+-- -- names of a state_dict --------------------------------------------------------------------------------------------
 
 --- "prefix.name", or the one of them that is not empty.
 function M.append_prefix(prefix, name)
@@ -44,12 +44,15 @@ function M.none_throws(x, message)
   return x
 end
 
--- -- options of fused tables -----------------------------------------------------------------------------------------------------------
+-- -- options of fused tables ------------------------------------------------------------------------------------------
 
---- fused_params of a module with those of one table (or of its optimizer) over them, as a new table; "lr" is called learning_rate.
+--- fused_params of a module with those of one table (or of its optimizer) over them, as a new table; "lr" is called
+--- learning_rate.
 function M.merge_fused_params(fused_params, param_fused_params)
   local merged = util.copy(fused_params or {})
-  for name, value in util.ordered(param_fused_params or {}) do merged[name == "lr" and "learning_rate" or name] = value end
+  for name, value in util.ordered(param_fused_params or {}) do
+    merged[name == "lr" and "learning_rate" or name] = value
+  end
   return merged
 end
 
@@ -84,7 +87,7 @@ function M.optimizer_type_to_emb_opt_type(class)
     table.concat(util.keys(fused_of), ", nn.optim.")))
 end
 
--- -- models --------------------------------------------------------------------------------------------------------------------------
+-- -- models -----------------------------------------------------------------------------------------------------------
 
 --- Whether a module is, or holds, one that is sharded.
 local function is_sharded(module)
@@ -94,7 +97,8 @@ local function is_sharded(module)
   return false
 end
 
---- Paths of the largest parts of a model without sharded modules, in the model's order; of a model that has no sharded module at all, none.
+--- Paths of the largest parts of a model without sharded modules, in the model's order; of a model that has no sharded
+--- module at all, none.
 function M.get_unsharded_module_names(model)
   local list = {}
   local function visit(module, path)
@@ -107,15 +111,15 @@ function M.get_unsharded_module_names(model)
   return list
 end
 
---- Give all collections of a module that are descriptions ("meta"), or were not used yet, their memory and start values, on `device`
---- (nil: the default one). Other modules have theirs when they are made.
+--- Give all collections of a module that are descriptions ("meta"), or were not used yet, their memory and start
+--- values, on `device` (nil: the default one). Other modules have theirs when they are made.
 function M.init_parameters(module, device)
   for _, m in ipairs(module:modules()) do
     if TableCollection.is(m) and not m:is_materialised() then
       for _, t in ipairs(m.data_types and {} or m.tables) do
         if t.data_type ~= m.tables[1].data_type then
-          P.fail(("init_parameters: table '%s' holds %s, table '%s' %s; allowed in memory: one data_type"):format(t.name, t.data_type,
-            m.tables[1].name, m.tables[1].data_type))
+          P.fail(("init_parameters: table '%s' holds %s, table '%s' %s; allowed in memory: one data_type"):format(
+            t.name, t.data_type, m.tables[1].name, m.tables[1].data_type))
         end
       end
       m.device = device or m.device ~= "meta" and m.device
@@ -124,13 +128,15 @@ function M.init_parameters(module, device)
   end
 end
 
---- PermutePooledEmbeddings(dims, permute), or by TorchRec's names { embs_dims =, permute = }: called with pooled rows of blocks of dims[i]
---- columns, it returns them in the order of `permute` (numbers of blocks from 0; repeats and subsets are fine). With gradient.
+--- PermutePooledEmbeddings(dims, permute), or by TorchRec's names { embs_dims =, permute = }: called with pooled rows
+--- of blocks of dims[i] columns, it returns them in the order of `permute` (numbers of blocks from 0; repeats and
+--- subsets are fine). With gradient.
 local PermutePooledEmbeddings = nn.Module:extend "PermutePooledEmbeddings"
 M.PermutePooledEmbeddings = PermutePooledEmbeddings
 function PermutePooledEmbeddings:init(dims, permute)
   if permute == nil and type(dims) == "table" and dims[1] == nil then
-    local a = util.named("PermutePooledEmbeddings", dims, { embs_dims = util.required.list, permute = util.required.list })
+    local a = util.named("PermutePooledEmbeddings", dims,
+      { embs_dims = util.required.list, permute = util.required.list })
     dims, permute = a.embs_dims, a.permute
   end
   signature.value("PermutePooledEmbeddings", "dims", dims, "list")

@@ -1,5 +1,5 @@
--- cluster.lua: a plan and a schedule on ranks that are not there: how long a step takes, how much of it waits for exchanges, who has most
--- to do; as a table, and as a timeline (simulate.lua).
+-- cluster.lua: a plan and a schedule on ranks that are not there: how long a step takes, how much of it waits for
+-- exchanges, who has most to do; as a table, and as a timeline (simulate.lua).
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local traffic = require "perilune.simulation.traffic"
@@ -12,7 +12,8 @@ local M = {}
 
 local MOST_SHOWN = 64 -- ranks of a timeline
 
---- What each kind of operation is made of: f(times, traffic, rank, plan of the schedule). times: of what the tables do not decide.
+--- What each kind of operation is made of: f(times, traffic, rank, plan of the schedule). times: of what the tables do
+--- not decide.
 local phases = {}
 
 local function exchange_first(list, plan, times, t, rank)
@@ -96,14 +97,15 @@ local function step_ends(run, ranks)
   return ends
 end
 
---- cluster.simulate { planner = one that has planned, schedule =, times = { forward = ms, ... }: of what the tables do not decide (default
---- 0), dense_bytes = 0 of the dense part's gradients, steps = 12 }. Returns { ranks, step_ms, samples_per_s, busy_ms (of the processor that
---- works most) and mean_busy_ms, slowest (that rank), exposed_ms = step_ms - busy_ms: in which even that one waits for exchanges,
---- imbalance = busy_ms / mean_busy_ms, links = by exchange: { name, ms = on the slowest rank }, and run, shown: for `trace` }.
+--- cluster.simulate { planner = one that has planned, schedule =, times = { forward = ms, ... }: of what the tables do
+--- not decide (default 0), dense_bytes = 0 of the dense part's gradients, steps = 12 }. Returns { ranks, step_ms,
+--- samples_per_s, busy_ms (of the processor that works most) and mean_busy_ms, slowest (that rank), exposed_ms =
+--- step_ms - busy_ms: in which even that one waits for exchanges, imbalance = busy_ms / mean_busy_ms, links = by
+--- exchange: { name, ms = on the slowest rank }, and run, shown: for `trace` }.
 function M.simulate(args)
   local f = "cluster.simulate"
-  local a = util.named(f, args, { planner = util.required.table, schedule = util.required.table, times = util.optional.table,
-    dense_bytes = 0, steps = 12 })
+  local a = util.named(f, args, { planner = util.required.table, schedule = util.required.table,
+    times = util.optional.table, dense_bytes = 0, steps = 12 })
   if not planners.EmbeddingShardingPlanner.is(a.planner) or not (a.planner.last and a.planner.last.best) then
     P.fail(f .. ": planner is none that has planned: an EmbeddingShardingPlanner after planner:plan(model)")
   end
@@ -119,8 +121,9 @@ function M.simulate(args)
   local ends, half = step_ends(run, W), run.half
   local steps = a.steps - half
   local busy, mean, slowest = extremes(run.busy, W)
-  local out = { ranks = W, run = run, shown = list, slowest = slowest, step_ms = (ends[a.steps - 1] - ends[half - 1]) / steps,
-    busy_ms = busy / steps, mean_busy_ms = mean / steps, imbalance = mean > 0 and busy / mean or 1, links = {} }
+  local out = { ranks = W, run = run, shown = list, slowest = slowest,
+    step_ms = (ends[a.steps - 1] - ends[half - 1]) / steps, busy_ms = busy / steps, mean_busy_ms = mean / steps,
+    imbalance = mean > 0 and busy / mean or 1, links = {} }
   out.exposed_ms = math.max(0, out.step_ms - out.busy_ms)
   out.samples_per_s = out.step_ms > 0 and W * a.planner.batch_size / out.step_ms * 1000 or math.huge
   for _, name in ipairs { "ids", "rows", "grads", "dense" } do
@@ -133,10 +136,12 @@ end
 
 --- Rows of text about simulations of several worlds, heads first.
 function M.cells(list)
-  local rows = { { "ranks", "ms a step", "samples/s", "busy ms", "mean", "imbalance", "exposed ms", "ids", "rows", "grads", "dense" } }
+  local rows = { { "ranks", "ms a step", "samples/s", "busy ms", "mean", "imbalance", "exposed ms", "ids", "rows",
+    "grads", "dense" } }
   for i, s in ipairs(list) do
-    rows[i + 1] = { tostring(s.ranks), ("%.4g"):format(s.step_ms), ("%.4g"):format(s.samples_per_s), ("%.4g"):format(s.busy_ms),
-      ("%.4g"):format(s.mean_busy_ms), ("%.2f"):format(s.imbalance), ("%.4g"):format(s.exposed_ms) }
+    rows[i + 1] = { tostring(s.ranks), ("%.4g"):format(s.step_ms), ("%.4g"):format(s.samples_per_s),
+      ("%.4g"):format(s.busy_ms), ("%.4g"):format(s.mean_busy_ms), ("%.2f"):format(s.imbalance),
+      ("%.4g"):format(s.exposed_ms) }
     for _, link in ipairs(s.links) do table.insert(rows[i + 1], ("%.4g"):format(link.ms)) end
   end
   return rows
@@ -166,8 +171,9 @@ function M.trace(simulation)
   return Timeline.document(texts)
 end
 
-signature.object("cluster_simulation", "a result of cluster.simulate", { ranks = "number", step_ms = "number", samples_per_s = "number",
-  busy_ms = "number", mean_busy_ms = "number", imbalance = "number", exposed_ms = "number", links = "list" })
+signature.object("cluster_simulation", "a result of cluster.simulate",
+  { ranks = "number", step_ms = "number", samples_per_s = "number", busy_ms = "number", mean_busy_ms = "number",
+    imbalance = "number", exposed_ms = "number", links = "list" })
 signature.list_of("cluster_simulations", "a list of results of cluster.simulate", "cluster_simulation")
 signature.check("cluster.", M, { cells = "list: cluster_simulations" })
 

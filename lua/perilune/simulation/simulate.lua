@@ -1,7 +1,8 @@
--- simulate.lua: a schedule as it would run on ranks that are not there: discrete events over the streams and the processor of each rank,
--- and exchanges that all ranks take part in, over links that are busy or free.
+-- simulate.lua: a schedule as it would run on ranks that are not there: discrete events over the streams and the
+-- processor of each rank, and exchanges that all ranks take part in, over links that are busy or free.
 --
--- An operation begins on a rank when its stream is free and all that it waits for is done. What it does is a list of phases:
+-- An operation begins on a rank when its stream is free and all that it waits for is done. What it does is a list of
+-- phases:
 --   { "hold", ms }   the stream is taken, nothing else
 --   { "run", ms }    the rank's processor works; whoever asks first goes first
 --   { "post", name } the rank takes part in exchange `name` of the batch, which begins when all ranks have posted it
@@ -24,7 +25,7 @@ function M.check_times(times, plan)
   end
 end
 
--- -- events by time ---------------------------------------------------------------------------------------------------------------------
+-- -- events by time ---------------------------------------------------------------------------------------------------
 
 --- A heap of (time, payload), equal times in the order in which they came.
 local function new_queue() return { n = 0, count = 0, time = {}, order = {}, what = {} } end
@@ -68,10 +69,10 @@ local function pop(q)
   end
 end
 
--- -- what there is to do ---------------------------------------------------------------------------------------------------------------
+-- -- what there is to do ----------------------------------------------------------------------------------------------
 
---- The operations of `steps` steps and of the prologue, in the order of issue: { o, step, batch, after = those that wait for it, needs =
---- how many it waits for, of = by predecessor: its operation }.
+--- The operations of `steps` steps and of the prologue, in the order of issue: { o, step, batch, after = those that
+--- wait for it, needs = how many it waits for, of = by predecessor: its operation }.
 local function instances(plan, steps)
   local list, at, last = {}, {}, {}
   for n = -plan.ahead, steps - 1 do
@@ -98,7 +99,7 @@ local function instances(plan, steps)
   return list
 end
 
--- -- running it -------------------------------------------------------------------------------------------------------------------------
+-- -- running it -------------------------------------------------------------------------------------------------------
 
 local Run = {}
 Run.__index = Run
@@ -123,7 +124,9 @@ function Run:transfer(c, t)
         local from = math.max(t, free[r])
         free[r] = from + ms
         done = math.max(done, free[r])
-        if self.shown[r] then table.insert(c.spans, { rank = r, link = i, name = link.name, from = from, to = free[r] }) end
+        if self.shown[r] then
+          table.insert(c.spans, { rank = r, link = i, name = link.name, from = from, to = free[r] })
+        end
       end
     end
   end
@@ -180,18 +183,19 @@ function Run:finish(job, t)
   end
 end
 
---- Run `steps` steps of a checked schedule on `ranks` ranks. args: { ranks = 1, steps =, work = function(operation, rank, batch): phases,
---- links = function(name, batch): list of { name =, ms = by rank from 0 } with latency (ms), shown = set of ranks whose transfers are
---- kept }. Returns { list = operations in the order of issue ({ o, step, batch, id }), from and to (ms) at rank * #list + id, cause = by
---- the same: the operation of another stream that it began after, busy = ms of each rank's processor in the second half of the steps,
---- half, exchanges }.
+--- Run `steps` steps of a checked schedule on `ranks` ranks. args: { ranks = 1, steps =, work = function(operation,
+--- rank, batch): phases, links = function(name, batch): list of { name =, ms = by rank from 0 } with latency (ms),
+--- shown = set of ranks whose transfers are kept }. Returns { list = operations in the order of issue ({ o, step,
+--- batch, id }), from and to (ms) at rank * #list + id, cause = by the same: the operation of another stream that it
+--- began after, busy = ms of each rank's processor in the second half of the steps, half, exchanges }.
 function M.run(plan, args)
   local ranks, list = args.ranks or 1, instances(plan, args.steps)
   local k = #list
-  local self = setmetatable({ ranks = ranks, k = k, work = args.work, links = args.links, queue = new_queue(), exchanges = {},
-    exchange_list = {}, free = {}, cause = {}, ended = 0, half = math.floor(args.steps / 2), shown = args.shown or {},
-    processor = ffi.new("double[?]", ranks), busy = ffi.new("double[?]", ranks), from = ffi.new("double[?]", ranks * k),
-    to = ffi.new("double[?]", ranks * k), left = ffi.new("int32_t[?]", ranks * k) }, Run)
+  local self = setmetatable({ ranks = ranks, k = k, work = args.work, links = args.links, queue = new_queue(),
+    exchanges = {}, exchange_list = {}, free = {}, cause = {}, ended = 0, half = math.floor(args.steps / 2),
+    shown = args.shown or {}, processor = ffi.new("double[?]", ranks), busy = ffi.new("double[?]", ranks),
+    from = ffi.new("double[?]", ranks * k), to = ffi.new("double[?]", ranks * k),
+    left = ffi.new("int32_t[?]", ranks * k) }, Run)
   for r = 0, ranks - 1 do
     for i, x in ipairs(list) do self.left[r * k + i - 1] = x.needs end
   end
@@ -205,7 +209,8 @@ function M.run(plan, args)
     self:go_on(job, t)
   end
   if self.ended < ranks * k then
-    P.fail(("simulate: schedule '%s' comes to a stop after %d of %d operations"):format(plan.name, self.ended, ranks * k))
+    P.fail(("simulate: schedule '%s' comes to a stop after %d of %d operations"):format(plan.name, self.ended,
+      ranks * k))
   end
   return { list = list, from = self.from, to = self.to, cause = self.cause, busy = self.busy, half = self.half,
     exchanges = self.exchange_list }

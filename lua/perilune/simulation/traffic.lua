@@ -1,9 +1,9 @@
--- traffic.lua: what a plan makes ranks do in a step: milliseconds of lookups and updates, and of the links, by the exchanges of ids, of
--- rows, of their gradients, and of what is replicated, within hosts and between them.
+-- traffic.lua: what a plan makes ranks do in a step: milliseconds of lookups and updates, and of the links, by the
+-- exchanges of ids, of rows, of their gradients, and of what is replicated, within hosts and between them.
 --
--- Bytes are those of plan/counts.lua: each rank sends its ids and lengths to those that have the rows, and gets what they make of them.
--- Where rows are cut within hosts, the ranks of a host add their parts up, and one sum goes to every sample of other hosts. Gradients go
--- the same ways back. Replicas, and the dense part, are reduced.
+-- Bytes are those of plan/counts.lua: each rank sends its ids and lengths to those that have the rows, and gets what
+-- they make of them. Where rows are cut within hosts, the ranks of a host add their parts up, and one sum goes to every
+-- sample of other hosts. Gradients go the same ways back. Replicas, and the dense part, are reduced.
 local ffi = require "ffi"
 local util = require "perilune.util"
 local partitioners = require "perilune.plan.partitioners"
@@ -13,9 +13,10 @@ local links = require "perilune.plan.links"
 
 local M = {}
 
---- The milliseconds that an exchange takes each rank on its two links, the slower direction of each. near, far: bytes by rank from 1 on
---- that it exchanges one way with the others of its host and with all other ranks, as much with each. The link between hosts is all ranks'
---- of a host together (plan/links.lua): it takes as long as all that they send, or get, at their rates together.
+--- The milliseconds that an exchange takes each rank on its two links, the slower direction of each. near, far: bytes
+--- by rank from 1 on that it exchanges one way with the others of its host and with all other ranks, as much with each.
+--- The link between hosts is all ranks' of a host together (plan/links.lua): it takes as long as all that they send, or
+--- get, at their rates together.
 local function links_of(near, far, topology)
   local W, L = topology.world_size, topology.local_world_size
   local ms, out, into = ffi.new("double[?]", W), ffi.new("double[?]", W), ffi.new("double[?]", W)
@@ -43,8 +44,8 @@ local function reduction(bytes, topology)
   return links_of(near, far, topology)
 end
 
---- What a planner's plan asks of ranks: { lookup, update, prefetch = ms by rank from 0, links = by exchange ("ids", "rows", "grads",
---- "dense"): see simulate.lua }. dense_bytes: of the dense part's gradients.
+--- What a planner's plan asks of ranks: { lookup, update, prefetch = ms by rank from 0, links = by exchange ("ids",
+--- "rows", "grads", "dense"): see simulate.lua }. dense_bytes: of the dense part's gradients.
 function M.of(planner, dense_bytes)
   local topology, best = planner.topology, planner.last.best
   local W, out = topology.world_size, {}
@@ -63,10 +64,11 @@ function M.of(planner, dense_bytes)
   end
   local ranks, replicated = counted(false), dense_bytes + counted(true)[1].replica_byte
   local function exchange(near, far)
-    return links_of(util.map(ranks, function(c) return c[near] end), util.map(ranks, function(c) return c[far] end), topology)
+    return links_of(util.map(ranks, function(c) return c[near] end), util.map(ranks, function(c) return c[far] end),
+      topology)
   end
-  out.links = { ids = exchange("near_ids", "far_ids"), rows = exchange("near_out", "far_out"), grads = exchange("near_back", "far_back"),
-    dense = reduction(replicated, topology) }
+  out.links = { ids = exchange("near_ids", "far_ids"), rows = exchange("near_out", "far_out"),
+    grads = exchange("near_back", "far_back"), dense = reduction(replicated, topology) }
   return out
 end
 

@@ -1,4 +1,5 @@
--- arithmetic.lua: jagged operands in sums, products and softmax: the jagged one is padded, or the dense one cut. With gradient.
+-- arithmetic.lua: jagged operands in sums, products and softmax: the jagged one is padded, or the dense one cut. With
+-- gradient.
 local F = require "perilune.nn.functional"
 local dense = require "perilune.sparse.dense"
 local signature = require "perilune.signature"
@@ -26,7 +27,9 @@ function M.jagged_dense_dense_elementwise_add_jagged_output(x_values, x_offsets,
 end
 
 --- x * y as jagged values (and the offsets).
-function M.jagged_dense_elementwise_mul(x_values, x_offsets, y) return F.mul(x_values, cut(y, x_offsets, x_values)), x_offsets end
+function M.jagged_dense_elementwise_mul(x_values, x_offsets, y)
+  return F.mul(x_values, cut(y, x_offsets, x_values)), x_offsets
+end
 
 --- Softmax over each bag's values, column by column; members beyond max_L are 0.
 function M.jagged_softmax(values, offsets, max_L)
@@ -52,7 +55,8 @@ function M.batched_dense_vec_jagged_2d_mul(v, a_values, a_offsets)
   local bags, max = a_offsets:numel() - 1, v:size(2)
   local heads = bags > 0 and v:size(1) / bags or 1
   local columns = a_values:size(2) / heads
-  local rows = dense.jagged_to_padded_dense(a_values, { a_offsets }, { max }, 0):reshape(bags, max, heads, columns):transpose(2, 3)
+  local rows = dense.jagged_to_padded_dense(a_values, { a_offsets }, { max }, 0):reshape(bags, max, heads,
+    columns):transpose(2, 3)
   return F.bmm(v:reshape(bags * heads, 1, max), rows:reshape(bags * heads, max, columns)):reshape(bags * heads, columns)
 end
 

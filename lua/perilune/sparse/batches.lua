@@ -14,7 +14,8 @@ local function reordered(func, segments, batch_offsets, num_ads_in_batch)
   local ends = batch_offsets:to_list()
   local batches = #ends - 1
   if batches < 1 or ends[1] ~= 0 or ends[#ends] ~= num_ads_in_batch then
-    P.fail(("%s: batch_offsets from %s to %s, wanted 0 to %d"):format(func, tostring(ends[1]), tostring(ends[#ends]), num_ads_in_batch))
+    P.fail(("%s: batch_offsets from %s to %s, wanted 0 to %d"):format(func, tostring(ends[1]), tostring(ends[#ends]),
+      num_ads_in_batch))
   end
   local tables = num_ads_in_batch > 0 and segments / num_ads_in_batch or 0
   if tables ~= math.floor(tables) then
@@ -42,7 +43,8 @@ function M.reorder_batched_ad_indices(cat_ad_offsets, cat_ad_indices, batch_offs
   for i = 1, #ends - 1 do lengths[i] = ends[i + 1] - ends[i] end
   local order = reordered("reorder_batched_ad_indices", #lengths, batch_offsets, num_ads_in_batch)
   local device = cat_ad_indices:device()
-  local _, ids = permute.permute_1D_sparse_data(numbers(order, "i64", device), numbers(lengths, "i64", device), cat_ad_indices)
+  local _, ids = permute.permute_1D_sparse_data(numbers(order, "i64", device), numbers(lengths, "i64", device),
+    cat_ad_indices)
   return ids
 end
 
@@ -66,9 +68,13 @@ local function combined(func, indices_list, weights_list)
   for i, t in ipairs(indices_list) do
     ids[i] = narrow(func, i - 1, t)
     local w = weights_list and weights_list[i]
-    if w and not Tensor.is(w) then P.fail(("%s: weights of input %d are a %s, wanted a tensor"):format(func, i - 1, type(w))) end
+    if w and not Tensor.is(w) then
+      P.fail(("%s: weights of input %d are a %s, wanted a tensor"):format(func, i - 1, type(w)))
+    end
     if w and w:numel() > 0 then any = true else w = Tensor.ones({ t:numel() }, "f32", t:device()) end
-    if w:numel() ~= t:numel() then P.fail(("%s: input %d has %d ids and %d weights"):format(func, i - 1, t:numel(), w:numel())) end
+    if w:numel() ~= t:numel() then
+      P.fail(("%s: input %d has %d ids and %d weights"):format(func, i - 1, t:numel(), w:numel()))
+    end
     weights[i] = w:to "f32"
   end
   if #ids == 0 then P.fail(func .. ": no inputs") end
@@ -85,16 +91,20 @@ function M.tbe_input_combine_with_length(indices_list, lengths_list, per_sample_
   for i, t in ipairs(lengths_list) do
     local sum, n = 0, indices_list[i]:numel()
     for _, length in ipairs(t:to_list()) do
-      if length < 0 then P.fail(("%s: input %d has a length of %d, allowed: 0 and more"):format(func, i - 1, length)) end
+      if length < 0 then
+        P.fail(("%s: input %d has a length of %d, allowed: 0 and more"):format(func, i - 1, length))
+      end
       sum = sum + length
     end
-    if sum ~= n then P.fail(("%s: the lengths of input %d sum to %d, but it has %d ids"):format(func, i - 1, sum, n)) end
+    if sum ~= n then
+      P.fail(("%s: the lengths of input %d sum to %d, but it has %d ids"):format(func, i - 1, sum, n))
+    end
   end
   return ids, F.cat(P.util.map(lengths_list, function(t) return t:to "i32" end), 1), weights
 end
 
---- Offsets at which the bags of input `i` begin: a list, which is an error unless each of the n ids lies in one bag. `complete`: the last
---- one is the end of the last bag.
+--- Offsets at which the bags of input `i` begin: a list, which is an error unless each of the n ids lies in one bag.
+--- `complete`: the last one is the end of the last bag.
 local function begins_of(i, offsets, n, complete)
   local list = offsets:to_list()
   local function fail(text, ...) P.fail(("tbe_input_combine: input %d: " .. text):format(i, ...)) end
@@ -103,15 +113,17 @@ local function begins_of(i, offsets, n, complete)
   for b = 1, #list do
     local least = list[b - 1] or 0
     if b == 1 and list[1] ~= 0 then fail("its first offset is %d, wanted 0", list[1]) end
-    if list[b] < least then fail("offsets[%d] is %d, allowed: no less than the one before, %d", b - 1, list[b], least) end
+    if list[b] < least then
+      fail("offsets[%d] is %d, allowed: no less than the one before, %d", b - 1, list[b], least)
+    end
   end
   if #list > 0 and list[#list] ~= n then fail("its last offset is %d, but there are %d ids", list[#list], n) end
   list[#list] = nil
   return list
 end
 
---- Inputs with offsets, complete where include_last_offsets says so: ids, complete offsets (i32) and weights of all of them. With
---- batch_size every input is filled up with empty bags to that many.
+--- Inputs with offsets, complete where include_last_offsets says so: ids, complete offsets (i32) and weights of all of
+--- them. With batch_size every input is filled up with empty bags to that many.
 function M.tbe_input_combine(indices_list, offsets_list, per_sample_weights, include_last_offsets, batch_size)
   local ids, weights = combined("tbe_input_combine", indices_list, per_sample_weights)
   local ends, base = {}, 0
@@ -133,10 +145,11 @@ end
 
 signature.check("sparse.", M, {
   reorder_batched_ad_lengths = "cat_ad_lengths: tensor, batch_offsets: tensor, num_ads_in_batch: integer",
-  reorder_batched_ad_indices = "cat_ad_offsets: tensor, cat_ad_indices: tensor, batch_offsets: tensor, num_ads_in_batch: integer",
+  reorder_batched_ad_indices =
+  "cat_ad_offsets: tensor, cat_ad_indices: tensor, batch_offsets: tensor, num_ads_in_batch: integer",
   tbe_input_combine_with_length = "indices_list: tensors, lengths_list: tensors, per_sample_weights: list?",
-  tbe_input_combine = "indices_list: tensors, offsets_list: tensors, per_sample_weights: list?, include_last_offsets: list?, "
-    .. "batch_size: integer?",
+  tbe_input_combine = "indices_list: tensors, offsets_list: tensors, per_sample_weights: list?, include_last_offsets: "
+    .. "list?, batch_size: integer?",
 })
 
 return M

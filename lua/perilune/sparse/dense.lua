@@ -32,7 +32,8 @@ function M.jagged_to_padded_dense(values, offsets, max_lengths, padding_value)
   return wrap(out[0])
 end
 
---- The way back; members beyond a size of `dense` are 0. total_L (optional): number of values. With gradient. Returns values, offsets.
+--- The way back; members beyond a size of `dense` are 0. total_L (optional): number of values. With gradient. Returns
+--- values, offsets.
 function M.dense_to_jagged(dense, offsets, total_L)
   check(C.peri_sparse_dense_to_jagged(ptr(dense), levels, fill("dense_to_jagged", offsets), total_L or -1, out))
   return wrap(out[0]), offsets
@@ -50,13 +51,17 @@ function M.jagged_1d_to_dense(values, offsets, max_sequence_length, padding_valu
   return single(values, offsets, max_sequence_length, padding_value)
 end
 
-function M.jagged_2d_to_dense(values, offsets, max_sequence_length) return single(values, offsets, max_sequence_length, 0) end
+function M.jagged_2d_to_dense(values, offsets, max_sequence_length)
+  return single(values, offsets, max_sequence_length, 0)
+end
 
---- One dense tensor for each row of lengths [T, B]; the values of row t begin at offset_per_key[t + 1] (a list of T + 1).
+--- One dense tensor for each row of lengths [T, B]; the values of row t begin at offset_per_key[t + 1] (a list of T +
+--- 1).
 function M.stacked_jagged_1d_to_dense(values, lengths, offset_per_key, max_lengths_per_key, padding_value)
   local func, keys = "stacked_jagged_to_dense", lengths:size(1)
   if #offset_per_key ~= keys + 1 or #max_lengths_per_key ~= keys then
-    P.fail(("%s: %d offsets and %d sizes for %d rows of lengths"):format(func, #offset_per_key, #max_lengths_per_key, keys))
+    P.fail(("%s: %d offsets and %d sizes for %d rows of lengths"):format(func, #offset_per_key, #max_lengths_per_key,
+      keys))
   end
   local ends = permute.asynchronous_complete_cumsum(lengths)
   return P.util.map(max_lengths_per_key, function(max, t)
@@ -94,9 +99,11 @@ signature.check("sparse.", M, {
   dense_to_jagged = "dense: tensor, offsets: list, total_L: integer?",
   jagged_1d_to_dense = "values: tensor, offsets: tensor, max_sequence_length: integer, padding_value: number?",
   jagged_2d_to_dense = "values: tensor, offsets: tensor, max_sequence_length: integer",
-  stacked_jagged_1d_to_dense = "values: tensor, lengths: tensor, offset_per_key: list, max_lengths_per_key: list, padding_value: number?",
+  stacked_jagged_1d_to_dense =
+  "values: tensor, lengths: tensor, offset_per_key: list, max_lengths_per_key: list, padding_value: number?",
   pack_segments = "t: tensor, lengths: tensor, max_length: integer",
-  pack_segments_v2 = "t: tensor, lengths: tensor, max_length: integer, pad_minf: boolean?, return_presence_mask: boolean?",
+  pack_segments_v2 = "t: tensor, lengths: tensor, max_length: integer, pad_minf: boolean?, return_presence_mask: "
+    .. "boolean?",
   jagged_1d_to_truncated_values = "values: tensor, lengths: tensor, max_truncated_length: integer",
 })
 M.stacked_jagged_2d_to_dense = M.stacked_jagged_1d_to_dense

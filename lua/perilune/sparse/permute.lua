@@ -9,20 +9,20 @@ local ptr, wrap, out = Tensor.ptr, Tensor.wrap, Tensor.out
 
 local M = {}
 
--- -- cumulative sums ---------------------------------------------------------------------------------------------------------------
+-- -- cumulative sums --------------------------------------------------------------------------------------------------
 
 local function cumsum(t, mode)
   check(C.peri_sparse_cumsum(ptr(t), mode, out))
   return wrap(out[0])
 end
 
---- Cumulative sums of [n], or of every row of [rows, n]: from 0 to the total (one more entry), from 0, or to the total. A sum that the
---- dtype cannot hold is an error.
+--- Cumulative sums of [n], or of every row of [rows, n]: from 0 to the total (one more entry), from 0, or to the total.
+--- A sum that the dtype cannot hold is an error.
 function M.asynchronous_complete_cumsum(t) return cumsum(t, C.PERI_CUMSUM_COMPLETE) end
 function M.asynchronous_exclusive_cumsum(t) return cumsum(t, C.PERI_CUMSUM_EXCLUSIVE) end
 function M.asynchronous_inclusive_cumsum(t) return cumsum(t, C.PERI_CUMSUM_INCLUSIVE) end
 
--- -- segments ----------------------------------------------------------------------------------------------------------------------
+-- -- segments ---------------------------------------------------------------------------------------------------------
 
 local moved = ffi.new "peri_permute_result"
 
@@ -42,13 +42,17 @@ function M.permute_2D_sparse_data(order, lengths, values, weights) return permut
 --- The same with flat lengths of T * stride bags.
 function M.permute_2D_sparse_data_input1D(order, lengths, values, stride, weights)
   if stride < 1 or lengths:numel() % stride ~= 0 then
-    P.fail(("permute_2D_sparse_data_input1D: %d lengths, wanted a multiple of the stride %d"):format(lengths:numel(), stride))
+    P.fail(("permute_2D_sparse_data_input1D: %d lengths, wanted a multiple of the stride %d"):format(lengths:numel(),
+      stride))
   end
-  local new_lengths, new_values, new_weights = permute(order, lengths:reshape(lengths:numel() / stride, stride), values, weights)
+  local new_lengths, new_values, new_weights = permute(order, lengths:reshape(lengths:numel() / stride, stride), values,
+    weights)
   return new_lengths:reshape(new_lengths:numel()), new_values, new_weights
 end
 
-function M.permute_sparse_features(order, lengths, indices, weights) return permute(order, lengths, indices, weights) end
+function M.permute_sparse_features(order, lengths, indices, weights)
+  return permute(order, lengths, indices, weights)
+end
 
 --- Rows of embeddings as segments: lengths and embeddings.
 function M.permute_sequence_embeddings(order, lengths, embeddings)
@@ -70,7 +74,9 @@ end
 
 --- The same for lists of both.
 function M.group_index_select_dim0(inputs, indices)
-  if #inputs ~= #indices then P.fail(("group_index_select_dim0: %d inputs, %d lists of indices"):format(#inputs, #indices)) end
+  if #inputs ~= #indices then
+    P.fail(("group_index_select_dim0: %d inputs, %d lists of indices"):format(#inputs, #indices))
+  end
   return P.util.map(inputs, function(t, i) return M.index_select_dim0(t, indices[i]) end)
 end
 
@@ -104,10 +110,10 @@ function M.segment_sum_csr(batch_size, csr_seg, values)
   return wrap(out[0])
 end
 
--- -- pooled embeddings -------------------------------------------------------------------------------------------------------------
+-- -- pooled embeddings ------------------------------------------------------------------------------------------------
 
---- Column blocks in another order (lists of numbers): block i of the result is block permute_list[i] (from 0); repeats and subsets are
---- fine. With gradient.
+--- Column blocks in another order (lists of numbers): block i of the result is block permute_list[i] (from 0); repeats
+--- and subsets are fine. With gradient.
 function M.permute_pooled_embs(pooled, offset_dim_list, permute_list)
   local func = "permute_pooled_embs"
   local offsets, _, n = A.matrix(func, "offset_dim_list", { offset_dim_list })
@@ -117,12 +123,12 @@ function M.permute_pooled_embs(pooled, offset_dim_list, permute_list)
   return wrap(out[0])
 end
 
--- -- distinct ids ------------------------------------------------------------------------------------------------------------------
+-- -- distinct ids -----------------------------------------------------------------------------------------------------
 
 local distinct = ffi.new "peri_unique_result"
 
---- Each id once, ascending; with `inverse` where each id went (unique[inverse[i]] = ids[i]); with `counts` how many there are of each:
---- unique, inverse or nil, counts or nil.
+--- Each id once, ascending; with `inverse` where each id went (unique[inverse[i]] = ids[i]); with `counts` how many
+--- there are of each: unique, inverse or nil, counts or nil.
 function M.unique(ids, inverse, counts)
   check(C.peri_sparse_unique(ptr(ids), inverse or false, counts or false, distinct))
   local to, many
@@ -132,14 +138,16 @@ function M.unique(ids, inverse, counts)
 end
 
 signature.check("sparse.", M, {
-  asynchronous_complete_cumsum = "t: tensor", asynchronous_exclusive_cumsum = "t: tensor", asynchronous_inclusive_cumsum = "t: tensor",
+  asynchronous_complete_cumsum = "t: tensor", asynchronous_exclusive_cumsum = "t: tensor",
+  asynchronous_inclusive_cumsum = "t: tensor",
   permute_1D_sparse_data = "order: tensor, lengths: tensor, values: tensor, weights: tensor?",
   permute_2D_sparse_data = "order: tensor, lengths: tensor, values: tensor, weights: tensor?",
   permute_2D_sparse_data_input1D = "order: tensor, lengths: tensor, values: tensor, stride: integer, weights: tensor?",
   permute_sparse_features = "order: tensor, lengths: tensor, indices: tensor, weights: tensor?",
   permute_sequence_embeddings = "order: tensor, lengths: tensor, embeddings: tensor",
-  jagged_index_select = "values: tensor, lengths: tensor, indices: tensor", index_select_dim0 = "values: tensor, indices: tensor",
-  group_index_select_dim0 = "inputs: tensors, indices: tensors", invert_permute = "order: tensor",
+  jagged_index_select = "values: tensor, lengths: tensor, indices: tensor",
+  index_select_dim0 = "values: tensor, indices: tensor", group_index_select_dim0 = "inputs: tensors, indices: tensors",
+  invert_permute = "order: tensor",
   expand_into_jagged_permute = "order: tensor, input_offset: tensor, output_offset: tensor, output_size: integer?",
   offsets_range = "offsets: tensor, range_size: integer", lengths_range = "lengths: tensor",
   segment_sum_csr = "batch_size: integer, csr_seg: tensor, values: tensor",

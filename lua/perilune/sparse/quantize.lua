@@ -1,4 +1,5 @@
--- quantize.lua: matrices whose rows are stored in 8, 4 or 2 bits a number, with a scale and a bias of their own: FBGEMM's layouts.
+-- quantize.lua: matrices whose rows are stored in 8, 4 or 2 bits a number, with a scale and a bias of their own:
+-- FBGEMM's layouts.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
@@ -16,11 +17,12 @@ while C.peri_row_format_name(row_format) ~= nil do
   codes[ffi.string(C.peri_row_format_name(row_format)):lower():match "^[^_]*"] = format_of.codes
   row_format = row_format + 1
 end
-local spec = { codes = P.util.required, scale = P.util.optional, scale_first = false, alignment = 1, exponent_bits = 4, exponent_bias = 7 }
+local spec = { codes = P.util.required, scale = P.util.optional, scale_first = false, alignment = 1, exponent_bits = 4,
+  exponent_bias = 7 }
 
---- A format from named arguments: codes ("int8", "int4", "int2", "fp8"); scale: dtype of scale and bias ("f32", "f16", or "none" for fp8;
---- default "f32" for int8, "f16" for int4 and int2, "none" for fp8); scale_first; alignment of rows in bytes; exponent_bits and
---- exponent_bias of fp8 (4 and 7).
+--- A format from named arguments: codes ("int8", "int4", "int2", "fp8"); scale: dtype of scale and bias ("f32", "f16",
+--- or "none" for fp8; default "f32" for int8, "f16" for int4 and int2, "none" for fp8); scale_first; alignment of rows
+--- in bytes; exponent_bits and exponent_bias of fp8 (4 and 7).
 function M.format(args)
   local a = P.util.named("quantize.format", args, spec)
   if not codes[a.codes] then P.util.one_of("quantize.format", "codes", a.codes, P.util.keys(codes)) end
@@ -41,8 +43,8 @@ function M.row_bytes(format, cols)
   return tonumber(bytes[0])
 end
 
---- x [..., cols] (f32, f16, bf16) as u8 [..., bytes of a row]. min_max (optional, f32 [rows, 2]): least and largest number to be
---- represented.
+--- x [..., cols] (f32, f16, bf16) as u8 [..., bytes of a row]. min_max (optional, f32 [rows, 2]): least and largest
+--- number to be represented.
 function M.rows(x, format, min_max)
   check(C.peri_quantize_rows(Tensor.ptr(x), format, A.ptr(min_max), out))
   return Tensor.wrap(out[0])
@@ -55,7 +57,8 @@ function M.restore(rows, format, cols, dtype)
 end
 
 signature.kind("RowFormat", "a format (of quantize.format)", function(x) return ffi.istype("peri_row_format", x) end)
-signature.check("quantize.", M, { row_bytes = "format: RowFormat, cols: integer", rows = "x: tensor, format: RowFormat, min_max: tensor?",
+signature.check("quantize.", M, { row_bytes = "format: RowFormat, cols: integer",
+  rows = "x: tensor, format: RowFormat, min_max: tensor?",
   restore = "rows: tensor, format: RowFormat, cols: integer, dtype: dtype?" })
 
 return M

@@ -8,13 +8,15 @@ local ptr, wrap, out = Tensor.ptr, Tensor.wrap, Tensor.out
 
 local M = {}
 
---- Tables of one column for several tasks: weight [tasks, rows of all tables]; sums over bags as [tasks, batch, tables]. With gradient.
+--- Tables of one column for several tasks: weight [tasks, rows of all tables]; sums over bags as [tasks, batch,
+--- tables]. With gradient.
 function M.batched_unary_embeddings(weight, table_offsets, offsets, indices)
   check(C.peri_sparse_batched_unary(ptr(weight), ptr(table_offsets), ptr(offsets), ptr(indices), out))
   return wrap(out[0])
 end
 
---- For each distinct id (reverse_indices: unique's inverse) the sum of its weights and how many they are: [num_unique_indices, 2].
+--- For each distinct id (reverse_indices: unique's inverse) the sum of its weights and how many they are:
+--- [num_unique_indices, 2].
 function M.jagged_acc_weights_and_counts(weights, reverse_indices, num_unique_indices)
   check(C.peri_sparse_weights_and_counts(ptr(weights), ptr(reverse_indices), num_unique_indices, out))
   return wrap(out[0])
@@ -24,18 +26,22 @@ local calibration = ffi.new "peri_calibration_args"
 local bins_out = ffi.new "peri_tensor *[1]"
 
 local required = P.util.required
-local bins_spec = { logit = required, bin_num_examples = required, bin_num_positives = required, positive_weight = required,
-  lower_bound = 0, upper_bound = 1, bin_ctr_in_use_after = 0, bin_ctr_weight_value = 1 }
-local feature_spec = { segment_value = required, segment_lengths = required, num_segments = required, num_bins = required }
+local bins_spec = { logit = required, bin_num_examples = required, bin_num_positives = required,
+  positive_weight = required, lower_bound = 0, upper_bound = 1, bin_ctr_in_use_after = 0, bin_ctr_weight_value = 1 }
+local feature_spec = { segment_value = required, segment_lengths = required, num_segments = required,
+  num_bins = required }
 for name, default in P.util.ordered(bins_spec) do feature_spec[name] = default end
 
 local function calibrate(func, a)
-  for _, name in ipairs { "logit", "bin_num_examples", "bin_num_positives" } do signature.value(func, name, a[name], "tensor") end
+  for _, name in ipairs { "logit", "bin_num_examples", "bin_num_positives" } do
+    signature.value(func, name, a[name], "tensor")
+  end
   signature.value(func, "positive_weight", a.positive_weight, "number")
   if a.segment_lengths then
     for _, name in ipairs { "segment_value", "segment_lengths" } do signature.value(func, name, a[name], "tensor") end
   end
-  local num_bins = a.segment_lengths and signature.value(func, "num_bins", a.num_bins, "integer") or a.bin_num_examples:numel()
+  local num_bins = a.segment_lengths and signature.value(func, "num_bins", a.num_bins, "integer")
+    or a.bin_num_examples:numel()
   local c = calibration
   c.bin_num_examples, c.bin_num_positives, c.num_bins = ptr(a.bin_num_examples), ptr(a.bin_num_positives), num_bins
   c.positive_weight, c.lower_bound, c.upper_bound = a.positive_weight, a.lower_bound, a.upper_bound
@@ -50,16 +56,16 @@ local function calibrate(func, a)
   return wrap(out[0]), bins
 end
 
---- Calibration by histogram binning, from named arguments: logit, bin_num_examples and bin_num_positives (f64, one entry a bin),
---- positive_weight, lower_bound (0), upper_bound (1), bin_ctr_in_use_after (0), bin_ctr_weight_value (1). Returns the calibrated
---- predictions and their bins.
+--- Calibration by histogram binning, from named arguments: logit, bin_num_examples and bin_num_positives (f64, one
+--- entry a bin), positive_weight, lower_bound (0), upper_bound (1), bin_ctr_in_use_after (0), bin_ctr_weight_value (1).
+--- Returns the calibrated predictions and their bins.
 function M.histogram_binning_calibration(a)
   local func = "histogram_binning_calibration"
   return calibrate(func, P.util.named(func, a, bins_spec))
 end
 
---- The same with num_bins bins for each segment, those of no segment first: also segment_value, segment_lengths (0 or 1 value of
---- [0, num_segments) for each logit), num_segments, num_bins.
+--- The same with num_bins bins for each segment, those of no segment first: also segment_value, segment_lengths (0 or 1
+--- value of [0, num_segments) for each logit), num_segments, num_bins.
 function M.histogram_binning_calibration_by_feature(a)
   local func = "histogram_binning_calibration_by_feature"
   return calibrate(func, P.util.named(func, a, feature_spec))
@@ -72,7 +78,11 @@ function M.murmur_hash3(input, y, seed)
   local a = murmur
   a.y, a.seed, a.y_number, a.seed_number = nil, nil, 0, 0
   if Tensor.is(y) then a.y = ptr(y) else a.y_number = signature.value("murmur_hash3", "y", y, "integer") end
-  if Tensor.is(seed) then a.seed = ptr(seed) else a.seed_number = signature.value("murmur_hash3", "seed", seed, "integer") end
+  if Tensor.is(seed) then
+    a.seed = ptr(seed)
+  else
+    a.seed_number = signature.value("murmur_hash3", "seed", seed, "integer")
+  end
   check(C.peri_sparse_murmur_hash3(ptr(input), a, out))
   return wrap(out[0])
 end

@@ -31,16 +31,18 @@ end
 local batch_args = ffi.new "peri_batch_select_args"
 local host = {} -- the host arrays that batch_args points at: alive until the next call
 
---- Rows of several matrices, which lie one after the other in `inputs` (one dimension): lists of how many indices each matrix has, its
---- rows and its columns. The result, of one dimension, has the selected rows matrix by matrix; permuted: the first one of every matrix,
---- then the second one, ...
-function M.batch_index_select_dim0(inputs, indices, input_num_indices, input_rows, input_columns, permute_output_dim_0_1)
+--- Rows of several matrices, which lie one after the other in `inputs` (one dimension): lists of how many indices each
+--- matrix has, its rows and its columns. The result, of one dimension, has the selected rows matrix by matrix;
+--- permuted: the first one of every matrix, then the second one, ...
+function M.batch_index_select_dim0(inputs, indices, input_num_indices, input_rows, input_columns,
+  permute_output_dim_0_1)
   local func = "batch_index_select_dim0"
   local counts, _, n = A.matrix(func, "input_num_indices", { input_num_indices })
   local rows, _, n_rows = A.matrix(func, "input_rows", { input_rows })
   local columns, _, n_columns = A.matrix(func, "input_columns", { input_columns })
   if n_rows ~= n or n_columns ~= n then
-    P.fail(("%s: %d input_num_indices, %d input_rows, %d input_columns, wanted equally many"):format(func, n, n_rows, n_columns))
+    P.fail(("%s: %d input_num_indices, %d input_rows, %d input_columns, wanted equally many"):format(func, n, n_rows,
+      n_columns))
   end
   host.counts, host.rows, host.columns = counts, rows, columns
   local a = batch_args
@@ -53,7 +55,8 @@ end
 signature.check("sparse.", M, {
   masked_select_jagged_1d = "values: tensor, lengths: tensor, mask: tensor",
   jagged_slice = "x_values: tensor, x_lengths: tensor, start: tensor, slice_length: integer",
-  batch_index_select_dim0 = "inputs: tensor, indices: tensor, input_num_indices: any, input_rows: any, input_columns: any, "
+  batch_index_select_dim0 =
+    "inputs: tensor, indices: tensor, input_num_indices: any, input_rows: any, input_columns: any, "
     .. "permute_output_dim_0_1: boolean?",
 })
 

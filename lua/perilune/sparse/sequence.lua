@@ -1,8 +1,9 @@
--- sequence.lua: sequences in jagged tensors: attention within them, and what goes with it. Nothing is padded. With gradient.
+-- sequence.lua: sequences in jagged tensors: attention within them, and what goes with it. Nothing is padded. With
+-- gradient.
 --
--- Names and arguments are those of generative-recommenders (HSTU) where it has them. A sequence is a bag; its rows are its members, the
--- oldest first. Its last num_targets members are targets: items that a ranker is asked about, which see the history and themselves, but
--- not each other.
+-- Names and arguments are those of generative-recommenders (HSTU) where it has them. A sequence is a bag; its rows are
+-- its members, the oldest first. Its last num_targets members are targets: items that a ranker is asked about, which
+-- see the history and themselves, but not each other.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -24,11 +25,11 @@ local function want(func, a, name, kind, may_lack)
   return signature.value(func, name, a[name], kind)
 end
 
--- -- attention ---------------------------------------------------------------------------------------------------------------------
+-- -- attention --------------------------------------------------------------------------------------------------------
 
 local attention_args = P.struct "peri_attention_args"
-local attention_spec = { q = required, k = required, v = required, seq_offsets = required, num_targets = optional, max_seq_len = optional,
-  max_attn_len = 0, alpha = optional, causal = true }
+local attention_spec = { q = required, k = required, v = required, seq_offsets = required, num_targets = optional,
+  max_seq_len = optional, max_attn_len = 0, alpha = optional, causal = true }
 
 local function attend(func, a, form, max_seq_len, scale)
   local c = attention_args
@@ -42,15 +43,17 @@ local function attend(func, a, form, max_seq_len, scale)
   return wrap(out[0])
 end
 
---- Softmax attention within each sequence. Named arguments: q and k [n, heads, D], v [n, heads, V], seq_offsets [sequences + 1],
---- num_targets [sequences], max_attn_len (how far a member looks; 0: everywhere), alpha (1 / sqrt(D)), causal (true), max_seq_len (a
---- longer sequence is an error; default: any length is fine). Returns [n, heads, V].
+--- Softmax attention within each sequence. Named arguments: q and k [n, heads, D], v [n, heads, V], seq_offsets
+--- [sequences + 1], num_targets [sequences], max_attn_len (how far a member looks; 0: everywhere), alpha (1 / sqrt(D)),
+--- causal (true), max_seq_len (a longer sequence is an error; default: any length is fine). Returns [n, heads, V].
 function M.jagged_attention(args)
   local a = util.named("jagged_attention", args, attention_spec)
-  return attend("jagged_attention", a, C.PERI_ATTENTION_SOFTMAX, want("jagged_attention", a, "max_seq_len", "count", true) or 0, 0)
+  return attend("jagged_attention", a, C.PERI_ATTENTION_SOFTMAX, want("jagged_attention", a, "max_seq_len", "count",
+    true) or 0, 0)
 end
 
---- HSTU's attention: the weights are silu(alpha * q . k) / max_seq_len. Arguments as above; max_seq_len has to be given.
+--- HSTU's attention: the weights are silu(alpha * q . k) / max_seq_len. Arguments as above; max_seq_len has to be
+--- given.
 function M.hstu_mha(args)
   local a = util.named("hstu_mha", args, attention_spec)
   local most = want("hstu_mha", a, "max_seq_len", "count")
@@ -58,31 +61,34 @@ function M.hstu_mha(args)
   return attend("hstu_mha", a, C.PERI_ATTENTION_SILU, most, 1 / most)
 end
 
--- -- places and times --------------------------------------------------------------------------------------------------------------
+-- -- places and times -------------------------------------------------------------------------------------------------
 
 local positions_spec = { seq_offsets = required, rows = required, num_targets = optional, max_positions = required }
 
---- For each of `rows` members (i64) how far it is from the first target, or from the end: length - place without targets; 0 for targets; at
---- most max_positions - 1.
+--- For each of `rows` members (i64) how far it is from the first target, or from the end: length - place without
+--- targets; 0 for targets; at most max_positions - 1.
 function M.sequence_positions(args)
   local func = "sequence_positions"
   local a = util.named(func, args, positions_spec)
-  check(C.peri_sparse_sequence_positions(ptr(want(func, a, "seq_offsets", "tensor")), A.ptr(want(func, a, "num_targets", "tensor", true)),
-    want(func, a, "rows", "count"), want(func, a, "max_positions", "count"), out))
+  check(C.peri_sparse_sequence_positions(ptr(want(func, a, "seq_offsets", "tensor")),
+    A.ptr(want(func, a, "num_targets", "tensor", true)), want(func, a, "rows", "count"),
+    want(func, a, "max_positions", "count"), out))
   return wrap(out[0])
 end
 
---- For each of `rows` members (i64) the number of its sequence: what repeats a row of each sequence for its members, by index_select_dim0.
+--- For each of `rows` members (i64) the number of its sequence: what repeats a row of each sequence for its members, by
+--- index_select_dim0.
 function M.sequence_numbers(seq_offsets, rows)
   check(C.peri_sparse_sequence_numbers(ptr(seq_offsets), rows, out))
   return wrap(out[0])
 end
 
 local time_args = P.struct "peri_time_buckets_args"
-local time_spec = { timestamps = required, seq_offsets = required, num_buckets = 2048, increment = 60, time_bucket_fn = "sqrt" }
+local time_spec = { timestamps = required, seq_offsets = required, num_buckets = 2048, increment = 60,
+  time_bucket_fn = "sqrt" }
 
---- For each member (i64) how long before the last one of its sequence it was: 0..num_buckets, the whole part of sqrt(difference /
---- increment), or of its logarithm with time_bucket_fn = "log".
+--- For each member (i64) how long before the last one of its sequence it was: 0..num_buckets, the whole part of
+--- sqrt(difference / increment), or of its logarithm with time_bucket_fn = "log".
 function M.time_buckets(args)
   local func, c = "time_buckets", time_args
   local a = util.named(func, args, time_spec)
@@ -93,9 +99,11 @@ function M.time_buckets(args)
   return wrap(out[0])
 end
 
--- -- joining and cutting -----------------------------------------------------------------------------------------------------------
+-- -- joining and cutting ----------------------------------------------------------------------------------------------
 
-local function lengths_of(values, offsets) return JaggedTensor { values = values, offsets = offsets }:lengths():to "i64" end
+local function lengths_of(values, offsets)
+  return JaggedTensor { values = values, offsets = offsets }:lengths():to "i64"
+end
 
 --- 0, n, 1, n + 1, ...: the bags of two lists of n in turn; or the way back.
 local function in_turn(n, back, device)
@@ -109,7 +117,8 @@ end
 
 local function same_bags(func, left, right)
   if left:numel() ~= right:numel() or left:numel() < 1 then
-    P.fail(("%s: %d offsets_left and %d offsets_right, wanted equally many, at least one"):format(func, left:numel(), right:numel()))
+    P.fail(("%s: %d offsets_left and %d offsets_right, wanted equally many, at least one"):format(func, left:numel(),
+      right:numel()))
   end
   return left:numel() - 1
 end
@@ -123,8 +132,8 @@ local function tensors(func, args, ...)
   return a, same_bags(func, a.offsets_left, a.offsets_right)
 end
 
---- Bag by bag the rows of two jagged tensors, one behind the other. Named arguments: values_left [n, ...], values_right [m, ...] and their
---- offsets. Returns the values [n + m, ...] and their offsets.
+--- Bag by bag the rows of two jagged tensors, one behind the other. Named arguments: values_left [n, ...], values_right
+--- [m, ...] and their offsets. Returns the values [n + m, ...] and their offsets.
 function M.concat_2D_jagged(args)
   local func = "concat_2D_jagged"
   local a, n = tensors(func, args, "values_left", "values_right", "offsets_left", "offsets_right")
@@ -149,8 +158,8 @@ function M.split_2D_jagged(args)
   return values:slice(1, 0, left), values:slice(1, left, left + right)
 end
 
---- At most max_length rows of each bag: the last ones, or with keep = "first" the first. lengths [bags]. Returns the values and their
---- lengths.
+--- At most max_length rows of each bag: the last ones, or with keep = "first" the first. lengths [bags]. Returns the
+--- values and their lengths.
 function M.truncate_jagged(values, lengths, max_length, keep)
   keep = util.one_of("truncate_jagged", "keep", keep or "last", { "first", "last" })
   local start = (lengths:to "f64" - max_length):clamp(0)

@@ -1,5 +1,5 @@
--- autocast.lua: how exact products are, by PyTorch's names (perilune/precision.h): TF32 for products of f32, and regions in which products
--- run in 16-bit floats.
+-- autocast.lua: how exact products are, by PyTorch's names (perilune/precision.h): TF32 for products of f32, and
+-- regions in which products run in 16-bit floats.
 --
 --   peri.set_float32_matmul_precision "high"
 --   local loss = peri.autocast({ device = "cuda", dtype = "bf16" }, function() return criterion(model(x), y) end)
@@ -17,7 +17,8 @@ local _, region_type, ptr, wrap = P.handle("peri_autocast", methods, {}, "an aut
 signature.handle("Autocast", region_type)
 local out = ffi.new "peri_autocast *[1]"
 
---- How products of f32 may be computed from now on: "highest" (the start): in f32; "high", "medium": by TF32 where a GPU has it.
+--- How products of f32 may be computed from now on: "highest" (the start): in f32; "high", "medium": by TF32 where a
+--- GPU has it.
 function Tensor.set_float32_matmul_precision(precision) check(C.peri_set_float32_matmul_precision(precision)) end
 function Tensor.get_float32_matmul_precision() return ffi.string(C.peri_get_float32_matmul_precision()) end
 
@@ -52,11 +53,14 @@ local function left(region, ok, ...)
   return ...
 end
 
---- A region of autocast, or, with a function, f(...) inside of one. Named options: device, a kind of device ("cuda", "cpu"; default: the
---- rank's); dtype, "bf16" (default) or "f16"; enabled (true): false is a region in which nothing is cast.
+--- A region of autocast, or, with a function, f(...) inside of one. Named options: device, a kind of device ("cuda",
+--- "cpu"; default: the rank's); dtype, "bf16" (default) or "f16"; enabled (true): false is a region in which nothing is
+--- cast.
 function Tensor.autocast(options, f, ...)
   local a = util.named("autocast", options, { device = state.device, dtype = "bf16", enabled = true })
-  if f ~= nil and not util.is_callable(f) then P.fail(("autocast: f is %s, wanted a function"):format(errors.kind(f))) end
+  if f ~= nil and not util.is_callable(f) then
+    P.fail(("autocast: f is %s, wanted a function"):format(errors.kind(f)))
+  end
   local device = signature.value("autocast", "device", a.device, "string")
   local enabled = signature.value("autocast", "enabled", a.enabled, "boolean")
   check(C.peri_autocast_new(device, P.dtype(a.dtype), enabled, out))

@@ -47,8 +47,9 @@ local function run(p)
   C.peri_backward_release(p)
 end
 
---- Hook(f): called with a tensor it returns one of the same elements. A backward pass that has the gradient of that one calls f(gradient,
---- or nil where none flowed back) before it goes on, without recording, on all ranks in the same order. As long as the Hook lives.
+--- Hook(f): called with a tensor it returns one of the same elements. A backward pass that has the gradient of that one
+--- calls f(gradient, or nil where none flowed back) before it goes on, without recording, on all ranks in the same
+--- order. As long as the Hook lives.
 local Hook = util.class "Hook"
 M.Hook = Hook
 function Hook:init(f)
@@ -61,8 +62,8 @@ function Hook:__call(t)
   return wrap(out[0])
 end
 
---- Who is asked about a pass that reaches what nobody averages (peri_backward_strays): object -> its function(object, reaches), which
---- raises if that is a mistake; reaches(leaf): whether the pass has a gradient for it.
+--- Who is asked about a pass that reaches what nobody averages (peri_backward_strays): object -> its function(object,
+--- reaches), which raises if that is a mistake; reaches(leaf): whether the pass has a gradient for it.
 M.stray_checks = setmetatable({}, { __mode = "k" })
 
 local function check_strays(p)
@@ -83,7 +84,8 @@ local function start(p)
   if P.state.anomaly then P.state.anomaly:pass_ended() end
 end
 
---- Run the backward pass from this tensor; `grad` is the upstream gradient (default 1, for one-element tensors). Waits for exchanges.
+--- Run the backward pass from this tensor; `grad` is the upstream gradient (default 1, for one-element tensors). Waits
+--- for exchanges.
 function methods:backward(grad)
   root[0], upstream[0] = ptr(self), grad and ptr(grad) or nil
   check(C.peri_backward_new(root, upstream, 1, pass))

@@ -41,7 +41,7 @@ local function fill_dims(func, shape)
   return n
 end
 
--- -- making ------------------------------------------------------------------------------------------------------------------------
+-- -- making -----------------------------------------------------------------------------------------------------------
 
 --- An uninitialised tensor of a shape (list of sizes).
 function M.empty(shape, dtype, device)
@@ -67,13 +67,14 @@ end
 
 function M.normal(shape, mean, deviation, seed, stream, dtype, device)
   local n = fill_dims("normal", shape)
-  check(C.peri_tensor_normal(P.device(device), P.dtype(dtype or "f32"), n, dims, mean, deviation, seed, stream or 0, out))
+  check(C.peri_tensor_normal(P.device(device), P.dtype(dtype or "f32"), n, dims, mean, deviation, seed, stream or 0,
+    out))
   return wrap(out[0])
 end
 
 -- C element types for the host side of reads and writes.
-local host_types = { f64 = "double", f32 = "float", f16 = "uint16_t", bf16 = "uint16_t", i64 = "int64_t", i32 = "int32_t", i16 = "int16_t",
-  i8 = "int8_t", u8 = "uint8_t", bool = "uint8_t", c64 = "float", c128 = "double" }
+local host_types = { f64 = "double", f32 = "float", f16 = "uint16_t", bf16 = "uint16_t", i64 = "int64_t",
+  i32 = "int32_t", i16 = "int16_t", i8 = "int8_t", u8 = "uint8_t", bool = "uint8_t", c64 = "float", c128 = "double" }
 local parts = { c64 = 2, c128 = 2 }
 
 local function write_list(func, data, dtype, device, found, shape, n)
@@ -86,9 +87,10 @@ local function write_list(func, data, dtype, device, found, shape, n)
   return name == dtype and t or t:to(dtype)
 end
 
---- A tensor of numbers from a nested list; dtype f32 unless said otherwise; an empty list has shape {0}. `shape` (optional) reshapes.
---- A number that does not fit the dtype is an error: 300 in u8, 1.5 in i64, 1e300 in f32. 16-bit floats are rounded from f32; of bool
---- everything but 0 and false is true. Complex numbers are pairs in the innermost lists.
+--- A tensor of numbers from a nested list; dtype f32 unless said otherwise; an empty list has shape {0}. `shape`
+--- (optional) reshapes. A number that does not fit the dtype is an error: 300 in u8, 1.5 in i64, 1e300 in f32. 16-bit
+--- floats are rounded from f32; of bool everything but 0 and false is true. Complex numbers are pairs in the innermost
+--- lists.
 function M.tensor(data, dtype, device, shape) return M._named_tensor("tensor", data, dtype, device, shape) end
 
 --- The same; errors begin with `func`.
@@ -107,7 +109,8 @@ function M._named_tensor(func, data, dtype, device, shape)
   local n = 1
   for i = 1, #found do n = n * found[i] end
   if parts[dtype] and n > 0 and found[#found] ~= 2 then
-    P.fail(("%s: %s from innermost lists of %d numbers, wanted pairs (real and imaginary part)"):format(func, dtype, found[#found]))
+    P.fail(("%s: %s from innermost lists of %d numbers, wanted pairs (real and imaginary part)"):format(func, dtype,
+      found[#found]))
   end
   return write_list(func, data, dtype, device, found, shape, n)
 end
@@ -123,7 +126,8 @@ local function memory_of(data)
   if not type_of then
     local plain = text:match "^ctype<(.*)>$":gsub("const ", ""):gsub("volatile ", ""):gsub("%(&%)", "")
     local element, rest = plain:match "^([%w_ ]-) ?([%[%*%(].*)$"
-    type_of = { array = rest and rest:find "^%[[%d%?]" ~= nil, pointer = rest and rest:find "^%*$" ~= nil, element = element }
+    type_of = { array = rest and rest:find "^%[[%d%?]" ~= nil, pointer = rest and rest:find "^%*$" ~= nil,
+      element = element }
     known[text] = type_of
   end
   return type_of
@@ -134,35 +138,38 @@ for _, name in ipairs { "double", "float", "uint16_t", "int64_t", "int32_t", "in
   names[name] = tostring(ffi.typeof(name)):match "^ctype<(.*)>$" -- as LuaJIT calls it
 end
 
---- Bytes that a string or an array has for a tensor of dtype `dtype`; math.huge for a pointer, whose room only the caller knows. The
---- elements of C memory are numbers of that dtype; those of a string, a `char` array, and behind a `void *` are bytes of any. `exact`:
---- there must be no more.
+--- Bytes that a string or an array has for a tensor of dtype `dtype`; math.huge for a pointer, whose room only the
+--- caller knows. The elements of C memory are numbers of that dtype; those of a string, a `char` array, and behind a
+--- `void *` are bytes of any. `exact`: there must be no more.
 local function room_of(func, data, dtype)
   if type(data) == "string" then return #data, true end
   local memory = type(data) == "cdata" and not ffi.istype(ctype, data) and memory_of(data)
-  if memory and memory.element and memory.element:find "^struct peri_" then memory = false end -- an object of Perilune's is no numbers
+  -- an object of Perilune's is no numbers
+  if memory and memory.element and memory.element:find "^struct peri_" then memory = false end
   if not memory or not memory.array and (not memory.pointer or data == nil) then
-    P.fail(("%s: data is %s, wanted a string, or a C array or pointer"):format(func, data == nil and "nil" or signature.text(data)))
+    P.fail(("%s: data is %s, wanted a string, or a C array or pointer"):format(func, data == nil and "nil"
+      or signature.text(data)))
   end
   local bytes = memory.element == "char" and dtype ~= "i8"
-  if not bytes and memory.element ~= names[host_types[dtype]] and memory.element ~= also[dtype] and memory.element ~= "void" then
-    P.fail(("%s: data is C memory of '%s' for elements of %s, wanted '%s' (or bytes: a string, a 'char' array, a 'void *')"):format(func,
-      memory.element, dtype, host_types[dtype]))
+  if not bytes and memory.element ~= names[host_types[dtype]] and memory.element ~= also[dtype]
+    and memory.element ~= "void" then
+    P.fail(("%s: data is C memory of '%s' for elements of %s, wanted '%s' (or bytes: a string, a 'char' array, a "
+      .. "'void *')"):format(func, memory.element, dtype, host_types[dtype]))
   end
   return memory.pointer and math.huge or ffi.sizeof(data), bytes and not memory.pointer
 end
 M._room_of = room_of
 
---- A tensor from host memory: a C array or pointer whose elements are of the dtype's type (those that `read` gives: f32 of float, f16
---- and bf16 of uint16_t, complex numbers of pairs), or bytes of any dtype (a string, a `char` array, a `void *`). Exactly as many bytes,
---- no fewer elements in an array; what a pointer points at is not known here.
+--- A tensor from host memory: a C array or pointer whose elements are of the dtype's type (those that `read` gives: f32
+--- of float, f16 and bf16 of uint16_t, complex numbers of pairs), or bytes of any dtype (a string, a `char` array, a
+--- `void *`). Exactly as many bytes, no fewer elements in an array; what a pointer points at is not known here.
 function M.from_memory(data, shape, dtype, device)
   room_of("from_memory", data, P.dtype_names[P.dtype(dtype or "f32")])
   local t = M.empty(shape, dtype, device)
   return t:write(data)
 end
 
--- -- looking ---------------------------------------------------------------------------------------------------------------------
+-- -- looking ----------------------------------------------------------------------------------------------------------
 
 function methods:describe()
   C.peri_tensor_describe(ptr(self), desc)
@@ -188,7 +195,8 @@ function methods:numel() return tonumber(self:describe().numel) end
 function methods:dtype() return P.dtype_names[self:describe().dtype] end
 function methods:device() return ffi.string(C.peri_device_name(self:describe().device)) end
 function methods:is_contiguous() return self:describe().contiguous end
---- Whether a tensor of a device lies in the host's memory, where the device's kernels reach it: rows of tables with fused_uvm.
+--- Whether a tensor of a device lies in the host's memory, where the device's kernels reach it: rows of tables with
+--- fused_uvm.
 function methods:is_mapped() return self:describe().mapped end
 function methods:is_leaf() return self:describe().leaf end
 
@@ -200,8 +208,8 @@ function methods:read()
   local name, n = P.dtype_names[d.dtype], tonumber(d.numel)
   local count, bytes = n * (parts[name] or 1), n * tonumber(C.peri_dtype_size(d.dtype))
   if bytes > MOST_BYTES then
-    P.fail(("read: %s is %.0f bytes, allowed: %.0f, the largest array of LuaJIT; read slices of it"):format(M._text(self), bytes,
-      MOST_BYTES))
+    P.fail(("read: %s is %.0f bytes, allowed: %.0f, the largest array of LuaJIT; read slices of it"):format(
+      M._text(self), bytes, MOST_BYTES))
   end
   local buffer = ffi.new(host_types[name] .. "[?]", math.max(count, 1))
   check(C.peri_tensor_read(ptr(self), buffer, bytes))
@@ -211,7 +219,8 @@ end
 --- Overwrite all elements from host memory, as in from_memory.
 function methods:write(data)
   local d = self:describe()
-  local bytes, room, exact = tonumber(d.numel * C.peri_dtype_size(d.dtype)), room_of("write", data, P.dtype_names[d.dtype])
+  local bytes, room, exact = tonumber(d.numel * C.peri_dtype_size(d.dtype)),
+    room_of("write", data, P.dtype_names[d.dtype])
   if room < bytes or exact and room ~= bytes then
     P.fail(("write: %d bytes of data for %s, which has %d"):format(room, M._text(self), bytes))
   end
@@ -219,18 +228,20 @@ function methods:write(data)
   return self
 end
 
---- A number of a tensor's memory as Lua's; whole numbers that Lua's do not hold exactly (from 2^53 on) stay 64-bit integers.
+--- A number of a tensor's memory as Lua's; whole numbers that Lua's do not hold exactly (from 2^53 on) stay 64-bit
+--- integers.
 local function exact(x)
   local y = tonumber(x)
   if y <= lists.EXACT and y >= -lists.EXACT or type(x) == "number" then return y end
   return x
 end
 
---- The element at flat position i (0 is the first) as a number (i64 from 2^53 on: a 64-bit integer); without i that of a tensor of one
---- element.
+--- The element at flat position i (0 is the first) as a number (i64 from 2^53 on: a 64-bit integer); without i that of
+--- a tensor of one element.
 function methods:item(i)
   if not i and self:numel() ~= 1 then
-    P.fail(("item: %s has %d elements, wanted one; say which: item(0) is the first"):format(M._text(self), self:numel()))
+    P.fail(("item: %s has %d elements, wanted one; say which: item(0) is the first"):format(M._text(self),
+      self:numel()))
   end
   check(C.peri_tensor_item(ptr(self), i or 0, number))
   local x = number[0]
@@ -251,7 +262,9 @@ local function numbers(t, name)
   elseif name == "f64" or name == "c128" then
     for i = 0, n - 1 do
       local high = bit.band(words[2 * i + 1], 0x7fffffff)
-      if high > 0x7ff00000 or high == 0x7ff00000 and words[2 * i] ~= 0 then words[2 * i], words[2 * i + 1] = 0, 0x7ff80000 end
+      if high > 0x7ff00000 or high == 0x7ff00000 and words[2 * i] ~= 0 then
+        words[2 * i], words[2 * i + 1] = 0, 0x7ff80000
+      end
     end
   end
   return buffer, n
@@ -294,7 +307,7 @@ function M._text(t)
 end
 require("perilune.errors").handle_text = function(x) return ffi.istype(ctype, x) and M._text(x) end
 
--- -- copies and views --------------------------------------------------------------------------------------------------------------
+-- -- copies and views -------------------------------------------------------------------------------------------------
 
 --- self[...] = src[...], cast and repeated as needed. Not recorded.
 function methods:copy(src)
@@ -305,14 +318,15 @@ function methods:fill(value)
   check(C.peri_tensor_fill(ptr(self), value))
   return self
 end
---- Another dtype and/or device: t:to "f64", t:to("f32", "opaque"), t:to(nil, "cpu"). non_blocking: from pinned memory without waiting;
---- nobody may change this tensor until the device's current stream has come past the copy.
+--- Another dtype and/or device: t:to "f64", t:to("f32", "opaque"), t:to(nil, "cpu"). non_blocking: from pinned memory
+--- without waiting; nobody may change this tensor until the device's current stream has come past the copy.
 function methods:to(dtype, device, non_blocking)
   local move = non_blocking and C.peri_tensor_upload or C.peri_tensor_to
   check(move(ptr(self), dtype and P.dtype(dtype) or -1, device and P.device(device) or nil, out))
   return wrap(out[0])
 end
---- A copy of this tensor of cpu in memory that is pinned for `device` (default: the rank's), which can copy from it without waiting.
+--- A copy of this tensor of cpu in memory that is pinned for `device` (default: the rank's), which can copy from it
+--- without waiting.
 function methods:pin_memory(device)
   check(C.peri_tensor_pin(ptr(self), P.device(device), out))
   return wrap(out[0])
@@ -335,8 +349,9 @@ function methods:transpose(a, b)
   check(C.peri_tensor_transpose(ptr(self), a > 0 and a - 1 or a, b > 0 and b - 1 or b, out))
   return wrap(out[0])
 end
---- Elements start..stop-1 of dimension d, each step-th of them: a view. Dimensions count from 1 (-1 the last); elements count from 0, and
---- stop is not among them, as in offsets: t:slice(1, 0, 2) are the first two rows, and t:slice(1, a, a) is empty.
+--- Elements start..stop-1 of dimension d, each step-th of them: a view. Dimensions count from 1 (-1 the last); elements
+--- count from 0, and stop is not among them, as in offsets: t:slice(1, 0, 2) are the first two rows, and t:slice(1, a,
+--- a) is empty.
 function methods:slice(d, start, stop, step)
   check(C.peri_tensor_slice(ptr(self), d > 0 and d - 1 or d, start, stop, step or 1, out))
   return wrap(out[0])
@@ -359,7 +374,7 @@ function methods:share()
   return wrap_lasting(self.ptr)
 end
 
--- -- gradients ---------------------------------------------------------------------------------------------------------------------
+-- -- gradients --------------------------------------------------------------------------------------------------------
 
 --- Make a leaf want a gradient (or not). Returns it.
 function methods:requires_grad(on)
@@ -380,21 +395,25 @@ end
 signature.check("", M, {
   empty = "shape: list, dtype: dtype?, device: device?",
   zeros = "shape: list, dtype: dtype?, device: device?",
-  ones = "shape: list, dtype: dtype?, device: device?", full = "shape: list, value: number, dtype: dtype?, device: device?",
+  ones = "shape: list, dtype: dtype?, device: device?",
+  full = "shape: list, value: number, dtype: dtype?, device: device?",
   uniform = "shape: list, low: number, high: number, seed: integer, stream: integer?, dtype: dtype?, device: device?",
-  normal = "shape: list, mean: number, deviation: number, seed: integer, stream: integer?, dtype: dtype?, device: device?",
+  normal = "shape: list, mean: number, deviation: number, seed: integer, stream: integer?, dtype: dtype?, device: "
+    .. "device?",
   tensor = "data: any, dtype: dtype?, device: device?, shape: list?",
   _named_tensor = "func: string, data: any, dtype: dtype?, device: device?, shape: list?",
   from_memory = "data: any, shape: list, dtype: dtype?, device: device?",
 })
-signature.check_each("tensor:", methods, { "describe", "dim", "shape", "numel", "dtype", "device", "is_contiguous", "is_mapped", "is_leaf",
-  "is_pinned",  "read", "to_list", "to_table", "contiguous", "detach", "share", "grad" }, "self: tensor")
+signature.check_each("tensor:", methods, { "describe", "dim", "shape", "numel", "dtype", "device", "is_contiguous",
+  "is_mapped", "is_leaf", "is_pinned",  "read", "to_list", "to_table", "contiguous", "detach", "share", "grad" },
+    "self: tensor")
 signature.check("tensor:", methods, {
-  size = "self: tensor, d: dim", write = "self: tensor, data: any", item = "self: tensor, i: count?", copy = "self: tensor, src: tensor",
-  fill = "self: tensor, value: number", to = "self: tensor, dtype: dtype?, device: device?, non_blocking: boolean?",
-  pin_memory = "self: tensor, device: device?",
-  transpose = "self: tensor, a: dim, b: dim", slice = "self: tensor, d: dim, start: integer, stop: integer, step: integer?",
-  expand = "self: tensor, shape: list", requires_grad = "self: tensor, on: boolean?", set_grad = "self: tensor, grad: tensor?",
+  size = "self: tensor, d: dim", write = "self: tensor, data: any", item = "self: tensor, i: count?",
+  copy = "self: tensor, src: tensor", fill = "self: tensor, value: number",
+  to = "self: tensor, dtype: dtype?, device: device?, non_blocking: boolean?",
+  pin_memory = "self: tensor, device: device?", transpose = "self: tensor, a: dim, b: dim",
+  slice = "self: tensor, d: dim, start: integer, stop: integer, step: integer?", expand = "self: tensor, shape: list",
+  requires_grad = "self: tensor, on: boolean?", set_grad = "self: tensor, grad: tensor?",
 })
 
 signature.check_none("tensor:", methods, { "reshape" })

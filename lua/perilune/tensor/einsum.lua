@@ -1,7 +1,7 @@
 -- einsum.lua: sums of products by names of dimensions: einsum("bij,bjk->bik", a, b).
 --
--- Operands are joined from left to right. Of two, dimensions that both have and that are wanted later are batches of one matrix product;
--- those that both have and nobody wants are summed by it; the others are its rows and columns.
+-- Operands are joined from left to right. Of two, dimensions that both have and that are wanted later are batches of
+-- one matrix product; those that both have and nobody wants are summed by it; the others are its rows and columns.
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor.core"
 local ops = require "perilune.tensor.ops"
@@ -9,7 +9,8 @@ local signature = require "perilune.signature"
 
 local function fail(equation, message, ...) P.fail(("einsum '%s': " .. message):format(equation, ...)) end
 
---- The letters of one operand as a list; `...` becomes "1", "2", ... for the dimensions that it stands for, counted from the last one.
+--- The letters of one operand as a list; `...` becomes "1", "2", ... for the dimensions that it stands for, counted
+--- from the last one.
 local function letters(equation, text, dims)
   local list, before, after = {}, text, nil
   local at = text:find("...", 1, true)
@@ -121,7 +122,8 @@ local function joined(a, in_a, b, in_b, wanted, size)
   for _, c in ipairs(in_b) do
     if not has_a[c] then columns[#columns + 1] = c end
   end
-  local product = ops.matmul(grouped(a, in_a, { batch, rows, summed }, size), grouped(b, in_b, { batch, summed, columns }, size))
+  local product = ops.matmul(grouped(a, in_a, { batch, rows, summed }, size),
+    grouped(b, in_b, { batch, summed, columns }, size))
   local list, shape = {}, {}
   for _, group in ipairs { batch, rows, columns } do
     for _, c in ipairs(group) do list[#list + 1], shape[#shape + 1] = c, size[c] end
@@ -129,8 +131,9 @@ local function joined(a, in_a, b, in_b, wanted, size)
   return product:reshape(shape), list
 end
 
---- einsum(equation, ...): the tensors named by the equation multiplied, and summed over the names that the result has not: "ij,jk->ik",
---- "bd,bd->b", "...i,i->...". Without "->" the result has the names that stand once, in alphabetical order.
+--- einsum(equation, ...): the tensors named by the equation multiplied, and summed over the names that the result has
+--- not: "ij,jk->ik", "bd,bd->b", "...i,i->...". Without "->" the result has the names that stand once, in alphabetical
+--- order.
 function ops.einsum(equation, ...)
   local tensors = { ... }
   if type(equation) ~= "string" then

@@ -1,6 +1,6 @@
--- elements.lua: functions that compare elements, choose, pick and sort them, and reductions beside sums: methods of tensors and members of
--- nn.functional, with PyTorch's names and meaning. Dimensions count from 1 (-1 is the last), elements from 0. Where PyTorch's
--- result has a gradient, so has this one.
+-- elements.lua: functions that compare elements, choose, pick and sort them, and reductions beside sums: methods of
+-- tensors and members of nn.functional, with PyTorch's names and meaning. Dimensions count from 1 (-1 is the last),
+-- elements from 0. Where PyTorch's result has a gradient, so has this one.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor.core"
@@ -30,7 +30,7 @@ local function wrap_two()
   return wrap(out[0]), wrap(second)
 end
 
--- -- comparing: bool tensors -------------------------------------------------------------------------------------------------------
+-- -- comparing: bool tensors ------------------------------------------------------------------------------------------
 
 --- A scalar tensor of a 64-bit number, which Lua's may not hold.
 local function scalar(t, x) return Tensor.tensor({ x }, "i64", t:device(), {}) end
@@ -38,7 +38,8 @@ local function scalar(t, x) return Tensor.tensor({ x }, "i64", t:device(), {}) e
 local function compare(t, op, x)
   if type(x) == "number" then
     if (x >= 2 ^ 53 or x <= -2 ^ 53) and x - x == 0 and t:dtype() == "i64" then
-      P.fail(("compare: %.17g with i64: a Lua number from 2^53 on may have been rounded; write it with LL (9007199254740993LL)"):format(x))
+      P.fail(("compare: %.17g with i64: a Lua number from 2^53 on may have been rounded; write it with LL "
+        .. "(9007199254740993LL)"):format(x))
     end
     check(C.peri_op_compare(ptr(t), op, nil, x, out))
   else
@@ -62,12 +63,13 @@ function M.isfinite(t)
   return wrap(out[0])
 end
 
--- -- choosing ----------------------------------------------------------------------------------------------------------------------
+-- -- choosing ---------------------------------------------------------------------------------------------------------
 
 local none = {}
 local function number_like(x, t) return Tensor.full(none, x, t:dtype(), t:device()) end
 
---- Elements of a where the bool tensor `condition` is true, else of b; numbers stand for themselves, and all shapes broadcast.
+--- Elements of a where the bool tensor `condition` is true, else of b; numbers stand for themselves, and all shapes
+--- broadcast.
 function M.where(condition, a, b)
   if type(a) == "number" and type(b) == "number" then
     a, b = Tensor.full(none, a, "f32", condition:device()), Tensor.full(none, b, "f32", condition:device())
@@ -102,7 +104,7 @@ function M.clone(t)
   return wrap(out[0])
 end
 
--- -- picking -----------------------------------------------------------------------------------------------------------------------
+-- -- picking ----------------------------------------------------------------------------------------------------------
 
 --- Element (i, j) of the result is t[index[i][j]][j] for dim 1, t[i][index[i][j]] for dim 2, and so on.
 function M.gather(t, dim, index)
@@ -141,10 +143,14 @@ end
 function M.permute(t, order)
   local n = t:dim()
   local at, seen = {}, {}
-  if #order ~= n then P.fail(("permute: %d dimensions of %s, wanted all %d of them"):format(#order, Tensor._text(t), n)) end
+  if #order ~= n then
+    P.fail(("permute: %d dimensions of %s, wanted all %d of them"):format(#order, Tensor._text(t), n))
+  end
   for k = 1, n do
     local d = order[k] < 0 and order[k] + n + 1 or order[k]
-    if d < 1 or d > n or seen[d] then P.fail(("permute: dimension %d of %s, wanted each once"):format(order[k], Tensor._text(t))) end
+    if d < 1 or d > n or seen[d] then
+      P.fail(("permute: dimension %d of %s, wanted each once"):format(order[k], Tensor._text(t)))
+    end
     at[k], seen[d] = d, true
   end
   local view, place = t, {}
@@ -160,10 +166,10 @@ function M.permute(t, order)
   return view
 end
 
--- -- sorting -----------------------------------------------------------------------------------------------------------------------
+-- -- sorting ----------------------------------------------------------------------------------------------------------
 
---- The elements in rising order (`descending`: in falling order) along dim (-1), and their places (i64). Equal ones keep their order;
---- NaN is larger than all numbers.
+--- The elements in rising order (`descending`: in falling order) along dim (-1), and their places (i64). Equal ones
+--- keep their order; NaN is larger than all numbers.
 function M.sort(t, dim, descending)
   check(C.peri_op_sort(ptr(t), dimension(dim or -1), descending or false, -1, out, out2))
   return wrap_two()
@@ -179,7 +185,7 @@ function M.topk(t, k, dim, largest)
   return wrap_two()
 end
 
--- -- reductions --------------------------------------------------------------------------------------------------------------------
+-- -- reductions -------------------------------------------------------------------------------------------------------
 
 --- The largest element over a dimension, a list of dimensions, or all (nil); equal ones share the gradient.
 function M.amax(t, dim, keepdim)
@@ -190,8 +196,8 @@ function M.amin(t, dim, keepdim)
   check(C.peri_op_amax(ptr(t), dims, fill_dims(dim), keepdim or false, true, out))
   return wrap(out[0])
 end
---- Three functions, as in PyTorch: of all elements (no dim): the largest one; along a dimension: the largest elements and their places
---- (i64, from 0; of equal ones one that has it gets the gradient); with a tensor: maximum.
+--- Three functions, as in PyTorch: of all elements (no dim): the largest one; along a dimension: the largest elements
+--- and their places (i64, from 0; of equal ones one that has it gets the gradient); with a tensor: maximum.
 function M.max(t, dim, keepdim)
   if not dim then return M.amax(t) end
   if type(dim) ~= "number" then return M.maximum(t, dim) end
@@ -209,7 +215,8 @@ local function place(t, dim, keepdim, extreme)
   values:release()
   return places
 end
---- The place of the largest element along dim, or, without dim, among all in row-major order; i64, the first of equal ones.
+--- The place of the largest element along dim, or, without dim, among all in row-major order; i64, the first of equal
+--- ones.
 function M.argmax(t, dim, keepdim) return place(t, dim, keepdim, M.max) end
 function M.argmin(t, dim, keepdim) return place(t, dim, keepdim, M.min) end
 
@@ -237,7 +244,8 @@ local function power_norm(t, p, dim, keepdim)
   local zero = M.eq(sum, 0) -- there the root's derivative is infinite, and the gradient is 0
   return M.masked_fill(M.pow(M.masked_fill(sum, zero, 1), 1 / p), zero, 0)
 end
---- The p-norm (2) over dim, as in sum: any number above 0, 0 (elements that are not 0), math.huge and -math.huge (largest, smallest |x|).
+--- The p-norm (2) over dim, as in sum: any number above 0, 0 (elements that are not 0), math.huge and -math.huge
+--- (largest, smallest |x|).
 function M.norm(t, p, dim, keepdim)
   p = p or 2
   if p == 2 then
@@ -257,10 +265,10 @@ function M.cumsum(t, dim)
   return wrap(out[0])
 end
 
--- -- making ------------------------------------------------------------------------------------------------------------------------
+-- -- making -----------------------------------------------------------------------------------------------------------
 
---- start, start + step, ... below `stop` (above, if step is negative): arange(5), arange(2, 8), arange(0, 1, 0.25). i64 if all three are
---- whole numbers and no dtype is given, else f32.
+--- start, start + step, ... below `stop` (above, if step is negative): arange(5), arange(2, 8), arange(0, 1, 0.25). i64
+--- if all three are whole numbers and no dtype is given, else f32.
 function Tensor.arange(start, stop, step, dtype, device)
   if not stop then start, stop = 0, start end
   step = step or 1
@@ -274,7 +282,8 @@ function Tensor.arange(start, stop, step, dtype, device)
   return wrap(out[0])
 end
 
--- Numbers of rand and randn: streams of the rank's seed that neither parameters (0, 1, ...) nor dropout (from 2^52 on) use.
+-- Numbers of rand and randn: streams of the rank's seed that neither parameters (0, 1, ...) nor dropout (from 2^52 on)
+-- use.
 local FIRST_STREAM = 2 ^ 51
 local state = P.state
 P.own { seed = 0, numbers_drawn = 0 } -- of random numbers
@@ -284,14 +293,19 @@ local function next_stream()
   return FIRST_STREAM + n
 end
 --- Uniform numbers in [0, 1) of a shape. nn.manual_seed sets the seed; ranks with one seed draw the same numbers.
-function Tensor.rand(shape, dtype, device) return Tensor.uniform(shape, 0, 1, state.seed, next_stream(), dtype, device) end
+function Tensor.rand(shape, dtype, device)
+  return Tensor.uniform(shape, 0, 1, state.seed, next_stream(), dtype, device)
+end
 --- Normal numbers of mean 0 and deviation 1.
-function Tensor.randn(shape, dtype, device) return Tensor.normal(shape, 0, 1, state.seed, next_stream(), dtype, device) end
+function Tensor.randn(shape, dtype, device)
+  return Tensor.normal(shape, 0, 1, state.seed, next_stream(), dtype, device)
+end
 
--- -- what they take ----------------------------------------------------------------------------------------------------------------
+-- -- what they take ---------------------------------------------------------------------------------------------------
 
 signature.kind("comparand", "a tensor or a number", function(x)
-  return type(x) == "number" or Tensor.is_live(x) or type(x) == "cdata" and (ffi.istype(int64, x) or ffi.istype(uint64, x))
+  return type(x) == "number" or Tensor.is_live(x) or type(x) == "cdata"
+    and (ffi.istype(int64, x) or ffi.istype(uint64, x))
 end, function(x) return Tensor.is(x) and signature.RELEASED end)
 signature.kind("dim_or_tensor", "a dimension (1, 2, ..., or -1, -2, ... from the end) or a tensor", function(x)
   return Tensor.is_live(x) or signature.is("dim", x)
@@ -309,8 +323,9 @@ signature.check_each("", M, { "var", "std" }, "t: tensor, dim: dims?, keepdim: b
 signature.check("", M, {
   where = "condition: tensor, a: operand, b: operand", masked_fill = "t: tensor, mask: tensor, value: number",
   clamp = "t: tensor, min: number?, max: number?", gather = "t: tensor, dim: dim, index: tensor",
-  index_select = "t: tensor, dim: dim, ids: tensor", select = "t: tensor, dim: dim, i: integer", squeeze = "t: tensor, dim: dim?",
-  unsqueeze = "t: tensor, dim: dim", permute = "t: tensor, order: order", topk = "t: tensor, k: count, dim: dim?, largest: boolean?",
+  index_select = "t: tensor, dim: dim, ids: tensor", select = "t: tensor, dim: dim, i: integer",
+  squeeze = "t: tensor, dim: dim?", unsqueeze = "t: tensor, dim: dim", permute = "t: tensor, order: order",
+  topk = "t: tensor, k: count, dim: dim?, largest: boolean?",
   norm = "t: tensor, p: number?, dim: dims?, keepdim: boolean?", cumsum = "t: tensor, dim: dim",
 })
 signature.check("", Tensor, {
@@ -318,9 +333,9 @@ signature.check("", Tensor, {
   rand = "shape: list, dtype: dtype?, device: device?", randn = "shape: list, dtype: dtype?, device: device?",
 })
 
-for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isfinite", "masked_fill", "clamp", "maximum", "minimum", "clone",
-  "gather", "index_select", "select", "squeeze", "unsqueeze", "permute", "sort", "argsort", "topk", "amax", "amin", "max", "min", "argmax",
-  "argmin", "var", "std", "norm", "cumsum" } do
+for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isfinite", "masked_fill", "clamp", "maximum",
+  "minimum", "clone", "gather", "index_select", "select", "squeeze", "unsqueeze", "permute", "sort", "argsort", "topk",
+  "amax", "amin", "max", "min", "argmax", "argmin", "var", "std", "norm", "cumsum" } do
   Tensor.methods[name] = M[name]
 end
 

@@ -5,9 +5,9 @@ local signature = require "perilune.signature"
 
 local M = {}
 
--- What a dtype can hold: least and largest number, whether whole ones only, and how messages say it. A finite number beyond `least` and
--- `most` is an error, also for floats, where it would become an infinity; inside they are rounded. A Lua number from 2^53 on may be
--- another whole number that was rounded, so i64 takes those as 64-bit integers only.
+-- What a dtype can hold: least and largest number, whether whole ones only, and how messages say it. A finite number
+-- beyond `least` and `most` is an error, also for floats, where it would become an infinity; inside they are rounded. A
+-- Lua number from 2^53 on may be another whole number that was rounded, so i64 takes those as 64-bit integers only.
 local EXACT = 2 ^ 53 - 1
 M.EXACT = EXACT
 local ranges = {
@@ -35,8 +35,8 @@ end
 local float, double = ffi.new "float[1]", ffi.new "double[1]"
 local holders = { f64 = double, f32 = float, f16 = float, bf16 = float, c64 = float, c128 = double }
 
---- Whether the 64-bit whole number x survives as a number of this dtype; f16 and bf16 are made of f32. (A Lua number is rounded to the
---- nearest: it was a float before. Who writes 123LL means that number.)
+--- Whether the 64-bit whole number x survives as a number of this dtype; f16 and bf16 are made of f32. (A Lua number is
+--- rounded to the nearest: it was a float before. Who writes 123LL means that number.)
 local function exact(dtype, x)
   local holder = holders[dtype]
   if not holder then return true end
@@ -54,8 +54,8 @@ local function place(at, shape)
   return text == "" and "the number" or "entry " .. text
 end
 
---- An error if a list holds more than its length n says: there is a nil in it, or an entry with a name (`n`, a count, is none: table.pack
---- leaves one). Where there is nothing, nothing comes after entry n.
+--- An error if a list holds more than its length n says: there is a nil in it, or an entry with a name (`n`, a count,
+--- is none: table.pack leaves one). Where there is nothing, nothing comes after entry n.
 local function check_whole(func, data, n)
   if data[0] ~= nil then P.fail(func .. ": entry [0] of a list, but lists begin at [1]") end
   if next(data, n > 0 and n or nil) == nil then return end
@@ -94,7 +94,8 @@ local function is_number(x)
   return type(x) == "number" or type(x) == "cdata" and (ffi.istype(integer, x) or ffi.istype(unsigned, x))
 end
 
---- Write the numbers of nested lists of this shape to `buffer`, from its element `at` on. Returns where the next one goes.
+--- Write the numbers of nested lists of this shape to `buffer`, from its element `at` on. Returns where the next one
+--- goes.
 function M.flatten(func, data, buffer, at, shape, depth, dtype)
   if depth < #shape then
     for i = 1, #data do at = M.flatten(func, data[i], buffer, at, shape, depth + 1, dtype) end
@@ -104,15 +105,17 @@ function M.flatten(func, data, buffer, at, shape, depth, dtype)
   for i = 1, #data do
     local x = data[i]
     if x == true then x = 1 elseif x == false then x = 0 end
-    if not is_number(x) then P.fail(("%s: %s is %s, wanted a number"):format(func, place(at, shape), signature.text(x))) end
+    if not is_number(x) then
+      P.fail(("%s: %s is %s, wanted a number"):format(func, place(at, shape), signature.text(x)))
+    end
     if type(x) == "cdata" and not logical and not exact(dtype, x) then
-      P.fail(("%s: %s is %s, which %s rounds; allowed: 64-bit integers that it holds, or dtype 'i64'"):format(func, place(at, shape),
-        tostring(x), dtype))
+      P.fail(("%s: %s is %s, which %s rounds; allowed: 64-bit integers that it holds, or dtype 'i64'"):format(func,
+        place(at, shape), tostring(x), dtype))
     end
     if logical then x = x ~= 0 and 1 or 0
     elseif range and not fits(range, x) then
-      P.fail(("%s: %s is %s, which does not fit %s, allowed: %s"):format(func, place(at, shape), signature.text(x), dtype,
-        range[4] or ("whole numbers %d..%d"):format(range[1], range[2])))
+      P.fail(("%s: %s is %s, which does not fit %s, allowed: %s"):format(func, place(at, shape), signature.text(x),
+        dtype, range[4] or ("whole numbers %d..%d"):format(range[1], range[2])))
     end
     buffer[at] = x
     at = at + 1

@@ -1,5 +1,5 @@
--- losses.lua: losses that are made of other functions: members of nn.functional. reduction, where there is one: "mean" (default), "sum" or
--- "none". Those that PyTorch (or torchvision) has are called and computed as there.
+-- losses.lua: losses that are made of other functions: members of nn.functional. reduction, where there is one: "mean"
+-- (default), "sum" or "none". Those that PyTorch (or torchvision) has are called and computed as there.
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor.core"
 local F = require "perilune.tensor.ops"
@@ -13,14 +13,14 @@ local function reduce(func, losses, reduction)
   P.fail(("%s: reduction '%s', allowed: none, mean, sum"):format(func, tostring(reduction)))
 end
 
---- Bayesian personalised ranking: -log sigmoid(positive - negative), of the scores of an item that was taken and one that was not; they
---- broadcast: positive [B, 1] with negative [B, n].
+--- Bayesian personalised ranking: -log sigmoid(positive - negative), of the scores of an item that was taken and one
+--- that was not; they broadcast: positive [B, 1] with negative [B, n].
 function F.bpr_loss(positive, negative, reduction)
   return reduce("bpr_loss", F.neg(F.logsigmoid(F.sub(positive, negative))), reduction)
 end
 
---- The focal loss of logits and targets 0 or 1: binary cross entropy times alpha (of targets 1; 1 - alpha of others; negative: no such
---- factor) and (1 - p)^gamma, p being the probability of the target.
+--- The focal loss of logits and targets 0 or 1: binary cross entropy times alpha (of targets 1; 1 - alpha of others;
+--- negative: no such factor) and (1 - p)^gamma, p being the probability of the target.
 function F.sigmoid_focal_loss(t, target, alpha, gamma, reduction)
   alpha, gamma = alpha or 0.25, gamma or 2
   local p = F.sigmoid(t)
@@ -56,8 +56,9 @@ function F.cosine_embedding_loss(a, b, target, margin, reduction)
   return reduce("cosine_embedding_loss", loss, reduction)
 end
 
---- target (log target - t): the distance of the distribution `target` from the one whose logarithms are t. log_target: target is given by
---- its logarithms. reduction also "batchmean": the sum divided by the first size, which is the distance's mean.
+--- target (log target - t): the distance of the distribution `target` from the one whose logarithms are t. log_target:
+--- target is given by its logarithms. reduction also "batchmean": the sum divided by the first size, which is the
+--- distance's mean.
 function F.kl_div(t, target, log_target, reduction)
   local loss
   if log_target then loss = F.mul(F.exp(target), F.sub(target, t))
@@ -70,16 +71,16 @@ function F.kl_div(t, target, log_target, reduction)
   return reduce("kl_div", loss, reduction)
 end
 
---- Sampled softmax with the batch's own items as negatives: row i of `queries` [B, D] should choose row i of `items` [B, D] among all of
---- them. options: temperature (1) divides the products; log_q [B]: the logarithm of how often each item is drawn as a negative (its share
---- of the data), which is subtracted from its logits, since frequent items are drawn too often; ids (i64 [B]): items with the same id are
---- no negatives of each other; reduction.
+--- Sampled softmax with the batch's own items as negatives: row i of `queries` [B, D] should choose row i of `items`
+--- [B, D] among all of them. options: temperature (1) divides the products; log_q [B]: the logarithm of how often each
+--- item is drawn as a negative (its share of the data), which is subtracted from its logits, since frequent items are
+--- drawn too often; ids (i64 [B]): items with the same id are no negatives of each other; reduction.
 function F.in_batch_softmax_loss(queries, items, options)
-  local o = util.named("in_batch_softmax_loss", options or {}, { temperature = 1, log_q = util.optional, ids = util.optional,
-    reduction = "mean" })
+  local o = util.named("in_batch_softmax_loss", options or {},
+    { temperature = 1, log_q = util.optional, ids = util.optional, reduction = "mean" })
   if queries:dim() ~= 2 or items:dim() ~= 2 or queries:size(1) ~= items:size(1) then
-    P.fail(("in_batch_softmax_loss: queries %s and items %s, wanted two dimensions each and as many rows"):format(Tensor._text(queries),
-      Tensor._text(items)))
+    P.fail(("in_batch_softmax_loss: queries %s and items %s, wanted two dimensions each and as many rows"):format(
+      Tensor._text(queries), Tensor._text(items)))
   end
   local n, device = queries:size(1), queries:device()
   local logits = F.affine(F.matmul(queries, items:transpose(1, 2)), 1 / o.temperature, 0)

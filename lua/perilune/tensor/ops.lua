@@ -16,7 +16,7 @@ local function dimension(d) return d > 0 and d - 1 or d end
 
 local function optional(t) return t and ptr(t) or nil end
 
--- -- functions of one number -------------------------------------------------------------------------------------------------------
+-- -- functions of one number ------------------------------------------------------------------------------------------
 
 function M.relu(t) check(C.peri_op_relu(ptr(t), out)) return wrap(out[0]) end
 function M.sigmoid(t) check(C.peri_op_sigmoid(ptr(t), out)) return wrap(out[0]) end
@@ -40,7 +40,7 @@ function M.neg(t) return M.affine(t, -1, 0) end
 --- numerator / t
 function M.reciprocal(t, numerator) check(C.peri_op_reciprocal(ptr(t), numerator or 1, out)) return wrap(out[0]) end
 
--- -- arithmetic: either side may be a number -----------------------------------------------------------------------------------------
+-- -- arithmetic: either side may be a number --------------------------------------------------------------------------
 
 function M.add(a, b)
   if type(b) == "number" then return M.affine(a, 1, b) end
@@ -72,7 +72,7 @@ function M.muladd(a, b, c)
   return wrap(out[0])
 end
 
--- -- products ----------------------------------------------------------------------------------------------------------------------
+-- -- products ---------------------------------------------------------------------------------------------------------
 
 --- Names of the activations that a linear layer can fuse.
 M.activations = { none = C.PERI_ACTIVATION_NONE, relu = C.PERI_ACTIVATION_RELU, sigmoid = C.PERI_ACTIVATION_SIGMOID,
@@ -96,7 +96,7 @@ function M.bmm(a, b)
   return M.matmul(a, b)
 end
 
--- -- joining -----------------------------------------------------------------------------------------------------------------------
+-- -- joining ----------------------------------------------------------------------------------------------------------
 
 local parts, capacity = ffi.new("peri_tensor *[?]", 64), 64
 
@@ -139,8 +139,8 @@ end
 
 local sizes_type = ffi.typeof "int64_t[?]"
 
---- Views of `t`, cut along a dimension (1) into parts of the sizes in a list, which add up to its size. Their gradients become its own at
---- once, so this is faster than slices of them all.
+--- Views of `t`, cut along a dimension (1) into parts of the sizes in a list, which add up to its size. Their gradients
+--- become its own at once, so this is faster than slices of them all.
 function M.split(t, sizes, dim)
   local n = #sizes
   reserve(n)
@@ -150,7 +150,7 @@ function M.split(t, sizes, dim)
   return list
 end
 
--- -- reductions --------------------------------------------------------------------------------------------------------------------
+-- -- reductions -------------------------------------------------------------------------------------------------------
 
 local function fill_dims(dim)
   if not dim then return 0 end
@@ -177,8 +177,8 @@ function M.mean_parts(sum, count)
   check(C.peri_op_mean_parts(ptr(sum), not number and ptr(count) or nil, number and count or 0, out))
   return wrap(out[0])
 end
---- The mean of `ranks` ranks, from `divided`, the parts that they have added up: [1] / [2]. With a number in their place it is
---- sum / number, of this rank alone. Its gradient goes to `sum`.
+--- The mean of `ranks` ranks, from `divided`, the parts that they have added up: [1] / [2]. With a number in their
+--- place it is sum / number, of this rank alone. Its gradient goes to `sum`.
 function M.mean_of(sum, divided, ranks)
   local number = type(divided) == "number"
   check(C.peri_op_mean_of(ptr(sum), not number and ptr(divided) or nil, number and divided or 0, ranks or 1, out))
@@ -198,7 +198,7 @@ function M.layer_norm(t, n, weight, bias, eps)
   return wrap(out[0])
 end
 
--- -- the rest ----------------------------------------------------------------------------------------------------------------------
+-- -- the rest ---------------------------------------------------------------------------------------------------------
 
 --- Zero elements with probability p, divide the others by 1 - p. The mask is a function of (seed, stream, offset + i).
 function M.dropout(t, p, seed, stream, offset)
@@ -211,12 +211,14 @@ function M.interaction(dense, sparse)
   return wrap(out[0])
 end
 
---- A cross network: x becomes x0 * (W V x + bias) + x in each layer, starting with x = x0 [..., c]. v: a list of [r, c], or nil for no V;
---- w: a list of [c, r], or [c, c] without V; bias: a list of c numbers each, or nil. All layers are one operation.
+--- A cross network: x becomes x0 * (W V x + bias) + x in each layer, starting with x = x0 [..., c]. v: a list of [r,
+--- c], or nil for no V; w: a list of [c, r], or [c, c] without V; bias: a list of c numbers each, or nil. All layers
+--- are one operation.
 function M.cross_net(x0, v, w, bias)
   local n = #w
   if v and #v ~= n or bias and #bias ~= n then
-    P.fail(("cross_net: %d W, %d V, %d biases; as many of each are needed"):format(n, v and #v or n, bias and #bias or n))
+    P.fail(("cross_net: %d W, %d V, %d biases; as many of each are needed"):format(n, v and #v or n, bias and #bias
+      or n))
   end
   reserve(3 * n)
   put("cross_net", w, 0)
@@ -231,7 +233,8 @@ M.reductions = { none = C.PERI_REDUCTION_NONE, mean = C.PERI_REDUCTION_MEAN, sum
 local function reduction_code(name)
   local code = M.reductions[name or "mean"]
   if not code then
-    P.fail(("loss: reduction '%s', allowed: none, mean, sum; for a mean over all ranks: nn.global_mean, or the classes of losses"):format(
+    P.fail(("loss: reduction '%s', allowed: none, mean, sum; for a mean over all ranks: nn.global_mean, or the "
+      .. "classes of losses"):format(
       tostring(name)))
   end
   return code
@@ -239,7 +242,8 @@ end
 
 --- Binary cross entropy of logits; reduction "mean", "sum" or "none".
 function M.binary_cross_entropy_with_logits(t, target, weight, pos_weight, reduction)
-  check(C.peri_op_bce_with_logits(ptr(t), ptr(target), optional(weight), optional(pos_weight), reduction_code(reduction), out))
+  check(C.peri_op_bce_with_logits(ptr(t), ptr(target), optional(weight), optional(pos_weight),
+    reduction_code(reduction), out))
   return wrap(out[0])
 end
 --- Binary cross entropy of probabilities.
@@ -257,36 +261,39 @@ function M.cross_entropy(t, labels, reduction)
   return wrap(out[0])
 end
 
--- -- what they take ----------------------------------------------------------------------------------------------------------------
+-- -- what they take ---------------------------------------------------------------------------------------------------
 
 signature.kind("operand", "a tensor or a number", function(x) return type(x) == "number" or Tensor.is_live(x) end,
   function(x) return Tensor.is(x) and signature.RELEASED end)
 
 signature.list_of("counts", "a list of whole numbers", "count")
-signature.check_each("", M, { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "exp", "log", "sqrt", "abs", "square",
-  "neg" }, "t: tensor")
+signature.check_each("", M, { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "exp", "log", "sqrt",
+  "abs", "square", "neg" }, "t: tensor")
 signature.check("", M, {
-  leaky_relu = "t: tensor, slope: number?", pow = "t: tensor, exponent: number", affine = "t: tensor, scale: number, shift: number?",
-  reciprocal = "t: tensor, numerator: number?", add = "a: operand, b: operand", sub = "a: operand, b: operand",
-  mul = "a: operand, b: operand", div = "a: operand, b: operand", muladd = "a: tensor, b: tensor, c: tensor",
-  linear = "x: tensor, weight: tensor, bias: tensor?, activation: int?", matmul = "a: tensor, b: tensor", bmm = "a: tensor, b: tensor",
-  cat = "tensors: list, dim: dim?", split = "t: tensor, sizes: counts, dim: dim?",
+  leaky_relu = "t: tensor, slope: number?", pow = "t: tensor, exponent: number",
+  affine = "t: tensor, scale: number, shift: number?", reciprocal = "t: tensor, numerator: number?",
+  add = "a: operand, b: operand", sub = "a: operand, b: operand", mul = "a: operand, b: operand",
+  div = "a: operand, b: operand", muladd = "a: tensor, b: tensor, c: tensor",
+  linear = "x: tensor, weight: tensor, bias: tensor?, activation: int?", matmul = "a: tensor, b: tensor",
+  bmm = "a: tensor, b: tensor", cat = "tensors: list, dim: dim?", split = "t: tensor, sizes: counts, dim: dim?",
   stack = "tensors: list, dim: dim?", sum = "t: tensor, dim: dims?, keepdim: boolean?",
   mean_parts = "sum: tensor, count: operand", mean_of = "sum: tensor, divided: operand, ranks: int?",
   mean = "t: tensor, dim: dims?, keepdim: boolean?", softmax = "t: tensor, dim: dim",
   log_softmax = "t: tensor, dim: dim", layer_norm = "t: tensor, n: int?, weight: tensor?, bias: tensor?, eps: number?",
-  dropout = "t: tensor, p: number, seed: integer, stream: integer, offset: integer?", interaction = "dense: tensor, sparse: tensor",
-  cross_net = "x0: tensor, v: list?, w: list, bias: list?",
-  binary_cross_entropy_with_logits = "t: tensor, target: tensor, weight: tensor?, pos_weight: tensor?, reduction: string?",
+  dropout = "t: tensor, p: number, seed: integer, stream: integer, offset: integer?",
+  interaction = "dense: tensor, sparse: tensor", cross_net = "x0: tensor, v: list?, w: list, bias: list?",
+  binary_cross_entropy_with_logits =
+  "t: tensor, target: tensor, weight: tensor?, pos_weight: tensor?, reduction: string?",
   binary_cross_entropy = "t: tensor, target: tensor, weight: tensor?, reduction: string?",
-  mse_loss = "t: tensor, target: tensor, reduction: string?", cross_entropy = "t: tensor, labels: tensor, reduction: string?",
+  mse_loss = "t: tensor, target: tensor, reduction: string?",
+  cross_entropy = "t: tensor, labels: tensor, reduction: string?",
 })
 
--- -- methods -----------------------------------------------------------------------------------------------------------------------
+-- -- methods ----------------------------------------------------------------------------------------------------------
 
-for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "leaky_relu", "exp", "log", "sqrt", "abs",
-  "square", "pow", "affine", "neg", "reciprocal", "add", "sub", "mul", "div", "matmul", "bmm", "sum", "mean", "softmax",
-  "log_softmax", "split" } do
+for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "leaky_relu", "exp", "log",
+  "sqrt", "abs", "square", "pow", "affine", "neg", "reciprocal", "add", "sub", "mul", "div", "matmul", "bmm", "sum",
+  "mean", "softmax", "log_softmax", "split" } do
   Tensor.methods[name] = M[name]
 end
 local meta = Tensor.meta

@@ -1,5 +1,6 @@
--- print.lua: how tensors show themselves: print(t), tostring(t). The first line says dtype, shape and device; then come the elements, of
--- tensors of more than 1000 elements the first three and the last three along each dimension. Waits for the elements.
+-- print.lua: how tensors show themselves: print(t), tostring(t). The first line says dtype, shape and device; then come
+-- the elements, of tensors of more than 1000 elements the first three and the last three along each dimension. Waits
+-- for the elements.
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor.core"
 local ops = require "perilune.tensor.ops"
@@ -36,7 +37,8 @@ end
 
 local function special(x) return x ~= x and "nan" or x == math.huge and "inf" or x == -math.huge and "-inf" or nil end
 
---- A function that writes one element, all as wide: whole numbers as "3.", numbers of like size with four decimals, others as 1.0000e+10.
+--- A function that writes one element, all as wide: whole numbers as "3.", numbers of like size with four decimals,
+--- others as 1.0000e+10.
 local function writer(list, dtype)
   local least, most, whole = math.huge, 0, true
   if not wholes[dtype] then
@@ -73,7 +75,9 @@ local function row(list, write, margin, short)
   return table.concat(lines, "\n" .. margin)
 end
 
-local function complex(pair, write) return write(pair[1]) .. (pair[2] < 0 and " - " or " + ") .. write(math.abs(pair[2])) .. "i" end
+local function complex(pair, write)
+  return write(pair[1]) .. (pair[2] < 0 and " - " or " + ") .. write(math.abs(pair[2])) .. "i"
+end
 
 --- `sizes`: the tensor's own, by which a list says whether elements were left out of it.
 local function block(list, write, depth, sizes, short)

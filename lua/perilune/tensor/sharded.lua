@@ -1,10 +1,13 @@
--- tensor/sharded.lua: a tensor of which each rank of a group has pieces (TorchRec's ShardedTensor): what a state_dict holds for a table, or
--- for a state of its optimizer, that is spread over ranks. It says where every piece is, and reaches those of this rank.
+-- tensor/sharded.lua: a tensor of which each rank of a group has pieces (TorchRec's ShardedTensor): what a state_dict
+-- holds for a table, or for a state of its optimizer, that is spread over ranks. It says where every piece is, and
+-- reaches those of this rank.
 --
 --   local weight = model:state_dict()["ebc.embedding_bags.users.weight"]
 --   weight:size()                      -- { rows, columns } of the whole
---   weight:metadata().shards_metadata  -- list of { shard_offsets =, shard_sizes =, placement = "rank:1" }: those of all ranks
---   weight:local_shards()[1].tensor    -- a live view of a piece (nil: its rows are in a file; read and write reach them)
+--   -- list of { shard_offsets =, shard_sizes =, placement = "rank:1" }: those of all ranks
+--   weight:metadata().shards_metadata
+--   -- a live view of a piece (nil: its rows are in a file; read and write reach them)
+--   weight:local_shards()[1].tensor
 --   weight:gather()                    -- the whole on every rank; collective
 --   weight:clone()                     -- a copy of the pieces of this rank
 local errors = require "perilune.errors"
@@ -23,35 +26,41 @@ M.ShardedTensor = ShardedTensor
 local arguments = {
   size = util.required.list,             -- of the whole
   dtype = util.required.string,          -- of the numbers; "f32", ...
-  shards_metadata = util.required.list,  -- of all ranks: { shard_offsets =, shard_sizes =, placement = "rank:R", columns = { offset,
-                                         -- number, of } where a state has one number for a row of these columns }
-  local_shards = util.required.list,     -- of this rank, in the order of shards_metadata: { metadata =, tensor = (a live view, or nil),
-                                         -- read = function(row, tensor), write = function(row, tensor), take (or nil) = function(what
-                                         -- is stored) -> whether it will be read later, by_row = see embed/mc_state.lua, source = of tables
-                                         -- in files:
+  shards_metadata = util.required.list,  -- of all ranks: { shard_offsets =, shard_sizes =, placement = "rank:R",
+                                         -- columns = { offset, number, of } where a state has one number for a row of
+                                         -- these columns }
+  local_shards = util.required.list,     -- of this rank, in the order of shards_metadata: { metadata =, tensor = (a
+                                         -- live view, or nil), read = function(row, tensor), write = function(row,
+                                         -- tensor), take (or nil) = function(what is stored) -> whether it will be read
+                                         -- later, by_row = see embed/mc_state.lua, source = of tables in files:
                                          -- function() -> table batch, table and state for peri_moment_add_table }
   group = util.any(false),               -- the ranks; false: this rank alone
   device = util.optional,                -- of what gather returns
   mark = util.optional,                  -- function() -> what moment_of says of copies; nil: nothing
   stored = false,                        -- pieces of some ranks are in files, whose reading may fail
-  settle = util.optional,                -- function(): called before pieces are read; an error while they are of no one moment
+  settle = util.optional,                -- function(): called before pieces are read; an error while they are of no one
+                                         -- moment
 }
 
-signature.object("shard_metadata", "the metadata of a shard", { shard_offsets = "numbers", shard_sizes = "numbers", placement = "string" })
+signature.object("shard_metadata", "the metadata of a shard", { shard_offsets = "numbers", shard_sizes = "numbers",
+  placement = "string" })
 signature.list_of("shards_metadata", "a list of metadata of shards", "shard_metadata")
-signature.object("place_of_shard", "offsets and sizes of a shard", { shard_offsets = "numbers", shard_sizes = "numbers" })
-signature.object("local_shard", "a shard of this rank", { metadata = "place_of_shard", read = "callable?", write = "callable?" })
+signature.object("place_of_shard", "offsets and sizes of a shard",
+  { shard_offsets = "numbers", shard_sizes = "numbers" })
+signature.object("local_shard", "a shard of this rank", { metadata = "place_of_shard", read = "callable?",
+  write = "callable?" })
 signature.list_of("local_shards", "a list of shards of this rank", "local_shard")
 
 function ShardedTensor:init(args)
   local a = util.named("ShardedTensor", args, arguments)
-  for name, kind in util.ordered { size = "numbers", shards_metadata = "shards_metadata", local_shards = "local_shards" } do
+  for name, kind in util.ordered { size = "numbers", shards_metadata = "shards_metadata",
+    local_shards = "local_shards" } do
     signature.value("ShardedTensor", name, a[name], kind)
   end
   for i, m in ipairs(a.shards_metadata) do
     if #m.shard_offsets ~= #a.size or #m.shard_sizes ~= #a.size then
-      P.fail(("ShardedTensor: shards_metadata[%d] has %d offsets and %d sizes for %d dimensions"):format(i, #m.shard_offsets,
-        #m.shard_sizes, #a.size))
+      P.fail(("ShardedTensor: shards_metadata[%d] has %d offsets and %d sizes for %d dimensions"):format(i,
+        #m.shard_offsets, #m.shard_sizes, #a.size))
     end
   end
   self._size, self._dtype, self._group, self._device = a.size, a.dtype, a.group, a.device
@@ -67,12 +76,15 @@ end
 ShardedTensor.shape = ShardedTensor.size
 function ShardedTensor:dtype() return self._dtype end
 function ShardedTensor:local_shards() return self._local_shards end
-function ShardedTensor:metadata() return { size = self:size(), dtype = self._dtype, shards_metadata = self._shards_metadata } end
+function ShardedTensor:metadata()
+  return { size = self:size(), dtype = self._dtype, shards_metadata = self._shards_metadata }
+end
 
 local function text_of(list) return "[" .. table.concat(list, ", ") .. "]" end
 local function same(a, b) return text_of(a) == text_of(b) end
 function ShardedTensor:__tostring()
-  return ("ShardedTensor %s %s in %d pieces, %d here"):format(self._dtype, text_of(self._size), #self._shards_metadata, #self._local_shards)
+  return ("ShardedTensor %s %s in %d pieces, %d here"):format(self._dtype, text_of(self._size), #self._shards_metadata,
+    #self._local_shards)
 end
 
 --- A shard of this rank that is a tensor: what local_shards has for it.
@@ -82,12 +94,12 @@ function M.shard_of(metadata, tensor)
     write = function(row, source) tensor:slice(1, row, row + source:size(1)):copy(source) end }
 end
 
--- -- copying into it ---------------------------------------------------------------------------------------------------------------
+-- -- copying into it --------------------------------------------------------------------------------------------------
 
 local function is_sharded(x) return ShardedTensor.is(x) end
 
---- What keeps `source` (a Tensor, ShardedTensor or StoredTensor) from being copied into `target` (one of the former two), in words; nil:
---- nothing.
+--- What keeps `source` (a Tensor, ShardedTensor or StoredTensor) from being copied into `target` (one of the former
+--- two), in words; nil: nothing.
 function M.refusal(target, source)
   if not Tensor.is(source) and not is_sharded(source) and not StoredTensor.is(source) then
     return ("is %s, wanted a tensor or a ShardedTensor"):format(errors.kind(source))
@@ -100,9 +112,11 @@ function M.refusal(target, source)
   for i = 1, math.max(#mine, #theirs) do
     local a, b = mine[i] and mine[i].metadata, theirs[i] and theirs[i].metadata
     if not (a and b and same(a.shard_offsets, b.shard_offsets) and same(a.shard_sizes, b.shard_sizes)) then
-      local function piece(m) return m and ("%s from %s on"):format(text_of(m.shard_sizes), text_of(m.shard_offsets)) or "none" end
-      return ("has, as piece %d of this rank, %s, given %s: it is of another plan; ShardedTensor:gather() makes it whole"):format(i,
-        piece(a), piece(b))
+      local function piece(m)
+        return m and ("%s from %s on"):format(text_of(m.shard_sizes), text_of(m.shard_offsets)) or "none"
+      end
+      return ("has, as piece %d of this rank, %s, given %s: it is of another plan; ShardedTensor:gather() makes it "
+        .. "whole"):format(i, piece(a), piece(b))
     end
   end
 end
@@ -131,15 +145,17 @@ local function rows_of(self, shard, row, n)
   return rows
 end
 
---- Copy a piece from what is stored: a tensor at once, so that what is read can be compared with a checksum, and rows that are in a file
---- block by block.
+--- Copy a piece from what is stored: a tensor at once, so that what is read can be compared with a checksum, and rows
+--- that are in a file block by block.
 local function from_stored(self, shard, source)
   local m = shard.metadata
   if source:patch(shard) or shard.take and shard.take(source) then return end
   local columns = m.columns and { m.columns[1], m.columns[2] } or nil
   local live = shard.tensor
   if live and same(live:shape(), m.shard_sizes) then return source:read(m.shard_offsets, live, columns) end
-  if live and live:describe().contiguous then return source:read(m.shard_offsets, live:reshape(m.shard_sizes), columns) end
+  if live and live:describe().contiguous then
+    return source:read(m.shard_offsets, live:reshape(m.shard_sizes), columns)
+  end
   by_rows(m, function(row, n)
     local offset, shape = util.copy(m.shard_offsets), util.copy(m.shard_sizes)
     offset[1], shape[1] = offset[1] + row, n
@@ -168,7 +184,8 @@ function M.assign(target, source)
   local stored = StoredTensor.is(source)
   if Tensor.is(target) then
     local zeros = util.map(target:shape(), function() return 0 end)
-    if stored and source:patch { tensor = target, metadata = { shard_offsets = zeros, shard_sizes = target:shape() } } then return end
+    if stored and source:patch { tensor = target,
+      metadata = { shard_offsets = zeros, shard_sizes = target:shape() } } then return end
     if stored then source:read(zeros, target:detach())
     else target:copy(source) end
     return
@@ -179,18 +196,20 @@ function M.assign(target, source)
     if stored then from_stored(target, shard, source)
     else
       by_rows(shard.metadata, function(row, n)
-        local rows = Tensor.is(source) and part(source, shard.metadata, row, n) or rows_of(source, source._local_shards[i], row, n)
+        local rows = Tensor.is(source) and part(source, shard.metadata, row, n)
+          or rows_of(source, source._local_shards[i], row, n)
         shard.write(row, rows)
       end)
     end
   end
 end
 
--- -- copies -----------------------------------------------------------------------------------------------------------------------
+-- -- copies -----------------------------------------------------------------------------------------------------------
 
 local marks = setmetatable({}, { __mode = "k" })
 
---- Of which moment a copy is that gather or clone made, in the words of the module that it is of (see `mark`); nil: nobody knows.
+--- Of which moment a copy is that gather or clone made, in the words of the module that it is of (see `mark`); nil:
+--- nobody knows.
 function M.moment_of(copy) return marks[copy] end
 
 local function note(self, copy)
@@ -198,7 +217,7 @@ local function note(self, copy)
   return copy
 end
 
--- -- putting it together -----------------------------------------------------------------------------------------------------------
+-- -- putting it together ----------------------------------------------------------------------------------------------
 
 local function elements(m) return m.shard_sizes[1] * (m.shard_sizes[2] or 1) end
 local function rank_of(m) return tonumber(m.placement:match "^rank:(%d+)") end
@@ -229,8 +248,9 @@ local function flatten_all(self)
   return flat
 end
 
---- Put a piece at its place. Where the whole has one number for each row and pieces have one for their columns of it, the mean by the
---- number of columns (`seen`: row -> columns so far); where pieces have the same place, they must be equal.
+--- Put a piece at its place. Where the whole has one number for each row and pieces have one for their columns of it,
+--- the mean by the number of columns (`seen`: row -> columns so far); where pieces have the same place, they must be
+--- equal.
 local function place(whole, m, piece, seen)
   local at = part(whole, m, 0, m.shard_sizes[1])
   local key = text_of(m.shard_offsets)
@@ -241,13 +261,13 @@ local function place(whole, m, piece, seen)
   elseif m.columns and piece:dtype() == "f32" then
     at:copy(at + (piece - at) * (m.columns[2] / seen[key]))
   elseif not same(at:to_list(), piece:to_list()) then
-    P.fail(("ShardedTensor:gather: pieces at %s of %s differ between shards: each keeps its own, and there is no whole"):format(key,
-      text_of(m.shard_sizes)))
+    P.fail(("ShardedTensor:gather: pieces at %s of %s differ between shards: each keeps its own, and there is no "
+      .. "whole"):format(key, text_of(m.shard_sizes)))
   end
 end
 
---- The whole, on every rank: what the state_dict of the unsharded module would hold. A state with a number for each row, of a table cut by
---- columns, becomes the mean of those of its blocks, by their width. Collective over the group.
+--- The whole, on every rank: what the state_dict of the unsharded module would hold. A state with a number for each
+--- row, of a table cut by columns, becomes the mean of those of its blocks, by their width. Collective over the group.
 function ShardedTensor:gather()
   if self._settle then self._settle() end
   local all, group = flatten_all(self), self._group

@@ -1,13 +1,15 @@
--- tensor/state_dict.lua: what state_dict() of modules, optimizers and schedules returns: a table that says whether it is live or a copy.
+-- tensor/state_dict.lua: what state_dict() of modules, optimizers and schedules returns: a table that says whether it
+-- is live or a copy.
 --
---   local live = model:state_dict()   -- live tensors (of tables over ranks, ShardedTensors), as in PyTorch: the next step changes them
+--   -- live tensors (of tables over ranks, ShardedTensors), as in PyTorch: the next step changes them
+--   local live = model:state_dict()
 --   live:is_live()                    -- true
 --   local best = live:clone()         -- a copy of this rank's part, as it is now; local
 --   local whole = live:gather()       -- a copy with whole tensors instead of ShardedTensors; collective
 --   model:load_state_dict(best)
 --
--- Several of them, in a plain table, are cloned and gathered together: gather_state_dict { model = model:state_dict(), dense =
--- optimizer:state_dict() }. Numbers and texts in them are copies from the start.
+-- Several of them, in a plain table, are cloned and gathered together: gather_state_dict { model = model:state_dict(),
+-- dense = optimizer:state_dict() }. Numbers and texts in them are copies from the start.
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local P = require "perilune.ffi"
@@ -49,8 +51,8 @@ local function copied(dict, of_sharded, depth)
   return result
 end
 
---- A copy of a state_dict, or of a table of several: what it holds is of this moment, whatever is trained later. ShardedTensors stay such,
---- with copies of this rank's pieces. Local.
+--- A copy of a state_dict, or of a table of several: what it holds is of this moment, whatever is trained later.
+--- ShardedTensors stay such, with copies of this rank's pieces. Local.
 function M.clone_state_dict(dict) return P.lasting(copied, dict, cloned, 1) end
 
 --- The same with whole tensors in place of ShardedTensors. Collective: every rank has the same names.
@@ -61,7 +63,8 @@ for class, live in pairs { [Live] = true, [Copied] = false } do -- any order
   class.__tostring = function(dict)
     local n = 0
     for _ in next, dict do n = n + 1 end
-    return ("state_dict, %s, of %s"):format(live and "live" or "a copy", util.number_of(n, "entry"):gsub("entrys", "entries"))
+    return ("state_dict, %s, of %s"):format(live and "live" or "a copy",
+      util.number_of(n, "entry"):gsub("entrys", "entries"))
   end
 end
 

@@ -1,19 +1,21 @@
--- tensor/stored.lua: a tensor that lies somewhere else, in a checkpoint say, and is read only where it is wanted: a source for
--- load_state_dict that is never in memory as a whole.
+-- tensor/stored.lua: a tensor that lies somewhere else, in a checkpoint say, and is read only where it is wanted: a
+-- source for load_state_dict that is never in memory as a whole.
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 
 local StoredTensor = util.class "StoredTensor"
 
---- size: of the whole; dtype; read = function(region, tensor), which fills `tensor`, of that dtype, with a rectangle: { offset = list,
---- size = list, columns = { first, number } or nil }. columns: where the numbers are of rows of a table, those of these columns are wanted.
---- patch (or nil) = function(shard), which brings a shard of the place that the tensor is loaded into up to date by itself, where it knows
---- what differs, and returns whether it has; shards are as in tensor/sharded.lua. read_several (or nil) = function(regions, tensors), which
---- fills tensors with as many rectangles at once. verify (or nil) = function(first, rows): an error if what these rows lie in is damaged.
---- by_row (or nil): of a state of a map of raw ids, a StoredTensor that has it in the order of rows.
+--- size: of the whole; dtype; read = function(region, tensor), which fills `tensor`, of that dtype, with a rectangle: {
+--- offset = list, size = list, columns = { first, number } or nil }. columns: where the numbers are of rows of a table,
+--- those of these columns are wanted. patch (or nil) = function(shard), which brings a shard of the place that the
+--- tensor is loaded into up to date by itself, where it knows what differs, and returns whether it has; shards are as
+--- in tensor/sharded.lua. read_several (or nil) = function(regions, tensors), which fills tensors with as many
+--- rectangles at once. verify (or nil) = function(first, rows): an error if what these rows lie in is damaged. by_row
+--- (or nil): of a state of a map of raw ids, a StoredTensor that has it in the order of rows.
 function StoredTensor:init(args)
-  local a = util.named("StoredTensor", args, { size = util.required.list, dtype = util.required.string, read = util.required,
-    patch = util.optional, read_several = util.optional, verify = util.optional, by_row = util.optional })
+  local a = util.named("StoredTensor", args, { size = util.required.list, dtype = util.required.string,
+    read = util.required, patch = util.optional, read_several = util.optional, verify = util.optional,
+    by_row = util.optional })
   self._size, self._dtype, self._read, self._patch = a.size, a.dtype, a.read, a.patch or false
   self._read_several, self._verify, self._by_row = a.read_several or false, a.verify or false, a.by_row or false
 end
@@ -29,7 +31,9 @@ function StoredTensor:numel()
   return n
 end
 function StoredTensor:dtype() return self._dtype end
-function StoredTensor:__tostring() return ("StoredTensor %s [%s]"):format(self._dtype, table.concat(self._size, ", ")) end
+function StoredTensor:__tostring()
+  return ("StoredTensor %s [%s]"):format(self._dtype, table.concat(self._size, ", "))
+end
 
 --- Fill `tensor` with the rectangle of its shape that begins at `offset`; numbers of another dtype are converted.
 function StoredTensor:read(offset, tensor, columns)
@@ -44,7 +48,8 @@ end
 --- Bring a shard up to date without reading all of it; false: that is not possible, and nothing was changed.
 function StoredTensor:patch(shard) return self._patch and self._patch(shard) or false end
 
---- An error if what rows [first, first + rows) lie in is damaged: of who reads it in parts, which are compared with no checksum.
+--- An error if what rows [first, first + rows) lie in is damaged: of who reads it in parts, which are compared with no
+--- checksum.
 function StoredTensor:verify(first, rows)
   if self._verify then self._verify(first, rows) end
 end

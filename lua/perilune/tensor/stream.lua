@@ -5,8 +5,9 @@
 --   local y = peri.stream.run(side, function() return x * 2 end)
 --   peri.stream.current(device):wait_stream(side)        -- before y is used, or x or y released, on the other stream
 --
--- Work of one stream runs in order; work of two streams in any order that no event forbids. Memory belongs to the stream that was current
--- when it was taken, which is where it is freed: so join the streams before what both use is released. On "cpu" everything runs at once.
+-- Work of one stream runs in order; work of two streams in any order that no event forbids. Memory belongs to the
+-- stream that was current when it was taken, which is where it is freed: so join the streams before what both use is
+-- released. On "cpu" everything runs at once.
 local ffi = require "ffi"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
@@ -52,7 +53,7 @@ end
 --- The stream on which operations on a device queue now.
 function M.current(device) return current_of(P.device(device)) end
 
--- -- streams -----------------------------------------------------------------------------------------------------------------------
+-- -- streams ----------------------------------------------------------------------------------------------------------
 
 --- Name of its device.
 function streams:device() return ffi.string(C.peri_device_name(C.peri_stream_device(stream_ptr(self)))) end
@@ -71,7 +72,7 @@ function streams:query() return self:record_event():query() end
 --- Block until all that is queued has run.
 function streams:synchronize() check(C.peri_stream_synchronize(stream_ptr(self))) end
 
--- -- events ------------------------------------------------------------------------------------------------------------------------
+-- -- events -----------------------------------------------------------------------------------------------------------
 
 function events:device() return ffi.string(C.peri_device_name(C.peri_event_device(event_ptr(self)))) end
 --- Mark the present end of `stream` (default: the current one).
@@ -88,7 +89,7 @@ function events:query() return check(C.peri_event_query(event_ptr(self))) == C.P
 --- Block until everything before the mark has run.
 function events:synchronize() check(C.peri_event_synchronize(event_ptr(self))) end
 
--- -- the current stream --------------------------------------------------------------------------------------------------------------
+-- -- the current stream -----------------------------------------------------------------------------------------------
 
 local function leave(before, device, ok, ...)
   state.streams = before
@@ -108,14 +109,16 @@ function M.run(stream, f, ...)
 end
 errors.runners[M.run] = true
 
---- Give memory back to the driver that the device keeps for later and does not use, for other libraries that allocate for themselves.
+--- Give memory back to the driver that the device keeps for later and does not use, for other libraries that allocate
+--- for themselves.
 function M.empty_cache(device) check(C.peri_device_trim(P.device(device))) end
 
 signature.check("stream.", M, { Stream = "device: device?", Event = "device: device?", current = "device: device?",
   empty_cache = "device: device?" })
 signature.check_each("Stream:", streams, { "device", "query", "synchronize" }, "self: Stream")
-signature.check("Stream:", streams, { wait_event = "self: Stream, event: Event", wait_stream = "self: Stream, stream: Stream",
-  record_event = "self: Stream, event: Event?" })
+signature.check("Stream:", streams,
+  { wait_event = "self: Stream, event: Event", wait_stream = "self: Stream, stream: Stream",
+    record_event = "self: Stream, event: Event?" })
 signature.check_each("Event:", events, { "device", "query", "synchronize" }, "self: Event")
 signature.check("Event:", events, { record = "self: Event, stream: Stream?", wait = "self: Event, stream: Stream?" })
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device.c: the device contract (runtime/plugin/device.h) on the CUDA runtime; kernels and operations are kernels/cuda's. Memory comes from
- * the device's stream-ordered pool, which keeps what is freed. Built against tests/cuda_host it is the device `cuda_host`.
+ * device.c: the device contract (runtime/plugin/device.h) on the CUDA runtime; kernels and operations are
+ * kernels/cuda's. Memory comes from the device's stream-ordered pool, which keeps what is freed. Built against
+ * tests/cuda_host it is the device `cuda_host`.
  */
 #include "../../../kernels/cuda/blas.h"
 #include "../../../kernels/cuda/table.h"
@@ -49,8 +50,9 @@ static peri_status failed(const gpu *g, cudaError_t error, const char *what)
 }
 
 /**
- * The calling thread's later calls are for @g. Set anew at each call, which takes some 20 ns: the program around may have chosen another
- * device since. An error that other code left behind is forgotten: launches report the thread's last error as theirs.
+ * The calling thread's later calls are for @g. Set anew at each call, which takes some 20 ns: the program around may
+ * have chosen another device since. An error that other code left behind is forgotten: launches report the thread's
+ * last error as theirs.
  */
 static peri_status use(const gpu *g)
 {
@@ -67,7 +69,7 @@ static peri_status use(const gpu *g)
         if (error_ != cudaSuccess) return failed(g, error_, #call); \
     } while (0)
 
-/* -- opening --------------------------------------------------------------------------------------------------------------------------- */
+/* -- opening ------------------------------------------------------------------------------------------------------- */
 
 /** Is GPU @index one that the kernels run on? Else @reason says why not. */
 static bool usable(int index, char *reason, size_t len)
@@ -77,11 +79,13 @@ static bool usable(int index, char *reason, size_t len)
     int pools = 0;
     if (error != cudaSuccess) snprintf(reason, len, "GPU %d: %s", index, cudaGetErrorString(error));
     else if (p.major < LEAST_ARCH)
-        snprintf(reason, len, "GPU %d (%s) has compute capability %d.%d, wanted %d.0 or later", index, p.name, p.major, p.minor,
-                 LEAST_ARCH);
+        snprintf(reason, len, "GPU %d (%s) has compute capability %d.%d, wanted %d.0 or later", index, p.name, p.major,
+                 p.minor, LEAST_ARCH);
     else if (cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, index) != cudaSuccess || !pools)
-        snprintf(reason, len, "GPU %d (%s) has no stream-ordered memory: its driver is too old or a mode of virtualization forbids it",
-                 index, p.name);
+        snprintf(
+            reason, len,
+            "GPU %d (%s) has no stream-ordered memory: its driver is too old or a mode of virtualization forbids it",
+            index, p.name);
     else return true;
     (void)cudaGetLastError();
     return false;
@@ -102,8 +106,8 @@ static void describe_all(int count, char *text, size_t len)
             (void)cudaGetLastError();
             continue;
         }
-        used += (size_t)snprintf(text + used, len - used, "%s%d: %s, %.0f GiB, compute capability %d.%d", i ? "; " : "", i, p.name,
-                                 (double)p.totalGlobalMem / (1 << 30), p.major, p.minor);
+        used += (size_t)snprintf(text + used, len - used, "%s%d: %s, %.0f GiB, compute capability %d.%d", i ? "; " : "",
+                                 i, p.name, (double)p.totalGlobalMem / (1 << 30), p.major, p.minor);
         for (int k = 0, links = 0; k < count && used < len; k++) {
             int can = 0;
             if (k != i && cudaDeviceCanAccessPeer(&can, i, k) != cudaSuccess) (void)cudaGetLastError();
@@ -123,8 +127,8 @@ static peri_status device_probe(char *reason, size_t len)
         (void)cudaRuntimeGetVersion(&runtime);
         if (driver == 0) snprintf(reason, len, "no NVIDIA driver is installed (%s)", cudaGetErrorString(error));
         else
-            snprintf(reason, len, "%s (the driver serves CUDA %d.%d, this is built with %d.%d)", cudaGetErrorString(error), driver / 1000,
-                     driver / 10 % 100, runtime / 1000, runtime / 10 % 100);
+            snprintf(reason, len, "%s (the driver serves CUDA %d.%d, this is built with %d.%d)",
+                     cudaGetErrorString(error), driver / 1000, driver / 10 % 100, runtime / 1000, runtime / 10 % 100);
         return PERI_EUNSUPPORTED;
     }
     if (error == cudaErrorNoDevice || count == 0) {
@@ -140,8 +144,8 @@ static peri_status device_probe(char *reason, size_t len)
 /** The GPU of a rank that asks for none by its number: the next one for each rank of the machine, round and round. */
 static int32_t own_index(int count)
 {
-    static const char *const names_of_rank[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID",
-                                                "MV2_COMM_WORLD_LOCAL_RANK"};
+    static const char *const names_of_rank[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID",
+                                                "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK"};
     for (size_t i = 0; i < sizeof names_of_rank / sizeof *names_of_rank; i++) {
         const char *text = secure_getenv(names_of_rank[i]);
         if (text && *text) return (int32_t)(atoi(text) > 0 ? atoi(text) % count : 0);
@@ -165,7 +169,8 @@ static peri_status prepare(gpu *g)
     int processors = 0;
     TRY(g, cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, g->index));
     TRY(g, cudaDeviceGetDefaultMemPool(&pool, g->index));
-    TRY(g, cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep)); /* keep what is freed: a step asks for the same again */
+    /* keep what is freed: a step asks for the same again */
+    TRY(g, cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
     TRY(g, peri__stage_new(host, &g->stage));
     g->processors = processors;
     TRY(g, peri_cuda_blas_new(&g->blas));
@@ -192,7 +197,7 @@ static peri_status device_open(int32_t *number, void **device, int32_t *caps)
     return PERI_OK;
 }
 
-/* -- memory ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- memory -------------------------------------------------------------------------------------------------------- */
 
 static peri_status device_alloc(void *device, void *stream, int64_t bytes, void **out)
 {
@@ -207,8 +212,8 @@ static peri_status device_alloc(void *device, void *stream, int64_t bytes, void 
     if (error != cudaErrorMemoryAllocation) return failed(g, error, "cudaMallocAsync");
     size_t free_bytes = 0, total = 0;
     if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) (void)cudaGetLastError();
-    return PERI_HOST_FAIL(host, PERI_ENOMEM, "%s:%d: no memory for %lld bytes (%zu of %zu are free)", NAME, g->index, (long long)bytes,
-                          free_bytes, total);
+    return PERI_HOST_FAIL(host, PERI_ENOMEM, "%s:%d: no memory for %lld bytes (%zu of %zu are free)", NAME, g->index,
+                          (long long)bytes, free_bytes, total);
 }
 
 static void device_free(void *device, void *stream, void *p, int64_t bytes)
@@ -239,11 +244,12 @@ static peri_status device_mapped_alloc(void *device, void *stream, int64_t bytes
     gpu *g = device;
     peri_status status = use(g);
     if (status < 0) return status;
-    cudaError_t error = cudaHostAlloc(out, (size_t)(bytes > 0 ? bytes : 1), cudaHostAllocPortable | cudaHostAllocMapped);
+    cudaError_t error =
+        cudaHostAlloc(out, (size_t)(bytes > 0 ? bytes : 1), cudaHostAllocPortable | cudaHostAllocMapped);
     if (error == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
-        return PERI_HOST_FAIL(host, PERI_ENOMEM, "%s:%d: the host has no memory that could be pinned for %lld bytes", NAME, g->index,
-                              (long long)bytes);
+        return PERI_HOST_FAIL(host, PERI_ENOMEM, "%s:%d: the host has no memory that could be pinned for %lld bytes",
+                              NAME, g->index, (long long)bytes);
     }
     if (error != cudaSuccess) return failed(g, error, "cudaHostAlloc");
     atomic_fetch_add(&g->mapped, 1);
@@ -293,7 +299,7 @@ static peri_status device_place(void *device, char *text, size_t len)
     return PERI_OK;
 }
 
-/* -- streams and events ---------------------------------------------------------------------------------------------------------------- */
+/* -- streams and events -------------------------------------------------------------------------------------------- */
 
 static peri_status stream_new(void *device, void **stream)
 {
@@ -358,7 +364,7 @@ static peri_status event_sync(void *device, void *event)
     return PERI_OK;
 }
 
-/* -- work ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- work ---------------------------------------------------------------------------------------------------------- */
 
 static peri_status device_copy(void *device, void *stream, void *dst, const void *src, int64_t bytes, int32_t kind)
 {
@@ -371,12 +377,14 @@ static peri_status device_copy(void *device, void *stream, void *dst, const void
     /* With mapped memory about, a tensor of the device may lie on the host: the driver knows by its address. */
     enum cudaMemcpyKind direction = atomic_load(&g->mapped) ? cudaMemcpyDefault : kinds[kind];
     if (bytes <= 0) return PERI_OK;
-    if (kind == PERI_COPY_H2D || kind == PERI_COPY_H2D_WORDS) TRY(g, peri__stage_copy(g->stage, dst, src, bytes, direction, stream));
+    if (kind == PERI_COPY_H2D || kind == PERI_COPY_H2D_WORDS)
+        TRY(g, peri__stage_copy(g->stage, dst, src, bytes, direction, stream));
     else TRY(g, cudaMemcpyAsync(dst, src, (size_t)bytes, direction, stream));
     return PERI_OK;
 }
 
-static peri_status device_launch(void *device, void *stream, int32_t kernel, const void *args, int64_t args_size, int64_t n, int64_t grain)
+static peri_status device_launch(void *device, void *stream, int32_t kernel, const void *args, int64_t args_size,
+                                 int64_t n, int64_t grain)
 {
     (void)args_size, (void)grain;
     gpu *g = device;
@@ -404,14 +412,15 @@ static int64_t device_scratch(void *device, int32_t op, const void *args)
     return error == cudaSuccess ? bytes : failed(g, error, names[op]);
 }
 
-static peri_status device_run(void *device, void *stream, int32_t op, const void *args, int64_t args_size, void *scratch,
-                              int64_t scratch_bytes)
+static peri_status device_run(void *device, void *stream, int32_t op, const void *args, int64_t args_size,
+                              void *scratch, int64_t scratch_bytes)
 {
     (void)args_size;
     gpu *g = device;
     peri_status status = use(g);
     if (status < 0) return status;
-    peri_cuda_call call = {.stream = stream, .scratch = scratch, .bytes = scratch_bytes, .processors = g->processors, .blas = g->blas};
+    peri_cuda_call call = {
+        .stream = stream, .scratch = scratch, .bytes = scratch_bytes, .processors = g->processors, .blas = g->blas};
     cudaError_t error = peri_cuda_table[op].op(args, &call);
     return error == cudaSuccess ? PERI_OK : failed(g, error, names[op]);
 }
@@ -460,8 +469,9 @@ static const peri_device_vtab vtab = {
 #endif
 };
 
-/** A setting that the driver reads when a process first uses it; what the user has set stays. Streams share the driver's queues, 8 of them
- *  unless more are asked for, and a kernel of an exchange that waits for another rank would hold up whatever shares its queue. */
+/** A setting that the driver reads when a process first uses it; what the user has set stays. Streams share the
+ *  driver's queues, 8 of them unless more are asked for, and a kernel of an exchange that waits for another rank would
+ *  hold up whatever shares its queue. */
 static void set_up_driver(void) { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
 
 __attribute__((visibility("default"))) const peri_device_vtab *peri_device_entry_v1(const peri_plugin_host *lent);

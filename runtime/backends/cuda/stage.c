@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stage.c: page-locked memory that is used round and round. A copy of at most PIECE bytes takes the bytes behind those of the copy before
- * it; it gives them back when its event has passed, in the order in which they were taken:
+ * stage.c: page-locked memory that is used round and round. A copy of at most PIECE bytes takes the bytes behind those
+ * of the copy before it; it gives them back when its event has passed, in the order in which they were taken:
  *
  *     0          given % SIZE             taken % SIZE       SIZE
  *     |  free    | piece | piece | piece  |  free            |
@@ -30,7 +30,8 @@ cudaError_t peri__stage_new(const peri_plugin_host *host, peri__stage **out)
     if (!s) return cudaErrorMemoryAllocation;
     pthread_mutex_init(&s->lock, NULL);
     cudaError_t error = cudaHostAlloc((void **)&s->memory, SIZE, cudaHostAllocPortable);
-    for (int i = 0; error == cudaSuccess && i < PIECES; i++) error = cudaEventCreateWithFlags(&s->event[i], cudaEventDisableTiming);
+    for (int i = 0; error == cudaSuccess && i < PIECES; i++)
+        error = cudaEventCreateWithFlags(&s->event[i], cudaEventDisableTiming);
     if (error == cudaSuccess) *out = s;
     else peri__stage_delete(host, s);
     return error;
@@ -60,7 +61,8 @@ static cudaError_t give_back(peri__stage *s)
 }
 
 /** The copy of one piece. The lock is held. */
-static cudaError_t copy_piece(peri__stage *s, void *dst, const void *src, int64_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
+static cudaError_t copy_piece(peri__stage *s, void *dst, const void *src, int64_t bytes, enum cudaMemcpyKind kind,
+                              cudaStream_t stream)
 {
     const int64_t room = (bytes + ALIGN - 1) / ALIGN * ALIGN, left = SIZE - s->taken % SIZE;
     const int64_t from = room <= left ? s->taken : s->taken + left;
@@ -78,12 +80,14 @@ static cudaError_t copy_piece(peri__stage *s, void *dst, const void *src, int64_
     return cudaSuccess;
 }
 
-cudaError_t peri__stage_copy(peri__stage *s, void *dst, const void *src, int64_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
+cudaError_t peri__stage_copy(peri__stage *s, void *dst, const void *src, int64_t bytes, enum cudaMemcpyKind kind,
+                             cudaStream_t stream)
 {
     cudaError_t error = cudaSuccess;
     pthread_mutex_lock(&s->lock);
     for (int64_t at = 0; error == cudaSuccess && at < bytes; at += PIECE)
-        error = copy_piece(s, (char *)dst + at, (const char *)src + at, bytes - at < PIECE ? bytes - at : PIECE, kind, stream);
+        error = copy_piece(s, (char *)dst + at, (const char *)src + at, bytes - at < PIECE ? bytes - at : PIECE, kind,
+                           stream);
     pthread_mutex_unlock(&s->lock);
     return error;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stage.h: copies from any memory of the host that have read their source when the call returns (PERI_COPY_H2D). cudaMemcpyAsync alone
- * does not promise that: it reads page-locked memory later, and for other memory it may first wait for the stream's earlier work.
+ * stage.h: copies from any memory of the host that have read their source when the call returns (PERI_COPY_H2D).
+ * cudaMemcpyAsync alone does not promise that: it reads page-locked memory later, and for other memory it may first
+ * wait for the stream's earlier work.
  */
 #ifndef PERI_CUDA_STAGE_H
 #define PERI_CUDA_STAGE_H
@@ -17,9 +18,10 @@ cudaError_t peri__stage_new(const peri_plugin_host *host, peri__stage **out);
 void peri__stage_delete(const peri_plugin_host *host, peri__stage *s);
 
 /**
- * Queue on @stream the copy of @bytes bytes from @src (of the host) to @dst (of the current device); @src has been read when the call
- * returns. Waits only where the stage is full of copies that have not run. Any thread may call it.
+ * Queue on @stream the copy of @bytes bytes from @src (of the host) to @dst (of the current device); @src has been read
+ * when the call returns. Waits only where the stage is full of copies that have not run. Any thread may call it.
  */
-cudaError_t peri__stage_copy(peri__stage *s, void *dst, const void *src, int64_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t peri__stage_copy(peri__stage *s, void *dst, const void *src, int64_t bytes, enum cudaMemcpyKind kind,
+                             cudaStream_t stream);
 
 #endif

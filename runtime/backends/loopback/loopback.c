@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * loopback.c: what mpirun loads before the C library (LD_PRELOAD) when all ranks are on its machine: sockets that it binds to addresses
- * of the machine are bound to the loopback's. mpirun listens on all of them, and prterun on an interface's too, for those who start ranks
- * on other machines, and no parameter of Open MPI's says otherwise. The ranks, and what they start, inherit the variable: there it takes
- * itself out and does nothing.
+ * loopback.c: what mpirun loads before the C library (LD_PRELOAD) when all ranks are on its machine: sockets that it
+ * binds to addresses of the machine are bound to the loopback's. mpirun listens on all of them, and prterun on an
+ * interface's too, for those who start ranks on other machines, and no parameter of Open MPI's says otherwise. The
+ * ranks, and what they start, inherit the variable: there it takes itself out and does nothing.
  */
 #include <errno.h>
 #include <netinet/in.h>

@@ -2,8 +2,10 @@
  *
  * control.c: what ranks tell each other beside the data, over a communicator of its own.
  *
- *   QUERY   "I wait for you in operation s of group g, whose signature is ...": sent when nothing has come for a while. The receiver
- *           compares with what it posted under that number, or took it for; if it differs, both are wrong and everybody is told (POISON).
+ *   QUERY   "I wait for you in operation s of group g, whose signature is ...": sent when nothing has come for a while.
+ *   The receiver
+ *           compares with what it posted under that number, or took it for; if it differs, both are wrong and everybody
+ *           is told (POISON).
  *   ANSWER  what the asked rank is doing instead
  *   POISON  a group is broken, and why
  *   LEAVE   this rank leaves the world, and what had failed there; nobody finalizes MPI before all have left
@@ -25,7 +27,8 @@ typedef struct note {
     int32_t kind, from; /* rank in the world */
     int32_t status, epoch; /* OTHER: status is the number of bytes */
     int32_t channel;       /* QUERY: of the operation */
-    uint64_t instead_group, instead; /* ANSWER: the one operation in which its sender waits for the receiver, and does nothing else; or 0 */
+    uint64_t instead_group, instead; /* ANSWER: the one operation in which its sender waits for the receiver, and does
+                                        nothing else; or 0 */
     uint64_t group, sequence, signature;
     int64_t send, recv; /* QUERY about all_to_all: elements for and expected from the receiver of the note; else -1 */
     char text[PERI_MESSAGE_MAX];
@@ -51,9 +54,13 @@ static struct {
     kept *first, **last;
 } control;
 
-static void text_of(const peri_coll_op *op, const mpi_group *g, char *text, size_t len) { peri_coll_op_text(op, g->size, text, len); }
+static void text_of(const peri_coll_op *op, const mpi_group *g, char *text, size_t len)
+{
+    peri_coll_op_text(op, g->size, text, len);
+}
 
-/** Send a note to rank @to of the world. Never waits; out of memory it is not sent, and the others run into their deadlines. */
+/** Send a note to rank @to of the world. Never waits; out of memory it is not sent, and the others run into their
+ *  deadlines. */
 static void note_send(int32_t to, const note *n)
 {
     outgoing *o = peri__mpi_host->alloc(sizeof *o);
@@ -105,8 +112,8 @@ static const mpi_request *active_of(const mpi_group *g, uint64_t sequence)
     return r;
 }
 
-/** The one operation that this rank has under way, if its thread waits and does nothing else: a protocol has one of its own. NULL: there
- *  are more, or none, or the thread may post something. */
+/** The one operation that this rank has under way, if its thread waits and does nothing else: a protocol has one of its
+ *  own. NULL: there are more, or none, or the thread may post something. */
 static const mpi_request *only_wait(void)
 {
     const mpi_request *only = NULL;
@@ -135,16 +142,19 @@ static void add_wait(note *reply, int32_t asker)
     }
 }
 
-/** Rank n->from of the world has not posted the operation that it was asked for, n->sequence of n->group, and waits for this rank in
- *  another group. If this rank waits for nothing else and has not posted that, neither goes on: said after some such answers in a row. */
+/** Rank n->from of the world has not posted the operation that it was asked for, n->sequence of n->group, and waits for
+ *  this rank in another group. If this rank waits for nothing else and has not posted that, neither goes on: said after
+ *  some such answers in a row. */
 static void handle_crossed(const note *n)
 {
     enum { SURE = 3 };
     peer *p = &peri__mpi.peers[n->from];
     const mpi_request *own = n->instead ? only_wait() : NULL;
     mpi_group *other = group_of(n->instead_group);
-    bool crossed = own && own->op.sequence == n->sequence && own->group->tag == n->group && n->instead_group != n->group && other;
-    crossed = crossed && (other->last < n->instead || !other->history || other->history[n->instead % HISTORY].sequence != n->instead);
+    bool crossed =
+        own && own->op.sequence == n->sequence && own->group->tag == n->group && n->instead_group != n->group && other;
+    crossed = crossed && (other->last < n->instead || !other->history ||
+                          other->history[n->instead % HISTORY].sequence != n->instead);
     p->crossed = crossed ? p->crossed + 1 : 0;
     if (p->crossed < SURE) return;
     char what[160], text[PERI_MESSAGE_MAX];
@@ -152,7 +162,8 @@ static void handle_crossed(const note *n)
     int32_t from = 0;
     while (from < g->size && g->ranks[from] != n->from) from++;
     text_of(&own->op, g, what, sizeof what);
-    snprintf(text, sizeof text, "the ranks disagree: rank %d waits for rank %d in %.140s, and rank %d for it in another group (%.140s)",
+    snprintf(text, sizeof text,
+             "the ranks disagree: rank %d waits for rank %d in %.140s, and rank %d for it in another group (%.140s)",
              g->rank, from, what, from, n->text);
     peri__mpi_group_fail(g, PERI_EMISMATCH, text);
     peri__mpi_poison(g, PERI_EMISMATCH, text);
@@ -174,8 +185,10 @@ static void handle_query(const note *n)
     char what[160], text[PERI_MESSAGE_MAX] = "";
     if (!mine || mine->sequence != n->sequence || asker == g->size) {
         describe_self(g, reply.text, sizeof reply.text);
-        if (asker < g->size && peri_coll_numbers_differ(g->numbers, g->rank, n->sequence, n->channel, what, sizeof what)) {
-            snprintf(text, sizeof text, "the ranks disagree: rank %d posted %.140s, %.160s (%.120s)", asker, n->text, what, reply.text);
+        if (asker < g->size &&
+            peri_coll_numbers_differ(g->numbers, g->rank, n->sequence, n->channel, what, sizeof what)) {
+            snprintf(text, sizeof text, "the ranks disagree: rank %d posted %.140s, %.160s (%.120s)", asker, n->text,
+                     what, reply.text);
             peri__mpi_group_fail(g, PERI_EMISMATCH, text);
             peri__mpi_poison(g, PERI_EMISMATCH, text);
             return;
@@ -190,9 +203,11 @@ static void handle_query(const note *n)
     const peri_coll_op *op = r ? &r->op : mine;
     text_of(op, g, what, sizeof what);
     if (mine->signature != n->signature)
-        snprintf(text, sizeof text, "the ranks disagree: rank %d posted %.160s, rank %d posted %.160s", asker, n->text, g->rank, what);
+        snprintf(text, sizeof text, "the ranks disagree: rank %d posted %.160s, rank %d posted %.160s", asker, n->text,
+                 g->rank, what);
     else if (r && n->send >= 0 && (op->recv_counts[asker] != n->send || op->send_counts[asker] != n->recv))
-        snprintf(text, sizeof text, "the ranks disagree: rank %d posted %.160s, rank %d posted %.160s", asker, n->text, g->rank, what);
+        snprintf(text, sizeof text, "the ranks disagree: rank %d posted %.160s, rank %d posted %.160s", asker, n->text,
+                 g->rank, what);
     if (text[0]) {
         peri__mpi_group_fail(g, PERI_EMISMATCH, text);
         peri__mpi_poison(g, PERI_EMISMATCH, text);
@@ -218,7 +233,9 @@ void peri__mpi_note_send(void *group, int32_t to, const void *data, int32_t byte
 {
     (void)group;
     note n = {.kind = NOTE_OTHER, .status = bytes};
-    if (peri__mpi.over || !peri__mpi.open || bytes < 1 || bytes > PERI_COLL_NOTE || peri__mpi.peers[to].left >= peri__mpi.epoch) return;
+    if (peri__mpi.over || !peri__mpi.open || bytes < 1 || bytes > PERI_COLL_NOTE ||
+        peri__mpi.peers[to].left >= peri__mpi.epoch)
+        return;
     memcpy(n.text, data, (size_t)bytes);
     note_send(to, &n);
 }
@@ -241,7 +258,8 @@ int32_t peri__mpi_note_take(void *group, int32_t *from, void *data)
 static const mpi_group *hear_last(const mpi_group *g)
 {
     const mpi_group *bad = NULL;
-    for (int round = 0; round < 16 && !bad; round++) { /* a round moves some messages, and others may be in front of the note */
+    /* a round moves some messages, and others may be in front of the note */
+    for (int round = 0; round < 16 && !bad; round++) {
         peri__mpi_control_poll();
         bad = g ? peri__mpi_broken(g) : NULL;
     }
@@ -299,7 +317,8 @@ static void handle(const note *n)
 
 void peri__mpi_control_open(void)
 {
-    int code = MPI_Irecv(&control.in, (int)sizeof control.in, MPI_BYTE, MPI_ANY_SOURCE, NOTE_TAG, peri__mpi.control, &control.receiving);
+    int code = MPI_Irecv(&control.in, (int)sizeof control.in, MPI_BYTE, MPI_ANY_SOURCE, NOTE_TAG, peri__mpi.control,
+                         &control.receiving);
     if (code != MPI_SUCCESS) control.receiving = MPI_REQUEST_NULL;
 }
 
@@ -311,7 +330,8 @@ void peri__mpi_control_close(void)
     }
     if (control.receiving == MPI_REQUEST_NULL) return;
     MPI_Cancel(&control.receiving);
-    MPI_Wait(&control.receiving, MPI_STATUS_IGNORE); /* returns at once: it is local after a cancel, everybody has left */
+    MPI_Wait(&control.receiving, MPI_STATUS_IGNORE); /* returns at once: it is local after a cancel, everybody has
+                                                        left */
 }
 
 void peri__mpi_control_poll(void)
@@ -320,7 +340,9 @@ void peri__mpi_control_poll(void)
     for (;;) {
         int flag = 0, count = 0;
         MPI_Status status;
-        if (control.receiving == MPI_REQUEST_NULL || peri__mpi_test_one(&control.receiving, &flag, &status) != MPI_SUCCESS || !flag) break;
+        if (control.receiving == MPI_REQUEST_NULL ||
+            peri__mpi_test_one(&control.receiving, &flag, &status) != MPI_SUCCESS || !flag)
+            break;
         MPI_Get_count(&status, MPI_BYTE, &count);
         note n = control.in;
         peri__mpi_control_open();
@@ -340,7 +362,8 @@ void peri__mpi_control_poll(void)
     }
 }
 
-/** Has a process of this machine ended? One whose parent has not collected it yet (a busy mpirun) still takes signals: /proc tells it. */
+/** Has a process of this machine ended? One whose parent has not collected it yet (a busy mpirun) still takes signals:
+ *  /proc tells it. */
 static bool ended(pid_t pid)
 {
     char path[40], line[256] = "";
@@ -367,8 +390,8 @@ peri_status peri__mpi_last_words(const mpi_group *g)
     return bad ? FAIL(bad->failed, "%s", bad->message) : PERI_OK;
 }
 
-/** Member @i of @g will not post what it has not posted; PERI_PENDING: it may. One that ended may have said before that it leaves, and why:
- *  the note is looked for again, since it may have come after the last look and before the end. */
+/** Member @i of @g will not post what it has not posted; PERI_PENDING: it may. One that ended may have said before that
+ *  it leaves, and why: the note is looked for again, since it may have come after the last look and before the end. */
 static peri_status lost(const mpi_group *g, int32_t i)
 {
     const peer *p = &peri__mpi.peers[g->ranks[i]];
@@ -377,8 +400,11 @@ static peri_status lost(const mpi_group *g, int32_t i)
     if (p->left >= peri__mpi.epoch && g->ranks[i] == i)
         return FAIL(PERI_EPEER, "rank %d has left the world and will never post it%s", i, p->answer);
     if (p->left >= peri__mpi.epoch)
-        return FAIL(PERI_EPEER, "rank %d, which is rank %d of the world, has left it and will never post it%s", i, g->ranks[i], p->answer);
-    if (gone) return FAIL(PERI_EPEER, "rank %d (%sprocess %lld) is gone", i, peri__mpi_world_rank(g, i).text, (long long)p->pid);
+        return FAIL(PERI_EPEER, "rank %d, which is rank %d of the world, has left it and will never post it%s", i,
+                    g->ranks[i], p->answer);
+    if (gone)
+        return FAIL(PERI_EPEER, "rank %d (%sprocess %lld) is gone", i, peri__mpi_world_rank(g, i).text,
+                    (long long)p->pid);
     return PERI_PENDING;
 }
 
@@ -401,8 +427,13 @@ peri_status peri__mpi_ask(mpi_request *r)
     bool fixed[64], *members = g->size <= 64 ? fixed : peri__mpi_host->alloc(sizeof *members * (size_t)g->size);
     if (!members) return PERI_PENDING;
     peri_status status = PERI_PENDING;
-    note n = {.kind = NOTE_QUERY, .group = g->tag, .sequence = r->op.sequence, .signature = r->op.signature, .channel = r->op.channel,
-              .send = -1, .recv = -1};
+    note n = {.kind = NOTE_QUERY,
+              .group = g->tag,
+              .sequence = r->op.sequence,
+              .signature = r->op.signature,
+              .channel = r->op.channel,
+              .send = -1,
+              .recv = -1};
     text_of(&r->op, g, n.text, 160);
     waited_for(r, members);
     for (int32_t i = 0; i < g->size && status == PERI_PENDING; i++) {
@@ -431,12 +462,13 @@ void peri__mpi_blame(void *request, char *text, size_t len)
         bool heard = p->answered_ns && now - p->answered_ns < 4 * ASK_NS;
         bool near = p->machine == peri__mpi.peers[peri__mpi.rank].machine;
         char silent[sizeof p->host + 80];
-        if (peri__mpi_gone(g->ranks[i])) snprintf(silent, sizeof silent, "process %lld, is gone", (long long)p->pid), heard = false;
+        if (peri__mpi_gone(g->ranks[i]))
+            snprintf(silent, sizeof silent, "process %lld, is gone", (long long)p->pid), heard = false;
         else
-            snprintf(silent, sizeof silent, "no answer: it computes, or is stopped%s%s%s", near ? "" : ", or ", near ? "" : p->host,
-                     near ? "" : " cannot be reached");
-        used += (size_t)snprintf(text + used, len - used, "%srank %d (%s%s)", shown > 1 ? ", " : "", i, peri__mpi_world_rank(g, i).text,
-                                 heard ? p->answer : silent);
+            snprintf(silent, sizeof silent, "no answer: it computes, or is stopped%s%s%s", near ? "" : ", or ",
+                     near ? "" : p->host, near ? "" : " cannot be reached");
+        used += (size_t)snprintf(text + used, len - used, "%srank %d (%s%s)", shown > 1 ? ", " : "", i,
+                                 peri__mpi_world_rank(g, i).text, heard ? p->answer : silent);
     }
     if (shown > 4 && used < len) snprintf(text + used, len - used, " and %d more", shown - 4);
     if (!shown) snprintf(text, len, "its own completion");

@@ -2,10 +2,11 @@
  *
  * guard.c: calls of MPI that never wait, and a thread that sees when one of them does not come back.
  *
- * When a process of another machine is killed, Open MPI 4.1 can be caught within MPI_Test: its TCP transport finds the connection broken
- * while it sends, closes it, and then all the same adds the event of sending; the next message to that process sets the event anew while
- * libevent still has it in a list, which is a ring from then on. Nothing brings such a thread back, and no deadline of this library is
- * looked at. So another thread counts: it says what happened and ends the process, which mpirun and the other ranks see.
+ * When a process of another machine is killed, Open MPI 4.1 can be caught within MPI_Test: its TCP transport finds the
+ * connection broken while it sends, closes it, and then all the same adds the event of sending; the next message to
+ * that process sets the event anew while libevent still has it in a list, which is a ring from then on. Nothing brings
+ * such a thread back, and no deadline of this library is looked at. So another thread counts: it says what happened and
+ * ends the process, which mpirun and the other ranks see.
  */
 #include "mpi_internal.h"
 
@@ -19,17 +20,20 @@
 #define TICK   (SECOND / 4)
 #define LEAST  (5 * SECOND)  /* that a call may take: a crowded machine, memory that is swapped out */
 #define MOST   (15 * SECOND)
-#define BUSY   (4 * SECOND)  /* of processor time that it may use: it copies some pieces of 1 GiB at most, each in less than a second */
+#define BUSY   (4 * SECOND)  /* of processor time that it may use: it copies some pieces of 1 GiB at most, each in less
+                                than a second */
 
 static struct {
-    atomic_uint_least64_t calls; /* begun and returned: odd within one. Written by one thread at a time (MPI_THREAD_SERIALIZED) */
+    atomic_uint_least64_t calls; /* begun and returned: odd within one. Written by one thread at a time
+                                    (MPI_THREAD_SERIALIZED) */
     atomic_int clock;            /* of the processor time of the thread that began the last one */
     atomic_int_least64_t limit;  /* ns; 0: the thread was not started */
 } guard;
 
 static void count_call(void)
 {
-    atomic_store_explicit(&guard.calls, atomic_load_explicit(&guard.calls, memory_order_relaxed) + 1, memory_order_release);
+    atomic_store_explicit(&guard.calls, atomic_load_explicit(&guard.calls, memory_order_relaxed) + 1,
+                          memory_order_release);
 }
 
 static void begin_call(void)
@@ -77,7 +81,8 @@ static void give_up(int64_t limit, const char *of_what)
     gethostname(host, sizeof host - 1);
     if (operation) snprintf(which, sizeof which, " during operation %" PRIu64, operation);
     dprintf(STDERR_FILENO,
-            "perilune: rank %d of the world (%s, process %lld): a call of MPI that never waits has not come back for %d s%s%s: the "
+            "perilune: rank %d of the world (%s, process %lld): a call of MPI that never waits has not come back for "
+            "%d s%s%s: the "
             "process at the other end of a connection was probably killed%s%s. This process ends.\n",
             peri__mpi.rank, host, (long long)getpid(), (int)(limit / SECOND), of_what, which, why[0] ? ": " : "", why);
     _exit(1);
@@ -91,8 +96,9 @@ static int64_t processor_time(void)
     return clock && clock_gettime(clock, &t) == 0 ? t.tv_sec * SECOND + t.tv_nsec : -1;
 }
 
-/** Ticks are counted, not time: a stopped process has none. A thread that is caught does nothing but write about a connection, as fast as
- *  it can, into what may have to carry it to another machine: it is given less time than one that sleeps. */
+/** Ticks are counted, not time: a stopped process has none. A thread that is caught does nothing but write about a
+ *  connection, as fast as it can, into what may have to carry it to another machine: it is given less time than one
+ *  that sleeps. */
 static void *watch(void *unused)
 {
     (void)unused;

@@ -2,12 +2,13 @@
  *
  * join.c: calls into MPI that wait for other ranks and cannot be interrupted, within a deadline, and who is missing.
  *
- * MPI_Init, the making of communicators and the blocking operations of joining are made by a thread of their own. When that takes too long,
- * or somebody is gone, this rank gives up: the thread stays where it is, and this process never calls MPI again.
+ * MPI_Init, the making of communicators and the blocking operations of joining are made by a thread of their own. When
+ * that takes too long, or somebody is gone, this rank gives up: the thread stays where it is, and this process never
+ * calls MPI again.
  *
- * Before MPI connects them, ranks of one machine see each other in two ways that leave nothing behind: a rank that comes to join binds
- * a Unix socket to a name made of the job and its rank (abstract: no file), and every rank's process carries its rank in its environment.
- * Other users could do both, so only what belongs to this user counts.
+ * Before MPI connects them, ranks of one machine see each other in two ways that leave nothing behind: a rank that
+ * comes to join binds a Unix socket to a name made of the job and its rank (abstract: no file), and every rank's
+ * process carries its rank in its environment. Other users could do both, so only what belongs to this user counts.
  */
 #include "mpi_internal.h"
 
@@ -43,7 +44,8 @@ static int join_socket(const char *what, struct sockaddr_un *address, socklen_t 
     int fd = join.job ? socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0) : -1;
     *address = (struct sockaddr_un){.sun_family = AF_UNIX};
     const char *job = join.job ? join.job : "";
-    size_t length = strlen(job); /* Open MPI 5 begins a job's name with the host's, which may be long: its end tells jobs apart */
+    size_t length = strlen(job); /* Open MPI 5 begins a job's name with the host's, which may be long: its end tells
+                                    jobs apart */
     int n = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "perilune/%u/%s/%s", (unsigned)getuid(),
                      job + (length > 60 ? length - 60 : 0), what);
     *len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
@@ -61,8 +63,8 @@ static int join_bind(const char *what)
     return -1;
 }
 
-/** Has a process of this user on this machine bound the name, and is it still there? Everybody can bind any of these names: the kernel
- *  says whose socket it is. */
+/** Has a process of this user on this machine bound the name, and is it still there? Everybody can bind any of these
+ *  names: the kernel says whose socket it is. */
 static bool join_bound(const char *what)
 {
     struct sockaddr_un address;
@@ -109,7 +111,8 @@ char peri__mpi_process_state(int64_t pid, char *name)
     FILE *file = fopen(path, "r");
     const char *close = file && fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL, *open = strchr(line, '(');
     if (close) state = close[1] == ' ' ? close[2] : 0;
-    if (close && open && name) snprintf(name, 16, "%.*s", (int)(close - open - 1 < 15 ? close - open - 1 : 15), open + 1);
+    if (close && open && name)
+        snprintf(name, 16, "%.*s", (int)(close - open - 1 < 15 ? close - open - 1 : 15), open + 1);
     if (file) fclose(file);
     return state == 'Z' || state == 'X' ? 0 : state;
 }
@@ -134,12 +137,14 @@ static int32_t process_rank(int64_t pid)
     return ours ? rank : -1;
 }
 
-/** Does the process see the same network as this one? Otherwise it counts as another machine's: its socket cannot be seen. */
+/** Does the process see the same network as this one? Otherwise it counts as another machine's: its socket cannot be
+ *  seen. */
 static bool same_network(int64_t pid)
 {
     char path[64], own[64] = "", other[64] = "";
     snprintf(path, sizeof path, "/proc/%lld/ns/net", (long long)pid);
-    return readlink("/proc/self/ns/net", own, sizeof own - 1) > 0 && readlink(path, other, sizeof other - 1) > 0 && strcmp(own, other) == 0;
+    return readlink("/proc/self/ns/net", own, sizeof own - 1) > 0 && readlink(path, other, sizeof other - 1) > 0 &&
+           strcmp(own, other) == 0;
 }
 
 /** Find the processes of the job on this machine: the oldest of each rank that is not the launcher's watcher. */
@@ -174,15 +179,19 @@ static void join_missing(char *text, size_t len, int32_t size)
         bool stopped = p->state == 'T' || p->state == 't';
         unseen += !p->here && !p->pid;
         if (!p->pid || (p->here && !stopped) || shown++ >= 8 || used >= len) continue;
-        used += (size_t)snprintf(text + used, len - used, "%srank %d (process %lld on %s) %s%s", shown > 1 ? ", " : "", i,
-                                 (long long)p->pid, name, p->here ? "" : "has not come",
-                                 !stopped ? "" : p->here ? "is stopped" : ": it is stopped");
+        used += (size_t)snprintf(text + used, len - used, "%srank %d (process %lld on %s) %s%s", shown > 1 ? ", " : "",
+                                 i, (long long)p->pid, name, p->here ? "" : "has not come",
+                                 !stopped  ? ""
+                                 : p->here ? "is stopped"
+                                           : ": it is stopped");
     }
     if (shown > 8 && used < len) used += (size_t)snprintf(text + used, len - used, " and %d more", shown - 8);
     for (int32_t i = 0, k = 0; i < size && unseen && used < len; i++) {
         if (list[i].here || list[i].pid || k++ >= 8) continue;
         if (k > 1) used += (size_t)snprintf(text + used, len - used, ", %d", i);
-        else used += (size_t)snprintf(text + used, len - used, "%sno process on %s has rank %d", used ? "; " : "", name, i);
+        else
+            used +=
+                (size_t)snprintf(text + used, len - used, "%sno process on %s has rank %d", used ? "; " : "", name, i);
     }
     if (unseen > 8 && used < len) snprintf(text + used, len - used, " and %d more", unseen - 8);
     peri__mpi_host->free(list);
@@ -206,7 +215,8 @@ static bool all_local(int32_t size)
 /** Does the launcher, on this machine, say that all ranks have been started (runtime/host/job.c)? */
 static bool all_started(void) { return join_bound("started"); }
 
-/** A rank that is gone; -1: none. @list: what was seen of them before; @settled: all that are on this machine have been started. */
+/** A rank that is gone; -1: none. @list: what was seen of them before; @settled: all that are on this machine have been
+ *  started. */
 static int32_t join_lost(process *list, int32_t size, bool settled)
 {
     bool waiting = false, vanished = false;
@@ -252,13 +262,15 @@ static void give_mpi_up(void)
 {
     peri__mpi.over = peri__mpi.broken = true;
     on_exit(end_at_once, NULL);
-    for (mpi_group *g = peri__mpi.groups; g; g = g->next) peri__mpi_group_fail(g, PERI_EABORTED, peri__mpi_host->error_message());
+    for (mpi_group *g = peri__mpi.groups; g; g = g->next)
+        peri__mpi_group_fail(g, PERI_EABORTED, peri__mpi_host->error_message());
 }
 
 /** Look after the thread until it is done. @g: the group whose members it waits for, NULL: all ranks, which join. */
 static peri_status join_wait(const mpi_group *g, const char *what, int64_t timeout_ns)
 {
-    int32_t size = g ? g->size : peri__mpi.guest ? 0 : peri__mpi_launched(); /* of a part of the ranks nobody knows who is missing */
+    /* of a part of the ranks nobody knows who is missing */
+    int32_t size = g ? g->size : peri__mpi.guest ? 0 : peri__mpi_launched();
     process *seen = peri__mpi_host->alloc_zero(sizeof *seen * (size_t)(size + 1));
     int64_t begin = peri__mpi_host->time_ns(), every = 500000000, look = begin + every;
     bool local = all_local(size);

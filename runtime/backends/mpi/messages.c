@@ -10,12 +10,13 @@
 
 enum {
     EAGER = 4000,             /* bytes of a message that Open MPI sends at once between processes of a machine, */
-    FAR_EAGER = 65000,        /* and over TCP: longer ones wait for an answer, and then take 1.6 times as long as the wire needs; */
+    FAR_EAGER = 65000,        /* and over TCP: longer ones wait for an answer, and then take 1.6 times as long as the
+                                 wire needs; */
     FAR_LONG = 16 << 20,      /* those longer than this do wait, so that what nobody takes yet does not fill memory, */
     FAR_PIECE = 512 << 10     /* in pieces that follow each other at the speed of the wire */
 };
 
-/* -- messages of a request ----------------------------------------------------------------------------------------------------------- */
+/* -- messages of a request ----------------------------------------------------------------------------------------- */
 
 static int tag_of(const mpi_request *r)
 {
@@ -56,7 +57,8 @@ static int64_t piece_of(const mpi_group *g, int other, int64_t bytes)
     int64_t piece = peri__mpi.piece;
     const peer *peers = peri__mpi.peers;
     if (g->shared) piece = EAGER;
-    else if (peers && peers[g->ranks[other]].node != peers[peri__mpi.rank].node) piece = bytes > FAR_LONG ? FAR_PIECE : FAR_EAGER;
+    else if (peers && peers[g->ranks[other]].node != peers[peri__mpi.rank].node)
+        piece = bytes > FAR_LONG ? FAR_PIECE : FAR_EAGER;
     return piece < peri__mpi.piece ? piece : peri__mpi.piece;
 }
 
@@ -110,7 +112,7 @@ void peri__mpi_layout_same(layout *l, int32_t size, int64_t at, int64_t bytes)
     for (int32_t i = 0; i < size; i++) l->at[i] = at, l->bytes[i] = bytes;
 }
 
-/* -- places -------------------------------------------------------------------------------------------------------------------------- */
+/* -- places -------------------------------------------------------------------------------------------------------- */
 
 int64_t peri__mpi_first_run(const places *p, int64_t x)
 {
@@ -149,8 +151,12 @@ void peri__mpi_place_part(const mpi_request *r, int32_t from, const void *src)
     places p = peri__mpi_places_of(&r->op, from);
     if (p.n == 0) return;
     int64_t width = peri_coll_dtype_size(r->op.dtype);
-    peri_k_route_place_args args = {.dst = r->op.recv, .received = (const void *)((uintptr_t)src - (uintptr_t)(p.runs[0].from * width)),
-                                    .runs = p.runs, .lines = p.lines, .step = p.step, .width = width,
+    peri_k_route_place_args args = {.dst = r->op.recv,
+                                    .received = (const void *)((uintptr_t)src - (uintptr_t)(p.runs[0].from * width)),
+                                    .runs = p.runs,
+                                    .lines = p.lines,
+                                    .step = p.step,
+                                    .width = width,
                                     .past = p.n * p.lines == 1 ? r->past : r->rows == 2};
     peri__mpi_host->parallel_for(p.n * p.lines, 1, peri__mpi_place_range, &args);
 }
@@ -167,17 +173,19 @@ void peri__mpi_place_own(const mpi_request *r, void *dst, const void *src, int64
     if (dst != src && bytes > 0) peri__mpi_put(dst, src, bytes, r->past);
 }
 
-/* -- sums ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- sums ---------------------------------------------------------------------------------------------------------- */
 
 static void reduce_range(void *ctx, int64_t begin, int64_t end) { peri__mpi_reduce(ctx, begin, end); }
 
 void peri__mpi_sum_of(const mpi_request *r, void *dst, const void *const *src, int64_t count)
 {
-    peri_k_reduce_args args = {.dst = dst, .src = src, .n = r->group->size, .dtype = r->op.dtype, .reduce = r->op.reduce};
+    peri_k_reduce_args args = {
+        .dst = dst, .src = src, .n = r->group->size, .dtype = r->op.dtype, .reduce = r->op.reduce};
     if (count > 0) peri__mpi_host->parallel_for(count, 1 << 16, reduce_range, &args);
 }
 
-peri_status peri__mpi_sum_up(mpi_request *r, void *dst, const void *own, const char *scratch, int64_t count, int64_t stride)
+peri_status peri__mpi_sum_up(mpi_request *r, void *dst, const void *own, const char *scratch, int64_t count,
+                             int64_t stride)
 {
     const mpi_group *g = r->group;
     const void *fixed[64], **src = fixed;

@@ -2,19 +2,22 @@
  *
  * mpi.c: the transport of launched ranks, over Open MPI.
  *
- * Every operation is made of nonblocking point-to-point messages here: so that nothing ever blocks, that sums are made in rank order, and
- * that ranks which disagree find out. A message's tag carries the operation's number and signature, so messages of different
- * operations never meet; a rank that sees no message for a while asks the ranks it waits for (control.c) what they are doing.
+ * Every operation is made of nonblocking point-to-point messages here: so that nothing ever blocks, that sums are made
+ * in rank order, and that ranks which disagree find out. A message's tag carries the operation's number and signature,
+ * so messages of different operations never meet; a rank that sees no message for a while asks the ranks it waits for
+ * (control.c) what they are doing.
  *
  *   barrier          rounds k = 0, 1, ...: to rank + 2^k, from rank - 2^k
  *   broadcast        binomial tree
  *   all_gather, all_to_all   direct: every rank to every rank
  *   reduce_scatter   direct exchange of the parts, segment by segment, summed in rank order
- *   all_reduce       small, or between two machines: everybody gets everything and sums; large: reduce_scatter, then all_gather of the sums
+ *   all_reduce       small, or between two machines: everybody gets everything and sums; large: reduce_scatter, then
+ *   all_gather of the sums
  *
  * Between ranks of one machine only small data travel in messages; near.c copies the rest.
  *
- * All ranks of a pair exchange a message even where the count is zero: a disagreement about counts is then seen by the receiver.
+ * All ranks of a pair exchange a message even where the count is zero: a disagreement about counts is then seen by the
+ * receiver.
  */
 #include "mpi_internal.h"
 #include "../../../kernels/convert.h"
@@ -61,20 +64,21 @@ static peri_status check_messages(const mpi_request *r, int code)
         int count = 0, error = code == MPI_ERR_IN_STATUS ? r->statuses[i].MPI_ERROR : MPI_SUCCESS, class = MPI_SUCCESS;
         if (error == MPI_ERR_PENDING) continue;
         if (error != MPI_SUCCESS) MPI_Error_class(error, &class);
-        if (error != MPI_SUCCESS && class != MPI_ERR_TRUNCATE) return peri__mpi_fail(r->slots[i].receive ? "a receive" : "a send", error);
+        if (error != MPI_SUCCESS && class != MPI_ERR_TRUNCATE)
+            return peri__mpi_fail(r->slots[i].receive ? "a receive" : "a send", error);
         if (!r->slots[i].receive) continue;
         MPI_Get_count(&r->statuses[i], MPI_BYTE, &count);
         const slot *s = &r->slots[i];
         if (class == MPI_SUCCESS && count == s->bytes) continue;
         if (s->note)
             return FAIL(PERI_EMISMATCH, "rank %d sent %s%d bytes, rank %d expects %llu", s->peer,
-                                  class == MPI_SUCCESS ? "" : "more than ", class == MPI_SUCCESS ? count : s->bytes, r->group->rank,
-                                  (unsigned long long)r->near->mine[s->peer].recv_bytes);
+                        class == MPI_SUCCESS ? "" : "more than ", class == MPI_SUCCESS ? count : s->bytes,
+                        r->group->rank, (unsigned long long)r->near->mine[s->peer].recv_bytes);
         if (class == MPI_SUCCESS && count != (int)sizeof(descriptor))
             return FAIL(PERI_EMISMATCH, "rank %d sent %d bytes, rank %d expects %d", s->peer, count, r->group->rank,
                                   s->bytes);
         return FAIL(PERI_EMISMATCH, "rank %d sent %s the %d bytes that rank %d expects", s->peer,
-                              class == MPI_SUCCESS && count < s->bytes ? "less than" : "more than", s->bytes, r->group->rank);
+                    class == MPI_SUCCESS && count < s->bytes ? "less than" : "more than", s->bytes, r->group->rank);
     }
     return code == MPI_SUCCESS || code == MPI_ERR_IN_STATUS ? PERI_OK : peri__mpi_fail("MPI_Testall", code);
 }
@@ -99,7 +103,8 @@ static peri_status mpi_test(void *request)
 {
     mpi_request *r = request;
     if (r->status == PERI_PENDING && peri__mpi.over) return end(r, FAIL(PERI_EABORTED, "%s", r->group->message));
-    if (r->status != PERI_PENDING) return r->status >= 0 ? r->status : FAIL(r->status, "%s", r->message ? r->message : "");
+    if (r->status != PERI_PENDING)
+        return r->status >= 0 ? r->status : FAIL(r->status, "%s", r->message ? r->message : "");
     if (r->dropped || r->stalled) return waiting(r);
     if (copying(r)) {
         bool idle;
@@ -109,7 +114,8 @@ static peri_status mpi_test(void *request)
             if (said < 0) return end(r, said);
         }
         if (status != PERI_PENDING) return end(r, status);
-        if (idle && peri__mpi.crowded) sched_yield(); /* as MPI_Testall does then: whom this rank waits for may need this processor */
+        /* as MPI_Testall does then: whom this rank waits for may need this processor */
+        if (idle && peri__mpi.crowded) sched_yield();
         if (idle) return waiting(r);
         r->quiet_ns = 0;
         return PERI_PENDING;
@@ -171,7 +177,8 @@ static peri_status mpi_post(void *group, const peri_coll_op *op, void **request)
     return PERI_OK;
 }
 
-/** After a failure: does nobody use the request's buffers any more? Pieces under way end at once, unless their process was killed. */
+/** After a failure: does nobody use the request's buffers any more? Pieces under way end at once, unless their process
+ *  was killed. */
 static bool near_over(mpi_request *r)
 {
     const mpi_group *g = r->group;
@@ -180,7 +187,8 @@ static bool near_over(mpi_request *r)
     if (peri__mpi_near_quiet(g)) return true;
     if (!r->given_up_ns) r->given_up_ns = now;
     bool dead = false;
-    for (int32_t i = 0; i < g->size && now - r->given_up_ns > 4 * STALL_NS; i++) dead = dead || peri__mpi_gone(g->ranks[i]);
+    for (int32_t i = 0; i < g->size && now - r->given_up_ns > 4 * STALL_NS; i++)
+        dead = dead || peri__mpi_gone(g->ranks[i]);
     return dead;
 }
 

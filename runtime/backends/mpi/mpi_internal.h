@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mpi_internal.h: what the files of the transport mpi know of each other, from the lowest to those that call it. mpi.c, above them all,
- * says what the transport does. Everything here is hidden: the plugin exports its entry only.
+ * mpi_internal.h: what the files of the transport mpi know of each other, from the lowest to those that call it. mpi.c,
+ * above them all, says what the transport does. Everything here is hidden: the plugin exports its entry only.
  */
 #ifndef PERI_BACKENDS_MPI_INTERNAL_H
 #define PERI_BACKENDS_MPI_INTERNAL_H
@@ -21,7 +21,8 @@ enum {
 
 #define STALL_NS ((int64_t)50000000) /* without news for so long, a rank asks */
 #define ASK_NS ((int64_t)200000000)  /* and asks again after so long */
-#define LOOK_NS ((int64_t)1000000)   /* no longer without a look at the notes: a test may take long on a machine with other work */
+#define LOOK_NS ((int64_t)1000000)   /* no longer without a look at the notes: a test may take long on a machine with
+                                        other work */
 #define CLOSED ((uint64_t)1 << 63)   /* of near_cell.next */
 
 typedef struct mpi_group mpi_group;
@@ -104,8 +105,10 @@ typedef struct peer {
 
 /** The state of the process. */
 extern struct mpi_state {
-    bool started, ours, open, broken; /* ours: MPI_Init was called here; broken: the world has failed, and cannot be left in good order */
-    bool loose;                       /* a group of some ranks has failed, or could not be made: messages may be under way for ever */
+    bool started, ours, open, broken; /* ours: MPI_Init was called here; broken: the world has failed, and cannot be
+                                         left in good order */
+    bool loose;                       /* a group of some ranks has failed, or could not be made: messages may be under
+                                         way for ever */
     bool over;                        /* MPI was finalized, or given up: no call of it any more */
     bool crowded;                     /* this machine has more ranks than processors */
     bool near;                        /* there is a group whose ranks copy from memory to memory */
@@ -132,39 +135,41 @@ extern peri_kernel_fn peri__mpi_reduce, peri__mpi_place;
 #define FAIL(status, ...) PERI_HOST_FAIL(peri__mpi_host, status, __VA_ARGS__)
 
 /** Pass an error on. */
-#define TRY(expr)                                                                                                                     \
-    do {                                                                                                                              \
-        peri_status try_ = (expr);                                                                                                    \
-        if (try_ < 0) return try_;                                                                                                    \
+#define TRY(expr)                                                                                                      \
+    do {                                                                                                               \
+        peri_status try_ = (expr);                                                                                     \
+        if (try_ < 0) return try_;                                                                                     \
     } while (0)
 
-/* -- guard.c ----------------------------------------------------------------------------------------------------------------------- */
+/* -- guard.c ------------------------------------------------------------------------------------------------------- */
 
 /** MPI_Testall, MPI_Test and MPI_Isend (of bytes), each of which the thread of the guard sees begin and return. */
 int peri__mpi_test_all(int n, MPI_Request *requests, int *flag, MPI_Status *statuses);
 int peri__mpi_test_one(MPI_Request *request, int *flag, MPI_Status *status);
 int peri__mpi_send(const void *data, int bytes, int to, int tag, MPI_Comm comm, MPI_Request *request);
 
-/** From now on a call of these that takes @timeout_ns, but 5 to 15 s, or 4 s of processor time, ends the process with a line of it. */
+/** From now on a call of these that takes @timeout_ns, but 5 to 15 s, or 4 s of processor time, ends the process with a
+ *  line of it. */
 peri_status peri__mpi_guard_start(int64_t timeout_ns);
 
 enum { NEAR_RANKS = 64 }; /* largest group that has cells */
 
-/* -- near_memory.c ----------------------------------------------------------------------------------------------------------------- */
+/* -- near_memory.c ------------------------------------------------------------------------------------------------- */
 
 typedef struct near_cell {
     _Alignas(64) atomic_uint_least64_t next; /* bytes claimed since ever; CLOSED: no more */
     atomic_uint_least64_t done;              /* of these, bytes copied */
 } near_cell;
 
-/** Memory shared by a group: a header, then a cell for each (from, to, k). Reductions use the cells of (owner, owner). */
+/** Memory shared by a group: a header, then a cell for each (from, to, k). Reductions use the cells of (owner,
+ *  owner). */
 typedef struct near_shared {
     _Alignas(64) atomic_int failed; /* a copy failed or a rank gave up: complete jobs prove nothing */
     near_cell cells[];
 } near_shared;
 
-/** Give a new group its cells if all its ranks can reach each other. Blocks; collective over the members. Without cells, everything goes
- *  by messages. */
+/** Give a new group its cells if all its ranks can reach each other. Blocks; collective over the members. Without
+ *  cells, everything goes by messages. */
 void peri__mpi_near_join(mpi_group *g);
 void peri__mpi_near_leave(mpi_group *g);
 near_cell *peri__mpi_near_cell_at(const mpi_group *g, int32_t from, int32_t to, int32_t k);
@@ -173,7 +178,7 @@ void peri__mpi_near_close(const mpi_group *g);
 /** After peri__mpi_near_close: true when no copy of the group is under way. */
 bool peri__mpi_near_quiet(const mpi_group *g);
 
-/* -- state.c ----------------------------------------------------------------------------------------------------------------------- */
+/* -- state.c ------------------------------------------------------------------------------------------------------- */
 
 /** The failure of MPI's call @what, which returned @code. */
 peri_status peri__mpi_fail(const char *what, int code);
@@ -189,7 +194,7 @@ void peri__mpi_remember(mpi_group *g, const peri_coll_op *op);
 /** Mark the group as failed, for this rank; nothing happens if it is. */
 void peri__mpi_group_fail(mpi_group *g, peri_status status, const char *message);
 
-/* -- messages.c -------------------------------------------------------------------------------------------------------------------- */
+/* -- messages.c ---------------------------------------------------------------------------------------------------- */
 
 /** Places and sizes of the parts of a buffer, in bytes. */
 typedef struct layout {
@@ -227,15 +232,17 @@ void peri__mpi_put(void *dst, const void *src, int64_t bytes, bool past);
 void peri__mpi_place_part(const mpi_request *r, int32_t from, const void *src);
 /** Copy what lies in one piece at both ends, unless it is in its place already. */
 void peri__mpi_place_own(const mpi_request *r, void *dst, const void *src, int64_t bytes);
-/** dst = sum over the ranks, in their order, of own (this rank's) and the others' vectors in @scratch, `stride` bytes apart. */
-peri_status peri__mpi_sum_up(mpi_request *r, void *dst, const void *own, const char *scratch, int64_t count, int64_t stride);
+/** dst = sum over the ranks, in their order, of own (this rank's) and the others' vectors in @scratch, `stride` bytes
+ *  apart. */
+peri_status peri__mpi_sum_up(mpi_request *r, void *dst, const void *own, const char *scratch, int64_t count,
+                             int64_t stride);
 /** dst = sum over the vectors at @src, one of each rank, in their order. */
 void peri__mpi_sum_of(const mpi_request *r, void *dst, const void *const *src, int64_t count);
 /** Room for @bytes in r->scratch, from the group's spare block if that is large enough. */
 peri_status peri__mpi_take_scratch(mpi_request *r, int64_t bytes);
 void peri__mpi_give_scratch(mpi_request *r);
 
-/* -- near_heap.c ------------------------------------------------------------------------------------------------------------------- */
+/* -- near_heap.c --------------------------------------------------------------------------------------------------- */
 
 /** A file of @bytes in memory, @name for who looks at this process; -1 and errno. */
 int peri__mpi_memory_file(const char *name, int64_t bytes);
@@ -253,16 +260,18 @@ char *peri__mpi_heap_at(int32_t rank, uint64_t address, uint64_t bytes);
 /** Unmap the heaps of @n peers. */
 void peri__mpi_heap_forget(peer *peers, int32_t n);
 
-/* -- near_copy.c ------------------------------------------------------------------------------------------------------------------- */
+/* -- near_copy.c --------------------------------------------------------------------------------------------------- */
 
 /** What a rank tells another about an operation. */
 typedef struct descriptor {
     uint64_t send, recv;             /* addresses in its process */
     uint64_t send_bytes, recv_bytes; /* to and from the receiver of this note */
-    places places;                   /* of its data, recv being where runs count from; runs: an address in its process; n = 0: none */
+    places places;                   /* of its data, recv being where runs count from; runs: an address in its process;
+                                        n = 0: none */
     uint64_t base;                   /* of the cell that it chose for its job */
     int32_t cell;                    /* -1: it has no job */
-    int32_t direct;                  /* it has a function for what it sends (DIRECT_FILL), or receives (DIRECT_TAKE), here; 0: neither */
+    int32_t direct;                  /* it has a function for what it sends (DIRECT_FILL), or receives (DIRECT_TAKE),
+                                        here; 0: neither */
     uint32_t mark;
 } descriptor;
 
@@ -301,18 +310,20 @@ void peri__mpi_near_waited_for(const mpi_request *r, bool *members);
 
 static inline bool copying(const mpi_request *r) { return r->near && r->near->n > 0; }
 
-/* -- near.c ------------------------------------------------------------------------------------------------------------------------ */
+/* -- near.c -------------------------------------------------------------------------------------------------------- */
 
 /** Do so many bytes between two ranks of a group with cells make a job? */
 static inline bool near_large(int64_t bytes) { return bytes > peri__mpi.near_least; }
-/** Every rank receives and sends about @bytes together, which may only run through the caches of the machine: choose how. */
+/** Every rank receives and sends about @bytes together, which may only run through the caches of the machine: choose
+ *  how. */
 void peri__mpi_past_caches(mpi_request *r, int64_t bytes);
 /** Start an exchange with everybody: small data themselves, a descriptor where either direction is large. */
-peri_status peri__mpi_near_exchange(mpi_request *r, char *recv, const int64_t *recv_at, const int64_t *recv_bytes, const char *send,
-                                    const int64_t *send_at, const int64_t *send_bytes);
+peri_status peri__mpi_near_exchange(mpi_request *r, char *recv, const int64_t *recv_at, const int64_t *recv_bytes,
+                                    const char *send, const int64_t *send_at, const int64_t *send_bytes);
 /** Start a broadcast from the root to everybody: a pair each. */
 peri_status peri__mpi_near_broadcast(mpi_request *r, uint64_t bytes);
-/** The descriptors of an exchange or a broadcast are here: make the jobs, this rank's own first, each rank beginning with another one. */
+/** The descriptors of an exchange or a broadcast are here: make the jobs, this rank's own first, each rank beginning
+ *  with another one. */
 peri_status peri__mpi_near_pairs(mpi_request *r);
 /** Start a reduction: everybody learns where all vectors are, and may sum any part. */
 peri_status peri__mpi_near_reduce(mpi_request *r, uint64_t bytes);
@@ -321,12 +332,12 @@ peri_status peri__mpi_near_parts(mpi_request *r, const int64_t *begin, const int
 /** Forget the request's copies, which are complete or closed. */
 void peri__mpi_near_give(mpi_request *r);
 
-/* -- phases.c ---------------------------------------------------------------------------------------------------------------------- */
+/* -- phases.c ------------------------------------------------------------------------------------------------------ */
 
 /** Go on until messages or copies are under way or the operation is complete. */
 peri_status peri__mpi_advance(mpi_request *r);
 
-/* -- control.c --------------------------------------------------------------------------------------------------------------------- */
+/* -- control.c ----------------------------------------------------------------------------------------------------- */
 
 /** Begin and end to receive notes. The end comes after all ranks have left the world. */
 void peri__mpi_control_open(void);
@@ -337,8 +348,8 @@ void peri__mpi_control_poll(void);
 void peri__mpi_poison(const mpi_group *g, peri_status status, const char *message);
 /** True when the process of rank @rank of the world is known to be gone. */
 bool peri__mpi_gone(int32_t rank);
-/** A member of @g is gone. What it said of the group before it ended tells more than its end, and has come by now: that failure, or
- *  PERI_OK where it said nothing. */
+/** A member of @g is gone. What it said of the group before it ended tells more than its end, and has come by now: that
+ *  failure, or PERI_OK where it said nothing. */
 peri_status peri__mpi_last_words(const mpi_group *g);
 /** Nothing has come for a while: ask, and look who is gone. PERI_PENDING or the failure. */
 peri_status peri__mpi_ask(mpi_request *r);
@@ -350,25 +361,26 @@ void peri__mpi_numbers(void *group, const peri_coll_numbers *numbers);
 peri_status peri__mpi_check(void *group);
 bool peri__mpi_rank_gone(void *group, int32_t rank, char *text, size_t len);
 void peri__mpi_blame(void *request, char *text, size_t len);
-/** Say goodbye and wait until everybody has, MPI may be finalized then. Not true: somebody failed, or the deadline passed. */
+/** Say goodbye and wait until everybody has, MPI may be finalized then. Not true: somebody failed, or the deadline
+ *  passed. */
 bool peri__mpi_leave_world(int64_t timeout_ns);
 /** After a failure, when this rank has said goodbye: has everybody, within so long? */
 bool peri__mpi_all_left(int64_t timeout_ns);
 
-/* -- join.c ------------------------------------------------------------------------------------------------------------------------ */
+/* -- join.c -------------------------------------------------------------------------------------------------------- */
 
 /** Ranks of the world that this process was launched into; 1 when it was launched alone. */
 int32_t peri__mpi_launched(void);
 /** Tell the ranks of this machine that this one has come. */
 void peri__mpi_join_announce(void);
-/** Run @run, which calls MPI and may wait there, in a thread. @g: the group whose members it waits for, NULL: all ranks, which join. After
- *  a failure what it uses must stay, since the thread may be in it, and MPI is over. */
+/** Run @run, which calls MPI and may wait there, in a thread. @g: the group whose members it waits for, NULL: all
+ *  ranks, which join. After a failure what it uses must stay, since the thread may be in it, and MPI is over. */
 peri_status peri__mpi_within(const mpi_group *g, const char *what, int64_t timeout_ns, void (*run)(void));
-/** State of a process, and its name without brackets in @name[16], which may be NULL; 0: it has ended, whether its parent has
- *  collected it or not. */
+/** State of a process, and its name without brackets in @name[16], which may be NULL; 0: it has ended, whether its
+ *  parent has collected it or not. */
 char peri__mpi_process_state(int64_t pid, char *name);
 
-/* -- world.c ----------------------------------------------------------------------------------------------------------------------- */
+/* -- world.c ------------------------------------------------------------------------------------------------------- */
 
 /** The contract's functions (plugin/coll.h) about worlds and groups. */
 peri_status peri__mpi_open(peri_coll_open *boot, void **group);

@@ -1,24 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * near.c: ranks of one machine copy large data straight from memory to memory (process_vm_readv, process_vm_writev), and whichever of the
- * ranks concerned has time does it: a rank that computes neither sends nor receives, its waiting peers do both. Here operations begin: what
- * ranks tell each other, and the jobs that follow from it. near_copy.c does the jobs, near_memory.c holds the cells.
+ * near.c: ranks of one machine copy large data straight from memory to memory (process_vm_readv, process_vm_writev),
+ * and whichever of the ranks concerned has time does it: a rank that computes neither sends nor receives, its waiting
+ * peers do both. Here operations begin: what ranks tell each other, and the jobs that follow from it. near_copy.c does
+ * the jobs, near_memory.c holds the cells.
  *
- * For an operation every rank sends the others a descriptor: where its data is and where data may be put. Its copies are *jobs*; a job's
- * progress is a cell in memory that the group shares. A rank that knows both ends of a job claims a piece of it (cell.next), copies it,
- * and counts it as done (cell.done). The job is complete for everybody when done reaches its end, also for a rank that did nothing.
+ * For an operation every rank sends the others a descriptor: where its data is and where data may be put. Its copies
+ * are *jobs*; a job's progress is a cell in memory that the group shares. A rank that knows both ends of a job claims a
+ * piece of it (cell.next), copies it, and counts it as done (cell.done). The job is complete for everybody when done
+ * reaches its end, also for a rank that did nothing.
  *
- * Cells are used again for later jobs, but never go back to zero: they count bytes upwards for ever. A job is the range of the count from
- * what it was when its cell was taken (base) to base + bytes, so a rank that looks at the cell late, when a later job counts on, finds the
- * count beyond that range: its own job is complete. A rank that gives up closes all cells of the group: nobody can claim any more, and its
- * buffers are free when all claims are done (near_quiet).
+ * Cells are used again for later jobs, but never go back to zero: they count bytes upwards for ever. A job is the range
+ * of the count from what it was when its cell was taken (base) to base + bytes, so a rank that looks at the cell late,
+ * when a later job counts on, finds the count beyond that range: its own job is complete. A rank that gives up closes
+ * all cells of the group: nobody can claim any more, and its buffers are free when all claims are done (near_quiet).
  */
 #include "mpi_internal.h"
 #include "../../../kernels/route.h"
 
 enum {
     PIECE_MOST = 512 << 10, /* bytes of a claim that others might make too */
-    PIECE_OWN = 1 << 20     /* of one that others make only if this rank has no time: a system call costs as much as 16 KiB */
+    PIECE_OWN = 1 << 20     /* of one that others make only if this rank has no time: a system call costs as much as 16
+                               KiB */
 };
 
 #define NOTE_MARK 0x6e656172u /* in each descriptor */
@@ -68,7 +71,8 @@ void peri__mpi_near_give(mpi_request *r)
 /** Send or receive a descriptor. */
 static peri_status near_note(mpi_request *r, bool receive, int32_t other)
 {
-    TRY(peri__mpi_message(r, receive, other, receive ? &r->near->theirs[other] : &r->near->mine[other], sizeof(descriptor)));
+    TRY(peri__mpi_message(r, receive, other, receive ? &r->near->theirs[other] : &r->near->mine[other],
+                          sizeof(descriptor)));
     r->slots[r->n - 1].note = true;
     return PERI_OK;
 }
@@ -83,9 +87,13 @@ static peri_status near_tell(mpi_request *r, int32_t other)
 static void near_add(mpi_request *r, int32_t from, int32_t to, const descriptor *d, uint64_t bytes, uint64_t at)
 {
     struct near_state *s = r->near;
-    s->jobs[s->n++] = (near_job){
-        .cell = peri__mpi_near_cell_at(r->group, from, to, d->cell), .base = d->base, .bytes = bytes, .from = from, .to = to, .at = at,
-        .most = from == to ? (uint64_t)peri__mpi_near_sum_piece(r->group->size) : PIECE_MOST};
+    s->jobs[s->n++] = (near_job){.cell = peri__mpi_near_cell_at(r->group, from, to, d->cell),
+                                 .base = d->base,
+                                 .bytes = bytes,
+                                 .from = from,
+                                 .to = to,
+                                 .at = at,
+                                 .most = from == to ? (uint64_t)peri__mpi_near_sum_piece(r->group->size) : PIECE_MOST};
 }
 
 /** Both descriptors of a pair must agree on sizes. */
@@ -103,7 +111,9 @@ static peri_status near_agree(const mpi_request *r, int32_t other)
         return FAIL(PERI_EMISMATCH, "rank %d sends %lld elements to rank %d, which expects %lld", rank,
                               (long long)mine->send_bytes / element, other, (long long)theirs->recv_bytes / element);
     if (mine->direct && theirs->direct && mine->direct != theirs->direct)
-        return FAIL(PERI_EMISMATCH, "of ranks %d and %d one has a function for what it sends, the other for what it receives", rank, other);
+        return FAIL(PERI_EMISMATCH,
+                    "of ranks %d and %d one has a function for what it sends, the other for what it receives", rank,
+                    other);
     return PERI_OK;
 }
 
@@ -124,8 +134,8 @@ static peri_status near_defer(mpi_request *r)
     return PERI_PENDING;
 }
 
-peri_status peri__mpi_near_exchange(mpi_request *r, char *recv, const int64_t *recv_at, const int64_t *recv_bytes, const char *send,
-                                 const int64_t *send_at, const int64_t *send_bytes)
+peri_status peri__mpi_near_exchange(mpi_request *r, char *recv, const int64_t *recv_at, const int64_t *recv_bytes,
+                                    const char *send, const int64_t *send_at, const int64_t *send_bytes)
 {
     int32_t rank = r->group->rank, size = r->group->size;
     TRY(near_prepare(r));
@@ -158,8 +168,9 @@ peri_status peri__mpi_near_exchange(mpi_request *r, char *recv, const int64_t *r
     return PERI_OK;
 }
 
-/** The job that copies from @from to @to, one of which is this rank: it claims large pieces if the copy is its business, which it is of the
- *  receiver or of the sender wherever both have about as much to copy, and the other one helps. */
+/** The job that copies from @from to @to, one of which is this rank: it claims large pieces if the copy is its
+ *  business, which it is of the receiver or of the sender wherever both have about as much to copy, and the other one
+ *  helps. */
 static void near_pair(mpi_request *r, int32_t from, int32_t to, bool by_sender)
 {
     struct near_state *s = r->near;
@@ -181,10 +192,12 @@ peri_status peri__mpi_near_pairs(mpi_request *r)
 {
     struct near_state *s = r->near;
     int32_t rank = r->group->rank, size = r->group->size;
-    bool by_sender = peri__mpi_host->copy_choice(PERI_HOST_COPY_BY) == 1 && !peri__mpi.crowded && !r->past && !r->rows; /* those receive */
+    /* those receive */
+    bool by_sender = peri__mpi_host->copy_choice(PERI_HOST_COPY_BY) == 1 && !peri__mpi.crowded && !r->past && !r->rows;
     for (int32_t k = 1; k < size; k++) {
         int32_t other = (rank + k) % size;
-        if (near_large((int64_t)s->mine[other].recv_bytes) || near_large((int64_t)s->mine[other].send_bytes)) TRY(near_agree(r, other));
+        if (near_large((int64_t)s->mine[other].recv_bytes) || near_large((int64_t)s->mine[other].send_bytes))
+            TRY(near_agree(r, other));
     }
     for (int32_t pass = 0; pass < 2; pass++)
         for (int32_t k = 1; k < size; k++) {

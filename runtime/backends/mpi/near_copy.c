@@ -13,12 +13,16 @@
 enum {
     PIECE_LEAST = 32 << 10, /* bytes of a claim: half of what is left, between this and near_job.most */
     PATIENCE = 16,          /* times that a rank of a crowded machine lets others run before it does their copies */
-    LONG_RUN = 64 << 10,    /* bytes of runs that are read where they belong all the same: ids of KJTAllToAll took 1.3 times as long */
+    LONG_RUN = 64 << 10,    /* bytes of runs that are read where they belong all the same: ids of KJTAllToAll took 1.3
+                               times as long */
     JOINED = 2 << 20,       /* bytes of what is filled together at once */
     SUM_ROOM = 512 << 10    /* of the other ranks' pieces of a claim that is summed: they should stay in the cache */
 };
 
-static bool near_complete(const near_job *j) { return atomic_load_explicit(&j->cell->done, memory_order_acquire) >= j->base + j->bytes; }
+static bool near_complete(const near_job *j)
+{
+    return atomic_load_explicit(&j->cell->done, memory_order_acquire) >= j->base + j->bytes;
+}
 
 /** Claim a piece of the job: its bytes, and where it begins in the job. 0: nothing is left. */
 static uint64_t near_claim(const near_job *j, uint64_t *at)
@@ -42,15 +46,16 @@ static peri_status near_move(const mpi_request *r, int32_t other, bool read, con
 {
     const peer *p = &peri__mpi.peers[r->group->ranks[other]];
     pid_t pid = (pid_t)p->pid;
-    ssize_t n = read ? process_vm_readv(pid, here, n_here, there, n_there, 0) : process_vm_writev(pid, here, n_here, there, n_there, 0);
+    ssize_t n = read ? process_vm_readv(pid, here, n_here, there, n_there, 0)
+                     : process_vm_writev(pid, here, n_here, there, n_there, 0);
     *bytes = n > 0 ? (uint64_t)n : 0;
     if (n > 0) return PERI_OK;
     int problem = errno;
     world_rank place = peri__mpi_world_rank(r->group, other);
     if (n < 0 && problem == ESRCH)
         return FAIL(PERI_EPEER, "rank %d (%sprocess %lld) is gone", other, place.text, (long long)p->pid);
-    return FAIL(PERI_EPEER, "copying %s rank %d (%sprocess %lld): %s", read ? "from" : "to", other, place.text, (long long)p->pid,
-                n == 0 ? "nothing was copied" : strerror(problem));
+    return FAIL(PERI_EPEER, "copying %s rank %d (%sprocess %lld): %s", read ? "from" : "to", other, place.text,
+                (long long)p->pid, n == 0 ? "nothing was copied" : strerror(problem));
 }
 
 /** Bytes of another rank's memory, if this process has mapped them; else NULL. */
@@ -60,7 +65,8 @@ static char *near_mapped(const mpi_request *r, int32_t other, uint64_t there, ui
 }
 
 /** @past: what is written goes past the caches, where that is this process's choice. */
-static peri_status near_copy(const mpi_request *r, int32_t other, bool read, void *here, uint64_t there, uint64_t bytes, bool past)
+static peri_status near_copy(const mpi_request *r, int32_t other, bool read, void *here, uint64_t there, uint64_t bytes,
+                             bool past)
 {
     uint64_t n = 0;
     char *mapped = near_mapped(r, other, there, bytes);
@@ -87,16 +93,18 @@ static char *near_bounce(void)
     return peri__mpi.bounce;
 }
 
-/** Cut bytes [*next, end) of what comes into the pieces that lie together where they belong, @most of them at most. Returns how many; *next
- *  is where they end. */
-static size_t near_cut(const places *p, uint64_t width, uint64_t placed, uint64_t *next, uint64_t end, struct iovec *pieces, size_t most)
+/** Cut bytes [*next, end) of what comes into the pieces that lie together where they belong, @most of them at most.
+ *  Returns how many; *next is where they end. */
+static size_t near_cut(const places *p, uint64_t width, uint64_t placed, uint64_t *next, uint64_t end,
+                       struct iovec *pieces, size_t most)
 {
     size_t count = 0;
     uint64_t at = *next;
     for (int64_t i = peri__mpi_first_run(p, (int64_t)(at / width)); i < p->n && count < most && at < end; i++) {
         uint64_t line = (uint64_t)p->runs[i].n * width, from = at - (uint64_t)p->runs[i].from * width;
         if (line == 0) continue;
-        uint64_t k = from / line, skip = from % line, place = placed + ((uint64_t)p->runs[i].to + k * (uint64_t)p->step) * width + skip;
+        uint64_t k = from / line, skip = from % line,
+                 place = placed + ((uint64_t)p->runs[i].to + k * (uint64_t)p->step) * width + skip;
         for (; k < (uint64_t)p->lines && count < most && at < end; k++, skip = 0) {
             uint64_t some = line - skip < end - at ? line - skip : end - at;
             pieces[count++] = (struct iovec){(void *)(uintptr_t)place, some};
@@ -108,20 +116,22 @@ static size_t near_cut(const places *p, uint64_t width, uint64_t placed, uint64_
     return count;
 }
 
-/** Copy @bytes of rank @from's data, from byte @first of what @to gets from everybody on, to the places that @p gives them. @placed:
- *  address in @to's process from which the runs count; @joined: where the bytes lie in @from's. One of the two ranks is this one.
- *  What is written past the caches is read into a block that stays in them first: a system call writes through them, and row by row.
- *  What is mapped needs neither. */
-static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, const places *p, uint64_t placed, uint64_t first,
-                              uint64_t joined, uint64_t bytes)
+/** Copy @bytes of rank @from's data, from byte @first of what @to gets from everybody on, to the places that @p gives
+ *  them. @placed: address in @to's process from which the runs count; @joined: where the bytes lie in @from's. One of
+ *  the two ranks is this one. What is written past the caches is read into a block that stays in them first: a system
+ *  call writes through them, and row by row. What is mapped needs neither. */
+static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, const places *p, uint64_t placed,
+                              uint64_t first, uint64_t joined, uint64_t bytes)
 {
     enum { MOST = 512 };
     struct iovec pieces[MOST];
     bool read = to == r->group->rank;
     uint64_t width = (uint64_t)peri_coll_dtype_size(r->op.dtype), n = 0;
     const peri_k_run *last = &p->runs[p->n - 1];
-    int64_t lines = p->n * p->lines, mean = (last->from + last->n * p->lines - p->runs[0].from) / lines * (int64_t)width;
-    int64_t way = !read ? 0 : lines == 1 ? (r->past ? 2 : 0) : mean < LONG_RUN ? r->rows : 0; /* as of PERI_HOST_COPY_ROWS */
+    int64_t lines = p->n * p->lines,
+            mean = (last->from + last->n * p->lines - p->runs[0].from) / lines * (int64_t)width;
+    /* as of PERI_HOST_COPY_ROWS */
+    int64_t way = !read ? 0 : lines == 1 ? (r->past ? 2 : 0) : mean < LONG_RUN ? r->rows : 0;
     const char *mapped = read ? near_mapped(r, from, joined, bytes) : NULL;
     char *bounce = way && !mapped ? near_bounce() : NULL;
     uint64_t block = (uint64_t)peri__mpi_host->copy_choice(PERI_HOST_COPY_BLOCK);
@@ -136,13 +146,18 @@ static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, co
             n = some;
             if (bounce) TRY(near_copy(r, from, true, bounce, joined + at, some, false));
             for (size_t i = 0, x = 0; i < count; x += pieces[i++].iov_len)
-                runs[i] = (peri_k_run){
-                    .to = (int64_t)((uintptr_t)pieces[i].iov_base - placed), .from = (int64_t)x, .n = (int64_t)pieces[i].iov_len};
-            peri_k_route_place_args args = {
-                .dst = (void *)(uintptr_t)placed, .received = mapped ? mapped + at : bounce, .runs = runs, .width = 1, .past = way == 2};
+                runs[i] = (peri_k_run){.to = (int64_t)((uintptr_t)pieces[i].iov_base - placed),
+                                       .from = (int64_t)x,
+                                       .n = (int64_t)pieces[i].iov_len};
+            peri_k_route_place_args args = {.dst = (void *)(uintptr_t)placed,
+                                            .received = mapped ? mapped + at : bounce,
+                                            .runs = runs,
+                                            .width = 1,
+                                            .past = way == 2};
             peri__mpi_place_range(&args, 0, (int64_t)count);
         } else {
-            TRY(read ? near_move(r, from, true, pieces, count, &whole, 1, &n) : near_move(r, to, false, &whole, 1, pieces, count, &n));
+            TRY(read ? near_move(r, from, true, pieces, count, &whole, 1, &n)
+                     : near_move(r, to, false, &whole, 1, pieces, count, &n));
         }
     }
     return PERI_OK;
@@ -179,22 +194,28 @@ static peri_status near_sum(mpi_request *r, const near_job *j, uint64_t at, uint
     const void *src[NEAR_RANKS];
     for (int32_t i = 0; i < g->size; i++) {
         char *room = r->scratch + (i < g->rank ? i : i - 1) * stride;
-        const char *mapped = i == g->rank ? (const char *)r->op.send + from : near_mapped(r, i, theirs[i].send + from, n);
+        const char *mapped =
+            i == g->rank ? (const char *)r->op.send + from : near_mapped(r, i, theirs[i].send + from, n);
         src[i] = mapped ? mapped : room;
         if (!mapped) TRY(near_copy(r, i, true, room, theirs[i].send + from, n, false));
     }
     char *there = everybody || j->to == g->rank ? NULL : near_mapped(r, j->to, theirs[j->to].recv + to, n);
-    char *sum = everybody || j->to == g->rank ? (char *)r->op.recv + to : there ? there : r->scratch + (g->size - 1) * stride;
+    char *sum = everybody || j->to == g->rank ? (char *)r->op.recv + to
+                : there                       ? there
+                                              : r->scratch + (g->size - 1) * stride;
     peri__mpi_sum_of(r, sum, src, (int64_t)n / peri_coll_dtype_size(r->op.dtype));
     for (int32_t i = 0; i < g->size; i++)
-        if (i != g->rank && !there && (everybody || i == j->to)) TRY(near_copy(r, i, false, sum, theirs[i].recv + to, n, false));
+        if (i != g->rank && !there && (everybody || i == j->to))
+            TRY(near_copy(r, i, false, sum, theirs[i].recv + to, n, false));
     return PERI_OK;
 }
 
-/** Bytes [at, at + n) of a job with a function of this rank's: on the other rank's memory, or through a block that stays in the caches. */
+/** Bytes [at, at + n) of a job with a function of this rank's: on the other rank's memory, or through a block that
+ *  stays in the caches. */
 static peri_status near_direct(const mpi_request *r, const near_job *j, uint64_t at, uint64_t n)
 {
-    const uint64_t width = (uint64_t)peri_coll_dtype_size(r->op.dtype), most = (uint64_t)peri__mpi_host->copy_choice(PERI_HOST_COPY_BLOCK);
+    const uint64_t width = (uint64_t)peri_coll_dtype_size(r->op.dtype),
+                   most = (uint64_t)peri__mpi_host->copy_choice(PERI_HOST_COPY_BLOCK);
     const bool read = j->to == r->group->rank;
     const uint64_t there = read ? r->near->theirs[j->from].send : r->near->theirs[j->to].recv;
     const int64_t first = peri__mpi_first_of(&r->op, read ? j->from : j->to);
@@ -222,7 +243,8 @@ static peri_status near_piece(mpi_request *r, const near_job *j, uint64_t at, ui
     if (j->from == j->to) return near_sum(r, j, at, n);
     if (j->alone) return near_direct(r, j, at, n);
     bool read = j->to == r->group->rank;
-    const descriptor *to = read ? &s->mine[j->from] : &s->theirs[j->to], *from = read ? &s->theirs[j->from] : &s->mine[j->to];
+    const descriptor *to = read ? &s->mine[j->from] : &s->theirs[j->to],
+                     *from = read ? &s->theirs[j->from] : &s->mine[j->to];
     if (to->places.n > 0) {
         places p = to->places;
         if (!read) TRY(near_fetch(r, j->to, &p.runs));
@@ -252,7 +274,8 @@ void peri__mpi_near_together(mpi_request *r)
         near_job *j = &s->jobs[i];
         j->joined = j->joined && n > 1;
         j->own = j->own || j->joined;
-        if (j->joined) j->most = (j->bytes / (1 + bytes / JOINED) + 64) & ~(uint64_t)63; /* so that all end at about the same time */
+        /* so that all end at about the same time */
+        if (j->joined) j->most = (j->bytes / (1 + bytes / JOINED) + 64) & ~(uint64_t)63;
     }
 }
 
@@ -271,8 +294,9 @@ static bool near_fill_joined(const mpi_request *r)
         if (!n) continue;
         of[count] = j;
         bytes[count] = n;
-        parts[count++] = (peri_coll_stretch){peri__mpi_first_of(&r->op, j->to) + (int64_t)(at / width), (int64_t)(n / width),
-                                             near_mapped(r, j->to, s->theirs[j->to].recv + at, n)};
+        parts[count++] =
+            (peri_coll_stretch){peri__mpi_first_of(&r->op, j->to) + (int64_t)(at / width), (int64_t)(n / width),
+                                near_mapped(r, j->to, s->theirs[j->to].recv + at, n)};
     }
     if (count) r->op.fill(r->op.ctx, parts, count, true);
     for (int32_t i = 0; i < count; i++) atomic_fetch_add_explicit(&of[i]->cell->done, bytes[i], memory_order_release);

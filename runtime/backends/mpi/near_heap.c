@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * near_heap.c: memory that the other ranks of this machine can map, for buffers of exchanges. What comes from there or goes there is read
- * and written by loads and stores, once, where it belongs (near_copy.c); a system call would copy it in between.
+ * near_heap.c: memory that the other ranks of this machine can map, for buffers of exchanges. What comes from there or
+ * goes there is read and written by loads and stores, once, where it belongs (near_copy.c); a system call would copy it
+ * in between.
  *
- * The heap of a rank is one file without a name, as long as the machine has memory, most of which no page was ever made for. Others open
- * it by its process when they first meet an address in it. Blocks have the sizes of the cpu device's classes, and go back to the list of
- * their class. Free blocks keep their pages, for fresh ones cost more than most copies, up to a part of the machine's memory together;
- * where the machine has little left when a heap grows, they give them up.
+ * The heap of a rank is one file without a name, as long as the machine has memory, most of which no page was ever made
+ * for. Others open it by its process when they first meet an address in it. Blocks have the sizes of the cpu device's
+ * classes, and go back to the list of their class. Free blocks keep their pages, for fresh ones cost more than most
+ * copies, up to a part of the machine's memory together; where the machine has little left when a heap grows, they give
+ * them up.
  *
- * A heap asks for huge pages when it grows, for ranks read each other's rows in any order. Linux gives them on demand (since 6.1) also
- * where files in memory get none by themselves, as is its default.
+ * A heap asks for huge pages when it grows, for ranks read each other's rows in any order. Linux gives them on demand
+ * (since 6.1) also where files in memory get none by themselves, as is its default.
  */
 #include "mpi_internal.h"
 
@@ -113,8 +115,9 @@ int peri__mpi_open_of(const peer *p, int fd)
     return open(name, O_RDWR | O_CLOEXEC);
 }
 
-/** Whether a page that was promised is there when it is needed. Where the kernel counts what processes may use (vm.overcommit_memory = 2),
- *  a file's page is counted when it is first touched, and one that is too many is a bus error. */
+/** Whether a page that was promised is there when it is needed. Where the kernel counts what processes may use
+ *  (vm.overcommit_memory = 2), a file's page is counted when it is first touched, and one that is too many is a bus
+ *  error. */
 static bool pages_come(void)
 {
     char mode = '0';
@@ -141,7 +144,10 @@ void peri__mpi_heap_open(void)
     heap.bytes = bytes;
 }
 
-heap_place peri__mpi_heap_own(void) { return (heap_place){(uint64_t)(uintptr_t)heap.base, (uint64_t)heap.bytes, heap.fd}; }
+heap_place peri__mpi_heap_own(void)
+{
+    return (heap_place){(uint64_t)(uintptr_t)heap.base, (uint64_t)heap.bytes, heap.fd};
+}
 
 /** Give up the pages of a free block, but for the first one. */
 static void drop_pages(block *b)

@@ -14,7 +14,10 @@
 
 enum { NEAR_CELLS = 32 }; /* per ordered pair of ranks: bits of mpi_group.used */
 
-static size_t near_bytes(int32_t size) { return sizeof(near_shared) + sizeof(near_cell) * (size_t)size * (size_t)size * NEAR_CELLS; }
+static size_t near_bytes(int32_t size)
+{
+    return sizeof(near_shared) + sizeof(near_cell) * (size_t)size * (size_t)size * NEAR_CELLS;
+}
 
 near_cell *peri__mpi_near_cell_at(const mpi_group *g, int32_t from, int32_t to, int32_t k)
 {
@@ -28,7 +31,8 @@ void peri__mpi_near_close(const mpi_group *g)
         while (up && up != g) up = up->parent;
         if (!up || !x->shared || atomic_load(&x->shared->failed)) continue;
         atomic_store(&x->shared->failed, 1);
-        for (int64_t i = 0, n = (int64_t)x->size * x->size * NEAR_CELLS; i < n; i++) atomic_fetch_or(&x->shared->cells[i].next, CLOSED);
+        for (int64_t i = 0, n = (int64_t)x->size * x->size * NEAR_CELLS; i < n; i++)
+            atomic_fetch_or(&x->shared->cells[i].next, CLOSED);
     }
 }
 
@@ -56,8 +60,8 @@ static bool near_reach(const int32_t *ranks, const int64_t *words, int32_t n)
     return true;
 }
 
-/** A file without a name in this process's memory, and why there is none (an errno). Its pages are there from the start: one that the
- *  machine could not give later would be a bus error. */
+/** A file without a name in this process's memory, and why there is none (an errno). Its pages are there from the
+ *  start: one that the machine could not give later would be a bus error. */
 static int near_file(size_t bytes, int *why)
 {
     int fd = peri__mpi_memory_file("peri-cells", (int64_t)bytes);
@@ -69,7 +73,8 @@ static int near_file(size_t bytes, int *why)
     return -1;
 }
 
-/** Map what the first rank of the group made, which the others open by its process. Collective over @comm, like all of near_join. */
+/** Map what the first rank of the group made, which the others open by its process. Collective over @comm, like all of
+ *  near_join. */
 static void *near_map(MPI_Comm comm, int32_t rank, int32_t size, const peer *first)
 {
     const size_t bytes = near_bytes(size);
@@ -77,9 +82,10 @@ static void *near_map(MPI_Comm comm, int32_t rank, int32_t size, const peer *fir
     if (rank == 0) from[0] = near_file(bytes, &from[1]);
     if (MPI_Bcast(from, 2, MPI_INT, 0, comm) != MPI_SUCCESS) return NULL;
     if (from[0] < 0 && rank == 0)
-        peri__mpi_host->log(PERI_LOG_WARN,
-                            "%d ranks of this machine share no memory: %zu bytes wanted: %s; what they send each other is copied twice",
-                            (int)size, bytes, strerror(from[1]));
+        peri__mpi_host->log(
+            PERI_LOG_WARN,
+            "%d ranks of this machine share no memory: %zu bytes wanted: %s; what they send each other is copied twice",
+            (int)size, bytes, strerror(from[1]));
     int fd = rank == 0 || from[0] < 0 ? from[0] : peri__mpi_open_of(first, from[0]);
     void *block = fd < 0 ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     ok = block != MAP_FAILED;

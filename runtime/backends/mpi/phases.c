@@ -6,18 +6,21 @@
 
 enum {
     SMALL_REDUCE = 32 << 10, /* bytes of all vectors together up to which all_reduce sends everything to everybody; */
-    PAIR_REDUCE = 16 << 20,  /* bytes of one up to which two ranks do: as many as in parts, in one phase instead of two */
+    PAIR_REDUCE = 16 << 20,  /* bytes of one up to which two ranks do: as many as in parts, in one phase instead of
+                                two */
     SEGMENT = 256 << 10      /* bytes of a part that are received before they are summed */
 };
 
 /** Receives first, so that messages find their buffers; then sends, each rank beginning with another one. */
-static peri_status exchange(mpi_request *r, char *recv, const int64_t *recv_at, const int64_t *recv_bytes, const char *send,
-                            const int64_t *send_at, const int64_t *send_bytes)
+static peri_status exchange(mpi_request *r, char *recv, const int64_t *recv_at, const int64_t *recv_bytes,
+                            const char *send, const int64_t *send_at, const int64_t *send_bytes)
 {
     int32_t rank = r->group->rank, size = r->group->size;
     bool large = false;
-    for (int32_t i = 0; i < size; i++) large = large || (i != rank && (near_large(recv_bytes[i]) || near_large(send_bytes[i])));
-    if (large && r->group->shared) return peri__mpi_near_exchange(r, recv, recv_at, recv_bytes, send, send_at, send_bytes);
+    for (int32_t i = 0; i < size; i++)
+        large = large || (i != rank && (near_large(recv_bytes[i]) || near_large(send_bytes[i])));
+    if (large && r->group->shared)
+        return peri__mpi_near_exchange(r, recv, recv_at, recv_bytes, send, send_at, send_bytes);
     for (int32_t k = 1; k < size; k++) {
         int32_t from = (rank - k + size) % size;
         TRY(peri__mpi_message(r, true, from, recv + recv_at[from], recv_bytes[from]));
@@ -36,8 +39,9 @@ static int64_t cut(int64_t count, int32_t size, int32_t i)
     return at < count ? at : count;
 }
 
-/* A phase function is called first at the post and then whenever the messages of the phase before are complete. It starts the next messages
- * and returns PERI_PENDING, or PERI_OK when the operation is complete. r->phase counts the calls. */
+/* A phase function is called first at the post and then whenever the messages of the phase before are complete. It
+ * starts the next messages and returns PERI_PENDING, or PERI_OK when the operation is complete. r->phase counts the
+ * calls. */
 
 static peri_status barrier_phase(mpi_request *r)
 {
@@ -52,7 +56,8 @@ static peri_status barrier_phase(mpi_request *r)
 static peri_status broadcast_phase(mpi_request *r)
 {
     const peri_coll_op *op = &r->op;
-    int32_t size = r->group->size, place = (r->group->rank - op->root + size) % size; /* the root has place 0 and nothing to receive */
+    /* the root has place 0 and nothing to receive */
+    int32_t size = r->group->size, place = (r->group->rank - op->root + size) % size;
     int32_t step = place == 0 ? r->phase + 1 : r->phase;
     int64_t bytes = op->count * peri_coll_dtype_size(op->dtype);
     if (r->group->shared && near_large(bytes))
@@ -94,8 +99,8 @@ static peri_status all_gather_phase(mpi_request *r)
     return status < 0 ? status : PERI_PENDING;
 }
 
-/** Parts that have no buffer in which they lie as they travel (to be placed, taken or filled), but go in messages, wait in scratch; where,
- *  one after the other? Returns their bytes. */
+/** Parts that have no buffer in which they lie as they travel (to be placed, taken or filled), but go in messages, wait
+ *  in scratch; where, one after the other? Returns their bytes. */
 static int64_t set_aside(const mpi_request *r, layout *parts)
 {
     int64_t all = 0;
@@ -137,7 +142,8 @@ static void fill_parts(const mpi_request *r, const layout *out, void *own)
     for (int32_t i = 0; i < r->group->size; i++) {
         const bool here = i == r->group->rank;
         if (op->send_counts[i] == 0 || !(here || out->at[i] >= 0)) continue;
-        const peri_coll_stretch part = {peri__mpi_first_of(op, i), op->send_counts[i], here ? own : r->scratch + out->at[i]};
+        const peri_coll_stretch part = {peri__mpi_first_of(op, i), op->send_counts[i],
+                                        here ? own : r->scratch + out->at[i]};
         op->fill(op->ctx, &part, 1, false);
     }
 }
@@ -155,7 +161,8 @@ static peri_status set_out(mpi_request *r, layout *in, layout *out)
     } else if (scattered(op)) {
         TRY(peri__mpi_take_scratch(r, set_aside(r, in)));
     }
-    TRY(exchange(r, scattered(op) ? r->scratch : op->recv, in->at, in->bytes, op->fill ? r->scratch : op->send, out->at, out->bytes));
+    TRY(exchange(r, scattered(op) ? r->scratch : op->recv, in->at, in->bytes, op->fill ? r->scratch : op->send, out->at,
+                 out->bytes));
     if (scattered(op)) accept_part(r, rank, own_out);
     else if (!op->fill) peri__mpi_place_own(r, own_in, own_out, in->bytes[rank]);
     return PERI_OK;
@@ -187,7 +194,8 @@ static peri_status all_to_all_phase(mpi_request *r)
 }
 
 /** Start the messages of segment @s: elements [s * step, (s + 1) * step) of every part. */
-static peri_status start_segment(mpi_request *r, const int64_t *begin, const int64_t *end, int64_t s, int64_t step, int64_t stride)
+static peri_status start_segment(mpi_request *r, const int64_t *begin, const int64_t *end, int64_t s, int64_t step,
+                                 int64_t stride)
 {
     const peri_coll_op *op = &r->op;
     int32_t size = r->group->size, rank = r->group->rank;
@@ -209,13 +217,14 @@ static peri_status start_segment(mpi_request *r, const int64_t *begin, const int
     return PERI_OK;
 }
 
-/** Reduce-scatter of the parts [begin[i], end[i]) of op->send; this rank's sum goes to @dst. Call p starts segment p and sums segment
- *  p - 1. */
+/** Reduce-scatter of the parts [begin[i], end[i]) of op->send; this rank's sum goes to @dst. Call p starts segment p
+ *  and sums segment p - 1. */
 static peri_status scatter(mpi_request *r, const int64_t *begin, const int64_t *end, void *dst)
 {
     const peri_coll_op *op = &r->op;
     int32_t size = r->group->size, rank = r->group->rank;
-    int64_t element = peri_coll_dtype_size(op->dtype), step = SEGMENT / element, own = end[rank] - begin[rank], most = 0, p = r->phase;
+    int64_t element = peri_coll_dtype_size(op->dtype), step = SEGMENT / element, own = end[rank] - begin[rank],
+            most = 0, p = r->phase;
     for (int32_t i = 0; i < size; i++) most = end[i] - begin[i] > most ? end[i] - begin[i] : most;
     int64_t stride = (own < step ? own : step) * element;
     if (p == 0) TRY(peri__mpi_take_scratch(r, (own > step ? 2 : 1) * (size - 1) * stride));
@@ -276,7 +285,8 @@ static peri_status all_reduce_phase(mpi_request *r)
     if (r->group->shared && r->phase == 0) return peri__mpi_near_reduce(r, (uint64_t)(op->count * element));
     layout parts = {0};
     TRY(peri__mpi_layout_init(&parts, size));
-    for (int32_t i = 0; i < size; i++) parts.at[i] = cut(op->count, size, i), parts.bytes[i] = cut(op->count, size, i + 1);
+    for (int32_t i = 0; i < size; i++)
+        parts.at[i] = cut(op->count, size, i), parts.bytes[i] = cut(op->count, size, i + 1);
     peri_status status = PERI_OK;
     if (r->near) status = peri__mpi_near_parts(r, parts.at, parts.bytes);
     else if (r->stage == 0) status = scatter(r, parts.at, parts.bytes, (char *)op->recv + parts.at[rank] * element);
@@ -286,7 +296,8 @@ static peri_status all_reduce_phase(mpi_request *r)
         status = peri__mpi_layout_init(&out, size);
         if (status >= 0) {
             peri__mpi_layout_same(&out, size, parts.at[rank] * element, (parts.bytes[rank] - parts.at[rank]) * element);
-            for (int32_t i = 0; i < size; i++) parts.bytes[i] = (parts.bytes[i] - parts.at[i]) * element, parts.at[i] *= element;
+            for (int32_t i = 0; i < size; i++)
+                parts.bytes[i] = (parts.bytes[i] - parts.at[i]) * element, parts.at[i] *= element;
             status = exchange(r, op->recv, parts.at, parts.bytes, op->recv, out.at, out.bytes);
             peri__mpi_layout_fini(&out);
         }

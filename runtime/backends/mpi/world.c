@@ -19,12 +19,14 @@
 
 static bool by_slurm; /* srun has started this process, with no mpirun between them */
 
-/** Leave PMIx in order: where the connection of a rank just breaks, Slurm kills all others, whose exit codes go before this rank's then. */
+/** Leave PMIx in order: where the connection of a rank just breaks, Slurm kills all others, whose exit codes go before
+ *  this rank's then. */
 static void leave_pmix(void)
 {
     void *library = dlopen("libpmix.so.2", RTLD_LAZY | RTLD_NOLOAD);
     int (*initialized)(void) = library ? (int (*)(void))dlsym(library, "PMIx_Initialized") : NULL;
-    int (*finalize)(const void *, size_t) = library ? (int (*)(const void *, size_t))dlsym(library, "PMIx_Finalize") : NULL;
+    int (*finalize)(const void *, size_t) =
+        library ? (int (*)(const void *, size_t))dlsym(library, "PMIx_Finalize") : NULL;
     for (int i = 0; initialized && finalize && i < 8 && initialized(); i++) finalize(NULL, 0); /* users are counted */
 }
 
@@ -35,8 +37,8 @@ static void *finalize_thread(void *done)
     return NULL;
 }
 
-/** MPI_Finalize, where messages of a failed group may never arrive: should it wait for them, the process ends without it after
- *  FINALIZE_NS, in order for the launcher. */
+/** MPI_Finalize, where messages of a failed group may never arrive: should it wait for them, the process ends without
+ *  it after FINALIZE_NS, in order for the launcher. */
 static void finalize_loose(void)
 {
     static atomic_int done; /* outlives this function, as the thread may */
@@ -49,12 +51,13 @@ static void finalize_loose(void)
     if (!runs) return;
     pthread_detach(thread);
     int64_t until = peri__mpi_host->time_ns() + FINALIZE_NS;
-    for (int64_t round = 0; !atomic_load(&done) && peri__mpi_host->time_ns() < until; round++) peri__mpi_host->pause(round);
+    for (int64_t round = 0; !atomic_load(&done) && peri__mpi_host->time_ns() < until; round++)
+        peri__mpi_host->pause(round);
     if (!atomic_load(&done)) leave_pmix();
 }
 
-/** At the end of the process: finalize if everybody is leaving too; else end without, as a failure that mpirun sees. srun does not: there
- *  all ranks end by themselves, but for those that do not in time, which Slurm is made to kill. */
+/** At the end of the process: finalize if everybody is leaving too; else end without, as a failure that mpirun sees.
+ *  srun does not: there all ranks end by themselves, but for those that do not in time, which Slurm is made to kill. */
 static void at_exit(void)
 {
     int finalized = 1;
@@ -94,32 +97,40 @@ static void connect_ranks(void)
 
 static void no_matter(int number) { (void)number; }
 
-/** Open MPI writes to connections whose other process may have been killed, and the second such write is a SIGPIPE, of which this rank
- *  would die without a word. A handler that does nothing (children do not inherit it, as they would SIG_IGN) makes it an error of the
- *  write; the program's own handler stays. */
+/** Open MPI writes to connections whose other process may have been killed, and the second such write is a SIGPIPE, of
+ *  which this rank would die without a word. A handler that does nothing (children do not inherit it, as they would
+ *  SIG_IGN) makes it an error of the write; the program's own handler stays. */
 static void survive_broken_connections(void)
 {
     struct sigaction now, ours = {.sa_handler = no_matter, .sa_flags = SA_RESTART};
-    if (sigaction(SIGPIPE, NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL) sigaction(SIGPIPE, &ours, NULL);
+    if (sigaction(SIGPIPE, NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL)
+        sigaction(SIGPIPE, &ours, NULL);
 }
 
 /** What the program has done to MPI before this library came, and which ranks it wants a world of. */
 static peri_status look_at_program(const MPI_Comm *communicator)
 {
-    static const char *const levels[] = {"MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE"};
+    static const char *const levels[] = {"MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED",
+                                         "MPI_THREAD_MULTIPLE"};
     int ready = 0, finalized = 0, level = MPI_THREAD_MULTIPLE;
     MPI_Initialized(&ready);
     MPI_Finalized(&finalized);
     if (finalized) return FAIL(PERI_ECLOSED, "mpi: this process has called MPI_Finalize");
-    if (communicator && !ready) return FAIL(PERI_EINVAL, "mpi: a communicator, but the program has not initialised MPI");
+    if (communicator && !ready)
+        return FAIL(PERI_EINVAL, "mpi: a communicator, but the program has not initialised MPI");
     if (communicator && *communicator == MPI_COMM_NULL)
-        return FAIL(PERI_EINVAL, "mpi: the communicator is MPI_COMM_NULL; a rank that is not in it takes no part, and opens no world");
+        return FAIL(
+            PERI_EINVAL,
+            "mpi: the communicator is MPI_COMM_NULL; a rank that is not in it takes no part, and opens no world");
     if (ready) MPI_Query_thread(&level);
     if (level < MPI_THREAD_SERIALIZED)
-        return FAIL(PERI_EUNSUPPORTED, "mpi: the program has initialised MPI for %s; wanted: MPI_THREAD_SERIALIZED or more "
-                    "(MPI_Init_thread)", level >= 0 && level < 4 ? levels[level] : "fewer threads");
+        return FAIL(PERI_EUNSUPPORTED,
+                    "mpi: the program has initialised MPI for %s; wanted: MPI_THREAD_SERIALIZED or more "
+                    "(MPI_Init_thread)",
+                    level >= 0 && level < 4 ? levels[level] : "fewer threads");
     const MPI_Comm base = communicator ? *communicator : MPI_COMM_WORLD;
-    if (base != peri__mpi.base) peri__mpi.world = peri__mpi.control = 0; /* not freed: other ranks may have no part in this world */
+    /* not freed: other ranks may have no part in this world */
+    if (base != peri__mpi.base) peri__mpi.world = peri__mpi.control = 0;
     peri__mpi.base = base;
     peri__mpi.guest = communicator != NULL;
     return PERI_OK;
@@ -129,17 +140,21 @@ static peri_status start(int64_t timeout_ns)
 {
     if (!peri__mpi.started) {
         survive_broken_connections();
-        /* Copies between processes need a system call that containers may forbid; without it Open MPI complains and then fails. */
+        /* Copies between processes need a system call that containers may forbid; without it Open MPI complains and
+         * then fails. */
         char byte = 1, copy = 0;
         struct iovec from = {&byte, 1}, to = {&copy, 1};
         if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1)
             setenv(OMPI_MAJOR_VERSION < 5 ? "OMPI_MCA_btl_vader_single_copy_mechanism" : "OMPI_MCA_smsc",
                    OMPI_MAJOR_VERSION < 5 ? "none" : "^cma", 0);
         by_slurm = secure_getenv("SLURM_PROCID") && !secure_getenv("OMPI_COMM_WORLD_SIZE");
-        if (by_slurm && peri__mpi_launched() > 1 && !secure_getenv("PMIX_RANK") && !secure_getenv("PMI_FD") && !secure_getenv("PMI_RANK"))
-            return FAIL(PERI_EUNSUPPORTED, "mpi: srun has started this rank without PMIx, by which ranks find each other: srun --mpi=pmix "
-                                           "(srun --mpi=list shows what there is)");
-        prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); /* lets the other ranks do it where Yama guards it; an error is no matter */
+        if (by_slurm && peri__mpi_launched() > 1 && !secure_getenv("PMIX_RANK") && !secure_getenv("PMI_FD") &&
+            !secure_getenv("PMI_RANK"))
+            return FAIL(PERI_EUNSUPPORTED,
+                        "mpi: srun has started this rank without PMIx, by which ranks find each other: srun --mpi=pmix "
+                        "(srun --mpi=list shows what there is)");
+        prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); /* lets the other ranks do it where Yama guards it; an error
+                                                               is no matter */
     }
     peri__mpi_join_announce();
     TRY(peri__mpi_within(NULL, "joining the world", timeout_ns, connect_ranks));
@@ -168,13 +183,15 @@ static int meet(void)
     for (const char *c = own.host; *c; c++) own.machine = (own.machine ^ (unsigned char)*c) * 1099511628211u;
     for (ssize_t i = 0; i < n; i++) own.machine = (own.machine ^ (unsigned char)space[i]) * 1099511628211u;
     MPI_Comm node;
-    int leader = peri__mpi.rank, code = MPI_Comm_split_type(peri__mpi.world, MPI_COMM_TYPE_SHARED, peri__mpi.rank, MPI_INFO_NULL, &node);
+    int leader = peri__mpi.rank,
+        code = MPI_Comm_split_type(peri__mpi.world, MPI_COMM_TYPE_SHARED, peri__mpi.rank, MPI_INFO_NULL, &node);
     if (code == MPI_SUCCESS) code = MPI_Bcast(&leader, 1, MPI_INT, 0, node);
     if (code == MPI_SUCCESS) code = MPI_Comm_free(&node);
     own.leader = leader;
     peer *peers = peri__mpi_host->alloc_zero(sizeof *peers * (size_t)peri__mpi.size);
     if (!all || !peers) code = MPI_ERR_NO_MEM;
-    if (code == MPI_SUCCESS) code = MPI_Allgather(&own, (int)sizeof own, MPI_BYTE, all, (int)sizeof own, MPI_BYTE, peri__mpi.world);
+    if (code == MPI_SUCCESS)
+        code = MPI_Allgather(&own, (int)sizeof own, MPI_BYTE, all, (int)sizeof own, MPI_BYTE, peri__mpi.world);
     int32_t nodes = 0, near = 0;
     cpu_set_t processors;
     for (int32_t i = 0; i < peri__mpi.size && code == MPI_SUCCESS; i++) {
@@ -227,7 +244,8 @@ static mpi_group *group_make(mpi_group *parent, const int32_t *ranks, int32_t n,
 peri_status peri__mpi_open(peri_coll_open *boot, void **group)
 {
     if (peri__mpi.open) return FAIL(PERI_EINVAL, "mpi: this process is in a world already");
-    if (peri__mpi.broken || peri__mpi.over) return FAIL(PERI_EABORTED, "mpi: an earlier world of this process failed or is over");
+    if (peri__mpi.broken || peri__mpi.over)
+        return FAIL(PERI_EABORTED, "mpi: an earlier world of this process failed or is over");
     int64_t until = peri__mpi_host->time_ns() + boot->timeout_ns;
     int *bound = NULL, found = 0;
     TRY(look_at_program(boot->communicator));
@@ -237,14 +255,16 @@ peri_status peri__mpi_open(peri_coll_open *boot, void **group)
     MPI_Comm_rank(peri__mpi.world, &peri__mpi.rank);
     MPI_Comm_size(peri__mpi.world, &peri__mpi.size);
     if ((boot->size && boot->size != peri__mpi.size) || (boot->rank >= 0 && boot->rank != peri__mpi.rank))
-        return FAIL(PERI_EINVAL, "mpi: rank %d of %d wanted, this is rank %d of %d", boot->rank, boot->size, peri__mpi.rank,
-                              peri__mpi.size);
+        return FAIL(PERI_EINVAL, "mpi: rank %d of %d wanted, this is rank %d of %d", boot->rank, boot->size,
+                    peri__mpi.rank, peri__mpi.size);
     if (peri__mpi.size == 1 && !peri__mpi.guest && peri__mpi_launched() > 1) /* each rank would train alone */
-        return FAIL(PERI_EUNSUPPORTED,
-                              "mpi: launched as one of %d ranks, but MPI knows of one only (srun --mpi=pmix?)", peri__mpi_launched());
+        return FAIL(PERI_EUNSUPPORTED, "mpi: launched as one of %d ranks, but MPI knows of one only (srun --mpi=pmix?)",
+                    peri__mpi_launched());
     MPI_Comm_get_attr(peri__mpi.world, MPI_TAG_UB, &bound, &found);
     int64_t most = found ? *bound : 32767;
-    for (peri__mpi.hash_bits = 0; (int64_t)1 << (SEQUENCE_BITS + peri__mpi.hash_bits + 1) <= most + 1; peri__mpi.hash_bits++) {}
+    for (peri__mpi.hash_bits = 0; (int64_t)1 << (SEQUENCE_BITS + peri__mpi.hash_bits + 1) <= most + 1;
+         peri__mpi.hash_bits++) {
+    }
     const char *limit = secure_getenv("PERI_TEST_COUNT_LIMIT");
     peri__mpi.piece = limit && atoll(limit) > 0 && atoll(limit) < INT32_MAX ? atoll(limit) : 1 << 30;
     peri__mpi.timeout_ns = boot->timeout_ns;
@@ -272,7 +292,8 @@ int32_t peri__mpi_node(void *group, int32_t rank)
     return peri__mpi.peers[rank].node;
 }
 
-/** Wait, within the deadline, until every member is about to make the group: MPI's own call for it cannot be interrupted. */
+/** Wait, within the deadline, until every member is about to make the group: MPI's own call for it cannot be
+ *  interrupted. */
 static peri_status gather_members(const mpi_group *g)
 {
     int tag = 1 + (int)(g->tag % 32000);
@@ -280,7 +301,8 @@ static peri_status gather_members(const mpi_group *g)
     char byte = 0, in = 0;
     for (int64_t distance = 1; distance < g->size; distance *= 2) {
         MPI_Request requests[2];
-        int32_t from = g->ranks[(g->rank - distance + g->size) % g->size], to = g->ranks[(g->rank + distance) % g->size];
+        int32_t from = g->ranks[(g->rank - distance + g->size) % g->size],
+                to = g->ranks[(g->rank + distance) % g->size];
         int done = 0, code = MPI_Irecv(&in, 1, MPI_BYTE, from, tag, peri__mpi.control, &requests[0]);
         if (code == MPI_SUCCESS) code = peri__mpi_send(&byte, 1, to, tag, peri__mpi.control, &requests[1]);
         for (int64_t round = 0; code == MPI_SUCCESS && !done; round++) {
@@ -294,8 +316,9 @@ static peri_status gather_members(const mpi_group *g)
                 MPI_Cancel(&requests[0]);
                 peri__mpi.loose = true;
                 return FAIL(why ? PERI_EPEER : PERI_ETIMEOUT,
-                                      "mpi: making a group, waiting for rank %d of the world (process %lld on %s): %s", from,
-                                      (long long)peri__mpi.peers[from].pid, peri__mpi.peers[from].host, why ? why : "it did not come");
+                            "mpi: making a group, waiting for rank %d of the world (process %lld on %s): %s", from,
+                            (long long)peri__mpi.peers[from].pid, peri__mpi.peers[from].host,
+                            why ? why : "it did not come");
             }
             peri__mpi_host->pause(round);
         }
@@ -342,7 +365,8 @@ peri_status peri__mpi_subgroup(void *group, const int32_t *ranks, int32_t n, uin
     peri_status status = gather_members(g);
     joined.g = g;
     joined.tag = (int)(tag % 32000);
-    if (status >= 0) TRY(peri__mpi_within(g, "making a group", peri__mpi.timeout_ns, make_group)); /* the thread of a failure keeps g */
+    /* the thread of a failure keeps g */
+    if (status >= 0) TRY(peri__mpi_within(g, "making a group", peri__mpi.timeout_ns, make_group));
     if (status >= 0 && joined.code != MPI_SUCCESS) status = peri__mpi_fail(joined.what, joined.code);
     if (status < 0) peri__mpi_release(g);
     else *sub = g;
@@ -362,13 +386,16 @@ static peri_status left_alone(void)
         bool near = p->machine == peri__mpi.peers[peri__mpi.rank].machine;
         char state = near ? peri__mpi_process_state(p->pid, NULL) : '?';
         dead = dead || !state;
-        used += (size_t)snprintf(text + used, sizeof text - used, "%srank %d (process %lld on %s) %s", shown > 1 ? ", " : "", i,
-                                 (long long)p->pid, p->host, !state ? "is gone without leaving it" : state == 'T' ? "is stopped"
-                                                                                                             : "has not left it");
+        used += (size_t)snprintf(text + used, sizeof text - used, "%srank %d (process %lld on %s) %s",
+                                 shown > 1 ? ", " : "", i, (long long)p->pid, p->host,
+                                 !state         ? "is gone without leaving it"
+                                 : state == 'T' ? "is stopped"
+                                                : "has not left it");
     }
     if (shown > 8 && used < sizeof text) snprintf(text + used, sizeof text - used, " and %d more", shown - 8);
     if (dead) return FAIL(PERI_EPEER, "mpi: leaving the world: %s", text);
-    return FAIL(PERI_ETIMEOUT, "mpi: leaving the world took longer than %g s: %s", (double)peri__mpi.timeout_ns * 1e-9, text);
+    return FAIL(PERI_ETIMEOUT, "mpi: leaving the world took longer than %g s: %s", (double)peri__mpi.timeout_ns * 1e-9,
+                text);
 }
 
 peri_status peri__mpi_close(void *group)
@@ -376,7 +403,8 @@ peri_status peri__mpi_close(void *group)
     mpi_group *g = group;
     if (g->left) return PERI_OK;
     g->left = true;
-    if (peri__mpi.over && !g->parent && g->failed != PERI_OK) return FAIL(g->failed, "mpi: leaving the world: %s", g->message);
+    if (peri__mpi.over && !g->parent && g->failed != PERI_OK)
+        return FAIL(g->failed, "mpi: leaving the world: %s", g->message);
     if (peri__mpi.over) return PERI_OK;
     if (g->parent) {
         /* Every operation of a sound group is complete here: no message can still come. */

@@ -2,11 +2,12 @@
  *
  * guard.c: a thread that ends what runs on the device where the rank's own thread cannot.
  *
- * A call of the driver may wait for all that runs on the GPU: the first launch of a kernel, which loads it, a launch when the queue of
- * launches is full, memory that cuBLAS takes. If an exchange that runs there waits for a dead rank, such a call never returns, and the
- * thread that would find the dead rank is in it. So this thread looks, when operations are queued and the rank's thread has not come by for
- * PATIENCE_NS, whether one of the ranks is gone, and after the timeout of the world also whether the operation has run. It then aborts the
- * group's communicators, which lets the driver go on; the rank's thread finds `guarded` and does the rest.
+ * A call of the driver may wait for all that runs on the GPU: the first launch of a kernel, which loads it, a launch
+ * when the queue of launches is full, memory that cuBLAS takes. If an exchange that runs there waits for a dead rank,
+ * such a call never returns, and the thread that would find the dead rank is in it. So this thread looks, when
+ * operations are queued and the rank's thread has not come by for PATIENCE_NS, whether one of the ranks is gone, and
+ * after the timeout of the world also whether the operation has run. It then aborts the group's communicators, which
+ * lets the driver go on; the rank's thread finds `guarded` and does the rest.
  *
  * The lock of the world is held by whichever of the two works with communicators.
  */

@@ -2,11 +2,12 @@
  *
  * nccl.c: the transport of GPUs: the second transport of a world (plugin/coll.h), for the memory of the device cuda.
  *
- * An operation runs on the stream of its communicator, after what the poster's stream held at the post. Whoever waits for it has his
- * stream wait (`join`) as soon as NCCL has the operation, and goes on. Until it has run, the ranks watch each other by notes over the
- * host's transport: the first member of a group tells the others what it launches, and what takes longer than 50 ms is asked about. So a
- * mismatch, a dead rank and a late one are named as on other transports, though NCCL itself would wait for ever: a group that fails has
- * its communicators aborted, which ends what runs on the device.
+ * An operation runs on the stream of its communicator, after what the poster's stream held at the post. Whoever waits
+ * for it has his stream wait (`join`) as soon as NCCL has the operation, and goes on. Until it has run, the ranks watch
+ * each other by notes over the host's transport: the first member of a group tells the others what it launches, and
+ * what takes longer than 50 ms is asked about. So a mismatch, a dead rank and a late one are named as on other
+ * transports, though NCCL itself would wait for ever: a group that fails has its communicators aborted, which ends what
+ * runs on the device.
  */
 #include "nccl_internal.h"
 
@@ -14,9 +15,12 @@
 
 const peri_plugin_host *peri__nccl_host;
 
-/* -- worlds and groups -------------------------------------------------------------------------------------------------------------- */
+/* -- worlds and groups --------------------------------------------------------------------------------------------- */
 
-static peri_status nccl_probe(char *reason, size_t len) { return peri__nccl_load(reason, len) ? PERI_OK : PERI_EUNSUPPORTED; }
+static peri_status nccl_probe(char *reason, size_t len)
+{
+    return peri__nccl_load(reason, len) ? PERI_OK : PERI_EUNSUPPORTED;
+}
 
 /** Take the lock of a world: its thread has come by. */
 static void enter(nccl_world *w)
@@ -60,7 +64,8 @@ static void group_free(nccl_group *g)
     peri__nccl_host->free(w);
 }
 
-static peri_status group_make(nccl_world *w, nccl_group *parent, const int32_t *ranks, int32_t n, uint64_t tag, void **out)
+static peri_status group_make(nccl_world *w, nccl_group *parent, const int32_t *ranks, int32_t n, uint64_t tag,
+                              void **out)
 {
     nccl_group *g = peri__nccl_host->alloc_zero(sizeof *g);
     if (!g) return PERI_ENOMEM;
@@ -100,7 +105,8 @@ static peri_status nccl_open(peri_coll_open *boot, void **out)
         return FAIL(PERI_EUNSUPPORTED, "nccl: device '%s', this transport is for the device cuda",
                     boot->device_vtab ? boot->device_vtab->name : "cpu");
     if (boot->size > 1 && !boot->host_vtab->note_send)
-        return FAIL(PERI_EUNSUPPORTED, "nccl: beside transport '%s', allowed: mpi (it carries the notes by which ranks watch each other)",
+        return FAIL(PERI_EUNSUPPORTED,
+                    "nccl: beside transport '%s', allowed: mpi (it carries the notes by which ranks watch each other)",
                     boot->host_vtab->name);
     nccl_world *w = peri__nccl_host->alloc_zero(sizeof *w);
     if (!w) return PERI_ENOMEM;
@@ -129,7 +135,7 @@ static peri_status nccl_subgroup(void *group, const int32_t *ranks, int32_t n, u
     return group_make(parent->world, parent, ranks, n, tag, sub);
 }
 
-/* -- requests ----------------------------------------------------------------------------------------------------------------------- */
+/* -- requests ------------------------------------------------------------------------------------------------------ */
 
 /** Take @r out of a list that it may be in. */
 static void unlink_from(nccl_request **first, nccl_request ***last, const nccl_request *r)
@@ -339,7 +345,8 @@ static peri_status nccl_drop(void *request)
     if (r->state != REQUEST_ENDED) (void)end(r, FAIL(PERI_EABORTED, "given up"));
     if (r->status < 0 && started) {
         /* NCCL may still use the buffers until its streams have seen the end. */
-        if (stream && w->vtab->event_record(w->device, r->done, stream) >= 0 && w->vtab->event_query(w->device, r->done) == PERI_PENDING)
+        if (stream && w->vtab->event_record(w->device, r->done, stream) >= 0 &&
+            w->vtab->event_query(w->device, r->done) == PERI_PENDING)
             return PERI_PENDING;
     }
     if (r->scratch) w->vtab->free(w->device, stream, r->scratch, r->scratch_bytes);
@@ -372,7 +379,8 @@ static void nccl_abort(void *group, const char *message)
     peri__nccl_group_fail(group, PERI_EABORTED, message, true);
 }
 
-/** Communicators are destroyed by all members at about the same time; what still runs has ended, or the group has failed. */
+/** Communicators are destroyed by all members at about the same time; what still runs has ended, or the group has
+ *  failed. */
 static peri_status nccl_close(void *group)
 {
     nccl_group *g = group;
@@ -401,7 +409,7 @@ static void nccl_release(void *group)
     if (last) group_free(g); /* ends the guard, which may be waiting for the lock */
 }
 
-/* -- the functions of the contract, each under the lock of its world ----------------------------------------------------------------- */
+/* -- the functions of the contract, each under the lock of its world ----------------------------------------------- */
 
 #define UNDER_LOCK(name, group_of, call, ...) \
     static peri_status name(__VA_ARGS__) \
@@ -414,8 +422,8 @@ static void nccl_release(void *group)
     }
 #define OF_REQUEST(request) (((const nccl_request *)(request))->group)
 
-UNDER_LOCK(locked_subgroup, group, nccl_subgroup(group, ranks, n, tag, sub), void *group, const int32_t *ranks, int32_t n, uint64_t tag,
-           void **sub)
+UNDER_LOCK(locked_subgroup, group, nccl_subgroup(group, ranks, n, tag, sub), void *group, const int32_t *ranks,
+           int32_t n, uint64_t tag, void **sub)
 UNDER_LOCK(locked_post, group, nccl_post(group, op, request), void *group, const peri_coll_op *op, void **request)
 UNDER_LOCK(locked_test, OF_REQUEST(request), nccl_test(request), void *request)
 UNDER_LOCK(locked_join, OF_REQUEST(request), nccl_join(request), void *request)

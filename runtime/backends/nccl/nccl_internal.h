@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * nccl_internal.h: what the files of the transport nccl know of each other, from the lowest to those that call it. nccl.c, above them all,
- * says what the transport does.
+ * nccl_internal.h: what the files of the transport nccl know of each other, from the lowest to those that call it.
+ * nccl.c, above them all, says what the transport does.
  */
 #ifndef PERI_BACKENDS_NCCL_INTERNAL_H
 #define PERI_BACKENDS_NCCL_INTERNAL_H
@@ -15,7 +15,8 @@
 
 enum {
     HISTORY = 256, /* operations of a group that a rank can still tell others about */
-    AHEAD = 16,    /* operations on the device with which a rank may go on without waiting: some two steps of training */
+    AHEAD = 16,    /* operations on the device with which a rank may go on without waiting: some two steps of
+                      training */
     SPARE = 64     /* events that are kept for later requests */
 };
 
@@ -66,8 +67,8 @@ typedef struct early {
     note note;
 } early;
 
-/** The life of a request. WAITS: posted. STARTS: it is this operation's turn, and NCCL has some of its parts. RUNS: NCCL has all of it,
- *  and `done` is recorded behind it. */
+/** The life of a request. WAITS: posted. STARTS: it is this operation's turn, and NCCL has some of its parts. RUNS:
+ *  NCCL has all of it, and `done` is recorded behind it. */
 enum { REQUEST_WAITS, REQUEST_STARTS, REQUEST_RUNS, REQUEST_ENDED };
 
 struct nccl_request {
@@ -122,7 +123,8 @@ struct nccl_group {
     ncclUniqueId id;
     bool has_id, left;
     uint64_t last;         /* highest number posted */
-    peri_coll_op *history; /* HISTORY, by number; of counts only an all_to_all's, in a block that the entry owns (send_counts) */
+    peri_coll_op *history; /* HISTORY, by number; of counts only an all_to_all's, in a block that the entry owns
+                              (send_counts) */
     const peri_coll_numbers *numbers; /* what they are taken for; NULL: not known */
     member *members;       /* size */
 };
@@ -157,20 +159,20 @@ extern const peri_plugin_host *peri__nccl_host;
 extern nccl_library peri__nccl;
 
 #define FAIL(status, ...) PERI_HOST_FAIL(peri__nccl_host, status, __VA_ARGS__)
-#define TRY(expr)                                                                                                                     \
-    do {                                                                                                                              \
-        peri_status try_ = (expr);                                                                                                    \
-        if (try_ < 0) return try_;                                                                                                    \
+#define TRY(expr)                                                                                                      \
+    do {                                                                                                               \
+        peri_status try_ = (expr);                                                                                     \
+        if (try_ < 0) return try_;                                                                                     \
     } while (0)
 
-/* -- library.c ------------------------------------------------------------------------------------------------------------------------- */
+/* -- library.c ----------------------------------------------------------------------------------------------------- */
 
 /** Load libnccl.so.2, once. False: @reason says why not. */
 bool peri__nccl_load(char *reason, size_t len);
 /** The failure of NCCL's call @what. */
 peri_status peri__nccl_fail(const char *what, ncclResult_t result);
 
-/* -- notes.c --------------------------------------------------------------------------------------------------------------------------- */
+/* -- notes.c ------------------------------------------------------------------------------------------------------- */
 
 /** The lane of a channel. */
 communicator *peri__nccl_lane(nccl_group *g, int32_t channel);
@@ -188,8 +190,8 @@ void peri__nccl_tell(nccl_group *g, int32_t to, note *n);
 void peri__nccl_hear(nccl_world *w);
 /** Notes about @g that came before it was made. */
 void peri__nccl_hear_early(nccl_group *g);
-/** An operation was posted: compare it with what the first member said about it. The first member tells the others of it: they launch
- *  in its order. */
+/** An operation was posted: compare it with what the first member said about it. The first member tells the others of
+ *  it: they launch in its order. */
 void peri__nccl_posted(nccl_group *g, const peri_coll_op *op);
 /** Forget the oldest entry of the order: it was launched. */
 void peri__nccl_ordered(nccl_group *g);
@@ -198,18 +200,20 @@ void peri__nccl_ask(nccl_request *r);
 /** The contract's function. */
 void peri__nccl_blame(void *request, char *text, size_t len);
 
-/* -- operations.c ---------------------------------------------------------------------------------------------------------------------- */
+/* -- operations.c -------------------------------------------------------------------------------------------------- */
 
 /** Make the base, as far as that goes now, if its identity is known or @wanted. PERI_OK: it is ready. */
 peri_status peri__nccl_base(nccl_group *g, bool wanted);
 /** Make the lane, as far as that goes now; all members make lanes in the same order. PERI_OK: it is ready. */
 peri_status peri__nccl_split(nccl_group *g, communicator *lane);
-/** What NCCL says of a communicator: PERI_OK; PERI_PENDING: busy with a call; or a failure, also one of an operation that runs. */
+/** What NCCL says of a communicator: PERI_OK; PERI_PENDING: busy with a call; or a failure, also one of an operation
+ *  that runs. */
 peri_status peri__nccl_well(const communicator *x);
-/** Give the next parts of @r to NCCL. PERI_PENDING: NCCL is busy with it; PERI_OK: it has all, and @r->done is recorded. */
+/** Give the next parts of @r to NCCL. PERI_PENDING: NCCL is busy with it; PERI_OK: it has all, and @r->done is
+ *  recorded. */
 peri_status peri__nccl_start(nccl_request *r);
 
-/* -- guard.c --------------------------------------------------------------------------------------------------------------------------- */
+/* -- guard.c ------------------------------------------------------------------------------------------------------- */
 
 /** The lock of a world, and its thread where there are other ranks to wait for. */
 peri_status peri__nccl_guard_init(nccl_world *w);

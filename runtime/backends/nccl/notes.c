@@ -3,7 +3,8 @@
  * notes.c: what ranks tell each other beside the data, over the host's transport (plugin/coll.h, note_send).
  *
  *   ID      the identity of a group's base communicator, from its first member
- *   ORDER   from the first member, passed on from one to FAN others: "I launch this next". A member launches in that order, and compares
+ *   ORDER   from the first member, passed on from one to FAN others: "I launch this next". A member launches in that
+ *   order, and compares
  *           with what it has posted under that number: if that differs, both are wrong
  *   QUERY   when an operation takes long: "I have posted this", to all, with the counts of a pair
  *   ANSWER  what the asked rank is doing instead
@@ -64,7 +65,10 @@ void peri__nccl_group_fail(nccl_group *g, peri_status status, const char *messag
     }
 }
 
-static void text_of(const nccl_group *g, const peri_coll_op *op, char *text, size_t len) { peri_coll_op_text(op, g->size, text, len); }
+static void text_of(const nccl_group *g, const peri_coll_op *op, char *text, size_t len)
+{
+    peri_coll_op_text(op, g->size, text, len);
+}
 
 /** Rank @i of the group for messages: with its number in the world where that differs. */
 static void name_of(const nccl_group *g, int32_t i, char *text, size_t len)
@@ -95,7 +99,8 @@ static nccl_request *active(nccl_group *g, uint64_t sequence)
     return NULL;
 }
 
-/** Member @from says that it has posted @n; @own is this rank's operation of that number. False: they differ, and the group has failed. */
+/** Member @from says that it has posted @n; @own is this rank's operation of that number. False: they differ, and the
+ *  group has failed. */
 static bool agree(nccl_group *g, int32_t from, const note *n, const peri_coll_op *own)
 {
     char mine[160], other[48], text[PERI_MESSAGE_MAX];
@@ -106,7 +111,8 @@ static bool agree(nccl_group *g, int32_t from, const note *n, const peri_coll_op
     if (!own->recv_counts) shown.send_counts = NULL; /* the block of an older operation */
     text_of(g, &shown, mine, sizeof mine);
     name_of(g, from, other, sizeof other);
-    snprintf(text, sizeof text, "the ranks disagree: %s posted %.160s, rank %d posted %.160s", other, n->text, g->rank, mine);
+    snprintf(text, sizeof text, "the ranks disagree: %s posted %.160s, rank %d posted %.160s", other, n->text, g->rank,
+             mine);
     peri__nccl_group_fail(g, PERI_EMISMATCH, text, true);
     return false;
 }
@@ -152,7 +158,8 @@ static void answer(nccl_group *g, int32_t from, const note *n)
     } else if (own) {
         if (!agree(g, from, n, own)) return;
         reply.status = 1;
-        snprintf(reply.text, sizeof reply.text, "it has posted it and is %s", active(g, n->sequence) ? "waiting too" : "done with it");
+        snprintf(reply.text, sizeof reply.text, "it has posted it and is %s",
+                 active(g, n->sequence) ? "waiting too" : "done with it");
     } else {
         char what[160], text[PERI_MESSAGE_MAX];
         if (peri_coll_numbers_differ(g->numbers, g->rank, n->sequence, n->channel, what, sizeof what)) {
@@ -224,7 +231,8 @@ void peri__nccl_hear_early(nccl_group *g)
     }
 }
 
-/** Keep the operation, with the counts of an all_to_all: it may have ended here, and be waited for elsewhere because of them. */
+/** Keep the operation, with the counts of an all_to_all: it may have ended here, and be waited for elsewhere because of
+ *  them. */
 static void remember(nccl_group *g, const peri_coll_op *op)
 {
     peri_coll_op *h = &g->history[op->sequence % HISTORY];
@@ -247,7 +255,12 @@ void peri__nccl_posted(nccl_group *g, const peri_coll_op *op)
     remember(g, op);
     if (op->sequence > g->last) g->last = op->sequence;
     if (g->rank == 0) {
-        note n = {.kind = NOTE_ORDER, .channel = op->channel, .sequence = op->sequence, .signature = op->signature, .send = -1, .recv = -1};
+        note n = {.kind = NOTE_ORDER,
+                  .channel = op->channel,
+                  .sequence = op->sequence,
+                  .signature = op->signature,
+                  .send = -1,
+                  .recv = -1};
         text_of(g, op, n.text, 160);
         pass_on(g, &n);
         return;
@@ -282,8 +295,12 @@ void peri__nccl_ask(nccl_request *r)
             peri__nccl_group_fail(g, PERI_EPEER, text, true);
             return;
         }
-        note n = {
-            .kind = NOTE_QUERY, .channel = r->op.channel, .sequence = r->op.sequence, .signature = r->op.signature, .send = -1, .recv = -1};
+        note n = {.kind = NOTE_QUERY,
+                  .channel = r->op.channel,
+                  .sequence = r->op.sequence,
+                  .signature = r->op.signature,
+                  .send = -1,
+                  .recv = -1};
         if (r->op.kind == PERI_COLL_ALL_TO_ALL) n.send = r->op.send_counts[i], n.recv = r->op.recv_counts[i];
         text_of(g, &r->op, what, sizeof what);
         snprintf(n.text, sizeof n.text, "%s", what);
@@ -308,7 +325,8 @@ void peri__nccl_blame(void *request, char *text, size_t len)
     text[0] = 0;
     peri__nccl_hear(g->world);
     const nccl_request *r = behind(waiting);
-    if (r != waiting) used = (size_t)snprintf(text, len, "operation %llu, which comes before: ", (unsigned long long)r->op.sequence);
+    if (r != waiting)
+        used = (size_t)snprintf(text, len, "operation %llu, which comes before: ", (unsigned long long)r->op.sequence);
     for (int32_t i = 0; i < g->size; i++) {
         const member *m = &g->members[i];
         bool heard = m->answered_ns && m->about == r->op.sequence && now() - m->answered_ns < 4 * ASK_NS;
@@ -321,7 +339,7 @@ void peri__nccl_blame(void *request, char *text, size_t len)
     if (shown > 4 && used < len) snprintf(text + used, len - used, " and %d more", shown - 4);
     if (shown || used >= len) return;
     if (r->state == REQUEST_WAITS && g->order)
-        snprintf(text + used, len - used, "%.160s, which rank %d has posted before, and this rank has not", g->order->note.text,
-                 g->ranks[0]);
+        snprintf(text + used, len - used, "%.160s, which rank %d has posted before, and this rank has not",
+                 g->order->note.text, g->ranks[0]);
     else snprintf(text + used, len - used, "its own completion: all ranks have posted it");
 }

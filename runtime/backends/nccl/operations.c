@@ -2,13 +2,14 @@
  *
  * operations.c: communicators, and operations as calls of NCCL.
  *
- * NCCL matches by order within a communicator, and wants operations of several communicators launched in one order too: else kernels of
- * one may occupy the device that those of another wait for. So a group has few communicators (LANES), and its members launch in the order
- * of the first one, which tells them (notes.c). A lane is split from the group's base, on which nothing else runs. Communicators do not
- * block: a call that NCCL goes on with by itself is asked about later.
+ * NCCL matches by order within a communicator, and wants operations of several communicators launched in one order too:
+ * else kernels of one may occupy the device that those of another wait for. So a group has few communicators (LANES),
+ * and its members launch in the order of the first one, which tells them (notes.c). A lane is split from the group's
+ * base, on which nothing else runs. Communicators do not block: a call that NCCL goes on with by itself is asked about
+ * later.
  *
- * Sums that NCCL would round otherwise than the contract (16-bit floats), minima that would lose a NaN, and dtypes that it does not have
- * are exchanges of parts, summed here in rank order (kernel `reduce`), and gathered.
+ * Sums that NCCL would round otherwise than the contract (16-bit floats), minima that would lose a NaN, and dtypes that
+ * it does not have are exchanges of parts, summed here in rank order (kernel `reduce`), and gathered.
  */
 #include "nccl_internal.h"
 #include "../../../kernels/convert.h"
@@ -61,7 +62,8 @@ peri_status peri__nccl_base(nccl_group *g, bool wanted)
     if (b->state == COMM_NONE) {
         ncclConfig_t c = config();
         if (w->vtab->trim) TRY(w->vtab->trim(w->device)); /* NCCL allocates for itself */
-        TRY(w->vtab->stream_new(w->device, &b->stream)); /* also makes the device the current one of this thread, which NCCL takes */
+        TRY(w->vtab->stream_new(w->device, &b->stream)); /* also makes the device the current one of this thread, which
+                                                            NCCL takes */
         b->state = COMM_MADE;
         ncclResult_t result = peri__nccl.CommInitRankConfig(&b->comm, g->size, g->id, g->rank, &c);
         if (result != ncclSuccess && result != ncclInProgress) return peri__nccl_fail("CommInitRankConfig", result);
@@ -86,12 +88,13 @@ peri_status peri__nccl_split(nccl_group *g, communicator *lane)
     return status == PERI_OK ? settled(lane, "CommSplit") : status;
 }
 
-/* -- operations --------------------------------------------------------------------------------------------------------------------- */
+/* -- operations ---------------------------------------------------------------------------------------------------- */
 
 /** NCCL's name of a dtype that it sums as the contract says; false: there is none. */
 static bool native(const peri_coll_op *op, ncclDataType_t *type, ncclRedOp_t *reduce)
 {
-    static const ncclRedOp_t reduces[] = {[PERI_REDUCE_SUM] = ncclSum, [PERI_REDUCE_MIN] = ncclMin, [PERI_REDUCE_MAX] = ncclMax};
+    static const ncclRedOp_t reduces[] = {
+        [PERI_REDUCE_SUM] = ncclSum, [PERI_REDUCE_MIN] = ncclMin, [PERI_REDUCE_MAX] = ncclMax};
     *reduce = reduces[op->reduce];
     switch (op->dtype) {
     case PERI_F64: return *type = ncclFloat64, op->reduce == PERI_REDUCE_SUM; /* its minima may lose a NaN */
@@ -111,9 +114,10 @@ static bool equal(const int64_t *counts, int32_t n)
     return true;
 }
 
-/** Exchange parts: sent[i] bytes from @send, one part after the other (@same: the same part, to all), received[i] into @recv likewise. */
-static ncclResult_t exchange(const nccl_request *r, ncclComm_t comm, void *stream, const char *send, const int64_t *sent, bool same,
-                             char *recv, const int64_t *received, int64_t element)
+/** Exchange parts: sent[i] bytes from @send, one part after the other (@same: the same part, to all), received[i] into
+ *  @recv likewise. */
+static ncclResult_t exchange(const nccl_request *r, ncclComm_t comm, void *stream, const char *send,
+                             const int64_t *sent, bool same, char *recv, const int64_t *received, int64_t element)
 {
     const nccl_group *g = r->group;
     ncclResult_t result = peri__nccl.GroupStart();
@@ -135,8 +139,9 @@ static int64_t part_begin(const peri_coll_op *op, int32_t size, int32_t i) { ret
 static void parts_of(const nccl_request *r, int64_t *counts)
 {
     for (int32_t i = 0; i < r->group->size; i++)
-        counts[i] = r->op.kind == PERI_COLL_ALL_REDUCE ? part_begin(&r->op, r->group->size, i + 1) - part_begin(&r->op, r->group->size, i)
-                                                       : r->op.send_counts[i];
+        counts[i] = r->op.kind == PERI_COLL_ALL_REDUCE
+                        ? part_begin(&r->op, r->group->size, i + 1) - part_begin(&r->op, r->group->size, i)
+                        : r->op.send_counts[i];
 }
 
 /** Sum what has come of this rank's part, in rank order. */
@@ -174,14 +179,15 @@ static peri_status reduce_here(nccl_request *r, communicator *x, ncclResult_t *r
     if (r->phase == 0) {
         r->scratch_bytes = (own * g->size * element + 7) / 8 * 8 + 8 * g->size;
         status = w->vtab->alloc(w->device, x->stream, r->scratch_bytes, &r->scratch);
-        if (status >= 0) *result = exchange(r, x->comm, x->stream, r->op.send, counts, false, r->scratch, mine, element);
+        if (status >= 0)
+            *result = exchange(r, x->comm, x->stream, r->op.send, counts, false, r->scratch, mine, element);
         *more = true;
     } else if (r->phase == 1) {
         status = sum_up(r, x->stream, own);
         *more = r->op.kind == PERI_COLL_ALL_REDUCE;
     } else {
-        *result = exchange(r, x->comm, x->stream, (char *)r->op.recv + part_begin(&r->op, g->size, g->rank) * element, &own, true,
-                           r->op.recv, counts, element);
+        *result = exchange(r, x->comm, x->stream, (char *)r->op.recv + part_begin(&r->op, g->size, g->rank) * element,
+                           &own, true, r->op.recv, counts, element);
         *more = false;
     }
     peri__nccl_host->free(counts);
@@ -206,7 +212,8 @@ static peri_status call(nccl_request *r, communicator *x, ncclResult_t *result, 
         *result = peri__nccl.AllReduce(r->scratch, r->scratch, 1, ncclInt32, ncclMax, x->comm, x->stream);
         return PERI_OK;
     case PERI_COLL_BROADCAST:
-        *result = peri__nccl.Broadcast(op->recv, op->recv, (size_t)(op->count * element), ncclUint8, op->root, x->comm, x->stream);
+        *result = peri__nccl.Broadcast(op->recv, op->recv, (size_t)(op->count * element), ncclUint8, op->root, x->comm,
+                                       x->stream);
         return PERI_OK;
     case PERI_COLL_ALL_REDUCE:
         if (!native(op, &type, &reduce)) return reduce_here(r, x, result, more);
@@ -214,12 +221,16 @@ static peri_status call(nccl_request *r, communicator *x, ncclResult_t *result, 
         return PERI_OK;
     case PERI_COLL_REDUCE_SCATTER:
         if (!native(op, &type, &reduce) || !equal(op->send_counts, g->size)) return reduce_here(r, x, result, more);
-        *result = peri__nccl.ReduceScatter(op->send, op->recv, (size_t)op->send_counts[0], type, reduce, x->comm, x->stream);
+        *result =
+            peri__nccl.ReduceScatter(op->send, op->recv, (size_t)op->send_counts[0], type, reduce, x->comm, x->stream);
         return PERI_OK;
     case PERI_COLL_ALL_GATHER:
         if (equal(op->recv_counts, g->size))
-            *result = peri__nccl.AllGather(op->send, op->recv, (size_t)(op->recv_counts[0] * element), ncclUint8, x->comm, x->stream);
-        else *result = exchange(r, x->comm, x->stream, op->send, op->send_counts, true, op->recv, op->recv_counts, element);
+            *result = peri__nccl.AllGather(op->send, op->recv, (size_t)(op->recv_counts[0] * element), ncclUint8,
+                                           x->comm, x->stream);
+        else
+            *result =
+                exchange(r, x->comm, x->stream, op->send, op->send_counts, true, op->recv, op->recv_counts, element);
         return PERI_OK;
     default:
         *result = exchange(r, x->comm, x->stream, op->send, op->send_counts, false, op->recv, op->recv_counts, element);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cache.c: see cache.h. All operations take constant time, but for aging: one sweep over the rows' bytes per 128 batches at most, and for a
- * row whose set is pinned: it passes by the sets that are, each of which is looked through once a batch.
+ * cache.c: see cache.h. All operations take constant time, but for aging: one sweep over the rows' bytes per 128
+ * batches at most, and for a row whose set is pinned: it passes by the sets that are, each of which is looked through
+ * once a batch.
  */
 #include "cache.h"
 
@@ -33,7 +34,10 @@ static int64_t rows_of(const peri__cache *c) { return peri__max(c->rows, 1); }
 static int64_t slots_of(const peri__cache *c) { return peri__max(c->slots, 1); }
 
 /** Sets of a cache; 0: none. */
-static int64_t sets_of(int64_t rows, int64_t slots, int32_t ways) { return slots == rows || ways == 0 ? 0 : (slots + ways - 1) / ways; }
+static int64_t sets_of(int64_t rows, int64_t slots, int32_t ways)
+{
+    return slots == rows || ways == 0 ? 0 : (slots + ways - 1) / ways;
+}
 
 int64_t peri__cache_bytes(int64_t rows, int64_t slots, int32_t ways, int32_t algorithm)
 {
@@ -87,7 +91,7 @@ void peri__cache_free(peri__cache *c)
     peri__free(c);
 }
 
-/* -- lists of idle slots ----------------------------------------------------------------------------------------------------------- */
+/* -- lists of idle slots ------------------------------------------------------------------------------------------- */
 
 static void append(peri__cache *c, uint32_t slot)
 {
@@ -158,7 +162,7 @@ static void leave(peri__cache *c, uint32_t slot)
     if (c->uses) c->uses[row] = c->slot[slot].uses;
 }
 
-/* -- batches --------------------------------------------------------------------------------------------------------------------- */
+/* -- batches ------------------------------------------------------------------------------------------------------- */
 
 void peri__cache_begin(peri__cache *c)
 {
@@ -203,7 +207,8 @@ static uint32_t first_listed(const peri__cache *c)
 /** The slot of set @i for one more row: a free one, else the one that is evicted; -1: all are pinned. */
 static int64_t of_set(const peri__cache *c, int32_t i)
 {
-    int64_t from = (int64_t)i * c->set_slots + peri__min(i, c->more_sets), end = from + c->set_slots + (i < c->more_sets), best = -1;
+    int64_t from = (int64_t)i * c->set_slots + peri__min(i, c->more_sets),
+            end = from + c->set_slots + (i < c->more_sets), best = -1;
     uint64_t least = UINT64_MAX;
     for (int64_t s = from; s < end; s++) {
         const peri__slot *x = &c->slot[s];
@@ -218,7 +223,8 @@ static int64_t of_set(const peri__cache *c, int32_t i)
 
 bool peri__cache_take(peri__cache *c, int64_t row, uint32_t *slot, int64_t *victim, uint8_t *flags)
 {
-    int32_t home = c->sets ? (int32_t)((peri__hash_mix(0, (uint64_t)row) >> 32) * (uint64_t)c->sets >> 32) : 0, set = home;
+    int32_t home = c->sets ? (int32_t)((peri__hash_mix(0, (uint64_t)row) >> 32) * (uint64_t)c->sets >> 32) : 0,
+            set = home;
     int64_t at = -1;
     while (c->sets && at < 0) {
         if (c->full[set] != c->now) at = of_set(c, set);

@@ -4,11 +4,12 @@
  */
 #include "tier.h"
 
-/* Ids ahead whose places, slots and neighbours of slots are fetched in advance; ids worth a thread; most parts of a block's ids. */
+/* Ids ahead whose places, slots and neighbours of slots are fetched in advance; ids worth a thread; most parts of a
+ * block's ids. */
 enum { AHEAD = 16, NEAR = 8, GRAIN = 2048, PARTS = 64 };
 enum { NOWHERE = INT32_MIN };
 
-/* -- batches on the host --------------------------------------------------------------------------------------------------------- */
+/* -- batches on the host ------------------------------------------------------------------------------------------- */
 
 void peri__tier_batch_fini(peri__tier_batch *b)
 {
@@ -19,7 +20,8 @@ void peri__tier_batch_fini(peri__tier_batch *b)
 peri_status peri__tier_batch_init(const peri__tier *tier, const peri_tbe_input *in, peri__tier_batch *b)
 {
     bool narrow = in->offsets->dtype == PERI_I32;
-    *b = (peri__tier_batch){.n_ids = peri__numel(in->ids), .bags = peri__numel(in->offsets) - 1, .ids_i32 = in->ids->dtype == PERI_I32};
+    *b = (peri__tier_batch){
+        .n_ids = peri__numel(in->ids), .bags = peri__numel(in->offsets) - 1, .ids_i32 = in->ids->dtype == PERI_I32};
     int64_t bytes = b->n_ids * (b->ids_i32 ? 4 : 8);
     /* After this no queued work uses the tickets' memory either. */
     PERI_TRY(peri_stream_synchronize(peri_stream_current(tier->tbe->device)));
@@ -45,7 +47,7 @@ peri_status peri__tier_batch_init(const peri__tier *tier, const peri_tbe_input *
     return PERI_OK;
 }
 
-/* -- blocks ---------------------------------------------------------------------------------------------------------------------- */
+/* -- blocks -------------------------------------------------------------------------------------------------------- */
 
 static inline int64_t id_of(const void *ids, bool narrow, int64_t i)
 {
@@ -72,10 +74,10 @@ static peri_status reserve(peri__ticket *t, int64_t more_pins, int64_t more_want
     return PERI_OK;
 }
 
-/** The ids of a block on their way to slots. First all threads look up where each row is: mapped[i] becomes 0 (nowhere), slot + 1,
- *  PERI__WANTED | number, or -1 for an id that is no row. In a cache that is not listed they pin its slots too: mapped[i] is the slot then,
- *  and NOWHERE for a row that has none. Then one thread, in the order of the ids, does what is left, so that who will be evicted does not
- *  depend on the number of threads. */
+/** The ids of a block on their way to slots. First all threads look up where each row is: mapped[i] becomes 0
+ *  (nowhere), slot + 1, PERI__WANTED | number, or -1 for an id that is no row. In a cache that is not listed they pin
+ *  its slots too: mapped[i] is the slot then, and NOWHERE for a row that has none. Then one thread, in the order of the
+ *  ids, does what is left, so that who will be evicted does not depend on the number of threads. */
 typedef struct mapping {
     peri__ticket *ticket;
     peri__tier_table *table;
@@ -167,7 +169,8 @@ static void finish_beside(const mapping *m)
         if (n) memmove(t->pins + t->n_pins, t->pins + base + part_begin(m, p), sizeof *t->pins * (size_t)n);
         t->n_pins += n;
         m->table->cache->n_idle -= (int32_t)m->part[p].woken;
-        for (int64_t i = m->first + part_begin(m, p), end = m->first + part_begin(m, p + 1); m->part[p].absent && i < end; i++)
+        for (int64_t i = m->first + part_begin(m, p), end = m->first + part_begin(m, p + 1);
+             m->part[p].absent && i < end; i++)
             if (m->mapped[i] == NOWHERE) want(m, i);
     }
 }
@@ -196,12 +199,19 @@ static void pin_in_order(const mapping *m)
 }
 
 /** Ids [first, past) of a block of table @number: slots, or -2 - number of a wanted row, or -1. */
-static peri_status map_ids(peri__tier *tier, peri__ticket *t, const peri__tier_batch *b, int32_t number, int64_t first, int64_t past,
-                           int32_t *mapped)
+static peri_status map_ids(peri__tier *tier, peri__ticket *t, const peri__tier_batch *b, int32_t number, int64_t first,
+                           int64_t past, int32_t *mapped)
 {
     peri__tier_table *table = &tier->tables[number];
-    mapping m = {.ticket = t, .table = table, .number = number, .narrow = b->ids_i32, .ids = b->ids, .mapped = mapped, .first = first,
-                 .n = past - first, .parts = peri__max(1, peri__min(PARTS, (past - first) / GRAIN))};
+    mapping m = {.ticket = t,
+                 .table = table,
+                 .number = number,
+                 .narrow = b->ids_i32,
+                 .ids = b->ids,
+                 .mapped = mapped,
+                 .first = first,
+                 .n = past - first,
+                 .parts = peri__max(1, peri__min(PARTS, (past - first) / GRAIN))};
     bool listed = table->cache->listed;
     PERI_TRY(reserve(t, listed ? peri__min(m.n, table->cache->slots) : m.n, peri__min(m.n, table->cache->rows)));
     peri__parallel_for(m.parts, 1, find_parts, &m);
@@ -215,7 +225,8 @@ static peri_status map_ids(peri__tier *tier, peri__ticket *t, const peri__tier_b
     return PERI_OK;
 }
 
-/** Offsets must not run backwards between blocks either: blocks that share no bags must share no ids, whose place holds one slot. */
+/** Offsets must not run backwards between blocks either: blocks that share no bags must share no ids, whose place holds
+ *  one slot. */
 static peri_status check_between(const char *function, const peri_tbe_blocks *blocks, const peri__tier_batch *b)
 {
     int64_t first = INT64_MAX, past = 0;
@@ -226,12 +237,14 @@ static peri_status check_between(const char *function, const peri_tbe_blocks *bl
     }
     for (int64_t i = first; i < past; i++)
         if (b->offsets[i] > b->offsets[i + 1])
-            return peri__fail(PERI_ERANGE, "%s: bag %lld: offsets %lld and %lld make no bag of %lld ids", function, (long long)i,
-                              (long long)b->offsets[i], (long long)b->offsets[i + 1], (long long)b->n_ids);
+            return peri__fail(PERI_ERANGE, "%s: bag %lld: offsets %lld and %lld make no bag of %lld ids", function,
+                              (long long)i, (long long)b->offsets[i], (long long)b->offsets[i + 1],
+                              (long long)b->n_ids);
     return PERI_OK;
 }
 
-static peri_status map_block(const char *function, peri__tier *tier, peri__ticket *t, const peri__tier_batch *b, int64_t k, int32_t *mapped)
+static peri_status map_block(const char *function, peri__tier *tier, peri__ticket *t, const peri__tier_batch *b,
+                             int64_t k, int32_t *mapped)
 {
     const peri_k_tbe_block *x = &t->owner->in.blocks->block[k];
     if (x->bags == 0) return PERI_OK;
@@ -241,8 +254,9 @@ static peri_status map_block(const char *function, peri__tier *tier, peri__ticke
     for (int64_t j = 0; j < x->bags; j++)
         if (o[j] > o[j + 1]) good = false, bad = j;
     if (!good)
-        return peri__fail(PERI_ERANGE, "%s: table '%s', sample %lld: offsets %lld and %lld make no bag of %lld ids", function,
-                          tier->tbe->tables[x->table].name, (long long)bad, (long long)o[bad], (long long)o[bad + 1], (long long)b->n_ids);
+        return peri__fail(PERI_ERANGE, "%s: table '%s', sample %lld: offsets %lld and %lld make no bag of %lld ids",
+                          function, tier->tbe->tables[x->table].name, (long long)bad, (long long)o[bad],
+                          (long long)o[bad + 1], (long long)b->n_ids);
     return map_ids(tier, t, b, x->table, o[0], o[x->bags], mapped);
 }
 
@@ -259,7 +273,8 @@ static void clear_outside(const peri_tbe_blocks *blocks, const peri__tier_batch 
     memset(mapped, 0xff, sizeof *mapped * (size_t)(layers * b->n_ids));
 }
 
-peri_status peri__tier_map(const char *function, peri__tier *tier, peri__ticket *t, const peri__tier_batch *b, int32_t *mapped)
+peri_status peri__tier_map(const char *function, peri__tier *tier, peri__ticket *t, const peri__tier_batch *b,
+                           int32_t *mapped)
 {
     clear_outside(t->owner->in.blocks, b, t->layers, mapped);
     for (int64_t k = 0; k < t->owner->in.blocks->n; k++)

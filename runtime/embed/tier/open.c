@@ -8,7 +8,7 @@
 
 enum { DEVICE_WAYS = 64 }; /* of caches in a device's own memory: docs/cuda.md says why */
 
-/* -- sizes ------------------------------------------------------------------------------------------------------------------------- */
+/* -- sizes --------------------------------------------------------------------------------------------------------- */
 
 static peri_status check_params(const peri_tbe_config *c)
 {
@@ -17,19 +17,23 @@ static peri_status check_params(const peri_tbe_config *c)
         const peri_cache_params *p = &c->caches[i];
         const char *name = c->tables[i].name ? c->tables[i].name : "";
         if (!(p->load_factor > 0 && p->load_factor <= 1))
-            return peri__fail(PERI_EINVAL, "%s: table '%s': load_factor %g, allowed: 0 < load_factor <= 1", f, name, p->load_factor);
+            return peri__fail(PERI_EINVAL, "%s: table '%s': load_factor %g, allowed: 0 < load_factor <= 1", f, name,
+                              p->load_factor);
         if (p->algorithm != PERI_CACHE_LRU && p->algorithm != PERI_CACHE_LFU)
-            return peri__fail(PERI_EINVAL, "%s: table '%s': cache algorithm %d, allowed: 0 (LRU), 1 (LFU)", f, name, p->algorithm);
+            return peri__fail(PERI_EINVAL, "%s: table '%s': cache algorithm %d, allowed: 0 (LRU), 1 (LFU)", f, name,
+                              p->algorithm);
         if (p->ways < PERI_CACHE_WAYS_NONE || p->ways > PERI_CACHE_WAYS_MAX)
-            return peri__fail(PERI_EINVAL, "%s: table '%s': ways %d, allowed: 1 to %d, 0 (the default), %d (rows may use any slot)", f,
-                              name, p->ways, PERI_CACHE_WAYS_MAX, PERI_CACHE_WAYS_NONE);
+            return peri__fail(PERI_EINVAL,
+                              "%s: table '%s': ways %d, allowed: 1 to %d, 0 (the default), %d (rows may use any slot)",
+                              f, name, p->ways, PERI_CACHE_WAYS_MAX, PERI_CACHE_WAYS_NONE);
         if (p->reserved_memory < 0)
             return peri__fail(PERI_EINVAL, "%s: table '%s': reserved_memory %lld, allowed: 0 or more bytes", f, name,
                               (long long)p->reserved_memory);
-        if (p->directory && !*p->directory) return peri__fail(PERI_EINVAL, "%s: table '%s': the directory has no name", f, name);
+        if (p->directory && !*p->directory)
+            return peri__fail(PERI_EINVAL, "%s: table '%s': the directory has no name", f, name);
         if (strlen(name) >= PERI__ROW_NAME_MAX)
-            return peri__fail(PERI_EINVAL, "%s: table '%.60s...' has a name of %zu bytes, allowed in files: %d", f, name, strlen(name),
-                              PERI__ROW_NAME_MAX - 1);
+            return peri__fail(PERI_EINVAL, "%s: table '%.60s...' has a name of %zu bytes, allowed in files: %d", f,
+                              name, strlen(name), PERI__ROW_NAME_MAX - 1);
     }
     return PERI_OK;
 }
@@ -39,10 +43,13 @@ static peri_status memory_for_caches(peri_device *device, int64_t reserved, int6
 {
     if (peri_device_host_access(device)) *available = peri__available_memory();
     else PERI_TRY(peri_device_memory(device, available));
-    if (*available > 0 && !peri_device_host_access(device)) *available -= *available / 8; /* for batches, and for rows on their way */
+    /* for batches, and for rows on their way */
+    if (*available > 0 && !peri_device_host_access(device)) *available -= *available / 8;
     if (*available < 0 && reserved > 0)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_new: reserved_memory is %lld bytes, but device %s does not tell how much memory it "
-                          "has left; allowed there: 0", (long long)reserved, peri_device_name(device));
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "peri_tbe_new: reserved_memory is %lld bytes, but device %s does not tell how much memory it "
+                          "has left; allowed there: 0",
+                          (long long)reserved, peri_device_name(device));
     if (*available < 0) *available = INT64_MAX;
     return PERI_OK;
 }
@@ -53,7 +60,8 @@ static int64_t slots_of(const peri_tbe_config *c, int64_t i)
     int64_t rows = c->tables[i].rows;
     if (rows <= 0) return 0;
     /* Rounding up must not turn 0.2 * 50 into 11. */
-    int64_t slots = peri__max(1, peri__min(rows, (int64_t)ceil((double)rows * c->caches[i].load_factor - 1e-9 * (double)rows)));
+    int64_t slots =
+        peri__max(1, peri__min(rows, (int64_t)ceil((double)rows * c->caches[i].load_factor - 1e-9 * (double)rows)));
     return peri__min(slots, (int64_t)PERI__WANTED / 2);
 }
 
@@ -62,9 +70,13 @@ static int32_t ways_of(const peri_cache_params *p, bool apart)
     return p->ways > 0 ? p->ways : p->ways == 0 && apart ? DEVICE_WAYS : 0;
 }
 
-static int32_t algorithm_of(const peri_cache_params *p) { return p->algorithm == PERI_CACHE_LFU ? PERI__LFU : PERI__LRU; }
+static int32_t algorithm_of(const peri_cache_params *p)
+{
+    return p->algorithm == PERI_CACHE_LFU ? PERI__LFU : PERI__LRU;
+}
 
-peri_status peri__tier_bytes(const peri_tbe_config *c, int64_t i, bool apart, int64_t *slots, double *host, double *files)
+peri_status peri__tier_bytes(const peri_tbe_config *c, int64_t i, bool apart, int64_t *slots, double *host,
+                             double *files)
 {
     const peri_table_config *t = &c->tables[i];
     PERI_TRY(check_params(c));
@@ -95,7 +107,8 @@ peri_status peri__tier_slots(const peri_tbe_config *c, int64_t **out)
         const peri_table_config *t = &c->tables[i];
         slots[i] = slots_of(c, i);
         if (slots[i] == 0) continue;
-        wanted += (double)slots[i] * (double)t->cols * (double)peri_dtype_size(c->dtype) * peri__tbe_copies(c->optimizer);
+        wanted +=
+            (double)slots[i] * (double)t->cols * (double)peri_dtype_size(c->dtype) * peri__tbe_copies(c->optimizer);
         reserved = peri__max(reserved, c->caches[i].reserved_memory);
     }
     int64_t available;
@@ -109,25 +122,41 @@ peri_status peri__tier_slots(const peri_tbe_config *c, int64_t **out)
     if (share >= 1) return PERI_OK;
     if (!(share > 0)) {
         peri__free(slots);
-        return peri__fail(PERI_ENOMEM, "peri_tbe_new: reserved_memory is %lld bytes, %lld are available: nothing is left for the caches",
-                          (long long)reserved, (long long)available);
+        return peri__fail(
+            PERI_ENOMEM,
+            "peri_tbe_new: reserved_memory is %lld bytes, %lld are available: nothing is left for the caches",
+            (long long)reserved, (long long)available);
     }
-    for (int64_t i = 0; i < c->n_tables; i++) slots[i] = peri__min(slots[i], peri__max(1, (int64_t)((double)slots[i] * share)));
-    peri__log(PERI_LOG_WARN, "caches of %.0f MB do not fit into %lld MB of free memory, %lld MB of it reserved: they get %.1f %% of that",
-              wanted / 1e6, (long long)available / 1000000, (long long)reserved / 1000000, share * 100);
+    for (int64_t i = 0; i < c->n_tables; i++)
+        slots[i] = peri__min(slots[i], peri__max(1, (int64_t)((double)slots[i] * share)));
+    peri__log(
+        PERI_LOG_WARN,
+        "caches of %.0f MB do not fit into %lld MB of free memory, %lld MB of it reserved: they get %.1f %% of that",
+        wanted / 1e6, (long long)available / 1000000, (long long)reserved / 1000000, share * 100);
     return PERI_OK;
 }
 
-/* -- opening ----------------------------------------------------------------------------------------------------------------------- */
+/* -- opening ------------------------------------------------------------------------------------------------------- */
 
 static void header_of(const peri__tier *tier, const peri_tbe_config *c, int64_t i, peri__row_header *h)
 {
     const peri_table_config *t = &tier->tbe->tables[i].config;
-    *h = (peri__row_header){.rows = t->rows, .cols = t->cols, .row_offset = t->row_offset, .col_offset = t->col_offset,
-                            .total_rows = t->total_rows, .total_cols = t->total_cols, .seed = c->seed, .init = t->init, .init_a = t->init_a,
-                            .init_b = t->init_b, .dtype = c->dtype, .optimizer = c->optimizer->kind, .n_parts = tier->n_parts,
+    *h = (peri__row_header){.rows = t->rows,
+                            .cols = t->cols,
+                            .row_offset = t->row_offset,
+                            .col_offset = t->col_offset,
+                            .total_rows = t->total_rows,
+                            .total_cols = t->total_cols,
+                            .seed = c->seed,
+                            .init = t->init,
+                            .init_a = t->init_a,
+                            .init_b = t->init_b,
+                            .dtype = c->dtype,
+                            .optimizer = c->optimizer->kind,
+                            .n_parts = tier->n_parts,
                             .raw_ids = t->raw_ids};
-    for (int32_t p = 0; p < tier->n_parts; p++) h->part_bytes[p] = tier->part[p].row ? -tier->part[p].bytes : tier->part[p].bytes;
+    for (int32_t p = 0; p < tier->n_parts; p++)
+        h->part_bytes[p] = tier->part[p].row ? -tier->part[p].bytes : tier->part[p].bytes;
     strncpy(h->name, t->name, sizeof h->name - 1);
     h->record_bytes = peri__row_record_bytes(h);
 }
@@ -150,7 +179,8 @@ static peri_status open_table(peri__tier *tier, const peri_tbe_config *c, int64_
     PERI_TRY(peri__cache_new(config->rows, tier->tbe->layout[i].rows, ways_of(&c->caches[i], !tier->direct),
                              algorithm_of(&c->caches[i]), &t->cache));
     t->payload = PERI_CACHE_RECORD_HEAD;
-    for (int32_t p = 0; p < tier->n_parts; p++) t->payload += tier->part[p].bytes * (tier->part[p].row ? 1 : config->cols);
+    for (int32_t p = 0; p < tier->n_parts; p++)
+        t->payload += tier->part[p].bytes * (tier->part[p].row ? 1 : config->cols);
     return PERI_OK;
 }
 
@@ -186,7 +216,7 @@ static void tier_free(peri_tbe *tbe)
     peri__free(tier);
 }
 
-/* -- the store ------------------------------------------------------------------------------------------------------------------------- */
+/* -- the store ----------------------------------------------------------------------------------------------------- */
 
 static int64_t bad_ids(const peri_tbe *tbe) { return peri__tier_of(tbe)->bad_ids; }
 static const char *io(const peri_tbe *tbe)
@@ -195,12 +225,23 @@ static const char *io(const peri_tbe *tbe)
     return tier->io ? peri__row_io_name(tier->io) : "memory";
 }
 
-static const peri__store cached = {.name = "a cache", .forward = peri__tier_forward, .backward = peri__tier_backward,
-                                  .prefetch = peri__tier_prefetch, .drop = peri__tier_drop, .read = peri__tier_read,
-                                  .write = peri__tier_write, .reset = peri__tier_reset, .flush_info = peri__tier_flush_info,
-                                  .table_file = peri__tier_table_file, .ids_mark = peri__tier_ids_mark,
-                                  .flush_prepare = peri__tier_flush_prepare, .flush_commit = peri__tier_flush_commit,
-                                  .cache_statistics = peri__tier_statistics, .bad_ids = bad_ids, .io = io, .free = tier_free};
+static const peri__store cached = {.name = "a cache",
+                                   .forward = peri__tier_forward,
+                                   .backward = peri__tier_backward,
+                                   .prefetch = peri__tier_prefetch,
+                                   .drop = peri__tier_drop,
+                                   .read = peri__tier_read,
+                                   .write = peri__tier_write,
+                                   .reset = peri__tier_reset,
+                                   .flush_info = peri__tier_flush_info,
+                                   .table_file = peri__tier_table_file,
+                                   .ids_mark = peri__tier_ids_mark,
+                                   .flush_prepare = peri__tier_flush_prepare,
+                                   .flush_commit = peri__tier_flush_commit,
+                                   .cache_statistics = peri__tier_statistics,
+                                   .bad_ids = bad_ids,
+                                   .io = io,
+                                   .free = tier_free};
 
 peri_status peri__tier_open(peri_tbe *tbe, const peri_tbe_config *c)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * records.c: records between files, or the host's memory, and slots (stages), flushes, and access to ranges of rows. See tier.h.
+ * records.c: records between files, or the host's memory, and slots (stages), flushes, and access to ranges of rows.
+ * See tier.h.
  */
 #include "tier.h"
 
@@ -9,7 +10,7 @@
 
 enum { MOST_REQUEST = 1 << 20, CHUNK_BYTES = 4 << 20, GRAIN = 64 };
 
-/* -- stages ------------------------------------------------------------------------------------------------------------------------ */
+/* -- stages -------------------------------------------------------------------------------------------------------- */
 
 static peri_status grow(peri__tier *tier, peri_tensor **t, int64_t bytes)
 {
@@ -66,7 +67,10 @@ void peri__records_fini(peri__tier *tier, peri__records *s)
     peri__free(s->requests);
 }
 
-static int64_t record_bytes(const peri__tier *tier, int32_t table) { return tier->tables[table].file->header.record_bytes; }
+static int64_t record_bytes(const peri__tier *tier, int32_t table)
+{
+    return tier->tables[table].file->header.record_bytes;
+}
 
 static int by_row(const void *a, const void *b)
 {
@@ -102,7 +106,8 @@ static void request(peri__tier *tier, peri__records *s, int64_t i, bool write)
         last->bytes += bytes;
         return;
     }
-    s->requests[s->job.n++] = (peri__row_request){.data = data, .bytes = bytes, .offset = offset, .fd = f->fd, .write = write};
+    s->requests[s->job.n++] =
+        (peri__row_request){.data = data, .bytes = bytes, .offset = offset, .fd = f->fd, .write = write};
 }
 
 /** Run a kernel over the moves; the records are in s->device. */
@@ -113,12 +118,13 @@ static peri_status launch(peri__tier *tier, peri__records *s, bool fill)
                               .records = peri__data(s->device), .n_parts = tier->n_parts,
                               .slot_row = tbe->slot_row ? peri__data(tbe->slot_row) : NULL};
     memcpy(args.part, tier->part, sizeof args.part);
-    PERI_TRY(peri__copy(tbe->device, peri__data(s->moves_device), s->moves, s->n * (int64_t)sizeof *s->moves, PERI_COPY_H2D));
+    PERI_TRY(peri__copy(tbe->device, peri__data(s->moves_device), s->moves, s->n * (int64_t)sizeof *s->moves,
+                        PERI_COPY_H2D));
     if (fill) return PERI_LAUNCH(tbe->device, cache_fill, &args, s->n, GRAIN);
     return PERI_LAUNCH(tbe->device, cache_spill, &args, s->n, GRAIN);
 }
 
-/* -- out: from slots to the file --------------------------------------------------------------------------------------------------- */
+/* -- out: from slots to the file ----------------------------------------------------------------------------------- */
 
 typedef struct all_records {
     const peri__tier *tier;
@@ -178,8 +184,8 @@ static const char *path_of(const peri__tier *tier, int fd)
 static peri_status fail_request(const peri__tier *tier, const peri__row_request *r)
 {
     if (r->error == ENODATA)
-        return peri__fail(PERI_EFORMAT, "row file '%.300s': it ends before byte %lld: it was cut off while in use", path_of(tier, r->fd),
-                          (long long)(r->offset + r->bytes));
+        return peri__fail(PERI_EFORMAT, "row file '%.300s': it ends before byte %lld: it was cut off while in use",
+                          path_of(tier, r->fd), (long long)(r->offset + r->bytes));
     return peri__fail(r->error == ENOMEM ? PERI_ENOMEM : PERI_EIO, "row file '%.300s': %s %lld bytes at byte %lld: %s",
                       path_of(tier, r->fd), r->write ? "writing" : "reading", (long long)r->bytes, (long long)r->offset,
                       strerror(r->error));
@@ -202,7 +208,7 @@ peri_status peri__records_written(peri__tier *tier, peri__records *s)
     }
 }
 
-/* -- in: from the file to slots ---------------------------------------------------------------------------------------------------- */
+/* -- in: from the file to slots ------------------------------------------------------------------------------------ */
 
 void peri__records_read(peri__tier *tier, peri__records *s)
 {
@@ -260,7 +266,8 @@ peri_status peri__records_arrive(peri__tier *tier, peri__records *s)
     if (all.damaged) {
         const peri_k_cache_move *m = &s->moves[all.damaged - 1];
         return peri__fail(PERI_EFORMAT, "row file '%.250s': row %lld of table '%.80s' is damaged (wrong checksum)",
-                          tier->tables[m->table].file->path, (long long)(tier->tbe->tables[m->table].config.row_offset + m->row),
+                          tier->tables[m->table].file->path,
+                          (long long)(tier->tbe->tables[m->table].config.row_offset + m->row),
                           tier->tbe->tables[m->table].name);
     }
     return PERI_OK;
@@ -278,7 +285,7 @@ peri_status peri__records_fill(peri__tier *tier, peri__records *s)
     return launch(tier, s, true);
 }
 
-/* -- all tickets ------------------------------------------------------------------------------------------------------------------- */
+/* -- all tickets --------------------------------------------------------------------------------------------------- */
 
 peri_status peri__tier_settle(peri__tier *tier)
 {
@@ -300,11 +307,12 @@ peri_status peri__ticket_fill(peri__tier *tier, peri__ticket *t)
 peri_status peri__tier_arrive(peri__tier *tier)
 {
     for (int i = 0; i < PERI__TICKETS; i++)
-        if (tier->ticket[i].state != PERI__TICKET_FREE && !tier->ticket[i].filled) PERI_TRY(peri__ticket_fill(tier, &tier->ticket[i]));
+        if (tier->ticket[i].state != PERI__TICKET_FREE && !tier->ticket[i].filled)
+            PERI_TRY(peri__ticket_fill(tier, &tier->ticket[i]));
     return PERI_OK;
 }
 
-/* -- flushing ---------------------------------------------------------------------------------------------------------------------- */
+/* -- flushing ------------------------------------------------------------------------------------------------------ */
 
 peri_status peri__tier_write_back(peri__tier *tier, int32_t table, int64_t row, int64_t end)
 {
@@ -332,7 +340,7 @@ peri_status peri__tier_write_back(peri__tier *tier, int32_t table, int64_t row, 
     return PERI_OK;
 }
 
-/* -- ranges of rows ---------------------------------------------------------------------------------------------------------------- */
+/* -- ranges of rows ------------------------------------------------------------------------------------------------ */
 
 /** Where part @part begins in a record of @table, its bytes in all, and its elements. */
 static void part_of(const peri__tier *tier, int64_t table, int32_t part, int64_t *at, int64_t *bytes, int64_t *elements)
@@ -358,19 +366,21 @@ static peri_status load_range(peri__tier *tier, int32_t table, int64_t row, int6
     return peri__records_arrive(tier, s);
 }
 
-static peri_status check_rows(const char *function, peri__tier *tier, int64_t table, int32_t part, int64_t row, const peri_tensor *t)
+static peri_status check_rows(const char *function, peri__tier *tier, int64_t table, int32_t part, int64_t row,
+                              const peri_tensor *t)
 {
     char text[128];
     const peri_table_config *config = &tier->tbe->tables[table].config;
     if (!t) return peri__fail(PERI_EINVAL, "%s: no tensor", function);
     int32_t ndim = tier->part[part].row ? 1 : 2;
     if (t->ndim != ndim || (ndim == 2 && t->shape[1] != config->cols))
-        return peri__fail(PERI_EINVAL, "%s: %s for rows of '%s' of table '%s', which has %d dimensions and %lld columns", function,
-                          peri__tensor_text(t, text, sizeof text), peri_tbe_state_name(tier->tbe, part), config->name, ndim,
-                          (long long)(ndim == 2 ? config->cols : 1));
+        return peri__fail(PERI_EINVAL,
+                          "%s: %s for rows of '%s' of table '%s', which has %d dimensions and %lld columns", function,
+                          peri__tensor_text(t, text, sizeof text), peri_tbe_state_name(tier->tbe, part), config->name,
+                          ndim, (long long)(ndim == 2 ? config->cols : 1));
     if (row < 0 || row > config->rows - t->shape[0])
-        return peri__fail(PERI_ERANGE, "%s: rows %lld .. %lld of table '%s', allowed: 0..%lld", function, (long long)row,
-                          (long long)(row + t->shape[0]), config->name, (long long)config->rows);
+        return peri__fail(PERI_ERANGE, "%s: rows %lld .. %lld of table '%s', allowed: 0..%lld", function,
+                          (long long)row, (long long)(row + t->shape[0]), config->name, (long long)config->rows);
     PERI_TRY(peri__tier_arrive(tier));
     return peri__tier_settle(tier);
 }
@@ -379,7 +389,8 @@ static peri_status check_rows(const char *function, peri__tier *tier, int64_t ta
 static peri_status some_rows(const peri_tensor *t, int64_t row, int64_t n, peri_tensor **out)
 {
     int64_t shape[2] = {n, t->ndim == 2 ? t->shape[1] : 1};
-    return peri__tensor_view((peri_tensor *)(uintptr_t)t, t->ndim, shape, t->stride, t->offset + row * t->stride[0], out);
+    return peri__tensor_view((peri_tensor *)(uintptr_t)t, t->ndim, shape, t->stride, t->offset + row * t->stride[0],
+                             out);
 }
 
 /** Parts of the records in the spare stage, packed into @packed or taken from it. */
@@ -394,7 +405,8 @@ static void exchange(peri__tier *tier, int64_t table, int32_t part, char *packed
 }
 
 /** One chunk of a read or write; @other is the caller's tensor. */
-static peri_status move_rows(peri__tier *tier, int64_t table, int32_t part, int64_t row, int64_t n, peri_tensor *other, bool store)
+static peri_status move_rows(peri__tier *tier, int64_t table, int32_t part, int64_t row, int64_t n, peri_tensor *other,
+                             bool store)
 {
     int64_t at, bytes, elements, shape[2];
     part_of(tier, table, part, &at, &bytes, &elements);
@@ -452,11 +464,14 @@ static peri_status store_range(peri__tier *tier, int64_t table)
     return peri__records_fill(tier, s);
 }
 
-static int64_t chunk_of(const peri__tier *tier, int64_t table) { return peri__max(1, CHUNK_BYTES / record_bytes(tier, (int32_t)table)); }
+static int64_t chunk_of(const peri__tier *tier, int64_t table)
+{
+    return peri__max(1, CHUNK_BYTES / record_bytes(tier, (int32_t)table));
+}
 
 /** Rows from @row on between a table's weights or state and @t, as many as one chunk holds at a time. */
-static peri_status move_chunks(const char *function, peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *t,
-                               bool write)
+static peri_status move_chunks(const char *function, peri_tbe *tbe, int64_t table, int32_t part, int64_t row,
+                               const peri_tensor *t, bool write)
 {
     peri__tier *tier = peri__tier_of(tbe);
     PERI_TRY(check_rows(function, tier, table, part, row, t));
@@ -482,7 +497,7 @@ peri_status peri__tier_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t
     return move_chunks("peri_tbe_write", tbe, table, part, row, src, true);
 }
 
-/* -- rows that start again ---------------------------------------------------------------------------------------------------------- */
+/* -- rows that start again ----------------------------------------------------------------------------------------- */
 
 typedef struct starting {
     const peri__tier *tier;
@@ -492,7 +507,8 @@ typedef struct starting {
 static void start_records(void *ctx, int64_t begin, int64_t end)
 {
     const starting *x = ctx;
-    for (int64_t i = begin; i < end; i++) start_record(x->tier, &x->stage->moves[i], x->stage->host + x->stage->moves[i].record);
+    for (int64_t i = begin; i < end; i++)
+        start_record(x->tier, &x->stage->moves[i], x->stage->host + x->stage->moves[i].record);
 }
 
 /** Rows that have a slot start again there, and are newer than the file; the others in the file. */
@@ -534,7 +550,7 @@ peri_status peri__tier_reset(peri_tbe *tbe, int64_t table, const int64_t *rows, 
     return PERI_OK;
 }
 
-/* -- counts ------------------------------------------------------------------------------------------------------------------------ */
+/* -- counts -------------------------------------------------------------------------------------------------------- */
 
 void peri__tier_statistics(const peri_tbe *tbe, int64_t table, peri_tbe_cache_stats *out)
 {

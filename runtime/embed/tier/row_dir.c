@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * row_dir.c: the names of row files: which files of a table lie in a directory, and whether they are cut as they should be.
+ * row_dir.c: the names of row files: which files of a table lie in a directory, and whether they are cut as they should
+ * be.
  */
 #include "row_file.h"
 
@@ -13,8 +14,8 @@ size_t peri__row_file_stem(const char *table, char *text)
     size_t n = 0;
     const char *c = table;
     for (; *c && n < 150; c++) {
-        bool plain = (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || (*c >= '0' && *c <= '9') || *c == '_' || *c == '-' ||
-                     (*c == '.' && n > 0);
+        bool plain = (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || (*c >= '0' && *c <= '9') || *c == '_' ||
+                     *c == '-' || (*c == '.' && n > 0);
         if (plain) text[n++] = *c;
         else n += (size_t)snprintf(text + n, 4, "%%%02X", (unsigned char)*c);
     }
@@ -39,7 +40,9 @@ static bool parse(const char *text, peri__row_shard *out)
 {
     long long row, row_end, col, col_end;
     int end = 0;
-    if (sscanf(text, ".rows-%lld-%lld.cols-%lld-%lld.peri%n", &row, &row_end, &col, &col_end, &end) != 4 || !end || text[end]) return false;
+    if (sscanf(text, ".rows-%lld-%lld.cols-%lld-%lld.peri%n", &row, &row_end, &col, &col_end, &end) != 4 || !end ||
+        text[end])
+        return false;
     if (row < 0 || row_end < row || col < 0 || col_end < col) return false;
     out->row = row;
     out->rows = row_end - row;
@@ -48,18 +51,21 @@ static bool parse(const char *text, peri__row_shard *out)
     return true;
 }
 
-peri_status peri__row_files_of(const char *directory, const char *table, bool (*visit)(void *ctx, const peri__row_shard *shard), void *ctx)
+peri_status peri__row_files_of(const char *directory, const char *table,
+                               bool (*visit)(void *ctx, const peri__row_shard *shard), void *ctx)
 {
     char stem[220];
     size_t length = peri__row_file_stem(table, stem);
     DIR *folder = opendir(directory);
     if (!folder && errno == ENOENT) return PERI_OK;
-    if (!folder) return peri__fail(PERI_EIO, "row files in '%.300s': reading the directory: %s", directory, strerror(errno));
+    if (!folder)
+        return peri__fail(PERI_EIO, "row files in '%.300s': reading the directory: %s", directory, strerror(errno));
     bool more = true;
     for (struct dirent *entry; more && (entry = readdir(folder));) {
         peri__row_shard shard;
         if (strncmp(entry->d_name, stem, length) != 0 || !parse(entry->d_name + length, &shard)) continue;
-        if (snprintf(shard.path, sizeof shard.path, "%s/%s", directory, entry->d_name) >= (int)sizeof shard.path) continue;
+        if (snprintf(shard.path, sizeof shard.path, "%s/%s", directory, entry->d_name) >= (int)sizeof shard.path)
+            continue;
         more = visit(ctx, &shard);
     }
     closedir(folder);
@@ -83,9 +89,9 @@ static bool compare(void *ctx, const peri__row_shard *s)
     if (s->row == w->row_offset && s->rows == w->rows && s->col == w->col_offset && s->cols == w->cols) return true;
     if (apart(s->row, s->rows, w->row_offset, w->rows) || apart(s->col, s->cols, w->col_offset, w->cols)) return true;
     if (o->n++ < 4)
-        o->used += (size_t)snprintf(o->text + o->used, sizeof o->text - o->used, "%srows %lld..%lld of columns %lld..%lld",
-                                    o->n > 1 ? ", " : "", (long long)s->row, (long long)(s->row + s->rows), (long long)s->col,
-                                    (long long)(s->col + s->cols));
+        o->used += (size_t)snprintf(o->text + o->used, sizeof o->text - o->used,
+                                    "%srows %lld..%lld of columns %lld..%lld", o->n > 1 ? ", " : "", (long long)s->row,
+                                    (long long)(s->row + s->rows), (long long)s->col, (long long)(s->col + s->cols));
     return true;
 }
 
@@ -95,9 +101,12 @@ peri_status peri__row_files_check(const char *directory, const peri__row_header 
     PERI_TRY(peri__row_files_of(directory, want->name, compare, &o));
     if (o.n == 0) return PERI_OK;
     return peri__fail(PERI_EMISMATCH,
-                      "row files in '%.200s': table '%.80s': wanted are rows %lld..%lld of columns %lld..%lld, but there lie shards of "
-                      "another plan, number of ranks, dim or number of rows: %s%s; go on with what wrote them, or name another directory "
+                      "row files in '%.200s': table '%.80s': wanted are rows %lld..%lld of columns %lld..%lld, but "
+                      "there lie shards of "
+                      "another plan, number of ranks, dim or number of rows: %s%s; go on with what wrote them, or name "
+                      "another directory "
                       "(or remove them) to start from scratch",
                       directory, want->name, (long long)want->row_offset, (long long)(want->row_offset + want->rows),
-                      (long long)want->col_offset, (long long)(want->col_offset + want->cols), o.text, o.n > 4 ? ", ..." : "");
+                      (long long)want->col_offset, (long long)(want->col_offset + want->cols), o.text,
+                      o.n > 4 ? ", ..." : "");
 }

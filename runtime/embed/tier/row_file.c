@@ -23,7 +23,7 @@
 #error "row files are little-endian; this machine needs conversions here"
 #endif
 
-/* -- the header ------------------------------------------------------------------------------------------------------------------ */
+/* -- the header ---------------------------------------------------------------------------------------------------- */
 
 #define ROW_MAGIC UINT64_C(0x0a53574f52495250) /* "PRIROWS\n" */
 enum { ROW_VERSION = 3 };
@@ -45,16 +45,35 @@ typedef struct disk_header {
 } disk_header;
 
 enum { CHECKSUM_AT = PERI__ROW_HEADER_BYTES - 8 };
-_Static_assert(sizeof(disk_header) <= CHECKSUM_AT && sizeof(disk_header) == 16 + 16 * 8 + 12 * 4 + PERI__ROW_NAME_MAX, "no padding");
+_Static_assert(sizeof(disk_header) <= CHECKSUM_AT && sizeof(disk_header) == 16 + 16 * 8 + 12 * 4 + PERI__ROW_NAME_MAX,
+               "no padding");
 
 void peri__row_header_seal(const peri__row_header *h, unsigned char bytes[PERI__ROW_HEADER_BYTES])
 {
-    disk_header d = {.magic = ROW_MAGIC, .version = ROW_VERSION, .header_bytes = PERI__ROW_HEADER_BYTES, .rows = h->rows, .cols = h->cols,
-                     .row_offset = h->row_offset, .col_offset = h->col_offset, .total_rows = h->total_rows, .total_cols = h->total_cols,
-                     .record_bytes = h->record_bytes, .iteration = h->iteration, .flush = h->flush, .stamp = h->stamp,
-                     .map_sum = h->map_sum, .ids_sum = h->ids.sum, .ids_iteration = h->ids.iteration, .seed = h->seed,
-                     .init_a = h->init_a, .init_b = h->init_b, .init = h->init, .dtype = dtype_on_disk(h->dtype),
-                     .optimizer = h->optimizer, .clean = h->clean, .n_parts = h->n_parts};
+    disk_header d = {.magic = ROW_MAGIC,
+                     .version = ROW_VERSION,
+                     .header_bytes = PERI__ROW_HEADER_BYTES,
+                     .rows = h->rows,
+                     .cols = h->cols,
+                     .row_offset = h->row_offset,
+                     .col_offset = h->col_offset,
+                     .total_rows = h->total_rows,
+                     .total_cols = h->total_cols,
+                     .record_bytes = h->record_bytes,
+                     .iteration = h->iteration,
+                     .flush = h->flush,
+                     .stamp = h->stamp,
+                     .map_sum = h->map_sum,
+                     .ids_sum = h->ids.sum,
+                     .ids_iteration = h->ids.iteration,
+                     .seed = h->seed,
+                     .init_a = h->init_a,
+                     .init_b = h->init_b,
+                     .init = h->init,
+                     .dtype = dtype_on_disk(h->dtype),
+                     .optimizer = h->optimizer,
+                     .clean = h->clean,
+                     .n_parts = h->n_parts};
     memcpy(d.part_bytes, h->part_bytes, sizeof d.part_bytes);
     memcpy(d.name, h->name, sizeof d.name);
     d.name[sizeof d.name - 1] = 0;
@@ -67,7 +86,8 @@ void peri__row_header_seal(const peri__row_header *h, unsigned char bytes[PERI__
 int64_t peri__row_record_bytes(const peri__row_header *h)
 {
     int64_t bytes = 8;
-    for (int32_t p = 0; p < h->n_parts; p++) bytes += h->part_bytes[p] < 0 ? -h->part_bytes[p] : h->part_bytes[p] * h->cols;
+    for (int32_t p = 0; p < h->n_parts; p++)
+        bytes += h->part_bytes[p] < 0 ? -h->part_bytes[p] : h->part_bytes[p] * h->cols;
     return (bytes + 7) / 8 * 8;
 }
 
@@ -75,7 +95,8 @@ int64_t peri__row_record_bytes(const peri__row_header *h)
 static const char *check_numbers(const disk_header *d, const peri__row_header *h)
 {
     const int64_t most = INT64_C(1) << 43;
-    if (d->rows < 0 || d->rows > most || d->cols < 1 || d->cols > 1 << 20) return "its numbers of rows and columns are impossible";
+    if (d->rows < 0 || d->rows > most || d->cols < 1 || d->cols > 1 << 20)
+        return "its numbers of rows and columns are impossible";
     if (d->row_offset < 0 || d->total_rows < 0 || d->total_rows > most || d->row_offset > d->total_rows - d->rows)
         return "its rows are not within the whole table";
     if (d->col_offset < 0 || d->total_cols < 1 || d->total_cols > 1 << 20 || d->col_offset > d->total_cols - d->cols)
@@ -83,12 +104,14 @@ static const char *check_numbers(const disk_header *d, const peri__row_header *h
     if (d->n_parts < 1 || d->n_parts > PERI__ROW_PARTS) return "its number of parts is impossible";
     for (int32_t p = 0; p < PERI__ROW_PARTS; p++) {
         int32_t bytes = d->part_bytes[p];
-        if (p < d->n_parts ? bytes == 0 || bytes < -16 || bytes > 16 : bytes != 0) return "an element's size is impossible";
+        if (p < d->n_parts ? bytes == 0 || bytes < -16 || bytes > 16 : bytes != 0)
+            return "an element's size is impossible";
     }
     int64_t total;
     if (d->record_bytes != peri__row_record_bytes(h)) return "its records do not fit their parts";
     int64_t beside = PERI__ROW_HEADER_BYTES + peri__row_map_bytes(d->rows);
-    if (__builtin_mul_overflow(d->rows, d->record_bytes, &total) || total > INT64_MAX - beside) return "it is too large";
+    if (__builtin_mul_overflow(d->rows, d->record_bytes, &total) || total > INT64_MAX - beside)
+        return "it is too large";
     if (d->iteration < 0) return "its iteration is negative";
     if (d->flush < 0 || (d->flush == 0) != (d->stamp == 0)) return "its flush is impossible";
     if (d->ids_iteration < 0 || (d->ids_sum == 0 && d->ids_iteration != 0) || (d->flush == 0 && d->ids_sum != 0))
@@ -106,24 +129,42 @@ peri_status peri__row_header_parse(const char *path, const void *bytes, int64_t 
     disk_header d;
     uint64_t sum;
     if (size < PERI__ROW_HEADER_BYTES)
-        return peri__fail(PERI_EFORMAT, "row file '%.300s': %lld bytes, a header needs %d", path, (long long)size, PERI__ROW_HEADER_BYTES);
+        return peri__fail(PERI_EFORMAT, "row file '%.300s': %lld bytes, a header needs %d", path, (long long)size,
+                          PERI__ROW_HEADER_BYTES);
     memcpy(&d, bytes, sizeof d);
     memcpy(&sum, (const char *)bytes + CHECKSUM_AT, sizeof sum);
-    if (d.magic != ROW_MAGIC) return peri__fail(PERI_EFORMAT, "row file '%.300s': not a row file (its first bytes are others)", path);
+    if (d.magic != ROW_MAGIC)
+        return peri__fail(PERI_EFORMAT, "row file '%.300s': not a row file (its first bytes are others)", path);
     if (d.version != ROW_VERSION || d.header_bytes != PERI__ROW_HEADER_BYTES)
         return peri__fail(PERI_EFORMAT,
-                          "row file '%.300s': version %u, this library reads %d; go on with the library that wrote it, or remove it to "
+                          "row file '%.300s': version %u, this library reads %d; go on with the library that wrote it, "
+                          "or remove it to "
                           "start from scratch",
                           path, d.version, ROW_VERSION);
     if (sum != XXH3_64bits(bytes, CHECKSUM_AT))
         return peri__fail(PERI_EFORMAT, "row file '%.300s': the header is damaged (wrong checksum)", path);
-    peri__row_header h = {.rows = d.rows, .cols = d.cols, .row_offset = d.row_offset, .col_offset = d.col_offset,
-                          .total_rows = d.total_rows, .total_cols = d.total_cols, .record_bytes = d.record_bytes,
-                          .iteration = d.iteration, .flush = d.flush, .stamp = d.stamp, .map_sum = d.map_sum,
-                          .ids = {.sum = d.ids_sum, .iteration = d.ids_iteration}, .seed = d.seed,
-                          .init_a = d.init_a, .init_b = d.init_b, .init = d.init, .dtype = dtype_on_disk(d.dtype), .optimizer = d.optimizer,
+    peri__row_header h = {.rows = d.rows,
+                          .cols = d.cols,
+                          .row_offset = d.row_offset,
+                          .col_offset = d.col_offset,
+                          .total_rows = d.total_rows,
+                          .total_cols = d.total_cols,
+                          .record_bytes = d.record_bytes,
+                          .iteration = d.iteration,
+                          .flush = d.flush,
+                          .stamp = d.stamp,
+                          .map_sum = d.map_sum,
+                          .ids = {.sum = d.ids_sum, .iteration = d.ids_iteration},
+                          .seed = d.seed,
+                          .init_a = d.init_a,
+                          .init_b = d.init_b,
+                          .init = d.init,
+                          .dtype = dtype_on_disk(d.dtype),
+                          .optimizer = d.optimizer,
                           .clean = d.clean,
-                          .n_parts = d.n_parts < 0 ? 0 : d.n_parts > PERI__ROW_PARTS ? PERI__ROW_PARTS : d.n_parts};
+                          .n_parts = d.n_parts < 0                 ? 0
+                                     : d.n_parts > PERI__ROW_PARTS ? PERI__ROW_PARTS
+                                                                   : d.n_parts};
     memcpy(h.part_bytes, d.part_bytes, sizeof h.part_bytes);
     memcpy(h.name, d.name, sizeof h.name);
     bool narrow = d.cols >= 0 && d.cols <= 1 << 20; /* else the record's size would overflow */
@@ -134,7 +175,7 @@ peri_status peri__row_header_parse(const char *path, const void *bytes, int64_t 
     return PERI_OK;
 }
 
-/* -- records --------------------------------------------------------------------------------------------------------------------- */
+/* -- records ------------------------------------------------------------------------------------------------------- */
 
 /** A record in another row's place, or another table's, has the wrong sum. */
 static uint32_t record_sum(const peri__row_file *f, int64_t row, const char *record)
@@ -171,7 +212,7 @@ bool peri__row_hole(const peri__row_file *f, const void *record)
     return at[0] == 0 && !memcmp(at, at + 1, (size_t)f->header.record_bytes - 1);
 }
 
-/* -- opening --------------------------------------------------------------------------------------------------------------------- */
+/* -- opening ------------------------------------------------------------------------------------------------------- */
 
 static peri_status fail_errno(const char *path, const char *what)
 {
@@ -207,31 +248,39 @@ static peri_status check_same(const char *path, const peri__row_header *have, co
          peri__start_text(want->init, want->init_a, want->init_b, starts[1])},
     };
     if (strcmp(have->name, want->name) != 0)
-        return peri__fail(PERI_EMISMATCH, "row file '%.250s': it holds table '%.80s', not '%.80s'", path, have->name, want->name);
+        return peri__fail(PERI_EMISMATCH, "row file '%.250s': it holds table '%.80s', not '%.80s'", path, have->name,
+                          want->name);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (numbers[i].have != numbers[i].want)
-            return peri__fail(PERI_EMISMATCH, "row file '%.250s' of table '%.80s': %s %lld, the table has %lld", path, want->name,
-                              numbers[i].what, (long long)numbers[i].have, (long long)numbers[i].want);
+            return peri__fail(PERI_EMISMATCH, "row file '%.250s' of table '%.80s': %s %lld, the table has %lld", path,
+                              want->name, numbers[i].what, (long long)numbers[i].have, (long long)numbers[i].want);
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strcmp(words[i].have, words[i].want) != 0)
-            return peri__fail(PERI_EMISMATCH, "row file '%.250s' of table '%.80s': %s %s, the table has %s", path, want->name,
-                              words[i].what, words[i].have, words[i].want);
+            return peri__fail(PERI_EMISMATCH, "row file '%.250s' of table '%.80s': %s %s, the table has %s", path,
+                              want->name, words[i].what, words[i].have, words[i].want);
     if (have->record_bytes != want->record_bytes || memcmp(have->part_bytes, want->part_bytes, sizeof have->part_bytes))
         return peri__fail(PERI_EMISMATCH,
-                          "row file '%.250s' of table '%.80s': its optimizer has other states: %lld bytes of a row, the table has %lld",
+                          "row file '%.250s' of table '%.80s': its optimizer has other states: %lld bytes of a row, "
+                          "the table has %lld",
                           path, want->name, (long long)have->record_bytes, (long long)want->record_bytes);
     if (have->flush != 0 && (have->ids.sum != 0) != want->raw_ids)
         return peri__fail(PERI_EMISMATCH,
-                          "row file '%.250s' of table '%.80s': its rows are %s, the table's %s; name another directory, or remove it to "
+                          "row file '%.250s' of table '%.80s': its rows are %s, the table's %s; name another "
+                          "directory, or remove it to "
                           "start from scratch",
-                          path, want->name, want->raw_ids ? "those of ids that are rows" : "those that a map gave to raw ids (managed "
-                          "collision)", want->raw_ids ? "are given to raw ids by a map (managed collision)" : "ids are rows");
+                          path, want->name,
+                          want->raw_ids ? "those of ids that are rows"
+                                        : "those that a map gave to raw ids (managed "
+                                          "collision)",
+                          want->raw_ids ? "are given to raw ids by a map (managed collision)" : "ids are rows");
     if (!have->clean)
-        return peri__fail(PERI_EFORMAT,
-                          "row file '%.250s' of table '%.80s': it was not flushed before its process ended (the last flush was number "
-                          "%lld, of iteration %lld), so its rows are of different times; restore all files of the module from a "
-                          "checkpoint, or remove all to start from scratch",
-                          path, want->name, (long long)have->flush, (long long)have->iteration);
+        return peri__fail(
+            PERI_EFORMAT,
+            "row file '%.250s' of table '%.80s': it was not flushed before its process ended (the last flush was "
+            "number "
+            "%lld, of iteration %lld), so its rows are of different times; restore all files of the module from a "
+            "checkpoint, or remove all to start from scratch",
+            path, want->name, (long long)have->flush, (long long)have->iteration);
     return PERI_OK;
 }
 
@@ -269,13 +318,15 @@ static peri_status name_of(const peri__row_file *f, bool *none)
     struct stat own, named;
     *none = false;
     if (fstat(f->fd, &own) != 0) return fail_errno(f->path, "asking for its name");
-    if (stat(f->full, &named) == 0) return own.st_dev == named.st_dev && own.st_ino == named.st_ino ? PERI_OK : PERI_PENDING;
+    if (stat(f->full, &named) == 0)
+        return own.st_dev == named.st_dev && own.st_ino == named.st_ino ? PERI_OK : PERI_PENDING;
     if (errno != ENOENT && errno != ENOTDIR) return fail_errno(f->path, "asking for its name");
     *none = true;
     return PERI_PENDING;
 }
 
-/** An error unless an open file still has its name and its length: who opens the name next would find nothing, or something else. */
+/** An error unless an open file still has its name and its length: who opens the name next would find nothing, or
+ *  something else. */
 static peri_status check_there(const peri__row_file *f)
 {
     struct stat info;
@@ -283,16 +334,20 @@ static peri_status check_there(const peri__row_file *f)
     peri_status status = name_of(f, &none);
     if (status == PERI_PENDING)
         return peri__fail(PERI_EIO,
-                          "row file '%.300s' of table '%.80s': %s while it was in use: no flush can be found there; put the file back if "
-                          "it was moved, or else save a state_dict, which still has all rows, and begin with it in an empty directory",
+                          "row file '%.300s' of table '%.80s': %s while it was in use: no flush can be found there; "
+                          "put the file back if "
+                          "it was moved, or else save a state_dict, which still has all rows, and begin with it in an "
+                          "empty directory",
                           f->path, f->header.name, none ? "it was removed or moved" : "another file took its name");
     PERI_TRY(status);
     if (fstat(f->fd, &info) != 0) return fail_errno(f->path, "asking for its size");
     if (info.st_size >= file_bytes(&f->header)) return PERI_OK;
     return peri__fail(PERI_EIO,
-                      "row file '%.300s' of table '%.80s': %lld bytes, its %lld rows need %lld: it was cut off while it was in use, and "
+                      "row file '%.300s' of table '%.80s': %lld bytes, its %lld rows need %lld: it was cut off while "
+                      "it was in use, and "
                       "rows are lost; restore all files of the module from a copy, or remove all to start from scratch",
-                      f->path, f->header.name, (long long)info.st_size, (long long)f->header.rows, (long long)file_bytes(&f->header));
+                      f->path, f->header.name, (long long)info.st_size, (long long)f->header.rows,
+                      (long long)file_bytes(&f->header));
 }
 
 /** Take the lock of an open file; PERI_PENDING: its name is gone by now, or another's. @made: it has no name yet. */
@@ -310,7 +365,8 @@ static peri_status lock(peri__row_file *f, bool made, int64_t *size)
     return made ? PERI_OK : name_of(f, &none);
 }
 
-/** Give a file its name for good: it, not its name only, is on the disk then. PERI_PENDING: another file has the name. */
+/** Give a file its name for good: it, not its name only, is on the disk then. PERI_PENDING: another file has the
+ *  name. */
 static peri_status give_name(peri__row_file *f, const char *directory, const char *made)
 {
     int status = link(made, f->path);
@@ -325,7 +381,8 @@ static peri_status give_name(peri__row_file *f, const char *directory, const cha
     return result;
 }
 
-/** Make a file with a header under another name, and give it its own when it is whole: a crash leaves no half-made file under the name.
+/** Make a file with a header under another name, and give it its own when it is whole: a crash leaves no half-made file
+ *  under the name.
  *  PERI_PENDING: somebody else was faster. */
 static peri_status make_named(peri__row_file *f, const char *directory, const peri__row_header *want)
 {
@@ -342,7 +399,8 @@ static peri_status make_named(peri__row_file *f, const char *directory, const pe
     }
     f->header = *want;
     peri_status status = lock(f, true, &size);
-    if (status >= 0 && ftruncate(f->fd, (off_t)file_bytes(want)) != 0) status = fail_errno(f->path, "making it as long as its rows need");
+    if (status >= 0 && ftruncate(f->fd, (off_t)file_bytes(want)) != 0)
+        status = fail_errno(f->path, "making it as long as its rows need");
     if (status >= 0) status = write_header(f);
     if (status >= 0) status = give_name(f, directory, made);
     unlink(made);
@@ -360,8 +418,8 @@ static peri_status adopt(peri__row_file *f, const peri__row_header *want, int64_
     PERI_TRY(check_same(f->path, &f->header, want));
     int64_t whole = file_bytes(want);
     if (size < whole)
-        return peri__fail(PERI_EFORMAT, "row file '%.300s': %lld bytes, its %lld rows need %lld: it was cut off", f->path,
-                          (long long)size, (long long)want->rows, (long long)whole);
+        return peri__fail(PERI_EFORMAT, "row file '%.300s': %lld bytes, its %lld rows need %lld: it was cut off",
+                          f->path, (long long)size, (long long)want->rows, (long long)whole);
     return peri__row_map_load(&f->map, f->path, f->fd, map_at(&f->header), f->header.map_sum);
 }
 
@@ -412,7 +470,8 @@ peri_status peri__row_file_open(const char *directory, const peri__row_header *a
     if (status >= 0) status = directory ? open_named(f, directory, &want) : open_temporary(f);
     if (status >= 0 && f->temporary) {
         f->header = want;
-        if (ftruncate(f->fd, (off_t)file_bytes(&want)) != 0) status = fail_errno(f->path, "making it as long as its rows need");
+        if (ftruncate(f->fd, (off_t)file_bytes(&want)) != 0)
+            status = fail_errno(f->path, "making it as long as its rows need");
     }
     if (status < 0) {
         peri__row_file_close(f);
@@ -423,7 +482,7 @@ peri_status peri__row_file_open(const char *directory, const peri__row_header *a
     return PERI_OK;
 }
 
-/* -- flushes --------------------------------------------------------------------------------------------------------------------- */
+/* -- flushes ------------------------------------------------------------------------------------------------------- */
 
 peri_status peri__row_file_peek(const char *path, peri__row_header *out)
 {
@@ -466,11 +525,12 @@ peri_status peri__row_file_settle(peri__row_file *f)
     return fdatasync(f->fd) == 0 ? PERI_OK : fail_errno(f->path, "bringing its rows to the disk");
 }
 
-peri_status peri__row_file_mark(peri__row_file *f, int64_t iteration, int64_t flush, uint64_t stamp, const peri_ids_mark *ids)
+peri_status peri__row_file_mark(peri__row_file *f, int64_t iteration, int64_t flush, uint64_t stamp,
+                                const peri_ids_mark *ids)
 {
     peri__row_header next = f->header;
-    bool same = f->header.clean && f->header.iteration == iteration && f->header.flush == flush && f->header.stamp == stamp &&
-                f->header.ids.sum == ids->sum && f->header.ids.iteration == ids->iteration;
+    bool same = f->header.clean && f->header.iteration == iteration && f->header.flush == flush &&
+                f->header.stamp == stamp && f->header.ids.sum == ids->sum && f->header.ids.iteration == ids->iteration;
     if (f->temporary || (same && !f->unsure)) return PERI_OK;
     PERI_TRY(check_there(f));
     next.clean = 1;
@@ -494,7 +554,8 @@ void peri__row_file_close(peri__row_file *f)
     if (!f) return;
     int saved = errno;
     bool none;
-    if (f->fresh && !f->temporary && f->header.clean && f->header.flush == 0 && name_of(f, &none) == PERI_OK) unlink(f->full);
+    if (f->fresh && !f->temporary && f->header.clean && f->header.flush == 0 && name_of(f, &none) == PERI_OK)
+        unlink(f->full);
     if (f->fd >= 0) close(f->fd);
     if (f->memory) munmap(f->memory, (size_t)peri__row_memory_bytes(f));
     errno = saved;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * row_io.c: see row_io.h. Two queues of jobs. Reads are served by one thread that drives a ring, or by several that read themselves. Writes
- * end in the system's memory and would wait for each other's lock on the file, so one thread makes them all, one by one.
+ * row_io.c: see row_io.h. Two queues of jobs. Reads are served by one thread that drives a ring, or by several that
+ * read themselves. Writes end in the system's memory and would wait for each other's lock on the file, so one thread
+ * makes them all, one by one.
  */
 #include "row_io.h"
 
@@ -31,7 +32,7 @@ struct peri__row_io {
 #endif
 };
 
-/* -- the queue; all under the lock ------------------------------------------------------------------------------------------------- */
+/* -- the queue; all under the lock --------------------------------------------------------------------------------- */
 
 /** Take up to @most requests of the first job of @queue. Returns how many; *job gets whose. */
 static int64_t take(peri__row_io *io, int queue, int64_t most, peri__row_job **job, peri__row_request **requests)
@@ -56,7 +57,7 @@ static void finish(peri__row_io *io, peri__row_job *job, int64_t n, int64_t fail
     if (job->finished == job->n) pthread_cond_broadcast(&io->ended);
 }
 
-/* -- threads ----------------------------------------------------------------------------------------------------------------------- */
+/* -- threads ------------------------------------------------------------------------------------------------------- */
 
 /** What came of one call; true when the request has ended. */
 static bool progress(peri__row_request *r, int64_t moved, int code)
@@ -112,7 +113,7 @@ static void *serve(peri__row_io *io, int queue)
 static void *reader(void *io) { return serve(io, READS); }
 static void *writer(void *io) { return serve(io, WRITES); }
 
-/* -- the ring ---------------------------------------------------------------------------------------------------------------------- */
+/* -- the ring ------------------------------------------------------------------------------------------------------ */
 
 #if defined(PERI_HAVE_URING)
 
@@ -132,7 +133,8 @@ static void put(struct io_uring *ring, flight *f)
     io_uring_sqe_set_data(sqe, f);
 }
 
-/** Put requests into the ring until it is full; returns how many are in flight then. Called and returns with the lock held. */
+/** Put requests into the ring until it is full; returns how many are in flight then. Called and returns with the lock
+ *  held. */
 static int64_t load_ring(peri__row_io *io, flight **unused, int64_t flying)
 {
     peri__row_job *job;
@@ -205,7 +207,7 @@ static bool ring_open(peri__row_io *io)
 
 #endif
 
-/* -- making ------------------------------------------------------------------------------------------------------------------------ */
+/* -- making -------------------------------------------------------------------------------------------------------- */
 
 static peri_status choose(peri__row_io *io)
 {
@@ -237,7 +239,8 @@ peri_status peri__row_io_new(peri__row_io **out)
     int32_t wanted = 1 + (io->uring ? 1 : READERS);
     for (; status >= 0 && io->n_threads < wanted; io->n_threads++)
         if (peri__thread_start(&io->threads[io->n_threads], io->n_threads ? body : writer, io) != 0) break;
-    if (status >= 0 && io->n_threads < 2) status = peri__fail(PERI_ENOMEM, "peri__row_io_new: no thread could be started");
+    if (status >= 0 && io->n_threads < 2)
+        status = peri__fail(PERI_ENOMEM, "peri__row_io_new: no thread could be started");
     if (status < 0) peri__row_io_free(io);
     else *out = io;
     return status;
@@ -246,7 +249,8 @@ peri_status peri__row_io_new(peri__row_io **out)
 void peri__row_io_free(peri__row_io *io)
 {
     if (!io) return;
-    const bool own = io->forks == peri__forks(); /* the threads are not those of a process that this one was forked from */
+    const bool own = io->forks == peri__forks(); /* the threads are not those of a process that this one was forked
+                                                    from */
     if (own) {
         pthread_mutex_lock(&io->lock);
         io->stop = true;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * row_io.h: reads and writes of files in the background. A job is a list of requests; it is submitted, runs beside whatever the caller
- * does, and is waited for. Reads go through io_uring where the build has liburing and the kernel allows it, else through some threads that
- * call pread; PERI_ROW_IO=uring|threads chooses. Writes go through a thread.
+ * row_io.h: reads and writes of files in the background. A job is a list of requests; it is submitted, runs beside
+ * whatever the caller does, and is waited for. Reads go through io_uring where the build has liburing and the kernel
+ * allows it, else through some threads that call pread; PERI_ROW_IO=uring|threads chooses. Writes go through a thread.
  */
 #ifndef PERI_EMBED_ROW_IO_H
 #define PERI_EMBED_ROW_IO_H
@@ -18,7 +18,8 @@ typedef struct peri__row_request {
     bool write;            /* the same for all of a job */
 } peri__row_request;
 
-/** Zero at first. `requests` and what they point to stay untouched between submit and wait. Requests of jobs under way must not overlap. */
+/** Zero at first. `requests` and what they point to stay untouched between submit and wait. Requests of jobs under way
+ *  must not overlap. */
 typedef struct peri__row_job {
     peri__row_request *requests;
     int64_t n;

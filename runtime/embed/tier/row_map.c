@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * row_map.c: which rows of a file were ever written: one bit for each, in memory and behind the records. See row_file.h. The checksum is a
- * sum over pages, so that a flush costs what has changed; a page of zeros adds nothing, so that holes need not be read.
+ * row_map.c: which rows of a file were ever written: one bit for each, in memory and behind the records. See
+ * row_file.h. The checksum is a sum over pages, so that a flush costs what has changed; a page of zeros adds nothing,
+ * so that holes need not be read.
  */
 #include "row_file.h"
 
@@ -23,7 +24,8 @@ peri_status peri__row_map_init(peri__row_map *m, int64_t rows)
     void *bits = peri__fault(PERI_FAULT_alloc) ? MAP_FAILED
                                                : mmap(NULL, (size_t)memory_bytes(m), PROT_READ | PROT_WRITE,
                                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (bits == MAP_FAILED) return peri__fail(PERI_ENOMEM, "no memory for one bit for each of %lld rows", (long long)rows);
+    if (bits == MAP_FAILED)
+        return peri__fail(PERI_ENOMEM, "no memory for one bit for each of %lld rows", (long long)rows);
     m->bits = bits;
     m->sums = peri__alloc_zero(sizeof *m->sums * (size_t)peri__max(1, m->pages));
     m->news = peri__alloc_zero(sizeof *m->news * (size_t)peri__max(1, m->pages));
@@ -60,16 +62,17 @@ static uint64_t sum_of(const peri__row_map *m)
 
 static peri_status fail(const char *path, bool write, int64_t bytes, int64_t at, int code)
 {
-    return peri__fail(PERI_EIO, "row file '%.300s': %s %lld bytes at byte %lld: %s", path, write ? "writing" : "reading",
-                      (long long)bytes, (long long)at, strerror(code));
+    return peri__fail(PERI_EIO, "row file '%.300s': %s %lld bytes at byte %lld: %s", path,
+                      write ? "writing" : "reading", (long long)bytes, (long long)at, strerror(code));
 }
 
 /** Read bytes [from, end) of the map. */
 static peri_status read_part(peri__row_map *m, const char *path, int fd, int64_t at, int64_t from, int64_t end)
 {
     while (from < end) {
-        ssize_t n = peri__fault(PERI_FAULT_row_read) ? (errno = EIO, -1)
-                                                     : pread(fd, (char *)m->bits + from, (size_t)(end - from), (off_t)(at + from));
+        ssize_t n = peri__fault(PERI_FAULT_row_read)
+                        ? (errno = EIO, -1)
+                        : pread(fd, (char *)m->bits + from, (size_t)(end - from), (off_t)(at + from));
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return fail(path, false, end - from, at + from, n < 0 ? errno : ENODATA);
         from += n;
@@ -92,7 +95,8 @@ peri_status peri__row_map_load(peri__row_map *m, const char *path, int fd, int64
     for (int64_t p = 0; p < m->pages; p++) m->sums[p] = page_sum(m, p);
     if (sum_of(m) == sum) return PERI_OK;
     return peri__fail(PERI_EFORMAT,
-                      "row file '%.300s': the map of its written rows, behind the records, is damaged (wrong checksum); restore all files "
+                      "row file '%.300s': the map of its written rows, behind the records, is damaged (wrong "
+                      "checksum); restore all files "
                       "of the module from a checkpoint, or remove all to start from scratch",
                       path);
 }
@@ -104,7 +108,8 @@ peri_status peri__row_map_store(peri__row_map *m, const char *path, int fd, int6
         for (int64_t done = 0, bytes = page_bytes(m, p); done < bytes;) {
             ssize_t n = peri__fault(PERI_FAULT_row_write)
                             ? (errno = ENOSPC, -1)
-                            : pwrite(fd, (const char *)m->bits + p * PAGE + done, (size_t)(bytes - done), (off_t)(at + p * PAGE + done));
+                            : pwrite(fd, (const char *)m->bits + p * PAGE + done, (size_t)(bytes - done),
+                                     (off_t)(at + p * PAGE + done));
             if (n < 0 && errno == EINTR) continue;
             if (n <= 0) return fail(path, true, bytes - done, at + p * PAGE + done, n < 0 ? errno : ENOSPC);
             done += n;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * row_memory.c: rows in the host's memory instead of a file, under a cache in the memory of a device. Records are those of files, without
- * checksums; they are copied at once, by all threads. See row_file.h and tier.h.
+ * row_memory.c: rows in the host's memory instead of a file, under a cache in the memory of a device. Records are those
+ * of files, without checksums; they are copied at once, by all threads. See row_file.h and tier.h.
  */
 #include "tier.h"
 
@@ -14,7 +14,8 @@ peri_status peri__row_memory_new(const peri__row_header *want, int64_t available
     int64_t bytes;
     if (__builtin_mul_overflow(want->rows, want->record_bytes, &bytes) || bytes > available)
         return peri__fail(PERI_ENOMEM,
-                          "peri_tbe_new: table '%.120s': its %lld rows need %.0f MB of the host's memory with their states, %.0f MB are "
+                          "peri_tbe_new: table '%.120s': its %lld rows need %.0f MB of the host's memory with their "
+                          "states, %.0f MB are "
                           "available; give its cache_params a directory, and they live in a file there",
                           want->name, (long long)want->rows, (double)want->rows * (double)want->record_bytes / 1e6,
                           (double)peri__max(available, 0) / 1e6);
@@ -26,12 +27,14 @@ peri_status peri__row_memory_new(const peri__row_header *want, int64_t available
     f->header.clean = 1;
     peri_status status = peri__row_map_init(&f->map, want->rows);
     if (status >= 0) {
-        void *rows = peri__fault(PERI_FAULT_alloc) ? MAP_FAILED
-                                                   : mmap(NULL, (size_t)peri__row_memory_bytes(f), PROT_READ | PROT_WRITE,
-                                                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *rows = peri__fault(PERI_FAULT_alloc)
+                         ? MAP_FAILED
+                         : mmap(NULL, (size_t)peri__row_memory_bytes(f), PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (rows != MAP_FAILED) f->memory = rows;
-        else status = peri__fail(PERI_ENOMEM, "peri_tbe_new: table '%.120s': no address space for %lld bytes", want->name,
-                                 (long long)peri__row_memory_bytes(f));
+        else
+            status = peri__fail(PERI_ENOMEM, "peri_tbe_new: table '%.120s': no address space for %lld bytes",
+                                want->name, (long long)peri__row_memory_bytes(f));
     }
     if (status < 0) peri__row_file_close(f);
     else *out = f;

@@ -8,18 +8,20 @@
 
 enum { AHEAD = 16, GRAIN = 2048 }; /* pins ahead whose slots are fetched in advance; pins worth a thread */
 
-/* -- tickets ----------------------------------------------------------------------------------------------------------------------- */
+/* -- tickets ------------------------------------------------------------------------------------------------------- */
 
 /** The oldest ticket in @state, or NULL. */
 static peri__ticket *oldest(peri__tier *tier, int32_t state)
 {
     peri__ticket *found = NULL;
     for (int i = 0; i < PERI__TICKETS; i++)
-        if (tier->ticket[i].state == state && (!found || tier->ticket[i].sequence < found->sequence)) found = &tier->ticket[i];
+        if (tier->ticket[i].state == state && (!found || tier->ticket[i].sequence < found->sequence))
+            found = &tier->ticket[i];
     return found;
 }
 
-/** One batch less needs the slots of pins [begin, end). @beside: other threads do the same with other pins, and no cache is listed. */
+/** One batch less needs the slots of pins [begin, end). @beside: other threads do the same with other pins, and no
+ *  cache is listed. */
 static inline void unpin_range(const peri__tier *tier, const peri__ticket *t, int64_t begin, int64_t end, bool beside)
 {
     uint8_t news = t->updated ? PERI__SLOT_DIRTY : 0;
@@ -80,7 +82,8 @@ static void forget(peri__tier *tier, peri__ticket *t)
 
 void peri__tier_release(peri__tier *tier, peri__ticket *t)
 {
-    /* What is under way belongs to the cache, also when this batch does not come. A failure shows when somebody asks for the row again. */
+    /* What is under way belongs to the cache, also when this batch does not come. A failure shows when somebody asks
+     * for the row again. */
     if (!t->filled) (void)peri__ticket_fill(tier, t);
     forget(tier, t);
 }
@@ -107,16 +110,18 @@ static peri_status open_ticket(peri__tier *tier, peri_tbe_batch *owner, peri__ti
     return PERI_OK;
 }
 
-/* -- layers: blocks that share bags look into different tables, so their ids become different slots ---------------------------------- */
+/* -- layers: blocks that share bags look into different tables, so their ids become different slots ---------------- */
 
-/** Give every block a layer so that blocks of a layer share no bags, and later blocks lie in later layers than those they share with.
- *  The list of ids that have become slots holds one copy of the batch's ids for each layer: the bags of layer l are those of the batch,
- *  moved by l * (bags + 1), and their ids are moved by l * n_ids. A table that does not pool writes a row where its id stands in the list;
- *  the results shall lie where they would without layers, so its out_offset goes back by as much. */
+/** Give every block a layer so that blocks of a layer share no bags, and later blocks lie in later layers than those
+ *  they share with. The list of ids that have become slots holds one copy of the batch's ids for each layer: the bags
+ *  of layer l are those of the batch, moved by l * (bags + 1), and their ids are moved by l * n_ids. A table that does
+ *  not pool writes a row where its id stands in the list; the results shall lie where they would without layers, so its
+ *  out_offset goes back by as much. */
 static peri_status layer_blocks(peri__tier *tier, const peri_tbe_input *in, int64_t bags, int64_t n_ids)
 {
     const peri_tbe_blocks *b = in->blocks;
-    if (tier->layered == b->serial && tier->layered_bags == bags && (tier->layered_ids == n_ids || !b->none)) return PERI_OK;
+    if (tier->layered == b->serial && tier->layered_bags == bags && (tier->layered_ids == n_ids || !b->none))
+        return PERI_OK;
     tier->layered = 0;
     int64_t *layer = peri__realloc(tier->block_layer, sizeof *layer * (size_t)peri__max(b->n, 1));
     if (!layer) return PERI_ENOMEM;
@@ -129,13 +134,15 @@ static peri_status layer_blocks(peri__tier *tier, const peri_tbe_input *in, int6
         layer[k] = 0;
         for (int64_t i = 0; i < k && b->multiplicity > 1; i++) {
             const peri_k_tbe_block *y = &b->block[i];
-            bool share = x->bags && y->bags && x->first_bag < y->first_bag + y->bags && y->first_bag < x->first_bag + x->bags;
+            bool share =
+                x->bags && y->bags && x->first_bag < y->first_bag + y->bags && y->first_bag < x->first_bag + x->bags;
             if (share) layer[k] = peri__max(layer[k], layer[i] + 1);
         }
         tier->layers = peri__max(tier->layers, layer[k] + 1);
         memcpy(&list[k], x, sizeof *list);
         list[k].first_bag += layer[k] * (bags + 1);
-        if (tier->tbe->layout[x->table].pooling == PERI_POOLING_NONE) list[k].out_offset -= layer[k] * n_ids * x->out_stride;
+        if (tier->tbe->layout[x->table].pooling == PERI_POOLING_NONE)
+            list[k].out_offset -= layer[k] * n_ids * x->out_stride;
     }
     peri_status status = PERI_OK;
     peri_tbe_blocks_release(tier->layer_blocks);
@@ -168,12 +175,13 @@ static peri_status layer_offsets(peri__tier *tier, peri__ticket *t, const int64_
 static void give_up(peri__tier *tier, peri__ticket *t)
 {
     for (int64_t i = 0; i < t->n_wants; i++)
-        if (t->wants[i].slot < 0 && peri__cache_find(tier->tables[t->wants[i].table].cache, t->wants[i].row) & PERI__WANTED)
+        if (t->wants[i].slot < 0 &&
+            peri__cache_find(tier->tables[t->wants[i].table].cache, t->wants[i].row) & PERI__WANTED)
             peri__cache_unwant(tier->tables[t->wants[i].table].cache, t->wants[i].row);
     forget(tier, t);
 }
 
-/* -- room ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- room ---------------------------------------------------------------------------------------------------------- */
 
 static peri_status fail_small(const char *function, const peri__tier *tier, const peri__ticket *t, int32_t table)
 {
@@ -182,7 +190,8 @@ static peri_status fail_small(const char *function, const peri__tier *tier, cons
     for (int64_t i = 0; i < t->n_pins; i++) needed += t->pins[i].table == table;
     double enough = (double)needed / (double)c->rows + 0.00005;
     return peri__fail(PERI_ENOMEM,
-                      "%s: table '%.120s': the batch needs %lld different rows, its cache holds %d of %lld; set a load_factor of %.4g%s "
+                      "%s: table '%.120s': the batch needs %lld different rows, its cache holds %d of %lld; set a "
+                      "load_factor of %.4g%s "
                       "(less reserved_memory, if that made it small), or make the batch smaller",
                       function, tier->tbe->tables[table].name, (long long)needed, c->slots, (long long)c->rows,
                       enough < 1 ? enough : 1, enough < 1 ? " to 1" : "");
@@ -268,7 +277,7 @@ static peri_status take_slots(peri__tier *tier, peri__ticket *t, bool prefetch)
     return PERI_OK;
 }
 
-/* -- resolving ------------------------------------------------------------------------------------------------------------------------- */
+/* -- resolving ----------------------------------------------------------------------------------------------------- */
 
 /** Memory for the mapped ids: on the device, and where the host writes them. */
 static peri_status mapped_new(peri__tier *tier, peri__ticket *t, int64_t n, int32_t **host)
@@ -294,7 +303,8 @@ static peri_status mapped_new(peri__tier *tier, peri__ticket *t, int64_t n, int3
     return PERI_OK;
 }
 
-static peri_status map_batch(const char *function, peri__tier *tier, peri__ticket *t, const peri__tier_batch *b, bool prefetch)
+static peri_status map_batch(const char *function, peri__tier *tier, peri__ticket *t, const peri__tier_batch *b,
+                             bool prefetch)
 {
     int32_t *mapped;
     PERI_TRY(mapped_new(tier, t, t->layers * b->n_ids, &mapped));
@@ -313,7 +323,8 @@ static peri_status map_batch(const char *function, peri__tier *tier, peri__ticke
 }
 
 /** A new ticket for @batch: its rows are pinned and on their way. */
-static peri_status resolve(const char *function, peri__tier *tier, peri_tbe_batch *batch, bool prefetch, peri__ticket **out)
+static peri_status resolve(const char *function, peri__tier *tier, peri_tbe_batch *batch, bool prefetch,
+                           peri__ticket **out)
 {
     const peri_tbe_input *in = &batch->in;
     peri__tier_batch b = {0};
@@ -344,8 +355,9 @@ static peri_status arrive(const char *function, peri__tier *tier, peri__ticket *
     PERI_TRY(peri__tier_arrive(tier));
     for (int64_t i = 0; i < t->n_pins; i++)
         if (*peri__tier_flags(tier, t->pins[i].table, t->pins[i].slot) & PERI__SLOT_FILLING)
-            return peri__fail(PERI_EIO, "%s: a row of table '%s' that an earlier prefetch should have brought could not be read", function,
-                              tier->tbe->tables[t->pins[i].table].name);
+            return peri__fail(PERI_EIO,
+                              "%s: a row of table '%s' that an earlier prefetch should have brought could not be read",
+                              function, tier->tbe->tables[t->pins[i].table].name);
     t->depends = false;
     return PERI_OK;
 }
@@ -362,14 +374,16 @@ static void count(peri__tier *tier, const peri__ticket *t, bool again, bool pref
     for (int64_t i = 0; i < t->n_pins; i++) tier->tables[t->pins[i].table].stats.hits++;
     for (int64_t i = t->fetched ? 0 : t->n_pins; i < t->n_pins + (prefetched ? t->n_wants : 0); i++) {
         bool pin = i < t->n_pins;
-        int32_t table = pin ? t->pins[i].table : t->wants[i - t->n_pins].table, slot = pin ? t->pins[i].slot : t->wants[i - t->n_pins].slot;
+        int32_t table = pin ? t->pins[i].table : t->wants[i - t->n_pins].table,
+                slot = pin ? t->pins[i].slot : t->wants[i - t->n_pins].slot;
         uint8_t *flags = peri__tier_flags(tier, table, slot);
         if (*flags & PERI__SLOT_FETCHED) tier->tables[table].stats.prefetch_hits++;
         *flags &= (uint8_t)~PERI__SLOT_FETCHED;
     }
 }
 
-/** Say what is wrong with the ids, as a table batch in memory does: its check, with the numbers of rows of the whole tables. */
+/** Say what is wrong with the ids, as a table batch in memory does: its check, with the numbers of rows of the whole
+ *  tables. */
 static peri_status report_bad(const char *function, peri__tier *tier, peri_tbe_batch *batch, int64_t bad)
 {
     peri_tbe *tbe = tier->tbe;
@@ -418,7 +432,8 @@ static peri_status repeat(const peri_tensor *t, int64_t layers, peri_tensor **ou
 /** As repeat, with one 1 behind each copy: offsets of layers have one bag more. */
 static peri_status repeat_scale(const peri_tensor *t, int64_t layers, peri_tensor **out)
 {
-    int64_t n = peri__numel(t), shape[2] = {layers, n + 1}, rows[2] = {layers, n}, stride[2] = {n + 1, 1}, repeated[2] = {0, 1};
+    int64_t n = peri__numel(t), shape[2] = {layers, n + 1}, rows[2] = {layers, n}, stride[2] = {n + 1, 1},
+            repeated[2] = {0, 1};
     peri_tensor *r = NULL, *to = NULL, *from = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_full(peri__device(t), PERI_F32, 2, shape, 1, &r), out);
@@ -457,10 +472,12 @@ out:
     return status;
 }
 
-peri_status peri__tier_begin(const char *function, peri__tier *tier, peri_tbe_batch *batch, bool again, peri__ticket **ticket)
+peri_status peri__tier_begin(const char *function, peri__tier *tier, peri_tbe_batch *batch, bool again,
+                             peri__ticket **ticket)
 {
     peri__ticket *t = batch->ticket, *partial = NULL;
-    if (t && !again && t->state == PERI__TICKET_LOOKED_UP) { /* a second lookup: the same tensors may hold other ids by now */
+    /* a second lookup: the same tensors may hold other ids by now */
+    if (t && !again && t->state == PERI__TICKET_LOOKED_UP) {
         peri__tier_release(tier, t);
         t = NULL;
     }
@@ -473,7 +490,8 @@ peri_status peri__tier_begin(const char *function, peri__tier *tier, peri_tbe_ba
     if (!t) {
         uint64_t sequence = partial ? partial->sequence : 0;
         peri_status resolved = resolve(function, tier, batch, false, &t);
-        bool there = partial && partial->state != PERI__TICKET_FREE && partial->sequence == sequence; /* else it was given up */
+        /* else it was given up */
+        bool there = partial && partial->state != PERI__TICKET_FREE && partial->sequence == sequence;
         if (resolved < 0 && there) batch->ticket = partial;
         PERI_TRY(resolved);
         if (there) peri__tier_release(tier, partial);
@@ -492,7 +510,7 @@ peri_status peri__tier_begin(const char *function, peri__tier *tier, peri_tbe_ba
     return PERI_OK;
 }
 
-/* -- the public functions, for cached tables ------------------------------------------------------------------------------------ */
+/* -- the public functions, for cached tables ----------------------------------------------------------------------- */
 
 static peri_status forward(const char *function, peri_tbe_batch *batch, peri_tensor *out)
 {
@@ -573,7 +591,8 @@ out:
     return status;
 }
 
-peri_status peri__tier_backward(const char *function, peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights)
+peri_status peri__tier_backward(const char *function, peri_tbe_batch *batch, peri_tensor *grad,
+                                peri_tensor *grad_weights)
 {
     PERI_TRY(peri__batch_enter(function, batch, true));
     return peri__batch_leave(batch, true, backward(function, batch, grad, grad_weights));

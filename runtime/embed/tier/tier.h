@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tier.h: table batches whose tables are larger than memory. The rows live in a file (row_file.h), or, where the device has a memory of its
- * own, in the host's (row_memory.c); the table batch's own tables are slots in the device's memory, and a cache (cache.h) says which row is
- * in which slot. A lookup translates ids to slots, brings missing rows, and then runs the ordinary kernels on the slots; optimizer states
- * travel with their rows. So every result has the bits that tables in memory would give.
+ * tier.h: table batches whose tables are larger than memory. The rows live in a file (row_file.h), or, where the device
+ * has a memory of its own, in the host's (row_memory.c); the table batch's own tables are slots in the device's memory,
+ * and a cache (cache.h) says which row is in which slot. A lookup translates ids to slots, brings missing rows, and
+ * then runs the ordinary kernels on the slots; optimizer states travel with their rows. So every result has the bits
+ * that tables in memory would give.
  *
- * A *ticket* holds the rows of a batch in flight: they are pinned from its prefetch (or its lookup) to the end of its update, or of the
- * batch. It is a convenience: when a lookup needs more slots than are left, tickets of other batches are given up, oldest first; their
- * lookups or updates will then resolve their ids again. Only when the rows of a single batch do not fit is there an error.
+ * A *ticket* holds the rows of a batch in flight: they are pinned from its prefetch (or its lookup) to the end of its
+ * update, or of the batch. It is a convenience: when a lookup needs more slots than are left, tickets of other batches
+ * are given up, oldest first; their lookups or updates will then resolve their ids again. Only when the rows of a
+ * single batch do not fit is there an error.
  *
  * All functions here run within calls that are alone (peri__tbe_enter), but those that make and free tiers.
  *
- * Order on the file: a job of writes may run beside reads of the same ticket, since no row is in both, and beside everything else up to the
- * next ticket that reads: that one waits for all earlier writes first. A write that fails keeps its bytes and is tried again then, and at a
- * flush; until it succeeds nothing is read, so nothing is lost while the process lives. Rows in the host's memory are copied at once, so a
- * prefetch that needs no file puts them into their slots itself, on its stream.
+ * Order on the file: a job of writes may run beside reads of the same ticket, since no row is in both, and beside
+ * everything else up to the next ticket that reads: that one waits for all earlier writes first. A write that fails
+ * keeps its bytes and is tried again then, and at a flush; until it succeeds nothing is read, so nothing is lost while
+ * the process lives. Rows in the host's memory are copied at once, so a prefetch that needs no file puts them into
+ * their slots itself, on its stream.
  */
 #ifndef PERI_EMBED_TIER_H
 #define PERI_EMBED_TIER_H
@@ -47,8 +50,8 @@ typedef struct peri__tier_pin {
     int32_t table, slot;
 } peri__tier_pin;
 
-/** Records on their way between a file, or the host's memory, and slots. Where the host can access the device's memory, host and device are
- *  the same bytes; else queued copies can use `host` (peri__host_alloc). */
+/** Records on their way between a file, or the host's memory, and slots. Where the host can access the device's memory,
+ *  host and device are the same bytes; else queued copies can use `host` (peri__host_alloc). */
 typedef struct peri__records {
     peri_tensor *device, *moves_device;
     char *host;
@@ -117,13 +120,15 @@ static inline peri__tier *peri__tier_of(const peri_tbe *tbe) { return tbe->own; 
 
 /* tickets.c: lookups */
 
-/** The ticket for looking @batch up, its own or a new one; ticket->inner is ready. @again: for an update, whose lookup was counted
- *  already. */
-peri_status peri__tier_begin(const char *function, peri__tier *tier, peri_tbe_batch *batch, bool again, peri__ticket **ticket);
+/** The ticket for looking @batch up, its own or a new one; ticket->inner is ready. @again: for an update, whose lookup
+ *  was counted already. */
+peri_status peri__tier_begin(const char *function, peri__tier *tier, peri_tbe_batch *batch, bool again,
+                             peri__ticket **ticket);
 void peri__tier_release(peri__tier *tier, peri__ticket *ticket);
 /** What the store does; see peri__store. */
 peri_status peri__tier_forward(const char *function, peri_tbe_batch *batch, peri_tensor *out);
-peri_status peri__tier_backward(const char *function, peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights);
+peri_status peri__tier_backward(const char *function, peri_tbe_batch *batch, peri_tensor *grad,
+                                peri_tensor *grad_weights);
 peri_status peri__tier_prefetch(const char *function, peri_tbe_batch *batch);
 void peri__tier_drop(peri_tbe_batch *batch);
 
@@ -142,9 +147,10 @@ typedef struct peri__tier_batch {
 /** Read @in's ids and offsets; waits for the device. */
 peri_status peri__tier_batch_init(const peri__tier *tier, const peri_tbe_input *in, peri__tier_batch *b);
 void peri__tier_batch_fini(peri__tier_batch *b);
-/** Pin the slots of @b's rows and list the rows that have none: mapped[layer * n_ids + i] becomes the slot of id i, -2 - the number of a
- *  want of the ticket, or -1. After a failure the wants are still marked in their caches. */
-peri_status peri__tier_map(const char *function, peri__tier *tier, peri__ticket *t, const peri__tier_batch *b, int32_t *mapped);
+/** Pin the slots of @b's rows and list the rows that have none: mapped[layer * n_ids + i] becomes the slot of id i, -2
+ *  - the number of a want of the ticket, or -1. After a failure the wants are still marked in their caches. */
+peri_status peri__tier_map(const char *function, peri__tier *tier, peri__ticket *t, const peri__tier_batch *b,
+                           int32_t *mapped);
 
 /* records.c: moving records */
 
@@ -154,10 +160,12 @@ static inline uint8_t *peri__tier_flags(const peri__tier *tier, int32_t table, i
     return &tier->tables[table].cache->slot[slot].flags;
 }
 
-/** Room for @n records that start with @bytes in all. Keeps nothing of the old content. Waits for copies from the old one. */
+/** Room for @n records that start with @bytes in all. Keeps nothing of the old content. Waits for copies from the old
+ *  one. */
 peri_status peri__records_reserve(peri__tier *tier, peri__records *stage, int64_t n, int64_t bytes);
 void peri__records_fini(peri__tier *tier, peri__records *stage);
-/** Order the stage's moves by table and row, and give each its record. Its n, and the moves' tables and slots are set; it is reserved. */
+/** Order the stage's moves by table and row, and give each its record. Its n, and the moves' tables and slots are set;
+ *  it is reserved. */
 void peri__records_order(peri__tier *tier, peri__records *stage);
 /** Copy slots into records (and wait), with checksums; make the job that writes them. */
 peri_status peri__records_spill(peri__tier *tier, peri__records *stage);
@@ -171,7 +179,8 @@ peri_status peri__records_fill(peri__tier *tier, peri__records *stage);
 void peri__records_write(peri__tier *tier, peri__records *stage);
 /** Wait for the writes, trying again what failed before. */
 peri_status peri__records_written(peri__tier *tier, peri__records *stage);
-/** Those of the moves whose rows are in the host's memory: into it (@store), or, where they were ever stored, out of it. (row_memory.c) */
+/** Those of the moves whose rows are in the host's memory: into it (@store), or, where they were ever stored, out of
+ *  it. (row_memory.c) */
 void peri__row_memory_move(const peri__tier *tier, const peri__records *stage, bool store);
 /** Wait for all writes of all tickets. */
 peri_status peri__tier_settle(peri__tier *tier);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * state.c: libperilune_lua.so: a LuaJIT with Perilune's modules, for runtime/host/lua.c. It pushes the program's values, and lua/perilune/
- * hosted.lua makes handles of them; that file says how calls look on the stack.
+ * state.c: libperilune_lua.so: a LuaJIT with Perilune's modules, for runtime/host/lua.c. It pushes the program's
+ * values, and lua/perilune/ hosted.lua makes handles of them; that file says how calls look on the stack.
  */
 #include "../guest.h"
 #include "../host_internal.h"
@@ -40,10 +40,11 @@ typedef struct request {
     peri_status status; /* of a failure that has words already */
 } request;
 
-/* -- opening --------------------------------------------------------------------------------------------------------------------------- */
+/* -- opening ------------------------------------------------------------------------------------------------------- */
 
 /** Libraries that scripts may be without, and Perilune's modules need. */
-static const luaL_Reg kept[] = {{"os", luaopen_os}, {"io", luaopen_io}, {"debug", luaopen_debug}, {"ffi", luaopen_ffi}, {NULL, NULL}};
+static const luaL_Reg kept[] = {
+    {"os", luaopen_os}, {"io", luaopen_io}, {"debug", luaopen_debug}, {"ffi", luaopen_ffi}, {NULL, NULL}};
 
 /** Push the table of a library that scripts have (true), or open it and hide it from them. */
 static bool take_library(lua_State *L, const luaL_Reg *library, bool hide)
@@ -72,7 +73,8 @@ static bool take_library(lua_State *L, const luaL_Reg *library, bool hide)
     return false;
 }
 
-/** Push the environment of Perilune's modules: what scripts have, and what is hidden from them; or nil, if that is nothing. */
+/** Push the environment of Perilune's modules: what scripts have, and what is hidden from them; or nil, if that is
+ *  nothing. */
 static void push_environment(lua_State *L, bool narrow)
 {
     static const char joins[] = "local private, require = ...\n"
@@ -205,7 +207,7 @@ static bool is_ours(lua_State *L)
     return same;
 }
 
-/* -- failures -------------------------------------------------------------------------------------------------------------------------- */
+/* -- failures ------------------------------------------------------------------------------------------------------ */
 
 static void keep_error(state *s, const char *text)
 {
@@ -248,7 +250,7 @@ static peri_status failed(request *r, const char *function, int code)
     return status;
 }
 
-/* -- values ------------------------------------------------------------------------------------------------------------------------ */
+/* -- values -------------------------------------------------------------------------------------------------------- */
 
 /** Two values on the stack: the kind of a handle, or 0, and the value, or the handle's pointer. */
 static void push_value(lua_State *L, const peri_lua_value *v)
@@ -294,13 +296,15 @@ static void take_value(lua_State *L, const int64_t slot[2], peri_lua_value *v)
     case LUA_TNONE: break;
     case LUA_TBOOLEAN: v->kind = PERI_LUA_BOOL, v->integer = lua_toboolean(L, -1); break;
     case LUA_TNUMBER: v->kind = PERI_LUA_NUMBER, v->number = lua_tonumber(L, -1); break;
-    case LUA_TSTRING: v->kind = PERI_LUA_TEXT, v->text = lua_tolstring(L, -1, &length), v->length = (int64_t)length; break;
+    case LUA_TSTRING:
+        v->kind = PERI_LUA_TEXT, v->text = lua_tolstring(L, -1, &length), v->length = (int64_t)length;
+        break;
     default: v->kind = PERI_LUA_OBJECT, v->integer = luaL_ref(L, LUA_REGISTRYINDEX); return; /* pops it */
     }
     lua_pop(L, 1);
 }
 
-/* -- calls ------------------------------------------------------------------------------------------------------------------------- */
+/* -- calls --------------------------------------------------------------------------------------------------------- */
 
 static void push_values(lua_State *L, const request *r)
 {
@@ -367,7 +371,8 @@ static peri_status protected(request *r, lua_CFunction body, const char *functio
     return code == 0 ? PERI_OK : failed(r, function, code);
 }
 
-static peri_status load(void *s, const char *path, const char *text, int64_t length, const peri_lua_value *in, int32_t n, int64_t *object)
+static peri_status load(void *s, const char *path, const char *text, int64_t length, const peri_lua_value *in,
+                        int32_t n, int64_t *object)
 {
     request r = {.s = s, .path = path, .text = text, .length = length, .in = in, .n_in = n};
     peri_status status = protected(&r, run_script, "peri_lua_load");
@@ -375,8 +380,8 @@ static peri_status load(void *s, const char *path, const char *text, int64_t len
     return status;
 }
 
-static peri_status call(void *s, int64_t object, const char *method, const peri_lua_value *in, int32_t n_in, peri_lua_value *out,
-                        int32_t n_out)
+static peri_status call(void *s, int64_t object, const char *method, const peri_lua_value *in, int32_t n_in,
+                        peri_lua_value *out, int32_t n_out)
 {
     request r = {.s = s, .object = object, .method = method, .in = in, .n_in = n_in, .out = out, .n_out = n_out};
     return protected(&r, run_call, "peri_lua_call");
@@ -402,7 +407,7 @@ static peri_status collect(void *s)
     return protected(&r, collect_all, "peri_lua_collect");
 }
 
-/* -- the table --------------------------------------------------------------------------------------------------------------------- */
+/* -- the table ----------------------------------------------------------------------------------------------------- */
 
 static int forget(lua_State *L)
 {
@@ -432,9 +437,12 @@ static int reserve(lua_State *L)
 static peri_status open_state(const peri_lua_config *config, const peri_guest_core *core, void **out)
 {
     if (config->state && config->narrow)
-        return FAIL(PERI_EINVAL, "peri_lua_new: narrow is of new states; one of the program's own has the libraries that it has opened");
+        return FAIL(
+            PERI_EINVAL,
+            "peri_lua_new: narrow is of new states; one of the program's own has the libraries that it has opened");
     if (config->state && !is_ours(config->state))
-        return FAIL(PERI_EUNSUPPORTED, "peri_lua_new: the state is of another LuaJIT than libperilune_lua.so has; link the program with "
+        return FAIL(PERI_EUNSUPPORTED,
+                    "peri_lua_new: the state is of another LuaJIT than libperilune_lua.so has; link the program with "
                     "the shared libluajit-5.1, or export its own (-rdynamic)");
     state *s = host->alloc_zero(sizeof *s);
     if (!s) return PERI_ENOMEM;
@@ -456,8 +464,15 @@ __attribute__((visibility("default"))) const peri_guest_vtab *peri_lua_entry_v1(
 
 const peri_guest_vtab *peri_lua_entry_v1(const peri_plugin_host *lent)
 {
-    static const peri_guest_vtab table = {.size = sizeof table, .abi = PERI_GUEST_ABI, .open = open_state, .close = close_state,
-                                          .load = load, .call = call, .drop = drop, .error = error, .collect = collect};
+    static const peri_guest_vtab table = {.size = sizeof table,
+                                          .abi = PERI_GUEST_ABI,
+                                          .open = open_state,
+                                          .close = close_state,
+                                          .load = load,
+                                          .call = call,
+                                          .drop = drop,
+                                          .error = error,
+                                          .collect = collect};
     if (lent->abi < 2) return NULL;
     host = lent;
     return &table;

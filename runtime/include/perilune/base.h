@@ -3,15 +3,16 @@
  * perilune/base.h: status codes, the error record, dtypes, threads, memory accounting, fault points; the
  * constants that kernels and callers share.
  *
- * Every public header is "cdef-clean": LuaJIT's C parser reads it after the C preprocessor. Constants are enums, there are no
- * function-like macros, no inline functions, no bit-fields, no structs by value.
+ * Every public header is "cdef-clean": LuaJIT's C parser reads it after the C preprocessor. Constants are enums, there
+ * are no function-like macros, no inline functions, no bit-fields, no structs by value.
  *
- * Words of ownership used in all headers: *new* (the caller must release), *borrowed* (valid for the call), *retained* (the callee
- * keeps a reference of its own), *taken* (the callee becomes the owner).
+ * Words of ownership used in all headers: *new* (the caller must release), *borrowed* (valid for the call), *retained*
+ * (the callee keeps a reference of its own), *taken* (the callee becomes the owner).
  *
  * Files of docs/ and kernels/ that comments name (formulas, mostly) are in share/doc/perilune of an installation.
  *
- * Threads: any thread may call any function, unless its header or comment says otherwise. The error record is the calling thread's.
+ * Threads: any thread may call any function, unless its header or comment says otherwise. The error record is the
+ * calling thread's.
  */
 #ifndef PERILUNE_BASE_H
 #define PERILUNE_BASE_H
@@ -33,21 +34,23 @@
 #define PERI_API __attribute__((visibility("default")))
 #endif
 
-/** Changes whenever a public struct, enum or signature changes incompatibly: it is the number in the shared library's name, and Lua refuses
- *  a library that reports another one.
+/** Changes whenever a public struct, enum or signature changes incompatibly: it is the number in the shared library's
+ *  name, and Lua refuses a library that reports another one.
  *
- *  While it stays, programs that were built with an older header run with every newer library. Structures age by one rule:
+ *  While it stays, programs that were built with an older header run with every newer library. Structures age by one
+ *  rule:
  *
- *  - A structure whose first member is `size` may get new members, at its end. The caller sets `size` to sizeof of the structure and every
- *    other byte to 0 before it fills in what it needs; what is left 0 is the default. (For those that the library fills in, `size` says how
- *    much room there is.) A newer library takes 0 for the members that an older caller does not have. An older library refuses what it does
- *    not know, if that is not 0 (PERI_EUNSUPPORTED).
+ *  - A structure whose first member is `size` may get new members, at its end. The caller sets `size` to sizeof of the
+ *    structure and every other byte to 0 before it fills in what it needs; what is left 0 is the default. (For those
+ *    that the library fills in, `size` says how much room there is.) A newer library takes 0 for the members that an
+ *    older caller does not have. An older library refuses what it does not know, if that is not 0 (PERI_EUNSUPPORTED).
  *  - All other structures stay as they are. They are zeroed likewise: 0 is the default of each of their members.
  *
  *  Functions, constants and members keep their names, numbers and places; new ones may come. */
 enum { PERI_ABI_VERSION = 1 };
 
-/** Result of every call that can fail: >= 0 is success, < 0 an error whose detail is in the calling thread's error record. */
+/** Result of every call that can fail: >= 0 is success, < 0 an error whose detail is in the calling thread's error
+ *  record. */
 typedef int32_t peri_status;
 
 enum {
@@ -85,14 +88,16 @@ enum {
     PERI_DTYPE_COUNT = 12
 };
 
-/** Bytes of an element, and names, of all element types in the order of their numbers: what arrays of PERI_DTYPE_COUNT begin with. */
+/** Bytes of an element, and names, of all element types in the order of their numbers: what arrays of PERI_DTYPE_COUNT
+ *  begin with. */
 #define PERI_DTYPE_SIZES {4, 8, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16}
 #define PERI_DTYPE_NAMES {"f32", "f64", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool", "c64", "c128"}
 
 /** How reducing operations combine the ranks' values. */
 enum { PERI_REDUCE_SUM = 0, PERI_REDUCE_MIN = 1, PERI_REDUCE_MAX = 2, PERI_REDUCE_COUNT = 3 };
 
-/** Channels of a group of ranks: operations of one channel are posted in one order on all ranks; between channels there is no order. */
+/** Channels of a group of ranks: operations of one channel are posted in one order on all ranks; between channels there
+ *  is no order. */
 enum {
     PERI_CHANNEL_DENSE = 0,   /* what callers post and name no channel for; gradients of dense parameters */
     PERI_CHANNEL_IDS = 1,     /* ids, lengths and weights on their way to the owners of rows */
@@ -125,10 +130,18 @@ enum {
 };
 
 /** Comparisons; with a NaN only NE holds. */
-enum { PERI_COMPARE_EQ = 0, PERI_COMPARE_NE = 1, PERI_COMPARE_LT = 2, PERI_COMPARE_LE = 3, PERI_COMPARE_GT = 4, PERI_COMPARE_GE = 5,
-       PERI_COMPARE_COUNT = 6 };
+enum {
+    PERI_COMPARE_EQ = 0,
+    PERI_COMPARE_NE = 1,
+    PERI_COMPARE_LT = 2,
+    PERI_COMPARE_LE = 3,
+    PERI_COMPARE_GT = 4,
+    PERI_COMPARE_GE = 5,
+    PERI_COMPARE_COUNT = 6
+};
 
-/** What cumulative sums of x begin and end with: COMPLETE 0 and the sum (one entry more than x has), EXCLUSIVE 0, INCLUSIVE the sum. */
+/** What cumulative sums of x begin and end with: COMPLETE 0 and the sum (one entry more than x has), EXCLUSIVE 0,
+ *  INCLUSIVE the sum. */
 enum { PERI_CUMSUM_COMPLETE = 0, PERI_CUMSUM_EXCLUSIVE = 1, PERI_CUMSUM_INCLUSIVE = 2 };
 
 /** How attention makes weights of scores: see kernels/sequence.h. */
@@ -137,18 +150,22 @@ enum { PERI_ATTENTION_SOFTMAX = 0, PERI_ATTENTION_SILU = 1 };
 /** What a bag gives: the sum of its rows, the sum divided by the number of its ids, or (NONE) each of its rows. */
 enum { PERI_POOLING_SUM = 0, PERI_POOLING_MEAN = 1, PERI_POOLING_NONE = 2 };
 
-/** Rows of bytes, for lookups only, beside those of PERI_F32, PERI_F16 and PERI_BF16. A number of the row is fma(code, scale, bias). */
+/** Rows of bytes, for lookups only, beside those of PERI_F32, PERI_F16 and PERI_BF16. A number of the row is fma(code,
+ *  scale, bias). */
 enum {
     PERI_ROWS_INT8 = 64,      /* cols codes, f32 scale, f32 bias: FBGEMM's fused 8-bit rows */
     PERI_ROWS_INT8_HALF = 65, /* f16 scale, f16 bias, cols codes: those of its tables for inference */
-    PERI_ROWS_FP8 = 66,       /* cols codes: sign, 4 bits of exponent with bias 7, 3 bits of mantissa; neither infinities nor NaN */
+    PERI_ROWS_FP8 = 66,       /* cols codes: sign, 4 bits of exponent with bias 7, 3 bits of mantissa; neither
+                                 infinities nor NaN */
     PERI_ROWS_INT4 = 67,      /* as INT8_HALF, two codes a byte, the earlier one in the low bits */
     PERI_ROWS_INT2 = 68       /* four codes a byte, likewise */
 };
 
-/** Optimizers that run in the backward pass (FBGEMM's EmbOptimType, and Lion); formulas and sources in kernels/tbe.h. */
+/** Optimizers that run in the backward pass (FBGEMM's EmbOptimType, and Lion); formulas and sources in
+ *  kernels/tbe.h. */
 enum {
-    PERI_TBE_NONE = 0,                 /* none: gradients are returned (peri_tbe_gradient), or flow to dense leaves on the tape */
+    PERI_TBE_NONE = 0,                 /* none: gradients are returned (peri_tbe_gradient), or flow to dense leaves on
+                                          the tape */
     PERI_TBE_SGD = 1,                  /* EXACT_SGD */
     PERI_TBE_ADAGRAD = 2,              /* EXACT_ADAGRAD: state momentum1 [rows, cols] */
     PERI_TBE_ROWWISE_ADAGRAD = 3,      /* EXACT_ROWWISE_ADAGRAD: state momentum1 [rows] */
@@ -158,22 +175,42 @@ enum {
     PERI_TBE_PARTIAL_ROWWISE_LAMB = 7, /* PARTIAL_ROWWISE_LAMB: states momentum1 [rows, cols], momentum2 [rows] */
     PERI_TBE_LARS_SGD = 8,             /* LARS_SGD: state momentum1 [rows, cols] */
     PERI_TBE_LION = 9,                 /* state momentum1 [rows, cols] */
-    PERI_TBE_SHAMPOO = 10,             /* one-sided, over columns: state preconditioner [cols, cols]; costs cols^3 an update */
+    PERI_TBE_SHAMPOO = 10,             /* one-sided, over columns: state preconditioner [cols, cols]; costs cols^3 an
+                                          update */
     PERI_TBE_ROWWISE_RMSPROP_AR = 11,  /* ROWWISE_RMSPROP_AR: states momentum1, prev_iter [rows] */
-    /* EMAINPLACE_ROWWISE_ADAGRAD: row-wise Adagrad, state momentum1 [rows], and the right half of all rows follows the left. Even cols */
+    /* EMAINPLACE_ROWWISE_ADAGRAD: row-wise Adagrad, state momentum1 [rows], and the right half of all rows follows the
+     * left. Even cols */
     PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD = 12,
-    /* EXACT_ROWWISE_ADAGRAD with WeightDecayMode COUNTER or COWCLIP: states momentum1, row_counter, prev_iter [rows]; and max_counter [1]
-     * of the table, where peri_tbe_counter says so */
+    /* EXACT_ROWWISE_ADAGRAD with WeightDecayMode COUNTER or COWCLIP: states momentum1, row_counter, prev_iter [rows];
+     * and max_counter [1] of the table, where peri_tbe_counter says so */
     PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER = 13,
     PERI_TBE_OPTIMIZER_COUNT = 14
 };
 
-/** COUNTER and COWCLIP are of PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER, which has no others: peri_tbe_counter says how it decays. */
-enum { PERI_DECAY_NONE = 0, PERI_DECAY_L2 = 1, PERI_DECAY_DECOUPLE = 2, PERI_DECAY_COUNTER = 3, PERI_DECAY_COWCLIP = 4 };
+/** COUNTER and COWCLIP are of PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER, which has no others: peri_tbe_counter says how it
+ *  decays. */
+enum {
+    PERI_DECAY_NONE = 0,
+    PERI_DECAY_L2 = 1,
+    PERI_DECAY_DECOUPLE = 2,
+    PERI_DECAY_COUNTER = 3,
+    PERI_DECAY_COWCLIP = 4
+};
 /** Their numbers up to DECOUPLE are those of PERI_DECAY_*. */
-enum { PERI_COUNTER_DECAY_NONE = 0, PERI_COUNTER_DECAY_L2 = 1, PERI_COUNTER_DECAY_DECOUPLE = 2, PERI_COUNTER_DECAY_ADAGRADW = 3 };
-/** Learning rates by how often a row came: one for all, larger or smaller for rows above the tail, or by the row's counter alone. */
-enum { PERI_RATES_EQUAL = 0, PERI_RATES_TAIL_ID_INCREASE = 1, PERI_RATES_TAIL_ID_DECREASE = 2, PERI_RATES_COUNTER_SGD = 3 };
+enum {
+    PERI_COUNTER_DECAY_NONE = 0,
+    PERI_COUNTER_DECAY_L2 = 1,
+    PERI_COUNTER_DECAY_DECOUPLE = 2,
+    PERI_COUNTER_DECAY_ADAGRADW = 3
+};
+/** Learning rates by how often a row came: one for all, larger or smaller for rows above the tail, or by the row's
+ *  counter alone. */
+enum {
+    PERI_RATES_EQUAL = 0,
+    PERI_RATES_TAIL_ID_INCREASE = 1,
+    PERI_RATES_TAIL_ID_DECREASE = 2,
+    PERI_RATES_COUNTER_SGD = 3
+};
 
 /** Constants of a fixed size that appear in public structs. */
 enum { PERI_MAX_DIMS = 8, PERI_MESSAGE_MAX = 512 };
@@ -181,21 +218,21 @@ enum { PERI_MAX_DIMS = 8, PERI_MESSAGE_MAX = 512 };
 /** Severity of a log line; a level prints itself and everything more severe. */
 enum { PERI_LOG_ERROR = 0, PERI_LOG_WARN = 1, PERI_LOG_INFO = 2, PERI_LOG_DEBUG = 3 };
 
-/* -- versions ------------------------------------------------------------------------------------------------------------------ */
+/* -- versions ------------------------------------------------------------------------------------------------------ */
 
 /** PERI_ABI_VERSION of the loaded library. Local, never fails. */
 PERI_API int32_t peri_abi_version(void);
 /** Release name such as "0.2.0". Static text, borrowed. */
 PERI_API const char *peri_version(void);
 
-/* -- the error record (one per thread) ----------------------------------------------------------------------------------------- */
+/* -- the error record (one per thread) ----------------------------------------------------------------------------- */
 
 /** Upper-case name of a status, "EINVAL" for PERI_EINVAL; "unknown" otherwise. Static text, borrowed. */
 PERI_API const char *peri_status_name(int32_t status);
 /** One sentence on what a status means. Static text, borrowed. */
 PERI_API const char *peri_status_text(int32_t status);
-/** Message of this thread's last failure ("function: what was wrong, with the value and the allowed range"); "" if none.
- *  Borrowed, valid until this thread's next failure. */
+/** Message of this thread's last failure ("function: what was wrong, with the value and the allowed range"); "" if
+ *  none. Borrowed, valid until this thread's next failure. */
 PERI_API const char *peri_error_message(void);
 /** Status of this thread's last failure, PERI_OK if none. */
 PERI_API int32_t peri_error_status(void);
@@ -204,33 +241,36 @@ PERI_API const char *peri_error_where(void);
 /** Forget this thread's last failure. */
 PERI_API void peri_error_clear(void);
 
-/** Print lines of this level and more severe ones to stderr, or give them to the host's function (peri_host_log_set). Default:
- *  PERI_LOG_WARN, or PERI_LOG=error|warn|info|debug. */
+/** Print lines of this level and more severe ones to stderr, or give them to the host's function (peri_host_log_set).
+ *  Default: PERI_LOG_WARN, or PERI_LOG=error|warn|info|debug. */
 PERI_API void peri_log_level_set(int32_t level);
 
-/* -- dtypes -------------------------------------------------------------------------------------------------------------------- */
+/* -- dtypes -------------------------------------------------------------------------------------------------------- */
 
 /** Bytes of one element; 0 for an unknown dtype. */
 PERI_API int64_t peri_dtype_size(int32_t dtype);
 /** "f32", "i64", "c64", ...; "?" for an unknown dtype. Static text, borrowed. */
 PERI_API const char *peri_dtype_name(int32_t dtype);
-/** The dtype of a name ("f32"; PyTorch's "float32" and the like are accepted too); PERI_EINVAL (negative) if there is none. */
+/** The dtype of a name ("f32"; PyTorch's "float32" and the like are accepted too); PERI_EINVAL (negative) if there is
+ *  none. */
 PERI_API int32_t peri_dtype_parse(const char *name);
 
-/* -- threads and time ---------------------------------------------------------------------------------------------------------- */
+/* -- threads and time ---------------------------------------------------------------------------------------------- */
 
-/** Worker threads of this process, the caller included. Default: PERI_NUM_THREADS, else the processors that the affinity mask leaves to it
- *  divided by the ranks of this node, but no more than the cgroup's quota of processor time, rounded up. Results never depend on
- *  it. Workers spin for less than 0.1 ms after an operation, then sleep; they take no signals, and are called "perilune". */
+/** Worker threads of this process, the caller included. Default: PERI_NUM_THREADS, else the processors that the
+ *  affinity mask leaves to it divided by the ranks of this node, but no more than the cgroup's quota of processor time,
+ *  rounded up. Results never depend on it. Workers spin for less than 0.1 ms after an operation, then sleep; they take
+ *  no signals, and are called "perilune". */
 PERI_API int32_t peri_threads(void);
 /** Set the number of worker threads, 1..256. Local; must not run while another thread of the process computes. */
 PERI_API peri_status peri_threads_set(int32_t threads);
 /** Monotonic clock, nanoseconds. */
 PERI_API int64_t peri_time_ns(void);
-/** Give the processor away for a moment; @round (0, 1, 2, ... of one wait) makes it spin first, then yield, then sleep up to 200 us. */
+/** Give the processor away for a moment; @round (0, 1, 2, ... of one wait) makes it spin first, then yield, then sleep
+ *  up to 200 us. */
 PERI_API void peri_pause(int64_t round);
 
-/* -- memory -------------------------------------------------------------------------------------------------------------------- */
+/* -- memory -------------------------------------------------------------------------------------------------------- */
 
 /** Live bytes of the process, heap objects and device storage together. */
 PERI_API int64_t peri_mem_live(void);
@@ -238,18 +278,18 @@ PERI_API int64_t peri_mem_live(void);
 PERI_API int64_t peri_mem_peak(void);
 /** Live tensors, groups, works and other counted objects; 0 when everything was released. */
 PERI_API int64_t peri_mem_objects(void);
-/** Bytes of storage allocated on behalf of handles since the last call (and resets it): a binding with a garbage collector adds it
- *  to its own pressure. */
+/** Bytes of storage allocated on behalf of handles since the last call (and resets it): a binding with a garbage
+ *  collector adds it to its own pressure. */
 PERI_API int64_t peri_mem_debt(void);
 
-/* -- files ---------------------------------------------------------------------------------------------------------------------- */
+/* -- files --------------------------------------------------------------------------------------------------------- */
 
-/** Write a whole file: under @path is what was there before, or all @size bytes of @data, which are written beside it and renamed. A pipe
- *  or a device is written to. @folders: make those above it that are missing. @data NULL: only try whether a file could be made there,
- *  which leaves none. PERI_EIO: it could not, with the system's words. Local. */
+/** Write a whole file: under @path is what was there before, or all @size bytes of @data, which are written beside it
+ *  and renamed. A pipe or a device is written to. @folders: make those above it that are missing. @data NULL: only try
+ *  whether a file could be made there, which leaves none. PERI_EIO: it could not, with the system's words. Local. */
 PERI_API peri_status peri_file_write(const char *path, const void *data, int64_t size, bool folders);
 
-/* -- fault points (tests) ------------------------------------------------------------------------------------------------------ */
+/* -- fault points (tests) ------------------------------------------------------------------------------------------ */
 
 /** Make the @k-th passage (1 = the next) of fault point @name fail, once; 0 disarms. PERI_ENOTFOUND lists the names. */
 PERI_API peri_status peri_fault_arm(const char *name, int64_t k);

@@ -2,11 +2,11 @@
  *
  * perilune/codec.h: f32 numbers in fewer bits, for their way between ranks. Formats: PERI_CODEC_* (perilune/base.h).
  *
- * A codec is a format with its parameters: immutable, counted, shared by any number of exchanges. A message is cut into splits, one for
- * each rank. Where a format shares a scale among rows, every split is cut into rows of its own; the last row of a split may be short and
- * travels padded, so splits of any size work, in both directions. A context is a codec on one message: it knows the splits, and how many
- * elements of the wire's dtype each of them takes. All functions are local and queue on the current stream; nothing here is recorded on the
- * tape.
+ * A codec is a format with its parameters: immutable, counted, shared by any number of exchanges. A message is cut into
+ * splits, one for each rank. Where a format shares a scale among rows, every split is cut into rows of its own; the
+ * last row of a split may be short and travels padded, so splits of any size work, in both directions. A context is a
+ * codec on one message: it knows the splits, and how many elements of the wire's dtype each of them takes. All
+ * functions are local and queue on the current stream; nothing here is recorded on the tape.
  *
  * Threads: a codec is any number of threads'; a context one thread's at a time.
  */
@@ -26,19 +26,21 @@ typedef struct peri_codec_context_ref {
     peri_codec_context *ptr;
 } peri_codec_context_ref;
 
-/** Zeros are the defaults. |x - decode(encode(x))| is at most, for finite x (a: the largest magnitude of the row, e: loss_scale):
+/** Zeros are the defaults. |x - decode(encode(x))| is at most, for finite x (a: the largest magnitude of the row, e:
+ *  loss_scale):
  *
  *    NONE   0
  *    FP16   2^-11 |x| + 2^-25 / e     |x e| <= 65504; beyond, the result is +-65504 / e
  *    BF16   2^-8 |x| + 2^-133 / e     |x e| <= 3.3895e38
- *    FP8    2^-(m+1) |x| + 2^-(b+m)   |x| <= max; beyond, the result is +-max. m = 7 - exponent_bits, b = exponent_bias,
+ *    FP8    2^-(m+1) |x| + 2^-(b+m)   |x| <= max; beyond, the result is +-max. m = 7 - exponent_bits, b =
+ *    exponent_bias,
  *           max = 2^(2^exponent_bits - 2 - b) (2 - 2^-m): 0.9375 by default, which suits rows only
  *    FP8 in rows  2^-(m+1) |x| + 2^-(b+m) (a + 1e-20) / max
  *    INT8   range / 509 + 2^-22 a + min(range, 1e-8), range = largest - least of the row
  *    MX4    a / 4 + 2^-128
  *
- *  A row with a number that is not finite decodes to NaN throughout in FP8 rows, INT8 and MX4; FP16 and BF16 keep NaN and clamp infinities;
- *  FP8 without rows turns both into max. */
+ *  A row with a number that is not finite decodes to NaN throughout in FP8 rows, INT8 and MX4; FP16 and BF16 keep NaN
+ *  and clamp infinities; FP8 without rows turns both into max. */
 typedef struct peri_codec_config {
     int64_t size; /* sizeof(peri_codec_config) */
     int32_t format;        /* PERI_CODEC_* */
@@ -63,16 +65,19 @@ PERI_API int32_t peri_codec_wire_dtype(const peri_codec *codec);
 PERI_API int64_t peri_codec_size(const peri_codec *codec, int64_t n);
 
 /** A context for messages of @splits[n] (host, copied, each >= 0) numbers. @out new. */
-PERI_API peri_status peri_codec_context_new(peri_codec *codec, const int64_t *splits, int32_t n, peri_codec_context **out);
+PERI_API peri_status peri_codec_context_new(peri_codec *codec, const int64_t *splits, int32_t n,
+                                            peri_codec_context **out);
 /** Add a reference; give one up (NULL is fine). */
 PERI_API void peri_codec_context_retain(peri_codec_context *context);
 PERI_API void peri_codec_context_release(peri_codec_context *context);
 /** Elements of the wire's dtype for each split, n entries. Borrowed, live as long as the context. */
 PERI_API const int64_t *peri_codec_context_wire_splits(const peri_codec_context *context);
 
-/** The contiguous f32 tensor @x, as many elements as the splits sum to, encoded: a tensor of one dimension. @out new. */
+/** The contiguous f32 tensor @x, as many elements as the splits sum to, encoded: a tensor of one dimension. @out
+ *  new. */
 PERI_API peri_status peri_codec_encode(peri_codec_context *context, peri_tensor *x, peri_tensor **out);
-/** The way back: @wire holds the encoded splits, one after the other; any bytes will do. @out new: f32, one dimension. */
+/** The way back: @wire holds the encoded splits, one after the other; any bytes will do. @out new: f32, one
+ *  dimension. */
 PERI_API peri_status peri_codec_decode(peri_codec_context *context, peri_tensor *wire, peri_tensor **out);
 
 #endif

@@ -2,10 +2,10 @@
  *
  * perilune/device.h: devices, streams, events.
  *
- * A device runs kernels and copies on *streams*: queues whose work runs in order, some time after it was queued. Work of different
- * streams is ordered by *events* only. "cpu" runs everything at once; "opaque" (a test device) runs it as late as it can, in any
- * order that no event forbids, on memory that the host cannot touch. Every thread has a current stream per device, on which all
- * tensor operations queue; it starts as the device's default stream.
+ * A device runs kernels and copies on *streams*: queues whose work runs in order, some time after it was queued. Work
+ * of different streams is ordered by *events* only. "cpu" runs everything at once; "opaque" (a test device) runs it as
+ * late as it can, in any order that no event forbids, on memory that the host cannot touch. Every thread has a current
+ * stream per device, on which all tensor operations queue; it starts as the device's default stream.
  *
  * Threads: devices are any thread's, and so is queueing on a stream. An event is recorded by one thread at a time.
  */
@@ -26,8 +26,8 @@ typedef struct peri_event_ref {
     peri_event *ptr;
 } peri_event_ref;
 
-/** Open (first time) and return device @name: "cpu", "opaque", "cuda:0", ...; "cuda" is the GPU of this rank's number on its machine.
- *  Local. @out borrowed, lives as long as the process.
+/** Open (first time) and return device @name: "cpu", "opaque", "cuda:0", ...; "cuda" is the GPU of this rank's number
+ *  on its machine. Local. @out borrowed, lives as long as the process.
  *  PERI_ENOTFOUND for an unknown name, PERI_EUNSUPPORTED with the reason when the backend cannot run here. */
 PERI_API peri_status peri_device_get(const char *name, peri_device **out);
 /** Full name, "cuda:0". Borrowed. */
@@ -36,16 +36,18 @@ PERI_API const char *peri_device_name(const peri_device *device);
 PERI_API bool peri_device_host_access(const peri_device *device);
 /** Whether backend @name could run here; if not, @reason (of @len bytes) says why. Local, never fails. */
 PERI_API bool peri_device_probe(const char *name, char *reason, size_t len);
-/** The instruction set of device cpu's kernels: "ref", "avx2", "avx512"; PERI_CPU_ISA asks for one. Static text. Local, never fails. */
+/** The instruction set of device cpu's kernels: "ref", "avx2", "avx512"; PERI_CPU_ISA asks for one. Static text. Local,
+ *  never fails. */
 PERI_API const char *peri_cpu_isa(void);
 /** Block the calling thread until everything queued on every stream of the device has run. Local. */
 PERI_API peri_status peri_device_synchronize(peri_device *device);
 /** @available: bytes of the device's memory that are still to be had; -1: it does not know. Local. */
 PERI_API peri_status peri_device_memory(peri_device *device, int64_t *available);
-/** Give memory back to the driver that @device keeps for later and does not use: for other libraries of the process, which allocate by
- *  themselves. NCCL's communicators do so by themselves. Local. */
+/** Give memory back to the driver that @device keeps for later and does not use: for other libraries of the process,
+ *  which allocate by themselves. NCCL's communicators do so by themselves. Local. */
 PERI_API peri_status peri_device_trim(peri_device *device);
-/** Make the test device "opaque" choose its orders from @seed (default 1, or PERI_OPAQUE_SEED). No effect on other devices. */
+/** Make the test device "opaque" choose its orders from @seed (default 1, or PERI_OPAQUE_SEED). No effect on other
+ *  devices. */
 PERI_API peri_status peri_device_seed(peri_device *device, uint64_t seed);
 
 /** A new stream of @device. @out new. */

@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * perilune/host.h: for programs that embed the runtime: where its memory, its log lines and its plugins come from and go to, its beginning
- * and its end. It takes function pointers, so it is not part of the Lua declarations and perilune.h does not include it.
+ * perilune/host.h: for programs that embed the runtime: where its memory, its log lines and its plugins come from and
+ * go to, its beginning and its end. It takes function pointers, so it is not part of the Lua declarations and
+ * perilune.h does not include it.
  *
- * What the library does to a process, unasked: it starts worker threads (peri_threads() - 1 of them, at the first operation that is large
- * enough; they are called "perilune" and take no signals) and reads its environment (PERI_*). It installs no signal handler, leaves locale,
- * rounding and the masks of the caller's threads as they are (no result depends on these, or on denormals being flushed there), prints
- * log lines of PERI_LOG_WARN and worse unless peri_host_log_set says otherwise, and neither exits nor aborts. The shared library stays
- * loaded after dlclose, and so does, from the first device on, a shared object that holds libperilune.a (link that with
+ * What the library does to a process, unasked: it starts worker threads (peri_threads() - 1 of them, at the first
+ * operation that is large enough; they are called "perilune" and take no signals) and reads its environment (PERI_*).
+ * It installs no signal handler, leaves locale, rounding and the masks of the caller's threads as they are (no result
+ * depends on these, or on denormals being flushed there), prints log lines of PERI_LOG_WARN and worse unless
+ * peri_host_log_set says otherwise, and neither exits nor aborts. The shared library stays loaded after dlclose, and so
+ * does, from the first device on, a shared object that holds libperilune.a (link that with
  * -Wl,--exclude-libs,libperilune.a, so that two of them do not take each other's functions).
  *
- * fork: a child may go on with tables, tensors and everything else in memory; it starts workers of its own. What needs threads or
- * connections of its parent (tables in files, groups of several ranks) refuses in a child on its first call (PERI_EUNSUPPORTED). Fork while
- * no other thread is in a call on an object that the child will use.
+ * fork: a child may go on with tables, tensors and everything else in memory; it starts workers of its own. What needs
+ * threads or connections of its parent (tables in files, groups of several ranks) refuses in a child on its first call
+ * (PERI_EUNSUPPORTED). Fork while no other thread is in a call on an object that the child will use.
  */
 #ifndef PERILUNE_HOST_H
 #define PERILUNE_HOST_H
@@ -22,66 +24,73 @@
 #include <perilune/tensor.h>
 
 /**
- * Make all heap memory of the runtime come from the host's functions, which behave like malloc, realloc and free and may be called from
- * any thread. The memory of tensors is not heap memory: see peri_host_storage_set. Local; before any other call of the library:
- * PERI_EINVAL once something is allocated, or when one of the functions is missing.
+ * Make all heap memory of the runtime come from the host's functions, which behave like malloc, realloc and free and
+ * may be called from any thread. The memory of tensors is not heap memory: see peri_host_storage_set. Local; before any
+ * other call of the library: PERI_EINVAL once something is allocated, or when one of the functions is missing.
  */
-PERI_API peri_status peri_host_allocator_set(void *(*alloc)(size_t size), void *(*resize)(void *p, size_t size), void (*release)(void *p));
+PERI_API peri_status peri_host_allocator_set(void *(*alloc)(size_t size), void *(*resize)(void *p, size_t size),
+                                             void (*release)(void *p));
 
 /**
- * Make the memory of all tensors and tables of device cpu come from the host's functions, in blocks of 4 KiB and more that the library cuts
- * and keeps: @take gives @bytes at a multiple of @alignment (4,096, or 2 MiB for blocks as large as that) or NULL, @give gets them back.
- * Any thread calls them, while it holds a lock: they may not call the library. Both NULL: the system's memory. Local; before the first
- * tensor, or after peri_host_shutdown: PERI_EINVAL otherwise. peri_device_trim gives back what is kept and free.
+ * Make the memory of all tensors and tables of device cpu come from the host's functions, in blocks of 4 KiB and more
+ * that the library cuts and keeps: @take gives @bytes at a multiple of @alignment (4,096, or 2 MiB for blocks as large
+ * as that) or NULL, @give gets them back. Any thread calls them, while it holds a lock: they may not call the library.
+ * Both NULL: the system's memory. Local; before the first tensor, or after peri_host_shutdown: PERI_EINVAL otherwise.
+ * peri_device_trim gives back what is kept and free.
  */
-PERI_API peri_status peri_host_storage_set(void *(*take)(size_t bytes, size_t alignment), void (*give)(void *p, size_t bytes));
+PERI_API peri_status peri_host_storage_set(void *(*take)(size_t bytes, size_t alignment),
+                                           void (*give)(void *p, size_t bytes));
 
 /**
- * Give log lines to @log instead of stderr, with @ctx, their PERI_LOG_*, and a text without a line feed that is borrowed; NULL: print them
- * again. It may be called from any thread, by several at once and while the library holds locks, so it may not call the library; nor may it
- * throw or jump. A call that has begun may end after peri_host_log_set has returned. Which lines: peri_log_level_set. Never fails.
+ * Give log lines to @log instead of stderr, with @ctx, their PERI_LOG_*, and a text without a line feed that is
+ * borrowed; NULL: print them again. It may be called from any thread, by several at once and while the library holds
+ * locks, so it may not call the library; nor may it throw or jump. A call that has begun may end after
+ * peri_host_log_set has returned. Which lines: peri_log_level_set. Never fails.
  */
 PERI_API void peri_host_log_set(void (*log)(void *ctx, int32_t level, const char *text), void *ctx);
 
 /**
- * Compute on the program's own threads. @run(@ctx, parts, part, arg) calls part(arg, i) for each i of [0, parts), on whatever threads,
- * beside each other or one after the other, and returns when all calls have returned; what it leaves out is computed by the thread that
- * called it. It is called by one thread at a time, may not call the library, throw or jump, and parts need 64 KiB of stack. @threads:
- * peri_threads() from now on, the most parts of an operation, 1..256; results do not depend on it. @run NULL: the library's own workers
- * again, as many as at first. A child of fork and whoever comes after peri_host_shutdown begin with these. PERI_EINVAL: an operation is
- * being computed.
+ * Compute on the program's own threads. @run(@ctx, parts, part, arg) calls part(arg, i) for each i of [0, parts), on
+ * whatever threads, beside each other or one after the other, and returns when all calls have returned; what it leaves
+ * out is computed by the thread that called it. It is called by one thread at a time, may not call the library, throw
+ * or jump, and parts need 64 KiB of stack. @threads: peri_threads() from now on, the most parts of an operation,
+ * 1..256; results do not depend on it. @run NULL: the library's own workers again, as many as at first. A child of fork
+ * and whoever comes after peri_host_shutdown begin with these. PERI_EINVAL: an operation is being computed.
  */
-PERI_API peri_status peri_host_pool_set(int32_t threads,
-                                        void (*run)(void *ctx, int32_t parts, void (*part)(void *arg, int32_t i), void *arg), void *ctx);
+PERI_API peri_status peri_host_pool_set(
+    int32_t threads, void (*run)(void *ctx, int32_t parts, void (*part)(void *arg, int32_t i), void *arg), void *ctx);
 
 /**
- * Bind the library's own workers to @processors [@n] (copied), one after the other and round and round; 0 of them: to none, as at first.
- * The caller of an operation computes too, and stays where it is. A binding that the system refuses is no error: no result depends on it.
+ * Bind the library's own workers to @processors [@n] (copied), one after the other and round and round; 0 of them: to
+ * none, as at first. The caller of an operation computes too, and stays where it is. A binding that the system refuses
+ * is no error: no result depends on it.
  * PERI_EINVAL: a number that is no processor's, or an operation is being computed.
  */
 PERI_API peri_status peri_host_affinity_set(const int32_t *processors, int32_t n);
 
-/** Look for plugins in the folders @path (copied; each begins with /, between them ':'; NULL: none) before those of PERI_PLUGIN_PATH.
- *  PERI_EINVAL for other folders. Local. Plugins that are loaded stay. */
+/** Look for plugins in the folders @path (copied; each begins with /, between them ':'; NULL: none) before those of
+ *  PERI_PLUGIN_PATH. PERI_EINVAL for other folders. Local. Plugins that are loaded stay. */
 PERI_API peri_status peri_host_plugin_path_set(const char *path);
 
 /**
- * A contiguous tensor over memory of the program's own (heap, mmap, huge pages, shared between processes): nothing is copied, whoever
- * writes to @data writes to the tensor. @release (or NULL) gets @ctx and @data when the last tensor that lies in it, views and what the
- * tape keeps included, is gone: once, on the thread that gave it up, which may be one of the library's; it may not call the library,
- * throw or jump. @device: cpu; PERI_EUNSUPPORTED for others. @data: aligned as elements are. On failure @release is not called. @out new.
- * With it, peri_tbe_config.weights puts tables into such memory.
+ * A contiguous tensor over memory of the program's own (heap, mmap, huge pages, shared between processes): nothing is
+ * copied, whoever writes to @data writes to the tensor. @release (or NULL) gets @ctx and @data when the last tensor
+ * that lies in it, views and what the tape keeps included, is gone: once, on the thread that gave it up, which may be
+ * one of the library's; it may not call the library, throw or jump. @device: cpu; PERI_EUNSUPPORTED for others. @data:
+ * aligned as elements are. On failure @release is not called. @out new. With it, peri_tbe_config.weights puts tables
+ * into such memory.
  */
-PERI_API peri_status peri_host_tensor(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, void *data,
-                                      void (*release)(void *ctx, void *data), void *ctx, peri_tensor **out);
+PERI_API peri_status peri_host_tensor(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape,
+                                      void *data, void (*release)(void *ctx, void *data), void *ctx, peri_tensor **out);
 
-/** Say that a part of the program uses the library from now on. Counted; any thread; programs that never shut it down need not call it. */
+/** Say that a part of the program uses the library from now on. Counted; any thread; programs that never shut it down
+ *  need not call it. */
 PERI_API peri_status peri_host_init(void);
 /**
- * Say that this part needs it no more. The last of them ends the worker threads, closes all devices and gives back all memory: afterwards
- * peri_mem_live and peri_mem_objects are 0, pointers to devices are void, and the library may be used again from the beginning.
- * PERI_EINVAL, and nothing happens: objects are not released yet, another thread computes, or peri_host_init was not called. No other
- * call may run meanwhile.
+ * Say that this part needs it no more. The last of them ends the worker threads, closes all devices and gives back all
+ * memory: afterwards peri_mem_live and peri_mem_objects are 0, pointers to devices are void, and the library may be
+ * used again from the beginning. PERI_EINVAL, and nothing happens: objects are not released yet, another thread
+ * computes, or peri_host_init was not called. No other call may run meanwhile.
  */
 PERI_API peri_status peri_host_shutdown(void);
 

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * perilune/io.h: batches in host memory, the Criteo reader, synthetic data, what judges a model (metrics, a baseline), and loading on a
- * thread of its own.
+ * perilune/io.h: batches in host memory, the Criteo reader, synthetic data, what judges a model (metrics, a baseline),
+ * and loading on a thread of its own.
  *
- * Everything here works on host memory, serially, and is local: no function communicates. A batch on the host becomes tensors and a
- * KeyedJaggedTensor by Lua's perilune.data. Distributed reading needs no communication either: every rank takes its own rows of each
- * *global* batch of G rows, rows [G*rank/world, G*(rank+1)/world) of it, so that what is trained does not depend on the number of ranks.
+ * Everything here works on host memory, serially, and is local: no function communicates. A batch on the host becomes
+ * tensors and a KeyedJaggedTensor by Lua's perilune.data. Distributed reading needs no communication either: every rank
+ * takes its own rows of each *global* batch of G rows, rows [G*rank/world, G*(rank+1)/world) of it, so that what is
+ * trained does not depend on the number of ranks.
  *
  * Threads: a reader, a batch and a feed are one thread's at a time; a feed has a thread of its own beside it.
  */
@@ -15,10 +16,11 @@
 #include <perilune/jagged.h>
 #include <perilune/tensor.h>
 
-/* -- batches ----------------------------------------------------------------------------------------------------------------------- */
+/* -- batches ------------------------------------------------------------------------------------------------------- */
 
-/** Samples in host memory, made for one set of features and filled again and again. Ids are key-major: all bags of feature 0, row after
- *  row, then those of feature 1. Fields are read-only for callers of the readers; whoever fills a batch by hand writes all of them. */
+/** Samples in host memory, made for one set of features and filled again and again. Ids are key-major: all bags of
+ *  feature 0, row after row, then those of feature 1. Fields are read-only for callers of the readers; whoever fills a
+ *  batch by hand writes all of them. */
 typedef struct peri_batch {
     int32_t dense_features, sparse_features;
     int64_t row_capacity;   /* rows that `dense`, `labels`, `lengths` have room for */
@@ -38,7 +40,8 @@ typedef struct peri_batch_ref {
 } peri_batch_ref;
 
 /** An empty batch with room for @rows rows and @ids ids. @out new. */
-PERI_API peri_status peri_batch_new(int32_t dense_features, int32_t sparse_features, int64_t rows, int64_t ids, peri_batch **out);
+PERI_API peri_status peri_batch_new(int32_t dense_features, int32_t sparse_features, int64_t rows, int64_t ids,
+                                    peri_batch **out);
 /** Free it; NULL is fine. A batch has one owner. */
 PERI_API void peri_batch_release(peri_batch *batch);
 /** Make room for at least @ids ids, keeping those that are there; `values` may move. */
@@ -46,7 +49,7 @@ PERI_API peri_status peri_batch_reserve(peri_batch *batch, int64_t ids);
 /** The rows that @rank of @world ranks takes of a global batch of @rows: [begin, end). */
 PERI_API void peri_batch_share(int64_t rows, int32_t rank, int32_t world, int64_t *begin, int64_t *end);
 
-/* -- the Criteo layout ----------------------------------------------------------------------------------------------------------- */
+/* -- the Criteo layout --------------------------------------------------------------------------------------------- */
 
 /** What becomes of an integer x. A missing one becomes 0. */
 enum {
@@ -66,7 +69,8 @@ enum {
 /** What becomes of a missing category. */
 enum {
     PERI_MISSING_EMPTY = 0, /* an empty bag */
-    PERI_MISSING_ZERO = 1   /* id 0, which is then kept for it: the others share 1..n-1 as above, with n-1 for n, plus 1 */
+    PERI_MISSING_ZERO = 1   /* id 0, which is then kept for it: the others share 1..n-1 as above, with n-1 for n, plus
+                               1 */
 };
 
 typedef struct peri_criteo_config {
@@ -77,50 +81,55 @@ typedef struct peri_criteo_config {
     int32_t dense, ids, missing;             /* PERI_DENSE_*, PERI_IDS_*, PERI_MISSING_* */
     int32_t rank, world;                     /* 0 <= rank < world */
     int64_t batch_rows;                      /* of the global batch, > 0 */
-    double begin, end;                       /* part of the file by its bytes, 0 <= begin <= end <= 1: lines that start in it */
-    const char *const *more;                 /* [n_more] paths of files that follow `path`: all are read as one; copied */
+    double begin, end;                       /* part of the file by its bytes, 0 <= begin <= end <= 1: lines that start
+                                                in it */
+    const char *const *more;                 /* [n_more] paths of files that follow `path`: all are read as one;
+                                                copied */
     int32_t n_more;
 } peri_criteo_config;
 
-/** A reader of lines: of the Criteo layout, "label TAB integers TAB hexadecimal categories", every field but the label possibly empty, or
- *  of another one (peri_csv_open). Lines are ended by LF or CR LF, the last one of a file by its end too. A byte order mark is left out.
- *  Files may be packed by gzip (each member of one is read): they are then read as a whole, in order, by every rank. A pipe (whatever is no
- *  regular file) is read once, by one rank, as a whole. */
+/** A reader of lines: of the Criteo layout, "label TAB integers TAB hexadecimal categories", every field but the label
+ *  possibly empty, or of another one (peri_csv_open). Lines are ended by LF or CR LF, the last one of a file by its end
+ *  too. A byte order mark is left out. Files may be packed by gzip (each member of one is read): they are then read as
+ *  a whole, in order, by every rank. A pipe (whatever is no regular file) is read once, by one rank, as a whole. */
 typedef struct peri_criteo peri_criteo;
 
 typedef struct peri_criteo_ref {
     peri_criteo *ptr;
 } peri_criteo_ref;
 
-/** Open files or a pipe. PERI_EIO with the system's reason; PERI_EINVAL for a part of a pipe or a packed file, or several ranks of a pipe;
- *  PERI_EFORMAT for a file that is empty or no text. @out new. */
+/** Open files or a pipe. PERI_EIO with the system's reason; PERI_EINVAL for a part of a pipe or a packed file, or
+ *  several ranks of a pipe; PERI_EFORMAT for a file that is empty or no text. @out new. */
 PERI_API peri_status peri_criteo_open(const peri_criteo_config *options, peri_criteo **out);
-/** The same over @size bytes of @text in memory, which the caller keeps until the release; options.path only names it in messages.
+/** The same over @size bytes of @text in memory, which the caller keeps until the release; options.path only names it
+ *  in messages.
  *  @out new. */
-PERI_API peri_status peri_criteo_open_memory(const peri_criteo_config *options, const char *text, int64_t size, peri_criteo **out);
+PERI_API peri_status peri_criteo_open_memory(const peri_criteo_config *options, const char *text, int64_t size,
+                                             peri_criteo **out);
 PERI_API void peri_criteo_release(peri_criteo *reader);
-/** Fill @batch (made for the same numbers of features; its room grows as needed) with this rank's rows of the next global batch. At the
- *  end of the part batch->global_rows is 0. PERI_EFORMAT names file, line, column and text, PERI_EIO the system's reason or
- *  that the file became shorter; the reader then stays where it is. PERI_EINVAL for a second pass over a pipe. Blocks while a pipe is
- *  empty. */
+/** Fill @batch (made for the same numbers of features; its room grows as needed) with this rank's rows of the next
+ *  global batch. At the end of the part batch->global_rows is 0. PERI_EFORMAT names file, line, column and text,
+ *  PERI_EIO the system's reason or that the file became shorter; the reader then stays where it is. PERI_EINVAL for a
+ *  second pass over a pipe. Blocks while a pipe is empty. */
 PERI_API peri_status peri_criteo_next(peri_criteo *reader, peri_batch *batch);
-/** Leave the next global batch out; @rows: its rows, of all ranks, fewer at the end of the part, 0 behind it. Fails as peri_criteo_next. */
+/** Leave the next global batch out; @rows: its rows, of all ranks, fewer at the end of the part, 0 behind it. Fails as
+ *  peri_criteo_next. */
 PERI_API peri_status peri_criteo_skip(peri_criteo *reader, int64_t *rows);
-/** Several readers of one part of a file, each on a thread of its own, can take turns at its batches: each leaves out those of the others.
- *  Where lines begin they tell each other in an index, memory of so many 64-bit words; 0 where packed files are read, which have none; a
- *  negative status for a pipe. */
+/** Several readers of one part of a file, each on a thread of its own, can take turns at its batches: each leaves out
+ *  those of the others. Where lines begin they tell each other in an index, memory of so many 64-bit words; 0 where
+ *  packed files are read, which have none; a negative status for a pipe. */
 PERI_API int64_t peri_criteo_index_words(const peri_criteo *reader);
 /** Make @words an index of that part of the file, before anybody shares it. */
 PERI_API peri_status peri_criteo_index(const peri_criteo *reader, int64_t *words);
-/** Use the index @words, and tell what this reader finds, from now on (it begins again at its first line). Borrowed until the release.
- *  PERI_EINVAL if the file had another size when the index was made. */
+/** Use the index @words, and tell what this reader finds, from now on (it begins again at its first line). Borrowed
+ *  until the release. PERI_EINVAL if the file had another size when the index was made. */
 PERI_API peri_status peri_criteo_share(peri_criteo *reader, int64_t *words);
 /** Start again at the first line of the part. */
 PERI_API void peri_criteo_rewind(peri_criteo *reader);
 /** Lines of the part (counted at every call); a negative status as peri_criteo_next, PERI_EINVAL for a pipe. */
 PERI_API int64_t peri_criteo_count(peri_criteo *reader);
 
-/* -- lines of columns ------------------------------------------------------------------------------------------------------------- */
+/* -- lines of columns ---------------------------------------------------------------------------------------------- */
 
 /** What a column has. */
 enum {
@@ -150,23 +159,26 @@ typedef struct peri_csv_config {
     const peri_csv_column *columns; /* [n_columns]; copied */
     int32_t n_paths, n_columns;
     int32_t delimiter;              /* a character that is no quotation mark and no line end */
-    bool header;                    /* the first line of each file names its columns: those that are described are found by their names, in
-                                       any order, and others are left out; else columns are described in the order of the file, all */
+    bool header;                    /* the first line of each file names its columns: those that are described are found
+                                       by their names, in any order, and others are left out; else columns are described
+                                       in the order of the file, all */
     int32_t rank, world;            /* 0 <= rank < world */
     int64_t batch_rows;             /* of the global batch, > 0 */
     double begin, end;              /* part of the text by its bytes, as peri_criteo_config's */
 } peri_csv_config;
 
-/** Open files of lines of columns. A field may stand between quotation marks; it then may have delimiters in it, and two quotation marks
- *  for one, but no line end. Fails as peri_criteo_open; PERI_EFORMAT too for a header without a column. @out new: released, read, left out,
- *  shared and counted by the functions of peri_criteo. PERI_ERANGE of peri_criteo_next names an id that is not below its table's rows. */
+/** Open files of lines of columns. A field may stand between quotation marks; it then may have delimiters in it, and
+ *  two quotation marks for one, but no line end. Fails as peri_criteo_open; PERI_EFORMAT too for a header without a
+ *  column. @out new: released, read, left out, shared and counted by the functions of peri_criteo. PERI_ERANGE of
+ *  peri_criteo_next names an id that is not below its table's rows. */
 PERI_API peri_status peri_csv_open(const peri_csv_config *options, peri_criteo **out);
 
-/* -- arrays in files ---------------------------------------------------------------------------------------------------------------- */
+/* -- arrays in files ----------------------------------------------------------------------------------------------- */
 
-/** The arrays of a file that NumPy wrote: npy, which has one, or npz, a zip archive (zip64, too) of several. Files are mapped, not read:
- *  one
- *  that is cut short while it is in use ends the process. Members of an npz that are packed (savez_compressed) are unpacked into memory. */
+/** The arrays of a file that NumPy wrote: npy, which has one, or npz, a zip archive (zip64, too) of several. Files are
+ *  mapped, not read: one
+ *  that is cut short while it is in use ends the process. Members of an npz that are packed (savez_compressed) are
+ *  unpacked into memory. */
 typedef struct peri_arrays peri_arrays;
 
 typedef struct peri_arrays_ref {
@@ -182,8 +194,8 @@ typedef struct peri_array {
     int32_t ndim, dtype;          /* PERI_F32, F64, F16, I64, I32, I16, I8, U8 or BOOL */
 } peri_array;
 
-/** Open a file. PERI_EIO with the system's reason; PERI_EFORMAT for one that is empty, damaged or of another kind, with what is wrong
- *  where;
+/** Open a file. PERI_EIO with the system's reason; PERI_EFORMAT for one that is empty, damaged or of another kind, with
+ *  what is wrong where;
  *  PERI_EUNSUPPORTED for other elements. @out new. */
 PERI_API peri_status peri_arrays_open(const char *path, peri_arrays **out);
 /** The same of @n bytes at @bytes, which the caller keeps until the release; @path only names them. @out new. */
@@ -193,7 +205,7 @@ PERI_API int32_t peri_arrays_count(const peri_arrays *arrays);
 /** Array @i, in the order of the file; name and data are borrowed until the release. */
 PERI_API peri_status peri_arrays_get(const peri_arrays *arrays, int32_t i, peri_array *out);
 
-/* -- samples in arrays ---------------------------------------------------------------------------------------------------------------- */
+/* -- samples in arrays --------------------------------------------------------------------------------------------- */
 
 /** Row i of it is the elements data[i * stride], ..., data[i * stride + count - 1]. At an address that may be odd. */
 typedef struct peri_rows {
@@ -202,8 +214,8 @@ typedef struct peri_rows {
     int32_t dtype, count;
 } peri_rows;
 
-/** Samples of one file, or of arrays that belong together. Their ids are either in an array per feature, with so many in every row, or,
- *  with
+/** Samples of one file, or of arrays that belong together. Their ids are either in an array per feature, with so many
+ *  in every row, or, with
  *  `offsets`, in one array, row after row, of each row feature by feature. */
 typedef struct peri_columns_part {
     int64_t size;           /* sizeof(peri_columns_part) */
@@ -222,11 +234,12 @@ typedef struct peri_columns_config {
     int64_t size;               /* sizeof(peri_columns_config) */
     const int64_t *table_rows;  /* [sparse_features], each > 0; copied */
     int32_t dense_features, sparse_features;
-    int32_t dense, ids;         /* PERI_DENSE_*; PERI_IDS_* but TEXT. PERI_IDS_MOD of a negative id is not negative, either */
+    int32_t dense, ids;         /* PERI_DENSE_*; PERI_IDS_* but TEXT. PERI_IDS_MOD of a negative id is not negative,
+                                   either */
     int64_t padding;            /* with `padded`: ids that are this number are none */
     bool padded;
-    int64_t block_rows, blocks; /* shuffling: blocks of so many rows that lie together come in a random order, and of so many blocks that
-                                   follow each other the rows do; 0: rows come in their own order */
+    int64_t block_rows, blocks; /* shuffling: blocks of so many rows that lie together come in a random order, and of so
+                                   many blocks that follow each other the rows do; 0: rows come in their own order */
     uint64_t seed;              /* of the shuffling */
 } peri_columns_config;
 
@@ -240,41 +253,45 @@ typedef struct peri_columns_ref {
 /** @out new. */
 PERI_API peri_status peri_columns_new(const peri_columns_config *options, peri_columns **out);
 PERI_API void peri_columns_release(peri_columns *columns);
-/** Add the samples of a part, behind those that are there. Its arrays are borrowed until the release. PERI_EINVAL for arrays that do not
- *  fit. */
+/** Add the samples of a part, behind those that are there. Its arrays are borrowed until the release. PERI_EINVAL for
+ *  arrays that do not fit. */
 PERI_API peri_status peri_columns_add(peri_columns *columns, const peri_columns_part *part);
 /** Samples of all parts. */
 PERI_API int64_t peri_columns_rows(const peri_columns *columns);
 /** Take the order of pass @epoch, which depends on the seed, the pass and the number of samples only. */
 PERI_API peri_status peri_columns_epoch(peri_columns *columns, int64_t epoch);
-/** Fill @batch with samples [first, first + rows) of the order. PERI_ERANGE names part, row and feature of an id outside its table,
- *  PERI_EFORMAT those of a number that is not finite, or of offsets that do not fit. */
+/** Fill @batch with samples [first, first + rows) of the order. PERI_ERANGE names part, row and feature of an id
+ *  outside its table, PERI_EFORMAT those of a number that is not finite, or of offsets that do not fit. */
 PERI_API peri_status peri_columns_fill(peri_columns *columns, int64_t first, int64_t rows, peri_batch *batch);
 
-/** Writes batches into a new folder, as arrays that NumPy reads: dense.npy f32 [rows, dense], labels.npy f32 [rows], lengths.npy i16 [rows,
- *  sparse], offsets.npy i64 [rows + 1], ids.npy i64 or i32 [ids]; and samples.txt, a text of the caller's. Until all is written the folder
- *  has ".part" behind its name. */
+/** Writes batches into a new folder, as arrays that NumPy reads: dense.npy f32 [rows, dense], labels.npy f32 [rows],
+ *  lengths.npy i16 [rows, sparse], offsets.npy i64 [rows + 1], ids.npy i64 or i32 [ids]; and samples.txt, a text of the
+ *  caller's. Until all is written the folder has ".part" behind its name. */
 typedef struct peri_columns_writer peri_columns_writer;
 
 typedef struct peri_columns_writer_ref {
     peri_columns_writer *ptr;
 } peri_columns_writer_ref;
 
-/** @wide: ids are i64. PERI_EIO if @folder exists, or cannot be made. A folder ".part" of an earlier writer is written again. @out new. */
-PERI_API peri_status peri_columns_writer_new(const char *folder, int32_t dense_features, int32_t sparse_features, bool wide,
-                                             peri_columns_writer **out);
-/** Write the samples of @batch. PERI_ERANGE for a bag of more than 32767 ids, or an id that is negative or too large for i32. */
+/** @wide: ids are i64. PERI_EIO if @folder exists, or cannot be made. A folder ".part" of an earlier writer is written
+ *  again. @out new. */
+PERI_API peri_status peri_columns_writer_new(const char *folder, int32_t dense_features, int32_t sparse_features,
+                                             bool wide, peri_columns_writer **out);
+/** Write the samples of @batch. PERI_ERANGE for a bag of more than 32767 ids, or an id that is negative or too large
+ *  for i32. */
 PERI_API peri_status peri_columns_writer_add(peri_columns_writer *writer, const peri_batch *batch);
-/** All is written: the arrays get their sizes, samples.txt is @text, all is on the disk, and the folder gets its name. */
+/** All is written: the arrays get their sizes, samples.txt is @text, all is on the disk, and the folder gets its
+ *  name. */
 PERI_API peri_status peri_columns_writer_finish(peri_columns_writer *writer, const char *text);
 /** Without a finish before the folder keeps its ".part". */
 PERI_API void peri_columns_writer_release(peri_columns_writer *writer);
 
-/* -- synthetic data ---------------------------------------------------------------------------------------------------------------- */
+/* -- synthetic data ------------------------------------------------------------------------------------------------ */
 
-/** Samples shaped like Criteo's. Every number of row i depends on (seed, i) and the features' own fields only. Ids follow a power law:
- *  P(id) falls as (id + 1)^-alpha. The label is drawn from a hidden logistic model: a weight per integer and per id, and, scaled by
- *  `interaction`, dot products of hidden vectors of neighbouring features, which no logistic regression can express. */
+/** Samples shaped like Criteo's. Every number of row i depends on (seed, i) and the features' own fields only. Ids
+ *  follow a power law: P(id) falls as (id + 1)^-alpha. The label is drawn from a hidden logistic model: a weight per
+ *  integer and per id, and, scaled by `interaction`, dot products of hidden vectors of neighbouring features, which no
+ *  logistic regression can express. */
 typedef struct peri_synthetic_config {
     int64_t size; /* sizeof(peri_synthetic_config) */
     const int64_t *table_rows; /* [sparse_features], each 1..2^31 */
@@ -288,14 +305,16 @@ typedef struct peri_synthetic_config {
 } peri_synthetic_config;
 
 /** Fill @batch with rows [first, first + rows) (its room grows as needed). */
-PERI_API peri_status peri_synthetic_fill(const peri_synthetic_config *options, int64_t first, int64_t rows, peri_batch *batch);
-/** Write rows [first, first + rows) to @path in the Criteo layout: bags of 0 or 1 id only (bag_max <= 1), ids as 8 hexadecimal digits.
- *  Read back with PERI_DENSE_LOG and PERI_IDS_MOD they are what peri_synthetic_fill makes. */
-PERI_API peri_status peri_synthetic_write(const peri_synthetic_config *options, int64_t first, int64_t rows, const char *path);
+PERI_API peri_status peri_synthetic_fill(const peri_synthetic_config *options, int64_t first, int64_t rows,
+                                         peri_batch *batch);
+/** Write rows [first, first + rows) to @path in the Criteo layout: bags of 0 or 1 id only (bag_max <= 1), ids as 8
+ *  hexadecimal digits. Read back with PERI_DENSE_LOG and PERI_IDS_MOD they are what peri_synthetic_fill makes. */
+PERI_API peri_status peri_synthetic_write(const peri_synthetic_config *options, int64_t first, int64_t rows,
+                                          const char *path);
 /** A number in [0, 1) that depends on (seed, stream, index) only. For samplers in Lua. */
 PERI_API double peri_random_uniform(uint64_t seed, uint64_t stream, uint64_t index);
 
-/* -- logistic regression ------------------------------------------------------------------------------------------------------------ */
+/* -- logistic regression ------------------------------------------------------------------------------------------- */
 
 typedef struct peri_logistic_config {
     int64_t size; /* sizeof(peri_logistic_config) */
@@ -304,8 +323,9 @@ typedef struct peri_logistic_config {
     double learning_rate, l2;
 } peri_logistic_config;
 
-/** A logistic regression over the ids of every feature (one weight each) and the dense features, trained one sample at a time by
- *  Adagrad: s += g^2, w -= learning_rate * g / sqrt(s + 1e-8), where g includes l2 * w. All weights start at 0. */
+/** A logistic regression over the ids of every feature (one weight each) and the dense features, trained one sample at
+ *  a time by Adagrad: s += g^2, w -= learning_rate * g / sqrt(s + 1e-8), where g includes l2 * w. All weights start at
+ *  0. */
 typedef struct peri_logistic peri_logistic;
 
 typedef struct peri_logistic_ref {
@@ -315,16 +335,17 @@ typedef struct peri_logistic_ref {
 /** @out new. */
 PERI_API peri_status peri_logistic_new(const peri_logistic_config *options, peri_logistic **out);
 PERI_API void peri_logistic_release(peri_logistic *model);
-/** Train on the rows of @batch, in their order. @loss: mean log-loss before each sample's own update. PERI_ERANGE for ids outside. */
+/** Train on the rows of @batch, in their order. @loss: mean log-loss before each sample's own update. PERI_ERANGE for
+ *  ids outside. */
 PERI_API peri_status peri_logistic_train(peri_logistic *model, const peri_batch *batch, double *loss);
 /** Probabilities of the rows of @batch into @out[rows]. */
 PERI_API peri_status peri_logistic_predict(peri_logistic *model, const peri_batch *batch, float *out);
 
-/* -- metrics -------------------------------------------------------------------------------------------------------------------------- */
+/* -- metrics ------------------------------------------------------------------------------------------------------- */
 
-/* Everywhere predictions and labels are numbers, labels and weights are finite, and weights are not negative; a sample of weight 0 changes
- * nothing but what counts samples without their weights. What else a function or a metric needs is said with it; PERI_EINVAL names the
- * first sample that has it not, and nothing was changed. */
+/* Everywhere predictions and labels are numbers, labels and weights are finite, and weights are not negative; a sample
+ * of weight 0 changes nothing but what counts samples without their weights. What else a function or a metric needs is
+ * said with it; PERI_EINVAL names the first sample that has it not, and nothing was changed. */
 
 /** Predictions, labels and weights of @n samples, borrowed. */
 typedef struct peri_metric_samples {
@@ -335,7 +356,8 @@ typedef struct peri_metric_samples {
 
 /** What a metric needs of its samples beside that; flags. */
 enum {
-    PERI_METRIC_FINITE = 1,               /* predictions are finite (else they may be infinite: only their order counts) */
+    PERI_METRIC_FINITE = 1,               /* predictions are finite (else they may be infinite: only their order
+                                             counts) */
     PERI_METRIC_PROBABILITIES = 2,        /* predictions lie in [0, 1]: no logits */
     PERI_METRIC_RATES = 4,                /* predictions are finite and not negative */
     PERI_METRIC_LABELS_OF_CLASSES = 8,    /* labels lie in [0, 1]: 1 positive, 0 negative, between them a share */
@@ -349,8 +371,9 @@ typedef struct peri_metric_sums {
     double n, weight;                    /* samples; sum w */
     double label, prediction;            /* sum w*y, sum w*p */
     double plain_label;                  /* sum y */
-    double cross_entropy;                /* sum of -w (y log2 p + (1-y) log2 (1-p)), p kept inside [1e-12, 1 - 1e-12]; this and the next
-                                            two are NaN if a prediction or a label lies outside [0, 1] */
+    double cross_entropy;                /* sum of -w (y log2 p + (1-y) log2 (1-p)), p kept inside [1e-12, 1 - 1e-12];
+                                            this and the next two are NaN if a prediction or a label lies outside [0,
+                                            1] */
     double positive_cross_entropy;       /* its part of y: sum of -w y log2 p */
     double plain_cross_entropy;          /* cross_entropy with all w = 1 */
     double square_error, absolute_error; /* sum w (p-y)^2, sum w |p-y| */
@@ -363,30 +386,31 @@ typedef struct peri_metric_sums {
 
 /** Add the samples, whose predictions are finite, to @sums. */
 PERI_API peri_status peri_metric_add(const peri_metric_samples *samples, double threshold, peri_metric_sums *sums);
-/** Add the sums @part, of other samples with the same threshold, to @sums: those of other threads and ranks, or of the newest parts of a
- *  window. */
+/** Add the sums @part, of other samples with the same threshold, to @sums: those of other threads and ranks, or of the
+ *  newest parts of a window. */
 PERI_API peri_status peri_metric_merge(const peri_metric_sums *part, peri_metric_sums *sums);
-/** The name of metric @i that is a function of sums, from 0 on: "ne", "logloss", "calibration", ...; NULL: there are no more. What they
- *  are: docs/models.md. Static text. */
+/** The name of metric @i that is a function of sums, from 0 on: "ne", "logloss", "calibration", ...; NULL: there are no
+ *  more. What they are: docs/models.md. Static text. */
 PERI_API const char *peri_metric_name(int32_t i);
 /** What metric @name needs of its samples (peri_metric_check), or PERI_EINVAL, which lists the names. */
 PERI_API int32_t peri_metric_needs(const char *name);
-/** The value of metric @name over @sums. NaN where the samples say nothing of it. PERI_EINVAL: there is no such metric. */
+/** The value of metric @name over @sums. NaN where the samples say nothing of it. PERI_EINVAL: there is no such
+ *  metric. */
 PERI_API peri_status peri_metric_value(const peri_metric_sums *sums, const char *name, double *out);
-/** Area under the ROC curve, of labels in [0, 1]; a tie between a positive and a negative counts one half; 0.5 when a class has no weight.
- *  n log n. */
+/** Area under the ROC curve, of labels in [0, 1]; a tie between a positive and a negative counts one half; 0.5 when a
+ *  class has no weight. n log n. */
 PERI_API peri_status peri_metric_auc(const peri_metric_samples *samples, double *out);
-/** Average precision, of labels in [0, 1]: the sum over distinct predictions, from the highest, of precision times the growth of recall; 0
- *  without positives. */
+/** Average precision, of labels in [0, 1]: the sum over distinct predictions, from the highest, of precision times the
+ *  growth of recall; 0 without positives. */
 PERI_API peri_status peri_metric_auprc(const peri_metric_samples *samples, double *out);
-/** Regression AUC: the share of all pairs of samples, each weighted w_i*w_j, whose labels and predictions are not in opposite orders; NaN
- *  for less than two samples that have weight. n log n. */
+/** Regression AUC: the share of all pairs of samples, each weighted w_i*w_j, whose labels and predictions are not in
+ *  opposite orders; NaN for less than two samples that have weight. n log n. */
 PERI_API peri_status peri_metric_rauc(const peri_metric_samples *samples, double *out);
-/** XAUC, of finite predictions: over all pairs, weighted w_i*w_j: @right = pairs in the same strict order, or tied, by both label and
- *  prediction; @pairs = all. n^2. */
+/** XAUC, of finite predictions: over all pairs, weighted w_i*w_j: @right = pairs in the same strict order, or tied, by
+ *  both label and prediction; @pairs = all. n^2. */
 PERI_API peri_status peri_metric_xauc(const peri_metric_samples *samples, double *right, double *pairs);
 
-/* -- loading on a thread of its own ------------------------------------------------------------------------------------------------- */
+/* -- loading on a thread of its own -------------------------------------------------------------------------------- */
 
 /** A bounded queue of parcels from a thread that makes them to the one thread that takes them. */
 typedef struct peri_feed peri_feed;
@@ -405,8 +429,8 @@ typedef struct peri_feed_object {
     int32_t kind; /* PERI_FEED_* */
 } peri_feed_object;
 
-/** What the thread does: run(state, n_args, 0, 0), once, and then, when the feed is released, close(state). The two are addresses of
- *  functions like Lua's lua_pcall and lua_close, so that the thread can run a state of Lua of its own. */
+/** What the thread does: run(state, n_args, 0, 0), once, and then, when the feed is released, close(state). The two are
+ *  addresses of functions like Lua's lua_pcall and lua_close, so that the thread can run a state of Lua of its own. */
 typedef struct peri_feed_thread {
     void *state;
     int32_t n_args;
@@ -424,28 +448,32 @@ typedef struct peri_feed_parcel {
 
 /** A queue of at most @ahead (1..4096) parcels. @out new. */
 PERI_API peri_status peri_feed_new(int32_t ahead, peri_feed **out);
-/** Begin the thread, once: the feed owns @thread->state from then on. Without a thread (PERI_EIO) the state stays the caller's. */
+/** Begin the thread, once: the feed owns @thread->state from then on. Without a thread (PERI_EIO) the state stays the
+ *  caller's. */
 PERI_API peri_status peri_feed_start(peri_feed *feed, const peri_feed_thread *thread);
-/** On the thread: hand a parcel over, of which bytes and list of objects are copied. The objects' references are taken over, also when it
- *  fails (but not with PERI_EINVAL: the parcel is malformed). Blocks while the queue is full. PERI_ECLOSED: nobody wants more.
+/** On the thread: hand a parcel over, of which bytes and list of objects are copied. The objects' references are taken
+ *  over, also when it fails (but not with PERI_EINVAL: the parcel is malformed). Blocks while the queue is full.
+ *  PERI_ECLOSED: nobody wants more.
  *  PERI_PENDING: the parcel was given up, since the other side wants to begin again (peri_feed_restart). */
 PERI_API peri_status peri_feed_put(peri_feed *feed, const peri_feed_parcel *parcel);
-/** On the thread: the parcels were all that there are. Blocks until the other side wants to begin again (PERI_OK) or nobody wants more
- *  (PERI_ECLOSED). */
+/** On the thread: the parcels were all that there are. Blocks until the other side wants to begin again (PERI_OK) or
+ *  nobody wants more (PERI_ECLOSED). */
 PERI_API peri_status peri_feed_end(peri_feed *feed);
-/** On the other side: the next parcel; bytes and list stay until the next call, the objects' references become the caller's. Waits up to
- *  @wait_us microseconds, then PERI_PENDING. PERI_ECLOSED: all were taken, and the thread is over, was never begun, or has
- *  called peri_feed_end. */
+/** On the other side: the next parcel; bytes and list stay until the next call, the objects' references become the
+ *  caller's. Waits up to
+ *  @wait_us microseconds, then PERI_PENDING. PERI_ECLOSED: all were taken, and the thread is over, was never begun, or
+ *  has called peri_feed_end. */
 PERI_API peri_status peri_feed_take(peri_feed *feed, int64_t wait_us, peri_feed_parcel *parcel);
 /** What run returned; 0 while the thread is not over. */
 PERI_API int32_t peri_feed_result(peri_feed *feed);
-/** Want everything again from the beginning: what is in the queue is given up, and the thread gets to know it from its next put, or from
- *  peri_feed_end. PERI_ECLOSED if the thread is over. */
+/** Want everything again from the beginning: what is in the queue is given up, and the thread gets to know it from its
+ *  next put, or from peri_feed_end. PERI_ECLOSED if the thread is over. */
 PERI_API peri_status peri_feed_restart(peri_feed *feed);
-/** Want no more: what is in the queue is given up, and the thread gets PERI_ECLOSED from its next put. Waits up to @wait_us microseconds
- *  for its end: PERI_ETIMEOUT if that does not come. */
+/** Want no more: what is in the queue is given up, and the thread gets PERI_ECLOSED from its next put. Waits up to
+ *  @wait_us microseconds for its end: PERI_ETIMEOUT if that does not come. */
 PERI_API peri_status peri_feed_stop(peri_feed *feed, int64_t wait_us);
-/** Stop it, and give it and the state back; NULL is fine. A thread that does not end within 5 s is left alone, and does so when it ends. */
+/** Stop it, and give it and the state back; NULL is fine. A thread that does not end within 5 s is left alone, and does
+ *  so when it ends. */
 PERI_API void peri_feed_release(peri_feed *feed);
 
 #endif

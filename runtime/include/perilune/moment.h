@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * perilune/moment.h: rows of tables as they were at a moment, although updates go on: what a checkpoint copies while training continues.
+ * perilune/moment.h: rows of tables as they were at a moment, although updates go on: what a checkpoint copies while
+ * training continues.
  *
- * A moment holds *parts*: a table's weights, or a state of its optimizer. While it lives, rows that are about to change are copied first,
- * each once, so it needs as much memory as changes meanwhile, and reading a part gives what was there when it was added.
+ * A moment holds *parts*: a table's weights, or a state of its optimizer. While it lives, rows that are about to change
+ * are copied first, each once, so it needs as much memory as changes meanwhile, and reading a part gives what was there
+ * when it was added.
  *
  *     peri_moment_new(&m);
  *     peri_moment_add(m, weight, &i);          a view that peri_tbe_state has made
@@ -12,8 +14,8 @@
  *     peri_moment_pass(m, i, row + n);         nobody reads those rows of it again
  *     peri_moment_release(m);
  *
- * Functions are local. A moment is for one thread at a time; updates may run in others. What is written through peri_tensor_data is not
- * seen. If memory runs out while rows are copied, training goes on and reading fails.
+ * Functions are local. A moment is for one thread at a time; updates may run in others. What is written through
+ * peri_tensor_data is not seen. If memory runs out while rows are copied, training goes on and reading fails.
  */
 #ifndef PERILUNE_MOMENT_H
 #define PERILUNE_MOMENT_H
@@ -31,14 +33,15 @@ typedef struct peri_moment_ref {
 PERI_API peri_status peri_moment_new(peri_moment **out);
 /** Free it; NULL is fine. */
 PERI_API void peri_moment_release(peri_moment *moment);
-/** Add the part that @t is a view of (peri_tbe_state), as it is now. @index: its number, or -1: @t is no view of all rows of a table, and
- *  nothing was added. */
+/** Add the part that @t is a view of (peri_tbe_state), as it is now. @index: its number, or -1: @t is no view of all
+ *  rows of a table, and nothing was added. */
 PERI_API peri_status peri_moment_add(peri_moment *moment, const peri_tensor *t, int64_t *index);
-/** Add weights ("weight") or state @name of table @table, as they are now; rows are read as @dtype. For tables in files, of which there are
- *  no views. @index: its number. */
-PERI_API peri_status peri_moment_add_table(peri_moment *moment, peri_tbe *tbe, int64_t table, const char *name, int32_t dtype,
-                                           int64_t *index);
-/** Rows from @row on of part @index as they were, into @out: contiguous, in the host's memory, of the part's dtype and columns. Waits. */
+/** Add weights ("weight") or state @name of table @table, as they are now; rows are read as @dtype. For tables in
+ *  files, of which there are no views. @index: its number. */
+PERI_API peri_status peri_moment_add_table(peri_moment *moment, peri_tbe *tbe, int64_t table, const char *name,
+                                           int32_t dtype, int64_t *index);
+/** Rows from @row on of part @index as they were, into @out: contiguous, in the host's memory, of the part's dtype and
+ *  columns. Waits. */
 PERI_API peri_status peri_moment_read(peri_moment *moment, int64_t index, int64_t row, peri_tensor *out);
 /** The rows of part @index below @row are not read again: no memory is needed for them any more. */
 PERI_API peri_status peri_moment_pass(peri_moment *moment, int64_t index, int64_t row);

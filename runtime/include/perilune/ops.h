@@ -2,9 +2,10 @@
  *
  * perilune/ops.h: dense operations with gradients, losses, dropout.
  *
- * Inputs are f32 or f64, all of one dtype and device, with any strides; results are new contiguous tensors. Every operation is local,
- * queues on the current stream, is recorded on the gradient tape when an input requires grad, and leaves outputs untouched on failure.
- * Dimensions count from 0, negative ones from the end. Results do not depend on the number of threads.
+ * Inputs are f32 or f64, all of one dtype and device, with any strides; results are new contiguous tensors. Every
+ * operation is local, queues on the current stream, is recorded on the gradient tape when an input requires grad, and
+ * leaves outputs untouched on failure. Dimensions count from 0, negative ones from the end. Results do not depend on
+ * the number of threads.
  *
  * Threads: any; operands as tensor.h says.
  */
@@ -13,7 +14,7 @@
 
 #include <perilune/tensor.h>
 
-/* -- elementwise --------------------------------------------------------------------------------------------------------------- */
+/* -- elementwise --------------------------------------------------------------------------------------------------- */
 
 /** max(x, 0) */
 PERI_API peri_status peri_op_relu(peri_tensor *x, peri_tensor **out);
@@ -58,108 +59,125 @@ PERI_API peri_status peri_op_minimum(peri_tensor *a, peri_tensor *b, peri_tensor
 /** a * b + c, all of one shape: one layer of a cross network, x0 * u + x. */
 PERI_API peri_status peri_op_muladd(peri_tensor *a, peri_tensor *b, peri_tensor *c, peri_tensor **out);
 
-/* -- matrix products ------------------------------------------------------------------------------------------------------------- */
+/* -- matrix products ----------------------------------------------------------------------------------------------- */
 
 /** What a linear layer applies to its result. */
 enum { PERI_ACTIVATION_NONE = 0, PERI_ACTIVATION_RELU = 1, PERI_ACTIVATION_SIGMOID = 2, PERI_ACTIVATION_TANH = 3 };
 
 /** f(x W^T + b): @x [..., in], @weight [out, in], @bias [out] or NULL, f = PERI_ACTIVATION_*. @out [..., out]. */
-PERI_API peri_status peri_op_linear(peri_tensor *x, peri_tensor *weight, peri_tensor *bias, int32_t activation, peri_tensor **out);
-/** Matrix product of the last two dimensions of @a [..., m, k] and @b [..., k, n]; the leading ones broadcast. A one-dimensional @a is a
- *  row, a one-dimensional @b a column, and that dimension is absent from the result. Transposed views cost no copy. */
+PERI_API peri_status peri_op_linear(peri_tensor *x, peri_tensor *weight, peri_tensor *bias, int32_t activation,
+                                    peri_tensor **out);
+/** Matrix product of the last two dimensions of @a [..., m, k] and @b [..., k, n]; the leading ones broadcast. A
+ *  one-dimensional @a is a row, a one-dimensional @b a column, and that dimension is absent from the result. Transposed
+ *  views cost no copy. */
 PERI_API peri_status peri_op_matmul(peri_tensor *a, peri_tensor *b, peri_tensor **out);
 
-/* -- joining ------------------------------------------------------------------------------------------------------------------- */
+/* -- joining ------------------------------------------------------------------------------------------------------- */
 
-/** @tensors[n] (n >= 1), equal in all dimensions but @dim, one after the other along @dim. Any dtype; recorded for f32 and f64. */
+/** @tensors[n] (n >= 1), equal in all dimensions but @dim, one after the other along @dim. Any dtype; recorded for f32
+ *  and f64. */
 PERI_API peri_status peri_op_cat(peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out);
 /** @tensors[n] (n >= 1) of one shape, along a new dimension @dim of the result. */
 PERI_API peri_status peri_op_stack(peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out);
-/** @x cut along @dim into @n parts of @sizes[n], which add up to its size: @out[n] new views of it. The gradients of all parts become that
- *  of x at once. */
+/** @x cut along @dim into @n parts of @sizes[n], which add up to its size: @out[n] new views of it. The gradients of
+ *  all parts become that of x at once. */
 PERI_API peri_status peri_op_split(peri_tensor *x, const int64_t *sizes, int32_t n, int32_t dim, peri_tensor **out);
 
-/* -- reductions ---------------------------------------------------------------------------------------------------------------- */
+/* -- reductions ---------------------------------------------------------------------------------------------------- */
 
-/** Sum over dimensions @dims[n]; n = 0: over all. @keepdim leaves them with size 1. The sum of nothing is 0. Integers and bool: i64, which
- *  wraps. */
+/** Sum over dimensions @dims[n]; n = 0: over all. @keepdim leaves them with size 1. The sum of nothing is 0. Integers
+ *  and bool: i64, which wraps. */
 PERI_API peri_status peri_op_sum(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out);
 /** The sum divided by the number of elements. */
 PERI_API peri_status peri_op_mean(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out);
-/** The largest element along @dim, which must not be empty, and its place (i64; @indices may be NULL). The first of equals gets the
- *  gradient. */
-PERI_API peri_status peri_op_max(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices);
+/** The largest element along @dim, which must not be empty, and its place (i64; @indices may be NULL). The first of
+ *  equals gets the gradient. */
+PERI_API peri_status peri_op_max(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values,
+                                 peri_tensor **indices);
 /** The same of the smallest. Both: any dtype that is not complex, NaN if there is one. */
-PERI_API peri_status peri_op_min(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices);
-/** The largest element (@least: the smallest) over dimensions @dims[n], as in peri_op_sum; equal ones share the gradient. */
-PERI_API peri_status peri_op_amax(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool least, peri_tensor **out);
+PERI_API peri_status peri_op_min(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values,
+                                 peri_tensor **indices);
+/** The largest element (@least: the smallest) over dimensions @dims[n], as in peri_op_sum; equal ones share the
+ *  gradient. */
+PERI_API peri_status peri_op_amax(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool least,
+                                  peri_tensor **out);
 /** x[0] + ... + x[i] along @dim. Integers and bool: i64, which wraps. */
 PERI_API peri_status peri_op_running_sum(peri_tensor *x, int32_t dim, peri_tensor **out);
 PERI_API peri_status peri_op_softmax(peri_tensor *x, int32_t dim, peri_tensor **out);
 PERI_API peri_status peri_op_log_softmax(peri_tensor *x, int32_t dim, peri_tensor **out);
-/** Normalise over the last @dims dimensions (1..ndim): (x - mean) / sqrt(variance + eps) * weight + bias; @weight and @bias have the shape
- *  of those dimensions, or are NULL. */
-PERI_API peri_status peri_op_layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight, peri_tensor *bias, double eps,
-                                        peri_tensor **out);
+/** Normalise over the last @dims dimensions (1..ndim): (x - mean) / sqrt(variance + eps) * weight + bias; @weight and
+ *  @bias have the shape of those dimensions, or are NULL. */
+PERI_API peri_status peri_op_layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight, peri_tensor *bias,
+                                        double eps, peri_tensor **out);
 
-/* -- comparing, choosing, picking, sorting -------------------------------------------------------------------------------------------- */
+/* -- comparing, choosing, picking, sorting ------------------------------------------------------------------------- */
 
-/** bool: a @op b (PERI_COMPARE_*), broadcast as in peri_op_add; @b NULL: with the number @number, rounded to a's dtype if that is a float.
- *  Any dtype that is not complex. Nothing is recorded. */
+/** bool: a @op b (PERI_COMPARE_*), broadcast as in peri_op_add; @b NULL: with the number @number, rounded to a's dtype
+ *  if that is a float. Any dtype that is not complex. Nothing is recorded. */
 PERI_API peri_status peri_op_compare(peri_tensor *a, int32_t op, peri_tensor *b, double number, peri_tensor **out);
 /** @a where @condition (bool) is true, else @b; all three broadcast; any dtype. */
 PERI_API peri_status peri_op_where(peri_tensor *condition, peri_tensor *a, peri_tensor *b, peri_tensor **out);
-/** Element (i, j, k) of @out is x[index[i][j][k]][j][k] for @dim 0, x[i][index[i][j][k]][k] for 1, and so on. @index (i32 or i64) has as
- *  many dimensions as x, and is no larger in any but @dim. Waits: PERI_ERANGE names the first index that x has not. */
+/** Element (i, j, k) of @out is x[index[i][j][k]][j][k] for @dim 0, x[i][index[i][j][k]][k] for 1, and so on. @index
+ *  (i32 or i64) has as many dimensions as x, and is no larger in any but @dim. Waits: PERI_ERANGE names the first index
+ *  that x has not. */
 PERI_API peri_status peri_op_gather(peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor **out);
-/** The first @k elements along @dim in rising (@descending: falling) order, and their places (i64; @indices may be NULL). NaN is larger
- *  than all numbers; equal ones keep their order. @k < 0: all. Any dtype that is not complex. */
-PERI_API peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, int64_t k, peri_tensor **values, peri_tensor **indices);
+/** The first @k elements along @dim in rising (@descending: falling) order, and their places (i64; @indices may be
+ *  NULL). NaN is larger than all numbers; equal ones keep their order. @k < 0: all. Any dtype that is not complex. */
+PERI_API peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, int64_t k, peri_tensor **values,
+                                  peri_tensor **indices);
 
-/* -- dropout ------------------------------------------------------------------------------------------------------------------- */
+/* -- dropout ------------------------------------------------------------------------------------------------------- */
 
-/** Zero each element with probability @p (0 <= p < 1) and divide the others by 1 - p. Whether element i stays is a function of (@seed,
- *  @stream, @offset + i): give each application a stream of its own, and a rank that holds a part of a batch the number of its first
- *  element, and the result does not depend on how the batch is cut. */
-PERI_API peri_status peri_op_dropout(peri_tensor *x, double p, uint64_t seed, uint64_t stream, uint64_t offset, peri_tensor **out);
+/** Zero each element with probability @p (0 <= p < 1) and divide the others by 1 - p. Whether element i stays is a
+ *  function of (@seed,
+ *  @stream, @offset + i): give each application a stream of its own, and a rank that holds a part of a batch the number
+ *  of its first element, and the result does not depend on how the batch is cut. */
+PERI_API peri_status peri_op_dropout(peri_tensor *x, double p, uint64_t seed, uint64_t stream, uint64_t offset,
+                                     peri_tensor **out);
 
-/* -- recommendation ---------------------------------------------------------------------------------------------------------------- */
+/* -- recommendation ------------------------------------------------------------------------------------------------ */
 
-/** Pairwise dot products (DLRM): @dense [B, D], @sparse [B, F, D]; with v0 = dense and v1..vF = sparse, @out [B, D + F (F + 1) / 2] is
- *  dense and then vi . vj for i < j, i outermost. */
+/** Pairwise dot products (DLRM): @dense [B, D], @sparse [B, F, D]; with v0 = dense and v1..vF = sparse, @out [B, D + F
+ *  (F + 1) / 2] is dense and then vi . vj for i < j, i outermost. */
 PERI_API peri_status peri_op_interaction(peri_tensor *dense, peri_tensor *sparse, peri_tensor **out);
 
-/** A cross network (DCN v2) of @n >= 1 layers: x becomes x0 * (W[l] V[l] x + bias[l]) + x in layer l, starting with x = x0 [..., c].
- *  @v[n] of [r, c] (r may differ), or NULL for no V; @w[n] of [c, r], or [c, c] without V; @bias[n] of c numbers each, in any shape, or
- *  NULL.
- *  The list of tensors is read during the call only. x0 may also be f16 or bf16, with V, W and bias of its dtype or of f32: products take
- *  them rounded to x0's dtype, biases and sums stay f32. @out: x0's shape. */
-PERI_API peri_status peri_op_cross_net(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias, int32_t n,
-                                       peri_tensor **out);
+/** A cross network (DCN v2) of @n >= 1 layers: x becomes x0 * (W[l] V[l] x + bias[l]) + x in layer l, starting with x =
+ *  x0 [..., c].
+ *  @v[n] of [r, c] (r may differ), or NULL for no V; @w[n] of [c, r], or [c, c] without V; @bias[n] of c numbers each,
+ *  in any shape, or NULL.
+ *  The list of tensors is read during the call only. x0 may also be f16 or bf16, with V, W and bias of its dtype or of
+ *  f32: products take them rounded to x0's dtype, biases and sums stay f32. @out: x0's shape. */
+PERI_API peri_status peri_op_cross_net(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w,
+                                       peri_tensor *const *bias, int32_t n, peri_tensor **out);
 
-/* -- losses -------------------------------------------------------------------------------------------------------------------- */
+/* -- losses -------------------------------------------------------------------------------------------------------- */
 
 enum { PERI_REDUCTION_NONE = 0, PERI_REDUCTION_MEAN = 1, PERI_REDUCTION_SUM = 2 };
 
-/** Binary cross entropy of logits @x and targets @target (numbers in 0..1, of x's shape). @weight (broadcast to x; or NULL) scales each
- *  element's loss, @pos_weight (broadcast; or NULL) its positive part. The mean is over elements, not weights. Only @x has a gradient. */
-PERI_API peri_status peri_op_bce_with_logits(peri_tensor *x, peri_tensor *target, peri_tensor *weight, peri_tensor *pos_weight,
-                                             int32_t reduction, peri_tensor **out);
-/** Binary cross entropy of probabilities; logarithms are clamped at -100. Waits: PERI_ERANGE for a probability outside 0..1. */
-PERI_API peri_status peri_op_bce(peri_tensor *x, peri_tensor *target, peri_tensor *weight, int32_t reduction, peri_tensor **out);
+/** Binary cross entropy of logits @x and targets @target (numbers in 0..1, of x's shape). @weight (broadcast to x; or
+ *  NULL) scales each element's loss, @pos_weight (broadcast; or NULL) its positive part. The mean is over elements, not
+ *  weights. Only @x has a gradient. */
+PERI_API peri_status peri_op_bce_with_logits(peri_tensor *x, peri_tensor *target, peri_tensor *weight,
+                                             peri_tensor *pos_weight, int32_t reduction, peri_tensor **out);
+/** Binary cross entropy of probabilities; logarithms are clamped at -100. Waits: PERI_ERANGE for a probability outside
+ *  0..1. */
+PERI_API peri_status peri_op_bce(peri_tensor *x, peri_tensor *target, peri_tensor *weight, int32_t reduction,
+                                 peri_tensor **out);
 /** Squared error. */
 PERI_API peri_status peri_op_mse(peri_tensor *x, peri_tensor *target, int32_t reduction, peri_tensor **out);
-/** Softmax cross entropy of logits @x [B, C] and class numbers @labels (i64 [B], 0 <= label < C). Waits for the labels to be checked:
- *  PERI_ERANGE names the first bad row. */
+/** Softmax cross entropy of logits @x [B, C] and class numbers @labels (i64 [B], 0 <= label < C). Waits for the labels
+ *  to be checked: PERI_ERANGE names the first bad row. */
 PERI_API peri_status peri_op_cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out);
 
-/* -- means over ranks -------------------------------------------------------------------------------------------------------------- */
+/* -- means over ranks ---------------------------------------------------------------------------------------------- */
 
-/** What ranks add up for a mean: @out new f64 [2]: @sum (one element, f32 or f64) and @count (one element of any dtype; NULL: @number).
- *  Nothing is recorded. */
+/** What ranks add up for a mean: @out new f64 [2]: @sum (one element, f32 or f64) and @count (one element of any dtype;
+ *  NULL: @number). Nothing is recorded. */
 PERI_API peri_status peri_op_mean_parts(peri_tensor *sum, peri_tensor *count, double number, peri_tensor **out);
-/** The mean parts[0] / parts[1] of what @ranks ranks have added up, as a scalar of @sum's dtype; 0 / 0 is 0. The gradient of @sum, this
- *  rank's part of it, is ranks / parts[1] times the mean's. @parts NULL: this rank is alone, and the mean is sum / @number. */
-PERI_API peri_status peri_op_mean_of(peri_tensor *sum, peri_tensor *parts, double number, int32_t ranks, peri_tensor **out);
+/** The mean parts[0] / parts[1] of what @ranks ranks have added up, as a scalar of @sum's dtype; 0 / 0 is 0. The
+ *  gradient of @sum, this rank's part of it, is ranks / parts[1] times the mean's. @parts NULL: this rank is alone, and
+ *  the mean is sum / @number. */
+PERI_API peri_status peri_op_mean_of(peri_tensor *sum, peri_tensor *parts, double number, int32_t ranks,
+                                     peri_tensor **out);
 
 #endif

@@ -2,8 +2,8 @@
  *
  * perilune/optim.h: optimizers of the dense part, gradient clipping. Formulas and defaults are PyTorch's.
  *
- * Everything here is local and queues on the current stream without waiting; nothing is recorded. Parameters are contiguous f32 or f64
- * leaves, changed in place. Parameters without a gradient are passed over.
+ * Everything here is local and queues on the current stream without waiting; nothing is recorded. Parameters are
+ * contiguous f32 or f64 leaves, changed in place. Parameters without a gradient are passed over.
  *
  * Threads: one optimizer, and its parameters, are one thread's at a time.
  */
@@ -51,7 +51,8 @@ typedef struct peri_optim_args {
 /** Fill in PyTorch's defaults of @kind. @out: its `size` is set. */
 PERI_API peri_status peri_optim_default(int32_t kind, peri_optim_args *out);
 /** An optimizer of @params[n] (retained) with its states at their initial values. @args is copied. @out new. */
-PERI_API peri_status peri_optim_new(const peri_optim_args *args, peri_tensor *const *params, int32_t n, peri_optim **out);
+PERI_API peri_status peri_optim_new(const peri_optim_args *args, peri_tensor *const *params, int32_t n,
+                                    peri_optim **out);
 PERI_API void peri_optim_retain(peri_optim *optim);
 PERI_API void peri_optim_release(peri_optim *optim);
 /** Update every parameter that has a gradient. */
@@ -59,11 +60,13 @@ PERI_API peri_status peri_optim_step(peri_optim *optim);
 /** Drop the gradients of all parameters. */
 PERI_API peri_status peri_optim_zero_grad(peri_optim *optim);
 
-/** Set or get a number by its name in peri_optim_args ("lr", "momentum", "beta1", ...). Takes effect at the next step. */
+/** Set or get a number by its name in peri_optim_args ("lr", "momentum", "beta1", ...). Takes effect at the next
+ *  step. */
 PERI_API peri_status peri_optim_set(peri_optim *optim, const char *name, double value);
 PERI_API peri_status peri_optim_get(const peri_optim *optim, const char *name, double *out);
 
-/** Name of state @i (0, 1, ...) that this optimizer keeps for each parameter, NULL past the last. Static text, borrowed. */
+/** Name of state @i (0, 1, ...) that this optimizer keeps for each parameter, NULL past the last. Static text,
+ *  borrowed. */
 PERI_API const char *peri_optim_state_name(const peri_optim *optim, int32_t i);
 /** State @name of parameter @param (0..n-1); copy into it to restore it. @out new. */
 PERI_API peri_status peri_optim_state(peri_optim *optim, int32_t param, const char *name, peri_tensor **out);
@@ -72,14 +75,15 @@ PERI_API int64_t peri_optim_steps(const peri_optim *optim, int32_t param);
 /** Restore that number. */
 PERI_API peri_status peri_optim_steps_set(peri_optim *optim, int32_t param, int64_t steps);
 
-/* -- clipping ------------------------------------------------------------------------------------------------------------------ */
+/* -- clipping ------------------------------------------------------------------------------------------------------ */
 
-/** Over all gradients of @params[n] on one device: the sum of |g|^@p (p > 0), or the largest |g| if @p is infinite: an f64 scalar, which a
- *  group may add up (or take the maximum of) before it is finished. @out new. */
+/** Over all gradients of @params[n] on one device: the sum of |g|^@p (p > 0), or the largest |g| if @p is infinite: an
+ *  f64 scalar, which a group may add up (or take the maximum of) before it is finished. @out new. */
 PERI_API peri_status peri_grad_norm_power(peri_tensor *const *params, int32_t n, double p, peri_tensor **out);
 /** The norm that belongs to such a sum: its 1/@p-th power. @out new. */
 PERI_API peri_status peri_grad_norm_finish(peri_tensor *power, double p, peri_tensor **out);
-/** Multiply all gradients by min(1, @limit / (@norm + 1e-6)); @norm is an f64 scalar on the device: nothing waits for it. */
+/** Multiply all gradients by min(1, @limit / (@norm + 1e-6)); @norm is an f64 scalar on the device: nothing waits for
+ *  it. */
 PERI_API peri_status peri_grad_clip_norm(peri_tensor *const *params, int32_t n, peri_tensor *norm, double limit);
 /** Limit each element of all gradients to [-@limit, @limit]. */
 PERI_API peri_status peri_grad_clip_value(peri_tensor *const *params, int32_t n, double limit);

@@ -2,13 +2,14 @@
  *
  * perilune/tensor.h: tensors: strided views of counted device memory, and the gradient tape.
  *
- * A tensor is a counted handle. Views share storage. Operations queue on the current stream of the tensor's device and return at
- * once; only peri_tensor_read waits. Sizes and strides count elements. Unless a comment says otherwise a function is local, does not
- * communicate, returns tensors that are *new*, and borrows its arguments; on failure outputs are untouched.
+ * A tensor is a counted handle. Views share storage. Operations queue on the current stream of the tensor's device and
+ * return at once; only peri_tensor_read waits. Sizes and strides count elements. Unless a comment says otherwise a
+ * function is local, does not communicate, returns tensors that are *new*, and borrows its arguments; on failure
+ * outputs are untouched.
  *
- * Threads: counting references is any thread's. Any number of threads may read a tensor at once; who changes one in place (fill, write,
- * copy, a gradient, an optimizer) does so while nobody else uses its memory. Recording is switched for each thread; one backward pass,
- * and the tape that it walks, is one thread's at a time.
+ * Threads: counting references is any thread's. Any number of threads may read a tensor at once; who changes one in
+ * place (fill, write, copy, a gradient, an optimizer) does so while nobody else uses its memory. Recording is switched
+ * for each thread; one backward pass, and the tape that it walks, is one thread's at a time.
  */
 #ifndef PERILUNE_TENSOR_H
 #define PERILUNE_TENSOR_H
@@ -35,25 +36,32 @@ typedef struct peri_tensor_desc {
     bool mapped;                   /* a device's tensor in the host's memory, where the device's kernels reach it */
 } peri_tensor_desc;
 
-/* -- making and reading ---------------------------------------------------------------------------------------------------------- */
+/* -- making and reading -------------------------------------------------------------------------------------------- */
 
 /** An uninitialised tensor of @shape[ndim] (0 <= ndim <= PERI_MAX_DIMS) on @device. */
-PERI_API peri_status peri_tensor_new(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out);
+PERI_API peri_status peri_tensor_new(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape,
+                                     peri_tensor **out);
 /** The same, every element @value (complex: real part), which must fit the dtype as in peri_tensor_fill. */
-PERI_API peri_status peri_tensor_full(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double value,
-                                      peri_tensor **out);
-/** Uniform numbers in [low, high) from the counter-based generator: element i depends on (@seed, @stream, i) only. f32 or f64. */
-PERI_API peri_status peri_tensor_uniform(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double low, double high,
-                                         uint64_t seed, uint64_t stream, peri_tensor **out);
+PERI_API peri_status peri_tensor_full(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape,
+                                      double value, peri_tensor **out);
+/** Uniform numbers in [low, high) from the counter-based generator: element i depends on (@seed, @stream, i) only. f32
+ *  or f64. */
+PERI_API peri_status peri_tensor_uniform(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape,
+                                         double low, double high, uint64_t seed, uint64_t stream, peri_tensor **out);
 /** Normal numbers by the same generator (Box-Muller on its uniforms). f32 or f64. */
-PERI_API peri_status peri_tensor_normal(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double mean,
-                                        double deviation, uint64_t seed, uint64_t stream, peri_tensor **out);
-/** @start, @start + @step, ...: @n numbers. f32, f64, i64 or i32; of integers @start and @step are whole and below 2^53. */
-PERI_API peri_status peri_tensor_arange(peri_device *device, int32_t dtype, double start, double step, int64_t n, peri_tensor **out);
-/** An uninitialised tensor of device cpu in *pinned* memory: @device can copy from it while the copy is only queued (peri_tensor_upload).
- *  Pinned memory is taken from the system once and then kept: when the tensor is gone, others get its memory, after all copies that were
- *  queued from it have run. PERI_EINVAL if @device uses the host's own memory (cpu). */
-PERI_API peri_status peri_tensor_new_pinned(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out);
+PERI_API peri_status peri_tensor_normal(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape,
+                                        double mean, double deviation, uint64_t seed, uint64_t stream,
+                                        peri_tensor **out);
+/** @start, @start + @step, ...: @n numbers. f32, f64, i64 or i32; of integers @start and @step are whole and below
+ *  2^53. */
+PERI_API peri_status peri_tensor_arange(peri_device *device, int32_t dtype, double start, double step, int64_t n,
+                                        peri_tensor **out);
+/** An uninitialised tensor of device cpu in *pinned* memory: @device can copy from it while the copy is only queued
+ *  (peri_tensor_upload). Pinned memory is taken from the system once and then kept: when the tensor is gone, others get
+ *  its memory, after all copies that were queued from it have run. PERI_EINVAL if @device uses the host's own memory
+ *  (cpu). */
+PERI_API peri_status peri_tensor_new_pinned(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape,
+                                            peri_tensor **out);
 /** A copy of @t, which is in memory that the host can access, in pinned memory. */
 PERI_API peri_status peri_tensor_pin(const peri_tensor *t, peri_device *device, peri_tensor **out);
 /** Whether @t is in pinned memory. */
@@ -64,30 +72,34 @@ PERI_API void peri_tensor_retain(peri_tensor *t);
 PERI_API void peri_tensor_release(peri_tensor *t);
 /** Describe @t. @out: its `size` is set. */
 PERI_API peri_status peri_tensor_describe(const peri_tensor *t, peri_tensor_desc *out);
-/** Copy all elements of @t, in row-major order, from host memory @src of @bytes = numel * element size. @src is consumed at once. */
+/** Copy all elements of @t, in row-major order, from host memory @src of @bytes = numel * element size. @src is
+ *  consumed at once. */
 PERI_API peri_status peri_tensor_write(peri_tensor *t, const void *src, int64_t bytes);
 /** Copy all elements of @t, in row-major order, to host memory @dst of @bytes. Blocks until they are computed. */
 PERI_API peri_status peri_tensor_read(const peri_tensor *t, void *dst, int64_t bytes);
-/** Element at flat row-major position @index as a number (complex: real part; i64 from 2^53 on is rounded, peri_tensor_read does not).
- *  Blocks like peri_tensor_read. */
+/** Element at flat row-major position @index as a number (complex: real part; i64 from 2^53 on is rounded,
+ *  peri_tensor_read does not). Blocks like peri_tensor_read. */
 PERI_API peri_status peri_tensor_item(const peri_tensor *t, int64_t index, double *out);
-/** The address of element 0 of a contiguous tensor whose device the host can access; PERI_EUNSUPPORTED otherwise. Borrowed. */
+/** The address of element 0 of a contiguous tensor whose device the host can access; PERI_EUNSUPPORTED otherwise.
+ *  Borrowed. */
 PERI_API peri_status peri_tensor_data(peri_tensor *t, void **out);
-/** dst[...] = src[...], cast to dst's dtype (the rules of kernels/convert.h), across devices too. @src broadcasts; it may be part of the
- *  same memory: it is read before @dst is written. Not recorded. */
+/** dst[...] = src[...], cast to dst's dtype (the rules of kernels/convert.h), across devices too. @src broadcasts; it
+ *  may be part of the same memory: it is read before @dst is written. Not recorded. */
 PERI_API peri_status peri_tensor_copy(peri_tensor *dst, const peri_tensor *src);
-/** Set every element to @value; PERI_ERANGE if the dtype cannot hold it: integers take whole numbers of their range (i64 below 2^53 only:
- *  a double that is larger may be a rounded one), floats what does not become an infinity, bool everything (0 is false). Not recorded. */
+/** Set every element to @value; PERI_ERANGE if the dtype cannot hold it: integers take whole numbers of their range
+ *  (i64 below 2^53 only: a double that is larger may be a rounded one), floats what does not become an infinity, bool
+ *  everything (0 is false). Not recorded. */
 PERI_API peri_status peri_tensor_fill(peri_tensor *t, double value);
 
-/* -- views and layout (recorded) --------------------------------------------------------------------------------------------------- */
+/* -- views and layout (recorded) ----------------------------------------------------------------------------------- */
 
 /** The same elements in another shape; one entry may be -1 (inferred). A view if @t is contiguous, else a copy. */
 PERI_API peri_status peri_tensor_reshape(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out);
 /** A view with dimensions @a and @b exchanged (negative counts from the end). */
 PERI_API peri_status peri_tensor_transpose(peri_tensor *t, int32_t a, int32_t b, peri_tensor **out);
 /** A view of [start, stop) of dimension @dim, every @step-th (> 0); 0 <= start <= stop <= size. */
-PERI_API peri_status peri_tensor_slice(peri_tensor *t, int32_t dim, int64_t start, int64_t stop, int64_t step, peri_tensor **out);
+PERI_API peri_status peri_tensor_slice(peri_tensor *t, int32_t dim, int64_t start, int64_t stop, int64_t step,
+                                       peri_tensor **out);
 /** A view of element @index of dimension @dim (negative: from its end), without that dimension. */
 PERI_API peri_status peri_tensor_select(peri_tensor *t, int32_t dim, int64_t index, peri_tensor **out);
 /** A view without dimension @dim, if that has size 1; all of it otherwise. */
@@ -102,15 +114,16 @@ PERI_API peri_status peri_tensor_clone(peri_tensor *t, peri_tensor **out);
 PERI_API peri_status peri_tensor_contiguous(peri_tensor *t, peri_tensor **out);
 /** A copy with another dtype (-1: the same) and device (NULL: the same); @t itself if both are the same. */
 PERI_API peri_status peri_tensor_to(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out);
-/** The same without waiting, where @t is in pinned memory of @device: the copy is queued on the device's current stream, and may read @t
- *  until that stream has come past it. Nobody may change @t before; releasing it is fine. In all other cases it is peri_tensor_to. */
+/** The same without waiting, where @t is in pinned memory of @device: the copy is queued on the device's current
+ *  stream, and may read @t until that stream has come past it. Nobody may change @t before; releasing it is fine. In
+ *  all other cases it is peri_tensor_to. */
 PERI_API peri_status peri_tensor_upload(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out);
 
-/** How often the memory that @t is in has been changed in place: by fill, write, copy, collectives, optimizers and tables, through whatever
- *  view. What kernels of a caller's own write is not counted. 0 for NULL. */
+/** How often the memory that @t is in has been changed in place: by fill, write, copy, collectives, optimizers and
+ *  tables, through whatever view. What kernels of a caller's own write is not counted. 0 for NULL. */
 PERI_API int64_t peri_tensor_version(const peri_tensor *t);
 
-/* -- the gradient tape ------------------------------------------------------------------------------------------------------------- */
+/* -- the gradient tape --------------------------------------------------------------------------------------------- */
 
 /** Record operations on this thread from now on, or not (default: on). Returns the previous setting. */
 PERI_API bool peri_grad_enable(bool on);
@@ -126,33 +139,38 @@ PERI_API peri_status peri_tensor_detach(peri_tensor *t, peri_tensor **out);
 /** A backward pass in progress. */
 typedef struct peri_backward peri_backward;
 
-/** Prepare the backward pass from @n roots, each with its upstream gradient in @grads (NULL there, or @grads NULL: 1, for one-element
- *  roots). A root may be there twice, or be part of another one's computation. Each recorded node runs once, after those that use its
- *  outputs: exchanges of gradients are posted as soon as they can be, on all ranks in the reverse of the order of recording, and waited for
- *  when nothing else is left to do. Gradients of leaves accumulate, and are summed in the reverse of the order of recording, behind the
- *  upstream ones. Collective if modules on the tape are, or leaves belong to a reducer (perilune/comm.h). */
-PERI_API peri_status peri_backward_new(peri_tensor *const *roots, peri_tensor *const *grads, int32_t n, peri_backward **out);
-/** Whether the pass, before its first step, reaches something that is averaged (a reducer, perilune/comm.h) and beside it something that
- *  nobody averages: a leaf that is in no reducer and no part of a sharded table, or tables of this process alone that update themselves. A
- *  model over ranks that has got a parameter since its reducer was made has such a leaf; an input that wants a gradient is one, too. */
+/** Prepare the backward pass from @n roots, each with its upstream gradient in @grads (NULL there, or @grads NULL: 1,
+ *  for one-element roots). A root may be there twice, or be part of another one's computation. Each recorded node runs
+ *  once, after those that use its outputs: exchanges of gradients are posted as soon as they can be, on all ranks in
+ *  the reverse of the order of recording, and waited for when nothing else is left to do. Gradients of leaves
+ *  accumulate, and are summed in the reverse of the order of recording, behind the upstream ones. Collective if modules
+ *  on the tape are, or leaves belong to a reducer (perilune/comm.h). */
+PERI_API peri_status peri_backward_new(peri_tensor *const *roots, peri_tensor *const *grads, int32_t n,
+                                       peri_backward **out);
+/** Whether the pass, before its first step, reaches something that is averaged (a reducer, perilune/comm.h) and beside
+ *  it something that nobody averages: a leaf that is in no reducer and no part of a sharded table, or tables of this
+ *  process alone that update themselves. A model over ranks that has got a parameter since its reducer was made has
+ *  such a leaf; an input that wants a gradient is one, too. */
 PERI_API bool peri_backward_strays(const peri_backward *pass);
 /** Whether the pass hands @leaf a gradient. */
 PERI_API bool peri_backward_reaches(const peri_backward *pass, const peri_tensor *leaf);
-/** Run until the pass is over (PERI_OK) or a node waits for other ranks (PERI_PENDING: call again). Does not block. The recorded
- *  nodes are spent afterwards. PERI_EINVAL if a tensor that an operation needs now was changed in place after it (by peri_tensor_copy,
- *  fill or write, an exchange, an optimizer; what is written through peri_tensor_data is not seen). */
+/** Run until the pass is over (PERI_OK) or a node waits for other ranks (PERI_PENDING: call again). Does not block. The
+ *  recorded nodes are spent afterwards. PERI_EINVAL if a tensor that an operation needs now was changed in place after
+ *  it (by peri_tensor_copy, fill or write, an exchange, an optimizer; what is written through peri_tensor_data is not
+ *  seen). */
 PERI_API peri_status peri_backward_step(peri_backward *pass);
-/** The same elements, with a hook on the tape: a pass that has their gradient, and before it goes on to what made them, lets
- *  peri_backward_step return PERI_PENDING once, so that the caller can do something inside the pass. On all ranks in the reverse of the
- *  order of recording, as exchanges are posted; also where no gradient flowed back. @id: above 0, the caller's. Of a tensor that is not
- *  recorded: a view. */
+/** The same elements, with a hook on the tape: a pass that has their gradient, and before it goes on to what made them,
+ *  lets peri_backward_step return PERI_PENDING once, so that the caller can do something inside the pass. On all ranks
+ *  in the reverse of the order of recording, as exchanges are posted; also where no gradient flowed back. @id: above 0,
+ *  the caller's. Of a tensor that is not recorded: a view. */
 PERI_API peri_status peri_tensor_hooked(peri_tensor *t, int64_t id, peri_tensor **out);
-/** After peri_backward_step returned PERI_PENDING: the hook that it stands at, once: @id and the gradient @grad (new, NULL if none flowed
- *  back). @id 0: it waits for other ranks, or the hook was asked for already. */
+/** After peri_backward_step returned PERI_PENDING: the hook that it stands at, once: @id and the gradient @grad (new,
+ *  NULL if none flowed back). @id 0: it waits for other ranks, or the hook was asked for already. */
 PERI_API peri_status peri_backward_hook(peri_backward *pass, int64_t *id, peri_tensor **grad);
 /** Give the pass up, also in the middle; NULL is fine. */
 PERI_API void peri_backward_release(peri_backward *pass);
-/** peri_backward_new from one root, step to the end, release. Blocks, within the deadlines of the exchanges on the tape. */
+/** peri_backward_new from one root, step to the end, release. Blocks, within the deadlines of the exchanges on the
+ *  tape. */
 PERI_API peri_status peri_tensor_backward(peri_tensor *root, peri_tensor *grad);
 
 #endif

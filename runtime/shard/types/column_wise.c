@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * column_wise.c: blocks of columns, all rows each. ranks: one per block in column order, a rank may hold several; default all ranks. Blocks
- * are of the given sizes; or even over the given ranks; or, without ranks, as even as they can be: the first ranks have a step more, and
- * ranks beyond the last step none. A block has a multiple of 4 columns (rows are read 16 bytes at a time), unless it is the only one.
- * Unlike TorchRec no rank that the plan names is dropped silently: what does not divide is an error.
+ * column_wise.c: blocks of columns, all rows each. ranks: one per block in column order, a rank may hold several;
+ * default all ranks. Blocks are of the given sizes; or even over the given ranks; or, without ranks, as even as they
+ * can be: the first ranks have a step more, and ranks beyond the last step none. A block has a multiple of 4 columns
+ * (rows are read 16 bytes at a time), unless it is the only one. Unlike TorchRec no rank that the plan names is dropped
+ * silently: what does not divide is an error.
  */
 #include "../shard_internal.h"
 
@@ -19,7 +20,8 @@ static const char *allowed(int64_t cols, char *text, size_t len)
 {
     size_t used = (size_t)snprintf(text, len, "1");
     for (int64_t k = 2; k <= MOST && k <= cols / STEP && used + 12 < len; k++)
-        if (cols % k == 0 && cols / k % STEP == 0) used += (size_t)snprintf(text + used, len - used, ", %lld", (long long)k);
+        if (cols % k == 0 && cols / k % STEP == 0)
+            used += (size_t)snprintf(text + used, len - used, ", %lld", (long long)k);
     return text;
 }
 
@@ -34,17 +36,20 @@ peri_status peri__check_blocks(const peri_sharding *s, int32_t count)
 {
     char text[160];
     const char *type = peri_sharding_type_name(s->type);
-    const bool blocks = peri__sharding_type_of(s->type)->cuts_rows; /* whose rows are cut over the ranks of a node each */
+    /* whose rows are cut over the ranks of a node each */
+    const bool blocks = peri__sharding_type_of(s->type)->cuts_rows;
     if (count == 1) return PERI_OK;
     if (s->n_ranks && (s->cols % count || s->cols / count % STEP))
         return peri__fail(PERI_EINVAL,
-                          "table '%s': %s cannot cut %lld columns into %d even blocks of a multiple of %d, allowed numbers of %s: %s%s",
+                          "table '%s': %s cannot cut %lld columns into %d even blocks of a multiple of %d, allowed "
+                          "numbers of %s: %s%s",
                           s->table, type, (long long)s->cols, count, STEP, blocks ? "blocks" : "ranks",
                           allowed(s->cols, text, sizeof text), blocks ? "" : "; or ranks with sizes");
     if (s->cols % STEP)
-        return peri__fail(PERI_EINVAL, "table '%s': %s cannot cut %lld columns over %d %s, allowed: a multiple of %d columns, or one %s",
-                          s->table, type, (long long)s->cols, count, blocks ? "nodes" : "ranks", STEP,
-                          blocks ? "node" : "rank");
+        return peri__fail(
+            PERI_EINVAL,
+            "table '%s': %s cannot cut %lld columns over %d %s, allowed: a multiple of %d columns, or one %s", s->table,
+            type, (long long)s->cols, count, blocks ? "nodes" : "ranks", STEP, blocks ? "node" : "rank");
     return PERI_OK;
 }
 
@@ -57,16 +62,18 @@ peri_status peri__cut_columns(const peri_sharding *s, const int32_t *ranks, int3
         int64_t cols = s->sizes ? s->sizes[i] : peri__block_cols(s, i, count);
         if (cols == 0 && !s->n_ranks) break;
         if (cols < 1 || cols > s->cols - at || (count > 1 && cols % STEP))
-            return peri__fail(PERI_EINVAL,
-                              "table '%s': %s block %d of %lld columns starts at column %lld, allowed: positive multiples of %d that "
-                              "add up to %lld",
-                              s->table, type, i, (long long)cols, (long long)at, STEP, (long long)s->cols);
-        PERI_TRY(peri__shard_add(s, cut, (peri_shard){.rows = s->rows, .col_offset = at, .cols = cols, .rank = ranks ? ranks[i] : i}));
+            return peri__fail(
+                PERI_EINVAL,
+                "table '%s': %s block %d of %lld columns starts at column %lld, allowed: positive multiples of %d that "
+                "add up to %lld",
+                s->table, type, i, (long long)cols, (long long)at, STEP, (long long)s->cols);
+        PERI_TRY(peri__shard_add(
+            s, cut, (peri_shard){.rows = s->rows, .col_offset = at, .cols = cols, .rank = ranks ? ranks[i] : i}));
         at += cols;
     }
     if (at != s->cols)
-        return peri__fail(PERI_EINVAL, "table '%s': %s blocks have %lld columns together, the table has %lld", s->table, type,
-                          (long long)at, (long long)s->cols);
+        return peri__fail(PERI_EINVAL, "table '%s': %s blocks have %lld columns together, the table has %lld", s->table,
+                          type, (long long)at, (long long)s->cols);
     return PERI_OK;
 }
 

@@ -12,8 +12,9 @@ static peri_status shards(const peri_sharding *s, peri__cut *cut)
     bool all = s->n_ranks == 0 || s->n_ranks == s->world_size;
     for (int32_t i = 0; i < s->n_ranks && all; i++) all = s->ranks[i] == i;
     if (!all)
-        return peri__fail(PERI_EINVAL, "table '%s': data_parallel lives on all %d ranks; the plan names %d (leave them out)", s->table,
-                          s->world_size, s->n_ranks);
+        return peri__fail(PERI_EINVAL,
+                          "table '%s': data_parallel lives on all %d ranks; the plan names %d (leave them out)",
+                          s->table, s->world_size, s->n_ranks);
     return PERI_OK;
 }
 

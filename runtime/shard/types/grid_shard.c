@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * grid_shard.c: blocks of columns, each of which lies on one node and is cut by rows over the node's ranks. ranks: those of the first block
- * in order of their rows, then those of the second, ...: a block ends where the node changes or a rank of it comes again. Default: a block
- * for each node, as even as they can be, in order of the nodes' first ranks. Given blocks have even columns; sizes are rows.
+ * grid_shard.c: blocks of columns, each of which lies on one node and is cut by rows over the node's ranks. ranks:
+ * those of the first block in order of their rows, then those of the second, ...: a block ends where the node changes
+ * or a rank of it comes again. Default: a block for each node, as even as they can be, in order of the nodes' first
+ * ranks. Given blocks have even columns; sizes are rows.
  */
 #include "../shard_internal.h"
 
@@ -55,5 +56,5 @@ static peri_status shards(const peri_sharding *s, peri__cut *cut)
     return PERI_OK;
 }
 
-const peri__sharding_type peri__grid_shard = {.name = "grid_shard", .cuts_rows = true, .cuts_columns = true, .in_node = true,
-                                              .shards = shards};
+const peri__sharding_type peri__grid_shard = {
+    .name = "grid_shard", .cuts_rows = true, .cuts_columns = true, .in_node = true, .shards = shards};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * table_column_wise.c: blocks of columns over the ranks of one node. ranks: one of the node's per block in column order, a rank may hold
- * several; default all ranks of the node of rank 0. Columns are cut as by column_wise.
+ * table_column_wise.c: blocks of columns over the ranks of one node. ranks: one of the node's per block in column
+ * order, a rank may hold several; default all ranks of the node of rank 0. Columns are cut as by column_wise.
  */
 #include "../shard_internal.h"
 

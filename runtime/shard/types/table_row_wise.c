@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * table_row_wise.c: blocks of rows over the ranks of one node. ranks: some of one node's, in order of their blocks, each once; default all
- * of the node of rank 0. Rows are cut as by row_wise. Every other rank of the node has a shard of no rows: all take part in the sum.
+ * table_row_wise.c: blocks of rows over the ranks of one node. ranks: some of one node's, in order of their blocks,
+ * each once; default all of the node of rank 0. Rows are cut as by row_wise. Every other rank of the node has a shard
+ * of no rows: all take part in the sum.
  */
 #include "../shard_internal.h"
 
-peri_status peri__cut_in_node(const peri_sharding *s, const int32_t *ranks, const int64_t *sizes, int32_t count, int32_t first,
-                              peri_shard block, peri__cut *cut)
+peri_status peri__cut_in_node(const peri_sharding *s, const int32_t *ranks, const int64_t *sizes, int32_t count,
+                              int32_t first, peri_shard block, peri__cut *cut)
 {
     int32_t *mates = peri__alloc(sizeof *mates * (size_t)s->world_size);
     if (!mates) return PERI_ENOMEM;
@@ -30,4 +31,5 @@ static peri_status shards(const peri_sharding *s, peri__cut *cut)
     return peri__cut_in_node(s, s->ranks, s->sizes, s->n_ranks, 0, (peri_shard){.cols = s->cols}, cut);
 }
 
-const peri__sharding_type peri__table_row_wise = {.name = "table_row_wise", .cuts_rows = true, .in_node = true, .shards = shards};
+const peri__sharding_type peri__table_row_wise = {
+    .name = "table_row_wise", .cuts_rows = true, .in_node = true, .shards = shards};

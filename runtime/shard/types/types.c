@@ -34,7 +34,8 @@ peri_status peri__shard_add(const peri_sharding *s, peri__cut *cut, peri_shard s
     shard.index = cut->n++;
     if (!cut->out) return PERI_OK;
     if (shard.index >= cut->capacity)
-        return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s' has more than %d shards", s->table, cut->capacity);
+        return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s' has more than %d shards", s->table,
+                          cut->capacity);
     cut->out[shard.index] = shard;
     return PERI_OK;
 }
@@ -51,9 +52,11 @@ peri_status peri__check_one_node(const peri_sharding *s, const int32_t *ranks, i
 {
     for (int32_t i = 1; i < count; i++)
         if (peri__node_number(s, ranks[i]) != peri__node_number(s, ranks[0]))
-            return peri__fail(PERI_EINVAL, "table '%s': %s names rank %d of node %d and rank %d of node %d, allowed: ranks of one node",
-                              s->table, types[s->type]->name, ranks[0], peri__node_number(s, ranks[0]), ranks[i],
-                              peri__node_number(s, ranks[i]));
+            return peri__fail(
+                PERI_EINVAL,
+                "table '%s': %s names rank %d of node %d and rank %d of node %d, allowed: ranks of one node", s->table,
+                types[s->type]->name, ranks[0], peri__node_number(s, ranks[0]), ranks[i],
+                peri__node_number(s, ranks[i]));
     return PERI_OK;
 }
 
@@ -65,12 +68,15 @@ peri_status peri_sharding_shards(const peri_sharding *s, peri_shard *out, int32_
     if (s->type < 0 || s->type >= PERI_SHARDING_TYPE_COUNT)
         return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s': %d is no sharding type", table, s->type);
     if (s->rows < 1 || s->cols < 1)
-        return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s' has %lld rows and %lld columns, allowed: 1 or more", table,
+        return peri__fail(PERI_EINVAL,
+                          "peri_sharding_shards: table '%s' has %lld rows and %lld columns, allowed: 1 or more", table,
                           (long long)s->rows, (long long)s->cols);
-    if (s->world_size < 1) return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s': a world of %d ranks", table, s->world_size);
+    if (s->world_size < 1)
+        return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s': a world of %d ranks", table, s->world_size);
     for (int32_t i = 0; i < s->n_ranks; i++)
         if (s->ranks[i] < 0 || s->ranks[i] >= s->world_size)
-            return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s' (%s): rank %d does not exist, allowed: 0..%d", table,
+            return peri__fail(PERI_EINVAL,
+                              "peri_sharding_shards: table '%s' (%s): rank %d does not exist, allowed: 0..%d", table,
                               types[s->type]->name, s->ranks[i], s->world_size - 1);
     peri__cut cut = {.out = out, .capacity = capacity};
     PERI_TRY(types[s->type]->shards(s, &cut));

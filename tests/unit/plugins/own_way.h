@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * own_way.h: a device that has operations of its own, written from what kernels/ says that comes out of them: one pass, one chunk, a sort
- * by insertion. Kernels are the host's. What PERI_TEST_LACKS names it has not. own_way:0 says nothing of its memory but that it is its own.
+ * own_way.h: a device that has operations of its own, written from what kernels/ says that comes out of them: one pass,
+ * one chunk, a sort by insertion. Kernels are the host's. What PERI_TEST_LACKS names it has not. own_way:0 says nothing
+ * of its memory but that it is its own.
  */
 #ifndef PERI_TESTS_OWN_WAY_H
 #define PERI_TESTS_OWN_WAY_H
@@ -15,7 +16,7 @@
 static const peri_plugin_host *host;
 static char nothing;
 
-/* -- memory, streams, events: as the cpu's ------------------------------------------------------------------------------------------- */
+/* -- memory, streams, events: as the cpu's ------------------------------------------------------------------------- */
 
 static peri_status probe(char *reason, size_t len)
 {
@@ -72,15 +73,30 @@ static peri_status copy(void *device, void *stream, void *dst, const void *src, 
     return PERI_OK;
 }
 
-/* -- kernels and operations ---------------------------------------------------------------------------------------------------------- */
+/* -- kernels and operations ---------------------------------------------------------------------------------------- */
 
 static const char *const names[PERI_WORK_COUNT] = {
 #define X(name, args) [PERI_K_##name] = #name,
     PERI_KERNELS(X)
 #undef X
 #define OP(name) [PERI_OP_##name] = #name
-    OP(gemm), OP(norm_finish), OP(cumsum), OP(bags_report), OP(lists), OP(index_check), OP(unique), OP(table_rows), OP(slice_bounds),
-    OP(weights_by_id), OP(mask_count), OP(mask_pick), OP(mask_spread), OP(tbe_prepare), OP(tbe_report), OP(tbe_forward), OP(tbe_sort),
+        OP(gemm),
+    OP(norm_finish),
+    OP(cumsum),
+    OP(bags_report),
+    OP(lists),
+    OP(index_check),
+    OP(unique),
+    OP(table_rows),
+    OP(slice_bounds),
+    OP(weights_by_id),
+    OP(mask_count),
+    OP(mask_pick),
+    OP(mask_spread),
+    OP(tbe_prepare),
+    OP(tbe_report),
+    OP(tbe_forward),
+    OP(tbe_sort),
     OP(tbe_update), /* and no others */
 };
 
@@ -93,7 +109,8 @@ static bool has(void *device, int32_t work, const void *args)
     return names[work] && (!lacks || strcmp(lacks, names[work]) != 0);
 }
 
-static peri_status launch(void *device, void *stream, int32_t kernel, const void *args, int64_t args_size, int64_t n, int64_t grain)
+static peri_status launch(void *device, void *stream, int32_t kernel, const void *args, int64_t args_size, int64_t n,
+                          int64_t grain)
 {
     (void)device, (void)stream, (void)args_size, (void)grain;
     int32_t count;
@@ -189,7 +206,8 @@ static void table_rows(const peri_k_table_rows_args *a)
     for (int64_t t = 0; t < a->tables; t++) {
         int64_t start = load(a->starts, a->starts_dtype, t), rows = load(a->starts, a->starts_dtype, t + 1) - start;
         for (int64_t bag = t * a->step; bag < (t + 1) * a->step; bag++)
-            for (int64_t i = load(a->offsets, a->offsets_dtype, bag); i < load(a->offsets, a->offsets_dtype, bag + 1); i++) {
+            for (int64_t i = load(a->offsets, a->offsets_dtype, bag); i < load(a->offsets, a->offsets_dtype, bag + 1);
+                 i++) {
                 int64_t id = load(a->ids, a->ids_dtype, i), row = start + id;
                 bool bare = a->remap && rows == 0, good = id >= 0 && (id < rows || bare);
                 if (a->remap && good) row = bare ? id : load(a->remap, a->remap_dtype, row);
@@ -204,7 +222,8 @@ static void slice_bounds(const peri_k_slice_bounds_args *a)
 {
     *a->bad = INT64_MAX;
     for (int64_t b = a->bags - 1; b >= 0; b--) {
-        int64_t first = load(a->offsets, a->offsets_dtype, b), members = load(a->offsets, a->offsets_dtype, b + 1) - first;
+        int64_t first = load(a->offsets, a->offsets_dtype, b),
+                members = load(a->offsets, a->offsets_dtype, b + 1) - first;
         int64_t start = load(a->start, a->start_dtype, b), left = members - start;
         bool bad = start < 0 || left < 0;
         if (bad) *a->bad = b;
@@ -269,7 +288,8 @@ static void bags_report(const peri_op_bags_report *a)
     for (int64_t b = 0; b < a->bags; b++) {
         bool by_lengths = a->look == PERI_BAGS_LENGTHS;
         int64_t begin = by_lengths ? sum : load(a->offsets, a->offsets_dtype, b);
-        int64_t end = by_lengths ? sum + load(a->lengths, a->lengths_dtype, b) : load(a->offsets, a->offsets_dtype, b + 1);
+        int64_t end =
+            by_lengths ? sum + load(a->lengths, a->lengths_dtype, b) : load(a->offsets, a->offsets_dtype, b + 1);
         bool bad = begin < 0 || end < begin || end - begin > a->values || (!by_lengths && end > a->values);
         if (bad && r[PERI_REPORT_BAD] < 0) {
             r[PERI_REPORT_BAD] = b;
@@ -293,13 +313,21 @@ static void bags_report(const peri_op_bags_report *a)
 static void tbe_sort(const peri_op_tbe_sort *a)
 {
     uint32_t counts[2];
-    peri_k_tbe_keys_args keys = {.list = a->list, .keys = a->keys, .items = a->items, .counts = counts, .total_rows = a->total_rows,
-                                 .chunks = 1, .payload_bits = a->payload_bits, .shift = a->payload_bits, .bits = 1};
+    peri_k_tbe_keys_args keys = {.list = a->list,
+                                 .keys = a->keys,
+                                 .items = a->items,
+                                 .counts = counts,
+                                 .total_rows = a->total_rows,
+                                 .chunks = 1,
+                                 .payload_bits = a->payload_bits,
+                                 .shift = a->payload_bits,
+                                 .bits = 1};
     host->kernel("tbe_keys", sizeof keys)(&keys, 0, 1);
     for (int64_t i = 1; i < a->list.spans[a->list.n_blocks].items; i++) {
         uint64_t key = a->keys[i];
         int64_t at = i;
-        for (; at > 0 && a->keys[at - 1] >> a->payload_bits > key >> a->payload_bits; at--) a->keys[at] = a->keys[at - 1];
+        for (; at > 0 && a->keys[at - 1] >> a->payload_bits > key >> a->payload_bits; at--)
+            a->keys[at] = a->keys[at - 1];
         a->keys[at] = key;
     }
 }
@@ -333,7 +361,8 @@ static void one_chunk(int32_t op, const void *args, void *memory)
     }
 }
 
-static peri_status run(void *device, void *stream, int32_t op, const void *args, int64_t args_size, void *memory, int64_t bytes)
+static peri_status run(void *device, void *stream, int32_t op, const void *args, int64_t args_size, void *memory,
+                       int64_t bytes)
 {
     (void)device, (void)stream, (void)args_size, (void)bytes;
     switch (op) {
@@ -357,10 +386,29 @@ static peri_status run(void *device, void *stream, int32_t op, const void *args,
 }
 
 static const peri_device_vtab device = {
-    .size = sizeof device, .abi = PERI_DEVICE_ABI, .name = "own_way", .work = peri_work_list, .probe = probe, .open = open_device,
-    .close = close_device, .alloc = take, .free = give, .stream_new = make, .stream_delete = drop, .stream_sync = done,
-    .stream_wait = order, .event_new = make, .event_delete = drop, .event_record = order, .event_query = done, .event_sync = done,
-    .copy = copy, .launch = launch, .has = has, .scratch = scratch, .run = run,
+    .size = sizeof device,
+    .abi = PERI_DEVICE_ABI,
+    .name = "own_way",
+    .work = peri_work_list,
+    .probe = probe,
+    .open = open_device,
+    .close = close_device,
+    .alloc = take,
+    .free = give,
+    .stream_new = make,
+    .stream_delete = drop,
+    .stream_sync = done,
+    .stream_wait = order,
+    .event_new = make,
+    .event_delete = drop,
+    .event_record = order,
+    .event_query = done,
+    .event_sync = done,
+    .copy = copy,
+    .launch = launch,
+    .has = has,
+    .scratch = scratch,
+    .run = run,
 };
 
 __attribute__((visibility("default"))) const peri_device_vtab *peri_device_entry_v1(const peri_plugin_host *lent)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * short_table.c: a device of the lowest contract: its table ends before the members that came later, and something else lies behind it.
+ * short_table.c: a device of the lowest contract: its table ends before the members that came later, and something else
+ * lies behind it.
  */
 #include "kernels/kernels.h"
 #include "runtime/plugin/device.h"
@@ -17,8 +18,12 @@ static peri_status something_else(void *device)
     return PERI_EINTERNAL;
 }
 
-static const peri_device_vtab device = {.size = PERI_DEVICE_SIZE_LOWEST, .abi = PERI_DEVICE_ABI_LOWEST, .name = "short_table",
-                                        .work = peri_work_list, .probe = probe, .trim = something_else};
+static const peri_device_vtab device = {.size = PERI_DEVICE_SIZE_LOWEST,
+                                        .abi = PERI_DEVICE_ABI_LOWEST,
+                                        .name = "short_table",
+                                        .work = peri_work_list,
+                                        .probe = probe,
+                                        .trim = something_else};
 
 __attribute__((visibility("default"))) const peri_device_vtab *peri_device_entry_v1(const peri_plugin_host *host)
 {

@@ -1,5 +1,5 @@
--- prefetch_fused_2d.lua: all at once: rows first in the step, rows in files fetched ahead, and the averages over the replicas of a
--- DMPCollection (with its own sync_interval = 0) every `sync_interval` batches.
+-- prefetch_fused_2d.lua: all at once: rows first in the step, rows in files fetched ahead, and the averages over the
+-- replicas of a DMPCollection (with its own sync_interval = 0) every `sync_interval` batches.
 local util = require "perilune.util"
 local prefetch = require "perilune.pipeline.schedules.prefetch_sparse_dist"
 

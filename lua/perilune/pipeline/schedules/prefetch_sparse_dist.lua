@@ -1,4 +1,5 @@
--- prefetch_sparse_dist.lua: sparse_dist for tables in files: rows of the next batch come into memory while this one is trained.
+-- prefetch_sparse_dist.lua: sparse_dist for tables in files: rows of the next batch come into memory while this one is
+-- trained.
 return require("perilune.pipeline.schedule") { name = "prefetch_sparse_dist", depth = 3,
   { "zero_grad" },
   { "load", ahead = 2, on = "load" },

@@ -1,5 +1,6 @@
--- semi_sync.lua: rows of the next batch are looked up before this one's backward pass has updated the tables: they travel under it, and are
--- one update old. Up to batch `start_batch` (0: from the first on) they are looked up after it, and exact.
+-- semi_sync.lua: rows of the next batch are looked up before this one's backward pass has updated the tables: they
+-- travel under it, and are one update old. Up to batch `start_batch` (0: from the first on) they are looked up after
+-- it, and exact.
 local Schedule = require "perilune.pipeline.schedule"
 local util = require "perilune.util"
 

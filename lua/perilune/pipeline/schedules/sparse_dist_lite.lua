@@ -1,4 +1,5 @@
--- sparse_dist_lite.lua: one batch in flight, and the next loaded under the optimizer: no more memory than the plain loop.
+-- sparse_dist_lite.lua: one batch in flight, and the next loaded under the optimizer: no more memory than the plain
+-- loop.
 return require("perilune.pipeline.schedule") { name = "sparse_dist_lite", depth = 2,
   { "zero_grad" },
   { "input_dist" },

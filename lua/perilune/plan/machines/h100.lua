@@ -1,5 +1,5 @@
--- machines/h100.lua: what `perilune calibrate --device cuda` found on one NVIDIA H100 80GB HBM3 (2026-11-26), with makers' figures for
--- links: NVLink within a host (450 GB/s one way), 400 Gbit/s InfiniBand for each GPU across.
+-- machines/h100.lua: what `perilune calibrate --device cuda` found on one NVIDIA H100 80GB HBM3 (2026-11-26), with
+-- makers' figures for links: NVLink within a host (450 GB/s one way), 400 Gbit/s InfiniBand for each GPU across.
 return {
   perilune_topology = 1,
   compute_device = "cuda",
