@@ -51,9 +51,11 @@ local makers = {
   Dropout = function() return nn.Dropout {} end,
   MLP = function() return nn.MLP { in_size = 3, layer_sizes = { 2 } } end,
   BatchNorm1d = function() return nn.BatchNorm1d { num_features = 3 } end, EmbeddingBagCollection = ebc,
-  ShardedEmbeddingBagCollection = function() return dmp().module.ebc end, ["synthetic loader"] = function()
-    return peri.data.synthetic { batch_size = 2, num_rows = 10 }
+  ShardedEmbeddingBagCollection = function() return dmp().module.ebc end,
+  Saver = function()
+    return peri.checkpoint.Saver { parts = { model = nn.Linear { in_features = 3, out_features = 2 } } }
   end,
+  ["synthetic loader"] = function() return peri.data.synthetic { batch_size = 2, num_rows = 10 } end,
 }
 
 describe("an object", function()

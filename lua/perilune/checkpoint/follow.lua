@@ -132,7 +132,7 @@ end
 
 -- -- following --------------------------------------------------------------------------------------------------------
 
-local Follower = util.class "Follower"
+local Follower = util.seal(util.class "Follower")
 
 --- See checkpoint.follow.
 function Follower:init(folder, parts, options)

@@ -37,7 +37,7 @@ local C, check = P.C, P.check
 local _, _, _, wrap_lock = P.handle("peri_checkpoint_lock", {}, nil, "the right to save into a folder")
 local lock_out = ffi.new "peri_checkpoint_lock *[1]"
 
-local Saver = util.class "Saver"
+local Saver = util.seal(util.class "Saver")
 local CHECK_SECONDS = 1 -- how often ranks ask rank 0 whether it is time, about
 
 local arguments = {

@@ -20,7 +20,7 @@ local signature = require "perilune.signature"
 
 local M = {}
 
-local Stage = util.class "Stage"
+local Stage = util.seal(util.class "Stage")
 M.Stage = Stage
 
 local arguments = {
