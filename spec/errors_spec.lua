@@ -111,7 +111,7 @@ describe("the place of an error from", function()
       if rank == 1 then peri.empty { -1 } end
     end)
     assert.is_false(ok)
-    local line = debug.getinfo(1, "l").currentline - 2
+    local line = debug.getinfo(1, "l").currentline - 3
     assert.equal(("rank 1 of 3: peri_tensor_new: the size -1 of the 1st dimension is negative "
       .. "(spec/errors_spec.lua:%d)"):format(line), tostring(err))
     assert.equal(1, err.rank)

@@ -74,8 +74,8 @@ describe("the lint of CUDA faces", function()
     assert.same({
       "kernels/list.h lists the kernel quantize_more, which has no CUDA face: PERI_CUDA_KERNEL(quantize_more) is "
         .. "missing in kernels/cuda/quantize.cu",
-    }, complaints(rule, { "kernels/list.h", "(#define PERI_KERNELS_QUANTIZE%(X%)[^\n]*\n)",
-      "%1 X(quantize_more, peri_k_more_args) \\\n" }))
+    }, complaints(rule, { "kernels/list.h", "(#define PERI_KERNELS_QUANTIZE%(X%))",
+      "%1 X(quantize_more, peri_k_more_args)" }))
     local said = complaints(rule, { "kernels/list.h", "(#define PERI_OPS_OPTIM%(X%))",
       "%1 X(norm_more, peri_k_more_args)" })
     assert.equal(2, #said)

@@ -28,12 +28,12 @@ local function many(n)
   return tables
 end
 
+local RECT = '<rect class="([%w_ ]+)" x="([%d.-]+)" y="([%d.-]+)" width="([%d.-]+)" height="([%d.-]+)"([^>]*)>'
+
 --- The rectangles of a class: { x, y, width, height, title, more }.
 local function rects(page, class)
   local list = {}
-  for names, x, y, w, h, more, title in page:gmatch
-    '<rect class="([%w_ ]+)" x="([%d.-]+)" y="([%d.-]+)" width="([%d.-]+)" '
-      .. 'height="([%d.-]+)"([^>]*)><title>([^<]*)</title>' do
+  for names, x, y, w, h, more, title in page:gmatch(RECT .. "<title>([^<]*)</title>") do
     if (" " .. names .. " "):find(" " .. class .. " ", 1, true) then
       list[#list + 1] = { x = tonumber(x), y = tonumber(y), w = tonumber(w), h = tonumber(h), title = title,
         more = more, names = names }

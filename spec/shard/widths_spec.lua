@@ -255,7 +255,7 @@ for name, case in peri.util.ordered(pairs_of) do
       local want, got = step(three, each, kjt), step(one, together, kjt)
       for out in peri.util.ordered(want) do golden.assert_near(want[out], got[out], { abs = 1e-6, rel = 1e-6 }, out) end
       if k == 2 and case.later then
-        local path = folder .. "/" .. n .. device
+        local path = world:all_gather_object(folder)[1] .. "/" .. n .. device
         local again, entries = build(together, case.later)
         if case.loaded then
           peri.checkpoint.save(path, { model = one }, { group = world })
