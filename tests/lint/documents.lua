@@ -35,11 +35,11 @@ local function machine_paths(ctx)
     files[#files + 1] = path
   end
   for _, path in ipairs(files) do
-    local n = 0
-    for line in ctx.read(path):gmatch "([^\n]*)\n" do
-      n = n + 1
-      for _, place in ipairs(places) do
-        if line:match(place) then complaints[#complaints + 1] = ("%s:%d: %s"):format(path, n, line) end
+    local text = ctx.read(path)
+    for _, place in ipairs(places) do
+      for at in text:gmatch("()" .. place) do
+        local _, before = text:sub(1, at):gsub("\n", "")
+        complaints[#complaints + 1] = ("%s:%d: %s"):format(path, before + 1, text:match("[^\n]*", at))
       end
     end
   end

@@ -54,14 +54,15 @@ local function described(ctx)
       if wanted and not args then complain(entry, "no @class " .. wanted) end
     end
   end
-  for name, text in pairs(gen.make()) do -- any order: complaints of files
+  local made = gen.make()
+  for name, text in pairs(made) do -- any order: complaints of files
     local path = "docs/reference/" .. name
     if not ctx.exists(path) or ctx.read(path) ~= text then
       complaints[#complaints + 1] = path .. " is not what `make reference` makes"
     end
   end
   for _, path in ipairs(ctx.lines "ls docs/reference/*.md") do
-    if not gen.make()[path:match "[^/]+$"] then
+    if not made[path:match "[^/]+$"] then
       complaints[#complaints + 1] = path .. " is not made by `make reference`"
     end
   end
