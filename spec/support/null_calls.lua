@@ -44,10 +44,14 @@ local function the_model()
   return model
 end
 
---- Objects by the name of their kind; tensors are [2, 2] of `dtype`.
+--- Objects by the name of their kind, each made when it is first asked for; tensors are [2, 2] of `dtype`.
 local function objects(dtype)
-  local o = {}
-  local function add(kind, f) o[kind] = made(kind, f) end
+  local makers = {}
+  local o = setmetatable({}, { __index = function(o, kind)
+    o[kind] = makers[kind] and made(kind, makers[kind]) or false
+    return o[kind]
+  end })
+  local function add(kind, f) makers[kind] = f end
   local function tensor(type, ndim)
     return made("tensor", function(out) return C.peri_tensor_full(o.device, type, ndim, sizes, 1, out) end)
   end
@@ -57,15 +61,17 @@ local function objects(dtype)
   add("group", function(out)
     return C.peri_comm_open(P.struct("peri_comm_config", { transport = "self", world_size = 1 }), out)
   end)
-  o.tensor = tensor(dtype, 2)
+  add("tensor", function(out) return C.peri_tensor_full(o.device, dtype, 2, sizes, 1, out) end)
   add("keys", function(out) return C.peri_keys_new(names, 1, out) end)
-  local jagged = { keys = o.keys, values = tensor(C.PERI_I64, 1), lengths = tensor(C.PERI_I64, 1), stride = 2 }
-  add("kjt", function(out) return C.peri_kjt_new(P.struct("peri_kjt_args", jagged), out) end)
-  jagged.keys, jagged.stride = nil, nil
-  add("jt", function(out) return C.peri_jt_new(P.struct("peri_jt_args", jagged), out) end)
+  local function jagged() return { values = tensor(C.PERI_I64, 1), lengths = tensor(C.PERI_I64, 1) } end
+  add("kjt", function(out)
+    local args = jagged()
+    args.keys, args.stride = o.keys, 2
+    return C.peri_kjt_new(P.struct("peri_kjt_args", args), out)
+  end)
+  add("jt", function(out) return C.peri_jt_new(P.struct("peri_jt_args", jagged()), out) end)
   add("kt", function(out) return C.peri_kt_new(o.keys, sizes, 1, tensor(C.PERI_F32, 2), out) end)
-  local one = ffi.new("peri_kt *[1]", o.kt)
-  add("regroup", function(out) return C.peri_regroup_new(one, 1, ffi.new("peri_keys *[1]", o.keys), 1, out) end)
+  add("regroup", function(out) return C.peri_regroup_new(ffi.new("peri_kt *[1]", o.kt), 1, ffi.new("peri_keys *[1]", o.keys), 1, out) end)
   add("codec", function(out)
     return C.peri_codec_new(P.struct("peri_codec_config", { format = C.PERI_CODEC_FP16 }), out)
   end)
@@ -76,22 +82,28 @@ local function objects(dtype)
   assert(C.peri_optim_default(C.PERI_OPTIM_SGD, sgd) == 0)
   add("optim", function(out) return C.peri_optim_new(sgd, leaf, 1, out) end)
   add("reducer", function(out) return C.peri_reducer_new(o.group, leaf, 1, 1024, out) end)
-  local root = made("tensor", function(out) return C.peri_op_sum(leaf[0], ffi.new "int32_t[1]", 0, false, out) end)
-  add("backward", function(out) return C.peri_backward_new(ffi.new("peri_tensor *[1]", root), nil, 1, out) end)
+  add("backward", function(out)
+    local root = made("tensor", function(sum) return C.peri_op_sum(leaf[0], ffi.new "int32_t[1]", 0, false, sum) end)
+    return C.peri_backward_new(ffi.new("peri_tensor *[1]", root), nil, 1, out)
+  end)
   add("work", function(out) return C.peri_coll_barrier(o.group, 0, out) end)
-  local table_, optimizer = keep(P.structs("peri_table_config", 1)), keep(P.struct "peri_tbe_optimizer")
-  table_[0].name, table_[0].rows, table_[0].cols = "t", 4, 4
-  local c = P.struct("peri_tbe_config", { device = o.device, dtype = C.PERI_F32, n_tables = 1, tables = table_,
-    n_features = 1 })
-  c.features, c.optimizer = names, optimizer
-  assert(C.peri_tbe_optimizer_default(C.PERI_TBE_SGD, optimizer) == 0)
-  add("tbe", function(out) return C.peri_tbe_new(c, out) end)
+  add("tbe", function(out)
+    local table_, optimizer = keep(P.structs("peri_table_config", 1)), keep(P.struct "peri_tbe_optimizer")
+    table_[0].name, table_[0].rows, table_[0].cols = "t", 4, 4
+    local c = P.struct("peri_tbe_config", { device = o.device, dtype = C.PERI_F32, n_tables = 1, tables = table_,
+      n_features = 1 })
+    c.features, c.optimizer = names, optimizer
+    assert(C.peri_tbe_optimizer_default(C.PERI_TBE_SGD, optimizer) == 0)
+    return C.peri_tbe_new(c, out)
+  end)
   add("tbe_blocks", function(out)
     return C.peri_tbe_blocks_new(o.tbe, ffi.new("peri_tbe_block[1]", { { bags = 1 } }), 1, out)
   end)
-  local input = ffi.new("peri_tbe_input", { ids = tensor(C.PERI_I64, 1), offsets = tensor(C.PERI_I64, 1),
-    blocks = o.tbe_blocks })
-  add("tbe_batch", function(out) return C.peri_tbe_batch_new(o.tbe, input, out) end)
+  add("tbe_batch", function(out)
+    local input = ffi.new("peri_tbe_input", { ids = tensor(C.PERI_I64, 1), offsets = tensor(C.PERI_I64, 1),
+      blocks = o.tbe_blocks })
+    return C.peri_tbe_batch_new(o.tbe, input, out)
+  end)
   add("batch", function(out) return C.peri_batch_new(1, 1, 2, 2, out) end)
   add("logistic", function(out)
     return C.peri_logistic_new(P.struct("peri_logistic_config",
@@ -111,6 +123,7 @@ local function fill(x) return { x, x, x, x, x, x, x, x } end
 --- A value for an argument that is a pointer.
 local function given(argument, have)
   local handle, stars = argument:match "peri_([%w_]+) (%*[%* const]*)"
+  handle = handle or "" -- no object
   if have[handle] and stars:find "%*const %*" then
     return keep(ffi.new(("peri_%s *[8]"):format(handle), fill(have[handle])))
   end
