@@ -115,8 +115,11 @@ static void *work(void *arg)
     char *room = malloc(ROOM);
     if (!room) fail("http: memory");
     for (double due = w->begin + w->number / (w->rate ? w->rate * CONNECTIONS : 1e9); w->n < MOST / CONNECTIONS;) {
-        if (w->rate) sleep_until(due);
-        const double from = w->rate ? due : now();
+        double from = now();
+        if (from < due) {
+            sleep_until(due);
+            from = now(); /* how late this thread woke up is not the server's time */
+        } else if (w->rate) from = due; /* the answer before was late, and this request has waited for it */
         if (from >= w->end) break;
         ask(fd, room);
         w->took[w->n++] = now() - from;
