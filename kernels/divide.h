@@ -6,9 +6,8 @@
  * multiplication", 1994).
  *
  * With d in (2^(l - 1), 2^l] and m = ceil(2^(63 + l) / d), which is below 2^64, m d = 2^(63 + l) + e for an e in [0,
- * d). So
- * n m / 2^(63 + l) = n / d + n e / (d 2^(63 + l)), whose last term is below 1 / d for all n < 2^63: both have the same
- * whole part.
+ * d). So n m / 2^(63 + l) = n / d + n e / (d 2^(63 + l)), whose last term is below 1 / d for all n < 2^63: both have
+ * the same whole part.
  */
 #ifndef PERI_KERNELS_DIVIDE_H
 #define PERI_KERNELS_DIVIDE_H

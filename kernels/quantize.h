@@ -11,9 +11,8 @@
 #include "list.h"
 
 /** A row of `cols` numbers x lies in `stride` bytes of any alignment: codes at `codes_at`, scale and bias, one after
- *  the other, at `scale_at`
- *  (-1: there are none); all other bytes are 0. least and largest: of the row, or min_max[row]; -0 counts as 0. All
- *  arithmetic is single f32 operations; rint rounds to nearest even.
+ *  the other, at `scale_at` (-1: there are none); all other bytes are 0. least and largest: of the row, or
+ *  min_max[row]; -0 counts as 0. All arithmetic is single f32 operations; rint rounds to nearest even.
  *
  *  bits 8, f32 scale   scale = (largest - least) / 255, bias = least, code = rint((x - least) * (255 / (largest - least
  *  + 1e-8))) bits b, f16 scale   bias = f16(least), scale = f16((largest - bias) / (2^b - 1)), 1 if that is 0 or its
@@ -24,8 +23,7 @@
  *  min(|x|, max), NaN becomes
  *                      max; a is rounded to nearest even: to m bits behind the point of its binary form, below 2^(1 -
  *                      b) to multiples of 2^(1 - b - m). code = sign, e bits, m bits; back: exponent field 0: mantissa
- *                      * 2^(1 - b - m), else
- *                      (1 + mantissa / 2^m) * 2^(field - b).
+ *                      * 2^(1 - b - m), else (1 + mantissa / 2^m) * 2^(field - b).
  *  fp8, f32 scale      scale = max / (1e-20 + largest |x|), bias = 0; the codes are those of x * scale; back: value /
  *  scale
  *

@@ -98,8 +98,7 @@ typedef struct peri_k_route_mean_args {
 /** For each bag of each partition and each id of it in order: place = cursor[slot]++; out[place] = id - first row of
  *  the strand (raw: id); out_weights[place] = weights[i]; places[place_first[partition] + i - first id of its first
  *  bag] = place, -1 for ids that are in no strand (a partition without strands has no places); origins[place] = i -
- *  first id of its first bag. `cursor`
- *  starts as the exclusive cumulative sum of `lengths`. range: bags over
+ *  first id of its first bag. `cursor` starts as the exclusive cumulative sum of `lengths`. range: bags over
  *  all partitions. */
 typedef struct peri_k_route_pack_args {
     const void *ids;

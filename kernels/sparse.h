@@ -154,8 +154,7 @@ typedef struct peri_op_unique {
 
 /** Operation: the places at which each number of [0, lists) stands in x, whose numbers are all there: list = the
  *  places, those of smaller numbers first, those of one number ascending; offsets[l] = places of numbers < l,
- *  offsets[lists] = n. n < 2^32, and
- *  bits(n) + bits(lists) <= 64. */
+ *  offsets[lists] = n. n < 2^32, and bits(n) + bits(lists) <= 64. */
 typedef struct peri_op_lists {
     const void *x;
     int64_t *list, *offsets; /* n; lists + 1 */
@@ -182,8 +181,7 @@ typedef struct peri_k_sort_order_args {
 } peri_k_sort_order_args;
 
 /** The lists of equal numbers in sorted keys, number(i) = keys[i] >> place_bits < lists: list[i] = place of keys[i];
- *  offsets[l] = first i with
- *  number(i) >= l, offsets[lists] = n. range: n + 1. */
+ *  offsets[l] = first i with number(i) >= l, offsets[lists] = n. range: n + 1. */
 typedef struct peri_k_sort_lists_args {
     const uint64_t *keys;
     int64_t *list, *offsets;

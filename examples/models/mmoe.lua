@@ -1,6 +1,5 @@
 -- mmoe.lua: several tasks (will it be clicked? bought?) that share experts: each task has a gate, which says how much
--- of each expert it
--- takes, and a tower of its own (multi-gate mixture of experts).
+-- of each expert it takes, and a tower of its own (multi-gate mixture of experts).
 local peri = require "perilune"
 local nn, F = peri.nn, peri.nn.functional
 local util = peri.util

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * dense_reduce.cu: the reductions of kernels/dense.h. Where what is reduced lies next to each other a warp does it,
- * else a thread, whose neighbours
- * have neighbouring columns. Sums are made in double, as trees whose shape the sizes fix.
+ * else a thread, whose neighbours have neighbouring columns. Sums are made in double, as trees whose shape the sizes
+ * fix.
  */
 #include "cuda.h"
 #include "functions.cuh"

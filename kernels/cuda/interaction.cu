@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * interaction.cu: pairwise dot products (kernels/dense.h). A block a sample: its vectors come to shared memory once, in
- * rows that are one number
- * longer than they need be, so that threads with neighbouring vectors read neighbouring banks. Samples too large for it
- * are read in place.
+ * rows that are one number longer than they need be, so that threads with neighbouring vectors read neighbouring banks.
+ * Samples too large for it are read in place.
  */
 #include "cuda.h"
 #include "functions.cuh"

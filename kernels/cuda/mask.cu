@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mask.cu: rows that a mask picks (kernels/lookup.h). Blocks of PERI_JAGGED_BLOCK rows are counted, CUB sums the
- * counts, and a block of threads
- * numbers the rows of each; then its warps copy them.
+ * counts, and a block of threads numbers the rows of each; then its warps copy them.
  */
 #include "cub.cuh"
 #include "cuda.h"

@@ -70,9 +70,8 @@ end
 --- grace (seconds that the script has to stop), stop_on (list of names of signals that ask for it, beside SIGTERM and
 --- SIGINT); words: the launcher's command line on every rank, if it is not to run a script.
 --- machine: program (of the launcher), cpus, root, peer_memory, ssh, allocation (of a batch system: it may span
---- machines), nodes (Open MPI's own settings name some), folder (of
---- this job, for files of Open MPI's; nil: where it likes), openmpi (facts of its mpirun: launch/openmpi.lua): what is
---- known of this machine.
+--- machines), nodes (Open MPI's own settings name some), folder (of this job, for files of Open MPI's; nil: where it
+--- likes), openmpi (facts of its mpirun: launch/openmpi.lua): what is known of this machine.
 function M.command(options, machine)
   local c = { "mpirun", "-n", tostring(options.ranks) }
   local remote = options.hosts or options.hostfile
@@ -173,8 +172,7 @@ local function hostfile_refused(name)
 end
 
 --- Why such a run cannot go well; nil if nothing speaks against it. `options`, `machine`: as for `command`;
---- machine.files: how many files
---- mpirun may open, machine.memory: MiB that are available.
+--- machine.files: how many files mpirun may open, machine.memory: MiB that are available.
 function M.refusal(options, machine)
   local refused = options.hostfile and hostfile_refused(options.hostfile)
   if refused then return refused end

@@ -5,8 +5,8 @@
  *
  * Both are a *plan*: two sides, each a list of blocks by rank; a block is a tensor of a list, or a slice of one.
  * Forward sends the blocks of side 0 and receives those of side 1, backward the other way round. Blocks that lie one
- * after the other in memory already, like the
- * pieces of one tensor cut into chunks, travel from where they are; others are packed and unpacked.
+ * after the other in memory already, like the pieces of one tensor cut into chunks, travel from where they are; others
+ * are packed and unpacked.
  */
 #include "transfer.h"
 

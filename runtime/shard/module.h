@@ -173,8 +173,7 @@ void peri__managed_free(peri_sharded *ebc);
 peri_status peri__managed_flush(peri_sharded *ebc);
 
 /** Write down what all ranks must agree on (identity.c), once the tables are cut and the rates known; again, when a
- *  rate
- *  or a time has changed. */
+ *  rate or a time has changed. */
 peri_status peri__identity_new(peri_sharded *ebc, const peri_sharded_config *config);
 peri_status peri__identity_refresh(peri_sharded *ebc);
 /** Hash of all that they must agree on now. */

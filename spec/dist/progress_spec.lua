@@ -1,6 +1,5 @@
 -- Exchanges go on while ranks compute: nobody has to wait for them. And messages of any size, also to other machines,
--- where they go in
--- pieces of 65,000 bytes up to 16 MiB, and of 512 KiB from there on.
+-- where they go in pieces of 65,000 bytes up to 16 MiB, and of 512 KiB from there on.
 -- mpirun: 2
 -- machines: 1,1
 local peri = require "perilune"

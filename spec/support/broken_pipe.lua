@@ -1,6 +1,5 @@
 -- broken_pipe.lua: one rank of a world writes into a pipe that nobody reads; a child of it ends itself by SIGPIPE.
--- Prints
--- one line. Run by spec/dist/mpi_fault_spec.lua under mpirun.
+-- Prints one line. Run by spec/dist/mpi_fault_spec.lua under mpirun.
 local ffi = require "ffi"
 local peri = require "perilune"
 

@@ -8,10 +8,10 @@
 --
 -- The body runs on every rank. Alone, the ranks are those of sim worlds of sizes 1, 2, 3, 5, 8, on the devices of
 -- spec/support/devices.lua. Under mpirun (several ranks) the same body runs in the real world instead, once per device,
--- in a group of its own: a rank that fails
--- aborts that group, so the others fail at once and the next test starts anew; nodes are imposed, of LOCAL_SIZE ranks
--- each, or on pretended machines (tests/net/nodes) are the machines. Every rank must run the same tests in the same
--- order (the same seed). An assertion that fails on any rank fails the test and names the rank.
+-- in a group of its own: a rank that fails aborts that group, so the others fail at once and the next test starts anew;
+-- nodes are imposed, of LOCAL_SIZE ranks each, or on pretended machines (tests/net/nodes) are the machines. Every rank
+-- must run the same tests in the same order (the same seed). An assertion that fails on any rank fails the test and
+-- names the rank.
 --
 -- Options: sizes (of sim worlds; under mpirun the test is defined only if its size is among them), devices, local_size
 -- (ranks per node; under mpirun the test is defined only if it is LOCAL_SIZE or left out), timeout (seconds), only

@@ -2,9 +2,8 @@
 -- ends), the same packed by gzip, as columns that are described, as a folder of samples, in its order and shuffled;
 -- synthetic samples made, and package lists turned into batches. Columns: name, rows/s, ids/s, MB/s of the file, and
 -- with --step how many times as fast as a training step of 2,048 samples (tests/bench/step.lua), which a loader should
--- be 5 times. Then by workers, 1, 2, 4, ... up to
--- the processors: rows/s of batches as tensors, the share of so many times one worker's, and what taking a batch that
--- is there costs.
+-- be 5 times. Then by workers, 1, 2, 4, ... up to the processors: rows/s of batches as tensors, the share of so many
+-- times one worker's, and what taking a batch that is there costs.
 local peri = require "perilune"
 local argparse = require "argparse"
 local json = require "dkjson"

@@ -278,8 +278,7 @@ end
 -- -- functions --------------------------------------------------------------------------------------------------------
 
 --- Not called: what ends the process or waits for a person; and what reads all package lists of the machine, which
---- takes seconds (and
---- machines differ).
+--- takes seconds (and machines differ).
 local inside = { check = true, fail = true, class = true, C = true, lib = true, pause = true, raise = true,
   handle = true }
 local takes_long = { ["data.debian.read"] = true, ["data.debian.loader"] = true, ["data.debian"] = true }

@@ -135,8 +135,7 @@ end
 
 --- The parts of a program: a list of { name =, object =, module = (whether it is one) }, models first, each followed by
 --- the optimizer of its tables under the name "<model>.tables" and the windows of its maps of raw ids (windows.lua).
---- Every object has
---- state_dict and load_state_dict.
+--- Every object has state_dict and load_state_dict.
 function M.list(func, given)
   local models, others = {}, {}
   signature.value(func, "parts", given, "table")

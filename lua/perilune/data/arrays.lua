@@ -1,6 +1,5 @@
 -- arrays.lua: samples in arrays: the source around C's peri_columns (perilune/io.h), and files that NumPy wrote, npy
--- and npz, in the layouts
--- of MLPerf and TorchRec.
+-- and npz, in the layouts of MLPerf and TorchRec.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"

@@ -1,6 +1,6 @@
 -- embedding.lua: what sharded modules of embedding tables share, whatever they make of the rows: optimizers, codecs,
--- caches, start values,
--- pieces, copying, and the stages, which C does (perilune/shard.h). TorchRec's ShardedEmbeddingModule.
+-- caches, start values, pieces, copying, and the stages, which C does (perilune/shard.h). TorchRec's
+-- ShardedEmbeddingModule.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"

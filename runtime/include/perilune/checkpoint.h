@@ -206,9 +206,9 @@ PERI_API peri_status peri_checkpoint_remove(const char *path);
 /** Make a full checkpoint at @path of @checkpoint, an open increment, and all that it is an increment of. All bytes are
  *  compared with their checksums first. It gets @checkpoint's values and stands for it: increments of that one are
  *  increments of this one, too. @replace: as for peri_checkpoint_publish; the path of @checkpoint itself may be
- *  replaced, also where there are increments of it: then
- *  its old files are removed, and there is nothing left to read through @checkpoint. Needs 32 MiB beside
- *  the manifests, whatever the sizes. PERI_EINVAL: it is no increment. @digest: the new one's, with its final 0. */
+ *  replaced, also where there are increments of it: then its old files are removed, and there is nothing left to read
+ *  through @checkpoint. Needs 32 MiB beside the manifests, whatever the sizes. PERI_EINVAL: it is no increment.
+ *  @digest: the new one's, with its final 0. */
 PERI_API peri_status peri_checkpoint_compact(peri_checkpoint *checkpoint, const char *path, bool replace,
                                              char digest[PERI_CHECKPOINT_DIGEST + 1]);
 

@@ -176,9 +176,8 @@ PERI_API peri_status peri_csv_open(const peri_csv_config *options, peri_criteo *
 /* -- arrays in files ----------------------------------------------------------------------------------------------- */
 
 /** The arrays of a file that NumPy wrote: npy, which has one, or npz, a zip archive (zip64, too) of several. Files are
- *  mapped, not read: one
- *  that is cut short while it is in use ends the process. Members of an npz that are packed (savez_compressed) are
- *  unpacked into memory. */
+ *  mapped, not read: one that is cut short while it is in use ends the process. Members of an npz that are packed
+ *  (savez_compressed) are unpacked into memory. */
 typedef struct peri_arrays peri_arrays;
 
 typedef struct peri_arrays_ref {
@@ -215,8 +214,7 @@ typedef struct peri_rows {
 } peri_rows;
 
 /** Samples of one file, or of arrays that belong together. Their ids are either in an array per feature, with so many
- *  in every row, or, with
- *  `offsets`, in one array, row after row, of each row feature by feature. */
+ *  in every row, or, with `offsets`, in one array, row after row, of each row feature by feature. */
 typedef struct peri_columns_part {
     int64_t size;           /* sizeof(peri_columns_part) */
     const char *name;       /* for messages; copied */

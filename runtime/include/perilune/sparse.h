@@ -275,8 +275,7 @@ typedef struct peri_time_buckets_args {
 } peri_time_buckets_args;
 
 /** For each member how long before the last one of its sequence it was, as a number of 0..num_buckets: the whole part
- *  of
- *  sqrt(d / increment) (or log), d the difference of their times, at least 1e-6. @out [n] i64. */
+ *  of sqrt(d / increment) (or log), d the difference of their times, at least 1e-6. @out [n] i64. */
 PERI_API peri_status peri_sparse_time_buckets(const peri_time_buckets_args *args, peri_tensor **out);
 
 /* -- distinct ids -------------------------------------------------------------------------------------------------- */
