@@ -471,6 +471,9 @@ typedef struct peri__store {
 /** Tables in memory. (memory.c) */
 extern const peri__store peri__memory;
 peri_status peri__memory_reset(peri_tbe *tbe, int64_t table, const int64_t *rows, int64_t n);
+/** How a table that starts at random numbers gets those of its rows from @row on, at @weights. (reset.c) */
+struct peri_k_random_args peri__tbe_start_values(const peri_tbe *tbe, int64_t table, int64_t row, uint64_t seed,
+                                                 void *weights);
 /** Start values of row @row of @table, on the host, into @weights; PERI_INIT_NONE: they stay what they are.
  *  (reset.c) */
 void peri__tbe_start_row(const peri_tbe *tbe, int64_t table, int64_t row, uint64_t seed, void *weights);

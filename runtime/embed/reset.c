@@ -9,9 +9,11 @@
 #include <math.h>
 #include <stdlib.h>
 
-void peri__tbe_start_row(const peri_tbe *tbe, int64_t table, int64_t row, uint64_t seed, void *weights)
+peri_k_random_args peri__tbe_start_values(const peri_tbe *tbe, int64_t table, int64_t row, uint64_t seed,
+                                          void *weights)
 {
     const peri_table_config *t = &tbe->tables[table].config;
+    PERI__OWN_FLOATS;
     peri_k_random_args args = {.dst = weights,
                                .dtype = tbe->dtype,
                                .kind = t->init == PERI_INIT_NORMAL ? PERI_RANDOM_NORMAL : PERI_RANDOM_UNIFORM,
@@ -23,6 +25,17 @@ void peri__tbe_start_row(const peri_tbe *tbe, int64_t table, int64_t row, uint64
                                .high = t->init_b,
                                .seed = seed,
                                .random_stream = peri__hash_text(t->name)};
+    if (t->init == PERI_INIT_DEFAULT) {
+        args.high = sqrt(1.0 / (double)t->total_rows);
+        args.low = -args.high;
+    }
+    return args;
+}
+
+void peri__tbe_start_row(const peri_tbe *tbe, int64_t table, int64_t row, uint64_t seed, void *weights)
+{
+    const peri_table_config *t = &tbe->tables[table].config;
+    const peri_k_random_args args = peri__tbe_start_values(tbe, table, row, seed, weights);
     const peri_kernels *kernels = peri_kernels_get();
     PERI__OWN_FLOATS;
     if (t->init == PERI_INIT_NONE) return;
@@ -30,10 +43,6 @@ void peri__tbe_start_row(const peri_tbe *tbe, int64_t table, int64_t row, uint64
         peri_k_fill_args fill = {.dst = args.dst, .dtype = args.dtype, .value = t->init_a};
         kernels->fn[PERI_K_fill](&fill, 0, t->cols);
         return;
-    }
-    if (t->init == PERI_INIT_DEFAULT) {
-        args.high = sqrt(1.0 / (double)t->total_rows);
-        args.low = -args.high;
     }
     kernels->fn[PERI_K_random](&args, 0, t->cols);
 }

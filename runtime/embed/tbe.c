@@ -251,26 +251,12 @@ static peri_status flat_tensor(peri_tbe *tbe, int32_t dtype, int64_t n, bool zer
 static peri_status initialise(peri_tbe *tbe, int64_t i, uint64_t seed)
 {
     const peri_table_config *t = &tbe->tables[i].config;
-    peri_k_random_args args = {.dst = (char *)peri__data(tbe->weight) +
-                                      tbe->layout[i].offset * peri_dtype_size(tbe->dtype),
-                               .dtype = tbe->dtype,
-                               .kind = t->init == PERI_INIT_NORMAL ? PERI_RANDOM_NORMAL : PERI_RANDOM_UNIFORM,
-                               .cols = t->cols,
-                               .row_offset = t->row_offset,
-                               .col_offset = t->col_offset,
-                               .total_cols = t->total_cols,
-                               .low = t->init_a,
-                               .high = t->init_b,
-                               .seed = seed,
-                               .random_stream = peri__hash_text(t->name)};
+    char *weights = (char *)peri__data(tbe->weight) + tbe->layout[i].offset * peri_dtype_size(tbe->dtype);
+    const peri_k_random_args args = peri__tbe_start_values(tbe, i, 0, seed, weights);
     if (t->init == PERI_INIT_NONE || t->rows == 0) return PERI_OK;
     if (t->init == PERI_INIT_CONSTANT) {
         peri_k_fill_args fill = {.dst = args.dst, .dtype = tbe->dtype, .value = t->init_a};
         return PERI_LAUNCH(tbe->device, fill, &fill, t->rows * t->cols, GRAIN);
-    }
-    if (t->init == PERI_INIT_DEFAULT) {
-        args.high = sqrt(1.0 / (double)t->total_rows);
-        args.low = -args.high;
     }
     return PERI_LAUNCH(tbe->device, random, &args, t->rows * t->cols, 4096);
 }
