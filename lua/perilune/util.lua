@@ -327,10 +327,15 @@ function M.integer(func, what, value, low, high)
   return value
 end
 
+--- Whether a value is a list from 1 on without gaps, and nothing beside.
+function M.is_whole_list(value)
+  local keys = type(value) == "table" and M.keys(value)
+  return keys and #keys == #value or false
+end
+
 --- A list from 1 on without gaps, or an error. of: what its entries are.
 function M.whole_list(func, what, value, of)
-  local keys = type(value) == "table" and M.keys(value)
-  if not keys or #keys ~= #value then
+  if not M.is_whole_list(value) then
     fail(("%s: %s is no list of %s: it has entries behind a nil, or keys that are no positions"):format(func, what, of))
   end
   return value

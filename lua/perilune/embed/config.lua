@@ -105,8 +105,8 @@ local function fill(self, args, known)
   if type(a.feature_names) ~= "table" or #a.feature_names == 0 then
     P.fail(f .. ": feature_names is no list of names")
   end
-  local seen, keys = {}, util.keys(a.feature_names)
-  if not keys or #keys ~= #a.feature_names then
+  local seen = {}
+  if not util.is_whole_list(a.feature_names) then
     P.fail(f .. ": feature_names has entries behind a nil, or keys that are no positions")
   end
   for _, name in ipairs(a.feature_names) do

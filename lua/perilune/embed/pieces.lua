@@ -36,8 +36,7 @@ local function bounds_of(func, t, cuts)
   if cuts ~= nil and type(cuts) ~= "table" then
     P.fail(("%s: cuts['%s'] is %s, wanted a list of rows"):format(func, t.name, errors.kind(cuts)))
   end
-  local keys = util.keys(cuts or {})
-  if not keys or #keys ~= #(cuts or {}) then
+  if not util.is_whole_list(cuts or {}) then
     P.fail(("%s: cuts['%s'] has entries behind a nil, or keys that are no positions; wanted a list of rows"):format(
       func, t.name))
   end

@@ -9,10 +9,12 @@ local C, check, ptr, tensor_out = P.C, P.check, Tensor.ptr, Tensor.out
 
 local M = {}
 
+local function address_of(tensor) return tonumber(ffi.cast("intptr_t", ptr(tensor))) end
+
 --- An error if a tensor is in a list twice: an optimizer would step it twice, a norm count it twice. at: address ->
 --- position so far.
 function M.once(func, what, at, tensor, position)
-  local address = tonumber(ffi.cast("intptr_t", ptr(tensor)))
+  local address = address_of(tensor)
   if at[address] then
     P.fail(("%s: %s[%d] is the same tensor as %s[%d]; each may be there once"):format(func, what, position, what,
       at[address]))
@@ -39,10 +41,10 @@ function M.parts_of(func, params, options)
   for i, p in ipairs(params) do M.once(func, "params", at, p, i) end
   local own, alike, chosen = {}, {}, options and options.sharded
   if chosen and not options.group then P.fail(func .. ": sharded parameters need a group") end
-  for _, p in ipairs(chosen or {}) do own[tonumber(ffi.cast("intptr_t", ptr(p)))] = true end
+  for _, p in ipairs(chosen or {}) do own[address_of(p)] = true end
   local parts = {}
   for i, p in ipairs(params) do
-    local mine = own[tonumber(ffi.cast("intptr_t", ptr(p)))]
+    local mine = own[address_of(p)]
     if not chosen and leaves.own_parts[p] then
       if not params.elsewhere then
         P.fail(("%s: parameter %d is this rank's shard of a dense table, so the norm is of all ranks: give "
