@@ -3,8 +3,10 @@
  * kernels/sequence.h: attention within the sequences of a jagged array, and the places and times of their members.
  *
  * Words: sequence s has the rows [offsets[s], offsets[s + 1]), which are its members 0, 1, ... Its last targets[s]
- * members are *targets*: items that a ranker is asked about. The members before them are the *history*. All kernels
- * take i64 offsets (complete) and targets; a number of targets outside of 0..length counts as the nearest allowed one.
+ * members are *targets*: items that a ranker is asked about. The members before them are the *history*. Its first members
+ * may be *contextual*: not items, but what is known of the person (a country, an age), which belongs to the history. All
+ * kernels take i64 offsets (complete) and targets; a number of targets outside of 0..length counts as the nearest
+ * allowed one.
  */
 #ifndef PERI_KERNELS_SEQUENCE_H
 #define PERI_KERNELS_SEQUENCE_H
@@ -34,6 +36,7 @@ typedef struct peri_k_attention_args {
     int64_t rows, sequences, heads, dim, v_dim;
     int64_t q_stride, k_stride, v_stride;
     int64_t window; /* how far back a member looks; 0: everywhere */
+    int64_t contextual; /* how many of the first members of each sequence are contextual; no history is shorter */
     double alpha, scale;
     int32_t dtype, form; /* PERI_ATTENTION_* */
     bool causal;
@@ -77,47 +80,65 @@ K_INLINE int64_t peri_k_sequence_of(const int64_t *offsets, int64_t sequences, i
     return low;
 }
 
-/** Some members of a sequence: [from, to), and after them member @self, unless it is -1. */
+/** Some members of a sequence: [0, head), then [from, to), and after them member @self, unless it is -1.
+ *  head <= from. */
 typedef struct peri_k_members {
-    int64_t from, to, self;
+    int64_t head, from, to, self;
 } peri_k_members;
 
-/** The keys that query @i sees. A target sees the history and itself, and stands, for the window, where the history
- *  ends. A member of the history sees itself and what is at most `window` before it; without `causal` also what is at
- *  most `window` behind it. */
+/** Where member @i stands, for the window: all contextual members at place 0, the other members of the history one
+ *  after the other at the places behind it, all targets where the history ends.
+ *
+ *     member      0  1  2 | 3  4  5 | 6  7       3 contextual members, 3 of the rest of the history, 2 targets
+ *     place       0  0  0   1  2  3   4  4                                                                      */
+K_INLINE int64_t peri_k_attention_place(const peri_k_attention_args *a, peri_k_sequence s, int64_t i)
+{
+    const int64_t history = s.n - s.t, at = i < history ? i : history, skipped = a->contextual - 1;
+    return skipped <= 0 ? at : at > skipped ? at - skipped : 0;
+}
+
+/** The keys that query @i sees. A target sees the history and itself. A member of the history sees itself and what is
+ *  at most `window` places before it; without `causal` also what is at most `window` places behind it. A contextual
+ *  member sees, however small the window is, the whole history. */
 K_INLINE peri_k_members peri_k_attention_keys(const peri_k_attention_args *a, peri_k_sequence s, int64_t i)
 {
     const int64_t history = s.n - s.t, window = a->window > 0 ? a->window : s.n, at = i < history ? i : history;
-    peri_k_members m;
-    m.from = at > window ? at - window : 0;
-    m.self = i < history ? -1 : i;
+    const int64_t place = peri_k_attention_place(a, s, i), end = peri_k_attention_place(a, s, history);
+    const bool sees_targets = !a->causal && end - place <= window;
+    peri_k_members m = {0, place > window ? at - window : 0, 0, i < history ? -1 : i};
     if (i >= history) m.to = history;
+    else if (i < a->contextual) m.to = sees_targets ? s.n : history;
     else if (a->causal) m.to = i + 1;
-    else m.to = history - i <= window ? s.n : i + window + 1;
+    else m.to = sees_targets ? s.n : i + window + 1;
     return m;
 }
 
 /** The queries that see key @j: attention_keys turned around. */
 K_INLINE peri_k_members peri_k_attention_queries(const peri_k_attention_args *a, peri_k_sequence s, int64_t j)
 {
-    const int64_t history = s.n - s.t, window = a->window > 0 ? a->window : s.n;
-    peri_k_members m;
+    const int64_t history = s.n - s.t, window = a->window > 0 ? a->window : s.n, at = j < history ? j : history;
+    const int64_t place = peri_k_attention_place(a, s, j), end = peri_k_attention_place(a, s, history);
+    peri_k_members m = {0, place > window ? at - window : 0, history, j < history ? -1 : j};
     if (j >= history) {
-        m.from = a->causal ? history : history > window ? history - window : 0;
-        m.to = history;
-        m.self = j;
+        if (a->causal) m.from = history;
+    } else if (j < a->contextual) {
+        m.to = end <= window ? s.n : a->contextual + window;
     } else {
-        m.from = a->causal ? j : j > window ? j - window : 0;
-        m.to = history - j <= window ? s.n : j + window + 1;
-        m.self = -1;
+        if (a->causal) m.from = j;
+        m.to = end - place <= window ? s.n : j + window + 1;
+        m.head = a->contextual < m.from ? a->contextual : m.from;
     }
     return m;
 }
 
 /** Member number @c of them. */
-K_INLINE int64_t peri_k_member(peri_k_members m, int64_t c) { return c < m.to - m.from ? m.from + c : m.self; }
+K_INLINE int64_t peri_k_member(peri_k_members m, int64_t c)
+{
+    if (c < m.head) return c;
+    return c - m.head < m.to - m.from ? m.from + (c - m.head) : m.self;
+}
 /** How many they are. */
-K_INLINE int64_t peri_k_member_count(peri_k_members m) { return m.to - m.from + (m.self >= 0 ? 1 : 0); }
+K_INLINE int64_t peri_k_member_count(peri_k_members m) { return m.head + m.to - m.from + (m.self >= 0 ? 1 : 0); }
 
 /** out[r] of member i of sequence s of n members, t of which are targets: min((n - t) - min(i, n - t), most - 1): how
  *  far it is from the first target, which is n - i where there are no targets; with `number`: s. range: rows. */

@@ -69,6 +69,7 @@ static void cpu_seq_begin(cpu_seq_tile *t, const peri_k_attention_args *a, int64
         const int64_t i = t->first + r;
         const peri_k_members m = queries ? peri_k_attention_keys(a, t->s, i) : peri_k_attention_queries(a, t->s, i);
         t->sees[r] = m;
+        if (m.head > 0) t->from = 0;
         if (m.from < m.to && m.from < t->from) t->from = m.from;
         if (m.from < m.to && m.to > t->to) t->to = m.to;
         if (m.self >= 0 && m.self < t->from) t->from = m.self;
@@ -88,7 +89,8 @@ static inline uint32_t cpu_seq_bits(int64_t low, int64_t high)
 static inline uint32_t cpu_seq_mask(const cpu_seq_tile *t, int64_t r, int64_t j)
 {
     const peri_k_members m = t->sees[r];
-    return cpu_seq_bits(m.from - j, m.to - j) | (m.self >= 0 ? cpu_seq_bits(m.self - j, m.self - j + 1) : 0);
+    return cpu_seq_bits(0, m.head - j) | cpu_seq_bits(m.from - j, m.to - j) |
+           (m.self >= 0 ? cpu_seq_bits(m.self - j, m.self - j + 1) : 0);
 }
 
 /** The mask as lanes. */

@@ -100,6 +100,7 @@ void peri__run_attention(const run *r)
                                         .k_stride = s[0] * s[1],
                                         .v_stride = s[0] * s[2],
                                         .window = s[3],
+                                        .contextual = r->o->n_sizes == 7 ? s[6] : 0,
                                         .alpha = r->o->numbers[0],
                                         .scale = r->o->numbers[1],
                                         .dtype = PERI_F32,

@@ -20,18 +20,23 @@ typedef struct marks {
 static const int64_t *offsets_of(const marks *m) { return peri__data(m->t); }
 static const int64_t *targets_of(const marks *m) { return m->targets ? offsets_of(m) + m->sequences + 1 : NULL; }
 
-/** Every sequence has at least as many members as targets. Waits. */
-static peri_status check_targets(const char *f, const marks *m)
+/** Every sequence has at least as many members as targets, and unless it is empty @contextual more. Waits. */
+static peri_status check_members(const char *f, const marks *m, int64_t contextual)
 {
     int64_t n = m->sequences, bytes = peri__numel(m->t) * 8, *host = peri__alloc((size_t)bytes);
     if (!host) return PERI_ENOMEM;
     peri_status status = peri_tensor_read(m->t, host, bytes);
     for (int64_t s = 0; s < n && status >= 0; s++) {
-        int64_t targets = host[n + 1 + s], length = host[s + 1] - host[s];
+        const int64_t length = host[s + 1] - host[s], targets = m->targets ? host[n + 1 + s] : 0;
         if (targets < 0 || targets > length)
             status =
                 peri__fail(PERI_ERANGE, "%s: num_targets[%lld] is %lld, allowed: 0..%lld, the members of the sequence",
                            f, (long long)s, (long long)targets, (long long)length);
+        else if (length > 0 && length - targets < contextual)
+            status = peri__fail(PERI_ERANGE,
+                                "%s: sequence %lld has %lld members before its targets, wanted: none at all, or "
+                                "contextual_seq_len (%lld) and more",
+                                f, (long long)s, (long long)(length - targets), (long long)contextual);
     }
     peri__free(host);
     return status;
@@ -48,9 +53,10 @@ static peri_status put(const marks *m, int64_t at, peri_tensor *from)
     return status;
 }
 
-/** *m = the sequences that @offsets cut out of @rows rows; none is longer than @most (0: any length). Waits. */
+/** *m = the sequences that @offsets cut out of @rows rows; none is longer than @most (0: any length), none that has
+ *  members shorter than @contextual. Waits. */
 static peri_status marks_init(const char *f, marks *m, peri_tensor *offsets, peri_tensor *targets, int64_t rows,
-                              int64_t most)
+                              int64_t most, int64_t contextual)
 {
     peri_tensor *flat;
     peri__bags bags = {0};
@@ -68,10 +74,8 @@ static peri_status marks_init(const char *f, marks *m, peri_tensor *offsets, per
     int64_t size = bags.bags + 1 + (targets ? bags.bags : 0);
     PERI_TRY_GOTO(peri_tensor_new(peri__device(offsets), PERI_I64, 1, &size, &m->t), out);
     PERI_TRY_GOTO(put(m, 0, bags.offsets), out);
-    if (targets) {
-        PERI_TRY_GOTO(put(m, bags.bags + 1, targets), out);
-        PERI_TRY_GOTO(check_targets(f, m), out);
-    }
+    if (targets) PERI_TRY_GOTO(put(m, bags.bags + 1, targets), out);
+    if (targets || contextual > 0) PERI_TRY_GOTO(check_members(f, m, contextual), out);
 out:
     peri__bags_fini(&bags);
     if (status < 0) peri_tensor_release(m->t);
@@ -117,7 +121,7 @@ static int64_t grain(const peri_k_attention_args *a)
 
 enum { Q, K, V, OUT, LSE, MARKS };
 
-enum { KEPT_SEQUENCES, KEPT_TARGETS, KEPT_WINDOW, KEPT_FORM, KEPT_CAUSAL };
+enum { KEPT_SEQUENCES, KEPT_TARGETS, KEPT_WINDOW, KEPT_CONTEXTUAL, KEPT_FORM, KEPT_CAUSAL };
 
 /** What both directions have in common. @saved: q, k and v as the kernels take them, out, lse (or NULL), marks. */
 static peri_k_attention_args arguments(peri_tensor *const *saved, const int64_t *kept, const double *number)
@@ -140,6 +144,7 @@ static peri_k_attention_args arguments(peri_tensor *const *saved, const int64_t 
                                    .k_stride = row_stride(saved[K]),
                                    .v_stride = row_stride(v),
                                    .window = kept[KEPT_WINDOW],
+                                   .contextual = kept[KEPT_CONTEXTUAL],
                                    .alpha = number[0],
                                    .scale = number[1],
                                    .dtype = q->dtype,
@@ -210,10 +215,12 @@ static peri_status compute(peri_tensor *const *in, const peri_attention_args *ar
     marks m;
     PERI_TRY(check_operands(in));
     PERI_TRY(check_marks(name, args->seq_offsets, args->num_targets, in[Q]));
-    PERI_TRY(marks_init(name, &m, args->seq_offsets, args->num_targets, shape[0], args->max_seq_len));
+    PERI_TRY(marks_init(name, &m, args->seq_offsets, args->num_targets, shape[0], args->max_seq_len,
+                        args->contextual_seq_len));
     const int64_t kept[] = {[KEPT_SEQUENCES] = m.sequences,
                             [KEPT_TARGETS] = m.targets,
                             [KEPT_WINDOW] = args->max_attn_len,
+                            [KEPT_CONTEXTUAL] = args->contextual_seq_len,
                             [KEPT_FORM] = args->form,
                             [KEPT_CAUSAL] = args->causal};
     peri_status status;
@@ -244,9 +251,11 @@ peri_status peri_sparse_attention(const peri_attention_args *args, peri_tensor *
     PERI_NEED(out);
     if (args->form != PERI_ATTENTION_SOFTMAX && args->form != PERI_ATTENTION_SILU)
         return peri__fail(PERI_EINVAL, "%s: form %d, allowed: 0..1", name, args->form);
-    if (args->max_attn_len < 0 || args->max_seq_len < 0)
-        return peri__fail(PERI_EINVAL, "%s: max_attn_len %lld and max_seq_len %lld, allowed: 0 and more", name,
-                          (long long)args->max_attn_len, (long long)args->max_seq_len);
+    if (args->max_attn_len < 0 || args->max_seq_len < 0 || args->contextual_seq_len < 0)
+        return peri__fail(PERI_EINVAL,
+                          "%s: max_attn_len %lld, max_seq_len %lld, contextual_seq_len %lld, allowed: 0 and more", name,
+                          (long long)args->max_attn_len, (long long)args->max_seq_len,
+                          (long long)args->contextual_seq_len);
     peri__operands o;
     peri_tensor *in[3] = {args->q, args->k, args->v};
     PERI_TRY(peri__widen(&o, PERI__IN_F32, in, 3));
@@ -268,7 +277,7 @@ static peri_status places(const char *f, peri_tensor *offsets, peri_tensor *targ
     PERI_TRY(check_marks(f, offsets, targets, offsets));
     if (rows < 0) return peri__fail(PERI_EINVAL, "%s: %lld rows, allowed: 0 and more", f, (long long)rows);
     marks m;
-    PERI_TRY(marks_init(f, &m, offsets, targets, rows, 0));
+    PERI_TRY(marks_init(f, &m, offsets, targets, rows, 0, 0));
     peri_tensor *y = NULL;
     peri_status status;
     PERI_TRY_GOTO(numbers_new(m.t, rows, &y), out);
@@ -322,7 +331,7 @@ peri_status peri_sparse_time_buckets(const peri_time_buckets_args *args, peri_te
     PERI_TRY(check_times(f, args));
     const int64_t rows = args->timestamps->shape[0];
     marks m;
-    PERI_TRY(marks_init(f, &m, args->seq_offsets, NULL, rows, 0));
+    PERI_TRY(marks_init(f, &m, args->seq_offsets, NULL, rows, 0, 0));
     peri_tensor *y = NULL, *flat = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri__contiguous_of(args->timestamps, &flat), out);

@@ -10,7 +10,7 @@
 /** Which members see which, and sizes. */
 typedef struct sequence_shape {
     const int64_t *lengths; /* sequences */
-    int64_t sequences, heads, dim, v_dim, window;
+    int64_t sequences, heads, dim, v_dim, window, contextual;
     bool causal, targets; /* targets: a third of each sequence, rounded up */
 } sequence_shape;
 
@@ -45,6 +45,7 @@ static inline peri_k_attention_args sequence_args(dense_case *c, const sequence_
                                .dim = s->dim,
                                .v_dim = s->v_dim,
                                .window = s->window,
+                               .contextual = s->contextual,
                                .alpha = 0.7 / sqrt((double)s->dim),
                                .scale = 0.03,
                                .dtype = dtype,
@@ -95,15 +96,18 @@ static inline void sequence_cases(const int64_t *lengths, int64_t n, int64_t dim
                                   dense_visit visit, void *ctx)
 {
     for (int32_t variant = 0; variant < 16; variant++) {
-        const sequence_shape s = {.lengths = lengths,
-                                  .sequences = n,
-                                  .heads = 1 + (variant & 1),
-                                  .dim = dim,
-                                  .v_dim = v_dim,
-                                  .window = variant & 2 ? 5 : 0,
-                                  .causal = variant & 4,
-                                  .targets = variant & 8};
-        for (int32_t form = 0; form < 2; form++) sequence_attention(&s, dtype, form, visit, ctx);
+        sequence_shape s = {.lengths = lengths,
+                            .sequences = n,
+                            .heads = 1 + (variant & 1),
+                            .dim = dim,
+                            .v_dim = v_dim,
+                            .window = variant & 2 ? 5 : 0,
+                            .causal = variant & 4,
+                            .targets = variant & 8};
+        for (int32_t form = 0; form < 2; form++) {
+            s.contextual = (variant + form + dim) % 4; /* over the calls, each of them with each mask */
+            sequence_attention(&s, dtype, form, visit, ctx);
+        }
     }
 }
 

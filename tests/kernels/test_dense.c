@@ -266,32 +266,50 @@ static void attention(void **state)
     sequence_cases(long_one, 2, 70, 5, PERI_F32, check_case, NULL);
 }
 
-/** A query sees a key exactly where the key's queries have it, and the sets are those that the words say. */
+/** Whether query @i sees key @j, from the matrix of distances as HSTU's authors build it: `ids`, `max_ids`. */
+static bool sees(const peri_k_attention_args *a, peri_k_sequence s, int64_t i, int64_t j)
+{
+    int64_t id[2] = {i, j}, max_id = s.n;
+    if (a->contextual > 0) {
+        for (int x = 0; x < 2; x++) id[x] = id[x] - a->contextual + 1 > 0 ? id[x] - a->contextual + 1 : 0;
+        max_id += 1 - a->contextual;
+    }
+    max_id -= s.t;
+    for (int x = 0; x < 2; x++) id[x] = id[x] < max_id ? id[x] : max_id;
+    const int64_t d = a->causal || id[0] > id[1] ? id[0] - id[1] : id[1] - id[0];
+    const bool near = d > 0 && (a->window == 0 || d <= a->window);
+    return i == j || near || (a->contextual > 0 && id[0] == 0 && id[1] < max_id);
+}
+
+/** The members of one sequence see each other as `sees` says, by the keys of each query and by the queries of each
+ *  key. */
+static void check_members(const peri_k_attention_args *a, peri_k_sequence s)
+{
+    bool keys[81] = {false}, queries[81] = {false};
+    for (int64_t x = 0; x < s.n; x++) {
+        peri_k_members k = peri_k_attention_keys(a, s, x), q = peri_k_attention_queries(a, s, x);
+        for (int64_t c = 0; c < peri_k_member_count(k); c++) keys[x * 9 + peri_k_member(k, c)] = true;
+        for (int64_t c = 0; c < peri_k_member_count(q); c++) queries[peri_k_member(q, c) * 9 + x] = true;
+        assert_true(k.head <= k.from && q.head <= q.from);
+    }
+    for (int64_t i = 0; i < s.n; i++)
+        for (int64_t j = 0; j < s.n; j++) {
+            assert_int_equal(queries[i * 9 + j], keys[i * 9 + j]);
+            if (s.n - s.t >= a->contextual) assert_int_equal(keys[i * 9 + j], sees(a, s, i, j));
+        }
+}
+
 static void who_sees_whom(void **state)
 {
     (void)state;
     for (int64_t n = 1; n < 9; n++)
         for (int64_t t = 0; t <= n; t++)
-            for (int64_t window = 0; window < 4; window++)
-                for (int causal = 0; causal < 2; causal++) {
-                    const peri_k_attention_args a = {.window = window, .causal = causal};
-                    const peri_k_sequence s = {0, n, t};
-                    bool keys[81] = {false}, queries[81] = {false};
-                    for (int64_t x = 0; x < n; x++) {
-                        peri_k_members k = peri_k_attention_keys(&a, s, x), q = peri_k_attention_queries(&a, s, x);
-                        for (int64_t c = 0; c < peri_k_member_count(k); c++) keys[x * 9 + peri_k_member(k, c)] = true;
-                        for (int64_t c = 0; c < peri_k_member_count(q); c++)
-                            queries[peri_k_member(q, c) * 9 + x] = true;
-                    }
-                    for (int64_t i = 0; i < n; i++)
-                        for (int64_t j = 0; j < n; j++) {
-                            int64_t at_i = i < n - t ? i : n - t, at_j = j < n - t ? j : n - t, d = at_i - at_j;
-                            if (!causal && d < 0) d = -d;
-                            bool sees = i == j || (d > 0 && (window == 0 || d <= window));
-                            assert_int_equal(keys[i * 9 + j], sees);
-                            assert_int_equal(queries[i * 9 + j], sees);
-                        }
-                }
+            for (int64_t window = 0; window < 6; window++)
+                for (int64_t contextual = 0; contextual < 5; contextual++)
+                    for (int causal = 0; causal < 2; causal++)
+                        check_members(
+                            &(peri_k_attention_args){.window = window, .contextual = contextual, .causal = causal},
+                            (peri_k_sequence){0, n, t});
 }
 
 static int report(void **state)

@@ -229,8 +229,9 @@ local function attention(l, form, most)
   if targets then inputs[4] = targets.index end
   l.list = list
   local dim = l.entry.args[1].named.q.shape[3]
-  l:set(l:op("attention", l:result_shape(), { inputs = inputs, ["function"] = form,
-    sizes = { shape[2], dim, shape[3], a.max_attn_len or 0, a.causal == false and 0 or 1, most or 0 },
+  local sizes = { shape[2], dim, shape[3], a.max_attn_len or 0, a.causal == false and 0 or 1, most or 0 }
+  if (a.contextual_seq_len or 0) > 0 then sizes[7] = a.contextual_seq_len end
+  l:set(l:op("attention", l:result_shape(), { inputs = inputs, ["function"] = form, sizes = sizes,
     numbers = { a.alpha or 1 / math.sqrt(dim), most and form == "hstu" and 1 / most or 0 } }))
 end
 made["sparse.jagged_attention"] = function(l) attention(l, "softmax", l.entry.args[1].named.max_seq_len) end

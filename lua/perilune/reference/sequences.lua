@@ -10,11 +10,12 @@
 local sparse = {}
 
 ---Attention within each sequence: the values of what a member sees, weighted by the softmax of `alpha * q . k`. A
----member sees itself and what is before it; a target sees the history and itself, but no other target. Recorded on the
----tape.
+---member sees itself and what is before it; a target sees the history and itself, but no other target. The first
+---`contextual_seq_len` members (what is known of a person, in front of what the person did) see the whole history.
+---Recorded on the tape.
 ---
 ---Errors: shapes or dtypes that do not fit; offsets that do not cut the rows; more targets than members; a sequence
----longer than `max_seq_len`.
+---longer than `max_seq_len`; a history that is shorter than `contextual_seq_len`, unless the whole sequence is empty.
 ---
 ---```lua
 ---local offsets = peri.tensor({ 0, 1, 3 }, "i64")
@@ -34,6 +35,7 @@ function sparse.jagged_attention(args) end
 ---@field num_targets? peri.Tensor How many of the last members of each sequence are targets: `[B]`, i32 or i64 (default: none).
 ---@field max_seq_len? integer A longer sequence is an error (default: any length is fine; `hstu_mha` needs it).
 ---@field max_attn_len? integer How many members far a member looks; a target counts from where the history ends (default: 0, everywhere).
+---@field contextual_seq_len? integer How many of the first members of each sequence are contextual; for `max_attn_len` they all stand where the first one does (default: 0).
 ---@field alpha? number Factor of the products (default: 1 / sqrt(D)).
 ---@field causal? boolean Whether members of the history see only what is before them (default: true).
 

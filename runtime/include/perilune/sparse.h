@@ -249,6 +249,8 @@ typedef struct peri_attention_args {
     double alpha, scale;      /* scale: of PERI_ATTENTION_SILU */
     int32_t form;             /* PERI_ATTENTION_* */
     bool causal;              /* members of the history do not see what is behind them */
+    int64_t contextual_seq_len; /* how many of the first members of each sequence are contextual: they see the whole
+                                   history, and stand, for max_attn_len, all at its first place */
 } peri_attention_args;
 
 /** Each member's sum of the values of those that it sees, weighted: with PERI_ATTENTION_SOFTMAX by softmax(alpha * q .
