@@ -136,6 +136,16 @@ local models = {
   },
 }
 
+models.hstu_context = { file = "hstu", args = peri.util.copy(models.hstu.args), batch = function(mine, step)
+  local batch = models.hstu.batch(mine, step)
+  local function known(rows) return function(b) return { draw(step, 7 * b + rows, rows) } end end
+  batch.sparse_features = peri.KeyedJaggedTensor.concat { batch.sparse_features, ids_of(mine, { { "country", known(5) },
+    { "age", known(3) } }) }
+  return batch
+end }
+models.hstu_context.args.max_seq_len = 14
+models.hstu_context.args.context = { { name = "country", rows = 5 }, { name = "age", rows = 3 } }
+
 -- -- training ---------------------------------------------------------------------------------------------------------
 
 local entries = { plan.row_wise, function() return plan.table_wise(0) end, plan.column_wise, plan.data_parallel }
@@ -175,7 +185,7 @@ local function train(name, world, n)
   local case, want, losses = models[name], document.models[name], {}
   local args = { embedding_dim = DIM, learning_rate = LR, eps = EPS }
   for k, v in pairs(case.args) do args[k] = v end
-  local module = dofile(("examples/models/%s.lua"):format(name))(args)
+  local module = dofile(("examples/models/%s.lua"):format(case.file or name))(args)
   local model = peri.DistributedModelParallel { module = module, plan = plan_of(module, n), group = world }
   set_weights(model, want)
   local optimizer = peri.nn.optim.Adagrad { params = model:named_parameters(), lr = LR, eps = EPS }
@@ -193,7 +203,7 @@ local function train(name, world, n)
   return losses
 end
 
-for _, name in ipairs { "two_tower", "deepfm", "din", "mmoe", "hstu" } do
+for _, name in ipairs { "two_tower", "deepfm", "din", "mmoe", "hstu", "hstu_context" } do
   for n, device in ipairs { devices[#devices], devices[1], "cpu" } do
     it(("%s.lua trains as PyTorch does, on %d rank(s), on %s"):format(name, n, device), function()
       local want = document.models[name].losses

@@ -114,8 +114,8 @@ def mmoe(m, step):
     return F.binary_cross_entropy_with_logits(torch.cat(logits, 1), labels(step, 2))
 
 
-def hstu(m, step):
-    most, actions = 12, 4
+def hstu(m, step, context=()):
+    most, actions = 12 + len(context), 4
     history = [draw(step, 5 * b, 6) for b in range(SAMPLES)]
     targets = [1 + draw(step, 3 * b, 3) for b in range(SAMPLES)]
     lengths = [h + t for h, t in zip(history, targets)]
@@ -131,14 +131,26 @@ def hstu(m, step):
     bucket = buckets(torch.tensor(times), lengths, "sqrt", 60.0, 8)
     x = m.param("t/item", 13, DIM)[items] * math.sqrt(DIM) + m.param("t/action", actions, DIM)[acts]
     x = x + m.param("position.weight", most + 1, DIM)[pos] + m.param("time.weight", 9, DIM)[bucket]
+    asked = torch.tensor([p == 0 for p in pos])
+    if context:
+        vectors = torch.stack([m.param("t/" + name, rows, DIM)[[draw(step, 7 * b + rows, rows) for b in range(SAMPLES)]]
+                               for name, rows in context], 1) + m.param("context.weight", len(context), DIM)
+        x = torch.cat([part for b, own in enumerate(x.split(lengths)) for part in (vectors[b], own)])
+        none = torch.zeros(len(context), dtype=torch.bool)
+        asked = torch.cat([part for own in asked.split(lengths) for part in (none, own)])
+        lengths = [n + len(context) for n in lengths]
     for layer in ("layers.0", "layers.1"):
         h, a = 2 * 3, 2 * 2
         u, v, q, k = torch.split(F.silu(m.linear(layer + ".uvqk", m.norm(layer + ".input_norm", x), 2 * h + 2 * a)), [h, h, a, a], 1)
-        n = len(items)
-        o = attention(q.reshape(n, 2, 2), k.reshape(n, 2, 2), v.reshape(n, 2, 3), "silu", lengths, targets, True, 0, 2 ** -0.5, most)
+        n = len(x)
+        o = attention(q.reshape(n, 2, 2), k.reshape(n, 2, 2), v.reshape(n, 2, 3), "silu", lengths, targets, True, 0, 2 ** -0.5, most,
+                      len(context))
         x = x + m.linear(layer + ".output", u * m.norm(layer + ".output_norm", o.reshape(n, h)), DIM)
-    asked = torch.tensor([p == 0 for p in pos])
     return F.binary_cross_entropy_with_logits(m.linear("head", m.norm("norm", x)[asked], 1)[:, 0], torch.tensor(y))
+
+
+def hstu_context(m, step):
+    return hstu(m, step, (("country", 5), ("age", 3)))
 
 
 def train(f):
@@ -156,7 +168,7 @@ def train(f):
 
 
 def main():
-    models = {f.__name__: train(f) for f in (two_tower, deepfm, din, mmoe, hstu)}
+    models = {f.__name__: train(f) for f in (two_tower, deepfm, din, mmoe, hstu, hstu_context)}
     print('{"format": 1, "kind": "tensor", "library": "torch %s", "tolerance": 1e-4, "models": {' % torch.__version__)
     print(",\n".join('"%s": %s' % (n, json.dumps(v)) for n, v in models.items()))
     print("}}")
