@@ -3,10 +3,10 @@
  * kernels/sequence.h: attention within the sequences of a jagged array, and the places and times of their members.
  *
  * Words: sequence s has the rows [offsets[s], offsets[s + 1]), which are its members 0, 1, ... Its last targets[s]
- * members are *targets*: items that a ranker is asked about. The members before them are the *history*. Its first members
- * may be *contextual*: not items, but what is known of the person (a country, an age), which belongs to the history. All
- * kernels take i64 offsets (complete) and targets; a number of targets outside of 0..length counts as the nearest
- * allowed one.
+ * members are *targets*: items that a ranker is asked about. The members before them are the *history*. Its first
+ * members may be *contextual*: not items, but what is known of the person (a country, an age), which belongs to the
+ * history. All kernels take i64 offsets (complete) and targets; a number of targets outside of 0..length counts as the
+ * nearest allowed one.
  */
 #ifndef PERI_KERNELS_SEQUENCE_H
 #define PERI_KERNELS_SEQUENCE_H

@@ -6,8 +6,8 @@
 -- all.
 --
 -- A batch: sparse_features: ids by "item" (the sequence with its targets) and "action" (what the person did with each
--- item; for targets the number of "not known yet"), of equal lengths, and one id of each context; timestamps [n] in seconds, i64; num_targets [B];
--- labels: 0 or 1 for each target, [T].
+-- item; for targets the number of "not known yet"), of equal lengths, and one id of each context; timestamps [n] in
+-- seconds, i64; num_targets [B]; labels: 0 or 1 for each target, [T].
 local peri = require "perilune"
 local nn, F, sparse = peri.nn, peri.nn.functional, peri.sparse
 local util = peri.util
@@ -101,8 +101,8 @@ end
 
 --- items and actions: rows of the tables; embedding_dim; num_layers; num_heads, of attention_dim and hidden_dim numbers
 --- each; max_seq_len: of a sequence with its context and targets; context: a list of { name =, rows = }, the feature and
---- the table of each; num_time_buckets; dropout: of what goes into the first layer and
---- out of each, while it is trained; learning_rate and eps: of the tables.
+--- the table of each; num_time_buckets; dropout: of what goes into the first layer and out of each, while it is
+--- trained; learning_rate and eps: of the tables.
 return function(args)
   return HSTU(util.named("HSTU", args, { items = util.required.number, actions = util.required.number,
     embedding_dim = 32, num_layers = 2, num_heads = 2, attention_dim = 16, hidden_dim = 16, max_seq_len = 200,

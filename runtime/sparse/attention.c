@@ -12,7 +12,7 @@
 /** Checked sequences: offsets [sequences + 1], and behind them the numbers of targets [sequences], if there are any, in
  *  one tensor. */
 typedef struct marks {
-    peri_tensor *t; /* contiguous i64 */
+    peri_tensor *t; /* contiguous i64; nobody writes to it */
     int64_t sequences;
     bool targets;
 } marks;
@@ -53,33 +53,105 @@ static peri_status put(const marks *m, int64_t at, peri_tensor *from)
     return status;
 }
 
-/** *m = the sequences that @offsets cut out of @rows rows; none is longer than @most (0: any length), none that has
- *  members shorter than @contextual. Waits. */
-static peri_status marks_init(const char *f, marks *m, peri_tensor *offsets, peri_tensor *targets, int64_t rows,
-                              int64_t most, int64_t contextual)
+/** Where the numbers of a tensor lie, and how often they had been changed; all 0: no tensor. */
+typedef struct place {
+    uint64_t serial, version;
+    int64_t offset, n, stride;
+    int32_t dtype;
+} place;
+
+static place place_of(const peri_tensor *t)
+{
+    if (!t) return (place){0};
+    return (place){t->storage->serial, peri__version(t), t->offset, t->shape[0], t->stride[0], t->dtype};
+}
+
+static bool same_place(const place *a, const place *b)
+{
+    return a->serial == b->serial && a->version == b->version && a->offset == b->offset && a->n == b->n &&
+           a->stride == b->stride && a->dtype == b->dtype;
+}
+
+/** Sequences that have been checked, kept with the storage of their offsets: the layers of a model ask about the same
+ *  ones, and a check waits for the device. */
+typedef struct known {
+    peri__note note;
+    place offsets, targets;
+    int64_t rows, contextual, longest; /* contextual: no sequence that has members has fewer before its targets */
+    peri_tensor *t; /* as in marks */
+} known;
+
+static void known_fini(peri__note *note)
+{
+    known *k = (known *)(void *)note;
+    peri_tensor_release(k->t);
+    peri__free(k);
+}
+
+/** Whether @k answers for these, on the current stream, in whose order k->t was made. */
+static bool answers(const known *k, const peri_tensor *offsets, const peri_tensor *targets, int64_t rows,
+                    int64_t contextual)
+{
+    const place o = place_of(offsets), t = place_of(targets);
+    return same_place(&k->offsets, &o) && (!targets || same_place(&k->targets, &t)) && k->rows == rows &&
+           k->contextual >= contextual && k->t->storage->home == peri_stream_current(peri__device(offsets));
+}
+
+/** Check the sequences that @offsets cut out of k->rows rows, and make k->t. Waits. */
+static peri_status look(const char *f, known *k, peri_tensor *offsets, peri_tensor *targets)
 {
     peri_tensor *flat;
     peri__bags bags = {0};
     PERI_TRY(peri_tensor_contiguous(offsets, &flat));
-    peri_status status = peri__bags_of(f, "seq_offsets", &bags, NULL, flat, rows, 0);
+    peri_status status = peri__bags_of(f, "seq_offsets", &bags, NULL, flat, k->rows, 0);
     peri_tensor_release(flat);
     if (status < 0) return status;
-    m->sequences = bags.bags;
-    m->targets = targets;
-    m->t = NULL;
-    if (most > 0 && bags.longest > most)
-        PERI_TRY_GOTO(peri__fail(PERI_ERANGE, "%s: a sequence of %lld members, allowed: max_seq_len, %lld", f,
-                                 (long long)bags.longest, (long long)most),
-                      out);
+    k->longest = bags.longest;
     int64_t size = bags.bags + 1 + (targets ? bags.bags : 0);
-    PERI_TRY_GOTO(peri_tensor_new(peri__device(offsets), PERI_I64, 1, &size, &m->t), out);
-    PERI_TRY_GOTO(put(m, 0, bags.offsets), out);
-    if (targets) PERI_TRY_GOTO(put(m, bags.bags + 1, targets), out);
-    if (targets || contextual > 0) PERI_TRY_GOTO(check_members(f, m, contextual), out);
+    PERI_TRY_GOTO(peri_tensor_new(peri__device(offsets), PERI_I64, 1, &size, &k->t), out);
+    const marks m = {k->t, bags.bags, targets};
+    PERI_TRY_GOTO(put(&m, 0, bags.offsets), out);
+    if (targets) PERI_TRY_GOTO(put(&m, bags.bags + 1, targets), out);
+    if (targets || k->contextual > 0) PERI_TRY_GOTO(check_members(f, &m, k->contextual), out);
 out:
     peri__bags_fini(&bags);
-    if (status < 0) peri_tensor_release(m->t);
     return status;
+}
+
+/** *m = the sequences that @offsets cut out of @rows rows; none is longer than @most (0: any length), none that has
+ *  members shorter than @contextual. Waits, unless it has been found out before. */
+static peri_status marks_init(const char *f, marks *m, peri_tensor *offsets, peri_tensor *targets, int64_t rows,
+                              int64_t most, int64_t contextual)
+{
+    peri__storage *s = offsets->storage;
+    known *k = (known *)(void *)peri__note_take(s);
+    if (k && !answers(k, offsets, targets, rows, contextual)) {
+        known_fini(&k->note);
+        k = NULL;
+    }
+    peri_status status = PERI_OK;
+    if (!k) {
+        k = peri__alloc_zero(sizeof *k);
+        if (!k) return PERI_ENOMEM;
+        k->note = (peri__note){peri__version(offsets), known_fini};
+        k->offsets = place_of(offsets);
+        k->targets = place_of(targets);
+        k->rows = rows;
+        k->contextual = contextual;
+        status = look(f, k, offsets, targets);
+    }
+    if (status >= 0 && most > 0 && k->longest > most)
+        status = peri__fail(PERI_ERANGE, "%s: a sequence of %lld members, allowed: max_seq_len, %lld", f,
+                            (long long)k->longest, (long long)most);
+    if (status < 0) {
+        known_fini(&k->note);
+        return status;
+    }
+    *m = (marks){k->t, offsets->shape[0] - 1, targets};
+    peri_tensor_retain(k->t);
+    if (targets && atomic_load(&targets->storage->exposed)) known_fini(&k->note);
+    else peri__note_put(s, &k->note);
+    return PERI_OK;
 }
 
 /** i32 or i64 offsets of @like's device, and a number for each sequence or NULL. */

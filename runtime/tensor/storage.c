@@ -9,8 +9,10 @@
 /** A storage without data. */
 static peri__storage *storage_shell(peri_device *device, int64_t bytes)
 {
+    static atomic_uint_least64_t serial;
     peri__storage *s = peri__alloc_zero(sizeof *s);
     if (!s) return NULL;
+    s->serial = atomic_fetch_add_explicit(&serial, 1, memory_order_relaxed) + 1;
     peri__refs_init(&s->refs);
     s->device = device;
     s->home = peri_stream_current(device);
@@ -59,6 +61,20 @@ peri_status peri__storage_lent(peri_device *device, int64_t bytes, void *data, v
     return PERI_OK;
 }
 
+peri__note *peri__note_take(peri__storage *s)
+{
+    peri__note *note = atomic_exchange(&s->note, NULL);
+    if (!note || note->version == atomic_load_explicit(&s->version, memory_order_relaxed)) return note;
+    note->fini(note);
+    return NULL;
+}
+
+void peri__note_put(peri__storage *s, peri__note *note)
+{
+    peri__note *none = NULL;
+    if (atomic_load(&s->exposed) || !atomic_compare_exchange_strong(&s->note, &none, note)) note->fini(note);
+}
+
 /** Memory is freed in the order of its home, the stream on which it was taken. Whoever drops the last reference may
  *  have queued work on it elsewhere: a backward pass frees what other streams have saved. So the home comes after what
  *  is queued here. (Where not even that can be queued any more, this stream runs dry first.) */
@@ -77,6 +93,8 @@ void peri__storage_release(peri__storage *s)
 {
     if (!s || !peri__refs_drop(&s->refs)) return;
     peri__report_return(s->ahead);
+    peri__note *note = atomic_load(&s->note);
+    if (note) note->fini(note);
     free_after_use(s->home);
     const peri_device_vtab *v = s->device->vtab;
     if (s->mapped) (void)peri__between_idle();

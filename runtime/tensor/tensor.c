@@ -204,6 +204,7 @@ peri_status peri__tensor_host(peri_device *device, int32_t dtype, int32_t ndim, 
         return status;
     }
     t->storage->release = release ? release : nobody;
+    atomic_store(&t->storage->exposed, true);
     t->storage->ctx = ctx;
     *out = t;
     return PERI_OK;
@@ -417,6 +418,7 @@ peri_status peri_tensor_data(peri_tensor *t, void **out)
         return peri__fail(PERI_EUNSUPPORTED, "peri_tensor_data: %s is not contiguous",
                           peri__tensor_text(t, text, sizeof text));
     PERI_TRY(peri_stream_synchronize(peri_stream_current(peri__device(t))));
+    atomic_store(&t->storage->exposed, true);
     *out = peri__data(t);
     return PERI_OK;
 }

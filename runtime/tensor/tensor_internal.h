@@ -100,6 +100,13 @@ typedef struct peri__storage_watch {
     void *ctx;
 } peri__storage_watch;
 
+/** What somebody found out about the elements of a storage, kept with it so that it need not be found out again: see
+ *  peri__note_take. The first member of what its maker keeps. */
+typedef struct peri__note {
+    uint64_t version; /* of the storage when the elements were looked at */
+    void (*fini)(struct peri__note *note);
+} peri__note;
+
 /** A block of device memory. Its free is ordered by `home`, the stream that was current when it was made: work of other
  *  streams on it must be joined to home (peri_stream_wait) before the last release. */
 typedef struct peri__storage {
@@ -115,6 +122,9 @@ typedef struct peri__storage {
     atomic_uint_least64_t version; /* grows when a caller's tensor is changed in place: see peri__changed */
     _Atomic(const peri__storage_watch *) watch; /* who is told before that; NULL: nobody. Borrowed: it sets and resets
                                                    it itself */
+    uint64_t serial; /* of this storage alone, from 1 on: an address may be another storage's later */
+    atomic_bool exposed; /* a program has its address (peri_tensor_data, its own memory), and may write uncounted */
+    _Atomic(peri__note *) note; /* or NULL: nothing is known, or somebody has taken it */
     peri__report *ahead; /* its number on the way to the host since a backward pass began from it (peri__item_ahead), or
                             NULL */
 } peri__storage;
@@ -124,6 +134,12 @@ peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, p
 /** In memory that somebody lends, which @device can use: @data, given back in the end by @give_back, any thread's. */
 peri_status peri__storage_lent(peri_device *device, int64_t bytes, void *data, void (*give_back)(void *data),
                                peri__storage **out);
+/** Take the note of a storage away, if it is about the elements as they are now; else NULL. Whoever takes it puts it
+ *  back or calls its fini; others find none meanwhile and look for themselves. */
+peri__note *peri__note_take(peri__storage *s);
+/** Put a note (taken) with the storage; where it cannot be kept, because elements may change uncounted or another note
+ *  is there, it is gone. */
+void peri__note_put(peri__storage *s, peri__note *note);
 void peri__storage_release(peri__storage *storage);
 
 typedef struct peri__node peri__node;

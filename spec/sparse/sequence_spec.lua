@@ -110,6 +110,47 @@ for _, device in ipairs(devices) do
       assert.equal(0, (sparse.truncate_jagged(x, lengths, 0)):numel())
     end)
 
+    it("remembers that offsets were checked until they, targets or the question change", function()
+      local offsets, targets = i64({ 0, 2, 5 }, device), i64({ 1, 1 }, device)
+      local function places(given, rows, contextual)
+        local q = peri.zeros({ rows or 5, 1, 1 }, "f32", device)
+        sparse.jagged_attention { q = q, k = q, v = q, seq_offsets = given or offsets, num_targets = targets,
+          contextual_seq_len = contextual }
+        return list(sparse.sequence_positions { seq_offsets = given or offsets, rows = rows or 5, max_positions = 9,
+          num_targets = targets })
+      end
+      local function fails(text, ...)
+        for _ = 1, 2 do
+          local ok, err = pcall(places, ...)
+          assert.is_false(ok)
+          assert.matches(text, tostring(err), 1, true)
+        end
+      end
+      assert.equal("1 0 2 1 0", places())
+      assert.equal("1 0 2 1 0", places(nil, nil, 1))
+      fails("sequence 0 has 1 members before its targets", nil, nil, 2)
+      fails("allowed: 0..4", nil, 4)
+      assert.equal("1 0 2 1 0", places())
+      targets:copy(i64({ 0, 3 }, device))
+      assert.equal("2 1 0 0 0", places())
+      targets:fill(3)
+      fails "num_targets[0] is 3, allowed: 0..2"
+      targets:fill(0)
+      offsets:copy(i64({ 0, 4, 5 }, device))
+      assert.equal("4 3 2 1 1", places())
+      offsets:slice(1, 1, 2):fill(7)
+      fails "bag 0: it ends at offset 7"
+      offsets:slice(1, 1, 2):fill(1)
+      assert.equal("1 4 3 2 1", places())
+      -- targets and offsets in one storage, and offsets that lie apart
+      local all = i64({ 0, 1, 1, 0, 2, 5, 2, 1, 5 }, device)
+      targets = all:slice(1, 2, 4)
+      assert.equal("1 0 3 2 1", places(all:slice(1, 3, 6)))
+      all:slice(1, 2, 3):fill(0)
+      assert.equal("2 1 3 2 1", places(all:slice(1, 3, 6)))
+      assert.equal("2 1 3 2 1", places(all:slice(1, 0, 9, 4):copy(i64({ 0, 2, 5 }, device))))
+    end)
+
     it("has nothing to do without members and without sequences", function()
       for _, offsets in ipairs { i64({ 0, 0 }, device), i64({ 0 }, device) } do
         local q = peri.zeros({ 0, 2, 3 }, "f32", device):requires_grad()

@@ -1,4 +1,5 @@
--- bag_counts.lua: how often a call of nn.EmbeddingBag with offsets makes the host wait for the pretended GPU:
+-- bag_counts.lua: how often a call of nn.EmbeddingBag with offsets, and one of attention after the first, make the host
+-- wait for the pretended GPU:
 --   perilune run -n 1 spec/support/bag_counts.lua FOLDER-OF-THE-PRETENDED-GPU
 -- Prints a line "mode count" for each mode: waits of a call, the mean of four.
 local ffi = require "ffi"
@@ -29,4 +30,13 @@ for _, mode in ipairs { "sum", "mean", "max" } do
   for _ = 1, CALLS do module(ids, offsets) end
   print(("%s %g"):format(mode, (waits() - before) / CALLS))
 end
+local q, targets = peri.randn({ 2, 1, 4 }, "f32", device), peri.tensor({ 1, 0 }, "i64", device)
+local function attend()
+  return peri.sparse.hstu_mha { q = q, k = q, v = q, seq_offsets = offsets, num_targets = targets, max_seq_len = 2,
+    contextual_seq_len = 1 }
+end
+attend()
+local before = waits()
+for _ = 1, CALLS do attend() end
+print(("attention %g"):format((waits() - before) / CALLS))
 peri.finish()

@@ -23,7 +23,8 @@ function M.attention(args, device)
   local targets = type(args.targets) == "table" and peri.tensor({ unpack(args.targets) }, "i64", device) or nil
   return function(q, k, v)
     return f { q = q, k = k, v = v, seq_offsets = offsets, num_targets = targets, causal = args.causal,
-      max_attn_len = args.window, contextual_seq_len = args.contextual, alpha = args.alpha, max_seq_len = args.max_seq_len }
+      max_attn_len = args.window, contextual_seq_len = args.contextual, alpha = args.alpha,
+      max_seq_len = args.max_seq_len }
   end, rows
 end
 
@@ -39,8 +40,8 @@ function M.speed()
         targets[i] = math.min(lengths[i], 5)
       end
       list[#list + 1] = { name = ("%s attention %d x %d, %d heads of %d"):format(form, sequences, mean, heads, dim),
-        heads = heads, dim = dim, args = { form = form, lengths = lengths, targets = targets, causal = true, window = 0, contextual = 0,
-          max_seq_len = 2 * mean } }
+        heads = heads, dim = dim, args = { form = form, lengths = lengths, targets = targets, causal = true, window = 0,
+          contextual = 0, max_seq_len = 2 * mean } }
     end
   end
   return list
