@@ -100,8 +100,8 @@ function HSTU:forward(batch)
 end
 
 --- items and actions: rows of the tables; embedding_dim; num_layers; num_heads, of attention_dim and hidden_dim numbers
---- each; max_seq_len: of a sequence with its context and targets; context: a list of { name =, rows = }, the feature and
---- the table of each; num_time_buckets; dropout: of what goes into the first layer and out of each, while it is
+--- each; max_seq_len: of a sequence with its context and targets; context: a list of { name =, rows = }, the feature
+--- and the table of each; num_time_buckets; dropout: of what goes into the first layer and out of each, while it is
 --- trained; learning_rate and eps: of the tables.
 return function(args)
   return HSTU(util.named("HSTU", args, { items = util.required.number, actions = util.required.number,
