@@ -240,8 +240,8 @@ enum {
  *    mch_load, hash_map_load: the map, which knows nothing, becomes that. mch_load with mapping NULL (state_row 0): the
  *      arrays are in the order of rows, and may be the map's own.
  *    collision_reset: the bucket knows nothing, its list of changed rows is empty, and they do not count in the head;
- *    it may be uninitialised
- *      (`blank`), or else what it had no longer counts there.
+ *    it may be uninitialised (`blank`), or else what it had no longer counts there. With `rows_stay` the ids and
+ *    numbers of its rows stay, but nothing leads to them.
  *  state_first: row of the map's first loaded bucket in the state. range: buckets, from `from` on: bucket from + i. */
 typedef struct peri_k_collision_state_args {
     peri_k_collision_map map;
@@ -254,6 +254,7 @@ typedef struct peri_k_collision_state_args {
     int64_t iteration; /* MCH: of the state */
     int32_t from;
     bool blank;
+    bool rows_stay;    /* collision_reset */
 } peri_k_collision_state_args;
 
 /** MCH: the highest count of a row that a state may have: sums cannot overflow. The bucket's last row, nobody's, has

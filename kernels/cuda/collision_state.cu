@@ -51,10 +51,11 @@ struct reset {
             m.is_changed[row] = 0;
             if (m.rows) {
                 occupied += !a.blank && m.rows[row].id != -1;
-                m.rows[row] = {-1, -1, 0};
+                if (!a.rows_stay) m.rows[row] = {-1, -1, 0};
                 continue;
             }
             occupied += !a.blank && m.ids[row] != INT64_MAX;
+            if (a.rows_stay) continue;
             m.ids[row] = INT64_MAX;
             if (m.counts) m.counts[row] = 0;
             if (m.last) m.last[row] = 0;

@@ -47,10 +47,11 @@ static void ref_collision_reset(const void *args, int64_t begin, int64_t end)
             m->is_changed[row] = 0;
             if (m->rows) {
                 occupied += !a->blank && m->rows[row].id != -1;
-                m->rows[row] = (peri_k_hash_row){-1, -1, 0};
+                if (!a->rows_stay) m->rows[row] = (peri_k_hash_row){-1, -1, 0};
                 continue;
             }
             occupied += !a->blank && m->ids[row] != INT64_MAX;
+            if (a->rows_stay) continue;
             m->ids[row] = INT64_MAX;
             if (m->counts) m->counts[row] = 0;
             if (m->last) m->last[row] = 0;

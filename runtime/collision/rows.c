@@ -207,13 +207,27 @@ peri_status peri_collision_rows_check(const peri_collision *c, const peri_collis
     return PERI_OK;
 }
 
-peri_status peri_collision_rows_begin(peri_collision *c)
+/** The map knows nothing. @rows_stay: but in its memory rows have the ids and numbers that they had. */
+static peri_status forget(peri_collision *c, bool rows_stay)
 {
-    PERI_NEED(c);
-    PERI_TRY(peri__collision_reset(c, 0, c->config.n_buckets, false));
+    peri_k_collision_state_args args = {.map = c->map, .rows_stay = rows_stay};
+    PERI_TRY(PERI_LAUNCH(c->device, collision_reset, &args, c->config.n_buckets, 1));
+    PERI_TRY(peri__collision_set(c, PERI_COLLISION_OCCUPIED, 0)); /* rows that were put did not count yet */
     peri__collision_unlearn(c);
     c->map.full = false;
     return peri__collision_report(c);
+}
+
+peri_status peri_collision_rows_begin(peri_collision *c)
+{
+    PERI_NEED(c);
+    return forget(c, false);
+}
+
+peri_status peri_collision_rows_change(peri_collision *c)
+{
+    PERI_NEED(c);
+    return forget(c, true);
 }
 
 /** Rows [row, row + n) of a hash map, n <= ROWS. */

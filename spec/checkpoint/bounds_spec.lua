@@ -90,6 +90,8 @@ for kind, module in peri.util.ordered { mch = mch(ROWS),
   local mc = raw(ROWS, module)
   measure("save a map of kind " .. kind, function() peri.checkpoint.save(path .. kind, { mc = mc }) end)
   measure("load a map of kind " .. kind, function() peri.checkpoint.load(path .. kind, { mc = mc }) end)
+  local numbers = "mc/_managed_collision_collection._managed_collision_modules.t." .. (kind == "mch" and "_mch_counts" or "_hash_zch_metadata")
+  measure("load some states of kind " .. kind, function() peri.checkpoint.load(path .. kind, { mc = mc }, { except = { numbers } }) end)
   if kind == "mch" then
     local dict = {}
     for name, t in peri.util.ordered(mc:state_dict()) do dict[name] = peri.Tensor.is(t) and t or t:gather() end
@@ -119,5 +121,5 @@ it("beside a model saves, loads, increments, followers, other plans, full checkp
     cases = cases + 1
     assert.is_true(tonumber(mib) <= 64, ("%s: %s MiB"):format(case, mib))
   end
-  assert.equal(19, cases, out)
+  assert.equal(21, cases, out)
 end)

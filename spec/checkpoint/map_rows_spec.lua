@@ -186,3 +186,61 @@ it("states in the order of ids load as well, a window of rows at a time; a row t
   assert.matches("_mch_remapped_ids_mapping' has no id for row %d+, wanted each of 64 rows once", tostring(err))
   assert.equal(before, text_of(target))
 end)
+
+-- Some states of a map: a row keeps the numbers that are not loaded, unless it has another id now.
+describe("some states of a map", function()
+  local PATH = "mc/_managed_collision_collection._managed_collision_modules.t."
+  local of_kind = { mch = { ids = "_mch_sorted_raw_ids", rows = "_mch_remapped_ids_mapping",
+    numbers = { _mch_counts = 0, _mch_last_access_iter = 0 } },
+    hash = { ids = "_hash_zch_identities", numbers = { _hash_zch_metadata = -1 } } }
+
+  --- By row of the table: the number that a model has in each state.
+  local function by_row(mc, kind)
+    local module = mc:managed_collision_collection():managed_collision_modules().t
+    local names, all = of_kind[kind], {}
+    local rows = names.rows and module:state_dict()[names.rows]:gather():to_list()
+    for _, name in ipairs(peri.util.keys(names.numbers)) do all[name] = {} end
+    all[names.ids] = {}
+    for name, list in peri.util.ordered(all) do
+      for k, x in ipairs(module:state_dict()[name]:gather():reshape(-1):to_list()) do
+        list[rows and tonumber(rows[k]) + 1 or k] = tostring(x)
+      end
+    end
+    return all
+  end
+
+  for kind, names in peri.util.ordered(of_kind) do
+    it("of kind " .. kind .. " are of the rows that they had", function()
+      local source, path = trained(kind), folder .. "/some-" .. kind
+      peri.checkpoint.save(path, { mc = source })
+      local states = peri.util.keys(names.numbers)
+      table.insert(states, names.ids)
+      for set = 1, 2 ^ #states - 1 do -- every choice of states
+        local only, loaded = { "mc/_embedding_module." }, {}
+        for i, name in ipairs(states) do
+          loaded[name] = math.floor(set / 2 ^ (i - 1)) % 2 == 1
+          if loaded[name] then only[#only + 1] = PATH .. name end
+        end
+        local target = model(kind)
+        for i = 0, 2 do step(target, 10 * i) end -- some ids and their rows are the source's
+        step(target, 500)
+        step(target, 500)
+        local before, want, from = by_row(target, kind), {}, by_row(source, kind)
+        for name, initial in peri.util.ordered(names.numbers) do
+          want[name] = {}
+          for row = 1, ROWS do
+            local same = not loaded[names.ids] or from[names.ids][row] == before[names.ids][row]
+            want[name][row] = loaded[name] and from[name][row] or same and before[name][row]
+              or tostring(initial)
+          end
+        end
+        want[names.ids] = (loaded[names.ids] and from or before)[names.ids]
+        peri.checkpoint.load(path, { mc = target }, { only = only })
+        local got = by_row(target, kind)
+        for name, list in peri.util.ordered(want) do
+          assert.equal(table.concat(list, " "), table.concat(got[name], " "), name .. " of " .. table.concat(only, " "))
+        end
+      end
+    end)
+  end
+end)

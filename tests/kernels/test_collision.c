@@ -450,6 +450,13 @@ static void states(void **unused)
                 assert_int_equal(out.last[r], right.last[r]);
             }
             a.blank = false;
+            a.rows_stay = true;
+            k->fn[PERI_K_collision_reset](&a, 0, 1);
+            assert_int_equal(a.map.head[PERI_COLLISION_OCCUPIED], 0);
+            k->fn[hash ? PERI_K_hash_map_read : PERI_K_mch_sorted](&out, 0, 1);
+            assert_memory_equal(out.sorted, right.sorted, 8 * STATE);
+            a.map.head[PERI_COLLISION_OCCUPIED] = have;
+            a.rows_stay = false;
             k->fn[PERI_K_collision_reset](&a, 0, 1);
             assert_int_equal(a.map.head[PERI_COLLISION_OCCUPIED], 0);
         }

@@ -94,10 +94,10 @@ local function check_rename(func, rename)
   end
 end
 
---- The names that are loaded: a list of { name = in the checkpoint, as = here }, and whether some were left out on
---- purpose.
+--- The names that are loaded: a list of { name = in the checkpoint, as = here }, whether some were left out on purpose,
+--- and which (such a list).
 local function choose(func, c, a)
-  local list, partial, used, taken, from = {}, false, {}, {}, {}
+  local list, left, used, taken, from = {}, {}, {}, {}, {}
   for _, name in ipairs(c:names()) do
     local as, begin = renamed(a.rename, name)
     if begin then from[begin] = true end
@@ -106,8 +106,7 @@ local function choose(func, c, a)
     local only, except = a.only and within(a.only, as), a.except and within(a.except, as)
     if only then used[only] = true end
     if except then used[except] = true end
-    if (a.only and not only) or except then partial = true
-    else list[#list + 1] = { name = name, as = as } end
+    table.insert(((a.only and not only) or except) and left or list, { name = name, as = as })
   end
   for begin in util.ordered(a.rename or {}) do
     if not from[begin] then
@@ -120,15 +119,15 @@ local function choose(func, c, a)
         option, c.path, prefix)) end
     end
   end
-  if #list == 0 and partial then
+  if #list == 0 and #left > 0 then
     P.fail(("%s: only and except leave nothing of checkpoint '%s' to load"):format(func, c.path))
   end
-  return list, partial
+  return list, #left > 0, left
 end
 
 --- The dict of each part that is to be loaded: part's name -> { dict, extra }. Parts that were left out are not there.
---- patch (or nil): a function of a tensor's name, see StoredTensor.
-local function dicts_of(c, saved, list, a, patch)
+--- left: the tensors that are not loaded. patch (or nil): a function of a tensor's name, see StoredTensor.
+local function dicts_of(c, saved, list, left, a, patch)
   local dicts = {}
   local function have(part)
     local tree = saved.parts and saved.parts[part]
@@ -146,7 +145,13 @@ local function dicts_of(c, saved, list, a, patch)
     entry.value = stored:numel() <= SMALL and P.lasting(stored.tensor, stored, "cpu") or stored
     parts_of.place(have(part), entry.as, entry.value)
   end
-  for _, d in util.ordered(dicts) do maps.order_by_id(d.dict) end
+  local beside = {}
+  for _, entry in ipairs(left) do
+    local part = entry.as:match "^([^/]*)/" or ""
+    beside[part] = beside[part] or {}
+    if maps.is_of_mch(entry.as) then parts_of.place(beside[part], entry.as, c:stored(entry.name)) end
+  end
+  for part, d in util.ordered(dicts) do maps.order_by_id(d.dict, beside[part] or {}) end
   return dicts
 end
 
@@ -236,10 +241,10 @@ local arguments = {
 local function load_parts(c, func, given, a, group, met, quiet, patch)
   local parts, dicts, partial, saved, said, kept
   together(group, func, met, function()
-    local list
+    local list, left
     parts, saved = parts_of.list(func, given), c:values()
-    list, partial = choose(func, c, a)
-    dicts = dicts_of(c, saved, list, a, patch)
+    list, partial, left = choose(func, c, a)
+    dicts = dicts_of(c, saved, list, left, a, patch)
     partial = partial or a.only ~= nil or a.except ~= nil
     said = resize.fit(parts, dicts)
     kept = a.increments and as_it_is(list, dicts)

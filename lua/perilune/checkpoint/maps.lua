@@ -32,6 +32,7 @@ local free_of = { [IDS] = INFINITE, _hash_zch_identities = -1LL } -- states with
 --- The last component of a tensor's name, which says which state of a map it is, and what is before it.
 local function split(name)
   local before, state = name:match "^(.*[./])(_[%w_]+)$"
+  if not state then before, state = "", name:match "^_[%w_]+$" end
   return state, before
 end
 
@@ -293,29 +294,38 @@ local function with_rows(x, rows)
     by_row = rows }
 end
 
+--- Whether the order of rows of another state may depend on this one, by its name.
+function M.is_of_mch(name)
+  local state = split(name)
+  return state == SEGMENTS or by_row[state] ~= nil
+end
+
 --- Bring the maps of MCH of a dict (name -> StoredTensor) into the order of ids, which is sorted when somebody reads
---- it; and say of all maps how to have them in the order of rows.
-function M.order_by_id(dict)
+--- it; and say of all maps how to have them in the order of rows. beside: the states of maps that the checkpoint has
+--- and the dict has not, by the same names: they tell the order, too.
+function M.order_by_id(dict, beside)
   local found = {}
   for key, value in util.ordered(dict) do
-    local before = type(key) == "string" and StoredTensor.is(value) and key:sub(-#IDS) == IDS and key:sub(1, -#IDS - 1)
-    if before then found[#found + 1] = before end
-    local state = type(key) == "string" and StoredTensor.is(value) and split(key)
+    local state, before
+    if type(key) == "string" and StoredTensor.is(value) then state, before = split(key) end
+    local ids = state and by_row[state] and (dict[before .. IDS] or beside[before .. IDS])
+    if StoredTensor.is(ids) then found[before] = ids:size(1) end
     if state == "_hash_zch_identities" or state == "_hash_zch_metadata" then dict[key] = with_rows(value, value) end
   end
-  for _, before in ipairs(found) do
-    local states, rows = {}, dict[before .. IDS]:size(1)
+  for before, rows in util.ordered(found) do
+    local states = {}
     for name in util.ordered(by_row) do
-      local x = dict[before .. name]
+      local x = dict[before .. name] or beside[before .. name]
       if StoredTensor.is(x) and x:size(1) == rows then states[name] = x end
     end
-    local segments = segments_of(dict[before .. SEGMENTS], rows)
+    local segments = segments_of(dict[before .. SEGMENTS] or beside[before .. SEGMENTS], rows)
     local mapped = segments and states[MAPPING] and states[MAPPING]:dtype() == "i64"
     local plain, least, rows_of = false, 0, {}
     if mapped then plain, least = order_of(states[MAPPING]) end
     if mapped then rows_of = plain and states or gathered_states(states, least, before) end
     for name, x in util.ordered(segments and sorted_states(states, segments) or {}) do
-      dict[before .. name] = rows_of[name] and with_rows(x, rows_of[name]) or x
+      local loaded = dict[before .. name] ~= nil
+      if loaded then dict[before .. name] = rows_of[name] and with_rows(x, rows_of[name]) or x end
     end
   end
 end

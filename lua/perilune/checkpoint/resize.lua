@@ -24,7 +24,7 @@ local INFINITE = 9223372036854775807LL -- MCH: no id
 local ids_of = { mch = "_mch_sorted_raw_ids", hash = "_hash_zch_identities" }
 local MAPPING = "_mch_remapped_ids_mapping"
 -- Numbers of a state that an id brings along, and those of a row without one.
-local brought = { _mch_counts = 0, _mch_last_access_iter = 0, _hash_zch_metadata = -1 }
+local brought = mc_map._initial
 
 --- The numbers of a small state, as an array and how many.
 local function array_of(x)

@@ -197,6 +197,9 @@ local pointers = { ids = ffi.typeof "int64_t *", mapping = ffi.typeof "int64_t *
 local members = { _mch_sorted_raw_ids = "ids", _mch_remapped_ids_mapping = "mapping", _mch_counts = "counts",
   _mch_last_access_iter = "last", _hash_zch_identities = "ids", _hash_zch_metadata = "expiries" }
 
+--- Numbers of a row whose id is new, of states that a checkpoint lacks.
+M._initial = { _mch_counts = 0, _mch_last_access_iter = 0, _hash_zch_metadata = -1 }
+
 --- Whether a state has a number for each row.
 function M._is_by_row(name) return members[name] ~= nil end
 --- The dtype of such a state.
@@ -239,9 +242,10 @@ function methods:check_rows(words, each)
   return C.peri_collision_mark_sum(sum, iteration >= 0 and iteration or methods.statistics(self).iterations), iteration
 end
 
---- Take such a state, which check_rows found sound. If something fails the map knows nothing.
-function methods:load_rows(iteration, each)
-  check(C.peri_collision_rows_begin(ptr(self)))
+--- Take such a state, which check_rows found sound. If something fails the map knows nothing. some: `each` reads rows
+--- of this map (read_rows) before it brings them.
+function methods:load_rows(iteration, each, some)
+  check((some and C.peri_collision_rows_change or C.peri_collision_rows_begin)(ptr(self)))
   local ok, err = xpcall(each, P.locate, function(row, n, parts)
     check(C.peri_collision_rows_put(ptr(self), fill_block(row, n, parts)))
   end)
@@ -287,7 +291,7 @@ signature.check("map of ids:", methods, { remap = "self: CollisionMap, ids: list
   evicted = "self: CollisionMap", statistics = "self: CollisionMap", state_names = "self: CollisionMap",
   state = "self: CollisionMap, i: int", read_rows = "self: CollisionMap, name: string, row: int, result: tensor",
   check_rows = "self: CollisionMap, words: table, each: callable",
-  load_rows = "self: CollisionMap, iteration: integer, each: callable",
+  load_rows = "self: CollisionMap, iteration: integer, each: callable, some: boolean?",
   load = "self: CollisionMap, map: table, first_bucket: int, n_buckets: int", window = "self: CollisionMap",
   set_window = "self: CollisionMap, start: integer, entries: tensor", set_time = "self: CollisionMap, now: integer" })
 

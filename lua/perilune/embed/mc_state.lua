@@ -80,18 +80,32 @@ end
 
 --- Whether all parts that are given (name -> source) can be read some rows at a time.
 function State:streams(given)
-  local any = false
-  for name in util.ordered(self._index) do
-    if mc_map._is_by_row(name) then
-      any = true
-      if not rows_stored(name, given[name]) then return false end
-    elseif given[name] == nil then return false end
+  for name, source in util.ordered(given) do
+    if mc_map._is_by_row(name) and not rows_stored(name, source) then return false end
   end
-  return any
+  return next(given) ~= nil
+end
+
+--- Rows [row, row + n) of the map, of a part that is not given. parts: those that are. A row whose id stays keeps its
+--- number.
+local function kept_rows(self, name, row, n, parts)
+  local function own(part)
+    local block = Tensor.empty({ n }, mc_map._dtype_of(part), "cpu")
+    self._map:read_rows(part, row, block)
+    return block
+  end
+  local ids = parts._mch_sorted_raw_ids and "_mch_sorted_raw_ids" or "_hash_zch_identities"
+  local block, initial = own(name), mc_map._initial[name]
+  if not parts[ids] or not initial then return block end
+  local numbers, before, now = block:read(), own(ids):read(), parts[ids]:read()
+  for k = 0, n - 1 do
+    if before[k] ~= now[k] then numbers[k] = initial end
+  end
+  return Tensor.from_memory(numbers, { n }, block:dtype(), "cpu")
 end
 
 --- A function for check_rows and load_rows of the map (mc_map.lua). stored: name -> StoredTensor in the order of rows,
---- first: the row of these that is the map's first.
+--- first: the row of these that is the map's first. Parts that are not stored have what the map has.
 local function each_block(self, stored, first, rows)
   return function(f)
     for row = 0, rows - 1, BLOCK do
@@ -104,20 +118,29 @@ local function each_block(self, stored, first, rows)
           source:read(offset, block)
           parts[name] = by and by ~= 0 and M.shift(block, -by) or block
         end
+        for name in util.ordered(self._index) do
+          if mc_map._is_by_row(name) and not stored[name] then parts[name] = kept_rows(self, name, row, n, parts) end
+        end
         f(row, n, parts)
       end)
     end
   end
 end
 
+--- What is given with a number a row, and all states without rows: the map's own where they are not given; and whether
+--- rows of the map's own will be read.
 local function rows_of(self, given)
-  local stored, words = {}, {}
-  for name in util.ordered(self._index) do
+  local stored, words, some = {}, {}, false
+  for name, i in util.ordered(self._index) do
     local source = given[name]
-    if mc_map._is_by_row(name) then stored[name] = rows_stored(name, source)
-    else words[name] = StoredTensor.is(source) and source:tensor "cpu" or source end
+    if mc_map._is_by_row(name) then
+      stored[name] = rows_stored(name, source)
+      some = some or not stored[name]
+    else
+      words[name] = StoredTensor.is(source) and source:tensor "cpu" or source or self._map:state(i)
+    end
   end
-  return stored, words
+  return stored, words, some
 end
 
 --- An error unless the map can take what is given, of which streams() is true; changes nothing. first: the row of these
@@ -139,8 +162,24 @@ function State:take(name, source, first)
   return true
 end
 
+--- All parts with rows that were given are stored: the map takes them block by block. Returns whether it was so.
+local function settle_stored(self)
+  local given, first = {}, 0
+  for name in util.ordered(self._index) do
+    local x, w = self._stored[name], self._written[name]
+    given[name], first = x and x.source or w and w.tensor, x and x.first or first
+  end
+  if not self:streams(given) then return false end
+  local stored, words, some = rows_of(self, given)
+  self._written, self._read, self._stored = {}, {}, {}
+  local _, iteration = self._map:check_rows(words, function() end)
+  self._map:load_rows(iteration, each_block(self, stored, first, tonumber(self._map:statistics().rows)), some)
+  return true
+end
+
 --- What is stored, and waits for others that have not come, is read before its file is closed.
 function State:fetch()
+  if settle_stored(self) then return end
   local waiting = self._stored
   self._stored = {}
   for name, x in util.ordered(waiting) do
@@ -175,25 +214,8 @@ function State:write(name, row, source)
   self:_complete()
 end
 
---- All parts with rows are stored: the map takes them block by block. Returns whether it was so.
-local function settle_stored(self)
-  local given, first = {}, 0
-  for name in util.ordered(self._index) do
-    local x, w = self._stored[name], self._written[name]
-    given[name], first = x and x.source or w and w.tensor, x and x.first or first
-  end
-  if not self:streams(given) then return false end
-  local stored, words = rows_of(self, given)
-  self._written, self._read, self._stored = {}, {}, {}
-  local _, iteration = self._map:check_rows(words, function() end)
-  self._map:load_rows(iteration, each_block(self, stored, first, tonumber(self._map:statistics().rows)))
-  return true
-end
-
 --- Let the map take what was written.
 function State:settle()
-  if next(self._written) == nil and next(self._stored) == nil then return end
-  if settle_stored(self) then return end
   self:fetch()
   if next(self._written) == nil then return end
   local map = {}

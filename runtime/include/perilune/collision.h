@@ -224,6 +224,9 @@ PERI_API uint64_t peri_collision_mark_sum(uint64_t sum, int64_t iteration);
 /** Forget all that the map knows, before peri_collision_rows_put of all its rows. Until peri_collision_rows_end ids are
  *  not looked up. */
 PERI_API peri_status peri_collision_rows_begin(peri_collision *c);
+/** Begin as peri_collision_rows_begin does, but peri_collision_rows_read still finds in each row what it had, until it
+ *  is put. So numbers that a state lacks can be those that the map has. */
+PERI_API peri_status peri_collision_rows_change(peri_collision *c);
 /** Put rows that peri_collision_rows_check found sound where they belong. @rows->mapping is not looked at. Waits. */
 PERI_API peri_status peri_collision_rows_put(peri_collision *c, const peri_collision_block *rows);
 /** The map knows what was put, and begins a window. @iteration: of peri_collision_words_check. PERI_EINVAL: an id has
