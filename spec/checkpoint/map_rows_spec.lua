@@ -130,6 +130,7 @@ it("an id with two rows is found; the map knows nothing then, and takes a sound 
     assert.is_false(ok)
     assert.matches("the id has two rows", tostring(err))
     assert.matches("load a good checkpoint before going on", tostring(err))
+    assert.equal(0, target:managed_collision_collection():managed_collision_modules().t:statistics().occupied)
     peri.checkpoint.load(path .. "-sound", { mc = target })
     assert.equal(text_of(source), text_of(target))
     step(source, 30)
