@@ -99,32 +99,37 @@ local function parts_of(modules, keepers)
   return parts
 end
 
---- Files of rows that stay in a folder of the user's. All rows are in the checkpoint, and those of the other plan have
---- their place.
-local function files_of(modules)
-  local paths = {}
-  for _, sharded in ipairs(modules) do
-    for _, s in ipairs(sharded:in_files() and sharded:local_shards() or {}) do
-      local file = s.rows > 0 and s.cached and s.file()
-      if file then paths[#paths + 1] = file.path end
-    end
+--- What a module gives back: files of rows that stay in a folder of the user's (all rows are in the checkpoint, and
+--- those of the other plan have their place), and bytes of memory, at most.
+local function given_back(sharded)
+  local paths, bytes, files = {}, 0, sharded:in_files()
+  for _, s in ipairs(sharded:local_shards()) do
+    local file = files and s.rows > 0 and s.cached and s.file()
+    if file then paths[#paths + 1] = file.path end
+    bytes = bytes + #s.names() * s.rows * s.cols * 4
   end
-  return paths
+  return paths, bytes
 end
+
+--- Views of the old tables, such as the save's, keep their memory until they are collected, and compiled code has some
+--- as constants. To give that up and to collect costs more than small tables do: it is done once this many bytes may
+--- have stayed.
+local STAYS, stayed = 2 ^ 25, 0
 
 --- Make the modules again under such plans, and load what was saved. What is a local error is one of all ranks.
 local function go_to(a, plans, path)
   local ok, err = xpcall(function()
     local paths = {}
     for i, sharded in ipairs(a.modules) do
-      local live, own = pcall(files_of, { sharded })
-      paths[i] = live and own or {}
+      local live, own, bytes = pcall(given_back, sharded)
+      paths[i], stayed = live and own or {}, stayed + (live and bytes or 0)
       sharded:release()
     end
-    -- Views of the old tables, such as the save's, keep their memory until they are collected, and compiled code has
-    -- some as constants.
-    jit.flush()
-    for _ = 1, 2 do collectgarbage() end
+    if stayed > STAYS then
+      jit.flush()
+      for _ = 1, 2 do collectgarbage() end
+      stayed = 0
+    end
     for i, sharded in ipairs(a.modules) do
       for _, file in ipairs(paths[i]) do os.remove(file) end
       sharded:_remake(plans[i])
