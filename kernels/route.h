@@ -260,15 +260,15 @@ typedef struct peri_k_run {
     int64_t to, from, n, own;
 } peri_k_run;
 
-/** All runs; their rows of dst do not overlap. Each is the first of `lines`, one after the other in the source and
- *  `step` rows apart in dst: line k is dst[to + k * step ..] = [from + k * n ..]. range: lines of all runs. */
+/** All runs; their rows of dst do not overlap. Each is the first of `lines`: line k is dst[to + k * step ..] = [from +
+ *  k * from_step ..]. range: lines of all runs. */
 typedef struct peri_k_route_place_args {
     void *dst;
     const void *received, *own;
     const peri_k_run *runs;
     int64_t width; /* bytes of a row */
     int64_t lines; /* of a run; 0 is 1 */
-    int64_t step;
+    int64_t step, from_step; /* rows from line to line at both ends; 0: the run's n, one after the other */
     bool past;     /* what is copied does not fit the caches with what else is in use: long runs are written past
                       them */
 } peri_k_route_place_args;

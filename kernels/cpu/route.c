@@ -756,17 +756,18 @@ static void cpu_route_place(const void *args, int64_t begin, int64_t end)
 {
     enum { SHORT = 512 }; /* bytes of a line that is copied through the caches all the same */
     const peri_k_route_place_args *a = args;
-    int64_t lines = a->lines > 0 ? a->lines : 1, step = a->step * a->width;
+    int64_t lines = a->lines > 0 ? a->lines : 1;
     for (int64_t i = begin, stop; i < end; i = stop) {
         const peri_k_run *r = &a->runs[i / lines];
-        int64_t k = i % lines, bytes = r->n * a->width;
-        const char *from = (const char *)(r->own ? a->own : a->received) + r->from * a->width + k * bytes;
+        int64_t k = i % lines, bytes = r->n * a->width, step = a->step ? a->step * a->width : bytes;
+        int64_t from_step = a->from_step ? a->from_step * a->width : bytes;
+        const char *from = (const char *)(r->own ? a->own : a->received) + r->from * a->width + k * from_step;
         char *to = (char *)a->dst + r->to * a->width + k * step;
         stop = i + lines - k < end ? i + lines - k : end;
         if (a->past && bytes >= SHORT)
-            for (int64_t n = stop - i; n > 0; n--, from += bytes, to += step) cpu_copy_past(to, from, bytes);
+            for (int64_t n = stop - i; n > 0; n--, from += from_step, to += step) cpu_copy_past(to, from, bytes);
         else if (bytes > 0)
-            for (int64_t n = stop - i; n > 0; n--, from += bytes, to += step) cpu_copy_line(to, from, bytes);
+            for (int64_t n = stop - i; n > 0; n--, from += from_step, to += step) cpu_copy_line(to, from, bytes);
     }
     if (a->past) _mm_sfence();
 }

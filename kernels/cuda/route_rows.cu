@@ -374,8 +374,9 @@ __device__ void place_line(const peri_k_route_place_args &a, int64_t i, int64_t 
 {
     const int64_t lines = a.lines > 0 ? a.lines : 1, run = lines > 1 ? i / lines : i, k = i - run * lines;
     const peri_k_run r = a.runs[run];
-    const char *from = (const char *)(r.own ? a.own : a.received) + (r.from + k * r.n) * a.width;
-    char *to = (char *)a.dst + (r.to + k * a.step) * a.width;
+    const int64_t at = r.from + k * (a.from_step ? a.from_step : r.n), first = r.to + k * (a.step ? a.step : r.n);
+    const char *from = (const char *)(r.own ? a.own : a.received) + at * a.width;
+    char *to = (char *)a.dst + first * a.width;
     const uintptr_t apart = (uintptr_t)to - (uintptr_t)from;
     if (apart % 16 == 0) copy_words<uint4>(to, from, r.n * a.width, thread, threads);
     else if (apart % 4 == 0) copy_words<uint32_t>(to, from, r.n * a.width, thread, threads);

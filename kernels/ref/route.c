@@ -269,8 +269,9 @@ static void ref_route_place(const void *args, int64_t begin, int64_t end)
     for (int64_t i = begin; i < end; i++) {
         const peri_k_run *r = &a->runs[i / lines];
         int64_t k = i % lines;
-        const char *from = (const char *)(r->own ? a->own : a->received) + (r->from + k * r->n) * a->width;
-        if (r->n > 0) memcpy((char *)a->dst + (r->to + k * a->step) * a->width, from, (size_t)(r->n * a->width));
+        int64_t at = r->from + k * (a->from_step ? a->from_step : r->n), to = r->to + k * (a->step ? a->step : r->n);
+        const char *from = (const char *)(r->own ? a->own : a->received) + at * a->width;
+        if (r->n > 0) memcpy((char *)a->dst + to * a->width, from, (size_t)(r->n * a->width));
     }
 }
 

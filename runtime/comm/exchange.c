@@ -5,13 +5,14 @@
 #include "exchange.h"
 #include "../../kernels/route.h"
 
+#include "../base/tune.h"
+#include "../tensor/jagged_internal.h"
 #include "transfer.h"
 
 enum {
     PLACE_LEAST = 512, /* bytes of a row's block that the transport may put in its place: shorter ones are copied faster
                           afterwards */
-    PLACE_ROWS = 64,   /* but so few rows are placed, however short: a copy of its own costs more */
-    PLACE_FEW = 64     /* runs for which the stack has room */
+    PLACE_ROWS = 64    /* but so few rows are placed, however short: a copy of its own costs more */
 };
 
 /** What the work and the two nodes share. */
@@ -25,6 +26,8 @@ typedef struct flow {
     double divisor;
     uint64_t tag;
     int64_t *out, *in, *dims; /* W each; behind this struct */
+    peri_k_run *runs;     /* COLUMNS: W, where the first row of each rank's block belongs; the others follow. Behind
+                             them */
     int64_t rows, columns;
     int32_t ndim, input_ndim;
     int64_t shape[PERI_MAX_DIMS], input_shape[PERI_MAX_DIMS];
@@ -52,30 +55,22 @@ static int32_t reverse_of(int32_t kind)
                                             : kind;
 }
 
-/** Where the first row of every rank's block of columns belongs (W runs: in @few, of PLACE_FEW, or new; the other rows
- *  follow); NULL: nowhere that is worth it. */
-static peri_k_run *column_runs(const flow *f, int64_t element, peri_k_run *few)
+/** Whether the transport is to put blocks of columns in their places. */
+static bool places_columns(const flow *f)
 {
-    int64_t n = f->group->size, least = f->columns, from = 0, column = 0;
-    for (int64_t i = 0; i < n; i++) least = f->dims[i] > 0 && f->dims[i] < least ? f->dims[i] : least;
-    if (least * element < PLACE_LEAST && f->rows > PLACE_ROWS) return NULL;
-    if (!peri__stage_places(f->group->comm, f->device)) return NULL;
-    peri_k_run *runs = n <= PLACE_FEW ? few : peri__alloc(sizeof *runs * (size_t)n);
-    for (int64_t i = 0; i < n && runs; i++) {
-        runs[i] = (peri_k_run){.to = column, .from = from, .n = f->dims[i]};
-        from += f->rows * f->dims[i];
-        column += f->dims[i];
-    }
-    return runs;
+    int64_t least = f->columns;
+    for (int64_t i = 0; i < f->group->size; i++) least = f->dims[i] > 0 && f->dims[i] < least ? f->dims[i] : least;
+    if (least * peri_dtype_size(f->dtype) < PLACE_LEAST && f->rows > PLACE_ROWS) return false;
+    return peri__stage_places(f->group->comm, f->device);
 }
 
-/** Where the result of a way forth that needs no decoding belongs, if it can arrive there: a->to (new) and a->runs
- *  (@few, or new). */
-static peri_status place(const flow *f, peri__transfer_args *a, peri_k_run *few)
+/** Where the result of a way forth that needs no decoding belongs, if it can arrive there: a->to (new) and a->runs. */
+static peri_status place(const flow *f, peri__transfer_args *a)
 {
     int64_t matrix[2] = {f->rows, f->columns};
     if (f->layout == PERI_LAYOUT_FLAT) return peri_tensor_new(f->device, f->dtype, f->ndim, f->shape, &a->to);
-    if (f->layout != PERI_LAYOUT_COLUMNS || !(a->runs = column_runs(f, peri_dtype_size(f->dtype), few))) return PERI_OK;
+    if (f->layout != PERI_LAYOUT_COLUMNS || !places_columns(f)) return PERI_OK;
+    a->runs = f->runs;
     a->n_runs = f->group->size;
     a->lines = f->rows;
     a->step = f->columns;
@@ -87,17 +82,15 @@ static const int32_t coll_kinds[] = {PERI_COLL_ALL_TO_ALL, PERI_COLL_REDUCE_SCAT
 /** Send the numbers of @src (contiguous); *@laid_out: they arrive as the result. */
 static peri_status send_forth(const flow *f, peri_tensor *src, peri__transfer *t, bool *laid_out)
 {
-    peri_k_run few[PLACE_FEW];
     peri__transfer_args a = {.kind = coll_kinds[f->kind],
                              .channel = PERI_CHANNEL_ROWS,
                              .tag = f->tag,
                              .out = f->out,
                              .in = f->in,
                              .codec = f->codec[0]};
-    peri_status status = a.codec ? PERI_OK : place(f, &a, few);
+    peri_status status = a.codec ? PERI_OK : place(f, &a);
     *laid_out = a.to != NULL;
     if (status >= 0) status = peri__transfer_post(f->group, src, &a, t);
-    if (a.runs != few) peri__free((void *)a.runs);
     peri_tensor_release(a.to);
     return status;
 }
@@ -151,6 +144,17 @@ static uint64_t name_hash(const char *name)
     return peri__hash_mix(hash, letters);
 }
 
+/** Where the rows of @f's blocks of columns belong. */
+static void list_runs(flow *f)
+{
+    int64_t from = 0, column = 0;
+    for (int64_t i = 0; i < f->group->size; i++) {
+        f->runs[i] = (peri_k_run){.to = column, .from = from, .n = f->dims[i]};
+        from += f->rows * f->dims[i];
+        column += f->dims[i];
+    }
+}
+
 /** Fill in all of a flow but its counts, a->out. peri__flow_counts has allocated both in one piece, the flow just in
  *  front of the counts; it is still the caller's on failure. */
 static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri__flow_args *a, flow **out)
@@ -200,6 +204,8 @@ static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri_
         f->shape[0] = f->rows;
         f->shape[1] = f->columns;
     }
+    f->runs = (peri_k_run *)(a->in + 2 * g->size);
+    if (f->layout == PERI_LAYOUT_COLUMNS) list_runs(f);
     f->out = a->out;
     f->in = a->in;
     *out = f;
@@ -208,7 +214,7 @@ static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri_
 
 peri_status peri__flow_counts(const peri_group *group, int64_t **out, int64_t **in)
 {
-    flow *f = peri__alloc_zero(sizeof *f + sizeof **out * 3 * (size_t)group->size);
+    flow *f = peri__alloc_zero(sizeof *f + (sizeof **out * 3 + sizeof(peri_k_run)) * (size_t)group->size);
     if (!f) return PERI_ENOMEM;
     *out = (int64_t *)(f + 1);
     *in = *out + group->size;
@@ -230,24 +236,32 @@ static peri_status chunk(const flow *f, peri_tensor *flat, int32_t i, int64_t *a
     return PERI_OK;
 }
 
-/** Copy between the chunks of @flat and the column blocks of @matrix. */
-static peri_status move_columns(const flow *f, peri_tensor *flat, peri_tensor *matrix, bool to_matrix)
+/** Put the blocks of @from, one after the other, side by side into @to; or (@back) the other way round. Both
+ *  contiguous. */
+static peri_status move_columns(const flow *f, const peri_tensor *from, const peri_tensor *to, bool back)
 {
-    int64_t at = 0, column = 0;
-    for (int32_t i = 0; i < f->group->size; i++) {
-        int64_t shape[2] = {f->rows, f->dims[i]};
-        peri_tensor *part = NULL, *block = NULL;
-        peri_status status = chunk(f, flat, i, &at, &part);
-        if (status >= 0)
-            status = peri__tensor_view(matrix, 2, shape, matrix->stride, matrix->offset + column * matrix->stride[1],
-                                       &block);
-        if (status >= 0) status = to_matrix ? peri_tensor_copy(block, part) : peri_tensor_copy(part, block);
-        peri_tensor_release(part);
-        peri_tensor_release(block);
-        PERI_TRY(status);
-        column += f->dims[i];
-    }
-    return PERI_OK;
+    const int64_t n = f->group->size, width = peri_dtype_size(f->dtype), past = peri__tune(PERI__TUNE_copy_past),
+                  grain = PERI_ELEMENT_GRAIN / (f->columns / n + 1) + 1;
+    peri_k_run *back_runs = back ? peri__alloc(sizeof *back_runs * (size_t)n) : NULL;
+    peri_tensor *runs;
+    if (back && !back_runs) return PERI_ENOMEM;
+    for (int64_t i = 0; i < n && back; i++)
+        back_runs[i] = (peri_k_run){.to = f->runs[i].from, .from = f->runs[i].to, .n = f->runs[i].n};
+    peri_status status = peri__upload_i64(f->device, (const int64_t *)(back ? back_runs : f->runs),
+                                          n * (int64_t)(sizeof *f->runs / sizeof(int64_t)), &runs);
+    peri__free(back_runs);
+    PERI_TRY(status);
+    peri_k_route_place_args args = {.dst = peri__data(to),
+                                    .received = peri__data(from),
+                                    .runs = peri__data(runs),
+                                    .width = width,
+                                    .lines = f->rows,
+                                    .step = back ? 0 : f->columns,
+                                    .from_step = back ? f->columns : 0,
+                                    .past = past > 0 && 2 * f->rows * f->columns * width >= past};
+    status = PERI_LAUNCH(f->device, route_place, &args, n * f->rows, grain);
+    peri_tensor_release(runs);
+    return status;
 }
 
 /** The results that the numbers of @flat make. */
@@ -257,7 +271,7 @@ static peri_status lay_out(const flow *f, peri_tensor *flat, peri_tensor **out)
     if (f->layout == PERI_LAYOUT_FLAT) return peri__tensor_view(flat, f->ndim, f->shape, NULL, flat->offset, out);
     if (f->layout == PERI_LAYOUT_COLUMNS) {
         PERI_TRY(peri__tensor_like(flat, 2, shape, out));
-        return move_columns(f, flat, *out, true);
+        return move_columns(f, flat, *out, false);
     }
     for (int32_t i = 0; i < f->group->size; i++) PERI_TRY(chunk(f, flat, i, &at, &out[i]));
     return PERI_OK;
@@ -273,7 +287,12 @@ static peri_status gather_gradient(const flow *f, peri_tensor *const *grad, peri
     if (f->layout == PERI_LAYOUT_FLAT) return peri__contiguous_of(grad[0], flat);
     PERI_TRY(peri_tensor_new(f->device, f->dtype, 1, &n, flat));
     peri_status status = PERI_OK;
-    if (f->layout == PERI_LAYOUT_COLUMNS) status = move_columns(f, *flat, grad[0], false);
+    if (f->layout == PERI_LAYOUT_COLUMNS) {
+        peri_tensor *matrix = NULL;
+        status = peri__contiguous_of(grad[0], &matrix);
+        if (status >= 0) status = move_columns(f, matrix, *flat, true);
+        peri_tensor_release(matrix);
+    }
     for (int32_t i = 0; i < results_of(f) && f->layout == PERI_LAYOUT_LIST && status >= 0; i++) {
         peri_tensor *part;
         status = chunk(f, *flat, i, &at, &part);

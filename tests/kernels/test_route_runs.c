@@ -110,13 +110,13 @@ static void test_place(void **unused)
     assert_true(much > 10);
 }
 
-/** Blocks of columns side by side: every run stands for all rows, and a range may begin and end within one. */
+/** Blocks of columns side by side, and back: every run stands for all rows; a range may begin and end within one. */
 static void test_lines(void **unused)
 {
     (void)unused;
     enum { BLOCKS = 4, MOST_ROWS = 70, WIDEST = 900, BYTES = MOST_ROWS * BLOCKS * WIDEST * 4 };
-    static unsigned char source[BYTES], want[BYTES], got[BYTES];
-    peri_k_run runs[BLOCKS];
+    static unsigned char source[BYTES], want[BYTES], got[BYTES], back[BYTES];
+    peri_k_run runs[BLOCKS], back_runs[BLOCKS];
     for (int64_t i = 0; i < BYTES; i++) source[i] = (unsigned char)(i * 31 + i / 251);
     state = 5;
     for (int round = 0; round < 120; round++) {
@@ -125,6 +125,7 @@ static void test_lines(void **unused)
         memset(want, 0xa5, BYTES);
         for (int64_t b = 0, column = 0; b < BLOCKS; column += dims[b++], from += rows * dims[b - 1]) {
             runs[b] = (peri_k_run){.to = column, .from = from, .n = dims[b]};
+            back_runs[b] = (peri_k_run){.to = from, .from = column, .n = dims[b]};
             for (int64_t i = 0; i < rows; i++)
                 memcpy(want + (i * columns + column) * width, source + (from + i * dims[b]) * width,
                        (size_t)(dims[b] * width));
@@ -145,6 +146,18 @@ static void test_lines(void **unused)
             k->fn[PERI_K_route_place](&place, 0, cut);
             if (memcmp(want, got, BYTES) != 0)
                 fail_msg("places of %s are wrong in round %d: %lld rows", isas[i], round, (long long)rows);
+            place.dst = back;
+            place.received = got;
+            place.runs = back_runs;
+            place.from_step = columns;
+            place.step = 0;
+            memset(back, 0, BYTES);
+            k->fn[PERI_K_route_place](&place, 0, cut);
+            k->fn[PERI_K_route_place](&place, cut, BLOCKS * rows);
+            const size_t bytes = (size_t)(rows * columns * width);
+            if (memcmp(source, back, bytes) != 0)
+                fail_msg("the way back of %s is wrong in round %d: %lld rows", isas[i], round, (long long)rows);
+            for (size_t j = bytes; j < BYTES; j++) assert_true(back[j] == 0);
         }
     }
 }
