@@ -41,6 +41,15 @@ local function update(parts, i, rank)
   end
 end
 
+--- One sample, the same whichever rank has it.
+local function one_sample(parts, i)
+  local p, y, w = 0.02 + 0.96 * (i * 0.6180339887 % 1), i % 3 == 0 and 1 or 0, 0.5 + i % 4
+  for _, name in ipairs(names) do
+    parts[name]:update(name == "MulticlassRecallMetric" and { 1 - p, p } or { p }, { y }, { w },
+      name == "NDCGMetric" and { 0 } or nil)
+  end
+end
+
 local function values(parts)
   local out = {}
   for _, name in ipairs(names) do
@@ -84,6 +93,60 @@ describe("metrics in a checkpoint", function()
         for i = 10, 15 do update(parts, i, rank) end
         assert.equal(then_want, bits(values(parts)))
       end)
+    end
+  end)
+
+  --- Load `path` (or nil) on n ranks, go on with `more(parts, rank)`, save as `to`: values of all metrics before and
+  --- after.
+  local function go_on(n, window, path, to, more)
+    local loaded, values_then = {}, {}
+    sim.run(n, function(rank, world)
+      local parts = all_of(world, window)
+      if path then peri.checkpoint.load(path, parts, { group = world }) end
+      loaded = values(parts)
+      more(parts, rank)
+      peri.checkpoint.save(to, parts, { group = world })
+      values_then = values(parts)
+    end)
+    return loaded, values_then
+  end
+
+  local function assert_near(want, got, where)
+    for key, value in peri.util.ordered(want) do
+      local nan = value ~= value and got[key] ~= got[key] -- of fewer than two samples
+      assert.is_true(nan or math.abs(got[key] - value) <= 1e-9 * math.max(1, math.abs(value)),
+        ("%s: %s: %.17g, was %.17g"):format(where, key, got[key], value))
+    end
+  end
+
+  it("say what they said, whatever ranks had and however it fits their windows", function()
+    math.randomseed(5)
+    for case = 1, 8 do
+      local window, before, path = math.random(1, 50), nil, nil
+      for stop = 1, 3 do
+        local n, to = math.random(1, 4), ("%s/uneven-%d-%d"):format(folder, case, stop)
+        local where, busy = ("case %d, stop %d, %d ranks, window %d"):format(case, stop, n, window), math.random(0, n - 1)
+        local loaded, then_values = go_on(n, window, path, to, function(parts, rank)
+          for i = 1, rank == busy and 7 or 2 * stop - 2 do update(parts, 100 * stop + i, rank) end
+        end)
+        if before then assert_near(before, loaded, where) end
+        before, path = then_values, to
+      end
+    end
+  end)
+
+  it("of samples that come in turns forget as those of one rank that never stopped", function()
+    local WHOLE, at, path = 60, 0, nil
+    local parts_of_one = all_of(false, WHOLE)
+    for stop, n in ipairs { 2, 3, 1, 4, 5, 2 } do
+      local rounds, to = 60 / n + 7, ("%s/turns-%d"):format(folder, stop)
+      if stop % 2 == 0 then rounds = 12 / n end -- a fifth of the window is new
+      local _, then_values = go_on(n, WHOLE, path, to, function(parts, rank)
+        for i = 0, rounds - 1 do one_sample(parts, at + i * n + rank) end
+      end)
+      for i = 0, rounds * n - 1 do one_sample(parts_of_one, at + i) end
+      at, path = at + rounds * n, to
+      assert_near(values(parts_of_one), then_values, ("stop %d, %d ranks"):format(stop, n))
     end
   end)
 

@@ -3,7 +3,9 @@
 --
 -- On as many ranks as before each rank goes on with its own, bit for bit. On others the ranks share out what all have
 -- seen: lifetime sums of old rank i go to rank i mod n; entries of the windows, from the newest back, go to whoever has
--- fewest samples, so that the window of all ranks together is the same.
+-- fewest samples (of equally old ones that of the last rank counts as the newest). No entry is left out, so what all
+-- ranks together say is what it was, whatever the sizes of ranks' windows: a rank forgets what is too old for its
+-- window when it next sees samples.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -149,7 +151,8 @@ local function shared_out(counts, rank, size)
   for r = 0, size - 1 do has[r] = 0 end
   for _, list in ipairs(counts) do most = math.max(most, #list) end
   for age = 0, most - 1 do
-    for i, list in ipairs(counts) do
+    for i = #counts, 1, -1 do
+      local list = counts[i]
       local row = #list - age
       if row >= 1 then
         local to = 0
@@ -216,7 +219,7 @@ function M.of_sums(class, Window, place)
       or check_field(self, dict, "counts", entries) or check_field(self, dict, "window", entries, self.width)
   end
 
-  --- Go on with what such a dict says. Sums of a window that is smaller here lose what is oldest.
+  --- Go on with what such a dict says. Sums of a window that is smaller here lose what is oldest with the next samples.
   function class:load_state_dict(dict)
     local why = self:check_state_dict(dict)
     if why then P.fail(("%s:load_state_dict: %s"):format(self.class_name, why)) end
@@ -225,7 +228,7 @@ function M.of_sums(class, Window, place)
     self.window = Window(place(self))
     local counts, flat, width = dict.counts and numbers(dict.counts) or {}, dict.window and numbers(dict.window) or {},
       self.width
-    for i, count in ipairs(counts) do self.window:append(slice(flat, (i - 1) * width, width), count) end
+    for i, count in ipairs(counts) do self.window:restore(slice(flat, (i - 1) * width, width), count) end
   end
 end
 
@@ -240,27 +243,28 @@ local function merge_samples(metric, list, rank, size)
     numbers_of[i] = dict.predictions and shape_of(dict.predictions)[1] or 0
     total = total + numbers_of[i]
   end
-  -- The newest window_size samples of all, from the newest back in turns of the old ranks: the j-th falls to rank j mod
-  -- size.
-  local take, age, j, mine = math.min(total, metric.options.window_size), 0, 0, {}
-  while j < take do
-    for i, n in ipairs(numbers_of) do
-      if age < n and j < take then
-        if j % size == rank then mine[#mine + 1] = { i, n - 1 - age } end
+  -- The samples of all, from the newest back in turns of the old ranks: the j-th falls to rank j mod size. Of this
+  -- rank's: which old rank had them (from 1), and at which place.
+  local mine, age, j, k = math.max(0, math.ceil((total - rank) / size)), 0, 0, 0
+  local old, at = ffi.new("int32_t[?]", mine + 1), ffi.new("int32_t[?]", mine + 1)
+  while j < total do
+    for i = #list, 1, -1 do
+      if age < numbers_of[i] then
+        if j % size == rank then old[k], at[k], k = i, numbers_of[i] - 1 - age, k + 1 end
         j = j + 1
       end
     end
     age = age + 1
   end
-  for _, field in ipairs(#mine > 0 and FIELDS or {}) do
-    local array = ffi.new("double[?]", #mine)
+  for _, field in ipairs(mine > 0 and FIELDS or {}) do
+    local array = ffi.new("double[?]", mine)
     for i = 1, #list do -- one old rank after the other: no more than its window is in memory beside this rank's
       local from = numbers_of[i] > 0 and to_array(list[i][field])
-      for k, entry in ipairs(from and mine or {}) do
-        if entry[1] == i then array[#mine - k] = from[entry[2]] end
+      for s = 0, from and mine - 1 or -1 do
+        if old[s] == i then array[mine - 1 - s] = from[at[s]] end
       end
     end
-    result[field] = of_array(array, #mine)
+    result[field] = of_array(array, mine)
   end
   return result
 end
@@ -286,7 +290,7 @@ function M.of_samples(class, Samples, place)
     return why
   end
 
-  --- Go on with what such a dict says. A window that is smaller here has the newest samples.
+  --- Go on with what such a dict says. A window that is smaller here has the newest samples from the next update on.
   function class:load_state_dict(dict)
     local why = self:check_state_dict(dict)
     if why then P.fail(("%s:load_state_dict: %s"):format(self.class_name, why)) end
@@ -296,7 +300,7 @@ function M.of_samples(class, Samples, place)
       for bin = 0, self.bins - 1 do self[field][bin] = values[bin + 1] or 0 end
     end
     if not dict.predictions then return end
-    self.samples = Samples(place(self))
+    self.samples = Samples(place(self), shape_of(dict.predictions)[1])
     local s, arrays = ffi.new "peri_metric_samples", {}
     for k, field in ipairs(FIELDS) do arrays[k] = to_array(dict[field]) end
     s.predictions, s.labels, s.weights, s.n = arrays[1], arrays[2], arrays[3], shape_of(dict.predictions)[1]

@@ -92,11 +92,10 @@ function Window:init(size)
   self.size, self.parts, self.counts, self.first, self.last, self.used = size, {}, {}, 1, 0, 0
 end
 
---- Append an entry; what is too old goes.
-function Window:append(part, count)
+--- Append an entry; what is too old stays until the next push.
+function Window:restore(part, count)
   self.last = self.last + 1
-  self.parts[self.last], self.counts[self.last] = add({}, part), 0
-  self:grow(count)
+  self.parts[self.last], self.counts[self.last], self.used = add({}, part), count, self.used + count
 end
 
 --- The newest entry has so many samples more.
@@ -112,8 +111,7 @@ end
 function Window:push(part, count)
   -- small updates do not stand alone
   local apart = self.last < self.first or self.counts[self.last] + count > self.size / 10000
-  if apart then return self:append(part, count) end
-  add(self.parts[self.last], part)
+  if apart then self:restore(part, 0) else add(self.parts[self.last], part) end
   self:grow(count)
 end
 
@@ -316,11 +314,23 @@ function M.NDCGMetric:_report(sums, prefix, out) out[prefix .. "ndcg"] = sums[1]
 
 -- -- metrics that need the samples themselves -------------------------------------------------------------------------
 
---- The last `size` samples, in arrays that grow up to that many.
+--- The last `size` samples, in arrays that grow up to that many. most (or nil): if the first samples are more than
+--- that, so many of them stay until the next come.
 local Samples = util.class "Samples"
-function Samples:init(size)
-  self.size, self.used, self.at, self.room = size, 0, 0, 0 -- at: the oldest sample, once all are used
-  self.arrays = {}
+function Samples:init(size, most)
+  self.size, self.used, self.at, self.room = math.max(size, most or 0), 0, 0, 0 -- at: the oldest, once all are used
+  self.arrays, self.lasting = {}, size
+end
+
+--- Forget what is older than the last `lasting` samples.
+function Samples:shrink()
+  local keep = math.min(self.used, self.lasting)
+  for k = 1, 3 do
+    local all, array = self:in_order(k), ffi.new("double[?]", keep + 1)
+    ffi.copy(array, all + self.used - keep, keep * 8)
+    self.arrays[k] = array
+  end
+  self.size, self.used, self.at, self.room = self.lasting, keep, 0, keep
 end
 
 function Samples:reserve(n)
@@ -373,6 +383,7 @@ function SampleMetric:update(predictions, labels, weights)
   local s, memory = samples.of(self.class_name, self.needs, predictions, labels, weights)
   if self._taken then self:_taken(s) end
   self.samples = self.samples or Samples(place(self))
+  if self.samples.size > self.samples.lasting then self.samples:shrink() end
   self.samples:push(s)
   return memory and self
 end
