@@ -125,7 +125,8 @@ describe("metrics in a checkpoint", function()
       local window, before, path = math.random(1, 50), nil, nil
       for stop = 1, 3 do
         local n, to = math.random(1, 4), ("%s/uneven-%d-%d"):format(folder, case, stop)
-        local where, busy = ("case %d, stop %d, %d ranks, window %d"):format(case, stop, n, window), math.random(0, n - 1)
+        local where = ("case %d, stop %d, %d ranks, window %d"):format(case, stop, n, window)
+        local busy = math.random(0, n - 1)
         local loaded, then_values = go_on(n, window, path, to, function(parts, rank)
           for i = 1, rank == busy and 7 or 2 * stop - 2 do update(parts, 100 * stop + i, rank) end
         end)
