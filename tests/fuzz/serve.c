@@ -24,7 +24,7 @@ static const peri__serve_input inputs[] = {
     {.name = "f", .kind = PERI__SERVE_NUMBERS, .width = 3, .optional = true, .any = true},
     {.name = "g", .kind = PERI__SERVE_IDS, .of = 4, .same = true, .optional = true},
     {.name = "h", .kind = PERI__SERVE_NUMBERS, .width = 1, .of = 4, .counts = true, .optional = true}};
-static const peri__serve_output outputs[] = {{.name = "x", .width = 1}, {.name = "y", .width = 2},
+static const peri__serve_output outputs[] = {{.name = "x", .width = 1}, {.name = "y", .width = 2, .best = true},
                                              {.name = "z", .width = 2, .listed = true, .list = 4}};
 enum { N_INPUTS = 9 };
 static const peri__serve_facts facts = {"m", "1", inputs, outputs, N_INPUTS, 3};
@@ -88,6 +88,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (json < -1) json = -1;
     bool good = peri__serve_read(&b, &rules, data[0] & 1, body, length, json, &q) >= 0;
     require(good || *peri_error_message(), "refused without a word");
+    require(!good || (q.k >= 0 && q.k <= 2), "more of the best than there are");
     require(!good || (q.first == 1 && q.samples > 0 && q.samples <= 1000), "samples of the question");
     check_batch(&b, good ? 1 + q.samples : 1);
     if (good) check_answer(&b, &q);
