@@ -136,6 +136,99 @@ describe("a model of lists", function()
     end)
   end)
 
+  --- Lists of one feature with weights, a price for each id, and a place in each list.
+  local function of_shop(first, last)
+    local prices, weights, starts = {}, {}, {}
+    for b = first, last do
+      for i = 1, some(b) do
+        prices[#prices + 1], weights[#weights + 1] = (b * 3 + i * 5) % 17 / 4 - 1, (b % 4 + i) / 8
+      end
+      starts[#starts + 1] = b % (some(b) + 1)
+    end
+    local kjt = lists({ item = some }, first, last)
+    return { prices = peri.tensor(prices), starts = peri.tensor(starts, "i64"),
+      items = peri.KeyedJaggedTensor { keys = { "item" }, values = kjt:values(), lengths = kjt:lengths(),
+        weights = peri.tensor(weights) } }
+  end
+  local Shop = nn.Module:extend "Shop"
+  function Shop:init()
+    self.rows = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = ROWS,
+      embedding_dim = 4, feature_names = { "item" } } } }
+    self.gru = nn.GRU { input_size = 4, hidden_size = 3, bidirectional = true }
+  end
+  local function pooled(x, lengths)
+    return nn.embedding.embedding_bag(x, peri.arange(0, x:size(1), 1, "i64"),
+      sparse.asynchronous_complete_cumsum(lengths), "sum", nil, true)
+  end
+  function Shop:forward(b)
+    local item = peri.util.resolve(self.rows(b.items)).item
+    local x = item:values() * (item:weights() + b.prices):reshape(-1, 1)
+    local score, mask = x:sum(2), x:select(2, 0):gt(0)
+    local chosen, many = sparse.masked_select_jagged_1d(score, item:lengths(), mask)
+    local paid = sparse.masked_select_jagged_1d(b.prices, item:lengths(), mask) -- the same members: they meet
+    local last, two = sparse.truncate_jagged(x, item:lengths(), 2)
+    local part, three = sparse.jagged_slice(x, item:lengths(), b.starts, 3)
+    local steps, state = self.gru(item:to_padded_dense(4):transpose(1, 2)) -- [steps, samples, columns]
+    return { some = pooled((chosen * paid):reshape(-1, 1), many), last = pooled(last, two),
+      part = pooled(part, three), best = chosen + paid,
+      gru = peri.nn.functional.cat({ steps:mean(1), state:select(1, 1) }, 2) }
+  end
+
+  it("takes numbers and weights of members, and parts of lists", function()
+    local path = folder .. "/shop.peri"
+    assert.equal(0, Shop():export(path, { batches = { of_shop(1, 40), of_shop(1, 300) }, name = "shop" }).differ)
+    local file, alone = peri.export.open(path), {}
+    local together = file:predict(of_shop(1, 12))
+    for b = 1, 12 do
+      for name, t in peri.util.ordered(file:predict(of_shop(b, b))) do
+        if t:numel() > 0 then alone[name] = (alone[name] and alone[name] .. " " or "") .. numbers(t) end
+      end
+    end
+    for name, t in peri.util.ordered(together) do assert.equal(numbers(t), alone[name], name) end
+    assert.equal(0, file:predict(of_shop(1, 0)).last:size(1))
+    local function refused(what, change)
+      local batch = of_shop(1, 5)
+      change(batch)
+      assert.error_matches(function() file:predict(batch) end, what)
+    end
+    refused("input 'starts', sample 2 is 3, allowed: whole numbers 0..2, the length of its list 'item'", function(b)
+      b.starts = peri.tensor({ 0, 0, 3, 0, 0 }, "i64")
+    end)
+    refused("input 'prices' is tensor f32 %[3%] on cpu, wanted %d+ numbers, one for each id of 'item'", function(b)
+      b.prices = peri.tensor { 1, 2, 3 }
+    end)
+    refused("input 'prices', sample 0, number 0 is NaN, allowed: finite numbers", function(b)
+      b.prices = b.prices * (0 / 0)
+    end)
+    file:release()
+  end)
+
+  it("is refused where numbers may be of two lists, and by the line of what depends on data in Lua", function()
+    local collection = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = ROWS,
+      embedding_dim = 4, feature_names = { "a", "b" } } } }
+    local function other(b) return some(43 - b) end -- as many in all
+    local Net = nn.Module:extend "Net"
+    function Net:init() self.rows = collection end
+    local batch = { ids = lists({ a = some, b = other }, 1, 42) }
+    batch.prices = peri.Tensor.zeros { batch.ids.a:values():size(1) }
+    local function try(why, f)
+      assert.error_matches(function()
+        Net():export(folder .. "/no.peri", { batches = { batch }, call = function(m, b)
+          return f(m.rows(b.ids).a, b)
+        end })
+      end, "export_lists_spec.lua:%d+: .*" .. why)
+    end
+    try("'prices' has as many numbers as 'a' has ids, and as 'b' has: whose they are is not known", function(a, b)
+      return a:values() * b.prices:reshape(-1, 1)
+    end)
+    try("'to_list' makes what the model does depend", function(a)
+      return (sparse.truncate_jagged(a:values(), a:lengths(), tonumber(a:lengths():to_list()[1])))
+    end)
+    try("of a selection of the members of 'a', beside something of the members of 'a'", function(a)
+      return a:values() + sparse.truncate_jagged(a:values(), a:lengths(), 9)
+    end)
+  end)
+
   it("answers over HTTP what it answers in Lua", function()
     if serving.missing() then return pending(serving.missing()) end
     local server = serving.start(folder .. "/hstu.peri")
@@ -156,6 +249,40 @@ describe("a model of lists", function()
     rows[2].action = { 1, 2 }
     assert.matches("feature 'action', sample 1: a list of 2, wanted: 5, as long as that of 'item'",
       server:post("v1/models/hstu:predict", json.encode { instances = rows }))
+    server:stop()
+  end)
+
+  it("takes numbers of members over HTTP, in rows and as tensors", function()
+    if serving.missing() then return pending(serving.missing()) end
+    local server, file, rows = serving.start(folder .. "/shop.peri"), peri.export.open(folder .. "/shop.peri"), {}
+    local b, at = of_shop(1, 5), 0
+    local ids, prices, weights = whole(b.items:values()), b.prices:to_list(), b.items:weights():to_list()
+    for i = 1, 5 do
+      local n = some(i)
+      rows[i] = { item = setmetatable({ unpack(ids, at + 1, at + n) }, { __jsontype = "array" }),
+        prices = setmetatable({ unpack(prices, at + 1, at + n) }, { __jsontype = "array" }),
+        ["item.weights"] = setmetatable({ unpack(weights, at + 1, at + n) }, { __jsontype = "array" }),
+        starts = i % (n + 1) }
+      at = at + n
+    end
+    local path, got, wanted = "v1/models/shop:predict", {}, file:predict(b)
+    for _, row in ipairs(json.decode(server:post(path, json.encode { instances = rows })).predictions) do
+      for _, x in ipairs(row.last) do got[#got + 1] = ("%.9g"):format(peri.tensor({ x }):item(0)) end
+    end
+    assert.equal(numbers(wanted.last), table.concat(got, " "))
+    local function tensor(name, datatype, data)
+      return { name = name, datatype = datatype, shape = { #data }, data = data }
+    end
+    local v2 = json.decode(server:post("v2/models/shop/infer", json.encode { inputs = { tensor("item", "INT64", ids),
+      tensor("item.lengths", "INT64", { some(1), some(2), some(3), some(4), some(5) }),
+      tensor("item.weights", "FP32", weights), tensor("prices", "FP32", prices),
+      tensor("starts", "FP32", whole(b.starts)) } }), 1, nil, nil)
+    for _, o in ipairs(v2.outputs) do
+      if o.name == "part" then assert.equal(numbers(wanted.part), numbers(peri.tensor(o.data))) end
+    end
+    rows[1].prices = { 1, 2, 3 }
+    assert.matches("feature 'prices', sample 0: 3 numbers, wanted: 1, one for each of 'item'",
+      server:post(path, json.encode { instances = rows }))
     server:stop()
   end)
 end)

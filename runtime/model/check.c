@@ -127,7 +127,7 @@ static peri_status check_input(const checker *c, const peri_model_input *i)
         WANT(strcmp(other->name, i->name) != 0, "its name is another's, too");
     const int32_t n = c->m->n_inputs;
     const peri__model_rule *rule = &c->m->rules[c->n];
-    WANT(i->kind >= 0, "its kind is unknown, allowed: dense, ids, whole");
+    WANT(i->kind >= 0, "its kind is unknown, allowed: dense, ids, whole, numbers");
     WANT(rule->length >= 0 && rule->length <= MOST_COLUMNS, "its length is not allowed");
     WANT(rule->counts >= -1 && rule->counts < n &&
              (rule->counts < 0 || c->m->inputs[rule->counts].kind != PERI_MODEL_DENSE),
@@ -154,6 +154,8 @@ static peri_status check_list(const checker *c, peri__model_list *l)
         return PERI_OK;
     }
     WANT(l->of < 0, "it has inputs, and is of another list");
+    WANT(l->inputs[0] < 0 || l->inputs[0] >= m->n_inputs || m->inputs[l->inputs[0]].kind != PERI_MODEL_NUMBERS,
+         "its first input is of numbers, which are those of the members of another one's lists");
     for (int32_t i = 0; i < l->n_inputs; i++) {
         WANT(l->inputs[i] >= 0 && l->inputs[i] < m->n_inputs, "an input of it does not exist");
         peri__model_rule *rule = &m->rules[l->inputs[i]];
@@ -165,14 +167,33 @@ static peri_status check_list(const checker *c, peri__model_list *l)
     return PERI_OK;
 }
 
+/** An input of numbers has those of the members of some list. */
+static peri_status check_numbers(const checker *c, const peri_model_input *i)
+{
+    WANT(i->kind != PERI_MODEL_NUMBERS || c->m->rules[c->n].like >= 0, "it has numbers of the members of no list");
+    return PERI_OK;
+}
+
+static bool has_input(const peri__model_list *l, int32_t input)
+{
+    for (int32_t i = 0; l && i < l->n_inputs; i++)
+        if (l->inputs[i] == input) return true;
+    return false;
+}
+
 static peri_status check_value(const checker *c, const peri__model_value *v)
 {
     const peri_model *m = c->m;
     WANT(v->columns >= 1 && v->columns <= MOST_COLUMNS, "its columns are not allowed");
     WANT(v->input < 0 || v->section < 0, "it is an input and a section");
-    WANT(v->list >= -1 && v->list < m->n_lists && (v->list < 0 || (v->input < 0 && v->section < 0)),
-         "its list does not exist, or it is an input or a section");
-    if (v->input >= 0) {
+    WANT(v->list >= -1 && v->list < m->n_lists && (v->list < 0 || v->section < 0),
+         "its list does not exist, or it is a section");
+    if (v->input >= 0 && v->list >= 0) {
+        WANT(has_input(&m->lists[v->list], v->input), "its input is not one of its list");
+        WANT(m->inputs[v->input].kind == PERI_MODEL_NUMBERS || m->inputs[v->input].weighted,
+             "its input has neither numbers nor weights");
+        WANT(v->columns == 1, "it has several columns");
+    } else if (v->input >= 0) {
         WANT(v->input < m->n_inputs && m->inputs[v->input].kind == PERI_MODEL_DENSE,
              "its input does not exist, or is not dense");
         WANT(m->inputs[v->input].columns == v->columns, "it has other columns than its input");
@@ -455,13 +476,6 @@ static peri__model_list *result_list(const checker *c, const peri__model_operati
     return &c->m->lists[l];
 }
 
-static bool has_input(const peri__model_list *l, int32_t input)
-{
-    for (int32_t i = 0; l && i < l->n_inputs; i++)
-        if (l->inputs[i] == input) return true;
-    return false;
-}
-
 /** Whether input @i of the operation has numbers of samples, not of members. */
 static bool of_samples(const checker *c, const peri__model_operation *o, int32_t i)
 {
@@ -564,19 +578,48 @@ static peri_status check_take(const checker *c, const peri__model_operation *o, 
     return PERI_OK;
 }
 
-/** The members of a list whose mask is not 0: from here on the list of the result is known. */
-static peri_status check_select(const checker *c, const peri__model_operation *o, int64_t out)
+/** Some members of the list of what it reads: from here on the list of the result is known. Several operations may keep
+ *  the same members of several values. */
+static peri_status check_kept(const checker *c, const peri__model_operation *o)
 {
     peri_model *m = c->m;
     const int32_t from = input_of(c, o, 0)->list, to = m->values[o->out].list;
-    WANT(to >= 0 && m->lists[to].n_inputs == 0 && m->lists[to].made_by < 0,
-         "its result is of no list of another, or that is made already");
-    WANT(from >= 0 && m->lists[to].of == from && input_of(c, o, 1)->list == from,
-         "its values are not of the list that it selects from");
+    WANT(to >= 0 && m->lists[to].n_inputs == 0, "its result is of no list of another");
+    WANT(from >= 0 && m->lists[to].of == from, "its values are not of the list that it selects from");
+    peri__model_list *list = &m->lists[to];
+    if (list->made_by >= 0) {
+        const peri__model_operation *first = &m->operations[list->made_by];
+        WANT(first->kind == o->kind && first->code == o->code && first->n_in == o->n_in &&
+                 (o->n_in < 2 || first->in[1] == o->in[1]) && (o->n_sizes == 0 || first->sizes[0] == o->sizes[0]),
+             "other members of its result's list have been kept before");
+        return PERI_OK;
+    }
+    list->made_by = (int32_t)c->n;
+    return PERI_OK;
+}
+
+/** The members of a list whose mask is not 0. */
+static peri_status check_select(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    WANT(input_of(c, o, 1)->list == input_of(c, o, 0)->list, "its values are not of the list that it selects from");
+    WANT(o->n_sizes == 0, "it has sizes");
     WANT(columns_of(c, o, 0) == out && columns_of(c, o, 1) == 1,
          "its values have different columns, or its mask several");
-    m->lists[to].made_by = (int32_t)c->n;
-    return PERI_OK;
+    return check_kept(c, o);
+}
+
+/** The first members of a list (from a place on, which is the sample's or a constant), or the last ones. */
+static peri_status check_slice(const checker *c, peri__model_operation *o, int64_t out)
+{
+    static const char *const names[] = {"first", "last"};
+    WANT(function_in(o, names, 2), "its function is unknown, allowed: first, last");
+    WANT(o->n_sizes == 1 && o->sizes[0] >= 0, "it wants how many members it keeps at most");
+    WANT(columns_of(c, o, 0) == out, "its values have different columns");
+    if (o->n_in > 1) {
+        WANT(o->code == 0, "it keeps the last members, and has a place to begin at");
+        WANT(of_samples(c, o, 1) && columns_of(c, o, 1) == 1, "where it begins is not one number for each sample");
+    }
+    return check_kept(c, o);
 }
 
 /** Operations that go from samples to members or back look at their lists themselves; of all others values and result
@@ -592,7 +635,8 @@ static peri_status check_lists(const checker *c, const peri__model_operation *o)
     case PERI__MODEL_places:
     case PERI__MODEL_times:
     case PERI__MODEL_take:
-    case PERI__MODEL_select: return PERI_OK;
+    case PERI__MODEL_select:
+    case PERI__MODEL_slice: return PERI_OK;
     default: break;
     }
     WANT(list < 0 || o->n_in > 0, "its result is of a list, of which it reads nothing");
@@ -632,6 +676,7 @@ static peri_status check_sizes(const checker *c, peri__model_operation *o, int64
     case PERI__MODEL_times: return check_times(c, o, out);
     case PERI__MODEL_take: return check_take(c, o, out);
     case PERI__MODEL_select: return check_select(c, o, out);
+    case PERI__MODEL_slice: return check_slice(c, o, out);
     default: return bad(c, "it has no kind");
     }
 }
@@ -648,6 +693,7 @@ static bool wants_samples(const peri__model_operation *o, int32_t i)
     case PERI__MODEL_matmul: return false;
     case PERI__MODEL_linear:
     case PERI__MODEL_take:
+    case PERI__MODEL_slice:
     case PERI__MODEL_layer_norm: return i == 0;
     case PERI__MODEL_cross: return i < 3;
     default: return true;
@@ -731,6 +777,7 @@ peri_status peri__model_check(peri_model *m, const char *what)
     EACH("list", m->n_lists, check_list(&c, &m->lists[c.n]));
     for (int32_t i = 0; i < m->n_lists; i++)
         if (m->lists[i].n_inputs > 0) m->rules[m->lists[i].first].like = -1;
+    EACH("input", m->n_inputs, check_numbers(&c, &m->inputs[c.n]));
     EACH("value", m->n_values, check_value(&c, &m->values[c.n]));
     EACH("operation", m->n_operations, check_operation(&c, &m->operations[c.n]));
     EACH("operation", m->n_operations, check_raw(&c, &m->operations[c.n]));

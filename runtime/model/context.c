@@ -106,7 +106,7 @@ static peri_status allocate(peri_model_context *c)
     int64_t bytes = results + scratch + zeros + rows + lists;
     for (int32_t v = 0; v < m->n_values; v++) {
         const peri__model_value *value = &m->values[v];
-        if (value->input < 0 || !m->inputs[value->input].optional) continue;
+        if (value->input < 0 || value->list >= 0 || !m->inputs[value->input].optional) continue;
         at[v] = bytes;
         bytes += aligned(value->columns * c->block * 4);
     }

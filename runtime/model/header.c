@@ -129,7 +129,7 @@ static int32_t one_of(peri__json *j, const char *const *words, int32_t n, int32_
 
 static void read_input(peri__json *j, peri_model *m)
 {
-    static const char *const kinds[] = {"dense", "ids", "whole"};
+    static const char *const kinds[] = {"dense", "ids", "whole", "numbers"};
     char key[32];
     if (!grow(j, &m->rules, m->n_inputs, sizeof *m->rules) || !grow(j, &m->inputs, m->n_inputs, sizeof *m->inputs))
         return;
@@ -139,7 +139,7 @@ static void read_input(peri__json *j, peri_model *m)
     peri__json_enter(j, '{');
     while (peri__json_key(j, key, sizeof key)) {
         if (KEY("name")) set_text(j, (char **)(uintptr_t)&i->name);
-        else if (KEY("kind")) i->kind = one_of(j, kinds, 3, PERI_MODEL_DENSE);
+        else if (KEY("kind")) i->kind = one_of(j, kinds, 4, PERI_MODEL_DENSE);
         else if (KEY("columns")) i->columns = peri__json_integer(j);
         else if (KEY("rows")) i->rows = peri__json_integer(j);
         else if (KEY("unknown"))

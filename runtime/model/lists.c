@@ -167,3 +167,29 @@ void peri__run_select(const run *r)
     }
     to[r->samples] = n;
 }
+
+/** Where sample @b's members begin that slice keeps, among its @n. */
+static int64_t start_of(const run *r, int64_t b, int64_t n)
+{
+    const int64_t most = r->o->sizes[0];
+    if (r->o->code == 1) return n > most ? n - most : 0;
+    if (r->o->n_in < 2) return 0;
+    const float x = in(r, 1)[b * in_step(r, 1)];
+    return x > 0 ? (int64_t)(x < (float)n ? x : (float)n) : 0;
+}
+
+void peri__run_slice(const run *r)
+{
+    const int64_t *from = offsets_of(r, value_in(r, 0)), columns = r->columns;
+    int64_t *to = peri__model_list_of(r->c, result(r)->list), n = 0;
+    for (int64_t b = 0; b < r->samples; b++) {
+        const int64_t members = from[b + 1] - from[b], start = peri__min(start_of(r, b, members), members),
+                      kept = peri__min(members - start, r->o->sizes[0]);
+        to[b] = n;
+        if (kept > 0)
+            memcpy(r->out + n * columns, in(r, 0) + (from[b] + start) * columns,
+                   sizeof(float) * (size_t)(kept * columns));
+        n += kept;
+    }
+    to[r->samples] = n;
+}

@@ -72,7 +72,7 @@ typedef struct peri__model_section {
 typedef struct peri__model_value {
     int64_t columns;
     int32_t list;    /* whose members have the numbers, or -1: samples have them */
-    int32_t input;   /* the dense input that it is, or -1 */
+    int32_t input;   /* the dense input that it is, or, of a list, the input whose numbers or weights it is; or -1 */
     int32_t section; /* the constant that it is, or -1 */
     /* Found by check.c: */
     int32_t made_by; /* the operation, or -1 */
@@ -89,7 +89,8 @@ typedef struct peri__model_value {
 /** Those that go from samples to the members of their lists, or back (lists.c). */
 #define PERI__MODEL_OF_MEMBERS(X)                                                                                      \
     X(members, 0, 0)                                                                                                   \
-    X(spread, 1, 1) X(pool, 1, 1) X(attention, 3, 4) X(places, 0, 1) X(times, 0, 0) X(take, 2, 2) X(select, 2, 2)
+    X(spread, 1, 1) X(pool, 1, 1) X(attention, 3, 4) X(places, 0, 1) X(times, 0, 0) X(take, 2, 2) X(select, 2, 2)     \
+        X(slice, 1, 2)
 enum {
 #define X(name, least, most) PERI__MODEL_##name,
     PERI__MODEL_OPERATIONS(X)
@@ -123,7 +124,7 @@ typedef struct peri__model_operation {
 } peri__model_operation;
 
 /** A list of each sample: its members are the ids (or whole numbers) of some inputs, which are equally many in all of
- *  these, or those members of another list that the operation select has kept:
+ *  these, or those members of another list that the operations select and slice have kept:
  *
  *      sample    input "item"    list 0: 5 members    list 1, of list 0, of mask 0 1 1 0 1: 3 members
  *      0         7 3 9           0 1 2                1 2
@@ -135,7 +136,7 @@ typedef struct peri__model_list {
     int32_t n_inputs; /* 0: it is of another list */
     int32_t of;       /* that list, or -1 */
     /* Found by check.c: */
-    int32_t made_by;  /* the operation that keeps the members, or -1 */
+    int32_t made_by;  /* the first operation that keeps the members, or -1 */
     int32_t first;    /* the input that it comes from */
 } peri__model_list;
 

@@ -343,6 +343,15 @@ static void lists_of_block(peri_model_context *c, int64_t first, int64_t n, cons
     }
 }
 
+/** The numbers of samples from @first on, or of their lists' members, that the caller gives for value @v. */
+static const float *given(const peri_model_context *c, int32_t v, int64_t first, const peri_model_values *inputs)
+{
+    const peri__model_value *value = &c->model->values[v];
+    const peri_model_values *from = &inputs[value->input];
+    if (value->list < 0) return from->dense ? from->dense + first * value->columns : c->values[v];
+    return from->weights ? from->weights + from->offsets[first] : NULL; /* NULL: there are no members */
+}
+
 void peri__model_run(peri_model_context *c, int64_t first, int64_t n, const peri_model_values *inputs)
 {
     const peri_model *m = c->model;
@@ -350,16 +359,14 @@ void peri__model_run(peri_model_context *c, int64_t first, int64_t n, const peri
     run r = {.c = c, .kernels = peri_kernels_get(), .inputs = inputs, .first = first, .samples = n};
     lists_of_block(c, first, n, inputs);
     for (int32_t v = 0; v < m->n_values; v++)
-        if (m->values[v].input >= 0) {
-            const float *dense = inputs[m->values[v].input].dense;
-            c->at[v] = dense ? dense + first * m->values[v].columns : c->values[v];
-        }
+        if (m->values[v].input >= 0) c->at[v] = given(c, v, first, inputs);
     for (int32_t i = 0; i < m->n_operations; i++) {
         r.o = &m->operations[i];
         r.out = c->values[r.o->out];
         const peri__model_value *v = &m->values[r.o->out];
         r.columns = v->columns;
-        r.n = v->list < 0 || r.o->kind == PERI__MODEL_select ? n : peri__model_list_of(c, v->list)[n];
+        const bool keeps = r.o->kind == PERI__MODEL_select || r.o->kind == PERI__MODEL_slice; /* makes its list */
+        r.n = v->list < 0 || keeps ? n : peri__model_list_of(c, v->list)[n];
         if (r.n > 0) functions[r.o->kind](&r);
     }
 }

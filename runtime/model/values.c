@@ -82,11 +82,16 @@ static peri_status check_dense(const checker *c, const peri_model_values *v)
 /** Ids and weights of one sample's list, when all of the batch are known to have a fault. */
 static peri_status check_list(const checker *c, const peri_model_values *v, int64_t b)
 {
+    const bool numbers = c->input->kind == PERI_MODEL_NUMBERS;
     for (int64_t i = v->offsets[b]; i < v->offsets[b + 1]; i++) {
-        if (!c->input->mapped && c->input->unknown == PERI_MODEL_ID_REFUSE &&
+        if (!numbers && !c->input->mapped && c->input->unknown == PERI_MODEL_ID_REFUSE &&
             (uint64_t)v->ids[i] >= (uint64_t)c->input->rows)
             return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: id %lld, allowed: 0..%lld", c->function,
                               c->input->name, (long long)b, (long long)v->ids[i], (long long)c->input->rows - 1);
+        if (numbers && c->input->finite && first_not_finite(v->weights + i, 1) == 0)
+            return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld, number %lld is %s, allowed: finite numbers",
+                              c->function, c->input->name, (long long)b, (long long)(i - v->offsets[b]),
+                              v->weights[i] != v->weights[i] ? "NaN" : "infinite");
         if (v->weights && c->input->finite && first_not_finite(v->weights + i, 1) == 0)
             return peri__fail(PERI_ERANGE,
                               "%s: input '%s', sample %lld: the weight of id %lld is %s, allowed: finite numbers",
@@ -173,16 +178,20 @@ static peri_status check_ids(const checker *c, const peri_model_values *v, int64
     }
     PERI_TRY(check_offsets(c, v));
     const int64_t n = v->offsets[c->batch];
-    if (n > 0 && !v->ids)
-        return peri__fail(PERI_EINVAL, "%s: input '%s' has offsets, but no ids", c->function, c->input->name);
-    if (n > 0 && !v->weights != !c->input->weighted)
+    const bool numbers = c->input->kind == PERI_MODEL_NUMBERS;
+    if (numbers && v->ids)
+        return peri__fail(PERI_EINVAL, "%s: input '%s' is of numbers, but ids were given", c->function, c->input->name);
+    if (n > 0 && !(numbers ? (const void *)v->weights : v->ids))
+        return peri__fail(PERI_EINVAL, "%s: input '%s' has offsets, but no %s", c->function, c->input->name,
+                          numbers ? "numbers" : "ids");
+    if (n > 0 && !numbers && !v->weights != !c->input->weighted)
         return peri__fail(PERI_EINVAL, "%s: input '%s' %s", c->function, c->input->name,
                           c->input->weighted ? "wants a weight for each id, but there are none"
                                              : "has no weights, but some were given");
     if (c->input->kind == PERI_MODEL_WHOLE) return PERI_OK;
     int64_t unknown = 0;
     if (c->input->mapped) PERI_TRY(check_raw(c, v, skipped ? &unknown : NULL));
-    else unknown = count_unknown(v->ids, n, c->input->rows);
+    else if (!numbers) unknown = count_unknown(v->ids, n, c->input->rows);
     const bool refused = !c->input->mapped && unknown > 0 && c->input->unknown == PERI_MODEL_ID_REFUSE;
     if (refused || (v->weights && c->input->finite && first_not_finite(v->weights, n) < n))
         for (int64_t b = 0; b < c->batch; b++) PERI_TRY(check_list(c, v, b));

@@ -250,8 +250,8 @@ static void describe_input(peri__buffer *b, const peri__serve_facts *facts, cons
     peri__buffer_print(b, ",\"parameters\":{\"kind\":\"%s\"", kinds[in->kind]);
     if (ids) peri__buffer_print(b, ",\"least\":\"0\",\"most\":\"%" PRIu64 "\"", in->rows - 1); /* rows 0: 2^64 - 1 */
     if (ids && in->length > 0) peri__buffer_print(b, ",\"length\":%" PRId64, in->length);
-    if (in->same || in->counts) {
-        word(b, in->same ? ",\"like\":" : ",\"counts\":");
+    if (in->same || in->counts || in->kind == PERI__SERVE_WEIGHTS) {
+        word(b, in->counts ? ",\"counts\":" : ",\"like\":");
         peri__buffer_quote(b, facts->inputs[in->of].name);
     }
     word(b, in->optional ? ",\"optional\":true" : ",\"optional\":false");

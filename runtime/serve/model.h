@@ -14,7 +14,7 @@ enum { PERI__SERVE_NUMBERS, PERI__SERVE_IDS, PERI__SERVE_WEIGHTS };
 typedef struct peri__serve_input {
     const char *name;
     int32_t kind;  /* NUMBERS: width numbers; IDS: a list of ids of any length; WEIGHTS: a number for each id of feature
-                      `of`. The name of weights is that of their ids with ".weights" behind */
+                      `of`. The name of an id's weight is that of the ids with ".weights" behind */
     int32_t of;    /* WEIGHTS, `same`, `counts`: another feature */
     bool same;     /* IDS: lists are as long as those of feature `of` */
     bool counts;   /* NUMBERS of width 1: whole, from 0 to the length of the sample's list of feature `of` */

@@ -71,7 +71,9 @@ static const peri_model_values *values_of(file_model *m, file_context *c, const 
         const peri__serve_column *column = &columns[m->map[i].column];
         c->values[i] = (peri_model_values){.dense = column->numbers, .ids = column->ids, .offsets = column->offsets};
         if (m->map[i].weights >= 0) c->values[i].weights = columns[m->map[i].weights].numbers;
-        if (m->inputs[m->map[i].column].kind == PERI__SERVE_IDS) c->values[i].dense = NULL;
+        const int32_t as = m->inputs[m->map[i].column].kind;
+        if (as == PERI__SERVE_WEIGHTS) c->values[i].weights = column->numbers; /* numbers of members */
+        if (as != PERI__SERVE_NUMBERS) c->values[i].dense = NULL;
     }
     return c->values;
 }
@@ -105,10 +107,12 @@ static peri_status take_inputs(file_model *m)
     if (!m->map || !m->names || !m->inputs) return PERI_ENOMEM;
     int32_t f = 0;
     for (int64_t i = 0; i < m->n; i++) {
-        bool ids = from[i].kind != PERI_MODEL_DENSE;
+        const bool ids = from[i].kind == PERI_MODEL_IDS || from[i].kind == PERI_MODEL_WHOLE;
         m->map[i] = (input_map){f, from[i].weighted ? f + 1 : -1};
         m->inputs[f++] = (peri__serve_input){.name = from[i].name,
-                                             .kind = ids ? PERI__SERVE_IDS : PERI__SERVE_NUMBERS,
+                                             .kind = ids ? PERI__SERVE_IDS
+                                                     : from[i].kind == PERI_MODEL_NUMBERS ? PERI__SERVE_WEIGHTS
+                                                                                          : PERI__SERVE_NUMBERS,
                                              .width = from[i].columns,
                                              .rows = ids && !from[i].mapped ? (uint64_t)from[i].rows : 0,
                                              .skip = from[i].unknown == PERI_MODEL_ID_SKIP,
@@ -134,7 +138,7 @@ static peri_status take_inputs(file_model *m)
         const int64_t of = rules.like >= 0 ? rules.like : rules.counts;
         in->length = rules.length;
         if (of < 0) continue;
-        *(rules.like >= 0 ? &in->same : &in->counts) = true;
+        if (in->kind != PERI__SERVE_WEIGHTS) *(rules.like >= 0 ? &in->same : &in->counts) = true;
         in->of = m->map[of].column;
     }
     m->model.facts.inputs = m->inputs;

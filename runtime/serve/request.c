@@ -132,7 +132,7 @@ static bool settle_one(peri__serve_reader *r, int32_t f, int64_t i)
     return peri__serve_blame(r, f, PERI__SERVE_KIND,
                              in->same
                                  ? "feature '%s', sample %lld: a list of %lld, wanted: %lld, as long as that of '%s'"
-                                 : "feature '%s', sample %lld: %lld weights, and %lld ids",
+                                 : "feature '%s', sample %lld: %lld numbers, wanted: %lld, one for each of '%s'",
                              in->name, (long long)sample, (long long)n, (long long)wanted, of->name);
 }
 

@@ -57,6 +57,7 @@ static void values_of(const peri_model *m, int64_t first, int64_t n, peri_model_
         v[k] = (peri_model_values){0};
         if (m->inputs[k].kind == PERI_MODEL_DENSE)
             v[k].dense = m->rules[k].counts >= 0 ? one : numbers + first * m->inputs[k].columns;
+        else if (m->inputs[k].kind == PERI_MODEL_NUMBERS) v[k].offsets = offsets, v[k].weights = weights;
         else v[k].ids = ids, v[k].offsets = offsets, v[k].weights = m->inputs[k].weighted ? weights : NULL;
     }
 }

@@ -34,7 +34,8 @@ local function drawn_collection(draw, number)
     padding = pick(draw, { 0, 0, -1.5 }) }
   local rows = c.kind:find "rows"
   c.jagged = rows and pick(draw, { "none", "gru", "plain", "softmax", "silu" }) or "none"
-  c.weighted = not rows and c.kind ~= "places" and draw(3) == 0
+  c.weighted = c.kind ~= "places" and draw(3) == 0
+  c.batch_first, c.part = draw(2) == 0, pick(draw, { "all", "all", "mask", "first", "last", "from" })
   local dim = pick(draw, { 4, 8, 12 })
   for i = 1, draw(3) + 1 do
     local t = { name = ("t%d_%d"):format(number, i), num_embeddings = draw(60) + 4, feature_names = {},
@@ -168,8 +169,8 @@ function Net:init(m)
     self[c.name] = made(c, m.ranks)
     local d = c.tables[1].embedding_dim
     if c.jagged == "gru" then
-      self["gru_" .. c.name] = nn.GRU { input_size = d, hidden_size = d / 2, batch_first = true, bidirectional = true,
-        bias = d > 4, num_layers = d > 8 and 2 or 1 }
+      self["gru_" .. c.name] = nn.GRU { input_size = d, hidden_size = d / 2, batch_first = c.batch_first,
+        bidirectional = true, bias = d > 4, num_layers = d > 8 and 2 or 1 }
     elseif c.jagged ~= "none" then
       self["norm_" .. c.name] = nn.LayerNorm { normalized_shape = d }
       self["score_" .. c.name] = nn.MLP { in_size = d + 1, layer_sizes = { 3, 1 } }
@@ -189,6 +190,27 @@ function Net:init(m)
   self.shape = setmetatable({ m = m }, {})
 end
 
+--- Some of the members of lists, and the offsets of these.
+local function part_of(c, x, other, lengths, offsets)
+  if c.part == "all" then return x, offsets end
+  local parts, kept = {}, nil
+  for i, v in ipairs { x, other } do
+    if c.part == "mask" then
+      local mask, columns = other:select(2, 0):gt(0), {}
+      for k = 1, v:size(2) do
+        columns[k], kept = sparse.masked_select_jagged_1d(v:select(2, k - 1):contiguous(), lengths, mask)
+      end
+      parts[i] = F.stack(columns, 2)
+    elseif c.part == "from" then
+      local from = (lengths:to "f32" - 1):clamp(0):to "i64"
+      parts[i], kept = sparse.jagged_slice(v, lengths, from, c.length)
+    else
+      parts[i], kept = sparse.truncate_jagged(v, lengths, c.length, c.part)
+    end
+  end
+  return parts[1] - parts[2] * 0.5, sparse.asynchronous_complete_cumsum(kept)
+end
+
 --- The members of lists as they are: attention among them, a score each of which the sample has a say, and their
 --- weighted sum.
 function Net:of_members(c, jt)
@@ -203,6 +225,9 @@ function Net:of_members(c, jt)
   local many = sparse.index_select_dim0(jt:lengths():to("f32"):reshape(-1, 1) * 0.125,
     sparse.sequence_numbers(offsets, n))
   local scored = x * self["score_" .. c.name](F.cat({ x, many }, 2))
+  if c.weighted then scored = scored * jt:weights():reshape(-1, 1) end
+  scored, offsets = part_of(c, scored, x, jt:lengths(), offsets)
+  n = scored:size(1)
   return nn.embedding.embedding_bag(scored, peri.arange(0, n, 1, "i64"), offsets, c.length % 2 == 0 and "sum" or "mean",
     nil, true)
 end
@@ -218,7 +243,10 @@ function Net:forward(b)
         for k, feature in ipairs(t.feature_names) do
           local jt = rows[feature] or rows[feature .. "@" .. t.name]
           local padded = (c.jagged == "none" or c.jagged == "gru") and jt:to_padded_dense(c.length, c.padding)
-          if c.jagged == "gru" then padded = (self["gru_" .. c.name](padded)) end
+          if c.jagged == "gru" and c.batch_first then padded = (self["gru_" .. c.name](padded))
+          elseif c.jagged == "gru" then
+            padded = (self["gru_" .. c.name](padded:transpose(1, 2))):transpose(1, 2)
+          end
           parts[#parts + 1] = padded and padded:reshape(-1, c.length * t.embedding_dim) or self:of_members(c, jt)
           if k == 1 then parts[#parts + 1] = jt:lengths():to("f32"):reshape(-1, 1) end
         end

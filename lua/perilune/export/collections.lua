@@ -239,8 +239,35 @@ function Inputs:number(name, key, fields)
   return known.index
 end
 
---- The number of an input of whole numbers.
-function Inputs:whole(name) return self:number(name, name, file.object({ "name", name }, { "kind", "whole" })) end
+--- The number of an input of whole numbers, or (kind "numbers") of f32.
+function Inputs:members(name, kind, finite)
+  local fields = file.object({ "name", name }, { "kind", kind })
+  if kind == "numbers" then fields[3] = { "finite", finite } end
+  return self:number(name, name, fields)
+end
+
+--- The features whose weights are values of the file, as a set. A collection that pools them takes their weights, too,
+--- or none are given to it.
+local function weights_asked(func, values, bags)
+  local asked, known = {}, {}
+  for _, v in util.ordered(values) do
+    if v.weight then asked[v.given] = true end
+  end
+  for _, b in ipairs(bags) do
+    known[b.feature] = true
+    if asked[b.feature] and b.out.pooling and not b.out.weighted then
+      P.fail(("%s: the model asks for the weights of feature '%s', which table '%s' pools without them; allowed: two "
+        .. "features"):format(func, b.feature, b.out.table))
+    end
+  end
+  for feature in util.ordered(asked) do
+    if not known[feature] then
+      P.fail(("%s: the model asks for the weights of feature '%s', whose ids no collection of it looks up"):format(func,
+        feature))
+    end
+  end
+  return asked
+end
 
 --- The inputs, the tables, the maps and the lists of the file: fills in the numbers that operations and values have for
 --- them.
@@ -253,12 +280,13 @@ function M.inputs(func, a, kept, values, state)
     end
   end
   for _, o in ipairs(kept) do
-    if o.whole then o.input = inputs:whole(o.whole) end
+    if o.whole then o.input = inputs:members(o.whole, "whole") end
   end
   local bags, length = {}, {}
   for _, o in ipairs(kept) do
     for _, b in ipairs(o.bags or {}) do bags[#bags + 1] = b end
   end
+  local asked = weights_asked(func, values, bags)
   for _, b in ipairs(bags) do
     local out = b.out
     rows[b.feature] = math.min(rows[b.feature] or math.huge, out.rows)
@@ -275,11 +303,12 @@ function M.inputs(func, a, kept, values, state)
   end
   for _, b in ipairs(bags) do
     b.input = inputs:number(b.feature, b.kjt, file.object({ "name", b.feature }, { "kind", "ids" },
-      { "rows", rows[b.feature] }, { "unknown", a.unknown }, { "weighted", b.out.weighted }, { "finite", a.finite },
+      { "rows", rows[b.feature] }, { "unknown", a.unknown },
+      { "weighted", b.out.weighted or asked[b.feature] or false }, { "finite", a.finite },
       length[b.feature] and { "length", length[b.feature] } or nil))
   end
   local of_values, first_of = lists.numbered(values, function(name) return (inputs.by_name[name] or {}).index end,
-    function(name) return inputs:whole(name) end)
+    function(name, kind) return inputs:members(name, kind, a.finite) end)
   for _, v in util.ordered(values) do
     if v.counts then table.insert(inputs.list[v.input + 1], { "counts", first_of(v.counts) }) end
   end

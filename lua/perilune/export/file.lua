@@ -237,9 +237,9 @@ function M.write(p)
   for old, v in util.ordered(p.values) do
     renumbered[old] = #values
     local fields = object({ "columns", v.columns })
-    if v.input then fields[2] = { "input", v.input } end
-    if v.list then fields[2] = { "list", v.list } end
-    if v.constant then fields[2] = { "section", w:constant(v.constant, v.fixed) } end
+    if v.input then fields[#fields + 1] = { "input", v.input } end
+    if v.list then fields[#fields + 1] = { "list", v.list } end
+    if v.constant then fields[#fields + 1] = { "section", w:constant(v.constant, v.fixed) } end
     values[#values + 1] = fields
   end
   local operations = util.map(p.operations, function(o)

@@ -153,6 +153,15 @@ local function lengths_of(batches, field, k)
   end
 end
 
+--- A function that returns of each batch how many samples it has, and how many rows a field of it.
+local function rows_of(batches, field)
+  return function()
+    return util.map(batches, function(batch)
+      return { samples = samples_of("export", batch), rows = util.resolve(batch[field]):size(1) }
+    end)
+  end
+end
+
 --- Lower two recordings.
 local function lower(first, second, batches)
   local l = Lowering(first, second, SAMPLES)
@@ -169,6 +178,9 @@ local function lower(first, second, batches)
       l.whole[item.id] = input.name
     elseif item.dtype == "f32" and item.shape[1] == SAMPLES[1] and other.shape[1] == SAMPLES[2] then
       l.of[item.id] = l:value(l:sample_shape(item.shape, other.shape), { dense = input.name })
+    elseif item.dtype == "f32" and #item.shape > 0 then
+      l:note_numbers(item.id, { name = input.name, shapes = { item.shape, other.shape },
+        batches = rows_of(batches, input.name) })
     end
   end
   for i = 1, math.max(#first.entries, #second.entries) do
@@ -178,7 +190,7 @@ local function lower(first, second, batches)
       l:fail("for %d samples the model does something else than for %d here ('%s')", SAMPLES[1], SAMPLES[2], b
         and b.func or "nothing")
     end
-    l.other, l.list = b, nil
+    l.other, l.list, l.axis = b, nil, 1
     local make = operations[a.func]
     if make == nil then l:fail "has no form for inference" end
     l:attempt(make)
@@ -246,6 +258,10 @@ local function outputs_of(l, trace)
     if not value then
       if l.why[o.item.id] then error(l.why[o.item.id], 0) end
       l:fail("the model's result '%s' has no form for inference", o.name)
+    end
+    if (value.axis or 1) > 1 then
+      l:fail("the model's result '%s' has samples as its dimension %d, wanted: as the first (transpose)", o.name,
+        value.axis)
     end
     return { name = o.name, value = value.index }
   end)

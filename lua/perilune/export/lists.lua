@@ -4,8 +4,7 @@
 -- functions below beside its own.
 --
 --   list = { features = { "item", "action" }, field = "sparse_features", totals = members in the two recordings,
---     of = the list of which
---            this one's members are a part, whole = { "timestamps" } }
+--     whole = { "timestamps" }, numbers = { "prices" }, of = the list of which this one's members are a part }
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Lowering = require "perilune.export.lower"
@@ -22,12 +21,13 @@ local init = Lowering.init
 function Lowering:init(...)
   init(self, ...)
   self.features, self.lists, self.whole, self.whole_values = {}, {}, {}, {}
+  self.numbers, self.weights, self.kept = {}, {}, {}
 end
 
 --- A feature of a batch: its ids in the two recordings, and a function that returns the lengths of its lists in all
 --- batches.
 function Lowering:note_feature(key, field, totals, lengths)
-  self.features[key] = { field = field, totals = totals, lengths = lengths }
+  self.features[key] = { field = field, totals = totals, lengths = lengths, key = key }
 end
 
 --- The lengths of a feature's lists in all batches, once.
@@ -47,7 +47,7 @@ end
 function Lowering:list_of(bag)
   local key = bag.feature
   self.lists[key] = self.lists[key] or { features = { key }, field = bag.kjt, totals = self.features[key].totals,
-    whole = {} }
+    whole = {}, numbers = {} }
   return root(self.lists[key])
 end
 
@@ -55,21 +55,84 @@ end
 function Lowering:join(a, b)
   a, b = root(a), root(b)
   if a == b then return a end
-  if a.of or b.of then return nil end
+  if a.of or b.of then -- the same part of lists that are one
+    local one = a.of and b.of and a.key == b.key and self:join(a.of, b.of)
+    return one and root(a) == root(b) and root(a) or nil
+  end
   local x, y = self:lengths_of(a.features[1]), self:lengths_of(b.features[1])
   for i = 1, math.max(#x, #y) do
     if x[i] ~= y[i] then return nil end
   end
   for _, key in ipairs(b.features) do table.insert(a.features, key) end
-  for _, name in ipairs(b.whole) do table.insert(a.whole, name) end
+  for _, field in ipairs { "whole", "numbers" } do
+    for _, name in ipairs(b[field]) do table.insert(a[field], name) end
+  end
   b.joined = a
+  for key, part in util.ordered(self.kept[b] or {}) do -- the same parts of both
+    self.kept[a] = self.kept[a] or {}
+    if self.kept[a][key] then part.joined = self.kept[a][key] else self.kept[a][key] = part end
+  end
   return a
 end
 
 local function text_of(list)
   if not list then return "the samples" end
-  return list.of and ("a selection of the members of '%s'"):format(table.concat(root(list.of).features, "', '"))
-    or ("the members of '%s'"):format(table.concat(list.features, "', '"))
+  local source = list
+  while source.of do source = root(source.of) end
+  return (list.of and "a selection of the members of '%s'" or "the members of '%s'"):format(
+    table.concat(source.features, "', '"))
+end
+
+--- A field of f32 numbers, one for each member of some list: of that feature that has as many ids as it has numbers in
+--- every batch. field: { name =, shapes = in the two recordings, rows = function() -> its length in all batches }.
+function Lowering:note_numbers(id, field) self.numbers[id] = field end
+
+local function sum(list, from, to)
+  local n = 0
+  for i = from, to do n = n + list[i] end
+  return n
+end
+
+--- Whether a feature has as many ids in each batch as a field has numbers.
+function Lowering:as_many(feature, field)
+  local lengths, at = self:lengths_of(feature.key), 0
+  for _, batch in ipairs(field.batches()) do
+    if sum(lengths, at + 1, at + batch.samples) ~= batch.rows then return false end
+    at = at + batch.samples
+  end
+  return true
+end
+
+--- The value of a field of numbers, whose list is found when it is first used.
+function Lowering:value_of_numbers(field)
+  if field.value then return field.value end
+  local found, list = {}, nil
+  for key, feature in util.ordered(self.features) do
+    if self:as_many(feature, field) then
+      table.insert(found, self.lists[key] and 1 or #found + 1, key) -- those that the model has asked about first
+    end
+  end
+  for i, key in ipairs(found) do
+    local own = self:list_of { feature = key, kjt = self.features[key].field }
+    list = i == 1 and own or self:join(list, own) or self:fail(
+      "'%s' has as many numbers as '%s' has ids, and as '%s' has: whose they are is not known", field.name, found[1],
+      key)
+  end
+  local shape = util.copy(field.shapes[1])
+  if list and (list.totals[1] ~= shape[1] or list.totals[2] ~= field.shapes[2][1]) then
+    self:fail("the first batch has as many numbers '%s' as ids of '%s' and of another feature; begin with another one",
+      field.name, found[1])
+  end
+  table.remove(shape, 1)
+  if not list or #shape > 1 or shape[1] and shape[1] ~= 1 then
+    self:fail("'%s' has the shape %s, allowed: a row for each sample, or one number for each id of a feature",
+      field.name, "[" .. table.concat(field.shapes[1], ", ") .. "]")
+  end
+  table.insert(shape, 1, 1)
+  table.insert(list.numbers, field.name)
+  field.value = self:value(shape, { list = list, given = field.name })
+  field.value.list = list
+  return field.value
 end
 
 --- An argument is this value: the entry's values are of its list.
@@ -109,9 +172,9 @@ function Lowering:named(skip)
   return found
 end
 
---- A number for each sample that counts targets: a tensor of whole numbers of the batch. nil: there are none.
-function Lowering:targets(name, list)
-  local item = (self.entry.args[1].named or {})[name]
+--- A number for each sample that counts members of a list (targets, say): a tensor of whole numbers of the batch. nil:
+--- there are none.
+function Lowering:counts(item, name, list)
   if item == nil then return nil end
   local field = type(item) == "table" and item.id and self.whole[item.id]
   if not field then self:fail("%s are no tensor of whole numbers of the batch", name) end
@@ -125,6 +188,10 @@ function Lowering:targets(name, list)
     known.counts, self.whole_values[field] = list, known
   end
   return known
+end
+
+function Lowering:targets(list)
+  return self:counts((self.entry.args[1].named or {}).num_targets, "num_targets", list)
 end
 
 -- -- functions --------------------------------------------------------------------------------------------------------
@@ -151,13 +218,37 @@ end
 
 made["JaggedTensor:offsets"] = function(l) l:set { offsets = l:list_of(l:bag(l:arguments()[1])) } end
 
+--- A feature as the batch has it: its lists, and the weights of its ids.
+made["KeyedJaggedTensor:get"] = function(l)
+  local a = l.entry.args
+  local field = a[1].id and l.kjts[a[1].id] or l:fail "a KeyedJaggedTensor that is none of the batch's fields"
+  l:set { bag = { feature = a[2], kjt = field } }
+end
+
+--- Weights of ids, a number for each member.
+made["JaggedTensor:weights"] = function(l)
+  local bag = l:bag(l:arguments()[1])
+  l.list = l:list_of(bag)
+  local v = l.weights[bag.feature] or l:value({ 1 }, { list = l.list, given = bag.feature, weight = true })
+  l.weights[bag.feature] = v
+  l:set { index = v.index, shape = l:result_shape(), list = l.list }
+end
+made["JaggedTensor:weights_or_none"] = made["JaggedTensor:weights"]
+
 --- Whole numbers in Lua; where they become f32 the file's number is used.
 made["JaggedTensor:lengths"] = function(l)
   local bag = l:bag(l:arguments()[1])
   l.list = false
+  if not bag.out then return l:set { lengths = l:list_of(bag) } end
   local v = l:op("lengths", { 1 }, { inputs = {}, bags = { bag } })
-  v.lengths = bag
+  v.lengths = l:list_of(bag)
   l:set(v)
+end
+
+--- Offsets of lists whose lengths are known.
+made["sparse.asynchronous_complete_cumsum"] = function(l)
+  local x = l:arguments(nil, true)[1]
+  l:set { offsets = x.lengths and root(x.lengths) or l:fail "numbers, allowed: the lengths of lists" }
 end
 
 made["sparse.sequence_numbers"] = function(l) l:set { numbers = l:offsets(l:arguments(1)[1], "seq_offsets") } end
@@ -225,11 +316,18 @@ local function attention(l, form, most)
     list = own
     inputs[i], shape = x.index, shape and { shape[1], shape[2], x.shape[3] } or x.shape
   end
-  local targets = l:targets("num_targets", list)
+  local targets = l:targets(list)
   if targets then inputs[4] = targets.index end
   l.list = list
+  local longest = most or 0
+  if list.of and most then
+    if (list.most or math.huge) > most then
+      l:fail("max_seq_len %d beside a selection of members, allowed: none, or one of slices of up to so many", most)
+    end
+    longest = 0 -- none can be longer
+  end
   local dim = l.entry.args[1].named.q.shape[3]
-  local sizes = { shape[2], dim, shape[3], a.max_attn_len or 0, a.causal == false and 0 or 1, most or 0 }
+  local sizes = { shape[2], dim, shape[3], a.max_attn_len or 0, a.causal == false and 0 or 1, longest }
   if (a.contextual_seq_len or 0) > 0 then sizes[7] = a.contextual_seq_len end
   l:set(l:op("attention", l:result_shape(), { inputs = inputs, ["function"] = form, sizes = sizes,
     numbers = { a.alpha or 1 / math.sqrt(dim), most and form == "hstu" and 1 / most or 0 } }))
@@ -240,7 +338,7 @@ made["sparse.hstu_mha"] = function(l) attention(l, "hstu", l.entry.args[1].named
 made["sparse.sequence_positions"] = function(l)
   local a = l:named { num_targets = true, rows = true }
   local list = l:offsets(a.seq_offsets, "seq_offsets")
-  local targets = l:targets("num_targets", list)
+  local targets = l:targets(list)
   l.list = list
   l:set(l:op("places", l:result_shape(1, nil, true),
     { inputs = targets and { targets.index } or {}, sizes = { a.max_positions } }))
@@ -260,23 +358,78 @@ made["sparse.time_buckets"] = function(l)
     sizes = { a.num_buckets or 2048 }, numbers = { a.increment or 60, 0 }, whole = field }))
 end
 
---- The members whose mask is true, as a list of their own.
+--- Some members of a list as a list of their own. key: which members these are; operations that keep the same ones of
+--- several values make one list. fields: of the operation. Sets its values, and their lengths.
+local function keep(l, list, key, fields)
+  local first, second = l.entry.results[1], l.other.results[1]
+  l.kept[list] = l.kept[list] or {}
+  local kept = l.kept[list][key] or { of = list, key = key, most = fields.sizes and fields.sizes[1],
+    totals = { first.shape[1], second.shape[1] } }
+  l.kept[list][key], l.list = kept, kept
+  l:set(l:op(fields.op, l:result_shape(), fields))
+  if l.entry.results[2] then l:set({ lengths = kept }, 2) end
+end
+
+--- The list that values and lengths are of.
+local function list_with(l, x, lengths)
+  local list = type(lengths) == "table" and lengths.lengths and root(lengths.lengths)
+  local own = list and x.list and l:join(x.list, list)
+  return own or l:fail "values and lengths, allowed: those of one list of a collection's JaggedTensor"
+end
+
 made["sparse.masked_select_jagged_1d"] = function(l)
   local a = l:arguments(nil, true)
-  local x, lengths, mask = l:sample(a[1], "values"), a[2].lengths, l:sample(a[3], "mask")
-  local list = lengths and l:list_of(lengths)
-  if not list or not x.list or not mask.list or l:join(x.list, list) ~= root(mask.list) then
-    l:fail "values, lengths and mask, allowed: those of one list of a collection's JaggedTensor" end
-  local first, second = l.entry.results[1], l.other.results[1]
-  l.list = { of = root(list), totals = { first.shape[1], second.shape[1] } }
-  l:set(l:op("select", l:result_shape(), { inputs = { x.index, mask.index } }))
+  local x, mask = l:sample(a[1], "values"), l:sample(a[3], "mask")
+  local list = list_with(l, x, a[2])
+  local own = mask.list and l:join(mask.list, list)
+    or l:fail("a mask of %s, beside values of %s", text_of(mask.list and root(mask.list)), text_of(list))
+  keep(l, own, "mask " .. mask.index, { op = "select", inputs = { x.index, mask.index } })
+end
+
+local function slice(l, x, lengths, n, part, start)
+  local list = list_with(l, x, lengths)
+  keep(l, list, ("%s %d %s"):format(part, n, start and start.index or "-"),
+    { op = "slice", ["function"] = part, sizes = { n }, inputs = { x.index, start and start.index } })
+end
+
+--- The number that a recording's tensor of whole numbers has everywhere; nil: it has several, or depends on the batch.
+local function everywhere(item)
+  local list = type(item) == "table" and item.constant and item.constant:to("i64"):to_list() or {}
+  for _, x in ipairs(list) do
+    if x ~= list[1] then return nil end
+  end
+  return list[1] and tonumber(list[1])
+end
+
+made["sparse.jagged_slice"] = function(l)
+  local a, b = l.entry.args, l.other.args
+  l.free = true
+  local x, lengths = l:sample(l:resolve(a[1], b[1], "x_values"), "x_values"), l:resolve(a[2], b[2], "x_lengths")
+  local from, n = everywhere(a[3]), l:resolve(a[4], b[4], "slice_length")
+  local start
+  if from and from == everywhere(b[3]) then start = from > 0 and l:number(from) or nil
+  elseif a[3].id and l.whole[a[3].id] then start = l:counts(a[3], "start", list_with(l, x, lengths))
+  else
+    start = l:sample(l:resolve(a[3], b[3], "start"), "start")
+    if start.list then l:fail("start is of %s, wanted: a number for each sample", text_of(root(start.list))) end
+  end
+  slice(l, x, lengths, n, "first", start)
+end
+made["sparse.truncate_jagged"] = function(l)
+  local a = l:arguments(nil, true)
+  slice(l, l:sample(a[1], "values"), a[2], a[3], a[4] or "last")
+end
+made["sparse.jagged_1d_to_truncated_values"] = function(l)
+  local a = l:arguments(nil, true)
+  slice(l, l:sample(a[1], "values"), a[2], a[3], "first")
 end
 
 -- -- what the file has of them ----------------------------------------------------------------------------------------
 
 --- The lists of the values of a file, { inputs = numbers } or { of = number } each: fills in the numbers that values
---- have for them. number(name): of the input that a feature or a field of whole numbers is, or nil; add(name): of a new
---- input of whole numbers. Returns the lists, and a function that returns the first input of one.
+--- have for them, and for the inputs that they are. number(name): of the input that a feature or a field is, or nil;
+--- add(name, kind): of a new input of whole numbers, or of numbers. Returns the lists, and a function that returns the
+--- first input of one.
 function M.numbered(values, number, add)
   local found, of = {}, {}
   local function note(list)
@@ -289,12 +442,16 @@ function M.numbered(values, number, add)
       for _, names in ipairs { list.features, list.whole } do
         for _, name in ipairs(names) do inputs[#inputs + 1] = number(name) end
       end
-      if #inputs == 0 then inputs[1] = add(list.features[1]) end
+      if #inputs == 0 then inputs[1] = add(list.features[1], "whole") end
+      for _, name in ipairs(list.numbers) do inputs[#inputs + 1] = number(name) end
       entry = { inputs = inputs }
     end
     found[#found + 1] = entry
     of[list] = #found - 1
     return of[list]
+  end
+  for _, v in util.ordered(values) do
+    if v.given then v.input = number(v.given) or add(v.given, "numbers") end
   end
   for _, v in util.ordered(values) do
     if v.list then v.list = note(v.list) end

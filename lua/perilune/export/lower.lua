@@ -2,11 +2,15 @@
 --
 -- In a model file every value is, for each sample, so many numbers; what the samples have in common is not written
 -- down. A tensor of the recording whose first size is m times the number of samples becomes such a value of shape { m,
--- the other sizes }. Values lie in row-major order, so reshapes cost nothing. Values of the members of lists
--- (lists.lua) are the same with the number of members.
+-- the other sizes }. Values lie in row-major order, so reshapes cost nothing. Samples may be another dimension, the
+-- value's `axis`: of a tensor [steps, samples, columns] the value's shape is { steps, 1, columns } with axis 2, which
+-- has the same numbers in the same order as { 1, steps, columns } with axis 1. Values of the members of lists
+-- (lists.lua) are the same with the number of members; these are the first dimension.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+
+local rules = require "perilune.export.rules"
 
 local Lowering = util.class "ExportLowering"
 
@@ -21,6 +25,8 @@ function Lowering:init(first, second, sizes)
   self.first, self.second, self.batch = first, second, sizes
   self.values, self.operations, self.of, self.constants = {}, {}, {}, {}
   self.entry, self.why = false, {}
+  self.made = {} -- results by what their operations compute
+  self.axis = 1 -- which dimension of the entry's results the samples are
   self.list = nil -- the list whose members the entry's values are of; false: samples; nil: not known yet
 end
 
@@ -41,28 +47,41 @@ function Lowering:value(shape, fields)
   return { index = #self.values - 1, shape = shape }
 end
 
+--- The dimension in which two shapes differ; 1: none, or several.
+local function axis_of(a, b)
+  local axis
+  for i = 1, #a do
+    if a[i] ~= b[i] then
+      if axis then return 1 end
+      axis = i
+    end
+  end
+  return axis or 1
+end
+
 --- The shape of a sample, or of a member where the entry's values are of a list, of a tensor that has these shapes in
 --- the two recordings.
 function Lowering:sample_shape(a, b)
   local rows, other = self.batch[1], self.batch[2]
   if #a ~= #b then self:fail("a tensor of %d dimensions for %d samples, and of %d for %d", #a, rows, #b, other) end
   if self.list then rows, other = self.list.totals[1], self.list.totals[2] end
+  local axis = self.list and 1 or axis_of(a, b)
   -- of lists without members: one row each
-  local m = a[1] and (rows > 0 and a[1] / rows or other > 0 and b[1] / other or 1)
-  if not m or m % 1 ~= 0 or m * rows ~= a[1] or m * other ~= b[1] or m < 1 then
-    self:fail("the shape is %s for %d %s and %s for %d: the first size must be a multiple of the number of %s, so "
-      .. "that each "
+  local m = a[axis] and (rows > 0 and a[axis] / rows or other > 0 and b[axis] / other or 1)
+  if not m or m % 1 ~= 0 or m * rows ~= a[axis] or m * other ~= b[axis] or m < 1 then
+    self:fail("the shape is %s for %d %s and %s for %d: one size must be a multiple of the number of %s, so that each "
       .. "%s keeps its own part", text_of(a), rows, self.list and "members of lists" or "samples", text_of(b), other,
       self.list and "members" or "samples", self.list and "member" or "sample")
   end
-  local shape = { m }
-  for i = 2, #a do
-    if a[i] ~= b[i] then
-      self:fail("size %d of the shape is %d for %d samples and %d for %d, but only the first may depend on their "
-        .. "number", i, a[i], rows, b[i], other)
+  local shape = util.copy(a)
+  shape[axis] = m
+  for i = 1, #a do
+    if i ~= axis and a[i] ~= b[i] then
+      self:fail("size %d of the shape is %d for %d samples and %d for %d, but only one may depend on their number", i,
+        a[i], rows, b[i], other)
     end
-    shape[i] = a[i]
   end
+  self.axis = axis
   return shape
 end
 
@@ -88,7 +107,10 @@ function Lowering:resolve(a, b, what)
     self:fail("%s is something else for %d samples than for %d", what, self.batch[1], self.batch[2])
   end
   if a.id then
-    local value = self.of[a.id]
+    local value = self.of[a.id] or self.numbers[a.id] and self:value_of_numbers(self.numbers[a.id])
+    if value and (value.axis or 1) > 1 and rules.samples_first[self.entry.func] then
+      self:fail("%s has samples as its dimension %d, wanted: as the first", what, value.axis)
+    end
     if value then return self:meet(value, what) end
     if self.why[a.id] then error(self.why[a.id], 0) end -- that has no form for inference either
     self:fail("%s is not a tensor of f32 of the batch", what)
@@ -165,12 +187,25 @@ function Lowering:number(x)
   return self:constant { constant = Tensor.full({ 1 }, x, "f32", "cpu"), shape = {}, at = at, number = true }
 end
 
---- Append an operation; returns its result, of this shape a sample.
+--- What an operation computes, as a text: two with one text have one result. nil: it reads more than values.
+local function text_of_operation(list, name, fields)
+  if fields.bags or fields.items or fields.whole then return nil end
+  local parts = { name, fields["function"] or "", tostring(list), text_of(fields.inputs), text_of(fields.sizes or {}) }
+  for _, x in ipairs(fields.numbers or {}) do parts[#parts + 1] = ("%.17g"):format(x) end
+  local p = fields.panels
+  return table.concat(parts, " ") .. (p and (" %s %s"):format(p.at, tostring(p.transposed)) or "")
+end
+
+--- Append an operation, unless the same one is there; returns its result, of this shape a sample.
 function Lowering:op(name, shape, fields)
+  local text = text_of_operation(self.list, name, fields)
+  local known = text and self.made[text]
+  if known then return { index = known.index, shape = shape, list = known.list, axis = self.axis } end
   local v = self:value(shape, { list = self.list or nil })
-  v.list = self.list or nil
+  v.list, v.axis = self.list or nil, self.axis
   fields.op, fields.out = name, v.index
   fields.where = self.entry.where
+  if text then self.made[text] = v end
   self.operations[#self.operations + 1] = fields
   return v
 end
@@ -193,13 +228,18 @@ end
 --- A copy of a view of x.
 function Lowering:view(x, shape, strides, offset)
   if #shape > 7 then self:fail("a view of %d dimensions, allowed: up to 7", #shape) end
+  local own, whole = strides_of(shape), product(shape) == product(x.shape)
+  for i, size in ipairs(shape) do whole = whole and (size == 1 or strides[i] == own[i]) end
+  if whole then return { index = x.index, shape = shape, list = self.list or nil, axis = self.axis } end
   return self:op("copy", shape, { inputs = { x.index }, sizes = joined({ #shape, offset or 0 }, shape, strides) })
 end
 
---- A dimension that does not go across samples, counted from 1.
-function Lowering:dim(d, n, what)
+--- A dimension, counted from 1, of n ones of which number `axis` are the samples: not this one.
+function Lowering:dim(d, n, what, axis)
   d = d < 0 and d + n + 1 or d
-  if d == 1 then self:fail("%s goes across samples: an answer would depend on the others of its batch", what) end
+  if d == (axis or 1) then
+    self:fail("%s goes across samples: an answer would depend on the others of its batch", what)
+  end
   return d
 end
 

@@ -80,7 +80,8 @@ function methods:describe()
   return d
 end
 
-local kinds = { [C.PERI_MODEL_DENSE] = "dense", [C.PERI_MODEL_IDS] = "ids", [C.PERI_MODEL_WHOLE] = "whole" }
+local kinds = { [C.PERI_MODEL_DENSE] = "dense", [C.PERI_MODEL_IDS] = "ids", [C.PERI_MODEL_WHOLE] = "whole",
+  [C.PERI_MODEL_NUMBERS] = "numbers" }
 
 --- Lists of { name =, ... }.
 function methods:inputs()
@@ -129,7 +130,7 @@ local function dense_of(input, value)
   local shape = t:shape()
   if #shape == 1 then shape[2] = 1 end
   if #shape ~= 2 or shape[2] ~= input.columns then
-    P.fail(("predict: input '%s' is %s, wanted [samples, %d]"):format(input.name, tostring(t), input.columns))
+    P.fail(("predict: input '%s' is %s, wanted [samples, %d]"):format(input.name, Tensor._text(t), input.columns))
   end
   return (t:to("f32"):read()), shape[1]
 end
@@ -148,15 +149,15 @@ local function key_of(parts, key)
   return ids, offsets, weights
 end
 
---- Whole numbers of the members of lists whose offsets are known.
-local function whole_of(input, value, offsets, n)
+--- Numbers of the members of lists whose offsets are known.
+local function members_of(input, value, offsets, n)
   local t = Tensor.is(value) and util.resolve(value) or P.fail(("predict: input '%s' is no tensor"):format(input.name))
   local wanted = offsets and tonumber(offsets[n]) or 0
-  if t:dim() ~= 1 or t:size(1) ~= wanted then
-    P.fail(("predict: input '%s' is %s, wanted %d numbers, one for each id of '%s'"):format(input.name, tostring(t),
+  if t:numel() ~= wanted or t:dim() > 1 and t:size(1) ~= wanted then
+    P.fail(("predict: input '%s' is %s, wanted %d numbers, one for each id of '%s'"):format(input.name, Tensor._text(t),
       wanted, input.like or "?"))
   end
-  return (t:to("i64", "cpu"):read())
+  return (t:to(input.kind == "whole" and "i64" or "f32", "cpu"):contiguous():read())
 end
 
 --- The fields of a batch by the names of the model's inputs: tensors, and { parts of a KeyedJaggedTensor, key }.
@@ -191,7 +192,7 @@ local function values_of(inputs, fields, kept)
       local numbers, n = dense_of(input, field)
       samples = check_count(samples, n, input.name)
       kept[#kept + 1], v.dense = numbers, numbers
-    elseif field ~= nil and not (input.kind == "whole" and Tensor.is(field)) then
+    elseif field ~= nil and input.kind ~= "numbers" and not (input.kind == "whole" and Tensor.is(field)) then
       if type(field) ~= "table" or not field.parts then
         P.fail(("predict: input '%s' is no key of a KeyedJaggedTensor"):format(input.name))
       end
@@ -199,15 +200,16 @@ local function values_of(inputs, fields, kept)
       samples = check_count(samples, field.parts.stride, input.name)
       for k = 1, field.parts.stride do longest = math.max(longest, tonumber(offsets[k] - offsets[k - 1])) end
       kept[#kept + 1] = { ids, offsets, weights }
-      v.ids, v.offsets, v.weights, offsets_of[input.name] = ids, offsets, weights, offsets
+      v.ids, v.offsets, v.weights, offsets_of[input.name] = ids, offsets, input.weighted and weights or nil, offsets
     end
   end
   for i, input in ipairs(inputs) do
     local field, v = fields[input.name], values[i - 1]
-    if input.kind == "whole" and field ~= nil and v.offsets == nil then
+    if (input.kind == "whole" or input.kind == "numbers") and field ~= nil and v.offsets == nil then
       local offsets = offsets_of[input.like]
-      local numbers = whole_of(input, field, offsets, samples)
-      kept[#kept + 1], v.ids, v.offsets = numbers, numbers, offsets
+      local numbers = members_of(input, field, offsets, samples)
+      kept[#kept + 1], v.offsets = numbers, offsets
+      v[input.kind == "whole" and "ids" or "weights"] = numbers
     end
   end
   return values, samples or 0, longest, offsets_of

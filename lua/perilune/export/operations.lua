@@ -28,11 +28,11 @@ function M.reciprocal(l) local a = l:arguments() unary(l, a[1], "reciprocal", a[
 
 -- -- functions of two -------------------------------------------------------------------------------------------------
 
---- Strides of an operand that broadcasts to `shape`; 0 repeats.
+--- Strides of an operand that broadcasts to `shape`, the result's; 0 repeats.
 local function operand_strides(l, x, shape)
   local own, strides, out = x.shape, strides_of(x.shape), {}
   local skip = #shape - #own
-  if not x.fixed and skip ~= 0 then
+  if not x.fixed and skip + (x.axis or 1) ~= l.axis then
     l:fail("a tensor of shape %s a sample beside one of %s: samples would meet others", text_of(own), text_of(shape))
   end
   for i = 1, #shape do
@@ -40,7 +40,7 @@ local function operand_strides(l, x, shape)
     if size and size ~= 1 and size ~= shape[i] then
       l:fail("shapes %s and %s a sample do not fit", text_of(own), text_of(shape))
     end
-    if x.fixed and i == 1 and size and size ~= 1 then l:fail "a constant with a number for each sample" end
+    if x.fixed and i == l.axis and size and size ~= 1 then l:fail "a constant with a number for each sample" end
     out[i] = size and size ~= 1 and strides[i - skip] or 0
   end
   return out
@@ -115,6 +115,7 @@ local activations = { [0] = "identity", "relu", "sigmoid", "tanh" }
 --- x W^T (+ bias), W a constant [columns, inner]; transposed: [inner, columns].
 local function linear(l, x, weight, bias, activation, shape, transposed)
   if not weight.constant then l:fail "a weight that depends on the batch" end
+  if l.axis == #shape then l:fail "a product along the samples: an answer would depend on the others of its batch" end
   local inner, cols = weight.shape[2], weight.shape[1]
   if transposed then inner, cols = cols, inner end
   local inputs = { x.index }
@@ -126,7 +127,8 @@ end
 function M.linear(l)
   local a = l:arguments()
   if a[3] and not a[3].constant then l:fail "a bias that depends on the batch" end
-  l:set(linear(l, l:sample(a[1], "x"), a[2], a[3], a[4], l:result_shape()))
+  local shape = l:result_shape()
+  l:set(linear(l, l:sample(a[1], "x"), a[2], a[3], a[4], shape))
 end
 
 function M.matmul(l)
@@ -136,6 +138,7 @@ function M.matmul(l)
   if #(x.shape or {}) < 2 or #(y.shape or {}) < 2 then l:fail "a product of vectors" end
   x, y = l:constant(x), l:constant(y)
   local n = #shape
+  if l.axis > math.max(n - 2, 1) then l:fail "a product of matrices whose rows or columns are samples" end
   --- Strides from matrix to matrix, of rows and of columns, of an operand [samples, ..., rows, columns] or a constant
   --- matrix.
   local function strides(z)
@@ -163,6 +166,7 @@ end
 function M.cross_net(l)
   local a = l:arguments()
   local x0, v, w, bias = l:sample(a[1], "x0"), a[2], a[3], a[4]
+  l:result_shape()
   local x, cols = x0, x0.shape[#x0.shape]
   local function with(last)
     local shape = util.copy(x0.shape)
@@ -186,7 +190,7 @@ local function cat(l, list, d, shape)
   for i, x in ipairs(list) do
     local v = l:constant(x)
     if v.fixed then
-      if product(v.shape) ~= 1 and v.shape[1] ~= 1 then l:fail "a constant with a row for each sample" end
+      if product(v.shape) ~= 1 and v.shape[l.axis] ~= 1 then l:fail "a constant with a row for each sample" end
     end
     inputs[i], sizes[i + 2] = v.index, v.shape[d] or 1
   end
@@ -194,15 +198,13 @@ local function cat(l, list, d, shape)
 end
 
 function M.cat(l)
-  local a = l:arguments()
-  local d = l:dim(a[2] or 1, #l.entry.results[1].shape, "cat")
-  cat(l, a[1], d, l:result_shape())
+  local a, shape = l:arguments(), l:result_shape()
+  cat(l, a[1], l:dim(a[2] or 1, #shape, "cat", l.axis), shape)
 end
 
 function M.stack(l)
-  local a = l:arguments()
-  local d, list = l:dim(a[2] or 1, #l.entry.results[1].shape, "stack"), {}
-  local shape = l:result_shape()
+  local a, shape, list = l:arguments(), l:result_shape(), {}
+  local d = l:dim(a[2] or 1, #shape, "stack", l.axis)
   for i, x in ipairs(a[1]) do
     local own = util.copy(x.shape)
     table.insert(own, d, 1)
@@ -222,7 +224,7 @@ end
 function M.split(l)
   local a = l:arguments()
   local x, at = l:sample(a[1], "the tensor"), 0
-  local d = l:dim(a[3] or 1, #x.shape, "split")
+  local d = l:dim(a[3] or 1, #x.shape, "split", x.axis)
   for i, size in ipairs(a[2]) do
     l:set(slice(l, x, d, at, 1, l:result_shape(1, i)), 1, i)
     at = at + size
@@ -232,13 +234,14 @@ end
 M["tensor:slice"] = function(l)
   local a = l:arguments()
   local x = l:sample(a[1], "the tensor")
-  l:set(slice(l, x, l:dim(a[2], #x.shape, "slice"), tonumber(a[3]), a[5] and tonumber(a[5]), l:result_shape()))
+  local d, step = l:dim(a[2], #x.shape, "slice", x.axis), a[5] and tonumber(a[5])
+  l:set(slice(l, x, d, tonumber(a[3]), step, l:result_shape()))
 end
 
 function M.select(l)
   local a = l:arguments()
   local x, index = l:sample(a[1], "the tensor"), tonumber(a[3])
-  local d, strides = l:dim(a[2], #x.shape, "select"), strides_of(x.shape)
+  local d, strides = l:dim(a[2], #x.shape, "select", x.axis), strides_of(x.shape)
   local offset = (index < 0 and index + x.shape[d] or index) * table.remove(strides, d)
   l:set(l:view(x, l:result_shape(), strides, offset))
 end
@@ -246,7 +249,9 @@ end
 M["tensor:transpose"] = function(l)
   local a = l:arguments()
   local x = l:sample(a[1], "the tensor")
-  local p, q, strides = l:dim(a[2], #x.shape, "transpose"), l:dim(a[3], #x.shape, "transpose"), strides_of(x.shape)
+  local first = l.list and 1 or 0 -- members of lists stay the first dimension, samples need not
+  local p, q = l:dim(a[2], #x.shape, "transpose", first), l:dim(a[3], #x.shape, "transpose", first)
+  local strides = strides_of(x.shape)
   strides[p], strides[q] = strides[q], strides[p]
   l:set(l:view(x, l:result_shape(), strides))
 end
@@ -260,8 +265,10 @@ end
 local function same(l)
   local x = l:sample(l:arguments(1)[1], "the tensor")
   local shape = l:result_shape(1, nil, true)
-  if product(shape) ~= product(x.shape) then l:fail "the elements of a sample would go to others" end
-  l:set({ index = x.index, shape = shape, list = x.list })
+  if product(shape) ~= product(x.shape) or product(shape, 1, l.axis - 1) ~= product(x.shape, 1, (x.axis or 1) - 1) then
+    l:fail "the elements of a sample would go to others"
+  end
+  l:set({ index = x.index, shape = shape, list = x.list, axis = l.axis })
 end
 for _, name in ipairs { "reshape", "contiguous", "detach", "share", "to" } do M["tensor:" .. name] = same end
 M.unsqueeze, M.squeeze = same, same
@@ -271,7 +278,7 @@ function M.permute(l)
   local x, strides = l:sample(a[1], "the tensor"), {}
   local own = strides_of(x.shape)
   for i, d in ipairs(a[2]) do
-    if i == 1 and d ~= 1 then l:fail "samples would be no longer the first dimension" end
+    if l.list and i == 1 and d ~= 1 then l:fail "members of lists would be no longer the first dimension" end
     strides[i] = own[d < 0 and d + #x.shape + 1 or d]
   end
   l:set(l:view(x, l:result_shape(1, nil, true), strides))
@@ -294,6 +301,14 @@ local function sum_once(l, x, outer, n, inner, scale)
   return x
 end
 
+--- Of a function along dimension d, whose numbers are added in another order where nothing is behind it: steps that
+--- samples follow have to have several numbers each, so that one sample alone has the order that many have.
+local function along(l, x, d, what)
+  if d < (x.axis or 1) and product(x.shape, d + 1) == 1 then
+    l:fail("%s along dimension %d of single numbers in front of the samples, allowed: behind them (transpose)", what, d)
+  end
+end
+
 --- As peri__reduce: neighbours that are summed are one dimension, and the last such group comes first.
 local function reduce(l, mean)
   local a = l:arguments()
@@ -301,13 +316,20 @@ local function reduce(l, mean)
   if not a[2] then
     l:fail "a sum over everything goes across samples: an answer would depend on the others of its batch"
   end
-  for _, d in ipairs(type(a[2]) == "table" and a[2] or { a[2] }) do summed[l:dim(d, #x.shape, "a sum")] = true end
+  local axis, sides = x.axis or 1, {}
+  for _, dim in ipairs(type(a[2]) == "table" and a[2] or { a[2] }) do
+    local d = l:dim(dim, #x.shape, "a sum", axis)
+    along(l, x, d, "a sum")
+    summed[d], sides[d < axis] = true, true
+  end
+  if sides[true] and sides[false] then l:fail "a sum along dimensions in front of the samples and behind them" end
   local shape = l:result_shape()
   local scale = 1
   for i, size in ipairs(x.shape) do
     if summed[i] and mean then scale = scale * size end
     local last = groups[#groups]
-    if size > 1 and last and last.summed == (summed[i] or false) then last.size = last.size * size
+    if i == axis then groups[#groups + 1] = { size = size, summed = false }
+    elseif size > 1 and last and last.summed == (summed[i] or false) then last.size = last.size * size
     elseif size > 1 then groups[#groups + 1] = { size = size, summed = summed[i] or false } end
   end
   scale = 1 / scale
@@ -324,7 +346,7 @@ local function reduce(l, mean)
   if not done and scale ~= 1 then
     x = l:op("unary", shape, { ["function"] = "affine", inputs = { x.index }, numbers = { scale, 0 } })
   end
-  l:set({ index = x.index, shape = shape, list = x.list })
+  l:set({ index = x.index, shape = shape, list = x.list, axis = l.axis })
 end
 function M.sum(l) reduce(l, false) end
 function M.mean(l) reduce(l, true) end
@@ -332,7 +354,8 @@ function M.mean(l) reduce(l, true) end
 local function softmax(l)
   local a = l:arguments()
   local x = l:sample(a[1], "the tensor")
-  local d = l:dim(a[2], #x.shape, "softmax")
+  local d = l:dim(a[2], #x.shape, "softmax", x.axis)
+  along(l, x, d, "a softmax")
   l:set(l:op("softmax", l:result_shape(), { ["function"] = l.entry.func, inputs = { x.index },
     sizes = { product(x.shape, 1, d - 1), x.shape[d], product(x.shape, d + 1) } }))
 end
@@ -342,7 +365,9 @@ function M.layer_norm(l)
   local a = l:arguments()
   local x = l:sample(a[1], "the tensor")
   local n, inputs = a[2] or 1, { x.index }
-  if n >= #x.shape then l:fail "it goes across samples: an answer would depend on the others of its batch" end
+  if n > #x.shape - (x.axis or 1) then
+    l:fail "it goes across samples: an answer would depend on the others of its batch"
+  end
   if a[4] and not a[3] then l:fail "a bias without a weight" end
   for i = 3, 4 do
     if a[i] then inputs[i - 1] = l:constant(a[i]).index end

@@ -17,7 +17,16 @@ M.known = set [[
   KeyedTensor:values KeyedTensor:get KeyedTensor.regroup JaggedTensor:to_padded_dense JaggedTensor:lengths
   sparse.top_products JaggedTensor:values JaggedTensor:offsets embedding.look_up
   sparse.sequence_numbers sparse.index_select_dim0 sparse.jagged_attention sparse.hstu_mha sparse.sequence_positions
-  sparse.time_buckets sparse.masked_select_jagged_1d
+  sparse.time_buckets sparse.masked_select_jagged_1d sparse.jagged_slice sparse.truncate_jagged
+  sparse.jagged_1d_to_truncated_values sparse.asynchronous_complete_cumsum KeyedJaggedTensor:get JaggedTensor:weights
+  JaggedTensor:weights_or_none
+]]
+
+--- Functions whose values have to have samples as their first dimension.
+M.samples_first = set [[
+  interaction sparse.top_products embedding.look_up sparse.index_select_dim0 sparse.jagged_attention sparse.hstu_mha
+  sparse.sequence_positions sparse.time_buckets sparse.masked_select_jagged_1d sparse.jagged_slice
+  sparse.truncate_jagged sparse.jagged_1d_to_truncated_values
 ]]
 
 --- Functions that make a tensor of nothing but numbers of the program.

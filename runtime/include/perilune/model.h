@@ -72,8 +72,10 @@ PERI_API peri_status peri_model_changed(const peri_model *model);
 enum {
     PERI_MODEL_DENSE = 0, /* a fixed number of f32 for each sample */
     PERI_MODEL_IDS = 1,   /* a list of ids for each sample, of any length, perhaps with a weight for each id */
-    PERI_MODEL_WHOLE = 2  /* a list of whole numbers for each sample, such as times, -2^63 to 2^63 - 1, given as ids
+    PERI_MODEL_WHOLE = 2, /* a list of whole numbers for each sample, such as times, -2^63 to 2^63 - 1, given as ids
                              are */
+    PERI_MODEL_NUMBERS = 3 /* a list of f32 for each sample, such as prices, one for each member of the list of another
+                              input (peri_model_input_rules.like), given as weights are: `weights` and `offsets` */
 };
 
 /** What becomes of an id that the model has no row for. */
@@ -87,7 +89,7 @@ enum {
 /** One input. Texts are borrowed from the model. */
 typedef struct peri_model_input {
     const char *name;      /* of a dense input, or of a feature; unique among inputs */
-    int32_t kind;          /* PERI_MODEL_DENSE or PERI_MODEL_IDS */
+    int32_t kind;          /* PERI_MODEL_DENSE, PERI_MODEL_IDS, ... */
     int32_t unknown;       /* IDS: PERI_MODEL_ID_* */
     int64_t columns;       /* DENSE: numbers of a sample; else 0 */
     int64_t rows;          /* IDS without a map: ids are 0 .. rows - 1; with a map: rows of its table; else 0 */
@@ -141,8 +143,8 @@ PERI_API const peri_model_output *peri_model_outputs(const peri_model *model, in
 /** What an input's values have to be like beside that. Inputs are numbers in peri_model_inputs. */
 typedef struct peri_model_input_rules {
     int64_t size;   /* sizeof(peri_model_input_rules) */
-    int64_t length; /* IDS, WHOLE: each list has so many; 0: any number */
-    int64_t like;   /* IDS, WHOLE: lists are as long as those of this input; -1: as they please */
+    int64_t length; /* all but DENSE: each list has so many; 0: any number */
+    int64_t like;   /* all but DENSE: lists are as long as those of this input; -1: as they please */
     int64_t counts; /* DENSE: a whole number from 0 to the length of the sample's list of this input; -1: any number */
 } peri_model_input_rules;
 
@@ -166,7 +168,7 @@ typedef struct peri_model_values {
     const int64_t *ids;     /* IDS: the ids of all samples, one list after the other (NULL is fine where all lists are
                                empty) */
     const int64_t *offsets; /* IDS: [batch + 1], from 0: the list of sample b is ids[offsets[b] .. offsets[b + 1]) */
-    const float *weights;   /* IDS that are `weighted`: one for each id */
+    const float *weights;   /* IDS that are `weighted`: one for each id; NUMBERS: the numbers themselves */
     int64_t spare[2];       /* 0; PERI_EUNSUPPORTED otherwise: of a later header */
 } peri_model_values;
 
