@@ -49,16 +49,29 @@ local function load_script(path)
   return made
 end
 
+--- What an input takes, in words.
+local function text_of(x)
+  local text = x.kind == "dense" and ("%d numbers"):format(x.columns) or x.kind == "whole" and "whole numbers"
+    or x.kind == "numbers" and "numbers" or x.mapped and "any 64-bit ids" or ("ids 0..%d"):format(x.rows - 1)
+  if x.weighted then text = text .. ", each with a weight" end
+  if x.length > 0 then text = ("%s, %d of them"):format(text, x.length) end
+  if x.like then text = ("%s, as many as '%s' has ids"):format(text, x.like) end
+  if x.counts then text = ("%s, how many of '%s'"):format(text, x.counts) end
+  return text .. (x.optional and " (optional)" or "")
+end
+
 local function verify(path)
   local file = export.open(path, { verify = true })
   local d = file:describe()
   print(("%s: whole; version %d, by %s, digest %s"):format(path, d.version, d.producer, d.digest))
   print(("%d bytes, %d of them tables; %d operations"):format(d.bytes, d.table_bytes, d.operations))
   for _, x in ipairs(file:inputs()) do
-    print(("input   %s: %s"):format(x.name, x.kind == "dense" and ("%d numbers"):format(x.columns) or x.mapped
-      and "any 64-bit ids" or ("ids 0..%d"):format(x.rows - 1)))
+    print(("input   %s: %s"):format(x.name, text_of(x)))
   end
-  for _, x in ipairs(file:outputs()) do print(("output  %s: %d numbers"):format(x.name, x.columns)) end
+  for _, x in ipairs(file:outputs()) do
+    print(("output  %s: %d numbers%s"):format(x.name, x.columns, x.list and (" for members of '%s'"):format(x.list)
+      or ""))
+  end
   for _, x in ipairs(file:tables()) do
     print(("table   %s: %s [%d, %d], %d bytes"):format(x.name, x.dtype, x.rows, x.columns, x.bytes))
   end
