@@ -66,13 +66,14 @@ function HSTU:init(a)
   self.loss = nn.BCEWithLogitsLoss { reduction = "global_mean" }
 end
 
---- The sequences x with the vectors of their context in front, and their offsets.
-function HSTU:with_context(rows, x, offsets)
-  local names = self.context_names
-  if #names == 0 then return x, offsets end
+--- The sequences x of `items` with the vectors of their context in front, their offsets and lengths.
+function HSTU:with_context(rows, x, items)
+  local names, offsets = self.context_names, items:offsets()
+  if #names == 0 then return x, offsets, items:lengths() end
   local vectors = F.stack(util.map(names, function(name) return rows[name]:values() end), 2) + self.context.weight
-  return sparse.concat_2D_jagged { values_left = vectors:reshape(-1, vectors:size(3)), values_right = x,
+  x, offsets = sparse.concat_2D_jagged { values_left = vectors:reshape(-1, vectors:size(3)), values_right = x,
     offsets_left = peri.arange(0, vectors:size(1) * #names + 1, #names, "i64", x:device()), offsets_right = offsets }
+  return x, offsets, peri.JaggedTensor { values = x, offsets = offsets }:lengths()
 end
 
 --- The logits of all targets of a batch, [T].
@@ -84,12 +85,12 @@ function HSTU:logits(batch)
     max_positions = self.positions }
   local times = sparse.time_buckets { timestamps = batch.timestamps, seq_offsets = offsets, num_buckets = self.buckets }
   local x = items:values() * self.scale + rows.action:values() + self.position(places) + self.time(times)
-  x, offsets = self:with_context(rows, x, offsets)
+  local lengths
+  x, offsets, lengths = self:with_context(rows, x, items)
   x = self.input_drop(x)
   for i = 1, #self.layers:children() do x = self.layers[i](x, offsets, targets) end
   places = sparse.sequence_positions { seq_offsets = offsets, rows = x:size(1), num_targets = targets,
     max_positions = 2 } -- 0: a target
-  local lengths = peri.JaggedTensor { values = x, offsets = offsets }:lengths()
   local asked = sparse.masked_select_jagged_1d(self.norm(x), lengths, places:eq(0))
   return self.head(asked):reshape(-1)
 end
