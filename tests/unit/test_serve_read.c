@@ -182,7 +182,8 @@ static void does_what_the_model_says_about_the_rest(void **state)
     assert_int_equal(b.problems[6][PERI__SERVE_MISSING], 1);
     assert_int_equal(b.problems[2][PERI__SERVE_EMPTY], 2);
     peri__serve_batch_fini(&b);
-    refuses(&strict, false, ROW(",\"shown\":[1,2],\"shown.weights\":[1]"), "1 numbers, wanted: 2, one for each of 'shown'");
+    refuses(&strict, false, ROW(",\"shown\":[1,2],\"shown.weights\":[1]"),
+            "1 numbers, wanted: 2, one for each of 'shown'");
     refuses(&strict, false, ROW(",\"shown.weights\":1"), "1 numbers, wanted: 0, one for each of 'shown'");
     refuses(&strict, false, ROW(",\"shown\":[99999999999999999999]"), "allowed: 0 to 9");
     refuses(&strict, false, ROW(",\"hour\":NaN"), "NaN"); /* JSON has no word for it */
