@@ -18,11 +18,11 @@ local group_of = require("perilune.dist.group").group_of
 local own_parts = require("perilune.nn.parameter").own_parts
 local wrapper = require "perilune.model.wrapper"
 local plans = require "perilune.plan"
-local automatic = require "perilune.plan.automatic"
 local shard = require "perilune.shard"
 local checkpoint = require "perilune.checkpoint"
 local copies = require "perilune.embed.copies"
 local changes = require "perilune.model.changes"
+local collections = require "perilune.model.collections"
 local reshard = require "perilune.model.reshard"
 
 local M = { DataParallelWrapper = wrapper.DataParallelWrapper,
@@ -46,92 +46,6 @@ local arguments = {
   data_parallel_wrapper = util.optional, -- a DataParallelWrapper; default: DefaultDataParallelWrapper
 }
 M.DistributedModelParallel, DistributedModelParallel._arguments = DistributedModelParallel, arguments
-
---- What plans have entries for, of the module of `entry`.
-local function tables_of(sharder, entry)
-  local what = ("%s:shardable_parameters of module '%s'"):format(sharder.class_name, entry.path)
-  return signature.value("DistributedModelParallel", what, sharder:shardable_parameters(entry.module), "table_configs")
-end
-
---- The modules of a model that have sharders: list of { path =, module =, sharder =, tables = } in the model's order.
---- What is within one of them is its own.
-local function collections_of(module, sharder_of)
-  local list, within = {}, {}
-  for _, entry in ipairs(module:named_modules()) do
-    if DistributedModelParallel.is(entry.module) then
-      P.fail(("DistributedModelParallel: module '%s' is a %s already; wrap a model once, before it has others within "
-        .. "it"):format(entry.path, entry.module.class_name))
-    end
-    local sharder = not within[entry.module] and sharder_of(entry.module)
-    if sharder and sharder.by_itself then
-      P.fail(("DistributedModelParallel: module '%s', a %s, %s"):format(entry.path, entry.module.class_name,
-        sharder.by_itself))
-    end
-    if sharder then
-      for _, inner in ipairs(entry.module:modules()) do within[inner] = true end
-      list[#list + 1] = { path = entry.path, module = entry.module, sharder = sharder,
-        tables = tables_of(sharder, entry) }
-    elseif not within[entry.module] and entry.module.sharder and rawget(entry.module, "fused_params") then
-      P.fail(("DistributedModelParallel: module '%s' has fused_params, and none of the sharders is for %s: each rank "
-        .. "would train tables of its own; give its sharder too, or no fused_params"):format(entry.path,
-        entry.module.class_name))
-    end
-  end
-  return list
-end
-
---- "EmbeddingBagCollection", or whatever the model has that is sharded.
-local function class_names(collections)
-  local names = {}
-  for _, c in ipairs(collections) do names[c.module.class_name] = true end
-  local list = util.keys(names)
-  return #list > 0 and table.concat(list, " or ") or "EmbeddingBagCollection"
-end
-
---- Every collection has an entry in the plan that its sharder can do, and every entry a collection.
-local function check_paths(collections, plan, device)
-  local known, names, named = {}, {}, plan.from and ("plan '%s'"):format(plan.from) or "the plan"
-  for i, c in ipairs(collections) do
-    known[c.path] = true
-    names[i] = "'" .. c.path .. "'"
-  end
-  for path in util.ordered(plan.plan) do
-    if not known[path] then
-      P.fail(("DistributedModelParallel: %s names module '%s', which is no %s of the model; those are: %s"):format(
-        named, path, class_names(collections), #names > 0 and table.concat(names, ", ") or "none"))
-    end
-  end
-  for _, c in ipairs(collections) do
-    c.plan = plan:get_plan_for_module(c.path) or #c.tables == 0 and plans.EmbeddingModuleShardingPlan {} or nil
-    if not c.plan then
-      P.fail(("DistributedModelParallel: module '%s' has embedding tables but no entry in %s, which names: %s"):format(
-        c.path, named, table.concat(util.keys(plan.plan), ", ")))
-    end
-    c.sharder:check_plan(c.plan, device, c.path, named)
-  end
-end
-
---- What a planner makes of the collections, agreed by all ranks.
-local function planned(planner, collections, env)
-  if planner.topology.world_size ~= env.world_size then
-    P.fail(("DistributedModelParallel: the planner's topology has %d ranks, the model is shared by %d"):format(
-      planner.topology.world_size, env.world_size))
-  end
-  if #collections == 0 then return plans.ShardingPlan {} end
-  local model = util.map(collections, function(c)
-    return c.described or plans.describe._collection(c.path, c.module, c.tables)
-  end)
-  return planner:collective_plan(model, env.pg)
-end
-
-local function make_plan(source, collections, env, device)
-  local modules = {}
-  for _, c in ipairs(collections) do modules[c.path] = c.tables end
-  env = env:with_modules(modules)
-  if plans.EmbeddingShardingPlanner.is(source) then return planned(source, collections, env) end
-  if source ~= nil then return plans.load(source, env) end
-  return automatic.collective(collections, env, device)
-end
 
 --- The ranks that share the model.
 local function env_of(a)
@@ -180,37 +94,6 @@ local function wrapper_of(a)
   return w
 end
 
---- Make a sharded module of each collection, one more entry of `made` each. Their files are of one flush.
-local function make_sharded(a, collections, env, made)
-  for i, c in ipairs(collections) do
-    local sharded = c.sharder:shard(c.module, c.plan, env, a.device, c.path)
-    if not shard.ShardedModule.is(sharded) then
-      P.fail(("DistributedModelParallel: %s:shard returned %s for module '%s', wanted a ShardedModule"):format(
-        c.sharder.class_name, errors.kind(sharded), c.path))
-    end
-    made[i] = sharded
-  end
-  local in_files = shard._files.of(made)
-  if #in_files == 0 then return end
-  local ok, err = pcall(function()
-    for i, c in ipairs(collections) do made[i]:try_copy_from(c.module) end
-  end)
-  shard._files.agree(env.pg, "DistributedModelParallel", in_files, not ok and err or nil)
-end
-
---- Put `sharded` in the place of a collection; returns the model, which may be that place.
-local function put_in_place(module, c, sharded)
-  sharded:copy_from(c.module)
-  changes.retire(c.module, sharded)
-  rawset(c.module, "forward", function()
-    P.fail(("%s: '%s' of a DistributedModelParallel has its tables in shards now; call the one that the model has "
-      .. "in its place: this one would train a copy"):format(c.module.class_name, c.path))
-  end)
-  if c.path == "" then return sharded end
-  module:substitute(c.module, sharded)
-  return module
-end
-
 --- Whether some rank has shards of dense tables, even if this one has nothing for an optimizer.
 local function has_dense_tables(list)
   for _, sharded in ipairs(list) do
@@ -230,29 +113,25 @@ function DistributedModelParallel:init(args)
   local env = env_of(a)
   if env.pg == P.state.world then dist.use_device(a.device) end
   self._wrapper, self.device = wrapper_of(a), a.device or false
-  local collections = collections_of(a.module, sharders_of(a))
-  local plan = make_plan(a.plan, collections, env, a.device)
-  check_paths(collections, plan, a.device)
+  local list = collections.find(a.module, sharders_of(a))
+  local plan = collections.plan(a.plan, list, env, a.device)
+  collections.check_paths(list, plan, a.device)
   self.env, self.group, self.plan = env, env.pg, plan
   self.dense_env = self.dense_env or env -- the ranks that share the dense part
-  self._fused, self._paths = false, setmetatable(util.map(collections, function(c) return c.path end), {})
+  self._fused, self._paths = false, setmetatable(util.map(list, function(c) return c.path end), {})
   self.sharded = setmetatable({}, {}) -- a metatable: they are modules of self.module
-  local ok, err = pcall(make_sharded, a, collections, env, self.sharded)
+  local ok, err = pcall(collections.shard, list, env, a.device, self.sharded)
   if not ok then
     -- their files too: somebody may put things right and try again
     for _, sharded in ipairs(self.sharded) do sharded:release() end
     error(err, 0)
   end
   local module = a.module
-  for i, c in ipairs(collections) do module = put_in_place(module, c, self.sharded[i]) end
+  for i, c in ipairs(list) do module = collections.put_in_place(module, c, self.sharded[i]) end
   self.elsewhere = has_dense_tables(self.sharded)
   self.module = module
   -- for another plan; a metatable: no place to look for modules
-  self._collections = setmetatable(util.map(collections, function(c)
-    return { path = c.path, sharder = c.sharder, tables = c.tables,
-      described = plans.describe._collection(c.path, c.module, c.tables),
-      module = { class_name = c.module.class_name } }
-  end), {})
+  self._collections = setmetatable(util.map(list, collections.remembered), {})
   for _, m in ipairs(module:modules()) do
     if m.reduction == "global_mean" and m.set_group then m:set_group(self.dense_env.pg) end
   end
@@ -362,14 +241,14 @@ end
 function DistributedModelParallel:reshard(plan, options)
   local func = "DistributedModelParallel:reshard"
   if plan == nil then P.fail(func .. ": plan is nil, wanted what plan.load takes, or a planner") end
-  reshard.reshard(self, make_plan(plan, self._collections, self.env, self.device or nil), options)
+  reshard.reshard(self, collections.plan(plan, self._collections, self.env, self.device or nil), options)
 end
 
 --- An error where a plan is none of this model's, or changes who trains a table.
 function DistributedModelParallel:check_plan(plan)
-  local collections = util.map(self._collections, util.copy)
-  check_paths(collections, plan, self.device or nil)
-  for i, c in ipairs(collections) do
+  local list = util.map(self._collections, util.copy)
+  collections.check_paths(list, plan, self.device or nil)
+  for i, c in ipairs(list) do
     c.plan:validate(c.tables, self.env, c.path)
     for name, sharding in util.ordered(c.plan.tables) do
       reshard.ask(self.sharded[i], c, name, sharding)
