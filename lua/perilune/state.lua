@@ -37,16 +37,20 @@ end
 --- scope: the open scope, or false (handles.lua); yield: under sim, a function(round) by which a rank lets the next one
 --- run; watched: the group (a pointer) whose world notes what this rank waits for, or false; streams: { device =,
 --- stream =, outer = }, the current streams that are not the default ones; autocast: the innermost region (a pointer),
---- or false; grad: gradients are recorded.
-M.own({ scope = false, yield = false, streams = false, autocast = false, grad = true }, true)
+--- or false; grad: gradients are recorded; owner: a number of the rank's own, by which C tells what its lookups found.
+M.own({ scope = false, yield = false, streams = false, autocast = false, grad = true, owner = 0 }, true)
 --- device: name of the default device; place: { rank, world size } where there is no world (in a loader's thread), or
 --- false.
 M.own { device = getenv "PERI_DEVICE" or "cpu", watched = false, place = false }
+
+local owners = 0
 
 --- The state of a rank that starts here.
 function M.of_new_rank()
   local state = util.copy(now)
   for name, value in util.ordered(anew) do state[name] = value end
+  owners = owners + 1
+  state.owner = owners
   return state
 end
 
@@ -96,6 +100,7 @@ function M.exchange_state(other)
   end
   C.peri_grad_enable(now.grad)
   C.peri_autocast_swap(now.autocast or nil)
+  C.peri_late_owner(now.owner)
   set_streams(before)
   set_streams(now.streams)
 end

@@ -26,6 +26,14 @@
 peri_status peri__fail_at(peri_status status, const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 peri_status peri__fail_va(peri_status status, const char *file, int line, const char *format, va_list args);
+/** A thread's error record. What must not touch it, such as a release, keeps it and restores it. */
+typedef struct peri__error {
+    peri_status status;
+    char message[PERI_MESSAGE_MAX];
+    char where[96];
+} peri__error;
+void peri__error_keep(peri__error *kept);
+void peri__error_restore(const peri__error *kept);
 #define peri__fail(status, ...) peri__fail_at((status), __FILE__, __LINE__, __VA_ARGS__)
 
 /** Return from the enclosing function when @expr is an error (PERI_PENDING passes). */
@@ -159,6 +167,7 @@ enum {
     PERI__FORK_LISTED,
     PERI__FORK_STREAMS,
     PERI__FORK_PINNED,
+    PERI__FORK_LATE, /* tests reports while it is held */
     PERI__FORK_REPORTS,
     PERI__FORK_LEAVES, /* of backends: nothing else is locked while one is held */
     PERI__FORK_POOL = PERI__FORK_LEAVES + 8,

@@ -42,12 +42,7 @@ static const char *const torch_names[PERI_DTYPE_COUNT] = {
     [PERI_U8] = "uint8",    [PERI_BOOL] = "bool",   [PERI_C64] = "complex64", [PERI_C128] = "complex128",
 };
 
-/** One thread's last failure. */
-static _Thread_local struct {
-    peri_status status;
-    char message[PERI_MESSAGE_MAX];
-    char where[96];
-} record;
+static _Thread_local peri__error record; /* one thread's last failure */
 
 static atomic_int log_level = -1;
 static atomic_int log_rank = -1;
@@ -85,6 +80,9 @@ void peri_error_clear(void)
     record.status = PERI_OK;
     record.message[0] = record.where[0] = 0;
 }
+
+void peri__error_keep(peri__error *kept) { *kept = record; }
+void peri__error_restore(const peri__error *kept) { record = *kept; }
 
 /** @text, @length long, as a message. Of one that is too long the middle is left out: it begins with what failed, and
  *  ends with the cause. */

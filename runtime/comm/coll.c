@@ -168,7 +168,7 @@ static peri_status join_home(coll_work *w, const peri_tensor *t, peri_event *eve
 {
     peri_status status = peri_stream_wait(t->storage->home, event);
     /* nothing else orders the copy before the end of its memory */
-    if (status < 0) peri_stream_synchronize(w->stage->stream);
+    if (status < 0) peri__stream_dry(w->stage->stream);
     return status;
 }
 

@@ -195,6 +195,8 @@ struct peri_tbe {
     bool of_inverse; /* its ids are inverse indices and its tables features: messages call them so */
     int32_t halvings; /* of summed gradients, before the optimizer sees them; 0 unless somebody sets it */
     atomic_int_least64_t lookups;
+    atomic_int_least64_t passes; /* backward passes that have come to one of its lookups on the tape */
+    atomic_int unheard;          /* lookups whose ids may be judged behind them: memory.c */
     int64_t updates, writes; /* calls; writes of weights, rows that started again */
     struct peri__row_watch *watches;  /* who wants to know which rows change, before they do (watch.h); NULL: nobody */
     peri__storage_watch writes_watch; /* tells them of writes through views; of the flat tensors' storage while there
@@ -214,6 +216,9 @@ typedef struct peri__optimizer_kind {
     double eps, beta1, beta2; /* defaults; 0: it does not know them */
     bool counter, lars, rmsprop, ema, decay, decay_mode;
 } peri__optimizer_kind;
+
+/** A backward pass has come to a lookup in @tbe. */
+void peri__tbe_passed(peri_tbe *tbe);
 
 /** @kind is one of PERI_TBE_*. */
 const peri__optimizer_kind *peri__optimizer_kind_of(int32_t kind);

@@ -202,6 +202,7 @@ peri_status peri__lookup_backward(peri__node *node, peri_tbe_batch *batch, peri_
     }
     if (grad_weights) grad_in[0] = grad_weights;
     grad_weights = NULL;
+    peri__tbe_passed(batch->tbe);
 out:
     peri_tensor_release(grad);
     peri_tensor_release(grad_weights);

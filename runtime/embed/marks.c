@@ -86,7 +86,7 @@ peri_status peri_row_marks_take(peri_row_marks *m, peri_tensor **out)
     PERI_TRY(peri_tensor_new(cpu, PERI_I64, 1, &words, &t));
     peri_status status = peri__tbe_enter(m->tbe, true);
     if (status >= 0) status = peri__tbe_leave(m->tbe, true, take(m, t));
-    if (status >= 0) status = peri_stream_synchronize(peri_stream_current(m->tbe->device));
+    if (status >= 0) status = peri__stream_dry(peri_stream_current(m->tbe->device));
     if (status < 0) {
         atomic_store(&m->all, true);
         peri_tensor_release(t);

@@ -3,30 +3,78 @@
  * memory.c: the store of tables in memory.
  */
 #include "../tensor/jagged_internal.h"
+#include "../tensor/report.h"
 #include "embed_internal.h"
 
 /* -- lookups and updates ------------------------------------------------------------------------------------------- */
+
+/** Within a call: queue a copy of the report of a batch to the host. */
+static peri_status send_report(const peri_tbe_batch *b, peri__report **out)
+{
+    peri__report *found;
+    PERI_TRY(peri__report_take(b->tbe->device, PERI__REPORT_WORDS, &found));
+    peri_status status = peri__report_post(found, peri__data(b->report), PERI__REPORT_WORDS);
+    if (status < 0) peri__report_return(found);
+    else *out = found;
+    return status;
+}
+
+static peri_status judge_words(const void *tbe, const char *function, const int64_t *words)
+{
+    peri_k_tbe_report report;
+    memcpy(&report, words, sizeof report);
+    return peri__tbe_status(tbe, function, &report);
+}
 
 /** Within a call: what the report of a batch says. Waits for the report alone. */
 static peri_status judge(const char *function, const peri_tbe_batch *b)
 {
     peri__report *found;
-    peri_k_tbe_report report;
-    PERI_TRY(peri__report_take(b->tbe->device, PERI__REPORT_WORDS, &found));
-    peri_status status = peri__report_post(found, peri__data(b->report), PERI__REPORT_WORDS);
-    if (status >= 0) status = peri__report_wait(found);
-    memcpy(&report, found->words, sizeof report);
+    PERI_TRY(send_report(b, &found));
+    peri_status status = peri__report_wait(found);
+    if (status >= 0) status = judge_words(b->tbe, function, found->words);
     peri__report_return(found);
-    return status < 0 ? status : peri__tbe_status(b->tbe, function, &report);
+    return status;
+}
+
+/** Within a call: have the report of a batch judged by a later one, so that nobody waits for the device. */
+static peri_status judge_later(const char *function, const peri_tbe_batch *b)
+{
+    peri__report *found;
+    PERI_TRY(send_report(b, &found));
+    peri_status status = peri__late_add(found, b->tbe, atomic_load(&b->tbe->passes), function, judge_words);
+    if (status < 0) peri__report_return(found);
+    return status;
+}
+
+/** Whether this lookup's ids may be judged behind it: as many lookups are as there were backward passes, so that only a
+ *  loop that trains goes on without the verdict, and comes by again to hear it. */
+static bool may_go_on(peri_tbe *tbe)
+{
+    if (peri__immediate(tbe->device)) return false;
+    int32_t left = atomic_load(&tbe->unheard);
+    while (left > 0 && !atomic_compare_exchange_weak(&tbe->unheard, &left, left - 1)) continue;
+    return left > 0;
+}
+
+void peri__tbe_passed(peri_tbe *tbe)
+{
+    enum { MOST = 64 }; /* lookups in a step, of which none waits */
+    atomic_fetch_add(&tbe->passes, 1);
+    int32_t left = atomic_load(&tbe->unheard);
+    while (left < MOST && !atomic_compare_exchange_weak(&tbe->unheard, &left, left + 1)) continue;
 }
 
 static peri_status memory_forward(const char *function, peri_tbe_batch *b, peri_tensor *out)
 {
     peri_tbe *tbe = b->tbe;
     bool check = tbe->bounds_check != PERI_BOUNDS_NONE;
+    /* Lookups of this step may still be queued; those that a backward pass has followed are waited for. */
+    if (check) PERI_TRY(peri__late_of(tbe, atomic_load(&tbe->passes)));
     PERI_TRY(peri__batch_enter(function, b, false));
     peri_status status = peri__tbe_forward(b, out, check);
-    if (status >= 0 && check && tbe->bounds_check != PERI_BOUNDS_IGNORE) status = judge(function, b);
+    if (status >= 0 && check && tbe->bounds_check != PERI_BOUNDS_IGNORE)
+        status = may_go_on(tbe) ? judge_later(function, b) : judge(function, b);
     return peri__batch_leave(b, false, status);
 }
 
@@ -52,6 +100,7 @@ static peri_status memory_backward(const char *function, peri_tbe_batch *b, peri
                                    peri_tensor *grad_weights)
 {
     bool alone = b->tbe->optimizer.kind != PERI_TBE_NONE; /* without an optimizer nothing of the table batch changes */
+    PERI_TRY(peri__late_of(b->tbe, INT64_MIN)); /* of what is known already nothing is learnt */
     PERI_TRY(peri__batch_enter(function, b, alone));
     return peri__batch_leave(b, alone, peri__tbe_backward(b, grad, grad_weights));
 }

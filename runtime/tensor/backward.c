@@ -440,7 +440,10 @@ peri_status peri_backward_new(peri_tensor *const *roots, peri_tensor *const *gra
     PERI_NEED(roots);
     PERI_NEED(out);
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_backward_new: %d roots, allowed: 1 and more", n);
-    for (int32_t r = 0; r < n; r++) PERI_TRY(check_root(roots[r], grads ? grads[r] : NULL));
+    for (int32_t r = 0; r < n; r++) {
+        PERI_TRY(check_root(roots[r], grads ? grads[r] : NULL));
+        PERI_TRY(peri__late_on(peri__device(roots[r])));
+    }
     peri_backward *pass = peri__alloc_zero(sizeof *pass);
     if (!pass) return PERI_ENOMEM;
     peri__object_count(1);

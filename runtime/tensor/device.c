@@ -229,17 +229,15 @@ static peri_status is_dry(void *ctx)
     return device->vtab->event_query(device->ctx, d->stream->awaited);
 }
 
-/** Wait until all has run that is queued on the stream now. */
-static peri_status run_dry(peri_stream *s)
+peri_status peri__stream_dry(peri_stream *s)
 {
     dry d = {.stream = s};
     peri_status status;
     return peri__between_poll(is_dry, &d, &status) ? status : s->device->vtab->stream_sync(s->device->ctx, s->ctx);
 }
 
-peri_status peri_device_synchronize(peri_device *device)
+peri_status peri__device_dry(peri_device *device)
 {
-    PERI_NEED(device);
     /* Streams are held, not locked, while they run: releasing one must not wait. */
     enum { SOME = 64 };
     peri_stream *few[SOME], **held = few;
@@ -253,7 +251,7 @@ peri_status peri_device_synchronize(peri_device *device)
     if (!held) return PERI_ENOMEM;
     peri_status status = PERI_OK;
     for (int64_t i = 0; i < n; i++) {
-        if (status >= 0) status = run_dry(held[i]);
+        if (status >= 0) status = peri__stream_dry(held[i]);
         peri_stream_release(held[i]);
     }
     if (held != few) peri__free(held);
@@ -346,12 +344,6 @@ peri_status peri_stream_wait(peri_stream *stream, peri_event *event)
                           event->device->name);
     if (event->recorded == stream->number) return PERI_OK; /* a stream runs in order anyway */
     return stream->device->vtab->stream_wait(stream->device->ctx, stream->ctx, event->ctx);
-}
-
-peri_status peri_stream_synchronize(peri_stream *stream)
-{
-    PERI_NEED(stream);
-    return run_dry(stream);
 }
 
 peri_status peri_event_new(peri_device *device, peri_event **out)

@@ -32,6 +32,24 @@ peri_status peri__report_wait(peri__report *report);
 /** Back to the pool; NULL is fine. */
 void peri__report_return(peri__report *report);
 
+/* -- judged later ------------------------------------------------------------------------------------------------- */
+
+/** What @words say of @of: PERI_OK, or an error with @function's name. */
+typedef peri_status peri__late_fn(const void *of, const char *function, const int64_t *words);
+/** Keep a posted report (taken) about @of, which it does not retain, until somebody has it judged. It is of @turn,
+ *  numbers that grow. An error is told to the thread, and the rank, that asked for the report. */
+peri_status peri__late_add(peri__report *report, const void *of, int64_t turn, const char *function,
+                           peri__late_fn *judge);
+/** Judge the reports about @of that this thread asked for: those of turns before @before, for which it waits, and those
+ *  that are there. The first error ends it; what is left is judged by the next call. */
+peri_status peri__late_of(const void *of, int64_t before);
+/** Judge the reports of @device that this thread asked for and that are there. */
+peri_status peri__late_on(const peri_device *device);
+/** @of ends: what its reports say that nobody has heard yet is logged. */
+void peri__late_drop(const void *of);
+
+/* -- the root of a backward pass ---------------------------------------------------------------------------------- */
+
 /** Before a backward pass from @root, which nobody else can see: if it has one element, queue a copy of it to the host.
  *  peri_tensor_item then waits for this copy, which lies before the pass, and not for the pass. Does nothing where the
  *  host works in the device's memory. */

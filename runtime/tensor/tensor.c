@@ -324,11 +324,11 @@ static peri_status fetch(const peri_tensor *t, void *dst, int64_t bytes)
     peri_tensor *flat;
     PERI_TRY(peri__contiguous_of(t, &flat));
     /* The copy itself may block until all before it has run, where @dst is ordinary memory. */
-    peri_status status = peri_stream_synchronize(peri_stream_current(peri__device(t)));
+    peri_status status = peri__stream_dry(peri_stream_current(peri__device(t)));
     if (status >= 0) status = peri__copy(peri__device(t), dst, peri__data(flat), bytes, PERI_COPY_D2H);
-    if (status >= 0) status = peri_stream_synchronize(peri_stream_current(peri__device(t)));
+    if (status >= 0) status = peri__stream_dry(peri_stream_current(peri__device(t)));
     peri_tensor_release(flat);
-    return status;
+    return status < 0 ? status : peri__late_on(peri__device(t));
 }
 
 static peri_status check_bytes(const char *function, const peri_tensor *t, int64_t bytes)
@@ -398,7 +398,8 @@ peri_status peri_tensor_item(const peri_tensor *t, int64_t index, double *out)
     const int64_t bytes = peri_dtype_size(t->dtype);
     bool found;
     PERI_TRY(peri__item_ahead_read(&one, peri__data(&one), bytes, raw, &found));
-    if (!found) PERI_TRY(fetch(&one, raw, bytes));
+    if (found) PERI_TRY(peri__late_on(peri__device(t)));
+    else PERI_TRY(fetch(&one, raw, bytes));
     peri_k_convert_args args = {.dst = out, .src = raw, .dst_dtype = PERI_F64, .src_dtype = t->dtype, .ndim = 0};
     peri_kernels_get()->fn[PERI_K_convert](&args, 0, 1);
     if (*out != *out) *out = (double)NAN; /* bindings may give other NaN bits a meaning (LuaJIT does) */
@@ -417,7 +418,7 @@ peri_status peri_tensor_data(peri_tensor *t, void **out)
     if (!peri__contiguous(t))
         return peri__fail(PERI_EUNSUPPORTED, "peri_tensor_data: %s is not contiguous",
                           peri__tensor_text(t, text, sizeof text));
-    PERI_TRY(peri_stream_synchronize(peri_stream_current(peri__device(t))));
+    PERI_TRY(peri__stream_dry(peri_stream_current(peri__device(t))));
     atomic_store(&t->storage->exposed, true);
     *out = peri__data(t);
     return PERI_OK;
@@ -529,11 +530,11 @@ static peri_status across(peri_tensor *dst, const peri_tensor *src)
 {
     int64_t bytes = peri__numel(src) * peri_dtype_size(src->dtype);
     if (peri_device_host_access(peri__device(src))) {
-        PERI_TRY(peri_stream_synchronize(peri_stream_current(peri__device(src))));
+        PERI_TRY(peri__stream_dry(peri_stream_current(peri__device(src))));
         return peri__copy(peri__device(dst), peri__data(dst), peri__data(src), bytes, PERI_COPY_H2D);
     }
     if (peri_device_host_access(peri__device(dst))) {
-        PERI_TRY(peri_stream_synchronize(peri_stream_current(peri__device(dst))));
+        PERI_TRY(peri__stream_dry(peri_stream_current(peri__device(dst))));
         return fetch(src, peri__data(dst), bytes);
     }
     void *host = peri__alloc((size_t)peri__max(bytes, 1));

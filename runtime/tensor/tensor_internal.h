@@ -48,6 +48,10 @@ struct peri_device {
 /** What @call of a backend returned; a failure about which the backend said nothing is put in words. */
 peri_status peri__said(const peri_device *device, const char *call, peri_status status);
 
+/** Wait until all has run that is queued on @stream, or on any stream of @device, now. The public functions that wait
+ *  also tell what lookups found (late.c). */
+peri_status peri__stream_dry(peri_stream *stream);
+peri_status peri__device_dry(peri_device *device);
 /** Close all devices, when no object is left; peri_device_get opens them again. */
 void peri__devices_close(void);
 /** The same, with a call of @before for each device that is still open. */

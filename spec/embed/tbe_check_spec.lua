@@ -1,6 +1,8 @@
 -- Table batches: bounds checks, malformed arguments, state, statistics, life and memory, on both devices.
 -- deadline: 300 s
 local peri = require "perilune"
+local ffi = require "ffi"
+local sim = require "perilune.dist.sim"
 local support = require "spec.support.tbe"
 local embed = peri.embed
 local C, check = peri.ffi.C, peri.ffi.check
@@ -35,6 +37,105 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({ { 2, 2 }, { 1, 1 }, { 0, 0 } }, b:lookup(t({ 0, 1, 2, -1, -1 }, "i64"), offsets, list, 3,
         2):to_table())
     end)
+
+    if device ~= "cpu" then
+      describe("in a loop that trains", function()
+        local b, list, offsets, ids
+        before_each(function()
+          b, list = checked "FATAL"
+          offsets, ids = t(bad.offsets, "i64"), t({ 0, 1, 2, 1, 0 }, "i64")
+        end)
+        local function step() b:lookup(ids, offsets, list, 3, 2):backward(peri.ones({ 3, 2 }, "f32", device)) end
+        --- A lookup of bad ids, which is not judged yet.
+        local function slip() return b:lookup(t(bad.ids, "i64"), offsets, list, 3, 2) end
+        local message = "peri_tbe_lookup: table 'songs', feature 'liked', sample 2: id 5 at place 0 of the bag, "
+          .. "allowed: 0%.%.2, or %-1 for none %(2 such ids%)"
+        local function fails(f, ...)
+          local ok, err = pcall(f, ...)
+          assert.is_false(ok)
+          assert.equal("ERANGE", err.name)
+          assert.matches(message, err.message)
+        end
+
+        it("tells of bad ids where a number is read, and once", function()
+          step()
+          local out = slip()
+          fails(out.to_list, out)
+          assert.same({ -2, -2, 0, 0, 0, 0 }, out:to_list()) -- of rows that the step has made -1, -1 and 0
+          step()
+          slip()
+          fails(peri.ones({ 1 }, "f32", device).item, peri.ones({ 1 }, "f32", device))
+          step()
+          slip()
+          local now = peri.stream.current(device)
+          fails(now.synchronize, now)
+          step()
+        end)
+
+        it("tells of them in the next step's lookup at the latest, and changes nothing in that call", function()
+          step()
+          local updates = b:statistics().updates
+          local out = slip()
+          local ok, err = pcall(out.backward, out, peri.ones({ 3, 2 }, "f32", device))
+          if ok then
+            fails(step)
+            assert.equal(updates + 1, b:statistics().updates)
+          else -- the report was there already
+            assert.matches(message, err.message)
+          end
+          step()
+        end)
+
+        it("judges at once what no backward pass has led to", function()
+          fails(slip)
+          step()
+          slip() -- there may be one for each backward pass
+          fails(slip)
+          fails(slip)
+        end)
+
+        it("tells it to the rank that looked up", function()
+          local heard = {}
+          sim.run(2, function(rank, world)
+            local mine, blocks = checked "FATAL"
+            mine:lookup(ids, offsets, blocks, 3, 2):backward(peri.ones({ 3, 2 }, "f32", device))
+            if rank == 0 then mine:lookup(t(bad.ids, "i64"), offsets, blocks, 3, 2) end
+            world:barrier():wait()
+            local one = peri.ones({ 1 }, "f32", device)
+            if rank == 1 then heard[2] = pcall(one.item, one) end
+            world:barrier():wait()
+            if rank == 0 then heard[1] = pcall(one.item, one) end
+          end)
+          assert.same({ false, true }, heard)
+        end)
+
+        it("is logged, if the tables are given up before anybody has heard it; they are not kept for it", function()
+          b, list = nil, nil
+          collectgarbage()
+          collectgarbage()
+          local before = C.peri_mem_objects()
+          local log = os.tmpname()
+          ffi.cdef "int dup(int); int dup2(int, int); int open(const char *, int, ...); int close(int);"
+          local stderr, file = ffi.C.dup(2), ffi.C.open(log, 1)
+          ffi.C.dup2(file, 2)
+          do
+            local mine, blocks = checked "FATAL"
+            mine:lookup(ids, offsets, blocks, 3, 2):backward(peri.ones({ 3, 2 }, "f32", device))
+            mine:lookup(t(bad.ids, "i64"), offsets, blocks, 3, 2)
+          end
+          collectgarbage()
+          collectgarbage()
+          ffi.C.dup2(stderr, 2)
+          ffi.C.close(file)
+          ffi.C.close(stderr)
+          assert.equal(before, C.peri_mem_objects())
+          local text = assert(io.open(log)):read "*a"
+          os.remove(log)
+          assert.matches(message, text)
+          assert.matches("of the last lookup in these tables", text)
+        end)
+      end)
+    end
 
     for _, mode in ipairs { "WARNING", "IGNORE", "NONE" } do
       it("leaves bad ids out in mode " .. mode, function()

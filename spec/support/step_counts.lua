@@ -1,19 +1,20 @@
 -- step_counts.lua: what a training step of the demonstration asks of a device, as the pretended GPU counts it:
---   perilune run -n N spec/support/step_counts.lua FOLDER-OF-THE-PRETENDED-GPU
+--   perilune run -n N spec/support/step_counts.lua FOLDER-OF-THE-PRETENDED-GPU [plain]
 -- Rank 0 prints a line "name count" for each kind of call: the mean of four steps in the middle of training, none of
 -- which reads a loss; and "read_waited", "read_blocked", "read_awaited": the same of four steps after which the script
--- reads the loss.
+-- reads the loss. plain: of the model as it is, not sharded, on a device that has run a step when the next one begins.
 package.path = "examples/?.lua;" .. package.path
 local ffi = require "ffi"
 local peri = require "perilune"
 local settings = require "dlrm.options"
 local sources = require "dlrm.sources"
 
-ffi.cdef "int peri_cuda_host_counts(int64_t *out, int most);"
+ffi.cdef "int peri_cuda_host_counts(int64_t *out, int most); void peri_cuda_host_catch_up(void);"
 local NAMES = { "launches", "products", "exchanges", "copies_on_device", "copies_up_pageable", "copies_up_pinned",
   "copies_down", "records", "stream_waits", "events_made", "allocations", "frees", "pinned_made", "blocked", "awaited",
   "asked", "waited" }
 local WARM, STEPS = 4, 4
+local plain = arg[2] == "plain"
 
 peri.init()
 local options = settings.parse({ "--data", "synthetic:4000", "--batch-size", "64", "--dim", "8", "--rows", "1000",
@@ -21,13 +22,12 @@ local options = settings.parse({ "--data", "synthetic:4000", "--batch-size", "64
 local data = sources.open(options, function() end)
 settings.fit(options, data.samples)
 peri.ffi.state.seed, peri.ffi.state.device = options.seed, options.device
-local model = peri.DistributedModelParallel {
-  module = dofile(options.model) { tables = data.tables, dense_features = data.dense_features,
-    embedding_dim = options.dim },
-  device = options.device,
-}
-local optimizer = peri.nn.optim.Adagrad { params = model:dense_parameters(), lr = 0.01 }
-local pipeline = peri.TrainPipelineSparseDist { model = model, optimizer = optimizer }
+local module = dofile(options.model) { tables = data.tables, dense_features = data.dense_features,
+  embedding_dim = options.dim }
+local model = plain and module or peri.DistributedModelParallel { module = module, device = options.device }
+local optimizer = peri.nn.optim.Adagrad { params = plain and model:parameters() or model:dense_parameters(), lr = 0.01 }
+local pipeline = plain and peri.TrainPipelineBase { model = model, optimizer = optimizer, device = options.device }
+  or peri.TrainPipelineSparseDist { model = model, optimizer = optimizer }
 local batches = data.loader { part = data.training_part, batch_size = options.batch_size, epochs = math.huge,
   drop_last = true }
 local gpu = ffi.load(arg[1] .. "/libperilune_cuda_host.so")
@@ -40,6 +40,7 @@ end
 
 local function steps(n, read)
   for _ = 1, n do
+    if plain then gpu.peri_cuda_host_catch_up() end
     local loss, logits, labels = pipeline:progress(batches)
     if read then loss:item() end
     loss:release()

@@ -24,7 +24,7 @@ peri_status peri__tier_batch_init(const peri__tier *tier, const peri_tbe_input *
         .n_ids = peri__numel(in->ids), .bags = peri__numel(in->offsets) - 1, .ids_i32 = in->ids->dtype == PERI_I32};
     int64_t bytes = b->n_ids * (b->ids_i32 ? 4 : 8);
     /* After this no queued work uses the tickets' memory either. */
-    PERI_TRY(peri_stream_synchronize(peri_stream_current(tier->tbe->device)));
+    PERI_TRY(peri__stream_dry(peri_stream_current(tier->tbe->device)));
     if (tier->direct) {
         b->ids = peri__data(in->ids);
     } else {

@@ -153,7 +153,7 @@ peri_status peri__records_spill(peri__tier *tier, peri__records *s)
     peri__records_order(tier, s);
     PERI_TRY(launch(tier, s, false));
     if (!tier->direct) PERI_TRY(peri__copy(device, s->host, peri__data(s->device), s->bytes, PERI_COPY_D2H));
-    PERI_TRY(peri_stream_synchronize(peri_stream_current(device)));
+    PERI_TRY(peri__stream_dry(peri_stream_current(device)));
     all_records all = {.tier = tier, .stage = s};
     peri__parallel_for(s->n, GRAIN, seal_range, &all);
     for (int64_t i = 0; i < s->n; i++) {

@@ -39,6 +39,10 @@ PERI_API bool peri_device_probe(const char *name, char *reason, size_t len);
 /** The instruction set of device cpu's kernels: "ref", "avx2", "avx512"; PERI_CPU_ISA asks for one. Static text. Local,
  *  never fails. */
 PERI_API const char *peri_cpu_isa(void);
+/** For whom the calling thread works from now on, any number; returns the one before (0 at first). Where ids are
+ *  checked behind the call that looks them up, their fault is told to the thread that looked them up, and only while it
+ *  works for the same. Simulated ranks share a thread. Local, never fails. */
+PERI_API uint64_t peri_late_owner(uint64_t owner);
 /** Block the calling thread until everything queued on every stream of the device has run. Local. */
 PERI_API peri_status peri_device_synchronize(peri_device *device);
 /** @available: bytes of the device's memory that are still to be had; -1: it does not know. Local. */

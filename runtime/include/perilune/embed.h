@@ -124,8 +124,10 @@ typedef struct peri_tbe_optimizer {
  *  never rewritten; bad ids, like the id -1 of a pruned row, add nothing to their bag, get no gradient and change no
  *  row, but count in the bag's length. */
 enum {
-    PERI_BOUNDS_FATAL = 0,   /* an error that names table, feature, sample and id; needs the device's answer before the
-                                lookup returns */
+    PERI_BOUNDS_FATAL = 0,   /* an error that names table, feature, sample and id. Of tables on a GPU that have been
+                                through backward passes of the tape, a later call returns it, one such lookup for each
+                                pass: backward, reading or synchronizing, at the latest the lookup behind the next
+                                pass. Otherwise the lookup waits for the device's answer */
     PERI_BOUNDS_WARNING = 1, /* the same text as a log line for ids; bad offsets stay an error */
     PERI_BOUNDS_IGNORE = 2,  /* counted in the statistics only */
     PERI_BOUNDS_NONE = 3     /* not even counted */

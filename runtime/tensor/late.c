@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * late.c: reports that are judged after the call that asked for them, so that no call waits for its device.
+ */
+#include "report.h"
+
+#include <perilune/device.h>
+
+#include <pthread.h>
+
+/** A report that has not been judged. */
+typedef struct late {
+    struct late *next;
+    peri__report *report;
+    const void *of;
+    const char *function;
+    int64_t turn;
+    peri__late_fn *judge;
+    const void *thread; /* who asked for it: a thread, and for whom it worked then (peri_late_owner) */
+    uint64_t owner;
+} late;
+
+static struct {
+    pthread_mutex_t lock;
+    late *first, **last;
+    atomic_int_least64_t n;
+} list = {.lock = PTHREAD_MUTEX_INITIALIZER, .last = &list.first};
+PERI_FORK_LOCK(list.lock, PERI__FORK_LATE)
+
+static _Thread_local uint64_t working_for;
+
+uint64_t peri_late_owner(uint64_t owner)
+{
+    const uint64_t before = working_for;
+    working_for = owner;
+    return before;
+}
+
+peri_status peri__late_add(peri__report *report, const void *of, int64_t turn, const char *function,
+                           peri__late_fn *judge)
+{
+    late *l = peri__alloc(sizeof *l);
+    if (!l) return PERI_ENOMEM;
+    *l = (late){.report = report,
+                .of = of,
+                .function = function,
+                .turn = turn,
+                .judge = judge,
+                .thread = &working_for,
+                .owner = working_for};
+    pthread_mutex_lock(&list.lock);
+    *list.last = l;
+    list.last = &l->next;
+    atomic_fetch_add_explicit(&list.n, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&list.lock);
+    return PERI_OK;
+}
+
+/** Whose reports are taken. */
+typedef struct wanted {
+    const peri_device *device; /* NULL: of all devices */
+    const void *of;            /* NULL: of all */
+    int64_t before;            /* reports of earlier turns are taken whether they are there or not */
+    bool all_askers;           /* not only this thread's */
+} wanted;
+
+static bool matches(const late *l, const wanted *w)
+{
+    if (!w->all_askers && (l->thread != &working_for || l->owner != working_for)) return false;
+    if ((w->of && l->of != w->of) || (w->device && l->report->device != w->device)) return false;
+    return l->turn < w->before || peri__report_test(l->report) == PERI_OK;
+}
+
+/** Take the oldest that matches off the list; NULL: none does. */
+static late *take(const wanted *w)
+{
+    late *found = NULL;
+    if (atomic_load_explicit(&list.n, memory_order_relaxed) == 0) return NULL;
+    pthread_mutex_lock(&list.lock);
+    for (late **at = &list.first; *at; at = &(*at)->next) {
+        if (!matches(*at, w)) continue;
+        found = *at;
+        *at = found->next;
+        if (!found->next) list.last = at;
+        atomic_fetch_sub_explicit(&list.n, 1, memory_order_relaxed);
+        break;
+    }
+    pthread_mutex_unlock(&list.lock);
+    return found;
+}
+
+static peri_status judge(late *l)
+{
+    peri_status status = peri__report_wait(l->report);
+    if (status >= 0) status = l->judge(l->of, l->function, l->report->words);
+    peri__report_return(l->report);
+    peri__free(l);
+    return status;
+}
+
+static peri_status judge_all(const wanted *w)
+{
+    for (late *l; (l = take(w));) PERI_TRY(judge(l));
+    return PERI_OK;
+}
+
+peri_status peri__late_of(const void *of, int64_t before)
+{
+    return judge_all(&(wanted){.of = of, .before = before});
+}
+
+peri_status peri__late_on(const peri_device *device)
+{
+    return judge_all(&(wanted){.device = device, .before = INT64_MIN});
+}
+
+void peri__late_drop(const void *of)
+{
+    const wanted w = {.of = of, .before = INT64_MAX, .all_askers = true};
+    for (late *l; (l = take(&w));) {
+        peri__error kept;
+        peri__error_keep(&kept);
+        if (judge(l) < 0)
+            peri__log(PERI_LOG_WARN, "%s (of the last lookup in these tables, which nobody asked about again)",
+                      peri_error_message());
+        peri__error_restore(&kept);
+    }
+}
+
+/* -- waiting ------------------------------------------------------------------------------------------------------- */
+
+peri_status peri_stream_synchronize(peri_stream *stream)
+{
+    PERI_NEED(stream);
+    PERI_TRY(peri__stream_dry(stream));
+    return peri__late_on(stream->device);
+}
+
+peri_status peri_device_synchronize(peri_device *device)
+{
+    PERI_NEED(device);
+    PERI_TRY(peri__device_dry(device));
+    return peri__late_on(device);
+}
