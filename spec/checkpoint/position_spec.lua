@@ -119,22 +119,31 @@ describe("the position in data", function()
         end
         local model = peri.DistributedModelParallel { module = Net(), group = world,
           plan = { ebc = { t = plan.row_wise() } } }
-        local function run(loader, n)
+        --- skipped: the pipeline is given a function that leaves out so many of the loader's batches before each one.
+        local function run(loader, n, skipped)
           local pipeline = peri.pipeline.TrainPipelineSparseDist { model = model, optimizer = false }
-          for _ = 1, n do pipeline:progress(loader) end
-          return loader:state_dict()
+          local function other()
+            for _ = 1, skipped do loader() end
+            return loader()
+          end
+          for _ = 1, n do pipeline:progress(skipped and other or loader) end
+          return loader:state_dict().batches
         end
-        local loader = make(place)
-        assert.equal(5, run(loader, 5).batches)
-        local again = make(place)
-        local dict = loader:state_dict()
-        again:load_state_dict(dict)
-        seen = {}
-        run(again, 3)
-        local whole = make(place):skip(5)
-        for i = 1, 3 do assert.equal(text_of(whole()), seen[i]) end
-        for _, l in ipairs { loader, again, whole } do
-          if l.stop then l:stop() end
+        for _, skipped in ipairs { false, 0, 1 } do
+          local each = 1 + (skipped or 0)
+          local loader, again, whole = make(place), make(place), make(place):skip(5 * each)
+          assert.equal(5 * each, run(loader, 5, skipped))
+          again:load_state_dict(loader:state_dict())
+          seen = {}
+          run(again, 3, skipped)
+          for i = 1, 3 do
+            if skipped == 1 then whole() end
+            assert.equal(text_of(whole()), seen[i])
+          end
+          assert.equal(8 * each, run(loader, 1, skipped)) -- the first pipeline took two more, which nobody trains
+          for _, l in ipairs { loader, again, whole } do
+            if l.stop then l:stop() end
+          end
         end
       end)
     end

@@ -49,7 +49,10 @@ function Generator:next()
     self._iterator = iterator
   end
   local batch = self._iterator()
-  if batch ~= nil and batch ~= false then self._given = self._given + 1 end
+  if batch ~= nil and batch ~= false then
+    self._given = self._given + 1
+    position.note(self)
+  end
   return batch
 end
 Generator.__call = Generator.next

@@ -210,6 +210,7 @@ function Loader:next()
   if self.num_workers > 0 then
     local made = (self._workers or begin_workers(self)):next()
     self._over = not made
+    if made then position.note(self) end
     return made
   end
   local host = next_host(self, false)
@@ -217,6 +218,7 @@ function Loader:next()
     self._over = true
     return nil
   end
+  position.note(self)
   self._keys = self._keys or jagged.Keys.of(self.keys) -- once: making a KeyedJaggedTensor compares lists of names
   return batch.upload(host, self._keys, self.device, self.world_size)
 end

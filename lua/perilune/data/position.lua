@@ -2,15 +2,24 @@
 -- load_state_dict).
 --
 -- A position counts batches that were given and, where a pipeline took them ahead of the steps that train them,
--- trained. For that a source has a field `ahead`, { batches = 0 }: a pipeline adds one with each batch that it takes,
--- and takes one away after that batch's step (pipeline/supply.lua). Who goes elsewhere in the data takes a new one:
--- what is in flight then counts for the old.
+-- trained. For that a source has a field `ahead`, { batches = 0 }: a pipeline adds one for each batch that the source
+-- gives while the pipeline asks for its next batch, and takes one away after that batch's step (pipeline/supply.lua).
+-- It does not matter who called the source: the pipeline, or a function of the user's that changes its batches. Who
+-- goes elsewhere in the data takes a new one: what is in flight then counts for the old.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local serial = require "perilune.serial"
 local signature = require "perilune.signature"
 
 local M = {}
+
+P.own { given = false } -- while a pipeline asks for a batch: a list of the `ahead` of each source that gave it one
+
+--- A source calls this with each batch that it gives.
+function M.note(source)
+  local given = P.state.given
+  if given then given[#given + 1] = source.ahead end
+end
 
 --- Whether x is a whole number from 0 on.
 function M.is_count(x) return type(x) == "number" and x >= 0 and x == math.floor(x) and x < 2 ^ 53 end

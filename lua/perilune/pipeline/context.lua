@@ -9,12 +9,13 @@ local signature = require "perilune.signature"
 local M = {}
 
 --- index: the batch's number, from 0, -1: none; exists: its number, once it is known that some rank has it; batch:
---- false where only other ranks have one; ahead: where its source counts batches that are not trained yet; dists, rows:
---- by pipelined module, what its input_dist and its lookup returned, until they are used; sent: by module, the
---- arguments whose ids were sent; input, upstream: { work, tensor } from the stages beside this one; loss, second,
---- third: what the model returned; own: for a user's operations; gradient: while one with a hook runs, that of the
---- module's output (nil: none flowed back); noted: what the batch was when it was loaded (flight.lua); events: by place
---- of an operation, of its last run for a batch that was here.
+--- false where only other ranks have one; given: the sources that made it, each by its `ahead`, which counts batches
+--- that are not trained yet (data/position.lua), or false; dists, rows: by pipelined module, what its input_dist and
+--- its lookup returned, until they are used; sent: by module, the arguments whose ids were sent; input, upstream:
+--- { work, tensor } from the stages beside this one; loss, second, third: what the model returned; own: for operations
+--- of the user's; gradient: while one with a hook runs, that of the module's output (nil: none flowed back); noted:
+--- what the batch was when it was loaded (flight.lua); events: by place of an operation, of its last run for a batch
+--- that was here.
 local TrainPipelineContext = util.class "TrainPipelineContext"
 M.TrainPipelineContext = TrainPipelineContext
 
@@ -22,7 +23,7 @@ function TrainPipelineContext:init(modules)
   util.integer("TrainPipelineContext", "modules", modules, 0, 2 ^ 20)
   self.index, self.exists, self.batch, self.vote, self.dists, self.rows = -1, -1, false, false, {}, {}
   self.loss, self.second, self.third, self.own, self.events = false, false, false, {}, {}
-  self.input, self.upstream, self.noted, self.ahead = false, false, Flight.new_note(), false
+  self.input, self.upstream, self.noted, self.given = false, false, Flight.new_note(), false
   self.sent = {}
   for i = 1, modules do self.dists[i], self.rows[i], self.sent[i] = false, false, { false, false, false } end
   self.scope = P.new_scope()
@@ -36,7 +37,7 @@ end
 
 --- The batch is done with: give back what it has.
 function TrainPipelineContext:_close()
-  self.index, self.exists, self.batch, self.vote, self.ahead = -1, -1, false, false, false
+  self.index, self.exists, self.batch, self.vote, self.given = -1, -1, false, false, false
   self.loss, self.second, self.third, self.input, self.upstream = false, false, false, false, false
   for i = 1, #self.dists do
     local sent, dist = self.sent[i], self.dists[i]

@@ -11,6 +11,7 @@
 -- iterator, which is called on the thread.
 local util = require "perilune.util"
 local functions = require "perilune.data.functions"
+local position = require "perilune.data.position"
 local Workers = require "perilune.data.workers"
 local place_of = require("perilune.data.loader")._place
 local signature = require "perilune.signature"
@@ -48,7 +49,11 @@ function DataLoadingThread:skip(n)
   return self
 end
 
-function DataLoadingThread:get_next_batch() return self:next() end
+function DataLoadingThread:get_next_batch()
+  local batch = self:next()
+  if batch ~= nil then position.note(self) end
+  return batch
+end
 DataLoadingThread.__call = DataLoadingThread.get_next_batch
 
 signature.check("DataLoadingThread:", DataLoadingThread, { stop = "self: table, timeout: number?",

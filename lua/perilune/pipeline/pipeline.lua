@@ -357,8 +357,8 @@ local function step(self, batches, taking)
   self.next = n + 1
   local context = self.ring[n % depth + 1]
   local loss, second, third = P.inside(context.scope, taking, context)
-  local ahead = context.ahead
-  if ahead then ahead.batches = ahead.batches - 1 end -- its batch is trained
+  local given = context.given
+  for i = 1, given and #given or 0 do given[i].batches = given[i].batches - 1 end -- they are trained
   if n >= self.plan.behind then close(self, self.ring[(n - self.plan.behind) % depth + 1]) end
   return loss, second, third
 end

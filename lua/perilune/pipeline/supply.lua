@@ -14,12 +14,6 @@ local stop = require "perilune.stop"
 
 local Supply = util.class "Supply"
 
---- Where a source counts the batches that are given and not trained yet (data/position.lua), or false.
-local function ahead_of(source)
-  local ahead = type(source) == "table" and rawget(source, "ahead")
-  return type(ahead) == "table" and ahead
-end
-
 --- group: the ranks that vote, or nil; make_empty: function() -> a batch without samples, or nil: made of the first
 --- batch. lockstep: the ranks are stages of one model: all load the same batches, none is loaded before all have the
 --- one before, and there are no empty ones.
@@ -40,8 +34,7 @@ function Supply:start(source, again)
   local over = self.held and self.ended and rawequal(source, self.source)
   self.before = again and self.before + self.total or 0
   self.source, self.total, self.failed, self.error = source, math.huge, 0, nil
-  local ahead = not again and ahead_of(source)
-  if ahead then ahead.batches = 0 end -- what an earlier run has taken and not trained is gone
+  if not again then self.counted = {} end -- the sources, by their `ahead`, whose batches are counted
   self.dry, self.ended = over or stopping and not self.lockstep or false, over or false
   self.stopping, self.held, self.full = stopping, false, false
 end
@@ -127,20 +120,33 @@ end
 -- -- loading and voting -----------------------------------------------------------------------------------------------
 
 --- Call the source outside of any scope: who makes batches may keep them. Batches of a loader of the library nobody
---- else has seen: they are made in the scope of their context, and die with it.
-local function pull(source)
+--- else has seen: they are made in the scope of their context, and die with it. given: a list, to which each source of
+--- the library that gave a batch meanwhile adds its `ahead` (data/position.lua).
+local function pull(source, given)
   local state = P.state
-  local scope = state.scope
+  local scope, outer = state.scope, state.given
   if not (Loader.is(source) or Workers.is(source)) then state.scope = false end
+  state.given = given
   local ok, batch = xpcall(source, P.locate)
-  state.scope = scope
+  state.scope, state.given = scope, outer
   if ok and batch == false then return pcall(P.fail, "the loader returned false, wanted a batch, or nil at the end") end
   return ok, batch
 end
 
-local function next_batch(self)
+--- Sources have given these batches (a list of their `ahead`), which are not trained yet.
+local function count(self, given)
+  for i = 1, #given do
+    local ahead = given[i]
+    if not self.counted[ahead] then -- what an earlier run has taken and not trained is gone
+      self.counted[ahead], ahead.batches = true, 0
+    end
+    ahead.batches = ahead.batches + 1
+  end
+end
+
+local function next_batch(self, given)
   if self.dry then return false end
-  local ok, batch = pull(self.source)
+  local ok, batch = pull(self.source, given)
   if not ok then
     self.error, self.dry = batch, true
     if not self.group then self.failed = 1 end
@@ -178,10 +184,10 @@ function Supply:load(context)
     self:stop()
     stop._agree(asked, since)
   end
-  local batch = next_batch(self)
-  local ahead = batch and ahead_of(self.source)
-  if ahead then ahead.batches = ahead.batches + 1 end
-  context.batch, context.ahead = batch, ahead
+  local given = {}
+  local batch = next_batch(self, given)
+  if batch then count(self, given) end
+  context.batch, context.given = batch, batch and given
   if not self.group then
     if batch then context.exists = context.index else self.total = context.index end
     return
