@@ -161,6 +161,15 @@ describe("a checkpoint", function()
       "rename: checkpoint '[^']*' has no tensor whose name begins with 'model/none%.'")
     assert.error_matches(function() peri.checkpoint.load(path, q, { only = { "modle" } }) end,
       "has no tensor whose name begins with 'modle'")
+    -- What is asked for has to be there: a layer of another name would keep its first values without a word.
+    local before = other.model.top.weight:to_list()
+    for _, options in ipairs { { only = { "model" } }, { except = { "model.tables" } } } do
+      assert.error_matches(function() peri.checkpoint.load(path, other, options) end,
+        "part 'model': the checkpoint has no 'model/top.weight', 'model/top.bias'; .*except = { 'model/top.weight' }")
+    end
+    assert.same(before, other.model.top.weight:to_list())
+    peri.checkpoint.load(path, other, { only = { "model" }, except = { "model/top." } })
+    assert.same(before, other.model.top.weight:to_list())
   end)
 
   it("is not made where replicas have drifted apart", function()

@@ -94,9 +94,25 @@ local function check_rename(func, rename)
   end
 end
 
+--- The names of what a part that is a module has here and `dict` lacks, with the part's name before them.
+local function missing_of(part, dict)
+  local model = part.object.wraps and part.object.module or part.object
+  return util.map(model:_missing(dict), function(name) return part.name .. "/" .. name end)
+end
+
+--- Whether a module of the program has state whose name begins with `prefix`.
+local function is_here(parts, prefix)
+  for _, part in ipairs(parts) do
+    for _, name in ipairs(part.module and missing_of(part, {}) or {}) do
+      if within({ prefix }, name) then return true end
+    end
+  end
+  return false
+end
+
 --- The names that are loaded: a list of { name = in the checkpoint, as = here }, whether some were left out on purpose,
 --- and which (such a list).
-local function choose(func, c, a)
+local function choose(func, c, parts, a)
   local list, left, used, taken, from = {}, {}, {}, {}, {}
   for _, name in ipairs(c:names()) do
     local as, begin = renamed(a.rename, name)
@@ -115,8 +131,10 @@ local function choose(func, c, a)
   end
   for _, option in ipairs { "only", "except" } do
     for _, prefix in ipairs(a[option] or {}) do
-      if not used[prefix] then P.fail(("%s: %s: checkpoint '%s' has no tensor whose name begins with '%s'"):format(func,
-        option, c.path, prefix)) end
+      if not used[prefix] and not (option == "except" and is_here(parts, prefix)) then
+        P.fail(("%s: %s: checkpoint '%s' has no tensor whose name begins with '%s'"):format(func, option, c.path,
+          prefix))
+      end
     end
   end
   if #list == 0 and #left > 0 then
@@ -181,8 +199,21 @@ local function take_own(parts, dicts, group)
   return refusals
 end
 
+--- Of a load in part: why a module lacks something that the options do not leave out; nil: it lacks nothing.
+local function lacks(part, dict, a)
+  local list = {}
+  for _, name in ipairs(missing_of(part, dict)) do
+    if (not a.only or within(a.only, name)) and not (a.except and within(a.except, name)) then
+      list[#list + 1] = ("'%s'"):format(name)
+    end
+  end
+  if #list == 0 then return nil end
+  return ("the checkpoint has no %s; give its names there by rename, or leave it as it is here: "
+    .. "except = { %s }"):format(table.concat(list, ", "), list[1])
+end
+
 --- What does not fit, as one text; nil: all does. refused: what take_own returned.
-local function refusal(func, parts, dicts, partial, refused)
+local function refusal(func, parts, dicts, partial, refused, a)
   local wrong, given = {}, {}
   for _, part in ipairs(parts) do
     local d = dicts[part.name]
@@ -194,6 +225,7 @@ local function refusal(func, parts, dicts, partial, refused)
         table.concat(util.keys(dicts), ", "))
     elseif d and part.object.check_state_dict then
       local why = part.object:check_state_dict(d.dict, not partial)
+        or partial and part.module and lacks(part, d.dict, a) or nil
       if why then wrong[#wrong + 1] = ("part '%s': %s"):format(part.name, why) end
     end
     if d and part.module and not partial then
@@ -243,7 +275,7 @@ local function load_parts(c, func, given, a, group, met, quiet, patch)
   together(group, func, met, function()
     local list, left
     parts, saved = parts_of.list(func, given), c:values()
-    list, partial, left = choose(func, c, a)
+    list, partial, left = choose(func, c, parts, a)
     dicts = dicts_of(c, saved, list, left, a, patch)
     partial = partial or a.only ~= nil or a.except ~= nil
     said = resize.fit(parts, dicts)
@@ -256,7 +288,7 @@ local function load_parts(c, func, given, a, group, met, quiet, patch)
       P.fail(func .. ": increments = true with a part of a checkpoint: what is loaded is no state that increments "
         .. "could begin with")
     end
-    refusal(func, parts, dicts, partial, take_own(parts, dicts, group))
+    refusal(func, parts, dicts, partial, take_own(parts, dicts, group), a)
   end)
   if partial then table.insert(said, 1, taken(c, dicts, parts)) end
   for _, text in ipairs((not group or group:rank() == 0) and not quiet and said or {}) do

@@ -368,6 +368,15 @@ function Module:check_state_dict(map, strict)
   return not ok and (tostring(type(err) == "table" and err.message or err):gsub("^: ", "")) or nil
 end
 
+--- The names of the state that `map` lacks. Local.
+function Module:_missing(map)
+  local missing = {}
+  for _, s in ipairs(whole_state(self)) do
+    if rawget(map, s.name) == nil then missing[#missing + 1] = s.name end
+  end
+  return missing
+end
+
 --- Copy the tensors of a state_dict (whole ones, or pieces of the same plan) into the state; they are of the same
 --- shapes. Every name must be there, and no other, unless strict is false. Returns { missing_keys =, unexpected_keys =
 --- }: lists of names. If something is wrong nothing is copied; collective where modules are sharded (and over `groups`,
