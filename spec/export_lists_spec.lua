@@ -249,6 +249,9 @@ describe("a model of lists", function()
     rows[2].action = { 1, 2 }
     assert.matches("feature 'action', sample 1: a list of 2, wanted: 5, as long as that of 'item'",
       server:post("v1/models/hstu:predict", json.encode { instances = rows }))
+    rows[2].action, rows[1].timestamps[1] = rows[3].action, "9223372036854775808" -- no id: it would be negative
+    assert.matches("feature 'timestamps', sample 0: 9223372036854775808, allowed: up to 9223372036854775807",
+      server:post("v1/models/hstu:predict", json.encode { instances = rows }))
     server:stop()
   end)
 

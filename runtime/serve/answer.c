@@ -240,22 +240,23 @@ peri_status peri__serve_write(const peri__serve_facts *facts, const peri__serve_
 static void describe_input(peri__buffer *b, const peri__serve_facts *facts, const peri__serve_input *in)
 {
     static const char *const kinds[] = {"numbers", "ids", "weights"};
-    bool ids = in->kind == PERI__SERVE_IDS;
+    const bool ids = in->kind == PERI__SERVE_IDS;
     word(b, "{\"name\":");
     peri__buffer_quote(b, in->name);
-    peri__buffer_print(b, ",\"datatype\":\"%s\"", ids ? "UINT64" : "FP32");
+    peri__buffer_print(b, ",\"datatype\":\"%s\"", ids ? (in->whole ? "INT64" : "UINT64") : "FP32");
     if (in->kind != PERI__SERVE_NUMBERS) word(b, ",\"shape\":[-1,-1]");
     else if (in->width == 1) word(b, ",\"shape\":[-1]");
     else peri__buffer_print(b, ",\"shape\":[-1,%" PRId64 "]", in->width);
-    peri__buffer_print(b, ",\"parameters\":{\"kind\":\"%s\"", kinds[in->kind]);
-    if (ids) peri__buffer_print(b, ",\"least\":\"0\",\"most\":\"%" PRIu64 "\"", in->rows - 1); /* rows 0: 2^64 - 1 */
+    peri__buffer_print(b, ",\"parameters\":{\"kind\":\"%s\"", in->whole ? "whole" : kinds[in->kind]);
+    if (in->whole) word(b, ",\"least\":\"-9223372036854775808\",\"most\":\"9223372036854775807\"");
+    else if (ids) peri__buffer_print(b, ",\"least\":\"0\",\"most\":\"%" PRIu64 "\"", in->rows - 1); /* rows 0: 2^64 - 1 */
     if (ids && in->length > 0) peri__buffer_print(b, ",\"length\":%" PRId64, in->length);
     if (in->same || in->counts || in->kind == PERI__SERVE_WEIGHTS) {
         word(b, in->counts ? ",\"counts\":" : ",\"like\":");
         peri__buffer_quote(b, facts->inputs[in->of].name);
     }
     word(b, in->optional ? ",\"optional\":true" : ",\"optional\":false");
-    if (ids) word(b, in->skip ? ",\"unknown\":\"skip\"" : ",\"unknown\":\"refuse\"");
+    if (ids && !in->whole) word(b, in->skip ? ",\"unknown\":\"skip\"" : ",\"unknown\":\"refuse\"");
     word(b, "}}");
 }
 

@@ -17,6 +17,7 @@ typedef struct peri__serve_input {
                       `of`. The name of an id's weight is that of the ids with ".weights" behind */
     int32_t of;    /* WEIGHTS, `same`, `counts`: another feature */
     bool same;     /* IDS: lists are as long as those of feature `of` */
+    bool whole;    /* IDS: whole numbers from -2^63 to 2^63 - 1, of which nothing is looked up */
     bool counts;   /* NUMBERS of width 1: whole, from 0 to the length of the sample's list of feature `of` */
     int64_t length; /* IDS: all lists have so many; 0: any number */
     int64_t width; /* NUMBERS */

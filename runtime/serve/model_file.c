@@ -115,6 +115,7 @@ static peri_status take_inputs(file_model *m)
                                                                                           : PERI__SERVE_NUMBERS,
                                              .width = from[i].columns,
                                              .rows = ids && !from[i].mapped ? (uint64_t)from[i].rows : 0,
+                                             .whole = from[i].kind == PERI_MODEL_WHOLE,
                                              .skip = from[i].unknown == PERI_MODEL_ID_SKIP,
                                              .optional = from[i].optional,
                                              .missing = from[i].missing,

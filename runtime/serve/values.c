@@ -93,6 +93,8 @@ bool peri__serve_add_number(peri__serve_reader *r, int32_t f, double x)
 bool peri__serve_add_id(peri__serve_reader *r, int32_t f, uint64_t id, bool negative)
 {
     uint64_t rows = input(r, f)->rows;
+    if (input(r, f)->whole && !negative && id > INT64_MAX)
+        return BLAME(r, f, PERI__SERVE_RANGE, "%llu, allowed: up to 9223372036854775807", (unsigned long long)id);
     if (rows ? negative || id >= rows : negative && id > (uint64_t)1 << 63) {
         if (!input(r, f)->skip || (negative && id > (uint64_t)1 << 63))
             return BLAME(r, f, PERI__SERVE_RANGE, "id %s%llu, allowed: %s to %llu", negative ? "-" : "",
