@@ -169,6 +169,19 @@ describe("the reference", function()
     assert.same({}, wrong)
   end)
 
+  it("has every method that an object of a class can be asked for: described, or a class above it has it", function()
+    local help, silent = require "perilune.launch.help", {}
+    each(function(entry)
+      local class = entry.kind == "class" and names.value(entry.name)
+      local methods = type(class) == "table" and (rawget(class, "class_name") or rawget(class, "methods"))
+      for _, key in ipairs(methods and names.methods(class) or {}) do
+        local found = help.find(entry.name .. ":" .. key)
+        if #found ~= 1 then silent[#silent + 1] = entry.name .. ":" .. key end
+      end
+    end)
+    assert.same({}, silent)
+  end)
+
   it("leaves no public name without a description", function()
     assert.same({}, (names.undescribed(pages)),
       "add them to lua/perilune/reference (docs/testing.md), or make them private: _name")

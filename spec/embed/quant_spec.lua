@@ -59,7 +59,7 @@ local function expected(collection, of, size, maps)
   local list = {}
   for b = 1, size do
     for i, t in ipairs(collection.tables) do
-      local rows = collection:table_rows(t.name, "weight", 0, collection:rows_of(i)):to_list()
+      local rows = collection:table_rows(t.name, "weight", 0, collection:_rows_of(i)):to_list()
       for _, f in ipairs(t.feature_names) do
         for _, x in ipairs(pool(rows, t.embedding_dim, t.pooling, of[f].bags[b], maps and maps[t.name])) do
           list[#list + 1] = x

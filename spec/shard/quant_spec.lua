@@ -134,7 +134,7 @@ for _, hash in ipairs { false, true } do
     local env = ShardingEnv.from_process_group(world)
     local collection = peri.quantize_embeddings { module = trained(device, { is_weighted = true }), dtype = "INT8",
       pruned = pruned }
-    assert.is_true(collection:rows_of(1) < 20)
+    assert.is_true(collection:_rows_of(1) < 20)
     for _, kind in ipairs { "table_wise", "row_wise", "column_wise" } do
       local module_plan = plan.EmbeddingModuleShardingPlan(plan_of(kind, n))
       local sharded = shard.QuantEmbeddingBagCollectionSharder {}:shard(collection, module_plan, env)

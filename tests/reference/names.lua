@@ -73,6 +73,23 @@ local function inherited(name, values, module)
   return false
 end
 
+--- The names of all methods that objects of a class have, of its own and of those above it: a sorted list.
+function M.methods(class)
+  local found = {}
+  local function take(from)
+    for key, value in pairs(type(from) == "table" and from or {}) do -- any order: a set
+      local public = type(key) == "string" and not key:find "^_" and not protocol[key]
+      if public and type(value) == "function" then found[key] = true end
+    end
+  end
+  while type(class) == "table" do
+    take(class)
+    take(rawget(class, "methods"))
+    class = rawget(class, "super")
+  end
+  return api.sorted(found)
+end
+
 --- Names without a description; and what the definition files describe: name -> entry, value -> entry.
 function M.undescribed(pages)
   local entries, values = {}, {}

@@ -93,7 +93,7 @@ function Loader:init(func, source, args, worker)
   local o = { num_workers = args.num_workers or 0, prefetch_factor = args.prefetch_factor or 2,
     pin_memory = args.pin_memory,
     timeout = args.timeout or 300 } -- a loader over a source of the caller's may not say
-  Workers.check(func, o, 0)
+  Workers._check(func, o, 0)
   if o.num_workers > 0 and not worker then
     P.fail(func .. ": num_workers is given, but this kind of loader has no workers")
   end
@@ -256,8 +256,8 @@ end
 --- Start again with the first epoch.
 function Loader:rewind()
   local workers = self._workers
-  if workers and (self._skipped > 0 or not workers:restart()) then
-    workers:give_up()
+  if workers and (self._skipped > 0 or not workers:_restart()) then
+    workers:_give_up()
     self._workers = false
   end
   self.epoch, self._delivered, self._skipped, self._given, self._over, self.ahead = 0, 0, 0, 0, false, { batches = 0 }

@@ -57,7 +57,7 @@ end
 local WORKERS_MOST = 1024
 
 --- Check what all that has workers takes: num_workers (`least` or more), prefetch_factor, timeout.
-function Workers.check(name, a, least)
+function Workers._check(name, a, least)
   util.integer(name, "num_workers", a.num_workers, least, WORKERS_MOST)
   util.integer(name, "prefetch_factor", a.prefetch_factor, 1, 4096)
   if not (type(a.timeout) == "number" and a.timeout > 0 and a.timeout < 2 ^ 40) then
@@ -81,11 +81,11 @@ function Workers:init(name, source, options)
     start = options.start or 0, num_workers = self.num_workers, pin = pinned_for(options.device, options.pin_memory) }
   job.rank, job.world_size = options.rank, options.world_size
   self._job, self._prefetch_factor = job, options.prefetch_factor
-  self:begin()
+  self:_begin()
 end
 
 --- Make the threads, which begin behind the first `start` batches of their job.
-function Workers:begin()
+function Workers:_begin()
   self.ended, self.taken, self.ahead = false, 0, { batches = 0 }
   for i = 1, self.num_workers do
     self._job.worker = i - 1
@@ -99,9 +99,9 @@ function Workers:given() return self._job.start + self.taken end
 
 --- Go on with batch n, which new threads make: what was made ahead is given up.
 function Workers:go_to(n)
-  self:give_up()
+  self:_give_up()
   self._job.start = n
-  self:begin()
+  self:_begin()
 end
 
 --- Exchanges of this rank go on while it waits for a batch.
@@ -168,7 +168,7 @@ function Workers:next()
 end
 
 --- Begin again with the first batch. False: some worker is over, so that new ones are needed.
-function Workers:restart()
+function Workers:_restart()
   if self.ended and self.ended ~= true then return false end
   for _, feed in ipairs(self._feeds) do
     if C.peri_feed_restart(feed_ptr(feed)) ~= C.PERI_OK then return false end
@@ -178,7 +178,7 @@ function Workers:restart()
 end
 
 --- Want no more, without waiting for the workers.
-function Workers:give_up()
+function Workers:_give_up()
   self.ended = self.ended or true
   stop_all(self)
 end
@@ -187,7 +187,7 @@ end
 --- `timeout` (5) seconds at most, which is an error if they pass; workers are then left alone until they end. What the
 --- garbage collector finds is stopped too.
 function Workers:stop(timeout)
-  self:give_up()
+  self:_give_up()
   local from = tonumber(C.peri_time_ns())
   for _, feed in ipairs(self._feeds) do
     local left = (timeout or 5) * 1e6 - (tonumber(C.peri_time_ns()) - from) / 1e3

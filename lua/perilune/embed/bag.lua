@@ -22,13 +22,13 @@ local EmbeddingBagCollection = TableCollection:extend "EmbeddingBagCollection"
 EmbeddingBagCollection.sharder = "EmbeddingBagCollectionSharder" -- in peri.shard
 EmbeddingBagCollection.config_name, EmbeddingBagCollection.parameter_prefix = "EmbeddingBagConfig", "embedding_bags"
 
-local arguments = TableCollection.arguments {
+local arguments = TableCollection._arguments {
   is_weighted = false, -- the ids' weights multiply their rows
 }
 
 function EmbeddingBagCollection:init(args)
   local a = util.named("EmbeddingBagCollection", args, arguments)
-  self:setup(a)
+  self:_setup(a)
   self._weighted, self._width = a.is_weighted, 0 -- columns of the output
   for _, dim in ipairs(self._dims) do self._width = self._width + dim end
   self._keys = Keys.of(self._names)
@@ -105,8 +105,8 @@ function EmbeddingBagCollection:forward(features)
   end
   if desc.variable_stride then return variable(self, features) end
   local stride = tonumber(desc.stride)
-  self:prepare(C.peri_kjt_keys(kjt), stride, block_list)
-  local ahead = self:take_ahead(features)
+  self:_prepare(C.peri_kjt_keys(kjt), stride, block_list)
+  local ahead = self:_take_ahead(features)
   if ahead then
     check(C.peri_kt_new(self._keys.ptr, self._lengths, 1, ahead.lookups:lookup(stride, self._width).ptr, kt_out))
     return KeyedTensor.wrap(kt_out[0])
@@ -129,7 +129,7 @@ function EmbeddingBagCollection:forward(features)
 end
 
 function EmbeddingBagCollection:_prepare_batch(features)
-  self:prepare(C.peri_kjt_keys(features.ptr), features:stride(), block_list)
+  self:_prepare(C.peri_kjt_keys(features.ptr), features:stride(), block_list)
   local weights = self._weighted and features:weights() or nil
   return { lookups = self._tbe:batch(features:values(), features:offsets(), self._blocks, weights) }
 end

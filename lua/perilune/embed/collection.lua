@@ -43,7 +43,7 @@ function TableCollection.extend(base, name)
 end
 
 --- The arguments of all collections, and `more`.
-function TableCollection.arguments(more)
+function TableCollection._arguments(more)
   local list = {
     tables = util.required.list,        -- list of EmbeddingBagConfig or EmbeddingConfig
     device = util.optional,             -- a device's name, or "meta": never take memory
@@ -96,7 +96,7 @@ local function check_shared(self, a)
 end
 
 --- Take the arguments `a`, checked against `arguments`, and find the features of the tables.
-function TableCollection:setup(a)
+function TableCollection:_setup(a)
   check_tables(self, a.tables, a.device == "meta")
   self.tables, self.fused_params, self.seed = a.tables, a.fused_params or false, a.seed or false
   self.device = a.device or false
@@ -126,7 +126,7 @@ function TableCollection:setup(a)
 end
 
 --- Make the table batch, and register its tables.
-function TableCollection:make()
+function TableCollection:_make()
   local shared = self.table_batch
   local batch = shared or tbe.new {
     tables = util.map(self.tables, function(t)
@@ -159,7 +159,7 @@ function TableCollection:materialise()
       P.fail(self.class_name .. ": it is on device 'meta', a description without memory; shard it, or make it on a "
         .. "real device")
     end
-    self._tbe = P.lasting(self.make, self)
+    self._tbe = P.lasting(self._make, self)
   end
   return self._tbe
 end
@@ -186,7 +186,7 @@ end
 
 --- Make ready for batches of these keys and this stride: block_list(self, keys, stride) says their blocks. They are
 --- kept until another such batch comes.
-function TableCollection:prepare(keys, stride, block_list)
+function TableCollection:_prepare(keys, stride, block_list)
   if stride == self._seen_stride and self._seen_keys.ptr == keys then return end
   self._blocks = P.lasting(block_list, self, keys, stride)
   self._seen_keys, self._seen_stride = P.lasting(Keys._share, keys), stride -- kept, so that its address stays its own
@@ -207,7 +207,7 @@ function TableCollection:prefetch(features)
 end
 
 --- What prefetch has prepared of a batch (_prepare_batch's result, with the field `lookups`), once; nil: nothing.
-function TableCollection:take_ahead(features)
+function TableCollection:_take_ahead(features)
   local batch = self._ahead and self._ahead[features]
   if batch then self._ahead[features] = nil end
   return batch
@@ -217,7 +217,7 @@ end
 function TableCollection:flush()
   if not self._tbe then return end
   if self._moment then
-    self._moment:flush(function(t, sum, iteration) self._tbe:mark_ids(self:table_index(t.name), sum, iteration) end)
+    self._moment:flush(function(t, sum, iteration) self._tbe:mark_ids(self:_table_index(t.name), sum, iteration) end)
   end
   self._tbe:flush()
 end
@@ -235,7 +235,7 @@ function TableCollection:_goes_with(moment)
 end
 
 --- What the file of a table says (tbe._file_of); nil: it has none.
-function TableCollection:file(name) return self:materialise():file(self:table_index(name)) end
+function TableCollection:_file(name) return self:materialise():file(self:_table_index(name)) end
 
 -- -- looking ----------------------------------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ function TableCollection:embedding_names() return self._names end
 function TableCollection:feature_names() return self._features end
 
 --- Position of a table.
-function TableCollection:table_index(name)
+function TableCollection:_table_index(name)
   for i, t in ipairs(self.tables) do
     if t.name == name then return i end
   end
@@ -255,14 +255,14 @@ end
 
 --- A live view of a table's weights, or of another state of its optimizer ("momentum1", ...).
 function TableCollection:weight(name) return self:table_state(name, "weight") end
-function TableCollection:table_state(name, which) return self:materialise():state(self:table_index(name), which) end
+function TableCollection:table_state(name, which) return self:materialise():state(self:_table_index(name), which) end
 
 --- Counts of a table's cache (nil for tables in memory).
-function TableCollection:cache_statistics(name) return self:materialise():cache_statistics(self:table_index(name)) end
+function TableCollection:cache_statistics(name) return self:materialise():cache_statistics(self:_table_index(name)) end
 
 --- Rows [row, row + n) of a table's weights or state: a view, or a copy where the rows are in a file.
 function TableCollection:table_rows(name, which, row, n)
-  local batch, i = self:materialise(), self:table_index(name)
+  local batch, i = self:materialise(), self:_table_index(name)
   if not batch:is_cached() then return batch:state(i, which):slice(1, row, row + n) end
   local shape = batch:state_shape(i, which)
   shape[1] = n
@@ -272,7 +272,7 @@ end
 --- Rows (i64, ascending, each once) of a table start again: weights as they were at first, what the optimizer keeps of
 --- them too: that of fused_params, and those of nn.optim that have the table as a parameter.
 function TableCollection:reset_rows(name, rows)
-  local i = self:table_index(name)
+  local i = self:_table_index(name)
   self:materialise():reset_rows(i, rows)
   if not self.fused_params then
     parameter.restart_rows(rawget(self, ("%s.%s.weight"):format(self.parameter_prefix, name)), rows)
@@ -330,7 +330,7 @@ function TableCollection:fused_optimizer()
       rate = function() return batch:learning_rate() end,
       set_rate = function(rate) batch:set_learning_rate(rate) end } },
     states = function(name)
-      local i, list = self:table_index(name), {}
+      local i, list = self:_table_index(name), {}
       for _, which in ipairs(batch:state_names()) do
         if which ~= "weight" then list[#list + 1] = { name = which, tensor = state_of(self, i, which) } end
       end
@@ -343,7 +343,8 @@ function TableCollection:fused_optimizer()
 end
 
 signature.check("TableCollection:", TableCollection, {
-  prepare = "self: table, keys: KeysPointer, stride: integer, block_list: callable", setup = "self: table, a: table" })
+  _prepare = "self: table, keys: KeysPointer, stride: integer, block_list: callable",
+  _setup = "self: table, a: table" })
 
 --- Check the arguments of the methods that users call. For each class, so that messages name it.
 function TableCollection._check_arguments(class)

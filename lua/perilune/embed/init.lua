@@ -13,7 +13,7 @@ local embed = {
 
 --- Collections are modules; who only needs table batches does not load perilune.nn.
 local collections = { EmbeddingBagCollection = "perilune.embed.bag", EmbeddingCollection = "perilune.embed.sequence",
-  PiecewiseEmbeddingBagCollection = "perilune.embed.pieces",
+  PiecewiseEmbeddingBagCollection = "perilune.embed.pieces", TableCollection = "perilune.embed.collection",
   FeatureProcessedEmbeddingBagCollection = "perilune.embed.fp_bag", _processor = "perilune.embed.processor",
   _quant = "perilune.embed.quant", _quantize = "perilune.embed.quantize", _fp_quant = "perilune.embed.fp_quant",
   _copies = "perilune.embed.copies", _mc_policies = "perilune.embed.mc_policies",

@@ -47,7 +47,7 @@ local function moment_of(title, collection, mcc)
     return { name = t.name, weight = ("_embedding_module.%s.%s.weight"):format(collection.parameter_prefix, t.name),
       map = function() return modules[t.name]:_settled_map() end,
       buckets = function() return 0, modules[t.name]:buckets() end,
-      file = function() return collection._goes_with and collection:file(t.name) or nil end }
+      file = function() return collection._goes_with and collection:_file(t.name) or nil end }
   end), true)
   for _, module in util.ordered(modules) do module:_goes_with(moment) end
   if collection._goes_with then collection:_goes_with(moment) end -- quantized tables have no files

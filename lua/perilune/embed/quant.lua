@@ -49,7 +49,7 @@ function QuantCollection:init(args)
   local a = util.named(f, args, arguments[f])
   util.one_of(f, "output_dtype", a.output_dtype, util.keys(config.data_types))
   util.one_of(f, "bounds_check_mode", a.bounds_check_mode, util.keys(config.bounds_checks))
-  self:setup { tables = a.tables, device = a.device }
+  self:_setup { tables = a.tables, device = a.device }
   self.output_dtype, self.bounds_check_mode, self.pruned = a.output_dtype, a.bounds_check_mode, a.pruned or false
   self._dtype = config.data_types[a.output_dtype]
   self._remap = a.pruned and P.lasting(Remap, f, self.tables, self._outputs, a.pruned, a.device) or false
@@ -59,10 +59,10 @@ function QuantCollection:init(args)
 end
 
 --- Rows that table i has in memory: those that pruning left.
-function QuantCollection:rows_of(i) return self._remap and self._remap.rows[i] or self.tables[i].num_embeddings end
+function QuantCollection:_rows_of(i) return self._remap and self._remap.rows[i] or self.tables[i].num_embeddings end
 
 --- One table batch for each data type, in order of their first tables.
-function QuantCollection:make()
+function QuantCollection:_make()
   local list, of = {}, {}
   for i, t in ipairs(self.tables) do
     local set = of[t.data_type]
@@ -70,7 +70,7 @@ function QuantCollection:make()
       set = { tables = {}, data_type = t.data_type, index = {} }
       of[t.data_type], list[#list + 1] = set, set
     end
-    set.tables[#set.tables + 1] = { name = t.name, rows = self:rows_of(i), cols = t.embedding_dim, pooling = t.pooling
+    set.tables[#set.tables + 1] = { name = t.name, rows = self:_rows_of(i), cols = t.embedding_dim, pooling = t.pooling
       or "NONE", init = config.row_formats[t.data_type] == nil and config.constant(0) or nil }
     set.index[i] = #set.tables
   end
@@ -221,7 +221,7 @@ function Bags:forward(features)
     values = variable_bags(self, features)
   else
     local stride = tonumber(d.stride)
-    self:prepare(C.peri_kjt_keys(kjt_ptr(features)), stride, pooled_blocks)
+    self:_prepare(C.peri_kjt_keys(kjt_ptr(features)), stride, pooled_blocks)
     values = look_up(self, outputs.arranged(self, features), self._blocks, self._weighted,
       new_tensor(self, stride, self._width))
   end
@@ -270,7 +270,7 @@ function Rows:forward(features)
   if desc.variable_stride then
     batch, blocks = variable_rows(self, features)
   else
-    self:prepare(C.peri_kjt_keys(kjt_ptr(features)), tonumber(desc.stride), row_blocks)
+    self:_prepare(C.peri_kjt_keys(kjt_ptr(features)), tonumber(desc.stride), row_blocks)
     batch, blocks = outputs.arranged(self, features), self._blocks
   end
   C.peri_kjt_describe(kjt_ptr(batch), desc)
@@ -301,21 +301,21 @@ function QuantCollection:table_state(name, which)
   if which ~= nil and which ~= "weight" then
     P.fail(("%s: table '%s' has no state '%s'; its only one: weight"):format(self.class_name, name, which))
   end
-  local batch, i = home_of(self, self:table_index(name))
+  local batch, i = home_of(self, self:_table_index(name))
   return batch:state(i)
 end
 
 --- Rows [row, row + n) of a table as numbers (f32).
 function QuantCollection:table_rows(name, which, row, n)
   if which ~= "weight" then return self:table_state(name, which) end
-  local i = self:table_index(name)
+  local i = self:_table_index(name)
   local batch, k = home_of(self, i)
   return batch:read(k, "weight", row, Tensor.empty({ n, self.tables[i].embedding_dim }, "f32", self.device or nil))
 end
 
 --- Overwrite rows of a table from `row` on with numbers, or (u8) with bytes as they are stored.
 function QuantCollection:write_rows(name, row, source)
-  local batch, i = home_of(self, self:table_index(name))
+  local batch, i = home_of(self, self:_table_index(name))
   batch:write(i, "weight", row, source)
 end
 
@@ -329,7 +329,7 @@ end
 
 function QuantCollection:extra_text()
   return table.concat(util.map(self.tables, function(t, i)
-    return ("%s: %d x %d %s%s"):format(t.name, self:rows_of(i), t.embedding_dim, t.data_type, t.pooling
+    return ("%s: %d x %d %s%s"):format(t.name, self:_rows_of(i), t.embedding_dim, t.data_type, t.pooling
       and " " .. t.pooling or "")
   end), ", ")
 end

@@ -25,13 +25,13 @@ local EmbeddingCollection = TableCollection:extend "EmbeddingCollection"
 EmbeddingCollection.sharder = "EmbeddingCollectionSharder" -- in peri.shard
 EmbeddingCollection.config_name, EmbeddingCollection.parameter_prefix = "EmbeddingConfig", "embeddings"
 
-local arguments = TableCollection.arguments {
+local arguments = TableCollection._arguments {
   need_indices = false, -- the outputs' weights are the ids
 }
 
 function EmbeddingCollection:init(args)
   local a = util.named("EmbeddingCollection", args, arguments)
-  self:setup(a)
+  self:_setup(a)
   outputs.widths(self)
   self._need_indices = a.need_indices
   self._order = ffi.new("int32_t[?]", #self._outputs) -- the place of each output's feature in the keys of a batch
@@ -100,8 +100,8 @@ function EmbeddingCollection:forward(features)
   if desc.variable_stride then
     batch, blocks = variable_blocks(self, features)
   else
-    self:prepare(C.peri_kjt_keys(kjt), tonumber(desc.stride), block_list)
-    local ahead = self:take_ahead(features)
+    self:_prepare(C.peri_kjt_keys(kjt), tonumber(desc.stride), block_list)
+    local ahead = self:_take_ahead(features)
     if ahead then
       ahead.lookups:lookup_jagged(ahead.batch, self._need_indices, self._jts)
       return completed(self, features)
@@ -123,7 +123,7 @@ function EmbeddingCollection:forward(features)
 end
 
 function EmbeddingCollection:_prepare_batch(features)
-  self:prepare(C.peri_kjt_keys(features.ptr), features:stride(), block_list)
+  self:_prepare(C.peri_kjt_keys(features.ptr), features:stride(), block_list)
   local batch = outputs.arranged(self, features)
   local ids = batch:values()
   return { batch = batch, ids = ids:numel(), lookups = self._tbe:batch(ids, batch:offsets(), self._blocks) }

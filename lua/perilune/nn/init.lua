@@ -32,7 +32,7 @@ local names = {
   CrossNet = "interaction", LowRankCrossNet = "interaction", VectorCrossNet = "interaction",
   LowRankMixtureCrossNet = "interaction", FactorizationMachine = "interaction", DeepFM = "interaction",
   global_mean = "_ranks", BCEWithLogitsLoss = "losses", BCELoss = "losses", MSELoss = "losses",
-  CrossEntropyLoss = "losses", BPRLoss = "losses", FocalLoss = "losses", MarginRankingLoss = "losses",
+  Loss = "losses", CrossEntropyLoss = "losses", BPRLoss = "losses", FocalLoss = "losses", MarginRankingLoss = "losses",
   HingeEmbeddingLoss = "losses", CosineEmbeddingLoss = "losses", KLDivLoss = "losses", InBatchSoftmaxLoss = "losses",
   detect_anomaly = "anomaly", extra_state = "extra", load_extra_state = "extra",
   DenseArch = "models", SparseArch = "models", OverArch = "models", DLRM = "models", DLRM_DCN = "models",

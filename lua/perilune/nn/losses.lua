@@ -18,7 +18,11 @@ local reductions = { "mean", "sum", "none", "global_mean" }
 
 local function targets(_, target) return target:numel() end
 
-local function forward(self, input, target, third)
+--- The class above all losses.
+local Loss = Module:extend "Loss"
+M.Loss = Loss
+
+function Loss:forward(input, target, third)
   if self.reduction ~= "global_mean" then return self:_compute(self.reduction, input, target, third) end
   local group = self.group
   if group == "default" then group = nil end
@@ -26,7 +30,7 @@ local function forward(self, input, target, third)
 end
 
 --- The ranks that train together, unless the constructor was told others.
-local function set_group(self, group)
+function Loss:set_group(group)
   if self.group == "default" then self.group = group end
 end
 
@@ -35,7 +39,7 @@ end
 --- the functions of nn.functional know, of what the loss is called with; `count(...)`: how many losses that has
 --- (default: elements of the second).
 local function define(name, options, compute, numbers, count)
-  local class = Module:extend(name)
+  local class = Loss:extend(name)
   local spec = { reduction = "mean", group = util.optional }
   for _, option in ipairs(options) do spec[option] = util.optional end
   for option, default in util.ordered(numbers or {}) do spec[option] = default end
@@ -48,7 +52,7 @@ local function define(name, options, compute, numbers, count)
       if a[option] then self:register_buffer(option, a[option]) end
     end
   end
-  class._compute, class._count, class.forward, class.set_group = compute, count or targets, forward, set_group
+  class._compute, class._count = compute, count or targets
   M[name] = class
 end
 

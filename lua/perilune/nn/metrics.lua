@@ -125,14 +125,26 @@ local fields = { "n", "weight", "label", "prediction", "plain_label", "cross_ent
   "plain_cross_entropy", "square_error", "absolute_error", "ones_square_error", "correct", "true_positive",
   "false_positive", "false_negative" }
 
+--- The class above all metrics, whose methods each of them has.
+M.RecMetric = util.seal(util.class "RecMetric")
+for _, name in ipairs { "init", "update", "compute", "reset", "state_dict", "check_state_dict", "load_state_dict",
+  "merge_state_dicts" } do
+  M.RecMetric[name] = function(self)
+    P.fail(("%s: a metric has '%s' of its own; RecMetric itself is none"):format(self.class_name, name))
+  end
+end
+
 --- The base of all metrics that are functions of sums. A metric has `part(...)`, which makes the list of numbers of one
 --- update and its number of samples, `width`, the length of that list, and `report(sums, prefix, out)`.
-local SumMetric = util.seal(util.class "SumMetric")
+local SumMetric = util.class("SumMetric", M.RecMetric)
 
 function SumMetric:init(args, spec)
   options_of(self, args, spec)
-  self.lifetime, self.window = {}, false
+  self:reset()
 end
+
+--- Forget all samples.
+function SumMetric:reset() self.lifetime, self.window = {}, false end
 
 --- Take samples in. NDCGMetric takes a further list, the session of each sample.
 function SumMetric:update(predictions, labels, weights, ...)
@@ -373,10 +385,16 @@ function Samples:in_order(k)
 end
 
 --- Keeps the last window_size samples.
-local SampleMetric = util.seal(util.class "SampleMetric")
+local SampleMetric = util.class("SampleMetric", M.RecMetric)
 function SampleMetric:init(args)
   options_of(self, args)
   self.samples = false
+end
+
+--- Forget all samples.
+function SampleMetric:reset()
+  self.samples = false
+  for _, field in ipairs(self.sums) do ffi.fill(self[field], self.bins * 8) end
 end
 
 function SampleMetric:update(predictions, labels, weights)

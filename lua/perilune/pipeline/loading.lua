@@ -35,7 +35,7 @@ local arguments = {
 function DataLoadingThread:init(args)
   local a = util.named(NAME, args, arguments)
   local source = functions.sent(NAME, "loader", a.loader, "a function(arguments) that returns an iterator")
-  Workers.check(NAME, a, 1)
+  Workers._check(NAME, a, 1)
   source.arguments = a.arguments
   local rank, world_size = place_of(NAME, {})
   Workers.init(self, NAME, source, { rank = rank, world_size = world_size, num_workers = a.num_workers,

@@ -178,7 +178,7 @@ function functional.cross_entropy(t, labels, reduction) end
 ---local loss = nn.BCEWithLogitsLoss { pos_weight = peri.tensor { 2 } }
 ---print(("%.4f"):format(loss(peri.zeros { 2 }, peri.ones { 2 }):item())) --> 1.3863
 ---```
----@class peri.nn.BCEWithLogitsLoss: peri.nn.Module
+---@class peri.nn.BCEWithLogitsLoss: peri.nn.Loss
 ---@overload fun(args?: peri.nn.BCEWithLogitsLoss.args): peri.nn.BCEWithLogitsLoss
 nn.BCEWithLogitsLoss = {}
 
@@ -187,6 +187,15 @@ nn.BCEWithLogitsLoss = {}
 ---@field pos_weight? peri.Tensor A factor for the part of targets 1, of a shape that broadcasts (default: none).
 ---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
 ---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
+
+---The class above all losses: what they have in common. A loss is a module; it is called with what its function in
+---`nn.functional` takes first.
+---
+---```lua
+---print(nn.Loss.is(nn.MSELoss {})) --> true
+---```
+---@class peri.nn.Loss: peri.nn.Module
+nn.Loss = {}
 
 ---`functional.binary_cross_entropy` as a module: called with probabilities and targets.
 ---
@@ -197,7 +206,7 @@ nn.BCEWithLogitsLoss = {}
 ---print(("%.4f"):format(loss:forward(peri.tensor { 0.5, 0.5 }, peri.ones { 2 }):item())) --> 1.3863
 ---loss:set_group(false)
 ---```
----@class peri.nn.BCELoss: peri.nn.Module
+---@class peri.nn.BCELoss: peri.nn.Loss
 ---@overload fun(args?: peri.nn.BCELoss.args): peri.nn.BCELoss
 nn.BCELoss = {}
 
@@ -206,18 +215,22 @@ nn.BCELoss = {}
 ---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
 ---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
 
----The loss. Calling the module calls it. All classes of losses have this method; what it takes is what their function
----in `nn.functional` takes first. With `"global_mean"` it is collective.
+---The loss. Calling the module calls it. What it takes is what its function in `nn.functional` takes first. With
+---`"global_mean"` it is collective.
+---
+---Errors: shapes that do not fit; what is no tensor.
 ---@param input peri.Tensor Any shape.
 ---@param target peri.Tensor Of the same shape; of other losses: what their function takes.
 ---@param third? peri.Tensor For losses of three tensors: any shape (default: none).
 ---@return peri.Tensor # A scalar; with `"none"` a loss for each sample: of the shape of target.
-function nn.BCELoss:forward(input, target, third) end
+function nn.Loss:forward(input, target, third) end
 
 ---The ranks of a global mean, unless the constructor was told others. DistributedModelParallel calls it for every loss
 ---that it finds in a model.
+---
+---Errors: none.
 ---@param group peri.dist.Group|boolean The ranks; `false`: this one alone.
-function nn.BCELoss:set_group(group) end
+function nn.Loss:set_group(group) end
 
 ---`functional.mse_loss` as a module: called with predictions and targets.
 ---
@@ -226,7 +239,7 @@ function nn.BCELoss:set_group(group) end
 ---```lua
 ---print(nn.MSELoss { reduction = "sum" }(peri.tensor { 1, 2 }, peri.tensor { 1, 4 }):item()) --> 4
 ---```
----@class peri.nn.MSELoss: peri.nn.Module
+---@class peri.nn.MSELoss: peri.nn.Loss
 ---@overload fun(args?: peri.nn.MSELoss.args): peri.nn.MSELoss
 nn.MSELoss = {}
 
@@ -241,7 +254,7 @@ nn.MSELoss = {}
 ---```lua
 ---print(("%.4f"):format(nn.CrossEntropyLoss()(peri.zeros { 1, 2 }, peri.tensor({ 1 }, "i64")):item())) --> 0.6931
 ---```
----@class peri.nn.CrossEntropyLoss: peri.nn.Module
+---@class peri.nn.CrossEntropyLoss: peri.nn.Loss
 ---@overload fun(args?: peri.nn.CrossEntropyLoss.args): peri.nn.CrossEntropyLoss
 nn.CrossEntropyLoss = {}
 

@@ -362,6 +362,7 @@ local jagged = {}
 ---```lua
 ---local keys = peri.jagged.Keys.of { "f", "g" }
 ---print(#keys, keys:find("g"), keys:unique(), keys:equal { "f", "g" }, keys:list()[1]) --> 2 2 true true f
+---keys:release()
 ---```
 ---@class peri.jagged.Keys
 jagged.Keys = {}
@@ -372,3 +373,28 @@ jagged.Keys = {}
 ---@param names string[]|peri.jagged.Keys Names; what is a list of keys already passes through.
 ---@return peri.jagged.Keys
 function jagged.Keys.of(names) end
+
+---The names, as a list of strings.
+---@return string[] # A new list.
+function jagged.Keys:list() end
+
+---The place of a name.
+---
+---Errors: what is no string.
+---@param name string The name.
+---@return integer|nil # From 1; nil: it is not there.
+function jagged.Keys:find(name) end
+
+---Whether no name stands there twice.
+---@return boolean
+function jagged.Keys:unique() end
+
+---Whether another list has the same names in the same order.
+---
+---Errors: entries that are no strings.
+---@param other string[]|peri.jagged.Keys The other one.
+---@return boolean
+function jagged.Keys:equal(other) end
+
+---Give it up before the garbage collector does. It cannot be used afterwards.
+function jagged.Keys:release() end

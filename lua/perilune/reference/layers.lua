@@ -126,7 +126,7 @@ function nn.PReLU:forward(x) end
 ---```lua
 ---print(("%.4f"):format(peri.nn.BPRLoss {}(peri.tensor { 2 }, peri.tensor { 1 }):item())) --> 0.3133
 ---```
----@class peri.nn.BPRLoss: peri.nn.Module
+---@class peri.nn.BPRLoss: peri.nn.Loss
 ---@overload fun(args: peri.nn.BPRLoss.args): peri.nn.BPRLoss
 nn.BPRLoss = {}
 
@@ -141,7 +141,7 @@ nn.BPRLoss = {}
 ---```lua
 ---print(("%.4f"):format(peri.nn.FocalLoss {}(peri.tensor { 0 }, peri.tensor { 1 }):item())) --> 0.0433
 ---```
----@class peri.nn.FocalLoss: peri.nn.Module
+---@class peri.nn.FocalLoss: peri.nn.Loss
 ---@overload fun(args: peri.nn.FocalLoss.args): peri.nn.FocalLoss
 nn.FocalLoss = {}
 
@@ -158,7 +158,7 @@ nn.FocalLoss = {}
 ---```lua
 ---print(peri.nn.MarginRankingLoss {}(peri.tensor { 1 }, peri.tensor { 3 }, peri.tensor { 1 }):item()) --> 2
 ---```
----@class peri.nn.MarginRankingLoss: peri.nn.Module
+---@class peri.nn.MarginRankingLoss: peri.nn.Loss
 ---@overload fun(args: peri.nn.MarginRankingLoss.args): peri.nn.MarginRankingLoss
 nn.MarginRankingLoss = {}
 
@@ -174,7 +174,7 @@ nn.MarginRankingLoss = {}
 ---```lua
 ---print(peri.nn.HingeEmbeddingLoss {}(peri.tensor { 0.25 }, peri.tensor { -1 }):item()) --> 0.75
 ---```
----@class peri.nn.HingeEmbeddingLoss: peri.nn.Module
+---@class peri.nn.HingeEmbeddingLoss: peri.nn.Loss
 ---@overload fun(args: peri.nn.HingeEmbeddingLoss.args): peri.nn.HingeEmbeddingLoss
 nn.HingeEmbeddingLoss = {}
 
@@ -191,7 +191,7 @@ nn.HingeEmbeddingLoss = {}
 ---local a = peri.tensor { { 1, 0 } }
 ---print(peri.nn.CosineEmbeddingLoss {}(a, a, peri.tensor { -1 }):item()) --> 1
 ---```
----@class peri.nn.CosineEmbeddingLoss: peri.nn.Module
+---@class peri.nn.CosineEmbeddingLoss: peri.nn.Loss
 ---@overload fun(args: peri.nn.CosineEmbeddingLoss.args): peri.nn.CosineEmbeddingLoss
 nn.CosineEmbeddingLoss = {}
 
@@ -208,7 +208,7 @@ nn.CosineEmbeddingLoss = {}
 ---local p = peri.tensor { { 0.5, 0.5 } }
 ---print(peri.nn.KLDivLoss {}(p:log(), p):item()) --> 0
 ---```
----@class peri.nn.KLDivLoss: peri.nn.Module
+---@class peri.nn.KLDivLoss: peri.nn.Loss
 ---@overload fun(args: peri.nn.KLDivLoss.args): peri.nn.KLDivLoss
 nn.KLDivLoss = {}
 
@@ -226,7 +226,7 @@ nn.KLDivLoss = {}
 ---local t = peri.tensor { { 1, 0 }, { 0, 1 } }
 ---print(("%.4f"):format(peri.nn.InBatchSoftmaxLoss {}(t, t):item())) --> 0.3133
 ---```
----@class peri.nn.InBatchSoftmaxLoss: peri.nn.Module
+---@class peri.nn.InBatchSoftmaxLoss: peri.nn.Loss
 ---@overload fun(args: peri.nn.InBatchSoftmaxLoss.args): peri.nn.InBatchSoftmaxLoss
 nn.InBatchSoftmaxLoss = {}
 

@@ -18,6 +18,67 @@ local metrics = {}
 ---@field window_size? integer Samples of all ranks together that the window holds (default: 10000000).
 ---@field group? peri.dist.Group|boolean The ranks (default: the world when the first samples come); `false`: this rank alone.
 
+---The class above all metrics: what every one of them can do. Make one of those below.
+---
+---Errors: it is no metric itself.
+---
+---```lua
+---local metric, copy = peri.nn.metrics.MSEMetric {}, peri.nn.metrics.MSEMetric {}
+---metric:update({ 0.5, 1 }, { 1, 1 })
+---local state = metric:merge_state_dicts({ metric:state_dict() }, 0, 1)
+---print(copy:check_state_dict(state), copy:check_state_dict {}) --> nil it is a state of nil, wanted one of MSEMetric
+---copy:load_state_dict(state)
+---print(copy:compute().lifetime_mse, peri.nn.metrics.RecMetric.is(copy)) --> 0.125 true
+---copy:reset()
+---print(copy:compute().lifetime_mse) --> nil
+---```
+---@class peri.nn.metrics.RecMetric
+metrics.RecMetric = {}
+
+---Take the samples of a batch in.
+---
+---Errors: other numbers of labels or weights than predictions; numbers that are not of the metric's kind; then nothing
+---is taken in.
+---@param predictions peri.Tensor|number[] What the model says: `[B]` (of several classes `[B, classes]`).
+---@param labels peri.Tensor|number[] What was right: `[B]`.
+---@param weights? peri.Tensor|number[] What each sample counts: `[B]` (default: 1 each).
+---@param ... any Metrics of sessions and segments, NDCGMetric: the group of each sample, `[B]`: whole numbers of 64 bits.
+function metrics.RecMetric:update(predictions, labels, weights, ...) end
+
+---The values by name, `lifetime_*` and `window_*`. Before the first update of any rank there are none. Collective over
+---the group.
+---@return table<string, number>
+function metrics.RecMetric:compute() end
+
+---Forget all samples of this rank, as before the first update.
+function metrics.RecMetric:reset() end
+
+---What this rank has seen, for checkpoints: copies.
+---@return table
+function metrics.RecMetric:state_dict() end
+
+---What keeps a state from being loaded.
+---
+---Errors: none.
+---@param dict any What `state_dict` returned.
+---@return string|nil # The reason in words; nil: it can be loaded.
+function metrics.RecMetric:check_state_dict(dict) end
+
+---Go on from a state. A window that is smaller here keeps the newest samples.
+---
+---Errors: the state of another metric, or of other options.
+---@param dict table What `state_dict` returned.
+function metrics.RecMetric:load_state_dict(dict) end
+
+---The state of one rank of those of several ranks, to go on with on another number of ranks. Checkpoints ask for it.
+---
+---Errors: what is no list; a rank outside of 0..size - 1.
+---@param list table[] States, one for each rank that there was.
+---@param rank integer The rank that wants its part, from 0.
+---@param size integer How many ranks there are now.
+---@return table|nil # The state; nil and why: there is none, as with `group = false`.
+function metrics.RecMetric:merge_state_dicts(list, rank, size) end
+
 ---Normalized entropy: the cross entropy of the predictions, divided by that of a model that always says the share of
 ---positive samples. Below 1 the model knows more than that share. With `include_logloss` also `lifetime_logloss` and
 ---`window_logloss` (natural logarithm). `compute` gives `lifetime_ne`, `window_ne`.
@@ -29,7 +90,7 @@ local metrics = {}
 ---metric:update({ 0.9, 0.2, 0.6 }, { 1, 0, 0 })
 ---print(("%.4f"):format(metric:compute().lifetime_ne)) --> 0.6519
 ---```
----@class peri.nn.metrics.NEMetric
+---@class peri.nn.metrics.NEMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.NEMetric.args): peri.nn.metrics.NEMetric
 metrics.NEMetric = {}
 
@@ -48,7 +109,7 @@ metrics.NEMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6 }, { 1, 0, 0 })
 ---print(("%.4f"):format(metric:compute().lifetime_ne_positive)) --> 0.0552
 ---```
----@class peri.nn.metrics.NEPositiveMetric
+---@class peri.nn.metrics.NEPositiveMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.NEPositiveMetric
 metrics.NEPositiveMetric = {}
 
@@ -62,7 +123,7 @@ metrics.NEPositiveMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6 }, { 1, 0, 0 })
 ---print(("%.4f"):format(metric:compute().lifetime_unweighted_ne)) --> 0.6519
 ---```
----@class peri.nn.metrics.UnweightedNEMetric
+---@class peri.nn.metrics.UnweightedNEMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.UnweightedNEMetric
 metrics.UnweightedNEMetric = {}
 
@@ -76,7 +137,7 @@ metrics.UnweightedNEMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6 }, { 1, 0, 0 })
 ---print(("%.4f"):format(metric:compute().lifetime_cali_free_ne)) --> 0.2017
 ---```
----@class peri.nn.metrics.CaliFreeNEMetric
+---@class peri.nn.metrics.CaliFreeNEMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.CaliFreeNEMetric
 metrics.CaliFreeNEMetric = {}
 
@@ -90,7 +151,7 @@ metrics.CaliFreeNEMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6 }, { 1, 0, 0 })
 ---print(("%.4f"):format(metric:compute().lifetime_calibration)) --> 1.7000
 ---```
----@class peri.nn.metrics.CalibrationMetric
+---@class peri.nn.metrics.CalibrationMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.CalibrationMetric
 metrics.CalibrationMetric = {}
 
@@ -104,7 +165,7 @@ metrics.CalibrationMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6 }, { 1, 0, 0 })
 ---print(("%.4f"):format(metric:compute().lifetime_ctr)) --> 0.3333
 ---```
----@class peri.nn.metrics.CTRMetric
+---@class peri.nn.metrics.CTRMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.CTRMetric
 metrics.CTRMetric = {}
 
@@ -118,7 +179,7 @@ metrics.CTRMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6 }, { 1, 0, 0 })
 ---print(("%.4f"):format(metric:compute().lifetime_label_average)) --> 0.3333
 ---```
----@class peri.nn.metrics.AverageMetric
+---@class peri.nn.metrics.AverageMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.AverageMetric
 metrics.AverageMetric = {}
 
@@ -132,7 +193,7 @@ metrics.AverageMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6 }, { 1, 0, 0 })
 ---print(("%.4f"):format(metric:compute().lifetime_weighted_avg)) --> 0.5667
 ---```
----@class peri.nn.metrics.WeightedAvgMetric
+---@class peri.nn.metrics.WeightedAvgMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.WeightedAvgMetric
 metrics.WeightedAvgMetric = {}
 
@@ -146,7 +207,7 @@ metrics.WeightedAvgMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6 }, { 1, 0, 0 })
 ---print(("%.4f"):format(metric:compute().lifetime_mse)) --> 0.1367
 ---```
----@class peri.nn.metrics.MSEMetric
+---@class peri.nn.metrics.MSEMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.MSEMetric
 metrics.MSEMetric = {}
 
@@ -160,7 +221,7 @@ metrics.MSEMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6 }, { 1, 0, 0 })
 ---print(("%.4f"):format(metric:compute().lifetime_nmse)) --> 0.2050
 ---```
----@class peri.nn.metrics.NMSEMetric
+---@class peri.nn.metrics.NMSEMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.NMSEMetric
 metrics.NMSEMetric = {}
 
@@ -174,7 +235,7 @@ metrics.NMSEMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6 }, { 1, 0, 0 })
 ---print(("%.4f"):format(metric:compute().lifetime_mae)) --> 0.3000
 ---```
----@class peri.nn.metrics.MAEMetric
+---@class peri.nn.metrics.MAEMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.MAEMetric
 metrics.MAEMetric = {}
 
@@ -188,7 +249,7 @@ metrics.MAEMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6 }, { 1, 0, 0 })
 ---print(("%.4f"):format(metric:compute().lifetime_accuracy)) --> 0.6667
 ---```
----@class peri.nn.metrics.AccuracyMetric
+---@class peri.nn.metrics.AccuracyMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.AccuracyMetric.args): peri.nn.metrics.AccuracyMetric
 metrics.AccuracyMetric = {}
 
@@ -207,7 +268,7 @@ metrics.AccuracyMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6 }, { 1, 0, 0 })
 ---print(("%.4f"):format(metric:compute().lifetime_precision)) --> 0.5000
 ---```
----@class peri.nn.metrics.PrecisionMetric
+---@class peri.nn.metrics.PrecisionMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.PrecisionMetric.args): peri.nn.metrics.PrecisionMetric
 metrics.PrecisionMetric = {}
 
@@ -226,7 +287,7 @@ metrics.PrecisionMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6 }, { 1, 0, 0 })
 ---print(("%.4f"):format(metric:compute().lifetime_recall)) --> 1.0000
 ---```
----@class peri.nn.metrics.RecallMetric
+---@class peri.nn.metrics.RecallMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.RecallMetric.args): peri.nn.metrics.RecallMetric
 metrics.RecallMetric = {}
 
@@ -245,7 +306,7 @@ metrics.RecallMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6 }, { 1, 0, 0 })
 ---print(("%.4f"):format(metric:compute().lifetime_xauc)) --> 0.6667
 ---```
----@class peri.nn.metrics.XAUCMetric
+---@class peri.nn.metrics.XAUCMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.XAUCMetric
 metrics.XAUCMetric = {}
 
@@ -260,7 +321,7 @@ metrics.XAUCMetric = {}
 ---metric:update(peri.tensor { { 0.2, 0.5, 0.3 }, { 0.6, 0.3, 0.1 } }, { 2, 0 })
 ---print(table.concat(metric:compute().lifetime_multiclass_recall, " ")) --> 0.5 1 1
 ---```
----@class peri.nn.metrics.MulticlassRecallMetric
+---@class peri.nn.metrics.MulticlassRecallMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args: peri.nn.metrics.MulticlassRecallMetric.args): peri.nn.metrics.MulticlassRecallMetric
 metrics.MulticlassRecallMetric = {}
 
@@ -281,7 +342,7 @@ metrics.MulticlassRecallMetric = {}
 ---metric:update({ 0.9, 0.1, 0.2, 0.7 }, { 1, 0, 1, 0 }, nil, { 5, 5, 6, 6 })
 ---print(("%.4f"):format(metric:compute().lifetime_ndcg)) --> 0.8155
 ---```
----@class peri.nn.metrics.NDCGMetric
+---@class peri.nn.metrics.NDCGMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.NDCGMetric.args): peri.nn.metrics.NDCGMetric
 metrics.NDCGMetric = {}
 
@@ -305,7 +366,7 @@ metrics.NDCGMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6, 0.4 }, { 1, 0, 0, 1 })
 ---print(("%.4f"):format(metric:compute().window_auc)) --> 0.7500
 ---```
----@class peri.nn.metrics.AUCMetric
+---@class peri.nn.metrics.AUCMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.AUCMetric
 metrics.AUCMetric = {}
 
@@ -323,7 +384,7 @@ function metrics.AUCMetric:compute() end
 ---metric:update({ 0.9, 0.2, 0.6, 0.4 }, { 1, 0, 0, 1 })
 ---print(("%.4f"):format(metric:compute().window_rauc)) --> 0.8333
 ---```
----@class peri.nn.metrics.RAUCMetric
+---@class peri.nn.metrics.RAUCMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.RAUCMetric
 metrics.RAUCMetric = {}
 
@@ -342,28 +403,13 @@ function metrics.RAUCMetric:compute() end
 ---metric:update({ 0.9, 0.2, 0.6, 0.4 }, { 1, 0, 0, 1 })
 ---print(("%.4f"):format(metric:compute().window_auprc)) --> 0.8333
 ---```
----@class peri.nn.metrics.AUPRCMetric
+---@class peri.nn.metrics.AUPRCMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.AUPRCMetric
 metrics.AUPRCMetric = {}
 
 ---The values of the window's samples of all ranks. Collective over the group.
 ---@return table<string, number>
 function metrics.AUPRCMetric:compute() end
-
----Take the samples of a batch in.
----
----Errors: other numbers of labels or weights than predictions; numbers that are not of the metric's kind; then nothing
----is taken in.
----@param predictions peri.Tensor|number[] What the model says: `[B]` (of several classes `[B, classes]`).
----@param labels peri.Tensor|number[] What was right: `[B]`.
----@param weights? peri.Tensor|number[] What each sample counts: `[B]` (default: 1 each).
----@param ... any NDCGMetric: the session of each sample, `[B]`: whole numbers of 64 bits.
-function metrics.NEMetric:update(predictions, labels, weights, ...) end
-
----The values by name, `lifetime_*` and `window_*`. Before the first update of any rank there are none. Collective over
----the group.
----@return table<string, number>
-function metrics.NEMetric:compute() end
 
 ---AUC of these samples, of this rank alone. Nothing is collective.
 ---

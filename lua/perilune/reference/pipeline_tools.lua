@@ -155,6 +155,11 @@ pipeline.Stage = {}
 ---  end
 ---end }
 ---print(batches():item(), batches:skip(1):get_next_batch():item()) --> 1 3
+---local position = batches:merge_state_dicts { batches:state_dict() }
+---batches:go_to(1)
+---print(batches:next():item(), batches:given(), position) --> 2 2 nil
+---batches:load_state_dict(batches:state_dict())
+---print(batches:check_state_dict {}) --> it is no position in a DataLoadingThread
 ---batches:stop()
 ---```
 ---@class peri.pipeline.DataLoadingThread
@@ -174,6 +179,44 @@ pipeline.DataLoadingThread = {}
 ---The next batch. Calling the object calls it.
 ---@return any # nil: there are no more.
 function pipeline.DataLoadingThread:get_next_batch() end
+
+---The same, under the name that iterators have.
+---@return any # nil: there are no more.
+function pipeline.DataLoadingThread:next() end
+
+---How many batches were given, those that were left out among them.
+---@return integer
+function pipeline.DataLoadingThread:given() end
+
+---Go on behind so many batches: what is on its way is given up.
+---
+---Errors: a number that is no count.
+---@param n integer How many batches from the first one on are left out.
+function pipeline.DataLoadingThread:go_to(n) end
+
+---Where it is, for checkpoints.
+---@return table
+function pipeline.DataLoadingThread:state_dict() end
+
+---What keeps a position from being loaded.
+---
+---Errors: none.
+---@param dict any What `state_dict` returned.
+---@return string|nil # The reason in words; nil: it can be loaded.
+function pipeline.DataLoadingThread:check_state_dict(dict) end
+
+---Go on behind a position.
+---
+---Errors: what is no position in one.
+---@param dict table What `state_dict` returned.
+function pipeline.DataLoadingThread:load_state_dict(dict) end
+
+---One position of those of several ranks, to go on with on another number of ranks. Checkpoints ask for it.
+---
+---Errors: what is no list.
+---@param list table[] Positions, one for each rank.
+---@return table|nil # The position; nil and why: there is none, as with `global_batches = false`.
+function pipeline.DataLoadingThread:merge_state_dicts(list) end
 
 ---Leave batches out.
 ---

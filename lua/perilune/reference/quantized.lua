@@ -26,7 +26,7 @@ local peri = {}
 ---quant:write_rows("t", 3, peri.ones { 1, 4 })
 ---print(quant:copy("cpu"):table_rows("t", "weight", 3, 1):item(0)) --> 1
 ---```
----@class peri.QuantEmbeddingBagCollection: peri.nn.Module
+---@class peri.QuantEmbeddingBagCollection: peri.embed.TableCollection
 ---@overload fun(args: peri.QuantEmbeddingBagCollection.args): peri.QuantEmbeddingBagCollection
 peri.QuantEmbeddingBagCollection = {}
 
@@ -110,7 +110,7 @@ function peri.QuantEmbeddingBagCollection.from_float(collection, args) end
 ---quant:write_rows("t", 3, peri.ones { 1, 4 })
 ---print(quant:copy("cpu"):table_rows("t", "weight", 3, 1):item(0)) --> 1
 ---```
----@class peri.QuantEmbeddingCollection: peri.nn.Module
+---@class peri.QuantEmbeddingCollection: peri.embed.TableCollection
 ---@overload fun(args: peri.QuantEmbeddingCollection.args): peri.QuantEmbeddingCollection
 peri.QuantEmbeddingCollection = {}
 

@@ -20,7 +20,7 @@ local metrics = {}
 ---metric:update({ 0.9, 0.2, 0.6, 0.4 }, { 1, 0, 0, 1 }, nil, { 1, 1, 2, 2 })
 ---print(metric:compute().lifetime_gauc) --> 0.5
 ---```
----@class peri.nn.metrics.GAUCMetric
+---@class peri.nn.metrics.GAUCMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.GAUCMetric
 metrics.GAUCMetric = {}
 
@@ -35,7 +35,7 @@ metrics.GAUCMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6, 0.4 }, { 1, 0, 0, 1 }, nil, { 1, 1, 2, 2 })
 ---print(metric:compute().lifetime_recall_session) --> 0.5
 ---```
----@class peri.nn.metrics.RecallSessionMetric
+---@class peri.nn.metrics.RecallSessionMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args: peri.nn.metrics.session.args): peri.nn.metrics.RecallSessionMetric
 metrics.RecallSessionMetric = {}
 
@@ -55,7 +55,7 @@ metrics.RecallSessionMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6, 0.4 }, { 1, 0, 0, 1 }, nil, { 1, 1, 2, 2 })
 ---print(metric:compute().lifetime_precision_session) --> 0.5
 ---```
----@class peri.nn.metrics.PrecisionSessionMetric
+---@class peri.nn.metrics.PrecisionSessionMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args: peri.nn.metrics.session.args): peri.nn.metrics.PrecisionSessionMetric
 metrics.PrecisionSessionMetric = {}
 
@@ -70,7 +70,7 @@ metrics.PrecisionSessionMetric = {}
 ---metric:update({ 0.9, 0.2, 0.6, 0.4 }, { 1, 0, 0, 1 }, nil, { 0, 0, 1, 1 })
 ---print(("%.3f"):format(metric:compute().lifetime_segmented_ne_1)) --> 1.322
 ---```
----@class peri.nn.metrics.SegmentedNEMetric
+---@class peri.nn.metrics.SegmentedNEMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args: peri.nn.metrics.SegmentedNEMetric.args): peri.nn.metrics.SegmentedNEMetric
 metrics.SegmentedNEMetric = {}
 

@@ -79,7 +79,7 @@ peri.EmbeddingConfig = {}
 ---pooled:values():sum():backward()
 ---print(ebc:weight("t"):to_list()[37] ~= before, ebc:table_state("t", "momentum1"):numel()) --> true 10
 ---```
----@class peri.EmbeddingBagCollection: peri.nn.Module
+---@class peri.EmbeddingBagCollection: peri.embed.TableCollection
 ---@overload fun(args: peri.EmbeddingBagCollection.args): peri.EmbeddingBagCollection
 peri.EmbeddingBagCollection = {}
 
@@ -106,7 +106,7 @@ peri.EmbeddingBagCollection = {}
 ---print(ec:embedding_dim(), ec:embedding_configs()[1].name, ec:need_indices()) --> 4 t false
 ---print(ec:embedding_names_by_table()[1][1]) --> f
 ---```
----@class peri.EmbeddingCollection: peri.nn.Module
+---@class peri.EmbeddingCollection: peri.embed.TableCollection
 ---@overload fun(args: peri.EmbeddingCollection.args): peri.EmbeddingCollection
 peri.EmbeddingCollection = {}
 
@@ -118,6 +118,49 @@ peri.EmbeddingCollection = {}
 ---or another collection's (`:materialise()`); `fused_params`, `device` and `seed` are then its own.
 ---@field device? string Where the tables are (default: the rank's device); `meta`: they get no memory, to be sharded.
 ---@field seed? integer Of the start values (default: that of the rank).
+
+---@class peri.embed
+local embed = {}
+
+---What all collections of tables have, those with quantized rows too. Tables get their memory when it is first needed.
+---
+---```lua
+---local ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd", learning_rate = 1 }, tables = {
+---  peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } } }
+---print(peri.embed.TableCollection.is(ebc), ebc:is_materialised()) --> true false
+---print(ebc:materialise() ~= nil, ebc:is_materialised()) --> true true
+---ebc:prefetch(peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor({ 1 }, "i64"), lengths = { 1 } })
+---ebc:flush()
+---print(ebc:fused_optimizer().param_groups[1].lr) --> 1
+---```
+---@class peri.embed.TableCollection: peri.nn.Module
+embed.TableCollection = {}
+
+---Give the tables memory and their start values, if they have none yet.
+---
+---Errors: a collection on device `meta`, which is a description alone.
+---@return any # The table batch, which `table_batch` of another collection takes.
+function embed.TableCollection:materialise() end
+
+---Whether the tables have memory yet.
+---@return boolean
+function embed.TableCollection:is_materialised() end
+
+---Bring the rows of a later batch from files into memory, in the background. Nothing happens with tables in memory, and
+---with variable batches. The batch must not change until it is looked up.
+---
+---Errors: what is no KeyedJaggedTensor.
+---@param features peri.KeyedJaggedTensor The batch.
+function embed.TableCollection:prefetch(features) end
+
+---Write rows of tables in files that have changed to their files.
+---
+---Errors: a file that cannot be written.
+function embed.TableCollection:flush() end
+
+---The tables' own optimizer, which updates rows in the backward pass: for schedules and checkpoints.
+---@return peri.nn.optim.KeyedOptimizer|nil # nil: there are no `fused_params`.
+function embed.TableCollection:fused_optimizer() end
 
 ---The configurations of the tables, in their order.
 ---
@@ -138,7 +181,7 @@ function peri.EmbeddingBagCollection:is_weighted() end
 
 ---Names of the parts of the result, in order: the features, or `feature@table` where several tables have one.
 ---@return string[]
-function peri.EmbeddingBagCollection:embedding_names() end
+function embed.TableCollection:embedding_names() end
 
 ---Columns of the parts of the result, in the order of `embedding_names`.
 ---@return integer[]
@@ -146,14 +189,14 @@ function peri.EmbeddingBagCollection:embedding_dims() end
 
 ---Each feature once, in the order of first use.
 ---@return string[]
-function peri.EmbeddingBagCollection:feature_names() end
+function embed.TableCollection:feature_names() end
 
 ---The weights of a table: a view, which changes as the table is trained.
 ---
 ---Errors: a table that is not there; a table in files, of which `table_rows` reads rows.
 ---@param name string Name of the table.
 ---@return peri.Tensor # `[num_embeddings, embedding_dim]`
-function peri.EmbeddingBagCollection:weight(name) end
+function embed.TableCollection:weight(name) end
 
 ---What the optimizer keeps of a table: a view.
 ---
@@ -161,7 +204,7 @@ function peri.EmbeddingBagCollection:weight(name) end
 ---@param name string Name of the table.
 ---@param which? string `weight`, `momentum1`, ...: docs/embedding_tables.md has those of each optimizer (default: `weight`).
 ---@return peri.Tensor # `[num_embeddings]` or `[num_embeddings, embedding_dim]`
-function peri.EmbeddingBagCollection:table_state(name, which) end
+function embed.TableCollection:table_state(name, which) end
 
 ---Rows of a table's weights or state: a view, or a copy where rows are in files.
 ---
@@ -182,27 +225,27 @@ function peri.EmbeddingBagCollection:table_state(name, which) end
 ---@param row integer The first row, from 0.
 ---@param n integer How many rows.
 ---@return peri.Tensor # `[n, embedding_dim]`, or `[n]` of a state with one number a row.
-function peri.EmbeddingBagCollection:table_rows(name, which, row, n) end
+function embed.TableCollection:table_rows(name, which, row, n) end
 
 ---Let rows start again: their weights are as they were at first, and so is what an optimizer keeps of them.
 ---
 ---Errors: a row outside of the table; a table that is not there.
 ---@param name string Name of the table.
 ---@param rows peri.Tensor Their numbers, ascending, each once: `[n]` of `i64`.
-function peri.EmbeddingBagCollection:reset_rows(name, rows) end
+function embed.TableCollection:reset_rows(name, rows) end
 
 ---The learning rate of the tables' own optimizer from now on.
 ---
 ---Errors: what is no number. Of a collection without `fused_params` the rate means nothing.
 ---@param rate number The rate.
-function peri.EmbeddingBagCollection:set_learning_rate(rate) end
+function embed.TableCollection:set_learning_rate(rate) end
 
 ---Counts of the cache of a table in files or in the host's memory.
 ---
 ---Errors: a table that is not there.
 ---@param name string Name of the table.
 ---@return table|nil # nil: the table is in memory.
-function peri.EmbeddingBagCollection:cache_statistics(name) end
+function embed.TableCollection:cache_statistics(name) end
 
 ---Columns of the widest table.
 ---@return integer

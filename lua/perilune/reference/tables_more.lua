@@ -29,13 +29,6 @@ local tbe = {}
 ---@return peri.KeyedTensor # `[B, columns of all features]`.
 function peri.EmbeddingBagCollection:forward(features) end
 
----Bring the rows of a later batch from files into memory, in the background. Nothing happens with tables in memory, and
----with variable batches. The batch must not change until it is looked up.
----
----Errors: what is no KeyedJaggedTensor.
----@param features peri.KeyedJaggedTensor The batch.
-function peri.EmbeddingBagCollection:prefetch(features) end
-
 ---Look a batch up. Calling the module calls it.
 ---
 ---Errors: a feature that the batch does not have; a batch with weights; an id outside of its table.
@@ -56,60 +49,9 @@ function peri.EmbeddingBagCollection:prefetch(features) end
 ---@return table<string, peri.JaggedTensor> # Feature -> rows of its ids, with its lengths; with need_indices the weights are the ids.
 function peri.EmbeddingCollection:forward(features) end
 
----As of EmbeddingBagCollection.
----
----Errors: what is no KeyedJaggedTensor.
----@param features peri.KeyedJaggedTensor The batch.
-function peri.EmbeddingCollection:prefetch(features) end
-
 ---Whether rows are multiplied by weights: never.
 ---@return boolean
 function peri.EmbeddingCollection:is_weighted() end
-
----The weights of a table: a view, which changes as the table is trained.
----
----Errors: a table that is not there; a table in files.
----@param name string Name of the table.
----@return peri.Tensor # `[num_embeddings, embedding_dim]`.
-function peri.EmbeddingCollection:weight(name) end
-
----What the optimizer keeps of a table: a view.
----
----Errors: a table or a state that is not there.
----@param name string Name of the table.
----@param which? string `weight`, `momentum1`, ... (default: weight).
----@return peri.Tensor # `[num_embeddings]` or `[num_embeddings, embedding_dim]`.
-function peri.EmbeddingCollection:table_state(name, which) end
-
----Rows of a table's weights or state: a view, or a copy where rows are in files.
----
----Errors: rows outside of the table; a state that is not there.
----@param name string Name of the table.
----@param which string `weight`, or a state of the optimizer.
----@param row integer The first row, from 0.
----@param n integer How many rows.
----@return peri.Tensor # `[n, embedding_dim]`, or `[n]` of a state with one number a row.
-function peri.EmbeddingCollection:table_rows(name, which, row, n) end
-
----Let rows start again: weights as at first, and what an optimizer keeps of them.
----
----Errors: a row outside of the table; a table that is not there.
----@param name string Name of the table.
----@param rows peri.Tensor Their numbers, i64, ascending, each once: `[n]`.
-function peri.EmbeddingCollection:reset_rows(name, rows) end
-
----The learning rate of the tables' own optimizer from now on.
----
----Errors: what is no number.
----@param rate number The rate.
-function peri.EmbeddingCollection:set_learning_rate(rate) end
-
----Counts of the cache of a table in files or in the host's memory.
----
----Errors: a table that is not there.
----@param name string Name of the table.
----@return table|nil # nil: the table is in memory.
-function peri.EmbeddingCollection:cache_statistics(name) end
 
 ---Tables that are cut by rows into pieces, each of which is a table of its own for plans: hot rows on every rank, warm
 ---ones sharded, cold ones in files. Pieces are called after their first row: `t:0`, `t:1000`, of the collection in the

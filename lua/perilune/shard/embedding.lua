@@ -329,7 +329,8 @@ local function check_takeover(self, collection)
   local batch, left = collection:materialise(), by_flush(self)
   local updates = #left > 0 and collection.fused_params and batch:iteration() or 0
   for _, s in ipairs(left) do
-    local file, changed = s.file(), not pieces.starts(s, collection, collection.tables[collection:table_index(s.table)])
+    local own = collection.tables[collection:_table_index(s.table)]
+    local file, changed = s.file(), not pieces.starts(s, collection, own)
     if updates > 0 or changed then
       P.fail(("%s: table '%s': the collection %s, and row file '%s' has flush %d, iteration %d; one of them would be "
         .. "lost. Make the collection anew to go on from the files, or remove them (or name another directory) to go "

@@ -262,10 +262,10 @@ end
 
 --- An error unless a collection stores as many rows of table `t`, in the same way.
 local function check_same(f, t, rows, collection)
-  local i = collection:table_index(t.name)
+  local i = collection:_table_index(t.name)
   local other = collection.tables[i]
   local function text(n, x) return ("%d x %d %s"):format(n, x.embedding_dim, x.data_type) end
-  local here, there = text(rows, t), text(collection:rows_of(i), other)
+  local here, there = text(rows, t), text(collection:_rows_of(i), other)
   if here ~= there then
     P.fail(("%s: table '%s' is %s in the collection, and %s here"):format(f, t.name, there, here))
   end
