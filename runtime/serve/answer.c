@@ -249,7 +249,7 @@ static void describe_input(peri__buffer *b, const peri__serve_facts *facts, cons
     else peri__buffer_print(b, ",\"shape\":[-1,%" PRId64 "]", in->width);
     peri__buffer_print(b, ",\"parameters\":{\"kind\":\"%s\"", in->whole ? "whole" : kinds[in->kind]);
     if (in->whole) word(b, ",\"least\":\"-9223372036854775808\",\"most\":\"9223372036854775807\"");
-    else if (ids) peri__buffer_print(b, ",\"least\":\"0\",\"most\":\"%" PRIu64 "\"", in->rows - 1); /* rows 0: 2^64 - 1 */
+    peri__buffer_print(b, ",\"datatype\":\"%s\"", in->whole ? "INT64" : ids ? "UINT64" : "FP32");
     if (ids && in->length > 0) peri__buffer_print(b, ",\"length\":%" PRId64, in->length);
     if (in->same || in->counts || in->kind == PERI__SERVE_WEIGHTS) {
         word(b, in->counts ? ",\"counts\":" : ",\"like\":");
