@@ -249,7 +249,8 @@ static void describe_input(peri__buffer *b, const peri__serve_facts *facts, cons
     else peri__buffer_print(b, ",\"shape\":[-1,%" PRId64 "]", in->width);
     peri__buffer_print(b, ",\"parameters\":{\"kind\":\"%s\"", in->whole ? "whole" : kinds[in->kind]);
     if (in->whole) word(b, ",\"least\":\"-9223372036854775808\",\"most\":\"9223372036854775807\"");
-    peri__buffer_print(b, ",\"datatype\":\"%s\"", in->whole ? "INT64" : ids ? "UINT64" : "FP32");
+    else if (ids) /* rows 0: all ids up to 2^64 - 1 */
+        peri__buffer_print(b, ",\"least\":\"0\",\"most\":\"%" PRIu64 "\"", in->rows - 1);
     if (ids && in->length > 0) peri__buffer_print(b, ",\"length\":%" PRId64, in->length);
     if (in->same || in->counts || in->kind == PERI__SERVE_WEIGHTS) {
         word(b, in->counts ? ",\"counts\":" : ",\"like\":");
