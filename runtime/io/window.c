@@ -211,7 +211,11 @@ static peri_status look_at(peri_window *w, peri_window_file *f, int64_t size, bo
     if (n == 0) return peri__fail(PERI_EFORMAT, "%s: %s is empty: it has no line", w->name, f->path);
     const char *kind = peri__file_kind(text, n);
     if (kind) return no_text(w, f, kind);
-    return measure_skip(w, f, text, n, header);
+    PERI_TRY(measure_skip(w, f, text, n, header));
+    if (f->skip < n || n == room) return PERI_OK;
+    return peri__fail(PERI_EFORMAT, "%s: %s %s", w->name, f->path,
+                      header ? "has a header and no line behind it: there are no samples"
+                             : "is empty: it has no line");
 }
 
 /** Look at file @i of all; the offset at which the next one begins goes to @at. */

@@ -67,6 +67,13 @@ describe("data.csv", function()
       "n.csv:1: no column is named 'clicked'; the header is '1,20")
     two[2] = write("h3.csv", named:gsub("age", "old"))
     assert.error_matches(function() csv(two, { header = true }) end, "h3.csv:1: its header is not that of .*h1.csv")
+    for name, head in pairs { h4 = named:match "^[^\n]*\n", h5 = named:match "^[^\n]*" } do
+      for _, file in ipairs { write(name .. ".csv", head), packed(name, head) } do
+        assert.error_matches(function() csv({ two[1], file }, { header = true }) end,
+          name .. "[%.csvgz]+ has a header and no line behind it: there are no samples")
+      end
+    end
+    assert.error_matches(function() csv(write("bom.csv", "\239\187\191")) end, "bom.csv is empty: it has no line")
   end)
 
   it("makes ids of texts and of hexadecimal numbers", function()

@@ -118,7 +118,7 @@ describe("the state of an optimizer of dense tables", function()
     if world:rank() == 1 then state.state["tower.0.ebc.embedding_bags.b.weight"].exp_avg = peri.zeros { 3 } end
     local before = numbers(gather(b:state_dict()))
     assert.error_matches(function() b:load_state_dict(state) end,
-      "Adam:load_state_dict: rank 1 of .-'tower.0.ebc.embedding_bags.b.weight.exp_avg' has shape %[11, 16%], given "
+      "Adam:load_state_dict: rank 1 of .-'tower.0.ebc.embedding_bags.b.weight.exp_avg' has shape %[11, 16%] here, and "
         .. "%[3%]")
     assert.same(before, numbers(gather(b:state_dict())))
   end, { sizes = { 2, 3 }, devices = { "cpu" } })

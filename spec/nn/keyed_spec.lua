@@ -102,9 +102,11 @@ describe("a keyed optimizer", function()
     dict.param_groups[1].beta1, dict.param_groups[1].eps, dict.param_groups[1].speed = 2, nil, 1
     local ok, err = pcall(optimizer.load_state_dict, optimizer, dict)
     assert.is_false(ok)
-    for _, text in ipairs { "'step' of parameter 'w' is missing", "state 'b.exp_avg' has 1 elements, given 5",
+    for _, text in ipairs { "'step' of parameter 'w' is missing",
+      "state 'b.exp_avg' has 1 elements here, and 5 in the state that is given",
       "param_groups: 'eps' of parameter 'w' is nil, wanted a number", "'beta1' of parameter 'w': .*beta1 is 2",
-      "'optimizer' of parameter 'w' is Adam here, given 'AdamW'", "parameter 'w' has no number 'speed'" } do
+      "'optimizer' of parameter 'w' is Adam here, and 'AdamW' in the state that is given",
+      "parameter 'w' has no number 'speed'" } do
       assert.matches(text, err.message)
     end
     assert.same(0, optimizer:state_dict().state.w.exp_avg:item(0))
@@ -146,7 +148,7 @@ describe("a keyed optimizer", function()
     refused(function(s) s.z = {} end, "it has no parameter 'z'; those are: w, b")
     refused(function(s) s.b.sum = peri.zeros { 1 } end, "parameter 'b' has no state 'sum'")
     refused(function(s) s.b.exp_avg = peri.zeros { 2 } end,
-      "Adam:load_state_dict: state 'b.exp_avg' has 1 elements, given 2")
+      "Adam:load_state_dict: state 'b.exp_avg' has 1 elements here, and 2 in the state that is given")
     refused(function(s) s.b.exp_avg = 3 end, "state 'b.exp_avg' is 3, wanted a tensor")
     assert.error_matches(function() optimizer:load_state_dict {} end, "dict.state is nil, wanted a table")
     assert.error_matches(function()
@@ -187,7 +189,7 @@ describe("a keyed optimizer", function()
     assert.error_matches(function()
       own:load_state_dict { state = { w = { sum = peri.zeros { 3 } }, b = { sum = peri.zeros { 1 } } } }
     end,
-      "Own:load_state_dict: state 'w.sum' has shape %[2%], given %[3%]")
+      "Own:load_state_dict: state 'w.sum' has shape %[2%] here, and %[3%] in the state that is given")
     assert.error_matches(function() optim.KeyedOptimizer({ params = {} }):step() end, "KeyedOptimizer: no step method")
     assert.error_matches(function() optim.KeyedOptimizer { params = {}, state = { z = {} } } end,
       "state of 'z', which is no parameter")

@@ -150,7 +150,7 @@ describe("Module", function()
     assert.error_matches(function() b:load_state_dict(state) end, "Net:load_state_dict: missing: 'blocks.1.scale'")
     assert.same({ missing_keys = { "blocks.1.scale" }, unexpected_keys = {} }, b:load_state_dict(state, false))
     state["blocks.1.scale"] = peri.ones { 3 }
-    local wrong = "'blocks.1.scale' has shape %[2%], given %[3%]"
+    local wrong = "'blocks.1.scale' has shape %[2%] here, and %[3%] in the state that is given"
     assert.error_matches(function() b:load_state_dict(state) end, wrong)
     assert.error_matches(function() b:load_state_dict(state, false) end, wrong)
     state["blocks.1.scale"], state.more = peri.ones { 2 }, peri.ones { 1 }

@@ -87,8 +87,8 @@ describe("the state of a schedule", function()
     end
     refused(function(d) d.scheduler = "StepLR" end, "it is the state of 'StepLR'")
     refused(function(d) d.options.gamma, d.options.milestones, d.last_epoch = 0.1, { 2, 6 }, -1 end,
-      "last_epoch is %-1, wanted a number of steps; option gamma is 0.5 here, given 0.1; option milestones is { 2, 6, "
-      .. "9 } here, given { 2, 6 }")
+      "last_epoch is %-1, wanted a number of steps; option gamma is 0.5 here, and 0.1 in the state that is given; "
+      .. "option milestones is { 2, 6, 9 } here, and { 2, 6 } in the state that is given")
     refused(function(d) d.groups[1].params[1] = "v" end, "groups: missing: 'w'; groups: it has no parameter 'v'")
     refused(function(d) d.groups[1].base_lr = nil end, "groups: 'base_lr' of parameter 'w' is nil, wanted a number")
     refused(function(d) d.groups = nil end, "groups is nil, wanted a list, as state_dict has it; groups: missing: 'w'")

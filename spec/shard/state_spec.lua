@@ -250,8 +250,8 @@ describe("the state of a sharded collection", function()
     if n > 1 then
       refused(other:state_dict(),
         "ShardedEmbeddingBagCollection:load_state_dict: rank 0 of .-'embedding_bags.a.weight' has, as piece 1 "
-          .. "of this rank, %[%d+, 8%] from %[%d+, 0%] on, given .-: it is of another plan; ShardedTensor:gather%(%) "
-          .. "makes it whole")
+          .. "of this rank, %[%d+, 8%] from %[%d+, 0%] on here, and .-: it is of another plan; "
+          .. "ShardedTensor:gather%(%) makes it whole")
     end
     local some = { [names[1]] = whole[names[1]], more = whole[names[2]] }
     refused(some, "missing: 'embedding_bags.b.weight', 'embedding_bags.c.weight'; it has no 'more'")
@@ -259,12 +259,14 @@ describe("the state of a sharded collection", function()
     assert.same({ missing_keys = { names[2], names[3] }, unexpected_keys = { "more" } },
       ebc:load_state_dict(some, false))
     whole[names[2]] = peri.zeros({ 3, 16 }, "f32", device)
-    refused(whole, "'embedding_bags.b.weight' has shape %[170, 16%], given %[3, 16%]", false)
+    refused(whole, "'embedding_bags.b.weight' has shape %[170, 16%] here, and %[3, 16%] in the state that is given",
+      false)
     whole[names[2]] = 3
     refused(whole, "'embedding_bags.b.weight' is 3, wanted a tensor or a ShardedTensor")
     local unsharded_one = unsharded(optimizers.sgd, device, 1)
     assert.error_matches(function() unsharded_one:load_state_dict(ebc:state_dict()) end,
-      "'embedding_bags.a.weight' is whole here, given a ShardedTensor; ShardedTensor:gather%(%) makes it whole")
+      "'embedding_bags.a.weight' is whole here, and a ShardedTensor in the state that is given; "
+        .. "ShardedTensor:gather%(%) makes it whole")
   end, { sizes = { 1, 2 }, devices = { "cpu" } })
 end)
 
@@ -292,7 +294,7 @@ describe("what does not fit on one rank", function()
     refused(world, load, good, bad, state, "missing: 'embedding_bags.b.weight'")
     bad[names[2]] = peri.zeros({ 1, 2 }, "f32", device)
     refused(world, function(map) load(map, false) end, good, bad, state,
-      "'embedding_bags.b.weight' has shape [170, 16], given [1, 2]")
+      "'embedding_bags.b.weight' has shape [170, 16] here, and [1, 2] in the state that is given")
     refused(world, load, good, nil, state, "map is nil, wanted a table")
     refused(world, function(map) a:load_state_dict(map or good, map == nil and 3 or nil) end, good, nil, state,
       "strict is 3, wanted true or false")
@@ -322,7 +324,7 @@ describe("what does not fit on one rank", function()
     for _, dict in ipairs { good, bad } do dict.state["a." .. names[1]]["a.momentum1"]:fill(7) end
     bad.state["b." .. names[1]]["a.momentum1"] = peri.zeros { 3 }
     refused(world, function(dict) both:load_state_dict(dict) end, good, bad, function() return both:state_dict() end,
-      "state 'b.embedding_bags.a.weight.momentum1' has shape [200], given [3]")
+      "state 'b.embedding_bags.a.weight.momentum1' has shape [200] here, and [3] in the state that is given")
   end, { sizes = { 2 } })
 end)
 

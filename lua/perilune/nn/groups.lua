@@ -170,8 +170,8 @@ function M.check(named, saved, wrong)
       for name, value in util.ordered(own.fixed) do
         known[name] = true
         if x.entry[name] ~= value then
-          wrong[#wrong + 1] = ("%s: '%s' of parameter '%s' is %s here, given %s"):format(what, name, x.name,
-            tostring(value), errors.kind(x.entry[name]))
+          wrong[#wrong + 1] = ("%s: '%s' of parameter '%s' is %s here, and %s in the state that is given"):format(what,
+            name, x.name, tostring(value), errors.kind(x.entry[name]))
         end
       end
       for name in util.ordered(x.entry) do

@@ -229,12 +229,14 @@ local function refusal(s, source)
   if Tensor.is(s.tensor) or s.key == "step" and Tensor.is(source) then
     local n = Tensor.is(s.tensor) and s.tensor:numel() or 1
     if of_ranks.ShardedTensor.is(source) then
-      return "is whole here, given a ShardedTensor; ShardedTensor:gather() makes it whole"
+      return ("is whole here, and a ShardedTensor %s; ShardedTensor:gather() makes it whole"):format(
+        of_ranks.origin(source))
     end
     if not Tensor.is(source) and not StoredTensor.is(source) then
       return ("is %s, wanted a tensor"):format(errors.kind(source))
     end
-    return source:numel() ~= n and ("has %d elements, given %d"):format(n, source:numel()) or nil
+    return source:numel() ~= n
+      and ("has %d elements here, and %d %s"):format(n, source:numel(), of_ranks.origin(source)) or nil
   end
   return of_ranks.refusal(s.tensor, source)
 end

@@ -124,7 +124,8 @@ local function check_dict(self, func, dict)
   for name in util.ordered(given) do all[name] = true end
   for name in util.ordered(all) do
     if own[name] ~= given[name] and not (type(own[name]) == "table" and text_of(own[name]) == text_of(given[name])) then
-      wrong[#wrong + 1] = ("option %s is %s here, given %s"):format(name, text_of(own[name]), text_of(given[name]))
+      wrong[#wrong + 1] = ("option %s is %s here, and %s in the state that is given"):format(name, text_of(own[name]),
+        text_of(given[name]))
     end
   end
   if self._groups then

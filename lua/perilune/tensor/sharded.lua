@@ -98,6 +98,10 @@ end
 
 local function is_sharded(x) return ShardedTensor.is(x) end
 
+--- Where a source comes from, in words: tensors that are not read yet are those of a checkpoint.
+local function origin(source) return StoredTensor.is(source) and "in the checkpoint" or "in the state that is given" end
+M.origin = origin
+
 --- What keeps `source` (a Tensor, ShardedTensor or StoredTensor) from being copied into `target` (one of the former
 --- two), in words; nil: nothing.
 function M.refusal(target, source)
@@ -105,9 +109,13 @@ function M.refusal(target, source)
     return ("is %s, wanted a tensor or a ShardedTensor"):format(errors.kind(source))
   end
   local want, got = target:shape(), source:shape()
-  if not same(want, got) then return ("has shape %s, given %s"):format(text_of(want), text_of(got)) end
+  if not same(want, got) then
+    return ("has shape %s here, and %s %s"):format(text_of(want), text_of(got), origin(source))
+  end
   if not is_sharded(source) then return nil end
-  if Tensor.is(target) then return "is whole here, given a ShardedTensor; ShardedTensor:gather() makes it whole" end
+  if Tensor.is(target) then
+    return ("is whole here, and a ShardedTensor %s; ShardedTensor:gather() makes it whole"):format(origin(source))
+  end
   local mine, theirs = target._local_shards, source._local_shards
   for i = 1, math.max(#mine, #theirs) do
     local a, b = mine[i] and mine[i].metadata, theirs[i] and theirs[i].metadata
@@ -115,8 +123,8 @@ function M.refusal(target, source)
       local function piece(m)
         return m and ("%s from %s on"):format(text_of(m.shard_sizes), text_of(m.shard_offsets)) or "none"
       end
-      return ("has, as piece %d of this rank, %s, given %s: it is of another plan; ShardedTensor:gather() makes it "
-        .. "whole"):format(i, piece(a), piece(b))
+      return ("has, as piece %d of this rank, %s here, and %s %s: it is of another plan; ShardedTensor:gather() "
+        .. "makes it whole"):format(i, piece(a), piece(b), origin(source))
     end
   end
 end
