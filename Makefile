@@ -9,6 +9,7 @@
 #   make fuzz            every fuzzer for SECONDS=60, with other inputs each time   SECONDS= SEED= ONLY=
 #   make check-kills     kills saving processes KILLS=200 times of each kind, in chains of increments too (half an hour)
 #   make stress          threads on one table and on one model, and the server, under the thread sanitizer   SECONDS=20
+#   make fuzz-model      any bytes as model files and as requests, under the sanitizers of addresses and undefined behaviour   SECONDS=60
 #   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
 #                        bench-routes bench-shard bench-collision bench-pipeline bench-plan bench-checkpoint bench-serve
 #                        bench-retrieval  ARGS= PYTHON=
@@ -180,7 +181,7 @@ SERVE_OBJ := $(patsubst %.c,$B/obj/%.o,$(filter-out runtime/serve/main.c $(if $(
 CDEF := $B/lua/perilune/cdef.lua
 LUA_SO := $(if $(LAUNCHER),$B/libperilune_lua.so)
 
-.PHONY: all stress kept amalgamation check-amalgamation contract help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-kills check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run demo-serve demo-serve-run lint install uninstall clean distclean \
+.PHONY: all stress fuzz-model kept amalgamation check-amalgamation contract help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-kills check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run demo-serve demo-serve-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net \
 	bench-pipeline bench-plan bench-checkpoint bench-serve bench-retrieval
 .DELETE_ON_ERROR:
@@ -531,24 +532,39 @@ gpu-check:
 gpu-check-run: all $(UNIT) $(TEST_PLUGINS) $(if $(filter cuda_host,$(GPU)),$(CUDA_HOST) $(NCCL_HOST),$(CUDA_SO) $(NCCL_SO) $(CUDA_KERNELS))
 	@luajit tests/gpu/check.lua --build=$B --device=$(GPU) --mpi='$(HAVE_MPI)' --busted='$(HAVE_BUSTED)' --cmocka='$(HAVE_CMOCKA)' --only='$(ONLY)' \
 	  --parts='$(PARTS)' --most='$(MOST)' --kernels=$(if $(filter cuda_host,$(GPU)),$(CUDA_HOST),$(CUDA_KERNELS)) --sanitizer=$(firstword $(wildcard $(CUDA_HOME)/bin/compute-sanitizer))
+# Programs under a sanitizer, of the library in two files with the scalar kernels, which compiles in a minute. sanitized(compiler, folder,
+# programs): compiles tests/PROGRAM.c, with the server's files where it has serve in its name. The server itself, beside the launcher that calls it.
+SANITIZED = mkdir -p $2 && $1 -c $B/amalgamation/perilune.c -o $2/perilune.o && \
+	for test in $3; do $1 tests/$$test.c $2/perilune.o $$(case $$test in fuzz/*) echo tests/harness/fuzz_main.c ;; esac) \
+	  $$(case $$test in *serve*) echo $(filter-out %/main.c,$(wildcard runtime/serve/*.c)) $B/obj/serve_page.o -lmicrohttpd ;; esac) \
+	  -o $2/$$(basename $$test) -lcmocka -lxxhash -lpthread -ldl -lm || exit 1; done
+SANITIZED_SERVER = $1 runtime/serve/*.c $B/obj/serve_page.o $2/perilune.o -o $2/perilune-serve -lmicrohttpd -lxxhash -lpthread -ldl -lm && \
+	cp $(LAUNCHER) $2/perilune
 # Under the thread sanitizer: threads on one table, for SECONDS=20; threads that ask one model; the server, and one that follows a trainer while two
-# clients ask as fast as they can. The library in two files, with the scalar kernels, compiles in a minute. Then states of Lua in several
-# threads, without it.
+# clients ask as fast as they can. Then states of Lua in several threads, without it.
 RACES := $B/amalgamation/races
-RACES_CC := $(CC) -std=gnu11 -D_GNU_SOURCE -O1 -g1 -fsanitize=thread -DPERI_ISA_MOST=0 -Iruntime/include -I.
+TWO_FILES_CC := $(CC) -std=gnu11 -D_GNU_SOURCE -O1 -g1 -DPERI_ISA_MOST=0 -Iruntime/include -I.
+RACES_CC := $(TWO_FILES_CC) -fsanitize=thread
 stress: all amalgamation $B/tests/unit/test_lua
-	mkdir -p $(RACES)
-	$(RACES_CC) -c $B/amalgamation/perilune.c -o $(RACES)/perilune.o
-	for test in stress model $(if $(SERVER),serve); do $(RACES_CC) tests/unit/test_$$test.c $(RACES)/perilune.o \
-	  $$([ $$test != serve ] || echo $(filter-out %/main.c,$(wildcard runtime/serve/*.c)) $B/obj/serve_page.o -lmicrohttpd) \
-	  -o $(RACES)/test_$$test -lcmocka -lxxhash -lpthread -ldl -lm || exit 1; done
+	$(call SANITIZED,$(RACES_CC),$(RACES),unit/test_stress unit/test_model $(if $(SERVER),unit/test_serve))
 	for test in $(RACES)/test_*; do PERI_STRESS=$(or $(SECONDS),20) $$test || exit 1; done
 ifneq ($(SERVER),)
-	$(RACES_CC) runtime/serve/*.c $B/obj/serve_page.o $(RACES)/perilune.o -o $(RACES)/perilune-serve -lmicrohttpd -lxxhash -lpthread -ldl -lm
-	cp $(LAUNCHER) $(RACES)/perilune
+	$(call SANITIZED_SERVER,$(RACES_CC),$(RACES))
 	PERI_SERVE_PROGRAM=$(RACES)/perilune luajit tests/fuzz/serving.lua load 100 10
 endif
 	for round in 1 2 3 4 5; do $B/tests/unit/test_lua >$B/stress.log 2>&1 || { cat $B/stress.log; exit 1; }; done
+# Under the sanitizers of addresses and of undefined behaviour: any bytes as model files and as requests, for SECONDS=60 each; the tests of
+# both; a server that follows a trainer while two clients ask as fast as they can.
+ADDRESSES := $B/amalgamation/addresses
+ADDRESSES_CC := $(TWO_FILES_CC) -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+fuzz-model: all amalgamation
+	$(call SANITIZED,$(ADDRESSES_CC),$(ADDRESSES),fuzz/model unit/test_model $(if $(SERVER),fuzz/serve unit/test_serve unit/test_serve_read))
+	for test in $(ADDRESSES)/test_*; do $$test || exit 1; done
+	for test in model $(if $(SERVER),serve); do $(ADDRESSES)/$$test $(or $(SECONDS),60)s $(or $(SEED),$$(date +%s)) || exit 1; done
+ifneq ($(SERVER),)
+	$(call SANITIZED_SERVER,$(ADDRESSES_CC),$(ADDRESSES))
+	PERI_SERVE_PROGRAM=$(ADDRESSES)/perilune luajit tests/fuzz/serving.lua load 100 10
+endif
 check-mpi: all $(CUDA_HOST) $(NCCL_HOST)
 	@$(RUN_TESTS) --parts=mpi
 # Every spec that runs under mpirun -n 4, on pretended machines; `check` runs a short list of them there.

@@ -201,19 +201,48 @@ static void *watch(void *ctx)
 /** Headers that decide about framing and origin. */
 typedef struct headers {
     int lengths, encodings, hosts, origins;
-    const char *length, *encoding, *host, *origin, *type, *json_bytes;
+    const char *length, *encoding, *host, *origin, *type, *json_bytes, *content;
+    bool odd; /* a name that is no word, or a value with a control character: others may read another header there */
 } headers;
+
+/** Whether it is a header's name: letters, digits and the marks that RFC 9110 allows. */
+static bool is_word(const char *name)
+{
+    static const char marks[] = "!#$%&'*+-.^_`|~";
+    for (; *name; name++) {
+        const char c = *name;
+        const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+        if (!letter && !strchr(marks, c)) return false;
+    }
+    return true;
+}
+
+static bool is_printable(const char *value)
+{
+    for (; *value; value++)
+        if (((unsigned char)*value < ' ' && *value != '\t') || *value == 127) return false;
+    return true;
+}
+
+/** Whether a name goes on behind @word: some libraries take a header whose value is on the next line so. */
+static bool begins_with(const char *name, const char *word)
+{
+    return strncasecmp(name, word, strlen(word)) == 0 && name[strlen(word)];
+}
 
 static enum MHD_Result on_header(void *cls, enum MHD_ValueKind kind, const char *key, const char *value)
 {
     headers *h = cls;
     (void)kind;
     if (!value) value = "";
+    h->odd = h->odd || !is_word(key) || !is_printable(value) || begins_with(key, "Content-Length") ||
+             begins_with(key, "Transfer-Encoding");
     if (strcasecmp(key, "Content-Length") == 0) h->lengths++, h->length = value;
     else if (strcasecmp(key, "Transfer-Encoding") == 0) h->encodings++, h->encoding = value;
     else if (strcasecmp(key, "Host") == 0) h->hosts++, h->host = value;
     else if (strcasecmp(key, "Origin") == 0) h->origins++, h->origin = value;
     else if (strcasecmp(key, "Content-Type") == 0) h->type = value;
+    else if (strcasecmp(key, "Content-Encoding") == 0) h->content = value;
     else if (strcasecmp(key, "Inference-Header-Content-Length") == 0) h->json_bytes = value;
     return MHD_YES;
 }
@@ -256,7 +285,10 @@ static bool own_origin(const headers *h)
 /** Why the framing or the origin of a request is refused, with its status; NULL: it is not. */
 static const char *objection(const peri__http *http, const headers *h, const char *version, int *status)
 {
+    *status = 415;
+    if (h->content && strcasecmp(h->content, "identity") != 0) return "Content-Encoding: bodies are taken as they are";
     *status = 400;
+    if (h->odd) return "a header has blanks in its name, control characters in its value, or several lines";
     if (h->lengths > 1) return "Content-Length is there more than once";
     if (h->encodings > 1) return "Transfer-Encoding is there more than once";
     if (h->lengths && h->encodings) return "Content-Length and Transfer-Encoding do not go together";
