@@ -494,17 +494,19 @@ bool peri__mpi_leave_world(int64_t timeout_ns)
     peri__mpi.peers[peri__mpi.rank].left = peri__mpi.epoch;
     for (int32_t i = 0; i < peri__mpi.size; i++)
         if (i != peri__mpi.rank) note_send(i, &n);
-    int64_t until = peri__mpi_host->time_ns() + timeout_ns;
+    int64_t now = peri__mpi_host->time_ns(), until = now + timeout_ns, look = now + STALL_NS;
     for (int64_t round = 0;; round++) {
         int32_t here = 0, dead = 0;
         peri__mpi_control_poll();
+        now = peri__mpi_host->time_ns();
         for (int32_t i = 0; i < peri__mpi.size; i++) {
             if (peri__mpi.peers[i].left >= peri__mpi.epoch) continue;
             here++;
-            if (round % 1024 == 1023) dead += peri__mpi_gone(i);
+            if (now >= look) dead += peri__mpi_gone(i);
         }
         if (!here && !control.out) return true;
-        if (peri__mpi.broken || dead || peri__mpi_host->time_ns() > until) break;
+        if (peri__mpi.broken || dead || now > until) break;
+        if (now >= look) look = now + STALL_NS;
         peri__mpi_host->pause(round);
     }
     /* What was sent should still arrive: a moment for the notes under way. */
