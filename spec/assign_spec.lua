@@ -114,6 +114,46 @@ describe("an object", function()
   end)
 end)
 
+describe("a collection", function()
+  for _, used in ipairs { false, true } do
+    it("does not change with what it was made of, " .. (used and "after" or "before") .. " its first batch", function()
+      local batch = peri.KeyedJaggedTensor { keys = { "f" }, values = { 3 }, lengths = { 1 } }
+      local c, params = config { init_fn = embed.constant(1) }, fused()
+      local list = { c }
+      local e = peri.EmbeddingBagCollection { tables = list, fused_params = params }
+      if used then e(batch) end
+      c.name, c.embedding_dim, c.num_embeddings, c.pooling, c.init_fn = "u", 2, 2, "MEAN", embed.constant(7)
+      c.feature_names[1], list[2], params.learning_rate = "g", config { name = "v" }, 0.5
+      local rows = e(batch):values()
+      assert.same({ 1, 1, 1, 1 }, rows:to_list())
+      rows:sum():backward()
+      assert.same({ 0, 0, 0, 0 }, e(batch):values():to_list())
+      assert.equal("EmbeddingBagCollection(t: 10 x 4 SUM)", tostring(e))
+    end)
+  end
+
+  it("refuses another learning rate in its fused_params once its tables are made", function()
+    local batch = peri.KeyedJaggedTensor { keys = { "f" }, values = { 3 }, lengths = { 1 } }
+    for _, kind in ipairs { "EmbeddingBagCollection", "EmbeddingCollection" } do
+      local e = peri[kind] { tables = { (kind:match "Bag" and peri.EmbeddingBagConfig or peri.EmbeddingConfig) {
+        name = "t", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } }, fused_params = fused() }
+      e.fused_params.learning_rate = 2
+      e(batch)
+      assert.equal(2, e:fused_optimizer().param_groups[1].lr)
+      e:set_learning_rate(3)
+      e(batch)
+      e.fused_params.learning_rate = 4
+      for _, f in ipairs { function() e(batch) end, function() peri.DistributedModelParallel { module = e,
+        group = world } end } do
+        local ok, err = pcall(f)
+        assert.is_false(ok)
+        assert.matches(kind .. ": fused_params.learning_rate is now 4, but was 2 when the tables were made", err.message)
+      end
+      assert.equal(3, e:fused_optimizer().param_groups[1].lr)
+    end
+  end)
+end)
+
 describe("a parameter", function()
   it("is once in an optimizer, in several together, and in a norm", function()
     local p, q = unpack(parameters())

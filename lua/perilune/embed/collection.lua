@@ -95,12 +95,22 @@ local function check_shared(self, a)
   end
 end
 
+--- A copy of a configuration or of fused_params, with copies of the lists and tables in it.
+local function copied(x)
+  local out = util.copy(x)
+  for key, value in util.ordered(x) do
+    if type(value) == "table" then out[key] = setmetatable(util.copy(value), getmetatable(value)) end
+  end
+  return setmetatable(out, getmetatable(x))
+end
+
 --- Take the arguments `a`, checked against `arguments`, and find the features of the tables.
 function TableCollection:_setup(a)
   check_tables(self, a.tables, a.device == "meta")
-  self.tables, self.fused_params, self.seed = a.tables, a.fused_params or false, a.seed or false
-  self.device = a.device or false
   if a.fused_params then config.fused_params(self.class_name .. ": fused_params", a.fused_params) end
+  -- Copies: a caller may change its own tables later, to make a second collection of them.
+  self.tables, self.fused_params = util.map(a.tables, copied), a.fused_params and copied(a.fused_params) or false
+  self.seed, self.device, self._rate = a.seed or false, a.device or false, false
   self.table_batch = a.table_batch or false
   if a.table_batch then check_shared(self, a) end
   local features, index = {}, {} -- each feature once
@@ -147,6 +157,7 @@ function TableCollection:_make()
       rawset(self, name, list == buffers and batch:state(i) or batch:leaf(i))
     end
   end
+  self._rate = self.fused_params and self.fused_params.learning_rate or false -- see _check_rate
   rawset(self, "_parameters", parameters)
   rawset(self, "_buffers", buffers)
   return batch
@@ -184,9 +195,18 @@ function TableCollection:_key_of(output, keys, what)
     self.tables[output.table].name, table.concat(Keys._list(keys), ", ")))
 end
 
+--- An error where a script has set the learning rate in fused_params, which nobody looks at any more.
+function TableCollection:_check_rate()
+  if not self._rate or self.fused_params.learning_rate == self._rate then return end
+  P.fail(("%s: fused_params.learning_rate is now %s, but was %s when the tables were made, and they go on with that; "
+    .. "to change it: collection:set_learning_rate(rate), or fused_optimizer().param_groups[1].lr = rate"):format(
+    self.class_name, tostring(self.fused_params.learning_rate), tostring(self._rate)))
+end
+
 --- Make ready for batches of these keys and this stride: block_list(self, keys, stride) says their blocks. They are
 --- kept until another such batch comes.
 function TableCollection:_prepare(keys, stride, block_list)
+  self:_check_rate()
   if stride == self._seen_stride and self._seen_keys.ptr == keys then return end
   self._blocks = P.lasting(block_list, self, keys, stride)
   self._seen_keys, self._seen_stride = P.lasting(Keys._share, keys), stride -- kept, so that its address stays its own

@@ -348,6 +348,7 @@ function ShardedEmbeddingModule:try_copy_from(collection) check_takeover(self, c
 --- learning rate if that was changed. Rows that a flush left in files stay: see check_takeover.
 function ShardedEmbeddingModule:copy_from(collection)
   if not collection:is_materialised() then return end
+  collection:_check_rate()
   check_takeover(self, collection)
   local batch, params, left, others = collection:materialise(), collection.fused_params, by_flush(self)
   if params then
