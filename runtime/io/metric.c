@@ -232,14 +232,20 @@ static int by_prediction(const void *a, const void *b)
     return x->label < y->label ? -1 : x->label > y->label;
 }
 
-/** The samples by rising prediction, those of equal prediction by rising label. @out new, peri__free. */
+/** The samples by rising prediction, those of equal prediction by rising label. Areas do not depend on the weights'
+ *  scale: a power of two makes the largest 1/2 to 1, so that products of two of any size neither overflow nor vanish.
+ *  @out new, peri__free. */
 static peri_status sorted(const char *function, const peri_metric_samples *s, int32_t needs, sample **out)
 {
     PERI_TRY(check(function, s, needs));
     sample *list = peri__alloc(sizeof *list * (size_t)peri__max(s->n, 1));
     if (!list) return PERI_ENOMEM;
+    double most = 0;
+    int exponent = 0;
+    for (int64_t i = 0; i < s->n && s->weights; i++) most = fmax(most, s->weights[i]);
+    frexp(most, &exponent);
     for (int64_t i = 0; i < s->n; i++)
-        list[i] = (sample){s->predictions[i], s->labels[i], s->weights ? s->weights[i] : 1};
+        list[i] = (sample){s->predictions[i], s->labels[i], s->weights ? ldexp(s->weights[i], -exponent) : 1};
     qsort(list, (size_t)s->n, sizeof *list, by_prediction);
     *out = list;
     return PERI_OK;

@@ -71,6 +71,21 @@ describe("metrics", function()
     assert.equal(500, e.samples)
   end)
 
+  it("of areas do not depend on the scale of weights", function()
+    local p, y, w = {}, {}, {}
+    for i = 1, 60 do p[i], y[i], w[i] = i * 7 % 20 / 20, i * 11 % 3 == 0 and 1 or 0, i * 5 % 9 end
+    for _, name in ipairs { "AUCMetric", "AUPRCMetric", "RAUCMetric" } do
+      local first
+      for _, scale in ipairs { 1, 2 ^ 990, 2 ^ -990 } do
+        local metric = peri.nn.metrics[name] {}
+        local function scaled(x) return x * scale end
+        metric:update(peri.tensor(p, "f64"), peri.tensor(y, "f64"), peri.tensor(peri.util.map(w, scaled), "f64"))
+        first = first or metric:compute()
+        assert.same(first, metric:compute())
+      end
+    end
+  end)
+
   it("take predictions from any device", function()
     for _, device in ipairs { "cpu", "opaque" } do
       local p, y = peri.tensor({ 0.1, 0.9, 0.4 }, "f32", device), peri.tensor({ 0, 1, 1 }, "i32", device)

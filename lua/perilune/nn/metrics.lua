@@ -459,7 +459,7 @@ function M.AUPRCMetric:compute()
   local positive, negative, area = 0, 0, 0
   for bin = BINS, 1, -1 do
     positive, negative = positive + counts[bin], negative + counts[BINS + bin]
-    if positive + negative > 0 then area = area + counts[bin] * positive / (positive + negative) end
+    if positive + negative > 0 then area = area + counts[bin] * (positive / (positive + negative)) end
   end
   return { lifetime_auprc = (positive == 0 or negative == 0) and 0.5 or area / positive,
     window_auprc = self:_area(C.peri_metric_auprc) }
