@@ -147,7 +147,8 @@ describe("a collection", function()
         group = world } end } do
         local ok, err = pcall(f)
         assert.is_false(ok)
-        assert.matches(kind .. ": fused_params.learning_rate is now 4, but was 2 when the tables were made", err.message)
+        assert.matches(kind .. ": fused_params.learning_rate is now 4, but was 2 when the tables were made",
+          err.message)
       end
       assert.equal(3, e:fused_optimizer().param_groups[1].lr)
     end

@@ -71,6 +71,8 @@ describe("mpirun, rank 1", function()
   case("tag", all "EMISMATCH the ranks disagree: .*rank 1 posted operation 2: all_reduce sum f32 %[3%] tag 7")
   case("splits", all "EMISMATCH rank 1 sent more than the 8 bytes that rank 2 expects")
   case("more", all "EMISMATCH the ranks disagree: .*rank 1 posted operation 2: barrier")
+  case("making", all("EMISMATCH the ranks disagree: rank 1 of the world makes a group of 2 ranks, and rank 0, one of "
+    .. "them, waits for it elsewhere %(.*operation 2: all_reduce sum f32 %[3%]"))
   case("late", all "ok", 0.4)
   case("absent", { "ETIMEOUT|EPEER waiting for rank 1 %(no answer", "ok|EPEER",
     "ETIMEOUT|EPEER waiting for rank 1 %(no answer" }, 1.4, 6)

@@ -25,6 +25,7 @@ local odd = {
   tag = function() world:all_reduce(peri.ones { 3 }, "sum", 7):wait() end,
   -- one operation too many before it
   more = function() world:barrier():wait() world:all_reduce(peri.ones { 3 }):wait() end,
+  making = function() world:new_group({ 0, 1 }, "nobody else makes it") end,
   late = function() os.execute "sleep 0.5" world:all_reduce(peri.ones { 3 }):wait() end,
   absent = function() os.execute "sleep 3" end,
   leaves = function() end,

@@ -6,6 +6,7 @@
  *   The receiver
  *           compares with what it posted under that number, or took it for; if it differs, both are wrong and everybody
  *           is told (POISON).
+ *           Also "I make group g, and wait for you": what is compared is what the receiver waits in.
  *   ANSWER  what the asked rank is doing instead
  *   POISON  a group is broken, and why
  *   LEAVE   this rank leaves the world, and what had failed there; nobody finalizes MPI before all have left
@@ -22,6 +23,7 @@
 
 enum { NOTE_QUERY, NOTE_ANSWER, NOTE_POISON, NOTE_LEAVE, NOTE_OTHER };
 enum { NOTE_TAG = 0 };
+#define MAKING UINT64_MAX /* instead of an operation's number: the making of a group */
 
 typedef struct note {
     int32_t kind, from; /* rank in the world */
@@ -97,6 +99,8 @@ static void describe_self(const mpi_group *g, char *text, size_t len)
 {
     char what[128];
     size_t used = (size_t)snprintf(text, len, "its last operation here: %llu", (unsigned long long)g->last);
+    if (peri__mpi.making && used < len)
+        used += (size_t)snprintf(text + used, len - used, "; it makes a group of %d ranks", peri__mpi.making->size);
     for (const mpi_group *other = peri__mpi.groups; other && used < len; other = other->next) {
         if (!other->active) continue;
         text_of(&other->active->op, other, what, sizeof what);
@@ -142,6 +146,11 @@ static void add_wait(note *reply, int32_t asker)
     }
 }
 
+static bool has_posted(const mpi_group *g, uint64_t sequence)
+{
+    return g->last >= sequence && g->history && g->history[sequence % HISTORY].sequence == sequence;
+}
+
 /** Rank n->from of the world has not posted the operation that it was asked for, n->sequence of n->group, and waits for
  *  this rank in another group. If this rank waits for nothing else and has not posted that, neither goes on: said after
  *  some such answers in a row. */
@@ -153,8 +162,7 @@ static void handle_crossed(const note *n)
     mpi_group *other = group_of(n->instead_group);
     bool crossed =
         own && own->op.sequence == n->sequence && own->group->tag == n->group && n->instead_group != n->group && other;
-    crossed = crossed && (other->last < n->instead || !other->history ||
-                          other->history[n->instead % HISTORY].sequence != n->instead);
+    crossed = crossed && !has_posted(other, n->instead);
     p->crossed = crossed ? p->crossed + 1 : 0;
     if (p->crossed < SURE) return;
     char what[160], text[PERI_MESSAGE_MAX];
@@ -171,12 +179,60 @@ static void handle_crossed(const note *n)
     peri__mpi_poison(other, PERI_EMISMATCH, text);
 }
 
+static bool has_rank(const mpi_group *g, int32_t rank)
+{
+    int32_t i = 0;
+    while (i < g->size && g->ranks[i] != rank) i++;
+    return i < g->size;
+}
+
+/** Rank n->from makes group n->signature out of @g and waits for this rank: what this rank waits in, if it does. */
+static void handle_making(const note *n, const mpi_group *g)
+{
+    note reply = {.kind = NOTE_ANSWER, .group = n->group, .sequence = MAKING, .signature = n->signature};
+    const mpi_group *making = peri__mpi.making;
+    describe_self(g, reply.text, sizeof reply.text);
+    add_wait(&reply, n->from);
+    if (making && making->tag != n->signature && has_rank(making, n->from)) reply.instead = MAKING;
+    note_send(n->from, &reply);
+}
+
+/** The answer. This rank has not gone on since it asked, for it needs rank n->from to; and that one waits for this rank
+ *  elsewhere, where it would not be if it had come here. */
+static void handle_unmade(const note *n)
+{
+    const mpi_group *making = peri__mpi.making;
+    if (!making || making->tag != n->signature || !n->instead) return;
+    char text[PERI_MESSAGE_MAX];
+    mpi_group *failed[] = {making->parent, n->instead == MAKING ? NULL : group_of(n->instead_group)};
+    if (failed[1] && has_posted(failed[1], n->instead)) return;
+    snprintf(text, sizeof text,
+             "the ranks disagree: rank %d of the world makes a group of %d ranks, and rank %d, one of them, waits for "
+             "it elsewhere (%.160s)",
+             peri__mpi.rank, making->size, n->from, n->text);
+    for (int i = 0; i < 2; i++) {
+        if (!failed[i] || (i && failed[1] == failed[0])) continue;
+        peri__mpi_group_fail(failed[i], PERI_EMISMATCH, text);
+        peri__mpi_poison(failed[i], PERI_EMISMATCH, text);
+    }
+}
+
+void peri__mpi_ask_to_make(const mpi_group *g, int32_t rank)
+{
+    note n = {.kind = NOTE_QUERY, .group = g->parent->tag, .sequence = MAKING, .signature = g->tag};
+    note_send(rank, &n);
+}
+
 static void handle_query(const note *n)
 {
     mpi_group *g = group_of(n->group);
     note reply = {.kind = NOTE_ANSWER};
     if (!g || g->failed != PERI_OK) {
         if (g) peri__mpi_poison(g, g->failed, g->message); /* the asker has missed it */
+        return;
+    }
+    if (n->sequence == MAKING) {
+        handle_making(n, g);
         return;
     }
     int32_t asker = 0;
@@ -306,7 +362,8 @@ static void handle(const note *n)
     if (n->kind == NOTE_ANSWER) {
         p->answered_ns = peri__mpi_host->time_ns();
         snprintf(p->answer, sizeof p->answer, "%.*s", (int)sizeof p->answer - 1, n->text);
-        handle_crossed(n);
+        if (n->sequence == MAKING) handle_unmade(n);
+        else handle_crossed(n);
     }
     if (n->kind == NOTE_POISON) {
         mpi_group *g = group_of(n->group);

@@ -122,6 +122,7 @@ extern struct mpi_state {
     int64_t timeout_ns;
     peer *peers;
     mpi_group *groups;
+    const mpi_group *making;          /* the group that this rank makes, and waits for its other members; else NULL */
     int64_t near_least;               /* bytes above which a message is a job of near.c; the same on all ranks */
     char *bounce;                     /* a block of near_copy.c; NULL: not needed so far */
 } peri__mpi;
@@ -344,6 +345,10 @@ void peri__mpi_control_open(void);
 void peri__mpi_control_close(void);
 /** Read the notes that have come, and forget those that have gone. */
 void peri__mpi_control_poll(void);
+
+/** Ask a member of @g, which this rank makes, whether it comes: if it waits for this rank elsewhere, neither goes on,
+ *  and the group that @g is made from fails. */
+void peri__mpi_ask_to_make(const mpi_group *g, int32_t rank);
 /** Tell the other members that the group is broken. */
 void peri__mpi_poison(const mpi_group *g, peri_status status, const char *message);
 /** True when the process of rank @rank of the world is known to be gone. */

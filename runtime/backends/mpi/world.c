@@ -297,7 +297,7 @@ int32_t peri__mpi_node(void *group, int32_t rank)
 static peri_status gather_members(const mpi_group *g)
 {
     int tag = 1 + (int)(g->tag % 32000);
-    int64_t until = peri__mpi_host->time_ns() + peri__mpi.timeout_ns;
+    int64_t now = peri__mpi_host->time_ns(), until = now + peri__mpi.timeout_ns, ask = now + STALL_NS;
     char byte = 0, in = 0;
     for (int64_t distance = 1; distance < g->size; distance *= 2) {
         MPI_Request requests[2];
@@ -312,13 +312,18 @@ static peri_status gather_members(const mpi_group *g)
             peri__mpi_control_poll(); /* after the look: what it said before it ended tells more */
             const mpi_group *bad = peri__mpi_broken(g->parent);
             const char *why = bad ? bad->message : lost ? "it is gone" : NULL;
-            if (why || peri__mpi_host->time_ns() > until) {
+            now = peri__mpi_host->time_ns();
+            if (why || now > until) {
                 MPI_Cancel(&requests[0]);
                 peri__mpi.loose = true;
-                return FAIL(why ? PERI_EPEER : PERI_ETIMEOUT,
+                return FAIL(bad ? bad->failed : lost ? PERI_EPEER : PERI_ETIMEOUT,
                             "mpi: making a group, waiting for rank %d of the world (process %lld on %s): %s", from,
                             (long long)peri__mpi.peers[from].pid, peri__mpi.peers[from].host,
                             why ? why : "it did not come");
+            }
+            if (now > ask) {
+                peri__mpi_ask_to_make(g, from);
+                ask = now + ASK_NS;
             }
             peri__mpi_host->pause(round);
         }
@@ -362,7 +367,9 @@ peri_status peri__mpi_subgroup(void *group, const int32_t *ranks, int32_t n, uin
 {
     mpi_group *parent = group, *g = group_make(parent, ranks, n, tag);
     if (!g) return PERI_ENOMEM;
+    peri__mpi.making = g;
     peri_status status = gather_members(g);
+    peri__mpi.making = NULL;
     joined.g = g;
     joined.tag = (int)(tag % 32000);
     /* the thread of a failure keeps g */
