@@ -178,3 +178,38 @@ describe("an optimizer of tables that were sharded since", function()
     nn.optim.SGD { params = model:dense_parameters(), lr = 0.5 }:step()
   end, { sizes = { 1, 2 } })
 end)
+
+describe("a layer outside of a model that an optimizer trains", function()
+  local said, stderr = {}, io.stderr
+  setup(function()
+    io.stderr = { write = function(_, text) said[#said + 1] = text end } -- luacheck: ignore 122
+  end)
+  teardown(function()
+    io.stderr = stderr -- luacheck: ignore 122
+  end)
+
+  worlds.each("is told of, once", function(world, device)
+    peri.ffi.state.device = device
+    local model, outside = wrap(world, device), nn.Linear { in_features = 1, out_features = 1, device = device }
+    local input = peri.ones({ 1, 1 }, "f32", device):requires_grad() -- wants its gradient, and nobody trains it
+    local function pass() (model(batch(world, device)) * outside(input):reshape()):backward() end
+    --- What was said to this rank since message `from`.
+    local function heard(from)
+      local list = {}
+      for i = from + 1, #said do
+        if said[i]:find("perilune: rank " .. world:rank() .. ": ", 1, true) then list[#list + 1] = said[i] end
+      end
+      return list
+    end
+    local from = #said
+    pass()
+    assert.same({}, heard(from))
+    local optimizer = nn.optim.SGD { params = outside:parameters(), lr = 0.5 }
+    for _ = 1, 2 do pass() end
+    local list = heard(from)
+    assert.equal(1, #list)
+    assert.matches("a backward pass of a DistributedModelParallel reaches params%[1%] of SGD %(f32 %[1, 1%]%), "
+      .. "params%[2%] of SGD %(f32 %[1%]%), outside of the model: nobody averages", list[1])
+    optimizer:zero_grad()
+  end, { sizes = { 2 } })
+end)

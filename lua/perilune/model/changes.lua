@@ -3,6 +3,7 @@
 -- A backward pass that reaches such a one is refused before it changes anything. And a model in the middle of a step,
 -- whose parts are of different moments.
 local P = require "perilune.ffi"
+local Tensor = require "perilune.tensor"
 local parameter = require "perilune.nn.parameter"
 local agree = require("perilune.dist.collective_utils").agree
 
@@ -89,6 +90,36 @@ local function is_of(model, reaches)
   return false
 end
 
+-- Parameters outside of all models about which somebody was told.
+local told = setmetatable({}, { __mode = "k" })
+
+--- Whether a live model has the parameter and sees to its gradient.
+local function is_averaged(p)
+  if parameter.own_parts[p] then return true end
+  for model in pairs(Tensor.stray_checks) do -- any order
+    if model._wrapped and model._wrapped[p] then return true end
+  end
+  return false
+end
+
+--- Say, once of each and each rank for itself, which parameters outside of the model an optimizer trains by this pass:
+--- a layer in a closure, say. It may be meant, and the script averages their gradients: no error.
+local function tell_outside(model, reaches)
+  local list, pg = {}, model.dense_env.pg
+  if pg:size() == 1 or not is_of(model, reaches) then return end
+  parameter._each_kept(function(keeper, position, p)
+    if told[p] or not reaches(p) or is_averaged(p) then return end
+    told[p] = true
+    list[#list + 1] = ("params[%d] of %s (%s [%s])"):format(position, keeper.class_name or "an optimizer", p:dtype(),
+      table.concat(p:shape(), ", "))
+  end)
+  if #list == 0 then return end
+  table.sort(list)
+  io.stderr:write(("perilune: rank %d: a backward pass of a DistributedModelParallel reaches %s, outside of the model: "
+    .. "nobody averages what an optimizer trains there, and each rank trains other numbers; put the layer into the "
+    .. "model before it is wrapped, or average the gradients before each step\n"):format(pg:rank(), some(list)))
+end
+
 --- An error if a backward pass reaches what is in `model` and nobody averages. Asked where a pass reaches such a thing,
 --- in this model or in another one, or in none.
 function M.check(model, reaches)
@@ -100,7 +131,7 @@ function M.check(model, reaches)
       some(tables)))
   end
   local names = new_parameters(model, reaches)
-  if #names == 0 then return end
+  if #names == 0 then return tell_outside(model, reaches) end
   P.fail(("backward: %s %s of a DistributedModelParallel came into the model, or began to require a gradient, after "
     .. "it was wrapped: ranks have different numbers, and nobody averages the gradient; make it before, or call "
     .. "model:init_data_parallel() on all ranks after such a change (rank 0's numbers go to all), and make the "

@@ -67,6 +67,13 @@ function M._keepers_of(tensors)
   return list
 end
 
+--- f(keeper, position, parameter) for all that are kept, in no order.
+function M._each_kept(f)
+  for keeper, parameters in pairs(keepers) do
+    for i = 1, #parameters do f(keeper, i, parameters[i]) end
+  end
+end
+
 --- Tensors that are parameters of nothing any more: tensor -> why, in words for an optimizer that has them.
 M.retired = setmetatable({}, { __mode = "k" })
 
@@ -143,7 +150,7 @@ function M.xavier_normal(shape, dtype, device)
 end
 
 signature.check("parameter.", M, {
-  _keepers_of = "tensors: table",
+  _keepers_of = "tensors: table", _each_kept = "f: callable",
   retire = "tensors: list, why: string", restart_rows = "parameter: tensor, rows: tensor",
   keep_rows = "keeper: table, parameters: list?",
   uniform = "shape: list, low: number, high: number, dtype: dtype?, device: device?",
