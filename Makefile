@@ -116,7 +116,8 @@ PFLAGS := -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -Iruntime/include $(O
 # Floating point is IEEE, except that products and sums may fuse where the instruction set has it: kernels say what may differ.
 KFLAGS := -O3 -fno-math-errno -fno-trapping-math -Wno-conversion -Wno-float-conversion -Wno-unused-function
 # How much of a unit may be inlined is a share of its size: with gcc's own, 40, what is inlined would depend on which families share a unit.
-UNIT_FLAGS := --param inline-unit-growth=60
+# clang has no such parameter.
+UNIT_FLAGS := $(if $(findstring clang,$(HAVE_CC)),,--param inline-unit-growth=60)
 FLAGS_avx2 := -mavx2 -mfma -mf16c -mbmi2 -mtune=haswell -Wno-psabi
 FLAGS_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mbmi2 -mprefer-vector-width=512 -mtune=znver3
 
