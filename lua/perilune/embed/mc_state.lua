@@ -216,6 +216,7 @@ end
 
 --- Let the map take what was written.
 function State:settle()
+  if next(self._written) == nil and next(self._stored) == nil then return end -- in every step
   self:fetch()
   if next(self._written) == nil then return end
   local map = {}
