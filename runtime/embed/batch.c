@@ -46,6 +46,7 @@ peri_status peri__batch_take(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_b
     b->next = NULL;
     b->in = *in;
     b->prepared = false;
+    b->alike = NULL;
     b->there = NULL;
     peri_tensor_retain(in->ids);
     peri_tensor_retain(in->offsets);
@@ -184,6 +185,39 @@ peri_status peri__batch_leave(peri_tbe_batch *b, bool alone, peri_status status)
     return status;
 }
 
+void peri__batch_alike(peri_tbe_batch *b, peri_tbe_batch *other)
+{
+    const peri_tbe_blocks *x = b->in.blocks, *y = other->in.blocks;
+    if (b == other || b->alike || b->tbe != other->tbe || b->in.offsets != other->in.offsets ||
+        peri__numel(b->in.ids) != peri__numel(other->in.ids) || x->n != y->n || x->multiplicity != y->multiplicity)
+        return;
+    for (int64_t k = 0; k < x->n; k++)
+        if (x->block[k].first_bag != y->block[k].first_bag || x->block[k].bags != y->block[k].bags ||
+            x->block[k].table != y->block[k].table)
+            return;
+    peri__refs_add(&other->refs);
+    b->alike = other;
+}
+
+/** Within a call that is alone in the table batch, which all later calls follow: exchange the spans of a batch that has
+ *  none yet with those of the one that is alike, if that has some. */
+static peri_status take_spans(peri_tbe_batch *b)
+{
+    peri_tbe_batch *from = b->alike;
+    if (!from || !peri__tbe_inside(b->tbe) || atomic_flag_test_and_set_explicit(&from->busy, memory_order_acquire))
+        return PERI_OK;
+    peri_status status = from->prepared ? peri__follow(b->tbe, from->done) : PERI_OK;
+    if (from->prepared && status >= 0) {
+        peri_tensor *spans = b->spans;
+        b->spans = from->spans;
+        from->spans = spans;
+        b->prepared = true;
+        from->prepared = false;
+    }
+    atomic_flag_clear_explicit(&from->busy, memory_order_release);
+    return status;
+}
+
 peri_status peri__batch_list(peri_tbe_batch *b, bool count, peri_k_tbe_list *out)
 {
     peri_tbe *tbe = b->tbe;
@@ -194,6 +228,7 @@ peri_status peri__batch_list(peri_tbe_batch *b, bool count, peri_k_tbe_list *out
     const peri_k_tbe_block *blocks = peri__data(there->copy);
     int64_t n_ids = peri__numel(in->ids);
     void *spans;
+    if (!count && !b->prepared) PERI_TRY(take_spans(b));
     PERI_TRY(
         peri__reserve(tbe->device, &b->spans, b->done, PERI_U8, (int64_t)sizeof(peri_k_tbe_span) * (l->n + 1), &spans));
     *out = (peri_k_tbe_list){.ids = peri__data(in->ids),

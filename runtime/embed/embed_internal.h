@@ -139,6 +139,7 @@ struct peri_tbe_batch {
     atomic_flag busy;  /* some thread is in a call with it */
     peri_tensor *spans;          /* u8: of the blocks as they stand */
     bool prepared;               /* spans are this input's */
+    peri_tbe_batch *alike;       /* retained; NULL, or another batch with the same spans: peri__batch_alike */
     peri_tbe_blocks *there;      /* retained; NULL, or where its rows lie instead of where the input's blocks say
                                     (peri__batch_place) */
     peri__bag_places bag_places; /* then */
@@ -155,6 +156,10 @@ struct peri_tbe_batch {
 peri_status peri__batch_place(peri_tbe_batch *batch, peri_tbe_blocks *there, const peri__bag_places *places,
                               bool *placed);
 void peri__batch_unplace(peri_tbe_batch *batch);
+
+/** Tell a batch of another one of its table batch, which looks up the same bags with rows elsewhere: where that has
+ *  been looked up when @b is updated, its spans are taken over. Does nothing where their bags differ. */
+void peri__batch_alike(peri_tbe_batch *b, peri_tbe_batch *other);
 
 struct peri_tbe {
     peri__refs refs;

@@ -30,8 +30,11 @@ void peri_tbe_batch_release(peri_tbe_batch *b)
 {
     if (!b || !peri__refs_drop(&b->refs)) return;
     peri_tbe *tbe = b->tbe;
+    peri_tbe_batch *alike = b->alike;
+    b->alike = NULL;
     if (b->ticket) tbe->store->drop(b);
     peri__batch_give(b);
+    peri_tbe_batch_release(alike);
     peri_tbe_release(tbe);
 }
 

@@ -167,6 +167,8 @@ static peri_status batch_new(peri__input_dist *d, batch **out)
         b->looks[way] = d->looks[way];
         d->looks[way] = NULL;
     }
+    for (int32_t g = 0; g < d->ebc->n_sets && status >= 0; g++)
+        peri__batch_alike(b->looks[PERI__TO_OWNERS][g], b->looks[PERI__TO_HOMES][g]);
     if (status >= 0) status = peri__weights_dist_new(d, &b->weights_dist);
     if (status < 0) peri__trip_release(&b->trip);
     else *out = b;

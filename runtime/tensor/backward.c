@@ -423,12 +423,18 @@ bool peri_backward_reaches(const peri_backward *pass, const peri_tensor *leaf)
     return place >= 0 && place < pass->n_totals && pass->totals[place].leaf == leaf;
 }
 
-/** Begin the sum of a root's gradient with the upstream one. */
-static peri_status seed(const peri_backward *pass, peri_tensor *root, peri_tensor *grad)
+/** Begin the sum of a root's gradient with the upstream one. The 1 that a pass of one root begins with is not written
+ *  where its node wants to be told instead: nothing else is added to it. */
+static peri_status seed(const peri_backward *pass, peri_tensor *root, peri_tensor *grad, int32_t roots)
 {
     peri_tensor *start = grad;
     if (grad) peri_tensor_retain(grad);
-    else PERI_TRY(peri_tensor_full(peri__device(root), root->dtype, root->ndim, root->shape, 1, &start));
+    else if (roots == 1 && root->node && root->node->vtab->acts & PERI__ONE) {
+        PERI_TRY(peri__tensor_like(root, root->ndim, root->shape, &start));
+        root->node->of_one = true;
+    } else {
+        PERI_TRY(peri_tensor_full(peri__device(root), root->dtype, root->ndim, root->shape, 1, &start));
+    }
     if (root->node) return accumulate(&root->node->grad_out[root->output], start, NULL);
     PERI_TRY(accumulate(&root->grad, start, root));
     if (root->ready && !peri_backward_reaches(pass, root)) root->ready(root->ready_ctx, root);
@@ -456,7 +462,7 @@ peri_status peri_backward_new(peri_tensor *const *roots, peri_tensor *const *gra
     /* what others see, too, an exchange may have yet to write; a leaf stays and changes */
     for (int32_t r = 0; r < n; r++)
         if (roots[r]->node && peri__exclusive(roots[r])) PERI_TRY_GOTO(peri__item_ahead(roots[r]), out);
-    for (int32_t r = 0; r < n; r++) PERI_TRY_GOTO(seed(pass, roots[r], grads ? grads[r] : NULL), out);
+    for (int32_t r = 0; r < n; r++) PERI_TRY_GOTO(seed(pass, roots[r], grads ? grads[r] : NULL, n), out);
     *out = pass;
 out:
     if (status < 0) peri_backward_release(pass);

@@ -146,14 +146,15 @@ out:
 /** saved: the scale; shape: the sum's, sizes of 1. */
 static peri_status mean_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    peri_tensor *g;
-    PERI_TRY(peri__binary("mean_of backward", PERI_BINARY_MUL, grad_out[0], node->saved[0], &g));
+    peri_tensor *g = node->saved[0];
+    if (node->of_one) peri_tensor_retain(g); /* 1 * scale */
+    else PERI_TRY(peri__binary("mean_of backward", PERI_BINARY_MUL, grad_out[0], node->saved[0], &g));
     peri_status status = peri__tensor_view(g, node->shape[0].ndim, node->shape[0].size, NULL, g->offset, &grad_in[0]);
     peri_tensor_release(g);
     return status;
 }
 
-static const peri__node_vtab mean_vtab = {.name = "mean_of", .backward = mean_backward};
+static const peri__node_vtab mean_vtab = {.name = "mean_of", .acts = PERI__ONE, .backward = mean_backward};
 
 peri_status peri_op_mean_of(peri_tensor *sum, peri_tensor *parts, double number, int32_t ranks, peri_tensor **out)
 {

@@ -258,6 +258,7 @@ enum {
     PERI__UPDATES = 4, /* changes tables that other nodes look up: such nodes keep the reverse of the order of
                           recording */
     PERI__CALLS = 8,   /* a hook: returns PERI_PENDING once, for whoever runs the pass (hook.c) */
+    PERI__ONE = 16,    /* looks at node->of_one before it reads its gradient */
 };
 
 /** What a kind of node does. */
@@ -318,6 +319,7 @@ struct peri__node {
     uint64_t pass; /* the pass that has seen it */
     int64_t place; /* its place in that pass, from the highest sequence to the lowest */
     bool spent;    /* a pass has used it up */
+    bool of_one;   /* acts & PERI__ONE: its gradient is 1, which nobody has written to grad_out[0] */
 };
 
 /** The number of the backward pass whose node calls this, on this thread; 0: none does. */

@@ -54,6 +54,21 @@ local function compare(world, device, case, make, whole)
 end
 
 describe("a global mean", function()
+  it("has the gradient of its upstream one, given or begun with, and of what is computed from it", function()
+    for _, device in ipairs { "cpu", "opaque" } do
+      local function gradient(after)
+        local x = peri.tensor({ 1, 2, 4 }, "f64", device):requires_grad()
+        after(F.mean_of(F.sum(x), 4))
+        return x:grad():to_list()
+      end
+      local quarters = { 0.25, 0.25, 0.25 }
+      assert.same(quarters, gradient(function(mean) mean:backward() end))
+      assert.same(quarters, gradient(function(mean) mean:backward(peri.ones({}, "f64", device)) end))
+      assert.same({ 0.5, 0.5, 0.5 }, gradient(function(mean) mean:backward(peri.full({}, 2, "f64", device)) end))
+      assert.same({ 0.75, 0.75, 0.75 }, gradient(function(mean) (mean * 3):backward() end))
+    end
+  end)
+
   for _, case in ipairs(cases) do
     worlds.each(("of %s is the mean of one rank with all samples"):format(case[1]), function(world, device)
       local global, mean = nn[case[1]] { reduction = "global_mean", group = world }, nn[case[1]] {}
