@@ -42,5 +42,7 @@ bool peri__saver_name(const char *path, int64_t *number, int64_t *step);
 void peri__saving_remove(const char *path);
 /** Whether @path ends with the name of a save's folder. */
 bool peri__is_saving(const char *path);
+/** Whether a save writes files of that name. */
+bool peri__is_saved(const char *name);
 
 #endif

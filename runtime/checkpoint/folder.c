@@ -34,8 +34,7 @@ bool peri__is_saving(const char *path)
            strspn(name + n - DIGITS, "0123456789abcdef") == DIGITS;
 }
 
-/** Whether a save writes files of that name. */
-static bool is_ours(const char *name)
+bool peri__is_saved(const char *name)
 {
     static const char end[] = ".safetensors";
     size_t n = strlen(name);
@@ -49,7 +48,7 @@ static void remove_saving(const char *path)
     char file[PATH_MAX];
     DIR *d = opendir(path);
     for (struct dirent *e; d && (e = readdir(d));)
-        if (is_ours(e->d_name) && snprintf(file, sizeof file, "%s/%s", path, e->d_name) < (int)sizeof file)
+        if (peri__is_saved(e->d_name) && snprintf(file, sizeof file, "%s/%s", path, e->d_name) < (int)sizeof file)
             unlink(file);
     if (d) closedir(d);
     rmdir(path);

@@ -7,6 +7,7 @@
 #include "files.h"
 #include "reader.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -53,6 +54,36 @@ static peri_status write_manifest(const char *folder, const char *text, int64_t 
     return status;
 }
 
+/** Whether file @name of a checkpoint's folder is the checkpoint's. @m: NULL: its manifest is damaged. */
+static bool is_its_own(const peri__manifest *m, const char *name)
+{
+    bool own = name[0] == '.' && (!name[1] || !strcmp(name, "..")); /* the folder itself, and the one that it is in */
+    own = own || !strcmp(name, PERI__MANIFEST) || !strcmp(name, PERI__MANIFEST ".new");
+    for (int64_t f = 0; m && !own && f < m->n_files; f++) own = !strcmp(name, peri__manifest_text(m, m->files[f].name));
+    return own || (!m && peri__is_saved(name));
+}
+
+/** What else lies in the folder of a checkpoint that is to be replaced, row files of a table perhaps, would go with
+ *  it. */
+static peri_status only_its_own(const char *path)
+{
+    peri_checkpoint *c = NULL;
+    DIR *d = opendir(path);
+    int why = errno;
+    if (!d) return peri__fail(PERI_EIO, "checkpoint: folder '%.300s': %s", path, strerror(why));
+    const peri__manifest *m = peri_checkpoint_open_alone(path, &c) < 0 ? NULL : peri__checkpoint_manifest(c);
+    peri_status status = PERI_OK;
+    for (struct dirent *e; status >= 0 && (e = readdir(d));)
+        if (!is_its_own(m, e->d_name))
+            status = peri__fail(PERI_EINVAL,
+                                "checkpoint: '%.200s' is not replaced: '%.200s' in it is no file of the checkpoint; "
+                                "move it away, or take another name",
+                                path, e->d_name);
+    closedir(d);
+    peri_checkpoint_release(c);
+    return status;
+}
+
 /** Whether the checkpoint at @path may be replaced: it must be one, since what it replaces is removed. */
 static peri_status replaceable(const char *path, bool replace, const peri_checkpoint_facts *facts)
 {
@@ -64,6 +95,9 @@ static peri_status replaceable(const char *path, bool replace, const peri_checkp
         return peri__fail(PERI_EINVAL,
                           "checkpoint: '%.300s' is there already; remove it, take another name, or ask to replace it",
                           path);
+    if (S_ISLNK(s.st_mode))
+        return peri__fail(PERI_EINVAL,
+                          "checkpoint: '%.300s' is a link, which is not replaced; give the path that it leads to", path);
     PERI_TRY(peri__path_join(path, PERI__MANIFEST, manifest));
     if (S_ISDIR(s.st_mode) && lstat(manifest, &s) == 0) {
         PERI_TRY(peri__checkpoint_child(path, child));
@@ -75,7 +109,8 @@ static peri_status replaceable(const char *path, bool replace, const peri_checkp
                 "checkpoint: '%.300s' is not replaced: what is saved is an increment of it; take another name, and "
                 "'perilune checkpoint compact' makes one of both, or save a full checkpoint",
                 path);
-        if (!*child || (known && facts->same_as && strcmp(old.digest, facts->same_as) == 0)) return PERI_OK;
+        if (!*child || (known && facts->same_as && strcmp(old.digest, facts->same_as) == 0))
+            return only_its_own(path);
         return peri__fail(PERI_EINVAL,
                           "checkpoint: '%.200s' is not replaced: '%.200s' is an increment of it; take another name",
                           path, child);
@@ -142,8 +177,9 @@ peri_status peri_checkpoint_remove(const char *given)
     if (status >= 0 && (status = remove_files(peri__checkpoint_manifest(c), away, fd, file)) == PERI_EIO) {
         int why = errno;
         if (!peri__is_saving(path)) rename(away, path); /* what it does not know keeps its place */
-        status = peri__fail(PERI_EIO, "checkpoint: removing '%.300s': %s%s", file, strerror(why),
-                            why == ENOTEMPTY || why == EEXIST ? ": it has files that are not of the checkpoint" : "");
+        status =
+            peri__fail(PERI_EIO, "checkpoint: removing '%.300s': %s%s", strcmp(file, away) ? file : path, strerror(why),
+                       why == ENOTEMPTY || why == EEXIST ? ": it has files that are not of the checkpoint" : "");
     }
     peri_checkpoint_release(c);
     return status;

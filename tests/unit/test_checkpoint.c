@@ -602,6 +602,15 @@ static void only_checkpoints_are_replaced(void **context)
     rmdir(path);
     assert_ok(save_one(values, 3, true, digest));
     check_one(values, 3);
+    for (int i = 0; i < 2; i++) { /* what somebody has put into its folder would go with it */
+        snprintf(file, sizeof file, "%s/%s", path, i ? "rank-7.safetensors" : "notes.txt");
+        close(open(file, O_CREAT | O_WRONLY, 0666));
+        assert_fails(save_one(values, 3, true, digest), PERI_EINVAL, "in it is no file of the checkpoint");
+        sweep(saving);
+        check_one(values, 3);
+        unlink(file);
+    }
+    assert_ok(save_one(values, 3, true, digest));
     assert_ok(peri_checkpoint_remove(path));
     assert_int_equal(access(path, F_OK), -1);
 }
