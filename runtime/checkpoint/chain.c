@@ -145,6 +145,13 @@ static peri_status trimmed(const char *path, char out[PATH_MAX])
     return PERI_OK;
 }
 
+/** Whether both paths lead to one folder, by a link perhaps. */
+static bool one_folder(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 peri_status peri__checkpoint_child(const char *given, char *child)
 {
     char path[PATH_MAX];
@@ -158,8 +165,8 @@ peri_status peri__checkpoint_child(const char *given, char *child)
         const char *parent = s.list[i].is.parent;
         bool of_this = *parent && (strcmp(parent, own.digest) == 0 || strcmp(parent, own.same_as) == 0), other = false;
         for (int64_t k = 0; of_this && k < s.n; k++) /* a copy of this one would do as well */
-            other = other || (strcmp(s.list[k].path, path) != 0 &&
-                              (strcmp(s.list[k].is.digest, parent) == 0 || strcmp(s.list[k].is.same_as, parent) == 0));
+            other = other || ((strcmp(s.list[k].is.digest, parent) == 0 || strcmp(s.list[k].is.same_as, parent) == 0) &&
+                              !one_folder(s.list[k].path, path));
         if (of_this && !other) snprintf(child, PATH_MAX, "%s", s.list[i].path);
     }
     siblings_fini(&s);

@@ -267,6 +267,9 @@ describe("an increment", function()
 
   it("is neither parentless nor removed nor replaced while there are increments of it", function()
     local at = copy("kept", "own-0", "own-1")
+    os.execute(("ln -s own-0 %s/first"):format(at)) -- the same one, no other that would do
+    assert.error_matches(function() peri.checkpoint.save(at .. "/first", p, { replace = true }) end,
+      "first' is a link, which is not replaced")
     assert.error_matches(function() peri.checkpoint.remove(at .. "/own-0") end,
       "own%-0' is not removed: '.*own%-1' is an increment of it")
     assert.error_matches(function() peri.checkpoint.save(at .. "/own-0", p, { replace = true }) end,
