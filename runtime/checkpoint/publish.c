@@ -96,8 +96,8 @@ static peri_status replaceable(const char *path, bool replace, const peri_checkp
                           "checkpoint: '%.300s' is there already; remove it, take another name, or ask to replace it",
                           path);
     if (S_ISLNK(s.st_mode))
-        return peri__fail(PERI_EINVAL,
-                          "checkpoint: '%.300s' is a link, which is not replaced; give the path that it leads to", path);
+        return peri__fail(
+            PERI_EINVAL, "checkpoint: '%.300s' is a link, which is not replaced; give the path that it leads to", path);
     PERI_TRY(peri__path_join(path, PERI__MANIFEST, manifest));
     if (S_ISDIR(s.st_mode) && lstat(manifest, &s) == 0) {
         PERI_TRY(peri__checkpoint_child(path, child));
@@ -109,8 +109,7 @@ static peri_status replaceable(const char *path, bool replace, const peri_checkp
                 "checkpoint: '%.300s' is not replaced: what is saved is an increment of it; take another name, and "
                 "'perilune checkpoint compact' makes one of both, or save a full checkpoint",
                 path);
-        if (!*child || (known && facts->same_as && strcmp(old.digest, facts->same_as) == 0))
-            return only_its_own(path);
+        if (!*child || (known && facts->same_as && strcmp(old.digest, facts->same_as) == 0)) return only_its_own(path);
         return peri__fail(PERI_EINVAL,
                           "checkpoint: '%.200s' is not replaced: '%.200s' is an increment of it; take another name",
                           path, child);
