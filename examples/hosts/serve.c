@@ -6,8 +6,10 @@
  *   items=3,7:0.5
  *
  * One sample a call. Each argument is an input by its name: numbers of a dense input, or ids, with a weight behind a
- * colon where the model wants weights. The program prints the outputs. Without inputs it prints what the model takes.
+ * colon where the model wants weights. The program prints the outputs; of one that is a list of the sample, all members
+ * in a row. Without inputs it prints what the model takes.
  */
+#include <errno.h>
 #include <perilune/model.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +37,11 @@ static int list(const peri_model *model)
     const peri_model_output *out = peri_model_outputs(model, &outputs);
     for (int64_t i = 0; i < inputs; i++) {
         if (in[i].kind == PERI_MODEL_DENSE) printf("input %s: %lld numbers\n", in[i].name, (long long)in[i].columns);
+        else if (in[i].kind != PERI_MODEL_IDS || in[i].mapped)
+            printf("input %s: a list of %s\n", in[i].name,
+                   in[i].kind == PERI_MODEL_NUMBERS ? "numbers"
+                   : in[i].kind == PERI_MODEL_WHOLE ? "whole numbers"
+                                                    : "ids");
         else
             printf("input %s: ids 0..%lld%s\n", in[i].name, (long long)in[i].rows - 1,
                    in[i].weighted ? ", with weights" : "");
@@ -59,26 +66,28 @@ static int read_dense(const peri_model_input *in, const char *text, peri_model_v
     return fail("a dense input has too many numbers, or something that is none");
 }
 
-/* Ids: "3,7" or, with weights, "3:0.5,7:1"; "" is an empty list. */
-static int read_ids(const peri_model_input *in, const char *text, peri_model_values *v)
+/* Ids: "3,7" or, with weights, "3:0.5,7:1"; "" is an empty list. All 64-bit ids are exact, also those from 2^63 on. */
+static int read_list(const peri_model_input *in, const char *text, peri_model_values *v)
 {
     int64_t *ids = (int64_t *)zeros(MOST, sizeof *ids), *offsets = (int64_t *)zeros(2, sizeof *offsets);
     float *weights = (float *)zeros(MOST, sizeof *weights);
+    const int numbers = in->kind == PERI_MODEL_NUMBERS; /* they take the place of weights, and there are no ids */
     char *end;
-    v->ids = ids;
+    v->ids = numbers ? NULL : ids;
     v->offsets = offsets;
-    v->weights = in->weighted ? weights : NULL;
+    v->weights = numbers || in->weighted ? weights : NULL;
     while (*text) {
-        if (offsets[1] == MOST) return fail("a list of ids is too long");
-        ids[offsets[1]] = strtoll(text, &end, 10);
-        weights[offsets[1]] = 1;
-        if (end == text) return fail("an id is no number");
-        if (*end == ':') {
+        const int64_t n = offsets[1]++;
+        if (n == MOST) return fail("a list is too long");
+        errno = 0;
+        weights[n] = numbers ? strtof(text, &end) : 1;
+        if (!numbers) ids[n] = *text == '-' ? strtoll(text, &end, 10) : (int64_t)strtoull(text, &end, 10);
+        if (end == text || errno) return fail("an id or a number is none, or too large");
+        if (*end == ':' && in->weighted) {
             char *from = end + 1;
-            weights[offsets[1]] = strtof(from, &end);
+            weights[n] = strtof(from, &end);
         }
-        offsets[1]++;
-        if (*end && *end != ',') return fail("ids are separated by commas");
+        if (*end && *end != ',') return fail("ids and numbers are separated by commas");
         text = *end ? end + 1 : end;
     }
     return 0;
@@ -103,16 +112,23 @@ int main(int argc, char **argv)
                (strncmp(in[i].name, argv[a], (size_t)(equals - argv[a])) != 0 || in[i].name[equals - argv[a]]))
             i++;
         if (!equals || i == inputs) return fprintf(stderr, "serve: '%s' is no input of the model\n", argv[a]), 2;
+        if (values[i].dense || values[i].offsets) return fail("an input is there twice"), 2;
         int failed = in[i].kind == PERI_MODEL_DENSE ? read_dense(&in[i], equals + 1, &values[i])
-                                                    : read_ids(&in[i], equals + 1, &values[i]);
+                                                    : read_list(&in[i], equals + 1, &values[i]);
         if (failed) return 2;
     }
-    for (int64_t i = 0; i < outputs; i++) answers[i] = (float *)zeros((size_t)out[i].columns, sizeof **answers);
+    int64_t **offsets = (int64_t **)zeros((size_t)outputs, sizeof *offsets);
+    for (int64_t i = 0; i < outputs; i++) {
+        const int list_of_sample = peri_model_output_list(model, i) >= 0;
+        answers[i] = (float *)zeros((size_t)out[i].columns * (list_of_sample ? MOST : 1), sizeof **answers);
+        if (list_of_sample) offsets[i] = (int64_t *)zeros(2, sizeof **offsets);
+    }
     if (peri_model_context_new(model, 1, 0, &context) < 0) return fail(peri_error_message());
-    if (peri_model_predict(context, 1, values, answers) < 0) return fail(peri_error_message());
+    if (peri_model_predict_lists(context, 1, values, answers, offsets) < 0) return fail(peri_error_message());
     for (int64_t i = 0; i < outputs; i++) {
         printf("%s:", out[i].name);
-        for (int64_t c = 0; c < out[i].columns; c++) printf(" %.9g", (double)answers[i][c]);
+        const int64_t n = out[i].columns * (offsets[i] ? offsets[i][1] : 1);
+        for (int64_t c = 0; c < n; c++) printf(" %.9g", (double)answers[i][c]);
         printf("\n");
     }
     peri_model_context_release(context);
