@@ -180,7 +180,8 @@ peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]
   { "labels of another length", "nn.functional.binary_cross_entropy_with_logits(peri.zeros { 4 }, peri.zeros { 5 })",
     "peri_op_bce_with_logits: x and target are f32 [4] and f32 [5]; their shapes must agree (s.lua:2)" },
   { "a state of another shape", linear .. "linear:load_state_dict { weight = peri.zeros { 2, 2 } }",
-    "Linear:load_state_dict: 'weight' has shape [2, 3] here, and [2, 2] in the state that is given; missing: 'bias' (s.lua:2)" },
+    "Linear:load_state_dict: 'weight' has shape [2, 3] here, and [2, 2] in the state that is given; "
+      .. "missing: 'bias' (s.lua:2)" },
   { "a loss of many elements",
     linear .. "for _ in peri.TrainPipelineBase { model = linear, optimizer = false }:run(function() return peri.zeros "
       .. "{ 4, 3 } end) do end",

@@ -42,16 +42,29 @@ function F.hinge_embedding_loss(t, target, margin, reduction)
   return reduce("hinge_embedding_loss", F.where(F.eq(target, 1), t, F.relu(F.affine(t, -1, margin or 1))), reduction)
 end
 
---- The cosine of the angle between a and b along dim (-1); sizes below eps (1e-8) count as eps.
+--- Two tensors as views of the shape that both broadcast to. Sizes that do not fit are left to `expand` to refuse.
+local function of_one_shape(a, b)
+  local x, y, shape = a:shape(), b:shape(), {}
+  for i = 1, math.max(#x, #y) do
+    local own, other = x[#x - i + 1] or 1, y[#y - i + 1] or 1
+    table.insert(shape, 1, own == 1 and other or own)
+  end
+  return a:expand(shape), b:expand(shape)
+end
+
+--- The cosine of the angle between a and b, which broadcast, along dim (-1); sizes below eps (1e-8) count as eps.
 function F.cosine_similarity(a, b, dim, eps)
   dim, eps = dim or -1, eps or 1e-8
+  a, b = of_one_shape(a, b)
   local x, y = F.clamp(F.norm(a, 2, dim, true), eps), F.clamp(F.norm(b, 2, dim, true), eps)
   return F.sum(F.mul(F.div(a, x), F.div(b, y)), dim)
 end
 
 --- Of rows a and b [B, D] and target [B]: 1 - cosine where it is 1, max(0, cosine - margin) where it is -1. margin: 0.
+--- Squares of sizes are 1e-12 larger here than they are, as PyTorch's: gradients of rows of zeros are not infinite.
 function F.cosine_embedding_loss(a, b, target, margin, reduction)
-  local cosine = F.cosine_similarity(a, b)
+  local function square_of(x) return F.affine(F.sum(F.square(x), -1), 1, 1e-12) end
+  local cosine = F.div(F.sum(F.mul(a, b), -1), F.sqrt(F.mul(square_of(a), square_of(b))))
   local loss = F.where(F.eq(target, 1), F.affine(cosine, -1, 1), F.relu(F.affine(cosine, 1, -(margin or 0))))
   return reduce("cosine_embedding_loss", loss, reduction)
 end
