@@ -180,6 +180,10 @@ static inline peri_status put_id(const peri_columns *c, const part *p, int64_t r
 {
     const peri__id_rule *rule = &c->rules[f];
     if (c->padded && x == c->padding) return PERI_OK;
+    if (!rule->modulus) {
+        ids[(*n)++] = x;
+        return PERI_OK;
+    }
     int64_t id = x < 0 && rule->mode == PERI_IDS_EXACT ? -1 : peri__id_place(rule, (uint64_t)x);
     if (x < 0 && rule->mode == PERI_IDS_MOD) { /* as Python's % */
         int64_t m = (int64_t)rule->modulus, rest = x % m;

@@ -16,7 +16,7 @@ typedef struct file {
     char *path;
     FILE *stream;
     const char *descr;
-    int64_t columns; /* 0: one dimension */
+    int64_t columns; /* -1: one dimension */
     int64_t rows;
 } file;
 
@@ -68,7 +68,7 @@ static peri_status append(file *f, const void *data, int64_t bytes)
 static peri_status write_header(file *f)
 {
     char text[HEADER + 1], shape[64];
-    if (f->columns) snprintf(shape, sizeof shape, "(%lld, %lld)", (long long)f->rows, (long long)f->columns);
+    if (f->columns >= 0) snprintf(shape, sizeof shape, "(%lld, %lld)", (long long)f->rows, (long long)f->columns);
     else snprintf(shape, sizeof shape, "(%lld,)", (long long)f->rows);
     snprintf(text + 10, sizeof text - 10, "%-117s\n", "");
     memcpy(text, "\x93NUMPY\x01\x00\x76\x00", 10);
@@ -85,7 +85,7 @@ peri_status peri_columns_writer_new(const char *folder, int32_t dense_features, 
     static const char *const names[FILES] = {"dense.npy",   "labels.npy", "lengths.npy",
                                              "offsets.npy", "ids.npy",    "samples.txt"};
     const char *descr[FILES] = {"<f4", "<f4", "<i2", "<i8", wide ? "<i8" : "<i4", NULL};
-    const int64_t columns[FILES] = {dense_features, 0, sparse_features, 0, 0, 0}, zero = 0;
+    const int64_t columns[FILES] = {dense_features, -1, sparse_features, -1, -1, -1}, zero = 0;
     PERI_NEED(folder);
     PERI_NEED(out);
     if (dense_features < 0 || dense_features > IO_MAX_FEATURES || sparse_features < 0 ||
@@ -159,10 +159,11 @@ static peri_status append_ids(peri_columns_writer *w, const peri_batch *b, int64
     for (int32_t f = 0; f < w->sparse_features; f++) {
         for (int32_t k = 0; k < b->lengths[f * b->rows + row]; k++, at++) {
             int64_t id = b->values[w->cursor[f]++];
-            if (id < 0 || (!w->wide && id > INT32_MAX))
+            if (!w->wide && (id < 0 || id > INT32_MAX))
                 return peri__fail(PERI_ERANGE,
-                                  "peri_columns_writer_add: sample %lld of the batch has the id %lld, allowed: 0..%s",
-                                  (long long)row, (long long)id, w->wide ? "2^63-1" : "2^31-1");
+                                  "peri_columns_writer_add: sample %lld of the batch has the id %lld, allowed: "
+                                  "0..2^31-1 where ids are not wide",
+                                  (long long)row, (long long)id);
             if (w->wide) ((int64_t *)w->row)[at] = id;
             else ((int32_t *)w->row)[at] = (int32_t)id;
         }

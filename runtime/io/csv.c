@@ -130,6 +130,17 @@ static peri_status add_id(csv *r, int64_t id)
     return PERI_OK;
 }
 
+/** A raw id: a whole number of 64 bits, with or without sign. */
+static bool parse_raw(const char *p, int64_t n, int32_t base, int64_t *id)
+{
+    bool negative = base == 10 && n > 0 && p[0] == '-';
+    uint64_t x;
+    if (!peri__parse_whole(p + negative, n - negative, base, &x)) return false;
+    if (negative && x > (uint64_t)INT64_MAX + 1) return false;
+    *id = (int64_t)(negative ? 0 - x : x);
+    return true;
+}
+
 /** An id of column @i of the line at @line: the @n bytes at @p. */
 static peri_status convert_id(csv *r, int64_t line, int32_t i, const char *p, int64_t n)
 {
@@ -138,6 +149,12 @@ static peri_status convert_id(csv *r, int64_t line, int32_t i, const char *p, in
     uint64_t x;
     if (c->rule.mode == PERI_IDS_TEXT)
         return add_id(r, (int64_t)peri__modulo(XXH3_64bits(p, (size_t)n), c->rule.modulus, c->rule.reciprocal));
+    if (!c->rule.modulus) {
+        int64_t raw;
+        if (parse_raw(p, n, c->base, &raw)) return add_id(r, raw);
+        return bad_field(r, line, i, p, n,
+                         c->base == 10 ? "whole numbers -2^63..2^64-1" : "hexadecimal numbers of at most 16 digits");
+    }
     if (!peri__parse_whole(p, n, c->base, &x))
         return bad_field(r, line, i, p, n,
                          c->base == 10 ? "whole numbers 0..2^64-1" : "hexadecimal numbers of at most 16 digits");
@@ -256,8 +273,9 @@ static peri_status check_column(const peri_csv_column *c, int32_t i, int32_t del
     if (c->separator && (!is_separator(c->separator) || c->separator == delimiter))
         return peri__fail(PERI_EINVAL, "%s: column '%s': separator %d, allowed: a character that is not the delimiter",
                           f, c->name, c->separator);
-    if (c->ids < PERI_IDS_HASH || c->ids > PERI_IDS_TEXT || c->table_rows < 1)
-        return peri__fail(PERI_EINVAL, "%s: column '%s': ids = %d, %lld rows, allowed: PERI_IDS_*, 1 or more", f,
+    if (c->ids < PERI_IDS_HASH || c->ids > PERI_IDS_TEXT || c->table_rows < (c->ids != PERI_IDS_EXACT))
+        return peri__fail(PERI_EINVAL,
+                          "%s: column '%s': ids = %d, %lld rows, allowed: PERI_IDS_*, 1 or more (0 with EXACT)", f,
                           c->name, c->ids, (long long)c->table_rows);
     return PERI_OK;
 }

@@ -14,14 +14,14 @@
 typedef struct peri__id_rule {
     int32_t mode;        /* PERI_IDS_* */
     bool shifted;        /* PERI_MISSING_ZERO: id 0 is kept for missing ones */
-    uint64_t modulus;    /* rows that the others share */
+    uint64_t modulus;    /* rows that the others share; 0: ids stay as they are, any 64 bits */
     uint64_t reciprocal; /* floor((2^64 - 1) / modulus) */
 } peri__id_rule;
 
 static inline peri__id_rule peri__id_rule_of(int32_t mode, int32_t missing, int64_t table_rows)
 {
     uint64_t modulus = (uint64_t)(table_rows - (missing == PERI_MISSING_ZERO));
-    return (peri__id_rule){mode, missing == PERI_MISSING_ZERO, modulus, UINT64_MAX / modulus};
+    return (peri__id_rule){mode, missing == PERI_MISSING_ZERO, modulus, modulus ? UINT64_MAX / modulus : 0};
 }
 
 /** PERI_EINVAL, in the name of @function, unless the tables have rows enough and the modes exist. @most: the last of
@@ -37,7 +37,7 @@ static inline uint64_t peri__modulo(uint64_t x, uint64_t n, uint64_t reciprocal)
     return rest - (n & (0 - (uint64_t)(rest >= n)));
 }
 
-/** The row of id @x, or -1: PERI_IDS_EXACT, and it is outside. */
+/** The row of id @x, or -1: PERI_IDS_EXACT, and it is outside. Not for a rule whose ids stay as they are. */
 static inline int64_t peri__id_place(const peri__id_rule *r, uint64_t x)
 {
     if (r->mode == PERI_IDS_EXACT) return x < r->modulus ? (int64_t)x + r->shifted : -1;

@@ -1,6 +1,7 @@
 -- Samples in arrays: files of NumPy's (spec/golden/arrays.py made them), folders of samples, shuffling, ranks,
 -- positions, damaged files.
 local data = require "perilune.data"
+local util = require "perilune.util"
 local vectors = require "spec.support.golden"
 
 local golden = "spec/golden/arrays/"
@@ -22,10 +23,12 @@ local function read(path)
   return bytes
 end
 
+local function id_text(id) return type(id) == "number" and ("%.0f"):format(id) or (tostring(id):gsub("LL", "")) end
+
 local function sample_text(label, dense, bags)
   local numbers, ids = {}, {}
   for i, x in ipairs(dense) do numbers[i] = ("%.5g"):format(x) end
-  for i, bag in ipairs(bags) do ids[i] = table.concat(bag, ",") end
+  for i, bag in ipairs(bags) do ids[i] = table.concat(util.map(bag, id_text), ",") end
   return ("%g %s %s"):format(label, table.concat(numbers, " "), table.concat(ids, ";"))
 end
 
@@ -299,9 +302,25 @@ describe("data.samples", function()
     for _ = 1, 5 do first() end
     again:load_state_dict(first:state_dict())
     assert.same(samples(first), samples(again))
-    local path = folder .. "/made.samples"
-    assert.equal(20, data.cache.write { path = path, loader = loader() })
-    assert.same(samples(loader()), samples(data.cache { path = path, batch_size = 6, rank = 0, world_size = 1 }))
+    local raw = { -- no dense features, and ids of any 64 bits
+      make = function()
+        local i = 0
+        return function()
+          i = i + 1
+          return i <= 9 and { user = 2LL ^ 63 + i, history = { -i, 2 ^ 53 - 1, 2ULL ^ 63 - i } } or nil
+        end
+      end,
+      dense = {}, ids = { { name = "user", rows = 10, ids = "raw" }, { name = "history", rows = 10, ids = "raw" } },
+    }
+    for name, args in pairs { made = {}, raw = raw, bare = { ids = {} } } do -- any order
+      local path = folder .. "/" .. name .. ".samples"
+      assert.equal(#samples(loader(args)), data.cache.write { path = path, loader = loader(args) })
+      local read_back = data.cache { path = path, batch_size = 6, rank = 0, world_size = 1, num_workers = 1 }
+      assert.same(samples(loader(args)), samples(read_back))
+      assert.same(loader(args):table_list(), read_back:table_list())
+      read_back:stop()
+    end
+    assert.equal("0  -9223372036854775807;-1,9007199254740991,9223372036854775807", samples(loader(raw))[1])
   end)
 
   it("says which sample is wrong", function()
@@ -314,6 +333,9 @@ describe("data.samples", function()
     fails({ user = 1 }, "age is nil, wanted a finite number")
     fails({ age = 0 / 0 }, "age is")
     fails(7, "sample 0 of pass 0 is .*, wanted a table, or nil at the end")
+    local raw = loader { ids = { { name = "user", rows = 1, ids = "raw" } },
+      make = function() return function() return { age = 1, user = 2 ^ 53 } end end }
+    assert.error_matches(raw, "user, id 1, is .*, wanted whole numbers %-2%^53 %+ 1..2%^53 %- 1, or 64%-bit integers")
     assert.error_matches(function() loader { make = 5 } end, "make is .*, wanted a function%(arguments, epoch%)")
     local n = 3
     assert.error_matches(function() loader { num_workers = 1, make = function() return n end } end,

@@ -85,6 +85,23 @@ describe("data.csv", function()
     assert.same({ "0 0 101;1", "0 0 535;5" }, got)
   end)
 
+  it("leaves raw ids as they are: any 64 bits", function()
+    local own = { { name = "x", kind = "ids", rows = 10, ids = "raw", separator = "|" },
+      { name = "y", kind = "ids", rows = 10, ids = "raw", base = 16 } }
+    local function raw(line) return csv(write("raw.csv", line .. "\n"), { columns = own }) end
+    local loader = raw "18446744073709551615|-9223372036854775808|-77|9223372036854775807|-0,ffffffffffffff9c"
+    local ids = loader().sparse_features:values()
+    local list = { -1LL, -9223372036854775807LL - 1, -77LL, 9223372036854775807LL, 0LL, -100LL }
+    assert.equal(#list, ids:numel())
+    for i, id in ipairs(list) do assert.equal(1, ids:slice(1, i - 1, i):eq(id):item()) end
+    assert.same({ name = "t_x", rows = 10, features = { "x" } }, loader:table_list()[1])
+    for _, bad in ipairs { "18446744073709551616", "-9223372036854775809", "--1", "-", "1.0", "+1" } do
+      assert.error_matches(raw(bad .. ","), "column 1 %(x%) is '" .. bad:gsub("%p", "%%%0")
+        .. "', allowed: whole numbers %-2%^63..2%^64%-1")
+    end
+    assert.error_matches(raw "1,-a", "column 2 %(y%) is '%-a', allowed: hexadecimal numbers of at most 16 digits")
+  end)
+
   it("reads packed files, several members and files as one", function()
     local members = packed("m1", text:sub(1, 20)) .. " " .. packed("m2", text:sub(21))
     local both = folder .. "/both.gz"

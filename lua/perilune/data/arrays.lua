@@ -77,7 +77,7 @@ M.spec = {
 
 local enums = {
   dense = { raw = C.PERI_DENSE_RAW, log = C.PERI_DENSE_LOG, signed_log = C.PERI_DENSE_SIGNED_LOG },
-  ids = { exact = C.PERI_IDS_EXACT, mod = C.PERI_IDS_MOD, hash = C.PERI_IDS_HASH },
+  ids = { exact = C.PERI_IDS_EXACT, raw = C.PERI_IDS_EXACT, mod = C.PERI_IDS_MOD, hash = C.PERI_IDS_HASH },
 }
 
 --- fields: as a source has them. modes: what becomes of numbers and ids: { dense =, ids =, padding = }. parts: a list
@@ -86,9 +86,13 @@ local enums = {
 --- the peri_columns_part `part`, from row `from` of the part on, and returns what must stay alive.
 function Source:init(func, a, fields, parts, modes)
   self.dense, self.keys, self.rows, self.tables = fields.dense, fields.keys, fields.rows, fields.tables
+  self.raw = fields.raw or {}
   local o, n = P.struct "peri_columns_config", #fields.keys
   local table_rows = ffi.new("int64_t[?]", math.max(n, 1))
-  for i = 1, n do table_rows[i - 1] = fields.rows[i] end
+  for i = 1, n do
+    if modes.ids == "raw" then self.raw[i] = true end
+    table_rows[i - 1] = self.raw[i] and 0 or fields.rows[i]
+  end
   o.table_rows, o.dense_features, o.sparse_features = table_rows, #fields.dense, n
   o.dense = enums.dense[util.one_of(func, "dense", modes.dense, util.keys(enums.dense))]
   o.ids = enums.ids[util.one_of(func, "ids", modes.ids, util.keys(enums.ids))]

@@ -8,7 +8,7 @@
 --
 --   perilune samples 1
 --   dense TAB age
---   ids TAB history TAB t_history TAB 100000      key, table, rows of the table
+--   ids TAB history TAB t_history TAB 100000      key, table, rows of the table; TAB raw where ids are any 64 bits
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -31,7 +31,8 @@ local function describe(func, loader)
   local text = { FIRST }
   for _, name in ipairs(loader.dense) do text[#text + 1] = ("dense\t%s"):format(name) end
   for i, key in ipairs(loader.keys) do
-    text[#text + 1] = ("ids\t%s\t%s\t%.0f"):format(key, loader.tables[i], loader.rows[i])
+    text[#text + 1] = ("ids\t%s\t%s\t%.0f%s"):format(key, loader.tables[i], loader.rows[i],
+      loader.raw[i] and "\traw" or "")
     if (key .. loader.tables[i]):find "[\t\n\r]" then
       P.fail(("%s: key '%s' has a tab or a line end in its name"):format(func, key))
     end
@@ -58,7 +59,7 @@ function M.write(args)
     P.fail(("%s: the loader is one of %d ranks; make it with rank = 0, world_size = 1"):format(func, loader.world_size))
   end
   local text, wide, rows = describe(func, loader), false, 0
-  for _, r in ipairs(loader.rows) do wide = wide or r > 2 ^ 31 end
+  for i, r in ipairs(loader.rows) do wide = wide or r > 2 ^ 31 or loader.raw[i] or false end
   check(C.peri_columns_writer_new(a.path, #loader.dense, #loader.keys, wide, out))
   local writer = P.lasting(wrap, out[0])
   for host in function() return loader:next_host() end do
@@ -77,14 +78,15 @@ local function read_description(func, folder)
   local path = folder .. "/samples.txt"
   local text, why = util.read_file(path)
   if not text then P.fail(("%s: %s: no folder of samples, as data.cache.write makes: %s"):format(func, folder, why)) end
-  local fields, number = { dense = {}, keys = {}, tables = {}, rows = {} }, 0
+  local fields, number = { dense = {}, keys = {}, tables = {}, rows = {}, raw = {} }, 0
   for line in text:gmatch "([^\n]*)\n" do
     number = number + 1
-    local dense, key, in_table, rows = line:match "^dense\t(.+)$", line:match "^ids\t([^\t]+)\t([^\t]+)\t(%d+)$"
+    local plain, raw = line:gsub("^(ids\t.*)\traw$", "%1")
+    local dense, key, in_table, rows = line:match "^dense\t(.+)$", plain:match "^ids\t([^\t]+)\t([^\t]+)\t(%d+)$"
     if dense then fields.dense[#fields.dense + 1] = dense
     elseif key and tonumber(rows) >= 1 and tonumber(rows) <= 2 ^ 53 then
       local n = #fields.keys + 1
-      fields.keys[n], fields.tables[n], fields.rows[n] = key, in_table, tonumber(rows)
+      fields.keys[n], fields.tables[n], fields.rows[n], fields.raw[n] = key, in_table, tonumber(rows), raw == 1
     elseif number > 1 or line ~= FIRST then
       P.fail(("%s: %s:%d: '%s', wanted %s"):format(func, path, number, line:sub(1, 40), number == 1 and "'" .. FIRST
         .. "'"
@@ -133,8 +135,8 @@ function M.loader(args)
   for i, folder in ipairs(lines.paths(func, a.path)) do
     local own = read_description(func, folder)
     fields, parts = fields or own, parts or {}
-    for _, what in ipairs { "dense", "keys", "tables", "rows" } do
-      if table.concat(own[what], "\n") ~= table.concat(fields[what], "\n") then
+    for _, what in ipairs { "dense", "keys", "tables", "rows", "raw" } do
+      if table.concat(util.map(own[what], tostring), "\n") ~= table.concat(util.map(fields[what], tostring), "\n") then
         P.fail(("%s: %s has other %s than %s"):format(func, folder, what, parts[1].name))
       end
     end

@@ -14,7 +14,8 @@ local C = P.C
 local kinds = { label = C.PERI_COLUMN_LABEL, dense = C.PERI_COLUMN_DENSE, ids = C.PERI_COLUMN_IDS,
   skip = C.PERI_COLUMN_SKIP }
 local transforms = { raw = C.PERI_DENSE_RAW, log = C.PERI_DENSE_LOG, signed_log = C.PERI_DENSE_SIGNED_LOG }
-local ids = { exact = C.PERI_IDS_EXACT, mod = C.PERI_IDS_MOD, hash = C.PERI_IDS_HASH, text = C.PERI_IDS_TEXT }
+local ids = { exact = C.PERI_IDS_EXACT, mod = C.PERI_IDS_MOD, hash = C.PERI_IDS_HASH, text = C.PERI_IDS_TEXT,
+  raw = C.PERI_IDS_EXACT } -- with 0 rows
 
 -- What each kind of column takes beside name and kind.
 local of_kind = {
@@ -24,7 +25,7 @@ local of_kind = {
     rows = util.required.number, -- of its table
     table = util.optional,       -- the table's name: columns of one name share it (default: "t_" and the column's name)
     ids = "exact",               -- ids x: exact = x, below rows; mod = x mod rows; hash = XXH3_64bits(x) mod rows; text
-                                 -- = of its bytes
+                                 -- = of its bytes; raw = x, any 64 bits, for a map of raw ids
     separator = util.optional,   -- between the ids of a bag; nil: one id, or none
     base = 10,                   -- 10, or 16: hexadecimal numbers
     most = 0,                    -- so many ids of a bag are kept, the first ones; 0: all
@@ -76,6 +77,7 @@ local function check_column(func, given, i, fields, by_name)
       end
     end
     util.one_of(what, "ids", c.ids, util.keys(ids))
+    fields.raw[n] = c.ids == "raw"
     util.integer(what, "most", c.most, 0)
     util.one_of(what, "base", c.base, { 10, 16 })
   end
@@ -87,7 +89,7 @@ local function fill_column(func, to, c)
   to.name, to.kind = c.name, kinds[c.kind]
   if c.kind == "dense" then to.dense, to.fallback = transforms[c.transform], c.fallback end
   if c.kind ~= "ids" then return end
-  to.ids, to.base, to.most, to.table_rows = ids[c.ids], c.base, c.most, c.rows
+  to.ids, to.base, to.most, to.table_rows = ids[c.ids], c.base, c.most, c.ids == "raw" and 0 or c.rows
   to.separator = character(func, ("column '%s': separator"):format(c.name), c.separator)
 end
 
@@ -97,7 +99,7 @@ return function(args, shared)
   local func = "data.csv"
   local a = lines.of_rank(func, util.named(func, args, spec))
   if #a.columns == 0 then P.fail(("%s: columns is empty, wanted a list of descriptions"):format(func)) end
-  local fields, by_name, checked = { dense = {}, keys = {}, rows = {}, tables = {} }, {}, {}
+  local fields, by_name, checked = { dense = {}, keys = {}, rows = {}, tables = {}, raw = {} }, {}, {}
   for i, given in ipairs(a.columns) do checked[i] = check_column(func, given, i, fields, by_name) end
   local options, columns, paths = P.struct "peri_csv_config", P.structs("peri_csv_column", #checked),
     lines.strings(a.path)

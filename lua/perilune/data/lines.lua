@@ -19,9 +19,10 @@ local rows_out = ffi.new "int64_t[1]"
 
 local Source = util.seal(util.class "LineSource")
 
---- dense, keys, rows, tables: as a source has them; open(out): opens the reader.
+--- dense, keys, rows, tables, raw: as a source has them; open(out): opens the reader.
 function Source:init(fields, open)
   self.dense, self.keys, self.rows, self.tables = fields.dense, fields.keys, fields.rows, fields.tables
+  self.raw = fields.raw or {}
   check(open(out))
   self._reader = P.lasting(wrap, out[0])
 end

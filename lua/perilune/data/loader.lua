@@ -104,6 +104,7 @@ function Loader:init(func, source, args, worker)
   self.ahead, self._given, self._pass = { batches = 0 }, 0, 0
   self.source = source
   self.keys, self.rows, self.tables, self.dense = source.keys, source.rows, source.tables, source.dense
+  self.raw = source.raw or {} -- by feature: whether its ids are any 64 bits, and not below `rows`
   self.batch_size = util.integer(func, "batch_size", args.batch_size, 1, 2 ^ 31)
   self.epochs = args.epochs == math.huge and args.epochs or util.integer(func, "epochs", args.epochs, 1)
   self.rank, self.world_size = Loader._place(func, args)

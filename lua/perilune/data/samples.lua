@@ -9,6 +9,7 @@
 --         return i <= 1000 and { label = i % 2, age = 30, history = { i % 7, i % 11 } } or nil
 --       end
 --     end }
+local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local errors = require "perilune.errors"
@@ -21,6 +22,7 @@ local Source = util.seal(util.class "SampleSource")
 function Source:init(func, make, arguments, fields)
   self.func, self.make, self.arguments = func, make, arguments
   self.dense, self.keys, self.rows, self.tables = fields.dense, fields.keys, fields.rows, fields.tables
+  self.raw = fields.raw
   self._next, self._epoch, self._row, self._count = false, 0, 0, false
   self._lists, self._labels, self._numbers = {}, {}, {}
 end
@@ -59,6 +61,12 @@ local function number_of(self, row, sample, name)
   return x
 end
 
+--- Whether x can stand for an id of 64 bits: an integer of LuaJIT's, or a number that was not rounded.
+local function is_raw(x)
+  return ffi.istype("int64_t", x) or ffi.istype("uint64_t", x) or type(x) == "number" and x == math.floor(x)
+    and math.abs(x) < 2 ^ 53
+end
+
 --- Add the ids of feature f of a sample to its list; returns how many.
 local function add_ids(self, row, sample, f, list, n)
   local given, rows = sample[self.keys[f]], self.rows[f]
@@ -66,7 +74,12 @@ local function add_ids(self, row, sample, f, list, n)
   local bag = type(given) == "table" and given or { given }
   for k = 1, #bag do
     local id = tonumber(bag[k])
-    if not id or id ~= math.floor(id) or id < 0 or id >= rows then
+    if self.raw[f] then
+      if not is_raw(bag[k]) then
+        bad(self, row, ("%s, id %d,"):format(self.keys[f], k), bag[k],
+          "whole numbers -2^53 + 1..2^53 - 1, or 64-bit integers (9007199254740993LL)")
+      end
+    elseif not id or id ~= math.floor(id) or id < 0 or id >= rows then
       bad(self, row, ("%s, id %d,"):format(self.keys[f], k), bag[k],
         ("whole numbers 0..%.0f, below the rows of its table"):format(rows - 1))
     end
@@ -93,7 +106,7 @@ local function put(self, host, taken, first)
     end
   end
   host:reserve(n)
-  for i = 1, n do b.values[i - 1] = ids[i] end
+  for i = 1, n do b.values[i - 1] = ffi.cast("int64_t", ids[i]) end -- of a uint64_t the same bits
   b.ids = n
 end
 
@@ -132,19 +145,22 @@ local spec = {
   make = util.required,                     -- function(arguments, epoch) -> function() -> a sample, or nil; or the name
                                             -- of such a module
   arguments = util.optional,                -- what it gets: plain values
-  dense = util.optional.list, ids = util.optional.list, -- names; { name =, rows =, table = }
+  dense = util.optional.list, ids = util.optional.list, -- names; { name =, rows =, table =, ids = }
 }
 for name, default in util.ordered(Loader.common) do spec[name] = default end
 
 local function fields_of(func, a)
-  local fields = { dense = {}, keys = {}, rows = {}, tables = {} }
+  local fields = { dense = {}, keys = {}, rows = {}, tables = {}, raw = {} }
   for i, name in ipairs(a.dense or {}) do
     if type(name) ~= "string" then P.fail(("%s: dense[%d] is %s, wanted a name"):format(func, i, errors.kind(name))) end
     fields.dense[i] = name
   end
   for i, f in ipairs(a.ids or {}) do
     local what = ("%s: ids[%d]"):format(func, i)
-    f = util.named(what, f, { name = util.required.string, rows = util.required.number, table = util.optional })
+    f = util.named(what, f, { name = util.required.string, rows = util.required.number, table = util.optional,
+      ids = "exact" })
+    util.one_of(what, "ids", f.ids, { "exact", "raw" })
+    fields.raw[i] = f.ids == "raw"
     fields.keys[i], fields.rows[i] = f.name, util.integer(what, "rows", f.rows, 1)
     fields.tables[i] = f.table or "t_" .. f.name
   end

@@ -72,8 +72,8 @@ function data.Loader:check_state_dict(dict) end
 function data.Loader:stop() end
 
 ---What a batch is. Fields: `dense_features` `[B, dense features]` `f32`, `sparse_features` (a KeyedJaggedTensor),
----`labels` `[B]` `f32`; `rows` (B), `global_rows` (of all ranks), `global_row` (the first one's number in the pass),
----`loss_scale`.
+---`labels` `[B]` `f32`; `rows` (B), `global_rows` (of all ranks), `global_row` (the number of this rank's first one in
+---the pass), `loss_scale`.
 ---
 ---```lua
 ---local batch = peri.data.synthetic { num_rows = 8, batch_size = 8, sparse_features = 2, rows = 50 }:next()
@@ -87,7 +87,7 @@ function data.Loader:stop() end
 ---@field labels peri.Tensor What was right: `[B]`, `f32`.
 ---@field rows integer Samples of this rank, B.
 ---@field global_rows integer Samples of all ranks.
----@field global_row integer Number of the batch's first sample in the pass.
+---@field global_row integer Number of this rank's first sample in the pass, from 0.
 ---@field loss_scale number World size / global_rows: the factor of a sum of losses that makes the mean over all ranks.
 data.Batch = {}
 

@@ -14,8 +14,9 @@ local data = {}
 ---- `kind = "ids"`: a bag of ids. `rows`: of its table; `table`: the table's name, which columns may share (`t_` and
 ---  the column's name); `separator`: the character between ids (without it there is one, or none); `base`: 10 or 16,
 ---  how they are written; `most`: so many are kept, the first ones (0: all); `ids`: what an id x becomes: `exact`
----  (default): x, which is below `rows`, `mod`: x mod rows, `hash`: its XXH3 mod rows, `text`: the XXH3 of its bytes,
----  whatever they are.
+---  (default): x, which is below `rows`, `mod`: x mod rows, `hash`: XXH3_64bits of its 8 bytes (little-endian) mod
+---  rows, `text`: XXH3_64bits of the field's bytes, whatever they are, mod rows, `raw`: x, any 64 bits with or without
+---  sign, for collections that give raw ids their rows (ManagedCollisionEmbeddingBagCollection).
 ---- `kind = "skip"`: left out.
 ---
 ---A field may stand between quotation marks; it then may have delimiters in it, and two quotation marks for one. Lines
@@ -95,7 +96,7 @@ function data.npy(args) end
 ---@field rows integer|integer[] Rows of every feature's table, or a list of them.
 ---@field batch_size integer Samples of all ranks together; rank r of w gets its part of each batch.
 ---@field dense? string Numbers x become `raw`: x, `log`: ln(1 + max(x, 0)), or `signed_log`: sign(x) ln(1 + |x|) (default: raw).
----@field ids? string Ids x become `exact`: x, below the rows, `mod`: x mod rows, or `hash`: XXH3(x) mod rows (default: exact).
+---@field ids? string Ids x become `exact`: x, below the rows, `mod`: x mod rows, `hash`: XXH3_64bits of its 8 bytes mod rows, `raw`: x, whatever it is (default: exact).
 ---@field padding? integer Ids that are this number are none (default: nothing is padding).
 ---@field shuffle? boolean Each pass in an order of its own (default: false).
 ---@field shuffle_block? integer Samples of a block: they lie together, and blocks come in a random order (default: 4096).
@@ -225,8 +226,7 @@ function data.samples(args) end
 ---@field make function|string `function(arguments, epoch)`, which returns a function that gives the next sample; or a module's name.
 ---@field arguments? any What it is called with: plain values, which workers get copies of (default: nil).
 ---@field dense? string[] Names of numbers (default: none).
----@field ids? table[] `{ name =, rows =, table = }`: features, the rows of their tables, and names of tables that some share (default:
----none).
+---@field ids? table[] `{ name =, rows =, table =, ids = }`: features, the rows of their tables, names of tables that some share, and `exact` (ids are below the rows) or `raw` (any 64 bits) (default: none).
 ---@field batch_size integer Samples of all ranks together; rank r of w gets its part of each batch.
 ---@field epochs? integer Passes; `math.huge`: for ever (default: 1).
 ---@field limit? integer Samples of a pass, rounded up to whole batches (default: all).

@@ -62,7 +62,9 @@ enum {
 enum {
     PERI_IDS_HASH = 0, /* XXH3_64bits(x as 8 little-endian bytes) mod n */
     PERI_IDS_MOD = 1,  /* x mod n */
-    PERI_IDS_EXACT = 2, /* x itself, which is below n: else PERI_ERANGE. Not of the Criteo layout */
+    PERI_IDS_EXACT = 2, /* x itself, which is below n: else PERI_ERANGE. With n = 0 any x, as an int64_t of the same
+                           bits: raw ids, for a peri_collision; a column may then have -2^63..-1, too. Not of the Criteo
+                           layout */
     PERI_IDS_TEXT = 3  /* columns of text: XXH3_64bits of its bytes, whatever they are, mod n */
 };
 
@@ -148,7 +150,7 @@ typedef struct peri_csv_column {
     double fallback;    /* DENSE: what an empty one has */
     int32_t ids;        /* IDS: PERI_IDS_* */
     int32_t base;       /* IDS: 10 or 16: how numbers are written */
-    int64_t table_rows; /* IDS: > 0 */
+    int64_t table_rows; /* IDS: > 0; 0 with PERI_IDS_EXACT: raw ids */
     int64_t most;       /* IDS: so many of a bag are kept, the first ones; 0: all */
     int32_t separator;  /* IDS: a character; 0: the column has one id at most */
 } peri_csv_column;
@@ -230,7 +232,7 @@ typedef struct peri_columns_part {
 
 typedef struct peri_columns_config {
     int64_t size;               /* sizeof(peri_columns_config) */
-    const int64_t *table_rows;  /* [sparse_features], each > 0; copied */
+    const int64_t *table_rows;  /* [sparse_features], each > 0, or with PERI_IDS_EXACT 0: raw ids; copied */
     int32_t dense_features, sparse_features;
     int32_t dense, ids;         /* PERI_DENSE_*; PERI_IDS_* but TEXT. PERI_IDS_MOD of a negative id is not negative,
                                    either */
@@ -271,12 +273,12 @@ typedef struct peri_columns_writer_ref {
     peri_columns_writer *ptr;
 } peri_columns_writer_ref;
 
-/** @wide: ids are i64. PERI_EIO if @folder exists, or cannot be made. A folder ".part" of an earlier writer is written
- *  again. @out new. */
+/** @wide: ids are i64, any of them. PERI_EIO if @folder exists, or cannot be made. A folder ".part" of an earlier
+ *  writer is written again. @out new. */
 PERI_API peri_status peri_columns_writer_new(const char *folder, int32_t dense_features, int32_t sparse_features,
                                              bool wide, peri_columns_writer **out);
-/** Write the samples of @batch. PERI_ERANGE for a bag of more than 32767 ids, or an id that is negative or too large
- *  for i32. */
+/** Write the samples of @batch. PERI_ERANGE for a bag of more than 32767 ids, or where ids are i32 one that is negative
+ *  or too large for that. */
 PERI_API peri_status peri_columns_writer_add(peri_columns_writer *writer, const peri_batch *batch);
 /** All is written: the arrays get their sizes, samples.txt is @text, all is on the disk, and the folder gets its
  *  name. */
