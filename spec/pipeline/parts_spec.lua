@@ -39,7 +39,8 @@ describe("a class", function()
         assert.is_false(ok)
         assert.equal(text, err.message)
       end
-      refused("TrainPipelineSparseDist: schedule is Schedule, wanted a function(step); Pipeline runs a Schedule",
+      refused("TrainPipelineSparseDist: schedule is Schedule, wanted a function(step); a Schedule is "
+        .. "run by peri.pipeline.Pipeline",
         peri.TrainPipelineSparseDist, { model = model, schedule = schedules.base })
       refused("Pipeline: schedule is 3, wanted a Schedule", pipeline.Pipeline, { model = model, schedule = 3 })
       refused("Pipeline: inputs names 'bugs', which is no sharded module of the model; those are: 'bags', 'rows'",

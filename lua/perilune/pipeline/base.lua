@@ -25,7 +25,8 @@ local function class(name, file, argument, default)
   function c:init(args)
     local a = util.named(name, args, spec)
     if a.schedule ~= nil and not util.is_callable(a.schedule) then
-      P.fail(("%s: schedule is %s, wanted a function(step); Pipeline runs a Schedule"):format(name, kind(a.schedule)))
+      P.fail(("%s: schedule is %s, wanted a function(step); a Schedule is run by "
+        .. "peri.pipeline.Pipeline"):format(name, kind(a.schedule)))
     end
     local schedule = require("perilune.pipeline.schedules." .. file)
     if argument then schedule = schedule(util.integer(name, argument, a[argument], 0)) end
