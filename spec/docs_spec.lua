@@ -3,7 +3,7 @@ local peri = require "perilune"
 local shell = require "spec.support.shell"
 
 describe("the examples of", function()
-  local documents = { data = 7, embedding_tables = 5, managed_collision = 3, models = 4, pipelines = 4, plans = 4,
+  local documents = { data = 7, embedding_tables = 5, managed_collision = 3, models = 4, pipelines = 5, plans = 5,
     precision = 2, quantized_tables = 4, sequences = 3, sharded_tables = 6, sparse_operators = 1, streams = 1,
     tensors = 2, tutorial_first_model = 2, tutorial_from_torchrec = 1, tutorial_own_data = 3,
     tutorial_plan_and_schedule = 2 }
@@ -18,6 +18,19 @@ describe("the examples of", function()
       assert.equal(examples, count)
     end)
   end
+
+  it("docs/checkpoints.md, which are one program", function()
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    local blocks, folder, clean = {}, shell.temporary()
+    for block in shell.read "docs/checkpoints.md":gmatch "```lua\n(.-)```" do blocks[#blocks + 1] = block end
+    shell.write(folder .. "/page.lua", table.concat(blocks, "\n"))
+    local perilune = shell.run("pwd"):match "^[^\n]*" .. "/" .. shell.perilune
+    local out, status = shell.run(("cd %s && %s run page.lua"):format(folder, perilune))
+    assert.equal(0, status, out)
+    assert.equal(5, #blocks)
+    assert.matches("now answering from .*run%-7/save%-000001%-step%-10", out)
+    clean()
+  end)
 
   it("docs/tutorial_serve.md, and its commands up to the model file", function()
     if shell.no_launcher() then return pending(shell.no_launcher()) end

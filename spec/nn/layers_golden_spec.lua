@@ -195,13 +195,13 @@ describe("nn.init", function()
 end)
 
 it("cosines of what broadcasts along the dimension, and of rows of zeros", function()
-  local F = nn.functional
+  local f = nn.functional
   local a, b = peri.tensor({ 1, 2 }, "f64"):requires_grad(), peri.tensor({ 3 }, "f64"):requires_grad()
-  local cosine = F.cosine_similarity(a, b) -- of (1, 2) and (3, 3)
+  local cosine = f.cosine_similarity(a, b) -- of (1, 2) and (3, 3)
   assert.near(9 / math.sqrt(5 * 18), cosine:item(), 1e-12)
   cosine:backward()
   assert.near(0, b:grad():item(), 1e-12) -- the angle does not depend on it
   local zero = peri.zeros({ 1, 1 }, "f64"):requires_grad()
-  F.cosine_embedding_loss(zero, peri.full({ 1, 1 }, 2, "f64"), peri.ones({ 1 }, "f64")):backward()
+  f.cosine_embedding_loss(zero, peri.full({ 1, 1 }, 2, "f64"), peri.ones({ 1 }, "f64")):backward()
   assert.near(-1e6, zero:grad():item(), 1) -- -2 / sqrt(1e-12 * 4)
 end)
