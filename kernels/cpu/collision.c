@@ -130,6 +130,13 @@ CPU_MAP_INLINE int64_t cpu_window_add(peri_k_mch_slot *slot, bool counted, int64
     return more;
 }
 
+/** Two calls: clang wants a constant. */
+CPU_MAP_INLINE void cpu_mch_prefetch(const void *slot, const bool written)
+{
+    if (written) __builtin_prefetch(slot, 1);
+    else __builtin_prefetch(slot, 0);
+}
+
 /** Ids [begin, end); @out: their rows are wanted. While a block of ids is read, the homes of the next one are asked
  *  for. */
 CPU_MAP_INLINE int64_t cpu_mch_range(const peri_k_collision_find_args *a, ref_logger *log, int64_t begin, int64_t end,
@@ -142,14 +149,14 @@ CPU_MAP_INLINE int64_t cpu_mch_range(const peri_k_collision_find_args *a, ref_lo
     peri_k_mch_slot *homes[2][CPU_MAP_AHEAD];
     int64_t hits = 0, now = end - begin < CPU_MAP_AHEAD ? end - begin : CPU_MAP_AHEAD;
     cpu_mch_aims(&m, ids + begin, now, homes[0]);
-    for (int64_t k = 0; k < now; k++) __builtin_prefetch(homes[0][k], learn);
+    for (int64_t k = 0; k < now; k++) cpu_mch_prefetch(homes[0][k], learn);
     for (int64_t at = begin, turn = 0; at < end; at += CPU_MAP_AHEAD, turn ^= 1) {
         const int64_t n = end - at < CPU_MAP_AHEAD ? end - at : CPU_MAP_AHEAD, left = end - at - n;
         const int64_t next = left < CPU_MAP_AHEAD ? left : CPU_MAP_AHEAD;
         cpu_mch_aims(&m, ids + at + n, next, homes[!turn]);
         for (int64_t k = 0; k < n; k++) {
             const int64_t i = at + k, id = ids[i];
-            if (k < next) __builtin_prefetch(homes[!turn][k], learn);
+            if (k < next) cpu_mch_prefetch(homes[!turn][k], learn);
             peri_k_mch_slot *slot = cpu_mch_slot(&m, homes[turn][k], id);
             if (learn && id != INT64_MAX) {
                 int64_t times = slot ? cpu_window_add(slot, m.counted, when, way) : 1;
