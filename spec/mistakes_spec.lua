@@ -185,7 +185,24 @@ peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]
   { "a loss of many elements",
     linear .. "for _ in peri.TrainPipelineBase { model = linear, optimizer = false }:run(function() return peri.zeros "
       .. "{ 4, 3 } end) do end",
-    "peri_backward_new: f32 [4, 2] has more than one element; give its upstream gradient (s.lua:2)" },
+    "TrainPipelineBase: the loss, which the model returned first, is f32 [4, 2], wanted one number: its mean or sum "
+      .. "(s.lua:2)" },
+  { "many elements that are to go back", linear .. "linear(peri.zeros { 4, 3 }):backward()",
+    "peri_backward_new: f32 [4, 2] has more than one element; make one number of it (mean, sum), or give its upstream "
+      .. "gradient (s.lua:2)" },
+  { "a crossing of another width", "nn.CrossNet { in_features = 4, num_layers = 2 } (peri.zeros { 2, 5 })",
+    "CrossNet: x0 is f32 [2, 5], wanted [*, 4], for w[0] (s.lua:2)" },
+  { "a method with a dot", linear .. "linear.eval()",
+    "eval: it is a method: object:eval(...), with a colon (s.lua:2)" },
+  { "PyTorch's name", "peri.zeros({ 2, 3 }):view(-1)",
+    "a tensor has no method 'view'; here it is 'reshape' (s.lua:2)" },
+  { "a place in a list of modules", "nn.ModuleList()[1] = nn.ReLU()",
+    "ModuleList: no field '1' can be set; allowed: training; modules come with ModuleList { ... }, append(module) and "
+      .. "replace(name, module) (s.lua:2)" },
+  { "a device for a dtype", "peri.zeros({ 2 }):to 'cuda'",
+    "to: dtype is 'cuda'; a device is the second argument: t:to(nil, 'cuda') (s.lua:2)" },
+  { "a group of no parameters", linear .. "nn.optim.select(linear:named_parameters(), '^over')",
+    "select: no parameter's name has '^over' in it; those are: weight, bias (s.lua:2)" },
   -- dtypes and devices
   { "a dtype that is unknown", "local t = peri.zeros({ 2, 3 }):to 'int'",
     "peri_dtype_parse: 'int' is no dtype; known: f32 f64 f16 bf16 i64 i32 i16 i8 u8 bool c64 c128 (s.lua:2)" },

@@ -365,9 +365,18 @@ end
 
 M.distance = distance
 
+--- PyTorch's names of what is called otherwise here.
+local of_pytorch = { view = "reshape", flatten = "reshape", cuda = "to", cpu = "to", float = "to", long = "to",
+  half = "to", numpy = "to_table", tolist = "to_list", zero_ = "fill", fill_ = "fill", copy_ = "copy",
+  requires_grad_ = "requires_grad" }
+
 --- An error for a name that `what` does not have; it tells the name among the keys of `tables` that may have been
 --- meant. noun: "method ".
 function M.unknown(what, name, tables, noun)
+  local own = of_pytorch[name]
+  for _, t in ipairs(own and tables or {}) do
+    if rawget(t, own) then fail(("%s has no %s'%s'; here it is '%s'"):format(what, noun or "", name, own)) end
+  end
   local best, least, most = nil, math.huge, math.max(1, math.floor(#name / 4))
   for _, t in ipairs(tables) do
     for key in pairs(t) do

@@ -408,7 +408,9 @@ static peri_status check_root(const peri_tensor *root, const peri_tensor *grad)
         return peri__fail(PERI_EINVAL, "peri_backward_new: %s does not require grad: no leaf of its computation does",
                           peri__tensor_text(root, a, sizeof a));
     if (!grad && peri__numel(root) != 1)
-        return peri__fail(PERI_EINVAL, "peri_backward_new: %s has more than one element; give its upstream gradient",
+        return peri__fail(PERI_EINVAL,
+                          "peri_backward_new: %s has more than one element; make one number of it (mean, sum), or give "
+                          "its upstream gradient",
                           peri__tensor_text(root, a, sizeof a));
     if (grad && (!peri__same_shape(root, grad) || root->dtype != grad->dtype))
         return peri__fail(PERI_EINVAL, "peri_backward_new: the gradient is %s, the root %s",

@@ -239,10 +239,12 @@ static peri_status check(const layers *s, const peri_tensor *x0, peri_tensor *co
     const int64_t n = s->cols;
     for (int32_t l = 0; l < s->n; l++) {
         PERI_TRY(check_given("w", l, x0, w[l]));
-        if (v) {
-            PERI_TRY(check_given("v", l, x0, v[l]));
-            PERI_TRY(check_shape("v", l, v[l], v[l]->ndim == 2 ? v[l]->shape[0] : -1, n));
-        }
+        if (v) PERI_TRY(check_given("v", l, x0, v[l]));
+        const peri_tensor *in = v ? v[l] : w[l]; /* the matrix that x is multiplied by */
+        if (w[l]->ndim == 2 && in->ndim == 2 && w[l]->shape[0] == in->shape[1] && in->shape[1] != n)
+            return peri__fail(PERI_EINVAL, "peri_op_cross_net: x0 is %s, wanted [*, %lld], for w[%d]",
+                              peri__tensor_text(x0, text, sizeof text), (long long)w[l]->shape[0], l);
+        if (v) PERI_TRY(check_shape("v", l, v[l], v[l]->ndim == 2 ? v[l]->shape[0] : -1, n));
         PERI_TRY(check_shape("w", l, w[l], n, v ? v[l]->shape[0] : n));
         if (!bias) continue;
         PERI_TRY(check_given("bias", l, x0, bias[l]));

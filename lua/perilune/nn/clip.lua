@@ -1,6 +1,7 @@
 -- clip.lua: norms of gradients and their limits, over ranks too, as PyTorch's clip_grad_norm_ and clip_grad_value_.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
+local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local F = require "perilune.nn.functional"
 local leaves = require "perilune.nn.parameter"
@@ -34,10 +35,19 @@ local function power_of(array, n, p)
   return Tensor.wrap(tensor_out[0])
 end
 
+--- The parameters of a list that may have their names, and what it says of ranks.
+local function tensors_of(params)
+  if type(params[1]) ~= "table" or Tensor.is(params[1]) then return params end
+  local list = util.map(params, function(p) return p.tensor end)
+  list.elsewhere, list.group = params.elsewhere, params.group
+  return list
+end
+
 --- What a norm is made of: parameters that all ranks have alike, and of which each has its own part: { sharded = list,
 --- group = }, or nil. The list of parameters tells them apart, unless `options` does.
 function M.parts_of(func, params, options)
   local at = {}
+  params = tensors_of(params)
   for i, p in ipairs(params) do M.once(func, "params", at, p, i) end
   local own, alike, chosen = {}, {}, options and options.sharded
   if chosen and not options.group then P.fail(func .. ": sharded parameters need a group") end
@@ -102,6 +112,7 @@ end
 
 --- Limit every element of all gradients to +-clip_value, in place.
 function M.clip_grad_value(params, clip_value)
+  params = tensors_of(params)
   check(C.peri_grad_clip_value(M.pointers(params), #params, clip_value))
 end
 

@@ -24,6 +24,11 @@ function ModuleList:init(modules)
   if fault then P.fail(("%s: the list of modules %s"):format(self.class_name, fault)) end
   for _, m in ipairs(modules or {}) do self:append(m) end
 end
+--- See util.seal.
+function ModuleList.set_advice(_, key)
+  return type(key) == "number" and "modules come with ModuleList { ... }, append(module) and replace(name, module)"
+end
+
 function ModuleList:append(module)
   local n = #self._children
   self:add_module(tostring(n), module)

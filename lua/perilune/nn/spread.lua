@@ -5,6 +5,7 @@
 -- name = of the whole, size =, group =, device =, of = the sharded module, shards_metadata = of all ranks, pieces = { {
 -- tensor =, metadata = }, ... } }, alike on all ranks but for the pieces, which are this rank's in the order of
 -- shards_metadata: it may have none.
+local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local signature = require "perilune.signature"
@@ -41,6 +42,12 @@ function M.select(params, which)
     signature.value("select", ("params[%d].name"):format(i), type(p) == "table" and p.name or nil, "string")
     local piece = whole[p.tensor]
     if piece and piece.taken or not piece and accepts(p.name) then part[#part + 1] = p end
+  end
+  if #part == 0 and #part.spread == 0 then
+    P.fail(("select: no parameter's name %s; those are: %s"):format(type(which) == "string"
+      and ("has '%s' in it"):format(which) or "is accepted", table.concat(util.map(params, function(p)
+      return p.name
+    end), ", ")))
   end
   if #part.spread > 0 then part.elsewhere, part.group = params.elsewhere, params.group end
   return part

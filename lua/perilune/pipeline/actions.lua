@@ -199,6 +199,9 @@ function M.backward(pipeline, context, operation)
     P.fail(("%s: the model returned %s, wanted the loss (a tensor)"):format(pipeline.class_name, kind_of(loss)))
   end
   if context.upstream then grad = arrived(context.upstream)
+  elseif loss:numel() ~= 1 then
+    P.fail(("%s: the loss, which the model returned first, is %s [%s], wanted one number: its mean or sum"):format(
+      pipeline.class_name, loss:dtype(), table.concat(loss:shape(), ", ")))
   elseif operation.scale ~= 1 then grad = Tensor.full(loss:shape(), operation.scale, loss:dtype(), loss:device()) end
   local hooks = pipeline.hooks
   if hooks then hooks:set(context) end

@@ -318,10 +318,15 @@ function methods:fill(value)
   check(C.peri_tensor_fill(ptr(self), value))
   return self
 end
+local devices = { cpu = true, cuda = true, gpu = true, opaque = true } -- what is written in PyTorch's place of a device
+
 --- Another dtype and/or device: t:to "f64", t:to("f32", "opaque"), t:to(nil, "cpu"). non_blocking: from pinned memory
 --- without waiting; nobody may change this tensor until the device's current stream has come past the copy.
 function methods:to(dtype, device, non_blocking)
   local move = non_blocking and C.peri_tensor_upload or C.peri_tensor_to
+  if devices[type(dtype) == "string" and dtype:match "^%a+"] then
+    P.fail(("to: dtype is '%s'; a device is the second argument: t:to(nil, '%s')"):format(dtype, dtype))
+  end
   check(move(ptr(self), dtype and P.dtype(dtype) or -1, device and P.device(device) or nil, out))
   return wrap(out[0])
 end
