@@ -1,5 +1,6 @@
 -- Checkpoints of whole programs: the run that goes on after a load is the run that never stopped, under any plan; what
 -- does not fit is one error that lists it all, and nothing changes.
+local bit = require "bit"
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local text = require "spec.support.facts"
@@ -170,6 +171,28 @@ describe("a checkpoint", function()
     assert.same(before, other.model.top.weight:to_list())
     peri.checkpoint.load(path, other, { only = { "model" }, except = { "model/top." } })
     assert.same(before, other.model.top.weight:to_list())
+  end)
+
+  it("says of a model which tensors it has, the same under any plan, and the plan", function()
+    local lines = "ebc.embedding_bags.a.weight f32 [50, 8]\nebc.embedding_bags.b.weight f32 [37, 16]\n"
+      .. "over.bias f32 [1]\nover.weight f32 [1, 24]\nseen f32 [2]\n"
+    local sum = require("ffi").new "uint64_t[1]"
+    local bytes = peri.Tensor.from_memory(lines, { #lines }, "u8", "cpu")
+    peri.ffi.check(peri.ffi.C.peri_checkpoint_checksum(peri.Tensor.ptr(bytes), sum))
+    for n = 1, 2 do
+      local path, made = ("%s/facts-%d"):format(folder, n), nil
+      sim.run(n, function(_, world)
+        local p = build(world, n == 1 and plan.table_wise(0) or plan.row_wise())
+        peri.checkpoint.save(path, p, { group = world })
+        made = plan.to_text(p.model.plan)
+      end)
+      local c = peri.checkpoint.open(path)
+      local facts = c:values().models.model
+      c:close()
+      assert.equal(bit.tohex(tonumber(sum[0] / 2 ^ 32))
+        .. bit.tohex(tonumber(sum[0] % 2 ^ 32)), facts.description)
+      assert.equal(made, plan.to_text(plan.from_text("return " .. require("perilune.text").encode(facts.plan, {}, 0))))
+    end
   end)
 
   it("is not made where replicas have drifted apart", function()

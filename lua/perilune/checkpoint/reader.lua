@@ -97,6 +97,9 @@ local function describe(self, name)
   return P.dtype_names[info.dtype], numbers(info.shape, info.ndim), i, tonumber(info.pieces)
 end
 
+--- A checksum (uint64_t) as the manifest writes it.
+function Checkpoint._hex(sum) return bit.tohex(tonumber(sum / 2 ^ 32)) .. bit.tohex(tonumber(sum % 2 ^ 32)) end
+
 --- Everything that the checkpoint says of a tensor.
 function Checkpoint:tensor(name)
   local dtype, shape, index, n = describe(self, name)
@@ -104,8 +107,7 @@ function Checkpoint:tensor(name)
   for k = 1, n do
     check(C.peri_checkpoint_piece(pointer(self), index, k - 1, region_out, place))
     pieces[k] = { file = ffi.string(place.file), begin = tonumber(place.begin), bytes = tonumber(place.bytes),
-      xxh3 = place.checked and bit.tohex(tonumber(place.checksum / 2 ^ 32))
-      .. bit.tohex(tonumber(place.checksum % 2 ^ 32)) or nil, offset = numbers(region_out.offset, #shape),
+      xxh3 = place.checked and Checkpoint._hex(place.checksum) or nil, offset = numbers(region_out.offset, #shape),
       size = numbers(region_out.extent, #shape), columns = region_out.columns > 0
       and { tonumber(region_out.column), tonumber(region_out.columns) } or nil, rows = region_out.rows ~= nil
       and ffi.string(region_out.rows) or nil, listed = region_out.rows ~= nil and tonumber(region_out.listed) or nil }

@@ -15,6 +15,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local Tensor = require "perilune.tensor"
+local plan_json = require "perilune.plan.json"
 local parts_of = require "perilune.checkpoint.parts"
 local together = parts_of.together
 local values = require "perilune.checkpoint.values"
@@ -92,15 +93,38 @@ local function add_pieces(list, name, t, checked)
   end
 end
 
+local function checksum(t)
+  check(C.peri_checkpoint_checksum(Tensor.ptr(t), sum_out))
+  return sum_out[0]
+end
+
+--- What is said of a model: its plan, if it is sharded, and the XXH3-64 of its tensors' names, dtypes and shapes, which
+--- is the same under any plan.
+local function model_facts(part, tensors)
+  local lines = {}
+  for i, t in ipairs(tensors) do
+    local x = t.tensor
+    lines[i] = ("%s %s [%s]\n"):format(t.name:sub(#part.name + 2), x:dtype(),
+      table.concat(Tensor.is(x) and x:shape() or x:size(), ", "))
+  end
+  local text = table.concat(lines)
+  return { plan = part.object.wraps and part.object.plan and plan_json._data(part.object.plan) or nil,
+    description = P.scope(function()
+      return Checkpoint._hex(checksum(Tensor.from_memory(text, { #text }, "u8", "cpu")))
+    end) }
+end
+
 --- Everything that this rank has: pieces, and what the parts have beside tensors: trees, by part what all ranks have
---- alike; own, by part what this rank has of its own; extra, by model.
+--- alike; own, by part what this rank has of its own; extra and facts, by model.
 local function collect(parts, rank)
-  local pieces, trees, own, extra = {}, {}, {}, {}
+  local pieces, trees, own, extra, facts = {}, {}, {}, {}, {}
   for _, part in ipairs(parts) do
     local tensors, of_ranks = {}, part.object.of_ranks
     local name = of_ranks and ("%s/ranks/#%d"):format(part.name, rank + 1) or part.name;
     (of_ranks and own or trees)[part.name] = parts_of.flatten(part.object:state_dict(), name, tensors)
-    if part.module then extra[part.name] = parts_of.extra_of(part.object) end
+    if part.module then
+      extra[part.name], facts[part.name] = parts_of.extra_of(part.object), model_facts(part, tensors)
+    end
     maps.order_by_row(tensors)
     for _, t in ipairs(tensors) do
       -- What is trained is equal on all ranks; of a buffer, such as a running mean, each rank may have its own: the
@@ -109,12 +133,7 @@ local function collect(parts, rank)
       add_pieces(pieces, t.name, t.tensor, not part.module or d and d.requires_grad and d.leaf)
     end
   end
-  return pieces, trees, own, extra
-end
-
-local function checksum(t)
-  check(C.peri_checkpoint_checksum(Tensor.ptr(t), sum_out))
-  return sum_out[0]
+  return pieces, trees, own, extra, facts
 end
 
 -- Why a state of a parameter that is only known by its number may differ between ranks.
@@ -405,10 +424,10 @@ end
 --- The first half of a save: what is to be written, and where. Collective.
 local function begin(s, given)
   local group, func, a = s.group, s.func, s.a
-  local trees, own, extra, told, orders
+  local trees, own, extra, models, told, orders
   together(group, func, function()
     local parts, any = parts_of.list(func, given), false
-    s.pieces, trees, own, extra = collect(parts, s.rank)
+    s.pieces, trees, own, extra, models = collect(parts, s.rank)
     for _, p in ipairs(s.pieces) do any = any or maps.is_state(p) end
     s.parent = a.increment_of and open_parent(func, s.path, a, not any) -- maps are compared with all of it
     values.encode(a.values, func) -- errors now
@@ -426,8 +445,8 @@ local function begin(s, given)
     one_path(func, all)
     orders = orders_of(util.map(all, function(of) return of[1] end))
     for name in util.ordered(own) do trees[name] = { ranks = util.map(all, function(of) return of[2][name] end) } end
-    s.text = values.encode({ parts = trees, extra = extra, values = a.values, ranks = group and group:size() or 1,
-      random = util.map(all, function(of) return of[4] end) }, func)
+    s.text = values.encode({ parts = trees, extra = extra, models = models, values = a.values,
+      ranks = group and group:size() or 1, random = util.map(all, function(of) return of[4] end) }, func)
   end)
   local pieces = s.pieces
   s.pieces = with_lists(s.rank, util.map(parts_of.from_first(group, func, orders), function(i) return pieces[i] end))

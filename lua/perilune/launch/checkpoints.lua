@@ -102,7 +102,12 @@ function actions.show(paths)
       and rows_text(c, t) or nil }
   end
   print_table(rows)
-  print("values  " .. require("perilune.text").encode(c:values().values or {}, {}, 0))
+  local text, saved = require("perilune.text"), c:values()
+  for name, of in util.ordered(saved.models or {}) do
+    print(("model   %s: description %s, plan %s"):format(name, tostring(of.description), of.plan
+      and text.encode(of.plan.modules, {}, 0) or "none"))
+  end
+  print("values  " .. text.encode(saved.values or {}, {}, 0))
   return 0
 end
 

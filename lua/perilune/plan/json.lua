@@ -62,8 +62,7 @@ local function said(value, keys)
 end
 
 --- What a plan says, as plain data.
-local function data_of(plan, func)
-  check_plan(func, plan)
+local function data_of(plan)
   local modules = {}
   for path, module_plan in util.ordered(plan.plan) do
     modules[path] = {}
@@ -75,10 +74,14 @@ end
 --- A ShardingPlan as JSON text, the same for the same plan.
 function M.to_json(plan)
   dkjson "plan.to_json"
+  check_plan("plan.to_json", plan)
   local keys = { "perilune_plan", unpack(entry_keys) }
   for _, key in ipairs(cache_keys) do keys[#keys + 1] = key end
-  return text_data.encode(data_of(plan, "plan.to_json"), keys, 3, text_data.json) .. "\n"
+  return text_data.encode(data_of(plan), keys, 3, text_data.json) .. "\n"
 end
+
+--- The same as a table, which does not say where files are written either, nor statistics.
+M._data = data_of
 
 --- The same into a file.
 function M.save_json(plan, path) text_data.write(path, M.to_json(plan), "plan.save_json") end
@@ -86,8 +89,9 @@ function M.save_json(plan, path) text_data.write(path, M.to_json(plan), "plan.sa
 --- A ShardingPlan as Lua text, which plan.from_text reads without running it; the same for the same plan. `note`
 --- (optional): comments above it.
 function M.to_text(sharding_plan, note)
+  check_plan("plan.to_text", sharding_plan)
   local head = note and "-- " .. note:gsub("\n", "\n-- ") .. "\n" or ""
-  return head .. "return " .. text_data.encode(data_of(sharding_plan, "plan.to_text"),
+  return head .. "return " .. text_data.encode(data_of(sharding_plan),
     { "perilune_plan", unpack(entry_keys) }, 3) .. "\n"
 end
 
