@@ -4,14 +4,13 @@
  * what they are for).
  *
  * A map has *buckets*, each a stretch of rows with ids of its own. Rows and buckets are counted from the map's first.
- *   Two kinds: MCH    any id may have any row of its bucket but the last. An index leads from an id to its row: lines
- *   of 4 slots, one cache line each,
- *          of which each bucket has a stretch; an id is in its home line, or where that was full in the next line with
- *          room, round and round. The home line is high(rotate(mix(id), 32) * lines): see kernels/spread.h; buckets
- *          take the other half of the bits.
+ * Two kinds:
+ *   MCH    any id may have any row of its bucket but the last. An index leads from an id to its row: lines of 4 slots,
+ *          one cache line each, of which each bucket has a stretch; an id is in its home line, or where that was full
+ *          in the next line with room, round and round. The home line is high(rotate(mix(id), 32) * lines): see
+ *          kernels/spread.h; buckets take the other half of the bits.
  *   hash   row = slot: an id is in its home row, murmur(id) mod the rows that may be had, or in one of the max_probe -
- *   1 rows after it,
- *          round and round in its bucket.
+ *          1 rows after it, round and round in its bucket.
  * Ids that have no row go into a log, which is grouped by bucket and then learned by each bucket on its own, in an
  * order of ids. Entries of the log have no order, and sums are of integers: results depend on neither split nor
  * threads.

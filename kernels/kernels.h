@@ -6,13 +6,12 @@
  * in. Three kinds:
  *
  *   kernel     does each item of a range on its own, whatever the order: any device runs it over [0, n). PERI_KERNELS,
- *   PERI_K_* operation  a whole (a sort, a cumulative sum, an update of tables): what comes out is laid down here, how
- *   a device gets there is its
- *              own affair, and so are its chunks, threads, digits and scratch. PERI_OPS, PERI_OP_*
+ *              PERI_K_*
+ *   operation  a whole (a sort, a cumulative sum, an update of tables): what comes out is laid down here, how a device
+ *              gets there is its own affair, and so are its chunks, threads, digits and scratch. PERI_OPS, PERI_OP_*
  *   step       a kernel of which the device cpu composes its operations (runtime/backends/cpu_ops.c). The core launches
- *   none, and another
- *              device need not have any. PERI_STEPS, PERI_K_*. Members of arguments that are called a step's are 0
- *              where the core fills in the arguments of an operation
+ *              none, and another device need not have any. PERI_STEPS, PERI_K_*. Members of arguments that are called a
+ *              step's are 0 where the core fills in the arguments of an operation
  *
  * Rules for all kernels and steps
  * - `fn(args, begin, end)` does the part [begin, end) of the kernel's range, serially; ranges may run in any order and
@@ -20,7 +19,7 @@
  * - Raw pointers and numbers only; no allocation, no globals, no failure. A kernel that can meet bad input writes what
  *   it found into a report struct in its device's memory.
  * - Pointers are aligned to their element size unless said otherwise; outputs do not alias inputs unless said
- * otherwise.
+ *   otherwise.
  * - kernels/ref is normative; kernels/cpu is compiled once per instruction set; an entry that an instruction set lacks
  *   is the next lower one's, down to ref.
  */

@@ -25,16 +25,17 @@ enum {
 
 /** Where id u (unsigned) of feature f goes, P = buckets:
  *    bounds:            u < bounds[P]: bucket b with bounds[b] <= u < bounds[b + 1] (u < bounds[0]: bucket 0), new id u
- *    - bounds[b] block, no bounds:  u < block * P: bucket u / block, new id u % block
+ *                       - bounds[b]
+ *    block, no bounds:  u < block * P: bucket u / block, new id u % block
  *    otherwise:         bucket u % P, new id u / P
  *  with KEEP the new id is u. Ids of a bag keep their order within a bucket.
  *
  *  Operation bucketize: lengths[b * bags + bag] = number of the bag's ids in bucket b; starts (if not NULL) = the
  *  complete cumulative sum of all lengths. The ids of a bag that go to bucket b lie from the sum of all lengths before
  *  that one on. For id i of a bag with place `at`: new_ids[at] = new id; new_weights[at] = weights[i]; positions[at] =
- *  i - first id of the bag; unbucketize[i] = at; mapping[i] = bucket. Without new_ids: only lengths and starts.
- *  Steps: bucketize_count makes the lengths, bucketize_place all others from starts. range: bags.
- *  A table entry more than there are features ends the last one's bags. The product block * P must be below 2^63. */
+ *  i - first id of the bag; unbucketize[i] = at; mapping[i] = bucket. Without new_ids: only lengths and starts. Steps:
+ *  bucketize_count makes the lengths, bucketize_place all others from starts. range: bags. A table entry more than
+ *  there are features ends the last one's bags. The product block * P must be below 2^63. */
 typedef struct peri_k_bucketize_args {
     const void *offsets; /* bags + 1 */
     const void *ids;

@@ -7,9 +7,8 @@
  *   table   a shard of an embedding table: rows x cols of a group's weights
  *   bag     ids[offsets[b] .. offsets[b + 1]): what one sample looks up for one feature
  *   block   consecutive bags that look into one table; where block k's bag j lies in the output (and in its gradient)
- *   is
- *           out_offset + j * out_stride elements from the start. Blocks may share bags (several tables of one feature),
- *           skip bags, and stand in any order
+ *           is out_offset + j * out_stride elements from the start. Blocks may share bags (several tables of one
+ *           feature), skip bags, and stand in any order
  *   item    one id of one block. The *list* is all items: block after block, bag after bag, id after id
  *   linear row  number of a row among all rows of the group: table.first_row + row; total_rows means "no row"
  *
@@ -40,11 +39,12 @@
  *  at out_offset + i * out_stride, and so does its gradient.
  *
  *  How rows are stored (PERI_ROWS_*): as PERI_F32, PERI_F16, PERI_BF16, or in bytes; offset and stride of a table then
- *    count bytes. INT8       cols codes, f32 scale, f32 bias (FBGEMM's fused 8-bit rows)               x = fma(code,
- *    scale, bias)
+ *  count bytes.
+ *    INT8       cols codes, f32 scale, f32 bias (FBGEMM's fused 8-bit rows)               x = fma(code, scale, bias)
  *    INT8_HALF  f16 scale, f16 bias, cols codes (of its inference tables)                 x = fma(code, scale, bias)
  *    INT4, INT2 the same, two or four codes a byte: the first one in the low bits; what is left of the last byte means
- *    nothing FP8        cols codes: sign, 4 bits of exponent with bias 7, 3 of mantissa; all codes are numbers
+ *               nothing
+ *    FP8        cols codes: sign, 4 bits of exponent with bias 7, 3 of mantissa; all codes are numbers
  *  Bytes have no alignment. */
 typedef struct peri_k_tbe_table {
     int64_t rows, cols; /* of the shard; rows may be 0 */
@@ -157,13 +157,12 @@ typedef struct peri_k_tbe_reach {
 /* -- forward ------------------------------------------------------------------------------------------------------- */
 
 /** Operation and step. For each bag j of each block k, with row(id) = weight + table.offset + id * table.stride, its
- *      numbers as f32:
+ *  numbers as f32:
  *      acc[d] = 0
- *      for each valid id i of the bag, in order:  acc[d] = fma(weights[i], row(id)[d], acc[d])     (weights[i] = 1
- *      without weights) out[block.out_offset + j * block.out_stride + d] = acc[d] * factor of the bag, rounded to
- *      out_dtype
- *  With pooling NONE each id is a bag, and i stands in the place of j. If report is not NULL, count bad input as
- *  tbe_check does. range: chunks, as in tbe_check. */
+ *      for each valid id i of the bag, in order:  acc[d] = fma(weights[i], row(id)[d], acc[d])
+ *      out[block.out_offset + j * block.out_stride + d] = acc[d] * factor of the bag, rounded to out_dtype
+ *  (weights[i] = 1 without weights). With pooling NONE each id is a bag, and i stands in the place of j. If report is
+ *  not NULL, count bad input as tbe_check does. range: chunks, as in tbe_check. */
 typedef struct peri_k_tbe_forward_args {
     peri_k_tbe_list list;
     const void *weight;
@@ -229,8 +228,8 @@ typedef struct peri_k_tbe_keys_args {
  *  radix_histogram: counts[c << bits | d] = elements of chunk c with digit d. range: chunks; chunk c covers elements
  *                   [c, c + 1) * n / chunks.
  *  radix_scan:      counts[c << bits | d] = elements with a smaller digit, and with digit d in chunks before c. range:
- *  1. radix_scatter:   for each element of chunk c in order: dst[counts[c << bits | digit]++] = element. range:
- *  chunks. */
+ *                   1.
+ *  radix_scatter:   for each element of chunk c in order: dst[counts[c << bits | digit]++] = element. range: chunks. */
 typedef struct peri_k_radix_args {
     const uint64_t *src;
     uint64_t *dst;
@@ -274,8 +273,8 @@ enum { PERI_K_TBE_SORT_BITS = 13, PERI_K_TBE_SORT_PER_THREAD = 4 };
  *      h = fma(x, x, h)        w = keep * w - (lr * x) / (sqrt(h) + eps)
  *  rowwise adagrad (EXACT_ROWWISE_ADAGRAD; Naumov et al. 2019)   m = momentum1 [rows]
  *      m = m + sum16(x * x) / n       mult = lr / (sqrt(m) + eps)       w = fma(-mult, g, keep * w)
- *  adam (ADAM with AdamW's decay; Kingma, Ba 2015; Loshchilov, Hutter 2019)   m1, m2 = momentum1, momentum2 [rows,
- *  cols]
+ *  adam (ADAM with AdamW's decay; Kingma, Ba 2015; Loshchilov, Hutter 2019)
+ *      m1, m2 = momentum1, momentum2 [rows, cols]
  *      t = iteration, or row_counter + 1 (stored) with row_bias_correction
  *      m1 = fma(1 - beta1, g, beta1 * m1)       m2 = fma((1 - beta2) * g, g, beta2 * m2)
  *      u = (m1 * c1) / (sqrt(m2 * c2) + eps)       c1 = 1 / (1 - beta1^t), c2 = 1 / (1 - beta2^t)
@@ -293,10 +292,9 @@ enum { PERI_K_TBE_SORT_BITS = 13, PERI_K_TBE_SORT_PER_THREAD = 4 };
  *      a = lr * ((eta * norm(w)) / (norm(g) + wd * norm(w))) where norm(w) and the denominator are > 0, else lr
  *      m = fma(a, fma(wd, w, g), momentum * m)       w = w - m
  *      (FBGEMM has no guard: rows of zeros stay zeros; with a gradient of zeros they become NaN.)
- *  lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2; not in FBGEMM)   m = momentum1
- *  [rows, cols]
- *      s = sign(fma(1 - beta1, g, beta1 * m)), sign(0) = 0       w = w - lr * fma(wd, w, s)       m = fma(1 - beta2, g,
- *      beta2 * m)
+ *  lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2; not in FBGEMM)
+ *      m = momentum1 [rows, cols]       s = sign(fma(1 - beta1, g, beta1 * m)), sign(0) = 0
+ *      w = w - lr * fma(wd, w, s)       m = fma(1 - beta2, g, beta2 * m)
  *
  *
  *  The last two keep numbers of a row: prev = prev_iter [rows], the last step that touched it (0: none), and c =
@@ -309,24 +307,25 @@ enum { PERI_K_TBE_SORT_BITS = 13, PERI_K_TBE_SORT_PER_THREAD = 4 };
  *  regularisation of rows that come rarely)   m = momentum1 [rows]; b = ema_beta (beta1)
  *      m = fma(1 - b, sum16(g * g) / n, b * m)       RATE = lr / (SQRT(m) + eps)
  *      KEEP = MAX(min_shrinkage, 1 - MIN(1, lr * ar_alpha * gap))
- *  rowwise adagrad with counter (EXACT_ROWWISE_ADAGRAD with WeightDecayMode COUNTER or COWCLIP)   m = momentum1 [rows];
- *  h = halflife
+ *  rowwise adagrad with counter (EXACT_ROWWISE_ADAGRAD with WeightDecayMode COUNTER or COWCLIP)
+ *      m = momentum1 [rows]; h = halflife
  *      c = 1 + 2^(-gap / h) * c (h > 0), 1 (h = 0), c + 1 (h < 0), rounded to f32: how often the row came lately
  *      x = fma(wd, w, g) (L2), g       m = m + sum16(x * x) / n       MULT = lr / (SQRT(m) + eps)
  *      clip = false (COUNTER), with tail = FLOOR(tail * top) if tail_ratio, else tail, and top = max_counter of the
  *      table:
  *        now = adjustment_iter <= 0 or t > adjustment_iter; unless now: RATE = MULT, KEEP = 1; else
- *        RATE = MULT unless c > tail; where c > tail by `rates`:  TAIL_UP: MULT * CLAMP((top / (c + 1))^adjustment_ub,
- *        1, 10)
- *            TAIL_DOWN: MULT * CLAMP(((c + 1) / top)^adjustment_ub, 0.1, 1)       COUNTER_SGD: lr / (SQRT(adjustment_ub
- *            * c) + eps)
+ *        RATE = MULT unless c > tail; where c > tail by `rates`:
+ *            TAIL_UP: MULT * CLAMP((top / (c + 1))^adjustment_ub, 1, 10)
+ *            TAIL_DOWN: MULT * CLAMP(((c + 1) / top)^adjustment_ub, 0.1, 1)
+ *            COUNTER_SGD: lr / (SQRT(adjustment_ub * c) + eps)
  *        KEEP = 1 - h / c * wd * MULT (L2), 1 - h / c * wd * lr (DECOUPLE), 1 (NONE)
  *        ADAGRADW: RATE = MULT * SQRT(c) where h = -1, MIN(lr * c, adjustment_ub) / (SQRT(m) + eps) where h = -2, else
  *        as above;
  *            LAZY = (1 - wd * lr)^(min(gap, t - adjustment_iter) - 1): what the row missed       RATE = RATE * LAZY
  *            KEEP = (1 - wd * lr) * LAZY
  *      clip = true (COWCLIP; Zhao et al. 2023, "CowClip: Reducing CTR Prediction Model Training Time from 12 hours to
- *        10 minutes"): BOUND = c * MAX(weight_norm * norm(w), lower_bound), SIZE = SQRT(sum16(x * x))
+ *      10 minutes"):
+ *        BOUND = c * MAX(weight_norm * norm(w), lower_bound), SIZE = SQRT(sum16(x * x))
  *        RATE = MULT * BOUND / SIZE where BOUND < SIZE, else MULT
  *        KEEP = 1 - wd * RATE (L2), 1 - wd * lr (DECOUPLE), 1 (NONE)
  *      (FBGEMM makes NaN of a row with x = 0 and BOUND = 0: 0 / 0. Its steps t are f32, and wrong beyond 2^24; and a
@@ -397,9 +396,9 @@ enum { PERI_K_TBE_SCRATCH_ROWS = 5, PERI_K_TBE_SCRATCH_MORE = 64 }; /* rows of r
  *
  *  With optimizer.exact the sum of a column is instead, with the terms t = scale * grad[d] in f64 (exact: 24 + 24
  *  bits):
- *      largest = max |t|;  if it is finite and > 0: big = 1.5 * 2^(E + L + 1), 2^E the least power of two > largest,
- *      2^L the least >= items
- *                          else: big = 0
+ *      largest = max |t|
+ *      big = 1.5 * 2^(E + L + 1), 2^E the least power of two > largest, 2^L the least >= items, if largest is finite
+ *            and > 0, else 0
  *      g[d] = f32(sum of (t + big) - big), in f64
  *  which depends on the multiset of terms only, not on their order: `largest` and `items` do not; q = (t + big) - big
  *  depends on t and big; it is a multiple of u = 2^(E + L - 51), the distance of doubles around big, because |t| <= 2^E
@@ -467,10 +466,12 @@ typedef struct peri_k_tbe_run_tables_args {
  *  Deep Learning") do for embedding tables, whose rows are too many for a matrix of their own.
  *  For each table, G the summed gradients of the rows that the batch touches (tbe_update's sparse rows, in their
  *  order), n = cols:
- *      tbe_gram          gram[i][j] = fma(g[i], g[j], gram[i][j]) for each row g of G in order        range: rows of
- *      all grams tbe_root          root = (gram + eps I)^(-1/2), by Jacobi's method in f64, rounded             range:
- *      tables tbe_precondition  u[j] = sum over i, in order, of fma(g[i], root[i][j], .) from 0; the row is updated as
- *      SGD does with gradient u
+ *      tbe_gram          gram[i][j] = fma(g[i], g[j], gram[i][j]) for each row g of G in order
+ *                        range: rows of all grams
+ *      tbe_root          root = (gram + eps I)^(-1/2), by Jacobi's method in f64, rounded
+ *                        range: tables
+ *      tbe_precondition  u[j] = sum over i, in order, of fma(g[i], root[i][j], .) from 0; the row is updated as SGD
+ *                        does with gradient u
  *                        range: chunks; chunk c covers rows [c, c + 1) * first[n_tables] / chunks of all G
  *  A table that no id asked for keeps its gram. The gram is of the shard's rows and columns: a block of columns
  *  preconditions itself (block diagonal); blocks of rows would each see a part of G only. */
@@ -516,7 +517,8 @@ typedef struct peri_k_tbe_most_counted_args {
 
 /** Set the bits of rows in a bitmap. Each item i of the range may name a linear row r, and no row is named twice:
  *      sorted given:   r = sorted[i] >> payload_bits, if i < n[0] and item i - 1 has another row (sorted: as for
- *      tbe_update) touched given:  r = i, if touched[i] != 0
+ *                      tbe_update)
+ *      touched given:  r = i, if touched[i] != 0
  *      neither:        r = first + i
  *  If 0 <= r < total_rows: bits[r / 64] |= 1 << r % 64; where that bit was 0 before and `fresh` is given:
  *  fresh[n_fresh[0]++] = r, in any order. range: items. */

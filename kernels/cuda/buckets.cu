@@ -5,10 +5,11 @@
  * bags: a long bag and many short ones are the same work.
  *
  *   begin_lengths   clears the lengths that no tile writes as a whole: those of empty bags, and of bags that lie in
- *   several tiles count_tiles     lengths, and how many ids of each part go to each bucket: sums[bucket][part]
+ *                   several tiles
+ *   count_tiles     lengths, and how many ids of each part go to each bucket: sums[bucket][part]
  *   (CUB)           sums become those of what lies before: where the ids of each part begin in each bucket
  *   place_parts     every id to its place. A warp sorts its part in shared memory first, so that ids of one bucket are
- *   stored side by side
+ *                   stored side by side
  */
 #include "cub.cuh"
 #include "cuda.h"

@@ -9,9 +9,10 @@
  *           mix64 is the output function of SplitMix64 (Steele, Lea, Flood 2014)
  *   lane  = c / 32 * 16 + c % 16
  *   x     = low(key) + lane * 0x9e3779b9
- *   x    ^= x >> 16;  x *= 0x7feb352d;  x ^= (x >> 15) ^ high(key);  x *= 0x846ca68b;  x ^= x >> 16     (constants: C.
- *   Wellons' lowbias32) bits  = the lowest bits of x where c / 16 % 2 == 0, else its highest: 16 for bf16, 13 for f16,
- *   as many as f32 has more of
+ *   x    ^= x >> 16;  x *= 0x7feb352d;  x ^= (x >> 15) ^ high(key);  x *= 0x846ca68b;  x ^= x >> 16
+ *           (constants: C. Wellons' lowbias32)
+ *   bits  = the lowest bits of x where c / 16 % 2 == 0, else its highest: 16 for bf16, 13 for f16, as many as f32 has
+ *           more of
  *
  * Rounding: a number between two neighbours a < b of the narrow type becomes b with probability (x - a) / (b - a); what
  * f16 holds as subnormal numbers only is rounded to multiples of 2^-37 first. A number that the narrow type holds stays

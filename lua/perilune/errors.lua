@@ -18,10 +18,13 @@ function M.rank() end
 -- -- the error --------------------------------------------------------------------------------------------------------
 
 --- What failing calls raise.
----   code     negative number       name    "EINVAL"                 message   what was wrong, without the places
----   where    place in C ("runtime/x.c:12") or ""                    rank      that failed, or nil
----   place    of the script ("my_model.lua:31") or nil               path      of the module ("over_arch.model.0") or
----   nil
+---   code     negative number
+---   name     "EINVAL"
+---   message  what was wrong, without the places
+---   where    place in C ("runtime/x.c:12") or ""
+---   rank     that failed, or nil
+---   place    of the script ("my_model.lua:31") or nil
+---   path     of the module ("over_arch.model.0") or nil
 ---   trace    the stack (only when tracing)
 --- As text it is "path: message (place)".
 local Error = { class_name = "peri.Error" }

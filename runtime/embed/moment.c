@@ -4,7 +4,8 @@
  * together:
  *
  *     watched     a table batch that has parts: a bit for each row (copied already, or not wanted any more), and its
- *     buckets bucket      BUCKET_ROWS rows that follow each other: the copies of those that were copied, in any order
+ *                 buckets
+ *     bucket      BUCKET_ROWS rows that follow each other: the copies of those that were copied, in any order
  *     copy        one after the other, the bytes of the row in each part of its table
  *
  * Memory of copies is given back by table, when all parts of it were passed.

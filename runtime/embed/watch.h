@@ -7,16 +7,15 @@
  * What is told, and where from:
  *
  *     an update by a batch           SORTED   update.c, shampoo.c, on tables in memory: rows are known on the device
- *     only
+ *                                             only
  *                                    LIST     the same with tables behind a cache: the rows that the batch's ticket
- *                                    holds
+ *                                             holds
  *     an update by a dense gradient  TOUCHED  peri_tbe_gradient_apply: replicas of data-parallel tables
  *     peri_tbe_write                 RANGE
  *     peri_tbe_rows_reset            LIST     rows that start again, such as those of evicted ids
  *     averages in place (EMA)        RANGE    all rows of all tables, of their weights only
  *     a view of weights or states    RANGE    the rows that the view has: peri_tensor_copy, fill and write, exchanges,
- *     dense optimizers
- *                                             and everything else that calls peri__changed
+ *                                             dense optimizers and everything else that calls peri__changed
  *
  * What is told may be more than what changes, never less. States that have no rows (PERI_STATE_SQUARE,
  * PERI_STATE_SCALAR), counts of iterations and rates are not told: every update may change them. Nor is what somebody

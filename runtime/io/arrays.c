@@ -2,9 +2,11 @@
  *
  * arrays.c: files of arrays that NumPy wrote. An npz is a zip archive whose members are npy files:
  *
- *     member 0: local header, name, npy file    member 1 ...    directory: an entry per member    [zip64: its end, and
- *     where that is]
- * end
+ *     member 0: local header, name, npy file
+ *     member 1 ...
+ *     directory: an entry per member
+ *     [zip64: its end, and where that is]
+ *     end
  *
  * Nothing in a file is believed: every place and size is checked against the bytes that are there.
  */

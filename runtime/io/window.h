@@ -4,9 +4,9 @@
  * their contents one behind the other, each but the last with a line end at its end. Offsets are those of the whole
  * text.
  *
- *     file 0 "BOM a\n b"   file 1 "c\n"        text:  a \n b \n c \n       (a byte order mark and a header line are
- *     left out,
- *                                                                           the line end behind b is added)
+ *     file 0 "BOM a\n b"   file 1 "c\n"        text:  a \n b \n c \n
+ *
+ * (A byte order mark and a header line are left out, the line end behind b is added.)
  *
  * Two kinds of text are read in order only, and their size is not known before their end: a pipe, which is read once,
  * and files of which one is packed by gzip, which can be begun again.

@@ -4,8 +4,8 @@
  * `index` leads from an id to its row. An index is twice as long as the map has rows; an entry is a row's number + 1,
  * or 0 while it is free. An id's entry is at its home or behind it, with no free one between:
  *
- *     ids     row 0: 700   row 1: (free)   row 2: -9       index   0  0  3  1  0  0       home of -9: 2; home of 700:
- *     2, which was taken
+ *     ids     row 0: 700   row 1: (free)   row 2: -9
+ *     index   0  0  3  1  0  0       home of -9: 2; home of 700: 2, which was taken
  *
  * An id without a row is what `miss` says; its bucket says which row that is. Sections may have any contents: loops end
  * after all entries, and every row is compared with the number of rows.

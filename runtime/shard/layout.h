@@ -75,8 +75,9 @@ typedef struct peri__end {
  *  row:
  *
  *      results have a row for each sample              row + i, or of a variable batch any sample that has bag i
- *      (repeats.c) results have a row for each id                  row + i, or if `cut`  row + origins[first + i]
- *      (peri__routing.origins)
+ *                                                      (repeats.c)
+ *      results have a row for each id                  row + i, or if `cut`  row + origins[first + i]
+ *                                                      (peri__routing.origins)
  *
  *  rows.c says who takes rows from one place to the other: the lookup, the transport, or a copy through the buffer. */
 typedef struct peri__line {

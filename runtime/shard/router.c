@@ -5,8 +5,8 @@
  *   SYNC      the input's lengths and offsets are known to be well formed
  *   COUNT     a kernel counted ids by strand and checked their range; the counts came to the host
  *   ANNOUNCE  every rank learns what every other sends it, and that they run the same; the ids are being packed
- *   meanwhile. Batches of
- *             several modules that set out together are announced in one message, once the ids of all are counted
+ *             meanwhile. Batches of several modules that set out together are announced in one message, once the ids of
+ *             all are counted
  *   PAYLOAD   lengths, ids, weights and the module's numbers of bags, one all-to-all each
  *
  * The numbers of all exchanges are taken when it sets out, so others may be posted in between. A failure of this rank

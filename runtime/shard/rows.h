@@ -5,9 +5,10 @@
  * decided who takes the rows of each space between a buffer and the results:
  *
  *      own lookups, replicas     the lookup writes them there, the update reads them there; else they go through the
- *      owner's buffer a lane                    the transport does, if it can call functions (travel.c); else they go
- *      through the home's buffer what is left              one launch copies, adds up or divides it: the kind's combine
- *      and spread
+ *                                owner's buffer
+ *      a lane                    the transport does, if it can call functions (travel.c); else they go through the
+ *                                home's buffer
+ *      what is left              one launch copies, adds up or divides it: the kind's combine and spread
  *
  * The same list serves all devices. Where the host does not work in the device's memory, a lookup has its rows in place
  * only if all of them are, in one tensor: then the blocks that say so are made once and kept.

@@ -5,12 +5,10 @@
  *   http PORT PATH BODY-FILE OUT.jsonl
  *
  *   low     one connection, one request after the other: microseconds of a request, and those beside what the server
- *   says that it waited
- *           and computed (the header Server-Timing)
+ *           says that it waited and computed (the header Server-Timing)
  *   peak    CONNECTIONS connections, each as fast as it can
  *   half    the same connections at half of the peak's rate, at times that do not wait for answers: a request counts
- *   from the moment at
- *           which it was due
+ *           from the moment at which it was due
  */
 #include <arpa/inet.h>
 #include <errno.h>

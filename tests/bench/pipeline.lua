@@ -7,13 +7,11 @@
 --   exchange   the bytes of a step's ids, rows, gradients of rows, and averages, in bare exchanges one after the other
 --   exposed    what a step takes longer than its computation; hidden share: what is missing of the exchange
 --   over plain the median of the rounds' ratios to the plain loop in the same round; so with the share of reads that
---     --cache shows
+--              --cache shows
 --   ids        the exchange of ids: alone, and what of it a pipeline's operations `input_dist` and `wait_dist` show
 --   bound      what a step takes at least where no row is stale: the longest of computation, exchange, and the chain of
---              what needs one
---              another: rows, what is computed from them up to their gradients, gradients, and of lookup
---                and update the first and the last
---              part (row_parts); all measured here, alone
+--              what needs one another: rows, what is computed from them up to their gradients, gradients, and of
+--              lookup and update the first and the last part (row_parts); all measured here, alone
 --
 -- With --cache the tables are in files: beside the plain loop on tables in memory and in files, schedules on tables in
 -- files; what is hidden is missing of the time that the plain loop waits for files. What a cache costs besides (whose

@@ -3,15 +3,13 @@
 -- row-wise Adagrad, 2,048 samples a rank.
 --
 -- The floors are what the step cannot do without, each as fast as this library does it alone, all ranks at once, in the
---   order of the step: lookup, update  the unsharded collection's forward and backward pass over this rank's shards, on
---   the ids that arrive here; of replicas,
---                   which every rank updates by what all ranks' ids did: the dense gradient of this rank's ids,
---                     and an update by it
+-- order of the step:
+--   lookup, update  the unsharded collection's forward and backward pass over this rank's shards, on the ids that
+--                   arrive here; of replicas, which every rank updates by what all ranks' ids did: the dense gradient
+--                   of this rank's ids, and an update by it
 --   exchange        the bare collective operations on buffers of the sizes that travel: ids and lengths (all_to_all_v);
---                   rows and gradients,
---                   each with the operations of the sharding type (all_to_all_v; reduce_scatter
---                     and all_gather where rows are cut, within a
---                   node for table-row-wise; all_reduce for replicas)
+--                   rows and gradients, each with the operations of the sharding type (all_to_all_v; reduce_scatter and
+--                   all_gather where rows are cut, within a node for table-row-wise; all_reduce for replicas)
 -- A rank's part needs what all ranks made in the part before (rows of every owner, gradients of every home), so the
 -- step takes at least the sum of the parts' times, and a part takes the time from when the first rank begins it to when
 -- the last one has done it. (A rank's own time in a part leaves out what others do on its processor before: where four

@@ -3,8 +3,8 @@
 --   luajit tests/pictures/make.lua --perilune=build/perilune [--only=PATTERN]
 --
 -- curve.svg  the learning curve of a run of the demonstration, which runs here (needs apt's package lists, Open MPI; 1
--- to 3 minutes) plan.png   the page that `perilune plan --html` makes of shop.lua's tables (needs Chromium; Debian:
--- chromium)
+--            to 3 minutes)
+-- plan.png   the page that `perilune plan --html` makes of shop.lua's tables (needs Chromium; Debian: chromium)
 -- built.svg  how Perilune is built; and a chart for each of figures.lua. These are drawn here, always alike.
 local TO, FROM = "docs/pictures", "build/pictures"
 

@@ -2,11 +2,10 @@
 --
 --   local c = peri.checkpoint.open "model-1000"
 --   c:names()                          -- of all tensors, sorted
---   -- { name =, dtype =, shape = { ... }, pieces = { { file =, begin =, bytes =, xxh3 =, offset =,
---   c:tensor(name)
---                                      -- size =, columns = { first, number } or nil, and of an increment rows = name
---                                      of the tensor that
---                                      -- lists which rows are there, listed = how many }, ... } }
+--   c:tensor(name)                     -- { name =, dtype =, shape = { ... }, pieces = { { file =, begin =, bytes =,
+--                                      -- xxh3 =, offset =, size =, columns = { first, number } or nil, and of an
+--                                      -- increment rows = name of the tensor that lists which rows are there,
+--                                      -- listed = how many }, ... } }
 --   c:read(name)                       -- a tensor with all of it
 --   c:read(name, { offset = { 10, 0 }, size = { 5, 64 } }, tensor)   -- a rectangle, into a tensor
 --   c:stored(name)                     -- a StoredTensor: a source for load_state_dict

@@ -2,9 +2,9 @@
 -- into another run (TorchRec's optim.keyed). All optimizers of nn.optim are keyed, those of fused tables too
 -- (embed/fused.lua).
 --
---   -- { state = { ["over.weight"] = { exp_avg = tensor, ... }, ... }, param_groups = { { params =
+--   -- { state = { ["over.weight"] = { exp_avg = tensor, ... }, ... },
+--   --   param_groups = { { params = names, lr = 0.1, ... } } }; tensors are live, see tensor/state_dict.lua
 --   optimizer:state_dict()
---                                      -- names, lr = 0.1, ... } } }; tensors are live, see tensor/state_dict.lua
 --   optimizer:load_state_dict(dict)
 --   optimizer.param_groups[1].lr = 0.1 -- holds at once
 local P = require "perilune.ffi"

@@ -10,11 +10,11 @@
 --   metrics.evaluate(predictions, labels)
 --
 -- A metric speaks of the samples of all ranks: compute is collective where the world has more than one. Every class
---   takes window_size  samples of all ranks together that the window holds (default 10,000,000, as TorchRec's
---   configurations); each of n ranks
---                keeps its last ceil(window_size / n). A class that needs the samples themselves (AUC
---                  and its relatives) keeps them, 24
---                bytes each; others keep sums, by update or by window_size / 10,000 samples, whichever is more
+-- takes
+--   window_size  samples of all ranks together that the window holds (default 10,000,000, as TorchRec's
+--                configurations); each of n ranks keeps its last ceil(window_size / n). A class that needs the samples
+--                themselves (AUC and its relatives) keeps them, 24 bytes each; others keep sums, by update or by
+--                window_size / 10,000 samples, whichever is more
 --   group        the ranks; default: the world when the first samples come; false: this rank alone, and nothing is
 --                collective
 --

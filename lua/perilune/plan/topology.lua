@@ -33,10 +33,12 @@ M.ParameterStorage = util.face("peri.plan.ParameterStorage", { HBM = "hbm", DDR 
 ---   id_byte        bytes of their rows
 ---   row            rows that are looked up, each once
 ---   shared_row     those of them that several ids of the batch ask for: how many is known only there, which processors
----   guess wrong shared_id      the ids that do: their gradients are summed first
+---                  guess wrong
+---   shared_id      the ids that do: their gradients are summed first
 ---   odd_id, odd_row  ids and rows of widths that kernels are not made for
 ---   cut_id, cut_bag  ids, and rows that are returned, of tables whose rows lie on several ranks: sorted by rank, and
----   summed mid_row_byte, mid_bag_byte  bytes of rows and bags that a processor's own cache has not
+---                    summed
+---   mid_row_byte, mid_bag_byte  bytes of rows and bags that a processor's own cache has not
 ---   cold_row, cold_row_byte  rows that no cache has, and their bytes
 ---   bag            rows that a rank returns to those that asked
 ---   bag_byte       their bytes

@@ -50,18 +50,18 @@ local function fail(format, ...) P.fail(format:format(...)) end
 
 --- How one table is sharded.
 ---   sharding_type   "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard",
----   "data_parallel" compute_kernel  "fused" (default), "dense", "fused_uvm", "fused_uvm_caching", "quant" or
----   "quant_uvm"; unlike TorchRec's,
----                   data_parallel tables are fused too if nobody says "dense": every sharding type is trained by the
----                   same optimizer
+---                   "data_parallel"
+---   compute_kernel  "fused" (default), "dense", "fused_uvm", "fused_uvm_caching", "quant" or "quant_uvm"; unlike
+---                   TorchRec's, data_parallel tables are fused too if nobody says "dense": every sharding type is
+---                   trained by the same optimizer
 ---   cache_params    CacheParams, with fused_uvm_caching only; default: those of the module's fused_params, else
----   CacheParams {} ranks           list of ranks, see runtime/shard/types/<type>.c; default: the type's own
+---                   CacheParams {}
+---   ranks           list of ranks, see runtime/shard/types/<type>.c; default: the type's own
 ---   sizes           rows (row_wise, table_row_wise, grid_shard) or columns (column_wise, table_column_wise) of each
----   shard, beside ranks;
----                   default: even
+---                   shard, beside ranks; default: even
 ---   hosts           instead of ranks: for table_row_wise and table_column_wise the node, for grid_shard the node of
----   each block of columns,
----                   by number from 0 in order of their first ranks; all ranks of the nodes hold their part
+---                   each block of columns, by number from 0 in order of their first ranks; all ranks of the nodes hold
+---                   their part
 local ParameterSharding = util.seal(util.class "ParameterSharding")
 M.ParameterSharding = ParameterSharding
 

@@ -3,9 +3,8 @@
  * control.c: what ranks tell each other beside the data, over a communicator of its own.
  *
  *   QUERY   "I wait for you in operation s of group g, whose signature is ...": sent when nothing has come for a while.
- *   The receiver
- *           compares with what it posted under that number, or took it for; if it differs, both are wrong and everybody
- *           is told (POISON).
+ *           The receiver compares with what it posted under that number, or took it for; if it differs, both are wrong
+ *           and everybody is told (POISON).
  *           Also "I make group g, and wait for you": what is compared is what the receiver waits in.
  *   ANSWER  what the asked rank is doing instead
  *   POISON  a group is broken, and why

@@ -12,7 +12,7 @@
  *   all_gather, all_to_all   direct: every rank to every rank
  *   reduce_scatter   direct exchange of the parts, segment by segment, summed in rank order
  *   all_reduce       small, or between two machines: everybody gets everything and sums; large: reduce_scatter, then
- *   all_gather of the sums
+ *                    all_gather of the sums
  *
  * Between ranks of one machine only small data travel in messages; near.c copies the rest.
  *

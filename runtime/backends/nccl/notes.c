@@ -4,8 +4,7 @@
  *
  *   ID      the identity of a group's base communicator, from its first member
  *   ORDER   from the first member, passed on from one to FAN others: "I launch this next". A member launches in that
- *   order, and compares
- *           with what it has posted under that number: if that differs, both are wrong
+ *           order, and compares with what it has posted under that number: if that differs, both are wrong
  *   QUERY   when an operation takes long: "I have posted this", to all, with the counts of a pair
  *   ANSWER  what the asked rank is doing instead
  *   POISON  the group is broken, and why

@@ -3,11 +3,11 @@
  * row_file.h: the file that keeps the rows of one cached table (or of one shard of it).
  *
  *   bytes 0 .. 4095   header: magic, version, what table it is, how it starts, the optimizer's parts, flush, iteration,
- *   clean, checksum then              rows records of record_bytes each: u32 checksum of the rest and of the row's
- *   place, u32 0, the parts
- *                     (kernels/cache.h)
+ *                     clean, checksum
+ *   then              rows records of record_bytes each: u32 checksum of the rest and of the row's place, u32 0, the
+ *                     parts (kernels/cache.h)
  *   then              the map: one bit for each row (of u64 words), set when its record is written. The header has the
- *   map's checksum
+ *                     map's checksum
  *
  * Numbers are little-endian. The file is as long as that from the start, with holes where nothing was written: a row
  * that was never written has the value that the initialiser gives it, which depends on (seed, table, row, column) only.

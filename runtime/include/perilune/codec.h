@@ -32,9 +32,8 @@ typedef struct peri_codec_context_ref {
  *    NONE   0
  *    FP16   2^-11 |x| + 2^-25 / e     |x e| <= 65504; beyond, the result is +-65504 / e
  *    BF16   2^-8 |x| + 2^-133 / e     |x e| <= 3.3895e38
- *    FP8    2^-(m+1) |x| + 2^-(b+m)   |x| <= max; beyond, the result is +-max. m = 7 - exponent_bits, b =
- *    exponent_bias,
- *           max = 2^(2^exponent_bits - 2 - b) (2 - 2^-m): 0.9375 by default, which suits rows only
+ *    FP8    2^-(m+1) |x| + 2^-(b+m)   |x| <= max; beyond, the result is +-max. m = 7 - exponent_bits,
+ *           b = exponent_bias, max = 2^(2^exponent_bits - 2 - b) (2 - 2^-m): 0.9375 by default, which suits rows only
  *    FP8 in rows  2^-(m+1) |x| + 2^-(b+m) (a + 1e-20) / max
  *    INT8   range / 509 + 2^-22 a + min(range, 1e-8), range = largest - least of the row
  *    MX4    a / 4 + 2^-128

@@ -26,14 +26,12 @@ typedef struct peri_collision_ref {
 
 /** Kinds of maps.
  *    MCH   TorchRec's MCHManagedCollisionModule: ids are counted, and every eviction_interval iterations those with the
- *    best scores have the
- *          rows of their bucket. The last row of a bucket is nobody's. INT64_MAX, its mark of a free row, cannot be
- *          learned.
+ *          best scores have the rows of their bucket. The last row of a bucket is nobody's. INT64_MAX, its mark of a
+ *          free row, cannot be learned.
  *    HASH  TorchRec's HashZchManagedCollisionModule: a new id gets a row at once, among the max_probe rows from its
- *    home on. -1, its mark of
- *          a free row, cannot be learned. Home: MurmurHash3 (x64, 128 bits, both halves xored) of the id and 8 bytes of
- *          0, mod the bucket's rows. Ids that are new in one iteration are put in the order of that hash, then of the
- *          id. */
+ *          home on. -1, its mark of a free row, cannot be learned. Home: MurmurHash3 (x64, 128 bits, both halves xored)
+ *          of the id and 8 bytes of 0, mod the bucket's rows. Ids that are new in one iteration are put in the order of
+ *          that hash, then of the id. */
 enum { PERI_COLLISION_MCH = 0, PERI_COLLISION_HASH = 1 };
 
 /** The bucket of an id. fmix64 is the finalizer of MurmurHash3.
@@ -51,7 +49,7 @@ enum { PERI_SPREAD_HASH = 0, PERI_SPREAD_MODULO = 1, PERI_SPREAD_RANGE = 2 };
  *    USER           MCH: the caller says, see peri_collision_scores
  *    TTL            HASH: those whose time is over, the first on the way from the id's home
  *    PROBE_LRU      HASH: if no row is free, that whose time is over first, if only in future; none seen in this
- *    iteration */
+ *                   iteration */
 enum {
     PERI_EVICT_NONE = 0,
     PERI_EVICT_LFU = 1,
@@ -63,14 +61,16 @@ enum {
 };
 
 /** MCH: which of the ids of a window (the iterations between two evictions) count at all, by how often they were seen
- *    in their bucket: DYNAMIC        more often than filter_arg times the mean (TorchRec's default: 10)
+ *  in their bucket:
+ *    DYNAMIC        more often than filter_arg times the mean (TorchRec's default: 10)
  *    AVERAGE        more often than the mean
  *    PROBABILISTIC  with probability 1 - (1 - filter_arg)^count (TorchRec's default: 0.01), drawn from seed, id and
- *    iteration */
+ *                   iteration */
 enum { PERI_FILTER_NONE = 0, PERI_FILTER_DYNAMIC = 1, PERI_FILTER_AVERAGE = 2, PERI_FILTER_PROBABILISTIC = 3 };
 
 /** What an id without a row of its own is mapped to: one not learned yet, or for which there was no room. All are
- *    counted as missed. DEFAULT  ROW for MCH, HASH for HASH
+ *  counted as missed.
+ *    DEFAULT  ROW for MCH, HASH for HASH
  *    ROW      the bucket's last row, which is nobody's own (HASH: set aside then)
  *    HASH     its home row, which may be somebody else's
  *    DROP     -1: none; lookups skip it
