@@ -74,8 +74,8 @@ static peri_status uses(const peri_model *m, target *list)
         if (list[i].kind == NOTHING || m->sections[i].source) continue;
         return peri__fail(PERI_EUNSUPPORTED,
                           "model file '%.200s' cannot follow: section %d comes from no parameter of the model by "
-                          "itself; allowed: files "
-                          "that were exported by this version, of models whose constants are parameters",
+                          "itself; allowed: files that were exported by this version, of models whose constants are "
+                          "parameters or buffers; the report of the export names the line",
                           m->path, i);
     }
     return PERI_OK;

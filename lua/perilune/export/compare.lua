@@ -58,6 +58,10 @@ function Report:__tostring()
       self.file.auc, self.file.ne)
   end
   if self.chosen then table.insert(lines, 1, self.chosen) end
+  for _, used in ipairs(self.loose or {}) do
+    lines[#lines + 1] = ("no trainer can be followed (--follow) with this file: %s uses a constant that is no "
+      .. "parameter; make it one of the model's state: self:register_buffer(name, tensor)"):format(used)
+  end
   return table.concat(lines, "\n")
 end
 

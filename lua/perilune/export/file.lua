@@ -106,6 +106,7 @@ end
 --- model's parameters and buffers, by the addresses of what their handles point to.
 function Writer:init(path, rank, dense, names)
   self.rank, self.sections, self.panels, self.dense, self.names, self.sources = rank, 0, {}, dense, names, {}
+  self.loose = {} -- who uses constants of which nobody knows whether they come from parameters
   if rank ~= 0 then return end
   check(C.peri_model_writer_new(path, writer_out))
   self.handle = Handle(writer_out[0])
@@ -128,10 +129,12 @@ end
 
 local whole = { i32 = true, i64 = true, bool = true } -- dtypes that no parameter has
 
---- A constant, as f32. fixed: it is a number of the program, and comes from no parameter.
-function Writer:constant(tensor, fixed)
+--- A constant, as f32. fixed: it is a number of the program, and comes from no parameter. used: who uses it, in words.
+function Writer:constant(tensor, fixed, used)
   fixed = fixed or whole[tensor:dtype()]
-  local section = self:begin(fixed and "" or self.names[util.address(tensor)] or self.names[M.place(tensor)])
+  local source = fixed and "" or self.names[util.address(tensor)] or self.names[M.place(tensor)]
+  if not source then self.loose[#self.loose + 1] = used or "the model" end
+  local section = self:begin(source)
   for _, x in ipairs((tensor:dtype() == "i32" or tensor:dtype() == "i64") and tensor:reshape(-1):to_list() or {}) do
     if math.abs(tonumber(x)) > 2 ^ 24 then
       P.fail(("export: a constant has the whole number %s, allowed: up to 2^24, which f32 holds"):format(tostring(x)))
@@ -239,7 +242,7 @@ function M.write(p)
     local fields = object({ "columns", v.columns })
     if v.input then fields[#fields + 1] = { "input", v.input } end
     if v.list then fields[#fields + 1] = { "list", v.list } end
-    if v.constant then fields[#fields + 1] = { "section", w:constant(v.constant, v.fixed) } end
+    if v.constant then fields[#fields + 1] = { "section", w:constant(v.constant, v.fixed, v.used) } end
     values[#values + 1] = fields
   end
   local operations = util.map(p.operations, function(o)

@@ -269,7 +269,10 @@ end
 
 local function recorded(model, call, a, used)
   local traces = {}
-  for i, n in ipairs(SAMPLES) do traces[i] = record(model, call, take(a.batches[1], n), used) end
+  local inner = inner_of(model)
+  local own = a.call or type(inner.logits) == "function" and inner.logits or inner.forward
+  if type(own) ~= "function" then own = call end -- an object that can be called
+  for i, n in ipairs(SAMPLES) do traces[i] = record(model, call, take(a.batches[1], n), used, own) end
   local l = lower(traces[1], traces[2], a.batches)
   local outputs = outputs_of(l, traces[1])
   local kept, values = needed(l, outputs)
@@ -324,7 +327,7 @@ local function export(func, model, path, a)
       return nil
     end
     local r = compare.run(answers, M.open(fresh, { verify = true }), a.batches, a.probabilities)
-    r.chosen = chosen or false
+    r.chosen, r.loose = chosen or false, writer.loose
     allowed(func, a, r, tables)
     writer:publish()
     return r

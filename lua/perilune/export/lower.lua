@@ -30,10 +30,15 @@ function Lowering:init(first, second, sizes)
   self.list = nil -- the list whose members the entry's values are of; false: samples; nil: not known yet
 end
 
-function Lowering:fail(format, ...)
+--- The line and the function whose form is made: "model.lua:12: 'add'"; nil: none is.
+function Lowering:place()
   local e = self.entry
-  local place = e and ("%s: '%s': "):format(e.where, (e.func:gsub("^%a+:", ""))) or ""
-  P.fail("export: " .. place .. format:format(...))
+  return e and ("%s: '%s'"):format(e.where, (e.func:gsub("^%a+:", ""))) or nil
+end
+
+function Lowering:fail(format, ...)
+  local place = self:place()
+  P.fail("export: " .. (place and place .. ": " or "") .. format:format(...))
 end
 
 -- -- values -----------------------------------------------------------------------------------------------------------
@@ -176,7 +181,8 @@ function Lowering:constant(x)
   if not x.constant then self:fail "lengths or offsets of lists, where numbers are wanted" end
   local known = self.constants[x.at]
   if known then return { index = known.index, shape = x.shape, fixed = true } end
-  local v = self:value({ math.max(product(x.shape), 1) }, { constant = x.constant, fixed = x.number })
+  local v = self:value({ math.max(product(x.shape), 1) }, { constant = x.constant, fixed = x.number,
+    used = self:place() })
   self.constants[x.at] = v
   return { index = v.index, shape = x.shape, fixed = true }
 end

@@ -18,8 +18,10 @@ local C = P.C
 
 local KeyedTensor, KeyedJaggedTensor, JaggedTensor = jagged.KeyedTensor, jagged.KeyedJaggedTensor, jagged.JaggedTensor
 
+local home -- while a model is recorded: where its function begins, for calls that leave no line behind (return f(x))
+
 --- The line of the program that called what runs now: the first one outside of the library, else the first of the
---- library's own models.
+--- library's own models, else where the model's function begins.
 local function where()
   local inner
   for level = 3, 60 do
@@ -34,7 +36,7 @@ local function where()
       end
     end
   end
-  return inner or "?"
+  return inner or home
 end
 
 local address = util.address
@@ -230,10 +232,12 @@ local function note_inputs(trace, batch)
   end
 end
 
---- Run call(model, batch) and record it. collections: { module =, path = } of all modules of tables. Returns the trace;
---- what call returned is in its field `outputs`, a list of { name =, item = }.
-local function record(model, call, batch, collections)
-  local trace = Trace()
+--- Run call(model, batch) and record it. collections: { module =, path = } of all modules of tables; own: the function
+--- of the program's that call is or calls. Returns the trace; what call returned is in its field `outputs`, a list of
+--- { name =, item = }.
+local function record(model, call, batch, collections, own)
+  local trace, info = Trace(), debug.getinfo(own, "S")
+  home = ("%s:%d"):format(info.short_src, info.linedefined)
   note_inputs(trace, batch)
   local unhook = hook_collections(trace, collections)
   signature.watch.call = watcher(trace)
