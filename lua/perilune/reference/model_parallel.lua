@@ -50,7 +50,7 @@ peri.DMPCollection = {}
 ---@field custom_all_reduce? function `function(tensors, group)`: set each tensor to its average over the group (default: the library's).
 ---@field sharders? table[] ModuleSharders, and nothing else is sharded (default: those that the modules' classes name).
 ---@field bucket_bytes? integer Bytes of dense gradients that are averaged together (default: 25 MiB).
----@field gradient_division? boolean Whether gradients of tables are divided by the number of ranks (default: as PyTorch's).
+---@field gradient_division? boolean Whether gradients of tables are divided by the number of ranks, as those of the dense part are (default: what `dist.ops.set_gradient_division` says; it is true until somebody sets it).
 ---@field qcomm_codecs_registry? table Fewer bits on the way between ranks (default: none).
 ---@field init_data_parallel? boolean false: you call `model:init_data_parallel()` before training (default: true).
 ---@field data_parallel_wrapper? peri.model.DataParallelWrapper What averages dense gradients (default: DefaultDataParallelWrapper).
