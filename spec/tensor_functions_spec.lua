@@ -231,6 +231,8 @@ for _, device in ipairs(devices) do
       shows("tensor f32 [2, 3]" .. on .. "[[ 1.0000, -2.5000,     nan],\n [ 0.0000,     inf,  3.2500]]",
         peri.tensor({ { 1, -2.5, 0 / 0 }, { 0, inf, 3.25 } }, "f32", device))
       shows("tensor f32 [3]" .. on .. "[1., 2., 3.]", peri.tensor({ 1, 2, 3 }, "f32", device))
+      shows("tensor i64 [2]" .. on .. "[123456789012345678,    123456789012345]",
+        peri.tensor({ 123456789012345678LL, 123456789012345 }, "i64", device))
       shows("tensor i64 [2]" .. on .. "[9007199254740993,               -1]",
         peri.tensor({ 9007199254740993LL, -1 }, "i64", device))
       shows("tensor bool [2]" .. on .. "[ true, false]", peri.tensor({ true, false }, "bool", device))

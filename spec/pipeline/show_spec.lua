@@ -199,7 +199,8 @@ describe("perilune schedule", function()
     for arguments, expected in pairs { -- any order: each by itself
       ["sim base --times forward=1,forward=2"] = { 1, "perilune: schedule: --times has 'forward' twice, as 1 and 2\n" },
       ["sim base --times forward=1,,load=2"] = { 1, "perilune: schedule: --times has '', wanted name=milliseconds\n" },
-      ["sim base --times frward=1"] = { 1, "perilune: simulate: no operation 'frward' in schedule 'base'\n" },
+      ["sim base --times frward=1"] = { 1, "perilune: simulate: no operation 'frward' in schedule 'base', but load, "
+        .. "to_device, zero_grad, forward, backward, optimizer\n" },
       ["print base --times forward=1"] = { 2, "perilune: schedule print: --times is for 'schedule sim'\n" },
       ["sim base -n 2"] = { 2, "perilune: schedule sim: --ranks is for 'schedule trace'\n" },
       ["check base -o x.json"] = { 2, "perilune: schedule check: --output is for 'schedule trace'\n" },

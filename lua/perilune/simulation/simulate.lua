@@ -18,7 +18,10 @@ function M.check_times(times, plan)
   for name, t in util.ordered(times) do
     local known = false
     for _, o in ipairs(plan.operations) do known = known or o.name == name end
-    if not known then P.fail(("simulate: no operation '%s' in schedule '%s'"):format(name, plan.name)) end
+    if not known then
+      P.fail(("simulate: no operation '%s' in schedule '%s', but %s"):format(name, plan.name,
+        table.concat(util.map(plan.operations, function(o) return o.name end), ", ")))
+    end
     if type(t) ~= "number" or not (t >= 0 and t < math.huge) then
       P.fail(("simulate: the time of '%s' is %s, allowed: milliseconds, 0 and more"):format(name, tostring(t)))
     end

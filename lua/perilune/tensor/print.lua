@@ -52,7 +52,7 @@ local function writer(list, dtype)
   local format = scientific and "%." .. DIGITS .. "e" or whole and "%d." or "%." .. DIGITS .. "f"
   local function one(x)
     if dtype == "bool" then return x ~= 0 and "true" or "false" end
-    if wholes[dtype] then return (tostring(x):gsub("LL$", "")) end
+    if wholes[dtype] then return type(x) == "number" and ("%.0f"):format(x) or (tostring(x):gsub("LL$", "")) end
     return special(x) or format:format(x)
   end
   local width = 0
