@@ -43,6 +43,18 @@ static void cpu_nearest_rows(const peri_op_nearest *op, int64_t i, int64_t n, fl
 #define K_LOW(l, h) ((l) & (h) ? K_LANES + (l) - (h) : (l))
 #define K_HIGH(l, h) ((l) & (h) ? K_LANES + (l) : (l) + (h))
 
+/** Lanes of @a and @b, by their numbers. */
+static inline __attribute__((always_inline)) k_vec k_pick(k_vec a, k_vec b, k_ivec lanes)
+{
+#if defined(__clang__)
+    k_vec picked = a;
+    for (int k = 0; k < K_LANES; k++) picked[k] = lanes[k] < K_LANES ? a[lanes[k]] : b[lanes[k] - K_LANES];
+    return picked;
+#else
+    return __builtin_shuffle(a, b, lanes);
+#endif
+}
+
 /** In pairs of vectors @h apart, blocks of @h lanes change places. @h is a constant. */
 static inline __attribute__((always_inline)) void k_swap_blocks(k_vec r[K_LANES], const int h)
 {
@@ -50,8 +62,8 @@ static inline __attribute__((always_inline)) void k_swap_blocks(k_vec r[K_LANES]
     for (int i = 0; i < K_LANES; i++) {
         if (i & h) continue;
         const k_vec a = r[i], b = r[i + h];
-        r[i] = __builtin_shuffle(a, b, K_LANE_NUMBERS(K_LOW, h));
-        r[i + h] = __builtin_shuffle(a, b, K_LANE_NUMBERS(K_HIGH, h));
+        r[i] = k_pick(a, b, K_LANE_NUMBERS(K_LOW, h));
+        r[i + h] = k_pick(a, b, K_LANE_NUMBERS(K_HIGH, h));
     }
 }
 

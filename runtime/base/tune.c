@@ -11,9 +11,9 @@
 #include <stdlib.h>
 
 enum { FIRST_ROUNDS = 5 }; /* of a measurement at the first use; fewer decide nothing */
-enum { MARGIN = 3 };       /* percent by which a way must beat the default */
-enum { NOISY = 25 }; /* percent of noise from which on nothing is seen: the default is used, and the next process
-                        measures again */
+#define MARGIN 3.0         /* percent by which a way must beat the default */
+#define NOISY 25.0         /* percent of noise from which on nothing is seen: the default is used, and the next process
+                              measures again */
 
 static const char *const group_names[PERI__TUNE_GROUPS] = {"lookups", "updates", "the sort", "copies", "none"};
 

@@ -191,7 +191,7 @@ static peri_status post_direct(peri_group *group, peri_tensor *src, const peri__
 
 peri_status peri__transfer_post(peri_group *group, peri_tensor *src, const peri__transfer_args *a, peri__transfer *t)
 {
-    *t = (peri__transfer){.numbers = a->to, .divisor = a->divisor ? a->divisor : 1, .parts = 1};
+    *t = (peri__transfer){.numbers = a->to, .divisor = a->divisor != 0 ? a->divisor : 1, .parts = 1};
     if (a->to) peri_tensor_retain(a->to);
     peri_status status = a->direct  ? post_direct(group, src, a, t)
                          : a->codec ? post_encoded(group, src, a, t)

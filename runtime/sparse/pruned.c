@@ -64,7 +64,7 @@ peri_status peri_sparse_rowwise_prune(peri_tensor *weight, peri_tensor *indicato
     *rows = kept;
     *mapping = map;
     kept = map = NULL;
-out:
+out:;
     peri_tensor *all[] = {flat, mask, map, src, kept};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) peri_tensor_release(all[i]);
     return status;

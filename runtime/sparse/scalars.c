@@ -122,7 +122,7 @@ peri_status peri_sparse_batched_unary(peri_tensor *weight, peri_tensor *table_of
     }
     *out = sums;
     sums = NULL;
-out:
+out:;
     peri_tensor *all[] = {src, ids, cuts, firsts, rows, bag, sums};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) peri_tensor_release(all[i]);
     return status;
