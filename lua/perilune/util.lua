@@ -135,21 +135,24 @@ function M.class(name, base)
   })
 end
 
+local function numbers_first(a, b)
+  local ta, tb = type(a), type(b)
+  if ta ~= tb then return ta < tb end
+  return a < b
+end
+
 --- Keys of a table in a fixed order: numbers ascending, then strings ascending. For everything whose order reaches a
 --- wire, a plan or a file (style J6). Keys of other kinds have no order: then nil, and the kind of one.
 function M.keys(t)
-  local keys, n, odd = {}, 0, nil
+  local keys, n, numbers, odd = {}, 0, 0, nil
   for k in pairs(t) do
     n = n + 1
     keys[n] = k
-    if type(k) ~= "number" and type(k) ~= "string" then odd = type(k) end
+    if type(k) == "number" then numbers = numbers + 1
+    elseif type(k) ~= "string" then odd = type(k) end
   end
   if odd then return nil, odd end
-  table.sort(keys, function(a, b)
-    local ta, tb = type(a), type(b)
-    if ta ~= tb then return ta < tb end
-    return a < b
-  end)
+  table.sort(keys, numbers > 0 and numbers < n and numbers_first or nil)
   return keys
 end
 

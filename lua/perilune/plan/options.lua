@@ -97,9 +97,12 @@ local fields_of = { path = "string", name = "string", rows = "count", dim = "cou
   sharding_type = "string", compute_kernel = "string", runs = "list", input_lengths = "numbers?",
   num_poolings = "numbers?", batch_sizes = "numbers?", cache_params = "table?", output_dtype = "string?" }
 
+local names_of = util.keys(fields_of)
+
 function ShardingOption:init(fields)
   signature.value("ShardingOption", "fields", fields, "table")
-  for name, kind in util.ordered(fields_of) do
+  for _, name in ipairs(names_of) do
+    local kind = fields_of[name]
     local needed = kind:find "?$" == nil
     if needed or fields[name] ~= nil then
       signature.value("ShardingOption", name, fields[name], (kind:gsub("%?$", "")))
