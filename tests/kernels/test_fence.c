@@ -44,7 +44,7 @@ static int signal_of(void (*body)(void))
     return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
 }
 
-__attribute__((noinline, noclone)) static void touch(size_t bytes, size_t at)
+__attribute__((noinline)) static void touch(size_t bytes, size_t at)
 {
     volatile char *p = malloc(bytes);
     p[at] = 1;
