@@ -240,7 +240,8 @@ uint64_t host::draw() /* xorshift64* */
     return state * 0x2545f4914f6cdd1du;
 }
 
-/** Kernels that have been launched. With PERI_CUDA_HOST_LAZY=1 a kernel is loaded at its first launch, which waits for all that runs. */
+/** Kernels that have been launched. With PERI_CUDA_HOST_LAZY=1 a kernel is loaded at its first launch, which waits for all that runs, as
+ *  page-locked memory does then. */
 static std::set<const void *> &loaded()
 {
     static auto *kernels = new std::set<const void *>;
@@ -531,6 +532,10 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned)
     if (posix_memalign(out, 4096, bytes ? bytes : 1) != 0) return say(cudaErrorMemoryAllocation);
     hold h(lock);
     counts[PINNED]++;
+    if (loads_late()) { /* a GPU may stop for it */
+        host::opened all;
+        while (step()) {}
+    }
     pinned()[(const char *)*out] = bytes ? bytes : 1;
     return cudaSuccess;
 }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_nccl.c: the transport nccl by its table of functions, with one rank: every kind of operation, a group split off,
- * many operations that nobody waits for on the host, and an abort. By default on the pretended GPU and NCCL
- * (tests/cuda_host); where PERI_NCCL_TEST names a folder, on the libperilune_cuda.so and libperilune_nccl.so in it,
- * with the real libnccl.
+ * many operations that nobody waits for on the host, and an abort; and sizes of scratch by the device's table. By
+ * default on the pretended GPU and NCCL (tests/cuda_host); where PERI_NCCL_TEST names a folder, on the
+ * libperilune_cuda.so and libperilune_nccl.so in it, with the real libnccl.
  */
 #include "tests/harness/check.h"
 #include "kernels/kernels.h"
+#include "kernels/sparse.h"
 #include "runtime/base/base_internal.h"
 #include "runtime/plugin/coll.h"
 #include "runtime/plugin/device.h"
@@ -20,6 +21,7 @@ static const peri_coll_vtab *nccl, *self;
 static void *device, *stream, *self_world, *world;
 static uint64_t sequence;
 static const char *missing; /* why nothing can be tested here */
+static void (*meddle)(int); /* what the program around may do: choose another GPU. NULL: these are real ones */
 
 static void *entry(const char *folder, const char *name, const char *symbol)
 {
@@ -36,8 +38,11 @@ static int open_world(void **state)
     const char *real = getenv("PERI_NCCL_TEST"), *build = getenv("PERI_BUILD");
     char folder[4096], reason[512];
     snprintf(folder, sizeof folder, "%s%s", real ? real : build ? build : "build", real ? "" : "/cuda_host");
+    setenv("PERI_CUDA_HOST_GPUS", "2", 0);
     void *device_entry = entry(folder, real ? "cuda" : "cuda_host", PERI_DEVICE_ENTRY);
     void *coll_entry = entry(folder, "nccl", PERI_COLL_ENTRY);
+    void *meddles = real ? NULL : entry(folder, "cuda_host", "peri_cuda_host_meddle");
+    memcpy(&meddle, &meddles, sizeof meddle);
     peri_device_entry_fn device_of;
     peri_coll_entry_fn coll_of;
     memcpy(&device_of, &device_entry, sizeof device_of);
@@ -225,9 +230,25 @@ static void test_an_abort(void **state)
     every_kind(world); /* the world is as sound as before */
 }
 
+/** A size of scratch is the device's own, also where it is the first that a thread asks of it. */
+static void test_sizes_of_scratch(void **state)
+{
+    (void)state;
+    if (missing || !meddle) skip();
+    const peri_op_unique args = {.n = 1000, .most = 1 << 20, .dtype = PERI_I64};
+    int64_t bytes[2];
+    for (int current = 0; current < 2; current++) {
+        meddle(current);
+        bytes[current] = gpu->scratch(device, PERI_OP_unique, &args);
+    }
+    assert_true(bytes[0] > 0);
+    assert_int_equal(bytes[0], bytes[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sizes_of_scratch),
         cmocka_unit_test(test_every_kind),
         cmocka_unit_test(test_a_group_split_off),
         cmocka_unit_test(test_many_that_nobody_waits_for),
