@@ -3,9 +3,9 @@ local peri = require "perilune"
 local shell = require "spec.support.shell"
 
 describe("the examples of", function()
-  local documents = { data = 7, embedding_tables = 5, managed_collision = 3, models = 5, pipelines = 5, plans = 5,
-    precision = 2, quantized_tables = 4, sequences = 3, sharded_tables = 6, sparse_operators = 1, streams = 1,
-    tensors = 2, tutorial_first_model = 2, tutorial_from_torchrec = 1, tutorial_own_data = 3,
+  local documents = { data = 7, embedding_tables = 5, managed_collision = 3, model_file = 1, models = 5,
+    pipelines = 5, plans = 5, precision = 2, quantized_tables = 4, sequences = 3, sharded_tables = 6, sparse_operators = 1, streams = 1,
+    tables_in_files = 2, tensors = 2, tutorial_first_model = 2, tutorial_from_torchrec = 1, tutorial_own_data = 3,
     tutorial_plan_and_schedule = 2 }
   for document, examples in peri.util.ordered(documents) do
     document = "docs/" .. document .. ".md"
@@ -19,17 +19,25 @@ describe("the examples of", function()
     end)
   end
 
-  it("docs/checkpoints.md, which are one program", function()
-    if shell.no_launcher() then return pending(shell.no_launcher()) end
+  --- The examples of a page from number `first` on as one program of n ranks, run in an empty folder; what it prints.
+  local function program(document, first, examples, n)
     local blocks, folder, clean = {}, shell.temporary()
-    for block in shell.read "docs/checkpoints.md":gmatch "```lua\n(.-)```" do blocks[#blocks + 1] = block end
-    shell.write(folder .. "/page.lua", table.concat(blocks, "\n"))
+    for block in shell.read(document):gmatch "```lua\n(.-)```" do blocks[#blocks + 1] = block end
+    assert.equal(examples, #blocks)
+    shell.write(folder .. "/page.lua", table.concat(blocks, "\n", first))
     local perilune = shell.run("pwd"):match "^[^\n]*" .. "/" .. shell.perilune
-    local out, status = shell.run(("cd %s && %s run page.lua"):format(folder, perilune))
+    local out, status = shell.run(("cd %s && %s run -n %d page.lua"):format(folder, perilune, n))
     assert.equal(0, status, out)
-    assert.equal(5, #blocks)
-    assert.matches("now answering from .*run%-7/save%-000001%-step%-10", out)
     clean()
+    return out
+  end
+
+  it("docs/checkpoints.md, docs/running.md, docs/collectives.md: each of them a program", function()
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    assert.matches("now answering from .*run%-7/save%-000001%-step%-10", program("docs/checkpoints.md", 1, 5, 1))
+    assert.matches("%d\n", program("docs/running.md", 1, 1, 1))
+    if not shell.has "mpirun" then return pending "mpirun was not found" end
+    program("docs/collectives.md", 2, 6, 2)
   end)
 
   it("docs/tutorial_serve.md, and its commands up to the model file", function()
