@@ -177,6 +177,8 @@ peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]
   { "a layer of another width, inside a model",
     loop .. "for _ in pipeline:run(function() return peri.zeros { 5, 4 } end) do end",
     "net.0: Linear: x is [5, 4], wanted [*, 3] (s.lua:5)" },
+  { "an element by two numbers", "return peri.ones { 2, 2 }:item(0, 1)",
+    "tensor:item: an argument more than the 1 that it takes: 1 (s.lua:2)" },
   { "labels of another length", "nn.functional.binary_cross_entropy_with_logits(peri.zeros { 4 }, peri.zeros { 5 })",
     "peri_op_bce_with_logits: x and target are f32 [4] and f32 [5]; their shapes must agree (s.lua:2)" },
   { "a state of another shape", linear .. "linear:load_state_dict { weight = peri.zeros { 2, 2 } }",

@@ -189,9 +189,16 @@ local function bad(func, a, x)
   P.fail(("%s: %s is %s, wanted %s"):format(func, a.name, M.text(y), kind.text))
 end
 
---- "t: tensor, dim: dims?" -> { { name = "t", kind = "tensor" }, { name = "dim", kind = "dims", optional = true } }
+--- Complain about an argument behind those that there are, which Lua would drop without a word.
+local function beyond(func, list, x)
+  local n = #list - (list[1] and list[1].name == "self" and 1 or 0)
+  P.fail(("%s: an argument more than the %d that it takes: %s"):format(func, n, M.text(x)))
+end
+
+--- "t: tensor, dim: dims?" -> { { name = "t", kind = "tensor" }, { name = "dim", kind = "dims", optional = true } }.
+--- "..., only": an argument behind these is refused (others may get more, as those of Lua's operators do).
 local function parse(line)
-  local list = {}
+  local list = { only = line:find "only$" ~= nil }
   for name, kind, mark in line:gmatch "([%w_]+):%s*([%w_]+)(%??)" do
     if kind ~= "any" and not kinds[kind] then error(("signature: no kind '%s' in '%s'"):format(kind, line), 0) end
     list[#list + 1] = { name = name, kind = name == "self" and kind == "table" and "object" or kind,
@@ -215,11 +222,15 @@ local function guard(func, f, list)
       if kind.is then locals[#locals + 1] = ("local is%d = is[%d]"):format(i, i) end
     end
   end
-  local parameters = table.concat(names, ", ")
-  local text = ("local f, func, list, is, bad, type, watch = ...\n%s\nreturn function(%s)\n%s\n"
+  local parameters, behind = table.concat(names, ", "), ""
+  if list.only then
+    behind = ", more"
+    lines[#lines + 1] = "if more ~= nil then beyond(func, list, more) end"
+  end
+  local text = ("local f, func, list, is, bad, beyond, type, watch = ...\n%s\nreturn function(%s%s)\n%s\n"
     .. "if watch.call then return watch.call(func, f%s) end\nreturn f(%s)\nend"):format(table.concat(locals, "\n"),
-    parameters, table.concat(lines, "\n"), parameters == "" and "" or ", " .. parameters, parameters)
-  return assert(loadstring(text, "=perilune.signature"))(f, func, list, tests, bad, type, M.watch)
+    parameters, behind, table.concat(lines, "\n"), parameters == "" and "" or ", " .. parameters, parameters)
+  return assert(loadstring(text, "=perilune.signature"))(f, func, list, tests, bad, beyond, type, M.watch)
 end
 
 --- The value `x` of argument `name` of `func`, if it is of the kind; else an error as for arguments.

@@ -413,7 +413,7 @@ signature.check_each("tensor:", methods, { "describe", "dim", "shape", "numel", 
   "is_mapped", "is_leaf", "is_pinned",  "read", "to_list", "to_table", "contiguous", "detach", "share", "grad" },
     "self: tensor")
 signature.check("tensor:", methods, {
-  size = "self: tensor, d: dim", write = "self: tensor, data: any", item = "self: tensor, i: count?",
+  size = "self: tensor, d: dim", write = "self: tensor, data: any", item = "self: tensor, i: count?, only",
   copy = "self: tensor, src: tensor", fill = "self: tensor, value: number",
   to = "self: tensor, dtype: dtype?, device: device?, non_blocking: boolean?",
   pin_memory = "self: tensor, device: device?", transpose = "self: tensor, a: dim, b: dim",
