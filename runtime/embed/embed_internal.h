@@ -413,6 +413,9 @@ peri_status peri__tbe_update(peri_tbe_batch *batch, peri_tensor *grad, peri_tens
 peri_status peri__tbe_sparse(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights, peri_tbe_sparse *out);
 /** peri_tbe_backward on checked arguments, with ids that are rows of the flat tensors. */
 peri_status peri__tbe_backward(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights);
+/** After an update of @tbe: say once if one backward pass updates it several times. Who knows autograd expects one step
+ *  with the sum of the gradients; of SGD without decay that is the same. */
+void peri__tbe_note_pass(peri_tbe *tbe);
 
 /* -- optimizers (optimizer.c) -------------------------------------------------------------------------------------- */
 

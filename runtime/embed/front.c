@@ -108,9 +108,7 @@ static peri_status keep(const char *function, peri_tbe_batch *b, peri_tensor *gr
     return peri__batch_leave(b, true, status);
 }
 
-/** Say once if one backward pass updates @tbe several times: who knows autograd expects one step with the sum of the
- *  gradients. Of SGD without decay that is the same. */
-static void note_pass(peri_tbe *tbe)
+void peri__tbe_note_pass(peri_tbe *tbe)
 {
     const peri_tbe_optimizer *o = &tbe->optimizer;
     uint64_t pass = peri__backward_running();
@@ -135,7 +133,7 @@ static peri_status backward(const char *function, peri_tbe_batch *b, peri_tensor
     PERI_TRY(peri__tbe_gradient_check(function, tbe, &b->in, grad, grad_weights));
     if (tbe->accumulate) return keep(function, b, grad, grad_weights);
     peri_status status = tbe->store->backward(function, b, grad, grad_weights);
-    if (status >= 0) note_pass(tbe);
+    if (status >= 0) peri__tbe_note_pass(tbe);
     return status;
 }
 

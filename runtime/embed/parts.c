@@ -110,6 +110,7 @@ static peri_status update_in_parts(const peri__node *node, const parts *s, peri_
     PERI_TRY(place(&k, b, done));
     if (!*done) return PERI_OK;
     peri_status status = tbe->store->backward("peri_tbe_backward", b, grad[k.first], NULL);
+    if (status >= 0) peri__tbe_note_pass(b->tbe);
     peri__batch_unplace(b);
     return status;
 }

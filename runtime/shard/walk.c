@@ -278,7 +278,11 @@ static peri_status update(const batch *b, int32_t g)
     const peri__rows *r = &b->rows[PERI__TO_OWNERS];
     peri_tensor *part, *rows = peri__rows_of(r, g);
     peri_tbe_batch *look = b->looks[PERI__TO_OWNERS][g];
-    if (rows != r->own) return look->tbe->store->backward("peri_tbe_batch_backward", look, rows, NULL);
+    if (rows != r->own) {
+        PERI_TRY(look->tbe->store->backward("peri_tbe_batch_backward", look, rows, NULL));
+        peri__tbe_note_pass(look->tbe);
+        return PERI_OK;
+    }
     PERI_TRY(weights_part(b, g, &part));
     peri_status status = peri_tbe_batch_backward(look, rows, part);
     if (status >= 0) return weights_part_done(b, g, part);

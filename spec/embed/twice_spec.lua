@@ -30,13 +30,14 @@ describe("lookups of one collection in one backward pass", function()
   end
 
   it("are told once of each table batch, but for SGD, whose steps add up", function()
-    local function printed(optimizer, step)
+    local function printed(optimizer, step, wrap)
       return (shell.luajit(([[
         local peri = require "perilune"
         local ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "users", num_embeddings = 6,
           embedding_dim = 4, feature_names = { "f" } } }, fused_params = { optimizer = %q, learning_rate = 0.5 } }
+        %s
         local function look(id) return ebc(peri.KeyedJaggedTensor { keys = { "f" }, values = { id }, lengths = { 1 } }):values():sum() end
-        for i = 1, 3 do %s end]]):format(optimizer, step)))
+        for i = 1, 3 do %s end]]):format(optimizer, wrap or "", step)))
     end
     local twice, once = "(look(1) + look(2)):backward()", "look(1):backward() look(2):backward()"
     local told = printed("adam", twice)
@@ -45,5 +46,8 @@ describe("lookups of one collection in one backward pass", function()
     assert.equal(1, select(2, told:gsub("warning", "")))
     assert.equal("", printed("adam", once))
     assert.equal("", printed("sgd", twice))
+    local wrap = "ebc = peri.DistributedModelParallel { module = ebc }"
+    assert.matches("warning: table 'users': one backward pass", printed("adam", twice, wrap))
+    assert.equal("", printed("adam", once, wrap))
   end)
 end)
