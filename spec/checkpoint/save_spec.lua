@@ -195,6 +195,22 @@ describe("a checkpoint", function()
     end
   end)
 
+  it("has parts without tensors, which are taken and left out as others are", function()
+    local path, p, q = folder .. "/schedule", build(), build()
+    train(p, 1, 3)
+    peri.checkpoint.save(path, p)
+    local before = state(q)
+    peri.checkpoint.load(path, q, { only = { "schedule" } })
+    assert.same(p.schedule:state_dict(), q.schedule:state_dict())
+    assert.not_equal(before, state(q))
+    q.schedule = nil
+    assert.error_matches(function() peri.checkpoint.load(path, q) end, "leave it out: except = { 'schedule' }")
+    peri.checkpoint.load(path, q, { except = { "schedule" } })
+    assert.same(p.model.over.weight:to_list(), q.model.over.weight:to_list())
+    assert.error_matches(function() peri.checkpoint.load(path, q, { except = { "model", "model.tables", "optimizer",
+      "schedule" } }) end, "only and except leave nothing of checkpoint")
+  end)
+
   it("is not made where replicas have drifted apart", function()
     local path = folder .. "/drift"
     sim.run(3, function(rank, world)

@@ -110,19 +110,28 @@ local function is_here(parts, prefix)
   return false
 end
 
+--- Whether the tensor of this name, or the part whose name is in front of a "/", is loaded. used: which options decide
+--- is noted there.
+local function is_chosen(a, name, used)
+  local only, except = a.only and within(a.only, name), a.except and within(a.except, name)
+  if only then used[only] = true end
+  if except then used[except] = true end
+  return not except and (not a.only or only ~= nil)
+end
+
 --- The names that are loaded: a list of { name = in the checkpoint, as = here }, whether some were left out on purpose,
 --- and which (such a list).
-local function choose(func, c, parts, a)
-  local list, left, used, taken, from = {}, {}, {}, {}, {}
+local function choose(func, c, saved, parts, a)
+  local list, left, used, taken, from, any = {}, {}, {}, {}, {}, false
   for _, name in ipairs(c:names()) do
     local as, begin = renamed(a.rename, name)
     if begin then from[begin] = true end
     if taken[as] then P.fail(("%s: rename makes '%s' of both '%s' and '%s'"):format(func, as, taken[as], name)) end
     taken[as] = name
-    local only, except = a.only and within(a.only, as), a.except and within(a.except, as)
-    if only then used[only] = true end
-    if except then used[except] = true end
-    table.insert(((a.only and not only) or except) and left or list, { name = name, as = as })
+    table.insert(is_chosen(a, as, used) and list or left, { name = name, as = as })
+  end
+  for part in util.ordered(saved.parts or {}) do -- one may have no tensors: a schedule
+    any = is_chosen(a, part .. "/", used) or any
   end
   for begin in util.ordered(a.rename or {}) do
     if not from[begin] then
@@ -137,7 +146,7 @@ local function choose(func, c, parts, a)
       end
     end
   end
-  if #list == 0 and #left > 0 then
+  if #list == 0 and not any and (a.only or a.except) then
     P.fail(("%s: only and except leave nothing of checkpoint '%s' to load"):format(func, c.path))
   end
   return list, #left > 0, left
@@ -152,10 +161,8 @@ local function dicts_of(c, saved, list, left, a, patch)
     dicts[part] = dicts[part] or { dict = tree and util.copy(tree) or {}, extra = saved.extra and saved.extra[part] }
     return dicts[part].dict
   end
-  for part in util.ordered(saved.parts or {}) do -- one may have no tensors: a schedule
-    local within_only, within_except = a.only and within(a.only, part .. "/"), a.except
-      and within(a.except, part .. "/")
-    if not within_except and (not a.only or within_only) then have(part) end
+  for part in util.ordered(saved.parts or {}) do
+    if is_chosen(a, part .. "/", {}) then have(part) end
   end
   for _, entry in ipairs(list) do
     local part = entry.as:match "^([^/]*)/" or ""
@@ -275,7 +282,7 @@ local function load_parts(c, func, given, a, group, met, quiet, patch)
   together(group, func, met, function()
     local list, left
     parts, saved = parts_of.list(func, given), c:values()
-    list, partial, left = choose(func, c, parts, a)
+    list, partial, left = choose(func, c, saved, parts, a)
     dicts = dicts_of(c, saved, list, left, a, patch)
     partial = partial or a.only ~= nil or a.except ~= nil
     said = resize.fit(parts, dicts)
