@@ -31,7 +31,9 @@ end
 --- Every public function and class: a sorted list of { name =, value = }.
 function M.all()
   local peri = require "perilune"
-  local functions, classes = api.walk(peri, function(key, name) return machinery[name] or protocol[key] end)
+  local functions, classes = api.walk(peri, function(key, name)
+    return machinery[name] or protocol[key] and name ~= "nn.init"
+  end)
   local list, seen = {}, {}
   local function add(name, value)
     if seen[value] then return end

@@ -54,6 +54,17 @@ local function near(name)
   return util.map({ unpack(list, 1, 5) }, function(x) return x[1] end)
 end
 
+--- The names within a table that has no text of its own, such as nn.init.
+local function within(name)
+  local list = {}
+  for _, full in ipairs(util.keys(manual().texts)) do
+    for _, prefix in ipairs { name .. ".", "peri." .. name .. "." } do
+      if full:sub(1, #prefix) == prefix then list[#list + 1] = full end
+    end
+  end
+  return list
+end
+
 --- Up to ten names whose texts have a word in them: those that have it in their first sentence first.
 local function speaking_of(word)
   word = word:lower():gsub("@", " at ") -- recall@k
@@ -102,7 +113,9 @@ function M.text(name)
   if page then return page.title .. "\n\n" .. listing(page.names) end
   if #found == 1 then return found[1] .. "\n\n" .. manual().texts[found[1]] end
   if #found > 1 then return ("'%s' is the name of several:\n\n%s"):format(name, listing(found)) end
-  local others = near(name)
+  local others = within(name)
+  if #others > 0 then return ("In '%s' are:\n\n%s"):format(name, listing(others)) end
+  others = near(name)
   if #others > 0 then
     return nil, ("help: there is nothing about '%s'; is one of these meant?\n%s"):format(name, listing(others))
   end

@@ -207,7 +207,8 @@ end
 local function run_steps(options)
   for _, step in ipairs(options.steps) do
     local f, problem
-    if step[1] == "l" then f = function() _G[step[2]:match "[%w_]+$"] = require(step[2]) end
+    if step[1] == "l" then
+      f = loadstring(("_G[%q] = require %q"):format(step[2]:match "[%w_]+$" or step[2], step[2]), "=-l")
     else f, problem = M.load(step[2]) end
     if problem == "more" then problem = "-e: the text is not finished" end
     if not f then io.stderr:write("perilune: ", (errors.syntax(problem)), "\n") end

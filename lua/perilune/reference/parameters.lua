@@ -182,3 +182,127 @@ function nn.optim.Optimizer:restart_rows(i, first, n) end
 ---@param i integer Position of the parameter, from 1.
 ---@param why string The end of a sentence that begins with the parameter.
 function nn.optim.Optimizer:retire(i, why) end
+
+---First values under PyTorch's names: each function fills a tensor in place, outside of the tape, and returns it.
+---
+---```lua
+---local init = peri.nn.init
+---local layer = peri.nn.Linear { in_features = 4, out_features = 2 }
+---init.xavier_uniform_(layer.weight)
+---init.zeros_(layer.bias)
+---print(layer.bias:to_list()[1], init.ones_(peri.zeros { 1 }):item()) --> 0 1
+---print(init.constant_(peri.zeros { 1 }, 3):item()) --> 3
+---print(init.calculate_gain("relu") ^ 2 - 2 < 1e-9, init.calculate_gain "linear") --> true 1
+---local t = init.uniform_(peri.zeros { 2, 3 }, -1, 1)
+---for _, f in ipairs { init.normal_, init.trunc_normal_, init.xavier_normal_, init.kaiming_uniform_,
+---  init.kaiming_normal_ } do f(t) end
+---local q = init.orthogonal_(peri.zeros { 2, 2 })
+---print(("%.3f"):format(q:matmul(q:transpose(1, 2)):item(0))) --> 1.000
+---```
+---@class peri.nn.init
+local init = {}
+
+---Uniform numbers of [a, b).
+---
+---Errors: what is no tensor of floats.
+---@param t peri.Tensor Any shape.
+---@param a? number The least (default: 0).
+---@param b? number The bound (default: 1).
+---@return peri.Tensor # t, of its shape.
+function init.uniform_(t, a, b) end
+
+---Normal numbers.
+---
+---Errors: what is no tensor of floats.
+---@param t peri.Tensor Any shape.
+---@param mean? number Their mean (default: 0).
+---@param std? number Their deviation (default: 1).
+---@return peri.Tensor # t, of its shape.
+function init.normal_(t, mean, std) end
+
+---Normal numbers, of which those outside of [a, b] are not drawn.
+---
+---Errors: a deviation that is not above 0; a that is not below b.
+---@param t peri.Tensor Any shape.
+---@param mean? number Their mean (default: 0).
+---@param std? number Their deviation, before it is cut (default: 1).
+---@param a? number The least (default: -2).
+---@param b? number The largest (default: 2).
+---@return peri.Tensor # t, of its shape.
+function init.trunc_normal_(t, mean, std, a, b) end
+
+---One number everywhere.
+---
+---Errors: what is no number.
+---@param t peri.Tensor Any shape.
+---@param value number The number.
+---@return peri.Tensor # t, of its shape.
+function init.constant_(t, value) end
+
+---Zeros everywhere.
+---
+---Errors: what is no tensor.
+---@param t peri.Tensor Any shape.
+---@return peri.Tensor # t, of its shape.
+function init.zeros_(t) end
+
+---Ones everywhere.
+---
+---Errors: what is no tensor.
+---@param t peri.Tensor Any shape.
+---@return peri.Tensor # t, of its shape.
+function init.ones_(t) end
+
+---Glorot and Bengio: uniform numbers of deviation `gain * sqrt(2 / (fan in + fan out))`.
+---
+---Errors: fewer than two dimensions.
+---@param t peri.Tensor A weight: `[out, in, ...]`, two dimensions at least.
+---@param gain? number A factor (default: 1).
+---@return peri.Tensor # t, of its shape.
+function init.xavier_uniform_(t, gain) end
+
+---The same as normal numbers.
+---
+---Errors: fewer than two dimensions.
+---@param t peri.Tensor A weight: `[out, in, ...]`, two dimensions at least.
+---@param gain? number A factor (default: 1).
+---@return peri.Tensor # t, of its shape.
+function init.xavier_normal_(t, gain) end
+
+---He and others: uniform numbers of deviation `gain / sqrt(fan)`.
+---
+---Errors: fewer than two dimensions; an unknown mode or function.
+---@param t peri.Tensor A weight: `[out, in, ...]`, two dimensions at least.
+---@param args? peri.nn.init.kaiming.args Arguments by name (default: none).
+---@return peri.Tensor # t, of its shape.
+function init.kaiming_uniform_(t, args) end
+
+---The same as normal numbers.
+---
+---Errors: fewer than two dimensions; an unknown mode or function.
+---@param t peri.Tensor A weight: `[out, in, ...]`, two dimensions at least.
+---@param args? peri.nn.init.kaiming.args Arguments by name (default: none).
+---@return peri.Tensor # t, of its shape.
+function init.kaiming_normal_(t, args) end
+
+---An orthogonal matrix: taken as `[rows, columns]`, its rows are orthonormal or, if they are more than the columns, its
+---columns.
+---
+---Errors: fewer than two dimensions.
+---@param t peri.Tensor A weight: `[out, in, ...]`, two dimensions at least.
+---@param gain? number A factor (default: 1).
+---@return peri.Tensor # t, of its shape.
+function init.orthogonal_(t, gain) end
+
+---@class peri.nn.init.kaiming.args
+---@field a? number The slope of leaky_relu for negative numbers (default: 0).
+---@field mode? string `fan_in` keeps deviations forward, `fan_out` backward (default: fan_in).
+---@field nonlinearity? string The function behind the layer (default: leaky_relu).
+
+---By how much deviations have to grow for a layer with such a function behind it.
+---
+---Errors: an unknown function; the error lists those that are known.
+---@param nonlinearity string `linear`, `sigmoid`, `tanh`, `relu`, `leaky_relu` or `selu`.
+---@param param? number The slope of leaky_relu (default: 0.01).
+---@return number
+function init.calculate_gain(nonlinearity, param) end
