@@ -165,13 +165,31 @@ struct common {
     }
 };
 
+/** Bags 32 * chunk to 32 * chunk + 31, by a warp. Where few of them have to be cleared, as where bags are short, the
+ *  warp clears these one after the other, a lane a bucket; else a lane has a bag, so that neighbours store side by
+ *  side. */
 struct begin_lengths {
     cut c;
-    __device__ void operator()(int64_t bag) const
+    __device__ void clear(int64_t bag, int64_t from, int64_t step) const
     {
-        const int64_t from = c.offset(bag), to = c.offset(bag + 1);
-        if (from < to && from / TILE == (to - 1) / TILE && c.a.buckets <= MOST_BUCKETS) return;
-        for (int64_t b = 0; b < c.a.buckets; b++) peri_set_index(c.a.lengths, b * c.a.bags + bag, c.a.lengths_dtype, 0);
+        for (int64_t b = from; b < c.a.buckets; b += step)
+            peri_set_index(c.a.lengths, b * c.a.bags + bag, c.a.lengths_dtype, 0);
+    }
+    __device__ void operator()(int64_t chunk, int lane, unsigned mask) const
+    {
+        enum { FEW_BAGS = 4 };
+        const int64_t bag = chunk * 32 + lane;
+        bool mine = bag < c.a.bags;
+        if (mine) {
+            const int64_t from = c.offset(bag), to = c.offset(bag + 1);
+            mine = from >= to || from / TILE != (to - 1) / TILE || c.a.buckets > MOST_BUCKETS;
+        }
+        unsigned those = __ballot_sync(mask, mine);
+        if (__popc(those) > FEW_BAGS) {
+            if (mine) clear(bag, 0, 1);
+            return;
+        }
+        for (; those; those &= those - 1) clear(chunk * 32 + __ffs((int)those) - 1, lane, 32);
     }
 };
 
@@ -514,7 +532,7 @@ size_t sum_bytes(int64_t n)
 template <class T> cudaError_t count(const cut &k, const peri_cuda_call *c)
 {
     const int64_t p = k.a.buckets, tiles = (k.parts + PERI_WARPS - 1) / PERI_WARPS;
-    PERI_CUDA_TRY(each(0, k.a.bags, c, begin_lengths{k}));
+    PERI_CUDA_TRY(each_warp(0, (k.a.bags + 31) / 32, c, begin_lengths{k}));
     PERI_CUDA_TRY(each(p > MOST_BUCKETS ? 0 : p * k.parts, p * k.parts + 1, c, clear_sums{k.sums}));
     if (p > MOST_BUCKETS) return each(0, k.a.n, c, count_one<T>{k});
     return peri_cuda_launch(p <= 8    ? count_tiles<T, 3>
