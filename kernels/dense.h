@@ -151,11 +151,16 @@ enum { PERI_PANEL = 16 };
  *  panels[((c / PERI_PANEL) * inner + k) * PERI_PANEL + c % PERI_PANEL]; what is behind the last column is read and
  *  does not matter. Panels of i8 have codes there, and after the codes of each panel a scale (f32) for each of its
  *  columns: the sum is of x and codes, and is multiplied by the scale before the bias is added.
+ *  With `codes` (panels of i8, inner up to PERI_CODES_MOST) the numbers of x are codes, too, as peri_codes_of
+ *  (codes.h) makes them of each row: s = sum of codes, which is exact and in any order, as f32, times the column's
+ *  scale, times the row's. Every instruction set computes the same bits here as well. `codes` is room for
+ *  peri_codes_bytes(inner) for each row, which the rows of the range are written to.
  *  Strides in elements. range: rows. */
 typedef struct peri_k_panel_product_args {
     float *y;
     const float *x, *bias;
     const void *panels;
+    void *codes;
     int32_t act, dtype; /* dtype: of the panels */
     int64_t inner, cols, x_stride, y_stride;
 } peri_k_panel_product_args;

@@ -29,6 +29,7 @@
 #include "work.h"
 
 #include "codec.h"
+#include "codes.h"
 #include "convert.h"
 #include "dense.h"
 #include "jagged.h"

@@ -196,22 +196,32 @@ describe("a model file", function()
     local Model = nn.Module:extend "Model"
     function Model:init() self.linear = nn.Linear { in_features = 13, out_features = 19 } end
     function Model:forward(b) return self.linear(b.dense_features) end
-    local model = Model()
-    local report, file = export(model, { dense = "int8", allowed_difference = 0.05 })
-    assert.is_true(report.difference > 0)
-    local b = batch(3, 9)
-    local x, w, bias = b.dense_features:read(), model.linear.weight:read(), model.linear.bias:read()
-    local y, number = file:predict(b).logits:read(), ffi.new "float[1]"
+    local model, number = Model(), ffi.new "float[1]"
     local function f32(v)
       number[0] = v
       return tonumber(number[0])
     end
-    for c = 0, 18 do
-      local most, sum = 0, 0
-      for k = 0, 12 do most = math.max(most, math.abs(w[c * 13 + k])) end
-      local scale = f32(most / 127)
-      for k = 0, 12 do sum = ffi.C.fmaf(x[k], math.floor(f32(w[c * 13 + k] / scale) + 0.5), sum) end
-      assert.equal(f32(f32(sum * scale) + bias[c]), y[c])
+    local function largest(numbers, at)
+      local most = 0
+      for k = at, at + 12 do most = math.max(most, math.abs(numbers[k])) end
+      return most
+    end
+    for _, dense in ipairs { "int8", "int8_products" } do
+      local report, file = export(model, { dense = dense, allowed_difference = 0.05 })
+      assert.is_true(report.difference > 0)
+      local b = batch(3, 9)
+      local x, w, bias = b.dense_features:read(), model.linear.weight:read(), model.linear.bias:read()
+      local y, whole = file:predict(b).logits:read(), dense == "int8_products"
+      local times = f32(127 / largest(x, 0))
+      for c = 0, 18 do
+        local scale, sum = f32(largest(w, c * 13) / 127), 0
+        for k = 0, 12 do
+          local code = math.floor(f32(w[c * 13 + k] / scale) + 0.5)
+          sum = whole and sum + code * math.floor(x[k] * times + 0.5) or ffi.C.fmaf(x[k], code, sum)
+        end
+        local s = f32(sum * scale)
+        assert.equal(f32((whole and f32(s * f32(largest(x, 0) / 127)) or s) + bias[c]), y[c])
+      end
     end
   end)
 

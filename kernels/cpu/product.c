@@ -4,6 +4,7 @@
  * while k runs: a vector of each panel is loaded once and multiplied by one number of each row. Few rows take many
  * panels at a time, since an fma has to wait for the one before it in its own sum.
  */
+#include "../codes.h"
 
 enum { K_PANEL_VECTORS = PERI_PANEL / K_LANES, K_TILE_MOST_ROWS = 6 };
 
@@ -102,9 +103,136 @@ static inline __attribute__((always_inline)) void k_panel_product(const peri_k_p
     for (; panel < panels; panel++) k_panel_rows(a, begin, end, K_TILE_MOST_ROWS, panel, 1, dtype);
 }
 
+/* -- rows as codes ------------------------------------------------------------------------------------------------- */
+
+static inline peri_k_codes *k_codes_row(const peri_k_panel_product_args *a, int64_t row)
+{
+    return (peri_k_codes *)((char *)a->codes + row * peri_codes_bytes(a->inner));
+}
+
+/** The end of a sum of codes, a vector of columns from @c on of panel @w. */
+static inline void k_codes_end(const peri_k_panel_product_args *a, int64_t row, int64_t c, const char *w, k_vec sum)
+{
+    const char *scales = w + PERI_PANEL * a->inner;
+    const k_vec scale = k_load((const float *)(const void *)scales + c % PERI_PANEL),
+                s = sum * scale * k_set(k_codes_row(a, row)->scale);
+    k_panel_end(a, a->y + row * a->y_stride, c, s);
+}
+
+/** A row times a panel, on processors without a product of codes. */
+static void k_codes_plain(const peri_k_panel_product_args *a, int64_t row, int64_t panel)
+{
+    const char *w = (const char *)a->panels + panel * peri_panel_bytes(PERI_PANEL, a->inner, PERI_I8);
+    const int8_t *x = k_codes_row(a, row)->codes;
+    int32_t sums[PERI_PANEL] = {0};
+    float numbers[PERI_PANEL];
+    for (int64_t k = 0; k < a->inner; k++)
+        for (int c = 0; c < PERI_PANEL; c++) sums[c] += x[k] * ((const int8_t *)w)[k * PERI_PANEL + c];
+    for (int c = 0; c < PERI_PANEL; c++) numbers[c] = (float)sums[c];
+    for (int v = 0; v < PERI_PANEL; v += K_LANES)
+        k_codes_end(a, row, panel * PERI_PANEL + v, w, k_load(numbers + v));
+}
+
+#if defined(__AVX512F__)
+#define K_VNNI __attribute__((target("avx512vnni")))
+
+/** Four rows of a panel, @bytes of them (64, or fewer at its end), turned so that the four codes of a column lie
+ *  together, and with 128 added: the instruction wants one factor without a sign. */
+K_VNNI static inline __attribute__((always_inline)) __m512i k_codes_turned(const char *w, int64_t bytes)
+{
+    const __m512i lanes = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i inside = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m512i rows = bytes >= 64 ? _mm512_loadu_si512(w) : _mm512_maskz_loadu_epi8((1ull << bytes) - 1, w);
+    const __m512i turned = _mm512_shuffle_epi8(_mm512_permutexvar_epi32(lanes, rows), inside);
+    return _mm512_xor_si512(turned, _mm512_set1_epi8(-128));
+}
+
+/** A tile of rows as codes: as many rows and panels as there are registers for, and turning panels costs little. */
+enum { K_CODES_ROWS = 12, K_CODES_PANELS = 2 };
+
+/** Add four numbers of each of @rows rows times @n panels, from @w on, of which @bytes are there. */
+K_VNNI static inline __attribute__((always_inline)) void k_codes_step(__m512i s[K_CODES_ROWS][K_CODES_PANELS],
+                                                                      const char *w, int64_t step, int64_t bytes,
+                                                                      const char *codes, int64_t stride, int rows,
+                                                                      int n)
+{
+    __m512i column[K_CODES_PANELS];
+#pragma GCC unroll 4
+    for (int v = 0; v < n; v++) column[v] = k_codes_turned(w + v * step, bytes);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        int32_t four;
+        memcpy(&four, codes + r * stride, sizeof four);
+        const __m512i number = _mm512_set1_epi32(four);
+#pragma GCC unroll 4
+        for (int v = 0; v < n; v++) /* gcc 12 copies the sums of its intrinsic from register to register */
+            __asm__("vpdpbusd %2, %1, %0" : "+v"(s[r][v]) : "v"(column[v]), "v"(number));
+    }
+}
+
+/** Rows [row, row + rows) times panels [panel, panel + n): sums of (w + 128) x, which begin with -128 times the sum of
+ *  x. @rows and @n are constants where this is called. */
+K_VNNI static inline __attribute__((always_inline)) void k_codes_tile(const peri_k_panel_product_args *a, int64_t row,
+                                                                      int rows, int64_t panel, int n)
+{
+    const int64_t step = peri_panel_bytes(PERI_PANEL, a->inner, PERI_I8), stride = peri_codes_bytes(a->inner);
+    const char *w = (const char *)a->panels + panel * step, *codes = (const char *)k_codes_row(a, row)->codes;
+    __m512i s[K_CODES_ROWS][K_CODES_PANELS];
+    int64_t k = 0;
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < n; v++) s[r][v] = _mm512_set1_epi32(-128 * k_codes_row(a, row + r)->sum);
+    for (; k + 4 <= a->inner; k += 4) k_codes_step(s, w + k * PERI_PANEL, step, 64, codes + k, stride, rows, n);
+    if (k < a->inner)
+        k_codes_step(s, w + k * PERI_PANEL, step, (a->inner - k) * PERI_PANEL, codes + k, stride, rows, n);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < n; v++)
+            k_codes_end(a, row + r, (panel + v) * PERI_PANEL, w + v * step, (k_vec)_mm512_cvtepi32_ps(s[r][v]));
+}
+
+/** All rows times panels [panel, panel + n). */
+K_VNNI static inline __attribute__((always_inline)) void k_codes_rows(const peri_k_panel_product_args *a,
+                                                                      int64_t begin, int64_t end, int64_t panel, int n)
+{
+    int64_t row = begin;
+    for (; row + K_CODES_ROWS <= end; row += K_CODES_ROWS) k_codes_tile(a, row, K_CODES_ROWS, panel, n);
+    for (; row + 4 <= end; row += 4) k_codes_tile(a, row, 4, panel, n);
+    for (; row < end; row++) k_codes_tile(a, row, 1, panel, n);
+}
+
+K_VNNI static void k_codes_vnni(const peri_k_panel_product_args *a, int64_t begin, int64_t end)
+{
+    const int64_t panels = (a->cols + PERI_PANEL - 1) / PERI_PANEL;
+    int64_t panel = 0;
+    for (; panel + K_CODES_PANELS <= panels; panel += K_CODES_PANELS)
+        k_codes_rows(a, begin, end, panel, K_CODES_PANELS);
+    for (; panel < panels; panel++) k_codes_rows(a, begin, end, panel, 1);
+}
+#endif
+
+static void k_code_product(const peri_k_panel_product_args *a, int64_t begin, int64_t end)
+{
+    for (int64_t row = begin; row < end; row++) peri_codes_of(k_codes_row(a, row), a->x + row * a->x_stride, a->inner);
+#if defined(__AVX512F__)
+    if (__builtin_cpu_supports("avx512vnni")) {
+        k_codes_vnni(a, begin, end);
+        return;
+    }
+#endif
+    for (int64_t panel = 0; panel < (a->cols + PERI_PANEL - 1) / PERI_PANEL; panel++)
+        for (int64_t row = begin; row < end; row++) k_codes_plain(a, row, panel);
+}
+
 static void cpu_panel_product(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_panel_product_args *a = args;
+    if (a->codes) {
+        k_code_product(a, begin, end);
+        return;
+    }
     if (a->dtype == PERI_BF16) k_panel_product(a, begin, end, PERI_BF16);
     else if (a->dtype == PERI_I8) k_panel_product(a, begin, end, PERI_I8);
     else k_panel_product(a, begin, end, PERI_F32);

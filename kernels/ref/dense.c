@@ -2,6 +2,7 @@
  *
  * dense.c (ref): see kernels/dense.h. Elements are computed in f64 and rounded once.
  */
+#include "../codes.h"
 
 static double ref_get(const void *p, int64_t i, int32_t dtype)
 {
@@ -160,9 +161,32 @@ static void ref_bias_act(const void *args, int64_t begin, int64_t end)
         }
 }
 
+/** With rows as codes, too. */
+static void ref_code_product(const peri_k_panel_product_args *a, int64_t begin, int64_t end)
+{
+    for (int64_t r = begin; r < end; r++) {
+        peri_k_codes *x = (peri_k_codes *)((char *)a->codes + r * peri_codes_bytes(a->inner));
+        peri_codes_of(x, a->x + r * a->x_stride, a->inner);
+        for (int64_t c = 0; c < a->cols; c++) {
+            const int64_t w = c % PERI_PANEL;
+            const char *panel = (const char *)a->panels + peri_panel_bytes(c - w, a->inner, PERI_I8);
+            int32_t sum = 0;
+            float scale;
+            for (int64_t k = 0; k < a->inner; k++) sum += x->codes[k] * ((const int8_t *)panel)[w + k * PERI_PANEL];
+            memcpy(&scale, panel + a->inner * PERI_PANEL + w * 4, sizeof scale);
+            const float s = (float)sum * scale * x->scale;
+            a->y[r * a->y_stride + c] = (float)ref_f(a->act, a->bias ? s + a->bias[c] : s, 0, 0);
+        }
+    }
+}
+
 static void ref_panel_product(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_panel_product_args *a = args;
+    if (a->codes) {
+        ref_code_product(a, begin, end);
+        return;
+    }
     for (int64_t r = begin; r < end; r++)
         for (int64_t c = 0; c < a->cols; c++) {
             const float *x = a->x + r * a->x_stride;

@@ -8,6 +8,7 @@
  * A result lives from the operation that makes it to the last one that reads it. It takes the lowest place at which
  * nothing else lives meanwhile.
  */
+#include "../../kernels/codes.h"
 #include "../../kernels/dense.h"
 #include "model_internal.h"
 
@@ -87,6 +88,9 @@ static int64_t scratch_of(const peri_model_context *c)
         if (o->kind == PERI__MODEL_pool || o->kind == PERI__MODEL_places || o->kind == PERI__MODEL_times)
             n = 2 * (c->members + c->block);
         if (o->kind == PERI__MODEL_matmul) n = peri_panel_size(o->sizes[2], o->sizes[3]) + o->sizes[1] * o->sizes[3];
+        if (o->kind == PERI__MODEL_linear && o->products == PERI_I8)
+            n = units_of(c, &m->values[o->out]) * (m->values[o->out].columns / o->sizes[1]) *
+                (peri_codes_bytes(o->sizes[0]) / 4);
         if (o->kind == PERI__MODEL_top) n = peri__model_top_scratch(m, o);
         most = peri__max(most, n);
     }

@@ -265,6 +265,7 @@ static void read_operation(peri__json *j, peri_model *m)
     if (!grow(j, &m->operations, m->n_operations, sizeof *m->operations)) return;
     peri__model_operation *o = &m->operations[m->n_operations++];
     o->kind = o->out = o->weight = o->table = o->input = -1;
+    o->products = PERI_F32;
     peri__json_enter(j, '{');
     while (peri__json_key(j, key, sizeof key)) {
         if (KEY("op")) {
@@ -281,6 +282,10 @@ static void read_operation(peri__json *j, peri_model *m)
             static const char *const names[] = {"f32", "bf16", "int8"};
             const int32_t dtypes[] = {PERI_F32, PERI_BF16, PERI_I8}, which = one_of(j, names, 3, 0);
             o->weight_dtype = which < 0 ? -1 : dtypes[which];
+        } else if (KEY("products")) {
+            static const char *const names[] = {"f32", "int8"};
+            const int32_t which = one_of(j, names, 2, 0);
+            o->products = which < 0 ? -1 : which ? PERI_I8 : PERI_F32;
         } else if (KEY("function")) {
             peri__json_text(j, o->function, sizeof o->function);
         } else if (KEY("in")) {

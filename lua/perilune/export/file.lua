@@ -144,6 +144,8 @@ function Writer:constant(tensor, fixed, used)
   return section
 end
 
+local codes = { int8 = true, int8_products = true } -- dtypes of matrices that are codes in the file
+
 --- The matrix of a linear layer; each once.
 function Writer:matrix(p)
   local key = ("%s %s"):format(p.at, tostring(p.transposed))
@@ -155,7 +157,7 @@ function Writer:matrix(p)
   if self.handle then
     local buffer = t:read()
     check(C.peri_model_writer_matrix(self.handle.ptr, buffer, shape[1], shape[2],
-      P.dtype(self.dense == "int8" and "i8" or self.dense)))
+      P.dtype(codes[self.dense] and "i8" or self.dense)))
   end
   self.panels[key] = section
   return section
@@ -218,7 +220,8 @@ local function operation_json(o, index, weight, dense, bags)
   if o.numbers then add("numbers", util.map(o.numbers, hex)) end
   if weight then
     add("weight", weight)
-    add("weight_dtype", dense)
+    add("weight_dtype", codes[dense] and "int8" or dense)
+    if dense == "int8_products" then add("products", "int8") end
   end
   if o.table then add("table", o.table) end
   if o.input then add("input", o.input) end

@@ -27,7 +27,8 @@ local arguments = {
   call = util.optional,               -- function(model, batch) -> a tensor, or tensors by name; default: logits(batch),
                                       -- else model(batch)
   tables = "as they are",             -- dtype of all tables in the file, or { name = dtype, default = dtype }
-  dense = "f32",                      -- dtype of the matrices of linear layers in the file: "f32", "bf16" or "int8"
+  dense = "f32",                      -- dtype of the matrices of linear layers in the file: "f32", "bf16", "int8", or
+                                      -- "int8_products": what they are multiplied with is rounded to int8, too
   size = util.optional,               -- the file has at most so many bytes: dtypes of tables are chosen for it; 2e9,
                                       -- "2G"
   unknown = "refuse",                 -- ids without a row: "refuse" or "skip"
@@ -355,7 +356,7 @@ function M.save(model, path, options)
     P.fail(func .. ": size with a model over ranks, allowed: on one rank, of a checkpoint (perilune export)")
   end
   if a.size and a.tables ~= "as they are" then P.fail(func .. ": size and tables, allowed: one of them") end
-  util.one_of(func, "dense", a.dense, { "f32", "bf16", "int8" })
+  util.one_of(func, "dense", a.dense, { "f32", "bf16", "int8", "int8_products" })
   a.batches = listed(signature.value(func, "batches", a.batches, "batches"))
   if #a.batches == 0 or samples_of(func, a.batches[1]) < SAMPLES[2] then
     P.fail(("%s: batches are the held-out batches to compare on; the first one needs at least %d samples"):format(func,
