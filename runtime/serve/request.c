@@ -464,7 +464,8 @@ static bool read_lengths(peri__serve_reader *r, int32_t f, const tensor *t, int6
 {
     int64_t n = t->ndim == 1 ? t->shape[0] : -1, sum = 0;
     int32_t size = datatypes[t->type].size;
-    const char *name = r->batch->facts->inputs[f].name;
+    const peri__serve_input *in = &r->batch->facts->inputs[f];
+    const char *name = in->kind == PERI__SERVE_WEIGHTS ? r->batch->facts->inputs[in->of].name : in->name;
     if (n < 0 || n > r->rules->most_samples || !size || !datatypes[t->type].ids)
         return peri__serve_blame(r, f, PERI__SERVE_KIND,
                                  "'%s.lengths': wanted: whole numbers of shape [samples], at most %lld", name,
@@ -482,13 +483,13 @@ static bool read_lengths(peri__serve_reader *r, int32_t f, const tensor *t, int6
         else memcpy(&four, t->data + i * 4, 4), lengths[i] = four;
         if (r->j->status < 0) return false;
         if (lengths[i] < 0 || lengths[i] > values - sum)
-            return peri__serve_blame(r, f, PERI__SERVE_KIND, "'%s.lengths' do not add up to %lld ids", name,
-                                     (long long)values);
+            return peri__serve_blame(r, f, PERI__SERVE_KIND, "'%s.lengths' do not add up to the %lld values of '%s'",
+                                     name, (long long)values, in->name);
         sum += lengths[i];
     }
     if (sum != values || (!t->binary && peri__json_item(r->j)))
-        return peri__serve_blame(r, f, PERI__SERVE_KIND, "'%s.lengths' do not add up to %lld ids", name,
-                                 (long long)values);
+        return peri__serve_blame(r, f, PERI__SERVE_KIND, "'%s.lengths' do not add up to the %lld values of '%s'", name,
+                                 (long long)values, in->name);
     return r->j->status >= 0;
 }
 
