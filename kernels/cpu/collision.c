@@ -70,6 +70,13 @@ CPU_MAP_INLINE void cpu_mch_aims(const peri_k_collision_map *m, const int64_t *i
     for (; i < n; i++) home[i] = cpu_mch_aim(m, ids[i]);
 }
 
+/** The same, not inlined: learning takes longer than a call, and there are many kinds of it. */
+static __attribute__((noinline)) void cpu_mch_aims_called(const peri_k_collision_map *m, const int64_t *ids, int64_t n,
+                                                          peri_k_mch_slot **home)
+{
+    cpu_mch_aims(m, ids, n, home);
+}
+
 /** Of the bits of a match, the slots, two bits each. */
 enum { CPU_MATCH_PLACES = 0 | 2 << 2 | 1 << 4 | 3 << 6 };
 
@@ -148,12 +155,14 @@ CPU_MAP_INLINE int64_t cpu_mch_range(const peri_k_collision_find_args *a, ref_lo
     const int64_t when = peri_k_window_when(a);
     peri_k_mch_slot *homes[2][CPU_MAP_AHEAD];
     int64_t hits = 0, now = end - begin < CPU_MAP_AHEAD ? end - begin : CPU_MAP_AHEAD;
-    cpu_mch_aims(&m, ids + begin, now, homes[0]);
+    if (learn) cpu_mch_aims_called(&a->map, ids + begin, now, homes[0]);
+    else cpu_mch_aims(&m, ids + begin, now, homes[0]);
     for (int64_t k = 0; k < now; k++) cpu_mch_prefetch(homes[0][k], learn);
     for (int64_t at = begin, turn = 0; at < end; at += CPU_MAP_AHEAD, turn ^= 1) {
         const int64_t n = end - at < CPU_MAP_AHEAD ? end - at : CPU_MAP_AHEAD, left = end - at - n;
         const int64_t next = left < CPU_MAP_AHEAD ? left : CPU_MAP_AHEAD;
-        cpu_mch_aims(&m, ids + at + n, next, homes[!turn]);
+        if (learn) cpu_mch_aims_called(&a->map, ids + at + n, next, homes[!turn]);
+        else cpu_mch_aims(&m, ids + at + n, next, homes[!turn]);
         for (int64_t k = 0; k < n; k++) {
             const int64_t i = at + k, id = ids[i];
             if (k < next) cpu_mch_prefetch(homes[!turn][k], learn);

@@ -25,6 +25,16 @@ static inline void k_panel_end(const peri_k_panel_product_args *a, float *y, int
     else k_store(y + c, s);
 }
 
+/** The same of a tile, whose columns begin with @c: @sums holds @vectors of each row. One function for all tiles:
+ *  inlined into each of them it was more than half of the unit's code. */
+static __attribute__((noinline)) void k_panel_tile_end(const peri_k_panel_product_args *a, const k_vec *sums,
+                                                       int64_t row, int rows, int64_t c, int vectors)
+{
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++)
+            k_panel_end(a, a->y + (row + r) * a->y_stride, c + v * K_LANES, sums[r * vectors + v]);
+}
+
 /** A vector of a panel. */
 static inline __attribute__((always_inline)) k_vec k_panel_load(const char *panel, int64_t at, const int32_t dtype)
 {
@@ -59,15 +69,33 @@ static inline __attribute__((always_inline)) void k_panel_tile(const peri_k_pane
             for (int v = 0; v < vectors; v++) s[r][v] = k_fma(number, column[v], s[r][v]);
         }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
+    if (dtype == PERI_I8) {
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; v++) {
             const char *scales = w + v / K_PANEL_VECTORS * step + PERI_PANEL * a->inner;
-            if (dtype == PERI_I8)
-                s[r][v] *= k_load((const float *)(const void *)scales + v % K_PANEL_VECTORS * K_LANES);
-            k_panel_end(a, a->y + (row + r) * a->y_stride, panel * PERI_PANEL + v * K_LANES, s[r][v]);
+            const k_vec scale = k_load((const float *)(const void *)scales + v % K_PANEL_VECTORS * K_LANES);
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) s[r][v] *= scale;
         }
+    }
+    const int64_t c = panel * PERI_PANEL;
+    if (a->cols - c >= vectors * K_LANES && a->act != PERI_UNARY_SIGMOID && a->act != PERI_UNARY_TANH) {
+        const k_vec least = k_set(a->act == PERI_UNARY_RELU ? 0 : -INFINITY), nothing = k_set(-0.0f);
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors; v++) {
+            const k_vec bias = a->bias ? k_load(a->bias + c + v * K_LANES) : nothing; /* s + -0 is s */
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++)
+                k_store(a->y + (row + r) * a->y_stride + c + v * K_LANES, k_max(least, s[r][v] + bias));
+        }
+        return;
+    }
+    k_vec sums[K_TILE_MOST_ROWS * 8 * K_PANEL_VECTORS]; /* apart: s is never in memory */
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors; v++) sums[r * vectors + v] = s[r][v];
+    k_panel_tile_end(a, sums, row, rows, c, vectors);
 }
 
 /** All rows times panels [panel, panel + n), @most rows at a time. */

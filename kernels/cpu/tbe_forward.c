@@ -95,11 +95,10 @@ TBE_INLINE void tbe_forward_common(tbe_walk *w, tbe_ahead *h, const tbe_source *
         tbe_forward_panel(w, h, source, from, past, factor, at, format, 16 * v, each, 16, 0, how & TBE_IN_ORDER);
 }
 
-/** One bag of any width. */
+/** One bag of any width. @first: how its first columns are read. */
 TBE_INLINE void tbe_forward_any(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past,
-                                float factor, int64_t at, const int32_t format)
+                                float factor, int64_t at, const int32_t format, const int first)
 {
-    const int first = source->reach.ahead > 0 ? TBE_FIRST | TBE_WALKS : TBE_FIRST;
     int64_t c = 0;
     for (; c + 16 * TBE_WIDE < w->t->cols; c += 16 * TBE_WIDE)
         tbe_forward_panel(w, h, source, from, past, factor, at, format, c, TBE_WIDE, 16, 0, c == 0 ? first : 0);
@@ -118,15 +117,21 @@ TBE_INLINE void tbe_forward_any(tbe_walk *w, tbe_ahead *h, const tbe_source *sou
 #undef TBE_LAST
 }
 
-/** One bag whose width is known at compile time (nv > 0: 16 * nv columns), or any. */
+/** What a function knows of its bags when it is compiled, in the place of a number of sixteens: nothing; that it is
+ *  without the walk ahead. */
+enum { TBE_NV_ANY = 0, TBE_NV_STAYS = -1 };
+
+/** One bag of 16 * nv columns, or of TBE_NV_*. */
 TBE_INLINE void tbe_forward_bag(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past,
                                 float factor, int64_t at, const int32_t format, const int nv)
 {
-    /* the ways of rows of bytes are not worth their code */
-    const bool walks = source->reach.ahead > 0, plain = tbe_bits(format) >= 16;
-    if (!nv || (!plain && !walks)) {
-        tbe_forward_any(w, h, source, from, past, factor, at, format);
-    } else if (!plain) {
+    const bool walks = source->reach.ahead > 0;
+    if (nv == TBE_NV_STAYS) {
+        tbe_forward_any(w, h, source, from, past, factor, at, format, TBE_FIRST);
+    } else if (nv == TBE_NV_ANY) {
+        const int first = walks ? TBE_FIRST | TBE_WALKS : TBE_FIRST;
+        tbe_forward_any(w, h, source, from, past, factor, at, format, first);
+    } else if (tbe_bits(format) < 16) {
         tbe_forward_common(w, h, source, from, past, factor, at, format, nv, TBE_WALKS);
     } else if (TBE_LINES(format, 16 * nv) > 2 && source->reach.in_order) {
         if (walks) tbe_forward_common(w, h, source, from, past, factor, at, format, nv, TBE_WALKS | TBE_IN_ORDER);
@@ -219,12 +224,19 @@ TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, cons
         }
         tbe_walk_enter(w, at.k, format);
         const bool rows = w->t->pooling == PERI_POOLING_NONE;
-        const int64_t cols = w->t->cols;
+        int64_t cols = w->t->cols;
+#define TBE_IS(cols, width) (cols) == (width) ||
+        /* Rows of bytes without the walk ahead: one place in the code for all common widths. */
+        if (tbe_bits(format) < 16 && source.reach.ahead <= 0 && (PERI_TBE_WIDTHS(TBE_IS, cols) false)) cols = -1;
+#undef TBE_IS
 #define TBE_BAGS_OF(format, width) \
     case width: tbe_forward_bags(w, &h, &source, at.j, past, format, (width) / 16, rows); break;
         switch (cols) {
             PERI_TBE_WIDTHS(TBE_BAGS_OF, format)
-        default: tbe_forward_bags(w, &h, &source, at.j, past, format, 0, rows);
+        case -1:
+            if (tbe_bits(format) < 16) tbe_forward_bags(w, &h, &source, at.j, past, format, TBE_NV_STAYS, rows);
+            break;
+        default: tbe_forward_bags(w, &h, &source, at.j, past, format, TBE_NV_ANY, rows);
         }
 #undef TBE_BAGS_OF
     }
