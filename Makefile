@@ -306,13 +306,12 @@ $B/cuda/%.o: %.cu $(CONFIG) | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  NVCC    $<')
 	$(Q)$(NVCC) $(NVCC_FLAGS) $(CU_CODE) -MMD -MP -c $< -o $@
-# The largest sources are optimized less, where nvcc can: a third of the time, and the law of barriers (tests/cuda/barriers.lua) reads it as well.
-CU_LARGE := tbe_update tbe_forward dense_rows tbe_whole
-$(CU_LARGE:%=$B/cuda/kernels/cuda/%.ptx): EXTRA = $(if $(findstring --Ofast-compile,$(shell $(NVCC) --help)),--Ofast-compile=mid)
+# Optimized less, where nvcc can: a third of the time, and the law of barriers (tests/cuda/barriers.lua) reads it as well.
+PTX_FLAGS = $(if $(findstring --Ofast-compile,$(shell $(NVCC) --help)),--Ofast-compile=mid)
 $B/cuda/%.ptx: %.cu $(CONFIG) | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  PTX     $<')
-	$(Q)$(NVCC) $(NVCC_FLAGS) $(EXTRA) -arch=compute_$(lastword $(CU_ARCHS)) -MMD -MP -MF $@.d -ptx $< -o $@
+	$(Q)$(NVCC) $(NVCC_FLAGS) $(PTX_FLAGS) -arch=compute_$(lastword $(CU_ARCHS)) -MMD -MP -MF $@.d -ptx $< -o $@
 $B/cuda/%.o: %.c $(CONFIG) | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  CC      $< (cuda)')
