@@ -113,8 +113,8 @@ CFLAGS ?= -O2 -g1
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
 PFLAGS := -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -Iruntime/include $(OPENBLAS_CFLAGS) $(WARN) $(SANFLAGS) \
 	$(if $(HAVE_URING),-DPERI_HAVE_URING) $(if $(HAVE_ZLIB),-DPERI_HAVE_ZLIB) $(if $(SAN)$(DEBUG),-DPERI_DEBUG)
-# Floating point is IEEE, except that products and sums may fuse where the instruction set has it: kernels say what may differ.
-KFLAGS := -O3 -fno-math-errno -fno-trapping-math -Wno-conversion -Wno-float-conversion -Wno-unused-function
+# Floating point is IEEE; products and sums fuse only where a kernel says so, as in gcc with -std=c11: clang would fuse them.
+KFLAGS := -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wno-conversion -Wno-float-conversion -Wno-unused-function
 # How much of a unit may be inlined is a share of its size: with gcc's own, 40, what is inlined would depend on which families share a unit.
 # clang has no such parameter.
 UNIT_FLAGS := $(if $(findstring clang,$(HAVE_CC)),,--param inline-unit-growth=60)
@@ -238,7 +238,7 @@ setup:
 
 # -- compiling ----------------------------------------------------------------------------------------------------------------------
 
-$B/obj/kernels/ref/unit.o: EXTRA := $(KFLAGS) -ffp-contract=off
+$B/obj/kernels/ref/unit.o: EXTRA := $(KFLAGS)
 $B/obj/kernels/select.o: EXTRA := $(KFLAGS) $(ISAS:%=-DPERI_ISA_%)
 $B/obj/runtime/backends/cpu_gemm.o: EXTRA := -DPERI_OPENBLAS_FOLDER='"$(patsubst -L%,%,$(firstword $(filter -L%,$(OPENBLAS_LIBS))))"'
 
