@@ -25,13 +25,28 @@ local function inherited(name)
   end
 end
 
+local by_last -- the full names by their last word in lower case, sorted
+
+--- The full names whose last word is that of `name`, whatever the case.
+local function like(name)
+  if not by_last then
+    by_last = {}
+    for _, full in ipairs(util.keys(manual().texts)) do
+      local last = full:match("[^.:]*$"):lower()
+      by_last[last] = by_last[last] or {}
+      table.insert(by_last[last], full)
+    end
+  end
+  return by_last[name:match("[^.:]*$"):lower()] or {}
+end
+
 --- The full names that a name may stand for, sorted: itself, or those that end with it.
 function M.find(name)
   local texts = manual().texts
   if texts[name] then return { name } end
   if texts["peri." .. name] then return { "peri." .. name } end
   local found, lower = {}, {}
-  for _, full in ipairs(util.keys(texts)) do
+  for _, full in ipairs(like(name)) do
     if ends(full, name) then found[#found + 1] = full
     elseif ends(full:lower(), name:lower()) then lower[#lower + 1] = full end
   end
