@@ -5,9 +5,13 @@ local ffi = require "ffi"
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local jit_support = require "spec.support.jit"
+local shell = require "spec.support.shell"
 local support = require "spec.support.tbe"
 local Bags, Rows = peri.QuantEmbeddingBagCollection, peri.QuantEmbeddingCollection
 local C = peri.ffi.C
+
+local folder, clean = shell.temporary()
+teardown(clean)
 
 local types = { "INT8", "INT4", "INT2", "FP8", "FP16", "BF16", "FP32" }
 local names = { f32 = "FP32", f16 = "FP16", int8 = "INT8", int4 = "INT4", int2 = "INT2" }
@@ -230,6 +234,71 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same(want, blank(kjt):values():to_list())
       local elsewhere = copy:copy(device == "cpu" and "opaque" or "cpu")
       assert.same(want, elsewhere(kjt:to(device == "cpu" and "opaque" or "cpu")):values():to_list())
+    end)
+
+    it("take no rows of another format, whose shape may be the same", function()
+      local byte_types, by_bytes, here, there = { "INT8", "INT4", "INT2", "FP8" }, {}, {}, {}
+      local function collection(list)
+        return Bags { device = device, tables = peri.util.map(list, function(x, i)
+          return peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = 3, embedding_dim = x[2],
+            feature_names = { "f" .. i }, data_type = x[1] }
+        end) }
+      end
+      for cols = 4, 32, 4 do
+        local formats = peri.util.map(byte_types, function(data_type) return { data_type, cols } end)
+        for i, x in ipairs(formats) do
+          local bytes = collection(formats):table_state("t" .. i):size(2)
+          for _, other in ipairs(by_bytes[bytes] or {}) do
+            here[#here + 1], there[#there + 1] = x, other
+            here[#here + 1], there[#there + 1] = other, x
+          end
+          by_bytes[bytes] = by_bytes[bytes] or {}
+          table.insert(by_bytes[bytes], x)
+        end
+      end
+      assert.is_true(#here >= 10)
+      local mine, theirs, whole = collection(here), collection(there), {}
+      for _, s in ipairs(theirs:named_state()) do
+        s.tensor:copy(peri.arange(0, s.tensor:numel(), 1, "i64"):reshape(s.tensor:shape()))
+        whole[s.name] = s.tensor:to("i64"):to("u8")
+      end
+      local before = mine:state_dict():clone()
+      local path = folder .. "/" .. device
+      peri.checkpoint.save(path, { model = theirs })
+      for origin, load in peri.util.ordered {
+        ["in the state that is given"] = function() mine:load_state_dict(theirs:state_dict()) end,
+        ["in the state that is given;"] = function() mine:load_state_dict(theirs:state_dict():clone(), false) end,
+        ["in the checkpoint"] = function() peri.checkpoint.load(path, { model = mine }) end,
+      } do
+        local message = tostring(assert.has_error(load))
+        for i, x in ipairs(here) do
+          local text = ("'embedding_bags.t%d.weight' has rows of %s x %d here, and rows of %s x %d %s"):format(i, x[1],
+            x[2], there[i][1], there[i][2], origin:match "[^;]+")
+          assert.is_truthy(message:find(text, 1, true), text)
+        end
+        for _, s in ipairs(mine:named_state()) do
+          assert.same(before[s.name]:to_list(), s.tensor:to_list())
+        end
+      end
+      -- nor numbers in place of bytes, nor the other way round
+      local float = peri.EmbeddingBagCollection { device = device, tables = { peri.EmbeddingBagConfig { name = "t1",
+        num_embeddings = 3, embedding_dim = mine:table_state("t1"):size(2), feature_names = { "f1" } } } }
+      local function takes(x, other) return function() x:load_state_dict(other:state_dict(), false) end end
+      assert.error_matches(takes(mine, float), "and f32 numbers in the state")
+      assert.error_matches(takes(float, mine), "has f32 numbers here")
+      -- the same formats fit, and bytes of which nothing is said, as in older checkpoints
+      local old = { state_dict = function() return whole end, load_state_dict = function() end }
+      peri.checkpoint.save(path .. "-old", { model = old })
+      for _, load in ipairs {
+        function(x) x:load_state_dict(theirs:state_dict():clone()) end,
+        function(x) x:load_state_dict(whole) end,
+        function(x) peri.checkpoint.load(path, { model = x }) end,
+        function(x) peri.checkpoint.load(path .. "-old", { model = x }) end,
+      } do
+        local other = collection(there)
+        load(other)
+        for _, s in ipairs(other:named_state()) do assert.same(whole[s.name]:to_list(), s.tensor:to_list()) end
+      end
     end)
 
     it("do not allocate once they have been called", function()

@@ -249,6 +249,21 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same(want, blank(kjt):values():to_list())
     end)
 
+    it("takes no pieces of another format of rows", function()
+      local function cut(data_type, cols)
+        local t = peri.EmbeddingBagConfig { name = "t", num_embeddings = 5, embedding_dim = cols,
+          feature_names = { "f" }, data_type = data_type }
+        return shard.ShardedQuantEmbeddingBagCollection { device = device, env = env, tables = { t },
+          plan = { t = plan.column_wise { ranks = { 0, 1 } } } }
+      end
+      local int8, int4 = cut("INT8", 8), cut("INT4", 16) -- pieces of 8 bytes a row
+      cut("INT8", 8):load_state_dict(int8:state_dict():clone())
+      for _, name in ipairs { "embedding_bags.t.weight", "embedding_bags.t.weight.1" } do
+        assert.error_matches(function() int8:load_state_dict(int4:state_dict():clone()) end,
+          ("'%s' has rows of INT8 x 4 here, and rows of INT4 x 8 in the state that is given"):format(name), 1, true)
+      end
+    end)
+
     it("does not allocate once it has been called", function()
       for _, pruned in ipairs { false, { a = mapping(20, 1) } } do
         local entries = plan_of("mixed", 3)

@@ -16,6 +16,7 @@ local util = require "perilune.util"
 local signature = require "perilune.signature"
 local Tensor = require "perilune.tensor"
 local StoredTensor = require "perilune.tensor.stored"
+local row_format = require "perilune.tensor.row_format"
 local values = require "perilune.checkpoint.values"
 local C, check = P.C, P.check
 
@@ -50,7 +51,7 @@ function Checkpoint:init(path, alone)
     check_path(path)
     check((alone and C.peri_checkpoint_open_alone or C.peri_checkpoint_open)(path, out))
   end
-  self.path, self._ref = path, wrap(out[0])
+  self.path, self._ref, self._row_formats = path, wrap(out[0]), false
   self._count = tonumber(C.peri_checkpoint_count(out[0]))
 end
 function Checkpoint:__tostring()
@@ -125,6 +126,17 @@ local function region_of(shape, region)
   return r
 end
 
+--- Note what the checkpoint says of the rows of tensor `name`, which is x. Returns x.
+local function with_format(self, name, x)
+  if x:dtype() ~= "u8" then return x end
+  if not self._row_formats then
+    local rows = self:values().rows
+    self._row_formats = type(rows) == "table" and rows or {}
+  end
+  local format = self._row_formats[name]
+  return row_format.note(x, type(format) == "string" and format or nil)
+end
+
 --- A rectangle (nil: all) of a tensor, { offset =, size =, columns = or nil }, into `tensor` (nil: a new one). Returns
 --- it. Blocks.
 function Checkpoint:read(name, region, tensor)
@@ -132,17 +144,17 @@ function Checkpoint:read(name, region, tensor)
   local r = region_of(shape, region)
   tensor = tensor or Tensor.empty(region and region.size or shape, dtype, "cpu")
   check(C.peri_checkpoint_read(pointer(self), index, r, Tensor.ptr(tensor)))
-  return tensor
+  return region and tensor or with_format(self, name, tensor)
 end
 
 --- The tensor as a source for load_state_dict, which reads from the checkpoint what it wants. patch (or nil): see
 --- StoredTensor.
 function Checkpoint:stored(name, patch)
   local dtype, shape = describe(self, name)
-  return StoredTensor { size = shape, dtype = dtype,
+  return with_format(self, name, StoredTensor { size = shape, dtype = dtype,
     read = function(region, tensor) self:read(name, region, tensor) end, patch = patch,
     verify = function(first, rows) self:_verify_rows(name, first, rows) end,
-    read_several = function(regions, tensors) self:_read_several(name, regions, tensors) end }
+    read_several = function(regions, tensors) self:_read_several(name, regions, tensors) end })
 end
 
 --- Several rectangles into as many tensors; what they lie in is read once.

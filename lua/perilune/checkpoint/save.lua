@@ -20,6 +20,7 @@ local parts_of = require "perilune.checkpoint.parts"
 local together = parts_of.together
 local values = require "perilune.checkpoint.values"
 local changes = require "perilune.embed.changes"
+local row_format = require "perilune.tensor.row_format"
 local tracker_of = require "perilune.checkpoint.tracker"
 local maps = require "perilune.checkpoint.maps"
 local Checkpoint = require "perilune.checkpoint.reader"
@@ -115,9 +116,10 @@ local function model_facts(part, tensors)
 end
 
 --- Everything that this rank has: pieces, and what the parts have beside tensors: trees, by part what all ranks have
---- alike; own, by part what this rank has of its own; extra and facts, by model.
+--- alike; own, by part what this rank has of its own; extra and facts, by model; rows, by tensor the format of its rows
+--- (tensor/row_format.lua).
 local function collect(parts, rank)
-  local pieces, trees, own, extra, facts = {}, {}, {}, {}, {}
+  local pieces, trees, own, extra, facts, rows = {}, {}, {}, {}, {}, {}
   for _, part in ipairs(parts) do
     local tensors, of_ranks = {}, part.object.of_ranks
     local name = of_ranks and ("%s/ranks/#%d"):format(part.name, rank + 1) or part.name;
@@ -127,13 +129,14 @@ local function collect(parts, rank)
     end
     maps.order_by_row(tensors)
     for _, t in ipairs(tensors) do
+      rows[t.name] = row_format.of(t.tensor)
       -- What is trained is equal on all ranks; of a buffer, such as a running mean, each rank may have its own: the
       -- first one's is kept.
       local d = part.module and Tensor.is(t.tensor) and t.tensor:describe()
       add_pieces(pieces, t.name, t.tensor, not part.module or d and d.requires_grad and d.leaf)
     end
   end
-  return pieces, trees, own, extra, facts
+  return pieces, trees, own, extra, facts, rows
 end
 
 -- Why a state of a parameter that is only known by its number may differ between ranks.
@@ -424,10 +427,10 @@ end
 --- The first half of a save: what is to be written, and where. Collective.
 local function begin(s, given)
   local group, func, a = s.group, s.func, s.a
-  local trees, own, extra, models, told, orders
+  local trees, own, extra, models, rows, told, orders
   together(group, func, function()
     local parts, any = parts_of.list(func, given), false
-    s.pieces, trees, own, extra, models = collect(parts, s.rank)
+    s.pieces, trees, own, extra, models, rows = collect(parts, s.rank)
     for _, p in ipairs(s.pieces) do any = any or maps.is_state(p) end
     s.parent = a.increment_of and open_parent(func, s.path, a, not any) -- maps are compared with all of it
     values.encode(a.values, func) -- errors now
@@ -439,13 +442,16 @@ local function begin(s, given)
     told = announcements(s.pieces, group)
   end)
   if s.parent then parts_of.one_digest(group, func, a.increment_of, s.parent:digest()) end
-  local all = parts_of.to_first(group, func, { told, own, s.path, parts_of.random_state() })
+  local all = parts_of.to_first(group, func, { told, own, s.path, parts_of.random_state(), rows })
   together(group, func, function()
     if s.rank ~= 0 then return end
     one_path(func, all)
     orders = orders_of(util.map(all, function(of) return of[1] end))
     for name in util.ordered(own) do trees[name] = { ranks = util.map(all, function(of) return of[2][name] end) } end
-    s.text = values.encode({ parts = trees, extra = extra, models = models, values = a.values,
+    for _, of in ipairs(all) do
+      for name, format in util.ordered(of[5]) do rows[name] = format end
+    end
+    s.text = values.encode({ parts = trees, rows = next(rows) and rows or nil, extra = extra, models = models, values = a.values,
       ranks = group and group:size() or 1, random = util.map(all, function(of) return of[4] end) }, func)
   end)
   local pieces = s.pieces

@@ -34,6 +34,11 @@ while C.peri_row_format_name(row_format) ~= nil do
 end
 M.bounds_checks = P.options "bounds_check"
 
+--- How a quantized table's rows of so many numbers are stored, as a text (tensor/row_format.lua); nil: as numbers.
+function M._row_format(data_type, cols)
+  return M.row_formats[M.table_types[data_type]] and ("%s x %d"):format(data_type, cols) or nil
+end
+
 local function one_of(func, what, value, allowed)
   if allowed[value] == nil then util.one_of(func, what, value, util.keys(allowed)) end
   return allowed[value]

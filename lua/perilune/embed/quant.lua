@@ -17,6 +17,7 @@ local outputs = require "perilune.embed.outputs"
 local Remap = require "perilune.embed.remap"
 local config = require "perilune.embed.config"
 local tbe = require "perilune.embed.tbe"
+local row_format = require "perilune.tensor.row_format"
 local signature = require "perilune.signature"
 local C, check = P.C, P.check
 
@@ -61,6 +62,11 @@ end
 --- Rows that table i has in memory: those that pruning left.
 function QuantCollection:_rows_of(i) return self._remap and self._remap.rows[i] or self.tables[i].num_embeddings end
 
+--- A live view of the rows of table t, number i of a table batch.
+local function rows_of(batch, i, t)
+  return row_format.note(batch:state(i), config._row_format(t.data_type, t.embedding_dim))
+end
+
 --- One table batch for each data type, in order of their first tables.
 function QuantCollection:_make()
   local list, of = {}, {}
@@ -82,7 +88,7 @@ function QuantCollection:_make()
   end
   for i, t in ipairs(self.tables) do
     local name, set = ("%s.%s.weight"):format(self.parameter_prefix, t.name), of[t.data_type]
-    rawset(self, name, set.tbe:state(set.index[i]))
+    rawset(self, name, rows_of(set.tbe, set.index[i], t))
     names[i] = name
   end
   rawset(self, "_parameters", {})
@@ -301,8 +307,9 @@ function QuantCollection:table_state(name, which)
   if which ~= nil and which ~= "weight" then
     P.fail(("%s: table '%s' has no state '%s'; its only one: weight"):format(self.class_name, name, which))
   end
-  local batch, i = home_of(self, self:_table_index(name))
-  return batch:state(i)
+  local t = self:_table_index(name)
+  local batch, i = home_of(self, t)
+  return rows_of(batch, i, self.tables[t])
 end
 
 --- Rows [row, row + n) of a table as numbers (f32).

@@ -15,6 +15,7 @@ local nn = require "perilune.nn"
 local dist_group = require "perilune.dist.group"
 local embed_config = require "perilune.embed.config"
 local Remap = require "perilune.embed.remap"
+local row_format = require "perilune.tensor.row_format"
 local quant = require "perilune.embed.quant"
 local copies = require "perilune.embed.copies"
 local fp_quant = require "perilune.embed.fp_quant"
@@ -148,11 +149,13 @@ local function class_of(class_name, base)
   --- the state, of this rank and this plan: parts of stored rows, each with its scale and bias, do not add up to whole
   --- ones.
   function class:_register()
-    local seen = {}
+    local seen, types_of = {}, {}
+    for _, t in ipairs(self.configs) do types_of[t.name] = t.data_type end
     for _, s in ipairs(self:local_shards()) do
       local key = ("%s.%s.weight"):format(self.parameter_prefix, s.table)
       seen[key] = (seen[key] or -1) + 1
-      self:register_buffer(seen[key] > 0 and key .. "." .. seen[key] or key, P.lasting(s.state, "weight"))
+      self:register_buffer(seen[key] > 0 and key .. "." .. seen[key] or key,
+        row_format.note(P.lasting(s.state, "weight"), embed_config._row_format(types_of[s.table], s.cols)))
     end
   end
 

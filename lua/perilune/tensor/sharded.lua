@@ -16,6 +16,7 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local signature = require "perilune.signature"
 local StoredTensor = require "perilune.tensor.stored"
+local row_format = require "perilune.tensor.row_format"
 
 local M = {}
 local COPY_ROWS = 65536
@@ -112,7 +113,7 @@ function M.refusal(target, source)
   if not same(want, got) then
     return ("has shape %s here, and %s %s"):format(text_of(want), text_of(got), origin(source))
   end
-  if not is_sharded(source) then return nil end
+  if not is_sharded(source) then return row_format.refusal(target, source, origin(source)) end
   if Tensor.is(target) then
     return ("is whole here, and a ShardedTensor %s; ShardedTensor:gather() makes it whole"):format(origin(source))
   end

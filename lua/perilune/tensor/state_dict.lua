@@ -14,6 +14,7 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local P = require "perilune.ffi"
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
+local row_format = require "perilune.tensor.row_format"
 local signature = require "perilune.signature"
 
 local M = {}
@@ -32,7 +33,9 @@ end
 --- True for what state_dict() returns, its copies, and plain tables.
 M.is_dict = is_dict
 
-local function copy_tensor(t) return Tensor.empty(t:shape(), t:dtype(), t:device()):copy(t:detach()) end
+local function copy_tensor(t)
+  return row_format.note(Tensor.empty(t:shape(), t:dtype(), t:device()):copy(t:detach()), row_format.of(t))
+end
 local function cloned(t) return t:clone() end
 local function gathered(t) return t:gather() end
 
