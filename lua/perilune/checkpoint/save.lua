@@ -451,8 +451,9 @@ local function begin(s, given)
     for _, of in ipairs(all) do
       for name, format in util.ordered(of[5]) do rows[name] = format end
     end
-    s.text = values.encode({ parts = trees, rows = next(rows) and rows or nil, extra = extra, models = models, values = a.values,
-      ranks = group and group:size() or 1, random = util.map(all, function(of) return of[4] end) }, func)
+    s.text = values.encode({ parts = trees, rows = next(rows) and rows or nil, extra = extra, models = models,
+      values = a.values, ranks = group and group:size() or 1,
+      random = util.map(all, function(of) return of[4] end) }, func)
   end)
   local pieces = s.pieces
   s.pieces = with_lists(s.rank, util.map(parts_of.from_first(group, func, orders), function(i) return pieces[i] end))
