@@ -7,6 +7,8 @@
 #include "../codes.h"
 
 enum { K_PANEL_VECTORS = PERI_PANEL / K_LANES, K_TILE_MOST_ROWS = 6 };
+/** Vectors of sums of a tile. */
+enum { K_TILE_MOST_SUMS = K_TILE_MOST_ROWS * 8 * K_PANEL_VECTORS };
 
 /** f(s + bias) of the columns from @c on, stored at @y. */
 static inline void k_panel_end(const peri_k_panel_product_args *a, float *y, int64_t c, k_vec s)
@@ -33,6 +35,32 @@ static __attribute__((noinline)) void k_panel_tile_end(const peri_k_panel_produc
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++)
             k_panel_end(a, a->y + (row + r) * a->y_stride, c + v * K_LANES, sums[r * vectors + v]);
+}
+
+/** Ends a tile that is in registers: @vectors sums of each of @rows rows, which lie @stride vectors apart in @s. @rows,
+ *  @vectors and @stride are constants where this is called. Whole columns with no activation or with ReLU end in
+ *  place. */
+static inline __attribute__((always_inline)) void k_panel_tile_done(const peri_k_panel_product_args *a, const k_vec *s,
+                                                                    int stride, int64_t row, int rows, int64_t c,
+                                                                    int vectors)
+{
+    if (a->cols - c >= vectors * K_LANES && a->act != PERI_UNARY_SIGMOID && a->act != PERI_UNARY_TANH) {
+        const k_vec least = k_set(a->act == PERI_UNARY_RELU ? 0 : -INFINITY), nothing = k_set(-0.0f);
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors; v++) {
+            const k_vec bias = a->bias ? k_load(a->bias + c + v * K_LANES) : nothing; /* s + -0 is s */
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; r++)
+                k_store(a->y + (row + r) * a->y_stride + c + v * K_LANES, k_max(least, s[r * stride + v] + bias));
+        }
+        return;
+    }
+    k_vec sums[K_TILE_MOST_SUMS]; /* apart: s is never in memory */
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors; v++) sums[r * vectors + v] = s[r * stride + v];
+    k_panel_tile_end(a, sums, row, rows, c, vectors);
 }
 
 /** A vector of a panel. */
@@ -78,24 +106,7 @@ static inline __attribute__((always_inline)) void k_panel_tile(const peri_k_pane
             for (int r = 0; r < rows; r++) s[r][v] *= scale;
         }
     }
-    const int64_t c = panel * PERI_PANEL;
-    if (a->cols - c >= vectors * K_LANES && a->act != PERI_UNARY_SIGMOID && a->act != PERI_UNARY_TANH) {
-        const k_vec least = k_set(a->act == PERI_UNARY_RELU ? 0 : -INFINITY), nothing = k_set(-0.0f);
-#pragma GCC unroll 16
-        for (int v = 0; v < vectors; v++) {
-            const k_vec bias = a->bias ? k_load(a->bias + c + v * K_LANES) : nothing; /* s + -0 is s */
-#pragma GCC unroll 8
-            for (int r = 0; r < rows; r++)
-                k_store(a->y + (row + r) * a->y_stride + c + v * K_LANES, k_max(least, s[r][v] + bias));
-        }
-        return;
-    }
-    k_vec sums[K_TILE_MOST_ROWS * 8 * K_PANEL_VECTORS]; /* apart: s is never in memory */
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 16
-        for (int v = 0; v < vectors; v++) sums[r * vectors + v] = s[r][v];
-    k_panel_tile_end(a, sums, row, rows, c, vectors);
+    k_panel_tile_done(a, &s[0][0], 8 * K_PANEL_VECTORS, row, rows, panel * PERI_PANEL, vectors);
 }
 
 /** All rows times panels [panel, panel + n), @most rows at a time. */
@@ -138,13 +149,12 @@ static inline peri_k_codes *k_codes_row(const peri_k_panel_product_args *a, int6
     return (peri_k_codes *)((char *)a->codes + row * peri_codes_bytes(a->inner));
 }
 
-/** The end of a sum of codes, a vector of columns from @c on of panel @w. */
-static inline void k_codes_end(const peri_k_panel_product_args *a, int64_t row, int64_t c, const char *w, k_vec sum)
+/** What a sum of codes stands for: times the scales of its columns, from @c on of panel @w, and of its row. */
+static inline k_vec k_codes_sum(const peri_k_panel_product_args *a, int64_t row, int64_t c, const char *w, k_vec sum)
 {
     const char *scales = w + PERI_PANEL * a->inner;
-    const k_vec scale = k_load((const float *)(const void *)scales + c % PERI_PANEL),
-                s = sum * scale * k_set(k_codes_row(a, row)->scale);
-    k_panel_end(a, a->y + row * a->y_stride, c, s);
+    const k_vec scale = k_load((const float *)(const void *)scales + c);
+    return sum * scale * k_set(k_codes_row(a, row)->scale);
 }
 
 /** A row times a panel, on processors without a product of codes. */
@@ -158,7 +168,8 @@ static void k_codes_plain(const peri_k_panel_product_args *a, int64_t row, int64
         for (int c = 0; c < PERI_PANEL; c++) sums[c] += x[k] * ((const int8_t *)w)[k * PERI_PANEL + c];
     for (int c = 0; c < PERI_PANEL; c++) numbers[c] = (float)sums[c];
     for (int v = 0; v < PERI_PANEL; v += K_LANES)
-        k_codes_end(a, row, panel * PERI_PANEL + v, w, k_load(numbers + v));
+        k_panel_end(a, a->y + row * a->y_stride, panel * PERI_PANEL + v,
+                    k_codes_sum(a, row, v, w, k_load(numbers + v)));
 }
 
 #if defined(__AVX512F__)
@@ -206,6 +217,7 @@ K_VNNI static inline __attribute__((always_inline)) void k_codes_tile(const peri
     const int64_t step = peri_panel_bytes(PERI_PANEL, a->inner, PERI_I8), stride = peri_codes_bytes(a->inner);
     const char *w = (const char *)a->panels + panel * step, *codes = (const char *)k_codes_row(a, row)->codes;
     __m512i s[K_CODES_ROWS][K_CODES_PANELS];
+    k_vec y[K_CODES_ROWS][K_CODES_PANELS];
     int64_t k = 0;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
@@ -218,12 +230,13 @@ K_VNNI static inline __attribute__((always_inline)) void k_codes_tile(const peri
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < n; v++)
-            k_codes_end(a, row + r, (panel + v) * PERI_PANEL, w + v * step, (k_vec)_mm512_cvtepi32_ps(s[r][v]));
+            y[r][v] = k_codes_sum(a, row + r, 0, w + v * step, (k_vec)_mm512_cvtepi32_ps(s[r][v]));
+    k_panel_tile_done(a, &y[0][0], K_CODES_PANELS, row, rows, panel * PERI_PANEL, n);
 }
 
 /** All rows times panels [panel, panel + n). */
-K_VNNI static inline __attribute__((always_inline)) void k_codes_rows(const peri_k_panel_product_args *a,
-                                                                      int64_t begin, int64_t end, int64_t panel, int n)
+K_VNNI static inline __attribute__((always_inline)) void k_codes_rows(const peri_k_panel_product_args *a, int64_t begin,
+                                                                      int64_t end, int64_t panel, int n)
 {
     int64_t row = begin;
     for (; row + K_CODES_ROWS <= end; row += K_CODES_ROWS) k_codes_tile(a, row, K_CODES_ROWS, panel, n);
