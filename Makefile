@@ -234,7 +234,8 @@ needed: $(if $(wildcard $B/libperilune.a),,config)
 # Install what is missing (as root on Debian and Ubuntu), or say the one line that would; then look again.
 setup:
 	@$(if $(filter demo,$(SETUP_FOR)),sh runtime/gen/setup.sh --lists)
-	@$(if $(MISSING),sh runtime/gen/setup.sh $(MISSING); rm -f $(CONFIG)$(if $(wildcard $B/libperilune.a), && $(MAKE) --no-print-directory config),:)
+	@$(if $(MISSING),sh runtime/gen/setup.sh $(MISSING); rm -f $(CONFIG),:)
+	@$(if $(MISSING),$(if $(wildcard $B/libperilune.a),$(MAKE) --no-print-directory config))
 
 # -- compiling ----------------------------------------------------------------------------------------------------------------------
 
@@ -493,11 +494,13 @@ $(TEST_PLUGINS): $B/tests/unit/plugins/libperilune_%.so: tests/unit/plugins/%.c 
 PRELOAD := $(if $(filter address thread,$(SAN)),$(shell $(CC) -print-file-name=lib$(if $(filter address,$(SAN)),asan,tsan).so):$(CURDIR)/$B/libperilune.so)
 RUN_TESTS = luajit tests/run.lua --build=$B --san=$(SAN) --preload=$(PRELOAD) --mpi='$(HAVE_MPI)' --busted='$(HAVE_BUSTED)' --cmocka='$(HAVE_CMOCKA)' \
 	--luacheck='$(HAVE_LUACHECK)' --seed=$(SEED) --only='$(ONLY)'
+# Recipes that call it begin with a plus: make gives its jobs only to a recipe that it knows to call make, and the name hides that.
+# Such a recipe runs under -n, too (and the make in it then only prints): it may do nothing else.
 SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(CORES))
 
 test:
-	@$(SUBMAKE) setup
-	@$(SUBMAKE) check
+	+@$(SUBMAKE) setup
+	+@$(SUBMAKE) check
 
 PROGRAMS := $(UNIT) $(UNIT_CXX) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST) $(CU_SEEN)
 check: all $(PROGRAMS)
@@ -514,7 +517,7 @@ check-cuda: all $(UNIT) $(UNIT_CXX) $(TEST_PLUGINS) $(CUDA_HOST) $(RACES) $(NCCL
 	@$(RUN_TESTS) --parts=cuda
 # Its short specs, under the sanitizers of addresses and of undefined behaviour.
 check-cuda-san:
-	@for san in address undefined; do $(SUBMAKE) check-cuda-short SAN=$$san || exit 1; done
+	+@for san in address undefined; do $(SUBMAKE) check-cuda-short SAN=$$san || exit 1; done
 check-cuda-short: all $(CUDA_HOST)
 	@$(RUN_TESTS) --parts=cuda-short
 # On a machine with a GPU: parts with a deadline each (tests/gpu/check.lua). PARTS="device families": only these. MOST=60: no part takes
@@ -526,9 +529,9 @@ $(CUDA_KERNELS): $(CU:%.cu=$B/cuda/%.o) $B/cuda/kernels/cuda/table.o $B/cuda/tes
 	$(Q)$(NVCC) -shared -Xlinker -z,defs -cudart static $^ -L$(CUDA_HOME)/lib64 -lcublasLt -o $@
 $B/cuda/tests/cuda_host/kernels.o: EXTRA := -I.
 gpu-check:
-	@$(SUBMAKE) setup
+	+@$(SUBMAKE) setup
 	@luajit tests/gpu/driver.lua '$(GPU)'
-	@$(SUBMAKE) gpu-check-run GPU=$(GPU) PARTS='$(PARTS)' MOST='$(MOST)'
+	+@$(SUBMAKE) gpu-check-run GPU=$(GPU) PARTS='$(PARTS)' MOST='$(MOST)'
 gpu-check-run: all $(UNIT) $(TEST_PLUGINS) $(if $(filter cuda_host,$(GPU)),$(CUDA_HOST) $(NCCL_HOST),$(CUDA_SO) $(NCCL_SO) $(CUDA_KERNELS))
 	@luajit tests/gpu/check.lua --build=$B --device=$(GPU) --mpi='$(HAVE_MPI)' --busted='$(HAVE_BUSTED)' --cmocka='$(HAVE_CMOCKA)' --only='$(ONLY)' \
 	  --parts='$(PARTS)' --most='$(MOST)' --kernels=$(if $(filter cuda_host,$(GPU)),$(CUDA_HOST),$(CUDA_KERNELS)) --sanitizer=$(firstword $(wildcard $(CUDA_HOME)/bin/compute-sanitizer))
@@ -612,13 +615,13 @@ WORLD = $(if $(HAVE_MPI),$(call quoted,$(or $(strip $(RANKS)),2)),1)
 quoted = '$(subst ','\'',$(1))'
 
 demo:
-	@$(SUBMAKE) setup SETUP_FOR=$(if $(DATA),,demo)
-	@$(SUBMAKE) demo-run
+	+@$(SUBMAKE) setup SETUP_FOR=$(if $(DATA),,demo)
+	+@$(SUBMAKE) demo-run
 
 # The demonstration's model as a file, behind HTTP, and its trainer goes on: examples/serve_demo.sh.
 demo-serve:
-	@$(SUBMAKE) setup SETUP_FOR=$(if $(DATA),,demo)
-	@$(SUBMAKE) demo-serve-run
+	+@$(SUBMAKE) setup SETUP_FOR=$(if $(DATA),,demo)
+	+@$(SUBMAKE) demo-serve-run
 demo-serve-run: all
 	@$(if $(LAUNCHER),:,echo 'perilune: the demonstration needs the launcher (libluajit and argparse): make setup' >&2; exit 1)
 	@examples/serve_demo.sh $(LAUNCHER) build/demo-serve $(WORLD) $(if $(DATA),--data $(call quoted,$(DATA))) $(ARGS)

@@ -125,6 +125,14 @@ describe("make", function()
     assert.not_matches("setup.sh", (make("-n setup")))
   end)
 
+  it("gives the makes in it its jobs, and prints what they would do", function()
+    local out = make("-n -j2 test B=" .. folder .. "/build", "IP")
+    assert.matches("setup%.sh iproute2;", out)
+    assert.matches("luajit tests/run%.lua", out)
+    assert.not_matches("jobserver unavailable", out)
+    assert.is_nil(io.open(folder .. "/build"))
+  end)
+
   it("takes warnings for errors in continuous integration only", function()
     local function compiled(words)
       local out, list = shell.run("make -n CUDA_HOME=/cuda -W runtime/base/error.c -W tests/cuda_host/device.cc -W "
