@@ -6,7 +6,7 @@ local sim = require "perilune.dist.sim"
 local shell = require "spec.support.shell"
 local Gather = require "perilune.checkpoint.gather"
 local nn, plan, embed = peri.nn, peri.plan, peri.embed
-Gather.ROWS, Gather.BLOCK = 14, 10 -- so that there are several windows
+Gather.BLOCK = 10
 
 local folder, clean = shell.temporary()
 teardown(clean)
@@ -113,11 +113,13 @@ describe("a table of raw ids of another size", function()
       train(model, 1, 12)
       peri.checkpoint.save(path, { model = model })
       local all = ids_of(path)
-      for _, size in ipairs { { 12, 2 }, { 60, 6 }, { 92, 4 }, { 36, 3 } } do
+      -- rows, buckets, and rows of a window: some buckets, one, or a part of one
+      for _, size in ipairs { { 12, 2, 14 }, { 12, 2, 4 }, { 60, 6, 14 }, { 92, 4, 14 }, { 36, 3, 14 } } do
         local rows, buckets = size[1], size[2]
+        Gather.ROWS = size[3]
         local want = best(kind, all, rows, buckets)
         for ranks = 0, 2, 2 do
-          local again = path .. "_" .. rows .. "_" .. ranks
+          local again = ("%s_%d_%d_%d"):format(path, rows, size[3], ranks)
           local function go(_, world)
             local other = build(world, { rows = rows, buckets = buckets, module = module })
             train(other, 5, 6)

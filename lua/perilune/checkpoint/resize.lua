@@ -65,33 +65,52 @@ local function better(w, score, id, row)
   return id < w.ids[row]
 end
 
---- Which ids of a stored map get which rows of another one. A window (gather.lua) is some whole buckets of the new map;
---- it has, by row, the id (`ids`), its score, the row that it had (`from`; -1: none), and what it brings along. Ids
---- that are read from the checkpoint are entries: arrays by the same names.
+--- Which ids of a stored map get which rows of another one. A window (gather.lua) is some whole buckets of the new map,
+--- or, of MCH, some rows of one that is larger than a window. It has by row the id (`ids`), its score, the row that it
+--- had (`from`; -1: none), and what it brings along. Ids that are read from the checkpoint are entries: arrays by the
+--- same names.
 local Fit = util.class "Fit"
+
+--- Rows where windows begin, and the end. split: by row, the bucket (from 0) that a window has some rows of, not all.
+local function bounds_of(segments, may_split)
+  local bounds, split = { 0 }, {}
+  for b = 1, #segments - 1 do
+    local low, past = segments[b], segments[b + 1]
+    if past - bounds[#bounds] > Gather.ROWS and low > bounds[#bounds] then bounds[#bounds + 1] = low end
+    if may_split and past - low > Gather.ROWS then
+      for row = low, past - 1, Gather.ROWS do
+        split[row] = b - 1
+        if row > low then bounds[#bounds + 1] = row end
+      end
+      if b < #segments - 1 then bounds[#bounds + 1] = past end
+    end
+  end
+  bounds[#bounds + 1] = segments[#segments]
+  return bounds, split
+end
 
 --- stored: states of the checkpoint's map in the order of rows (StoredTensors). segments, old: rows where buckets
 --- begin. names: those of `brought` that the new map has.
 function Fit:init(a)
   for _, name in ipairs { "kind", "module", "stored", "segments", "old", "name", "now" } do self[name] = a[name] end
-  self.reserved, self.total = self.module:_reserved() > 0, 0
-  local initial, bounds = { ids = self.kind == "mch" and INFINITE or -1LL, scores = 0, from = -1 }, { 0 }
+  self.reserved, self.total, self.last, self.begins = self.module:_reserved() > 0, 0, {}, {}
+  local initial = { ids = self.kind == "mch" and INFINITE or -1LL, scores = 0, from = -1 }
   initial.heap = self.kind == "mch" and 0 or nil
   self.names, self.entries = { "ids", "scores", "from" }, {}
   for name, number in util.ordered(brought) do
     if a.names[name] then initial[name], self.names[#self.names + 1] = number, name end
   end
-  self.kept, self.here = {}, {} -- memory of the entries, and the same as int64_t * in the order of names
+  -- memory of the entries, the same as int64_t * in the order of names, and ids and scores as uint32_t *
+  self.kept, self.here, self.halves = {}, {}, {}
   for i, name in ipairs(self.names) do
     self.kept[i] = ffi.new("int64_t[?]", Gather.BLOCK)
     self.here[i] = ffi.cast("int64_t *", self.kept[i])
     self.entries[name] = name == "scores" and ffi.cast("double *", self.kept[i]) or self.here[i]
   end
+  for _, name in ipairs { "ids", "scores" } do self.halves[name] = ffi.cast("uint32_t *", self.entries[name]) end
   self.buckets = ffi.new("int32_t[?]", Gather.BLOCK)
-  for b = 2, #self.segments do
-    local past = self.segments[b + 1] -- of the next bucket
-    if not past or past - bounds[#bounds] > Gather.ROWS then bounds[#bounds + 1] = self.segments[b] end
-  end
+  local bounds
+  bounds, self.split = bounds_of(self.segments, self.kind == "mch")
   self.gather = Gather(bounds, initial, function(w) self:_fill(w) end)
 end
 
@@ -162,7 +181,8 @@ local function place_hash(self, w, b, k)
   end
 end
 
---- The ids of rows [row, past) of the checkpoint that belong to a window's buckets become entries. Returns how many.
+--- The ids of rows [row, past) of the checkpoint that belong to buckets [w.low, w.high) become entries. Returns how
+--- many, and how many ids there are in these rows.
 function Fit:_pick(w, row, past)
   local module, e, n, all = self.module, self.entries, 0, 0
   local kind, buckets, free = mc_map.spreads[module.spread], #self.segments - 1, self.kind == "mch" and INFINITE or -1LL
@@ -199,23 +219,135 @@ function Fit:_score(n)
   for k = 0, n - 1 do e.scores[k] = times and tonumber(e._hash_zch_metadata[k]) or -tonumber(e.from[k]) end
 end
 
-function Fit:_fill(w)
-  local place, rows, buckets = self.kind == "mch" and place_mch or place_hash, self.old[#self.old], #self.segments - 1
-  w.all = util.map(self.names, function(name) return w[name] end)
-  w.scores, w.filled, w.full, self.total = ffi.cast("double *", w.scores), {}, {}, 0
-  local at = util.index_of(self.segments)
-  w.low, w.high = at[w.first] - 1, at[w.past] - 1 -- its buckets, from 0
-  for b = w.low, w.high - 1 do w.filled[b] = 0 end
-  for row = 0, rows - 1, Gather.BLOCK do
-    local n, all = self:_pick(w, row, math.min(row + Gather.BLOCK, rows))
-    self.total = self.total + all
+--- Call f(n, row) for all entries of buckets [low, high), as many of them as are read at once, until it returns true: n
+--- of them have scores, they are of row `row` on. first (or nil: 0): the row to begin with.
+function Fit:_each(low, high, f, first)
+  local rows, total, buckets = self.old[#self.old], 0, { low = low, high = high }
+  for row = first or 0, rows - 1, Gather.BLOCK do
+    local n, all = self:_pick(buckets, row, math.min(row + Gather.BLOCK, rows))
+    total = total + all
     if n > 0 then self:_score(n) end
-    for k = 0, n - 1 do place(self, w, self.buckets[k], k) end
+    if f(n, row) then return end
   end
+  if not first then self.total = total end
+end
+
+-- A bucket of more rows than a window has its ids put into its rows as they come, without those that do not fit. Which
+-- these are is found without keeping all: the last id that fits is sought digit by digit, each time counting the ids
+-- that agree with it so far by their next digit. The digits are those of numbers that order ids, the best first.
+
+local DIGITS, DIGIT = 8, 16 -- of the score and the id, 64 bits each; bits of a digit
+local top, number = bit.tobit(0x80000000), ffi.typeof "union { uint32_t words[4]; int32_t set[4]; }"
+
+--- The number of entry k, its highest word first: the better an id, the less its number.
+local function number_of(self, k, x)
+  local e = self.entries
+  e.scores[k] = e.scores[k] + 0 -- -0 is 0
+  local score, id = self.halves.scores, self.halves.ids
+  local high, low = bit.tobit(score[2 * k + 1]), bit.tobit(score[2 * k])
+  -- of positive numbers the bits grow with them, of negative ones they fall; the greatest number comes first
+  if high >= 0 then high, low = bit.bxor(bit.bnot(high), top), bit.bnot(low) end
+  x.set[0], x.set[1] = high, low
+  x.set[2], x.set[3] = bit.bxor(bit.tobit(id[2 * k + 1]), top), bit.tobit(id[2 * k])
+end
+
+--- Whether the first `digits` digits of x are those of y.
+local function agrees(x, y, digits)
+  local whole = math.floor(digits / 2)
+  for w = 0, whole - 1 do
+    if x.set[w] ~= y.set[w] then return false end
+  end
+  return digits % 2 == 0 or bit.rshift(x.set[whole], DIGIT) == bit.rshift(y.set[whole], DIGIT)
+end
+
+--- The number of the last id that fits into bucket b; false: all ids fit.
+local function find_last(self, b)
+  local room, last, x = self.segments[b + 2] - self.segments[b + 1] - 1, number(), number()
+  local counts = ffi.new("uint32_t[?]", 2 ^ DIGIT)
+  for digit = 0, DIGITS - 1 do
+    local w, shift, n = math.floor(digit / 2), digit % 2 == 0 and DIGIT or 0, 0
+    ffi.fill(counts, ffi.sizeof(counts))
+    self:_each(b, b + 1, function(entries)
+      n = n + entries
+      for k = 0, entries - 1 do
+        number_of(self, k, x)
+        if agrees(x, last, digit) then
+          local value = bit.band(bit.rshift(x.set[w], shift), 2 ^ DIGIT - 1)
+          counts[value] = counts[value] + 1
+        end
+      end
+    end)
+    if digit == 0 and n <= room then return false end
+    local value = 0
+    while counts[value] < room do
+      room = room - counts[value]
+      value = value + 1
+    end
+    last.set[w] = bit.bor(last.set[w], bit.lshift(value, shift))
+    if counts[value] == room then -- whatever their other digits are
+      last.set[w] = bit.bor(last.set[w], bit.lshift(1, shift) - 1)
+      for rest = w + 1, 3 do last.set[rest] = -1 end
+      break
+    end
+  end
+  return last
+end
+
+--- Whether x is at most y.
+local function at_most(x, y)
+  for w = 0, 3 do
+    if x.words[w] ~= y.words[w] then return x.words[w] < y.words[w] end
+  end
+  return true
+end
+
+--- A window that has some rows of bucket b.
+local function fill_some(self, w, b)
+  if self.last[b] == nil then self.last[b] = find_last(self, b) end
+  local last, x, known, filled = self.last[b], number(), w.first, 0
+  -- begins: where windows begin, as far as it is known: from which row of the checkpoint on ids are read, and the row
+  -- that the first of these gets
+  self.begins[self.segments[b + 1]] = { from = 0, row = self.segments[b + 1] }
+  while not self.begins[known] do known = known - Gather.ROWS end
+  local row, first, past = self.begins[known].row, w.first, w.past
+  self:_each(b, b + 1, function(n, from)
+    local before = row
+    for k = 0, n - 1 do
+      if last then number_of(self, k, x) end
+      if not last or at_most(x, last) then
+        if row >= first and row < past then
+          swap(self, w, row - first, k)
+          filled = filled + 1
+        end
+        row = row + 1
+        if self.split[row] == b then self.begins[row] = self.begins[row] or { from = from, row = before } end
+      end
+    end
+    return row >= past
+  end, self.begins[known].from)
+  w.filled[b] = filled
+end
+
+--- A window of whole buckets.
+local function fill_whole(self, w)
+  local place, at = self.kind == "mch" and place_mch or place_hash, util.index_of(self.segments)
+  local low, high = at[w.first] - 1, at[w.past] - 1 -- its buckets, from 0
+  for b = low, high - 1 do w.filled[b] = 0 end
+  self:_each(low, high, function(n)
+    for k = 0, n - 1 do place(self, w, self.buckets[k], k) end
+  end)
+end
+
+function Fit:_fill(w)
+  w.all = util.map(self.names, function(name) return w[name] end)
+  w.scores, w.filled, w.full = ffi.cast("double *", w.scores), {}, {}
+  local b = self.split[w.first]
+  if b then fill_some(self, w, b) else fill_whole(self, w) end
   -- the last row of each bucket is shared by ids without a row
-  for b in util.ordered(self.reserved and w.filled or {}) do
-    local twin = math.floor(b * (#self.old - 1) / buckets)
-    w.from[self.segments[b + 2] - 1 - w.first] = self.old[twin + 2] - 1
+  for bucket in util.ordered(self.reserved and w.filled or {}) do
+    local twin = math.floor(bucket * (#self.old - 1) / (#self.segments - 1))
+    local row = self.segments[bucket + 2] - 1
+    if row < w.past then w.from[row - w.first] = self.old[twin + 2] - 1 end
   end
 end
 
@@ -230,13 +362,13 @@ end
 
 -- -- what is loaded ---------------------------------------------------------------------------------------------------
 
---- The states of the new map by name. fresh: a map of some of its buckets.
-local function new_states(fit, fresh, states)
+--- The states of the new map by name. like: a map of the same table.
+local function new_states(fit, like, states)
   local result, by_row, rows = {}, {}, fit.segments[#fit.segments]
-  for name, i in util.ordered(util.index_of(fresh:state_names())) do
-    if not mc_map._is_by_row(name) then result[name] = P.lasting(fresh.state, fresh, i)
+  for name, i in util.ordered(util.index_of(like:state_names())) do
+    if not mc_map._is_by_row(name) then result[name] = P.lasting(like.state, like, i)
     else
-      local size, dtype = fresh:_describe(i)
+      local size, dtype = like:_describe(i)
       local old = fit.stored[name]
       size[1] = rows
       by_row[name] = name == MAPPING and StoredTensor { size = size, dtype = "i64", read = function(region, tensor)
@@ -250,7 +382,8 @@ local function new_states(fit, fresh, states)
     end
   end
   for name, x in util.ordered(maps.of_rows(by_row, fit.kind == "mch" and fit.segments or nil)) do result[name] = x end
-  if states._current_iter_tensor then result._current_iter_tensor = states._current_iter_tensor end
+  if states._current_iter_tensor then result._current_iter_tensor = states._current_iter_tensor
+  elseif result._current_iter_tensor then result._current_iter_tensor:fill(0) end
   return result
 end
 
@@ -280,6 +413,14 @@ end
 
 -- -- the checkpoint's dicts -------------------------------------------------------------------------------------------
 
+--- A map of a table: what it has of the table here, or, on ranks without rows, a new one of a bucket.
+local function map_of(collection, module, name)
+  local x = collection._tables and collection._tables[name]
+  if not x then return module:_own_map() end
+  return x.piece and x.piece.map or P.lasting(module._new_map, module, { device = "cpu", first_bucket = 0,
+    n_buckets = 1 })
+end
+
 --- The module of a table, and its rows where buckets begin, of a collection of maps (unsharded, or over ranks); nil: it
 --- has no such table.
 local function module_of(collection, name)
@@ -300,16 +441,16 @@ local function segments_of(states)
 end
 
 --- The fit of a table whose map, `states`, was one of other rows; nil: it was of these, or of another kind, which is an
---- error of its own. The second value is a map of its first bucket.
-local function fit_of(module, segments, states, name)
+--- error of its own. The second value is a map of the table.
+local function fit_of(collection, module, segments, states, name)
   local kind = states[ids_of.mch] and "mch" or states[ids_of.hash] and "hash"
   if not module or not kind or (kind == "hash") ~= (module.max_probe ~= nil) or not states._output_segments_tensor then
     return nil
   end
   local old, stored = segments_of(states), {}
   if table.concat(old, " ") == table.concat(segments, " ") then return nil end
-  local fresh = module:_new_map { device = "cpu", first_bucket = 0, n_buckets = 1 }
-  local names = util.index_of(fresh:state_names())
+  local like = map_of(collection, module, name)
+  local names = util.index_of(like:state_names())
   for state in util.ordered(names) do
     local x = states[state]
     if mc_map._is_by_row(state) then
@@ -319,7 +460,7 @@ local function fit_of(module, segments, states, name)
   end
   return Fit { kind = kind, module = module, stored = stored, segments = segments, old = old, name = name,
     names = names, now = states._current_iter_tensor and tonumber((array_of(states._current_iter_tensor))[0]) or 0 },
-      fresh
+      like
 end
 
 --- One table: change the entries of the dicts of all parts. Returns what is to be said; nil: sizes and buckets are the
@@ -330,11 +471,10 @@ local function resize(dicts, dict, path, name, collection)
     if type(key) == "string" and key:sub(1, #prefix) == prefix then states[key:sub(#prefix + 1)] = value end
   end
   local module, segments = module_of(collection, name)
-  local fit, fresh = fit_of(module, segments, states, name)
+  local fit, like = fit_of(collection, module, segments, states, name)
   if not fit then return nil end
   local before, after, kept = fit.old[#fit.old], module.zch_size, fit:count()
-  for state, tensor in util.ordered(new_states(fit, fresh, states)) do dict[prefix .. state] = tensor end
-  fresh:release()
+  for state, tensor in util.ordered(new_states(fit, like, states)) do dict[prefix .. state] = tensor end
   local parameter = "%." .. name:gsub("%p", "%%%0") .. "%.weight$"
   local root = path:match "^(.*)_managed_collision_collection$" or ""
   local function is_table(key)
