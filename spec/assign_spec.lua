@@ -153,6 +153,53 @@ describe("a collection", function()
       assert.equal(3, e:fused_optimizer().param_groups[1].lr)
     end
   end)
+
+  it("refuses at its next use what a script changed of the fields its tables were made of", function()
+    local batch = peri.KeyedJaggedTensor { keys = { "f" }, values = { 3 }, lengths = { 1 } }
+    local changes = { -- path -> another value
+      ["tables[1].num_embeddings"] = 20, ["tables[1].embedding_dim"] = 8, ["tables[1].name"] = "u",
+      ["tables[1].pooling"] = "MEAN", ["tables[1].data_type"] = "FP16", ["tables[1].weight_init_min"] = -3,
+      ["tables[1].init_fn"] = embed.constant(9), ["tables[1].feature_names[1]"] = "g",
+      ["tables[1].feature_names[2]"] = "g", ["tables[2]"] = config { name = "v" },
+      ["tables"] = { config() }, ["fused_params.optimizer"] = "adam",
+      ["fused_params.weight_decay"] = 0.5, ["fused_params.cache_params"] = {}, ["fused_params"] = fused(),
+      ["fused_params.stochastic_rounding"] = false, ["seed"] = 3, ["device"] = "opaque",
+    }
+    for path, value in util.ordered(changes) do
+      local e = ebc()
+      e(batch)
+      local owner, key = e, nil
+      for step in path:gmatch "[%w_]+" do
+        if key then owner = owner[key] end
+        key = tonumber(step) or step
+      end
+      local was = owner[key]
+      owner[key] = value
+      local ok, err = pcall(e, batch)
+      assert.is_false(ok, path)
+      assert.equal(("EmbeddingBagCollection: %s is now "):format(path), err.message:sub(1, 32 + #path))
+      owner[key] = was
+      e(batch)
+    end
+    local e = ebc() -- columns and names of outputs are known before there are tables
+    e.tables[1].embedding_dim = 8
+    assert.error_matches(function() e(batch) end, "tables%[1%].embedding_dim is now 8, but was 4 when")
+    local model = dmp()
+    model.module.ebc(batch)
+    model.module.ebc.tables[1].pooling = "MEAN"
+    assert.error_matches(function() model.module.ebc(batch) end,
+      "ShardedEmbeddingBagCollection: tables%[1%].pooling is now 'MEAN', but was 'SUM' when")
+    local many = {}
+    for i = 1, 60 do many[i] = config { name = "t" .. i } end
+    e = peri.EmbeddingBagCollection { tables = many, fused_params = fused() }
+    e(batch)
+    e.tables[37].num_embeddings = 11
+    assert.error_matches(function() for _ = 1, 20 do e(batch) end end, "tables%[37%].num_embeddings is now 11")
+    local taken = peri.EmbeddingBagCollection { tables = e.tables, fused_params = e.fused_params } -- copies
+    taken(batch)
+    e.tables[1].num_embeddings = 12
+    for _ = 1, 20 do taken(batch) end
+  end)
 end)
 
 describe("a parameter", function()

@@ -14,6 +14,7 @@ local jagged = require "perilune.jagged"
 local Module = require "perilune.nn.module"
 local parameter = require "perilune.nn.parameter"
 local config = require "perilune.embed.config"
+local kept = require "perilune.embed.kept"
 local tbe = require "perilune.embed.tbe"
 local FusedOptimizer = require("perilune.embed.fused").FusedOptimizer
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
@@ -110,7 +111,7 @@ function TableCollection:_setup(a)
   if a.fused_params then config.fused_params(self.class_name .. ": fused_params", a.fused_params) end
   -- Copies: a caller may change its own tables later, to make a second collection of them.
   self.tables, self.fused_params = util.map(a.tables, copied), a.fused_params and copied(a.fused_params) or false
-  self.seed, self.device, self._rate = a.seed or false, a.device or false, false
+  self.seed, self.device = a.seed or false, a.device or false
   self.table_batch = a.table_batch or false
   if a.table_batch then check_shared(self, a) end
   local features, index = {}, {} -- each feature once
@@ -129,6 +130,7 @@ function TableCollection:_setup(a)
   self._input = ffi.new "peri_tbe_input"
   self._shape = ffi.new "int64_t[2]"
   self._blocks, self._seen_keys, self._seen_stride, self._ahead = false, false, -1, false
+  self._kept = kept.of(self, { "tables" }) -- names and columns of outputs are known from now on; see _check_kept
   rawset(self, "_tbe", false)
   self._moment = false
   rawset(self, "_parameters", nil) -- see extend
@@ -157,7 +159,6 @@ function TableCollection:_make()
       rawset(self, name, list == buffers and batch:state(i) or batch:leaf(i))
     end
   end
-  self._rate = self.fused_params and self.fused_params.learning_rate or false -- see _check_rate
   rawset(self, "_parameters", parameters)
   rawset(self, "_buffers", buffers)
   return batch
@@ -170,7 +171,10 @@ function TableCollection:materialise()
       P.fail(self.class_name .. ": it is on device 'meta', a description without memory; shard it, or make it on a "
         .. "real device")
     end
+    self:_check_kept()
     self._tbe = P.lasting(self._make, self)
+    self._kept = kept.of(self, { "tables", "fused_params", "seed", "device", "table_batch" },
+      { fused_params = config.optimizer_arguments })
   end
   return self._tbe
 end
@@ -195,18 +199,16 @@ function TableCollection:_key_of(output, keys, what)
     self.tables[output.table].name, table.concat(Keys._list(keys), ", ")))
 end
 
---- An error where a script has set the learning rate in fused_params, which nobody looks at any more.
-function TableCollection:_check_rate()
-  if not self._rate or self.fused_params.learning_rate == self._rate then return end
-  P.fail(("%s: fused_params.learning_rate is now %s, but was %s when the tables were made, and they go on with that; "
-    .. "to change it: collection:set_learning_rate(rate), or fused_optimizer().param_groups[1].lr = rate"):format(
-    self.class_name, tostring(self.fused_params.learning_rate), tostring(self._rate)))
-end
+local set_otherwise = { ["fused_params.learning_rate"] = "to change it: collection:set_learning_rate(rate), or "
+  .. "fused_optimizer().param_groups[1].lr = rate" }
+
+--- An error where a script has changed what the tables were made of. most: see kept.check.
+function TableCollection:_check_kept(most) kept.check(self._kept, self.class_name, set_otherwise, most) end
 
 --- Make ready for batches of these keys and this stride: block_list(self, keys, stride) says their blocks. They are
 --- kept until another such batch comes.
 function TableCollection:_prepare(keys, stride, block_list)
-  self:_check_rate()
+  self:_check_kept(kept.WITH_EACH_BATCH)
   if stride == self._seen_stride and self._seen_keys.ptr == keys then return end
   self._blocks = P.lasting(block_list, self, keys, stride)
   self._seen_keys, self._seen_stride = P.lasting(Keys._share, keys), stride -- kept, so that its address stays its own

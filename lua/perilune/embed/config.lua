@@ -357,6 +357,9 @@ local optimizer_arguments = {
   output_dtype = util.optional, -- of pooled rows: FP32 (default), FP16, BF16
 }
 
+--- The names that fused_params may have.
+M.optimizer_arguments = optimizer_arguments
+
 --- Those of them that are finite numbers >= 0 whatever the optimizer is; the others' ranges are checked where the table
 --- is made.
 local from_zero = { learning_rate = true, eps = true, weight_decay = true, eta = true, max_norm = true,

@@ -10,6 +10,7 @@ local awaitable = require "perilune.dist.awaitable"
 local group_of = require("perilune.dist.group").group_of
 local copies = require "perilune.embed.copies"
 local embed_config = require "perilune.embed.config"
+local kept = require "perilune.embed.kept"
 local sharding_types = require "perilune.plan.sharding_types"
 local types = require "perilune.plan.types"
 local ShardingEnv = require "perilune.plan.env"
@@ -146,6 +147,7 @@ function ShardedEmbeddingModule:init(args, index_dedup)
   self.optimizers, self.device = optimizers, a.device or false
   self:_make(cfg, anchors)
   self:_register_dense()
+  self._kept = kept.of(self, { "tables" })
 end
 
 --- Over what a plan cuts the tables of a module of this group.
@@ -210,6 +212,7 @@ function ShardedEmbeddingModule:_at_home(f, a, b, c, d)
 end
 
 function ShardedEmbeddingModule:input_dist(features)
+  kept.check(self._kept, self.class_name, {}, kept.WITH_EACH_BATCH)
   if state.deferring then
     local stage = IdsAwaitable(self, false)
     kjt_ptr(features)
@@ -348,7 +351,7 @@ function ShardedEmbeddingModule:try_copy_from(collection) check_takeover(self, c
 --- learning rate if that was changed. Rows that a flush left in files stay: see check_takeover.
 function ShardedEmbeddingModule:copy_from(collection)
   if not collection:is_materialised() then return end
-  collection:_check_rate()
+  collection:_check_kept()
   check_takeover(self, collection)
   local batch, params, left, others = collection:materialise(), collection.fused_params, by_flush(self)
   if params then
