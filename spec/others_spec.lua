@@ -137,6 +137,48 @@ describe("peri_file_write", function()
     assert.equal("old", shell.read(folder .. "/mine"))
   end)
 
+  it("takes no rights from another user's file that let others write, or that make it a program of this user's",
+    function()
+    if not root then return pending "another user can be played by root only" end
+    for mode, after in pairs { ["4777"] = "755", ["2666"] = "644", ["600"] = "600" } do
+      local path = ("%s/given%s"):format(shared, mode)
+      shell.write(path, "old")
+      os.execute(("chown 65534 %s && chmod %s %s"):format(path, mode, path))
+      assert.equal(0, write(path))
+      assert.equal(after .. " 0\n", (shell.run(("stat -c '%%a %%u' %s"):format(path))))
+    end
+    local own = shared .. "/mode"
+    shell.write(own, "old")
+    os.execute("chmod 666 " .. own)
+    assert.equal(0, write(own))
+    assert.equal("666\n", (shell.run("stat -c %a " .. own)))
+  end)
+
+  it("tables in files open no row file that another user has put into a folder of all", function()
+    if not root then return pending "another user can be played by root only" end
+    local function open()
+      local e = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 8,
+        embedding_dim = 4, feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 1,
+        cache_params = { directory = shared .. "/rows" } } }
+      e:materialise()
+      e:flush()
+    end
+    os.execute(("mkdir %s/rows && chmod 1777 %s/rows"):format(shared, shared))
+    open()
+    local file = shell.run(("ls %s/rows/*.peri"):format(shared)):match "[^\n]+"
+    collectgarbage()
+    collectgarbage()
+    open() -- its own
+    collectgarbage()
+    collectgarbage()
+    os.execute("chown 65534 " .. file)
+    assert.error_matches(open, "is another user's, in a folder in which everybody may make files: it is not opened")
+    os.execute(("mv %s %s/kept.peri && ln -s %s/kept.peri %s && chown -h 65534 %s"):format(file, folder, folder, file,
+      file))
+    os.execute(("chown 0 %s/kept.peri"):format(folder))
+    assert.error_matches(open, "is another user's")
+  end)
+
   it("goes through no file whose name can be guessed", function()
     local ffi = require "ffi"
     ffi.cdef "int getpid(void);"

@@ -104,6 +104,8 @@ void peri__free(void *p);
 char *peri__strdup(const char *text);
 /** Make the folders above @path that are missing; @itself: and @path. Failures show when something is made in them. */
 void peri__make_folders(const char *path, bool itself);
+/** Is the file or link @path another user's, in a folder in which everybody may make files? */
+bool peri__file_planted(const char *path);
 /** Count device storage in peri_mem_live and, if positive, in peri_mem_debt. */
 void peri__mem_count(int64_t bytes);
 /** Count live objects (+1, -1). */

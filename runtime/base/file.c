@@ -43,7 +43,8 @@ static bool put(int fd, const char *data, size_t size)
     return ok && closed;
 }
 
-/** Beside @path, then under its name, with the rights of the file that was there (@mode, or 0). No @data: only whether
+/** Beside @path, then under its name, with the rights of the file that was there (@mode, or 0); of another user's file
+ *  those of others to write are left out, and no file becomes a program that runs as this user. No @data: only whether
  *  it can be made. Where others may make files too (/tmp), nobody has put one under the first name, which cannot be
  *  guessed. */
 static bool replace(const char *path, const void *data, size_t size, mode_t mode)
@@ -93,6 +94,15 @@ static bool planted(const struct stat *link, const char *folder)
     return shared && link->st_uid != geteuid() && link->st_uid != f.st_uid;
 }
 
+bool peri__file_planted(const char *path)
+{
+    char folder[PATH_MAX];
+    struct stat info;
+    size_t length;
+    folder_of(path, folder, &length);
+    return lstat(path, &info) == 0 && planted(&info, folder);
+}
+
 /** What writing to @path changes: it, or what it is a link to; the link stays. NULL, or why not. */
 static const char *follow(const char *path, char target[PATH_MAX])
 {
@@ -115,6 +125,9 @@ static const char *follow(const char *path, char target[PATH_MAX])
     return strerror(ELOOP);
 }
 
+/** The rights of a file that the one in its place keeps. */
+static mode_t kept_rights(const struct stat *there) { return there->st_uid == geteuid() ? 0777 : 0755; }
+
 peri_status peri_file_write(const char *path, const void *data, int64_t size, bool folders)
 {
     char target[PATH_MAX];
@@ -129,6 +142,6 @@ peri_status peri_file_write(const char *path, const void *data, int64_t size, bo
     if (known && S_ISDIR(there.st_mode)) ok = false, errno = EISDIR;
     else if (known && !S_ISREG(there.st_mode)) ok = !data || put(open_special(path), data, (size_t)size);
     else if (known && access(target, W_OK) != 0) ok = false;
-    else ok = replace(target, data, (size_t)size, known ? there.st_mode & 07777 : 0);
+    else ok = replace(target, data, (size_t)size, known ? there.st_mode & kept_rights(&there) : 0);
     return ok ? PERI_OK : peri__fail(PERI_EIO, "peri_file_write: %s: %s", path, strerror(errno));
 }

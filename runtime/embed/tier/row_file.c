@@ -448,6 +448,11 @@ static peri_status open_named(peri__row_file *f, const char *directory, const pe
         if (f->fd >= 0) close(f->fd);
         f->fd = open(f->path, O_RDWR | O_CLOEXEC);
         if (f->fd < 0 && errno != ENOENT) return fail_errno(f->path, "opening it");
+        if (peri__file_planted(f->path))
+            return peri__fail(PERI_EIO,
+                              "row file '%.300s' is another user's, in a folder in which everybody may make files: "
+                              "it is not opened",
+                              f->path);
         peri_status status = f->fd < 0 ? make_named(f, directory, want) : lock(f, false, &size);
         if (status == PERI_PENDING) continue; /* it came or went in between */
         return status < 0 || f->fresh ? status : adopt(f, want, size);
