@@ -171,59 +171,93 @@ static bool counted(const peri_collision_config *a)
     return a->policy != PERI_EVICT_LRU || a->filter != PERI_FILTER_NONE;
 }
 
-/** The buckets on the device; *lines: of their indexes together. */
-static peri_status make_buckets(peri_collision *c, int64_t *lines)
+/** Of the @rows of a bucket those that ids may have. */
+static int64_t usable(const peri_collision *c, int64_t rows)
 {
-    const peri_collision_config *a = &c->config;
-    int64_t bytes = a->n_buckets * (int64_t)sizeof(peri_k_collision_bucket);
+    return rows - (c->config.kind == PERI_COLLISION_MCH || c->config.on_miss == PERI_MISS_ROW);
+}
+
+/** Rows of bucket @i of this map. */
+static int64_t bucket_rows(const peri_collision *c, int32_t i)
+{
+    const int64_t *at = &c->segments[c->config.first_bucket + i];
+    return at[1] - at[0];
+}
+
+/** Lines of the index of a bucket of MCH: half of the slots stay free. */
+static int64_t bucket_lines(const peri_collision *c, int64_t rows)
+{
+    return c->config.kind == PERI_COLLISION_MCH ? peri__ceil_div(rows, PERI_MCH_LINE / 2) : 0;
+}
+
+/** The buckets on the device. */
+static peri_status write_buckets(peri_collision *c)
+{
+    int64_t n = c->config.n_buckets, bytes = n * (int64_t)sizeof(peri_k_collision_bucket), line = 0;
     peri_k_collision_bucket *b = peri__alloc((size_t)bytes);
     if (!b) return PERI_ENOMEM;
-    bool aside = a->kind == PERI_COLLISION_MCH || a->on_miss == PERI_MISS_ROW;
-    *lines = 0;
-    for (int32_t i = 0; i < a->n_buckets; i++) {
-        const int64_t *at = &c->segments[a->first_bucket + i];
-        b[i] =
-            (peri_k_collision_bucket){.first_row = at[0] - c->first_row, .rows = at[1] - at[0], .first_line = *lines};
-        b[i].usable = b[i].rows - aside;
+    for (int32_t i = 0; i < n; i++) {
+        int64_t rows = bucket_rows(c, i);
+        b[i] = (peri_k_collision_bucket){.first_row = c->segments[c->config.first_bucket + i] - c->first_row,
+                                         .rows = rows,
+                                         .usable = usable(c, rows),
+                                         .first_line = line,
+                                         .lines = bucket_lines(c, rows)};
         b[i].reciprocal = UINT64_MAX / (uint64_t)peri__max(b[i].usable, 1);
-        /* half of the slots stay free */
-        if (a->kind == PERI_COLLISION_MCH) b[i].lines = peri__ceil_div(b[i].rows, PERI_MCH_LINE / 2);
-        *lines += b[i].lines;
+        line += b[i].lines;
     }
-    peri_status status = peri_tensor_new(c->device, PERI_U8, 1, &bytes, &c->bucket);
-    if (status >= 0) status = peri_tensor_write(c->bucket, b, bytes);
+    peri_status status = peri_tensor_write(c->bucket, b, bytes);
     peri__free(b);
     return status;
 }
 
-static peri_status make(peri_collision *c, int32_t dtype, int64_t n, peri_tensor **out, void *address)
+/** A tensor of a map, and the address of its data in peri_k_collision_map. */
+typedef struct part {
+    peri_tensor **tensor;
+    void *address;
+    int32_t dtype;
+    int64_t n;
+} part;
+enum { MOST_PARTS = 9 };
+
+/** The tensors of a map of this configuration into @out; returns how many. */
+static int32_t parts_of(peri_collision *c, part *out)
 {
-    PERI_TRY(peri_tensor_new(c->device, dtype, 1, &n, out));
-    void *data = peri__data(*out);
-    memcpy(address, &data, sizeof data);
-    return PERI_OK;
+    const peri_collision_config *a = &c->config;
+    peri_k_collision_map *m = &c->map;
+    int64_t rows = c->rows, lines = 0;
+    for (int32_t i = 0; i < a->n_buckets; i++) lines += bucket_lines(c, bucket_rows(c, i));
+    int32_t n = 0;
+    out[n++] = (part){&c->bucket, &m->bucket, PERI_U8, a->n_buckets * (int64_t)sizeof(peri_k_collision_bucket)};
+    out[n++] = (part){&c->head, &m->head, PERI_I64, PERI_COLLISION_WORDS};
+    out[n++] = (part){&c->changed, &m->changed, PERI_I64, rows};
+    out[n++] = (part){&c->n_changed, &m->n_changed, PERI_I64, a->n_buckets};
+    out[n++] = (part){&c->is_changed, &m->is_changed, PERI_U8, rows};
+    if (peri__collision_hash(c)) {
+        out[n++] = (part){&c->hash_rows, &m->rows, PERI_I64, 2 * rows};
+        return n;
+    }
+    out[n++] = (part){&c->slots, &m->slots, PERI_I64, 2 * PERI_MCH_LINE * lines};
+    out[n++] = (part){&c->ids, &m->ids, PERI_I64, rows};
+    if (a->policy != PERI_EVICT_LRU) out[n++] = (part){&c->counts, &m->counts, PERI_I64, rows};
+    if (a->policy != PERI_EVICT_LFU) out[n++] = (part){&c->last, &m->last, PERI_I64, rows};
+    return n;
 }
 
 static peri_status make_memory(peri_collision *c)
 {
     const peri_collision_config *a = &c->config;
     peri_k_collision_map *m = &c->map;
-    int64_t lines, head[PERI_COLLISION_WORDS] = {[PERI_COLLISION_BAD] = INT64_MAX};
-    bool hash = peri__collision_hash(c);
-    PERI_TRY(make_buckets(c, &lines));
-    m->bucket = peri__data(c->bucket);
-    PERI_TRY(make(c, PERI_I64, PERI_COLLISION_WORDS, &c->head, &m->head));
-    PERI_TRY(peri_tensor_write(c->head, head, sizeof head));
-    PERI_TRY(make(c, PERI_I64, c->rows, &c->changed, &m->changed));
-    PERI_TRY(make(c, PERI_I64, a->n_buckets, &c->n_changed, &m->n_changed));
-    PERI_TRY(make(c, PERI_U8, c->rows, &c->is_changed, &m->is_changed));
-    if (hash) PERI_TRY(make(c, PERI_I64, 2 * c->rows, &c->hash_rows, &m->rows));
-    else {
-        PERI_TRY(make(c, PERI_I64, 2 * PERI_MCH_LINE * lines, &c->slots, &m->slots));
-        PERI_TRY(make(c, PERI_I64, c->rows, &c->ids, &m->ids));
-        if (a->policy != PERI_EVICT_LRU) PERI_TRY(make(c, PERI_I64, c->rows, &c->counts, &m->counts));
-        if (a->policy != PERI_EVICT_LFU) PERI_TRY(make(c, PERI_I64, c->rows, &c->last, &m->last));
+    int64_t head[PERI_COLLISION_WORDS] = {[PERI_COLLISION_BAD] = INT64_MAX};
+    part parts[MOST_PARTS];
+    int32_t n = parts_of(c, parts);
+    for (int32_t i = 0; i < n; i++) {
+        PERI_TRY(peri_tensor_new(c->device, parts[i].dtype, 1, &parts[i].n, parts[i].tensor));
+        void *data = peri__data(*parts[i].tensor);
+        memcpy(parts[i].address, &data, sizeof data);
     }
+    PERI_TRY(write_buckets(c));
+    PERI_TRY(peri_tensor_write(c->head, head, sizeof head));
     m->buckets = a->buckets;
     m->block = block_of(a->buckets, a->input_hash_size);
     m->spread = a->spread;
@@ -262,6 +296,31 @@ peri_status peri_collision_new(peri_device *device, const peri_collision_config 
     return status;
 }
 
+static void free_config(peri_collision *c)
+{
+    peri__free(c->name);
+    peri__free(c->segments);
+    peri__free(c->ttl);
+    peri__free(c->read_only);
+}
+
+peri_status peri_collision_bytes_of(const peri_collision_config *config, int64_t *out)
+{
+    PERI_TAKE(peri_collision_config, config);
+    PERI_NEED(out);
+    peri_collision_config a = *config;
+    PERI_TRY(check_config(&a));
+    peri_collision c = {0};
+    peri_status status = own_config(&c, &a);
+    part parts[MOST_PARTS];
+    int32_t n = status < 0 ? 0 : parts_of(&c, parts);
+    free_config(&c);
+    PERI_TRY(status);
+    *out = 0;
+    for (int32_t i = 0; i < n; i++) *out += parts[i].n * (int64_t)peri_dtype_size(parts[i].dtype);
+    return PERI_OK;
+}
+
 void peri_collision_retain(peri_collision *c) { if (c) peri__refs_add(&c->refs); }
 
 void peri_collision_release(peri_collision *c)
@@ -272,10 +331,7 @@ void peri_collision_release(peri_collision *c)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) peri_tensor_release(all[i]);
     peri__collision_unlearn(c);
     peri__report_return(c->report);
-    peri__free(c->name);
-    peri__free(c->segments);
-    peri__free(c->ttl);
-    peri__free(c->read_only);
+    free_config(c);
     peri__free(c);
     peri__object_count(-1);
 }

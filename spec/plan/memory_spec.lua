@@ -194,6 +194,63 @@ describe("memory of plans", function()
     end
   end)
 
+  it("counts the maps of raw ids with their rows, of the buckets that a rank has", function()
+    local embed, modules = peri.embed, {}
+    local function mch(policy)
+      return function(rows, buckets) return embed.MCHManagedCollisionModule { zch_size = rows, buckets = buckets,
+        eviction_interval = 2, eviction_policy = policy, device = "meta" } end
+    end
+    modules.lfu, modules.lru = mch(embed.LFU_EvictionPolicy {}), mch(embed.LRU_EvictionPolicy {})
+    modules.distance = mch(embed.DistanceLFU_EvictionPolicy {})
+    function modules.hash(rows, buckets)
+      local segments = {}
+      for b = 0, buckets do segments[b + 1] = math.floor(b * rows / buckets) end
+      return embed.HashZchManagedCollisionModule { zch_size = rows, total_num_buckets = buckets, on_miss = "row",
+        output_segments = segments, device = "meta" }
+    end
+    local live = peri.ffi.C.peri_mem_live -- 4 to 6 MB of each table
+    for name, make in peri.util.ordered(modules) do
+      for i, case in ipairs { { 40007, 7 }, { 30000, 3 }, { 25000, 64 } } do
+        local rows, buckets = unpack(case)
+        local kind = (i + #name) % 2 == 0 and "EmbeddingCollection" or "EmbeddingBagCollection"
+        local tables = { peri[kind:gsub("Collection", "Config")] { name = "t", num_embeddings = rows, embedding_dim = 8,
+          feature_names = { "f" } } }
+        local inner = peri[kind] { tables = tables, fused_params = config.usual_params "adam", device = "meta" }
+        local module = peri["ManagedCollision" .. kind] {
+          [kind == "EmbeddingCollection" and "embedding_collection" or "embedding_bag_collection"] = inner,
+          managed_collision_collection = embed.ManagedCollisionCollection { embedding_configs = tables,
+            managed_collision_modules = { t = make(rows, buckets) } } }
+        local model = plan.describe.of(module)
+        local topology = plan.Topology { world_size = RANKS, local_world_size = LOCAL }
+        local options = enumerators.EmbeddingEnumerator { topology = topology, batch_size = 4, estimators = {} }
+          :enumerate(model)
+        local kinds, before = {}, 0
+        for _, o in ipairs(options) do
+          kinds[#kinds + 1] = o.compute_kernel == "fused" and o.sharding_type or nil
+          if o.compute_kernel == "fused" and (o.sharding_type == "row_wise" or i == 1) then
+            local entry, said = planners.entry(o, o.sharding_type == "row_wise" or { 2 }, topology), 0
+            for _, run in ipairs(o.runs) do said = said + run.n * select(2, storage.kept(o, run, topology)) end
+            local made = {}
+            for _ = 1, 2 do collectgarbage() end -- what came before is given up now, and not while it is counted
+            sim.run(RANKS, function(_, world)
+              if world:rank() == 0 then before = tonumber(live()) end
+              world:barrier():wait()
+              made[world:rank()] = peri.shard[module.class_name .. "Sharder"] {}:shard(module,
+                plan.ShardingPlan({ [""] = { t = entry } }).plan[""], plan.ShardingEnv.from_process_group(world), "cpu",
+                "")
+            end, { local_size = LOCAL })
+            local more = tonumber(live()) - before - said
+            assert.equal(RANKS - 1, #made)
+            assert(more >= 0 and more < 80e3 * RANKS, ( -- modules and groups of ranks
+              "%s of %d x %d, %s: planned %d bytes, allocated %d"):format(name,
+              rows, buckets, o.sharding_type, said, said + more))
+          end
+        end
+        assert.same({ "table_wise", "row_wise" }, kinds)
+      end
+    end
+  end)
+
   it("of 16-bit tables has states of 32 bits: the estimator's bytes grow by 4 a number for each state", function()
     local topology = plan.Topology { world_size = 1, compute_device = "cuda" }
     local function kept(optimizer, data_type, kernel)

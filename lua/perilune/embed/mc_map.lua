@@ -65,8 +65,8 @@ function M.segments(rows, buckets)
   return list
 end
 
---- A map.
-function M.new(args)
+--- The arguments of a map as C takes them, and what these read beside numbers, which is to be kept until then.
+local function config_of(args)
   local a = util.named("map of ids", args, arguments)
   local c, policy = P.struct "peri_collision_config", a.policy
   for name, allowed in util.ordered { kind = M.kinds, spread = M.spreads, on_miss = M.misses } do
@@ -85,10 +85,25 @@ function M.new(args)
       c.filter, c.filter_arg = policy.threshold_filtering_func.kind, policy.threshold_filtering_func.value
     end
   end
-  local kept = fill_lists(c, a)
+  return c, fill_lists(c, a), a
+end
+
+--- A map.
+function M.new(args)
+  local c, kept, a = config_of(args)
   check(C.peri_collision_new(P.device(a.device), c, out))
   kept.segments = nil
   return wrap(out[0])
+end
+
+local bytes_out = ffi.new "int64_t[1]"
+
+--- Bytes that such a map keeps on its device.
+function M._bytes_of(args)
+  local c, kept = config_of(args)
+  check(C.peri_collision_bytes_of(c, bytes_out))
+  kept.segments = nil
+  return tonumber(bytes_out[0])
 end
 
 -- -- ids --------------------------------------------------------------------------------------------------------------

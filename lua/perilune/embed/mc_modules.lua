@@ -90,9 +90,8 @@ function ManagedCollisionModule:output_segments()
   end)
 end
 
---- The map of buckets [first_bucket, first_bucket + n_buckets) (default: all) on a device: what the shards of a table
---- have.
-function ManagedCollisionModule:_new_map(args)
+--- What mc_map.new is told of the map of buckets [first_bucket, first_bucket + n_buckets) (default: all) on a device.
+function ManagedCollisionModule:_map_arguments(args)
   local a = util.named(self.class_name .. ":new_map", args, { device = util.optional, first_bucket = 0, n_buckets = 0,
     features = util.optional.list })
   local list = { name = self.name or self.class_name, rows = self.zch_size, buckets = self._buckets,
@@ -102,9 +101,27 @@ function ManagedCollisionModule:_new_map(args)
     list.segments = util.map(self._segments, function(row) return row - self.output_global_offset end)
   end
   self:_describe_map(list, a.features)
-  local map = mc_map.new(list)
+  return list
+end
+
+--- That map: what the shards of a table have.
+function ManagedCollisionModule:_new_map(args)
+  local map = mc_map.new(self:_map_arguments(args))
   if self._now then map:set_time(self._now) end
   return map
+end
+
+--- Bytes of the map that a shard of rows [row, row + rows) of the table has; rows are whole buckets, or fewer: then
+--- those of the buckets that they touch.
+function ManagedCollisionModule:_map_bytes(row, rows)
+  if rows == 0 then return 0 end
+  local segments, first, past = self:output_segments(), 0, 0
+  for b = 1, self._buckets do
+    if segments[b] - self.output_global_offset <= row then first = b - 1 end
+    if segments[b] - self.output_global_offset < row + rows then past = b end
+  end
+  return mc_map._bytes_of(self:_map_arguments { first_bucket = first, n_buckets = past - first,
+    features = self._features or nil })
 end
 
 --- Its own map, made when it is first needed.

@@ -4,6 +4,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local nn = require "perilune.nn"
 local embed = require "perilune.embed.config"
+local sharding_types = require "perilune.plan.sharding_types"
 local signature = require "perilune.signature"
 local data_bytes = require("perilune.plan.constraints").data_bytes
 require "perilune.plan.kinds"
@@ -14,14 +15,30 @@ local M = {}
 local kinds = util.index_of { "EmbeddingBagCollection", "EmbeddingCollection",
   "FeatureProcessedEmbeddingBagCollection" }
 
---- What is known of a collection of a model.
+--- Collections of raw ids, whose tables and rows are those of a collection within them.
+local of_raw_ids = util.index_of { "ManagedCollisionEmbeddingBagCollection", "ManagedCollisionEmbeddingCollection" }
+
+--- What may be done with tables of raw ids.
+local raw_sharder = { sharding_types = function()
+  return sharding_types.names(function(t) return not (t.replica or t.cuts_columns or t.in_node) end)
+end, compute_kernels = function() return { "fused", "fused_uvm_caching" } end }
+
+--- The collection whose tables a module trains: itself, or one that it has.
+local function tables_within(module)
+  if of_raw_ids[module.class_name] then return module:embedding_module() end
+  return rawget(module, "_embedding_bag_collection") or module
+end
+
+--- What is known of a collection of a model. maps: the modules whose maps lie beside the rows, by table.
 function M._collection(path, module, tables)
-  local params = rawget(module, "fused_params")
-  local kind = module.class_name
-  local weighted = rawget(module, "_weighted") or kind == "FeatureProcessedEmbeddingBagCollection"
+  local raw, within = of_raw_ids[module.class_name], tables_within(module)
+  local params = rawget(within, "fused_params")
+  local kind = raw and within.class_name or module.class_name
+  local weighted = rawget(within, "_weighted") or kind == "FeatureProcessedEmbeddingBagCollection"
   return { path = path, kind = kinds[kind] and kind or "EmbeddingBagCollection", tables = tables,
     is_weighted = weighted, optimizer = params and embed.optimizer_of("fused_params", params.optimizer) or nil,
-    fused_params = params or nil }
+    fused_params = params or nil, sharder = raw and raw_sharder or nil,
+    maps = raw and module:managed_collision_collection():managed_collision_modules() or nil }
 end
 
 --- The collections of an nn.Module, in its order, with dense_bytes: of the parameters outside of them, and matrices: {
@@ -30,9 +47,9 @@ function M._module(module)
   local model, within, dense, seen = { dense_bytes = 0, matrices = {} }, {}, {}, {}
   for _, entry in ipairs(module:named_modules()) do
     local m = entry.module
-    if not within[m] and kinds[m.class_name] then
+    if not within[m] and (kinds[m.class_name] or of_raw_ids[m.class_name]) then
       for _, inner in ipairs(m:modules()) do within[inner] = true end
-      model[#model + 1] = M._collection(entry.path, m, m.tables or m._embedding_bag_collection.tables)
+      model[#model + 1] = M._collection(entry.path, m, tables_within(m).tables)
     elseif not within[m] then
       dense[#dense + 1] = m
     end

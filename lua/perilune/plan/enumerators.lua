@@ -6,6 +6,7 @@
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local constraints_of = require "perilune.plan.constraints"
+local buckets = require "perilune.plan.buckets"
 local options = require "perilune.plan.options"
 local runtime = require "perilune.plan.runtime"
 local storage = require "perilune.plan.storage"
@@ -149,7 +150,8 @@ function EmbeddingEnumerator:_shared_fields(collection, config, constraint)
     is_weighted = weighted, input_lengths = numbers("pooling_factors", 1), num_poolings = numbers("num_poolings", 1),
     batch_sizes = numbers("batch_sizes", self.batch_size), cache_params = constraint.cache_params,
     output_dtype = constraint.output_dtype, optimizer = collection.optimizers and collection.optimizers[config.name]
-    or collection.optimizer, fused_params = collection.fused_params }
+    or collection.optimizer, fused_params = collection.fused_params,
+    map = collection.maps and collection.maps[config.name] }
 end
 
 --- Ways of a table that its sharder offers and its constraint allows, less those that the runtime refuses: a list of {
@@ -182,7 +184,9 @@ function EmbeddingEnumerator:_add_table(list, collection, config)
   for _, way in ipairs(ways) do
     local fields = util.copy(shared)
     fields.id, fields.sharding_type, fields.compute_kernel = #list + 1, way[1], way[2]
-    fields.runs = options.runs(way[1], config.num_embeddings, config.embedding_dim, topology, constraint.min_partition)
+    fields.runs = shared.map and sharding_types.of[way[1]].way == "rank_sums"
+      and buckets.runs(shared.map, topology.world_size, config.embedding_dim)
+      or options.runs(way[1], config.num_embeddings, config.embedding_dim, topology, constraint.min_partition)
     list[#list + 1] = options.ShardingOption(fields)
   end
   if #ways > 0 then return end

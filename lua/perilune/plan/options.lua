@@ -87,8 +87,9 @@ end
 --- Fields: id (position in the search space), path, name, fqn, rows, dim, data_type, sharding_type, compute_kernel,
 --- partition_by, runs, num_shards, input_lengths, num_poolings, batch_sizes (a number for each feature), is_pooled,
 --- is_weighted, cache_params or nil, output_dtype or nil, optimizer or nil, fused_params (of the table's collection) or
---- nil. Estimators fill run.storage = { hbm =, ddr =, ssd = } (bytes of one shard) and run.perf (ms of one shard:
---- fwd_compute, fwd_comms, bwd_compute, bwd_comms, prefetch_compute, input_dist_comms, total).
+--- nil, map (its managed-collision module, if it has raw ids) or nil. Estimators fill run.storage = { hbm =, ddr =,
+--- ssd = } (bytes of one shard) and run.perf (ms of one shard: fwd_compute, fwd_comms, bwd_compute, bwd_comms,
+--- prefetch_compute, input_dist_comms, total).
 local ShardingOption = util.class "ShardingOption"
 M.ShardingOption = ShardingOption
 

@@ -11,6 +11,7 @@ local types = require "perilune.plan.types"
 local topologies = require "perilune.plan.topology"
 local storage = require "perilune.plan.storage"
 local partitioners = require "perilune.plan.partitioners"
+local buckets = require "perilune.plan.buckets"
 local options = require "perilune.plan.options"
 local links = require "perilune.plan.links"
 local counts = require "perilune.plan.counts"
@@ -123,7 +124,8 @@ function M.of_plan(plan, model, topology, batch_size, constraints)
   for _, collection in ipairs(model) do
     local tables = plan:get_plan_for_module(collection.path).tables
     for _, config in ipairs(collection.tables) do
-      local entry = tables[config.name]
+      local entry, map = tables[config.name], collection.maps and collection.maps[config.name]
+      if map then entry = buckets.cut(entry, map, env) end
       local constraint = constraints_of.of(constraints or {}, collection.path, config.name)
       local fields, ranks = enumerator:_shared_fields(collection, config, constraint), {}
       fields.id, fields.sharding_type, fields.compute_kernel, fields.runs = #list + 1, entry.sharding_type,

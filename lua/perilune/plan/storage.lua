@@ -110,12 +110,18 @@ local function by_formulas(option, run, topology, inference)
   return topology.compute_device == "cpu" and 0 or fast, slow, 0
 end
 
---- Bytes that stay of one shard: in the device's own memory, in the host's, in files.
+--- Bytes that stay of one shard: in the device's own memory, in the host's, in files. The map of raw ids is on the
+--- device of the rows.
 function M.kept(option, run, topology, inference)
-  if not runtime.knows(option) then return by_formulas(option, run, topology, inference or false) end
-  local device, host, files = runtime.bytes(option, run, topology.compute_device, inference or false)
-  if topology.compute_device == "cpu" then return 0, device + host, files end
-  return device, host, files
+  local map = option.map and option.map:_map_bytes(run.row_offset, run.rows) or 0
+  local device, host, files
+  if runtime.knows(option) then
+    device, host, files = runtime.bytes(option, run, topology.compute_device, inference or false)
+  else
+    device, host, files = by_formulas(option, run, topology, inference or false)
+  end
+  if topology.compute_device == "cpu" then return 0, device + host + map, files end
+  return device + map, host, files
 end
 
 --- Storage of one shard of a run.

@@ -12,6 +12,7 @@ local mc_map = require "perilune.embed.mc_map"
 local mc_state = require "perilune.embed.mc_state"
 local policies = require "perilune.embed.mc_policies"
 local mc_remap = require "perilune.shard.mc_remap"
+local buckets = require "perilune.plan.buckets"
 local sharding_types = require "perilune.plan.sharding_types"
 local types = require "perilune.plan.types"
 local ShardingEnv = require "perilune.plan.env"
@@ -21,30 +22,8 @@ local C, check = P.C, P.check
 
 local M = {}
 
---- Rows where the buckets of a module begin, and the end, from 0 on.
-local function segments_of(module)
-  return util.map(module:output_segments(), function(row) return row - module.output_global_offset end)
-end
-
---- The plan's entry `sharding` of a table of raw ids (its managed-collision `module`), cut between buckets: row-wise
---- shards without sizes get an even share of the buckets each, rounded up, while these last (a rank may get none).
-function M.create_mc_sharding(sharding, module, env)
-  local nodes = ShardingEnv.of(env).nodes
-  if sharding_types.of[sharding.sharding_type].way ~= "rank_sums" or sharding.sizes then return sharding end
-  local ranks = sharding:ranks_on(nodes)
-  if not ranks then
-    ranks = {}
-    for r = 1, #nodes do ranks[r] = r - 1 end
-  end
-  local segments, sizes = segments_of(module), {}
-  local buckets = #segments - 1
-  local each = math.ceil(buckets / #ranks)
-  for i = 1, #ranks do
-    sizes[i] = segments[math.min(i * each, buckets) + 1] - segments[math.min((i - 1) * each, buckets) + 1]
-  end
-  return types.ParameterSharding { sharding_type = sharding.sharding_type, compute_kernel = sharding.compute_kernel,
-    ranks = ranks, sizes = sizes, cache_params = sharding.cache_params or nil }
-end
+--- The plan's entry `sharding` of a table of raw ids (its managed-collision `module`), cut between buckets.
+function M.create_mc_sharding(sharding, module, env) return buckets.cut(sharding, module, env) end
 
 --- The same for all tables of a ManagedCollisionCollection: a plan.
 function M.plan_of(plan, mcc, env)
@@ -125,7 +104,7 @@ function Sharded:init(args)
       P.fail(("%s: table '%s': output_global_offset %d, allowed: 0"):format(self.class_name, t.name,
         module.output_global_offset))
     end
-    local x = { segments = segments_of(module), module = module, config = t, now = module._now or -1, told = -1 }
+    local x = { segments = buckets.segments(module), module = module, config = t, now = module._now or -1, told = -1 }
     x.piece = piece_of(self, t, module, x.segments)
     x.c = P.structs("peri_sharded_collision", 1)
     x.kept = fill(x.c[0], x, module, a.returns_rows)

@@ -118,6 +118,9 @@ PERI_API int64_t peri_collision_home(int64_t id, int64_t rows);
 
 /** A map that knows no id. @config borrowed, @out new. */
 PERI_API peri_status peri_collision_new(peri_device *device, const peri_collision_config *config, peri_collision **out);
+/** Bytes that a map of @config keeps on its device from the start, by the sizes that peri_collision_new goes by; what
+ *  windows log of ids comes later, and is not among them. Planners ask it. @out borrowed. */
+PERI_API peri_status peri_collision_bytes_of(const peri_collision_config *config, int64_t *out);
 /** Add a reference. */
 PERI_API void peri_collision_retain(peri_collision *c);
 /** Give up a reference; NULL is fine. */
