@@ -26,8 +26,8 @@ end
 --- The plan's entry `sharding` of a table of raw ids (its managed-collision `module`), cut between buckets: row-wise
 --- shards without sizes get those of `sizes`.
 function M.cut(sharding, module, env)
-  if sharding_types.of[sharding.sharding_type].way ~= "rank_sums" or sharding.sizes then return sharding end
   local nodes = ShardingEnv.of(env).nodes
+  if sharding_types.of[sharding.sharding_type].way ~= "rank_sums" or sharding.sizes then return sharding end
   local ranks = sharding:ranks_on(nodes)
   if not ranks then
     ranks = {}
