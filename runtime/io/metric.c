@@ -4,6 +4,7 @@
  */
 #include "io_internal.h"
 
+#include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -232,18 +233,25 @@ static int by_prediction(const void *a, const void *b)
     return x->label < y->label ? -1 : x->label > y->label;
 }
 
+/** Weights times 2^-this are at most 1, and the largest is 1/2 or more: products of two neither overflow nor vanish.
+ *  0 without weights. */
+static int exponent_of(const peri_metric_samples *s)
+{
+    double most = 0;
+    int exponent = 0;
+    for (int64_t i = 0; i < s->n && s->weights; i++) most = fmax(most, s->weights[i]);
+    frexp(most, &exponent);
+    return exponent;
+}
+
 /** The samples by rising prediction, those of equal prediction by rising label. Areas do not depend on the weights'
- *  scale: a power of two makes the largest 1/2 to 1, so that products of two of any size neither overflow nor vanish.
- *  @out new, peri__free. */
+ *  scale, so a power of two makes the largest 1/2 to 1. @out new, peri__free. */
 static peri_status sorted(const char *function, const peri_metric_samples *s, int32_t needs, sample **out)
 {
     PERI_TRY(check(function, s, needs));
     sample *list = peri__alloc(sizeof *list * (size_t)peri__max(s->n, 1));
     if (!list) return PERI_ENOMEM;
-    double most = 0;
-    int exponent = 0;
-    for (int64_t i = 0; i < s->n && s->weights; i++) most = fmax(most, s->weights[i]);
-    frexp(most, &exponent);
+    int exponent = exponent_of(s);
     for (int64_t i = 0; i < s->n; i++)
         list[i] = (sample){s->predictions[i], s->labels[i], s->weights ? ldexp(s->weights[i], -exponent) : 1};
     qsort(list, (size_t)s->n, sizeof *list, by_prediction);
@@ -376,14 +384,20 @@ peri_status peri_metric_xauc(const peri_metric_samples *s, double *right, double
     PERI_NEED(pairs);
     PERI_TRY(check("peri_metric_xauc", s, PERI_METRIC_FINITE));
     double good = 0, all = 0;
+    int exponent = exponent_of(s); /* products are taken of weights up to 1, as in areas */
     for (int64_t i = 0; i < s->n; i++)
         for (int64_t j = i + 1; j < s->n; j++) {
-            double w = s->weights ? s->weights[i] * s->weights[j] : 1;
+            double w = s->weights ? ldexp(s->weights[i], -exponent) * ldexp(s->weights[j], -exponent) : 1;
             double p = s->predictions[i] - s->predictions[j], y = s->labels[i] - s->labels[j];
             all += w;
             if ((p > 0 && y > 0) || (p < 0 && y < 0) || (p == 0 && y == 0)) good += w;
         }
-    *right = good;
-    *pairs = all;
+    *right = ldexp(good, 2 * exponent);
+    *pairs = ldexp(all, 2 * exponent);
+    if (isinf(*pairs) || (all > 0 && *pairs < DBL_MIN))
+        return peri__fail(PERI_ERANGE,
+                          "peri_metric_xauc: the products of two weights, of which the largest is below %g, sum up to "
+                          "what a double does not hold; allowed: weights around 1, their scale changes nothing",
+                          ldexp(1, exponent));
     return PERI_OK;
 }

@@ -86,6 +86,27 @@ describe("metrics", function()
     end
   end)
 
+  it("of sums and of pairs do not depend on the scale of weights, or say that it is too large or too small", function()
+    local function value(name, scale, times)
+      local p, y, w = {}, {}, {}
+      for i = 1, 60 do p[i], y[i], w[i] = (i * 7 % 20 + 1) / 22, i * 11 % 3 == 0 and 1 or 0, i * 5 % 9 * scale end
+      local metric = peri.nn.metrics[name] {}
+      for _ = 1, times do metric:update(peri.tensor(p, "f64"), peri.tensor(y, "f64"), peri.tensor(w, "f64")) end
+      return metric:compute()
+    end
+    for _, name in ipairs { "XAUCMetric", "CalibrationMetric", "MSEMetric", "AccuracyMetric", "CTRMetric" } do
+      for _, scale in ipairs { 2 ^ 480, 2 ^ -480 } do
+        assert.same(value(name, 1, 3), value(name, scale, 3))
+      end
+    end
+    for _, scale in ipairs { 2 ^ 990, 2 ^ -990 } do
+      assert.error_matches(function() value("XAUCMetric", scale, 1) end, "the products of two weights")
+    end
+    assert.error_matches(function() value("MSEMetric", 2e306, 1) end, "MSEMetric: the weights of all samples sum up")
+    assert.error_matches(function() value("CTRMetric", 1e305, 9) end, "CTRMetric: the weights of all samples sum up")
+    assert.error_matches(function() value("XAUCMetric", 2 ^ 503, 20) end, "XAUCMetric: the weights of all samples")
+  end)
+
   it("take predictions from any device", function()
     for _, device in ipairs { "cpu", "opaque" } do
       local p, y = peri.tensor({ 0.1, 0.9, 0.4 }, "f32", device), peri.tensor({ 0, 1, 1 }, "i32", device)

@@ -135,7 +135,8 @@ for _, name in ipairs { "init", "update", "compute", "reset", "state_dict", "che
 end
 
 --- The base of all metrics that are functions of sums. A metric has `part(...)`, which makes the list of numbers of one
---- update and its number of samples, `width`, the length of that list, and `report(sums, prefix, out)`.
+--- update and its number of samples, `width`, the length of that list, `weights_at`, the place of the sum of weights in
+--- it (or nil), and `report(sums, prefix, out)`.
 local SumMetric = util.class("SumMetric", M.RecMetric)
 
 function SumMetric:init(args, spec)
@@ -163,6 +164,11 @@ function SumMetric:compute()
   numbers_of_all[2 * width + 1] = self.window and 1 or 0
   local total, out = ranks.sum(self.group, numbers_of_all), {}
   if total[2 * width + 1] == 0 then return out end
+  local at = self.weights_at
+  if at and (total[at] == math.huge or total[width + at] == math.huge) then
+    P.fail(("%s: the weights of all samples sum up to more than a double holds; allowed: smaller ones, their scale "
+      .. "changes nothing"):format(self.class_name))
+  end
   self:_report(total, "lifetime_", out)
   self:_report({ unpack(total, width + 1, 2 * width) }, "window_", out)
   return out
@@ -176,7 +182,7 @@ local ENTROPY = PROBABILITIES + OF_CLASSES
 
 local function simple(name, definition, spec)
   local class = util.class(name, SumMetric)
-  class.width = #fields
+  class.width, class.weights_at = #fields, 2
   function class:init(args) SumMetric.init(self, args, spec) end
   function class:_part(predictions, labels, weights)
     local threshold = self.options.threshold
@@ -207,7 +213,7 @@ for name, definition in util.ordered(by_sums) do simple(name, definition, specs[
 
 --- Share of pairs (weighted; inside one update) that predictions and labels order alike.
 M.XAUCMetric = util.class("XAUCMetric", SumMetric)
-M.XAUCMetric.width = 2
+M.XAUCMetric.width, M.XAUCMetric.weights_at = 2, 2
 function M.XAUCMetric:_part(predictions, labels, weights)
   local s, memory = samples.of("XAUCMetric", FINITE, predictions, labels, weights)
   check(C.peri_metric_xauc(s, number, second))

@@ -407,7 +407,8 @@ PERI_API peri_status peri_metric_auprc(const peri_metric_samples *samples, doubl
  *  opposite orders; NaN for less than two samples that have weight. n log n. */
 PERI_API peri_status peri_metric_rauc(const peri_metric_samples *samples, double *out);
 /** XAUC, of finite predictions: over all pairs, weighted w_i*w_j: @right = pairs in the same strict order, or tied, by
- *  both label and prediction; @pairs = all. n^2. */
+ *  both label and prediction; @pairs = all. PERI_ERANGE: weights are so large or small that a double does not hold
+ *  @pairs. n^2. */
 PERI_API peri_status peri_metric_xauc(const peri_metric_samples *samples, double *right, double *pairs);
 
 /* -- loading on a thread of its own -------------------------------------------------------------------------------- */
