@@ -203,6 +203,17 @@ describe("a signal", function()
     assert.equal(143, status, out)
   end)
 
+  it("is heard by no script that plain luajit runs, and on_stop says so once", function()
+    local out = shell.luajit [[
+      local peri = require "perilune"
+      peri.on_stop(function(reason) print("stopped by " .. reason) end)
+      peri.on_stop()
+      peri.request_stop()
+      print(peri.stopping())]]
+    assert.matches("^perilune: on_stop: no signal is heard, as `perilune run` has not started this script[^\n]*\n"
+      .. "stopped by script\nscript\t", out)
+  end)
+
   it("and its options are checked", function()
     for words, text in peri.util.ordered { ["--grace soon"] = "%-%-grace: 'soon', allowed: times above 0 such as 25s",
       ["--grace 0s"] = "%-%-grace: '0s'", ["--stop-on TERM"] = "%-%-stop%-on: 'TERM', allowed: SIGUSR1, SIGUSR2" } do

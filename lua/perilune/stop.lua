@@ -25,6 +25,7 @@ local SCRIPT = 5
 --- nil: from nowhere.
 M.source = package.preload["perilune.stop.source"] and require "perilune.stop.source"
 local opened = false -- of this process, whatever ranks it has
+local is_guest = package.loaded["perilune.core"] ~= nil -- a C program runs Lua, and asks by request_stop
 
 local function seconds() return tonumber(C.peri_time_ns()) * 1e-9 end
 
@@ -46,9 +47,12 @@ function M.on_stop(f)
   local s = state.stop or new()
   state.stop = s
   s.functions[#s.functions + 1] = f
-  if M.source and not opened then
-    opened = true
-    M.source.open()
+  if opened then return end
+  opened = true
+  if M.source then M.source.open()
+  elseif not is_guest then
+    io.stderr:write("perilune: on_stop: no signal is heard, as `perilune run` has not started this script: SIGTERM and "
+      .. "Ctrl-C end it at once; peri.request_stop() asks it to stop\n")
   end
 end
 
