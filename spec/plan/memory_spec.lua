@@ -236,7 +236,7 @@ describe("memory of plans", function()
               if world:rank() == 0 then before = tonumber(live()) end
               world:barrier():wait()
               made[world:rank()] = peri.shard[module.class_name .. "Sharder"] {}:shard(module,
-                plan.ShardingPlan({ [""] = { t = entry } }).plan[""], plan.ShardingEnv.from_process_group(world), "cpu",
+                plan.ShardingPlan({ [""] = { t = entry } }).plan[""], plan.ShardingEnv.from_process_group(world), nil,
                 "")
             end, { local_size = LOCAL })
             local more = tonumber(live()) - before - said
@@ -247,6 +247,13 @@ describe("memory of plans", function()
           end
         end
         assert.same({ "table_wise", "row_wise" }, kinds)
+        if i == 1 then -- what a planner makes of the description is a plan that the model takes
+          local planned = plan.EmbeddingShardingPlanner({ topology = topology, estimates = "step" }):plan(model)
+          sim.run(RANKS, function()
+            local sharded = peri.DistributedModelParallel { module = module, plan = planned }
+            assert(sharded.module.class_name:match "^ShardedManagedCollision")
+          end, { local_size = LOCAL })
+        end
       end
     end
   end)

@@ -96,7 +96,7 @@ function ManagedCollisionModule:_map_arguments(args)
     features = util.optional.list })
   local list = { name = self.name or self.class_name, rows = self.zch_size, buckets = self._buckets,
     spread = self.spread, input_hash_size = self.input_hash_size, on_miss = self.on_miss, device = a.device
-    or self._device or nil, first_bucket = a.first_bucket, n_buckets = a.n_buckets }
+    or self._device ~= "meta" and self._device or nil, first_bucket = a.first_bucket, n_buckets = a.n_buckets }
   if self._segments then
     list.segments = util.map(self._segments, function(row) return row - self.output_global_offset end)
   end

@@ -21,7 +21,9 @@ local of_raw_ids = util.index_of { "ManagedCollisionEmbeddingBagCollection", "Ma
 --- What may be done with tables of raw ids.
 local raw_sharder = { sharding_types = function()
   return sharding_types.names(function(t) return not (t.replica or t.cuts_columns or t.in_node) end)
-end, compute_kernels = function() return { "fused", "fused_uvm_caching" } end }
+end, compute_kernels = function(_, _, device)
+  return device == "cuda" and { "fused", "fused_uvm_caching" } or { "fused" }
+end }
 
 --- The collection whose tables a module trains: itself, or one that it has.
 local function tables_within(module)
