@@ -63,12 +63,42 @@ function M.seal(class, ...)
   return class
 end
 
---- Run the `init` of a new object, in which a sealed one takes fields.
+-- How many arguments the `init` of a class takes, by that function: asked once, since the question is slow and cuts
+-- LuaJIT's traces. Scripts' own, and those that take any number, have math.huge.
+local taken = setmetatable({}, { __mode = "k" })
+
+local function most_of(init)
+  local n = taken[init]
+  if n == nil then
+    local info = debug.getinfo(init, "uS")
+    n = (info.isvararg or not errors.of_library(info.source)) and math.huge or info.nparams - 1
+    taken[init] = n
+  end
+  return n
+end
+
+--- An error where a class of Perilune's gets more arguments than it takes. Lua would drop them, and `Adagrad({ params =
+--- p }, 0.5)` would train with another rate than the one that it says.
+local function check_count(class, allowed, ...)
+  for i = allowed + 1, select("#", ...) do
+    local extra = select(i, ...)
+    if extra ~= nil then
+      local first = (...)
+      local named = type(first) == "table" and getmetatable(first) == nil
+      fail(("%s: argument %d is %s, but it takes %d%s"):format(class.class_name, i, kind(extra), allowed, named
+        and allowed == 1 and ", a table with all options by name" or ""))
+    end
+  end
+end
+
+--- Run the `init` of a new object, in which a sealed one takes fields. Arguments are counted when it is over, since it
+--- has better words for those that it knows.
 function M.construct(object, class, ...)
-  if not class._sealed then return object:init(...) end
-  making[object] = true
+  if class._sealed then making[object] = true end
   object:init(...)
-  making[object] = nil
+  if class._sealed then making[object] = nil end
+  local n = select("#", ...)
+  if n > 1 and n > most_of(class.init) then check_count(class, most_of(class.init), ...) end
 end
 
 --- A value in what an object shows of itself; nil: it is left out.
@@ -372,6 +402,9 @@ M.distance = distance
 local of_pytorch = { view = "reshape", flatten = "reshape", cuda = "to", cpu = "to", float = "to", long = "to",
   half = "to", numpy = "to_table", tolist = "to_list", zero_ = "fill", fill_ = "fill", copy_ = "copy",
   requires_grad_ = "requires_grad" }
+--- TorchRec's names of what is no object here.
+local of_torchrec = { PoolingType = 'pooling = "SUM" or "MEAN"', DataType = 'data_type = "FP16", say',
+  apply_optimizer_in_backward = "fused_params = { optimizer = ..., learning_rate = ... } of the collection" }
 
 --- An error for a name that `what` does not have; it tells the name among the keys of `tables` that may have been
 --- meant. noun: "method ".
@@ -379,6 +412,9 @@ function M.unknown(what, name, tables, noun)
   local own = of_pytorch[name]
   for _, t in ipairs(own and tables or {}) do
     if rawget(t, own) then fail(("%s has no %s'%s'; here it is '%s'"):format(what, noun or "", name, own)) end
+  end
+  if what == "peri" and of_torchrec[name] then
+    fail(("%s has no '%s'; here it is %s"):format(what, name, of_torchrec[name]))
   end
   local best, least, most = nil, math.huge, math.max(1, math.floor(#name / 4))
   for _, t in ipairs(tables) do

@@ -225,12 +225,19 @@ peri_status peri__plugin_symbol(const char *name, const char *symbol, void **out
     return PERI_OK;
 }
 
+/** What a name that is none of Perilune's own should have been, perhaps. */
+static const char *own_names(const char *what, const char *name)
+{
+    if (!strcmp(what, "device")) return strcmp(name, "cuda") ? "; Perilune's own are cpu, cuda and opaque" : "";
+    return strcmp(name, "mpi") && strcmp(name, "nccl") ? "; Perilune's own are self, sim, mpi and nccl" : "";
+}
+
 /** Load plugin @name into @p. */
 static peri_status load(const char *what, const char *name, const char *symbol, known_plugin *p)
 {
     char reason[PERI_MESSAGE_MAX - 128];
     void *handle = open_plugin(name, reason, sizeof reason);
-    if (!handle) return peri__fail(PERI_ENOTFOUND, "%s '%s': %s", what, name, reason);
+    if (!handle) return peri__fail(PERI_ENOTFOUND, "%s '%s': %s%s", what, name, reason, own_names(what, name));
     const void *(*entry)(const peri_plugin_host *) = NULL;
     void *found = dlsym(handle, symbol);
     memcpy(&entry, &found, sizeof entry);

@@ -109,9 +109,9 @@ function M.let(class, name, spec)
   local make = meta.__call
   local function single(args) return make(class, args) end
   local grouped = grouped_class(name, spec, single)
-  meta.__call = function(_, args)
-    local list = groups_of(args)
-    if not list then return single(args) end
+  meta.__call = function(_, args, ...)
+    local list = select("#", ...) == 0 and groups_of(args)
+    if not list then return make(class, args, ...) end
     local optimizers, from = {}, 0
     for i, group in ipairs(list) do
       local count
