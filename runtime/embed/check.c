@@ -31,6 +31,13 @@ static peri_status inverse_status(const char *function, const char *feature, con
                       (long long)r->bad_ids);
 }
 
+/** The words for offsets that make no bag. */
+static peri_status bags_status(const char *function, const char *where, const peri_k_tbe_report *r)
+{
+    return peri__fail(PERI_ERANGE, "%s: %s: offsets %lld and %lld make no bag of %lld ids (%lld such bags)", function,
+                      where, (long long)r->begin, (long long)r->end, (long long)r->n_ids, (long long)r->bad_bags);
+}
+
 /** @table, @feature: names, or NULL. */
 static peri_status status_of(const char *function, int32_t mode, const char *table, const char *feature,
                              const peri_k_tbe_report *r)
@@ -38,10 +45,7 @@ static peri_status status_of(const char *function, int32_t mode, const char *tab
     char where[320], what[PERI_MESSAGE_MAX];
     if ((!r->bad_ids && !r->bad_bags) || mode == PERI_BOUNDS_IGNORE || mode == PERI_BOUNDS_NONE) return PERI_OK;
     where_text(where, sizeof where, table, feature, r->sample);
-    if (r->bad_bags)
-        return peri__fail(PERI_ERANGE, "%s: %s: offsets %lld and %lld make no bag of %lld ids (%lld such bags)",
-                          function, where, (long long)r->begin, (long long)r->end, (long long)r->n_ids,
-                          (long long)r->bad_bags);
+    if (r->bad_bags) return bags_status(function, where, r);
     if (r->rows > 0)
         snprintf(what, sizeof what,
                  "%s: %s: id %lld at place %lld of the bag, allowed: 0..%lld, or -1 for none (%lld such ids)", function,
@@ -56,11 +60,27 @@ static peri_status status_of(const char *function, int32_t mode, const char *tab
     return PERI_OK;
 }
 
+/** Names of a report's table and feature; NULL where it says none. */
+static const char *table_of(const peri_tbe *tbe, const peri_k_tbe_report *r)
+{
+    return r->table >= 0 && r->table < tbe->n_tables ? tbe->tables[r->table].name : NULL;
+}
+static const char *feature_of(const peri_tbe *tbe, const peri_k_tbe_report *r)
+{
+    return r->feature >= 0 && r->feature < tbe->n_features ? tbe->features[r->feature] : NULL;
+}
+
+peri_status peri__tbe_bags_status(const peri_tbe *tbe, const char *function, const peri_k_tbe_report *r)
+{
+    char where[320];
+    where_text(where, sizeof where, table_of(tbe, r), feature_of(tbe, r), r->sample);
+    return bags_status(function, where, r);
+}
+
 peri_status peri__tbe_status(const peri_tbe *tbe, const char *function, const peri_k_tbe_report *r)
 {
     if (!r->bad_ids && !r->bad_bags) return PERI_OK;
-    const char *table = r->table >= 0 && r->table < tbe->n_tables ? tbe->tables[r->table].name : NULL;
+    const char *table = table_of(tbe, r), *feature = feature_of(tbe, r);
     if (tbe->of_inverse && !r->bad_bags) return inverse_status(function, table, r);
-    const char *feature = r->feature >= 0 && r->feature < tbe->n_features ? tbe->features[r->feature] : NULL;
     return status_of(function, tbe->bounds_check, table, feature, r);
 }

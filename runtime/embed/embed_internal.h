@@ -28,6 +28,9 @@ peri_status peri__report_reset(peri_tensor *report);
  *  and id (FATAL; WARNING for bad offsets), a log line (WARNING), or nothing (IGNORE, NONE). @function names the public
  *  function for the message. */
 peri_status peri__tbe_status(const peri_tbe *tbe, const char *function, const peri_k_tbe_report *report);
+/** PERI_ERANGE for a report with bad bags, in the same words, whatever the mode: tables in files need the offsets to
+ *  find the rows that a batch wants. */
+peri_status peri__tbe_bags_status(const peri_tbe *tbe, const char *function, const peri_k_tbe_report *report);
 
 /* -- table batches ------------------------------------------------------------------------------------------------- */
 

@@ -423,6 +423,16 @@ for _, device in ipairs(require "spec.support.devices") do
         assert.equal(1, b:statistics().bad_ids)
       end
       assert.equal(messages[1], messages[2])
+      -- the first bag that is none, also where only its end is too far
+      for _, offsets in ipairs { { 0, 1, 9 }, { -1, 1, 4 }, { 0, 3, 1 } } do
+        local words = {}
+        for i, b in ipairs { pair.plain, pair.cached } do
+          local ok, err = pcall(b.lookup, b, t({ 1, 2, 3, 4 }, "i64"), t(offsets, "i64"), b:blocks(blocks), 2, 4)
+          assert.is_false(ok)
+          words[i] = tostring(err):gsub("^.-: ", "")
+        end
+        assert.equal(words[1], words[2])
+      end
       fails("sample 1: offsets 3 and 1 make no bag of 4 ids", pair.cached.lookup, pair.cached, t({ 1, 2, 3, 4 }, "i64"),
         t({ 0, 3, 1 }, "i64"), pair.cached:blocks(blocks), 2, 4)
     end)

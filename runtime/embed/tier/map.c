@@ -249,14 +249,11 @@ static peri_status map_block(const char *function, peri__tier *tier, peri__ticke
     const peri_k_tbe_block *x = &t->owner->in.blocks->block[k];
     if (x->bags == 0) return PERI_OK;
     const int64_t *o = b->offsets + x->first_bag;
-    bool good = o[0] >= 0 && o[x->bags] <= b->n_ids;
-    int64_t bad = 0;
+    peri_k_tbe_report bad = {.table = x->table, .feature = x->feature, .n_ids = b->n_ids};
     for (int64_t j = 0; j < x->bags; j++)
-        if (o[j] > o[j + 1]) good = false, bad = j;
-    if (!good)
-        return peri__fail(PERI_ERANGE, "%s: table '%s', sample %lld: offsets %lld and %lld make no bag of %lld ids",
-                          function, tier->tbe->tables[x->table].name, (long long)bad, (long long)o[bad],
-                          (long long)o[bad + 1], (long long)b->n_ids);
+        if ((o[j] < 0 || o[j] > o[j + 1] || o[j + 1] > b->n_ids) && bad.bad_bags++ == 0)
+            bad.sample = j, bad.begin = o[j], bad.end = o[j + 1];
+    if (bad.bad_bags) return peri__tbe_bags_status(tier->tbe, function, &bad);
     return map_ids(tier, t, b, x->table, o[0], o[x->bags], mapped);
 }
 
