@@ -247,10 +247,12 @@ typedef struct peri_tbe_input {
 } peri_tbe_input;
 
 /** Pooled rows into @out (f32, f16 or bf16, rounded to nearest even; contiguous, any shape that the blocks fit into;
- *  elements that no block writes stay). Not recorded. */
+ *  elements that no block writes stay). Not recorded. Ids are checked while rows are read: after PERI_ERANGE @out is
+ *  undefined. */
 PERI_API peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out);
-/** Update the tables with the gradient @grad (f32) of the output of peri_tbe_forward on the same @input; advances the
- *  iteration, also when nothing was looked up. @grad_weights (f32 [n], or NULL) receives the gradient of the ids'
+/** Update the tables with the gradient @grad (f32) of the output of peri_tbe_forward on the same @input, which has not
+ *  failed: ids are not checked again, and bad ones are passed over. Advances the iteration, also when nothing was
+ *  looked up. @grad_weights (f32 [n], or NULL) receives the gradient of the ids'
  *  weights. With optimizer NONE only
  *  @grad_weights is computed. */
 PERI_API peri_status peri_tbe_backward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad,
