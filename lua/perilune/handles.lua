@@ -247,6 +247,22 @@ errors.runners[M.inside] = true
 --- Release what was made in a scope of new_scope, unless it was kept.
 M.close_scope = release_all
 
+--- Keep a handle beyond the end of all scopes, until the garbage collector finds that nobody has it: for what an
+--- object needs as long as it lives. Returns it.
+function M.keep_for_good(h)
+  local scope = state.scope
+  while scope do
+    for i = scope.n, 1, -1 do
+      if rawequal(scope[i], h) then
+        scope[i] = false
+        return ffi.gc(h, h.release)
+      end
+    end
+    scope = scope.outer
+  end
+  return h
+end
+
 --- Keep a handle beyond the end of the current scope. Returns it.
 function M.keep(h)
   local scope = state.scope

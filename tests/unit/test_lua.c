@@ -359,6 +359,35 @@ static void threads_have_states_of_their_own_and_share_tables(void **state)
     assert_int_equal(peri_mem_objects(), 0);
 }
 
+static const char open_script[] =
+    "local peri = require 'perilune'\n"
+    "local M, rows = {}\n"
+    "function M.open(tables) rows = peri.EmbeddingBagCollection { table_batch = tables, tables = {\n"
+    "  peri.EmbeddingBagConfig { name = 't', num_embeddings = 4, embedding_dim = 4, feature_names = { 'f' } } } } end\n"
+    "function M.sum(id) return rows(peri.KeyedJaggedTensor { keys = { 'f' }, values = { id }, lengths = { 1 } })\n"
+    "  :values():sum():item() end\n"
+    "return M";
+
+static void a_collection_keeps_the_table_batch_of_an_earlier_call(void **state)
+{
+    (void)state;
+    const peri_table_config table = {
+        .size = sizeof table, .name = "t", .rows = 4, .cols = 4, .init = PERI_INIT_CONSTANT, .init_a = 0.5};
+    const peri_tbe_config config = {.size = sizeof config, .device = cpu, .tables = &table, .n_tables = 1};
+    peri_lua_value given = {.kind = PERI_LUA_TBE}, id = {.kind = PERI_LUA_INTEGER, .integer = 3}, out;
+    peri_lua *lua = lua_new();
+    peri_lua_object *model = load(lua, open_script);
+    assert_ok(peri_tbe_new(&config, &given.tbe));
+    assert_ok(peri_lua_call(model, "open", &given, 1, NULL, 0));
+    peri_tbe_release(given.tbe);
+    assert_ok(peri_lua_collect(lua));
+    assert_ok(peri_lua_call(model, "sum", &id, 1, &out, 1));
+    assert_true(out.number == 4 * 0.5);
+    peri_lua_object_release(model);
+    peri_lua_release(lua);
+    assert_int_equal(peri_mem_objects(), 0);
+}
+
 static void nothing_is_left(void **state)
 {
     (void)state;
@@ -449,6 +478,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(narrow_states_have_little),
     cmocka_unit_test(a_state_of_the_hosts_own_keeps_what_it_has),
     cmocka_unit_test(threads_have_states_of_their_own_and_share_tables),
+    cmocka_unit_test(a_collection_keeps_the_table_batch_of_an_earlier_call),
     cmocka_unit_test(code_finds_memory_in_hosts_with_much_mapped),
     cmocka_unit_test(nothing_is_left),
 };

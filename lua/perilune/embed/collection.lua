@@ -113,7 +113,10 @@ function TableCollection:_setup(a)
   self.tables, self.fused_params = util.map(a.tables, copied), a.fused_params and copied(a.fused_params) or false
   self.seed, self.device = a.seed or false, a.device or false
   self.table_batch = a.table_batch or false
-  if a.table_batch then check_shared(self, a) end
+  if a.table_batch then
+    check_shared(self, a)
+    P.keep_for_good(a.table_batch) -- the collection looks rows up in it as long as it lives
+  end
   local features, index = {}, {} -- each feature once
   self._outputs = {} -- { table =, feature =, name = } of each output
   for t, table_config in ipairs(a.tables) do
