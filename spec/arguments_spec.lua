@@ -297,7 +297,7 @@ describe("arguments", function()
       peri.nn.Linear { in_features = 1, out_features = 1 }:load_state_dict { weight = {}, bias = {} }
     end)
     refuses("DLRMTrain: the batch's labels is nil, wanted a tensor", function()
-      peri.nn.DLRMTrain(function() return t end):forward {}
+      peri.nn.DLRMTrain(function() return t end):forward { dense_features = t, sparse_features = t }
     end)
     refuses("block_bucketize_sparse_features: my_size is ", peri.sparse.block_bucketize_sparse_features,
       { lengths = t, indices = t, block_sizes = { 1 }, my_size = t })

@@ -29,6 +29,15 @@ local mistakes = {
     "peri.nn has no 'Linaer'; is 'Linear' meant? (s.lua:2)" },
   { "a misspelt helper of plans", "plan.row_wize()", "peri.plan has no 'row_wize'; is 'row_wise' meant? (s.lua:2)" },
   { "a class of another face", "local x = peri.Linear {}", "peri has no 'Linear' (s.lua:2)" },
+  { "TorchRec's way to an optimizer of tables", "peri.apply_optimizer_in_backward()",
+    "peri has no 'apply_optimizer_in_backward'; here it is fused_params = { optimizer = ..., learning_rate = ... } of "
+      .. "the collection (s.lua:2)" },
+  { "a model in place of its parts", "peri.checkpoint.save('x', nn.ReLU())",
+    "checkpoint.save: parts is ReLU, wanted a table of parts by name: { model = ... } (s.lua:2)" },
+  { "a misspelt field of a batch",
+    ebc .. "local d = nn.DLRM { embedding_bag_collection = ebc, dense_in_features = 2, dense_arch_layer_sizes = { 4 }, "
+      .. "over_arch_layer_sizes = { 2, 1 } } nn.DLRMTrain(d) { dense_feature = peri.ones { 1, 2 } }",
+    "DLRMTrain: the batch has no dense_features; it has: dense_feature (s.lua:2)" },
   { "letters exchanged", "peri.tesnor { 1 }", "peri has no 'tesnor'; is 'tensor' meant? (s.lua:2)" },
   { "an optimizer in small letters", "nn.optim.adam {}", "peri.nn.optim has no 'adam'; is 'Adam' meant? (s.lua:2)" },
   { "a misspelt method", "peri.ones({ 3 }):sunm()", "a tensor has no method 'sunm'; is 'sum' meant? (s.lua:2)" },

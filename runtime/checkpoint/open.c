@@ -120,6 +120,8 @@ static peri_status open_file(peri_checkpoint *c, const char *path, const char *w
     c->file[0] = 0;
     peri_status status = peri__file_get(fd, path, count, 8, 0);
     for (int i = 0; i < 8; i++) bytes |= (uint64_t)count[i] << 8 * i;
+    if (status >= 0 && !memcmp(count, "PERIMODL", 8))
+        status = peri__fail(PERI_EFORMAT, "%s: a model file, wanted a checkpoint: it has no optimizer's states", what);
     if (status >= 0 && (bytes > (uint64_t)file_bytes - 8 || bytes > PERI__HEADER_MOST))
         status =
             peri__fail(PERI_EFORMAT, "%s: no safetensors file: its header would have %llu bytes, the file has %lld",

@@ -127,6 +127,11 @@ peri_status peri__mapped_open(const char *path, peri__mapping how, peri__mapped 
     if (fd < 0) return failed(path, "it cannot be opened");
     peri_status status = PERI_OK;
     if (fstat(fd, &info) != 0) status = failed(path, "it cannot be asked for its size");
+    else if (S_ISDIR(info.st_mode))
+        status = peri__fail(PERI_EFORMAT,
+                            "peri_model_open: '%.200s' is a folder, wanted a model file; of a checkpoint `perilune "
+                            "export` makes one",
+                            path);
     else if (!S_ISREG(info.st_mode)) status = peri__fail(PERI_EFORMAT, "peri_model_open: '%.200s' is no file", path);
     else if (info.st_size < (off_t)sizeof(peri__model_preamble))
         status = peri__fail(PERI_EFORMAT, "peri_model_open: '%.200s' has %lld bytes, a model file has %zu and more",

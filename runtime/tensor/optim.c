@@ -63,7 +63,10 @@ static const number *find_number(const char *function, const char *name)
 {
     for (int i = 0; i < NUMBERS; i++)
         if (!strcmp(numbers[i].name, name)) return &numbers[i];
-    peri__fail(PERI_ENOTFOUND, "%s: no number '%s'; see peri_optim_args", function, name);
+    peri__fail(PERI_ENOTFOUND,
+               "%s: no number '%.100s', allowed: lr, weight_decay, momentum, dampening, lr_decay, "
+               "initial_accumulator_value, eps, beta1, beta2, alpha",
+               function, name);
     return NULL;
 }
 

@@ -171,6 +171,10 @@ describe("perilune plan --data", function()
     end
     local model = shell.write(folder .. "/f.lua",
       "return { tables = { { name = 't', num_embeddings = 9, embedding_dim = 4 } } }")
+    local beside = shell.write(folder .. "/g.lua",
+      "return { tables = { { name = 't', num_embeddings = 9, embedding_dim = 4 } }, constraints = {} }")
+    assert.matches("constraints stands beside the model: return { model = { tables = ... }, constraints = ... }",
+      (run(beside)), 1, true)
     assert.matches("has no feature 't' of table 't', but c1 to c26", (run(model .. " --data " .. path)), 1, true)
   end)
 end)

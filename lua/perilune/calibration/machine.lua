@@ -503,9 +503,12 @@ function M.run(options)
   local world = peri.init()
   local first = world:rank() == 0
   local live = first and (os.getenv "PERI_PROGRESS" or (os.execute "test -t 1" == 0 and "live" or "lines")) == "live"
-  if options.dry_run then check_hosts(world) end -- or M.topology does
   local path, kept
   local device = options.device ~= "cpu" and options.device or nil
+  if options.dry_run then
+    check_hosts(world) -- or M.topology does
+    if device then peri.ffi.device(device) end -- an error if there is none
+  end
   peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(world, 0, function()
     path, kept = file_for(options.output, world:size(), world.local_size, device)
   end)

@@ -139,6 +139,9 @@ end
 function M.list(func, given)
   local models, others = {}, {}
   signature.value(func, "parts", given, "table")
+  if getmetatable(given) ~= nil then
+    P.fail(("%s: parts is %s, wanted a table of parts by name: { model = ... }"):format(func, errors.kind(given)))
+  end
   for name, object in util.ordered(given) do
     if type(name) ~= "string" or not name:match "^[%w_]+$" then
       P.fail(("%s: part %s: names of parts are letters, digits and _"):format(func, errors.kind(name)))

@@ -72,7 +72,13 @@ function actions.ls(paths)
     end
   end
   for i = 2, #rows do rows[i][6] = by_digest[rows[i][6]] or stands_for[rows[i][6]] or rows[i][6] end
-  if #rows == 1 then print(("'%s': no checkpoints"):format(paths[1])) else print_table(rows) end
+  if #rows == 1 then
+    local itself = C.peri_checkpoint_identify(paths[1], identity) >= 0
+    print(itself and ("'%s' is a checkpoint itself: perilune checkpoint show %s"):format(paths[1], paths[1])
+      or ("'%s': no checkpoints"):format(paths[1]))
+  else
+    print_table(rows)
+  end
   return 0
 end
 
@@ -247,7 +253,8 @@ function actions.export(paths, options)
   local shape = table.concat(t.shape, ", ") .. (#t.shape == 1 and "," or "")
   local header = ("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }"):format(npy_types[dtype], shape)
   header = header .. (" "):rep(63 - (10 + #header) % 64) .. "\n"
-  local file = io.open(path, "wb") or P.fail(("checkpoint: '%s' cannot be written"):format(path))
+  local file, why = io.open(path, "wb")
+  if not file then P.fail("checkpoint export: " .. why) end
   local function put(bytes)
     if not file:write(bytes) then P.fail(("checkpoint: '%s' could not be written as a whole"):format(path)) end
   end

@@ -15,7 +15,7 @@ local function read(path)
   local rows, lines, broken = {}, 0, nil
   for line in file:lines() do
     lines = lines + 1
-    local object = json.decode(line)
+    local object = json.decode(line, 1, json.null) -- a NaN is null in JSON
     if broken then break end
     if type(object) == "table" then rows[#rows + 1] = object elseif line:match "%S" then broken = lines end
   end
@@ -25,17 +25,23 @@ local function read(path)
   return rows
 end
 
---- Field -> list of { step, value } of a log. Steps are the field "step", or the numbers of the lines.
-local function curves(rows)
-  local out = {}
+--- Field -> list of { step, value } of a log, and how many of its values cannot be drawn: NaN, infinity. Steps are the
+--- field "step", or the numbers of the lines.
+local function curves(rows, json)
+  local out, odd = {}, {}
   for i, row in ipairs(rows) do
     local step = type(row.step) == "number" and row.step or i
     for name, value in util.ordered(row) do
       if name ~= "step" and type(value) == "number" and math.abs(value) < math.huge then
-        out[name] = out[name] or {}
+        out[name] = out[name] or { odd = 0 }
         table.insert(out[name], { step, value })
+      elseif value == json.null or tonumber(value) then
+        odd[name] = (odd[name] or 0) + 1
       end
     end
+  end
+  for name, n in pairs(odd) do -- any order: fields of a table
+    if out[name] then out[name].odd = n end
   end
   return out
 end
@@ -70,7 +76,9 @@ function M.draw(name, list)
     if curve then
       local least = math.huge
       for _, p in ipairs(curve) do least = math.min(least, p[2]) end
-      lines[#lines + 1] = ("  %s  last %g, least %g"):format(string.char(96 + run), curve[#curve][2], least)
+      local odd = curve.odd or 0
+      lines[#lines + 1] = ("  %s  last %g, least %g%s"):format(string.char(96 + run), curve[#curve][2], least,
+        odd > 0 and (", and %s that cannot be drawn (NaN or infinity)"):format(util.number_of(odd, "value")) or "")
     end
   end
   return table.concat(lines, "\n")
@@ -86,7 +94,7 @@ function M.run(paths, fields)
   for i, path in ipairs(paths) do
     local rows, why = read(path)
     if not rows then return 1, "compare: " .. why end
-    runs[i] = curves(rows)
+    runs[i] = curves(rows, require "dkjson")
     for name in util.ordered(runs[i]) do names[name] = true end
   end
   local chosen = {}

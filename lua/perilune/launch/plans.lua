@@ -38,6 +38,13 @@ local function load_model(path)
       { model = util.required, constraints = util.optional.table, relations = util.optional.list, cost = util.optional,
         objective = util.optional })
     given = rest.model
+  elseif type(given) == "table" and getmetatable(given) == nil then
+    for _, name in ipairs { "constraints", "relations", "cost", "objective" } do
+      if given[name] ~= nil then
+        P.fail(("'%s': %s stands beside the model: return { model = { tables = ... }, %s = ... }"):format(path, name,
+          name))
+      end
+    end
   end
   local constraints = {}
   for name, c in util.ordered(rest.constraints or {}) do

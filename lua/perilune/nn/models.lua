@@ -188,6 +188,10 @@ function DLRMTrain:logits(batch)
   if type(batch) ~= "table" then
     P.fail(("DLRMTrain: the batch is %s, wanted a table with labels"):format(errors.kind(batch)))
   end
+  if batch.dense_features == nil or batch.sparse_features == nil then
+    P.fail(("DLRMTrain: the batch has no %s; it has: %s"):format(batch.dense_features == nil and "dense_features"
+      or "sparse_features", table.concat(util.keys(batch) or {}, ", ")))
+  end
   return self.model(batch.dense_features, batch.sparse_features):reshape(-1)
 end
 function DLRMTrain:forward(batch)

@@ -45,8 +45,7 @@ function peri.export.save(model, path, options) end
 ---
 ---Errors: no such file; one that is no model file, is damaged, or is not whole; one of a later version.
 ---@param path string The file.
----@param options? table `verify = true`: compare all checksums; `copy = true`: read it into memory; `guard`, below (default: none).
----With `guard = true` the process survives that the file is cut while a call reads it, by a handler for SIGBUS.
+---@param options? table `verify = true`: compare all checksums; `copy = true`: read it into memory; `guard = true`: the process survives that the file is cut while a call reads it, by a handler for SIGBUS (default: none).
 ---@return peri_model file
 function peri.export.open(path, options) end
 
