@@ -164,6 +164,7 @@ describe("a table of raw ids of another size", function()
         eviction_config = { features = { "f" }, single_ttl = 100 } }
     end
     local path, model = folder .. "/short", build(nil, { rows = 60, buckets = 3, module = hash })
+    Gather.ROWS = 3 -- windows of 6 rows: ids look for rows across their ends, and from the last one to the first
     train(model, 1, 30)
     peri.checkpoint.save(path, { model = model })
     local all = ids_of(path)

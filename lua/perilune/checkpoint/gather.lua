@@ -41,26 +41,31 @@ Gather.numbers_in, Gather.room_for, Gather.numbers_of = numbers_in, room_for, nu
 --- `fill` says nothing of. fill = function(window), which has the arrays by these names (int64_t *, number i is of row
 --- first + i), first and past.
 function Gather:init(bounds, initial, fill)
-  self._bounds, self._initial, self._fill, self._window, self._kept = bounds, initial, fill, false, {}
+  self._bounds, self._initial, self._fill, self._window = bounds, initial, fill, false
+  self._release = false
 end
 
-local function release(self)
-  for _, t in ipairs(self._kept) do t:release() end
-  self._kept, self._window = {}, false
+--- A window that nobody has filled, and a function that gives its memory back.
+function Gather:blank(first, past)
+  local w, kept = { first = first, past = past }, {}
+  for name, number in util.ordered(self._initial) do
+    kept[#kept + 1], w[name] = room_for(past - first)
+    for k = 0, past - first - 1 do w[name][k] = number end
+  end
+  return w, function()
+    for _, t in ipairs(kept) do t:release() end
+  end
 end
 
 --- The window that has row `row`; it lasts until another one is asked for.
 function Gather:window(row)
   local w = self._window
   if w and w.first <= row and row < w.past then return w end
-  release(self)
+  if w then self._release() end
+  self._window = false
   local i = 1
   while self._bounds[i + 1] <= row do i = i + 1 end
-  w = { first = self._bounds[i], past = self._bounds[i + 1] }
-  for name, number in util.ordered(self._initial) do
-    self._kept[#self._kept + 1], w[name] = room_for(w.past - w.first)
-    for k = 0, w.past - w.first - 1 do w[name][k] = number end
-  end
+  w, self._release = self:blank(self._bounds[i], self._bounds[i + 1])
   self._fill(w)
   self._window = w
   return w

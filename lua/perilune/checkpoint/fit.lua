@@ -1,0 +1,419 @@
+-- fit.lua: which ids of a stored map of raw ids get which rows of a map of another size, or of other buckets; the rules
+-- are those of resize.lua.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local Gather = require "perilune.checkpoint.gather"
+local mc_map = require "perilune.embed.mc_map"
+local policies = require "perilune.embed.mc_policies"
+local C = P.C
+
+local INFINITE = 9223372036854775807LL -- MCH: no id
+local PROBE = 4096 -- rows that an id is looked for: where it is more, very many could go on to the next window
+local ids_of = { mch = "_mch_sorted_raw_ids", hash = "_hash_zch_identities" }
+-- Numbers of a state that an id brings along, and those of a row without one.
+local brought = mc_map._initial
+
+--- Scores of n MCH ids by the policy, into `scores` (double *).
+local function fill_scores(scores, policy, counts, last, n, now, name)
+  local d, kind = policy.decay_exponent, policy.kind
+  if kind == C.PERI_EVICT_LFU then for k = 0, n - 1 do scores[k] = tonumber(counts[k]) end
+  elseif kind == C.PERI_EVICT_LRU then for k = 0, n - 1 do scores[k] = tonumber(last[k]) end
+  elseif kind == C.PERI_EVICT_DISTANCE_LFU then
+    for k = 0, n - 1 do scores[k] = tonumber(counts[k]) / (now - tonumber(last[k]) + 1) ^ d end
+  else
+    P.scope(function()
+      local function tensor(array)
+        return Tensor.from_memory(ffi.cast("const int64_t *", array), { n }, "i64", "cpu")
+      end
+      ffi.copy(scores, policies.scores(policy, tensor(counts), tensor(last), now, name):contiguous():read(), 8 * n)
+    end)
+  end
+end
+
+--- Whether an id is rather kept than the one in row `row` of a window.
+local function better(w, score, id, row)
+  if score ~= w.scores[row] then return score > w.scores[row] end
+  return id < w.ids[row]
+end
+
+--- Which ids of a stored map get which rows of another one. A window (gather.lua) is some whole buckets of the new map,
+--- or some rows of one that is larger than a window. It has by row the id (`ids`), its score, the row that it
+--- had (`from`; -1: none), and what it brings along. Ids that are read from the checkpoint are entries: arrays by the
+--- same names.
+local Fit = util.class "Fit"
+Fit.ids_of = ids_of
+
+--- Rows where windows of at most `rows` rows begin, and the end. split: by row, the bucket (from 0) that a window has
+--- some rows of, not all; it is empty unless may_split.
+local function bounds_of(segments, rows, may_split)
+  local bounds, split = { 0 }, {}
+  for b = 1, #segments - 1 do
+    local low, past = segments[b], segments[b + 1]
+    if past - bounds[#bounds] > rows and low > bounds[#bounds] then bounds[#bounds + 1] = low end
+    if may_split and past - low > rows then
+      for row = low, past - 1, rows do
+        split[row] = b - 1
+        if row > low then bounds[#bounds + 1] = row end
+      end
+      if b < #segments - 1 then bounds[#bounds + 1] = past end
+    end
+  end
+  bounds[#bounds + 1] = segments[#segments]
+  return bounds, split
+end
+
+--- stored: states of the checkpoint's map in the order of rows (StoredTensors). segments, old: rows where buckets
+--- begin. names: those of `brought` that the new map has.
+function Fit:init(a)
+  for _, name in ipairs { "kind", "module", "stored", "segments", "old", "name", "now" } do self[name] = a[name] end
+  self.reserved, self.total, self.last, self.begins = self.module:_reserved() > 0, 0, {}, {}
+  self.carried, self.rows = {}, self.kind == "mch" and Gather.ROWS or 2 * Gather.ROWS -- their numbers are fewer
+  local initial = { ids = self.kind == "mch" and INFINITE or -1LL, scores = 0, from = -1 }
+  initial.heap = self.kind == "mch" and 0 or nil
+  self.names, self.entries = { "ids", "scores", "from" }, {}
+  for name, number in util.ordered(brought) do
+    if a.names[name] then initial[name], self.names[#self.names + 1] = number, name end
+  end
+  -- memory of the entries, the same as int64_t * in the order of names, and ids and scores as uint32_t *
+  self.kept, self.here, self.halves = {}, {}, {}
+  for i, name in ipairs(self.names) do
+    self.kept[i] = ffi.new("int64_t[?]", Gather.BLOCK)
+    self.here[i] = ffi.cast("int64_t *", self.kept[i])
+    self.entries[name] = name == "scores" and ffi.cast("double *", self.kept[i]) or self.here[i]
+  end
+  for _, name in ipairs { "ids", "scores" } do self.halves[name] = ffi.cast("uint32_t *", self.entries[name]) end
+  self.buckets = ffi.new("int32_t[?]", Gather.BLOCK)
+  local bounds
+  bounds, self.split = bounds_of(self.segments, self.rows, self.kind == "mch" or self.module.max_probe <= PROBE)
+  self.gather = Gather(bounds, initial, function(w) self:_fill(w) end)
+end
+
+--- Number k of the entries into row `row` of a window, and what was there into the entries.
+local function swap(self, w, row, k)
+  local all = w.all
+  for i = 1, #all do
+    local there, here = all[i], self.here[i]
+    there[row], here[k] = here[k], there[row]
+  end
+end
+
+--- Let number `at` of a bucket's heap (n rows of the window, the worst id first) sink to its place.
+local function sink(w, heap, at, n)
+  local row = tonumber(heap[at])
+  while 2 * at + 1 < n do
+    local child = 2 * at + 1
+    local least = tonumber(heap[child])
+    if child + 1 < n then
+      local other = tonumber(heap[child + 1])
+      if better(w, w.scores[least], w.ids[least], other) then child, least = child + 1, other end
+    end
+    if better(w, w.scores[least], w.ids[least], row) then break end
+    heap[at], at = least, child
+  end
+  heap[at] = row
+end
+
+--- MCH: ids get the rows of their bucket as they come; when it is full a better one takes the row of the worst.
+local function place_mch(self, w, b, k)
+  local base, n = self.segments[b + 1] - w.first, w.filled[b]
+  local room, heap = self.segments[b + 2] - self.segments[b + 1] - 1, w.heap + base
+  if n < room then
+    swap(self, w, base + n, k)
+    heap[n], w.filled[b] = base + n, n + 1
+    return
+  end
+  if room == 0 then return end
+  for at = w.full[b] and -1 or math.floor(room / 2) - 1, 0, -1 do sink(w, heap, at, room) end
+  w.full[b] = true
+  local worst, e = tonumber(heap[0]), self.entries
+  if better(w, e.scores[k], e.ids[k], worst) then
+    swap(self, w, worst, k)
+    sink(w, heap, 0, room)
+  end
+end
+
+--- Rows of bucket b that ids of a hash map can have, the first ones.
+local function usable_of(self, b)
+  return self.segments[b + 2] - self.segments[b + 1] - (self.reserved and 1 or 0)
+end
+
+--- How many rows, from the first of bucket b on, row `row` is behind the home of entry k.
+local function reach_of(self, b, k, row)
+  local usable = usable_of(self, b)
+  return (row - self.segments[b + 1] - tonumber(C.peri_collision_home(self.entries.ids[k], usable))) % usable
+end
+
+--- Hash: an id takes the first row from its home on that is free or has a worse id, which goes on from there. So all
+--- lie as if the best had come first. Entry k goes on from row `row`, `reach` rows behind its home. A window that is a
+--- part of a bucket notes in w.spilled the ids that want rows behind it.
+local function place_hash(self, w, b, k, row, reach)
+  local base, usable, e = self.segments[b + 1], usable_of(self, b), self.entries
+  local most, past = math.min(self.module.max_probe, usable), math.min(w.past, base + usable)
+  while reach < most do
+    if row == past then
+      if w.spilled then
+        w.spilled[#w.spilled + 1] = ffi.new("int64_t[?]", #self.here)
+        for i, numbers in ipairs(self.here) do w.spilled[#w.spilled][i - 1] = numbers[k] end
+        return
+      end
+      row = base
+    end
+    local at = row - w.first
+    local free = w.ids[at] == -1
+    if free or better(w, e.scores[k], e.ids[k], at) then
+      swap(self, w, at, k)
+      if free then
+        w.filled[b] = w.filled[b] + 1
+        return
+      end
+      reach = reach_of(self, b, k, row)
+    end
+    row, reach = row + 1, reach + 1
+  end
+end
+
+--- The ids of rows [row, past) of the checkpoint that belong to buckets [w.low, w.high), or only those of them whose
+--- home among w.usable rows of a bucket is in [w.home, w.behind), become entries. Returns how many, and how many ids
+--- there are in these rows.
+function Fit:_pick(w, row, past)
+  local module, e, n, all = self.module, self.entries, 0, 0
+  local kind, buckets, free = mc_map.spreads[module.spread], #self.segments - 1, self.kind == "mch" and INFINITE or -1LL
+  local t, ids = Gather.numbers_of(self.stored[ids_of[self.kind]], row, past)
+  local low, high, range, put, from, of = w.low, w.high, module.input_hash_size, e.ids, e.from, self.buckets
+  local usable, first, behind = w.usable, w.home, w.behind
+  for k = 0, past - row - 1 do
+    local id = ids[k]
+    if id ~= free then
+      all = all + 1
+      local b = tonumber(C.peri_collision_bucket(id, kind, buckets, range))
+      local home = usable and tonumber(C.peri_collision_home(id, usable))
+      if b >= low and b < high and (not home or home >= first and home < behind) then
+        put[n], from[n], of[n], n = id, row + k, b, n + 1
+      end
+    end
+  end
+  t:release()
+  for i = 4, n > 0 and #self.names or 0 do -- behind ids, scores and rows
+    local stored, to = self.stored[self.names[i]], e[self.names[i]]
+    if stored then
+      local block, numbers = Gather.numbers_of(stored, row, past)
+      for k = 0, n - 1 do to[k] = numbers[e.from[k] - row] end
+      block:release()
+    else
+      for k = 0, n - 1 do to[k] = brought[self.names[i]] end
+    end
+  end
+  return n, all
+end
+
+function Fit:_score(n)
+  local e, times = self.entries, self.stored._hash_zch_metadata
+  if self.kind == "mch" then
+    return fill_scores(e.scores, self.module.eviction_policy, e._mch_counts, e._mch_last_access_iter, n, self.now,
+      self.name)
+  end
+  for k = 0, n - 1 do e.scores[k] = times and tonumber(e._hash_zch_metadata[k]) or -tonumber(e.from[k]) end
+end
+
+--- Call f(n, row) for all entries of `which` (see _pick), as many of them as are read at once, until it returns true: n
+--- of them have scores, they are of row `row` on. first (or nil: 0): the row to begin with.
+function Fit:_each(which, f, first)
+  local rows, total = self.old[#self.old], 0
+  for row = first or 0, rows - 1, Gather.BLOCK do
+    local n, all = self:_pick(which, row, math.min(row + Gather.BLOCK, rows))
+    total = total + all
+    if n > 0 then self:_score(n) end
+    if f(n, row) then return end
+  end
+  if not first then self.total = total end
+end
+
+-- A bucket of more rows than a window has its ids put into its rows as they come, without those that do not fit. Which
+-- these are is found without keeping all: the last id that fits is sought digit by digit, each time counting the ids
+-- that agree with it so far by their next digit. The digits are those of numbers that order ids, the best first.
+
+local DIGITS, DIGIT = 8, 16 -- of the score and the id, 64 bits each; bits of a digit
+local top, number = bit.tobit(0x80000000), ffi.typeof "union { uint32_t words[4]; int32_t set[4]; }"
+
+--- The number of entry k, its highest word first: the better an id, the less its number.
+local function number_of(self, k, x)
+  local e = self.entries
+  e.scores[k] = e.scores[k] + 0 -- -0 is 0
+  local score, id = self.halves.scores, self.halves.ids
+  local high, low = bit.tobit(score[2 * k + 1]), bit.tobit(score[2 * k])
+  -- of positive numbers the bits grow with them, of negative ones they fall; the greatest number comes first
+  if high >= 0 then high, low = bit.bxor(bit.bnot(high), top), bit.bnot(low) end
+  x.set[0], x.set[1] = high, low
+  x.set[2], x.set[3] = bit.bxor(bit.tobit(id[2 * k + 1]), top), bit.tobit(id[2 * k])
+end
+
+--- Whether the first `digits` digits of x are those of y.
+local function agrees(x, y, digits)
+  local whole = math.floor(digits / 2)
+  for w = 0, whole - 1 do
+    if x.set[w] ~= y.set[w] then return false end
+  end
+  return digits % 2 == 0 or bit.rshift(x.set[whole], DIGIT) == bit.rshift(y.set[whole], DIGIT)
+end
+
+--- The number of the last id that fits into bucket b; false: all ids fit.
+local function find_last(self, b)
+  local room, last, x = self.segments[b + 2] - self.segments[b + 1] - 1, number(), number()
+  local counts = ffi.new("uint32_t[?]", 2 ^ DIGIT)
+  for digit = 0, DIGITS - 1 do
+    local w, shift, n = math.floor(digit / 2), digit % 2 == 0 and DIGIT or 0, 0
+    ffi.fill(counts, ffi.sizeof(counts))
+    self:_each({ low = b, high = b + 1 }, function(entries)
+      n = n + entries
+      for k = 0, entries - 1 do
+        number_of(self, k, x)
+        if agrees(x, last, digit) then
+          local value = bit.band(bit.rshift(x.set[w], shift), 2 ^ DIGIT - 1)
+          counts[value] = counts[value] + 1
+        end
+      end
+    end)
+    if digit == 0 and n <= room then return false end
+    local value = 0
+    while counts[value] < room do
+      room = room - counts[value]
+      value = value + 1
+    end
+    last.set[w] = bit.bor(last.set[w], bit.lshift(value, shift))
+    if counts[value] == room then -- whatever their other digits are
+      last.set[w] = bit.bor(last.set[w], bit.lshift(1, shift) - 1)
+      for rest = w + 1, 3 do last.set[rest] = -1 end
+      break
+    end
+  end
+  return last
+end
+
+--- Whether x is at most y.
+local function at_most(x, y)
+  for w = 0, 3 do
+    if x.words[w] ~= y.words[w] then return x.words[w] < y.words[w] end
+  end
+  return true
+end
+
+--- A window that has some rows of bucket b.
+local function fill_some(self, w, b)
+  if self.last[b] == nil then self.last[b] = find_last(self, b) end
+  local last, x, known, filled = self.last[b], number(), w.first, 0
+  -- begins: where windows begin, as far as it is known: from which row of the checkpoint on ids are read, and the row
+  -- that the first of these gets
+  self.begins[self.segments[b + 1]] = { from = 0, row = self.segments[b + 1] }
+  while not self.begins[known] do known = known - self.rows end
+  local row, first, past = self.begins[known].row, w.first, w.past
+  self:_each({ low = b, high = b + 1 }, function(n, from)
+    local before = row
+    for k = 0, n - 1 do
+      if last then number_of(self, k, x) end
+      if not last or at_most(x, last) then
+        if row >= first and row < past then
+          swap(self, w, row - first, k)
+          filled = filled + 1
+        end
+        row = row + 1
+        if self.split[row] == b then self.begins[row] = self.begins[row] or { from = from, row = before } end
+      end
+    end
+    return row >= past
+  end, self.begins[known].from)
+  w.filled[b] = filled
+end
+
+-- Ids of a hash map that find no row in a window go on in the next one of their bucket, and behind its last one in its
+-- first. Which ids these are does not depend on the order in which they come: more ids want rows of a window, and more
+-- go on to the next.
+
+--- Put the ids into the rows of bucket b that window w has: those that go on from the window before, and its own.
+local function fill_part(self, w, b)
+  local usable, base = usable_of(self, b), self.segments[b + 1]
+  w.filled[b], w.spilled = 0, {}
+  for _, numbers in ipairs(self.carried[w.first]) do
+    for i, here in ipairs(self.here) do here[0] = numbers[i - 1] end
+    place_hash(self, w, b, 0, w.first, reach_of(self, b, 0, w.first))
+  end
+  if usable == 0 then return end
+  local which = { low = b, high = b + 1, usable = usable, home = w.first - base, behind = w.past - base }
+  self:_each(which, function(n)
+    for k = 0, n - 1 do
+      place_hash(self, w, b, k, base + tonumber(C.peri_collision_home(self.entries.ids[k], usable)), 0)
+    end
+  end)
+end
+
+--- Find which ids go on to each window of bucket b.
+local function carry(self, b)
+  local base, past, carried = self.segments[b + 1], self.segments[b + 2], self.carried
+  carried[base] = {}
+  repeat
+    local more = false
+    for row = base, past - 1, self.rows do
+      local w, release = self.gather:blank(row, math.min(row + self.rows, past))
+      self:_prepare(w)
+      fill_part(self, w, b)
+      release()
+      local known = carried[w.past < past and w.past or base]
+      carried[w.past < past and w.past or base] = w.spilled
+      if w.past == past then more = #w.spilled > #known
+      elseif known and #known == #w.spilled then break end
+    end
+  until not more
+end
+
+--- A window of whole buckets.
+local function fill_whole(self, w)
+  local at, mch = util.index_of(self.segments), self.kind == "mch"
+  local low, high = at[w.first] - 1, at[w.past] - 1 -- its buckets, from 0
+  for b = low, high - 1 do w.filled[b] = 0 end
+  self:_each({ low = low, high = high }, function(n)
+    for k = 0, n - 1 do
+      local b = self.buckets[k]
+      local usable = not mch and usable_of(self, b)
+      if mch then place_mch(self, w, b, k)
+      elseif usable > 0 then
+        place_hash(self, w, b, k, self.segments[b + 1]
+          + tonumber(C.peri_collision_home(self.entries.ids[k], usable)), 0)
+      end
+    end
+  end)
+end
+
+--- Arrays of a window as the functions above want them.
+function Fit:_prepare(w)
+  w.all = util.map(self.names, function(name) return w[name] end)
+  w.scores, w.filled, w.full = ffi.cast("double *", w.scores), {}, {}
+end
+
+function Fit:_fill(w)
+  local b = self.split[w.first]
+  self:_prepare(w)
+  if not b then fill_whole(self, w)
+  elseif self.kind == "mch" then fill_some(self, w, b)
+  else fill_part(self, w, b) end
+  -- the last row of each bucket is shared by ids without a row
+  for bucket in util.ordered(self.reserved and w.filled or {}) do
+    local twin = math.floor(bucket * (#self.old - 1) / (#self.segments - 1))
+    local row = self.segments[bucket + 2] - 1
+    if row < w.past then w.from[row - w.first] = self.old[twin + 2] - 1 end
+  end
+end
+
+--- How many ids are in it. All windows are looked at; before this none can be.
+function Fit:count()
+  local n = 0
+  for row, b in util.ordered(self.kind == "hash" and self.split or {}) do
+    if row == self.segments[b + 1] then carry(self, b) end
+  end
+  self.gather:each(function(w)
+    for _, filled in util.ordered(w.filled) do n = n + filled end
+  end)
+  return n
+end
+
+return Fit
