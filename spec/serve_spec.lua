@@ -305,6 +305,7 @@ describe("perilune serve", function()
     assert.matches("/nowhere.peri", out, 1, true)
     assert.equal(1, code)
     for words, part in pairs { ["--timeout 0"] = "--timeout: '0', allowed: times", ["--port 70000"] = "--port: '70000'",
+      ["--name ''"] = "--name: it is empty",
       ["--body 1X"] = "--body: '1X', allowed: sizes", ["--workers 0"] = "--workers: '0'",
       ["--delay -1ms"] = "--delay" } do
       out, code = run(("%s serve %s %s"):format(PERILUNE, path, words))
