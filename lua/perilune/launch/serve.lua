@@ -34,7 +34,7 @@ local function whole(option, least, most)
   end
 end
 
-local function not_empty(text)
+local function filled(text)
   if text == "" then return nil, "--name: it is empty, wanted the name by which requests call the model" end
   return text
 end
@@ -57,7 +57,7 @@ function M.add(parser)
     .. "all addresses. There is no encryption and no password: put a proxy in front where others reach it.", "ADDRESS")
   option("-p --port", "The port (default: 8080; 0: any that is free, which is printed).", "PORT",
     whole("--port", 0, 65535))
-  option("--name", "What requests call the model (default: the name in the file, or else the file's).", "NAME", not_empty)
+  option("--name", "What requests call the model (default: the name in the file, or else the file's).", "NAME", filled)
   option("--host", "A name by which clients call this machine (Host), beside localhost and all numeric addresses; "
     .. "others are refused, since a stranger's page could let a name of its own point here. May be repeated.",
     "NAME"):count "*"
