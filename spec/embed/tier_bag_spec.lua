@@ -3,6 +3,7 @@
 local peri = require "perilune"
 local tier = require "spec.support.tier"
 local support = require "spec.support.tbe"
+local C, check = peri.ffi.C, peri.ffi.check
 
 local function make(device, cache, more)
   local function table_of(name, rows, dim, features, pooling)
@@ -81,6 +82,27 @@ for _, device in ipairs { "cpu", "opaque" } do
       local again = make(device, cache)
       assert.same(rows, again:table_rows("a", "weight", 0, 300):to_list())
       assert.equal(1, again:materialise():iteration())
+      again._tbe:release()
+      tier.remove(folder)
+    end)
+
+    it("read anew what could not be read for a prefetch, and call nothing damaged", function()
+      local folder = tier.folder()
+      local cache = peri.CacheParams { load_factor = 0.5, directory = folder }
+      local first, kjt = make(device, cache), batch(1, 8, device)
+      first(kjt):values():backward(peri.ones({ 8, 32 }, "f32", device))
+      local function values_of(collection) return peri.no_grad(function() return collection(kjt):values():to_list() end) end
+      local rows, values = first:table_rows("a", "weight", 0, 300):to_list(), values_of(first)
+      first:flush()
+      first._tbe:release()
+      local again = make(device, cache)
+      again:materialise()
+      check(C.peri_fault_arm("row_read", 1))
+      again:prefetch(kjt)
+      assert.error_matches(function() again:table_rows("a", "weight", 0, 300) end, "reading %d+ bytes at byte %d+: Inp")
+      check(C.peri_fault_arm("row_read", 0))
+      assert.same(rows, again:table_rows("a", "weight", 0, 300):to_list())
+      assert.same(values, values_of(again))
       again._tbe:release()
       tier.remove(folder)
     end)

@@ -304,14 +304,6 @@ peri_status peri__ticket_fill(peri__tier *tier, peri__ticket *t)
     return PERI_OK;
 }
 
-peri_status peri__tier_arrive(peri__tier *tier)
-{
-    for (int i = 0; i < PERI__TICKETS; i++)
-        if (tier->ticket[i].state != PERI__TICKET_FREE && !tier->ticket[i].filled)
-            PERI_TRY(peri__ticket_fill(tier, &tier->ticket[i]));
-    return PERI_OK;
-}
-
 /* -- flushing ------------------------------------------------------------------------------------------------------ */
 
 peri_status peri__tier_write_back(peri__tier *tier, int32_t table, int64_t row, int64_t end)

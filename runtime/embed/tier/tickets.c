@@ -88,6 +88,19 @@ void peri__tier_release(peri__tier *tier, peri__ticket *t)
     forget(tier, t);
 }
 
+peri_status peri__tier_arrive(peri__tier *tier)
+{
+    for (int i = 0; i < PERI__TICKETS; i++) {
+        peri__ticket *t = &tier->ticket[i];
+        if (t->state == PERI__TICKET_FREE || t->filled) continue;
+        peri_status status = peri__ticket_fill(tier, t);
+        if (status >= 0) continue;
+        forget(tier, t); /* what was not read is not read again: its batch asks anew */
+        return status;
+    }
+    return PERI_OK;
+}
+
 /** A ticket for @owner that holds nothing yet. */
 static peri_status open_ticket(peri__tier *tier, peri_tbe_batch *owner, peri__ticket **out)
 {
