@@ -91,7 +91,9 @@ for _, device in ipairs { "cpu", "opaque" } do
       local cache = peri.CacheParams { load_factor = 0.5, directory = folder }
       local first, kjt = make(device, cache), batch(1, 8, device)
       first(kjt):values():backward(peri.ones({ 8, 32 }, "f32", device))
-      local function values_of(collection) return peri.no_grad(function() return collection(kjt):values():to_list() end) end
+      local function values_of(collection)
+        return peri.no_grad(function() return collection(kjt):values():to_list() end)
+      end
       local rows, values = first:table_rows("a", "weight", 0, 300):to_list(), values_of(first)
       first:flush()
       first._tbe:release()

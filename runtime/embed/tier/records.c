@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 enum { MOST_REQUEST = 1 << 20, CHUNK_BYTES = 4 << 20, GRAIN = 64 };
+enum { AHEAD = 16, PIN_GRAIN = 2048 }; /* pins ahead whose slots are fetched in advance; pins worth a thread */
 
 /* -- stages -------------------------------------------------------------------------------------------------------- */
 
@@ -301,6 +302,78 @@ peri_status peri__ticket_fill(peri__tier *tier, peri__ticket *t)
     for (int64_t i = 0; i < t->in.n; i++)
         *peri__tier_flags(tier, t->in.moves[i].table, t->in.moves[i].slot) &= (uint8_t)~PERI__SLOT_FILLING;
     t->filled = true;
+    return PERI_OK;
+}
+
+/** One batch less needs the slots of pins [begin, end). @beside: other threads do the same with other pins, and no
+ *  cache is listed. */
+static inline void unpin_range(const peri__tier *tier, const peri__ticket *t, int64_t begin, int64_t end, bool beside)
+{
+    uint8_t news = t->updated ? PERI__SLOT_DIRTY : 0;
+    int32_t idle = 0;
+    for (int64_t i = begin; i < end; i++) {
+        const peri__tier_pin *p = &t->pins[i], *ahead = &t->pins[peri__min(i + AHEAD, end - 1)];
+        peri__cache *c = tier->tables[p->table].cache;
+        __builtin_prefetch(&tier->tables[ahead->table].cache->slot[ahead->slot], 1);
+        c->slot[p->slot].flags |= news;
+        if (!beside) {
+            peri__cache_unpin(c, (uint32_t)p->slot);
+            continue;
+        }
+        idle += peri__cache_unpin_beside(c, (uint32_t)p->slot);
+        if (i + 1 < end && p[1].table == p->table) continue;
+        __atomic_fetch_add(&c->n_idle, idle, __ATOMIC_RELAXED);
+        idle = 0;
+    }
+}
+
+typedef struct unpinning {
+    const peri__tier *tier;
+    const peri__ticket *ticket;
+} unpinning;
+
+static void unpin_beside(void *ctx, int64_t begin, int64_t end)
+{
+    const unpinning *u = ctx;
+    unpin_range(u->tier, u->ticket, begin, end, true);
+}
+
+void peri__ticket_forget(peri__tier *tier, peri__ticket *t)
+{
+    bool beside = t->filled && !t->depends; /* no slot is dropped, none joins a list, so each is its own */
+    for (int64_t i = 0; i < tier->n_tables; i++) beside = beside && !tier->tables[i].cache->listed;
+    peri__row_io_wait(tier->io, &t->in.job);
+    if (beside) peri__parallel_for(t->n_pins, PIN_GRAIN, unpin_beside, &(unpinning){tier, t});
+    else unpin_range(tier, t, 0, t->n_pins, false);
+    for (int64_t i = 0; i < t->n_wants; i++) {
+        const peri__tier_want *w = &t->wants[i];
+        if (w->slot < 0) continue;
+        if (t->updated) *peri__tier_flags(tier, w->table, w->slot) |= PERI__SLOT_DIRTY;
+        peri__cache_unpin(tier->tables[w->table].cache, (uint32_t)w->slot);
+    }
+    t->n_pins = t->n_wants = 0;
+    t->in.n = t->in.job.failed = 0;
+    if (t->owner && t->owner->ticket == t) t->owner->ticket = NULL;
+    peri__batch_give(t->inner);
+    peri_tensor_release(t->mapped);
+    peri_tbe_blocks_release(t->layer_blocks);
+    peri__tbe_forget(tier->tbe, &t->layer_offsets);
+    t->mapped = NULL;
+    t->owner = t->inner = NULL;
+    t->layer_blocks = NULL;
+    t->state = PERI__TICKET_FREE;
+}
+
+peri_status peri__tier_arrive(peri__tier *tier)
+{
+    for (int i = 0; i < PERI__TICKETS; i++) {
+        peri__ticket *t = &tier->ticket[i];
+        if (t->state == PERI__TICKET_FREE || t->filled) continue;
+        peri_status status = peri__ticket_fill(tier, t);
+        if (status >= 0) continue;
+        peri__ticket_forget(tier, t); /* what was not read is not read again: its batch asks anew */
+        return status;
+    }
     return PERI_OK;
 }
 

@@ -6,8 +6,6 @@
 #include "tier.h"
 #include "../../../kernels/dense.h"
 
-enum { AHEAD = 16, GRAIN = 2048 }; /* pins ahead whose slots are fetched in advance; pins worth a thread */
-
 /* -- tickets ------------------------------------------------------------------------------------------------------- */
 
 /** The oldest ticket in @state, or NULL. */
@@ -20,85 +18,12 @@ static peri__ticket *oldest(peri__tier *tier, int32_t state)
     return found;
 }
 
-/** One batch less needs the slots of pins [begin, end). @beside: other threads do the same with other pins, and no
- *  cache is listed. */
-static inline void unpin_range(const peri__tier *tier, const peri__ticket *t, int64_t begin, int64_t end, bool beside)
-{
-    uint8_t news = t->updated ? PERI__SLOT_DIRTY : 0;
-    int32_t idle = 0;
-    for (int64_t i = begin; i < end; i++) {
-        const peri__tier_pin *p = &t->pins[i], *ahead = &t->pins[peri__min(i + AHEAD, end - 1)];
-        peri__cache *c = tier->tables[p->table].cache;
-        __builtin_prefetch(&tier->tables[ahead->table].cache->slot[ahead->slot], 1);
-        c->slot[p->slot].flags |= news;
-        if (!beside) {
-            peri__cache_unpin(c, (uint32_t)p->slot);
-            continue;
-        }
-        idle += peri__cache_unpin_beside(c, (uint32_t)p->slot);
-        if (i + 1 < end && p[1].table == p->table) continue;
-        __atomic_fetch_add(&c->n_idle, idle, __ATOMIC_RELAXED);
-        idle = 0;
-    }
-}
-
-typedef struct unpinning {
-    const peri__tier *tier;
-    const peri__ticket *ticket;
-} unpinning;
-
-static void unpin_beside(void *ctx, int64_t begin, int64_t end)
-{
-    const unpinning *u = ctx;
-    unpin_range(u->tier, u->ticket, begin, end, true);
-}
-
-/** Give everything back that the ticket holds; rows that have not arrived are dropped. */
-static void forget(peri__tier *tier, peri__ticket *t)
-{
-    bool beside = t->filled && !t->depends; /* no slot is dropped, none joins a list, so each is its own */
-    for (int64_t i = 0; i < tier->n_tables; i++) beside = beside && !tier->tables[i].cache->listed;
-    peri__row_io_wait(tier->io, &t->in.job);
-    if (beside) peri__parallel_for(t->n_pins, GRAIN, unpin_beside, &(unpinning){tier, t});
-    else unpin_range(tier, t, 0, t->n_pins, false);
-    for (int64_t i = 0; i < t->n_wants; i++) {
-        const peri__tier_want *w = &t->wants[i];
-        if (w->slot < 0) continue;
-        if (t->updated) *peri__tier_flags(tier, w->table, w->slot) |= PERI__SLOT_DIRTY;
-        peri__cache_unpin(tier->tables[w->table].cache, (uint32_t)w->slot);
-    }
-    t->n_pins = t->n_wants = 0;
-    t->in.n = t->in.job.failed = 0;
-    if (t->owner && t->owner->ticket == t) t->owner->ticket = NULL;
-    peri__batch_give(t->inner);
-    peri_tensor_release(t->mapped);
-    peri_tbe_blocks_release(t->layer_blocks);
-    peri__tbe_forget(tier->tbe, &t->layer_offsets);
-    t->mapped = NULL;
-    t->owner = t->inner = NULL;
-    t->layer_blocks = NULL;
-    t->state = PERI__TICKET_FREE;
-}
-
 void peri__tier_release(peri__tier *tier, peri__ticket *t)
 {
     /* What is under way belongs to the cache, also when this batch does not come. A failure shows when somebody asks
      * for the row again. */
     if (!t->filled) (void)peri__ticket_fill(tier, t);
-    forget(tier, t);
-}
-
-peri_status peri__tier_arrive(peri__tier *tier)
-{
-    for (int i = 0; i < PERI__TICKETS; i++) {
-        peri__ticket *t = &tier->ticket[i];
-        if (t->state == PERI__TICKET_FREE || t->filled) continue;
-        peri_status status = peri__ticket_fill(tier, t);
-        if (status >= 0) continue;
-        forget(tier, t); /* what was not read is not read again: its batch asks anew */
-        return status;
-    }
-    return PERI_OK;
+    peri__ticket_forget(tier, t);
 }
 
 /** A ticket for @owner that holds nothing yet. */
@@ -191,7 +116,7 @@ static void give_up(peri__tier *tier, peri__ticket *t)
         if (t->wants[i].slot < 0 &&
             peri__cache_find(tier->tables[t->wants[i].table].cache, t->wants[i].row) & PERI__WANTED)
             peri__cache_unwant(tier->tables[t->wants[i].table].cache, t->wants[i].row);
-    forget(tier, t);
+    peri__ticket_forget(tier, t);
 }
 
 /* -- room ---------------------------------------------------------------------------------------------------------- */
@@ -516,7 +441,7 @@ peri_status peri__tier_begin(const char *function, peri__tier *tier, peri_tbe_ba
     if (status >= 0) status = arrive(function, tier, t);
     if (status >= 0) status = inner_of(tier, t, &batch->in);
     if (status < 0) {
-        forget(tier, t);
+        peri__ticket_forget(tier, t);
         return status;
     }
     *ticket = t;
@@ -532,7 +457,7 @@ static peri_status forward(const char *function, peri_tbe_batch *batch, peri_ten
     PERI_TRY(peri__tier_begin(function, tier, batch, false, &t));
     peri_status status = peri__tbe_forward(t->inner, out, false);
     if (peri__grad_enabled() && status >= 0) t->state = PERI__TICKET_LOOKED_UP;
-    else forget(tier, t);
+    else peri__ticket_forget(tier, t);
     return status;
 }
 
@@ -600,7 +525,7 @@ static peri_status backward(const char *function, peri_tbe_batch *batch, peri_te
     if (parts) status = sum_layers(parts, t->layers, grad_weights);
 out:
     peri_tensor_release(parts);
-    forget(tier, t);
+    peri__ticket_forget(tier, t);
     return status;
 }
 
@@ -620,7 +545,7 @@ static peri_status prefetch(const char *function, peri_tbe_batch *batch)
     t->state = PERI__TICKET_PREFETCHED;
     bool here = tier->in_memory && !t->in.job.queued; /* no file is read for it */
     peri_status status = here ? peri__ticket_fill(tier, t) : PERI_OK;
-    if (status < 0) forget(tier, t);
+    if (status < 0) peri__ticket_forget(tier, t);
     return status;
 }
 
