@@ -26,8 +26,8 @@ typedef struct flow {
     double divisor;
     uint64_t tag;
     int64_t *out, *in, *dims; /* W each; behind this struct */
-    peri_k_run *runs;     /* COLUMNS: W, where the first row of each rank's block belongs; the others follow. Behind
-                             them */
+    peri_k_run *runs;     /* COLUMNS: W, where the first row of each rank's block belongs, and W, the way back; the
+                             other rows follow. Behind them */
     int64_t rows, columns;
     int32_t ndim, input_ndim;
     int64_t shape[PERI_MAX_DIMS], input_shape[PERI_MAX_DIMS];
@@ -144,12 +144,13 @@ static uint64_t name_hash(const char *name)
     return peri__hash_mix(hash, letters);
 }
 
-/** Where the rows of @f's blocks of columns belong. */
+/** Where the rows of @f's blocks of columns belong, and where they came from. */
 static void list_runs(flow *f)
 {
     int64_t from = 0, column = 0;
     for (int64_t i = 0; i < f->group->size; i++) {
         f->runs[i] = (peri_k_run){.to = column, .from = from, .n = f->dims[i]};
+        f->runs[f->group->size + i] = (peri_k_run){.to = from, .from = column, .n = f->dims[i]};
         from += f->rows * f->dims[i];
         column += f->dims[i];
     }
@@ -214,7 +215,7 @@ static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri_
 
 peri_status peri__flow_counts(const peri_group *group, int64_t **out, int64_t **in)
 {
-    flow *f = peri__alloc_zero(sizeof *f + (sizeof **out * 3 + sizeof(peri_k_run)) * (size_t)group->size);
+    flow *f = peri__alloc_zero(sizeof *f + (sizeof **out * 3 + sizeof(peri_k_run) * 2) * (size_t)group->size);
     if (!f) return PERI_ENOMEM;
     *out = (int64_t *)(f + 1);
     *in = *out + group->size;
@@ -242,15 +243,9 @@ static peri_status move_columns(const flow *f, const peri_tensor *from, const pe
 {
     const int64_t n = f->group->size, width = peri_dtype_size(f->dtype), past = peri__tune(PERI__TUNE_copy_past),
                   grain = PERI_ELEMENT_GRAIN / (f->columns / n + 1) + 1;
-    peri_k_run *back_runs = back ? peri__alloc(sizeof *back_runs * (size_t)n) : NULL;
     peri_tensor *runs;
-    if (back && !back_runs) return PERI_ENOMEM;
-    for (int64_t i = 0; i < n && back; i++)
-        back_runs[i] = (peri_k_run){.to = f->runs[i].from, .from = f->runs[i].to, .n = f->runs[i].n};
-    peri_status status = peri__upload_i64(f->device, (const int64_t *)(back ? back_runs : f->runs),
-                                          n * (int64_t)(sizeof *f->runs / sizeof(int64_t)), &runs);
-    peri__free(back_runs);
-    PERI_TRY(status);
+    PERI_TRY(peri__upload_i64(f->device, (const int64_t *)(f->runs + (back ? n : 0)),
+                              n * (int64_t)(sizeof *f->runs / sizeof(int64_t)), &runs));
     peri_k_route_place_args args = {.dst = peri__data(to),
                                     .received = peri__data(from),
                                     .runs = peri__data(runs),
@@ -259,7 +254,7 @@ static peri_status move_columns(const flow *f, const peri_tensor *from, const pe
                                     .step = back ? 0 : f->columns,
                                     .from_step = back ? f->columns : 0,
                                     .past = past > 0 && 2 * f->rows * f->columns * width >= past};
-    status = PERI_LAUNCH(f->device, route_place, &args, n * f->rows, grain);
+    peri_status status = PERI_LAUNCH(f->device, route_place, &args, n * f->rows, grain);
     peri_tensor_release(runs);
     return status;
 }
