@@ -140,6 +140,21 @@ describe("a model file", function()
     assert.same({ "mean", "most", "sum" }, peri.util.map(file:outputs(), function(o) return o.name end))
   end)
 
+  it("has fields of the batch as they are, products by einsum, and rows by numbers that were made whole", function()
+    local Model = nn.Module:extend "Model"
+    function Model:init()
+      self.w = nn.Parameter(peri.Tensor.uniform({ 13, 6 }, -1, 1, 3))
+      self.rows = nn.Embedding { num_embeddings = 4, embedding_dim = 3 }
+    end
+    function Model:forward(b)
+      local x = b.dense_features
+      return { same = x, product = F.einsum("bi,ij->bj", x:clone(), self.w), twice = x:to("f64"):to "f32" * 2,
+        rows = self.rows((x * 4):clamp(-0.99, 3.99):to "i64"), more = x:gt(0):to("f16"):to "f32" }
+    end
+    local report = export(Model())
+    assert.same({ 0, 190 * (13 * 3 + 6 + 13 * 3) }, { report.differ, report.numbers })
+    assert.not_matches("follow", tostring(report))
+  end)
   -- as docs/tutorial_first_model.md writes them: forward gives the loss first, sizes come from batch.rows, batches from
   -- a loader
   it("is made of a model for pipelines and batches of a loader", function()
@@ -290,6 +305,23 @@ describe("a model file", function()
       return y * y:item(0)
     end)
   end)
+  it("refuses other dtypes where they change numbers", function()
+    for _, dtype in ipairs { "f16", "bf16", "bool" } do
+      refused(("'to': %s of f32 would be other numbers"):format(dtype), function(self, b)
+        local x = b.dense_features:to(dtype):to "f32"
+        return self.linear(x)
+      end)
+    end
+    refused("'to': f32 of whole numbers that were made of f32", function(self, b)
+      local x = self.linear(b.dense_features):to "i32"
+      return x:to "f32" * 2
+    end)
+    refused("the model's result 'logits' has whole numbers that were made of f32 .*, and a model file keeps",
+      function(self, b)
+        local x = self.linear(b.dense_features):to "i64"
+        return x
+      end)
+  end)
   it("refuses what goes across samples", function()
     refused("across samples", function(self, b)
       local y = self.linear(b.dense_features)
@@ -309,6 +341,7 @@ describe("a model file", function()
     end
     function Model:forward(b)
       local y = self.linear(b.dense_features) * self.scale + 1
+      if self.matrix then return F.linear(y, self.linear.weight:slice(2, 0, 2)) end
       return self.loose and y * peri.tensor { 4, 5 } or y
     end
     local model = Model()
@@ -316,6 +349,9 @@ describe("a model file", function()
     model.loose = true
     assert.matches("no trainer can be followed .* with this file: .*export_spec.lua:%d+: 'mul' uses a constant that is "
       .. "no parameter; .*register_buffer", tostring(export(model)))
+    model.loose, model.matrix = false, true
+    assert.matches("no trainer can be followed .* with this file: .*export_spec.lua:%d+: 'linear' uses a constant",
+      tostring(export(model)))
   end)
   it("refuses numbers that depend on the size of the batch", function()
     refused("must not depend on their number", function(self, b)

@@ -142,14 +142,15 @@ void peri__run_times(const run *r)
     as_numbers(r, whole);
 }
 
-/** Rows of a constant; a number that none has (a stranger's file) gives zeros. */
+/** Rows of a constant, by numbers without their fractions, as whole numbers are made of f32; a number that no row has
+ *  (a stranger's file) gives zeros. */
 void peri__run_take(const run *r)
 {
     const int64_t rows = r->o->sizes[0], columns = r->o->sizes[1], n = r->n * in_columns(r, 0);
     for (int64_t i = 0; i < n; i++) {
         const float x = in(r, 0)[i];
         float *to = r->out + i * columns;
-        if (x >= 0 && x < (float)rows && (int64_t)x < rows)
+        if (x > -1 && x < (float)rows && (int64_t)x < rows)
             memcpy(to, in(r, 1) + (int64_t)x * columns, sizeof *to * (size_t)columns);
         else memset(to, 0, sizeof *to * (size_t)columns);
     }

@@ -96,10 +96,10 @@ local writer_out, number, place = ffi.new "peri_model_writer *[1]", ffi.new "int
 
 local data_out = ffi.new "void *[1]"
 --- What a tensor and views of all its elements in their order have in common; nil: a tensor that has its elements in
---- another order.
-function M.place(t)
+--- another order. rows, columns: as a matrix of this shape.
+function M.place(t, rows, columns)
   if not t:is_contiguous() or C.peri_tensor_data(t.ptr, data_out) < 0 then return nil end
-  return ("%s %d"):format(tostring(data_out[0]), t:numel())
+  return ("%s %d%s"):format(tostring(data_out[0]), t:numel(), rows and (" %dx%d"):format(rows, columns) or "")
 end
 
 --- rank: only rank 0 writes; the others take part in what is collective. dense: dtype of matrices. names: of the
@@ -150,10 +150,13 @@ local codes = { int8 = true, int8_products = true } -- dtypes of matrices that a
 function Writer:matrix(p)
   local key = ("%s %s"):format(p.at, tostring(p.transposed))
   if self.panels[key] then return self.panels[key] end
-  local t = p.tensor:detach():to("f32", "cpu")
+  local t = p.tensor:detach()
+  local source = self.names[p.at] or self.names[M.place(t, t:size(1), t:size(2))]
+  if not source then self.loose[#self.loose + 1] = p.used end
+  t = t:to("f32", "cpu")
   if p.transposed then t = t:transpose(1, 2) end
   t = t:contiguous()
-  local shape, section = t:shape(), self:begin(self.names[p.at], p.transposed)
+  local shape, section = t:shape(), self:begin(source, p.transposed)
   if self.handle then
     local buffer = t:read()
     check(C.peri_model_writer_matrix(self.handle.ptr, buffer, shape[1], shape[2],

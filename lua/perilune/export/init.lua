@@ -254,6 +254,8 @@ local function allowed(func, a, report, tables)
 end
 
 local function outputs_of(l, trace)
+  local made = {}
+  for _, o in ipairs(l.operations) do made[o.out] = true end
   return util.map(trace.outputs, function(o)
     local value = l.of[o.item.id]
     if not value then
@@ -263,6 +265,12 @@ local function outputs_of(l, trace)
     if (value.axis or 1) > 1 then
       l:fail("the model's result '%s' has samples as its dimension %d, wanted: as the first (transpose)", o.name,
         value.axis)
+    end
+    l:fractions(value, ("the model's result '%s'"):format(o.name))
+    if not made[value.index] then -- a field of the batch as it is: outputs are results of operations
+      local columns = l.values[value.index + 1].columns
+      l.list, l.axis = value.list or false, 1
+      value = l:op("copy", { 1, columns }, { inputs = { value.index }, sizes = { 1, 0, columns, 1 } })
     end
     return { name = o.name, value = value.index }
   end)
@@ -286,7 +294,10 @@ local function names_of(model)
   local names = {}
   for _, entry in ipairs(model:named_state()) do
     local t = util.resolve(entry.tensor)
-    names[util.address(t)], names[file.place(t) or ""] = entry.name, entry.name
+    names[util.address(t)] = entry.name
+    for _, place in ipairs { file.place(t) or "", t:dim() == 2 and file.place(t, t:size(1), t:size(2)) or nil } do
+      names[place] = entry.name
+    end
   end
   return names
 end

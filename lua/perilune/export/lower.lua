@@ -116,7 +116,7 @@ function Lowering:resolve(a, b, what)
     if value and (value.axis or 1) > 1 and rules.samples_first[self.entry.func] then
       self:fail("%s has samples as its dimension %d, wanted: as the first", what, value.axis)
     end
-    if value then return self:meet(value, what) end
+    if value then return self:meet(self:fractions(value, what, rules.whole[self.entry.func]), what) end
     if self.why[a.id] then error(self.why[a.id], 0) end -- that has no form for inference either
     self:fail("%s is not a tensor of f32 of the batch", what)
   end
@@ -125,6 +125,15 @@ function Lowering:resolve(a, b, what)
   end
   if not self.kinds[a.dtype] then self:fail("%s is %s, wanted f32", what, tostring(a.dtype)) end
   return { constant = a.constant, shape = a.shape, at = a.at }
+end
+
+--- Refuse a value of which the model has only whole numbers, where the file's fractions would be seen.
+function Lowering:fractions(value, what, allowed)
+  if value.whole and not allowed then
+    self:fail("%s has whole numbers that were made of f32 (%s), and a model file keeps the fractions; allowed: as the "
+      .. "ids of nn.Embedding, as the start of sparse.jagged_slice", what, value.whole)
+  end
+  return value
 end
 
 --- Dtypes of constants, which are f32 in the file: whole numbers that it cannot hold are found where a constant is
@@ -172,6 +181,7 @@ end
 --- A value of this argument, which has to be one of samples.
 function Lowering:sample(x, what)
   if type(x) == "table" and x.index then return x end
+  if type(x) == "table" and not x.constant then self:fail "lengths or offsets of lists, where numbers are wanted" end
   self:fail("%s does not depend on the batch, where that is wanted", what)
 end
 
@@ -210,7 +220,7 @@ function Lowering:op(name, shape, fields)
   local v = self:value(shape, { list = self.list or nil })
   v.list, v.axis = self.list or nil, self.axis
   fields.op, fields.out = name, v.index
-  fields.where = self.entry.where
+  fields.where = self.entry and self.entry.where
   if text then self.made[text] = v end
   self.operations[#self.operations + 1] = fields
   return v

@@ -121,7 +121,7 @@ local function linear(l, x, weight, bias, activation, shape, transposed)
   local inputs = { x.index }
   if bias then inputs[2] = l:constant(bias).index end
   return l:op("linear", shape, { inputs = inputs, ["function"] = activations[activation or 0], sizes = { inner, cols },
-    panels = { tensor = weight.constant, at = weight.at, transposed = transposed } })
+    panels = { tensor = weight.constant, at = weight.at, transposed = transposed, used = l:place() } })
 end
 
 function M.linear(l)
@@ -134,7 +134,11 @@ end
 function M.matmul(l)
   local a = l:arguments()
   local x, y, shape = a[1], a[2], l:result_shape()
-  if y.constant and #y.shape == 2 and x.index then return l:set(linear(l, x, y, nil, 0, shape, true)) end
+  if y.constant and x.index and #y.shape >= 2 and product(y.shape, 1, #y.shape - 2) == 1 then
+    local rows, columns = y.shape[#y.shape - 1], y.shape[#y.shape]
+    local matrix = { constant = y.constant:reshape(rows, columns), shape = { rows, columns }, at = y.at }
+    return l:set(linear(l, x, matrix, nil, 0, shape, true))
+  end
   if #(x.shape or {}) < 2 or #(y.shape or {}) < 2 then l:fail "a product of vectors" end
   x, y = l:constant(x), l:constant(y)
   local n = #shape
@@ -268,10 +272,31 @@ local function same(l)
   if product(shape) ~= product(x.shape) or product(shape, 1, l.axis - 1) ~= product(x.shape, 1, (x.axis or 1) - 1) then
     l:fail "the elements of a sample would go to others"
   end
-  l:set({ index = x.index, shape = shape, list = x.list, axis = l.axis })
+  local value = { index = x.index, shape = shape, list = x.list, axis = l.axis, whole = x.whole }
+  l:set(value)
+  return value
 end
-for _, name in ipairs { "reshape", "contiguous", "detach", "share", "to" } do M["tensor:" .. name] = same end
-M.unsqueeze, M.squeeze = same, same
+for _, name in ipairs { "reshape", "contiguous", "detach", "share" } do M["tensor:" .. name] = same end
+M.unsqueeze, M.squeeze, M.clone = same, same, same
+
+-- from -> to: dtypes that hold all numbers which a file has, as f32, of tensors of another
+local wide = { i32 = true, i64 = true, f32 = true, f64 = true }
+local floats = { f32 = true, f64 = true }
+local holds = { i32 = wide, i64 = wide, f32 = floats, f64 = floats, f16 = { f16 = true, f32 = true, f64 = true },
+  bf16 = { bf16 = true, f32 = true, f64 = true } }
+
+--- Another dtype, which leaves the numbers what they are; or whole ones of f32, of which the file has the fractions.
+M["tensor:to"] = function(l)
+  local from, to = l.entry.args[1].dtype, l.entry.results[1].dtype
+  local x = l:sample(l:arguments(1)[1], "the tensor")
+  local kept = from == "bool" or holds[from] and holds[from][to] and not (x.whole and floats[to])
+  if not kept and (not floats[from] or to ~= "i32" and to ~= "i64") then
+    l:fail("%s of %s would be other numbers, and a model file has them as they are, in f32", to, x.whole
+      and "whole numbers that were made of f32" or from)
+  end
+  local value = same(l)
+  if not kept then value.whole = l:place() end
+end
 
 function M.permute(l)
   local a = l:arguments()

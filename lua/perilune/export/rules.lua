@@ -12,7 +12,7 @@ end
 M.known = set [[
   relu sigmoid tanh silu gelu softplus logsigmoid leaky_relu exp log sqrt abs square pow affine neg reciprocal
   add sub mul div muladd linear matmul bmm cat stack split sum mean softmax log_softmax layer_norm interaction cross_net
-  eq ne lt le gt ge where masked_fill clamp maximum minimum unsqueeze squeeze permute select
+  eq ne lt le gt ge where masked_fill clamp maximum minimum unsqueeze squeeze permute select clone
   tensor:reshape tensor:transpose tensor:slice tensor:expand tensor:contiguous tensor:detach tensor:share tensor:to
   KeyedTensor:values KeyedTensor:get KeyedTensor.regroup JaggedTensor:to_padded_dense JaggedTensor:lengths
   sparse.top_products JaggedTensor:values JaggedTensor:offsets embedding.look_up
@@ -27,6 +27,13 @@ M.samples_first = set [[
   interaction sparse.top_products embedding.look_up sparse.index_select_dim0 sparse.jagged_attention sparse.hstu_mha
   sparse.sequence_positions sparse.time_buckets sparse.masked_select_jagged_1d sparse.jagged_slice
   sparse.truncate_jagged sparse.jagged_1d_to_truncated_values
+]]
+
+--- Functions that may take whole numbers that `to` made of f32. The file still has the fractions: these leave them out
+--- by themselves, or hand the numbers on.
+M.whole = set [[
+  tensor:reshape tensor:contiguous tensor:detach tensor:share tensor:to clone unsqueeze squeeze sparse.jagged_slice
+  embedding.look_up
 ]]
 
 --- Functions that make a tensor of nothing but numbers of the program.
