@@ -107,9 +107,9 @@ peri_status peri__damaged(const peri_checkpoint *c, const peri__entry *e, const 
 typedef peri_status block_fn(void *context, const char *data, int64_t bytes, int64_t at);
 
 /** Bytes [@at, @at + @bytes) of a piece, in blocks of @step bytes (PERI__READ_BLOCK at most): the threads read those
- *  that come next, past the page cache, and give them to @then (NULL: to nobody), while @f has one. */
-static peri_status each_block(peri_checkpoint *c, const peri__stored_piece *p, int64_t at, int64_t bytes, int64_t step,
-                              peri__io_then *then, block_fn *f, void *context)
+ *  that come next, past the page cache if @direct, and give them to @then (NULL: to nobody), while @f has one. */
+static peri_status each_block(peri_checkpoint *c, const peri__stored_piece *p, bool direct, int64_t at, int64_t bytes,
+                              int64_t step, peri__io_then *then, block_fn *f, void *context)
 {
     peri__tools *tools = c->tools;
     const int64_t n = peri__ceil_div(bytes, step);
@@ -117,7 +117,7 @@ static peri_status each_block(peri_checkpoint *c, const peri__stored_piece *p, i
     peri__io_file *file;
     if (!tools->ring && !(tools->ring = peri__io_pages(PERI__READ_RING))) return PERI_ENOMEM;
     if (!tools->io) PERI_TRY(peri__io_new(READ_THREADS, &tools->io));
-    PERI_TRY(have_file(c, p->file, true, &file));
+    PERI_TRY(have_file(c, p->file, direct, &file));
     peri_status status = PERI_OK;
     for (int64_t k = 0; status >= 0 && k < n; k++) {
         for (; given < n && given < k + PERI__READ_AHEAD; given++) {
@@ -165,7 +165,7 @@ peri_status peri_checkpoint_verify(peri_checkpoint *c, int64_t index, int64_t pi
     const bool list = peri__lists_rows(peri__entry_name(&c->m, e)) && e->dtype == PERI_I64;
     verifying v = {.hash = hash, .list = list, .ordered = true, .before = -1};
     peri_status status = PERI_OK;
-    if (p->bytes > HASHED) status = each_block(c, p, 0, p->bytes, PERI__READ_BLOCK, NULL, verify_block, &v);
+    if (p->bytes > HASHED) status = each_block(c, p, true, 0, p->bytes, PERI__READ_BLOCK, NULL, verify_block, &v);
     else if ((status = peri__need_buffer(c, HASHED)) >= 0) { /* small ones are many, and next to each other */
         status = peri__piece_get(c, p, PERI_U8, c->tools->buffer, p->bytes, 0);
         if (status >= 0) status = verify_block(&v, c->tools->buffer, p->bytes, 0);
@@ -277,6 +277,7 @@ typedef struct reading {
     int32_t dimension;             /* that blocks are cut in; of those before it one index at a time is read */
     bool straight;                 /* the target's memory has the bytes in the same order */
     bool laid;                     /* the threads that read put blocks into the target's memory */
+    bool direct;                   /* past the page cache: nobody else wants these bytes (is_shared) */
 } reading;
 
 /** The block of @bytes from @at on, in the terms of q->k: whole rows of dimension q->dimension. */
@@ -338,7 +339,7 @@ static peri_status read_rows(reading *q, int32_t d, int64_t at)
     } else if (bytes > HASHED) {
         q->laid = q->to->memory && q->to->dtype != PERI_BOOL;
         const int64_t step = q->straight ? PERI__READ_BLOCK : PERI__READ_BLOCK / row * row;
-        status = each_block(q->c, q->piece, from, bytes, step, q->laid ? lay : NULL, accept, q);
+        status = each_block(q->c, q->piece, q->direct, from, bytes, step, q->laid ? lay : NULL, accept, q);
         q->laid = false;
     } else {
         char *into = q->straight ? q->to->memory + (low - q->to->want.offset[0]) * row : q->c->tools->buffer;
@@ -348,6 +349,17 @@ static peri_status read_rows(reading *q, int32_t d, int64_t at)
     q->k.low[d] = low;
     q->k.high[d] = high;
     return status;
+}
+
+/** Whether other ranks will probably read the bytes of @k, too: those that have the other columns of these rows. They
+ *  are read through the page cache then, so that the disk gives them once to all ranks of a machine. Who is behind finds
+ *  them there and comes up with who is in front; from then on each waits for blocks that the other one has begun to
+ *  read. */
+static bool is_shared(const peri__region *has, const peri__target *to, const peri__copying *k)
+{
+    bool some_columns = to->want.columns != has->columns || to->want.column != has->column;
+    for (int32_t d = 1; d < k->ndim; d++) some_columns = some_columns || k->high[d] - k->low[d] != has->size[d];
+    return some_columns;
 }
 
 /** What the rectangle and piece @p share. A piece that is read as a whole is compared with its checksum. */
@@ -377,6 +389,7 @@ peri_status peri__read_piece(peri_checkpoint *c, const peri__entry *e, const per
     if (whole && p->checked && !q.hash) return peri__fail(PERI_ENOMEM, "peri_checkpoint_read: no memory for a hash");
     if (q.hash) XXH3_64bits_reset(q.hash);
     q.straight = full_rows && to->memory && !to->shares;
+    q.direct = !is_shared(&has, to, k);
     peri_status status = read_rows(&q, 0, 0);
     if (status >= 0 && q.hash && XXH3_64bits_digest(q.hash) != p->checksum) status = peri__damaged(c, e, p);
     XXH3_freeState(q.hash);
