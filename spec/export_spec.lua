@@ -380,6 +380,33 @@ describe("a model file", function()
     assert.error_matches(function() file:predict(long(5)) end, "input 'a', sample 0: a list of 5 ids, allowed: up to 4")
   end)
 
+  it("takes each input from its own field, and refuses two", function()
+    local Model = nn.Module:extend "Model"
+    function Model:init() self.ebc = collection() end
+    function Model:forward(b)
+      local rows = self.ebc(b.sparse_features):values()
+      return self.both and rows + self.ebc(b.a_other):values() or rows * F.sum(b.cube, { 2, 3 }, true):reshape(-1, 1)
+    end
+    local function with(n, seed)
+      return { sparse_features = batch(n, seed).sparse_features, a_other = batch(n, seed + 1).sparse_features,
+        z_other = batch(n, seed + 2).sparse_features, cube = peri.Tensor.uniform({ n, 2, 3 }, -1, 1, seed) }
+    end
+    local model, held = Model(), { with(20, 3) }
+    local report, file = export(model, { batches = held })
+    assert.equal(0, report.differ)
+    assert.error_matches(function() file:predict(held[1]) end,
+      "predict: input 'a' is in the batch's fields 'sparse_features' and 'z_other', allowed: one of them")
+    model.both = true
+    assert.error_matches(function() export(model, { batches = held }) end,
+      "two inputs of the name 'a', of the batch's fields 'sparse_features' and 'a_other'")
+    held[1].sparse_features = peri.KeyedJaggedTensor { keys = { "a", "b" }, values = { 1 }, lengths = { 1, 0, 0 },
+      stride_per_key_per_rank = { { 2 }, { 1 } } }
+    assert.error_matches(function() export(model, { batches = held }) end,
+      "export: the batch's field 'sparse_features' has another number of samples for each key")
+    assert.error_matches(function() file:predict { sparse_features = held[1].sparse_features } end,
+      "predict: the batch's field 'sparse_features' has another number")
+  end)
+
   it("says which input, sample and id does not fit", function()
     local _, file = export(dlrm {})
     local b = batch(3, 5)

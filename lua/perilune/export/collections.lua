@@ -2,7 +2,7 @@
 -- maps of raw ids.
 --
 --   local used = collections.of("export", model)                  -- what the recording watches (record.lua)
---   local inputs, tables, maps, lists = collections.inputs("export", arguments, operations, values, state_dict)
+--   local inputs, tables, maps, lists, fields = collections.inputs("export", arguments, operations, values, state_dict)
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -229,7 +229,10 @@ end
 --- The number of the input `name`; key: what it is part of, so that two of one name are found.
 function Inputs:number(name, key, fields)
   local known = self.by_name[name]
-  if known and known.key ~= key then P.fail(("%s: two inputs of the name '%s'"):format(self.func, name)) end
+  if known and known.key ~= key then
+    P.fail(("%s: two inputs of the name '%s', of the batch's fields '%s' and '%s'; allowed: a name for each, as "
+      .. "requests know inputs by their names"):format(self.func, name, known.key, key))
+  end
   if not known then
     known = { index = #self.list, key = key }
     self.list[#self.list + 1], self.by_name[name] = fields, known
@@ -270,7 +273,7 @@ local function weights_asked(func, values, bags)
 end
 
 --- The inputs, the tables, the maps and the lists of the file: fills in the numbers that operations and values have for
---- them.
+--- them. And the batch's field that each input is of, by its name.
 function M.inputs(func, a, kept, values, state)
   local inputs, tables, maps, rows, raw = Inputs(func, a.optional), {}, {}, {}, {}
   for _, v in util.ordered(values) do
@@ -314,7 +317,9 @@ function M.inputs(func, a, kept, values, state)
   end
   local left = next(inputs.optional)
   if left then P.fail(("%s: optional names '%s', which is no input of the model"):format(func, tostring(left))) end
-  return inputs.list, tables, maps, of_values
+  local fields = {}
+  for name, known in util.ordered(inputs.by_name) do fields[name] = known.key end
+  return inputs.list, tables, maps, of_values, fields
 end
 
 return M

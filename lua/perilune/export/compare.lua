@@ -65,17 +65,18 @@ function Report:__tostring()
   return table.concat(lines, "\n")
 end
 
---- Compare on a list of batches. answers(batch): the model's table of tensors by name; file: an opened model file.
+--- Compare on a list of batches. answers(batch): the model's table of tensors by name; file: an opened model file;
+--- given(batch): what it is asked about.
 --- Returns a report: samples, difference (the largest), differ (numbers that differ), numbers (all), model and file: {
 --- auc =, ne = }, of the first output where it is one number a sample and batches have labels, else false; as logits,
 --- or as probabilities where `probabilities`.
-function M.run(answers, file, batches, probabilities)
+function M.run(answers, file, batches, probabilities, given)
   local report = Report()
   local predictions, labels = { {}, {} }, {}
   local outputs = file:outputs()
   for _, batch in ipairs(batches) do
     P.scope(function()
-      local own, theirs = ordered(answers, batch), file:predict(batch)
+      local own, theirs = ordered(answers, batch), file:predict(given(batch))
       for i, o in ipairs(outputs) do
         local a, n = own[o.name]:to("f32", "cpu"):contiguous():read()
         local b = theirs[o.name]:read()

@@ -118,9 +118,12 @@ end
 --- KeyedJaggedTensors know how many samples there are; tensors may have a row for each id, or each target.
 function samples_of(func, batch)
   local n, rows
-  for _, value in util.ordered(signature.value(func, "a batch", batch, "table")) do
+  for name, value in util.ordered(signature.value(func, "a batch", batch, "table")) do
     if Tensor.is(value) and util.resolve(value):dim() > 0 then rows = rows or util.resolve(value):size(1) end
-    if jagged.KeyedJaggedTensor.is(value) then n = n or util.resolve(value):stride() end
+    if jagged.KeyedJaggedTensor.is(value) then
+      opened.refuse_variable(func, name, util.resolve(value))
+      n = n or util.resolve(value):stride()
+    end
   end
   return n or rows or P.fail(func .. ": a batch without tensors")
 end
@@ -313,20 +316,36 @@ local function some_of(batches)
   return list
 end
 
+--- A batch without those KeyedJaggedTensors of which the model asks for nothing: another field may have features of the
+--- same names. fields: the field that each input is of, by its name.
+local function given(batch, fields)
+  local out = {}
+  for field, value in util.ordered(batch) do
+    local used = not jagged.KeyedJaggedTensor.is(value)
+    for _, key in ipairs(used and {} or util.resolve(value):keys()) do
+      used = used or fields[key] == field or fields[key] == key
+    end
+    out[field] = used and value or nil
+  end
+  return out
+end
+
 local function export(func, model, path, a)
   local call = a.call or default_call
   local used = collections.of(func, inner_of(model))
   local kept, values, outputs, traces = recorded(model, call, a, used)
-  local inputs, tables, maps, lists = collections.inputs(func, a, kept, values, function()
+  local inputs, tables, maps, lists, fields = collections.inputs(func, a, kept, values, function()
     return model:state_dict()
   end)
   collections.items(func, a, kept, tables, names_of(inner_of(model)))
   local rank = P.state.world and P.state.world:rank() or 0
   local writer = file.Writer(path, rank, a.dense, names_of(inner_of(model)))
+  local function asked(batch) return given(batch, fields) end
   local ok, report = pcall(function()
     local chosen = a.size and budget.choose(func, { size = budget.bytes(func, a.size), operations = kept,
       values = values, inputs = inputs, outputs = outputs, tables = tables, maps = maps, lists = lists,
-      batches = some_of(a.batches), path = path, dense = a.dense, names = names_of(inner_of(model)) })
+      batches = util.map(some_of(a.batches), asked), path = path, dense = a.dense,
+      names = names_of(inner_of(model)) })
     local fresh = file.write { writer = writer, operations = kept, values = values, inputs = inputs, outputs = outputs,
       tables = tables, maps = maps, lists = lists, name = a.name, step = a.step }
     for _, t in ipairs(traces) do t:forget() end
@@ -338,7 +357,7 @@ local function export(func, model, path, a)
       for _, batch in ipairs(a.batches) do compare.ordered(answers, batch) end
       return nil
     end
-    local r = compare.run(answers, M.open(fresh, { verify = true }), a.batches, a.probabilities)
+    local r = compare.run(answers, M.open(fresh, { verify = true }), a.batches, a.probabilities, asked)
     r.chosen, r.loose = chosen or false, writer.loose
     allowed(func, a, r, tables)
     writer:publish()

@@ -127,9 +127,9 @@ function methods:check_unchanged() check(C.peri_model_changed(ptr(self))) end
 --- A dense input's numbers in host memory, and the number of samples.
 local function dense_of(input, value)
   local t = Tensor.is(value) and util.resolve(value) or P.fail(("predict: input '%s' is no tensor"):format(input.name))
-  local shape = t:shape()
-  if #shape == 1 then shape[2] = 1 end
-  if #shape ~= 2 or shape[2] ~= input.columns then
+  local shape, columns = t:shape(), 1
+  for d = 2, #shape do columns = columns * shape[d] end
+  if #shape == 0 or columns ~= input.columns then
     P.fail(("predict: input '%s' is %s, wanted [samples, %d]"):format(input.name, Tensor._text(t), input.columns))
   end
   return (t:to("f32"):read()), shape[1]
@@ -160,18 +160,32 @@ local function members_of(input, value, offsets, n)
   return (t:to(input.kind == "whole" and "i64" or "f32", "cpu"):contiguous():read())
 end
 
---- The fields of a batch by the names of the model's inputs: tensors, and { parts of a KeyedJaggedTensor, key }.
+--- Refuse lists of which each feature has another number of samples.
+function M.refuse_variable(func, name, kjt)
+  if kjt:variable_stride_per_key() then
+    P.fail(("%s: the batch's field '%s' has another number of samples for each key; allowed: one number for all, as a "
+      .. "model file has a list for each sample and feature"):format(func, name))
+  end
+end
+
+--- The fields of a batch by the names of the model's inputs: tensors, and { parts of a KeyedJaggedTensor, key }. And
+--- the names that two fields have: both of them.
 local function fields_of(batch)
-  local found = {}
+  local found, from, twice = {}, {}, {}
+  local function note(key, field, value)
+    if from[key] then twice[key] = { from[key], field } end
+    found[key], from[key] = value, field
+  end
   for name, value in util.ordered(batch) do
     if jagged.KeyedJaggedTensor.is(value) then
       local kjt = util.resolve(value):sync()
+      M.refuse_variable("predict", name, kjt)
       local parts = { stride = kjt:stride(), values = (kjt:values():read()), offsets = (kjt:offsets():to("i64"):read()),
         weights = kjt:is_weighted() and (kjt:weights():read()) or nil }
-      for i, key in ipairs(kjt:keys()) do found[key] = { parts = parts, key = i - 1 } end
-    else found[name] = value end
+      for i, key in ipairs(kjt:keys()) do note(key, name, { parts = parts, key = i - 1 }) end
+    else note(name, name, value) end
   end
-  return found
+  return found, twice
 end
 
 local function check_count(samples, n, name)
@@ -182,12 +196,17 @@ local function check_count(samples, n, name)
 end
 
 --- The values of all inputs as C takes them: returns them, the number of samples, the longest list, and the numbers of
---- each input's ids. kept: what has to stay alive meanwhile.
-local function values_of(inputs, fields, kept)
+--- each input's ids. fields, twice: of fields_of; kept: what has to stay alive meanwhile.
+local function values_of(inputs, fields, twice, kept)
   local samples, longest, offsets_of = nil, 1, {}
   local values = ffi.new("peri_model_values[?]", math.max(#inputs, 1))
   for i, input in ipairs(inputs) do
     local field, v = fields[input.name], values[i - 1]
+    local two = twice[input.name]
+    if two then
+      P.fail(("predict: input '%s' is in the batch's fields '%s' and '%s', allowed: one of them"):format(input.name,
+        two[1], two[2]))
+    end
     if field ~= nil and input.kind == "dense" then
       local numbers, n = dense_of(input, field)
       samples = check_count(samples, n, input.name)
@@ -222,7 +241,8 @@ end
 function methods:predict(batch)
   signature.value("predict", "the batch", batch, "table")
   local inputs, outputs, kept = self:inputs(), self:outputs(), {}
-  local values, samples, longest, offsets_of = values_of(inputs, fields_of(batch), kept)
+  local fields, twice = fields_of(batch)
+  local values, samples, longest, offsets_of = values_of(inputs, fields, twice, kept)
   local answers, results, offsets = {}, ffi.new("float *[?]", #outputs), ffi.new("int64_t *[?]", #outputs)
   for i, o in ipairs(outputs) do
     local ids = o.list and offsets_of[o.list]

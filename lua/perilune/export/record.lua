@@ -8,6 +8,7 @@
 -- A tensor is known by the address of what its handle points to; all that were seen are kept alive until both traces
 -- are done, so that no address has two meanings. An argument or result that is a tensor stands in an entry as { id = n
 -- }; a tensor that no recorded operation has made stands there as { constant = tensor }.
+local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -250,9 +251,10 @@ local function record(model, call, batch, collections, own)
   end
   result = util.resolve(result)
   trace.outputs = {}
-  local list = (Tensor.is(result) or KeyedTensor.is(result)) and { logits = result } or result
+  local list = Tensor.is(result) and { logits = result } or result
   if type(list) ~= "table" or getmetatable(list) then
-    P.fail "export: the model returned no tensor, and no table of tensors by name"
+    P.fail(("export: the model returned %s, wanted a tensor, or a table of tensors by name"):format(
+      errors.kind(result)))
   end
   for name, value in util.ordered(list) do
     if not Tensor.is(value) then P.fail(("export: the model's result '%s' is no tensor"):format(tostring(name))) end
