@@ -77,6 +77,11 @@ peri_status peri__tbe_bags_status(const peri_tbe *tbe, const char *function, con
     return bags_status(function, where, r);
 }
 
+peri_status peri__matrix_status(const char *table, const char *function, const peri_k_tbe_report *r)
+{
+    return status_of(function, PERI_BOUNDS_FATAL, table, NULL, r);
+}
+
 peri_status peri__tbe_status(const peri_tbe *tbe, const char *function, const peri_k_tbe_report *r)
 {
     if (!r->bad_ids && !r->bad_bags) return PERI_OK;

@@ -28,6 +28,8 @@ peri_status peri__report_reset(peri_tensor *report);
  *  and id (FATAL; WARNING for bad offsets), a log line (WARNING), or nothing (IGNORE, NONE). @function names the public
  *  function for the message. */
 peri_status peri__tbe_status(const peri_tbe *tbe, const char *function, const peri_k_tbe_report *report);
+/** The same of a matrix called @table, always FATAL. */
+peri_status peri__matrix_status(const char *table, const char *function, const peri_k_tbe_report *report);
 /** PERI_ERANGE for a report with bad bags, in the same words, whatever the mode: tables in files need the offsets to
  *  find the rows that a batch wants. */
 peri_status peri__tbe_bags_status(const peri_tbe *tbe, const char *function, const peri_k_tbe_report *report);
@@ -203,8 +205,7 @@ struct peri_tbe {
     bool of_inverse; /* its ids are inverse indices and its tables features: messages call them so */
     int32_t halvings; /* of summed gradients, before the optimizer sees them; 0 unless somebody sets it */
     atomic_int_least64_t lookups;
-    atomic_int_least64_t passes; /* backward passes that have come to one of its lookups on the tape */
-    atomic_int unheard;          /* lookups whose ids may be judged behind them: memory.c */
+    peri__unheard unheard; /* of lookups in memory */
     int64_t updates, writes; /* calls; writes of weights, rows that started again */
     struct peri__row_watch *watches;  /* who wants to know which rows change, before they do (watch.h); NULL: nobody */
     peri__storage_watch writes_watch; /* tells them of writes through views; of the flat tensors' storage while there
@@ -225,9 +226,6 @@ typedef struct peri__optimizer_kind {
     bool counter, lars, rmsprop, ema, decay, decay_mode;
 } peri__optimizer_kind;
 
-/** A backward pass has come to a lookup in @tbe. */
-void peri__tbe_passed(peri_tbe *tbe);
-
 /** @kind is one of PERI_TBE_*. */
 const peri__optimizer_kind *peri__optimizer_kind_of(int32_t kind);
 
@@ -241,6 +239,8 @@ peri_status peri__tbe_over(const peri_tbe_config *config, peri_tensor *flat, per
 /** Put the lookup @batch, of a table batch of peri__tbe_over over @table, on the tape if somebody wants its gradient:
  *  it is retained. */
 peri_status peri__over_record(peri_tensor *table, peri_tbe_batch *batch, peri_tensor *out);
+/** A backward pass has come to a lookup in the tensor that @tbe borrows. */
+void peri__over_passed(const peri_tbe *tbe);
 /** Offsets (i64 [bags + 1]) of bags of @length ids each. */
 peri_status peri__offsets_of_equal(peri_device *device, int64_t bags, int64_t length, peri_tensor **out);
 /** What a table batch with weights of @dtype and this optimizer keeps, without tensors. Returns the number of
@@ -493,8 +493,9 @@ struct peri_k_random_args peri__tbe_start_values(const peri_tbe *tbe, int64_t ta
 /** Start values of row @row of @table, on the host, into @weights; PERI_INIT_NONE: they stay what they are.
  *  (reset.c) */
 void peri__tbe_start_row(const peri_tbe *tbe, int64_t table, int64_t row, uint64_t seed, void *weights);
-/** The check of a batch alone, of tables in memory; what it says depends on the table batch's mode. Waits. */
-peri_status peri__memory_check(const char *function, peri_tbe_batch *batch);
+/** Queue the lookup of a batch of tables in memory, or where @out is NULL the check of its ids alone, and the copy of
+ *  what that found (a peri_k_tbe_report) to the host: *found, to be given back. */
+peri_status peri__memory_ask(const char *function, peri_tbe_batch *batch, peri_tensor *out, peri__report **found);
 
 /* Tables in files, with a cache in memory. (tier/open.c) */
 /** Rows of each table that @config's caches hold: int64[n_tables], to be freed. */

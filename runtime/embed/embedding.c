@@ -4,13 +4,14 @@
  * padding ids being pruned ones; the largest elements of bags have kernels of their own (kernels/bags.h).
  */
 #include "../sparse/sparse_internal.h"
+#include "../tensor/report.h"
 #include "embed_internal.h"
 #include "reach.h"
 #include "../../kernels/bags.h"
 
 #include <math.h>
 
-static const char F[] = "peri_embedding_bag";
+static const char F[] = "peri_embedding_bag", TABLE[] = "weight";
 
 /** What a call works with; all references are its own. */
 typedef struct call {
@@ -21,7 +22,8 @@ typedef struct call {
     peri_tensor *out, *places;
     peri_tbe *tbe; /* over the matrix */
     peri_tbe_blocks *blocks;
-    peri__bags asked; /* about the offsets that were given, until they are judged */
+    peri__bags asked;       /* about the offsets that were given, until they are judged */
+    peri__unheard *unheard; /* of lookups in the matrix */
     int64_t n, bags, rows, cols;
 } call;
 
@@ -135,13 +137,57 @@ static peri_status make_offsets(const peri_embedding_bag_args *a, call *c)
     return peri__offsets_post(F, "offsets", c->offsets, c->n, &c->asked);
 }
 
-/** Each id lies in one bag: none is left out. Asked with the lookup, whose check of the ids waits for the device
- *  anyway. An error of the offsets is told before @status, which may be its consequence. */
-static peri_status judge_offsets(call *c, peri_status status)
+/** Each id lies in one bag: none is left out. */
+static peri_status judge_offsets(peri__bags *asked)
 {
-    if (!c->asked.report) return status;
-    peri_status offsets = peri__offsets_judge(F, "offsets", "bag", &c->asked);
-    return offsets < 0 ? offsets : status;
+    return asked->report ? peri__offsets_judge(F, "offsets", "bag", asked) : PERI_OK;
+}
+
+/** What was found about the offsets, and then @words about the ids: what is wrong with these may come of them. */
+static peri_status judge(const char *function, const int64_t *words, void *asked)
+{
+    peri_k_tbe_report report;
+    PERI_TRY(judge_offsets(asked));
+    memcpy(&report, words, sizeof report);
+    return peri__matrix_status(TABLE, function, &report);
+}
+
+static void asked_free(void *asked)
+{
+    peri__bags_fini(asked);
+    peri__free(asked);
+}
+
+/** Have the report @found (taken) on a lookup, and what was asked about its offsets, judged later. */
+static peri_status judge_later(call *c, peri__report *found)
+{
+    peri__bags *asked = peri__alloc(sizeof *asked);
+    if (!asked) return PERI_ENOMEM;
+    *asked = c->asked;
+    const peri__late_what what = {.of = c->unheard,
+                                  .turn = atomic_load(&c->unheard->passes),
+                                  .function = F,
+                                  .judge = judge,
+                                  .with = asked,
+                                  .fini = asked_free};
+    peri_status status = peri__late_add(found, &what);
+    if (status < 0) peri__free(asked);
+    else c->asked = (peri__bags){0};
+    return status;
+}
+
+/** Look up, or where @out is NULL only check the ids. Whether ids and offsets are good is known when it returns, or
+ *  where a training loop may go on (and there is no @need), later. */
+static peri_status look(call *c, peri_tbe_batch *batch, peri_tensor *out, bool need)
+{
+    peri__report *found;
+    PERI_TRY(peri__memory_ask(F, batch, out, &found));
+    const bool later = !need && !peri__immediate(batch->tbe->device) && peri__unheard_take(c->unheard);
+    peri_status status = later ? judge_later(c, found) : peri__report_wait(found);
+    if (later && status >= 0) return PERI_OK;
+    if (status >= 0) status = judge(F, found->words, &c->asked);
+    peri__report_return(found);
+    return status;
 }
 
 static peri_k_bags bags_of(const call *c)
@@ -188,7 +234,7 @@ static peri_status as_table(const peri_embedding_bag_args *a, call *c)
                       : a->mode == PERI_BAG_MEAN && !c->scale ? PERI_POOLING_MEAN
                                                               : PERI_POOLING_SUM;
     peri_table_config table = {.size = sizeof table,
-                               .name = "weight",
+                               .name = TABLE,
                                .rows = c->rows,
                                .cols = c->cols,
                                .pooling = pooling,
@@ -209,6 +255,7 @@ static peri_status call_new(const peri_embedding_bag_args *a, call *c)
     int64_t shape[PERI_MAX_DIMS];
     int32_t ndim = a->mode == PERI_BAG_NONE ? a->ids->ndim + 1 : 2;
     *c = (call){.n = peri__numel(a->ids), .rows = a->weight->shape[0], .cols = a->weight->shape[1]};
+    c->unheard = &a->weight->storage->unheard;
     c->bags = a->mode == PERI_BAG_NONE ? c->n
               : a->offsets             ? a->offsets->shape[0] - a->include_last_offset
                                        : a->ids->shape[0];
@@ -248,6 +295,12 @@ static peri_status renorm(const peri_embedding_bag_args *a, const call *c)
 
 enum { SAVED_IDS, SAVED_OFFSETS, SAVED_PLACES };
 
+static void max_fini(peri__node *node)
+{
+    peri_tbe_release(node->state);
+    node->state = NULL;
+}
+
 static peri_status max_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     peri_tensor *ids = node->saved[SAVED_IDS], *offsets = node->saved[SAVED_OFFSETS], *grad = NULL, *dx = NULL;
@@ -272,11 +325,11 @@ static peri_status max_backward(peri__node *node, peri_tensor *const *grad_out, 
 out:
     peri_tensor_release(grad);
     if (status < 0) peri_tensor_release(dx);
-    else grad_in[0] = dx;
+    else grad_in[0] = dx, peri__over_passed(node->state);
     return status;
 }
 
-static const peri__node_vtab max_vtab = {.name = "embedding_bag_max", .backward = max_backward};
+static const peri__node_vtab max_vtab = {.name = "embedding_bag_max", .backward = max_backward, .fini = max_fini};
 
 static peri_status largest(const peri_embedding_bag_args *a, call *c)
 {
@@ -292,6 +345,8 @@ static peri_status largest(const peri_embedding_bag_args *a, call *c)
     peri__node_save(node, SAVED_OFFSETS, c->offsets);
     peri__node_save(node, SAVED_PLACES, c->places);
     node->shape[0] = (peri__shape){.ndim = 2, .size = {c->rows, c->cols}};
+    peri_tbe_retain(c->tbe);
+    node->state = c->tbe;
     return PERI_OK;
 }
 
@@ -309,18 +364,21 @@ static peri_status batch_of(const call *c, peri_tensor *ids, peri_tbe_batch **ou
 /** @batch: its ids are the pruned ones. */
 static peri_status look_up(const peri_embedding_bag_args *a, call *c, peri_tbe_batch *batch)
 {
-    if (a->max_norm > 0 || a->mode == PERI_BAG_MAX) PERI_TRY(judge_offsets(c, peri__memory_check(F, batch)));
+    /* Lookups of this step may still be queued; those that a backward pass has followed are waited for. */
+    PERI_TRY(peri__late_of(c->unheard, atomic_load(&c->unheard->passes)));
+    /* Rows are scaled down for good ids only. */
+    if (a->max_norm > 0 || a->mode == PERI_BAG_MAX) PERI_TRY(look(c, batch, NULL, a->max_norm > 0));
     if (a->max_norm > 0) PERI_TRY(renorm(a, c));
     if (a->mode == PERI_BAG_MAX) return largest(a, c);
     /* the padding row is a row as others; it only learns nothing */
     if (a->mode == PERI_BAG_NONE && c->ids != c->pruned) {
         peri_tbe_batch *whole;
         PERI_TRY(batch_of(c, c->ids, &whole));
-        peri_status status = peri__batch_forward(F, whole, c->out);
+        peri_status status = look(c, whole, c->out, false);
         peri_tbe_batch_release(whole);
         PERI_TRY(status);
     } else {
-        PERI_TRY(peri__batch_forward(F, batch, c->out));
+        PERI_TRY(look(c, batch, c->out, false));
     }
     return peri__over_record(a->weight, batch, c->out);
 }
@@ -336,7 +394,6 @@ peri_status peri_embedding_bag(const peri_embedding_bag_args *a, peri_tensor **o
     peri_tbe_batch *batch = NULL;
     if (status >= 0) status = batch_of(&c, c.pruned, &batch);
     if (status >= 0) status = look_up(a, &c, batch);
-    status = judge_offsets(&c, status);
     peri_tbe_batch_release(batch);
     if (status >= 0) {
         *out = c.out;

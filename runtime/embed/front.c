@@ -3,6 +3,7 @@
  * front.c: the calls that look up and train. Each checks its arguments, goes to where the rows are (peri__store), and
  * keeps the lookup's node on the tape.
  */
+#include "../tensor/report.h"
 #include "embed_internal.h"
 
 /* -- batches ------------------------------------------------------------------------------------------------------- */
@@ -203,7 +204,7 @@ peri_status peri__lookup_backward(peri__node *node, peri_tbe_batch *batch, peri_
     }
     if (grad_weights) grad_in[0] = grad_weights;
     grad_weights = NULL;
-    peri__tbe_passed(batch->tbe);
+    peri__unheard_passed(&batch->tbe->unheard);
 out:
     peri_tensor_release(grad);
     peri_tensor_release(grad_weights);

@@ -19,50 +19,34 @@ static peri_status send_report(const peri_tbe_batch *b, peri__report **out)
     return status;
 }
 
-static peri_status judge_words(const void *tbe, const char *function, const int64_t *words)
+static peri_status judge_words(const char *function, const int64_t *words, void *tbe)
 {
     peri_k_tbe_report report;
     memcpy(&report, words, sizeof report);
     return peri__tbe_status(tbe, function, &report);
 }
 
-/** Within a call: what the report of a batch says. Waits for the report alone. */
-static peri_status judge(const char *function, const peri_tbe_batch *b)
+/** Within a call: what the report of a batch says: at once, which waits for the report alone, or @later, so that nobody
+ *  waits for the device. */
+static peri_status judge(const char *function, const peri_tbe_batch *b, bool later)
 {
+    peri_tbe *tbe = b->tbe;
     peri__report *found;
     PERI_TRY(send_report(b, &found));
-    peri_status status = peri__report_wait(found);
-    if (status >= 0) status = judge_words(b->tbe, function, found->words);
+    peri_status status;
+    if (later) {
+        status = peri__late_add(found, &(peri__late_what){.of = &tbe->unheard,
+                                                          .turn = atomic_load(&tbe->unheard.passes),
+                                                          .function = function,
+                                                          .judge = judge_words,
+                                                          .with = tbe});
+        if (status >= 0) return PERI_OK;
+    } else {
+        status = peri__report_wait(found);
+        if (status >= 0) status = judge_words(function, found->words, tbe);
+    }
     peri__report_return(found);
     return status;
-}
-
-/** Within a call: have the report of a batch judged by a later one, so that nobody waits for the device. */
-static peri_status judge_later(const char *function, const peri_tbe_batch *b)
-{
-    peri__report *found;
-    PERI_TRY(send_report(b, &found));
-    peri_status status = peri__late_add(found, b->tbe, atomic_load(&b->tbe->passes), function, judge_words);
-    if (status < 0) peri__report_return(found);
-    return status;
-}
-
-/** Whether this lookup's ids may be judged behind it: as many lookups are as there were backward passes, so that only a
- *  loop that trains goes on without the verdict, and comes by again to hear it. */
-static bool may_go_on(peri_tbe *tbe)
-{
-    if (peri__immediate(tbe->device)) return false;
-    int32_t left = atomic_load(&tbe->unheard);
-    while (left > 0 && !atomic_compare_exchange_weak(&tbe->unheard, &left, left - 1)) continue;
-    return left > 0;
-}
-
-void peri__tbe_passed(peri_tbe *tbe)
-{
-    enum { MOST = 64 }; /* lookups in a step, of which none waits */
-    atomic_fetch_add(&tbe->passes, 1);
-    int32_t left = atomic_load(&tbe->unheard);
-    while (left < MOST && !atomic_compare_exchange_weak(&tbe->unheard, &left, left + 1)) continue;
 }
 
 static peri_status memory_forward(const char *function, peri_tbe_batch *b, peri_tensor *out)
@@ -70,37 +54,38 @@ static peri_status memory_forward(const char *function, peri_tbe_batch *b, peri_
     peri_tbe *tbe = b->tbe;
     bool check = tbe->bounds_check != PERI_BOUNDS_NONE;
     /* Lookups of this step may still be queued; those that a backward pass has followed are waited for. */
-    if (check) PERI_TRY(peri__late_of(tbe, atomic_load(&tbe->passes)));
+    if (check) PERI_TRY(peri__late_of(&tbe->unheard, atomic_load(&tbe->unheard.passes)));
     PERI_TRY(peri__batch_enter(function, b, false));
     peri_status status = peri__tbe_forward(b, out, check);
     if (status >= 0 && check && tbe->bounds_check != PERI_BOUNDS_IGNORE)
-        status = may_go_on(tbe) ? judge_later(function, b) : judge(function, b);
+        status = judge(function, b, !peri__immediate(tbe->device) && peri__unheard_take(&tbe->unheard));
     return peri__batch_leave(b, false, status);
 }
 
-static peri_status check(const char *function, peri_tbe_batch *b)
+/** Within a call: the check of @b alone. */
+static peri_status check_alone(peri_tbe_batch *b)
 {
-    peri_tbe *tbe = b->tbe;
     peri_k_tbe_check_args args = {0};
     PERI_TRY(peri__batch_report(b, &args.report));
     PERI_TRY(peri__batch_list(b, false, &args.list));
-    PERI_TRY(PERI_RUN(tbe->device, tbe_check, &args));
+    PERI_TRY(PERI_RUN(b->tbe->device, tbe_check, &args));
     peri_k_tbe_report_args describe = {.list = args.list, .report = args.report};
-    PERI_TRY(PERI_RUN(tbe->device, tbe_report, &describe));
-    return judge(function, b);
+    return PERI_RUN(b->tbe->device, tbe_report, &describe);
 }
 
-peri_status peri__memory_check(const char *function, peri_tbe_batch *b)
+peri_status peri__memory_ask(const char *function, peri_tbe_batch *b, peri_tensor *out, peri__report **found)
 {
     PERI_TRY(peri__batch_enter(function, b, false));
-    return peri__batch_leave(b, false, check(function, b));
+    peri_status status = out ? peri__tbe_forward(b, out, true) : check_alone(b);
+    if (status >= 0) status = send_report(b, found);
+    return peri__batch_leave(b, false, status);
 }
 
 static peri_status memory_backward(const char *function, peri_tbe_batch *b, peri_tensor *grad,
                                    peri_tensor *grad_weights)
 {
     bool alone = b->tbe->optimizer.kind != PERI_TBE_NONE; /* without an optimizer nothing of the table batch changes */
-    PERI_TRY(peri__late_of(b->tbe, INT64_MIN)); /* of what is known already nothing is learnt */
+    PERI_TRY(peri__late_of(&b->tbe->unheard, INT64_MIN)); /* of what is known already nothing is learnt */
     PERI_TRY(peri__batch_enter(function, b, alone));
     return peri__batch_leave(b, alone, peri__tbe_backward(b, grad, grad_weights));
 }

@@ -2,6 +2,7 @@
  *
  * over.c: lookups in a tensor whose memory a table batch borrows for them (peri__tbe_over), on the tape.
  */
+#include "../tensor/report.h"
 #include "embed_internal.h"
 
 enum { IN_TABLE, IN_WEIGHTS, INPUTS };
@@ -12,6 +13,8 @@ static void over_fini(peri__node *node)
     peri_tbe_batch_release(node->state);
     node->state = NULL;
 }
+
+void peri__over_passed(const peri_tbe *tbe) { peri__unheard_passed(&tbe->weight->storage->unheard); }
 
 static peri_status over_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
@@ -32,6 +35,7 @@ static peri_status over_backward(peri__node *node, peri_tensor *const *grad_out,
     }
     grad_in[IN_WEIGHTS] = weights;
     weights = NULL;
+    peri__over_passed(batch->tbe);
 out:
     peri_tensor_release(grad);
     peri_tensor_release(weights);

@@ -462,7 +462,7 @@ void peri_tbe_release(peri_tbe *tbe)
     if (!tbe || !peri__refs_drop(&tbe->refs)) return;
     peri__tbe_unlist(tbe);
     peri__tbe_deaf(tbe);
-    peri__late_drop(tbe);
+    peri__late_drop(&tbe->unheard);
     if (tbe->store && tbe->store->free) tbe->store->free(tbe);
     peri_tensor **own[] = {&tbe->layout_tensor, &tbe->counters, &tbe->slot_row};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) peri__tbe_forget(tbe, own[i]);

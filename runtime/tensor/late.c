@@ -12,10 +12,7 @@
 typedef struct late {
     struct late *next;
     peri__report *report;
-    const void *of;
-    const char *function;
-    int64_t turn;
-    peri__late_fn *judge;
+    peri__late_what what;
     const void *thread; /* who asked for it: a thread, and for whom it worked then (peri_late_owner) */
     uint64_t owner;
 } late;
@@ -36,18 +33,11 @@ uint64_t peri_late_owner(uint64_t owner)
     return before;
 }
 
-peri_status peri__late_add(peri__report *report, const void *of, int64_t turn, const char *function,
-                           peri__late_fn *judge)
+peri_status peri__late_add(peri__report *report, const peri__late_what *what)
 {
     late *l = peri__alloc(sizeof *l);
     if (!l) return PERI_ENOMEM;
-    *l = (late){.report = report,
-                .of = of,
-                .function = function,
-                .turn = turn,
-                .judge = judge,
-                .thread = &working_for,
-                .owner = working_for};
+    *l = (late){.report = report, .what = *what, .thread = &working_for, .owner = working_for};
     pthread_mutex_lock(&list.lock);
     *list.last = l;
     list.last = &l->next;
@@ -59,7 +49,7 @@ peri_status peri__late_add(peri__report *report, const void *of, int64_t turn, c
 /** Whose reports are taken. */
 typedef struct wanted {
     const peri_device *device; /* NULL: of all devices */
-    const void *of;            /* NULL: of all */
+    const peri__unheard *of;   /* NULL: of all */
     int64_t before;            /* reports of earlier turns are taken whether they are there or not */
     bool all_askers;           /* not only this thread's */
 } wanted;
@@ -67,8 +57,8 @@ typedef struct wanted {
 static bool matches(const late *l, const wanted *w)
 {
     if (!w->all_askers && (l->thread != &working_for || l->owner != working_for)) return false;
-    if ((w->of && l->of != w->of) || (w->device && l->report->device != w->device)) return false;
-    return l->turn < w->before || peri__report_test(l->report) == PERI_OK;
+    if ((w->of && l->what.of != w->of) || (w->device && l->report->device != w->device)) return false;
+    return l->what.turn < w->before || peri__report_test(l->report) == PERI_OK;
 }
 
 /** Take the oldest that matches off the list; NULL: none does. */
@@ -92,7 +82,9 @@ static late *take(const wanted *w)
 static peri_status judge(late *l)
 {
     peri_status status = peri__report_wait(l->report);
-    if (status >= 0) status = l->judge(l->of, l->function, l->report->words);
+    const peri__late_what *what = &l->what;
+    if (status >= 0) status = what->judge(what->function, l->report->words, what->with);
+    if (what->fini) what->fini(what->with);
     peri__report_return(l->report);
     peri__free(l);
     return status;
@@ -104,7 +96,7 @@ static peri_status judge_all(const wanted *w)
     return PERI_OK;
 }
 
-peri_status peri__late_of(const void *of, int64_t before)
+peri_status peri__late_of(const peri__unheard *of, int64_t before)
 {
     return judge_all(&(wanted){.of = of, .before = before});
 }
@@ -114,7 +106,7 @@ peri_status peri__late_on(const peri_device *device)
     return judge_all(&(wanted){.device = device, .before = INT64_MIN});
 }
 
-void peri__late_drop(const void *of)
+void peri__late_drop(const peri__unheard *of)
 {
     const wanted w = {.of = of, .before = INT64_MAX, .all_askers = true};
     for (late *l; (l = take(&w));) {
@@ -125,6 +117,23 @@ void peri__late_drop(const void *of)
                       peri_error_message());
         peri__error_restore(&kept);
     }
+}
+
+/* -- how many ------------------------------------------------------------------------------------------------------ */
+
+bool peri__unheard_take(peri__unheard *unheard)
+{
+    int32_t left = atomic_load(&unheard->left);
+    while (left > 0 && !atomic_compare_exchange_weak(&unheard->left, &left, left - 1)) continue;
+    return left > 0;
+}
+
+void peri__unheard_passed(peri__unheard *unheard)
+{
+    enum { MOST = 64 }; /* lookups in a step, of which none waits */
+    atomic_fetch_add(&unheard->passes, 1);
+    int32_t left = atomic_load(&unheard->left);
+    while (left < MOST && !atomic_compare_exchange_weak(&unheard->left, &left, left + 1)) continue;
 }
 
 /* -- waiting ------------------------------------------------------------------------------------------------------- */

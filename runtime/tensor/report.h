@@ -34,19 +34,31 @@ void peri__report_return(peri__report *report);
 
 /* -- judged later ------------------------------------------------------------------------------------------------- */
 
-/** What @words say of @of: PERI_OK, or an error with @function's name. */
-typedef peri_status peri__late_fn(const void *of, const char *function, const int64_t *words);
-/** Keep a posted report (taken) about @of, which it does not retain, until somebody has it judged. It is of @turn,
- *  numbers that grow. An error is told to the thread, and the rank, that asked for the report. */
-peri_status peri__late_add(peri__report *report, const void *of, int64_t turn, const char *function,
-                           peri__late_fn *judge);
+/** What a report that is judged later is about, and who judges it. */
+typedef struct peri__late_what {
+    const peri__unheard *of;
+    int64_t turn;         /* numbers that grow */
+    const char *function; /* in whose name errors are */
+    /* What @words say: PERI_OK, or an error with @function's name. */
+    peri_status (*judge)(const char *function, const int64_t *words, void *with);
+    void *with;               /* the judge's own */
+    void (*fini)(void *with); /* gives `with` up when the report has been judged; or NULL */
+} peri__late_what;
+/** Keep a posted report (taken) until somebody has it judged. An error is told to the thread, and the rank, that asked
+ *  for the report. On failure neither @report nor @what->with is taken. */
+peri_status peri__late_add(peri__report *report, const peri__late_what *what);
 /** Judge the reports about @of that this thread asked for: those of turns before @before, for which it waits, and those
  *  that are there. The first error ends it; what is left is judged by the next call. */
-peri_status peri__late_of(const void *of, int64_t before);
+peri_status peri__late_of(const peri__unheard *of, int64_t before);
 /** Judge the reports of @device that this thread asked for and that are there. */
 peri_status peri__late_on(const peri_device *device);
 /** @of ends: what its reports say that nobody has heard yet is logged. */
-void peri__late_drop(const void *of);
+void peri__late_drop(const peri__unheard *of);
+
+/** Whether one more lookup may be judged later; counts it. */
+bool peri__unheard_take(peri__unheard *unheard);
+/** A backward pass has come to a lookup. */
+void peri__unheard_passed(peri__unheard *unheard);
 
 /* -- the root of a backward pass ---------------------------------------------------------------------------------- */
 

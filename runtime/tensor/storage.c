@@ -93,6 +93,7 @@ void peri__storage_release(peri__storage *s)
 {
     if (!s || !peri__refs_drop(&s->refs)) return;
     peri__report_return(s->ahead);
+    if (atomic_load_explicit(&s->unheard.passes, memory_order_relaxed) > 0) peri__late_drop(&s->unheard);
     peri__note *note = atomic_load(&s->note);
     if (note) note->fini(note);
     free_after_use(s->home);

@@ -111,6 +111,14 @@ typedef struct peri__note {
     void (*fini)(struct peri__note *note);
 } peri__note;
 
+/** How far lookups in something run ahead of the verdicts on their ids (late.c; its address is what these reports are
+ *  about): as many lookups are judged behind as there were backward passes, so that only a loop that trains goes on
+ *  without the verdict, and comes by again to hear it. */
+typedef struct peri__unheard {
+    atomic_int_least64_t passes; /* backward passes that have come to a lookup */
+    atomic_int left;             /* lookups that may still be judged later */
+} peri__unheard;
+
 /** A block of device memory. Its free is ordered by `home`, the stream that was current when it was made: work of other
  *  streams on it must be joined to home (peri_stream_wait) before the last release. */
 typedef struct peri__storage {
@@ -131,6 +139,7 @@ typedef struct peri__storage {
     _Atomic(peri__note *) note; /* or NULL: nothing is known, or somebody has taken it */
     peri__report *ahead; /* its number on the way to the host since a backward pass began from it (peri__item_ahead), or
                             NULL */
+    peri__unheard unheard; /* of lookups in it as a matrix that is trained (peri_embedding_bag) */
 } peri__storage;
 
 /** @mapped: in the host's memory (peri__reaches_host). */

@@ -3,7 +3,7 @@
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local support = require "spec.support.tbe"
-local nn = peri.nn
+local nn, C = peri.nn, peri.ffi.C
 
 local STEP = 0.5
 
@@ -161,6 +161,66 @@ for _, device in ipairs { "cpu", "opaque" } do
         end
       end
     end)
+
+    if device ~= "cpu" then
+      local good, at = t({ 0, 1, 3 }, "i64"), t({ 0, 2 }, "i64")
+      local function fails(message, f, ...)
+        local ok, why = pcall(f, ...)
+        assert.is_false(ok)
+        assert.matches(message, tostring(why))
+      end
+      --- A module, a call of it with three ids, a step, and a call with a bad id.
+      local function trained(mode)
+        local class = mode == "none" and nn.Embedding or nn.EmbeddingBag
+        local module = class.from_pretrained(matrix(4, 2), { freeze = false, mode = mode ~= "none" and mode or nil })
+        local function look(list, begins) return mode == "none" and module(list) or module(list, begins or at) end
+        return module, look, function() look(good):sum():backward() end,
+          function() return look(t({ 0, 1, 9 }, "i64")) end
+      end
+
+      for _, mode in ipairs { "sum", "mean", "max", "none" } do
+        it("judges the ids of a loop that trains behind it, and tells of them once: " .. mode, function()
+          local module, look, step, slip = trained(mode)
+          local message = ("table 'weight', sample %s of the bag, allowed: 0%%.%%.3"):format(
+            mode == "none" and "0: id 9 at place 2" or "1: id 9 at place 0")
+          fails(message, slip) -- what no backward pass has led to is judged at once
+          step()
+          local out = slip()
+          fails(message, out.to_list, out)
+          assert.equal(0, out:to_list()[out:numel()]) -- the bad id is nowhere in it, and nobody is told again
+          step()
+          module.weight:set_grad(nil)
+          out = slip():sum()
+          local heard = { pcall(out.backward, out) }
+          if heard[1] then heard = { pcall(step) } end -- at the latest now, before anything is learnt
+          assert.is_false(heard[1])
+          assert.matches(message, tostring(heard[2]))
+          local grad = module.weight:grad()
+          if grad then assert.same({ 0, 0, 0, 0 }, grad:slice(1, 2, 4):reshape(-1):to_list()) end
+          step()
+          if mode == "none" then return end
+          out = look(t({ 0, 1, 9 }, "i64"), t({ 0, 9 }, "i64")) -- both are bad: offsets are told, and only they
+          fails("offsets: bag 0: it ends at offset 9, allowed: 0%.%.3", out.to_list, out)
+          out:to_list()
+        end)
+      end
+
+      it("keeps nothing of calls about which nobody asks again", function()
+        collectgarbage()
+        collectgarbage()
+        local objects = C.peri_mem_objects()
+        do
+          local _, look, step = trained "max"
+          step()
+          look(good, t({ 0, 9 }, "i64"))
+        end
+        C.peri_log_level_set(C.PERI_LOG_ERROR) -- the offsets are told in the log, when the weights go
+        collectgarbage()
+        collectgarbage()
+        C.peri_log_level_set(C.PERI_LOG_WARN)
+        assert.equal(objects, C.peri_mem_objects())
+      end)
+    end
 
     it("takes bags as rows of ids, as offsets with and without the last one, and ids of any shape", function()
       for _, mode in ipairs { "sum", "mean", "max" } do

@@ -1,11 +1,12 @@
 -- bag_counts.lua: how often a call of nn.EmbeddingBag with offsets, and one of attention after the first, make the host
 -- wait for the pretended GPU:
 --   perilune run -n 1 spec/support/bag_counts.lua FOLDER-OF-THE-PRETENDED-GPU
--- Prints a line "mode count" for each mode: waits of a call, the mean of four.
+-- Prints a line "mode count, count of a step that trains" for each mode: waits of a call, the mean of four, and of a
+-- step with a backward pass and an optimizer, on a device that has run a step when the next one begins.
 local ffi = require "ffi"
 local peri = require "perilune"
 
-ffi.cdef "int peri_cuda_host_counts(int64_t *out, int most);"
+ffi.cdef "int peri_cuda_host_counts(int64_t *out, int most); void peri_cuda_host_catch_up(void);"
 local BLOCKED, AWAITED, COUNTED = 13, 14, 17 -- waits for a stream, for an event
 local CALLS = 4
 
@@ -28,7 +29,19 @@ for _, mode in ipairs { "sum", "mean", "max" } do
   zero:item()
   local before = waits()
   for _ = 1, CALLS do module(ids, offsets) end
-  print(("%s %g"):format(mode, (waits() - before) / CALLS))
+  local middle = waits()
+  local optimizer = peri.nn.optim.SGD { params = module:parameters(), lr = 0.1 }
+  local function train(steps)
+    for _ = 1, steps do
+      optimizer:zero_grad()
+      module(ids, offsets):sum():backward()
+      optimizer:step()
+      gpu.peri_cuda_host_catch_up()
+    end
+    return waits()
+  end
+  local warm = train(1) -- what no backward pass has led to is judged at once
+  print(("%s %g, %g"):format(mode, (middle - before) / CALLS, (train(CALLS) - warm) / CALLS))
 end
 local q, targets = peri.randn({ 2, 1, 4 }, "f32", device), peri.tensor({ 1, 0 }, "i64", device)
 local function attend()
