@@ -212,4 +212,36 @@ describe("a layer outside of a model that an optimizer trains", function()
       .. "params%[2%] of SGD %(f32 %[1%]%), outside of the model: nobody averages", list[1])
     optimizer:zero_grad()
   end, { sizes = { 2 } })
+
+  worlds.each("is looked for where optimizers or models have changed, and told of when a pass reaches it",
+    function(world, device)
+      peri.ffi.state.device = device
+      local parameter, walks = require "perilune.nn.parameter", 0
+      local model, other = wrap(world, device), nn.Linear { in_features = 1, out_features = 1, device = device }
+      local input = peri.ones({ 1, 1 }, "f32", device):requires_grad() -- so each pass is looked at
+      local function pass(with) (model(batch(world, device)) * (with or input):reshape()):backward() end
+      local each_kept = parameter._each_kept
+      parameter._each_kept = function(...)
+        walks = walks + 1
+        return each_kept(...)
+      end
+      local ok, err = pcall(function()
+        local optimizer = nn.optim.SGD { params = other:parameters(), lr = 0.5 }
+        world:barrier():wait()
+        walks = 0
+        pass()
+        world:barrier():wait()
+        assert.equal(1, walks) -- of all ranks, which are in one process
+        for _ = 1, 3 do pass() end
+        assert.equal(1, walks)
+        local from = #said
+        pass(other(input)) -- nothing has changed, and it is reached now
+        world:barrier():wait()
+        assert.equal(1, walks)
+        assert.equal(world:size(), #said - from)
+        optimizer:zero_grad()
+      end)
+      parameter._each_kept = each_kept
+      assert(ok, err)
+    end, { sizes = { 2 }, only = "sim" })
 end)

@@ -102,17 +102,51 @@ local function is_averaged(p)
   return false
 end
 
+-- What optimizers train outside of all models, as it was when `kept` and `wrapped` were those that there are: nothing,
+-- nearly always, so that a pass has nothing to look through. Keeps nothing alive.
+local outside = { kept = -1, models = 0, wrapped = setmetatable({}, { __mode = "kv" }), list = {} }
+
+--- Whether the list was made of the optimizers and the models that there are now.
+local function is_current()
+  local models = 0
+  for model in pairs(Tensor.stray_checks) do -- any order
+    if model._wrapped then
+      models = models + 1
+      if outside.wrapped[model] ~= model._wrapped then return false end
+    end
+  end
+  return models == outside.models and outside.kept == parameter._kept_changes()
+end
+
+--- { keeper, position, parameter } of all that optimizers train and no model averages, in no order.
+local function all_outside()
+  if is_current() then return outside.list end
+  outside.kept, outside.models, outside.list = parameter._kept_changes(), 0, {}
+  for model in pairs(Tensor.stray_checks) do -- any order
+    outside.wrapped[model] = model._wrapped or nil
+    if model._wrapped then outside.models = outside.models + 1 end
+  end
+  parameter._each_kept(function(keeper, position, p)
+    if not is_averaged(p) then
+      outside.list[#outside.list + 1] = setmetatable({ keeper, position, p }, { __mode = "v" })
+    end
+  end)
+  return outside.list
+end
+
 --- Say, once of each and each rank for itself, which parameters outside of the model an optimizer trains by this pass:
 --- a layer in a closure, say. It may be meant, and the script averages their gradients: no error.
 local function tell_outside(model, reaches)
   local list, pg = {}, model.dense_env.pg
   if pg:size() == 1 or not is_of(model, reaches) then return end
-  parameter._each_kept(function(keeper, position, p)
-    if told[p] or not reaches(p) or is_averaged(p) then return end
-    told[p] = true
-    list[#list + 1] = ("params[%d] of %s (%s [%s])"):format(position, keeper.class_name or "an optimizer", p:dtype(),
-      table.concat(p:shape(), ", "))
-  end)
+  for _, one in ipairs(all_outside()) do
+    local keeper, position, p = one[1], one[2], one[3]
+    if keeper and p and not told[p] and reaches(p) and not is_averaged(p) then
+      told[p] = true
+      list[#list + 1] = ("params[%d] of %s (%s [%s])"):format(position, keeper.class_name or "an optimizer", p:dtype(),
+        table.concat(p:shape(), ", "))
+    end
+  end
   if #list == 0 then return end
   table.sort(list)
   io.stderr:write(("perilune: rank %d: a backward pass of a DistributedModelParallel reaches %s, outside of the model: "

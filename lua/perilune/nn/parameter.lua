@@ -51,8 +51,15 @@ M.own_parts = setmetatable({}, { __mode = "k" })
 local keepers = setmetatable({}, { __mode = "k" })
 signature.object("keeper_of_rows", "an object with a method restart_rows", { restart_rows = "callable" })
 
+local changes = 0
+
 --- From now on `keeper` is told when rows of one of `parameters` start again; nil: of none.
-function M.keep_rows(keeper, parameters) keepers[keeper] = parameters end
+function M.keep_rows(keeper, parameters)
+  keepers[keeper], changes = parameters, changes + 1
+end
+
+--- A number that is another one after keepers, or lists of theirs, have changed.
+function M._kept_changes() return changes end
 
 --- Those that keep something for one of `tensors` (a set), or for tables of sharded modules that are in it too, of
 --- which this rank may have no rows (spread.lua): a list, in no order.
@@ -150,7 +157,7 @@ function M.xavier_normal(shape, dtype, device)
 end
 
 signature.check("parameter.", M, {
-  _keepers_of = "tensors: table", _each_kept = "f: callable",
+  _keepers_of = "tensors: table", _each_kept = "f: callable", _kept_changes = "",
   retire = "tensors: list, why: string", restart_rows = "parameter: tensor, rows: tensor",
   keep_rows = "keeper: table, parameters: list?",
   uniform = "shape: list, low: number, high: number, dtype: dtype?, device: device?",
