@@ -352,9 +352,9 @@ static peri_status read_rows(reading *q, int32_t d, int64_t at)
 }
 
 /** Whether other ranks will probably read the bytes of @k, too: those that have the other columns of these rows. They
- *  are read through the page cache then, so that the disk gives them once to all ranks of a machine. Who is behind finds
- *  them there and comes up with who is in front; from then on each waits for blocks that the other one has begun to
- *  read. */
+ *  are read through the page cache then, so that the disk gives them once to all ranks of a machine. Who is behind
+ *  finds them there and comes up with who is in front; from then on each waits for blocks that the other one has begun
+ *  to read. */
 static bool is_shared(const peri__region *has, const peri__target *to, const peri__copying *k)
 {
     bool some_columns = to->want.columns != has->columns || to->want.column != has->column;

@@ -108,6 +108,38 @@ describe("a checkpoint", function()
     assert.equal(text(p.model:state_dict()), text(again.model:state_dict()))
   end)
 
+  it("of quantized tables has the rows of all ranks, for other plans that do not cut rows", function()
+    local function quantized(seed, data_type, world, entry)
+      local net = peri.quantize_embeddings { dtype = data_type, module = peri.EmbeddingBagCollection { seed = seed,
+        tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 5, embedding_dim = 8,
+          feature_names = { "f" } } } } }
+      if not world then return net end
+      return peri.DistributedModelParallel { module = net, group = world, plan = { [""] = { t = entry } } }
+    end
+    local by_columns = plan.column_wise { ranks = { 1, 0 } }
+    for data_type in peri.util.ordered { INT8 = true, INT2 = true, FP16 = true } do
+      local path, whole = ("%s/quantized-%s"):format(folder, data_type), quantized(1, data_type)
+      sim.run(2, function(_, world)
+        quantized(1, data_type, world, plan.row_wise()):save(path)
+        quantized(1, data_type, world, by_columns):save(path .. "-columns", { async = true }):wait()
+      end)
+      local plain = quantized(2, data_type)
+      peri.checkpoint.load(path, { model = plain })
+      assert.equal(text(whole:state_dict()), text(plain:state_dict()))
+      sim.run(3, function(_, world)
+        local other = quantized(2, data_type, world, plan.table_wise(2))
+        other:load(path)
+        assert.equal(text(whole:state_dict()), text(other:state_dict():gather()))
+        local halves = quantized(2, data_type, world, by_columns)
+        if data_type == "FP16" then halves:load(path) else assert.error_matches(function() halves:load(path) end,
+          "'embedding_bags.t.weight' has shape %[5, %d+%] here, and") end
+        halves:load(path .. "-columns")
+        local same = quantized(1, data_type, world, by_columns)
+        assert.equal(text(same:state_dict():gather()), text(halves:state_dict():gather()))
+      end)
+    end
+  end)
+
   it("has one path on all ranks", function()
     sim.run(2, function(_, world)
       local ok, err = pcall(peri.checkpoint.save, folder .. "/path-" .. world:rank(), build(world, plan.row_wise()),

@@ -39,6 +39,15 @@ function M._row_format(data_type, cols)
   return M.row_formats[M.table_types[data_type]] and ("%s x %d"):format(data_type, cols) or nil
 end
 
+local format, row_bytes = ffi.new "peri_row_format", ffi.new "int64_t[1]"
+
+--- The bytes of a quantized table's rows of so many numbers.
+function M._row_bytes(data_type, cols)
+  P.check(C.peri_row_format_of(M.row_formats[M.table_types[data_type]], format))
+  P.check(C.peri_quantize_row_bytes(format, cols, row_bytes))
+  return tonumber(row_bytes[0])
+end
+
 local function one_of(func, what, value, allowed)
   if allowed[value] == nil then util.one_of(func, what, value, util.keys(allowed)) end
   return allowed[value]

@@ -27,6 +27,7 @@ local bag = require "perilune.shard.bag"
 local config = require "perilune.shard.config"
 local FeatureProcessorsCollection = require("perilune.embed.processor").FeatureProcessorsCollection
 local sequence = require "perilune.shard.sequence"
+local states = require "perilune.shard.state"
 local ModuleSharder = require("perilune.shard.sharder").ModuleSharder
 local signature = require "perilune.signature"
 local C, check = P.C, P.check
@@ -145,9 +146,7 @@ local function class_of(class_name, base)
     return config.quantized(func, a, plan, env, self.kind, self.codec_slots, self)
   end
 
-  --- Buffers "embedding_bags.NAME.weight"; the k-th of the pieces of a table on this rank has ".k" behind it. They are
-  --- the state, of this rank and this plan: parts of stored rows, each with its scale and bias, do not add up to whole
-  --- ones.
+  --- Buffers "embedding_bags.NAME.weight"; the k-th of the pieces of a table on this rank has ".k" behind it.
   function class:_register()
     local seen, types_of = {}, {}
     for _, t in ipairs(self.configs) do types_of[t.name] = t.data_type end
@@ -159,7 +158,10 @@ local function class_of(class_name, base)
     end
   end
 
-  class.own_state = nn.Module.own_state
+  --- Over places the buffers. Over ranks what all ranks have, so that a checkpoint has it.
+  function class:own_state()
+    return self.places > 1 and nn.Module.own_state(self) or states.of_quantized(self)
+  end
 
   return class
 end

@@ -4,13 +4,15 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local sharding_types = require "perilune.plan.sharding_types"
 local Tensor = require "perilune.tensor"
-local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
+local sharded = require "perilune.tensor.sharded"
+local row_format = require "perilune.tensor.row_format"
 local embed_config = require "perilune.embed.config"
 local tbes = require "perilune.embed.tbe"
 local FusedOptimizer = require("perilune.embed.fused").FusedOptimizer
 local ShardingEnv = require "perilune.plan.env"
 
 local M = {}
+local ShardedTensor = sharded.ShardedTensor
 
 --- Sizes of the whole of a state, by its geometry.
 local sizes = {
@@ -101,6 +103,46 @@ function M.of(module)
     return { name = module:_parameter_name(t.name),
       tensor = state_of(module, t, "weight", "full", embed_config.data_types[t.data_type]) }
   end)
+end
+
+--- The blocks of columns into which table `t` is cut, from the first column on, each a ShardedTensor of its own.
+local function blocks_of(module, t, data_type)
+  local pieces, blocks, of_column = local_pieces(module, t), {}, {}
+  for _, s in ipairs(shards_of(module, t)) do
+    local block = of_column[s.col_offset]
+    if not block then
+      block = { first = s.col_offset, metadata = {}, own = {}, bytes = embed_config._row_bytes(data_type, s.cols),
+        format = embed_config._row_format(data_type, s.cols) }
+      of_column[s.col_offset], blocks[#blocks + 1] = block, block
+    end
+    local piece = s.rank == module.group:rank() and pieces[s.row_offset .. ":" .. s.col_offset]
+    local m = { shard_offsets = { s.row_offset, 0 }, shard_sizes = { s.rows, block.bytes },
+      placement = "rank:" .. s.rank }
+    table.insert(block.metadata, m)
+    if piece then table.insert(block.own, sharded.shard_of(m, P.lasting(piece.state, "weight"))) end
+  end
+  table.sort(blocks, function(a, b) return a.first < b.first end)
+  return util.map(blocks, function(block)
+    return row_format.note(ShardedTensor { size = { t.num_embeddings, block.bytes }, dtype = "u8",
+      shards_metadata = block.metadata, local_shards = block.own, group = module.group,
+      device = module.device or nil }, block.format)
+  end)
+end
+
+--- What a state_dict has of a sharded module of quantized tables. Parts of rows of bytes, each with its scale and bias,
+--- do not add up to whole ones, so blocks of columns stay apart: the k-th has ".k" behind its name.
+function M.of_quantized(module)
+  local list = {}
+  for _, t in ipairs(module.tables) do
+    local name, data_type = module:_parameter_name(t.name), t.data_type
+    local tensors = embed_config.data_types[data_type]
+      and { state_of(module, t, "weight", "full", embed_config.data_types[data_type]) }
+      or blocks_of(module, t, data_type)
+    for k, tensor in ipairs(tensors) do
+      list[#list + 1] = { name = k > 1 and ("%s.%d"):format(name, k - 1) or name, tensor = tensor }
+    end
+  end
+  return list
 end
 
 -- -- dense tables -----------------------------------------------------------------------------------------------------
