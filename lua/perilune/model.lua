@@ -256,17 +256,22 @@ function DistributedModelParallel:check_plan(plan)
   end
 end
 
+--- The optimizers of fused tables that the sharded modules have, by name.
+local function fused_optimizers(self)
+  local list = {}
+  for i, sharded in ipairs(self.sharded) do
+    local optimizer = sharded:fused_optimizer()
+    if optimizer then list[#list + 1] = { name = self._paths[i], optimizer = optimizer } end
+  end
+  return list
+end
+
 --- The sharded modules were made again.
 function DistributedModelParallel:_resharded()
   self.elsewhere = has_dense_tables(self.sharded)
-  local optimizer = self._fused
-  self._fused = false
-  if optimizer then
-    local made = self:fused_optimizer()
-    if getmetatable(made) == getmetatable(optimizer) then
-      util.exchange(optimizer, made)
-      self._fused = optimizer
-    end
+  if self._fused and self._fused.optimizers then
+    self._fused.optimizers = fused_optimizers(self)
+    self._fused:_collect()
   end
   if self._wrapped then self:init_data_parallel() end
 end
@@ -291,11 +296,7 @@ function DistributedModelParallel:sparse_grad_parameter_names() return {} end --
 --- have the names of the unsharded model's tables. A model without fused tables has one without parameters.
 function DistributedModelParallel:fused_optimizer()
   if not self._fused then
-    local list = {}
-    for i, sharded in ipairs(self.sharded) do
-      local optimizer = sharded:fused_optimizer()
-      if optimizer then list[#list + 1] = { name = self._paths[i], optimizer = optimizer } end
-    end
+    local list = fused_optimizers(self)
     self._fused = #list > 0 and nn.optim.CombinedOptimizer(list) or nn.optim.KeyedOptimizer { params = {} }
   end
   return self._fused

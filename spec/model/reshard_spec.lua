@@ -56,8 +56,14 @@ local function build(world, entries, options)
   local optimizer = nn.optim.Adam { params = options.groups and { group("^over", 0.05) } or params, lr = 0.05 }
   if options.groups then optimizer:add_param_group(group("^ebc", 0.02)) end
   local clipped = nn.optim.GradientClippingOptimizer { optimizer = optimizer, clipping = "norm", max_gradient = 0.01 }
-  return { model = model, optimizer = optimizer, clipped = clipped, rates = nn.optim.StepLR { optimizer = optimizer,
-    step_size = 2, gamma = 0.5 } }
+  local function halved(of) return nn.optim.StepLR { optimizer = of, step_size = 2, gamma = 0.5 } end
+  return { model = model, optimizer = optimizer, clipped = clipped, rates = halved(optimizer),
+    table_rates = not options.dense and halved(model:fused_optimizer()) or nil }
+end
+
+--- What a checkpoint of it has.
+local function parts(p)
+  return { model = p.model, optimizer = p.optimizer, rates = p.rates, table_rates = p.table_rates }
 end
 
 local function train(p, from, last)
@@ -67,6 +73,7 @@ local function train(p, from, last)
       p.model(batch(i)):backward()
       p.clipped:step()
       p.rates:step()
+      if p.table_rates then p.table_rates:step() end
     end)
   end
 end
@@ -120,14 +127,13 @@ describe("a model that is resharded", function()
         train(never, 1, 7)
         local p = build(world, case[1], case)
         local fused, modules = p.model:fused_optimizer(), p.model.sharded
+        local group = fused.param_groups[1]
         train(p, 1, 2)
         for k = 2, #case do
-          peri.checkpoint.save(path, { model = p.model, optimizer = p.optimizer, rates = p.rates },
-            { group = world, replace = true })
+          peri.checkpoint.save(path, parts(p), { group = world, replace = true })
           p.model:reshard(case[k], { folder = folder })
           local loaded = build(world, case[k], case)
-          peri.checkpoint.load(path, { model = loaded.model, optimizer = loaded.optimizer, rates = loaded.rates },
-            { group = world })
+          peri.checkpoint.load(path, parts(loaded), { group = world })
           assert.equal(state(loaded), state(p))
           train(p, 1 + k, 1 + k)
           train(loaded, 1 + k, 1 + k)
@@ -137,6 +143,10 @@ describe("a model that is resharded", function()
         train(p, 2 + #case, 7)
         assert.equal(state(never), state(p))
         assert.is_true(rawequal(fused, p.model:fused_optimizer()) and rawequal(modules, p.model.sharded))
+        if not group then return end
+        group.lr = 0.125 -- a group that a script keeps is that of the tables
+        assert.equal(0.125, p.model:fused_optimizer():lr())
+        assert.is_truthy(state(p):find("0.125", 1, true))
       end)
       assert.equal("", (shell.run("ls " .. folder .. " | grep reshard-")))
     end)

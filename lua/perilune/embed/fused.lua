@@ -8,6 +8,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local keyed = require "perilune.nn.keyed"
+local param_groups = require "perilune.nn.groups"
 local number_of = require("perilune.nn.spread").number_of
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
 
@@ -33,6 +34,15 @@ function FusedOptimizer:init(args)
     self.param_groups[i] = keyed.group(names, { "lr" }, function() return group.rate() end,
       function(_, lr) group.set_rate(lr) end, { optimizer = group.optimizer })
   end
+end
+
+--- Be the optimizer `made`, which is of the same tables under another plan. The list of groups and its groups stay the
+--- objects that they were: schedules, wrappers and scripts have them.
+function FusedOptimizer:_renew(made)
+  local list = self.param_groups
+  for i, group in ipairs(list) do param_groups.renew(group, made.param_groups[i]) end
+  util.exchange(self, made)
+  self.param_groups = list
 end
 
 function FusedOptimizer:step() end -- luacheck: ignore 212

@@ -439,11 +439,9 @@ function ShardedEmbeddingModule:_remake(plan)
   ShardedModule._remake(self, plan)
   local optimizer = self._fused_optimizer
   self._fused_optimizer = nil
-  local made = self:fused_optimizer()
-  if optimizer and made then
-    util.exchange(optimizer, made)
-    self._fused_optimizer = optimizer
-  end
+  if not optimizer then return end
+  optimizer:_renew(self:fused_optimizer())
+  self._fused_optimizer = optimizer
 end
 
 function ShardedEmbeddingModule:__tostring() return ("%s\n%s"):format(self.class_name, tostring(self.plan)) end
