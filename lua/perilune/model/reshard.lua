@@ -41,7 +41,7 @@ local function keepers_of(model)
     for _, p in ipairs(sharded:parameters()) do tensors[p] = true end
   end
   for _, keeper in ipairs(parameter._keepers_of(tensors)) do
-    local why = keeper._rebind_refusal and keeper:_rebind_refusal() or not keeper._rebind
+    local why = keeper._rebind_refusal and keeper:_rebind_refusal(model:named_parameters()) or not keeper._rebind
       and "it cannot take other parameters"
     if why then
       P.fail(("%s: tables with compute_kernel dense are trained by a %s, and %s"):format(FUNC, keeper.class_name, why))

@@ -50,9 +50,10 @@ function M.like(group, params, get, set)
 end
 
 --- Let `group`, which stays the object that it is, be of the optimizer that `made` is of; what schedulers began with
---- stays.
-function M.renew(group, made)
-  rawget(made, "_group").initial_lr = rawget(group, "_group").initial_lr
+--- stays. params: the list of its names, where that is another one than that of `made`.
+function M.renew(group, made, params)
+  local own = rawget(made, "_group")
+  own.initial_lr, own.params = rawget(group, "_group").initial_lr, params or own.params
   util.exchange(group, made)
 end
 

@@ -110,10 +110,17 @@ end
 function Optimizer:retire(i, why) self._retired = ("parameter '%s' %s"):format(self._names[i], why) end
 Optimizer._retired = false
 
---- Why _rebind cannot be; nil: it can.
-function Optimizer:_rebind_refusal()
-  if self.params.spread then return nil end
-  return "its parameters have no names: make it of model:named_parameters()"
+--- Why _rebind(params) cannot be; nil: it can.
+function Optimizer:_rebind_refusal(params)
+  local known, pieces = {}, spread.pieces_of(params.spread)
+  for _, e in ipairs(params.spread or {}) do known[e.name] = true end
+  for _, p in ipairs(params) do known[p.name] = known[p.name] or not pieces[p.tensor] end
+  for _, name in ipairs(self.names) do
+    if not known[name] then
+      return ("its parameters have no names that the model knows ('%s'): make it of model:named_parameters()"):format(
+        name)
+    end
+  end
 end
 
 --- Train what has the same names in another list (DistributedModelParallel:named_parameters) from now on: tables were
@@ -141,7 +148,7 @@ function Optimizer:_rebind(params)
   -- Lists and groups stay the objects that they were: wrappers have them too.
   util.exchange(old[1], self.params)
   util.exchange(old[2], self.names)
-  param_group.renew(groups[1], self.param_groups[1])
+  param_group.renew(groups[1], self.param_groups[1], old[2])
   self.params, self.names, self.param_groups = old[1], old[2], groups
   self.params.rebound = rebound
   leaves.keep_rows(self, self.params)
@@ -293,6 +300,7 @@ define("RowWiseAdagrad", C.PERI_OPTIM_ROWWISE_ADAGRAD,
   { lr = 1e-2, lr_decay = 0, weight_decay = 0, initial_accumulator_value = 0, eps = 1e-10, maximize = false })
 
 signature.check("optimizer:", Optimizer, { _rebind = "self: table, params: list",
+  _rebind_refusal = "self: table, params: list",
   restart_rows = "self: table, i: count, first: count, n: count",
   get = "self: table, name: string", set = "self: table, name: string, value: number",
   set_lr = "self: table, lr: number", set_momentum = "self: table, value: number" })
