@@ -25,7 +25,7 @@ static peri_status move_backward(peri__node *node, peri_tensor *const *grad_out,
     int64_t parts = node->kept[KEPT_SEGMENTS], rows = node->kept[KEPT_ROWS];
     peri_tensor **saved = node->saved, *flat = NULL, *grad = NULL, *list = NULL, *first = NULL;
     peri_status status;
-    PERI_TRY_GOTO(peri_tensor_contiguous(grad_out[0], &flat), out);
+    PERI_TRY_GOTO(peri__summands(grad_out[0], &flat), out);
     PERI_TRY_GOTO(peri__rows_like(flat, rows, &grad), out);
     int64_t width = peri__row_bytes(flat);
     if (width && rows) {
@@ -41,8 +41,7 @@ static peri_status move_backward(peri__node *node, peri_tensor *const *grad_out,
         if (saved[SAVED_OUT]) args.out_offsets = peri__data(saved[SAVED_OUT]);
         PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), jagged_sum, &args, rows, peri__row_grain(width)), out);
     }
-    grad_in[0] = grad;
-    grad = NULL;
+    PERI_TRY_GOTO(peri__cast(grad, grad_out[0]->dtype, &grad_in[0]), out);
 out:
     peri_tensor_release(flat);
     peri_tensor_release(grad);

@@ -240,7 +240,7 @@ static peri_status select_backward(peri__node *node, peri_tensor *const *grad_ou
     int64_t rows = node->kept[KEPT_ROWS], elements = node->kept[KEPT_ELEMENTS];
     peri_tensor *flat = NULL, *grad = NULL, *list = NULL, *first = NULL;
     peri_status status;
-    PERI_TRY_GOTO(peri_tensor_contiguous(grad_out[0], &flat), out);
+    PERI_TRY_GOTO(peri__summands(grad_out[0], &flat), out);
     PERI_TRY_GOTO(peri__tensor_like(flat, 1, &elements, &grad), out);
     PERI_TRY_GOTO(peri__lists_of(node->saved[SAVED_ROWS], rows, &list, &first), out);
     peri_k_batch_select_args args = {.matrix = peri__data(grad),
@@ -253,8 +253,7 @@ static peri_status select_backward(peri__node *node, peri_tensor *const *grad_ou
                                      .element = peri_dtype_size(flat->dtype)};
     int64_t width = elements / peri__max(rows, 1) * args.element;
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), batch_select_sum, &args, rows, peri__row_grain(width)), out);
-    grad_in[0] = grad;
-    grad = NULL;
+    PERI_TRY_GOTO(peri__cast(grad, grad_out[0]->dtype, &grad_in[0]), out);
 out:
     peri_tensor_release(flat);
     peri_tensor_release(grad);

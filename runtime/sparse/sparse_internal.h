@@ -110,10 +110,4 @@ static inline int64_t peri__row_grain(int64_t width) { return peri__max(1, PERI_
 peri_status peri__rows_like(const peri_tensor *t, int64_t rows, peri_tensor **out);
 /** A contiguous i32 or i64 tensor as one dimension: a view. */
 peri_status peri__flat(peri_tensor *t, peri_tensor **out);
-/** f32 or f64, and to be recorded. */
-static inline bool peri__differentiable(peri_tensor *t)
-{
-    return (t->dtype == PERI_F32 || t->dtype == PERI_F64) && peri__recording(&t, 1);
-}
-
 #endif

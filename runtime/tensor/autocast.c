@@ -174,6 +174,15 @@ peri_status peri__cast(peri_tensor *t, int32_t dtype, peri_tensor **out)
     return status;
 }
 
+peri_status peri__summands(peri_tensor *grad, peri_tensor **out)
+{
+    peri_tensor *wide;
+    PERI_TRY(peri__cast(grad, peri__is_16(grad->dtype) ? PERI_F32 : grad->dtype, &wide));
+    peri_status status = peri_tensor_contiguous(wide, out);
+    peri_tensor_release(wide);
+    return status;
+}
+
 /** The entry of a weight, or NULL. */
 static cached *find(peri_autocast *region, const peri_tensor *weight)
 {

@@ -28,11 +28,6 @@ static int64_t grain(const peri_k_jagged_padded_args *a)
     return peri__max(1, (1 << 19) / peri__max(1, a->max * a->width));
 }
 
-static bool differentiable(peri_tensor *t)
-{
-    return (t->dtype == PERI_F32 || t->dtype == PERI_F64) && peri__recording(&t, 1);
-}
-
 enum { KEPT_SIZE }; /* what the gradient needs: of the way to padded rows the rows of the values, of the way back the
                        padded columns */
 
@@ -59,7 +54,7 @@ static const peri__node_vtab from_padded_vtab = {.name = "jagged_from_padded", .
 static peri_status record(const peri__node_vtab *vtab, peri_tensor *in, peri_tensor *out, peri_tensor *offsets,
                           int64_t number)
 {
-    if (!differentiable(in)) return PERI_OK;
+    if (!peri__differentiable(in)) return PERI_OK;
     peri__node *node;
     PERI_TRY(peri__record(vtab, &in, 1, &out, 1, &node));
     peri__node_save(node, 0, offsets);

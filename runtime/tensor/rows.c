@@ -213,7 +213,7 @@ static peri_status permute_backward(peri__node *node, peri_tensor *const *grad_o
     const int64_t *words = peri__data(node->saved[0]);
     peri_tensor *flat = NULL, *grad = NULL;
     peri_status status;
-    PERI_TRY_GOTO(peri_tensor_contiguous(grad_out[0], &flat), out);
+    PERI_TRY_GOTO(peri__summands(grad_out[0], &flat), out);
     PERI_TRY_GOTO(rows_like(flat, rows, &grad), out);
     int64_t width = row_bytes(flat);
     peri_k_jagged_sum_args args = {.dst = peri__data(grad),
@@ -226,8 +226,7 @@ static peri_status permute_backward(peri__node *node, peri_tensor *const *grad_o
                                    .segments = parts,
                                    .dtype = flat->dtype};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), jagged_sum, &args, rows, grain(width)), out);
-    grad_in[0] = grad;
-    grad = NULL;
+    PERI_TRY_GOTO(peri__cast(grad, grad_out[0]->dtype, &grad_in[0]), out);
 out:
     peri_tensor_release(flat);
     peri_tensor_release(grad);

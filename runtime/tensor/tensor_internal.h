@@ -386,6 +386,11 @@ bool peri__exclusive(const peri_tensor *t);
 /* -- the dtypes that operations compute in: autocast.c ------------------------------------------------------------- */
 
 static inline bool peri__is_16(int32_t dtype) { return dtype == PERI_F16 || dtype == PERI_BF16; }
+/** Whether @t has real numbers of floating point, of whatever width, and an operation on it is to be recorded. */
+static inline bool peri__differentiable(peri_tensor *t)
+{
+    return (t->dtype == PERI_F32 || t->dtype == PERI_F64 || peri__is_16(t->dtype)) && peri__recording(&t, 1);
+}
 /** The dtype that products on @device are cast to in the autocast region that the thread is in; -1: it is in none. */
 int32_t peri__autocast(const peri_device *device);
 /** Whether products of f32 may round their factors to TF32. */
@@ -394,6 +399,8 @@ bool peri__tf32(void);
 bool peri__ordered(void);
 /** @t with another dtype, not recorded; @t itself (a new reference) if it has it. */
 peri_status peri__cast(peri_tensor *t, int32_t dtype, peri_tensor **out);
+/** The gradient @grad contiguous and, where it has 16-bit numbers, in f32, in which gradients are added up. */
+peri_status peri__summands(peri_tensor *grad, peri_tensor **out);
 /** The same of an input of a product: what was cast of a weight (a leaf that wants a gradient) is kept until the region
  *  ends. */
 peri_status peri__cast_weight(peri_tensor *t, int32_t dtype, peri_tensor **out);
