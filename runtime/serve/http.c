@@ -45,6 +45,7 @@ typedef struct peri__http_link {
     int64_t began_ns;  /* first byte of its request; 0: not seen */
     uint64_t received; /* bytes that the kernel had received when the last request was done */
     bool ending;       /* it has been shut down */
+    bool zero;         /* the path of its request has a zero byte (%00), where a C text would end */
 } peri__http_link;
 
 struct peri__http {
@@ -367,7 +368,6 @@ static peri__http_link *link_of(struct MHD_Connection *connection)
 static void *on_line(void *cls, const char *uri, struct MHD_Connection *connection)
 {
     peri__http_link *link = link_of(connection);
-    (void)uri;
     if (!link) return NULL;
     peri__http *http = cls;
     pthread_mutex_lock(&http->lock);
@@ -375,6 +375,7 @@ static void *on_line(void *cls, const char *uri, struct MHD_Connection *connecti
     link->since_ns = peri_time_ns();
     if (!link->began_ns) link->began_ns = link->since_ns;
     pthread_mutex_unlock(&http->lock);
+    link->zero = strstr(uri, "%00") != NULL;
     return NULL;
 }
 
@@ -387,6 +388,7 @@ static enum MHD_Result begin(peri__http *http, struct MHD_Connection *connection
     peri__http_link *link = link_of(connection);
     MHD_get_connection_values(connection, MHD_HEADER_KIND, on_header, &h);
     const char *why = link ? objection(http, &h, version, &status) : "no memory";
+    if (link && link->zero) why = "the path has a zero byte (%00)", status = 400;
     if (why) return refuse(connection, link ? status : 503, why);
     int64_t length = h.lengths ? plain_number(h.length) : 0;
     const char *expect = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Expect");

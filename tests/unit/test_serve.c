@@ -388,6 +388,7 @@ static void refuses_what_is_ambiguous(void **state)
                  good[i]);
         status(ask(text), 200);
     }
+    status(ask("GET /health/live%00/or?not HTTP/1.1\r\nHost: localhost\r\n\r\n"), 400);
     assert_int_equal(model->calls, 0);
     end();
 }
