@@ -76,6 +76,13 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.near(1, mean, 0.05)
       assert.near(4, square / #n - mean * mean, 0.15)
       for _, x in ipairs(a) do assert.is_true(x >= -1 and x < 1) end
+      for _, bad in ipairs { { 1, 0.5 }, { 0 / 0, 1 }, { 0, 1 / 0 } } do
+        assert.error_matches(function() peri.Tensor.uniform({ 2 }, bad[1], bad[2], 7) end,
+          "allowed: finite ones, in this order")
+      end
+      assert.error_matches(function() peri.Tensor.normal({ 2 }, 0, -1, 7) end, "mean 0 and deviation %-1, allowed")
+      assert.error_matches(function() peri.nn.functional.layer_norm(peri.ones { 2 }, 1, nil, nil, -1) end,
+        "eps %-1, allowed: 0 and more")
     end)
 
     it("sends gradients back through views", function()

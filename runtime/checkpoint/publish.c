@@ -244,11 +244,12 @@ static peri_status check_rows(const peri__manifest *m, const peri_checkpoint_fac
     return PERI_OK;
 }
 
+static const peri_checkpoint_facts nothing = {.size = sizeof nothing};
+
 peri_status peri_checkpoint_publish(const char *folder, const char *path, const char *const *parts, int32_t n,
                                     const peri_checkpoint_facts *facts, bool replace,
                                     char digest[PERI_CHECKPOINT_DIGEST + 1])
 {
-    static const peri_checkpoint_facts nothing = {.size = sizeof nothing};
     peri__manifest m = {0};
     char *text = NULL;
     int64_t bytes;
@@ -317,10 +318,12 @@ peri_status peri_checkpoint_publishing_new(const char *folder, const char *path,
     PERI_NEED(parts);
     PERI_NEED(out);
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_checkpoint_publishing_new: %d parts, allowed: 1 or more", n);
+    if (!facts) facts = &nothing;
+    PERI_TAKE(peri_checkpoint_facts, facts);
     peri_checkpoint_publishing *p = peri__alloc_zero(sizeof *p);
     if (!p) return PERI_ENOMEM;
     peri__object_count(1);
-    if (facts) p->facts = *facts;
+    p->facts = *facts;
     p->replace = replace;
     p->parts = peri__alloc_zero((size_t)n * sizeof *p->parts);
     bool whole = p->parts && copied(folder, &p->folder) && copied(path, &p->path) &&

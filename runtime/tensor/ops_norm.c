@@ -152,6 +152,7 @@ static peri_status layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight,
     PERI_TRY(peri__check_float("peri_op_layer_norm", "x", x));
     if (dims < 1 || dims > x->ndim)
         return peri__fail(PERI_EINVAL, "peri_op_layer_norm: the last %d dimensions, allowed: 1..%d", dims, x->ndim);
+    if (!(eps >= 0)) return peri__fail(PERI_EINVAL, "peri_op_layer_norm: eps %g, allowed: 0 and more", eps);
     PERI_TRY(check_affine(x, dims, "weight", weight));
     PERI_TRY(check_affine(x, dims, "bias", bias));
     int64_t cols = 1, rows = 1;

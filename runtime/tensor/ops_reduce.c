@@ -39,6 +39,7 @@ static const peri__node_vtab sum_vtab = {.name = "sum", .backward = sum_backward
 static peri_status mask_of(const char *function, const peri_tensor *x, const int32_t *dims, int32_t n, uint32_t *mask)
 {
     if (n > 0 && !dims) return peri__fail(PERI_EINVAL, "%s: dims is missing", function);
+    if (n < 0) return peri__fail(PERI_EINVAL, "%s: %d dimensions, allowed: 0 (all) and more", function, n);
     *mask = n ? 0 : (1u << x->ndim) - 1;
     for (int32_t i = 0; i < n; i++) {
         int32_t d;

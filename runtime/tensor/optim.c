@@ -438,6 +438,7 @@ static peri_status check_p(const char *function, double p)
 static peri_status gradients(const char *function, peri_tensor *const *params, int32_t n, peri_device **out)
 {
     peri_device *device = NULL;
+    if (n < 0) return peri__fail(PERI_EINVAL, "%s: %d parameters, allowed: 0 and more", function, n);
     for (int32_t i = 0; i < n; i++) {
         PERI_TRY(peri__check_float(function, "a parameter", params[i]));
         peri_tensor *grad = params[i]->grad;

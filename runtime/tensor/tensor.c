@@ -500,6 +500,12 @@ static peri_status random_tensor(const char *function, peri_device *device, int3
     if (!out) return peri__fail(PERI_EINVAL, "%s: out is missing", function);
     if (dtype != PERI_F32 && dtype != PERI_F64)
         return peri__fail(PERI_EINVAL, "%s: dtype %s, allowed: f32, f64", function, peri_dtype_name(dtype));
+    const bool uniform = kind == PERI_RANDOM_UNIFORM;
+    if (!isfinite(low) || !isfinite(high) || high < (uniform ? low : 0))
+        return peri__fail(PERI_EINVAL, uniform ? "%s: numbers from %g to %g, allowed: finite ones, in this order"
+                                               : "%s: mean %g and deviation %g, allowed: finite ones, and a "
+                                                 "deviation of 0 and more",
+                          function, low, high);
     peri_tensor *t;
     PERI_TRY(peri_tensor_new(device, dtype, ndim, shape, &t));
     int64_t n = peri__numel(t);

@@ -269,7 +269,7 @@ static bool floating(int32_t dtype)
 /** @queued: peri_tensor_upload. */
 static peri_status to(peri_tensor *t, int32_t dtype, peri_device *device, bool queued, peri_tensor **out)
 {
-    if (dtype < 0) dtype = t->dtype;
+    if (dtype == -1) dtype = t->dtype;
     if (!device) device = peri__device(t);
     if (dtype == t->dtype && device == peri__device(t)) {
         peri_tensor_retain(t);

@@ -1,7 +1,8 @@
 -- Run by spec/null_spec.lua in processes of its own: luajit null_calls.lua FIRST. Calls every C function that takes a
 -- pointer with pointers that are missing: with NULL for all and 0 for all numbers, then once for each of its pointers
--- and each of `numbers` and `dtypes`, that pointer NULL and the others whole objects, or rooms of zeros. Functions are
--- found in the headers.
+-- and each of `numbers` and `dtypes`, that pointer NULL and the others whole objects, or rooms of zeros. Then once with
+-- -1 for each number of things, and with each structure that begins with its size having nothing but its size, a wrong
+-- one, or something of a later header. Functions are found in the headers.
 --
 -- From call number FIRST on it prints "call NUMBER FUNCTION without WHAT", calls, and prints "STATUS MESSAGE", or "0 "
 -- for a function that says no error. The last line is "end".
@@ -146,7 +147,7 @@ local function declared()
     if result:find "typedef" or not says and not inside:find "%*" then goto next end
     if not inside:find "^%(%s*void%s*%)$" then
       for argument in inside:sub(2, -2):gmatch "[^,]+" do
-        arguments[#arguments + 1] = argument:gsub("([%w_]+)%s*%b[]", "*%1") -- an array is a pointer
+        arguments[#arguments + 1] = argument:gsub("%s+", " "):gsub("([%w_]+) ?%b[]", "*%1") -- an array is a pointer
       end
     end
     list[#list + 1] = { name = name, arguments = arguments, says = says }
@@ -160,11 +161,12 @@ io.stdout:setvbuf "no"
 
 local function call(f, without, values)
   count = count + 1
-  if count < first then return end
+  if count < first then return nil end
   io.write(("call %d %s without %s\n"):format(count, f.name, without))
   local status = C[f.name](unpack(values, 1, #f.arguments))
   if not f.says then status = 0 end
   io.write(("%d %s\n"):format(status, status < 0 and ffi.string(C.peri_error_message()):gsub("\n", " ") or ""))
+  return status
 end
 
 local functions = declared()
@@ -196,6 +198,63 @@ for _, dtype in ipairs(dtypes) do
           end
         end
       end
+    end
+  end
+end
+
+-- -- numbers of things below 0, and structures of other sizes ---------------------------------------------------------
+
+local whole = objects(C.PERI_F32)
+--- Whether an argument is an object that nobody here makes.
+local function strange(argument)
+  local kind = argument:match "(peri_[%w_]+) %*%s*[%w_]*$"
+  if not kind or whole[kind:match "^peri_(.*)"] then return false end
+  local known, size = pcall(ffi.sizeof, kind)
+  return not known or size == nil
+end
+
+--- Call with whole objects for all pointers, but argument `at`, which is `value`. refused: it must be. after(): what is
+--- asked then.
+local function call_with(f, at, value, what, refused, after)
+  local values, have = {}, count + 1 >= first and objects(C.PERI_F32)
+  for i, argument in ipairs(f.arguments) do
+    if strange(argument) then return end
+    if i == at then values[i] = value
+    elseif not argument:find "%*" then values[i] = 1
+    elseif have then values[i] = given(argument, have) end
+  end
+  local status = call(f, what, values)
+  if refused and status and status >= 0 then print "it is taken" end
+  if after and status then after() end
+end
+
+for _, f in ipairs(functions) do
+  for i, argument in ipairs(f.arguments) do
+    if f.says and (argument:find "int%d+_t n$" or argument:find "int%d+_t n_%w+$") then
+      call_with(f, i, -1, "0 or more:" .. argument, true)
+    end
+  end
+end
+
+local sizes_of = {}
+for body, name in require("perilune.cdef"):gmatch "typedef struct [%w_]* ?(%b{}) ([%w_]+);" do
+  if body:gsub("/%*.-%*/", ""):find "^{%s*int64_t size;" then sizes_of[name] = ffi.sizeof(name) end
+end
+local FILL = 0x5a
+for _, f in ipairs(functions) do
+  for i, argument in ipairs(f.arguments) do
+    local own = sizes_of[argument:match "(peri_[%w_]+) %*%s*[%w_]*$"]
+    local input = argument:find "const" ~= nil
+    for _, size in ipairs(own and { own, own + 64, 1, -1, 8 } or {}) do
+      local block = ffi.new("char[?]", ROOM, input and 0 or FILL)
+      ffi.cast("int64_t *", block)[0] = size
+      if input and size > own then block[own] = 1 end -- of a later header, and not 0
+      call_with(f, i, ffi.cast("void *", block), ("what%s has beside its size, %d"):format(argument, size),
+        size ~= own and not (size > own and not input), function()
+          for k = math.max(size, 8), input and 0 or ROOM - 1 do
+            if block[k] ~= FILL then return print(("byte %d behind it is written"):format(k)) end
+          end
+        end)
     end
   end
 end

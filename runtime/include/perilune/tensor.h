@@ -44,11 +44,11 @@ PERI_API peri_status peri_tensor_new(peri_device *device, int32_t dtype, int32_t
 /** The same, every element @value (complex: real part), which must fit the dtype as in peri_tensor_fill. */
 PERI_API peri_status peri_tensor_full(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape,
                                       double value, peri_tensor **out);
-/** Uniform numbers in [low, high) from the counter-based generator: element i depends on (@seed, @stream, i) only. f32
- *  or f64. */
+/** Uniform numbers in [low, high), which are finite and in this order, from the counter-based generator: element i
+ *  depends on (@seed, @stream, i) only. f32 or f64. */
 PERI_API peri_status peri_tensor_uniform(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape,
                                          double low, double high, uint64_t seed, uint64_t stream, peri_tensor **out);
-/** Normal numbers by the same generator (Box-Muller on its uniforms). f32 or f64. */
+/** Normal numbers by the same generator (Box-Muller on its uniforms); @deviation: 0 and more. f32 or f64. */
 PERI_API peri_status peri_tensor_normal(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape,
                                         double mean, double deviation, uint64_t seed, uint64_t stream,
                                         peri_tensor **out);
