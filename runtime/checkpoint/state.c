@@ -30,6 +30,8 @@ typedef struct entry {
                                      matrix of all columns */
     peri_sharded *counts;         /* else: how often the tables of this module were updated */
     int64_t updates;              /* what was read of that; -1: nothing yet */
+    int32_t coded;                /* rows of a quantized table: how they are stored, PERI_ROWS_*; else 0 */
+    int64_t cols;                 /* then: numbers in a row */
 } entry;
 
 /** The tables of a module. */
@@ -37,17 +39,26 @@ typedef struct tables {
     char *part, *path;
     peri_sharded *of;
     int32_t *optimizer;     /* by table: which one of the module's trains it; -1: none that is fused */
+    int32_t *coded;         /* by table: how its rows are stored, PERI_ROWS_*; 0: as numbers */
     const char **kinds;     /* by optimizer: its name */
 } tables;
+
+/** The weights of a table, also of one that other ranks have. Blocks of columns of a quantized one are tensors of their
+ *  own, since parts of rows of bytes do not add up to whole ones. */
+typedef struct parameter {
+    int64_t of;           /* which of `tables` */
+    int32_t table, block; /* block: 0 but for quantized tables */
+    int64_t cols;         /* of the block */
+} parameter;
 
 struct peri_checkpoint_state {
     int32_t rank;
     entry *entries;
     tables *tables;
-    int64_t n, room, n_tables, tables_room;
-    peri__names by_name;    /* entries */
-    peri__names parameters; /* of all tables, also those that other ranks have: tensor_name of a weight -> module << 32
-                               | table */
+    parameter *parameters;
+    int64_t n, room, n_tables, tables_room, n_parameters, parameters_room;
+    peri__names by_name;       /* entries */
+    peri__names by_parameter;  /* tensor_name of a weight -> its number in `parameters` */
     peri__buffer values;
 };
 
@@ -74,13 +85,15 @@ void peri_checkpoint_state_release(peri_checkpoint_state *s)
         peri__free(s->tables[i].part);
         peri__free(s->tables[i].path);
         peri__free(s->tables[i].optimizer);
+        peri__free(s->tables[i].coded);
         peri__free(s->tables[i].kinds);
         peri_sharded_release(s->tables[i].of);
     }
     peri__free(s->entries);
     peri__free(s->tables);
+    peri__free(s->parameters);
     peri__names_free(&s->by_name);
-    peri__names_free(&s->parameters);
+    peri__names_free(&s->by_parameter);
     peri__free(s->values.data);
     peri__free(s);
     peri__object_count(-1);
@@ -128,6 +141,11 @@ peri_status peri_checkpoint_state_tensor(peri_checkpoint_state *s, const char *n
     entry e = {.dtype = d.dtype, .ndim = d.ndim, .writes = s->rank == 0, .tensor = tensor};
     memcpy(e.shape, d.shape, sizeof e.shape);
     memcpy(e.region.size, d.shape, sizeof e.region.size);
+    int64_t table;
+    int32_t state;
+    peri_tbe *tbe = peri__tbe_of_view(tensor, &table, &state);
+    if (tbe && peri__tbe_bytes(tbe->dtype)) e.coded = tbe->dtype, e.cols = tbe->tables[table].config.cols;
+    peri_tbe_release(tbe);
     peri_tensor_retain(tensor);
     return append(s, "peri_checkpoint_state_tensor", name, &e);
 }
@@ -163,13 +181,14 @@ static bool append_component(char *out, const char *key)
     return true;
 }
 
-/** "PART/PARAMETER" (@state NULL), or "PART.tables/state/PARAMETER/TABLE.STATE", in @out of PERI__NAME_MOST + 1
- *  bytes. */
-static peri_status tensor_name(const tables *t, int32_t table, const char *state, char *out)
+/** "PART/PARAMETER" (@state NULL; of block K > 0 "PART/PARAMETER.K"), or "PART.tables/state/PARAMETER/TABLE.STATE", in
+ *  @out of PERI__NAME_MOST + 1 bytes. */
+static peri_status tensor_name(const tables *t, int32_t table, int32_t block, const char *state, char *out)
 {
-    char key[PERI__NAME_MOST + 1];
+    char key[PERI__NAME_MOST + 16];
     int n = snprintf(out, PERI__NAME_MOST + 1, "%s%s", t->part, state ? ".tables/state/" : "/");
     PERI_TRY(parameter_name(t, table, key));
+    if (block > 0) snprintf(key + strlen(key), 16, ".%d", block);
     bool fits = n <= PERI__NAME_MOST && append_component(out, key);
     if (state && fits) {
         n = snprintf(key, sizeof key, "%s.%s", t->of->tables[table].name, state);
@@ -180,8 +199,9 @@ static peri_status tensor_name(const tables *t, int32_t table, const char *state
                              t->of->tables[table].name, PERI__NAME_MOST);
 }
 
-/** State number @state of a piece of a table. */
-static peri_status add_state(peri_checkpoint_state *s, const tables *t, const peri_local_shard *l, const char *state)
+/** State @state of a piece of a table. @block: of a quantized one, as in parameter. */
+static peri_status add_state(peri_checkpoint_state *s, const tables *t, const peri_local_shard *l, int32_t block,
+                             const char *state)
 {
     const peri__route_table *table = &t->of->tables[l->table];
     const int32_t geometry = peri_tbe_state_geometry(l->tbe, state);
@@ -192,7 +212,7 @@ static peri_status add_state(peri_checkpoint_state *s, const tables *t, const pe
     peri__region *r = &e.region;
     const bool weight = strcmp(state, "weight") == 0, cut = l->shard.cols != table->cols;
     if (geometry < 0) return geometry;
-    PERI_TRY(tensor_name(t, l->table, weight ? NULL : state, name));
+    PERI_TRY(tensor_name(t, l->table, block, weight ? NULL : state, name));
     const peri_shard *p = &l->shard;
     e.writes = l->replica ? s->rank == 0 : geometry == PERI_STATE_SCALAR ? is_first(table, p) : true;
     if (geometry == PERI_STATE_FULL)
@@ -207,6 +227,13 @@ static peri_status add_state(peri_checkpoint_state *s, const tables *t, const pe
                  : geometry == PERI_STATE_SQUARE                           ? table->cols
                                                                            : 1;
     e.shape[1] = table->cols;
+    if (t->coded[l->table]) {
+        e.coded = t->coded[l->table];
+        e.cols = p->cols;
+        e.shape[1] = r->size[1] = peri__tbe_stride(e.coded, p->cols);
+        r->offset[1] = 0;
+        if (t->of->places > 1) e.shape[0] = p->rows, r->offset[0] = 0; /* each piece is a tensor, as in Lua */
+    }
     for (int32_t d = e.ndim; d < PERI_MAX_DIMS; d++) r->size[d] = 0;
     peri_status status = peri_tbe_state(l->tbe, l->tbe_table, state, &e.tensor);
     if (status == PERI_EUNSUPPORTED) e.tbe = l->tbe; /* behind a cache */
@@ -221,7 +248,7 @@ static peri_status add_count(peri_checkpoint_state *s, const tables *t, const pe
 {
     char name[PERI__NAME_MOST + 1];
     const peri__route_table *table = &t->of->tables[l->table];
-    PERI_TRY(tensor_name(t, l->table, "step", name));
+    PERI_TRY(tensor_name(t, l->table, 0, "step", name));
     const entry e = {.dtype = PERI_I64,
                      .ndim = 1,
                      .shape = {1},
@@ -233,16 +260,18 @@ static peri_status add_count(peri_checkpoint_state *s, const tables *t, const pe
     return append(s, "peri_checkpoint_state_tables", name, &e);
 }
 
-/** Who trains which table, as the module's configuration says. */
-static peri_status note_optimizers(tables *t, const peri_sharded_config *config)
+/** Who trains which table, and how its rows are stored, as the module's configuration says. */
+static peri_status note_tables(tables *t, const peri_sharded_config *config)
 {
     t->optimizer = peri__alloc(sizeof *t->optimizer * (size_t)peri__max(1, config->n_tables));
+    t->coded = peri__alloc(sizeof *t->coded * (size_t)peri__max(1, config->n_tables));
     t->kinds = peri__alloc(sizeof *t->kinds * (size_t)peri__max(1, config->n_optimizers));
-    if (!t->optimizer || !t->kinds) return PERI_ENOMEM;
+    if (!t->optimizer || !t->coded || !t->kinds) return PERI_ENOMEM;
     for (int32_t i = 0; i < config->n_tables; i++) {
         const peri_sharded_table *given = peri__struct_at(config->tables, i);
         PERI_TAKE(peri_sharded_table, given);
         t->optimizer[i] = given->compute_kernel == PERI_KERNEL_FUSED ? given->optimizer : -1;
+        t->coded[i] = peri__tbe_bytes(given->dtype) ? given->dtype : 0;
     }
     for (int32_t o = 0; o < config->n_optimizers; o++) {
         const peri_tbe_optimizer *given = peri__struct_at(config->optimizers, o);
@@ -252,13 +281,45 @@ static peri_status note_optimizers(tables *t, const peri_sharded_config *config)
     return PERI_OK;
 }
 
-/** The parameters of the module that was added last. */
-static peri_status note_parameters(peri_checkpoint_state *s, const tables *t)
+/** The number of the block of columns that begins at @first, among those of all ranks. */
+static int32_t block_at(const peri__route_table *table, int64_t first)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < table->n_shards; i++) {
+        const peri_shard *p = &table->shards[i];
+        bool counts = p->rows > 0 && p->cols > 0 && p->col_offset < first;
+        for (int32_t k = 0; counts && k < i; k++)
+            counts = !(table->shards[k].rows > 0 && table->shards[k].col_offset == p->col_offset);
+        n += counts;
+    }
+    return n;
+}
+
+/** A parameter of the module that was added last. */
+static peri_status note_parameter(peri_checkpoint_state *s, int32_t table, int32_t block, int64_t cols)
 {
     char name[PERI__NAME_MOST + 1];
+    const parameter p = {.of = s->n_tables - 1, .table = table, .block = block, .cols = cols};
+    PERI_TRY(peri__grow((void **)&s->parameters, &s->parameters_room, s->n_parameters + 1, sizeof p));
+    PERI_TRY(tensor_name(&s->tables[p.of], table, block, NULL, name));
+    PERI_TRY(peri__names_add(&s->by_parameter, name, s->n_parameters));
+    s->parameters[s->n_parameters++] = p;
+    return PERI_OK;
+}
+
+/** The parameters of the module that was added last; of its tables over places those that are entries. */
+static peri_status note_parameters(peri_checkpoint_state *s, const tables *t)
+{
     for (int32_t i = 0; i < t->of->n_tables; i++) {
-        PERI_TRY(tensor_name(t, i, NULL, name));
-        PERI_TRY(peri__names_add(&s->parameters, name, (s->n_tables - 1) << 32 | i));
+        const peri__route_table *table = &t->of->tables[i];
+        if (!t->coded[i]) PERI_TRY(note_parameter(s, i, 0, table->cols));
+        for (int32_t k = 0; t->coded[i] && t->of->places == 1 && k < table->n_shards; k++) {
+            const peri_shard *p = &table->shards[k];
+            bool first = p->rows > 0 && p->cols > 0;
+            for (int32_t m = 0; first && m < k; m++)
+                first = !(table->shards[m].rows > 0 && table->shards[m].col_offset == p->col_offset);
+            if (first) PERI_TRY(note_parameter(s, i, block_at(table, p->col_offset), p->cols));
+        }
     }
     return PERI_OK;
 }
@@ -288,16 +349,39 @@ peri_status peri_checkpoint_state_tables(peri_checkpoint_state *s, const char *p
     peri_sharded_retain(of);
     s->n_tables++;
     if (!t->part || !t->path) return PERI_ENOMEM;
-    PERI_TRY(note_optimizers(t, config));
+    PERI_TRY(note_tables(t, config));
     PERI_TRY(note_parameters(s, t));
-    for (int32_t i = 0; i < peri_sharded_local_shards(of); i++) {
+    for (int32_t i = 0, last = -1, place = 0; i < peri_sharded_local_shards(of); i++, last = l.table) {
         PERI_TRY(peri_sharded_local_shard(of, i, &l));
+        place = l.table == last ? place + 1 : 0;
         if (l.shard.rows == 0 || l.shard.cols == 0) continue;
+        const int32_t block = !t->coded[l.table] ? 0
+                              : of->places > 1   ? place
+                                                 : block_at(&of->tables[l.table], l.shard.col_offset);
         for (int32_t k = 0; peri_tbe_state_name(l.tbe, k); k++)
-            PERI_TRY(add_state(s, t, &l, peri_tbe_state_name(l.tbe, k)));
+            PERI_TRY(add_state(s, t, &l, block, peri_tbe_state_name(l.tbe, k)));
         if (t->optimizer[l.table] >= 0) PERI_TRY(add_count(s, t, &l));
     }
     return PERI_OK;
+}
+
+/** Whether @name is that of a table's weight or of a state of its optimizer (tensor_name). */
+static bool of_table(const peri_checkpoint_state *s, const char *name)
+{
+    static const char states[] = ".tables/state/";
+    char weight[PERI__NAME_MOST + 1], other[PERI__NAME_MOST + 1];
+    const char *state = strstr(name, states), *end = strrchr(name, '/');
+    if (strlen(name) > PERI__NAME_MOST) return false;
+    if (state && end - state >= (ptrdiff_t)strlen(states)) /* PART, "/", PARAMETER of it */
+        snprintf(weight, sizeof weight, "%.*s/%.*s", (int)(state - name), name,
+                 (int)(end - state - (ptrdiff_t)strlen(states)), state + strlen(states));
+    else snprintf(weight, sizeof weight, "%s", name);
+    for (int64_t at = -1, k; (k = peri__names_next(&s->by_parameter, weight, &at)) >= 0;) {
+        const parameter *p = &s->parameters[k];
+        if (tensor_name(&s->tables[p->of], p->table, p->block, NULL, other) >= 0 && strcmp(other, weight) == 0)
+            return true;
+    }
+    return false;
 }
 
 /* -- values -------------------------------------------------------------------------------------------------------- */
@@ -317,6 +401,14 @@ static void print_group(peri__buffer *b, const tables *t, int32_t o, bool *first
     *first = false;
     peri__buffer_print(b, "],\"optimizer\":\"%s\",\"lr\":%s}", t->kinds[o],
                        peri__number_text(t->of->rates[o].rate, number));
+}
+
+/** Whether a fused optimizer trains some table: else there is no part "PART.tables". */
+static bool is_trained(const tables *t)
+{
+    bool some = false;
+    for (int32_t i = 0; i < t->of->n_tables; i++) some = some || t->optimizer[i] >= 0;
+    return some;
 }
 
 /** "PART.tables": the groups and parameters of the tables of a part. */
@@ -380,6 +472,42 @@ static void print_parts(peri__buffer *b, const peri_checkpoint_state *s, bool mo
     peri__names_free(&seen);
 }
 
+/** How rows of bytes are stored, "INT8 x 4", as lua/perilune/tensor/row_format.lua says it. */
+static const char *format_text(int32_t coded, int64_t cols, char out[64])
+{
+    snprintf(out, 64, "%s x %lld", peri__data_type_name(coded), (long long)cols);
+    return out;
+}
+
+/** "TENSOR":"INT8 x 4". */
+static void print_format(peri__buffer *b, const char *name, int32_t coded, int64_t cols, bool *some)
+{
+    char text[64];
+    if (!coded) return;
+    peri__buffer_print(b, "%s", *some ? "," : ",\"rows\":{");
+    peri__buffer_quote(b, name);
+    peri__buffer_print(b, ":\"%s\"", format_text(coded, cols, text));
+    *some = true;
+}
+
+/** How rows of bytes of all ranks are stored. */
+static void print_formats(peri__buffer *b, const peri_checkpoint_state *s)
+{
+    char name[PERI__NAME_MOST + 1];
+    bool some = false;
+    for (int64_t i = 0; i < s->n_parameters; i++) {
+        const parameter *p = &s->parameters[i];
+        const tables *t = &s->tables[p->of];
+        if (tensor_name(t, p->table, p->block, NULL, name) >= 0)
+            print_format(b, name, t->coded[p->table], p->cols, &some);
+    }
+    for (int64_t i = 0; i < s->n; i++) {
+        const entry *e = &s->entries[i];
+        if (e->coded && !of_table(s, e->name)) print_format(b, e->name, e->coded, e->cols, &some);
+    }
+    if (some) peri__buffer_print(b, "}");
+}
+
 peri_status peri_checkpoint_state_values(peri_checkpoint_state *s, const char *user, const char **out)
 {
     PERI_NEED(s);
@@ -389,10 +517,12 @@ peri_status peri_checkpoint_state_values(peri_checkpoint_state *s, const char *u
     b->status = PERI_OK;
     peri__buffer_print(b, "{\"parts\":{");
     print_parts(b, s, false);
-    for (int64_t i = 0; i < s->n_tables; i++) print_tables(b, &s->tables[i]);
+    for (int64_t i = 0; i < s->n_tables; i++)
+        if (is_trained(&s->tables[i])) print_tables(b, &s->tables[i]);
     peri__buffer_print(b, "},\"extra\":{");
     print_parts(b, s, true);
     peri__buffer_print(b, "}");
+    print_formats(b, s);
     if (user) {
         peri__buffer_print(b, ",\"values\":");
         peri__buffer_append(b, user, (int64_t)strlen(user));
@@ -478,28 +608,32 @@ static void wrong(peri__buffer *b, const char *name, const char *what)
     peri__buffer_print(b, "' %s", what);
 }
 
-/** Whether @name is that of a table's weight or of a state of its optimizer (tensor_name). */
-static bool of_table(const peri_checkpoint_state *s, const char *name)
-{
-    static const char states[] = ".tables/state/";
-    char weight[PERI__NAME_MOST + 1], other[PERI__NAME_MOST + 1];
-    const char *state = strstr(name, states), *end = strrchr(name, '/');
-    if (strlen(name) > PERI__NAME_MOST) return false;
-    if (state && end - state >= (ptrdiff_t)strlen(states)) /* PART, "/", PARAMETER of it */
-        snprintf(weight, sizeof weight, "%.*s/%.*s", (int)(state - name), name,
-                 (int)(end - state - (ptrdiff_t)strlen(states)), state + strlen(states));
-    else snprintf(weight, sizeof weight, "%s", name);
-    for (int64_t at = -1, k; (k = peri__names_next(&s->parameters, weight, &at)) >= 0;)
-        if (tensor_name(&s->tables[k >> 32], (int32_t)(k & INT32_MAX), NULL, other) >= 0 && strcmp(other, weight) == 0)
-            return true;
-    return false;
-}
-
 /** Whether a tensor of the checkpoint is of a part that is here, and no other rank can have it. */
 static bool left_over(const peri_checkpoint_state *s, const char *name)
 {
     int64_t at = -1;
     return next_of(s, name, &at) < 0 && !of_table(s, name);
+}
+
+/** Rows of quantized tables that the checkpoint says to be stored otherwise than here. Bytes of which it says nothing,
+ *  or of which nothing is known here, may be any. */
+static void check_formats(const peri_checkpoint_state *s, const char *values, peri__buffer *b)
+{
+    peri__json j;
+    char key[PERI__NAME_MOST + 1], there[256], here[64], what[400];
+    peri__json_open(&j, values, (int64_t)strlen(values), "values");
+    peri__json_enter(&j, '{');
+    while (peri__json_key(&j, key, sizeof key) && strcmp(key, "rows") != 0) peri__json_skip(&j, NULL, NULL);
+    if (strcmp(key, "rows") != 0) return;
+    for (peri__json_enter(&j, '{'); peri__json_key(&j, key, sizeof key) && peri__json_text(&j, there, sizeof there);) {
+        int64_t at = -1;
+        const int64_t i = next_of(s, key, &at);
+        const entry *e = i < 0 ? NULL : &s->entries[i];
+        if (!e || !e->coded) continue;
+        format_text(e->coded, e->cols, here);
+        snprintf(what, sizeof what, "has rows of %s here, and rows of %s in the checkpoint", here, there);
+        if (strcmp(here, there) != 0) wrong(b, key, what);
+    }
 }
 
 static peri_status check_all(const peri_checkpoint_state *s, const peri_checkpoint *c)
@@ -520,6 +654,7 @@ static peri_status check_all(const peri_checkpoint_state *s, const peri_checkpoi
         if (peri_checkpoint_tensor_at(c, i, &t) < 0 || peri__is_list(t.name)) continue;
         if (left_over(s, t.name)) wrong(&b, t.name, "has no place here");
     }
+    check_formats(s, peri_checkpoint_values(c), &b);
     peri_status status = b.status;
     if (status >= 0 && b.bytes) status = peri__fail(PERI_EMISMATCH, "peri_checkpoint_state_read: %s", b.data);
     peri__free(b.data);

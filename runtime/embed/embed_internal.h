@@ -281,6 +281,8 @@ void *peri__state_data(const peri_tbe *tbe, int32_t which);
 double peri__tbe_copies(const peri_tbe_optimizer *optimizer);
 /** The flat tensors as parts of records, in the order of peri_tbe_state_name. Returns their number. */
 int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS]);
+/** What collections call the data type of a table whose rows are stored so: both 8-bit ones are "INT8". */
+const char *peri__data_type_name(int32_t dtype);
 /** Whether @dtype is one of PERI_ROWS_*. */
 bool peri__tbe_bytes(int32_t dtype);
 /** Elements (PERI_ROWS_*: bytes) from row to row. */

@@ -9,12 +9,6 @@
 
 enum { CHUNK = 1 << 20 }; /* numbers that are brought to the host at a time */
 
-/** What collections call a format: both 8-bit ones are INT8. */
-static const char *format_name(int32_t dtype)
-{
-    return peri_row_format_name(dtype == PERI_ROWS_INT8_HALF ? PERI_ROWS_INT8 : dtype);
-}
-
 /** What a format holds, for messages. */
 static const char *allowed(int32_t dtype)
 {
@@ -65,8 +59,8 @@ static peri_status complain(const char *function, const peri_tbe *tbe, int64_t t
         return peri__fail(
             PERI_ERANGE,
             "%s: table '%.120s', row %lld: its number %lld is %g, which rows of %s do not hold; allowed: %s", function,
-            name, (long long)row, (long long)at, isnan(x[at]) ? (double)NAN : (double)x[at], format_name(tbe->dtype),
-            allowed(tbe->dtype));
+            name, (long long)row, (long long)at, isnan(x[at]) ? (double)NAN : (double)x[at],
+            peri__data_type_name(tbe->dtype), allowed(tbe->dtype));
     float least = x[0], largest = x[0];
     for (int64_t c = 1; c < tbe->layout[table].cols; c++) {
         least = fminf(least, x[c]);
@@ -75,7 +69,8 @@ static peri_status complain(const char *function, const peri_tbe *tbe, int64_t t
     return peri__fail(
         PERI_ERANGE,
         "%s: table '%.120s', row %lld: its numbers go from %g to %g, which rows of %s do not hold; allowed: %s",
-        function, name, (long long)row, (double)least, (double)largest, format_name(tbe->dtype), allowed(tbe->dtype));
+        function, name, (long long)row, (double)least, (double)largest, peri__data_type_name(tbe->dtype),
+        allowed(tbe->dtype));
 }
 
 /** Rows [begin, end) of @t in host memory: where they are, or read into @room. */

@@ -38,6 +38,11 @@ int32_t peri_row_format_bits(int32_t dtype)
     return kind ? kind->bits : 0;
 }
 
+const char *peri__data_type_name(int32_t dtype)
+{
+    return peri_row_format_name(dtype == PERI_ROWS_INT8_HALF ? PERI_ROWS_INT8 : dtype);
+}
+
 bool peri__tbe_bytes(int32_t dtype) { return dtype >= PERI_ROWS_INT8 && kind_of(dtype); }
 
 peri_row_format peri__tbe_row_format(int32_t dtype)

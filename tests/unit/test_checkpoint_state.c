@@ -263,11 +263,179 @@ static void shampoo_has_blocks_on_the_diagonal(void **context)
         for (int32_t to = 1; to <= 4; to *= 2) check_blocks(from, to);
 }
 
+/* -- quantized tables ---------------------------------------------------------------------------------------------- */
+
+enum { QUANT_ROWS = 5 };
+static const char *const quantized = "model/ebc.embedding_bags.t.weight";
+
+/** Rank @rank of @n (0: a process alone, @places of it) has a quantized table of QUANT_ROWS rows, cut as @type says. */
+static void make_quantized(int32_t rank, int32_t n, int32_t places, int32_t dtype, int64_t cols, int32_t type,
+                           peri_group **group, peri_sharded **of, peri_checkpoint_state **state)
+{
+    static const char *const feature = "f";
+    static const int32_t ranks[] = {1, 0}, last[] = {0};
+    const int64_t sizes[] = {cols / 2, cols / 2};
+    const peri_comm_config world = {.size = sizeof world,
+                                    .transport = n ? "sim" : "self",
+                                    .job = "quantized",
+                                    .rank = rank,
+                                    .world_size = n ? n : 1,
+                                    .timeout_s = 20};
+    assert_ok(peri_comm_open(&world, group));
+    const peri_sharded_table table = {.size = sizeof table,
+                                      .name = "t",
+                                      .rows = QUANT_ROWS,
+                                      .cols = cols,
+                                      .features = (int32_t[]){0},
+                                      .n_features = 1,
+                                      .init = PERI_INIT_NONE,
+                                      .sharding_type = type,
+                                      .ranks = type == PERI_COLUMN_WISE ? ranks : type == PERI_TABLE_WISE ? last : NULL,
+                                      .n_ranks = type == PERI_COLUMN_WISE ? 2 : type == PERI_TABLE_WISE,
+                                      .sizes = type == PERI_COLUMN_WISE ? sizes : NULL,
+                                      .dtype = dtype,
+                                      .compute_kernel = PERI_KERNEL_QUANT};
+    const peri_sharded_config config = {.size = sizeof config,
+                                        .group = *group,
+                                        .device = cpu(),
+                                        .tables = &table,
+                                        .n_tables = 1,
+                                        .features = &feature,
+                                        .n_features = 1,
+                                        .places = places};
+    assert_ok(peri_sharded_new(&config, of));
+    assert_ok(peri_checkpoint_state_new(rank, state));
+    assert_ok(peri_checkpoint_state_tables(*state, "model", "ebc", *of, &config));
+}
+
+static void drop_quantized(peri_group *group, peri_sharded *of, peri_checkpoint_state *state)
+{
+    peri_checkpoint_state_release(state);
+    peri_sharded_release(of);
+    peri_group_close(group);
+    peri_group_release(group);
+}
+
+/** Byte @b of row @row of the block of columns that begins at @first. */
+static uint8_t code(int64_t row, int64_t first, int64_t b) { return (uint8_t)(40 * row + 16 * (first > 0) + b); }
+
+/** Write (@check: compare) the bytes of the pieces here. */
+static void codes_of(peri_sharded *of, bool check)
+{
+    for (int32_t i = 0; i < peri_sharded_local_shards(of); i++) {
+        peri_local_shard l;
+        peri_tensor *t;
+        uint8_t bytes[QUANT_ROWS * 16];
+        assert_ok(peri_sharded_local_shard(of, i, &l));
+        assert_ok(peri_tbe_state(l.tbe, l.tbe_table, "weight", &t));
+        peri_tensor_desc d = {.size = sizeof d};
+        assert_ok(peri_tensor_describe(t, &d));
+        const int64_t width = d.shape[1];
+        assert_true(d.numel == l.shard.rows * width && d.numel <= (int64_t)sizeof bytes);
+        if (check) assert_ok(peri_tensor_read(t, bytes, d.numel));
+        for (int64_t k = 0; k < d.numel; k++) {
+            const uint8_t want = code(l.shard.row_offset + k / width, l.shard.col_offset, k % width);
+            if (check) assert_int_equal(bytes[k], want);
+            else bytes[k] = want;
+        }
+        if (!check) assert_ok(peri_tensor_write(t, bytes, d.numel));
+        peri_tensor_release(t);
+    }
+}
+
+/** Save a table that two ranks have. @said: what the first one says beside. */
+static void save_quantized(int32_t dtype, int64_t cols, int32_t type, const char *said)
+{
+    peri_group *group[2];
+    peri_sharded *of[2];
+    peri_checkpoint_state *state[2];
+    peri_checkpoint_writer *w[2];
+    peri_checkpoint_folder *held;
+    peri_checkpoint_facts facts = {.size = sizeof facts};
+    const char *parts[2];
+    char digest[33];
+    assert_ok(peri_checkpoint_folder_new(path, &held));
+    const char *at = peri_checkpoint_folder_path(held);
+    for (int32_t r = 0; r < 2; r++) {
+        make_quantized(r, 2, 0, dtype, cols, type, &group[r], &of[r], &state[r]);
+        codes_of(of[r], false);
+        assert_ok(peri_checkpoint_writer_new(at, r ? "b" : "a", 0, &w[r]));
+        assert_ok(peri_checkpoint_state_write(state[r], w[r]));
+        assert_ok(peri_checkpoint_writer_part(w[r], &parts[r]));
+    }
+    assert_ok(peri_checkpoint_state_values(state[0], NULL, &facts.values));
+    assert_string_equal(facts.values, said);
+    assert_ok(peri_checkpoint_publish(at, path, parts, 2, &facts, true, digest));
+    peri_checkpoint_folder_release(held);
+    for (int32_t r = 0; r < 2; r++) {
+        peri_checkpoint_writer_release(w[r]);
+        drop_quantized(group[r], of[r], state[r]);
+    }
+}
+
+/** Rows of bytes are one tensor of all ranks, under any plan that does not cut them; blocks of columns stay apart, and
+ *  rows of another format are refused, whatever their bytes. */
+static void quantized_tables_are_those_of_lua(void **context)
+{
+    (void)context;
+    peri_group *group;
+    peri_sharded *of;
+    peri_checkpoint_state *state;
+    peri_checkpoint *c;
+    save_quantized(PERI_ROWS_INT8_HALF, 4, PERI_ROW_WISE,
+                   "{\"parts\":{\"model\":{}},\"extra\":{\"model\":{}},\"rows\":{"
+                   "\"model/ebc.embedding_bags.t.weight\":\"INT8 x 4\"}}");
+    assert_ok(peri_checkpoint_open(path, &c));
+    assert_true(peri_checkpoint_count(c) == 1 && peri_checkpoint_find(c, quantized) == 0);
+    make_quantized(0, 0, 0, PERI_ROWS_INT8_HALF, 4, PERI_TABLE_WISE, &group, &of, &state);
+    assert_ok(peri_checkpoint_state_read(state, c));
+    codes_of(of, true);
+    drop_quantized(group, of, state);
+    make_quantized(0, 0, 0, PERI_ROWS_INT4, 8, PERI_TABLE_WISE, &group, &of, &state);
+    assert_fails(peri_checkpoint_state_read(state, c), PERI_EMISMATCH,
+                 "'model/ebc.embedding_bags.t.weight' has rows of INT4 x 8 here, and rows of INT8 x 4 in the "
+                 "checkpoint");
+    peri_local_shard l; /* a view of the rows, beside no module */
+    peri_tensor *view;
+    peri_checkpoint_state *alone;
+    const char *said;
+    assert_ok(peri_sharded_local_shard(of, 0, &l));
+    assert_ok(peri_tbe_state(l.tbe, l.tbe_table, "weight", &view));
+    assert_ok(peri_checkpoint_state_new(0, &alone));
+    assert_ok(peri_checkpoint_state_tensor(alone, quantized, view));
+    assert_ok(peri_checkpoint_state_values(alone, NULL, &said));
+    assert_non_null(strstr(said, "\"rows\":{\"model/ebc.embedding_bags.t.weight\":\"INT4 x 8\"}"));
+    assert_fails(peri_checkpoint_state_read(alone, c), PERI_EMISMATCH, "has rows of INT4 x 8 here");
+    peri_checkpoint_state_release(alone);
+    peri_tensor_release(view);
+    drop_quantized(group, of, state);
+    peri_checkpoint_release(c);
+
+    save_quantized(PERI_ROWS_INT4, 16, PERI_COLUMN_WISE,
+                   "{\"parts\":{\"model\":{}},\"extra\":{\"model\":{}},\"rows\":{"
+                   "\"model/ebc.embedding_bags.t.weight\":\"INT4 x 8\","
+                   "\"model/ebc.embedding_bags.t.weight.1\":\"INT4 x 8\"}}");
+    assert_ok(peri_checkpoint_open(path, &c));
+    assert_true(peri_checkpoint_count(c) == 2);
+    for (int32_t r = 0; r < 2; r++) { /* both have one of the blocks, and neither takes the other one for left over */
+        make_quantized(r, 2, 0, PERI_ROWS_INT4, 16, PERI_COLUMN_WISE, &group, &of, &state);
+        assert_ok(peri_checkpoint_state_read(state, c));
+        codes_of(of, true);
+        drop_quantized(group, of, state);
+    }
+    make_quantized(0, 0, 2, PERI_ROWS_INT4, 16, PERI_COLUMN_WISE, &group, &of, &state); /* two places of one process */
+    assert_ok(peri_checkpoint_state_read(state, c));
+    codes_of(of, true);
+    drop_quantized(group, of, state);
+    peri_checkpoint_release(c);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
 static const struct CMUnitTest tests[] = {
     TEST(many_names_take_as_long_as_they_are_many),
     TEST(keys_are_written_as_in_lua),
     TEST(shampoo_has_blocks_on_the_diagonal),
+    TEST(quantized_tables_are_those_of_lua),
 };
 
 check_main(tests)

@@ -385,7 +385,8 @@ PERI_API void peri_checkpoint_state_release(peri_checkpoint_state *state);
  *  it. */
 PERI_API peri_status peri_checkpoint_state_tensor(peri_checkpoint_state *state, const char *name, peri_tensor *tensor);
 /** Add the tables of @tables with the states of their fused optimizers, as part @part ("model") has them at @path
- *  ("ebc", or "").
+ *  ("ebc", or ""). Rows of bytes of quantized tables (PERI_ROWS_*) are one tensor of all ranks' rows for each block of
+ *  columns, the k-th with ".k" behind its name.
  *  @config: what the module was made of. Retains the module. PERI_EUNSUPPORTED: tables of raw ids. */
 PERI_API peri_status peri_checkpoint_state_tables(peri_checkpoint_state *state, const char *part, const char *path,
                                                   peri_sharded *tables, const peri_sharded_config *config);
@@ -395,8 +396,8 @@ PERI_API peri_status peri_checkpoint_state_values(peri_checkpoint_state *state, 
 /** Announce to a new writer what this rank writes of all that was added, put it, and finish the writer. */
 PERI_API peri_status peri_checkpoint_state_write(peri_checkpoint_state *state, peri_checkpoint_writer *writer);
 /** Load all that was added from an open checkpoint: rectangles of this rank, counts of updates and learning rates.
- *  PERI_EMISMATCH lists what is missing, has another form, or has no place here, before anything changes. After another
- *  error what was added is undefined. */
+ *  PERI_EMISMATCH lists what is missing, has another form (of rows of quantized tables also their data type and number
+ *  of columns), or has no place here, before anything changes. After another error what was added is undefined. */
 PERI_API peri_status peri_checkpoint_state_read(peri_checkpoint_state *state, peri_checkpoint *checkpoint);
 
 #endif
