@@ -47,6 +47,10 @@ describe("arguments", function()
     refuses("f: names is 1, wanted a list", named, { n = 1, x = 1, names = 1 })
     refuses("f: options is 1, wanted a table", named, { n = 1, x = 1, options = 1 })
     refuses("f: eps is 'a', wanted a number", named, { n = 1, x = 1, eps = "a" })
+    for _, temperature in ipairs { 0, -1, 0 / 0, math.huge } do
+      refuses("temperature is .*, allowed: finite numbers above 0", peri.nn.functional.in_batch_softmax_loss, t, t,
+        { temperature = temperature })
+    end
     refuses("f: sizes is 1, wanted a list", named, { n = 1, x = 1, sizes = 1 })
     refuses("no type 'nunber'", function() return util.required.nunber end)
   end)

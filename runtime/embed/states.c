@@ -165,7 +165,7 @@ peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64
 peri_status peri_tbe_learning_rate_set(peri_tbe *tbe, double learning_rate)
 {
     PERI_NEED(tbe);
-    if (!(learning_rate >= 0) || !isfinite(learning_rate))
+    if (!(learning_rate >= 0) || !isfinite((float)learning_rate))
         return peri__fail(PERI_EINVAL, "peri_tbe_learning_rate_set: %g, allowed: finite numbers >= 0", learning_rate);
     tbe->optimizer.learning_rate = learning_rate;
     return PERI_OK;

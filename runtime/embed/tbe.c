@@ -47,7 +47,8 @@ static peri_status check_number(const char *what, double value, bool known, doub
 {
     if (!known && value != 0)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no %s (given: %g)", kind, what, value);
-    if (!(value >= low && value < high))
+    const float held = (float)value; /* in which kernels get it: one that becomes 0 would mean something else */
+    if (!(held >= low && held < high) || (value != 0 && held == 0))
         return peri__fail(PERI_EINVAL, "peri_tbe_new: %s %g, allowed: %s", what, value, allowed);
     return PERI_OK;
 }
@@ -58,7 +59,7 @@ static peri_status check_optimizer(const peri_tbe_optimizer *o)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer kind %d, allowed: 0..%d", o->kind,
                           PERI_TBE_OPTIMIZER_COUNT - 1);
     const peri__optimizer_kind *k = peri__optimizer_kind_of(o->kind);
-    const char *any = "finite numbers >= 0", *fraction = "0 <= number < 1";
+    const char *any = "finite numbers >= 0, also as f32", *fraction = "0 <= number < 1";
     PERI_TRY(check_number("learning_rate", o->learning_rate, o->kind != PERI_TBE_NONE, 0, INFINITY, any, k->name));
     PERI_TRY(check_number("eps", o->eps, k->eps > 0, 0, INFINITY, any, k->name));
     PERI_TRY(check_number("beta1", o->beta1, k->beta1 > 0, 0, 1, fraction, k->name));

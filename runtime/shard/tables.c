@@ -238,7 +238,7 @@ peri_status peri_sharded_local_shard(peri_sharded *e, int32_t i, peri_local_shar
 peri_status peri_sharded_learning_rate_set(peri_sharded *e, int32_t optimizer, double learning_rate)
 {
     PERI_NEED(e);
-    if (!(learning_rate >= 0) || !isfinite(learning_rate)) /* also where this rank has no table of it */
+    if (!(learning_rate >= 0) || !isfinite((float)learning_rate)) /* also where this rank has no table of it */
         return peri__fail(PERI_EINVAL, "peri_sharded_learning_rate_set: %g, allowed: finite numbers >= 0",
                           learning_rate);
     if (optimizer < 0 || optimizer >= e->n_optimizers)

@@ -31,13 +31,23 @@ describe("start values", function()
 end)
 
 describe("fused_params", function()
-  for _, rate in ipairs { -1, tonumber "nan", math.huge } do
-    it("refuse a learning rate of " .. rate, function()
-      assert.error_matches(function()
-        Collection { tables = { config() }, fused_params = { optimizer = "sgd", learning_rate = rate } }
-      end, ("fused_params: learning_rate %s, allowed: finite numbers >= 0"):format((tostring(rate):gsub("%-", "%%-"))))
-    end)
-  end
+  it("refuse numbers that are none, or that f32 does not hold", function()
+    local function refused(params, words)
+      params.optimizer = "sgd"
+      local ok, err = pcall(function() Collection { tables = { config() }, fused_params = params }:materialise() end)
+      assert.is_false(ok, words)
+      assert.truthy(tostring(err):find(words, 1, true), tostring(err))
+    end
+    for _, rate in ipairs { -1, math.huge, 1e60, 0 / 0 } do
+      refused({ learning_rate = rate }, ("fused_params: learning_rate %s, allowed: finite numbers >= 0"):format(rate))
+    end
+    -- 0 stands for "off" where kernels get it
+    refused({ max_norm = 1e-60 }, "max_norm 1e-60, allowed: finite numbers >= 0, also as f32")
+    for _, most in ipairs { 0, -1, 1e60, 0 / 0 } do
+      refused({ gradient_clipping = true, max_gradient = most },
+        ("fused_params: max_gradient %s, allowed with gradient_clipping: finite numbers above 0"):format(most))
+    end
+  end)
 end)
 
 describe("EmbeddingBagConfig", function()

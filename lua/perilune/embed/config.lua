@@ -369,8 +369,9 @@ local optimizer_arguments = {
 --- The names that fused_params may have.
 M.optimizer_arguments = optimizer_arguments
 
---- Those of them that are finite numbers >= 0 whatever the optimizer is; the others' ranges are checked where the table
---- is made.
+--- Those of them that are finite numbers >= 0, also as f32, whatever the optimizer is; the others' ranges are checked
+--- where the table is made.
+local MOST = (2 - 2 ^ -23) * 2 ^ 127
 local from_zero = { learning_rate = true, eps = true, weight_decay = true, eta = true, max_norm = true,
   ar_alpha = true }
 
@@ -391,7 +392,7 @@ function M.fused_params(func, params)
     "ema_beta", "ar_alpha", "min_shrinkage" } do
     if a[key] ~= nil then
       o[key] = util.number(func, key, a[key])
-      if from_zero[key] and not (o[key] >= 0 and o[key] < math.huge) then
+      if from_zero[key] and not (o[key] >= 0 and o[key] <= MOST) then
         P.fail(("%s: %s %s, allowed: finite numbers >= 0"):format(func, key, tostring(a[key])))
       end
     end
@@ -411,7 +412,13 @@ function M.fused_params(func, params)
   end
   o.nearest, o.exact = not a.stochastic_rounding, a.exact
   o.row_bias_correction = a.use_rowwise_bias_correction
-  if a.gradient_clipping then o.max_gradient = a.max_gradient end
+  if a.gradient_clipping then
+    if not (a.max_gradient > 0 and a.max_gradient <= MOST) then
+      P.fail(("%s: max_gradient %s, allowed with gradient_clipping: finite numbers above 0"):format(func,
+        tostring(a.max_gradient)))
+    end
+    o.max_gradient = a.max_gradient
+  end
   local cache = a.cache_params ~= nil and M.cache_params(func, a.cache_params) or nil
   if a.output_dtype ~= nil then one_of(func, "output_dtype", a.output_dtype, M.data_types) end
   return o, one_of(func, "bounds_check_mode", a.bounds_check_mode, M.bounds_checks), name, cache, a.output_dtype

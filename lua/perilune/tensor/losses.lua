@@ -91,6 +91,9 @@ end
 function F.in_batch_softmax_loss(queries, items, options)
   local o = util.named("in_batch_softmax_loss", options or {},
     { temperature = 1, log_q = util.optional, ids = util.optional, reduction = "mean" })
+  if not (o.temperature > 0 and o.temperature < math.huge) then
+    P.fail(("in_batch_softmax_loss: temperature is %s, allowed: finite numbers above 0"):format(o.temperature))
+  end
   if queries:dim() ~= 2 or items:dim() ~= 2 or queries:size(1) ~= items:size(1) then
     P.fail(("in_batch_softmax_loss: queries %s and items %s, wanted two dimensions each and as many rows"):format(
       Tensor._text(queries), Tensor._text(items)))
