@@ -187,6 +187,21 @@ describe("a model that is resharded", function()
     end)
   end)
 
+  it("leaves averages and lists of its former shards with words", function()
+    sim.run(2, function(_, world)
+      local case = cases["dense tables"]
+      local p = build(world, case[1], case)
+      local params, words = p.model:dense_parameters(), "cut otherwise since"
+      local ema = peri.pipeline.ema { params = p.model:named_parameters() }
+      train(p, 1, 1)
+      ema.run()
+      p.model:reshard(case[2], { folder = folder })
+      assert.error_matches(ema.run, "pipeline.ema: parameter 'ebc.embedding_bags.%l.weight' .*" .. words)
+      assert.error_matches(function() nn.optim.clip_grad_norm(params, 1) end, "clip_grad_norm: parameter %d .*" .. words)
+      assert.error_matches(function() nn.optim.clip_grad_value(params, 1) end, "clip_grad_value: .*" .. words)
+    end)
+  end)
+
   it("over several groups (DMPCollection) goes on with its averages", function()
     local case = cases["tables in memory"]
     sim.run(4, function(_, world)

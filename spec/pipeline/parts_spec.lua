@@ -354,6 +354,11 @@ describe("operations of one's own", function()
     kept[names[1]], kept.more = nil, peri.zeros { 1 }
     assert.error_matches(function() others:load_state_dict(kept) end,
       ("pipeline.ema: load_state_dict: '%s' is missing; it has no 'more'"):format(names[1]:gsub("%p", "%%%0")))
+    local table_rows = peri.nn.Parameter(peri.zeros { 3, 2 })
+    local _, of_rows = pipeline.ema { params = { table_rows } }
+    table_rows:detach():fill(1)
+    peri.nn.parameter.restart_rows(table_rows, peri.tensor({ 1 }, "i64")) -- another raw id has row 1
+    assert.same({ 0, 0, 1, 1, 0, 0 }, of_rows(table_rows):to_list())
     local ok, err = pcall(pipeline.ema, { params = { p }, decay = 2 })
     assert.is_false(ok)
     assert.equal("pipeline.ema: decay is 2, allowed: 0..1", err.message)

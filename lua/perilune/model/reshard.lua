@@ -41,12 +41,12 @@ local function keepers_of(model)
     for _, p in ipairs(sharded:parameters()) do tensors[p] = true end
   end
   for _, keeper in ipairs(parameter._keepers_of(tensors)) do
-    local why = keeper._rebind_refusal and keeper:_rebind_refusal(model:named_parameters()) or not keeper._rebind
+    local why = keeper._rebind_refusal and keeper:_rebind_refusal(model:named_parameters()) or keeper._rebind == nil
       and "it cannot take other parameters"
     if why then
       P.fail(("%s: tables with compute_kernel dense are trained by a %s, and %s"):format(FUNC, keeper.class_name, why))
     end
-    list[#list + 1] = keeper
+    if keeper._rebind then list[#list + 1] = keeper end -- false: it is retired (pipeline.ema)
   end
   local function text(keeper) return keeper.class_name .. " " .. table.concat(keeper.names, " ") end
   table.sort(list, function(x, y) return text(x) < text(y) end)

@@ -35,11 +35,17 @@ local function power_of(array, n, p)
   return Tensor.wrap(tensor_out[0])
 end
 
---- The parameters of a list that may have their names, and what it says of ranks.
-local function tensors_of(params)
-  if type(params[1]) ~= "table" or Tensor.is(params[1]) then return params end
-  local list = util.map(params, function(p) return p.tensor end)
-  list.elsewhere, list.group = params.elsewhere, params.group
+--- The parameters of a list that may have their names, and what it says of ranks. An error if one of them is trained no
+--- more: no gradient reaches it, so it would be left out without a word.
+local function tensors_of(func, params)
+  local list = params
+  if type(params[1]) == "table" and not Tensor.is(params[1]) then
+    list = util.map(params, function(p) return p.tensor end)
+    list.elsewhere, list.group = params.elsewhere, params.group
+  end
+  for i, p in ipairs(list) do
+    if leaves.retired[p] then P.fail(("%s: parameter %d %s"):format(func, i - 1, leaves.retired[p])) end
+  end
   return list
 end
 
@@ -47,7 +53,7 @@ end
 --- group = }, or nil. The list of parameters tells them apart, unless `options` does.
 function M.parts_of(func, params, options)
   local at = {}
-  params = tensors_of(params)
+  params = tensors_of(func, params)
   for i, p in ipairs(params) do M.once(func, "params", at, p, i) end
   local own, alike, chosen = {}, {}, options and options.sharded
   if chosen and not options.group then P.fail(func .. ": sharded parameters need a group") end
@@ -112,7 +118,7 @@ end
 
 --- Limit every element of all gradients to +-clip_value, in place.
 function M.clip_grad_value(params, clip_value)
-  params = tensors_of(params)
+  params = tensors_of("clip_grad_value", params)
   check(C.peri_grad_clip_value(M.pointers(params), #params, clip_value))
 end
 

@@ -10,12 +10,26 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local sharded = require "perilune.tensor.sharded"
+local leaves = require "perilune.nn.parameter"
 local live = require("perilune.tensor.state_dict").live
 local signature = require "perilune.signature"
 
 --- The averages as what is saved, by the names of the parameters.
 local Averages = util.class "Averages"
-function Averages:init(names, tensors) self._names, self._tensors = names, tensors end
+function Averages:init(names, tensors, params)
+  self._names, self._tensors, self._params, self._retired = names, tensors, params, false
+  leaves.keep_rows(self, params)
+end
+
+--- Rows [first, first + n) of parameter i stand for another id from now on (parameter.restart_rows): their average
+--- begins with their new numbers.
+function Averages:restart_rows(i, first, n)
+  self._tensors[i]:slice(1, first, first + n):copy(self._params[i]:detach():slice(1, first, first + n))
+end
+
+--- Parameter i is trained no more: its average stays as it is, and the next step of the operation is an error.
+function Averages:retire(i, why) self._retired = ("parameter '%s' %s"):format(self._names[i], why) end
+Averages._rebind = false -- not to the shards of another plan: it is retired then
 
 --- name -> live tensor. Local.
 function Averages:state_dict()
@@ -62,7 +76,9 @@ local function ema(args)
     params[i], place[p] = p, i
     averages[i] = P.lasting(function() return Tensor.zeros(p:shape(), p:dtype(), p:device()):copy(p:detach()) end)
   end
+  local kept = Averages(names, averages, params)
   local function step()
+    if kept._retired then P.fail(("%s: %s"):format(func, kept._retired)) end
     for i, p in ipairs(params) do averages[i]:copy(averages[i] * a.decay + p:detach() * (1 - a.decay)) end
   end
   local operation = { a.name, needs = { "grad" }, reads = { "dense" }, run = function() P.no_grad(P.scope, step) end }
@@ -72,7 +88,7 @@ local function ema(args)
     if not i then P.fail(func .. ": averages: this is none of its parameters") end
     return averages[i]
   end
-  return operation, average_of, Averages(names, averages)
+  return operation, average_of, kept
 end
 
 return ema
