@@ -219,10 +219,24 @@ static peri_status compare(peri__announce *a)
     return PERI_OK;
 }
 
+/** The announcement's error, for all of its parts, whichever of them met it; PERI_OK: there is none. */
+static peri_status failed(const peri__announce *a)
+{
+    return a->status < 0 ? peri__fail(a->status, "%s", a->failure ? a->failure : a->function) : PERI_OK;
+}
+
+static peri_status keep(peri__announce *a, peri_status status)
+{
+    a->status = status;
+    if (status < 0) a->failure = peri__strdup(peri_error_message());
+    return status;
+}
+
 peri_status peri__announce_post(peri__announce *a)
 {
+    PERI_TRY(failed(a));
     if (++a->ready < a->n) return PERI_OK;
-    return a->numbers.ahead ? post_ahead(a) : post_words(a);
+    return keep(a, a->numbers.ahead ? post_ahead(a) : post_words(a));
 }
 
 /** The operation of this phase is complete. */
@@ -264,8 +278,6 @@ static peri_status advance(peri__announce *a)
 
 peri_status peri__announce_test(peri__announce *a)
 {
-    if (a->status < 0) return peri__fail(a->status, "%s", a->failure ? a->failure : a->function);
-    a->status = advance(a);
-    if (a->status < 0) a->failure = peri__strdup(peri_error_message());
-    return a->status;
+    PERI_TRY(failed(a));
+    return keep(a, advance(a));
 }

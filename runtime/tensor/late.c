@@ -7,6 +7,7 @@
 #include <perilune/device.h>
 
 #include <pthread.h>
+#include <stdio.h>
 
 /** A report that has not been judged. */
 typedef struct late {
@@ -92,8 +93,12 @@ static peri_status judge(late *l)
 
 static peri_status judge_all(const wanted *w)
 {
-    for (late *l; (l = take(w));) PERI_TRY(judge(l));
-    return PERI_OK;
+    peri_status status = PERI_OK;
+    for (late *l; status >= 0 && (l = take(w));) status = judge(l);
+    if (status >= 0) return PERI_OK;
+    char text[PERI_MESSAGE_MAX];
+    snprintf(text, sizeof text, "%s", peri_error_message());
+    return peri__fail(status, "%s (of an earlier lookup)", text);
 }
 
 peri_status peri__late_of(const peri__unheard *of, int64_t before)

@@ -369,3 +369,128 @@ describe("an operation that", function()
     C.peri_log_level_set(C.PERI_LOG_WARN)
   end)
 end)
+
+describe("an id that no table has", function()
+  local BAD, nn = 5, peri.nn
+
+  --- What this rank has of everything that was learned, as one text; also where its group was given up.
+  local function here(model)
+    local out = {}
+    for name, value in peri.util.ordered(model:state_dict()) do
+      local parts = peri.Tensor.is(value) and { { tensor = value } } or value:clone():local_shards()
+      for _, part in ipairs(parts) do
+        out[#out + 1] = name .. table.concat(part.tensor:reshape(-1):to_list(), " ")
+      end
+    end
+    return table.concat(out, "\n")
+  end
+
+  --- n batches of a rank; number BAD of the last rank has `id` in front in feature f2.
+  local function spoilt(world, device, n, id)
+    local batches, k = support.batches(world:rank(), device, n), 0
+    return function()
+      local batch = batches()
+      k = k + 1
+      if not batch or k ~= BAD or world:rank() < world:size() - 1 then return batch end
+      local ids, at = batch.sparse_features, 0
+      local lengths, values = ids:lengths():to_list(), ids:values():to_list()
+      for bag = 1, ids:stride() do at = at + lengths[bag] end
+      values[at + 1] = id
+      batch.sparse_features = peri.KeyedJaggedTensor { keys = ids:keys(), values = values, lengths = lengths,
+        stride = ids:stride(), device = device }
+      return batch
+    end
+  end
+
+  --- What is here after 0, 1, ... of the batches, by the plain loop.
+  local function states_of(model, optimizer, batches)
+    local states = { [0] = here(model) }
+    for batch in batches do
+      local given = { batch }
+      support.plain(model, optimizer, function() return table.remove(given) end)
+      states[#states + 1] = here(model)
+    end
+    return states
+  end
+
+  --- Run a pipeline until it fails. Returns its steps, and the message.
+  local function failed(p, batches)
+    local steps = 0
+    local ok, why = pcall(function()
+      while p:progress(batches) do steps = steps + 1 end
+    end)
+    assert.is_false(ok)
+    return steps, tostring(type(why) == "table" and why.message or why)
+  end
+
+  it_alone("is an error on all ranks of a sharded model, and nothing is learned of its batch", function()
+    for _, case in ipairs { { 1 }, { 2 }, { 2, 0.5 } } do
+      local n, options, states = case[1], { files = case[2] }, {}
+      sim.run(n, function(rank, world)
+        local model = support.model(world, "opaque", options)
+        states[rank] = states_of(model, support.optimizer(model), spoilt(world, "opaque", BAD - 1))
+      end, { device = "opaque" })
+      for _, class in ipairs { "TrainPipelineSparseDist", "TrainPipelineSparseDistLite", "TrainPipelineSemiSync",
+        "PrefetchTrainPipelineSparseDist" } do
+        sim.run(n, function(rank, world)
+          local model = support.model(world, "opaque", options)
+          local steps, why = failed(peri[class] { model = model, optimizer = support.optimizer(model) },
+            spoilt(world, "opaque", BAD + 3, 99))
+          assert.matches("table 'b', feature 'f2', sample 0: id 99 at position 0 of the bag, allowed: 0%.%.29", why)
+          assert.is_true(steps < BAD)
+          local whole, now = pcall(here, model)
+          local at = not whole and now.message:find "are of different moments" -- the step before was half done
+          for k = 0, BAD - 1 do at = at or states[rank][k] == now end
+          assert.is_truthy(at, ("%s, rank %d of %d"):format(class, rank, n))
+        end, { device = "opaque" })
+      end
+    end
+  end)
+
+  --- A model whose ids are judged late: with a collection that is not sharded, or the layer of nn.
+  local Model = nn.Module:extend "LateModel"
+  function Model:init(layer, device)
+    nn.manual_seed(5)
+    if layer then
+      self.bag = nn.EmbeddingBag { num_embeddings = 30, embedding_dim = 4, mode = "sum", include_last_offset = true,
+        device = device }
+    else
+      self.bags = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "b", num_embeddings = 30,
+        embedding_dim = 4, feature_names = { "f2" } } }, fused_params = { optimizer = "sgd", learning_rate = 0.1 },
+        device = device }
+    end
+    self.final = nn.Linear { in_features = 7, out_features = 1, device = device }
+    self.loss = nn.BCEWithLogitsLoss()
+  end
+  function Model:forward(batch)
+    local f2 = batch.sparse_features:to_dict().f2
+    local rows = self.bags and self.bags(batch.sparse_features):values() or self.bag(f2:values(), f2:offsets())
+    return self.loss(self.final(nn.functional.cat({ batch.dense_features, rows }, 2)):reshape(-1), batch.labels)
+  end
+  function Model:backward(loss) loss:backward() end
+
+  it_alone("is told a step later where nobody waits for a GPU, which learned without it; at the end at the latest",
+    function()
+      sim.run(1, function(_, world)
+        for _, layer in ipairs { false, true } do
+          local function make_late()
+            local model = Model(layer, "opaque")
+            return model, nn.optim.SGD { params = layer and model:parameters() or model.final:parameters(), lr = 0.1 }
+          end
+          local model, optimizer = make_late()
+          local states = states_of(model, optimizer, spoilt(world, "opaque", BAD, -1)) -- -1 stands for no id
+          for _, class in ipairs { "TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSemiSync" } do
+            for _, total in ipairs { BAD, BAD + 1 } do -- the end, and the next step
+              model, optimizer = make_late()
+              local p = peri[class] { model = model, optimizer = optimizer, device = "opaque" }
+              local steps, why = failed(p, spoilt(world, "opaque", total, 99))
+              -- the report was there before the backward pass of its own step, or afterwards
+              assert.is_true(steps == BAD or steps == BAD - 1)
+              assert.matches("sample 0: id 99 at place 0 of the bag, allowed: 0%.%.29, .* %(of an earlier lookup%)", why)
+              assert.equal(states[steps], here(model), class) -- here() raises nothing: it is told once
+            end
+          end
+        end
+      end, { device = "opaque" })
+    end)
+end)

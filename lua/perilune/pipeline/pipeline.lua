@@ -334,6 +334,7 @@ local function finish(self, n)
   if self.stage then self.stage:_settle() end
   self.next = false
   fly(self, false)
+  if self.streams then self.streams:hear() end
 end
 
 local function step(self, batches, taking)

@@ -25,4 +25,8 @@ function Streams:retire(context)
   for _, event in util.ordered(context.events) do main:wait_event(event) end
 end
 
+--- Wait for what is queued on the current stream: what the device has to tell of the last batches (bad ids) is an
+--- error.
+function Streams:hear() stream.current(self.device):synchronize() end
+
 return Streams
