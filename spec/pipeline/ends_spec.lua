@@ -486,7 +486,7 @@ describe("an id that no table has", function()
               local steps, why = failed(p, spoilt(world, "opaque", total, 99))
               -- the report was there before the backward pass of its own step, or afterwards
               assert.is_true(steps == BAD or steps == BAD - 1)
-              assert.matches("sample 0: id 99 at place 0 of the bag, allowed: 0%.%.29, .* %(of an earlier lookup%)", why)
+              assert.matches("sample 0: id 99 at place 0 of the bag, allowed: 0%.%.29, .*%(of an earlier lookup%)", why)
               assert.equal(states[steps], here(model), class) -- here() raises nothing: it is told once
             end
           end

@@ -337,8 +337,8 @@ typedef struct peri_embedding_bag_args {
 /** @out new, f32: [bags, cols], or with mode NONE the shape of ids and cols. A bag without ids gives zeros; of elements
  *  that are equally large the first one gets the gradient of MAX; NaN is the largest. On the tape: gradients of weight
  *  and weights, dense. Ids are checked (PERI_ERANGE names sample, place and id, and nothing was changed; on a GPU a
- *  call after a backward pass may go on without the verdict, which a later call tells: docs/embedding_tables.md); -1 adds
- *  nothing, but counts in a mean. The norms are in f64, (max_norm / (norm + 1e-7)) times the row is rounded once;
+ *  call after a backward pass may go on without the verdict, which a later call tells: docs/embedding_tables.md); -1
+ *  adds nothing, but counts in a mean. The norms are in f64, (max_norm / (norm + 1e-7)) times the row is rounded once;
  *  scaling is not recorded. */
 PERI_API peri_status peri_embedding_bag(const peri_embedding_bag_args *args, peri_tensor **out);
 
