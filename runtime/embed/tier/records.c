@@ -297,8 +297,12 @@ peri_status peri__tier_settle(peri__tier *tier)
 peri_status peri__ticket_fill(peri__tier *tier, peri__ticket *t)
 {
     if (t->filled) return PERI_OK;
-    PERI_TRY(peri__records_arrive(tier, &t->in));
-    PERI_TRY(peri__records_fill(tier, &t->in));
+    peri_status status = peri__records_arrive(tier, &t->in);
+    if (status >= 0) status = peri__records_fill(tier, &t->in);
+    if (status < 0) {
+        peri__ticket_forget(tier, t); /* what was not read is not read again: its batch asks anew */
+        return status;
+    }
     for (int64_t i = 0; i < t->in.n; i++)
         *peri__tier_flags(tier, t->in.moves[i].table, t->in.moves[i].slot) &= (uint8_t)~PERI__SLOT_FILLING;
     t->filled = true;
@@ -340,6 +344,7 @@ static void unpin_beside(void *ctx, int64_t begin, int64_t end)
 
 void peri__ticket_forget(peri__tier *tier, peri__ticket *t)
 {
+    if (t->state == PERI__TICKET_FREE) return;
     bool beside = t->filled && !t->depends; /* no slot is dropped, none joins a list, so each is its own */
     for (int64_t i = 0; i < tier->n_tables; i++) beside = beside && !tier->tables[i].cache->listed;
     peri__row_io_wait(tier->io, &t->in.job);
@@ -368,11 +373,7 @@ peri_status peri__tier_arrive(peri__tier *tier)
 {
     for (int i = 0; i < PERI__TICKETS; i++) {
         peri__ticket *t = &tier->ticket[i];
-        if (t->state == PERI__TICKET_FREE || t->filled) continue;
-        peri_status status = peri__ticket_fill(tier, t);
-        if (status >= 0) continue;
-        peri__ticket_forget(tier, t); /* what was not read is not read again: its batch asks anew */
-        return status;
+        if (t->state != PERI__TICKET_FREE) PERI_TRY(peri__ticket_fill(tier, t));
     }
     return PERI_OK;
 }

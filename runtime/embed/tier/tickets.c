@@ -22,8 +22,7 @@ void peri__tier_release(peri__tier *tier, peri__ticket *t)
 {
     /* What is under way belongs to the cache, also when this batch does not come. A failure shows when somebody asks
      * for the row again. */
-    if (!t->filled) (void)peri__ticket_fill(tier, t);
-    peri__ticket_forget(tier, t);
+    if (peri__ticket_fill(tier, t) >= 0) peri__ticket_forget(tier, t);
 }
 
 /** A ticket for @owner that holds nothing yet. */
@@ -544,9 +543,7 @@ static peri_status prefetch(const char *function, peri_tbe_batch *batch)
     PERI_TRY(resolve(function, tier, batch, true, &t));
     t->state = PERI__TICKET_PREFETCHED;
     bool here = tier->in_memory && !t->in.job.queued; /* no file is read for it */
-    peri_status status = here ? peri__ticket_fill(tier, t) : PERI_OK;
-    if (status < 0) peri__ticket_forget(tier, t);
-    return status;
+    return here ? peri__ticket_fill(tier, t) : PERI_OK;
 }
 
 peri_status peri__tier_prefetch(const char *function, peri_tbe_batch *batch)

@@ -191,11 +191,12 @@ peri_status peri__tier_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t 
 peri_status peri__tier_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src);
 peri_status peri__tier_reset(peri_tbe *tbe, int64_t table, const int64_t *rows, int64_t n);
 void peri__tier_statistics(const peri_tbe *tbe, int64_t table, peri_tbe_cache_stats *out);
-/** Finish the rows under way of a ticket; or of all: one whose rows cannot be read is forgotten, so its batch asks
- *  anew. */
+/** Finish the rows under way of a ticket, or of all. A ticket whose rows cannot be read is forgotten, so that its batch
+ *  asks anew. */
 peri_status peri__ticket_fill(peri__tier *tier, peri__ticket *ticket);
 peri_status peri__tier_arrive(peri__tier *tier);
-/** Give everything back that the ticket holds; rows that have not arrived are dropped. */
+/** Give everything back that the ticket holds; rows that have not arrived are dropped. A ticket that is free stays
+ *  so. */
 void peri__ticket_forget(peri__tier *tier, peri__ticket *ticket);
 
 /* flush.c: flushes */
