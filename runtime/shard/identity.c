@@ -4,48 +4,10 @@
  * with every batch; where hashes differ the texts travel too, and say what differs. Lines stand in an order that
  * follows from the configuration alone.
  */
+#include "../base/buffer.h"
 #include "module.h"
 
-#include <stdarg.h>
 #include <stddef.h>
-#include <stdio.h>
-
-/* -- text ---------------------------------------------------------------------------------------------------------- */
-
-typedef struct text {
-    char *data;
-    size_t n, room;
-    bool failed; /* no memory */
-} text;
-
-static void append(text *t, const char *format, va_list args)
-{
-    va_list again;
-    va_copy(again, args);
-    int n = vsnprintf(NULL, 0, format, again);
-    va_end(again);
-    if (t->failed || n < 0) return;
-    if (t->n + (size_t)n + 1 > t->room) {
-        size_t room = 2 * (t->n + (size_t)n + 1);
-        char *data = peri__realloc(t->data, room);
-        if (!data) {
-            t->failed = true;
-            return;
-        }
-        t->data = data;
-        t->room = room;
-    }
-    vsnprintf(t->data + t->n, (size_t)n + 1, format, args);
-    t->n += (size_t)n;
-}
-
-__attribute__((format(printf, 2, 3))) static void add(text *t, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    append(t, format, args);
-    va_end(args);
-}
 
 static const char *pick(const char *const *names, size_t n, int64_t i)
 {
@@ -95,7 +57,7 @@ static const struct {
 #undef FIELD
 };
 
-static void add_optimizer(text *t, const char *table, const peri_tbe_optimizer *o)
+static void add_optimizer(peri__buffer *t, const char *table, const peri_tbe_optimizer *o)
 {
     char out[32];
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -107,117 +69,122 @@ static void add_optimizer(text *t, const char *table, const peri_tbe_optimizer *
         case 'l': value = (double)*(const int64_t *)(const void *)at; break;
         default: value = *(const bool *)(const void *)at; break;
         }
-        add(t, "optimizer of table '%s'\t%s\t%s\n", table, fields[i].name, peri__number_text(value, out));
+        peri__buffer_print(t, "optimizer of table '%s'\t%s\t%s\n", table, fields[i].name,
+                           peri__number_text(value, out));
     }
 }
 
 /** As the arguments of QuantizedCommCodec say it, those that its format has. */
-static void add_codec(text *t, const char *rows, int way, const peri_codec *codec)
+static void add_codec(peri__buffer *t, const char *rows, int way, const peri_codec *codec)
 {
     char out[32];
     peri_codec_config c = {.size = sizeof c};
     if (codec) peri_codec_describe(codec, &c);
-    add(t, "rows of %s shards\t%s codec\t%s", rows, way ? "backward" : "forward",
-        PICK(c.format, "FP32", "FP16", "BF16", "FP8", "INT8", "MX4"));
-    if (c.format == PERI_CODEC_FP8) add(t, " of %d exponent bits, exponent_bias %d", c.exponent_bits, c.exponent_bias);
-    if (c.row_dim) add(t, ", row_dim %lld", (long long)c.row_dim);
+    peri__buffer_print(t, "rows of %s shards\t%s codec\t%s", rows, way ? "backward" : "forward",
+                       PICK(c.format, "FP32", "FP16", "BF16", "FP8", "INT8", "MX4"));
+    if (c.format == PERI_CODEC_FP8)
+        peri__buffer_print(t, " of %d exponent bits, exponent_bias %d", c.exponent_bits, c.exponent_bias);
+    if (c.row_dim) peri__buffer_print(t, ", row_dim %lld", (long long)c.row_dim);
     if (c.format == PERI_CODEC_MX4)
-        add(t, ", rounding_mode %s", PICK(c.rounding, "NEAREST", "FLOOR", "EVEN", "STOCHASTIC", "CEIL"));
+        peri__buffer_print(t, ", rounding_mode %s", PICK(c.rounding, "NEAREST", "FLOOR", "EVEN", "STOCHASTIC", "CEIL"));
     if (c.format == PERI_CODEC_FP16 || c.format == PERI_CODEC_BF16)
-        add(t, ", loss_scale %s", peri__number_text(c.loss_scale, out));
-    if (c.seed) add(t, ", seed %llu", (unsigned long long)c.seed);
-    add(t, "\n");
+        peri__buffer_print(t, ", loss_scale %s", peri__number_text(c.loss_scale, out));
+    if (c.seed) peri__buffer_print(t, ", seed %llu", (unsigned long long)c.seed);
+    peri__buffer_print(t, "\n");
 }
 
-static void add_shards(text *t, const char *name, const peri__route_table *table)
+static void add_shards(peri__buffer *t, const char *name, const peri__route_table *table)
 {
-    add(t, "table '%s'\tnumber of shards\t%d\n", name, table->n_shards);
+    peri__buffer_print(t, "table '%s'\tnumber of shards\t%d\n", name, table->n_shards);
     for (int32_t s = 0; s < table->n_shards; s++) {
         const peri_shard *shard = &table->shards[s];
         long long row = shard->row_offset, column = shard->col_offset;
-        add(t, "table '%s'\tshard %d\ton rank %d, rows %lld..%lld, columns %lld..%lld\n", name, s, shard->rank, row,
-            row + shard->rows - 1, column, column + shard->cols - 1);
+        peri__buffer_print(t, "table '%s'\tshard %d\ton rank %d, rows %lld..%lld, columns %lld..%lld\n", name, s,
+                           shard->rank, row, row + shard->rows - 1, column, column + shard->cols - 1);
     }
 }
 
-static void add_collision(text *t, const char *name, const peri_sharded_collision *x)
+static void add_collision(peri__buffer *t, const char *name, const peri_sharded_collision *x)
 {
-    add(t, "table '%s'\tmanaged collision\t%s\n", name,
-        x ? PICK(x->spread, "buckets by hash", "buckets by modulo", "buckets by range") : "none");
+    peri__buffer_print(t, "table '%s'\tmanaged collision\t%s\n", name,
+                       x ? PICK(x->spread, "buckets by hash", "buckets by modulo", "buckets by range") : "none");
     for (int32_t b = 0; x && b <= x->buckets; b++)
-        add(t, "table '%s'\tbucket %d\tfrom row %lld\n", name, b, (long long)x->segments[b]);
+        peri__buffer_print(t, "table '%s'\tbucket %d\tfrom row %lld\n", name, b, (long long)x->segments[b]);
     if (x && x->spread == PERI_SPREAD_RANGE)
-        add(t, "table '%s'\tinput_hash_size\t%lld\n", name, (long long)x->input_hash_size);
+        peri__buffer_print(t, "table '%s'\tinput_hash_size\t%lld\n", name, (long long)x->input_hash_size);
     for (const char *line = x ? x->agreed : NULL; line && *line;) {
         int n = (int)strcspn(line, "\n");
-        add(t, "table '%s'\t%.*s\n", name, n, line);
+        peri__buffer_print(t, "table '%s'\t%.*s\n", name, n, line);
         line += n + (line[n] == '\n');
     }
 }
 
-static void add_table(text *t, const peri_sharded_config *c, int32_t i, const peri__route_table *cut)
+static void add_table(peri__buffer *t, const peri_sharded_config *c, int32_t i, const peri__route_table *cut)
 {
     const peri_sharded_table *table = &c->tables[i];
     const char *name = table->name;
     char a[32], start[PERI__START_TEXT];
     bool fused = table->compute_kernel == PERI_KERNEL_FUSED;
-    add(t, "table %d\tname\t%s\n", i + 1, name);
-    add(t, "table '%s'\tnum_embeddings\t%lld\n", name, (long long)table->rows);
-    add(t, "table '%s'\tembedding_dim\t%lld\n", name, (long long)table->cols);
-    add(t, "table '%s'\tpooling\t%s\n", name, table->pooling == PERI_POOLING_MEAN ? "MEAN" : "SUM");
-    add(t, "table '%s'\tdata_type\t%s\n", name,
-        peri__tbe_bytes(table->dtype) ? peri_row_format_name(table->dtype) : peri_dtype_name(table->dtype));
-    add(t, "table '%s'\tsharding_type\t%s\n", name, peri_sharding_type_name(table->sharding_type));
-    add(t, "table '%s'\tcompute_kernel\t%s\n", name,
-        table->cache    ? "fused_uvm_caching"
-        : table->mapped ? PICK(table->compute_kernel, "dense", "fused_uvm", "quant_uvm")
-                        : PICK(table->compute_kernel, "dense", "fused", "quant"));
-    add(t, "table '%s'\tfeature_names\t", name);
-    for (int32_t f = 0; f < table->n_features; f++) add(t, "%s%s", f ? ", " : "", c->features[table->features[f]]);
-    add(t, "\ntable '%s'\tstart values\t%s\n", name,
-        peri__start_text(table->init, table->init_a, table->init_b, start));
-    add(t, "table '%s'\tbounds_check_mode\t%s\n", name,
-        PICK(table->bounds_check, "FATAL", "WARNING", "IGNORE", "NONE"));
+    peri__buffer_print(t, "table %d\tname\t%s\n", i + 1, name);
+    peri__buffer_print(t, "table '%s'\tnum_embeddings\t%lld\n", name, (long long)table->rows);
+    peri__buffer_print(t, "table '%s'\tembedding_dim\t%lld\n", name, (long long)table->cols);
+    peri__buffer_print(t, "table '%s'\tpooling\t%s\n", name, table->pooling == PERI_POOLING_MEAN ? "MEAN" : "SUM");
+    peri__buffer_print(t, "table '%s'\tdata_type\t%s\n", name,
+                       peri__tbe_bytes(table->dtype) ? peri_row_format_name(table->dtype)
+                                                     : peri_dtype_name(table->dtype));
+    peri__buffer_print(t, "table '%s'\tsharding_type\t%s\n", name, peri_sharding_type_name(table->sharding_type));
+    peri__buffer_print(t, "table '%s'\tcompute_kernel\t%s\n", name,
+                       table->cache    ? "fused_uvm_caching"
+                       : table->mapped ? PICK(table->compute_kernel, "dense", "fused_uvm", "quant_uvm")
+                                       : PICK(table->compute_kernel, "dense", "fused", "quant"));
+    peri__buffer_print(t, "table '%s'\tfeature_names\t", name);
+    for (int32_t f = 0; f < table->n_features; f++)
+        peri__buffer_print(t, "%s%s", f ? ", " : "", c->features[table->features[f]]);
+    peri__buffer_print(t, "\ntable '%s'\tstart values\t%s\n", name,
+                       peri__start_text(table->init, table->init_a, table->init_b, start));
+    peri__buffer_print(t, "table '%s'\tbounds_check_mode\t%s\n", name,
+                       PICK(table->bounds_check, "FATAL", "WARNING", "IGNORE", "NONE"));
     if (table->cache) /* the rest of its parameters may be what suits each machine: results do not depend on them */
-        add(t, "table '%s'\tload_factor\t%s\n", name, peri__number_text(table->cache->load_factor, a));
+        peri__buffer_print(t, "table '%s'\tload_factor\t%s\n", name, peri__number_text(table->cache->load_factor, a));
     if (fused)
-        add(t, "table '%s'\toptimizer\t%s (number %d)\n", name,
-            peri__optimizer_kind_of(c->optimizers[table->optimizer].kind)->name, table->optimizer);
+        peri__buffer_print(t, "table '%s'\toptimizer\t%s (number %d)\n", name,
+                           peri__optimizer_kind_of(c->optimizers[table->optimizer].kind)->name, table->optimizer);
     add_collision(t, name, table->collision);
     add_shards(t, name, cut);
 }
 
 /** Append what may change, and keep the text. */
-static peri_status finish(peri_sharded *e, text *t)
+static peri_status finish(peri_sharded *e, peri__buffer *t)
 {
     char rate[32];
     for (int32_t o = 0; o < e->n_optimizers; o++)
         if (e->rates[o].table >= 0)
-            add(t, "optimizer of table '%s'\tlearning_rate\t%s\n", e->table_names[e->rates[o].table],
-                peri__number_text(e->rates[o].rate, rate));
+            peri__buffer_print(t, "optimizer of table '%s'\tlearning_rate\t%s\n", e->table_names[e->rates[o].table],
+                               peri__number_text(e->rates[o].rate, rate));
     for (int32_t i = 0; i < e->n_times; i++) {
         const char *table = e->table_names[e->times[i].table];
         int64_t now = e->times[i].now;
-        if (now < 0) add(t, "managed collision of table '%s'\ttime (set_time)\tthe number of steps\n", table);
-        else add(t, "managed collision of table '%s'\ttime (set_time)\t%lld\n", table, (long long)now);
+        if (now < 0)
+            peri__buffer_print(t, "managed collision of table '%s'\ttime (set_time)\tthe number of steps\n", table);
+        else peri__buffer_print(t, "managed collision of table '%s'\ttime (set_time)\t%lld\n", table, (long long)now);
     }
     e->identity_text = t->data;
-    e->identity_bytes = (int64_t)t->n;
-    return t->failed ? PERI_ENOMEM : PERI_OK;
+    e->identity_bytes = t->bytes;
+    return t->status;
 }
 
 peri_status peri__identity_new(peri_sharded *e, const peri_sharded_config *c)
 {
     /* the node lane has the codecs of both */
     static const char *const lanes[] = {"table-wise and column-wise", "row-wise"};
-    text t = {0};
-    add(&t, "the module\tseed\t%llu\n", (unsigned long long)c->seed);
-    add(&t, "the module\tis_weighted\t%s\n", c->weighted ? "true" : "false");
-    add(&t, "the module\tuse_index_dedup\t%s\n", c->index_dedup ? "true" : "false");
-    add(&t, "the module\toutput_dtype\t%s\n", peri_dtype_name(e->output_dtype));
-    add(&t, "the module\tgradient_division\t%s\n", e->division > 1 ? "true" : "false");
-    add(&t, "the module\tnumber of tables\t%d\n", c->n_tables);
-    add(&t, "the module\trow_parts (PERI_TUNE)\t%d\n", e->parts);
+    peri__buffer t = {0};
+    peri__buffer_print(&t, "the module\tseed\t%llu\n", (unsigned long long)c->seed);
+    peri__buffer_print(&t, "the module\tis_weighted\t%s\n", c->weighted ? "true" : "false");
+    peri__buffer_print(&t, "the module\tuse_index_dedup\t%s\n", c->index_dedup ? "true" : "false");
+    peri__buffer_print(&t, "the module\toutput_dtype\t%s\n", peri_dtype_name(e->output_dtype));
+    peri__buffer_print(&t, "the module\tgradient_division\t%s\n", e->division > 1 ? "true" : "false");
+    peri__buffer_print(&t, "the module\tnumber of tables\t%d\n", c->n_tables);
+    peri__buffer_print(&t, "the module\trow_parts (PERI_TUNE)\t%d\n", e->parts);
     for (int32_t lane = 0; lane < 2; lane++)
         for (int way = 0; way < 2; way++)
             add_codec(&t, lanes[lane], way, e->ways[lane * PERI__SUMMED_LANE].hops[0].codec[way]);
@@ -225,15 +192,15 @@ peri_status peri__identity_new(peri_sharded *e, const peri_sharded_config *c)
     for (int32_t o = 0; o < c->n_optimizers; o++)
         if (e->rates[o].table >= 0) add_optimizer(&t, c->tables[e->rates[o].table].name, &c->optimizers[o]);
     /* last: of modules that are alike but for it, ranks came to others */
-    add(&t, "the module\tname\t'%s'\n", c->name ? c->name : "");
-    e->identity = t.failed ? 0 : peri__hash_text(t.data);
-    e->identity_fixed = (int64_t)t.n;
+    peri__buffer_print(&t, "the module\tname\t'%s'\n", c->name ? c->name : "");
+    e->identity = t.status < 0 ? 0 : peri__hash_text(t.data);
+    e->identity_fixed = t.bytes;
     return finish(e, &t);
 }
 
 peri_status peri__identity_refresh(peri_sharded *e)
 {
-    text t = {.data = e->identity_text, .n = (size_t)e->identity_fixed, .room = (size_t)e->identity_bytes + 1};
+    peri__buffer t = {.data = e->identity_text, .bytes = e->identity_fixed, .room = e->identity_bytes + 1};
     return finish(e, &t);
 }
 
