@@ -3,7 +3,7 @@
  * input.c: ids to their owners: the first part of a batch's walk. Batches of several modules may set out together
  * (router.c).
  */
-#include "walk.h"
+#include "rows.h"
 
 #include "../tensor/jagged_internal.h"
 
@@ -86,17 +86,22 @@ static peri_status input_step(peri_work *work)
     return status < 0 && d->ebc->world_size > 1 ? peri__group_fail(d->ebc->group, status) : status;
 }
 
-void peri__looks_free(peri_tbe_batch **looks, int32_t n)
+void peri__input_drop_looks(peri__input_dist *d)
 {
-    for (int32_t g = 0; looks && g < n; g++) peri_tbe_batch_release(looks[g]);
-    peri__free(looks);
+    for (int32_t way = 0; way < 2; way++) {
+        for (int32_t g = 0; d->looks[way] && g < d->ebc->n_sets; g++) peri_tbe_batch_release(d->looks[way][g]);
+        peri__free(d->looks[way]);
+        d->looks[way] = NULL;
+    }
+    peri__repeats_free(d->repeats);
+    d->repeats = NULL;
 }
 
 static void input_fini(peri_work *work)
 {
     peri__input_dist *d = (peri__input_dist *)work;
+    peri__input_drop_looks(d);
     for (int32_t way = 0; way < 2; way++) {
-        peri__looks_free(d->looks[way], d->ebc->n_sets);
         peri__batch_layout_release(d->layouts[way]);
         peri_tensor_release(d->id_offsets[way]);
     }

@@ -387,15 +387,10 @@ peri_status peri__managed_post(peri__input_dist *d)
 {
     peri_sharded *e = d->ebc;
     const peri__routing *r = &d->routing;
+    const peri__transfer_args a = {
+        .kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .out = r->source_ids, .in = r->sent_ids};
     if (!e->returns_rows || e->world_size == 1) return PERI_OK;
-    int64_t *counts = peri__alloc(sizeof *counts * (size_t)e->world_size);
-    if (!counts) return PERI_ENOMEM;
-    for (int32_t k = 0; k < e->world_size; k++) counts[k] = r->rank_ids[k + 1] - r->rank_ids[k];
-    peri__transfer_args a = {
-        .kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .out = r->source_ids, .in = counts};
-    peri_status status = peri__transfer_post(e->group, d->arrival->sent, &a, &d->arrival->back);
-    peri__free(counts);
-    return status;
+    return peri__transfer_post(e->group, d->arrival->sent, &a, &d->arrival->back);
 }
 
 peri_status peri__arrival_test(peri__arrival *a) { return a ? peri__transfer_test(&a->back) : PERI_OK; }
@@ -416,24 +411,24 @@ static peri_status numbers_of(peri_tensor *t, int64_t **out)
     return status;
 }
 
-peri_status peri__managed_rows(const peri_sharded *e, const peri__arrival *a, const peri__outbound *h,
-                               const peri__given *given, const int64_t *place_first, peri_tensor **out)
+peri_status peri__managed_rows(const peri__input_dist *d, peri_tensor **out)
 {
-    peri_tensor *back = e->world_size > 1 ? a->back.numbers : a->sent;
-    const peri__routes *r = e->routes;
-    int64_t *ids = NULL, *places = NULL, *rows = NULL, *offsets = NULL, n = peri__numel(given->ids);
+    const peri_sharded *e = d->ebc;
+    const peri__routing *r = &d->routing;
+    const peri__outbound *h = r->outbound;
+    int64_t *ids = NULL, *places = NULL, *rows = NULL, *offsets = NULL, n = peri__numel(r->values);
     peri_status status;
-    PERI_TRY_GOTO(numbers_of(given->ids, &ids), out);
-    PERI_TRY_GOTO(numbers_of(given->places, &places), out);
-    PERI_TRY_GOTO(numbers_of(given->offsets, &offsets), out);
-    PERI_TRY_GOTO(numbers_of(back, &rows), out);
-    for (int32_t i = 0; i < r->n_partitions; i++) {
-        const peri__partition *p = &r->partitions[i];
+    PERI_TRY_GOTO(numbers_of(r->values, &ids), out);
+    PERI_TRY_GOTO(numbers_of(r->places, &places), out);
+    PERI_TRY_GOTO(numbers_of(r->offsets_in, &offsets), out);
+    PERI_TRY_GOTO(numbers_of(e->world_size > 1 ? d->arrival->back.numbers : d->arrival->sent, &rows), out);
+    for (int32_t i = 0; i < e->routes->n_partitions; i++) {
+        const peri__partition *p = &e->routes->partitions[i];
         if (!p->raw) continue;
         int64_t first = offsets[h->feature_first[p->feature]],
                 past = offsets[h->feature_first[p->feature] + h->feature_bags[p->feature]];
         for (int64_t k = first; k < past; k++) {
-            int64_t place = places[place_first[i] + k - first];
+            int64_t place = places[r->place_first[i] + k - first];
             ids[k] = place < 0 ? -1 : rows[place];
         }
     }

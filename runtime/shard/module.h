@@ -54,22 +54,6 @@ typedef struct peri__batch_layout {
     peri__leg legs[PERI__LANES][PERI__HOPS]; /* of the ways */
 } peri__batch_layout;
 
-typedef struct peri__repeats peri__repeats; /* which samples of a variable batch share a bag (repeats.c) */
-
-/** What a home keeps of its input until the backward pass. */
-typedef struct peri__given {
-    peri_tensor *inverse; /* i64: of a variable batch; NULL: none */
-    peri_tensor *ids, *places; /* where rows are of ids: the input's, and where they went (peri__routing.places); else
-                                  NULL */
-    peri_tensor *offsets, *weights; /* of the input, where bags of such rows are pooled here; weights: or NULL */
-    peri_tensor *origins; /* as peri__routing.origins, or NULL */
-    peri__repeats *repeats; /* of a variable batch some of whose rows may be where the results lie; else NULL */
-    int64_t first_own, own_place, own_ids; /* ids that were received before this rank's own; where these are on its
-                                              wire; how many */
-    int64_t first_own_bag;  /* bags that were received before this rank's own */
-    peri_tensor *own_bags;  /* peri__repeats_own, or NULL */
-} peri__given;
-
 typedef struct peri__rows peri__rows; /* one direction of a batch (rows.h) */
 
 /** A kind of module: its stages. */

@@ -129,21 +129,22 @@ static peri_status lay_out(const peri__laying *x)
 static peri_k_route_pool_args pool_args(const peri__rows *rows)
 {
     const peri__home *h = rows->layout->home;
-    const peri__given *given = rows->given;
+    const peri__input_dist *d = rows->input;
+    const peri__routing *r = &d->routing;
     const peri__outbound *o = h->outbound;
     return (peri_k_route_pool_args){.rows = {.stride = rows->e->cols,
                                              .received = peri__data(rows->away),
                                              .own = peri__data(rows->own),
-                                             .ids = peri__data(given->ids),
-                                             .places = given->places ? peri__data(given->places) : NULL,
+                                             .ids = peri__data(r->values),
+                                             .places = r->places ? peri__data(r->places) : NULL,
                                              .partitions = peri__upload_at(&o->up, o->partitions),
                                              .bounds = peri__upload_at(&o->up, o->bounds),
                                              .pieces = peri__upload_at(&h->up, h->pieces),
-                                             .ids_i32 = given->ids->dtype == PERI_I32},
+                                             .ids_i32 = r->values->dtype == PERI_I32},
                                     .pools = peri__upload_at(&h->up, h->pools),
-                                    .offsets = peri__data(given->offsets),
-                                    .inverse = given->inverse ? peri__data(given->inverse) : NULL,
-                                    .weights = given->weights ? peri__data(given->weights) : NULL,
+                                    .offsets = peri__data(r->offsets_in),
+                                    .inverse = d->inverse ? peri__data(d->inverse) : NULL,
+                                    .weights = r->weights ? peri__data(r->weights) : NULL,
                                     .n_pools = h->n_pools};
 }
 
@@ -186,7 +187,7 @@ static peri_status combine(const peri__rows *rows)
 {
     const peri_sharded *e = rows->e;
     const peri__home *h = rows->layout->home;
-    const peri__given *given = rows->given;
+    const peri__input_dist *d = rows->input;
     float *out = peri__data(rows->ends[0]);
     const peri__left *left;
     PERI_TRY(peri__rows_left(rows, &left));
@@ -199,10 +200,10 @@ static peri_status combine(const peri__rows *rows)
                                           peri__upload_at(left ? &left->up : &h->up, left ? left->outputs : h->outputs),
                                       .pieces = peri__upload_at(&h->up, h->pieces),
                                       .n_outputs = n,
-                                      .inverse = given->inverse ? peri__data(given->inverse) : NULL,
+                                      .inverse = d->inverse ? peri__data(d->inverse) : NULL,
                                       .past = past_caches(e, h->rows * e->cols)};
     if (n) PERI_TRY(PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64));
-    if (given->repeats) peri__repeats_copy(given->repeats, rows);
+    if (d->repeats) peri__repeats_copy(d->repeats, rows);
     if (!h->n_pools) return PERI_OK;
     peri_k_route_pool_args pool = pool_args(rows);
     pool.rows.values = out;
@@ -220,7 +221,7 @@ static peri_status spread(const peri__rows *rows)
 {
     const peri_sharded *e = rows->e;
     const peri__home *h = rows->layout->home;
-    const peri_tensor *inverse = rows->given->inverse;
+    const peri_tensor *inverse = rows->input->inverse;
     const peri__left *left;
     PERI_TRY(peri__rows_left(rows, &left));
     const peri__upload *up = left ? &left->up : &h->up;
@@ -252,7 +253,7 @@ static peri_status bag_gradients(const peri__rows *rows, peri_tensor *grad, peri
                                      .outputs = peri__upload_at(&h->up, h->bag_outputs),
                                      .pieces = peri__upload_at(&h->up, h->bag_pieces),
                                      .bags = peri__upload_at(&h->up, h->bag_numbers),
-                                     .inverse = peri__data(rows->given->inverse),
+                                     .inverse = peri__data(rows->input->inverse),
                                      .n_outputs = h->n_pools};
     peri_status status = PERI_LAUNCH(e->device, route_spread, &args, h->most_bags, spread_grain(h));
     if (status < 0) peri_tensor_release(*out);
@@ -264,7 +265,7 @@ peri_status peri__pooled_weights(const peri__rows *rows, peri_tensor *grad, peri
     const peri_sharded *e = rows->e;
     const peri__home *h = rows->layout->home;
     peri_tensor *bags = NULL;
-    int64_t n = peri__numel(rows->given->ids);
+    int64_t n = peri__numel(rows->input->routing.values);
     if (h->variable) PERI_TRY(bag_gradients(rows, grad, &bags));
     peri_status status = peri_tensor_full(e->device, PERI_F32, 1, &n, 0, out);
     if (status >= 0) {

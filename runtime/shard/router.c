@@ -216,13 +216,19 @@ static peri_status make_counts(peri__routing *r)
 {
     const peri__routes *routes = r->router->routes;
     const int64_t world = routes->world_size, mine = peri__strands_of(routes, r->router->group->rank);
-    r->rank_ids = peri__alloc_zero(sizeof *r->rank_ids * (size_t)(world + 1 + 2 * world * mine + 2 * world));
+    r->rank_ids = peri__alloc_zero(sizeof *r->rank_ids * (size_t)(world + 1 + 2 * world * mine + 4 * world));
     if (!r->rank_ids) return PERI_ENOMEM;
     r->counts = r->rank_ids + world + 1;
     r->ids = r->counts + world * mine;
     r->source_bags = r->ids + world * mine;
     r->source_ids = r->source_bags + world;
+    r->sent_bags = r->source_ids + world;
+    r->sent_ids = r->sent_bags + world;
     for (int64_t k = 0; k <= world; k++) r->rank_ids[k] = r->report->words[routes->rank_wire[k]];
+    for (int64_t k = 0; k < world; k++) {
+        r->sent_bags[k] = r->outbound->rank_bags[k + 1] - r->outbound->rank_bags[k];
+        r->sent_ids[k] = r->rank_ids[k + 1] - r->rank_ids[k];
+    }
     return PERI_OK;
 }
 
@@ -266,27 +272,18 @@ static peri_status read_announcements(peri__routing *r)
 
 static peri_status post_payload(peri__routing *r)
 {
-    const peri__router *o = r->router;
-    const int64_t world = o->routes->world_size;
-    int64_t *bags = peri__alloc(sizeof *bags * 2 * (size_t)world), *ids = bags + world;
-    if (!bags) return PERI_ENOMEM;
-    for (int64_t k = 0; k < world; k++) {
-        bags[k] = r->outbound->rank_bags[k + 1] - r->outbound->rank_bags[k];
-        ids[k] = r->rank_ids[k + 1] - r->rank_ids[k];
-    }
-    peri_status status = PERI_OK;
-    for (int32_t k = 0; k < PERI__PAYLOADS && status >= 0; k++) {
+    peri_group *group = r->router->group;
+    for (int32_t k = 0; k < PERI__PAYLOADS; k++) {
         bool by_bag = k == PERI__LENGTHS || k == PERI__BY_BAG;
         peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL,
                                  .channel = PERI_CHANNEL_IDS,
                                  .sequence = r->payload + (uint64_t)k,
-                                 .out = by_bag ? bags : ids,
+                                 .out = by_bag ? r->sent_bags : r->sent_ids,
                                  .in = by_bag ? r->source_bags : r->source_ids};
-        if (r->send[k]) status = peri__transfer_post(o->group, r->send[k], &a, &r->transfers[k]);
-        else peri__group_skip(o->group, PERI_CHANNEL_IDS, a.sequence);
+        if (r->send[k]) PERI_TRY(peri__transfer_post(group, r->send[k], &a, &r->transfers[k]));
+        else peri__group_skip(group, PERI_CHANNEL_IDS, a.sequence);
     }
-    peri__free(bags);
-    return status;
+    return PERI_OK;
 }
 
 /** Everything is here: make offsets, drop what was sent. */
@@ -367,22 +364,32 @@ peri_status peri__routing_test(peri__routing *r)
     }
 }
 
+void peri__routing_drop_input(peri__routing *r)
+{
+    peri_tensor **tensors[] = {&r->values, &r->weights, &r->offsets_in, &r->own_offsets};
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        peri_tensor_release(*tensors[i]);
+        *tensors[i] = NULL;
+    }
+    peri_kjt_release(r->args.kjt);
+    r->args.kjt = NULL;
+}
+
 void peri__routing_fini(peri__routing *r)
 {
+    peri__routing_drop_input(r);
     for (int32_t k = 0; k < PERI__PAYLOADS; k++) {
         peri__transfer_fini(&r->transfers[k]);
         peri_tensor_release(r->send[k]);
         peri_tensor_release(r->received[k]);
     }
-    peri_tensor *tensors[] = {r->values, r->weights, r->offsets_in, r->cursor, r->wire_lengths, r->offsets,
-                              r->own_offsets, r->places, r->origins};
+    peri_tensor *tensors[] = {r->cursor, r->wire_lengths, r->offsets, r->places, r->origins};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
     peri__report_return(r->report);
     peri__announce_release(r->announce);
     peri__free(r->rank_ids);
     peri__free(r->place_first);
     peri__outbound_release(r->outbound);
-    peri_kjt_release(r->args.kjt);
     *r = (peri__routing){0};
 }
 

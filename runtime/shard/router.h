@@ -130,6 +130,7 @@ struct peri__routing {
     int64_t *counts, *ids;   /* world_size x strands of this rank: bags, and ids, that each rank sends for each strand;
                                 behind rank_ids */
     int64_t *source_bags, *source_ids; /* world_size: their sums by rank */
+    int64_t *sent_bags, *sent_ids;     /* world_size: bags, and ids, that this rank sends to each */
     /* At the end: */
     peri_tensor *received[PERI__PAYLOADS]; /* by source rank, strand, bag; no lengths, and NULL where there is none */
     peri_tensor *offsets;    /* i64: of the bags that were received */
@@ -153,6 +154,8 @@ peri_status peri__routing_start(peri__routing *r, peri__router *router, const pe
 peri_status peri__routings_set_out(peri__routing *const *r, int32_t n);
 /** PERI_PENDING until all that others send is here; `announced` may be true before. */
 peri_status peri__routing_test(peri__routing *r);
+/** Nobody will ask for the input again: give it up. What was made of it stays. */
+void peri__routing_drop_input(peri__routing *r);
 void peri__routing_fini(peri__routing *r);
 /** Ids of this rank's that place @w of the wire takes, once they are counted. */
 int64_t peri__routing_sent(const peri__routing *r, int32_t w);

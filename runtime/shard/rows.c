@@ -11,14 +11,17 @@
 /** Where the rows of the bags of a set's lookup are, if they do not follow each other. */
 static peri__bag_places places_of(const peri__rows *r, const peri__table_set *set)
 {
-    const peri__given *x = r->given;
+    const peri__routing *x = &r->input->routing;
+    const int32_t me = r->e->rank;
     if (set->replica) {
-        const peri_tensor *all = r->past ? peri__repeats_places(x->repeats) : NULL;
+        const peri_tensor *all = r->past ? peri__repeats_places(r->input->repeats) : NULL;
         return (peri__bag_places){all ? peri__data(all) : NULL, 0, all ? peri__numel(all) : 0};
     }
-    if (r->past) return (peri__bag_places){peri__data(x->own_bags), x->first_own_bag, peri__numel(x->own_bags)};
+    if (r->past)
+        return (peri__bag_places){peri__data(r->own_bags), peri__sum(x->source_bags, me), peri__numel(r->own_bags)};
     if (!x->origins) return (peri__bag_places){0};
-    return (peri__bag_places){(const int32_t *)peri__data(x->origins) + x->own_place, x->first_own, x->own_ids};
+    return (peri__bag_places){(const int32_t *)peri__data(x->origins) + x->rank_ids[me], peri__sum(x->source_ids, me),
+                              x->source_ids[me]};
 }
 
 /** The lowest of the ends and the sums, or (@mixed) of these and the owner's buffer. */
@@ -113,7 +116,7 @@ static peri_status place_set(const peri__rows *r, int32_t g, bool *placed)
     bool mixed;
     PERI_TRY(blocks_in_place(r, g, &places, &mixed, &there));
     *placed = there;
-    peri_status status = there ? peri__batch_place(r->looks[g], there, &places, placed) : PERI_OK;
+    peri_status status = there ? peri__batch_place(r->input->looks[r->back][g], there, &places, placed) : PERI_OK;
     if (status >= 0 && *placed) r->base[g] = lowest(r, mixed);
     peri_tbe_blocks_release(there);
     return status;
@@ -130,7 +133,7 @@ static void unplace(const peri__rows *r, int32_t space)
 {
     for (int32_t g = 0; g < r->e->n_sets; g++) {
         if (!r->base[g] || !of_space(r, g, space)) continue;
-        peri__batch_unplace(r->looks[g]);
+        peri__batch_unplace(r->input->looks[r->back][g]);
         r->base[g] = NULL;
     }
 }
@@ -175,13 +178,11 @@ static peri_status place(peri__rows *r, int32_t space)
 /** Of a variable batch: where bags have their rows. */
 static peri_status find_bags(peri__rows *r)
 {
-    peri__repeats *repeats = r->given->repeats;
+    const peri__repeats *repeats = r->input->repeats;
     if (!repeats) return PERI_OK;
     r->past = r->layout->home->rows + 1;
     if (r->back && !(r->sums = peri__repeats_sums(repeats, &r->past))) r->past = 0;
-    peri_tensor_release(r->given->own_bags);
-    r->given->own_bags = NULL;
-    return peri__repeats_own(repeats, &r->given->own_bags);
+    return peri__repeats_own(repeats, &r->own_bags);
 }
 
 /* -- the interface ------------------------------------------------------------------------------------------------- */
@@ -239,6 +240,7 @@ void peri__rows_fini(peri__rows *r)
     peri__free(r->ends);
     peri_tensor_release(r->own);
     peri_tensor_release(r->away);
+    peri_tensor_release(r->own_bags);
     peri__travel_release(r->travel);
     *r = (peri__rows){0};
 }

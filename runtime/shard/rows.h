@@ -16,7 +16,7 @@
 #ifndef PERI_SHARD_ROWS_H
 #define PERI_SHARD_ROWS_H
 
-#include "module.h"
+#include "walk.h"
 
 enum { PERI__ALL_LANES = (1 << PERI__LANES) - 1 }; /* of the bits of spaces */
 
@@ -24,10 +24,9 @@ typedef struct peri__travel peri__travel; /* what the transport calls (travel.c)
 
 /** Zeroed: none. */
 struct peri__rows {
-    const peri_sharded *e;           /* borrowed, as are the next three */
+    const peri_sharded *e; /* borrowed, as are the next two */
     const peri__batch_layout *layout;
-    peri__given *given;
-    peri_tbe_batch *const *looks;    /* by set of tables */
+    const peri__input_dist *input;
     bool back;                       /* gradients */
     bool buffers_own;                /* own rows' gradients are wanted in the buffer */
     bool apart;                      /* a gradient for each result; else one end has the rows of all results, one behind
@@ -38,6 +37,7 @@ struct peri__rows {
     peri_tensor **ends;              /* contiguous f32; retained, and the array is owned */
     peri_tensor *sums;               /* of the gradients of bags that several samples have (repeats.c), borrowed; or
                                         NULL */
+    peri_tensor *own_bags;           /* peri__repeats_own, or NULL */
     int64_t past;                    /* of a variable batch: one past the last row that a bag may have; 0: nobody knows
                                         which it has */
     peri_tensor **base;              /* by set, borrowed: what its lookup's places are counted from; NULL: its rows are
@@ -45,7 +45,7 @@ struct peri__rows {
     peri__travel *travel;            /* or NULL */
 };
 
-/** Buffers for a direction whose e, layout, given, looks and back are set. */
+/** Buffers for a direction whose e, layout, input and back are set. */
 peri_status peri__rows_open(peri__rows *r);
 /** Decide who takes what to @ends, or from there: the results that are put together, one tensor; or gradients, of all
  *  results as one tensor or (r->apart) one for each. Lookups are told; see peri__rows_unbind. */

@@ -251,8 +251,9 @@ static int32_t segment_of(const peri__rows *r, int32_t p, segment *s)
     s->stride = r->e->cols;
     s->column = x->column;
     if (h->variable)
-        s->index = (const int32_t *)peri__data(peri__repeats_places(r->given->repeats)) + h->feature_first[x->feature];
-    if (x->cut && r->given->origins) s->index = (const int32_t *)peri__data(r->given->origins) + x->first;
+        s->index = (const int32_t *)peri__data(peri__repeats_places(r->input->repeats)) + h->feature_first[x->feature];
+    if (x->cut && r->input->routing.origins)
+        s->index = (const int32_t *)peri__data(r->input->routing.origins) + x->first;
     return x->cut && !s->index ? -1 : x->space;
 }
 
@@ -278,8 +279,8 @@ static peri_status travel_new(const peri__rows *r, peri__travel **out)
     for (int32_t i = 0; i < r->n_ends; i++) keep(d, r->ends[i]);
     if (!r->back) keep(d, r->away);
     keep(d, r->sums);
-    keep(d, r->given->origins);
-    if (r->given->repeats) keep(d, peri__repeats_places(r->given->repeats));
+    keep(d, r->input->routing.origins);
+    if (r->input->repeats) keep(d, peri__repeats_places(r->input->repeats));
     d->segments = peri__alloc(sizeof *d->segments * (size_t)peri__max(1, e->travelling.n));
     if (!d->segments) {
         peri__travel_release(d);

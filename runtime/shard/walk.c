@@ -28,11 +28,8 @@
 /** A batch between its lookup and the end of its backward pass; shared by the work and the two nodes. */
 typedef struct batch {
     peri__trip trip;
-    peri_sharded *ebc;
-    peri__batch_layout *layouts[2]; /* by direction */
-    peri_tbe_batch **looks[2];   /* by direction and set: its lookup */
-    peri__given given;           /* retained */
-    peri_tensor *home_weights;
+    peri__input_dist *input;                          /* retained */
+    peri_sharded *ebc;                                /* the input's */
     peri__weights_dist *weights_dist;                 /* NULL: the weights want no gradient */
     peri__rows rows[2];          /* by direction; of the results: until these are taken, or the weights' gradient is
                                     made of them */
@@ -47,9 +44,9 @@ typedef struct batch {
 typedef struct output_dist {
     peri_work base;
     batch *batch;
-    peri__input_dist *ids;       /* of the batch, while rows of its raw ids are asked for; retained */
     peri__verdict *verdict;      /* whether all ranks could look up; NULL: errors of this rank end the group */
     bool failed;                 /* this rank could not: it sends whatever is there */
+    bool asks;                   /* for rows of the batch's raw ids, which nobody has taken yet */
     bool in_flight;              /* maps of raw ids have learned from it, and nobody has its output */
     bool sent;                   /* all parts have set out: who moves works on between them does not take this one for
                                     complete */
@@ -119,16 +116,9 @@ static void batch_fini(peri__trip *trip)
     }
     peri__free(b->replica_flat);
     peri__free(b->replica_work);
-    peri_tensor *tensors[] = {b->home_weights,  b->given.inverse, b->given.ids,     b->given.places,
-                              b->given.offsets, b->given.weights, b->given.origins, b->given.own_bags};
-    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
     peri__weights_dist_release(b->weights_dist);
-    peri__repeats_free(b->given.repeats);
-    for (int32_t way = 0; way < 2; way++) {
-        peri__looks_free(b->looks[way], n_sets);
-        peri__batch_layout_release(b->layouts[way]);
-    }
-    peri_sharded_release(b->ebc);
+    peri__input_drop_looks(b->input);
+    peri_work_release(&b->input->base);
     peri__free(b);
 }
 
@@ -139,36 +129,14 @@ static peri_status batch_new(peri__input_dist *d, batch **out)
     if (!b) return PERI_ENOMEM;
     for (int32_t way = 0; way < 2; way++) b->journeys[way] = (peri__journey *)(b + 1) + way * lanes;
     peri__trip_init(&b->trip, &batch_vtab, d->ebc->group);
-    peri_sharded_retain(d->ebc);
+    peri_work_retain(&d->base);
+    b->input = d;
     b->ebc = d->ebc;
-    for (int32_t way = 0; way < 2; way++) {
-        peri__refs_add(&d->layouts[way]->refs);
-        b->layouts[way] = d->layouts[way];
-    }
-    b->home_weights = peri__keep(d->routing.weights);
-    b->given.inverse = peri__keep(d->inverse);
-    b->given.places = peri__keep(d->routing.places);
-    b->given.origins = peri__keep(d->routing.origins);
-    for (int32_t k = 0; k < d->ebc->rank; k++) {
-        b->given.first_own += d->routing.source_ids[k];
-        b->given.first_own_bag += d->routing.source_bags[k];
-    }
-    b->given.own_place = d->routing.rank_ids[d->ebc->rank];
-    b->given.own_ids = d->routing.source_ids[d->ebc->rank];
-    if (d->ebc->kind->by_id || d->layouts[PERI__TO_HOMES] != d->layouts[PERI__TO_OWNERS]) {
-        b->given.ids = peri__keep(d->routing.values);
-        b->given.offsets = peri__keep(d->routing.offsets_in);
-        b->given.weights = peri__keep(d->routing.weights);
-    }
     peri_status status = PERI_OK;
-    for (int32_t way = 0; way < 2 && status >= 0; way++) {
+    for (int32_t way = 0; way < 2; way++)
         for (int32_t g = 0; g < d->ebc->n_sets && status >= 0; g++) status = look_of(d, way, g);
-        if (status < 0) break;
-        b->looks[way] = d->looks[way];
-        d->looks[way] = NULL;
-    }
     for (int32_t g = 0; g < d->ebc->n_sets && status >= 0; g++)
-        peri__batch_alike(b->looks[PERI__TO_OWNERS][g], b->looks[PERI__TO_HOMES][g]);
+        peri__batch_alike(d->looks[PERI__TO_OWNERS][g], d->looks[PERI__TO_HOMES][g]);
     if (status >= 0) status = peri__weights_dist_new(d, &b->weights_dist);
     if (status < 0) peri__trip_release(&b->trip);
     else *out = b;
@@ -193,9 +161,8 @@ static peri_status rows_new(batch *b, int32_t direction)
 {
     peri__rows *r = &b->rows[direction];
     r->e = b->ebc;
-    r->layout = b->layouts[direction];
-    r->given = &b->given;
-    r->looks = b->looks[direction];
+    r->layout = b->input->layouts[direction];
+    r->input = b->input;
     r->back = direction == PERI__TO_OWNERS;
     r->buffers_own = r->back && b->weights_dist;
     return peri__rows_open(r);
@@ -260,7 +227,7 @@ static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor **flat)
 {
     peri_tensor *part, *result;
     PERI_TRY(weights_part(b, g, &part));
-    peri_status status = peri_tbe_batch_gradient(b->looks[PERI__TO_OWNERS][g],
+    peri_status status = peri_tbe_batch_gradient(b->input->looks[PERI__TO_OWNERS][g],
                                                  peri__rows_of(&b->rows[PERI__TO_OWNERS], g), part, &result);
     if (status < 0) {
         peri_tensor_release(part);
@@ -277,7 +244,7 @@ static peri_status update(const batch *b, int32_t g)
 {
     const peri__rows *r = &b->rows[PERI__TO_OWNERS];
     peri_tensor *part, *rows = peri__rows_of(r, g);
-    peri_tbe_batch *look = b->looks[PERI__TO_OWNERS][g];
+    peri_tbe_batch *look = b->input->looks[PERI__TO_OWNERS][g];
     if (rows != r->own) {
         PERI_TRY(look->tbe->store->backward("peri_tbe_batch_backward", look, rows, NULL));
         peri__tbe_note_pass(look->tbe);
@@ -378,7 +345,7 @@ static peri_status reduce_replicas(batch *b)
 static peri_status result_of(const batch *b, peri_tensor *rows, int32_t i, int64_t *at, peri_tensor **out)
 {
     const peri_sharded *e = b->ebc;
-    const peri__home *h = b->layouts[PERI__TO_OWNERS]->home;
+    const peri__home *h = b->input->layouts[PERI__TO_OWNERS]->home;
     int64_t shape[2] = {e->result_feature ? h->feature_rows[e->result_feature[i]] : h->rows, e->cols};
     int64_t offset = rows->offset + *at * e->cols;
     *at += shape[0];
@@ -389,7 +356,7 @@ static peri_status result_of(const batch *b, peri_tensor *rows, int32_t i, int64
 static peri_status join_gradients(const batch *b, peri_tensor *const *grad, peri_tensor **out)
 {
     const peri_sharded *e = b->ebc;
-    int64_t at = 0, shape[2] = {b->layouts[PERI__TO_OWNERS]->home->rows, e->cols};
+    int64_t at = 0, shape[2] = {b->input->layouts[PERI__TO_OWNERS]->home->rows, e->cols};
     if (e->n_results == 1 && grad[0]) {
         peri_tensor *flat;
         PERI_TRY(peri_tensor_contiguous(grad[0], &flat));
@@ -428,7 +395,7 @@ static peri_status spread(batch *b, peri_tensor *const *grad_out)
     peri_tensor *joined = NULL;
     r->apart = in_parts(b, grad_out);
     if (!r->apart) PERI_TRY(join_gradients(b, grad_out, &joined));
-    peri_status status = joined && b->given.repeats ? peri__repeats_add_up(b->given.repeats, joined) : PERI_OK;
+    peri_status status = joined && b->input->repeats ? peri__repeats_add_up(b->input->repeats, joined) : PERI_OK;
     if (status >= 0) status = peri__rows_bind(r, r->apart ? grad_out : &joined, r->apart ? b->ebc->n_results : 1);
     peri_tensor_release(joined);
     return status < 0 ? status : b->ebc->kind->spread(r);
@@ -474,8 +441,7 @@ static peri_status record_lookup(batch *b, peri__node **leave)
     n = 0;
     for (int32_t g = 0; g < e->n_sets; g++)
         for (int32_t i = 0; e->sets[g].dense && i < e->sets[g].n_tables; i++) leaves[n++] = e->sets[g].leaves[i];
-    peri_status status =
-        b->weights_dist ? peri__weights_dist_record(b->weights_dist, b->home_weights, &token) : PERI_OK;
+    peri_status status = b->weights_dist ? peri__weights_dist_record(b->weights_dist, &token) : PERI_OK;
     leaves[n++] = token;
     if (status >= 0) status = peri__trip_leaves(&b->trip, leaves, n, leave);
     peri_tensor_release(token);
@@ -488,7 +454,7 @@ static peri_status output_step(peri_work *work)
     output_dist *o = (output_dist *)work;
     peri_status status = o->sent ? PERI_OK : PERI_PENDING;
     if (status == PERI_OK) status = rows_test(o->batch, PERI__PARTS, PERI__TO_HOMES);
-    if (status == PERI_OK && o->ids) status = peri__arrival_test(o->ids->arrival);
+    if (status == PERI_OK && o->asks) status = peri__arrival_test(o->batch->input->arrival);
     if (status < 0) return peri__group_fail(o->batch->ebc->group, status);
     return status == PERI_OK && o->verdict ? peri__verdict_test(o->verdict) : status;
 }
@@ -497,7 +463,6 @@ static void output_fini(peri_work *work)
 {
     output_dist *o = (output_dist *)work;
     if (o->batch && !o->used) rows_drop(o->batch, PERI__TO_HOMES);
-    if (o->ids) peri_work_release(&o->ids->base);
     if (o->batch) peri__landed(o->batch->ebc, &o->in_flight);
     peri__verdict_release(o->verdict);
     peri__node_release(o->leave);
@@ -532,7 +497,7 @@ static peri_status rows_of_part(output_dist *o, int32_t part, bool recording)
     peri_sharded *e = b->ebc;
     const peri__rows *r = &b->rows[PERI__TO_HOMES];
     for (int32_t g = 0; g < e->n_sets; g++) {
-        peri_tbe_batch *look = b->looks[PERI__TO_HOMES][g];
+        peri_tbe_batch *look = b->input->looks[PERI__TO_HOMES][g];
         peri_tensor *rows = peri__rows_of(r, g);
         if (e->sets[g].part != part) continue;
         if (recording) PERI_TRY(peri__tbe_ema(e->sets[g].tbe));
@@ -559,11 +524,11 @@ static peri_status look_up_part(output_dist *o, int32_t part, bool recording)
 static peri_status bind_results(batch *b)
 {
     const peri_sharded *e = b->ebc;
-    const peri__home *h = b->layouts[PERI__TO_HOMES]->home;
+    const peri__home *h = b->input->layouts[PERI__TO_HOMES]->home;
     if (h->variable && !e->kind->by_id && peri__immediate(e->device) &&
         (e->routes->n_replicas || (!e->exact && !e->two_rules)))
-        PERI_TRY(peri__repeats_new(e, h, b->given.inverse, &b->given.repeats));
-    const int64_t shape[] = {h->joined_rows + (b->given.repeats ? 1 : 0), e->cols};
+        PERI_TRY(peri__repeats_new(e, h, b->input->inverse, &b->input->repeats));
+    const int64_t shape[] = {h->joined_rows + (b->input->repeats ? 1 : 0), e->cols};
     peri_tensor *results;
     PERI_TRY(peri_tensor_new(e->device, PERI_F32, 2, shape, &results));
     peri_status status = peri__rows_bind(&b->rows[PERI__TO_HOMES], &results, 1);
@@ -629,7 +594,7 @@ peri_status peri_sharded_prefetch(peri_sharded *e, peri_work *dist)
 static peri_status explain(batch *b, peri__buffer *text)
 {
     const peri_sharded *e = b->ebc;
-    const int64_t shape[] = {b->layouts[PERI__TO_OWNERS]->home->rows, e->cols};
+    const int64_t shape[] = {b->input->layouts[PERI__TO_OWNERS]->home->rows, e->cols};
     peri_tensor *grad;
     PERI_TRY(rows_new(b, PERI__TO_HOMES));
     PERI_TRY(bind_results(b));
@@ -638,7 +603,7 @@ static peri_status explain(batch *b, peri__buffer *text)
     if (e->frozen) return PERI_OK;
     PERI_TRY(rows_new(b, PERI__TO_OWNERS));
     PERI_TRY(peri_tensor_full(e->device, PERI_F32, 2, shape, 0, &grad));
-    peri_status status = b->given.repeats ? peri__repeats_add_up(b->given.repeats, grad) : PERI_OK;
+    peri_status status = b->input->repeats ? peri__repeats_add_up(b->input->repeats, grad) : PERI_OK;
     if (status >= 0) status = peri__rows_bind(&b->rows[PERI__TO_OWNERS], &grad, 1);
     if (status >= 0) peri__explain(text, &b->rows[PERI__TO_OWNERS]);
     peri_tensor_release(grad);
@@ -665,6 +630,13 @@ peri_status peri_sharded_explain(peri_sharded *e, peri_work *dist, char **out)
 
 void peri_sharded_explain_release(char *text) { peri__free(text); }
 
+/** Whether a batch asks for its input again once it is looked up. */
+static bool keeps_input(const peri__input_dist *d)
+{
+    return d->ebc->kind->by_id || d->ebc->returns_rows || peri__weights_want_grad(d) ||
+           d->layouts[PERI__TO_HOMES] != d->layouts[PERI__TO_OWNERS];
+}
+
 peri_status peri_sharded_compute_and_output_dist(peri_sharded *e, peri_work *dist, peri_work **out)
 {
     PERI_NEED(e);
@@ -688,16 +660,14 @@ peri_status peri_sharded_compute_and_output_dist(peri_sharded *e, peri_work *dis
     }
     if (status >= 0) status = look_up(o);
     if (status >= 0 && d->arrival) status = peri__managed_post(d);
-    if (status >= 0 && d->arrival && e->returns_rows) {
-        peri_work_retain(dist);
-        o->ids = d;
-    }
     if (status < 0) {
         peri__work_cancel(work, status);
         peri_work_release(work);
         return e->world_size > 1 ? peri__group_fail(e->group, status) : status;
     }
     d->used = true;
+    o->asks = d->arrival && e->returns_rows;
+    if (!keeps_input(d)) peri__routing_drop_input(&d->routing);
     o->in_flight = d->in_flight;
     d->in_flight = false;
     *out = work;
@@ -710,7 +680,7 @@ static peri_status whole_result(const output_dist *o, int32_t i, const peri_k_pi
     const peri_sharded *e = o->batch->ebc;
     const peri__rows *r = &o->batch->rows[PERI__TO_HOMES];
     peri_tensor *from = whole->own ? r->own : r->away;
-    int64_t shape[2] = {o->batch->layouts[PERI__TO_HOMES]->home->feature_rows[e->result_feature[i]], e->cols};
+    int64_t shape[2] = {o->batch->input->layouts[PERI__TO_HOMES]->home->feature_rows[e->result_feature[i]], e->cols};
     return peri__tensor_view(from, 2, shape, NULL, from->offset + whole->offset, out);
 }
 
@@ -719,7 +689,7 @@ static peri_status collect_results(const output_dist *o, peri_tensor **out, int3
 {
     const batch *b = o->batch;
     const peri_sharded *e = b->ebc;
-    const peri__home *h = b->layouts[PERI__TO_HOMES]->home;
+    const peri__home *h = b->input->layouts[PERI__TO_HOMES]->home;
     peri_tensor *rows = b->rows[PERI__TO_HOMES].ends[0], *wide;
     int64_t at = 0;
     PERI_TRY(e->kind->combine(&b->rows[PERI__TO_HOMES]));
@@ -779,14 +749,11 @@ peri_status peri_sharded_rows(peri_sharded *e, peri_work *output, peri_tensor **
         return peri__fail(PERI_EINVAL, "%s: this work is not an output_dist of this module", f);
     if (output->status != PERI_OK)
         return peri__fail(PERI_EINVAL, "%s: the output_dist is not complete; wait for it", f);
-    if (!o->ids)
+    if (!o->asks)
         return peri__fail(PERI_EINVAL, "%s: %s", f,
                           e->returns_rows && e->n_managed ? "the rows were already taken"
                                                           : "the module has no rows of raw ids to return");
-    const peri__routing *r = &o->ids->routing;
-    const peri__given given = {.ids = r->values, .places = r->places, .offsets = r->offsets_in};
-    PERI_TRY(peri__managed_rows(e, o->ids->arrival, r->outbound, &given, r->place_first, out));
-    peri_work_release(&o->ids->base);
-    o->ids = NULL;
+    PERI_TRY(peri__managed_rows(o->batch->input, out));
+    o->asks = false;
     return PERI_OK;
 }

@@ -9,8 +9,9 @@
 #include "module.h"
 
 typedef struct peri__arrival peri__arrival; /* what becomes of a batch's raw ids (managed.c) */
+typedef struct peri__repeats peri__repeats; /* which samples of a variable batch share a bag (repeats.c) */
 
-/** The work of peri_sharded_input_dist. */
+/** The work of peri_sharded_input_dist. From the lookup to the end of the backward pass the batch keeps it. */
 typedef struct peri__input_dist {
     peri_work base;
     peri_sharded *ebc; /* retained, as is all below */
@@ -20,7 +21,8 @@ typedef struct peri__input_dist {
     peri_tensor *inverse;  /* i64; NULL: no variable batch */
     peri_tensor *id_offsets[2]; /* i64: of a bag for each id that was received, of the input; NULL: not asked for yet */
     peri_tbe_batch **looks[2]; /* by direction and set of tables: its lookup of this batch, once it is known; NULL: none
-                                  yet, or taken */
+                                  yet, or done with */
+    peri__repeats *repeats;    /* of a variable batch some of whose rows may be where the results lie; else NULL */
     peri__arrival *arrival; /* NULL: no raw ids, or not yet rows */
     bool training;         /* its raw ids are learned */
     bool in_flight;        /* they are, and it counts as in flight, until its lookup does */
@@ -29,8 +31,8 @@ typedef struct peri__input_dist {
 
 extern const peri__work_vtab peri__input_vtab;
 
-/** Give up @looks, @n of them; NULL is fine. */
-void peri__looks_free(peri_tbe_batch **looks, int32_t n);
+/** Give up what a lookup has made of it. */
+void peri__input_drop_looks(peri__input_dist *d);
 
 /** Raw ids become rows, unless they are; PERI_PENDING: a map wants scores. */
 peri_status peri__managed_arrive(peri__input_dist *d);
@@ -38,10 +40,9 @@ peri_status peri__managed_arrive(peri__input_dist *d);
 peri_status peri__managed_reset(peri__input_dist *d);
 /** Post the rows that go home, if somebody asks for them. */
 peri_status peri__managed_post(peri__input_dist *d);
-/** Whether they are home; and the input's values with them. @place_first: as of the routing. */
+/** Whether they are home; and the input's values with them. */
 peri_status peri__arrival_test(peri__arrival *arrival);
-peri_status peri__managed_rows(const peri_sharded *e, const peri__arrival *arrival, const peri__outbound *outbound,
-                               const peri__given *given, const int64_t *place_first, peri_tensor **out);
+peri_status peri__managed_rows(const peri__input_dist *d, peri_tensor **out);
 /** A batch that was in flight (*@in_flight) is not any more. */
 static inline void peri__landed(peri_sharded *e, bool *in_flight)
 {
@@ -49,13 +50,6 @@ static inline void peri__landed(peri_sharded *e, bool *in_flight)
     *in_flight = false;
 }
 void peri__arrival_free(peri__arrival *arrival, const peri_sharded *e);
-
-/** A new reference to @t, which may be NULL. */
-static inline peri_tensor *peri__keep(peri_tensor *t)
-{
-    if (t) peri_tensor_retain(t);
-    return t;
-}
 
 /** Whether the ids' weights want a gradient. */
 static inline bool peri__weights_want_grad(const peri__input_dist *d)
@@ -73,10 +67,7 @@ static inline bool peri__weights_at_home(const peri__input_dist *d)
  *  of the lookup, and awaited in that of a node of its own, right before the lookup's. */
 typedef struct peri__weights_dist {
     peri__refs refs;
-    peri_sharded *ebc;  /* retained, as is all below */
-    peri__outbound *outbound;
-    peri_tensor *ids, *offsets, *lengths; /* this rank's input; what it sent, bag by bag */
-    int64_t *counts;        /* world_size: ids sent to each rank; then: received from each */
+    peri__input_dist *input; /* retained */
     peri_tensor *owner;     /* f32, by received id: gradients divided by the ranks where gradients are */
     peri_tensor *replicas;  /* f32, by id of the input: of this rank's replicas, not divided; at_home: all of it */
     bool at_home;           /* nothing travels */
@@ -85,10 +76,10 @@ typedef struct peri__weights_dist {
 } peri__weights_dist;
 
 /** For one batch; NULL if its weights want no gradient. @out new. */
-peri_status peri__weights_dist_new(const peri__input_dist *d, peri__weights_dist **out);
+peri_status peri__weights_dist_new(peri__input_dist *d, peri__weights_dist **out);
 void peri__weights_dist_release(peri__weights_dist *w);
 /** Record it: *@token (new, without elements) stands for the received weights. */
-peri_status peri__weights_dist_record(peri__weights_dist *w, peri_tensor *weights, peri_tensor **token);
+peri_status peri__weights_dist_record(peri__weights_dist *w, peri_tensor **token);
 /** Room for one part of the gradient: of an owner's lookup, or of replicas. At home there are none: NULL. @out new. */
 peri_status peri__weights_dist_part(const peri__weights_dist *w, bool replica, peri_tensor **out);
 /** Add that part, times @factor, and release it. */

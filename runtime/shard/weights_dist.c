@@ -12,32 +12,16 @@
 
 #include "../tensor/jagged_internal.h"
 
-peri_status peri__weights_dist_new(const peri__input_dist *d, peri__weights_dist **out)
+peri_status peri__weights_dist_new(peri__input_dist *d, peri__weights_dist **out)
 {
     *out = NULL;
     if (!peri__weights_want_grad(d)) return PERI_OK;
-    int32_t world = d->ebc->world_size;
     peri__weights_dist *w = peri__alloc_zero(sizeof *w);
     if (!w) return PERI_ENOMEM;
     peri__refs_init(&w->refs);
-    peri_sharded_retain(d->ebc);
-    w->ebc = d->ebc;
-    const peri__routing *r = &d->routing;
+    peri_work_retain(&d->base);
+    w->input = d;
     w->at_home = peri__weights_at_home(d);
-    peri__refs_add(&r->outbound->refs);
-    w->outbound = r->outbound;
-    w->ids = peri__keep(r->values);
-    w->offsets = peri__keep(r->offsets_in);
-    w->lengths = peri__keep(r->wire_lengths);
-    w->counts = peri__alloc(sizeof *w->counts * 2 * (size_t)world);
-    if (!w->counts) {
-        peri__weights_dist_release(w);
-        return PERI_ENOMEM;
-    }
-    for (int32_t k = 0; k < world; k++) {
-        w->counts[k] = r->rank_ids[k + 1] - r->rank_ids[k];
-        w->counts[world + k] = r->source_ids[k];
-    }
     *out = w;
     return PERI_OK;
 }
@@ -45,12 +29,10 @@ peri_status peri__weights_dist_new(const peri__input_dist *d, peri__weights_dist
 void peri__weights_dist_release(peri__weights_dist *w)
 {
     if (!w || !peri__refs_drop(&w->refs)) return;
-    peri_tensor *tensors[] = {w->ids, w->offsets, w->lengths, w->owner, w->replicas};
-    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
+    peri_tensor_release(w->owner);
+    peri_tensor_release(w->replicas);
     peri__transfer_fini(&w->back);
-    peri__outbound_release(w->outbound);
-    peri_sharded_release(w->ebc);
-    peri__free(w->counts);
+    peri_work_release(&w->input->base);
     peri__free(w);
 }
 
@@ -58,8 +40,9 @@ void peri__weights_dist_release(peri__weights_dist *w)
 
 peri_status peri__weights_dist_part(const peri__weights_dist *w, bool replica, peri_tensor **out)
 {
-    int64_t n = replica ? peri__numel(w->ids) : peri__sum(w->counts + w->ebc->world_size, w->ebc->world_size);
-    return peri_tensor_full(w->ebc->device, PERI_F32, 1, &n, 0, out);
+    const peri__routing *r = &w->input->routing;
+    int64_t n = peri__numel(replica ? r->values : r->received[PERI__IDS]);
+    return peri_tensor_full(w->input->ebc->device, PERI_F32, 1, &n, 0, out);
 }
 
 peri_status peri__weights_dist_add(peri__weights_dist *w, bool replica, peri_tensor *part, double factor)
@@ -68,7 +51,7 @@ peri_status peri__weights_dist_add(peri__weights_dist *w, bool replica, peri_ten
     peri_status status = *sum ? PERI_OK : peri__weights_dist_part(w, replica, sum);
     peri_k_axpy_args args = {
         .y = status < 0 ? NULL : peri__data(*sum), .x = peri__data(part), .dtype = PERI_F32, .alpha = factor};
-    if (status >= 0) status = PERI_LAUNCH(w->ebc->device, axpy, &args, peri__numel(part), PERI_ELEMENT_GRAIN);
+    if (status >= 0) status = PERI_LAUNCH(w->input->ebc->device, axpy, &args, peri__numel(part), PERI_ELEMENT_GRAIN);
     peri_tensor_release(part);
     return status;
 }
@@ -77,20 +60,22 @@ peri_status peri__weights_dist_add(peri__weights_dist *w, bool replica, peri_ten
 
 static peri_status post(peri__weights_dist *w)
 {
-    const peri_sharded *e = w->ebc;
+    const peri_sharded *e = w->input->ebc;
+    const peri__routing *r = &w->input->routing;
     if (w->at_home) return PERI_OK;
     if (!w->owner) PERI_TRY(peri__weights_dist_part(w, false, &w->owner));
     if (e->world_size == 1) return PERI_OK;
     peri__transfer_args a = {
-        .kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .out = w->counts + e->world_size, .in = w->counts};
+        .kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .out = r->source_ids, .in = r->sent_ids};
     return peri__transfer_post(e->group, w->owner, &a, &w->back);
 }
 
 /** What came back, added to what the replicas gave. */
 static peri_status collect(peri__weights_dist *w, peri_tensor **out)
 {
-    const peri_sharded *e = w->ebc;
-    const peri__outbound *h = w->outbound;
+    const peri_sharded *e = w->input->ebc;
+    const peri__routing *r = &w->input->routing;
+    const peri__outbound *h = r->outbound;
     const peri_tensor *back = e->world_size == 1 ? w->owner : w->back.numbers;
     int64_t n = h->wire_bags + 1;
     peri_tensor *cursor;
@@ -101,8 +86,8 @@ static peri_status collect(peri__weights_dist *w, peri_tensor **out)
     }
     if (!w->replicas) PERI_TRY(peri__weights_dist_part(w, true, &w->replicas));
     PERI_TRY(peri_tensor_new(e->device, PERI_I64, 1, &n, &cursor));
-    peri_k_route_return_args args = {.ids = peri__data(w->ids),
-                                     .offsets = peri__data(w->offsets),
+    peri_k_route_return_args args = {.ids = peri__data(r->values),
+                                     .offsets = peri__data(r->offsets_in),
                                      .partitions = peri__upload_at(&h->up, h->partitions),
                                      .bounds = peri__upload_at(&h->up, h->bounds),
                                      .wire_bag = peri__upload_at(&h->up, h->wire_bag),
@@ -111,9 +96,9 @@ static peri_status collect(peri__weights_dist *w, peri_tensor **out)
                                      .out = peri__data(w->replicas),
                                      .factor = (float)e->division,
                                      .n_partitions = e->routes->n_partitions,
-                                     .ids_i32 = w->ids->dtype == PERI_I32};
-    peri_status status = peri__complete_sum(w->lengths, -1, cursor);
-    if (status >= 0) status = PERI_LAUNCH(e->device, route_return, &args, peri__numel(w->offsets) - 1, 512);
+                                     .ids_i32 = r->values->dtype == PERI_I32};
+    peri_status status = peri__complete_sum(r->wire_lengths, -1, cursor);
+    if (status >= 0) status = PERI_LAUNCH(e->device, route_return, &args, peri__numel(r->offsets_in) - 1, 512);
     peri_tensor_release(cursor);
     if (status < 0) return status;
     *out = w->replicas;
@@ -144,13 +129,13 @@ static const peri__node_vtab weights_vtab = {.name = "sharded weights_dist",
                                              .backward = weights_backward,
                                              .fini = weights_fini};
 
-peri_status peri__weights_dist_record(peri__weights_dist *w, peri_tensor *weights, peri_tensor **token)
+peri_status peri__weights_dist_record(peri__weights_dist *w, peri_tensor **token)
 {
     int64_t none = 0;
     peri__node *node;
     peri_tensor *t;
-    PERI_TRY(peri_tensor_new(w->ebc->device, PERI_F32, 1, &none, &t));
-    peri_status status = peri__record(&weights_vtab, &weights, 1, &t, 1, &node);
+    PERI_TRY(peri_tensor_new(w->input->ebc->device, PERI_F32, 1, &none, &t));
+    peri_status status = peri__record(&weights_vtab, &w->input->routing.weights, 1, &t, 1, &node);
     if (status < 0) {
         peri_tensor_release(t);
         return status;
