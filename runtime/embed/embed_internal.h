@@ -157,7 +157,7 @@ struct peri_tbe_batch {
 
 /** Let lookups write, and backward passes read, the rows of a batch where @there says: a list of the same blocks
  *  (peri__tbe_blocks_moved). *placed false: they cannot, nothing has changed. Until peri__batch_unplace, or the batch's
- *  end. */
+ *  end. Nobody checks that the tensor which they are given reaches so far. */
 peri_status peri__batch_place(peri_tbe_batch *batch, peri_tbe_blocks *there, const peri__bag_places *places,
                               bool *placed);
 void peri__batch_unplace(peri_tbe_batch *batch);
@@ -418,9 +418,6 @@ peri_status peri__tbe_update(peri_tbe_batch *batch, peri_tensor *grad, peri_tens
 peri_status peri__tbe_sparse(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights, peri_tbe_sparse *out);
 /** peri_tbe_backward on checked arguments, with ids that are rows of the flat tensors. */
 peri_status peri__tbe_backward(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights);
-/** After an update of @tbe: say once if one backward pass updates it several times. Who knows autograd expects one step
- *  with the sum of the gradients; of SGD without decay that is the same. */
-void peri__tbe_note_pass(peri_tbe *tbe);
 
 /* -- optimizers (optimizer.c) -------------------------------------------------------------------------------------- */
 

@@ -74,7 +74,7 @@ peri_status peri__batch_forward(const char *function, peri_tbe_batch *b, peri_te
 
 static peri_status forward(const char *function, peri_tbe_batch *b, peri_tensor *out)
 {
-    PERI_TRY(check_out(function, b->tbe, &b->in, out));
+    if (!b->there) PERI_TRY(check_out(function, b->tbe, &b->in, out));
     peri__changed(out);
     return peri__batch_forward(function, b, out);
 }
@@ -109,7 +109,9 @@ static peri_status keep(const char *function, peri_tbe_batch *b, peri_tensor *gr
     return peri__batch_leave(b, true, status);
 }
 
-void peri__tbe_note_pass(peri_tbe *tbe)
+/** After an update of @tbe: say once if one backward pass updates it several times. Who knows autograd expects one step
+ *  with the sum of the gradients; of SGD without decay that is the same. */
+static void note_pass(peri_tbe *tbe)
 {
     const peri_tbe_optimizer *o = &tbe->optimizer;
     uint64_t pass = peri__backward_running();
@@ -131,10 +133,10 @@ void peri__tbe_note_pass(peri_tbe *tbe)
 static peri_status backward(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
 {
     peri_tbe *tbe = b->tbe;
-    PERI_TRY(peri__tbe_gradient_check(function, tbe, &b->in, grad, grad_weights));
+    if (!b->there) PERI_TRY(peri__tbe_gradient_check(function, tbe, &b->in, grad, grad_weights));
     if (tbe->accumulate) return keep(function, b, grad, grad_weights);
     peri_status status = tbe->store->backward(function, b, grad, grad_weights);
-    if (status >= 0) peri__tbe_note_pass(tbe);
+    if (status >= 0) note_pass(tbe);
     return status;
 }
 

@@ -109,8 +109,7 @@ static peri_status update_in_parts(const peri__node *node, const parts *s, peri_
     if (k.first < 0) return PERI_OK;
     PERI_TRY(place(&k, b, done));
     if (!*done) return PERI_OK;
-    peri_status status = tbe->store->backward("peri_tbe_backward", b, grad[k.first], NULL);
-    if (status >= 0) peri__tbe_note_pass(b->tbe);
+    peri_status status = peri_tbe_batch_backward(b, grad[k.first], NULL);
     peri__batch_unplace(b);
     return status;
 }

@@ -242,16 +242,10 @@ static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor **flat)
 /** Update a set's shards; its part of the weights' gradient is made from the rows as they were. */
 static peri_status update(const batch *b, int32_t g)
 {
-    const peri__rows *r = &b->rows[PERI__TO_OWNERS];
-    peri_tensor *part, *rows = peri__rows_of(r, g);
-    peri_tbe_batch *look = b->input->looks[PERI__TO_OWNERS][g];
-    if (rows != r->own) {
-        PERI_TRY(look->tbe->store->backward("peri_tbe_batch_backward", look, rows, NULL));
-        peri__tbe_note_pass(look->tbe);
-        return PERI_OK;
-    }
+    peri_tensor *part;
     PERI_TRY(weights_part(b, g, &part));
-    peri_status status = peri_tbe_batch_backward(look, rows, part);
+    peri_status status =
+        peri_tbe_batch_backward(b->input->looks[PERI__TO_OWNERS][g], peri__rows_of(&b->rows[PERI__TO_OWNERS], g), part);
     if (status >= 0) return weights_part_done(b, g, part);
     peri_tensor_release(part);
     return status;
@@ -495,14 +489,11 @@ static peri_status rows_of_part(output_dist *o, int32_t part, bool recording)
 {
     batch *b = o->batch;
     peri_sharded *e = b->ebc;
-    const peri__rows *r = &b->rows[PERI__TO_HOMES];
     for (int32_t g = 0; g < e->n_sets; g++) {
-        peri_tbe_batch *look = b->input->looks[PERI__TO_HOMES][g];
-        peri_tensor *rows = peri__rows_of(r, g);
         if (e->sets[g].part != part) continue;
         if (recording) PERI_TRY(peri__tbe_ema(e->sets[g].tbe));
-        if (rows != r->own) PERI_TRY(peri__batch_forward("peri_tbe_batch_forward", look, rows));
-        else PERI_TRY(peri_tbe_batch_forward(look, rows));
+        PERI_TRY(
+            peri_tbe_batch_forward(b->input->looks[PERI__TO_HOMES][g], peri__rows_of(&b->rows[PERI__TO_HOMES], g)));
     }
     return PERI_OK;
 }
@@ -553,6 +544,18 @@ static peri_status look_up(output_dist *o)
     if (o->verdict) PERI_TRY(peri__verdict_post(o->verdict));
     o->sent = true;
     return recording ? record_lookup(b, &o->leave) : PERI_OK;
+}
+
+/** @output as what it must be: a complete output_dist of this module. */
+static peri_status check_output(const char *f, const peri_sharded *e, peri_work *output, output_dist **out)
+{
+    output_dist *o = (output_dist *)output;
+    if (output->vtab != &output_vtab || o->batch->ebc != e)
+        return peri__fail(PERI_EINVAL, "%s: this work is not an output_dist of this module", f);
+    if (output->status != PERI_OK)
+        return peri__fail(PERI_EINVAL, "%s: the output_dist is not complete; wait for it", f);
+    *out = o;
+    return PERI_OK;
 }
 
 /** @dist as what it must be: an input_dist of this module, complete and not yet looked up. */
@@ -722,13 +725,9 @@ peri_status peri_sharded_output(peri_sharded *e, peri_work *output, peri_tensor 
     PERI_NEED(e);
     PERI_NEED(output);
     PERI_NEED(out);
-    static const char *const f = "peri_sharded_output";
-    output_dist *o = (output_dist *)output;
-    if (output->vtab != &output_vtab || o->batch->ebc != e)
-        return peri__fail(PERI_EINVAL, "%s: this work is not an output_dist of this module", f);
-    if (output->status != PERI_OK)
-        return peri__fail(PERI_EINVAL, "%s: the output_dist is not complete; wait for it", f);
-    if (o->used) return peri__fail(PERI_EINVAL, "%s: this output was already taken", f);
+    output_dist *o;
+    PERI_TRY(check_output("peri_sharded_output", e, output, &o));
+    if (o->used) return peri__fail(PERI_EINVAL, "peri_sharded_output: this output was already taken");
     PERI_TRY(make_results(o, out));
     o->used = true;
     peri__landed(o->batch->ebc, &o->in_flight);
@@ -743,14 +742,10 @@ peri_status peri_sharded_rows(peri_sharded *e, peri_work *output, peri_tensor **
     PERI_NEED(e);
     PERI_NEED(output);
     PERI_NEED(out);
-    static const char *const f = "peri_sharded_rows";
-    output_dist *o = (output_dist *)output;
-    if (output->vtab != &output_vtab || o->batch->ebc != e)
-        return peri__fail(PERI_EINVAL, "%s: this work is not an output_dist of this module", f);
-    if (output->status != PERI_OK)
-        return peri__fail(PERI_EINVAL, "%s: the output_dist is not complete; wait for it", f);
+    output_dist *o;
+    PERI_TRY(check_output("peri_sharded_rows", e, output, &o));
     if (!o->asks)
-        return peri__fail(PERI_EINVAL, "%s: %s", f,
+        return peri__fail(PERI_EINVAL, "peri_sharded_rows: %s",
                           e->returns_rows && e->n_managed ? "the rows were already taken"
                                                           : "the module has no rows of raw ids to return");
     PERI_TRY(peri__managed_rows(o->batch->input, out));
