@@ -47,7 +47,7 @@ static peri_status count_ids(const peri_sharded *e, const peri__routing *r, peri
     a->feature_ids = n;
     a->first_ids = at;
     a->strand_ids = strands;
-    if (!a->results_by_id) return PERI_OK;
+    if (!e->kind->by_id) return PERI_OK;
     a->rows = 0;
     for (int32_t t = 0; t < e->n_tables; t++)
         for (int32_t f = 0; f < e->tables[t].n_features; f++) a->rows += n[e->tables[t].features[f]];
@@ -59,25 +59,17 @@ peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__rule
     peri_kjt_desc desc = {.size = sizeof desc};
     int64_t *inverse = NULL;
     peri_kjt_describe(r->args.kjt, &desc);
-    peri__home_args a = {.outbound = r->outbound,
-                         .rule = rule,
-                         .results_by_id = e->kind->by_id,
-                         .rows = desc.stride,
-                         .divisor = e->divisor,
-                         .sent_divisor = e->divisor + e->n_tables,
-                         .mean = e->mean,
-                         .cols = e->cols,
-                         .device = e->device};
+    peri__home_args a = {.outbound = r->outbound, .rule = rule, .rows = desc.stride};
     if (rule.by_id || rule.to_homes) PERI_TRY(count_ids(e, r, &a));
     if (!e->kind->by_id) PERI_TRY(inverse_of(e, r->args.kjt, &desc, &inverse));
     a.inverse = inverse;
     int32_t at = 0;
-    while (at < PERI__KEPT && e->homes[at] && !peri__home_fits(e->routes, e->homes[at], &a)) at++;
+    while (at < PERI__KEPT && e->homes[at] && !peri__home_fits(e->homes[at], &a)) at++;
     peri__home *h = at < PERI__KEPT ? e->homes[at] : NULL;
     if (h) {
         peri__kept_first((void **)e->homes, h, at);
     } else {
-        PERI_TRY(peri__home_new(e->routes, e->rank, &a, e->kind->lay_out, &h));
+        PERI_TRY(peri__home_new(e, &a, &h));
         peri__home_release(peri__kept_first((void **)e->homes, h, -1));
     }
     peri__refs_add(&h->refs);
@@ -129,7 +121,7 @@ static peri_status make_blocks(const peri_sharded *e, peri__batch_layout *l)
     peri__next_block *next = peri__alloc_zero((sizeof *next + sizeof(int64_t)) * (size_t)e->n_sets);
     if (!next) return PERI_ENOMEM;
     peri_status status = make_room(e, l, lookups, next, (int64_t *)(next + e->n_sets));
-    if (status >= 0) status = peri__owner_blocks(r, e->rank, l->owner, l->home, e->lookup_place, next);
+    if (status >= 0) status = peri__owner_blocks(l->owner, l->home, next);
     if (status >= 0) add_replicas(e, l->home, e->lookup_place + lookups, next);
     peri__free(next);
     for (int32_t g = 0; g < e->n_sets && status >= 0; g++) {
@@ -181,7 +173,7 @@ peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int6
     l->there[0] = peri__alloc_zero(sizeof *l->there[0] * 2 * (size_t)peri__max(1, e->n_sets));
     l->there[1] = l->there[0] + e->n_sets;
     peri_status status = l->blocks && l->there[0] ? PERI_OK : PERI_ENOMEM;
-    if (status >= 0) status = peri__owner_new(e->routes, e->rank, home->rule, counts, ids, &l->owner);
+    if (status >= 0) status = peri__owner_new(e, home->rule, counts, ids, &l->owner);
     if (status >= 0) status = make_legs(e, l);
     if (status >= 0) status = make_blocks(e, l);
     if (status < 0) {

@@ -2,7 +2,7 @@
  *
  * layout.c: see layout.h.
  */
-#include "layout.h"
+#include "module.h"
 #include "../../kernels/route.h"
 #include "../../kernels/tbe.h"
 
@@ -28,37 +28,45 @@ static const peri__partition *partition_of(const peri__routes *r, const peri__lo
     return &r->partitions[r->strands[s->strand].partition];
 }
 
-/** Rows of a lookup of rank @owner that belong to this home, of rank @rank. */
-static int64_t rows_of(const peri__routes *r, const peri__home *h, const peri__lookup *s, int32_t owner, int32_t rank)
+/** Rows of a lookup of rank @owner that belong to this home. */
+static int64_t rows_of(const peri__home *h, const peri__lookup *s, int32_t owner)
 {
     if (!h->rule.by_id && !h->rule.to_homes) return h->feature_rows[s->feature];
-    const peri__partition *p = partition_of(r, s);
-    if (peri__rows_absent(h->rule, p, owner, rank)) return 0;
+    const peri__partition *p = partition_of(h->e->routes, s);
+    if (peri__rows_absent(h->rule, p, owner, h->e->rank)) return 0;
     return peri__rows_by_id(h->rule, p) ? h->strand_ids[s->strand] : h->feature_rows[s->feature];
 }
 
-/** The lookups of rank @owner in a lane have their rows one behind the other, from *@here on, which moves on. @k: no
- *  lookup of this lane is before it; returns the first one behind them. */
-static int32_t place_rank(const peri__routes *r, const peri__home *h, int32_t rank, int32_t lane, int32_t owner,
-                          int32_t k, int64_t *here, int64_t *at)
+/** The lookups of rank @owner in a lane have their rows one behind the other. @k: no lookup of this lane is before it;
+ *  returns the first one behind them. */
+static int32_t place_rank(peri__home *h, int32_t lane, int32_t owner, int32_t k)
 {
+    const peri__routes *r = h->e->routes;
     const int32_t end = r->rank_lookup[owner + 1];
     while (k < end && r->lookups[k].lane < lane) k++;
     for (; k < end && r->lookups[k].lane == lane; k++) {
-        at[k] = *here;
-        *here += r->lookups[k].cols * rows_of(r, h, &r->lookups[k], owner, rank);
+        const peri__lookup *s = &r->lookups[k];
+        const bool own = stays(s, owner, h->e->rank);
+        int64_t *here = own ? &h->own_out : &h->received_out;
+        h->at[k] = *here;
+        *here += s->cols * rows_of(h, s, owner);
+        if (!own && s->piece < 0) h->covered &= ~(1u << lane);
+        else if (!own) h->travelling[h->n_travelling++] = s->piece;
     }
     return k;
 }
 
 /** Where the rows of each lookup lie on this rank: those of its own in the own buffer, others among what comes back.
  *  Fills in what the home says of sizes. */
-static peri_status place_lookups(const peri__routes *r, peri__home *h)
+static peri_status place_lookups(peri__home *h)
 {
-    const int32_t world = r->world_size, rank = h->rank;
+    const peri__routes *r = h->e->routes;
+    const int32_t world = r->world_size;
     h->at = peri__alloc(sizeof *h->at * (size_t)peri__max(1, r->rank_lookup[world]));
+    h->travelling = peri__alloc(sizeof *h->travelling * (size_t)peri__max(1, r->n_pieces));
+    h->covered = UINT32_MAX;
     int32_t *next = peri__alloc(sizeof *next * (size_t)world); /* by rank: its first lookup that has no place yet */
-    if (!h->at || !next) {
+    if (!h->at || !h->travelling || !next) {
         peri__free(next);
         return PERI_ENOMEM;
     }
@@ -67,32 +75,13 @@ static peri_status place_lookups(const peri__routes *r, peri__home *h)
         const int64_t begin = h->received_out;
         for (int32_t from = 0; from < world; from++) {
             const int64_t before = h->received_out;
-            const int32_t owner = owner_of(&r->nodes, lane, from, rank);
-            int64_t *here = lane != PERI__NODE_LANE && owner == rank ? &h->own_out : &h->received_out;
-            if (owner >= 0) next[owner] = place_rank(r, h, rank, lane, owner, next[owner], here, h->at);
+            const int32_t owner = owner_of(&r->nodes, lane, from, h->e->rank);
+            if (owner >= 0) next[owner] = place_rank(h, lane, owner, next[owner]);
             h->rank_out[lane * world + from] = h->received_out - before;
         }
         h->lane_out[lane] = h->received_out - begin;
     }
     peri__free(next);
-    return PERI_OK;
-}
-
-peri_status peri__travelling_new(const peri__routes *r, int32_t rank, peri__travelling *out)
-{
-    *out = (peri__travelling){.pieces = peri__alloc(sizeof *out->pieces * (size_t)peri__max(1, r->n_pieces)),
-                              .covered = UINT32_MAX};
-    if (!out->pieces) return PERI_ENOMEM;
-    for (int32_t lane = 0; lane < PERI__LANES; lane++)
-        for (int32_t from = 0; from < r->world_size; from++) {
-            const int32_t owner = owner_of(&r->nodes, lane, from, rank);
-            for (int32_t k = owner < 0 ? 0 : r->rank_lookup[owner]; owner >= 0 && k < r->rank_lookup[owner + 1]; k++) {
-                const peri__lookup *s = &r->lookups[k];
-                if (s->lane != lane || stays(s, owner, rank)) continue;
-                if (s->piece < 0) out->covered &= ~(1u << lane);
-                else out->pieces[out->n++] = s->piece;
-            }
-        }
     return PERI_OK;
 }
 
@@ -102,8 +91,9 @@ static int64_t replica_rows(const peri__home *h, const peri__replica *x)
 }
 
 /** Replicas' rows lie behind those of the own lookups. */
-static void place_replicas(const peri__routes *r, peri__home *h)
+static void place_replicas(peri__home *h)
 {
+    const peri__routes *r = h->e->routes;
     for (int32_t i = 0; i < r->n_replicas; i++) {
         h->replica_offset[i] = h->own_out + h->replica_out;
         h->replica_out += r->replicas[i].cols * replica_rows(h, &r->replicas[i]);
@@ -121,32 +111,37 @@ static const peri__partition *piece_partition(const peri__routes *r, int32_t p)
 /** What of a line says where its rows are in a buffer. */
 static peri__line line_of(const peri__home *h, int32_t p)
 {
-    const peri__piece *from = &h->routes->pieces[p];
+    const peri_sharded *e = h->e;
+    const peri__routes *r = e->routes;
+    const peri__piece *from = &r->pieces[p];
     if (from->rank < 0) {
-        const peri__replica *replica = &h->routes->replicas[from->lookup];
+        const peri__replica *replica = &r->replicas[from->lookup];
         return (peri__line){.space = PERI__REPLICA_ROWS,
                             .n = replica_rows(h, replica),
                             .at = h->replica_offset[from->lookup],
-                            .divisor = h->divisor[replica->table]};
+                            .divisor = e->divisor[replica->table]};
     }
-    const peri__lookup *s = &h->routes->lookups[from->lookup];
-    const bool own = stays(s, from->rank, h->rank), by_id = peri__rows_by_id(h->rule, partition_of(h->routes, s));
-    return (peri__line){.space = own ? PERI__OWN_ROWS : s->lane, .n = rows_of(h->routes, h, s, from->rank, h->rank),
-                        .at = h->at[from->lookup], .first = by_id ? h->strand_first[s->strand] : 0,
-                        .divisor = (own ? h->divisor : h->sent_divisor)[s->table]};
+    const peri__lookup *s = &r->lookups[from->lookup];
+    const bool own = stays(s, from->rank, e->rank), by_id = peri__rows_by_id(h->rule, partition_of(r, s));
+    return (peri__line){.space = own ? PERI__OWN_ROWS : s->lane,
+                        .n = rows_of(h, s, from->rank),
+                        .at = h->at[from->lookup],
+                        .first = by_id ? h->strand_first[s->strand] : 0,
+                        .divisor = (own ? e->divisor : e->divisor + e->n_tables)[s->table]};
 }
 
 peri__line peri__home_line(const peri__home *h, int32_t p)
 {
-    const int32_t output = h->routes->pieces[p].output;
-    const peri__output *o = &h->routes->outputs[output];
-    const peri__partition *partition = piece_partition(h->routes, p);
+    const peri__routes *r = h->e->routes;
+    const int32_t output = r->pieces[p].output;
+    const peri__output *o = &r->outputs[output];
+    const peri__partition *partition = piece_partition(r, p);
     const bool copied = h->rule.to_homes && partition->copied; /* of copies, that of this rank */
     peri__line x = line_of(h, p);
     x.feature = o->feature;
     x.cols = o->cols;
     x.column = o->column;
-    if (copied && p != o->first_piece + h->rank) x.space = -1;
+    if (copied && p != o->first_piece + h->e->rank) x.space = -1;
     if (h->ends) {
         const peri__end *end = &h->ends[output];
         x.column = o->col_offset;
@@ -154,7 +149,7 @@ peri__line peri__home_line(const peri__home *h, int32_t p)
         x.to = end->to;
         x.result = end->result;
         /* rows of replicas go through the buffer, or are the result */
-        x.alone = end->alone && h->routes->pieces[p].rank >= 0;
+        x.alone = end->alone && r->pieces[p].rank >= 0;
         x.cut = end->cut;
     } else {
         x.pooled = peri__rows_by_id(h->rule, partition);
@@ -163,37 +158,38 @@ peri__line peri__home_line(const peri__home *h, int32_t p)
     return x;
 }
 
-void peri__home_piece(const peri__laying *x, int32_t p, bool alone)
+void peri__home_piece(peri__home *h, int32_t p, bool alone)
 {
-    peri__home *h = x->home;
     const peri__line line = line_of(h, p);
-    const int64_t cols = x->routes->outputs[x->routes->pieces[p].output].cols;
+    const int64_t cols = h->e->routes->outputs[h->e->routes->pieces[p].output].cols;
     const peri_k_piece piece = {
         .offset = line.at - line.first * cols, .own = line.space >= PERI__OWN_ROWS, .first = line.first, .n = line.n};
     *(alone ? &h->alone : &h->shared) |= 1u << line.space;
     memcpy(h->up.host + h->pieces + (int64_t)sizeof piece * p, &piece, sizeof piece);
 }
 
-peri_k_rows peri__home_rows(const peri__laying *x, const peri__output *o, int32_t copy, bool alone)
+peri_k_rows peri__home_rows(peri__home *h, const peri__output *o, int32_t copy, bool alone)
 {
-    const peri__home *h = x->home;
+    const peri__routes *r = h->e->routes;
     const int32_t first = o->first_piece + (copy < 0 ? 0 : copy), n = copy < 0 ? o->n_pieces : 1;
-    const int32_t partition = (int32_t)(piece_partition(x->routes, first) - x->routes->partitions);
-    for (int32_t p = first; p < first + n; p++) peri__home_piece(x, p, alone);
+    const int32_t partition = (int32_t)(piece_partition(r, first) - r->partitions);
+    for (int32_t p = first; p < first + n; p++) peri__home_piece(h, p, alone);
     return (peri_k_rows){.ids = h->feature_ids[o->feature], .cols = o->cols, .first_id = h->first_ids[o->feature],
                          .place_first = h->partition_first[partition], .first_piece = first, .partition = partition};
 }
 
-bool peri__home_all(const peri__laying *x, const peri__output *o)
+bool peri__home_all(const peri__home *h, const peri__output *o)
 {
-    const peri__piece *piece = &x->routes->pieces[o->first_piece];
+    const peri__routes *r = h->e->routes;
+    const peri__piece *piece = &r->pieces[o->first_piece];
     if (o->n_pieces != 1 || piece->rank < 0) return o->n_pieces == 1;
-    return x->home->strand_ids[x->routes->lookups[piece->lookup].strand] == x->home->feature_ids[o->feature];
+    return h->strand_ids[r->lookups[piece->lookup].strand] == h->feature_ids[o->feature];
 }
 
 /** Where ids begin: those of each strand on the wire, those of each partition among the places. */
-static void place_ids(const peri__routes *r, peri__home *h)
+static void place_ids(peri__home *h)
 {
+    const peri__routes *r = h->e->routes;
     int64_t at = 0;
     for (int32_t w = 0; w < r->n_strands; w++) {
         h->strand_first[r->wire[w]] = at;
@@ -206,8 +202,9 @@ static void place_ids(const peri__routes *r, peri__home *h)
     }
 }
 
-static peri_status take_features(const peri__routes *r, peri__home *h, const peri__home_args *a)
+static peri_status take_features(peri__home *h, const peri__home_args *a)
 {
+    const peri__routes *r = h->e->routes;
     const size_t n = (size_t)r->n_features, strands = (size_t)r->n_strands;
     h->feature_inverse = a->inverse ? peri__alloc(sizeof(int64_t) * peri__max((int64_t)n, 1)) : NULL;
     h->strand_ids =
@@ -222,15 +219,16 @@ static peri_status take_features(const peri__routes *r, peri__home *h, const per
     h->first_ids = memcpy(h->feature_ids + n, a->first_ids, sizeof *h->strand_ids * n);
     h->strand_first = h->first_ids + n;
     h->partition_first = h->strand_first + strands;
-    place_ids(r, h);
-    if (!a->results_by_id) return PERI_OK;
+    place_ids(h);
+    if (!h->e->kind->by_id) return PERI_OK;
     h->feature_rows = h->feature_ids;
     h->feature_first = h->first_ids;
     return PERI_OK;
 }
 
-bool peri__home_fits(const peri__routes *r, const peri__home *h, const peri__home_args *a)
+bool peri__home_fits(const peri__home *h, const peri__home_args *a)
 {
+    const peri__routes *r = h->e->routes;
     const size_t n = sizeof(int64_t) * (size_t)r->n_features;
     if (h->outbound != a->outbound || h->rows != a->rows || h->variable != (a->inverse != NULL)) return false;
     if (h->rule.by_id != a->rule.by_id || h->rule.to_homes != a->rule.to_homes || !h->strand_ids != !a->strand_ids)
@@ -240,19 +238,15 @@ bool peri__home_fits(const peri__routes *r, const peri__home *h, const peri__hom
                               !memcmp(h->feature_ids, a->feature_ids, n) && !memcmp(h->first_ids, a->first_ids, n));
 }
 
-peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home_args *a, peri__lay_out lay_out,
-                           peri__home **out)
+peri_status peri__home_new(const peri_sharded *e, const peri__home_args *a, peri__home **out)
 {
+    const peri__routes *r = e->routes;
     peri__home *h = peri__alloc_zero(sizeof *h);
     if (!h) return PERI_ENOMEM;
     peri__refs_init(&h->refs);
     peri__refs_add(&a->outbound->refs);
     h->outbound = a->outbound;
-    h->routes = r;
-    h->rank = rank;
-    h->divisor = a->divisor;
-    h->sent_divisor = a->sent_divisor;
-    h->cols = a->cols;
+    h->e = e;
     h->rule = a->rule;
     h->rows = a->rows;
     h->variable = a->inverse != NULL;
@@ -260,10 +254,10 @@ peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home
     h->rank_out = peri__alloc(sizeof *h->rank_out * PERI__LANES * (size_t)r->world_size);
     h->replica_offset = peri__alloc(sizeof *h->replica_offset * (size_t)peri__max(1, r->n_replicas));
     peri_status status = h->rank_out && h->replica_offset ? PERI_OK : PERI_ENOMEM;
-    if (status >= 0) status = take_features(r, h, a);
-    if (status >= 0) status = place_lookups(r, h);
-    if (status >= 0) place_replicas(r, h);
-    if (status >= 0) status = lay_out(&(peri__laying){.routes = r, .home = h, .args = a});
+    if (status >= 0) status = take_features(h, a);
+    if (status >= 0) status = place_lookups(h);
+    if (status >= 0) place_replicas(h);
+    if (status >= 0) status = e->kind->lay_out(h);
     if (status >= 0) status = peri__upload_send(&h->up);
     if (status < 0) peri__home_release(h);
     else *out = h;
@@ -287,6 +281,7 @@ void peri__home_release(peri__home *h)
     peri__free(h->rank_out);
     peri__free(h->replica_offset);
     peri__free(h->at);
+    peri__free(h->travelling);
     peri__free(h->ends);
     peri__free(h->whole);
     peri__free(h->output_feature);
@@ -295,27 +290,28 @@ void peri__home_release(peri__home *h)
 
 /* -- the owner side ------------------------------------------------------------------------------------------------ */
 
-/** Rows of a lookup of this rank, @rank, for rank @source. */
-static int64_t rows_for(const peri__routes *r, int32_t rank, const peri__owner *o, const peri__lookup *s,
-                        int32_t source)
+/** Rows of a lookup of this rank for rank @source. */
+static int64_t rows_for(const peri__owner *o, const peri__lookup *s, int32_t source)
 {
-    const int64_t at = (int64_t)source * peri__strands_of(r, rank) + s->place;
+    const peri__routes *r = o->e->routes;
+    const int64_t at = (int64_t)source * peri__strands_of(r, o->e->rank) + s->place;
     if (!o->rule.to_homes && !o->ids) return o->counts[at];
     const peri__partition *p = partition_of(r, s);
-    if (peri__rows_absent(o->rule, p, rank, source)) return 0;
+    if (peri__rows_absent(o->rule, p, o->e->rank, source)) return 0;
     return o->ids && peri__rows_by_id(o->rule, p) ? o->ids[at] : o->counts[at];
 }
 
 /** Elements for each rank: lane after lane, and in the node lane by gateway. */
-static void count_elements(const peri__routes *r, int32_t rank, peri__owner *o)
+static void count_elements(peri__owner *o)
 {
+    const peri__routes *r = o->e->routes;
     const peri__nodes *nodes = &r->nodes;
-    const int32_t world = r->world_size, node = nodes->of[rank];
+    const int32_t world = r->world_size, rank = o->e->rank, node = nodes->of[rank];
     for (int32_t source = 0; source < world; source++) {
         const int32_t place = peri__gateway_place(nodes, node, source);
         for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++) {
             const peri__lookup *s = &r->lookups[i];
-            int64_t n = s->cols * rows_for(r, rank, o, s, source);
+            int64_t n = s->cols * rows_for(o, s, source);
             if (stays(s, rank, source)) continue;
             o->lane_out[s->lane] += n;
             if (s->lane == PERI__NODE_LANE) o->sum_out[place] += n;
@@ -347,15 +343,17 @@ static void enter_source(const peri__owner *o, int64_t strands, source_place *x)
 }
 
 /** The blocks of one rank's bags. */
-static void add_blocks(const peri__routes *r, int32_t rank, const peri__owner *o, const peri__place *place,
-                       source_place *x, peri__next_block *next)
+static void add_blocks(const peri__owner *o, source_place *x, peri__next_block *next)
 {
+    const peri__routes *r = o->e->routes;
+    const peri__place *place = o->e->lookup_place;
+    const int32_t rank = o->e->rank;
     const peri__lookup *lookups = r->lookups + r->rank_lookup[rank];
     const int32_t n = r->rank_lookup[rank + 1] - r->rank_lookup[rank];
     for (int32_t i = 0; i < n; i++) {
         const peri__lookup *s = &lookups[i];
         int64_t *here = stays(s, rank, x->source) ? &x->at[PERI__LANES] : &x->at[s->lane],
-                rows = rows_for(r, rank, o, s, x->source);
+                rows = rows_for(o, s, x->source);
         const int64_t *begin = o->ids && peri__rows_by_id(o->rule, partition_of(r, s)) ? x->first_id : x->first;
         const int64_t offset = *here;
         *here += s->cols * rows;
@@ -371,26 +369,29 @@ static void add_blocks(const peri__routes *r, int32_t rank, const peri__owner *o
 }
 
 /** Where the node lane's rows for each rank begin, if the lane begins at @at: by gateway, then by rank. */
-static void place_sums(const peri__routes *r, int32_t rank, const peri__owner *o, int64_t at, int64_t *by_source)
+static void place_sums(const peri__owner *o, int64_t at, int64_t *by_source)
 {
-    const int32_t world = r->world_size, node = r->nodes.of[rank];
+    const peri__routes *r = o->e->routes;
+    const int32_t world = r->world_size, rank = o->e->rank, node = r->nodes.of[rank];
     for (int32_t place = 0; place < peri__node_size(&r->nodes, node); place++)
         for (int32_t source = 0; source < world; source++) {
             if (peri__gateway_place(&r->nodes, node, source) != place) continue;
             by_source[source] = at;
             for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++)
                 if (r->lookups[i].lane == PERI__NODE_LANE)
-                    at += r->lookups[i].cols * rows_for(r, rank, o, &r->lookups[i], source);
+                    at += r->lookups[i].cols * rows_for(o, &r->lookups[i], source);
         }
 }
 
-peri_status peri__owner_new(const peri__routes *r, int32_t rank, peri__rule rule, const int64_t *counts,
-                            const int64_t *ids, peri__owner **out)
+peri_status peri__owner_new(const peri_sharded *e, peri__rule rule, const int64_t *counts, const int64_t *ids,
+                            peri__owner **out)
 {
-    const int64_t world = r->world_size, n = world * peri__strands_of(r, rank),
-                  mates = peri__node_size(&r->nodes, r->nodes.of[rank]);
+    const peri__routes *r = e->routes;
+    const int64_t world = r->world_size, n = world * peri__strands_of(r, e->rank),
+                  mates = peri__node_size(&r->nodes, r->nodes.of[e->rank]);
     peri__owner *o = peri__alloc_zero(sizeof *o);
     if (!o) return PERI_ENOMEM;
+    o->e = e;
     o->rule = rule;
     o->counts = peri__alloc(sizeof *counts * (ids ? 2 : 1) * (size_t)n);
     o->source_out = peri__alloc_zero(sizeof *o->source_out * (size_t)(PERI__LANES * world + 2 * mates));
@@ -402,24 +403,23 @@ peri_status peri__owner_new(const peri__routes *r, int32_t rank, peri__rule rule
     if (ids) o->ids = memcpy(o->counts + n, ids, sizeof *ids * (size_t)n);
     o->sum_out = o->source_out + PERI__LANES * world;
     o->sum_in = o->sum_out + mates;
-    count_elements(r, rank, o);
+    count_elements(o);
     *out = o;
     return PERI_OK;
 }
 
-peri_status peri__owner_blocks(const peri__routes *r, int32_t rank, const peri__owner *o, const peri__home *home,
-                               const peri__place *place, peri__next_block *next)
+peri_status peri__owner_blocks(const peri__owner *o, const peri__home *home, peri__next_block *next)
 {
-    const int64_t world = r->world_size, strands = peri__strands_of(r, rank);
+    const int64_t world = o->e->world_size, strands = peri__strands_of(o->e->routes, o->e->rank);
     int64_t *first = peri__alloc(sizeof *first * (size_t)(2 * strands + world)), *sums = first + 2 * strands;
     if (!first) return PERI_ENOMEM;
     source_place x = {.first = first, .first_id = first + strands, .at = {home->own_out + home->replica_out}};
     for (int32_t lane = 1; lane < PERI__LANES; lane++) x.at[lane] = x.at[lane - 1] + o->lane_out[lane - 1];
-    if (o->lane_out[PERI__NODE_LANE]) place_sums(r, rank, o, x.at[PERI__NODE_LANE], sums);
+    if (o->lane_out[PERI__NODE_LANE]) place_sums(o, x.at[PERI__NODE_LANE], sums);
     for (; x.source < world; x.source++) {
         enter_source(o, strands, &x);
         if (o->lane_out[PERI__NODE_LANE]) x.at[PERI__NODE_LANE] = sums[x.source];
-        add_blocks(r, rank, o, place, &x, next);
+        add_blocks(o, &x, next);
     }
     peri__free(first);
     return PERI_OK;

@@ -30,34 +30,17 @@ static inline bool peri__rows_absent(peri__rule rule, const peri__partition *p, 
     return rule.to_homes && p->copied && owner != home;
 }
 
-/** What a home is made for. Everything is borrowed. */
+/** What a home is made for, beside its module. Everything is borrowed. */
 typedef struct peri__home_args {
     peri__outbound *outbound;   /* of the ids; retained by the home */
     peri__rule rule;
-    bool results_by_id;         /* the results have a row for each id; else for each sample */
     int64_t rows;               /* of the output */
     const int64_t *inverse;     /* n_features: first entry of each in the inverse indices (variable batch); NULL:
                                    none */
     /* For rows of ids (else NULL): */
     const int64_t *strand_ids;  /* n_strands: ids that travel */
     const int64_t *feature_ids, *first_ids; /* n_features: ids, and the first of them among the input's */
-    const double *divisor, *sent_divisor; /* n_tables: of the gradients of this rank's own rows and of others' */
-    const bool *mean;           /* n_tables: pooled by their mean */
-    int64_t cols;               /* of a row of the output */
-    peri_device *device;        /* of its arrays */
 } peri__home_args;
-
-typedef struct peri__home peri__home;
-
-/** What a home is laid out from. Everything is borrowed. */
-typedef struct peri__laying {
-    const peri__routes *routes;
-    peri__home *home;
-    const peri__home_args *args;
-} peri__laying;
-
-/** Open the upload of a home, and write its outputs for kernels. */
-typedef peri_status (*peri__lay_out)(const peri__laying *x);
 
 /** The spaces that rows of a batch lie in: a lane each for those of other ranks; this rank's own lookups; its
  *  replicas. */
@@ -107,8 +90,9 @@ typedef struct peri__left {
 void peri__left_free(peri__left *left);
 
 /** What this rank gets back. */
-struct peri__home {
+typedef struct peri__home {
     peri__refs refs;
+    const peri_sharded *e;    /* whose batch it is; borrowed */
     peri__outbound *outbound; /* of the ids; retained */
     peri__upload up;     /* it keeps the host side */
     int64_t *feature_inverse; /* host, n_features: first entry in the inverse indices; NULL: no variable batch */
@@ -124,12 +108,12 @@ struct peri__home {
                            node lane, where they come from the gateways of all nodes */
     int64_t lane_out[PERI__LANES]; /* their sums */
     int64_t own_out;     /* elements of this rank's own lookups, without those of the node lane */
-    const peri__routes *routes; /* borrowed, as are the divisors */
-    const double *divisor, *sent_divisor;
-    int32_t rank;
-    int64_t cols;        /* of a row of the results */
     int64_t *at;         /* host, by lookup of the routes: the element of its buffer where its rows begin on this
                             rank */
+    int32_t *travelling; /* host, n_travelling: pieces of the routes whose rows come back from other ranks, in the order
+                            in which the buffer has them */
+    int32_t n_travelling;
+    uint32_t covered;    /* bits of lanes: these are all that come back in it */
     peri__end *ends;     /* host, by output of the routes, where results have a row for each id; else NULL */
     uint32_t alone, shared; /* bits of spaces: some line is alone; some is not */
     int64_t replica_out; /* elements of its replicas; they lie behind its own lookups' */
@@ -149,37 +133,26 @@ struct peri__home {
     /* Offsets in `up`: */
     int64_t outputs, pieces, joined, output_bags, pools, bag_outputs, bag_pieces, bag_numbers;
     bool variable;
-};
+} peri__home;
 
 /** @out new. */
-peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home_args *args, peri__lay_out lay_out,
-                           peri__home **out);
+peri_status peri__home_new(const peri_sharded *e, const peri__home_args *args, peri__home **out);
 /** Whether a home is what peri__home_new would make for @args. */
-bool peri__home_fits(const peri__routes *r, const peri__home *home, const peri__home_args *args);
+bool peri__home_fits(const peri__home *home, const peri__home_args *args);
 /** Line @p of the list of rows: those of piece @p of the routes. */
 peri__line peri__home_line(const peri__home *h, int32_t p);
 /** Write piece @p of the routes for kernels. @alone: as in peri__line. */
-void peri__home_piece(const peri__laying *x, int32_t p, bool alone);
+void peri__home_piece(peri__home *h, int32_t p, bool alone);
 /** Where rows of ids are for kernels: the ids of output @o; of a copy: of its piece @copy, else -1. Writes their
  *  pieces. */
-peri_k_rows peri__home_rows(const peri__laying *x, const peri__output *o, int32_t copy, bool alone);
+peri_k_rows peri__home_rows(peri__home *h, const peri__output *o, int32_t copy, bool alone);
 /** Whether each id of the feature of output @o is in its one piece. */
-bool peri__home_all(const peri__laying *x, const peri__output *o);
+bool peri__home_all(const peri__home *h, const peri__output *o);
 void peri__home_release(peri__home *home);
-
-/** The pieces of the routes whose rows travel to a rank, in the order in which its buffer has them; this does not
- *  depend on the batch. */
-typedef struct peri__travelling {
-    int32_t *pieces;
-    int32_t n;
-    uint32_t covered; /* bits of lanes: these are all that travel in it */
-} peri__travelling;
-
-/** @out->pieces new. */
-peri_status peri__travelling_new(const peri__routes *r, int32_t rank, peri__travelling *out);
 
 /** What this rank looks up for all ranks. */
 typedef struct peri__owner {
+    const peri_sharded *e; /* borrowed */
     peri__rule rule;
     int64_t *counts;     /* host, world_size x strands of this rank: as they were given */
     int64_t *ids;        /* likewise; NULL: none were */
@@ -193,10 +166,11 @@ typedef struct peri__owner {
                                   rank */
 } peri__owner;
 
-/** @counts: int64[world_size x strands of @rank]: bags that each rank sends, as the lookups' offsets count them. @ids:
- *  likewise, where some rows of @rule are of ids, and their lookups have an offset for each id; else NULL. Copied. */
-peri_status peri__owner_new(const peri__routes *r, int32_t rank, peri__rule rule, const int64_t *counts,
-                            const int64_t *ids, peri__owner **out);
+/** @counts: int64[world_size x strands of this rank]: bags that each rank sends, as the lookups' offsets count them.
+ *  @ids: likewise, where some rows of @rule are of ids, and their lookups have an offset for each id; else NULL.
+ *  Copied. */
+peri_status peri__owner_new(const peri_sharded *e, peri__rule rule, const int64_t *counts, const int64_t *ids,
+                            peri__owner **out);
 
 /** A table of a table batch. */
 typedef struct peri__place {
@@ -210,9 +184,8 @@ typedef struct peri__next_block {
 } peri__next_block;
 
 /** The blocks of an owner's lookups, by source rank, then lookup, for rows in a buffer that begins with those of @home.
- *  @place: where the lookups of @rank are looked up; @next: by set, where its next block goes, which moves on. */
-peri_status peri__owner_blocks(const peri__routes *r, int32_t rank, const peri__owner *owner, const peri__home *home,
-                               const peri__place *place, peri__next_block *next);
+ *  @next: by set, where its next block goes, which moves on. */
+peri_status peri__owner_blocks(const peri__owner *owner, const peri__home *home, peri__next_block *next);
 void peri__owner_free(peri__owner *owner);
 
 #endif

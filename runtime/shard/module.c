@@ -521,7 +521,6 @@ static peri_status sharded_new(const peri_sharded_config *c, peri_sharded **out)
     PERI_TRY_GOTO(peri__routes_new(e->world_size, e->nodes, e->tables, e->n_tables, e->n_features, &e->routes), out);
     for (int32_t i = 0; i < e->routes->n_partitions; i++)
         e->cuts_rows = e->cuts_rows || e->routes->partitions[i].n_parts > 1;
-    PERI_TRY_GOTO(peri__travelling_new(e->routes, e->rank, &e->travelling), out);
     PERI_TRY_GOTO(make_router(e, c->name), out);
     PERI_TRY_GOTO(take_rates(e, c), out);
     PERI_TRY_GOTO(peri__identity_new(e, c), out);
@@ -551,7 +550,6 @@ void peri_sharded_release(peri_sharded *e)
     peri__router_fini(&e->router);
     peri__routes_free(e->routes);
     void *parts[] = {e->nodes,
-                     e->travelling.pieces,
                      e->found_path,
                      e->tables,
                      e->features,

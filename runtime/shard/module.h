@@ -60,7 +60,8 @@ typedef struct peri__rows peri__rows; /* one direction of a batch (rows.h) */
 typedef struct peri__kind {
     const char *name;
     bool by_id; /* rows are of ids, else of bags */
-    peri__lay_out lay_out;
+    /* Open the upload of a home, and write its outputs for kernels. */
+    peri_status (*lay_out)(peri__home *home);
     /* Before the ids leave: what else the owner of each bag needs to know, as peri__routing_args.by_bag. */
     peri_status (*by_bag)(const peri__routing *routing, peri_tensor *out);
     /* What of the outputs goes through the buffers, if some spaces' rows do not (peri__rows_left). */
@@ -126,7 +127,6 @@ struct peri_sharded {
     peri__route_table *tables; /* n_tables */
     int32_t *features;  /* backing of tables[].features */
     peri__routes *routes;
-    peri__travelling travelling; /* to this rank */
     peri__router router;
     peri__table_set *sets;
     peri_local_shard *local; /* n_local */

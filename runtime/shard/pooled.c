@@ -33,44 +33,51 @@ static void put(peri__home *h, int64_t array, int32_t i, const void *x, size_t s
     memcpy(h->up.host + array + (int64_t)size * i, x, size);
 }
 
-/** Output @i of pooled rows, of the pieces [first, first + n). */
-static void add_output(const peri__laying *x, int32_t i, int32_t first, int32_t n)
+/** As peri_k_output.inverse. */
+static int64_t inverse_of(const peri__home *h, const peri__output *o)
 {
-    const peri__output *o = &x->routes->outputs[i];
-    const peri__home_args *a = x->args;
-    peri__home *h = x->home;
-    const peri_k_output k = {.column = o->column, .cols = o->cols, .first_piece = first, .n_pieces = n,
-                             .inverse = a->inverse ? a->inverse[o->feature] : -1, .divisor = a->divisor[o->table],
-                             .sent_divisor = a->sent_divisor[o->table]};
+    return h->variable ? h->feature_inverse[o->feature] : -1;
+}
+
+/** Output @i of pooled rows, of the pieces [first, first + n). */
+static void add_output(peri__home *h, int32_t i, int32_t first, int32_t n)
+{
+    const peri_sharded *e = h->e;
+    const peri__output *o = &e->routes->outputs[i];
+    const peri_k_output k = {.column = o->column,
+                             .cols = o->cols,
+                             .first_piece = first,
+                             .n_pieces = n,
+                             .inverse = inverse_of(h, o),
+                             .divisor = e->divisor[o->table],
+                             .sent_divisor = e->divisor[e->n_tables + o->table]};
     put(h, h->output_bags, h->n_outputs, &h->feature_rows[o->feature], sizeof(int64_t));
     h->output_feature[h->n_outputs] = o->feature;
     put(h, h->outputs, h->n_outputs++, &k, sizeof k);
-    for (int32_t p = first; p < first + n; p++) peri__home_piece(x, p, n == 1);
+    for (int32_t p = first; p < first + n; p++) peri__home_piece(h, p, n == 1);
 }
 
 /** Output @i, whose rows are of ids; of a copy: piece @copy. With a variable batch the gradient of its bags gets a
  *  place of its own. */
-static void add_pool(const peri__laying *x, int32_t i, int32_t copy)
+static void add_pool(peri__home *h, int32_t i, int32_t copy)
 {
-    const peri__routes *r = x->routes;
-    const peri__home_args *a = x->args;
-    peri__home *h = x->home;
+    const peri__routes *r = h->e->routes;
     const peri__output *o = &r->outputs[i];
     bool last = i + 1 == r->n_outputs || r->outputs[i + 1].table != o->table || r->outputs[i + 1].feature != o->feature;
     int64_t from = 0;
     for (int32_t b = i; b > 0 && r->outputs[b - 1].table == o->table && r->outputs[b - 1].feature == o->feature; b--)
         from += r->outputs[b - 1].cols;
-    peri_k_pool k = {.rows = peri__home_rows(x, o, copy, false),
+    peri_k_pool k = {.rows = peri__home_rows(h, o, copy, false),
                      .first_bag = h->feature_first[o->feature],
                      .bags = h->feature_rows[o->feature],
-                     .inverse = a->inverse ? a->inverse[o->feature] : -1,
+                     .inverse = inverse_of(h, o),
                      .from = from,
                      .grad = o->column,
                      .grad_stride = r->out_cols,
-                     .mean = a->mean[o->table],
+                     .mean = h->e->mean[o->table],
                      .last = last};
     k.rows.column = o->column;
-    if (a->inverse) {
+    if (h->variable) {
         peri_k_output bag = {.column = o->column,
                              .cols = o->cols,
                              .first_piece = h->n_pools,
@@ -90,8 +97,9 @@ static void add_pool(const peri__laying *x, int32_t i, int32_t copy)
 }
 
 /** Arrays for all outputs, and as many pools if there are any. */
-static peri_status make_arrays(const peri__routes *r, peri__home *h, peri_device *device)
+static peri_status make_arrays(peri__home *h)
 {
+    const peri__routes *r = h->e->routes;
     int64_t pools = h->strand_ids ? r->n_outputs : 0, bags = h->variable ? pools : 0;
     h->outputs = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_output) * r->n_outputs);
     h->pieces = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_piece) * r->n_pieces);
@@ -100,14 +108,13 @@ static peri_status make_arrays(const peri__routes *r, peri__home *h, peri_device
     h->bag_outputs = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_output) * bags);
     h->bag_pieces = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_piece) * bags);
     h->bag_numbers = peri__upload_add(&h->up, (int64_t)sizeof(int64_t) * bags);
-    return peri__upload_open(&h->up, device);
+    return peri__upload_open(&h->up, h->e->device);
 }
 
-static peri_status lay_out(const peri__laying *x)
+static peri_status lay_out(peri__home *h)
 {
-    const peri__routes *r = x->routes;
-    peri__home *h = x->home;
-    PERI_TRY(make_arrays(r, h, x->args->device));
+    const peri__routes *r = h->e->routes;
+    PERI_TRY(make_arrays(h));
     h->output_feature = peri__alloc(sizeof *h->output_feature * (size_t)peri__max(1, r->n_outputs));
     if (!h->output_feature) return PERI_ENOMEM;
     h->joined_rows = h->rows;
@@ -119,8 +126,8 @@ static peri_status lay_out(const peri__laying *x)
                                        : &r->partitions[r->strands[r->lookups[piece->lookup].strand].partition];
         const bool own = h->rule.to_homes && p->copied; /* of copies, that of this rank */
         h->most_bags = peri__max(h->most_bags, h->feature_rows[o->feature]);
-        if (peri__rows_by_id(h->rule, p)) add_pool(x, i, own ? h->rank : -1);
-        else add_output(x, i, o->first_piece + (own ? h->rank : 0), own ? 1 : o->n_pieces);
+        if (peri__rows_by_id(h->rule, p)) add_pool(h, i, own ? h->e->rank : -1);
+        else add_output(h, i, o->first_piece + (own ? h->e->rank : 0), own ? 1 : o->n_pieces);
     }
     return PERI_OK;
 }

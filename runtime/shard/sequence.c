@@ -11,13 +11,13 @@
 #include "../base/tune.h"
 
 /** Output @o; of a copy: its piece @copy, else -1. */
-static void add_rows(const peri__laying *x, const peri__output *o, int32_t copy, const peri__end *end)
+static void add_rows(peri__home *h, const peri__output *o, int32_t copy, const peri__end *end)
 {
-    peri__home *h = x->home;
-    peri_k_rows k = peri__home_rows(x, o, copy, end->alone && x->routes->pieces[o->first_piece].rank >= 0);
+    const peri_sharded *e = h->e;
+    peri_k_rows k = peri__home_rows(h, o, copy, end->alone && e->routes->pieces[o->first_piece].rank >= 0);
     k.column = o->col_offset;
-    k.divisor = h->divisor[o->table];
-    k.sent_divisor = h->sent_divisor[o->table];
+    k.divisor = e->divisor[o->table];
+    k.sent_divisor = e->divisor[e->n_tables + o->table];
     k.row = end->row;
     k.all = k.place_first >= 0 && !end->cut;
     memcpy(h->up.host + h->outputs + (int64_t)sizeof k * h->n_outputs++, &k, sizeof k);
@@ -27,37 +27,35 @@ static void add_rows(const peri__laying *x, const peri__output *o, int32_t copy,
 
 /** Add output @o. If its rows lie as its result has them (all columns, from one owner, who was sent each id of the
  *  feature), they are not put together with others. */
-static void add(const peri__laying *x, const peri__output *o, peri__end *end)
+static void add(peri__home *h, const peri__output *o, peri__end *end)
 {
-    const peri__routes *r = x->routes;
+    const peri__routes *r = h->e->routes;
     const peri__piece *first = &r->pieces[o->first_piece];
-    const peri__home *h = x->home;
     const bool copied =
         first->rank >= 0 && r->partitions[r->strands[r->lookups[first->lookup].strand].partition].copied;
-    end->cut = !peri__home_all(x, o);
-    end->alone = o->cols < h->cols || end->cut;
-    if (!copied) add_rows(x, o, -1, end);
+    end->cut = !peri__home_all(h, o);
+    end->alone = o->cols < h->e->cols || end->cut;
+    if (!copied) add_rows(h, o, -1, end);
     for (int32_t k = 0; copied && k < o->n_pieces; k++) /* home: those of this rank; to owners: all of them learn */
-        if (!h->rule.to_homes || k == h->rank) add_rows(x, o, k, end);
+        if (!h->rule.to_homes || k == h->e->rank) add_rows(h, o, k, end);
 }
 
-static peri_status lay_out(const peri__laying *x)
+static peri_status lay_out(peri__home *h)
 {
-    const peri__routes *r = x->routes;
-    peri__home *h = x->home;
+    const peri__routes *r = h->e->routes;
     const int64_t most = peri__max(r->n_outputs, r->n_pieces);
     peri__end end = {0};
     h->outputs = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_rows) * most);
     h->joined = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_rows) * most);
     h->pieces = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_piece) * r->n_pieces);
-    PERI_TRY(peri__upload_open(&h->up, x->args->device));
+    PERI_TRY(peri__upload_open(&h->up, h->e->device));
     h->whole = peri__alloc(sizeof *h->whole * (size_t)peri__max(1, r->n_outputs));
     h->ends = peri__alloc(sizeof *h->ends * (size_t)peri__max(1, r->n_outputs));
     if (!h->whole || !h->ends) return PERI_ENOMEM;
     for (int32_t i = 0; i < r->n_outputs; i++) {
         const peri__output *o = &r->outputs[i];
         end.to = h->joined_rows;
-        add(x, o, &end);
+        add(h, o, &end);
         h->ends[i] = end;
         if (o->col_offset + o->cols < o->table_cols) continue;
         /* that was the last block of columns of these rows */

@@ -218,7 +218,7 @@ static uint32_t lanes_of(const peri__rows *r)
         if (h->lane_out[l] && peri__way_direct(&r->e->ways[l], r->back ? PERI__TO_OWNERS : PERI__TO_HOMES))
             lanes |= 1u << l;
     }
-    lanes &= r->e->travelling.covered;
+    lanes &= h->covered;
     const uint32_t useful = r->back ? lanes : lanes & h->alone;
     return r->e->kind->by_id ? (lanes == full && useful ? lanes : 0) : useful;
 }
@@ -281,7 +281,7 @@ static peri_status travel_new(const peri__rows *r, peri__travel **out)
     keep(d, r->sums);
     keep(d, r->input->routing.origins);
     if (r->input->repeats) keep(d, peri__repeats_places(r->input->repeats));
-    d->segments = peri__alloc(sizeof *d->segments * (size_t)peri__max(1, e->travelling.n));
+    d->segments = peri__alloc(sizeof *d->segments * (size_t)peri__max(1, h->n_travelling));
     if (!d->segments) {
         peri__travel_release(d);
         return PERI_ENOMEM;
@@ -301,9 +301,9 @@ peri_status peri__travel_new(peri__rows *r)
     PERI_TRY(travel_new(r, &d));
     bool known = true;
     r->in_place |= lanes;
-    for (int32_t i = 0; i < r->e->travelling.n && known; i++) {
+    for (int32_t i = 0; i < h->n_travelling && known; i++) {
         segment *s = &d->segments[d->n];
-        const int32_t lane = segment_of(r, r->e->travelling.pieces[i], s);
+        const int32_t lane = segment_of(r, h->travelling[i], s);
         known = lane >= 0;
         d->n += known && lanes >> lane & 1 && s->n > 0;
     }

@@ -156,8 +156,9 @@ local function walk_order(ctx)
   local at, complaints = {}, {}
   for i, name in ipairs(walk) do at[name] = i end
   at.outbound, at.batch, at.pooled, at.tables = at.router, at.module, at.module, at.module
+  at["layout.c"] = at.module -- it lays out what module.h has
   for _, path in ipairs(ctx.files("runtime/shard", "c", "h")) do
-    local from = at[path:match "([%w_]+)%.[ch]$"]
+    local from = at[path:match "[%w_]+%.c$"] or at[path:match "([%w_]+)%.[ch]$"]
     for name in ctx.read(path):gmatch '\n#include "([%w_]+)%.h"' do
       if from and at[name] and at[name] > from then
         complaints[#complaints + 1] = ("%s includes %s.h, which comes after it in a batch's walk"):format(path, name)
