@@ -40,6 +40,9 @@ typedef struct peri__flow_args {
 /** Post the exchange of @input (contiguous or not, of any shape: its numbers in row-major order). @out new. */
 peri_status peri__flow_post(peri_group *group, peri_tensor *input, const peri__flow_args *args, peri_work **out);
 
+/** Check @n numbers (>= 0, and small enough that sums of products of two stay below 2^62) and mix them into *@hash. */
+peri_status peri__check_counts(const char *function, const char *what, const int64_t *list, int64_t n, uint64_t *hash);
+
 /** Zeros for out and in, in the block that becomes the flow: post it, or free it. */
 peri_status peri__flow_counts(const peri_group *group, int64_t **out, int64_t **in);
 void peri__flow_counts_free(int64_t *out);

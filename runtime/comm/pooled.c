@@ -14,8 +14,7 @@ static int64_t row_of(const peri_tensor *t)
     return n;
 }
 
-/** Check @n numbers (>= 0, and small enough that sums of products of two stay below 2^62) and mix them into *@hash. */
-static peri_status check_list(const char *f, const char *what, const int64_t *list, int64_t n, uint64_t *hash)
+peri_status peri__check_counts(const char *f, const char *what, const int64_t *list, int64_t n, uint64_t *hash)
 {
     if (!list && n) return peri__fail(PERI_EINVAL, "%s: no %s", f, what);
     for (int64_t i = 0; i < n; i++) {
@@ -46,8 +45,8 @@ peri_status peri_exchange_alltoall_pooled(peri_group *g, peri_tensor *input, con
         .function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_COLUMNS, .dims = dims, .options = options};
     PERI_TRY(peri__group_check(f, g));
     PERI_TRY(peri__check_tensor(f, "the input", input, -1, 2));
-    PERI_TRY(check_list(f, "batch_size_per_rank", batch, g->size, &a.alike));
-    PERI_TRY(check_list(f, "dim_sum_per_rank", dims, g->size, &a.alike));
+    PERI_TRY(peri__check_counts(f, "batch_size_per_rank", batch, g->size, &a.alike));
+    PERI_TRY(peri__check_counts(f, "dim_sum_per_rank", dims, g->size, &a.alike));
     PERI_TRY(check_rows(f, "batch sizes", input, peri__sum(batch, g->size)));
     if (input->shape[1] != dims[g->rank])
         return peri__fail(PERI_EINVAL, "%s: the input is %s, dim_sum_per_rank[%d] is %lld", f,
@@ -80,10 +79,12 @@ peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *g, peri_ten
         features += v->features_per_rank[r];
     }
     int64_t mine = v->features_per_rank[g->rank];
-    PERI_TRY(check_list(f, "emb_dim_per_rank_per_feature", v->emb_dim_per_rank_per_feature, features, &a.alike));
     PERI_TRY(
-        check_list(f, "batch_size_per_rank_per_feature", v->batch_size_per_rank_per_feature, g->size * mine, &own));
-    PERI_TRY(check_list(f, "batch_size_per_feature_pre_a2a", v->batch_size_per_feature_pre_a2a, features, &own));
+        peri__check_counts(f, "emb_dim_per_rank_per_feature", v->emb_dim_per_rank_per_feature, features, &a.alike));
+    PERI_TRY(peri__check_counts(f, "batch_size_per_rank_per_feature", v->batch_size_per_rank_per_feature,
+                                g->size * mine, &own));
+    PERI_TRY(
+        peri__check_counts(f, "batch_size_per_feature_pre_a2a", v->batch_size_per_feature_pre_a2a, features, &own));
     PERI_TRY(peri__flow_counts(g, &a.out, &a.in));
     for (int32_t r = 0; r < g->size; r++) {
         for (int64_t i = 0; i < mine; i++)
@@ -117,7 +118,7 @@ peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, i
         PERI_TRY(check_rows(f, "first input", inputs[i], inputs[0]->shape[0]));
         columns += inputs[i]->shape[1];
     }
-    PERI_TRY(check_list(f, "dim_sum_per_rank", dims, g->size, &a.alike));
+    PERI_TRY(peri__check_counts(f, "dim_sum_per_rank", dims, g->size, &a.alike));
     if (columns != dims[g->rank])
         return peri__fail(PERI_EINVAL, "%s: the inputs have %lld columns, dim_sum_per_rank[%d] is %lld", f,
                           (long long)columns, g->rank, (long long)dims[g->rank]);
@@ -212,7 +213,7 @@ peri_status peri_exchange_reduce_scatter_v_pooled(peri_group *g, peri_tensor *in
     static const char f[] = "peri_exchange_reduce_scatter_v_pooled";
     uint64_t hash = 0;
     PERI_TRY(check_scatter(f, g, input));
-    PERI_TRY(check_list(f, "input_splits", input_splits, g->size, &hash));
+    PERI_TRY(peri__check_counts(f, "input_splits", input_splits, g->size, &hash));
     PERI_TRY(check_rows(f, "input_splits", input, peri__sum(input_splits, g->size)));
     return scatter(f, g, input, input_splits, options, out);
 }
@@ -226,8 +227,8 @@ peri_status peri_exchange_reduce_scatter_v_per_feature_pooled(peri_group *g, per
     PERI_TRY(check_scatter(f, g, input));
     PERI_TRY(peri__check_tensor(f, "the input", input, -1, 1));
     if (n_features < 0) return peri__fail(PERI_EINVAL, "%s: %d features", f, n_features);
-    PERI_TRY(check_list(f, "batch_size_per_rank_per_feature", batch, (int64_t)g->size * n_features, &hash));
-    PERI_TRY(check_list(f, "embedding_dims", dims, n_features, &hash));
+    PERI_TRY(peri__check_counts(f, "batch_size_per_rank_per_feature", batch, (int64_t)g->size * n_features, &hash));
+    PERI_TRY(peri__check_counts(f, "embedding_dims", dims, n_features, &hash));
     int64_t *parts = peri__alloc_zero(sizeof *parts * (size_t)g->size);
     if (!parts) return PERI_ENOMEM;
     for (int32_t i = 0; i < g->size; i++)

@@ -129,22 +129,11 @@ out:
 
 /* -- the exchange -------------------------------------------------------------------------------------------------- */
 
-static peri_status check_splits(const char *f, const char *what, const int64_t *splits, int32_t n, int64_t *sum)
-{
-    *sum = 0;
-    if (!splits) return peri__fail(PERI_EINVAL, "%s: no %s", f, what);
-    for (int32_t i = 0; i < n; i++) {
-        if (splits[i] < 0 || splits[i] > (int64_t)1 << 50)
-            return peri__fail(PERI_EINVAL, "%s: %s[%d] is %lld, allowed: 0..2^50", f, what, i, (long long)splits[i]);
-        *sum += splits[i];
-    }
-    return PERI_OK;
-}
-
 static peri_status check_sequence(const char *f, const peri_group *g, const peri_tensor *input,
                                   const peri_sequence_args *s, int64_t *rows)
 {
     char text[128];
+    uint64_t unused = 0;
     int64_t received, n = s->batch_size_per_rank ? g->size : (int64_t)s->features * g->size;
     const int64_t *strides = s->batch_size_per_rank ? s->batch_size_per_rank : s->stride_per_key_per_rank;
     if (s->features < 0 || s->stagger < 1 || g->size % s->stagger)
@@ -153,11 +142,12 @@ static peri_status check_sequence(const char *f, const peri_group *g, const peri
                           s->features, s->stagger, g->size);
     if (!s->batch_size_per_rank == !s->stride_per_key_per_rank)
         return peri__fail(PERI_EINVAL, "%s: either batch_size_per_rank or stride_per_key_per_rank is wanted", f);
-    for (int64_t i = 0; i < n; i++)
-        if (strides[i] < 0 || strides[i] > (int64_t)1 << 40)
-            return peri__fail(PERI_EINVAL, "%s: a batch of %lld rows, allowed: 0..2^40", f, (long long)strides[i]);
-    PERI_TRY(check_splits(f, "input_splits", s->input_splits, g->size, rows));
-    PERI_TRY(check_splits(f, "output_splits", s->output_splits, g->size, &received));
+    PERI_TRY(peri__check_counts(f, s->batch_size_per_rank ? "batch_size_per_rank" : "stride_per_key_per_rank", strides,
+                                n, &unused));
+    PERI_TRY(peri__check_counts(f, "input_splits", s->input_splits, g->size, &unused));
+    PERI_TRY(peri__check_counts(f, "output_splits", s->output_splits, g->size, &unused));
+    *rows = peri__sum(s->input_splits, g->size);
+    received = peri__sum(s->output_splits, g->size);
     PERI_TRY(peri__check_tensor(f, "lengths", s->lengths, -1, 1));
     PERI_TRY(peri__check_same_device(f, input, s->lengths));
     if (input->shape[0] != received)
