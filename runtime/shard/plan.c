@@ -5,6 +5,7 @@
  */
 #include "../base/buffer.h"
 #include "../base/json.h"
+#include "nodes.h"
 #include "shard_internal.h"
 
 #include <errno.h>
@@ -339,38 +340,22 @@ static entry *find(peri_plan *plan, const char *module, const char *table)
     return plan->n ? bsearch(&wanted, plan->entries, (size_t)plan->n, sizeof wanted, by_names) : NULL;
 }
 
-/** Whether @rank of the group is the first of its node. */
-static bool first_of_node(const peri_group *group, int32_t rank)
+/** *ranks[*n]: all ranks of the entry's hosts, which count @nodes. */
+static peri_status ranks_of_hosts(const entry *e, const peri__nodes *nodes, int32_t **ranks, int32_t *n)
 {
-    for (int32_t r = 0; r < rank; r++)
-        if (peri_group_node(group, r) == peri_group_node(group, rank)) return false;
-    return true;
-}
-
-/** The node of number @host, in order of first ranks; -1: there are not so many. */
-static int32_t node_of(const peri_group *group, int32_t host)
-{
-    for (int32_t r = 0; r < peri_group_size(group); r++)
-        if (first_of_node(group, r) && host-- == 0) return peri_group_node(group, r);
-    return -1;
-}
-
-/** *ranks[*n]: all ranks of the entry's hosts. */
-static peri_status ranks_of_hosts(const entry *e, const peri_group *group, int32_t **ranks, int32_t *n)
-{
-    const int32_t world = peri_group_size(group);
+    const int32_t world = nodes->first[nodes->n];
     int32_t *list = peri__alloc(sizeof *list * (size_t)peri__max(1, e->n_hosts * world));
     if (!list) return PERI_ENOMEM;
     *n = 0;
     for (int64_t h = 0; h < e->n_hosts; h++) {
-        const int32_t node = node_of(group, e->hosts[h]);
-        if (node < 0) {
+        const int32_t host = e->hosts[h];
+        if (host >= nodes->n) {
             peri__free(list);
             return peri__fail(PERI_EINVAL, "table '%.200s': there is no host %d among those of the group", e->table,
-                              e->hosts[h]);
+                              host);
         }
-        for (int32_t r = 0; r < world; r++)
-            if (peri_group_node(group, r) == node) list[(*n)++] = r;
+        memcpy(list + *n, nodes->ranks + nodes->first[host], sizeof *list * (size_t)peri__node_size(nodes, host));
+        *n += peri__node_size(nodes, host);
     }
     *ranks = list;
     return PERI_OK;
@@ -381,14 +366,16 @@ static peri_status check_table(const entry *e, const peri_sharded_table *t, cons
                                int32_t **host_ranks, int32_t *n)
 {
     const int32_t world = peri_group_size(group);
-    int32_t *nodes = peri__alloc(sizeof *nodes * (size_t)world), shards;
-    if (!nodes) return PERI_ENOMEM;
-    for (int32_t r = 0; r < world; r++) nodes[r] = peri_group_node(group, r);
-    peri_status status = e->hosts ? ranks_of_hosts(e, group, host_ranks, n) : PERI_OK;
+    int32_t *numbers = peri__alloc(sizeof *numbers * (size_t)world), shards;
+    peri__nodes nodes = {0};
+    if (!numbers) return PERI_ENOMEM;
+    for (int32_t r = 0; r < world; r++) numbers[r] = peri_group_node(group, r);
+    peri_status status = peri__nodes_init(&nodes, numbers, world);
+    if (status >= 0 && e->hosts) status = ranks_of_hosts(e, &nodes, host_ranks, n);
     const peri_sharding s = {.size = sizeof s,
                              .type = e->type,
                              .world_size = world,
-                             .nodes = nodes,
+                             .nodes = numbers,
                              .table = e->table,
                              .rows = t->rows,
                              .cols = t->cols,
@@ -396,7 +383,8 @@ static peri_status check_table(const entry *e, const peri_sharded_table *t, cons
                              .n_ranks = e->hosts ? *n : (int32_t)e->n_ranks,
                              .sizes = e->sizes};
     if (status >= 0) status = peri_sharding_shards(&s, NULL, 0, &shards);
-    peri__free(nodes);
+    peri__nodes_fini(&nodes);
+    peri__free(numbers);
     return status;
 }
 

@@ -2,17 +2,13 @@
  *
  * routes.c: see routes.h.
  */
+#include "../base/buffer.h"
 #include "routes.h"
 
 /** Append to a growing array; NULL when memory is out. */
 static void *append(void **array, int32_t *n, size_t size)
 {
-    if ((*n & (*n - 1)) == 0) { /* grow at powers of two */
-        void *more = peri__realloc(*array, size * (size_t)(*n ? 2 * *n : 1));
-        if (!more) return NULL;
-        *array = more;
-    }
-    return (char *)*array + size * (size_t)(*n)++;
+    return peri__grow_one(array, *n, size) < 0 ? NULL : (char *)*array + size * (size_t)(*n)++;
 }
 
 #define APPEND(array, n) append((void **)&(array), &(n), sizeof *(array))

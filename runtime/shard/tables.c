@@ -3,6 +3,7 @@
  * tables.c: the tables of this rank. Shards, and replicas, of the same optimizer, dtype and pooling share one table
  * batch, so that a step has one lookup and one update for each of them.
  */
+#include "../base/buffer.h"
 #include "module.h"
 
 #include <math.h>
@@ -23,9 +24,7 @@ static int32_t set_of(peri_sharded *e, const peri_sharded_table *table, bool rep
             e->sets[g].cached == cached && e->sets[g].mapped == mapped && e->sets[g].mean == mean &&
             e->sets[g].by_id == by_id && e->sets[g].place == place && e->sets[g].part == part)
             return g;
-    peri__table_set *more = peri__realloc(e->sets, sizeof *more * (size_t)(e->n_sets + 1));
-    if (!more) return -1;
-    e->sets = more;
+    if (peri__grow_one((void **)&e->sets, e->n_sets, sizeof *e->sets) < 0) return -1;
     e->sets[e->n_sets] = (peri__table_set){.optimizer = optimizer,
                                            .place = place,
                                            .part = part,
@@ -41,12 +40,8 @@ static int32_t set_of(peri_sharded *e, const peri_sharded_table *table, bool rep
 
 static peri_status set_add(peri__table_set *g, int32_t table, int32_t shard)
 {
-    size_t n = (size_t)g->n_tables + 1;
-    int32_t *tables = peri__realloc(g->module_table, sizeof *tables * n);
-    if (tables) g->module_table = tables;
-    int32_t *shards = tables ? peri__realloc(g->module_shard, sizeof *shards * n) : NULL;
-    if (!shards) return PERI_ENOMEM;
-    g->module_shard = shards;
+    PERI_TRY(peri__grow_one((void **)&g->module_table, g->n_tables, sizeof *g->module_table));
+    PERI_TRY(peri__grow_one((void **)&g->module_shard, g->n_tables, sizeof *g->module_shard));
     g->module_table[g->n_tables] = table;
     g->module_shard[g->n_tables++] = shard;
     return PERI_OK;
