@@ -5,6 +5,7 @@
  * order in which batches are prefetched or looked up. Rows that got another id start again right before the lookup of
  * the batch that brought it, not earlier: until then they may be those of a batch in flight.
  */
+#include "../base/buffer.h"
 #include "walk.h"
 
 /** Rows that start again at the lookup of batch @batch. */
@@ -19,10 +20,10 @@ struct peri__managed {
     int32_t table;           /* of the module */
     peri__place place;       /* of its shard here */
     int64_t first_row;       /* of that shard */
-    int32_t n_features;
+    int32_t n_features, first; /* first: the place of its first feature among those of all tables of raw ids */
     int32_t *strand;         /* n_features: which of this rank's strands has its ids */
     waiting *waiting;
-    int32_t n_waiting, room;
+    int64_t n_waiting, room;
 };
 
 /* -- making -------------------------------------------------------------------------------------------------------- */
@@ -58,6 +59,7 @@ static peri_status add_table(peri_sharded *e, const peri_sharded_table *from, in
 {
     peri__managed *m = &e->managed[e->n_managed++];
     *m = (peri__managed){.table = table, .place = {.set = -1}, .n_features = from->n_features};
+    m->first = m == e->managed ? 0 : m[-1].first + m[-1].n_features;
     m->strand = peri__alloc(sizeof *m->strand * (size_t)from->n_features);
     if (!m->strand) return PERI_ENOMEM;
     for (int32_t i = 0; i < e->n_local; i++) {
@@ -91,7 +93,7 @@ void peri__managed_free(peri_sharded *e)
 {
     for (int32_t i = 0; i < e->n_managed; i++) {
         peri__managed *m = &e->managed[i];
-        for (int32_t k = 0; k < m->n_waiting; k++) peri_tensor_release(m->waiting[k].rows);
+        for (int64_t k = 0; k < m->n_waiting; k++) peri_tensor_release(m->waiting[k].rows);
         peri_collision_release(m->map);
         peri__free(m->waiting);
         peri__free(m->strand);
@@ -140,28 +142,34 @@ peri_status peri__managed_check(const char *f, const peri_sharded_config *c, con
 
 /** What becomes of a batch's raw ids. */
 struct peri__arrival {
-    peri_tensor ***rows;  /* by managed table and feature: local rows; NULL: not yet */
-    peri_tensor ***ids;   /* likewise: raw ids */
+    peri_tensor *
+        *rows; /* by feature of the tables of raw ids: local rows; NULL: not yet. Then raw ids, likewise: `ids`;
+                             both NULL when all of them are in their places */
+    peri_tensor **ids;
     int32_t done;         /* managed tables whose ids have become rows */
     int64_t batch;        /* its number among those that arrived; 0: not yet */
     peri_tensor *sent;    /* i64, as received: rows of the whole table, to go home; NULL: nobody asked */
     peri__transfer back;
 };
 
-static void tensors_free(peri_tensor ***list, const peri_sharded *e)
+/** Features of all tables of raw ids. */
+static int32_t features_of(const peri_sharded *e)
 {
-    for (int32_t i = 0; list && i < e->n_managed; i++) {
-        for (int32_t f = 0; list[i] && f < e->managed[i].n_features; f++) peri_tensor_release(list[i][f]);
-        peri__free(list[i]);
-    }
-    peri__free(list);
+    const peri__managed *last = &e->managed[e->n_managed - 1];
+    return last->first + last->n_features;
+}
+
+static void drop_lists(peri__arrival *a, const peri_sharded *e)
+{
+    for (int32_t i = 0; a->rows && i < 2 * features_of(e); i++) peri_tensor_release(a->rows[i]);
+    peri__free(a->rows);
+    a->rows = a->ids = NULL;
 }
 
 void peri__arrival_free(peri__arrival *a, const peri_sharded *e)
 {
     if (!a) return;
-    tensors_free(a->rows, e);
-    tensors_free(a->ids, e);
+    drop_lists(a, e);
     peri_tensor_release(a->sent);
     peri__transfer_fini(&a->back);
     peri__free(a);
@@ -171,18 +179,14 @@ static peri_status arrival_new(const peri_sharded *e, peri__arrival **out)
 {
     peri__arrival *a = peri__alloc_zero(sizeof *a);
     if (!a) return PERI_ENOMEM;
-    a->rows = peri__alloc_zero(sizeof *a->rows * (size_t)e->n_managed);
-    a->ids = peri__alloc_zero(sizeof *a->ids * (size_t)e->n_managed);
-    peri_status status = a->rows && a->ids ? PERI_OK : PERI_ENOMEM;
-    for (int32_t i = 0; i < e->n_managed && status >= 0; i++) {
-        size_t n = (size_t)e->managed[i].n_features;
-        a->rows[i] = peri__alloc_zero(sizeof **a->rows * n);
-        a->ids[i] = peri__alloc_zero(sizeof **a->ids * n);
-        if (!a->rows[i] || !a->ids[i]) status = PERI_ENOMEM;
+    a->rows = peri__alloc_zero(sizeof *a->rows * 2 * (size_t)features_of(e));
+    if (!a->rows) {
+        peri__free(a);
+        return PERI_ENOMEM;
     }
-    if (status < 0) peri__arrival_free(a, e);
-    else *out = a;
-    return status;
+    a->ids = a->rows + features_of(e);
+    *out = a;
+    return PERI_OK;
 }
 
 /** Ids of strand @place of this rank: from rank @source they are at *@at of what was received; returns how many. */
@@ -239,14 +243,9 @@ static peri_status wait_rows(peri__managed *m, int64_t batch)
     peri_tensor *rows;
     PERI_TRY(peri_collision_evicted(m->map, &rows));
     if (!rows) return PERI_OK;
-    if (m->n_waiting == m->room) {
-        waiting *more = peri__realloc(m->waiting, sizeof *more * (size_t)(2 * m->room + 4));
-        if (!more) {
-            peri_tensor_release(rows);
-            return PERI_ENOMEM;
-        }
-        m->waiting = more;
-        m->room = 2 * m->room + 4;
+    if (peri__grow((void **)&m->waiting, &m->room, m->n_waiting + 1, sizeof *m->waiting) < 0) {
+        peri_tensor_release(rows);
+        return PERI_ENOMEM;
     }
     m->waiting[m->n_waiting++] = (waiting){.rows = rows, .batch = batch};
     return PERI_OK;
@@ -283,9 +282,9 @@ static peri_status replace(peri__input_dist *d)
         const peri__managed *m = &e->managed[i];
         for (int32_t f = 0; f < m->n_features && m->map && status >= 0; f++) {
             peri_tensor *whole;
-            status = move_strand(e, r, m->strand[f], fresh, a->rows[i][f], true);
+            status = move_strand(e, r, m->strand[f], fresh, a->rows[m->first + f], true);
             if (status < 0 || !a->sent) continue;
-            status = shifted(e, a->rows[i][f], m->first_row, &whole);
+            status = shifted(e, a->rows[m->first + f], m->first_row, &whole);
             if (status < 0) break;
             status = move_strand(e, r, m->strand[f], a->sent, whole, true);
             peri_tensor_release(whole);
@@ -311,15 +310,13 @@ peri_status peri__managed_arrive(peri__input_dist *d)
     for (; a->done < e->n_managed; a->done++) {
         peri__managed *m = &e->managed[a->done];
         if (!m->map) continue;
-        PERI_TRY(collect(e, &d->routing, m, a->ids[a->done]));
-        peri_status status = ask(e, m, a->ids[a->done], d->training, a->rows[a->done]);
+        PERI_TRY(collect(e, &d->routing, m, a->ids + m->first));
+        peri_status status = ask(e, m, a->ids + m->first, d->training, a->rows + m->first);
         if (status != PERI_OK) return status;
         PERI_TRY(wait_rows(m, e->arrived + 1));
     }
     PERI_TRY(replace(d));
-    tensors_free(a->ids, e);
-    tensors_free(a->rows, e);
-    a->ids = a->rows = NULL;
+    drop_lists(a, e);
     a->batch = ++e->arrived;
     return PERI_OK;
 }
@@ -329,7 +326,7 @@ static peri_status reset_until(peri_sharded *e, int64_t batch)
 {
     for (int32_t i = 0; i < e->n_managed; i++) {
         peri__managed *m = &e->managed[i];
-        int32_t left = 0, k = 0;
+        int64_t left = 0, k = 0;
         peri_status status = PERI_OK;
         for (; k < m->n_waiting && status >= 0; k++) {
             waiting w = m->waiting[k];
