@@ -153,7 +153,9 @@ static bool can_place(const peri__rows *r, int32_t space)
     const peri__home *h = r->layout->home;
     const uint32_t bit = 1u << space, alone = space == PERI__OWN_ROWS ? h->alone : h->alone & ~h->shared;
     if (!(bit & (r->back ? h->alone | h->shared : alone)) || (h->variable && !r->past)) return false;
-    if (space == PERI__OWN_ROWS && (e->exact || e->two_rules || r->buffers_own)) return false;
+    if (space == PERI__OWN_ROWS && (e->exact || e->two_rules)) return false;
+    /* that of the ids' weights is made of own rows' gradients in the buffer */
+    if (space == PERI__OWN_ROWS && r->back && peri__weights_want_grad(r->input)) return false;
     bool can = true;
     for (int32_t g = 0; g < e->n_sets && r->back; g++)
         can = can && (!of_space(r, g, space) || whole_gradients(e, &e->sets[g]));
@@ -187,17 +189,12 @@ static peri_status find_bags(peri__rows *r)
 
 /* -- the interface ------------------------------------------------------------------------------------------------- */
 
-/** Room for @n numbers of rows that travel. */
-static peri_status new_rows(const peri_sharded *e, int64_t n, peri_tensor **out)
-{
-    return peri__stage_tensor(e->group->comm, e->device, n, out);
-}
-
 peri_status peri__rows_open(peri__rows *r)
 {
+    const peri__comm *comm = r->e->group->comm;
     const peri__home *h = r->layout->home;
-    PERI_TRY(new_rows(r->e, h->own_out + h->replica_out + r->layout->owner->sent_out, &r->own));
-    return new_rows(r->e, h->received_out, &r->away);
+    PERI_TRY(peri__stage_tensor(comm, r->e->device, h->own_out + h->replica_out + r->layout->owner->sent_out, &r->own));
+    return peri__stage_tensor(comm, r->e->device, h->received_out, &r->away);
 }
 
 peri_status peri__rows_bind(peri__rows *r, peri_tensor *const *ends, int32_t n)

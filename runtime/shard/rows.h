@@ -28,7 +28,6 @@ struct peri__rows {
     const peri__batch_layout *layout;
     const peri__input_dist *input;
     bool back;                       /* gradients */
-    bool buffers_own;                /* own rows' gradients are wanted in the buffer */
     bool apart;                      /* a gradient for each result; else one end has the rows of all results, one behind
                                         the other */
     int32_t n_ends;

@@ -164,7 +164,6 @@ static peri_status rows_new(batch *b, int32_t direction)
     r->layout = b->input->layouts[direction];
     r->input = b->input;
     r->back = direction == PERI__TO_OWNERS;
-    r->buffers_own = r->back && b->weights_dist;
     return peri__rows_open(r);
 }
 
@@ -204,38 +203,16 @@ static peri_status rows_test(batch *b, int32_t part, int32_t direction)
 
 /* -- backward: the gradient is back -------------------------------------------------------------------------------- */
 
-/** What a set's lookup makes of the gradient of its rows besides updates: NULL for the weights' part where they want
- *  none. */
-static peri_status weights_part(const batch *b, int32_t g, peri_tensor **out)
-{
-    *out = NULL;
-    bool here = b->weights_dist && !b->weights_dist->at_home;
-    return here ? peri__weights_dist_part(b->weights_dist, b->ebc->sets[g].replica, out) : PERI_OK;
-}
-
-/** Hand it on. The gradients of some replicas were divided by a number of their own (see gradient_divisor). */
-static peri_status weights_part_done(const batch *b, int32_t g, peri_tensor *part)
-{
-    const peri__table_set *set = &b->ebc->sets[g];
-    if (!part) return PERI_OK;
-    return peri__weights_dist_add(b->weights_dist, set->replica, part,
-                                  set->replica ? b->ebc->divisor[set->module_table[0]] : 1);
-}
-
 /** The dense gradient of a set's tables, and its part of the weights'. @flat new. */
 static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor **flat)
 {
-    peri_tensor *part, *result;
-    PERI_TRY(weights_part(b, g, &part));
+    peri_tensor *part, *result = NULL;
+    PERI_TRY(peri__weights_dist_part(b->weights_dist, g, &part));
     peri_status status = peri_tbe_batch_gradient(b->input->looks[PERI__TO_OWNERS][g],
                                                  peri__rows_of(&b->rows[PERI__TO_OWNERS], g), part, &result);
-    if (status < 0) {
-        peri_tensor_release(part);
-        return status;
-    }
-    status = weights_part_done(b, g, part);
-    if (status < 0) peri_tensor_release(result);
-    else *flat = result;
+    status = peri__weights_dist_add(b->weights_dist, g, part, status);
+    if (status >= 0) *flat = result;
+    else peri_tensor_release(result);
     return status;
 }
 
@@ -243,12 +220,10 @@ static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor **flat)
 static peri_status update(const batch *b, int32_t g)
 {
     peri_tensor *part;
-    PERI_TRY(weights_part(b, g, &part));
+    PERI_TRY(peri__weights_dist_part(b->weights_dist, g, &part));
     peri_status status =
         peri_tbe_batch_backward(b->input->looks[PERI__TO_OWNERS][g], peri__rows_of(&b->rows[PERI__TO_OWNERS], g), part);
-    if (status >= 0) return weights_part_done(b, g, part);
-    peri_tensor_release(part);
-    return status;
+    return peri__weights_dist_add(b->weights_dist, g, part, status);
 }
 
 /** Give the leaves of a dense set their gradients: those of the node from @first on. */

@@ -80,9 +80,11 @@ peri_status peri__weights_dist_new(peri__input_dist *d, peri__weights_dist **out
 void peri__weights_dist_release(peri__weights_dist *w);
 /** Record it: *@token (new, without elements) stands for the received weights. */
 peri_status peri__weights_dist_record(peri__weights_dist *w, peri_tensor **token);
-/** Room for one part of the gradient: of an owner's lookup, or of replicas. At home there are none: NULL. @out new. */
-peri_status peri__weights_dist_part(const peri__weights_dist *w, bool replica, peri_tensor **out);
-/** Add that part, times @factor, and release it. */
-peri_status peri__weights_dist_add(peri__weights_dist *w, bool replica, peri_tensor *part, double factor);
+/** Room for the part of the gradient that the lookup of set @g makes of its rows'; *out NULL: it makes none, since the
+ *  weights want no gradient (@w NULL), or it is made at home. @out new. */
+peri_status peri__weights_dist_part(const peri__weights_dist *w, int32_t g, peri_tensor **out);
+/** Add that part, if @status says that it was made, and release it; NULL is fine. Returns @status, or what failed
+ *  here. */
+peri_status peri__weights_dist_add(peri__weights_dist *w, int32_t g, peri_tensor *part, peri_status status);
 
 #endif

@@ -38,20 +38,35 @@ void peri__weights_dist_release(peri__weights_dist *w)
 
 /* -- parts --------------------------------------------------------------------------------------------------------- */
 
-peri_status peri__weights_dist_part(const peri__weights_dist *w, bool replica, peri_tensor **out)
+/** Zeros: for each id of the input, or of those received. */
+static peri_status zeros(const peri__weights_dist *w, bool replica, peri_tensor **out)
 {
     const peri__routing *r = &w->input->routing;
     int64_t n = peri__numel(replica ? r->values : r->received[PERI__IDS]);
     return peri_tensor_full(w->input->ebc->device, PERI_F32, 1, &n, 0, out);
 }
 
-peri_status peri__weights_dist_add(peri__weights_dist *w, bool replica, peri_tensor *part, double factor)
+peri_status peri__weights_dist_part(const peri__weights_dist *w, int32_t g, peri_tensor **out)
 {
-    peri_tensor **sum = replica ? &w->replicas : &w->owner;
-    peri_status status = *sum ? PERI_OK : peri__weights_dist_part(w, replica, sum);
-    peri_k_axpy_args args = {
-        .y = status < 0 ? NULL : peri__data(*sum), .x = peri__data(part), .dtype = PERI_F32, .alpha = factor};
-    if (status >= 0) status = PERI_LAUNCH(w->input->ebc->device, axpy, &args, peri__numel(part), PERI_ELEMENT_GRAIN);
+    *out = NULL;
+    return w && !w->at_home ? zeros(w, w->input->ebc->sets[g].replica, out) : PERI_OK;
+}
+
+peri_status peri__weights_dist_add(peri__weights_dist *w, int32_t g, peri_tensor *part, peri_status status)
+{
+    if (!part) return status;
+    const peri_sharded *e = w->input->ebc;
+    const peri__table_set *set = &e->sets[g];
+    peri_tensor **sum = set->replica ? &w->replicas : &w->owner;
+    if (status >= 0 && !*sum) status = zeros(w, set->replica, sum);
+    if (status >= 0) {
+        /* the gradients of some replicas were divided by a number of their own (see gradient_divisor) */
+        peri_k_axpy_args args = {.y = peri__data(*sum),
+                                 .x = peri__data(part),
+                                 .dtype = PERI_F32,
+                                 .alpha = set->replica ? e->divisor[set->module_table[0]] : 1};
+        status = PERI_LAUNCH(e->device, axpy, &args, peri__numel(part), PERI_ELEMENT_GRAIN);
+    }
     peri_tensor_release(part);
     return status;
 }
@@ -63,7 +78,7 @@ static peri_status post(peri__weights_dist *w)
     const peri_sharded *e = w->input->ebc;
     const peri__routing *r = &w->input->routing;
     if (w->at_home) return PERI_OK;
-    if (!w->owner) PERI_TRY(peri__weights_dist_part(w, false, &w->owner));
+    if (!w->owner) PERI_TRY(zeros(w, false, &w->owner));
     if (e->world_size == 1) return PERI_OK;
     peri__transfer_args a = {
         .kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .out = r->source_ids, .in = r->sent_ids};
@@ -84,7 +99,7 @@ static peri_status collect(peri__weights_dist *w, peri_tensor **out)
         w->replicas = NULL;
         return PERI_OK;
     }
-    if (!w->replicas) PERI_TRY(peri__weights_dist_part(w, true, &w->replicas));
+    if (!w->replicas) PERI_TRY(zeros(w, true, &w->replicas));
     PERI_TRY(peri_tensor_new(e->device, PERI_I64, 1, &n, &cursor));
     peri_k_route_return_args args = {.ids = peri__data(r->values),
                                      .offsets = peri__data(r->offsets_in),
