@@ -100,8 +100,7 @@ static void place_replicas(peri__home *h)
     }
 }
 
-/** By which ids of its feature went to piece @p. */
-static const peri__partition *piece_partition(const peri__routes *r, int32_t p)
+const peri__partition *peri__piece_partition(const peri__routes *r, int32_t p)
 {
     const peri__piece *from = &r->pieces[p];
     return from->rank < 0 ? &r->partitions[r->replicas[from->lookup].partition]
@@ -135,7 +134,7 @@ peri__line peri__home_line(const peri__home *h, int32_t p)
     const peri__routes *r = h->e->routes;
     const int32_t output = r->pieces[p].output;
     const peri__output *o = &r->outputs[output];
-    const peri__partition *partition = piece_partition(r, p);
+    const peri__partition *partition = peri__piece_partition(r, p);
     const bool copied = h->rule.to_homes && partition->copied; /* of copies, that of this rank */
     peri__line x = line_of(h, p);
     x.feature = o->feature;
@@ -158,22 +157,24 @@ peri__line peri__home_line(const peri__home *h, int32_t p)
     return x;
 }
 
-void peri__home_piece(peri__home *h, int32_t p, bool alone)
+/** Write the pieces of the routes for kernels. */
+static void write_pieces(peri__home *h)
 {
-    const peri__line line = line_of(h, p);
-    const int64_t cols = h->e->routes->outputs[h->e->routes->pieces[p].output].cols;
-    const peri_k_piece piece = {
-        .offset = line.at - line.first * cols, .own = line.space >= PERI__OWN_ROWS, .first = line.first, .n = line.n};
-    *(alone ? &h->alone : &h->shared) |= 1u << line.space;
-    memcpy(h->up.host + h->pieces + (int64_t)sizeof piece * p, &piece, sizeof piece);
+    peri_k_piece *pieces = (peri_k_piece *)(h->up.host + h->pieces);
+    for (int32_t p = 0; p < h->e->routes->n_pieces; p++) {
+        const peri__line x = peri__home_line(h, p);
+        if (x.space < 0) continue;
+        *(x.alone ? &h->alone : &h->shared) |= 1u << x.space;
+        pieces[p] = (peri_k_piece){
+            .offset = x.at - x.first * x.cols, .own = x.space >= PERI__OWN_ROWS, .first = x.first, .n = x.n};
+    }
 }
 
-peri_k_rows peri__home_rows(peri__home *h, const peri__output *o, int32_t copy, bool alone)
+peri_k_rows peri__home_rows(const peri__home *h, const peri__output *o, int32_t copy)
 {
     const peri__routes *r = h->e->routes;
-    const int32_t first = o->first_piece + (copy < 0 ? 0 : copy), n = copy < 0 ? o->n_pieces : 1;
-    const int32_t partition = (int32_t)(piece_partition(r, first) - r->partitions);
-    for (int32_t p = first; p < first + n; p++) peri__home_piece(h, p, alone);
+    const int32_t first = o->first_piece + (copy < 0 ? 0 : copy);
+    const int32_t partition = (int32_t)(peri__piece_partition(r, first) - r->partitions);
     return (peri_k_rows){.ids = h->feature_ids[o->feature], .cols = o->cols, .first_id = h->first_ids[o->feature],
                          .place_first = h->partition_first[partition], .first_piece = first, .partition = partition};
 }
@@ -258,6 +259,7 @@ peri_status peri__home_new(const peri_sharded *e, const peri__home_args *a, peri
     if (status >= 0) status = place_lookups(h);
     if (status >= 0) place_replicas(h);
     if (status >= 0) status = e->kind->lay_out(h);
+    if (status >= 0) write_pieces(h);
     if (status >= 0) status = peri__upload_send(&h->up);
     if (status < 0) peri__home_release(h);
     else *out = h;

@@ -141,11 +141,10 @@ peri_status peri__home_new(const peri_sharded *e, const peri__home_args *args, p
 bool peri__home_fits(const peri__home *home, const peri__home_args *args);
 /** Line @p of the list of rows: those of piece @p of the routes. */
 peri__line peri__home_line(const peri__home *h, int32_t p);
-/** Write piece @p of the routes for kernels. @alone: as in peri__line. */
-void peri__home_piece(peri__home *h, int32_t p, bool alone);
-/** Where rows of ids are for kernels: the ids of output @o; of a copy: of its piece @copy, else -1. Writes their
- *  pieces. */
-peri_k_rows peri__home_rows(peri__home *h, const peri__output *o, int32_t copy, bool alone);
+/** Where rows of ids are for kernels: the ids of output @o; of a copy: of its piece @copy, else -1. */
+peri_k_rows peri__home_rows(const peri__home *h, const peri__output *o, int32_t copy);
+/** By which the ids of its feature went to piece @p. */
+const peri__partition *peri__piece_partition(const peri__routes *r, int32_t p);
 /** Whether each id of the feature of output @o is in its one piece. */
 bool peri__home_all(const peri__home *h, const peri__output *o);
 void peri__home_release(peri__home *home);

@@ -60,7 +60,7 @@ typedef struct peri__rows peri__rows; /* one direction of a batch (rows.h) */
 typedef struct peri__kind {
     const char *name;
     bool by_id; /* rows are of ids, else of bags */
-    /* Open the upload of a home, and write its outputs for kernels. */
+    /* Open the upload of a home, with room for the pieces of the routes, and write its outputs for kernels. */
     peri_status (*lay_out)(peri__home *home);
     /* Before the ids leave: what else the owner of each bag needs to know, as peri__routing_args.by_bag. */
     peri_status (*by_bag)(const peri__routing *routing, peri_tensor *out);

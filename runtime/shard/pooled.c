@@ -54,7 +54,6 @@ static void add_output(peri__home *h, int32_t i, int32_t first, int32_t n)
     put(h, h->output_bags, h->n_outputs, &h->feature_rows[o->feature], sizeof(int64_t));
     h->output_feature[h->n_outputs] = o->feature;
     put(h, h->outputs, h->n_outputs++, &k, sizeof k);
-    for (int32_t p = first; p < first + n; p++) peri__home_piece(h, p, n == 1);
 }
 
 /** Output @i, whose rows are of ids; of a copy: piece @copy. With a variable batch the gradient of its bags gets a
@@ -67,7 +66,7 @@ static void add_pool(peri__home *h, int32_t i, int32_t copy)
     int64_t from = 0;
     for (int32_t b = i; b > 0 && r->outputs[b - 1].table == o->table && r->outputs[b - 1].feature == o->feature; b--)
         from += r->outputs[b - 1].cols;
-    peri_k_pool k = {.rows = peri__home_rows(h, o, copy, false),
+    peri_k_pool k = {.rows = peri__home_rows(h, o, copy),
                      .first_bag = h->feature_first[o->feature],
                      .bags = h->feature_rows[o->feature],
                      .inverse = inverse_of(h, o),
@@ -120,10 +119,7 @@ static peri_status lay_out(peri__home *h)
     h->joined_rows = h->rows;
     for (int32_t i = 0; i < r->n_outputs; i++) {
         const peri__output *o = &r->outputs[i];
-        const peri__piece *piece = &r->pieces[o->first_piece];
-        const peri__partition *p = piece->rank < 0
-                                       ? &r->partitions[r->replicas[piece->lookup].partition]
-                                       : &r->partitions[r->strands[r->lookups[piece->lookup].strand].partition];
+        const peri__partition *p = peri__piece_partition(r, o->first_piece);
         const bool own = h->rule.to_homes && p->copied; /* of copies, that of this rank */
         h->most_bags = peri__max(h->most_bags, h->feature_rows[o->feature]);
         if (peri__rows_by_id(h->rule, p)) add_pool(h, i, own ? h->e->rank : -1);

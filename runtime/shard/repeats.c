@@ -19,7 +19,6 @@ typedef struct repeat {
 } repeat;
 
 struct peri__repeats {
-    const peri_sharded *e;
     const peri__home *h;
     peri_tensor *places, *list; /* backing of what follows */
     int32_t *place;  /* by bag of the input: see peri__repeats_places */
@@ -77,7 +76,7 @@ static void find(void *ctx, int64_t from, int64_t to)
 static peri_status make_room(peri__repeats *r)
 {
     const peri__home *h = r->h;
-    const int32_t n = r->e->routes->n_features;
+    const int32_t n = r->h->e->routes->n_features;
     r->begin = peri__alloc_zero(sizeof *r->begin * (size_t)(4 * n + 1));
     if (!r->begin) return PERI_ENOMEM;
     r->n = r->begin + n + 1;
@@ -89,24 +88,22 @@ static peri_status make_room(peri__repeats *r)
         r->begin[f + 1] += r->begin[f];
     }
     const int64_t bytes = (int64_t)sizeof *r->repeats * r->begin[n];
-    PERI_TRY(peri_tensor_new(r->e->device, PERI_I32, 1, &r->n_bags, &r->places));
-    PERI_TRY(peri_tensor_new(r->e->device, PERI_U8, 1, &bytes, &r->list));
+    PERI_TRY(peri_tensor_new(r->h->e->device, PERI_I32, 1, &r->n_bags, &r->places));
+    PERI_TRY(peri_tensor_new(r->h->e->device, PERI_U8, 1, &bytes, &r->list));
     r->place = peri__data(r->places);
     r->repeats = peri__data(r->list);
     return PERI_OK;
 }
 
-peri_status peri__repeats_new(const peri_sharded *e, const peri__home *h, const peri_tensor *inverse,
-                              peri__repeats **out)
+peri_status peri__repeats_new(const peri__home *h, const peri_tensor *inverse, peri__repeats **out)
 {
     if (h->rows >= INT32_MAX || h->most_bags >= INT32_MAX) return PERI_OK;
     peri__repeats *r = peri__alloc_zero(sizeof *r);
     if (!r) return PERI_ENOMEM;
-    r->e = e;
     r->h = h;
     r->inverse = peri__data(inverse);
     peri_status status = make_room(r);
-    if (status >= 0) peri__parallel_for(e->routes->n_features, 1, find, r);
+    if (status >= 0) peri__parallel_for(h->e->routes->n_features, 1, find, r);
     if (status < 0) peri__repeats_free(r);
     else *out = r;
     return status;
@@ -128,7 +125,7 @@ void peri__repeats_free(peri__repeats *r)
 static void copy(void *ctx, int64_t from, int64_t to)
 {
     const peri__repeats *r = ctx;
-    const int64_t stride = r->e->cols;
+    const int64_t stride = r->h->e->cols;
     const peri_k_output *outputs = peri__upload_at(&r->h->up, r->h->outputs);
     for (int64_t i = from; i < to; i++) {
         const peri_k_output *x = &outputs[i];
@@ -172,7 +169,7 @@ static void add_up(void *ctx, int64_t from, int64_t to)
 {
     enum { AHEAD = 8 };
     const peri__repeats *r = ctx;
-    const int64_t stride = r->e->cols;
+    const int64_t stride = r->h->e->cols;
     const peri_k_output *outputs = peri__upload_at(&r->h->up, r->h->outputs);
     for (int64_t i = from; i < to; i++) {
         const peri_k_output *x = &outputs[i];
@@ -194,11 +191,12 @@ static void add_up(void *ctx, int64_t from, int64_t to)
 /** Where sums are made: a whole number of rows, *away, from the gradient. */
 static peri_status place_sums(peri__repeats *r, int64_t *away)
 {
-    const int64_t row = (int64_t)sizeof(float) * r->e->cols, grad = (int64_t)(uintptr_t)r->data;
+    const int64_t row = (int64_t)sizeof(float) * r->h->e->cols, grad = (int64_t)(uintptr_t)r->data;
     int64_t most = 0;
-    for (int32_t f = 0; f < r->e->routes->n_features; f++) most = peri__max(most, r->sums[f]);
-    const int64_t n = (most + 2) * r->e->cols; /* the row of zeros; and one that is left, in parts, before and behind */
-    PERI_TRY(peri_tensor_new(r->e->device, PERI_F32, 1, &n, &r->summed));
+    for (int32_t f = 0; f < r->h->e->routes->n_features; f++) most = peri__max(most, r->sums[f]);
+    const int64_t n =
+        (most + 2) * r->h->e->cols; /* the row of zeros; and one that is left, in parts, before and behind */
+    PERI_TRY(peri_tensor_new(r->h->e->device, PERI_F32, 1, &n, &r->summed));
     const int64_t from = (int64_t)(uintptr_t)peri__data(r->summed) - grad, rest = ((from % row) + row) % row;
     r->sum = (float *)peri__data(r->summed) + (rest ? row - rest : 0) / (int64_t)sizeof(float);
     *away = (from + (rest ? row - rest : 0)) / row;
@@ -216,7 +214,7 @@ peri_status peri__repeats_add_up(peri__repeats *r, peri_tensor *grad)
         return PERI_OK;
     }
     peri__parallel_for(r->h->n_outputs, 1, add_up, r);
-    for (int32_t f = 0; f < r->e->routes->n_features; f++) {
+    for (int32_t f = 0; f < r->h->e->routes->n_features; f++) {
         int32_t *place = r->place + r->h->feature_first[f];
         const repeat *first = r->repeats + r->begin[f];
         for (int64_t b = 0; r->unused[f] && b < r->h->feature_rows[f]; b++)
@@ -236,11 +234,11 @@ peri_tensor *peri__repeats_places(const peri__repeats *r) { return r->places; }
 
 peri_status peri__repeats_own(const peri__repeats *r, peri_tensor **out)
 {
-    const peri__routes *routes = r->e->routes;
-    const int32_t first = routes->rank_wire[r->e->rank], end = routes->rank_wire[r->e->rank + 1];
+    const peri__routes *routes = r->h->e->routes;
+    const int32_t first = routes->rank_wire[r->h->e->rank], end = routes->rank_wire[r->h->e->rank + 1];
     int64_t n = 0;
     for (int32_t w = first; w < end; w++) n += r->h->feature_rows[routes->wire_feature[w]];
-    PERI_TRY(peri_tensor_new(r->e->device, PERI_I32, 1, &n, out));
+    PERI_TRY(peri_tensor_new(r->h->e->device, PERI_I32, 1, &n, out));
     int32_t *to = peri__data(*out);
     for (int32_t w = first; w < end; w++) {
         const int32_t f = routes->wire_feature[w];

@@ -29,21 +29,14 @@ static peri_status report_bad_id(const peri__routing *r, const peri_k_route_repo
     for (int32_t i = 0; i < o->routes->n_partitions; i++) {
         const peri__partition *p = &o->routes->partitions[i];
         int64_t bags = r->outbound->feature_bags[p->feature];
-        if (index < bags && p->raw)
-            return peri__fail(
-                PERI_ERANGE,
-                "%s: table '%s', feature '%s', sample %lld: raw id %lld at position %lld of the bag, allowed: 0..%lld "
-                "(spread by range); rank %d",
-                o->function, o->table_names[p->table], o->feature_names[p->feature], (long long)index,
-                (long long)report->id, (long long)report->position, (long long)(p->rows * p->bucket_ids) - 1,
-                o->group->rank);
         if (index < bags)
-            return peri__fail(
-                PERI_ERANGE,
-                "%s: table '%s', feature '%s', sample %lld: id %lld at position %lld of the bag, allowed: 0..%lld (-1: "
-                "skipped); rank %d",
-                o->function, o->table_names[p->table], o->feature_names[p->feature], (long long)index,
-                (long long)report->id, (long long)report->position, (long long)p->rows - 1, o->group->rank);
+            return peri__fail(PERI_ERANGE,
+                              "%s: table '%s', feature '%s', sample %lld: %sid %lld at position %lld of the bag, "
+                              "allowed: 0..%lld (%s); rank %d",
+                              o->function, o->table_names[p->table], o->feature_names[p->feature], (long long)index,
+                              p->raw ? "raw " : "", (long long)report->id, (long long)report->position,
+                              (long long)(p->raw ? p->rows * p->bucket_ids : p->rows) - 1,
+                              p->raw ? "spread by range" : "-1: skipped", o->group->rank);
         index -= bags;
     }
     return peri__fail(PERI_EINTERNAL, "%s: a report about no bag", o->function);

@@ -189,10 +189,14 @@ static peri_status find_bags(peri__rows *r)
 
 /* -- the interface ------------------------------------------------------------------------------------------------- */
 
-peri_status peri__rows_open(peri__rows *r)
+peri_status peri__rows_open(peri__rows *r, const peri__input_dist *input, int32_t direction)
 {
-    const peri__comm *comm = r->e->group->comm;
-    const peri__home *h = r->layout->home;
+    const peri__comm *comm = input->ebc->group->comm;
+    const peri__home *h = input->layouts[direction]->home;
+    r->e = input->ebc;
+    r->layout = input->layouts[direction];
+    r->input = input;
+    r->back = direction == PERI__TO_OWNERS;
     PERI_TRY(peri__stage_tensor(comm, r->e->device, h->own_out + h->replica_out + r->layout->owner->sent_out, &r->own));
     return peri__stage_tensor(comm, r->e->device, h->received_out, &r->away);
 }
@@ -233,6 +237,7 @@ void peri__rows_let_go(peri__rows *r)
 
 void peri__rows_fini(peri__rows *r)
 {
+    peri__rows_unbind(r);
     drop_ends(r);
     peri__free(r->ends);
     peri_tensor_release(r->own);

@@ -44,8 +44,8 @@ struct peri__rows {
     peri__travel *travel;            /* or NULL */
 };
 
-/** Buffers for a direction whose e, layout, input and back are set. */
-peri_status peri__rows_open(peri__rows *r);
+/** Open a direction of a batch, with its buffers. */
+peri_status peri__rows_open(peri__rows *r, const peri__input_dist *input, int32_t direction);
 /** Decide who takes what to @ends, or from there: the results that are put together, one tensor; or gradients, of all
  *  results as one tensor or (r->apart) one for each. Lookups are told; see peri__rows_unbind. */
 peri_status peri__rows_bind(peri__rows *r, peri_tensor *const *ends, int32_t n);
@@ -56,7 +56,7 @@ peri_tensor *peri__rows_of(const peri__rows *r, int32_t g);
 void peri__rows_let_go(peri__rows *r);
 /** Lookups have their rows in the buffer again. */
 void peri__rows_unbind(peri__rows *r);
-/** Give up the buffers and the ends. */
+/** Give up all; lookups have their rows in the buffer again. */
 void peri__rows_fini(peri__rows *r);
 /** What is left for the kind to move: *out, borrowed; NULL: all outputs. */
 peri_status peri__rows_left(const peri__rows *r, const peri__left **out);
@@ -93,10 +93,9 @@ static inline int64_t peri__rows_end(const peri__rows *r, const peri__line *x)
 
 /* -- variable batches (repeats.c) ---------------------------------------------------------------------------------- */
 
-/** Which samples of a variable batch have a bag that one before them has too. @e, @h and @inverse live as long. *out
+/** Which samples of a variable batch have a bag that one before them has too. @h and @inverse live as long. *out
  *  new, NULL: there are more samples than are counted. */
-peri_status peri__repeats_new(const peri_sharded *e, const peri__home *h, const peri_tensor *inverse,
-                              peri__repeats **out);
+peri_status peri__repeats_new(const peri__home *h, const peri_tensor *inverse, peri__repeats **out);
 void peri__repeats_free(peri__repeats *repeats);
 /** i32, borrowed, by bag of the input: its row is that of its first sample, or the one behind the last if it has none;
  *  after peri__repeats_add_up the row of its gradient: of the results', or of the sums. */

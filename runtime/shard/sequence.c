@@ -14,7 +14,7 @@
 static void add_rows(peri__home *h, const peri__output *o, int32_t copy, const peri__end *end)
 {
     const peri_sharded *e = h->e;
-    peri_k_rows k = peri__home_rows(h, o, copy, end->alone && e->routes->pieces[o->first_piece].rank >= 0);
+    peri_k_rows k = peri__home_rows(h, o, copy);
     k.column = o->col_offset;
     k.divisor = e->divisor[o->table];
     k.sent_divisor = e->divisor[e->n_tables + o->table];
@@ -29,10 +29,7 @@ static void add_rows(peri__home *h, const peri__output *o, int32_t copy, const p
  *  feature), they are not put together with others. */
 static void add(peri__home *h, const peri__output *o, peri__end *end)
 {
-    const peri__routes *r = h->e->routes;
-    const peri__piece *first = &r->pieces[o->first_piece];
-    const bool copied =
-        first->rank >= 0 && r->partitions[r->strands[r->lookups[first->lookup].strand].partition].copied;
+    const bool copied = peri__piece_partition(h->e->routes, o->first_piece)->copied;
     end->cut = !peri__home_all(h, o);
     end->alone = o->cols < h->e->cols || end->cut;
     if (!copied) add_rows(h, o, -1, end);

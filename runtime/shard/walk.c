@@ -36,8 +36,10 @@ typedef struct batch {
     peri__journey *journeys[2];  /* by direction, and lane of the module: theirs */
     /* Backward: */
     int32_t back;                /* parts whose gradient is back, and done with */
-    peri_tensor **replica_flat;  /* by set: gradients of fused replicas, being reduced */
-    peri_work **replica_work;    /* by set */
+    struct replica {             /* by set, of fused replicas: */
+        peri_tensor *flat;       /* their gradient, which is being added up over the ranks */
+        peri_work *work;
+    } * replicas;
 } batch;
 
 /** The work of peri_sharded_compute_and_output_dist. */
@@ -101,21 +103,17 @@ static peri_status look_of(peri__input_dist *d, int32_t direction, int32_t g)
 static void rows_drop(batch *b, int32_t direction)
 {
     for (int32_t i = 0; i < b->ebc->n_lanes; i++) peri__journey_fini(&b->journeys[direction][i]);
-    peri__rows_unbind(&b->rows[direction]);
     peri__rows_fini(&b->rows[direction]);
 }
 
 static void batch_fini(peri__trip *trip)
 {
     batch *b = (batch *)trip;
-    int32_t n_sets = b->ebc->n_sets;
     for (int32_t way = 0; way < 2; way++) rows_drop(b, way);
-    for (int32_t g = 0; g < n_sets; g++) {
-        if (b->replica_flat) peri_tensor_release(b->replica_flat[g]);
-        if (b->replica_work) peri_work_release(b->replica_work[g]);
+    for (int32_t g = 0; g < b->ebc->n_sets; g++) {
+        peri_tensor_release(b->replicas[g].flat);
+        peri_work_release(b->replicas[g].work);
     }
-    peri__free(b->replica_flat);
-    peri__free(b->replica_work);
     peri__weights_dist_release(b->weights_dist);
     peri__input_drop_looks(b->input);
     peri_work_release(&b->input->base);
@@ -125,8 +123,10 @@ static void batch_fini(peri__trip *trip)
 static peri_status batch_new(peri__input_dist *d, batch **out)
 {
     const int32_t lanes = d->ebc->n_lanes;
-    batch *b = peri__alloc_zero(sizeof *b + sizeof **b->journeys * 2 * (size_t)lanes);
+    batch *b = peri__alloc_zero(sizeof *b + sizeof **b->journeys * 2 * (size_t)lanes +
+                                sizeof *b->replicas * (size_t)d->ebc->n_sets);
     if (!b) return PERI_ENOMEM;
+    b->replicas = (struct replica *)((peri__journey *)(b + 1) + 2 * lanes);
     for (int32_t way = 0; way < 2; way++) b->journeys[way] = (peri__journey *)(b + 1) + way * lanes;
     peri__trip_init(&b->trip, &batch_vtab, d->ebc->group);
     peri_work_retain(&d->base);
@@ -154,17 +154,6 @@ static peri_status lane_of(const peri__rows *r, int32_t lane, bool home, peri_te
     int64_t at = home ? 0 : h->own_out + h->replica_out;
     for (int32_t before = 0; before < lane; before++) at += n[before];
     return peri__tensor_view(buffer, 1, &n[lane], NULL, buffer->offset + at, out);
-}
-
-/** Open the rows of a direction. */
-static peri_status rows_new(batch *b, int32_t direction)
-{
-    peri__rows *r = &b->rows[direction];
-    r->e = b->ebc;
-    r->layout = b->input->layouts[direction];
-    r->input = b->input;
-    r->back = direction == PERI__TO_OWNERS;
-    return peri__rows_open(r);
 }
 
 /** Send what belongs to others in a part of the owner's buffer to the homes, or of the home's to the owners. */
@@ -241,8 +230,8 @@ static peri_status dense_gradients(const batch *b, int32_t g, peri_tensor **grad
 
 static peri_status replicas_test(batch *b)
 {
-    for (int32_t g = 0; g < b->ebc->n_sets && b->replica_work; g++) {
-        peri_status status = b->replica_work[g] ? peri_work_test(b->replica_work[g]) : PERI_OK;
+    for (int32_t g = 0; g < b->ebc->n_sets; g++) {
+        peri_status status = b->replicas[g].work ? peri_work_test(b->replicas[g].work) : PERI_OK;
         if (status != PERI_OK) return status;
     }
     return PERI_OK;
@@ -259,7 +248,7 @@ static peri_status part_done(const batch *b, int32_t part, peri_tensor **grad_in
         leaves += set->dense ? set->n_tables : 0;
         if (set->part != part) continue;
         if (set->dense) PERI_TRY(dense_gradients(b, g, grad_in, first));
-        else if (set->replica) PERI_TRY(peri_tbe_gradient_apply(set->tbe, b->replica_flat[g]));
+        else if (set->replica) PERI_TRY(peri_tbe_gradient_apply(set->tbe, b->replicas[g].flat));
         else PERI_TRY(update(b, g));
     }
     return PERI_OK;
@@ -301,11 +290,9 @@ static peri_status reduce_replicas(batch *b)
     peri_sharded *e = b->ebc;
     for (int32_t g = 0; g < e->n_sets; g++) {
         if (!e->sets[g].replica || e->sets[g].dense) continue;
-        if (!b->replica_flat) b->replica_flat = peri__alloc_zero(sizeof *b->replica_flat * (size_t)e->n_sets);
-        if (!b->replica_work) b->replica_work = peri__alloc_zero(sizeof *b->replica_work * (size_t)e->n_sets);
-        if (!b->replica_flat || !b->replica_work) return PERI_ENOMEM;
-        PERI_TRY(flat_gradient(b, g, &b->replica_flat[g]));
-        if (e->world_size > 1) PERI_TRY(reduce(e, &e->sets[g], b->replica_flat[g], &b->replica_work[g]));
+        struct replica *x = &b->replicas[g];
+        PERI_TRY(flat_gradient(b, g, &x->flat));
+        if (e->world_size > 1) PERI_TRY(reduce(e, &e->sets[g], x->flat, &x->work));
     }
     return PERI_OK;
 }
@@ -382,7 +369,7 @@ static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
 {
     batch *b = (batch *)trip;
     b->ebc->passes++;
-    peri_status status = rows_new(b, PERI__TO_OWNERS);
+    peri_status status = peri__rows_open(&b->rows[PERI__TO_OWNERS], b->input, PERI__TO_OWNERS);
     if (status >= 0) status = spread(b, grad_out);
     for (int32_t part = 0; part < b->ebc->parts && status >= 0; part++) status = rows_start(b, part, PERI__TO_OWNERS);
     if (status >= 0) status = make_weights(b);
@@ -493,7 +480,7 @@ static peri_status bind_results(batch *b)
     const peri__home *h = b->input->layouts[PERI__TO_HOMES]->home;
     if (h->variable && !e->kind->by_id && peri__immediate(e->device) &&
         (e->routes->n_replicas || (!e->exact && !e->two_rules)))
-        PERI_TRY(peri__repeats_new(e, h, b->input->inverse, &b->input->repeats));
+        PERI_TRY(peri__repeats_new(h, b->input->inverse, &b->input->repeats));
     const int64_t shape[] = {h->joined_rows + (b->input->repeats ? 1 : 0), e->cols};
     peri_tensor *results;
     PERI_TRY(peri_tensor_new(e->device, PERI_F32, 2, shape, &results));
@@ -507,7 +494,7 @@ static peri_status look_up(output_dist *o)
     batch *b = o->batch;
     peri_sharded *e = b->ebc;
     bool recording = peri__grad_enabled() && !e->frozen;
-    PERI_TRY(rows_new(b, PERI__TO_HOMES));
+    PERI_TRY(peri__rows_open(&b->rows[PERI__TO_HOMES], b->input, PERI__TO_HOMES));
     if (e->hollow) PERI_TRY(clear_sums(b));
     peri_status status = bind_results(b);
     for (int32_t part = 0; part < e->parts && status >= 0; part++) {
@@ -574,12 +561,12 @@ static peri_status explain(batch *b, peri__buffer *text)
     const peri_sharded *e = b->ebc;
     const int64_t shape[] = {b->input->layouts[PERI__TO_OWNERS]->home->rows, e->cols};
     peri_tensor *grad;
-    PERI_TRY(rows_new(b, PERI__TO_HOMES));
+    PERI_TRY(peri__rows_open(&b->rows[PERI__TO_HOMES], b->input, PERI__TO_HOMES));
     PERI_TRY(bind_results(b));
     peri__explain(text, &b->rows[PERI__TO_HOMES]);
     rows_drop(b, PERI__TO_HOMES);
     if (e->frozen) return PERI_OK;
-    PERI_TRY(rows_new(b, PERI__TO_OWNERS));
+    PERI_TRY(peri__rows_open(&b->rows[PERI__TO_OWNERS], b->input, PERI__TO_OWNERS));
     PERI_TRY(peri_tensor_full(e->device, PERI_F32, 2, shape, 0, &grad));
     peri_status status = b->input->repeats ? peri__repeats_add_up(b->input->repeats, grad) : PERI_OK;
     if (status >= 0) status = peri__rows_bind(&b->rows[PERI__TO_OWNERS], &grad, 1);
