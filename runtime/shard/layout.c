@@ -251,7 +251,6 @@ peri_status peri__home_new(const peri_sharded *e, const peri__home_args *a, peri
     h->rule = a->rule;
     h->rows = a->rows;
     h->variable = a->inverse != NULL;
-    h->up.keeps_host = true;
     h->rank_out = peri__alloc(sizeof *h->rank_out * PERI__LANES * (size_t)r->world_size);
     h->replica_offset = peri__alloc(sizeof *h->replica_offset * (size_t)peri__max(1, r->n_replicas));
     peri_status status = h->rank_out && h->replica_offset ? PERI_OK : PERI_ENOMEM;

@@ -94,7 +94,7 @@ typedef struct peri__home {
     peri__refs refs;
     const peri_sharded *e;    /* whose batch it is; borrowed */
     peri__outbound *outbound; /* of the ids; retained */
-    peri__upload up;     /* it keeps the host side */
+    peri__upload up;
     int64_t *feature_inverse; /* host, n_features: first entry in the inverse indices; NULL: no variable batch */
     const int64_t *feature_rows, *feature_first; /* host, n_features: rows of each (a bag, or an id, each), and the
                                                     first one's place among the bags, or ids, of the input */
@@ -155,7 +155,6 @@ typedef struct peri__owner {
     peri__rule rule;
     int64_t *counts;     /* host, world_size x strands of this rank: as they were given */
     int64_t *ids;        /* likewise; NULL: none were */
-    int64_t bags;        /* received */
     int64_t *source_out; /* host, lanes x world_size: elements that go back to each rank; 0 for this one. Node lane:
                             what is left after the sum, for the ranks whose gateway this one is */
     int64_t lane_out[PERI__LANES]; /* elements of each lane in the buffer */
@@ -170,11 +169,6 @@ typedef struct peri__owner {
  *  Copied. */
 peri_status peri__owner_new(const peri_sharded *e, peri__rule rule, const int64_t *counts, const int64_t *ids,
                             peri__owner **out);
-
-/** A table of a table batch. */
-typedef struct peri__place {
-    int32_t set, table; /* set -1: none */
-} peri__place;
 
 /** Where the next block of a set goes, and the number of the line of its rows: -1, they stay in the buffer. */
 typedef struct peri__next_block {

@@ -62,15 +62,14 @@ static peri_status add_table(peri_sharded *e, const peri_sharded_table *from, in
     m->first = m == e->managed ? 0 : m[-1].first + m[-1].n_features;
     m->strand = peri__alloc(sizeof *m->strand * (size_t)from->n_features);
     if (!m->strand) return PERI_ENOMEM;
-    for (int32_t i = 0; i < e->n_local; i++) {
-        const peri_local_shard *s = &e->local[i];
-        if (s->table != table) continue;
-        for (int32_t g = 0; g < e->n_sets; g++)
-            if (e->sets[g].tbe == s->tbe) m->place = (peri__place){.set = g, .table = (int32_t)s->tbe_table};
-        m->first_row = s->shard.row_offset;
+    const peri__route_table *t = &e->tables[table];
+    for (int32_t s = 0; s < t->n_shards; s++) {
+        if (t->here[1 + s].set < 0) continue;
+        m->place = t->here[1 + s];
+        m->first_row = t->shards[s].row_offset;
         m->map = from->collision->map;
         if (m->map) peri_collision_retain(m->map);
-        PERI_TRY(check_map(e, m, &s->shard));
+        PERI_TRY(check_map(e, m, &t->shards[s]));
     }
     for (int32_t f = 0; f < m->n_features && m->map; f++) m->strand[f] = strand_of(e, table, from->features[f]);
     return PERI_OK;

@@ -333,7 +333,9 @@ static peri_status cut_table(const peri_sharded *e, const peri_sharded_table *fr
     PERI_TRY(peri_sharding_shards(&sharding, NULL, 0, &to->n_shards));
     to->shards = peri__alloc(sizeof *to->shards * (size_t)peri__max(1, to->n_shards));
     to->places = peri__alloc_zero(sizeof *to->places * (size_t)peri__max(1, to->n_shards));
-    if (!to->shards || !to->places) return PERI_ENOMEM;
+    to->here = peri__alloc(sizeof *to->here * (size_t)(to->n_shards + 1));
+    if (!to->shards || !to->places || !to->here) return PERI_ENOMEM;
+    for (int32_t s = 0; s <= to->n_shards; s++) to->here[s] = (peri__place){.set = -1};
     PERI_TRY(peri_sharding_shards(&sharding, to->shards, to->n_shards, &to->n_shards));
     for (int32_t s = 0; s < to->n_shards && places; s++) {
         to->places[s] = to->shards[s].rank;
@@ -544,6 +546,7 @@ void peri_sharded_release(peri_sharded *e)
     for (int32_t t = 0; e->tables && t < e->n_tables; t++) {
         peri__free(e->tables[t].shards);
         peri__free(e->tables[t].places);
+        peri__free(e->tables[t].here);
     }
     for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__way_fini(&e->ways[lane]);
     peri__batches_free(e);

@@ -23,25 +23,16 @@ peri_status peri__upload_open(peri__upload *up, peri_device *device)
     return up->host || up->bytes == 0 ? PERI_OK : PERI_ENOMEM;
 }
 
-/** Drop the host side. */
-static void drop_host(peri__upload *up)
-{
-    if (up->device && up->host != peri__data(up->device)) peri__free(up->host);
-    up->host = NULL;
-}
-
 peri_status peri__upload_send(peri__upload *up)
 {
     peri_device *device = peri__device(up->device);
-    if (up->host != peri__data(up->device))
-        PERI_TRY(peri__copy(device, peri__data(up->device), up->host, up->bytes, PERI_COPY_H2D));
-    if (!up->keeps_host) drop_host(up);
-    return PERI_OK;
+    if (up->host == peri__data(up->device)) return PERI_OK;
+    return peri__copy(device, peri__data(up->device), up->host, up->bytes, PERI_COPY_H2D);
 }
 
 void peri__upload_fini(peri__upload *up)
 {
-    drop_host(up);
+    if (up->device && up->host != peri__data(up->device)) peri__free(up->host);
     peri_tensor_release(up->device);
     *up = (peri__upload){0};
 }

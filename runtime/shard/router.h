@@ -16,10 +16,8 @@
 /** Several small arrays that the host writes and a device reads: each is given its place, then there is room for all,
  *  and once they are written they are sent. */
 typedef struct peri__upload {
-    char *host;          /* between open and send, or (keeps_host) to the end; where the host works in the device's
-                            memory, that itself */
+    char *host; /* from open to the end; where the host works in the device's memory, that itself */
     int64_t bytes;
-    bool keeps_host;
     peri_tensor *device; /* u8 */
 } peri__upload;
 
@@ -27,7 +25,7 @@ typedef struct peri__upload {
 int64_t peri__upload_add(peri__upload *up, int64_t bytes);
 /** Room for all of them. What is not written is of any value. */
 peri_status peri__upload_open(peri__upload *up, peri_device *device);
-/** Everything is written: to the device, and drop the host side. */
+/** Everything is written: to the device. */
 peri_status peri__upload_send(peri__upload *up);
 void peri__upload_fini(peri__upload *up);
 /** The device address of an offset from peri__upload_add. */

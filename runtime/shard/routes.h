@@ -32,6 +32,11 @@ enum {
 /** The part of the tables whose rows are in a lane. */
 static inline int32_t peri__lane_part(int32_t lane) { return lane < PERI__NODE_LANE ? lane % PERI__PARTS : 0; }
 
+/** A table of a table batch. */
+typedef struct peri__place {
+    int32_t set, table; /* set -1: none */
+} peri__place;
+
 /** One table of a sharded module, as the routes see it. */
 typedef struct peri__route_table {
     const char *name;
@@ -49,7 +54,9 @@ typedef struct peri__route_table {
     int32_t bounds_check; /* PERI_BOUNDS_* */
     int32_t n_shards;
     peri_shard *shards;
-    int32_t *places; /* n_shards: where on its rank each is; not for the routes */
+    /* Not for the routes: */
+    int32_t *places;   /* n_shards: where on its rank each is */
+    peri__place *here; /* n_shards + 1: where on this rank the whole table is, as a replica or a copy; and each shard */
 } peri__route_table;
 
 /** One feature cut by one table's boundaries of rows, or of buckets: see kernels/route.h. */

@@ -38,10 +38,14 @@ static int32_t set_of(peri_sharded *e, const peri_sharded_table *table, bool rep
     return e->n_sets++;
 }
 
-static peri_status set_add(peri__table_set *g, int32_t table, int32_t shard)
+/** Shard @shard of a table is of set @set; -1: the whole table. */
+static peri_status set_add(peri_sharded *e, int32_t set, int32_t table, int32_t shard)
 {
+    if (set < 0) return PERI_ENOMEM;
+    peri__table_set *g = &e->sets[set];
     PERI_TRY(peri__grow_one((void **)&g->module_table, g->n_tables, sizeof *g->module_table));
     PERI_TRY(peri__grow_one((void **)&g->module_shard, g->n_tables, sizeof *g->module_shard));
+    e->tables[table].here[1 + shard] = (peri__place){.set = set, .table = g->n_tables};
     g->module_table[g->n_tables] = table;
     g->module_shard[g->n_tables++] = shard;
     return PERI_OK;
@@ -110,56 +114,18 @@ static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri_
 
 /* -- where is what ------------------------------------------------------------------------------------------------- */
 
-/** Places of all shards of all tables, and of each table as a replica. */
-typedef struct index_of {
-    int32_t *first;      /* n_tables: the place of the replica; those of the shards follow */
-    peri__place *places; /* set -1: not on this rank */
-} index_of;
-
-static void index_fini(index_of *x)
-{
-    peri__free(x->first);
-    peri__free(x->places);
-}
-
-static peri_status index_new(const peri_sharded *e, index_of *x)
-{
-    int64_t n = 0;
-    x->first = peri__alloc(sizeof *x->first * (size_t)e->n_tables);
-    for (int32_t t = 0; t < e->n_tables && x->first; t++) {
-        x->first[t] = (int32_t)n;
-        n += 1 + e->tables[t].n_shards;
-    }
-    x->places = peri__alloc(sizeof *x->places * (size_t)n);
-    if (!x->first || !x->places) {
-        index_fini(x);
-        return PERI_ENOMEM;
-    }
-    for (int64_t i = 0; i < n; i++) x->places[i] = (peri__place){.set = -1};
-    for (int32_t g = 0; g < e->n_sets; g++)
-        for (int32_t i = 0; i < e->sets[g].n_tables; i++)
-            x->places[x->first[e->sets[g].module_table[i]] + 1 + e->sets[g].module_shard[i]] =
-                (peri__place){.set = g, .table = i};
-    return PERI_OK;
-}
-
 /** The list of what is here, by table and shard; and where the routes' lookups and replicas of this rank are. */
 static peri_status take_places(peri_sharded *e)
 {
     const peri__routes *r = e->routes;
     const int32_t lookups = r->rank_lookup[e->rank + 1] - r->rank_lookup[e->rank];
-    index_of x = {0};
-    PERI_TRY(index_new(e, &x));
     e->local = peri__alloc_zero(sizeof *e->local * (size_t)peri__max(1, e->n_local));
     e->lookup_place = peri__alloc(sizeof *e->lookup_place * (size_t)peri__max(1, lookups + r->n_replicas));
-    if (!e->local || !e->lookup_place) {
-        index_fini(&x);
-        return PERI_ENOMEM;
-    }
+    if (!e->local || !e->lookup_place) return PERI_ENOMEM;
     int32_t n = 0;
     for (int32_t t = 0; t < e->n_tables; t++)
         for (int32_t s = -1; s < e->tables[t].n_shards; s++) {
-            const peri__place p = x.places[x.first[t] + 1 + s];
+            const peri__place p = e->tables[t].here[1 + s];
             if (p.set < 0) continue;
             const peri__table_set *g = &e->sets[p.set];
             e->local[n++] = (peri_local_shard){.shard = shard_of(e, g, p.table),
@@ -172,11 +138,10 @@ static peri_status take_places(peri_sharded *e)
         }
     for (int32_t i = 0; i < lookups; i++) {
         const peri__lookup *s = &r->lookups[r->rank_lookup[e->rank] + i];
-        e->lookup_place[i] = x.places[x.first[s->table] + 1 + s->shard];
+        e->lookup_place[i] = e->tables[s->table].here[1 + s->shard];
         e->hollow = e->hollow || e->lookup_place[i].set < 0;
     }
-    for (int32_t i = 0; i < r->n_replicas; i++) e->lookup_place[lookups + i] = x.places[x.first[r->replicas[i].table]];
-    index_fini(&x);
+    for (int32_t i = 0; i < r->n_replicas; i++) e->lookup_place[lookups + i] = e->tables[r->replicas[i].table].here[0];
     return PERI_OK;
 }
 
@@ -184,14 +149,11 @@ peri_status peri__tables_new(peri_sharded *e, const peri_sharded_config *c)
 {
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri__route_table *table = &e->tables[t];
-        int32_t g = table->data_parallel ? set_of(e, &c->tables[t], !table->copied, false, 0, 0) : 0;
-        if (g < 0) return PERI_ENOMEM;
-        if (table->data_parallel) PERI_TRY(set_add(&e->sets[g], t, -1));
+        if (table->data_parallel) PERI_TRY(set_add(e, set_of(e, &c->tables[t], !table->copied, false, 0, 0), t, -1));
         for (int32_t s = 0; s < table->n_shards; s++) {
             if (table->shards[s].rank != e->rank || table->shards[s].rows == 0) continue;
-            g = set_of(e, &c->tables[t], false, table->by_id, table->places[s], peri__lane_part(table->lane));
-            if (g < 0) return PERI_ENOMEM;
-            PERI_TRY(set_add(&e->sets[g], t, s));
+            const int32_t part = peri__lane_part(table->lane);
+            PERI_TRY(set_add(e, set_of(e, &c->tables[t], false, table->by_id, table->places[s], part), t, s));
         }
     }
     for (int32_t g = 0; g < e->n_sets; g++) {
