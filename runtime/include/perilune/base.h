@@ -93,7 +93,7 @@ enum {
 #define PERI_DTYPE_SIZES {4, 8, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16}
 #define PERI_DTYPE_NAMES {"f32", "f64", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool", "c64", "c128"}
 
-/** How reducing operations combine the ranks' values. */
+/** How reducing operations combine the ranks' values. (Losses have PERI_REDUCTION_*, with other numbers.) */
 enum { PERI_REDUCE_SUM = 0, PERI_REDUCE_MIN = 1, PERI_REDUCE_MAX = 2, PERI_REDUCE_COUNT = 3 };
 
 /** Channels of a group of ranks: operations of one channel are posted in one order on all ranks; between channels there

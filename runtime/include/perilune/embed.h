@@ -313,7 +313,7 @@ PERI_API peri_status peri_tbe_expand(const peri_tbe_expand_args *args, peri_tens
 /* -- one matrix ---------------------------------------------------------------------------------------------------- */
 
 /** What becomes of a bag's rows: their sum, their mean, each of them by itself (torch's embedding), their largest
- *  elements. */
+ *  elements. The first three are PERI_POOLING_* of tables, with the same numbers. */
 enum { PERI_BAG_SUM = 0, PERI_BAG_MEAN = 1, PERI_BAG_NONE = 2, PERI_BAG_MAX = 3 };
 
 /** A lookup in one matrix, as of torch.nn.functional.embedding and embedding_bag. */
