@@ -49,6 +49,8 @@ local function bits(file, keep)
   return require("ffi").string(buffer, 4 * n)
 end
 
+local matrices = { int8 = "bf16", int4 = "int8_products", fp8 = "int8" } -- by the dtype of tables
+
 --- A run whose saves follow each other; each(rank, step, export) comes after each: export(tables) is the path of a file
 --- of that moment.
 local function run(of, entry, ranks, steps, full_every, each)
@@ -60,7 +62,7 @@ local function run(of, entry, ranks, steps, full_every, each)
     local function export(tables)
       local path = ("%s/%s.peri"):format(folder, tables)
       model:export(path, { batches = { held_out() }, call = call, tables = tables, allowed_difference = 10,
-        dense = tables == "int8" and "bf16" or "f32" })
+        dense = matrices[tables] or "f32" })
       return path
     end
     for step = 1, steps do

@@ -280,6 +280,15 @@ describe("a model file", function()
     end)
   end)
 
+  it("is not made with options that mean nothing", function()
+    for words, options in peri.util.ordered { ["step is 1.5, wanted a whole number 0..2^53"] = { step = 1.5 },
+      ["step is -3, wanted"] = { step = -3 }, ["name is 7, wanted a string"] = { name = 7 },
+      ["finite is 'no', wanted true or false"] = { finite = "no" }, ["allowed_ne is nan, allowed: 0 and more"] =
+        { allowed_ne = 0 / 0 }, ["allowed_difference is -1, allowed: 0 and more"] = { allowed_difference = -1 } } do
+      assert.error_matches(function() export(dlrm {}, options) end, "export: " .. words, 1, true)
+    end
+  end)
+
   it("is not published if it loses too much", function()
     assert.error_matches(function() export(dlrm {}, { tables = { t_a = "int8", t_z = "int8" } }) end,
       "export: tables names 't_z', which is no table of the model; those are: 't_a'", 1, true)
@@ -417,6 +426,7 @@ describe("a model file", function()
     assert.error_matches(function() file:predict(with({ 1, 2, ROWS }, { 1, 0, 0, 0, 1, 0, 0, 0, 1 })) end,
       ("input 'c', sample 2: id %d, allowed: 0..%d"):format(ROWS, ROWS - 1))
     assert.error_matches(function() file:predict { dense_features = b.dense_features } end, "input 'a' is missing")
+    assert.error_matches(function() file:predict { dense = b.dense_features } end, "'dense_features' is missing")
     b.dense_features:fill(0 / 0)
     assert.error_matches(function() file:predict(b) end, "input 'dense_features', sample 0, number 0 is NaN")
   end)

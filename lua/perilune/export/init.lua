@@ -374,11 +374,8 @@ local function export(func, model, path, a)
   return report
 end
 
---- Write `model` as a model file, on rank 0; collective where it is spread over ranks. Its answers for the held-out
---- batches are compared with the model's before the file gets its name. Returns the report of compare.run, on rank 0.
-function M.save(model, path, options)
-  local func = "export"
-  local a = util.named(func, options, arguments)
+--- Refuse options of other kinds and out of range.
+local function check_options(func, a)
   if a.unknown ~= "refuse" and a.unknown ~= "skip" then
     P.fail(("%s: unknown is '%s', allowed: refuse, skip"):format(func, tostring(a.unknown)))
   end
@@ -387,6 +384,22 @@ function M.save(model, path, options)
   end
   if a.size and a.tables ~= "as they are" then P.fail(func .. ": size and tables, allowed: one of them") end
   util.one_of(func, "dense", a.dense, { "f32", "bf16", "int8", "int8_products" })
+  signature.value(func, "name", a.name, "string")
+  signature.value(func, "step", a.step or 0, "count")
+  for _, name in ipairs { "finite", "probabilities" } do signature.value(func, name, a[name], "boolean") end
+  for _, name in ipairs { "allowed_ne", "allowed_difference" } do
+    if not (signature.value(func, name, a[name] or 0, "number") >= 0) then
+      P.fail(("%s: %s is %g, allowed: 0 and more"):format(func, name, a[name]))
+    end
+  end
+end
+
+--- Write `model` as a model file, on rank 0; collective where it is spread over ranks. Its answers for the held-out
+--- batches are compared with the model's before the file gets its name. Returns the report of compare.run, on rank 0.
+function M.save(model, path, options)
+  local func = "export"
+  local a = util.named(func, options, arguments)
+  check_options(func, a)
   a.batches = listed(signature.value(func, "batches", a.batches, "batches"))
   if #a.batches == 0 or samples_of(func, a.batches[1]) < SAMPLES[2] then
     P.fail(("%s: batches are the held-out batches to compare on; the first one needs at least %d samples"):format(func,

@@ -231,6 +231,9 @@ local function values_of(inputs, fields, twice, kept)
       v[input.kind == "whole" and "ids" or "weights"] = numbers
     end
   end
+  for _, input in ipairs(samples and {} or inputs) do
+    if not input.optional then P.fail(("predict: input '%s' is missing"):format(input.name)) end
+  end
   return values, samples or 0, longest, offsets_of
 end
 
