@@ -160,6 +160,7 @@ describe("a model file that follows", function()
         local none, words = other:poll()
         assert.is_nil(none)
         assert.is_truthy(words:find("has no tensor 'other/", 1, true), words)
+        assert.error_matches(function() peri.export.follow(path, "") end, "the folder has no name")
       end
     end)
   end)

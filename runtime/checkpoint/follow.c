@@ -39,6 +39,7 @@ peri_status peri_checkpoint_follower_new(const char *folder, peri_checkpoint_fol
 {
     PERI_NEED(folder);
     PERI_NEED(out);
+    if (!*folder) return peri__fail(PERI_EINVAL, "peri_checkpoint_follower_new: the folder has no name");
     peri_checkpoint_follower *f = peri__alloc_zero(sizeof *f);
     if (!f) return PERI_ENOMEM;
     peri__object_count(1);

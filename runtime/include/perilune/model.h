@@ -201,9 +201,10 @@ PERI_API void peri_model_context_release(peri_model_context *context);
 PERI_API int64_t peri_model_context_bytes(const peri_model_context *context);
 /** Answers for @batch samples (0..max_batch): @inputs and @outputs in the order of peri_model_inputs and
  *  peri_model_outputs. @outputs[i]: [batch][columns] in the caller's memory, or NULL: not wanted. Checks the values
- *  first as peri_model_check does, and then writes nothing if it refuses them. Computes in the calling thread,
- *  allocates nothing, and takes no lock. PERI_EIO: the mapped file was cut or written to since it was opened; outputs
- *  mean nothing then. PERI_EUNSUPPORTED: a wanted output is a list of each sample. */
+ *  first as peri_model_check does, and then writes nothing if it refuses them. Outputs overlap neither inputs nor each
+ *  other. Computes in the calling thread, allocates nothing, and takes no lock. PERI_EIO: the mapped file was cut or
+ *  written to since it was opened; outputs mean nothing then. PERI_EUNSUPPORTED: a wanted output is a list of each
+ *  sample. */
 PERI_API peri_status peri_model_predict(peri_model_context *context, int64_t batch, const peri_model_values *inputs,
                                         float *const *outputs);
 /** The same, for models with outputs that are lists: @outputs[i] of such a one has room for `columns` f32 for each of
