@@ -126,6 +126,14 @@ static peri_status loss_wide(const char *function, int32_t kind, peri_tensor *x,
                           peri__pair_text(x, target, text, sizeof text));
     if (target->requires_grad)
         return peri__fail(PERI_EUNSUPPORTED, "%s: the target requires grad; detach it", function);
+    if (weight && peri__recording(&weight, 1))
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s: the weight requires grad, and gets none here; detach it, or multiply losses by it "
+                          "(reduction none)",
+                          function);
+    if (pos_weight && peri__recording(&pos_weight, 1))
+        return peri__fail(PERI_EUNSUPPORTED, "%s: the pos_weight requires grad, and gets none here; detach it",
+                          function);
     peri_tensor *saved[4] = {NULL}, *loss = NULL;
     peri__node *node;
     peri_status status;

@@ -293,6 +293,11 @@ for _, device in ipairs(require "spec.support.devices") do
       fails("reduction 'median', allowed: none, mean, sum", F.mse_loss, a, a, "median")
       fails("weight must broadcast to x", F.binary_cross_entropy_with_logits, a, a, b)
       fails("the target requires grad", F.mse_loss, a, t({ { 1, 2, 3 }, { 4, 5, 6 } }):requires_grad())
+      for i, what in ipairs { "weight", "pos_weight" } do
+        fails("the " .. what .. " requires grad", F.binary_cross_entropy_with_logits, a, a, i == 1
+          and peri.ones({ 3 }, "f32", device):requires_grad() or nil, i == 2
+          and peri.ones({ 3 }, "f32", device):requires_grad() or nil)
+      end
       fails("label 3 in row 1, allowed: 0%.%.2", F.cross_entropy, a, labels)
       fails("labels is f32", F.cross_entropy, a, b)
       fails("peri_tensor_expand: f32 %[2%] does not expand", function() b:expand { 3 } end)

@@ -83,6 +83,9 @@ describe("a global mean", function()
     local function weight(y) return y:square() + 0.5 end
     compare(world, device, case, function(x, y) return nn.global_mean(F.mse_loss(x, y, "none"), weight(y), world) end,
       function(x, y) return (F.mse_loss(x, y, "none") * weight(y)):sum() / weight(y):sum() end)
+    -- weights that are learned, too
+    compare(world, device, case, function(x, y) return nn.global_mean(F.mse_loss(x, y, "none"), weight(x), world) end,
+      function(x, y) return (F.mse_loss(x, y, "none") * weight(x)):sum() / weight(x):sum() end)
     local zero = nn.global_mean(F.mse_loss(case[2], case[3], "none"), peri.zeros({ N, COLUMNS }, "f64", "cpu"), world)
     assert.equal(0, zero:item())
   end, { sizes = { 1, 2, 3 } })

@@ -24,6 +24,15 @@ end
 
 -- -- the mean of a loss -----------------------------------------------------------------------------------------------
 
+--- `sum` with the gradient of the mean that `parts` (added up over the ranks) make: the mean is S / C, and dS / C - S / C
+--- dC / C is its differential, that of S less the mean times C. The number is that of `sum`.
+local function with_count(sum, count, parts)
+  local mean = parts:slice(1, 0, 1):div(parts:slice(1, 1, 2))
+  mean = mean:masked_fill(mean:isnan(), 0):to(sum:dtype()):reshape(sum:shape())
+  local same = count:reshape(sum:shape()):to(sum:dtype())
+  return sum - (same - same:detach()) * mean
+end
+
 --- The sum of `sum` (a tensor of one element) over the ranks divided by that of `count` (a number or a tensor); 0 where
 --- nobody has a sample. The value is the same on all ranks, bit for bit. Gradients are the number of ranks times those
 --- of this rank's part: their means over the ranks, which DistributedModelParallel makes, are the gradients of the
@@ -35,6 +44,7 @@ function M.mean_of(sum, count, group)
   if not group and type(count) == "number" then return F.mean_of(sum, count) end
   local parts = F.mean_parts(sum, count)
   if group then group:all_reduce(parts):wait() end
+  if type(count) ~= "number" and count:describe().requires_grad then sum = with_count(sum, count, parts) end
   return F.mean_of(sum, parts, group and group:size() or 1)
 end
 
