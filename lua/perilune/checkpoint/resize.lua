@@ -61,6 +61,92 @@ local function new_states(fit, like, states)
   return result
 end
 
+-- Rows of a table of which so many are read at once (bytes), where one of NEAR of them is wanted at least.
+local BLOCK_BYTES, NEAR = 2 ^ 21, 16
+local data_out = ffi.new "void *[1]"
+
+--- Rows [row, row + n) of `stored` into `target`, which has as many. region: what of them is wanted.
+local function copy_rows(stored, row, n, target, region)
+  if Tensor.is(stored) then return target:copy(stored:slice(1, row, row + n)) end
+  local offset = util.copy(region.offset)
+  offset[1] = row
+  stored:read(offset, target, region.columns)
+end
+
+--- Rows [first, past) of `target`, of which row r lay at from[r] (-1: nowhere), run by run of rows that lay one after the
+--- other.
+local function fill_by_runs(stored, from, first, past, target, region)
+  while first < past do
+    local row, n = tonumber(from[first]), 1
+    while first + n < past and from[first + n] == (row < 0 and -1 or row + n) do n = n + 1 end
+    P.scope(function()
+      local rows = target:slice(1, first, first + n)
+      if row < 0 then rows:fill(0) else copy_rows(stored, row, n, rows, region) end
+    end)
+    first = first + n
+  end
+end
+
+--- Numbers of rows [0, n) in the order of blocks of `each` rows in which they lay, and where those of block b begin
+--- (starts[b]); rows that lay nowhere are not among them.
+local function by_block(from, n, each, blocks)
+  local order, starts = ffi.new("int32_t[?]", n), ffi.new("int32_t[?]", blocks + 1)
+  for r = 0, n - 1 do
+    local b = math.floor(tonumber(from[r]) / each)
+    if b >= 0 then starts[b] = starts[b] + 1 end
+  end
+  for b = 1, blocks do starts[b] = starts[b] + starts[b - 1] end
+  for r = n - 1, 0, -1 do
+    local b = math.floor(tonumber(from[r]) / each)
+    if b >= 0 then
+      starts[b] = starts[b] - 1
+      order[starts[b]] = r
+    end
+  end
+  return order, starts
+end
+
+--- The same of all n rows of `target`, at `to` in the host's memory, which lay far apart: blocks of `stored` are read as
+--- a whole, unless few of their rows are wanted.
+local function fill_by_blocks(stored, from, n, target, to, region)
+  local size, there = target:shape(), size_of(stored)[1]
+  local bytes = target:numel() / n * tonumber(P.C.peri_dtype_size(P.dtype(target:dtype())))
+  local each = math.max(1, math.floor(BLOCK_BYTES / bytes))
+  local order, starts = by_block(from, n, each, math.ceil(there / each))
+  target:fill(0) -- who watches the rows is told that all of them change
+  for b = 0, math.ceil(there / each) - 1 do
+    local first, begin, past = b * each, starts[b], starts[b + 1]
+    size[1] = math.min(each, there - first)
+    if (past - begin) * NEAR < size[1] then
+      for i = begin, past - 1 do fill_by_runs(stored, from, order[i], order[i] + 1, target, region) end
+    else
+      P.scope(function()
+        local block = Tensor.empty(size, target:dtype(), "cpu")
+        copy_rows(stored, first, size[1], block, region)
+        P.check(P.C.peri_tensor_data(Tensor.ptr(block), data_out))
+        local data = ffi.cast("char *", data_out[0])
+        for i = begin, past - 1 do
+          local r = order[i]
+          ffi.copy(to + r * bytes, data + (tonumber(from[r]) - first) * bytes, bytes)
+        end
+      end)
+    end
+  end
+end
+
+--- All n rows of `target`.
+local function fill_rows(stored, from, n, target, region)
+  local runs = 1
+  for r = 1, n - 1 do
+    if from[r] ~= from[r - 1] + 1 then runs = runs + 1 end
+  end
+  if runs * NEAR > n and target:numel() > 0 and target:is_contiguous()
+    and P.C.peri_tensor_data(Tensor.ptr(target), data_out) >= 0 then
+    return fill_by_blocks(stored, from, n, target, ffi.cast("char *", data_out[0]), region)
+  end
+  fill_by_runs(stored, from, 0, n, target, region)
+end
+
 --- A stored tensor of rows with other rows: each is that of `stored` which its id had, and zeros where no id had one.
 local function moved(stored, fit)
   local size = size_of(stored)
@@ -69,17 +155,10 @@ local function moved(stored, fit)
     local n, r = region.size[1], 0
     while r < n do
       local w = fit.gather:window(region.offset[1] + r)
-      local from = w.from + (region.offset[1] + r - w.first)
-      local first, last, count = tonumber(from[0]), math.min(n - r, w.past - region.offset[1] - r), 1
-      while count < last and from[count] == (first < 0 and -1 or first + count) do count = count + 1 end
-      local target = tensor:slice(1, r, r + count)
-      if first < 0 then target:fill(0)
-      elseif Tensor.is(stored) then target:copy(stored:slice(1, first, first + count))
-      else
-        local offset = util.copy(region.offset)
-        offset[1] = first
-        stored:read(offset, target, region.columns)
-      end
+      local count = math.min(n - r, w.past - region.offset[1] - r)
+      P.scope(function()
+        fill_rows(stored, w.from + (region.offset[1] + r - w.first), count, tensor:slice(1, r, r + count), region)
+      end)
       r = r + count
     end
   end }
