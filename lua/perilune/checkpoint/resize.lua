@@ -73,8 +73,8 @@ local function copy_rows(stored, row, n, target, region)
   stored:read(offset, target, region.columns)
 end
 
---- Rows [first, past) of `target`, of which row r lay at from[r] (-1: nowhere), run by run of rows that lay one after the
---- other.
+--- Rows [first, past) of `target`, of which row r lay at from[r] (-1: nowhere), run by run of rows that lay one after
+--- the other.
 local function fill_by_runs(stored, from, first, past, target, region)
   while first < past do
     local row, n = tonumber(from[first]), 1
@@ -106,8 +106,8 @@ local function by_block(from, n, each, blocks)
   return order, starts
 end
 
---- The same of all n rows of `target`, at `to` in the host's memory, which lay far apart: blocks of `stored` are read as
---- a whole, unless few of their rows are wanted.
+--- The same of all n rows of `target`, at `to` in the host's memory, which lay far apart: blocks of `stored` are read
+--- as a whole, unless few of their rows are wanted.
 local function fill_by_blocks(stored, from, n, target, to, region)
   local size, there = target:shape(), size_of(stored)[1]
   local bytes = target:numel() / n * tonumber(P.C.peri_dtype_size(P.dtype(target:dtype())))

@@ -15,12 +15,11 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local Tensor = require "perilune.tensor"
-local plan_json = require "perilune.plan.json"
 local parts_of = require "perilune.checkpoint.parts"
+local pieces_of = require "perilune.checkpoint.pieces"
 local together = parts_of.together
 local values = require "perilune.checkpoint.values"
 local changes = require "perilune.embed.changes"
-local row_format = require "perilune.tensor.row_format"
 local tracker_of = require "perilune.checkpoint.tracker"
 local maps = require "perilune.checkpoint.maps"
 local Checkpoint = require "perilune.checkpoint.reader"
@@ -34,167 +33,8 @@ local _, _, _, wrap_folder = P.handle("peri_checkpoint_folder", {}, nil, "a fold
 local _, _, _, wrap_publishing = P.handle("peri_checkpoint_publishing", {}, nil, "the publishing of a checkpoint")
 local publishing_out = ffi.new "peri_checkpoint_publishing *[1]"
 local writer_out, folder_out = ffi.new "peri_checkpoint_writer *[1]", ffi.new "peri_checkpoint_folder *[1]"
-local text_out, sum_out = ffi.new "const char *[1]", ffi.new "uint64_t[1]"
+local text_out = ffi.new "const char *[1]"
 local BLOCK_BYTES = 16 * 2 ^ 20 -- of rows that are read from a shard that is no tensor, or picked from one
-
--- -- pieces -----------------------------------------------------------------------------------------------------------
-
-local function numbers_text(list) return table.concat(list, ",") end
-
---- A piece: { key = the same for pieces that are the same, name =, dtype =, shape =, offset =, size =, columns =, bytes
---- =, and one of tensor = (elements), shard = (of a ShardedTensor) }. Of an increment that has some rows of it only
---- also rows = which, from row 0 of the piece on, listed = how many, global = function() -> the same, counted in the
---- whole tensor; and source = (embed/changes.lua), or, of a map of raw ids, picked = their numbers, evicted = ids
---- (maps.lua).
-local function piece(name, dtype, shape, m, source)
-  local p = { name = name, dtype = dtype, shape = shape, offset = m.shard_offsets, size = m.shard_sizes,
-    columns = m.columns, bytes = tonumber(C.peri_dtype_size(C.peri_dtype_parse(dtype))) }
-  for _, n in ipairs(p.size) do p.bytes = p.bytes * n end
-  p.key = ("%s [%s] [%s] %s"):format(name, numbers_text(p.offset), numbers_text(p.size), p.columns
-    and numbers_text(p.columns) or "")
-  for k, v in util.ordered(source) do p[k] = v end
-  return p
-end
-
---- Whether the pieces of a ShardedTensor are every element of it, where those at the same place count once. (Those of
---- Shampoo's preconditioners are blocks on a diagonal.)
-local function is_whole(t)
-  local seen, sums, all = {}, {}, 1
-  for _, n in ipairs(t:size()) do all = all * n end
-  for _, m in ipairs(t:metadata().shards_metadata) do
-    local columns = m.columns and numbers_text(m.columns) or ""
-    local key, n = columns .. ";" .. numbers_text(m.shard_offsets), 1
-    for _, size in ipairs(m.shard_sizes) do n = n * size end
-    sums[columns] = (sums[columns] or 0) + (seen[key] and 0 or n)
-    seen[key] = true
-  end
-  for _, sum in util.ordered(sums) do
-    if sum ~= all then return false end
-  end
-  return true
-end
-
-local function whole_metadata(shape)
-  return { shard_offsets = util.map(shape, function() return 0 end), shard_sizes = shape }
-end
-
---- Append the pieces of this rank. Collective where a ShardedTensor has to be made whole.
-local function add_pieces(list, name, t, checked)
-  if Tensor.is(t) then
-    list[#list + 1] = piece(name, t:dtype(), t:shape(), whole_metadata(t:shape()),
-      { tensor = t, replica = checked and "equal" or "first" })
-  elseif is_whole(t) then
-    for _, shard in ipairs(t:local_shards()) do
-      list[#list + 1] = piece(name, t:dtype(), t:size(), shard.metadata, { shard = shard, device = t._device })
-    end
-  else
-    local whole = t:gather()
-    list[#list + 1] = piece(name, whole:dtype(), whole:shape(), whole_metadata(whole:shape()),
-      { tensor = whole, replica = "first" })
-  end
-end
-
-local function checksum(t)
-  check(C.peri_checkpoint_checksum(Tensor.ptr(t), sum_out))
-  return sum_out[0]
-end
-
---- What is said of a model: its plan, if it is sharded, and the XXH3-64 of its tensors' names, dtypes and shapes, which
---- is the same under any plan.
-local function model_facts(part, tensors)
-  local lines = {}
-  for i, t in ipairs(tensors) do
-    local x = t.tensor
-    lines[i] = ("%s %s [%s]\n"):format(t.name:sub(#part.name + 2), x:dtype(),
-      table.concat(Tensor.is(x) and x:shape() or x:size(), ", "))
-  end
-  local text = table.concat(lines)
-  return { plan = part.object.wraps and part.object.plan and plan_json._data(part.object.plan) or nil,
-    description = P.scope(function()
-      return Checkpoint._hex(checksum(Tensor.from_memory(text, { #text }, "u8", "cpu")))
-    end) }
-end
-
---- Everything that this rank has: pieces, and what the parts have beside tensors: trees, by part what all ranks have
---- alike; own, by part what this rank has of its own; extra and facts, by model; rows, by tensor the format of its rows
---- (tensor/row_format.lua).
-local function collect(parts, rank)
-  local pieces, trees, own, extra, facts, rows = {}, {}, {}, {}, {}, {}
-  for _, part in ipairs(parts) do
-    local tensors, of_ranks = {}, part.object.of_ranks
-    local name = of_ranks and ("%s/ranks/#%d"):format(part.name, rank + 1) or part.name;
-    (of_ranks and own or trees)[part.name] = parts_of.flatten(part.object:state_dict(), name, tensors)
-    if part.module then
-      extra[part.name], facts[part.name] = parts_of.extra_of(part.object), model_facts(part, tensors)
-    end
-    maps.order_by_row(tensors)
-    for _, t in ipairs(tensors) do
-      rows[t.name] = row_format.of(t.tensor)
-      -- What is trained is equal on all ranks; of a buffer, such as a running mean, each rank may have its own: the
-      -- first one's is kept.
-      local d = part.module and Tensor.is(t.tensor) and t.tensor:describe()
-      add_pieces(pieces, t.name, t.tensor, not part.module or d and d.requires_grad and d.leaf)
-    end
-  end
-  return pieces, trees, own, extra, facts, rows
-end
-
--- Why a state of a parameter that is only known by its number may differ between ranks.
-local UNNAMED = "the parameters of this optimizer have no names, so its states are saved as those of parameters that "
-  .. "all ranks have alike; one that trains pieces of tables (compute_kernel dense), of which each rank has its own, "
-  .. "is made of model:named_parameters()"
-
---- Who writes what: key -> rank (from 1). Ranks with the same piece share the work by bytes; a replica that is not
---- checked is the first rank's. Raises where replicas that must be equal are not.
-local function owners(all)
-  local first, load, owner = {}, {}, {}
-  for r, list in ipairs(all) do
-    load[r] = 0
-    for _, x in ipairs(list) do
-      local f = first[x.key]
-      if not f then
-        f = { sum = x.sum, rank = r, ranks = {}, bytes = x.bytes, replica = x.replica, name = x.name }
-        first[x.key], first[#first + 1] = f, x.key
-      elseif x.sum and x.sum ~= f.sum then
-        P.fail(("tensor '%s' differs between rank %d and rank %d: %s"):format(x.name, f.rank - 1, r - 1,
-          x.name:find "^[^/]*/state/%d+/" and UNNAMED or "what all ranks train alike has drifted apart"))
-      end
-      f.ranks[#f.ranks + 1] = r
-    end
-  end
-  for _, key in ipairs(first) do
-    local f = first[key]
-    local best = f.ranks[1]
-    for _, r in ipairs(f.replica ~= "first" and f.ranks or {}) do
-      if load[r] < load[best] then best = r end
-    end
-    owner[key] = best
-    load[best] = load[best] + f.bytes
-  end
-  return owner
-end
-
---- What rank 0 has to know of pieces to say who writes them.
-local function announcements(pieces, group)
-  return util.map(pieces, function(p)
-    return { key = p.key, bytes = p.bytes, replica = p.replica, name = p.name,
-      sum = group and p.replica == "equal" and checksum(p.tensor) or nil }
-  end)
-end
-
---- On rank 0, of the announcements of all ranks: for each rank a list of the pieces that it writes, numbers in its
---- announcements.
-local function orders_of(all)
-  local owner = owners(all)
-  return util.map(all, function(told, r)
-    local list, seen = {}, {}
-    for i, x in ipairs(told) do
-      if owner[x.key] == r and not seen[x.key] then list[#list + 1] = i end
-      seen[x.key] = true
-    end
-    return list
-  end)
-end
 
 -- -- writing ----------------------------------------------------------------------------------------------------------
 
@@ -244,7 +84,7 @@ local function with_lists(rank, pieces)
   local all, lists, n = {}, {}, 0
   local function list_of(kind, length, tensor)
     local name = ("%%%s/%d/%d"):format(kind, rank, n)
-    all[#all + 1] = piece(name, "i64", { length }, { shard_offsets = { 0 }, shard_sizes = { length } },
+    all[#all + 1] = pieces_of.piece(name, "i64", { length }, { shard_offsets = { 0 }, shard_sizes = { length } },
       { tensor = tensor })
     return all[#all]
   end
@@ -328,11 +168,10 @@ end
 local function fits_parent(parent, p)
   if not parent:has(p.name) then return false end
   local t = parent:tensor(p.name)
-  if t.dtype ~= p.dtype or numbers_text(t.shape) ~= numbers_text(p.shape) then return false end
+  if t.dtype ~= p.dtype or pieces_of.numbers_text(t.shape) ~= pieces_of.numbers_text(p.shape) then return false end
   for _, own in ipairs(t.pieces) do
-    if numbers_text(own.columns or {}) == numbers_text(p.columns and { p.columns[1], p.columns[2] } or {}) then
-      return true
-    end
+    local columns = p.columns and { p.columns[1], p.columns[2] } or {}
+    if pieces_of.numbers_text(own.columns or {}) == pieces_of.numbers_text(columns) then return true end
   end
   return false
 end
@@ -430,7 +269,7 @@ local function begin(s, given)
   local trees, own, extra, models, rows, told, orders
   together(group, func, function()
     local parts, any = parts_of.list(func, given), false
-    s.pieces, trees, own, extra, models, rows = collect(parts, s.rank)
+    s.pieces, trees, own, extra, models, rows = pieces_of.collect(parts, s.rank)
     for _, p in ipairs(s.pieces) do any = any or maps.is_state(p) end
     s.parent = a.increment_of and open_parent(func, s.path, a, not any) -- maps are compared with all of it
     values.encode(a.values, func) -- errors now
@@ -439,14 +278,14 @@ local function begin(s, given)
     s.tracker = tracker_for(func, parts, a, s.parent)
     s.point = s.tracker and tracker_of.begin(s.tracker, sources_of(s.pieces))
     if s.parent then leave_out(s.parent, s.tracker, s.pieces) end
-    told = announcements(s.pieces, group)
+    told = pieces_of.announcements(s.pieces, group)
   end)
   if s.parent then parts_of.one_digest(group, func, a.increment_of, s.parent:digest()) end
   local all = parts_of.to_first(group, func, { told, own, s.path, parts_of.random_state(), rows })
   together(group, func, function()
     if s.rank ~= 0 then return end
     one_path(func, all)
-    orders = orders_of(util.map(all, function(of) return of[1] end))
+    orders = pieces_of.orders_of(util.map(all, function(of) return of[1] end))
     for name in util.ordered(own) do trees[name] = { ranks = util.map(all, function(of) return of[2][name] end) } end
     for _, of in ipairs(all) do
       for name, format in util.ordered(of[5]) do rows[name] = format end
@@ -496,7 +335,7 @@ end
 function M.mark(parts, digest, as_is)
   local model = model_of(parts)
   if not model then return end
-  local tracker, pieces = tracker_of.of(model, true), collect(parts, 0)
+  local tracker, pieces = tracker_of.of(model, true), pieces_of.collect(parts, 0)
   local point = tracker_of.begin(tracker, sources_of(pieces))
   for _, p in ipairs(pieces) do
     if p.source and not as_is[p.name] then tracker_of.forget(point, p.source) end
