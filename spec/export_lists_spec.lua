@@ -136,6 +136,24 @@ describe("a model of lists", function()
     end)
   end)
 
+  it("counts the members of lists whose ids nobody looks up", function()
+    local Net = nn.Module:extend "Net"
+    function Net:init()
+      self.rows = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = ROWS,
+        embedding_dim = 4, feature_names = { "item" } } } }
+      self.times = nn.Embedding { num_embeddings = 8, embedding_dim = 3 }
+    end
+    function Net:forward(b)
+      local offsets = self.rows(b.sparse_features).item:offsets()
+      local rows = self.times(sparse.time_buckets { seq_offsets = offsets, timestamps = b.times, num_buckets = 7 })
+      return nn.embedding.embedding_bag(rows, peri.arange(0, rows:size(1), 1, "i64"), offsets, "sum", nil, true)
+    end
+    local batch, path = { sparse_features = lists({ item = some }, 1, 30) }, folder .. "/counted.peri"
+    batch.times = peri.arange(0, 100 * batch.sparse_features:values():size(1), 100, "i64")
+    assert.equal(0, Net():export(path, { batches = { batch } }).differ)
+    assert.same({ "times", "item" }, peri.util.map(peri.export.open(path):inputs(), function(x) return x.name end))
+  end)
+
   --- Lists of one feature with weights, a price for each id, and a place in each list.
   local function of_shop(first, last)
     local prices, weights, starts = {}, {}, {}

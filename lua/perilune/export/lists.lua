@@ -439,11 +439,11 @@ function M.numbered(values, number, add)
     if list.of then entry = { of = note(list.of) }
     else
       local inputs = {}
-      for _, names in ipairs { list.features, list.whole } do
+      for _, name in ipairs(list.features) do inputs[#inputs + 1] = number(name) end
+      if #inputs == 0 then inputs[1] = add(list.features[1], "whole") end -- whose ids nobody looks up, but counts
+      for _, names in ipairs { list.whole, list.numbers } do
         for _, name in ipairs(names) do inputs[#inputs + 1] = number(name) end
       end
-      if #inputs == 0 then inputs[1] = add(list.features[1], "whole") end
-      for _, name in ipairs(list.numbers) do inputs[#inputs + 1] = number(name) end
       entry = { inputs = inputs }
     end
     found[#found + 1] = entry
