@@ -8,6 +8,7 @@
 
 #include <perilune/base.h>
 
+#include "inline.h"
 #include "list.h"
 
 /** For each index in row-major order of shape: dst[i] = a[..] op b[..], 0 or 1. b NULL: the number `value` (floats) or
@@ -21,6 +22,46 @@ typedef struct peri_k_compare_args {
     int64_t whole;
     int64_t shape[PERI_MAX_DIMS], a_stride[PERI_MAX_DIMS], b_stride[PERI_MAX_DIMS];
 } peri_k_compare_args;
+
+/** Arithmetic of integers, which wraps around. FLOOR and REMAINDER are those of Python: the quotient is rounded down,
+ *  and what is left has the sign of the divisor; by 0 they are 0 (who calls them has refused it). */
+enum {
+    PERI_WHOLE_ADD = 0,
+    PERI_WHOLE_SUB = 1,
+    PERI_WHOLE_MUL = 2,
+    PERI_WHOLE_MAX = 3,
+    PERI_WHOLE_MIN = 4,
+    PERI_WHOLE_FLOOR = 5,
+    PERI_WHOLE_REMAINDER = 6,
+    PERI_WHOLE_COUNT = 7
+};
+
+/** x op y of 64 bits; of narrower integers it is what is left of it in their bits. */
+K_INLINE int64_t peri_whole(int32_t op, int64_t x, int64_t y)
+{
+    switch (op) {
+    case PERI_WHOLE_ADD: return (int64_t)((uint64_t)x + (uint64_t)y);
+    case PERI_WHOLE_SUB: return (int64_t)((uint64_t)x - (uint64_t)y);
+    case PERI_WHOLE_MUL: return (int64_t)((uint64_t)x * (uint64_t)y);
+    case PERI_WHOLE_MAX: return x > y ? x : y;
+    case PERI_WHOLE_MIN: return x < y ? x : y;
+    default: break;
+    }
+    if (y == 0) return 0;
+    /* the least number by -1 does not fit, and the processor would stop at it */
+    if (y == -1) return op == PERI_WHOLE_FLOOR ? (int64_t)(0 - (uint64_t)x) : 0;
+    const int64_t left = x % y;
+    const bool apart = left != 0 && (left < 0) != (y < 0);
+    return op == PERI_WHOLE_FLOOR ? x / y - apart : left + (apart ? y : 0);
+}
+
+/** dst[i] = a[..] op b[..] of integers (PERI_WHOLE_*); all three of one dtype, an integer or bool. range: elements. */
+typedef struct peri_k_whole_args {
+    void *dst;
+    const void *a, *b;
+    int32_t dtype, op, ndim;
+    int64_t shape[PERI_MAX_DIMS], a_stride[PERI_MAX_DIMS], b_stride[PERI_MAX_DIMS];
+} peri_k_whole_args;
 
 /** dst[i] = condition[..] ? a[..] : b[..], elements of `width` (1, 2, 4, 8 or 16) bytes. A NULL a or b stands for zeros
  *  everywhere. range: elements. */

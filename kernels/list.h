@@ -156,7 +156,7 @@
 #define PERI_KERNELS_ELEMENTS(X)                                                                                       \
     X(compare, peri_k_compare_args)                                                                                    \
     X(where, peri_k_where_args) X(take, peri_k_take_args) X(take_add, peri_k_take_add_args)                            \
-        X(running_sum, peri_k_running_sum_args) X(iota, peri_k_iota_args)
+        X(running_sum, peri_k_running_sum_args) X(iota, peri_k_iota_args) X(whole, peri_k_whole_args)
 #define PERI_STEPS_ELEMENTS(X) X(sort_line, peri_k_sort_line_args)
 #define PERI_OPS_ELEMENTS(X) X(sort_lines, peri_op_sort_lines)
 

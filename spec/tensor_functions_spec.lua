@@ -120,11 +120,58 @@ local function check(case, device)
   end
 end
 
+local dtypes = golden.document "ops/tensor/dtypes"
+
+--- The right operand of a case of dtypes.json: a number, or "i64", or "i64 []": a tensor without dimensions.
+local function right_operand(what, device)
+  if type(what) ~= "string" then return what end
+  local name, single = what:match "^(%w+)( ?)"
+  if single ~= "" then return peri.full({}, name == "bool" and 1 or dtypes.single, name, device) end
+  return load({ name, { 3 }, dtypes.right[name] }, device)
+end
+
+local choices = {
+  where = function(a, b) return F.where(peri.tensor({ 1, 0, 1 }, "bool", a:device()), a, b) end,
+  cat = function(a, b) return F.cat { a, b } end, sqrt = function(t) return F.sqrt(t:abs()) end,
+  clamp = function(t) return t:clamp(1, 4) end, pow = function(t) return t ^ 3 end,
+  cumsum = function(t) return t:cumsum(1) end,
+}
+
+local function check_pair(case, device)
+  local name, left, right, dtype, want, grads = unpack(case)
+  local text = ("%s of %s and %s"):format(name, left, tostring(right))
+  local operands = { load({ left, { 3 }, dtypes.left[left] }, device), right_operand(right, device) }
+  local leaf = {} -- the operands that can be leaves
+  for i, t in ipairs(operands) do
+    local real = type(t) == "cdata" and (t:dtype() == "f32" or t:dtype() == "f64")
+    leaf[i] = real and t:requires_grad()
+  end
+  local got = (choices[name] or F[name])(unpack(operands))
+  assert.equal(dtype, got:dtype(), text)
+  local tolerance = dtypes.tolerance[dtype]
+  golden.assert_near(numbers(want, dtype), got:to_list(), tolerance and { rel = tolerance }, text)
+  if not grads or not (leaf[1] or leaf[2]) then return end
+  got:backward(peri.full(got:shape(), 1, dtype, device))
+  for i, t in ipairs(operands) do
+    local grad = grads[i]
+    if leaf[i] then
+      local rel = 4 * math.max(dtypes.tolerance[dtype], dtypes.tolerance[t:dtype()])
+      golden.assert_near(numbers(grad, t:dtype()), t:grad():to_list(), { rel = rel }, text .. ": gradient " .. i)
+    end
+  end
+end
+
+local function check_dtypes(device)
+  for _, case in ipairs(dtypes.cases) do peri.scope(check_pair, case, device) end
+end
+
 for _, device in ipairs(devices) do
   describe("functions of tensors on " .. device, function()
     it("give what PyTorch gives", function()
       for _, case in ipairs(document.cases) do peri.scope(check, case, device) end
     end)
+
+    it("make of two dtypes what PyTorch makes of them", function() check_dtypes(device) end)
 
     it("have the gradients of finite differences", function()
       local mask = peri.tensor({ { 1, 0, 1 }, { 0, 0, 1 } }, "bool", device)
@@ -205,7 +252,18 @@ for _, device in ipairs(devices) do
       refuses("index 3 at flat position 1, allowed: 0%.%.2", x.gather, x, 2, peri.tensor({ { 0, 3 } }, "i64", device))
       refuses("may not be larger in the 1st dimension", x.gather, x, 2, peri.zeros({ 3, 1 }, "i64", device))
       refuses("the first 4 of the 2nd dimension of f32 %[2, 3%], allowed: 0%.%.3", x.topk, x, 4)
-      refuses("dtypes differ: f32 %[2, 3%] and i64 %[3%]", x.eq, x, peri.zeros({ 3 }, "i64", device))
+      local ids = peri.tensor({ 3, 0, 7 }, "i64", device)
+      refuses("dtypes differ: f32 %[2, 3%] and c64 %[3%]", F.where, x:gt(0), x, peri.zeros({ 3 }, "c64", device))
+      refuses('x is i64, allowed: f32, f64; cast it %(in Lua t:to "f32"%)', ids.mean, ids)
+      refuses("a and b are f32 %[2, 3%] and f32 %[%], allowed: integers", function() return x % 2 end)
+      refuses("1 divisors of i64 %[3%] are 0", function() return ids % ids end)
+      refuses("the exponent %-1 of i64, allowed: 0%.%.2%^53 %- 1", function() return ids ^ -1 end)
+      refuses("9007199254740992 does not fit i64, .* in Lua 64%-bit ones: 9007199254740993LL", function()
+        return ids + 2 ^ 53
+      end)
+      refuses("does not fit i32", function() return ids:to "i32" * 3000000000LL end)
+      refuses("does not fit i32", function() return ids:to "i32" * 3000000000 end)
+      refuses('neg: t is bool', function() return -ids:gt(0) end)
       refuses("write it with LL", function() return peri.zeros({ 1 }, "i64", device):eq(2 ^ 53) end)
       refuses("condition is f32", F.where, x, x, x)
       refuses("min and max are nil", x.clamp, x)
@@ -223,6 +281,19 @@ for _, device in ipairs(devices) do
       local ids = peri.tensor({ 9007199254740993LL, 9007199254740992LL }, "i64", device)
       assert.same({ 1, 0 }, ids:eq(9007199254740993LL):to_list())
       assert.same({ 1, 0 }, ids:gt(9007199254740992LL):to_list())
+      assert.same({ 0, 0 }, ids:to("i32"):gt(9007199254740993LL):to_list())
+    end)
+
+    it("calculate with ids that a Lua number cannot hold", function()
+      local ids = peri.tensor({ 9007199254740993LL, -5 }, "i64", device)
+      assert.same({ 9007199254740995LL, -3 }, (ids + 2):to_list())
+      assert.same({ 0, -9007199254740998LL }, (ids - 9007199254740993LL):to_list())
+      assert.same({ 3, 5 }, (ids % 10):to_list())
+      assert.same({ 900719925474099LL, -1 }, ids:floor_divide(10):to_list())
+      assert.same({ 9007199254740993LL, 0 }, ids:clamp(0):to_list())
+      assert.same({ 9007199254740993LL, 1 }, F.where(ids:gt(0), ids, 1):to_list())
+      ids[1] = 9007199254740995LL
+      assert.same({ 9007199254740993LL, 9007199254740995LL }, ids:to_list())
     end)
 
     it("show their elements", function()

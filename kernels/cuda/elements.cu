@@ -47,6 +47,16 @@ struct compare_one {
     }
 };
 
+template <class T> struct whole_one {
+    peri_k_whole_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        const int64_t x = ((const T *)a.a)[place_of(i, a.ndim, a.shape, a.a_stride)],
+                      y = ((const T *)a.b)[place_of(i, a.ndim, a.shape, a.b_stride)];
+        ((T *)a.dst)[i] = (T)peri_whole(a.op, x, y);
+    }
+};
+
 template <class T> struct where_one {
     peri_k_where_args a;
     __device__ void operator()(int64_t i) const
@@ -198,6 +208,16 @@ PERI_CUDA_KERNEL(take_add)
 }
 
 PERI_CUDA_KERNEL(running_sum) { return a->inner < 8 ? running<32>(a, begin, end, c) : running<1>(a, begin, end, c); }
+PERI_CUDA_KERNEL(whole)
+{
+    switch (a->dtype) {
+    case PERI_I64: return each(begin, end, c, whole_one<int64_t>{*a});
+    case PERI_I32: return each(begin, end, c, whole_one<int32_t>{*a});
+    case PERI_I16: return each(begin, end, c, whole_one<int16_t>{*a});
+    case PERI_I8: return each(begin, end, c, whole_one<int8_t>{*a});
+    default: return each(begin, end, c, whole_one<uint8_t>{*a});
+    }
+}
 PERI_CUDA_KERNEL(iota) { return each(begin, end, c, iota_one{*a}); }
 
 /** Keys and sorted keys, places and sorted places, and CUB's. */

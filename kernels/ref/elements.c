@@ -76,6 +76,32 @@ static void ref_compare(const void *args, int64_t begin, int64_t end)
     }
 }
 
+#define REF_WHOLE(T)                                                                                                   \
+    do {                                                                                                               \
+        const T *x = (const T *)a->a + at_a, *y = (const T *)a->b + at_b;                                              \
+        T *dst = (T *)a->dst + i;                                                                                      \
+        for (int64_t c = 0; c < n; c++) dst[c] = (T)peri_whole(a->op, x[c * sa], y[c * sb]);                           \
+    } while (0)
+
+static void ref_whole(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_whole_args *a = args;
+    const int64_t cols = ref_cols(a->ndim, a->shape), sa = ref_step(a->ndim, a->a_stride),
+                  sb = ref_step(a->ndim, a->b_stride);
+    REF_ROWS(cols)
+    {
+        const int64_t n = last - first, at_a = ref_row_place(row, a->ndim, a->shape, a->a_stride) + first * sa;
+        const int64_t at_b = ref_row_place(row, a->ndim, a->shape, a->b_stride) + first * sb;
+        switch (a->dtype) {
+        case PERI_I64: REF_WHOLE(int64_t); break;
+        case PERI_I32: REF_WHOLE(int32_t); break;
+        case PERI_I16: REF_WHOLE(int16_t); break;
+        case PERI_I8: REF_WHOLE(int8_t); break;
+        default: REF_WHOLE(uint8_t); break;
+        }
+    }
+}
+
 /** An element of 16 bytes. */
 typedef struct ref_wide16 {
     uint64_t half[2];

@@ -179,6 +179,18 @@ end
 --- Whether a value is of a kind. Lazy awaitables are not of the kind of their result: `value` resolves them.
 function M.is(kind, x) return test(kinds[kind], x) end
 
+--- Methods that are functions, too (those of tensors): their first argument is not called self.
+M.methods = {}
+
+--- The words for a method that was called with a dot (x.sum(), x.sum(2)): its object is missing, and what stands in its
+--- place is the next argument, or nothing.
+local function with_dot(func, a, x)
+  local name = func:match "[%w_]+$"
+  if not a.first or type(x) == "table" or type(x) == "cdata" then return "" end
+  if a.name ~= "self" and not rawget(M.methods, name) then return "" end
+  return (" (a method is called with a colon: x:%s(...))"):format(name)
+end
+
 --- Complain about argument `a` of `func`, unless what it stands for is right: then return that.
 local function bad(func, a, x)
   local kind = kinds[a.kind]
@@ -186,7 +198,7 @@ local function bad(func, a, x)
   if not rawequal(y, x) and test(kind, y) then return y end
   local why = kind.why and kind.why(y)
   if why then P.fail(("%s: %s %s"):format(func, a.name == "self" and "this " .. a.kind or a.name, why)) end
-  P.fail(("%s: %s is %s, wanted %s"):format(func, a.name, M.text(y), kind.text))
+  P.fail(("%s: %s is %s, wanted %s%s"):format(func, a.name, M.text(y), kind.text, with_dot(func, a, y)))
 end
 
 --- Complain about an argument behind those that there are, which Lua would drop without a word.
@@ -195,14 +207,15 @@ local function beyond(func, list, x)
   P.fail(("%s: an argument more than the %d that it takes: %s"):format(func, n, M.text(x)))
 end
 
---- "t: tensor, dim: dims?" -> { { name = "t", kind = "tensor" }, { name = "dim", kind = "dims", optional = true } }.
---- "..., only": an argument behind these is refused (others may get more, as those of Lua's operators do).
+--- "t: tensor, dim: dims?" -> { { name = "t", kind = "tensor", first = true },
+--- { name = "dim", kind = "dims", optional = true } }. "..., and more": it is called with arguments behind these, which
+--- others that are called in its place take.
 local function parse(line)
-  local list = { only = line:find "only$" ~= nil }
+  local list = { open = line:find "and more$" ~= nil }
   for name, kind, mark in line:gmatch "([%w_]+):%s*([%w_]+)(%??)" do
     if kind ~= "any" and not kinds[kind] then error(("signature: no kind '%s' in '%s'"):format(kind, line), 0) end
     list[#list + 1] = { name = name, kind = name == "self" and kind == "table" and "object" or kind,
-      optional = mark == "?" }
+      optional = mark == "?", first = #list == 0 }
   end
   return list
 end
@@ -222,14 +235,11 @@ local function guard(func, f, list)
       if kind.is then locals[#locals + 1] = ("local is%d = is[%d]"):format(i, i) end
     end
   end
-  local parameters, behind = table.concat(names, ", "), ""
-  if list.only then
-    behind = ", more"
-    lines[#lines + 1] = "if more ~= nil then beyond(func, list, more) end"
-  end
-  local text = ("local f, func, list, is, bad, beyond, type, watch = ...\n%s\nreturn function(%s%s)\n%s\n"
-    .. "if watch.call then return watch.call(func, f%s) end\nreturn f(%s)\nend"):format(table.concat(locals, "\n"),
-    parameters, behind, table.concat(lines, "\n"), parameters == "" and "" or ", " .. parameters, parameters)
+  if not list.open then lines[#lines + 1] = "if more ~= nil then beyond(func, list, more) end" end
+  local parameters, comma = table.concat(names, ", "), #names > 0 and ", " or ""
+  local text = ("local f, func, list, is, bad, beyond, type, watch = ...\n%s\nreturn function(%s%smore)\n%s\n"
+    .. "if watch.call then return watch.call(func, f%s%s) end\nreturn f(%s)\nend"):format(table.concat(locals, "\n"),
+    parameters, comma, table.concat(lines, "\n"), comma, parameters, parameters)
   return assert(loadstring(text, "=perilune.signature"))(f, func, list, tests, bad, beyond, type, M.watch)
 end
 

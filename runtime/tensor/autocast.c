@@ -237,6 +237,24 @@ peri_status peri__cast_weight(peri_tensor *t, int32_t dtype, peri_tensor **out)
 
 /* -- operands ------------------------------------------------------------------------------------------------------ */
 
+/** Inputs of different dtypes, by PyTorch's rules. A number beside 16-bit floats is not rounded to them: all are
+ *  computed in f32, as one kernel would. */
+static peri_status promote(peri__operands *o, peri_tensor *const *in, int32_t n)
+{
+    const int32_t common = peri__common_dtype(in, n);
+    int32_t dtype = common;
+    for (int32_t i = 0; i < n && peri__is_16(common); i++)
+        if (in[i] && in[i]->dtype != common && !peri__is_whole(in[i]->dtype)) dtype = PERI_F32;
+    peri_status status = PERI_OK;
+    for (int32_t i = 0; i < n && status >= 0; i++) {
+        if (in[i] && common >= 0 && in[i]->dtype != dtype) status = peri_tensor_to(in[i], dtype, NULL, &o->in[i]);
+        else if (in[i]) peri_tensor_retain(o->in[i] = in[i]);
+    }
+    if (dtype != common) o->back = common;
+    if (status < 0) peri__narrow(o, status, NULL);
+    return status;
+}
+
 peri_status peri__widen(peri__operands *o, peri__dtype_rule rule, peri_tensor *const *in, int32_t n)
 {
     *o = (peri__operands){.n = n, .back = -1};
@@ -248,7 +266,8 @@ peri_status peri__widen(peri__operands *o, peri__dtype_rule rule, peri_tensor *c
         narrow = narrow || peri__is_16(in[i]->dtype);
         one = one && in[i]->dtype == first->dtype;
     }
-    const bool own = rule == PERI__IN_OWN && one;
+    if (rule == PERI__IN_OWN && !one) return promote(o, in, n);
+    const bool own = rule == PERI__IN_OWN;
     peri_status status = PERI_OK;
     for (int32_t i = 0; i < n && status >= 0; i++) {
         if (in[i] && peri__is_16(in[i]->dtype) && !own) status = peri_tensor_to(in[i], PERI_F32, NULL, &o->in[i]);

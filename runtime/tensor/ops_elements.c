@@ -55,19 +55,6 @@ peri_status peri__compare(const char *function, int32_t op, peri_tensor *a, peri
     return status;
 }
 
-/** Least number of an integer dtype, and the one behind its largest. */
-static void range_of(int32_t dtype, double *least, double *past)
-{
-    switch (dtype) {
-    case PERI_I64: *least = -0x1p63, *past = 0x1p63; break;
-    case PERI_I32: *least = -0x1p31, *past = 0x1p31; break;
-    case PERI_I16: *least = -0x1p15, *past = 0x1p15; break;
-    case PERI_I8: *least = -0x1p7, *past = 0x1p7; break;
-    case PERI_U8: *least = 0, *past = 0x1p8; break;
-    default: *least = 0, *past = 2; break;
-    }
-}
-
 /** Comparing integers with @x, which need be neither whole nor in their range: the same as comparing them with *whole,
  *  or, where it is the same for all of them, as comparing each with itself. Returns whether it is the former; *op may
  *  change in the latter case. */
@@ -77,7 +64,7 @@ static bool whole_comparison(int32_t dtype, int32_t *op, double x, int64_t *whol
                equality = *op == PERI_COMPARE_EQ || *op == PERI_COMPARE_NE;
     const double rounded = up ? ceil(x) : floor(x);
     double least, past;
-    range_of(dtype, &least, &past);
+    peri__range_of(dtype, &least, &past);
     if (rounded >= least && rounded < past && (!equality || rounded == x)) {
         *whole = (int64_t)rounded;
         return true;
@@ -117,6 +104,7 @@ peri_status peri_op_compare(peri_tensor *a, int32_t op, peri_tensor *b, double n
     peri_tensor *in[2] = {a, b};
     peri__operands o;
     PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
+    o.back = -1; /* a bool is not cast */
     peri_status status = check_alike(function, o.in[0], o.in[1]);
     if (status >= 0) status = peri__compare(function, op, o.in[0], o.in[1], 0, 0, &o.out);
     return peri__narrow(&o, status, out);

@@ -73,6 +73,14 @@ static bool in_f32(int32_t op)
 static peri_status unary(const char *function, int32_t op, peri_tensor *x, double a, double b, peri_tensor **out)
 {
     peri__operands o;
+    if (x && peri__is_whole(x->dtype)) {
+        PERI_NEED(out);
+        if (!peri__becomes_float(op, a, b)) return peri__whole_unary(function, op, x, a, b, out);
+        PERI_TRY(peri_tensor_to(x, PERI_F32, NULL, &x));
+        peri_status status = unary(function, op, x, a, b, out);
+        peri_tensor_release(x);
+        return status;
+    }
     PERI_TRY(peri__widen(&o, in_f32(op) ? PERI__IN_F32 : PERI__IN_OWN, &x, 1));
     return peri__narrow(&o, unary_wide(function, op, o.in[0], a, b, out ? &o.out : NULL), out);
 }
@@ -203,11 +211,26 @@ static peri_status binary_wide(const char *function, int32_t op, peri_tensor *a,
     return status;
 }
 
+/** Of integers, which is f32. */
+static peri_status quotient(const char *function, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    peri_tensor *x, *y = NULL;
+    PERI_TRY(peri__cast(a, PERI_F32, &x));
+    peri_status status = peri__cast(b, PERI_F32, &y);
+    if (status >= 0) status = binary_wide(function, PERI_BINARY_DIV, x, y, out);
+    peri_tensor_release(x);
+    peri_tensor_release(y);
+    return status;
+}
+
 static peri_status binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
     peri__operands o;
     peri_tensor *in[2] = {a, b};
+    const bool whole = a && b && peri__is_whole(a->dtype) && peri__is_whole(b->dtype);
+    if (whole && op == PERI_BINARY_DIV) return quotient(function, a, b, out);
     PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
+    if (whole && out) return peri__narrow(&o, peri__whole_binary(function, op, o.in[0], o.in[1], &o.out), out);
     return peri__narrow(&o, binary_wide(function, op, o.in[0], o.in[1], out ? &o.out : NULL), out);
 }
 
@@ -290,6 +313,8 @@ peri_status peri_op_muladd(peri_tensor *a, peri_tensor *b, peri_tensor *c, peri_
     PERI_NEED(out);
     peri__operands o;
     peri_tensor *in[3] = {a, b, c};
+    static const char *const names[] = {"a", "b", "c"};
+    for (int32_t i = 0; i < 3; i++) PERI_TRY(peri__check_real("peri_op_muladd", names[i], in[i]));
     PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 3));
     return peri__narrow(&o, muladd(o.in[0], o.in[1], o.in[2], &o.out), out);
 }

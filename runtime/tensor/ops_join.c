@@ -42,20 +42,13 @@ static void cat_fini(peri__node *node)
 
 static const peri__node_vtab cat_vtab = {.name = "cat", .backward = cat_backward, .fini = cat_fini};
 
-/** The dtype of elements of both: the wider one of f32 and 16-bit floats; -1 of others that differ. */
-static int32_t joined_dtype(int32_t a, int32_t b)
-{
-    if (a == b) return a;
-    return (a == PERI_F32 || peri__is_16(a)) && (b == PERI_F32 || peri__is_16(b)) ? PERI_F32 : -1;
-}
-
 static peri_status check_cat(const char *function, peri_tensor *const *tensors, int32_t n, int32_t dim)
 {
     char text[300];
     peri__words words, second;
     for (int32_t i = 1; i < n; i++) {
-        const peri_tensor *a = tensors[0], *b = tensors[i];
-        bool same = joined_dtype(a->dtype, b->dtype) >= 0 && a->ndim == b->ndim;
+        peri_tensor *a = tensors[0], *b = tensors[i];
+        bool same = peri__common_dtype((peri_tensor *[]){a, b}, 2) >= 0 && a->ndim == b->ndim;
         for (int32_t d = 0; same && d < a->ndim; d++) same = d == dim || a->shape[d] == b->shape[d];
         if (!same)
             return peri__fail(PERI_EINVAL, "%s: the 1st and %s are %s; they may differ in %s", function,
@@ -73,9 +66,7 @@ static peri_status join(peri_tensor *const *tensors, int32_t n, int32_t dim, per
     memcpy(shape, tensors[0]->shape, sizeof shape);
     for (int32_t i = 1; i < n; i++) shape[dim] += tensors[i]->shape[dim];
     peri_tensor *y, *part;
-    int32_t dtype = tensors[0]->dtype;
-    for (int32_t i = 1; i < n; i++) dtype = joined_dtype(dtype, tensors[i]->dtype);
-    PERI_TRY(peri_tensor_new(peri__device(tensors[0]), dtype, tensors[0]->ndim, shape, &y));
+    PERI_TRY(peri_tensor_new(peri__device(tensors[0]), peri__common_dtype(tensors, n), tensors[0]->ndim, shape, &y));
     for (int32_t i = 0; i < n; i++) {
         peri_status status = window(y, dim, start, tensors[i]->shape[dim], &part);
         if (status >= 0) {

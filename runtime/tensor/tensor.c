@@ -60,15 +60,16 @@ peri_status peri__check_float(const char *function, const char *what, const peri
 {
     PERI_TRY(peri__check_tensor(function, what, t, -1, -1));
     if (t->dtype == PERI_F32 || t->dtype == PERI_F64) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: f32, f64", function, what, peri_dtype_name(t->dtype));
+    return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: f32, f64%s", function, what, peri_dtype_name(t->dtype),
+                      peri__is_whole(t->dtype) ? "; cast it (in Lua t:to \"f32\")" : "");
 }
 
 peri_status peri__check_real(const char *function, const char *what, const peri_tensor *t)
 {
     PERI_TRY(peri__check_tensor(function, what, t, -1, -1));
     if (t->dtype == PERI_F32 || t->dtype == PERI_F64 || peri__is_16(t->dtype)) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: f32, f64, f16, bf16", function, what,
-                      peri_dtype_name(t->dtype));
+    return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: f32, f64, f16, bf16%s", function, what,
+                      peri_dtype_name(t->dtype), peri__is_whole(t->dtype) ? "; cast it (in Lua t:to \"f32\")" : "");
 }
 
 peri_status peri__check_same_device(const char *function, const peri_tensor *a, const peri_tensor *b)
@@ -431,7 +432,8 @@ static const struct {
     bool whole;
     double least, past; /* least <= number < past; -past < number < past for floats */
     const char *text;
-} ranges[] = {{PERI_I64, true, 1 - 0x1p53, 0x1p53, "whole numbers -2^53 + 1..2^53 - 1 (others: peri_tensor_write)"},
+} ranges[] = {{PERI_I64, true, 1 - 0x1p53, 0x1p53, "whole numbers -2^53 + 1..2^53 - 1 (others: peri_tensor_write; in "
+                                               "Lua 64-bit ones: 9007199254740993LL)"},
               {PERI_I32, true, -0x1p31, 0x1p31, "whole numbers -2147483648..2147483647"},
               {PERI_I16, true, -32768, 32768, "whole numbers -32768..32767"},
               {PERI_I8, true, -128, 128, "whole numbers -128..127"},
@@ -440,9 +442,7 @@ static const struct {
               {PERI_F16, false, -65520, 65520, "-65504..65504, inf, nan"},
               {PERI_BF16, false, -0x1.ffp127, 0x1.ffp127, "-3.3895314e38..3.3895314e38, inf, nan"}};
 
-/** An error if @value is no number that an element of @dtype can be (rounded, for floats). Of bool every number is
- *  one. */
-static peri_status check_fits(const char *function, int32_t dtype, double value)
+peri_status peri__check_fits(const char *function, int32_t dtype, double value)
 {
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
         if (ranges[i].dtype != dtype) continue;
@@ -459,7 +459,7 @@ static peri_status check_fits(const char *function, int32_t dtype, double value)
 peri_status peri_tensor_fill(peri_tensor *t, double value)
 {
     PERI_NEED(t);
-    PERI_TRY(check_fits("peri_tensor_fill", t->dtype, value));
+    PERI_TRY(peri__check_fits("peri_tensor_fill", t->dtype, value));
     peri__changed(t);
     if (!peri__contiguous(t)) {
         int64_t one = 1;

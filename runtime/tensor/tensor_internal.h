@@ -407,7 +407,8 @@ peri_status peri__cast_weight(peri_tensor *t, int32_t dtype, peri_tensor **out);
 
 /** What becomes of 16-bit inputs. */
 typedef enum peri__dtype_rule {
-    PERI__IN_OWN, /* the kernels take them: the inputs become f32 where their dtypes differ, and so does the result */
+    PERI__IN_OWN, /* the kernels take them: inputs of different dtypes, 16 bits or not, become the common one of
+                     PyTorch's rules (peri__common_dtype), and so does the result */
     PERI__IN_ANY, /* the kernels do not: the inputs become f32, and the result, unless their dtypes differ, has
                      theirs */
     PERI__IN_F32, /* as PERI__IN_ANY, but in an autocast region the result stays f32 */
@@ -417,13 +418,32 @@ typedef enum peri__dtype_rule {
  *    PERI_TRY(peri__widen(&o, rule, inputs, n));
  *    return peri__narrow(&o, compute(o.in[0], ..., &o.out), out); */
 typedef struct peri__operands {
-    peri_tensor *in[4]; /* retained: the inputs, f32 where they were 16-bit floats (recorded); NULL where they were */
+    peri_tensor *in[4]; /* retained: the inputs, cast where the rule says so (recorded); NULL where they were */
     peri_tensor *out;
     int32_t n, back; /* back: the dtype that the result is cast to (recorded), -1: it stays as it is */
 } peri__operands;
 peri_status peri__widen(peri__operands *o, peri__dtype_rule rule, peri_tensor *const *in, int32_t n);
 /** Release the inputs; @status is that of the operation. @out: the result, unless it failed. */
 peri_status peri__narrow(peri__operands *o, peri_status status, peri_tensor **out);
+
+/* -- dtypes (dtypes.c), integers and bool (ops_whole.c) ------------------------------------------------------------ */
+
+bool peri__is_whole(int32_t dtype);
+/** Least number of an integer dtype or bool, and the one behind its largest. */
+void peri__range_of(int32_t dtype, double *least, double *past);
+/** An error if @value is no number that an element of @dtype can be (rounded, for floats). Of bool every number is
+ *  one. */
+peri_status peri__check_fits(const char *function, int32_t dtype, double value);
+/** The dtype that @in (NULL: left out) become where they meet, by PyTorch's rules: of bool, integers and floats the
+ *  last kind that is there counts, and within a kind the widest. Tensors without dimensions beside others lift them to
+ *  another kind only. -1: there is none. */
+int32_t peri__common_dtype(peri_tensor *const *in, int32_t n);
+/** out = a op b (PERI_BINARY_* but DIV), both of one dtype of integers or bool. */
+peri_status peri__whole_binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out);
+/** Whether the function of one number (PERI_UNARY_*) has f32 for integers. */
+bool peri__becomes_float(int32_t op, double a, double b);
+/** out = f(x) of integers or bool, where peri__becomes_float says no. */
+peri_status peri__whole_unary(const char *function, int32_t op, peri_tensor *x, double a, double b, peri_tensor **out);
 
 /* -- parts that dense operations share; nothing here is recorded --------------------------------------------------- */
 

@@ -260,8 +260,8 @@ for _, device in ipairs(require "spec.support.devices") do
         assert.error_matches(function() f(unpack(args, 1, args.n)) end, pattern)
       end
       fails("peri_op_add: f32 %[2, 3%] and f32 %[2%] do not broadcast: sizes 3 and 2", F.add, a, b)
-      fails("peri_op_add: dtypes differ", F.add, a, a:to "f64")
-      fails("peri_op_relu: x is i64, allowed: f32, f64", F.relu, labels)
+      fails("peri_op_add: b is c64, allowed: f32, f64", F.add, a, peri.zeros({ 2, 3 }, "c64", device))
+      fails("peri_op_silu: x is i64, allowed: f32, f64", F.silu, labels)
       fails("peri_op_cross_net: w%[0%] is f32 %[2, 3%], wanted %[3, 3%]", F.cross_net, a, nil, { a })
       fails("cross_net: 2 W, 1 V, 2 biases", F.cross_net, a, { a }, { a, a })
       fails("peri_op_muladd: shapes differ", F.muladd, a, a, b)

@@ -14,6 +14,7 @@ return function(same, ids_on)
     sum:backward()
     local sorted, order = x:sort(2, true)
     return { x:eq(3), x:le(x:transpose(1, 2):contiguous():reshape(5, 12)), sorted, order, x:cumsum(1), x:argmax(2),
-      x:amin(1), peri.arange(0, 40, 3, "i64", d), x:masked_fill(x:lt(2), -7), x:clamp(2, 5), leaf:grad() }
+      x:amin(1), peri.arange(0, 40, 3, "i64", d), x:masked_fill(x:lt(2), -7), x:clamp(2, 5), leaf:grad(), ids % 3,
+      ids:floor_divide(2) * ids - 1, places * x:slice(2, 0, 6), places:to("i32"):clamp(2, 7) }
   end)
 end

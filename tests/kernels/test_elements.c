@@ -74,6 +74,41 @@ static void comparisons(void **unused)
     }
 }
 
+static void whole_numbers(void **unused)
+{
+    (void)unused;
+    static const int32_t whole_dtypes[] = {PERI_I64, PERI_I32, PERI_I16, PERI_I8, PERI_U8, PERI_BOOL};
+    static const int64_t sizes[] = {8, 4, 2, 1, 1, 1};
+    for (int variant = 0; variant < 252; variant++) {
+        const int32_t ndim = (int32_t)draw(4), which = variant % 6;
+        peri_k_whole_args a = {.dtype = whole_dtypes[which], .op = variant / 6 % PERI_WHOLE_COUNT, .ndim = ndim};
+        const int64_t n = any_shape(a.shape, ndim);
+        a.a = elements(lay(a.shape, ndim, draw(3), a.a_stride), a.dtype);
+        a.b = elements(lay(a.shape, ndim, draw(3), a.b_stride), a.dtype);
+        a.dst = room(n * sizes[which]);
+        compare("whole", PERI_K_whole, &a, n, (output[]){OUTPUT(a.dst, n * sizes[which])}, 1);
+        drop_all(NULL);
+    }
+}
+
+/** Division against the law that defines it: x = floor * y + remainder, and the remainder lies between 0 and y. */
+static void whole_division(void **unused)
+{
+    (void)unused;
+    static const int64_t some[] = {INT64_MIN, INT64_MIN + 1, -7, -2, -1, 0, 1, 2, 7, INT64_MAX};
+    for (int i = 0; i < 10; i++)
+        for (int j = 0; j < 10; j++) {
+            const int64_t x = some[i], y = some[j], q = peri_whole(PERI_WHOLE_FLOOR, x, y),
+                          r = peri_whole(PERI_WHOLE_REMAINDER, x, y);
+            if (y == 0) {
+                assert_true(q == 0 && r == 0);
+                continue;
+            }
+            assert_true((uint64_t)q * (uint64_t)y + (uint64_t)r == (uint64_t)x);
+            assert_true(y > 0 ? r >= 0 && r < y : r <= 0 && r > y);
+        }
+}
+
 static void choices(void **unused)
 {
     (void)unused;
@@ -212,6 +247,7 @@ int main(void)
     seed(NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(comparisons, drop_all), cmocka_unit_test_teardown(choices, drop_all),
+        cmocka_unit_test_teardown(whole_numbers, drop_all), cmocka_unit_test_teardown(whole_division, drop_all),
         cmocka_unit_test_teardown(picks, drop_all),       cmocka_unit_test_teardown(running_sums, drop_all),
         cmocka_unit_test_teardown(rows_of_numbers, drop_all), cmocka_unit_test_teardown(sorts, drop_all),
         cmocka_unit_test_teardown(keys, drop_all),

@@ -78,6 +78,6 @@ signature.object("parallel_model", "a DistributedModelParallel",
   { replicated_parameters = "callable", sharded = "list" })
 signature.object("env_of_ranks", "a ShardingEnv with a process group", { pg = "Group" })
 signature.check("DefaultDataParallelWrapper:", DefaultDataParallelWrapper,
-  { wrap = "self: table, model: parallel_model, env: env_of_ranks" })
+  { wrap = "self: table, model: parallel_model, env: env_of_ranks, and more" })
 
 return M

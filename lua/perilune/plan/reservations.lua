@@ -105,7 +105,7 @@ function InferenceStorageReservation:init(args)
   self.parameter_multiplier, self.id_multiplier = 1, 1
 end
 
-local of_topology = { reserve = "topology: Topology" }
+local of_topology = { reserve = "topology: Topology, and more" }
 kinds.methods(FixedPercentageStorageReservation, of_topology)
 kinds.methods(FixedAbsoluteStorageReservation, of_topology)
 kinds.methods(HeuristicalStorageReservation,

@@ -1,9 +1,13 @@
 -- tensor_arithmetic.lua: Arithmetic of tensors, products, activations.
 --
 -- What is here is a method of tensors, too, where its first argument is a tensor `t`: `t:relu()` is
--- `peri.nn.functional.relu(t)`. The operators `+ - * / ^` and unary `-` are `add`, `sub`, `mul`, `div`, `pow` and
--- `neg`. Names and meaning are PyTorch's. All of it is recorded on the gradient tape. Dimensions count from 1 (-1 is
--- the last).
+-- `peri.nn.functional.relu(t)`. The operators `+ - * / % ^` and unary `-` are `add`, `sub`, `mul`, `div`, `remainder`,
+-- `pow` and `neg`. Names and meaning are PyTorch's. All of it is recorded on the gradient tape. Dimensions count from 1
+-- (-1 is the last).
+--
+-- Operands of two dtypes become the later one of: bool, integers (the wider one), floats (f64, else f32, which is also
+-- that of f16 beside bf16). A number, or a tensor without dimensions, beside a tensor with some changes its dtype only
+-- where it is of a later kind: a fraction makes f32 of integers, a whole number makes i64 of bool.
 ---@meta
 
 ---@class peri.nn.functional
@@ -11,7 +15,9 @@ local functional = {}
 
 ---Elements below 0 become 0.
 ---
----Errors: dtypes that are no floats.
+---Integers keep their dtype.
+---
+---Errors: bool; complex numbers.
 ---
 ---```lua
 ---print(peri.tensor({ -2 }):relu():item()) --> 0
@@ -22,7 +28,9 @@ function functional.relu(t) end
 
 ---`1 / (1 + exp(-x))` of each element.
 ---
----Errors: dtypes that are no floats.
+---Of integers and bool it is f32.
+---
+---Errors: complex numbers.
 ---
 ---```lua
 ---print(peri.tensor({ 0 }):sigmoid():item()) --> 0.5
@@ -33,7 +41,9 @@ function functional.sigmoid(t) end
 
 ---The hyperbolic tangent of each element.
 ---
----Errors: dtypes that are no floats.
+---Of integers and bool it is f32.
+---
+---Errors: complex numbers.
 ---
 ---```lua
 ---print(peri.tensor({ 0 }):tanh():item()) --> 0
@@ -88,7 +98,9 @@ function functional.logsigmoid(t) end
 
 ---e to the power of each element.
 ---
----Errors: dtypes that are no floats.
+---Of integers and bool it is f32.
+---
+---Errors: complex numbers.
 ---
 ---```lua
 ---print(peri.tensor({ 0 }):exp():item()) --> 1
@@ -99,7 +111,9 @@ function functional.exp(t) end
 
 ---The natural logarithm of each element; of 0 it is `-inf`, of numbers below NaN.
 ---
----Errors: dtypes that are no floats.
+---Of integers and bool it is f32.
+---
+---Errors: complex numbers.
 ---
 ---```lua
 ---print(peri.tensor({ 1 }):log():item()) --> 0
@@ -110,7 +124,9 @@ function functional.log(t) end
 
 ---The square root of each element; of numbers below 0 it is NaN.
 ---
----Errors: dtypes that are no floats.
+---Of integers and bool it is f32.
+---
+---Errors: complex numbers.
 ---
 ---```lua
 ---print(peri.tensor({ 9 }):sqrt():item()) --> 3
@@ -121,7 +137,9 @@ function functional.sqrt(t) end
 
 ---Each element without its sign.
 ---
----Errors: dtypes that are no floats.
+---Integers keep their dtype.
+---
+---Errors: bool; complex numbers.
 ---
 ---```lua
 ---print(peri.tensor({ -2 }):abs():item()) --> 2
@@ -132,7 +150,9 @@ function functional.abs(t) end
 
 ---The square of each element.
 ---
----Errors: dtypes that are no floats.
+---Integers keep their dtype, and wrap around.
+---
+---Errors: complex numbers.
 ---
 ---```lua
 ---print(peri.tensor({ -3 }):square():item()) --> 9
@@ -143,7 +163,9 @@ function functional.square(t) end
 
 ---Each element with the other sign.
 ---
----Errors: dtypes that are no floats.
+---Integers keep their dtype.
+---
+---Errors: bool; complex numbers.
 ---
 ---```lua
 ---print(peri.tensor({ 2 }):neg():item()) --> -2
@@ -166,7 +188,9 @@ function functional.leaky_relu(t, slope) end
 
 ---Each element to the power of a number.
 ---
----Errors: dtypes that are no floats.
+---Integers to the power of a whole number from 0 on keep their dtype, and wrap around; a fraction makes f32 of them.
+---
+---Errors: integers to the power of a negative whole number; complex numbers.
 ---
 ---```lua
 ---print(peri.tensor({ 2 }):pow(3):item(), (peri.tensor { 9 } ^ 0.5):item()) --> 8 3
@@ -178,7 +202,9 @@ function functional.pow(t, exponent) end
 
 ---`scale * x + shift` of each element.
 ---
----Errors: dtypes that are no floats.
+---Integers by whole numbers keep their dtype, and wrap around; a fraction makes f32 of them.
+---
+---Errors: a number that the integers' dtype cannot hold; complex numbers.
 ---
 ---```lua
 ---print(peri.tensor({ 2 }):affine(3, 1):item()) --> 7
@@ -191,7 +217,9 @@ function functional.affine(t, scale, shift) end
 
 ---A number divided by each element.
 ---
----Errors: dtypes that are no floats.
+---Of integers and bool it is f32.
+---
+---Errors: complex numbers.
 ---
 ---```lua
 ---print(peri.tensor({ 2 }):reciprocal():item(), (3 / peri.tensor { 2 }):item()) --> 0.5 1.5
@@ -203,51 +231,88 @@ function functional.reciprocal(t, numerator) end
 
 ---The sum of both for each element. A dimension of size 1, or one that is missing in front, is repeated.
 ---
----Errors: dtypes that differ, or are no floats; shapes that do not broadcast.
+---Integers wrap around; of bool it is "or". Operands of different dtypes: see the head of this page.
+---
+---Errors: shapes that do not broadcast; a number that the integers' dtype cannot hold; complex numbers.
 ---
 ---```lua
 ---print((peri.tensor { 3 } + 2):item(), peri.tensor({ 3 }):add(peri.tensor { 2 }):item()) --> 5 5
 ---```
----@param a peri.Tensor|number Any shape.
----@param b peri.Tensor|number A tensor that broadcasts with a, of its dtype and of any shape, or a number.
+---@param a peri.Tensor|number Any shape; 64-bit integers (`5LL`) are numbers.
+---@param b peri.Tensor|number A tensor of any shape that broadcasts with a, or a number.
 ---@return peri.Tensor # Of the broadcast shape.
 function functional.add(a, b) end
 
 ---The difference of both for each element. A dimension of size 1, or one that is missing in front, is repeated.
 ---
----Errors: dtypes that differ, or are no floats; shapes that do not broadcast.
+---Integers wrap around. Operands of different dtypes: see the head of this page.
+---
+---Errors: shapes that do not broadcast; a number that the integers' dtype cannot hold; complex numbers; bool - bool.
 ---
 ---```lua
 ---print((peri.tensor { 3 } - 2):item(), peri.tensor({ 3 }):sub(peri.tensor { 2 }):item()) --> 1 1
 ---```
----@param a peri.Tensor|number Any shape.
----@param b peri.Tensor|number A tensor that broadcasts with a, of its dtype and of any shape, or a number.
+---@param a peri.Tensor|number Any shape; 64-bit integers (`5LL`) are numbers.
+---@param b peri.Tensor|number A tensor of any shape that broadcasts with a, or a number.
 ---@return peri.Tensor # Of the broadcast shape.
 function functional.sub(a, b) end
 
 ---The product of both for each element. A dimension of size 1, or one that is missing in front, is repeated.
 ---
----Errors: dtypes that differ, or are no floats; shapes that do not broadcast.
+---Integers wrap around; of bool it is "and". Operands of different dtypes: see the head of this page.
+---
+---Errors: shapes that do not broadcast; a number that the integers' dtype cannot hold; complex numbers.
 ---
 ---```lua
 ---print((peri.tensor { 3 } * 2):item(), peri.tensor({ 3 }):mul(peri.tensor { 2 }):item()) --> 6 6
 ---```
----@param a peri.Tensor|number Any shape.
----@param b peri.Tensor|number A tensor that broadcasts with a, of its dtype and of any shape, or a number.
+---@param a peri.Tensor|number Any shape; 64-bit integers (`5LL`) are numbers.
+---@param b peri.Tensor|number A tensor of any shape that broadcasts with a, or a number.
 ---@return peri.Tensor # Of the broadcast shape.
 function functional.mul(a, b) end
 
 ---The quotient of both for each element. A dimension of size 1, or one that is missing in front, is repeated.
 ---
----Errors: dtypes that differ, or are no floats; shapes that do not broadcast.
+---Of integers it is f32, as in Python 3; floor_divide rounds down. Operands of different dtypes: see the head of this
+---page.
+---
+---Errors: shapes that do not broadcast; a number that the integers' dtype cannot hold; complex numbers.
 ---
 ---```lua
 ---print((peri.tensor { 3 } / 2):item(), peri.tensor({ 3 }):div(peri.tensor { 2 }):item()) --> 1.5 1.5
 ---```
----@param a peri.Tensor|number Any shape.
----@param b peri.Tensor|number A tensor that broadcasts with a, of its dtype and of any shape, or a number.
+---@param a peri.Tensor|number Any shape; 64-bit integers (`5LL`) are numbers.
+---@param b peri.Tensor|number A tensor of any shape that broadcasts with a, or a number.
 ---@return peri.Tensor # Of the broadcast shape.
 function functional.div(a, b) end
+
+---`a / b` of integers, rounded down: -7 by 2 is -4.
+---
+---It waits for b, to look for divisors of 0.
+---
+---Errors: dtypes that are no integers; a divisor of 0; shapes that do not broadcast.
+---
+---```lua
+---print(peri.tensor({ -7 }, "i64"):floor_divide(2):item()) --> -4
+---```
+---@param a peri.Tensor|number Integers of any shape, or a whole number.
+---@param b peri.Tensor|number Integers of any shape that broadcasts with a, or a whole number; not 0.
+---@return peri.Tensor # Of the dtype and the shape of both together.
+function functional.floor_divide(a, b) end
+
+---`a - b * floor_divide(a, b)` of integers, which has the sign of b: -7 and 3 give 2. `a % b` is the same.
+---
+---It waits for b, to look for divisors of 0.
+---
+---Errors: dtypes that are no integers; a divisor of 0; shapes that do not broadcast.
+---
+---```lua
+---print(peri.tensor({ -7 }, "i64"):remainder(3):item()) --> 2
+---```
+---@param a peri.Tensor|number Integers of any shape, or a whole number.
+---@param b peri.Tensor|number Integers of any shape that broadcasts with a, or a whole number; not 0.
+---@return peri.Tensor # Of the dtype and the shape of both together.
+function functional.remainder(a, b) end
 
 ---`a * b + c` of each element, in one operation.
 ---

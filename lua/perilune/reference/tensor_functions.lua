@@ -10,73 +10,73 @@ local functional = {}
 
 ---Where an element is equal to `x`: a bool tensor. With a NaN only `ne` is true.
 ---
----Errors: dtypes that differ; shapes that do not broadcast; complex numbers.
+---Errors: shapes that do not broadcast; complex numbers.
 ---
 ---```lua
 ---print(table.concat(peri.tensor({ 1, 2, 3 }):eq(2):to_list(), " ")) --> 0 1 0
 ---```
 ---@param t peri.Tensor The numbers: any shape.
----@param x peri.Tensor|number A tensor that broadcasts with t, of its dtype and of any shape, or a number (of i64 from 2^53 on: with LL).
+---@param x peri.Tensor|number A tensor of any shape that broadcasts with t, or a number (of i64 from 2^53 on: with LL).
 ---@return peri.Tensor # Of the broadcast shape, bool.
 function functional.eq(t, x) end
 
 ---Where an element is different from `x`: a bool tensor. With a NaN only `ne` is true.
 ---
----Errors: dtypes that differ; shapes that do not broadcast; complex numbers.
+---Errors: shapes that do not broadcast; complex numbers.
 ---
 ---```lua
 ---print(table.concat(peri.tensor({ 1, 2, 3 }):ne(2):to_list(), " ")) --> 1 0 1
 ---```
 ---@param t peri.Tensor The numbers: any shape.
----@param x peri.Tensor|number A tensor that broadcasts with t, of its dtype and of any shape, or a number (of i64 from 2^53 on: with LL).
+---@param x peri.Tensor|number A tensor of any shape that broadcasts with t, or a number (of i64 from 2^53 on: with LL).
 ---@return peri.Tensor # Of the broadcast shape, bool.
 function functional.ne(t, x) end
 
 ---Where an element is smaller than `x`: a bool tensor. With a NaN only `ne` is true.
 ---
----Errors: dtypes that differ; shapes that do not broadcast; complex numbers.
+---Errors: shapes that do not broadcast; complex numbers.
 ---
 ---```lua
 ---print(table.concat(peri.tensor({ 1, 2, 3 }):lt(2):to_list(), " ")) --> 1 0 0
 ---```
 ---@param t peri.Tensor The numbers: any shape.
----@param x peri.Tensor|number A tensor that broadcasts with t, of its dtype and of any shape, or a number (of i64 from 2^53 on: with LL).
+---@param x peri.Tensor|number A tensor of any shape that broadcasts with t, or a number (of i64 from 2^53 on: with LL).
 ---@return peri.Tensor # Of the broadcast shape, bool.
 function functional.lt(t, x) end
 
 ---Where an element is smaller than, or equal to, `x`: a bool tensor. With a NaN only `ne` is true.
 ---
----Errors: dtypes that differ; shapes that do not broadcast; complex numbers.
+---Errors: shapes that do not broadcast; complex numbers.
 ---
 ---```lua
 ---print(table.concat(peri.tensor({ 1, 2, 3 }):le(2):to_list(), " ")) --> 1 1 0
 ---```
 ---@param t peri.Tensor The numbers: any shape.
----@param x peri.Tensor|number A tensor that broadcasts with t, of its dtype and of any shape, or a number (of i64 from 2^53 on: with LL).
+---@param x peri.Tensor|number A tensor of any shape that broadcasts with t, or a number (of i64 from 2^53 on: with LL).
 ---@return peri.Tensor # Of the broadcast shape, bool.
 function functional.le(t, x) end
 
 ---Where an element is larger than `x`: a bool tensor. With a NaN only `ne` is true.
 ---
----Errors: dtypes that differ; shapes that do not broadcast; complex numbers.
+---Errors: shapes that do not broadcast; complex numbers.
 ---
 ---```lua
 ---print(table.concat(peri.tensor({ 1, 2, 3 }):gt(2):to_list(), " ")) --> 0 0 1
 ---```
 ---@param t peri.Tensor The numbers: any shape.
----@param x peri.Tensor|number A tensor that broadcasts with t, of its dtype and of any shape, or a number (of i64 from 2^53 on: with LL).
+---@param x peri.Tensor|number A tensor of any shape that broadcasts with t, or a number (of i64 from 2^53 on: with LL).
 ---@return peri.Tensor # Of the broadcast shape, bool.
 function functional.gt(t, x) end
 
 ---Where an element is larger than, or equal to, `x`: a bool tensor. With a NaN only `ne` is true.
 ---
----Errors: dtypes that differ; shapes that do not broadcast; complex numbers.
+---Errors: shapes that do not broadcast; complex numbers.
 ---
 ---```lua
 ---print(table.concat(peri.tensor({ 1, 2, 3 }):ge(2):to_list(), " ")) --> 0 1 1
 ---```
 ---@param t peri.Tensor The numbers: any shape.
----@param x peri.Tensor|number A tensor that broadcasts with t, of its dtype and of any shape, or a number (of i64 from 2^53 on: with LL).
+---@param x peri.Tensor|number A tensor of any shape that broadcasts with t, or a number (of i64 from 2^53 on: with LL).
 ---@return peri.Tensor # Of the broadcast shape, bool.
 function functional.ge(t, x) end
 
@@ -104,7 +104,9 @@ function functional.isfinite(t) end
 
 ---Elements of `a` where the condition is true, else of `b`. Gradients go to the ones that were chosen.
 ---
----Errors: a condition that is not bool; dtypes that differ.
+---Operands of two dtypes become one, as in add; two numbers are f32 (i64 if one is written with LL).
+---
+---Errors: a condition that is not bool.
 ---
 ---```lua
 ---local t = peri.tensor { 1, -2, 3 }
@@ -112,7 +114,7 @@ function functional.isfinite(t) end
 ---```
 ---@param condition peri.Tensor bool, of any shape; all three broadcast.
 ---@param a peri.Tensor|number Any shape.
----@param b peri.Tensor|number Any shape, of the dtype of a.
+---@param b peri.Tensor|number Any shape.
 ---@return peri.Tensor # Of the broadcast shape.
 function functional.where(condition, a, b) end
 
@@ -133,7 +135,9 @@ function functional.masked_fill(t, mask, value) end
 ---t with what is below `min` raised to it, and then what is above `max` lowered to it. NaN stays. Elements at a bound
 ---or beyond it get no gradient.
 ---
----Errors: neither bound; dtypes that are no floats.
+---Integers by whole bounds keep their dtype; a fraction makes f32 of them.
+---
+---Errors: neither bound; complex numbers.
 ---
 ---```lua
 ---print(table.concat(peri.tensor({ -1, 0.5, 7 }):clamp(0, 1):to_list(), " ")) --> 0 0.5 1
@@ -146,7 +150,7 @@ function functional.clamp(t, min, max) end
 
 ---The larger of both for each element, NaN if either is. Equal ones get half of the gradient each.
 ---
----Errors: dtypes that differ, or are no floats.
+---Errors: shapes that do not broadcast; complex numbers.
 ---
 ---```lua
 ---print(table.concat(peri.tensor({ 1, 5 }):maximum(peri.tensor { 2, 2 }):to_list(), " ")) --> 2 5
@@ -158,7 +162,7 @@ function functional.maximum(a, b) end
 
 ---The smaller of both for each element, NaN if either is. Equal ones get half of the gradient each.
 ---
----Errors: dtypes that differ, or are no floats.
+---Errors: shapes that do not broadcast; complex numbers.
 ---
 ---```lua
 ---print(table.concat(peri.tensor({ 1, 5 }):minimum(peri.tensor { 2, 2 }):to_list(), " ")) --> 1 2

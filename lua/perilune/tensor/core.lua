@@ -13,6 +13,7 @@ local wrap, ctype, ptr, wrap_lasting = P.handle("peri_tensor", methods, meta, "a
 M.wrap = wrap
 --- The pointer of a live tensor, or an error.
 M.ptr = ptr
+M.ctype = ctype
 signature.handle("tensor", ctype)
 
 local out = ffi.new "peri_tensor *[1]"
@@ -21,6 +22,11 @@ local desc = P.struct "peri_tensor_desc"
 local MOST_DIMS = 8 -- PERI_MAX_DIMS
 local dims = ffi.new "int64_t[8]"
 local number = ffi.new "double[1]"
+
+local int64, uint64 = ffi.typeof "int64_t", ffi.typeof "uint64_t"
+--- True for Lua's numbers and 64-bit integers.
+function M._is_number(x) return type(x) == "number" or ffi.istype(int64, x) or ffi.istype(uint64, x) end
+signature.kind("scalar", "a number", M._is_number)
 
 --- True for tensors that were not released.
 function M.is_live(x) return ffi.istype(ctype, x) and x.ptr ~= nil end
@@ -314,7 +320,9 @@ function methods:copy(src)
   check(C.peri_tensor_copy(ptr(self), ptr(src)))
   return self
 end
+--- All elements become a number, which may be a 64-bit integer: 9007199254740993LL.
 function methods:fill(value)
+  if type(value) ~= "number" then return self:copy(M.tensor({ value }, self:dtype(), self:device(), {})) end
   check(C.peri_tensor_fill(ptr(self), value))
   return self
 end
@@ -414,8 +422,8 @@ signature.check_each("tensor:", methods, { "describe", "dim", "shape", "numel", 
   "is_mapped", "is_leaf", "is_pinned",  "read", "to_list", "to_table", "contiguous", "detach", "share", "grad" },
     "self: tensor")
 signature.check("tensor:", methods, {
-  size = "self: tensor, d: dim", write = "self: tensor, data: any", item = "self: tensor, i: count?, only",
-  copy = "self: tensor, src: tensor", fill = "self: tensor, value: number",
+  size = "self: tensor, d: dim", write = "self: tensor, data: any", item = "self: tensor, i: count?",
+  copy = "self: tensor, src: tensor", fill = "self: tensor, value: scalar",
   to = "self: tensor, dtype: dtype?, device: device?, non_blocking: boolean?",
   pin_memory = "self: tensor, device: device?", transpose = "self: tensor, a: dim, b: dim",
   slice = "self: tensor, d: dim, start: integer, stop: integer, step: integer?", expand = "self: tensor, shape: list",
@@ -424,6 +432,7 @@ signature.check("tensor:", methods, {
 
 signature.check_none("tensor:", methods, { "reshape" })
 
+signature.methods = methods
 M.methods = methods
 M.meta = meta
 return M

@@ -32,20 +32,19 @@ end
 
 -- -- comparing: bool tensors ------------------------------------------------------------------------------------------
 
---- A scalar tensor of a 64-bit number, which Lua's may not hold.
-local function scalar(t, x) return Tensor.tensor({ x }, "i64", t:device(), {}) end
+local EXACT = 2 ^ 53
 
 local function compare(t, op, x)
-  if type(x) == "number" then
-    if (x >= 2 ^ 53 or x <= -2 ^ 53) and x - x == 0 and t:dtype() == "i64" then
-      P.fail(("compare: %.17g with i64: a Lua number from 2^53 on may have been rounded; write it with LL "
-        .. "(9007199254740993LL)"):format(x))
-    end
-    check(C.peri_op_compare(ptr(t), op, nil, x, out))
-  else
-    if type(x) == "cdata" and (ffi.istype(int64, x) or ffi.istype(uint64, x)) then x = scalar(t, x) end
-    check(C.peri_op_compare(ptr(t), op, ptr(x), 0, out))
+  if ffi.istype(int64, x) or ffi.istype(uint64, x) then
+    local number = tonumber(x) -- from 2^53 on it may be rounded, which only i64 can tell
+    if number < EXACT and number > -EXACT or t:describe().dtype ~= C.PERI_I64 then x = number
+    else x = Tensor._number(x, t) end
+  elseif type(x) == "number" and (x >= EXACT or x <= -EXACT) and x - x == 0 and t:dtype() == "i64" then
+    P.fail(("compare: %.17g with i64: a Lua number from 2^53 on may have been rounded; write it with LL "
+      .. "(9007199254740993LL)"):format(x))
   end
+  if type(x) == "number" then check(C.peri_op_compare(ptr(t), op, nil, x, out))
+  else check(C.peri_op_compare(ptr(t), op, ptr(x), 0, out)) end
   return wrap(out[0])
 end
 
@@ -59,6 +58,7 @@ function M.ge(t, x) return compare(t, C.PERI_COMPARE_GE, x) end
 function M.isnan(t) return compare(t, C.PERI_COMPARE_NE, t) end
 --- Neither NaN nor an infinity.
 function M.isfinite(t)
+  if not Tensor._is_float(t) then return M.eq(t, t) end
   check(C.peri_op_compare(ptr(M.sub(t, t)), C.PERI_COMPARE_EQ, nil, 0, out))
   return wrap(out[0])
 end
@@ -66,21 +66,24 @@ end
 -- -- choosing ---------------------------------------------------------------------------------------------------------
 
 local none = {}
-local function number_like(x, t) return Tensor.full(none, x, t:dtype(), t:device()) end
 
 --- Elements of a where the bool tensor `condition` is true, else of b; numbers stand for themselves, and all shapes
 --- broadcast.
 function M.where(condition, a, b)
-  if type(a) == "number" and type(b) == "number" then
-    a, b = Tensor.full(none, a, "f32", condition:device()), Tensor.full(none, b, "f32", condition:device())
-  elseif type(a) == "number" then a = number_like(a, b)
-  elseif type(b) == "number" then b = number_like(b, a) end
+  if Tensor._is_number(a) and Tensor._is_number(b) then
+    local exact = type(a) == "cdata" or type(b) == "cdata"
+    local like = Tensor.full(none, 0, exact and "i64" or "f32", condition:device())
+    a, b = Tensor._number(a, like), Tensor._number(b, like)
+  elseif Tensor._is_number(a) then a = Tensor._number(a, b)
+  elseif Tensor._is_number(b) then b = Tensor._number(b, a) end
   check(C.peri_op_where(ptr(condition), ptr(a), ptr(b), out))
   return wrap(out[0])
 end
---- t with `value` where the bool tensor `mask` is true.
+--- t with `value` where the bool tensor `mask` is true: of t's dtype, which must hold it.
 function M.masked_fill(t, mask, value)
-  check(C.peri_op_where(ptr(mask), ptr(number_like(value, t)), ptr(t), out))
+  if type(value) == "number" then value = Tensor.full(none, value, t:dtype(), t:device())
+  else value = Tensor.tensor({ value }, t:dtype(), t:device(), none) end
+  check(C.peri_op_where(ptr(mask), ptr(value), ptr(t), out))
   return wrap(out[0])
 end
 --- t with what is below `min` raised to it, and what is above `max` lowered to it; either may be nil. NaN stays.
@@ -228,26 +231,34 @@ local function count(t, dim)
   for i = 1, #dim do n = n * t:size(dim[i]) end
   return n
 end
---- The sum of squared distances from the mean over dim (as in sum), divided by n - correction (1).
-function M.var(t, dim, keepdim, correction)
+--- f(t, ...) of a 16-bit tensor in f32: squares and their sums pass 65504, the largest f16, long before their roots do.
+--- In a region of autocast the result stays f32, as that of squares does.
+local function in_f32(f, t, ...)
+  local name = t:dtype()
+  if name ~= "f16" and name ~= "bf16" then return f(t, ...) end
+  local result = f(t:to "f32", ...)
+  return P.state.autocast and result or result:to(name)
+end
+
+local function variance(t, dim, keepdim, correction)
   local squares = M.square(M.sub(t, M.mean(t, dim, true)))
   return M.affine(M.sum(squares, dim, keepdim), 1 / math.max(0, count(t, dim) - (correction or 1)), 0)
 end
---- The square root of var.
-function M.std(t, dim, keepdim, correction)
-  check(C.peri_op_root(ptr(M.var(t, dim, keepdim, correction)), out))
+local function deviation(t, dim, keepdim, correction)
+  check(C.peri_op_root(ptr(variance(t, dim, keepdim, correction)), out))
   return wrap(out[0])
 end
+--- The sum of squared distances from the mean over dim (as in sum), divided by n - correction (1).
+function M.var(t, dim, keepdim, correction) return in_f32(variance, t, dim, keepdim, correction) end
+--- The square root of var.
+function M.std(t, dim, keepdim, correction) return in_f32(deviation, t, dim, keepdim, correction) end
 
 local function power_norm(t, p, dim, keepdim)
   local sum = M.sum(M.pow(M.abs(t), p), dim, keepdim)
   local zero = M.eq(sum, 0) -- there the root's derivative is infinite, and the gradient is 0
   return M.masked_fill(M.pow(M.masked_fill(sum, zero, 1), 1 / p), zero, 0)
 end
---- The p-norm (2) over dim, as in sum: any number above 0, 0 (elements that are not 0), math.huge and -math.huge
---- (largest, smallest |x|).
-function M.norm(t, p, dim, keepdim)
-  p = p or 2
+local function norm(t, p, dim, keepdim)
   if p == 2 then
     check(C.peri_op_root(ptr(M.sum(M.square(t), dim, keepdim)), out))
     return wrap(out[0])
@@ -258,6 +269,14 @@ function M.norm(t, p, dim, keepdim)
   if p == 0 then return M.sum(M.ne(t, 0):to(t:dtype()), dim, keepdim) end
   if p < 0 or p ~= p then P.fail(("norm: p is %g, allowed: numbers >= 0, math.huge, -math.huge"):format(p)) end
   return power_norm(t, p, dim, keepdim)
+end
+--- The p-norm (2) over dim, as in sum: any number above 0, 0 (elements that are not 0), math.huge and -math.huge
+--- (largest, smallest |x|).
+function M.norm(t, p, dim, keepdim)
+  if not Tensor._is_float(t) then
+    P.fail(("norm: %s, allowed: floats; cast it with t:to \"f32\""):format(Tensor._text(t)))
+  end
+  return in_f32(norm, t, p or 2, dim, keepdim)
 end
 --- t[1] + ... + t[i] along dim; of integers and bool in i64.
 function M.cumsum(t, dim)
@@ -303,16 +322,12 @@ end
 
 -- -- what they take ---------------------------------------------------------------------------------------------------
 
-signature.kind("comparand", "a tensor or a number", function(x)
-  return type(x) == "number" or Tensor.is_live(x) or type(x) == "cdata"
-    and (ffi.istype(int64, x) or ffi.istype(uint64, x))
-end, function(x) return Tensor.is(x) and signature.RELEASED end)
 signature.kind("dim_or_tensor", "a dimension (1, 2, ..., or -1, -2, ... from the end) or a tensor", function(x)
   return Tensor.is_live(x) or signature.is("dim", x)
 end)
 signature.list_of("order", "a list of dimensions", "dim")
 
-signature.check_each("", M, { "eq", "ne", "lt", "le", "gt", "ge" }, "t: tensor, x: comparand")
+signature.check_each("", M, { "eq", "ne", "lt", "le", "gt", "ge" }, "t: tensor, x: operand")
 signature.check_each("", M, { "isnan", "isfinite", "clone" }, "t: tensor")
 signature.check_each("", M, { "maximum", "minimum" }, "a: tensor, b: tensor")
 signature.check_each("", M, { "amax", "amin" }, "t: tensor, dim: dims?, keepdim: boolean?")
@@ -321,7 +336,7 @@ signature.check_each("", M, { "argmax", "argmin" }, "t: tensor, dim: dim?, keepd
 signature.check_each("", M, { "sort", "argsort" }, "t: tensor, dim: dim?, descending: boolean?")
 signature.check_each("", M, { "var", "std" }, "t: tensor, dim: dims?, keepdim: boolean?, correction: number?")
 signature.check("", M, {
-  where = "condition: tensor, a: operand, b: operand", masked_fill = "t: tensor, mask: tensor, value: number",
+  where = "condition: tensor, a: operand, b: operand", masked_fill = "t: tensor, mask: tensor, value: scalar",
   clamp = "t: tensor, min: number?, max: number?", gather = "t: tensor, dim: dim, index: tensor",
   index_select = "t: tensor, dim: dim, ids: tensor", select = "t: tensor, dim: dim, i: integer",
   squeeze = "t: tensor, dim: dim?", unsqueeze = "t: tensor, dim: dim", permute = "t: tensor, order: order",

@@ -86,7 +86,7 @@ end
 function Tensor.meta.__newindex(t, i, value)
   if type(i) == "string" then P.fail(("a tensor has no field %s that could be set"):format(errors.kind(i))) end
   local tensor = Tensor.is(value)
-  if not tensor and type(value) ~= "number" then
+  if not tensor and not Tensor._is_number(value) then
     P.fail(("%s: [%s] = %s, wanted a number or a tensor"):format(Tensor._text(t), tostring(i), errors.kind(value)))
   end
   if P.state.grad and (t:describe().requires_grad or tensor and value:describe().requires_grad) then

@@ -36,34 +36,80 @@ function M.square(t) check(C.peri_op_square(ptr(t), out)) return wrap(out[0]) en
 function M.pow(t, exponent) check(C.peri_op_pow(ptr(t), exponent, out)) return wrap(out[0]) end
 --- scale * t + shift
 function M.affine(t, scale, shift) check(C.peri_op_affine(ptr(t), scale, shift or 0, out)) return wrap(out[0]) end
-function M.neg(t) return M.affine(t, -1, 0) end
+function M.neg(t)
+  if t:describe().dtype == C.PERI_BOOL then P.fail 'neg: t is bool; t:eq(0) is "not", t:to "i64" is numbers' end
+  return M.affine(t, -1, 0)
+end
 --- numerator / t
 function M.reciprocal(t, numerator) check(C.peri_op_reciprocal(ptr(t), numerator or 1, out)) return wrap(out[0]) end
 
 -- -- arithmetic: either side may be a number --------------------------------------------------------------------------
 
+local ctype, int64, uint64 = Tensor.ctype, ffi.typeof "int64_t", ffi.typeof "uint64_t"
+local none, floats = {}, {}
+for _, name in ipairs { "f64", "f32", "f16", "bf16", "c64", "c128" } do floats[P.dtype(name)] = true end
+
+--- Whether its elements are no integers and no bool.
+function Tensor._is_float(t) return floats[t:describe().dtype] == true end
+
+--- The number x, a Lua number or a 64-bit integer, as a tensor without dimensions beside t: of t's dtype if that can
+--- hold it, else of the next kind: i64 beside bool, f32 beside integers.
+function Tensor._number(x, t)
+  local dtype, device = t:dtype(), t:device()
+  if Tensor._is_float(t) then return Tensor.full(none, tonumber(x), dtype, device) end
+  if type(x) == "number" and (x ~= math.floor(x) or x - x ~= 0) then return Tensor.full(none, x, "f32", device) end
+  return Tensor.tensor({ x }, dtype == "bool" and "i64" or dtype, device, none)
+end
+
+--- Both operands of a function of two tensors: 64-bit integers become tensors.
+local function operands(a, b)
+  if ffi.istype(int64, b) or ffi.istype(uint64, b) then return a, Tensor._number(b, util.resolve(a)) end
+  if ffi.istype(int64, a) or ffi.istype(uint64, a) then return Tensor._number(a, util.resolve(b)), b end
+  return a, b
+end
+
 function M.add(a, b)
   if type(b) == "number" then return M.affine(a, 1, b) end
   if type(a) == "number" then return M.affine(b, 1, a) end
+  if not (ffi.istype(ctype, a) and ffi.istype(ctype, b)) then a, b = operands(a, b) end
   check(C.peri_op_add(ptr(a), ptr(b), out))
   return wrap(out[0])
 end
 function M.sub(a, b)
   if type(b) == "number" then return M.affine(a, 1, -b) end
   if type(a) == "number" then return M.affine(b, -1, a) end
+  if not (ffi.istype(ctype, a) and ffi.istype(ctype, b)) then a, b = operands(a, b) end
   check(C.peri_op_sub(ptr(a), ptr(b), out))
   return wrap(out[0])
 end
 function M.mul(a, b)
   if type(b) == "number" then return M.affine(a, b, 0) end
   if type(a) == "number" then return M.affine(b, a, 0) end
+  if not (ffi.istype(ctype, a) and ffi.istype(ctype, b)) then a, b = operands(a, b) end
   check(C.peri_op_mul(ptr(a), ptr(b), out))
   return wrap(out[0])
 end
 function M.div(a, b)
-  if type(b) == "number" then return M.affine(a, 1 / b, 0) end
   if type(a) == "number" then return M.reciprocal(b, a) end
+  if type(b) == "number" then
+    if Tensor._is_float(a) then return M.affine(a, 1 / b, 0) end
+    b = Tensor.full(none, b, "f32", a:device())
+  elseif not (ffi.istype(ctype, a) and ffi.istype(ctype, b)) then a, b = operands(a, b) end
   check(C.peri_op_div(ptr(a), ptr(b), out))
+  return wrap(out[0])
+end
+--- a / b rounded down, of integers; either side may be a number, divisors are not 0.
+function M.floor_divide(a, b)
+  if type(a) == "number" then a = Tensor._number(a, b) elseif type(b) == "number" then b = Tensor._number(b, a)
+  else a, b = operands(a, b) end
+  check(C.peri_op_floor_divide(ptr(a), ptr(b), out))
+  return wrap(out[0])
+end
+--- a - b * floor_divide(a, b), which has the sign of b: a % b.
+function M.remainder(a, b)
+  if type(a) == "number" then a = Tensor._number(a, b) elseif type(b) == "number" then b = Tensor._number(b, a)
+  else a, b = operands(a, b) end
+  check(C.peri_op_remainder(ptr(a), ptr(b), out))
   return wrap(out[0])
 end
 --- a * b + c, all of one shape
@@ -263,8 +309,9 @@ end
 
 -- -- what they take ---------------------------------------------------------------------------------------------------
 
-signature.kind("operand", "a tensor or a number", function(x) return type(x) == "number" or Tensor.is_live(x) end,
-  function(x) return Tensor.is(x) and signature.RELEASED end)
+signature.kind("operand", "a tensor or a number", function(x)
+  return type(x) == "number" or Tensor.is_live(x) or Tensor._is_number(x)
+end, function(x) return Tensor.is(x) and signature.RELEASED end)
 
 signature.list_of("counts", "a list of whole numbers", "count")
 signature.check_each("", M, { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "exp", "log", "sqrt",
@@ -273,7 +320,8 @@ signature.check("", M, {
   leaky_relu = "t: tensor, slope: number?", pow = "t: tensor, exponent: number",
   affine = "t: tensor, scale: number, shift: number?", reciprocal = "t: tensor, numerator: number?",
   add = "a: operand, b: operand", sub = "a: operand, b: operand", mul = "a: operand, b: operand",
-  div = "a: operand, b: operand", muladd = "a: tensor, b: tensor, c: tensor",
+  div = "a: operand, b: operand", floor_divide = "a: operand, b: operand",
+  remainder = "a: operand, b: operand", muladd = "a: tensor, b: tensor, c: tensor",
   linear = "x: tensor, weight: tensor, bias: tensor?, activation: int?", matmul = "a: tensor, b: tensor",
   bmm = "a: tensor, b: tensor", cat = "tensors: list, dim: dim?", split = "t: tensor, sizes: counts, dim: dim?",
   stack = "tensors: list, dim: dim?", sum = "t: tensor, dim: dims?, keepdim: boolean?",
@@ -292,12 +340,14 @@ signature.check("", M, {
 -- -- methods ----------------------------------------------------------------------------------------------------------
 
 for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "leaky_relu", "exp", "log",
-  "sqrt", "abs", "square", "pow", "affine", "neg", "reciprocal", "add", "sub", "mul", "div", "matmul", "bmm", "sum",
+  "sqrt", "abs", "square", "pow", "affine", "neg", "reciprocal", "add", "sub", "mul", "div",
+  "floor_divide", "remainder", "matmul", "bmm", "sum",
   "mean", "softmax", "log_softmax", "split" } do
   Tensor.methods[name] = M[name]
 end
 local meta = Tensor.meta
 meta.__add, meta.__sub, meta.__mul, meta.__div = M.add, M.sub, M.mul, M.div
-meta.__unm, meta.__pow = M.neg, M.pow
+meta.__unm = function(t) return M.neg(t) end -- Lua passes t twice
+meta.__pow, meta.__mod = M.pow, M.remainder
 
 return M

@@ -48,11 +48,19 @@ PERI_API peri_status peri_op_affine(peri_tensor *x, double scale, double shift, 
 /** numerator / x */
 PERI_API peri_status peri_op_reciprocal(peri_tensor *x, double numerator, peri_tensor **out);
 
-/** a + b and so on; shapes broadcast as in PyTorch: aligned at the last dimension, sizes equal or 1. */
+/** a + b and so on; shapes broadcast as in PyTorch: aligned at the last dimension, sizes equal or 1. So do dtypes: bool
+ *  becomes integers, these floats, narrow ones wide ones (f16 and bf16: f32), and a tensor without dimensions changes
+ *  another's dtype only where it is of a later kind. Integers wrap around; quotients of integers are f32; of bool, +
+ *  is "or" and * is "and". Functions of one number above take integers as PyTorch's do: affine, abs, square, relu, pow
+ *  and clamp by whole numbers keep them, exp, log, sqrt, sigmoid, tanh, reciprocal and fractions make f32 of them. */
 PERI_API peri_status peri_op_add(peri_tensor *a, peri_tensor *b, peri_tensor **out);
 PERI_API peri_status peri_op_sub(peri_tensor *a, peri_tensor *b, peri_tensor **out);
 PERI_API peri_status peri_op_mul(peri_tensor *a, peri_tensor *b, peri_tensor **out);
 PERI_API peri_status peri_op_div(peri_tensor *a, peri_tensor *b, peri_tensor **out);
+/** a / b rounded down, and what is left of a (with b's sign), as in Python: of integers only. PERI_ERANGE where a
+ *  divisor is 0; to see that, it waits for b. */
+PERI_API peri_status peri_op_floor_divide(peri_tensor *a, peri_tensor *b, peri_tensor **out);
+PERI_API peri_status peri_op_remainder(peri_tensor *a, peri_tensor *b, peri_tensor **out);
 /** The larger and the smaller of both; NaN if either is. Where they are equal each gets half of the gradient. */
 PERI_API peri_status peri_op_maximum(peri_tensor *a, peri_tensor *b, peri_tensor **out);
 PERI_API peri_status peri_op_minimum(peri_tensor *a, peri_tensor *b, peri_tensor **out);

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ops_whole.c: arithmetic of integers and bool. Nothing here has a gradient.
+ */
+#include "tensor_internal.h"
+#include "../../kernels/dense.h"
+#include "../../kernels/elements.h"
+
+#include <perilune/ops.h>
+
+#include <math.h>
+
+/* -- two operands -------------------------------------------------------------------------------------------------- */
+
+static peri_status launch(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    peri_k_whole_args k = {.dtype = a->dtype, .op = op};
+    int32_t ndim;
+    peri_tensor *y;
+    PERI_TRY(peri__broadcast_shape(function, a, b, &ndim, k.shape));
+    PERI_TRY(peri__expanded(function, a, ndim, k.shape, k.a_stride));
+    PERI_TRY(peri__expanded(function, b, ndim, k.shape, k.b_stride));
+    PERI_TRY(peri__tensor_like(a, ndim, k.shape, &y));
+    k.dst = peri__data(y);
+    k.a = peri__data(a);
+    k.b = peri__data(b);
+    k.ndim = peri__fold(ndim, k.shape, (int64_t *[]){k.a_stride, k.b_stride}, 2);
+    peri_status status = PERI_LAUNCH(peri__device(a), whole, &k, peri__numel(y), PERI_ELEMENT_GRAIN);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+static peri_status refuse_bool(const char *function, const peri_tensor *x)
+{
+    if (x->dtype != PERI_BOOL) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: x is bool, which has no numbers; cast it (in Lua t:to \"i64\")", function);
+}
+
+peri_status peri__whole_binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    static const int32_t ops[] = {[PERI_BINARY_ADD] = PERI_WHOLE_ADD, [PERI_BINARY_SUB] = PERI_WHOLE_SUB,
+                                  [PERI_BINARY_MUL] = PERI_WHOLE_MUL, [PERI_BINARY_MAX] = PERI_WHOLE_MAX,
+                                  [PERI_BINARY_MIN] = PERI_WHOLE_MIN};
+    int32_t whole = ops[op];
+    PERI_TRY(peri__check_same_device(function, a, b));
+    if (a->dtype == PERI_BOOL) { /* "or" and "and", as in PyTorch */
+        if (op == PERI_BINARY_SUB) return refuse_bool(function, a);
+        if (op == PERI_BINARY_ADD) whole = PERI_WHOLE_MAX;
+        if (op == PERI_BINARY_MUL) whole = PERI_WHOLE_MIN;
+    }
+    return launch(function, whole, a, b, out);
+}
+
+/** An error if one of the divisors is 0. Waits for them. */
+static peri_status check_divisors(const char *function, peri_tensor *b)
+{
+    peri_tensor *zero, *sum = NULL;
+    double count = 0;
+    PERI_TRY(peri__compare(function, PERI_COMPARE_EQ, b, NULL, 0, 0, &zero));
+    peri_status status = peri_op_sum(zero, NULL, 0, false, &sum);
+    if (status >= 0) status = peri_tensor_item(sum, 0, &count);
+    peri_tensor_release(zero);
+    peri_tensor_release(sum);
+    if (status < 0 || count == 0) return status;
+    char text[128];
+    return peri__fail(PERI_ERANGE, "%s: %.0f divisors of %s are 0", function, count,
+                      peri__tensor_text(b, text, sizeof text));
+}
+
+static peri_status divide(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    char text[300];
+    peri__operands o;
+    peri_tensor *in[2] = {a, b};
+    PERI_NEED(out);
+    PERI_TRY(peri__check_tensor(function, "a", a, -1, -1));
+    PERI_TRY(peri__check_tensor(function, "b", b, -1, -1));
+    PERI_TRY(peri__check_same_device(function, a, b));
+    const int32_t common = peri__common_dtype(in, 2);
+    if (!peri__is_whole(common) || common == PERI_BOOL)
+        return peri__fail(PERI_EINVAL, "%s: a and b are %s, allowed: integers; cast them (in Lua t:to \"i64\")",
+                          function, peri__pair_text(a, b, text, sizeof text));
+    PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
+    peri_status status = check_divisors(function, o.in[1]);
+    if (status >= 0) status = launch(function, op, o.in[0], o.in[1], &o.out);
+    return peri__narrow(&o, status, out);
+}
+
+peri_status peri_op_floor_divide(peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    return divide("peri_op_floor_divide", PERI_WHOLE_FLOOR, a, b, out);
+}
+
+peri_status peri_op_remainder(peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    return divide("peri_op_remainder", PERI_WHOLE_REMAINDER, a, b, out);
+}
+
+/* -- one operand and numbers --------------------------------------------------------------------------------------- */
+
+static bool is_fraction(double x) { return !isfinite(x) || x != floor(x); }
+
+bool peri__becomes_float(int32_t op, double a, double b)
+{
+    switch (op) {
+    case PERI_UNARY_EXP:
+    case PERI_UNARY_LOG:
+    case PERI_UNARY_SQRT:
+    case PERI_UNARY_SIGMOID:
+    case PERI_UNARY_TANH:
+    case PERI_UNARY_RECIPROCAL: return true;
+    case PERI_UNARY_AFFINE: return is_fraction(a) || is_fraction(b);
+    case PERI_UNARY_POW: return is_fraction(a);
+    case PERI_UNARY_CLAMP: return (isfinite(a) && is_fraction(a)) || (isfinite(b) && is_fraction(b));
+    default: return false;
+    }
+}
+
+/** out = the whole number @value as a tensor of @x's dtype. Unsigned ones take negative numbers, too, which they are
+ *  counted down by. */
+static peri_status number_of(const char *function, const peri_tensor *x, double value, peri_tensor **out)
+{
+    if (x->dtype == PERI_U8 && value < 0 && value > -0x1p8) value += 0x1p8;
+    PERI_TRY(peri__check_fits(function, x->dtype, value));
+    return peri_tensor_full(peri__device(x), x->dtype, 0, NULL, value, out);
+}
+
+/** out = x op value */
+static peri_status with_number(const char *function, int32_t op, peri_tensor *x, double value, peri_tensor **out)
+{
+    peri_tensor *number;
+    PERI_TRY(number_of(function, x, value, &number));
+    peri_status status = launch(function, op, x, number, out);
+    peri_tensor_release(number);
+    return status;
+}
+
+/** out = scale x + shift */
+static peri_status affine(const char *function, peri_tensor *x, double scale, double shift, peri_tensor **out)
+{
+    peri_tensor *scaled;
+    PERI_TRY(with_number(function, PERI_WHOLE_MUL, x, scale, &scaled));
+    if (shift == 0) {
+        *out = scaled;
+        return PERI_OK;
+    }
+    peri_status status = with_number(function, PERI_WHOLE_ADD, scaled, shift, out);
+    peri_tensor_release(scaled);
+    return status;
+}
+
+static peri_status magnitude(const char *function, peri_tensor *x, peri_tensor **out)
+{
+    peri_tensor *negative;
+    PERI_TRY(with_number(function, PERI_WHOLE_MUL, x, x->dtype == PERI_U8 ? 1 : -1, &negative));
+    peri_status status = launch(function, PERI_WHOLE_MAX, x, negative, out);
+    peri_tensor_release(negative);
+    return status;
+}
+
+/** Bounds that no number of the dtype is beyond are none. */
+static peri_status clamp(const char *function, peri_tensor *x, double low, double high, peri_tensor **out)
+{
+    double least, past;
+    peri_tensor *raised = x;
+    peri__range_of(x->dtype, &least, &past);
+    if (low > least) PERI_TRY(with_number(function, PERI_WHOLE_MAX, x, low, &raised));
+    else peri_tensor_retain(raised);
+    peri_status status = PERI_OK;
+    if (high < past - 1) status = with_number(function, PERI_WHOLE_MIN, raised, high, out);
+    else peri_tensor_retain(*out = raised);
+    peri_tensor_release(raised);
+    return status;
+}
+
+/** *x (owned) = *x times @y */
+static peri_status multiply(const char *function, peri_tensor **x, peri_tensor *y)
+{
+    peri_tensor *product;
+    PERI_TRY(launch(function, PERI_WHOLE_MUL, *x, y, &product));
+    peri_tensor_release(*x);
+    *x = product;
+    return PERI_OK;
+}
+
+/** By squares: the exponent's bits from the lowest. */
+static peri_status power(const char *function, peri_tensor *x, double exponent, peri_tensor **out)
+{
+    peri_tensor *y = NULL, *square = NULL;
+    peri_status status;
+    if (exponent < 0 || exponent >= 0x1p53)
+        return peri__fail(PERI_ERANGE, "%s: the exponent %.0f of %s, allowed: 0..2^53 - 1; of floats any (in Lua "
+                          "t:to \"f32\")", function, exponent, peri_dtype_name(x->dtype));
+    PERI_TRY_GOTO(with_number(function, PERI_WHOLE_MUL, x, 1, &square), out);
+    PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &y), out);
+    PERI_TRY_GOTO(peri_tensor_fill(y, 1), out);
+    for (int64_t e = (int64_t)exponent; e > 0; e >>= 1) {
+        if (e & 1) PERI_TRY_GOTO(multiply(function, &y, square), out);
+        if (e > 1) PERI_TRY_GOTO(multiply(function, &square, square), out);
+    }
+    status = PERI_OK;
+out:
+    peri_tensor_release(square);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+static peri_status one_operand(const char *function, int32_t op, peri_tensor *x, double a, double b, peri_tensor **out)
+{
+    switch (op) {
+    case PERI_UNARY_AFFINE: return affine(function, x, a, b, out);
+    case PERI_UNARY_SQUARE: return launch(function, PERI_WHOLE_MUL, x, x, out);
+    case PERI_UNARY_POW: return power(function, x, a, out);
+    default: break;
+    }
+    PERI_TRY(refuse_bool(function, x));
+    switch (op) {
+    case PERI_UNARY_ABS: return magnitude(function, x, out);
+    case PERI_UNARY_RELU: return with_number(function, PERI_WHOLE_MAX, x, 0, out);
+    case PERI_UNARY_CLAMP: return clamp(function, x, a, b, out);
+    default: return peri__check_real(function, "x", x); /* which it is not */
+    }
+}
+
+peri_status peri__whole_unary(const char *function, int32_t op, peri_tensor *x, double a, double b, peri_tensor **out)
+{
+    const bool counted = x->dtype == PERI_BOOL &&
+        (op == PERI_UNARY_AFFINE || op == PERI_UNARY_SQUARE || op == PERI_UNARY_POW || op == PERI_UNARY_CLAMP);
+    /* counted: bool among numbers is i64 */
+    peri_tensor *wide;
+    PERI_TRY(peri__cast(x, counted ? PERI_I64 : x->dtype, &wide));
+    peri_status status = one_operand(function, op, wide, a, b, out);
+    peri_tensor_release(wide);
+    return status;
+}
