@@ -1,202 +1,12 @@
--- util.lua: what every other module may use: classes, named arguments, ordered iteration.
+-- util.lua: what every other module may use: named arguments, checks of values, faces of modules, lazy values; and what
+-- tables.lua and classes.lua have, under their names there: util.keys, util.class.
 local ffi = require "ffi"
-local table_new = require "table.new"
 local errors = require "perilune.errors"
 local fail, kind = errors.fail, errors.kind
 
 local M = {}
-
-local FIELDS = 8 -- that an object has room for from the start: a table that grows is made again at 1, 2 and 4
-
--- Objects of sealed classes whose `init` runs now: until it has returned, fields can be added.
-local making = setmetatable({}, { __mode = "k" })
-
---- Fields of an object that a script may assign: those that it has, and those that its class names (some may be nil
---- now).
-local function fields_of(object, class)
-  local names = {}
-  for key in next, object do
-    if type(key) == "string" and key:sub(1, 1) ~= "_" then names[key] = true end
-  end
-  for key in pairs(class.settable) do names[key] = true end -- any order: a set
-  return M.keys(names)
-end
-
---- What a class has under a name, itself or from its bases; the __index of some classes raises an error where there is
---- nothing.
-local function own_or_inherited(class, key)
-  while class do
-    local value = rawget(class, key)
-    if value ~= nil then return value end
-    class = rawget(class, "super")
-  end
-end
-
---- An error unless an object of a sealed class takes `value` as its field `key`. A name with "_" in front is a note of
---- Perilune's own, and a function in place of a method replaces it.
-function M.check_assign(object, key, value)
-  local class = getmetatable(object)
-  if making[object] or class.settable[key] or type(key) == "string" and key:sub(1, 1) == "_" then return end
-  local method = M.is_callable(own_or_inherited(class, key))
-  if method and M.is_callable(value) then return end
-  local advice = class.set_advice and class.set_advice(object, key)
-  fail(("%s: no field '%s' can be set%s; allowed: %s%s"):format(class.class_name, tostring(key), method
-    and ", it is a method" or "", table.concat(fields_of(object, class), ", "), advice and "; " .. advice or ""))
-end
-
-local function assign(object, key, value)
-  M.check_assign(object, key, value)
-  rawset(object, key, value)
-end
-
---- Seal a class, and those that Perilune makes below it: an assignment to a name that `init` gave no field is an error,
---- which tells the names that there are. The arguments are sets whose keys can be assigned too: some fields are nil at
---- first. Scripts' own classes below it are open. Returns the class.
-function M.seal(class, ...)
-  local base = rawget(class, "super")
-  local settable = M.copy(base and base.settable or {})
-  for _, set in ipairs { ... } do
-    for name in pairs(set) do settable[name] = true end -- any order: a set
-  end
-  class.settable, class._sealed, class.__newindex = settable, true, rawget(class, "__newindex") or assign
-  class.set_advice = rawget(class, "set_advice") or base and base.set_advice or false
-  return class
-end
-
--- How many arguments the `init` of a class takes, by that function: asked once, since the question is slow and cuts
--- LuaJIT's traces. Scripts' own, and those that take any number, have math.huge.
-local taken = setmetatable({}, { __mode = "k" })
-
-local function most_of(init)
-  local n = taken[init]
-  if n == nil then
-    local info = debug.getinfo(init, "uS")
-    n = (info.isvararg or not errors.of_library(info.source)) and math.huge or info.nparams - 1
-    taken[init] = n
-  end
-  return n
-end
-
---- An error where a class of Perilune's gets more arguments than it takes. Lua would drop them, and `Adagrad({ params =
---- p }, 0.5)` would train with another rate than the one that it says.
-local function check_count(class, allowed, ...)
-  for i = allowed + 1, select("#", ...) do
-    local extra = select(i, ...)
-    if extra ~= nil then
-      local first = (...)
-      local named = type(first) == "table" and getmetatable(first) == nil
-      fail(("%s: argument %d is %s, but it takes %d%s"):format(class.class_name, i, kind(extra), allowed, named
-        and allowed == 1 and ", a table with all options by name" or ""))
-    end
-  end
-end
-
---- Run the `init` of a new object, in which a sealed one takes fields. Arguments are counted when it is over, since it
---- has better words for those that it knows.
-function M.construct(object, class, ...)
-  if class._sealed then making[object] = true end
-  object:init(...)
-  if class._sealed then making[object] = nil end
-  local n = select("#", ...)
-  if n > 1 and n > most_of(class.init) then check_count(class, most_of(class.init), ...) end
-end
-
---- A value in what an object shows of itself; nil: it is left out.
-local function shown(value)
-  local t = type(value)
-  if t == "string" then return ("'%s'"):format(#value > 40 and value:sub(1, 40) .. "..." or value) end
-  if t == "number" or t == "boolean" then return tostring(value) end
-  if t == "table" and getmetatable(value) == nil and #value > 0 and #value <= 8 then
-    local parts = {}
-    for i, x in ipairs(value) do
-      if type(x) == "table" or type(x) == "cdata" then return end
-      parts[i] = shown(x) or "?"
-    end
-    return "{ " .. table.concat(parts, ", ") .. " }"
-  end
-end
-
---- What tostring shows of an object whose class has nothing better: its class and its plain fields: "StepLR { gamma =
---- 0.5, ... }".
-local function show(object)
-  local parts = {}
-  for _, key in ipairs(M.keys(object) or {}) do
-    local text = type(key) == "string" and key:sub(1, 1) ~= "_" and shown(rawget(object, key))
-    if text then parts[#parts + 1] = key .. " = " .. text end
-  end
-  local name = getmetatable(object).class_name
-  return #parts == 0 and name or ("%s { %s }"):format(name, table.concat(parts, ", "))
-end
-
---- A class: call it to make an instance, which runs `init`. `base` (optional) is inherited from. Instances know `class`
---- and `is`.
-function M.class(name, base)
-  if type(name) ~= "string" then fail(("the name of a class is %s, wanted a string"):format(kind(name))) end
-  if type(base) ~= "nil" and not (type(base) == "table" and rawget(base, "class_name")) then
-    fail(("class %s: its base is %s, wanted a class"):format(name, kind(base)))
-  end
-  local class = {}
-  class.__index = class
-  class.class_name = name
-  class.super = base
-  class.__tostring = base and base.__tostring or show
-  -- What objects of the class are: itself and its bases. Asked in every step, so there is no walk (a loop cuts LuaJIT's
-  -- traces).
-  local ancestry = { [class] = true }
-  for c in pairs(base and rawget(base, "ancestry") or {}) do ancestry[c] = true end -- any order: a set
-  class.ancestry = ancestry
-  -- scripts' classes are theirs
-  class._sealed = base and base._sealed and errors.of_library(debug.getinfo(2, "S").source) or false
-  if class._sealed then class.__newindex = rawget(base, "__newindex") end
-  function class.is(object)
-    local c = type(object) == "table" and getmetatable(object)
-    local its = type(c) == "table" and rawget(c, "ancestry")
-    return its and its[class] or false
-  end
-  return setmetatable(class, {
-    __index = base,
-    __tostring = function() return "class " .. name end,
-    __call = function(_, ...)
-      local object = setmetatable(table_new(0, FIELDS), class)
-      if not class.init then fail(("%s: the base of other classes, of which objects are made"):format(name)) end
-      M.construct(object, class, ...)
-      return object
-    end,
-  })
-end
-
-local function numbers_first(a, b)
-  local ta, tb = type(a), type(b)
-  if ta ~= tb then return ta < tb end
-  return a < b
-end
-
---- Keys of a table in a fixed order: numbers ascending, then strings ascending. For everything whose order reaches a
---- wire, a plan or a file (style J6). Keys of other kinds have no order: then nil, and the kind of one.
-function M.keys(t)
-  local keys, n, numbers, odd = {}, 0, 0, nil
-  for k in pairs(t) do
-    n = n + 1
-    keys[n] = k
-    if type(k) == "number" then numbers = numbers + 1
-    elseif type(k) ~= "string" then odd = type(k) end
-  end
-  if odd then return nil, odd end
-  table.sort(keys, numbers > 0 and numbers < n and numbers_first or nil)
-  return keys
-end
-
---- for key, value in util.ordered(t): pairs in the order of `keys`.
-function M.ordered(t)
-  if type(t) ~= "table" then fail(("%s where a table is wanted"):format(kind(t))) end
-  local keys, odd = M.keys(t)
-  local i = 0
-  if odd then fail(("a %s as key, allowed: strings and numbers"):format(odd)) end
-  return function()
-    i = i + 1
-    local k = keys[i]
-    if k ~= nil then return k, t[k] end
-  end
+for _, module in ipairs { "perilune.tables", "perilune.classes" } do
+  for name, f in pairs(require(module)) do M[name] = f end -- any order: a set
 end
 
 local function list(names)
@@ -243,27 +53,6 @@ end
 
 --- The type that a default asks for: a string can stand beside objects and codes, and tables are lists.
 local of_default = { number = "number", boolean = "boolean", table = "lists" }
-
---- Why a table is no whole list, in words; nil: it is one. A list ends before its first nil: what stands behind it
---- would be left out, as would what has a name. (A list of parameters has names beside its entries, `elsewhere` and
---- others, if it has any entries here.)
-function M.list_fault(x)
-  if getmetatable(x) ~= nil or x.elsewhere ~= nil then return nil end
-  local n = #x
-  for i = 1, n do
-    if x[i] == nil then return ("has an entry [%d], and no entry [%d]"):format(n, i) end
-  end
-  local key = next(x, n > 0 and n or nil)
-  if key == nil then return nil end
-  if n == 0 and type(key) ~= "number" then
-    return ("is a table with the key '%s', wanted a list"):format(tostring(key))
-  end
-  for other in next, x do
-    if type(other) == "number" and (other < 1 or other > n) then
-      return ("has an entry [%s], and no entry [%d]"):format(other, n + 1)
-    end
-  end
-end
 
 --- The value, if it is of the wanted type (nil: any); 64-bit integers that fit into numbers become numbers.
 local function check_type(func, name, value, wanted)
@@ -337,12 +126,6 @@ function M.is_plain(x)
   return not (type(meta) == "table" and rawget(meta, "_lazy"))
 end
 
---- True for functions and for what can be called like one.
-function M.is_callable(x)
-  local meta = type(x) == "table" and getmetatable(x)
-  return type(x) == "function" or type(meta) == "table" and meta.__call ~= nil
-end
-
 --- A number or an error.
 function M.number(func, what, value)
   if type(value) == "number" then return value end
@@ -356,20 +139,6 @@ function M.integer(func, what, value, low, high)
     fail(("%s: %s is %s, allowed: whole numbers %d..%s"):format(func, what, kind(value), low, high
       and ("%d"):format(high)
       or too_large and "2^53" or ""))
-  end
-  return value
-end
-
---- Whether a value is a list from 1 on without gaps, and nothing beside.
-function M.is_whole_list(value)
-  local keys = type(value) == "table" and M.keys(value)
-  return keys and #keys == #value or false
-end
-
---- A list from 1 on without gaps, or an error. of: what its entries are.
-function M.whole_list(func, what, value, of)
-  if not M.is_whole_list(value) then
-    fail(("%s: %s is no list of %s: it has entries behind a nil, or keys that are no positions"):format(func, what, of))
   end
   return value
 end
@@ -462,13 +231,6 @@ end
 --- The address of what a handle points to, as a number.
 function M.address(x) return tonumber(ffi.cast("uintptr_t", x.ptr)) end
 
---- The positions of a list's values: { "a", "b" } -> { a = 1, b = 2 }.
-function M.index_of(values)
-  local index = {}
-  for i, v in ipairs(values) do index[v] = i end
-  return index
-end
-
 --- The value that an object stands for: the result of a lazy awaitable (a table whose class says _lazy), anything else
 --- itself.
 local function resolve(x)
@@ -502,40 +264,8 @@ function M.read_file(path)
   return text, why and (why:find(path, 1, true) and why or ("'%s': %s"):format(path, why))
 end
 
---- Exchange all fields of two tables.
-function M.exchange(a, b)
-  local from_a = {}
-  for k, v in pairs(a) do from_a[k] = v end
-  for k in pairs(from_a) do rawset(a, k, nil) end
-  for k, v in pairs(b) do rawset(a, k, v) end
-  for k in pairs(a) do rawset(b, k, nil) end
-  for k, v in pairs(from_a) do rawset(b, k, v) end
-end
-
 --- A module of a layer above, for a method of a class below that opens a door to it (nn.Module:export). It loads when
 --- the method is called.
 function M.above(name) return require(name) end
-
---- A new table with the fields of `t`.
-function M.copy(t)
-  local out = {}
-  for k, v in pairs(t) do out[k] = v end
-  return out
-end
-
---- The median of a list of numbers (of two in the middle the lesser), and the least. The list stays as it is; an empty
---- one has none.
-function M.median(numbers)
-  local sorted = M.copy(numbers)
-  table.sort(sorted)
-  return sorted[math.ceil(#sorted / 2)], sorted[1]
-end
-
---- A new list of f(value, position).
-function M.map(values, f)
-  local out = {}
-  for i, v in ipairs(values) do out[i] = f(v, i) end
-  return out
-end
 
 return M
