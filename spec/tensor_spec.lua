@@ -11,6 +11,13 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({ { 1, 4 }, { 2, 5 }, { 3, 6 } }, a:transpose(1, 2):to_table())
       assert.same({ { 2 }, { 5 } }, a:slice(2, 1, 2):to_table())
       assert.same({ { 1, 3 }, { 4, 6 } }, a:slice(-1, 0, 3, 2):to_table())
+      for start = -3, 3 do -- negative bounds against positive ones
+        for stop = start < 0 and start + 3 or start, 3 do
+          local want = a:slice(2, start < 0 and start + 3 or start, stop):to_table()
+          assert.same(want, a:slice(2, start, stop ~= 3 and stop - 3 or nil):to_table())
+          assert.same(want, a:narrow(-1, start, stop - (start < 0 and start + 3 or start)):to_table())
+        end
+      end
       assert.same({ 1, 2, 3, 4, 5, 6 }, a:reshape(-1):to_table())
       assert.same({ { 1, 4, 2 }, { 5, 3, 6 } }, a:transpose(1, 2):reshape(2, 3):to_table())
       assert.equal(6, a:item(5))
@@ -115,6 +122,9 @@ for _, device in ipairs { "cpu", "opaque" } do
 
     it("names what is wrong", function()
       local a = t { { 1, 2, 3 }, { 4, 5, 6 } }
+      assert.error_matches(function() a:slice(2, -4) end, "slice: start is %-4 of tensor f32 %[2, 3%].*%-3%.%.3")
+      assert.error_matches(function() a:narrow(2, 1, 3) end, "%[1, 4%).*f32 %[2, 3%].*stop <= 3")
+      assert.error_matches(function() a:slice(2, 2, 0, -1) end, "by %-1.*step >= 1")
       assert.error_matches(function() a:slice(2, 0, 4) end, "%[0, 4%).*f32 %[2, 3%].*stop <= 3")
       assert.error_matches(function() a:reshape(4) end, "6 elements, the new shape 4")
       assert.error_matches(function() a:copy(t { 1, 2 }) end, "does not expand to size 3")

@@ -239,7 +239,8 @@ M["tensor:slice"] = function(l)
   local a = l:arguments()
   local x = l:sample(a[1], "the tensor")
   local d, step = l:dim(a[2], #x.shape, "slice", x.axis), a[5] and tonumber(a[5])
-  l:set(slice(l, x, d, tonumber(a[3]), step, l:result_shape()))
+  local start = tonumber(a[3])
+  l:set(slice(l, x, d, start < 0 and start + x.shape[d] or start, step, l:result_shape()))
 end
 
 function M.select(l)

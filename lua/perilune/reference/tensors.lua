@@ -292,7 +292,8 @@ function Tensor:reshape(...) end
 ---@return peri.Tensor # Of the shape with sizes a and b exchanged.
 function Tensor:transpose(a, b) end
 
----A view of some elements of one dimension: `start` is the first, `stop` is not among them.
+---A view of some elements of one dimension: `start` is the first, `stop` is not among them. Negative ones count from
+---the end: `t:slice(1, -2)` are the last two rows.
 ---
 ---Errors: a range outside of the dimension; a step below 1.
 ---
@@ -300,11 +301,24 @@ function Tensor:transpose(a, b) end
 ---print(peri.tensor({ 5, 6, 7 }):slice(1, 1, 3):item(0), peri.ones({ 1, 2 }):expand({ 3, 2 }):size(1)) --> 6 3
 ---```
 ---@param d integer The dimension, from 1.
----@param start integer The first element, from 0.
----@param stop integer The end.
+---@param start integer The first element, from 0, or from -1 for the last one.
+---@param stop? integer The end, counted so, too (default: the end of the dimension).
 ---@param step? integer Each so many elements one (default: 1).
 ---@return peri.Tensor # Of the shape with a smaller size d.
 function Tensor:slice(d, start, stop, step) end
+
+---A view of so many elements of one dimension from `start` on.
+---
+---Errors: elements that the dimension does not have.
+---
+---```lua
+---print(peri.tensor({ 5, 6, 7 }):narrow(1, -2, 2):item(0)) --> 6
+---```
+---@param d integer The dimension, from 1.
+---@param start integer The first element, from 0, or from -1 for the last one.
+---@param length integer How many.
+---@return peri.Tensor # Of the shape with the size `length` at d.
+function Tensor:narrow(d, start, length) end
 
 ---A view in which dimensions of size 1 are repeated, without a copy.
 ---

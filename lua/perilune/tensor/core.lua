@@ -363,12 +363,29 @@ function methods:transpose(a, b)
   check(C.peri_tensor_transpose(ptr(self), a > 0 and a - 1 or a, b > 0 and b - 1 or b, out))
   return wrap(out[0])
 end
+--- The place that a negative number names among n elements: -1 is the last one.
+local function from_end(t, what, x, n)
+  if x >= -n then return x + n end
+  P.fail(("slice: %s is %d of %s, allowed: %d..%d"):format(what, tonumber(x), M._text(t), -n, n))
+end
+
 --- Elements start..stop-1 of dimension d, each step-th of them: a view. Dimensions count from 1 (-1 the last); elements
---- count from 0, and stop is not among them, as in offsets: t:slice(1, 0, 2) are the first two rows, and t:slice(1, a,
---- a) is empty.
+--- count from 0 (-1 the last), and stop (nil: the end) is not among them, as in offsets: t:slice(1, 0, 2) are the first
+--- two rows, t:slice(1, -2) the last two, and t:slice(1, a, a) is empty.
 function methods:slice(d, start, stop, step)
+  if not stop or stop < 0 or start < 0 then
+    local n = methods.size(self, d)
+    if start < 0 then start = from_end(self, "start", start, n) end
+    if not stop then stop = n elseif stop < 0 then stop = from_end(self, "stop", stop, n) end
+  end
   check(C.peri_tensor_slice(ptr(self), d > 0 and d - 1 or d, start, stop, step or 1, out))
   return wrap(out[0])
+end
+--- So many elements of dimension d from `start` on.
+function methods:narrow(d, start, length)
+  local n = methods.size(self, d)
+  if start < 0 then start = from_end(self, "start", start, n) end
+  return methods.slice(self, d, start, start + length)
 end
 function methods:expand(shape)
   check(C.peri_tensor_expand(ptr(self), fill_dims("expand", shape), dims, out))
@@ -426,7 +443,8 @@ signature.check("tensor:", methods, {
   copy = "self: tensor, src: tensor", fill = "self: tensor, value: scalar",
   to = "self: tensor, dtype: dtype?, device: device?, non_blocking: boolean?",
   pin_memory = "self: tensor, device: device?", transpose = "self: tensor, a: dim, b: dim",
-  slice = "self: tensor, d: dim, start: integer, stop: integer, step: integer?", expand = "self: tensor, shape: list",
+  slice = "self: tensor, d: dim, start: integer, stop: integer?, step: integer?",
+  narrow = "self: tensor, d: dim, start: integer, length: count", expand = "self: tensor, shape: list",
   requires_grad = "self: tensor, on: boolean?", set_grad = "self: tensor, grad: tensor?",
 })
 
