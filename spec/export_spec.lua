@@ -132,12 +132,14 @@ describe("a model file", function()
       local y = F.cat({ F.softmax(parts[2], 2), parts[1]:abs():sqrt(), F.gelu(x) - 1 }, 2)
       local cube = F.stack({ y:slice(2, -26, 8), y:narrow(2, 8, 8) }, 2) -- [samples, 2, 8]
       local gram = F.bmm(cube, cube:transpose(2, 3))
-      return { sum = F.sum(cube, 3), mean = F.mean(gram, { 2, 3 }), most = 2 / (1 + F.exp(F.neg(y))) }
+      local weighed = F.einsum("bi,i->b", x, self.scale) + F.einsum("i,bi->b", self.scale, x)
+        + F.sum(F.einsum("bi,i->bi", x, self.scale) * x:gt(0), 2) * self.scale[0]
+      return { weighed = weighed, sum = F.sum(cube, 3), mean = F.mean(gram, { 2, 3 }), most = 2 / (1 + F.exp(F.neg(y))) }
     end
     local model = Odd()
     local report, file = export(model)
     assert.equal(0, report.differ)
-    assert.same({ "mean", "most", "sum" }, peri.util.map(file:outputs(), function(o) return o.name end))
+    assert.same({ "mean", "most", "sum", "weighed" }, peri.util.map(file:outputs(), function(o) return o.name end))
   end)
 
   it("has fields of the batch as they are, products by einsum, and rows by numbers that were made whole", function()

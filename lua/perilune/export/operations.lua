@@ -142,7 +142,10 @@ function M.matmul(l)
   if #(x.shape or {}) < 2 or #(y.shape or {}) < 2 then l:fail "a product of vectors" end
   x, y = l:constant(x), l:constant(y)
   local n = #shape
-  if l.axis > math.max(n - 2, 1) then l:fail "a product of matrices whose rows or columns are samples" end
+  if l.axis > math.max(n - 2, 1) then
+    l:fail("a product of matrices whose rows or columns are samples, as einsum makes one where a weight and the batch "
+      .. "share a letter that the result keeps, beside one that is summed; wanted: a weight of two dimensions")
+  end
   --- Strides from matrix to matrix, of rows and of columns, of an operand [samples, ..., rows, columns] or a constant
   --- matrix.
   local function strides(z)

@@ -88,6 +88,7 @@ end
 function Trace:describe(x, func, line)
   local h = handle(x)
   if not h then
+    if type(x) == "cdata" and Tensor._is_number(x) then return tonumber(x) end -- beside floats it is one
     if type(x) ~= "table" or getmetatable(x) and not handle(x[1]) then return x end -- an nn.ParameterList is a list
     local list, named = {}, nil
     for i, y in ipairs(x) do list[i] = self:describe(y, func, line) end

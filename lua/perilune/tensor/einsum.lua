@@ -3,6 +3,7 @@
 -- Operands are joined from left to right. Of two, dimensions that both have and that are wanted later are batches of
 -- one matrix product; those that both have and nobody wants are summed by it; the others are its rows and columns.
 local P = require "perilune.ffi"
+local util = require "perilune.util"
 local Tensor = require "perilune.tensor.core"
 local ops = require "perilune.tensor.ops"
 local signature = require "perilune.signature"
@@ -105,6 +106,23 @@ local function grouped(t, list, groups, size)
   return (#order > 1 and ops.permute(t, order) or t):reshape(shape)
 end
 
+--- The product of a and b element by element: the dimensions of a, and behind them those that only b has (`columns`).
+local function spread(a, in_a, b, in_b, columns, size)
+  local list, place, order = {}, {}, {}
+  local shape_a, shape_b = {}, {}
+  for d, c in ipairs(in_b) do place[c] = d end
+  for _, c in ipairs(in_a) do
+    list[#list + 1], order[#order + 1] = c, place[c]
+    shape_a[#list], shape_b[#list] = size[c], place[c] and size[c] or 1
+  end
+  for _, c in ipairs(columns) do
+    list[#list + 1], order[#order + 1] = c, place[c]
+    shape_a[#list], shape_b[#list] = 1, size[c]
+  end
+  b = #order > 1 and ops.permute(b, order) or b
+  return ops.mul(#columns > 0 and a:reshape(shape_a) or a, b:reshape(shape_b)), list
+end
+
 --- The product of a and b, and its letters; `wanted`: those that somebody asks for later.
 local function joined(a, in_a, b, in_b, wanted, size)
   local has_a, has_b = set_of(in_a), set_of(in_b)
@@ -122,8 +140,17 @@ local function joined(a, in_a, b, in_b, wanted, size)
   for _, c in ipairs(in_b) do
     if not has_a[c] then columns[#columns + 1] = c end
   end
-  local product = ops.matmul(grouped(a, in_a, { batch, rows, summed }, size),
-    grouped(b, in_b, { batch, summed, columns }, size))
+  if #summed == 0 then return spread(a, in_a, b, in_b, columns, size) end
+  local product
+  if #batch == 0 then -- b is one matrix
+    if #rows == 0 then a, in_a, rows, b, in_b, columns = b, in_b, columns, a, in_a, rows end
+    local groups = util.map(rows, function(c) return { c } end)
+    groups[#groups + 1] = summed
+    product = ops.matmul(grouped(a, in_a, groups, size), grouped(b, in_b, { summed, columns }, size))
+  else
+    product = ops.matmul(grouped(a, in_a, { batch, rows, summed }, size),
+      grouped(b, in_b, { batch, summed, columns }, size))
+  end
   local list, shape = {}, {}
   for _, group in ipairs { batch, rows, columns } do
     for _, c in ipairs(group) do list[#list + 1], shape[#shape + 1] = c, size[c] end
