@@ -94,6 +94,19 @@ describe("new layers", function()
     assert.equal("PReLU(num_parameters=3)", tostring(nn.PReLU { num_parameters = 3 }))
   end)
 
+  it("have zeros as the gradient of a single step's weight of states, as PyTorch has", function()
+    for _, batch_first in ipairs { false, true } do
+      local gru = nn.GRU { input_size = 3, hidden_size = 4, batch_first = batch_first, bidirectional = true }
+      local x = peri.randn(batch_first and { 2, 1, 3 } or { 1, 2, 3 })
+      local y = gru(x)
+      golden.assert_near(peri.no_grad(function() return gru(x) end):to_list(), y:to_list(), { abs = 1e-6 })
+      y:sum():backward()
+      assert.equal(0, gru.weight_hh_l0:grad():abs():amax():item())
+      assert.equal(0, gru.weight_hh_l0_reverse:grad():abs():amax():item())
+      assert.is_true(gru.bias_hh_l0:grad():abs():amax():item() > 0)
+    end
+  end)
+
   it("run under autocast", function()
     local gru, x = nn.GRU { input_size = 3, hidden_size = 4 }, peri.randn { 5, 2, 3 }
     local attention = nn.MultiheadAttention { embed_dim = 4, num_heads = 2 }

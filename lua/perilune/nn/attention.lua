@@ -124,6 +124,8 @@ local function run(self, x, h, suffix, backwards)
   local weight, bias = self["weight_hh" .. suffix], self.bias and self["bias_hh" .. suffix] or nil
   local inputs = F.linear(x, self["weight_ih" .. suffix], self.bias and self["bias_ih" .. suffix] or nil)
   local steps, parts = {}, { size, size, size }
+  -- of a single step the weight of states has a gradient, too: zeros, as in PyTorch, on which its decay works
+  if not h and n == 1 and P.state.grad then h = Tensor.zeros({ x:size(3 - time), size }, inputs:dtype(), x:device()) end
   for i = 1, n do
     local at = backwards and n - i or i - 1
     local from, own = F.split(inputs:select(time, at), parts, 2), nil
