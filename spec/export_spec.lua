@@ -134,7 +134,8 @@ describe("a model file", function()
       local gram = F.bmm(cube, cube:transpose(2, 3))
       local weighed = F.einsum("bi,i->b", x, self.scale) + F.einsum("i,bi->b", self.scale, x)
         + F.sum(F.einsum("bi,i->bi", x, self.scale) * x:gt(0), 2) * self.scale[0]
-      return { weighed = weighed, sum = F.sum(cube, 3), mean = F.mean(gram, { 2, 3 }), most = 2 / (1 + F.exp(F.neg(y))) }
+      return { weighed = weighed, sum = F.sum(cube, 3), mean = F.mean(gram, { 2, 3 }),
+        most = 2 / (1 + F.exp(F.neg(y))) }
     end
     local model = Odd()
     local report, file = export(model)

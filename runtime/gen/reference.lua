@@ -10,6 +10,7 @@ local families = require "families"
 local M = {}
 
 local HEADERS, DEFINITIONS = "runtime/include/perilune", "lua/perilune/reference"
+local WIDTH = 100 -- characters of a line of code that pages show without a bar to scroll
 
 local function list(command)
   local out, pipe = {}, assert(io.popen("LC_ALL=C " .. command))
@@ -72,10 +73,25 @@ function M.call(entry, types)
   return entry.name .. inner
 end
 
---- The first sentence of a description, in one line.
+--- The first sentence of a description, in one line. A full stop in code (`q . k`) ends none.
 function M.brief(entry)
   local first = (entry.description:match "^(.-)\n\n" or entry.description):gsub("\n", " ")
-  return (first .. " "):match "^(.-[%.%?]) " or first
+  for at in (first .. " "):gmatch "[%.%?]() " do
+    local sentence = first:sub(1, at - 1)
+    if select(2, sentence:gsub("`", "")) % 2 == 0 then return sentence end
+  end
+  return first
+end
+
+--- A call in lines that fit on a page, broken behind commas.
+local function in_lines(call)
+  local lines, line = {}, ""
+  for part in (call .. " "):gmatch "(.-,?) " do
+    if line ~= "" and #line + #part >= WIDTH then lines[#lines + 1], line = line, "   " end
+    line = line == "" and part or line .. " " .. part
+  end
+  lines[#lines + 1] = line
+  return table.concat(lines, "\n")
 end
 
 local function cell(text) return (text:gsub("|", "\\|")) end
@@ -114,7 +130,7 @@ local function render_entry(out, entry, types, classes)
   local level = entry.owner and entry.kind == "function" and not entry.owner:match "^peri%.?[%l_%.]*$" and "###" or "##"
   out[#out + 1] = ("%s %s\n"):format(level, entry.name)
   if entry.kind ~= "value" and entry.kind ~= "face" and (entry.kind == "function" or entry.overload) then
-    out[#out + 1] = ("```\n%s\n```\n"):format(M.call(entry, types))
+    out[#out + 1] = ("```\n%s\n```\n"):format(in_lines(M.call(entry, types)))
   end
   out[#out + 1] = entry.description .. "\n"
   out[#out + 1] = bases(entry, classes)

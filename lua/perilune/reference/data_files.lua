@@ -9,8 +9,8 @@ local data = {}
 ---Files of lines of columns that a description names. Each column is `{ name =, kind =, ... }`:
 ---
 ---- `kind = "label"`: a number, what is to be predicted. At most one column; without it labels are 0.
----- `kind = "dense"`: a number. `transform`: `raw` (default), `log`: ln(1 + max(x, 0)), `signed_log`: sign(x) ln(1 +
----  |x|); `fallback`: what an empty field has (0).
+---- `kind = "dense"`: a number. `transform`: `raw` (default), `log`: `ln(1 + max(x, 0))`, `signed_log`:
+---  `sign(x) ln(1 + abs(x))`; `fallback`: what an empty field has (0).
 ---- `kind = "ids"`: a bag of ids. `rows`: of its table; `table`: the table's name, which columns may share (`t_` and
 ---  the column's name); `separator`: the character between ids (without it there is one, or none); `base`: 10 or 16,
 ---  how they are written; `most`: so many are kept, the first ones (0: all); `ids`: what an id x becomes: `exact`
