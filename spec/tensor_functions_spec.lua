@@ -257,6 +257,7 @@ for _, device in ipairs(devices) do
       refuses('x is i64, allowed: f32, f64; cast it %(in Lua t:to "f32"%)', ids.mean, ids)
       refuses("a and b are f32 %[2, 3%] and f32 %[%], allowed: integers", function() return x % 2 end)
       refuses("1 divisors of i64 %[3%] are 0", function() return ids % ids end)
+      refuses("peri_op_floor_divide: the divisor is 0", function() return ids:floor_divide(0) end)
       refuses("the exponent %-1 of i64, allowed: 0%.%.2%^53 %- 1", function() return ids ^ -1 end)
       refuses("9007199254740992 does not fit i64, .* in Lua 64%-bit ones: 9007199254740993LL", function()
         return ids + 2 ^ 53

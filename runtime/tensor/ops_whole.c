@@ -57,6 +57,11 @@ static peri_status check_divisors(const char *function, peri_tensor *b)
 {
     peri_tensor *zero, *sum = NULL;
     double count = 0;
+    if (peri__numel(b) == 1) {
+        double only;
+        PERI_TRY(peri_tensor_item(b, 0, &only));
+        return only != 0 ? PERI_OK : peri__fail(PERI_ERANGE, "%s: the divisor is 0", function);
+    }
     PERI_TRY(peri__compare(function, PERI_COMPARE_EQ, b, NULL, 0, 0, &zero));
     peri_status status = peri_op_sum(zero, NULL, 0, false, &sum);
     if (status >= 0) status = peri_tensor_item(sum, 0, &count);
@@ -140,6 +145,7 @@ static peri_status with_number(const char *function, int32_t op, peri_tensor *x,
 static peri_status affine(const char *function, peri_tensor *x, double scale, double shift, peri_tensor **out)
 {
     peri_tensor *scaled;
+    if (scale == 1 && shift != 0) return with_number(function, PERI_WHOLE_ADD, x, shift, out);
     PERI_TRY(with_number(function, PERI_WHOLE_MUL, x, scale, &scaled));
     if (shift == 0) {
         *out = scaled;

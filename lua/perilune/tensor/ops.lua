@@ -57,8 +57,10 @@ function Tensor._is_float(t) return floats[t:describe().dtype] == true end
 function Tensor._number(x, t)
   local dtype, device = t:dtype(), t:device()
   if Tensor._is_float(t) then return Tensor.full(none, tonumber(x), dtype, device) end
-  if type(x) == "number" and (x ~= math.floor(x) or x - x ~= 0) then return Tensor.full(none, x, "f32", device) end
-  return Tensor.tensor({ x }, dtype == "bool" and "i64" or dtype, device, none)
+  local fraction = type(x) == "number" and (x ~= math.floor(x) or x - x ~= 0)
+  dtype = fraction and "f32" or dtype == "bool" and "i64" or dtype
+  if type(x) == "number" then return Tensor.full(none, x, dtype, device) end
+  return Tensor.tensor({ x }, dtype, device, none)
 end
 
 --- Both operands of a function of two tensors: 64-bit integers become tensors.
