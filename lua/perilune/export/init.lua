@@ -388,7 +388,8 @@ local function check_options(func, a)
   signature.value(func, "step", a.step or 0, "count")
   for _, name in ipairs { "finite", "probabilities" } do signature.value(func, name, a[name], "boolean") end
   for _, name in ipairs { "allowed_ne", "allowed_difference" } do
-    if not (signature.value(func, name, a[name] or 0, "number") >= 0) then
+    local most = signature.value(func, name, a[name] or 0, "number")
+    if most < 0 or most ~= most then
       P.fail(("%s: %s is %g, allowed: 0 and more"):format(func, name, a[name]))
     end
   end

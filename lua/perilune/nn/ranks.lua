@@ -24,8 +24,8 @@ end
 
 -- -- the mean of a loss -----------------------------------------------------------------------------------------------
 
---- `sum` with the gradient of the mean that `parts` (added up over the ranks) make: the mean is S / C, and dS / C - S / C
---- dC / C is its differential, that of S less the mean times C. The number is that of `sum`.
+--- `sum` with the gradient of the mean that `parts` (added up over the ranks) make: the mean is S / C, and its
+--- differential is dS / C - (S / C) dC / C, that of S less the mean times C. The number is that of `sum`.
 local function with_count(sum, count, parts)
   local mean = parts:slice(1, 0, 1):div(parts:slice(1, 1, 2))
   mean = mean:masked_fill(mean:isnan(), 0):to(sum:dtype()):reshape(sum:shape())
