@@ -47,14 +47,6 @@ typedef struct exchange_work {
 
 /* -- transfers ----------------------------------------------------------------------------------------------------- */
 
-/** The kind of the way back. */
-static int32_t reverse_of(int32_t kind)
-{
-    return kind == PERI_FLOW_REDUCE_SCATTER ? PERI_FLOW_ALL_GATHER
-           : kind == PERI_FLOW_ALL_GATHER   ? PERI_FLOW_REDUCE_SCATTER
-                                            : kind;
-}
-
 /** Whether the transport is to put blocks of columns in their places. */
 static bool places_columns(const flow *f)
 {
@@ -77,35 +69,29 @@ static peri_status place(const flow *f, peri__transfer_args *a)
     return peri_tensor_new(f->device, f->dtype, 2, matrix, &a->to);
 }
 
-static const int32_t coll_kinds[] = {PERI_COLL_ALL_TO_ALL, PERI_COLL_REDUCE_SCATTER, PERI_COLL_ALL_GATHER};
+/** What travels there, or (@back) back: the gradient, which is divided where it arrives. */
+static peri__transfer_args args_of(const flow *f, bool back)
+{
+    static const int32_t kinds[2][3] = {{PERI_COLL_ALL_TO_ALL, PERI_COLL_REDUCE_SCATTER, PERI_COLL_ALL_GATHER},
+                                        {PERI_COLL_ALL_TO_ALL, PERI_COLL_ALL_GATHER, PERI_COLL_REDUCE_SCATTER}};
+    return (peri__transfer_args){.kind = kinds[back][f->kind],
+                                 .channel = PERI_CHANNEL_ROWS,
+                                 .tag = f->tag,
+                                 .out = back ? f->in : f->out,
+                                 .in = back ? f->out : f->in,
+                                 .codec = f->codec[back],
+                                 .divisor = back ? f->divisor : 1};
+}
 
 /** Send the numbers of @src (contiguous); *@laid_out: they arrive as the result. */
 static peri_status send_forth(const flow *f, peri_tensor *src, peri__transfer *t, bool *laid_out)
 {
-    peri__transfer_args a = {.kind = coll_kinds[f->kind],
-                             .channel = PERI_CHANNEL_ROWS,
-                             .tag = f->tag,
-                             .out = f->out,
-                             .in = f->in,
-                             .codec = f->codec[0]};
+    peri__transfer_args a = args_of(f, false);
     peri_status status = a.codec ? PERI_OK : place(f, &a);
     *laid_out = a.to != NULL;
     if (status >= 0) status = peri__transfer_post(f->group, src, &a, t);
     peri_tensor_release(a.to);
     return status;
-}
-
-/** Send the gradient @src (contiguous); it is divided where it arrives. */
-static peri_status send_back(const flow *f, peri_tensor *src, peri__transfer *t)
-{
-    peri__transfer_args a = {.kind = coll_kinds[reverse_of(f->kind)],
-                             .channel = PERI_CHANNEL_ROWS,
-                             .tag = f->tag,
-                             .out = f->in,
-                             .in = f->out,
-                             .codec = f->codec[1],
-                             .divisor = f->divisor};
-    return peri__transfer_post(f->group, src, &a, t);
 }
 
 /* -- flows --------------------------------------------------------------------------------------------------------- */
@@ -307,7 +293,8 @@ static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
     peri_tensor *flat;
     PERI_TRY(peri__group_check(f->function, f->group));
     PERI_TRY(gather_gradient(f, grad_out, &flat));
-    peri_status status = send_back(f, flat, &f->back);
+    const peri__transfer_args a = args_of(f, true);
+    peri_status status = peri__transfer_post(f->group, flat, &a, &f->back);
     peri_tensor_release(flat);
     return status;
 }

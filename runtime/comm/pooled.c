@@ -142,7 +142,7 @@ peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, i
 
 /* -- reduce-scatter, all-gather ------------------------------------------------------------------------------------ */
 
-/** Parts of @rows[i] rows of @input. */
+/** Parts of @rows[i] rows of @input; NULL: parts that are alike. */
 static peri_status scatter(const char *f, peri_group *g, peri_tensor *input, const int64_t *rows,
                            const peri_exchange_config *options, peri_work **out)
 {
@@ -153,12 +153,12 @@ static peri_status scatter(const char *f, peri_group *g, peri_tensor *input, con
                          .options = options};
     int64_t shape[PERI_MAX_DIMS], row = row_of(input);
     memcpy(shape, input->shape, sizeof shape);
-    shape[0] = rows[g->rank];
+    shape[0] = rows ? rows[g->rank] : input->shape[0] / g->size;
     a.shape = shape;
     PERI_TRY(peri__flow_counts(g, &a.out, &a.in));
     for (int32_t i = 0; i < g->size; i++) {
-        a.out[i] = rows[i] * row;
-        a.in[i] = rows[g->rank] * row;
+        a.out[i] = (rows ? rows[i] : shape[0]) * row;
+        a.in[i] = shape[0] * row;
     }
     return peri__flow_post(g, input, &a, out);
 }
@@ -199,12 +199,7 @@ peri_status peri_exchange_reduce_scatter_base_pooled(peri_group *g, peri_tensor 
     if (input->shape[0] % g->size)
         return peri__fail(PERI_EINVAL, "%s: the input is %s, allowed: rows divisible by %d", f,
                           peri__tensor_text(input, text, sizeof text), g->size);
-    int64_t *rows = peri__alloc(sizeof *rows * (size_t)g->size);
-    if (!rows) return PERI_ENOMEM;
-    for (int32_t i = 0; i < g->size; i++) rows[i] = input->shape[0] / g->size;
-    peri_status status = scatter(f, g, input, rows, options, out);
-    peri__free(rows);
-    return status;
+    return scatter(f, g, input, NULL, options, out);
 }
 
 peri_status peri_exchange_reduce_scatter_v_pooled(peri_group *g, peri_tensor *input, const int64_t *input_splits,
