@@ -207,19 +207,14 @@ static double gradient_divisor(const peri_sharded *e, const peri_sharded_config 
     return first ? e->world_size : 1;
 }
 
-/** All gradients of a module travel without codec. */
-static bool uncoded(const peri_sharded_config *c)
-{
-    return !c->all_to_all.backward && !c->reduce_scatter.backward;
-}
-
 /** peri_sharded.halvings of a table. */
 static int32_t halvings_of(const peri_sharded *e, const peri_sharded_config *c, const peri_sharded_table *table)
 {
     int exponent;
     /* else it would round otherwise */
     if (e->division <= 1 || e->division > 1 << 20 || frexp(e->division, &exponent) != 0.5) return 0;
-    if (e->weighted || e->exact || !uncoded(c)) return 0; /* gradients of weights, and codecs, take what is divided */
+    /* gradients of weights, and codecs, take what is divided */
+    if (e->weighted || e->exact || c->all_to_all.backward || c->reduce_scatter.backward) return 0;
     if (peri__sharding_type_of(table->sharding_type)->replica || table->compute_kernel != PERI_KERNEL_FUSED ||
         table->cache)
         return 0;

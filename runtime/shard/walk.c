@@ -344,24 +344,18 @@ static bool in_parts(const batch *b, peri_tensor *const *grad)
     return can;
 }
 
-/** The gradient of the rows from that of the results. */
-static peri_status spread(batch *b, peri_tensor *const *grad_out)
+/** Open the rows of the gradients @grad_out, and decide who takes what from there. */
+static peri_status bind_gradients(batch *b, peri_tensor *const *grad_out)
 {
     peri__rows *r = &b->rows[PERI__TO_OWNERS];
     peri_tensor *joined = NULL;
+    PERI_TRY(peri__rows_open(r, b->input, PERI__TO_OWNERS));
     r->apart = in_parts(b, grad_out);
     if (!r->apart) PERI_TRY(join_gradients(b, grad_out, &joined));
     peri_status status = joined && b->input->repeats ? peri__repeats_add_up(b->input->repeats, joined) : PERI_OK;
     if (status >= 0) status = peri__rows_bind(r, r->apart ? grad_out : &joined, r->apart ? b->ebc->n_results : 1);
     peri_tensor_release(joined);
-    return status < 0 ? status : b->ebc->kind->spread(r);
-}
-
-/** The gradient of the ids' weights from the rows that came home. */
-static peri_status make_weights(batch *b)
-{
-    if (!b->weights_dist || !b->weights_dist->at_home) return PERI_OK;
-    return peri__pooled_weights(&b->rows[PERI__TO_HOMES], b->rows[PERI__TO_OWNERS].ends[0], &b->weights_dist->replicas);
+    return status;
 }
 
 /** @grad_out: gradients of the module's results. */
@@ -369,10 +363,12 @@ static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
 {
     batch *b = (batch *)trip;
     b->ebc->passes++;
-    peri_status status = peri__rows_open(&b->rows[PERI__TO_OWNERS], b->input, PERI__TO_OWNERS);
-    if (status >= 0) status = spread(b, grad_out);
+    peri_status status = bind_gradients(b, grad_out);
+    if (status >= 0) status = b->ebc->kind->spread(&b->rows[PERI__TO_OWNERS]);
     for (int32_t part = 0; part < b->ebc->parts && status >= 0; part++) status = rows_start(b, part, PERI__TO_OWNERS);
-    if (status >= 0) status = make_weights(b);
+    if (status >= 0 && b->weights_dist && b->weights_dist->at_home) /* made of the rows that came home */
+        status = peri__pooled_weights(&b->rows[PERI__TO_HOMES], b->rows[PERI__TO_OWNERS].ends[0],
+                                      &b->weights_dist->replicas);
     if (status >= 0) status = reduce_replicas(b);
     peri__rows_let_go(&b->rows[PERI__TO_OWNERS]);
     return status;
@@ -559,19 +555,16 @@ peri_status peri_sharded_prefetch(peri_sharded *e, peri_work *dist)
 static peri_status explain(batch *b, peri__buffer *text)
 {
     const peri_sharded *e = b->ebc;
-    const int64_t shape[] = {b->input->layouts[PERI__TO_OWNERS]->home->rows, e->cols};
-    peri_tensor *grad;
     PERI_TRY(peri__rows_open(&b->rows[PERI__TO_HOMES], b->input, PERI__TO_HOMES));
     PERI_TRY(bind_results(b));
     peri__explain(text, &b->rows[PERI__TO_HOMES]);
     rows_drop(b, PERI__TO_HOMES);
     if (e->frozen) return PERI_OK;
-    PERI_TRY(peri__rows_open(&b->rows[PERI__TO_OWNERS], b->input, PERI__TO_OWNERS));
-    PERI_TRY(peri_tensor_full(e->device, PERI_F32, 2, shape, 0, &grad));
-    peri_status status = b->input->repeats ? peri__repeats_add_up(b->input->repeats, grad) : PERI_OK;
-    if (status >= 0) status = peri__rows_bind(&b->rows[PERI__TO_OWNERS], &grad, 1);
+    peri_tensor **none = peri__alloc_zero(sizeof *none * (size_t)e->n_results);
+    if (!none) return PERI_ENOMEM;
+    peri_status status = bind_gradients(b, none);
     if (status >= 0) peri__explain(text, &b->rows[PERI__TO_OWNERS]);
-    peri_tensor_release(grad);
+    peri__free(none);
     return status;
 }
 
