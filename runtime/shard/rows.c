@@ -37,7 +37,7 @@ static peri_tensor *lowest(const peri__rows *r, bool mixed)
 /** Where the rows of a set's blocks are. */
 typedef struct spots {
     peri__spot *list;             /* by block */
-    const peri__bag_places *places;
+    peri__bag_places places;
     int64_t base;                 /* the address that they are counted from */
     bool mixed, unknown;          /* some are in the owner's buffer; of some it cannot be told */
 } spots;
@@ -54,11 +54,11 @@ static peri__spot spot_of(const peri__rows *r, const peri_k_tbe_block *block, in
         spot.stride = r->e->cols;
         rows = r->past ? r->past : r->layout->home->feature_rows[x.feature];
         cols = x.cols;
-        s->unknown = s->unknown || (rows != block->bags && !s->places->place);
+        s->unknown = s->unknown || (rows != block->bags && !s->places.place);
     } else { /* of a bag of a variable batch all rows are in place, that any lookup has of it */
-        const int64_t bag = block->first_bag - s->places->first;
+        const int64_t bag = block->first_bag - s->places.first;
         s->mixed = true;
-        s->unknown = s->unknown || (r->past && bag >= 0 && bag < s->places->n);
+        s->unknown = s->unknown || (r->past && bag >= 0 && bag < s->places.n);
         spot.offset += peri__rows_address(r->own) - s->base;
     }
     spot.past = spot.offset + (rows - 1) * spot.stride + cols;
@@ -75,49 +75,45 @@ static void find_spots(const peri__rows *r, int32_t g, spots *s)
 }
 
 /** The blocks of a set with its rows in place, for this batch. *out new; NULL: there are none. */
-static peri_status make_blocks(const peri__rows *r, int32_t g, const peri__bag_places *places, bool *mixed,
-                               peri_tbe_blocks **out)
+static peri_status make_blocks(const peri__rows *r, int32_t g, spots *s, peri_tbe_blocks **out)
 {
     const peri_tbe_blocks *from = r->layout->blocks[g];
-    spots s = {.list = peri__alloc(sizeof *s.list * (size_t)peri__max(1, from->n)), .places = places};
     *out = NULL;
-    if (!s.list) return PERI_ENOMEM;
-    find_spots(r, g, &s);
-    *mixed = s.mixed;
-    const bool can = !s.unknown && (peri__immediate(r->e->device) || (r->n_ends == 1 && !s.mixed));
-    peri_status status = can ? peri__tbe_blocks_moved(r->e->sets[g].tbe, from, s.list, out) : PERI_OK;
-    peri__free(s.list);
+    s->list = peri__alloc(sizeof *s->list * (size_t)peri__max(1, from->n));
+    if (!s->list) return PERI_ENOMEM;
+    find_spots(r, g, s);
+    const bool can = !s->unknown && (peri__immediate(r->e->device) || (r->n_ends == 1 && !s->mixed));
+    peri_status status = can ? peri__tbe_blocks_moved(r->e->sets[g].tbe, from, s->list, out) : PERI_OK;
+    peri__free(s->list);
     return status;
 }
 
 /** The same, kept: blocks of one end are good for all batches of the layout, if buffer and end lie as far apart where
  *  rows are in both. */
-static peri_status blocks_in_place(const peri__rows *r, int32_t g, const peri__bag_places *places, bool *mixed,
-                                   peri_tbe_blocks **out)
+static peri_status blocks_in_place(const peri__rows *r, int32_t g, spots *s, peri_tbe_blocks **out)
 {
     peri__blocks_there *kept = &r->layout->there[r->back][g];
     const int64_t away = peri__rows_address(r->own) - peri__rows_address(r->ends[0]);
-    if (r->n_ends > 1 || r->sums) return make_blocks(r, g, places, mixed, out);
+    if (r->n_ends > 1 || r->sums) return make_blocks(r, g, s, out);
     if (!kept->blocks || (kept->mixed && kept->away != away)) {
-        PERI_TRY(make_blocks(r, g, places, mixed, out));
+        PERI_TRY(make_blocks(r, g, s, out));
         if (!*out) return PERI_OK;
         peri_tbe_blocks_release(kept->blocks);
-        *kept = (peri__blocks_there){*out, *mixed, away};
+        *kept = (peri__blocks_there){*out, s->mixed, away};
     }
-    *mixed = kept->mixed;
+    s->mixed = kept->mixed;
     peri_tbe_blocks_retain(*out = kept->blocks);
     return PERI_OK;
 }
 
 static peri_status place_set(const peri__rows *r, int32_t g, bool *placed)
 {
-    const peri__bag_places places = places_of(r, &r->e->sets[g]);
+    spots s = {.places = places_of(r, &r->e->sets[g])};
     peri_tbe_blocks *there;
-    bool mixed;
-    PERI_TRY(blocks_in_place(r, g, &places, &mixed, &there));
+    PERI_TRY(blocks_in_place(r, g, &s, &there));
     *placed = there;
-    peri_status status = there ? peri__batch_place(r->input->looks[r->back][g], there, &places, placed) : PERI_OK;
-    if (status >= 0 && *placed) r->base[g] = lowest(r, mixed);
+    peri_status status = there ? peri__batch_place(r->input->looks[r->back][g], there, &s.places, placed) : PERI_OK;
+    if (status >= 0 && *placed) r->base[g] = lowest(r, s.mixed);
     peri_tbe_blocks_release(there);
     return status;
 }
