@@ -15,8 +15,8 @@ static void cpu_tbe_forward(const void *args, int64_t begin, int64_t end)
     w.past_caches = a->out_dtype == PERI_F32 && (uintptr_t)a->out % TBE_LINE == 0 && a->reach.past > 0 &&
                     s->spans[s->n_blocks].cost * tbe_unit(a->weight_dtype) >= a->reach.past;
     switch (a->weight_dtype) {
-#define X(name, format)                                                                                                \
-    case format: K_SHARED(tbe_forward_##name)(&w, at, stop); break;
+#define X(name)                                                                                                        \
+    case TBE_FORMAT_##name: K_SHARED(tbe_forward_##name)(&w, at, stop); break;
         TBE_FORMATS(X)
 #undef X
     default: break;

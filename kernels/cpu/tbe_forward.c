@@ -3,6 +3,10 @@
  * tbe_forward.c: lookups in rows of one format: see tbe_forward.h.
  */
 
+/** The format of the rows. It is a constant of the file and not an argument, so that the compiler drops the code for
+ *  other formats before it inlines functions into each other, not after: a tenth of the time that a piece takes. */
+#define TBE_FORMAT ((int32_t)K_CAT(TBE_FORMAT_, K_PIECE, ))
+
 /** Sixteens of a row that are added up at a time, where the width is not one of the common ones. */
 enum { TBE_WIDE = TBE_PANEL < 8 ? TBE_PANEL : 8 };
 
@@ -49,12 +53,12 @@ enum { TBE_FIRST = 1, TBE_WALKS = 2, TBE_IN_ORDER = 4 };
 /** Columns [c, c + 16 * (nv - 1) + tail) of ids [from, past), pooled, to element @at. @how: best known at compile
  *  time. */
 TBE_INLINE void tbe_forward_panel(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past,
-                                  float factor, int64_t at, const int32_t format, int64_t c, const int nv,
-                                  const int64_t tail, const int lines, const int how)
+                                  float factor, int64_t at, int64_t c, const int nv, const int64_t tail,
+                                  const int lines, const int how)
 {
     const uint64_t rows = (uint64_t)w->t->rows;
     const int64_t cols = w->t->cols;
-    const bool scaled = format == PERI_ROWS_FP8 && !source->weights; /* fma(1, 2^8 r, acc) is fma(2^8, r, acc) */
+    const bool scaled = TBE_FORMAT == PERI_ROWS_FP8 && !source->weights; /* fma(1, 2^8 r, acc) is fma(2^8, r, acc) */
     v16 acc[TBE_PANEL], x = v16_set(scaled ? TBE_FP8_SCALE : 1); /* fma(1, r, acc) is acc + r */
 #pragma GCC unroll 16
     for (int v = 0; v < nv; v++) acc[v] = v16_zero();
@@ -70,11 +74,11 @@ TBE_INLINE void tbe_forward_panel(tbe_walk *w, tbe_ahead *h, const tbe_source *s
         if (how & TBE_FIRST && __builtin_expect(!row, 0)) row = tbe_walk_row(w, i);
         if (row) {
             if (source->weights) x = v16_set(source->weights[i]);
-            tbe_codes codes = tbe_row_codes(row, cols, format);
+            tbe_codes codes = tbe_row_codes(row, cols, TBE_FORMAT);
 #pragma GCC unroll 16
             for (int k = 0; k < nv; k++) {
-                const int v = how & TBE_IN_ORDER ? k : tbe_scattered(k, nv, format);
-                v16 y = tbe_row_values(&codes, c + 16 * v, v == nv - 1 ? tail : 16, format, scaled);
+                const int v = how & TBE_IN_ORDER ? k : tbe_scattered(k, nv, TBE_FORMAT);
+                v16 y = tbe_row_values(&codes, c + 16 * v, v == nv - 1 ? tail : 16, TBE_FORMAT, scaled);
                 acc[v] = v16_fma(x, y, acc[v]);
             }
         }
@@ -86,26 +90,26 @@ TBE_INLINE void tbe_forward_panel(tbe_walk *w, tbe_ahead *h, const tbe_source *s
 
 /** One bag of 16 * nv columns, which are known at compile time, as @how is. */
 TBE_INLINE void tbe_forward_common(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past,
-                                   float factor, int64_t at, const int32_t format, const int nv, const int how)
+                                   float factor, int64_t at, const int nv, const int how)
 {
     const int each = nv < TBE_PANEL ? nv : TBE_PANEL;
-    tbe_forward_panel(w, h, source, from, past, factor, at, format, 0, each, 16, TBE_LINES(format, 16 * nv),
+    tbe_forward_panel(w, h, source, from, past, factor, at, 0, each, 16, TBE_LINES(TBE_FORMAT, 16 * nv),
                       how | TBE_FIRST);
     for (int v = each; v < nv; v += each)
-        tbe_forward_panel(w, h, source, from, past, factor, at, format, 16 * v, each, 16, 0, how & TBE_IN_ORDER);
+        tbe_forward_panel(w, h, source, from, past, factor, at, 16 * v, each, 16, 0, how & TBE_IN_ORDER);
 }
 
 /** One bag of any width. @first: how its first columns are read. */
 TBE_INLINE void tbe_forward_any(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past,
-                                float factor, int64_t at, const int32_t format, const int first)
+                                float factor, int64_t at, const int first)
 {
     int64_t c = 0;
     for (; c + 16 * TBE_WIDE < w->t->cols; c += 16 * TBE_WIDE)
-        tbe_forward_panel(w, h, source, from, past, factor, at, format, c, TBE_WIDE, 16, 0, c == 0 ? first : 0);
+        tbe_forward_panel(w, h, source, from, past, factor, at, c, TBE_WIDE, 16, 0, c == 0 ? first : 0);
     const int64_t left = w->t->cols - c, tail = (left - 1) % 16 + 1, panels = (left + 15) / 16;
 #define TBE_LAST(n)                                                                                                    \
     if ((n) <= TBE_WIDE && panels == (n))                                                                              \
-    tbe_forward_panel(w, h, source, from, past, factor, at, format, c, n, tail, 0, c == 0 ? first : 0)
+    tbe_forward_panel(w, h, source, from, past, factor, at, c, n, tail, 0, c == 0 ? first : 0)
     TBE_LAST(1);
     else TBE_LAST(2);
     else TBE_LAST(3);
@@ -121,30 +125,29 @@ TBE_INLINE void tbe_forward_any(tbe_walk *w, tbe_ahead *h, const tbe_source *sou
  *  without the walk ahead. */
 enum { TBE_NV_ANY = 0, TBE_NV_STAYS = -1 };
 
-/** One bag of 16 * nv columns, or of TBE_NV_*. */
+/** One bag of 16 * nv columns, or of TBE_NV_*. Rows of bytes have the walk ahead here unless nv is TBE_NV_STAYS. */
 TBE_INLINE void tbe_forward_bag(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past,
-                                float factor, int64_t at, const int32_t format, const int nv)
+                                float factor, int64_t at, const int nv)
 {
-    const bool walks = source->reach.ahead > 0;
+    const bool bytes = tbe_bits(TBE_FORMAT) < 16, walks = bytes || source->reach.ahead > 0;
     if (nv == TBE_NV_STAYS) {
-        tbe_forward_any(w, h, source, from, past, factor, at, format, TBE_FIRST);
+        tbe_forward_any(w, h, source, from, past, factor, at, TBE_FIRST);
     } else if (nv == TBE_NV_ANY) {
-        const int first = walks ? TBE_FIRST | TBE_WALKS : TBE_FIRST;
-        tbe_forward_any(w, h, source, from, past, factor, at, format, first);
-    } else if (tbe_bits(format) < 16) {
-        tbe_forward_common(w, h, source, from, past, factor, at, format, nv, TBE_WALKS);
-    } else if (TBE_LINES(format, 16 * nv) > 2 && source->reach.in_order) {
-        if (walks) tbe_forward_common(w, h, source, from, past, factor, at, format, nv, TBE_WALKS | TBE_IN_ORDER);
-        else tbe_forward_common(w, h, source, from, past, factor, at, format, nv, TBE_IN_ORDER);
+        tbe_forward_any(w, h, source, from, past, factor, at, walks ? TBE_FIRST | TBE_WALKS : TBE_FIRST);
+    } else if (bytes) {
+        tbe_forward_common(w, h, source, from, past, factor, at, nv, TBE_WALKS);
+    } else if (TBE_LINES(TBE_FORMAT, 16 * nv) > 2 && source->reach.in_order) {
+        if (walks) tbe_forward_common(w, h, source, from, past, factor, at, nv, TBE_WALKS | TBE_IN_ORDER);
+        else tbe_forward_common(w, h, source, from, past, factor, at, nv, TBE_IN_ORDER);
     } else {
-        if (walks) tbe_forward_common(w, h, source, from, past, factor, at, format, nv, TBE_WALKS);
-        else tbe_forward_common(w, h, source, from, past, factor, at, format, nv, 0);
+        if (walks) tbe_forward_common(w, h, source, from, past, factor, at, nv, TBE_WALKS);
+        else tbe_forward_common(w, h, source, from, past, factor, at, nv, 0);
     }
 }
 
 /** Bags [j, stop) of the walk's block; @rows: pooling NONE. */
 TBE_INLINE void tbe_forward_bags(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t j, int64_t stop,
-                                 const int32_t format, const int nv, bool rows)
+                                 const int nv, bool rows)
 {
     const peri_k_tbe_list *s = source->s;
     const peri_k_tbe_block *b = &s->blocks[w->k];
@@ -163,18 +166,18 @@ TBE_INLINE void tbe_forward_bags(tbe_walk *w, tbe_ahead *h, const tbe_source *so
                                              : places ? places[j]
                                                       : j) *
                                                 b->out_stride,
-                            format, nv);
+                            nv);
     }
 }
 
 /** Enter block k. */
-TBE_INLINE void tbe_walk_enter(tbe_walk *w, int64_t k, const int32_t format)
+TBE_INLINE void tbe_walk_enter(tbe_walk *w, int64_t k)
 {
     const peri_k_tbe_block *b = &w->a->list.blocks[k];
     w->k = k;
     w->t = &w->a->list.tables[b->table];
-    w->base = (const char *)w->a->weight + w->t->offset * tbe_unit(format);
-    w->stride = w->t->stride * tbe_unit(format);
+    w->base = (const char *)w->a->weight + w->t->offset * tbe_unit(TBE_FORMAT);
+    w->stride = w->t->stride * tbe_unit(TBE_FORMAT);
     w->past = w->past_caches && w->t->cols % 16 == 0 && (b->out_offset | b->out_stride) % 16 == 0;
 }
 
@@ -204,48 +207,36 @@ TBE_INLINE bool tbe_forward_empty(const peri_k_tbe_forward_args *a, int64_t k)
 }
 
 /** A call's bags, from @at up to @stop. The common widths are known at compile time. */
-TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, const int32_t format)
+void K_SHARED(K_CAT(tbe_forward_, K_PIECE, ))(tbe_walk *w, tbe_place at, tbe_place stop)
 {
     const peri_k_tbe_list *s = &w->a->list;
     if (at.k >= s->n_blocks) return;
-    const tbe_source source = tbe_source_of(s, w->a->weight, format, &w->a->reach);
+    const tbe_source source = tbe_source_of(s, w->a->weight, TBE_FORMAT, &w->a->reach);
     int64_t first = tbe_bag_start(s, at.k, at.j), last = s->spans[s->n_blocks].items;
     if (stop.k < s->n_blocks)
         last = s->spans[stop.k].items + tbe_bag_start(s, stop.k, stop.j) - s->spans[stop.k].first_id;
     tbe_ahead h = {.at = 0};
     if (source.reach.ahead > 0)
         h = tbe_ahead_start(&source, w->ring, at.k, first,
-                            last - (s->spans[at.k].items + first - s->spans[at.k].first_id), TBE_LINES(format, 64));
+                            last - (s->spans[at.k].items + first - s->spans[at.k].first_id), TBE_LINES(TBE_FORMAT, 64));
     for (; at.k < stop.k || (at.k == stop.k && at.j < stop.j); at.k++, at.j = 0) {
         int64_t past = at.k == stop.k ? stop.j : s->blocks[at.k].bags;
         if (tbe_forward_empty(w->a, at.k)) {
             tbe_forward_zeros(w->a, at.k, at.j, past);
             continue;
         }
-        tbe_walk_enter(w, at.k, format);
+        tbe_walk_enter(w, at.k);
         const bool rows = w->t->pooling == PERI_POOLING_NONE;
-        int64_t cols = w->t->cols;
-#define TBE_IS(cols, width) (cols) == (width) ||
-        /* Rows of bytes without the walk ahead: one place in the code for all common widths. */
-        if (tbe_bits(format) < 16 && source.reach.ahead <= 0 && (PERI_TBE_WIDTHS(TBE_IS, cols) false)) cols = -1;
-#undef TBE_IS
-#define TBE_BAGS_OF(format, width) \
-    case width: tbe_forward_bags(w, &h, &source, at.j, past, format, (width) / 16, rows); break;
-        switch (cols) {
-            PERI_TBE_WIDTHS(TBE_BAGS_OF, format)
-        case -1:
-            if (tbe_bits(format) < 16) tbe_forward_bags(w, &h, &source, at.j, past, format, TBE_NV_STAYS, rows);
-            break;
-        default: tbe_forward_bags(w, &h, &source, at.j, past, format, TBE_NV_ANY, rows);
+        if (tbe_bits(TBE_FORMAT) < 16 && source.reach.ahead <= 0) {
+            tbe_forward_bags(w, &h, &source, at.j, past, TBE_NV_STAYS, rows); /* one place in the code for all widths */
+            continue;
+        }
+#define TBE_BAGS_OF(_, width) \
+    case width: tbe_forward_bags(w, &h, &source, at.j, past, (width) / 16, rows); break;
+        switch (w->t->cols) {
+            PERI_TBE_WIDTHS(TBE_BAGS_OF, )
+        default: tbe_forward_bags(w, &h, &source, at.j, past, TBE_NV_ANY, rows);
         }
 #undef TBE_BAGS_OF
     }
-}
-
-void K_SHARED(K_CAT(tbe_forward_, K_PIECE, ))(tbe_walk *w, tbe_place at, tbe_place stop)
-{
-#define X(name, format) TBE_FORMAT_##name = format,
-    enum { TBE_FORMATS(X) }; /* of this function alone: the amalgamation has it several times in one file */
-#undef X
-    tbe_forward_walk(w, at, stop, K_CAT(TBE_FORMAT_, K_PIECE, ));
 }

@@ -139,15 +139,21 @@ TBE_INLINE tbe_ahead tbe_ahead_start(const tbe_source *source, const char **ring
     return h;
 }
 
-/** X(name, format) for every format of rows: unit_tbe_forward.c is compiled once for each, as its piece of that
- *  name. */
-#define TBE_FORMATS(X)                                                                                                 \
-    X(f32, PERI_F32)                                                                                                   \
-    X(f16, PERI_F16) X(bf16, PERI_BF16) X(int8, PERI_ROWS_INT8) X(int8_half, PERI_ROWS_INT8_HALF)                      \
-        X(fp8, PERI_ROWS_FP8) X(int4, PERI_ROWS_INT4) X(int2, PERI_ROWS_INT2)
+/** X(name) for every format of rows: unit_tbe_forward.c is compiled once for each, as its piece of that name. */
+#define TBE_FORMATS(X) X(f32) X(f16) X(bf16) X(int8) X(int8_half) X(fp8) X(int4) X(int2)
+enum {
+    TBE_FORMAT_f32 = PERI_F32,
+    TBE_FORMAT_f16 = PERI_F16,
+    TBE_FORMAT_bf16 = PERI_BF16,
+    TBE_FORMAT_int8 = PERI_ROWS_INT8,
+    TBE_FORMAT_int8_half = PERI_ROWS_INT8_HALF,
+    TBE_FORMAT_fp8 = PERI_ROWS_FP8,
+    TBE_FORMAT_int4 = PERI_ROWS_INT4,
+    TBE_FORMAT_int2 = PERI_ROWS_INT2,
+};
 
 /** A call's bags, from @at up to @stop, of rows of one format. */
-#define X(name, format) K_HIDDEN void K_SHARED(tbe_forward_##name)(tbe_walk *w, tbe_place at, tbe_place stop);
+#define X(name) K_HIDDEN void K_SHARED(tbe_forward_##name)(tbe_walk *w, tbe_place at, tbe_place stop);
 TBE_FORMATS(X)
 #undef X
 
