@@ -25,27 +25,23 @@ static int64_t ref_row_place(int64_t row, int32_t ndim, const int64_t *shape, co
          i += last - first, row++, first = 0)                                                                          \
         if ((last = first + (end - i) < (cols) ? first + (end - i) : (cols)), 1)
 
+/** x > y is y < x: those of greater have x and y in each other's place, and no loops of their own. */
 #define REF_COMPARE(T, LOAD, NUMBER)                                                                                   \
     do {                                                                                                               \
-        const T number = (T)(NUMBER), *x = (const T *)a->a + at_a, *y = a->b ? (const T *)a->b + at_b : &number;       \
-        switch (a->op) {                                                                                               \
+        const T number = (T)(NUMBER), *p = (const T *)a->a + at_a, *q = a->b ? (const T *)a->b + at_b : &number;       \
+        const T *x = greater ? q : p, *y = greater ? p : q;                                                            \
+        switch (op) {                                                                                                  \
         case PERI_COMPARE_EQ:                                                                                          \
-            for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) == LOAD(y[c * sb]);                               \
+            for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sx]) == LOAD(y[c * sy]);                               \
             break;                                                                                                     \
         case PERI_COMPARE_NE:                                                                                          \
-            for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) != LOAD(y[c * sb]);                               \
+            for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sx]) != LOAD(y[c * sy]);                               \
             break;                                                                                                     \
         case PERI_COMPARE_LT:                                                                                          \
-            for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) < LOAD(y[c * sb]);                                \
-            break;                                                                                                     \
-        case PERI_COMPARE_LE:                                                                                          \
-            for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) <= LOAD(y[c * sb]);                               \
-            break;                                                                                                     \
-        case PERI_COMPARE_GT:                                                                                          \
-            for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) > LOAD(y[c * sb]);                                \
+            for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sx]) < LOAD(y[c * sy]);                                \
             break;                                                                                                     \
         default:                                                                                                       \
-            for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) >= LOAD(y[c * sb]);                               \
+            for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sx]) <= LOAD(y[c * sy]);                               \
             break;                                                                                                     \
         }                                                                                                              \
     } while (0)
@@ -56,6 +52,9 @@ static void ref_compare(const void *args, int64_t begin, int64_t end)
     const peri_k_compare_args *a = args;
     const int64_t cols = ref_cols(a->ndim, a->shape), sa = ref_step(a->ndim, a->a_stride);
     const int64_t sb = a->b ? ref_step(a->ndim, a->b_stride) : 0;
+    const bool greater = a->op == PERI_COMPARE_GT || a->op == PERI_COMPARE_GE;
+    const int32_t op = a->op == PERI_COMPARE_GT ? PERI_COMPARE_LT : a->op == PERI_COMPARE_GE ? PERI_COMPARE_LE : a->op;
+    const int64_t sx = greater ? sb : sa, sy = greater ? sa : sb;
     REF_ROWS(cols)
     {
         const int64_t n = last - first, at_a = ref_row_place(row, a->ndim, a->shape, a->a_stride) + first * sa;
