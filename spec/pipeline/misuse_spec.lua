@@ -19,7 +19,8 @@ describe("a pipeline", function()
       local p = peri.TrainPipelineBase { model = model, optimizer = false }
       for _, name in ipairs { "progress", "run", "set_schedule", "measure", "attach", "detach", "not_pipelined", "stop",
         "close" } do
-        refused(("Pipeline:%s: self is nil, wanted a Pipeline"):format(name), p[name])
+        refused(("Pipeline:%s: self is nil, wanted a Pipeline (a method is called with a colon: x:%s(...))"):format(
+          name, name), p[name])
       end
       assert.equal(pipeline.EvalPipelineFusedSparseDist, peri.EvalPipelineFusedSparseDist)
       assert.equal(pipeline.GradientAccumulationPipeline, peri.GradientAccumulationPipeline)
