@@ -156,6 +156,25 @@ describe("a table of raw ids of another size", function()
     end)
   end
 
+  it("keeps the times that are not loaded, where a row has the id that it had", function()
+    local path, prefix = folder .. "/times", "mc._managed_collision_collection._managed_collision_modules.raw."
+    local first = build(nil, { rows = 36, buckets = 6, module = kinds.hash_ttl })
+    local other = build(nil, { rows = 42, buckets = 6, module = kinds.hash_ttl })
+    train(first, 1, 12)
+    train(other, 3, 14)
+    peri.checkpoint.save(path, { model = first })
+    local function numbers(name) return other:state_dict()[prefix .. name]:gather():to_list() end
+    local ids, times, kept = numbers "_hash_zch_identities", numbers "_hash_zch_metadata", 0
+    peri.checkpoint.load(path, { model = other }, { except = { "model/" .. prefix .. "_hash_zch_metadata",
+      "model/" .. prefix .. "_current_iter_tensor" } })
+    for row, id in ipairs(numbers "_hash_zch_identities") do
+      local same = id == ids[row]
+      kept = kept + (same and id ~= -1 and 1 or 0)
+      assert.equal(same and times[row] or -1, numbers "_hash_zch_metadata"[row])
+    end
+    assert.is_true(kept > 0)
+  end)
+
   it("hash ids lie as if they had come one after the other, the longest times first, where max_probe is short",
     function()
     local function hash(rows, buckets)

@@ -105,4 +105,16 @@ describe("a window of raw ids in a checkpoint", function()
     local start, entries = maps.raw:_settled_map():window()
     assert.same({ 8, 0 }, { start, entries:size(1) })
   end)
+
+  it("begins anew where the map keeps its own step", function()
+    for steps = 2, 14, 12 do -- before the window of the checkpoint, and behind it
+      local model = build(nil, "LFU")
+      train(model, 1, steps, 0, 1)
+      peri.checkpoint.load(folder .. "/LFU-0", { model = model }, { except = {
+        "model/mc._managed_collision_collection._managed_collision_modules.raw._current_iter_tensor" } })
+      local maps = model.mc:managed_collision_collection():managed_collision_modules()
+      local start, entries = maps.raw:_settled_map():window()
+      assert.same({ steps, 0 }, { start, entries:size(1) })
+    end
+  end)
 end)

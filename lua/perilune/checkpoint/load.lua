@@ -201,6 +201,10 @@ local function take_own(parts, dicts, group)
     if d and part.object.of_ranks then
       local dict, why = parts_of.own_dict(part.object, d.dict, group and group:rank() or 0, group and group:size() or 1)
       d.dict, refusals[part.name] = dict, why
+      if dict and part.object.leave_out then
+        local model = dicts[part.name:match "^(.*)%.windows$"]
+        part.object:leave_out(dict, model and model.dict or {})
+      end
     end
   end
   return refusals
@@ -285,7 +289,7 @@ local function load_parts(c, func, given, a, group, met, quiet, patch)
     list, partial, left = choose(func, c, saved, parts, a)
     dicts = dicts_of(c, saved, list, left, a, patch)
     partial = partial or a.only ~= nil or a.except ~= nil
-    said = resize.fit(parts, dicts)
+    said = resize.fit(parts, dicts, left)
     kept = a.increments and as_it_is(list, dicts)
     for _, part in ipairs(parts) do
       local why = "taken before this load and with ids for module '%s', which would be trained after it"

@@ -36,12 +36,14 @@ local function size_of(x) return Tensor.is(x) and x:shape() or x:size() end
 
 -- -- what is loaded ---------------------------------------------------------------------------------------------------
 
---- The states of the new map by name. like: a map of the same table.
-local function new_states(fit, like, states)
+--- The states of the new map by name. like: a map of the same table; is_left: name -> whether the state is left as it
+--- is here.
+local function new_states(fit, like, states, is_left)
   local result, by_row, rows = {}, {}, fit.segments[#fit.segments]
   for name, i in util.ordered(util.index_of(like:state_names())) do
-    if not mc_map._is_by_row(name) then result[name] = P.lasting(like.state, like, i)
-    else
+    local left = is_left(name)
+    if not left and not mc_map._is_by_row(name) then result[name] = P.lasting(like.state, like, i)
+    elseif not left then
       local size, dtype = like:_describe(i)
       local old = fit.stored[name]
       size[1] = rows
@@ -217,8 +219,8 @@ local function fit_of(collection, module, segments, states, name)
 end
 
 --- One table: change the entries of the dicts of all parts. Returns what is to be said; nil: sizes and buckets are the
---- same.
-local function resize(dicts, dict, path, name, collection)
+--- same. left: a set of names of tensors, of which `begin` is in front of the dict's.
+local function resize(dicts, dict, path, name, collection, left, begin)
   local prefix, states = ("%s._managed_collision_modules.%s."):format(path, name), {}
   for key, value in util.ordered(dict) do
     if type(key) == "string" and key:sub(1, #prefix) == prefix then states[key:sub(#prefix + 1)] = value end
@@ -227,7 +229,9 @@ local function resize(dicts, dict, path, name, collection)
   local fit, like = fit_of(collection, module, segments, states, name)
   if not fit then return nil end
   local before, after, kept = fit.old[#fit.old], module.zch_size, fit:count()
-  for state, tensor in util.ordered(new_states(fit, like, states)) do dict[prefix .. state] = tensor end
+  for state, tensor in util.ordered(new_states(fit, like, states, function(state)
+    return left[begin .. prefix .. state]
+  end)) do dict[prefix .. state] = tensor end
   local parameter = "%." .. name:gsub("%p", "%%%0") .. "%.weight$"
   local root = path:match "^(.*)_managed_collision_collection$" or ""
   local function is_table(key)
@@ -250,10 +254,11 @@ local function resize(dicts, dict, path, name, collection)
     kept < fit.total and (", %d did not fit and are left out (docs/checkpoints.md)"):format(fit.total - kept) or "")
 end
 
---- Fit the tables of raw ids of the models among `parts` to the sizes that they have here. Returns a list of what is to
---- be said. Local.
-function M.fit(parts, dicts)
-  local said = {}
+--- Fit the tables of raw ids of the models among `parts` to the sizes that they have here. left: a list of { as = name
+--- of a tensor that is left as it is here }. Returns a list of what is to be said. Local.
+function M.fit(parts, dicts, left)
+  local said, set = {}, {}
+  for _, entry in ipairs(left) do set[entry.as] = true end
   for _, part in ipairs(parts) do
     local d = dicts[part.name]
     for _, m in ipairs(d and part.module and (part.object.wraps and part.object.module or part.object):named_modules()
@@ -262,7 +267,7 @@ function M.fit(parts, dicts)
       local configs = (collection._tables and collection._configs or collection.managed_collision_modules)
         and collection.embedding_configs
       for _, t in ipairs(configs and collection:embedding_configs() or {}) do
-        said[#said + 1] = resize(dicts, d.dict, m.path, t.name, collection)
+        said[#said + 1] = resize(dicts, d.dict, m.path, t.name, collection, set, part.name .. "/")
       end
     end
   end

@@ -10,12 +10,14 @@ Windows.of_ranks = true     -- each rank has the ids of its buckets
 Windows.always_merge = true -- and takes those of its buckets from all
 Windows.optional = true     -- a checkpoint without them is fine: windows begin anew
 
---- The maps of a model whose windows are longer than a step: a list of { key =, map = function() -> the map on this
---- rank, or nil }.
+--- The maps of a model whose windows are longer than a step: a list of { key =, step = name of its step in the model's
+--- state_dict, map = function() -> the map on this rank, or nil }.
 local function maps_of(model)
   local list = {}
   local function add(path, name, module, map)
-    if (module.eviction_interval or 1) > 1 then list[#list + 1] = { key = path .. "/" .. name, map = map } end
+    if (module.eviction_interval or 1) <= 1 then return end
+    list[#list + 1] = { key = path .. "/" .. name, map = map, step = ("%s%s_managed_collision_modules.%s."
+      .. "_current_iter_tensor"):format(path, path ~= "" and "." or "", name) }
   end
   for _, m in ipairs((model.wraps and model.module or model):named_modules()) do
     local collection = m.module
@@ -66,6 +68,14 @@ function Windows:merge_state_dicts(list) -- luacheck: ignore 212
     end
   end
   return merged
+end
+
+--- Leave the windows of maps whose steps are not loaded with them out of what merge_state_dicts has returned: they
+--- begin anew. loaded: what is loaded of the model's state_dict.
+function Windows:leave_out(dict, loaded)
+  for _, m in ipairs(self.maps) do
+    if not loaded[m.step] then dict[m.key] = nil end
+  end
 end
 
 --- Go on with the ids of this rank's buckets.
