@@ -313,24 +313,30 @@ template <class R, int LANES> struct group {
             PERI_UNROLL
             /* not loaded: 0 in so many words, or the compiler moves what was, and waits for it */
             for (int r = 0; r < N; r++) raw[r] = R{};
+            /* loops of their own for what is the same for all rows: no branches between the loads */
             if (R::LEAVES && g.leave_soon) {
                 PERI_UNROLL
                 for (int r = 0; r < N; r++)
-                    if (at[r] >= 0) raw[r].load(weight + (at[r] + column), cols - mine, pair, true);
+                    if (at[r] >= 0) raw[r].load(weight + (at[r] + column), cols - mine, false, true);
+            } else if (R::PAIR && pair) {
+                PERI_UNROLL
+                for (int r = 0; r < N; r++)
+                    if (at[r] >= 0) raw[r].load(weight + (at[r] + column), cols - mine, true, false);
             } else {
                 PERI_UNROLL
                 for (int r = 0; r < N; r++)
-                    if (at[r] >= 0) raw[r].load(weight + (at[r] + column), cols - mine, pair, false);
+                    if (at[r] >= 0) raw[r].load(weight + (at[r] + column), cols - mine, false, false);
             }
         }
-        /** acc += row r, times its lane's @weight. */
+        /** acc += row r, times its lane's @weight. A row that is not there is added without a branch: its numbers,
+         *  scale and bias are 0, and 0 times -0 leaves any sum as it is. */
         __device__ __forceinline__ void add(const group &g, unsigned mask, int r, float weight,
                                             const row_scale<R::FORMAT> &own, int i, float (&acc)[R::VEC]) const
         {
             float x[R::VEC], scale = 1, bias = 0;
             if (R::CODES) own.get(mask, i + r, LANES, &scale, &bias);
-            const float by = g.a.list.weights ? __shfl_sync(mask, weight, i + r, LANES) : 1;
-            if (at[r] < 0) return;
+            const float given = __shfl_sync(mask, weight, i + r, LANES);
+            const float by = at[r] < 0 ? -0.0f : given;
             raw[r].values(scale, bias, g.two_to_23, x);
             PERI_UNROLL
             for (int c = 0; c < R::VEC; c++) acc[c] = fmaf(by, x[c], acc[c]);

@@ -129,6 +129,18 @@ for _, device in ipairs(require "spec.support.devices") do
       assert.not_same(want, batch({ { name = "a", rows = 30, cols = 12 } }, nil, { seed = 4 }):state(1):to_table())
     end)
 
+    it("adds nothing for an id that is none, whatever its weight, not even to -0", function()
+      for _, cols in ipairs { 8, 3 } do -- rows that a kernel moves word by word, and others
+        local b = batch({ { name = "a", rows = 1, cols = cols, init = peri.embed.constant(-1e-30) } })
+        local list = b:blocks { { table = 1, first_bag = 0, bags = 3, out_offset = 0, out_stride = cols } }
+        local out = b:lookup(t({ 0, -1, -1, 0, -1 }, "i64"), t({ 0, 2, 4, 5 }, "i64"), list, 3, cols,
+          t { 1e-30, math.huge, 0 / 0, 1, math.huge }):to_table()
+        for d = 1, cols do -- the product is too small for f32, and rounded to -0
+          assert.same({ -math.huge, true, math.huge }, { 1 / out[1][d], out[2][d] < 0, 1 / out[3][d] })
+        end
+      end
+    end)
+
     it("starts weights as asked", function()
       local b = batch {
         { name = "a", rows = 4, cols = 2, init = embed.constant(1.5) },

@@ -5,6 +5,7 @@
 --   row     bytes by row: floor and moved
 --   wide    rows of 16 bytes and more: that they move by 128-bit accesses, or why not
 --   load    bits of the loads to look at, where the widest of the kernel are not the row's
+--   with    an instruction of the loop that moves rows, where other loops load more
 --   part    of those loads, the part that brings bytes of its own
 --   flight  why it is not held to the bytes in flight
 --   shared  bytes of dynamic shared memory a block
@@ -36,9 +37,9 @@ return {
   { name = "forward, bf16 rows", file = "tbe_forward", kernel = "lookup<row_half<3>, 16>", row = row(F16, ID, OUT),
     wide = true },
   { name = "forward, int8 rows", file = "tbe_forward", kernel = "lookup<row_codes<64>, 8>", row = row(INT8, ID, OUT),
-    load = 64, wide = "136 bytes a row: at multiples of 8" },
+    load = 64, with = "FFMA", wide = "136 bytes a row: at multiples of 8" },
   { name = "forward, int4 rows", file = "tbe_forward", kernel = "lookup<row_codes<67>, 8>", row = row(INT4, ID, OUT),
-    load = 32, wide = "68 bytes a row: at multiples of 4" },
+    load = 32, with = "FFMA", wide = "68 bytes a row: at multiples of 4" },
   { name = "update, row-wise Adagrad", file = "tbe_update", kernel = "update_windows<shape<16, 2>, 3, true, 4>",
     row = row(F32, F32, F32, MOMENTUM, MOMENTUM, ID), wide = true },
   { name = "update, SGD", file = "tbe_update", kernel = "update_windows<shape<16, 2>, 1, true, 4>",

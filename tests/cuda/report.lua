@@ -134,7 +134,7 @@ local function hot_table(list, arch)
     if not r then
       complaints[#complaints + 1] = ("%s: no kernel %s in %s.cu"):format(h.name, h.kernel, h.file)
     else
-      local inner = sass.inner(r.code, h.load and h.load / 8)
+      local inner = sass.inner(r.code, h.load and h.load / 8, h.with)
       local warps = resident(arch, r.registers, r.shared + (h.shared or 0))
       local flight = inner.bytes * 32 * warps * (h.part or 1)
       local wrong = wrongs(h, r, inner, flight, arch)

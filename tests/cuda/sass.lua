@@ -159,12 +159,26 @@ local function widths(kernel, first, last, what)
   return #names > 0 and table.concat(names, " ") or "-"
 end
 
+--- Of these loops (the smallest first) the innermost ones with an instruction `name`.
+local function innermost(kernel, all, name)
+  local out = {}
+  for _, l in ipairs(all) do
+    local has = false
+    for i = l[1], l[2] do has = has or kernel.code[i].opcode:match "^%w+" == name end
+    for _, inner in ipairs(out) do has = has and not (inner[1] >= l[1] and inner[2] <= l[2]) end
+    if has then out[#out + 1] = l end
+  end
+  return out
+end
+
 --- The loop that moves rows: of those that load words of `width` bytes (default: the widest that any loop loads) the
---- smallest one of those that have most of them in flight. { loads, stores: widths; width; bytes, n: in flight;
---- widest_store }
-function sass.inner(kernel, width)
+--- smallest one of those that have most of them in flight. `with`: of the innermost loops with this instruction
+--- (FFMA), where others load more (the sum of the bags of all blocks before one, say). { loads, stores: widths; width;
+--- bytes, n: in flight; widest_store }
+function sass.inner(kernel, width, with)
   local best
   local all = loops(kernel)
+  if with then all = innermost(kernel, all, with) end
   if not width then
     width = 0
     for _, l in ipairs(all) do
