@@ -200,6 +200,13 @@ describe("errors", function()
     assert.equal(("Linear: x is [1, 3], wanted [*, 2] (spec/errors_spec.lua:%d)"):format(line), tostring(err))
   end)
 
+  it("look at no more than the end of a stack that has overflowed", function()
+    local function deep() return deep() .. "x" end
+    local began = os.clock()
+    assert.is_false((pcall(peri.scope, errors.run, deep)))
+    assert.is_true(os.clock() - began < 1, "it took 3 s where all levels were looked at")
+  end)
+
   it("keep the stack when asked", function()
     errors.tracing = true
     local _, err = pcall(peri.empty, { -1 })

@@ -127,10 +127,13 @@ local function through(...) return ... end
 function M.run(f, ...) return through(f(...)) end
 M.runners[M.run] = true
 
+local MOST_LEVELS = 1000 -- finding each one costs as many steps as it is deep, and a function that calls itself for
+                         -- ever has 60,000
+
 --- The running stack: place of the script, path of the innermost module, and that module if it is being called.
 local function survey()
   local place, modules, called, inner, level = nil, {}, false, nil, 2
-  while true do
+  while level < MOST_LEVELS do
     local info = debug.getinfo(level, "Slf")
     if not info then break end
     local name, value = debug.getlocal(level, 1)
