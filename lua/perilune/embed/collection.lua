@@ -308,7 +308,7 @@ end
 function TableCollection:set_learning_rate(rate) self:materialise():set_learning_rate(rate) end
 
 function TableCollection:extra_text()
-  return table.concat(util.map(self.tables, function(t)
+  return table.concat(util.map(rawget(self, "tables") or {}, function(t)
     local text = ("%s: %d x %d"):format(t.name, t.num_embeddings, t.embedding_dim)
     return t.pooling and text .. " " .. t.pooling or text
   end), ", ")
