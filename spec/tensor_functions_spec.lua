@@ -258,6 +258,10 @@ for _, device in ipairs(devices) do
       refuses("a and b are f32 %[2, 3%] and f32 %[%], allowed: integers", function() return x % 2 end)
       refuses("1 divisors of i64 %[3%] are 0", function() return ids % ids end)
       refuses("peri_op_floor_divide: the divisor is 0", function() return ids:floor_divide(0) end)
+      for _, name in ipairs { "add", "div", "floor_divide", "remainder" } do
+        refuses("both numbers, wanted at least one tensor", function() return F[name](5LL, 2LL) end)
+      end
+      refuses("both numbers, wanted at least one tensor", function() return F.div(5LL, 2) end)
       refuses("the exponent %-1 of i64, allowed: 0%.%.2%^53 %- 1", function() return ids ^ -1 end)
       refuses("9007199254740992 does not fit i64, .* in Lua 64%-bit ones: 9007199254740993LL", function()
         return ids + 2 ^ 53

@@ -49,6 +49,7 @@ function M.luajit_env()
     PERI_LIBRARY = ("%s/%s/libperilune.so"):format(here, M.build),
     PERI_PLUGIN_PATH = ("%s/%s"):format(here, M.build),
     LD_PRELOAD = os.getenv "LD_PRELOAD" or "",
+    PERI_UNCOMPILED = not jit.status() and "1" or nil, -- this process has said it
   }
 end
 

@@ -201,7 +201,7 @@ if only "permute" or only "bucketize" or only "jagged" then
     local square = lengths:reshape(FEATURES, batch)
     order = peri.tensor(order, "i32", device)
     case("permute_2D, F 26, B 65,536, L 20", 16 * n + 16 * bags, 0.65, function()
-      sparse.permute_2D_sparse_data(order, square, ids, nil, n)
+      sparse.permute_2D_sparse_data(order, square, ids)
     end)
     do -- the bags of a quarter of them, one by one, in another order
       local quarter = math.floor(bags / 4)

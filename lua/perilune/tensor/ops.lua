@@ -2,6 +2,7 @@
 -- Dimensions count from 1, negative ones from the end. `t` is always a tensor, options follow.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
+local errors = require "perilune.errors"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor.core"
 local signature = require "perilune.signature"
@@ -55,6 +56,9 @@ function Tensor._is_float(t) return floats[t:describe().dtype] == true end
 --- The number x, a Lua number or a 64-bit integer, as a tensor without dimensions beside t: of t's dtype if that can
 --- hold it, else of the next kind: i64 beside bool, f32 beside integers.
 function Tensor._number(x, t)
+  if Tensor._is_number(t) then
+    P.fail(("%s and %s are both numbers, wanted at least one tensor"):format(errors.kind(x), errors.kind(t)))
+  end
   local dtype, device = t:dtype(), t:device()
   if Tensor._is_float(t) then return Tensor.full(none, tonumber(x), dtype, device) end
   local fraction = type(x) == "number" and (x ~= math.floor(x) or x - x ~= 0)
@@ -94,6 +98,7 @@ end
 function M.div(a, b)
   if type(a) == "number" then return M.reciprocal(b, a) end
   if type(b) == "number" then
+    if not ffi.istype(ctype, a) then operands(a, b) end -- refuses a number
     if Tensor._is_float(a) then return M.affine(a, 1 / b, 0) end
     b = Tensor.full(none, b, "f32", a:device())
   elseif not (ffi.istype(ctype, a) and ffi.istype(ctype, b)) then a, b = operands(a, b) end
