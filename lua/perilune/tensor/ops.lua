@@ -106,7 +106,7 @@ function M.div(a, b)
   return wrap(out[0])
 end
 --- The same of a function that has no form for a number: Lua's become tensors, too.
-local function tensors(a, b)
+local function as_tensors(a, b)
   if type(a) == "number" then return Tensor._number(a, b), b end
   if type(b) == "number" then return a, Tensor._number(b, a) end
   return operands(a, b)
@@ -114,13 +114,13 @@ end
 
 --- a / b rounded down, of integers; either side may be a number, divisors are not 0.
 function M.floor_divide(a, b)
-  a, b = tensors(a, b)
+  a, b = as_tensors(a, b)
   check(C.peri_op_floor_divide(ptr(a), ptr(b), out))
   return wrap(out[0])
 end
 --- a - b * floor_divide(a, b), which has the sign of b: a % b.
 function M.remainder(a, b)
-  a, b = tensors(a, b)
+  a, b = as_tensors(a, b)
   check(C.peri_op_remainder(ptr(a), ptr(b), out))
   return wrap(out[0])
 end
