@@ -82,8 +82,7 @@ end
 
 --- Exchange all fields of two tables.
 function M.exchange(a, b)
-  local from_a = {}
-  for k, v in pairs(a) do from_a[k] = v end
+  local from_a = M.copy(a)
   for k in pairs(from_a) do rawset(a, k, nil) end
   for k, v in pairs(b) do rawset(a, k, v) end
   for k in pairs(a) do rawset(b, k, nil) end

@@ -281,17 +281,20 @@ static peri_status note_tables(tables *t, const peri_sharded_config *config)
     return PERI_OK;
 }
 
+/** Whether shard @k of a table has numbers, and is the first in its columns. */
+static bool begins_block(const peri__route_table *table, int32_t k)
+{
+    const peri_shard *p = &table->shards[k];
+    for (int32_t i = 0; i < k; i++)
+        if (table->shards[i].rows > 0 && table->shards[i].col_offset == p->col_offset) return false;
+    return p->rows > 0 && p->cols > 0;
+}
+
 /** The number of the block of columns that begins at @first, among those of all ranks. */
 static int32_t block_at(const peri__route_table *table, int64_t first)
 {
     int32_t n = 0;
-    for (int32_t i = 0; i < table->n_shards; i++) {
-        const peri_shard *p = &table->shards[i];
-        bool counts = p->rows > 0 && p->cols > 0 && p->col_offset < first;
-        for (int32_t k = 0; counts && k < i; k++)
-            counts = !(table->shards[k].rows > 0 && table->shards[k].col_offset == p->col_offset);
-        n += counts;
-    }
+    for (int32_t i = 0; i < table->n_shards; i++) n += table->shards[i].col_offset < first && begins_block(table, i);
     return n;
 }
 
@@ -315,10 +318,7 @@ static peri_status note_parameters(peri_checkpoint_state *s, const tables *t)
         if (!t->coded[i]) PERI_TRY(note_parameter(s, i, 0, table->cols));
         for (int32_t k = 0; t->coded[i] && t->of->places == 1 && k < table->n_shards; k++) {
             const peri_shard *p = &table->shards[k];
-            bool first = p->rows > 0 && p->cols > 0;
-            for (int32_t m = 0; first && m < k; m++)
-                first = !(table->shards[m].rows > 0 && table->shards[m].col_offset == p->col_offset);
-            if (first) PERI_TRY(note_parameter(s, i, block_at(table, p->col_offset), p->cols));
+            if (begins_block(table, k)) PERI_TRY(note_parameter(s, i, block_at(table, p->col_offset), p->cols));
         }
     }
     return PERI_OK;
