@@ -289,6 +289,19 @@ for _, device in ipairs(devices) do
       assert.same({ 0, 0 }, ids:to("i32"):gt(9007199254740993LL):to_list())
     end)
 
+    it("make tensors of their own of integers, also where nothing changes", function()
+      for _, dtype in ipairs { "u8", "i8", "i16", "i32", "i64" } do
+        local x = peri.tensor({ 1, 100 }, dtype, device)
+        local least, most = dtype == "u8" and 0 or -128, dtype == "u8" and 255 or 127
+        local same = { x:clamp(least, most), x:clamp(least), x:clamp(nil, most), x:abs(), x:relu(), x ^ 1, x * 1 }
+        for _, y in ipairs(same) do
+          assert.same({ 1, 100 }, y:to "i32":to_list())
+          y:fill(7)
+        end
+        assert.same({ 1, 100 }, x:to "i32":to_list())
+      end
+    end)
+
     it("calculate with ids that a Lua number cannot hold", function()
       local ids = peri.tensor({ 9007199254740993LL, -5 }, "i64", device)
       assert.same({ 9007199254740995LL, -3 }, (ids + 2):to_list())

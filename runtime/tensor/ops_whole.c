@@ -165,17 +165,16 @@ static peri_status magnitude(const char *function, peri_tensor *x, peri_tensor *
     return status;
 }
 
-/** Bounds that no number of the dtype is beyond are none. */
+/** Bounds that no number of the dtype is beyond are none. The result is a tensor of its own in any case. */
 static peri_status clamp(const char *function, peri_tensor *x, double low, double high, peri_tensor **out)
 {
     double least, past;
-    peri_tensor *raised = x;
+    peri_tensor *raised;
     peri__range_of(x->dtype, &least, &past);
-    if (low > least) PERI_TRY(with_number(function, PERI_WHOLE_MAX, x, low, &raised));
-    else peri_tensor_retain(raised);
-    peri_status status = PERI_OK;
-    if (high < past - 1) status = with_number(function, PERI_WHOLE_MIN, raised, high, out);
-    else peri_tensor_retain(*out = raised);
+    if (!(high < past - 1)) return with_number(function, PERI_WHOLE_MAX, x, fmax(low, least), out);
+    if (!(low > least)) return with_number(function, PERI_WHOLE_MIN, x, high, out);
+    PERI_TRY(with_number(function, PERI_WHOLE_MAX, x, low, &raised));
+    peri_status status = with_number(function, PERI_WHOLE_MIN, raised, high, out);
     peri_tensor_release(raised);
     return status;
 }
@@ -193,12 +192,12 @@ static peri_status multiply(const char *function, peri_tensor **x, peri_tensor *
 /** By squares: the exponent's bits from the lowest. */
 static peri_status power(const char *function, peri_tensor *x, double exponent, peri_tensor **out)
 {
-    peri_tensor *y = NULL, *square = NULL;
+    peri_tensor *y = NULL, *square = x;
     peri_status status;
     if (exponent < 0 || exponent >= 0x1p53)
         return peri__fail(PERI_ERANGE, "%s: the exponent %.0f of %s, allowed: 0..2^53 - 1; of floats any (in Lua "
                           "t:to \"f32\")", function, exponent, peri_dtype_name(x->dtype));
-    PERI_TRY_GOTO(with_number(function, PERI_WHOLE_MUL, x, 1, &square), out);
+    peri_tensor_retain(square);
     PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &y), out);
     PERI_TRY_GOTO(peri_tensor_fill(y, 1), out);
     for (int64_t e = (int64_t)exponent; e > 0; e >>= 1) {
