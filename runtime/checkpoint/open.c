@@ -27,6 +27,7 @@ void peri_checkpoint_release(peri_checkpoint *c)
         for (int k = 0; k < 2; k++) peri__io_file_free(c->open[k]);
         if (c->dir >= 0) close(c->dir);
         peri__manifest_fini(&c->m);
+        peri__formats_free(&c->formats);
         peri__free(c->folder);
         peri__free(c->own.buffer);
         peri__io_pages_free(c->own.ring, PERI__READ_RING);

@@ -3,6 +3,7 @@
  * reader.c: reading rectangles of tensors from the pieces that they meet (pieces.c). A piece of an increment that has
  * some rows only is laid over what the parent has.
  */
+#include "../embed/embed_internal.h"
 #include "pieces.h"
 
 #include <stdio.h>
@@ -332,6 +333,20 @@ static peri__target target_of(const peri__entry *e, const peri__region *region)
     return to;
 }
 
+/** Rows of a quantized table, in which @out lies, are stored as the checkpoint says, if it says something of them. */
+static peri_status check_format(peri_checkpoint *c, const peri__entry *e, const peri_tensor *out, const char *function)
+{
+    const char *name = peri__entry_name(&c->m, e), *there;
+    char here[PERI__FORMAT_ROOM];
+    int64_t cols;
+    const int32_t coded = e->dtype == PERI_U8 ? peri__tbe_coded_rows(out, &cols) : 0;
+    if (!coded) return PERI_OK;
+    PERI_TRY(peri__format_of(&c->formats, peri_checkpoint_values(c), name, &there));
+    if (!there || strcmp(peri__format_text(coded, cols, here), there) == 0) return PERI_OK;
+    return peri__fail(PERI_EMISMATCH, "%s: tensor '%.200s' has rows of %s here, and rows of %.60s in the checkpoint",
+                      function, name, here, there);
+}
+
 peri_status peri_checkpoint_read(peri_checkpoint *c, int64_t index, const peri_checkpoint_region *region,
                                  peri_tensor *out)
 {
@@ -351,6 +366,7 @@ peri_status peri_checkpoint_read(peri_checkpoint *c, int64_t index, const peri_c
         return peri__fail(PERI_EINVAL, "%s: out has %lld elements of %s, wanted: %lld of %s", what, (long long)d.numel,
                           peri_dtype_name(d.dtype), (long long)elements, peri_dtype_name(e->dtype));
     if (elements == 0) return PERI_OK;
+    PERI_TRY(check_format(c, e, out, "peri_checkpoint_read"));
     peri__target to = target_of(e, &r);
     if (d.contiguous && peri__immediate(d.device)) {
         to.memory = peri__data(out);
@@ -405,6 +421,7 @@ static peri_status read_shares(peri_checkpoint *c, int64_t index, const peri_che
         status = peri__region_take(&shares[i].want, regions[i], f);
         if (status >= 0)
             status = peri__region_check(f, e->ndim, peri__entry_shape(&c->m, e), &shares[i].want, &elements);
+        if (status >= 0) status = check_format(c, e, outs[i], f);
         fits = status >= 0 && d.dtype == e->dtype && d.numel == elements && elements > 0 && d.contiguous &&
                peri__immediate(d.device) && !shares[i].want.columns;
         shares[i].memory = fits ? peri__data(outs[i]) : NULL;

@@ -14,6 +14,7 @@
 #define PERI_CHECKPOINT_READER_H
 
 #include "../tensor/tensor_internal.h"
+#include "formats.h"
 #include "io.h"
 #include "manifest.h"
 
@@ -39,6 +40,7 @@ struct peri_checkpoint {
     peri__io_file *open[2];
     int32_t file[2];
     peri__tools own, *tools;
+    peri__formats formats;   /* of rows of quantized tables */
     peri_checkpoint *parent; /* NULL: this one is full, or was opened alone */
     bool inner;              /* it is the parent of one: its files are closed when something was read, since chains may
                                 be long */

@@ -10,7 +10,7 @@
 #include "../shard/module.h"
 #include "files.h"
 #include "manifest.h"
-#include "names.h"
+#include "reader.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -141,11 +141,7 @@ peri_status peri_checkpoint_state_tensor(peri_checkpoint_state *s, const char *n
     entry e = {.dtype = d.dtype, .ndim = d.ndim, .writes = s->rank == 0, .tensor = tensor};
     memcpy(e.shape, d.shape, sizeof e.shape);
     memcpy(e.region.size, d.shape, sizeof e.region.size);
-    int64_t table;
-    int32_t state;
-    peri_tbe *tbe = peri__tbe_of_view(tensor, &table, &state);
-    if (tbe && peri__tbe_bytes(tbe->dtype)) e.coded = tbe->dtype, e.cols = tbe->tables[table].config.cols;
-    peri_tbe_release(tbe);
+    e.coded = peri__tbe_coded_rows(tensor, &e.cols);
     peri_tensor_retain(tensor);
     return append(s, "peri_checkpoint_state_tensor", name, &e);
 }
@@ -472,21 +468,14 @@ static void print_parts(peri__buffer *b, const peri_checkpoint_state *s, bool mo
     peri__names_free(&seen);
 }
 
-/** How rows of bytes are stored, "INT8 x 4", as lua/perilune/tensor/row_format.lua says it. */
-static const char *format_text(int32_t coded, int64_t cols, char out[64])
-{
-    snprintf(out, 64, "%s x %lld", peri__data_type_name(coded), (long long)cols);
-    return out;
-}
-
 /** "TENSOR":"INT8 x 4". */
 static void print_format(peri__buffer *b, const char *name, int32_t coded, int64_t cols, bool *some)
 {
-    char text[64];
+    char text[PERI__FORMAT_ROOM];
     if (!coded) return;
     peri__buffer_print(b, "%s", *some ? "," : ",\"rows\":{");
     peri__buffer_quote(b, name);
-    peri__buffer_print(b, ":\"%s\"", format_text(coded, cols, text));
+    peri__buffer_print(b, ":\"%s\"", peri__format_text(coded, cols, text));
     *some = true;
 }
 
@@ -615,30 +604,24 @@ static bool left_over(const peri_checkpoint_state *s, const char *name)
     return next_of(s, name, &at) < 0 && !of_table(s, name);
 }
 
-/** Rows of quantized tables that the checkpoint says to be stored otherwise than here. Bytes of which it says nothing,
- *  or of which nothing is known here, may be any. */
-static void check_formats(const peri_checkpoint_state *s, const char *values, peri__buffer *b)
+/** Whether the rows of a quantized table are stored as the checkpoint says. Bytes of which it says nothing may be
+ *  any. */
+static peri_status check_format(const entry *e, peri_checkpoint *c, peri__buffer *b)
 {
-    peri__json j;
-    char key[PERI__NAME_MOST + 1], there[256], here[64], what[400];
-    peri__json_open(&j, values, (int64_t)strlen(values), "values");
-    peri__json_enter(&j, '{');
-    while (peri__json_key(&j, key, sizeof key) && strcmp(key, "rows") != 0) peri__json_skip(&j, NULL, NULL);
-    if (strcmp(key, "rows") != 0) return;
-    for (peri__json_enter(&j, '{'); peri__json_key(&j, key, sizeof key) && peri__json_text(&j, there, sizeof there);) {
-        int64_t at = -1;
-        const int64_t i = next_of(s, key, &at);
-        const entry *e = i < 0 ? NULL : &s->entries[i];
-        if (!e || !e->coded) continue;
-        format_text(e->coded, e->cols, here);
-        snprintf(what, sizeof what, "has rows of %s here, and rows of %s in the checkpoint", here, there);
-        if (strcmp(here, there) != 0) wrong(b, key, what);
-    }
+    const char *there;
+    char here[PERI__FORMAT_ROOM], what[400];
+    if (!e->coded) return PERI_OK;
+    PERI_TRY(peri__format_of(&c->formats, peri_checkpoint_values(c), e->name, &there));
+    if (!there || strcmp(peri__format_text(e->coded, e->cols, here), there) == 0) return PERI_OK;
+    snprintf(what, sizeof what, "has rows of %s here, and rows of %.250s in the checkpoint", here, there);
+    wrong(b, e->name, what);
+    return PERI_OK;
 }
 
-static peri_status check_all(const peri_checkpoint_state *s, const peri_checkpoint *c)
+static peri_status check_all(const peri_checkpoint_state *s, peri_checkpoint *c)
 {
     peri__buffer b = {0};
+    peri_status status = PERI_OK;
     for (int64_t i = 0; i < s->n; i++) {
         const entry *e = &s->entries[i];
         peri_checkpoint_tensor t = {.size = sizeof t};
@@ -654,8 +637,8 @@ static peri_status check_all(const peri_checkpoint_state *s, const peri_checkpoi
         if (peri_checkpoint_tensor_at(c, i, &t) < 0 || peri__is_list(t.name)) continue;
         if (left_over(s, t.name)) wrong(&b, t.name, "has no place here");
     }
-    check_formats(s, peri_checkpoint_values(c), &b);
-    peri_status status = b.status;
+    for (int64_t i = 0; status >= 0 && i < s->n; i++) status = check_format(&s->entries[i], c, &b);
+    if (status >= 0) status = b.status;
     if (status >= 0 && b.bytes) status = peri__fail(PERI_EMISMATCH, "peri_checkpoint_state_read: %s", b.data);
     peri__free(b.data);
     return status;

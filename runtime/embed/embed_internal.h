@@ -331,6 +331,9 @@ peri_tbe *peri__tbe_holding(const peri_tensor *t, int32_t *state);
 /** The table batch (retained), table and state that @t is a view of, with all rows, where peri_tbe_state has them;
  *  NULL: none. (marks.c) */
 peri_tbe *peri__tbe_of_view(const peri_tensor *t, int64_t *table, int32_t *state);
+/** How the rows of bytes are stored in which @t lies, those of a quantized table (PERI_ROWS_*), and how many numbers
+ *  each has; 0: @t lies in none. (marks.c) */
+int32_t peri__tbe_coded_rows(const peri_tensor *t, int64_t *cols);
 /** Before the table batch goes: no watch is told any more, also of what is written through views that stay.
  *  (watch.c) */
 void peri__tbe_deaf(peri_tbe *tbe);

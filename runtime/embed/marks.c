@@ -160,19 +160,26 @@ peri_status peri_row_bits_list(const peri_tbe *tbe, int64_t table, const peri_te
 
 /* -- whose rows a tensor has --------------------------------------------------------------------------------------- */
 
-/** The table whose part @t is: it has all its rows, where peri_tbe_state has them. -1: none. */
-static int64_t table_of_view(const peri_tbe *tbe, int32_t state, const peri_tensor *t)
+/** The last table that begins where @t does or before: those in front of it at that place are empty. -1: there are no
+ *  tables. */
+static int64_t table_at(const peri_tbe *tbe, int32_t state, const peri_tensor *t)
 {
     const peri__state *s = &tbe->state[state];
-    int64_t low = 0, high = tbe->n_tables; /* the last table that begins there or before: those in front of it at that
-                                              place are empty */
-    peri_tensor *view;
+    int64_t low = 0, high = tbe->n_tables;
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
         if (s->flat->offset + peri__state_offset(tbe, s, middle) <= t->offset) low = middle;
         else high = middle;
     }
-    if (high == 0 || peri__state_view((peri_tbe *)(uintptr_t)tbe, low, state, &view) < 0) return -1;
+    return high == 0 ? -1 : low;
+}
+
+/** The table whose part @t is: it has all its rows, where peri_tbe_state has them. -1: none. */
+static int64_t table_of_view(const peri_tbe *tbe, int32_t state, const peri_tensor *t)
+{
+    const int64_t low = table_at(tbe, state, t);
+    peri_tensor *view;
+    if (low < 0 || peri__state_view((peri_tbe *)(uintptr_t)tbe, low, state, &view) < 0) return -1;
     const bool same = view->ndim == t->ndim && view->offset == t->offset && view->shape[0] > 0 &&
                       memcmp(view->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) == 0 &&
                       memcmp(view->stride, t->stride, (size_t)t->ndim * sizeof *t->stride) == 0;
@@ -188,6 +195,19 @@ peri_tbe *peri__tbe_of_view(const peri_tensor *t, int64_t *table, int32_t *state
     if (*table >= 0) return tbe;
     peri_tbe_release(tbe);
     return NULL;
+}
+
+int32_t peri__tbe_coded_rows(const peri_tensor *t, int64_t *cols)
+{
+    int32_t state, coded = 0;
+    peri_tbe *tbe = peri__tbe_holding(t, &state);
+    const int64_t table = tbe && tbe->state[state].which == PERI__STATE_WEIGHT ? table_at(tbe, state, t) : -1;
+    if (table >= 0 && peri__tbe_bytes(tbe->dtype)) {
+        coded = tbe->dtype;
+        *cols = tbe->tables[table].config.cols;
+    }
+    peri_tbe_release(tbe);
+    return coded;
 }
 
 peri_status peri_tbe_of_view(const peri_tensor *t, peri_tbe **tbe, int64_t *table, const char **name)

@@ -373,6 +373,25 @@ static void save_quantized(int32_t dtype, int64_t cols, int32_t type, const char
     }
 }
 
+/** Into @view, or into rows of it, nothing of another format is read: neither by one rectangle nor by several. */
+static void refuse_rows_of_another_format(peri_checkpoint *c, peri_tensor *view)
+{
+    static const char why[] = "tensor 'model/ebc.embedding_bags.t.weight' has rows of INT4 x 8 here, and rows of INT8 "
+                              "x 4 in the checkpoint";
+    peri_checkpoint_region r = {.size = sizeof r, .extent = {QUANT_ROWS, 8}}, half = r, rest = r;
+    peri_tensor *rows[2];
+    assert_fails(peri_checkpoint_read(c, 0, &r, view), PERI_EMISMATCH, why);
+    half.extent[0] = rest.offset[0] = QUANT_ROWS / 2;
+    rest.extent[0] = QUANT_ROWS - QUANT_ROWS / 2;
+    assert_ok(peri_tensor_slice(view, 0, 0, QUANT_ROWS / 2, 1, &rows[0]));
+    assert_ok(peri_tensor_slice(view, 0, QUANT_ROWS / 2, QUANT_ROWS, 1, &rows[1]));
+    assert_fails(peri_checkpoint_read(c, 0, &rest, rows[1]), PERI_EMISMATCH, why);
+    const peri_checkpoint_region *regions[2] = {&half, &rest};
+    assert_fails(peri_checkpoint_read_several(c, 0, regions, rows, 2), PERI_EMISMATCH, why);
+    peri_tensor_release(rows[0]);
+    peri_tensor_release(rows[1]);
+}
+
 /** Rows of bytes are one tensor of all ranks, under any plan that does not cut them; blocks of columns stay apart, and
  *  rows of another format are refused, whatever their bytes. */
 static void quantized_tables_are_those_of_lua(void **context)
@@ -406,6 +425,7 @@ static void quantized_tables_are_those_of_lua(void **context)
     assert_ok(peri_checkpoint_state_values(alone, NULL, &said));
     assert_non_null(strstr(said, "\"rows\":{\"model/ebc.embedding_bags.t.weight\":\"INT4 x 8\"}"));
     assert_fails(peri_checkpoint_state_read(alone, c), PERI_EMISMATCH, "has rows of INT4 x 8 here");
+    refuse_rows_of_another_format(c, view);
     peri_checkpoint_state_release(alone);
     peri_tensor_release(view);
     drop_quantized(group, of, state);

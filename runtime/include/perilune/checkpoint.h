@@ -273,7 +273,8 @@ PERI_API peri_status peri_checkpoint_piece(const peri_checkpoint *checkpoint, in
  *  region (by all that it has, if region->columns is 0). f32 and f64 have means; numbers of other dtypes must be equal.
  *
  *  After an error @out is undefined. PERI_EFORMAT: the file is damaged or too short; PERI_EMISMATCH: no piece has the
- *  region's columns, or numbers that must be equal are not. */
+ *  region's columns, or numbers that must be equal are not; or, before anything changes, @out lies in the rows of a
+ *  quantized table, and the checkpoint says that its rows are of another data type or number of columns. */
 PERI_API peri_status peri_checkpoint_read(peri_checkpoint *checkpoint, int64_t index,
                                           const peri_checkpoint_region *region, peri_tensor *out);
 /** As peri_checkpoint_read of each of @n rectangles into its tensor, but what they lie in is read once: parts of a
