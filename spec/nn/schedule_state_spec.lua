@@ -108,13 +108,15 @@ describe("the state of a schedule", function()
     assert.equal(1, lr)
   end)
 
-  it("of a WarmupOptimizer is its steps, and a rate that was set by hand", function()
-    local function make()
-      return optim.WarmupOptimizer { optimizer = optimizer_of "SGD", lr = 0.5,
+  it("of a WarmupOptimizer is its steps, its rate, and a rate that was set by hand", function()
+    local function make(lr, combined)
+      local inner = optimizer_of "SGD"
+      inner = combined and optim.CombinedOptimizer { { name = "x", optimizer = inner } } or inner
+      return optim.WarmupOptimizer { optimizer = inner, lr = lr or 0.5,
         stages = { { policy = "linear", max_iters = 4, value = 0.25 }, { policy = "poly", max_iters = 8, value = 2 } } }
     end
     for stop = 0, 10 do
-      local one, two = make(), make()
+      local one, two = make(nil, true), make(0.25, true) -- whose rate was another one
       for _ = 1, stop do one:step() end
       one.param_groups[1].lr = 3
       two:load_state_dict(one:state_dict())
@@ -124,7 +126,14 @@ describe("the state of a schedule", function()
         two:step()
       end
     end
+    local outer, other = optim.CombinedOptimizer { make() }, optim.CombinedOptimizer { make(2) }
+    other:load_state_dict(outer:state_dict())
+    assert.equal(outer:lr(), other:lr())
     local dict = make():state_dict()
+    dict.state.__warmup.lr = peri.tensor({ -1 }, "f64")
+    assert.error_matches(function() make():load_state_dict(dict) end, "state '__warmup.lr' is .*, wanted a rate")
+    dict.state.__warmup.lr = nil -- as TorchRec has it
+    make():load_state_dict(dict)
     dict.state.__warmup.warmup = peri.tensor({ 9, 0 }, "i64")
     assert.error_matches(function() make():load_state_dict(dict) end,
       "state '__warmup' is of step 9 in stage 0; these are other stages")

@@ -21,8 +21,8 @@ local M = { group = groups.group, ParamGroup = groups.ParamGroup }
 -- -- the optimizer ----------------------------------------------------------------------------------------------------
 
 --- Fields: names (of the parameters, in order), params (their tensors, where they have some), param_groups. Subclasses
---- have step, zero_grad, and named_state: a list of { name =, tensor =, parameter =, key = }, a name being
---- "parameter.key" unless it says otherwise.
+--- have step, zero_grad, and named_state: a list of { name =, tensor =, parameter =, key =, optional = }, a name being
+--- "parameter.key" unless it says otherwise. optional (true): a state_dict may lack it, one from before it was saved.
 local KeyedOptimizer = util.seal(util.class "KeyedOptimizer")
 M.KeyedOptimizer = KeyedOptimizer
 
@@ -193,11 +193,10 @@ local function check_entries(self, state, wrong)
   local flat, known = {}, {}
   for _, s in ipairs(self:named_state()) do
     local parameter, key = place_of(s)
-    local own = state[parameter]
-    if type(own) ~= "table" or own[key] == nil then
+    local own = type(state[parameter]) == "table" and state[parameter] or {}
+    if own[key] ~= nil then flat[s.name] = own[key]
+    elseif not s.optional then
       wrong[#wrong + 1] = ("'%s' of parameter '%s' is missing"):format(key, parameter)
-    else
-      flat[s.name] = own[key]
     end
     known[parameter] = known[parameter] or {}
     known[parameter][key] = true

@@ -408,15 +408,21 @@ function WarmupOptimizer:step()
   if self.iter > self.stages[self.stage].max_iters then self.stage = self.stage + 1 end
   self:_apply()
 end
---- With { name = "__warmup", tensor = i64 { steps, stage from 0 } }, as TorchRec has it.
+--- With { name = "__warmup", tensor = i64 { steps, stage from 0 } }, as TorchRec has it, and the rate that stages are
+--- factors of, which TorchRec leaves to the script: a run that goes on has the rates of the one that stopped.
 function WarmupOptimizer:named_state()
-  local list = self.optimizer:named_state()
+  local list = util.copy(self.optimizer:named_state())
   list[#list + 1] = { name = "__warmup", tensor = Tensor.tensor({ self.iter, self.stage - 1 }, "i64", "cpu"),
     parameter = "__warmup", key = "warmup" }
+  list[#list + 1] = { name = "__warmup.lr", tensor = Tensor.tensor({ self.base_lr }, "f64", "cpu"),
+    parameter = "__warmup", key = "lr", optional = true }
   return list
 end
 function WarmupOptimizer:check_state(map, prefix)
-  local wrong, own = self.optimizer:check_state(map, prefix), map.__warmup
+  local wrong, own, lr = self.optimizer:check_state(map, prefix), map.__warmup, map["__warmup.lr"]
+  if lr ~= nil and not (Tensor.is(lr) and lr:numel() == 1 and lr:item() >= 0 and lr:item() < math.huge) then
+    wrong[#wrong + 1] = ("state '__warmup.lr' is %s, wanted a rate, 0 or more"):format(errors.kind(lr))
+  end
   if own == nil then return wrong end
   local list = Tensor.is(own) and own:numel() == 2 and own:to_list()
   if not list then
@@ -430,6 +436,7 @@ function WarmupOptimizer:assign_state(map)
   self.optimizer:assign_state(map)
   local list = map.__warmup:to_list()
   self.iter, self.stage = list[1], list[2] + 1
+  self.base_lr = map["__warmup.lr"] and map["__warmup.lr"]:item() or self.base_lr
   self:_apply()
 end
 

@@ -512,4 +512,4 @@ optim.WarmupOptimizer = {}
 ---@class peri.nn.optim.WarmupOptimizer.args
 ---@field optimizer peri.nn.optim.KeyedOptimizer The optimizer.
 ---@field stages table[] The stages, in order; after the last one the rate is `lr`.
----@field lr? number The rate (default: 0.1).
+---@field lr? number The rate (default: 0.1); loading a state dict sets it to that of the optimizer that was saved.
