@@ -108,14 +108,21 @@ peri_status peri__folder_sync(const char *path)
     return why ? failed("syncing folder", path) : PERI_OK;
 }
 
-peri_status peri__file_await(const char *path, int64_t bytes)
+peri_status peri__file_await(const char *folder, const char *name, int64_t bytes)
 {
+    char path[PATH_MAX];
     const struct timespec pause = {.tv_nsec = 50 * 1000 * 1000};
     const int64_t deadline = peri_time_ns() + (int64_t)(PERI__LATE_SECONDS * 1e9);
+    PERI_TRY(peri__path_join(folder, name, path));
     for (;;) {
-        struct stat s;
+        struct stat s, of_folder;
         bool there = stat(path, &s) == 0;
         if (there && s.st_size == bytes) return PERI_OK;
+        if (!there && errno == ENOENT && stat(folder, &of_folder) != 0 && errno == ENOENT)
+            return peri__fail(PERI_ENOTFOUND,
+                              "checkpoint: folder '%.300s' of this save was removed while it was written: nothing is "
+                              "saved",
+                              folder);
         if (!there && errno != ENOENT && errno != ESTALE) return failed("looking for", path);
         if (peri_time_ns() > deadline) {
             if (!there)

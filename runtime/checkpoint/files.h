@@ -26,8 +26,9 @@ peri_status peri__file_finish(int fd, const char *path);
 /** Sync a folder, so that the names in it last. Where the file system has no such call, a line of the log says so, once
  *  a process. */
 peri_status peri__folder_sync(const char *path);
-/** Wait until file @path is there with @bytes bytes, at most PERI__LATE_SECONDS. */
-peri_status peri__file_await(const char *path, int64_t bytes);
+/** Wait until file @name is there with @bytes bytes in @folder, which this process has made, at most
+ *  PERI__LATE_SECONDS. If the folder is gone nothing is waited for: its name cannot be late here. */
+peri_status peri__file_await(const char *folder, const char *name, int64_t bytes);
 /** The whole file @name of the open folder @folder in memory, with a 0 behind it; PERI_EFORMAT if it has more than
  *  @most bytes. @path: the folder's, for errors. @out new (peri__free). */
 peri_status peri__file_load(int folder, const char *path, const char *name, int64_t most, char **out, int64_t *bytes);

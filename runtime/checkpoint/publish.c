@@ -19,7 +19,7 @@
 /** The manifest of all ranks. */
 static peri_status join(const char *folder, const char *const *parts, int32_t n, peri__manifest *m)
 {
-    char what[PERI_MESSAGE_MAX], path[PATH_MAX];
+    char what[PERI_MESSAGE_MAX];
     for (int32_t r = 0; r < n; r++) {
         if (!parts[r]) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: part %d is missing", r);
         snprintf(what, sizeof what, "peri_checkpoint_publish: part %d", r);
@@ -27,10 +27,8 @@ static peri_status join(const char *folder, const char *const *parts, int32_t n,
     }
     snprintf(what, sizeof what, "checkpoint in '%.300s'", folder);
     PERI_TRY(peri__manifest_settle(m, what));
-    for (int64_t f = 0; f < m->n_files; f++) {
-        PERI_TRY(peri__path_join(folder, peri__manifest_text(m, m->files[f].name), path));
-        PERI_TRY(peri__file_await(path, m->files[f].bytes));
-    }
+    for (int64_t f = 0; f < m->n_files; f++)
+        PERI_TRY(peri__file_await(folder, peri__manifest_text(m, m->files[f].name), m->files[f].bytes));
     return PERI_OK;
 }
 

@@ -733,6 +733,12 @@ static void refusals_say_what_is_allowed(void **context)
     assert_fails(peri_checkpoint_publish(saving, path, &part, 1, FACTS(.values = "{"), false, digest), PERI_EINVAL, "");
     assert_fails(peri_checkpoint_publish(saving, path, &part, 1, FACTS(.parent = "x"), false, digest), PERI_EINVAL,
                  "digest");
+    sweep(saving);
+    rmdir(saving); /* nothing is waited for then: the name of a folder is never late in the process that made it */
+    const int64_t began = peri_time_ns();
+    assert_fails(peri_checkpoint_publish(saving, path, &part, 1, NULL, false, digest), PERI_ENOTFOUND,
+                 "of this save was removed while it was written: nothing is saved");
+    assert_true(peri_time_ns() - began < (int64_t)10e9);
     peri_checkpoint_writer_release(w);
 }
 
