@@ -54,6 +54,11 @@ describe("Module", function()
     net.tied = net.a.weight
     assert.same({ "tied", "a.bias" }, names(net:named_parameters()))
     assert.equal(2, #net:modules())
+    local dict = net:state_dict()
+    assert.same({ "a.bias", "tied" }, peri.util.keys(dict))
+    dict["b.bias"], dict["a.weight"], dict["b.weight"] = dict["a.bias"], dict.tied, dict.tied -- as PyTorch has it
+    assert.error_matches(function() net:load_state_dict(dict) end, "it has no 'a.weight' (shared: it is 'tied' here), "
+      .. "'b.bias' (shared: it is 'a.bias' here), 'b.weight' (shared: it is 'tied' here)", 1, true)
   end)
 
   it("finds modules and parameters in plain tables, however deep, and those assigned late", function()

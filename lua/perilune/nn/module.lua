@@ -235,9 +235,14 @@ function Module:named_children()
 end
 function Module:children() return util.map(self:named_children(), function(c) return c.module end) end
 
+--- list.also: the other names of modules that have several -> the name under which they are listed.
 local function walk(module, path, seen, list)
-  if seen[module] then return list end
-  seen[module] = true
+  if seen[module] then
+    list.also = list.also or {}
+    list.also[path] = seen[module]
+    return list
+  end
+  seen[module] = path
   list[#list + 1] = { path = path, module = module }
   for _, c in ipairs(module:named_children()) do walk(c.module, join(path, c.name), seen, list) end
   return list
@@ -295,17 +300,20 @@ function Module:own_state()
   return list
 end
 
---- The state of this module and all below it: a list of { name =, tensor = }; what is shared comes once.
+--- The state of this module and all below it: a list of { name =, tensor = }; what is shared comes once, under its
+--- first name. Returns also the other names of tensors and modules -> the first.
 local function whole_state(module, prefix)
-  local list, seen = {}, {}
-  for _, m in ipairs(module:named_modules(prefix)) do
+  local list, seen, modules = {}, {}, module:named_modules(prefix)
+  local also = modules.also or {}
+  for _, m in ipairs(modules) do
     for _, s in ipairs(m.module:own_state()) do
       local key = Tensor.is(s.tensor) and tonumber(ffi.cast("intptr_t", Tensor.ptr(s.tensor))) or s.tensor
-      if not seen[key] then list[#list + 1] = { name = join(m.path, s.name), tensor = s.tensor } end
-      seen[key] = true
+      local name = join(m.path, s.name)
+      if not seen[key] then list[#list + 1] = { name = name, tensor = s.tensor } else also[name] = seen[key] end
+      seen[key] = seen[key] or name
     end
   end
-  return list
+  return list, also
 end
 
 --- Everything that must be saved: a map from names to live tensors (copying into one changes the module, and the next
@@ -314,15 +322,24 @@ end
 function Module:state_dict(prefix)
   local map = {}
   for _, module in ipairs(self:modules()) do module:check_moment() end
-  for _, s in ipairs(whole_state(self, prefix)) do map[s.name] = s.tensor end
+  for _, s in ipairs((whole_state(self, prefix))) do map[s.name] = s.tensor end
   return live(map)
 end
 
-local function quoted(names) return util.map(names, function(name) return "'" .. tostring(name) .. "'" end) end
+--- The names in quotes; of what is shared here, and has another name in `also`, with the name that it is known by.
+local function quoted(names, also)
+  return util.map(names, function(name)
+    local text, first = tostring(name), nil
+    for other, own in util.ordered(also or {}) do
+      if text == other or text:sub(1, #other + 1) == other .. "." then first = own .. text:sub(#other + 1) end
+    end
+    return ("'%s'%s"):format(text, first and (" (shared: it is '%s' here)"):format(also[first] or first) or "")
+  end)
+end
 
---- The names of `map` that `state` (whole_state) lacks, and those that it has besides. Raises where the map does not
+--- The names of `map` that the state of whole_state lacks, and those that it has besides. Raises where the map does not
 --- fit.
-local function check_state(func, state, map, strict)
+local function check_state(func, state, also, map, strict)
   local known, missing, unexpected, wrong = {}, {}, {}, {}
   signature.value(func, "map", map, "table")
   if strict ~= nil then signature.value(func, "strict", strict, "boolean") end
@@ -338,7 +355,7 @@ local function check_state(func, state, map, strict)
   end
   if strict ~= false and #missing > 0 then wrong[#wrong + 1] = "missing: " .. table.concat(quoted(missing), ", ") end
   if strict ~= false and #unexpected > 0 then
-    wrong[#wrong + 1] = "it has no " .. table.concat(quoted(unexpected), ", ")
+    wrong[#wrong + 1] = "it has no " .. table.concat(quoted(unexpected, also), ", ")
   end
   if #wrong > 0 then P.fail(("%s: %s"):format(func, table.concat(wrong, "; "))) end
   return { missing_keys = missing, unexpected_keys = unexpected }
@@ -356,22 +373,23 @@ function Module:state_group() end -- luacheck: ignore 212
 --- than names and shapes; changes nothing. Local.
 function Module:try_state(map, path) end -- luacheck: ignore 212
 
-local function try_all(self, func, state, map, strict)
-  local keys = check_state(func, state, map, strict)
+local function try_all(self, func, state, also, map, strict)
+  local keys = check_state(func, state, also, map, strict)
   for _, m in ipairs(self:named_modules()) do m.module:try_state(map, m.path) end
   return keys
 end
 
 --- What keeps load_state_dict(map, strict) from loading, in words; nil: nothing does. Changes nothing. Local.
 function Module:check_state_dict(map, strict)
-  local ok, err = pcall(try_all, self, "", whole_state(self), map, strict)
+  local state, also = whole_state(self)
+  local ok, err = pcall(try_all, self, "", state, also, map, strict)
   return not ok and (tostring(type(err) == "table" and err.message or err):gsub("^: ", "")) or nil
 end
 
 --- The names of the state that `map` lacks. Local.
 function Module:_missing(map)
   local missing = {}
-  for _, s in ipairs(whole_state(self)) do
+  for _, s in ipairs((whole_state(self))) do
     if rawget(map, s.name) == nil then missing[#missing + 1] = s.name end
   end
   return missing
@@ -390,8 +408,8 @@ function Module:load_state_dict(map, strict, groups)
     end
   end
   for _, module in ipairs(self:modules()) do all[#all + 1] = module:state_group() end
-  local state = whole_state(self)
-  local ok, keys = pcall(try_all, self, func, state, map, strict)
+  local state, also = whole_state(self)
+  local ok, keys = pcall(try_all, self, func, state, also, map, strict)
   all_or_none(all, func, not ok and keys or nil)
   for _, s in ipairs(state) do
     if rawget(map, s.name) ~= nil then sharded.assign(s.tensor, map[s.name]) end
