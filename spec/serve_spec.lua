@@ -203,6 +203,31 @@ describe("perilune serve", function()
     assert.matches('"ready":true', run("curl -s -H 'Host: predict.example' " .. url .. "health"), 1, true)
   end)
 
+  it("takes targets in absolute form, and goes by the host that they name", function() -- RFC 9112, 3.2.2
+    local function ask(target, options)
+      return run(("curl -s -w ' %%{http_code}' %s --request-target '%s' %s"):format(options or "", target, url))
+    end
+    local own = url:sub(1, -2)
+    for _, target in ipairs { "health/ready", "%68ealth/ready?x=http://evil.example/" } do
+      assert.matches('"ready":true.* 200', ask(url .. target))
+      assert.matches('"ready":true.* 200', ask((url:gsub("^http", "HTTP")) .. target, "-H 'Host: evil.example'"))
+    end
+    assert.equal(ask "/", ask(own))
+    assert.equal(ask("/", "-X POST"), ask(own .. "?/health", "-X POST"))
+    assert.matches("'demo', version", ask(url .. "v1/models/other"), 1, true)
+    for _, host in ipairs { "evil.example", "localhost@evil.example", "localhost.", "localhost:1x" } do
+      assert.matches("Host is not a name.* 403", ask("http://" .. host .. "/health"))
+      assert.matches("Host is not a name.* 403", ask("http://" .. host .. "/health", "-0 -H 'Host:'"))
+    end
+    assert.matches("Origin is a page.* 403", ask(url, "-H 'Host: evil.example' -H 'Origin: http://evil.example'"))
+    for _, host in ipairs { "", "localhost%2Fevil.example", ("a"):rep(256) } do
+      assert.matches("the target's host is empty, too long.* 400", ask("http://" .. host .. "/health"))
+    end
+    for _, target in ipairs { "https" .. own:sub(5) .. "/health", "health", "//health", "*" } do
+      assert.matches(" 40[04]$", ask(target), nil, nil, target)
+    end
+  end)
+
   it("goes over to a file that takes the place of its own, and serves on whatever else becomes of it", function()
     export(3)
     health '"version":"3"'

@@ -30,7 +30,8 @@ enum {
     MEMORY_OF_CONNECTION = 64 << 10,
     TICK_MS = 100,
     CLOSE_WAIT = 8 /* of tcpi_state */,
-    MUCH = 4
+    MUCH = 4,
+    MOST_HOST = 256 /* bytes of a target's host, with its end */
 };
 
 enum { IDLE, READING, WORKING, WRITING };
@@ -46,6 +47,7 @@ typedef struct peri__http_link {
     uint64_t received; /* bytes that the kernel had received when the last request was done */
     bool ending;       /* it has been shut down */
     bool zero;         /* the path of its request has a zero byte (%00), where a C text would end */
+    int64_t prefix;    /* before_path of its request */
 } peri__http_link;
 
 struct peri__http {
@@ -299,7 +301,7 @@ static const char *objection(const peri__http *http, const headers *h, const cha
     if (h->hosts > 1 || (h->hosts == 0 && strcmp(version, "HTTP/1.1") == 0)) return "one Host is wanted";
     if (h->json_bytes && plain_number(h->json_bytes) < 0) return "Inference-Header-Content-Length is no whole number";
     *status = 403;
-    if (h->hosts && !own_host(http, h->host)) return "Host is not a name of this server (perilune serve --host)";
+    if (h->host && !own_host(http, h->host)) return "Host is not a name of this server (perilune serve --host)";
     if (!own_origin(h)) return "Origin is a page of another server";
     return NULL;
 }
@@ -364,6 +366,17 @@ static peri__http_link *link_of(struct MHD_Connection *connection)
     return info ? info->socket_context : NULL;
 }
 
+/** Bytes of "http://name:port" before the path of a request's target in absolute form (RFC 9112, 3.2.2); 0: the target
+ *  has another form; -1: its host is empty, too long, or has an escape, which may stand for a slash. */
+static int64_t before_path(const char *target)
+{
+    static const char scheme[] = "http://";
+    const size_t n = sizeof scheme - 1;
+    if (strncasecmp(target, scheme, n) != 0) return 0;
+    const size_t host = strcspn(target + n, "/?#");
+    return host == 0 || host >= MOST_HOST || memchr(target + n, '%', host) ? -1 : (int64_t)(n + host);
+}
+
 /** Library: the first line of a request has been read. */
 static void *on_line(void *cls, const char *uri, struct MHD_Connection *connection)
 {
@@ -376,6 +389,7 @@ static void *on_line(void *cls, const char *uri, struct MHD_Connection *connecti
     if (!link->began_ns) link->began_ns = link->since_ns;
     pthread_mutex_unlock(&http->lock);
     link->zero = strstr(uri, "%00") != NULL;
+    link->prefix = before_path(uri);
     return NULL;
 }
 
@@ -386,9 +400,17 @@ static enum MHD_Result begin(peri__http *http, struct MHD_Connection *connection
     headers h = {0};
     int status;
     peri__http_link *link = link_of(connection);
+    char host[MOST_HOST];
     MHD_get_connection_values(connection, MHD_HEADER_KIND, on_header, &h);
+    if (link && link->prefix > 0) { /* the target says the host, and Host is not looked at (RFC 9112, 3.2.2) */
+        snprintf(host, sizeof host, "%.*s", (int)link->prefix - 7, path + 7); /* behind "http://" */
+        h.host = host;
+        path += link->prefix;
+        if (!*path) path = "/";
+    }
     const char *why = link ? objection(http, &h, version, &status) : "no memory";
     if (link && link->zero) why = "the path has a zero byte (%00)", status = 400;
+    if (link && link->prefix < 0) why = "the target's host is empty, too long, or has an escape", status = 400;
     if (why) return refuse(connection, link ? status : 503, why);
     int64_t length = h.lengths ? plain_number(h.length) : 0;
     const char *expect = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Expect");
