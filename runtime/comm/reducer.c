@@ -232,6 +232,15 @@ static peri_reducer *of_ending(peri__ending *ending)
 }
 static peri_status finish_ending(peri__ending *ending);
 
+/** The others would wait for this rank's gradients, or average those of its next pass with theirs of this one. */
+static void missed(peri__ending *ending)
+{
+    peri_group *group = of_ending(ending)->group;
+    for (const peri_group *g = group; g; g = g->parent)
+        if (g->closed) return;
+    if (group) (void)peri__group_fail(group, PERI_EABORTED);
+}
+
 static void fini(peri__ending *ending)
 {
     peri_reducer *r = of_ending(ending);
@@ -268,6 +277,7 @@ peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int6
     peri__refs_init(&r->ending.refs);
     r->ending.finish = finish_ending;
     r->ending.fini = fini;
+    r->ending.missed = missed;
     peri__object_count(1);
     peri_status status = PERI_OK;
     r->many = group->size > 1;

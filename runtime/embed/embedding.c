@@ -13,6 +13,12 @@
 
 static const char F[] = "peri_embedding_bag", TABLE[] = "weight";
 
+/** What is asked about a lookup beside its ids. */
+typedef struct asked {
+    peri__bags offsets;   /* about the offsets that were given, until they are judged */
+    peri__ending *ending; /* where the lookup is recorded: what ends passes that reach the matrix (retained), or NULL */
+} asked;
+
 /** What a call works with; all references are its own. */
 typedef struct call {
     peri_tensor *ids;     /* as given, [n] */
@@ -22,16 +28,22 @@ typedef struct call {
     peri_tensor *out, *places;
     peri_tbe *tbe; /* over the matrix */
     peri_tbe_blocks *blocks;
-    peri__bags asked;       /* about the offsets that were given, until they are judged */
+    asked asked;
     peri__unheard *unheard; /* of lookups in the matrix */
     int64_t n, bags, rows, cols;
 } call;
+
+static void asked_fini(asked *a)
+{
+    peri__bags_fini(&a->offsets);
+    peri__ending_release(a->ending);
+}
 
 static void call_free(call *c)
 {
     peri_tensor *own[] = {c->ids, c->pruned, c->offsets, c->weights, c->scale, c->out, c->places};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) peri_tensor_release(own[i]);
-    peri__bags_fini(&c->asked);
+    asked_fini(&c->asked);
     peri_tbe_blocks_release(c->blocks);
     peri_tbe_release(c->tbe);
 }
@@ -134,45 +146,47 @@ static peri_status make_offsets(const peri_embedding_bag_args *a, call *c)
         return peri__fail(PERI_EINVAL, "%s: offsets are i32, but there are %lld ids", F, (long long)c->n);
     if (a->include_last_offset) PERI_TRY(peri__contiguous_of(a->offsets, &c->offsets));
     else PERI_TRY(complete_offsets(a->offsets, c->bags, c->n, &c->offsets));
-    return peri__offsets_post(F, "offsets", c->offsets, c->n, &c->asked);
-}
-
-/** Each id lies in one bag: none is left out. */
-static peri_status judge_offsets(peri__bags *asked)
-{
-    return asked->report ? peri__offsets_judge(F, "offsets", "bag", asked) : PERI_OK;
+    return peri__offsets_post(F, "offsets", c->offsets, c->n, &c->asked.offsets);
 }
 
 /** What was found about the offsets, and then @words about the ids: what is wrong with these may come of them. */
-static peri_status judge(const char *function, const int64_t *words, void *asked)
+static peri_status judge_words(const char *function, const int64_t *words, peri__bags *offsets)
 {
     peri_k_tbe_report report;
-    PERI_TRY(judge_offsets(asked));
+    if (offsets->report) PERI_TRY(peri__offsets_judge(F, "offsets", "bag", offsets));
     memcpy(&report, words, sizeof report);
     return peri__matrix_status(TABLE, function, &report);
 }
 
-static void asked_free(void *asked)
+static peri_status judge(const char *function, const int64_t *words, void *with)
 {
-    peri__bags_fini(asked);
-    peri__free(asked);
+    asked *a = with;
+    peri_status status = judge_words(function, words, &a->offsets);
+    if (status < 0 && a->ending && a->ending->missed) a->ending->missed(a->ending);
+    return status;
+}
+
+static void asked_free(void *with)
+{
+    asked_fini(with);
+    peri__free(with);
 }
 
 /** Have the report @found (taken) on a lookup, and what was asked about its offsets, judged later. */
 static peri_status judge_later(call *c, peri__report *found)
 {
-    peri__bags *asked = peri__alloc(sizeof *asked);
-    if (!asked) return PERI_ENOMEM;
-    *asked = c->asked;
+    asked *with = peri__alloc(sizeof *with);
+    if (!with) return PERI_ENOMEM;
+    *with = c->asked;
     const peri__late_what what = {.of = c->unheard,
                                   .turn = atomic_load(&c->unheard->passes),
                                   .function = F,
                                   .judge = judge,
-                                  .with = asked,
+                                  .with = with,
                                   .fini = asked_free};
     peri_status status = peri__late_add(found, &what);
-    if (status < 0) peri__free(asked);
-    else c->asked = (peri__bags){0};
+    if (status < 0) peri__free(with);
+    else c->asked = (asked){0};
     return status;
 }
 
@@ -256,6 +270,10 @@ static peri_status call_new(const peri_embedding_bag_args *a, call *c)
     int32_t ndim = a->mode == PERI_BAG_NONE ? a->ids->ndim + 1 : 2;
     *c = (call){.n = peri__numel(a->ids), .rows = a->weight->shape[0], .cols = a->weight->shape[1]};
     c->unheard = &a->weight->storage->unheard;
+    if (a->weight->ending && peri__recording(&a->weight, 1)) {
+        c->asked.ending = a->weight->ending;
+        peri__refs_add(&c->asked.ending->refs);
+    }
     c->bags = a->mode == PERI_BAG_NONE ? c->n
               : a->offsets             ? a->offsets->shape[0] - a->include_last_offset
                                        : a->ids->shape[0];

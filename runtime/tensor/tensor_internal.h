@@ -163,6 +163,8 @@ typedef struct peri__ending {
     peri__refs refs;
     peri_status (*finish)(struct peri__ending *ending); /* PERI_PENDING: call again */
     void (*fini)(struct peri__ending *ending);          /* the last reference is gone */
+    /* a pass does not come, since the calling thread has just recorded an error in what leads to it; or NULL */
+    void (*missed)(struct peri__ending *ending);
     uint64_t pass;                                      /* the last pass that has reached it */
 } peri__ending;
 

@@ -110,6 +110,57 @@ for _, device in ipairs { "cpu", "opaque" } do
       for i = 1, 2 do assert_error(errors[i], "EPEER", "rank 2 gave up: the disk is full") end
     end)
 
+    it("in a step, as their ids were bad: also where the script goes on, and none is averaged with another step's",
+      function()
+        local BAD, LAST = 3, 5
+        for _, kind in ipairs { "ids", "offsets", "weights", "max" } do
+          --- @id: what rank 2 looks up in step BAD; on a device that lags the step may end before it is known that the
+          --- id is bad: then it has learned as from -1, which is none.
+          local function train(rank, world, id)
+            local model = peri.nn.Module()
+            model.rows = peri.nn.EmbeddingBag { num_embeddings = 10, embedding_dim = 4, device = device,
+              mode = kind == "max" and "max" or "sum", _weight = peri.full({ 10, 4 }, 0.5, "f32", device) }
+            local dmp = peri.DistributedModelParallel { module = model, group = world, device = device }
+            local optimizer = peri.nn.optim.SGD { params = dmp:parameters(), lr = 0.1 }
+            local states, why = {}, nil
+            local function ids(id) return peri.tensor({ 1, id, 2 + rank }, "i64", device) end
+            local function offsets(at) return peri.tensor({ 0, at }, "i64", device) end
+            local factors = kind == "weights" and peri.tensor({ 1, 2, 3 }, "f32", device):requires_grad() or nil
+            peri.no_grad(function() -- where nothing is trained only who asks is told
+              assert.is_false(pcall(function() model.rows(ids(rank == 2 and 10 or 11), offsets(1)):sum():item() end))
+            end)
+            for step = 1, LAST do
+              local wrong = step == BAD and rank == 2
+              optimizer:zero_grad()
+              local ok, err = pcall(function()
+                model.rows(ids(wrong and kind ~= "offsets" and id or step),
+                  offsets(wrong and kind == "offsets" and id == 77 and 4 or 1), factors):sum():backward()
+                optimizer:step()
+                states[step] = table.concat(model.rows.weight:detach():to("f32", "cpu"):reshape(-1):to_list(), " ")
+              end)
+              why = why or not ok and err or nil
+            end
+            return states, why
+          end
+          local good = sim.run(3, function(rank, world) return (train(rank, world, -1)) end)
+          local got = sim.run(3, function(rank, world)
+            local states, why = train(rank, world, 77)
+            assert.is_truthy(why)
+            assert.matches(kind == "offsets" and "offsets" or "id 77 at place 0 of the bag", why.message)
+            if rank ~= 2 then assert.matches("rank 2 gave up: ", why.message) end
+            assert.is_nil(states[LAST])
+            return states
+          end)
+          for i = 1, 3 do
+            for step = 1, LAST do
+              if step < BAD - 1 or (got[i][step] and (step < BAD or kind ~= "offsets")) then
+                assert.equal(good[i][step], got[i][step], kind .. step)
+              end
+            end
+          end
+        end
+      end)
+
     it("because everybody waits for somebody else", function()
       local errors = errors_of(3, function(rank, world)
         local pair = world:new_group(rank < 2 and { 0, 1 } or { 2 }, "pair")
