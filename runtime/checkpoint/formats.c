@@ -9,11 +9,9 @@
 #include "../embed/embed_internal.h"
 #include "manifest.h"
 
-#include <stdio.h>
-
 const char *peri__format_text(int32_t coded, int64_t cols, char out[PERI__FORMAT_ROOM])
 {
-    snprintf(out, PERI__FORMAT_ROOM, "%s x %lld", peri__data_type_name(coded), (long long)cols);
+    (void)peri_row_format_text(coded, cols, out, PERI__FORMAT_ROOM);
     return out;
 }
 

@@ -21,8 +21,7 @@ typedef struct peri__formats {
     peri__names by_name; /* numbers in `said` */
 } peri__formats;
 
-/** The format of rows stored as @coded (PERI_ROWS_*), each of @cols numbers, as lua/perilune/tensor/row_format.lua says
- *  it. Returns @out. */
+/** peri_row_format_text of rows of bytes, each of @cols numbers; returns @out. */
 const char *peri__format_text(int32_t coded, int64_t cols, char out[PERI__FORMAT_ROOM]);
 /** The format that the checkpoint says of tensor @name, NULL: none. @values: of the checkpoint. @out borrowed. */
 peri_status peri__format_of(peri__formats *formats, const char *values, const char *name, const char **out);

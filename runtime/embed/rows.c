@@ -4,6 +4,8 @@
  */
 #include "embed_internal.h"
 
+#include <stdio.h>
+
 /** How rows are stored; NULL: no table holds that. */
 static const struct row_kind {
     const char *name;
@@ -41,6 +43,16 @@ int32_t peri_row_format_bits(int32_t dtype)
 const char *peri__data_type_name(int32_t dtype)
 {
     return peri_row_format_name(dtype == PERI_ROWS_INT8_HALF ? PERI_ROWS_INT8 : dtype);
+}
+
+peri_status peri_row_format_text(int32_t dtype, int64_t cols, char *text, int64_t bytes)
+{
+    PERI_NEED(text);
+    if (bytes < 1) return peri__fail(PERI_EINVAL, "peri_row_format_text: %lld bytes, allowed: >= 1", (long long)bytes);
+    *text = 0;
+    if (!peri__tbe_bytes(dtype)) return PERI_OK;
+    snprintf(text, (size_t)bytes, "%s x %lld", peri__data_type_name(dtype), (long long)cols);
+    return PERI_OK;
 }
 
 bool peri__tbe_bytes(int32_t dtype) { return dtype >= PERI_ROWS_INT8 && kind_of(dtype); }

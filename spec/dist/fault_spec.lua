@@ -123,7 +123,7 @@ for _, device in ipairs { "cpu", "opaque" } do
             local dmp = peri.DistributedModelParallel { module = model, group = world, device = device }
             local optimizer = peri.nn.optim.SGD { params = dmp:parameters(), lr = 0.1 }
             local states, why = {}, nil
-            local function ids(id) return peri.tensor({ 1, id, 2 + rank }, "i64", device) end
+            local function ids(second) return peri.tensor({ 1, second, 2 + rank }, "i64", device) end
             local function offsets(at) return peri.tensor({ 0, at }, "i64", device) end
             local factors = kind == "weights" and peri.tensor({ 1, 2, 3 }, "f32", device):requires_grad() or nil
             peri.no_grad(function() -- where nothing is trained only who asks is told

@@ -34,9 +34,14 @@ while C.peri_row_format_name(row_format) ~= nil do
 end
 M.bounds_checks = P.options "bounds_check"
 
+local format_text = ffi.new "char[64]"
+
 --- How a quantized table's rows of so many numbers are stored, as a text (tensor/row_format.lua); nil: as numbers.
 function M._row_format(data_type, cols)
-  return M.row_formats[M.table_types[data_type]] and ("%s x %d"):format(data_type, cols) or nil
+  local format = M.row_formats[M.table_types[data_type]]
+  if not format then return nil end
+  P.check(C.peri_row_format_text(format, cols, format_text, ffi.sizeof(format_text)))
+  return ffi.string(format_text)
 end
 
 local format, row_bytes = ffi.new "peri_row_format", ffi.new "int64_t[1]"

@@ -44,6 +44,9 @@ typedef struct peri_tbe_batch_ref {
  *  "INT8_HALF"; NULL: no table holds that; static text), and bits of a number (0 then). */
 PERI_API const char *peri_row_format_name(int32_t dtype);
 PERI_API int32_t peri_row_format_bits(int32_t dtype);
+/** How rows of @cols numbers are stored where they are bytes (PERI_ROWS_*), as checkpoints say it: "INT8 x 4", in @text
+ *  of @bytes bytes, cut to what fits; "" where they are numbers. PERI_EINVAL: @bytes below 1. Local. */
+PERI_API peri_status peri_row_format_text(int32_t dtype, int64_t cols, char *text, int64_t bytes);
 /** How rows of bytes (PERI_ROWS_*) lie in memory; PERI_EINVAL for any other @dtype. Local. */
 PERI_API peri_status peri_row_format_of(int32_t dtype, peri_row_format *out);
 
