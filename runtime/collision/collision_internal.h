@@ -44,6 +44,8 @@ struct peri_collision {
     int64_t words[PERI_COLLISION_WORDS]; /* the head, as last seen */
 };
 
+/** Ids of a bucket (RANGE). (map.c) */
+int64_t peri__collision_block(int32_t buckets, int64_t input_hash_size);
 /** Send the head on its way to the host; peri__collision_seen has it when it has come (@wait: waits). */
 peri_status peri__collision_report(peri_collision *c);
 peri_status peri__collision_seen(peri_collision *c, bool wait);

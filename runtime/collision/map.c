@@ -19,15 +19,14 @@ void peri_collision_segments(int64_t rows, int32_t buckets, int64_t *out)
     for (int32_t b = 0; b <= buckets; b++) out[b] = rows / buckets * b + rows % buckets * b / buckets;
 }
 
-/** Ids of a bucket (RANGE). */
-static int64_t block_of(int32_t buckets, int64_t input_hash_size)
+int64_t peri__collision_block(int32_t buckets, int64_t input_hash_size)
 {
     return input_hash_size > 0 ? (input_hash_size - 1) / buckets + 1 : 1;
 }
 
 int64_t peri_collision_bucket(int64_t id, int32_t spread, int32_t buckets, int64_t input_hash_size)
 {
-    return peri_k_bucket(id, spread, buckets, block_of(buckets, input_hash_size));
+    return peri_k_bucket(id, spread, buckets, peri__collision_block(buckets, input_hash_size));
 }
 
 int64_t peri_collision_home(int64_t id, int64_t rows)
@@ -259,7 +258,7 @@ static peri_status make_memory(peri_collision *c)
     PERI_TRY(write_buckets(c));
     PERI_TRY(peri_tensor_write(c->head, head, sizeof head));
     m->buckets = a->buckets;
-    m->block = block_of(a->buckets, a->input_hash_size);
+    m->block = peri__collision_block(a->buckets, a->input_hash_size);
     m->spread = a->spread;
     m->first_bucket = a->first_bucket;
     m->n_buckets = a->n_buckets;

@@ -697,6 +697,115 @@ static void impossible(void **unused)
     assert_fails(peri_collision_new(device, &a, &c), PERI_EINVAL, "nan, allowed: finite numbers from 0 on");
 }
 
+/* -- ids into rows of another map ---------------------------------------------------------------------------------- */
+
+enum { FIT_IDS = 60, FIT_ROWS = 50, FIT_WINDOW = 8 };
+
+typedef struct fitted {
+    int64_t id;
+    double score;
+} fitted;
+
+static int better_first(const void *a, const void *b)
+{
+    const fitted *x = a, *y = b;
+    if (x->score != y->score) return x->score > y->score ? -1 : 1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+/** The law: the best id comes first, and takes the first free row from its home on. */
+static void fit_plainly(const peri_collision_fit *a, fitted *list, int64_t n, int64_t *rows)
+{
+    qsort(list, (size_t)n, sizeof *list, better_first);
+    for (int64_t r = 0; r < FIT_ROWS; r++) rows[r] = -1;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t b = peri_collision_bucket(list[i].id, a->spread, a->buckets, a->input_hash_size);
+        const int64_t base = a->segments[b], usable = a->segments[b + 1] - base - a->aside;
+        for (int64_t k = 0; k < usable && k < a->max_probe; k++) {
+            const int64_t row = base + (peri_collision_home(list[i].id, usable) + k) % usable;
+            if (rows[row] != -1) continue;
+            rows[row] = list[i].id;
+            break;
+        }
+    }
+}
+
+/** Pick the window's ids in two halves and put them; what goes on behind it is added to @left. Returns how many. */
+static int64_t fit_window(peri_collision_fit *a, const fitted *list, int64_t n, const fitted *come, int64_t n_come,
+                          fitted *left, int64_t *rows)
+{
+    int64_t ids[FIT_IDS], entry_ids[FIT_IDS], entry_scores[FIT_IDS], row_scores[FIT_ROWS], home[FIT_IDS];
+    int64_t n_left = 0, at;
+    int64_t *entries[2] = {entry_ids, entry_scores}, *window[2] = {rows, row_scores}, filled[4] = {0};
+    int32_t place[FIT_IDS], bucket[FIT_IDS];
+    a->arrays = 2, a->entries = entries, a->rows = window, a->filled = filled;
+    for (int64_t r = 0; r < a->past - a->first; r++) rows[r] = -1;
+    for (int64_t i = 0; i < n; i++) ids[i] = list[i].id;
+    for (int64_t half = -1; half < 2; half++) { /* -1: those that come from the window before */
+        const int64_t begin = half == 1 ? n / 2 : 0, some = half < 0 ? n_come : half ? n - n / 2 : n / 2;
+        peri_collision_picked got = {.size = sizeof got, .n = n_come};
+        if (half >= 0) assert_ok(peri_collision_fit_pick(a, ids + begin, some, place, bucket, home, &got));
+        for (int64_t k = 0; k < got.n; k++) {
+            const fitted *x = half < 0 ? &come[k] : &list[begin + place[k]];
+            entry_ids[k] = x->id;
+            memcpy(&entry_scores[k], &x->score, sizeof x->score);
+            if (half < 0) bucket[k] = (int32_t)a->low, home[k] = a->first;
+        }
+        for (at = 0;; at++) {
+            assert_ok(peri_collision_fit_put(a, at, got.n, bucket, home, &at));
+            if (at == got.n) break;
+            left[n_left].id = entry_ids[at];
+            memcpy(&left[n_left++].score, &entry_scores[at], sizeof left->score);
+        }
+    }
+    for (int64_t r = 0, b = a->low; r < a->past - a->first; r++) {
+        while (a->first + r >= a->segments[b + 1]) b++;
+        filled[b] -= rows[r] != -1;
+    }
+    for (int b = 0; b < 4; b++) assert_int_equal(filled[b], 0);
+    return n_left;
+}
+
+/** Whole buckets in one window, and the rows of each bucket in several, have what the law says, in whatever order ids
+ *  come. */
+static void fits(void **unused)
+{
+    (void)unused;
+    for (int round = 0; round < 400; round++) {
+        const int64_t segments[] = {0, draw(5) + 1, 20 + draw(5), FIT_ROWS};
+        peri_collision_fit a = {.size = sizeof a, .kind = PERI_COLLISION_HASH, .segments = segments, .buckets = 3,
+                                .max_probe = (int32_t)(1 + draw(FIT_ROWS)), .high = 3, .past = FIT_ROWS,
+                                .aside = draw(2) == 1};
+        fitted list[FIT_IDS], sorted[FIT_IDS], come[2][FIT_IDS * 2];
+        const int64_t n = draw(FIT_IDS) + 1;
+        int64_t want[FIT_ROWS], got[FIT_ROWS];
+        for (int64_t i = 0; i < n; i++) list[i] = (fitted){(i * 7919 + round) * 104729, (double)draw(6) - 2};
+        memcpy(sorted, list, sizeof sorted);
+        fit_plainly(&a, sorted, n, want);
+        assert_int_equal(fit_window(&a, list, n, NULL, 0, come[0], got), 0);
+        assert_memory_equal(got, want, sizeof got);
+        a.part = true;
+        for (a.low = 0; a.low < 3; a.low++) {
+            int64_t n_come = 0, before = -1;
+            a.high = a.low + 1;
+            while (before != n_come) { /* until what leaves the last window is what came into the first */
+                before = n_come;
+                for (a.first = segments[a.low]; a.first < segments[a.high]; a.first = a.past) {
+                    a.past = a.first + FIT_WINDOW < segments[a.high] ? a.first + FIT_WINDOW : segments[a.high];
+                    n_come = fit_window(&a, list, n, come[0], n_come, come[1], got + a.first);
+                    memcpy(come[0], come[1], sizeof come[0]);
+                }
+            }
+        }
+        assert_memory_equal(got, want, sizeof got);
+    }
+    peri_collision_fit a = {.size = sizeof a, .kind = PERI_COLLISION_HASH, .segments = (const int64_t[]){0, 4},
+                            .buckets = 1, .high = 2};
+    peri_collision_picked out = {.size = sizeof out};
+    assert_fails(peri_collision_fit_pick(&a, NULL, 0, NULL, NULL, NULL, &out), PERI_EINVAL,
+                 "buckets 0 to 2, allowed: within 0 to 1");
+}
+
 static void all_on(const char *name)
 {
     assert_ok(peri_device_get(name, &device));
@@ -726,6 +835,6 @@ static void on_opaque(void **unused)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(on_cpu), cmocka_unit_test(on_opaque)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(on_cpu), cmocka_unit_test(on_opaque), cmocka_unit_test(fits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,10 +7,11 @@ local Tensor = require "perilune.tensor"
 local Gather = require "perilune.checkpoint.gather"
 local mc_map = require "perilune.embed.mc_map"
 local policies = require "perilune.embed.mc_policies"
-local C = P.C
+local C, check = P.C, P.check
 
 local INFINITE = 9223372036854775807LL -- MCH: no id
 local PROBE = 4096 -- rows that an id is looked for: where it is more, very many could go on to the next window
+local picked, number_out = P.struct "peri_collision_picked", ffi.new "int64_t[1]"
 local ids_of = { mch = "_mch_sorted_raw_ids", hash = "_hash_zch_identities" }
 -- Numbers of a state that an id brings along, and those of a row without one.
 local brought = mc_map._initial
@@ -84,10 +85,25 @@ function Fit:init(a)
     self.entries[name] = name == "scores" and ffi.cast("double *", self.kept[i]) or self.here[i]
   end
   for _, name in ipairs { "ids", "scores" } do self.halves[name] = ffi.cast("uint32_t *", self.entries[name]) end
-  self.buckets = ffi.new("int32_t[?]", Gather.BLOCK)
+  self.buckets, self.places = ffi.new("int32_t[?]", Gather.BLOCK), ffi.new("int32_t[?]", Gather.BLOCK)
+  self.homes, self.blocks, self.spilled = ffi.new("int64_t[?]", Gather.BLOCK), {}, {}
+  self:_make_fit()
   local bounds
   bounds, self.split = bounds_of(self.segments, self.rows, self.kind == "mch" or self.module.max_probe <= PROBE)
   self.gather = Gather(bounds, initial, function(w) self:_fill(w) end)
+end
+
+--- What C functions are told of the map and the window; what changes from window to window is set there.
+function Fit:_make_fit()
+  local n, fit, module = #self.segments - 1, P.struct "peri_collision_fit", self.module
+  self.fit, self.filled = fit, ffi.new("int64_t[?]", n)
+  self.arrays = { segments = ffi.new("int64_t[?]", n + 1, self.segments),
+    entries = ffi.new("int64_t *[?]", #self.names, self.here), rows = ffi.new("int64_t *[?]", #self.names) }
+  for name, array in util.ordered(self.arrays) do fit[name] = array end
+  fit.kind = self.kind == "mch" and C.PERI_COLLISION_MCH or C.PERI_COLLISION_HASH
+  fit.spread, fit.input_hash_size, fit.buckets = mc_map.spreads[module.spread], module.input_hash_size or 0, n
+  fit.aside, fit.max_probe = self.reserved, module.max_probe or 0
+  fit.arrays, fit.filled = #self.names, self.filled
 end
 
 --- Number k of the entries into row `row` of a window, and what was there into the entries.
@@ -134,78 +150,44 @@ local function place_mch(self, w, b, k)
   end
 end
 
---- Rows of bucket b that ids of a hash map can have, the first ones.
-local function usable_of(self, b)
-  return self.segments[b + 2] - self.segments[b + 1] - (self.reserved and 1 or 0)
-end
-
---- How many rows, from the first of bucket b on, row `row` is behind the home of entry k.
-local function reach_of(self, b, k, row)
-  local usable = usable_of(self, b)
-  return (row - self.segments[b + 1] - tonumber(C.peri_collision_home(self.entries.ids[k], usable))) % usable
-end
-
---- Hash: an id takes the first row from its home on that is free or has a worse id, which goes on from there. So all
---- lie as if the best had come first. Entry k goes on from row `row`, `reach` rows behind its home. A window that is a
---- part of a bucket notes in w.spilled the ids that want rows behind it.
-local function place_hash(self, w, b, k, row, reach)
-  local base, usable, e = self.segments[b + 1], usable_of(self, b), self.entries
-  local most, past = math.min(self.module.max_probe, usable), math.min(w.past, base + usable)
-  while reach < most do
-    if row == past then
-      if w.spilled then
-        w.spilled[#w.spilled + 1] = ffi.new("int64_t[?]", #self.here)
-        for i, numbers in ipairs(self.here) do w.spilled[#w.spilled][i - 1] = numbers[k] end
-        return
-      end
-      row = base
-    end
-    local at = row - w.first
-    local free = w.ids[at] == -1
-    if free or better(w, e.scores[k], e.ids[k], at) then
-      swap(self, w, at, k)
-      if free then
-        w.filled[b] = w.filled[b] + 1
-        return
-      end
-      reach = reach_of(self, b, k, row)
-    end
-    row, reach = row + 1, reach + 1
+--- Hash: put the first n entries into window w, each from its row in self.homes on. One that wants a row behind the
+--- window, which is a part of a bucket then, is noted in w.spilled.
+local function put_hash(self, n)
+  local k = 0
+  while true do
+    check(C.peri_collision_fit_put(self.fit, k, n, self.buckets, self.homes, number_out))
+    k = tonumber(number_out[0])
+    if k == n then return end
+    local numbers = ffi.new("int64_t[?]", #self.here)
+    for i, here in ipairs(self.here) do numbers[i - 1] = here[k] end
+    self.spilled[#self.spilled + 1], k = numbers, k + 1
   end
 end
 
---- The ids of rows [row, past) of the checkpoint that belong to buckets [w.low, w.high), or only those of them whose
---- home among w.usable rows of a bucket is in [w.home, w.behind), become entries. Returns how many, and how many ids
---- there are in these rows.
-function Fit:_pick(w, row, past)
-  local module, e, n, all = self.module, self.entries, 0, 0
-  local kind, buckets, free = mc_map.spreads[module.spread], #self.segments - 1, self.kind == "mch" and INFINITE or -1LL
+--- The ids of rows [row, past) of the checkpoint that the window wants (self.fit) become entries. Returns how many.
+--- Notes how many ids there are in these rows, and of which buckets.
+function Fit:_pick(row, past)
+  local e, of, from, put = self.entries, picked, self.entries.from, self.entries.ids
   local t, ids = Gather.numbers_of(self.stored[ids_of[self.kind]], row, past)
-  local low, high, range, put, from, of = w.low, w.high, module.input_hash_size, e.ids, e.from, self.buckets
-  local usable, first, behind = w.usable, w.home, w.behind
-  for k = 0, past - row - 1 do
-    local id = ids[k]
-    if id ~= free then
-      all = all + 1
-      local b = tonumber(C.peri_collision_bucket(id, kind, buckets, range))
-      local home = usable and tonumber(C.peri_collision_home(id, usable))
-      if b >= low and b < high and (not home or home >= first and home < behind) then
-        put[n], from[n], of[n], n = id, row + k, b, n + 1
-      end
-    end
+  check(C.peri_collision_fit_pick(self.fit, ids, past - row, self.places, self.buckets, self.homes, of))
+  local n = tonumber(of.n)
+  for k = 0, n - 1 do
+    local place = self.places[k]
+    put[k], from[k] = ids[place], row + place
   end
+  self.blocks[row] = { ids = tonumber(of.ids), lowest = tonumber(of.lowest), highest = tonumber(of.highest) }
   t:release()
   for i = 4, n > 0 and #self.names or 0 do -- behind ids, scores and rows
     local stored, to = self.stored[self.names[i]], e[self.names[i]]
     if stored then
       local block, numbers = Gather.numbers_of(stored, row, past)
-      for k = 0, n - 1 do to[k] = numbers[e.from[k] - row] end
+      for k = 0, n - 1 do to[k] = numbers[self.places[k]] end
       block:release()
     else
       for k = 0, n - 1 do to[k] = brought[self.names[i]] end
     end
   end
-  return n, all
+  return n
 end
 
 function Fit:_score(n)
@@ -217,15 +199,20 @@ function Fit:_score(n)
   for k = 0, n - 1 do e.scores[k] = times and tonumber(e._hash_zch_metadata[k]) or -tonumber(e.from[k]) end
 end
 
---- Call f(n, row) for all entries of `which` (see _pick), as many of them as are read at once, until it returns true: n
---- of them have scores, they are of row `row` on. first (or nil: 0): the row to begin with.
-function Fit:_each(which, f, first)
+--- Call f(n, row) for all ids that a window wants, as many of them as are read at once, until it returns true: n
+--- entries have scores, they are of row `row` on. What has no id of its buckets is read once only. low, high: its
+--- buckets; first (or nil: 0): the row to begin with.
+function Fit:_each(low, high, f, first)
   local rows, total = self.old[#self.old], 0
+  self.fit.low, self.fit.high = low, high
   for row = first or 0, rows - 1, Gather.BLOCK do
-    local n, all = self:_pick(which, row, math.min(row + Gather.BLOCK, rows))
-    total = total + all
-    if n > 0 then self:_score(n) end
-    if f(n, row) then return end
+    local known = self.blocks[row]
+    if not known or known.highest >= low and known.lowest < high then
+      local n = self:_pick(row, math.min(row + Gather.BLOCK, rows))
+      if n > 0 then self:_score(n) end
+      if f(n, row) then return end
+    end
+    total = total + self.blocks[row].ids
   end
   if not first then self.total = total end
 end
@@ -265,7 +252,7 @@ local function find_last(self, b)
   for digit = 0, DIGITS - 1 do
     local w, shift, n = math.floor(digit / 2), digit % 2 == 0 and DIGIT or 0, 0
     ffi.fill(counts, ffi.sizeof(counts))
-    self:_each({ low = b, high = b + 1 }, function(entries)
+    self:_each(b, b + 1, function(entries)
       n = n + entries
       for k = 0, entries - 1 do
         number_of(self, k, x)
@@ -308,7 +295,7 @@ local function fill_some(self, w, b)
   self.begins[self.segments[b + 1]] = { from = 0, row = self.segments[b + 1] }
   while not self.begins[known] do known = known - self.rows end
   local row, first, past = self.begins[known].row, w.first, w.past
-  self:_each({ low = b, high = b + 1 }, function(n, from)
+  self:_each(b, b + 1, function(n, from)
     local before = row
     for k = 0, n - 1 do
       if last then number_of(self, k, x) end
@@ -332,19 +319,14 @@ end
 
 --- Put the ids into the rows of bucket b that window w has: those that go on from the window before, and its own.
 local function fill_part(self, w, b)
-  local usable, base = usable_of(self, b), self.segments[b + 1]
-  w.filled[b], w.spilled = 0, {}
+  self.fit.part, self.spilled, self.fit.low, self.fit.high = true, {}, b, b + 1
   for _, numbers in ipairs(self.carried[w.first]) do
     for i, here in ipairs(self.here) do here[0] = numbers[i - 1] end
-    place_hash(self, w, b, 0, w.first, reach_of(self, b, 0, w.first))
+    self.buckets[0], self.homes[0] = b, w.first
+    put_hash(self, 1)
   end
-  if usable == 0 then return end
-  local which = { low = b, high = b + 1, usable = usable, home = w.first - base, behind = w.past - base }
-  self:_each(which, function(n)
-    for k = 0, n - 1 do
-      place_hash(self, w, b, k, base + tonumber(C.peri_collision_home(self.entries.ids[k], usable)), 0)
-    end
-  end)
+  self:_each(b, b + 1, function(n) put_hash(self, n) end)
+  w.filled[b], w.spilled = tonumber(self.filled[b]), self.spilled
 end
 
 --- Find which ids go on to each window of bucket b.
@@ -371,23 +353,21 @@ local function fill_whole(self, w)
   local at, mch = util.index_of(self.segments), self.kind == "mch"
   local low, high = at[w.first] - 1, at[w.past] - 1 -- its buckets, from 0
   for b = low, high - 1 do w.filled[b] = 0 end
-  self:_each({ low = low, high = high }, function(n)
-    for k = 0, n - 1 do
-      local b = self.buckets[k]
-      local usable = not mch and usable_of(self, b)
-      if mch then place_mch(self, w, b, k)
-      elseif usable > 0 then
-        place_hash(self, w, b, k, self.segments[b + 1]
-          + tonumber(C.peri_collision_home(self.entries.ids[k], usable)), 0)
-      end
-    end
+  self.fit.part = false
+  self:_each(low, high, function(n)
+    if not mch then return put_hash(self, n) end
+    for k = 0, n - 1 do place_mch(self, w, self.buckets[k], k) end
   end)
+  for b = low, mch and low - 1 or high - 1 do w.filled[b] = tonumber(self.filled[b]) end
 end
 
 --- Arrays of a window as the functions above want them.
 function Fit:_prepare(w)
   w.all = util.map(self.names, function(name) return w[name] end)
   w.scores, w.filled, w.full = ffi.cast("double *", w.scores), {}, {}
+  self.fit.first, self.fit.past = w.first, w.past
+  for i, array in ipairs(w.all) do self.arrays.rows[i - 1] = array end
+  ffi.fill(self.filled, ffi.sizeof(self.filled))
 end
 
 function Fit:_fill(w)

@@ -108,9 +108,11 @@ end
 --- first: the row of these that is the map's first. Parts that are not stored have what the map has.
 local function each_block(self, stored, first, rows)
   return function(f)
-    for row = 0, rows - 1, BLOCK do
+    local row = 0
+    while row < rows do
+      local n, parts = math.min(BLOCK, rows - row), {}
+      for _, source in util.ordered(stored) do n = source:run(first + row, n) end
       P.scope(function()
-        local n, parts = math.min(BLOCK, rows - row), {}
         for name, source in util.ordered(stored) do
           local size, offset = source:size(), util.map(source:size(), function() return 0 end)
           size[1], offset[1] = n, first + row
@@ -123,6 +125,7 @@ local function each_block(self, stored, first, rows)
         end
         f(row, n, parts)
       end)
+      row = row + n
     end
   end
 end

@@ -11,13 +11,15 @@ local StoredTensor = util.class "StoredTensor"
 --- tensor is loaded into up to date by itself, where it knows what differs, and returns whether it has; shards are as
 --- in tensor/sharded.lua. read_several (or nil) = function(regions, tensors), which fills tensors with as many
 --- rectangles at once. verify (or nil) = function(first, rows): an error if what these rows lie in is damaged. by_row
---- (or nil): of a state of a map of raw ids, a StoredTensor that has it in the order of rows.
+--- (or nil): of a state of a map of raw ids, a StoredTensor that has it in the order of rows. ends (or nil) =
+--- function(row), the end of the rows from `row` on that are best read before others (it is made some rows at a time).
 function StoredTensor:init(args)
   local a = util.named("StoredTensor", args, { size = util.required.list, dtype = util.required.string,
     read = util.required, patch = util.optional, read_several = util.optional, verify = util.optional,
-    by_row = util.optional })
+    by_row = util.optional, ends = util.optional })
   self._size, self._dtype, self._read, self._patch = a.size, a.dtype, a.read, a.patch or false
   self._read_several, self._verify, self._by_row = a.read_several or false, a.verify or false, a.by_row or false
+  self._ends = a.ends or false
 end
 
 function StoredTensor:size(d)
@@ -53,6 +55,9 @@ function StoredTensor:patch(shard) return self._patch and self._patch(shard) or 
 function StoredTensor:verify(first, rows)
   if self._verify then self._verify(first, rows) end
 end
+
+--- How many of n rows from `row` on are best read before others.
+function StoredTensor:run(row, n) return self._ends and math.min(n, self._ends(row) - row) or n end
 
 --- The same in the order of rows; nil: it is not known.
 function StoredTensor:by_row() return self._by_row or nil end

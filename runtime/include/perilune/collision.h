@@ -243,4 +243,48 @@ PERI_API peri_status peri_collision_window(peri_collision *c, int64_t *start, pe
  *  @start: less than eviction_interval iterations ago. Of what was seen since, nothing else is known. Waits. */
 PERI_API peri_status peri_collision_window_set(peri_collision *c, int64_t start, const peri_tensor *entries);
 
+/* -- into another size --------------------------------------------------------------------------------------------- */
+
+/** Some rows of a map into which ids of another one are put: a window of it. Ids that were read are *entries*, arrays
+ *  by place; a row has what its id brought along in arrays of the same order. */
+typedef struct peri_collision_fit {
+    int64_t size;             /* sizeof(peri_collision_fit) */
+    int32_t kind, spread;     /* PERI_COLLISION_*, PERI_SPREAD_* of the map */
+    int64_t input_hash_size;  /* RANGE */
+    const int64_t *segments;  /* [buckets + 1] its rows where its buckets begin */
+    int32_t buckets;
+    int32_t max_probe;        /* HASH: rows that an id may be in */
+    int64_t low, high;        /* buckets [low, high) are wanted */
+    int64_t first, past;      /* HASH: rows [first, past) are those of the window */
+    bool aside;               /* HASH: a bucket's last row is nobody's own */
+    bool part;                /* HASH: the window has some rows of one bucket, so that ids may go on behind it; else it
+                                 has whole buckets */
+    int64_t arrays;           /* HASH: how many there are: ids, scores (f64: the greatest is kept), and others */
+    int64_t *const *entries;  /* HASH: [arrays] of entries */
+    int64_t *const *rows;     /* HASH: [arrays] of the window's rows; id -1: free */
+    int64_t *filled;          /* HASH: [buckets] rows of each that have an id: counted up */
+} peri_collision_fit;
+
+/** What peri_collision_fit_pick has found. */
+typedef struct peri_collision_picked {
+    int64_t size;             /* sizeof(peri_collision_picked) */
+    int64_t n;                /* ids that were picked */
+    int64_t ids;              /* ids among all that were given */
+    int64_t lowest, highest;  /* of all ids the buckets that come first and last; none: INT64_MAX and -1 */
+} peri_collision_picked;
+
+/** Of @ids [@n], those of rows of a stored map (free rows: INT64_MAX for MCH, -1 for HASH), those that belong to the
+ *  window: to its buckets, and for HASH with their home row within it. @place, @bucket and (HASH, else NULL) @home:
+ *  room for @n; of those that were picked the place among @ids, the bucket, and the home row. */
+PERI_API peri_status peri_collision_fit_pick(const peri_collision_fit *fit, const int64_t *ids, int64_t n,
+                                             int32_t *place, int32_t *bucket, int64_t *home,
+                                             peri_collision_picked *out);
+/** HASH: put entries [@from, @n) into the window, the k-th of bucket @bucket[k] from row @row[k] on, its home or a row
+ *  behind it. Each takes the first row that is free or has a worse id, which goes on from there, as if all came in the
+ *  order of their scores, of equal ones the smaller id first; one that finds none within max_probe rows is dropped.
+ *  @out: @n, or the entry whose numbers are by now those of an id that goes on behind the window: the caller takes them
+ *  away and calls again from the next one on. */
+PERI_API peri_status peri_collision_fit_put(const peri_collision_fit *fit, int64_t from, int64_t n,
+                                            const int32_t *bucket, const int64_t *row, int64_t *out);
+
 #endif
