@@ -10,7 +10,10 @@
 
 #include <perilune/base.h>
 
+#include "inline.h"
 #include "list.h"
+
+#include <math.h>
 
 /** Operation: C = alpha * op(A) * op(B) + beta * C, row-major, `batch` times with element strides between the matrices.
  *  op(A) is m x k, op(B) is k x n, C is m x n; lda, ldb, ldc are elements from one stored row to the next. beta = 0
@@ -100,7 +103,8 @@ typedef struct peri_k_unary_grad_args {
     double a, b;
 } peri_k_unary_grad_args;
 
-/** MAX and MIN: the larger and the smaller one; NaN if either is. */
+/** MAX and MIN: the larger and the smaller one; NaN if either is. Those after PERI_BINARY_LAST_PLAIN are computed in
+ *  f64 and rounded once: peri_binary_rare below says what they are. */
 enum {
     PERI_BINARY_ADD = 0,
     PERI_BINARY_SUB = 1,
@@ -108,8 +112,40 @@ enum {
     PERI_BINARY_DIV = 3,
     PERI_BINARY_MAX = 4,
     PERI_BINARY_MIN = 5,
-    PERI_BINARY_COUNT = 6
+    PERI_BINARY_LAST_PLAIN = PERI_BINARY_MIN,
+    PERI_BINARY_POW = 6,
+    PERI_BINARY_POW_BASE = 7,     /* what the gradient of a power is multiplied by for its base */
+    PERI_BINARY_POW_EXPONENT = 8, /* and for its exponent */
+    PERI_BINARY_FLOOR = 9,        /* x / y rounded down */
+    PERI_BINARY_TRUNC = 10,       /* x / y rounded towards 0 */
+    PERI_BINARY_REMAINDER = 11,   /* x - y FLOOR(x, y), of the sign of y */
+    PERI_BINARY_FMOD = 12,        /* x - y TRUNC(x, y), of the sign of x */
+    PERI_BINARY_COUNT = 13
 };
+
+/** x / y rounded down. The remainder is taken off first, so that the quotient is near a whole number. */
+K_INLINE double peri_floor_quotient(double x, double y)
+{
+    const double left = fmod(x, y);
+    if (y == 0) return x / y;
+    const double quotient = (x - left) / y - (left != 0 && (left < 0) != (y < 0)), down = floor(quotient);
+    return quotient == 0 ? copysign(0.0, x / y) : quotient - down > 0.5 ? down + 1 : down;
+}
+
+/** Functions of two numbers after PERI_BINARY_LAST_PLAIN, as PyTorch has them. */
+K_INLINE double peri_binary_rare(int32_t op, double x, double y)
+{
+    double left;
+    switch (op) {
+    case PERI_BINARY_POW: return pow(x, y);
+    case PERI_BINARY_POW_BASE: return y == 0 ? 0 : y * pow(x, y - 1);
+    case PERI_BINARY_POW_EXPONENT: return x == 0 && y >= 0 ? 0 : pow(x, y) * log(x);
+    case PERI_BINARY_FLOOR: return peri_floor_quotient(x, y);
+    case PERI_BINARY_TRUNC: return trunc(x / y);
+    case PERI_BINARY_REMAINDER: left = fmod(x, y); return left != 0 && (left < 0) != (y < 0) ? left + y : left;
+    default: return fmod(x, y);
+    }
+}
 
 /** For each index in row-major order of shape: dst[i] = a[sum index*a_stride] op b[sum index*b_stride]. Strides are in
  *  elements; 0 repeats. dst is contiguous and may be a or b where that one is laid out like it. 16 bits too. range:
@@ -262,6 +298,24 @@ typedef struct peri_k_max_dim_grad_args {
     int32_t dtype;
     int64_t n, inner;
 } peri_k_max_dim_grad_args;
+
+/** x is [outer][n][inner]: y[o][i] = the product of x[o][r][i] over r, 1 if n = 0. f32 and f64 are multiplied in f64
+ *  and rounded once; i64 wraps. range: outer * inner. */
+typedef struct peri_k_product_dim_args {
+    void *y;
+    const void *x;
+    int32_t dtype;
+    int64_t n, inner;
+} peri_k_product_dim_args;
+
+/** dx[o][r][i] = dy[o][i] times the product of x[o][q][i] over all q but r, without a division: x may be 0. f32 and
+ *  f64, in f64. range: outer * inner. */
+typedef struct peri_k_product_dim_grad_args {
+    void *dx;
+    const void *dy, *x;
+    int32_t dtype;
+    int64_t n, inner;
+} peri_k_product_dim_grad_args;
 
 /** x and y are [outer][n][inner]; along n: y = exp(x - max) / sum exp(x - max), or its logarithm. range: outer *
  *  inner. */

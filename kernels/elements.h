@@ -33,8 +33,20 @@ enum {
     PERI_WHOLE_MIN = 4,
     PERI_WHOLE_FLOOR = 5,
     PERI_WHOLE_REMAINDER = 6,
-    PERI_WHOLE_COUNT = 7
+    PERI_WHOLE_FMOD = 7, /* what C's % leaves, with the sign of the dividend */
+    PERI_WHOLE_POW = 8,  /* by a negative exponent: the power's part before the point, 0 for a base of 0 */
+    PERI_WHOLE_COUNT = 9
 };
+
+/** x to the power y, by squares: the bits of y from the lowest. */
+K_INLINE int64_t peri_whole_power(int64_t x, int64_t y)
+{
+    if (y < 0) return x == 1 ? 1 : x != -1 ? 0 : y % 2 ? -1 : 1;
+    uint64_t power = 1;
+    for (uint64_t square = (uint64_t)x; y; y >>= 1, square *= square)
+        if (y & 1) power *= square;
+    return (int64_t)power;
+}
 
 /** x op y of 64 bits; of narrower integers it is what is left of it in their bits. */
 K_INLINE int64_t peri_whole(int32_t op, int64_t x, int64_t y)
@@ -45,12 +57,14 @@ K_INLINE int64_t peri_whole(int32_t op, int64_t x, int64_t y)
     case PERI_WHOLE_MUL: return (int64_t)((uint64_t)x * (uint64_t)y);
     case PERI_WHOLE_MAX: return x > y ? x : y;
     case PERI_WHOLE_MIN: return x < y ? x : y;
+    case PERI_WHOLE_POW: return peri_whole_power(x, y);
     default: break;
     }
     if (y == 0) return 0;
     /* the least number by -1 does not fit, and the processor would stop at it */
     if (y == -1) return op == PERI_WHOLE_FLOOR ? (int64_t)(0 - (uint64_t)x) : 0;
     const int64_t left = x % y;
+    if (op == PERI_WHOLE_FMOD) return left;
     const bool apart = left != 0 && (left < 0) != (y < 0);
     return op == PERI_WHOLE_FLOOR ? x / y - apart : left + (apart ? y : 0);
 }
@@ -62,6 +76,17 @@ typedef struct peri_k_whole_args {
     int32_t dtype, op, ndim;
     int64_t shape[PERI_MAX_DIMS], a_stride[PERI_MAX_DIMS], b_stride[PERI_MAX_DIMS];
 } peri_k_whole_args;
+
+/** Products of matrices of integers, a batch of them: dst[..][r][c] = the sum of a[..][r][i] * b[..][i][c] over i < k,
+ *  which wraps around. shape and the strides of a and b are those of the batch (ndim may be 0); dst is contiguous, [..]
+ *  [rows][cols]. All three of one integer dtype. range: rows of dst, shape[0] * .. * shape[ndim - 1] * rows. */
+typedef struct peri_k_whole_product_args {
+    void *dst;
+    const void *a, *b;
+    int32_t dtype, ndim;
+    int64_t rows, cols, k, a_row, a_col, b_row, b_col; /* a_row .. b_col: strides within a matrix */
+    int64_t shape[PERI_MAX_DIMS], a_stride[PERI_MAX_DIMS], b_stride[PERI_MAX_DIMS];
+} peri_k_whole_product_args;
 
 /** dst[i] = condition[..] ? a[..] : b[..], elements of `width` (1, 2, 4, 8 or 16) bytes. A NULL a or b stands for zeros
  *  everywhere. range: elements. */

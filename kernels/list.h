@@ -23,6 +23,7 @@
         X(muladd, peri_k_muladd_args) X(bias_act, peri_k_bias_act_args) X(act_grad, peri_k_act_grad_args)              \
             X(cross, peri_k_cross_args) X(cross_grad, peri_k_cross_grad_args) X(sum_dim, peri_k_sum_dim_args)          \
                 X(max_dim, peri_k_max_dim_args) X(max_dim_grad, peri_k_max_dim_grad_args)                              \
+                    X(product_dim, peri_k_product_dim_args) X(product_dim_grad, peri_k_product_dim_grad_args)          \
                     X(softmax, peri_k_softmax_args) X(softmax_grad, peri_k_softmax_grad_args)                          \
                         X(layer_norm, peri_k_layer_norm_args) X(layer_norm_grad, peri_k_layer_norm_grad_args)          \
                             X(dropout, peri_k_dropout_args) X(interaction, peri_k_interaction_args)                    \
@@ -156,7 +157,8 @@
 #define PERI_KERNELS_ELEMENTS(X)                                                                                       \
     X(compare, peri_k_compare_args)                                                                                    \
     X(where, peri_k_where_args) X(take, peri_k_take_args) X(take_add, peri_k_take_add_args)                            \
-        X(running_sum, peri_k_running_sum_args) X(iota, peri_k_iota_args) X(whole, peri_k_whole_args)
+        X(running_sum, peri_k_running_sum_args) X(iota, peri_k_iota_args) X(whole, peri_k_whole_args)          \
+            X(whole_product, peri_k_whole_product_args)
 #define PERI_STEPS_ELEMENTS(X) X(sort_line, peri_k_sort_line_args)
 #define PERI_OPS_ELEMENTS(X) X(sort_lines, peri_op_sort_lines)
 

@@ -183,7 +183,7 @@ describe("arguments", function()
 
   it("are of the right class, and live", function()
     refuses("relu: t is nil, wanted a tensor", peri.nn.functional.relu)
-    refuses("pow: exponent is nil, wanted a number", t.pow, t)
+    refuses("pow: exponent is nil, wanted a tensor or a number", t.pow, t)
     refuses("add: b is a table, wanted a tensor or a number", function() return t + {} end)
     refuses("copy: src is 1, wanted a tensor", t.copy, t, 1)
     local kjt = peri.KeyedJaggedTensor { keys = { "a" }, values = { 1, 2 }, lengths = { 2 } }

@@ -61,7 +61,26 @@ local functions = {
   ["sum of whole numbers"] = function(t) return t:sum() end, argsort = function(t) return t:argsort(2) end,
   topk = function(t) return t:topk(2) end, ["topk along 1, smallest"] = function(t) return t:topk(2, 1, false) end,
   ["topk of nan"] = function(t) return (t:topk(1, 2)) end,
+  power = F.pow, ["power broadcast"] = F.pow, ["power of whole numbers"] = F.pow,
+  ["power of a float and whole numbers"] = F.pow, ["power of numbers"] = function(t) return 2 ^ t end,
+  ["power of 0"] = function(t) return 0 ^ t end, prod = F.prod, ["prod of one zero"] = F.prod,
+  ["prod along 1"] = function(t) return t:prod(1) end, ["prod along 2"] = function(t) return t:prod(2) end,
+  ["prod along -1"] = function(t) return t:prod(-1) end, ["prod kept"] = function(t) return t:prod(2, true) end,
+  ["prod of nothing"] = function(t) return t:prod(2) end, ["prod of bool"] = function(t) return t:prod(1) end,
+  ["prod of whole numbers"] = function(t) return t:prod(2) end,
 }
+for _, name in ipairs { "remainder", "fmod", "floor_divide" } do
+  for i = 1, 4 do functions[name .. " " .. i] = F[name] end
+  functions[name .. " of whole numbers"] = F[name]
+  functions[name .. " by a number"] = function(t) return F[name](t, -0.75) end
+  functions[name .. " of a number"] = function(t) return F[name](5, t) end
+end
+for _, dtype in ipairs { "int64", "int32", "uint8" } do
+  for _, text in ipairs { "", " of a batch", " of rows" } do
+    functions["matmul" .. text .. " torch." .. dtype] = F.matmul
+  end
+  functions["matmul transposed torch." .. dtype] = function(a, b) return a:transpose(1, 2):matmul(b) end
+end
 for name in pairs(comparisons) do
   functions[name .. " tensors"], functions[name .. " broadcast"], functions[name .. " whole numbers"] = F[name],
     F[name], F[name]
@@ -134,7 +153,7 @@ local choices = {
   where = function(a, b) return F.where(peri.tensor({ 1, 0, 1 }, "bool", a:device()), a, b) end,
   cat = function(a, b) return F.cat { a, b } end, sqrt = function(t) return F.sqrt(t:abs()) end,
   clamp = function(t) return t:clamp(1, 4) end, pow = function(t) return t ^ 3 end,
-  cumsum = function(t) return t:cumsum(1) end,
+  cumsum = function(t) return t:cumsum(1) end, power = F.pow,
 }
 
 local function check_pair(case, device)
@@ -182,6 +201,11 @@ for _, device in ipairs(devices) do
         { function(x) return x:masked_fill(mask, 3) end, { { 2, 3 } } },
         { function(x) return x:clamp(-0.4, 0.5) end, { { 2, 3 } } }, { F.maximum, { { 2, 3 }, { 2, 1 } } },
         { F.minimum, { { 3 }, { 2, 3 } } },
+        { function(x, y) return F.pow(x * x + 0.5, y) end, { { 2, 3 }, { 2, 1 } } },
+        { function(x, y) return F.remainder(2 * x, y * y + 1) end, { { 3 }, { 2, 3 } } },
+        { function(x, y) return F.fmod(2 * x, y * y + 1) end, { { 2, 3 }, { 3 } } },
+        { function(x) return x:prod(1) end, { { 3, 4 } } },
+        { function(x) return x:masked_fill(mask, 0):prod() + x:prod(-1):sum() end, { { 2, 3 } } },
         { function(x) return x:gather(1, places) end, { { 2, 3 } } }, { function(x) return x:index_select(1, ids) end,
           { { 2, 3 } } },
         { function(x) return (x:sort(1)) end, { { 4, 3 } } }, { function(x) return (x:topk(2, 2)) end, { { 2, 5 } } },
@@ -255,10 +279,15 @@ for _, device in ipairs(devices) do
       local ids = peri.tensor({ 3, 0, 7 }, "i64", device)
       refuses("dtypes differ: f32 %[2, 3%] and c64 %[3%]", F.where, x:gt(0), x, peri.zeros({ 3 }, "c64", device))
       refuses('x is i64, allowed: f32, f64; cast it %(in Lua t:to "f32"%)', ids.mean, ids)
-      refuses("a and b are f32 %[2, 3%] and f32 %[%], allowed: integers", function() return x % 2 end)
-      refuses("1 divisors of i64 %[3%] are 0", function() return ids % ids end)
+      local yes = ids:gt(0)
+      refuses("a and b are bool %[3%] and bool %[3%], allowed: integers and floats", function() return yes % yes end)
+      refuses("x is bool", function() return yes ^ yes end)
+      refuses("a is bool", F.matmul, yes, yes)
+      refuses("b is f32 %[2, 3%], wanted i64", F.matmul, ids, x)
+      refuses("1 of 3 divisors are 0: i64 %[3%]", function() return ids:fmod(ids) end)
+      refuses("the 2nd dimension of f32 %[2%], which has 1", x.prod, peri.zeros({ 2 }, "f32", device), 2)
       refuses("peri_op_floor_divide: the divisor is 0", function() return ids:floor_divide(0) end)
-      for _, name in ipairs { "add", "div", "floor_divide", "remainder" } do
+      for _, name in ipairs { "add", "div", "floor_divide", "remainder", "fmod", "pow" } do
         refuses("both numbers, wanted at least one tensor", function() return F[name](5LL, 2LL) end)
       end
       refuses("both numbers, wanted at least one tensor", function() return F.div(5LL, 2) end)

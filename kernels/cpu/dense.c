@@ -172,7 +172,7 @@ static void cpu_binary_row(int32_t op, float *dst, const float *x, int64_t sa, c
 static void cpu_binary(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_binary_args *a = args;
-    if (a->dtype != PERI_F32) {
+    if (a->dtype != PERI_F32 || a->op > PERI_BINARY_LAST_PLAIN) {
         ref_binary(args, begin, end);
         return;
     }

@@ -205,6 +205,24 @@ template <class E> struct binary_one {
     }
 };
 
+/** The same of the functions after PERI_BINARY_LAST_PLAIN, in f64 as ref computes them. */
+template <class E> struct binary_rare {
+    peri_k_binary_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        int64_t rest = i, at_a = 0, at_b = 0;
+        for (int32_t d = a.ndim - 1; d >= 0; d--) {
+            int64_t next = rest / a.shape[d], at = rest - next * a.shape[d];
+            rest = next;
+            at_a += at * a.a_stride[d];
+            at_b += at * a.b_stride[d];
+        }
+        typedef PERI_COMPUTED(E) number;
+        const number x = E::load((const typename E::type *)a.a, at_a), y = E::load((const typename E::type *)a.b, at_b);
+        E::store((typename E::type *)a.dst, i, (number)peri_binary_rare(a.op, (double)x, (double)y));
+    }
+};
+
 template <class T> struct dropout_one {
     peri_k_dropout_args a;
     __device__ void operator()(int64_t i) const
@@ -283,6 +301,7 @@ bool flat(const int64_t *shape, const int64_t *stride, int32_t ndim)
 template <class E>
 cudaError_t binary_as(const peri_k_binary_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
+    if (a->op > PERI_BINARY_LAST_PLAIN) return each(begin, end, c, binary_rare<E>{*a});
     if (flat(a->shape, a->a_stride, a->ndim) && flat(a->shape, a->b_stride, a->ndim)) {
         switch (a->op) {
         case PERI_BINARY_ADD: return map(begin, end, c, binary_map<E, PERI_BINARY_ADD>{*a});

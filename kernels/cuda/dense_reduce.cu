@@ -121,6 +121,51 @@ template <class T> struct max_grad_one {
     }
 };
 
+/* -- products ------------------------------------------------------------------------------------------------------ */
+
+template <int LANES, class T, class Product> struct product_one {
+    peri_k_product_dim_args a;
+    __device__ void operator()(int64_t u, int lane, unsigned mask) const
+    {
+        const T *x = (const T *)a.x + u / a.inner * a.n * a.inner + u % a.inner;
+        Product product = 1;
+        for (int64_t r = lane; r < a.n; r += LANES) product *= (Product)x[r * a.inner];
+        PERI_UNROLL
+        for (int by = LANES / 2; by > 0; by /= 2) product *= __shfl_xor_sync(mask, product, by);
+        if (lane == 0) ((T *)a.y)[u] = (T)product;
+    }
+};
+
+template <int LANES>
+cudaError_t products(const peri_k_product_dim_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+{
+    switch (a->dtype) {
+    case PERI_F64: return each_group<LANES>(begin, end, c, product_one<LANES, double, double>{*a});
+    case PERI_I64: return each_group<LANES>(begin, end, c, product_one<LANES, int64_t, uint64_t>{*a});
+    default: return each_group<LANES>(begin, end, c, product_one<LANES, float, double>{*a});
+    }
+}
+
+/** Line u: what stands before each element on the way down, what stands behind it on the way up. */
+template <class T> struct product_grad_line {
+    peri_k_product_dim_grad_args a;
+    __device__ void operator()(int64_t u) const
+    {
+        const int64_t base = u / a.inner * a.n * a.inner + u % a.inner;
+        const T *x = (const T *)a.x + base;
+        T *dx = (T *)a.dx + base;
+        double before = 1, behind = (double)((const T *)a.dy)[u];
+        for (int64_t r = 0; r < a.n; r++) {
+            dx[r * a.inner] = (T)before;
+            before *= (double)x[r * a.inner];
+        }
+        for (int64_t r = a.n - 1; r >= 0; r--) {
+            dx[r * a.inner] = (T)((double)dx[r * a.inner] * behind);
+            behind *= (double)x[r * a.inner];
+        }
+    }
+};
+
 /* -- softmax ------------------------------------------------------------------------------------------------------- */
 
 template <int LANES, class T>
@@ -288,6 +333,13 @@ PERI_CUDA_KERNEL(max_dim)
     if (a->dtype != PERI_I64) return BY_INNER(max_one, a->inner);
     return a->inner < 8 ? each_group<32>(begin, end, c, max_one<32, int64_t>{*a})
                         : each_group<1>(begin, end, c, max_one<1, int64_t>{*a});
+}
+
+PERI_CUDA_KERNEL(product_dim) { return a->inner < 8 ? products<32>(a, begin, end, c) : products<1>(a, begin, end, c); }
+PERI_CUDA_KERNEL(product_dim_grad)
+{
+    return a->dtype == PERI_F64 ? each(begin, end, c, product_grad_line<double>{*a})
+                                : each(begin, end, c, product_grad_line<float>{*a});
 }
 
 PERI_CUDA_KERNEL(max_dim_grad)

@@ -57,6 +57,26 @@ template <class T> struct whole_one {
     }
 };
 
+/** i: an element of dst. */
+template <class T> struct whole_product_one {
+    peri_k_whole_product_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        int64_t row = i / a.cols, rest = row / a.rows;
+        const T *x = (const T *)a.a + (row - rest * a.rows) * a.a_row;
+        const T *y = (const T *)a.b + (i - row * a.cols) * a.b_col;
+        for (int32_t d = a.ndim - 1; d >= 0; d--) {
+            const int64_t next = rest / a.shape[d], at = rest - next * a.shape[d];
+            x += at * a.a_stride[d];
+            y += at * a.b_stride[d];
+            rest = next;
+        }
+        uint64_t sum = 0;
+        for (int64_t k = 0; k < a.k; k++) sum += (uint64_t)x[k * a.a_col] * (uint64_t)y[k * a.b_row];
+        ((T *)a.dst)[i] = (T)sum;
+    }
+};
+
 template <class T> struct where_one {
     peri_k_where_args a;
     __device__ void operator()(int64_t i) const
@@ -208,16 +228,16 @@ PERI_CUDA_KERNEL(take_add)
 }
 
 PERI_CUDA_KERNEL(running_sum) { return a->inner < 8 ? running<32>(a, begin, end, c) : running<1>(a, begin, end, c); }
-PERI_CUDA_KERNEL(whole)
-{
-    switch (a->dtype) {
-    case PERI_I64: return each(begin, end, c, whole_one<int64_t>{*a});
-    case PERI_I32: return each(begin, end, c, whole_one<int32_t>{*a});
-    case PERI_I16: return each(begin, end, c, whole_one<int16_t>{*a});
-    case PERI_I8: return each(begin, end, c, whole_one<int8_t>{*a});
-    default: return each(begin, end, c, whole_one<uint8_t>{*a});
-    }
-}
+
+/** The same functor for elements of each integer dtype. */
+#define BY_WHOLE(name, begin, end) \
+    (a->dtype == PERI_I64   ? each(begin, end, c, name<int64_t>{*a}) \
+     : a->dtype == PERI_I32 ? each(begin, end, c, name<int32_t>{*a}) \
+     : a->dtype == PERI_I16 ? each(begin, end, c, name<int16_t>{*a}) \
+     : a->dtype == PERI_I8  ? each(begin, end, c, name<int8_t>{*a}) \
+                            : each(begin, end, c, name<uint8_t>{*a}))
+PERI_CUDA_KERNEL(whole) { return BY_WHOLE(whole_one, begin, end); }
+PERI_CUDA_KERNEL(whole_product) { return BY_WHOLE(whole_product_one, begin * a->cols, end * a->cols); }
 PERI_CUDA_KERNEL(iota) { return each(begin, end, c, iota_one{*a}); }
 
 /** Keys and sorted keys, places and sorted places, and CUB's. */

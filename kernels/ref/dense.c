@@ -120,7 +120,8 @@ static double ref_both(int32_t op, double x, double y)
     case PERI_BINARY_MUL: return x * y;
     case PERI_BINARY_MAX: return x > y || x != x ? x : y;
     case PERI_BINARY_MIN: return x < y || x != x ? x : y;
-    default: return x / y;
+    case PERI_BINARY_DIV: return x / y;
+    default: return peri_binary_rare(op, x, y);
     }
 }
 
@@ -308,6 +309,44 @@ static void ref_max_dim_grad(const void *args, int64_t begin, int64_t end)
         int64_t base = u / a->inner * a->n * a->inner + u % a->inner;
         for (int64_t r = 0; r < a->n; r++)
             ref_put(a->dx, base + r * a->inner, a->dtype, r == a->indices[u] ? ref_get(a->dy, u, a->dtype) : 0);
+    }
+}
+
+static void ref_product_dim(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_product_dim_args *a = args;
+    for (int64_t u = begin; u < end; u++) {
+        const int64_t base = u / a->inner * a->n * a->inner + u % a->inner;
+        if (a->dtype == PERI_I64) {
+            uint64_t whole = 1;
+            for (int64_t r = 0; r < a->n; r++) whole *= (uint64_t)((const int64_t *)a->x)[base + r * a->inner];
+            ((int64_t *)a->y)[u] = (int64_t)whole;
+        } else {
+            double product = 1;
+            for (int64_t r = 0; r < a->n; r++) product *= ref_get(a->x, base + r * a->inner, a->dtype);
+            ref_put(a->y, u, a->dtype, product);
+        }
+    }
+}
+
+/** Of each element what stands before it is multiplied on the way down, what stands behind it on the way up. */
+#define REF_PRODUCT_GRAD(T)                                                                                            \
+    do {                                                                                                               \
+        const T *x = (const T *)a->x + base;                                                                           \
+        T *dx = (T *)a->dx + base;                                                                                     \
+        double before = 1, behind = (double)((const T *)a->dy)[u];                                                     \
+        for (int64_t r = 0; r < n; before *= (double)x[r++ * by]) dx[r * by] = (T)before;                              \
+        for (int64_t r = n - 1; r >= 0; behind *= (double)x[r-- * by]) dx[r * by] = (T)((double)dx[r * by] * behind);  \
+    } while (0)
+
+static void ref_product_dim_grad(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_product_dim_grad_args *a = args;
+    const int64_t n = a->n, by = a->inner;
+    for (int64_t u = begin; u < end; u++) {
+        const int64_t base = u / by * n * by + u % by;
+        if (a->dtype == PERI_F64) REF_PRODUCT_GRAD(double);
+        else REF_PRODUCT_GRAD(float);
     }
 }
 

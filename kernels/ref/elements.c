@@ -101,6 +101,36 @@ static void ref_whole(const void *args, int64_t begin, int64_t end)
     }
 }
 
+#define REF_WHOLE_PRODUCT(T)                                                                                           \
+    do {                                                                                                               \
+        const T *x = (const T *)a->a + at_a, *y = (const T *)a->b + at_b;                                              \
+        T *dst = (T *)a->dst + r * a->cols;                                                                            \
+        for (int64_t c = 0; c < a->cols; c++) dst[c] = 0;                                                              \
+        for (int64_t i = 0; i < a->k; i++)                                                                             \
+            for (int64_t c = 0; c < a->cols; c++)                                                                      \
+                dst[c] = (T)((uint64_t)dst[c] + (uint64_t)x[i * a->a_col] * (uint64_t)y[i * a->b_row + c * a->b_col]); \
+    } while (0)
+
+static void ref_whole_product(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_whole_product_args *a = args;
+    for (int64_t r = begin; r < end; r++) {
+        int64_t rest = r / a->rows, at_a = r % a->rows * a->a_row, at_b = 0;
+        for (int32_t d = a->ndim - 1; d >= 0; d--) {
+            at_a += rest % a->shape[d] * a->a_stride[d];
+            at_b += rest % a->shape[d] * a->b_stride[d];
+            rest /= a->shape[d];
+        }
+        switch (a->dtype) {
+        case PERI_I64: REF_WHOLE_PRODUCT(int64_t); break;
+        case PERI_I32: REF_WHOLE_PRODUCT(int32_t); break;
+        case PERI_I16: REF_WHOLE_PRODUCT(int16_t); break;
+        case PERI_I8: REF_WHOLE_PRODUCT(int8_t); break;
+        default: REF_WHOLE_PRODUCT(uint8_t); break;
+        }
+    }
+}
+
 /** An element of 16 bytes. */
 typedef struct ref_wide16 {
     uint64_t half[2];

@@ -341,8 +341,8 @@ static peri_status check_unary(const checker *c, peri__model_operation *o, int64
 
 static peri_status check_binary(const checker *c, peri__model_operation *o, int64_t out)
 {
-    static const char *const names[PERI_BINARY_COUNT] = {"add", "sub", "mul", "div", "maximum", "minimum"};
-    WANT(function_in(o, names, PERI_BINARY_COUNT),
+    static const char *const names[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
+    WANT(function_in(o, names, PERI_BINARY_LAST_PLAIN + 1),
          "its function is unknown, allowed: add, sub, mul, div, maximum, minimum");
     WANT(o->n_sizes >= 1 && o->sizes[0] >= 1 && o->sizes[0] <= MOST_DIMS && o->n_sizes == 1 + 3 * o->sizes[0],
          "it wants the sizes dimensions, shape, and the strides of both");

@@ -149,6 +149,27 @@ out:
     return status;
 }
 
+/** out = the part of @g that input @i of a function of two numbers gets that is not plain arithmetic. */
+static peri_status rare_grad(const char *function, int32_t op, peri_tensor *g, peri_tensor *const *saved, int32_t i,
+                             peri_tensor **out)
+{
+    const bool power = op == PERI_BINARY_POW;
+    if (i == 0 && !power) { /* what is left of a, which is a - b times a whole number */
+        peri_tensor_retain(*out = g);
+        return PERI_OK;
+    }
+    const int32_t factor = power ? (i == 0 ? PERI_BINARY_POW_BASE : PERI_BINARY_POW_EXPONENT)
+                                 : (op == PERI_BINARY_REMAINDER ? PERI_BINARY_FLOOR : PERI_BINARY_TRUNC);
+    peri_tensor *by, *product;
+    PERI_TRY(peri__binary(function, factor, saved[0], saved[1], &by));
+    peri_status status = peri__binary(function, PERI_BINARY_MUL, g, by, power ? out : &product);
+    peri_tensor_release(by);
+    if (status < 0 || power) return status;
+    status = peri__unary(product, PERI_UNARY_AFFINE, -1, 0, out);
+    peri_tensor_release(product);
+    return status;
+}
+
 /** saved: a, b, and for a quotient y; shape: a's, b's. */
 static peri_status binary_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
@@ -164,6 +185,8 @@ static peri_status binary_backward(peri__node *node, peri_tensor *const *grad_ou
             peri_tensor_retain(full);
         } else if (op == PERI_BINARY_MAX || op == PERI_BINARY_MIN) {
             status = extreme_grad(function, op, g, node->saved, i, &full);
+        } else if (op > PERI_BINARY_LAST_PLAIN) {
+            status = rare_grad(function, op, g, node->saved, i, &full);
         } else if (op == PERI_BINARY_SUB) {
             status = peri__unary(g, PERI_UNARY_AFFINE, -1, 0, &full);
         } else if (op == PERI_BINARY_MUL) {
@@ -195,14 +218,18 @@ static peri_status binary_wide(const char *function, int32_t op, peri_tensor *a,
     peri_tensor *y, *in[2] = {a, b};
     peri__node *node;
     PERI_TRY(peri__binary(function, op, a, b, &y));
+    if (op == PERI_BINARY_FLOOR) { /* flat wherever it has a derivative */
+        *out = y;
+        return PERI_OK;
+    }
     peri_status status = peri__attach(&binary_vtab, in, 2, &y, 1, &node);
     if (status >= 0 && node) {
         node->name = function;
         node->kept[KEPT_OP] = op;
         for (int32_t i = 0; i < 2; i++) node->shape[i] = peri__shape_of(in[i]);
-        const bool extreme = op == PERI_BINARY_MAX || op == PERI_BINARY_MIN;
-        if ((op == PERI_BINARY_MUL && b->requires_grad) || extreme) peri__node_save(node, 0, a);
-        if ((op == PERI_BINARY_MUL && a->requires_grad) || op == PERI_BINARY_DIV || extreme)
+        const bool both = op >= PERI_BINARY_MAX; /* extremes and the rare ones */
+        if ((op == PERI_BINARY_MUL && b->requires_grad) || both) peri__node_save(node, 0, a);
+        if ((op == PERI_BINARY_MUL && a->requires_grad) || op == PERI_BINARY_DIV || both)
             peri__node_save(node, 1, b);
         if (op == PERI_BINARY_DIV && b->requires_grad) status = peri__node_save_output(node, 2, y);
     }
@@ -223,15 +250,23 @@ static peri_status quotient(const char *function, peri_tensor *a, peri_tensor *b
     return status;
 }
 
+peri_status peri__float_binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    peri__operands o;
+    peri_tensor *in[2] = {a, b};
+    PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
+    return peri__narrow(&o, binary_wide(function, op, o.in[0], o.in[1], out ? &o.out : NULL), out);
+}
+
 static peri_status binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
     peri__operands o;
     peri_tensor *in[2] = {a, b};
     const bool whole = a && b && peri__is_whole(a->dtype) && peri__is_whole(b->dtype);
     if (whole && op == PERI_BINARY_DIV) return quotient(function, a, b, out);
+    if (!whole || !out) return peri__float_binary(function, op, a, b, out);
     PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
-    if (whole && out) return peri__narrow(&o, peri__whole_binary(function, op, o.in[0], o.in[1], &o.out), out);
-    return peri__narrow(&o, binary_wide(function, op, o.in[0], o.in[1], out ? &o.out : NULL), out);
+    return peri__narrow(&o, peri__whole_binary(function, op, o.in[0], o.in[1], &o.out), out);
 }
 
 peri_status peri_op_add(peri_tensor *a, peri_tensor *b, peri_tensor **out)
@@ -249,6 +284,16 @@ peri_status peri_op_mul(peri_tensor *a, peri_tensor *b, peri_tensor **out)
 peri_status peri_op_div(peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
     return binary("peri_op_div", PERI_BINARY_DIV, a, b, out);
+}
+
+peri_status peri_op_power(peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    static const char *const function = "peri_op_power";
+    if (!a || !b || !out || peri__autocast(peri__device(a)) < 0) return binary(function, PERI_BINARY_POW, a, b, out);
+    peri__operands o;
+    peri_tensor *in[2] = {a, b};
+    PERI_TRY(peri__widen(&o, PERI__IN_F32, in, 2));
+    return peri__narrow(&o, binary(function, PERI_BINARY_POW, o.in[0], o.in[1], &o.out), out);
 }
 
 peri_status peri_op_maximum(peri_tensor *a, peri_tensor *b, peri_tensor **out)

@@ -427,6 +427,77 @@ peri_status peri_op_amax(peri_tensor *x, const int32_t *dims, int32_t n, bool ke
     return status < 0 ? status : restored(y, back, out);
 }
 
+/* -- products ------------------------------------------------------------------------------------------------------ */
+
+/** saved: x. */
+static peri_status prod_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    peri_tensor *g = NULL, *x = NULL, *dx = NULL;
+    int64_t outer, n, inner;
+    peri_status status;
+    PERI_TRY_GOTO(peri__contiguous_of(grad_out[0], &g), out);
+    PERI_TRY_GOTO(peri__contiguous_of(node->saved[0], &x), out);
+    PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &dx), out);
+    peri__around(dx, (int32_t)node->kept[KEPT_DIM], &outer, &n, &inner);
+    peri_k_product_dim_grad_args args = {.dx = peri__data(dx),
+                                         .dy = peri__data(g),
+                                         .x = peri__data(x),
+                                         .dtype = g->dtype,
+                                         .n = n,
+                                         .inner = inner};
+    status = PERI_LAUNCH(peri__device(g), product_dim_grad, &args, outer * inner,
+                         peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1)));
+out:
+    peri_tensor_release(g);
+    peri_tensor_release(x);
+    if (status < 0) peri_tensor_release(dx);
+    else grad_in[0] = dx;
+    return status;
+}
+
+static const peri__node_vtab prod_vtab = {.name = "prod", .backward = prod_backward};
+
+static peri_status prod(peri_tensor *x, int32_t d, bool keepdim, peri_tensor **out)
+{
+    int64_t shape[PERI_MAX_DIMS], outer, n, inner;
+    int32_t ndim = 0;
+    peri_tensor *flat, *y = NULL;
+    peri__node *node;
+    peri_status status;
+    for (int32_t i = 0; i < x->ndim; i++)
+        if (i != d || keepdim) shape[ndim++] = i == d ? 1 : x->shape[i];
+    PERI_TRY(peri__contiguous_of(x, &flat));
+    PERI_TRY_GOTO(peri__tensor_like(x, ndim, shape, &y), out);
+    peri__around(flat, d, &outer, &n, &inner);
+    peri_k_product_dim_args args = {
+        .y = peri__data(y), .x = peri__data(flat), .dtype = x->dtype, .n = n, .inner = inner};
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), product_dim, &args, outer * inner,
+                              peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1))), out);
+    PERI_TRY_GOTO(peri__attach(&prod_vtab, &x, 1, &y, 1, &node), out);
+    if (node) {
+        peri__node_save(node, 0, x);
+        node->kept[KEPT_DIM] = d;
+    }
+out:
+    peri_tensor_release(flat);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+peri_status peri_op_prod(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **out)
+{
+    static const char *const function = "peri_op_prod";
+    peri_tensor *wide, *y;
+    int32_t d, back;
+    PERI_NEED(out);
+    PERI_TRY(ordered(function, x, &wide, &back));
+    peri_status status = peri__dim(function, wide, dim, &d);
+    if (status >= 0) status = prod(wide, d, keepdim, &y);
+    peri_tensor_release(wide);
+    return status < 0 ? status : restored(y, peri__is_16(x->dtype) ? x->dtype : -1, out);
+}
+
 /* -- running sums -------------------------------------------------------------------------------------------------- */
 
 static peri_status run_sums(peri_tensor *x, int32_t d, bool backwards, peri_tensor **out)

@@ -12,7 +12,7 @@
 
 /* -- two operands -------------------------------------------------------------------------------------------------- */
 
-static peri_status launch(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+peri_status peri__whole(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
     peri_k_whole_args k = {.dtype = a->dtype, .op = op};
     int32_t ndim;
@@ -41,65 +41,15 @@ peri_status peri__whole_binary(const char *function, int32_t op, peri_tensor *a,
 {
     static const int32_t ops[] = {[PERI_BINARY_ADD] = PERI_WHOLE_ADD, [PERI_BINARY_SUB] = PERI_WHOLE_SUB,
                                   [PERI_BINARY_MUL] = PERI_WHOLE_MUL, [PERI_BINARY_MAX] = PERI_WHOLE_MAX,
-                                  [PERI_BINARY_MIN] = PERI_WHOLE_MIN};
+                                  [PERI_BINARY_MIN] = PERI_WHOLE_MIN, [PERI_BINARY_POW] = PERI_WHOLE_POW};
     int32_t whole = ops[op];
     PERI_TRY(peri__check_same_device(function, a, b));
     if (a->dtype == PERI_BOOL) { /* "or" and "and", as in PyTorch */
-        if (op == PERI_BINARY_SUB) return refuse_bool(function, a);
+        if (op == PERI_BINARY_SUB || op == PERI_BINARY_POW) return refuse_bool(function, a);
         if (op == PERI_BINARY_ADD) whole = PERI_WHOLE_MAX;
         if (op == PERI_BINARY_MUL) whole = PERI_WHOLE_MIN;
     }
-    return launch(function, whole, a, b, out);
-}
-
-/** An error if one of the divisors is 0. Waits for them. */
-static peri_status check_divisors(const char *function, peri_tensor *b)
-{
-    peri_tensor *zero, *sum = NULL;
-    double count = 0;
-    if (peri__numel(b) == 1) {
-        double only;
-        PERI_TRY(peri_tensor_item(b, 0, &only));
-        return only != 0 ? PERI_OK : peri__fail(PERI_ERANGE, "%s: the divisor is 0", function);
-    }
-    PERI_TRY(peri__compare(function, PERI_COMPARE_EQ, b, NULL, 0, 0, &zero));
-    peri_status status = peri_op_sum(zero, NULL, 0, false, &sum);
-    if (status >= 0) status = peri_tensor_item(sum, 0, &count);
-    peri_tensor_release(zero);
-    peri_tensor_release(sum);
-    if (status < 0 || count == 0) return status;
-    char text[128];
-    return peri__fail(PERI_ERANGE, "%s: %.0f divisors of %s are 0", function, count,
-                      peri__tensor_text(b, text, sizeof text));
-}
-
-static peri_status divide(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
-{
-    char text[300];
-    peri__operands o;
-    peri_tensor *in[2] = {a, b};
-    PERI_NEED(out);
-    PERI_TRY(peri__check_tensor(function, "a", a, -1, -1));
-    PERI_TRY(peri__check_tensor(function, "b", b, -1, -1));
-    PERI_TRY(peri__check_same_device(function, a, b));
-    const int32_t common = peri__common_dtype(in, 2);
-    if (!peri__is_whole(common) || common == PERI_BOOL)
-        return peri__fail(PERI_EINVAL, "%s: a and b are %s, allowed: integers; cast them (in Lua t:to \"i64\")",
-                          function, peri__pair_text(a, b, text, sizeof text));
-    PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
-    peri_status status = check_divisors(function, o.in[1]);
-    if (status >= 0) status = launch(function, op, o.in[0], o.in[1], &o.out);
-    return peri__narrow(&o, status, out);
-}
-
-peri_status peri_op_floor_divide(peri_tensor *a, peri_tensor *b, peri_tensor **out)
-{
-    return divide("peri_op_floor_divide", PERI_WHOLE_FLOOR, a, b, out);
-}
-
-peri_status peri_op_remainder(peri_tensor *a, peri_tensor *b, peri_tensor **out)
-{
-    return divide("peri_op_remainder", PERI_WHOLE_REMAINDER, a, b, out);
+    return peri__whole(function, whole, a, b, out);
 }
 
 /* -- one operand and numbers --------------------------------------------------------------------------------------- */
@@ -131,12 +81,11 @@ static peri_status number_of(const char *function, const peri_tensor *x, double 
     return peri_tensor_full(peri__device(x), x->dtype, 0, NULL, value, out);
 }
 
-/** out = x op value */
-static peri_status with_number(const char *function, int32_t op, peri_tensor *x, double value, peri_tensor **out)
+peri_status peri__whole_by(const char *function, int32_t op, peri_tensor *x, double value, peri_tensor **out)
 {
     peri_tensor *number;
     PERI_TRY(number_of(function, x, value, &number));
-    peri_status status = launch(function, op, x, number, out);
+    peri_status status = peri__whole(function, op, x, number, out);
     peri_tensor_release(number);
     return status;
 }
@@ -145,13 +94,13 @@ static peri_status with_number(const char *function, int32_t op, peri_tensor *x,
 static peri_status affine(const char *function, peri_tensor *x, double scale, double shift, peri_tensor **out)
 {
     peri_tensor *scaled;
-    if (scale == 1 && shift != 0) return with_number(function, PERI_WHOLE_ADD, x, shift, out);
-    PERI_TRY(with_number(function, PERI_WHOLE_MUL, x, scale, &scaled));
+    if (scale == 1 && shift != 0) return peri__whole_by(function, PERI_WHOLE_ADD, x, shift, out);
+    PERI_TRY(peri__whole_by(function, PERI_WHOLE_MUL, x, scale, &scaled));
     if (shift == 0) {
         *out = scaled;
         return PERI_OK;
     }
-    peri_status status = with_number(function, PERI_WHOLE_ADD, scaled, shift, out);
+    peri_status status = peri__whole_by(function, PERI_WHOLE_ADD, scaled, shift, out);
     peri_tensor_release(scaled);
     return status;
 }
@@ -159,8 +108,8 @@ static peri_status affine(const char *function, peri_tensor *x, double scale, do
 static peri_status magnitude(const char *function, peri_tensor *x, peri_tensor **out)
 {
     peri_tensor *negative;
-    PERI_TRY(with_number(function, PERI_WHOLE_MUL, x, x->dtype == PERI_U8 ? 1 : -1, &negative));
-    peri_status status = launch(function, PERI_WHOLE_MAX, x, negative, out);
+    PERI_TRY(peri__whole_by(function, PERI_WHOLE_MUL, x, x->dtype == PERI_U8 ? 1 : -1, &negative));
+    peri_status status = peri__whole(function, PERI_WHOLE_MAX, x, negative, out);
     peri_tensor_release(negative);
     return status;
 }
@@ -171,10 +120,10 @@ static peri_status clamp(const char *function, peri_tensor *x, double low, doubl
     double least, past;
     peri_tensor *raised;
     peri__range_of(x->dtype, &least, &past);
-    if (!(high < past - 1)) return with_number(function, PERI_WHOLE_MAX, x, fmax(low, least), out);
-    if (!(low > least)) return with_number(function, PERI_WHOLE_MIN, x, high, out);
-    PERI_TRY(with_number(function, PERI_WHOLE_MAX, x, low, &raised));
-    peri_status status = with_number(function, PERI_WHOLE_MIN, raised, high, out);
+    if (!(high < past - 1)) return peri__whole_by(function, PERI_WHOLE_MAX, x, fmax(low, least), out);
+    if (!(low > least)) return peri__whole_by(function, PERI_WHOLE_MIN, x, high, out);
+    PERI_TRY(peri__whole_by(function, PERI_WHOLE_MAX, x, low, &raised));
+    peri_status status = peri__whole_by(function, PERI_WHOLE_MIN, raised, high, out);
     peri_tensor_release(raised);
     return status;
 }
@@ -183,7 +132,7 @@ static peri_status clamp(const char *function, peri_tensor *x, double low, doubl
 static peri_status multiply(const char *function, peri_tensor **x, peri_tensor *y)
 {
     peri_tensor *product;
-    PERI_TRY(launch(function, PERI_WHOLE_MUL, *x, y, &product));
+    PERI_TRY(peri__whole(function, PERI_WHOLE_MUL, *x, y, &product));
     peri_tensor_release(*x);
     *x = product;
     return PERI_OK;
@@ -216,14 +165,14 @@ static peri_status one_operand(const char *function, int32_t op, peri_tensor *x,
 {
     switch (op) {
     case PERI_UNARY_AFFINE: return affine(function, x, a, b, out);
-    case PERI_UNARY_SQUARE: return launch(function, PERI_WHOLE_MUL, x, x, out);
+    case PERI_UNARY_SQUARE: return peri__whole(function, PERI_WHOLE_MUL, x, x, out);
     case PERI_UNARY_POW: return power(function, x, a, out);
     default: break;
     }
     PERI_TRY(refuse_bool(function, x));
     switch (op) {
     case PERI_UNARY_ABS: return magnitude(function, x, out);
-    case PERI_UNARY_RELU: return with_number(function, PERI_WHOLE_MAX, x, 0, out);
+    case PERI_UNARY_RELU: return peri__whole_by(function, PERI_WHOLE_MAX, x, 0, out);
     case PERI_UNARY_CLAMP: return clamp(function, x, a, b, out);
     default: return peri__check_real(function, "x", x); /* which it is not */
     }

@@ -440,7 +440,13 @@ peri_status peri__check_fits(const char *function, int32_t dtype, double value);
  *  last kind that is there counts, and within a kind the widest. Tensors without dimensions beside others lift them to
  *  another kind only. -1: there is none. */
 int32_t peri__common_dtype(peri_tensor *const *in, int32_t n);
-/** out = a op b (PERI_BINARY_* but DIV), both of one dtype of integers or bool. */
+/** out = a op b (PERI_BINARY_*), recorded, where at least one of them is a float. */
+peri_status peri__float_binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out);
+/** out = a op b (PERI_WHOLE_* of kernels/elements.h), both of one dtype of integers or bool; of x and a number, which
+ *  fits its dtype. */
+peri_status peri__whole(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out);
+peri_status peri__whole_by(const char *function, int32_t op, peri_tensor *x, double value, peri_tensor **out);
+/** out = a op b (ADD to MIN without DIV, and POW), both of one dtype of integers or bool. */
 peri_status peri__whole_binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out);
 /** Whether the function of one number (PERI_UNARY_*) has f32 for integers. */
 bool peri__becomes_float(int32_t op, double a, double b);

@@ -146,6 +146,41 @@ case("arange 2 11 3", lambda: torch.arange(2, 11, 3))
 case("arange 0 1 0.3", lambda: torch.arange(0, 1, 0.3))
 case("arange 5 0 -2", lambda: torch.arange(5, 0, -2))
 
+
+base = torch.tensor([[-2.0, -0.5, 0.0, 0.0], [1.5, 2.0, 0.0, -3.0], [4.0, 0.25, -1.0, 1.0]])
+exponent = torch.tensor([[3.0, -2.0, 2.0, 0.0], [0.5, -1.5, -1.0, 0.0], [0.0, 2.5, 5.0, 7.0]])
+case("power", torch.pow, base, exponent)
+case("power broadcast", torch.pow, base.abs() + 0.25, row)
+case("power of numbers", lambda t: 2.0**t, exponent)
+case("power of 0", lambda t: 0.0**t, exponent)
+case("power of whole numbers", torch.pow, torch.tensor([-1, -1, 2, 0, 1, -3, 7]), torch.tensor([-3, -2, -1, -1, -5, 3, 0]))
+case("power of a float and whole numbers", torch.pow, base, torch.tensor([3, 2, 1, -2]))
+for name in ("remainder", "fmod", "floor_divide"):
+    f = getattr(torch, name)
+    # PyTorch has no gradient of floor_divide: of constants here
+    given = [(3 * x, y), (odd, ties), (ties, odd), (x, row)]
+    for i, (a, b) in enumerate(given):
+        entry = (lambda a, b, f=f: f(a.detach(), b.detach())) if name == "floor_divide" else f
+        case("%s %d" % (name, i + 1), entry, a, b)
+    case(name + " by a number", lambda t, f=f: f(t.detach() if f is torch.floor_divide else t, -0.75), 3 * x)
+    case(name + " of a number", lambda t, f=f: f(torch.tensor(5.0), t.detach() if f is torch.floor_divide else t), x)
+    case(name + " of whole numbers", f, torch.tensor([-7, 7, -7, 7]), torch.tensor([3, -3, -3, 3]))
+holes = torch.tensor([[2.0, 0.0, -3.0, 4.0], [0.0, 5.0, 0.0, 1.5], [2.0, -1.0, 3.0, 0.5]])
+case("prod", lambda t: t.prod(), x)
+case("prod of one zero", lambda t: t.prod(), holes[0])
+for d in (0, 1, -1):
+    case("prod along %d" % (d if d < 0 else d + 1), lambda t, d=d: t.prod(d), holes)
+case("prod kept", lambda t: t.prod(1, keepdim=True), cube)
+case("prod of nothing", lambda t: t.prod(1), x[:, :0])
+case("prod of whole numbers", lambda t: t.prod(1), whole)
+case("prod of bool", lambda t: t.prod(0), mask)
+for dtype in (torch.int64, torch.int32, torch.uint8):
+    some = [torch.randint(0, 256, s).to(dtype) for s in ((3, 4), (4, 2), (2, 1, 3, 4), (5, 4, 2), (4,), (3,))]
+    case("matmul %s" % dtype, torch.matmul, some[0], some[1])
+    case("matmul of a batch %s" % dtype, torch.matmul, some[2], some[3])
+    case("matmul of rows %s" % dtype, torch.matmul, some[4], some[1])
+    case("matmul transposed %s" % dtype, lambda a, b: torch.matmul(a.t(), b), some[0], some[5])
+
 print('{"format": 1, "kind": "tensor", "library": "torch %s", "tolerance": {"abs": 1e-6, "rel": 1e-5}, "cases": [' % torch.__version__)
 print(",\n".join(json.dumps(c) for c in cases))
 print("]}")

@@ -251,6 +251,13 @@ static void small_cases_by_hand(void **state)
     peri_k_max_dim_grad_args mg = {.dx = dx, .dy = dy, .indices = indices, .dtype = PERI_F32, .n = 3, .inner = 2};
     k->fn[PERI_K_max_dim_grad](&mg, 0, 2);
     assert_true(dx[0] == 0 && dx[1] == 0 && dx[2] == 10 && dx[3] == 0 && dx[4] == 0 && dx[5] == 20);
+    x[2] = 0; /* columns 1, 0, 2 and 5, 7, NaN */
+    peri_k_product_dim_args p = {.y = values, .x = x, .dtype = PERI_F32, .n = 3, .inner = 2};
+    k->fn[PERI_K_product_dim](&p, 0, 2);
+    assert_true(values[0] == 0 && isnan(values[1]));
+    peri_k_product_dim_grad_args pg = {.dx = dx, .dy = dy, .x = x, .dtype = PERI_F32, .n = 3, .inner = 2};
+    k->fn[PERI_K_product_dim_grad](&pg, 0, 2);
+    assert_true(dx[0] == 0 && dx[2] == 20 && dx[4] == 0 && isnan(dx[1]) && isnan(dx[3]) && dx[5] == 700);
 }
 
 static void attention(void **state)

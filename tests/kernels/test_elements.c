@@ -99,14 +99,59 @@ static void whole_division(void **unused)
     for (int i = 0; i < 10; i++)
         for (int j = 0; j < 10; j++) {
             const int64_t x = some[i], y = some[j], q = peri_whole(PERI_WHOLE_FLOOR, x, y),
-                          r = peri_whole(PERI_WHOLE_REMAINDER, x, y);
+                          r = peri_whole(PERI_WHOLE_REMAINDER, x, y), c = peri_whole(PERI_WHOLE_FMOD, x, y);
             if (y == 0) {
-                assert_true(q == 0 && r == 0);
+                assert_true(q == 0 && r == 0 && c == 0);
                 continue;
             }
+            assert_true(c == r || (uint64_t)c == (uint64_t)r - (uint64_t)y); /* has x's sign */
+            assert_true(c == 0 || (c < 0) == (x < 0));
             assert_true((uint64_t)q * (uint64_t)y + (uint64_t)r == (uint64_t)x);
             assert_true(y > 0 ? r >= 0 && r < y : r <= 0 && r > y);
         }
+}
+
+/** Powers against repeated products, which wrap around as they do. */
+static void whole_powers(void **unused)
+{
+    (void)unused;
+    for (int64_t x = -5; x <= 5; x++) {
+        uint64_t power = 1;
+        for (int64_t y = 0; y < 70; y++, power *= (uint64_t)x)
+            assert_true((uint64_t)peri_whole(PERI_WHOLE_POW, x, y) == power);
+        for (int64_t y = -4; y < 0; y++) {
+            const int64_t inverse = x == 1 ? 1 : x == -1 ? (y % 2 ? -1 : 1) : 0;
+            assert_int_equal(peri_whole(PERI_WHOLE_POW, x, y), inverse);
+        }
+    }
+}
+
+/** Products of integers against sums written down. */
+static void whole_products(void **unused)
+{
+    (void)unused;
+    for (int variant = 0; variant < 60; variant++) {
+        const int64_t rows = 1 + (int64_t)draw(5), cols = 1 + (int64_t)draw(5), n = (int64_t)draw(6), batch = 3;
+        const bool turned = variant & 1, shared = variant & 2;
+        peri_k_whole_product_args a = {.dtype = PERI_I64, .ndim = 1, .rows = rows, .cols = cols, .k = n,
+                                       .a_row = turned ? 1 : n, .a_col = turned ? rows : 1, .b_row = cols, .b_col = 1,
+                                       .shape = {batch}, .a_stride = {rows * n}, .b_stride = {shared ? 0 : n * cols}};
+        const int64_t *x = a.a = numbers(batch * rows * n + 1, 1000, -500), *y = a.b = numbers(batch * n * cols + 1,
+                                                                                               1000, -500);
+        int64_t *dst = a.dst = room(8 * batch * rows * cols);
+        compare("whole product", PERI_K_whole_product, &a, batch * rows,
+                (output[]){OUTPUT(a.dst, 8 * batch * rows * cols)}, 1);
+        a.dst = dst;
+        peri_kernels_ref.fn[PERI_K_whole_product](&a, 0, batch * rows);
+        for (int64_t o = 0; o < batch * rows * cols; o++) {
+            const int64_t c = o % cols, r = o / cols % rows, m = o / cols / rows;
+            int64_t sum = 0;
+            for (int64_t k = 0; k < n; k++)
+                sum += x[m * a.a_stride[0] + r * a.a_row + k * a.a_col] * y[m * a.b_stride[0] + k * cols + c];
+            assert_int_equal(dst[o], sum);
+        }
+        drop_all(NULL);
+    }
 }
 
 static void choices(void **unused)
@@ -248,6 +293,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(comparisons, drop_all), cmocka_unit_test_teardown(choices, drop_all),
         cmocka_unit_test_teardown(whole_numbers, drop_all), cmocka_unit_test_teardown(whole_division, drop_all),
+        cmocka_unit_test(whole_powers),                   cmocka_unit_test_teardown(whole_products, drop_all),
         cmocka_unit_test_teardown(picks, drop_all),       cmocka_unit_test_teardown(running_sums, drop_all),
         cmocka_unit_test_teardown(rows_of_numbers, drop_all), cmocka_unit_test_teardown(sorts, drop_all),
         cmocka_unit_test_teardown(keys, drop_all),

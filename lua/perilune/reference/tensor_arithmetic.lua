@@ -186,18 +186,23 @@ function functional.neg(t) end
 ---@return peri.Tensor # Of the shape of t.
 function functional.leaky_relu(t, slope) end
 
----Each element to the power of a number.
+---`x ^ exponent` of each element; either may be a number.
 ---
----Integers to the power of a whole number from 0 on keep their dtype, and wrap around; a fraction makes f32 of them.
+---Integers by whole numbers stay integers, and wrap around; by a tensor of negative ones they become 0 (of 1 and -1:
+---1 and -1), by a negative number it is an error. A fraction makes f32 of integers. In a region of autocast it is f32.
+---The gradient of the exponent is NaN where the base is negative, and 0 where the base is 0 and the exponent is not
+---negative; that of the base is 0 where the exponent is 0.
 ---
----Errors: integers to the power of a negative whole number; complex numbers.
+---Errors: bool to the power of bool; integers to the power of a negative number, or of one from 2^53 on; shapes that do
+---not broadcast; complex numbers.
 ---
 ---```lua
----print(peri.tensor({ 2 }):pow(3):item(), (peri.tensor { 9 } ^ 0.5):item()) --> 8 3
+---local x = peri.tensor { 3 }
+---print((x ^ 2):item(), x:pow(2):item(), (2 ^ x):item(), (x ^ x):item()) --> 9 9 8 27
 ---```
----@param t peri.Tensor Any shape.
----@param exponent number The power.
----@return peri.Tensor # Of the shape of t.
+---@param t peri.Tensor|number Any shape; 64-bit integers (`5LL`) are numbers.
+---@param exponent peri.Tensor|number A tensor of any shape that broadcasts with t, or a number.
+---@return peri.Tensor # Of the broadcast shape, and the dtype of both together.
 function functional.pow(t, exponent) end
 
 ---`scale * x + shift` of each element.
@@ -286,33 +291,50 @@ function functional.mul(a, b) end
 ---@return peri.Tensor # Of the broadcast shape.
 function functional.div(a, b) end
 
----`a / b` of integers, rounded down: -7 by 2 is -4.
+---`a / b` rounded down: -7 by 2 is -4.
 ---
----It waits for b, to look for divisors of 0.
+---Integers stay integers: a divisor of 0 is an error, and where b is a tensor this waits for it, to look for one. A
+---fraction makes f32 of integers. Floats are divided as IEEE 754 says (by 0: NaN or infinite).
 ---
----Errors: dtypes that are no integers; a divisor of 0; shapes that do not broadcast.
+---Errors: bool alone; integers by 0; shapes that do not broadcast; complex numbers.
 ---
 ---```lua
 ---print(peri.tensor({ -7 }, "i64"):floor_divide(2):item()) --> -4
 ---```
----@param a peri.Tensor|number Integers of any shape, or a whole number.
----@param b peri.Tensor|number Integers of any shape that broadcasts with a, or a whole number; not 0.
----@return peri.Tensor # Of the dtype and the shape of both together.
+---@param a peri.Tensor|number Any shape; 64-bit integers (`5LL`) are numbers.
+---@param b peri.Tensor|number A tensor of any shape that broadcasts with a, or a number.
+---@return peri.Tensor # Of the broadcast shape, and the dtype of both together; it has no gradient.
 function functional.floor_divide(a, b) end
 
----`a - b * floor_divide(a, b)` of integers, which has the sign of b: -7 and 3 give 2. `a % b` is the same.
+---`a - b * floor_divide(a, b)`, which has the sign of b: -7 and 3 give 2. `a % b` is the same.
 ---
----It waits for b, to look for divisors of 0.
+---Integers stay integers: a divisor of 0 is an error, and where b is a tensor this waits for it, to look for one. A
+---fraction makes f32 of integers. Floats are divided as IEEE 754 says (by 0: NaN).
 ---
----Errors: dtypes that are no integers; a divisor of 0; shapes that do not broadcast.
+---Errors: bool alone; integers by 0; shapes that do not broadcast; complex numbers.
 ---
 ---```lua
----print(peri.tensor({ -7 }, "i64"):remainder(3):item()) --> 2
+---print((peri.tensor { -7.5 } % 3):item(), peri.tensor({ -7 }, "i64"):remainder(3):item()) --> 1.5 2
 ---```
----@param a peri.Tensor|number Integers of any shape, or a whole number.
----@param b peri.Tensor|number Integers of any shape that broadcasts with a, or a whole number; not 0.
----@return peri.Tensor # Of the dtype and the shape of both together.
+---@param a peri.Tensor|number Any shape; 64-bit integers (`5LL`) are numbers.
+---@param b peri.Tensor|number A tensor of any shape that broadcasts with a, or a number.
+---@return peri.Tensor # Of the broadcast shape, and the dtype of both together.
 function functional.remainder(a, b) end
+
+---What is left of `a / b` rounded towards 0, which has the sign of a: -7 and 3 give -1.
+---
+---Integers stay integers: a divisor of 0 is an error, and where b is a tensor this waits for it, to look for one. A
+---fraction makes f32 of integers. Floats are divided as IEEE 754 says (by 0: NaN).
+---
+---Errors: bool alone; integers by 0; shapes that do not broadcast; complex numbers.
+---
+---```lua
+---print(peri.tensor({ -7.5 }):fmod(3):item()) --> -1.5
+---```
+---@param a peri.Tensor|number Any shape; 64-bit integers (`5LL`) are numbers.
+---@param b peri.Tensor|number A tensor of any shape that broadcasts with a, or a number.
+---@return peri.Tensor # Of the broadcast shape, and the dtype of both together.
+function functional.fmod(a, b) end
 
 ---`a * b + c` of each element, in one operation.
 ---
@@ -329,9 +351,9 @@ function functional.remainder(a, b) end
 function functional.muladd(a, b, c) end
 
 ---The matrix product of the last two dimensions. Leading dimensions broadcast; a tensor of one dimension is a row on
----the left and a column on the right.
+---the left and a column on the right. Integers wrap around, and are slower.
 ---
----Errors: sizes that do not fit; dtypes that differ, or are no floats.
+---Errors: sizes that do not fit; dtypes that differ; bool and complex numbers.
 ---
 ---```lua
 ---print(peri.ones({ 2, 3 }):matmul(peri.ones { 3, 4 }):item(0)) --> 3
@@ -380,6 +402,22 @@ function functional.linear(x, weight, bias, activation) end
 ---@param keepdim? boolean Whether they stay, with size 1 (default: false).
 ---@return peri.Tensor # Of the shape of t without these dimensions.
 function functional.sum(t, dim, keepdim) end
+
+---The product of elements.
+---
+---Of integers and bool it is i64, which wraps around. The product of nothing is 1. Gradients are right where elements
+---are 0.
+---
+---Errors: a dimension that t does not have; complex numbers.
+---
+---```lua
+---print(peri.tensor({ 2, 3, 4 }):prod():item()) --> 24
+---```
+---@param t peri.Tensor Any shape.
+---@param dim? integer One dimension (default: all of them).
+---@param keepdim? boolean Whether it stays, with size 1 (default: false).
+---@return peri.Tensor # Of the shape of t without this dimension.
+function functional.prod(t, dim, keepdim) end
 
 ---The mean of elements.
 ---

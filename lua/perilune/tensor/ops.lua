@@ -33,8 +33,6 @@ function M.log(t) check(C.peri_op_log(ptr(t), out)) return wrap(out[0]) end
 function M.sqrt(t) check(C.peri_op_sqrt(ptr(t), out)) return wrap(out[0]) end
 function M.abs(t) check(C.peri_op_abs(ptr(t), out)) return wrap(out[0]) end
 function M.square(t) check(C.peri_op_square(ptr(t), out)) return wrap(out[0]) end
---- t to the power of a number
-function M.pow(t, exponent) check(C.peri_op_pow(ptr(t), exponent, out)) return wrap(out[0]) end
 --- scale * t + shift
 function M.affine(t, scale, shift) check(C.peri_op_affine(ptr(t), scale, shift or 0, out)) return wrap(out[0]) end
 function M.neg(t)
@@ -112,16 +110,44 @@ local function as_tensors(a, b)
   return operands(a, b)
 end
 
---- a / b rounded down, of integers; either side may be a number, divisors are not 0.
+--- t to the power of exponent: t ^ exponent. Either side may be a number.
+function M.pow(t, exponent)
+  if type(exponent) == "number" and ffi.istype(ctype, t) then
+    check(C.peri_op_pow(ptr(t), exponent, out))
+    return wrap(out[0])
+  end
+  t, exponent = as_tensors(t, exponent)
+  check(C.peri_op_power(ptr(t), ptr(exponent), out))
+  return wrap(out[0])
+end
+--- a / b rounded down; either side may be a number. Divisors of integers are not 0.
 function M.floor_divide(a, b)
+  if type(b) == "number" and ffi.istype(ctype, a) then
+    check(C.peri_op_floor_divide_number(ptr(a), b, out))
+    return wrap(out[0])
+  end
   a, b = as_tensors(a, b)
   check(C.peri_op_floor_divide(ptr(a), ptr(b), out))
   return wrap(out[0])
 end
 --- a - b * floor_divide(a, b), which has the sign of b: a % b.
 function M.remainder(a, b)
+  if type(b) == "number" and ffi.istype(ctype, a) then
+    check(C.peri_op_remainder_number(ptr(a), b, out))
+    return wrap(out[0])
+  end
   a, b = as_tensors(a, b)
   check(C.peri_op_remainder(ptr(a), ptr(b), out))
+  return wrap(out[0])
+end
+--- What C's fmod leaves of a / b, which has the sign of a.
+function M.fmod(a, b)
+  if type(b) == "number" and ffi.istype(ctype, a) then
+    check(C.peri_op_fmod_number(ptr(a), b, out))
+    return wrap(out[0])
+  end
+  a, b = as_tensors(a, b)
+  check(C.peri_op_fmod(ptr(a), ptr(b), out))
   return wrap(out[0])
 end
 --- a * b + c, all of one shape
@@ -229,6 +255,11 @@ function M.mean(t, dim, keepdim)
   check(C.peri_op_mean(ptr(t), dims, fill_dims(dim), keepdim or false, out))
   return wrap(out[0])
 end
+--- Product over a dimension, or of all (nil).
+function M.prod(t, dim, keepdim)
+  check(C.peri_op_prod(ptr(dim and t or t:reshape(-1)), dimension(dim or 1), keepdim or false, out))
+  return wrap(out[0])
+end
 --- Of a mean over ranks: f64 [2], what they add up: sum (a tensor of one element) and count (one, or a number).
 function M.mean_parts(sum, count)
   local number = type(count) == "number"
@@ -329,16 +360,17 @@ signature.list_of("counts", "a list of whole numbers", "count")
 signature.check_each("", M, { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "exp", "log", "sqrt",
   "abs", "square", "neg" }, "t: tensor")
 signature.check("", M, {
-  leaky_relu = "t: tensor, slope: number?", pow = "t: tensor, exponent: number",
+  leaky_relu = "t: tensor, slope: number?", pow = "t: operand, exponent: operand",
   affine = "t: tensor, scale: number, shift: number?", reciprocal = "t: tensor, numerator: number?",
   add = "a: operand, b: operand", sub = "a: operand, b: operand", mul = "a: operand, b: operand",
   div = "a: operand, b: operand", floor_divide = "a: operand, b: operand",
-  remainder = "a: operand, b: operand", muladd = "a: tensor, b: tensor, c: tensor",
+  remainder = "a: operand, b: operand", fmod = "a: operand, b: operand", muladd = "a: tensor, b: tensor, c: tensor",
   linear = "x: tensor, weight: tensor, bias: tensor?, activation: int?", matmul = "a: tensor, b: tensor",
   bmm = "a: tensor, b: tensor", cat = "tensors: list, dim: dim?", split = "t: tensor, sizes: counts, dim: dim?",
   stack = "tensors: list, dim: dim?", sum = "t: tensor, dim: dims?, keepdim: boolean?",
   mean_parts = "sum: tensor, count: operand", mean_of = "sum: tensor, divided: operand, ranks: int?",
   mean = "t: tensor, dim: dims?, keepdim: boolean?", softmax = "t: tensor, dim: dim",
+  prod = "t: tensor, dim: dim?, keepdim: boolean?",
   log_softmax = "t: tensor, dim: dim", layer_norm = "t: tensor, n: int?, weight: tensor?, bias: tensor?, eps: number?",
   dropout = "t: tensor, p: number, seed: integer, stream: integer, offset: integer?",
   interaction = "dense: tensor, sparse: tensor", cross_net = "x0: tensor, v: list?, w: list, bias: list?",
@@ -353,7 +385,7 @@ signature.check("", M, {
 
 for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "leaky_relu", "exp", "log",
   "sqrt", "abs", "square", "pow", "affine", "neg", "reciprocal", "add", "sub", "mul", "div",
-  "floor_divide", "remainder", "matmul", "bmm", "sum",
+  "floor_divide", "remainder", "fmod", "matmul", "bmm", "sum", "prod",
   "mean", "softmax", "log_softmax", "split" } do
   Tensor.methods[name] = M[name]
 end

@@ -57,10 +57,21 @@ PERI_API peri_status peri_op_add(peri_tensor *a, peri_tensor *b, peri_tensor **o
 PERI_API peri_status peri_op_sub(peri_tensor *a, peri_tensor *b, peri_tensor **out);
 PERI_API peri_status peri_op_mul(peri_tensor *a, peri_tensor *b, peri_tensor **out);
 PERI_API peri_status peri_op_div(peri_tensor *a, peri_tensor *b, peri_tensor **out);
-/** a / b rounded down, and what is left of a (with b's sign), as in Python: of integers only. PERI_ERANGE where a
- *  divisor is 0; to see that, it waits for b. */
+/** a to the power b. Of integers it is an integer, and wraps; by a negative exponent it is 0, but of 1 and -1. Not of
+ *  bool alone. The gradient of b is NaN where a < 0. */
+PERI_API peri_status peri_op_power(peri_tensor *a, peri_tensor *b, peri_tensor **out);
+/** a / b rounded down, and what is left of a, with b's sign, as in Python. Of integers: PERI_ERANGE where a divisor is
+ *  0; to see that, it waits for b. Of floats: as IEEE 754 has them. Not of bool alone. Gradients of the quotient are
+ *  not there. */
 PERI_API peri_status peri_op_floor_divide(peri_tensor *a, peri_tensor *b, peri_tensor **out);
 PERI_API peri_status peri_op_remainder(peri_tensor *a, peri_tensor *b, peri_tensor **out);
+/** What is left of a / b rounded towards 0, with a's sign, as C has it; the rest as in peri_op_remainder. */
+PERI_API peri_status peri_op_fmod(peri_tensor *a, peri_tensor *b, peri_tensor **out);
+/** The same three by a number, which nothing waits for. Beside integers a whole number is of their dtype, another makes
+ *  f32 of both. */
+PERI_API peri_status peri_op_floor_divide_number(peri_tensor *x, double divisor, peri_tensor **out);
+PERI_API peri_status peri_op_remainder_number(peri_tensor *x, double divisor, peri_tensor **out);
+PERI_API peri_status peri_op_fmod_number(peri_tensor *x, double divisor, peri_tensor **out);
 /** The larger and the smaller of both; NaN if either is. Where they are equal each gets half of the gradient. */
 PERI_API peri_status peri_op_maximum(peri_tensor *a, peri_tensor *b, peri_tensor **out);
 PERI_API peri_status peri_op_minimum(peri_tensor *a, peri_tensor *b, peri_tensor **out);
@@ -77,7 +88,7 @@ PERI_API peri_status peri_op_linear(peri_tensor *x, peri_tensor *weight, peri_te
                                     peri_tensor **out);
 /** Matrix product of the last two dimensions of @a [..., m, k] and @b [..., k, n]; the leading ones broadcast. A
  *  one-dimensional @a is a row, a one-dimensional @b a column, and that dimension is absent from the result. Transposed
- *  views cost no copy. */
+ *  views cost no copy. Integers wrap around, and are slower. */
 PERI_API peri_status peri_op_matmul(peri_tensor *a, peri_tensor *b, peri_tensor **out);
 
 /* -- joining ------------------------------------------------------------------------------------------------------- */
@@ -109,6 +120,8 @@ PERI_API peri_status peri_op_min(peri_tensor *x, int32_t dim, bool keepdim, peri
  *  gradient. */
 PERI_API peri_status peri_op_amax(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool least,
                                   peri_tensor **out);
+/** The product along @dim, 1 of nothing. Integers and bool: i64, which wraps. */
+PERI_API peri_status peri_op_prod(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **out);
 /** x[0] + ... + x[i] along @dim. Integers and bool: i64, which wraps. */
 PERI_API peri_status peri_op_running_sum(peri_tensor *x, int32_t dim, peri_tensor **out);
 PERI_API peri_status peri_op_softmax(peri_tensor *x, int32_t dim, peri_tensor **out);
