@@ -3,6 +3,7 @@
  * io.c: see io.h.
  */
 #include "io.h"
+#include "shared.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,6 +22,7 @@ typedef struct job {
     int64_t bytes, at;
     peri__io_then *then;
     const void *context;
+    peri__shared *shared; /* NULL: nobody else reads these bytes */
     bool done;
 } job;
 
@@ -134,9 +136,29 @@ static peri_status read_in(const job *j)
     return peri__file_get(j->file->fd, j->file->path, data + has, need - has, j->at - skip + has);
 }
 
+/** Bytes that others of this machine read, too: each is read by one of them. */
+static peri_status read_together(const job *j)
+{
+    const peri__shared_key key = {j->file->device, j->file->inode, j->at, j->bytes};
+    const char *own = (const char *)j->data + j->at % PERI__IO_PAGE;
+    int32_t slot;
+    const char *theirs = peri__shared_take(j->shared, &key, &slot);
+    if (theirs) {
+        j->then(j->context, theirs, j->bytes, j->at);
+        peri__shared_done(j->shared, slot);
+        return PERI_OK;
+    }
+    const peri_status status = read_in(j);
+    if (slot >= 0 && status < 0) peri__shared_drop(j->shared, slot);
+    else if (slot >= 0) peri__shared_give(j->shared, slot, own);
+    if (status >= 0) j->then(j->context, own, j->bytes, j->at);
+    return status;
+}
+
 static peri_status perform(const job *j, bool failed)
 {
     if (j->kind == READ && failed) return PERI_OK;
+    if (j->kind == READ && j->shared) return read_together(j);
     if (j->kind == READ) {
         PERI_TRY(read_in(j));
         if (j->then) j->then(j->context, (const char *)j->data + j->at % PERI__IO_PAGE, j->bytes, j->at);
@@ -226,12 +248,23 @@ int64_t peri__io_write(peri__io *io, peri__io_file *file, const void *data, int6
     return give(io, &(job){.kind = WRITE, .file = file, .data = (void *)(uintptr_t)data, .bytes = bytes, .at = at});
 }
 
+int64_t peri__io_read_shared(peri__io *io, peri__shared *shared, peri__io_file *file, void *data, int64_t bytes,
+                             int64_t at, peri__io_then *then, const void *context)
+{
+    return give(io, &(job){.kind = READ,
+                           .file = file,
+                           .data = data,
+                           .bytes = bytes,
+                           .at = at,
+                           .then = then,
+                           .context = context,
+                           .shared = shared});
+}
+
 int64_t peri__io_read(peri__io *io, peri__io_file *file, void *data, int64_t bytes, int64_t at, peri__io_then *then,
                       const void *context)
 {
-    return give(
-        io,
-        &(job){.kind = READ, .file = file, .data = data, .bytes = bytes, .at = at, .then = then, .context = context});
+    return peri__io_read_shared(io, NULL, file, data, bytes, at, then, context);
 }
 
 int64_t peri__io_finish(peri__io *io, peri__io_file *file) { return give(io, &(job){.kind = FINISH, .file = file}); }

@@ -15,7 +15,8 @@
 /** An open file that jobs work on. */
 typedef struct peri__io_file {
     int fd;
-    char path[]; /* for errors */
+    uint64_t device, inode; /* which file it is, for who shares what it reads (shared.h) */
+    char path[];            /* for errors */
 } peri__io_file;
 
 /** @fd as a file of that path; on failure it is closed. @out new, freed by peri__io_finish or peri__io_file_free. */
@@ -37,6 +38,7 @@ enum {
 char *peri__io_pages(int64_t bytes);
 void peri__io_pages_free(char *p, int64_t bytes);
 
+struct peri__shared; /* shared.h */
 typedef struct peri__io peri__io;
 
 /** @threads: 1 to 4. @out new. */
@@ -53,6 +55,10 @@ int64_t peri__io_write(peri__io *io, peri__io_file *file, const void *data, int6
 typedef void peri__io_then(const void *context, const char *data, int64_t bytes, int64_t at);
 int64_t peri__io_read(peri__io *io, peri__io_file *file, void *data, int64_t bytes, int64_t at, peri__io_then *then,
                       const void *context);
+/** As peri__io_read, but bytes that another process has read, and shares, are given to @then (not NULL) from where they
+ *  are, and not put into @data. */
+int64_t peri__io_read_shared(peri__io *io, struct peri__shared *shared, peri__io_file *file, void *data, int64_t bytes,
+                             int64_t at, peri__io_then *then, const void *context);
 /** When all jobs before are done: sync the file to the disk (unless one has failed), close it, and free it. */
 int64_t peri__io_finish(peri__io *io, peri__io_file *file);
 /** Whether job @number and all before are done; without blocking. */

@@ -24,6 +24,7 @@ void peri_checkpoint_release(peri_checkpoint *c)
     for (; c; c = parent) {
         parent = c->parent;
         peri__io_release(c->own.io);
+        peri__shared_close(c->own.shared);
         for (int k = 0; k < 2; k++) peri__io_file_free(c->open[k]);
         if (c->dir >= 0) close(c->dir);
         peri__manifest_fini(&c->m);
@@ -174,6 +175,22 @@ peri_status peri_checkpoint_open_alone(const char *path, peri_checkpoint **out)
 bool peri__checkpoint_alone(const peri_checkpoint *c)
 {
     return c->dir < 0 || flock(c->dir, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
+peri_status peri_checkpoint_share(peri_checkpoint *c, const char *name, int64_t processes)
+{
+    static const char letters[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-";
+    PERI_NEED(c);
+    PERI_NEED(name);
+    const size_t n = strlen(name);
+    if (n < 1 || n > 64 || strspn(name, letters) != n)
+        return peri__fail(PERI_EINVAL,
+                          "peri_checkpoint_share: name '%.80s', allowed: 1 to 64 letters, digits and '-'", name);
+    if (processes < 2)
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_share: %lld processes, allowed: 2 or more",
+                          (long long)processes);
+    peri__shared_close(c->tools->shared);
+    return peri__shared_open(name, processes, &c->tools->shared);
 }
 
 /* -- what is in it ------------------------------------------------------------------------------------------------- */

@@ -48,7 +48,10 @@ static peri_status have_file(peri_checkpoint *c, int32_t file, bool direct, peri
             return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO,
                               "checkpoint: file '%.300s', which the manifest lists: %s", path, strerror(why));
         PERI_TRY(peri__io_file_new(fd, path, &c->open[direct]));
-        if (fstat(fd, &s) != 0 || s.st_size != c->m.files[file].bytes)
+        const bool known = fstat(fd, &s) == 0;
+        c->open[direct]->device = known ? (uint64_t)s.st_dev : 0;
+        c->open[direct]->inode = known ? (uint64_t)s.st_ino : 0;
+        if (!known || s.st_size != c->m.files[file].bytes)
             return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' has %lld bytes, %lld are wanted", path,
                               (long long)s.st_size, (long long)c->m.files[file].bytes);
         if (direct) peri__io_file_direct(c->open[direct]);
@@ -107,8 +110,10 @@ peri_status peri__damaged(const peri_checkpoint *c, const peri__entry *e, const 
 typedef peri_status block_fn(void *context, const char *data, int64_t bytes, int64_t at);
 
 /** Bytes [@at, @at + @bytes) of a piece, in blocks of @step bytes (PERI__READ_BLOCK at most): the threads read those
- *  that come next, past the page cache if @direct, and give them to @then (NULL: to nobody), while @f has one. */
-static peri_status each_block(peri_checkpoint *c, const peri__stored_piece *p, bool direct, int64_t at, int64_t bytes,
+ *  that come next and give them to @then (NULL: to nobody), while @f has one. They pass by the page cache, but for
+ *  those that other processes read, too (@together), where there is no better way to read them once:
+ *  peri__io_read_shared, with which @f may be given anything in their place. */
+static peri_status each_block(peri_checkpoint *c, const peri__stored_piece *p, bool together, int64_t at, int64_t bytes,
                               int64_t step, peri__io_then *then, block_fn *f, void *context)
 {
     peri__tools *tools = c->tools;
@@ -117,14 +122,15 @@ static peri_status each_block(peri_checkpoint *c, const peri__stored_piece *p, b
     peri__io_file *file;
     if (!tools->ring && !(tools->ring = peri__io_pages(PERI__READ_RING))) return PERI_ENOMEM;
     if (!tools->io) PERI_TRY(peri__io_new(READ_THREADS, &tools->io));
-    PERI_TRY(have_file(c, p->file, direct, &file));
+    peri__shared *shared = together && then && c->dir >= 0 ? tools->shared : NULL;
+    PERI_TRY(have_file(c, p->file, !together || shared, &file));
     peri_status status = PERI_OK;
     for (int64_t k = 0; status >= 0 && k < n; k++) {
         for (; given < n && given < k + PERI__READ_AHEAD; given++) {
             const int64_t from = given * step;
             jobs[given % PERI__READ_AHEAD] =
-                peri__io_read(tools->io, file, tools->ring + given % PERI__READ_AHEAD * PERI__IO_HUGE,
-                              peri__min(step, bytes - from), p->begin + at + from, then, context);
+                peri__io_read_shared(tools->io, shared, file, tools->ring + given % PERI__READ_AHEAD * PERI__IO_HUGE,
+                                     peri__min(step, bytes - from), p->begin + at + from, then, context);
         }
         status = peri__io_wait(tools->io, jobs[k % PERI__READ_AHEAD]);
         const char *data =
@@ -165,7 +171,7 @@ peri_status peri_checkpoint_verify(peri_checkpoint *c, int64_t index, int64_t pi
     const bool list = peri__lists_rows(peri__entry_name(&c->m, e)) && e->dtype == PERI_I64;
     verifying v = {.hash = hash, .list = list, .ordered = true, .before = -1};
     peri_status status = PERI_OK;
-    if (p->bytes > HASHED) status = each_block(c, p, true, 0, p->bytes, PERI__READ_BLOCK, NULL, verify_block, &v);
+    if (p->bytes > HASHED) status = each_block(c, p, false, 0, p->bytes, PERI__READ_BLOCK, NULL, verify_block, &v);
     else if ((status = peri__need_buffer(c, HASHED)) >= 0) { /* small ones are many, and next to each other */
         status = peri__piece_get(c, p, PERI_U8, c->tools->buffer, p->bytes, 0);
         if (status >= 0) status = verify_block(&v, c->tools->buffer, p->bytes, 0);
@@ -277,7 +283,7 @@ typedef struct reading {
     int32_t dimension;             /* that blocks are cut in; of those before it one index at a time is read */
     bool straight;                 /* the target's memory has the bytes in the same order */
     bool laid;                     /* the threads that read put blocks into the target's memory */
-    bool direct;                   /* past the page cache: nobody else wants these bytes (is_shared) */
+    bool together;                 /* other ranks will probably read these bytes, too (is_shared) */
 } reading;
 
 /** The block of @bytes from @at on, in the terms of q->k: whole rows of dimension q->dimension. */
@@ -339,7 +345,8 @@ static peri_status read_rows(reading *q, int32_t d, int64_t at)
     } else if (bytes > HASHED) {
         q->laid = q->to->memory && q->to->dtype != PERI_BOOL;
         const int64_t step = q->straight ? PERI__READ_BLOCK : PERI__READ_BLOCK / row * row;
-        status = each_block(q->c, q->piece, q->direct, from, bytes, step, q->laid ? lay : NULL, accept, q);
+        const bool together = q->together && !q->hash; /* else the owner hashes what it is given */
+        status = each_block(q->c, q->piece, together, from, bytes, step, q->laid ? lay : NULL, accept, q);
         q->laid = false;
     } else {
         char *into = q->straight ? q->to->memory + (low - q->to->want.offset[0]) * row : q->c->tools->buffer;
@@ -351,10 +358,10 @@ static peri_status read_rows(reading *q, int32_t d, int64_t at)
     return status;
 }
 
-/** Whether other ranks will probably read the bytes of @k, too: those that have the other columns of these rows. They
- *  are read through the page cache then, so that the disk gives them once to all ranks of a machine. Who is behind
- *  finds them there and comes up with who is in front; from then on each waits for blocks that the other one has begun
- *  to read. */
+/** Whether other ranks will probably read the bytes of @k, too: those that have the other columns of these rows. So
+ *  that the disk gives them once to all ranks of a machine, each block is read by one of them, for all
+ *  (peri_checkpoint_share), or through the page cache: who is behind finds it there and comes up with who is in
+ *  front. */
 static bool is_shared(const peri__region *has, const peri__target *to, const peri__copying *k)
 {
     bool some_columns = to->want.columns != has->columns || to->want.column != has->column;
@@ -389,7 +396,7 @@ peri_status peri__read_piece(peri_checkpoint *c, const peri__entry *e, const per
     if (whole && p->checked && !q.hash) return peri__fail(PERI_ENOMEM, "peri_checkpoint_read: no memory for a hash");
     if (q.hash) XXH3_64bits_reset(q.hash);
     q.straight = full_rows && to->memory && !to->shares;
-    q.direct = !is_shared(&has, to, k);
+    q.together = is_shared(&has, to, k);
     peri_status status = read_rows(&q, 0, 0);
     if (status >= 0 && q.hash && XXH3_64bits_digest(q.hash) != p->checksum) status = peri__damaged(c, e, p);
     XXH3_freeState(q.hash);

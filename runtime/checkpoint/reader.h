@@ -17,6 +17,7 @@
 #include "formats.h"
 #include "io.h"
 #include "manifest.h"
+#include "shared.h"
 
 enum {
     PERI__READ_AHEAD = 8, /* blocks that are read before they are wanted */
@@ -25,6 +26,7 @@ enum {
 
 /** What reading needs beside the files; those of a chain share them. */
 typedef struct peri__tools {
+    peri__shared *shared; /* NULL: no other process of this machine reads the same (peri_checkpoint_share) */
     peri__io *io;       /* NULL until something is read that is larger than a block */
     char *ring;         /* PERI__READ_AHEAD buffers of PERI__IO_HUGE bytes */
     char *buffer;       /* of the larger of PERI__IO_BLOCK and what a run of elements needed */

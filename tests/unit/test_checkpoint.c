@@ -13,8 +13,10 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -683,6 +685,87 @@ static void many_pieces_take_as_long_as_they_are_many(void **context)
     assert_true(clock() - begin < 10 * CLOCKS_PER_SEC);
 }
 
+/* -- several processes --------------------------------------------------------------------------------------------- */
+
+enum { TALL = 80000, WIDE = 16 };
+
+/** Write a tensor whose number in row r, column c is WIDE * r + c. */
+static void save_wide(void)
+{
+    const int64_t shape[] = {TALL, WIDE};
+    const peri_checkpoint_tensor t = tensor_of("t", PERI_F32, 2, shape);
+    float *values = malloc(sizeof *values * TALL * WIDE);
+    const char *part;
+    char digest[33];
+    peri_checkpoint_writer *w;
+    for (int64_t k = 0; k < TALL * WIDE; k++) values[k] = (float)k;
+    assert_ok(peri_checkpoint_writer_new(saving, "r", 0, &w));
+    assert_ok(peri_checkpoint_writer_add(w, &t, REGION(.extent = {TALL, WIDE})));
+    assert_ok(peri_checkpoint_writer_put_bytes(w, values, (int64_t)sizeof *values * TALL * WIDE));
+    assert_ok(peri_checkpoint_writer_finish(w));
+    assert_ok(peri_checkpoint_writer_part(w, &part));
+    assert_ok(peri_checkpoint_publish(saving, path, &part, 1, NULL, false, digest));
+    peri_checkpoint_writer_release(w);
+    free(values);
+}
+
+/** Whether columns [4 * @quarter, + 4) are read as they were written, by a process that shares under @name. */
+static bool quarter_is_right(const char *name, int64_t processes, int64_t quarter)
+{
+    const int64_t shape[] = {TALL, WIDE / 4};
+    float *got = malloc(sizeof *got * TALL * WIDE / 4);
+    peri_checkpoint *c;
+    peri_tensor *out;
+    bool right = peri_checkpoint_open(path, &c) >= 0 && peri_checkpoint_share(c, name, processes) >= 0 &&
+                 peri_tensor_new(cpu(), PERI_F32, 2, shape, &out) >= 0;
+    if (!right) return false;
+    right = peri_checkpoint_read(c, 0, REGION(.offset = {0, 4 * quarter}, .extent = {TALL, 4}), out) >= 0 &&
+            peri_tensor_read(out, got, (int64_t)sizeof *got * TALL * WIDE / 4) >= 0;
+    for (int64_t r = 0; right && r < TALL; r++)
+        for (int64_t k = 0; k < 4; k++) right = right && got[r * 4 + k] == (float)(r * WIDE + 4 * quarter + k);
+    peri_tensor_release(out);
+    peri_checkpoint_release(c);
+    free(got);
+    return right;
+}
+
+/** What processes of a machine take over from each other is what each would have read, also where some never come, or
+ *  die in the middle; and nothing stays in /dev/shm. */
+static void processes_share_what_they_read(void **context)
+{
+    (void)context;
+    char name[64], left[128];
+    save_wide();
+    snprintf(name, sizeof name, "test-%d", (int)getpid());
+    snprintf(left, sizeof left, "/dev/shm/perilune-%u-%s", (unsigned)getuid(), name);
+    assert_true(quarter_is_right(name, 3, 1)); /* nobody else comes */
+    assert_int_equal(access(left, F_OK), -1);
+    for (int round = 0; round < 6; round++) {
+        pid_t children[2];
+        for (int64_t k = 0; k < 2; k++) {
+            children[k] = fork();
+            assert_true(children[k] >= 0);
+            if (children[k] == 0) _exit(quarter_is_right(name, 3, k + 2) ? 0 : 1);
+        }
+        if (round >= 3) {
+            usleep((useconds_t)draw(8000));
+            kill(children[0], SIGKILL);
+        }
+        assert_true(quarter_is_right(name, 3, 1));
+        for (int64_t k = 0; k < 2; k++) {
+            int status;
+            assert_int_equal(waitpid(children[k], &status, 0), children[k]);
+            assert_true((k == 0 && round >= 3) || (WIFEXITED(status) && WEXITSTATUS(status) == 0));
+        }
+        assert_int_equal(access(left, F_OK), -1);
+    }
+    peri_checkpoint *c;
+    assert_ok(peri_checkpoint_open(path, &c));
+    assert_fails(peri_checkpoint_share(c, "../x", 2), PERI_EINVAL, "allowed: 1 to 64 letters, digits and '-'");
+    assert_fails(peri_checkpoint_share(c, "x", 1), PERI_EINVAL, "1 processes, allowed: 2 or more");
+    peri_checkpoint_release(c);
+}
+
 /** A bool is 0 or 1, whoever wrote the file. */
 static void bools_are_checked(void **context)
 {
@@ -752,6 +835,7 @@ static const struct CMUnitTest tests[] = {
     TEST(only_checkpoints_are_replaced),
     TEST(parts_must_fit),
     TEST(many_pieces_take_as_long_as_they_are_many),
+    TEST(processes_share_what_they_read),
     TEST(bools_are_checked),
     TEST(refusals_say_what_is_allowed),
 };

@@ -38,12 +38,37 @@ local function open_late(path)
   end
 end
 
+local function line_of(path)
+  local file = io.open(path)
+  local line = file and file:read "*l"
+  if file then file:close() end
+  return line or ""
+end
+
+--- Which machine and process this is, and a name that nobody else has.
+local function whereabouts()
+  return { machine = line_of "/proc/sys/kernel/random/boot_id", process = line_of("/proc/self/stat"):match "^%d*",
+    name = line_of "/proc/sys/kernel/random/uuid" }
+end
+
+--- Processes of one machine share what all of them read. all: the whereabouts of all ranks.
+local function share_with(c, own, all)
+  local processes = {}
+  for _, other in ipairs(all) do
+    if other.machine == own.machine then processes[other.process] = true end
+  end
+  local n = #util.keys(processes)
+  if n > 1 and own.machine ~= "" and all[1].name ~= "" then c:_share(all[1].name, n) end
+end
+
 --- All ranks have the same checkpoint open.
 local function open_together(group, func, met, path)
   local ok, c = xpcall(Checkpoint, P.locate, path)
-  local there = false
-  for _, opened in ipairs(group and group:all_gather_object(ok, func) or {}) do there = there or opened end
+  local there, own = false, group and group:size() > 1 and whereabouts()
+  local all = own and group:all_gather_object({ ok = ok, own = own }, func) or {}
+  for _, told in ipairs(all) do there = there or told.ok end
   if not ok and there then ok, c = open_late(path) end
+  if ok and own then share_with(c, own, util.map(all, function(told) return told.own end)) end
   together(group, func, met, function()
     if not ok then error(c, 0) end
   end)

@@ -157,6 +157,9 @@ function Checkpoint:stored(name, patch)
     read_several = function(regions, tensors) self:_read_several(name, regions, tensors) end })
 end
 
+--- Share what is read with other processes of this machine; see peri_checkpoint_share.
+function Checkpoint:_share(name, processes) check(C.peri_checkpoint_share(pointer(self), name, processes)) end
+
 --- Several rectangles into as many tensors; what they lie in is read once.
 function Checkpoint:_read_several(name, regions, tensors)
   local _, shape, index = describe(self, name)

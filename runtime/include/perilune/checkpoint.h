@@ -253,6 +253,12 @@ typedef struct peri_checkpoint_identity {
  *  none; PERI_EFORMAT: it is cut short. */
 PERI_API peri_status peri_checkpoint_identify(const char *path, peri_checkpoint_identity *out);
 
+/** Meet the other processes of this machine, @processes of them with this one, that have the same checkpoint open and
+ *  give the same @name (1 to 64 letters, digits and '-', another one for each load). Rows of which they want different
+ *  columns are then read by one of them, past the page cache, and handed over in 18 MiB of memory that they share.
+ *  Where that memory cannot be had, or others do not come, fail, or want other rows, each reads by itself: what is read
+ *  is the same. Local. */
+PERI_API peri_status peri_checkpoint_share(peri_checkpoint *checkpoint, const char *name, int64_t processes);
 /** Free it; NULL is fine. */
 PERI_API void peri_checkpoint_release(peri_checkpoint *checkpoint);
 /** The number of tensors; they are sorted by name (byte by byte). */
