@@ -15,6 +15,14 @@
  * The tape ends each pass that reaches a parameter, or a node that the reducer watches, by waiting for the averages:
  * nobody has to call anything after it. A gradient that was already there (an average, if a pass before made it) is
  * averaged along: means of means of the same number of ranks are means.
+ *
+ * A parameter that no rank has a gradient of gets none: one that is frozen for a while, or which the loss did not
+ * reach, stays as it is, as on one rank; with a gradient of zeros momentum and weight decay would move it. Behind the
+ * gradients a bucket has a mark for each, above 0 where this rank has one, and the marks are added up with them. Only a
+ * rank that lacks a gradient looks at the sums. A sum is the mark of the next pass, so that usually nothing has to be
+ * written: it grows, to infinity at most, where a quotient would shrink to 0.
+ *
+ *     bucket of parameters b [2] and a [3]:   b0 b1 a0 a1 a2 | mark of b, mark of a
  */
 #include "comm_internal.h"
 #include "../../kernels/convert.h"
@@ -32,11 +40,13 @@ typedef struct entry {
     peri_tensor *leaf, *view; /* retained; view: its place in the bucket, with its shape */
     int64_t bucket;
     bool ready;               /* its gradient is in the bucket */
+    bool given;               /* and this rank had one: else zeros are there */
+    bool unmarked;            /* its mark is 0 */
     bool lent;                /* a node of the pass writes its gradient to `view`, and has not handed it on yet */
 } entry;
 
 typedef struct bucket {
-    peri_tensor *flat;
+    peri_tensor *flat, *marks; /* marks: the end of flat, which has one for each entry */
     peri_work *work;
     int64_t missing, count;   /* gradients that are not there yet, of how many */
     int64_t first;            /* of its entries, which follow each other */
@@ -67,18 +77,27 @@ static peri_status remember(peri_reducer *r, peri_status status)
 /** Memory for the bucket's gradients, and a view of it for each. */
 static peri_status make_room(peri_reducer *r, bucket *b)
 {
-    int64_t elements = 0, at = 0;
+    int64_t elements = b->count, at = 0;
     for (int64_t i = 0; i < b->count; i++) elements += peri__numel(r->entries[b->first + i].leaf);
-    peri_tensor *flat;
+    peri_tensor *flat, *marks;
     PERI_TRY(peri__tensor_like(r->entries[b->first].leaf, 1, &elements, &flat));
+    peri_status status = peri__tensor_view(flat, 1, &b->count, NULL, elements - b->count, &marks);
+    if (status < 0) {
+        peri_tensor_release(flat);
+        return status;
+    }
     peri_tensor_release(b->flat);
+    peri_tensor_release(b->marks);
     b->flat = flat;
+    b->marks = marks;
+    PERI_TRY(peri_tensor_fill(marks, 1));
     for (int64_t i = 0; i < b->count; i++) {
         entry *e = &r->entries[b->first + i];
         peri_tensor *view;
         PERI_TRY(peri__tensor_view(flat, e->leaf->ndim, e->leaf->shape, NULL, at, &view));
         peri_tensor_release(e->view);
         e->view = view;
+        e->unmarked = false;
         if (e->leaf->ready_ctx == e) e->leaf->grad_place = view;
         at += peri__numel(e->leaf);
     }
@@ -88,7 +107,7 @@ static peri_status make_room(peri_reducer *r, bucket *b)
 /** Has anybody but the parameters a gradient of the bucket, from an earlier pass? */
 static bool held(const peri_reducer *r, const bucket *b)
 {
-    bool others = atomic_load(&b->flat->storage->refs) > 1 + b->count;
+    bool others = atomic_load(&b->flat->storage->refs) > 2 + b->count; /* flat, marks and views */
     for (int64_t i = 0; i < b->count; i++) {
         const entry *e = &r->entries[b->first + i];
         others = others || atomic_load(&e->view->refs) > 1 + (e->lent || e->leaf->grad == e->view);
@@ -105,6 +124,7 @@ static peri_status collect(entry *e)
     else if (e->leaf->grad != e->view) PERI_TRY(peri_tensor_copy(e->view, e->leaf->grad));
     if (!e->ready) b->missing--;
     e->ready = true;
+    e->given = e->leaf->grad != NULL;
     e->lent = false;
     return PERI_OK;
 }
@@ -129,11 +149,29 @@ static peri_status offer(void *ctx, peri_tensor *leaf, bool *free)
     return PERI_OK;
 }
 
+/** Mark the entries of a complete bucket of which this rank has gradients, and no others. */
+static peri_status mark(const peri_reducer *r, bucket *b)
+{
+    const int64_t one = 1, first = peri__numel(b->flat) - b->count;
+    for (int64_t i = 0; i < b->count; i++) {
+        entry *e = &r->entries[b->first + i];
+        peri_tensor *its;
+        if (e->unmarked != e->given) continue;
+        PERI_TRY(peri__tensor_view(b->flat, 1, &one, NULL, first + i, &its));
+        peri_status status = peri_tensor_fill(its, e->given);
+        peri_tensor_release(its);
+        PERI_TRY(status);
+        e->unmarked = !e->given;
+    }
+    return PERI_OK;
+}
+
 /** Post the complete buckets whose turn it is. */
 static peri_status post_complete(peri_reducer *r)
 {
     for (; r->posted < r->buckets && r->bucket[r->posted].missing == 0; r->posted++) {
         bucket *b = &r->bucket[r->posted];
+        PERI_TRY(mark(r, b));
         PERI_TRY(peri__coll_sum_gradients(r->group, b->flat, (uint64_t)r->posted, &b->work));
     }
     return PERI_OK;
@@ -251,10 +289,11 @@ static void fini(peri__ending *ending)
     }
     for (int64_t i = 0; r->bucket && i < r->buckets; i++) {
         peri_work_release(r->bucket[i].work);
-        peri_tensor_release(r->bucket[i].flat);
     }
-    /* of a bucket that was not finished */
-    if (r->bucket && r->buckets < r->n) peri_tensor_release(r->bucket[r->buckets].flat);
+    for (int64_t i = 0; r->bucket && i < r->n; i++) { /* also of one that was not finished */
+        peri_tensor_release(r->bucket[i].flat);
+        peri_tensor_release(r->bucket[i].marks);
+    }
     peri_group_release(r->group);
     peri__free(r->entries);
     peri__free(r->bucket);
@@ -316,16 +355,38 @@ out:
 
 /* -- finishing a pass ---------------------------------------------------------------------------------------------- */
 
+/** Which entries of a bucket some rank has a gradient of: those that this rank lacks become `given` where another one
+ *  has it. Waits for the device where this rank lacks one. */
+static peri_status ask_others(peri_reducer *r, bucket *b)
+{
+    bool all = true;
+    for (int64_t i = 0; i < b->count; i++) all = all && r->entries[b->first + i].given;
+    if (all) return PERI_OK;
+    static const char zero[8];
+    const int64_t size = peri_dtype_size(b->marks->dtype);
+    char *sums = peri__alloc((size_t)(b->count * size));
+    if (!sums) return PERI_ENOMEM;
+    peri_status status = peri_tensor_read(b->marks, sums, b->count * size);
+    for (int64_t i = 0; status >= 0 && i < b->count; i++) {
+        entry *e = &r->entries[b->first + i];
+        e->given = memcmp(sums + i * size, zero, (size_t)size) != 0;
+        e->unmarked = !e->given;
+    }
+    peri__free(sums);
+    return status;
+}
+
 /** The gradients become their parts of the bucket, divided by the number of ranks. */
 static peri_status write_back(peri_reducer *r, bucket *b)
 {
+    PERI_TRY(ask_others(r, b));
     peri_k_divide_args args = {
         .dst = peri__data(b->flat), .src = peri__data(b->flat), .dtype = b->flat->dtype, .divisor = r->group->size};
-    PERI_TRY(PERI_LAUNCH(peri__device(b->flat), divide, &args, peri__numel(b->flat), GRAIN));
+    PERI_TRY(PERI_LAUNCH(peri__device(b->flat), divide, &args, peri__numel(b->flat) - b->count, GRAIN));
     for (int64_t i = 0; i < b->count; i++) {
         entry *e = &r->entries[b->first + i];
         e->ready = false;
-        if (e->leaf->grad == e->view) continue;
+        if (!e->given || e->leaf->grad == e->view) continue;
         peri_tensor_retain(e->view);
         peri_tensor_release(e->leaf->grad);
         e->leaf->grad = e->view;

@@ -258,8 +258,8 @@ PERI_API peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *in
  *  the rest: buckets are filled from the last parameter to the first and posted in that order. Each backward pass that
  *  reaches one of them ends when all are averages: peri_backward_step is collective then, and every rank must run a
  *  pass that reaches a parameter, or a watched tensor, or call peri_reducer_finish instead. A parameter without a
- *  gradient counts as zeros. Gradients accumulate: what is averaged is the whole gradient. One reducer per parameter.
- *  @out new. */
+ *  gradient counts as zeros where another rank has one; one that no rank has a gradient of gets none. Gradients
+ *  accumulate: what is averaged is the whole gradient. One reducer per parameter. @out new. */
 PERI_API peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int64_t n, int64_t bucket_bytes,
                                       peri_reducer **out);
 /** Take part in the averages without a backward pass, on a rank that has none while others have; or after passes with
