@@ -17,6 +17,7 @@ local made, least = 0, math.huge
 --- Collect what the collector cannot see the size of. What was released since does not count: a step that releases what
 --- it makes never waits for a collection, however much that is.
 local function relieve()
+  if state.capturing then return end -- what is collected could ask the device something
   local live = tonumber(C.peri_mem_live())
   least = math.min(least, live)
   if live - least > PRESSURE then

@@ -37,8 +37,10 @@ end
 --- scope: the open scope, or false (handles.lua); yield: under sim, a function(round) by which a rank lets the next one
 --- run; watched: the group (a pointer) whose world notes what this rank waits for, or false; streams: { device =,
 --- stream =, outer = }, the current streams that are not the default ones; autocast: the innermost region (a pointer),
---- or false; grad: gradients are recorded; owner: a number of the rank's own, by which C tells what its lookups found.
-M.own({ scope = false, yield = false, streams = false, autocast = false, grad = true, owner = 0 }, true)
+--- or false; grad: gradients are recorded; capturing: a graph is captured (nn/graphed.lua); owner: a number of the
+--- rank's own, by which C tells what its lookups found.
+M.own({ scope = false, yield = false, streams = false, autocast = false, grad = true, capturing = false, owner = 0 },
+  true)
 --- device: name of the default device; place: { rank, world size } where there is no world (in a loader's thread), or
 --- false.
 M.own { device = getenv "PERI_DEVICE" or "cpu", watched = false, place = false }

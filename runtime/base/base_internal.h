@@ -171,6 +171,7 @@ enum {
     PERI__FORK_PINNED,
     PERI__FORK_LATE, /* tests reports while it is held */
     PERI__FORK_REPORTS,
+    PERI__FORK_STORAGES,
     PERI__FORK_LEAVES, /* of backends: nothing else is locked while one is held */
     PERI__FORK_POOL = PERI__FORK_LEAVES + 8,
     PERI__FORK_LOG,

@@ -31,6 +31,9 @@ void peri__between(void);
 bool peri__between_poll(peri_status (*queued)(void *ctx), void *ctx, peri_status *status);
 /** Wait until no exchange is queued on a device, before a call that may wait for all that runs there. */
 peri_status peri__between_idle(void);
+/** From now on, or no longer, peri__between does nothing on this thread: it records (runtime/tensor/capture.h), and a
+ *  question about an exchange would be recorded too. */
+void peri__between_hold(bool on);
 /** From now on peri__between lets @ctx move on, on this thread and on no other; vtab NULL: nothing any more. */
 void peri__between_set(const peri__between_vtab *vtab, void *ctx);
 /** Forget @ctx, if it is this thread's. */

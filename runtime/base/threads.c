@@ -63,12 +63,15 @@ static inline void relax(void)
 static _Thread_local struct {
     const peri__between_vtab *vtab; /* NULL: nothing */
     void *ctx;
+    bool held; /* peri__between does nothing */
 } between;
 
 void peri__between(void)
 {
-    if (between.vtab) between.vtab->progress(between.ctx);
+    if (between.vtab && !between.held) between.vtab->progress(between.ctx);
 }
+
+void peri__between_hold(bool on) { between.held = on; }
 
 bool peri__between_poll(peri_status (*queued)(void *ctx), void *ctx, peri_status *status)
 {

@@ -4,6 +4,7 @@
  * once.
  */
 #include "embed_internal.h"
+#include "../tensor/capture.h"
 
 enum { MOST_IDLE = 16, MOST_IDLE_SORTED = 4 }; /* kept for later batches; the rest is freed */
 
@@ -70,7 +71,8 @@ void peri__batch_give(peri_tbe_batch *b)
     peri_tensor_release(b->in.weights);
     peri_tensor_release(b->in.scale);
     /* The list's memory is freed in the order of the stream that made it. */
-    (void)tbe->device->vtab->stream_wait(tbe->device->ctx, b->in.blocks->copy->storage->home->ctx, b->done->ctx);
+    if (!peri__captures(tbe->device))
+        (void)tbe->device->vtab->stream_wait(tbe->device->ctx, b->in.blocks->copy->storage->home->ctx, b->done->ctx);
     peri_tbe_blocks_release(b->in.blocks);
     b->in = (peri_tbe_input){0};
     pthread_mutex_lock(&tbe->small);
@@ -154,7 +156,8 @@ void peri__batch_unplace(peri_tbe_batch *b)
 {
     peri__sorted_give(b); /* if the pass failed: other gradients lie elsewhere */
     if (!b->there) return;
-    (void)peri_stream_wait(b->there->copy->storage->home, b->done); /* in its order the list's memory is freed */
+    if (!peri__captures(b->tbe->device))
+        (void)peri_stream_wait(b->there->copy->storage->home, b->done); /* in its order the list's memory is freed */
     peri_tbe_blocks_release(b->there);
     b->there = NULL;
 }

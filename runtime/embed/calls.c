@@ -3,6 +3,7 @@
  * calls.c: the order of calls on a table batch, among threads and among streams, and memory that calls reuse.
  */
 #include "embed_internal.h"
+#include "../tensor/capture.h"
 
 peri_status peri__calls_init(peri_tbe *tbe)
 {
@@ -35,6 +36,7 @@ peri_status peri__tbe_enter(peri_tbe *tbe, bool alone)
         return peri__fail(PERI_EUNSUPPORTED,
                           "tables in %s are of the process that this one was forked from; only that one may use them",
                           tbe->store->name);
+    PERI_TRY(peri__cannot_capture(tbe->device, "a lookup in embedding tables, or their update,"));
     if (alone) pthread_rwlock_wrlock(&tbe->lock);
     else pthread_rwlock_rdlock(&tbe->lock);
     peri_status status = peri__follow(tbe, tbe->changed);
@@ -79,7 +81,8 @@ void peri__forget_after(peri_tensor **tensor, peri_event *last)
     /* Memory is freed in the order of the stream that was current when it was made, which may not be the one that used
      * it last. */
     peri_device *device = peri__device(*tensor);
-    if (last) (void)device->vtab->stream_wait(device->ctx, (*tensor)->storage->home->ctx, last->ctx);
+    if (last && !peri__captures(device)) /* what could not be captured has used nothing */
+        (void)device->vtab->stream_wait(device->ctx, (*tensor)->storage->home->ctx, last->ctx);
     peri_tensor_release(*tensor);
     *tensor = NULL;
 }

@@ -108,6 +108,20 @@ typedef struct peri_device_vtab {
     /* Give memory back that is kept for later allocations and not used, so that others who allocate for themselves find
      * it. (optional: nothing is kept) */
     peri_status (*trim)(void *device);
+
+    /* Graphs: work that is captured once and then queued again by one call. (optional, all four or none: nothing is
+     * captured) Between capture_begin and capture_end the kernels, operations and copies that the calling thread queues
+     * on @stream do not run; they are kept with their arguments, addresses among them. Meanwhile the thread may
+     * allocate on other streams, and copy from device to device (PERI_COPY_D2D); it must not queue frees, other copies,
+     * events or waits, nor wait for the device. Other threads and streams are free. */
+    peri_status (*capture_begin)(void *device, void *stream);
+    /* Stop capturing. @graph: what was captured, for graph_launch; @graph NULL: forget it. If it fails, nothing is
+     * being captured any more. */
+    peri_status (*capture_end)(void *device, void *stream, void **graph);
+    /* Queue all that was captured on @stream, in its order. A graph is launched by one thread at a time. */
+    peri_status (*graph_launch)(void *device, void *graph, void *stream);
+    /* Queued launches still run. */
+    void (*graph_delete)(void *device, void *graph);
 } peri_device_vtab;
 
 /** What every backend has: the members up to `run`. */

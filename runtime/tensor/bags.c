@@ -3,6 +3,7 @@
  * bags.c: what jt and kjt share: lengths and offsets, deriving one from the other, and checking them on their device.
  */
 #include "jagged_internal.h"
+#include "capture.h"
 #include "../../kernels/jagged.h"
 
 #include <stdio.h>
@@ -18,6 +19,7 @@ peri_status peri__move_pinned(peri_tensor *t, int32_t dtype, peri_device *device
 peri_status peri__upload_i64(peri_device *device, const int64_t *host, int64_t n, peri_tensor **out)
 {
     peri_tensor *t;
+    if (peri__captures(device)) return peri__capture_constant(host, n, out);
     PERI_TRY(peri_tensor_new(device, PERI_I64, 1, &n, &t));
     peri_status status = peri__copy(device, peri__data(t), host, n * 8, PERI_COPY_H2D_WORDS);
     if (status < 0) peri_tensor_release(t);

@@ -2,7 +2,7 @@
  *
  * device.c: the table of open devices, streams, events; queueing kernels and copies.
  */
-#include "tensor_internal.h"
+#include "capture.h"
 
 #include "../base/between.h"
 #include "../base/floats.h"
@@ -231,6 +231,7 @@ static peri_status is_dry(void *ctx)
 
 peri_status peri__stream_dry(peri_stream *s)
 {
+    PERI_TRY(peri__cannot_capture(s->device, "a wait of the host for the device"));
     dry d = {.stream = s};
     peri_status status;
     return peri__between_poll(is_dry, &d, &status) ? status : s->device->vtab->stream_sync(s->device->ctx, s->ctx);
@@ -240,6 +241,7 @@ peri_status peri__device_dry(peri_device *device)
 {
     /* Streams are held, not locked, while they run: releasing one must not wait. */
     enum { SOME = 64 };
+    PERI_TRY(peri__cannot_capture(device, "a wait of the host for the device"));
     peri_stream *few[SOME], **held = few;
     int64_t n = 0, count = 0;
     pthread_mutex_lock(&stream_lock);
@@ -343,6 +345,7 @@ peri_status peri_stream_wait(peri_stream *stream, peri_event *event)
         return peri__fail(PERI_EINVAL, "peri_stream_wait: a stream of %s and an event of %s", stream->device->name,
                           event->device->name);
     if (event->recorded == stream->number) return PERI_OK; /* a stream runs in order anyway */
+    PERI_TRY(peri__cannot_capture(stream->device, "a wait for another stream"));
     return stream->device->vtab->stream_wait(stream->device->ctx, stream->ctx, event->ctx);
 }
 
@@ -381,6 +384,7 @@ peri_status peri_event_record(peri_event *event, peri_stream *stream)
     if (stream->device != event->device)
         return peri__fail(PERI_EINVAL, "peri_event_record: an event of %s and a stream of %s", event->device->name,
                           stream->device->name);
+    PERI_TRY(peri__cannot_capture(event->device, "an event, such as an exchange needs,"));
     event->recorded = stream->number;
     return event->device->vtab->event_record(event->device->ctx, event->ctx, stream->ctx);
 }
@@ -388,6 +392,7 @@ peri_status peri_event_record(peri_event *event, peri_stream *stream)
 peri_status peri_event_query(peri_event *event)
 {
     PERI_NEED(event);
+    PERI_TRY(peri__cannot_capture(event->device, "a question about an event"));
     return event->device->vtab->event_query(event->device->ctx, event->ctx);
 }
 
@@ -404,6 +409,7 @@ static peri_status is_reached(void *ctx)
 
 peri_status peri__event_wait(const peri_device *device, void *event)
 {
+    PERI_TRY(peri__cannot_capture(device, "a wait of the host for the device"));
     queued_event e = {device, event};
     peri_status status;
     return peri__between_poll(is_reached, &e, &status) ? status : device->vtab->event_sync(device->ctx, event);
@@ -438,6 +444,7 @@ peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, 
     if (n <= 0) return PERI_OK;
     const int32_t number = number_of(device, kernel, args);
     if (number < 0) return lacks("launch", device, kernel, true);
+    if (peri__captures(device)) PERI_TRY(peri__capture_work(peri_stream_current(device), kernel, args, args_size));
     void *stream = peri_stream_current(device)->ctx;
     PERI__OWN_FLOATS;
     return peri__said(device, "launch",
@@ -449,12 +456,19 @@ peri_status peri__run(peri_device *device, int32_t op, const void *args, size_t 
     const int32_t number = number_of(device, op, args);
     if (number < 0) return lacks("launch", device, op, true);
     void *stream = peri_stream_current(device)->ctx, *scratch = NULL;
+    peri__block *block = NULL; /* of a recording */
+    if (peri__captures(device)) PERI_TRY(peri__capture_work(peri_stream_current(device), op, args, args_size));
     PERI__OWN_FLOATS;
     int64_t bytes = device->vtab->scratch(device->ctx, number, args);
     if (bytes < 0) return peri__said(device, "scratch", (peri_status)bytes);
-    if (bytes > 0) PERI_TRY(peri__said(device, "alloc", device->vtab->alloc(device->ctx, stream, bytes, &scratch)));
+    if (bytes > 0 && peri__captures(device)) {
+        PERI_TRY(peri__said(device, "alloc", peri__arena_take(peri__capturing->arena, bytes, false, &block)));
+        scratch = block->data;
+    } else if (bytes > 0)
+        PERI_TRY(peri__said(device, "alloc", device->vtab->alloc(device->ctx, stream, bytes, &scratch)));
     peri_status status = device->vtab->run(device->ctx, stream, number, args, (int64_t)args_size, scratch, bytes);
-    if (scratch) device->vtab->free(device->ctx, stream, scratch, bytes);
+    if (block) peri__block_give(block);
+    else if (scratch) device->vtab->free(device->ctx, stream, scratch, bytes);
     return peri__said(device, "run", status);
 }
 
@@ -465,9 +479,21 @@ peri_status peri__need_work(const char *function, peri_device *device, const int
     return PERI_OK;
 }
 
+/** A copy is about to be captured. */
+static peri_status captured_copy(peri_device *device, const void *dst, const void *src, int32_t kind)
+{
+    const void *const addresses[] = {dst, src};
+    if (kind == PERI_COPY_D2D)
+        return peri__capture_work(peri_stream_current(device), -1, addresses, sizeof addresses);
+    return peri__cannot_capture(device, kind == PERI_COPY_D2H
+                                            ? "a copy to the host, such as reading an element or checking ids,"
+                                            : "a copy from the host");
+}
+
 peri_status peri__copy(peri_device *device, void *dst, const void *src, int64_t bytes, int32_t kind)
 {
     if (bytes <= 0) return PERI_OK;
+    if (peri__captures(device)) PERI_TRY(captured_copy(device, dst, src, kind));
     return peri__said(device, "copy",
                       device->vtab->copy(device->ctx, peri_stream_current(device)->ctx, dst, src, bytes, kind));
 }
@@ -477,6 +503,7 @@ peri_status peri__copy(peri_device *device, void *dst, const void *src, int64_t 
 
 peri_status peri__host_alloc(peri_device *device, int64_t bytes, void **out)
 {
+    PERI_TRY(peri__cannot_capture(device, "memory of the host"));
     if (device->vtab->host_alloc) PERI_TRY(peri__between_idle());
     if (device->vtab->host_alloc)
         return peri__said(device, "host_alloc", device->vtab->host_alloc(device->ctx, bytes, out));

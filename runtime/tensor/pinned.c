@@ -6,6 +6,7 @@
  * given back to the system while they can be used again: their sizes are powers of two, and after its first batches a
  * loader asks for no new ones.
  */
+#include "capture.h"
 #include "pinned.h"
 
 #include <pthread.h>
@@ -125,6 +126,7 @@ peri_status peri_tensor_new_pinned(peri_device *device, int32_t dtype, int32_t n
             "peri_tensor_new_pinned: the memory of device %s is the host's own: nothing is copied to it, so "
             "there is nothing to pin; wanted: the device that batches are copied to",
             device->name);
+    PERI_TRY(peri__cannot_capture(device, "memory of the host"));
     peri_device *cpu;
     peri_tensor *t, *view;
     PERI_TRY(peri_device_get("cpu", &cpu));
@@ -168,6 +170,7 @@ peri_status peri__pinned_copy(const peri_tensor *dst, const peri_tensor *src, bo
     peri_device *device = peri__device(dst);
     *done = b && b->device == device;
     if (!*done) return PERI_OK;
+    PERI_TRY(peri__cannot_capture(device, "a copy from the host"));
     const peri_device_vtab *v = device->vtab;
     void *stream = peri_stream_current(device)->ctx;
     /* One event stands for all copies of the block: it has to come after those on other streams too. */

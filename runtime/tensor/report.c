@@ -3,6 +3,7 @@
  * report.c: reports, which bring small arrays from a device to the host, and the number of a backward pass's root as
  * one of them.
  */
+#include "capture.h"
 #include "report.h"
 
 #include <pthread.h>
@@ -141,7 +142,7 @@ peri_status peri__item_ahead(peri_tensor *root)
     peri__storage *s = root->storage;
     if (peri__immediate(s->device) || peri__numel(root) != 1 || s->home != peri_stream_current(s->device))
         return PERI_OK;
-    if (s->ahead) return PERI_OK; /* of an earlier pass */
+    if (s->ahead || peri__captures(s->device)) return PERI_OK; /* of an earlier pass; not a part of a recording */
     peri__report *r;
     PERI_TRY(peri__report_take(s->device, 2, &r));
     r->version = atomic_load_explicit(&s->version, memory_order_relaxed);

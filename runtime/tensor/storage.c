@@ -2,9 +2,56 @@
  *
  * storage.c: the memory of tensors.
  */
+#include "capture.h"
 #include "report.h"
 
 #include "../base/between.h"
+
+/** Storages of devices that can record graphs. */
+static struct {
+    pthread_mutex_t lock;
+    peri__storage *first;
+} living = {.lock = PTHREAD_MUTEX_INITIALIZER};
+PERI_FORK_LOCK(living.lock, PERI__FORK_STORAGES)
+
+static void born(peri__storage *s)
+{
+    if (!s->device->vtab->capture_begin) return;
+    pthread_mutex_lock(&living.lock);
+    s->next = living.first;
+    if (s->next) s->next->before = s;
+    living.first = s;
+    pthread_mutex_unlock(&living.lock);
+}
+
+static void gone(peri__storage *s)
+{
+    if (!s->device->vtab->capture_begin) return;
+    pthread_mutex_lock(&living.lock);
+    if (s->next) s->next->before = s->before;
+    *(s->before ? &s->before->next : &living.first) = s->next;
+    pthread_mutex_unlock(&living.lock);
+}
+
+bool peri__storage_hold(peri__storage *s)
+{
+    int32_t refs = atomic_load(&s->refs);
+    while (refs > 0 && !atomic_compare_exchange_weak(&s->refs, &refs, refs + 1)) {}
+    return refs > 0;
+}
+
+peri_status peri__storages_hold(const peri_device *device, peri__storage ***list, int64_t *n)
+{
+    int64_t most = 0;
+    *n = 0;
+    pthread_mutex_lock(&living.lock);
+    for (const peri__storage *s = living.first; s; s = s->next) most += s->device == device;
+    *list = peri__alloc(sizeof **list * (size_t)peri__max(most, 1));
+    for (peri__storage *s = living.first; s && *list; s = s->next)
+        if (s->device == device && peri__storage_hold(s)) (*list)[(*n)++] = s;
+    pthread_mutex_unlock(&living.lock);
+    return *list ? PERI_OK : PERI_ENOMEM;
+}
 
 /** A storage without data. */
 static peri__storage *storage_shell(peri_device *device, int64_t bytes)
@@ -26,6 +73,36 @@ static void storage_own(peri__storage *s, void *data)
     s->data = data;
     peri_stream_retain(s->home);
     peri__mem_count(s->bytes);
+    born(s);
+}
+
+static void block_back(void *ctx, void *data)
+{
+    (void)data;
+    peri__block *b = ctx;
+    peri__block_give(b);
+    peri__arena_release(b->arena);
+}
+
+peri_status peri__storage_in(peri__block *b, int64_t bytes, peri__storage **out)
+{
+    peri_status status = peri__storage_lent(b->arena->device, bytes, b->data, NULL, out);
+    if (status < 0) {
+        peri__block_give(b);
+        return status;
+    }
+    peri__refs_add(&b->arena->refs);
+    (*out)->release = block_back;
+    (*out)->ctx = b;
+    return PERI_OK;
+}
+
+/** Memory for a tensor that is captured. */
+static peri_status storage_captured(peri_device *device, int64_t bytes, peri__storage **out)
+{
+    peri__block *b;
+    PERI_TRY(peri__said(device, "alloc", peri__arena_take(peri__capturing->arena, bytes, false, &b)));
+    return peri__storage_in(b, bytes, out);
 }
 
 peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, peri__storage **out)
@@ -33,6 +110,8 @@ peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, p
     const peri_device_vtab *v = device->vtab;
     mapped = mapped && !peri_device_host_access(device);
     PERI_ASSERT(!mapped || v->mapped_alloc);
+    if (mapped) PERI_TRY(peri__cannot_capture(device, "memory of the host for a tensor"));
+    else if (peri__captures(device)) return storage_captured(device, bytes, out);
     peri__storage *s = storage_shell(device, bytes);
     if (!s) return PERI_ENOMEM;
     s->mapped = mapped;
@@ -92,6 +171,7 @@ static void free_after_use(const peri_stream *home)
 void peri__storage_release(peri__storage *s)
 {
     if (!s || !peri__refs_drop(&s->refs)) return;
+    gone(s);
     peri__report_return(s->ahead);
     if (atomic_load_explicit(&s->unheard.passes, memory_order_relaxed) > 0) peri__late_drop(&s->unheard);
     peri__note *note = atomic_load(&s->note);

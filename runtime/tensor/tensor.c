@@ -235,6 +235,20 @@ peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *sh
     return PERI_OK;
 }
 
+peri_status peri__tensor_in(peri__storage *s, const peri_tensor *like, peri_tensor **out)
+{
+    peri_tensor *t = shell(like->dtype, like->ndim, like->shape);
+    if (!t) {
+        peri__storage_release(s);
+        return PERI_ENOMEM;
+    }
+    memcpy(t->stride, like->stride, sizeof t->stride);
+    t->offset = like->offset;
+    t->storage = s;
+    *out = t;
+    return PERI_OK;
+}
+
 peri_status peri__detached(peri_tensor *t, peri_tensor **out)
 {
     return peri__tensor_view(t, t->ndim, t->shape, t->stride, t->offset, out);

@@ -140,10 +140,16 @@ typedef struct peri__storage {
     peri__report *ahead; /* its number on the way to the host since a backward pass began from it (peri__item_ahead), or
                             NULL */
     peri__unheard unheard; /* of lookups in it as a matrix that is trained (peri_embedding_bag) */
+    struct peri__storage *next, *before; /* of devices that can record graphs: the list of those that live */
 } peri__storage;
 
 /** @mapped: in the host's memory (peri__reaches_host). */
 peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, peri__storage **out);
+/** Add a reference, unless the last one is gone: false. */
+bool peri__storage_hold(peri__storage *s);
+/** All storages of @device that live, each with a reference more. @list new (peri__free); of devices that cannot record
+ *  (plugin/device.h, graphs) it is empty. */
+peri_status peri__storages_hold(const peri_device *device, peri__storage ***list, int64_t *n);
 /** In memory that somebody lends, which @device can use: @data, given back in the end by @give_back, any thread's. */
 peri_status peri__storage_lent(peri_device *device, int64_t bytes, void *data, void (*give_back)(void *data),
                                peri__storage **out);
@@ -205,10 +211,15 @@ static inline int64_t peri__numel(const peri_tensor *t)
     return n;
 }
 bool peri__contiguous(const peri_tensor *t);
+/** A change that is recorded (capture.h): each launch of the recording makes it anew. */
+void peri__capture_changed(const peri_tensor *t);
+/** What the calling thread records (capture.h); NULL: nothing. */
+extern _Thread_local struct peri__capture *peri__capturing;
 /** Say that the elements of a caller's tensor are about to change in place, before what changes them is queued: a
  *  backward pass that saved them is an error from now on. */
 static inline void peri__changed(const peri_tensor *t)
 {
+    if (peri__capturing) peri__capture_changed(t);
     atomic_fetch_add_explicit(&t->storage->version, 1, memory_order_relaxed);
     const peri__storage_watch *watch = atomic_load_explicit(&t->storage->watch, memory_order_acquire);
     if (watch) watch->before(watch->ctx, t);
@@ -225,6 +236,8 @@ peri_status peri__tensor_host(peri_device *device, int32_t dtype, int32_t ndim, 
                               void (*release)(void *ctx, void *data), void *ctx, peri_tensor **out);
 /** A tensor of the same device and dtype as @like with another shape, uninitialised. */
 peri_status peri__tensor_like(const peri_tensor *like, int32_t ndim, const int64_t *shape, peri_tensor **out);
+/** A tensor with @like's dtype, shape, strides and offset in @s, whose reference is taken, also on failure. */
+peri_status peri__tensor_in(peri__storage *s, const peri_tensor *like, peri_tensor **out);
 /** A view of @base's storage without gradient recording. */
 peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *shape, const int64_t *stride,
                               int64_t offset, peri_tensor **out);

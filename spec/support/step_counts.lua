@@ -3,6 +3,7 @@
 -- Rank 0 prints a line "name count" for each kind of call: the mean of four steps in the middle of training, none of
 -- which reads a loss; and "read_waited", "read_blocked", "read_awaited": the same of four steps after which the script
 -- reads the loss. plain: of the model as it is, not sharded, on a device that has run a step when the next one begins.
+-- "graphed_launches" and others: the same with nn.graphed for what is dense.
 package.path = "examples/?.lua;" .. package.path
 local ffi = require "ffi"
 local peri = require "perilune"
@@ -12,7 +13,7 @@ local sources = require "dlrm.sources"
 ffi.cdef "int peri_cuda_host_counts(int64_t *out, int most); void peri_cuda_host_catch_up(void);"
 local NAMES = { "launches", "products", "exchanges", "copies_on_device", "copies_up_pageable", "copies_up_pinned",
   "copies_down", "records", "stream_waits", "events_made", "allocations", "frees", "pinned_made", "blocked", "awaited",
-  "asked", "waited" }
+  "asked", "waited", "graphs" }
 local WARM, STEPS = 4, 4
 local plain = arg[2] == "plain"
 
@@ -60,9 +61,15 @@ end
 
 steps(WARM)
 local silent, read = measure(false), measure(true)
+for _, part in ipairs { "dense_arch", "inter_arch", "over_arch" } do peri.nn.graphed(module.model[part]) end
+steps(WARM)
+local graphed = measure(false)
 if peri.rank() == 0 then
   for _, name in ipairs(NAMES) do print(("%s %g"):format(name, silent[name])) end
   for _, name in ipairs { "waited", "blocked", "awaited" } do print(("read_%s %g"):format(name, read[name])) end
+  for _, name in ipairs { "launches", "products", "graphs", "copies_on_device", "waited", "blocked", "awaited" } do
+    print(("graphed_%s %g"):format(name, graphed[name]))
+  end
 end
 pipeline:close()
 peri.finish()

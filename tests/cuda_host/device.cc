@@ -7,7 +7,9 @@
  *   pinned have run when the call returns;
  * - a stream or an event is its device's: kernels and records go there while that is the thread's current device only, and sizes of CUB's
  *   scratch differ from device to device;
- * - the thread's last error stays until somebody takes it, and every launch reports it.
+ * - the thread's last error stays until somebody takes it, and every launch reports it;
+ * - a stream that records a graph runs nothing; what could depend on time (waits, questions about events, memory) is an error of the thread
+ *   that records, and spoils what it has recorded.
  *
  * One lock; tasks run in the thread that waits. Memory: memory.cc.
  */
@@ -22,6 +24,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -88,7 +91,7 @@ namespace {
 /** What the host has asked of the device since the process began: peri_cuda_host_counts. */
 enum counted {
     LAUNCHES, PRODUCTS, EXCHANGES, COPIES_ON, UP_PAGEABLE, UP_PINNED, COPIES_DOWN, RECORDS, STREAM_WAITS, EVENTS, ALLOCATIONS, FREES, PINNED,
-    BLOCKED, AWAITED, ASKED, WAITED, COUNTED
+    BLOCKED, AWAITED, ASKED, WAITED, GRAPHS, COUNTED
 };
 int64_t counts[COUNTED];
 
@@ -104,7 +107,19 @@ struct task {
     int64_t position = 0;
 };
 
+/** What was recorded: what launches, products, copies and settings of memory do. */
+struct peri_cuda_host_graph {
+    std::vector<std::function<void()>> work;
+};
+struct peri_cuda_host_exec : peri_cuda_host_graph {
+    int gpu = 0;
+};
+
 struct peri_cuda_host_stream {
+    peri_cuda_host_graph *recorded = nullptr; /* it records; else NULL */
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+    std::thread::id by;   /* who records */
+    bool spoiled = false; /* something happened that must not while it records */
     peri_cuda_host_stream *next = nullptr;
     task *head = nullptr, *tail = nullptr;
     int64_t queued = 0, run = 0;
@@ -116,6 +131,7 @@ struct peri_cuda_host_event {
     int64_t position = 0;
     int gpu = 0;
     bool waited = false; /* the host has asked for it since it was recorded, and it had not been reached */
+    bool in_graph = false; /* recorded on a stream that records: nobody may ask or wait for it outside */
 };
 
 namespace {
@@ -154,12 +170,42 @@ void move_event(cudaEvent_t e, peri_cuda_host_stream *s)
     e->position = s ? s->queued : 0;
 }
 
+thread_local cudaStreamCaptureMode own_mode = cudaStreamCaptureModeGlobal; /* of the calls that this thread makes */
+
+/** A call on this stream that may not be recorded; success: the stream does not record. */
+cudaError_t unrecordable(cudaStream_t on)
+{
+    auto *s = stream_of(on);
+    if (!s->recorded) return cudaSuccess;
+    s->spoiled = true;
+    return say(cudaErrorStreamCaptureUnsupported);
+}
+
+/** A call that may wait for other work: not while this thread records, unless it has said that it knows. */
+cudaError_t unsafe()
+{
+    if (own_mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
+    cudaError_t error = cudaSuccess;
+    for (auto *s = streams; s; s = s->next) {
+        if (!s->recorded || s->mode == cudaStreamCaptureModeRelaxed) continue;
+        const bool own = s->by == std::this_thread::get_id();
+        if (!own && !(own_mode == cudaStreamCaptureModeGlobal && s->mode == cudaStreamCaptureModeGlobal)) continue;
+        s->spoiled = true;
+        error = cudaErrorStreamCaptureUnsupported;
+    }
+    return say(error);
+}
+
+/** Count what the host asks for now; what is recorded is not. */
+void count(cudaStream_t on, counted what) { counts[what] += !stream_of(on)->recorded; }
+
 bool reached(const peri_cuda_host_stream *s, int64_t position) { return !s || s->run >= position; }
 bool ready(const peri_cuda_host_stream *s) { return s->head && reached(s->head->until, s->head->position); }
 
 task *enqueue(cudaStream_t on, std::function<void()> run, peri_cuda_host_stream *until = nullptr, int64_t position = 0)
 {
     peri_cuda_host_stream *s = stream_of(on);
+    if (s->recorded) return s->recorded->work.push_back(std::move(run)), nullptr;
     task *t = new task;
     t->run = std::move(run);
     t->until = until;
@@ -276,7 +322,7 @@ cudaError_t host::launch(const void *kernel, dim3 grid, dim3 block, size_t share
     if (stream && stream->gpu != current) return say(cudaErrorInvalidResourceHandle);
     size_t allowed = (size_t)allowed_shared()[kernel];
     if (shared_bytes > 48 << 10 && allowed < shared_bytes) return say(cudaErrorInvalidValue);
-    counts[LAUNCHES]++;
+    count(stream, LAUNCHES);
     if (loads_late() && loaded().insert(kernel).second) {
         opened all;
         while (step()) {}
@@ -299,7 +345,7 @@ cudaError_t host::task(cudaStream_t stream, std::function<void()> work)
 {
     hold h(lock);
     if (stream && stream->gpu != current) return say(cudaErrorInvalidResourceHandle);
-    counts[PRODUCTS]++;
+    count(stream, PRODUCTS);
     enqueue(stream, [=] {
         races_work(true);
         work();
@@ -312,6 +358,7 @@ extern "C" __attribute__((visibility("default"))) void peri_cuda_host_poll(cudaS
 {
     hold h(lock);
     counts[EXCHANGES]++;
+    if (unrecordable(stream) != cudaSuccess) return;
     task *t = enqueue(stream, nullptr);
     t->poll = [=] { return ended(data); };
 }
@@ -443,6 +490,12 @@ const char *cudaGetErrorName(cudaError_t e)
     case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
     case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
     case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
+    case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
+    case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
+    case cudaErrorStreamCaptureWrongThread: return "cudaErrorStreamCaptureWrongThread";
+    case cudaErrorCapturedEvent: return "cudaErrorCapturedEvent";
+    case cudaErrorIllegalState: return "cudaErrorIllegalState";
     default: return "cudaErrorUnknown";
     }
 }
@@ -485,12 +538,13 @@ __attribute__((visibility("default"))) bool peri_cuda_host_other_fits(size_t byt
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
     hold h(lock);
+    if (unsafe() != cudaSuccess) return last;
     return say(host::take(out, bytes, nullptr));
 }
 
 cudaError_t cudaFree(void *p)
 {
-    cudaDeviceSynchronize();
+    if (cudaDeviceSynchronize() == cudaErrorStreamCaptureUnsupported) return last;
     hold h(lock);
     if (p && !host::is_allocation(p)) return say(cudaErrorInvalidValue);
     if (p) host::give(p);
@@ -500,6 +554,7 @@ cudaError_t cudaFree(void *p)
 cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t stream)
 {
     hold h(lock);
+    if (unrecordable(stream) != cudaSuccess || unsafe() != cudaSuccess) return last; /* the real one would allocate within the graph */
     counts[ALLOCATIONS]++;
     peri_cuda_host_event here; /* the memory is there from here on in the stream, and after what waits for it */
     move_event(&here, stream_of(stream));
@@ -521,6 +576,7 @@ cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t stream)
 cudaError_t cudaFreeAsync(void *p, cudaStream_t stream)
 {
     hold h(lock);
+    if (unrecordable(stream) != cudaSuccess) return last;
     counts[FREES]++;
     if (p && !host::is_allocation(p)) return say(cudaErrorInvalidValue);
     if (p) enqueue(stream, [p] { host::give(p); });
@@ -529,8 +585,9 @@ cudaError_t cudaFreeAsync(void *p, cudaStream_t stream)
 
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned)
 {
-    if (posix_memalign(out, 4096, bytes ? bytes : 1) != 0) return say(cudaErrorMemoryAllocation);
     hold h(lock);
+    if (unsafe() != cudaSuccess) return last;
+    if (posix_memalign(out, 4096, bytes ? bytes : 1) != 0) return say(cudaErrorMemoryAllocation);
     counts[PINNED]++;
     if (loads_late()) { /* a GPU may stop for it */
         host::opened all;
@@ -542,7 +599,7 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned)
 
 cudaError_t cudaFreeHost(void *p)
 {
-    cudaDeviceSynchronize();
+    if (cudaDeviceSynchronize() == cudaErrorStreamCaptureUnsupported) return last;
     hold h(lock);
     pinned().erase((const char *)p);
     free(p);
@@ -570,6 +627,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 cudaError_t cudaStreamSynchronize(cudaStream_t on)
 {
     hold h(lock);
+    if (unrecordable(on) != cudaSuccess || unsafe() != cudaSuccess) return last;
     counts[BLOCKED]++;
     auto *s = stream_of(on);
     return run_until(s, s->queued);
@@ -578,6 +636,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t on)
 cudaError_t cudaStreamQuery(cudaStream_t on)
 {
     hold h(lock);
+    if (unrecordable(on) != cudaSuccess || unsafe() != cudaSuccess) return last;
     auto *s = stream_of(on);
     return run_until(s, s->queued, 1 + host::draw() % 8);
 }
@@ -585,6 +644,7 @@ cudaError_t cudaStreamQuery(cudaStream_t on)
 cudaError_t cudaDeviceSynchronize(void)
 {
     hold h(lock);
+    if (unsafe() != cudaSuccess) return last;
     host::opened all;
     while (step()) {}
     for (auto *s = streams; s; s = s->next)
@@ -595,6 +655,11 @@ cudaError_t cudaDeviceSynchronize(void)
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 {
     hold h(lock);
+    auto *waiting = stream_of(s);
+    if (waiting->recorded || e->in_graph) { /* the real one could make one graph of several streams */
+        for (auto *x = streams; x; x = x->next) x->spoiled = x->spoiled || x == waiting || e->in_graph;
+        return say(cudaErrorStreamCaptureIsolation);
+    }
     counts[STREAM_WAITS]++;
     if (e->stream) enqueue(s, nullptr, e->stream, e->position);
     return cudaSuccess;
@@ -621,6 +686,8 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     hold h(lock);
     if (s && s->gpu != e->gpu) return say(cudaErrorInvalidResourceHandle);
+    e->in_graph = stream_of(s)->recorded != nullptr;
+    if (e->in_graph) return cudaSuccess;
     counts[RECORDS]++;
     e->waited = false;
     move_event(e, stream_of(s));
@@ -630,6 +697,8 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
     hold h(lock);
+    if (e->in_graph) return say(cudaErrorCapturedEvent);
+    if (unsafe() != cudaSuccess) return last;
     counts[ASKED]++;
     const cudaError_t error = run_until(e->stream, e->position, 1 + host::draw() % 8); /* polling gets somewhere, no faster than it must */
     if (error == cudaErrorNotReady && !e->waited) counts[WAITED]++;
@@ -640,6 +709,8 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     hold h(lock);
+    if (e->in_graph) return say(cudaErrorCapturedEvent);
+    if (unsafe() != cudaSuccess) return last;
     if (!reached(e->stream, e->position)) counts[AWAITED]++; /* of one that has passed the host goes on at once */
     return run_until(e->stream, e->position);
 }
@@ -662,7 +733,9 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     bool from = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice,
          to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     if (kind != cudaMemcpyDefault && bytes && (from != host::on_device(src) || to != host::on_device(dst))) return say(cudaErrorInvalidValue);
-    counts[host::on_device(src) ? (host::on_device(dst) ? COPIES_ON : COPIES_DOWN) : is_pinned(src) ? UP_PINNED : UP_PAGEABLE]++;
+    const bool pageable = (!host::on_device(src) && !is_pinned(src)) || (!host::on_device(dst) && !is_pinned(dst));
+    if (pageable && (unrecordable(stream) != cudaSuccess || unsafe() != cudaSuccess)) return last;
+    count(stream, host::on_device(src) ? (host::on_device(dst) ? COPIES_ON : COPIES_DOWN) : is_pinned(src) ? UP_PINNED : UP_PAGEABLE);
     if (!host::on_device(src) && !is_pinned(src)) {
         auto *copy = new std::string((const char *)src, bytes);
         enqueue(stream, [=] {
@@ -687,6 +760,73 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
         if (host::reach(dst, bytes)) memset(dst, value, bytes), host::wrote(dst, bytes);
     });
     return cudaSuccess;
+}
+
+/* -- graphs -------------------------------------------------------------------------------------------------------------------------- */
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
+{
+    hold h(lock);
+    if (!stream) return say(cudaErrorStreamCaptureUnsupported);
+    if (stream->gpu != current) return say(cudaErrorInvalidResourceHandle);
+    if (stream->recorded) return say(cudaErrorIllegalState);
+    stream->recorded = new peri_cuda_host_graph;
+    stream->mode = mode;
+    stream->by = std::this_thread::get_id();
+    stream->spoiled = false;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
+{
+    hold h(lock);
+    *graph = nullptr;
+    if (!stream || !stream->recorded) return say(cudaErrorIllegalState);
+    if (stream->mode != cudaStreamCaptureModeRelaxed && stream->by != std::this_thread::get_id()) return say(cudaErrorStreamCaptureWrongThread);
+    std::swap(*graph, stream->recorded);
+    if (!stream->spoiled) return cudaSuccess;
+    delete *graph;
+    *graph = nullptr;
+    return say(cudaErrorStreamCaptureInvalidated);
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
+{
+    std::swap(*mode, own_mode);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long)
+{
+    hold h(lock);
+    if (!graph) return say(cudaErrorInvalidValue);
+    auto *exec = new peri_cuda_host_exec;
+    exec->work = graph->work;
+    exec->gpu = current;
+    return *out = exec, cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
+{
+    hold h(lock);
+    if (!exec || (stream && stream->gpu != current) || exec->gpu != current) return say(cudaErrorInvalidResourceHandle);
+    if (unrecordable(stream) != cudaSuccess) return last;
+    counts[GRAPHS]++;
+    for (const auto &work : exec->work) enqueue(stream, work);
+    return say(host::sticky);
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    delete graph;
+    return graph ? cudaSuccess : say(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
+{
+    hold h(lock);
+    delete exec;
+    return exec ? cudaSuccess : say(cudaErrorInvalidValue);
 }
 
 } /* extern "C" */

@@ -4,7 +4,7 @@
 local level = { base = 0, plugin = 1, kernels = 1, tensor = 2, sparse = 2.5, collision = 2.7, comm = 3, embed = 4,
   shard = 5, io = 6, checkpoint = 6, model = 6.5, host = 7, serve = 7 }
 local public = {
-  base = 0, tune = 0, device = 2, tensor = 2, ops = 2, precision = 2, optim = 2, jagged = 2, sparse = 2.5,
+  base = 0, tune = 0, device = 2, tensor = 2, ops = 2, precision = 2, graph = 2, optim = 2, jagged = 2, sparse = 2.5,
   quantize = 2.5, retrieval = 2.5, collision = 2.7, comm = 3, codec = 3,
   exchange = 3, embed = 4, moment = 4, shard = 5, io = 6, checkpoint = 6, model = 6.5, lua = 6.5, perilune = 6.6,
   host = 7,

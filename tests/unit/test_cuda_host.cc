@@ -631,6 +631,77 @@ bool use_before_allocation_program()
 }
 CASE(use_before_allocation, nullptr)
 
+/* -- graphs ---------------------------------------------------------------------------------------------------------------------------- */
+
+__global__ void count_by(int *x, int by) { *x += by; }
+
+/** What is captured runs when it is launched, each time with the arguments of its capture, and not before. */
+bool captured_program()
+{
+    int *x = numbers(1), by = 3;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    bool right = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
+    launch(count_by, 1, 1, 0, x, by);
+    cudaMemcpyAsync(x + 0, x, sizeof *x, cudaMemcpyDeviceToDevice, stream);
+    launch(count_by, 1, 1, 0, x, 10);
+    by = 1000;
+    right = right && cudaStreamEndCapture(stream, &graph) == cudaSuccess && holds(x, 0);
+    right = right && cudaGraphInstantiateWithFlags(&exec, graph, 0) == cudaSuccess && cudaGraphDestroy(graph) == cudaSuccess;
+    for (int i = 0; i < 2; i++) right = right && cudaGraphLaunch(exec, stream) == cudaSuccess;
+    right = cudaGraphExecDestroy(exec) == cudaSuccess && right; /* what is launched still runs */
+    return right && holds(x, 26);
+}
+void captured(void **) { expect_right(captured_program); }
+
+/** Each call that must not be made while a stream captures is an error, and spoils the capture. */
+bool spoiled_program()
+{
+    int *x = numbers(1), host[1];
+    void *p = nullptr;
+    cudaEvent_t before, within;
+    cudaEventCreateWithFlags(&before, cudaEventDisableTiming);
+    cudaEventCreateWithFlags(&within, cudaEventDisableTiming);
+    cudaEventRecord(before, stream);
+    const std::vector<std::function<cudaError_t()>> calls = {
+        [&] { return cudaStreamSynchronize(stream); },
+        [&] { return cudaStreamQuery(stream); },
+        [&] { return cudaDeviceSynchronize(); },
+        [&] { return cudaStreamSynchronize(other); },
+        [&] { return cudaEventQuery(before); },
+        [&] { return cudaEventSynchronize(before); },
+        [&] { return cudaStreamWaitEvent(stream, before, 0); },
+        [&] { return cudaEventRecord(within, stream) == cudaSuccess ? cudaStreamWaitEvent(other, within, 0) : cudaSuccess; },
+        [&] { return cudaMalloc(&p, 4); },
+        [&] { return cudaHostAlloc(&p, 4, 0); },
+        [&] { return cudaMallocAsync(&p, 4, stream); },
+        [&] { return cudaMallocAsync(&p, 4, other); },
+        [&] { return cudaFreeAsync(x, stream); },
+        [&] { return cudaMemcpyAsync(x, host, 4, cudaMemcpyHostToDevice, stream); },
+        [&] { return cudaMemcpyAsync(host, x, 4, cudaMemcpyDeviceToHost, stream); },
+    };
+    for (size_t i = 0; i < calls.size(); i++) {
+        cudaGraph_t graph = nullptr;
+        if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) return false;
+        const cudaError_t error = calls[i](), end = cudaStreamEndCapture(stream, &graph);
+        (void)cudaGetLastError();
+        if (error == cudaSuccess || end != cudaErrorStreamCaptureInvalidated || graph) {
+            printf("call %zu: %s, the end %s\n", i, cudaGetErrorName(error), cudaGetErrorName(end));
+            return false;
+        }
+    }
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed; /* who says that he knows may take memory on another stream */
+    cudaGraph_t graph = nullptr;
+    bool right = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    right = right && cudaMallocAsync(&p, 4, other) == cudaSuccess;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    right = cudaStreamEndCapture(stream, &graph) == cudaSuccess && right;
+    return right && cudaGraphDestroy(graph) == cudaSuccess && cudaStreamBeginCapture(nullptr, mode) != cudaSuccess &&
+           cudaGetLastError() == cudaErrorStreamCaptureUnsupported;
+}
+void spoiled(void **) { expect_right(spoiled_program); }
+
 bool host_touches_program()
 {
     int *x = numbers(64);
@@ -934,6 +1005,8 @@ int main(void)
         cmocka_unit_test(use_after_free),
         cmocka_unit_test(free_twice),
         cmocka_unit_test(use_before_allocation),
+        cmocka_unit_test(captured),
+        cmocka_unit_test(spoiled),
         cmocka_unit_test(host_touches),
         cmocka_unit_test(host_function_touches),
         cmocka_unit_test(counters_not_cleared),

@@ -17,6 +17,7 @@ local modules = {
   optim = "perilune.nn.optim",
   extra = "perilune.nn.extra",
   anomaly = "perilune.nn.anomaly",
+  _graphed = "perilune.nn.graphed",
   metrics = "perilune.nn.metrics",
 }
 
@@ -34,7 +35,8 @@ local names = {
   global_mean = "_ranks", BCEWithLogitsLoss = "losses", BCELoss = "losses", MSELoss = "losses",
   Loss = "losses", CrossEntropyLoss = "losses", BPRLoss = "losses", FocalLoss = "losses", MarginRankingLoss = "losses",
   HingeEmbeddingLoss = "losses", CosineEmbeddingLoss = "losses", KLDivLoss = "losses", InBatchSoftmaxLoss = "losses",
-  detect_anomaly = "anomaly", extra_state = "extra", load_extra_state = "extra",
+  graphed = "_graphed", Graphed = "_graphed", detect_anomaly = "anomaly", extra_state = "extra",
+  load_extra_state = "extra",
   DenseArch = "models", SparseArch = "models", OverArch = "models", DLRM = "models", DLRM_DCN = "models",
   DLRM_Projection = "models", DLRMTrain = "models", SimpleDeepFMNN = "models",
 }

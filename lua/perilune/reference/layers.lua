@@ -248,3 +248,49 @@ nn.InBatchSoftmaxLoss = {}
 ---```
 ---@param model peri.nn.Module|boolean The model; `false`: no more.
 function anomaly.detect_anomaly(model) end
+
+---Capture what a module, or a function, computes on a GPU, and replay it: the host queues one launch where it queued
+---dozens. PyTorch's `make_graphed_callables`. The forward pass is one graph, the backward pass of its results another.
+---Results and gradients are those without it, to the last bit. The first call of a kind (shapes, dtypes, other
+---arguments) runs as ever, the second is captured, later ones are replayed. When a parameter, a buffer or a field of a
+---module is another than it was, the next call is captured anew. Where a call cannot be replayed (another kind beyond
+---`max_graphs`, results of the call before that await their backward pass, a device that captures nothing), it runs as
+---ever, and `graph.eager` counts it. docs/cuda.md tells more.
+---
+---Errors: what cannot be captured, by its name: reading an element, copies from the host, random numbers and dropout,
+---lookups in tables, optimizers' steps, hooks, fields that change in each call, inputs that are changed in place.
+---
+---```lua
+---local layer = peri.nn.Linear { in_features = 2, out_features = 2 }
+---local graph = peri.nn.graphed(layer)
+---layer(peri.ones { 3, 2 })
+---print(graph) --> Graphed(captures=0, replays=0, eager=1: device cpu captures nothing 1)
+---```
+---@param f peri.nn.Module|function A module, whose forward is captured from now on, or a function of tensors, numbers, strings and booleans that returns tensors; call the result in its place.
+---@param options? peri.nn.graphed.args|boolean `false`: a module's forward is its own again (default: none).
+---@return peri.nn.Graphed
+function nn.graphed(f, options) end
+
+---@class peri.nn.graphed.args
+---@field modules? peri.nn.Module[] The modules whose parameters a function uses (default: none; of a module: itself).
+---@field max_graphs? integer Kinds of calls that are captured at most (default: 8).
+
+---What `nn.graphed` returns: what was captured, and how often it was replayed. Call it as the function.
+---
+---```lua
+---local square = peri.nn.graphed(function(x) return x * x end)
+---print(square(peri.full({ 1 }, 3)):item(), square.replays, square:bytes()) --> 9 0 0
+---square:reset()
+---```
+---@class peri.nn.Graphed
+---@field captures integer Captures so far.
+---@field replays integer Calls that were replayed.
+---@field eager table<string, integer> Calls that ran as ever, by the reason.
+nn.Graphed = {}
+
+---Bytes of the device's memory that the captures keep.
+---@return integer
+function nn.Graphed:bytes() end
+
+---Forget what was captured. Results of calls stay what they are.
+function nn.Graphed:reset() end

@@ -61,6 +61,9 @@ static peri_status use(const gpu *g)
     return error == cudaSuccess ? PERI_OK : failed(g, error, "cudaSetDevice");
 }
 
+/** Whether the calling thread is capturing a graph. */
+static _Thread_local bool capturing;
+
 #define TRY(g, call) \
     do { \
         peri_status status_ = use(g); \
@@ -206,7 +209,12 @@ static peri_status device_alloc(void *device, void *stream, int64_t bytes, void 
     gpu *g = device;
     peri_status status = use(g);
     if (status < 0) return status;
+    /* A thread that captures may not take memory, unless it says that it knows what it does: it may, on a stream that
+     * does not capture. */
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    if (capturing) TRY(g, cudaThreadExchangeStreamCaptureMode(&mode));
     cudaError_t error = cudaMallocAsync(out, (size_t)(bytes > 0 ? bytes : 1), stream);
+    if (capturing) (void)cudaThreadExchangeStreamCaptureMode(&mode);
     if (error == cudaSuccess) return PERI_OK;
     (void)cudaGetLastError();
     if (error != cudaErrorMemoryAllocation) return failed(g, error, "cudaMallocAsync");
@@ -425,6 +433,44 @@ static peri_status device_run(void *device, void *stream, int32_t op, const void
     return error == cudaSuccess ? PERI_OK : failed(g, error, names[op]);
 }
 
+/* -- graphs -------------------------------------------------------------------------------------------------------- */
+
+/** Calls of this thread that could make a capture depend on what other streams do are errors meanwhile; other threads
+ *  may do what they like (loaders pin memory). */
+static peri_status capture_begin(void *device, void *stream)
+{
+    gpu *g = device;
+    TRY(g, cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    capturing = true;
+    return PERI_OK;
+}
+
+static peri_status capture_end(void *device, void *stream, void **graph)
+{
+    gpu *g = device;
+    cudaGraph_t captured = NULL;
+    cudaGraphExec_t made = NULL;
+    capturing = false;
+    TRY(g, cudaStreamEndCapture(stream, &captured));
+    cudaError_t error = graph ? cudaGraphInstantiateWithFlags(&made, captured, 0) : cudaSuccess;
+    if (cudaGraphDestroy(captured) != cudaSuccess) (void)cudaGetLastError();
+    if (error != cudaSuccess) return failed(g, error, "cudaGraphInstantiateWithFlags");
+    if (graph) *graph = made;
+    return PERI_OK;
+}
+
+static peri_status graph_launch(void *device, void *graph, void *stream)
+{
+    gpu *g = device;
+    TRY(g, cudaGraphLaunch(graph, stream));
+    return PERI_OK;
+}
+
+static void graph_delete(void *device, void *graph)
+{
+    if (use(device) == PERI_OK && cudaGraphExecDestroy(graph) != cudaSuccess) (void)cudaGetLastError();
+}
+
 #if defined(PERI_CUDA_HOST)
 static void device_seed(void *device, uint64_t seed)
 {
@@ -464,6 +510,10 @@ static const peri_device_vtab vtab = {
     .memory = device_memory,
     .place = device_place,
     .trim = device_trim,
+    .capture_begin = capture_begin,
+    .capture_end = capture_end,
+    .graph_launch = graph_launch,
+    .graph_delete = graph_delete,
 #if defined(PERI_CUDA_HOST)
     .seed = device_seed,
 #endif

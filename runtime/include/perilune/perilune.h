@@ -12,6 +12,7 @@
 #include <perilune/tensor.h>
 #include <perilune/ops.h>
 #include <perilune/precision.h>
+#include <perilune/graph.h>
 #include <perilune/optim.h>
 #include <perilune/jagged.h>
 #include <perilune/sparse.h>
