@@ -256,10 +256,10 @@ end
 local function report(name, case_name, batch, median, host, spent, steps)
   print(("%-42s %11.0f samples/s, %.3f ms a step (the host: %.3f); one part after the other: forward %.3f, backward%s "
     .. "%.3f, optimizer %.3f ms"):format(
-    name, batch / median * 1e9, median / 1e6, host / 1e6, spent[1] / steps / 1e6, case_name == "step" and " and tables"
-    or "", spent[2] / steps / 1e6, spent[3] / steps / 1e6))
+    name, batch / median * 1e9, median / 1e6, host / 1e6, spent[1] / steps / 1e6, case_name:find "^step"
+    and " and tables" or "", spent[2] / steps / 1e6, spent[3] / steps / 1e6))
   if out then out:write(json.encode { case = case_name, device = device, precision = precision(),
-    samples_per_s = batch / median * 1e9, step_ms = median / 1e6, host_ms = host / 1e6, bounds = case_name == "step"
+    samples_per_s = batch / median * 1e9, step_ms = median / 1e6, host_ms = host / 1e6, bounds = case_name:find "^step"
     and options.bounds or nil, forward_ms = spent[1] / steps / 1e6, backward_ms = spent[2] / steps / 1e6,
     optimizer_ms = spent[3] / steps / 1e6 }, "\n") end
 end
@@ -322,10 +322,13 @@ local function step()
         lengths = lengths, stride = batch },
       Tensor.uniform({ batch }, 0, 2, k, 0, "f64", device):to("i64"):to "f32" }
   end
-  steps("DLRM of cross layers, B 8,192, " .. precision(), "step", batch, optimizer, function(i)
+  local function forward(i)
     local b = batches[i % 4 + 1]
     return nn.functional.binary_cross_entropy_with_logits(model:forward(b[1], b[2]):reshape(-1), b[3])
-  end)
+  end
+  steps("DLRM of cross layers, B 8,192, " .. precision(), "step", batch, optimizer, forward)
+  for _, part in ipairs { "dense_arch", "inter_arch", "over_arch" } do nn.graphed(model[part]) end
+  steps("the same, its dense part captured", "step, captured", batch, optimizer, forward)
 end
 if only "step" then peri.scope(step) end
 
@@ -346,10 +349,18 @@ local function dense_step()
   local x = Tensor.normal({ batch, 13 }, 0, 1, 1, 0, "f32", device)
   local pooled = Tensor.normal({ batch, COLUMNS }, 0, 1, 2, 0, "f32", device):requires_grad(true)
   local labels = Tensor.uniform({ batch }, 0, 2, 3, 0, "f64", device):to("i64"):to "f32"
-  steps("its dense part alone, " .. precision(), "dense step", batch, optimizer, function()
-    pooled:set_grad(nil)
-    local logits = last(top(cross(nn.functional.cat({ bottom(x), pooled }, 2))))
-    return nn.functional.binary_cross_entropy_with_logits(logits:reshape(-1), labels)
-  end)
+  local function loss_of(features, embedded, wanted)
+    local logits = last(top(cross(nn.functional.cat({ bottom(features), embedded }, 2))))
+    return nn.functional.binary_cross_entropy_with_logits(logits:reshape(-1), wanted)
+  end
+  local graph = nn.graphed(loss_of, { modules = { bottom, cross, top, last } })
+  for _, way in ipairs { { "its dense part alone, " .. precision(), "dense step", loss_of },
+    { "the same, captured with its loss", "dense step, captured", graph } } do
+    steps(way[1], way[2], batch, optimizer, function()
+      pooled:set_grad(nil)
+      return way[3](x, pooled, labels)
+    end)
+  end
+  print(graph)
 end
 if only "dense step" then peri.scope(dense_step) end

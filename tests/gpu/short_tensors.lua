@@ -1,7 +1,7 @@
 -- short_tensors.lua: the part of short.lua that calls tensors' everyday functions. Whole numbers, whose results are
 -- equal everywhere.
 local peri = require "perilune"
-local F = peri.nn.functional
+local nn, F = peri.nn, peri.nn.functional
 
 return function(same, ids_on)
   same("tensor functions", function(d)
@@ -19,4 +19,29 @@ return function(same, ids_on)
       ids:floor_divide(2) * ids - 1, places * x:slice(2, 0, 6), places:to("i32"):clamp(2, 7), leaf:grad(),
       ids:to("f32") % 3, ids:fmod(3), (x + 1):floor_divide(2), ids ^ (ids % 3), places:transpose(1, 2):matmul(places) }
   end)
+
+  -- What the host would queue in dozens of launches, captured and replayed; on cpu as ever.
+  same("graphs", function(d)
+    nn.manual_seed(4)
+    local mlp, last = nn.MLP { in_size = 8, layer_sizes = { 16, 4 }, device = d },
+      nn.Linear { in_features = 8, out_features = 1, device = d }
+    local function loss_of(x, y) return F.binary_cross_entropy_with_logits(last(F.cat({ mlp(x), y }, 2)):reshape(-1),
+      x:select(2, 0):detach()) end
+    local graph = nn.graphed(loss_of, { modules = { mlp, last } })
+    local params = mlp:parameters()
+    for _, p in ipairs(last:parameters()) do params[#params + 1] = p end
+    local optimizer, out = nn.optim.Adam { params = params, lr = 0.01 }, {}
+    for i = 1, 6 do
+      local x, y = peri.Tensor.uniform({ 32, 8 }, 0, 1, i, 0, "f32", "cpu"):to(nil, d),
+        peri.Tensor.uniform({ 32, 4 }, 0, 1, i, 1, "f32", "cpu"):to(nil, d):requires_grad()
+      optimizer:zero_grad()
+      out[#out + 1] = graph(x, y)
+      out[#out]:backward()
+      out[#out + 1] = y:grad()
+      optimizer:step()
+    end
+    if d ~= "cpu" and graph.replays ~= 5 then error(tostring(graph), 0) end
+    for _, p in ipairs(params) do out[#out + 1] = p:detach() end
+    return out
+  end, 1e-4)
 end
