@@ -114,6 +114,46 @@ describe("an object", function()
   end)
 end)
 
+describe("a plan", function()
+  it("does not change with what it was made of, nor does a model that has it", function()
+    local plan = peri.plan
+    local ranks, cache = { 0, 0 }, plan.CacheParams { load_factor = 0.5 }
+    local cached = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = cache }
+    local whole, columns = plan.table_wise(0), plan.column_wise { ranks = ranks }
+    ranks[1], cache.load_factor, cache.algorithm = 7, 0.1, "LFU"
+    local tables = {}
+    for i, entry in ipairs { cached, whole, columns } do
+      tables["t" .. i] = entry
+    end
+    local made = plan.ShardingPlan { [""] = tables }
+    local text = tostring(made)
+    local e = peri.EmbeddingBagCollection { fused_params = fused(), tables = { config { name = "t1" },
+      config { name = "t2" }, config { name = "t3", embedding_dim = 8 } } }
+    local model = peri.DistributedModelParallel { module = e, plan = made, group = world }
+    cached.cache_params.load_factor, whole.ranks[1], whole.sharding_type = 0.2, 5, "row_wise"
+    columns.ranks[2], columns.compute_kernel, tables.t1 = 9, "dense", nil
+    assert.equal(text, tostring(made))
+    assert.equal(text, tostring(model.plan))
+    assert.matches("t1 +row_wise fused_uvm_caching %(LRU 0.5%)", text)
+    assert.matches("t2 +table_wise fused ranks 0\n.*t3 +column_wise fused ranks 0,0", text)
+  end)
+end)
+
+describe("a schedule", function()
+  it("does not change with the list of its milestones", function()
+    local milestones = { 2 }
+    local o = optim.SGD { params = parameters(), lr = 1 }
+    local s = optim.MultiStepLR { optimizer = o, milestones = milestones, gamma = 0.5 }
+    milestones[1], milestones[2] = 1, 3
+    local rates = {}
+    for i = 1, 4 do
+      s:step()
+      rates[i] = o:lr()
+    end
+    assert.same({ 1, 0.5, 0.5, 0.5 }, rates)
+  end)
+end)
+
 describe("a collection", function()
   for _, used in ipairs { false, true } do
     it("does not change with what it was made of, " .. (used and "after" or "before") .. " its first batch", function()

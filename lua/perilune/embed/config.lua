@@ -241,9 +241,9 @@ function CacheParams:__tostring()
   return ("%s %g%s%s"):format(self.algorithm, self.load_factor, sets, self.directory and " in " .. self.directory or "")
 end
 
---- `value` as CacheParams: an instance, or a table of its arguments.
+--- `value` as CacheParams: a copy of an instance, or a new one of a table of its arguments.
 function M.cache_params(func, value)
-  if CacheParams.is(value) then return value end
+  if CacheParams.is(value) then return setmetatable(util.copy(value), getmetatable(value)) end
   if type(value) ~= "table" then P.fail(("%s: cache_params is a %s, wanted CacheParams"):format(func, type(value))) end
   return CacheParams(value)
 end

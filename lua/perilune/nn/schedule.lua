@@ -236,7 +236,10 @@ end
 
 define("MultiStepLR", { milestones = util.required.list, gamma = 0.1 }, function(a, t, base)
   return base * a.gamma ^ milestones_in(a, -math.huge, t)
-end, function(_, a) signature.value("MultiStepLR", "milestones", a.milestones, "numbers") end, function(a, t, lr)
+end, function(_, a)
+  signature.value("MultiStepLR", "milestones", a.milestones, "numbers")
+  a.milestones = util.copy(a.milestones)
+end, function(a, t, lr)
   return lr * a.gamma ^ milestones_in(a, t - 1, t)
 end)
 

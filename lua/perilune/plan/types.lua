@@ -79,7 +79,7 @@ local function whole_numbers(name, list, most)
       fail("ParameterSharding: %s has the key %s, wanted a list of numbers", name, tostring(key))
     end
   end
-  return list
+  return util.copy(list)
 end
 
 --- Whether a type's blocks of columns may lie on several nodes.
@@ -278,6 +278,14 @@ function M.data_parallel(options) return shorthand("data_parallel", options, rep
 local EmbeddingModuleShardingPlan = util.seal(util.class "EmbeddingModuleShardingPlan")
 M.EmbeddingModuleShardingPlan = EmbeddingModuleShardingPlan
 
+--- A copy of an entry: what the caller does with the entry later changes no plan.
+local function copy_of(sharding)
+  local copy = setmetatable(util.copy(sharding), getmetatable(sharding))
+  for _, name in ipairs { "ranks", "sizes", "hosts" } do copy[name] = copy[name] and util.copy(copy[name]) end
+  copy.cache_params = copy.cache_params and embed.cache_params("ParameterSharding", copy.cache_params)
+  return copy
+end
+
 function EmbeddingModuleShardingPlan:init(tables)
   self.tables, self.from = {}, false
   for name, sharding in util.ordered(tables or {}) do
@@ -286,7 +294,7 @@ function EmbeddingModuleShardingPlan:init(tables)
       fail("EmbeddingModuleShardingPlan: table '%s' has a %s, wanted a ParameterSharding (plan.table_wise(0), "
         .. "plan.row_wise(), ...)", name, type(sharding))
     end
-    self.tables[name] = sharding
+    self.tables[name] = copy_of(sharding)
   end
 end
 
