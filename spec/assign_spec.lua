@@ -116,7 +116,6 @@ end)
 
 describe("a plan", function()
   it("does not change with what it was made of, nor does a model that has it", function()
-    local plan = peri.plan
     local ranks, cache = { 0, 0 }, plan.CacheParams { load_factor = 0.5 }
     local cached = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = cache }
     local whole, columns = plan.table_wise(0), plan.column_wise { ranks = ranks }
