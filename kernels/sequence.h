@@ -36,6 +36,8 @@ typedef struct peri_k_attention_args {
     int64_t rows, sequences, heads, dim, v_dim;
     int64_t q_stride, k_stride, v_stride;
     int64_t window; /* how far back a member looks; 0: everywhere */
+    int64_t full;   /* members that stand at most so many places before the end of the history look everywhere in spite
+                       of the window; 0: none does */
     int64_t contextual; /* how many of the first members of each sequence are contextual; no history is shorter */
     double alpha, scale;
     int32_t dtype, form; /* PERI_ATTENTION_* */
@@ -80,10 +82,10 @@ K_INLINE int64_t peri_k_sequence_of(const int64_t *offsets, int64_t sequences, i
     return low;
 }
 
-/** Some members of a sequence: [0, head), then [from, to), and after them member @self, unless it is -1.
- *  head <= from. */
+/** Some members of a sequence: [0, head), then [from, to), then [tail, end), and after them member @self, unless it is
+ *  -1. head <= from, to <= tail unless tail = end. */
 typedef struct peri_k_members {
-    int64_t head, from, to, self;
+    int64_t head, from, to, tail, end, self;
 } peri_k_members;
 
 /** Where member @i stands, for the window: all contextual members at place 0, the other members of the history one
@@ -99,13 +101,15 @@ K_INLINE int64_t peri_k_attention_place(const peri_k_attention_args *a, peri_k_s
 
 /** The keys that query @i sees. A target sees the history and itself. A member of the history sees itself and what is
  *  at most `window` places before it; without `causal` also what is at most `window` places behind it. A contextual
- *  member sees, however small the window is, the whole history. */
+ *  member sees, however small the window is, the whole history. Targets, and members near them (`full`), have no
+ *  window. */
 K_INLINE peri_k_members peri_k_attention_keys(const peri_k_attention_args *a, peri_k_sequence s, int64_t i)
 {
-    const int64_t history = s.n - s.t, window = a->window > 0 ? a->window : s.n, at = i < history ? i : history;
+    const int64_t history = s.n - s.t, at = i < history ? i : history;
     const int64_t place = peri_k_attention_place(a, s, i), end = peri_k_attention_place(a, s, history);
+    const int64_t window = a->window > 0 && !(a->full > 0 && end - place <= a->full) ? a->window : s.n;
     const bool sees_targets = !a->causal && end - place <= window;
-    peri_k_members m = {0, place > window ? at - window : 0, 0, i < history ? -1 : i};
+    peri_k_members m = {0, place > window ? at - window : 0, 0, 0, 0, i < history ? -1 : i};
     if (i >= history) m.to = history;
     else if (i < a->contextual) m.to = sees_targets ? s.n : history;
     else if (a->causal) m.to = i + 1;
@@ -113,12 +117,29 @@ K_INLINE peri_k_members peri_k_attention_keys(const peri_k_attention_args *a, pe
     return m;
 }
 
+/** Add the queries without a window to those that see key @j by theirs: all members from the first one on that is at
+ *  most `full` places before the end. */
+K_INLINE void peri_k_attention_add_full(const peri_k_attention_args *a, peri_k_sequence s, int64_t j, peri_k_members *m)
+{
+    const int64_t history = s.n - s.t, skipped = a->contextual > 1 ? a->contextual - 1 : 0;
+    const int64_t least = peri_k_attention_place(a, s, history) - a->full; /* their places */
+    int64_t first = least > 0 ? least + skipped : 0;
+    if (j >= history) { /* targets do not see each other */
+        if (!a->causal && first < m->from) m->from = first;
+        return;
+    }
+    if (a->causal && j >= a->contextual && first < j) first = j;
+    if (first < m->from) m->from = first;
+    if (first <= m->to) m->to = s.n;
+    else m->tail = first, m->end = s.n;
+}
+
 /** The queries that see key @j: attention_keys turned around. */
 K_INLINE peri_k_members peri_k_attention_queries(const peri_k_attention_args *a, peri_k_sequence s, int64_t j)
 {
     const int64_t history = s.n - s.t, window = a->window > 0 ? a->window : s.n, at = j < history ? j : history;
     const int64_t place = peri_k_attention_place(a, s, j), end = peri_k_attention_place(a, s, history);
-    peri_k_members m = {0, place > window ? at - window : 0, history, j < history ? -1 : j};
+    peri_k_members m = {0, place > window ? at - window : 0, history, 0, 0, j < history ? -1 : j};
     if (j >= history) {
         if (a->causal) m.from = history;
     } else if (j < a->contextual) {
@@ -126,8 +147,9 @@ K_INLINE peri_k_members peri_k_attention_queries(const peri_k_attention_args *a,
     } else {
         if (a->causal) m.from = j;
         m.to = end - place <= window ? s.n : j + window + 1;
-        m.head = a->contextual < m.from ? a->contextual : m.from;
     }
+    if (a->full > 0 && a->window > 0) peri_k_attention_add_full(a, s, j, &m);
+    if (j < history && j >= a->contextual) m.head = a->contextual < m.from ? a->contextual : m.from;
     return m;
 }
 
@@ -135,10 +157,16 @@ K_INLINE peri_k_members peri_k_attention_queries(const peri_k_attention_args *a,
 K_INLINE int64_t peri_k_member(peri_k_members m, int64_t c)
 {
     if (c < m.head) return c;
-    return c - m.head < m.to - m.from ? m.from + (c - m.head) : m.self;
+    c -= m.head;
+    if (c < m.to - m.from) return m.from + c;
+    c -= m.to - m.from;
+    return c < m.end - m.tail ? m.tail + c : m.self;
 }
 /** How many they are. */
-K_INLINE int64_t peri_k_member_count(peri_k_members m) { return m.head + m.to - m.from + (m.self >= 0 ? 1 : 0); }
+K_INLINE int64_t peri_k_member_count(peri_k_members m)
+{
+    return m.head + m.to - m.from + m.end - m.tail + (m.self >= 0 ? 1 : 0);
+}
 
 /** out[r] of member i of sequence s of n members, t of which are targets: min((n - t) - min(i, n - t), most - 1): how
  *  far it is from the first target, which is n - i where there are no targets; with `number`: s. range: rows. */

@@ -72,6 +72,10 @@ static void cpu_seq_begin(cpu_seq_tile *t, const peri_k_attention_args *a, int64
         if (m.head > 0) t->from = 0;
         if (m.from < m.to && m.from < t->from) t->from = m.from;
         if (m.from < m.to && m.to > t->to) t->to = m.to;
+        if (m.tail < m.end) { /* which begins behind the others */
+            if (m.tail < t->from) t->from = m.tail;
+            if (m.end > t->to) t->to = m.end;
+        }
         if (m.self >= 0 && m.self < t->from) t->from = m.self;
         if (m.self >= t->to) t->to = m.self + 1;
     }
@@ -90,6 +94,7 @@ static inline uint32_t cpu_seq_mask(const cpu_seq_tile *t, int64_t r, int64_t j)
 {
     const peri_k_members m = t->sees[r];
     return cpu_seq_bits(0, m.head - j) | cpu_seq_bits(m.from - j, m.to - j) |
+           cpu_seq_bits(m.tail - j, m.end - j) |
            (m.self >= 0 ? cpu_seq_bits(m.self - j, m.self - j + 1) : 0);
 }
 

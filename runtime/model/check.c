@@ -537,9 +537,10 @@ static peri_status check_attention(const checker *c, peri__model_operation *o, i
     static const char *const names[] = {"softmax", "hstu"};
     const peri__model_list *l = result_list(c, o);
     WANT(function_in(o, names, 2), "its function is unknown, allowed: softmax, hstu");
-    WANT((o->n_sizes == 6 || (o->n_sizes == 7 && o->sizes[6] >= 0)) && product_of(o->sizes, 2) > 0 &&
+    WANT((o->n_sizes == 6 || (o->n_sizes == 7 && o->sizes[6] >= 0) ||
+          (o->n_sizes == 8 && o->sizes[6] >= 0 && o->sizes[7] >= 0)) && product_of(o->sizes, 2) > 0 &&
              o->sizes[2] >= 1 && o->sizes[2] <= MOST_COLUMNS && o->sizes[3] >= 0,
-         "it wants the sizes heads, dim, columns of values, window, causal, longest, and perhaps contextual");
+         "it wants the sizes heads, dim, columns of values, window, causal, longest, and perhaps contextual and full");
     const int64_t v[] = {o->sizes[0], o->sizes[2]};
     WANT(l, "its result is not of members");
     for (int32_t i = 0; i < 3; i++) {

@@ -193,7 +193,7 @@ static int64_t grain(const peri_k_attention_args *a)
 
 enum { Q, K, V, OUT, LSE, MARKS };
 
-enum { KEPT_SEQUENCES, KEPT_TARGETS, KEPT_WINDOW, KEPT_CONTEXTUAL, KEPT_FORM, KEPT_CAUSAL };
+enum { KEPT_SEQUENCES, KEPT_TARGETS, KEPT_WINDOW, KEPT_CONTEXTUAL, KEPT_FULL, KEPT_FORM, KEPT_CAUSAL };
 
 /** What both directions have in common. @saved: q, k and v as the kernels take them, out, lse (or NULL), marks. */
 static peri_k_attention_args arguments(peri_tensor *const *saved, const int64_t *kept, const double *number)
@@ -217,6 +217,7 @@ static peri_k_attention_args arguments(peri_tensor *const *saved, const int64_t 
                                    .v_stride = row_stride(v),
                                    .window = kept[KEPT_WINDOW],
                                    .contextual = kept[KEPT_CONTEXTUAL],
+                                   .full = kept[KEPT_FULL],
                                    .alpha = number[0],
                                    .scale = number[1],
                                    .dtype = q->dtype,
@@ -293,6 +294,7 @@ static peri_status compute(peri_tensor *const *in, const peri_attention_args *ar
                             [KEPT_TARGETS] = m.targets,
                             [KEPT_WINDOW] = args->max_attn_len,
                             [KEPT_CONTEXTUAL] = args->contextual_seq_len,
+                            [KEPT_FULL] = args->min_full_attn_seq_len,
                             [KEPT_FORM] = args->form,
                             [KEPT_CAUSAL] = args->causal};
     peri_status status;
@@ -328,6 +330,9 @@ peri_status peri_sparse_attention(const peri_attention_args *args, peri_tensor *
                           "%s: max_attn_len %lld, max_seq_len %lld, contextual_seq_len %lld, allowed: 0 and more", name,
                           (long long)args->max_attn_len, (long long)args->max_seq_len,
                           (long long)args->contextual_seq_len);
+    if (args->min_full_attn_seq_len < 0)
+        return peri__fail(PERI_EINVAL, "%s: min_full_attn_seq_len %lld, allowed: 0 and more", name,
+                          (long long)args->min_full_attn_seq_len);
     peri__operands o;
     peri_tensor *in[3] = {args->q, args->k, args->v};
     PERI_TRY(peri__widen(&o, PERI__IN_F32, in, 3));

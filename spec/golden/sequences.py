@@ -27,7 +27,7 @@ def padded(x, lengths, n):
     return torch.stack([F.pad(r, (0, 0) * (x.dim() - 1) + (0, n - r.shape[0])) for r in rows])
 
 
-def mask(lengths, targets, n, causal, window, contextual):
+def mask(lengths, targets, n, causal, window, contextual, full):
     """[sequences, n, n]: row i sees column j. All contextual members have id 0, all targets the first id behind the history."""
     lengths = torch.tensor(lengths)
     history = lengths - (torch.tensor(targets) if targets else 0) - max(contextual - 1, 0)
@@ -38,16 +38,16 @@ def mask(lengths, targets, n, causal, window, contextual):
         distance = distance.abs()
     sees = distance > 0
     if window > 0:
-        sees = sees & (distance <= window)
+        sees = sees & ((distance <= window) | ((full > 0) & (rows >= history.view(-1, 1, 1) - full)))
     if contextual > 0:
         sees = sees | ((rows == 0) & (columns < history.view(-1, 1, 1)))
     there = torch.arange(n).view(1, n) < lengths.view(-1, 1)
     return (sees | torch.eye(n, dtype=torch.bool)) & there.unsqueeze(1) & there.unsqueeze(2)
 
 
-def attention(q, k, v, form, lengths, targets, causal, window, alpha, max_seq_len, contextual):
+def attention(q, k, v, form, lengths, targets, causal, window, alpha, max_seq_len, contextual, full=0):
     n = max(lengths)
-    sees = mask(lengths, targets, n, causal, window, contextual).unsqueeze(1)
+    sees = mask(lengths, targets, n, causal, window, contextual, full).unsqueeze(1)
     s = torch.einsum("bihd,bjhd->bhij", padded(q, lengths, n), padded(k, lengths, n)) * alpha
     if form == "softmax":
         w = s.masked_fill(~sees, float("-inf")).softmax(-1).nan_to_num(0)
@@ -57,17 +57,19 @@ def attention(q, k, v, form, lengths, targets, causal, window, alpha, max_seq_le
     return torch.cat([out[b, :length] for b, length in enumerate(lengths)])
 
 
-def case(form, lengths, heads, dim, v_dim, targets=None, causal=True, window=0, contextual=0):
+def case(form, lengths, heads, dim, v_dim, targets=None, causal=True, window=0, contextual=0, full=0):
     rows, n = sum(lengths), max(lengths)
     args = {"form": form, "lengths": lengths, "targets": targets, "causal": causal, "window": window, "alpha": dim ** -0.5,
             "max_seq_len": n + 2, "contextual": contextual}
+    if full:
+        args["full"] = full
     inputs = [torch.randn(rows, heads, d) for d in (dim, dim, v_dim)]
     leaves = [t.clone().requires_grad_() for t in inputs]
     out = attention(*leaves, **args)
     up = torch.linspace(-1, 2, out.numel()).reshape(out.shape)
     out.backward(up)
     kind = "targets" if targets else "history"
-    cases.append({"name": f"{form} {kind} causal={causal} window={window} contextual={contextual} {heads}x{dim},{v_dim}", "args": args,
+    cases.append({"name": f"{form} {kind} causal={causal} window={window} contextual={contextual}{f' full={full}' if full else ''} {heads}x{dim},{v_dim}", "args": args,
                   "in": [dump(t) for t in inputs], "out": dump(out.detach()), "up": dump(up), "grad": [dump(t.grad) for t in leaves]})
 
 
@@ -99,6 +101,11 @@ def main():
         case(form, [7, 3], 1, 4, 3, targets=[2, 1], contextual=2)
         case(form, [8, 4], 1, 3, 4, targets=[2, 0], window=2, contextual=3)
         case(form, [8, 5], 2, 2, 3, targets=[2, 3], causal=False, window=3, contextual=2)
+    for form in ("softmax", "silu"):
+        case(form, [9, 6], 1, 4, 3, window=1, full=2)
+        case(form, [9, 0, 6], 2, 3, 2, targets=[2, 0, 1], window=2, full=3)
+        case(form, [9, 6], 1, 3, 4, targets=[3, 1], causal=False, window=1, full=2, contextual=2)
+        case(form, [12, 3], 1, 3, 4, targets=[3, 1], causal=True, window=2, full=3, contextual=2)
 
     lengths = [4, 0, 3]
     times = torch.tensor([100, 160, 5000, 5060, 0, 86400, 1000000])

@@ -210,6 +210,7 @@ describe("errors name what is wrong and what is allowed", function()
     ["wanted [rows, heads, size]"] = { q = peri.zeros { 5, 6 } },
     ["max_attn_len is -1"] = { max_attn_len = -1 },
     ["contextual_seq_len is -1"] = { contextual_seq_len = -1 },
+    ["min_full_attn_seq_len is -1"] = { min_full_attn_seq_len = -1 },
     ["sequence 0 has 2 members before its targets, wanted: none at all, or contextual_seq_len (3) and more"] = {
       contextual_seq_len = 3 },
     ["sequence 1 has 1 members before its targets"] = { contextual_seq_len = 2, num_targets = i64 { 0, 2 } },

@@ -218,7 +218,8 @@ function Net:of_members(c, jt)
   if c.jagged ~= "plain" then
     local q = x:reshape(n, 2, d / 2)
     local attend = { q = q, k = q:silu(), v = q * 2, seq_offsets = offsets, max_seq_len = 5,
-      max_attn_len = c.length % 3, contextual_seq_len = (c.length + 1) % 2, causal = c.length > 2 }
+      max_attn_len = c.length % 3, contextual_seq_len = (c.length + 1) % 2, min_full_attn_seq_len = c.length % 4,
+      causal = c.length > 2 }
     x = x + (c.jagged == "softmax" and sparse.jagged_attention or sparse.hstu_mha)(attend):reshape(n, d)
   end
   x = self["norm_" .. c.name](x)

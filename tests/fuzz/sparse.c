@@ -289,7 +289,8 @@ static void attending(void)
                                    .scale = 0.1,
                                    .form = (int32_t)pick(5) / 2,
                                    .causal = pick(2),
-                                   .contextual_seq_len = pick(9) == 8 ? extreme() : pick(3) / 2};
+                                   .contextual_seq_len = pick(9) == 8 ? extreme() : pick(3) / 2,
+                                   .min_full_attn_seq_len = pick(9) == 8 ? extreme() : pick(4)};
     judge(peri_sparse_attention(&a, &out[0]), out, 1);
     peri_tensor_desc d = {.size = sizeof d};
     if (out[0]) peri_tensor_describe(out[0], &d);

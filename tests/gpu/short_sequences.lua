@@ -10,11 +10,12 @@ return function(same, lengths_on, total, with_gradient)
       local n, offsets = total(lengths), sparse.asynchronous_complete_cumsum(lengths)
       local targets = lengths:to("f64"):clamp(0, 2):to "i64"
       local out = {}
-      for _, mask in ipairs { { 0, 0 }, { 5, 0 }, { 5, 3 } } do
-        local window, contextual = unpack(mask)
+      for _, mask in ipairs { { 0, 0, 0 }, { 5, 0, 0 }, { 5, 3, 4 } } do
+        local window, contextual, full = unpack(mask)
         local part = with_gradient(d, { 3, n, 2, 8 }, 61, function(x)
           return attend { q = x[0], k = x[1], v = x[2], seq_offsets = offsets, num_targets = targets,
-            max_attn_len = window, contextual_seq_len = contextual, max_seq_len = form == "silu" and 75 or nil }
+            max_attn_len = window, contextual_seq_len = contextual, min_full_attn_seq_len = full,
+            max_seq_len = form == "silu" and 75 or nil }
         end)
         for _, t in ipairs(part) do out[#out + 1] = t end
       end

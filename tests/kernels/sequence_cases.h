@@ -10,7 +10,7 @@
 /** Which members see which, and sizes. */
 typedef struct sequence_shape {
     const int64_t *lengths; /* sequences */
-    int64_t sequences, heads, dim, v_dim, window, contextual;
+    int64_t sequences, heads, dim, v_dim, window, contextual, full;
     bool causal, targets; /* targets: a third of each sequence, rounded up */
 } sequence_shape;
 
@@ -46,6 +46,7 @@ static inline peri_k_attention_args sequence_args(dense_case *c, const sequence_
                                .v_dim = s->v_dim,
                                .window = s->window,
                                .contextual = s->contextual,
+                               .full = s->full,
                                .alpha = 0.7 / sqrt((double)s->dim),
                                .scale = 0.03,
                                .dtype = dtype,
@@ -105,6 +106,7 @@ static inline void sequence_cases(const int64_t *lengths, int64_t n, int64_t dim
                             .causal = variant & 4,
                             .targets = variant & 8};
         for (int32_t form = 0; form < 2; form++) {
+            s.full = (variant / 2 + form + dim) % 3 * 2;
             s.contextual = (variant + form + dim) % 4; /* over the calls, each of them with each mask */
             sequence_attention(&s, dtype, form, visit, ctx);
         }

@@ -284,7 +284,7 @@ static bool sees(const peri_k_attention_args *a, peri_k_sequence s, int64_t i, i
     max_id -= s.t;
     for (int x = 0; x < 2; x++) id[x] = id[x] < max_id ? id[x] : max_id;
     const int64_t d = a->causal || id[0] > id[1] ? id[0] - id[1] : id[1] - id[0];
-    const bool near = d > 0 && (a->window == 0 || d <= a->window);
+    const bool near = d > 0 && (a->window == 0 || d <= a->window || (a->full > 0 && id[0] >= max_id - a->full));
     return i == j || near || (a->contextual > 0 && id[0] == 0 && id[1] < max_id);
 }
 
@@ -297,7 +297,7 @@ static void check_members(const peri_k_attention_args *a, peri_k_sequence s)
         peri_k_members k = peri_k_attention_keys(a, s, x), q = peri_k_attention_queries(a, s, x);
         for (int64_t c = 0; c < peri_k_member_count(k); c++) keys[x * 9 + peri_k_member(k, c)] = true;
         for (int64_t c = 0; c < peri_k_member_count(q); c++) queries[peri_k_member(q, c) * 9 + x] = true;
-        assert_true(k.head <= k.from && q.head <= q.from);
+        assert_true(k.head <= k.from && q.head <= q.from && (q.tail == q.end || q.to <= q.tail));
     }
     for (int64_t i = 0; i < s.n; i++)
         for (int64_t j = 0; j < s.n; j++) {
@@ -314,9 +314,10 @@ static void who_sees_whom(void **state)
             for (int64_t window = 0; window < 6; window++)
                 for (int64_t contextual = 0; contextual < 5; contextual++)
                     for (int causal = 0; causal < 2; causal++)
-                        check_members(
-                            &(peri_k_attention_args){.window = window, .contextual = contextual, .causal = causal},
-                            (peri_k_sequence){0, n, t});
+                        for (int64_t full = 0; full < 6; full++)
+                            check_members(&(peri_k_attention_args){.window = window, .contextual = contextual,
+                                                                   .full = full, .causal = causal},
+                                          (peri_k_sequence){0, n, t});
 }
 
 static int report(void **state)

@@ -328,7 +328,9 @@ local function attention(l, form, most)
   end
   local dim = l.entry.args[1].named.q.shape[3]
   local sizes = { shape[2], dim, shape[3], a.max_attn_len or 0, a.causal == false and 0 or 1, longest }
-  if (a.contextual_seq_len or 0) > 0 then sizes[7] = a.contextual_seq_len end
+  local contextual, full = a.contextual_seq_len or 0, a.min_full_attn_seq_len or 0
+  if contextual > 0 or full > 0 then sizes[7] = contextual end
+  if full > 0 then sizes[8] = full end
   l:set(l:op("attention", l:result_shape(), { inputs = inputs, ["function"] = form, sizes = sizes,
     numbers = { a.alpha or 1 / math.sqrt(dim), most and form == "hstu" and 1 / most or 0 } }))
 end

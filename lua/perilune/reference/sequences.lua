@@ -36,6 +36,7 @@ function sparse.jagged_attention(args) end
 ---@field max_seq_len? integer A longer sequence is an error (default: any length is fine; `hstu_mha` needs it).
 ---@field max_attn_len? integer How many members far a member looks; a target counts from where the history ends (default: 0, everywhere).
 ---@field contextual_seq_len? integer How many of the first members of each sequence are contextual; for `max_attn_len` they all stand where the first one does (default: 0).
+---@field min_full_attn_seq_len? integer How many places before the end of the history members begin to look everywhere in spite of `max_attn_len`, as targets then do (default: 0, none does).
 ---@field alpha? number Factor of the products (default: 1 / sqrt(D)).
 ---@field causal? boolean Whether members of the history see only what is before them (default: true).
 

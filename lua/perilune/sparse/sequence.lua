@@ -29,7 +29,8 @@ end
 
 local attention_args = P.struct "peri_attention_args"
 local attention_spec = { q = required, k = required, v = required, seq_offsets = required, num_targets = optional,
-  max_seq_len = optional, max_attn_len = 0, contextual_seq_len = 0, alpha = optional, causal = true }
+  max_seq_len = optional, max_attn_len = 0, contextual_seq_len = 0, min_full_attn_seq_len = 0,
+  alpha = optional, causal = true }
 
 local function attend(func, a, form, max_seq_len, scale)
   local c = attention_args
@@ -39,6 +40,7 @@ local function attend(func, a, form, max_seq_len, scale)
   c.q, c.k, c.v, c.seq_offsets, c.num_targets = ptr(a.q), ptr(a.k), ptr(a.v), ptr(a.seq_offsets), A.ptr(a.num_targets)
   c.max_seq_len, c.max_attn_len, c.causal, c.form = max_seq_len, want(func, a, "max_attn_len", "count"), a.causal, form
   c.contextual_seq_len = want(func, a, "contextual_seq_len", "count")
+  c.min_full_attn_seq_len = want(func, a, "min_full_attn_seq_len", "count")
   c.alpha, c.scale = a.alpha or 1 / math.sqrt(a.q:size(-1)), scale
   check(C.peri_sparse_attention(c, out))
   return wrap(out[0])
@@ -46,7 +48,8 @@ end
 
 --- Softmax attention within each sequence. Named arguments: q and k [n, heads, D], v [n, heads, V], seq_offsets
 --- [sequences + 1], num_targets [sequences], max_attn_len (how far a member looks; 0: everywhere), contextual_seq_len
---- (how many of the first members of each sequence are contextual: they see the whole history; 0), alpha (1 / sqrt(D)),
+--- (how many of the first members of each sequence are contextual: they see the whole history; 0),
+--- min_full_attn_seq_len (how far from the history's end members look everywhere in spite of max_attn_len; 0), alpha (1 / sqrt(D)),
 --- causal (true), max_seq_len (a longer sequence is an error; default: any length is fine). Returns [n, heads, V].
 function M.jagged_attention(args)
   local a = util.named("jagged_attention", args, attention_spec)

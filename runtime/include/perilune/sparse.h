@@ -251,6 +251,8 @@ typedef struct peri_attention_args {
     bool causal;              /* members of the history do not see what is behind them */
     int64_t contextual_seq_len; /* how many of the first members of each sequence are contextual: they see the whole
                                    history, and stand, for max_attn_len, all at its first place */
+    int64_t min_full_attn_seq_len; /* members that stand at most so many places before the end of the history, and
+                                      targets, look everywhere in spite of max_attn_len; 0: none does */
 } peri_attention_args;
 
 /** Each member's sum of the values of those that it sees, weighted: with PERI_ATTENTION_SOFTMAX by softmax(alpha * q .
