@@ -74,7 +74,7 @@ static void cpu_unary(const void *args, int64_t begin, int64_t end)
     case PERI_UNARY_EXP: K_MAP(dst, x, k_exp(v)); break;
     case PERI_UNARY_SQRT: K_MAP(dst, x, k_sqrt(v)); break;
     case PERI_UNARY_SILU: K_MAP(dst, x, v * k_sigmoid(v)); break;
-    case PERI_UNARY_GELU: K_MAP(dst, x, v * k_normal_cdf(v)); break;
+    case PERI_UNARY_GELU: K_MAP(dst, x, v * k_normal_cdf(v, k_gauss(v))); break;
     case PERI_UNARY_SOFTPLUS: K_MAP(dst, x, k_softplus(v)); break;
     case PERI_UNARY_LOGSIGMOID: K_MAP(dst, x, -k_softplus(-v)); break;
     case PERI_UNARY_LEAKY_RELU: K_MAP(dst, x, k_select(v > zero, v, pa * v)); break;
@@ -107,7 +107,7 @@ static void cpu_unary_grad(const void *args, int64_t begin, int64_t end)
     case PERI_UNARY_SQRT: K_MAP2(dx, dy, s, v * (half / w)); break;
     case PERI_UNARY_SILU: K_MAP2(dx, dy, s, v * k_sigmoid(w) * (one + w * k_sigmoid(-w))); break;
     case PERI_UNARY_GELU:
-        K_MAP2(dx, dy, s, v * k_fma(w * k_set(0.398942280f), k_exp(w * w * k_set(-0.5f)), k_normal_cdf(w)));
+        K_MAP2(dx, dy, s, v * k_fma(w * k_set(0.398942280f), k_gauss(w), k_normal_cdf(w, k_gauss(w))));
         break;
     case PERI_UNARY_SOFTPLUS: K_MAP2(dx, dy, s, v * k_sigmoid(w)); break;
     case PERI_UNARY_LOGSIGMOID: K_MAP2(dx, dy, s, v * k_sigmoid(-w)); break;

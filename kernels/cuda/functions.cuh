@@ -22,8 +22,8 @@ static __device__ __forceinline__ float peri_sqrt(float x) { return sqrtf(x); }
 static __device__ __forceinline__ double peri_sqrt(double x) { return sqrt(x); }
 static __device__ __forceinline__ float peri_tanh(float x) { return tanhf(x); }
 static __device__ __forceinline__ double peri_tanh(double x) { return tanh(x); }
-static __device__ __forceinline__ float peri_erf(float x) { return erff(x); }
-static __device__ __forceinline__ double peri_erf(double x) { return erf(x); }
+static __device__ __forceinline__ float peri_normal_cdf(float x) { return normcdff(x); }
+static __device__ __forceinline__ double peri_normal_cdf(double x) { return normcdf(x); }
 static __device__ __forceinline__ float peri_pow(float x, float y) { return powf(x, y); }
 static __device__ __forceinline__ double peri_pow(double x, double y) { return pow(x, y); }
 static __device__ __forceinline__ float peri_abs(float x) { return fabsf(x); }
@@ -40,9 +40,13 @@ template <class T> static __device__ __forceinline__ T peri_softplus(T x)
 {
     return (x > 0 ? x : x != x ? x : T(0)) + peri_log1p(peri_exp(-peri_abs(x)));
 }
-template <class T> static __device__ __forceinline__ T peri_normal_cdf(T x)
+/** exp(-x^2 / 2): what the square was rounded by is multiplied in, since it counts where the square is large. Beyond 40
+ *  it is 0. */
+template <class T> static __device__ __forceinline__ T peri_gauss(T x)
 {
-    return T(0.5) * (T(1) + peri_erf(x * T(0.70710678118654752440)));
+    const T near = peri_abs(x) > T(40) ? T(40) : x, square = near * near, left = peri_fma(near, near, -square);
+    const T y = peri_exp(T(-0.5) * square);
+    return peri_fma(T(-0.5) * y, left, y);
 }
 
 template <class T> static __device__ __forceinline__ T peri_f(int32_t op, T x, T a, T b)
@@ -81,7 +85,7 @@ template <class T> static __device__ __forceinline__ T peri_df(int32_t op, T s, 
     case PERI_UNARY_EXP: return s;
     case PERI_UNARY_SQRT: return T(0.5) / s;
     case PERI_UNARY_SILU: sigmoid = peri_sigmoid(s); return sigmoid * (T(1) + s * (T(1) - sigmoid));
-    case PERI_UNARY_GELU: return peri_normal_cdf(s) + s * T(0.39894228040143267794) * peri_exp(T(-0.5) * s * s);
+    case PERI_UNARY_GELU: return peri_normal_cdf(s) + s * T(0.39894228040143267794) * peri_gauss(s);
     case PERI_UNARY_SOFTPLUS: return peri_sigmoid(s);
     case PERI_UNARY_LOGSIGMOID: return peri_sigmoid(-s);
     case PERI_UNARY_LEAKY_RELU: return s > 0 ? T(1) : a;

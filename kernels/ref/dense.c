@@ -40,7 +40,7 @@ static void ref_axpy(const void *args, int64_t begin, int64_t end)
 
 static double ref_sigmoid(double x) { return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x)); }
 static double ref_softplus(double x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
-static double ref_normal_cdf(double x) { return 0.5 * (1 + erf(x * 0.70710678118654752440)); }
+static double ref_normal_cdf(double x) { return 0.5 * erfc(x * -0.70710678118654752440); }
 
 static double ref_f(int32_t op, double x, double a, double b)
 {

@@ -132,6 +132,9 @@ inline int lane()
 #define gridDim (peri_cuda_host::here->blocks)
 static constexpr int warpSize = 32;
 
+static inline double normcdf(double x) { return 0.5 * erfc(x * -0.70710678118654752440); }
+static inline float normcdff(float x) { return (float)normcdf((double)x); }
+
 static inline void __syncthreads() { peri_cuda_host::barrier_count(0); }
 static inline int __syncthreads_count(int p) { return peri_cuda_host::barrier_count(p); }
 static inline int __syncthreads_or(int p) { return peri_cuda_host::barrier_count(p) > 0; }
