@@ -106,9 +106,9 @@ static inline k_vec k_gauss(k_vec x)
     return k_select(k_abs(x) > k_set(13.2f), k_set(0), y);
 }
 
-/** The normal distribution function (1 + erf(x / sqrt 2)) / 2, @gauss being k_gauss(x). Of the side that x lies on it is
- *  gauss * t * p, t = 1 / (|x| + 3); p is a polynomial in s = (|x| - 3) / (|x| + 3), fitted to what that leaves of it
- *  up to |x| = 14 with a relative error below 5e-8. */
+/** The normal distribution function (1 + erf(x / sqrt 2)) / 2, @gauss being k_gauss(x). Of the side that x lies on it
+ *  is gauss * t * p, t = 1 / (|x| + 3); p is a polynomial in s = (|x| - 3) / (|x| + 3), fitted to what that leaves of
+ *  it up to |x| = 14 with a relative error below 5e-8. */
 static inline k_vec k_normal_cdf(k_vec x, k_vec gauss)
 {
     const k_vec t = 1 / (k_abs(x) + 3), s = k_fma(t, k_set(-6), k_set(1));

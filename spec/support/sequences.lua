@@ -23,8 +23,8 @@ function M.attention(args, device)
   local targets = type(args.targets) == "table" and peri.tensor({ unpack(args.targets) }, "i64", device) or nil
   return function(q, k, v)
     return f { q = q, k = k, v = v, seq_offsets = offsets, num_targets = targets, causal = args.causal,
-      max_attn_len = args.window, contextual_seq_len = args.contextual, min_full_attn_seq_len = args.full, alpha = args.alpha,
-      max_seq_len = args.max_seq_len }
+      max_attn_len = args.window, contextual_seq_len = args.contextual, min_full_attn_seq_len = args.full,
+      alpha = args.alpha, max_seq_len = args.max_seq_len }
   end, rows
 end
 

@@ -49,8 +49,9 @@ end
 --- Softmax attention within each sequence. Named arguments: q and k [n, heads, D], v [n, heads, V], seq_offsets
 --- [sequences + 1], num_targets [sequences], max_attn_len (how far a member looks; 0: everywhere), contextual_seq_len
 --- (how many of the first members of each sequence are contextual: they see the whole history; 0),
---- min_full_attn_seq_len (how far from the history's end members look everywhere in spite of max_attn_len; 0), alpha (1 / sqrt(D)),
---- causal (true), max_seq_len (a longer sequence is an error; default: any length is fine). Returns [n, heads, V].
+--- min_full_attn_seq_len (how far from the history's end members look everywhere in spite of max_attn_len; 0), alpha
+--- (1 / sqrt(D)), causal (true), max_seq_len (a longer sequence is an error; default: any length is fine). Returns [n,
+--- heads, V].
 function M.jagged_attention(args)
   local a = util.named("jagged_attention", args, attention_spec)
   return attend("jagged_attention", a, C.PERI_ATTENTION_SOFTMAX, want("jagged_attention", a, "max_seq_len", "count",
