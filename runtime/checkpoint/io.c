@@ -23,6 +23,7 @@ typedef struct job {
     peri__io_then *then;
     const void *context;
     peri__shared *shared; /* NULL: nobody else reads these bytes */
+    bool keep;            /* what another process has read is put into `data`, too */
     bool done;
 } job;
 
@@ -140,18 +141,19 @@ static peri_status read_in(const job *j)
 static peri_status read_together(const job *j)
 {
     const peri__shared_key key = {j->file->device, j->file->inode, j->at, j->bytes};
-    const char *own = (const char *)j->data + j->at % PERI__IO_PAGE;
+    char *own = (char *)j->data + j->at % PERI__IO_PAGE;
     int32_t slot;
     const char *theirs = peri__shared_take(j->shared, &key, &slot);
     if (theirs) {
-        j->then(j->context, theirs, j->bytes, j->at);
+        if (j->keep) memcpy(own, theirs, (size_t)j->bytes);
+        if (j->then) j->then(j->context, theirs, j->bytes, j->at);
         peri__shared_done(j->shared, slot);
         return PERI_OK;
     }
     const peri_status status = read_in(j);
     if (slot >= 0 && status < 0) peri__shared_drop(j->shared, slot);
     else if (slot >= 0) peri__shared_give(j->shared, slot, own);
-    if (status >= 0) j->then(j->context, own, j->bytes, j->at);
+    if (status >= 0 && j->then) j->then(j->context, own, j->bytes, j->at);
     return status;
 }
 
@@ -248,8 +250,8 @@ int64_t peri__io_write(peri__io *io, peri__io_file *file, const void *data, int6
     return give(io, &(job){.kind = WRITE, .file = file, .data = (void *)(uintptr_t)data, .bytes = bytes, .at = at});
 }
 
-int64_t peri__io_read_shared(peri__io *io, peri__shared *shared, peri__io_file *file, void *data, int64_t bytes,
-                             int64_t at, peri__io_then *then, const void *context)
+int64_t peri__io_read_shared(peri__io *io, peri__shared *shared, bool keep, peri__io_file *file, void *data,
+                             int64_t bytes, int64_t at, peri__io_then *then, const void *context)
 {
     return give(io, &(job){.kind = READ,
                            .file = file,
@@ -258,13 +260,14 @@ int64_t peri__io_read_shared(peri__io *io, peri__shared *shared, peri__io_file *
                            .at = at,
                            .then = then,
                            .context = context,
-                           .shared = shared});
+                           .shared = shared,
+                           .keep = keep});
 }
 
 int64_t peri__io_read(peri__io *io, peri__io_file *file, void *data, int64_t bytes, int64_t at, peri__io_then *then,
                       const void *context)
 {
-    return peri__io_read_shared(io, NULL, file, data, bytes, at, then, context);
+    return peri__io_read_shared(io, NULL, false, file, data, bytes, at, then, context);
 }
 
 int64_t peri__io_finish(peri__io *io, peri__io_file *file) { return give(io, &(job){.kind = FINISH, .file = file}); }

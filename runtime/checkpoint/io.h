@@ -55,10 +55,10 @@ int64_t peri__io_write(peri__io *io, peri__io_file *file, const void *data, int6
 typedef void peri__io_then(const void *context, const char *data, int64_t bytes, int64_t at);
 int64_t peri__io_read(peri__io *io, peri__io_file *file, void *data, int64_t bytes, int64_t at, peri__io_then *then,
                       const void *context);
-/** As peri__io_read, but bytes that another process has read, and shares, are given to @then (not NULL) from where they
- *  are, and not put into @data. */
-int64_t peri__io_read_shared(peri__io *io, struct peri__shared *shared, peri__io_file *file, void *data, int64_t bytes,
-                             int64_t at, peri__io_then *then, const void *context);
+/** As peri__io_read, but bytes that another process has read, and shares, are given to @then from where they are, and
+ *  put into @data only if @keep. */
+int64_t peri__io_read_shared(peri__io *io, struct peri__shared *shared, bool keep, peri__io_file *file, void *data,
+                             int64_t bytes, int64_t at, peri__io_then *then, const void *context);
 /** When all jobs before are done: sync the file to the disk (unless one has failed), close it, and free it. */
 int64_t peri__io_finish(peri__io *io, peri__io_file *file);
 /** Whether job @number and all before are done; without blocking. */

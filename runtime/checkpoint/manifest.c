@@ -93,7 +93,8 @@ peri_status peri__region_take(peri__region *out, const peri_checkpoint_region *r
 {
     peri_checkpoint_region now;
     PERI_TRY(peri__struct_take(&now, sizeof now, region, function, "peri_checkpoint_region"));
-    *out = (peri__region){.column = now.column, .columns = now.columns, .rows = now.rows, .listed = now.listed};
+    *out = (peri__region){.column = now.column, .columns = now.columns, .rows = now.rows, .listed = now.listed,
+                          .alike = now.alike};
     memcpy(out->offset, now.offset, sizeof now.offset);
     memcpy(out->size, now.extent, sizeof now.extent);
     return PERI_OK;

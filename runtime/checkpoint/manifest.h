@@ -32,6 +32,7 @@ typedef struct peri__region {
     int64_t offset[PERI_MAX_DIMS], size[PERI_MAX_DIMS], column, columns;
     const char *rows;
     int64_t listed;
+    int64_t alike; /* not 0: other processes read it, too (no bool: regions are compared byte by byte) */
 } peri__region;
 
 typedef struct peri__file {

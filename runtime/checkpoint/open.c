@@ -190,7 +190,11 @@ peri_status peri_checkpoint_share(peri_checkpoint *c, const char *name, int64_t 
         return peri__fail(PERI_EINVAL, "peri_checkpoint_share: %lld processes, allowed: 2 or more",
                           (long long)processes);
     peri__shared_close(c->tools->shared);
-    return peri__shared_open(name, processes, &c->tools->shared);
+    c->tools->shared = NULL;
+    c->tools->sought = false;
+    c->tools->processes = processes;
+    memcpy(c->tools->meeting, name, n + 1);
+    return PERI_OK;
 }
 
 /* -- what is in it ------------------------------------------------------------------------------------------------- */

@@ -111,10 +111,10 @@ typedef peri_status block_fn(void *context, const char *data, int64_t bytes, int
 
 /** Bytes [@at, @at + @bytes) of a piece, in blocks of @step bytes (PERI__READ_BLOCK at most): the threads read those
  *  that come next and give them to @then (NULL: to nobody), while @f has one. They pass by the page cache, but for
- *  those that other processes read, too (@together), where there is no better way to read them once:
- *  peri__io_read_shared, with which @f may be given anything in their place. */
-static peri_status each_block(peri_checkpoint *c, const peri__stored_piece *p, bool together, int64_t at, int64_t bytes,
-                              int64_t step, peri__io_then *then, block_fn *f, void *context)
+ *  those that other processes read, too (@together), where there is no better way to read them once. @keep: @f has the
+ *  bytes then; else it may have anything in their place. */
+static peri_status each_block(peri_checkpoint *c, const peri__stored_piece *p, bool together, bool keep, int64_t at,
+                              int64_t bytes, int64_t step, peri__io_then *then, block_fn *f, void *context)
 {
     peri__tools *tools = c->tools;
     const int64_t n = peri__ceil_div(bytes, step);
@@ -122,14 +122,19 @@ static peri_status each_block(peri_checkpoint *c, const peri__stored_piece *p, b
     peri__io_file *file;
     if (!tools->ring && !(tools->ring = peri__io_pages(PERI__READ_RING))) return PERI_ENOMEM;
     if (!tools->io) PERI_TRY(peri__io_new(READ_THREADS, &tools->io));
-    peri__shared *shared = together && then && c->dir >= 0 ? tools->shared : NULL;
+    if (together && !tools->sought && tools->processes > 1) {
+        tools->sought = true;
+        PERI_TRY(peri__shared_open(tools->meeting, tools->processes, &tools->shared));
+    }
+    peri__shared *shared = together && c->dir >= 0 ? tools->shared : NULL;
     PERI_TRY(have_file(c, p->file, !together || shared, &file));
     peri_status status = PERI_OK;
     for (int64_t k = 0; status >= 0 && k < n; k++) {
         for (; given < n && given < k + PERI__READ_AHEAD; given++) {
             const int64_t from = given * step;
             jobs[given % PERI__READ_AHEAD] =
-                peri__io_read_shared(tools->io, shared, file, tools->ring + given % PERI__READ_AHEAD * PERI__IO_HUGE,
+                peri__io_read_shared(tools->io, shared, keep, file,
+                                     tools->ring + given % PERI__READ_AHEAD * PERI__IO_HUGE,
                                      peri__min(step, bytes - from), p->begin + at + from, then, context);
         }
         status = peri__io_wait(tools->io, jobs[k % PERI__READ_AHEAD]);
@@ -171,8 +176,9 @@ peri_status peri_checkpoint_verify(peri_checkpoint *c, int64_t index, int64_t pi
     const bool list = peri__lists_rows(peri__entry_name(&c->m, e)) && e->dtype == PERI_I64;
     verifying v = {.hash = hash, .list = list, .ordered = true, .before = -1};
     peri_status status = PERI_OK;
-    if (p->bytes > HASHED) status = each_block(c, p, false, 0, p->bytes, PERI__READ_BLOCK, NULL, verify_block, &v);
-    else if ((status = peri__need_buffer(c, HASHED)) >= 0) { /* small ones are many, and next to each other */
+    if (p->bytes > HASHED) {
+        status = each_block(c, p, false, true, 0, p->bytes, PERI__READ_BLOCK, NULL, verify_block, &v);
+    } else if ((status = peri__need_buffer(c, HASHED)) >= 0) { /* small ones are many, and next to each other */
         status = peri__piece_get(c, p, PERI_U8, c->tools->buffer, p->bytes, 0);
         if (status >= 0) status = verify_block(&v, c->tools->buffer, p->bytes, 0);
     }
@@ -345,8 +351,8 @@ static peri_status read_rows(reading *q, int32_t d, int64_t at)
     } else if (bytes > HASHED) {
         q->laid = q->to->memory && q->to->dtype != PERI_BOOL;
         const int64_t step = q->straight ? PERI__READ_BLOCK : PERI__READ_BLOCK / row * row;
-        const bool together = q->together && !q->hash; /* else the owner hashes what it is given */
-        status = each_block(q->c, q->piece, together, from, bytes, step, q->laid ? lay : NULL, accept, q);
+        status = each_block(q->c, q->piece, q->together, q->hash || !q->laid, from, bytes, step, q->laid ? lay : NULL,
+                            accept, q);
         q->laid = false;
     } else {
         char *into = q->straight ? q->to->memory + (low - q->to->want.offset[0]) * row : q->c->tools->buffer;
@@ -396,7 +402,7 @@ peri_status peri__read_piece(peri_checkpoint *c, const peri__entry *e, const per
     if (whole && p->checked && !q.hash) return peri__fail(PERI_ENOMEM, "peri_checkpoint_read: no memory for a hash");
     if (q.hash) XXH3_64bits_reset(q.hash);
     q.straight = full_rows && to->memory && !to->shares;
-    q.together = is_shared(&has, to, k);
+    q.together = is_shared(&has, to, k) || (to->want.alike && c->tools->processes > 1);
     peri_status status = read_rows(&q, 0, 0);
     if (status >= 0 && q.hash && XXH3_64bits_digest(q.hash) != p->checksum) status = peri__damaged(c, e, p);
     XXH3_freeState(q.hash);

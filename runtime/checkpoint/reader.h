@@ -26,7 +26,10 @@ enum {
 
 /** What reading needs beside the files; those of a chain share them. */
 typedef struct peri__tools {
-    peri__shared *shared; /* NULL: no other process of this machine reads the same (peri_checkpoint_share) */
+    char meeting[72];     /* the name by which processes of this machine meet (peri_checkpoint_share) */
+    int64_t processes;    /* how many; 0: nobody else reads the same */
+    peri__shared *shared; /* what they share; NULL: nothing that all read has been read yet, or it cannot be had */
+    bool sought;          /* it was asked for */
     peri__io *io;       /* NULL until something is read that is larger than a block */
     char *ring;         /* PERI__READ_AHEAD buffers of PERI__IO_HUGE bytes */
     char *buffer;       /* of the larger of PERI__IO_BLOCK and what a run of elements needed */

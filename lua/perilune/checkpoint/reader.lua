@@ -123,6 +123,7 @@ local function region_of(shape, region)
     r.extent[d - 1] = region and region.size[d] or shape[d]
   end
   if region and region.columns then r.column, r.columns = region.columns[1], region.columns[2] end
+  r.alike = region and region.alike or false
   return r
 end
 

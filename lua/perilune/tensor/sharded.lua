@@ -195,7 +195,7 @@ function M.assign(target, source)
     local zeros = util.map(target:shape(), function() return 0 end)
     if stored and source:patch { tensor = target,
       metadata = { shard_offsets = zeros, shard_sizes = target:shape() } } then return end
-    if stored then source:read(zeros, target:detach())
+    if stored then source:read(zeros, target:detach(), nil, true)
     else target:copy(source) end
     return
   end

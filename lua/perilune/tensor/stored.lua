@@ -37,9 +37,10 @@ function StoredTensor:__tostring()
   return ("StoredTensor %s [%s]"):format(self._dtype, table.concat(self._size, ", "))
 end
 
---- Fill `tensor` with the rectangle of its shape that begins at `offset`; numbers of another dtype are converted.
-function StoredTensor:read(offset, tensor, columns)
-  local region = { offset = offset, size = tensor:shape(), columns = columns }
+--- Fill `tensor` with the rectangle of its shape that begins at `offset`; numbers of another dtype are converted. alike
+--- (true): all ranks that load together read this rectangle.
+function StoredTensor:read(offset, tensor, columns, alike)
+  local region = { offset = offset, size = tensor:shape(), columns = columns, alike = alike }
   if tensor:dtype() == self._dtype then return self._read(region, tensor) end
   local same = Tensor.empty(region.size, self._dtype, "cpu")
   self._read(region, same)

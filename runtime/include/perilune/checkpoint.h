@@ -40,6 +40,7 @@ typedef struct peri_checkpoint_region {
      * `rows` of the same checkpoint lists; the parent has the others. NULL: all are there. Ignored by readers. */
     const char *rows;
     int64_t listed;
+    bool alike; /* Reading: other processes (peri_checkpoint_share) read the same rectangle. Ignored by writers. */
 } peri_checkpoint_region;
 
 /** Names of the tensors that list rows begin so; they are I64 [listed], ascending, counted in the whole tensor. */
@@ -255,9 +256,9 @@ PERI_API peri_status peri_checkpoint_identify(const char *path, peri_checkpoint_
 
 /** Meet the other processes of this machine, @processes of them with this one, that have the same checkpoint open and
  *  give the same @name (1 to 64 letters, digits and '-', another one for each load). Rows of which they want different
- *  columns are then read by one of them, past the page cache, and handed over in 18 MiB of memory that they share.
- *  Where that memory cannot be had, or others do not come, fail, or want other rows, each reads by itself: what is read
- *  is the same. Local. */
+ *  columns, and rectangles that are alike, are then read by one of them, past the page cache, and handed over in 18 MiB
+ *  of memory that they share. Where that memory cannot be had, or others do not come, fail, or want other rows, each
+ *  reads by itself: what is read is the same. Local. */
 PERI_API peri_status peri_checkpoint_share(peri_checkpoint *checkpoint, const char *name, int64_t processes);
 /** Free it; NULL is fine. */
 PERI_API void peri_checkpoint_release(peri_checkpoint *checkpoint);
