@@ -195,8 +195,9 @@ static void gemm_one(const peri_op_gemm *g, int64_t batch, int64_t begin, int64_
 }
 
 /** Rows of C are cut into blocks of this many, the same at any thread count, so that the bits of a product do not
- *  depend on it. At one thread blocks of 256 cost 1 to 2 % of the time (each packs the other matrix anew). */
-enum { GEMM_ROWS = 256 };
+ *  depend on it. At one thread blocks of 256 cost 1 to 2 % of the time (each packs the other matrix anew). A thread
+ *  gets blocks of at least GEMM_GRAIN products together: for fewer it would take longer to wake it. */
+enum { GEMM_ROWS = 256, GEMM_GRAIN = 1 << 16 };
 
 static void gemm_range(void *ctx, int64_t begin, int64_t end)
 {
@@ -296,6 +297,7 @@ peri_status peri__cpu_gemm(const peri_op_gemm *g)
         atomic_store(&roomy, threads);
     }
     peri_op_gemm copy = *g;
-    host->parallel_for(blocks, 1, gemm_range, &copy);
+    const int64_t each /* products of one block */ = (g->m < GEMM_ROWS ? g->m : GEMM_ROWS) * g->n * (g->k > 0 ? g->k : 1);
+    host->parallel_for(blocks, 1 + GEMM_GRAIN / each, gemm_range, &copy);
     return PERI_OK;
 }

@@ -61,6 +61,12 @@ function M.full(shape, value, dtype, device)
   return wrap(out[0])
 end
 
+--- The number x as a tensor without dimensions where `t` is, of the dtype with this code (t's own).
+function M._scalar(x, t, code)
+  local d = t:describe()
+  check(C.peri_tensor_full(d.device, code or d.dtype, 0, nil, x, out))
+  return wrap(out[0])
+end
 function M.zeros(shape, dtype, device) return M.full(shape, 0, dtype, device) end
 function M.ones(shape, dtype, device) return M.full(shape, 1, dtype, device) end
 

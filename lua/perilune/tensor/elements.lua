@@ -81,7 +81,7 @@ function M.where(condition, a, b)
 end
 --- t with `value` where the bool tensor `mask` is true: of t's dtype, which must hold it.
 function M.masked_fill(t, mask, value)
-  if type(value) == "number" then value = Tensor.full(none, value, t:dtype(), t:device())
+  if type(value) == "number" then value = Tensor._scalar(value, t)
   else value = Tensor.tensor({ value }, t:dtype(), t:device(), none) end
   check(C.peri_op_where(ptr(mask), ptr(value), ptr(t), out))
   return wrap(out[0])

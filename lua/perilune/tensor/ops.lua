@@ -57,12 +57,12 @@ function Tensor._number(x, t)
   if Tensor._is_number(t) then
     P.fail(("%s and %s are both numbers, wanted at least one tensor"):format(errors.kind(x), errors.kind(t)))
   end
-  local dtype, device = t:dtype(), t:device()
-  if Tensor._is_float(t) then return Tensor.full(none, tonumber(x), dtype, device) end
+  local code = t:describe().dtype
+  if floats[code] then return Tensor._scalar(tonumber(x), t) end
   local fraction = type(x) == "number" and (x ~= math.floor(x) or x - x ~= 0)
-  dtype = fraction and "f32" or dtype == "bool" and "i64" or dtype
-  if type(x) == "number" then return Tensor.full(none, x, dtype, device) end
-  return Tensor.tensor({ x }, dtype, device, none)
+  code = fraction and C.PERI_F32 or code == C.PERI_BOOL and C.PERI_I64 or code
+  if type(x) == "number" then return Tensor._scalar(x, t, code) end
+  return Tensor.tensor({ x }, P.dtype_names[code], t:device(), none)
 end
 
 --- Both operands of a function of two tensors: 64-bit integers become tensors.
@@ -98,7 +98,7 @@ function M.div(a, b)
   if type(b) == "number" then
     if not ffi.istype(ctype, a) then operands(a, b) end -- refuses a number
     if Tensor._is_float(a) then return M.affine(a, 1 / b, 0) end
-    b = Tensor.full(none, b, "f32", a:device())
+    b = Tensor._scalar(b, a, C.PERI_F32)
   elseif not (ffi.istype(ctype, a) and ffi.istype(ctype, b)) then a, b = operands(a, b) end
   check(C.peri_op_div(ptr(a), ptr(b), out))
   return wrap(out[0])
