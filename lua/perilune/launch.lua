@@ -227,7 +227,7 @@ local function end_world(code)
   local err = code == 0 and P and P.state.failed_world
   if err then
     errors.raise { code = err.code, name = err.name, where = "",
-      message = "the script went on to its end after an error that it caught: "
+      message = "the script went on to its end after an error that it caught, or that another rank met: "
         .. err.message:gsub("^peri_group_healthy: ", "") }
   end
 end

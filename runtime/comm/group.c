@@ -315,7 +315,16 @@ peri_status peri__group_check(const char *function, peri_group *group)
     return PERI_OK;
 }
 
-peri_status peri_group_healthy(peri_group *group) { return peri__group_check("peri_group_healthy", group); }
+peri_status peri_group_healthy(peri_group *group)
+{
+    static const char F[] = "peri_group_healthy";
+    PERI_TRY(peri__group_check(F, group));
+    /* another rank may have given it up, where nothing of this one waits to hear of it */
+    peri_status known = group->comm->vtab->check ? group->comm->vtab->check(group->ctx) : PERI_OK;
+    if (known == PERI_OK) return PERI_OK;
+    (void)peri__group_fail(group, known);
+    return peri__group_check(F, group);
+}
 
 peri_status peri__group_fail(peri_group *group, peri_status status)
 {

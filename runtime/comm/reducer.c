@@ -270,13 +270,16 @@ static peri_reducer *of_ending(peri__ending *ending)
 }
 static peri_status finish_ending(peri__ending *ending);
 
-/** The others would wait for this rank's gradients, or average those of its next pass with theirs of this one. */
+/** The others would wait for this rank's gradients, or average those of its next pass with theirs of this one; or wait
+ *  for other exchanges of the pass, which are the parent's. */
 static void missed(peri__ending *ending)
 {
     peri_group *group = of_ending(ending)->group;
     for (const peri_group *g = group; g; g = g->parent)
         if (g->closed) return;
-    if (group) (void)peri__group_fail(group, PERI_EABORTED);
+    if (!group) return;
+    (void)peri__group_fail(group->parent, PERI_EABORTED);
+    (void)peri__group_fail(group, PERI_EABORTED);
 }
 
 static void fini(peri__ending *ending)

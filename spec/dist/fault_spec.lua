@@ -161,6 +161,36 @@ for _, device in ipairs { "cpu", "opaque" } do
         end
       end)
 
+    it("in a step of sharded tables and dense ones, as an id of the latter was bad: all hear why, wherever they wait",
+      function()
+        local plan, F = peri.plan, peri.nn.functional
+        for _, entry in ipairs { plan.row_wise(), plan.table_wise(0), plan.row_wise {
+          compute_kernel = "fused_uvm_caching", cache_params = { load_factor = 1 } } } do
+          local errors = errors_of(3, function(rank, world)
+            local model = peri.nn.Module()
+            model.ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t",
+              num_embeddings = 20, embedding_dim = 4, feature_names = { "f" } } }, device = device,
+              fused_params = { optimizer = "sgd", learning_rate = 0.1 } }
+            model.rows = peri.nn.Embedding { num_embeddings = 10, embedding_dim = 4, device = device }
+            local dmp = peri.DistributedModelParallel { module = model, group = world, device = device,
+              plan = { ebc = { t = entry } } }
+            local failed
+            for step = 1, 4 do
+              local kjt = peri.KeyedJaggedTensor { keys = { "f" }, lengths = peri.tensor({ 2 }, "i64", device),
+                values = peri.tensor({ step, 19 - rank }, "i64", device) }
+              local id = peri.tensor({ step == 2 and rank == 1 and 10 or step }, "i64", device)
+              local ok, err = pcall(function()
+                F.cat({ dmp.module.ebc(kjt):values(), dmp.module.rows(id) }, 2):sum():backward()
+              end)
+              failed = failed or not ok and err or nil
+              if failed and rank == 1 then pcall(function() world:barrier():wait() end) end -- the script goes on
+            end
+            error(failed, 0)
+          end)
+          for i = 1, 3 do assert.matches("id 10 at place 0 of the bag, allowed: 0%.%.9", errors[i].message) end
+        end
+      end)
+
     it("because everybody waits for somebody else", function()
       local errors = errors_of(3, function(rank, world)
         local pair = world:new_group(rank < 2 and { 0, 1 } or { 2 }, "pair")

@@ -114,7 +114,8 @@ PERI_API bool peri_group_rank_order(const peri_group *group, const peri_device *
  *  count. */
 PERI_API peri_status peri_group_timeout_set(peri_group *group, double seconds);
 PERI_API double peri_group_timeout(const peri_group *group);
-/** PERI_OK, or PERI_EABORTED quoting the failure that poisoned the group (or a group that it was made from). Local. */
+/** PERI_OK, or PERI_EABORTED quoting the failure that poisoned the group (or a group that it was made from), here or,
+ *  as far as word of it has come, on another rank. Local. */
 PERI_API peri_status peri_group_healthy(peri_group *group);
 /** Poison the group, and every group made from it, on all ranks: their waits fail and quote @message. Local, does not
  *  block. */
