@@ -253,6 +253,51 @@ peri_status peri__tbe_blocks_moved(const peri_tbe *tbe, const peri_tbe_blocks *f
     return status;
 }
 
+/** Where the rows of @x, in a matrix of @cols columns, lie in one whose rows are @stride apart; false: nowhere, they
+ *  are in no such matrix. */
+static bool widened(const peri_k_tbe_block *x, int64_t table_cols, int64_t cols, int64_t stride, peri__spot *spot)
+{
+    const int64_t column = x->out_offset % cols, row = x->out_offset / cols;
+    const int64_t step = x->bags > 1 ? x->out_stride / cols : 1; /* rows from one bag to the next */
+    *spot = (peri__spot){.offset = row * stride + column, .stride = step * stride};
+    if (x->bags) spot->past = spot->offset + (x->bags - 1) * spot->stride + table_cols;
+    return column + table_cols <= cols && (x->bags <= 1 || x->out_stride % cols == 0);
+}
+
+static peri_status widen(const peri_tbe *tbe, peri_tbe_blocks *from, int64_t cols, int64_t stride,
+                         peri_tbe_blocks **out)
+{
+    peri__spot *spots = peri__alloc(sizeof *spots * (size_t)peri__max(from->n, 1));
+    if (!spots) return PERI_ENOMEM;
+    bool can = !from->none;
+    for (int64_t k = 0; k < from->n && can; k++)
+        can = widened(&from->block[k], tbe->layout[from->block[k].table].cols, cols, stride, &spots[k]);
+    peri_status status = can ? peri__tbe_blocks_moved(tbe, from, spots, out) : PERI_OK;
+    peri__free(spots);
+    return status;
+}
+
+peri_status peri__tbe_blocks_widened(const peri_tbe *tbe, peri_tbe_blocks *from, int64_t cols, int64_t stride,
+                                     peri_tbe_blocks **out)
+{
+    peri_status status = PERI_OK;
+    pthread_mutex_lock(&from->sorting);
+    if (from->wide_cols != cols || from->wide_stride != stride) {
+        peri_tbe_blocks *wide = NULL;
+        status = widen(tbe, from, cols, stride, &wide);
+        if (status >= 0) {
+            peri_tbe_blocks_release(from->wide);
+            from->wide = wide;
+            from->wide_cols = cols;
+            from->wide_stride = stride;
+        }
+    }
+    *out = status < 0 ? NULL : from->wide;
+    peri_tbe_blocks_retain(*out);
+    pthread_mutex_unlock(&from->sorting);
+    return status;
+}
+
 /** @check: refuse what makes no sense. */
 static peri_status blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, bool check,
                               peri_tbe_blocks **out)
@@ -289,6 +334,7 @@ void peri_tbe_blocks_release(peri_tbe_blocks *blocks)
     peri_tensor_release(blocks->copy);
     peri_event_release(blocks->copied);
     peri_event_release(blocks->sorted);
+    peri_tbe_blocks_release(blocks->wide);
     pthread_mutex_destroy(&blocks->sorting);
     peri__object_count(-1);
     peri__free(blocks);

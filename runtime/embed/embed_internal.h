@@ -44,7 +44,9 @@ struct peri_tbe_blocks {
     peri_event *copied; /* after its upload */
     peri_event *sorted; /* after that of its second half, which is made when it is first asked for; NULL: it was not
                            yet */
-    pthread_mutex_t sorting; /* guards `sorted` */
+    peri_tbe_blocks *wide;   /* peri__tbe_blocks_widened: the last ones, or NULL */
+    int64_t wide_cols, wide_stride; /* of those */
+    pthread_mutex_t sorting; /* guards `sorted` and `wide` */
     int64_t n, n_tables;
     int64_t bags;         /* offsets must have at least bags + 1 entries */
     int64_t total_bags;   /* of all blocks, shared ones counted as often as they are used */
@@ -72,6 +74,11 @@ typedef struct peri__spot {
 /** A list of the same blocks whose rows lie elsewhere: those of block k at @spots[k]. @out new. */
 peri_status peri__tbe_blocks_moved(const peri_tbe *tbe, const peri_tbe_blocks *from, const peri__spot *spots,
                                    peri_tbe_blocks **out);
+/** The same blocks with their rows in a window of @cols columns of a matrix whose rows are @stride elements apart;
+ *  @from's lie in a matrix of @cols columns. The last list is kept with @from. @out new; NULL: not all of @from's rows
+ *  lie in such a matrix. */
+peri_status peri__tbe_blocks_widened(const peri_tbe *tbe, peri_tbe_blocks *from, int64_t cols, int64_t stride,
+                                     peri_tbe_blocks **out);
 
 /** All states that optimizers keep, the weights before them, in the order in which they are listed. */
 enum {
@@ -160,6 +167,15 @@ struct peri_tbe_batch {
  *  end. Nobody checks that the tensor which they are given reaches so far. */
 peri_status peri__batch_place(peri_tbe_batch *batch, peri_tbe_blocks *there, const peri__bag_places *places,
                               bool *placed);
+/** Whether an update of the tables of the lookup that @node is may read gradients where they lie. */
+bool peri__may_place(const peri__node *node, const peri_tbe *tbe);
+/** Whether a gradient on @device can be read where it lies among those of other features (cat): it is a window of a
+ *  wider matrix of f32, and its rows begin at multiples of 16 bytes, by which kernels read them. */
+bool peri__window(const peri_tensor *grad, const peri_device *device);
+/** peri__batch_place for a backward pass of @grad, if it is a window. *placed false: it has to be made
+ *  contiguous. @node: the lookup's. */
+peri_status peri__batch_place_window(const peri__node *node, peri_tbe_batch *batch, const peri_tensor *grad,
+                                     bool *placed);
 void peri__batch_unplace(peri_tbe_batch *batch);
 
 /** Tell a batch of another one of its table batch, which looks up the same bags with rows elsewhere: where that has

@@ -216,10 +216,15 @@ out:
 
 static peri_status lookup_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    peri_tensor *grad;
-    if (grad_out[0]->dtype == PERI_F32) PERI_TRY(peri_tensor_contiguous(grad_out[0], &grad));
-    else PERI_TRY(peri__cast(grad_out[0], PERI_F32, &grad)); /* contiguous and wide in one pass */
-    return peri__lookup_backward(node, node->state, grad, grad_in);
+    peri_tensor *grad = grad_out[0];
+    bool placed; /* a gradient among those of other features (cat) is read there */
+    PERI_TRY(peri__batch_place_window(node, node->state, grad, &placed));
+    if (placed) peri_tensor_retain(grad);
+    else if (grad->dtype == PERI_F32) PERI_TRY(peri_tensor_contiguous(grad, &grad));
+    else PERI_TRY(peri__cast(grad, PERI_F32, &grad)); /* contiguous and wide in one pass */
+    peri_status status = peri__lookup_backward(node, node->state, grad, grad_in);
+    if (placed) peri__batch_unplace(node->state);
+    return status;
 }
 
 static const peri__node_vtab lookup_vtab = {

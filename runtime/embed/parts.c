@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * parts.c: rows of a batch where somebody else wants or has them, not where its blocks say; and rows of ids as one
- * tensor for each key. Their gradients come key by key, each in memory of its own, and the update reads them there: to
- * put them next to each other first would be to read and write all of them once more.
+ * parts.c: rows of ids as one tensor for each key. Their gradients come key by key, each in memory of its own, and the
+ * update reads them there: to put them next to each other first would be to read and write all of them once more.
  */
 #include "../tensor/jagged_internal.h"
 #include "embed_internal.h"
@@ -41,18 +40,6 @@ static int32_t first_in_memory(const peri_tbe_batch *b, const int64_t *at, peri_
         if (first < 0 || address(grad[p]) < address(grad[first])) first = p;
     }
     return first;
-}
-
-peri_status peri__batch_place(peri_tbe_batch *b, peri_tbe_blocks *there, const peri__bag_places *places, bool *placed)
-{
-    /* else the sort's keys are too narrow */
-    *placed = b->tbe->store->whole && !b->sorted && peri__tbe_reaches(b->tbe, there->out_extent);
-    if (!*placed) return PERI_OK;
-    peri_tbe_blocks_retain(there);
-    peri_tbe_blocks_release(b->there);
-    b->there = there;
-    b->bag_places = *places;
-    return PERI_OK;
 }
 
 /** Gradients of keys. */
@@ -100,11 +87,9 @@ static peri_status place(const keys *k, peri_tbe_batch *b, bool *placed)
 static peri_status update_in_parts(const peri__node *node, const parts *s, peri_tensor *const *grad, bool *done)
 {
     peri_tbe_batch *b = s->batch;
-    const peri_tbe *tbe = b->tbe;
     keys k = {.at = s->at, .grad = grad, .n = node->n_out};
     *done = false;
-    if (tbe->optimizer.kind == PERI_TBE_NONE || tbe->accumulate || peri__needs(node, 0) || !peri__batch_readable(b))
-        return PERI_OK;
+    if (!peri__may_place(node, b->tbe) || !peri__batch_readable(b)) return PERI_OK;
     k.first = first_in_memory(b, s->at, grad, node->n_out);
     if (k.first < 0) return PERI_OK;
     PERI_TRY(place(&k, b, done));

@@ -39,7 +39,8 @@ typedef struct peri__table_set {
 typedef struct peri__blocks_there {
     peri_tbe_blocks *blocks; /* NULL: none yet */
     bool mixed;              /* some rows are in the owner's buffer, */
-    int64_t away;            /* which began as many elements behind the end */
+    int64_t away;            /* which began as many elements behind the end; */
+    int64_t stride;          /* peri__rows.stride */
 } peri__blocks_there;
 
 /** The layouts of a batch with what the table batches made of them; kept for the next batch, which is usually alike. */

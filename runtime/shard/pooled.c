@@ -230,7 +230,7 @@ static peri_status spread(const peri__rows *rows)
     const peri__upload *up = left ? &left->up : &h->up;
     const int32_t n = left ? left->n : h->n_outputs;
     peri_k_route_spread_args args = {.grad = peri__data(rows->ends[0]),
-                                     .stride = e->cols,
+                                     .stride = rows->stride,
                                      .rows = h->rows,
                                      .sent = peri__data(rows->away),
                                      .own = peri__data(rows->own),

@@ -51,7 +51,7 @@ static peri__spot spot_of(const peri__rows *r, const peri_k_tbe_block *block, in
     if (rows == 0) return spot;
     if (peri__rows_in_place(r, &x)) {
         spot.offset = peri__rows_end(r, &x) - s->base;
-        spot.stride = r->e->cols;
+        spot.stride = r->stride;
         rows = r->past ? r->past : r->layout->home->feature_rows[x.feature];
         cols = x.cols;
         s->unknown = s->unknown || (rows != block->bags && !s->places.place);
@@ -95,11 +95,11 @@ static peri_status blocks_in_place(const peri__rows *r, int32_t g, spots *s, per
     peri__blocks_there *kept = &r->layout->there[r->back][g];
     const int64_t away = peri__rows_address(r->own) - peri__rows_address(r->ends[0]);
     if (r->n_ends > 1 || r->sums) return make_blocks(r, g, s, out);
-    if (!kept->blocks || (kept->mixed && kept->away != away)) {
+    if (!kept->blocks || kept->stride != r->stride || (kept->mixed && kept->away != away)) {
         PERI_TRY(make_blocks(r, g, s, out));
         if (!*out) return PERI_OK;
         peri_tbe_blocks_release(kept->blocks);
-        *kept = (peri__blocks_there){*out, s->mixed, away};
+        *kept = (peri__blocks_there){*out, s->mixed, away, r->stride};
     }
     s->mixed = kept->mixed;
     peri_tbe_blocks_retain(*out = kept->blocks);
@@ -203,6 +203,7 @@ peri_status peri__rows_bind(peri__rows *r, peri_tensor *const *ends, int32_t n)
     if (!r->ends) return PERI_ENOMEM;
     r->base = r->ends + n;
     for (; r->n_ends < n; r->n_ends++) peri_tensor_retain(r->ends[r->n_ends] = ends[r->n_ends]);
+    r->stride = peri__contiguous(ends[0]) ? r->e->cols : ends[0]->stride[0];
     PERI_TRY(find_bags(r));
     PERI_TRY(place(r, PERI__REPLICA_ROWS));
     PERI_TRY(place(r, PERI__OWN_ROWS));

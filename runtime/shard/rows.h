@@ -33,7 +33,9 @@ struct peri__rows {
     int32_t n_ends;
     uint32_t in_place;               /* bits of spaces: their rows that can be are where the results have them */
     peri_tensor *own, *away;         /* the buffers, of the owner and of the home; retained */
-    peri_tensor **ends;              /* contiguous f32; retained, and the array is owned */
+    peri_tensor **ends;              /* f32; retained, and the array is owned */
+    int64_t stride;                  /* elements from row to row of an end: the columns of a result, or more where
+                                        gradients are a window of a wider matrix */
     peri_tensor *sums;               /* of the gradients of bags that several samples have (repeats.c), borrowed; or
                                         NULL */
     peri_tensor *own_bags;           /* peri__repeats_own, or NULL */
@@ -88,7 +90,7 @@ static inline bool peri__rows_in_place(const peri__rows *r, const peri__line *x)
 static inline int64_t peri__rows_end(const peri__rows *r, const peri__line *x)
 {
     if (r->apart) return peri__rows_address(r->ends[x->result]) + x->column;
-    return peri__rows_address(r->ends[0]) + (r->back ? x->row : x->to) * r->e->cols + x->column;
+    return peri__rows_address(r->ends[0]) + (r->back ? x->row : x->to) * r->stride + x->column;
 }
 
 /* -- variable batches (repeats.c) ---------------------------------------------------------------------------------- */

@@ -41,6 +41,7 @@ struct peri__travel {
     bool back, past;
     bool by_rows; /* ranks have parts of the same rows */
     int32_t n, n_kept;
+    int64_t cols; /* of a whole row at home */
     segment *segments; /* by first */
     struct travel_lane {
         peri__travel *travel;
@@ -126,10 +127,10 @@ static int64_t rows_before(const cursor *c, int64_t past)
 
 /** Read rows [from, past) at home, so that their parts are in the caches: those of one rank alone lie apart, and
  *  hardware fetches in vain what lies between, or nothing ahead. */
-static void read_rows(const segment *s, int64_t from, int64_t past)
+static void read_rows(const peri__travel *d, const segment *s, int64_t from, int64_t past)
 {
     const char *at = (const char *)(s->values - s->column + from * s->stride);
-    const char *end = at + (past - from) * s->stride * (int64_t)sizeof(float);
+    const char *end = at + ((past - from - 1) * s->stride + d->cols) * (int64_t)sizeof(float);
     for (; at < end; at += LINE) (void)*(const volatile char *)at;
 }
 
@@ -161,7 +162,7 @@ static void fill_window(const peri__travel *d, cursor *cursors, int32_t count)
         numbers += c->rows * s->cols;
         n++;
     }
-    if (n > 1 && numbers * 2 >= (past - first) * s->stride) read_rows(s, first, past);
+    if (n > 1 && numbers * 2 >= (past - first) * s->stride) read_rows(d, s, first, past);
     for (int32_t i = 0; i < count; i++)
         if (cursors[i].rows > 0) {
             const int64_t some = cursors[i].rows * cursors[i].s->cols;
@@ -248,7 +249,7 @@ static int32_t segment_of(const peri__rows *r, int32_t p, segment *s)
     s->values = (float *)peri__data(r->away) + x->at;
     if (!peri__rows_in_place(r, x)) return x->space;
     s->values = (float *)(uintptr_t)(peri__rows_end(r, x) * (int64_t)sizeof(float));
-    s->stride = r->e->cols;
+    s->stride = r->stride;
     s->column = x->column;
     if (h->variable)
         s->index = (const int32_t *)peri__data(peri__repeats_places(r->input->repeats)) + h->feature_first[x->feature];
@@ -275,6 +276,7 @@ static peri_status travel_new(const peri__rows *r, peri__travel **out)
     peri__refs_init(&d->refs);
     d->back = r->back;
     d->by_rows = e->kind->by_id;
+    d->cols = e->cols;
     d->past = least > 0 && bytes * e->node_group->size >= least / SOONER;
     for (int32_t i = 0; i < r->n_ends; i++) keep(d, r->ends[i]);
     if (!r->back) keep(d, r->away);

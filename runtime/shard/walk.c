@@ -344,6 +344,15 @@ static bool in_parts(const batch *b, peri_tensor *const *grad)
     return can;
 }
 
+/** The same of one gradient of pooled rows that is a window of a wider matrix. The ids' weights and variable batches
+ *  want it contiguous. */
+static bool in_window(const batch *b, const peri_tensor *grad)
+{
+    const peri_sharded *e = b->ebc;
+    return !e->kind->by_id && e->n_results == 1 && grad && peri__window(grad, e->device) && !b->weights_dist &&
+           !b->input->layouts[PERI__TO_OWNERS]->home->variable;
+}
+
 /** Open the rows of the gradients @grad_out, and decide who takes what from there. */
 static peri_status bind_gradients(batch *b, peri_tensor *const *grad_out)
 {
@@ -351,9 +360,10 @@ static peri_status bind_gradients(batch *b, peri_tensor *const *grad_out)
     peri_tensor *joined = NULL;
     PERI_TRY(peri__rows_open(r, b->input, PERI__TO_OWNERS));
     r->apart = in_parts(b, grad_out);
-    if (!r->apart) PERI_TRY(join_gradients(b, grad_out, &joined));
+    const bool there = r->apart || in_window(b, grad_out[0]);
+    if (!there) PERI_TRY(join_gradients(b, grad_out, &joined));
     peri_status status = joined && b->input->repeats ? peri__repeats_add_up(b->input->repeats, joined) : PERI_OK;
-    if (status >= 0) status = peri__rows_bind(r, r->apart ? grad_out : &joined, r->apart ? b->ebc->n_results : 1);
+    if (status >= 0) status = peri__rows_bind(r, there ? grad_out : &joined, r->apart ? b->ebc->n_results : 1);
     peri_tensor_release(joined);
     return status;
 }

@@ -26,11 +26,36 @@ static peri_status view_backward(peri__node *node, peri_tensor *const *grad_out,
 
 static const peri__node_vtab view_vtab = {.name = "view", .backward = view_backward};
 
-/** reshape's gradient is a reshape. shape: the base's. */
+/** Strides by which the elements of @t, in their order, are those of @shape; false: there are none. */
+static bool strides_as(const peri_tensor *t, const peri__shape *shape, int64_t *stride)
+{
+    int32_t d = shape->ndim - 1;
+    for (int32_t last = t->ndim - 1; last >= 0;) { /* dimensions first..last of @t are apart as if they were one */
+        int32_t first = last;
+        int64_t left = t->shape[last], step = t->stride[last];
+        for (; first > 0 && t->stride[first - 1] == t->shape[first] * t->stride[first]; first--)
+            left *= t->shape[first - 1];
+        for (; d >= 0 && left % shape->size[d] == 0 && (left > 1 || shape->size[d] == 1); d--) {
+            stride[d] = step;
+            step *= shape->size[d];
+            left /= shape->size[d];
+        }
+        if (left != 1) return false;
+        last = first - 1;
+    }
+    return d < 0;
+}
+
+/** reshape's gradient is a reshape. shape: the base's. A window of a gradient stays one where it can. */
 static peri_status reshape_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
+    peri_tensor *grad = grad_out[0];
+    const peri__shape *shape = &node->shape[0];
+    int64_t stride[PERI_MAX_DIMS];
+    if (peri__numel(grad) > 0 && strides_as(grad, shape, stride))
+        return peri__tensor_view(grad, shape->ndim, shape->size, stride, grad->offset, &grad_in[0]);
     bool before = peri_grad_enable(false);
-    peri_status status = peri_tensor_reshape(grad_out[0], node->shape[0].ndim, node->shape[0].size, &grad_in[0]);
+    peri_status status = peri_tensor_reshape(grad, shape->ndim, shape->size, &grad_in[0]);
     peri_grad_enable(before);
     return status;
 }

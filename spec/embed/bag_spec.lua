@@ -194,6 +194,42 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.equal("embedding_bags.t.weight", ebc:named_state()[1].name)
     end)
 
+    -- A gradient whose rows are apart is read where it lies, else made contiguous first: the same bits.
+    it("updates its tables from a part of a gradient", function()
+      for _, case in ipairs { { "sgd", 4 }, { "rowwise_adagrad", 8, { pooling = "MEAN" } }, { "adam", 5 },
+        { "shampoo", 4 }, { false, 4 }, { "adagrad", 4, { data_type = "FP16" } }, { "lamb", 4, {}, "accumulated" },
+        { "rowwise_adagrad", 4, {}, "weighted" }, { "sgd", 4, {}, "before" } } do
+        local optimizer, dense, more, way = unpack(case)
+        local weights = {}
+        for _, copied in ipairs { false, true } do
+          local ebc = Collection { tables = { config(more), config { name = "u", embedding_dim = 8,
+            feature_names = { "g", "f" }, data_type = more and more.data_type } }, device = device, seed = 3,
+            is_weighted = way == "weighted",
+            fused_params = optimizer and { optimizer = optimizer, learning_rate = 0.1 } or nil }
+          local kjt = features(way == "weighted" and { weights = t({ 1, 2, 3, 4, 5, 6 }, "f32"):requires_grad() })
+          for step = 1, 3 do
+            if way == "accumulated" then ebc:materialise():accumulate(step < 3) end
+            local values = ebc(kjt):values()
+            local x = peri.Tensor.uniform({ 2, dense }, -1, 1, step, 0, "f32", device):requires_grad()
+            local parts = way == "before" and { values:reshape(2, 5, 4):reshape(2, -1), x } or { x, values }
+            local g = peri.Tensor.uniform({ 2, dense + 20 }, -1, 1, 9 + step, 0, "f32", device)
+            if copied then
+              local from = way == "before" and 0 or dense
+              values:backward(g:slice(2, from, from + 20):contiguous())
+            else
+              peri.nn.functional.cat(parts, 2):backward(g)
+            end
+          end
+          for i, name in ipairs { "t", "u" } do
+            weights[#weights + 1] = (optimizer and ebc:weight(name) or ebc:parameters()[i]:grad()):to_list()
+          end
+        end
+        for i = 1, 2 do
+          assert.same(weights[i], weights[2 + i], (optimizer or "none") .. (way or ""))
+        end
+      end
+    end)
+
     it("starts with the same weights whatever else there is", function()
       local a = ones({ config(), config { name = "u", embedding_dim = 7 } }, { seed = 5 }):weight("u"):to_list()
       assert.same(a, ones({ config { name = "u", embedding_dim = 7 } }, { seed = 5 }):weight("u"):to_list())

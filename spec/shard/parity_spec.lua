@@ -127,7 +127,16 @@ local function make(kind, optimizer, weighted, world, device, n)
   }
 end
 
-local function run(kind, optimizer, weighted, world, device, n)
+--- Backward from a result, or (@among) from it among other features, where its gradient's rows are apart.
+local function backward(values, mine, device, columns, among)
+  local grad = peri.tensor(mine.grad, "f32", device, { mine.size, columns })
+  if not among then return values:backward(grad) end
+  local rest = peri.zeros({ mine.size, 4 }, "f32", device):requires_grad()
+  local g = peri.nn.functional.cat({ rest, grad }, 2):detach()
+  peri.nn.functional.cat({ rest, values:reshape(mine.size, -1, 4):reshape(mine.size, columns) }, 2):backward(g)
+end
+
+local function run(kind, optimizer, weighted, among, world, device, n)
   local rank, columns = world:rank(), parity.columns_of(case)
   local ebc = make(kind, optimizer, weighted, world, device, n)
   local split = (kind:find "column" or kind == "grid_shard") and by_row[optimizer.kind] or false
@@ -143,7 +152,7 @@ local function run(kind, optimizer, weighted, world, device, n)
     for i = 1, mine.size * columns do own[i] = want[before + i] end
     local kt = ebc:forward(parity.kjt_of(case, mine, weighted, device))
     golden.assert_near(own, kt:values():to_list(), { abs = 2e-6, rel = 2e-5 }, ("step %d, output"):format(step))
-    kt:values():backward(peri.tensor(mine.grad, "f32", device, { mine.size, columns }))
+    backward(kt:values(), mine, device, columns, among)
     for r = 1, n do
       for _, g in ipairs(ranks[r].grad) do grad[#grad + 1] = g / n end
     end
@@ -166,7 +175,9 @@ describe("parity with unsharded tables:", function()
           assert.error_matches(function() make(kind, optimizer, weighted, world, device, n) end, refusal)
         end, options)
       elseif not kind:find "mixed" or not by_row[optimizer.kind] then -- a mix has both kinds of state
-        worlds.each(title, function(world, device, n) run(kind, optimizer, weighted, world, device, n) end, options)
+        local among = i % 4 < 2 -- with weights, and without
+        worlds.each(title, function(world, device, n) run(kind, optimizer, weighted, among, world, device, n) end,
+          options)
       end
     end
   end
