@@ -10,6 +10,7 @@ local util = require "perilune.util"
 
 local SEED = tonumber(os.getenv "SEED" or "") or 1
 local OPERATIONS = tonumber(os.getenv "OPERATIONS" or "") or (worlds.mpirun and 600 or 3000)
+local OPAQUE = os.getenv "PERI_OPAQUE_DEVICE" and 0.2 or 1 -- the share of the device opaque; a pretended GPU is slow
 local STRETCH = 30 -- operations on one world
 
 --- A stretch of operations from a state (nil: none) on; the whole state at its end. Every rank has a model of its own,
@@ -32,8 +33,8 @@ local function stretch(kind, seed, world, device, from, past, state)
   return dict
 end
 
-local function cases(kind, worlds_of)
-  local n = math.max(1, math.floor(OPERATIONS / 2 / STRETCH / #worlds_of))
+local function cases(kind, worlds_of, operations)
+  local n = math.max(1, math.floor(operations / 2 / STRETCH / #worlds_of))
   for c = 1, n do
     local seed, state = SEED * 1000 + c, { ranks = {}, reloads = {} }
     for i, size in ipairs(worlds_of) do
@@ -68,7 +69,7 @@ describe("random operations over ranks agree with the model:", function()
           local sizes = device == "cpu" and { 3, 1, 8, 2, 5 } or { 2, 3 }
           cases(kind, setmetatable(sizes, { __index = { run = function(n, body)
             peri.dist.sim.run(n, function(_, world) body(world, device) end, { device = device })
-          end } }))
+          end } }), device == "opaque" and OPERATIONS * OPAQUE or OPERATIONS)
         end)
       end
     end
