@@ -77,6 +77,23 @@ describe("make", function()
     assert.matches("run %-n '?[12]'? examples/dlrm%.lua", out)
   end)
 
+  it("says of the demonstration that it could train on the machine's GPU", function()
+    --- What `make demo-run` would say with a driver's tool that lists these GPUs.
+    local function says(list, words)
+      shell.write(folder .. "/nvidia-smi", ("#!/bin/sh\nprintf '%s'\n"):format(list))
+      os.execute(("chmod +x %s/nvidia-smi"):format(folder))
+      local out = shell.run(("PATH=%s:$PATH make -n demo-run %s"):format(folder, words or ""))
+      for line in out:gmatch "[^\n]+" do
+        if line:find("this machine has a GPU", 1, true) then return (shell.run(line)) end
+      end
+      return ""
+    end
+    assert.matches("^perilune: this machine has a GPU; make demo DEVICE=cuda trains on it", says("GPU 0: NVIDIA H100 "
+      .. "80GB HBM3 (UUID: GPU-1)\\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)\\n"))
+    assert.equal("", says "No devices were found\\n")
+    assert.equal("", says("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\\n", "DEVICE=cuda"))
+  end)
+
   it("prints what was not found and goes on", function()
     local out, status = make("config", "MPI", "GNUPLOT")
     assert.equal(0, status)
