@@ -367,7 +367,9 @@ typedef struct peri_k_dropout_args {
     int32_t dtype;
     uint32_t threshold; /* round(p * 2^32) */
     uint64_t seed, random_stream, offset;
-    double scale; /* 1 / (1 - p) */
+    double scale;          /* 1 / (1 - p) */
+    const uint64_t *drawn; /* NULL, or where seed, random_stream and offset are instead: a launch that is captured finds
+                              others there each time */
 } peri_k_dropout_args;
 
 /* -- pairwise dot products ----------------------------------------------------------------------------------------- */

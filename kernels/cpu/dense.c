@@ -569,7 +569,7 @@ static void cpu_layer_norm_grad(const void *args, int64_t begin_block, int64_t e
 static void cpu_dropout(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_dropout_args *a = args;
-    if (a->dtype != PERI_F32) {
+    if (a->dtype != PERI_F32 || a->drawn) {
         ref_dropout(args, begin, end);
         return;
     }

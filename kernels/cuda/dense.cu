@@ -227,7 +227,8 @@ template <class T> struct dropout_one {
     peri_k_dropout_args a;
     __device__ void operator()(int64_t i) const
     {
-        bool keep = peri_random_word(a.seed, a.random_stream, a.offset + (uint64_t)i) >= a.threshold;
+        const uint64_t seed = a.drawn ? a.drawn[0] : a.seed, stream = a.drawn ? a.drawn[1] : a.random_stream;
+        bool keep = peri_random_word(seed, stream, (a.drawn ? a.drawn[2] : a.offset) + (uint64_t)i) >= a.threshold;
         ((T *)a.y)[i] = keep ? ((const T *)a.x)[i] * (T)a.scale : T(0);
     }
 };

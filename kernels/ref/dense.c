@@ -438,8 +438,10 @@ static void ref_layer_norm_grad(const void *args, int64_t begin, int64_t end)
 static void ref_dropout(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_dropout_args *a = args;
+    const uint64_t seed = a->drawn ? a->drawn[0] : a->seed, stream = a->drawn ? a->drawn[1] : a->random_stream,
+                   offset = a->drawn ? a->drawn[2] : a->offset;
     for (int64_t i = begin; i < end; i++) {
-        bool keep = ref_random_word(a->seed, a->random_stream, a->offset + (uint64_t)i) >= a->threshold;
+        bool keep = ref_random_word(seed, stream, offset + (uint64_t)i) >= a->threshold;
         ref_put(a->y, i, a->dtype, keep ? ref_get(a->x, i, a->dtype) * a->scale : 0);
     }
 }

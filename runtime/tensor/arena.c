@@ -136,9 +136,7 @@ static const char *refusal(int32_t work)
         PERI_OPS_TBE(X)
 #undef X
         return "a lookup in embedding tables, or their update";
-    case PERI_K_random:
-    case PERI_K_dropout:
-        return "the drawing of random numbers, dropout's among them (the host counts their seeds),";
+    case PERI_K_random: return "the drawing of random numbers (the host counts their seeds)";
     default: return NULL;
     }
 }

@@ -115,6 +115,22 @@ peri_status peri__capture_constant(const int64_t *words, int64_t n, peri_tensor 
     return PERI_OK;
 }
 
+peri_status peri__capture_draw(uint64_t seed, uint64_t stream, uint64_t offset, const uint64_t **out)
+{
+    peri__capture *r = peri__capturing;
+    if (r->draws.n == PERI__DRAWS_MOST)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_graph_begin: dropout is captured more than %d times in one graph",
+                          PERI__DRAWS_MOST);
+    if (!r->draws.table) {
+        peri_tensor like = {.dtype = PERI_I64, .ndim = 2, .shape = {PERI__DRAWS_MOST, 3}};
+        PERI_TRY(peri__arena_tensor(r->arena, &like, &r->draws.table));
+    }
+    uint64_t *words = r->draws.words[r->draws.n];
+    words[0] = seed, words[1] = stream, words[2] = offset;
+    *out = (const uint64_t *)peri__data(r->draws.table) + 3 * r->draws.n++;
+    return PERI_OK;
+}
+
 /* -- beginning and end --------------------------------------------------------------------------------------------- */
 
 static int by_address(const void *a, const void *b)
@@ -228,6 +244,10 @@ static peri_status make_ready(peri__capture *r)
 peri_status peri__capture_launch(peri__capture *r)
 {
     if (!r->ready) PERI_TRY(make_ready(r));
+    if (r->draws.n > 0 && !r->draws.sent)
+        PERI_TRY(peri__copy(r->device, peri__data(r->draws.table), r->draws.words,
+                            (int64_t)sizeof *r->draws.words * r->draws.n, PERI_COPY_H2D));
+    r->draws.sent = true;
     for (int64_t i = 0; i < r->n_changed; i++) peri__changed(r->changed[i]);
     return peri__said(r->device, "graph_launch",
                       r->device->vtab->graph_launch(r->device->ctx, r->graph, r->arena->queue));
@@ -241,6 +261,7 @@ void peri__capture_fini(peri__capture *r)
     peri__free(r->externals);
     for (int64_t i = 0; i < r->n_changed; i++) peri_tensor_release(r->changed[i]);
     peri__free(r->changed);
+    peri_tensor_release(r->draws.table);
     for (peri__constant *c = r->constants, *next; c; c = next) {
         next = c->next;
         peri__free(c);

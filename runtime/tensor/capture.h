@@ -19,6 +19,8 @@
 #include <perilune/precision.h>
 #include <pthread.h>
 
+enum { PERI__DRAWS_MOST = 64 }; /* dropouts in a capture */
+
 typedef struct peri__arena peri__arena;
 typedef struct peri__capture peri__capture;
 
@@ -69,6 +71,12 @@ struct peri__capture {
     peri_tensor **changed; /* retained: tensors in externals that are changed in place, in order, once each time */
     int64_t n_changed;
     peri__constant *constants;
+    struct {
+        peri_tensor *table; /* [MOST][3] i64, or NULL: what captured dropout draws its masks by, see peri_graph_draw */
+        int32_t n;
+        bool sent; /* the table holds the words */
+        uint64_t words[PERI__DRAWS_MOST][3]; /* seed, stream, offset */
+    } draws;
     bool ready;            /* the constants are there, and blocks are taken */
     bool lacks_memory;     /* not all of `changed` could be noted */
     peri_autocast *region; /* while it captures: a region of autocast of its own, whose casts no other capture gets */
@@ -87,6 +95,9 @@ peri_status peri__capture_work(const peri_stream *stream, int32_t work, const vo
 void peri__capture_words(const void *words, size_t bytes);
 /** @t (i64) with @words, which captured work finds there each time. */
 peri_status peri__capture_constant(const int64_t *words, int64_t n, peri_tensor **out);
+
+/** Where dropout that is captured finds @seed, @stream and @offset, or others in later launches. */
+peri_status peri__capture_draw(uint64_t seed, uint64_t stream, uint64_t offset, const uint64_t **out);
 
 peri_status peri__arena_new(const peri_stream *work, peri__arena **out);
 void peri__arena_release(peri__arena *arena);

@@ -610,6 +610,19 @@ static peri_status put_on_tape(peri_graph *g, peri_tensor *const *inputs, peri_t
     return status;
 }
 
+int32_t peri_graph_draws(const peri_graph *g) { return g ? g->forward.draws.n : 0; }
+
+peri_status peri_graph_draw(peri_graph *g, int32_t i, uint64_t seed, uint64_t stream, uint64_t offset)
+{
+    PERI_NEED(g);
+    if (i < 0 || i >= g->forward.draws.n)
+        return peri__fail(PERI_EINVAL, "peri_graph_draw: number %d, allowed: 0 to %d", i, g->forward.draws.n - 1);
+    uint64_t *words = g->forward.draws.words[i];
+    words[0] = seed, words[1] = stream, words[2] = offset;
+    g->forward.draws.sent = false;
+    return PERI_OK;
+}
+
 static peri_status replay(peri_graph *g, peri_tensor *const *inputs, peri_tensor **results)
 {
     PERI_TRY(peri__arena_move_out(g->forward.arena));

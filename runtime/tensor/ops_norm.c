@@ -2,7 +2,7 @@
  *
  * ops_norm.c: softmax, layer norm, dropout.
  */
-#include "tensor_internal.h"
+#include "capture.h"
 #include "../../kernels/dense.h"
 
 #include <perilune/ops.h>
@@ -247,6 +247,7 @@ static peri_status dropout(peri_tensor *x, double p, uint64_t seed, uint64_t str
                                 .offset = offset,
                                 .scale = 1 / (1 - p)};
     peri_tensor *y;
+    if (peri__captures(peri__device(x))) PERI_TRY(peri__capture_draw(seed, stream, offset, &mask.drawn));
     PERI_TRY(dropped(x, &mask, &y));
     peri_k_dropout_args *kept = NULL;
     peri__node *node = NULL;

@@ -211,6 +211,26 @@ same("batch norm, whose buffers move on, in training and not", function(graphed)
   return out, "captures=2"
 end)
 
+same("dropout, whose masks are others in each call", function(graphed)
+  local linear, optimizer = layer()
+  local net = nn.Sequential { nn.Dropout { p = 0.4 }, linear, nn.Dropout { p = 0.5 } }
+  graphed(net)
+  local out, seen, x = {}, {}, input(1)
+  for i = 1, 7 do
+    if i == 6 then net[1]:set_extra_state { seed = 3, stream = 99, step = 0 } end
+    local y = net(x)
+    optimizer:zero_grad()
+    F.mean(F.square(y)):backward()
+    numbers(out, { y, linear.weight:grad() })
+    optimizer:set_lr(0)
+    optimizer:step()
+    local result = table.concat(out, " ", #out - 2 * B - 5, #out - 6) -- what came of one input, and no other rate
+    assert(not seen[result], "the masks repeat")
+    seen[result] = true
+  end
+  return out, "captures=2, replays=6, eager=1"
+end)
+
 same("another stream", function(graphed)
   local linear, optimizer = layer()
   graphed(linear)
@@ -294,7 +314,7 @@ refused("a wait", twice(function(x)
   peri.stream.current(device):synchronize()
   return x * 2
 end))
-refused("dropout", twice(nn.Dropout { p = 0.5 }))
+refused("dropout", twice(function(x) return F.dropout(x, 0.5, 1, 2) end))
 refused("random numbers", twice(function(x) return x + drawn({ B, 3 }, 1) end))
 refused("a count", function()
   local counter = Counter()

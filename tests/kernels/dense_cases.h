@@ -136,6 +136,12 @@ static inline void dense_elementwise(int64_t n, int32_t dtype, dense_visit visit
                              .random_stream = 1ull << 40, .offset = 5, .scale = 4.0 / 3};
     DENSE_OUT(&c, peri_k_dropout_args, y, n, dtype, NULL);
     dense_end(&c, &d, sizeof d, n, visit, ctx);
+    c = dense_begin("dropout, drawn", PERI_K_dropout, dtype, n, 1);
+    uint64_t *drawn = dense_numbers(&c, 3, PERI_F64, 0, 1);
+    memcpy(drawn, &d.seed, 3 * sizeof *drawn);
+    d.x = dense_numbers(&c, n, dtype, -1, 1), d.seed = d.random_stream = d.offset = 0, d.drawn = drawn;
+    DENSE_OUT(&c, peri_k_dropout_args, y, n, dtype, NULL);
+    dense_end(&c, &d, sizeof d, n, visit, ctx);
     for (int32_t kind = 0; kind < 2 * PERI_LOSS_COUNT; kind++) {
         bool weights = kind >= PERI_LOSS_COUNT, bce = kind % PERI_LOSS_COUNT == PERI_LOSS_BCE;
         c = dense_begin(weights ? "weighted loss" : "loss", PERI_K_loss, dtype, n, kind);

@@ -275,6 +275,16 @@ static void small_cases_by_hand(void **state)
     n.p = INFINITY;
     k->fn[PERI_K_norm_finish](&n, 0, 1);
     assert_true(total == 16);
+    const float ones[] = {1, 1, 1, 1, 1, 1, 1, 1};
+    const uint64_t drawn[] = {9, 4, 2};
+    float kept[8], again[8];
+    peri_k_dropout_args d = {.y = kept, .x = ones, .dtype = PERI_F32, .threshold = 1u << 31, .seed = 9,
+                             .random_stream = 4, .offset = 2, .scale = 2};
+    k->fn[PERI_K_dropout](&d, 0, 8);
+    d = (peri_k_dropout_args){
+        .y = again, .x = ones, .dtype = PERI_F32, .threshold = 1u << 31, .scale = 2, .drawn = drawn};
+    k->fn[PERI_K_dropout](&d, 0, 8);
+    assert_memory_equal(kept, again, sizeof kept);
     float x[] = {1, 5, 5, 7, 2, NAN}, values[2], dx[6], dy[] = {10, 20};
     int64_t indices[2];
     peri_k_max_dim_args m = {.values = values, .indices = indices, .x = x, .dtype = PERI_F32, .n = 3, .inner = 2};

@@ -23,6 +23,7 @@ local M = {}
 local wrap_graph, _, graph_ptr = P.handle("peri_graph", {}, nil, "a captured graph")
 local graph_out = ffi.new "peri_graph *[1]"
 local pointers = ffi.typeof "peri_tensor *[?]"
+local NONE = {}
 local TENSOR = {} -- stands for a tensor in a list of arguments
 
 -- -- what a capture holds for -----------------------------------------------------------------------------------------
@@ -34,9 +35,12 @@ local function fields_of(modules)
   local function visit(at)
     if seen[at] then return end
     seen[at] = true
+    local moving = Module.is(at) and at._moving or NONE
     for key, value in next, at do -- any order: each is compared
-      f.n = f.n + 1
-      f.owner[f.n], f.key[f.n], f.value[f.n] = at, key, value
+      if not moving[key] then
+        f.n = f.n + 1
+        f.owner[f.n], f.key[f.n], f.value[f.n] = at, key, value
+      end
       if Tensor.is_live(value) then tensors[#tensors + 1] = value end
       if Module.is(value) or type(value) == "table" and getmetatable(value) == nil then visit(value) end
     end
@@ -153,7 +157,8 @@ function Graphed:_capture(f, inputs, n, others)
   local graph = graph_ptr(entry.graph)
   local collects = collectgarbage "isrunning" -- what is collected could ask the device something
   collectgarbage "stop"
-  state.capturing = true
+  local draws = {} -- by what each dropout draws, in their order
+  state.capturing = draws
   local ok, m = xpcall(P.scope, P.locate, run_captured, graph, f, others, stand_ins)
   state.capturing = false
   if collects then collectgarbage "restart" end
@@ -161,7 +166,10 @@ function Graphed:_capture(f, inputs, n, others)
   Tensor.note_autocast()
   if not ok then error(m, 0) end
   check_unchanged(fields)
-  entry.m, entry.results = m, pointers(m)
+  if C.peri_graph_draws(graph) ~= #draws then
+    P.fail("graphed: the function calls dropout, whose numbers would be the same in each replay; allowed: nn.Dropout")
+  end
+  entry.m, entry.results, entry.draws = m, pointers(m), draws
   self._entries[#self._entries + 1] = entry
   self.captures = self.captures + 1
   return entry
@@ -186,7 +194,11 @@ local function results_of(entry, i)
   return Tensor.wrap(entry.results[i - 1]), results_of(entry, i + 1)
 end
 
-function Graphed:_replay(entry, inputs, n)
+--- `drawn`: the next masks of dropout are drawn already, by the capture.
+function Graphed:_replay(entry, inputs, n, drawn)
+  for i = 1, drawn and 0 or #entry.draws do
+    check(C.peri_graph_draw(graph_ptr(entry.graph), i - 1, entry.draws[i]()))
+  end
   check(C.peri_graph_call(graph_ptr(entry.graph), inputs, n, entry.results))
   self.replays = self.replays + 1
   return results_of(entry, 1)
@@ -237,7 +249,7 @@ function Graphed:_run(f, ...)
     self._seen[kind], self._kinds = true, self._kinds + 1
     return self:_eager(FIRST, f, ...)
   end
-  return self:_replay(self:_capture(f, inputs, #tensors, others), inputs, #tensors)
+  return self:_replay(self:_capture(f, inputs, #tensors, others), inputs, #tensors, true)
 end
 
 function Graphed:init(f, options)

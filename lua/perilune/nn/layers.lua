@@ -205,22 +205,31 @@ function Dropout:init(args)
   self.seed, self.stream, self.step = P.state.seed, parameter._dropout_stream(), 0
 end
 
---- The number, in the batch of all ranks, of the first element of a tensor.
-local function first_element(d)
-  local batch, rows = P.state.batch, d.ndim > 0 and tonumber(d.shape[0]) or 0
+--- The number, in the batch of all ranks, of the first element of a tensor of `rows` rows and `numel` elements.
+local function first_element(rows, numel)
+  local batch = P.state.batch
   if not batch or rows == 0 then return 0 end
   local samples, first = batch.rows or rows, batch.global_row
   signature.value("Dropout", "the batch's global_row", first, "count")
   signature.value("Dropout", "the batch's rows", samples, "count")
-  return samples > 0 and rows % samples == 0 and first * (tonumber(d.numel) / samples) or 0
+  return samples > 0 and rows % samples == 0 and first * (numel / samples) or 0
 end
 
 function Dropout:forward(x)
   if not self.training or self.p == 0 then return x end
+  local d = x:describe()
+  local rows, numel = d.ndim > 0 and tonumber(d.shape[0]) or 0, tonumber(d.numel)
+  local capturing = P.state.capturing
+  if capturing then capturing[#capturing + 1] = function() return self:_draw(rows, numel) end end
+  return F.dropout(x, self.p, self:_draw(rows, numel))
+end
+--- Seed, stream and offset of the next mask.
+function Dropout:_draw(rows, numel)
   local stream = self.stream + self.step
   self.step = self.step + 1
-  return F.dropout(x, self.p, self.seed, stream, first_element(x:describe()))
+  return self.seed, stream, first_element(rows, numel)
 end
+Dropout._moving = { step = true } -- fields that change in each call, also in one that is replayed (graphed.lua)
 --- What decides which elements it leaves out next.
 function Dropout:get_extra_state() return { seed = self.seed, stream = self.stream, step = self.step } end
 function Dropout:set_extra_state(state) self.seed, self.stream, self.step = state.seed, state.stream, state.step end

@@ -163,6 +163,7 @@ function Module.extend(base, name)
   return errors.of_library(debug.getinfo(2, "S").source) and util.seal(class) or class
 end
 
+Module._moving = false -- or fields that a call changes (graphed.lua): { step = true }
 function Module:init() end
 function Module:forward() P.fail(("%s: no forward method"):format(self.class_name)) end
 

@@ -257,8 +257,9 @@ function anomaly.detect_anomaly(model) end
 ---`max_graphs`, results of the call before that await their backward pass, a device that captures nothing), it runs as
 ---ever, and `graph.eager` counts it. docs/cuda.md tells more.
 ---
----Errors: what cannot be captured, by its name: reading an element, copies from the host, random numbers and dropout,
----lookups in tables, optimizers' steps, hooks, fields that change in each call, inputs that are changed in place.
+---Errors: what cannot be captured, by its name: reading an element, copies from the host, random numbers (but those of
+---nn.Dropout), lookups in tables, optimizers' steps, hooks, fields that change in each call, inputs that are changed in
+---place.
 ---
 ---```lua
 ---local layer = peri.nn.Linear { in_features = 2, out_features = 2 }

@@ -18,8 +18,8 @@
  * stream to the current one before the next call.
  *
  * What cannot be captured is an error between begin and end (PERI_EUNSUPPORTED, with what it is): whatever the host
- * waits for or reads (items, verdicts on ids), copies from or to the host, events, exchanges, random numbers and
- * dropout (their seeds are numbers of the host), tables' lookups and optimizers' steps.
+ * waits for or reads (items, verdicts on ids), copies from or to the host, events, exchanges, random numbers (their
+ * seeds are numbers of the host; those of dropout are told to the graph), tables' lookups and optimizers' steps.
  *
  * Threads: a graph is used by one thread at a time. While a thread captures, others may do what they like, but for
  * changing the tensors that the function uses.
@@ -69,6 +69,11 @@ PERI_API void peri_graph_cancel(peri_graph *graph);
 PERI_API int32_t peri_graph_fits(const peri_graph *graph, peri_tensor *const *inputs, int32_t n);
 /** Queue one call with these inputs, which fit. @out: as many as there were outputs, each new. */
 PERI_API peri_status peri_graph_call(peri_graph *graph, peri_tensor *const *inputs, int32_t n, peri_tensor **out);
+/** How often the function drops elements (peri_op_dropout), at most 64 times. */
+PERI_API int32_t peri_graph_draws(const peri_graph *graph);
+/** What number @i of these, in the order of the function, draws its mask by in the next calls: at first, and for ever
+ *  unless it is told otherwise, what the function gave. */
+PERI_API peri_status peri_graph_draw(peri_graph *graph, int32_t i, uint64_t seed, uint64_t stream, uint64_t offset);
 /** Bytes of device memory that the graph keeps for itself. */
 PERI_API int64_t peri_graph_bytes(const peri_graph *graph);
 
