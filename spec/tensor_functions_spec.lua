@@ -75,6 +75,27 @@ for _, name in ipairs { "remainder", "fmod", "floor_divide" } do
   functions[name .. " by a number"] = function(t) return F[name](t, -0.75) end
   functions[name .. " of a number"] = function(t) return F[name](5, t) end
 end
+for _, name in ipairs { "any", "all" } do
+  functions[name], functions[name .. " along 2"] = F[name], function(t) return F[name](t, 2) end
+  functions[name .. " of nothing"], functions[name .. " kept"] = functions[name .. " along 2"],
+    function(t) return F[name](t, 1, true) end
+end
+for _, n in ipairs { 1, 2, 3, 5 } do
+  functions["chunk " .. n] = function(t) return unpack(t:chunk(n, 2)) end
+end
+for _, how in ipairs { "mean", "sum", "none" } do
+  functions["l1_loss " .. how] = function(a, b) return F.l1_loss(a, b, how) end
+  functions["huber_loss " .. how] = function(a, b) return F.huber_loss(a, b, 1.5, how) end
+  functions["smooth_l1_loss " .. how] = function(a, b) return F.smooth_l1_loss(a, b, 0.5, how) end
+end
+functions["smooth_l1_loss 0"] = function(a, b) return F.smooth_l1_loss(a, b, 0) end
+functions.normalize, functions["normalize 1 along 1"] = F.normalize, function(t) return t:normalize(1, 1, 0.5) end
+functions["logsumexp along 1"], functions["logsumexp along -1"] = function(t) return t:logsumexp(1) end,
+  function(t) return t:logsumexp(-1, true) end
+functions["logsumexp of infinities"] = function(t) return t:logsumexp(2) end
+functions.flatten, functions["flatten 2 -1"], functions["flatten 1 2"] = function(t) return t:flatten() * 2 end,
+  function(t) return t:flatten(2) * 2 end, function(t) return t:flatten(1, 2) * 2 end
+functions.one_hot = function(t) return t:one_hot(4) end
 for _, dtype in ipairs { "int64", "int32", "uint8" } do
   for _, text in ipairs { "", " of a batch", " of rows" } do
     functions["matmul" .. text .. " torch." .. dtype] = F.matmul

@@ -297,7 +297,7 @@ peri_status peri__cpu_gemm(const peri_op_gemm *g)
         atomic_store(&roomy, threads);
     }
     peri_op_gemm copy = *g;
-    const int64_t each /* products of one block */ = (g->m < GEMM_ROWS ? g->m : GEMM_ROWS) * g->n * (g->k > 0 ? g->k : 1);
+    const int64_t rows = g->m < GEMM_ROWS ? g->m : GEMM_ROWS, each = rows * g->n * (g->k > 0 ? g->k : 1);
     host->parallel_for(blocks, 1 + GEMM_GRAIN / each, gemm_range, &copy);
     return PERI_OK;
 }

@@ -181,6 +181,32 @@ for dtype in (torch.int64, torch.int32, torch.uint8):
     case("matmul of rows %s" % dtype, torch.matmul, some[4], some[1])
     case("matmul transposed %s" % dtype, lambda a, b: torch.matmul(a.t(), b), some[0], some[5])
 
+F = torch.nn.functional
+zeros = torch.tensor([[0.0, 0.0, 0.0, 0.0], [3.0, 4.0, 0.0, 0.0], [1.0, -2.0, 0.5, 0.25]])
+far = torch.tensor([[0.0, 1.0, -1.0, 2.0], [0.5, -0.5, 3.0, -4.0], [0.25, -3.0, 1.5, 0.0]])
+case("normalize", lambda t: F.normalize(t), zeros)
+case("normalize 1 along 1", lambda t: F.normalize(t, p=1.0, dim=0, eps=0.5), far)
+for d in (0, -1):
+    case("logsumexp along %d" % (d if d < 0 else d + 1), lambda t, d=d: torch.logsumexp(t, d, keepdim=d < 0), 40 * x)
+case("logsumexp of infinities", lambda t: torch.logsumexp(t, 1), torch.tensor([[-inf, -inf], [inf, 1.0], [-inf, 2.0]]))
+for name in ("any", "all"):
+    f = getattr(torch, name)
+    case(name, f, mask)
+    case(name + " along 2", lambda t, f=f: f(t, 1), odd)
+    case(name + " kept", lambda t, f=f: f(t, 0, keepdim=True), whole)
+    case(name + " of nothing", lambda t, f=f: f(t, 1), x[:, :0])
+for n in (1, 2, 3, 5):
+    case("chunk %d" % n, lambda t, n=n: torch.chunk(t, n, 1), x)
+case("flatten", lambda t: torch.flatten(t) * 2, cube)
+case("flatten 2 -1", lambda t: torch.flatten(t, 1) * 2, cube)
+case("flatten 1 2", lambda t: torch.flatten(t, 0, 1) * 2, cube)
+case("one_hot", lambda t: F.one_hot(t, 4), torch.tensor([[0, 3], [2, 2]]))
+for reduction in ("mean", "sum", "none"):
+    case("l1_loss " + reduction, lambda a, b, r=reduction: F.l1_loss(a, b, reduction=r), far, zeros)
+    case("huber_loss " + reduction, lambda a, b, r=reduction: F.huber_loss(a, b, reduction=r, delta=1.5), far, zeros)
+    case("smooth_l1_loss " + reduction, lambda a, b, r=reduction: F.smooth_l1_loss(a, b, reduction=r, beta=0.5), far, zeros)
+case("smooth_l1_loss 0", lambda a, b: F.smooth_l1_loss(a, b, beta=0.0), far, zeros)
+
 print('{"format": 1, "kind": "tensor", "library": "torch %s", "tolerance": {"abs": 1e-6, "rel": 1e-5}, "cases": [' % torch.__version__)
 print(",\n".join(json.dumps(c) for c in cases))
 print("]}")

@@ -309,3 +309,41 @@ function functional.argsort(t, dim, descending) end
 ---@return peri.Tensor # Values: the shape of t with size k in the dimension.
 ---@return peri.Tensor # Places: of the same shape, i64.
 function functional.topk(t, k, dim, largest) end
+
+---Views of t: n parts of one size along a dimension, the last of which may be smaller, or missing.
+---
+---Errors: n below 1; a dimension that t does not have.
+---
+---```lua
+---print(#peri.arange(5):chunk(2), peri.arange(5):chunk(2)[2]:size(1)) --> 2 2
+---```
+---@param t peri.Tensor Any shape.
+---@param n integer How many parts at most.
+---@param dim? integer The dimension that is cut (default: 1).
+---@return peri.Tensor[] # The parts, as a list: the shape of t but for the dimension.
+function functional.chunk(t, n, dim) end
+
+---t with the dimensions from `first` to `last` as one; a view where its memory allows it.
+---
+---Errors: dimensions that t does not have, or in the wrong order.
+---
+---```lua
+---print(table.concat(peri.zeros({ 2, 3, 4 }):flatten(2):shape(), " ")) --> 2 12
+---```
+---@param t peri.Tensor Any shape.
+---@param first? integer The first of them (default: 1).
+---@param last? integer The last of them (default: -1).
+---@return peri.Tensor # The shape of t with the product of these sizes in their place.
+function functional.flatten(t, first, last) end
+
+---For each id a row with 1 at its place and 0 elsewhere. It waits for the ids, to check them.
+---
+---Errors: ids outside of 0 .. classes - 1; ids that are no integers.
+---
+---```lua
+---print(table.concat(peri.tensor({ 1 }, "i64"):one_hot(3):to_list(), " ")) --> 0 1 0
+---```
+---@param ids peri.Tensor Integers of any shape.
+---@param classes integer How many numbers a row has.
+---@return peri.Tensor # `[..., classes]`, i64.
+function functional.one_hot(ids, classes) end

@@ -37,6 +37,101 @@ function functional.amax(t, dim, keepdim) end
 ---@return peri.Tensor # The shape of t without the dimensions.
 function functional.amin(t, dim, keepdim) end
 
+---Whether any element is true, or not 0 (NaN is not); of nothing it is false.
+---
+---Errors: a dimension that t does not have; complex numbers.
+---
+---```lua
+---print(peri.tensor({ 0, 2 }):any():item(), peri.tensor({ 0, 2 }):gt(5):any():item()) --> 1 0
+---```
+---@param t peri.Tensor The numbers: any shape.
+---@param dim? integer|integer[] A dimension, or a list of them (default: all).
+---@param keepdim? boolean Leave them with size 1 (default: false).
+---@return peri.Tensor # The shape of t without the dimensions, bool.
+function functional.any(t, dim, keepdim) end
+
+---Whether all elements are true, or not 0; of nothing it is true.
+---
+---Errors: a dimension that t does not have; complex numbers.
+---
+---```lua
+---print(peri.tensor({ 0, 2 }):all():item(), peri.tensor({ 1, 2 }):all():item()) --> 0 1
+---```
+---@param t peri.Tensor The numbers: any shape.
+---@param dim? integer|integer[] A dimension, or a list of them (default: all).
+---@param keepdim? boolean Leave them with size 1 (default: false).
+---@return peri.Tensor # The shape of t without the dimensions, bool.
+function functional.all(t, dim, keepdim) end
+
+---The logarithm of the sum of `exp(t)`, which neither large nor small numbers take out of range.
+---
+---Errors: a dimension that t does not have, or without elements; dtypes that are no floats.
+---
+---```lua
+---print(("%.4f"):format(peri.tensor({ 1000, 1000 }):logsumexp():item())) --> 1000.6932
+---```
+---@param t peri.Tensor The numbers: any shape.
+---@param dim? integer|integer[] A dimension, or a list of them (default: all).
+---@param keepdim? boolean Leave them with size 1 (default: false).
+---@return peri.Tensor # The shape of t without the dimensions.
+function functional.logsumexp(t, dim, keepdim) end
+
+---t divided by its p-norm along a dimension, so that rows have length 1. Rows of zeros stay zeros.
+---
+---Errors: a p below 0; a dimension that t does not have; dtypes that are no floats.
+---
+---```lua
+---print(table.concat(peri.tensor({ { 3, 4 } }):normalize():to_list(), " ")) --> 0.60000002384186 0.80000001192093
+---```
+---@param t peri.Tensor The numbers: any shape.
+---@param p? number The norm, as in `norm` (default: 2).
+---@param dim? integer|integer[] The dimension of a vector (default: 2, the columns of a matrix, as in PyTorch).
+---@param eps? number Norms below it count as it (default: 1e-12).
+---@return peri.Tensor # Of the shape of t.
+function functional.normalize(t, p, dim, eps) end
+
+---The absolute difference.
+---
+---Errors: shapes that do not broadcast; another reduction.
+---
+---```lua
+---print(nn.functional.l1_loss(peri.tensor { 1, 4 }, peri.tensor { 0, 2 }):item()) --> 1.5
+---```
+---@param t peri.Tensor Predictions: any shape.
+---@param target peri.Tensor What they should be: the same shape.
+---@param reduction? string `"mean"` (default), `"sum"` or `"none"`.
+---@return peri.Tensor # `[]`, or with `"none"` the shape of t.
+function functional.l1_loss(t, target, reduction) end
+
+---Half the squared difference up to delta, and from there on delta times the difference, less half of delta squared:
+---outliers count less.
+---
+---Errors: delta not above 0; shapes that do not broadcast; another reduction.
+---
+---```lua
+---print(nn.functional.huber_loss(peri.tensor { 1, 4 }, peri.tensor { 0, 0 }):item()) --> 2
+---```
+---@param t peri.Tensor Predictions: any shape.
+---@param target peri.Tensor What they should be: the same shape.
+---@param delta? number Where the line begins (default: 1).
+---@param reduction? string `"mean"` (default), `"sum"` or `"none"`.
+---@return peri.Tensor # `[]`, or with `"none"` the shape of t.
+function functional.huber_loss(t, target, delta, reduction) end
+
+---`huber_loss` with delta = beta, divided by beta; `l1_loss` for 0.
+---
+---Errors: beta below 0; shapes that do not broadcast; another reduction.
+---
+---```lua
+---print(nn.functional.smooth_l1_loss(peri.tensor { 1, 4 }, peri.tensor { 0, 0 }, 2):item()) --> 1.625
+---```
+---@param t peri.Tensor Predictions: any shape.
+---@param target peri.Tensor What they should be: the same shape.
+---@param beta? number Where the line begins (default: 1).
+---@param reduction? string `"mean"` (default), `"sum"` or `"none"`.
+---@return peri.Tensor # `[]`, or with `"none"` the shape of t.
+function functional.smooth_l1_loss(t, target, beta, reduction) end
+
 ---Without `dim` the largest of all elements; with a dimension the largest along it and their places, of equal ones the
 ---first; with a tensor `maximum`.
 ---

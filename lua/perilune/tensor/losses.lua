@@ -42,6 +42,29 @@ function F.hinge_embedding_loss(t, target, margin, reduction)
   return reduce("hinge_embedding_loss", F.where(F.eq(target, 1), t, F.relu(F.affine(t, -1, margin or 1))), reduction)
 end
 
+--- The mean of |t - target|.
+function F.l1_loss(t, target, reduction) return reduce("l1_loss", F.abs(F.sub(t, target)), reduction) end
+
+--- Of d = |t - target|: d^2 / 2 up to delta, delta (d - delta / 2) beyond it.
+local function huber(t, target, delta)
+  local d = F.abs(F.sub(t, target))
+  local near = F.clamp(d, nil, delta)
+  return F.mul(near, F.sub(d, F.affine(near, 0.5, 0)))
+end
+--- Half the squared difference up to delta (1), delta times the difference minus half of delta beyond it.
+function F.huber_loss(t, target, delta, reduction)
+  delta = delta or 1
+  if delta <= 0 or delta ~= delta then P.fail(("huber_loss: delta is %g, allowed: numbers above 0"):format(delta)) end
+  return reduce("huber_loss", huber(t, target, delta), reduction)
+end
+--- huber_loss divided by beta (1), which is its delta; l1_loss for 0.
+function F.smooth_l1_loss(t, target, beta, reduction)
+  beta = beta or 1
+  if beta < 0 or beta ~= beta then P.fail(("smooth_l1_loss: beta is %g, allowed: numbers from 0"):format(beta)) end
+  if beta == 0 then return F.l1_loss(t, target, reduction) end
+  return reduce("smooth_l1_loss", F.affine(huber(t, target, beta), 1 / beta, 0), reduction)
+end
+
 --- Two tensors as views of the shape that both broadcast to. Sizes that do not fit are left to `expand` to refuse.
 local function of_one_shape(a, b)
   local x, y, shape = a:shape(), b:shape(), {}
@@ -114,6 +137,9 @@ signature.check("", F, {
   sigmoid_focal_loss = "t: tensor, target: tensor, alpha: number?, gamma: number?, reduction: string?",
   margin_ranking_loss = "a: tensor, b: tensor, target: tensor, margin: number?, reduction: string?",
   hinge_embedding_loss = "t: tensor, target: tensor, margin: number?, reduction: string?",
+  l1_loss = "t: tensor, target: tensor, reduction: string?",
+  huber_loss = "t: tensor, target: tensor, delta: number?, reduction: string?",
+  smooth_l1_loss = "t: tensor, target: tensor, beta: number?, reduction: string?",
   cosine_similarity = "a: tensor, b: tensor, dim: dim?, eps: number?",
   cosine_embedding_loss = "a: tensor, b: tensor, target: tensor, margin: number?, reduction: string?",
   kl_div = "t: tensor, target: tensor, log_target: boolean?, reduction: string?",
