@@ -163,7 +163,7 @@ function Graphed:_capture(f, inputs, n, others)
   state.capturing = false
   if collects then collectgarbage "restart" end
   if not ok then C.peri_graph_cancel(graph) end
-  Tensor.note_autocast()
+  Tensor._note_autocast()
   if not ok then error(m, 0) end
   check_unchanged(fields)
   if C.peri_graph_draws(graph) ~= #draws then

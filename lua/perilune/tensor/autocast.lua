@@ -28,7 +28,7 @@ local function note()
   C.peri_autocast_swap(region)
   state.autocast = region ~= nil and region
 end
-Tensor.note_autocast = note
+Tensor._note_autocast = note
 
 --- From now on operations are in the region, until exit().
 function methods:enter()
