@@ -102,8 +102,9 @@ void *peri__realloc(void *p, size_t size);
 void peri__free(void *p);
 /** A copy of a text, or NULL. */
 char *peri__strdup(const char *text);
-/** Make the folders above @path that are missing; @itself: and @path. Failures show when something is made in them. */
-void peri__make_folders(const char *path, bool itself);
+/** Make the folders above @path that are missing; @itself: and @path. Failures show when something is made in them,
+ *  which says that one is missing; why it could not be made is the number of the error that is returned (0: none). */
+int peri__make_folders(const char *path, bool itself);
 /** Is the file or link @path another user's, in a folder in which everybody may make files? */
 bool peri__file_planted(const char *path);
 /** Count device storage in peri_mem_live and, if positive, in peri_mem_debt. */

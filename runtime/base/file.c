@@ -14,16 +14,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-void peri__make_folders(const char *path, bool itself)
+int peri__make_folders(const char *path, bool itself)
 {
     char part[PATH_MAX];
+    int why = 0;
     snprintf(part, sizeof part, "%s", path);
     for (char *c = part + 1;; c++) {
         const char at = *c;
         if (at && at != '/') continue;
         *c = 0;
-        if (at || itself) mkdir(part, 0777);
-        if (!(*c = at)) return;
+        if ((at || itself) && mkdir(part, 0777) != 0 && errno != EEXIST) why = errno;
+        if (!(*c = at)) return why;
     }
 }
 

@@ -122,11 +122,11 @@ peri_status peri_checkpoint_folder_new(const char *path, peri_checkpoint_folder 
                           "checkpoint: '%.200s' is no name for a checkpoint: it ends with a name of 1 to 200 bytes",
                           path);
     parent_of(path, parent);
-    peri__make_folders(parent, true);
+    const int unmade = peri__make_folders(parent, true);
     sweep(parent);
     PERI_TRY(peri__saving_name(path, fresh));
     if (mkdir(fresh, 0777) != 0) {
-        int why = errno;
+        int why = errno == ENOENT && unmade ? unmade : errno;
         return peri__fail(PERI_EIO, "checkpoint: making folder '%.300s': %s", fresh, strerror(why));
     }
     peri_checkpoint_folder *f = peri__alloc_zero(sizeof *f);
@@ -189,9 +189,9 @@ peri_status peri_checkpoint_lock_new(const char *folder, peri_checkpoint_lock **
     PERI_NEED(folder);
     PERI_NEED(out);
     PERI_TRY(peri__path_join(folder, ".lock", path));
-    peri__make_folders(folder, true);
+    const int unmade = peri__make_folders(folder, true);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-    int why = errno;
+    int why = errno == ENOENT && unmade ? unmade : errno;
     if (fd < 0)
         return peri__fail(PERI_EIO, "checkpoint: folder '%.300s' cannot be saved into: '.lock': %s", folder,
                           strerror(why));

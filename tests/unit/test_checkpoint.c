@@ -824,6 +824,14 @@ static void refusals_say_what_is_allowed(void **context)
     assert_fails(peri_checkpoint_publish(saving, path, &part, 1, NULL, false, digest), PERI_ENOTFOUND,
                  "of this save was removed while it was written: nothing is saved");
     assert_true(peri_time_ns() - began < (int64_t)10e9);
+    peri_checkpoint_lock *lock;
+    peri_checkpoint_folder *made;
+    if (access("/sys/kernel", F_OK) == 0) { /* where nobody can make a folder, the reason is that, not that it lacks */
+        assert_true(peri_checkpoint_lock_new("/sys/perilune-test", &lock) == PERI_EIO);
+        assert_null(strstr(peri_error_message(), "No such file"));
+        assert_true(peri_checkpoint_folder_new("/sys/perilune-test/model", &made) == PERI_EIO);
+        assert_null(strstr(peri_error_message(), "No such file"));
+    }
     peri_checkpoint_writer_release(w);
 }
 
