@@ -58,7 +58,7 @@ local function count(n, bounds, kind)
     assert.is_truthy(most, "no bound for " .. name)
     if tonumber(number) > most then over[#over + 1] = ("%s: %s, at most %g"):format(name, number, most) end
   end
-  assert.equal(28, seen, out)
+  assert.equal(n < 4 and 28 or 21, seen, out)
   assert.equal("", table.concat(over, "\n"), out)
 end
 
