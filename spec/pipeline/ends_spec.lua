@@ -121,6 +121,29 @@ describe("fields of a batch that the model returns", function()
   end)
 end)
 
+describe("tables of tensors that the model returns", function()
+  it("are kept for the caller, such as those of several tasks", function()
+    local nn = peri.nn
+    local Tasks = nn.Module:extend "Tasks"
+    function Tasks:init() self.linear = nn.Linear { in_features = 2, out_features = 2 } end
+    function Tasks:forward(x)
+      local y = self.linear(x)
+      return y:square():mean(), { click = y:select(2, 0), buy = y:select(2, 1), name = "both" }, { x:sum() }
+    end
+    local model, n = Tasks(), 0
+    local optimizer = nn.optim.SGD { params = model:parameters(), lr = 0.1 }
+    local pipeline = peri.TrainPipelineBase { model = model, optimizer = optimizer }
+    local function batches() n = n + 1 return n <= 3 and peri.ones { 4, 2 } or nil end
+    for _ = 1, 3 do
+      local loss, found, more = pipeline:progress(batches)
+      local click, buy = found.click:to_list(), found.buy:to_list()
+      assert.near(loss:item(), (click[1] ^ 2 + buy[1] ^ 2) / 2, 1e-6)
+      assert.same({ "both", 8 }, { found.name, more[1]:item() })
+    end
+    assert.is_nil((pipeline:progress(batches)))
+  end)
+end)
+
 describe("a loader that fails", function()
   worlds.each("is an error on all ranks after everything that was loaded is trained", function(world, device, n)
     local r, counts = world:rank(), { 9, 9, 9 }

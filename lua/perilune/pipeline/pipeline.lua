@@ -5,9 +5,9 @@
 --   for loss, step in pipeline:run(batches) do ... end
 --   local loss, logits, labels = pipeline:progress(batches) -- one step: tensors for the caller; nil at the end
 --
--- model(batch) returns the loss (one element) and up to two more tensors. A batch may have a method to(device). Which
--- of its fields a sharded module is called with is seen in the first forward pass, so the first batches run whole;
--- `inputs` says it before.
+-- model(batch) returns the loss (one element) and up to two more tensors, or tables of them. A batch may have a method
+-- to(device). Which of its fields a sharded module is called with is seen in the first forward pass, so the first
+-- batches run whole; `inputs` says it before.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -253,12 +253,20 @@ function Pipeline:_begin(n)
     self.class_name == "Pipeline" and "on_step" or "schedule", kind(said), self.steps)
 end
 
---- What the model returned, kept for the caller. (Written out: what a step calls thrice is where LuaJIT would begin a
---- trace.)
+--- What the model returned besides its loss, kept for the caller: a tensor, or a table of tensors by names (of several
+--- tasks, say).
+local function held(x)
+  if type(x) ~= "table" or getmetatable(x) then return P.keep(util.resolve(x)) end
+  for _, t in util.ordered(x) do
+    t = util.resolve(t)
+    if type(t) == "cdata" then P.keep(t) end
+  end
+  return x
+end
+
 local function take(context)
   local loss, second, third = context.loss, context.second, context.third
-  return loss and P.keep(util.resolve(loss)) or nil, second and P.keep(util.resolve(second)) or nil,
-    third and P.keep(util.resolve(third)) or nil
+  return loss and P.keep(util.resolve(loss)) or nil, second and held(second) or nil, third and held(third) or nil
 end
 
 --- The loss as a number: NaN for a stage that is not the last one, which has no loss. The tensors are not released
