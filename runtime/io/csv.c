@@ -301,7 +301,7 @@ static peri_status check_options(const peri_csv_config *o, int32_t *dense, int32
         *sparse += given->kind == PERI_COLUMN_IDS;
     }
     if (labels > 1)
-        return peri__fail(PERI_EINVAL, "%s: %d columns of labels, allowed: 0, 1 (further ones may be of the kind dense)",
+        return peri__fail(PERI_EINVAL, "%s: %d columns of labels, allowed: 0, 1 (others may be of the kind dense)",
                           f, labels);
     return PERI_OK;
 }
