@@ -245,3 +245,28 @@ describe("a data-parallel wrapper", function()
     peri.dist.finish()
   end)
 end)
+
+describe("a state that is loaded", function()
+  worlds.each("is the same on all ranks where they train the same", function(world, device, n)
+    local module = nn.Module()
+    module.linear = nn.Linear { in_features = 2, out_features = 2, device = device }
+    module.norm = nn.BatchNorm1d { num_features = 2, device = device }
+    local model = peri.DistributedModelParallel { module = module, group = world, device = device }
+    local rank, state = world:rank(), model:state_dict():clone()
+    local before = state["linear.weight"]:to("f32", "cpu"):reshape(-1):to_list()
+    state["norm.running_mean"] = peri.full({ 2 }, rank, "f32", device) -- each rank has its own
+    model:load_state_dict(state)
+    assert.equal(rank, module.norm.running_mean:item(1))
+    state["linear.bias"] = peri.full({ 2 }, 7, "f32", device)
+    state["linear.weight"] = peri.full({ 2, 2 }, rank == n - 1 and 3 or 4, "f32", device)
+    if n == 1 then return model:load_state_dict(state) end
+    local ok, err = pcall(model.load_state_dict, model, state)
+    assert.is_false(ok)
+    assert.matches("'linear.weight' is not the same on rank 0 of group '[^']+' and on rank " .. n - 1, err.message)
+    assert.same(before, module.linear.weight:detach():to("f32", "cpu"):reshape(-1):to_list()) -- nothing was loaded
+    assert.not_equal(7, module.linear.bias:item(1))
+    state["linear.weight"] = peri.full({ 2, 2 }, 5, "f32", "cpu")
+    model:load_state_dict(state)
+    assert.equal(5, module.linear.weight:item(3))
+  end, { sizes = { 1, 2, 3 } })
+end)
