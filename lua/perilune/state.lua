@@ -58,6 +58,7 @@ end
 
 --- Give other ranks a chance. `round` counts the calls of one wait. Under `sim` it switches to the next rank.
 function M.pause(round)
+  if now.capturing then errors.fail("graphed: a wait for other ranks cannot be captured") end
   if now.watched then C.peri_group_waits(now.watched) end
   if now.yield then return now.yield(round) end
   C.peri_pause(round)
