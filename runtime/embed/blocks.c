@@ -264,35 +264,44 @@ static bool widened(const peri_k_tbe_block *x, int64_t table_cols, int64_t cols,
     return column + table_cols <= cols && (x->bags <= 1 || x->out_stride % cols == 0);
 }
 
-static peri_status widen(const peri_tbe *tbe, peri_tbe_blocks *from, int64_t cols, int64_t stride,
-                         peri_tbe_blocks **out)
+/** Put the widened list first among @from's; where there is none, nothing. */
+static peri_status widen(const peri_tbe *tbe, peri_tbe_blocks *from, int64_t cols, int64_t stride)
 {
+    peri_tbe_blocks *wide;
     peri__spot *spots = peri__alloc(sizeof *spots * (size_t)peri__max(from->n, 1));
     if (!spots) return PERI_ENOMEM;
-    bool can = !from->none;
+    bool can = true;
     for (int64_t k = 0; k < from->n && can; k++)
         can = widened(&from->block[k], tbe->layout[from->block[k].table].cols, cols, stride, &spots[k]);
-    peri_status status = can ? peri__tbe_blocks_moved(tbe, from, spots, out) : PERI_OK;
+    peri_status status = can ? peri__tbe_blocks_moved(tbe, from, spots, &wide) : PERI_OK;
     peri__free(spots);
-    return status;
+    if (status < 0 || !can) return status;
+    wide->wide_cols = cols;
+    wide->wide_stride = stride;
+    wide->wide = from->wide;
+    from->wide = wide;
+    return PERI_OK;
+}
+
+static peri_tbe_blocks *find_wide(const peri_tbe_blocks *from, int64_t cols, int64_t stride)
+{
+    peri_tbe_blocks *wide = from->wide;
+    while (wide && (wide->wide_cols != cols || wide->wide_stride != stride)) wide = wide->wide;
+    return wide;
 }
 
 peri_status peri__tbe_blocks_widened(const peri_tbe *tbe, peri_tbe_blocks *from, int64_t cols, int64_t stride,
                                      peri_tbe_blocks **out)
 {
     peri_status status = PERI_OK;
+    *out = NULL;
+    if (from->none) return PERI_OK;
     pthread_mutex_lock(&from->sorting);
-    if (from->wide_cols != cols || from->wide_stride != stride) {
-        peri_tbe_blocks *wide = NULL;
-        status = widen(tbe, from, cols, stride, &wide);
-        if (status >= 0) {
-            peri_tbe_blocks_release(from->wide);
-            from->wide = wide;
-            from->wide_cols = cols;
-            from->wide_stride = stride;
-        }
+    *out = find_wide(from, cols, stride);
+    if (!*out) {
+        status = widen(tbe, from, cols, stride);
+        *out = find_wide(from, cols, stride);
     }
-    *out = status < 0 ? NULL : from->wide;
     peri_tbe_blocks_retain(*out);
     pthread_mutex_unlock(&from->sorting);
     return status;

@@ -44,8 +44,8 @@ struct peri_tbe_blocks {
     peri_event *copied; /* after its upload */
     peri_event *sorted; /* after that of its second half, which is made when it is first asked for; NULL: it was not
                            yet */
-    peri_tbe_blocks *wide;   /* peri__tbe_blocks_widened: the last ones, or NULL */
-    int64_t wide_cols, wide_stride; /* of those */
+    peri_tbe_blocks *wide;   /* a list of those that were widened from it, linked by this field, or NULL */
+    int64_t wide_cols, wide_stride; /* of one in that list: what it was widened for */
     pthread_mutex_t sorting; /* guards `sorted` and `wide` */
     int64_t n, n_tables;
     int64_t bags;         /* offsets must have at least bags + 1 entries */
@@ -75,8 +75,8 @@ typedef struct peri__spot {
 peri_status peri__tbe_blocks_moved(const peri_tbe *tbe, const peri_tbe_blocks *from, const peri__spot *spots,
                                    peri_tbe_blocks **out);
 /** The same blocks with their rows in a window of @cols columns of a matrix whose rows are @stride elements apart;
- *  @from's lie in a matrix of @cols columns. The last list is kept with @from. @out new; NULL: not all of @from's rows
- *  lie in such a matrix. */
+ *  @from's lie in a matrix of @cols columns. Kept as long as @from, since captured steps know where it is. @out new;
+ *  NULL: not all of @from's rows lie in such a matrix. */
 peri_status peri__tbe_blocks_widened(const peri_tbe *tbe, peri_tbe_blocks *from, int64_t cols, int64_t stride,
                                      peri_tbe_blocks **out);
 
