@@ -128,6 +128,9 @@ KERNEL_UNITS := $(foreach isa,$(ISAS),$(PIECES:%=$B/obj/kernels/cpu/$(isa)/%.o))
 OBJ := $(KERNEL_UNITS) $(CORE:%.c=$B/obj/%.o)
 LIB_A := $B/libperilune.a
 LIB_SO := $B/libperilune.so.$(VERSION)
+# Functions of earlier releases, for programs that were built then: in the shared library only, whose symbols have versions.
+KEPT := runtime/host/renamed.c
+KEPT_OBJ := $(KEPT:%.c=$B/obj/%.o)
 LIBS := -lxxhash $(if $(HAVE_URING),-luring) $(if $(HAVE_ZLIB),-lz) -lpthread -ldl -lm
 
 # A backend that is a plugin: a folder, runtime/backends/<name>/, and one line here: $(call plugin,<name>,<compiler's flags>,<libraries>).
@@ -263,8 +266,8 @@ $(LIB_A): $(OBJ)
 # Its calls of its own functions stay its own (-Bsymbolic-functions), also in a program that holds another copy of them.
 # A function has the version of the release that brought it: a program that needs a newer library is told so when it is loaded.
 MAP := $B/perilune.map
-CONTRACT = luajit runtime/gen/contract.lua $(1) $(CDEF) runtime/include/perilune runtime/gen/contract.txt
-$(MAP): $(CDEF) $(HEADERS) runtime/gen/contract.lua $(wildcard runtime/gen/contract.txt)
+CONTRACT = luajit runtime/gen/contract.lua $(1) $(CDEF) runtime/include/perilune runtime/gen/contract.txt runtime/gen/renamed.txt $(KEPT)
+$(MAP): $(CDEF) $(HEADERS) $(KEPT) runtime/gen/contract.lua runtime/gen/renamed.txt $(wildcard runtime/gen/contract.txt)
 	$(Q)$(call CONTRACT,map) >$@
 # Write down what this release promises to the programs that are built with it.
 contract: $(CDEF)
@@ -287,10 +290,10 @@ check-amalgamation: amalgamation
 	bash -c "time $(CC) -std=gnu11 -O2 -DPROGRAM -I$B/amalgamation tests/linking/use.c $B/amalgamation/perilune.c -o $B/amalgamation/use -lxxhash -lpthread -ldl -lm"
 	$B/amalgamation/use && PERI_CPU_ISA=ref $B/amalgamation/use
 
-$(LIB_SO): $(OBJ) $(MAP)
+$(LIB_SO): $(OBJ) $(KEPT_OBJ) $(MAP)
 	@$(if $(V),,echo '  LINK    $@')
 	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared -Wl,-z,nodelete -Wl,-Bsymbolic-functions -Wl,-soname,libperilune.so.$(SOVERSION) -Wl,--version-script=$(MAP) $(if $(SAN),,-Wl,-z,defs) \
-	  $(OBJ) $(LIBS) -o $@
+	  $(OBJ) $(KEPT_OBJ) $(LIBS) -o $@
 	$(Q)ln -sf $(@F) $B/libperilune.so.$(SOVERSION) && ln -sf $(@F) $B/libperilune.so
 
 $(PLUGINS):
@@ -390,7 +393,7 @@ $B/abi.ok: $(CDEF) runtime/gen/abi.lua $(HEADERS)
 
 # -- the launcher -------------------------------------------------------------------------------------------------------------------
 
-HOST := $(filter-out runtime/host/host.c runtime/host/lua.c,$(wildcard runtime/host/*.c))
+HOST := $(filter-out runtime/host/host.c runtime/host/lua.c $(KEPT),$(wildcard runtime/host/*.c))
 HOST_OBJ := $(HOST:%.c=$B/obj/%.o)
 # Under these sanitizers no library is unloaded: reports of leaks name the one that leaked, and those not looked into have to stay.
 HOST_OBJ += $(if $(filter address thread,$(SAN)),$B/obj/tests/harness/keep_loaded.o)

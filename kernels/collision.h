@@ -25,7 +25,7 @@
 
 /** What to do with an id that has no row of its own; as PERI_MISS_*, without the default. */
 enum { PERI_K_MISS_ROW = 1, PERI_K_MISS_HASH = 2, PERI_K_MISS_DROP = 3, PERI_K_MISS_ERROR = 4 };
-/** Which row is given up; as PERI_EVICT_*. */
+/** Which row is given up; as PERI_FORGET_*. */
 enum {
     PERI_K_EVICT_NONE = 0,
     PERI_K_EVICT_LFU = 1,

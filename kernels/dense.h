@@ -398,10 +398,10 @@ typedef struct peri_k_interaction_grad_args {
 /** One element's loss of prediction x and target t, with weight w (1 if NULL) and, for BCE_LOGITS, p = pos_weight (1 if
  *  NULL). */
 enum {
-    PERI_LOSS_BCE_LOGITS = 0, /* w ((1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))) */
-    PERI_LOSS_BCE = 1,        /* -w (t max(log x, -100) + (1 - t) max(log(1 - x), -100)); NaN for x outside [0, 1] */
-    PERI_LOSS_MSE = 2,        /* w (x - t)^2 */
-    PERI_LOSS_COUNT = 3
+    PERI_LOSS_KIND_BCE_LOGITS = 0, /* w ((1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))) */
+    PERI_LOSS_KIND_BCE = 1, /* -w (t max(log x, -100) + (1 - t) max(log(1 - x), -100)); NaN for x outside [0, 1] */
+    PERI_LOSS_KIND_MSE = 2,        /* w (x - t)^2 */
+    PERI_LOSS_KIND_COUNT = 3
 };
 
 /** dst[i] = loss(x[i], t[i]). range: elements. */

@@ -349,7 +349,7 @@ typedef struct peri_k_tbe_counter {
 
 typedef struct peri_k_tbe_optimizer {
     int32_t kind;        /* PERI_TBE_* */
-    int32_t decay;       /* PERI_DECAY_* up to DECOUPLE; with counters PERI_COUNTER_DECAY_* */
+    int32_t decay;       /* PERI_DECAY_* up to DECOUPLE; with counters PERI_COUNTER_* */
     float lr, eps, weight_decay;
     float beta1, beta2, rest1, rest2; /* rest = 1 - beta */
     float correction1, correction2;   /* c1, c2 */

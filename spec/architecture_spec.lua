@@ -40,7 +40,8 @@ local kinds = {
   { row = "a sharding type", most = 5, words = { "PERI_GRID_SHARD", '"grid_shard"', "peri__grid_shard" },
     own = { ["runtime/shard/types/grid_shard.c"] = "runtime/shard/types/" } },
   { row = "an element-wise operation", most = 5, words = { "PERI_UNARY_SILU", "silu" } },
-  { row = "a format of rows", most = 8, words = { "PERI_ROWS_INT2", "PERI_CODES_INT2", '"INT2"', "INT2 =", "int2 =" } },
+  { row = "a format of rows", most = 8,
+    words = { "PERI_ROWS_INT2", "PERI_QUANTIZE_INT2", '"INT2"', "INT2 =", "int2 =" } },
   { row = "a transport", most = 2, words = { "nccl" }, own = { ["runtime/backends/nccl/"] = "runtime/backends/" } },
 }
 

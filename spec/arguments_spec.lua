@@ -254,7 +254,7 @@ describe("arguments", function()
     local config = require "perilune.embed.config"
     refuses("output_names: tables %[1%] has feature_names = a table, wanted a list of strings", config.output_names,
       { { name = "t", embedding_dim = 4, feature_names = { false } } })
-    refuses("fill_cache_params: slot is true, wanted a peri_cache_params", config._fill_cache_params, "f", true,
+    refuses("fill_cache_params: slot is true, wanted a peri_cache_config", config._fill_cache_params, "f", true,
       config.CacheParams(), "FP32")
     refuses("LambdaLR: lr_lambda is 3, wanted a function", peri.nn.optim.LambdaLR, { optimizer = sgd, lr_lambda = 3 })
     refuses("StepLR: optimizer has lr = nil, wanted a function", peri.nn.optim.StepLR,

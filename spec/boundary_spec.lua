@@ -39,7 +39,7 @@ describe("the generated declarations", function()
   it("are caught when members change places", function()
     local out, status = check_layout("int32_t dtype, ndim;", "int32_t ndim, dtype;")
     assert.not_equal(0, status)
-    assert.matches("offsetof%(peri_tensor_desc, ndim%)", out)
+    assert.matches("offsetof%(peri_tensor_info, ndim%)", out)
   end)
 
   it("are caught when a struct has a form that is not checked", function()

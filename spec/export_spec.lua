@@ -482,6 +482,6 @@ describe("products in order", function()
       end
       assert.equal(bits(y), bits(F.matmul(x, w:transpose(1, 2))))
     end)
-    assert.is_false(P.C.peri_ordered_products(false))
+    assert.is_false(P.C.peri_products_ordered())
   end)
 end)

@@ -34,8 +34,8 @@ local function complaints(rule, ...)
   error("no rule " .. rule)
 end
 
-describe("the lint of new public names", function()
-  local rule = "new public names follow the rules of the others"
+describe("the lint of public names", function()
+  local rule = "public names follow the rules of docs/embedding_c.md"
 
   it("has nothing to say of this tree", function() assert.same({}, complaints(rule)) end)
 
@@ -49,12 +49,26 @@ describe("the lint of new public names", function()
       ["PERI_API peri_status peri_moon_create(int32_t n, peri_moon **out);"] =
       "peri_moon_create is called _create, wanted: _new",
       ["PERI_API peri_status peri_moon_new(peri_moon **out, int32_t n);"] =
-        "peri_moon_new has a parameter behind out, wanted: out last",
+        "peri_moon_new has the parameter n behind results, wanted: results last",
       ["PERI_API peri_status peri_moon_new(peri_moon **moon);"] =
       "peri_moon_new gives a new object through 'moon', wanted: out", ["PERI_API peri_status peri_moon_look(int n);"] =
       "peri_moon_look counts 'n' as int, wanted: int32_t or int64_t",
       ["PERI_API peri_status peri_set_moon(int32_t n);"] =
-        "peri_set_moon is a setting's, wanted: peri_<noun>_<setting>_set",
+        "peri_set_moon is a setting's, wanted: peri_<noun>_<setting>_set, and peri_<noun>_<setting>",
+      ["PERI_API void peri_moon_phase_set(peri_moon *moon, int32_t phase);"] =
+        "peri_moon_phase_set cannot say that it failed, wanted: peri_status",
+      ["PERI_API peri_status peri_moon_shine(peri_moon *moon, bool on);"] =
+        "peri_moon_shine takes a switch and nothing else, so it sets something, wanted: _set",
+      ["PERI_API peri_status peri_moon_add(peri_moon *moon, peri_tensor *const *parts, int64_t n);"] =
+        "peri_moon_add counts entries by int64_t n, wanted: int32_t",
+      ["PERI_API peri_status peri_moon_new(const peri_moon_args *args, peri_moon **out);"] =
+        "peri_moon_new makes an object with peri_moon_args, wanted: a _config",
+      ["PERI_API peri_status peri_moon_turn(peri_moon *moon, const peri_moon_args *options);"] =
+        "peri_moon_turn has a parameter options, wanted: config or args",
+      ["typedef struct peri_moon_params {\n    int64_t size;\n} peri_moon_params;"] =
+        "peri_moon_params is called _params, wanted: _config",
+      ["typedef struct peri_moon_config {\n    int64_t size;\n    int64_t n_seas;\n} peri_moon_config;"] =
+        "peri_moon_config counts n_seas by int64_t, wanted: int32_t",
       ["PERI_API peri_status peri_moon_release(peri_moon *m);"] =
       "peri_moon_release can fail, wanted: void, since a release never fails",
       ["typedef struct peri_moon_args {\n    int32_t n;\n} peri_moon_args;"] =
@@ -62,6 +76,10 @@ describe("the lint of new public names", function()
     } do
       assert.same({ header .. ": " .. said }, with(text))
     end
+    assert.same({ "PERI_REDUCE_SUM is 0, and PERI_REDUCTION_SUM is 2: one is taken for the other" },
+      with "enum { PERI_REDUCTION_NONE = 0, PERI_REDUCTION_SUM = 2 };")
+    assert.same({ "PERI_DECAY_COUNTER is 3, and PERI_MOON_DECAY_COUNTER is 1: one is taken for the other" },
+      with "enum { PERI_MOON_DECAY_NONE = 0, PERI_MOON_DECAY_COUNTER = 1 };")
   end)
 end)
 
@@ -103,5 +121,69 @@ describe("the lint of CUDA faces", function()
   it("names a face of what no list has", function()
     assert.same({ "kernels/cuda/cache.cu defines PERI_CUDA_KERNEL(cache_other), which no list of kernels/list.h asks "
       .. "for" }, complaints(rule, { "kernels/cuda/cache.cu", "^", "PERI_CUDA_KERNEL(cache_other)\n" }))
+  end)
+end)
+
+describe("the contract with programs that were built with an earlier release", function()
+  local contract = dofile "runtime/gen/contract.lua"
+  local record = [[
+release 0.2 contract 1
+constant PERI_MOON_FULL 3
+struct peri_moon_params 16 grows
+member size 0 int64_t
+member n_seas 8 int64_t
+function peri_moon_glow 0.2 _Bool(peri_moon*, _Bool)
+function peri_moon_new 0.2 peri_status(const peri_moon_params*, int64_t, peri_moon**)
+function peri_moon_text 0.2 void(const peri_moon*, char*, size_t)
+]]
+  local renamed = "type peri_moon_params peri_moon_config\nconstant PERI_MOON_FULL PERI_PHASE_FULL\n"
+    .. "count peri_moon_params n_seas\n"
+  local kept = "KEPT(0.2, bool, moon_glow, (peri_moon *moon, bool on))\n{\n}\nKEPT(0.2, peri_status, moon_new,\n"
+    .. "     (const peri_moon_config *config, int64_t n, peri_moon **out))\n"
+
+  --- The complaints about a library of today, `change`d.
+  local function compared(names, functions, change)
+    local old, said = contract.read(record), {}
+    local new = { release = "0.3", contract = 1, constants = { PERI_PHASE_FULL = 3 }, structs = {
+      peri_moon_config = { size = 16, grows = true, members = { { name = "size", offset = 0, text = "int64_t" },
+        { name = "n_seas", offset = 8, text = "int32_t" } } } }, functions = {
+      peri_moon_glow_set = "peri_status(peri_moon*, _Bool)",
+      peri_moon_new = "peri_status(const peri_moon_config*, int32_t, peri_moon**)",
+      peri_moon_text = "void(const peri_moon*, char*, int64_t)" } }
+    if change then change(new) end
+    contract.renamed(old, names, said)
+    return contract.compare(old, new, contract.kept(functions), said), contract.map(old, new)
+  end
+
+  it("holds where names are others and the functions of then are kept", function()
+    local said, map = compared(renamed, kept)
+    assert.same({}, said)
+    -- What has other parameters now has another version, so that a program of today is not run by a library of then.
+    assert.equal("PERILUNE_0.2 {\n  global:\n    peri_moon_text;\n};\nPERILUNE_0.3 {\n  global:\n"
+      .. "    peri_moon_glow_set;\n    peri_moon_new;\n  local:\n    *;\n} PERILUNE_0.2;\n", map)
+  end)
+
+  it("does not hold where something is gone, or is not what it was", function()
+    local function said(...) return table.concat((compared(...)), "; ") end
+    assert.equal("constant PERI_MOON_FULL is gone", said((renamed:gsub("constant[^\n]*\n", "")), kept))
+    assert.matches("struct peri_moon_params is gone; function peri_moon_new: .* keeps 'peri_status%(const "
+      .. "peri_moon_config", said((renamed:gsub("type[^\n]*\n", "")), kept))
+    assert.matches("struct peri_moon_config: member 2 was 'n_seas' %(int64_t%)",
+      said((renamed:gsub("count[^\n]*\n", "")), kept))
+    assert.equal("function peri_moon_glow is gone", said(renamed, (kept:gsub("^.-}\n", ""))))
+    assert.matches("^function peri_moon_new is 'peri_status",
+      said(renamed, (kept:gsub("KEPT%(0.2, peri_status.*", ""))))
+    assert.matches("renamed.c keeps 'peri_status%(const peri_moon_config%*, int32_t",
+      said(renamed, (kept:gsub("int64_t", "int32_t"))))
+    assert.equal("constant PERI_PHASE_FULL is 4, was 3", said(renamed, kept, function(new)
+      new.constants.PERI_PHASE_FULL = 4
+    end))
+    assert.matches("member 2 was 'n_seas' %(int32_t%) at byte 8, now 'n_seas' %(int32_t%) at byte 12",
+      said(renamed, kept, function(new) new.structs.peri_moon_config.members[2].offset = 12 end))
+    assert.equal("function peri_moon_text is gone", said(renamed, kept, function(new)
+      new.functions.peri_moon_text = nil
+    end))
+    assert.equal("runtime/gen/renamed.txt: 'constant PERI_SUN 1' is about nothing in the record",
+      said(renamed .. "constant PERI_SUN 1\n", kept))
   end)
 end)

@@ -53,7 +53,7 @@ static void save(peri_checkpoint_state *state, const char *path)
     check(peri_checkpoint_writer_part(writer, &part));
     gather(part, all); /* 3: rank 0 joins what they say, and the folder gets its name */
     for (int32_t r = 0; r < size; r++) parts[r] = all + TEXT * r;
-    peri_checkpoint_facts facts = {.size = sizeof facts};
+    peri_checkpoint_config facts = {.size = sizeof facts};
     check(peri_checkpoint_state_values(state, NULL, &facts.values));
     if (rank == 0)
         check(peri_checkpoint_publish(peri_checkpoint_folder_path(folder), path, parts, size, &facts, true, digest));
@@ -73,7 +73,7 @@ int main(int argc, char **argv)
     peri_sharded *tables;
     peri_tensor *layer; /* [1, COLS]: equal on all ranks */
     peri_checkpoint_state *state;
-    peri_tbe_optimizer adagrad = {.size = sizeof adagrad};
+    peri_tbe_optimizer_config adagrad = {.size = sizeof adagrad};
     if (argc != 3 || (strcmp(argv[1], "save") != 0 && strcmp(argv[1], "load") != 0))
         return fprintf(stderr, "usage: checkpoint save|load PATH\n"), 2;
     check(peri_comm_open(NULL, &world)), check(peri_device_get("cpu", &cpu));

@@ -32,10 +32,10 @@ static void *zeros(size_t n, size_t size)
 
 static int list(const peri_model *model)
 {
-    int64_t inputs, outputs;
+    int32_t inputs, outputs;
     const peri_model_input *in = peri_model_inputs(model, &inputs);
     const peri_model_output *out = peri_model_outputs(model, &outputs);
-    for (int64_t i = 0; i < inputs; i++) {
+    for (int32_t i = 0; i < inputs; i++) {
         if (in[i].kind == PERI_MODEL_DENSE) printf("input %s: %lld numbers\n", in[i].name, (long long)in[i].columns);
         else if (in[i].kind != PERI_MODEL_IDS || in[i].mapped)
             printf("input %s: a list of %s\n", in[i].name,
@@ -46,7 +46,7 @@ static int list(const peri_model *model)
             printf("input %s: ids 0..%lld%s\n", in[i].name, (long long)in[i].rows - 1,
                    in[i].weighted ? ", with weights" : "");
     }
-    for (int64_t i = 0; i < outputs; i++) printf("output %s: %lld numbers\n", out[i].name, (long long)out[i].columns);
+    for (int32_t i = 0; i < outputs; i++) printf("output %s: %lld numbers\n", out[i].name, (long long)out[i].columns);
     return 0;
 }
 
@@ -97,7 +97,7 @@ int main(int argc, char **argv)
 {
     peri_model *model;
     peri_model_context *context;
-    int64_t inputs, outputs;
+    int32_t inputs, outputs;
     if (argc < 2) return fprintf(stderr, "usage: serve MODEL [INPUT=VALUES ...]\n"), 2;
     if (peri_model_open(argv[1], 0, &model) < 0) return fail(peri_error_message());
     if (argc == 2) return list(model);
@@ -118,14 +118,14 @@ int main(int argc, char **argv)
         if (failed) return 2;
     }
     int64_t **offsets = (int64_t **)zeros((size_t)outputs, sizeof *offsets);
-    for (int64_t i = 0; i < outputs; i++) {
+    for (int32_t i = 0; i < outputs; i++) {
         const int list_of_sample = peri_model_output_list(model, i) >= 0;
         answers[i] = (float *)zeros((size_t)out[i].columns * (list_of_sample ? MOST : 1), sizeof **answers);
         if (list_of_sample) offsets[i] = (int64_t *)zeros(2, sizeof **offsets);
     }
     if (peri_model_context_new(model, 1, 0, &context) < 0) return fail(peri_error_message());
     if (peri_model_predict_lists(context, 1, values, answers, offsets) < 0) return fail(peri_error_message());
-    for (int64_t i = 0; i < outputs; i++) {
+    for (int32_t i = 0; i < outputs; i++) {
         printf("%s:", out[i].name);
         const int64_t n = out[i].columns * (offsets[i] ? offsets[i][1] : 1);
         for (int64_t c = 0; c < n; c++) printf(" %.9g", (double)answers[i][c]);

@@ -41,7 +41,7 @@ static peri_sharded *make_tables(void)
     const int32_t which[] = {0, 1}, last = peri_group_size(world) - 1;
     static peri_sharded_table table[2]; /* static: zeros, which are the defaults of all fields but `size` */
     static peri_sharded_config config;
-    static peri_tbe_optimizer adagrad;
+    static peri_tbe_optimizer_config adagrad;
     peri_sharded *tables;
     config.size = sizeof config, table[0].size = table[1].size = sizeof table[0], adagrad.size = sizeof adagrad;
     check(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &adagrad)), adagrad.learning_rate = 0.1;
@@ -65,7 +65,7 @@ static void next_batch(peri_keys *keys, uint32_t step, peri_kjt **batch, peri_te
     const int64_t first = BATCH * rank / size, share = BATCH * (rank + 1) / size - first;
     int64_t ids[BATCH * (1 + EACH)], lengths[2 * BATCH], n = share;
     float label[BATCH];
-    static peri_kjt_args args;
+    static peri_kjt_config args;
     for (int64_t i = 0; i < share; i++) {
         uint32_t sample = step * BATCH + (uint32_t)(first + i), odd = 0;
         ids[i] = mix(sample, EACH) % ITEMS, lengths[i] = 1, lengths[share + i] = EACH;
@@ -90,7 +90,7 @@ static peri_tensor *loss_of(peri_sharded *tables, peri_kjt *batch, peri_tensor *
     check(peri_sharded_output(tables, rows, &t[0])), peri_work_release(ids), peri_work_release(rows);
     check(peri_tensor_slice(t[0], 1, 0, COLS, 1, &t[1])), check(peri_tensor_slice(t[0], 1, COLS, 2 * COLS, 1, &t[2]));
     check(peri_op_mul(t[1], t[2], &t[3])), check(peri_op_matmul(t[3], weight, &t[4]));
-    check(peri_op_bce_with_logits(t[4], labels, NULL, NULL, PERI_REDUCTION_SUM, &t[5]));
+    check(peri_op_bce_with_logits(t[4], labels, NULL, NULL, PERI_LOSS_SUM, &t[5]));
     check(peri_op_affine(t[5], (double)peri_group_size(world) / BATCH, 0, &loss));
     for (int i = 0; i < 6; i++) peri_tensor_release(t[i]); /* the tape keeps what it needs */
     return loss;
@@ -99,7 +99,7 @@ static peri_tensor *loss_of(peri_sharded *tables, peri_kjt *batch, peri_tensor *
 int main(void)
 {
     const int64_t cols = COLS;
-    static peri_optim_args options;
+    static peri_optim_config options;
     peri_tensor *weight, *labels, *loss, *sum;
     peri_optim *optim;
     peri_reducer *reducer; /* averages the weight's gradient over the ranks */
@@ -107,7 +107,7 @@ int main(void)
     check(peri_comm_open(NULL, &world)), check(peri_device_get("cpu", &cpu));
     peri_sharded *tables = make_tables();
     check(peri_keys_new(features, 2, &keys)), check(peri_tensor_full(cpu, PERI_F32, 1, &cols, 1, &weight));
-    check(peri_tensor_requires_grad(weight, true)), check(peri_reducer_new(world, &weight, 1, 0, &reducer));
+    check(peri_tensor_requires_grad_set(weight, true)), check(peri_reducer_new(world, &weight, 1, 0, &reducer));
     options.size = sizeof options, check(peri_optim_default(PERI_OPTIM_ADAGRAD, &options));
     check(peri_optim_new(&options, &weight, 1, &optim));
     for (uint32_t step = 1; step <= STEPS; step++) {

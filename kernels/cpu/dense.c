@@ -591,13 +591,13 @@ static void cpu_dropout(const void *args, int64_t begin, int64_t end)
 static void cpu_loss(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_loss_args *a = args;
-    if (a->dtype != PERI_F32 || a->kind == PERI_LOSS_BCE || a->weight || a->pos_weight) {
+    if (a->dtype != PERI_F32 || a->kind == PERI_LOSS_KIND_BCE || a->weight || a->pos_weight) {
         ref_loss(args, begin, end);
         return;
     }
     float *dst = a->dst;
     const float *x = a->x, *t = a->t;
-    if (a->kind == PERI_LOSS_BCE_LOGITS) K_MAP2(dst, x, t, k_fma(1 - w, v, k_softplus(-v)));
+    if (a->kind == PERI_LOSS_KIND_BCE_LOGITS) K_MAP2(dst, x, t, k_fma(1 - w, v, k_softplus(-v)));
     else K_MAP2(dst, x, t, (v - w) * (v - w));
 }
 

@@ -241,9 +241,9 @@ template <class T> struct loss_one {
     {
         T x = ((const T *)a.x)[i], t = ((const T *)a.t)[i], l;
         T w = a.weight ? ((const T *)a.weight)[i] : T(1), p = a.pos_weight ? ((const T *)a.pos_weight)[i] : T(1);
-        if (a.kind == PERI_LOSS_BCE_LOGITS) {
+        if (a.kind == PERI_LOSS_KIND_BCE_LOGITS) {
             l = (T(1) - t) * x + (T(1) + (p - T(1)) * t) * peri_softplus(-x);
-        } else if (a.kind == PERI_LOSS_BCE) {
+        } else if (a.kind == PERI_LOSS_KIND_BCE) {
             T yes = peri_log(x), no = peri_log1p(-x);
             l = -(t * (yes > -100 ? yes : T(-100)) + (T(1) - t) * (no > -100 ? no : T(-100)));
             if (!(x >= 0 && x <= 1)) l = (T)NAN;
@@ -260,9 +260,9 @@ template <class T> struct loss_grad_one {
     {
         T x = ((const T *)a.x)[i], t = ((const T *)a.t)[i], d;
         T w = a.weight ? ((const T *)a.weight)[i] : T(1), p = a.pos_weight ? ((const T *)a.pos_weight)[i] : T(1);
-        if (a.kind == PERI_LOSS_BCE_LOGITS) {
+        if (a.kind == PERI_LOSS_KIND_BCE_LOGITS) {
             d = (T(1) - t) - (T(1) + (p - T(1)) * t) * peri_sigmoid(-x);
-        } else if (a.kind == PERI_LOSS_BCE) {
+        } else if (a.kind == PERI_LOSS_KIND_BCE) {
             T v = x * (T(1) - x);
             d = (x - t) / (v > T(1e-12) || v != v ? v : T(1e-12));
         } else {

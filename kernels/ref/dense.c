@@ -505,9 +505,9 @@ static void ref_loss(const void *args, int64_t begin, int64_t end)
         double x = ref_get(a->x, i, a->dtype), t = ref_get(a->t, i, a->dtype), l;
         double w = a->weight ? ref_get(a->weight, i, a->dtype) : 1,
                p = a->pos_weight ? ref_get(a->pos_weight, i, a->dtype) : 1;
-        if (a->kind == PERI_LOSS_BCE_LOGITS) l = (1 - t) * x + (1 + (p - 1) * t) * ref_softplus(-x);
-        else if (a->kind == PERI_LOSS_BCE && !(x >= 0 && x <= 1)) l = NAN;
-        else if (a->kind == PERI_LOSS_BCE) l = -(t * fmax(log(x), -100) + (1 - t) * fmax(log1p(-x), -100));
+        if (a->kind == PERI_LOSS_KIND_BCE_LOGITS) l = (1 - t) * x + (1 + (p - 1) * t) * ref_softplus(-x);
+        else if (a->kind == PERI_LOSS_KIND_BCE && !(x >= 0 && x <= 1)) l = NAN;
+        else if (a->kind == PERI_LOSS_KIND_BCE) l = -(t * fmax(log(x), -100) + (1 - t) * fmax(log1p(-x), -100));
         else l = (x - t) * (x - t);
         ref_put(a->dst, i, a->dtype, w * l);
     }
@@ -520,8 +520,8 @@ static void ref_loss_grad(const void *args, int64_t begin, int64_t end)
         double x = ref_get(a->x, i, a->dtype), t = ref_get(a->t, i, a->dtype), d;
         double w = a->weight ? ref_get(a->weight, i, a->dtype) : 1,
                p = a->pos_weight ? ref_get(a->pos_weight, i, a->dtype) : 1;
-        if (a->kind == PERI_LOSS_BCE_LOGITS) d = (1 - t) - (1 + (p - 1) * t) * ref_sigmoid(-x);
-        else if (a->kind == PERI_LOSS_BCE) d = (x - t) / fmax(x * (1 - x), 1e-12);
+        if (a->kind == PERI_LOSS_KIND_BCE_LOGITS) d = (1 - t) - (1 + (p - 1) * t) * ref_sigmoid(-x);
+        else if (a->kind == PERI_LOSS_KIND_BCE) d = (x - t) / fmax(x * (1 - x), 1e-12);
         else d = 2 * (x - t);
         ref_put(a->dx, i, a->dtype, a->scale * ref_get(a->g, i * a->g_stride, a->dtype) * w * d);
     }

@@ -75,7 +75,7 @@ K_INLINE tbe_step tbe_step_counted(const peri_k_tbe_optimizer *o, double c, doub
     rate = tbe_rate_counted(o, c, most, mult);
     if (o->decay == PERI_DECAY_L2) keep = 1 - (double)h / c * wd * mult;
     if (o->decay == PERI_DECAY_DECOUPLE) keep = 1 - (double)h / c * wd * lr;
-    if (o->decay == PERI_COUNTER_DECAY_ADAGRADW) {
+    if (o->decay == PERI_COUNTER_ADAGRADW) {
         int64_t missed = gap < t - k->adjustment_iter ? gap : t - k->adjustment_iter;
         if (h == -1) rate = mult * sqrt(c);
         if (h == -2) rate = (lr * c < (double)k->adjustment_ub ? lr * c : (double)k->adjustment_ub) / root;

@@ -10,7 +10,7 @@ local sources = { [0] = "default", "measured", "kept", "given" }
 --- All choices: lists of { name, text, ways = { { word, ns } }, way, usual, source, measured, noise }; way and usual
 --- are words.
 function M.list()
-  local list, c = {}, P.struct "peri_tune_choice"
+  local list, c = {}, P.struct "peri_tune_info"
   for i = 0, C.peri_tune_count() - 1 do
     P.check(C.peri_tune_describe(i, c))
     local ways = {}

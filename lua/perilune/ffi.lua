@@ -20,7 +20,8 @@ M.Error, M.locate, M.fail = errors.Error, errors.locate, errors.fail
 
 -- -- structures that begin with their size ----------------------------------------------------------------------------
 
---- A structure of C's, such as "peri_kjt_args": zeros, or `init`, and its size, which every such structure begins with.
+--- A structure of C's, such as "peri_kjt_config": zeros, or `init`, and its size, which every such structure begins
+--- with.
 function M.struct(name, init)
   local s = init and ffi.new(name, init) or ffi.new(name)
   s.size = ffi.sizeof(name)

@@ -67,7 +67,7 @@ end
 --- Run f(...) without recording gradients.
 local function restore_grad(before, ok, ...)
   now.grad = before
-  C.peri_grad_enable(before)
+  check(C.peri_grad_enabled_set(before))
   if not ok then error((...), 0) end
   return ...
 end
@@ -75,7 +75,7 @@ function M.no_grad(f, ...)
   if not util.is_callable(f) then errors.fail(("no_grad: f is %s, wanted a function"):format(errors.kind(f))) end
   local before = now.grad
   now.grad = false
-  C.peri_grad_enable(false)
+  check(C.peri_grad_enabled_set(false))
   return restore_grad(before, xpcall(f, errors.locate, ...))
 end
 errors.runners[M.no_grad] = true
@@ -84,7 +84,7 @@ errors.runners[M.no_grad] = true
 function M.set_stream(device)
   local at = now.streams
   while at and at.device ~= device do at = at.outer end
-  check(C.peri_stream_set_current(device, at and at.stream.ptr or nil))
+  check(C.peri_stream_current_set(device, at and at.stream.ptr or nil))
 end
 
 local function set_streams(at)
@@ -101,8 +101,8 @@ function M.exchange_state(other)
     local name = names[i]
     now[name], other[name] = other[name], now[name]
   end
-  C.peri_grad_enable(now.grad)
-  C.peri_autocast_swap(now.autocast or nil)
+  check(C.peri_grad_enabled_set(now.grad))
+  check(C.peri_autocast_current_set(now.autocast or nil))
   C.peri_late_owner(now.owner)
   set_streams(before)
   set_streams(now.streams)

@@ -130,7 +130,15 @@ void peri__assert_failed(const char *file, int line, const char *what)
 }
 #endif
 
-void peri_log_level_set(int32_t level) { atomic_store(&log_level, level); }
+peri_status peri_log_level_set(int32_t level)
+{
+    if (level < PERI_LOG_ERROR || level > PERI_LOG_DEBUG)
+        return peri__fail(PERI_EINVAL, "peri_log_level_set: level %d, allowed: %d..%d", level, PERI_LOG_ERROR,
+                          PERI_LOG_DEBUG);
+    atomic_store(&log_level, level);
+    return PERI_OK;
+}
+
 void peri__log_rank_set(int32_t rank) { atomic_store(&log_rank, rank); }
 
 static int level_of(const char *text)

@@ -309,13 +309,13 @@ void peri__tune_need(int32_t group)
 
 int32_t peri_tune_count(void) { return PERI__TUNE_CHOICES; }
 
-peri_status peri_tune_describe(int32_t c, peri_tune_choice *out)
+peri_status peri_tune_describe(int32_t c, peri_tune_info *out)
 {
     PERI_NEED(out);
     if (c < 0 || c >= PERI__TUNE_CHOICES)
         return peri__fail(PERI_EINVAL, "peri_tune_describe: choice %d, allowed: 0..%d", c, PERI__TUNE_CHOICES - 1);
     load_once();
-    peri_tune_choice choice = {.name = peri__tune_table[c].name,
+    peri_tune_info choice = {.name = peri__tune_table[c].name,
                               .text = peri__tune_table[c].text,
                               .way = atomic_load(&now[c].way),
                               .usual = peri__tune_way(c, peri__tune_table[c].usual),
@@ -327,7 +327,7 @@ peri_status peri_tune_describe(int32_t c, peri_tune_choice *out)
     memcpy(choice.ways, peri__tune_table[c].ways, sizeof choice.ways);
     memcpy(choice.ns, now[c].ns, sizeof choice.ns);
     choice.noise = now[c].noise;
-    return PERI_GIVE(peri_tune_choice, out, &choice);
+    return PERI_GIVE(peri_tune_info, out, &choice);
 }
 
 /** The choice of this name, or the failure. */

@@ -25,7 +25,7 @@ static bool hexadecimal(const char *text)
 }
 
 /** The keys before "values": of what a stranger wrote, what cannot be read is not there. */
-static void read_head(const char *text, int64_t bytes, peri_checkpoint_identity *out)
+static void read_head(const char *text, int64_t bytes, peri_checkpoint_info *out)
 {
     peri__json j;
     char key[64];
@@ -42,12 +42,12 @@ static void read_head(const char *text, int64_t bytes, peri_checkpoint_identity 
 }
 
 /** What the head and the end of the manifest in folder @path say. */
-static peri_status identify(const char *path, peri_checkpoint_identity *out)
+static peri_status identify(const char *path, peri_checkpoint_info *out)
 {
     enum { HEAD = 1024, END = PERI_CHECKPOINT_DIGEST + 3 }; /* the digits, a quote, a brace and a line feed */
     char file[PATH_MAX], head[HEAD + 1], end[END + 1] = "";
     struct stat s;
-    *out = (peri_checkpoint_identity){0};
+    *out = (peri_checkpoint_info){0};
     PERI_TRY(peri__path_join(path, PERI__MANIFEST, file));
     int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int why = errno;
@@ -63,26 +63,26 @@ static peri_status identify(const char *path, peri_checkpoint_identity *out)
     if (!hexadecimal(out->digest))
         return peri__fail(PERI_EFORMAT,
                           "checkpoint '%.300s': its manifest does not end with its checksum: it is cut short", path);
-    const peri_checkpoint_identity quiet = *out;
+    const peri_checkpoint_info quiet = *out;
     read_head(head, n, out);
     memcpy(out->digest, quiet.digest, sizeof quiet.digest);
     return PERI_OK;
 }
 
-peri_status peri_checkpoint_identify(const char *path, peri_checkpoint_identity *out)
+peri_status peri_checkpoint_identify(const char *path, peri_checkpoint_info *out)
 {
     PERI_NEED(path);
     PERI_NEED(out);
-    peri_checkpoint_identity now;
+    peri_checkpoint_info now;
     PERI_TRY(identify(path, &now));
-    return PERI_GIVE(peri_checkpoint_identity, out, &now);
+    return PERI_GIVE(peri_checkpoint_info, out, &now);
 }
 
 /* -- the checkpoints of a folder ----------------------------------------------------------------------------------- */
 
 typedef struct sibling {
     char *path;
-    peri_checkpoint_identity is;
+    peri_checkpoint_info is;
 } sibling;
 
 typedef struct siblings {
@@ -108,7 +108,7 @@ static peri_status siblings_of(const char *path, siblings *s)
     peri_status status = PERI_OK;
     for (char *name = names, *end; status >= 0 && (end = strchr(name, '\n')); name = end + 1) {
         char full[PATH_MAX];
-        peri_checkpoint_identity is;
+        peri_checkpoint_info is;
         *end = 0;
         if (peri__path_join(s->folder, name, full) < 0 || identify(full, &is) < 0) continue;
         status = peri__grow((void **)&s->list, &s->room, s->n + 1, sizeof *s->list);
@@ -126,7 +126,7 @@ static const sibling *find(const siblings *s, const char *digest)
 {
     const sibling *found = NULL;
     for (int64_t i = 0; i < s->n; i++) {
-        const peri_checkpoint_identity *is = &s->list[i].is;
+        const peri_checkpoint_info *is = &s->list[i].is;
         if (strcmp(is->digest, digest) != 0 && strcmp(is->same_as, digest) != 0) continue;
         if (!*is->parent) return &s->list[i];
         if (!found) found = &s->list[i];
@@ -156,7 +156,7 @@ peri_status peri__checkpoint_child(const char *given, char *child)
 {
     char path[PATH_MAX];
     siblings s = {0};
-    peri_checkpoint_identity own;
+    peri_checkpoint_info own;
     *child = 0;
     PERI_TRY(trimmed(given, path));
     if (identify(path, &own) < 0) return PERI_OK; /* damaged: nobody can read an increment of it */

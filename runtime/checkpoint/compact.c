@@ -69,8 +69,11 @@ static peri_status put_all(peri_checkpoint *c, peri_checkpoint_writer *w, char *
 static peri_status write(peri_checkpoint *c, const char *folder, const char *path, bool replace, char *digest)
 {
     peri_checkpoint_writer *w;
-    const peri_checkpoint_facts facts = {
-        .size = sizeof facts, .values = peri_checkpoint_values(c), .increment = c->m.increment, .same_as = c->m.digest};
+    const peri_checkpoint_config config = {
+        .size = sizeof config,
+        .values = peri_checkpoint_values(c),
+        .increment = c->m.increment,
+        .same_as = c->m.digest};
     const char *part;
     char *memory = peri__alloc(PERI__IO_BLOCK);
     if (!memory) return PERI_ENOMEM;
@@ -79,7 +82,7 @@ static peri_status write(peri_checkpoint *c, const char *folder, const char *pat
     status = announce(c, w);
     if (status >= 0) status = put_all(c, w, memory);
     if (status >= 0) status = peri_checkpoint_writer_part(w, &part);
-    if (status >= 0) status = peri_checkpoint_publish(folder, path, &part, 1, &facts, replace, digest);
+    if (status >= 0) status = peri_checkpoint_publish(folder, path, &part, 1, &config, replace, digest);
     peri_checkpoint_writer_release(w);
 out:
     peri__free(memory);
@@ -97,8 +100,8 @@ peri_status peri_checkpoint_compact(peri_checkpoint *c, const char *path, bool r
         return peri__fail(PERI_EINVAL, "peri_checkpoint_compact: '%.300s' is no increment: it is whole by itself",
                           c->folder);
     if (!c->parent) return peri__fail(PERI_EINVAL, "peri_checkpoint_compact: '%.300s' was opened alone", c->folder);
-    const peri_checkpoint_facts facts = {.size = sizeof facts, .same_as = c->m.digest};
-    PERI_TRY(peri_checkpoint_may_publish(path, &facts, replace));
+    const peri_checkpoint_config config = {.size = sizeof config, .same_as = c->m.digest};
+    PERI_TRY(peri_checkpoint_may_publish(path, &config, replace));
     PERI_TRY(peri_checkpoint_verify_since(c, -1));
     PERI_TRY(peri_checkpoint_folder_new(path, &folder));
     peri_status status = write(c, peri_checkpoint_folder_path(folder), path, replace, digest);

@@ -18,13 +18,13 @@
 typedef struct candidate {
     char *path;
     int64_t number; /* of the save; -1: it has another name */
-    peri_checkpoint_identity is;
+    peri_checkpoint_info is;
     bool parent; /* another one is an increment of it */
 } candidate;
 
 struct peri_checkpoint_follower {
     char *folder;
-    peri_checkpoint_identity taken; /* its digest is "" at first */
+    peri_checkpoint_info taken; /* its digest is "" at first */
     int64_t number;                 /* of the save that was taken; -1: none, or it has another name */
     char *path;                     /* of what was taken; NULL: nothing was */
     int64_t missed;                 /* looks in a row that have found saves, none newer, and not the one that was
@@ -82,7 +82,7 @@ static peri_status candidates_of(const char *folder, candidate **list, int64_t *
     PERI_TRY(peri_checkpoint_names(folder, &names));
     peri_status status = PERI_OK;
     for (char *name = names, *end; status >= 0 && (end = strchr(name, '\n')); name = end + 1) {
-        peri_checkpoint_identity is = {.size = sizeof is};
+        peri_checkpoint_info is = {.size = sizeof is};
         int64_t number, step;
         *end = 0;
         if (peri__path_join(folder, name, path) < 0 || peri_checkpoint_identify(path, &is) < 0) continue;
@@ -99,13 +99,13 @@ static peri_status candidates_of(const char *folder, candidate **list, int64_t *
 }
 
 static bool same(const char *a, const char *b) { return *a && strcmp(a, b) == 0; }
-static bool stands_for(const peri_checkpoint_identity *is, const char *digest)
+static bool stands_for(const peri_checkpoint_info *is, const char *digest)
 {
     return same(is->digest, digest) || same(is->same_as, digest);
 }
 
 /** Whether it is what was taken. */
-static bool is_taken(const peri_checkpoint_follower *f, const peri_checkpoint_identity *is)
+static bool is_taken(const peri_checkpoint_follower *f, const peri_checkpoint_info *is)
 {
     return stands_for(is, f->taken.digest) || stands_for(is, f->taken.same_as);
 }
@@ -226,7 +226,7 @@ peri_status peri_checkpoint_follower_take(peri_checkpoint_follower *f)
     if (!f->offered)
         return peri__fail(PERI_EINVAL,
                           "peri_checkpoint_follower_take: nothing was offered; allowed: after _next has given one");
-    peri_checkpoint_identity now = {.increment = peri_checkpoint_increment(f->offered)};
+    peri_checkpoint_info now = {.increment = peri_checkpoint_increment(f->offered)};
     char *path = peri__strdup(peri_checkpoint_level(f->offered, 0));
     if (!path) return PERI_ENOMEM;
     peri__free(f->path);
@@ -256,7 +256,7 @@ peri_status peri_checkpoint_follower_refuse(peri_checkpoint_follower *f)
 peri_status peri_checkpoint_follower_forget(peri_checkpoint_follower *f)
 {
     PERI_NEED(f);
-    f->taken = (peri_checkpoint_identity){0};
+    f->taken = (peri_checkpoint_info){0};
     f->number = -1;
     return PERI_OK;
 }

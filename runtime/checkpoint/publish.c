@@ -83,10 +83,10 @@ static peri_status only_its_own(const char *path)
 }
 
 /** Whether the checkpoint at @path may be replaced: it must be one, since what it replaces is removed. */
-static peri_status replaceable(const char *path, bool replace, const peri_checkpoint_facts *facts)
+static peri_status replaceable(const char *path, bool replace, const peri_checkpoint_config *config)
 {
     char manifest[PATH_MAX], child[PATH_MAX];
-    peri_checkpoint_identity old = {.size = sizeof old};
+    peri_checkpoint_info old = {.size = sizeof old};
     struct stat s;
     if (lstat(path, &s) != 0) return PERI_OK;
     if (!replace)
@@ -99,15 +99,16 @@ static peri_status replaceable(const char *path, bool replace, const peri_checkp
     PERI_TRY(peri__path_join(path, PERI__MANIFEST, manifest));
     if (S_ISDIR(s.st_mode) && lstat(manifest, &s) == 0) {
         PERI_TRY(peri__checkpoint_child(path, child));
-        const bool known = (facts->same_as || facts->parent) && peri_checkpoint_identify(path, &old) >= 0;
-        if (known && facts->parent &&
-            (strcmp(old.digest, facts->parent) == 0 || strcmp(old.same_as, facts->parent) == 0))
+        const bool known = (config->same_as || config->parent) && peri_checkpoint_identify(path, &old) >= 0;
+        if (known && config->parent &&
+            (strcmp(old.digest, config->parent) == 0 || strcmp(old.same_as, config->parent) == 0))
             return peri__fail(
                 PERI_EINVAL,
                 "checkpoint: '%.300s' is not replaced: what is saved is an increment of it; take another name, and "
                 "'perilune checkpoint compact' makes one of both, or save a full checkpoint",
                 path);
-        if (!*child || (known && facts->same_as && strcmp(old.digest, facts->same_as) == 0)) return only_its_own(path);
+        if (!*child || (known && config->same_as && strcmp(old.digest, config->same_as) == 0))
+            return only_its_own(path);
         return peri__fail(PERI_EINVAL,
                           "checkpoint: '%.200s' is not replaced: '%.200s' is an increment of it; take another name",
                           path, child);
@@ -118,13 +119,13 @@ static peri_status replaceable(const char *path, bool replace, const peri_checkp
         path);
 }
 
-peri_status peri_checkpoint_may_publish(const char *path, const peri_checkpoint_facts *facts, bool replace)
+peri_status peri_checkpoint_may_publish(const char *path, const peri_checkpoint_config *config, bool replace)
 {
-    static const peri_checkpoint_facts nothing = {.size = sizeof nothing};
+    static const peri_checkpoint_config nothing = {.size = sizeof nothing};
     PERI_NEED(path);
-    if (!facts) facts = &nothing;
-    PERI_TAKE(peri_checkpoint_facts, facts);
-    return replaceable(path, replace, facts);
+    if (!config) config = &nothing;
+    PERI_TAKE(peri_checkpoint_config, config);
+    return replaceable(path, replace, config);
 }
 
 /** Remove what is in folder @path, which is open as @fd: the manifest first, so that what is half removed is no
@@ -183,7 +184,7 @@ peri_status peri_checkpoint_remove(const char *given)
 }
 
 /** Give @folder its name. An old checkpoint of that name is whole until then, and removed afterwards. */
-static peri_status give_name(const char *folder, const char *path, bool replace, const peri_checkpoint_facts *facts)
+static peri_status give_name(const char *folder, const char *path, bool replace, const peri_checkpoint_config *config)
 {
     char parent[PATH_MAX];
     if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_NOREPLACE) == 0) goto named;
@@ -194,7 +195,7 @@ static peri_status give_name(const char *folder, const char *path, bool replace,
         int why = errno;
         return peri__fail(PERI_EIO, "checkpoint: renaming '%.200s' to '%.200s': %s", folder, path, strerror(why));
     }
-    PERI_TRY(replaceable(path, replace, facts));
+    PERI_TRY(replaceable(path, replace, config));
     if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_EXCHANGE) != 0) {
         int why = errno;
         return peri__fail(PERI_EIO,
@@ -234,18 +235,18 @@ static peri_status check_digest(const char *what, const char *text)
 }
 
 /** Whole tensors only, where there is no parent that has the rest. */
-static peri_status check_rows(const peri__manifest *m, const peri_checkpoint_facts *facts)
+static peri_status check_rows(const peri__manifest *m, const peri_checkpoint_config *config)
 {
-    for (int64_t k = 0; k < m->n_pieces && !facts->parent; k++)
+    for (int64_t k = 0; k < m->n_pieces && !config->parent; k++)
         if (m->pieces[k].rows)
             return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: some rows of a tensor, and no parent");
     return PERI_OK;
 }
 
-static const peri_checkpoint_facts nothing = {.size = sizeof nothing};
+static const peri_checkpoint_config nothing = {.size = sizeof nothing};
 
 peri_status peri_checkpoint_publish(const char *folder, const char *path, const char *const *parts, int32_t n,
-                                    const peri_checkpoint_facts *facts, bool replace,
+                                    const peri_checkpoint_config *config, bool replace,
                                     char digest[PERI_CHECKPOINT_DIGEST + 1])
 {
     peri__manifest m = {0};
@@ -258,23 +259,23 @@ peri_status peri_checkpoint_publish(const char *folder, const char *path, const 
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: %d parts, allowed: 1 or more", n);
     if (!*path || strlen(path) >= PATH_MAX)
         return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: a path of %zu bytes", strlen(path));
-    if (!facts) facts = &nothing;
-    PERI_TAKE(peri_checkpoint_facts, facts);
-    if (facts->values) PERI_TRY(check_values(facts->values));
-    PERI_TRY(check_digest("parent", facts->parent));
-    PERI_TRY(check_digest("same_as", facts->same_as));
-    if (facts->increment < (facts->parent != NULL) || (facts->parent && facts->same_as))
+    if (!config) config = &nothing;
+    PERI_TAKE(peri_checkpoint_config, config);
+    if (config->values) PERI_TRY(check_values(config->values));
+    PERI_TRY(check_digest("parent", config->parent));
+    PERI_TRY(check_digest("same_as", config->same_as));
+    if (config->increment < (config->parent != NULL) || (config->parent && config->same_as))
         return peri__fail(PERI_EINVAL,
                           "peri_checkpoint_publish: increment %lld, with%s a parent and with%s same_as; allowed: 1 or "
                           "more with a parent "
                           "and without same_as, 0 or more without a parent",
-                          (long long)facts->increment, facts->parent ? "" : "out", facts->same_as ? "" : "out");
-    peri_status status = replaceable(path, replace, facts);
+                          (long long)config->increment, config->parent ? "" : "out", config->same_as ? "" : "out");
+    peri_status status = replaceable(path, replace, config);
     if (status >= 0) status = join(folder, parts, n, &m);
-    if (status >= 0) status = check_rows(&m, facts);
-    if (status >= 0) status = peri__manifest_print(&m, facts, &text, &bytes);
+    if (status >= 0) status = check_rows(&m, config);
+    if (status >= 0) status = peri__manifest_print(&m, config, &text, &bytes);
     if (status >= 0) status = write_manifest(folder, text, bytes);
-    if (status >= 0) status = give_name(folder, path, replace, facts);
+    if (status >= 0) status = give_name(folder, path, replace, config);
     if (status >= 0) memcpy(digest, m.digest, sizeof m.digest);
     peri__free(text);
     peri__manifest_fini(&m);
@@ -287,7 +288,7 @@ struct peri_checkpoint_publishing {
     pthread_t thread;
     char *folder, *path, **parts, *values, *parent, *same_as;
     int32_t n;
-    peri_checkpoint_facts facts;
+    peri_checkpoint_config config;
     bool replace, started;
     atomic_bool done;
     peri_status status;
@@ -297,7 +298,7 @@ struct peri_checkpoint_publishing {
 static void *publish(void *context)
 {
     peri_checkpoint_publishing *p = context;
-    p->status = peri_checkpoint_publish(p->folder, p->path, (const char *const *)p->parts, p->n, &p->facts, p->replace,
+    p->status = peri_checkpoint_publish(p->folder, p->path, (const char *const *)p->parts, p->n, &p->config, p->replace,
                                         p->digest);
     if (p->status < 0) snprintf(p->message, sizeof p->message, "%s", peri_error_message());
     atomic_store(&p->done, true);
@@ -308,7 +309,7 @@ static void *publish(void *context)
 static bool copied(const char *text, char **out) { return !text || (*out = peri__strdup(text)) != NULL; }
 
 peri_status peri_checkpoint_publishing_new(const char *folder, const char *path, const char *const *parts, int32_t n,
-                                           const peri_checkpoint_facts *facts, bool replace,
+                                           const peri_checkpoint_config *config, bool replace,
                                            peri_checkpoint_publishing **out)
 {
     PERI_NEED(folder);
@@ -316,21 +317,21 @@ peri_status peri_checkpoint_publishing_new(const char *folder, const char *path,
     PERI_NEED(parts);
     PERI_NEED(out);
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_checkpoint_publishing_new: %d parts, allowed: 1 or more", n);
-    if (!facts) facts = &nothing;
-    PERI_TAKE(peri_checkpoint_facts, facts);
+    if (!config) config = &nothing;
+    PERI_TAKE(peri_checkpoint_config, config);
     peri_checkpoint_publishing *p = peri__alloc_zero(sizeof *p);
     if (!p) return PERI_ENOMEM;
     peri__object_count(1);
-    p->facts = *facts;
+    p->config = *config;
     p->replace = replace;
     p->parts = peri__alloc_zero((size_t)n * sizeof *p->parts);
     bool whole = p->parts && copied(folder, &p->folder) && copied(path, &p->path) &&
-                 copied(p->facts.values, &p->values) && copied(p->facts.parent, &p->parent) &&
-                 copied(p->facts.same_as, &p->same_as);
+                 copied(p->config.values, &p->values) && copied(p->config.parent, &p->parent) &&
+                 copied(p->config.same_as, &p->same_as);
     for (; whole && p->n < n; p->n++) whole = copied(parts[p->n], &p->parts[p->n]);
-    p->facts.values = p->values;
-    p->facts.parent = p->parent;
-    p->facts.same_as = p->same_as;
+    p->config.values = p->values;
+    p->config.parent = p->parent;
+    p->config.same_as = p->same_as;
     const int why = whole ? peri__thread_start(&p->thread, publish, p) : 0;
     p->started = whole && !why;
     if (!p->started) {

@@ -310,7 +310,7 @@ static peri_status read_all(peri_checkpoint *c, const peri__entry *e, const peri
 }
 
 /** The view of @out that has the rectangle's shape. */
-static peri_status view_of(const peri__target *to, const peri_tensor_desc *d, peri_tensor *out, peri_tensor **view)
+static peri_status view_of(const peri__target *to, const peri_tensor_info *d, peri_tensor *out, peri_tensor **view)
 {
     if (d->contiguous) return peri_tensor_reshape(out, to->ndim, to->want.size, view);
     if (d->ndim == to->ndim && memcmp(d->shape, to->want.size, (size_t)to->ndim * sizeof *d->shape) == 0) {
@@ -352,7 +352,7 @@ peri_status peri_checkpoint_read(peri_checkpoint *c, int64_t index, const peri_c
 {
     peri__region r;
     const peri__entry *e;
-    peri_tensor_desc d = {.size = sizeof d};
+    peri_tensor_info d = {.size = sizeof d};
     int64_t elements;
     char what[PERI_MESSAGE_MAX];
     PERI_NEED(region);
@@ -373,11 +373,11 @@ peri_status peri_checkpoint_read(peri_checkpoint *c, int64_t index, const peri_c
         peri__changed(out);
         return read_all(c, e, &to);
     }
-    const bool recording = peri_grad_enable(false);
+    const bool recording = peri__grad_swap(false);
     peri_status status = view_of(&to, &d, out, &to.view);
     if (status >= 0) status = read_all(c, e, &to);
     if (to.view) peri_tensor_release(to.view);
-    peri_grad_enable(recording);
+    peri__grad_swap(recording);
     return status;
 }
 
@@ -416,7 +416,7 @@ static peri_status read_shares(peri_checkpoint *c, int64_t index, const peri_che
     peri_status status = PERI_OK;
     bool fits = true;
     for (int64_t i = 0; status >= 0 && fits && i < n; i++) {
-        peri_tensor_desc d = {.size = sizeof d};
+        peri_tensor_info d = {.size = sizeof d};
         peri_tensor_describe(outs[i], &d);
         status = peri__region_take(&shares[i].want, regions[i], f);
         if (status >= 0)
@@ -443,11 +443,12 @@ static peri_status read_shares(peri_checkpoint *c, int64_t index, const peri_che
 
 peri_status peri_checkpoint_read_several(peri_checkpoint *c, int64_t index,
                                          const peri_checkpoint_region *const *regions, peri_tensor *const *outs,
-                                         int64_t n)
+                                         int32_t n)
 {
     bool done;
     PERI_NEED(regions);
     PERI_NEED(outs);
+    if (n < 0) return peri__fail(PERI_EINVAL, "peri_checkpoint_read_several: %d rectangles", n);
     for (int64_t i = 0; i < n; i++)
         if (!regions[i] || !outs[i])
             return peri__fail(PERI_EINVAL, "peri_checkpoint_read_several: rectangle or tensor %lld is missing",
@@ -516,7 +517,7 @@ peri_status peri_checkpoint_piece_find(peri_checkpoint *c, int64_t index, int64_
     return list_find(&l, row, out);
 }
 
-peri_status peri_checkpoint_piece_rows(peri_checkpoint *c, int64_t index, int64_t piece, int64_t from, int64_t n,
+peri_status peri_checkpoint_piece_rows(peri_checkpoint *c, int64_t index, int64_t piece, int64_t from, int64_t many,
                                        int64_t *rows, void *values)
 {
     static const char f[] = "peri_checkpoint_piece_rows";
@@ -527,14 +528,14 @@ peri_status peri_checkpoint_piece_rows(peri_checkpoint *c, int64_t index, int64_
     PERI_TRY(listed_at(c, f, index, piece, &l));
     const peri__entry *e = l.e;
     const peri__stored_piece *p = l.piece;
-    if (from < 0 || n < 0 || n > p->listed || from > p->listed - n)
+    if (from < 0 || many < 0 || many > p->listed || from > p->listed - many)
         return peri__fail(
             PERI_EINVAL,
             "%s: %lld rows from number %lld on, allowed: within the %lld that piece %lld of tensor '%.150s' has", f,
-            (long long)n, (long long)from, (long long)p->listed, (long long)piece, peri__entry_name(&c->m, e));
-    if (n == 0) return PERI_OK;
-    PERI_TRY(list_numbers(&l, from, n, rows));
-    return peri__piece_get(c, p, e->dtype, values, n * l.row, from * l.row);
+            (long long)many, (long long)from, (long long)p->listed, (long long)piece, peri__entry_name(&c->m, e));
+    if (many == 0) return PERI_OK;
+    PERI_TRY(list_numbers(&l, from, many, rows));
+    return peri__piece_get(c, p, e->dtype, values, many * l.row, from * l.row);
 }
 
 peri_status peri_checkpoint_verify_since(peri_checkpoint *c, int64_t level)

@@ -133,7 +133,7 @@ static peri_status append(peri_checkpoint_state *s, const char *function, const 
 
 peri_status peri_checkpoint_state_tensor(peri_checkpoint_state *s, const char *name, peri_tensor *tensor)
 {
-    peri_tensor_desc d = {.size = sizeof d};
+    peri_tensor_info d = {.size = sizeof d};
     PERI_NEED(s);
     PERI_NEED(name);
     PERI_NEED(tensor);
@@ -270,8 +270,8 @@ static peri_status note_tables(tables *t, const peri_sharded_config *config)
         t->coded[i] = peri__tbe_bytes(given->dtype) ? given->dtype : 0;
     }
     for (int32_t o = 0; o < config->n_optimizers; o++) {
-        const peri_tbe_optimizer *given = peri__struct_at(config->optimizers, o);
-        PERI_TAKE(peri_tbe_optimizer, given);
+        const peri_tbe_optimizer_config *given = peri__struct_at(config->optimizers, o);
+        PERI_TAKE(peri_tbe_optimizer_config, given);
         t->kinds[o] = peri__optimizer_kind_of(given->kind)->name;
     }
     return PERI_OK;

@@ -69,19 +69,19 @@ static void digest_of(const void *data, int64_t bytes, char digest[PERI_CHECKPOI
     snprintf(digest, PERI_CHECKPOINT_DIGEST + 1, "%016" PRIx64 "%016" PRIx64, (uint64_t)h.high64, (uint64_t)h.low64);
 }
 
-peri_status peri__manifest_print(peri__manifest *m, const peri_checkpoint_facts *facts, char **out, int64_t *bytes)
+peri_status peri__manifest_print(peri__manifest *m, const peri_checkpoint_config *config, char **out, int64_t *bytes)
 {
     peri__buffer b = {0};
-    const char *values = facts && facts->values ? facts->values : "{}";
+    const char *values = config && config->values ? config->values : "{}";
     peri__buffer_print(&b, "{\"format\":\"perilune-checkpoint\",\"version\":%d", PERI_CHECKPOINT_VERSION);
-    if (facts) {
+    if (config) {
         peri__buffer_print(&b, ",\n\"parent\":");
-        if (facts->parent) peri__buffer_quote(&b, facts->parent);
+        if (config->parent) peri__buffer_quote(&b, config->parent);
         else peri__buffer_print(&b, "null");
-        if (facts->increment) peri__buffer_print(&b, ",\n\"increment\":%lld", (long long)facts->increment);
-        if (facts->same_as) {
+        if (config->increment) peri__buffer_print(&b, ",\n\"increment\":%lld", (long long)config->increment);
+        if (config->same_as) {
             peri__buffer_print(&b, ",\n\"same_as\":");
-            peri__buffer_quote(&b, facts->same_as);
+            peri__buffer_quote(&b, config->same_as);
         }
         peri__buffer_print(&b, ",\n\"values\":");
         peri__buffer_append(&b, values, (int64_t)strlen(values));
@@ -107,7 +107,7 @@ peri_status peri__manifest_print(peri__manifest *m, const peri_checkpoint_facts 
         peri__buffer_print(&b, "]}");
     }
     peri__buffer_print(&b, "]");
-    if (facts) {
+    if (config) {
         digest_of(b.data, b.bytes, m->digest);
         peri__buffer_print(&b, "%s%s%s", checksum_key, m->digest, checksum_end);
     } else {

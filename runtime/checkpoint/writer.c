@@ -382,13 +382,13 @@ typedef peri_status block_fn(void *context, const char *data, int64_t bytes);
 
 /** Blocks of elements that are not one after the other in the host's memory: rows of the first dimension, through a
  *  buffer of PERI__IO_BLOCK bytes. */
-static peri_status copied_blocks(peri_tensor *t, const peri_tensor_desc *d, char *buffer, block_fn *f, void *context)
+static peri_status copied_blocks(peri_tensor *t, const peri_tensor_info *d, char *buffer, block_fn *f, void *context)
 {
     const int64_t size = peri_dtype_size(d->dtype), rows = d->ndim ? d->shape[0] : 1, row = d->numel / rows * size;
     if (row > PERI__IO_BLOCK && d->ndim > 1) { /* rows that are too long for the buffer: each by itself */
         for (int64_t r = 0; r < rows; r++) {
             peri_tensor *one, *flat;
-            peri_tensor_desc inner = {.size = sizeof inner};
+            peri_tensor_info inner = {.size = sizeof inner};
             PERI_TRY(peri_tensor_slice(t, 0, r, r + 1, 1, &one));
             peri_status status = peri_tensor_reshape(one, d->ndim - 1, d->shape + 1, &flat);
             peri_tensor_release(one);
@@ -414,14 +414,14 @@ static peri_status copied_blocks(peri_tensor *t, const peri_tensor_desc *d, char
 }
 
 /** All elements in row-major order, in blocks. @buffer: made if it is needed, the caller's. */
-static peri_status each_block(peri_tensor *t, const peri_tensor_desc *d, char **buffer, block_fn *f, void *context)
+static peri_status each_block(peri_tensor *t, const peri_tensor_info *d, char **buffer, block_fn *f, void *context)
 {
     if (d->contiguous && peri__immediate(d->device))
         return f(context, peri__data(t), d->numel * peri_dtype_size(d->dtype));
     if (!*buffer && !(*buffer = peri__alloc(PERI__IO_BLOCK))) return PERI_ENOMEM;
-    const bool recording = peri_grad_enable(false);
+    const bool recording = peri__grad_swap(false);
     peri_status status = copied_blocks(t, d, *buffer, f, context);
-    peri_grad_enable(recording);
+    peri__grad_swap(recording);
     return status;
 }
 
@@ -432,7 +432,7 @@ static peri_status write_block(void *context, const char *data, int64_t bytes)
 
 peri_status peri_checkpoint_writer_put(peri_checkpoint_writer *w, const peri_tensor *elements)
 {
-    peri_tensor_desc d = {.size = sizeof d};
+    peri_tensor_info d = {.size = sizeof d};
     PERI_NEED(w);
     PERI_NEED(elements);
     PERI_TRY(usable(w, "peri_checkpoint_writer_put"));
@@ -452,7 +452,7 @@ static peri_status hash_block(void *context, const char *data, int64_t bytes)
 
 peri_status peri_checkpoint_checksum(const peri_tensor *elements, uint64_t *out)
 {
-    peri_tensor_desc d = {.size = sizeof d};
+    peri_tensor_info d = {.size = sizeof d};
     PERI_NEED(elements);
     PERI_NEED(out);
     peri_tensor_describe(elements, &d);

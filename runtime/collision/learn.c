@@ -230,7 +230,7 @@ static peri_status learn_mch(lesson *l)
     PERI_TRY(peri__collision_set(c, PERI_COLLISION_LOGGED, 0));
     c->logged = 0;
     c->report_logged = -1;
-    return c->config.policy == PERI_EVICT_USER ? put_off(l) : evict(l);
+    return c->config.policy == PERI_FORGET_USER ? put_off(l) : evict(l);
 }
 
 peri_status peri__collision_learn(peri_collision *c, int64_t most)

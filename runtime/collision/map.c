@@ -63,7 +63,7 @@ static peri_status check_segments(const peri_collision_config *a)
 
 static peri_status check_mch(const peri_collision_config *a)
 {
-    if (a->policy < PERI_EVICT_LFU || a->policy > PERI_EVICT_USER)
+    if (a->policy < PERI_FORGET_LFU || a->policy > PERI_FORGET_USER)
         return peri__fail(PERI_EINVAL,
                           "%s: table '%s': policy %d for an MCH map, allowed: LFU, LRU, DISTANCE_LFU, USER", f, a->name,
                           a->policy);
@@ -87,7 +87,7 @@ static peri_status check_ttl(const peri_collision_config *a)
         return peri__fail(PERI_EINVAL, "%s: table '%s': %d times to live for %d features, allowed: 1 or one a feature",
                           f, a->name, a->n_ttl, a->n_features);
     for (int32_t i = 0; i < a->n_ttl; i++) PERI_TRY(check_range(a, "ttl", a->ttl[i], 0, INT32_MAX));
-    if (a->n_ttl > 0 && a->policy != PERI_EVICT_TTL && a->policy != PERI_EVICT_PROBE_LRU)
+    if (a->n_ttl > 0 && a->policy != PERI_FORGET_TTL && a->policy != PERI_FORGET_PROBE_LRU)
         return peri__fail(
             PERI_EINVAL,
             "%s: table '%s': times to live, which policy %d does not go by; allowed: with TTL and PROBE_LRU", f,
@@ -97,11 +97,11 @@ static peri_status check_ttl(const peri_collision_config *a)
 
 static peri_status check_hash(const peri_collision_config *a)
 {
-    bool timed = a->policy == PERI_EVICT_TTL || a->policy == PERI_EVICT_PROBE_LRU;
-    if (a->policy != PERI_EVICT_NONE && !timed)
+    bool timed = a->policy == PERI_FORGET_TTL || a->policy == PERI_FORGET_PROBE_LRU;
+    if (a->policy != PERI_FORGET_NONE && !timed)
         return peri__fail(PERI_EINVAL, "%s: table '%s': policy %d for a HASH map, allowed: NONE, TTL, PROBE_LRU", f,
                           a->name, a->policy);
-    if (a->policy == PERI_EVICT_TTL && a->n_ttl == 0)
+    if (a->policy == PERI_FORGET_TTL && a->n_ttl == 0)
         return peri__fail(PERI_EINVAL, "%s: table '%s': policy TTL without a time to live", f, a->name);
     return check_range(a, "max_probe", a->max_probe, 0, INT32_MAX);
 }
@@ -167,7 +167,7 @@ static peri_status own_config(peri_collision *c, const peri_collision_config *a)
 /** Whether windows have counts: for scores or for filters. */
 static bool counted(const peri_collision_config *a)
 {
-    return a->policy != PERI_EVICT_LRU || a->filter != PERI_FILTER_NONE;
+    return a->policy != PERI_FORGET_LRU || a->filter != PERI_FILTER_NONE;
 }
 
 /** Of the @rows of a bucket those that ids may have. */
@@ -238,8 +238,8 @@ static int32_t parts_of(peri_collision *c, part *out)
     }
     out[n++] = (part){&c->slots, &m->slots, PERI_I64, 2 * PERI_MCH_LINE * lines};
     out[n++] = (part){&c->ids, &m->ids, PERI_I64, rows};
-    if (a->policy != PERI_EVICT_LRU) out[n++] = (part){&c->counts, &m->counts, PERI_I64, rows};
-    if (a->policy != PERI_EVICT_LFU) out[n++] = (part){&c->last, &m->last, PERI_I64, rows};
+    if (a->policy != PERI_FORGET_LRU) out[n++] = (part){&c->counts, &m->counts, PERI_I64, rows};
+    if (a->policy != PERI_FORGET_LFU) out[n++] = (part){&c->last, &m->last, PERI_I64, rows};
     return n;
 }
 
@@ -338,13 +338,13 @@ void peri_collision_release(peri_collision *c)
 int64_t peri_collision_rows(const peri_collision *c) { return c ? c->rows : 0; }
 int64_t peri_collision_first_row(const peri_collision *c) { return c ? c->first_row : 0; }
 
-peri_status peri_collision_time(peri_collision *c, int64_t now)
+peri_status peri_collision_time_set(peri_collision *c, int64_t now)
 {
     PERI_NEED(c);
     if (now < -1 || now > INT32_MAX)
         return peri__fail(PERI_EINVAL,
-                          "peri_collision_time: table '%s': %lld, allowed: 0 to %d, and -1 for the iteration", c->name,
-                          (long long)now, INT32_MAX);
+                          "peri_collision_time_set: table '%s': %lld, allowed: 0 to %d, and -1 for the iteration",
+                          c->name, (long long)now, INT32_MAX);
     c->time = now;
     return PERI_OK;
 }

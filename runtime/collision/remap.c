@@ -194,7 +194,7 @@ static peri_status train(const call *k)
 {
     peri_collision *c = k->c;
     if (c->lesson) return train_mch(k);
-    if (peri__collision_hash(c) && c->time < 0 && c->iteration >= INT32_MAX && c->config.policy != PERI_EVICT_NONE)
+    if (peri__collision_hash(c) && c->time < 0 && c->iteration >= INT32_MAX && c->config.policy != PERI_FORGET_NONE)
         return peri__fail(PERI_ERANGE, "%s: table '%s': iteration %lld, of which TTL and PROBE_LRU count to %d", f,
                           c->name, (long long)c->iteration + 1, INT32_MAX);
     PERI_TRY(reserve(c, k->first[k->n]));

@@ -114,7 +114,7 @@ peri_status peri_collision_mark(peri_collision *c, uint64_t *out, int64_t *itera
     uint64_t sum = 0;
     block b = {0};
     PERI_TRY(block_init(&b, c));
-    const bool timed = c->config.policy != PERI_EVICT_NONE;
+    const bool timed = c->config.policy != PERI_FORGET_NONE;
     peri_status status = PERI_OK;
     for (int64_t row = 0; status >= 0 && row < c->rows; row += ROWS) {
         const int64_t n = peri__min(ROWS, c->rows - row);
@@ -183,7 +183,7 @@ static peri_status check_row(const peri_collision *c, const peri_collision_block
 static peri_status check_given(const char *f, const peri_collision *c, const peri_collision_block *a)
 {
     PERI_TRY(check_range(f, c, a->row, a->n));
-    const bool timed = peri__collision_hash(c) && c->config.policy != PERI_EVICT_NONE;
+    const bool timed = peri__collision_hash(c) && c->config.policy != PERI_FORGET_NONE;
     if (a->n == 0 || (a->ids && (!c->counts || a->counts) && (!c->last || a->last) && (!timed || a->expiries)))
         return PERI_OK;
     return peri__fail(PERI_EINVAL, "%s: table '%s': a state with rows is missing", f, c->name);
@@ -195,7 +195,7 @@ peri_status peri_collision_rows_check(const peri_collision *c, const peri_collis
     PERI_NEED(mark);
     PERI_TAKE(peri_collision_block, rows);
     PERI_TRY(check_given(f_check, c, rows));
-    const bool timed = c->config.policy != PERI_EVICT_NONE;
+    const bool timed = c->config.policy != PERI_FORGET_NONE;
     int32_t b = c->config.first_bucket;
     for (int64_t i = 0; i < rows->n; i++) {
         const int64_t row = c->first_row + rows->row + i;

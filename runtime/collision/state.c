@@ -22,7 +22,7 @@ static bool has(const peri_collision *c, int32_t kind)
     case MAPPING: return !hash;
     case COUNTS: return c->counts;
     case LAST: return c->last;
-    case METADATA: return hash && c->config.policy != PERI_EVICT_NONE;
+    case METADATA: return hash && c->config.policy != PERI_FORGET_NONE;
     case IDENTITIES:
     case BUCKET: return hash;
     default: return true;

@@ -115,11 +115,11 @@ static int64_t block_size(const peri_codec *c)
     }
 }
 
-int64_t peri_codec_size(const peri_codec *codec, int64_t n)
+int64_t peri_codec_size(const peri_codec *codec, int64_t elements)
 {
     if (!codec) return 0;
-    int64_t limit = (int64_t)1 << 62, blocks = n / block_of(codec) + (n % block_of(codec) != 0);
-    return n < 0 || blocks > (limit - 1) / block_size(codec) ? -1 : blocks * block_size(codec);
+    int64_t limit = (int64_t)1 << 62, blocks = elements / block_of(codec) + (elements % block_of(codec) != 0);
+    return elements < 0 || blocks > (limit - 1) / block_size(codec) ? -1 : blocks * block_size(codec);
 }
 
 /* -- contexts ------------------------------------------------------------------------------------------------------ */

@@ -187,8 +187,8 @@ typedef struct peri__stage {
     int64_t free_bytes;
 } peri__stage;
 
-/** What a rank notes while its world is watched (peri_group_watch). Operations are counted from 1 on, those of earlier
- *  watches too. */
+/** What a rank notes while its world is watched (peri_group_watch_set). Operations are counted from 1 on, those of
+ *  earlier watches too. */
 typedef struct peri__watch {
     bool on;
     bool within;        /* the step of what the rank waits for is running */

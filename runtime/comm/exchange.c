@@ -146,11 +146,11 @@ static void list_runs(flow *f)
  *  front of the counts; it is still the caller's on failure. */
 static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri__flow_args *a, flow **out)
 {
-    static const peri_exchange_config none = {.size = sizeof none};
-    peri_exchange_config options;
-    const peri_exchange_config *o = a->options ? &options : &none;
+    static const peri_exchange_args none = {.size = sizeof none};
+    peri_exchange_args options;
+    const peri_exchange_args *o = a->options ? &options : &none;
     if (a->options)
-        PERI_TRY(peri__struct_take(&options, sizeof options, a->options, a->function, "peri_exchange_config"));
+        PERI_TRY(peri__struct_take(&options, sizeof options, a->options, a->function, "peri_exchange_args"));
     bool floating = input->dtype == PERI_F32 || input->dtype == PERI_F64;
     if (a->kind != PERI_FLOW_ALL_TO_ALL && !floating)
         return peri__fail(PERI_EINVAL, "%s: the input is %s, allowed: f32, f64", a->function,
@@ -348,7 +348,7 @@ static const peri__work_vtab exchange_vtab = {.name = "exchange", .step = exchan
 /** Whether what happens now is recorded. */
 static bool recording(const flow *f)
 {
-    return peri__grad_enabled() && (f->dtype == PERI_F32 || f->dtype == PERI_F64);
+    return peri_grad_enabled() && (f->dtype == PERI_F32 || f->dtype == PERI_F64);
 }
 
 /** Take and post @input; the work owns the flow already. */

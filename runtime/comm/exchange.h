@@ -34,7 +34,7 @@ typedef struct peri__flow_args {
     const int64_t *dims;  /* COLUMNS, LIST: W, copied */
     uint64_t alike;       /* hash over what all ranks must agree on */
     int32_t division;     /* PERI_DIVISION_* where the options leave it open */
-    const peri_exchange_config *options;
+    const peri_exchange_args *options;
 } peri__flow_args;
 
 /** Post the exchange of @input (contiguous or not, of any shape: its numbers in row-major order). @out new. */

@@ -250,7 +250,13 @@ int32_t peri_group_node(const peri_group *group, int32_t rank)
     return global < 0 ? -1 : group->comm->node[global];
 }
 
-void peri_group_fingerprints(peri_group *group, bool on) { if (group) group->unsigned_ops = !on; }
+peri_status peri_group_fingerprints_set(peri_group *group, bool on)
+{
+    PERI_NEED(group);
+    group->unsigned_ops = !on;
+    return PERI_OK;
+}
+
 
 int32_t peri_group_channel(const peri_group *group) { return group ? group->channel : 0; }
 const char *peri_channel_name(int32_t channel)
@@ -426,16 +432,16 @@ bool peri__record_line(const peri_group *group, uint64_t sequence, int64_t now_n
     return r->done_ns != 0;
 }
 
-void peri_group_record(const peri_group *group, char *text, size_t len)
+void peri_group_record(const peri_group *group, char *text, int64_t size)
 {
-    if (!len || !text) return;
-    size_t used = 0;
+    if (size <= 0 || !text) return;
+    int64_t used = 0;
     text[0] = 0;
     if (!group || !group->records) return;
     int64_t now = peri_time_ns();
-    for (uint64_t s = peri__record_first(group); s <= group->sequence && used + 1 < len; s++) {
+    for (uint64_t s = peri__record_first(group); s <= group->sequence && used + 1 < size; s++) {
         char line[PERI_RECORD_LINE];
         peri__record_line(group, s, now, line, sizeof line);
-        used += (size_t)snprintf(text + used, len - used, "%s\n", line);
+        used += snprintf(text + used, (size_t)(size - used), "%s\n", line);
     }
 }

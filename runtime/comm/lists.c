@@ -297,11 +297,11 @@ static peri_status start(plan *p, peri_tensor *const *inputs, peri_tensor *const
         peri_tensor_retain(outputs[i]);
         w->outputs[i] = outputs[i];
     }
-    bool before = peri_grad_enable(false);
+    bool before = peri__grad_swap(false);
     peri__parts_begin(p->group);
     status = send(p, 0, inputs, w->outputs, &w->forth);
     peri__parts_end(p->group);
-    peri_grad_enable(before);
+    peri__grad_swap(before);
     if (status >= 0 && recorded && before) {
         status = record(p, inputs, outputs);
         if (status < 0) peri__group_fail(p->group, status); /* the others have recorded it */

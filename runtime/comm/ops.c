@@ -83,9 +83,9 @@ static peri_status post_pair(peri_group *group, peri_coll_op *op, peri_tensor *o
                              peri_work **out)
 {
     peri_tensor *flat;
-    bool before = peri_grad_enable(false);
+    bool before = peri__grad_swap(false);
     peri_status status = peri_tensor_contiguous(input, &flat);
-    peri_grad_enable(before);
+    peri__grad_swap(before);
     PERI_TRY(status);
     op->channel = group->channel;
     op->dtype = output->dtype;

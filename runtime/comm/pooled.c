@@ -37,7 +37,7 @@ static peri_status check_rows(const char *f, const char *what, const peri_tensor
 /* -- all to all ---------------------------------------------------------------------------------------------------- */
 
 peri_status peri_exchange_alltoall_pooled(peri_group *g, peri_tensor *input, const int64_t *batch, const int64_t *dims,
-                                          const peri_exchange_config *options, peri_work **out)
+                                          const peri_exchange_args *options, peri_work **out)
 {
     static const char f[] = "peri_exchange_alltoall_pooled";
     char text[128];
@@ -62,7 +62,7 @@ peri_status peri_exchange_alltoall_pooled(peri_group *g, peri_tensor *input, con
 
 peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *g, peri_tensor *input,
                                                          const peri_variable_batch_args *v,
-                                                         const peri_exchange_config *options, peri_work **out)
+                                                         const peri_exchange_args *options, peri_work **out)
 {
     static const char f[] = "peri_exchange_variable_batch_alltoall_pooled";
     peri__flow_args a = {
@@ -104,7 +104,7 @@ peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *g, peri_ten
 static int64_t even_part(int64_t rows, int32_t size, int32_t r) { return rows / size + (r < rows % size); }
 
 peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, int32_t n, const int64_t *dims,
-                                    const peri_exchange_config *options, peri_work **out)
+                                    const peri_exchange_args *options, peri_work **out)
 {
     PERI_NEED(inputs);
     static const char f[] = "peri_exchange_alltoallv";
@@ -144,7 +144,7 @@ peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, i
 
 /** Parts of @rows[i] rows of @input; NULL: parts that are alike. */
 static peri_status scatter(const char *f, peri_group *g, peri_tensor *input, const int64_t *rows,
-                           const peri_exchange_config *options, peri_work **out)
+                           const peri_exchange_args *options, peri_work **out)
 {
     peri__flow_args a = {.function = f,
                          .kind = PERI_FLOW_REDUCE_SCATTER,
@@ -171,7 +171,7 @@ static peri_status check_scatter(const char *f, peri_group *g, const peri_tensor
 }
 
 peri_status peri_exchange_reduce_scatter_pooled(peri_group *g, peri_tensor *const *inputs,
-                                                const peri_exchange_config *options, peri_work **out)
+                                                const peri_exchange_args *options, peri_work **out)
 {
     PERI_NEED(inputs);
     PERI_NEED(out);
@@ -190,7 +190,7 @@ peri_status peri_exchange_reduce_scatter_pooled(peri_group *g, peri_tensor *cons
 }
 
 peri_status peri_exchange_reduce_scatter_base_pooled(peri_group *g, peri_tensor *input,
-                                                     const peri_exchange_config *options, peri_work **out)
+                                                     const peri_exchange_args *options, peri_work **out)
 {
     PERI_NEED(out);
     static const char f[] = "peri_exchange_reduce_scatter_base_pooled";
@@ -203,7 +203,7 @@ peri_status peri_exchange_reduce_scatter_base_pooled(peri_group *g, peri_tensor 
 }
 
 peri_status peri_exchange_reduce_scatter_v_pooled(peri_group *g, peri_tensor *input, const int64_t *input_splits,
-                                                  const peri_exchange_config *options, peri_work **out)
+                                                  const peri_exchange_args *options, peri_work **out)
 {
     static const char f[] = "peri_exchange_reduce_scatter_v_pooled";
     uint64_t hash = 0;
@@ -215,7 +215,7 @@ peri_status peri_exchange_reduce_scatter_v_pooled(peri_group *g, peri_tensor *in
 
 peri_status peri_exchange_reduce_scatter_v_per_feature_pooled(peri_group *g, peri_tensor *input, int32_t n_features,
                                                               const int64_t *batch, const int64_t *dims,
-                                                              const peri_exchange_config *options, peri_work **out)
+                                                              const peri_exchange_args *options, peri_work **out)
 {
     static const char f[] = "peri_exchange_reduce_scatter_v_per_feature_pooled";
     uint64_t hash = 0;
@@ -234,7 +234,7 @@ peri_status peri_exchange_reduce_scatter_v_per_feature_pooled(peri_group *g, per
     return status;
 }
 
-peri_status peri_exchange_all_gather_base_pooled(peri_group *g, peri_tensor *input, const peri_exchange_config *options,
+peri_status peri_exchange_all_gather_base_pooled(peri_group *g, peri_tensor *input, const peri_exchange_args *options,
                                                  peri_work **out)
 {
     PERI_NEED(g);

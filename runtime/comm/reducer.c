@@ -304,15 +304,15 @@ static void fini(peri__ending *ending)
     peri__free(r);
 }
 
-peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int64_t n, int64_t bucket_bytes,
+peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int32_t n, int64_t bucket_bytes,
                              peri_reducer **out)
 {
     if (n > 0) PERI_NEED(params);
     PERI_NEED(out);
     PERI_TRY(peri__group_check("peri_reducer_new", group));
     if (n < 0 || bucket_bytes < 0)
-        return peri__fail(PERI_EINVAL, "peri_reducer_new: %lld parameters, buckets of %lld bytes, allowed: 0 and more",
-                          (long long)n, (long long)bucket_bytes);
+        return peri__fail(PERI_EINVAL, "peri_reducer_new: %d parameters, buckets of %lld bytes, allowed: 0 and more", n,
+                          (long long)bucket_bytes);
     PERI_TRY(check_params(params, n));
     peri_reducer *r = peri__alloc_zero(sizeof *r);
     if (!r) return PERI_ENOMEM;
@@ -449,8 +449,18 @@ peri_status peri_reducer_watch(peri_reducer *r, peri_tensor *t)
     return PERI_OK;
 }
 
-void peri_reducer_enable(peri_reducer *r, bool on) { if (r) r->off = !on; }
-void peri_reducer_defer(peri_reducer *r, bool on) { if (r) r->deferred = on; }
+peri_status peri_reducer_enabled_set(peri_reducer *reducer, bool on)
+{
+    PERI_NEED(reducer);
+    reducer->off = !on;
+    return PERI_OK;
+}
+peri_status peri_reducer_deferred_set(peri_reducer *reducer, bool on)
+{
+    PERI_NEED(reducer);
+    reducer->deferred = on;
+    return PERI_OK;
+}
 
 void peri_reducer_detach(peri_reducer *r)
 {

@@ -157,7 +157,7 @@ static peri_status check_sequence(const char *f, const peri_group *g, const peri
 }
 
 peri_status peri_exchange_alltoall_sequence(peri_group *g, peri_tensor *input, const peri_sequence_args *s,
-                                            const peri_exchange_config *options, peri_work **out)
+                                            const peri_exchange_args *options, peri_work **out)
 {
     PERI_NEED(s);
     static const char f[] = "peri_exchange_alltoall_sequence";

@@ -73,7 +73,7 @@ void peri__watch_fini(peri__watch *w)
     *w = (peri__watch){0};
 }
 
-peri_status peri_group_watch(peri_group *group, bool on)
+peri_status peri_group_watch_set(peri_group *group, bool on)
 {
     PERI_NEED(group);
     peri__watch *w = &group->comm->watch;

@@ -103,7 +103,7 @@ static void step(peri_work *work)
     if (elsewhere) {
         before = peri_stream_current(work->device);
         peri__refs_add(&before->refs);
-        peri_stream_set_current(work->device, work->stream);
+        peri_stream_current_set(work->device, work->stream);
     }
     peri__watch *watch = &work->group->comm->watch;
     const int64_t seen = watch->seen;
@@ -120,7 +120,7 @@ static void step(peri_work *work)
     watch->seen = seen;
     watch->within = within;
     if (elsewhere) {
-        peri_stream_set_current(work->device, before);
+        peri_stream_current_set(work->device, before);
         peri_stream_release(before);
     }
     if (status != PERI_PENDING) end(work, status);

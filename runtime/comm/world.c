@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-bool peri_comm_probe(const char *name, char *reason, size_t len)
+bool peri_comm_probe(const char *name, char *reason, int64_t size)
 {
     const peri_coll_vtab *vtab;
     char why[256] = "";
@@ -15,7 +15,7 @@ bool peri_comm_probe(const char *name, char *reason, size_t len)
     if (!name) snprintf(why, sizeof why, "no name");
     else if (!ok) snprintf(why, sizeof why, "%.250s", peri_error_message());
     else ok = vtab->probe(why, sizeof why) >= 0;
-    if (reason && len) snprintf(reason, len, "%s", why);
+    if (reason && size > 0) snprintf(reason, (size_t)size, "%s", why);
     return ok;
 }
 

@@ -158,9 +158,12 @@ static peri_status join_offsets(const peri_tbe *tbe, const totals *all, peri_ten
 /** Blocks of the joined batch: block k of every pass, then block k + 1, as in the large batch. */
 static peri_status join_blocks(const peri_tbe *tbe, const totals *all, peri_tbe_blocks **out)
 {
+    if (all->blocks > INT32_MAX)
+        return peri__fail(PERI_EINVAL, "peri_tbe_accumulated_apply: the passes have %lld blocks, allowed: %d",
+                          (long long)all->blocks, INT32_MAX);
     peri_tbe_block *list = peri__alloc(sizeof *list * (size_t)peri__max(all->blocks, 1));
     if (!list) return PERI_ENOMEM;
-    int64_t n = 0;
+    int32_t n = 0;
     for (int64_t k = 0; k < all->longest; k++)
         for (int64_t i = 0; i < tbe->n_kept; i++) {
             const peri__kept *kept = &tbe->kept[i];
@@ -199,7 +202,7 @@ peri_status peri_tbe_accumulated_apply(peri_tbe *tbe)
     peri_tbe_input in = {0};
     peri_tbe_batch *batch = NULL;
     peri_tensor *grad = NULL;
-    bool before = peri_grad_enable(false);
+    bool before = peri__grad_swap(false);
     peri_status status;
     PERI_TRY_GOTO(join(tbe, all.ids_dtype, all.ids, PART_IDS, &in.ids), out);
     if (all.weights) PERI_TRY_GOTO(join(tbe, PERI_F32, all.ids, PART_WEIGHTS, &in.weights), out);
@@ -214,7 +217,7 @@ peri_status peri_tbe_accumulated_apply(peri_tbe *tbe)
     status = peri__batch_leave(batch, true, status);
 out:
     peri__batch_give(batch);
-    peri_grad_enable(before);
+    peri__grad_swap(before);
     kept_fini(&(peri__kept){.in = in, .grad = grad});
     return status;
 }

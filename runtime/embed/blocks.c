@@ -321,11 +321,11 @@ static peri_status blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks,
     return status;
 }
 
-peri_status peri_tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out)
+peri_status peri_tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int32_t n, peri_tbe_blocks **out)
 {
     PERI_NEED(tbe);
     PERI_NEED(out);
-    if (n && !blocks) return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: %lld blocks", (long long)n);
+    if (n && !blocks) return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: %d blocks, and no list of them", n);
     return blocks_new(tbe, blocks, n, true, out);
 }
 

@@ -201,7 +201,7 @@ struct peri_tbe {
     int64_t n_tables, n_features;
     peri__tbe_table *tables;
     char **features;
-    peri_tbe_optimizer optimizer; /* learning_rate is the current one */
+    peri_tbe_optimizer_config optimizer; /* learning_rate is the current one */
     uint64_t seed;
     int64_t iteration;
     int64_t total_rows, total_elements, max_cols; /* elements include the padding between tables */
@@ -261,7 +261,7 @@ void peri__over_passed(const peri_tbe *tbe);
 peri_status peri__offsets_of_equal(peri_device *device, int64_t bags, int64_t length, peri_tensor **out);
 /** What a table batch with weights of @dtype and this optimizer keeps, without tensors. Returns the number of
  *  states. */
-int32_t peri__states_of(int32_t dtype, const peri_tbe_optimizer *optimizer, peri__state out[PERI__STATES]);
+int32_t peri__states_of(int32_t dtype, const peri_tbe_optimizer_config *optimizer, peri__state out[PERI__STATES]);
 /** Elements that a table's rows take in a table batch, a multiple of @alignment; -1: more than can be counted. */
 int64_t peri__table_elements(int32_t dtype, int64_t rows, int64_t cols, int64_t alignment);
 /** Whether a state of PERI_STATE_* @geometry has something for each row of a table, as the weights have. */
@@ -274,7 +274,7 @@ int64_t peri__state_elements(int32_t geometry, int64_t rows, int64_t cols, int64
 /** What peri_tbe_new refuses of @config, apart from its device. */
 peri_status peri__tbe_check(const peri_tbe_config *config);
 /** PERI_TBE_NONE. In all configurations that were taken from callers, `optimizer` is not NULL. */
-extern const peri_tbe_optimizer peri__no_optimizer;
+extern const peri_tbe_optimizer_config peri__no_optimizer;
 /** @given, of @function's caller, and all that it points to, as today's structures have it; given up by
  *  peri__tbe_config_give_up. */
 peri_status peri__tbe_config_take(const peri_tbe_config *given, const char *function, peri_tbe_config *c);
@@ -288,13 +288,13 @@ enum { PERI__TABLE_ALIGNMENT = 16 };
 /** Whether slots need to know which row they have (slot_row): stochastic rounding goes by it. */
 bool peri__tbe_slot_rows(const peri_tbe_config *config);
 /** Whether one of the optimizer's states has geometry @geometry. */
-bool peri__keeps(const peri_tbe_optimizer *optimizer, int32_t geometry);
+bool peri__keeps(const peri_tbe_optimizer_config *optimizer, int32_t geometry);
 /** Elements of a state's flat tensor before @table; of all: @table is n_tables. */
 int64_t peri__state_offset(const peri_tbe *tbe, const peri__state *state, int64_t table);
 /** Data of state @which (PERI__STATE_*); NULL: there is none. */
 void *peri__state_data(const peri_tbe *tbe, int32_t which);
 /** How many tensors of the size of the weights a table batch has. */
-double peri__tbe_copies(const peri_tbe_optimizer *optimizer);
+double peri__tbe_copies(const peri_tbe_optimizer_config *optimizer);
 /** The flat tensors as parts of records, in the order of peri_tbe_state_name. Returns their number. */
 int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS]);
 /** What collections call the data type of a table whose rows are stored so: both 8-bit ones are "INT8". */
@@ -444,12 +444,12 @@ peri_status peri__tbe_backward(peri_tbe_batch *batch, peri_tensor *grad, peri_te
 peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration);
 
 /** Fill in the defaults of counters, where @o has them. */
-void peri__counter_default(peri_tbe_optimizer *o);
+void peri__counter_default(peri_tbe_optimizer_config *o);
 /** Check what @o says of counters, and of EMA in place. */
-peri_status peri__counter_check(const peri_tbe_optimizer *o);
-peri_status peri__ema_check(const peri_tbe_optimizer *o);
+peri_status peri__counter_check(const peri_tbe_optimizer_config *o);
+peri_status peri__ema_check(const peri_tbe_optimizer_config *o);
 /** Whether updates ask for the largest counter of a table. */
-bool peri__counter_wants_most(const peri_tbe_optimizer *o);
+bool peri__counter_wants_most(const peri_tbe_optimizer_config *o);
 /** Before the update of step @iteration: the largest counters, if they are due. */
 peri_status peri__counter_refresh(peri_tbe *tbe, int64_t iteration);
 /** Before a lookup of the next training step: EMA in place, if it is due. */

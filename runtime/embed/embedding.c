@@ -53,7 +53,7 @@ static void call_free(call *c)
 static peri_status check_bags(const peri_embedding_bag_args *a)
 {
     char text[128];
-    bool bags = a->mode != PERI_BAG_NONE;
+    bool bags = a->mode != PERI_POOLING_NONE;
     if (bags && !a->offsets && a->ids->ndim != 2)
         return peri__fail(PERI_EINVAL, "%s: ids are %s; without offsets they have 2 dimensions, a bag in each row", F,
                           peri__tensor_text(a->ids, text, sizeof text));
@@ -76,8 +76,9 @@ static peri_status check_weights(const peri_embedding_bag_args *a)
 {
     char one[128], two[128];
     if (!a->weights) return PERI_OK;
-    if (a->mode != PERI_BAG_SUM)
-        return peri__fail(PERI_EINVAL, "%s: weights of ids with mode %d, allowed: %d (sum)", F, a->mode, PERI_BAG_SUM);
+    if (a->mode != PERI_POOLING_SUM)
+        return peri__fail(PERI_EINVAL, "%s: weights of ids with mode %d, allowed: %d (sum)", F, a->mode,
+                          PERI_POOLING_SUM);
     PERI_TRY(peri__check_tensor(F, "weights", a->weights, PERI_F32, a->ids->ndim));
     PERI_TRY(peri__check_same_device(F, a->weights, a->weight));
     for (int32_t d = 0; d < a->ids->ndim; d++)
@@ -95,7 +96,7 @@ static peri_status check_args(const peri_embedding_bag_args *a)
     if (!peri__contiguous(a->weight) || a->weight->shape[1] < 1)
         return peri__fail(PERI_EINVAL, "%s: weight is %s, allowed: contiguous, at least one column", F,
                           peri__tensor_text(a->weight, text, sizeof text));
-    if (a->mode < PERI_BAG_SUM || a->mode > PERI_BAG_MAX)
+    if (a->mode < PERI_POOLING_SUM || a->mode > PERI_POOLING_MAX)
         return peri__fail(PERI_EINVAL, "%s: mode %d, allowed: 0..3", F, a->mode);
     PERI_TRY(peri__check_ints(F, "ids", a->ids, -1, a->weight));
     PERI_TRY(check_bags(a));
@@ -137,7 +138,7 @@ static peri_status complete_offsets(peri_tensor *t, int64_t bags, int64_t n, per
 static peri_status make_offsets(const peri_embedding_bag_args *a, call *c)
 {
     peri_device *device = peri__device(a->weight);
-    if (a->mode == PERI_BAG_NONE) return peri__offsets_of_equal(device, 1, c->n, &c->offsets);
+    if (a->mode == PERI_POOLING_NONE) return peri__offsets_of_equal(device, 1, c->n, &c->offsets);
     if (!a->offsets) return peri__offsets_of_equal(device, c->bags, a->ids->shape[1], &c->offsets);
     if (c->bags == 0 && c->n > 0)
         return peri__fail(PERI_EINVAL, "%s: %lld ids, but offsets of no bag that they could belong to", F,
@@ -234,7 +235,7 @@ static peri_status prune(const peri_embedding_bag_args *a, call *c)
     peri_k_bag_pad_args pad = {
         .ids = peri__data(c->ids), .out = peri__data(c->pruned), .padding = a->padding_idx, .dtype = c->ids->dtype};
     PERI_TRY(PERI_LAUNCH(device, bag_pad, &pad, c->n, PERI_INT_GRAIN));
-    if (a->mode != PERI_BAG_MEAN) return PERI_OK;
+    if (a->mode != PERI_POOLING_MEAN) return PERI_OK;
     PERI_TRY(peri_tensor_new(device, PERI_F32, 1, &c->bags, &c->scale));
     peri_k_bag_scale_args scale = {.bags = bags_of(c), .scale = peri__data(c->scale), .padding = a->padding_idx};
     scale.bags.ids = peri__data(c->ids);
@@ -244,8 +245,8 @@ static peri_status prune(const peri_embedding_bag_args *a, call *c)
 /** The matrix as a table batch. */
 static peri_status as_table(const peri_embedding_bag_args *a, call *c)
 {
-    int32_t pooling = a->mode == PERI_BAG_NONE                ? PERI_POOLING_NONE
-                      : a->mode == PERI_BAG_MEAN && !c->scale ? PERI_POOLING_MEAN
+    int32_t pooling = a->mode == PERI_POOLING_NONE                ? PERI_POOLING_NONE
+                      : a->mode == PERI_POOLING_MEAN && !c->scale ? PERI_POOLING_MEAN
                                                               : PERI_POOLING_SUM;
     peri_table_config table = {.size = sizeof table,
                                .name = TABLE,
@@ -259,7 +260,7 @@ static peri_status as_table(const peri_embedding_bag_args *a, call *c)
                               .n_tables = 1,
                               .tables = &table,
                               .optimizer = &peri__no_optimizer};
-    peri_tbe_block block = {.bags = a->mode == PERI_BAG_NONE ? 1 : c->bags, .out_stride = c->cols, .feature = -1};
+    peri_tbe_block block = {.bags = a->mode == PERI_POOLING_NONE ? 1 : c->bags, .out_stride = c->cols, .feature = -1};
     PERI_TRY(peri__tbe_over(&config, a->weight, &c->tbe));
     return peri_tbe_blocks_new(c->tbe, &block, 1, &c->blocks);
 }
@@ -267,18 +268,18 @@ static peri_status as_table(const peri_embedding_bag_args *a, call *c)
 static peri_status call_new(const peri_embedding_bag_args *a, call *c)
 {
     int64_t shape[PERI_MAX_DIMS];
-    int32_t ndim = a->mode == PERI_BAG_NONE ? a->ids->ndim + 1 : 2;
+    int32_t ndim = a->mode == PERI_POOLING_NONE ? a->ids->ndim + 1 : 2;
     *c = (call){.n = peri__numel(a->ids), .rows = a->weight->shape[0], .cols = a->weight->shape[1]};
     c->unheard = &a->weight->storage->unheard;
     if (a->weight->ending && peri__recording(&a->weight, 1)) {
         c->asked.ending = a->weight->ending;
         peri__refs_add(&c->asked.ending->refs);
     }
-    c->bags = a->mode == PERI_BAG_NONE ? c->n
+    c->bags = a->mode == PERI_POOLING_NONE ? c->n
               : a->offsets             ? a->offsets->shape[0] - a->include_last_offset
                                        : a->ids->shape[0];
     memcpy(shape, a->ids->shape, sizeof shape);
-    if (a->mode != PERI_BAG_NONE) shape[0] = c->bags;
+    if (a->mode != PERI_POOLING_NONE) shape[0] = c->bags;
     shape[ndim - 1] = c->cols;
     PERI_TRY(flat_of(a->ids, &c->ids));
     if (a->weights) PERI_TRY(flat_of(a->weights, &c->weights));
@@ -385,11 +386,11 @@ static peri_status look_up(const peri_embedding_bag_args *a, call *c, peri_tbe_b
     /* Lookups of this step may still be queued; those that a backward pass has followed are waited for. */
     PERI_TRY(peri__late_of(c->unheard, atomic_load(&c->unheard->passes)));
     /* Rows are scaled down for good ids only. */
-    if (a->max_norm > 0 || a->mode == PERI_BAG_MAX) PERI_TRY(look(c, batch, NULL, a->max_norm > 0));
+    if (a->max_norm > 0 || a->mode == PERI_POOLING_MAX) PERI_TRY(look(c, batch, NULL, a->max_norm > 0));
     if (a->max_norm > 0) PERI_TRY(renorm(a, c));
-    if (a->mode == PERI_BAG_MAX) return largest(a, c);
+    if (a->mode == PERI_POOLING_MAX) return largest(a, c);
     /* the padding row is a row as others; it only learns nothing */
-    if (a->mode == PERI_BAG_NONE && c->ids != c->pruned) {
+    if (a->mode == PERI_POOLING_NONE && c->ids != c->pruned) {
         peri_tbe_batch *whole;
         PERI_TRY(batch_of(c, c->ids, &whole));
         peri_status status = look(c, whole, c->out, false);

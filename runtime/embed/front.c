@@ -113,7 +113,7 @@ static peri_status keep(const char *function, peri_tbe_batch *b, peri_tensor *gr
  *  with the sum of the gradients; of SGD without decay that is the same. */
 static void note_pass(peri_tbe *tbe)
 {
-    const peri_tbe_optimizer *o = &tbe->optimizer;
+    const peri_tbe_optimizer_config *o = &tbe->optimizer;
     uint64_t pass = peri__backward_running();
     if (pass == 0 || tbe->n_tables == 0 || o->kind == PERI_TBE_NONE ||
         (o->kind == PERI_TBE_SGD && o->weight_decay == 0))
@@ -298,7 +298,7 @@ peri_status peri__lookup_rows(const char *function, peri_tbe_batch *b, int32_t n
     PERI_TRY(peri__batch_no_room(b, peri_tensor_new(tbe->device, tbe->output_dtype, ndim, shape, &t)));
     peri_status status = check_out(function, tbe, &b->in, t);
     if (status >= 0 && !covers(b, t)) status = peri__tensor_zero(t);
-    if (status >= 0 && peri__grad_enabled()) status = peri__tbe_ema(tbe);
+    if (status >= 0 && peri_grad_enabled()) status = peri__tbe_ema(tbe);
     if (status >= 0) status = peri__batch_forward(function, b, t);
     if (status < 0) peri_tensor_release(t);
     else *out = t;
@@ -309,7 +309,7 @@ static peri_status lookup(const char *function, peri_tbe_batch *b, int32_t ndim,
                           peri_tensor **out)
 {
     PERI_TRY(peri__lookup_rows(function, b, ndim, shape, out));
-    if (!peri__grad_enabled()) return PERI_OK;
+    if (!peri_grad_enabled()) return PERI_OK;
     peri__node *node;
     peri_status status = peri__lookup_record(&lookup_vtab, b, out, 1, &node);
     if (status < 0) peri_tensor_release(*out);

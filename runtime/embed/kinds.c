@@ -99,7 +99,7 @@ static const struct {
     [PERI__STATE_MAX_COUNTER] = {"max_counter", PERI_F32},
 };
 
-bool peri__counter_wants_most(const peri_tbe_optimizer *o)
+bool peri__counter_wants_most(const peri_tbe_optimizer_config *o)
 {
     if (o->kind != PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER || o->weight_decay_mode != PERI_DECAY_COUNTER) return false;
     int32_t mode = o->counter.learning_rate_mode;
@@ -107,7 +107,7 @@ bool peri__counter_wants_most(const peri_tbe_optimizer *o)
            (mode == PERI_RATES_COUNTER_SGD && o->counter.tail_id_is_ratio);
 }
 
-int32_t peri__states_of(int32_t dtype, const peri_tbe_optimizer *o, peri__state out[PERI__STATES])
+int32_t peri__states_of(int32_t dtype, const peri_tbe_optimizer_config *o, peri__state out[PERI__STATES])
 {
     int32_t n = 0;
     for (int32_t i = 0; i < PERI__STATES; i++) {
@@ -122,7 +122,7 @@ int32_t peri__states_of(int32_t dtype, const peri_tbe_optimizer *o, peri__state 
     return n;
 }
 
-bool peri__keeps(const peri_tbe_optimizer *o, int32_t geometry)
+bool peri__keeps(const peri_tbe_optimizer_config *o, int32_t geometry)
 {
     peri__state states[PERI__STATES];
     int32_t n = peri__states_of(PERI_F32, o, states);
@@ -183,7 +183,7 @@ peri_status peri__state_view(const peri_tbe *tbe, int64_t table, int32_t i, peri
     }
 }
 
-double peri__tbe_copies(const peri_tbe_optimizer *o)
+double peri__tbe_copies(const peri_tbe_optimizer_config *o)
 {
     peri__state states[PERI__STATES];
     int32_t n = peri__states_of(PERI_F32, o, states), full = 0;

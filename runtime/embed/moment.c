@@ -235,12 +235,12 @@ static peri_status before(peri__row_watch *watch, peri_tbe *tbe, const peri__row
     watched *w = (watched *)watch;
     int64_t *rows = NULL, n = 0;
     if (atomic_load(&w->moment->failed) < 0) return PERI_OK;
-    const bool recording = peri_grad_enable(false);
+    const bool recording = peri__grad_swap(false);
     peri_status status = peri__row_bits_mark(tbe, &w->bits, change, true);
     if (status >= 0) status = fresh_rows(w, &rows, &n);
     if (status >= 0 && n > 0) status = copy_rows(w, rows, n);
     peri__free(rows);
-    peri_grad_enable(recording);
+    peri__grad_swap(recording);
     if (status < 0) atomic_store(&w->moment->failed, status);
     return PERI_OK;
 }
@@ -427,7 +427,7 @@ peri_status peri_moment_read(peri_moment *m, int64_t index, int64_t row, peri_te
     PERI_NEED(out);
     PERI_TRY(part_at("peri_moment_read", m, index, &p));
     const char *table = p->of->tbe->tables[p->table].name;
-    peri_tensor_desc d = {.size = sizeof d};
+    peri_tensor_info d = {.size = sizeof d};
     peri_tensor_describe(out, &d);
     if (!d.contiguous || !peri__immediate(d.device) || d.dtype != p->dtype || d.ndim != (p->cols ? 2 : 1) ||
         (p->cols && d.shape[1] != p->cols))

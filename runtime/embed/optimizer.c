@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-void peri__counter_default(peri_tbe_optimizer *o)
+void peri__counter_default(peri_tbe_optimizer_config *o)
 {
     if (o->kind != PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER) return;
     o->weight_decay_mode = PERI_DECAY_COUNTER;
@@ -33,25 +33,25 @@ static peri_status check_whole(const char *what, int64_t value, int64_t least)
     return peri__fail(PERI_EINVAL, "peri_tbe_new: %s %lld, allowed: >= %lld", what, (long long)value, (long long)least);
 }
 
-static peri_status check_modes(const peri_tbe_optimizer *o, bool clip)
+static peri_status check_modes(const peri_tbe_optimizer_config *o, bool clip)
 {
     const peri_tbe_counter *k = &o->counter;
-    int32_t most = clip ? PERI_COUNTER_DECAY_DECOUPLE : PERI_COUNTER_DECAY_ADAGRADW;
-    if (k->weight_decay_mode < PERI_COUNTER_DECAY_NONE || k->weight_decay_mode > most)
+    int32_t most = clip ? PERI_COUNTER_DECOUPLE : PERI_COUNTER_ADAGRADW;
+    if (k->weight_decay_mode < PERI_COUNTER_NONE || k->weight_decay_mode > most)
         return peri__fail(
             PERI_EINVAL,
             "peri_tbe_new: counter_weight_decay_mode %d, allowed with %s: none (0), l2 (1), decouple (2)%s",
             k->weight_decay_mode, clip ? "cowclip" : "counter", clip ? "" : ", adagradw (3)");
-    if (o->weight_decay != 0 && k->weight_decay_mode == PERI_COUNTER_DECAY_NONE)
+    if (o->weight_decay != 0 && k->weight_decay_mode == PERI_COUNTER_NONE)
         return peri__fail(PERI_EINVAL,
                           "peri_tbe_new: weight_decay %g without a counter_weight_decay_mode, allowed: l2, decouple%s",
                           o->weight_decay, clip ? "" : ", adagradw");
-    if (!clip && o->weight_decay != 0 && k->weight_decay_mode != PERI_COUNTER_DECAY_ADAGRADW && k->halflife < 0)
+    if (!clip && o->weight_decay != 0 && k->weight_decay_mode != PERI_COUNTER_ADAGRADW && k->halflife < 0)
         return peri__fail(
             PERI_EINVAL,
             "peri_tbe_new: counter_halflife %lld with weight_decay %g would make weights grow, allowed with "
             "counter_weight_decay_mode %s: >= 0",
-            (long long)k->halflife, o->weight_decay, k->weight_decay_mode == PERI_COUNTER_DECAY_L2 ? "l2" : "decouple");
+            (long long)k->halflife, o->weight_decay, k->weight_decay_mode == PERI_COUNTER_L2 ? "l2" : "decouple");
     if (k->learning_rate_mode < PERI_RATES_EQUAL || k->learning_rate_mode > PERI_RATES_COUNTER_SGD)
         return peri__fail(PERI_EINVAL,
                           "peri_tbe_new: learning_rate_mode %d, allowed: 0 (equal), 1 (tail_id_lr_increase), 2 "
@@ -60,7 +60,7 @@ static peri_status check_modes(const peri_tbe_optimizer *o, bool clip)
     return PERI_OK;
 }
 
-peri_status peri__counter_check(const peri_tbe_optimizer *o)
+peri_status peri__counter_check(const peri_tbe_optimizer_config *o)
 {
     const peri_tbe_counter *k = &o->counter;
     if (o->kind != PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER) {
@@ -92,7 +92,7 @@ peri_status peri__counter_check(const peri_tbe_optimizer *o)
     return check_real("lower_bound", k->lower_bound);
 }
 
-peri_status peri__ema_check(const peri_tbe_optimizer *o)
+peri_status peri__ema_check(const peri_tbe_optimizer_config *o)
 {
     if (o->kind != PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) {
         if (!o->step_ema && !o->step_start && o->step_ema_coef == 0) return PERI_OK;
@@ -109,7 +109,7 @@ peri_status peri__ema_check(const peri_tbe_optimizer *o)
 
 /* -- for the kernels ----------------------------------------------------------------------------------------------- */
 
-static peri_k_tbe_counter counter_of(const peri_tbe_optimizer *o)
+static peri_k_tbe_counter counter_of(const peri_tbe_optimizer_config *o)
 {
     const peri_tbe_counter *k = &o->counter;
     bool clip = o->weight_decay_mode == PERI_DECAY_COWCLIP;
@@ -127,7 +127,7 @@ static peri_k_tbe_counter counter_of(const peri_tbe_optimizer *o)
 
 peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration)
 {
-    const peri_tbe_optimizer *o = &tbe->optimizer;
+    const peri_tbe_optimizer_config *o = &tbe->optimizer;
     const peri__optimizer_kind *k = peri__optimizer_kind_of(o->kind);
     PERI__OWN_FLOATS;
     double beta1 = k->rmsprop ? o->ema_beta : o->beta1;
@@ -174,7 +174,7 @@ peri_status peri__counter_refresh(peri_tbe *tbe, int64_t iteration)
 /** Whether it is due before the next training step. */
 static bool ema_due(const peri_tbe *tbe)
 {
-    const peri_tbe_optimizer *o = &tbe->optimizer;
+    const peri_tbe_optimizer_config *o = &tbe->optimizer;
     int64_t step = tbe->iteration + 1;
     return o->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD && step >= o->step_start && step % o->step_ema == 0 &&
            tbe->ema_step != step;

@@ -159,7 +159,7 @@ peri_status peri_tbe_batch_lookup_jagged(peri_tbe_batch *b, peri_kjt *kjt, bool 
     peri_status status = part ? peri__lookup_rows(f, b, 2, (int64_t[]){ids, cols}, &rows) : PERI_ENOMEM;
     if (status >= 0) status = peri__rows_views(rows, kjt->offset_per_key, n, part);
     if (status >= 0) {
-        if (n > 0 && peri__grad_enabled()) status = record(b, kjt->offset_per_key, n, part);
+        if (n > 0 && peri_grad_enabled()) status = record(b, kjt->offset_per_key, n, part);
         if (status >= 0) status = peri__kjt_cut(kjt, part, indices, out);
         for (int32_t i = 0; i < n; i++) peri_tensor_release(part[i]);
     }

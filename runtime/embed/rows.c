@@ -9,18 +9,18 @@
 /** How rows are stored; NULL: no table holds that. */
 static const struct row_kind {
     const char *name;
-    int32_t bits, codes; /* of a number; PERI_CODES_*, of rows of bytes */
+    int32_t bits, codes; /* of a number; PERI_QUANTIZE_*, of rows of bytes */
     int32_t scale;       /* dtype of the scale and the bias of a row of bytes; -1: it has none */
 } *kind_of(int32_t dtype)
 {
     static const struct row_kind numbers[] = {
         [PERI_F32] = {"FP32", 32, 0, 0}, [PERI_F16] = {"FP16", 16, 0, 0}, [PERI_BF16] = {"BF16", 16, 0, 0}};
     static const struct row_kind bytes[] = {
-        [PERI_ROWS_INT8 - PERI_ROWS_INT8] = {"INT8", 8, PERI_CODES_INT8, PERI_F32},
-        [PERI_ROWS_INT8_HALF - PERI_ROWS_INT8] = {"INT8_HALF", 8, PERI_CODES_INT8, PERI_F16},
-        [PERI_ROWS_FP8 - PERI_ROWS_INT8] = {"FP8", 8, PERI_CODES_FP8, -1},
-        [PERI_ROWS_INT4 - PERI_ROWS_INT8] = {"INT4", 4, PERI_CODES_INT4, PERI_F16},
-        [PERI_ROWS_INT2 - PERI_ROWS_INT8] = {"INT2", 2, PERI_CODES_INT2, PERI_F16}};
+        [PERI_ROWS_INT8 - PERI_ROWS_INT8] = {"INT8", 8, PERI_QUANTIZE_INT8, PERI_F32},
+        [PERI_ROWS_INT8_HALF - PERI_ROWS_INT8] = {"INT8_HALF", 8, PERI_QUANTIZE_INT8, PERI_F16},
+        [PERI_ROWS_FP8 - PERI_ROWS_INT8] = {"FP8", 8, PERI_QUANTIZE_FP8, -1},
+        [PERI_ROWS_INT4 - PERI_ROWS_INT8] = {"INT4", 4, PERI_QUANTIZE_INT4, PERI_F16},
+        [PERI_ROWS_INT2 - PERI_ROWS_INT8] = {"INT2", 2, PERI_QUANTIZE_INT2, PERI_F16}};
     const bool coded = dtype >= PERI_ROWS_INT8;
     const struct row_kind *list = coded ? bytes : numbers;
     const int64_t i = coded ? dtype - PERI_ROWS_INT8 : dtype;
@@ -60,7 +60,7 @@ bool peri__tbe_bytes(int32_t dtype) { return dtype >= PERI_ROWS_INT8 && kind_of(
 peri_row_format peri__tbe_row_format(int32_t dtype)
 {
     const struct row_kind *kind = kind_of(dtype);
-    const bool fp8 = kind->codes == PERI_CODES_FP8;
+    const bool fp8 = kind->codes == PERI_QUANTIZE_FP8;
     return (peri_row_format){.codes = kind->codes,
                              .scale_dtype = kind->scale,
                              .scale_first = kind->scale == PERI_F16,

@@ -20,14 +20,14 @@ const char *peri_tbe_optimizer_name(int32_t kind)
     return kind >= 0 && kind < PERI_TBE_OPTIMIZER_COUNT ? peri__optimizer_kind_of(kind)->name : NULL;
 }
 
-peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out)
+peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer_config *out)
 {
     PERI_NEED(out);
     if (kind < 0 || kind >= PERI_TBE_OPTIMIZER_COUNT)
         return peri__fail(PERI_EINVAL, "peri_tbe_optimizer_default: kind %d, allowed: 0..%d", kind,
                           PERI_TBE_OPTIMIZER_COUNT - 1);
     const peri__optimizer_kind *k = peri__optimizer_kind_of(kind);
-    peri_tbe_optimizer now = {.kind = kind,
+    peri_tbe_optimizer_config now = {.kind = kind,
                                 .learning_rate = kind == PERI_TBE_NONE ? 0 : 0.01,
                                 .eps = k->eps,
                                 .beta1 = k->beta1,
@@ -39,7 +39,7 @@ peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out)
                                 .step_ema = k->ema ? 10 : 0,
                                 .step_ema_coef = k->ema ? 0.6 : 0};
     peri__counter_default(&now);
-    return PERI_GIVE(peri_tbe_optimizer, out, &now);
+    return PERI_GIVE(peri_tbe_optimizer_config, out, &now);
 }
 
 static peri_status check_number(const char *what, double value, bool known, double low, double high,
@@ -53,7 +53,7 @@ static peri_status check_number(const char *what, double value, bool known, doub
     return PERI_OK;
 }
 
-static peri_status check_optimizer(const peri_tbe_optimizer *o)
+static peri_status check_optimizer(const peri_tbe_optimizer_config *o)
 {
     if (o->kind < 0 || o->kind >= PERI_TBE_OPTIMIZER_COUNT)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer kind %d, allowed: 0..%d", o->kind,
@@ -175,10 +175,10 @@ peri_status peri__tbe_check(const peri_tbe_config *c)
 {
     if (c->bounds_check < PERI_BOUNDS_FATAL || c->bounds_check > PERI_BOUNDS_NONE)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: bounds_check %d, allowed: 0..3", c->bounds_check);
-    if (c->n_tables < 0 || c->n_tables > INT32_MAX || (c->n_tables && !c->tables))
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: %lld tables", (long long)c->n_tables);
+    if (c->n_tables < 0 || (c->n_tables && !c->tables))
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: %d tables", c->n_tables);
     if (c->n_features < 0 || (c->n_features && !c->features))
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: %lld features", (long long)c->n_features);
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: %d features", c->n_features);
     for (int64_t i = 0; i < c->n_features; i++)
         if (!c->features[i]) return peri__fail(PERI_EINVAL, "peri_tbe_new: feature %lld has no name", (long long)i);
     for (int64_t i = 0; i < c->n_tables; i++) {
@@ -375,7 +375,7 @@ out:
     return status;
 }
 
-const peri_tbe_optimizer peri__no_optimizer = {.size = sizeof peri__no_optimizer, .kind = PERI_TBE_NONE};
+const peri_tbe_optimizer_config peri__no_optimizer = {.size = sizeof peri__no_optimizer, .kind = PERI_TBE_NONE};
 
 /** An array of @n structures of today's @size bytes, from the caller's; NULL: there is none. */
 static peri_status take_array(const void *given, int64_t n, size_t size, const char *function, const char *type,
@@ -406,8 +406,9 @@ peri_status peri__tbe_config_take(const peri_tbe_config *given, const char *f, p
     PERI_TRY(peri__struct_take(c, sizeof *c, given, f, "peri_tbe_config"));
     peri_status status;
     PERI_TRY_GOTO(peri__structs_take(c->tables, c->n_tables, sizeof *c->tables, f, "peri_table_config", &tables), out);
-    PERI_TRY_GOTO(peri__structs_take(c->caches, c->n_tables, sizeof *c->caches, f, "peri_cache_params", &caches), out);
-    PERI_TRY_GOTO(peri__structs_take(c->optimizer, 1, sizeof *c->optimizer, f, "peri_tbe_optimizer", &optimizer), out);
+    PERI_TRY_GOTO(peri__structs_take(c->caches, c->n_tables, sizeof *c->caches, f, "peri_cache_config", &caches), out);
+    PERI_TRY_GOTO(
+        peri__structs_take(c->optimizer, 1, sizeof *c->optimizer, f, "peri_tbe_optimizer_config", &optimizer), out);
 out:
     if (status < 0) {
         peri__free(tables);
@@ -418,7 +419,7 @@ out:
     if (caches) c->caches = caches; /* else none, or of no table */
     for (int64_t i = 0; caches && i < c->n_tables; i++)
         /* TorchRec's default */
-        if (((peri_cache_params *)caches)[i].load_factor == 0) ((peri_cache_params *)caches)[i].load_factor = 0.2;
+        if (((peri_cache_config *)caches)[i].load_factor == 0) ((peri_cache_config *)caches)[i].load_factor = 0.2;
     c->optimizer = optimizer ? optimizer : &peri__no_optimizer;
     return PERI_OK;
 }

@@ -2,7 +2,12 @@
 -- reads them from the generated declarations, writes them down (runtime/gen/contract.txt, for the last release), and
 -- says what has changed since.
 --
+-- Names may change all the same. Those of structures, members and constants are in no program that was built:
+-- runtime/gen/renamed.txt says what is called otherwise now. Functions are: runtime/host/renamed.c keeps, under its
+-- version, each that has another name, or other parameters, by now.
+--
 -- Usage: luajit contract.lua check|record|map <build>/lua/perilune/cdef.lua <folder of the headers> <record>
+--          <renamed.txt> <renamed.c>
 --   check    complain of what programs of the last release would stumble over
 --   record   write the record of this release (`make contract`), unless it breaks the last one under the same
 --            PERI_ABI_VERSION
@@ -88,8 +93,9 @@ local function names(t)
   return list
 end
 
---- A record as text, and back. since: function -> release that brought it.
-function M.write(now, since)
+--- A record as text, and back. since: function -> release that brought it; kept: functions that only programs of
+--- earlier releases call, by "name release".
+function M.write(now, since, kept)
   local out = { ("release %s contract %d"):format(now.release, now.contract) }
   for _, name in ipairs(names(now.constants)) do
     out[#out + 1] = ("constant %s %d"):format(name, now.constants[name])
@@ -102,11 +108,12 @@ function M.write(now, since)
   for _, name in ipairs(names(now.functions)) do
     out[#out + 1] = ("function %s %s %s"):format(name, since[name] or now.release, now.functions[name])
   end
+  for _, name in ipairs(names(kept)) do out[#out + 1] = ("kept %s %s"):format(name, kept[name]) end
   return table.concat(out, "\n") .. "\n"
 end
 
 function M.read(text)
-  local kept, last = { constants = {}, structs = {}, functions = {}, since = {} }, nil
+  local kept, last = { constants = {}, structs = {}, functions = {}, since = {}, kept = {} }, nil
   for line in text:gmatch "[^\n]+" do
     local word, name, rest = line:match "^(%S+) (%S+) (.*)$"
     if word == "release" then kept.release, kept.contract = name, tonumber(rest:match "contract (%d+)")
@@ -117,9 +124,66 @@ function M.read(text)
     elseif word == "member" then
       local offset, kind = rest:match "^(%d+) (.*)$"
       last.members[#last.members + 1] = { name = name, offset = tonumber(offset), text = kind }
-    elseif word == "function" then kept.since[name], kept.functions[name] = rest:match "^(%S+) (.*)$" end
+    elseif word == "function" then kept.since[name], kept.functions[name] = rest:match "^(%S+) (.*)$"
+    elseif word == "kept" then
+      local since, declaration = rest:match "^(%S+) (.*)$"
+      kept.kept[name .. " " .. since] = declaration
+    end
   end
   return kept
+end
+
+--- What runtime/host/renamed.c (its text) keeps: "peri_name release" -> its declaration, as functions() has it.
+function M.kept(text)
+  local kept = {}
+  for release, result, name, parameters in text:gsub("%s+", " "):gmatch
+    "KEPT%((%d+%.%d+), ([%w_ %*]-), ([%w_]+), (%b())%)" do
+    local key, flat = ("peri_%s %s"):format(name, release), ("%s peri_%s%s;"):format(result, name, parameters)
+    kept[key] = functions(flat:gsub("%f[%w_]bool%f[^%w_]", "_Bool"))["peri_" .. name]
+    if parameters:find("(*", 1, true) then kept[key] = (result .. " " .. parameters):gsub("%s*%*%s*", "*") end
+  end
+  return kept
+end
+
+--- The record `old` in the names of today. text: runtime/gen/renamed.txt, a line each:
+---   type OLD NEW | constant OLD NEW | member TYPE OLD NEW | count TYPE MEMBER (an int64_t that is an int32_t now: the
+---   same bytes of numbers that are no larger, on the processors of today)
+--- complaints gets lines of it that say nothing.
+function M.renamed(old, text, complaints)
+  local types = {}
+  for line in text:gmatch "[^\n]+" do
+    local kind, a, b, c = line:match "^(%l+) (%S+) (%S+) ?(%S*)$"
+    local found
+    if kind == "type" then found, types[a] = old.structs[a], b
+    elseif kind == "constant" then
+      found = old.constants[a]
+      old.constants[a] = nil
+      if old.constants[b] == nil then old.constants[b] = found
+      elseif old.constants[b] ~= found then found = nil end
+    elseif kind then
+      for _, m in ipairs(old.structs[a] and old.structs[a].members or {}) do
+        if m.name == b then
+          found = m
+          if kind == "member" then m.name = c elseif m.text == "int64_t" then m.text = "int32_t" end
+        end
+      end
+    end
+    if not found and not line:match "^#" then
+      complaints[#complaints + 1] = ("runtime/gen/renamed.txt: '%s' is about nothing in the record"):format(line)
+    end
+  end
+  --- size_t is said of none any more: on all processors here it is passed as int64_t is.
+  local function today(declaration)
+    return (declaration:gsub("[%w_]+", types):gsub(", size_t%f[,%)]", ", int64_t"))
+  end
+  local structs = {}
+  for name, s in pairs(old.structs) do
+    for _, m in ipairs(s.members) do m.text = today(m.text) end
+    structs[types[name] or name] = s
+  end
+  old.structs = structs
+  for name, declaration in pairs(old.functions) do old.functions[name] = today(declaration) end
+  for key, declaration in pairs(old.kept) do old.kept[key] = today(declaration) end
 end
 
 local function compare_struct(say, name, old, new)
@@ -147,9 +211,9 @@ local function compare_struct(say, name, old, new)
   end
 end
 
---- Complaints: what a program of the recorded release would stumble over.
-function M.compare(old, new)
-  local list = {}
+--- Complaints: what a program of the recorded release would stumble over. kept: of M.kept.
+function M.compare(old, new, kept, complaints)
+  local list = complaints or {}
   local function say(...) list[#list + 1] = string.format(...) end
   if old.contract ~= new.contract then return list end
   for _, name in ipairs(names(old.constants)) do
@@ -164,17 +228,28 @@ function M.compare(old, new)
   end
   for _, name in ipairs(names(old.functions)) do
     local was, is = old.functions[name], new.functions[name]
-    if not is then say("function %s is gone", name)
-    elseif is ~= was then say("function %s is '%s', was '%s'", name, is, was) end
+    local stays = kept and kept[name .. " " .. old.since[name]]
+    if is == was then
+      if stays then say("function %s: runtime/host/renamed.c keeps it, though it is as it was", name) end
+    elseif stays and stays ~= was then say("function %s: runtime/host/renamed.c keeps '%s', was '%s'", name, stays, was)
+    elseif stays and is and old.since[name] == new.release then
+      say("function %s has changed within release %s", name, new.release)
+    elseif not stays and not is then say("function %s is gone", name)
+    elseif not stays then say("function %s is '%s', was '%s'", name, is, was) end
+  end
+  for _, key in ipairs(names(old.kept)) do
+    if not kept or kept[key] ~= old.kept[key] then say("function %s, kept for earlier programs, is gone", key) end
   end
   return list
 end
 
---- The version script of the shared library: what the record has not yet is of this release.
+--- The version script of the shared library: what the record has not yet, or has with other parameters, is of this
+--- release. All else is local, which the newest release says: said of one to which runtime/host/renamed.c adds
+--- functions, it would hide these.
 function M.map(old, new)
   local by, releases = {}, {}
   for _, name in ipairs(names(new.functions)) do
-    local since = old.since[name] or new.release
+    local since = old.functions[name] == new.functions[name] and old.since[name] or new.release
     if not by[since] then
       by[since] = {}
       releases[#releases + 1] = since
@@ -190,7 +265,7 @@ function M.map(old, new)
   for i, release in ipairs(releases) do
     local node = "PERILUNE_" .. release
     out[#out + 1] = ("%s {\n  global:\n    %s;\n%s}%s;"):format(node, table.concat(by[release], ";\n    "),
-      i == 1 and "  local:\n    *;\n" or "", before and " " .. before or "")
+      i == #releases and "  local:\n    *;\n" or "", before and " " .. before or "")
     before = node
   end
   return table.concat(out, "\n") .. "\n"
@@ -205,19 +280,29 @@ local function slurp(path)
 end
 
 local verbs = {}
-function verbs.check(old, new)
-  local complaints = M.compare(old, new)
+function verbs.check(old, new, _, kept, complaints)
+  M.compare(old, new, kept, complaints)
   for _, complaint in ipairs(complaints) do print(complaint) end
   return #complaints == 0
 end
-function verbs.record(old, new, path)
-  if not verbs.check(old, new) then
+function verbs.record(old, new, path, kept, complaints)
+  if not verbs.check(old, new, path, kept, complaints) then
     print("contract.lua: undo this, or raise PERI_ABI_VERSION: programs of release " .. old.release .. " would stumble")
     return false
   end
+  local since, more = {}, {}
+  for name, declaration in pairs(new.functions) do
+    since[name] = old.functions[name] == declaration and old.since[name] or nil
+  end
+  for key, declaration in pairs(kept) do
+    local name, release = key:match "^(%S+) (%S+)$"
+    more[key] = ("%s %s"):format(release, declaration)
+    if not old.kept[key] and not old.functions[name] then more[key] = nil end
+  end
   local file = assert(io.open(path, "w"))
-  file:write(M.write(new, old.since))
+  file:write(M.write(new, since, more))
   file:close()
+  print "contract.lua: the record has the names of today: empty runtime/gen/renamed.txt"
   return true
 end
 function verbs.map(old, new)
@@ -226,9 +311,10 @@ function verbs.map(old, new)
 end
 
 if arg and arg[0] and arg[0]:match "contract%.lua$" then
-  local verb, cdef, headers, record = unpack(arg)
-  local old = M.read(slurp(record) or "")
+  local verb, cdef, headers, record, renamed, kept = unpack(arg)
+  local old, complaints = M.read(slurp(record) or ""), {}
   local new = M.now(dofile(cdef), headers)
-  os.exit(verbs[verb](old, new, record) and 0 or 1)
+  M.renamed(old, slurp(renamed) or "", complaints)
+  os.exit(verbs[verb](old, new, record, M.kept(slurp(kept) or ""), complaints) and 0 or 1)
 end
 return M

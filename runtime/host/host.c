@@ -14,7 +14,11 @@ peri_status peri_host_allocator_set(void *(*alloc)(size_t size), void *(*resize)
     return peri__allocator_set(alloc, resize, release);
 }
 
-void peri_host_log_set(void (*log)(void *ctx, int32_t level, const char *text), void *ctx) { peri__log_set(log, ctx); }
+peri_status peri_host_log_set(void (*log)(void *ctx, int32_t level, const char *text), void *ctx)
+{
+    peri__log_set(log, ctx);
+    return PERI_OK;
+}
 
 peri_status peri_host_pool_set(int32_t threads,
                                void (*run)(void *ctx, int32_t parts, void (*part)(void *arg, int32_t i), void *arg),

@@ -399,13 +399,13 @@ peri_status peri_arrays_open(const char *path, peri_arrays **out)
     return open_arrays(path, NULL, 0, out);
 }
 
-peri_status peri_arrays_open_memory(const char *path, const void *bytes, int64_t n, peri_arrays **out)
+peri_status peri_arrays_open_memory(const char *path, const void *bytes, int64_t size, peri_arrays **out)
 {
     PERI_NEED(path);
     PERI_NEED(bytes);
     PERI_NEED(out);
-    if (n < 0) return peri__fail(PERI_EINVAL, "peri_arrays_open_memory: %lld bytes", (long long)n);
-    return open_arrays(path, bytes, n, out);
+    if (size < 0) return peri__fail(PERI_EINVAL, "peri_arrays_open_memory: %lld bytes", (long long)size);
+    return open_arrays(path, bytes, size, out);
 }
 
 void peri_arrays_release(peri_arrays *a)

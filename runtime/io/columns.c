@@ -236,10 +236,10 @@ static peri_status ragged_ids(peri_columns *c, const part *p, int64_t row, int32
     int64_t at, end;
     memcpy(&at, (const char *)p->p.offsets + 8 * row, 8);
     memcpy(&end, (const char *)p->p.offsets + 8 * row + 8, 8);
-    if (at < 0 || end < at || end > p->p.n_values)
+    if (at < 0 || end < at || end > p->p.total)
         return peri__fail(PERI_EFORMAT,
                           "peri_columns: %s: row %lld: its ids are %lld..%lld of %lld: the offsets are damaged",
-                          p->p.name, (long long)row, (long long)at, (long long)end, (long long)p->p.n_values);
+                          p->p.name, (long long)row, (long long)at, (long long)end, (long long)p->p.total);
     PERI_TRY(room_for(c, 0, *n + (end - at)));
     for (int32_t f = 0; f < c->sparse_features; f++) {
         int64_t from = *n, length = whole_at(&p->p.lengths, row * p->p.lengths.stride + f);
@@ -329,7 +329,7 @@ static peri_status check_part(const peri_columns *c, const peri_columns_part *p)
     if (p->labels.data) PERI_TRY(check_rows(p->name, "labels", &p->labels, 1, false));
     if (p->offsets) {
         PERI_TRY(check_rows(p->name, "lengths", &p->lengths, c->sparse_features, true));
-        return p->n_values ? check_rows(p->name, "ids", &p->values, -1, true) : PERI_OK;
+        return p->total ? check_rows(p->name, "ids", &p->values, -1, true) : PERI_OK;
     }
     if (c->sparse_features && !p->ids) return peri__fail(PERI_EINVAL, "peri_columns_add: %s: no ids", p->name);
     for (int32_t f = 0; f < c->sparse_features; f++) PERI_TRY(check_rows(p->name, "ids", &p->ids[f], -1, true));

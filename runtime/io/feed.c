@@ -51,17 +51,17 @@ static void parcel_free(peri_feed_parcel *p, bool objects)
 static peri_status parcel_copy(const peri_feed_parcel *from, peri_feed_parcel *to)
 {
     size_t list = sizeof *from->objects * (size_t)from->n_objects;
-    char *bytes = peri__alloc((size_t)from->n_bytes + 1);
+    char *bytes = peri__alloc((size_t)from->length + 1);
     peri_feed_object *objects = peri__alloc(list + 1);
     if (!bytes || !objects) {
         peri__free(bytes);
         peri__free(objects);
         return PERI_ENOMEM;
     }
-    if (from->n_bytes > 0) memcpy(bytes, from->bytes, (size_t)from->n_bytes);
+    if (from->length > 0) memcpy(bytes, from->bytes, (size_t)from->length);
     if (list > 0) memcpy(objects, from->objects, list);
     *to =
-        (peri_feed_parcel){.bytes = bytes, .n_bytes = from->n_bytes, .objects = objects, .n_objects = from->n_objects};
+        (peri_feed_parcel){.bytes = bytes, .length = from->length, .objects = objects, .n_objects = from->n_objects};
     return PERI_OK;
 }
 
@@ -147,10 +147,10 @@ peri_status peri_feed_put(peri_feed *feed, const peri_feed_parcel *parcel)
 {
     PERI_NEED(feed);
     PERI_NEED(parcel);
-    if (parcel->n_bytes < 0 || parcel->n_objects < 0 || (parcel->n_bytes > 0 && !parcel->bytes) ||
+    if (parcel->length < 0 || parcel->n_objects < 0 || (parcel->length > 0 && !parcel->bytes) ||
         (parcel->n_objects > 0 && !parcel->objects))
         return peri__fail(PERI_EINVAL, "peri_feed_put: %lld bytes and %d objects, with %s bytes and %s objects",
-                          (long long)parcel->n_bytes, parcel->n_objects, parcel->bytes ? "some" : "no",
+                          (long long)parcel->length, parcel->n_objects, parcel->bytes ? "some" : "no",
                           parcel->objects ? "some" : "no");
     for (int32_t i = 0; i < parcel->n_objects; i++)
         if (parcel->objects[i].kind < PERI_FEED_TENSOR || parcel->objects[i].kind > PERI_FEED_KT)

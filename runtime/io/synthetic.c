@@ -20,7 +20,7 @@ enum { HIDDEN = 4, STREAM_LABEL = 1 << 20, STREAM_DENSE = 1 << 21, STREAM_MODEL 
 
 /** One row while it is made. */
 typedef struct row_state {
-    const peri_synthetic_config *options;
+    const peri_synthetic_args *options;
     uint64_t seed, hash; /* hashes of the seed, and of (seed, row) */
     double first, second;
     double head[HIDDEN], last[HIDDEN]; /* vectors of the first feature and of the one before */
@@ -95,7 +95,7 @@ static void draw_bag(row_state *s, int32_t f, power_law law, int64_t length, int
 
 static float draw_label(row_state *s)
 {
-    const peri_synthetic_config *o = s->options;
+    const peri_synthetic_args *o = s->options;
     int32_t n = o->sparse_features;
     if (n > 2)
         for (int d = 0; d < HIDDEN; d++) s->second += s->last[d] * s->head[d];
@@ -105,13 +105,13 @@ static float draw_label(row_state *s)
     return uniform(peri__hash_mix(s->hash, STREAM_LABEL)) < 1 / (1 + exp(-logit));
 }
 
-static row_state row_start(const peri_synthetic_config *o, int64_t row)
+static row_state row_start(const peri_synthetic_args *o, int64_t row)
 {
     uint64_t seed = peri__hash_mix(o->seed, 0);
     return (row_state){.options = o, .seed = seed, .hash = peri__hash_mix(seed, (uint64_t)row)};
 }
 
-static peri_status check_options(const char *function, const peri_synthetic_config *o, int64_t first, int64_t rows)
+static peri_status check_options(const char *function, const peri_synthetic_args *o, int64_t first, int64_t rows)
 {
     if (o->dense_features < 0 || o->dense_features > IO_MAX_FEATURES || o->sparse_features < 0 ||
         o->sparse_features > IO_MAX_FEATURES || o->dense_features + o->sparse_features == 0)
@@ -135,16 +135,16 @@ static peri_status check_options(const char *function, const peri_synthetic_conf
     return PERI_OK;
 }
 
-static power_law *power_laws(const peri_synthetic_config *o)
+static power_law *power_laws(const peri_synthetic_args *o)
 {
     power_law *laws = peri__alloc(sizeof *laws * (size_t)peri__max(o->sparse_features, 1));
     for (int32_t f = 0; laws && f < o->sparse_features; f++) laws[f] = power_law_of(o->table_rows[f], o->alpha);
     return laws;
 }
 
-peri_status peri_synthetic_fill(const peri_synthetic_config *o, int64_t first, int64_t rows, peri_batch *b)
+peri_status peri_synthetic_fill(const peri_synthetic_args *o, int64_t first, int64_t rows, peri_batch *b)
 {
-    PERI_TAKE(peri_synthetic_config, o);
+    PERI_TAKE(peri_synthetic_args, o);
     PERI_NEED(b);
     const char *function = "peri_synthetic_fill";
     PERI_TRY(check_options(function, o, first, rows));
@@ -189,7 +189,7 @@ out:
 }
 
 /** One line; false when the file refuses it. */
-static bool write_row(const peri_synthetic_config *o, const power_law *laws, int64_t row, FILE *file)
+static bool write_row(const peri_synthetic_args *o, const power_law *laws, int64_t row, FILE *file)
 {
     row_state s = row_start(o, row), unused = s;
     uint64_t word;
@@ -211,9 +211,9 @@ static bool write_row(const peri_synthetic_config *o, const power_law *laws, int
     return fputc('\n', file) != EOF;
 }
 
-peri_status peri_synthetic_write(const peri_synthetic_config *o, int64_t first, int64_t rows, const char *path)
+peri_status peri_synthetic_write(const peri_synthetic_args *o, int64_t first, int64_t rows, const char *path)
 {
-    PERI_TAKE(peri_synthetic_config, o);
+    PERI_TAKE(peri_synthetic_args, o);
     PERI_NEED(path);
     const char *function = "peri_synthetic_write";
     PERI_TRY(check_options(function, o, first, rows));

@@ -195,13 +195,13 @@ peri_status peri_model_describe(const peri_model *model, peri_model_info *out)
     return PERI_GIVE(peri_model_info, out, &now);
 }
 
-const peri_model_input *peri_model_inputs(const peri_model *model, int64_t *n)
+const peri_model_input *peri_model_inputs(const peri_model *model, int32_t *n)
 {
     if (n) *n = model ? model->n_inputs : 0;
     return model ? model->inputs : NULL;
 }
 
-const peri_model_output *peri_model_outputs(const peri_model *model, int64_t *n)
+const peri_model_output *peri_model_outputs(const peri_model *model, int32_t *n)
 {
     if (n) *n = model ? model->n_outputs : 0;
     return model ? model->outputs : NULL;
@@ -235,7 +235,7 @@ bool peri_model_output_best(const peri_model *model, int64_t output)
            o->sizes[1 + 2 * n] == 1;
 }
 
-const peri_model_table *peri_model_tables(const peri_model *model, int64_t *n)
+const peri_model_table *peri_model_tables(const peri_model *model, int32_t *n)
 {
     if (n) *n = model ? model->n_tables : 0;
     return model ? model->tables : NULL;

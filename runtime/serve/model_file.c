@@ -18,7 +18,7 @@ typedef struct input_map {
 typedef struct file_model {
     peri__serve_model model;
     peri_model *file;
-    int64_t n;                 /* inputs of the file */
+    int32_t n;                 /* inputs of the file */
     input_map *map;            /* [n] */
     peri__serve_input *inputs; /* [facts.n_inputs] */
     char **names;              /* [n] names of weights; NULL: of an input without */
@@ -34,7 +34,7 @@ typedef struct file_context {
 static void close_file(peri__serve_model *model)
 {
     file_model *m = (file_model *)model;
-    for (int64_t i = 0; m->names && i < m->n; i++) peri__free(m->names[i]);
+    for (int32_t i = 0; m->names && i < m->n; i++) peri__free(m->names[i]);
     peri__free(m->names);
     peri__free(m->map);
     peri__free(m->inputs);
@@ -67,7 +67,7 @@ static peri_status new_context(peri__serve_model *model, int64_t most, void **ou
 
 static const peri_model_values *values_of(file_model *m, file_context *c, const peri__serve_column *columns)
 {
-    for (int64_t i = 0; i < m->n; i++) {
+    for (int32_t i = 0; i < m->n; i++) {
         const peri__serve_column *column = &columns[m->map[i].column];
         c->values[i] = (peri_model_values){.dense = column->numbers, .ids = column->ids, .offsets = column->offsets};
         if (m->map[i].weights >= 0) c->values[i].weights = columns[m->map[i].weights].numbers;
@@ -106,7 +106,7 @@ static peri_status take_inputs(file_model *m)
     m->inputs = peri__alloc_zero(sizeof *m->inputs * (size_t)(2 * m->n) + 1);
     if (!m->map || !m->names || !m->inputs) return PERI_ENOMEM;
     int32_t f = 0;
-    for (int64_t i = 0; i < m->n; i++) {
+    for (int32_t i = 0; i < m->n; i++) {
         const bool ids = from[i].kind == PERI_MODEL_IDS || from[i].kind == PERI_MODEL_WHOLE;
         m->map[i] = (input_map){f, from[i].weighted ? f + 1 : -1};
         m->inputs[f++] = (peri__serve_input){.name = from[i].name,
@@ -132,7 +132,7 @@ static peri_status take_inputs(file_model *m)
                                            .any = !from[i].finite};
         f++;
     }
-    for (int64_t i = 0; i < m->n; i++) { /* what an input says of another one, as features */
+    for (int32_t i = 0; i < m->n; i++) { /* what an input says of another one, as features */
         peri__serve_input *in = &m->inputs[m->map[i].column];
         peri_model_input_rules rules = {.size = sizeof rules};
         PERI_TRY(peri_model_input_describe(m->file, i, &rules));
@@ -149,18 +149,18 @@ static peri_status take_inputs(file_model *m)
 
 static peri_status take_outputs(file_model *m)
 {
-    int64_t n;
+    int32_t n;
     const peri_model_output *from = peri_model_outputs(m->file, &n);
     m->outputs = peri__alloc_zero(sizeof *m->outputs * (size_t)n + 1);
     if (!m->outputs) return PERI_ENOMEM;
-    for (int64_t k = 0; k < n; k++) {
+    for (int32_t k = 0; k < n; k++) {
         const int64_t list = peri_model_output_list(m->file, k);
         m->outputs[k] = (peri__serve_output){.name = from[k].name, .width = from[k].columns, .listed = list >= 0,
                                              .best = peri_model_output_best(m->file, k),
                                              .list = list >= 0 ? m->map[list].column : 0};
     }
     m->model.facts.outputs = m->outputs;
-    m->model.facts.n_outputs = (int32_t)n;
+    m->model.facts.n_outputs = n;
     return PERI_OK;
 }
 

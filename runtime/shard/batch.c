@@ -11,7 +11,7 @@
 /* -- the home side ------------------------------------------------------------------------------------------------- */
 
 /** First entry of each feature in the inverse indices of a variable batch: *@inverse; NULL: it is none. */
-static peri_status inverse_of(const peri_sharded *e, const peri_kjt *kjt, const peri_kjt_desc *desc, int64_t **inverse)
+static peri_status inverse_of(const peri_sharded *e, const peri_kjt *kjt, const peri_kjt_info *desc, int64_t **inverse)
 {
     *inverse = NULL;
     if (!desc->variable_stride) return PERI_OK;
@@ -56,7 +56,7 @@ static peri_status count_ids(const peri_sharded *e, const peri__routing *r, peri
 
 peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__rule rule, peri__home **out)
 {
-    peri_kjt_desc desc = {.size = sizeof desc};
+    peri_kjt_info desc = {.size = sizeof desc};
     int64_t *inverse = NULL;
     peri_kjt_describe(r->args.kjt, &desc);
     peri__home_args a = {.outbound = r->outbound, .rule = rule, .rows = desc.stride};

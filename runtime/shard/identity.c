@@ -25,7 +25,7 @@ static const struct {
     size_t offset;
     char type; /* d double, i int32, l int64, b bool */
 } fields[] = {
-#define FIELD(type, name) {#name, offsetof(peri_tbe_optimizer, name), type}
+#define FIELD(type, name) {#name, offsetof(peri_tbe_optimizer_config, name), type}
     FIELD('d', eps),
     FIELD('d', beta1),
     FIELD('d', beta2),
@@ -57,7 +57,7 @@ static const struct {
 #undef FIELD
 };
 
-static void add_optimizer(peri__buffer *t, const char *table, const peri_tbe_optimizer *o)
+static void add_optimizer(peri__buffer *t, const char *table, const peri_tbe_optimizer_config *o)
 {
     char out[32];
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {

@@ -117,7 +117,7 @@ const peri__work_vtab peri__input_vtab = {.name = "input_dist", .step = input_st
 
 static peri_status check_input(peri_sharded *e, peri_kjt *kjt)
 {
-    peri_kjt_desc desc = {.size = sizeof desc};
+    peri_kjt_info desc = {.size = sizeof desc};
     peri_kjt_describe(kjt, &desc);
     if (desc.device != e->device)
         return peri__fail(PERI_EINVAL, "%s: the input is on %s, the module on %s", e->router.function,
@@ -164,11 +164,11 @@ static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
     PERI_TRY(peri_kjt_weights(kjt, &weights));
     bool want = weights && weights->requires_grad;
     peri_tensor_release(weights);
-    if (want && e->frozen && peri__grad_enabled())
+    if (want && e->frozen && peri_grad_enabled())
         return peri__fail(
             PERI_EINVAL,
             "%s: the input's weights want a gradient, which tables that are not trained do not give; look up "
-            "without gradients (peri_grad_enable)",
+            "without gradients (peri_grad_enabled_set)",
             e->router.function);
     want = want && !e->frozen;
     peri__routing_args a = {.kjt = kjt,

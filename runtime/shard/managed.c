@@ -439,26 +439,26 @@ out:
     return status;
 }
 
-peri_status peri_sharded_time(peri_sharded *e, const char *table, int64_t now)
+peri_status peri_sharded_time_set(peri_sharded *e, const char *table, int64_t now)
 {
     PERI_NEED(e);
     PERI_NEED(table);
     int32_t i = 0;
     while (i < e->n_times && strcmp(e->table_names[e->times[i].table], table) != 0) i++;
     if (i == e->n_times)
-        return peri__fail(PERI_EINVAL, "peri_sharded_time: '%s' is no table of raw ids of this module", table);
+        return peri__fail(PERI_EINVAL, "peri_sharded_time_set: '%s' is no table of raw ids of this module", table);
     if (now < -1 || now > INT32_MAX) /* also where this rank has no map of it */
         return peri__fail(PERI_EINVAL,
-                          "peri_sharded_time: table '%s': %lld, allowed: 0 to %d, and -1 for the iteration", table,
+                          "peri_sharded_time_set: table '%s': %lld, allowed: 0 to %d, and -1 for the iteration", table,
                           (long long)now, INT32_MAX);
     for (int32_t k = 0; k < e->n_managed; k++)
         if (e->managed[k].table == e->times[i].table && e->managed[k].map)
-            PERI_TRY(peri_collision_time(e->managed[k].map, now));
+            PERI_TRY(peri_collision_time_set(e->managed[k].map, now));
     e->times[i].now = now;
     return peri__identity_refresh(e);
 }
 
-peri_status peri_sharded_train(peri_sharded *e, bool training)
+peri_status peri_sharded_training_set(peri_sharded *e, bool training)
 {
     PERI_NEED(e);
     e->training = training;

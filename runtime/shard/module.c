@@ -34,7 +34,7 @@ static peri_status check_dtypes(const char *f, const peri_sharded_table *table)
 
 /** Optimizers that look at more than the rows of a batch can be sharded only where all that they look at is on one
  *  rank. */
-static peri_status check_whole(const char *f, const peri_sharded_table *table, const peri_tbe_optimizer *o)
+static peri_status check_whole(const char *f, const peri_sharded_table *table, const peri_tbe_optimizer_config *o)
 {
     const peri__sharding_type *type = peri__sharding_type_of(table->sharding_type);
     if (peri__keeps(o, PERI_STATE_SQUARE) && (type->cuts_rows || type->replica))
@@ -69,7 +69,7 @@ static peri_status check_codes(const char *f, const peri_sharded_table *table)
 }
 
 /** Whether a table can be sharded and kept like that; @o: its fused optimizer, NULL without one. */
-static peri_status check_way(const char *f, const peri_sharded_table *table, const peri_tbe_optimizer *o)
+static peri_status check_way(const char *f, const peri_sharded_table *table, const peri_tbe_optimizer_config *o)
 {
     PERI_TRY(check_dtypes(f, table));
     if (o) PERI_TRY(check_whole(f, table, o));
@@ -84,17 +84,17 @@ static peri_status check_way(const char *f, const peri_sharded_table *table, con
     return PERI_OK;
 }
 
-peri_status peri_sharded_table_check(const peri_sharded_table *table, const peri_tbe_optimizer *optimizer)
+peri_status peri_sharded_table_check(const peri_sharded_table *table, const peri_tbe_optimizer_config *optimizer)
 {
     PERI_TAKE(peri_sharded_table, table);
-    PERI_TAKE(peri_tbe_optimizer, optimizer);
+    PERI_TAKE(peri_tbe_optimizer_config, optimizer);
     PERI_NEED(table->name);
-    peri_cache_params cache;
+    peri_cache_config cache;
     if (table->cache) {
-        PERI_TRY(peri__struct_take(&cache, sizeof cache, table->cache, __func__, "peri_cache_params"));
+        PERI_TRY(peri__struct_take(&cache, sizeof cache, table->cache, __func__, "peri_cache_config"));
         table_now.cache = &cache;
     }
-    const peri_tbe_optimizer *fused = table->compute_kernel == PERI_KERNEL_FUSED ? optimizer : NULL;
+    const peri_tbe_optimizer_config *fused = table->compute_kernel == PERI_KERNEL_FUSED ? optimizer : NULL;
     PERI_TRY(check_codes("peri_sharded_new", table));
     PERI_TRY(check_way("peri_sharded_new", table, fused));
     peri_table_config whole = {
@@ -569,10 +569,10 @@ void peri_sharded_release(peri_sharded *e)
 }
 
 /** A table's own structures as today's. */
-static peri_status table_take(peri_sharded_table *t, const char *f, peri_cache_params *cache,
+static peri_status table_take(peri_sharded_table *t, const char *f, peri_cache_config *cache,
                               peri_sharded_collision *collision)
 {
-    if (t->cache) PERI_TRY(peri__struct_take(cache, sizeof *cache, t->cache, f, "peri_cache_params"));
+    if (t->cache) PERI_TRY(peri__struct_take(cache, sizeof *cache, t->cache, f, "peri_cache_config"));
     if (t->collision)
         PERI_TRY(peri__struct_take(collision, sizeof *collision, t->collision, f, "peri_sharded_collision"));
     t->cache = t->cache ? cache : NULL;
@@ -584,15 +584,15 @@ peri_status peri_sharded_new(const peri_sharded_config *given, peri_sharded **ou
 {
     peri_sharded_config c;
     void *tables = NULL, *optimizers = NULL;
-    peri_cache_params *caches = NULL;
+    peri_cache_config *caches = NULL;
     peri_sharded_collision *collisions = NULL;
     PERI_NEED(out);
     PERI_TRY(peri__struct_take(&c, sizeof c, given, __func__, "peri_sharded_config"));
     peri_status status;
     PERI_TRY_GOTO(peri__structs_take(c.tables, c.n_tables, sizeof *c.tables, __func__, "peri_sharded_table", &tables),
                   out);
-    PERI_TRY_GOTO(peri__structs_take(c.optimizers, c.n_optimizers, sizeof *c.optimizers, __func__, "peri_tbe_optimizer",
-                                     &optimizers),
+    PERI_TRY_GOTO(peri__structs_take(c.optimizers, c.n_optimizers, sizeof *c.optimizers, __func__,
+                                     "peri_tbe_optimizer_config", &optimizers),
                   out);
     c.tables = tables;
     c.optimizers = optimizers;

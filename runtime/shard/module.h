@@ -84,7 +84,7 @@ typedef struct peri__rate {
     int32_t table; /* the first fused table that it trains, for messages; -1: none */
 } peri__rate;
 
-/** What time it is for a table of raw ids (peri_sharded_time). */
+/** What time it is for a table of raw ids (peri_sharded_time_set). */
 typedef struct peri__time {
     int64_t now;
     int32_t table;
@@ -103,7 +103,7 @@ struct peri_sharded {
     bool *mean;     /* n_tables: pooled by the mean */
     int32_t *halvings; /* n_tables: how often the sums of its gradients are halved by the update, instead of divided
                           before */
-    bool training, returns_rows; /* of tables of raw ids: see peri_sharded_train; their rows go home too */
+    bool training, returns_rows; /* of tables of raw ids: see peri_sharded_training_set; their rows go home too */
     int64_t passes; /* backward passes so far */
     bool frozen; /* no table is trained (PERI_KERNEL_QUANT), and nothing is recorded */
     int32_t places; /* of the configuration, 1 or more */

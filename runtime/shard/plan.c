@@ -20,7 +20,7 @@ typedef struct entry {
     bool head;            /* of a module, whose tables come behind it in the sorted list; nothing else is said */
     int32_t type, kernel;
     bool mapped, cached;
-    peri_cache_params cache;
+    peri_cache_config cache;
     int32_t *ranks, *hosts;
     int64_t *sizes;
     int64_t n_ranks, n_hosts, n_sizes;

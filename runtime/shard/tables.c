@@ -64,7 +64,7 @@ static peri_shard shard_of(const peri_sharded *e, const peri__table_set *g, int3
 static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri__table_set *g)
 {
     peri_table_config *tables = peri__alloc_zero(sizeof *tables * (size_t)g->n_tables);
-    peri_cache_params *caches = peri__alloc_zero(sizeof *caches * (size_t)g->n_tables);
+    peri_cache_config *caches = peri__alloc_zero(sizeof *caches * (size_t)g->n_tables);
     if (!tables || !caches) {
         peri__free(tables);
         peri__free(caches);

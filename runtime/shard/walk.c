@@ -499,7 +499,7 @@ static peri_status look_up(output_dist *o)
 {
     batch *b = o->batch;
     peri_sharded *e = b->ebc;
-    bool recording = peri__grad_enabled() && !e->frozen;
+    bool recording = peri_grad_enabled() && !e->frozen;
     PERI_TRY(peri__rows_open(&b->rows[PERI__TO_HOMES], b->input, PERI__TO_HOMES));
     if (e->hollow) PERI_TRY(clear_sums(b));
     peri_status status = bind_results(b);

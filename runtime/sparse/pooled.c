@@ -102,8 +102,8 @@ static peri_status check_args(const char *f, const peri_tensor *pooled, const in
     return PERI_OK;
 }
 
-peri_status peri_sparse_permute_pooled(peri_tensor *pooled, const int64_t *offsets, int64_t features,
-                                       const int64_t *permute, int64_t n, peri_tensor **out)
+peri_status peri_sparse_permute_pooled(peri_tensor *pooled, const int64_t *offsets, int32_t features,
+                                       const int64_t *permute, int32_t n, peri_tensor **out)
 {
     PERI_NEED(offsets);
     static const char f[] = "peri_sparse_permute_pooled";

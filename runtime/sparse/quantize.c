@@ -9,11 +9,11 @@
 
 static peri_status check_format(const char *f, const peri_row_format *r)
 {
-    if (r->codes < 0 || r->codes >= PERI_CODES_COUNT)
+    if (r->codes < 0 || r->codes >= PERI_QUANTIZE_COUNT)
         return peri__fail(PERI_EINVAL, "%s: codes %d, allowed: 0..3", f, r->codes);
     if (r->alignment < 1 || r->alignment > 4096)
         return peri__fail(PERI_EINVAL, "%s: alignment %d, allowed: 1..4096", f, r->alignment);
-    if (r->codes == PERI_CODES_FP8) {
+    if (r->codes == PERI_QUANTIZE_FP8) {
         if (r->exponent_bits < 2 || r->exponent_bits > 5)
             return peri__fail(PERI_EINVAL, "%s: %d exponent bits, allowed: 2..5", f, r->exponent_bits);
         if (r->exponent_bias < 0 || r->exponent_bias > 63)
@@ -23,10 +23,10 @@ static peri_status check_format(const char *f, const peri_row_format *r)
                               peri_dtype_name(r->scale_dtype));
         return PERI_OK;
     }
-    if (r->scale_dtype != PERI_F16 && (r->scale_dtype != PERI_F32 || r->codes != PERI_CODES_INT8))
+    if (r->scale_dtype != PERI_F16 && (r->scale_dtype != PERI_F32 || r->codes != PERI_QUANTIZE_INT8))
         return peri__fail(PERI_EINVAL, "%s: scales of %s, allowed: %s", f,
                           r->scale_dtype < 0 ? "no dtype" : peri_dtype_name(r->scale_dtype),
-                          r->codes == PERI_CODES_INT8 ? "f32, f16" : "f16");
+                          r->codes == PERI_QUANTIZE_INT8 ? "f32, f16" : "f16");
     return PERI_OK;
 }
 
@@ -37,7 +37,7 @@ peri_status peri__rows_layout(const char *f, const peri_row_format *r, int64_t c
     PERI_TRY(check_format(f, r));
     if (cols < 0 || cols >= (int64_t)1 << 40)
         return peri__fail(PERI_ERANGE, "%s: rows of %lld numbers, allowed: 0..2^40", f, (long long)cols);
-    bool fp8 = r->codes == PERI_CODES_FP8, scaled = r->scale_dtype >= 0;
+    bool fp8 = r->codes == PERI_QUANTIZE_FP8, scaled = r->scale_dtype >= 0;
     int64_t codes = peri__ceil_div(cols * bits_of[r->codes], 8),
             scales = scaled ? 2 * peri_dtype_size(r->scale_dtype) : 0;
     if (fp8 && scaled) codes = (codes + 3) & ~(int64_t)3;

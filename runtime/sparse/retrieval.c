@@ -67,7 +67,7 @@ peri_status peri_top_products(peri_tensor *queries, peri_tensor *items, const pe
     peri_tensor *wide = NULL, *rows = NULL, *best[2] = {NULL};
     peri_device *device = peri__device(queries);
     const int64_t n = queries->shape[0], shape[2] = {n, k}, step = peri__max(1, FOUND / k);
-    const bool recording = peri_grad_enable(false);
+    const bool recording = peri__grad_swap(false);
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_to(queries, PERI_F32, NULL, &wide), out);
     if (!peri__contiguous(wide)) {
@@ -93,7 +93,7 @@ peri_status peri_top_products(peri_tensor *queries, peri_tensor *items, const pe
     *indices = best[1];
     best[0] = best[1] = NULL;
 out:
-    peri_grad_enable(recording);
+    peri__grad_swap(recording);
     peri_tensor_release(wide);
     peri_tensor_release(rows);
     for (int i = 0; i < 2; i++) peri_tensor_release(best[i]);

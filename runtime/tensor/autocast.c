@@ -16,31 +16,30 @@
 static const char *const precisions[] = {"highest", "high", "medium"};
 static atomic_int precision;
 
-peri_status peri_set_float32_matmul_precision(const char *text)
+peri_status peri_float32_matmul_precision_set(const char *text)
 {
     for (int i = 0; text && i < 3; i++)
         if (!strcmp(text, precisions[i])) {
             atomic_store(&precision, i);
             return PERI_OK;
         }
-    return peri__fail(PERI_EINVAL, "peri_set_float32_matmul_precision: '%.40s', allowed: highest, high, medium",
+    return peri__fail(PERI_EINVAL, "peri_float32_matmul_precision_set: '%.40s', allowed: highest, high, medium",
                       text ? text : "");
 }
 
-const char *peri_get_float32_matmul_precision(void) { return precisions[atomic_load(&precision)]; }
+const char *peri_float32_matmul_precision(void) { return precisions[atomic_load(&precision)]; }
 
 bool peri__tf32(void) { return atomic_load_explicit(&precision, memory_order_relaxed) > 0; }
 
 static _Thread_local bool ordered;
 
-bool peri_ordered_products(bool on)
-{
-    bool before = ordered;
-    ordered = on;
-    return before;
-}
+bool peri_products_ordered(void) { return ordered; }
 
-bool peri__ordered(void) { return ordered; }
+peri_status peri_products_ordered_set(bool on)
+{
+    ordered = on;
+    return PERI_OK;
+}
 
 /* -- regions ------------------------------------------------------------------------------------------------------- */
 
@@ -133,11 +132,12 @@ peri_status peri_autocast_exit(peri_autocast *region)
     return PERI_OK;
 }
 
-peri_autocast *peri_autocast_swap(peri_autocast *region)
+peri_autocast *peri_autocast_current(void) { return innermost; }
+
+peri_status peri_autocast_current_set(peri_autocast *region)
 {
-    peri_autocast *before = innermost;
     innermost = region;
-    return before;
+    return PERI_OK;
 }
 
 /** The region of @device that the thread is in, or NULL. */

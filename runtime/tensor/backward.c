@@ -267,7 +267,7 @@ static peri_status accumulate(peri_tensor **sum, peri_tensor *grad, const peri_t
         return status;
     }
     peri_tensor *flat = NULL, *into = *sum;
-    bool before = peri_grad_enable(false);
+    bool before = peri__grad_swap(false);
     if (!peri__exclusive(into)) {
         PERI_TRY_GOTO(peri__tensor_like(into, into->ndim, into->shape, &into), out);
         status = peri_tensor_copy(into, *sum);
@@ -279,7 +279,7 @@ static peri_status accumulate(peri_tensor **sum, peri_tensor *grad, const peri_t
     peri_k_axpy_args args = {.y = peri__data(into), .x = peri__data(flat), .dtype = into->dtype, .alpha = 1};
     status = PERI_LAUNCH(peri__device(into), axpy, &args, peri__numel(into), 1 << 15);
 out:
-    peri_grad_enable(before);
+    peri__grad_swap(before);
     peri_tensor_release(flat);
     peri_tensor_release(grad);
     return status;
@@ -370,12 +370,12 @@ peri_status peri_backward_step(peri_backward *pass)
             pass->checked = pass->at + 1;
         }
         if (any) {
-            bool before = peri_grad_enable(false);
+            bool before = peri__grad_swap(false);
             uint64_t outer = running;
             running = pass->id;
             peri_status status = node->vtab->backward(node, node->grad_out, pass->grad_in);
             running = outer;
-            peri_grad_enable(before);
+            peri__grad_swap(before);
             if (status != PERI_OK) return status;
         }
         PERI_TRY(deliver(pass, node));

@@ -131,7 +131,7 @@ static peri_status check_environment(void)
     if (secure_getenv("PERI_CUDA_TF32"))
         return peri__fail(PERI_EINVAL,
                           "PERI_CUDA_TF32 is not read any more; call peri.set_float32_matmul_precision \"high\" (in C: "
-                          "peri_set_float32_matmul_precision), and unset it");
+                          "peri_float32_matmul_precision_set), and unset it");
     const char *isa = peri_kernels_unknown();
     return isa ? peri__fail(PERI_EINVAL, "PERI_CPU_ISA is '%.40s', allowed: ref, avx2, avx512", isa) : PERI_OK;
 }
@@ -190,7 +190,7 @@ bool peri_device_host_access(const peri_device *device)
     return device && (device->caps & PERI_DEVICE_HOST_ACCESS);
 }
 
-bool peri_device_probe(const char *name, char *reason, size_t len)
+bool peri_device_probe(const char *name, char *reason, int64_t size)
 {
     const peri_device_vtab *vtab;
     char why[512] = "";
@@ -198,7 +198,7 @@ bool peri_device_probe(const char *name, char *reason, size_t len)
     if (!name) snprintf(why, sizeof why, "no name");
     else if (!ok) snprintf(why, sizeof why, "%.250s", peri_error_message());
     else ok = vtab->probe(why, sizeof why) >= 0;
-    if (reason && len) snprintf(reason, len, "%s", why);
+    if (reason && size > 0) snprintf(reason, (size_t)size, "%s", why);
     return ok;
 }
 
@@ -324,11 +324,11 @@ peri_stream *peri_stream_current(peri_device *device)
     return s ? s : &device->default_stream;
 }
 
-peri_status peri_stream_set_current(peri_device *device, peri_stream *stream)
+peri_status peri_stream_current_set(peri_device *device, peri_stream *stream)
 {
     PERI_NEED(device);
     if (stream && stream->device != device)
-        return peri__fail(PERI_EINVAL, "peri_stream_set_current: a stream of %s on device %s", stream->device->name,
+        return peri__fail(PERI_EINVAL, "peri_stream_current_set: a stream of %s on device %s", stream->device->name,
                           device->name);
     if (stream == &device->default_stream) stream = NULL;
     if (stream) peri_stream_retain(stream);

@@ -132,7 +132,7 @@ int64_t peri_graph_bytes(const peri_graph *g)
 
 static setting setting_of(const peri_device *device)
 {
-    return (setting){.recording = peri__grad_enabled(), .tf32 = peri__tf32(), .ordered = peri__ordered(),
+    return (setting){.recording = peri_grad_enabled(), .tf32 = peri__tf32(), .ordered = peri_products_ordered(),
                      .autocast = peri__autocast(device)};
 }
 
@@ -466,7 +466,7 @@ static peri_status enter(const peri_graph *g, peri_stream **before)
     PERI_TRY(v->event_record(g->device->ctx, now->freeing, now->ctx));
     PERI_TRY(v->stream_wait(g->device->ctx, g->stream->ctx, now->freeing));
     peri_stream_retain(*before = now);
-    return peri_stream_set_current(g->device, g->stream);
+    return peri_stream_current_set(g->device, g->stream);
 }
 
 static peri_status leave(const peri_graph *g, peri_stream *before, peri_status status)
@@ -475,7 +475,7 @@ static peri_status leave(const peri_graph *g, peri_stream *before, peri_status s
     const peri_device_vtab *v = g->device->vtab;
     peri_status back = v->event_record(g->device->ctx, g->stream->freeing, g->stream->ctx);
     if (back >= 0) back = v->stream_wait(g->device->ctx, before->ctx, g->stream->freeing);
-    if (back >= 0) back = peri_stream_set_current(g->device, before);
+    if (back >= 0) back = peri_stream_current_set(g->device, before);
     peri_stream_release(before);
     return status < 0 ? status : back;
 }

@@ -187,7 +187,7 @@ struct peri_kt {
 
 /** A kjt of parts that are known to be well formed (results of operations on checked ones): nothing is read back. All
  *  tensors retained and contiguous. Either of lengths and offsets may be NULL. @stride_per_key_per_rank as in
- *  peri_kjt_args. @length_per_key: what the host knows already, keys entries, copied; NULL: not known, a sync will
+ *  peri_kjt_config. @length_per_key: what the host knows already, keys entries, copied; NULL: not known, a sync will
  *  fetch it. Key names may repeat. */
 typedef struct peri__kjt_parts {
     peri_keys *keys;

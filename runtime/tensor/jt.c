@@ -47,9 +47,9 @@ static peri_status sync(peri_jt *jt, const char *function)
     return status;
 }
 
-peri_status peri_jt_new(const peri_jt_args *a, peri_jt **out)
+peri_status peri_jt_new(const peri_jt_config *a, peri_jt **out)
 {
-    PERI_TAKE(peri_jt_args, a);
+    PERI_TAKE(peri_jt_config, a);
     PERI_NEED(out);
     char text[128];
     if (!a->values) return peri__fail(PERI_EINVAL, "peri_jt_new: values are missing");

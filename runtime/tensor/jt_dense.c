@@ -217,7 +217,7 @@ out:
 /** The same container of tensors that @move has made. */
 static peri_status moved(peri_jt *jt, peri_device *device, peri__move_fn move, peri_jt **out)
 {
-    peri_jt_args a = {.size = sizeof a};
+    peri_jt_config a = {.size = sizeof a};
     peri_status status;
     PERI_TRY_GOTO(move(jt->values, -1, device, &a.values), out);
     if (jt->weights) PERI_TRY_GOTO(move(jt->weights, -1, device, &a.weights), out);

@@ -102,7 +102,7 @@ static peri_status check_values(const peri_tensor *values, const peri_tensor *we
 }
 
 /** Strides against the number of bags; sets the strides of *k. */
-static peri_status fixed_stride(peri_kjt *k, const peri_kjt_args *a)
+static peri_status fixed_stride(peri_kjt *k, const peri_kjt_config *a)
 {
     long long n = k->keys->count, bags = k->bags.bags;
     if (n == 0) {
@@ -123,7 +123,7 @@ static peri_status fixed_stride(peri_kjt *k, const peri_kjt_args *a)
     return PERI_OK;
 }
 
-static peri_status variable_stride(peri_kjt *k, const peri_kjt_args *a)
+static peri_status variable_stride(peri_kjt *k, const peri_kjt_config *a)
 {
     int64_t n = k->keys->count, bags = k->bags.bags, sum = 0, largest = 0;
     if (a->ranks < 1)
@@ -155,7 +155,7 @@ static peri_status variable_stride(peri_kjt *k, const peri_kjt_args *a)
     return PERI_OK;
 }
 
-static peri_status check_inverse(const peri_kjt *k, const peri_kjt_args *a)
+static peri_status check_inverse(const peri_kjt *k, const peri_kjt_config *a)
 {
     char text[128];
     const peri_tensor *t = a->inverse_indices;
@@ -181,7 +181,7 @@ static peri_status check_inverse(const peri_kjt *k, const peri_kjt_args *a)
 }
 
 /** Lengths of [keys, stride] as one row. */
-static peri_status flat_lengths(const peri_kjt_args *a, peri_tensor **out)
+static peri_status flat_lengths(const peri_kjt_config *a, peri_tensor **out)
 {
     if (!a->lengths) return PERI_OK;
     if (a->lengths->ndim == 2 && !a->stride_per_key_per_rank) {
@@ -195,9 +195,9 @@ static peri_status flat_lengths(const peri_kjt_args *a, peri_tensor **out)
     return PERI_OK;
 }
 
-peri_status peri_kjt_new(const peri_kjt_args *a, peri_kjt **out)
+peri_status peri_kjt_new(const peri_kjt_config *a, peri_kjt **out)
 {
-    PERI_TAKE(peri_kjt_args, a);
+    PERI_TAKE(peri_kjt_config, a);
     PERI_NEED(out);
     PERI_TRY(check_keys(a->keys));
     PERI_TRY(check_values(a->values, a->weights));
@@ -258,11 +258,11 @@ peri_status peri__kjt_adopt(const peri__kjt_parts *p, peri_kjt **out)
 
 /* -- looking ------------------------------------------------------------------------------------------------------- */
 
-peri_status peri_kjt_describe(const peri_kjt *k, peri_kjt_desc *out)
+peri_status peri_kjt_describe(const peri_kjt *k, peri_kjt_info *out)
 {
     PERI_NEED(k);
     const peri_tensor *t = k->bags.lengths ? k->bags.lengths : k->bags.offsets;
-    const peri_kjt_desc now = {.stride = k->stride,
+    const peri_kjt_info now = {.stride = k->stride,
                                .bags = k->bags.bags,
                                .values = k->bags.values,
                                .device = peri__device(k->values),
@@ -276,7 +276,7 @@ peri_status peri_kjt_describe(const peri_kjt *k, peri_kjt_desc *out)
                                .has_lengths = k->bags.lengths != NULL,
                                .has_offsets = k->bags.offsets != NULL,
                                .synced = k->synced};
-    return PERI_GIVE(peri_kjt_desc, out, &now);
+    return PERI_GIVE(peri_kjt_info, out, &now);
 }
 
 int64_t peri_kjt_version(const peri_kjt *k)

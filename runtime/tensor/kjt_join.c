@@ -321,7 +321,7 @@ peri_status peri_kjt_empty(peri_device *device, int32_t values_dtype, int32_t le
                            peri_kjt **out)
 {
     int64_t none = 0;
-    peri_kjt_args a = {.size = sizeof a};
+    peri_kjt_config a = {.size = sizeof a};
     peri_status status;
     PERI_TRY_GOTO(peri_keys_new(NULL, 0, &a.keys), out);
     PERI_TRY_GOTO(peri_tensor_new(device, values_dtype, 1, &none, &a.values), out);

@@ -11,16 +11,16 @@
 
 static peri_status check_reduction(const char *function, int32_t reduction)
 {
-    if (reduction >= PERI_REDUCTION_NONE && reduction <= PERI_REDUCTION_SUM) return PERI_OK;
+    if (reduction >= PERI_LOSS_NONE && reduction <= PERI_LOSS_SUM) return PERI_OK;
     return peri__fail(PERI_EINVAL, "%s: reduction %d, allowed: 0 (none), 1 (mean), 2 (sum)", function, reduction);
 }
 
 /** Replace the losses of the elements *loss (owned) by their sum or mean, which has no dimension. */
 static peri_status reduce_loss(peri_tensor **loss, int32_t reduction)
 {
-    if (reduction == PERI_REDUCTION_NONE) return PERI_OK;
+    if (reduction == PERI_LOSS_NONE) return PERI_OK;
     peri_tensor *total, *scalar;
-    double scale = reduction == PERI_REDUCTION_MEAN ? 1 / (double)peri__numel(*loss) : 1;
+    double scale = reduction == PERI_LOSS_MEAN ? 1 / (double)peri__numel(*loss) : 1;
     PERI_TRY(peri__reduce(*loss, (1u << (*loss)->ndim) - 1, scale, &total));
     peri_status status = peri__tensor_view(total, 0, NULL, NULL, total->offset, &scalar);
     peri_tensor_release(total);
@@ -32,7 +32,7 @@ static peri_status reduce_loss(peri_tensor **loss, int32_t reduction)
 
 static double gradient_scale(int32_t reduction, int64_t n)
 {
-    return reduction == PERI_REDUCTION_MEAN ? 1 / (double)n : 1;
+    return reduction == PERI_LOSS_MEAN ? 1 / (double)n : 1;
 }
 
 /* -- losses of elements -------------------------------------------------------------------------------------------- */
@@ -57,7 +57,7 @@ static peri_status loss_backward(peri__node *node, peri_tensor *const *grad_out,
                                   .pos_weight = saved[3] ? peri__data(saved[3]) : NULL,
                                   .dtype = dx->dtype,
                                   .kind = (int32_t)node->kept[KEPT_KIND],
-                                  .g_stride = reduction == PERI_REDUCTION_NONE,
+                                  .g_stride = reduction == PERI_LOSS_NONE,
                                   .scale = gradient_scale(reduction, n)};
     status = PERI_LAUNCH(peri__device(dx), loss_grad, &args, n, 1 << 12);
 out:
@@ -151,7 +151,7 @@ static peri_status loss_wide(const char *function, int32_t kind, peri_tensor *x,
                              .kind = kind};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), loss, &args, peri__numel(x), 1 << 12), out);
     PERI_TRY_GOTO(reduce_loss(&loss, reduction), out);
-    if (kind == PERI_LOSS_BCE) PERI_TRY_GOTO(check_probabilities(function, saved[0], loss), out);
+    if (kind == PERI_LOSS_KIND_BCE) PERI_TRY_GOTO(check_probabilities(function, saved[0], loss), out);
     PERI_TRY_GOTO(peri__attach(&loss_vtab, &x, 1, &loss, 1, &node), out);
     if (node) {
         for (int32_t i = 0; i < 4 && status >= 0; i++)
@@ -180,17 +180,18 @@ static peri_status element_loss(const char *function, int32_t kind, peri_tensor 
 peri_status peri_op_bce_with_logits(peri_tensor *x, peri_tensor *target, peri_tensor *weight, peri_tensor *pos_weight,
                                     int32_t reduction, peri_tensor **out)
 {
-    return element_loss("peri_op_bce_with_logits", PERI_LOSS_BCE_LOGITS, x, target, weight, pos_weight, reduction, out);
+    return element_loss("peri_op_bce_with_logits", PERI_LOSS_KIND_BCE_LOGITS, x, target, weight, pos_weight, reduction,
+                        out);
 }
 
 peri_status peri_op_bce(peri_tensor *x, peri_tensor *target, peri_tensor *weight, int32_t reduction, peri_tensor **out)
 {
-    return element_loss("peri_op_bce", PERI_LOSS_BCE, x, target, weight, NULL, reduction, out);
+    return element_loss("peri_op_bce", PERI_LOSS_KIND_BCE, x, target, weight, NULL, reduction, out);
 }
 
 peri_status peri_op_mse(peri_tensor *x, peri_tensor *target, int32_t reduction, peri_tensor **out)
 {
-    return element_loss("peri_op_mse", PERI_LOSS_MSE, x, target, NULL, NULL, reduction, out);
+    return element_loss("peri_op_mse", PERI_LOSS_KIND_MSE, x, target, NULL, NULL, reduction, out);
 }
 
 /* -- cross entropy ------------------------------------------------------------------------------------------------- */
@@ -210,7 +211,7 @@ static peri_status cross_entropy_backward(peri__node *node, peri_tensor *const *
                                            .labels = peri__data(node->saved[1]),
                                            .dtype = x->dtype,
                                            .classes = x->shape[1],
-                                           .g_stride = reduction == PERI_REDUCTION_NONE,
+                                           .g_stride = reduction == PERI_LOSS_NONE,
                                            .scale = gradient_scale(reduction, x->shape[0])};
     status = PERI_LAUNCH(peri__device(x), cross_entropy_grad, &args, x->shape[0],
                          peri__ceil_div(4096, peri__max(x->shape[1], 1)));

@@ -73,7 +73,7 @@ static peri_op_gemm gemm_of(const peri_tensor *c, const matrices *a, bool ta, co
                           .trans_a = a->transposed != ta,
                           .trans_b = b->transposed != tb,
                           .tf32 = peri__tf32(),
-                          .ordered = peri__ordered() && a->tensor->dtype == PERI_F32,
+                          .ordered = peri_products_ordered() && a->tensor->dtype == PERI_F32,
                           .m = m,
                           .n = n,
                           .k = k,

@@ -14,7 +14,7 @@ enum { MAX_STATES = 3 };
 
 struct peri_optim {
     peri__refs refs;
-    peri_optim_args args;
+    peri_optim_config args;
     int32_t n, states;              /* parameters; states per parameter */
     const char *names[MAX_STATES];
     peri_tensor **params;           /* n, retained */
@@ -24,17 +24,17 @@ struct peri_optim {
 
 /* -- making -------------------------------------------------------------------------------------------------------- */
 
-peri_status peri_optim_default(int32_t kind, peri_optim_args *out)
+peri_status peri_optim_default(int32_t kind, peri_optim_config *out)
 {
     PERI_NEED(out);
     if (kind < 0 || kind >= PERI_OPTIM_KIND_COUNT)
         return peri__fail(PERI_EINVAL, "peri_optim_default: kind %d, allowed: 0..%d", kind, PERI_OPTIM_KIND_COUNT - 1);
-    peri_optim_args a = {
+    peri_optim_config a = {
         .size = sizeof a, .kind = kind, .lr = 0.01, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .alpha = 0.99};
     if (kind == PERI_OPTIM_SGD || kind == PERI_OPTIM_ADAM || kind == PERI_OPTIM_ADAMW) a.lr = 1e-3;
     if (kind == PERI_OPTIM_ADAGRAD || kind == PERI_OPTIM_ROWWISE_ADAGRAD) a.eps = 1e-10;
     if (kind == PERI_OPTIM_ADAMW) a.weight_decay = 0.01;
-    return PERI_GIVE(peri_optim_args, out, &a);
+    return PERI_GIVE(peri_optim_config, out, &a);
 }
 
 /** A number of the arguments, the range that it must lie in, and its name. */
@@ -45,16 +45,16 @@ typedef struct number {
 } number;
 
 static const number numbers[] = {
-    {"lr", offsetof(peri_optim_args, lr), 0, INFINITY},
-    {"weight_decay", offsetof(peri_optim_args, weight_decay), 0, INFINITY},
-    {"momentum", offsetof(peri_optim_args, momentum), 0, INFINITY},
-    {"dampening", offsetof(peri_optim_args, dampening), -INFINITY, INFINITY},
-    {"lr_decay", offsetof(peri_optim_args, lr_decay), 0, INFINITY},
-    {"initial_accumulator_value", offsetof(peri_optim_args, initial_accumulator_value), 0, INFINITY},
-    {"eps", offsetof(peri_optim_args, eps), 0, INFINITY},
-    {"beta1", offsetof(peri_optim_args, beta1), 0, 1},
-    {"beta2", offsetof(peri_optim_args, beta2), 0, 1},
-    {"alpha", offsetof(peri_optim_args, alpha), 0, INFINITY},
+    {"lr", offsetof(peri_optim_config, lr), 0, INFINITY},
+    {"weight_decay", offsetof(peri_optim_config, weight_decay), 0, INFINITY},
+    {"momentum", offsetof(peri_optim_config, momentum), 0, INFINITY},
+    {"dampening", offsetof(peri_optim_config, dampening), -INFINITY, INFINITY},
+    {"lr_decay", offsetof(peri_optim_config, lr_decay), 0, INFINITY},
+    {"initial_accumulator_value", offsetof(peri_optim_config, initial_accumulator_value), 0, INFINITY},
+    {"eps", offsetof(peri_optim_config, eps), 0, INFINITY},
+    {"beta1", offsetof(peri_optim_config, beta1), 0, 1},
+    {"beta2", offsetof(peri_optim_config, beta2), 0, 1},
+    {"alpha", offsetof(peri_optim_config, alpha), 0, INFINITY},
 };
 enum { NUMBERS = sizeof numbers / sizeof *numbers };
 
@@ -77,17 +77,17 @@ static peri_status check_number(const char *function, const number *k, double va
                       k->high);
 }
 
-static double *at_number(peri_optim_args *args, const number *k)
+static double *at_number(peri_optim_config *args, const number *k)
 {
     return (double *)(void *)((char *)args + k->offset);
 }
 
-static peri_status check_args(const peri_optim_args *args)
+static peri_status check_args(const peri_optim_config *args)
 {
     static const char *const function = "peri_optim_new";
     if (args->kind < 0 || args->kind >= PERI_OPTIM_KIND_COUNT)
         return peri__fail(PERI_EINVAL, "%s: kind %d, allowed: 0..%d", function, args->kind, PERI_OPTIM_KIND_COUNT - 1);
-    peri_optim_args copy = *args;
+    peri_optim_config copy = *args;
     for (int i = 0; i < NUMBERS; i++) PERI_TRY(check_number(function, &numbers[i], *at_number(&copy, &numbers[i])));
     if (args->nesterov && (args->momentum <= 0 || args->dampening != 0))
         return peri__fail(PERI_EINVAL, "%s: nesterov needs a momentum and no dampening; they are %g and %g", function,
@@ -113,7 +113,7 @@ static peri_status check_params(const char *function, peri_tensor *const *params
 /** Names of the states that the options ask for. */
 static void name_states(peri_optim *o)
 {
-    const peri_optim_args *a = &o->args;
+    const peri_optim_config *a = &o->args;
     switch (a->kind) {
     case PERI_OPTIM_SGD:
         if (a->momentum != 0) o->names[o->states++] = "momentum_buffer";
@@ -145,9 +145,9 @@ static peri_status make_state(const peri_optim *o, const peri_tensor *param, per
     return status;
 }
 
-peri_status peri_optim_new(const peri_optim_args *args, peri_tensor *const *params, int32_t n, peri_optim **out)
+peri_status peri_optim_new(const peri_optim_config *args, peri_tensor *const *params, int32_t n, peri_optim **out)
 {
-    PERI_TAKE(peri_optim_args, args);
+    PERI_TAKE(peri_optim_config, args);
     PERI_NEED(out);
     if (n > 0) PERI_NEED(params);
     PERI_TRY(check_args(args));
@@ -231,7 +231,7 @@ typedef struct batch {
 } batch;
 
 /** Launch the update of the parameters of a batch that has some. */
-static peri_status launch(const peri_optim_args *a, batch *b)
+static peri_status launch(const peri_optim_config *a, batch *b)
 {
     int64_t n = b->range, t = b->steps;
     PERI__OWN_FLOATS;
@@ -382,7 +382,7 @@ peri_status peri_optim_get(const peri_optim *o, const char *name, double *out)
     PERI_NEED(o);
     PERI_NEED(name);
     PERI_NEED(out);
-    peri_optim_args copy = o->args;
+    peri_optim_config copy = o->args;
     const number *k = find_number("peri_optim_get", name);
     if (!k) return PERI_ENOTFOUND;
     *out = *at_number(&copy, k);

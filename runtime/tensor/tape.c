@@ -11,14 +11,20 @@
 static atomic_uint_least64_t sequence;
 static _Thread_local bool recording_off;
 
-bool peri_grad_enable(bool on)
+bool peri_grad_enabled(void) { return !recording_off; }
+
+peri_status peri_grad_enabled_set(bool on)
+{
+    recording_off = !on;
+    return PERI_OK;
+}
+
+bool peri__grad_swap(bool on)
 {
     bool before = !recording_off;
     recording_off = !on;
     return before;
 }
-
-bool peri__grad_enabled(void) { return !recording_off; }
 
 bool peri__recording(peri_tensor *const *in, int32_t n)
 {
@@ -113,13 +119,13 @@ peri_status peri__node_save_output(peri__node *node, int32_t i, peri_tensor *out
 
 /* -- leaves -------------------------------------------------------------------------------------------------------- */
 
-peri_status peri_tensor_requires_grad(peri_tensor *leaf, bool on)
+peri_status peri_tensor_requires_grad_set(peri_tensor *leaf, bool on)
 {
     PERI_NEED(leaf);
     if (leaf->node)
         return peri__fail(PERI_EINVAL,
-                          "peri_tensor_requires_grad: the result of an operation, not a leaf; detach it first");
-    if (on) PERI_TRY(peri__check_float("peri_tensor_requires_grad", "the leaf", leaf));
+                          "peri_tensor_requires_grad_set: the result of an operation, not a leaf; detach it first");
+    if (on) PERI_TRY(peri__check_float("peri_tensor_requires_grad_set", "the leaf", leaf));
     leaf->requires_grad = on;
     return PERI_OK;
 }

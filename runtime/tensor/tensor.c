@@ -262,10 +262,10 @@ peri_status peri_tensor_detach(peri_tensor *t, peri_tensor **out)
     return peri__detached(t, out);
 }
 
-peri_status peri_tensor_describe(const peri_tensor *t, peri_tensor_desc *out)
+peri_status peri_tensor_describe(const peri_tensor *t, peri_tensor_info *out)
 {
     PERI_NEED(t);
-    peri_tensor_desc now = {.dtype = t->dtype,
+    peri_tensor_info now = {.dtype = t->dtype,
                             .ndim = t->ndim,
                             .numel = peri__numel(t),
                             .device = peri__device(t),
@@ -275,7 +275,7 @@ peri_status peri_tensor_describe(const peri_tensor *t, peri_tensor_desc *out)
                             .mapped = t->storage->mapped};
     memcpy(now.shape, t->shape, sizeof now.shape);
     memcpy(now.stride, t->stride, sizeof now.stride);
-    return PERI_GIVE(peri_tensor_desc, out, &now);
+    return PERI_GIVE(peri_tensor_info, out, &now);
 }
 
 /* -- filling and copying ------------------------------------------------------------------------------------------- */

@@ -348,8 +348,8 @@ struct peri__node {
 
 /** The number of the backward pass whose node calls this, on this thread; 0: none does. */
 uint64_t peri__backward_running(void);
-/** What peri_grad_enable has set for this thread. */
-bool peri__grad_enabled(void);
+/** As peri_grad_enabled_set, and returns the setting before. */
+bool peri__grad_swap(bool on);
 /** True when an operation on these inputs must be recorded: gradients are on and one of them requires grad. */
 bool peri__recording(peri_tensor *const *in, int32_t n);
 
@@ -411,7 +411,7 @@ int32_t peri__autocast(const peri_device *device);
 /** Whether products of f32 may round their factors to TF32. */
 bool peri__tf32(void);
 /** Whether the sums of products of f32 have one order, on this thread. */
-bool peri__ordered(void);
+bool peri_products_ordered(void);
 /** @t with another dtype, not recorded; @t itself (a new reference) if it has it. */
 peri_status peri__cast(peri_tensor *t, int32_t dtype, peri_tensor **out);
 /** The gradient @grad contiguous and, where it has 16-bit numbers, in f32, in which gradients are added up. */

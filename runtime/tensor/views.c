@@ -54,9 +54,9 @@ static peri_status reshape_backward(peri__node *node, peri_tensor *const *grad_o
     int64_t stride[PERI_MAX_DIMS];
     if (peri__numel(grad) > 0 && strides_as(grad, shape, stride))
         return peri__tensor_view(grad, shape->ndim, shape->size, stride, grad->offset, &grad_in[0]);
-    bool before = peri_grad_enable(false);
+    bool before = peri__grad_swap(false);
     peri_status status = peri_tensor_reshape(grad, shape->ndim, shape->size, &grad_in[0]);
-    peri_grad_enable(before);
+    peri__grad_swap(before);
     return status;
 }
 
@@ -65,10 +65,10 @@ static const peri__node_vtab reshape_vtab = {.name = "reshape", .backward = resh
 /** transpose's gradient is the same transpose. */
 static peri_status transpose_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    bool before = peri_grad_enable(false);
+    bool before = peri__grad_swap(false);
     peri_status status =
         peri_tensor_transpose(grad_out[0], (int32_t)node->kept[KEPT_A], (int32_t)node->kept[KEPT_B], &grad_in[0]);
-    peri_grad_enable(before);
+    peri__grad_swap(before);
     return status;
 }
 
@@ -260,9 +260,9 @@ peri_status peri_tensor_contiguous(peri_tensor *t, peri_tensor **out)
 /** A cast's gradient is the cast back. The device comes from the gradient's way back: see `to`. */
 static peri_status to_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    bool before = peri_grad_enable(false);
+    bool before = peri__grad_swap(false);
     peri_status status = peri_tensor_to(grad_out[0], (int32_t)node->kept[KEPT_DTYPE], node->state, &grad_in[0]);
-    peri_grad_enable(before);
+    peri__grad_swap(before);
     return status;
 }
 

@@ -360,7 +360,7 @@ describe("an increment", function()
       check(C.peri_checkpoint_writer_put(out[0], peri.Tensor.ptr(peri.tensor(list, "i64"))))
       check(C.peri_checkpoint_writer_put(out[0], peri.Tensor.ptr(peri.zeros { listed or #list, 8 })))
       check(C.peri_checkpoint_writer_finish(out[0]))
-      local part, facts, sum = ffi.new "const char *[1]", peri.ffi.struct "peri_checkpoint_facts", ffi.new "char[33]"
+      local part, facts, sum = ffi.new "const char *[1]", peri.ffi.struct "peri_checkpoint_config", ffi.new "char[33]"
       check(C.peri_checkpoint_writer_part(out[0], part))
       facts.parent, facts.increment = digest, 1
       local status = C.peri_checkpoint_publish(path, folder .. "/" .. name, part, 1, facts, false, sum)

@@ -323,7 +323,7 @@ for _, device in ipairs(require "spec.support.devices") do
       check(C.peri_stream_new(d, stream))
       for _ = 1, 5 do
         for _, s in ipairs { stream[0], false } do
-          check(C.peri_stream_set_current(d, s or nil))
+          check(C.peri_stream_current_set(d, s or nil))
           b:backward(ids, offsets, list, grad)
         end
       end

@@ -178,16 +178,16 @@ local function measure(name, percent, call, finish)
 end
 
 local NEVER = 2 ^ 31 - 1
-local lfu = fill { kind = MCH, policy = C.PERI_EVICT_LFU }
+local lfu = fill { kind = MCH, policy = C.PERI_FORGET_LFU }
 local hits
 do
-  local map = reload(lfu, { kind = MCH, policy = C.PERI_EVICT_LFU, eviction_interval = NEVER })
+  local map = reload(lfu, { kind = MCH, policy = C.PERI_FORGET_LFU, eviction_interval = NEVER })
   hits = measure("hits", 0, function(ids) return remap(map, ids, true) end)
   measure("lookup", 0, function(ids) return remap(map, ids, false) end)
   assert(statistics(map).missed == 0)
   C.peri_collision_release(map)
 end
-for _, case in ipairs { { "hits_lru", C.PERI_EVICT_LRU }, { "hits_distance", C.PERI_EVICT_DISTANCE_LFU } } do
+for _, case in ipairs { { "hits_lru", C.PERI_FORGET_LRU }, { "hits_distance", C.PERI_FORGET_DISTANCE_LFU } } do
   local name, policy = case[1], case[2]
   if asked(name) then
     local learned = fill { kind = MCH, policy = policy }
@@ -200,7 +200,7 @@ for _, case in ipairs { { "hits_lru", C.PERI_EVICT_LRU }, { "hits_distance", C.P
 end
 do
   local ttl = ffi.new("int64_t[1]", 1)
-  local map = fill { kind = HASH, policy = C.PERI_EVICT_PROBE_LRU, ttl = ttl, n_ttl = 1 }
+  local map = fill { kind = HASH, policy = C.PERI_FORGET_PROBE_LRU, ttl = ttl, n_ttl = 1 }
   local function train(ids) return remap(map, ids, true) end
   measure("hits_hash", 0, train)
   measure("inserts_1", 1, train)
@@ -208,7 +208,7 @@ do
   C.peri_collision_release(map)
 end
 do
-  local map = reload(lfu, { kind = MCH, policy = C.PERI_EVICT_LFU, eviction_interval = 10 })
+  local map = reload(lfu, { kind = MCH, policy = C.PERI_FORGET_LFU, eviction_interval = 10 })
   local function mean(times)
     local sum = 0
     for i = 1, #times do sum = sum + times[i] end
@@ -234,7 +234,7 @@ local function step()
   offsets = Tensor.from_memory(offsets, { BAGS + 1 }, "i64")
   local blocks = tbe:blocks { { table = 1, first_bag = 0, bags = BAGS, out_offset = 0, out_stride = DIM } }
   local pooled, grad = peri.zeros { BAGS, DIM }, Tensor.uniform({ BAGS, DIM }, -1, 1, 5)
-  local map = fill { kind = MCH, policy = C.PERI_EVICT_LFU, eviction_interval = 10 }
+  local map = fill { kind = MCH, policy = C.PERI_FORGET_LFU, eviction_interval = 10 }
   local plain, managed, ratios = {}, {}, {}
   for round = 0, options.rounds do
     local raw = Tensor.from_memory(batch(1), { N }, "i64")

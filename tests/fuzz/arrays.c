@@ -47,7 +47,7 @@ static void check_samples(const peri_arrays *a, uint8_t choice)
         p.offsets = x[1].data;
         p.lengths = (peri_rows){.data = x[2].data, .stride = 2, .dtype = x[2].dtype, .count = 2};
         p.values = ids[0];
-        p.n_values = last->elements;
+        p.total = last->elements;
         p.rows = x[0].elements < x[1].elements - 1 ? x[0].elements : x[1].elements - 1;
         if (p.rows > x[2].elements / 2) p.rows = x[2].elements / 2;
     }

@@ -35,7 +35,7 @@ static peri_tensor *message(peri_device *device, int32_t dtype, int64_t n)
 
 static int64_t numel(const peri_tensor *t)
 {
-    peri_tensor_desc desc = {.size = sizeof desc};
+    peri_tensor_info desc = {.size = sizeof desc};
     peri_tensor_describe(t, &desc);
     return desc.numel;
 }

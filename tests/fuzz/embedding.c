@@ -54,7 +54,8 @@ static peri_tensor *integers(const int64_t *x, int32_t ndim, const int64_t *shap
 
 static void choose_bags(scene *s)
 {
-    bool spoil_ids = pick(4) == 3, spoil_offsets = pick(4) == 3, matrix = s->a.mode != PERI_BAG_NONE && pick(3) == 2;
+    bool spoil_ids = pick(4) == 3, spoil_offsets = pick(4) == 3;
+    bool matrix = s->a.mode != PERI_POOLING_NONE && pick(3) == 2;
     s->bags = pick(BAGS + 1), s->length = pick(3);
     s->n = matrix ? s->bags * s->length : pick(IDS + 1);
     for (int64_t i = 0; i < s->n; i++) {
@@ -63,17 +64,17 @@ static void choose_bags(scene *s)
     }
     for (int64_t b = 0; b < s->bags; b++)
         s->offset[b + 1] = s->offset[b] + pick(s->n - s->offset[b] < 6 ? s->n - s->offset[b] + 1 : 6);
-    s->a.include_last_offset = !matrix && s->a.mode != PERI_BAG_NONE && pick(2);
+    s->a.include_last_offset = !matrix && s->a.mode != PERI_POOLING_NONE && pick(2);
     if (s->bags && (!s->a.include_last_offset || pick(8) != 7)) s->offset[s->bags] = s->n;
     if (spoil_offsets && !matrix && s->bags + s->a.include_last_offset)
         s->offset[pick(s->bags + s->a.include_last_offset)] = pick(2) ? extreme() : pick(IDS);
     for (int64_t b = 0; b <= s->bags && matrix; b++) s->offset[b] = b * s->length;
     int64_t shape[2] = {s->bags, s->length}, given = s->bags + s->a.include_last_offset;
     s->a.ids = matrix ? integers(s->id, 2, shape, s->n) : integers(s->id, 1, &s->n, s->n);
-    if (!matrix && s->a.mode != PERI_BAG_NONE) s->a.offsets = integers(s->offset, 1, &given, given);
+    if (!matrix && s->a.mode != PERI_POOLING_NONE) s->a.offsets = integers(s->offset, 1, &given, given);
     if (s->weighted) {
         s->a.weights = tensor_of(s->x, PERI_F32, matrix ? 2 : 1, matrix ? shape : &s->n, s->n);
-        fine(peri_tensor_requires_grad(s->a.weights, true), "a leaf");
+        fine(peri_tensor_requires_grad_set(s->a.weights, true), "a leaf");
     }
 }
 
@@ -88,9 +89,9 @@ static void choose(scene *s)
     s->a.padding_idx = s->a.padded ? pick(s->rows) : 0;
     if (pick(4) == 3) s->a.max_norm = 3;
     s->a.norm_type = types[pick(4)];
-    s->weighted = s->a.mode == PERI_BAG_SUM && pick(2);
+    s->weighted = s->a.mode == PERI_POOLING_SUM && pick(2);
     s->a.weight = tensor_of(s->w, PERI_F32, 2, (int64_t[]){s->rows, s->cols}, s->rows * s->cols);
-    fine(peri_tensor_requires_grad(s->a.weight, true), "a leaf");
+    fine(peri_tensor_requires_grad_set(s->a.weight, true), "a leaf");
     choose_bags(s);
 }
 
@@ -109,7 +110,7 @@ static bool whole(const scene *s)
 
 static bool good(const scene *s)
 {
-    if (s->a.mode == PERI_BAG_NONE) {
+    if (s->a.mode == PERI_POOLING_NONE) {
         for (int64_t i = 0; i < s->n; i++)
             if (s->id[i] < -1 || s->id[i] >= s->rows) return false;
         return true;
@@ -142,7 +143,7 @@ static void scale_rows(scene *s)
 /** Column d of bag b (mode NONE: id b), and what its gradient g adds to the rows' and the ids' weights'. */
 static double model(const scene *s, int64_t b, int64_t d, double g, double *rows, double *weights)
 {
-    bool none = s->a.mode == PERI_BAG_NONE, mean = s->a.mode == PERI_BAG_MEAN;
+    bool none = s->a.mode == PERI_POOLING_NONE, mean = s->a.mode == PERI_POOLING_MEAN;
     int64_t from = none ? b : s->offset[b], past = none ? b + 1 : s->offset[b + 1], counted = 0, best = -1;
     double sum = 0, most = 0;
     for (int64_t i = from; i < past; i++) counted += !s->a.padded || s->id[i] != s->a.padding_idx;
@@ -152,11 +153,11 @@ static double model(const scene *s, int64_t b, int64_t d, double g, double *rows
         double x = (double)s->w[s->id[i] * s->cols + d], factor = (mean ? 1 / (double)counted : 1);
         sum += factor * x * (double)s->x[i];
         if (best < 0 || x > most) best = i, most = x;
-        if (s->a.mode == PERI_BAG_MAX || padding) continue;
+        if (s->a.mode == PERI_POOLING_MAX || padding) continue;
         rows[s->id[i] * s->cols + d] += g * factor * (double)s->x[i];
         weights[i] += g * x;
     }
-    if (s->a.mode != PERI_BAG_MAX) return sum;
+    if (s->a.mode != PERI_POOLING_MAX) return sum;
     if (best >= 0) rows[s->id[best] * s->cols + d] += g;
     return best < 0 ? 0 : most;
 }
@@ -172,9 +173,9 @@ static void judge(scene *s, peri_tensor *out)
 {
     static double want[IDS * COLS], rows[ROWS * COLS], weights[IDS];
     static float g[IDS * COLS];
-    int64_t lines = s->a.mode == PERI_BAG_NONE ? s->n : s->bags;
+    int64_t lines = s->a.mode == PERI_POOLING_NONE ? s->n : s->bags;
     peri_tensor *upstream, *grad = NULL;
-    peri_tensor_desc desc = {.size = sizeof desc};
+    peri_tensor_info desc = {.size = sizeof desc};
     memset(rows, 0, sizeof rows);
     memset(weights, 0, sizeof weights);
     peri_tensor_describe(out, &desc);

@@ -85,7 +85,7 @@ static void build(const message *m, const peri__kjt_layout *l, peri_device *devi
     }
     peri_kjt *k = NULL;
     if (peri__kjt_layout_build(l, received, own, own_first, false, &k) == PERI_OK) {
-        peri_kjt_desc desc = {.size = sizeof desc};
+        peri_kjt_info desc = {.size = sizeof desc};
         const int64_t *offsets;
         peri_kjt_describe(k, &desc);
         require(desc.values == l->total_ids && desc.bags == l->total_rows && desc.keys == m->keys, "sizes");

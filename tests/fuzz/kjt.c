@@ -40,7 +40,7 @@ static peri_tensor *tensor_of(peri_device *device, const int64_t *numbers, int64
 /* -- inputs -------------------------------------------------------------------------------------------------------- */
 
 typedef struct input {
-    peri_kjt_args args;
+    peri_kjt_config args;
     int64_t strides[MOST];
 } input;
 
@@ -120,7 +120,7 @@ static void drop_input(input *in)
 
 static void check_tensor(peri_tensor *t)
 {
-    peri_tensor_desc d = {.size = sizeof d};
+    peri_tensor_info d = {.size = sizeof d};
     peri_tensor_describe(t, &d);
     void *host = malloc((size_t)(d.numel * peri_dtype_size(d.dtype) + 1));
     require(host && peri_tensor_read(t, host, d.numel * peri_dtype_size(d.dtype)) == PERI_OK, "a read");
@@ -132,7 +132,7 @@ static void check_sums(peri_kjt *k)
 {
     const int64_t *length = NULL, *offset = NULL, *strides = peri_kjt_stride_per_key(k),
                   *bags = peri_kjt_lengths_offset_per_key(k);
-    peri_kjt_desc d = {.size = sizeof d};
+    peri_kjt_info d = {.size = sizeof d};
     peri_tensor *t = NULL;
     peri_kjt_describe(k, &d);
     require(peri_kjt_length_per_key(k, &length) == PERI_OK && peri_kjt_offset_per_key(k, &offset) == PERI_OK,
@@ -152,7 +152,7 @@ static void check_sums(peri_kjt *k)
 /** Operations on a well-formed kjt must work, and give well-formed ones. */
 static void operate(peri_kjt *k)
 {
-    peri_kjt_desc d = {.size = sizeof d};
+    peri_kjt_info d = {.size = sizeof d};
     peri_kjt *out = NULL, *parts[5];
     peri_jt *jt = NULL;
     peri_tensor *t = NULL;
@@ -181,7 +181,7 @@ static void operate(peri_kjt *k)
     peri_bucket_args b = {
         .buckets = (int32_t)pick(5) + 1, .n_features = d.keys, .block_sizes = blocks, .sequence = true};
     for (int32_t i = 0; i < d.keys; i++) blocks[i] = pick(100);
-    peri_tensor_desc v = {.size = sizeof v};
+    peri_tensor_info v = {.size = sizeof v};
     require(peri_kjt_values(k, &t) == PERI_OK, "values");
     peri_tensor_describe(t, &v);
     peri_tensor_release(t);

@@ -47,7 +47,7 @@ static void check_again(peri__manifest *m)
     peri__manifest again = {0};
     char *text, *other;
     int64_t length, other_length;
-    const peri_checkpoint_facts facts = {.size = sizeof facts,
+    const peri_checkpoint_config facts = {.size = sizeof facts,
                                          .values = m->values,
                                          .parent = *m->parent ? m->parent : NULL,
                                          .increment = m->increment,

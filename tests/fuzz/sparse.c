@@ -65,7 +65,7 @@ static void judge(peri_status status, peri_tensor **out, int count)
         return;
     }
     for (int i = 0; i < count; i++) {
-        peri_tensor_desc d = {.size = sizeof d};
+        peri_tensor_info d = {.size = sizeof d};
         if (!out[i]) continue;
         peri_tensor_describe(out[i], &d);
         int64_t size = d.numel * peri_dtype_size(d.dtype);
@@ -77,7 +77,7 @@ static void judge(peri_status status, peri_tensor **out, int count)
 
 static int64_t rows_of(const peri_tensor *t)
 {
-    peri_tensor_desc d = {.size = sizeof d};
+    peri_tensor_info d = {.size = sizeof d};
     peri_tensor_describe(t, &d);
     return d.ndim ? d.shape[0] : 1;
 }
@@ -113,7 +113,7 @@ static void permuting(void)
 static int64_t said(peri_tensor *offsets, int64_t total)
 {
     char host[8 * (MOST + 2)];
-    peri_tensor_desc d = {.size = sizeof d};
+    peri_tensor_info d = {.size = sizeof d};
     peri_tensor_describe(offsets, &d);
     require(peri_tensor_read(offsets, host, d.numel * peri_dtype_size(d.dtype)) == PERI_OK,
             "offsets that cannot be read");
@@ -276,7 +276,7 @@ static void attending(void)
         offsets(n, rows),          pick(2) ? ints(n + (odd == 10), 3) : NULL, ints(rows, 1000)};
     peri_tensor *out[4] = {NULL};
     for (int32_t i = 0; i < 3; i++)
-        if (pick(3)) (void)peri_tensor_requires_grad(in[i], true);
+        if (pick(3)) (void)peri_tensor_requires_grad_set(in[i], true);
     const peri_attention_args a = {.size = sizeof a,
                                    .q = in[0],
                                    .k = in[1],
@@ -292,7 +292,7 @@ static void attending(void)
                                    .contextual_seq_len = pick(9) == 8 ? extreme() : pick(3) / 2,
                                    .min_full_attn_seq_len = pick(9) == 8 ? extreme() : pick(4)};
     judge(peri_sparse_attention(&a, &out[0]), out, 1);
-    peri_tensor_desc d = {.size = sizeof d};
+    peri_tensor_info d = {.size = sizeof d};
     if (out[0]) peri_tensor_describe(out[0], &d);
     if (d.requires_grad) require(peri_tensor_backward(out[0], out[0]) == PERI_OK, "no gradient");
     judge(peri_sparse_sequence_positions(in[3], in[4], rows - (pick(9) == 8), pick(9) == 8 ? extreme() : 1 + pick(5),

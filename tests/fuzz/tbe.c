@@ -49,7 +49,7 @@ static peri_device *device;
 
 typedef struct scene {
     peri_tbe_config config;
-    peri_tbe_optimizer optimizer; /* the configuration's */
+    peri_tbe_optimizer_config optimizer; /* the configuration's */
     peri_table_config table[TABLES];
     peri_tbe_block block[BLOCKS];
     int64_t n_blocks, n_ids, n_bags;
@@ -87,7 +87,7 @@ static peri_tensor *integers(const int64_t *x, int64_t n)
     return fits && pick(2) ? tensor_of(narrow, PERI_I32, n) : tensor_of(x, PERI_I64, n);
 }
 
-static bool trains_in_files(const peri_tbe_optimizer *o)
+static bool trains_in_files(const peri_tbe_optimizer_config *o)
 {
     if (o->kind == PERI_TBE_NONE || o->kind == PERI_TBE_SHAMPOO || o->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD)
         return false;
@@ -114,7 +114,7 @@ static void choose_tables(scene *s)
                            .features = features,
                            .seed = 7};
     bool rows_of_bytes = c->dtype >= PERI_ROWS_INT8;
-    s->optimizer = (peri_tbe_optimizer){.size = sizeof s->optimizer};
+    s->optimizer = (peri_tbe_optimizer_config){.size = sizeof s->optimizer};
     c->optimizer = &s->optimizer;
     fine(peri_tbe_optimizer_default(rows_of_bytes ? PERI_TBE_NONE : (int32_t)pick(14), &s->optimizer), "an optimizer");
     if (s->optimizer.kind == PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER) {
@@ -325,7 +325,7 @@ static void copy_input(const scene *s, copies *c, bool compare)
 {
     peri_tensor *t[4] = {s->in.ids, s->in.offsets, s->in.weights, s->in.scale};
     for (int i = 0; i < 4; i++) {
-        peri_tensor_desc d = {.size = sizeof d};
+        peri_tensor_info d = {.size = sizeof d};
         if (!t[i]) continue;
         peri_tensor_describe(t[i], &d);
         if (compare) same_bytes(t[i], c->bytes[i], c->size[i], "an input that was rewritten");
@@ -360,7 +360,7 @@ static void judge_status(const scene *s, peri_status status)
 static void judge_output(const scene *s, peri_tensor *out, const expected *want, int64_t n)
 {
     peri_tensor *wide = NULL;
-    peri_tensor_desc d = {.size = sizeof d};
+    peri_tensor_info d = {.size = sizeof d};
     static float got[ROOM];
     peri_tensor_describe(out, &d);
     fine(peri_tensor_to(out, PERI_F32, NULL, &wide), "a cast");
@@ -437,9 +437,10 @@ static int64_t extent_of(const scene *s)
 static peri_status look_up(const scene *s, peri_tbe *tbe, int64_t n, int32_t dtype, peri_tensor **out)
 {
     fine(peri_tensor_full(device, dtype, 1, &n, 77, out), "an output");
-    bool grad = peri_grad_enable(true); /* tables in files keep the rows for the backward pass */
+    bool grad = peri_grad_enabled();
+    peri_grad_enabled_set(true); /* tables in files keep the rows for the backward pass */
     peri_status status = peri_tbe_forward(tbe, &s->in, *out);
-    peri_grad_enable(grad);
+    peri_grad_enabled_set(grad);
     return status;
 }
 
@@ -485,7 +486,7 @@ static void judge_sparse(const scene *s, const peri_tbe_sparse *sparse, const gr
     int64_t first[TABLES + 1], most = 0, n = 0;
     static int64_t rows[TABLES * ROWS + IDS * BLOCKS];
     static float values[(TABLES * ROWS + IDS * BLOCKS) * COLS];
-    peri_tensor_desc d = {.size = sizeof d}, v = {.size = sizeof v};
+    peri_tensor_info d = {.size = sizeof d}, v = {.size = sizeof v};
     peri_tensor_describe(sparse->rows, &d);
     peri_tensor_describe(sparse->values, &v);
     fine(peri_tensor_read(sparse->first, first, 8 * (s->config.n_tables + 1)), "a read");
@@ -569,11 +570,11 @@ static void judge_backward(scene *s, peri_tbe *tbe, int64_t extent)
 static void judge_files(scene *s, int64_t extent)
 {
     static gradients g;
-    peri_cache_params cache[TABLES];
+    peri_cache_config cache[TABLES];
     peri_tbe *tbe[2] = {NULL, NULL};
     peri_tensor *grad = gradient_of(s, extent, &g);
     for (int64_t t = 0; t < s->config.n_tables; t++) {
-        cache[t] = (peri_cache_params){.size = sizeof(peri_cache_params),
+        cache[t] = (peri_cache_config){.size = sizeof(peri_cache_config),
                                        .load_factor = pick(2) ? 1 : 0.5,
                                        .algorithm = (int32_t)pick(2),
                                        .ways = (int32_t)pick(6) - 1};

@@ -142,15 +142,15 @@ static inline void dense_elementwise(int64_t n, int32_t dtype, dense_visit visit
     d.x = dense_numbers(&c, n, dtype, -1, 1), d.seed = d.random_stream = d.offset = 0, d.drawn = drawn;
     DENSE_OUT(&c, peri_k_dropout_args, y, n, dtype, NULL);
     dense_end(&c, &d, sizeof d, n, visit, ctx);
-    for (int32_t kind = 0; kind < 2 * PERI_LOSS_COUNT; kind++) {
-        bool weights = kind >= PERI_LOSS_COUNT, bce = kind % PERI_LOSS_COUNT == PERI_LOSS_BCE;
+    for (int32_t kind = 0; kind < 2 * PERI_LOSS_KIND_COUNT; kind++) {
+        bool weights = kind >= PERI_LOSS_KIND_COUNT, bce = kind % PERI_LOSS_KIND_COUNT == PERI_LOSS_KIND_BCE;
         c = dense_begin(weights ? "weighted loss" : "loss", PERI_K_loss, dtype, n, kind);
         peri_k_loss_args l = {.x = dense_numbers(&c, n, dtype, bce ? 0 : -20, bce ? 1 : 20),
                               .t = dense_numbers(&c, n, dtype, 0, 1),
                               .weight = weights ? dense_numbers(&c, n, dtype, 0, 2) : NULL,
                               .pos_weight = weights ? dense_numbers(&c, n, dtype, 0, 2) : NULL,
                               .dtype = dtype,
-                              .kind = kind % PERI_LOSS_COUNT};
+                              .kind = kind % PERI_LOSS_KIND_COUNT};
         DENSE_OUT(&c, peri_k_loss_args, dst, n, dtype, NULL);
         dense_end(&c, &l, sizeof l, n, visit, ctx);
     }

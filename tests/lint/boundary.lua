@@ -62,8 +62,9 @@ end
 local function symbols(ctx, file)
   local found = {}
   for _, line in ipairs(ctx.lines(("nm -D --defined-only %s/%s"):format(ctx.build, file))) do
-    local kind, name = line:match "%x+ (%a) ([%w_]+)"
-    if name and name:match "^peri_" then found[name] = kind end
+    local kind, name, rest = line:match "%x+ (%a) ([%w_]+)(%S*)"
+    -- One @: for earlier programs, see kept(). Two: what programs of today are linked with.
+    if name and name:match "^peri_" and not rest:match "^@PERI" then found[name] = kind end
   end
   return found
 end
@@ -152,7 +153,7 @@ end
 --- Functions, structures and constants that programs of the last release rely on: runtime/gen/contract.lua.
 local function contract(ctx)
   local check = "luajit runtime/gen/contract.lua check %s/lua/perilune/cdef.lua runtime/include/perilune "
-    .. "runtime/gen/contract.txt"
+    .. "runtime/gen/contract.txt runtime/gen/renamed.txt runtime/host/renamed.c"
   local complaints = ctx.lines(check:format(ctx.build))
   for i, complaint in ipairs(complaints) do
     complaints[i] = ("%s: undo it, or raise PERI_ABI_VERSION and record the contract (make contract)"):format(complaint)
@@ -160,66 +161,177 @@ local function contract(ctx)
   return complaints
 end
 
---- What a public function that programs of the last release do not know yet does not do as the others:
---- docs/embedding_c.md, "Names". (What they know stays as it is.)
-local function unlike(name, text)
-  local why, parameters = {}, {}
-  for word, instead in pairs { create = "new", make = "new", destroy = "release", free = "release",
-    delete = "release" } do
-    if name:match("_" .. word .. "$") then why[#why + 1] = ("is called _%s, wanted: _%s"):format(word, instead) end
+--- The parameters of a declaration, in order: text, name, and type without stars.
+local function parameters_of(text)
+  local list = {}
+  for parameter in text:match("%((.*)%)"):gsub("%b()", ""):gmatch "[^,]+" do
+    local plain = parameter:gsub("%b[]", "")
+    local type_of, name = plain:match "^%s*(.-)%s*%**%s*([%w_]+)%s*$"
+    list[#list + 1] = { text = parameter, name = name or "", type = type_of or "",
+      object = plain:match "^%s*peri_[%w_]+ %*%*" ~= nil }
   end
-  if name:match "_set_" or name:match "^peri_set_" then
-    why[#why + 1] = "is a setting's, wanted: peri_<noun>_<setting>_set"
-  end
-  for parameter in text:match("%((.*)%)"):gsub("%b()", ""):gmatch "[^,]+" do parameters[#parameters + 1] = parameter end
-  for i, parameter in ipairs(parameters) do
-    local type_of, word = parameter:gsub("%b[]", ""):match "^%s*(.-)%s*%**%s*([%w_]+)%s*$"
-    if word == "out" and i ~= #parameters then why[#why + 1] = "has a parameter behind out, wanted: out last" end
-    if parameter:match "^%s*peri_[%w_]+ %*%*out" == nil and parameter:match "^%s*peri_[%w_]+ %*%*[%w_]+%s*$" then
-      why[#why + 1] = ("gives a new object through '%s', wanted: out"):format(word)
+  return list
+end
+
+--- What results do not do as those of other functions: they come last, one that is alone is `out`, and how many entries
+--- of an array were given comes behind the array.
+local function unlike_results(list, say)
+  local objects, first = {}, nil
+  for i, p in ipairs(list) do
+    if p.object then objects[#objects + 1] = p end
+    if not first and (p.object or p.name == "out") then first = i end
+    if first and i > first and not p.text:find("*", 1, true) and not (p.type:match "int32_t" and (p.name:match "^n_"
+      or p.name == "room")) then
+      say("has the parameter %s behind results, wanted: results last", p.name)
     end
-    for plain in (type_of or ""):gmatch "[%w_]+" do
+  end
+  local before = list[#list - 1]
+  local beside = before and before.text:find("*", 1, true) and before.text:match "^%s*[%w_]+_t " -- another result
+  if #objects == 1 and objects[1].name ~= "out" and first == #list and not beside then
+    say("gives a new object through '%s', wanted: out", objects[1].name)
+  end
+end
+
+--- Settings are set by `_set`, which returns a status: what takes a switch and, at most, an object sets one.
+local function unlike_setter(name, text, list, say)
+  if name:match "_set_" or name:match "^peri_set_" or name:match "^peri_get_" or name:match "_enable$" then
+    say "is a setting's, wanted: peri_<noun>_<setting>_set, and peri_<noun>_<setting>"
+  end
+  local last = list[#list]
+  if last and last.text:match "^%s*bool%s+[%w_]+$" and #list <= 2 and (#list == 1 or list[1].text:match "^%s*peri_")
+    and not name:match "_set$" then
+    say "takes a switch and nothing else, so it sets something, wanted: _set"
+  end
+  if name:match "_set$" and not text:match "^peri_status " then say "cannot say that it failed, wanted: peri_status" end
+end
+
+--- What a public function does not do as the others: docs/embedding_c.md, "Names".
+local function unlike(name, text)
+  local why, list = {}, parameters_of(text)
+  local function say(...) why[#why + 1] = select("#", ...) > 1 and string.format(...) or (...) end
+  for word, instead in pairs { create = "new", make = "new", destroy = "release", free = "release",
+    delete = "release", defaults = "default" } do
+    if name:match("_" .. word .. "$") then say("is called _%s, wanted: _%s", word, instead) end
+  end
+  unlike_setter(name, text, list, say)
+  unlike_results(list, say)
+  for _, p in ipairs(list) do
+    for plain in p.type:gmatch "[%w_]+" do
       if ({ size_t = true, int = true, unsigned = true, long = true, short = true })[plain] then
-        why[#why + 1] = ("counts '%s' as %s, wanted: int32_t or int64_t"):format(word, plain)
+        say("counts '%s' as %s, wanted: int32_t or int64_t", p.name, plain)
       end
+    end
+    if (p.name == "n" or p.name:match "^n_") and p.type:match "int64_t" then
+      say("counts entries by %s %s, wanted: int32_t", p.type, p.name)
+    elseif (p.name == "count" or p.name == "len") and p.type:match "^int%d+_t$" then
+      say("has a parameter %s, wanted: n or size", p.name)
+    end
+    if p.type:match "peri_[%w_]+_args$" and (name:match "_new$" or name:match "_open$") then
+      say("makes an object with %s, wanted: a _config", p.type:match "peri_[%w_]+")
+    end
+    if p.name == "options" or p.name == "params" and p.type:match "peri_[%w_]+_%l+$" then
+      say("has a parameter %s, wanted: config or args", p.name)
     end
   end
   if name:match "_release$" and not text:match "^void " then
-    why[#why + 1] = "can fail, wanted: void, since a release never fails"
+    say "can fail, wanted: void, since a release never fails"
   end
   table.sort(why)
   return why
 end
 
---- New structures that callers fill in, or have filled in, begin with their size.
-local function unlike_struct(name, body)
-  if name:match "_options$"
-    or name:match "_params$" then return { "is called as none of the others: _config is what objects are made "
-      .. "with, _args what a call takes" } end
-  for _, kind in ipairs { "config", "args", "desc", "info", "stats" } do
-    if name:match("_" .. kind .. "$") and not body:match "^%s*int64_t size;" then
-      return { "does not begin with int64_t size" }
+--- What structures are called that carry the parameters of something, or tell something; the words for both.
+local instead = { options = "config or args", params = "config", settings = "config", facts = "config",
+  parameters = "args", desc = "info", identity = "info", choice = "info", statistics = "stats" }
+
+--- What a structure does not do as the others. known: a record has its layout, so that it stays as it is.
+local function unlike_struct(name, body, known)
+  local why = {}
+  local word = name:match "_(%l+)$"
+  if instead[word] then why[1] = ("is called _%s, wanted: _%s"):format(word, instead[word]) end
+  for _, kind in ipairs { "config", "args", "info", "stats" } do
+    if not known and word == kind and not body:match "^%s*int64_t size;" then
+      why[#why + 1] = "does not begin with int64_t size"
     end
   end
-  return {}
+  for kind, member in body:gsub("/%*.-%*/", ""):gmatch "([%w_]+) (n_[%w_]+)[;,]" do
+    if kind ~= "int32_t" then why[#why + 1] = ("counts %s by %s, wanted: int32_t"):format(member, kind) end
+  end
+  return why
+end
+
+--- Families of constants, PERI_<FAMILY>_<MEMBER>, whose names are so near that one is taken for the other: the words of
+--- both begin with the same four letters, or those of one are among those of the other, and a member of both has
+--- different numbers.
+local function twins(families)
+  local why, list = {}, keys(families)
+  local function near(a, b)
+    return a:sub(1, 4) == b:sub(1, 4) or ("_" .. a .. "_"):find("_" .. b .. "_", 1, true)
+      or ("_" .. b .. "_"):find("_" .. a .. "_", 1, true)
+  end
+  for i, a in ipairs(list) do
+    for k = i + 1, #list do
+      local b = list[k]
+      for _, member in ipairs(near(a, b) and keys(families[a]) or {}) do
+        local x, y = families[a][member], families[b][member]
+        if y and x ~= y then
+          why[#why + 1] = ("PERI_%s_%s is %d, and PERI_%s_%s is %d: one is taken for the other"):format(a, member, x, b,
+            member, y)
+        end
+      end
+    end
+  end
+  return why
+end
+
+--- The constants of a header by family: what all of one enum begin with.
+local function families_of(text, families)
+  for body in text:gsub("/%*.-%*/", ""):gmatch "enum (%b{})" do
+    local all, family = {}, nil
+    for name, number in body:gmatch "PERI_([%w_]+) = (%-?%d+)" do
+      all[name] = tonumber(number)
+      family = family or name
+      while family ~= "" and name:sub(1, #family + 1) ~= family .. "_" do family = family:match "^(.*)_" or "" end
+    end
+    if family and family ~= "" then -- PERI_TABLE_WISE, PERI_ROW_WISE have none
+      families[family] = families[family] or {}
+      for name, number in pairs(all) do families[family][name:sub(#family + 2)] = number end
+    end
+  end
 end
 
 local function named(ctx)
-  local complaints, known, all = {}, {}, declared(ctx)
-  for kind, name in ctx.read("runtime/gen/contract.txt"):gmatch "\n(%a+) (peri_[%w_]+)" do
-    known[kind .. name] = true
-  end
+  local complaints, known, all, families = {}, {}, declared(ctx), {}
+  for name in ctx.read("runtime/gen/contract.txt"):gmatch "\nstruct (peri_[%w_]+)" do known[name] = true end
+  for old, new in ctx.read("runtime/gen/renamed.txt"):gmatch "\ntype (%S+) (%S+)" do known[new] = known[old] end
   local function complain(path, name, list)
     for _, why in ipairs(list) do complaints[#complaints + 1] = ("%s: %s %s"):format(path, name, why) end
   end
-  for _, name in ipairs(keys(all)) do
-    if not known["function" .. name] then complain(all[name].path, name, unlike(name, all[name].text)) end
-  end
+  for _, name in ipairs(keys(all)) do complain(all[name].path, name, unlike(name, all[name].text)) end
   for _, path in ipairs(public_headers(ctx)) do
-    for name, body in ctx.read(path):gmatch "\ntypedef struct (peri_[%w_]+) (%b{})" do
-      if not known["struct" .. name] then complain(path, name, unlike_struct(name, body:sub(2, -2))) end
+    local text = ctx.read(path)
+    for name, body in text:gmatch "\ntypedef struct (peri_[%w_]+) (%b{})" do
+      complain(path, name, unlike_struct(name, body:sub(2, -2), known[name]))
     end
+    families_of(text, families)
   end
+  for _, why in ipairs(twins(families)) do complaints[#complaints + 1] = why end
+  return complaints
+end
+
+--- What the shared library keeps for programs of earlier releases (runtime/host/renamed.c): name@PERILUNE_<release>.
+local function kept(ctx)
+  local complaints, there, n = {}, {}, 0
+  for _, line in ipairs(ctx.lines(("nm -D --defined-only %s/libperilune.so"):format(ctx.build))) do
+    there[line:match "(%S+)$"] = true
+  end
+  local text = ctx.read("runtime/host/renamed.c"):gsub("%s+", " ")
+  for release, name in text:gmatch "KEPT%((%d+%.%d+), [^,]-, ([%w_]+)," do
+    local symbol = ("peri_%s@PERILUNE_%s"):format(name, release)
+    n = n + 1
+    if not there[symbol] then complaints[n] = ("libperilune.so does not export %s"):format(symbol) end
+  end
+  if n == 0 then complaints[1] = "runtime/host/renamed.c: nothing was read; the rule is blind" end
   return complaints
 end
 
@@ -238,7 +350,8 @@ end
 return {
   { "public headers are cdef-clean", clean_headers }, { "exported symbols = cdef = public headers", exported },
   { "public functions are documented", documented }, { "public functions have callers", called },
-  { "new public names follow the rules of the others", named },
+  { "public names follow the rules of docs/embedding_c.md", named },
   { "plugins export their entry only", plugins },
   { "global symbols carry the prefix", prefixed }, { "programs of the last release go on", contract },
+  { "the library has what earlier programs call", kept },
 }

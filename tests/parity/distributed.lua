@@ -45,7 +45,7 @@ return {
     elsewhere("peri.dist.collective_utils.invoke_on_rank_and_broadcast_result",
       "spec/dist/collective_utils_spec.lua: invoke_on_rank_and_broadcast_result", "create_on_rank_and_share_result",
       "the result is broadcast, not shared by memory"),
-    elsewhere("peri_group_fingerprints", "spec/dist/fault_spec.lua: the ranks disagree",
+    elsewhere("peri_group_fingerprints_set", "spec/dist/fault_spec.lua: the ranks disagree",
       "init_collective_validation validate_collectives_enabled",
       "on unless it is turned off: every exchange carries a fingerprint of what its rank takes it for") },
   { "torchrec.distributed.comm",

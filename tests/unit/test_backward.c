@@ -48,7 +48,7 @@ static peri_tensor *scalar(double value)
 static peri_tensor *leaf(void)
 {
     peri_tensor *t = scalar(1);
-    assert_ok(peri_tensor_requires_grad(t, true));
+    assert_ok(peri_tensor_requires_grad_set(t, true));
     return t;
 }
 

@@ -74,7 +74,7 @@ static int remove_folder(void **context)
 
 #define SIZED .size = sizeof(peri_checkpoint_region)
 #define REGION(...) (&(peri_checkpoint_region){SIZED, __VA_ARGS__})
-#define FACTS(...) (&(peri_checkpoint_facts){.size = sizeof(peri_checkpoint_facts), __VA_ARGS__})
+#define FACTS(...) (&(peri_checkpoint_config){.size = sizeof(peri_checkpoint_config), __VA_ARGS__})
 
 static peri_checkpoint_tensor tensor_of(const char *name, int32_t dtype, int32_t ndim, const int64_t *shape)
 {

@@ -79,7 +79,7 @@ static void keys_are_written_as_in_lua(void **context)
         "model/%23m.embedding_bags.a%2Fb.weight", "model.tables/state/%23m.embedding_bags.a%2Fb.weight/a%2Fb.step",
         "model/%23m.embedding_bags.%25c.weight", "model.tables/state/%23m.embedding_bags.%25c.weight/%25c.momentum1"};
     static const char *const features[] = {"f", "g"};
-    peri_tbe_optimizer adagrad = {.size = sizeof adagrad};
+    peri_tbe_optimizer_config adagrad = {.size = sizeof adagrad};
     assert_ok(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &adagrad));
     (void)context;
     peri_group *group[2];
@@ -158,7 +158,7 @@ static void make_blocks(int32_t n, peri_sharded **of, peri_checkpoint_state **st
     static const int32_t ranks[COLS] = {0};
     int64_t sizes[COLS];
     for (int32_t i = 0; i < n; i++) sizes[i] = COLS / n;
-    peri_tbe_optimizer shampoo = {.size = sizeof shampoo};
+    peri_tbe_optimizer_config shampoo = {.size = sizeof shampoo};
     peri_group *group;
     const peri_comm_config world = {.size = sizeof world, .transport = "self", .world_size = 1};
     assert_ok(peri_tbe_optimizer_default(PERI_TBE_SHAMPOO, &shampoo));
@@ -328,7 +328,7 @@ static void codes_of(peri_sharded *of, bool check)
         uint8_t bytes[QUANT_ROWS * 16];
         assert_ok(peri_sharded_local_shard(of, i, &l));
         assert_ok(peri_tbe_state(l.tbe, l.tbe_table, "weight", &t));
-        peri_tensor_desc d = {.size = sizeof d};
+        peri_tensor_info d = {.size = sizeof d};
         assert_ok(peri_tensor_describe(t, &d));
         const int64_t width = d.shape[1];
         assert_true(d.numel == l.shard.rows * width && d.numel <= (int64_t)sizeof bytes);
@@ -351,7 +351,7 @@ static void save_quantized(int32_t dtype, int64_t cols, int32_t type, const char
     peri_checkpoint_state *state[2];
     peri_checkpoint_writer *w[2];
     peri_checkpoint_folder *held;
-    peri_checkpoint_facts facts = {.size = sizeof facts};
+    peri_checkpoint_config facts = {.size = sizeof facts};
     const char *parts[2];
     char digest[33];
     assert_ok(peri_checkpoint_folder_new(path, &held));

@@ -33,7 +33,7 @@ static peri_tensor *ints(const int64_t *x, int64_t n)
 
 static int64_t read_all(peri_tensor *t, int64_t *x, int64_t most)
 {
-    peri_tensor_desc d = {.size = sizeof d};
+    peri_tensor_info d = {.size = sizeof d};
     peri_tensor_describe(t, &d);
     assert_true(d.numel <= most);
     assert_ok(peri_tensor_read(t, x, 8 * d.numel));
@@ -105,8 +105,8 @@ static bool by_score(const entry *a, const entry *b) { return a->score > b->scor
 static double score(const model *m, const entry *e)
 {
     float age = powf((float)(m->iteration - e->last + 1), (float)m->config->decay_exponent);
-    if (m->config->policy == PERI_EVICT_LFU) return (double)e->count;
-    return m->config->policy == PERI_EVICT_LRU ? -age : (float)e->count / age;
+    if (m->config->policy == PERI_FORGET_LFU) return (double)e->count;
+    return m->config->policy == PERI_FORGET_LRU ? -age : (float)e->count / age;
 }
 
 /** The ids of bucket @b that were seen, ascending, those that the filter lets through. */
@@ -231,7 +231,7 @@ static void mch(void **unused)
                                    .rows = ROWS,
                                    .kind = PERI_COLLISION_MCH,
                                    .buckets = variant % 2 ? 4 : 1,
-                                   .policy = PERI_EVICT_LFU + variant % 3,
+                                   .policy = PERI_FORGET_LFU + variant % 3,
                                    .decay_exponent = variant / 3 % 2 ? 1 : 2,
                                    .eviction_interval = 1 + variant / 6 % 3,
                                    .filter = variant / 18,
@@ -304,7 +304,7 @@ static void parts(void **unused)
                                    .on_miss = PERI_MISS_DROP,
                                    .ttl = &ttl,
                                    .n_ttl = variant % 4 == 1 || variant % 4 == 2};
-        a.policy = (int[]){PERI_EVICT_LRU, PERI_EVICT_TTL, PERI_EVICT_PROBE_LRU, PERI_EVICT_NONE}[variant % 4];
+        a.policy = (int[]){PERI_FORGET_LRU, PERI_FORGET_TTL, PERI_FORGET_PROBE_LRU, PERI_FORGET_NONE}[variant % 4];
         peri_collision *whole, *part[2];
         assert_ok(peri_collision_new(device, &a, &whole));
         for (int p = 0; p < 2; p++) {
@@ -357,7 +357,7 @@ static void hash_maps(void **unused)
                                    .ttl = &ttl,
                                    .n_ttl = variant % 3 > 0,
                                    .policy =
-                                       (int[]){PERI_EVICT_NONE, PERI_EVICT_TTL, PERI_EVICT_PROBE_LRU}[variant % 3]};
+                                       (int[]){PERI_FORGET_NONE, PERI_FORGET_TTL, PERI_FORGET_PROBE_LRU}[variant % 3]};
         peri_collision *c;
         assert_ok(peri_collision_new(device, &a, &c));
         int64_t owner[ROWS], seen[ROWS];
@@ -370,8 +370,8 @@ static void hash_maps(void **unused)
             for (int64_t k = 0; k < n_changed; k++) {
                 int64_t r = changed[k];
                 if (owner[r] != -1) {
-                    assert_int_not_equal(a.policy, PERI_EVICT_NONE);
-                    if (a.policy == PERI_EVICT_TTL) assert_true(seen[r] + ttl < step);
+                    assert_int_not_equal(a.policy, PERI_FORGET_NONE);
+                    if (a.policy == PERI_FORGET_TTL) assert_true(seen[r] + ttl < step);
                     else assert_true(seen[r] < step);
                 }
                 owner[r] = -1;
@@ -404,14 +404,14 @@ static void features(void **unused)
                                .buckets = 1,
                                .on_miss = PERI_MISS_DROP,
                                .max_probe = 64,
-                               .policy = PERI_EVICT_TTL,
+                               .policy = PERI_FORGET_TTL,
                                .n_features = 3,
                                .ttl = ttl,
                                .n_ttl = 3,
                                .read_only = read_only};
     peri_collision *c;
     assert_ok(peri_collision_new(device, &a, &c));
-    assert_ok(peri_collision_time(c, 100));
+    assert_ok(peri_collision_time_set(c, 100));
     int64_t fresh[] = {1, 2}, other[] = {2, 3}, looked[] = {1, 4}, got[2];
     peri_tensor *in[] = {ints(fresh, 2), ints(other, 2), ints(looked, 2)}, *out[3];
     assert_ok(peri_collision_remap(c, in, 3, true, out));
@@ -453,10 +453,10 @@ static void scores(void **unused)
 {
     (void)unused;
     peri_collision_config a = {
-        .size = sizeof a, .name = "t", .rows = ROWS, .buckets = 2, .policy = PERI_EVICT_LFU, .eviction_interval = 2};
+        .size = sizeof a, .name = "t", .rows = ROWS, .buckets = 2, .policy = PERI_FORGET_LFU, .eviction_interval = 2};
     peri_collision *lfu, *user;
     assert_ok(peri_collision_new(device, &a, &lfu));
-    a.policy = PERI_EVICT_USER;
+    a.policy = PERI_FORGET_USER;
     assert_ok(peri_collision_new(device, &a, &user));
     for (int step = 1; step <= 30; step++) {
         int64_t ids[MOST], want[MOST], got[MOST], n = 1 + draw(MOST);
@@ -492,7 +492,7 @@ static void refused(void **unused)
 {
     (void)unused;
     peri_collision *c;
-    peri_collision_config a = {.size = sizeof a, .name = "shop", .rows = 10, .policy = PERI_EVICT_LFU};
+    peri_collision_config a = {.size = sizeof a, .name = "shop", .rows = 10, .policy = PERI_FORGET_LFU};
     a.buckets = 11;
     assert_fails(peri_collision_new(device, &a, &c), PERI_EINVAL, "table 'shop': buckets 11, allowed: 1 to 10");
     a.buckets = 2;
@@ -500,9 +500,9 @@ static void refused(void **unused)
     assert_fails(peri_collision_new(device, &a, &c), PERI_EINVAL,
                  "segments[1] is 10, wanted rising numbers from 0 to 10 rows");
     a.segments = NULL;
-    a.policy = PERI_EVICT_TTL;
+    a.policy = PERI_FORGET_TTL;
     assert_fails(peri_collision_new(device, &a, &c), PERI_EINVAL, "policy 5 for an MCH map");
-    a.policy = PERI_EVICT_LFU;
+    a.policy = PERI_FORGET_LFU;
     a.spread = PERI_SPREAD_RANGE;
     assert_fails(peri_collision_new(device, &a, &c), PERI_EINVAL, "input_hash_size 0");
     a.input_hash_size = 100;
@@ -605,7 +605,7 @@ static void refuses_number(peri_collision *c, const char *name, int64_t place, i
     int64_t kept[64], seen[64];
     int32_t n = states_of(c, names, t), at = 0;
     while (strcmp(names[at], name)) at++;
-    peri_tensor_desc d = {.size = sizeof d};
+    peri_tensor_info d = {.size = sizeof d};
     peri_tensor_describe(t[at], &d);
     int64_t size = peri_dtype_size(d.dtype), bytes = d.numel * size;
     assert_true(bytes <= (int64_t)sizeof kept);
@@ -636,7 +636,7 @@ static void impossible(void **unused)
                                .rows = 8,
                                .buckets = 2,
                                .spread = PERI_SPREAD_MODULO,
-                               .policy = PERI_EVICT_DISTANCE_LFU};
+                               .policy = PERI_FORGET_DISTANCE_LFU};
     assert_ok(peri_collision_new(device, &a, &c));
     for (int i = 0; i < 3; i++) remap(c, ids, 3, true, rows);
     const char *last = "_mch_last_access_iter";
@@ -660,13 +660,13 @@ static void impossible(void **unused)
                                .kind = PERI_COLLISION_HASH,
                                .buckets = 2,
                                .spread = PERI_SPREAD_MODULO,
-                               .policy = PERI_EVICT_TTL,
+                               .policy = PERI_FORGET_TTL,
                                .n_ttl = 1,
                                .ttl = (int64_t[]){INT32_MAX}};
     assert_ok(peri_collision_new(device, &h, &c));
     refuses_number(c, "_hash_zch_metadata", 5, -5,
                    "bucket 1: row 5, without an id: _hash_zch_metadata is -5, allowed: -1 to 2147483647");
-    assert_ok(peri_collision_time(c, INT32_MAX)); /* the last time there is */
+    assert_ok(peri_collision_time_set(c, INT32_MAX)); /* the last time there is */
     remap(c, ids, 3, true, rows);
     char text[128];
     snprintf(text, sizeof text, "table 'shop', bucket 0: id 2, row %d: _hash_zch_metadata is -2, allowed: -1 to",
@@ -678,7 +678,7 @@ static void impossible(void **unused)
 
     for (int kind = PERI_COLLISION_MCH; kind <= PERI_COLLISION_HASH; kind++) {
         peri_collision_config b = {.size = sizeof b, .name = "shop", .rows = 8, .kind = kind, .n_ttl = 2,
-                                   .policy = kind == PERI_COLLISION_MCH ? PERI_EVICT_LFU : PERI_EVICT_NONE};
+                                   .policy = kind == PERI_COLLISION_MCH ? PERI_FORGET_LFU : PERI_FORGET_NONE};
         assert_fails(peri_collision_new(device, &b, &c), PERI_EINVAL, "table 'shop': ttl is missing");
         b.n_features = 2;
         assert_fails(peri_collision_new(device, &b, &c), PERI_EINVAL, "table 'shop': ttl is missing");

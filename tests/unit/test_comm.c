@@ -418,7 +418,7 @@ static peri_status lists_life(peri_device *d)
         for (int32_t k = 0; k < 2; k++) {
             PERI_TRY_GOTO(peri_tensor_full(d, PERI_F32, 2, square, 1 + i, &in[2 * i + k]), out);
             PERI_TRY_GOTO(peri_tensor_new(d, PERI_F32, 2, square, &got[2 * i + k]), out);
-            PERI_TRY_GOTO(peri_tensor_requires_grad(in[2 * i + k], true), out);
+            PERI_TRY_GOTO(peri_tensor_requires_grad_set(in[2 * i + k], true), out);
         }
         PERI_TRY_GOTO(peri_coll_all_to_all_list(group[i], &got[2 * i], &in[2 * i], true, 0, &work[2 * i]), out);
         PERI_TRY_GOTO(peri_coll_tpu_all_to_all(group[i], got[2 * i + 1], &blocks, &result[i], &work[2 * i + 1]), out);
@@ -460,13 +460,13 @@ static peri_status reducer_life(peri_device *d)
     double average[2] = {0, 0};
     snprintf(job, sizeof job, "reducers %d", ++worlds);
     PERI_TRY_GOTO(peri_tensor_full(d, PERI_F32, 1, &count, 1, &other), out);
-    PERI_TRY_GOTO(peri_tensor_requires_grad(other, true), out);
+    PERI_TRY_GOTO(peri_tensor_requires_grad_set(other, true), out);
     for (int32_t i = 0; i < 2; i++) {
         peri_comm_config config = {
             .size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = 2, .timeout_s = 20};
         PERI_TRY_GOTO(peri_comm_open(&config, &group[i]), out);
         PERI_TRY_GOTO(peri_tensor_full(d, PERI_F32, 1, &count, 1, &leaf[i]), out);
-        PERI_TRY_GOTO(peri_tensor_requires_grad(leaf[i], true), out);
+        PERI_TRY_GOTO(peri_tensor_requires_grad_set(leaf[i], true), out);
         PERI_TRY_GOTO(peri_reducer_new(group[i], &leaf[i], 1, 0, &reducer[i]), out);
         PERI_TRY_GOTO(peri_op_affine(i ? other : leaf[i], 3, 0, &result[i]), out);
         PERI_TRY_GOTO(peri_reducer_watch(reducer[i], result[i]), out);
@@ -561,20 +561,20 @@ static void streams_are_joined(void **state)
         assert_ok(peri_event_new(d, &made));
         assert_ok(peri_event_new(d, &cleared));
         assert_ok(peri_event_new(d, &used));
-        assert_ok(peri_stream_set_current(d, make));
+        assert_ok(peri_stream_current_set(d, make));
         for (int32_t i = 0; i < 2; i++) in[i] = filled(d, 500, i + 1);
         assert_ok(peri_event_record(made, make));
-        assert_ok(peri_stream_set_current(d, home));
+        assert_ok(peri_stream_current_set(d, home));
         for (int32_t i = 0; i < 2; i++) out[i] = filled(d, 1000, 99);
         assert_ok(peri_event_record(cleared, home));
-        assert_ok(peri_stream_set_current(d, post));
+        assert_ok(peri_stream_current_set(d, post));
         assert_ok(peri_stream_wait(post, made));
         assert_ok(peri_stream_wait(post, cleared));
         for (int32_t i = 0; i < 2; i++) {
             assert_ok(peri_coll_all_gather(group[i], out[i], in[i], 0, &work[i]));
             peri_tensor_release(in[i]);
         }
-        assert_ok(peri_stream_set_current(d, use));
+        assert_ok(peri_stream_current_set(d, use));
         run(work, 2);
         for (int32_t i = 0; i < 2; i++) {
             assert_ok(peri_tensor_to(out[i], PERI_F64, NULL, &copy[i]));
@@ -587,7 +587,7 @@ static void streams_are_joined(void **state)
             peri_tensor_release(copy[i]);
         }
         release(work, 2);
-        assert_ok(peri_stream_set_current(d, NULL));
+        assert_ok(peri_stream_current_set(d, NULL));
         close_world(2, group);
         peri_event_release(made);
         peri_event_release(cleared);

@@ -37,8 +37,8 @@ static void an_older_caller_has_a_shorter_structure(void **state)
 {
     (void)state;
     const int64_t ids[4] = {1, 2, 3, 4}, lengths[2] = {1, 3};
-    const size_t short_of = offsetof(peri_jt_args, offsets);
-    peri_jt_args *args = room(short_of); /* the fence ends it there */
+    const size_t short_of = offsetof(peri_jt_config, offsets);
+    peri_jt_config *args = room(short_of); /* the fence ends it there */
     peri_jt *jt = NULL;
     memset(args, 0, short_of);
     args->size = (int64_t)short_of;
@@ -75,7 +75,7 @@ static void a_structure_without_its_size_is_refused(void **state)
     (void)state;
     peri_codec_config config = {.format = PERI_CODEC_FP16};
     peri_codec *codec = NULL;
-    peri_tensor_desc desc = {0};
+    peri_tensor_info desc = {0};
     const float one = 1;
     peri_tensor *t = numbers(PERI_F32, 1, &one);
     assert_fails(
@@ -86,8 +86,8 @@ static void a_structure_without_its_size_is_refused(void **state)
     config.size = (int64_t)1 << 40;
     assert_fails(peri_codec_new(&config, &codec), PERI_EINVAL, "the size of a peri_codec_config is 1099511627776");
     assert_fails(peri_codec_new(NULL, &codec), PERI_EINVAL, "peri_codec_new: the peri_codec_config is missing");
-    assert_fails(peri_tensor_describe(t, &desc), PERI_EINVAL, "the size of a peri_tensor_desc is 0");
-    assert_fails(peri_tensor_describe(t, NULL), PERI_EINVAL, "the peri_tensor_desc is missing");
+    assert_fails(peri_tensor_describe(t, &desc), PERI_EINVAL, "the size of a peri_tensor_info is 0");
+    assert_fails(peri_tensor_describe(t, NULL), PERI_EINVAL, "the peri_tensor_info is missing");
     assert_fails(peri_tensor_describe(NULL, &desc), PERI_EINVAL, "t is missing");
     peri_tensor_release(t);
 }
@@ -98,10 +98,10 @@ static void what_is_filled_in_has_the_callers_size(void **state)
     (void)state;
     const float two[2] = {1, 2};
     peri_tensor *t = numbers(PERI_F32, 2, two);
-    const size_t short_of = offsetof(peri_tensor_desc, numel);
-    peri_tensor_desc *old = room(short_of);
+    const size_t short_of = offsetof(peri_tensor_info, numel);
+    peri_tensor_info *old = room(short_of);
     struct {
-        peri_tensor_desc today;
+        peri_tensor_info today;
         int64_t later;
     } new = {.today.size = sizeof new, .later = 7};
     memset(old, 0xee, short_of);
@@ -153,7 +153,7 @@ static void zeros_are_the_defaults(void **state)
     const int64_t ids[3] = {0, 1, 0}, lengths[4] = {1, 1, 0, 1}, offsets[3] = {0, 2, 3}, of_weight[2] = {2, 1};
     const float rows[2] = {10, 20};
     float sums[2];
-    peri_tensor_desc desc = {.size = sizeof desc};
+    peri_tensor_info desc = {.size = sizeof desc};
     peri_tensor *t = NULL;
 
     /* element types: f32 */
@@ -164,9 +164,9 @@ static void zeros_are_the_defaults(void **state)
 
     /* a KeyedJaggedTensor has the stride that its lengths say */
     static const char *const names[2] = {"a", "b"};
-    peri_kjt_args kjt_args = {
+    peri_kjt_config kjt_args = {
         .size = sizeof kjt_args, .values = numbers(PERI_I64, 3, ids), .lengths = numbers(PERI_I64, 4, lengths)};
-    peri_kjt_desc kjt_desc = {.size = sizeof kjt_desc};
+    peri_kjt_info kjt_desc = {.size = sizeof kjt_desc};
     peri_kjt *kjt = NULL;
     assert_ok(peri_keys_new(names, 2, &kjt_args.keys));
     assert_ok(peri_kjt_new(&kjt_args, &kjt));
@@ -182,7 +182,7 @@ static void zeros_are_the_defaults(void **state)
         .size = sizeof bag, .ids = numbers(PERI_I64, 3, ids), .offsets = numbers(PERI_I64, 2, offsets)};
     assert_ok(peri_tensor_new(cpu, PERI_F32, 2, of_weight, &bag.weight));
     assert_ok(peri_tensor_write(bag.weight, rows, sizeof rows));
-    assert_int_equal(bag.mode, PERI_BAG_SUM);
+    assert_int_equal(bag.mode, PERI_POOLING_SUM);
     assert_ok(peri_embedding_bag(&bag, &t));
     assert_ok(peri_tensor_read(t, sums, sizeof sums));
     assert_true(sums[0] == 30 && sums[1] == 10);

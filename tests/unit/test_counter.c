@@ -6,14 +6,14 @@
 
 #include <perilune/embed.h>
 
-static peri_tbe_optimizer defaults(int32_t kind)
+static peri_tbe_optimizer_config defaults(int32_t kind)
 {
-    peri_tbe_optimizer o = {.size = sizeof o};
+    peri_tbe_optimizer_config o = {.size = sizeof o};
     assert_ok(peri_tbe_optimizer_default(kind, &o));
     return o;
 }
 
-static peri_status make(const peri_tbe_optimizer *o)
+static peri_status make(const peri_tbe_optimizer_config *o)
 {
     peri_device *device;
     assert_ok(peri_device_get("cpu", &device));
@@ -30,10 +30,10 @@ static void defaults_are_accepted(void **state)
 {
     (void)state;
     for (int32_t kind = PERI_TBE_NONE; kind <= PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER; kind++) {
-        peri_tbe_optimizer o = defaults(kind);
+        peri_tbe_optimizer_config o = defaults(kind);
         assert_ok(make(&o));
     }
-    peri_tbe_optimizer o = {.size = sizeof o};
+    peri_tbe_optimizer_config o = {.size = sizeof o};
     assert_fails(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER + 1, &o), PERI_EINVAL,
                  "kind 14, allowed: 0..13");
     o = defaults(PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER);
@@ -44,7 +44,7 @@ static void defaults_are_accepted(void **state)
 /** Set one field of the defaults: making a table batch fails with this text. */
 #define refused(of, field, value, text)                                                                                \
     do {                                                                                                               \
-        peri_tbe_optimizer o_ = defaults(of);                                                                          \
+        peri_tbe_optimizer_config o_ = defaults(of);                                                                   \
         o_.field = (value);                                                                                            \
         assert_fails(make(&o_), PERI_EINVAL, text);                                                                    \
     } while (0)

@@ -65,7 +65,7 @@ static void *pin_and_send(void *arg)
     peri_device *d = device_of("opaque"), *cpu = device_of("cpu");
     peri_stream *stream = NULL;
     peri_tensor *sent[8] = {0};
-    bool right = peri_stream_new(d, &stream) >= 0 && peri_stream_set_current(d, stream) >= 0;
+    bool right = peri_stream_new(d, &stream) >= 0 && peri_stream_current_set(d, stream) >= 0;
     for (int64_t i = 0; i < ROUNDS && right; i++) {
         int64_t n = 1000 + 100 * (i % 3);
         double value = (double)(intptr_t)arg * 1000 + (double)i;
@@ -80,7 +80,7 @@ static void *pin_and_send(void *arg)
         peri_tensor_release(pinned); /* the copy may still be on its way */
     }
     for (int i = 0; i < 8; i++) peri_tensor_release(sent[i]);
-    if (peri_stream_set_current(d, NULL) < 0) right = false;
+    if (peri_stream_current_set(d, NULL) < 0) right = false;
     peri_stream_release(stream);
     return right ? arg : NULL;
 }
@@ -168,16 +168,16 @@ static double two_streams(peri_device *d, bool joined)
     assert_ok(peri_event_new(d, &made));
     peri_tensor *x = numbers(d, N, 0), *y = numbers(d, N, 0);
     assert_ok(peri_device_synchronize(d));
-    assert_ok(peri_stream_set_current(d, a));
+    assert_ok(peri_stream_current_set(d, a));
     assert_ok(peri_tensor_fill(x, 7));
     assert_ok(peri_event_record(made, a));
-    assert_ok(peri_stream_set_current(d, b));
+    assert_ok(peri_stream_current_set(d, b));
     if (joined) assert_ok(peri_stream_wait(b, made));
     add(y, x, 1);
     assert_ok(peri_stream_synchronize(b));
     double seen = first(y);
     assert_ok(peri_stream_synchronize(a));
-    assert_ok(peri_stream_set_current(d, NULL));
+    assert_ok(peri_stream_current_set(d, NULL));
     peri_tensor_release(x);
     peri_tensor_release(y);
     peri_event_release(made);
@@ -256,10 +256,10 @@ static void synchronize_waits_for_every_stream(void **state)
         assert_ok(peri_event_new(d, &end));
         peri_tensor *x = numbers(d, N, 0);
         assert_ok(peri_device_synchronize(d));
-        assert_ok(peri_stream_set_current(d, side));
+        assert_ok(peri_stream_current_set(d, side));
         for (int k = 1; k <= 5; k++) assert_ok(peri_tensor_fill(x, k)); /* more than one query could run */
         assert_ok(peri_event_record(end, side));
-        assert_ok(peri_stream_set_current(d, NULL));
+        assert_ok(peri_stream_current_set(d, NULL));
         assert_ok(peri_device_synchronize(d));
         assert_int_equal(peri_event_query(end), PERI_OK);
         peri_stream_release(side); /* with the event still pointing at it */
@@ -296,7 +296,7 @@ static void devices_do_not_mix(void **state)
     assert_ok(peri_stream_new(device_of("opaque"), &s));
     assert_fails(peri_stream_wait(s, e), PERI_EINVAL, "a stream of opaque and an event of cpu");
     assert_fails(peri_event_record(e, s), PERI_EINVAL, "an event of cpu");
-    assert_fails(peri_stream_set_current(device_of("cpu"), s), PERI_EINVAL, "a stream of opaque on device cpu");
+    assert_fails(peri_stream_current_set(device_of("cpu"), s), PERI_EINVAL, "a stream of opaque on device cpu");
     peri_event_release(e);
     peri_stream_release(s);
 }

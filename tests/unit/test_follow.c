@@ -110,7 +110,7 @@ static void save(const char *name, const char *parent, int64_t increment, char d
     }
     assert_ok(peri_checkpoint_writer_finish(w));
     assert_ok(peri_checkpoint_writer_part(w, &part));
-    const peri_checkpoint_facts facts = {.size = sizeof facts, .parent = parent, .increment = increment};
+    const peri_checkpoint_config facts = {.size = sizeof facts, .parent = parent, .increment = increment};
     assert_ok(peri_checkpoint_publish(peri_checkpoint_folder_path(f), path, &part, 1, &facts, false, digest));
     peri_checkpoint_writer_release(w);
     peri_checkpoint_folder_release(f);
@@ -270,7 +270,7 @@ static void the_newest_comes_next(void **context)
 static peri_tbe *tables(void)
 {
     const peri_table_config table = {.size = sizeof table, .name = "a", .rows = ROWS, .cols = COLS};
-    peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
+    peri_tbe_optimizer_config optimizer = {.size = sizeof optimizer};
     peri_tbe_config c = {
         .size = sizeof c, .device = cpu(), .n_tables = 1, .tables = &table, .dtype = PERI_F32, .seed = 5};
     peri_tbe *tbe;

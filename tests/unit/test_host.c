@@ -49,8 +49,8 @@ static peri_status guest_new(guest *g, bool in_file, int64_t batch)
     PERI_TRY(peri_device_get("cpu", &g->cpu));
     const peri_table_config table = {
         .size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS, .init = PERI_INIT_CONSTANT, .init_a = 1};
-    const peri_cache_params cache = {.size = sizeof cache, .load_factor = 0.5};
-    peri_tbe_optimizer sgd = {.size = sizeof sgd};
+    const peri_cache_config cache = {.size = sizeof cache, .load_factor = 0.5};
+    peri_tbe_optimizer_config sgd = {.size = sizeof sgd};
     PERI_TRY(peri_tbe_optimizer_default(PERI_TBE_SGD, &sgd));
     peri_tbe_config config = {
         .size = sizeof config, .device = g->cpu, .n_tables = 1, .tables = &table, .optimizer = &sgd};
@@ -466,7 +466,7 @@ static void odd_numbers(peri_device *cpu, float *out)
 {
     const int64_t shape[2] = {ODD, ODD};
     const size_t bytes = sizeof(float) * ODD * ODD;
-    peri_optim_args adam = {.size = sizeof adam};
+    peri_optim_config adam = {.size = sizeof adam};
     peri_tensor *x, *small, *roots, *twice, *product_of;
     peri_optim *optimizer;
     assert_ok(peri_tensor_normal(cpu, PERI_F32, 2, shape, 0, 1, 3, 4, &x));
@@ -477,7 +477,7 @@ static void odd_numbers(peri_device *cpu, float *out)
     assert_ok(peri_op_muladd(x, small, small, &twice));
     assert_ok(peri_tensor_read(twice, out + ODD * ODD, (int64_t)bytes));
     assert_ok(peri_optim_default(PERI_OPTIM_ADAM, &adam));
-    assert_ok(peri_tensor_requires_grad(x, true));
+    assert_ok(peri_tensor_requires_grad_set(x, true));
     assert_ok(peri_optim_new(&adam, &x, 1, &optimizer));
     for (int step = 0; step < 3; step++) {
         assert_ok(peri_tensor_grad_set(x, product_of));

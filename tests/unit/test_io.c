@@ -20,9 +20,9 @@
 static const int64_t rows[3] = {50, 60, 70};
 static const int32_t least[3] = {0, 1, 2}, most[3] = {3, 1, 2};
 
-static peri_synthetic_config synthetic(void)
+static peri_synthetic_args synthetic(void)
 {
-    return (peri_synthetic_config){.size = sizeof(peri_synthetic_config),
+    return (peri_synthetic_args){.size = sizeof(peri_synthetic_args),
                                    .table_rows = rows,
                                    .bag_min = least,
                                    .bag_max = most,
@@ -53,7 +53,7 @@ static peri_criteo_config criteo(void)
 
 static peri_status fill_synthetic(void)
 {
-    peri_synthetic_config o = synthetic();
+    peri_synthetic_args o = synthetic();
     peri_batch *b = NULL;
     PERI_TRY(peri_batch_new(2, 3, 0, 0, &b));
     peri_status status = peri_synthetic_fill(&o, 0, 100, b);
@@ -138,7 +138,7 @@ static peri_status write_columns(void)
     char folder[] = "/tmp/perilune_columns_XXXXXX", inner[64], path[96];
     assert_non_null(mkdtemp(folder));
     snprintf(inner, sizeof inner, "%s/a", folder);
-    peri_synthetic_config so = synthetic();
+    peri_synthetic_args so = synthetic();
     peri_columns_config co = {.size = sizeof co,
                               .table_rows = rows,
                               .dense_features = 2,
@@ -170,7 +170,7 @@ static peri_status write_columns(void)
                            .lengths = {a[2].data, 3, PERI_I16, 3},
                            .offsets = a[3].data,
                            .values = {a[4].data, 1, PERI_I32, 1},
-                           .n_values = a[4].elements};
+                           .total = a[4].elements};
     if (status >= 0) status = peri_columns_new(&co, &c);
     if (status >= 0) status = peri_columns_add(c, &p);
     if (status >= 0) status = peri_columns_fill(c, 2, 8, b);
@@ -186,7 +186,7 @@ static peri_status write_columns(void)
 
 static peri_status train_logistic(void)
 {
-    peri_synthetic_config o = synthetic();
+    peri_synthetic_args o = synthetic();
     peri_logistic_config lo = {
         .size = sizeof lo, .table_rows = rows, .dense_features = 2, .sparse_features = 3, .learning_rate = 0.1};
     peri_logistic *m = NULL;
@@ -313,7 +313,7 @@ static void a_feed_gives_everything_back(void **state)
     assert_ok(peri_feed_new(1, &f));
     peri_feed_parcel parcel;
     assert_fails(peri_feed_take(f, 0, &parcel), PERI_ECLOSED, "no more parcels");
-    assert_fails(peri_feed_put(f, &(peri_feed_parcel){.n_bytes = 3}), PERI_EINVAL,
+    assert_fails(peri_feed_put(f, &(peri_feed_parcel){.length = 3}), PERI_EINVAL,
                  "3 bytes and 0 objects, with no bytes");
     assert_fails(peri_feed_put(f, &(peri_feed_parcel){.objects = &(peri_feed_object){.kind = 9}, .n_objects = 1}),
                  PERI_EINVAL, "object 0 is of kind 9, allowed: 0..3");

@@ -90,7 +90,7 @@ static void values_come_back_as_they_went(void **state)
     static const char text[] = "a\0b";
     const int64_t ids[3] = {1, 2, 3}, lengths[2] = {1, 2}, n = 3, two = 2;
     static const char *const names[2] = {"f", "g"};
-    peri_kjt_args kjt = {.size = sizeof kjt};
+    peri_kjt_config kjt = {.size = sizeof kjt};
     peri_lua *lua = lua_new();
     peri_lua_object *same = load(lua, "return function(...) return ... end"),
                     *m = load(lua, "return { n = 7, f = function(self, x) "

@@ -148,7 +148,7 @@ static void rows_are_picked_and_spread_on_every_device(void **state)
         peri_tensor *grad = NULL;
         assert_ok(peri_tensor_new(device, PERI_BOOL, 1, &n, &chosen));
         assert_ok(peri_tensor_write(chosen, mask, n));
-        assert_ok(peri_tensor_requires_grad(values, true));
+        assert_ok(peri_tensor_requires_grad_set(values, true));
         assert_ok(peri_sparse_masked_select(values, bags, chosen, &out, &counts));
         take(counts, &left, 8);
         assert_int_equal(left, kept);
@@ -288,7 +288,7 @@ static void products_and_norms_are_those_of_the_definition_on_every_device(void 
             for (int j = 0; j < K; j++) want += x[i / N * K + j] * y[j * N + i % N];
             assert_true(z[i] == want);
         }
-        assert_ok(peri_tensor_requires_grad(a, true));
+        assert_ok(peri_tensor_requires_grad_set(a, true));
         assert_ok(peri_tensor_grad_set(a, grad));
         assert_ok(peri_grad_norm_power(&a, 1, 2, &c));
         assert_ok(peri_grad_norm_finish(c, 2, &norms));
@@ -325,7 +325,7 @@ static batch batch_new(const char *name, int64_t n)
                                          .init = PERI_INIT_CONSTANT, .init_a = -0.25}};
     peri_tbe_config config = {
         .size = sizeof config, .device = device, .n_tables = TABLES, .tables = tables, .dtype = PERI_F32};
-    peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
+    peri_tbe_optimizer_config optimizer = {.size = sizeof optimizer};
     config.optimizer = &optimizer;
     assert_ok(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &optimizer));
     assert_ok(peri_tbe_new(&config, &b.tbe));
@@ -455,14 +455,14 @@ static void what_memory_a_device_lacks_is_named(void **state)
     (void)state;
     peri_tbe *tbe = NULL;
     peri_table_config table = {.size = sizeof table, .name = "t", .rows = 10, .cols = 4};
-    peri_cache_params cache = {.size = sizeof cache, .load_factor = 0.5, .reserved_memory = 7};
+    peri_cache_config cache = {.size = sizeof cache, .load_factor = 0.5, .reserved_memory = 7};
     peri_tbe_config c = {.size = sizeof c,
                          .device = device_of("own_way:0"),
                          .dtype = PERI_F32,
                          .n_tables = 1,
                          .tables = &table,
                          .mapped = true};
-    peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
+    peri_tbe_optimizer_config optimizer = {.size = sizeof optimizer};
     c.optimizer = &optimizer;
     assert_ok(peri_tbe_optimizer_default(PERI_TBE_SGD, &optimizer));
     assert_fails(peri_tbe_new(&c, &tbe), PERI_EUNSUPPORTED,

@@ -43,9 +43,9 @@ static void optimizers(void **context)
     (void)context;
     const float one = 1;
     peri_tensor *p = numbers(PERI_F32, 1, &one);
-    peri_optim_args args = {.size = sizeof args};
+    peri_optim_config args = {.size = sizeof args};
     peri_optim *o;
-    assert_ok(peri_tensor_requires_grad(p, true));
+    assert_ok(peri_tensor_requires_grad_set(p, true));
     assert_ok(peri_optim_default(PERI_OPTIM_ADAGRAD, &args));
     assert_ok(peri_optim_new(&args, &p, 1, &o));
     HOLD(optim, o);
@@ -153,7 +153,7 @@ static void modules(void **context)
                                       .n_features = 1,
                                       .sharding_type = PERI_TABLE_WISE,
                                       .compute_kernel = PERI_KERNEL_FUSED};
-    peri_tbe_optimizer sgd = {.size = sizeof sgd};
+    peri_tbe_optimizer_config sgd = {.size = sizeof sgd};
     assert_ok(peri_tbe_optimizer_default(PERI_TBE_SGD, &sgd));
     const peri_sharded_config config = {.size = sizeof config,
                                         .group = group,
@@ -183,7 +183,7 @@ static void batches(void **context)
     peri_keys *keys;
     assert_ok(peri_keys_new(&name, 1, &keys));
     for (int bad = 0; bad < 2; bad++) {
-        peri_kjt_args args = {.size = sizeof args, .keys = keys, .values = numbers(PERI_I64, 3, ids),
+        peri_kjt_config args = {.size = sizeof args, .keys = keys, .values = numbers(PERI_I64, 3, ids),
                               .lengths = numbers(PERI_I64, 2, bad ? wrong : lengths)};
         peri_kjt *kjt = NULL;
         peri_status status = peri_kjt_new(&args, &kjt); /* on this device it looks at once */

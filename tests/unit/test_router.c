@@ -69,7 +69,7 @@ static void make_batch(rank *r)
         }
     peri_keys *keys = NULL;
     assert_ok(peri_keys_new(feature_names, FEATURES, &keys));
-    peri_kjt_args args = {.size = sizeof args,
+    peri_kjt_config args = {.size = sizeof args,
                           .keys = keys,
                           .values = numbers(r->ids, r->n),
                           .lengths = numbers(r->lengths, FEATURES * r->rows)};

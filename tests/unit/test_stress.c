@@ -125,7 +125,7 @@ static void lookups_beside_updates(void **state)
     const char *seconds = getenv("PERI_STRESS");
     const peri_table_config table = {
         .size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS, .init = PERI_INIT_CONSTANT};
-    peri_tbe_optimizer sgd = {.size = sizeof sgd};
+    peri_tbe_optimizer_config sgd = {.size = sizeof sgd};
     pthread_t threads[THREADS];
     until = peri_time_ns() + (int64_t)(1e9 * (seconds ? atof(seconds) : 0));
     assert_ok(peri_device_get("cpu", &cpu));

@@ -30,7 +30,7 @@ static peri_tensor *full(peri_device *d, int64_t n, double value)
 static peri_tensor *leaf(peri_device *d, int64_t n)
 {
     peri_tensor *t = full(d, n, 1);
-    assert_ok(peri_tensor_requires_grad(t, true));
+    assert_ok(peri_tensor_requires_grad_set(t, true));
     return t;
 }
 
@@ -263,9 +263,11 @@ static void recording_can_be_off(void **state)
 {
     reset(state);
     peri_tensor *x = leaf(device_of(0), 1);
-    assert_true(peri_grad_enable(false));
+    assert_true(peri_grad_enabled());
+    assert_ok(peri_grad_enabled_set(false));
     peri_tensor *y = triple(x, 1);
-    assert_false(peri_grad_enable(true));
+    assert_false(peri_grad_enabled());
+    assert_ok(peri_grad_enabled_set(true));
     assert_fails(peri_tensor_backward(y, NULL), PERI_EINVAL, "does not require grad");
     peri_tensor *off = NULL;
     assert_ok(peri_tensor_detach(x, &off));
@@ -284,9 +286,9 @@ static void misuse_is_named(void **state)
                 *other = full(device_of(1), 3, 1);
     assert_fails(peri_tensor_backward(y, NULL), PERI_EINVAL, "f64 [3] has more than one element");
     assert_fails(peri_tensor_backward(y, wrong), PERI_EINVAL, "the gradient is f64 [2], the root f64 [3]");
-    assert_fails(peri_tensor_requires_grad(y, true), PERI_EINVAL, "not a leaf");
+    assert_fails(peri_tensor_requires_grad_set(y, true), PERI_EINVAL, "not a leaf");
     assert_ok(peri_tensor_new(d, PERI_I64, 1, &n, &whole));
-    assert_fails(peri_tensor_requires_grad(whole, true), PERI_EINVAL, "i64, allowed: f32, f64");
+    assert_fails(peri_tensor_requires_grad_set(whole, true), PERI_EINVAL, "i64, allowed: f32, f64");
     assert_fails(peri_tensor_grad_set(x, wrong), PERI_EINVAL, "the gradient is f64 [2], the leaf f64 [3]");
     assert_fails(peri_tensor_grad_set(x, other), PERI_EINVAL, "different devices");
     peri_tensor *all[] = {x, y, wrong, whole, other};

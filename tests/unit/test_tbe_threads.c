@@ -35,7 +35,7 @@ typedef struct worker {
     int64_t calls, refused;
 } worker;
 
-static peri_tbe *make(const char *name, int32_t kind, const peri_cache_params *caches)
+static peri_tbe *make(const char *name, int32_t kind, const peri_cache_config *caches)
 {
     peri_table_config tables[TABLES] = {{.size = sizeof *tables, .name = "a", .rows = ROWS, .cols = COLS},
                                         {.size = sizeof *tables, .name = "b", .rows = ROWS, .cols = COLS}};
@@ -43,7 +43,7 @@ static peri_tbe *make(const char *name, int32_t kind, const peri_cache_params *c
         .size = sizeof c, .n_tables = TABLES, .tables = tables, .dtype = PERI_F32, .seed = 5, .caches = caches};
     peri_tbe *tbe;
     assert_ok(peri_device_get(name, &c.device));
-    peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
+    peri_tbe_optimizer_config optimizer = {.size = sizeof optimizer};
     c.optimizer = &optimizer;
     assert_ok(peri_tbe_optimizer_default(kind, &optimizer));
     optimizer.learning_rate = 0.5;
@@ -123,7 +123,7 @@ static void run(worker *w, int n, void *(*fn)(void *))
 }
 
 /** Threads look up in one table batch; every row has the bits that it has alone. */
-static void lookups(const char *name, bool batches, const peri_cache_params *caches, int64_t calls)
+static void lookups(const char *name, bool batches, const peri_cache_config *caches, int64_t calls)
 {
     peri_tbe *tbe = make(name, PERI_TBE_ADAGRAD, caches);
     worker w[THREADS];
@@ -132,7 +132,7 @@ static void lookups(const char *name, bool batches, const peri_cache_params *cac
     int64_t ids = 0;
     for (int i = 0; i < THREADS; i++) {
         w[i] = worker_new(tbe, name, i, i % 2 == 0);
-        peri_tensor_desc info = {.size = sizeof info};
+        peri_tensor_info info = {.size = sizeof info};
         peri_tensor_describe(w[i].input.ids, &info);
         ids += info.numel;
         assert_ok(peri_tbe_forward(tbe, &w[i].input, w[i].out));
@@ -162,12 +162,13 @@ static void with_batches(void **state) { (void)state; lookups("cpu", true, NULL,
 static void in_files(void **state)
 {
     (void)state;
-    peri_cache_params caches[TABLES] = {{.size = sizeof *caches, .load_factor = 0.9},
+    peri_cache_config caches[TABLES] = {{.size = sizeof *caches, .load_factor = 0.9},
                                           {.size = sizeof *caches, .load_factor = 0.9, .ways = 8}};
-    bool before = peri_grad_enable(false);
+    bool before = peri_grad_enabled();
+    peri_grad_enabled_set(false);
     lookups("cpu", false, caches, CALLS / 10);
     lookups("cpu", true, caches, CALLS / 10);
-    peri_grad_enable(before);
+    peri_grad_enabled_set(before);
 }
 
 static void *update(void *arg)
@@ -299,9 +300,9 @@ static void steps(const char *name, bool ahead, float got[OUT])
         for (int i = 0; i < 2; i++) {
             assert_ok(peri_tbe_batch_new(tbe, &w[i].input, &w[i].batch));
             if (ahead) {
-                assert_ok(peri_stream_set_current(device, side));
+                assert_ok(peri_stream_current_set(device, side));
                 assert_ok(peri_tbe_batch_sort(w[i].batch));
-                assert_ok(peri_stream_set_current(device, NULL));
+                assert_ok(peri_stream_current_set(device, NULL));
             }
         }
         for (int i = 0; i < 2; i++)

@@ -57,7 +57,7 @@ static void a_tensor_describes_itself(void **state)
     (void)state;
     for (int i = 0; i < DEVICES; i++) {
         peri_tensor *t = counting(device_of(i), 2, 3), *turned = NULL;
-        peri_tensor_desc desc = {.size = sizeof desc};
+        peri_tensor_info desc = {.size = sizeof desc};
         assert_ok(peri_tensor_transpose(t, 0, -1, &turned));
         peri_tensor_describe(turned, &desc);
         assert_int_equal(desc.dtype, PERI_F64);
@@ -234,7 +234,7 @@ static peri_status train(peri_device *d, peri_tensor *t, peri_tensor **out)
     peri_tensor *leaf, *a = NULL, *b = NULL, *up = NULL;
     peri_status status = PERI_OK;
     PERI_TRY(peri_tensor_detach(t, &leaf));
-    PERI_TRY_GOTO(peri_tensor_requires_grad(leaf, true), out);
+    PERI_TRY_GOTO(peri_tensor_requires_grad_set(leaf, true), out);
     PERI_TRY_GOTO(peri_tensor_slice(leaf, 0, 1, 3, 1, &a), out);
     PERI_TRY_GOTO(peri_tensor_reshape(a, 1, (int64_t[]){12}, &b), out);
     PERI_TRY_GOTO(peri_tensor_full(peri__device(t), PERI_F64, 1, (int64_t[]){12}, 1, &up), out);

@@ -9,7 +9,7 @@
 
 enum { ROWS = 40, COLS = 4, IDS = 6, BAGS = 2 };
 
-static peri_tbe_config config_of(peri_device *device, const peri_table_config *table, const peri_cache_params *cache)
+static peri_tbe_config config_of(peri_device *device, const peri_table_config *table, const peri_cache_config *cache)
 {
     peri_tbe_config c = {.size = sizeof c,
                          .device = device,
@@ -18,7 +18,7 @@ static peri_tbe_config config_of(peri_device *device, const peri_table_config *t
                          .tables = table,
                          .seed = 3,
                          .caches = cache};
-    static peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
+    static peri_tbe_optimizer_config optimizer = {.size = sizeof optimizer};
     c.optimizer = &optimizer;
     assert_ok(peri_tbe_optimizer_default(PERI_TBE_ADAM, &optimizer));
     return c;
@@ -66,7 +66,7 @@ static void is_made_as_a_whole(const char *name)
     peri_device *device;
     assert_ok(peri_device_get(name, &device));
     peri_table_config table = {.size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS};
-    peri_cache_params cache = {.size = sizeof cache, .load_factor = 0.3, .ways = 4};
+    peri_cache_config cache = {.size = sizeof cache, .load_factor = 0.3, .ways = 4};
     peri_tbe_config c = config_of(device, &table, &cache);
     for (int p = 0; p < 2; p++) {
         assert_ok(peri_device_synchronize(device));
@@ -124,7 +124,7 @@ static void steps_survive_failures(const char *name)
     peri_device *device;
     assert_ok(peri_device_get(name, &device));
     peri_table_config table = {.size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS};
-    peri_cache_params cache = {.size = sizeof cache, .load_factor = 0.35};
+    peri_cache_config cache = {.size = sizeof cache, .load_factor = 0.35};
     float want[ROWS * COLS], got[ROWS * COLS];
     int64_t shape[2] = {ROWS, COLS};
     for (int p = -1; p < 2; p++) {
@@ -149,7 +149,7 @@ static void names_what_ways_are_allowed(void **state)
     peri_device *device;
     assert_ok(peri_device_get("cpu", &device));
     peri_table_config table = {.size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS};
-    peri_cache_params cache = {.size = sizeof cache, .load_factor = 0.3, .ways = PERI_CACHE_WAYS_MAX};
+    peri_cache_config cache = {.size = sizeof cache, .load_factor = 0.3, .ways = PERI_CACHE_WAYS_MAX};
     peri_tbe_config c = config_of(device, &table, &cache);
     peri_tbe *tbe = NULL;
     assert_ok(peri_tbe_new(&c, &tbe));

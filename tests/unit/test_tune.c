@@ -32,7 +32,7 @@ static peri_status fake_open(void **state)
 
 static int64_t fake_pass(void *state, int32_t choice)
 {
-    peri_tune_choice c = {.size = sizeof c};
+    peri_tune_info c = {.size = sizeof c};
     assert_ptr_equal(state, &fake);
     assert_ok(peri_tune_describe(choice, &c));
     fake.passes++;
@@ -70,9 +70,9 @@ static int gone(void **state)
     return 0;
 }
 
-static peri_tune_choice described(int32_t choice)
+static peri_tune_info described(int32_t choice)
 {
-    peri_tune_choice c = {.size = sizeof c};
+    peri_tune_info c = {.size = sizeof c};
     assert_ok(peri_tune_describe(choice, &c));
     return c;
 }
@@ -81,7 +81,7 @@ static void numbers_of_ways(void **state)
 {
     (void)state;
     for (int c = 0; c < PERI__TUNE_CHOICES; c++) {
-        peri_tune_choice x = described(c);
+        peri_tune_info x = described(c);
         assert_int_equal(x.way, x.usual);
         assert_int_equal(x.source, PERI_TUNE_DEFAULT);
         assert_true(strlen(x.text) > 10 && x.ways[0] && x.ways[1]);
@@ -110,13 +110,13 @@ static void follows_the_times(void **state)
 {
     (void)state;
     for (int c = 0; c < PERI__TUNE_CHOICES; c++) {
-        peri_tune_choice x = described(c);
+        peri_tune_info x = described(c);
         if (!x.measured) continue;
         for (int w = 0; w < PERI_TUNE_WAYS && x.ways[w]; w++) {
             for (int k = 0; k < PERI_TUNE_WAYS; k++) fake.told[c][k] = 100000 + 1000 * k;
             fake.told[c][w] = 60000;
             assert_ok(peri_tune_measure(x.name, 5));
-            peri_tune_choice got = described(c);
+            peri_tune_info got = described(c);
             assert_string_equal(got.ways[got.way], x.ways[w]);
             assert_int_equal(got.source, PERI_TUNE_MEASURED);
             assert_int_equal(got.ns[w], 60000);
@@ -267,7 +267,7 @@ static double drawn(void)
 
 static int64_t simulated_pass(void *state, int32_t choice)
 {
-    peri_tune_choice c = {.size = sizeof c};
+    peri_tune_info c = {.size = sizeof c};
     (void)state;
     assert_ok(peri_tune_describe(choice, &c));
     if (machine.left-- <= 0) {
@@ -299,7 +299,7 @@ static void never_slower_than_the_default(void **state)
         machine.spell = 1 + (int32_t)(drawn() * 30);
         machine.pause = 1 + (int32_t)(drawn() * 60);
         assert_ok(peri_tune_measure("lookup_prefetch", rounds[trial % 3]));
-        peri_tune_choice got = described(PERI__TUNE_lookup_prefetch);
+        peri_tune_info got = described(PERI__TUNE_lookup_prefetch);
         if (machine.truth[got.way] > machine.truth[usual])
             fail_msg("trial %d: way %s takes %.0f, the default %.0f, at a noise of %.3f", (int)trial, got.ways[got.way],
                      machine.truth[got.way], machine.truth[usual], got.noise);

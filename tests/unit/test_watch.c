@@ -63,7 +63,7 @@ static peri_status keep(peri__row_watch *watch, peri_tbe *tbe, const peri__row_c
     return PERI_OK;
 }
 
-static peri_tbe *make(peri_device *device, int32_t kind, const peri_cache_params *caches)
+static peri_tbe *make(peri_device *device, int32_t kind, const peri_cache_config *caches)
 {
     peri_table_config tables[TABLES];
     for (int t = 0; t < TABLES; t++)
@@ -79,7 +79,7 @@ static peri_tbe *make(peri_device *device, int32_t kind, const peri_cache_params
                          .dtype = PERI_F32,
                          .seed = 5,
                          .caches = caches};
-    peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
+    peri_tbe_optimizer_config optimizer = {.size = sizeof optimizer};
     c.optimizer = &optimizer;
     assert_ok(peri_tbe_optimizer_default(kind, &optimizer));
     optimizer.learning_rate = 0.5;
@@ -164,7 +164,7 @@ static void changes(peri_device *device, peri_tbe *tbe, int32_t kind)
     if (kind != PERI_TBE_SHAMPOO && tbe->store->whole) step(device, tbe, 9, true);
 }
 
-static void keeps_what_was(peri_device *device, int32_t kind, const peri_cache_params *caches)
+static void keeps_what_was(peri_device *device, int32_t kind, const peri_cache_config *caches)
 {
     static image before, after;
     static keeper k;
@@ -208,7 +208,7 @@ static void rows_are_told_before_they_change(void **state)
     static const char *const devices[] = {"cpu", "opaque"};
     static const int32_t kinds[] = {PERI_TBE_SGD, PERI_TBE_ROWWISE_ADAGRAD, PERI_TBE_ADAM, PERI_TBE_SHAMPOO,
                                     PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD};
-    const peri_cache_params caches[TABLES] = {{.size = sizeof *caches, .load_factor = 0.4, .ways = 4},
+    const peri_cache_config caches[TABLES] = {{.size = sizeof *caches, .load_factor = 0.4, .ways = 4},
                                               {.size = sizeof *caches, .load_factor = 0.4, .ways = 4}};
     for (int d = 0; d < 2; d++)
         for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {

@@ -19,9 +19,9 @@ local brought = mc_map._initial
 --- Scores of n MCH ids by the policy, into `scores` (double *).
 local function fill_scores(scores, policy, counts, last, n, now, name)
   local d, kind = policy.decay_exponent, policy.kind
-  if kind == C.PERI_EVICT_LFU then for k = 0, n - 1 do scores[k] = tonumber(counts[k]) end
-  elseif kind == C.PERI_EVICT_LRU then for k = 0, n - 1 do scores[k] = tonumber(last[k]) end
-  elseif kind == C.PERI_EVICT_DISTANCE_LFU then
+  if kind == C.PERI_FORGET_LFU then for k = 0, n - 1 do scores[k] = tonumber(counts[k]) end
+  elseif kind == C.PERI_FORGET_LRU then for k = 0, n - 1 do scores[k] = tonumber(last[k]) end
+  elseif kind == C.PERI_FORGET_DISTANCE_LFU then
     for k = 0, n - 1 do scores[k] = tonumber(counts[k]) / (now - tonumber(last[k]) + 1) ^ d end
   else
     P.scope(function()

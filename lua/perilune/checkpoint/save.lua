@@ -179,7 +179,7 @@ end
 --- The digest by which a tracker knows the checkpoint at `path`: its own, or that of the increment for which it stands;
 --- nil: it does not.
 local function known_as(tracker, path)
-  local identity = P.struct "peri_checkpoint_identity"
+  local identity = P.struct "peri_checkpoint_info"
   if not tracker or C.peri_checkpoint_identify(path, identity) < 0 then return nil end
   local own, same = ffi.string(identity.digest), ffi.string(identity.same_as)
   return tracker_of.has(tracker, own) and own or same ~= "" and tracker_of.has(tracker, same) and same or nil
@@ -230,7 +230,7 @@ end
 
 --- What the manifest says beside tensors; the texts are s's.
 local function facts_of(s)
-  local facts = P.struct "peri_checkpoint_facts"
+  local facts = P.struct "peri_checkpoint_config"
   s.of = s.parent and s.parent:digest()
   facts.values, facts.parent, facts.increment = s.text, s.of, s.parent and s.parent:increment() + 1 or 0
   return facts

@@ -140,7 +140,7 @@ local function say(format, ...) io.stderr:write("perilune: ", format:format(...)
 --- The entries, each with the digests of what it is (`is`: its own, and of what it stands for) and of what it is an
 --- increment of (`of`).
 local function with_digests(list)
-  local identity = P.struct "peri_checkpoint_identity"
+  local identity = P.struct "peri_checkpoint_info"
   for _, entry in ipairs(list) do
     local known = C.peri_checkpoint_identify(entry.path, identity) >= 0
     entry.is = known and { ffi.string(identity.digest), ffi.string(identity.same_as) } or {}

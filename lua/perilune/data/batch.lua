@@ -87,7 +87,7 @@ function Batch:release()
 end
 
 local shape = ffi.new "int64_t[2]"
-local tensor_out, kjt_out, kjt_args = Tensor.out, ffi.new "peri_kjt *[1]", P.struct "peri_kjt_args"
+local tensor_out, kjt_out, kjt_args = Tensor.out, ffi.new "peri_kjt *[1]", P.struct "peri_kjt_config"
 
 -- A new tensor pointer of cpu, of `shape`, with the bytes of host memory. pin: the device for which its memory is
 -- pinned, or nil.

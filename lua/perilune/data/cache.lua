@@ -118,7 +118,7 @@ local function part_of(func, folder, fields)
     to.labels, to.lengths, to.values = arrays.rows_of(found.labels, from), arrays.rows_of(found.lengths, from),
       arrays.rows_of(found.ids, 0)
     to.offsets = ffi.cast("const int64_t *", found.offsets.array.data) + from
-    to.n_values = found.ids.array.elements
+    to.total = found.ids.array.elements
   end
   return { name = folder, rows = rows, keep = keep, cut = cut }
 end

@@ -71,7 +71,7 @@ local objects_type = ffi.typeof "peri_feed_object[?]"
 local parcel_out = ffi.new "peri_feed_parcel"
 
 local function put(feed, bytes, list, n)
-  parcel_out.bytes, parcel_out.n_bytes, parcel_out.objects, parcel_out.n_objects = bytes, #bytes, list, n
+  parcel_out.bytes, parcel_out.length, parcel_out.objects, parcel_out.n_objects = bytes, #bytes, list, n
   local status = C.peri_feed_put(feed, parcel_out)
   if status ~= C.PERI_ECLOSED then P.check(status) end
   return status
@@ -197,7 +197,7 @@ end
 --- and an error.
 function M.open(parcel, device)
   if parcel.bytes[0] == LOADED then return open_loaded(parcel, device) end
-  local x = serial.decode(ffi.string(parcel.bytes, parcel.n_bytes), "DataLoadingThread")
+  local x = serial.decode(ffi.string(parcel.bytes, parcel.length), "DataLoadingThread")
   if type(x) == "string" then return nil, x end
   local objects = {}
   for i, letter in ipairs(letters_in(x[1], {})) do

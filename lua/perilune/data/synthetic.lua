@@ -50,10 +50,10 @@ local function per_feature(func, what, value, i, n)
   return value[i]
 end
 
---- peri_synthetic_config of checked arguments; the second value keeps their arrays alive.
+--- peri_synthetic_args of checked arguments; the second value keeps their arrays alive.
 local function options_of(func, a)
   local n = util.integer(func, "sparse_features", a.sparse_features, 0, 4096)
-  local o = P.struct "peri_synthetic_config"
+  local o = P.struct "peri_synthetic_args"
   local keep = { rows = ffi.new("int64_t[?]", math.max(n, 1)), least = ffi.new("int32_t[?]", math.max(n, 1)),
     most = ffi.new("int32_t[?]", math.max(n, 1)), list = {} }
   -- { least, most } for all features is a pair of numbers; a list by feature holds numbers or pairs.

@@ -127,7 +127,7 @@ function Group:is_healthy() return health(self) == C.PERI_OK end
 --- Poison the group and those made from it on all ranks.
 function Group:abort(message) C.peri_group_abort(self:ptr(), tostring(message)) end
 --- Let operations carry fingerprints (the default) or not: for measuring what they cost. All ranks alike.
-function Group:fingerprints(on) C.peri_group_fingerprints(self:ptr(), on ~= false) end
+function Group:fingerprints(on) check(C.peri_group_fingerprints_set(self:ptr(), on ~= false)) end
 --- The last operations of this rank in the group, one a line.
 function Group:record()
   local text = ffi.new("char[?]", 65536)

@@ -103,7 +103,7 @@ local function tensor_of(func, what, t)
   return tensor_ptr(t)
 end
 
-local options = P.struct "peri_exchange_config"
+local options = P.struct "peri_exchange_args"
 
 --- Fill the options struct from named arguments.
 local function options_of(func, args, group)

@@ -39,11 +39,11 @@ end
 
 --- Average at the end of backward passes (the default), or not (accumulation over several: all but the last). All ranks
 --- alike.
-function Reducer:enable(on) C.peri_reducer_enable(reducer_ptr(self._ref), on ~= false) end
+function Reducer:enable(on) check(C.peri_reducer_enabled_set(reducer_ptr(self._ref), on ~= false)) end
 
 --- Let backward passes end when the averages have set out: `finish` waits for them, before the next pass. All ranks
 --- alike.
-function Reducer:defer(on) C.peri_reducer_defer(reducer_ptr(self._ref), on or false) end
+function Reducer:defer(on) check(C.peri_reducer_deferred_set(reducer_ptr(self._ref), on or false)) end
 
 --- Let go of all parameters, which may be another reducer's from now on. Between two passes, on all ranks alike.
 function Reducer:detach() C.peri_reducer_detach(reducer_ptr(self._ref)) end

@@ -51,7 +51,7 @@ local function block_list(self, keys, stride)
   return self:materialise():blocks(list)
 end
 
-local desc = P.struct "peri_kjt_desc"
+local desc = P.struct "peri_kjt_info"
 local ids_out, offsets_out, weights_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]",
   ffi.new "peri_tensor *[1]"
 local out, kt_out = ffi.new "peri_tensor *[1]", ffi.new "peri_kt *[1]"

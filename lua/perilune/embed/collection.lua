@@ -217,7 +217,7 @@ function TableCollection:_prepare(keys, stride, block_list)
   self._seen_keys, self._seen_stride = P.lasting(Keys._share, keys), stride -- kept, so that its address stays its own
 end
 
-local desc = P.struct "peri_kjt_desc"
+local desc = P.struct "peri_kjt_info"
 
 --- Bring the rows of a later batch from files into memory, in the background (fused_params.cache_params). The batch
 --- must not change until it is looked up. Nothing to do for tables in memory and for variable batches.

@@ -248,7 +248,7 @@ function M.cache_params(func, value)
   return CacheParams(value)
 end
 
---- Fill a peri_cache_params for a table of `data_type`. The result stays valid as long as `params` does.
+--- Fill a peri_cache_config for a table of `data_type`. The result stays valid as long as `params` does.
 function M._fill_cache_params(func, slot, params, data_type)
   if params.precision and params.precision ~= data_type then
     P.fail(("%s: cache precision %s for a table of %s; allowed: %s"):format(func, params.precision, data_type,
@@ -380,8 +380,8 @@ local MOST = (2 - 2 ^ -23) * 2 ^ 127
 local from_zero = { learning_rate = true, eps = true, weight_decay = true, eta = true, max_norm = true,
   ar_alpha = true }
 
---- fused_params -> peri_tbe_optimizer, bounds check mode, the optimizer's name, CacheParams or nil, and the output's
---- data type (a key of data_types) or nil. FBGEMM's names and defaults:
+--- fused_params -> peri_tbe_optimizer_config, bounds check mode, the optimizer's name, CacheParams or nil, and the
+--- output's data type (a key of data_types) or nil. FBGEMM's names and defaults:
 --- learning_rate 0.01, eps 1e-8, beta1 0.9, beta2 0.999, eta 0.001, momentum 0.9, ema_beta 0.99, ar_alpha 0,
 --- min_shrinkage 0.1; `optimizer` is one of `kinds`, or FBGEMM's EmbOptimType name.
 function M.fused_params(func, params)
@@ -391,7 +391,7 @@ function M.fused_params(func, params)
   local mode = tostring(a.weight_decay_mode):lower()
   local counts = mode == "counter" or mode == "cowclip"
   if counts and name == "rowwise_adagrad" then name = "rowwise_adagrad_with_counter" end
-  local o = P.struct "peri_tbe_optimizer"
+  local o = P.struct "peri_tbe_optimizer_config"
   P.check(C.peri_tbe_optimizer_default(one_of(func, "optimizer", name, kinds), o))
   for _, key in ipairs { "learning_rate", "eps", "beta1", "beta2", "weight_decay", "eta", "momentum", "max_norm",
     "ema_beta", "ar_alpha", "min_shrinkage" } do
@@ -429,8 +429,8 @@ function M.fused_params(func, params)
   return o, one_of(func, "bounds_check_mode", a.bounds_check_mode, M.bounds_checks), name, cache, a.output_dtype
 end
 
-local slot_type = ffi.typeof "peri_cache_params"
-signature.kind("cache_slot", "a peri_cache_params", function(x) return ffi.istype(slot_type, x) end)
+local slot_type = ffi.typeof "peri_cache_config"
+signature.kind("cache_slot", "a peri_cache_config", function(x) return ffi.istype(slot_type, x) end)
 signature.kind("CacheParams", "CacheParams", CacheParams.is)
 signature.object("embedding_config", "an EmbeddingBagConfig or EmbeddingConfig",
   { name = "string", embedding_dim = "number", feature_names = "strings" })

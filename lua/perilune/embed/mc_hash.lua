@@ -12,8 +12,8 @@ local M = {}
 M.HashZchEvictionPolicyName = util.face("peri.embed.HashZchEvictionPolicyName",
   { SINGLE_TTL_EVICTION = "SINGLE_TTL_EVICTION", PER_FEATURE_TTL_EVICTION = "PER_FEATURE_TTL_EVICTION",
     LRU_EVICTION = "LRU_EVICTION" })
-local policies = { SINGLE_TTL_EVICTION = C.PERI_EVICT_TTL, PER_FEATURE_TTL_EVICTION = C.PERI_EVICT_TTL,
-  LRU_EVICTION = C.PERI_EVICT_PROBE_LRU }
+local policies = { SINGLE_TTL_EVICTION = C.PERI_FORGET_TTL, PER_FEATURE_TTL_EVICTION = C.PERI_FORGET_TTL,
+  LRU_EVICTION = C.PERI_FORGET_PROBE_LRU }
 
 --- The longest time to live: maps count the time with 32 bits.
 local LONGEST = 2 ^ 31 - 1
@@ -81,12 +81,12 @@ local refusals = {
   persist_hash_zch_bucket = { true, "the state always has it" },
 }
 
---- The eviction policy: a PERI_EVICT_ constant, and a list of times to live.
+--- The eviction policy: a PERI_FORGET_ constant, and a list of times to live.
 local function policy_of(f, a)
   local name, c = a.eviction_policy_name, a.eviction_config
   if not name then
     if c ~= nil then P.fail(f .. ": eviction_config without eviction_policy_name") end
-    return C.PERI_EVICT_NONE, false
+    return C.PERI_FORGET_NONE, false
   end
   util.one_of(f, "eviction_policy_name", name, { "SINGLE_TTL_EVICTION", "PER_FEATURE_TTL_EVICTION", "LRU_EVICTION" })
   if c ~= nil and not HashZchEvictionConfig.is(c) then c = HashZchEvictionConfig(c) end

@@ -34,7 +34,7 @@ local arguments = {
   first_bucket = 0, n_buckets = 0,
   policy = util.optional,          -- a MCHEvictionPolicy
   eviction_interval = 1, seed = util.optional.seed,
-  evict = util.optional.number,    -- hash: a PERI_EVICT_ constant
+  evict = util.optional.number,    -- hash: a PERI_FORGET_ constant
   history_capacity = 0, max_probe = 0, ttl = util.optional.list, n_features = 0, read_only = util.optional.list,
 }
 
@@ -78,7 +78,7 @@ local function config_of(args)
   c.eviction_interval, c.seed, c.max_probe, c.n_features = a.eviction_interval, a.seed or P.state.seed, a.max_probe,
     a.n_features
   c.history_capacity = a.history_capacity
-  c.policy = a.evict or policy and policy.kind or C.PERI_EVICT_NONE
+  c.policy = a.evict or policy and policy.kind or C.PERI_FORGET_NONE
   if policy then
     c.decay_exponent = policy.decay_exponent
     if policy.threshold_filtering_func then
@@ -299,7 +299,7 @@ end
 
 --- The time that times to live are compared with from now on, in their unit; -1: the number of the iteration, as at
 --- first.
-function methods:set_time(now) check(C.peri_collision_time(ptr(self), now)) end
+function methods:set_time(now) check(C.peri_collision_time_set(ptr(self), now)) end
 
 signature.check("embed.mc_map.", M, { buckets = "rows: count", segments = "rows: count, buckets: int" })
 signature.check("map of ids:", methods, { remap = "self: CollisionMap, ids: list, training: boolean",

@@ -370,7 +370,7 @@ function MCHManagedCollisionModule:init(args)
   self.history_capacity = a.history_capacity
   self._arguments, self.eviction_interval, self.input_hash_func = a, a.eviction_interval, a.input_hash_func or false
   self.eviction_policy = policies.policy(f, a.eviction_policy)
-  self.asks = self.eviction_policy.kind == C.PERI_EVICT_USER
+  self.asks = self.eviction_policy.kind == C.PERI_FORGET_USER
 end
 
 function MCHManagedCollisionModule:_describe_map(list)

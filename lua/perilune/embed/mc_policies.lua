@@ -105,7 +105,7 @@ M.probabilistic_threshold_filter = Filter("probabilistic_threshold_filter", C.PE
 --- method score(self, count, last_access, now).
 local MCHEvictionPolicy = util.seal(util.class "MCHEvictionPolicy")
 M.MCHEvictionPolicy = MCHEvictionPolicy
-MCHEvictionPolicy.kind, MCHEvictionPolicy.decay_exponent = C.PERI_EVICT_USER, 1
+MCHEvictionPolicy.kind, MCHEvictionPolicy.decay_exponent = C.PERI_FORGET_USER, 1
 
 local function take_filter(self, filter)
   if filter ~= nil and not Filter.is(filter) then
@@ -149,11 +149,11 @@ local function define(name, kind, decays)
 end
 
 --- Ids that were seen most often keep their rows: score = count.
-define("LFU_EvictionPolicy", C.PERI_EVICT_LFU, false)
+define("LFU_EvictionPolicy", C.PERI_FORGET_LFU, false)
 --- Those that were seen last: score = -(now - last access + 1) ^ decay_exponent.
-define("LRU_EvictionPolicy", C.PERI_EVICT_LRU, true)
+define("LRU_EvictionPolicy", C.PERI_FORGET_LRU, true)
 --- Those that were seen often and lately: score = count / (now - last access + 1) ^ decay_exponent.
-define("DistanceLFU_EvictionPolicy", C.PERI_EVICT_DISTANCE_LFU, true)
+define("DistanceLFU_EvictionPolicy", C.PERI_FORGET_DISTANCE_LFU, true)
 
 --- `policy` as a MCHEvictionPolicy: one, or a function(count, last_access, now).
 function M.policy(func, policy)

@@ -129,7 +129,7 @@ local function blocks_of(self, bags, offset, stride)
   return lists
 end
 
-local desc = P.struct "peri_kjt_desc"
+local desc = P.struct "peri_kjt_info"
 local ids_out, offsets_out, weights_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]",
   ffi.new "peri_tensor *[1]"
 local kt_out = ffi.new "peri_kt *[1]"

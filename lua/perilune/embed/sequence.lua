@@ -72,7 +72,7 @@ local function block_list(self, keys, stride)
   return blocks_of(self, function(key) return key * stride, stride end)
 end
 
-local desc = P.struct "peri_kjt_desc"
+local desc = P.struct "peri_kjt_info"
 local ids_out, offsets_out, lookups_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]",
   ffi.new "peri_tbe_batch *[1]"
 

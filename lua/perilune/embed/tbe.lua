@@ -81,7 +81,7 @@ function M.new(args)
   c.output_dtype = P.dtype(config.data_types[output] or output)
   c.optimizer, c.bounds_check = optimizer, bounds
   if cache then
-    caches = P.structs("peri_cache_params", math.max(#a.tables, 1))
+    caches = P.structs("peri_cache_config", math.max(#a.tables, 1))
     for i in ipairs(a.tables) do config._fill_cache_params("table batch", caches[i - 1], cache, a.data_type) end
     c.caches = caches
   end

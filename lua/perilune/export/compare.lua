@@ -4,7 +4,7 @@ local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local metrics = require "perilune.nn.metrics"
-local C = P.C
+local C, check = P.C, P.check
 
 local M = {}
 
@@ -13,9 +13,10 @@ local function ordered(call, ...)
   if not util.is_callable(call) then
     P.fail(("export.ordered: call is %s, wanted a function"):format(errors.kind(call)))
   end
-  local before = C.peri_ordered_products(true)
+  local before = C.peri_products_ordered()
+  check(C.peri_products_ordered_set(true))
   local results = { pcall(call, ...) }
-  C.peri_ordered_products(before)
+  check(C.peri_products_ordered_set(before))
   if not results[1] then error(results[2], 0) end
   return unpack(results, 2)
 end

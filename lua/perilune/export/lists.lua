@@ -274,7 +274,7 @@ local function counts_up(item, n)
   return true
 end
 
-local poolings = { [C.PERI_BAG_SUM] = "sum", [C.PERI_BAG_MEAN] = "mean" }
+local poolings = { [C.PERI_POOLING_SUM] = "sum", [C.PERI_POOLING_MEAN] = "mean" }
 
 --- nn.Embedding: rows of a parameter by numbers that were computed. embedding_bag of every row in its order: a sum of
 --- members.
@@ -284,7 +284,7 @@ made["embedding.look_up"] = function(l)
   l.free = true
   local weight = l:resolve(a[1], b[1], "weight")
   if padding or norm then l:fail "a padding_idx or a max_norm" end
-  if mode == C.PERI_BAG_NONE then
+  if mode == C.PERI_POOLING_NONE then
     local ids = l:sample(l:resolve(a[3], b[3], "ids"), "ids")
     if not weight.constant then l:fail "rows that depend on the batch" end
     l.list = ids.list and root(ids.list) or false

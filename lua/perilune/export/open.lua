@@ -16,7 +16,7 @@ local wrap, _, ptr = P.handle("peri_model", methods, meta, "a model file")
 local wrap_context = P.handle("peri_model_context", {}, {}, "the memory of a model file's calls")
 
 local M = { methods = methods }
-local out, context_out, number = ffi.new "peri_model *[1]", ffi.new "peri_model_context *[1]", ffi.new "int64_t[1]"
+local out, context_out, number = ffi.new "peri_model *[1]", ffi.new "peri_model_context *[1]", ffi.new "int32_t[1]"
 
 --- How to open, as C takes it.
 local function flags_of(o)
@@ -86,7 +86,7 @@ local kinds = { [C.PERI_MODEL_DENSE] = "dense", [C.PERI_MODEL_IDS] = "ids", [C.P
 --- Lists of { name =, ... }.
 function methods:inputs()
   local list, inputs = {}, C.peri_model_inputs(ptr(self), number)
-  for i = 0, tonumber(number[0]) - 1 do
+  for i = 0, number[0] - 1 do
     local x, rules = inputs[i], P.struct "peri_model_input_rules"
     check(C.peri_model_input_describe(ptr(self), i, rules))
     list[i + 1] = { name = ffi.string(x.name), kind = kinds[x.kind], columns = tonumber(x.columns),
@@ -100,7 +100,7 @@ function methods:inputs()
 end
 function methods:outputs()
   local list, outputs = {}, C.peri_model_outputs(ptr(self), number)
-  for i = 0, tonumber(number[0]) - 1 do
+  for i = 0, number[0] - 1 do
     local o, at = outputs[i], tonumber(C.peri_model_output_list(ptr(self), i))
     list[i + 1] = { name = ffi.string(o.name), columns = tonumber(o.columns),
       list = at >= 0 and ffi.string(C.peri_model_inputs(ptr(self), nil)[at].name) or nil }
@@ -109,7 +109,7 @@ function methods:outputs()
 end
 function methods:tables()
   local list, tables = {}, C.peri_model_tables(ptr(self), number)
-  for i = 0, tonumber(number[0]) - 1 do
+  for i = 0, number[0] - 1 do
     local t = tables[i]
     list[i + 1] = { name = ffi.string(t.name), dtype = ffi.string(t.dtype), rows = tonumber(t.rows),
       columns = tonumber(t.columns), bytes = tonumber(t.bytes) }

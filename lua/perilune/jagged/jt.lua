@@ -25,7 +25,7 @@ M.methods, M.meta = methods, meta
 -- -- making -----------------------------------------------------------------------------------------------------------
 
 local allowed = { values = true, weights = true, lengths = true, offsets = true, device = true }
-local args = P.struct "peri_jt_args"
+local args = P.struct "peri_jt_config"
 
 local function make(func, a)
   A.check(func, a, allowed)

@@ -14,7 +14,7 @@ local methods, meta = {}, {}
 local wrap, ctype, ptr, wrap_lasting
 
 local out = ffi.new "peri_kjt *[1]"
-local desc = P.struct "peri_kjt_desc"
+local desc = P.struct "peri_kjt_info"
 local numbers = ffi.new "const int64_t *[1]"
 local number = ffi.new "int64_t[1]"
 local bool_out = ffi.new "bool[1]"
@@ -28,7 +28,7 @@ M.methods, M.meta, M.out = methods, meta, out
 
 local allowed = { keys = true, values = true, weights = true, lengths = true, offsets = true, stride = true,
   stride_per_key_per_rank = true, inverse_indices = true, device = true }
-local args = P.struct "peri_kjt_args"
+local args = P.struct "peri_kjt_config"
 
 local function make(func, a)
   A.check(func, a, allowed)

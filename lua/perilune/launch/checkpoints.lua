@@ -56,7 +56,7 @@ end
 
 function actions.ls(paths)
   local rows = { { "name", "step", "tensors", "bytes", "ranks", "increment of", "digest" } }
-  local by_digest, stands_for, identity = {}, {}, P.struct "peri_checkpoint_identity"
+  local by_digest, stands_for, identity = {}, {}, P.struct "peri_checkpoint_info"
   for _, name in ipairs(listed.all(paths[1])) do
     local ok, c = pcall(Checkpoint, paths[1] .. "/" .. name, true)
     if not ok then rows[#rows + 1] = { name, "-", "-", "-", "-", "-", "damaged: see perilune checkpoint show" }

@@ -194,7 +194,7 @@ check("JSON", function()
 end)
 
 check("calibration", function(C, _, peri)
-  local described = peri.ffi.struct "peri_tune_choice"
+  local described = peri.ffi.struct "peri_tune_info"
   for i = 0, C.peri_tune_count() - 1 do
     if C.peri_tune_describe(i, described) == 0 and described.source > 0 then
       return ok "choices of this processor are measured"

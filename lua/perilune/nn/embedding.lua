@@ -10,7 +10,7 @@ local signature = require "perilune.signature"
 local C, check, ptr = P.C, P.check, Tensor.ptr
 
 local M = {}
-local modes = { sum = C.PERI_BAG_SUM, mean = C.PERI_BAG_MEAN, max = C.PERI_BAG_MAX }
+local modes = { sum = C.PERI_POOLING_SUM, mean = C.PERI_POOLING_MEAN, max = C.PERI_POOLING_MAX }
 local call = P.struct "peri_embedding_bag_args"
 
 local function arguments(more)
@@ -130,7 +130,7 @@ local Embedding = Module:extend "Embedding"
 M.Embedding = Embedding
 local embedding_arguments = arguments {}
 function Embedding:init(args) start(self, util.named("Embedding", args, embedding_arguments)) end
-function Embedding:forward(ids) return look_up(self, C.PERI_BAG_NONE, ids, nil, nil, false) end
+function Embedding:forward(ids) return look_up(self, C.PERI_POOLING_NONE, ids, nil, nil, false) end
 function Embedding.from_pretrained(weight, args) return from_pretrained(Embedding, weight, args) end
 Embedding.extra_text = extra_text
 

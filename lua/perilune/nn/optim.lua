@@ -84,7 +84,7 @@ function Optimizer:_make(algorithm, a)
   self._made = setmetatable({ algorithm, a }, {})
   self.params, self._names = parameters_of(self.class_name, a.params)
   self.names = names_of_whole(self.params, self._names)
-  local c = P.struct "peri_optim_args"
+  local c = P.struct "peri_optim_config"
   check(C.peri_optim_default(algorithm, c))
   for name, value in util.ordered(a) do
     if name == "betas" then

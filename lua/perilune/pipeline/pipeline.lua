@@ -196,7 +196,7 @@ end
 --- what the rank waits (waits.lua).
 function Pipeline:measure(on)
   if self.comm and (on or self.measured) then
-    P.C.peri_group_watch(self.comm, on or false)
+    P.C.peri_group_watch_set(self.comm, on or false)
     P.state.watched = on and self.comm
   end
   self.measured = on and (self.measured or {}) or false

@@ -230,7 +230,7 @@ function M.waits(pipeline)
     return { steps = steps, step_ms = (last - first) * 1e-6 / steps, clocks_ms = 0, ranks = { {} }, ahead = 0,
       list = {}, begin = first }
   end
-  C.peri_group_watch(pipeline.comm, false)
+  C.peri_group_watch_set(pipeline.comm, false)
   P.state.watched = false
   local ahead, wrong = M.clock(group)
   local of, list = noted(pipeline.comm, first, last, ahead)

@@ -12,7 +12,7 @@ local C = P.C
 
 local M = {}
 
-local named = {}                             -- optimizer by name, as peri_tbe_optimizer
+local named = {}                             -- optimizer by name, as peri_tbe_optimizer_config
 local given = setmetatable({}, { __mode = "k" }) -- by fused_params
 
 local function optimizer_of_params(params) return (embed.fused_params("fused_params", params)) end
@@ -43,7 +43,7 @@ end
 local function is_cached(option) return option.compute_kernel:match "_uvm_caching$" ~= nil end
 local function is_mapped(option) return option.compute_kernel == "fused_uvm" or option.compute_kernel == "quant_uvm" end
 
-local cache = P.struct "peri_cache_params"
+local cache = P.struct "peri_cache_config"
 
 --- A cache's parameters for C: the option's, else those of the table's fused_params, else the defaults. Valid until the
 --- next call.

@@ -312,7 +312,7 @@ function embed.mc_map.new(args) end
 ---@field policy? peri.embed.MCHEvictionPolicy Who loses a row (default: none).
 ---@field eviction_interval? integer Steps between two evictions (default: 1).
 ---@field seed? integer Of draws (default: that of `manual_seed`).
----@field evict? integer Of `hash`: the policy, a PERI_EVICT_ constant (default: none).
+---@field evict? integer Of `hash`: the policy, a PERI_FORGET_ constant (default: none).
 ---@field history_capacity? integer Of `mch`: ids of a window that count, at most; 0: all (default: 0).
 ---@field max_probe? integer Of `hash`: rows that an id may be in; 0: 128 (default: 0).
 ---@field ttl? integer[] Of `hash`: how long rows of each feature live (default: for ever).

@@ -147,7 +147,7 @@ function Tensor.from_memory(data, shape, dtype, device) end
 ---@return boolean
 function Tensor.is_live(x) end
 
----All that is known of the tensor at once, as C has it (`peri_tensor_desc`): `ndim`, `shape[0..]`, `numel`, `dtype`,
+---All that is known of the tensor at once, as C has it (`peri_tensor_info`): `ndim`, `shape[0..]`, `numel`, `dtype`,
 ---`device`, `contiguous`, `leaf`, `requires_grad`. The next call overwrites it.
 ---@return ffi.cdata*
 function Tensor:describe() end

@@ -91,7 +91,7 @@ local function optimizers_of(func, a, plan)
       end
     end
   end
-  local array = P.structs("peri_tbe_optimizer", math.max(#list, 1))
+  local array = P.structs("peri_tbe_optimizer_config", math.max(#list, 1))
   for i, o in ipairs(list) do array[i - 1] = o.c end
   return array, list, index, bounds
 end
@@ -125,7 +125,7 @@ local function cache_of(a, t, sharding)
   local params = a.table_fused_params and a.table_fused_params[t.name] or a.fused_params
   local func = ("table '%s'"):format(t.name)
   local cache, slot = config.cache_params(func, sharding.cache_params or params.cache_params or {}),
-    P.structs("peri_cache_params", 1)
+    P.structs("peri_cache_config", 1)
   config._fill_cache_params(func, slot[0], cache, t.data_type)
   return slot, cache
 end

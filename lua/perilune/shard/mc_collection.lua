@@ -253,7 +253,7 @@ function Sharded:_tell_time(ptr)
   for _, t in ipairs(self._configs) do
     local x = self._tables[t.name]
     if x.now ~= x.told then
-      check(C.peri_sharded_time(ptr, t.name, x.now))
+      check(C.peri_sharded_time_set(ptr, t.name, x.now))
       x.told = x.now
     end
   end

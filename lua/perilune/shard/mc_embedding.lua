@@ -134,7 +134,7 @@ local function add_stages(Sharded, Base, class_name)
     maps:_settle_maps()
     if self._moment.open then compare(self) end
     local batch = self:_at_home(maps._hashed, maps, features)
-    check(C.peri_sharded_train(self:_pointer(), self.training))
+    check(C.peri_sharded_training_set(self:_pointer(), self.training))
     maps:_tell_time(self:_pointer())
     local stage = Base.input_dist(self, batch)
     stage.batch = batch

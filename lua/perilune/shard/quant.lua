@@ -168,8 +168,8 @@ end
 
 -- -- batches ----------------------------------------------------------------------------------------------------------
 
-local kjt_out, desc = ffi.new "peri_kjt *[1]", P.struct "peri_kjt_desc"
-local kjt_args = P.struct "peri_kjt_args"
+local kjt_out, desc = ffi.new "peri_kjt *[1]", P.struct "peri_kjt_info"
+local kjt_args = P.struct "peri_kjt_config"
 
 --- The place of an output's feature among keys.
 local function key_of(self, output, keys, what)

@@ -19,13 +19,12 @@ local out = ffi.new "peri_autocast *[1]"
 
 --- How products of f32 may be computed from now on: "highest" (the start): in f32; "high", "medium": by TF32 where a
 --- GPU has it.
-function Tensor.set_float32_matmul_precision(precision) check(C.peri_set_float32_matmul_precision(precision)) end
-function Tensor.get_float32_matmul_precision() return ffi.string(C.peri_get_float32_matmul_precision()) end
+function Tensor.set_float32_matmul_precision(precision) check(C.peri_float32_matmul_precision_set(precision)) end
+function Tensor.get_float32_matmul_precision() return ffi.string(C.peri_float32_matmul_precision()) end
 
 --- Tell Lua which region the thread is in, after C has changed it.
 local function note()
-  local region = C.peri_autocast_swap(nil)
-  C.peri_autocast_swap(region)
+  local region = C.peri_autocast_current()
   state.autocast = region ~= nil and region
 end
 Tensor._note_autocast = note

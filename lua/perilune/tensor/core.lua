@@ -18,7 +18,7 @@ signature.handle("tensor", ctype)
 
 local out = ffi.new "peri_tensor *[1]"
 M.out = out -- for other modules of this layer: check(C.f(..., out)); return wrap(out[0])
-local desc = P.struct "peri_tensor_desc"
+local desc = P.struct "peri_tensor_info"
 local MOST_DIMS = 8 -- PERI_MAX_DIMS
 local dims = ffi.new "int64_t[8]"
 local number = ffi.new "double[1]"
@@ -415,7 +415,7 @@ end
 
 --- Make a leaf want a gradient (or not). Returns it.
 function methods:requires_grad(on)
-  check(C.peri_tensor_requires_grad(ptr(self), on ~= false))
+  check(C.peri_tensor_requires_grad_set(ptr(self), on ~= false))
   return self
 end
 --- The accumulated gradient, or nil.

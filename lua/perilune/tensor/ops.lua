@@ -317,7 +317,7 @@ function M.cross_net(x0, v, w, bias)
   return wrap(out[0])
 end
 
-M.reductions = { none = C.PERI_REDUCTION_NONE, mean = C.PERI_REDUCTION_MEAN, sum = C.PERI_REDUCTION_SUM }
+M.reductions = { none = C.PERI_LOSS_NONE, mean = C.PERI_LOSS_MEAN, sum = C.PERI_LOSS_SUM }
 
 local function reduction_code(name)
   local code = M.reductions[name or "mean"]

@@ -14,7 +14,7 @@ static peri_status check_params(const peri_tbe_config *c)
 {
     static const char *const f = "peri_tbe_new";
     for (int64_t i = 0; i < c->n_tables; i++) {
-        const peri_cache_params *p = &c->caches[i];
+        const peri_cache_config *p = &c->caches[i];
         const char *name = c->tables[i].name ? c->tables[i].name : "";
         if (!(p->load_factor > 0 && p->load_factor <= 1))
             return peri__fail(PERI_EINVAL, "%s: table '%s': load_factor %g, allowed: 0 < load_factor <= 1", f, name,
@@ -65,12 +65,12 @@ static int64_t slots_of(const peri_tbe_config *c, int64_t i)
     return peri__min(slots, (int64_t)PERI__WANTED / 2);
 }
 
-static int32_t ways_of(const peri_cache_params *p, bool apart)
+static int32_t ways_of(const peri_cache_config *p, bool apart)
 {
     return p->ways > 0 ? p->ways : p->ways == 0 && apart ? DEVICE_WAYS : 0;
 }
 
-static int32_t algorithm_of(const peri_cache_params *p)
+static int32_t algorithm_of(const peri_cache_config *p)
 {
     return p->algorithm == PERI_CACHE_LFU ? PERI__LFU : PERI__LRU;
 }

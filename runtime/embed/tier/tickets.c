@@ -455,7 +455,7 @@ static peri_status forward(const char *function, peri_tbe_batch *batch, peri_ten
     peri__ticket *t;
     PERI_TRY(peri__tier_begin(function, tier, batch, false, &t));
     peri_status status = peri__tbe_forward(t->inner, out, false);
-    if (peri__grad_enabled() && status >= 0) t->state = PERI__TICKET_LOOKED_UP;
+    if (peri_grad_enabled() && status >= 0) t->state = PERI__TICKET_LOOKED_UP;
     else peri__ticket_forget(tier, t);
     return status;
 }

@@ -19,7 +19,7 @@
 
 /** The version of these headers, for `#if`; peri_version tells that of the library. */
 #define PERI_VERSION_MAJOR 0
-#define PERI_VERSION_MINOR 2
+#define PERI_VERSION_MINOR 3
 #define PERI_VERSION_PATCH 0
 
 #include <stdbool.h>
@@ -93,7 +93,7 @@ enum {
 #define PERI_DTYPE_SIZES {4, 8, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16}
 #define PERI_DTYPE_NAMES {"f32", "f64", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool", "c64", "c128"}
 
-/** How reducing operations combine the ranks' values. (Losses have PERI_REDUCTION_*, with other numbers.) */
+/** How reducing operations combine the ranks' values. */
 enum { PERI_REDUCE_SUM = 0, PERI_REDUCE_MIN = 1, PERI_REDUCE_MAX = 2, PERI_REDUCE_COUNT = 3 };
 
 /** Channels of a group of ranks: operations of one channel are posted in one order on all ranks; between channels there
@@ -147,8 +147,9 @@ enum { PERI_CUMSUM_COMPLETE = 0, PERI_CUMSUM_EXCLUSIVE = 1, PERI_CUMSUM_INCLUSIV
 /** How attention makes weights of scores: see kernels/sequence.h. */
 enum { PERI_ATTENTION_SOFTMAX = 0, PERI_ATTENTION_SILU = 1 };
 
-/** What a bag gives: the sum of its rows, the sum divided by the number of its ids, or (NONE) each of its rows. */
-enum { PERI_POOLING_SUM = 0, PERI_POOLING_MEAN = 1, PERI_POOLING_NONE = 2 };
+/** What a bag gives: the sum of its rows, the sum divided by the number of its ids, (NONE) each of its rows, or (MAX,
+ *  peri_embedding_bag only) their largest elements. */
+enum { PERI_POOLING_SUM = 0, PERI_POOLING_MEAN = 1, PERI_POOLING_NONE = 2, PERI_POOLING_MAX = 3 };
 
 /** Rows of bytes, for lookups only, beside those of PERI_F32, PERI_F16 and PERI_BF16. A number of the row is fma(code,
  *  scale, bias). */
@@ -196,12 +197,12 @@ enum {
     PERI_DECAY_COUNTER = 3,
     PERI_DECAY_COWCLIP = 4
 };
-/** Their numbers up to DECOUPLE are those of PERI_DECAY_*. */
+/** How peri_tbe_counter decays weights, by how often their row came. */
 enum {
-    PERI_COUNTER_DECAY_NONE = 0,
-    PERI_COUNTER_DECAY_L2 = 1,
-    PERI_COUNTER_DECAY_DECOUPLE = 2,
-    PERI_COUNTER_DECAY_ADAGRADW = 3
+    PERI_COUNTER_NONE = 0,
+    PERI_COUNTER_L2 = 1,
+    PERI_COUNTER_DECOUPLE = 2,
+    PERI_COUNTER_ADAGRADW = 3
 };
 /** Learning rates by how often a row came: one for all, larger or smaller for rows above the tail, or by the row's
  *  counter alone. */
@@ -243,7 +244,7 @@ PERI_API void peri_error_clear(void);
 
 /** Print lines of this level and more severe ones to stderr, or give them to the host's function (peri_host_log_set).
  *  Default: PERI_LOG_WARN, or PERI_LOG=error|warn|info|debug. */
-PERI_API void peri_log_level_set(int32_t level);
+PERI_API peri_status peri_log_level_set(int32_t level);
 
 /* -- dtypes -------------------------------------------------------------------------------------------------------- */
 

@@ -156,8 +156,8 @@ PERI_API void peri_checkpoint_writer_release(peri_checkpoint_writer *writer);
 PERI_API peri_status peri_checkpoint_checksum(const peri_tensor *elements, uint64_t *out);
 
 /** What a manifest says beside its tensors. */
-typedef struct peri_checkpoint_facts {
-    int64_t size;       /* sizeof(peri_checkpoint_facts) */
+typedef struct peri_checkpoint_config {
+    int64_t size;       /* sizeof(peri_checkpoint_config) */
     const char *values; /* any JSON text, kept as it is; NULL: {} */
     const char *parent; /* digest of the checkpoint that this one is an increment of; NULL: none, and every tensor is
                            whole */
@@ -165,7 +165,7 @@ typedef struct peri_checkpoint_facts {
                            its number + 1 */
     const char *same_as; /* this full checkpoint has everything that the increment of this digest and its parents have,
                             and stands for it; * NULL: none */
-} peri_checkpoint_facts;
+} peri_checkpoint_config;
 
 /** Join @parts[@n] (peri_checkpoint_writer_part of all ranks) to the manifest of @folder, sync it, and rename @folder
  *  to @path, beside which it must lie (in one file system). Where @path exists: with @replace that checkpoint is
@@ -173,12 +173,12 @@ typedef struct peri_checkpoint_facts {
  *  PERI_EMISMATCH: parts contradict each other, or pieces of a tensor leave elements out or overlap. @digest: the new
  *  checkpoint's, with its final 0. One thread of one process calls it. */
 PERI_API peri_status peri_checkpoint_publish(const char *folder, const char *path, const char *const *parts, int32_t n,
-                                             const peri_checkpoint_facts *facts, bool replace,
+                                             const peri_checkpoint_config *config, bool replace,
                                              char digest[PERI_CHECKPOINT_DIGEST + 1]);
 
 /** Whether peri_checkpoint_publish would refuse @path as things are, with its words: to be asked before anything is
  *  written. */
-PERI_API peri_status peri_checkpoint_may_publish(const char *path, const peri_checkpoint_facts *facts, bool replace);
+PERI_API peri_status peri_checkpoint_may_publish(const char *path, const peri_checkpoint_config *config, bool replace);
 
 /** peri_checkpoint_publish by a thread of its own. */
 typedef struct peri_checkpoint_publishing peri_checkpoint_publishing;
@@ -190,7 +190,7 @@ typedef struct peri_checkpoint_publishing_ref {
 
 /** Begin it, with the arguments of peri_checkpoint_publish, which are copied. @out new. */
 PERI_API peri_status peri_checkpoint_publishing_new(const char *folder, const char *path, const char *const *parts,
-                                                    int32_t n, const peri_checkpoint_facts *facts, bool replace,
+                                                    int32_t n, const peri_checkpoint_config *config, bool replace,
                                                     peri_checkpoint_publishing **out);
 /** PERI_PENDING as long as it goes on; then what peri_checkpoint_publish returned, and the digest. Does not block. */
 PERI_API peri_status peri_checkpoint_publishing_test(peri_checkpoint_publishing *publishing,
@@ -244,15 +244,15 @@ PERI_API const char *peri_checkpoint_level(const peri_checkpoint *checkpoint, in
 PERI_API int64_t peri_checkpoint_level_of(const peri_checkpoint *checkpoint, const char *digest);
 
 /** Who a checkpoint is. "" where there is nothing. */
-typedef struct peri_checkpoint_identity {
-    int64_t size; /* sizeof(peri_checkpoint_identity) */
+typedef struct peri_checkpoint_info {
+    int64_t size; /* sizeof(peri_checkpoint_info) */
     char digest[PERI_CHECKPOINT_DIGEST + 1], parent[PERI_CHECKPOINT_DIGEST + 1];
-    char same_as[PERI_CHECKPOINT_DIGEST + 1]; /* see peri_checkpoint_facts */
+    char same_as[PERI_CHECKPOINT_DIGEST + 1]; /* see peri_checkpoint_config */
     int64_t increment;
-} peri_checkpoint_identity;
+} peri_checkpoint_info;
 /** What the begin and the end of the manifest in folder @path say; the rest is not looked at. PERI_ENOTFOUND: there is
  *  none; PERI_EFORMAT: it is cut short. */
-PERI_API peri_status peri_checkpoint_identify(const char *path, peri_checkpoint_identity *out);
+PERI_API peri_status peri_checkpoint_identify(const char *path, peri_checkpoint_info *out);
 
 /** Meet the other processes of this machine, @processes of them with this one, that have the same checkpoint open and
  *  give the same @name (1 to 64 letters, digits and '-', another one for each load). Rows of which they want different
@@ -288,18 +288,18 @@ PERI_API peri_status peri_checkpoint_read(peri_checkpoint *checkpoint, int64_t i
  *  table that was cut otherwise, say. After an error all of @outs are undefined. */
 PERI_API peri_status peri_checkpoint_read_several(peri_checkpoint *checkpoint, int64_t index,
                                                   const peri_checkpoint_region *const *regions,
-                                                  peri_tensor *const *outs, int64_t n);
+                                                  peri_tensor *const *outs, int32_t n);
 /** Bring @out, host memory that has rectangle @region of tensor @index in row-major order as checkpoint number @level
  *  of the chain (peri_checkpoint_level) has it, to what @checkpoint has: rows that no increment since then has are not
  *  read. @level 0: nothing is done; -1: @out has nothing yet, and all is read. Checksums as with peri_checkpoint_read;
  *  after an error @out is undefined. */
 PERI_API peri_status peri_checkpoint_read_since(peri_checkpoint *checkpoint, int64_t level, int64_t index,
                                                 const peri_checkpoint_region *region, void *out);
-/** Of piece @piece of tensor @index, of which this increment has some rows: @n of them from number @from of its list
- *  on. @rows[@n]: which, ascending, counted in the whole tensor. @values: their elements, one row of the piece after
- *  the other, host memory. */
+/** Of piece @piece of tensor @index, of which this increment has some rows: @many of them from number @from of its
+ *  list on. @rows[@many]: which, ascending, counted in the whole tensor. @values: their elements, one row of the piece
+ *  after the other, host memory. */
 PERI_API peri_status peri_checkpoint_piece_rows(peri_checkpoint *checkpoint, int64_t index, int64_t piece, int64_t from,
-                                                int64_t n, int64_t *rows, void *values);
+                                                int64_t many, int64_t *rows, void *values);
 /** Of such a piece, the number in its list of the first row that is @row or more, counted in the whole tensor; as many
  *  as the list has if all are less. */
 PERI_API peri_status peri_checkpoint_piece_find(peri_checkpoint *checkpoint, int64_t index, int64_t piece, int64_t row,
@@ -373,7 +373,7 @@ PERI_API peri_status peri_checkpoint_follower_forget(peri_checkpoint_follower *f
  *     peri_checkpoint_folder_new(...), and its path to all ranks;
  *     peri_checkpoint_writer_new(path, stem, 0, &writer);
  *     peri_checkpoint_state_write(state, writer);               and peri_checkpoint_writer_part to rank 0, which does:
- *     peri_checkpoint_state_values(state, NULL, &facts.values);
+ *     peri_checkpoint_state_values(state, NULL, &manifest.values);
  *     peri_checkpoint_publish(...);
  *
  *  and a load, under any plan and number of ranks: peri_checkpoint_open, peri_checkpoint_state_read. Local. */
@@ -398,7 +398,7 @@ PERI_API peri_status peri_checkpoint_state_tensor(peri_checkpoint_state *state, 
  *  @config: what the module was made of. Retains the module. PERI_EUNSUPPORTED: tables of raw ids. */
 PERI_API peri_status peri_checkpoint_state_tables(peri_checkpoint_state *state, const char *part, const char *path,
                                                   peri_sharded *tables, const peri_sharded_config *config);
-/** What peri_checkpoint_facts.values says of all that was added: parts, groups of parameters, learning rates. @user:
+/** What peri_checkpoint_config.values says of all that was added: parts, groups of parameters, learning rates. @user:
  *  any JSON beside, which Lua's load returns; or NULL. @out borrowed, until the next call. */
 PERI_API peri_status peri_checkpoint_state_values(peri_checkpoint_state *state, const char *user, const char **out);
 /** Announce to a new writer what this rank writes of all that was added, put it, and finish the writer. */

@@ -61,7 +61,7 @@ PERI_API peri_status peri_codec_describe(const peri_codec *codec, peri_codec_con
 /** Dtype of encoded messages: PERI_F32, F16, BF16 or U8. */
 PERI_API int32_t peri_codec_wire_dtype(const peri_codec *codec);
 /** Elements of that dtype that a split of @n >= 0 numbers takes; -1 if it would be 2^62 or more. */
-PERI_API int64_t peri_codec_size(const peri_codec *codec, int64_t n);
+PERI_API int64_t peri_codec_size(const peri_codec *codec, int64_t elements);
 
 /** A context for messages of @splits[n] (host, copied, each >= 0) numbers. @out new. */
 PERI_API peri_status peri_codec_context_new(peri_codec *codec, const int64_t *splits, int32_t n,

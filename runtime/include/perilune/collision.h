@@ -41,7 +41,7 @@ enum { PERI_COLLISION_MCH = 0, PERI_COLLISION_HASH = 1 };
  *  The last two are TorchRec's: its checkpoints need them. */
 enum { PERI_SPREAD_HASH = 0, PERI_SPREAD_MODULO = 1, PERI_SPREAD_RANGE = 2 };
 
-/** Which rows are given up. Scores of MCH: see mch_evict in kernels/collision.h.
+/** Which ids are forgotten, and so which rows are given up. Scores of MCH: see mch_evict in kernels/collision.h.
  *    NONE           HASH: none
  *    LFU            MCH: the least counted
  *    LRU            MCH: those not seen for longest
@@ -51,13 +51,13 @@ enum { PERI_SPREAD_HASH = 0, PERI_SPREAD_MODULO = 1, PERI_SPREAD_RANGE = 2 };
  *    PROBE_LRU      HASH: if no row is free, that whose time is over first, if only in future; none seen in this
  *                   iteration */
 enum {
-    PERI_EVICT_NONE = 0,
-    PERI_EVICT_LFU = 1,
-    PERI_EVICT_LRU = 2,
-    PERI_EVICT_DISTANCE_LFU = 3,
-    PERI_EVICT_USER = 4,
-    PERI_EVICT_TTL = 5,
-    PERI_EVICT_PROBE_LRU = 6
+    PERI_FORGET_NONE = 0,
+    PERI_FORGET_LFU = 1,
+    PERI_FORGET_LRU = 2,
+    PERI_FORGET_DISTANCE_LFU = 3,
+    PERI_FORGET_USER = 4,
+    PERI_FORGET_TTL = 5,
+    PERI_FORGET_PROBE_LRU = 6
 };
 
 /** MCH: which of the ids of a window (the iterations between two evictions) count at all, by how often they were seen
@@ -90,7 +90,7 @@ typedef struct peri_collision_config {
     int32_t first_bucket;     /* this map has [first_bucket, first_bucket + n_buckets); both 0: all */
     int32_t n_buckets;
     int32_t on_miss;          /* PERI_MISS_* */
-    int32_t policy;           /* PERI_EVICT_* of the kind */
+    int32_t policy;           /* PERI_FORGET_* of the kind */
     double decay_exponent;    /* LRU, DISTANCE_LFU: > 0; 0: 1 */
     int64_t eviction_interval; /* MCH: iterations, up to 2^31 - 1; 0: 1 */
     int32_t filter;           /* MCH: PERI_FILTER_* */
@@ -150,7 +150,7 @@ PERI_API peri_status peri_collision_mark(peri_collision *c, uint64_t *sum, int64
 /** From now on TTL and PROBE_LRU take the time from the caller, in any unit (TorchRec: hours), 0 to 2^31 - 1; at first,
  *  and again with
  *  @now = -1, it is the number of the iteration. */
-PERI_API peri_status peri_collision_time(peri_collision *c, int64_t now);
+PERI_API peri_status peri_collision_time_set(peri_collision *c, int64_t now);
 /** Rows (i64, counted from this map's first, ascending, each once) that got an id, another's or their first, since the
  *  last call, into a new @out; NULL: none. Whoever has the rows starts them again before looking them up. Waits, if
  *  anything was learned. */
@@ -273,18 +273,18 @@ typedef struct peri_collision_picked {
     int64_t lowest, highest;  /* of all ids the buckets that come first and last; none: INT64_MAX and -1 */
 } peri_collision_picked;
 
-/** Of @ids [@n], those of rows of a stored map (free rows: INT64_MAX for MCH, -1 for HASH), those that belong to the
- *  window: to its buckets, and for HASH with their home row within it. @place, @bucket and (HASH, else NULL) @home:
- *  room for @n; of those that were picked the place among @ids, the bucket, and the home row. */
-PERI_API peri_status peri_collision_fit_pick(const peri_collision_fit *fit, const int64_t *ids, int64_t n,
+/** Of @ids [@length], those of rows of a stored map (free rows: INT64_MAX for MCH, -1 for HASH), those that belong to
+ *  the window: to its buckets, and for HASH with their home row within it. @place, @bucket and (HASH, else NULL) @home:
+ *  room for @length; of those that were picked the place among @ids, the bucket, and the home row. */
+PERI_API peri_status peri_collision_fit_pick(const peri_collision_fit *fit, const int64_t *ids, int64_t length,
                                              int32_t *place, int32_t *bucket, int64_t *home,
                                              peri_collision_picked *out);
-/** HASH: put entries [@from, @n) into the window, the k-th of bucket @bucket[k] from row @row[k] on, its home or a row
- *  behind it. Each takes the first row that is free or has a worse id, which goes on from there, as if all came in the
- *  order of their scores, of equal ones the smaller id first; one that finds none within max_probe rows is dropped.
- *  @out: @n, or the entry whose numbers are by now those of an id that goes on behind the window: the caller takes them
- *  away and calls again from the next one on. */
-PERI_API peri_status peri_collision_fit_put(const peri_collision_fit *fit, int64_t from, int64_t n,
+/** HASH: put entries [@from, @past) into the window, the k-th of bucket @bucket[k] from row @row[k] on, its home or a
+ *  row behind it. Each takes the first row that is free or has a worse id, which goes on from there, as if all came in
+ *  the order of their scores, of equal ones the smaller id first; one that finds none within max_probe rows is dropped.
+ *  @out: @past, or the entry whose numbers are by now those of an id that goes on behind the window: the caller takes
+ *  them away and calls again from the next one on. */
+PERI_API peri_status peri_collision_fit_put(const peri_collision_fit *fit, int64_t from, int64_t past,
                                             const int32_t *bucket, const int64_t *row, int64_t *out);
 
 #endif

@@ -65,8 +65,8 @@ PERI_API peri_status peri_comm_open(const peri_comm_config *config, peri_group *
  *  peri_group_transports says what was chosen and why. Only the first GPU that is named counts. Of a group that is not
  *  the world nothing changes: it keeps what it was made with. Collective; waits for the others. */
 PERI_API peri_status peri_comm_use_device(peri_group *world, const char *name);
-/** Whether transport @name could run here; if not, @reason (of @len bytes) says why. Local, never fails. */
-PERI_API bool peri_comm_probe(const char *name, char *reason, size_t len);
+/** Whether transport @name could run here; if not, @reason (of @size bytes) says why. Local, never fails. */
+PERI_API bool peri_comm_probe(const char *name, char *reason, int64_t size);
 
 /** A group of the given ranks of @parent (distinct, in the order that the new group numbers them). Collective over the
  *  members, who all give the same list and @name, and make their groups in the same order; may block until the members
@@ -131,10 +131,10 @@ PERI_API int32_t peri_group_channel(const peri_group *group);
 PERI_API const char *peri_channel_name(int32_t channel);
 /** Let the group's operations carry a fingerprint (kind, dtype, counts, tag; the default), or none: for measuring what
  *  they cost. All ranks alike, and before the first operation. Local. */
-PERI_API void peri_group_fingerprints(peri_group *group, bool on);
-/** The last (at most 256) operations of the group on this rank, one a line, oldest first, in @text of @len bytes (cut
+PERI_API peri_status peri_group_fingerprints_set(peri_group *group, bool on);
+/** The last (at most 256) operations of the group on this rank, one a line, oldest first, in @text of @size bytes (cut
  *  if longer). */
-PERI_API void peri_group_record(const peri_group *group, char *text, size_t len);
+PERI_API void peri_group_record(const peri_group *group, char *text, int64_t size);
 
 /** A collective operation of this rank that has ended while its world was watched. */
 typedef struct peri_watched_op {
@@ -153,11 +153,11 @@ typedef struct peri_watched_wait {
 
 /** Note every operation that ends in the world of @group, and when this rank waits for one, until @on is false; what
  *  was noted stays until it is true again. Local. */
-PERI_API peri_status peri_group_watch(peri_group *group, bool on);
-/** What was noted: @ops and @waits, in the order of their ends; borrowed until the next call of peri_group_watch or the
- *  next operation. */
-PERI_API void peri_group_watched(const peri_group *group, const peri_watched_op **ops, int64_t *n_ops,
-                                 const peri_watched_wait **waits, int64_t *n_waits);
+PERI_API peri_status peri_group_watch_set(peri_group *group, bool on);
+/** What was noted: @ops and @waits, in the order of their ends; borrowed until the next call of peri_group_watch_set or
+ *  the next operation. */
+PERI_API void peri_group_watched(const peri_group *group, const peri_watched_op **ops, int64_t *ops_noted,
+                                 const peri_watched_wait **waits, int64_t *waits_noted);
 /** For loops that test by themselves: this rank cannot go on now; and what it tests, if it is a work. Notes it while
  *  the world is watched. (peri_work_wait does so itself.) Local. */
 PERI_API void peri_group_waits(peri_group *group);
@@ -261,7 +261,7 @@ PERI_API peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *in
  *  pass that reaches a parameter, or a watched tensor, or call peri_reducer_finish instead. A parameter without a
  *  gradient counts as zeros where another rank has one; one that no rank has a gradient of gets none. Gradients
  *  accumulate: what is averaged is the whole gradient. One reducer per parameter. @out new. */
-PERI_API peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int64_t n, int64_t bucket_bytes,
+PERI_API peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int32_t n, int64_t bucket_bytes,
                                       peri_reducer **out);
 /** Take part in the averages without a backward pass, on a rank that has none while others have; or after passes with
  *  the reducer disabled. PERI_PENDING: call again. Collective, does not block. Without ranks to average with, or
@@ -273,11 +273,11 @@ PERI_API peri_status peri_reducer_finish(peri_reducer *reducer);
 PERI_API peri_status peri_reducer_watch(peri_reducer *reducer, peri_tensor *t);
 /** Average gradients at the end of backward passes (the default) or not (accumulation over several passes: all but the
  *  last). All ranks alike. */
-PERI_API void peri_reducer_enable(peri_reducer *reducer, bool on);
+PERI_API peri_status peri_reducer_enabled_set(peri_reducer *reducer, bool on);
 /** While on, backward passes end when the averages have set out; peri_reducer_finish waits for them, before the next
  *  pass. All ranks alike.
  */
-PERI_API void peri_reducer_defer(peri_reducer *reducer, bool on);
+PERI_API peri_status peri_reducer_deferred_set(peri_reducer *reducer, bool on);
 /** Let go of all parameters, which may be in another reducer from now on: between two passes. Later passes, also those
  *  through what was watched, average nothing with this one. Local, on all ranks alike. */
 PERI_API void peri_reducer_detach(peri_reducer *reducer);

@@ -34,8 +34,8 @@ PERI_API peri_status peri_device_get(const char *name, peri_device **out);
 PERI_API const char *peri_device_name(const peri_device *device);
 /** True when the host may dereference this device's memory. */
 PERI_API bool peri_device_host_access(const peri_device *device);
-/** Whether backend @name could run here; if not, @reason (of @len bytes) says why. Local, never fails. */
-PERI_API bool peri_device_probe(const char *name, char *reason, size_t len);
+/** Whether backend @name could run here; if not, @reason (of @size bytes) says why. Local, never fails. */
+PERI_API bool peri_device_probe(const char *name, char *reason, int64_t size);
 /** The instruction set of device cpu's kernels: "ref", "avx2", "avx512"; PERI_CPU_ISA asks for one. Static text. Local,
  *  never fails. */
 PERI_API const char *peri_cpu_isa(void);
@@ -65,7 +65,7 @@ PERI_API peri_device *peri_stream_device(const peri_stream *stream);
 /** The calling thread's current stream of @device. Borrowed. */
 PERI_API peri_stream *peri_stream_current(peri_device *device);
 /** Make @stream (retained; NULL: the default stream of @device) the calling thread's current stream of @device. */
-PERI_API peri_status peri_stream_set_current(peri_device *device, peri_stream *stream);
+PERI_API peri_status peri_stream_current_set(peri_device *device, peri_stream *stream);
 /** Later work on @stream waits for @event. Does not block the host. An event never recorded is already done. */
 PERI_API peri_status peri_stream_wait(peri_stream *stream, peri_event *event);
 /** Block the calling thread until everything queued on @stream has run. */

@@ -80,7 +80,7 @@ typedef struct peri_table_config {
 typedef struct peri_tbe_counter {
     int64_t halflife;           /* steps, >= -2; 0: counters are 1; < 0: they do not fade; -1 and -2 are two rules of
                                    ADAGRADW */
-    int32_t weight_decay_mode;  /* PERI_COUNTER_DECAY_*; COWCLIP: not ADAGRADW. COUNTER, L2 and DECOUPLE with
+    int32_t weight_decay_mode;  /* PERI_COUNTER_*; COWCLIP: not ADAGRADW. COUNTER, L2 and DECOUPLE with
                                    weight_decay: halflife >= 0 */
     int32_t learning_rate_mode; /* COUNTER: PERI_RATES_* */
     int64_t adjustment_iter;    /* COUNTER: rates and decay are as of plain row-wise Adagrad until this step; >= -1 */
@@ -98,8 +98,8 @@ typedef struct peri_tbe_counter {
  *
  *  Adam, LAMB, LARS, Lion and their kin use norms, means or counters of a *row of this shard*: a table that is cut into
  *  columns keeps one such number for each column block, as TorchRec does. Everything else is element by element. */
-typedef struct peri_tbe_optimizer {
-    int64_t size; /* sizeof(peri_tbe_optimizer) */
+typedef struct peri_tbe_optimizer_config {
+    int64_t size; /* sizeof(peri_tbe_optimizer_config) */
     int32_t kind; /* PERI_TBE_* */
     int32_t weight_decay_mode; /* PERI_DECAY_*: SGD, Adagrad, row-wise Adagrad, EMA in place; of all others it is in
                                   their formula */
@@ -121,7 +121,7 @@ typedef struct peri_tbe_optimizer {
     bool exact;                /* sum gradients so that the result does not depend on their order, to the last bit;
                                   slower. In sharded modules: nor on the number of ranks or the plan; and outputs do not
                                   either */
-} peri_tbe_optimizer;
+} peri_tbe_optimizer_config;
 
 /** What happens to ids outside their table, and to bags whose offsets make no sense. Whatever the mode, inputs are
  *  never rewritten; bad ids, like the id -1 of a pruned row, add nothing to their bag, get no gradient and change no
@@ -145,8 +145,8 @@ enum { PERI_CACHE_WAYS_NONE = -1, PERI_CACHE_WAYS_MAX = 256 };
  *  the device has a memory of its own and no directory is given, in the host's memory; a cache of them is in the
  *  device's memory (TorchRec's CacheParams with the compute kernel fused_uvm_caching). Results have the same bits as
  *  those of a table in memory. */
-typedef struct peri_cache_params {
-    int64_t size; /* sizeof(peri_cache_params) */
+typedef struct peri_cache_config {
+    int64_t size; /* sizeof(peri_cache_config) */
     double load_factor;      /* rows in memory / rows, in (0, 1]; 0: 0.2. At least the different rows of one batch must
                                 fit */
     int64_t reserved_memory; /* bytes of the device's (cpu: the machine's) memory that the caches of this table batch
@@ -158,7 +158,7 @@ typedef struct peri_cache_params {
                                 batches in flight hold them all, one of a following set's. At most PERI_CACHE_WAYS_MAX.
                                 PERI_CACHE_WAYS_NONE: no sets, any slot. 0: 64 where the device has a memory of its own,
                                 else NONE */
-} peri_cache_params;
+} peri_cache_config;
 
 typedef struct peri_tbe_config {
     int64_t size; /* sizeof(peri_tbe_config) */
@@ -166,14 +166,14 @@ typedef struct peri_tbe_config {
     int32_t dtype; /* of the weights: PERI_F32, PERI_F16, PERI_BF16; or PERI_ROWS_*, with optimizer NONE: rows that
                       start as zeros */
     int32_t bounds_check; /* PERI_BOUNDS_* */
-    int64_t n_tables; /* may be 0 */
+    int32_t n_tables; /* may be 0 */
     const peri_table_config *tables; /* copied */
-    int64_t n_features;
+    int32_t n_features;
     const char *const *features; /* names for messages, by peri_tbe_block.feature; copied; may be NULL if n_features is
                                     0 */
-    const peri_tbe_optimizer *optimizer; /* copied; NULL: PERI_TBE_NONE */
+    const peri_tbe_optimizer_config *optimizer; /* copied; NULL: PERI_TBE_NONE */
     uint64_t seed; /* of start values and stochastic rounding */
-    const peri_cache_params *caches; /* NULL: tables in memory; else one for each table: behind a cache. Needs a fused
+    const peri_cache_config *caches; /* NULL: tables in memory; else one for each table: behind a cache. Needs a fused
                                         optimizer. Copied */
     int32_t output_dtype; /* of peri_tbe_lookup: PERI_F32, PERI_F16, PERI_BF16 */
     bool mapped; /* without caches: rows, and states that have rows, lie in the host's memory, where the device's
@@ -191,7 +191,7 @@ typedef struct peri_tbe_config {
  *  0.001, momentum 0.9, ema_beta 0.99, ar_alpha 0, min_shrinkage 0.1, step_ema 10, step_start 0, step_ema_coef 0.6, no
  *  decay; with counters: COUNTER, halflife -1, adjustment_iter -1, adjustment_ub 1, rates EQUAL,
  *  max_counter_update_freq 1000, others 0; what it does not know is 0. PERI_EINVAL for an unknown kind. */
-PERI_API peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out);
+PERI_API peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer_config *out);
 /** Name of an optimizer, "rowwise_adagrad"; NULL: there is no such kind. Static text. */
 PERI_API const char *peri_tbe_optimizer_name(int32_t kind);
 /** Allocate and initialise the tables. @out new. */
@@ -235,7 +235,7 @@ typedef struct peri_tbe_block {
 /** A block list, ready for use with @tbe or with another table batch of the same tables on the same device. Blocks may
  *  share bags, leave bags out and stand in any order; their outputs must not overlap. A gradient of a row that several
  *  bags ask for is summed in the order of the list. @blocks copied. @out new. */
-PERI_API peri_status peri_tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n,
+PERI_API peri_status peri_tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int32_t n,
                                          peri_tbe_blocks **out);
 PERI_API void peri_tbe_blocks_retain(peri_tbe_blocks *blocks);
 PERI_API void peri_tbe_blocks_release(peri_tbe_blocks *blocks);
@@ -303,7 +303,7 @@ PERI_API peri_status peri_tbe_batch_lookup_jagged(peri_tbe_batch *batch, peri_kj
 typedef struct peri_tbe_expand_args {
     peri_tensor *pooled;  /* f32, contiguous, sum of rows[f] * cols[f] elements */
     peri_tensor *inverse; /* i64 or i32 [keys, batch], contiguous, on pooled's device */
-    int64_t features;
+    int32_t features;
     const int64_t *rows, *cols;   /* host, features entries */
     const int64_t *inverse_row;   /* host, features entries: which row of inverse is feature f's */
     const char *const *names;     /* of the features, for messages; features entries */
@@ -314,10 +314,6 @@ typedef struct peri_tbe_expand_args {
 PERI_API peri_status peri_tbe_expand(const peri_tbe_expand_args *args, peri_tensor **out);
 
 /* -- one matrix ---------------------------------------------------------------------------------------------------- */
-
-/** What becomes of a bag's rows: their sum, their mean, each of them by itself (torch's embedding), their largest
- *  elements. The first three are PERI_POOLING_* of tables, with the same numbers. */
-enum { PERI_BAG_SUM = 0, PERI_BAG_MEAN = 1, PERI_BAG_NONE = 2, PERI_BAG_MAX = 3 };
 
 /** A lookup in one matrix, as of torch.nn.functional.embedding and embedding_bag. */
 typedef struct peri_embedding_bag_args {
@@ -332,7 +328,7 @@ typedef struct peri_embedding_bag_args {
     double max_norm;      /* > 0: rows that are looked up, and whose norm is larger, are first scaled down to it, in
                              `weight` itself */
     double norm_type;     /* p of that norm, sum(|x|^p)^(1/p), > 0; 0: 2; infinite: the largest element */
-    int32_t mode;         /* PERI_BAG_* */
+    int32_t mode;         /* PERI_POOLING_* */
     bool include_last_offset; /* offsets [bags + 1], the last of which is the number of ids */
     bool padded;              /* there is a padding_idx */
 } peri_embedding_bag_args;

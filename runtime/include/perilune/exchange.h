@@ -37,12 +37,12 @@ PERI_API peri_status peri_exchange_division_set(peri_group *group, int32_t divis
 PERI_API bool peri_exchange_division(const peri_group *group);
 
 /** What the exchanges of embeddings share; NULL stands for zeros. */
-typedef struct peri_exchange_config {
-    int64_t size; /* sizeof(peri_exchange_config) */
+typedef struct peri_exchange_args {
+    int64_t size; /* sizeof(peri_exchange_args) */
     peri_codec *forward, *backward; /* f32 numbers and their gradients on the wire; NULL: as they are. Retained */
     int32_t division;               /* PERI_DIVISION_* */
     uint64_t tag;                   /* a number on which the ranks must agree */
-} peri_exchange_config;
+} peri_exchange_args;
 
 /* -- pooled embeddings --------------------------------------------------------------------------------------------- */
 
@@ -50,7 +50,7 @@ typedef struct peri_exchange_config {
  *  Result [batch_size_per_rank[r], sum of dim_sum_per_rank]: this rank's batch, columns by owner. @out new. */
 PERI_API peri_status peri_exchange_alltoall_pooled(peri_group *group, peri_tensor *input,
                                                    const int64_t *batch_size_per_rank, const int64_t *dim_sum_per_rank,
-                                                   const peri_exchange_config *options, peri_work **out);
+                                                   const peri_exchange_args *args, peri_work **out);
 
 typedef struct peri_variable_batch_args {
     const int32_t *features_per_rank; /* W */
@@ -65,36 +65,36 @@ typedef struct peri_variable_batch_args {
  * owner][row][column]. @out new. */
 PERI_API peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *group, peri_tensor *input,
                                                                   const peri_variable_batch_args *args,
-                                                                  const peri_exchange_config *options, peri_work **out);
+                                                                  const peri_exchange_args *exchange, peri_work **out);
 
 /** Rows of @inputs[n] (n >= 1, each [rows, any columns]) are dealt over the ranks as evenly as possible, the first
  *  ranks get one more where they do not divide. Result: W tensors, tensor i [this rank's rows, dim_sum_per_rank[i]];
- *  dim_sum_per_rank[r] is the sum of the inputs' columns. The gradient is not divided unless the options turn the
+ *  dim_sum_per_rank[r] is the sum of the inputs' columns. The gradient is not divided unless @args turn the
  *  division on. @out new. */
 PERI_API peri_status peri_exchange_alltoallv(peri_group *group, peri_tensor *const *inputs, int32_t n,
-                                             const int64_t *dim_sum_per_rank, const peri_exchange_config *options,
+                                             const int64_t *dim_sum_per_rank, const peri_exchange_args *args,
                                              peri_work **out);
 
 /** The sum over ranks of their @inputs[r] (W tensors; tensor i has the same shape on all ranks, and all have equal rows
  *  but for their number). With a codec the parts travel encoded and are summed in f32. @out new. */
 PERI_API peri_status peri_exchange_reduce_scatter_pooled(peri_group *group, peri_tensor *const *inputs,
-                                                         const peri_exchange_config *options, peri_work **out);
+                                                         const peri_exchange_args *args, peri_work **out);
 /** @input [W n, ...]: its parts of n rows summed over ranks. Result [n, ...]. @out new. */
 PERI_API peri_status peri_exchange_reduce_scatter_base_pooled(peri_group *group, peri_tensor *input,
-                                                              const peri_exchange_config *options, peri_work **out);
+                                                              const peri_exchange_args *args, peri_work **out);
 /** @input [sum of input_splits, ...]. Result [input_splits[r], ...]. @out new. */
 PERI_API peri_status peri_exchange_reduce_scatter_v_pooled(peri_group *group, peri_tensor *input,
                                                            const int64_t *input_splits,
-                                                           const peri_exchange_config *options, peri_work **out);
+                                                           const peri_exchange_args *args, peri_work **out);
 /** @input, of one dimension: [rank][feature][row][column] with batch_size_per_rank_per_feature[rank x n_features] rows
  *  and embedding_dims[n_features] columns. Result, of one dimension: [feature][row][column] of this rank. @out new. */
 PERI_API peri_status peri_exchange_reduce_scatter_v_per_feature_pooled(
     peri_group *group, peri_tensor *input, int32_t n_features, const int64_t *batch_size_per_rank_per_feature,
-    const int64_t *embedding_dims, const peri_exchange_config *options, peri_work **out);
+    const int64_t *embedding_dims, const peri_exchange_args *args, peri_work **out);
 /** @input [n, ...], of one shape on all ranks. Result [W n, ...]: the inputs by rank. Its gradient is the sum over
  *  ranks. @out new. */
 PERI_API peri_status peri_exchange_all_gather_base_pooled(peri_group *group, peri_tensor *input,
-                                                          const peri_exchange_config *options, peri_work **out);
+                                                          const peri_exchange_args *args, peri_work **out);
 
 /* -- sequence embeddings ------------------------------------------------------------------------------------------- */
 
@@ -114,7 +114,7 @@ typedef struct peri_sequence_args {
  * [ids sent, D]: a row  for each id in the order in which this rank sent them. @out new. */
 PERI_API peri_status peri_exchange_alltoall_sequence(peri_group *group, peri_tensor *input,
                                                      const peri_sequence_args *args,
-                                                     const peri_exchange_config *options, peri_work **out);
+                                                     const peri_exchange_args *exchange, peri_work **out);
 /** Row i of the result is row permutation[i] of @rows [n, ...]; @permutation [n] (i64 or i32) has each of 0..n-1 once.
  *  With gradient. Waits for the permutation to be checked. @out new. */
 PERI_API peri_status peri_exchange_unbucketize(peri_tensor *rows, peri_tensor *permutation, peri_tensor **out);

@@ -47,7 +47,7 @@ PERI_API peri_status peri_host_storage_set(void *(*take)(size_t bytes, size_t al
  * locks, so it may not call the library; nor may it throw or jump. A call that has begun may end after
  * peri_host_log_set has returned. Which lines: peri_log_level_set. Never fails.
  */
-PERI_API void peri_host_log_set(void (*log)(void *ctx, int32_t level, const char *text), void *ctx);
+PERI_API peri_status peri_host_log_set(void (*log)(void *ctx, int32_t level, const char *text), void *ctx);
 
 /**
  * Compute on the program's own threads. @run(@ctx, parts, part, arg) calls part(arg, i) for each i of [0, parts), on

@@ -102,11 +102,11 @@ typedef struct peri_criteo_ref {
 
 /** Open files or a pipe. PERI_EIO with the system's reason; PERI_EINVAL for a part of a pipe or a packed file, or
  *  several ranks of a pipe; PERI_EFORMAT for a file that is empty or no text. @out new. */
-PERI_API peri_status peri_criteo_open(const peri_criteo_config *options, peri_criteo **out);
-/** The same over @size bytes of @text in memory, which the caller keeps until the release; options.path only names it
+PERI_API peri_status peri_criteo_open(const peri_criteo_config *config, peri_criteo **out);
+/** The same over @size bytes of @text in memory, which the caller keeps until the release; config.path only names it
  *  in messages.
  *  @out new. */
-PERI_API peri_status peri_criteo_open_memory(const peri_criteo_config *options, const char *text, int64_t size,
+PERI_API peri_status peri_criteo_open_memory(const peri_criteo_config *config, const char *text, int64_t size,
                                              peri_criteo **out);
 PERI_API void peri_criteo_release(peri_criteo *reader);
 /** Fill @batch (made for the same numbers of features; its room grows as needed) with this rank's rows of the next
@@ -173,7 +173,7 @@ typedef struct peri_csv_config {
  *  two quotation marks for one, but no line end. Fails as peri_criteo_open; PERI_EFORMAT too for a header without a
  *  column. @out new: released, read, left out, shared and counted by the functions of peri_criteo. PERI_ERANGE of
  *  peri_criteo_next names an id that is not below its table's rows. */
-PERI_API peri_status peri_csv_open(const peri_csv_config *options, peri_criteo **out);
+PERI_API peri_status peri_csv_open(const peri_csv_config *config, peri_criteo **out);
 
 /* -- arrays in files ----------------------------------------------------------------------------------------------- */
 
@@ -199,8 +199,8 @@ typedef struct peri_array {
  *  what is wrong where;
  *  PERI_EUNSUPPORTED for other elements. @out new. */
 PERI_API peri_status peri_arrays_open(const char *path, peri_arrays **out);
-/** The same of @n bytes at @bytes, which the caller keeps until the release; @path only names them. @out new. */
-PERI_API peri_status peri_arrays_open_memory(const char *path, const void *bytes, int64_t n, peri_arrays **out);
+/** The same of @size bytes at @bytes, which the caller keeps until the release; @path only names them. @out new. */
+PERI_API peri_status peri_arrays_open_memory(const char *path, const void *bytes, int64_t size, peri_arrays **out);
 PERI_API void peri_arrays_release(peri_arrays *arrays);
 PERI_API int32_t peri_arrays_count(const peri_arrays *arrays);
 /** Array @i, in the order of the file; name and data are borrowed until the release. */
@@ -227,7 +227,7 @@ typedef struct peri_columns_part {
     const int64_t *offsets; /* [rows + 1]: ids of row i are values[offsets[i]] and those that follow */
     peri_rows lengths;      /* count: the sparse features: ids of each */
     peri_rows values;       /* stride 1: all ids */
-    int64_t n_values;
+    int64_t total; /* elements of `values` */
 } peri_columns_part;
 
 typedef struct peri_columns_config {
@@ -251,7 +251,7 @@ typedef struct peri_columns_ref {
 } peri_columns_ref;
 
 /** @out new. */
-PERI_API peri_status peri_columns_new(const peri_columns_config *options, peri_columns **out);
+PERI_API peri_status peri_columns_new(const peri_columns_config *config, peri_columns **out);
 PERI_API void peri_columns_release(peri_columns *columns);
 /** Add the samples of a part, behind those that are there. Its arrays are borrowed until the release. PERI_EINVAL for
  *  arrays that do not fit. */
@@ -292,8 +292,8 @@ PERI_API void peri_columns_writer_release(peri_columns_writer *writer);
  *  follow a power law: P(id) falls as (id + 1)^-alpha. The label is drawn from a hidden logistic model: a weight per
  *  integer and per id, and, scaled by `interaction`, dot products of hidden vectors of neighbouring features, which no
  *  logistic regression can express. */
-typedef struct peri_synthetic_config {
-    int64_t size; /* sizeof(peri_synthetic_config) */
+typedef struct peri_synthetic_args {
+    int64_t size; /* sizeof(peri_synthetic_args) */
     const int64_t *table_rows; /* [sparse_features], each 1..2^31 */
     const int32_t *bag_min, *bag_max; /* [sparse_features]: ids per bag, uniform in bag_min..bag_max, 0 <= min <= max */
     int32_t dense_features, sparse_features;
@@ -302,14 +302,14 @@ typedef struct peri_synthetic_config {
     double signal;      /* scale of the first-order part of the logit */
     double interaction; /* scale of the second-order part */
     double bias;        /* constant of the logit: lower makes positives rarer */
-} peri_synthetic_config;
+} peri_synthetic_args;
 
 /** Fill @batch with rows [first, first + rows) (its room grows as needed). */
-PERI_API peri_status peri_synthetic_fill(const peri_synthetic_config *options, int64_t first, int64_t rows,
+PERI_API peri_status peri_synthetic_fill(const peri_synthetic_args *args, int64_t first, int64_t rows,
                                          peri_batch *batch);
 /** Write rows [first, first + rows) to @path in the Criteo layout: bags of 0 or 1 id only (bag_max <= 1), ids as 8
  *  hexadecimal digits. Read back with PERI_DENSE_LOG and PERI_IDS_MOD they are what peri_synthetic_fill makes. */
-PERI_API peri_status peri_synthetic_write(const peri_synthetic_config *options, int64_t first, int64_t rows,
+PERI_API peri_status peri_synthetic_write(const peri_synthetic_args *args, int64_t first, int64_t rows,
                                           const char *path);
 /** A number in [0, 1) that depends on (seed, stream, index) only. For samplers in Lua. */
 PERI_API double peri_random_uniform(uint64_t seed, uint64_t stream, uint64_t index);
@@ -333,7 +333,7 @@ typedef struct peri_logistic_ref {
 } peri_logistic_ref;
 
 /** @out new. */
-PERI_API peri_status peri_logistic_new(const peri_logistic_config *options, peri_logistic **out);
+PERI_API peri_status peri_logistic_new(const peri_logistic_config *config, peri_logistic **out);
 PERI_API void peri_logistic_release(peri_logistic *model);
 /** Train on the rows of @batch, in their order. @loss: mean log-loss before each sample's own update. PERI_ERANGE for
  *  ids outside. */
@@ -441,8 +441,8 @@ typedef struct peri_feed_thread {
 
 /** What one call of the thread hands over. */
 typedef struct peri_feed_parcel {
-    const char *bytes; /* [n_bytes] */
-    int64_t n_bytes;
+    const char *bytes; /* [length] */
+    int64_t length;
     const peri_feed_object *objects; /* [n_objects] */
     int32_t n_objects;
 } peri_feed_parcel;

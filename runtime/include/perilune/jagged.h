@@ -45,8 +45,8 @@ typedef struct peri_kt_ref {
 
 /* -- key lists: immutable ------------------------------------------------------------------------------------------ */
 
-/** A list of @count names (copied; not empty strings). Names may repeat: containers refuse that where it is wrong. */
-PERI_API peri_status peri_keys_new(const char *const *names, int32_t count, peri_keys **out);
+/** A list of @n names (copied; not empty strings). Names may repeat: containers refuse that where it is wrong. */
+PERI_API peri_status peri_keys_new(const char *const *names, int32_t n, peri_keys **out);
 /** Add a reference; give one up (NULL is fine). */
 PERI_API void peri_keys_retain(peri_keys *keys);
 PERI_API void peri_keys_release(peri_keys *keys);
@@ -65,16 +65,16 @@ PERI_API bool peri_keys_equal(const peri_keys *a, const peri_keys *b);
 
 /* -- JaggedTensor -------------------------------------------------------------------------------------------------- */
 
-typedef struct peri_jt_args {
-    int64_t size; /* sizeof(peri_jt_args) */
+typedef struct peri_jt_config {
+    int64_t size; /* sizeof(peri_jt_config) */
     peri_tensor *values;  /* [n] or [n, ...], any dtype; retained */
     peri_tensor *weights; /* [n, ...], or NULL; f32 or f64, or the ids whose rows are the values; retained */
     peri_tensor *lengths; /* [bags] i32 or i64, or NULL; retained */
     peri_tensor *offsets; /* [bags + 1] i32 or i64, or NULL (one of the two is needed); retained */
-} peri_jt_args;
+} peri_jt_config;
 
 /** Make one. */
-PERI_API peri_status peri_jt_new(const peri_jt_args *args, peri_jt **out);
+PERI_API peri_status peri_jt_new(const peri_jt_config *config, peri_jt **out);
 /** Add a reference; give one up (NULL is fine). */
 PERI_API void peri_jt_retain(peri_jt *jt);
 PERI_API void peri_jt_release(peri_jt *jt);
@@ -125,8 +125,8 @@ PERI_API int64_t peri_jt_bytes(const peri_jt *jt);
 
 /* -- KeyedJaggedTensor: making ------------------------------------------------------------------------------------- */
 
-typedef struct peri_kjt_args {
-    int64_t size; /* sizeof(peri_kjt_args) */
+typedef struct peri_kjt_config {
+    int64_t size; /* sizeof(peri_kjt_config) */
     peri_keys *keys;      /* no name repeats; retained */
     peri_tensor *values;  /* [n] i64 or i32 ids (other dtypes are carried, lookups refuse them); retained */
     peri_tensor *weights; /* [n] f32, one per value, or NULL; retained */
@@ -140,18 +140,18 @@ typedef struct peri_kjt_args {
     peri_keys *inverse_keys;      /* vbe: names of the rows of the next field, or NULL; retained */
     peri_tensor *inverse_indices; /* vbe: [inverse_keys, stride] i64 or i32, or NULL: row b of the full batch uses row
                                      inverse_indices[f][b], from 0, of key f's; retained */
-} peri_kjt_args;
+} peri_kjt_config;
 
 /** Make one. */
-PERI_API peri_status peri_kjt_new(const peri_kjt_args *args, peri_kjt **out);
+PERI_API peri_status peri_kjt_new(const peri_kjt_config *config, peri_kjt **out);
 /** Add a reference; give one up (NULL is fine). */
 PERI_API void peri_kjt_retain(peri_kjt *kjt);
 PERI_API void peri_kjt_release(peri_kjt *kjt);
 
 /* -- KeyedJaggedTensor: looking ------------------------------------------------------------------------------------ */
 
-typedef struct peri_kjt_desc {
-    int64_t size; /* sizeof(peri_kjt_desc) */
+typedef struct peri_kjt_info {
+    int64_t size; /* sizeof(peri_kjt_info) */
     int64_t stride;      /* batch rows (vbe: of the full batch) */
     int64_t bags;        /* entries of lengths */
     int64_t values;      /* ids */
@@ -161,13 +161,13 @@ typedef struct peri_kjt_desc {
     int32_t values_dtype, lengths_dtype; /* lengths_dtype: of the lengths if they are there, else of the offsets */
     bool weighted, variable_stride, has_inverse, has_lengths, has_offsets;
     bool synced; /* the host knows length_per_key */
-} peri_kjt_desc;
+} peri_kjt_info;
 
 /** How often its tensors, as they were given, have been changed in place together: the sum of peri_tensor_version. 0
  *  for NULL. */
 PERI_API int64_t peri_kjt_version(const peri_kjt *kjt);
 /** Describe @kjt. @out: its `size` is set. */
-PERI_API peri_status peri_kjt_describe(const peri_kjt *kjt, peri_kjt_desc *out);
+PERI_API peri_status peri_kjt_describe(const peri_kjt *kjt, peri_kjt_info *out);
 /** Its keys. Borrowed, live as long as the kjt. */
 PERI_API peri_keys *peri_kjt_keys(const peri_kjt *kjt);
 /** Its tensors; NULL for weights or inverse indices that are not there. Lengths and offsets are derived when they were

@@ -137,9 +137,9 @@ typedef struct peri_model_table {
 PERI_API peri_status peri_model_describe(const peri_model *model, peri_model_info *out);
 /** The inputs in the order that peri_model_predict takes them; @n: their number. Borrowed, lives as long as the
  *  model. */
-PERI_API const peri_model_input *peri_model_inputs(const peri_model *model, int64_t *n);
+PERI_API const peri_model_input *peri_model_inputs(const peri_model *model, int32_t *n);
 /** The outputs, likewise. */
-PERI_API const peri_model_output *peri_model_outputs(const peri_model *model, int64_t *n);
+PERI_API const peri_model_output *peri_model_outputs(const peri_model *model, int32_t *n);
 /** What an input's values have to be like beside that. Inputs are numbers in peri_model_inputs. */
 typedef struct peri_model_input_rules {
     int64_t size;   /* sizeof(peri_model_input_rules) */
@@ -157,7 +157,7 @@ PERI_API int64_t peri_model_output_list(const peri_model *model, int64_t output)
  *  are then those of the k best ones. */
 PERI_API bool peri_model_output_best(const peri_model *model, int64_t output);
 /** The tables, likewise. */
-PERI_API const peri_model_table *peri_model_tables(const peri_model *model, int64_t *n);
+PERI_API const peri_model_table *peri_model_tables(const peri_model *model, int32_t *n);
 
 /* -- answers ------------------------------------------------------------------------------------------------------- */
 

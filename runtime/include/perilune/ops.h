@@ -173,7 +173,8 @@ PERI_API peri_status peri_op_cross_net(peri_tensor *x0, peri_tensor *const *v, p
 
 /* -- losses -------------------------------------------------------------------------------------------------------- */
 
-enum { PERI_REDUCTION_NONE = 0, PERI_REDUCTION_MEAN = 1, PERI_REDUCTION_SUM = 2 }; /* not PERI_REDUCE_*'s numbers */
+/** What a loss gives: one number for each sample, their mean, or their sum. */
+enum { PERI_LOSS_NONE = 0, PERI_LOSS_MEAN = 1, PERI_LOSS_SUM = 2 };
 
 /** Binary cross entropy of logits @x and targets @target (numbers in 0..1, of x's shape). @weight (broadcast to x; or
  *  NULL) scales each element's loss, @pos_weight (broadcast; or NULL) its positive part. The mean is over elements, not

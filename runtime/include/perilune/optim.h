@@ -31,8 +31,8 @@ enum {
 };
 
 /** Options; which kinds use them. peri_optim_default fills in the defaults. */
-typedef struct peri_optim_args {
-    int64_t size; /* sizeof(peri_optim_args) */
+typedef struct peri_optim_config {
+    int64_t size; /* sizeof(peri_optim_config) */
     int32_t kind;                     /* PERI_OPTIM_* */
     bool maximize;                    /* all: ascend instead of descend */
     bool nesterov;                    /* sgd */
@@ -46,12 +46,12 @@ typedef struct peri_optim_args {
     double eps;                       /* all but sgd */
     double beta1, beta2;              /* adam, adamw */
     double alpha;                     /* rmsprop */
-} peri_optim_args;
+} peri_optim_config;
 
 /** Fill in PyTorch's defaults of @kind. @out: its `size` is set. */
-PERI_API peri_status peri_optim_default(int32_t kind, peri_optim_args *out);
-/** An optimizer of @params[n] (retained) with its states at their initial values. @args is copied. @out new. */
-PERI_API peri_status peri_optim_new(const peri_optim_args *args, peri_tensor *const *params, int32_t n,
+PERI_API peri_status peri_optim_default(int32_t kind, peri_optim_config *out);
+/** An optimizer of @params[n] (retained) with its states at their initial values. @config is copied. @out new. */
+PERI_API peri_status peri_optim_new(const peri_optim_config *config, peri_tensor *const *params, int32_t n,
                                     peri_optim **out);
 PERI_API void peri_optim_retain(peri_optim *optim);
 PERI_API void peri_optim_release(peri_optim *optim);
@@ -60,7 +60,7 @@ PERI_API peri_status peri_optim_step(peri_optim *optim);
 /** Drop the gradients of all parameters. */
 PERI_API peri_status peri_optim_zero_grad(peri_optim *optim);
 
-/** Set or get a number by its name in peri_optim_args ("lr", "momentum", "beta1", ...). Takes effect at the next
+/** Set or get a number by its name in peri_optim_config ("lr", "momentum", "beta1", ...). Takes effect at the next
  *  step. */
 PERI_API peri_status peri_optim_set(peri_optim *optim, const char *name, double value);
 PERI_API peri_status peri_optim_get(const peri_optim *optim, const char *name, double *out);

@@ -13,16 +13,18 @@
 /** How products of f32 may be computed, in this process, from now on: "highest" (the start): in f32. "high" and
  *  "medium": GPUs may round the factors to TF32, which has f32's range and 10 bits of mantissa, and add in f32;
  *  processors compute in f32 anyway. */
-PERI_API peri_status peri_set_float32_matmul_precision(const char *precision);
+PERI_API peri_status peri_float32_matmul_precision_set(const char *precision);
 /** "highest", "high" or "medium". Static text. */
-PERI_API const char *peri_get_float32_matmul_precision(void);
+PERI_API const char *peri_float32_matmul_precision(void);
 
 /** From now on, whether products of f32 that this thread asks for add in the order of the inner dimension, each product
  *  by one fma, from 0 (default: as the device's library does, which changes with the sizes). A row of a result is then
  *  a function of the row of the left factor alone, to the last bit, whatever the number of rows: what a model file
  *  (perilune/model.h) answers. On processors; other devices refuse such products. Costs time, since matrices are copied
- *  at each product. Returns the setting before. */
-PERI_API bool peri_ordered_products(bool on);
+ *  at each product. */
+PERI_API peri_status peri_products_ordered_set(bool on);
+/** The calling thread's setting. */
+PERI_API bool peri_products_ordered(void);
 
 /** A region of autocast, for tensors of one kind of device. Inside it, operations of perilune/ops.h choose their dtype:
  *  - peri_op_linear, peri_op_matmul and peri_op_interaction cast their inputs (f32 or 16-bit floats) to the region's
@@ -51,8 +53,10 @@ PERI_API peri_status peri_autocast_enter(peri_autocast *region);
 /** Leave @region, which must be the one that the calling thread entered last. What was cast of weights inside is
  *  dropped. */
 PERI_API peri_status peri_autocast_exit(peri_autocast *region);
+/** The region that the calling thread is in, the innermost; NULL: none. Borrowed. */
+PERI_API peri_autocast *peri_autocast_current(void);
 /** For schedulers that run several contexts in one thread: make @region (NULL: none), with those that it was entered
- *  in, the one that the calling thread is in. Returns the one before. */
-PERI_API peri_autocast *peri_autocast_swap(peri_autocast *region);
+ *  in, the one that the calling thread is in. */
+PERI_API peri_status peri_autocast_current_set(peri_autocast *region);
 
 #endif

@@ -13,17 +13,17 @@
 
 /** What the codes of a row are. */
 enum {
-    PERI_CODES_INT8 = 0,
-    PERI_CODES_INT4 = 1, /* two a byte, the earlier one in the low bits */
-    PERI_CODES_INT2 = 2, /* four a byte, likewise */
-    PERI_CODES_FP8 = 3,  /* sign, exponent, mantissa; no infinities, no NaN */
-    PERI_CODES_COUNT = 4
+    PERI_QUANTIZE_INT8 = 0,
+    PERI_QUANTIZE_INT4 = 1, /* two a byte, the earlier one in the low bits */
+    PERI_QUANTIZE_INT2 = 2, /* four a byte, likewise */
+    PERI_QUANTIZE_FP8 = 3,  /* sign, exponent, mantissa; no infinities, no NaN */
+    PERI_QUANTIZE_COUNT = 4
 };
 
 /** How a row of numbers lies in memory: its codes, and before or behind them scale and bias; then padding of zeros.
  *  kernels/quantize.h has the formulas. */
 typedef struct peri_row_format {
-    int32_t codes;       /* PERI_CODES_* */
+    int32_t codes;       /* PERI_QUANTIZE_* */
     int32_t scale_dtype; /* of scale and bias: PERI_F32 (INT8; FP8: scale and 0, codes padded to a multiple of 4),
                             PERI_F16 (INT8, INT4, INT2); -1: there are none (FP8) */
     bool scale_first;    /* before the codes */

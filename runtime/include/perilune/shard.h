@@ -72,10 +72,10 @@ PERI_API const char *peri_sharding_type_name(int32_t type);
 /** What a sharding type does to a table: PERI_SHARDING_CUTS_ROWS, ... added up; 0 for the whole table on one rank. -1:
  *  unknown type. */
 PERI_API int32_t peri_sharding_type_facts(int32_t type);
-/** The shards of a table, in order of their offsets; none for data-parallel. @out has room for @capacity (NULL: they
+/** The shards of a table, in order of their offsets; none for data-parallel. @out has room for @room (NULL: they
  *  are only counted); *@n gets their number. Where rows lie within a node, all ranks of the node have a shard, some
  *  maybe of no rows. PERI_EINVAL names the table and says what is allowed. Local. */
-PERI_API peri_status peri_sharding_shards(const peri_sharding *sharding, peri_shard *out, int32_t capacity, int32_t *n);
+PERI_API peri_status peri_sharding_shards(const peri_sharding *sharding, peri_shard *out, int32_t room, int32_t *n);
 
 /* -- names and plans ----------------------------------------------------------------------------------------------- */
 
@@ -162,7 +162,7 @@ typedef struct peri_sharded_table {
                                the strictest */
     bool mapped;            /* shards in the host's memory, as in peri_tbe_config (TorchRec's fused_uvm, quant_uvm); not
                                dense ones */
-    const peri_cache_params *cache; /* NULL: shards in memory; else behind a cache (TorchRec's fused_uvm_caching; fused,
+    const peri_cache_config *cache; /* NULL: shards in memory; else behind a cache (TorchRec's fused_uvm_caching; fused,
                                        no replicas) */
     const peri_sharded_collision *collision; /* NULL: ids are rows. Else raw: fused, table-wise or row-wise, without
                                                 index_dedup */
@@ -180,7 +180,7 @@ typedef struct peri_sharded_config {
     peri_device *device;
     const peri_sharded_table *tables; /* copied, in the order of the module */
     const char *const *features;      /* distinct feature names; copied */
-    const peri_tbe_optimizer *optimizers;
+    const peri_tbe_optimizer_config *optimizers;
     uint64_t seed;
     int32_t n_tables, n_features, n_optimizers;
     bool weighted;          /* every input has per-sample weights, or none has */
@@ -204,7 +204,8 @@ typedef struct peri_sharded_config {
 /** Whether modules can shard and keep @table like that: its sharding_type, compute_kernel, dtype, cache and mapped,
  *  trained (with the compute kernel fused) by @optimizer. Planners ask it. Errors are those of peri_sharded_new:
  *  PERI_EUNSUPPORTED names what is allowed. */
-PERI_API peri_status peri_sharded_table_check(const peri_sharded_table *table, const peri_tbe_optimizer *optimizer);
+PERI_API peri_status peri_sharded_table_check(const peri_sharded_table *table,
+                                              const peri_tbe_optimizer_config *optimizer);
 
 /** Allocate and initialise this rank's shards. Collective: all members with the same configuration and plan; every
  *  exchange compares them, with the learning rates of that moment, and PERI_EMISMATCH says on all ranks what differs on
@@ -237,10 +238,10 @@ PERI_API peri_status peri_sharded_input_dists(const peri_sharded_input *inputs, 
 PERI_API peri_status peri_sharded_compute_and_output_dist(peri_sharded *module, peri_work *dist, peri_work **out);
 /** Whether batches whose input_dist starts from now on teach the maps of tables with raw ids (at first: yes); else
  *  these ids are only looked up. On all ranks alike: input_dist compares it. Local. */
-PERI_API peri_status peri_sharded_train(peri_sharded *module, bool training);
-/** What time it is for the map of table @table from the next input_dist on (peri_collision_time), also where this rank
- *  has no bucket of it. On all ranks alike: input_dist compares it. Local. */
-PERI_API peri_status peri_sharded_time(peri_sharded *module, const char *table, int64_t now);
+PERI_API peri_status peri_sharded_training_set(peri_sharded *module, bool training);
+/** What time it is for the map of table @table from the next input_dist on (peri_collision_time_set), also where this
+ *  rank has no bucket of it. On all ranks alike: input_dist compares it. Local. */
+PERI_API peri_status peri_sharded_time_set(peri_sharded *module, const char *table, int64_t now);
 /** Bring the rows that @dist, a complete work of peri_sharded_input_dist not yet looked up, will need from files into
  *  memory, in the background (peri_tbe_batch_prefetch). Local. Raw ids become rows here, or else in the lookup, batch
  *  by batch in the order of these calls; rows that get another id start again right before the lookup of the batch that

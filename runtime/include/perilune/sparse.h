@@ -102,8 +102,8 @@ PERI_API peri_status peri_sparse_lengths_range(peri_tensor *lengths, peri_tensor
 /** Column blocks of @pooled [rows, columns] (f32, f64, f16, bf16) in another order. @features blocks begin at the
  *  columns offsets[features + 1] (host, complete); block i of the result is block permute[i] (host, @n of them; repeats
  *  and subsets are fine). With gradient (f32, f64). */
-PERI_API peri_status peri_sparse_permute_pooled(peri_tensor *pooled, const int64_t *offsets, int64_t features,
-                                                const int64_t *permute, int64_t n, peri_tensor **out);
+PERI_API peri_status peri_sparse_permute_pooled(peri_tensor *pooled, const int64_t *offsets, int32_t features,
+                                                const int64_t *permute, int32_t n, peri_tensor **out);
 
 /* -- members and rows picked --------------------------------------------------------------------------------------- */
 
@@ -118,7 +118,7 @@ PERI_API peri_status peri_sparse_slice(peri_tensor *values, peri_tensor *lengths
 
 /** Matrices that lie one after the other. Host arrays of n, borrowed. */
 typedef struct peri_batch_select_args {
-    int64_t n;                  /* >= 1 */
+    int32_t n;                  /* >= 1 */
     const int64_t *num_indices; /* rows to be selected of each */
     const int64_t *rows, *columns;
     bool permute_output_dim_0_1;

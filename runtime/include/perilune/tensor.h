@@ -25,8 +25,8 @@ typedef struct peri_tensor_ref {
 } peri_tensor_ref;
 
 /** What a tensor looks like. */
-typedef struct peri_tensor_desc {
-    int64_t size; /* sizeof(peri_tensor_desc) */
+typedef struct peri_tensor_info {
+    int64_t size; /* sizeof(peri_tensor_info) */
     int32_t dtype, ndim;
     int64_t shape[PERI_MAX_DIMS];
     int64_t stride[PERI_MAX_DIMS]; /* elements */
@@ -34,7 +34,7 @@ typedef struct peri_tensor_desc {
     peri_device *device;           /* borrowed */
     bool contiguous, requires_grad, leaf;
     bool mapped;                   /* a device's tensor in the host's memory, where the device's kernels reach it */
-} peri_tensor_desc;
+} peri_tensor_info;
 
 /* -- making and reading -------------------------------------------------------------------------------------------- */
 
@@ -52,9 +52,9 @@ PERI_API peri_status peri_tensor_uniform(peri_device *device, int32_t dtype, int
 PERI_API peri_status peri_tensor_normal(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape,
                                         double mean, double deviation, uint64_t seed, uint64_t stream,
                                         peri_tensor **out);
-/** @start, @start + @step, ...: @n numbers. f32, f64, i64 or i32; of integers @start and @step are whole and below
+/** @start, @start + @step, ...: @length numbers. f32, f64, i64 or i32; of integers @start and @step are whole and below
  *  2^53. */
-PERI_API peri_status peri_tensor_arange(peri_device *device, int32_t dtype, double start, double step, int64_t n,
+PERI_API peri_status peri_tensor_arange(peri_device *device, int32_t dtype, double start, double step, int64_t length,
                                         peri_tensor **out);
 /** An uninitialised tensor of device cpu in *pinned* memory: @device can copy from it while the copy is only queued
  *  (peri_tensor_upload). Pinned memory is taken from the system once and then kept: when the tensor is gone, others get
@@ -71,7 +71,7 @@ PERI_API void peri_tensor_retain(peri_tensor *t);
 /** Give up a reference; NULL is fine. */
 PERI_API void peri_tensor_release(peri_tensor *t);
 /** Describe @t. @out: its `size` is set. */
-PERI_API peri_status peri_tensor_describe(const peri_tensor *t, peri_tensor_desc *out);
+PERI_API peri_status peri_tensor_describe(const peri_tensor *t, peri_tensor_info *out);
 /** Copy all elements of @t, in row-major order, from host memory @src of @bytes = numel * element size. @src is
  *  consumed at once. */
 PERI_API peri_status peri_tensor_write(peri_tensor *t, const void *src, int64_t bytes);
@@ -125,10 +125,12 @@ PERI_API int64_t peri_tensor_version(const peri_tensor *t);
 
 /* -- the gradient tape --------------------------------------------------------------------------------------------- */
 
-/** Record operations on this thread from now on, or not (default: on). Returns the previous setting. */
-PERI_API bool peri_grad_enable(bool on);
+/** Whether operations on this thread are recorded (default: true). */
+PERI_API bool peri_grad_enabled(void);
+/** Record operations on this thread from now on, or not. */
+PERI_API peri_status peri_grad_enabled_set(bool on);
 /** Make a leaf want a gradient, or not. f32 or f64 leaves only. */
-PERI_API peri_status peri_tensor_requires_grad(peri_tensor *leaf, bool on);
+PERI_API peri_status peri_tensor_requires_grad_set(peri_tensor *leaf, bool on);
 /** The accumulated gradient of a leaf, NULL if there is none. @out new. */
 PERI_API peri_status peri_tensor_grad(peri_tensor *leaf, peri_tensor **out);
 /** Replace the gradient of a leaf (NULL: drop it). @grad retained; must have the leaf's shape, dtype and device. */

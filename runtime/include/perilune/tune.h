@@ -26,8 +26,8 @@ enum {
 enum { PERI_TUNE_WAYS = 8 }; /* most ways of a choice */
 
 /** A choice. All texts are static. */
-typedef struct peri_tune_choice {
-    int64_t size; /* sizeof(peri_tune_choice) */
+typedef struct peri_tune_info {
+    int64_t size; /* sizeof(peri_tune_info) */
     const char *name;               /* "lookup_prefetch" */
     const char *text;               /* what is chosen, one sentence */
     const char *ways[PERI_TUNE_WAYS]; /* allowed words; NULL behind the last */
@@ -39,7 +39,7 @@ typedef struct peri_tune_choice {
     int32_t source;                 /* PERI_TUNE_* */
     bool measured;                  /* whether it can be measured; the others keep their default unless they are
                                        given */
-} peri_tune_choice;
+} peri_tune_info;
 
 /** Bytes of the last level of caches that the processors of this process have together, each cache counted once; 32 MiB
  *  where the system does not say. Asked of the system once. */
@@ -47,7 +47,7 @@ PERI_API int64_t peri_cache_bytes(void);
 /** Number of choices. */
 PERI_API int32_t peri_tune_count(void);
 /** Choice @index, 0..peri_tune_count() - 1. Local. */
-PERI_API peri_status peri_tune_describe(int32_t index, peri_tune_choice *out);
+PERI_API peri_status peri_tune_describe(int32_t index, peri_tune_info *out);
 /** Use way @word of choice @name in this process from now on, as PERI_TUNE="name=word" does; NULL: forget that. Local;
  *  not while another thread computes. Some ways are taken when a group of ranks is made, as `copy_near`, on which its
  *  ranks agree: those of the first rank hold then. */
