@@ -4,8 +4,14 @@
  */
 #include "kernels.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 /** Which instruction sets were compiled: those that the Makefile names (its ISA), PERI_ISA_avx2 and PERI_ISA_avx512, or
  *  all up to
@@ -24,7 +30,7 @@ const char *const peri_kernel_names[PERI_WORK_COUNT] = {
     PERI_KERNELS(X) PERI_STEPS(X)
 #undef X
 #define X(name, args) [PERI_OP_##name] = #name,
-    PERI_OPS(X)
+        PERI_OPS(X)
 #undef X
 };
 
@@ -115,4 +121,24 @@ const peri_kernels *peri_kernels_isa(const char *isa)
     for (int i = 0; i < ISA_COUNT; i++)
         if (!strcmp(isa_names[i], isa)) return tables[i].isa ? &tables[i] : NULL;
     return NULL;
+}
+
+#if defined(__x86_64__) && defined(__linux__)
+static bool amx_runs(void)
+{
+    enum { AMX_TILE = 1 << 24, AMX_INT8 = 1 << 25, ASK_FOR_STATE = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & AMX_TILE) || !(d & AMX_INT8)) return false;
+    return syscall(SYS_arch_prctl, ASK_FOR_STATE, TILE_DATA) == 0;
+}
+#else
+static bool amx_runs(void) { return false; }
+#endif
+
+bool peri_kernels_amx(void)
+{
+    enum { UNKNOWN, NO, YES };
+    static atomic_int known = UNKNOWN; /* threads that ask at the same time hear the same */
+    if (atomic_load(&known) == UNKNOWN) atomic_store(&known, amx_runs() ? YES : NO);
+    return atomic_load(&known) == YES;
 }

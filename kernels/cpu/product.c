@@ -173,23 +173,25 @@ static void k_codes_plain(const peri_k_panel_product_args *a, int64_t row, int64
 }
 
 #if defined(__AVX512F__)
-#define K_VNNI __attribute__((target("avx512vnni")))
-
-/** Four rows of a panel, @bytes of them (64, or fewer at its end), turned so that the four codes of a column lie
- *  together, and with 128 added: the instruction wants one factor without a sign. */
-K_VNNI static inline __attribute__((always_inline)) __m512i k_codes_turned(const char *w, int64_t bytes)
+/** Four rows of a panel, @bytes of them (64, or fewer at its end, and zeros), turned so that the four codes of a column
+ *  lie together. */
+static inline __attribute__((always_inline)) __m512i k_codes_turned(const char *w, int64_t bytes)
 {
     const __m512i lanes = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i inside = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     const __m512i rows = bytes >= 64 ? _mm512_loadu_si512(w) : _mm512_maskz_loadu_epi8((1ull << bytes) - 1, w);
-    const __m512i turned = _mm512_shuffle_epi8(_mm512_permutexvar_epi32(lanes, rows), inside);
-    return _mm512_xor_si512(turned, _mm512_set1_epi8(-128));
+    return _mm512_shuffle_epi8(_mm512_permutexvar_epi32(lanes, rows), inside);
 }
+
+#include "product_amx.h"
+
+#define K_VNNI __attribute__((target("avx512vnni")))
 
 /** A tile of rows as codes: as many rows and panels as there are registers for, and turning panels costs little. */
 enum { K_CODES_ROWS = 12, K_CODES_PANELS = 2 };
 
-/** Add four numbers of each of @rows rows times @n panels, from @w on, of which @bytes are there. */
+/** Add four numbers of each of @rows rows times @n panels, from @w on, of which @bytes are there. 128 is added to each
+ *  code of a panel: the instruction wants one factor without a sign. */
 K_VNNI static inline __attribute__((always_inline)) void k_codes_step(__m512i s[K_CODES_ROWS][K_CODES_PANELS],
                                                                       const char *w, int64_t step, int64_t bytes,
                                                                       const char *codes, int64_t stride, int rows,
@@ -197,7 +199,8 @@ K_VNNI static inline __attribute__((always_inline)) void k_codes_step(__m512i s[
 {
     __m512i column[K_CODES_PANELS];
 #pragma GCC unroll 4
-    for (int v = 0; v < n; v++) column[v] = k_codes_turned(w + v * step, bytes);
+    for (int v = 0; v < n; v++)
+        column[v] = _mm512_xor_si512(k_codes_turned(w + v * step, bytes), _mm512_set1_epi8(-128));
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
         int32_t four;
@@ -258,6 +261,7 @@ static void k_code_product(const peri_k_panel_product_args *a, int64_t begin, in
 {
     for (int64_t row = begin; row < end; row++) peri_codes_of(k_codes_row(a, row), a->x + row * a->x_stride, a->inner);
 #if defined(__AVX512F__)
+    if (end - begin >= K_AMX_ROWS && peri_kernels_amx()) begin = k_codes_amx(a, begin, end);
     if (__builtin_cpu_supports("avx512vnni")) {
         k_codes_vnni(a, begin, end);
         return;

@@ -1,5 +1,5 @@
--- serve.lua: answers of model files, one thread, without HTTP: a DLRM of 26 tables, batches of several sizes, dtypes of
--- tables. One line a measurement: case, dtype, threads, samples of a call, p50 and p99 of a call in microseconds,
+-- serve.lua: answers of model files, one thread, without HTTP: a DLRM of 26 tables, or MLPerf's DCN-v2 (--case dcn, whose
+-- tables are cut to --rows), batches of several sizes, dtypes of tables. One line a measurement: case, dtype, threads, samples of a call, p50 and p99 of a call in microseconds,
 -- samples a second. With --python beside PyTorch with FBGEMM's tables (peers/serve.py), in turns: ratio is theirs over
 -- ours, of medians, the median of the rounds.
 --
@@ -11,6 +11,7 @@ local json = require "dkjson"
 local nn, C, check = peri.nn, peri.ffi.C, peri.ffi.check
 
 local parser = argparse("tests/bench/serve.lua", "Speed of model files.")
+parser:option("--case", "The model: dlrm or dcn.", "dlrm"):choices { "dlrm", "dcn" }
 parser:option("--out", "Append results as JSON lines to this file.")
 parser:option("--rows", "Rows of each table.", 100000, tonumber)
 parser:option("--dtypes", "Dtypes of tables, with commas.", "f32,int8,int4")
@@ -22,23 +23,37 @@ parser:option("--python", "A Python with torch and fbgemm_gpu: measures them at 
 local options = parser:parse(arg)
 local out = options.out and assert(io.open(options.out, "a"))
 
-local TABLES, COLUMNS, DENSE, IDS, SETS = 26, 64, 13, 1, 64
+local TABLES, DENSE, SETS = 26, 13, 64
+local dcn = options.case == "dcn"
+local COLUMNS = dcn and 128 or 64
+-- Ids of each feature: MLPerf's numbers of Criteo's features with several ids each.
+local IDS = dcn and { 3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1 } or {}
+for i = #IDS + 1, TABLES do IDS[i] = 1 end
 
-local beside = options.python and options.python ~= ""
+local beside = options.python and options.python ~= "" and not dcn
 local tables, keys = {}, {}
 for i = 1, TABLES do
   keys[i] = ("f%02d"):format(i)
   tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = options.rows, embedding_dim = COLUMNS,
     feature_names = { keys[i] } }
 end
-local model = nn.DLRM {
-  embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables }, dense_in_features = DENSE,
-  dense_arch_layer_sizes = { 512, 256, COLUMNS }, over_arch_layer_sizes = { 512, 512, 256, 1 },
+local collection = peri.EmbeddingBagCollection { tables = tables }
+local model = dcn and nn.DLRM_DCN {
+  embedding_bag_collection = collection, dense_in_features = DENSE, dense_arch_layer_sizes = { 512, 256, COLUMNS },
+  over_arch_layer_sizes = { 1024, 1024, 512, 256, 1 }, dcn_num_layers = 3, dcn_low_rank_dim = 512,
+} or nn.DLRM {
+  embedding_bag_collection = collection, dense_in_features = DENSE, dense_arch_layer_sizes = { 512, 256, COLUMNS },
+  over_arch_layer_sizes = { 512, 512, 256, 1 },
 }
 
 local function held_out(n)
   local lengths, ids = {}, {}
-  for i = 1, TABLES * n do lengths[i], ids[i] = IDS, math.random(0, options.rows - 1) end
+  for t = 1, TABLES do
+    for _ = 1, n do
+      lengths[#lengths + 1] = IDS[t]
+      for _ = 1, IDS[t] do ids[#ids + 1] = math.random(0, options.rows - 1) end
+    end
+  end
   return { dense_features = peri.Tensor.uniform({ n, DENSE }, -1, 1, 7),
     sparse_features = peri.KeyedJaggedTensor { keys = keys, values = ids, lengths = lengths } }
 end
@@ -46,17 +61,17 @@ end
 --- Inputs of a call with n samples, in C memory.
 local function values_of(n, kept)
   local values = ffi.new("peri_model_values[?]", TABLES + 1)
-  local dense, offsets = ffi.new("float[?]", n * DENSE), ffi.new("int64_t[?]", n + 1)
+  local dense = ffi.new("float[?]", n * DENSE)
   for i = 0, n * DENSE - 1 do dense[i] = math.random() end
-  for i = 0, n do offsets[i] = i * IDS end
   values[0].dense = dense
   for t = 1, TABLES do
-    local ids = ffi.new("int64_t[?]", n * IDS)
-    for i = 0, n * IDS - 1 do ids[i] = math.random(0, options.rows - 1) end
+    local ids, offsets = ffi.new("int64_t[?]", n * IDS[t]), ffi.new("int64_t[?]", n + 1)
+    for i = 0, n do offsets[i] = i * IDS[t] end
+    for i = 0, n * IDS[t] - 1 do ids[i] = math.random(0, options.rows - 1) end
     values[t].ids, values[t].offsets = ids, offsets
-    kept[#kept + 1] = ids
+    kept[#kept + 1] = { ids, offsets }
   end
-  kept[#kept + 1] = { dense, offsets, values }
+  kept[#kept + 1] = { dense, values }
   return values
 end
 
@@ -83,7 +98,7 @@ local function measure(path, dtype, n)
   for _, t in ipairs(times) do sum = sum + t end
   table.sort(times)
   local m = #times
-  local line = { case = "dlrm", rows = options.rows, dtype = dtype, dense = options.dense, threads = 1, samples = n,
+  local line = { case = options.case, rows = options.rows, dtype = dtype, dense = options.dense, threads = 1, samples = n,
     open_us = opened, p50_us = times[math.ceil(m * 0.5)], p99_us = times[math.ceil(m * 0.99)],
     samples_per_s = n * m / sum * 1e6 }
   C.peri_model_context_release(context_out[0])
@@ -140,7 +155,7 @@ for dtype in options.dtypes:gmatch "[^,]+" do
     if #theirs[n] > 0 then
       local line = middle(theirs[n])
       table.sort(ratios[n])
-      line.case, line.threads, line.rows, line.ratio = "dlrm", 1, options.rows, ratios[n][math.ceil(#ratios[n] / 2)]
+      line.case, line.threads, line.rows, line.ratio = options.case, 1, options.rows, ratios[n][math.ceil(#ratios[n] / 2)]
       say(line)
     end
   end

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_ROWS = 14, MOST_COLS = 150, MOST_INNER = 70, PAD = 3 };
+enum { MOST_ROWS = 50, MOST_COLS = 150, MOST_INNER = 70, PAD = 3 };
 
 static float x[MOST_ROWS * (MOST_INNER + PAD)], w[MOST_COLS * MOST_INNER], bias[MOST_COLS];
 static float panels[(MOST_COLS + PERI_PANEL) * MOST_INNER];
@@ -139,12 +139,13 @@ static void all_instruction_sets_have_the_bits_of_sums_in_order(void **state)
     x[70 + PAD] = 1e30f, x[4 * (13 + PAD)] = 1e-40f; /* and such that most of it rounds to 0 */
     for (size_t c = 0; c < sizeof cols / sizeof *cols; c++)
         for (size_t k = 0; k < sizeof inner / sizeof *inner; k++)
-            for (int64_t rows = 1; rows <= MOST_ROWS; rows++) {
+            for (int64_t rows = 1; rows <= MOST_ROWS; rows += rows < 14 ? 1 : 12) {
                 const int32_t act = rows % 2 ? PERI_UNARY_RELU : PERI_UNARY_IDENTITY;
+                check(rows, cols[c], inner[k], act, rows % 3 != 0, PERI_I8, true);
+                if (rows > 14) continue; /* codes have tiles of more rows */
                 check(rows, cols[c], inner[k], act, rows % 3 != 0, PERI_F32, false);
                 check(rows, cols[c], inner[k], act, rows % 3 != 0, PERI_BF16, false);
                 check(rows, cols[c], inner[k], act, rows % 3 != 0, PERI_I8, false);
-                check(rows, cols[c], inner[k], act, rows % 3 != 0, PERI_I8, true);
             }
 }
 
