@@ -23,8 +23,9 @@ TBE_INLINE int tbe_batch_lines(const int bytes) { return (bytes + TBE_LINE - 1) 
 
 typedef struct tbe_batch {
     int32_t n;
-    bool plain[TBE_BATCH];     /* one item, its gradient as it lies: the walk ahead has a step to catch up */
-    const float *g[TBE_BATCH]; /* gradients */
+    bool plain[TBE_BATCH];     /* one item, its gradient where it lies: the walk ahead has a step to catch up */
+    const float *g[TBE_BATCH]; /* gradients, to be multiplied by scale */
+    float scale[TBE_BATCH];
     int64_t row[TBE_BATCH];    /* of the table */
     float rate[TBE_BATCH];     /* what multiplies them */
 } tbe_batch;
@@ -42,13 +43,14 @@ TBE_INLINE void tbe_batch_ahead(tbe_updater *u, const int kind, const int32_t dt
     const peri_k_tbe_update_args *a = u->a;
     if (u->ahead >= u->n) return;
     uint64_t key = a->sorted[u->ahead], linear = key >> a->payload_bits;
+    tbe_items_ahead(u);
     const peri_k_tbe_table *t = u->ahead_table;
     uint64_t row = linear - (uint64_t)t->first_row;
     if (row >= (uint64_t)t->rows || t->cols != cols) {
         tbe_batch_ahead_odd(u);
         return;
     }
-    u->ahead++;
+    const float *g = tbe_gradient_row(u, u->ahead++, &(float){0});
     if (linear != u->ahead_row) {
         const int bytes = dtype == PERI_F32 ? 4 : 2;
         u->ahead_row = linear;
@@ -56,7 +58,13 @@ TBE_INLINE void tbe_batch_ahead(tbe_updater *u, const int kind, const int32_t dt
                      tbe_batch_lines(cols * bytes), u->near);
         if (kind == PERI_TBE_ROWWISE_ADAGRAD) tbe_prefetch((const char *)(a->rows.momentum1 + linear), 1, u->near);
     }
-    tbe_prefetch((const char *)(a->grad + (key & u->payload_mask)), tbe_batch_lines(cols * 4), u->near);
+    tbe_prefetch((const char *)g, tbe_batch_lines(cols * 4), u->near);
+}
+
+/** Vector @v of row @i's gradient. */
+TBE_INLINE v16 tbe_batch_gradient(const tbe_batch *b, int32_t i, int v, const int cols)
+{
+    return v16_mul(v16_set(b->scale[i]), tbe_batch_load(b->g[i] + 16 * v, cols));
 }
 
 /** m += sum16(g * g) / n and rate = -lr / (sqrt(m) + eps) for all rows, of which @part is multiplied with g: a power of
@@ -69,7 +77,7 @@ TBE_INLINE void tbe_batch_rates(const peri_k_tbe_optimizer *o, tbe_batch *b, flo
         v16 sum = v16_zero();
 #pragma GCC unroll 16
         for (int v = 0; v < tbe_vectors(cols); v++) {
-            v16 x = tbe_batch_load(b->g[i] + 16 * v, cols);
+            v16 x = tbe_batch_gradient(b, i, v, cols);
             sum = v16_fma(x, x, sum);
         }
         squares[i] = v16_sum(sum);
@@ -81,26 +89,27 @@ TBE_INLINE void tbe_batch_rates(const peri_k_tbe_optimizer *o, tbe_batch *b, flo
     for (int32_t i = 0; i < b->n; i++) momentum[b->row[i]] = m[i];
 }
 
-/** w = fma(rate, g, keep * w) of a row of f32. */
-TBE_INLINE void tbe_batch_row(float *w, const float *g, v16 rate, v16 keep, const int cols)
+/** w = fma(rate, g, keep * w) of row @i, which is of f32. */
+TBE_INLINE void tbe_batch_row(float *w, const tbe_batch *b, int32_t i, v16 rate, v16 keep, const int cols)
 {
 #pragma GCC unroll 16
     for (int k = 0; k < tbe_vectors(cols); k++) {
-        const int d = 16 * tbe_scattered(k, tbe_vectors(cols), PERI_F32);
-        tbe_batch_store(w + d, v16_fma(rate, tbe_batch_load(g + d, cols), v16_mul(keep, tbe_batch_load(w + d, cols))),
-                        cols);
+        const int v = tbe_scattered(k, tbe_vectors(cols), PERI_F32);
+        const v16 x = v16_mul(keep, tbe_batch_load(w + 16 * v, cols));
+        tbe_batch_store(w + 16 * v, v16_fma(rate, tbe_batch_gradient(b, i, v, cols), x), cols);
     }
 }
 
 /** The same of f16 or bf16, in f32; returns the largest size, lane by lane. */
-TBE_INLINE u16x tbe_batch_row_values(const uint16_t *w, const float *g, v16 rate, v16 keep, v16 *x, const int nv,
-                                     const int32_t dtype)
+TBE_INLINE u16x tbe_batch_row_values(const uint16_t *w, const tbe_batch *b, int32_t i, v16 rate, v16 keep, v16 *x,
+                                     const int nv, const int32_t dtype)
 {
     u16x most = u16x_zero();
 #pragma GCC unroll 16
     for (int k = 0; k < nv; k++) {
         const int v = tbe_scattered(k, nv, dtype);
-        x[v] = v16_fma(rate, v16_load(g + 16 * v), v16_mul(keep, tbe_get_weights(w, 16 * v, 16, dtype)));
+        x[v] = v16_fma(rate, tbe_batch_gradient(b, i, v, 16 * nv),
+                       v16_mul(keep, tbe_get_weights(w, 16 * v, 16, dtype)));
         most = u16x_max_size(most, x[v]);
     }
     return most;
@@ -135,17 +144,18 @@ TBE_INLINE void tbe_batch_row_round(uint16_t *w, const v16 *x, uint64_t key, uin
 
 /** Any row of f16 or bf16. Computes it again: nobody points to the values that are in registers. */
 static __attribute__((noinline)) void tbe_batch_row_odd(const peri_k_tbe_update_args *a, const peri_k_tbe_table *t,
-                                                        int64_t row, const float *g, float rate, float keep)
+                                                        const tbe_batch *b, int32_t i, float rate, float keep)
 {
     enum { MOST_COLS = 256 };
     const int32_t dtype = a->rows.weight_dtype;
-    uint16_t *w = (uint16_t *)a->rows.weight + t->offset + row * t->stride, room[MOST_COLS + 32];
+    uint16_t *w = (uint16_t *)a->rows.weight + t->offset + b->row[i] * t->stride, room[MOST_COLS + 32];
     float wide[MOST_COLS];
-    for (int64_t d = 0; d < t->cols; d += 16) {
-        v16 x = dtype == PERI_F16 ? v16_load_f16(w + d) : v16_load_bf16(w + d);
-        v16_store(wide + d, v16_fma(v16_set(rate), v16_load(g + d), v16_mul(v16_set(keep), x)));
+    for (int v = 0; v < t->cols / 16; v++) {
+        v16 x = dtype == PERI_F16 ? v16_load_f16(w + 16 * v) : v16_load_bf16(w + 16 * v);
+        v16 g = tbe_batch_gradient(b, i, v, (int)t->cols);
+        v16_store(wide + 16 * v, v16_fma(v16_set(rate), g, v16_mul(v16_set(keep), x)));
     }
-    tbe_row_round(&a->optimizer, t, tbe_table_row(&a->rows, t, row), w, wide, room, dtype);
+    tbe_row_round(&a->optimizer, t, tbe_table_row(&a->rows, t, b->row[i]), w, wide, room, dtype);
 }
 
 /** Ask for a row of the batch into the first-level cache, where the processor does not look far ahead: rounding is
@@ -170,7 +180,7 @@ TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_
     for (int32_t i = 0; i < b->n; i++) {
         const float rate = kind == PERI_TBE_SGD ? -o->lr * part : b->rate[i];
         if (dtype == PERI_F32) {
-            tbe_batch_row((float *)rows->weight + t->offset + b->row[i] * t->stride, b->g[i], v16_set(rate),
+            tbe_batch_row((float *)rows->weight + t->offset + b->row[i] * t->stride, b, i, v16_set(rate),
                           v16_set(keep), cols);
         } else {
             uint16_t *first = (uint16_t *)rows->weight + t->offset, *w = first + b->row[i] * t->stride;
@@ -180,11 +190,11 @@ TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_
                 tbe_batch_near(b->g[next], nv);
             }
             v16 x[16];
-            u16x most = tbe_batch_row_values(w, b->g[i], v16_set(rate), v16_set(keep), x, nv, dtype);
+            u16x most = tbe_batch_row_values(w, b, i, v16_set(rate), v16_set(keep), x, nv, dtype);
             if (!o->stochastic) {
                 tbe_batch_row_nearest(w, x, nv, dtype);
             } else if (u16x_beyond(most, dtype == PERI_F16 ? TBE_MOST_F16 : TBE_MOST_BF16)) {
-                tbe_batch_row_odd(u->a, t, b->row[i], b->g[i], rate, keep);
+                tbe_batch_row_odd(u->a, t, b, i, rate, keep);
             } else {
                 uint64_t key = tbe_mix64(table_key + (uint64_t)(t->row_offset + tbe_table_row(rows, t, b->row[i])));
                 tbe_batch_row_round(w, x, key, (uint32_t)t->col_offset / 2, nv, dtype);
@@ -203,13 +213,15 @@ TBE_INLINE int64_t tbe_update_batches(tbe_updater *u, const peri_k_tbe_table *t,
     float sums[TBE_BATCH][MOST_COLS] __attribute__((aligned(64)));
     tbe_batch b = {0};
     uint64_t linear;
+    const bool in_place = !(u->a->optimizer.max_gradient > 0) && !(u->a->items && u->a->optimizer.exact);
     for (int64_t past; tbe_in_table(u, t, e, last, &linear); e = past, u->runs++) {
         past = tbe_run_end(u, e, linear);
         int32_t i = b.n++;
         b.row[i] = (int64_t)linear - t->first_row;
         b.g[i] = sums[i];
-        b.plain[i] = past - e == 1 && !u->a->items && !(u->a->optimizer.max_gradient > 0);
-        if (b.plain[i]) b.g[i] = tbe_gradient_row(u, e, &(float){0});
+        b.scale[i] = 1;
+        b.plain[i] = past - e == 1 && in_place;
+        if (b.plain[i]) b.g[i] = tbe_gradient_row(u, e, &b.scale[i]);
         else tbe_batch_sum(u, e, past, cols, sums[i]);
         if (b.n == TBE_BATCH) tbe_batch_update(u, t, &b, kind, dtype, cols);
     }

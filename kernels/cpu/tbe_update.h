@@ -47,14 +47,21 @@ static void tbe_update_enter(tbe_updater *u, const peri_k_tbe_table *t)
     u->ahead_weight_lines = (t->cols * element + TBE_LINE - 1) / TBE_LINE + (t->stride * element % TBE_LINE != 0);
 }
 
-TBE_INLINE void tbe_update_ahead(tbe_updater *u)
+/** Ask for an item that the walk ahead comes to later. */
+TBE_INLINE void tbe_items_ahead(const tbe_updater *u)
 {
     enum { ITEMS_AHEAD = 16 };
     const peri_k_tbe_update_args *a = u->a;
-    if (u->ahead >= u->n) return;
-    float scale;
     if (a->items && u->ahead + ITEMS_AHEAD < u->n)
         _mm_prefetch((const char *)&a->items[a->sorted[u->ahead + ITEMS_AHEAD] & u->payload_mask], _MM_HINT_T0);
+}
+
+TBE_INLINE void tbe_update_ahead(tbe_updater *u)
+{
+    const peri_k_tbe_update_args *a = u->a;
+    if (u->ahead >= u->n) return;
+    float scale;
+    tbe_items_ahead(u);
     uint64_t linear = a->sorted[u->ahead] >> a->payload_bits;
     const float *g = tbe_gradient_row(u, u->ahead++, &scale);
     if (linear != u->ahead_row) {
