@@ -1,7 +1,7 @@
--- serve.lua: answers of model files, one thread, without HTTP: a DLRM of 26 tables, or MLPerf's DCN-v2 (--case dcn, whose
--- tables are cut to --rows), batches of several sizes, dtypes of tables. One line a measurement: case, dtype, threads, samples of a call, p50 and p99 of a call in microseconds,
--- samples a second. With --python beside PyTorch with FBGEMM's tables (peers/serve.py), in turns: ratio is theirs over
--- ours, of medians, the median of the rounds.
+-- serve.lua: answers of model files, one thread, without HTTP: a DLRM of 26 tables, or MLPerf's DCN-v2 (--case dcn,
+-- whose tables are cut to --rows), batches of several sizes, dtypes of tables. One line a measurement: case, dtype,
+-- threads, samples of a call, p50 and p99 of a call in microseconds, samples a second. With --python beside PyTorch
+-- with FBGEMM's tables (peers/serve.py), in turns: ratio is theirs over ours, of medians, the median of the rounds.
 --
 -- Ids are uniform and there are many batches of them, which take turns: rows come from memory, as in serving.
 local ffi = require "ffi"
@@ -98,8 +98,8 @@ local function measure(path, dtype, n)
   for _, t in ipairs(times) do sum = sum + t end
   table.sort(times)
   local m = #times
-  local line = { case = options.case, rows = options.rows, dtype = dtype, dense = options.dense, threads = 1, samples = n,
-    open_us = opened, p50_us = times[math.ceil(m * 0.5)], p99_us = times[math.ceil(m * 0.99)],
+  local line = { case = options.case, rows = options.rows, dtype = dtype, dense = options.dense, threads = 1,
+    samples = n, open_us = opened, p50_us = times[math.ceil(m * 0.5)], p99_us = times[math.ceil(m * 0.99)],
     samples_per_s = n * m / sum * 1e6 }
   C.peri_model_context_release(context_out[0])
   C.peri_model_release(model_out[0])
@@ -155,7 +155,8 @@ for dtype in options.dtypes:gmatch "[^,]+" do
     if #theirs[n] > 0 then
       local line = middle(theirs[n])
       table.sort(ratios[n])
-      line.case, line.threads, line.rows, line.ratio = options.case, 1, options.rows, ratios[n][math.ceil(#ratios[n] / 2)]
+      line.case, line.threads, line.rows = options.case, 1, options.rows
+      line.ratio = ratios[n][math.ceil(#ratios[n] / 2)]
       say(line)
     end
   end

@@ -78,13 +78,15 @@ local function c_includes(ctx)
 end
 
 -- What a compiler sees at once is listed in one place: C files are included by the unit*.c of kernels only, and each of
--- theirs by one.
+-- theirs by one. (A test may be a unit, which begins with unit.h, too.)
 local function units(ctx)
   local complaints, included = {}, {}
   for _, path in ipairs(ctx.files("runtime kernels tests", "c", "h", "cu", "cuh")) do
+    local unit = path:match "^kernels/%w+/unit[%w_]*%.c$"
+      or path:match "^tests/kernels/" and ctx.read(path):find("/kernels/cpu/unit.h\"\n", 1, true)
     for target in ("\n" .. ctx.read(path)):gmatch '\n%s*#%s*include%s+"([^"]+%.c)"' do
       included[normal(path:match "^(.*)/" .. "/" .. target)] = true
-      if not path:match "^kernels/%w+/unit[%w_]*%.c$" then
+      if not unit then
         complaints[#complaints + 1] = ("%s includes %s: only a unit (kernels/*/unit*.c) includes C files"):format(path,
           target)
       end

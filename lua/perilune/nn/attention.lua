@@ -94,7 +94,7 @@ function GRU:init(args)
     device = util.optional })
   self.input_size = util.integer("GRU", "input_size", a.input_size, 1)
   self.hidden_size = util.integer("GRU", "hidden_size", a.hidden_size, 1)
-  self.num_layers = util.integer("GRU", "num_layers", a.num_layers, 1)
+  self.num_layers = util.integer("GRU", "num_layers", a.num_layers, 1, 4096)
   self.bias, self.batch_first, self.directions = a.bias, a.batch_first, a.bidirectional and 2 or 1
   self.drop = layers.Dropout { p = a.dropout }
   local bound, h = 1 / math.sqrt(a.hidden_size), a.hidden_size

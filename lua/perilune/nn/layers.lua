@@ -215,12 +215,16 @@ local function first_element(rows, numel)
   return samples > 0 and rows % samples == 0 and first * (numel / samples) or 0
 end
 
+--- What draws the next mask's numbers when a captured call is replayed. A function of its own: LuaJIT compiles none
+--- that makes functions.
+local function drawing(dropout, rows, numel) return function() return dropout:_draw(rows, numel) end end
+
 function Dropout:forward(x)
   if not self.training or self.p == 0 then return x end
   local d = x:describe()
   local rows, numel = d.ndim > 0 and tonumber(d.shape[0]) or 0, tonumber(d.numel)
   local capturing = P.state.capturing
-  if capturing then capturing[#capturing + 1] = function() return self:_draw(rows, numel) end end
+  if capturing then capturing[#capturing + 1] = drawing(self, rows, numel) end
   return F.dropout(x, self.p, self:_draw(rows, numel))
 end
 --- Seed, stream and offset of the next mask.
