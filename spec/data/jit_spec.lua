@@ -45,7 +45,7 @@ for _, device in ipairs { "cpu", "opaque" } do
   it("batches become tensors in compiled code on " .. device, function()
     local loader = data.criteo(with { path = path, rows = 100, dense_features = 2, sparse_features = 3,
       device = device })
-    -- How much is in one trace depends on what is inlined: one order in fifty has too many values, and is recorded anew.
+    -- How much is in a trace depends on what is inlined: one order in fifty has too many values, and is recorded anew.
     support.assert_compiles("next", function() loader():release() end, "too many spill slots")
   end)
 end
