@@ -8,7 +8,7 @@
 #ifndef PERI_KERNELS_BAGS_H
 #define PERI_KERNELS_BAGS_H
 
-#include "list.h"
+#include "work.h"
 #include "tbe.h"
 
 /** out[i] = ids[i] == padding ? -1 : ids[i]. range: ids. */

@@ -10,7 +10,7 @@
 #ifndef PERI_KERNELS_CACHE_H
 #define PERI_KERNELS_CACHE_H
 
-#include "list.h"
+#include "work.h"
 #include "tbe.h"
 
 enum { PERI_CACHE_PARTS = 6, PERI_CACHE_RECORD_HEAD = 8 };

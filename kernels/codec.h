@@ -11,7 +11,7 @@
 
 #include <perilune/base.h>
 
-#include "list.h"
+#include "work.h"
 
 /** codec_encode: wire = encode(x); codec_decode: x = decode(wire), for the blocks of the range. range: blocks; elements
  *  where block is 1. The wire has no alignment where it consists of bytes.

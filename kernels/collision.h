@@ -21,7 +21,7 @@
 #include <perilune/base.h>
 
 #include "inline.h"
-#include "list.h"
+#include "work.h"
 
 /** What to do with an id that has no row of its own; as PERI_MISS_*, without the default. */
 enum { PERI_K_MISS_ROW = 1, PERI_K_MISS_HASH = 2, PERI_K_MISS_DROP = 3, PERI_K_MISS_ERROR = 4 };

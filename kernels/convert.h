@@ -8,7 +8,7 @@
 
 #include <perilune/base.h>
 
-#include "list.h"
+#include "work.h"
 
 /** for i in range: dst[i] = value, converted to dtype like `convert` does. range: elements. */
 typedef struct peri_k_fill_args {

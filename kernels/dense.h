@@ -11,7 +11,7 @@
 #include <perilune/base.h>
 
 #include "inline.h"
-#include "list.h"
+#include "work.h"
 
 #include <math.h>
 

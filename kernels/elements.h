@@ -9,7 +9,7 @@
 #include <perilune/base.h>
 
 #include "inline.h"
-#include "list.h"
+#include "work.h"
 
 /** For each index in row-major order of shape: dst[i] = a[..] op b[..], 0 or 1. b NULL: the number `value` (floats) or
  *  `whole` (integers and bool) stands for each b. Any dtype that is not complex, the same for a and b; with a NaN only

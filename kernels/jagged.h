@@ -14,7 +14,7 @@
 
 #include <perilune/base.h>
 
-#include "list.h"
+#include "work.h"
 
 enum { PERI_JAGGED_BLOCK = 4096 };
 

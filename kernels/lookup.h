@@ -8,7 +8,7 @@
 
 #include <perilune/base.h>
 
-#include "list.h"
+#include "work.h"
 
 /* -- ids of several tables ----------------------------------------------------------------------------------------- */
 

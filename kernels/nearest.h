@@ -5,7 +5,7 @@
 #ifndef PERI_KERNELS_NEAREST_H
 #define PERI_KERNELS_NEAREST_H
 
-#include "list.h"
+#include "work.h"
 #include "quantize.h"
 
 /** score(q, i) = sum over d of queries[q, d] * item i's number d, products and sums in f32, summed in any order that

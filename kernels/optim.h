@@ -10,7 +10,7 @@
 
 #include <perilune/base.h>
 
-#include "list.h"
+#include "work.h"
 
 /** One array, or one parameter with its gradient and states. Kernels that work on a single array have it in w. */
 typedef struct peri_optim_part {

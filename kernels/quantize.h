@@ -8,7 +8,7 @@
 
 #include <perilune/base.h>
 
-#include "list.h"
+#include "work.h"
 
 /** A row of `cols` numbers x lies in `stride` bytes of any alignment: codes at `codes_at`, scale and bias, one after
  *  the other, at `scale_at` (-1: there are none); all other bytes are 0. least and largest: of the row, or

@@ -12,7 +12,7 @@
 
 #include <perilune/base.h>
 
-#include "list.h"
+#include "work.h"
 #include "spread.h"
 
 /** One feature cut by one table's rows. */

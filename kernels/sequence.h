@@ -14,7 +14,7 @@
 #include <perilune/base.h>
 
 #include "inline.h"
-#include "list.h"
+#include "work.h"
 
 /** Arguments of attention and of its gradients, f32 or f64. A row of q, k and dq, dk has heads x dim numbers, one of v,
  *  out, dout and dv heads x v_dim, head after head. q, k and v lie stride elements from row to row, everything else is

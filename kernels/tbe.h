@@ -27,7 +27,7 @@
 
 #include <perilune/base.h>
 
-#include "list.h"
+#include "work.h"
 
 /** X(..., width) for each number of columns that lookups and updates know when they are compiled; those of other widths
  *  are slower. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels/work.h: kernels, steps and operations by number: all that their launch needs beside the header of the family
- * (kernels/tbe.h, ...) that describes the arguments.
+ * kernels/work.h: kernels, steps and operations by number. The headers of families (kernels/tbe.h, ...), which describe
+ * the arguments of a launch, include it; a changed list compiles anew who includes those, and nobody else.
  */
 #ifndef PERI_KERNELS_WORK_H
 #define PERI_KERNELS_WORK_H

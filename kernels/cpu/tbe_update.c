@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_update.c: the backward pass over sorted items, by the optimizers of one piece: sum each row's gradient
- * (tbe_runs.c), update the row (tbe_rows.c, tbe_batch.c).
+ * tbe_update.c: the backward pass over sorted items: sum each row's gradient (tbe_runs.c), update the row (tbe_rows.c,
+ * tbe_batch.c).
  */
 #include "tbe_update.h"
 
@@ -88,6 +88,6 @@ TBE_INLINE void tbe_dense_rows(const peri_k_tbe_dense_update_args *a, int64_t be
     {                                                                                                                  \
         tbe_dense_rows(a, begin, end, PERI_TBE_##kind);                                                                \
     }
-K_CAT(TBE_KINDS_, K_PIECE, )(X, TBE_SUMS)
+TBE_KINDS(X, TBE_SUMS)
 #undef X
 #undef TBE_SUMS

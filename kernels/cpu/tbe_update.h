@@ -118,12 +118,14 @@ TBE_INLINE bool tbe_in_table(const tbe_updater *u, const peri_k_tbe_table *t, in
     return *linear - (uint64_t)t->first_row < (uint64_t)t->rows;
 }
 
-/** The optimizers, by the pieces of unit_tbe_rows.c: X(kind). ROWWISE_RMSPROP_AR stands for all of tbe_row_stepped.
- *  SUMS(NONE): no optimizer, sums go where the caller wants them. */
-#define TBE_KINDS_rates(X, SUMS) SUMS(NONE) X(SGD) X(ADAGRAD) X(ROWWISE_ADAGRAD)
-#define TBE_KINDS_moments(X, SUMS) X(ADAM) X(PARTIAL_ROWWISE_ADAM) X(LARS_SGD) X(LION)
-#define TBE_KINDS_norms(X, SUMS) X(LAMB) X(PARTIAL_ROWWISE_LAMB) X(ROWWISE_RMSPROP_AR)
-#define TBE_KINDS(X, SUMS) TBE_KINDS_rates(X, SUMS) TBE_KINDS_moments(X, SUMS) TBE_KINDS_norms(X, SUMS)
+/** The optimizers: X(kind). ROWWISE_RMSPROP_AR stands for all of tbe_row_stepped. SUMS(NONE): no optimizer, sums go
+ *  where the caller wants them. */
+#define TBE_KINDS(X, SUMS)                                                                                             \
+    SUMS(NONE)                                                                                                         \
+    X(SGD)                                                                                                             \
+    X(ADAGRAD)                                                                                                         \
+    X(ROWWISE_ADAGRAD)                                                                                                 \
+    X(ADAM) X(PARTIAL_ROWWISE_ADAM) X(LARS_SGD) X(LION) X(LAMB) X(PARTIAL_ROWWISE_LAMB) X(ROWWISE_RMSPROP_AR)
 
 /** Chunks [begin, end) of an update, and of a dense one. */
 #define TBE_SUMS(kind)                                                                                                 \

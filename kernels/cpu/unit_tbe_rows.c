@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * unit_tbe_rows.c: updates row by row: a piece for each group of optimizers (TBE_KINDS in tbe_update.h).
- * pieces: rates moments norms
+ * unit_tbe_rows.c: updates row by row.
  */
 #include "unit.h"
 

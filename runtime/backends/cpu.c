@@ -5,6 +5,7 @@
  * step asks for the same sizes every time, and fresh pages cost more than most kernels.
  */
 #include "../../kernels/kernels.h"
+#include "../plugin/fault.h"
 #include "../plugin/device.h"
 #include "cpu_ops.h"
 

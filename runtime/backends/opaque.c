@@ -16,6 +16,7 @@
  * It is slow on purpose and single-file: one mutex, tasks run in the thread that waits.
  */
 #include "../../kernels/kernels.h"
+#include "../plugin/fault.h"
 #include "../plugin/device.h"
 
 #include <pthread.h>

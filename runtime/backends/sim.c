@@ -8,6 +8,7 @@
  */
 #include "../../kernels/convert.h"
 #include "../../kernels/work.h"
+#include "../plugin/fault.h"
 #include "../plugin/coll.h"
 #include "../plugin/device.h"
 

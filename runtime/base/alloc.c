@@ -3,6 +3,7 @@
  * alloc.c: the one door to the heap, live-byte accounting, fault points.
  */
 #include "base_internal.h"
+#include "fault.h"
 
 #include <errno.h>
 #include <malloc.h>

@@ -6,8 +6,6 @@
 #ifndef PERI_BASE_INTERNAL_H
 #define PERI_BASE_INTERNAL_H
 
-#include "fault.h"
-
 #include <perilune/base.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -206,7 +204,7 @@ static inline uint64_t peri__hash_mix(uint64_t hash, uint64_t value)
 
 /* -- fault points -------------------------------------------------------------------------------------------------- */
 
-/** True when this passage of the fault point must fail. */
+/** True when this passage of the fault point (base/fault.h) must fail. */
 bool peri__fault(int32_t point);
 
 /* -- small helpers ------------------------------------------------------------------------------------------------- */

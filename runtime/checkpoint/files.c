@@ -3,6 +3,7 @@
  * files.c: see files.h.
  */
 #include "files.h"
+#include "../base/fault.h"
 
 #include <errno.h>
 #include <fcntl.h>

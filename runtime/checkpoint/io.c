@@ -3,6 +3,7 @@
  * io.c: see io.h.
  */
 #include "io.h"
+#include "../base/fault.h"
 #include "shared.h"
 
 #include <errno.h>

@@ -6,8 +6,6 @@
 #ifndef PERI_PLUGIN_HOST_H
 #define PERI_PLUGIN_HOST_H
 
-#include "../base/fault.h"
-
 #include <perilune/base.h>
 
 /** The contracts of this header. What is added goes to the end of a table, so that older backends need not know it, and
@@ -33,7 +31,7 @@ typedef struct peri_plugin_host {
      * core has none that takes these. Backends ask once and keep it: their numbers (PERI_K_*) may be other kernels'
      * here. */
     void (*(*kernel)(const char *name, int64_t args))(const void *args, int64_t begin, int64_t end);
-    /* True when this passage of a fault point (PERI_FAULT_*) must fail. */
+    /* True when this passage of a fault point (PERI_FAULT_*, plugin/fault.h) must fail. */
     bool (*fault)(int32_t point);
     int64_t (*time_ns)(void);
     void (*pause)(int64_t round);

@@ -5,6 +5,8 @@
  */
 #include "capture.h"
 
+#include "../../kernels/work.h"
+
 _Thread_local peri__capture *peri__capturing;
 static _Thread_local peri__arena *dead_arenas; /* that went while this thread was capturing */
 

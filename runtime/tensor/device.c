@@ -4,6 +4,7 @@
  */
 #include "capture.h"
 
+#include "../../kernels/work.h"
 #include "../base/between.h"
 #include "../base/floats.h"
 #include "../base/tune.h"

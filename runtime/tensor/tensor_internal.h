@@ -6,7 +6,6 @@
 #ifndef PERI_TENSOR_INTERNAL_H
 #define PERI_TENSOR_INTERNAL_H
 
-#include "../../kernels/work.h"
 #include "../base/base_internal.h"
 #include "../plugin/plugin_internal.h"
 

@@ -6,6 +6,7 @@
  */
 #include "../../../kernels/cuda/blas.h"
 #include "../../../kernels/cuda/table.h"
+#include "../../plugin/fault.h"
 #include "../../plugin/device.h"
 #include "stage.h"
 

@@ -22,6 +22,7 @@
 #include "mpi_internal.h"
 #include "../../../kernels/convert.h"
 #include "../../../kernels/route.h"
+#include "../../plugin/fault.h"
 
 #include <sched.h>
 #include <string.h>

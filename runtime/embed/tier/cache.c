@@ -5,6 +5,7 @@
  * once a batch.
  */
 #include "cache.h"
+#include "../../base/fault.h"
 
 #include <sys/mman.h>
 

@@ -5,6 +5,7 @@
  * makes them all, one by one.
  */
 #include "row_io.h"
+#include "../../base/fault.h"
 
 #include <errno.h>
 #include <pthread.h>

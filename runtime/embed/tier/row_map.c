@@ -5,6 +5,7 @@
  * so that holes need not be read.
  */
 #include "row_file.h"
+#include "../../base/fault.h"
 
 #include <errno.h>
 #include <sys/mman.h>

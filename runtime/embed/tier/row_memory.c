@@ -4,6 +4,7 @@
  * of files, without checksums; they are copied at once, by all threads. See row_file.h and tier.h.
  */
 #include "tier.h"
+#include "../../base/fault.h"
 
 #include <sys/mman.h>
 

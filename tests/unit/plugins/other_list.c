@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * other_list.c: own_way, built with another list of kernels: cache_fill is not there, two new ones are, which moves the
- * numbers of all that come after them, and cumsum has longer arguments.
+ * numbers of all that come after them, and cumsum has longer arguments. The list is changed before any header makes
+ * numbers of it.
  */
-#include "kernels/cache.h"
-#include "kernels/jagged.h"
+#include "kernels/list.h"
 
-typedef struct longer_cumsum {
-    peri_op_cumsum now;
-    int64_t gone;
-} longer_cumsum;
+typedef struct longer_cumsum longer_cumsum;
 #undef PERI_OPS_JAGGED
 #define PERI_OPS_JAGGED(X) X(cumsum, longer_cumsum) X(bags_report, peri_op_bags_report)
 #undef PERI_KERNELS_CACHE
 #define PERI_KERNELS_CACHE(X)                                                                                          \
     X(of_tomorrow, peri_k_cache_args) X(of_next_week, peri_k_cache_args) X(cache_spill, peri_k_cache_args)
+
+#include "kernels/jagged.h"
+struct longer_cumsum {
+    peri_op_cumsum now;
+    int64_t gone;
+};
 
 #include "own_way.h"
