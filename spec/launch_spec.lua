@@ -208,6 +208,8 @@ describe_launcher("perilune run, several ranks", function()
           if peri.rank() == 1 then peri.world():abort "bad thing" end
           if peri.rank() == 1 or ]] .. tostring(waits) .. [[ then peri.world():barrier():wait() end
         end))
+        local till = os.clock() + ]] .. (waits and 0 or 0.3) .. [[ -- not before the other has given up
+        while os.clock() < till do end
       ]] .. ending))
       assert.equal(1, status)
       assert.matches("%[rank 1%]" .. words .. "bad thing", out)

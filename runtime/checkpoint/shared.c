@@ -81,7 +81,8 @@ static common *meet(const char *path)
     /* All of it has to be there: who writes to memory that a full file system does not have is killed. */
     bool there = first ? posix_fallocate(fd, 0, whole) == 0 : false;
     for (int ms = 0; !first && !there && ms < LATE_MS; ms++) {
-        there = fstat(fd, &is) == 0 && is.st_size == whole && (int64_t)is.st_blocks * 512 >= whole;
+        if (fstat(fd, &is) != 0 || is.st_uid != geteuid() || is.st_mode & 077) break; /* somebody else's */
+        there = is.st_size == whole && (int64_t)is.st_blocks * 512 >= whole;
         if (!there) sleep_us(1000);
     }
     common *all = there ? mmap(NULL, (size_t)whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
@@ -89,7 +90,7 @@ static common *meet(const char *path)
     bool made = all != MAP_FAILED && (!first || make(all));
     for (int ms = 0; made && atomic_load(&all->made) != READY && ms < LATE_MS; ms++) sleep_us(1000);
     if (made && atomic_load(&all->made) == READY) return all;
-    unlink(path); /* who began to make it has died, or there is no room */
+    unlink(path); /* who began to make it has died, or there is no room, or it is somebody else's */
     if (all != MAP_FAILED) munmap(all, (size_t)whole);
     return NULL;
 }
