@@ -103,53 +103,28 @@ function M.div(a, b)
   check(C.peri_op_div(ptr(a), ptr(b), out))
   return wrap(out[0])
 end
---- The same of a function that has no form for a number: Lua's become tensors, too.
-local function as_tensors(a, b)
-  if type(a) == "number" then return Tensor._number(a, b), b end
-  if type(b) == "number" then return a, Tensor._number(b, a) end
-  return operands(a, b)
+--- A function of two operands: by_number where the second one is a Lua number, else of_tensors, for which numbers
+--- become tensors.
+local function by_both(by_number, of_tensors)
+  return function(a, b)
+    if type(b) == "number" and ffi.istype(ctype, a) then
+      check(by_number(ptr(a), b, out))
+      return wrap(out[0])
+    end
+    if type(a) == "number" then a = Tensor._number(a, b) elseif type(b) == "number" then b = Tensor._number(b, a)
+    else a, b = operands(a, b) end
+    check(of_tensors(ptr(a), ptr(b), out))
+    return wrap(out[0])
+  end
 end
-
 --- t to the power of exponent: t ^ exponent. Either side may be a number.
-function M.pow(t, exponent)
-  if type(exponent) == "number" and ffi.istype(ctype, t) then
-    check(C.peri_op_pow(ptr(t), exponent, out))
-    return wrap(out[0])
-  end
-  t, exponent = as_tensors(t, exponent)
-  check(C.peri_op_power(ptr(t), ptr(exponent), out))
-  return wrap(out[0])
-end
+M.pow = by_both(C.peri_op_pow, C.peri_op_power)
 --- a / b rounded down; either side may be a number. Divisors of integers are not 0.
-function M.floor_divide(a, b)
-  if type(b) == "number" and ffi.istype(ctype, a) then
-    check(C.peri_op_floor_divide_number(ptr(a), b, out))
-    return wrap(out[0])
-  end
-  a, b = as_tensors(a, b)
-  check(C.peri_op_floor_divide(ptr(a), ptr(b), out))
-  return wrap(out[0])
-end
+M.floor_divide = by_both(C.peri_op_floor_divide_number, C.peri_op_floor_divide)
 --- a - b * floor_divide(a, b), which has the sign of b: a % b.
-function M.remainder(a, b)
-  if type(b) == "number" and ffi.istype(ctype, a) then
-    check(C.peri_op_remainder_number(ptr(a), b, out))
-    return wrap(out[0])
-  end
-  a, b = as_tensors(a, b)
-  check(C.peri_op_remainder(ptr(a), ptr(b), out))
-  return wrap(out[0])
-end
+M.remainder = by_both(C.peri_op_remainder_number, C.peri_op_remainder)
 --- What C's fmod leaves of a / b, which has the sign of a.
-function M.fmod(a, b)
-  if type(b) == "number" and ffi.istype(ctype, a) then
-    check(C.peri_op_fmod_number(ptr(a), b, out))
-    return wrap(out[0])
-  end
-  a, b = as_tensors(a, b)
-  check(C.peri_op_fmod(ptr(a), ptr(b), out))
-  return wrap(out[0])
-end
+M.fmod = by_both(C.peri_op_fmod_number, C.peri_op_fmod)
 --- a * b + c, all of one shape
 function M.muladd(a, b, c)
   check(C.peri_op_muladd(ptr(a), ptr(b), ptr(c), out))
