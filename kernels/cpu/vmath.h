@@ -15,7 +15,18 @@ static inline k_vec k_select(k_ivec mask, k_vec yes, k_vec no)
 }
 static inline k_vec k_abs(k_vec x) { return (k_vec)((k_ivec)x & 0x7fffffff); }
 
-/** e^x: x = n ln 2 + r with |r| <= ln 2 / 2, and the Taylor series of e^r to r^7 (next term below 6e-9). */
+/** e^r - 1 for |r| <= ln 2 / 2: the Taylor series to r^7 (next term below 6e-9). */
+static inline k_vec k_exp_small(k_vec r)
+{
+    k_vec p = k_fma(r, k_set(1 / 5040.0f), k_set(1 / 720.0f));
+    p = k_fma(p, r, k_set(1 / 120.0f));
+    p = k_fma(p, r, k_set(1 / 24.0f));
+    p = k_fma(p, r, k_set(1 / 6.0f));
+    p = k_fma(p, r, k_set(0.5f));
+    return k_fma(p * r, r, r);
+}
+
+/** e^x: x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by its series. */
 static inline k_vec k_exp(k_vec x)
 {
     const k_vec shift = k_set(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
@@ -23,12 +34,7 @@ static inline k_vec k_exp(k_vec x)
     k_vec r = k_fma(n, k_set(-0x1.62e4p-1f), x); /* ln 2 in two parts: the first has few bits, so that n times it is
                                                     exact */
     r = k_fma(n, k_set(-0x1.7f7d1cp-20f), r);
-    k_vec p = k_fma(r, k_set(1 / 5040.0f), k_set(1 / 720.0f));
-    p = k_fma(p, r, k_set(1 / 120.0f));
-    p = k_fma(p, r, k_set(1 / 24.0f));
-    p = k_fma(p, r, k_set(1 / 6.0f));
-    p = k_fma(p, r, k_set(0.5f));
-    p = k_fma(p * r, r, r);
+    const k_vec p = k_exp_small(r);
     /* n sits in the low bits of t; 2^n in two factors, because 2^128 is no float. */
     k_ivec whole = (k_ivec)((k_uvec)t - 0x4b400000u), half = whole >> 1;
     k_vec y = (p + 1) * (k_vec)((k_uvec)(half + 127) << 23) * (k_vec)((k_uvec)(whole - half + 127) << 23);
@@ -96,12 +102,7 @@ static inline k_vec k_gauss(k_vec x)
     const k_vec t = k_fma(z, k_set(1.44269504f), shift), n = t - shift;
     k_vec r = k_fma(k_fma(x, x, -square), k_set(-0.5f), k_fma(n, k_set(-0x1.62e4p-1f), z));
     r = k_fma(n, k_set(-0x1.7f7d1cp-20f), r);
-    k_vec p = k_fma(r, k_set(1 / 5040.0f), k_set(1 / 720.0f));
-    p = k_fma(p, r, k_set(1 / 120.0f));
-    p = k_fma(p, r, k_set(1 / 24.0f));
-    p = k_fma(p, r, k_set(1 / 6.0f));
-    p = k_fma(p, r, k_set(0.5f));
-    p = k_fma(p * r, r, r);
+    const k_vec p = k_exp_small(r);
     const k_vec y = (k_vec)((k_uvec)(p + 1) + ((k_uvec)t << 23)); /* times 2^n, whose n sits in the low bits of t */
     return k_select(k_abs(x) > k_set(13.2f), k_set(0), y);
 }
