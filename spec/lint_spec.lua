@@ -129,15 +129,16 @@ describe("the contract with programs that were built with an earlier release", f
   local record = [[
 release 0.2 contract 1
 constant PERI_MOON_FULL 3
-struct peri_moon_params 16 grows
+struct peri_moon_params 24 grows
 member size 0 int64_t
 member n_seas 8 int64_t
+member tide 16 void*
 function peri_moon_glow 0.2 _Bool(peri_moon*, _Bool)
 function peri_moon_new 0.2 peri_status(const peri_moon_params*, int64_t, peri_moon**)
 function peri_moon_text 0.2 void(const peri_moon*, char*, size_t)
 ]]
   local renamed = "type peri_moon_params peri_moon_config\nconstant PERI_MOON_FULL PERI_PHASE_FULL\n"
-    .. "count peri_moon_params n_seas\n"
+    .. "count peri_moon_params n_seas\npointer peri_moon_params tide peri_moon_tide_f\n"
   local kept = "KEPT(0.2, bool, moon_glow, (peri_moon *moon, bool on))\n{\n}\nKEPT(0.2, peri_status, moon_new,\n"
     .. "     (const peri_moon_config *config, int64_t n, peri_moon **out))\n"
 
@@ -145,8 +146,9 @@ function peri_moon_text 0.2 void(const peri_moon*, char*, size_t)
   local function compared(names, functions, change)
     local old, said = contract.read(record), {}
     local new = { release = "0.3", contract = 1, constants = { PERI_PHASE_FULL = 3 }, structs = {
-      peri_moon_config = { size = 16, grows = true, members = { { name = "size", offset = 0, text = "int64_t" },
-        { name = "n_seas", offset = 8, text = "int32_t" } } } }, functions = {
+      peri_moon_config = { size = 24, grows = true, members = { { name = "size", offset = 0, text = "int64_t" },
+        { name = "n_seas", offset = 8, text = "int32_t" },
+        { name = "tide", offset = 16, text = "peri_moon_tide_f" } } } }, functions = {
       peri_moon_glow_set = "peri_status(peri_moon*, _Bool)",
       peri_moon_new = "peri_status(const peri_moon_config*, int32_t, peri_moon**)",
       peri_moon_text = "void(const peri_moon*, char*, int64_t)" } }
@@ -170,6 +172,7 @@ function peri_moon_text 0.2 void(const peri_moon*, char*, size_t)
       .. "peri_moon_config", said((renamed:gsub("type[^\n]*\n", "")), kept))
     assert.matches("struct peri_moon_config: member 2 was 'n_seas' %(int64_t%)",
       said((renamed:gsub("count[^\n]*\n", "")), kept))
+    assert.matches("member 3 was 'tide' %(void%*%)", said((renamed:gsub("pointer[^\n]*\n", "")), kept))
     assert.equal("function peri_moon_glow is gone", said(renamed, (kept:gsub("^.-}\n", ""))))
     assert.matches("^function peri_moon_new is 'peri_status",
       said(renamed, (kept:gsub("KEPT%(0.2, peri_status.*", ""))))

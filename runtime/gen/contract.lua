@@ -147,7 +147,8 @@ end
 
 --- The record `old` in the names of today. text: runtime/gen/renamed.txt, a line each:
 ---   type OLD NEW | constant OLD NEW | member TYPE OLD NEW | count TYPE MEMBER (an int64_t that is an int32_t now: the
----   same bytes of numbers that are no larger, on the processors of today)
+---   same bytes of numbers that are no larger, on the processors of today) | pointer TYPE MEMBER FUNCTION (a void * that
+---   has the type of the function that it points to now)
 --- complaints gets lines of it that say nothing.
 function M.renamed(old, text, complaints)
   local types = {}
@@ -164,7 +165,9 @@ function M.renamed(old, text, complaints)
       for _, m in ipairs(old.structs[a] and old.structs[a].members or {}) do
         if m.name == b then
           found = m
-          if kind == "member" then m.name = c elseif m.text == "int64_t" then m.text = "int32_t" end
+          if kind == "member" then m.name = c
+          elseif kind == "pointer" and m.text == "void*" then m.text = c
+          elseif kind == "count" and m.text == "int64_t" then m.text = "int32_t" end
         end
       end
     end

@@ -21,8 +21,8 @@ struct peri_feed {
     int32_t ahead, first, count;
     void *state; /* of the thread */
     int32_t n_args;
-    int32_t (*run)(void *state, int32_t n_args, int32_t n_results, int32_t handler);
-    void (*close)(void *state);
+    peri_feed_run_f run;
+    peri_feed_close_f close;
     pthread_t thread;
     int32_t result;
     bool started, over, stopped, orphan;
@@ -135,8 +135,8 @@ peri_status peri_feed_start(peri_feed *feed, const peri_feed_thread *thread)
     if (feed->started) return peri__fail(PERI_EINVAL, "peri_feed_start: its thread was begun already");
     feed->state = thread->state;
     feed->n_args = thread->n_args;
-    memcpy(&feed->run, &thread->run, sizeof feed->run); /* C converts no address of data into one of a function */
-    memcpy(&feed->close, &thread->close, sizeof feed->close);
+    feed->run = thread->run;
+    feed->close = thread->close;
     int problem = peri__thread_start(&feed->thread, body, feed);
     if (problem != 0) return peri__fail(PERI_EIO, "peri_feed_start: no thread could be started: %s", strerror(problem));
     feed->started = true;

@@ -15,7 +15,7 @@ local function clean_headers(ctx)
         local why = one_sided or line:match "^%s*#%s*define%s+[%w_]+%(" and "a macro with arguments"
           or line:match "inline" and "an inline function"
           or line:match "^%s+[%w_ ]+%s:%s*%d+;" and "a bit-field" or line:match "%(%s*%*%s*[%w_]*%s*%)%s*%("
-          and "a function pointer"
+          and not line:match "^typedef [%w_ ]+ %(%*peri_[%w_]+_f%)%(" and "a function pointer without a type peri_..._f"
         if why then complaints[#complaints + 1] = ("%s:%d: %s: %s"):format(path, n, why, line) end
       end
     end

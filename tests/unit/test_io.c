@@ -245,11 +245,7 @@ static peri_status feed(int64_t n, int64_t taken)
 {
     numbers work = {.n = n};
     peri_device *cpu;
-    int32_t (*run)(void *, int32_t, int32_t, int32_t) = hand_over;
-    void (*close)(void *) = close_numbers;
-    peri_feed_thread thread = {.state = &work, .n_args = 7};
-    memcpy(&thread.run, &run, sizeof run);
-    memcpy(&thread.close, &close, sizeof close);
+    peri_feed_thread thread = {.state = &work, .n_args = 7, .run = hand_over, .close = close_numbers};
     assert_ok(peri_device_get("cpu", &cpu));
     peri_status status = peri_tensor_full(cpu, PERI_F32, 1, &(int64_t){3}, 1, &work.tensor);
     if (status >= 0) status = peri_feed_new(2, &work.feed);
@@ -606,9 +602,7 @@ static void a_feed_begins_again_wherever_it_is(void **state)
 {
     (void)state;
     numbers work = {.n = 3};
-    int32_t (*run)(void *, int32_t, int32_t, int32_t) = hand_over_again;
-    peri_feed_thread thread = {.state = &work};
-    memcpy(&thread.run, &run, sizeof run);
+    peri_feed_thread thread = {.state = &work, .run = hand_over_again};
     assert_ok(peri_feed_new(2, &work.feed));
     assert_ok(peri_feed_start(work.feed, &thread));
     for (int64_t round = 0; round < 2000; round++) {

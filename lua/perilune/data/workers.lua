@@ -38,9 +38,7 @@ local function start(self, job, ahead)
   local feed = P.lasting(wrap, out[0])
   local lua = lua_states.new(self.name, MAIN, package.path, package.cpath, bytes, parcels.sent(self.shared),
     ffi.string(out, ffi.sizeof "peri_feed *"))
-  local function address(f) return ffi.cast("void *", f) end
-  local thread = ffi.new("peri_feed_thread", { state = lua.ptr, n_args = 5, run = address(lua.pcall),
-    close = address(lua.close) })
+  local thread = ffi.new("peri_feed_thread", { state = lua.ptr, n_args = 5, run = lua.pcall, close = lua.close })
   local status = C.peri_feed_start(feed_ptr(feed), thread)
   if status < 0 then lua.close(lua.ptr) end
   check(status)

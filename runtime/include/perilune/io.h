@@ -430,13 +430,17 @@ typedef struct peri_feed_object {
     int32_t kind; /* PERI_FEED_* */
 } peri_feed_object;
 
-/** What the thread does: run(state, n_args, 0, 0), once, and then, when the feed is released, close(state). The two are
- *  addresses of functions like Lua's lua_pcall and lua_close, so that the thread can run a state of Lua of its own. */
+/** C functions like Lua's lua_pcall and lua_close, so that the thread can run a state of Lua of its own. The first
+ *  returns 0 if it went well. (Not functions of Lua: a callback of LuaJIT's FFI may not be called on another thread.) */
+typedef int32_t (*peri_feed_run_f)(void *state, int32_t n_args, int32_t n_results, int32_t handler);
+typedef void (*peri_feed_close_f)(void *state);
+
+/** What the thread does: run(state, n_args, 0, 0), once, and then, when the feed is released, close(state). */
 typedef struct peri_feed_thread {
     void *state;
     int32_t n_args;
-    void *run;   /* int32_t (void *state, int32_t n_args, int32_t n_results, int32_t handler); 0: it went well */
-    void *close; /* void (void *state), or NULL */
+    peri_feed_run_f run;
+    peri_feed_close_f close; /* or NULL */
 } peri_feed_thread;
 
 /** What one call of the thread hands over. */
