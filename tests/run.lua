@@ -8,9 +8,9 @@
 -- Files are found by their places: tests/unit/*.c, tests/kernels/*.c, tests/fuzz/*.c (programs are built by make under
 -- <build>/tests), spec/**/*_spec.lua. A file may say, within its first lines, in a comment:
 --   deadline: 300 s     its time (default 60 s for C, 120 s for Lua)
---   mpirun: 2 3 4       run it under mpirun too, at these world sizes (spec/dist and spec/shard: 2 3 4 unless said
---                       otherwise;
---                       "mpirun: none" keeps a file out)
+--   mpirun: 2 3 4       run it under mpirun too, at these world sizes; "mpirun: none" keeps a file out. Unless said
+--                       otherwise spec/dist runs at 2 3 4, and spec/shard, which sees no transport, at 3 4: the sim
+--                       worlds of its files have 2 ranks
 --   machines: 2,2 3,1   run it on pretended machines too (tests/net/nodes), of so many ranks each; --parts=all-net runs
 --                       all that run under
 --                       mpirun -n 4 on 2,2 and on 1,1,1,1
@@ -262,8 +262,8 @@ local golden_read = B .. "/test/golden.read" -- specs append the names of the go
 local specs = lines "find spec -name '*_spec.lua' | LC_ALL=C sort"
 for _, path in ipairs(specs) do
   local head = head_of(path)
-  local usual = path:match "^spec/dist/" or path:match "^spec/shard/"
-  local worlds = head:match "mpirun: ([%d ]+)" or usual and not head:match "mpirun: none" and "2 3 4"
+  local usual = path:match "^spec/dist/" and "2 3 4" or path:match "^spec/shard/" and "3 4"
+  local worlds = head:match "mpirun: ([%d ]+)" or not head:match "mpirun: none" and usual
   if wanted.lua then
     if options.busted == "" then skip(path, "busted was not found")
     else

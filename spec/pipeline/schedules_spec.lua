@@ -2,7 +2,7 @@
 -- batches: with tables in memory and in files, in two dimensions, and on a device whose streams run late.
 -- PERI_TEST_STEPS=200: so many batches in all worlds, not in one.
 -- deadline: 300 s
--- mpirun: 2 4
+-- mpirun: 4
 -- machines: 2,2
 -- takes: 18 s
 local peri = require "perilune"
