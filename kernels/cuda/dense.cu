@@ -164,6 +164,24 @@ template <class E, int OP> struct binary_map {
 
 /* -- arithmetic of arrays that are laid out otherwise -------------------------------------------------------------- */
 
+/** Where both operands of an operation have an element. */
+struct operands {
+    int64_t a, b;
+};
+
+/** Of element @i of the result's dimensions 0 to @last. */
+__device__ __forceinline__ operands operands_at(const peri_k_binary_args &args, int32_t last, int64_t i)
+{
+    operands at = {0, 0};
+    for (int32_t d = last; d >= 0; d--) {
+        const int64_t next = i / args.shape[d], place = i - next * args.shape[d];
+        i = next;
+        at.a += place * args.a_stride[d];
+        at.b += place * args.b_stride[d];
+    }
+    return at;
+}
+
 /** Row @row of the result, a row being the last dimension: where it begins in both operands is divided out once. */
 template <class E> struct binary_row {
     peri_k_binary_args a;
@@ -172,16 +190,10 @@ template <class E> struct binary_row {
         typedef PERI_COMPUTED(E) number;
         const int32_t last = a.ndim - 1;
         const int64_t cols = a.shape[last], sa = a.a_stride[last], sb = a.b_stride[last];
-        int64_t rest = row, at_a = 0, at_b = 0;
-        for (int32_t d = last - 1; d >= 0; d--) {
-            int64_t next = rest / a.shape[d], at = rest - next * a.shape[d];
-            rest = next;
-            at_a += at * a.a_stride[d];
-            at_b += at * a.b_stride[d];
-        }
+        const operands at = operands_at(a, last - 1, row);
         for (int64_t c = lane; c < cols; c += lanes) {
-            const number x = E::load((const typename E::type *)a.a, at_a + c * sa);
-            const number y = E::load((const typename E::type *)a.b, at_b + c * sb);
+            const number x = E::load((const typename E::type *)a.a, at.a + c * sa);
+            const number y = E::load((const typename E::type *)a.b, at.b + c * sb);
             E::store((typename E::type *)a.dst, row * cols + c, combine(a.op, x, y));
         }
     }
@@ -192,15 +204,9 @@ template <class E> struct binary_one {
     peri_k_binary_args a;
     __device__ void operator()(int64_t i) const
     {
-        int64_t rest = i, at_a = 0, at_b = 0;
-        for (int32_t d = a.ndim - 1; d >= 0; d--) {
-            int64_t next = rest / a.shape[d], at = rest - next * a.shape[d];
-            rest = next;
-            at_a += at * a.a_stride[d];
-            at_b += at * a.b_stride[d];
-        }
-        const PERI_COMPUTED(E) x = E::load((const typename E::type *)a.a, at_a),
-                               y = E::load((const typename E::type *)a.b, at_b);
+        const operands at = operands_at(a, a.ndim - 1, i);
+        const PERI_COMPUTED(E) x = E::load((const typename E::type *)a.a, at.a),
+                               y = E::load((const typename E::type *)a.b, at.b);
         E::store((typename E::type *)a.dst, i, combine(a.op, x, y));
     }
 };
@@ -210,15 +216,9 @@ template <class E> struct binary_rare {
     peri_k_binary_args a;
     __device__ void operator()(int64_t i) const
     {
-        int64_t rest = i, at_a = 0, at_b = 0;
-        for (int32_t d = a.ndim - 1; d >= 0; d--) {
-            int64_t next = rest / a.shape[d], at = rest - next * a.shape[d];
-            rest = next;
-            at_a += at * a.a_stride[d];
-            at_b += at * a.b_stride[d];
-        }
+        const operands at = operands_at(a, a.ndim - 1, i);
         typedef PERI_COMPUTED(E) number;
-        const number x = E::load((const typename E::type *)a.a, at_a), y = E::load((const typename E::type *)a.b, at_b);
+        const number x = E::load((const typename E::type *)a.a, at.a), y = E::load((const typename E::type *)a.b, at.b);
         E::store((typename E::type *)a.dst, i, (number)peri_binary_rare(a.op, (double)x, (double)y));
     }
 };
