@@ -46,6 +46,23 @@ local function refused(name, f, ...)
   print(ok and "not refused: " .. name or "refused " .. name .. ": " .. tostring(err):gsub("\n.*", ""))
 end
 
+--- What a capture launches is launched there for the first time: this has to be the first that the process does.
+do
+  nn.manual_seed(1)
+  local linear, gradients = nn.Linear { in_features = 3, out_features = 2, device = device }, {}
+  local function f(x) return F.sigmoid(linear(x)) end
+  local g = nn.graphed(f, { modules = { linear } })
+  g(drawn({ 2, 3 }, 1)) -- and no backward pass
+  for i, call in ipairs { g, f } do
+    linear:zero_grad()
+    F.mean(call(drawn({ 2, 3 }, 2))):backward()
+    gradients[i] = {}
+    numbers(gradients[i], { linear.weight:grad(), linear.bias:grad() })
+  end
+  print(g.captures == 1 and table.concat(gradients[1], " ") == table.concat(gradients[2], " ")
+    and "same kernels that nobody has launched" or "kernels that nobody has launched: other gradients")
+end
+
 -- -- models -----------------------------------------------------------------------------------------------------------
 
 local B, DIM = 6, 4

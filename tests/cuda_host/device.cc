@@ -8,8 +8,10 @@
  * - a stream or an event is its device's: kernels and records go there while that is the thread's current device only, and sizes of CUB's
  *   scratch differ from device to device;
  * - the thread's last error stays until somebody takes it, and every launch reports it;
- * - a stream that records a graph runs nothing; what could depend on time (waits, questions about events, memory) is an error of the thread
- *   that records, and spoils what it has recorded.
+ * - a stream that records a graph runs nothing; what could depend on time (waits, questions about events, memory, a kernel's first launch,
+ *   which loads it) is an error of the thread that records, and spoils what it has recorded: from then on nothing can be recorded there. A
+ *   real driver lets some of it pass. It makes one graph of several streams that wait for each other and are joined at the end; here the
+ *   first such wait is an error.
  *
  * One lock; tasks run in the thread that waits. Memory: memory.cc.
  */
@@ -124,6 +126,7 @@ struct peri_cuda_host_stream {
     task *head = nullptr, *tail = nullptr;
     int64_t queued = 0, run = 0;
     int refs = 1, gpu = 0;
+    bool blocking = false; /* waits for stream 0, and that for it */
 };
 
 struct peri_cuda_host_event {
@@ -172,10 +175,22 @@ void move_event(cudaEvent_t e, peri_cuda_host_stream *s)
 
 thread_local cudaStreamCaptureMode own_mode = cudaStreamCaptureModeGlobal; /* of the calls that this thread makes */
 
+/** A call on this stream: an error where it records what is spoiled, or is stream 0 and would wait for a stream that records. */
+cudaError_t usable(cudaStream_t on)
+{
+    auto *s = stream_of(on);
+    if (s->recorded && s->spoiled) return say(cudaErrorStreamCaptureInvalidated);
+    cudaError_t error = cudaSuccess;
+    for (auto *x = streams; s == &first && x; x = x->next)
+        if (x->recorded && x->blocking) x->spoiled = true, error = cudaErrorStreamCaptureImplicit;
+    return say(error);
+}
+
 /** A call on this stream that may not be recorded; success: the stream does not record. */
 cudaError_t unrecordable(cudaStream_t on)
 {
     auto *s = stream_of(on);
+    if (usable(on) != cudaSuccess) return last;
     if (!s->recorded) return cudaSuccess;
     s->spoiled = true;
     return say(cudaErrorStreamCaptureUnsupported);
@@ -286,7 +301,7 @@ uint64_t host::draw() /* xorshift64* */
     return state * 0x2545f4914f6cdd1du;
 }
 
-/** Kernels that have been launched. With PERI_CUDA_HOST_LAZY=1 a kernel is loaded at its first launch, which waits for all that runs, as
+/** Kernels that have been launched: a kernel is loaded at its first launch. With PERI_CUDA_HOST_LAZY=1 that waits for all that runs, as
  *  page-locked memory does then. */
 static std::set<const void *> &loaded()
 {
@@ -322,11 +337,14 @@ cudaError_t host::launch(const void *kernel, dim3 grid, dim3 block, size_t share
     if (stream && stream->gpu != current) return say(cudaErrorInvalidResourceHandle);
     size_t allowed = (size_t)allowed_shared()[kernel];
     if (shared_bytes > 48 << 10 && allowed < shared_bytes) return say(cudaErrorInvalidValue);
-    count(stream, LAUNCHES);
-    if (loads_late() && loaded().insert(kernel).second) {
+    if (usable(stream) != cudaSuccess) return last;
+    if (!loaded().count(kernel)) {
+        if (unsafe() != cudaSuccess) return last;
+        loaded().insert(kernel);
         opened all;
-        while (step()) {}
+        while (loads_late() && step()) {}
     }
+    count(stream, LAUNCHES);
     enqueue(stream, [=] {
         if (sticky == cudaSuccess) run_grid(grid, block, shared_bytes, allowed, call);
     });
@@ -345,6 +363,7 @@ cudaError_t host::task(cudaStream_t stream, std::function<void()> work)
 {
     hold h(lock);
     if (stream && stream->gpu != current) return say(cudaErrorInvalidResourceHandle);
+    if (usable(stream) != cudaSuccess) return last;
     count(stream, PRODUCTS);
     enqueue(stream, [=] {
         races_work(true);
@@ -492,6 +511,7 @@ const char *cudaGetErrorName(cudaError_t e)
     case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
     case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
     case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
+    case cudaErrorStreamCaptureImplicit: return "cudaErrorStreamCaptureImplicit";
     case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
     case cudaErrorStreamCaptureWrongThread: return "cudaErrorStreamCaptureWrongThread";
     case cudaErrorCapturedEvent: return "cudaErrorCapturedEvent";
@@ -525,6 +545,7 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, enum cudaMemPoolAttr a, void 
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t)
 {
     hold h(lock);
+    if (unsafe() != cudaSuccess) return last;
     return pool_most = host::memory_used(), cudaSuccess;
 }
 
@@ -542,10 +563,21 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
     return say(host::take(out, bytes, nullptr));
 }
 
+/** What frees memory at once waits for all that runs. */
+static cudaError_t wait_for_all(void)
+{
+    if (unsafe() != cudaSuccess) return last;
+    host::opened all;
+    while (step()) {}
+    for (auto *s = streams; s; s = s->next)
+        if (s->head) return say(cudaErrorUnknown);
+    return say(host::sticky);
+}
+
 cudaError_t cudaFree(void *p)
 {
-    if (cudaDeviceSynchronize() == cudaErrorStreamCaptureUnsupported) return last;
     hold h(lock);
+    if (wait_for_all() == cudaErrorStreamCaptureUnsupported) return last;
     if (p && !host::is_allocation(p)) return say(cudaErrorInvalidValue);
     if (p) host::give(p);
     return cudaSuccess;
@@ -576,7 +608,7 @@ cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t stream)
 cudaError_t cudaFreeAsync(void *p, cudaStream_t stream)
 {
     hold h(lock);
-    if (unrecordable(stream) != cudaSuccess) return last;
+    if (unrecordable(stream) != cudaSuccess || unsafe() != cudaSuccess) return last;
     counts[FREES]++;
     if (p && !host::is_allocation(p)) return say(cudaErrorInvalidValue);
     if (p) enqueue(stream, [p] { host::give(p); });
@@ -599,18 +631,20 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned)
 
 cudaError_t cudaFreeHost(void *p)
 {
-    if (cudaDeviceSynchronize() == cudaErrorStreamCaptureUnsupported) return last;
     hold h(lock);
+    if (wait_for_all() == cudaErrorStreamCaptureUnsupported) return last;
     pinned().erase((const char *)p);
     free(p);
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned)
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 {
     hold h(lock);
+    if (unsafe() != cudaSuccess) return last;
     auto *s = new peri_cuda_host_stream;
     s->gpu = current;
+    s->blocking = !(flags & cudaStreamNonBlocking);
     s->next = streams;
     streams = s;
     *out = s;
@@ -620,6 +654,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned)
 cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
     hold h(lock);
+    if (unrecordable(s) != cudaSuccess || unsafe() != cudaSuccess) return last;
     unref(s);
     return cudaSuccess;
 }
@@ -644,18 +679,16 @@ cudaError_t cudaStreamQuery(cudaStream_t on)
 cudaError_t cudaDeviceSynchronize(void)
 {
     hold h(lock);
-    if (unsafe() != cudaSuccess) return last;
-    host::opened all;
-    while (step()) {}
-    for (auto *s = streams; s; s = s->next)
-        if (s->head) return say(cudaErrorUnknown);
-    return say(host::sticky);
+    for (auto *s = streams; s; s = s->next) /* whoever asks, and in whatever mode */
+        if (s->recorded && s->gpu == current) return unrecordable(s);
+    return wait_for_all();
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 {
     hold h(lock);
     auto *waiting = stream_of(s);
+    if (usable(s) != cudaSuccess) return last;
     if (waiting->recorded || e->in_graph) { /* the real one could make one graph of several streams */
         for (auto *x = streams; x; x = x->next) x->spoiled = x->spoiled || x == waiting || e->in_graph;
         return say(cudaErrorStreamCaptureIsolation);
@@ -686,6 +719,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     hold h(lock);
     if (s && s->gpu != e->gpu) return say(cudaErrorInvalidResourceHandle);
+    if (usable(s) != cudaSuccess) return last;
     e->in_graph = stream_of(s)->recorded != nullptr;
     if (e->in_graph) return cudaSuccess;
     counts[RECORDS]++;
@@ -720,6 +754,7 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t, cudaEvent_t) 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *data)
 {
     hold h(lock);
+    if (usable(stream) != cudaSuccess) return last;
     enqueue(stream, [=] {
         host::closed all;
         fn(data);
@@ -734,6 +769,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
          to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     if (kind != cudaMemcpyDefault && bytes && (from != host::on_device(src) || to != host::on_device(dst))) return say(cudaErrorInvalidValue);
     const bool pageable = (!host::on_device(src) && !is_pinned(src)) || (!host::on_device(dst) && !is_pinned(dst));
+    if (usable(stream) != cudaSuccess) return last;
     if (pageable && (unrecordable(stream) != cudaSuccess || unsafe() != cudaSuccess)) return last;
     count(stream, host::on_device(src) ? (host::on_device(dst) ? COPIES_ON : COPIES_DOWN) : is_pinned(src) ? UP_PINNED : UP_PAGEABLE);
     if (!host::on_device(src) && !is_pinned(src)) {
@@ -756,6 +792,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)
 {
     hold h(lock);
+    if (usable(stream) != cudaSuccess) return last;
     enqueue(stream, [=] {
         if (host::reach(dst, bytes)) memset(dst, value, bytes), host::wrote(dst, bytes);
     });

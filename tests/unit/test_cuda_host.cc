@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <string>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 extern "C" {
@@ -634,6 +635,7 @@ CASE(use_before_allocation, nullptr)
 /* -- graphs ---------------------------------------------------------------------------------------------------------------------------- */
 
 __global__ void count_by(int *x, int by) { *x += by; }
+__global__ void never_before(int *x) { *x = 0; }
 
 /** What is captured runs when it is launched, each time with the arguments of its capture, and not before. */
 bool captured_program()
@@ -641,6 +643,7 @@ bool captured_program()
     int *x = numbers(1), by = 3;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
+    launch(count_by, 1, 1, 0, x, 0); /* loads it */
     bool right = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
     launch(count_by, 1, 1, 0, x, by);
     cudaMemcpyAsync(x + 0, x, sizeof *x, cudaMemcpyDeviceToDevice, stream);
@@ -660,6 +663,8 @@ bool spoiled_program()
     int *x = numbers(1), host[1];
     void *p = nullptr;
     cudaEvent_t before, within;
+    cudaStream_t blocking = nullptr;
+    const peri_cuda_call call = on(stream);
     cudaEventCreateWithFlags(&before, cudaEventDisableTiming);
     cudaEventCreateWithFlags(&within, cudaEventDisableTiming);
     cudaEventRecord(before, stream);
@@ -679,6 +684,12 @@ bool spoiled_program()
         [&] { return cudaFreeAsync(x, stream); },
         [&] { return cudaMemcpyAsync(x, host, 4, cudaMemcpyHostToDevice, stream); },
         [&] { return cudaMemcpyAsync(host, x, 4, cudaMemcpyDeviceToHost, stream); },
+        [&] { return cudaFreeAsync(x, other); },
+        [&] { return cudaStreamCreateWithFlags(&blocking, cudaStreamNonBlocking); },
+        [&] { return cudaStreamDestroy(stream); },
+        [&] { return cudaMemPoolTrimTo(nullptr, 0); },
+        [&] { return peri_cuda_launch(never_before, dim3(1), dim3(1), 0, &call, x); },
+        [&] { return cudaStreamSynchronize(other) == cudaSuccess ? cudaSuccess : cudaMemsetAsync(x, 0, 4, stream); },
     };
     for (size_t i = 0; i < calls.size(); i++) {
         cudaGraph_t graph = nullptr;
@@ -695,12 +706,57 @@ bool spoiled_program()
     bool right = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
     cudaThreadExchangeStreamCaptureMode(&mode);
     right = right && cudaMallocAsync(&p, 4, other) == cudaSuccess;
+    right = right && peri_cuda_launch(never_before, dim3(1), dim3(1), 0, &call, x) == cudaSuccess;
     cudaThreadExchangeStreamCaptureMode(&mode);
     right = cudaStreamEndCapture(stream, &graph) == cudaSuccess && right;
     return right && cudaGraphDestroy(graph) == cudaSuccess && cudaStreamBeginCapture(nullptr, mode) != cudaSuccess &&
            cudaGetLastError() == cudaErrorStreamCaptureUnsupported;
 }
 void spoiled(void **) { expect_right(spoiled_program); }
+
+/** What a thread may do while another one captures, by how that one began, and whether it spoils the capture; stream 0 beside a stream that
+ *  waits for it. */
+bool beside_program()
+{
+    int *x = numbers(1);
+    void *p = nullptr, *was = nullptr;
+    cudaStream_t blocking;
+    cudaStreamCreateWithFlags(&blocking, 0);
+    const std::vector<std::function<cudaError_t()>> calls = {
+        [&] { return cudaHostAlloc(&p, 4, 0); },
+        [&] { return cudaFreeHost(was); },
+        [&] { return cudaMemsetAsync(x, 1, 4, nullptr); },
+        [&] { return cudaDeviceSynchronize(); },
+    };
+    const struct {
+        cudaStream_t on;
+        cudaStreamCaptureMode mode;
+        std::vector<cudaError_t> errors; /* of the calls */
+    } cases[] = {
+        {stream, cudaStreamCaptureModeThreadLocal, {cudaSuccess, cudaSuccess, cudaSuccess, cudaErrorStreamCaptureUnsupported}},
+        {stream, cudaStreamCaptureModeRelaxed, {cudaSuccess, cudaSuccess, cudaSuccess, cudaErrorStreamCaptureUnsupported}},
+        {blocking, cudaStreamCaptureModeThreadLocal, {cudaSuccess, cudaSuccess, cudaErrorStreamCaptureImplicit, cudaErrorStreamCaptureUnsupported}},
+        {stream, cudaStreamCaptureModeGlobal,
+         {cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureUnsupported, cudaSuccess, cudaErrorStreamCaptureUnsupported}},
+    };
+    for (const auto &c : cases)
+        for (size_t i = 0; i < calls.size(); i++) {
+            cudaGraph_t graph = nullptr;
+            cudaError_t error = cudaSuccess;
+            was = pinned<int>(1);
+            if (cudaStreamBeginCapture(c.on, c.mode) != cudaSuccess) return false;
+            std::thread([&] { error = calls[i](); }).join();
+            const cudaError_t end = cudaStreamEndCapture(c.on, &graph);
+            (void)cudaGetLastError();
+            if (error != c.errors[i] || end != (error == cudaSuccess ? cudaSuccess : cudaErrorStreamCaptureInvalidated)) {
+                printf("mode %d, call %zu: %s, the end %s\n", c.mode, i, cudaGetErrorName(error), cudaGetErrorName(end));
+                return false;
+            }
+            if (graph) cudaGraphDestroy(graph);
+        }
+    return true;
+}
+void beside(void **) { expect_right(beside_program); }
 
 bool host_touches_program()
 {
@@ -1006,6 +1062,7 @@ int main(void)
         cmocka_unit_test(free_twice),
         cmocka_unit_test(use_before_allocation),
         cmocka_unit_test(captured),
+        cmocka_unit_test(beside),
         cmocka_unit_test(spoiled),
         cmocka_unit_test(host_touches),
         cmocka_unit_test(host_function_touches),

@@ -65,6 +65,14 @@ static peri_status use(const gpu *g)
 /** Whether the calling thread is capturing a graph. */
 static _Thread_local bool capturing;
 
+/** A thread that captures may not take memory on any stream, nor launch a kernel for the first time, which loads it (a
+ *  driver before CUDA 12.3 refuses that), unless it says that it knows what it does. @mode: Relaxed; call it again to
+ *  take that back. */
+static void excuse(enum cudaStreamCaptureMode *mode)
+{
+    if (capturing && cudaThreadExchangeStreamCaptureMode(mode) != cudaSuccess) (void)cudaGetLastError();
+}
+
 #define TRY(g, call) \
     do { \
         peri_status status_ = use(g); \
@@ -210,12 +218,10 @@ static peri_status device_alloc(void *device, void *stream, int64_t bytes, void 
     gpu *g = device;
     peri_status status = use(g);
     if (status < 0) return status;
-    /* A thread that captures may not take memory, unless it says that it knows what it does: it may, on a stream that
-     * does not capture. */
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    if (capturing) TRY(g, cudaThreadExchangeStreamCaptureMode(&mode));
+    excuse(&mode);
     cudaError_t error = cudaMallocAsync(out, (size_t)(bytes > 0 ? bytes : 1), stream);
-    if (capturing) (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    excuse(&mode);
     if (error == cudaSuccess) return PERI_OK;
     (void)cudaGetLastError();
     if (error != cudaErrorMemoryAllocation) return failed(g, error, "cudaMallocAsync");
@@ -400,7 +406,10 @@ static peri_status device_launch(void *device, void *stream, int32_t kernel, con
     peri_status status = use(g);
     if (status < 0 || n <= 0) return status;
     peri_cuda_call call = {.stream = stream, .processors = g->processors, .blas = g->blas};
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    excuse(&mode);
     cudaError_t error = peri_cuda_table[kernel].kernel(args, 0, n, &call);
+    excuse(&mode);
     return error == cudaSuccess ? PERI_OK : failed(g, error, names[kernel]);
 }
 
@@ -430,7 +439,10 @@ static peri_status device_run(void *device, void *stream, int32_t op, const void
     if (status < 0) return status;
     peri_cuda_call call = {
         .stream = stream, .scratch = scratch, .bytes = scratch_bytes, .processors = g->processors, .blas = g->blas};
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    excuse(&mode);
     cudaError_t error = peri_cuda_table[op].op(args, &call);
+    excuse(&mode);
     return error == cudaSuccess ? PERI_OK : failed(g, error, names[op]);
 }
 
