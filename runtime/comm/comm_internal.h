@@ -159,8 +159,9 @@ peri_status peri__coll_post_host(peri_group *group, const peri_coll_op *op, void
 peri_status peri__coll_post(peri_group *group, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv,
                             peri_work **out);
 /** The sum over the ranks of gradients of dense parameters, in place, on their channel whatever the group's current one
- *  is. */
-peri_status peri__coll_sum_gradients(peri_group *group, peri_tensor *tensor, uint64_t tag, peri_work **out);
+ *  is. @trained: what the tag says of the parameters, for messages (NULL: nothing). */
+peri_status peri__coll_sum_gradients(peri_group *group, peri_tensor *tensor, uint64_t tag, const peri__trained *trained,
+                                     peri_work **out);
 
 /* -- codecs -------------------------------------------------------------------------------------------------------- */
 

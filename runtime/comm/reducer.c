@@ -23,6 +23,11 @@
  * written: it grows, to infinity at most, where a quotient would shrink to 0.
  *
  *     bucket of parameters b [2] and a [3]:   b0 b1 a0 a1 a2 | mark of b, mark of a
+ *
+ * Ranks whose optimizers do different things with the same averages would train different models from then on. So
+ * optimizers write down what they do to each parameter (peri__trained), and the tag of a bucket's sum, on which ranks
+ * must agree, is made of it: a rank that has set another rate, missed a step or loaded other states is told with the
+ * next gradients. That costs no exchange of its own.
  */
 #include "comm_internal.h"
 #include "../../kernels/convert.h"
@@ -31,6 +36,7 @@
 #include <stdio.h>
 
 enum { DEFAULT_BYTES = 25 << 20, LEAST_BYTES = 512 << 10, PARTS = 4, GRAIN = 1 << 15 };
+enum { LAST_FACT = sizeof((peri__trained){0}.fact) / sizeof(double) - 1 };
 
 struct bucket;
 
@@ -38,6 +44,7 @@ struct bucket;
 typedef struct entry {
     peri_reducer *reducer;
     peri_tensor *leaf, *view; /* retained; view: its place in the bucket, with its shape */
+    peri__trained trained;    /* what optimizers have done to the leaf since the reducer was made */
     int64_t bucket;
     bool ready;               /* its gradient is in the bucket */
     bool given;               /* and this rank had one: else zeros are there */
@@ -166,13 +173,60 @@ static peri_status mark(const peri_reducer *r, bucket *b)
     return PERI_OK;
 }
 
+/** What ranks must agree on about a bucket: its number, and what optimizers have done to its parameters. @said: the
+ *  same for messages, of the first parameter, with the history of all of them. */
+static uint64_t tag_of(const peri_reducer *r, const bucket *b, peri__trained *said)
+{
+    uint64_t tag = (uint64_t)r->posted;
+    said->facts = NULL;
+    for (int64_t i = 0; i < b->count; i++) {
+        const peri__trained *t = &r->entries[b->first + i].trained;
+        if (!t->facts) continue;
+        tag = peri__hash_mix(tag, t->history);
+        if (!said->facts) *said = *t;
+    }
+    said->fact[LAST_FACT] = (double)(tag & 0xffff);
+    return tag;
+}
+
+/** Say what it means that ranks disagree about a bucket after steps of optimizers: nothing else of it may differ. The
+ *  message so far has what each of two ranks did with the first parameter; where others were treated otherwise, what
+ *  this rank did with them is added. */
+static peri_status explain(const peri_reducer *r, const bucket *b, peri_status status)
+{
+    char own[PERI_MESSAGE_MAX] = "", said[PERI_MESSAGE_MAX];
+    size_t used = 0;
+    const peri__trained *first = NULL, *last = NULL;
+    const size_t known = LAST_FACT * sizeof last->fact[0]; /* without their histories */
+    for (int64_t i = 0; i < b->count && status == PERI_EMISMATCH; i++) {
+        const peri__trained *t = &r->entries[b->first + i].trained;
+        if (!t->facts || (last && t->facts == last->facts && !memcmp(t->fact, last->fact, known))) continue;
+        if (last && used < sizeof own)
+            used += (size_t)snprintf(own + used, sizeof own - used, "%s parameter %lld", first == last ? "; here" : ";",
+                                     (long long)(r->n - 1 - (b->first + i)));
+        if (last) used = peri_coll_facts_text(t->facts, t->fact, own, used, sizeof own);
+        first = first ? first : t;
+        last = t;
+    }
+    const char *differ = strstr(peri_error_message(), "the ranks disagree: ");
+    if (!last || !differ) return status;
+    snprintf(said, sizeof said, "%s", strchr(differ, ':') + 2);
+    return peri__fail(status,
+                      "optimizers of the ranks differ, which would train different models: %s%s; history: of steps and "
+                      "loaded states",
+                      said, own);
+}
+
 /** Post the complete buckets whose turn it is. */
 static peri_status post_complete(peri_reducer *r)
 {
     for (; r->posted < r->buckets && r->bucket[r->posted].missing == 0; r->posted++) {
         bucket *b = &r->bucket[r->posted];
+        peri__trained said;
+        uint64_t tag = tag_of(r, b, &said);
         PERI_TRY(mark(r, b));
-        PERI_TRY(peri__coll_sum_gradients(r->group, b->flat, (uint64_t)r->posted, &b->work));
+        peri_status status = peri__coll_sum_gradients(r->group, b->flat, tag, said.facts ? &said : NULL, &b->work);
+        if (status < 0) return explain(r, b, status); /* another rank has met it in an earlier bucket */
     }
     return PERI_OK;
 }
@@ -347,6 +401,7 @@ peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int3
             r->entries[i].leaf->offer = offer;
             r->entries[i].leaf->grad_place = r->entries[i].view;
             r->entries[i].leaf->ready_ctx = &r->entries[i];
+            r->entries[i].leaf->trained = &r->entries[i].trained;
             r->entries[i].leaf->ending = &r->ending;
         }
     }
@@ -424,7 +479,7 @@ peri_status peri_reducer_finish(peri_reducer *r)
     for (; r->done < r->buckets; r->done++) {
         bucket *b = &r->bucket[r->done];
         peri_status status = peri_work_test(b->work);
-        if (status != PERI_OK) return status == PERI_PENDING ? status : remember(r, status);
+        if (status != PERI_OK) return status == PERI_PENDING ? status : remember(r, explain(r, b, status));
         PERI_TRY(write_back(r, b));
     }
     for (int64_t i = 0; i < r->buckets; i++) {
@@ -473,6 +528,7 @@ void peri_reducer_detach(peri_reducer *r)
         e->leaf->offer = NULL;
         e->leaf->grad_place = NULL;
         e->leaf->ready_ctx = NULL;
+        e->leaf->trained = NULL;
         e->leaf->ending = NULL;
     }
 }

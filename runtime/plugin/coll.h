@@ -26,9 +26,10 @@
 #include "host.h"
 
 #include <stdio.h>
+#include <string.h>
 
 enum {
-    PERI_COLL_ABI = 9,       /* of this header */
+    PERI_COLL_ABI = 10,      /* of this header */
     PERI_COLL_ABI_LOWEST = 8 /* the oldest contract whose backends this core still takes */
 };
 
@@ -55,6 +56,8 @@ enum {
     PERI_COLL_DIRECT = 32 /* an ALL_TO_ALL or ALL_GATHER of host memory with functions instead of a buffer (fill,
                              take) */
 };
+
+enum { PERI_COLL_FACTS = 8 };
 
 /** Elements [from, from + n) of what is sent, which are wanted at `data`. */
 typedef struct peri_coll_stretch {
@@ -97,6 +100,10 @@ typedef struct peri_coll_op {
     void *stream;                /* of a device's buffers, else NULL: what is queued on it at the post comes before the
                                     operation, and what * is queued once test has said PERI_OK, after it; the data need
                                     not be there by then */
+    /* What of the tag ranks can differ about, for messages: what it is and, each after a comma, the names of the
+     * numbers in `fact`, such as "Adam,step,lr". Static; NULL: nothing. */
+    const char *facts;
+    double fact[PERI_COLL_FACTS];
 } peri_coll_op;
 
 /** What a rank has taken the last numbers of a group for, posted or not. All ranks take the same numbers for the same
@@ -238,6 +245,21 @@ static inline const char *peri_coll_channel_name(int32_t channel)
     return names[channel];
 }
 
+/** Write " by Adam (step 12, lr 0.1)", without the numbers that are 0, at text + used; returns the new length. */
+static inline size_t peri_coll_facts_text(const char *facts, const double *fact, char *text, size_t used, size_t len)
+{
+    int32_t shown = 0;
+    for (int32_t i = -1; facts && i < PERI_COLL_FACTS && used < len; i++) {
+        int n = (int)strcspn(facts, ",");
+        if (i < 0) used += (size_t)snprintf(text + used, len - used, " by %.*s", n, facts);
+        else if (fact[i] != 0)
+            used += (size_t)snprintf(text + used, len - used, "%s%.*s %.9g", shown++ ? ", " : " (", n, facts, fact[i]);
+        facts = facts[n] ? facts + n + 1 : NULL;
+    }
+    if (shown && used < len) used += (size_t)snprintf(text + used, len - used, ")");
+    return used < len ? used : len - 1;
+}
+
 /** An operation in words, for messages: "operation 3: all_to_all f32 send [3 4] recv [3 3]". @size: of the group. */
 static inline void peri_coll_op_text(const peri_coll_op *op, int32_t size, char *text, size_t len)
 {
@@ -262,7 +284,8 @@ static inline void peri_coll_op_text(const peri_coll_op *op, int32_t size, char 
         used += (size_t)snprintf(text + used, len - used, " from rank %d", op->root);
     if (op->channel != PERI_CHANNEL_DENSE && used < len)
         used += (size_t)snprintf(text + used, len - used, " on channel %s", peri_coll_channel_name(op->channel));
-    if (op->tag && used < len) snprintf(text + used, len - used, " tag %llx", (unsigned long long)op->tag);
+    if (op->facts) peri_coll_facts_text(op->facts, op->fact, text, used, len);
+    else if (op->tag && used < len) snprintf(text + used, len - used, " tag %llx", (unsigned long long)op->tag);
 }
 
 /** Does member @own, which has posted no operation @sequence and took its @numbers otherwise, never post what another

@@ -9,6 +9,7 @@
 
 #include <math.h>
 #include <perilune/optim.h>
+#include <xxhash.h>
 
 enum { MAX_STATES = 3 };
 
@@ -20,6 +21,7 @@ struct peri_optim {
     peri_tensor **params;           /* n, retained */
     peri_tensor *(*state)[MAX_STATES]; /* n times `states` tensors */
     int64_t *steps;                 /* n: steps taken by each parameter */
+    bool *restored;                 /* n: its states may have been loaded since its last step */
 };
 
 /* -- making -------------------------------------------------------------------------------------------------------- */
@@ -170,7 +172,8 @@ peri_status peri_optim_new(const peri_optim_config *args, peri_tensor *const *pa
     o->params = peri__alloc_zero(sizeof *o->params * slots);
     o->state = peri__alloc_zero(sizeof *o->state * slots);
     o->steps = peri__alloc_zero(sizeof *o->steps * slots);
-    if (!o->params || !o->state || !o->steps) goto out;
+    o->restored = peri__alloc_zero(sizeof *o->restored * slots);
+    if (!o->params || !o->state || !o->steps || !o->restored) goto out;
     status = PERI_OK;
     for (; o->n < n; o->n++) {
         o->params[o->n] = params[o->n];
@@ -199,8 +202,86 @@ void peri_optim_release(peri_optim *o)
     peri__free(o->params);
     peri__free(o->state);
     peri__free(o->steps);
+    peri__free(o->restored);
     peri__object_count(-1);
     peri__free(o);
+}
+
+/* -- what ranks compare -------------------------------------------------------------------------------------------- */
+
+/** Names of the numbers of a step for messages (peri__trained): the optimizer, its step, numbers of it, and in the last
+ *  place a checksum of all that was done to the parameter. */
+static const char *const facts[PERI_OPTIM_KIND_COUNT] = {
+    [PERI_OPTIM_SGD] = "SGD,step,lr,weight_decay,momentum,dampening,,,history",
+    [PERI_OPTIM_ADAGRAD] = "Adagrad,step,lr,weight_decay,lr_decay,eps,,,history",
+    [PERI_OPTIM_ADAM] = "Adam,step,lr,weight_decay,beta1,beta2,eps,,history",
+    [PERI_OPTIM_ADAMW] = "AdamW,step,lr,weight_decay,beta1,beta2,eps,,history",
+    [PERI_OPTIM_RMSPROP] = "RMSprop,step,lr,weight_decay,momentum,alpha,eps,,history",
+    [PERI_OPTIM_ROWWISE_ADAGRAD] = "RowWiseAdagrad,step,lr,weight_decay,lr_decay,eps,,,history",
+};
+
+/** A hash over what a step's numbers are, as the kernels have them. */
+static uint64_t numbers_hash(const peri_optim_config *a)
+{
+    peri_optim_config copy = *a;
+    uint64_t h = peri__hash_mix((uint64_t)a->kind,
+                                (uint64_t)(a->nesterov | a->maximize << 1 | a->amsgrad << 2 | a->centered << 3));
+    for (int i = 0; i < NUMBERS; i++) {
+        float x = (float)*at_number(&copy, &numbers[i]);
+        uint32_t bits;
+        memcpy(&bits, &x, sizeof bits);
+        h = peri__hash_mix(h, bits);
+    }
+    return h;
+}
+
+/** Mix the states of parameter @i, which somebody may have loaded, into @hash. */
+static peri_status mix_states(const peri_optim *o, int32_t i, uint64_t *hash)
+{
+    for (int32_t s = 0; s < o->states; s++) {
+        const peri_tensor *t = o->state[i][s];
+        int64_t bytes = peri__numel(t) * peri_dtype_size(t->dtype);
+        void *copy = peri__alloc((size_t)peri__max(bytes, 1));
+        if (!copy) return PERI_ENOMEM;
+        peri_status status = peri_tensor_read(t, copy, bytes);
+        if (status >= 0) *hash = peri__hash_mix(*hash, XXH3_64bits(copy, (size_t)bytes));
+        peri__free(copy);
+        PERI_TRY(status);
+    }
+    return PERI_OK;
+}
+
+/** Of the steps that an optimizer takes at once: what is written down of those of one number. */
+typedef struct entry {
+    int64_t step; /* 0: nothing yet */
+    uint64_t hash;
+    double fact[8];
+} entry;
+
+static void describe(const peri_optim_config *a, int64_t step, entry *out)
+{
+    bool adam = a->kind == PERI_OPTIM_ADAM || a->kind == PERI_OPTIM_ADAMW;
+    bool sum = a->kind == PERI_OPTIM_ADAGRAD || a->kind == PERI_OPTIM_ROWWISE_ADAGRAD;
+    bool sgd = a->kind == PERI_OPTIM_SGD;
+    *out = (entry){.step = step,
+                   .hash = peri__hash_mix(numbers_hash(a), (uint64_t)step),
+                   .fact = {(double)step, a->lr, a->weight_decay, adam ? a->beta1 : sum ? a->lr_decay : a->momentum,
+                            adam ? a->beta2 : sum ? a->eps : sgd ? a->dampening : a->alpha, sum || sgd ? 0 : a->eps}};
+}
+
+/** Write down that parameter @i is about to take its step @step. @last: what was written of the parameter before. */
+static peri_status note(peri_optim *o, int32_t i, int64_t step, entry *last)
+{
+    peri__trained *t = o->params[i]->trained;
+    if (!t) return PERI_OK;
+    if (last->step != step) describe(&o->args, step, last);
+    uint64_t h = peri__hash_mix(t->history, last->hash);
+    if (o->restored[i]) PERI_TRY(mix_states(o, i, &h));
+    o->restored[i] = false;
+    t->history = h;
+    t->facts = facts[o->args.kind];
+    memcpy(t->fact, last->fact, sizeof t->fact);
+    return PERI_OK;
 }
 
 /* -- lists of a launch --------------------------------------------------------------------------------------------- */
@@ -225,6 +306,7 @@ typedef struct batch {
     peri_device *device;
     int32_t dtype;
     int64_t steps; /* that each of them has taken, this one included */
+    entry last;              /* what was written down last */
     int64_t range, elements; /* in all; the range counts elements, or rows */
     peri_tensor *grads[PERI_OPTIM_PARTS]; /* owned; contiguous */
     peri_optim_list list;
@@ -321,6 +403,7 @@ static peri_status add(peri_optim *o, int32_t i, batch *b)
     int64_t t = o->steps[i] + 1, rows = o->args.kind == PERI_OPTIM_ROWWISE_ADAGRAD ? p->shape[0] : peri__numel(p);
     bool fits = b->list.n < PERI_OPTIM_PARTS && b->device == peri__device(p) && b->dtype == p->dtype && b->steps == t;
     if (!fits || holds(&b->list, p)) PERI_TRY(update(o, b));
+    PERI_TRY(note(o, i, t, &b->last));
     PERI_TRY(peri__contiguous_of(p->grad, &grad));
     o->steps[i] = t;
     peri__changed(p);
@@ -423,6 +506,7 @@ peri_status peri_optim_steps_set(peri_optim *o, int32_t param, int64_t steps)
         return peri__fail(PERI_ERANGE, "peri_optim_steps_set: %lld steps of parameter %d, allowed: 0.. and 0..%d",
                           (long long)steps, param, o->n - 1);
     o->steps[param] = steps;
+    o->restored[param] = true;
     return PERI_OK;
 }
 

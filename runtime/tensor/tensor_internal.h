@@ -176,6 +176,13 @@ typedef struct peri__ending {
 /** Give up a reference; NULL is fine. */
 void peri__ending_release(peri__ending *ending);
 
+/** What optimizers have done to a parameter that ranks train alike: they compare it (comm/reducer.c). */
+typedef struct peri__trained {
+    uint64_t history;  /* a hash over all steps: of which optimizer, with which numbers and loaded states */
+    const char *facts; /* the last step in words: as in peri_coll_op. NULL: there was none */
+    double fact[8];    /* the last one is free for the history */
+} peri__trained;
+
 struct peri_tensor {
     peri__refs refs;
     int32_t dtype, ndim;
@@ -194,6 +201,7 @@ struct peri_tensor {
     peri_status (*offer)(void *ctx, peri_tensor *leaf, bool *free);
     peri_tensor *grad_place; /* with `ready`: where the gradient lies when the pass is over; borrowed */
     void *ready_ctx;
+    peri__trained *trained; /* with `ready`: optimizers write here what they do; borrowed from who set it */
     peri__ending *ending; /* with `ready`: what ends a pass that reaches this leaf; borrowed from who set it */
 };
 

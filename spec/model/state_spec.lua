@@ -265,8 +265,52 @@ describe("a state that is loaded", function()
     assert.matches("'linear.weight' is not the same on rank 0 of group '[^']+' and on rank " .. n - 1, err.message)
     assert.same(before, module.linear.weight:detach():to("f32", "cpu"):reshape(-1):to_list()) -- nothing was loaded
     assert.not_equal(7, module.linear.bias:item(1))
-    state["linear.weight"] = peri.full({ 2, 2 }, 5, "f32", "cpu")
+    state["linear.weight"] = peri.full({ 2, 2 }, 5, rank == 0 and "f64" or "f32", "cpu")
     model:load_state_dict(state)
     assert.equal(5, module.linear.weight:item(3))
+    local part = { ["linear.bias"] = rank > 0 and peri.zeros { 2 } or nil }
+    assert.error_matches(function() model:load_state_dict(part, false) end,
+      "'linear.bias' is not the same on rank 0 of group '[^']+' and on rank 1, to which it is given")
+    local Local = peri.util.class("Local", peri.model.DataParallelWrapper)
+    function Local.wrap() end -- each rank has its own
+    local own = peri.DistributedModelParallel { module = nn.Linear { in_features = 1, out_features = 1,
+      device = device }, group = world, device = device, data_parallel_wrapper = Local() }
+    own:load_state_dict({ bias = peri.full({ 1 }, rank, "f32", device) }, false)
+    assert.equal(rank, own.module.bias:item())
   end, { sizes = { 1, 2, 3 } })
+
+  worlds.each("is the same on all ranks for replicas of tables, with what their optimizer keeps",
+    function(world, device, n)
+      local rank, last = world:rank(), n - 1
+      local model = wrap(world, device, "data_parallel", { seed = 3 })
+      model(batch(world, device)):backward()
+      local function try(what, change, name)
+        local before, state = numbers(gather(what:state_dict())), gather(what:state_dict())
+        change(state)
+        local ok, err = pcall(what.load_state_dict, what, state)
+        if n == 1 then return assert.is_true(ok, err) end
+        assert.is_false(ok)
+        assert.matches(("'%s' is not the same on rank 0 of group '[^']+' and on rank %d, but all ranks"):format(name,
+          last), err.message)
+        assert.same(before, numbers(gather(what:state_dict())))
+      end
+      local name = "towers.0.embedding_bags.bag1.weight"
+      local function other(state) state[name]:slice(1, 4, 5):fill(rank == last and 1 or 2) end
+      try(model, function(state) -- of a table over ranks each takes its part; what is no parameter may differ
+        state["towers.0.embedding_bags.bag2.weight"]:fill(rank)
+        state.steps:fill(rank)
+        other(state)
+      end, name)
+      try(model:fused_optimizer(), function(state)
+        state.state[name]["bag1.momentum1"]:slice(1, 2, 3):fill(rank == last and 3 or 1)
+      end, name .. ".momentum1")
+      local same = gather(model:state_dict())
+      same[name]:fill(7)
+      model:load_state_dict(same)
+      assert.equal(7, gather(model:state_dict())[name]:item(0))
+      local dense = plan.data_parallel { compute_kernel = "dense" }
+      model = peri.DistributedModelParallel { module = make { seed = 3, dense = true }, group = world, device = device,
+        plan = { ["towers.0"] = { bag1 = dense, bag2 = dense }, ["towers.1"] = { row1 = dense, row2 = dense } } }
+      try(model, other, name)
+    end, { sizes = { 1, 2, 3 } })
 end)

@@ -19,7 +19,7 @@ M.FusedOptimizer = FusedOptimizer
 
 --- FusedOptimizer { parameter_name = function(table name) -> "embedding_bags.t.weight", groups = list of { tables =
 --- names, optimizer = its name, rate = function(), set_rate = function(lr) }, states = function(table name) -> list of
---- { name =, tensor = }, iteration = function(table name) -> what holds the number of updates (a tensor or
+--- { name =, tensor =, alike = }, iteration = function(table name) -> what holds the number of updates (a tensor or
 --- ShardedTensor), set_iteration = function(n), group = the ranks that share the tables }. Tables of one group of
 --- parameters share a rate.
 function FusedOptimizer:init(args)
@@ -57,13 +57,13 @@ end
 function FusedOptimizer:named_state() return keyed.once(self, self._list_state) end
 function FusedOptimizer:_list_state()
   local list = {}
-  local function add(parameter, table_name, key, tensor)
+  local function add(parameter, table_name, key, tensor, alike)
     list[#list + 1] = { name = parameter .. "." .. key, tensor = tensor, parameter = parameter, key = table_name .. "."
-      .. key }
+      .. key, alike = alike }
   end
   for i, parameter in ipairs(self.names) do
     local name = self.tables[i]
-    for _, s in ipairs(self._a.states(name)) do add(parameter, name, s.name, s.tensor) end
+    for _, s in ipairs(self._a.states(name)) do add(parameter, name, s.name, s.tensor, s.alike) end
     add(parameter, name, "step", self._a.iteration(name))
     list[#list].load = function() end -- see load_state: tables that are trained together count together
   end

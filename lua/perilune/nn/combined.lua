@@ -144,7 +144,7 @@ function CombinedOptimizer:named_state()
     for _, s in ipairs(o.optimizer:named_state()) do
       local prefix = o.name == "" and "" or o.name .. "."
       list[#list + 1] = { name = prefix .. s.name, tensor = s.tensor, parameter = s.parameter and prefix .. s.parameter,
-        key = s.key, optional = s.optional }
+        key = s.key, optional = s.optional, alike = s.alike }
     end
   end
   return list

@@ -14,15 +14,16 @@ local sharded = require "perilune.tensor.sharded"
 local live = require("perilune.tensor.state_dict").live
 local groups = require "perilune.nn.groups"
 local signature = require "perilune.signature"
-local all_or_none = require("perilune.nn.ranks").all_or_none
+local ranks = require "perilune.nn.ranks"
 
 local M = { group = groups.group, ParamGroup = groups.ParamGroup }
 
 -- -- the optimizer ----------------------------------------------------------------------------------------------------
 
 --- Fields: names (of the parameters, in order), params (their tensors, where they have some), param_groups. Subclasses
---- have step, zero_grad, and named_state: a list of { name =, tensor =, parameter =, key =, optional = }, a name being
---- "parameter.key" unless it says otherwise. optional (true): a state_dict may lack it, one from before it was saved.
+--- have step, zero_grad, and named_state: a list of { name =, tensor =, parameter =, key =, optional =, alike = }, a
+--- name being "parameter.key" unless it says otherwise. optional (true): a state_dict may lack it, one from before it
+--- was saved. alike: the group whose ranks have it alike.
 local KeyedOptimizer = util.seal(util.class "KeyedOptimizer")
 M.KeyedOptimizer = KeyedOptimizer
 
@@ -250,7 +251,8 @@ function KeyedOptimizer:load_state_dict(dict) return M.listing_once(self._load_s
 function KeyedOptimizer:_load_state_dict(dict)
   local func = self.class_name .. ":load_state_dict"
   local ok, flat, found = pcall(check_dict, self, func, dict)
-  all_or_none(self:state_groups(), func, not ok and flat or nil)
+  ranks.all_or_none(self:state_groups(), func, not ok and flat or nil)
+  ranks.given_alike(func, self:named_state(), flat)
   self:assign_state(flat)
   if found then groups.assign(self:named_groups(), found) end
   self:post_load_state_dict()

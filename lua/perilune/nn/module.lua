@@ -22,7 +22,7 @@ local Tensor = require "perilune.tensor"
 local sharded = require "perilune.tensor.sharded"
 local live = require("perilune.tensor.state_dict").live
 local signature = require "perilune.signature"
-local all_or_none = require("perilune.nn.ranks").all_or_none
+local ranks = require "perilune.nn.ranks"
 P.own({ batch = false }, true) -- that a module runs with, if it says which samples it has, or false
 
 local Module = util.class "Module"
@@ -286,8 +286,9 @@ function Module:named_state(prefix) return tensors(self, prefix, { "_parameters"
 
 -- -- state ------------------------------------------------------------------------------------------------------------
 
---- What this module itself, without its sub-modules, has in a state_dict: a list of { name =, tensor = } with live
---- tensors (or ShardedTensors). Classes whose state is not in parameters and buffers have their own.
+--- What this module itself, without its sub-modules, has in a state_dict: a list of { name =, tensor =, alike = (the
+--- group whose ranks have it alike, or nil) } with live tensors (or ShardedTensors). Classes whose state is not in
+--- parameters and buffers have their own.
 function Module:own_state()
   local list = {}
   for _, kind in ipairs { "_parameters", "_buffers" } do
@@ -301,8 +302,8 @@ function Module:own_state()
   return list
 end
 
---- The state of this module and all below it: a list of { name =, tensor = }; what is shared comes once, under its
---- first name. Returns also the other names of tensors and modules -> the first.
+--- The state of this module and all below it: a list of { name =, tensor =, alike = }; what is shared comes once, under
+--- its first name. Returns also the other names of tensors and modules -> the first.
 local function whole_state(module, prefix)
   local list, seen, modules = {}, {}, module:named_modules(prefix)
   local also = modules.also or {}
@@ -310,7 +311,8 @@ local function whole_state(module, prefix)
     for _, s in ipairs(m.module:own_state()) do
       local key = Tensor.is(s.tensor) and tonumber(ffi.cast("intptr_t", Tensor.ptr(s.tensor))) or s.tensor
       local name = join(m.path, s.name)
-      if not seen[key] then list[#list + 1] = { name = name, tensor = s.tensor } else also[name] = seen[key] end
+      if not seen[key] then list[#list + 1] = { name = name, tensor = s.tensor, alike = s.alike }
+      else also[name] = seen[key] end
       seen[key] = seen[key] or name
     end
   end
@@ -399,8 +401,9 @@ end
 --- Copy the tensors of a state_dict (whole ones, or pieces of the same plan) into the state; they are of the same
 --- shapes. Every name must be there, and no other, unless strict is false. Returns { missing_keys =, unexpected_keys =
 --- }: lists of names. If something is wrong nothing is copied; collective where modules are sharded (and over `groups`,
---- a list): nothing is copied on any rank then.
-function Module:load_state_dict(map, strict, groups)
+--- a list): nothing is copied on any rank then. alike: tensor of the state -> the group whose ranks train it alike;
+--- what one of them is given otherwise is such an error too.
+function Module:load_state_dict(map, strict, groups, alike)
   local func, all = self.class_name .. ":load_state_dict", util.copy(groups or {})
   for i, group in ipairs(all) do
     local class = type(group) == "table" and getmetatable(group)
@@ -411,7 +414,9 @@ function Module:load_state_dict(map, strict, groups)
   for _, module in ipairs(self:modules()) do all[#all + 1] = module:state_group() end
   local state, also = whole_state(self)
   local ok, keys = pcall(try_all, self, func, state, also, map, strict)
-  all_or_none(all, func, not ok and keys or nil)
+  ranks.all_or_none(all, func, not ok and keys or nil)
+  for _, s in ipairs(alike and state or {}) do s.alike = s.alike or alike[s.tensor] end
+  ranks.given_alike(func, state, map)
   for _, s in ipairs(state) do
     if rawget(map, s.name) ~= nil then sharded.assign(s.tensor, map[s.name]) end
   end
@@ -493,7 +498,8 @@ signature.kind("Module", "an nn.Module", Module.is)
 signature.kind("module", "a module or a function", util.is_callable)
 signature.check("Module:", Module,
   { get_module = "self: table, path: string", set_module = "self: table, path: string, module: any",
-    load_state_dict = "self: table, map: any, strict: any, groups: list?", named_state = "self: table, prefix: string?",
+    load_state_dict = "self: table, map: any, strict: any, groups: list?, alike: table?",
+  named_state = "self: table, prefix: string?",
   state_dict = "self: table, prefix: string?", register_buffer = "self: table, name: string, tensor: any",
   register_parameter = "self: table, name: string, tensor: any", add_module = "self: table, name: string, module: any",
   named_modules = "self: table, prefix: string?", named_parameters = "self: table, prefix: string?",

@@ -11,6 +11,7 @@ local F = require "perilune.nn.functional"
 local signature = require "perilune.signature"
 
 local M = {}
+local checksum = ffi.new "uint64_t[1]"
 
 --- The group to work with, or nil where this rank is alone.
 function M.group_of(func, group)
@@ -96,6 +97,18 @@ local function reason_of(func, err)
   return message:sub(1, #func + 2) == func .. ": " and message:sub(#func + 3) or message
 end
 
+local STORED = "in a checkpoint"
+
+--- The checksum of what `target` gets from `source`, in words.
+local function sum_of(source, target)
+  if not Tensor.is(source) then return STORED end
+  return P.scope(function()
+    local t = source:detach():to(target:dtype()):contiguous()
+    P.check(P.C.peri_checkpoint_checksum(Tensor.ptr(t), checksum))
+    return tostring(checksum[0])
+  end)
+end
+
 --- All ranks of the groups (a list; those that come twice, and those of one rank, count once and not at all) come here
 --- before they change something, each with the error that it met, or nil. If one has an error it is raised on all: it
 --- names the rank, unless all ranks say the same. Collective; waits.
@@ -117,6 +130,32 @@ function M.all_or_none(groups, func, err)
   if err ~= nil then error(err, 0) end
 end
 
+--- What ranks train alike they are given alike, or their copies of it would go on as different ones. list: { name =,
+--- tensor = where it goes, alike = the group that has it alike (or nil) }; given: name -> what this rank is given, as
+--- it fits there, or nil. What differs on a rank is an error on all. What is read from a checkpoint is the same.
+--- Collective over these groups; waits.
+function M.given_alike(func, list, given)
+  local groups, sums = {}, {}
+  for _, s in ipairs(list) do
+    local group, source = s.alike, rawget(given, s.name)
+    if group and group:size() > 1 and not sums[group] then groups[#groups + 1], sums[group] = group, {} end
+    if group and group:size() > 1 then sums[group][s.name] = source ~= nil and sum_of(source, s.tensor) end
+  end
+  for _, group in ipairs(groups) do
+    local all = group:all_gather_object(sums[group], func)
+    for r = 2, #all do
+      for name, first in util.ordered(all[1]) do
+        local sum = all[r][name]
+        if not first ~= not sum or first and sum and first ~= sum and first ~= STORED and sum ~= STORED then
+          P.fail(("%s: '%s' is not the same on rank 0 of group '%s' and on rank %d%s, but all ranks train it "
+            .. "alike"):format(func, name, group.name, r - 1,
+            first and sum and "" or (", to which it is %sgiven"):format(first and "not " or "")))
+        end
+      end
+    end
+  end
+end
+
 signature.kind("ranks", "a group of ranks", function(x)
   return type(x) == "table" and util.is_callable(x.all_reduce)
 end)
@@ -132,6 +171,7 @@ end)
 signature.check("", M, {
   all_or_none = "groups: rank_groups, func: string, err: any",
   mean_of = "sum: tensor, count: any, group: any", global_mean = "losses: tensor, weights: tensor?, group: any",
+  given_alike = "func: string, list: list, given: table",
   sum = "group: ranks?, list: list", gather = "group: ranks?, arrays: list, n: count",
 })
 

@@ -204,8 +204,9 @@ function nn.Module:state_dict(prefix) end
 ---@param map table<string, peri.Tensor> Tensors by name, each of the shape that the state has.
 ---@param strict? boolean `false`: missing and unknown names are allowed (default: true).
 ---@param groups? peri.dist.Group[] More groups of ranks that load together, all or none of them (default: none).
+---@param alike? table State tensor -> group whose ranks train it alike; given otherwise, it is refused (default: none).
 ---@return table # `{ missing_keys =, unexpected_keys = }`: lists of names.
-function nn.Module:load_state_dict(map, strict, groups) end
+function nn.Module:load_state_dict(map, strict, groups, alike) end
 
 ---What keeps `load_state_dict` from loading, in words. It changes nothing. Local.
 ---
@@ -221,7 +222,7 @@ function nn.Module:check_state_dict(map, strict) end
 ---```lua
 ---print(#nn.Linear({ in_features = 1, out_features = 1 }):own_state()) --> 2
 ---```
----@return table[] # `{ name =, tensor = }` each.
+---@return table[] # `{ name =, tensor =, alike = }` each; `alike`: the group whose ranks have it alike, if there is one.
 function nn.Module:own_state() end
 
 ---For classes whose state is sometimes of no one moment, while rows are on their way: raises an error that says when it

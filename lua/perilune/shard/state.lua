@@ -85,10 +85,11 @@ local function spread(module, t, geometry, dtype, make)
     stored = module:in_files(), mark = function() return module:_map_mark(t.name) end }
 end
 
---- State `name` of table `t`, "weight" or one of its optimizer.
+--- State `name` of table `t`, "weight" or one of its optimizer. Of a replica it is a tensor, and the module's group has
+--- it alike: what is returned second.
 local function state_of(module, t, name, geometry, dtype)
   local _, some = local_pieces(module, t)
-  if some and some.replica then return P.lasting(some.state, name) end
+  if some and some.replica then return P.lasting(some.state, name), module.group end
   return spread(module, t, geometry, dtype, function(piece, metadata)
     return { metadata = metadata, tensor = not piece.cached and P.lasting(piece.state, name) or nil,
       source = piece.cached and function() return piece.source(name) end or nil,
@@ -100,8 +101,8 @@ end
 --- What a state_dict has of a sharded module: a list of { name =, tensor = }.
 function M.of(module)
   return util.map(module.tables, function(t)
-    return { name = module:_parameter_name(t.name),
-      tensor = state_of(module, t, "weight", "full", embed_config.data_types[t.data_type]) }
+    local tensor, alike = state_of(module, t, "weight", "full", embed_config.data_types[t.data_type])
+    return { name = module:_parameter_name(t.name), tensor = tensor, alike = alike }
   end)
 end
 
@@ -172,7 +173,9 @@ end
 --- The number of updates of table `t`: like a state of one number.
 local function iteration_of(module, t)
   local _, some = local_pieces(module, t)
-  if some and some.replica then return P.lasting(Tensor.tensor, { some.iteration() }, "i64", "cpu") end
+  if some and some.replica then
+    return P.lasting(Tensor.tensor, { some.iteration() }, "i64", "cpu"), module.group
+  end
   return spread(module, t, "scalar", "i64", function(piece, metadata)
     local n = P.lasting(Tensor.tensor, { piece.iteration() }, "i64", module.device or nil)
     return { metadata = metadata, tensor = n, read = function(_, result) return result:copy(n) end,
@@ -198,7 +201,8 @@ function M.fused_optimizer(module)
     parameter_name = function(name) return module:_parameter_name(name) end, groups = groups,
     states = function(name)
       return util.map(states[name], function(s)
-        return { name = s.name, tensor = state_of(module, by_name[name], s.name, s.geometry, s.dtype) }
+        local tensor, alike = state_of(module, by_name[name], s.name, s.geometry, s.dtype)
+        return { name = s.name, tensor = tensor, alike = alike }
       end)
     end,
     iteration = function(name) return iteration_of(module, by_name[name]) end,
