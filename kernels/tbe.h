@@ -516,9 +516,9 @@ typedef struct peri_k_tbe_most_counted_args {
 } peri_k_tbe_most_counted_args;
 
 /** Set the bits of rows in a bitmap. Each item i of the range may name a linear row r, and no row is named twice:
- *      sorted given:   r = sorted[i] >> payload_bits, if i < n[0] and item i - 1 has another row (sorted: as for
- *                      tbe_update)
- *      touched given:  r = i, if touched[i] != 0
+ *      sorted given:   r = sorted[i] >> payload_bits, if i < n[0], r >= first and item i - 1 has another row (sorted:
+ *                      as for tbe_update)
+ *      touched given:  r = i, if r >= first and touched[i] != 0
  *      neither:        r = first + i
  *  If 0 <= r < total_rows: bits[r / 64] |= 1 << r % 64; where that bit was 0 before and `fresh` is given:
  *  fresh[n_fresh[0]++] = r, in any order. range: items. */

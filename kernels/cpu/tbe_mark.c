@@ -44,11 +44,11 @@ static void tbe_mark_sorted(const peri_k_tbe_mark_args *a, int64_t begin, int64_
 {
     enum { AHEAD = 64 }; /* items; a large bitmap is read at random */
     tbe_marking m = {.a = a, .word = UINT64_MAX, .first = true};
-    const uint64_t *sorted = a->sorted, rows = (uint64_t)a->total_rows;
+    const uint64_t *sorted = a->sorted, first = (uint64_t)a->first, rows = (uint64_t)a->total_rows;
     const int32_t bits = a->payload_bits;
     for (int64_t i = begin; i < end; i++) {
         const uint64_t row = sorted[i] >> bits;
-        if (row >= rows) continue;
+        if (row < first || row >= rows) continue;
         if (row / 64 != m.word && i + AHEAD < end) {
             const uint64_t ahead = sorted[i + AHEAD] >> bits;
             if (ahead < rows) __builtin_prefetch(&a->bits[ahead / 64], 1);

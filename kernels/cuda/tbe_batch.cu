@@ -149,11 +149,12 @@ struct mark_one {
     {
         uint64_t row = (uint64_t)(a.first + i);
         if (a.touched) {
-            if (a.touched[i] == 0) return;
+            if (i < a.first || a.touched[i] == 0) return;
             row = (uint64_t)i;
         } else if (a.sorted) {
             if (i >= *a.n) return;
             row = a.sorted[i] >> a.payload_bits;
+            if (row < (uint64_t)a.first) return;
             if (i > 0 && a.sorted[i - 1] >> a.payload_bits == row) return;
         }
         if (row >= (uint64_t)a.total_rows) return;

@@ -26,10 +26,11 @@ static double tbe_exact_big(double largest, int64_t items)
 /** The linear row that item @i names; total_rows or more: none. */
 static uint64_t tbe_marked_row(const peri_k_tbe_mark_args *a, int64_t i)
 {
-    if (a->touched) return a->touched[i] != 0 ? (uint64_t)i : UINT64_MAX;
+    if (a->touched) return i >= a->first && a->touched[i] != 0 ? (uint64_t)i : UINT64_MAX;
     if (!a->sorted) return (uint64_t)(a->first + i);
     if (i >= *a->n) return UINT64_MAX;
     const uint64_t row = a->sorted[i] >> a->payload_bits;
+    if (row < (uint64_t)a->first) return UINT64_MAX;
     return i > 0 && a->sorted[i - 1] >> a->payload_bits == row ? UINT64_MAX : row;
 }
 

@@ -8,12 +8,15 @@
  *     bucket      BUCKET_ROWS rows that follow each other: the copies of those that were copied, in any order
  *     copy        one after the other, the bytes of the row in each part of its table
  *
- * Memory of copies is given back by table, when all parts of it were passed.
+ * Memory of copies is given back by table, when all parts of it were passed. It comes from the host's device, which
+ * keeps it: pages that are new cost several times what the copies in them cost.
  */
 #include "watch.h"
 
 #include <perilune/moment.h>
 #include <perilune/sparse.h>
+
+#include <stdlib.h>
 
 enum { BUCKET_ROWS = 4096, GRAIN = 256 };
 
@@ -42,8 +45,7 @@ typedef struct bucket {
 /** Memory of copies of rows of one table. */
 typedef struct arena {
     struct arena *next;
-    int64_t bytes;
-    char memory[];
+    peri_tensor *memory; /* u8 */
 } arena;
 
 typedef struct watched {
@@ -57,6 +59,8 @@ typedef struct watched {
     arena **arenas;      /* of each table */
     int64_t *copy_bytes; /* of each table: of a row in all its parts; 0: it has none */
     int64_t *last_part;  /* of each table: the part that was added last; -1: none */
+    int64_t number;      /* of table batches, in the order in which parts came */
+    int64_t n_passed;    /* tables, from the first one on, of which all parts were passed whole */
 } watched;
 
 struct peri_moment {
@@ -182,6 +186,26 @@ static peri_status copy_batch(batch *b)
     return PERI_OK;
 }
 
+/** Memory for copies of @n rows of @table. */
+static peri_status arena_new(watched *w, int64_t table, int64_t n, char **out)
+{
+    peri_device *cpu;
+    const int64_t bytes = n * w->copy_bytes[table];
+    PERI_TRY(peri_device_get("cpu", &cpu));
+    arena *a = peri__alloc(sizeof *a);
+    if (!a) return PERI_ENOMEM;
+    peri_status status = peri_tensor_new(cpu, PERI_U8, 1, &bytes, &a->memory);
+    if (status < 0) {
+        peri__free(a);
+        return status;
+    }
+    a->next = w->arenas[table];
+    w->arenas[table] = a;
+    atomic_fetch_add(&w->moment->bytes, bytes);
+    *out = peri__data(a->memory);
+    return PERI_OK;
+}
+
 /** Copy rows (linear, each once, none of them copied yet): by table. */
 static peri_status copy_rows(watched *w, const int64_t *rows, int64_t n)
 {
@@ -194,22 +218,11 @@ static peri_status copy_rows(watched *w, const int64_t *rows, int64_t n)
     for (int64_t t = 0; status >= 0 && t < w->tbe->n_tables; t++) { /* starts[t + 1] is now where table t begins */
         const int64_t begin = starts[t + 1], count = (t + 1 < w->tbe->n_tables ? starts[t + 2] : n) - begin;
         if (count == 0 || w->copy_bytes[t] == 0) continue;
-        arena *a = peri__alloc(sizeof *a + (size_t)(count * w->copy_bytes[t]));
-        if (!a) status = PERI_ENOMEM;
-        if (status < 0) break;
-        a->bytes = count * w->copy_bytes[t];
-        a->next = w->arenas[t];
-        w->arenas[t] = a;
-        atomic_fetch_add(&w->moment->bytes, a->bytes);
-        batch b = {.w = w,
-                   .table = t,
-                   .first = peri__first_row(w->tbe, t),
-                   .n = count,
-                   .rows = sorted + begin,
-                   .to = a->memory};
-        status = copy_batch(&b);
+        batch b = {.w = w, .table = t, .first = peri__first_row(w->tbe, t), .n = count, .rows = sorted + begin};
+        status = arena_new(w, t, count, &b.to);
+        if (status >= 0) status = copy_batch(&b);
         for (int64_t i = 0; status >= 0 && i < count; i++)
-            status = bucket_add(w, sorted[begin + i], a->memory + i * w->copy_bytes[t]);
+            status = bucket_add(w, sorted[begin + i], b.to + i * w->copy_bytes[t]);
     }
     peri__free(sorted);
     peri__free(starts);
@@ -262,7 +275,8 @@ static void free_arenas(watched *w, int64_t table)
     while (w->arenas[table]) {
         arena *a = w->arenas[table];
         w->arenas[table] = a->next;
-        atomic_fetch_sub(&w->moment->bytes, a->bytes);
+        atomic_fetch_sub(&w->moment->bytes, peri__numel(a->memory));
+        peri_tensor_release(a->memory);
         peri__free(a);
     }
 }
@@ -319,10 +333,19 @@ static peri_status watched_of(peri_moment *m, peri_tbe *tbe, watched **out)
         watched_free(w);
         return status;
     }
+    w->number = m->watched ? m->watched->number + 1 : 0;
     w->next = m->watched;
     m->watched = w;
     *out = w;
     return PERI_OK;
+}
+
+/** The rows of @table that all its parts have passed; 0: it has none. */
+static int64_t passed_by_all(const peri_moment *m, const watched *w, int64_t table)
+{
+    int64_t rows = w->last_part[table] < 0 ? 0 : INT64_MAX;
+    for (int64_t k = w->last_part[table]; k >= 0; k = m->parts[k].next) rows = peri__min(rows, m->parts[k].passed);
+    return rows;
 }
 
 /** Parts come before the first change: copies have the bytes of all parts of their table. */
@@ -338,9 +361,9 @@ static peri_status add(peri_moment *m, peri_tbe *tbe, int64_t table, int32_t sta
         m->room = room;
     }
     PERI_TRY(watched_of(m, tbe, &w));
-    if (w->arenas[table])
-        return peri__fail(PERI_EINVAL, "peri_moment_add: table '%s' has changed since its first part was added",
-                          tbe->tables[table].name);
+    if (w->arenas[table] || passed_by_all(m, w, table) > 0)
+        return peri__fail(PERI_EINVAL, "peri_moment_add: table '%s' has %s since its first part was added",
+                          tbe->tables[table].name, w->arenas[table] ? "changed" : "been passed");
     part p = {.of = w, .table = table, .state = state, .dtype = dtype, .rows = tbe->tables[table].config.rows};
     const bool raw = peri__tbe_bytes(tbe->dtype) && state == 0 && dtype == PERI_U8;
     p.cols = s->geometry == PERI_STATE_ROW ? 0 : raw ? tbe->layout[table].stride : tbe->layout[table].cols;
@@ -451,24 +474,30 @@ peri_status peri_moment_read(peri_moment *m, int64_t index, int64_t row, peri_te
     return PERI_OK;
 }
 
-/** The rows of @table that all parts have passed. */
-static int64_t passed_by_all(const peri_moment *m, const watched *w, int64_t table, int64_t rows)
+/** How far all rows of the table batch were passed, from the first one on: updates do not look at those any more. */
+static void pass_tables(const peri_moment *m, watched *w)
 {
-    for (int64_t k = w->last_part[table]; k >= 0; k = m->parts[k].next) rows = peri__min(rows, m->parts[k].passed);
-    return rows;
+    int64_t rows = 0;
+    for (; w->n_passed < w->tbe->n_tables; w->n_passed++) {
+        rows = passed_by_all(m, w, w->n_passed);
+        if (rows < w->tbe->tables[w->n_passed].config.rows) break;
+        rows = 0;
+    }
+    w->bits.passed = peri__first_row(w->tbe, w->n_passed) + rows;
 }
 
 /** Within a call. */
 static peri_status pass(peri_moment *m, part *p, int64_t row)
 {
     watched *w = p->of;
-    const int64_t past = passed_by_all(m, w, p->table, p->rows);
+    const int64_t past = passed_by_all(m, w, p->table);
     p->passed = row;
-    const int64_t now = passed_by_all(m, w, p->table, p->rows);
+    const int64_t now = passed_by_all(m, w, p->table);
     if (now > past) {
         const peri__row_change c = {
             .form = PERI__ROWS_RANGE, .part = -1, .table = p->table, .first = past, .count = now - past};
         PERI_TRY(peri__row_bits_mark(w->tbe, &w->bits, &c, false));
+        pass_tables(m, w);
     }
     if (now < p->rows) return PERI_OK;
     const int64_t first = peri__first_row(w->tbe, p->table), high = first + p->rows;
@@ -495,6 +524,33 @@ peri_status peri_moment_pass(peri_moment *m, int64_t index, int64_t row)
     if (row == p->passed) return PERI_OK;
     PERI_TRY(peri__tbe_enter(p->of->tbe, true));
     return peri__tbe_leave(p->of->tbe, true, pass(m, p, row));
+}
+
+/** qsort: parts of a table follow each other, the one with the smallest rows first. */
+static int by_table(const void *a, const void *b)
+{
+    const part *x = *(part *const *)a, *y = *(part *const *)b;
+    int64_t d = x->of->number - y->of->number;
+    if (d == 0) d = x->table - y->table;
+    if (d == 0) d = x->row_bytes - y->row_bytes;
+    if (d == 0) d = x - y;
+    return d < 0 ? -1 : d > 0;
+}
+
+peri_status peri_moment_order(const peri_moment *m, int32_t n, int64_t *order)
+{
+    PERI_NEED(m);
+    PERI_NEED(order);
+    if (n != m->n_parts)
+        return peri__fail(PERI_EINVAL, "peri_moment_order: %d parts, wanted: all %lld", n,
+                          (long long)m->n_parts);
+    const part **sorted = peri__alloc((size_t)peri__max(n, 1) * sizeof *sorted);
+    if (!sorted) return PERI_ENOMEM;
+    for (int64_t i = 0; i < n; i++) sorted[i] = &m->parts[i];
+    qsort(sorted, (size_t)n, sizeof *sorted, by_table);
+    for (int64_t i = 0; i < n; i++) order[i] = sorted[i] - m->parts;
+    peri__free(sorted);
+    return PERI_OK;
 }
 
 int64_t peri_moment_bytes(const peri_moment *m) { return m ? atomic_load(&((peri_moment *)(uintptr_t)m)->bytes) : 0; }

@@ -178,7 +178,8 @@ static void mark_here(const peri_tbe *tbe, const peri__row_change *c, const peri
 peri_status peri__row_bits_mark(const peri_tbe *tbe, peri__row_bits *bits, const peri__row_change *c, bool list)
 {
     enum { GRAIN = 8192 };
-    peri_k_tbe_mark_args args = {.total_rows = bits->rows, .bits = peri__data(bits->words)};
+    peri_k_tbe_mark_args args = {
+        .total_rows = bits->rows, .first = bits->passed, .bits = peri__data(bits->words)};
     const int64_t most = c->form == PERI__ROWS_SORTED ? peri__min(c->capacity, bits->rows)
                          : c->form == PERI__ROWS_TOUCHED ? bits->rows : c->count;
     if (list) PERI_TRY(fresh_room(bits, peri__max(most, 1), &args));

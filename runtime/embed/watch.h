@@ -90,6 +90,9 @@ typedef struct peri__row_bits {
     peri_tensor *words;            /* i64 */
     peri_tensor *fresh, *n_fresh;  /* i64: see peri__row_bits_mark; made when they are first asked for */
     int64_t rows;                  /* of all tables */
+    int64_t passed;                /* The bits of all rows below this one count as set: updates do not look at them,
+                                      since a large bitmap that is read at random costs much of what a small step
+                                      costs. Whoever owns the bits sets it. */
 } peri__row_bits;
 
 /** Bits for the rows of @tbe, all 0. */

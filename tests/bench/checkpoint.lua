@@ -7,9 +7,11 @@
 --   load       checkpoint.load under the same plan
 --   reshard    under another one: by columns
 --   open       opening the checkpoint and reading 100 rows of one table (milliseconds)
---   async      steps while an asynchronous save runs, and as many before it, in turns: step_ratio is the median of the
---              former over that of
---              the latter. A step looks up and updates 20,480 rows a rank, and does nothing else.
+--   async      steps from the call of an asynchronous save to its end, and as many without one before and after it:
+--              step_ratio is the mean of the former over the mean of the latter, in wall time; cpu_ratio the same in
+--              seconds of the process's processors, which a loaded machine disturbs less. One save a round, of
+--              --async-gb GiB. A step looks up and updates 20,480 rows a rank, and does nothing else: of 64 batches,
+--              so most rows are met again while the save runs. kept: MiB of rows that were kept as they were, at most.
 --   marks      a training step of the DLRM of dlrm.lua whose changed rows are marked, for increments, beside one whose
 --              are not, in turns:
 --              milliseconds of both, and their ratio
@@ -24,6 +26,7 @@ local C, plan = peri.ffi.C, peri.plan
 
 ffi.cdef [[
   int open(const char *, int, ...); int close(int); int fsync(int); int unlink(const char *);
+  struct timespec { long tv_sec, tv_nsec; }; int clock_gettime(int, struct timespec *);
   long pread(int, void *, size_t, long); long pwrite(int, const void *, size_t, long); int posix_fadvise(int, long, long, int);
 ]]
 local WRITE, DONTNEED, BLOCK = 1 + 64 + 512, 4, 4 * 2 ^ 20
@@ -34,7 +37,8 @@ parser:option("--gb", "GiB of the table.", 4, tonumber)
 parser:option("--marks", "Steps with marks, and as many without.", 40, tonumber)
 parser:option("--ids", "Ids of a bag in these steps (several: 1,20).", "1,20")
 parser:option("--rounds", "Times that everything is measured, in turns.", 3, tonumber)
-parser:option("--steps", "Steps of each side of the case async, in each round.", 200, tonumber)
+parser:option("--async-gb", "GiB of the table of the case async (0: as --gb).", 0, tonumber)
+parser:option("--pace", "Share of the time that the asynchronous save may copy.", 0.02, tonumber)
 parser:option("--directory", "Where files are made (and removed).", os.getenv "TMPDIR" or "/var/tmp")
 local options = parser:parse(arg)
 peri.init()
@@ -84,26 +88,27 @@ local function read_plain(bytes)
   ffi.C.close(fd)
 end
 
-local rows = math.floor(options.gb * 2 ^ 30 / (65 * 4))
-local function model(entry)
+local function rows_of(gb) return math.floor(gb * 2 ^ 30 / (65 * 4)) end
+local rows = rows_of(options.gb)
+local function model(entry, n)
   local ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "rowwise_adagrad" }, tables = {
-    peri.EmbeddingBagConfig { name = "t", num_embeddings = rows, embedding_dim = 64, feature_names = { "f" } } } }
+    peri.EmbeddingBagConfig { name = "t", num_embeddings = n or rows, embedding_dim = 64, feature_names = { "f" } } } }
   return peri.DistributedModelParallel { module = ebc, plan = { [""] = { t = entry } } }
 end
 
 -- -- steps ------------------------------------------------------------------------------------------------------------
 
-local BAGS, LENGTH = 2048, 10
+local BAGS, LENGTH, TURN = 2048, 10, 50
 
---- Batches of ids that are drawn from all rows, small ones more often.
-local function draw_batches(n)
+--- Batches of ids that are drawn from `of_rows` rows, small ones more often.
+local function draw_batches(n, of_rows)
   local x, list, lengths = 17 + rank, {}, {}
   for k = 1, BAGS do lengths[k] = LENGTH end
   for b = 1, n do
     local ids = {}
     for k = 1, BAGS * LENGTH do
       x = x * 16807 % 2147483647
-      ids[k] = math.floor((x / 2147483647) ^ 3 * rows)
+      ids[k] = math.floor((x / 2147483647) ^ 3 * of_rows)
     end
     list[b] = peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor(ids, "i64"),
       lengths = peri.tensor(lengths, "i32") }
@@ -111,15 +116,27 @@ local function draw_batches(n)
   return list
 end
 
---- The median of the seconds of `steps` steps.
-local function median_step(m, batches, steps)
-  local seconds = {}
-  for i = 1, steps do
-    local from = now()
-    peri.scope(function() m(batches[i % #batches + 1]):wait():values():sum():backward() end)
-    seconds[i] = now() - from
+local clock = ffi.new "struct timespec"
+--- Seconds that processors have worked for this process.
+local function worked()
+  assert(ffi.C.clock_gettime(2, clock) == 0)
+  return tonumber(clock.tv_sec) + tonumber(clock.tv_nsec) * 1e-9
+end
+
+--- Steps, TURN at a time, until finished() says so on every rank: their mean seconds, those of processors, and how many
+--- they were.
+local function steps_until(finished, m, batches)
+  local seconds, processors, steps, done = 0, 0, 0, false
+  while not done do
+    world:barrier():wait()
+    local from, busy = now(), worked()
+    for i = 1, TURN do
+      peri.scope(function() m(batches[(steps + i) % #batches + 1]):wait():values():sum():backward() end)
+    end
+    seconds, processors, steps, done = seconds + now() - from, processors + worked() - busy, steps + TURN, true
+    for _, one in ipairs(world:all_gather_object(finished(steps))) do done = done and one end
   end
-  return peri.util.median(seconds)
+  return seconds / steps, processors / steps, steps
 end
 
 local bytes = rows * 65 * 4
@@ -162,14 +179,28 @@ for round = 1, options.rounds do
   world:barrier():wait()
 end
 
-local batches = draw_batches(8)
-median_step(saved, batches, 20)
-for _ = 1, options.rounds do
-  local before = median_step(saved, batches, options.steps)
-  local save = saved:save(path, { replace = true, async = true })
-  note("async", median_step(saved, batches, options.steps) / before)
+local kept = 0
+
+--- One asynchronous save: steps until it has ended, and as many without it.
+local function measure_async(m, batches)
+  local save = m:save(path, { replace = true, async = true, pace = options.pace })
+  local with, busy_with, n = steps_until(function()
+    local done = save:done()
+    if save._moment then kept = math.max(kept, tonumber(C.peri_moment_bytes(save._moment.ptr))) end
+    return done
+  end, m, batches)
   save:wait()
+  local without, busy = steps_until(function(steps) return steps >= n end, m, batches)
+  note("async", with / without)
+  note("async cpu", busy_with / busy)
+  note("async steps", n)
 end
+
+local async_gb = options.async_gb > 0 and options.async_gb or options.gb
+local stepped = async_gb == options.gb and saved or model(plan.row_wise(), rows_of(async_gb))
+local batches = draw_batches(64, rows_of(async_gb))
+steps_until(function(steps) return steps >= 200 end, stepped, batches)
+for _ = 1, options.rounds do measure_async(stepped, batches) end
 
 -- -- what marking costs -----------------------------------------------------------------------------------------------
 
@@ -220,9 +251,13 @@ if rank == 0 then
         share = rate / disk }, "\n")
     end
   end
-  local ratio = peri.util.median(times.async)
-  print(("%-10s %5d %8.3f times the step without it"):format("async", ranks, ratio))
-  if out then out:write(json.encode { case = "async", ranks = ranks, gb = bytes / 1e9, step_ratio = ratio }, "\n") end
+  local ratio, busy = peri.util.median(times.async), peri.util.median(times["async cpu"])
+  print(("%-10s %5d %8.3f times the step without it, %.3f times the processor time (%d steps; %.1f MiB kept)"):format(
+    "async", ranks, ratio, busy, peri.util.median(times["async steps"]), kept / 2 ^ 20))
+  if out then
+    out:write(json.encode { case = "async", ranks = ranks, gb = async_gb * 2 ^ 30 / 1e9, step_ratio = ratio,
+      cpu_ratio = busy, kept_mib = kept / 2 ^ 20 }, "\n")
+  end
   local ms = 1e3 * peri.util.median(times.open)
   print(("%-10s %5d %8.2f ms"):format("open", ranks, ms))
   for _, m in ipairs(marked) do

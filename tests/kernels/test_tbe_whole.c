@@ -180,7 +180,7 @@ static void rows_are_marked_once(void **state)
                 uint8_t listed[MARK_ROWS] = {0};
                 for (int64_t k = 0; k < n_fresh; k++) listed[fresh[k]]++;
                 for (int64_t row = 0; row < MARK_ROWS; row++) {
-                    bool named = form == 2 ? row >= 200 && row < 700 : row % 3 == 0, before = row >= 250 && row < 260;
+                    bool named = row >= 200 && (form == 2 ? row < 700 : row % 3 == 0), before = row >= 250 && row < 260;
                     assert_int_equal(bits[row / 64] >> row % 64 & 1, named || before);
                     assert_int_equal(listed[row], named && !before);
                     count += named && !before;

@@ -65,11 +65,19 @@ local function copy_of(p)
   return copy
 end
 
+--- The pieces that are parts of the moment (parts[number + 1]), in the order in which they are best copied.
+local function of_parts(moment, parts)
+  local order, list = ffi.new("int64_t[?]", #parts + 1), {}
+  check(C.peri_moment_order(moment, #parts, order))
+  for i = 1, #parts do list[i] = parts[tonumber(order[i - 1]) + 1] end
+  return list
+end
+
 --- Take the state of this moment. What does not change with the rows of tables is copied; what of it goes beyond
 --- M.pace.kept bytes is written now instead, so that the save needs no more memory than that. Collective only in that
 --- all ranks do it between the same steps.
 function AsyncSave:_take()
-  local s, kept, now_, later = self._s, 0, {}, {}
+  local s, kept, now_, later, parts = self._s, 0, {}, {}, {}
   check(C.peri_moment_new(moment_out))
   self._moment = wrap_moment(moment_out[0])
   for _, p in ipairs(s.pieces) do
@@ -86,11 +94,11 @@ function AsyncSave:_take()
     else
       if p.part < 0 then p.copy, kept = P.lasting(copy_of, p), kept + p.bytes end
       p.tensor, p.shard, p.source, p.global, p.picked = nil, nil, nil, nil, nil
-      later[#later + 1] = p
+      if p.part < 0 then later[#later + 1] = p else parts[p.part + 1] = p end
     end
   end
   s.pieces = {}
-  for _, list in ipairs { now_, later } do
+  for _, list in ipairs { now_, later, of_parts(self._moment.ptr, parts) } do
     for _, p in ipairs(list) do s.pieces[#s.pieces + 1] = p end
   end
   self._writer = self._f.writer_of(s.folder, s.rank, s.pieces, s.a.file_bytes or 0)

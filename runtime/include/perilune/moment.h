@@ -45,6 +45,9 @@ PERI_API peri_status peri_moment_add_table(peri_moment *moment, peri_tbe *tbe, i
 PERI_API peri_status peri_moment_read(peri_moment *moment, int64_t index, int64_t row, peri_tensor *out);
 /** The rows of part @index below @row are not read again: no memory is needed for them any more. */
 PERI_API peri_status peri_moment_pass(peri_moment *moment, int64_t index, int64_t row);
+/** The numbers of all @n parts, in the order in which reading them keeps the fewest copies and costs updates least: a
+ *  row is given up when all parts of its table have passed it, so these follow each other, the smallest rows first. */
+PERI_API peri_status peri_moment_order(const peri_moment *moment, int32_t n, int64_t *order);
 /** Bytes of copies that it has now. */
 PERI_API int64_t peri_moment_bytes(const peri_moment *moment);
 
