@@ -311,7 +311,8 @@ describe("golden models", function()
     it(name, function()
       each_device(function(device)
         case = golden.load("ops/dense/" .. name)
-        local model = make(case.args, Bags(device), device)
+        local bags = Bags(device)
+        local model = make(case.args, bags, device)
         load_parameters(case, model, device)
         local loss
         local dense, labels = case:tensor("in.dense_features", device), case:tensor("in.labels", device)
@@ -332,6 +333,18 @@ describe("golden models", function()
           n = n + 1
         end
         assert.equal(#case:tensor_names "^param%.", n)
+        -- A batch without samples, as a rank with fewer batches has it: no result, and gradients of zeros.
+        local columns = bags():values():size(2)
+        rawset(bags, "forward", function()
+          return { values = function() return peri.zeros({ 0, columns }, "f32", device) end }
+        end)
+        model:zero_grad()
+        local none = model(dense:slice(1, 0, 0), false)
+        assert.same({ 0, 1 }, none:shape())
+        F.sum(none):backward()
+        for _, p in ipairs(model:named_parameters()) do
+          assert.is_true(not p.tensor:grad() or F.sum(F.square(p.tensor:grad())):item() == 0, p.name)
+        end
       end)
     end)
   end

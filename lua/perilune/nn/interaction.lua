@@ -27,10 +27,16 @@ function InteractionArch:forward(dense_features, sparse_features)
   return F.interaction(dense_features, sparse_features)
 end
 
+--- [B, ...] as [B, numbers]. Without -1, which says nothing of an empty batch.
+local function as_rows(x)
+  local n = 1
+  for d = 2, x:dim() do n = n * x:size(d) end
+  return x:reshape(x:size(1), n)
+end
+
 --- dense and sparse features as one row of (F + 1) D numbers
 local function combined(dense_features, sparse_features)
-  local batch = dense_features:size(1)
-  return F.cat({ dense_features, sparse_features:reshape(batch, -1) }, 2)
+  return F.cat({ dense_features, as_rows(sparse_features) }, 2)
 end
 
 --- A cross network over the concatenated features.
@@ -61,9 +67,10 @@ function InteractionProjectionArch:forward(dense_features, sparse_features)
   if self.num_sparse_features <= 0 then return dense_features end
   local batch, dim = dense_features:size(1), dense_features:size(2)
   local x = combined(dense_features, sparse_features)
-  local left = self.interaction_branch1(x):reshape(batch, -1, dim)
-  local right = self.interaction_branch2(x):reshape(batch, dim, -1)
-  return F.cat({ dense_features, F.matmul(left, right):reshape(batch, -1) }, 2)
+  local left, right = self.interaction_branch1(x), self.interaction_branch2(x)
+  left = left:reshape(batch, math.floor(left:size(2) / dim), dim)
+  right = right:reshape(batch, dim, math.floor(right:size(2) / dim))
+  return F.cat({ dense_features, as_rows(F.matmul(left, right)) }, 2)
 end
 
 -- -- cross networks ---------------------------------------------------------------------------------------------------
@@ -196,7 +203,7 @@ local function flattened(embeddings)
   local list = {}
   for i = 1, #embeddings do
     local e = signature.value("embeddings", ("embedding %d"):format(i), embeddings[i], "tensor")
-    list[i] = e:reshape(e:size(1), -1)
+    list[i] = as_rows(e)
   end
   return F.cat(list, 2)
 end
