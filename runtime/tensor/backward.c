@@ -333,7 +333,7 @@ peri_status peri__check_version(const peri__node *node, const peri_tensor *t, ui
 /** An error if a tensor that the node saved was changed in place since. */
 static peri_status check_versions(const peri__node *node)
 {
-    for (int i = 0; i < PERI_NODE_SAVED; i++)
+    for (int32_t i = 0; i < node->n_saved; i++)
         if (node->saved[i]) PERI_TRY(peri__check_version(node, node->saved[i], node->version[i]));
     return PERI_OK;
 }

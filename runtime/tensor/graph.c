@@ -272,7 +272,7 @@ static peri_status find_saved(const peri_graph *g, const growing *nodes, growing
 {
     for (int32_t i = 0; i < nodes->n; i++) {
         const peri__node *node = nodes->items[i];
-        for (int k = 0; k < PERI_NODE_SAVED; k++)
+        for (int32_t k = 0; k < node->n_saved; k++)
             if (node->saved[k] && !peri__arena_find(g->forward.arena, node->saved[k]->storage->data))
                 PERI_TRY(add_once(saved, node->saved[k]));
     }
@@ -420,7 +420,7 @@ static peri_status renew_versions(const peri_graph *g)
     peri_status status = walk(g, &nodes, &leaves);
     for (int32_t i = 0; i < nodes.n && status >= 0; i++) {
         peri__node *node = nodes.items[i];
-        for (int k = 0; k < PERI_NODE_SAVED; k++)
+        for (int32_t k = 0; k < node->n_saved; k++)
             for (int32_t s = 0; s < g->n_saved && node->saved[k]; s++)
                 if (node->saved[k] == g->saved[s]) node->version[k] = peri__version(g->saved[s]);
     }

@@ -14,7 +14,7 @@ void peri__ending_release(peri__ending *ending)
  *  no deep stack. */
 static void node_clear(peri__node *node, peri__node **chain)
 {
-    for (int i = 0; i < PERI_NODE_SAVED; i++) {
+    for (int32_t i = 0; i < node->n_saved; i++) {
         peri_tensor_release(node->saved[i]);
         node->saved[i] = NULL;
     }

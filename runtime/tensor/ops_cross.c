@@ -19,8 +19,6 @@ typedef struct layers {
     bool low_rank, biased;
     int32_t dtype; /* of the products' factors */
     int64_t rows, cols;
-    uint64_t *version;   /* [inputs of the node] of their storages, when they were used */
-    peri_tensor **given; /* [inputs of the node] retained */
     peri_tensor *kept[]; /* [n][KEPT] retained, or NULL */
 } layers;
 
@@ -37,10 +35,7 @@ static peri_tensor **kept(layers *s, int32_t l, int32_t kind) { return &s->kept[
 static void layers_free(layers *s)
 {
     if (!s) return;
-    for (int32_t i = 0; s->given && i < inputs_of(s); i++) peri_tensor_release(s->given[i]);
     for (int32_t i = 0; i < s->n * KEPT; i++) peri_tensor_release(s->kept[i]);
-    peri__free(s->given);
-    peri__free(s->version);
     peri__free(s);
 }
 
@@ -51,11 +46,7 @@ static layers *layers_new(int32_t n, bool low_rank, bool biased)
     s->n = n;
     s->low_rank = low_rank;
     s->biased = biased;
-    s->given = peri__alloc_zero(sizeof *s->given * (size_t)inputs_of(s));
-    s->version = peri__alloc_zero(sizeof *s->version * (size_t)inputs_of(s));
-    if (s->given && s->version) return s;
-    layers_free(s);
-    return NULL;
+    return s;
 }
 
 /** A new matrix of @like's device that is a product. */
@@ -89,10 +80,10 @@ static peri_status as(const peri_tensor *t, int32_t dtype, int32_t ndim, const i
 /* -- backwards ----------------------------------------------------------------------------------------------------- */
 
 /** Give a gradient (taken) to an input: in the input's dtype and shape. */
-static peri_status hand_on(const layers *s, peri_tensor **grad_in, int32_t kind, int32_t l, peri_tensor *grad)
+static peri_status hand_on(const peri__node *node, peri_tensor **grad_in, int32_t kind, int32_t l, peri_tensor *grad)
 {
-    const int32_t i = place_of(s, kind, l);
-    const peri_tensor *to = s->given[i];
+    const int32_t i = place_of(node->state, kind, l);
+    const peri_tensor *to = node->saved[i];
     peri_status status = as(grad, to->dtype, to->ndim, to->shape, &grad_in[i]);
     peri_tensor_release(grad);
     return status;
@@ -103,7 +94,7 @@ static peri_status matrix_back(const peri__node *node, const layers *s, int32_t 
                                peri_tensor *b, peri_tensor **grad_in)
 {
     const int32_t i = place_of(s, kind, l);
-    const peri_tensor *to = s->given[i];
+    const peri_tensor *to = node->saved[i];
     if (!peri__needs(node, i)) return PERI_OK;
     PERI_TRY(peri__grad_new(node, i, to->dtype, to->ndim, to->shape, &grad_in[i]));
     return peri__product(grad_in[i], a, true, b, false, false);
@@ -139,7 +130,7 @@ static peri_status layer_back(peri__node *node, layers *s, int32_t l, peri_tenso
     const int64_t blocks = peri__ceil_div(s->rows, PERI_SUM_ROWS);
     const int32_t wide = dy->dtype == PERI_F64 ? PERI_F64 : PERI_F32;
     const int32_t bias_input = place_of(s, KEPT_BIAS, l);
-    const peri_tensor *to = want_bias ? s->given[bias_input] : NULL;
+    const peri_tensor *to = want_bias ? node->saved[bias_input] : NULL;
     peri_tensor *partial = NULL, *bias = *kept(s, l, KEPT_BIAS);
     peri_status status;
     if (!add) PERI_TRY(peri__tensor_like(dy, 2, (int64_t[]){s->rows, s->cols}, dx0));
@@ -175,7 +166,6 @@ static peri_status cross_backward(peri__node *node, peri_tensor *const *grad_out
     const int64_t shape[2] = {s->rows, s->cols};
     peri_tensor *dy = NULL, *dx0 = NULL;
     peri_status status = PERI_OK;
-    for (int32_t i = 0; i < inputs_of(s); i++) PERI_TRY(peri__check_version(node, s->given[i], s->version[i]));
     if (peri__exclusive(grad_out[0])) {
         PERI_TRY(peri__tensor_view(grad_out[0], 2, shape, NULL, grad_out[0]->offset, &dy));
     } else { /* layers add to it */
@@ -186,7 +176,7 @@ static peri_status cross_backward(peri__node *node, peri_tensor *const *grad_out
         peri_tensor_release(whole);
     }
     for (int32_t l = s->n - 1; l >= 0 && status >= 0; l--) status = layer_back(node, s, l, dy, &dx0, grad_in);
-    if (status >= 0 && peri__needs(node, 0)) status = hand_on(s, grad_in, KEPT_X, 0, dx0);
+    if (status >= 0 && peri__needs(node, 0)) status = hand_on(node, grad_in, KEPT_X, 0, dx0);
     else peri_tensor_release(dx0);
     peri_tensor_release(dy);
     for (int32_t i = 0; status < 0 && i < inputs_of(s); i++) {
@@ -299,25 +289,25 @@ static peri_status layer(layers *s, int32_t l, bool recorded, peri_tensor **out)
     return status;
 }
 
-/** Record the operation; the node gets @s. */
+/** Record the operation; the node gets @s, and saves all inputs, whose dtypes and shapes their gradients have. */
 static peri_status record(layers *s, peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w,
                           peri_tensor *const *bias, peri_tensor *y)
 {
     const int32_t n = inputs_of(s);
     peri__node *node;
-    s->given[0] = x0;
+    peri_tensor **in = peri__alloc(sizeof *in * (size_t)n);
+    if (!in) return PERI_ENOMEM;
+    in[0] = x0;
     for (int32_t l = 0; l < s->n; l++) {
-        if (v) s->given[place_of(s, KEPT_V, l)] = v[l];
-        s->given[place_of(s, KEPT_W, l)] = w[l];
-        if (bias) s->given[place_of(s, KEPT_BIAS, l)] = bias[l];
+        if (v) in[place_of(s, KEPT_V, l)] = v[l];
+        in[place_of(s, KEPT_W, l)] = w[l];
+        if (bias) in[place_of(s, KEPT_BIAS, l)] = bias[l];
     }
-    for (int32_t i = 0; i < n; i++) {
-        peri_tensor_retain(s->given[i]);
-        s->version[i] = peri__version(s->given[i]);
-    }
-    PERI_TRY(peri__record(&cross_vtab, s->given, n, &y, 1, &node));
-    node->state = s;
-    return PERI_OK;
+    peri_status status = peri__record(&cross_vtab, in, n, &y, 1, &node);
+    for (int32_t i = 0; i < n && status >= 0; i++) peri__node_save(node, i, in[i]);
+    if (status >= 0) node->state = s;
+    peri__free(in);
+    return status;
 }
 
 static bool recording(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias,

@@ -40,9 +40,14 @@ static void node_retain(peri__node *node) { peri__refs_add(&node->refs); }
 
 static peri__node *node_new(const peri__node_vtab *vtab, int32_t n_in, int32_t n_out)
 {
-    peri__node *node = peri__alloc_zero(sizeof *node + sizeof *node->in * (size_t)n_in);
+    const int32_t n_saved = n_in > PERI_NODE_SAVED ? n_in : PERI_NODE_SAVED;
+    peri__node *node = peri__alloc_zero(sizeof *node + sizeof *node->in * (size_t)n_in +
+                                        (sizeof *node->saved + sizeof *node->version) * (size_t)n_saved);
     if (!node) return NULL;
     node->in = (peri__edge *)(node + 1);
+    node->saved = (peri_tensor **)(node->in + n_in);
+    node->version = (uint64_t *)(node->saved + n_saved);
+    node->n_saved = n_saved;
     atomic_init(&node->refs, n_out);
     node->vtab = vtab;
     node->name = vtab->name;

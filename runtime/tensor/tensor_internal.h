@@ -305,7 +305,7 @@ typedef struct peri__node_vtab {
     void (*fini)(peri__node *node);
 } peri__node_vtab;
 
-enum { PERI_NODE_SAVED = 6, PERI_NODE_KEPT = 2 + PERI_MAX_DIMS };
+enum { PERI_NODE_SAVED = 6 /* at least */, PERI_NODE_KEPT = 2 + PERI_MAX_DIMS };
 
 /** Where the gradient of an input goes: output number `output` of `node`, or `leaf` (both retained); neither:
  *  nowhere. */
@@ -334,10 +334,10 @@ struct peri__node {
     peri__refs refs;
     const peri__node_vtab *vtab;
     uint64_t sequence;
-    int32_t n_in, n_out;
-    peri__edge *in; /* n_in, behind the node */
-    peri_tensor *saved[PERI_NODE_SAVED]; /* retained tensors that backward needs */
-    uint64_t version[PERI_NODE_SAVED];   /* of their storages when they were saved */
+    int32_t n_in, n_out, n_saved;
+    peri__edge *in;      /* n_in; this and what follows lies behind the node */
+    peri_tensor **saved; /* [n_saved], retained, or NULL: tensors that backward needs. PERI_NODE_SAVED, or n_in */
+    uint64_t *version;   /* [n_saved]: of their storages when they were saved */
     const char *name;                    /* for messages: the vtab's, or more exactly the function's */
     double number[8]; /* parameters of the operation */
     int64_t kept[PERI_NODE_KEPT]; /* whole numbers that backward needs, by the KEPT_* that the operation's file gives

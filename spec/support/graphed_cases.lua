@@ -268,6 +268,27 @@ same("another stream", function(graphed)
   return out, "captures=1, replays=5, eager=1"
 end)
 
+--- A cross network keeps more for its backward pass than other operations, which others may change meanwhile.
+local function cross_layers()
+  nn.manual_seed(2)
+  return nn.LowRankCrossNet { in_features = 3, num_layers = 2, low_rank = 2, device = device }
+end
+same("a cross network, whose backward pass is captured after a step that followed its forward pass", function(graphed)
+  local cross, out = cross_layers(), {}
+  local optimizer = nn.optim.SGD { params = cross:parameters(), lr = 0.5 }
+  graphed(cross)
+  for i = 1, 5 do
+    local y = cross(input(i))
+    optimizer:zero_grad()
+    if i ~= 2 then F.mean(F.square(y)):backward() end
+    optimizer:step()
+    numbers(out, { y })
+    y:release()
+  end
+  numbers(out, cross:parameters())
+  return out, "captures=1, replays=4, eager=1"
+end)
+
 -- -- what changes between calls ---------------------------------------------------------------------------------------
 
 same("parameters that are loaded, replaced, frozen, and another field", function(graphed)
@@ -367,6 +388,15 @@ refused("a change before the backward pass", function()
     local y = g(input(i):requires_grad())
     if i == 4 then peri.no_grad(function() linear.weight:fill(0) end) end
     F.mean(F.square(y)):backward()
+  end
+end)
+refused("a change within a cross network", function()
+  local cross = cross_layers()
+  nn.graphed(cross)
+  for i = 1, 3 do
+    local y = cross(input(i))
+    if i == 3 then peri.no_grad(function() cross.bias[1]:fill(1) end) end
+    F.mean(y):backward()
   end
 end)
 -- A refusal leaves nothing behind: the next is captured and right.
