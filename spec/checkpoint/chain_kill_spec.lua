@@ -17,7 +17,7 @@ local folder, clean = shell.temporary()
 teardown(clean)
 local KILLS = tonumber(os.getenv "PERI_TEST_KILLS") or 3
 local LAST = 5 * KILLS + 20
-local random = math.random
+local random, C = math.random, peri.ffi.C
 local RANKS = shell.has "mpirun" and 2 or 1
 
 --- Trains and saves an increment of each step, up to step `last`, on 1 or 2 ranks. Arguments: the folder ("": nothing
@@ -89,6 +89,19 @@ local function pid_of(name)
   return ok and tonumber(text) or nil
 end
 
+--- The checksums of all that a checkpoint holds with those that it stands on, verified. look (or nil): gets it, open.
+local function contents(path, look)
+  local c, all, out = peri.checkpoint.open(path), {}, ffi.new "uint64_t[1]"
+  c:verify()
+  for _, name in ipairs(c:names()) do
+    peri.ffi.check(C.peri_checkpoint_checksum(peri.Tensor.ptr(c:read(name)), out))
+    all[name] = tostring(out[0])
+  end
+  if look then look(c) end
+  c:close()
+  return all
+end
+
 describe("a chain of increments", function()
   it("replays to the bits of the run that never stopped, however often its saves are killed", function()
     local of, kills = folder .. "/saves", 0
@@ -133,26 +146,43 @@ describe("a chain of increments", function()
   end)
 
   it("that is made a full checkpoint and killed meanwhile is the chain, or the full one", function()
-    local of = folder .. "/saves"
+    local of, full = folder .. "/saves", 0
     local _, list = newest(of)
-    local tip, full = list[1].path, 0
-    for _ = 1, KILLS do
-      local wait = shell.start(("echo $$ > %s/pid; exec %s checkpoint compact %s"):format(folder, shell.perilune, tip))
-      ffi.C.usleep(random(10000, 120000))
+    local tip = list[1].path
+    local name = tip:match "[^/]*$"
+    --- Start compacting in a folder; the function that is returned waits for its end.
+    local function compact(path)
+      os.remove(folder .. "/pid")
+      return shell.start(("echo $$ > %s/pid; exec %s checkpoint compact %s/%s"):format(folder, shell.perilune, path,
+        name))
+    end
+    local function copy(path) shell.run(("rm -rf %s; cp -a %s %s"):format(path, of, path)) end
+    local want, whole = contents(tip), folder .. "/whole"
+    copy(whole)
+    local from = C.peri_time_ns()
+    local _, status = compact(whole)()
+    local took = tonumber(C.peri_time_ns() - from) / 1000
+    assert.equal(0, status)
+    for n = 1, KILLS do
+      local path = ("%s/killed"):format(folder)
+      copy(path)
+      local wait = compact(path)
+      ffi.C.usleep(random(0, math.floor(1.1 * took)))
       local pid = pid_of()
       if pid then ffi.C.kill(pid, 9) end
       wait()
-      local c = peri.checkpoint.open(tip)
-      full = full + (c:parent() and 0 or 1)
-      c:verify()
-      c:close()
-      os.remove(folder .. "/again")
-      run(of, LAST, folder .. "/again")()
-      assert.equal(shell.read(folder .. "/straight"), shell.read(folder .. "/again"))
-      if full > 0 then break end
+      local was_full
+      assert.same(want, contents(path .. "/" .. name, function(c) was_full = not c:parent() end), "kill " .. n)
+      full = full + (was_full and 1 or 0)
+      -- It is compacted all the same, and what the dead one left is swept.
+      shell.run(("find %s -name '.*.saving-*' -exec touch -d '2 minutes ago' {} +"):format(path))
+      local _, again = compact(path)()
+      assert.equal(was_full and 1 or 0, again)
+      assert.same(want, contents(path .. "/" .. name, function(c) assert.is_nil(c:parent()) end))
+      if not was_full then assert.equal("", (shell.run(("find %s -name '.*.saving-*'"):format(path)))) end
     end
-    local _, status = shell.run(("%s checkpoint compact %s"):format(shell.perilune, tip))
-    assert.equal(full > 0 and 1 or 0, status)
+    if os.getenv "PERI_TEST_KILLS" then print(("%d compactions killed, %d had ended"):format(KILLS, full)) end
+    assert.equal(0, (select(2, compact(of)())))
     -- The run goes on, on top of it; what the full one stands for is not needed any more.
     local _, after = run(of, LAST + 3, folder .. "/on")()
     assert.equal(0, after)
