@@ -169,6 +169,27 @@ describe("a checkpoint", function()
     end)
   end)
 
+  it("of two equal layers loads where they are one layer with two names, and is refused where they differ", function()
+    local function net(shared)
+      local of = nn.Module()
+      of.a = nn.Linear { in_features = 3, out_features = 2 }
+      of.b = shared and of.a or nn.Linear { in_features = 3, out_features = 2 }
+      return of
+    end
+    local path, two, one = folder .. "/two-names", net(), net(true)
+    two.b:load_state_dict(two.a:state_dict())
+    peri.checkpoint.save(path, { model = two })
+    peri.checkpoint.load(path, { model = one })
+    assert.same(two.a.weight:to_list(), one.b.weight:to_list())
+    peri.checkpoint.load(path, { model = net(true) }, { only = { "model/b." } })
+    peri.checkpoint.load(path, { model = one }, { rename = { ["model/b."] = "model/c." }, except = { "model/c." } })
+    two.b.bias:detach():fill(5)
+    peri.checkpoint.save(path, { model = two }, { replace = true })
+    assert.error_matches(function() peri.checkpoint.load(path, { model = one }) end,
+      "part 'model': 'a.bias' and 'b.bias' are one tensor here, and differ", 1, true)
+    assert.same(two.a.weight:to_list(), one.b.weight:to_list())
+  end)
+
   it("is loaded in part on purpose", function()
     local path = folder .. "/part"
     local p = build()

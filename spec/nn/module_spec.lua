@@ -57,8 +57,29 @@ describe("Module", function()
     local dict = net:state_dict()
     assert.same({ "a.bias", "tied" }, peri.util.keys(dict))
     dict["b.bias"], dict["a.weight"], dict["b.weight"] = dict["a.bias"], dict.tied, dict.tied -- as PyTorch has it
-    assert.error_matches(function() net:load_state_dict(dict) end, "it has no 'a.weight' (shared: it is 'tied' here), "
-      .. "'b.bias' (shared: it is 'a.bias' here), 'b.weight' (shared: it is 'tied' here)", 1, true)
+    local other = nn.Module()
+    other.a = nn.Linear { in_features = 2, out_features = 2 }
+    other.b = other.a
+    other.tied = other.a.weight
+    assert.same({ missing_keys = {}, unexpected_keys = {} }, other:load_state_dict(dict))
+    assert.same(net.tied:to_list(), other.tied:to_list())
+    -- copies that are equal, and a dict that has it under another name only
+    local copied = {}
+    for name, t in peri.util.ordered(dict) do copied[name] = t:clone():detach() end
+    copied.tied:fill(3)
+    copied["a.weight"], copied["b.weight"] = copied.tied:clone(), nil
+    assert.is_nil(other:check_state_dict(copied))
+    other:load_state_dict(copied)
+    copied["a.bias"], copied.tied = nil, nil
+    other:load_state_dict(copied)
+    assert.same({ 3, 3, 3, 3 }, other.b.weight:to_list())
+    -- copies that differ
+    copied["b.weight"] = copied["a.weight"] + 1
+    assert.error_matches(function() other:load_state_dict(copied) end,
+      "'tied' and 'b.weight' are one tensor here, and differ", 1, true)
+    assert.same({ 3, 3, 3, 3 }, other.b.weight:to_list())
+    copied["b.weight"], copied["c.weight"] = nil, copied["a.weight"]
+    assert.error_matches(function() other:load_state_dict(copied) end, "it has no 'c.weight'", 1, true)
   end)
 
   it("finds modules and parameters in plain tables, however deep, and those assigned late", function()

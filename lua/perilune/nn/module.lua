@@ -329,23 +329,46 @@ function Module:state_dict(prefix)
   return live(map)
 end
 
---- The names in quotes; of what is shared here, and has another name in `also`, with the name that it is known by.
-local function quoted(names, also)
-  return util.map(names, function(name)
-    local text, first = tostring(name), nil
-    for other, own in util.ordered(also or {}) do
-      if text == other or text:sub(1, #other + 1) == other .. "." then first = own .. text:sub(#other + 1) end
+--- The name under which whole_state lists what is shared here and is called `name`, too; nil: it is not.
+local function first_name(name, also)
+  for other, own in util.ordered(also) do
+    if name == other or name:sub(1, #other + 1) == other .. "." then
+      own = own .. name:sub(#other + 1)
+      return also[own] or own
     end
-    return ("'%s'%s"):format(text, first and (" (shared: it is '%s' here)"):format(also[first] or first) or "")
-  end)
+  end
 end
 
---- The names of `map` that the state of whole_state lacks, and those that it has besides. Raises where the map does not
---- fit.
+--- A map in which what is shared here stands under its first name only: PyTorch's state_dicts have it under each. Adds
+--- to `wrong` where two names are given different tensors.
+local function by_first_name(state, also, map, wrong)
+  local known, result = util.index_of(util.map(state, function(s) return s.name end)), nil
+  for _, name in ipairs(next(also) and util.keys(map) or {}) do
+    local first = not known[name] and type(name) == "string" and first_name(name, also)
+    if first and known[first] then
+      result = result or util.copy(map)
+      local here, there = rawget(result, first), rawget(map, name)
+      if here ~= nil and not sharded.equal(here, there) then
+        wrong[#wrong + 1] = ("'%s' and '%s' are one tensor here, and differ"):format(first, name)
+      end
+      result[first], result[name] = here == nil and there or here, nil
+    end
+  end
+  return result or map
+end
+
+local function in_quotes(names)
+  return table.concat(util.map(names, function(name) return ("'%s'"):format(tostring(name)) end), ", ")
+end
+
+--- The names of `map` that the state of whole_state lacks, and those that it has besides; and the map by first names.
+--- Raises where the map does not fit.
 local function check_state(func, state, also, map, strict)
   local known, missing, unexpected, wrong = {}, {}, {}, {}
   signature.value(func, "map", map, "table")
   if strict ~= nil then signature.value(func, "strict", strict, "boolean") end
+  if not util.keys(map) then P.fail(func .. ": map has keys that are no names") end
+  map = by_first_name(state, also, map, wrong)
   for _, s in ipairs(state) do
     known[s.name] = true
     local given = rawget(map, s.name) -- a state_dict has methods, which are no entries
@@ -353,15 +376,15 @@ local function check_state(func, state, also, map, strict)
     if given == nil then missing[#missing + 1] = s.name
     elseif why then wrong[#wrong + 1] = ("'%s' %s"):format(s.name, why) end
   end
-  for _, name in ipairs(util.keys(map) or P.fail(func .. ": map has keys that are no names")) do
+  for _, name in ipairs(util.keys(map)) do
     if not known[name] then unexpected[#unexpected + 1] = name end
   end
-  if strict ~= false and #missing > 0 then wrong[#wrong + 1] = "missing: " .. table.concat(quoted(missing), ", ") end
+  if strict ~= false and #missing > 0 then wrong[#wrong + 1] = "missing: " .. in_quotes(missing) end
   if strict ~= false and #unexpected > 0 then
-    wrong[#wrong + 1] = "it has no " .. table.concat(quoted(unexpected, also), ", ")
+    wrong[#wrong + 1] = "it has no " .. in_quotes(unexpected)
   end
   if #wrong > 0 then P.fail(("%s: %s"):format(func, table.concat(wrong, "; "))) end
-  return { missing_keys = missing, unexpected_keys = unexpected }
+  return { missing_keys = missing, unexpected_keys = unexpected }, map
 end
 
 --- An error while this module's own state is of no one moment, which says when it is. Local.
@@ -377,9 +400,9 @@ function Module:state_group() end -- luacheck: ignore 212
 function Module:try_state(map, path) end -- luacheck: ignore 212
 
 local function try_all(self, func, state, also, map, strict)
-  local keys = check_state(func, state, also, map, strict)
-  for _, m in ipairs(self:named_modules()) do m.module:try_state(map, m.path) end
-  return keys
+  local keys, known = check_state(func, state, also, map, strict)
+  for _, m in ipairs(self:named_modules()) do m.module:try_state(known, m.path) end
+  return keys, known
 end
 
 --- What keeps load_state_dict(map, strict) from loading, in words; nil: nothing does. Changes nothing. Local.
@@ -391,8 +414,9 @@ end
 
 --- The names of the state that `map` lacks. Local.
 function Module:_missing(map)
-  local missing = {}
-  for _, s in ipairs((whole_state(self))) do
+  local missing, state, also = {}, whole_state(self)
+  map = by_first_name(state, also, map, {})
+  for _, s in ipairs(state) do
     if rawget(map, s.name) == nil then missing[#missing + 1] = s.name end
   end
   return missing
@@ -413,8 +437,9 @@ function Module:load_state_dict(map, strict, groups, alike)
   end
   for _, module in ipairs(self:modules()) do all[#all + 1] = module:state_group() end
   local state, also = whole_state(self)
-  local ok, keys = pcall(try_all, self, func, state, also, map, strict)
+  local ok, keys, known = pcall(try_all, self, func, state, also, map, strict)
   ranks.all_or_none(all, func, not ok and keys or nil)
+  map = known
   for _, s in ipairs(alike and state or {}) do s.alike = s.alike or alike[s.tensor] end
   ranks.given_alike(func, state, map)
   for _, s in ipairs(state) do

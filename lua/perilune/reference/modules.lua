@@ -198,9 +198,11 @@ function nn.Module:zero_grad() end
 function nn.Module:state_dict(prefix) end
 
 ---Copy tensors into the state. If something does not fit, the error lists all of it and nothing is copied. Where
----modules are sharded it is collective; then nothing is copied on any rank.
+---modules are sharded it is collective; then nothing is copied on any rank. A layer or tensor that the module has under
+---several names may come under any of them, or, as in PyTorch's state_dicts, under several, with the same bytes.
 ---
----Errors: a name that is missing or unknown (unless `strict` is false); a tensor of another shape.
+---Errors: a name that is missing or unknown (unless `strict` is false); a tensor of another shape; two names of one
+---tensor with bytes that differ.
 ---@param map table<string, peri.Tensor> Tensors by name, each of the shape that the state has.
 ---@param strict? boolean `false`: missing and unknown names are allowed (default: true).
 ---@param groups? peri.dist.Group[] More groups of ranks that load together, all or none of them (default: none).

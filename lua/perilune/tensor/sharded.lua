@@ -10,6 +10,7 @@
 --   weight:local_shards()[1].tensor
 --   weight:gather()                    -- the whole on every rank; collective
 --   weight:clone()                     -- a copy of the pieces of this rank
+local ffi = require "ffi"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -128,6 +129,46 @@ function M.refusal(target, source)
         .. "makes it whole"):format(i, piece(a), piece(b), origin(source))
     end
   end
+end
+
+local sum_out = ffi.new "uint64_t[1]"
+
+--- The checksum of n rows from `row` on (nil: of all) of a Tensor or StoredTensor.
+local function sum_of(x, row, n)
+  return P.scope(function()
+    if not Tensor.is(x) then
+      local size, offset = x:size(), util.map(x:size(), function() return 0 end)
+      if row then size[1], offset[1] = n, row end
+      local rows = Tensor.empty(size, x:dtype(), "cpu")
+      x:read(offset, rows)
+      x = rows
+    elseif row then x = x:slice(1, row, row + n) end
+    P.check(P.C.peri_checkpoint_checksum(Tensor.ptr(x:detach():contiguous()), sum_out))
+    return sum_out[0]
+  end)
+end
+
+--- Whether two that refusal might be asked of (`source`) have the same dtype, shape and bytes, of ShardedTensors the
+--- pieces of this rank. What is spread and what is whole are not compared: they differ. Local.
+function M.equal(a, b)
+  if rawequal(a, b) then return true end
+  local function is_whole(x) return Tensor.is(x) or StoredTensor.is(x) end
+  if is_sharded(a) and is_sharded(b) and a._dtype == b._dtype and same(a._size, b._size) then
+    local mine, theirs = a._local_shards, b._local_shards
+    for i = 1, math.max(#mine, #theirs) do
+      if not (mine[i] and theirs[i] and mine[i].tensor and theirs[i].tensor
+        and M.equal(mine[i].tensor, theirs[i].tensor)) then return false end
+    end
+    return true
+  end
+  if not (is_whole(a) and is_whole(b)) or a:dtype() ~= b:dtype() or not same(a:shape(), b:shape()) then return false end
+  local rows = a:shape()[1]
+  if not rows then return sum_of(a) == sum_of(b) end
+  for row = 0, rows - 1, COPY_ROWS do
+    local n = math.min(COPY_ROWS, rows - row)
+    if sum_of(a, row, n) ~= sum_of(b, row, n) then return false end
+  end
+  return true
 end
 
 --- The part of a whole tensor at a piece's place, `n` rows of it from `row` on.
