@@ -70,6 +70,13 @@ function M.options(option)
   return values
 end
 
+local bytes_out = ffi.new "int64_t[1]"
+--- Bytes of memory that this process may have, of this machine or of its container or job, and those that are free.
+function M.host_memory()
+  local total = C.peri_host_memory(bytes_out)
+  return tonumber(total), tonumber(bytes_out[0])
+end
+
 local devices, device_out, device_type = {}, ffi.new "peri_device *[1]", ffi.typeof "peri_device *"
 --- A device by name (nil: the default one of this rank). Devices live as long as the process.
 function M.device(name)

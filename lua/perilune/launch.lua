@@ -127,13 +127,6 @@ local function on_path(program)
   return false
 end
 
-local function available_memory()
-  local file = io.open "/proc/meminfo"
-  local kib = file and file:read "*a":match "MemAvailable:%s*(%d+)"
-  if file then file:close() end
-  return kib and tonumber(kib) / 1024 or math.huge
-end
-
 --- Whether Open MPI gets nodes otherwise than by our options: by its variables, words for mpirun, or its default file.
 local function names_nodes(words)
   for _, name in ipairs { "OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile",
@@ -150,7 +143,7 @@ end
 function M.machine(options, facts)
   local launcher = require "perilune.launcher"
   return { openmpi = facts, program = launcher.program, cpus = launcher.cpus(), root = launcher.root(),
-    peer_memory = launcher.peer_memory(), ssh = on_path "ssh" or on_path "rsh", memory = available_memory(),
+    peer_memory = launcher.peer_memory(), ssh = on_path "ssh" or on_path "rsh", memory = launcher.memory(),
     files = launcher.files(100 + FILES_PER_RANK * options.ranks), nodes = names_nodes(options.mpi),
     allocation = os.getenv "SLURM_JOB_ID" or os.getenv "PBS_JOBID" or os.getenv "LSB_JOBID" or os.getenv "PE_HOSTFILE" }
 end

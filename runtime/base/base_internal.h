@@ -143,9 +143,18 @@ void peri__thread_alone(void);
 
 /** Processors that the affinity mask leaves to process @pid; 0: nobody says. */
 int32_t peri__processors_of(int pid);
-/** Processors that the control groups' quotas leave to this process, rounded up; 0: there is no quota. @mount: where
- *  the groups are, "/sys/fs/cgroup"; @membership: the file that says which are this process's, "/proc/self/cgroup". */
-int32_t peri__quota_of(const char *mount, const char *membership);
+/** Where control groups are, "/sys/fs/cgroup", and the file that says which are a process's, "/proc/self/cgroup". */
+typedef struct peri__groups {
+    const char *mount, *membership;
+} peri__groups;
+extern const peri__groups peri__own_groups;
+typedef void (*peri__group_fn)(const char *folder, void *ctx);
+/** Ask @ask about the folder of each control group that the process is in, as far as they are @controller's ("cpu"). */
+void peri__groups_ask(const peri__groups *groups, const char *controller, peri__group_fn ask, void *ctx);
+/** Processors that the control groups' quotas leave to the process, rounded up; 0: there is no quota. */
+int32_t peri__quota_of(const peri__groups *groups);
+/** What peri_host_memory says of this process. @proc: "/proc". */
+int64_t peri__memory_of(const peri__groups *groups, const char *proc, int64_t *available);
 /** End the workers of the pool, which begins again with the next range. PERI_EINVAL while another thread computes. */
 peri_status peri__threads_end(void);
 
@@ -219,7 +228,7 @@ static inline int64_t peri__sum(const int64_t *list, int64_t n)
 }
 static inline int64_t peri__ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/** Memory that can be had without pushing others out: of the machine, or of this container if that is less. */
+/** The available bytes of peri_host_memory. */
 int64_t peri__available_memory(void);
 
 #endif

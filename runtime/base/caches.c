@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * caches.c: the caches of this process's processors, and the memory that is free, as Linux tells them.
+ * caches.c: the caches of this process's processors, as Linux tells them.
  */
 #include "tune.h"
 
@@ -80,31 +80,6 @@ int64_t peri_cache_bytes(void)
     bytes = peri__cache_bytes_of("/sys/devices/system/cpu", used, MOST_PROCESSORS);
     atomic_store_explicit(&found, bytes, memory_order_relaxed);
     return bytes;
-}
-
-/* -- memory -------------------------------------------------------------------------------------------------------- */
-
-/** A number of bytes from the first line of a file that begins with @key; -1: there is none. */
-static int64_t bytes_from(const char *path, const char *key, int64_t unit)
-{
-    char line[256];
-    long long value;
-    int64_t found = -1;
-    FILE *file = fopen(path, "r");
-    if (!file) return -1;
-    while (found < 0 && fgets(line, sizeof line, file))
-        if (!strncmp(line, key, strlen(key)) && sscanf(line + strlen(key), "%lld", &value) == 1) found = value * unit;
-    fclose(file);
-    return found;
-}
-
-int64_t peri__available_memory(void)
-{
-    int64_t machine = bytes_from("/proc/meminfo", "MemAvailable:", 1024);
-    int64_t most = bytes_from("/sys/fs/cgroup/memory.max", "", 1),
-            used = bytes_from("/sys/fs/cgroup/memory.current", "", 1);
-    if (machine < 0) machine = INT64_MAX / 2;
-    return most > 0 && used >= 0 ? peri__min(machine, peri__max(0, most - used)) : machine;
 }
 
 peri_status peri__tune_room(size_t bytes)

@@ -199,7 +199,7 @@ int32_t peri_threads(void)
     const char *text;
     pool.count = count_asked(&text); /* what is no number fails where devices are opened */
     if (pool.count > 0) return pool.count;
-    int32_t cpus = peri__processors_of(0), quota = peri__quota_of("/sys/fs/cgroup", "/proc/self/cgroup"),
+    int32_t cpus = peri__processors_of(0), quota = peri__quota_of(&peri__own_groups),
             ranks = count_from_environment(
                 (const char *const[]){"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "LOCAL_WORLD_SIZE", NULL});
     /* mpirun may bind a rank to processors of its own, fewer than mpirun itself has: then they are not shared with the

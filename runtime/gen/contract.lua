@@ -147,8 +147,8 @@ end
 
 --- The record `old` in the names of today. text: runtime/gen/renamed.txt, a line each:
 ---   type OLD NEW | constant OLD NEW | member TYPE OLD NEW | count TYPE MEMBER (an int64_t that is an int32_t now: the
----   same bytes of numbers that are no larger, on the processors of today) | pointer TYPE MEMBER FUNCTION (a void * that
----   has the type of the function that it points to now)
+---   same bytes of numbers that are no larger, on the processors of today)
+---   | pointer TYPE MEMBER FUNCTION (a void * that has the type of the function that it points to now)
 --- complaints gets lines of it that say nothing.
 function M.renamed(old, text, complaints)
   local types = {}

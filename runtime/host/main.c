@@ -7,6 +7,7 @@
  * Perilune itself.
  */
 #include "host_internal.h"
+#include "perilune/base.h"
 
 #include <errno.h>
 #include <lauxlib.h>
@@ -31,6 +32,15 @@ static int cpus(lua_State *L)
 {
     cpu_set_t set;
     lua_pushinteger(L, sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1);
+    return 1;
+}
+
+/** memory(): MiB that are available to this process. */
+static int memory(lua_State *L)
+{
+    int64_t available;
+    (void)peri_host_memory(&available);
+    lua_pushnumber(L, (lua_Number)available / (1 << 20));
     return 1;
 }
 
@@ -101,8 +111,8 @@ static int prepare(lua_State *L);
 
 static int open_launcher(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"cpus", cpus}, {"seconds", seconds}, {"root", root}, {"terminal", terminal},
-                                         {"setenv", set_variable}, {"become", become},
+    static const luaL_Reg functions[] = {{"cpus", cpus}, {"memory", memory}, {"seconds", seconds}, {"root", root},
+                                         {"terminal", terminal}, {"setenv", set_variable}, {"become", become},
                                          {"peer_memory", peer_memory}, {NULL, NULL}};
     lua_newtable(L);
     luaL_register(L, NULL, functions);

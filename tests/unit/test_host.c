@@ -397,25 +397,66 @@ static void threads_follow_the_quota_of_the_control_group(void **state)
     char folder[] = "/tmp/perilune-groups-XXXXXX", member[200], command[300];
     assert_non_null(mkdtemp(folder));
     snprintf(member, sizeof member, "%s/member", folder);
-    assert_int_equal(peri__quota_of(folder, member), 0); /* nobody says */
+    const peri__groups groups = {folder, member};
+    assert_int_equal(peri__quota_of(&groups), 0); /* nobody says */
     write_text(folder, "member", "0::/a/b\n");
-    assert_int_equal(peri__quota_of(folder, member), 0);
+    assert_int_equal(peri__quota_of(&groups), 0);
     write_text(folder, "a/b/cpu.max", "max 100000\n");
-    assert_int_equal(peri__quota_of(folder, member), 0);
+    assert_int_equal(peri__quota_of(&groups), 0);
     write_text(folder, "a/cpu.max", "250000 100000\n");
-    assert_int_equal(peri__quota_of(folder, member), 3); /* of the group above, rounded up */
+    assert_int_equal(peri__quota_of(&groups), 3); /* of the group above, rounded up */
     write_text(folder, "a/b/cpu.max", "150000 100000\n");
-    assert_int_equal(peri__quota_of(folder, member), 2);
+    assert_int_equal(peri__quota_of(&groups), 2);
     write_text(folder, "cpu.max", "10000 100000\n"); /* what a container sees of its own */
-    assert_int_equal(peri__quota_of(folder, member), 1);
+    assert_int_equal(peri__quota_of(&groups), 1);
     write_text(folder, "member", "0::/\n");
-    assert_int_equal(peri__quota_of(folder, member), 1);
+    assert_int_equal(peri__quota_of(&groups), 1);
     write_text(folder, "member", "7:memory:/x\n4:cpu,cpuacct:/x\n");
     write_text(folder, "cpu,cpuacct/x/cpu.cfs_quota_us", "-1\n");
-    assert_int_equal(peri__quota_of(folder, member), 0);
+    assert_int_equal(peri__quota_of(&groups), 0);
     write_text(folder, "cpu,cpuacct/cpu.cfs_quota_us", "400000\n");
     write_text(folder, "cpu,cpuacct/cpu.cfs_period_us", "100000\n");
-    assert_int_equal(peri__quota_of(folder, member), 4);
+    assert_int_equal(peri__quota_of(&groups), 4);
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    assert_int_equal(system(command), 0);
+}
+
+/** total and available bytes, in KiB; what the machine has is in folder/meminfo. */
+static void assert_memory(const peri__groups *groups, int64_t total, int64_t available)
+{
+    int64_t left = -1;
+    assert_int_equal(peri__memory_of(groups, groups->mount, &left), total << 10);
+    assert_int_equal(left, available << 10);
+}
+
+static void memory_is_what_the_control_group_allows(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/perilune-groups-XXXXXX", member[200], command[300];
+    assert_non_null(mkdtemp(folder));
+    snprintf(member, sizeof member, "%s/member", folder);
+    const peri__groups groups = {folder, member};
+    assert_true(peri__memory_of(&groups, folder, NULL) == INT64_MAX); /* nobody says */
+    write_text(folder, "meminfo", "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 600 kB\n");
+    assert_memory(&groups, 1000, 600);
+    write_text(folder, "member", "0::/job/step\n");
+    write_text(folder, "job/step/memory.max", "max\n");
+    assert_memory(&groups, 1000, 600);
+    write_text(folder, "job/memory.max", "409600\n"); /* 400 KiB for the job, of which 250 are used, 50 by files */
+    write_text(folder, "job/memory.current", "256000\n");
+    write_text(folder, "job/memory.stat", "anon 204800\ninactive_file 51200\nactive_file 7\n");
+    assert_memory(&groups, 400, 200);
+    write_text(folder, "job/memory.current", "819200\n"); /* more than there may be */
+    assert_memory(&groups, 400, 0);
+    write_text(folder, "job/memory.max", "4096000\n"); /* more than the machine has */
+    assert_memory(&groups, 1000, 600);
+    write_text(folder, "member", "3:cpuset,memory:/docker/x\n2:cpu:/\n");
+    write_text(folder, "cpuset,memory/memory.limit_in_bytes", "9223372036854771712\n"); /* no limit */
+    assert_memory(&groups, 1000, 600);
+    write_text(folder, "cpuset,memory/docker/memory.limit_in_bytes", "102400\n");
+    write_text(folder, "cpuset,memory/docker/memory.usage_in_bytes", "61440\n");
+    write_text(folder, "cpuset,memory/docker/memory.stat", "inactive_file 1\ntotal_inactive_file 20480\n");
+    assert_memory(&groups, 100, 60);
     snprintf(command, sizeof command, "rm -rf %s", folder);
     assert_int_equal(system(command), 0);
 }
@@ -664,6 +705,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(log_lines_go_to_the_host),
     cmocka_unit_test(plugins_come_from_folders_that_the_host_names),
     cmocka_unit_test(threads_follow_the_quota_of_the_control_group),
+    cmocka_unit_test(memory_is_what_the_control_group_allows),
     cmocka_unit_test(a_child_goes_on_with_what_is_in_memory),
     cmocka_unit_test(a_child_is_told_what_it_cannot_use),
     cmocka_unit_test(groups_stay_with_their_process),

@@ -340,11 +340,8 @@ end
 
 --- Bytes that are free for the tables of each rank of this host.
 local function memory(group)
-  local file = io.open "/proc/meminfo"
-  local kib = file and file:read "*a":match "MemTotal:%s*(%d+)"
-  if file then file:close() end
-  local bytes = (kib and tonumber(kib) * 1024 or 2 ^ 37) / group.local_size
-  return -most(group, -bytes)
+  local bytes = peri.ffi.host_memory()
+  return -most(group, -(bytes < 2 ^ 60 and bytes or 2 ^ 37) / group.local_size)
 end
 
 --- An error if a host has no room for tables that its caches do not hold: before all the work.

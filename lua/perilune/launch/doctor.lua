@@ -72,13 +72,11 @@ check("threads", function(C, launcher)
   return ok("%d in each rank, %d processors (PERI_NUM_THREADS)", threads, cpus)
 end)
 
-check("memory", function()
-  local text = read "/proc/meminfo"
-  local function of(name) return (tonumber(text:match(name .. ":%s*(%d+)")) or 0) * 1024 end
-  local group = tonumber((read "/sys/fs/cgroup/memory.max"):match "%d+")
-  local available = math.min(of "MemAvailable", group or math.huge)
-  local words = ("%s available of %s%s"):format(amount(available), amount(of "MemTotal"),
-    group and (", %s for this container"):format(amount(group)) or "")
+check("memory", function(_, _, peri)
+  local total, available = peri.ffi.host_memory()
+  local machine = (tonumber((read "/proc/meminfo"):match "MemTotal:%s*(%d+)") or 0) * 1024
+  local words = ("%s available of %s%s"):format(amount(available), amount(total),
+    total < machine and (", which this container or job may have of the machine's %s"):format(amount(machine)) or "")
   if available < GIB then
     return note(words, "tables live in memory: close other programs, or keep tables in files (docs/tables_in_files.md)")
   end

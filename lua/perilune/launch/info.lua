@@ -27,13 +27,13 @@ local function caches()
   return #list > 0 and table.concat(list, ", ") or "unknown"
 end
 
-local function machine(C, launcher)
-  local cpuinfo, memory = read "/proc/cpuinfo", read "/proc/meminfo"
+local function machine(peri, C, launcher)
+  local cpuinfo = read "/proc/cpuinfo"
   local flags, has = " " .. (cpuinfo:match "flags%s*:([^\n]*)" or "") .. " ", {}
   for _, name in ipairs(EXTENSIONS) do
     if flags:find(" " .. name .. " ", 1, true) then has[#has + 1] = name end
   end
-  local function gib(name) return (tonumber(memory:match(name .. ":%s*(%d+)")) or 0) / 2 ^ 20 end
+  local memory, available = peri.ffi.host_memory()
   local nodes = 0
   while read(("/sys/devices/system/node/node%d/cpulist"):format(nodes)) ~= "" do nodes = nodes + 1 end
   print "machine"
@@ -42,7 +42,7 @@ local function machine(C, launcher)
   line("instructions", "%s", #has > 0 and table.concat(has, " ") or "none beyond " .. jit.arch)
   line("kernels", "%s (PERI_CPU_ISA)", require("ffi").string(C.peri_cpu_isa()))
   line("caches", "%s", caches())
-  line("memory", "%.1f GiB, %.1f GiB available, huge pages %s", gib "MemTotal", gib "MemAvailable",
+  line("memory", "%.1f GiB, %.1f GiB available, huge pages %s", memory / 2 ^ 30, available / 2 ^ 30,
     read("/sys/kernel/mm/transparent_hugepage/enabled"):match "%[(%a+)%]" or "unknown")
   line("open files", "%d (ulimit -n)", launcher.files(0))
   line("peer memory", launcher.peer_memory() and "ranks may copy from memory to memory"
@@ -89,7 +89,7 @@ function M.print()
       line(name, "%s", (usable and "usable" or "not usable") .. (said ~= "" and ": " .. said or ""))
     end
   end
-  machine(C, launcher)
+  machine(peri, C, launcher)
   local own = peri.ffi.state.device -- "cuda:1" of cuda
   local devices, backend = { "cpu", "opaque", "cuda" }, own:match "^[^:]*"
   local listed = util.index_of(devices)

@@ -53,16 +53,13 @@ local function sharder_of(c, types, device, plain)
   return { sharding_types = function() return list end, compute_kernels = function() return { "fused" } end }
 end
 
---- Bytes of this host's memory for each of its ranks; more than there is where tables lie in files.
+--- Bytes of this host's memory for each of its ranks; more than there are where tables lie in files.
 local function memory(collections, local_size)
   for _, c in ipairs(collections) do
     local params = rawget(c.module, "fused_params")
     if params and params.cache_params then return 2 ^ 50 end
   end
-  local file = io.open "/proc/meminfo"
-  local kib = file and file:read "*a":match "MemTotal:%s*(%d+)"
-  if file then file:close() end
-  return kib and math.floor(tonumber(kib) * 1024 / local_size) or 2 ^ 50
+  return math.min(2 ^ 50, math.floor(P.host_memory() / local_size))
 end
 
 --- Ranks of a host, if all have as many, one after the other; else all.

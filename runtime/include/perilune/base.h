@@ -282,6 +282,10 @@ PERI_API int64_t peri_mem_objects(void);
 /** Bytes of storage allocated on behalf of handles since the last call (and resets it): a binding with a garbage
  *  collector adds it to its own pressure. */
 PERI_API int64_t peri_mem_debt(void);
+/** Bytes of memory that this process may have: the machine's, or what the control groups of its container or job allow
+ *  if that is less. @available (NULL: not asked): bytes of them that can be had now without pushing others out.
+ *  INT64_MAX where nobody says. Reads files: some 0.1 ms. */
+PERI_API int64_t peri_host_memory(int64_t *available);
 
 /* -- files --------------------------------------------------------------------------------------------------------- */
 

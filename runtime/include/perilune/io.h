@@ -431,7 +431,8 @@ typedef struct peri_feed_object {
 } peri_feed_object;
 
 /** C functions like Lua's lua_pcall and lua_close, so that the thread can run a state of Lua of its own. The first
- *  returns 0 if it went well. (Not functions of Lua: a callback of LuaJIT's FFI may not be called on another thread.) */
+ *  returns 0 if it went well. (Not functions of Lua: a callback of LuaJIT's FFI may not be called on another thread.)
+ */
 typedef int32_t (*peri_feed_run_f)(void *state, int32_t n_args, int32_t n_results, int32_t handler);
 typedef void (*peri_feed_close_f)(void *state);
 
