@@ -198,24 +198,33 @@ describe_launcher("perilune run, several ranks", function()
     if need_mpi() then return pending(need_mpi()) end
     local words = " the script went on to its end after an error that it caught, or that another rank met: group "
       .. "'world' was given up: "
-    local endings = { "", "peri.finish()", "os.exit(0)", "" }
-    for i, ending in ipairs(endings) do
-      local waits = i < #endings -- in the last one rank 0 comes to its end, and has waited for nobody
+    for i, ending in ipairs { "", "peri.finish()", "os.exit(0)", "", "" } do
+      local waits = i < 4 -- in the last ones rank 0 comes to its end, and has waited for nobody: in the last one, before
       local out, status = run("run -n 2 " .. script([[
         local peri = require "perilune"
         peri.init()
         print(pcall(function()
+          local till = os.clock() + ]] .. (i == 5 and 0.2 or 0) .. [[ * peri.rank()
+          while os.clock() < till do end
           if peri.rank() == 1 then peri.world():abort "bad thing" end
           if peri.rank() == 1 or ]] .. tostring(waits) .. [[ then peri.world():barrier():wait() end
         end))
-        local till = os.clock() + ]] .. (waits and 0 or 0.3) .. [[ -- not before the other has given up
-        while os.clock() < till do end
       ]] .. ending))
       assert.equal(1, status)
       assert.matches("%[rank 1%]" .. words .. "bad thing", out)
       assert.matches("%[rank 0%]" .. (waits and words or "") .. "[^\n]*rank 1 gave up: bad thing", out)
       assert.not_matches("never joined", out)
     end
+    local out, status = run("run -n 2 " .. script [[
+      local peri = require "perilune"
+      peri.init()
+      if peri.rank() == 1 then
+        peri.world():abort "bad thing"
+        os.exit(3)
+      end
+    ]])
+    assert.equal(3, status)
+    assert.matches("%[rank 1%] the script called os.exit%(3%); before that group 'world' was given up: bad thing", out)
   end)
 
   it("passes an exit code on", function()

@@ -225,6 +225,14 @@ local function end_world(code)
   end
 end
 
+--- How the world of this rank has failed, in words; nil: it has not.
+local function failure_of_world()
+  local P = package.loaded["perilune.ffi"]
+  if not (P and P.state.world) then return end
+  local sound, failure = pcall(P.check, P.C.peri_group_healthy(P.state.world:ptr()))
+  return not sound and errors.describe(failure):gsub("^peri_group_healthy: ", "") or nil
+end
+
 local SECONDARY = { EABORTED = true, EPEER = true }
 
 local function linger(seconds)
@@ -324,6 +332,8 @@ function M.run_here(options, launched)
     local number = (code == nil or code == true) and 0 or code == false and 1 or code
     local leave, words = number == 0 and end_world or leave_world,
       ("the script called os.exit(%s)"):format(tostring(code))
+    local failure = number ~= 0 and failure_of_world()
+    if failure then tell(world, ("%s; before that %s"):format(words, failure), "") end
     local ok, err = xpcall(leave, errors.locate, number, words)
     if not ok and number == 0 then
       report(err, world)

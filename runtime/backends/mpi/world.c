@@ -421,7 +421,8 @@ peri_status peri__mpi_close(void *group)
     bool was_broken = peri__mpi.broken, clean = peri__mpi_leave_world(was_broken ? 0 : peri__mpi.timeout_ns);
     if (clean) peri__mpi_control_close();
     peri__mpi.open = false;
-    if (!clean && g->failed != PERI_OK && !was_broken) return FAIL(g->failed, "mpi: leaving the world: %s", g->message);
+    /* also where all have left: one of them had given up before */
+    if (g->failed != PERI_OK && !was_broken) return FAIL(g->failed, "mpi: leaving the world: %s", g->message);
     if (clean || peri__mpi.broken) return PERI_OK;
     peri__mpi.broken = true;
     return left_alone();
