@@ -153,6 +153,100 @@ describe("a follower", function()
     follower:close()
   end)
 
+  it("has the metrics of the trainer's ranks together, lifetime and windows, whatever it has seen itself", function()
+    local of, metrics = folder .. "/metrics", nn.metrics
+    local function parts(group, model)
+      return { model = model, auc = metrics.AUCMetric { window_size = 20, group = group },
+        ne = metrics.NEMetric { window_size = 12, group = group } }
+    end
+    local function see(p, i)
+      for _, m in ipairs { p.auc, p.ne } do
+        m:update({ 0.1 + i * 7 % 10 / 12, 0.9 - i * 3 % 10 / 12 }, { i % 2, 1 }, { 1, 2 })
+      end
+    end
+    local function numbers(p)
+      local all = {}
+      for _, m in ipairs { p.auc, p.ne } do
+        for key, value in peri.util.ordered(m:compute()) do all[#all + 1] = { key, value } end
+      end
+      return all
+    end
+    local want = {}
+    sim.run(2, function(rank, world)
+      local there = parts(world, build(world, plan.row_wise()))
+      local saver = peri.checkpoint.Saver { folder = of, parts = there, every = 1, full_every = 1e9, keep = 20,
+        group = world }
+      for step = 1, 9 do -- the windows are full after step 5
+        train(there.model, step, step)
+        see(there, 10 * step + rank)
+        saver:step(step)
+        want[step] = numbers(there)
+      end
+      saver:close()
+    end)
+    local here, elsewhere, list = parts(nil, build()), folder .. "/metrics-followed", peri.checkpoint.Saver.list(of)
+    shell.run("mkdir -p " .. elsewhere)
+    local follower = peri.checkpoint.follow(elsewhere, here)
+    for step = 1, #list do
+      shell.run(("cp -r %s %s"):format(list[#list + 1 - step].path, elsewhere))
+      if step ~= 3 then -- two increments at once after step 4
+        see(here, step)
+        assert.truthy(follower:poll())
+        for k, x in ipairs(numbers(here)) do
+          assert.equal(want[step][k][1], x[1])
+          assert.is_true(math.abs(x[2] - want[step][k][2]) < 1e-12, ("step %d: %s is %.17g, wanted %.17g"):format(step,
+            x[1], x[2], want[step][k][2]))
+        end
+      end
+    end
+    assert.equal(9, follower.step)
+    follower:close()
+  end)
+
+  it("goes on as the trainer would have in the middle of a window of a map of raw ids", function()
+    local of = folder .. "/windows"
+    local function raw()
+      local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 12, embedding_dim = 4,
+        feature_names = { "f" } } }
+      return peri.ManagedCollisionEmbeddingBagCollection {
+        embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, seed = 4,
+          fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1, exact = true } },
+        managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables,
+          managed_collision_modules = { t = peri.MCHManagedCollisionModule { zch_size = 12, device = "cpu",
+            eviction_interval = 4, eviction_policy = peri.embed.LFU_EvictionPolicy() } } } }
+    end
+    local function go(model, from, last)
+      for i = from, last do
+        peri.scope(function()
+          local ids = {}
+          for k = 1, 9 do ids[k] = (i * 5 + k * k) % 31 * 1000003 end
+          local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor(ids, "i64"), lengths = { 4, 5 } }
+          model(kjt):values():sum():backward()
+        end)
+      end
+    end
+    local there, here = raw(), raw()
+    local saver = peri.checkpoint.Saver { folder = of, parts = { model = there }, every = 1, full_every = 1e9,
+      keep = 20 }
+    local follower = peri.checkpoint.follow(of, { model = here })
+    for step = 1, 11 do
+      go(there, step, step)
+      saver:step(step)
+      if step % 3 ~= 1 then
+        assert.truthy(follower:poll())
+        peri.checkpoint.save(folder .. "/windows-here", { model = here }, { replace = true }) -- it trains not
+        local on, alone = raw(), raw()
+        peri.checkpoint.load(folder .. "/windows-here", { model = on })
+        go(on, step + 1, step + 5)
+        go(alone, 1, step + 5)
+        assert.equal(text(peri.shard.gather_state_dict(alone:state_dict())),
+          text(peri.shard.gather_state_dict(on:state_dict())))
+      end
+    end
+    saver:close()
+    follower:close()
+  end)
+
   it("changes nothing when what comes is damaged, and takes the next good one", function()
     local of = folder .. "/damaged"
     local model, alone = build(), build()

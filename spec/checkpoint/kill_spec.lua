@@ -38,20 +38,23 @@ local file = assert(io.open(("%s/pid-%d"):format(folder, rank), "w"))
 file:write(ffi.C.getpid())
 file:close()
 local saver = peri.checkpoint.Saver { folder = folder .. "/saves", parts = { object = object }, every = 1, keep = 2, async = async }
-local step = saver:resume() or 0
+local step, outcome = saver:resume() or 0, ""
 world:barrier():wait()
 for n = 1, last > 0 and last or 1e9 do
   step = step + 1
   own:fill(step)
   dense:fill(step)
-  peri.checkpoint.save(folder .. "/model", { object = object }, { replace = true, values = { step = step }, file_bytes = 100000,
-    async = async })
+  local saved = peri.checkpoint.save(folder .. "/model", { object = object }, { replace = true, values = { step = step },
+    file_bytes = 100000, async = async })
+  if async and n % 3 == 0 then saved = saved:wait() end
+  if type(saved) == "string" then outcome = outcome .. saved end
   if async then own:fill(-1) end -- which nobody may see
   if async then own:fill(step) end
   saver:step(step)
   if n == 2 and rank == 0 then io.open(folder .. "/ready", "w"):close() end
 end
 saver:close()
+for _, other in ipairs(world:all_gather_object(outcome)) do assert(other == outcome, "ranks were told different outcomes") end
 ]])
 
 local function exists(path)
@@ -159,6 +162,29 @@ describe("saving that is killed", function()
   end
   killed("leaves the one before or the one after", 1, 6, { { 0 } })
   killed("does so where one of two ranks, or both, are killed", 2, 2, { { 1 }, { 0 }, { 0, 1 } })
+end)
+
+describe("saving with a rank that is slow", function()
+  it("waits for it: all are told the same outcomes, and nothing is lost", function()
+    if not shell.has "mpirun" then return pending "mpirun was not found" end
+    local STOP, CONTINUE = 19, 18
+    for n = 1, 2 do
+      local of, steps = ("%s/slow-%d"):format(folder, n), KILLS and 400 or 40
+      shell.run(("mkdir -p %s"):format(of))
+      local wait = start(of, 2, steps, n == 2)
+      await(of, wait)
+      for k = 1, KILLS and 40 or 2 do
+        ffi.C.usleep(random(0, 20000))
+        local pid = pid_of(of, k % 2)
+        if ffi.C.kill(pid, STOP) ~= 0 then break end -- it has ended
+        ffi.C.usleep(100000)
+        ffi.C.kill(pid, CONTINUE)
+      end
+      local out, status = wait()
+      assert.equal("0 ", status .. " " .. out)
+      assert.equal(steps, check(of, steps))
+    end
+  end)
 end)
 
 describe("reading while another process replaces and removes", function()

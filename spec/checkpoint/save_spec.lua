@@ -13,7 +13,8 @@ teardown(clean)
 local Net = nn.Module:extend "Net"
 function Net:init(options)
   self.ebc = peri.EmbeddingBagCollection { seed = 5,
-    fused_params = { optimizer = options.optimizer or "rowwise_adagrad", learning_rate = 0.1, exact = true }, tables = {
+    fused_params = { optimizer = options.optimizer or "rowwise_adagrad", learning_rate = options.rate or 0.1,
+      exact = true }, tables = {
     peri.EmbeddingBagConfig { name = "a", num_embeddings = 50, embedding_dim = 8, feature_names = { "fa" } },
     peri.EmbeddingBagConfig { name = "b", num_embeddings = 37, embedding_dim = 16, feature_names = { "fb" } } } }
   self.drop, self.over = nn.Dropout { p = 0.3 }, nn.Linear { in_features = 24, out_features = 1 }
@@ -188,6 +189,46 @@ describe("a checkpoint", function()
     assert.error_matches(function() peri.checkpoint.load(path, { model = one }) end,
       "part 'model': 'a.bias' and 'b.bias' are one tensor here, and differ", 1, true)
     assert.same(two.a.weight:to_list(), one.b.weight:to_list())
+  end)
+
+  it("brings its rates along; those that the script sets after loading win, and are saved", function()
+    local function set(p)
+      p.optimizer.param_groups[1].lr = 0.3
+      local fused = p.model:fused_optimizer()
+      for i = 1, #fused.param_groups do fused.param_groups[i].lr = 0.7 end
+    end
+    local function new(world, rate)
+      local p = build(world, plan.row_wise(), { rate = rate })
+      p.schedule = { step = function() end } -- which would set the rate again
+      return p
+    end
+    local function parts(p) return { model = p.model, optimizer = p.optimizer } end
+    for n = 1, 2 do
+      sim.run(n, function(_, world)
+        local path = ("%s/rates-%d"):format(folder, n)
+        local function rates(p)
+          return { p.optimizer.param_groups[1].lr, p.model:fused_optimizer().param_groups[1].lr }
+        end
+        local straight = new(world, 0.1)
+        train(straight, 1, 3)
+        peri.checkpoint.save(path, parts(straight), { group = world })
+        set(straight)
+        train(straight, 4, 6)
+        peri.checkpoint.save(path .. "-then", parts(straight), { group = world })
+        local want = text(peri.shard.gather_state_dict { straight.model:state_dict(), straight.optimizer:state_dict(),
+          straight.model:fused_optimizer():state_dict() })
+        local again = new(world, 0.9)
+        peri.checkpoint.load(path, parts(again), { group = world })
+        assert.same({ 0.05, 0.1 }, rates(again)) -- not the constructor's
+        set(again)
+        train(again, 4, 6)
+        assert.equal(want, text(peri.shard.gather_state_dict { again.model:state_dict(), again.optimizer:state_dict(),
+          again.model:fused_optimizer():state_dict() }))
+        local third = new(world, 0.9)
+        peri.checkpoint.load(path .. "-then", parts(third), { group = world })
+        assert.same({ 0.3, 0.7 }, rates(third))
+      end)
+    end
   end)
 
   it("is loaded in part on purpose", function()

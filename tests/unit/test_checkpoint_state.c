@@ -5,10 +5,13 @@
 #include "tests/harness/check.h"
 
 #include <perilune/checkpoint.h>
+#include <perilune/host.h>
 #include <perilune/shard.h>
 
+#include <fcntl.h>
 #include <ftw.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -263,6 +266,165 @@ static void shampoo_has_blocks_on_the_diagonal(void **context)
         for (int32_t to = 1; to <= 4; to *= 2) check_blocks(from, to);
 }
 
+/* -- tables in files ----------------------------------------------------------------------------------------------- */
+
+enum { FILE_ROWS = 300, FILE_COLS = 8 };
+
+/** A table trained with row-wise Adagrad on this one rank, in @n blocks of columns: behind caches of a tenth of its
+ *  rows, in files of @directory (NULL: nameless ones), or in memory (@cached false). */
+static void make_rows(bool cached, const char *directory, int32_t n, peri_sharded **of, peri_checkpoint_state **state)
+{
+    static const char *const feature = "f";
+    static const int32_t ranks[2] = {0};
+    const int64_t sizes[2] = {FILE_COLS / 2, FILE_COLS / 2};
+    const peri_cache_config cache = {.size = sizeof cache, .load_factor = 0.1, .directory = directory};
+    peri_tbe_optimizer_config adagrad = {.size = sizeof adagrad};
+    peri_group *group;
+    const peri_comm_config world = {.size = sizeof world, .transport = "self", .world_size = 1};
+    assert_ok(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &adagrad));
+    assert_ok(peri_comm_open(&world, &group));
+    const peri_sharded_table table = {.size = sizeof table,
+                                      .name = "t",
+                                      .rows = FILE_ROWS,
+                                      .cols = FILE_COLS,
+                                      .features = (int32_t[]){0},
+                                      .n_features = 1,
+                                      .sharding_type = n > 1 ? PERI_COLUMN_WISE : PERI_TABLE_WISE,
+                                      .compute_kernel = PERI_KERNEL_FUSED,
+                                      .ranks = ranks,
+                                      .n_ranks = n,
+                                      .sizes = n > 1 ? sizes : NULL,
+                                      .cache = cached ? &cache : NULL};
+    const peri_sharded_config config = {.size = sizeof config,
+                                        .group = group,
+                                        .device = cpu(),
+                                        .tables = &table,
+                                        .n_tables = 1,
+                                        .features = &feature,
+                                        .n_features = 1,
+                                        .optimizers = &adagrad,
+                                        .n_optimizers = 1};
+    assert_ok(peri_sharded_new(&config, of));
+    assert_ok(peri_checkpoint_state_new(0, state));
+    assert_ok(peri_checkpoint_state_tables(*state, "model", "ebc", *of, &config));
+    peri_group_close(group);
+    peri_group_release(group);
+}
+
+/** Write (@check: compare) the weights and the numbers of all rows. Blocks of columns have the same number of a row. */
+static void rows_of(peri_sharded *of, bool check)
+{
+    for (int32_t i = 0; i < peri_sharded_local_shards(of); i++) {
+        peri_local_shard l;
+        peri_tensor *t[2];
+        float values[FILE_ROWS * FILE_COLS], own[FILE_ROWS * FILE_COLS];
+        assert_ok(peri_sharded_local_shard(of, i, &l));
+        const int64_t wide = l.shard.cols, shape[2] = {FILE_ROWS, wide};
+        for (int s = 0; s < 2; s++) {
+            const int64_t each = s ? 1 : wide;
+            for (int64_t k = 0; k < FILE_ROWS * each; k++)
+                values[k] = s ? (float)k + 0.5f : (float)(k / wide * 100 + l.shard.col_offset + k % wide);
+            assert_ok(peri_tensor_new(cpu(), PERI_F32, s ? 1 : 2, shape, &t[s]));
+            const char *name = s ? "momentum1" : "weight";
+            if (check) {
+                assert_ok(peri_tbe_read(l.tbe, l.tbe_table, name, 0, t[s]));
+                assert_ok(peri_tensor_read(t[s], own, FILE_ROWS * each * 4));
+                assert_memory_equal(own, values, (size_t)(FILE_ROWS * each * 4));
+            } else {
+                assert_ok(peri_tensor_write(t[s], values, FILE_ROWS * each * 4));
+                assert_ok(peri_tbe_write(l.tbe, l.tbe_table, name, 0, t[s]));
+            }
+            peri_tensor_release(t[s]);
+        }
+    }
+}
+
+/** Rows in files, nameless or in a folder, and in memory, whole or cut by columns, each into each. */
+static void rows_in_files_are_saved_and_loaded(void **context)
+{
+    (void)context;
+    char rows[2][160];
+    for (int from = 0; from < 4; from++)
+        for (int to = 0; to < 4; to++) {
+            for (int k = 0; k < 2; k++) {
+                snprintf(rows[k], sizeof rows[k], "%s/rows-%d-%d-%d", folder, from, to, k);
+                assert_int_equal(mkdir(rows[k], 0777), 0);
+            }
+            peri_sharded *saved, *loaded;
+            peri_checkpoint_state *source, *target;
+            peri_checkpoint *c;
+            make_rows(from > 0, from == 2 ? rows[0] : NULL, from == 3 ? 2 : 1, &saved, &source);
+            make_rows(to > 0, to == 2 ? rows[1] : NULL, to == 3 ? 2 : 1, &loaded, &target);
+            rows_of(saved, false);
+            save(source);
+            assert_ok(peri_checkpoint_open(path, &c));
+            assert_ok(peri_checkpoint_state_read(target, c));
+            rows_of(loaded, true);
+            rows_of(saved, true);
+            peri_checkpoint_release(c);
+            peri_checkpoint_state_release(source);
+            peri_checkpoint_state_release(target);
+            peri_sharded_release(saved);
+            peri_sharded_release(loaded);
+        }
+}
+
+/* -- paths that are replaced --------------------------------------------------------------------------------------- */
+
+/** A program has mapped a file of a checkpoint, and its tensor lies there; it saves that to the same path,
+ *  which replaces the checkpoint, and trains on. What is mapped is as it was until it is written to. */
+static void a_path_is_replaced_by_what_is_mapped_from_it(void **context)
+{
+    enum { N = 5000 };
+    (void)context;
+    const int64_t n = N;
+    float values[N], read[N];
+    char file[512];
+    peri_tensor *t;
+    peri_checkpoint_state *s;
+    peri_checkpoint *c;
+    peri_checkpoint_region region = {.size = sizeof region}, whole = {.size = sizeof whole, .extent = {N}};
+    peri_checkpoint_place place = {.size = sizeof place};
+    for (int i = 0; i < N; i++) values[i] = (float)i;
+    assert_ok(peri_tensor_new(cpu(), PERI_F32, 1, &n, &t));
+    assert_ok(peri_tensor_write(t, values, sizeof values));
+    assert_ok(peri_checkpoint_state_new(0, &s));
+    assert_ok(peri_checkpoint_state_tensor(s, "model/w", t));
+    save(s);
+    peri_checkpoint_state_release(s);
+    peri_tensor_release(t);
+    assert_ok(peri_checkpoint_open(path, &c));
+    assert_ok(peri_checkpoint_piece(c, 0, 0, &region, &place));
+    snprintf(file, sizeof file, "%s/%s", path, place.file);
+    peri_checkpoint_release(c);
+    const size_t bytes = (size_t)(place.begin + place.bytes);
+    const int fd = open(file, O_RDONLY);
+    char *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    assert_true(data != MAP_FAILED);
+    close(fd);
+    assert_ok(peri_host_tensor(cpu(), PERI_F32, 1, &n, data + place.begin, NULL, NULL, &t));
+    assert_ok(peri_checkpoint_state_new(0, &s));
+    assert_ok(peri_checkpoint_state_tensor(s, "model/w", t));
+    for (int round = 0; round < 3; round++) {
+        save(s);
+        assert_memory_equal(data + place.begin, values, sizeof values);
+        assert_ok(peri_checkpoint_open(path, &c));
+        assert_ok(peri_checkpoint_verify(c, 0, 0));
+        peri_tensor *back;
+        assert_ok(peri_tensor_new(cpu(), PERI_F32, 1, &n, &back));
+        assert_ok(peri_checkpoint_read(c, 0, &whole, back));
+        assert_ok(peri_tensor_read(back, read, sizeof read));
+        assert_memory_equal(read, values, sizeof values);
+        peri_tensor_release(back);
+        peri_checkpoint_release(c);
+        for (int i = round; i < N; i += 7) values[i] += 0.25f; /* a step */
+        assert_ok(peri_tensor_write(t, values, sizeof values));
+    }
+    peri_checkpoint_state_release(s);
+    peri_tensor_release(t);
+    munmap(data, bytes);
+}
+
 /* -- quantized tables ---------------------------------------------------------------------------------------------- */
 
 enum { QUANT_ROWS = 5 };
@@ -455,6 +617,8 @@ static const struct CMUnitTest tests[] = {
     TEST(many_names_take_as_long_as_they_are_many),
     TEST(keys_are_written_as_in_lua),
     TEST(shampoo_has_blocks_on_the_diagonal),
+    TEST(rows_in_files_are_saved_and_loaded),
+    TEST(a_path_is_replaced_by_what_is_mapped_from_it),
     TEST(quantized_tables_are_those_of_lua),
 };
 
