@@ -1,13 +1,16 @@
 -- join.lua: everything that keeps a model, in one run: at random, steps, full saves and increments (at once, or behind
--- the next steps), `model:reshard`, loads into new models, and a follower; over tables in memory and in files, and maps
--- of raw ids of both kinds. The law: after each of them the state is that of the run that only trained, bit for bit;
--- and what is loaded or followed is that of the step that was saved.
+-- the next steps), `model:reshard`, loads into new models, ways back to older checkpoints, from where the chain forks,
+-- compactions, removals, loads of the model alone, under its names or others, and a follower; over tables in memory and
+-- in files, of several dtypes, and maps of raw ids of both kinds. A run has up to three phases, each on another number
+-- of ranks, which begins with a load. The law: after each of them the state is that of a run that only trained, bit for
+-- bit; what is loaded or followed is that of the step that was saved; and a checkpoint can be removed unless another
+-- one stands on it.
 --
 --   luajit tests/fuzz/join.lua [RUNS [SEED]]       as `make test` runs it; a failure prints the run and how to repeat
 --                                                  it
 --   luajit tests/fuzz/join.lua SECONDSs [SEED]     as `make fuzz` runs it
 --   luajit tests/fuzz/join.lua once SEED           one run of it, which prints each thing before it is done
--- inputs: 25
+-- inputs: 9
 -- takes: 10 s
 local here, build_folder = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
 package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(here, build_folder, here, here,
@@ -42,25 +45,32 @@ local function entry_of(below, ranks, files, columns)
   return plan.column_wise()
 end
 
-local function plan_of(below, case)
-  local p = { ebc = { a = entry_of(below, case.ranks, case.files, not case.by_row),
-    b = entry_of(below, case.ranks, case.files, not case.by_row) } }
-  if case.map then p.mc = { raw = entry_of(below, case.ranks, false, false) } end
+local function plan_of(below, case, ranks)
+  local p = { ebc = { a = entry_of(below, ranks, case.files, not case.by_row),
+    b = entry_of(below, ranks, case.files, not case.by_row) } }
+  if case.map then p.mc = { raw = entry_of(below, ranks, false, false) } end
   return p
 end
 
-local things = { "step", "step", "full", "full behind", "increment", "increment", "increment behind", "reshard", "load",
-  "follow" }
+local things = { "step", "step", "step", "full", "full behind", "increment", "increment", "increment behind", "reshard",
+  "load", "follow", "back", "compact", "remove", "model alone", "model renamed" }
+local planned = peri.util.index_of { "reshard", "load", "back", "model alone", "model renamed" }
 
 local function draw(seed)
   local below = generator(seed)
-  local case = { ranks = below(3) + 1, optimizer = pick(below, { "rowwise_adagrad", "adam", "sgd" }),
-    files = below(2) == 0, map = pick(below, { "lfu", "lru", "ttl", "ttl", false }), list = {} }
+  local case = { optimizer = pick(below, { "rowwise_adagrad", "adam", "sgd" }), files = below(2) == 0, phases = {},
+    map = pick(below, { "lfu", "lru", "ttl", "ttl", false }),
+    dtype = pick(below, { "FP32", "FP32", "FP16", "BF16" }) }
   case.by_row = case.optimizer == "rowwise_adagrad" -- a number for each row: columns that are cut anew take the mean
-  case.plan = plan_of(below, case)
-  for i = 1, 6 + below(8) do
-    local what = pick(below, things)
-    case.list[i] = { what = what, plan = (what == "reshard" or what == "load") and plan_of(below, case) or nil }
+  for k = 1, 1 + below(3) do
+    local phase = { ranks = below(3) + 1, list = {} }
+    phase.plan = plan_of(below, case, phase.ranks)
+    for i = 1, 5 + below(8) do
+      local what = pick(below, things)
+      phase.list[i] = { what = what, plan = planned[what] and plan_of(below, case, phase.ranks) or nil,
+        which = below(1000) }
+    end
+    case.phases[k] = phase
   end
   return case
 end
@@ -69,23 +79,30 @@ local function text_of(case)
   local function words(p)
     return ("a %s, b %s%s"):format(tostring(p.ebc.a), tostring(p.ebc.b), p.mc and ", raw " .. tostring(p.mc.raw) or "")
   end
-  local lines = { ("%d ranks, %s, map %s, %s"):format(case.ranks, case.optimizer, tostring(case.map),
-    words(case.plan)) }
-  for _, x in ipairs(case.list) do lines[#lines + 1] = "  " .. x.what .. (x.plan and ": " .. words(x.plan) or "") end
+  local lines = { ("%s, %s, map %s"):format(case.optimizer, case.dtype, tostring(case.map)) }
+  for _, phase in ipairs(case.phases) do
+    lines[#lines + 1] = ("%d ranks, %s"):format(phase.ranks, words(phase.plan))
+    for _, x in ipairs(phase.list) do
+      lines[#lines + 1] = ("  %s %d%s"):format(x.what, x.which, x.plan and ": " .. words(x.plan) or "")
+    end
+  end
   return table.concat(lines, "\n")
 end
 
 -- -- the program ------------------------------------------------------------------------------------------------------
 
+local own_names = { ebc = "ebc", over = "over" }
+local other_names = { ebc = "bags", over = "head" }
+
 local Net = nn.Module:extend "Net"
-function Net:init(case)
-  local function config(name, rows, dim)
-    return peri.EmbeddingBagConfig { name = name, num_embeddings = rows, embedding_dim = dim,
+function Net:init(case, names)
+  local function config(name, rows, dim, dtype)
+    return peri.EmbeddingBagConfig { name = name, num_embeddings = rows, embedding_dim = dim, data_type = dtype,
       feature_names = { "f" .. name } }
   end
   local function params() return { optimizer = case.optimizer, learning_rate = 0.1, exact = true } end
-  self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = params(),
-    tables = { config("a", 50, 8), config("b", 37, 16) } }
+  self[names.ebc] = peri.EmbeddingBagCollection { seed = 5, fused_params = params(),
+    tables = { config("a", 50, 8, case.dtype), config("b", 37, 16, case.dtype) } }
   if case.map then
     local tables = { config("raw", 30, 8) }
     self.mc = peri.ManagedCollisionEmbeddingBagCollection {
@@ -93,7 +110,7 @@ function Net:init(case)
       managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables,
         managed_collision_modules = { raw = maps[case.map]() } } }
   end
-  self.over = nn.Linear { in_features = case.map and 32 or 24, out_features = 1 }
+  self[names.over] = nn.Linear { in_features = case.map and 32 or 24, out_features = 1 }
 end
 function Net:forward(kjt, raw)
   local rows = self.ebc(kjt):values()
@@ -101,9 +118,11 @@ function Net:forward(kjt, raw)
   return self.over(rows):mean()
 end
 
-local function build(case, world, entries)
+local function build(case, world, entries, names)
   nn.manual_seed(3)
-  local model = peri.DistributedModelParallel { module = Net(case), group = world, plan = entries }
+  names = names or own_names
+  local model = peri.DistributedModelParallel { module = Net(case, names), group = world,
+    plan = { [names.ebc] = entries.ebc, mc = entries.mc } }
   return { model = model, optimizer = nn.optim.Adam { params = model:named_parameters(), lr = 0.05 } }
 end
 
@@ -132,12 +151,22 @@ local function expect(want, got, what)
   error(("%s: wanted ...%s, got ...%s"):format(what, part(want), part(got)), 0)
 end
 
---- s: { case =, world =, p = the run, never = the one that only trains, i = its step, texts = by path what was saved,
---- steps = by path, newest = path, tip = path that the run knows its changes since, pending = a save behind the steps,
---- n = saves so far, folder = }.
+--- The numbers of a model's state, by name.
+local function numbers_of(model)
+  return peri.util.map(peri.shard.gather_state_dict(model:state_dict()), function(t) return text { t } end)
+end
+
+--- s: { case =, world =, phase = its number, plan = its plan, p = the run, never = one that only trains, history = the
+--- batches of their steps, i = the last batch of any step, saves = list of what is in the folder: { path =, history =,
+--- text = of the state, model = numbers_of, phase =, start = }, start = the one that `never` began with (nil: none):
+--- dense sums of other numbers of ranks round otherwise, tip = the one that the run was saved as, or loaded from, last,
+--- n = saves so far, folder =, pending = a save behind the steps, follower =, fans = what it follows with, followed =
+--- path }.
 local does = {}
+local function parts(p) return { model = p.model, optimizer = p.optimizer } end
 function does.step(s)
   s.i = s.i + 1
+  s.history[#s.history + 1] = s.i
   step(s.p, s.i)
   step(s.never, s.i)
 end
@@ -148,12 +177,13 @@ end
 local function save(s, async, parent)
   settle(s)
   s.n = s.n + 1
-  local path = ("%s/save-%06d-step-%d"):format(s.folder, s.n, s.i) -- names that say their order
-  s.texts[path], s.steps[path] = state(s.p), s.i
-  local handle = peri.checkpoint.save(path, { model = s.p.model, optimizer = s.p.optimizer },
-    { group = s.world, async = async, increments = true, increment_of = parent })
+  local path = ("%s/save-%06d-step-%d"):format(s.folder, s.n, #s.history) -- names that say their order
+  s.tip = { path = path, history = peri.util.copy(s.history), text = state(s.p), model = numbers_of(s.p.model),
+    phase = s.phase, start = s.start }
+  s.saves[#s.saves + 1] = s.tip
+  local handle = peri.checkpoint.save(path, parts(s.p),
+    { group = s.world, async = async, increments = true, increment_of = parent and parent.path })
   if async then s.pending = handle end
-  s.newest, s.tip = path, path
 end
 function does.full(s) save(s, false) end
 does["full behind"] = function(s) save(s, true) end
@@ -163,40 +193,150 @@ function does.reshard(s, x)
   settle(s)
   s.p.model:reshard(x.plan, { folder = s.folder .. "/.." })
 end
+--- The run is that of a checkpoint now.
+local function go_on_from(s, saved, entries)
+  local loaded = build(s.case, s.world, entries)
+  peri.checkpoint.load(saved.path, parts(loaded), { group = s.world, increments = true })
+  expect(saved.text, state(loaded), "what was loaded")
+  s.p, s.tip = loaded, saved
+end
 function does.load(s, x)
   settle(s)
-  if not s.newest then return end
+  if not s.tip then return end
+  go_on_from(s, s.tip, x.plan)
+  for k = #s.tip.history + 1, #s.history do step(s.p, s.history[k]) end
+end
+--- Train a new model as the run was, from the start on.
+local function train_alone(s)
+  s.never = build(s.case, s.world, s.plan)
+  if s.start then peri.checkpoint.load(s.start.path, parts(s.never), { group = s.world }) end
+  for k = s.start and #s.start.history + 1 or 1, #s.history do step(s.never, s.history[k]) end
+end
+local function which(s, x) return s.saves[x.which % math.max(#s.saves, 1) + 1] end
+function does.back(s, x)
+  settle(s)
+  local saved = which(s, x)
+  if not saved then return end
+  go_on_from(s, saved, x.plan)
+  s.history, s.start = peri.util.copy(saved.history), saved
+  if saved.phase == s.phase then s.start = saved.start end
+  train_alone(s)
+end
+--- What rank 0 does, and tells the others.
+local function on_first(s, f)
+  settle(s)
+  s.world:barrier():wait()
+  local result = s.world:all_gather_object(s.world:rank() == 0 and f() or false)[1]
+  return result
+end
+local function loads(s, saved, entries)
+  local loaded = build(s.case, s.world, entries)
+  peri.checkpoint.load(saved.path, parts(loaded), { group = s.world })
+  expect(saved.text, state(loaded), saved.path)
+end
+function does.compact(s, x)
+  local saved = which(s, x)
+  if not saved then return end
+  on_first(s, function()
+    local c = peri.checkpoint.open(saved.path)
+    if c:parent() then c:compact(saved.path, true) end
+    c:close()
+  end)
+  for _, other in ipairs(s.saves) do loads(s, other, s.plan) end
+end
+--- Names of the checkpoints that one stands on, itself too.
+local function stands_on(saved)
+  local c, set = peri.checkpoint.open(saved.path), {}
+  for _, path in ipairs(c:levels()) do set[path:match "[^/]*$"] = true end
+  c:close()
+  return set
+end
+function does.remove(s, x)
+  settle(s)
+  local saved = which(s, x)
+  if not saved or saved == s.tip or saved == s.saves[#s.saves] or saved == s.start or saved.path == s.followed then
+    return
+  end
+  for _, other in ipairs(s.saves) do
+    if other.start == saved then return end
+  end
+  local gone = on_first(s, function()
+    local wanted = false
+    for _, other in ipairs(s.saves) do
+      wanted = wanted or other ~= saved and stands_on(other)[saved.path:match "[^/]*$"] or false
+    end
+    local ok, err = pcall(peri.checkpoint.remove, saved.path)
+    if not (ok or wanted) then error(err, 0) end
+    return ok -- what is needed may have a double of the same digest; else it is missed below
+  end)
+  for k = #s.saves, 1, -1 do
+    if gone and s.saves[k] == saved then table.remove(s.saves, k) end
+  end
+  for _, other in ipairs(s.saves) do loads(s, other, s.plan) end
+end
+does["model alone"] = function(s, x)
+  settle(s)
+  local saved = which(s, x)
+  if not saved then return end
   local loaded = build(s.case, s.world, x.plan)
-  peri.checkpoint.load(s.newest, { model = loaded.model, optimizer = loaded.optimizer },
-    { group = s.world, increments = true })
-  expect(s.texts[s.newest], state(loaded), "what was loaded")
-  for i = s.steps[s.newest] + 1, s.i do step(loaded, i) end
-  s.p, s.tip = loaded, s.newest
+  local optimizer = text(loaded.optimizer:state_dict())
+  peri.checkpoint.load(saved.path, { model = loaded.model }, { group = s.world, only = { "model/" } })
+  for name, numbers in peri.util.ordered(numbers_of(loaded.model)) do expect(saved.model[name], numbers, name) end
+  expect(optimizer, text(loaded.optimizer:state_dict()), "the optimizer")
+end
+does["model renamed"] = function(s, x)
+  settle(s)
+  local saved = which(s, x)
+  if not saved then return end
+  local loaded, rename, before = build(s.case, s.world, x.plan, other_names), {}, {}
+  for own, other in pairs(other_names) do -- luacheck: ignore 512
+    rename["model/" .. own .. "."], before[other] = "model/" .. other .. ".", own
+  end
+  peri.checkpoint.load(saved.path, { model = loaded.model }, { group = s.world, only = { "model/bags", "model/head" },
+    rename = rename })
+  for name, numbers in peri.util.ordered(numbers_of(loaded.model)) do
+    local head, rest = name:match "^([^.]*)(.*)"
+    if before[head] then expect(saved.model[before[head] .. rest], numbers, name) end
+  end
 end
 function does.follow(s)
   settle(s)
-  if not s.newest then return end
-  s.fans = s.fans or build(s.case, s.world, s.case.plan)
-  s.follower = s.follower or peri.checkpoint.follow(s.folder, { model = s.fans.model, optimizer = s.fans.optimizer },
-    { group = s.world })
+  local newest = s.saves[#s.saves]
+  if not newest then return end
+  s.fans = s.fans or build(s.case, s.world, s.plan)
+  s.follower = s.follower or peri.checkpoint.follow(s.folder, parts(s.fans), { group = s.world })
   local path, why = s.follower:poll()
   if why then error("the follower: " .. why, 0) end
-  expect(s.texts[path or s.newest], state(s.fans), "what was followed")
+  s.followed = path or s.followed
+  expect(newest.text, state(s.fans), "what was followed")
 end
 
-local function run(case, shows)
-  os.execute(("rm -rf %s; mkdir -p %s/saves"):format(kept, kept))
-  sim.run(case.ranks, function(rank, world)
-    local s = { case = case, world = world, i = 0, n = 0, texts = {}, steps = {}, folder = kept .. "/saves",
-      p = build(case, world, case.plan), never = build(case, world, case.plan) }
-    for k, x in ipairs(case.list) do
+--- A phase of the run, which goes on from what the one before has left (nil: nothing). Returns what it leaves.
+local function run_phase(case, number, left, shows)
+  local phase, result = case.phases[number], nil
+  sim.run(phase.ranks, function(rank, world)
+    local s = { case = case, world = world, plan = phase.plan, phase = number, start = left and left.tip or nil,
+      i = left and left.i or 0, n = left and left.n or 0,
+      saves = left and peri.util.copy(left.saves) or {}, history = left and peri.util.copy(left.history) or {},
+      folder = kept .. "/saves", p = build(case, world, phase.plan) }
+    train_alone(s)
+    if left then go_on_from(s, left.tip, phase.plan) end
+    for k, x in ipairs(phase.list) do
       if shows and rank == 0 then print(k, x.what) end
       does[x.what](s, x)
       expect(state(s.never), state(s.p), ("number %d (%s)"):format(k, x.what))
     end
-    settle(s)
+    does.full(s)
     if s.follower then s.follower:close() end
+    if rank == 0 then result = s end
   end)
+  return result
+end
+
+local function run(case, shows)
+  os.execute(("rm -rf %s; mkdir -p %s/saves"):format(kept, kept))
+  local left
+  for number = 1, #case.phases do left = run_phase(case, number, left, shows) end
   os.execute("rm -rf " .. kept)
 end
 
@@ -212,7 +352,7 @@ local function try(seed, shows)
 end
 
 if arg[1] == "once" then return try(tonumber(arg[2]), true) end
-local length, seed = arg[1] or "25", tonumber(arg[2]) or 1
+local length, seed = arg[1] or "9", tonumber(arg[2]) or 1
 local seconds, most, began, n = tonumber(length:match "^([%d.]+)s$"), tonumber(length), os.time(), 0
 repeat
   try(seed * 1000003 % 2 ^ 30 + n)
