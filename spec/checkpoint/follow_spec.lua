@@ -321,6 +321,8 @@ describe("a follower", function()
               :backward()
             saver:step(step, { sum = sum() })
           end)
+          -- it is followed before it ends, however late the other one starts
+          while step == 20 and not io.open(of .. ".followed") do peri.ffi.C.peri_pause(100000) end
         end
         saver:close()
       else
@@ -329,6 +331,7 @@ describe("a follower", function()
           local path, values = follower:poll()
           if path then
             taken = taken + 1
+            io.open(of .. ".followed", "w"):close()
             assert(values.sum == sum(), path .. ": " .. values.sum .. " " .. sum())
           end
         end
